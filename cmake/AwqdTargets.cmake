@@ -1,0 +1,43 @@
+# Helpers every room uses, so that warnings, sanitizers and include roots are said once.
+
+# Flags of our own code only: generated and third-party code never gets them.
+add_library(awqd_flags INTERFACE)
+target_compile_options(awqd_flags INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Werror;-Wno-missing-field-initializers>)
+if(AWQD_CUDA)
+  target_compile_options(awqd_flags INTERFACE
+    $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall;--expt-relaxed-constexpr;-Werror=all-warnings>)
+endif()
+
+# Sanitizers go to everything compiled here, so that no half-instrumented object hides a race.
+if(AWQD_SANITIZE)
+  set(CMAKE_CXX_FLAGS "${CMAKE_CXX_FLAGS} -fsanitize=${AWQD_SANITIZE} -fno-omit-frame-pointer -g1")
+  add_link_options(-fsanitize=${AWQD_SANITIZE})
+endif()
+if(AWQD_FUZZ)
+  set(CMAKE_CXX_FLAGS "${CMAKE_CXX_FLAGS} -fsanitize=fuzzer-no-link")
+endif()
+
+# awqd_library(name SRCS ... DEPS ...): one room (or part of one) as a static library.
+function(awqd_library name)
+  cmake_parse_arguments(ARG "" "" "SRCS;DEPS" ${ARGN})
+  add_library(${name} STATIC ${ARG_SRCS})
+  target_include_directories(${name} PUBLIC ${PROJECT_SOURCE_DIR})
+  target_link_libraries(${name} PUBLIC ${ARG_DEPS} PRIVATE awqd_flags)
+endfunction()
+
+# awqd_test(name SRCS ... DEPS ... LABELS ... [TIMEOUT s]): one GoogleTest binary, one ctest entry.
+function(awqd_test name)
+  cmake_parse_arguments(ARG "" "TIMEOUT" "SRCS;DEPS;LABELS;ENV" ${ARGN})
+  add_executable(${name} ${ARG_SRCS})
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
+  target_compile_definitions(${name} PRIVATE AWQD_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
+                                             AWQD_BINARY_DIR="${PROJECT_BINARY_DIR}")
+  target_link_libraries(${name} PRIVATE ${ARG_DEPS} GTest::gmock_main awqd_flags)
+  add_test(NAME ${name} COMMAND ${name})
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 300)
+  endif()
+  set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT}
+                       ENVIRONMENT "${ARG_ENV}")
+endfunction()

@@ -1,0 +1,73 @@
+// The explicit list of backends: no static registrars.
+#include "kernels/backends.h"
+
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "kernels/kernels.h"
+
+namespace awqd {
+namespace {
+
+std::vector<const KernelRow*> Collect() {
+  std::vector<const KernelRow*> rows;
+  for (const KernelRow* row : CpuKernels()) rows.push_back(row);
+#ifdef AWQD_CUDA
+  for (const KernelRow* row : CudaKernels()) rows.push_back(row);
+#endif
+  return rows;
+}
+
+absl::StatusOr<std::unique_ptr<Device>> OpenCuda(int index, const DeviceOptions& options) {
+#ifdef AWQD_CUDA
+  return OpenCudaDevice(index, options.budget_bytes);
+#else
+  (void)options;
+  return absl::FailedPreconditionError(
+      absl::StrCat("cuda:", index, ": this binary was built without CUDA"));
+#endif
+}
+
+}  // namespace
+
+absl::Span<const KernelRow* const> AllKernels() {
+  static const std::vector<const KernelRow*>* const rows =
+      new std::vector<const KernelRow*>(Collect());
+  return *rows;
+}
+
+const KernelRow* FindKernel(absl::string_view name) {
+  for (const KernelRow* row : AllKernels()) {
+    if (row->name == name) return row;
+  }
+  return nullptr;
+}
+
+absl::StatusOr<std::unique_ptr<Device>> OpenDevice(absl::string_view spec,
+                                                   const DeviceOptions& options, std::string* why) {
+  if (spec == "cpu") {
+    if (why != nullptr) *why = "asked for";
+    return OpenCpuDevice(options.cpu_threads, options.budget_bytes);
+  }
+  if (spec == "auto") {
+    auto gpu = OpenCuda(0, options);
+    if (gpu.ok()) {
+      if (why != nullptr) *why = "a GPU answers";
+      return gpu;
+    }
+    if (why != nullptr) *why = std::string(gpu.status().message());
+    return OpenCpuDevice(options.cpu_threads, options.budget_bytes);
+  }
+  absl::string_view rest = spec;
+  int index = 0;
+  if (absl::ConsumePrefix(&rest, "cuda:") && absl::SimpleAtoi(rest, &index) && index >= 0) {
+    if (why != nullptr) *why = "asked for";
+    return OpenCuda(index, options);
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("device: got \"", spec, "\", expected auto, cpu or cuda:N"));
+}
+
+}  // namespace awqd

@@ -1,0 +1,23 @@
+// What a backend gives to kernels/: its rows and its devices. One pair of functions per backend.
+#pragma once
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "kernels/device.h"
+#include "kernels/registry.h"
+
+namespace awqd {
+
+absl::Span<const KernelRow* const> CpuKernels();
+// `threads` 0: as many as the process may use. `budget_bytes` 0: no cap.
+std::unique_ptr<Device> OpenCpuDevice(int threads, int64_t budget_bytes);
+
+// Only in builds with AWQD_CUDA.
+absl::Span<const KernelRow* const> CudaKernels();
+// FAILED_PRECONDITION when there is no such device, its driver is too old, or no kernel was built
+// for it.
+absl::StatusOr<std::unique_ptr<Device>> OpenCudaDevice(int index, int64_t budget_bytes);
+
+}  // namespace awqd

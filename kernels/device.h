@@ -1,0 +1,113 @@
+// Device, StreamView, Buffer: the small interface through which the server sees memory and order of
+// work.
+//
+// Implemented by kernels/cpu/ and kernels/cuda/core/. Nothing here names CUDA, so that server/
+// never does.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/types.h"
+
+namespace awqd {
+
+// Owns bytes in some memory. Move-only; frees on destruction.
+class Buffer {
+ public:
+  using Deleter = std::function<void(void*, int64_t)>;
+
+  Buffer() = default;
+  Buffer(void* data, int64_t size, Deleter deleter)
+      : data_(data), size_(size), deleter_(std::move(deleter)) {}
+  Buffer(Buffer&& other) noexcept { *this = std::move(other); }
+  Buffer& operator=(Buffer&& other) noexcept {
+    if (this != &other) {
+      Reset();
+      data_ = std::exchange(other.data_, nullptr);
+      size_ = std::exchange(other.size_, 0);
+      deleter_ = std::exchange(other.deleter_, nullptr);
+    }
+    return *this;
+  }
+  ~Buffer() { Reset(); }
+
+  void Reset() {
+    if (data_ != nullptr && deleter_) deleter_(data_, size_);
+    data_ = nullptr;
+    size_ = 0;
+    deleter_ = nullptr;
+  }
+
+  void* data() const { return data_; }
+  int64_t size() const { return size_; }
+  explicit operator bool() const { return data_ != nullptr; }
+
+ private:
+  void* data_ = nullptr;
+  int64_t size_ = 0;
+  Deleter deleter_;
+};
+
+// Names a stream without owning it. The CPU's only stream is null and work on it is done when a
+// call returns.
+struct StreamView {
+  void* handle = nullptr;
+};
+
+// Owns a stream of one device. Destroying it waits for the work on it.
+class Stream {
+ public:
+  virtual ~Stream() = default;
+  virtual StreamView view() const = 0;
+  // Blocks until all work given to the stream is done, and reports its first error.
+  // UNAVAILABLE-free: a sticky device fault is INTERNAL and marks the device unhealthy.
+  virtual absl::Status Synchronize() = 0;
+};
+
+enum class MemoryKind : uint8_t {
+  kDevice,  // where kernels read and write
+  kStaging  // host memory that the device copies from and to at full speed (pinned on CUDA)
+};
+
+// One place that weights live and kernels run. Thread-safe.
+class Device {
+ public:
+  virtual ~Device() = default;
+
+  virtual const DeviceInfo& info() const = 0;
+
+  // Bytes that Allocate(kDevice) can still hand out: physical memory and the budget, whichever is
+  // less.
+  virtual int64_t FreeBytes() const = 0;
+  // Caps what Allocate(kDevice) hands out in total; 0 removes the cap.
+  virtual void SetBudget(int64_t bytes) = 0;
+  // Bytes currently handed out by Allocate(kDevice).
+  virtual int64_t UsedBytes() const = 0;
+
+  // At least 256-byte aligned, uninitialised. RESOURCE_EXHAUSTED naming the bytes asked for and
+  // free.
+  virtual absl::StatusOr<Buffer> Allocate(MemoryKind kind, int64_t bytes) = 0;
+
+  virtual absl::StatusOr<std::unique_ptr<Stream>> CreateStream() = 0;
+
+  // Copies between this device's memory and host memory (staging memory for it to be asynchronous),
+  // in stream order. On the CPU both are memcpy.
+  virtual absl::Status CopyToDevice(void* device, const void* host, int64_t bytes,
+                                    StreamView stream) = 0;
+  virtual absl::Status CopyToHost(void* host, const void* device, int64_t bytes,
+                                  StreamView stream) = 0;
+
+  // True when device memory can be read and written by the host directly (the CPU): copies can be
+  // skipped.
+  virtual bool host_addressable() const = 0;
+
+  // False after a sticky error: nothing on this device can be trusted any more.
+  virtual bool healthy() const = 0;
+};
+
+}  // namespace awqd

@@ -1,0 +1,89 @@
+// Plain value types that every room shares: element types, matrix views, device facts. No CUDA
+// here.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/strings/string_view.h"
+
+namespace awqd {
+
+enum class DType : uint8_t { kFp16, kBf16, kFp32, kInt8, kUint8, kInt32 };
+
+// Bytes of one element.
+constexpr int64_t SizeOf(DType dtype) {
+  switch (dtype) {
+    case DType::kFp16:
+    case DType::kBf16:
+      return 2;
+    case DType::kFp32:
+    case DType::kInt32:
+      return 4;
+    case DType::kInt8:
+    case DType::kUint8:
+      return 1;
+  }
+  return 0;
+}
+
+// "FP16", "BF16", "FP32", "INT8", "UINT8", "INT32".
+absl::string_view Name(DType dtype);
+
+constexpr bool IsFloating(DType dtype) {
+  return dtype == DType::kFp16 || dtype == DType::kBf16 || dtype == DType::kFp32;
+}
+
+// Sets of element types, as the registry states what a row takes.
+using DTypeMask = uint32_t;
+constexpr DTypeMask MaskOf(DType dtype) { return 1u << static_cast<int>(dtype); }
+constexpr DTypeMask kFloatingMask =
+    MaskOf(DType::kFp16) | MaskOf(DType::kBf16) | MaskOf(DType::kFp32);
+
+// A row-major matrix somewhere in a device's memory; row stride = cols. Does not own.
+struct ConstMatrixView {
+  const void* data = nullptr;
+  DType dtype = DType::kFp16;
+  int64_t rows = 0;
+  int64_t cols = 0;
+};
+
+struct MatrixView {
+  void* data = nullptr;
+  DType dtype = DType::kFp16;
+  int64_t rows = 0;
+  int64_t cols = 0;
+};
+
+enum class DeviceKind : uint8_t { kCpu, kCuda };
+
+// Instruction set that the CPU rows dispatch on; each level includes the ones before.
+// kAvx2 means AVX2, FMA and F16C; kAvx512 means AVX-512 F, BW, DQ and VL as well.
+enum class CpuIsa : uint8_t { kPortable, kAvx2, kAvx512 };
+absl::string_view Name(CpuIsa isa);
+
+// What kernels are chosen by. Plain data, so that tests can invent devices.
+struct DeviceInfo {
+  DeviceKind kind = DeviceKind::kCpu;
+  int index = 0;
+  std::string id;    // "cpu", "cuda:0"
+  std::string name;  // "NVIDIA H100 80GB HBM3"
+  int64_t memory_bytes = 0;
+  // CPU
+  int threads = 1;
+  CpuIsa isa = CpuIsa::kPortable;
+  // CUDA
+  int arch = 0;  // compute capability x 10: 80, 90
+  int sm_count = 0;
+  int64_t l2_bytes = 0;
+  int64_t shared_bytes_per_block = 0;  // opt-in maximum
+  // Why the dense path cannot run here (cuBLASLt missing, say); empty when it can.
+  std::string dense_unavailable;
+};
+
+// How a product is computed: one kernel that decodes and multiplies, or decode first, then a dense
+// product.
+enum class Path : uint8_t { kFused, kDequantize };
+absl::string_view Name(Path path);  // "fused", "dequantize"
+
+}  // namespace awqd

@@ -1,0 +1,16 @@
+// Clock: the only source of time for the batching room, so that tests can hold it still.
+#pragma once
+
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+
+namespace awqd {
+
+class Clock {
+ public:
+  virtual ~Clock() = default;
+  virtual absl::Time Now() const = 0;
+  static const Clock& Real();
+};
+
+}  // namespace awqd

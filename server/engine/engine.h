@@ -1,0 +1,101 @@
+// Engine: turns requests on host memory into kernel runs on one device, through the scheduler.
+//
+// The rpc room sees only this header: it fills a task, submits it, and is called back exactly once
+// on a worker thread. Nothing here names gRPC.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "kernels/types.h"
+#include "kernels/weight.h"
+#include "server/batching/task.h"
+
+namespace awqd {
+
+// What ran, for the response's Execution.
+struct ExecutionReport {
+  Path path = Path::kFused;
+  std::string kernel;
+  std::string device;
+  int64_t batch_tokens = 0;
+  int32_t batch_requests = 0;
+  int64_t queue_us = 0;
+  int64_t compute_us = 0;
+};
+
+// Called exactly once per accepted task. `bytes` holds the result, row-major little-endian, when
+// the status is OK.
+using TaskDone = std::function<void(const absl::Status& status, std::string bytes,
+                                    const ExecutionReport& report)>;
+
+// y[tokens, N] = x[tokens, K] @ W (+ bias). Fields are validated by the caller.
+struct MatmulWork {
+  std::shared_ptr<const DeviceWeight> weight;
+  std::string x;  // raw bytes, tokens x K of x_dtype
+  DType x_dtype = DType::kFp16;
+  DType out_dtype = DType::kFp16;
+  int64_t tokens = 0;
+  std::vector<float> bias;   // [N] override, or empty for the weight's own
+  std::optional<Path> path;  // none: the token-count policy decides
+};
+
+// out[rows, cols] of the weight.
+struct DequantizeWork {
+  std::shared_ptr<const DeviceWeight> weight;
+  DType out_dtype = DType::kFp16;
+  int64_t row_begin = 0, rows = 0;
+  int64_t col_begin = 0, cols = 0;
+};
+
+struct SubmitOptions {
+  int priority = 0;
+  absl::Time deadline = absl::InfiniteFuture();
+};
+
+// Lets a caller withdraw what it submitted: a cancelled task that has not started never runs and is
+// answered CANCELLED. Copyable; outliving the task is harmless.
+class TaskHandle {
+ public:
+  TaskHandle() = default;
+  explicit TaskHandle(std::function<void()> cancel) : cancel_(std::move(cancel)) {}
+  void Cancel() const {
+    if (cancel_) cancel_();
+  }
+
+ private:
+  std::function<void()> cancel_;
+};
+
+class Engine {
+ public:
+  virtual ~Engine() = default;
+
+  // Never blocks. On OK `done` will be called exactly once, possibly before Submit returns;
+  // otherwise never. RESOURCE_EXHAUSTED queue full, UNAVAILABLE draining, FAILED_PRECONDITION
+  // device faulted.
+  virtual absl::StatusOr<TaskHandle> Submit(MatmulWork work, const SubmitOptions& options,
+                                            TaskDone done) = 0;
+  virtual absl::StatusOr<TaskHandle> Submit(DequantizeWork work, const SubmitOptions& options,
+                                            TaskDone done) = 0;
+
+  // Puts an inline weight of a stateless call on the engine's device; freed with the last
+  // reference. Blocks for the packing, so callers bound its size first.
+  virtual absl::StatusOr<std::shared_ptr<const DeviceWeight>> Prepare(
+      const CanonicalWeight& weight) = 0;
+
+  // Refuses new work and returns when all accepted work was answered.
+  virtual void Drain() = 0;
+
+  virtual const Device& device() const = 0;
+  virtual int64_t token_threshold() const = 0;
+  virtual int64_t queued_tasks() const = 0;
+};
+
+}  // namespace awqd

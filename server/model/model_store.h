@@ -1,0 +1,92 @@
+// ModelStore: directories beneath the repository root -> weights on a device, by name, swapped
+// atomically.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "kernels/device.h"
+#include "kernels/weight.h"
+
+namespace awqd {
+
+// A loaded model. Immutable: requests in flight keep the version they started on alive.
+struct Model {
+  std::string name;
+  int64_t version = 0;  // counts the loads under this name, from 1
+  std::string quant_method;
+  std::map<std::string, std::shared_ptr<const DeviceWeight>, std::less<>> weights;  // by path
+  int ignored_tensors = 0;
+  int64_t device_bytes = 0;
+  int64_t load_ms = 0;
+};
+
+enum class ModelState { kUnloaded, kLoading, kReady, kFailed };
+
+struct ModelStatus {
+  std::string name;
+  ModelState state = ModelState::kUnloaded;
+  std::string message;                 // why the last load failed
+  std::shared_ptr<const Model> model;  // null unless one is being served
+};
+
+// OK for names that may be looked up beneath the root: letters, digits, '.', '_' and '-', not
+// starting with '.', 1 to 128 bytes. INVALID_ARGUMENT otherwise (the message shows the name
+// escaped).
+absl::Status CheckModelName(absl::string_view name);
+
+// Thread-safe. Loads run on the calling thread.
+class ModelStore {
+ public:
+  // `root`: the repository; need not contain anything yet. `device` outlives the store.
+  ModelStore(std::string root, Device* device);
+
+  // Loads or reloads. On success the new version replaces the old one at once; on failure nothing
+  // changes but the status message and everything allocated on the way is freed. NOT_FOUND no such
+  // directory, INVALID_ARGUMENT bad name or checkpoint, UNIMPLEMENTED format or scheme,
+  // RESOURCE_EXHAUSTED memory, ALREADY_EXISTS a load of this name is in progress.
+  absl::StatusOr<std::shared_ptr<const Model>> Load(absl::string_view name);
+
+  // NOT_FOUND when nothing is served under the name. Memory is freed when the last request lets go.
+  absl::Status Unload(absl::string_view name);
+
+  // NOT_FOUND unknown model (or not loaded); UNAVAILABLE while its first load is in progress.
+  absl::StatusOr<std::shared_ptr<const Model>> Find(absl::string_view name) const;
+
+  // As Find, and NOT_FOUND naming up to five similar or first paths when the model has no such
+  // weight.
+  absl::StatusOr<std::shared_ptr<const DeviceWeight>> FindWeight(absl::string_view model,
+                                                                 absl::string_view weight) const;
+
+  // Every directory of the repository and every known name, sorted.
+  std::vector<ModelStatus> List() const;
+
+  // Names of the repository's directories that look like models (have a config.json), sorted.
+  // NOT_FOUND or PERMISSION_DENIED when the root itself cannot be read.
+  absl::StatusOr<std::vector<std::string>> Discover() const;
+
+  int64_t device_bytes() const;
+
+ private:
+  struct Entry {
+    std::shared_ptr<const Model> model;
+    bool loading = false;
+    std::string message;
+    int64_t loads = 0;
+  };
+
+  const std::string root_;
+  Device* const device_;
+  mutable absl::Mutex mu_;
+  std::map<std::string, Entry, std::less<>> entries_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace awqd
