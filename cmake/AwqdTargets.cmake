@@ -26,7 +26,13 @@ function(awqd_library name)
   target_link_libraries(${name} PUBLIC ${ARG_DEPS} PRIVATE awqd_flags)
 endfunction()
 
-# awqd_test(name SRCS ... DEPS ... LABELS ... [TIMEOUT s]): one GoogleTest binary, one ctest entry.
+# awqd_gpu_bundle(target ...): puts executables into the folder that travels to a bare GPU machine (AwqdBundle).
+function(awqd_gpu_bundle)
+  set_property(GLOBAL APPEND PROPERTY AWQD_GPU_BUNDLE_TARGETS ${ARGN})
+endfunction()
+
+# awqd_test(name SRCS ... DEPS ... LABELS ... [TIMEOUT s]): one GoogleTest binary, one ctest entry. A test labelled
+# gpu also travels in the GPU bundle.
 function(awqd_test name)
   cmake_parse_arguments(ARG "" "TIMEOUT" "SRCS;DEPS;LABELS;ENV" ${ARGN})
   add_executable(${name} ${ARG_SRCS})
@@ -40,4 +46,7 @@ function(awqd_test name)
   endif()
   set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT}
                        ENVIRONMENT "${ARG_ENV}")
+  if("gpu" IN_LIST ARG_LABELS)
+    awqd_gpu_bundle(${name})
+  endif()
 endfunction()

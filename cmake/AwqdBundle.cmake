@@ -1,0 +1,36 @@
+# Targets `bundle` and `gpu_bundle`: one relocatable folder, and a tarball of it, that runs on any x86-64 Linux
+# with the same or a newer glibc and without the packages that the build needed.
+#
+# Binaries carry RPATH $ORIGIN/../lib. It is the old tag on purpose: a RUNPATH serves only a binary's own
+# needs, an RPATH also those of its libraries (gRPC's need of Abseil), so no library has to be rewritten.
+if(NOT CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" OR AWQD_SANITIZE OR NOT TARGET awqd)
+  return()
+endif()
+
+function(awqd_relocatable)
+  foreach(target IN LISTS ARGN)
+    set_target_properties(${target} PROPERTIES BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH "$ORIGIN/../lib")
+    target_link_options(${target} PRIVATE LINKER:--disable-new-dtags)
+  endforeach()
+endfunction()
+
+# awqd_bundle_target(<target> <folder> <binaries>... ): collects after a build of the binaries.
+function(awqd_bundle_target name folder)
+  set(files)
+  foreach(target IN LISTS ARGN)
+    list(APPEND files $<TARGET_FILE:${target}>)
+  endforeach()
+  add_custom_target(${name}
+    COMMAND ${CMAKE_COMMAND} "-DBINARIES=${files}" -DSOURCE=${PROJECT_SOURCE_DIR} -DNAME=${folder}
+            -DOUT=${PROJECT_SOURCE_DIR}/out -DSTRIP=${CMAKE_STRIP} -DKIND=${name}
+            -P ${PROJECT_SOURCE_DIR}/cmake/bundle.cmake
+    DEPENDS ${ARGN} VERBATIM COMMENT "Collecting out/${folder}")
+endfunction()
+
+get_property(gpu_targets GLOBAL PROPERTY AWQD_GPU_BUNDLE_TARGETS)
+list(REMOVE_DUPLICATES gpu_targets)
+awqd_relocatable(awqd awqctl ${gpu_targets})
+awqd_bundle_target(bundle awqd-${PROJECT_VERSION}-linux-x86_64 awqd awqctl)
+if(gpu_targets)
+  awqd_bundle_target(gpu_bundle awqd-${PROJECT_VERSION}-linux-x86_64-gputest awqd awqctl ${gpu_targets})
+endif()

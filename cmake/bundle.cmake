@@ -1,0 +1,57 @@
+# cmake -P script behind the targets of AwqdBundle.cmake: copies BINARIES, the shared libraries that they need and
+# the documents into OUT/NAME, and packs OUT/NAME.tar.gz.
+cmake_minimum_required(VERSION 3.25)
+
+# Left to the machine that runs the bundle: the C library, because it must match the kernel and the loader, and
+# the GPU's driver and cuBLAS, because they belong to the GPU.
+set(system_libraries
+  "^ld-linux" "^libc\\.so" "^libm\\.so" "^libdl\\.so" "^librt\\.so" "^libpthread\\.so" "^libresolv\\.so"
+  "^libutil\\.so" "^libanl\\.so" "^libmvec\\.so" "^libcuda\\.so" "^libnvidia" "^libcublas")
+
+set(dir ${OUT}/${NAME})
+file(REMOVE_RECURSE ${dir})
+file(MAKE_DIRECTORY ${dir}/bin ${dir}/lib ${dir}/licenses ${dir}/models)
+
+foreach(binary IN LISTS BINARIES)
+  file(COPY ${binary} DESTINATION ${dir}/bin)
+  cmake_path(GET binary FILENAME name)
+  execute_process(COMMAND ${STRIP} ${dir}/bin/${name} COMMAND_ERROR_IS_FATAL ANY)
+endforeach()
+
+file(GET_RUNTIME_DEPENDENCIES EXECUTABLES ${BINARIES}
+     RESOLVED_DEPENDENCIES_VAR libraries UNRESOLVED_DEPENDENCIES_VAR missing
+     PRE_EXCLUDE_REGEXES ${system_libraries})
+if(missing)
+  message(FATAL_ERROR "bundle: shared libraries not found: ${missing}")
+endif()
+find_program(dpkg dpkg-query)
+foreach(library IN LISTS libraries)
+  # Copied under the name that binaries ask for, not the name behind the symbolic link.
+  cmake_path(GET library FILENAME name)
+  file(REAL_PATH ${library} real)
+  file(COPY_FILE ${real} ${dir}/lib/${name})
+  # Each library travels with the licence text of the package that it came from.
+  if(dpkg)
+    execute_process(COMMAND ${dpkg} -S ${real} OUTPUT_VARIABLE owner ERROR_QUIET)
+    if(NOT owner)  # merged /usr: packages may own the path without the prefix
+      string(REGEX REPLACE "^/usr" "" unmerged ${real})
+      execute_process(COMMAND ${dpkg} -S ${unmerged} OUTPUT_VARIABLE owner ERROR_QUIET)
+    endif()
+    string(REGEX REPLACE ":.*" "" package "${owner}")
+    if(package AND EXISTS /usr/share/doc/${package}/copyright)
+      file(COPY_FILE /usr/share/doc/${package}/copyright ${dir}/licenses/${package})
+    endif()
+  endif()
+endforeach()
+
+file(COPY ${SOURCE}/README.md ${SOURCE}/LICENSE ${SOURCE}/NOTICE DESTINATION ${dir})
+file(COPY ${SOURCE}/tests/data/awq/ DESTINATION ${dir}/models REGEX "\\.py$" EXCLUDE)
+if(KIND STREQUAL "gpu_bundle")
+  file(COPY ${SOURCE}/tests/gpu ${SOURCE}/tests/data DESTINATION ${dir}/tests)
+endif()
+
+execute_process(COMMAND ${CMAKE_COMMAND} -E tar czf ${NAME}.tar.gz ${NAME} WORKING_DIRECTORY ${OUT}
+                COMMAND_ERROR_IS_FATAL ANY)
+file(SIZE ${OUT}/${NAME}.tar.gz size)
+math(EXPR size "${size} / 1048576")
+message(STATUS "bundle: out/${NAME}.tar.gz, ${size} MiB")
