@@ -10,9 +10,10 @@
 
 namespace awqd {
 
-// Runs a closed batch on the calling (worker) thread and completes every task in it. Must not
-// throw.
-using BatchExecutor = std::function<void(std::vector<std::unique_ptr<Task>>)>;
+// Runs a closed batch on the calling worker's thread and completes every task in it. `worker`
+// numbers the threads from 0, so that an executor can keep one lane (stream, buffers) per worker.
+// Must not throw.
+using BatchExecutor = std::function<void(int worker, std::vector<std::unique_ptr<Task>> batch)>;
 
 class Scheduler {
  public:

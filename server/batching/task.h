@@ -4,23 +4,27 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 
 namespace awqd {
 
+// Shared between a task and whoever may withdraw it, so that either may go first.
+using CancelFlag = std::shared_ptr<std::atomic<bool>>;
+
 class Task {
  public:
   virtual ~Task() = default;
 
-  // Tokens (rows of activations); what queues and batches are bounded by. 0 is legal.
+  // Tokens (rows of activations); what batches are bounded by. 0 is legal.
   virtual int64_t tokens() const = 0;
   // Bytes of payload held while queued.
   virtual int64_t bytes() const = 0;
 
-  // Runs the task's completion with an error instead of executing it. Called at most once, and
-  // never after the task was handed to the executor.
+  // Completes the task with an error instead of executing it. Called at most once, and never after
+  // the task was handed to the executor.
   virtual void Fail(const absl::Status& status) = 0;
 
   // Larger is more urgent; 0 is normal.
@@ -28,13 +32,12 @@ class Task {
   absl::Time deadline = absl::InfiniteFuture();
   absl::Time enqueued = absl::InfinitePast();  // set by the scheduler
 
-  // Callable from any thread, also while queued; a cancelled task never reaches the executor once
-  // seen.
-  void Cancel() { cancelled_.store(true, std::memory_order_release); }
-  bool cancelled() const { return cancelled_.load(std::memory_order_acquire); }
+  // Set from any thread; a task seen cancelled never reaches the executor.
+  const CancelFlag& cancel_flag() const { return cancel_; }
+  bool cancelled() const { return cancel_->load(std::memory_order_acquire); }
 
  private:
-  std::atomic<bool> cancelled_{false};
+  CancelFlag cancel_ = std::make_shared<std::atomic<bool>>(false);
 };
 
 }  // namespace awqd

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "kernels/types.h"
 #include "kernels/weight.h"
@@ -89,6 +90,13 @@ class Engine {
   // reference. Blocks for the packing, so callers bound its size first.
   virtual absl::StatusOr<std::shared_ptr<const DeviceWeight>> Prepare(
       const CanonicalWeight& weight) = 0;
+
+  // Runs the weight's kernels once for the token counts that users send first, so that no request
+  // pays for modules, handles and buffers coming up. Blocks until done; called before a model is
+  // shown ready.
+  virtual absl::Status WarmUp(const std::shared_ptr<const DeviceWeight>& /*weight*/) {
+    return absl::OkStatus();
+  }
 
   // Refuses new work and returns when all accepted work was answered.
   virtual void Drain() = 0;

@@ -1,0 +1,19 @@
+// The real clock.
+#include "server/batching/clock.h"
+
+namespace awqd {
+namespace {
+
+class RealClock final : public Clock {
+ public:
+  absl::Time Now() const override { return absl::Now(); }
+};
+
+}  // namespace
+
+const Clock& Clock::Real() {
+  static const RealClock* const clock = new RealClock;
+  return *clock;
+}
+
+}  // namespace awqd
