@@ -1,0 +1,82 @@
+// Tasks that record their fate, and an executor that a test holds and releases.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "server/batching/task.h"
+
+namespace awqd::testing {
+
+// What happened to every task, in order, as "name:ran" or "name:CODE".
+class Journal {
+ public:
+  void Add(std::string line) {
+    absl::MutexLock lock(&mu_);
+    lines_.push_back(std::move(line));
+  }
+  std::vector<std::string> lines() const {
+    absl::MutexLock lock(&mu_);
+    return lines_;
+  }
+
+ private:
+  mutable absl::Mutex mu_;
+  std::vector<std::string> lines_ ABSL_GUARDED_BY(mu_);
+};
+
+class PuppetTask final : public Task {
+ public:
+  PuppetTask(std::string name, Journal* journal, int64_t tokens = 1, int64_t bytes = 1)
+      : name_(std::move(name)), journal_(journal), tokens_(tokens), bytes_(bytes) {}
+
+  int64_t tokens() const override { return tokens_; }
+  int64_t bytes() const override { return bytes_; }
+  void Fail(const absl::Status& status) override {
+    journal_->Add(name_ + ":" + absl::StatusCodeToString(status.code()));
+  }
+  void Ran() { journal_->Add(name_ + ":ran"); }
+  const std::string& name() const { return name_; }
+
+ private:
+  const std::string name_;
+  Journal* const journal_;
+  const int64_t tokens_;
+  const int64_t bytes_;
+};
+
+// Runs tasks only while open; counts the batches that wait inside it.
+class Gate {
+ public:
+  void Open() { Set(true); }
+  void Close() { Set(false); }
+  // Called by the executor: waits until the gate is open.
+  void Pass() {
+    absl::MutexLock lock(&mu_);
+    ++inside_;
+    mu_.Await(absl::Condition(&open_));
+    --inside_;
+  }
+  // Waits until `count` executors wait at the gate.
+  void AwaitInside(int count) {
+    absl::MutexLock lock(&mu_);
+    const auto there = [&] { return inside_ >= count; };
+    mu_.Await(absl::Condition(&there));
+  }
+
+ private:
+  void Set(bool open) {
+    absl::MutexLock lock(&mu_);
+    open_ = open;
+  }
+  absl::Mutex mu_;
+  bool open_ ABSL_GUARDED_BY(mu_) = false;
+  int inside_ ABSL_GUARDED_BY(mu_) = 0;
+};
+
+}  // namespace awqd::testing

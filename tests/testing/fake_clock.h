@@ -1,0 +1,19 @@
+// A clock that stands still until it is told otherwise.
+#pragma once
+
+#include <atomic>
+
+#include "server/batching/clock.h"
+
+namespace awqd::testing {
+
+class FakeClock final : public Clock {
+ public:
+  absl::Time Now() const override { return absl::FromUnixMicros(now_us_.load()); }
+  void Advance(absl::Duration by) { now_us_ += absl::ToInt64Microseconds(by); }
+
+ private:
+  std::atomic<int64_t> now_us_{1'000'000'000};
+};
+
+}  // namespace awqd::testing
