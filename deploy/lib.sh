@@ -1,0 +1,100 @@
+# shellcheck shell=bash
+# Shared by deploy/quickstart.sh and tests/run.sh: installing packages, finding CUDA, configuring and building.
+
+say() { printf '%s\n' "$*"; }
+warn() { printf 'warning: %s\n' "$*" >&2; }
+die() {
+  printf 'error: %s\n' "$*" >&2
+  exit 1
+}
+
+# packages_of <section>...: the package names of deploy/packages.txt.
+packages_of() {
+  local section
+  for section in "$@"; do
+    awk -v want="[$section]" '/^\[/ { on = ($1 == want); next } on && /^[a-z0-9]/ { print $1 }' \
+      "$ROOT/deploy/packages.txt"
+  done
+}
+
+# missing_packages <package>...: those that dpkg does not have installed.
+missing_packages() {
+  local package
+  for package in "$@"; do
+    [[ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null)" == installed ]] || say "$package"
+  done
+}
+
+# install_packages <section>...: installs what is missing and says what; does nothing when all is there.
+install_packages() {
+  local wanted missing as_root=()
+  if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
+    warn "no apt here; the build needs what deploy/packages.txt lists"
+    return 0
+  fi
+  mapfile -t wanted < <(packages_of "$@")
+  mapfile -t missing < <(missing_packages "${wanted[@]}")
+  [[ ${#missing[@]} -gt 0 ]] || return 0
+  if [[ $EUID -ne 0 ]]; then
+    command -v sudo >/dev/null ||
+      die "these packages are missing and neither root nor sudo is at hand to install them: ${missing[*]}"
+    as_root=(sudo)
+  fi
+  say "Installing with apt: ${missing[*]}"
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get update -qq >/dev/null ||
+    warn "apt-get update failed; going on with the package lists that are here"
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+    "${missing[@]}" >/dev/null || die "apt-get could not install: ${missing[*]}"
+}
+
+# find_nvcc: prints the CUDA compiler's path, or fails.
+find_nvcc() {
+  command -v nvcc && return 0
+  [[ -x /usr/local/cuda/bin/nvcc ]] && say /usr/local/cuda/bin/nvcc
+}
+
+# gpu_architectures: what to compile for, for the GPUs of this machine as the driver names them; fails without one.
+# Code for 8.0 also runs on 8.6 and 8.9; a GPU newer than 9.0 translates the portable 8.0 code when it starts.
+gpu_architectures() {
+  local caps
+  caps="$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null)" || return 1
+  [[ -n "$caps" ]] || return 1
+  awk -F. '$1 == 8 { print "80-real" } $1 == 9 { print "80-real"; print "90a-real" } $1 > 9 { print "80-virtual" }' \
+    <<<"$caps" | sort -u | paste -sd ';'
+}
+
+# build_jobs: one a core, fewer where memory is short: a file of generated gRPC code takes about 1 GB to compile.
+build_jobs() {
+  local cores memory_kb jobs
+  cores="$(nproc)"
+  memory_kb="$(awk '/MemAvailable/ { print $2 }' /proc/meminfo)"
+  jobs=$((memory_kb / 1300000))
+  ((jobs < 1)) && jobs=1
+  say $((jobs < cores ? jobs : cores))
+}
+
+# configure <preset> <cmake argument>...: quiet unless it fails.
+configure() {
+  local preset="$1" log="$ROOT/build/$1-configure.log"
+  shift
+  mkdir -p "$ROOT/build"
+  command -v ccache >/dev/null && set -- "$@" -DCMAKE_CXX_COMPILER_LAUNCHER=ccache
+  (cd "$ROOT" && cmake --preset "$preset" "$@") >"$log" 2>&1 || {
+    tail -n 40 "$log" >&2
+    die "cmake could not configure preset $preset (full log: $log)"
+  }
+}
+
+# build <preset> <target>...: shows progress on a terminal and the failing command otherwise.
+build() {
+  local preset="$1" log="$ROOT/build/$1-build.log"
+  shift
+  if [[ -t 1 ]]; then
+    cmake --build "$ROOT/build/$preset" -j "$(build_jobs)" --target "$@" || die "the build failed"
+    return
+  fi
+  cmake --build "$ROOT/build/$preset" -j "$(build_jobs)" --target "$@" >"$log" 2>&1 || {
+    grep -A 30 -m 3 -E "^FAILED:|error:" "$log" >&2 || tail -n 40 "$log" >&2
+    die "the build failed (full log: $log)"
+  }
+}

@@ -1,0 +1,84 @@
+#!/usr/bin/env bash
+# Installs what is missing, builds everything and runs every test.
+set -euo pipefail
+ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+# shellcheck source=deploy/lib.sh
+source "$ROOT/deploy/lib.sh"
+
+usage() {
+  cat <<'TEXT'
+Usage: tests/run.sh [options]
+
+Installs missing packages with apt (as root or through sudo), builds everything and runs the whole suite. CUDA code
+is compiled where nvcc is found, and its tests run where a GPU answers; elsewhere they are listed as skipped.
+
+  --preset NAME        cuda (default where nvcc is found), cpu, asan or tsan
+  --filter REGEX       only the ctest entries whose name matches; no fuzzing
+  --exclude-label RE   leave out ctest entries with such a label, for example slow
+  --fuzz SECONDS       how long each fuzz target runs (default 60)
+  --no-fuzz            leave fuzzing out
+  --docker             also build and run the container image (several minutes; needs the apt mirror)
+  --help               this text
+
+The last line is "N passed, N failed, N skipped"; the exit status is 0 when nothing failed. Logs and the list of
+every case are in build/<preset>/results/.
+TEXT
+}
+
+preset="" filter="" exclude="" fuzz_seconds=60 docker=0
+while [[ $# -gt 0 ]]; do
+  case "$1" in
+    --preset) preset="${2:?--preset needs a name}"; shift ;;
+    --filter) filter="${2:?--filter needs a pattern}"; fuzz_seconds=0; shift ;;
+    --exclude-label) exclude="${2:?--exclude-label needs a pattern}"; shift ;;
+    --fuzz) fuzz_seconds="${2:?--fuzz needs seconds}"; shift ;;
+    --no-fuzz) fuzz_seconds=0 ;;
+    --docker) docker=1 ;;
+    --help | -h) usage; exit 0 ;;
+    *) usage >&2; die "unknown option $1" ;;
+  esac
+  shift
+done
+
+sections=(build test)
+((docker)) && sections+=(docker)
+install_packages "${sections[@]}"
+
+nvcc="$(find_nvcc || true)"
+if [[ -z "$preset" ]]; then
+  [[ -n "$nvcc" ]] && preset=cuda || preset=cpu
+fi
+[[ -n "$nvcc" ]] && export CUDACXX="$nvcc"
+results="$ROOT/build/$preset/results"
+
+say "Configuring and building preset $preset with $(build_jobs) jobs"
+configure "$preset"
+build "$preset" all
+
+rm -rf "$results"
+mkdir -p "$results/gtest"
+say "Running the tests"
+ctest_args=(--test-dir "$ROOT/build/$preset" --output-on-failure --no-tests=error -j "$(nproc)"
+  --output-junit "$results/ctest.xml")
+[[ -n "$filter" ]] && ctest_args+=(-R "$filter")
+[[ -n "$exclude" ]] && ctest_args+=(-LE "$exclude")
+ctest_status=0
+GTEST_OUTPUT="xml:$results/gtest/" ctest "${ctest_args[@]}" || ctest_status=$?
+
+# part <name> <command>...: a part outside ctest. Status 77 is a skip whose last line of output is the reason.
+part() {
+  local name="$1" log="$results/$1.log" status=0
+  shift
+  say "Running $name"
+  "$@" >"$log" 2>&1 || status=$?
+  printf '%s\t%s\t%s\n' "$name" "$status" "$log" >>"$results/parts.tsv"
+  [[ $status -eq 0 || $status -eq 77 ]] || tail -n 60 "$log"
+}
+
+touch "$results/parts.tsv"
+if [[ "$preset" == cpu || "$preset" == cuda ]]; then
+  ((fuzz_seconds > 0)) && part fuzz "$ROOT/tests/fuzz/run.sh" "$fuzz_seconds"
+  ((docker)) && part docker "$ROOT/tests/docker/run.sh"
+fi
+
+python3 "$ROOT/tests/summarize.py" "$results" "$ctest_status"

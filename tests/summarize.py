@@ -1,0 +1,108 @@
+#!/usr/bin/env python3
+"""Adds up what tests/run.sh ran: lists skips and failures by name, ends with 'N passed, N failed, N skipped'.
+
+A GoogleTest binary counts case by case, from the XML that it wrote; any other ctest entry, and any part that
+run.sh ran itself, counts as one.
+"""
+import collections
+import pathlib
+import sys
+import xml.etree.ElementTree as ElementTree
+
+
+class Tally:
+    """Names of what passed and failed, and reason -> names of what was skipped."""
+
+    def __init__(self):
+        self.passed = []
+        self.failed = []
+        self.skipped = collections.defaultdict(list)
+
+    def add(self, name, status, reason=""):
+        if status == "skipped":
+            self.skipped[reason or "no reason given"].append(name)
+        else:
+            getattr(self, status).append(name)
+
+
+def first_line(text):
+    """The reason in a skip message: gtest puts the source line before it."""
+    lines = [line.strip() for line in (text or "").splitlines() if line.strip()]
+    if len(lines) > 1 and ".cc:" in lines[0]:
+        lines = lines[1:]
+    return lines[0].removeprefix("Skipped").strip() if lines else ""
+
+
+def last_line(text):
+    lines = [line.strip() for line in (text or "").splitlines() if line.strip()]
+    return lines[-1] if lines else ""
+
+
+def add_gtest(tally, path):
+    """Returns how many cases of the binary failed."""
+    failures = 0
+    for suite in ElementTree.parse(path).getroot().iter("testsuite"):
+        for case in suite.iter("testcase"):
+            name = f"{path.stem}:{case.get('classname')}.{case.get('name')}"
+            skip = case.find("skipped")
+            if case.find("failure") is not None:
+                failures += 1
+                tally.add(name, "failed")
+            elif skip is not None:
+                tally.add(name, "skipped", first_line(skip.get("message") or skip.text))
+            elif case.get("status") == "run":
+                tally.add(name, "passed")
+    return failures
+
+
+def add_ctest(tally, results):
+    for entry in ElementTree.parse(results / "ctest.xml").getroot().iter("testcase"):
+        name = entry.get("name")
+        failed = entry.find("failure") is not None or entry.get("status") == "fail"
+        gtest = results / "gtest" / f"{name}.xml"
+        if gtest.exists():
+            # A binary can fail though its cases passed: a sanitizer's report at exit, for one.
+            if add_gtest(tally, gtest) == 0 and failed:
+                tally.add(name, "failed")
+        elif failed:
+            tally.add(name, "failed")
+        elif entry.find("skipped") is not None or entry.get("status") in ("notrun", "disabled"):
+            tally.add(name, "skipped", last_line(entry.findtext("system-out")))
+        else:
+            tally.add(name, "passed")
+
+
+def add_parts(tally, results):
+    for line in (results / "parts.tsv").read_text().splitlines():
+        name, status, log = line.split("\t")
+        if status == "77":
+            tally.add(name, "skipped", last_line(pathlib.Path(log).read_text(errors="replace")))
+        else:
+            tally.add(name, "passed" if status == "0" else "failed")
+
+
+def main():
+    results, ctest_status = pathlib.Path(sys.argv[1]), int(sys.argv[2])
+    tally = Tally()
+    if (results / "ctest.xml").exists():
+        add_ctest(tally, results)
+    if ctest_status != 0 and not tally.failed:
+        tally.add(f"ctest (exit status {ctest_status})", "failed")
+    add_parts(tally, results)
+
+    with open(results / "cases.txt", "w", encoding="utf-8") as out:
+        out.writelines(f"passed {name}\n" for name in tally.passed)
+        out.writelines(f"failed {name}\n" for name in tally.failed)
+        out.writelines(f"skipped {name}: {why}\n" for why, names in tally.skipped.items() for name in names)
+    print()
+    for why, names in sorted(tally.skipped.items()):
+        print(f"skipped: {', '.join(names)}: {why}")
+    for name in tally.failed:
+        print(f"failed: {name}")
+    skipped = sum(map(len, tally.skipped.values()))
+    print(f"{len(tally.passed)} passed, {len(tally.failed)} failed, {skipped} skipped")
+    return 1 if tally.failed or not tally.passed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
