@@ -23,7 +23,7 @@ absl::Status Fate(const Task& task, absl::Time now) {
 
 FifoScheduler::FifoScheduler(const FifoOptions& options, BatchExecutor executor, const Clock* clock)
     : options_(options), executor_(std::move(executor)), clock_(clock) {
-  absl::MutexLock lock(&join_mu_);
+  MutexLock lock(&join_mu_);
   for (int worker = 0; worker < std::max(1, options_.workers); ++worker) {
     threads_.emplace_back([this, worker] { Work(worker); });
   }
@@ -33,7 +33,7 @@ FifoScheduler::~FifoScheduler() { Drain(); }
 
 absl::Status FifoScheduler::Schedule(std::unique_ptr<Task>* task) {
   const int64_t bytes = (*task)->bytes();
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   if (draining_) return absl::UnavailableError("the server is draining");
   if (queued_tasks_ >= options_.max_queued_tasks) {
     return absl::ResourceExhaustedError(absl::StrCat("queue full: ", queued_tasks_,
@@ -51,21 +51,23 @@ absl::Status FifoScheduler::Schedule(std::unique_ptr<Task>* task) {
   queued_tasks_ += 1;
   queued_bytes_ += bytes;
   queues_[(*task)->priority].push_back(std::move(*task));
+  wake_.NotifyOne();
   return absl::OkStatus();
 }
 
 void FifoScheduler::Drain() {
   {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     draining_ = true;
+    wake_.NotifyAll();
   }
-  absl::MutexLock lock(&join_mu_);
+  MutexLock lock(&join_mu_);
   for (std::thread& thread : threads_) thread.join();
   threads_.clear();
 }
 
 int64_t FifoScheduler::queued_tasks() const {
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   return queued_tasks_;
 }
 
@@ -82,10 +84,9 @@ void FifoScheduler::Work(int worker) {
 }
 
 std::unique_ptr<Task> FifoScheduler::Next() {
-  absl::MutexLock lock(&mu_);
-  const auto ready = [this]()
-                         ABSL_SHARED_LOCKS_REQUIRED(mu_) { return draining_ || queued_tasks_ > 0; };
-  mu_.Await(absl::Condition(&ready));
+  MutexLock lock(&mu_);
+  wake_.Wait(&mu_,
+             [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return draining_ || queued_tasks_ > 0; });
   return queued_tasks_ > 0 ? PopLocked() : nullptr;
 }
 

@@ -11,7 +11,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
-#include "absl/synchronization/mutex.h"
+#include "kernels/base/mutex.h"
 #include "server/batching/clock.h"
 #include "server/batching/scheduler.h"
 #include "server/batching/task.h"
@@ -49,12 +49,13 @@ class FifoScheduler final : public Scheduler {
   const FifoOptions options_;
   const BatchExecutor executor_;
   const Clock* const clock_;
-  mutable absl::Mutex mu_;
+  mutable Mutex mu_;
+  CondVar wake_;  // a task came, or draining began
   std::map<int, std::deque<std::unique_ptr<Task>>, std::greater<>> queues_ ABSL_GUARDED_BY(mu_);
   int64_t queued_tasks_ ABSL_GUARDED_BY(mu_) = 0;
   int64_t queued_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
-  absl::Mutex join_mu_;
+  Mutex join_mu_;
   std::vector<std::thread> threads_ ABSL_GUARDED_BY(join_mu_);
 };
 

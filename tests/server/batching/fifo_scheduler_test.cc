@@ -7,7 +7,6 @@
 #include <thread>
 
 #include "absl/status/statusor.h"
-
 #include "tests/server/batching/puppet.h"
 #include "tests/testing/fake_clock.h"
 

@@ -8,7 +8,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
-#include "absl/synchronization/mutex.h"
+#include "kernels/base/mutex.h"
 #include "server/batching/task.h"
 
 namespace awqd::testing {
@@ -17,16 +17,16 @@ namespace awqd::testing {
 class Journal {
  public:
   void Add(std::string line) {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     lines_.push_back(std::move(line));
   }
   std::vector<std::string> lines() const {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     return lines_;
   }
 
  private:
-  mutable absl::Mutex mu_;
+  mutable Mutex mu_;
   std::vector<std::string> lines_ ABSL_GUARDED_BY(mu_);
 };
 
@@ -57,24 +57,26 @@ class Gate {
   void Close() { Set(false); }
   // Called by the executor: waits until the gate is open.
   void Pass() {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     ++inside_;
-    mu_.Await(absl::Condition(&open_));
+    changed_.NotifyAll();
+    changed_.Wait(&mu_, [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return open_; });
     --inside_;
   }
   // Waits until `count` executors wait at the gate.
   void AwaitInside(int count) {
-    absl::MutexLock lock(&mu_);
-    const auto there = [&] { return inside_ >= count; };
-    mu_.Await(absl::Condition(&there));
+    MutexLock lock(&mu_);
+    changed_.Wait(&mu_, [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return inside_ >= count; });
   }
 
  private:
   void Set(bool open) {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     open_ = open;
+    changed_.NotifyAll();
   }
-  absl::Mutex mu_;
+  Mutex mu_;
+  CondVar changed_;
   bool open_ ABSL_GUARDED_BY(mu_) = false;
   int inside_ ABSL_GUARDED_BY(mu_) = 0;
 };
