@@ -3,12 +3,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <future>
 #include <set>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "kernels/base/status.h"
 #include "kernels/kernels.h"
@@ -123,16 +123,14 @@ void LocalEngine::CheckDevice(const absl::Status& status) {
 }
 
 absl::Status LocalEngine::RunAndWait(MatmulWork work) {
-  absl::Notification answered;
-  absl::Status result;
-  auto submitted = Submit(std::move(work), SubmitOptions(),
-                          [&](const absl::Status& status, std::string, const ExecutionReport&) {
-                            result = status;
-                            answered.Notify();
-                          });
-  AWQD_RETURN_IF_ERROR(submitted.status());
-  answered.WaitForNotification();
-  return result;
+  // Shared with the callback, which may still be returning when the waiter goes on.
+  auto answered = std::make_shared<std::promise<absl::Status>>();
+  std::future<absl::Status> answer = answered->get_future();
+  AWQD_RETURN_IF_ERROR(Submit(std::move(work), SubmitOptions(),
+                              [answered](const absl::Status& status, std::string,
+                                         const ExecutionReport&) { answered->set_value(status); })
+                           .status());
+  return answer.get();
 }
 
 absl::Status LocalEngine::WarmUp(const std::shared_ptr<const DeviceWeight>& weight) {
