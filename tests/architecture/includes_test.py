@@ -1,0 +1,141 @@
+#!/usr/bin/env python3
+"""Who may include whom: checks every #include of kernels/, server/ and client/ against the table of CONTRIBUTING.md.
+
+Also warns (without failing) about files that pass the sizes of CONTRIBUTING.md.
+"""
+import pathlib
+import re
+import sys
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+# What a header outside the project belongs to; the first pattern that matches decides, "std" when none does.
+FAMILIES = [
+    ("absl", r"^absl/"),
+    ("proto", r"^(awqd/v1|google/(protobuf|rpc)|grpc/health)/"),
+    ("grpc", r"^grpc(pp|\+\+)?/"),
+    ("cuda", r"^(cuda|cublas|cooperative_groups|mma\.h|nv|vector_types|driver_types)"),
+    ("spdlog", r"^(spdlog|fmt)/"),
+    ("json", r"^nlohmann/"),
+    ("cli", r"^CLI/"),
+    ("blas", r"^(cblas|openblas)"),
+]
+
+BASE = ["kernels/base/"]
+GROUND = BASE + ["kernels/types.h", "kernels/scheme.h", "kernels/device.h", "kernels/weight.h"]
+ROW = GROUND + ["kernels/layouts/layout.h", "kernels/registry.h"]
+FACE = GROUND + ["kernels/registry.h", "kernels/kernels.h"]
+
+# (room, project headers it may include besides its own, families it may include besides std). The longest room
+# that is a prefix of a file's path decides.
+ROOMS = [
+    ("kernels/base/", [], ["absl"]),
+    ("kernels/types.", BASE, ["absl"]),
+    ("kernels/scheme.", BASE + ["kernels/types.h"], ["absl"]),
+    ("kernels/device.", BASE + ["kernels/types.h", "kernels/scheme.h"], ["absl"]),
+    ("kernels/weight.", GROUND, ["absl"]),
+    ("kernels/registry.", GROUND + ["kernels/layouts/layout.h"], ["absl"]),
+    ("kernels/formats/", GROUND, ["absl", "json"]),
+    ("kernels/layouts/", GROUND, ["absl"]),
+    ("kernels/backends.", FACE, ["absl"]),
+    ("kernels/kernels.", FACE + ["kernels/layouts/layout.h", "kernels/backends.h"], ["absl"]),
+    ("kernels/cpu/", ROW + ["kernels/backends.h"], ["absl", "blas"]),
+    ("kernels/cuda/common/", BASE, ["cuda"]),
+    ("kernels/cuda/core/", GROUND, ["absl", "cuda"]),
+    # An architecture's folder: its own files, common/ and core/, never another architecture's.
+    ("kernels/cuda/", ROW + ["kernels/backends.h", "kernels/cuda/common/", "kernels/cuda/core/"], ["absl", "cuda"]),
+    ("server/batching/", BASE, ["absl"]),
+    ("server/model/", FACE + ["kernels/formats/format.h"], ["absl", "json", "spdlog"]),
+    ("server/engine/", FACE + ["server/batching/", "server/model/"], ["absl", "spdlog"]),
+    ("server/obs/", BASE, ["absl", "spdlog"]),
+    ("server/rpc/", FACE + ["kernels/formats/format.h", "server/batching/", "server/engine/", "server/model/",
+                            "server/obs/", "server/options.h"], ["absl", "proto", "grpc", "spdlog"]),
+    # The wiring: main, options, server.
+    ("server/", ["kernels/", "server/"], ["absl", "proto", "grpc", "spdlog", "cli", "json"]),
+    ("client/", [], ["absl", "proto", "grpc", "cli", "json"]),
+]
+
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
+SOURCES = {".h", ".cc", ".cu", ".cuh"}
+LIMITS = {".h": 200, ".cc": 300, ".cu": 500, ".cuh": 500}
+
+
+def room_of(path):
+    fits = [room for room in ROOMS if path.startswith(room[0])]
+    return max(fits, key=lambda room: len(room[0])) if fits else None
+
+
+def is_own(path, header):
+    """A file's own folder; for an architecture under kernels/cuda/ only that folder, not its neighbours."""
+    room = room_of(path)[0]
+    if room == "kernels/cuda/":
+        folder = str(pathlib.PurePosixPath(path).parent)
+        # The backend's own list names every architecture: it is the one file above them.
+        return header.startswith(folder + "/")
+    return header.startswith(room)
+
+
+def family_of(header):
+    return next((name for name, pattern in FAMILIES if re.match(pattern, header)), "std")
+
+
+def violation(path, header, quoted):
+    """None, or why `path` may not include `header`."""
+    room = room_of(path)
+    if room is None:
+        return "the file belongs to no room"
+    family = family_of(header)
+    if family != "std":
+        return None if family in room[2] else f"{room[0]} may not include {family} headers"
+    if not quoted:
+        return None
+    if is_own(path, header) or any(header.startswith(allowed) for allowed in room[1]):
+        return None
+    return f"{room[0]} may not include it"
+
+
+def sources(top):
+    return sorted(path for path in (ROOT / top).rglob("*") if path.suffix in SOURCES)
+
+
+class Includes(unittest.TestCase):
+
+    def test_every_include_is_allowed(self):
+        found, checked = [], 0
+        for path in sources("kernels") + sources("server") + sources("client"):
+            relative = path.relative_to(ROOT).as_posix()
+            for bracket, header in INCLUDE.findall(path.read_text(encoding="utf-8")):
+                why = violation(relative, header, bracket == '"')
+                checked += 1
+                if why:
+                    found.append(f"{relative}: #include {header}: {why}")
+        self.assertGreater(checked, 100)
+        self.assertEqual(found, [], "\n" + "\n".join(found))
+
+    def test_the_check_can_fail(self):
+        for path, header in [("kernels/cuda/sm80/x.cu", "kernels/cuda/sm90a/y.h"),
+                             ("kernels/cpu/x.cc", "kernels/formats/awq.h"),
+                             ("kernels/formats/x.cc", "kernels/layouts/plain.h"),
+                             ("server/batching/x.cc", "kernels/types.h"),
+                             ("server/engine/x.cc", "awqd/v1/tensor.pb.h"),
+                             ("server/rpc/x.cc", "cuda_runtime.h"),
+                             ("client/x.cc", "server/options.h"),
+                             ("kernels/cuda/common/x.cuh", "kernels/cuda/core/error.h")]:
+            self.assertIsNotNone(violation(path, header, True), f"{path} -> {header}")
+
+    def test_first_line_says_what_the_file_is_for(self):
+        bare = [path.relative_to(ROOT).as_posix()
+                for top in ("kernels", "server", "client", "tests") for path in sources(top)
+                if not path.read_text(encoding="utf-8").startswith("//")]
+        self.assertEqual(bare, [])
+
+    def test_sizes(self):
+        for path in sources("kernels") + sources("server") + sources("client"):
+            lines = len(path.read_text(encoding="utf-8").splitlines())
+            if lines > LIMITS[path.suffix]:
+                print(f"warning: {path.relative_to(ROOT)}: {lines} lines, {LIMITS[path.suffix]} is the size to feel bound by")
+
+
+if __name__ == "__main__":
+    sys.exit(unittest.main())
