@@ -1,0 +1,132 @@
+// CpuDevice: aligned host memory under a budget, streams that have nothing to wait for.
+#include "kernels/cpu/device.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <limits>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "kernels/backends.h"
+#include "kernels/base/math.h"
+#include "kernels/cpu/isa.h"
+#include "kernels/cpu/memory_facts.h"
+
+namespace awqd {
+namespace {
+
+constexpr int64_t kSmallAlign = 256;
+// Weights are streamed end to end: 2 MiB pages take the TLB out of the way.
+constexpr int64_t kHugeAlign = int64_t{2} << 20;
+
+std::string CpuName() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    absl::string_view rest = line;
+    if (!absl::ConsumePrefix(&rest, "model name")) continue;
+    const size_t colon = rest.find(": ");
+    if (colon != absl::string_view::npos) return std::string(rest.substr(colon + 2));
+  }
+  return "CPU";
+}
+
+DeviceInfo Describe(int threads) {
+  DeviceInfo info;
+  info.kind = DeviceKind::kCpu;
+  info.id = "cpu";
+  info.name = CpuName();
+  info.memory_bytes = TotalMemoryBytes();
+  info.threads = threads > 0 ? threads : UsableThreads();
+  info.isa = DetectIsa();
+  return info;
+}
+
+void* AlignedBytes(int64_t bytes) {
+  const int64_t align = bytes >= kHugeAlign ? kHugeAlign : kSmallAlign;
+  void* data = nullptr;
+  if (posix_memalign(&data, align, std::max(bytes, kSmallAlign)) != 0) return nullptr;
+  if (align == kHugeAlign) {
+    // Advice only: without huge pages everything works, more slowly.
+    (void)madvise(data, RoundUp(bytes, kSmallAlign), MADV_HUGEPAGE);
+  }
+  return data;
+}
+
+// Work on the CPU is done when the call returns.
+class CpuStream final : public Stream {
+ public:
+  StreamView view() const override { return {}; }
+  absl::Status Synchronize() override { return absl::OkStatus(); }
+};
+
+absl::Status NoRoom(int64_t bytes, int64_t free) {
+  return absl::ResourceExhaustedError(
+      absl::StrCat("cpu memory: asked for ", bytes, " bytes, ", free, " bytes are free"));
+}
+
+}  // namespace
+
+CpuDevice::CpuDevice(int threads, int64_t budget_bytes)
+    : info_(Describe(threads)), pool_(info_.threads), budget_(budget_bytes) {}
+
+int64_t CpuDevice::FreeBytes() const {
+  const int64_t physical = AvailableMemoryBytes();
+  const int64_t budget = budget_;
+  return budget == 0 ? physical : std::min(physical, std::max<int64_t>(0, budget - used_));
+}
+
+bool CpuDevice::Reserve(int64_t bytes) {
+  int64_t used = used_;
+  do {
+    const int64_t budget = budget_;
+    if (budget != 0 && bytes > budget - used) return false;
+  } while (!used_.compare_exchange_weak(used, used + bytes));
+  return true;
+}
+
+absl::StatusOr<Buffer> CpuDevice::Allocate(MemoryKind kind, int64_t bytes) {
+  if (bytes < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("cpu memory: got ", bytes, " bytes, expected 0 or more"));
+  }
+  const bool counted = kind == MemoryKind::kDevice;
+  // Small requests are not worth reading /proc for; the allocator answers for them.
+  const bool large = bytes >= kHugeAlign;
+  if ((large && bytes > AvailableMemoryBytes()) || (counted && !Reserve(bytes))) {
+    return NoRoom(bytes, FreeBytes());
+  }
+  void* data = AlignedBytes(bytes);
+  if (data == nullptr) {
+    if (counted) used_ -= bytes;
+    return NoRoom(bytes, FreeBytes());
+  }
+  return Buffer(data, bytes, [this, counted](void* memory, int64_t size) {
+    std::free(memory);
+    if (counted) used_ -= size;
+  });
+}
+
+absl::StatusOr<std::unique_ptr<Stream>> CpuDevice::CreateStream() {
+  return std::make_unique<CpuStream>();
+}
+
+absl::Status CpuDevice::CopyToDevice(void* device, const void* host, int64_t bytes, StreamView) {
+  if (bytes > 0) std::memcpy(device, host, bytes);
+  return absl::OkStatus();
+}
+
+absl::Status CpuDevice::CopyToHost(void* host, const void* device, int64_t bytes, StreamView) {
+  if (bytes > 0) std::memcpy(host, device, bytes);
+  return absl::OkStatus();
+}
+
+std::unique_ptr<Device> OpenCpuDevice(int threads, int64_t budget_bytes) {
+  return std::make_unique<CpuDevice>(threads, budget_bytes);
+}
+
+}  // namespace awqd

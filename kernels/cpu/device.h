@@ -1,0 +1,46 @@
+// CpuDevice: the host's memory and cores behind the Device interface.
+#pragma once
+
+#include <atomic>
+#include <memory>
+
+#include "kernels/cpu/thread_pool.h"
+#include "kernels/device.h"
+
+namespace awqd {
+
+// Thread-safe. Must outlive the buffers, streams and weights made on it.
+class CpuDevice final : public Device {
+ public:
+  CpuDevice(int threads, int64_t budget_bytes);
+
+  const DeviceInfo& info() const override { return info_; }
+  int64_t FreeBytes() const override;
+  void SetBudget(int64_t bytes) override { budget_ = bytes; }
+  int64_t UsedBytes() const override { return used_; }
+  absl::StatusOr<Buffer> Allocate(MemoryKind kind, int64_t bytes) override;
+  absl::StatusOr<std::unique_ptr<Stream>> CreateStream() override;
+  absl::Status CopyToDevice(void* device, const void* host, int64_t bytes,
+                            StreamView stream) override;
+  absl::Status CopyToHost(void* host, const void* device, int64_t bytes,
+                          StreamView stream) override;
+  bool host_addressable() const override { return true; }
+  bool healthy() const override { return true; }
+
+  ThreadPool& pool() { return pool_; }
+
+  // The device under a weight that a CPU row was given.
+  static CpuDevice& Of(Device* device) { return *static_cast<CpuDevice*>(device); }
+
+ private:
+  // Takes `bytes` from the budget; false when they do not fit.
+  bool Reserve(int64_t bytes);
+
+  DeviceInfo info_;
+  ThreadPool pool_;
+  std::atomic<int64_t> budget_;
+  // Shared with the deleters of buffers.
+  std::atomic<int64_t> used_{0};
+};
+
+}  // namespace awqd
