@@ -13,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "kernels/types.h"
 #include "kernels/weight.h"
@@ -30,6 +31,10 @@ struct ExecutionReport {
   int64_t queue_us = 0;
   int64_t compute_us = 0;
 };
+
+// Status payload holding an error id: requests that fail together (one batch, one fault) carry the
+// same one. Optional; without it the rpc room makes an id per request.
+inline constexpr absl::string_view kErrorIdPayload = "awqd.error_id";
 
 // Called exactly once per accepted task. `bytes` holds the result, row-major little-endian, when
 // the status is OK.

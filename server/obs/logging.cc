@@ -1,0 +1,162 @@
+// spdlog set-up and the two renderings of an event.
+#include "server/obs/logging.h"
+
+#include <memory>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "nlohmann/json.hpp"
+#include "spdlog/pattern_formatter.h"
+#include "spdlog/sinks/stdout_sinks.h"
+#include "spdlog/spdlog.h"
+
+namespace awqd {
+namespace {
+
+// Events arrive rendered; everything else is a bare message that the sink still has to render. The
+// logger's name tells them apart.
+constexpr char kEventLogger[] = "event";
+
+std::string Json(absl::string_view text) {
+  return nlohmann::json(std::string(text))
+      .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+// Members of the JSON object, or the message with its control characters escaped.
+class PayloadFlag : public spdlog::custom_flag_formatter {
+ public:
+  explicit PayloadFlag(LogFormat format) : format_(format) {}
+
+  void format(const spdlog::details::log_msg& msg, const std::tm&,
+              spdlog::memory_buf_t& dest) override {
+    const absl::string_view payload(msg.payload.data(), msg.payload.size());
+    std::string out;
+    if (format_ == LogFormat::kText) {
+      out = EscapeControl(payload);
+    } else if (absl::string_view(msg.logger_name.data(), msg.logger_name.size()) == kEventLogger) {
+      out = std::string(payload);
+    } else {
+      out = absl::StrCat("\"message\":", Json(payload));
+    }
+    dest.append(out.data(), out.data() + out.size());
+  }
+
+  std::unique_ptr<custom_flag_formatter> clone() const override {
+    return std::make_unique<PayloadFlag>(format_);
+  }
+
+ private:
+  static std::string EscapeControl(absl::string_view text) {
+    std::string out;
+    out.reserve(text.size());
+    for (const char c : text) {
+      const bool control = static_cast<unsigned char>(c) < 0x20 || c == 0x7f;
+      if (control) {
+        absl::StrAppend(&out, absl::CHexEscape(absl::string_view(&c, 1)));
+      } else {
+        out.push_back(c);
+      }
+    }
+    return out;
+  }
+
+  const LogFormat format_;
+};
+
+LogFormat g_format = LogFormat::kText;
+
+spdlog::level::level_enum Level(LogLevel level) {
+  switch (level) {
+    case LogLevel::kDebug:
+      return spdlog::level::debug;
+    case LogLevel::kInfo:
+      return spdlog::level::info;
+    case LogLevel::kWarning:
+      return spdlog::level::warn;
+    case LogLevel::kError:
+      return spdlog::level::err;
+  }
+  return spdlog::level::info;
+}
+
+std::shared_ptr<spdlog::logger> EventLogger() {
+  std::shared_ptr<spdlog::logger> logger = spdlog::get(kEventLogger);
+  return logger != nullptr ? logger : spdlog::default_logger();
+}
+
+std::string QuotedIfNeeded(absl::string_view value) {
+  if (!value.empty() && value.find_first_of(" \"=") == absl::string_view::npos) {
+    return std::string(value);
+  }
+  return Json(value);
+}
+
+std::string Render(absl::string_view message, std::initializer_list<LogField> fields) {
+  const bool json = g_format == LogFormat::kJson;
+  std::string out = json ? absl::StrCat("\"message\":", Json(message)) : std::string(message);
+  for (const LogField& field : fields) {
+    if (json) {
+      absl::StrAppend(&out, ",", Json(field.name), ":",
+                      field.number ? field.value : Json(field.value));
+    } else {
+      absl::StrAppend(&out, " ", field.name, "=", QuotedIfNeeded(field.value));
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+void SetUpLogging(LogLevel level, LogFormat format) {
+  g_format = format;
+  auto formatter = std::make_unique<spdlog::pattern_formatter>();
+  formatter->add_flag<PayloadFlag>('*', format);
+  formatter->set_pattern(
+      format == LogFormat::kJson
+          ? R"({"time":"%Y-%m-%dT%H:%M:%S.%f%z","level":"%l","thread":%t,%*})"
+          : "%Y-%m-%dT%H:%M:%S.%f%z %L %t %*");
+  auto sink = std::make_shared<spdlog::sinks::stderr_sink_mt>();
+  sink->set_formatter(std::move(formatter));
+  for (const char* name : {kEventLogger, ""}) {
+    auto logger = std::make_shared<spdlog::logger>(name, sink);
+    logger->set_level(Level(level));
+    logger->flush_on(spdlog::level::debug);
+    if (*name != '\0') {
+      spdlog::drop(name);
+      spdlog::register_logger(std::move(logger));
+    } else {
+      spdlog::set_default_logger(std::move(logger));
+    }
+  }
+}
+
+std::string LogText(absl::string_view text, size_t max_bytes) {
+  const bool cut = text.size() > max_bytes;
+  return absl::StrCat(absl::Utf8SafeCHexEscape(text.substr(0, max_bytes)), cut ? "..." : "");
+}
+
+void LogEvent(LogLevel level, absl::string_view message, std::initializer_list<LogField> fields) {
+  const std::shared_ptr<spdlog::logger> logger = EventLogger();
+  if (!logger->should_log(Level(level))) return;
+  const std::string line = Render(message, fields);
+  logger->log(Level(level), spdlog::string_view_t(line.data(), line.size()));
+}
+
+void LogRequest(const RequestLog& request, const absl::Status& status) {
+  if (!EventLogger()->should_log(spdlog::level::debug)) return;  // spares the escaping
+  LogEvent(LogLevel::kDebug, "request",
+           {{"method", request.method},
+            {"request_id", LogText(request.request_id)},
+            {"model", LogText(request.model)},
+            {"weight", LogText(request.weight)},
+            {"tokens", request.tokens},
+            {"queue_us", request.queue_us},
+            {"compute_us", request.compute_us},
+            {"total_us", request.total_us},
+            {"bytes_in", request.bytes_in},
+            {"bytes_out", request.bytes_out},
+            {"status", absl::StatusCodeToString(status.code())},
+            {"error", LogText(status.ok() ? "" : status.message())}});
+}
+
+}  // namespace awqd

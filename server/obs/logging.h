@@ -1,0 +1,60 @@
+// Logs: one event per line on stderr, as text or as JSON, safe against what clients put in names.
+//
+// Rooms below rpc log through spdlog as usual; the sink escapes control characters, so no message
+// can forge a second line. Tensor contents are never logged.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <type_traits>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+
+namespace awqd {
+
+enum class LogLevel { kDebug, kInfo, kWarning, kError };
+enum class LogFormat { kText, kJson };
+
+// Replaces the process's default logger. Not thread-safe; called once, before threads start.
+void SetUpLogging(LogLevel level, LogFormat format);
+
+// `text` for a log line: hex-escaped except printable characters and UTF-8, cut to `max_bytes`.
+std::string LogText(absl::string_view text, size_t max_bytes = 256);
+
+// One named value of an event. Numbers stay numbers in JSON.
+struct LogField {
+  LogField(absl::string_view name, absl::string_view text) : name(name), value(text) {}
+  LogField(absl::string_view name, const std::string& text) : name(name), value(text) {}
+  LogField(absl::string_view name, const char* text) : name(name), value(text) {}
+  template <typename T, std::enable_if_t<std::is_integral_v<T>, int> = 0>
+  LogField(absl::string_view name, T number)
+      : name(name), value(absl::StrCat(number)), number(true) {}
+
+  absl::string_view name;
+  std::string value;
+  bool number = false;
+};
+
+// Text: "message name=value name=\"two words\"". JSON: {"time", "level", "message", name: value}.
+void LogEvent(LogLevel level, absl::string_view message, std::initializer_list<LogField> fields);
+
+// What is logged about one request, at debug level.
+struct RequestLog {
+  absl::string_view method;  // "QuantizedMatmul"
+  std::string request_id;    // as the client sent it; escaped here
+  std::string model;         // empty for an inline weight
+  std::string weight;
+  int64_t tokens = 0;
+  int64_t queue_us = 0;
+  int64_t compute_us = 0;
+  int64_t total_us = 0;
+  int64_t bytes_in = 0;
+  int64_t bytes_out = 0;
+};
+
+void LogRequest(const RequestLog& request, const absl::Status& status);
+
+}  // namespace awqd
