@@ -1,5 +1,6 @@
 // The table of layouts.
 #include "kernels/layouts/layout.h"
+#include "kernels/layouts/mma16.h"
 #include "kernels/layouts/plain.h"
 
 namespace awqd {
@@ -7,6 +8,7 @@ namespace awqd {
 absl::Span<const Layout* const> AllLayouts() {
   static const Layout* const layouts[] = {
       &kPlainLayout,
+      &kMma16Layout,
   };
   return layouts;
 }
