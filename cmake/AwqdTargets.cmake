@@ -11,7 +11,8 @@ endif()
 
 # Sanitizers go to everything compiled here, so that no half-instrumented object hides a race.
 if(AWQD_SANITIZE)
-  set(CMAKE_CXX_FLAGS "${CMAKE_CXX_FLAGS} -fsanitize=${AWQD_SANITIZE} -fno-omit-frame-pointer -g1")
+  # Undefined behaviour ends the program, otherwise a test could print a report and pass.
+  set(CMAKE_CXX_FLAGS "${CMAKE_CXX_FLAGS} -fsanitize=${AWQD_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -g1")
   add_link_options(-fsanitize=${AWQD_SANITIZE})
 endif()
 if(AWQD_FUZZ)
@@ -43,6 +44,9 @@ function(awqd_test name)
   add_test(NAME ${name} COMMAND ${name})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 300)
+  endif()
+  if(AWQD_SANITIZE MATCHES "thread")
+    list(APPEND ARG_ENV "TSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/cmake/tsan.supp:history_size=7")
   endif()
   set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT}
                        ENVIRONMENT "${ARG_ENV}")
