@@ -2,6 +2,7 @@
 // atomically.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -12,9 +13,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "absl/synchronization/mutex.h"
+#include "kernels/base/mutex.h"
 #include "kernels/device.h"
 #include "kernels/weight.h"
+#include "server/model/progress.h"
 
 namespace awqd {
 
@@ -46,13 +48,15 @@ absl::Status CheckModelName(absl::string_view name);
 // Thread-safe. Loads run on the calling thread.
 class ModelStore {
  public:
-  // `root`: the repository; need not contain anything yet. `device` outlives the store.
-  ModelStore(std::string root, Device* device);
+  // `root`: the repository; need not contain anything yet. `device` outlives the store. `log`, if
+  // given, gets a line at most every two seconds of a load, from the loading thread.
+  ModelStore(std::string root, Device* device, ProgressLog log = nullptr);
 
   // Loads or reloads. On success the new version replaces the old one at once; on failure nothing
   // changes but the status message and everything allocated on the way is freed. NOT_FOUND no such
   // directory, INVALID_ARGUMENT bad name or checkpoint, UNIMPLEMENTED format or scheme,
-  // RESOURCE_EXHAUSTED memory, ALREADY_EXISTS a load of this name is in progress.
+  // RESOURCE_EXHAUSTED memory, ALREADY_EXISTS a load of this name is in progress, UNAVAILABLE after
+  // CancelLoads. A reload needs room for both versions.
   absl::StatusOr<std::shared_ptr<const Model>> Load(absl::string_view name);
 
   // NOT_FOUND when nothing is served under the name. Memory is freed when the last request lets go.
@@ -73,7 +77,12 @@ class ModelStore {
   // NOT_FOUND or PERMISSION_DENIED when the root itself cannot be read.
   absl::StatusOr<std::vector<std::string>> Discover() const;
 
+  // Bytes of the models being served; an old version that requests still hold is not counted.
   int64_t device_bytes() const;
+
+  // For shutdown: loads in progress end with UNAVAILABLE after their current weight, and so does
+  // every later one. What is served stays.
+  void CancelLoads() { cancelled_ = true; }
 
  private:
   struct Entry {
@@ -83,9 +92,17 @@ class ModelStore {
     int64_t loads = 0;
   };
 
+  absl::Status BeginLoad(absl::string_view name);
+  absl::StatusOr<std::shared_ptr<const Model>> EndLoad(
+      absl::string_view name, absl::StatusOr<std::shared_ptr<Model>> loaded);
+  // Everything between the two, without the lock.
+  absl::StatusOr<std::shared_ptr<Model>> LoadFromDisk(const std::string& name) const;
+
   const std::string root_;
   Device* const device_;
-  mutable absl::Mutex mu_;
+  const ProgressLog log_;
+  std::atomic<bool> cancelled_{false};
+  mutable Mutex mu_;
   std::map<std::string, Entry, std::less<>> entries_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -1,0 +1,73 @@
+// Checkpoint: a directory as it is downloaded from the Hub -> the quantised linears it holds.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "kernels/formats/format.h"
+#include "server/model/repository_root.h"
+#include "server/model/safetensors.h"
+
+namespace awqd {
+
+struct TensorLocation {
+  const SafetensorsFile* file = nullptr;
+  const TensorInfo* info = nullptr;
+};
+
+// One quantised linear: where its tensors are. They may lie in different files.
+struct LinearLocation {
+  std::string path;                                            // "model.layers.0.mlp.up_proj"
+  std::map<std::string, TensorLocation, std::less<>> tensors;  // by suffix
+  int64_t bytes = 0;                                           // in the files, all tensors
+};
+
+// Opens and checks every header; reads tensors only when asked. Move-only; locations point into it.
+class Checkpoint {
+ public:
+  // `name`: directory beneath the root. NOT_FOUND no such directory, UNIMPLEMENTED a format that is
+  // not read, INVALID_ARGUMENT anything wrong with the files, each naming file and tensor.
+  static absl::StatusOr<Checkpoint> Open(const RepositoryRoot& root, absl::string_view name);
+
+  const QuantConfig& config() const { return config_; }
+  const Format& format() const { return *format_; }
+  // In the order of their place on disk.
+  absl::Span<const LinearLocation> linears() const { return linears_; }
+  // Tensors that belong to no quantised linear.
+  int ignored_tensors() const { return ignored_tensors_; }
+  int64_t total_bytes() const;  // of all linears
+
+  // Reads and decodes one linear. `scratch` holds the raw tensors and is kept between calls so
+  // that its memory is reused; contents on return are unspecified.
+  absl::StatusOr<CanonicalWeight> Read(const LinearLocation& linear,
+                                       std::vector<uint8_t>* scratch) const;
+
+  // INVALID_ARGUMENT when a file was written to, truncated or replaced since Open.
+  absl::Status CheckUnchanged(const RepositoryRoot& root) const;
+
+ private:
+  absl::Status FindConfig(const RepositoryRoot& root);
+  absl::Status OpenFiles(const RepositoryRoot& root, const std::vector<std::string>& names);
+  absl::Status IndexTensors();
+  absl::Status CheckIndex(const std::map<std::string, std::string>& weight_map) const;
+  absl::Status FindLinears();
+  absl::StatusOr<LinearLocation> MakeLinear(absl::string_view path) const;
+  absl::Status CheckNoOrphan(absl::string_view path, absl::string_view suffix) const;
+
+  std::string name_;
+  QuantConfig config_;
+  const Format* format_ = nullptr;
+  std::vector<std::unique_ptr<SafetensorsFile>> files_;
+  std::map<absl::string_view, TensorLocation> tensors_;  // keys live in files_
+  std::vector<LinearLocation> linears_;
+  int ignored_tensors_ = 0;
+};
+
+}  // namespace awqd

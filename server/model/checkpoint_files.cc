@@ -1,0 +1,140 @@
+// Settings, index and shards of a checkpoint's directory.
+#include "server/model/checkpoint_files.h"
+
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status.h"
+#include "server/model/json.h"
+#include "server/model/quant_config.h"
+
+namespace awqd {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr int64_t kMaxConfigBytes = 4 << 20;
+constexpr int64_t kMaxIndexBytes = 64 << 20;
+constexpr int kMaxIndexDepth = 8;
+constexpr size_t kMaxShards = 1000;  // each stays open during a load
+
+absl::Status Prefixed(absl::string_view path, const absl::Status& status) {
+  return absl::Status(status.code(), absl::StrCat(path, ": ", status.message()));
+}
+
+std::string PathOf(absl::string_view model, absl::string_view file) {
+  return absl::StrCat(model, "/", file);
+}
+
+// The whole of a small file; nothing when it does not exist.
+absl::StatusOr<std::optional<std::string>> ReadSmall(const RepositoryRoot& root,
+                                                     absl::string_view path, int64_t max_bytes) {
+  absl::StatusOr<File> file = root.OpenFile(path);
+  if (absl::IsNotFound(file.status())) return std::optional<std::string>();
+  if (!file.ok()) return file.status();
+  if (file->size() > max_bytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": got ", file->size(), " bytes, expected at most ", max_bytes));
+  }
+  std::string text(file->size(), '\0');
+  AWQD_RETURN_IF_ERROR(
+      file->ReadAt(0, absl::MakeSpan(reinterpret_cast<uint8_t*>(text.data()), text.size())));
+  return std::optional<std::string>(std::move(text));
+}
+
+absl::StatusOr<std::map<std::string, std::string>> ParseIndex(absl::string_view text) {
+  AWQD_ASSIGN_OR_RETURN(const Json index, ParseJsonObject(text, kMaxIndexDepth));
+  const auto it = index.find("weight_map");
+  if (it == index.end() || !it->is_object()) {
+    return absl::InvalidArgumentError("weight_map: expected an object of tensor -> file");
+  }
+  std::map<std::string, std::string> out;
+  for (const auto& [tensor, file] : it->items()) {
+    if (!file.is_string()) {
+      return absl::InvalidArgumentError(absl::StrCat("weight_map: tensor ", Quoted(tensor),
+                                                     ": got a ", file.type_name(),
+                                                     ", expected a file name"));
+    }
+    const std::string& name = file.get_ref<const std::string&>();
+    if (!IsPlainFileName(name) || !absl::EndsWith(name, ".safetensors")) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("weight_map: tensor ", Quoted(tensor), ": got ", Quoted(name),
+                       ", expected the name of a .safetensors file in the same directory"));
+    }
+    out.emplace(tensor, name);
+  }
+  if (out.empty()) return absl::InvalidArgumentError("weight_map: got no tensor, expected some");
+  return out;
+}
+
+absl::StatusOr<TensorFiles> FromIndex(absl::string_view path, absl::string_view text) {
+  absl::StatusOr<std::map<std::string, std::string>> map = ParseIndex(text);
+  if (!map.ok()) return Prefixed(path, map.status());
+  std::set<std::string> names;
+  for (const auto& [tensor, file] : *map) names.insert(file);
+  return TensorFiles{{names.begin(), names.end()}, *std::move(map)};
+}
+
+absl::StatusOr<TensorFiles> FromDirectory(const RepositoryRoot& root, absl::string_view model) {
+  AWQD_ASSIGN_OR_RETURN(const std::vector<std::string> names, root.ListDirectory(model));
+  TensorFiles out;
+  bool other = false;
+  for (const std::string& name : names) {
+    if (absl::StartsWith(name, ".")) continue;
+    if (absl::EndsWith(name, ".safetensors")) out.names.push_back(name);
+    other |= absl::EndsWith(name, ".bin") || absl::EndsWith(name, ".pt");
+  }
+  if (!out.names.empty()) return out;
+  return absl::InvalidArgumentError(
+      absl::StrCat(model, ": got no *.safetensors file, expected at least one",
+                   other ? " (.bin and .pt files are not read: convert them)" : ""));
+}
+
+struct SideFile {
+  absl::string_view name;
+  absl::string_view default_method;  // quantize_config.json without quant_method is GPTQ's
+};
+constexpr SideFile kSideFiles[] = {{"quant_config.json", "awq"}, {"quantize_config.json", "gptq"}};
+
+}  // namespace
+
+absl::StatusOr<QuantConfig> ReadQuantConfig(const RepositoryRoot& root, absl::string_view model) {
+  const std::string config_path = PathOf(model, kConfigFile);
+  AWQD_ASSIGN_OR_RETURN(const auto text, ReadSmall(root, config_path, kMaxConfigBytes));
+  if (!text) {
+    return absl::NotFoundError(
+        absl::StrCat("model ", Quoted(model), ": no ", config_path, " beneath the repository"));
+  }
+  const auto config = ParseConfigJson(*text);
+  if (!config.ok()) return Prefixed(config_path, config.status());
+  if (*config) return **config;
+  for (const SideFile& side : kSideFiles) {
+    const std::string path = PathOf(model, side.name);
+    AWQD_ASSIGN_OR_RETURN(const auto side_text, ReadSmall(root, path, kMaxConfigBytes));
+    if (!side_text) continue;
+    absl::StatusOr<QuantConfig> out = ParseQuantConfigJson(*side_text, side.default_method);
+    if (!out.ok()) return Prefixed(path, out.status());
+    return out;
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      config_path, ": quantization_config: got nothing, expected it here or a ", kSideFiles[0].name,
+      " or ", kSideFiles[1].name, " beside it (not a quantised checkpoint?)"));
+}
+
+absl::StatusOr<TensorFiles> FindTensorFiles(const RepositoryRoot& root, absl::string_view model) {
+  const std::string index_path = PathOf(model, kIndexFile);
+  AWQD_ASSIGN_OR_RETURN(const auto index, ReadSmall(root, index_path, kMaxIndexBytes));
+  absl::StatusOr<TensorFiles> out =
+      index ? FromIndex(index_path, *index) : FromDirectory(root, model);
+  if (out.ok() && out->names.size() > kMaxShards) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(model, ": got ", out->names.size(), " shards, expected at most ", kMaxShards));
+  }
+  return out;
+}
+
+}  // namespace awqd

@@ -1,0 +1,96 @@
+// Reading of regular files.
+#include "server/model/file.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+
+namespace awqd {
+namespace {
+
+absl::string_view KindOf(mode_t mode) {
+  if (S_ISDIR(mode)) return "a directory";
+  if (S_ISFIFO(mode)) return "a FIFO";
+  if (S_ISCHR(mode)) return "a character device";
+  if (S_ISBLK(mode)) return "a block device";
+  if (S_ISSOCK(mode)) return "a socket";
+  return "a special file";
+}
+
+}  // namespace
+
+UniqueFd& UniqueFd::operator=(UniqueFd&& other) noexcept {
+  if (this != &other) {
+    if (ok()) close(fd_);
+    fd_ = other.Release();
+  }
+  return *this;
+}
+
+UniqueFd::~UniqueFd() {
+  if (ok()) close(fd_);
+}
+
+int UniqueFd::Release() { return std::exchange(fd_, -1); }
+
+absl::StatusOr<File> File::Adopt(UniqueFd fd, std::string name) {
+  File out;
+  if (fstat(fd.get(), &out.stat_) != 0) {
+    return absl::ErrnoToStatus(errno, absl::StrCat(name, ": fstat"));
+  }
+  if (!S_ISREG(out.stat_.st_mode)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, ": got ", KindOf(out.stat_.st_mode), ", expected a regular file"));
+  }
+  out.fd_ = std::move(fd);
+  out.name_ = std::move(name);
+  return out;
+}
+
+absl::Status File::ReadAt(int64_t offset, absl::Span<uint8_t> out) const {
+  size_t done = 0;
+  while (done < out.size()) {
+    const ssize_t got =
+        pread(fd_.get(), out.data() + done, out.size() - done, offset + static_cast<int64_t>(done));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) {
+      return absl::InternalError(absl::StrCat(name_, ": reading ", out.size() - done, " bytes at ",
+                                              offset + done, " failed, errno ", errno));
+    }
+    if (got == 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(name_, ": got end of file at byte ", offset + done, ", expected ",
+                       out.size() - done, " more bytes (truncated while it was read?)"));
+    }
+    done += static_cast<size_t>(got);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status File::CheckUnchanged() const {
+  struct stat now = {};
+  if (fstat(fd_.get(), &now) != 0) {
+    return absl::ErrnoToStatus(errno, absl::StrCat(name_, ": fstat"));
+  }
+  if (now.st_size != stat_.st_size) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name_, ": the file changed while it was loaded: got ", now.st_size,
+                     " bytes, expected ", stat_.st_size));
+  }
+  if (now.st_mtim.tv_sec != stat_.st_mtim.tv_sec || now.st_mtim.tv_nsec != stat_.st_mtim.tv_nsec) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name_, ": the file was written to while it was loaded"));
+  }
+  return absl::OkStatus();
+}
+
+std::string Quoted(absl::string_view text, size_t max_bytes) {
+  const bool cut = text.size() > max_bytes;
+  return absl::StrCat("\"", absl::CHexEscape(text.substr(0, max_bytes)), cut ? "...\"" : "\"");
+}
+
+}  // namespace awqd

@@ -1,0 +1,66 @@
+// File: a regular file open for reading, that notices when it changes under the reader.
+#pragma once
+
+#include <sys/stat.h>
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+
+namespace awqd {
+
+// Owns a file descriptor. Move-only.
+class UniqueFd {
+ public:
+  UniqueFd() = default;
+  explicit UniqueFd(int fd) : fd_(fd) {}
+  UniqueFd(UniqueFd&& other) noexcept : fd_(other.Release()) {}
+  UniqueFd& operator=(UniqueFd&& other) noexcept;
+  ~UniqueFd();
+
+  int get() const { return fd_; }
+  bool ok() const { return fd_ >= 0; }
+  int Release();
+
+ private:
+  int fd_ = -1;
+};
+
+// Reads with pread, never mmap: a file truncated under a mapping would kill the process. Const
+// members may be called from any thread.
+class File {
+ public:
+  // Takes over `fd`. `name` is what errors call the file. INVALID_ARGUMENT for anything but a
+  // regular file (directory, FIFO, device, socket).
+  static absl::StatusOr<File> Adopt(UniqueFd fd, std::string name);
+
+  const std::string& name() const { return name_; }
+  // Bytes when it was opened.
+  int64_t size() const { return stat_.st_size; }
+
+  // Fills `out` from `offset`. INVALID_ARGUMENT when the file ends earlier, INTERNAL on an I/O
+  // error.
+  absl::Status ReadAt(int64_t offset, absl::Span<uint8_t> out) const;
+
+  // INVALID_ARGUMENT when size or time of modification differ from when it was opened.
+  absl::Status CheckUnchanged() const;
+
+  bool SameFileAs(const File& other) const {
+    return stat_.st_dev == other.stat_.st_dev && stat_.st_ino == other.stat_.st_ino;
+  }
+
+ private:
+  UniqueFd fd_;
+  std::string name_;
+  struct stat stat_ = {};
+};
+
+// Text taken from a file or a client, made safe for one line of a message: escaped, at most
+// `max_bytes` of it.
+std::string Quoted(absl::string_view text, size_t max_bytes = 128);
+
+}  // namespace awqd

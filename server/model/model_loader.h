@@ -1,0 +1,23 @@
+// LoadModel: one checkpoint -> weights on a device, one weight at a time.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "kernels/device.h"
+#include "server/model/model_store.h"
+#include "server/model/progress.h"
+#include "server/model/repository_root.h"
+
+namespace awqd {
+
+// `version` of the result is 0: the store counts. Peak host memory is about three times the
+// largest weight's packed size. On an error nothing stays allocated. UNAVAILABLE once `cancelled`.
+absl::StatusOr<std::shared_ptr<Model>> LoadModel(const RepositoryRoot& root,
+                                                 const std::string& name, Device& device,
+                                                 const std::atomic<bool>& cancelled,
+                                                 const ProgressLog& log);
+
+}  // namespace awqd

@@ -1,0 +1,187 @@
+// Names, versions and the atomic swap. Nothing slow happens under the lock, freeing included.
+#include "server/model/model_store.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "kernels/base/status.h"
+#include "server/model/checkpoint_files.h"
+#include "server/model/model_loader.h"
+#include "server/model/repository_root.h"
+
+namespace awqd {
+namespace {
+
+constexpr size_t kMaxNameBytes = 128;
+constexpr size_t kMaxSuggestions = 5;
+
+// Bytes that two paths share at both ends: cheap, and what tells layers and projections apart.
+size_t Likeness(absl::string_view a, absl::string_view b) {
+  const size_t least = std::min(a.size(), b.size());
+  size_t head = 0;
+  while (head < least && a[head] == b[head]) ++head;
+  size_t tail = 0;
+  while (tail < least - head && a[a.size() - 1 - tail] == b[b.size() - 1 - tail]) ++tail;
+  return head + tail;
+}
+
+std::string Suggestions(const Model& model, absl::string_view wanted) {
+  std::vector<std::pair<size_t, absl::string_view>> scored;
+  scored.reserve(model.weights.size());
+  for (const auto& [path, weight] : model.weights)
+    scored.emplace_back(Likeness(path, wanted), path);
+  std::stable_sort(scored.begin(), scored.end(),
+                   [](const auto& a, const auto& b) { return a.first > b.first; });
+  if (scored.size() > kMaxSuggestions) scored.resize(kMaxSuggestions);
+  return absl::StrJoin(scored, ", ", [](std::string* out, const auto& entry) {
+    absl::StrAppend(out, Quoted(entry.second));
+  });
+}
+
+}  // namespace
+
+absl::Status CheckModelName(absl::string_view name) {
+  bool good = !name.empty() && name.size() <= kMaxNameBytes && name.front() != '.';
+  for (char c : name) {
+    good = good &&
+           (absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '.' || c == '_' || c == '-');
+  }
+  if (good) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("model name: got ", Quoted(name), " (", name.size(),
+                   " bytes), expected 1 to 128 letters, digits, '.', '_' and '-', not starting "
+                   "with '.'"));
+}
+
+ModelStore::ModelStore(std::string root, Device* device, ProgressLog log)
+    : root_(std::move(root)), device_(device), log_(std::move(log)) {}
+
+absl::Status ModelStore::BeginLoad(absl::string_view name) {
+  if (cancelled_) return absl::UnavailableError("the server is shutting down");
+  MutexLock lock(&mu_);
+  Entry& entry = entries_[std::string(name)];
+  if (entry.loading) {
+    return absl::AlreadyExistsError(
+        absl::StrCat("model \"", name, "\": a load of it is in progress"));
+  }
+  entry.loading = true;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<Model>> ModelStore::LoadFromDisk(const std::string& name) const {
+  AWQD_ASSIGN_OR_RETURN(const RepositoryRoot root, RepositoryRoot::Open(root_));
+  return LoadModel(root, name, *device_, cancelled_, log_);
+}
+
+absl::StatusOr<std::shared_ptr<const Model>> ModelStore::EndLoad(
+    absl::string_view name, absl::StatusOr<std::shared_ptr<Model>> loaded) {
+  std::shared_ptr<const Model> old;  // outlives the lock: freeing a model takes long
+  MutexLock lock(&mu_);
+  const auto it = entries_.find(name);
+  Entry& entry = it->second;
+  entry.loading = false;
+  if (!loaded.ok()) {
+    entry.message = std::string(loaded.status().message());
+    // Names that never existed leave nothing behind, however many clients invent.
+    const bool invented = absl::IsNotFound(loaded.status()) && entry.loads == 0;
+    if (invented) entries_.erase(it);
+    return loaded.status();
+  }
+  (*loaded)->version = ++entry.loads;
+  entry.message.clear();
+  old = std::exchange(entry.model, *std::move(loaded));
+  return entry.model;
+}
+
+absl::StatusOr<std::shared_ptr<const Model>> ModelStore::Load(absl::string_view name) {
+  AWQD_RETURN_IF_ERROR(CheckModelName(name));
+  AWQD_RETURN_IF_ERROR(BeginLoad(name));
+  return EndLoad(name, LoadFromDisk(std::string(name)));
+}
+
+absl::Status ModelStore::Unload(absl::string_view name) {
+  AWQD_RETURN_IF_ERROR(CheckModelName(name));
+  std::shared_ptr<const Model> old;
+  MutexLock lock(&mu_);
+  const auto it = entries_.find(name);
+  if (it == entries_.end() || it->second.model == nullptr) {
+    return absl::NotFoundError(absl::StrCat("model \"", name, "\": not loaded"));
+  }
+  old = std::exchange(it->second.model, nullptr);
+  it->second.message.clear();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<const Model>> ModelStore::Find(absl::string_view name) const {
+  AWQD_RETURN_IF_ERROR(CheckModelName(name));
+  MutexLock lock(&mu_);
+  const auto it = entries_.find(name);
+  if (it == entries_.end()) {
+    return absl::NotFoundError(absl::StrCat("model \"", name, "\": no such model is loaded"));
+  }
+  const Entry& entry = it->second;
+  if (entry.model != nullptr) return entry.model;
+  if (entry.loading) {
+    return absl::UnavailableError(absl::StrCat("model \"", name, "\": still loading"));
+  }
+  return absl::NotFoundError(absl::StrCat(
+      "model \"", name, "\": not loaded",
+      entry.message.empty() ? "" : absl::StrCat("; its last load failed: ", entry.message)));
+}
+
+absl::StatusOr<std::shared_ptr<const DeviceWeight>> ModelStore::FindWeight(
+    absl::string_view model, absl::string_view weight) const {
+  AWQD_ASSIGN_OR_RETURN(const std::shared_ptr<const Model> found, Find(model));
+  const auto it = found->weights.find(weight);
+  if (it != found->weights.end()) return it->second;
+  return absl::NotFoundError(absl::StrCat("model \"", model, "\": no weight ", Quoted(weight),
+                                          " among ", found->weights.size(), "; there are ",
+                                          Suggestions(*found, weight)));
+}
+
+std::vector<ModelStatus> ModelStore::List() const {
+  std::map<std::string, ModelStatus> out;
+  if (const auto names = Discover(); names.ok()) {
+    for (const std::string& name : *names) out[name].name = name;
+  }
+  MutexLock lock(&mu_);
+  for (const auto& [name, entry] : entries_) {
+    ModelStatus& status = out[name];
+    status = {name, ModelState::kUnloaded, entry.message, entry.model};
+    if (entry.model != nullptr) {
+      status.state = ModelState::kReady;
+    } else if (entry.loading) {
+      status.state = ModelState::kLoading;
+    } else if (!entry.message.empty()) {
+      status.state = ModelState::kFailed;
+    }
+  }
+  std::vector<ModelStatus> list;
+  for (auto& [name, status] : out) list.push_back(std::move(status));
+  return list;
+}
+
+absl::StatusOr<std::vector<std::string>> ModelStore::Discover() const {
+  AWQD_ASSIGN_OR_RETURN(const RepositoryRoot root, RepositoryRoot::Open(root_));
+  AWQD_ASSIGN_OR_RETURN(const std::vector<std::string> names, root.ListDirectory("."));
+  std::vector<std::string> out;
+  for (const std::string& name : names) {
+    if (!CheckModelName(name).ok()) continue;
+    if (root.OpenFile(absl::StrCat(name, "/", kConfigFile)).ok()) out.push_back(name);
+  }
+  return out;
+}
+
+int64_t ModelStore::device_bytes() const {
+  MutexLock lock(&mu_);
+  int64_t bytes = 0;
+  for (const auto& [name, entry] : entries_) {
+    if (entry.model != nullptr) bytes += entry.model->device_bytes;
+  }
+  return bytes;
+}
+
+}  // namespace awqd

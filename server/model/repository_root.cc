@@ -1,0 +1,150 @@
+// Opening files beneath the repository root.
+#include "server/model/repository_root.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <linux/openat2.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <climits>
+#include <cstdlib>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "kernels/base/status.h"
+
+namespace awqd {
+namespace {
+
+// O_NONBLOCK so that a FIFO cannot hold the loader up; File::Adopt refuses it afterwards.
+constexpr int kFileFlags = O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
+constexpr int kDirectoryFlags = O_RDONLY | O_CLOEXEC | O_DIRECTORY;
+
+absl::Status Escapes(absl::string_view relative) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(Quoted(relative, 256), ": got a path that leads out of the model repository, ",
+                   "expected one beneath it (symbolic links must be relative and stay inside)"));
+}
+
+absl::Status FromErrno(int error, absl::string_view relative) {
+  const std::string name = Quoted(relative, 256);
+  switch (error) {
+    case EXDEV:
+      return Escapes(relative);
+    case ELOOP:
+      return absl::InvalidArgumentError(absl::StrCat(name, ": too many symbolic links"));
+    case ENOENT:
+      return absl::NotFoundError(absl::StrCat(name, ": no such file or directory"));
+    case ENOTDIR:
+      return absl::NotFoundError(absl::StrCat(name, ": not a directory"));
+    case ENXIO:
+      return absl::InvalidArgumentError(
+          absl::StrCat(name, ": got a socket or a device, expected a regular file"));
+    default:
+      return absl::ErrnoToStatus(error, absl::StrCat(name, ": open"));
+  }
+}
+
+absl::Status CheckRelative(absl::string_view relative) {
+  if (relative == ".") return absl::OkStatus();
+  for (absl::string_view part : absl::StrSplit(relative, '/')) {
+    if (!IsPlainFileName(part)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("path ", Quoted(relative, 256), ": expected plain names separated by '/'"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> RealPath(const std::string& path, absl::string_view relative) {
+  char resolved[PATH_MAX];
+  if (realpath(path.c_str(), resolved) == nullptr) return FromErrno(errno, relative);
+  return std::string(resolved);
+}
+
+bool IsBeneath(absl::string_view path, absl::string_view root) {
+  return path == root || root == "/" || absl::StartsWith(path, absl::StrCat(root, "/"));
+}
+
+}  // namespace
+
+bool IsPlainFileName(absl::string_view name) {
+  return !name.empty() && name.size() <= NAME_MAX && name != "." && name != ".." &&
+         name.find('/') == name.npos && name.find('\0') == name.npos;
+}
+
+absl::StatusOr<RepositoryRoot> RepositoryRoot::Open(const std::string& path, Resolve how) {
+  RepositoryRoot out;
+  out.path_ = path;
+  out.how_ = how;
+  out.root_ = UniqueFd(open(path.c_str(), kDirectoryFlags));
+  if (out.root_.ok()) return out;
+  const int error = errno;
+  const std::string what = absl::StrCat("model repository ", Quoted(path, 1024));
+  if (error == ENOTDIR) {
+    return absl::InvalidArgumentError(absl::StrCat(what, ": got a file, expected a directory"));
+  }
+  return absl::ErrnoToStatus(error, what);
+}
+
+absl::StatusOr<UniqueFd> RepositoryRoot::OpenBeneath(const std::string& relative, int flags) const {
+  AWQD_RETURN_IF_ERROR(CheckRelative(relative));
+  if (how_ == Resolve::kCanonicalise) return OpenCanonical(relative, flags);
+  open_how how = {};
+  how.flags = static_cast<uint64_t>(flags);
+  how.resolve = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS;
+  int fd = -1;
+  int error = 0;
+  do {  // EAGAIN: a rename raced with a "..", and the kernel asks to try again.
+    fd = static_cast<int>(syscall(SYS_openat2, root_.get(), relative.c_str(), &how, sizeof(how)));
+    error = fd < 0 ? errno : 0;
+  } while (error == EAGAIN || error == EINTR);
+  if (fd >= 0) return UniqueFd(fd);
+  // Kernels before 5.6, and sandboxes that do not know the call.
+  if (error == ENOSYS || error == EPERM) return OpenCanonical(relative, flags);
+  return FromErrno(error, relative);
+}
+
+// The check comes before the open, so what was opened is compared once more: a component swapped
+// for a link in between shows in the descriptor's own path.
+absl::StatusOr<UniqueFd> RepositoryRoot::OpenCanonical(const std::string& relative,
+                                                       int flags) const {
+  AWQD_ASSIGN_OR_RETURN(const std::string root, RealPath(path_, path_));
+  AWQD_ASSIGN_OR_RETURN(const std::string target,
+                        RealPath(absl::StrCat(root, "/", relative), relative));
+  if (!IsBeneath(target, root)) return Escapes(relative);
+  UniqueFd fd(open(target.c_str(), flags | O_NOFOLLOW));
+  if (!fd.ok()) return FromErrno(errno, relative);
+  AWQD_ASSIGN_OR_RETURN(const std::string opened,
+                        RealPath(absl::StrCat("/proc/self/fd/", fd.get()), relative));
+  if (!IsBeneath(opened, root)) return Escapes(relative);
+  return fd;
+}
+
+absl::StatusOr<File> RepositoryRoot::OpenFile(absl::string_view relative) const {
+  AWQD_ASSIGN_OR_RETURN(UniqueFd fd, OpenBeneath(std::string(relative), kFileFlags));
+  return File::Adopt(std::move(fd), std::string(relative));
+}
+
+absl::StatusOr<std::vector<std::string>> RepositoryRoot::ListDirectory(
+    absl::string_view relative) const {
+  AWQD_ASSIGN_OR_RETURN(UniqueFd fd, OpenBeneath(std::string(relative), kDirectoryFlags));
+  std::unique_ptr<DIR, int (*)(DIR*)> directory(fdopendir(fd.get()), closedir);
+  if (directory == nullptr) return FromErrno(errno, relative);
+  fd.Release();  // closedir closes it
+  std::vector<std::string> names;
+  while (const dirent* entry = readdir(directory.get())) {
+    const absl::string_view name = entry->d_name;
+    if (name != "." && name != "..") names.emplace_back(name);
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+}  // namespace awqd

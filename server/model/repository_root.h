@@ -1,0 +1,46 @@
+// RepositoryRoot: the one place where a name becomes an open file, and never one outside the root.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "server/model/file.h"
+
+namespace awqd {
+
+// Symbolic links are followed as long as every step stays beneath the root, so that a directory in
+// which "my-model" is a relative link into a Hub cache beneath the same root works. Thread-safe.
+class RepositoryRoot {
+ public:
+  enum class Resolve {
+    kKernel,       // openat2(RESOLVE_BENEATH), or kCanonicalise where the kernel lacks it
+    kCanonicalise  // realpath, compare with the root's, open, compare what was opened
+  };
+
+  // NOT_FOUND or PERMISSION_DENIED naming the root, INVALID_ARGUMENT when it is not a directory.
+  static absl::StatusOr<RepositoryRoot> Open(const std::string& path,
+                                             Resolve how = Resolve::kKernel);
+
+  // A regular file. `relative` is a path of plain components ("model/config.json"). NOT_FOUND,
+  // PERMISSION_DENIED, INVALID_ARGUMENT for a special file or a way out of the root.
+  absl::StatusOr<File> OpenFile(absl::string_view relative) const;
+
+  // Names in the directory `relative` ("." for the root itself), sorted, without "." and "..".
+  absl::StatusOr<std::vector<std::string>> ListDirectory(absl::string_view relative) const;
+
+ private:
+  absl::StatusOr<UniqueFd> OpenBeneath(const std::string& relative, int flags) const;
+  absl::StatusOr<UniqueFd> OpenCanonical(const std::string& relative, int flags) const;
+
+  std::string path_;
+  UniqueFd root_;
+  Resolve how_ = Resolve::kKernel;
+};
+
+// True for one component of a path: 1 to 255 bytes, no '/', no NUL, neither "." nor "..".
+bool IsPlainFileName(absl::string_view name);
+
+}  // namespace awqd
