@@ -1,0 +1,33 @@
+# Container image of awqd. The default bases give the CUDA image; for a CPU image:
+#   docker build --build-arg BASE=debian:12 --build-arg RUNTIME=debian:12-slim -t awqd:cpu .
+ARG BASE=nvidia/cuda:13.0.1-devel-ubuntu24.04
+ARG RUNTIME=nvidia/cuda:13.0.1-runtime-ubuntu24.04
+
+FROM ${BASE} AS build
+SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
+WORKDIR /src
+# The packages come first, so that a change of the sources does not install them again.
+COPY deploy/lib.sh deploy/packages.txt deploy/
+RUN ROOT=/src; source deploy/lib.sh; install_packages build; rm -rf /var/lib/apt/lists/*
+COPY . .
+# Ask for fewer architectures, such as 90a-real, for a faster build and a smaller image.
+ARG CUDA_ARCHITECTURES="80-real;90a-real"
+RUN ROOT=/src; source deploy/lib.sh; \
+    configure release "-DAWQD_CUDA_ARCHITECTURES=${CUDA_ARCHITECTURES}"; \
+    build release bundle; \
+    mv out/awqd-*-linux-x86_64 /opt/awqd
+
+FROM ${RUNTIME}
+LABEL org.opencontainers.image.title="awqd" \
+      org.opencontainers.image.description="gRPC inference service for AWQ-packed checkpoints" \
+      org.opencontainers.image.licenses="Apache-2.0"
+COPY --from=build /opt/awqd /opt/awqd
+ENV PATH=/opt/awqd/bin:${PATH}
+# A number, so that an orchestrator can see that it is not root.
+USER 65532:65532
+EXPOSE 8001
+# Listens on every interface of the container: what reaches it is the container's network policy to say.
+ENTRYPOINT ["/opt/awqd/bin/awqd"]
+CMD ["--host=0.0.0.0", "--port=8001", "--model_repository=/opt/awqd/models"]
+HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
+  CMD ["/opt/awqd/bin/awqctl", "healthcheck", "--server=127.0.0.1:8001"]
