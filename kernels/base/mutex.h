@@ -1,11 +1,10 @@
-// Mutex, MutexLock and CondVar: std::mutex with the annotations that clang's thread safety analysis
-// checks.
+// Mutex, MutexLock and CondVar: std::mutex with the annotations that clang's thread safety analysis checks.
 //
-// Why not absl::Mutex: distributions ship Abseil without ThreadSanitizer's annotations, so that
-// every lock would be invisible to it. The pthread calls beneath std::mutex are intercepted
-// wherever they come from.
+// Why not absl::Mutex: distributions ship Abseil without ThreadSanitizer's annotations, so that every lock would be
+// invisible to it. The pthread calls beneath std::mutex are intercepted wherever they come from.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
 
@@ -36,21 +35,23 @@ class ABSL_SCOPED_LOCKABLE MutexLock {
 
 class CondVar {
  public:
-  // Waits until `ready()`; called with `mu` held, as is `ready`.
-  template <typename Predicate>
-  void Wait(Mutex* mu, Predicate ready) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
+  // Waits for a notification, or less: callers look again at what they wait for. `mu` is held.
+  void Wait(Mutex* mu) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
     std::unique_lock<std::mutex> lock(mu->mu_, std::adopt_lock);
-    cv_.wait(lock, ready);
+    cv_.wait(lock);
     lock.release();
   }
-  // As Wait, but no longer than until `deadline`; returns ready().
-  template <typename Clock, typename Duration, typename Predicate>
-  bool WaitUntil(Mutex* mu, const std::chrono::time_point<Clock, Duration>& deadline,
-                 Predicate ready) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
+  // As Wait, but no longer than until `moment`.
+  void WaitUntil(Mutex* mu, std::chrono::steady_clock::time_point moment)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
     std::unique_lock<std::mutex> lock(mu->mu_, std::adopt_lock);
-    const bool result = cv_.wait_until(lock, deadline, ready);
+    cv_.wait_until(lock, moment);
     lock.release();
-    return result;
+  }
+  // Waits until `ready()`, which is called with `mu` held.
+  template <typename Predicate>
+  void Wait(Mutex* mu, Predicate ready) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
+    while (!ready()) Wait(mu);
   }
   void NotifyOne() { cv_.notify_one(); }
   void NotifyAll() { cv_.notify_all(); }

@@ -6,24 +6,34 @@
 
 #include <cstdint>
 #include <memory>
-#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "kernels/device.h"
 #include "kernels/kernels.h"
 #include "server/engine/engine.h"
 
 namespace awqd {
 
+// Rows of one request within a batch: x [tokens, K] in, y [tokens, N] out, both in host memory.
+struct RowPiece {
+  const char* x = nullptr;
+  char* y = nullptr;
+  int64_t tokens = 0;
+};
+
 class Lane {
  public:
   static absl::StatusOr<std::unique_ptr<Lane>> Create(Device* device);
 
-  // Runs the work and waits for it. `out` becomes tokens x N of out_dtype.
-  absl::Status Matmul(const MatmulWork& work, Path path, std::string* out, const KernelRow** ran);
-  // `out` becomes rows x cols of out_dtype.
-  absl::Status Dequantize(const DequantizeWork& work, std::string* out, const KernelRow** ran);
+  // Concatenates the pieces' rows, multiplies once, and splits the result; waits for it. Weight,
+  // dtypes and bias are those of `work`, whose own rows are not looked at.
+  absl::Status Matmul(const MatmulWork& work, absl::Span<const RowPiece> pieces, Path path,
+                      const KernelRow** ran);
+
+  // `out`: host memory for rows x cols of out_dtype.
+  absl::Status Dequantize(const DequantizeWork& work, char* out, const KernelRow** ran);
 
  private:
   Lane(Device* device, std::unique_ptr<Stream> stream);
@@ -32,21 +42,26 @@ class Lane {
   class Scratch {
    public:
     // At least `bytes` long; contents undefined. RESOURCE_EXHAUSTED when the device has no room.
-    absl::StatusOr<void*> Get(Device* device, MemoryKind kind, int64_t bytes);
+    absl::StatusOr<char*> Get(Device* device, MemoryKind kind, int64_t bytes);
 
    private:
     Buffer buffer_;
   };
 
-  // The bytes in device memory: as they are when the device reads host memory, else through
-  // staging.
+  // Where kernels read `bytes` of host memory: in place when they can, else copied through
+  // `staging`.
   absl::StatusOr<const void*> Upload(const void* host, int64_t bytes, Scratch* staging,
                                      Scratch* device);
-  // Runs `launch` with a device destination of `bytes` and brings the result into `out`.
-  template <typename Launch>
-  absl::Status RunInto(std::string* out, int64_t bytes, Launch launch);
+  // The pieces' rows one after the other, where kernels can read them. `row_bytes`: of one row of
+  // x.
+  absl::StatusOr<const void*> Gather(absl::Span<const RowPiece> pieces, int64_t row_bytes);
+  // Where kernels write `bytes` of results: `direct` when the device reaches it and it is whole.
+  absl::StatusOr<char*> Target(char* direct, int64_t bytes);
+  // Waits for the stream and hands rows of `row_bytes` at `target` to the pieces.
+  absl::Status Scatter(const char* target, absl::Span<const RowPiece> pieces, int64_t row_bytes);
 
   Device* const device_;
+  const bool direct_;  // kernels reach host memory
   const std::unique_ptr<Stream> stream_;
   Scratch x_staging_, x_device_;
   Scratch bias_staging_, bias_device_;

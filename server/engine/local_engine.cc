@@ -1,4 +1,4 @@
-// LocalEngine: submit, run on a lane, complete; device faults; warm-up.
+// LocalEngine: submit, run batches on lanes, complete; device faults; warm-up.
 #include "server/engine/local_engine.h"
 
 #include <algorithm>
@@ -12,14 +12,15 @@
 #include "absl/time/clock.h"
 #include "kernels/base/status.h"
 #include "kernels/kernels.h"
-#include "server/batching/fifo_scheduler.h"
+#include "server/batching/batch_scheduler.h"
+#include "server/batching/policy.h"
 #include "server/engine/lane.h"
 #include "server/engine/tasks.h"
 
 namespace awqd {
 namespace {
 
-// Names one INTERNAL failure in the answer and in the log, so that a report can be found again.
+// Names one INTERNAL failure in the answers and in the log, so that a report can be found again.
 std::string NextErrorId() {
   static std::atomic<uint32_t> count{0};
   const auto start = static_cast<uint32_t>(absl::ToUnixSeconds(absl::Now()));
@@ -36,31 +37,26 @@ class LocalEngine final : public Engine {
   LocalEngine(Device* device, const EngineOptions& options,
               std::vector<std::unique_ptr<Lane>> lanes)
       : device_(device), options_(options), lanes_(std::move(lanes)) {
-    FifoOptions fifo;
-    fifo.workers = static_cast<int>(lanes_.size());
-    fifo.max_queued_tasks = options.max_queued_requests;
-    fifo.max_queued_bytes = options.max_queued_bytes;
-    scheduler_ = std::make_unique<FifoScheduler>(
-        fifo, [this](int worker, std::vector<std::unique_ptr<Task>> batch) {
-          Execute(*lanes_[worker], std::move(batch));
-        });
+    scheduler_ = std::make_unique<BatchScheduler>(
+        options.batching, static_cast<int>(lanes_.size()),
+        [this](int worker, Batch batch) { Execute(*lanes_[worker], batch); });
   }
+
+  // A handle may keep the scheduler alive a moment longer; its threads must not outlive the lanes.
+  ~LocalEngine() override { scheduler_->Drain(); }
 
   absl::StatusOr<TaskHandle> Submit(MatmulWork work, const SubmitOptions& options,
                                     TaskDone done) override {
     return Schedule(std::make_unique<MatmulTask>(std::move(work), std::move(done)), options);
   }
-
   absl::StatusOr<TaskHandle> Submit(DequantizeWork work, const SubmitOptions& options,
                                     TaskDone done) override {
     return Schedule(std::make_unique<DequantizeTask>(std::move(work), std::move(done)), options);
   }
-
   absl::StatusOr<std::shared_ptr<const DeviceWeight>> Prepare(
       const CanonicalWeight& weight) override {
     return PrepareWeight(weight, *device_);
   }
-
   absl::Status WarmUp(const std::shared_ptr<const DeviceWeight>& weight) override;
 
   void Drain() override { scheduler_->Drain(); }
@@ -70,7 +66,10 @@ class LocalEngine final : public Engine {
 
  private:
   absl::StatusOr<TaskHandle> Schedule(std::unique_ptr<Task> task, const SubmitOptions& options);
-  void Execute(Lane& lane, std::vector<std::unique_ptr<Task>> batch);
+  void Execute(Lane& lane, Batch& batch);
+  absl::Status Run(Lane& lane, Batch& batch, const KernelRow** ran);
+  absl::Status RunMatmul(Lane& lane, Batch& batch, const KernelRow** ran);
+  ExecutionReport Report(const Batch& batch, const KernelRow* ran, absl::Duration compute) const;
   void CheckDevice(const absl::Status& status);
   absl::Status RunAndWait(MatmulWork work);
 
@@ -78,7 +77,8 @@ class LocalEngine final : public Engine {
   const EngineOptions options_;
   const std::vector<std::unique_ptr<Lane>> lanes_;
   std::atomic<bool> fault_reported_{false};
-  std::unique_ptr<Scheduler> scheduler_;  // last: its threads use everything above
+  // Shared with the handles, which may outlive the engine.
+  std::shared_ptr<Scheduler> scheduler_;
 };
 
 absl::StatusOr<TaskHandle> LocalEngine::Schedule(std::unique_ptr<Task> task,
@@ -89,32 +89,72 @@ absl::StatusOr<TaskHandle> LocalEngine::Schedule(std::unique_ptr<Task> task,
   }
   task->priority = options.priority;
   task->deadline = options.deadline;
-  CancelFlag flag = task->cancel_flag();
-  AWQD_RETURN_IF_ERROR(scheduler_->Schedule(&task));
-  return TaskHandle([flag = std::move(flag)] { flag->store(true, std::memory_order_release); });
+  AWQD_ASSIGN_OR_RETURN(const Ticket ticket, scheduler_->Schedule(&task));
+  return TaskHandle([scheduler = std::weak_ptr<Scheduler>(scheduler_), ticket] {
+    if (auto alive = scheduler.lock()) alive->Cancel(ticket);
+  });
 }
 
-void LocalEngine::Execute(Lane& lane, std::vector<std::unique_ptr<Task>> batch) {
-  const TokenPolicy policy{options_.token_threshold};
-  for (std::unique_ptr<Task>& queued : batch) {
-    auto& task = static_cast<EngineTask&>(*queued);
-    const absl::Time start = absl::Now();
-    std::string out;
-    const KernelRow* ran = nullptr;
-    const absl::Status status = WithErrorId(task.Run(lane, policy, &out, &ran));
-    ExecutionReport report;
-    report.device = device_->info().id;
-    report.batch_tokens = task.tokens();
-    report.batch_requests = 1;
-    report.queue_us = absl::ToInt64Microseconds(start - task.enqueued);
-    report.compute_us = absl::ToInt64Microseconds(absl::Now() - start);
-    if (ran != nullptr) {
-      report.kernel = std::string(ran->name);
-      report.path = ran->op == Op::kDequantize ? Path::kDequantize : ran->path;
-    }
-    task.Complete(status, std::move(out), report);
-    CheckDevice(status);
+void LocalEngine::Execute(Lane& lane, Batch& batch) {
+  const absl::Time start = absl::Now();
+  const KernelRow* ran = nullptr;
+  const absl::Status status = WithErrorId(Run(lane, batch, &ran));
+  ExecutionReport report = Report(batch, ran, absl::Now() - start);
+  for (std::unique_ptr<Task>& task : batch.tasks) {
+    report.queue_us = absl::ToInt64Microseconds(start - task->enqueued);
+    static_cast<EngineTask&>(*task).Complete(status, report);
+    task.reset();
   }
+  CheckDevice(status);
+}
+
+ExecutionReport LocalEngine::Report(const Batch& batch, const KernelRow* ran,
+                                    absl::Duration compute) const {
+  ExecutionReport report;
+  report.device = device_->info().id;
+  report.batch_tokens = batch.tokens;
+  report.batch_requests = static_cast<int32_t>(batch.tasks.size());
+  report.compute_us = absl::ToInt64Microseconds(compute);
+  if (ran != nullptr) {
+    report.kernel = std::string(ran->name);
+    report.path = ran->op == Op::kDequantize ? Path::kDequantize : ran->path;
+  }
+  return report;
+}
+
+absl::Status LocalEngine::Run(Lane& lane, Batch& batch, const KernelRow** ran) {
+  for (std::unique_ptr<Task>& task : batch.tasks) {
+    auto& owner = static_cast<EngineTask&>(*task);
+    owner.out.resize(owner.result_bytes());
+  }
+  // Dequantize tasks never merge, so that one in a batch is alone in it.
+  if (auto* dequantize = dynamic_cast<DequantizeTask*>(batch.tasks.front().get())) {
+    return lane.Dequantize(dequantize->work(), dequantize->out.data(), ran);
+  }
+  return RunMatmul(lane, batch, ran);
+}
+
+absl::Status LocalEngine::RunMatmul(Lane& lane, Batch& batch, const KernelRow** ran) {
+  const MatmulWork& work = static_cast<MatmulTask&>(*batch.tasks.front()).work();
+  const TokenPolicy policy{options_.token_threshold};
+  const Path path =
+      work.path.value_or(policy.UseFused(batch.tokens) ? Path::kFused : Path::kDequantize);
+  std::vector<RowPiece> pieces;
+  for (std::unique_ptr<Task>& queued : batch.tasks) {
+    auto& task = static_cast<MatmulTask&>(*queued);
+    pieces.push_back({task.work().x.data(), task.out.data(), task.tokens()});
+  }
+  const int64_t step = std::max<int64_t>(1, options_.batching.max_batch_tokens);
+  if (pieces.size() > 1 || batch.tokens <= step) return lane.Matmul(work, pieces, path, ran);
+  // One task larger than a batch may be: in steps, so that the lane's buffers stay bounded.
+  const int64_t x_row = work.weight->shape.k * SizeOf(work.x_dtype);
+  const int64_t y_row = work.weight->shape.n * SizeOf(work.out_dtype);
+  for (int64_t row = 0; row < batch.tokens; row += step) {
+    const RowPiece piece{pieces[0].x + row * x_row, pieces[0].y + row * y_row,
+                         std::min(step, batch.tokens - row)};
+    AWQD_RETURN_IF_ERROR(lane.Matmul(work, {&piece, 1}, path, ran));
+  }
+  return absl::OkStatus();
 }
 
 void LocalEngine::CheckDevice(const absl::Status& status) {

@@ -1,4 +1,4 @@
-// The engine over one local device: scheduler in front, one lane per worker behind.
+// The engine over one local device: batching in front, one lane per worker behind.
 #pragma once
 
 #include <cstdint>
@@ -7,19 +7,17 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/device.h"
+#include "server/batching/batch_queue.h"
 #include "server/engine/engine.h"
 
 namespace awqd {
 
 struct EngineOptions {
-  // Fewer tokens: fused kernel; this many and more: dequantise, then a dense product.
+  // Fewer merged tokens: fused kernel; this many and more: dequantise, then a dense product.
   int64_t token_threshold = 256;
-  // Requests that may wait; the next one is refused with RESOURCE_EXHAUSTED.
-  int64_t max_queued_requests = 1024;
-  // Payload bytes that may wait.
-  int64_t max_queued_bytes = int64_t{512} << 20;
+  BatchOptions batching;
   // Streams with a worker thread each. 0: one on the CPU, whose kernels use all cores; two on a
-  // GPU, so that the copies of one request overlap the kernels of another.
+  // GPU, so that the copies of one batch overlap the kernels of another.
   int lanes = 0;
   // Called once, on a worker thread, when the device reports a sticky error and nothing can be
   // served any more.

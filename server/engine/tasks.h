@@ -1,13 +1,11 @@
-// EngineTask: a queued request with its completion. Knows how to run itself on a lane.
+// The two kinds of queued requests, each with its completion.
 #pragma once
 
 #include <string>
 #include <utility>
 
-#include "server/batching/policy.h"
 #include "server/batching/task.h"
 #include "server/engine/engine.h"
-#include "server/engine/lane.h"
 
 namespace awqd {
 
@@ -15,12 +13,13 @@ class EngineTask : public Task {
  public:
   explicit EngineTask(TaskDone done) : done_(std::move(done)) {}
 
-  // Runs on the lane; reports the row that ran.
-  virtual absl::Status Run(Lane& lane, const TokenPolicy& policy, std::string* out,
-                           const KernelRow** ran) = 0;
-
   void Fail(const absl::Status& status) override { done_(status, "", ExecutionReport()); }
-  void Complete(const absl::Status& status, std::string out, const ExecutionReport& report) {
+
+  // Bytes of the result, and where it goes before Complete hands it on.
+  virtual int64_t result_bytes() const = 0;
+  std::string out;
+
+  void Complete(const absl::Status& status, const ExecutionReport& report) {
     done_(status, std::move(out), report);
   }
 
@@ -33,13 +32,19 @@ class MatmulTask final : public EngineTask {
   MatmulTask(MatmulWork work, TaskDone done)
       : EngineTask(std::move(done)), work_(std::move(work)) {}
 
+  const MatmulWork& work() const { return work_; }
   int64_t tokens() const override { return work_.tokens; }
   int64_t bytes() const override { return static_cast<int64_t>(work_.x.size()); }
+  int64_t result_bytes() const override {
+    return work_.tokens * work_.weight->shape.n * SizeOf(work_.out_dtype);
+  }
 
-  absl::Status Run(Lane& lane, const TokenPolicy& policy, std::string* out,
-                   const KernelRow** ran) override {
-    const Path by_policy = policy.UseFused(work_.tokens) ? Path::kFused : Path::kDequantize;
-    return lane.Matmul(work_, work_.path.value_or(by_policy), out, ran);
+  // Same weight, element types and asked-for path. A bias of the request's own keeps it alone.
+  BatchKey key() const override {
+    if (!work_.bias.empty()) return {};
+    const uint32_t path = work_.path.has_value() ? 1 + static_cast<uint32_t>(*work_.path) : 0;
+    return {work_.weight.get(), path << 16 | static_cast<uint32_t>(work_.x_dtype) << 8 |
+                                    static_cast<uint32_t>(work_.out_dtype)};
   }
 
  private:
@@ -51,12 +56,11 @@ class DequantizeTask final : public EngineTask {
   DequantizeTask(DequantizeWork work, TaskDone done)
       : EngineTask(std::move(done)), work_(std::move(work)) {}
 
+  const DequantizeWork& work() const { return work_; }
   int64_t tokens() const override { return 0; }
   int64_t bytes() const override { return 0; }
-
-  absl::Status Run(Lane& lane, const TokenPolicy&, std::string* out,
-                   const KernelRow** ran) override {
-    return lane.Dequantize(work_, out, ran);
+  int64_t result_bytes() const override {
+    return work_.rows * work_.cols * SizeOf(work_.out_dtype);
   }
 
  private:

@@ -32,15 +32,16 @@ class Journal {
 
 class PuppetTask final : public Task {
  public:
-  PuppetTask(std::string name, Journal* journal, int64_t tokens = 1, int64_t bytes = 1)
-      : name_(std::move(name)), journal_(journal), tokens_(tokens), bytes_(bytes) {}
+  PuppetTask(std::string name, Journal* journal, int64_t tokens = 1, int64_t bytes = 1,
+             BatchKey key = {})
+      : name_(std::move(name)), journal_(journal), tokens_(tokens), bytes_(bytes), key_(key) {}
 
   int64_t tokens() const override { return tokens_; }
   int64_t bytes() const override { return bytes_; }
+  BatchKey key() const override { return key_; }
   void Fail(const absl::Status& status) override {
     journal_->Add(name_ + ":" + absl::StatusCodeToString(status.code()));
   }
-  void Ran() { journal_->Add(name_ + ":ran"); }
   const std::string& name() const { return name_; }
 
  private:
@@ -48,6 +49,7 @@ class PuppetTask final : public Task {
   Journal* const journal_;
   const int64_t tokens_;
   const int64_t bytes_;
+  const BatchKey key_;
 };
 
 // Runs tasks only while open; counts the batches that wait inside it.

@@ -1,0 +1,170 @@
+// BatchQueue: bounds, order, batches, expiry.
+#include "server/batching/batch_queue.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status.h"
+
+namespace awqd {
+namespace {
+
+absl::Status Full(absl::string_view what, int64_t queued, int64_t more, int64_t limit) {
+  return absl::ResourceExhaustedError(absl::StrCat("queue full: ", queued, " ", what,
+                                                   " queued and ", more,
+                                                   " more asked for, the limit is ", limit));
+}
+
+// The key a task is grouped under: its own, or one that no other task shares.
+BatchKey GroupKey(const Task& task) {
+  const BatchKey key = task.key();
+  return key.subject != nullptr ? key : BatchKey{&task, ~uint32_t{0}};
+}
+
+bool Mergeable(const BatchKey& key) { return key.variant != ~uint32_t{0}; }
+
+}  // namespace
+
+absl::Status BatchQueue::CheckRoom(const Task& task) const {
+  if (size_ >= options_.max_queued_tasks) {
+    return Full("requests", size_, 1, options_.max_queued_tasks);
+  }
+  // A task larger than a bound is let into an empty queue: the bounds are on what waits, not on
+  // what a task may be.
+  if (size_ == 0) return absl::OkStatus();
+  if (task.tokens() > options_.max_queued_tokens - tokens_) {
+    return Full("tokens", tokens_, task.tokens(), options_.max_queued_tokens);
+  }
+  if (task.bytes() > options_.max_queued_bytes - bytes_) {
+    return Full("bytes", bytes_, task.bytes(), options_.max_queued_bytes);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Ticket> BatchQueue::Push(std::unique_ptr<Task>* task, absl::Time now) {
+  AWQD_RETURN_IF_ERROR(CheckRoom(**task));
+  Task& queued = **task;
+  queued.enqueued = now;
+  const Ticket ticket = next_ticket_++;
+  const BatchKey key = GroupKey(queued);
+  Group& group = groups_[key];
+  Level& level = group.levels[queued.priority];
+  level.push_back({ticket, std::move(*task)});
+  by_ticket_.emplace(ticket, Place{key, queued.priority, std::prev(level.end())});
+  if (queued.deadline != absl::InfiniteFuture()) deadlines_.emplace(queued.deadline, ticket);
+  group.tokens += queued.tokens();
+  size_ += 1;
+  tokens_ += queued.tokens();
+  bytes_ += queued.bytes();
+  return ticket;
+}
+
+std::unique_ptr<Task> BatchQueue::Take(Ticket ticket) {
+  const auto found = by_ticket_.find(ticket);
+  const Place place = found->second;
+  by_ticket_.erase(found);
+  std::unique_ptr<Task> task = std::move(place.entry->task);
+  const auto group = groups_.find(place.key);
+  const auto level = group->second.levels.find(place.priority);
+  level->second.erase(place.entry);
+  if (level->second.empty()) group->second.levels.erase(level);
+  group->second.tokens -= task->tokens();
+  if (group->second.levels.empty()) groups_.erase(group);
+  if (task->deadline != absl::InfiniteFuture()) deadlines_.erase({task->deadline, ticket});
+  size_ -= 1;
+  tokens_ -= task->tokens();
+  bytes_ -= task->bytes();
+  return task;
+}
+
+std::unique_ptr<Task> BatchQueue::Remove(Ticket ticket) {
+  return by_ticket_.contains(ticket) ? Take(ticket) : nullptr;
+}
+
+std::vector<std::unique_ptr<Task>> BatchQueue::TakeExpired(absl::Time now) {
+  std::vector<std::unique_ptr<Task>> expired;
+  while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
+    expired.push_back(Take(deadlines_.begin()->second));
+  }
+  return expired;
+}
+
+absl::Time BatchQueue::NextDeadline() const {
+  return deadlines_.empty() ? absl::InfiniteFuture() : deadlines_.begin()->first;
+}
+
+const BatchQueue::Entry& BatchQueue::Oldest(const Group& group) {
+  const Entry* oldest = nullptr;
+  for (const auto& [priority, level] : group.levels) {
+    if (oldest == nullptr || level.front().ticket < oldest->ticket) oldest = &level.front();
+  }
+  return *oldest;
+}
+
+absl::Time BatchQueue::ReadyAt(const BatchKey& key, const Group& group, bool draining) const {
+  const absl::Time oldest = Oldest(group).task->enqueued;
+  const bool waits = !draining && Mergeable(key) && group.tokens < options_.max_batch_tokens;
+  return waits ? oldest + options_.max_queue_delay : oldest;
+}
+
+bool BatchQueue::Starving(const Entry& entry, absl::Time now) const {
+  return now - entry.task->enqueued >= options_.max_starvation;
+}
+
+bool BatchQueue::Before(const Group& a, const Group& b, absl::Time now) const {
+  const Entry& oldest_a = Oldest(a);
+  const Entry& oldest_b = Oldest(b);
+  const bool starving_a = Starving(oldest_a, now);
+  if (starving_a != Starving(oldest_b, now)) return starving_a;
+  if (starving_a) return oldest_a.ticket < oldest_b.ticket;
+  const auto& top_a = *a.levels.begin();
+  const auto& top_b = *b.levels.begin();
+  if (top_a.first != top_b.first) return top_a.first > top_b.first;
+  return top_a.second.front().ticket < top_b.second.front().ticket;
+}
+
+absl::Time BatchQueue::NextBatch(bool draining) const {
+  absl::Time next = absl::InfiniteFuture();
+  for (const auto& [key, group] : groups_) next = std::min(next, ReadyAt(key, group, draining));
+  return next;
+}
+
+std::vector<Ticket> BatchQueue::Collect(const Group& group, absl::Time now) const {
+  std::vector<Ticket> taken;
+  int64_t tokens = 0;
+  // False once an entry does not fit: it closes the batch, so that no smaller late-comer overtakes
+  // it.
+  const auto add = [&](const Entry& entry) {
+    if (!taken.empty() && tokens + entry.task->tokens() > options_.max_batch_tokens) return false;
+    taken.push_back(entry.ticket);
+    tokens += entry.task->tokens();
+    return true;
+  };
+  const Entry& oldest = Oldest(group);
+  const bool starving = Starving(oldest, now);
+  if (starving) add(oldest);
+  for (const auto& [priority, level] : group.levels) {
+    for (const Entry& entry : level) {
+      if (starving && entry.ticket == oldest.ticket) continue;
+      if (!add(entry)) return taken;
+    }
+  }
+  return taken;
+}
+
+Batch BatchQueue::Pop(absl::Time now, bool draining) {
+  const Group* best = nullptr;
+  for (const auto& [key, group] : groups_) {
+    if (ReadyAt(key, group, draining) > now) continue;
+    if (best == nullptr || Before(group, *best, now)) best = &group;
+  }
+  Batch batch;
+  if (best == nullptr) return batch;
+  for (Ticket ticket : Collect(*best, now)) {
+    batch.tasks.push_back(Take(ticket));
+    batch.tokens += batch.tasks.back()->tokens();
+  }
+  return batch;
+}
+
+}  // namespace awqd

@@ -1,0 +1,118 @@
+// BatchQueue: what waits, and which of it leaves next. No threads, no locks, no clock of its own.
+//
+// Tasks wait in groups of equal keys, within a group by priority, within a priority in order of
+// arrival. A batch is the most urgent group's tasks in that order, up to max_batch_tokens.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <set>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "server/batching/batch.h"
+#include "server/batching/scheduler.h"
+#include "server/batching/task.h"
+
+namespace awqd {
+
+struct BatchOptions {
+  // Tokens a batch holds at most. A larger one amortises the weights over more tokens until the
+  // matmul is bound by arithmetic (a few hundred tokens); beyond that it only adds latency. A
+  // single larger task still runs, alone.
+  int64_t max_batch_tokens = 2048;
+  // How long the oldest task of a group may wait for company while a worker is idle. 0, the
+  // default, is work conserving: an idle worker starts at once and batches form only while all are
+  // busy. Raise it only when throughput matters more than the latency of a lone request.
+  absl::Duration max_queue_delay = absl::ZeroDuration();
+  // A task that has waited this long goes before every priority: the bound on starvation by urgent
+  // traffic.
+  absl::Duration max_starvation = absl::Milliseconds(500);
+  // What may wait; the next task is refused. Choose so that a full queue drains within the callers'
+  // deadlines.
+  int64_t max_queued_tasks = 4096;
+  int64_t max_queued_tokens = 65536;
+  int64_t max_queued_bytes = int64_t{512} << 20;
+};
+
+// Invariants between calls:
+//  - every queued task is in exactly one group and in by_ticket_; with a finite deadline also in
+//  deadlines_;
+//  - no group and no level of a group is empty; a group's tokens are the sum over its tasks;
+//  - size_, tokens_ and bytes_ are sums over all groups and count no refused task.
+class BatchQueue {
+ public:
+  explicit BatchQueue(const BatchOptions& options) : options_(options) {}
+
+  // Takes the task only on OK. RESOURCE_EXHAUSTED naming the bound that was reached.
+  absl::StatusOr<Ticket> Push(std::unique_ptr<Task>* task, absl::Time now);
+
+  // The task, or null when it is not queued.
+  std::unique_ptr<Task> Remove(Ticket ticket);
+
+  // Every task whose deadline is at or before `now`.
+  std::vector<std::unique_ptr<Task>> TakeExpired(absl::Time now);
+  // The earliest deadline queued; InfiniteFuture without one.
+  absl::Time NextDeadline() const;
+
+  // The earliest time at which Pop returns a batch (in the past when one is ready); InfiniteFuture
+  // when empty. `draining` ignores max_queue_delay.
+  absl::Time NextBatch(bool draining) const;
+  // The most urgent batch that is ready, or an empty one.
+  Batch Pop(absl::Time now, bool draining);
+
+  int64_t size() const { return size_; }
+  int64_t tokens() const { return tokens_; }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  struct Entry {
+    Ticket ticket;
+    std::unique_ptr<Task> task;
+  };
+  using Level = std::list<Entry>;
+  struct Group {
+    std::map<int, Level, std::greater<>> levels;  // by priority
+    int64_t tokens = 0;
+  };
+  struct KeyHash {
+    size_t operator()(const BatchKey& key) const {
+      return std::hash<const void*>()(key.subject) * 31 + key.variant;
+    }
+  };
+  using Groups = std::unordered_map<BatchKey, Group, KeyHash>;
+  struct Place {
+    BatchKey key;
+    int priority;
+    Level::iterator entry;
+  };
+
+  absl::Status CheckRoom(const Task& task) const;
+  // The front entry of the group that has waited longest.
+  static const Entry& Oldest(const Group& group);
+  absl::Time ReadyAt(const BatchKey& key, const Group& group, bool draining) const;
+  // True when `a` should leave before `b`.
+  bool Before(const Group& a, const Group& b, absl::Time now) const;
+  bool Starving(const Entry& entry, absl::Time now) const;
+  // The tasks of the group that form its next batch, in order.
+  std::vector<Ticket> Collect(const Group& group, absl::Time now) const;
+  // Takes a queued task out.
+  std::unique_ptr<Task> Take(Ticket ticket);
+
+  const BatchOptions options_;
+  Groups groups_;
+  std::unordered_map<Ticket, Place> by_ticket_;
+  std::set<std::pair<absl::Time, Ticket>> deadlines_;
+  Ticket next_ticket_ = 1;
+  int64_t size_ = 0;
+  int64_t tokens_ = 0;
+  int64_t bytes_ = 0;
+};
+
+}  // namespace awqd

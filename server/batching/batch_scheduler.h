@@ -1,0 +1,59 @@
+// BatchScheduler: worker threads that take batches from a BatchQueue, and one that fails what
+// expires meanwhile.
+//
+// Threads: Schedule, Cancel and queued_tasks from anywhere; Drain from anywhere but a worker.
+// Task::Fail and the executor run without the lock held.
+#pragma once
+
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "kernels/base/mutex.h"
+#include "server/batching/batch_queue.h"
+#include "server/batching/clock.h"
+#include "server/batching/scheduler.h"
+
+namespace awqd {
+
+class BatchScheduler final : public Scheduler {
+ public:
+  // `workers`: threads that call the executor, each with one batch at a time.
+  BatchScheduler(const BatchOptions& options, int workers, BatchExecutor executor,
+                 const Clock* clock = &Clock::Real());
+  // Drains.
+  ~BatchScheduler() override;
+
+  absl::StatusOr<Ticket> Schedule(std::unique_ptr<Task>* task) override;
+  bool Cancel(Ticket ticket) override;
+  void Drain() override;
+  int64_t queued_tasks() const override;
+
+  // For tests: no batch leaves until `tasks` are queued (or the scheduler drains).
+  void HoldUntil(int64_t tasks);
+  // For tests with a clock that stands still: looks at deadlines and delays again.
+  void Poke();
+
+ private:
+  void Work(int worker);
+  // The next batch, or an empty one when draining and nothing is left. Blocks.
+  Batch NextBatch();
+  void Reap();
+
+  const BatchExecutor executor_;
+  const Clock* const clock_;
+  mutable Mutex mu_;
+  CondVar work_;    // a task came, a hold ended, or draining began
+  CondVar expiry_;  // the earliest deadline moved forward, or draining ended
+  BatchQueue queue_ ABSL_GUARDED_BY(mu_);
+  int64_t hold_until_ ABSL_GUARDED_BY(mu_) = 0;
+  bool draining_ ABSL_GUARDED_BY(mu_) = false;
+  bool stopped_ ABSL_GUARDED_BY(mu_) = false;  // workers are gone; the reaper goes too
+  Mutex join_mu_;
+  std::vector<std::thread> workers_ ABSL_GUARDED_BY(join_mu_);
+  std::thread reaper_ ABSL_GUARDED_BY(join_mu_);
+};
+
+}  // namespace awqd
