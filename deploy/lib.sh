@@ -98,3 +98,28 @@ build() {
     die "the build failed (full log: $log)"
   }
 }
+
+# start_server <folder with awqd and awqctl> <model repository> <log> <option>...: starts it on a free port of this
+# machine and waits for health. Sets server_pid and address; on failure prints the log and fails.
+start_server() {
+  local bin="$1" models="$2" log="$3"
+  shift 3
+  "$bin/awqd" --host=127.0.0.1 --port=0 --model_repository="$models" "$@" >"$log" 2>&1 &
+  server_pid=$!
+  address=""
+  for _ in $(seq 300); do
+    address="$(sed -n 's/.*listening.*\(127\.0\.0\.1:[0-9][0-9]*\).*/\1/p' "$log" | head -n 1)"
+    if [[ -n "$address" ]] || ! kill -0 "$server_pid" 2>/dev/null; then break; fi
+    sleep 0.1
+  done
+  if [[ -z "$address" ]] || ! "$bin/awqctl" --address "$address" healthcheck --wait 60 >/dev/null; then
+    cat "$log" >&2
+    return 1
+  fi
+}
+
+# stop_server: SIGTERM, and its exit status.
+stop_server() {
+  kill -TERM "$server_pid"
+  wait "$server_pid"
+}

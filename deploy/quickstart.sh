@@ -34,7 +34,7 @@ failed() {
   exit 1
 }
 
-readonly DATA="$ROOT/tests/data/awq" MODEL=minilm
+readonly DATA="$ROOT/tests/data/awq" MODEL=all-MiniLM-L6-v2-awq WEIGHT=encoder.layer.0.attention.self.query
 readonly BIN="$ROOT/build/release/bin"
 work="$(mktemp -d)"
 server_pid=""
@@ -71,23 +71,48 @@ say "Building awqd and awqctl with $(build_jobs) jobs"
 (build release awqd awqctl) || failed "the build did not succeed"
 say "Ready to serve after $SECONDS s"
 
-start_server() {
-  "$BIN/awqd" --host=127.0.0.1 --port=0 --model_repository="$DATA" --device="$device" >"$work/server.log" 2>&1 &
-  server_pid=$!
-  address=""
-  for _ in $(seq 300); do
-    kill -0 "$server_pid" 2>/dev/null || {
-      cat "$work/server.log" >&2
-      failed "the server ended at its start"
-    }
-    address="$(sed -n 's/.*listening on \(127\.0\.0\.1:[0-9]*\).*/\1/p' "$work/server.log" | head -n 1)"
-    [[ -n "$address" ]] && break
-    sleep 0.1
-  done
-  [[ -n "$address" ]] || failed "the server did not name its port within 30 s"
-  "$BIN/awqctl" --address "$address" healthcheck --wait 60 >/dev/null || {
-    cat "$work/server.log" >&2
-    failed "the server did not become healthy within 60 s"
-  }
-}
-start_server
+start_server "$BIN" "$DATA" "$work/server.log" --device="$device" || failed "the server did not become healthy"
+
+ctl() { "$BIN/awqctl" --address "$address" "$@"; }
+
+# Both answers against stored expectations: every bit of the weight, and the product to one part in a thousand of a
+# float64 product.
+golden="$DATA/goldens"
+dequantized="$(ctl dequantize "$MODEL" "$WEIGHT" -o "$work/w.npy" --quiet)" || failed "the Dequantize call did not succeed"
+weight_check="$(ctl compare "$work/w.npy" "$golden/$WEIGHT.dequantized.npy" --bit_exact)" ||
+  failed "the dequantised weight differs from the stored one: $weight_check"
+multiplied="$(ctl matmul "$MODEL" "$WEIGHT" "$golden/activations_384.npy" -o "$work/y.npy")" ||
+  failed "the QuantizedMatmul call did not succeed"
+product_check="$(ctl compare "$work/y.npy" "$golden/$WEIGHT.matmul.npy" --max_relative_error 1e-3)" ||
+  failed "the product differs from the stored one: $product_check"
+
+cat <<TEXT
+
+$(ctl status | sed -n '1,4p')
+weight            $MODEL $WEIGHT
+Dequantize        ${dequantized#*: }
+  against stored  $weight_check
+QuantizedMatmul   $(head -n 1 <<<"$multiplied")
+  against stored  $product_check
+
+TEXT
+
+if ((serve)); then
+  cat <<TEXT
+Serving on $address until Ctrl-C. Calls to try:
+  $BIN/awqctl --address $address models $MODEL
+  grpcurl -plaintext $address list
+  grpcurl -plaintext -d '{"name": "$MODEL"}' $address awqd.v1.ModelRepository/GetModel
+  grpcurl -plaintext -d '{"weight": {"model": "$MODEL", "weight": "$WEIGHT"}, "rows": {"begin": 0, "end": 1},
+    "output_encoding": "VALUES"}' $address awqd.v1.QuantizedInference/Dequantize
+quickstart: ok
+TEXT
+  status=0
+  wait "$server_pid" || status=$?
+  server_pid=""
+  ((status == 0)) || failed "the server ended with status $status"
+  exit 0
+fi
+stop_server || failed "the server did not stop cleanly"
+server_pid=""
+say "quickstart: ok"

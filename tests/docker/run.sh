@@ -5,7 +5,7 @@
 set -euo pipefail
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
 work="$ROOT/build/docker"
-port=18001
+port=18500
 
 skip() { echo "$*"; exit 77; }
 fail() { echo "error: $*"; exit 1; }
@@ -46,7 +46,7 @@ check_config() {
   [[ "$(config '{{.Docker.Config.User}}')" == 65532:65532 ]] || fail "the image's user is not 65532:65532"
   [[ "$(config '{{json .Docker.Config.Entrypoint}}')" == '["/opt/awqd/bin/awqd"]' ]] || fail "the entry point is not in exec form"
   [[ "$(config '{{index .Docker.Config.Healthcheck.Test 0}}')" == CMD ]] || fail "no health check in exec form"
-  [[ "$(config '{{json .Docker.Config.ExposedPorts}}')" == *8001/tcp* ]] || fail "port 8001 is not exposed"
+  [[ "$(config '{{json .Docker.Config.ExposedPorts}}')" == *8500/tcp* ]] || fail "port 8500 is not exposed"
 }
 
 # in_image <command>...: runs it in the image's root, read-only, as the image's user. The shell is replaced, so that a
@@ -69,7 +69,7 @@ run_image() {
   server=$!
   for _ in $(seq 60); do
     status=0
-    (in_image /opt/awqd/bin/awqctl healthcheck --server=127.0.0.1:$port) >"$work/health.log" 2>&1 || status=$?
+    (in_image /opt/awqd/bin/awqctl --address 127.0.0.1:$port healthcheck) >"$work/health.log" 2>&1 || status=$?
     [[ $status -eq 0 ]] && break
     kill -0 "$server" 2>/dev/null || { cat "$work/server.log"; fail "the server ended before it was healthy"; }
     sleep 0.5
