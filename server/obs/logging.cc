@@ -111,10 +111,9 @@ void SetUpLogging(LogLevel level, LogFormat format) {
   g_format = format;
   auto formatter = std::make_unique<spdlog::pattern_formatter>();
   formatter->add_flag<PayloadFlag>('*', format);
-  formatter->set_pattern(
-      format == LogFormat::kJson
-          ? R"({"time":"%Y-%m-%dT%H:%M:%S.%f%z","level":"%l","thread":%t,%*})"
-          : "%Y-%m-%dT%H:%M:%S.%f%z %L %t %*");
+  formatter->set_pattern(format == LogFormat::kJson
+                             ? R"({"time":"%Y-%m-%dT%H:%M:%S.%f%z","level":"%l","thread":%t,%*})"
+                             : "%Y-%m-%dT%H:%M:%S.%f%z %L %t %*");
   auto sink = std::make_shared<spdlog::sinks::stderr_sink_mt>();
   sink->set_formatter(std::move(formatter));
   for (const char* name : {kEventLogger, ""}) {

@@ -1,0 +1,45 @@
+// awqd: flags -> Options -> Server -> run until a signal. Exit codes: 0 stopped by a signal or
+// printed what was asked for, 1 could not start or go on, 2 bad flags.
+#include <cstdio>
+#include <exception>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "server/obs/logging.h"
+#include "server/options.h"
+#include "server/server.h"
+#include "server/signals.h"
+
+namespace {
+
+int Fail(int code, const absl::Status& status) {
+  const std::string line = awqd::LogText(status.message(), 4096);
+  std::fprintf(stderr, "awqd: %s\n", line.c_str());
+  return code;
+}
+
+int Serve(const awqd::Options& options) {
+  awqd::SetUpLogging(options.log_level, options.log_format);
+  absl::StatusOr<std::unique_ptr<awqd::Server>> server = awqd::Server::Create(options);
+  if (!server.ok()) return Fail(1, server.status());
+  const absl::Status status = (*server)->Run(awqd::SignalFd());
+  return status.ok() ? 0 : Fail(1, status);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  awqd::InstallSignalHandlers();
+  try {
+    absl::StatusOr<awqd::CommandLine> line = awqd::ParseCommandLine(argc, argv);
+    if (!line.ok()) return Fail(2, line.status());
+    if (!line->print.empty()) {
+      std::fputs(line->print.c_str(), stdout);
+      return 0;
+    }
+    return Serve(line->options);
+  } catch (const std::exception& e) {
+    return Fail(1, absl::InternalError(e.what()));
+  }
+}

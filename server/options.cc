@@ -1,0 +1,329 @@
+// The flags. Each help text says what the flag does and how to choose its value.
+#include "server/options.h"
+
+#include <cstdio>
+#include <limits>
+#include <map>
+#include <utility>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
+#include "kernels/base/status.h"
+
+namespace awqd {
+namespace {
+
+// gRPC counts message bytes in an int, and Protocol Buffers stops at 2 GiB.
+constexpr int64_t kMaxMessageBytes = (int64_t{1} << 31) - 65536;
+constexpr int64_t kMinMessageBytes = 64 << 10;
+constexpr int64_t kAnyBytes = int64_t{1} << 50;
+
+// What flags are read into before they become Options: plain numbers with units in their names.
+struct Flags {
+  Options options;
+  int64_t drain_delay_ms = 0;
+  double drain_timeout_s = 30;
+  double max_queue_delay_ms = 0;
+  double keepalive_time_s = 120;
+  double keepalive_timeout_s = 20;
+  double min_ping_interval_s = 10;
+  double max_connection_idle_s = 0;
+  double max_connection_age_s = 0;
+  int64_t memory_quota_bytes = 0;
+  std::string log_level = "info";
+  std::string log_format = "text";
+};
+
+// "64MiB" -> "67108864", so that sizes can be typed by people.
+std::string ParseBytes(std::string& text) {
+  static const std::map<std::string, int64_t> units = {
+      {"", 1}, {"k", 1 << 10}, {"m", 1 << 20}, {"g", 1 << 30}};
+  const size_t end = text.find_first_not_of("0123456789");
+  std::string unit = absl::AsciiStrToLower(end == std::string::npos ? "" : text.substr(end));
+  if (unit == "b") unit = "";
+  if (unit.size() > 1 && (unit.substr(1) == "ib" || unit.substr(1) == "b")) unit.resize(1);
+  int64_t number = 0;
+  const auto factor = units.find(unit);
+  if (factor == units.end() || !absl::SimpleAtoi(text.substr(0, end), &number) ||
+      number > std::numeric_limits<int64_t>::max() / factor->second) {
+    return absl::StrCat("got \"", text, "\", expected bytes such as 1048576 or 64MiB");
+  }
+  text = absl::StrCat(number * factor->second);
+  return "";
+}
+
+// Registers flags with their environment twins.
+class Table {
+ public:
+  explicit Table(CLI::App* app) : app_(app) {}
+
+  void Group(std::string name) { group_ = std::move(name); }
+
+  template <typename T>
+  CLI::Option* Add(const std::string& name, T& value, const std::string& help) {
+    return Dress(name, app_->add_option("--" + name, value, help));
+  }
+
+  void Bytes(const std::string& name, int64_t& value, int64_t min, int64_t max,
+             const std::string& help) {
+    // Transforms run in the order in which they were added last to first.
+    Add(name, value, help)
+        ->check(CLI::Range(static_cast<double>(min), static_cast<double>(max)))
+        ->transform(CLI::Validator(ParseBytes, "BYTES", "bytes"));
+  }
+
+  void Flag(const std::string& name, bool& value, const std::string& help) {
+    Dress(name, app_->add_flag("--" + name + ",!--no_" + name, value, help));
+  }
+
+ private:
+  CLI::Option* Dress(const std::string& name, CLI::Option* option) {
+    option->envname("AWQD_" + absl::AsciiStrToUpper(name));
+    option->group(group_);
+    return option;
+  }
+
+  CLI::App* const app_;
+  std::string group_;
+};
+
+void AddModelFlags(Table& table, Flags& flags) {
+  Options& options = flags.options;
+  table.Group("Models");
+  table
+      .Add(
+          "model_repository", options.model_repository,
+          "Directory whose subdirectories are models, each as downloaded from the Hub. Clients can "
+          "name models beneath it and nothing else.")
+      ->required();
+  table
+      .Add("load_model", options.load_models,
+           "Model to load at start; repeat it for several. Default: every directory of the "
+           "repository that has a config.json. The server ends when one of them fails to load.")
+      ->delimiter(',')
+      ->expected(1)
+      ->take_all();
+  table.Group("Device");
+  table.Add("device", options.device,
+            "auto: the first GPU that answers, else the CPU. Or cpu, or cuda:N, which end the "
+            "server when there is no such device.");
+  table
+      .Add("cpu_threads", options.cpu_threads,
+           "Threads of CPU kernels. 0: as many as the process may use; fewer leave cores to gRPC "
+           "when clients are many and small.")
+      ->check(CLI::Range(0, 4096));
+  table.Bytes("device_memory_limit", options.device_memory_limit, 0, kAnyBytes,
+              "Bytes that weights and buffers may take on the device. 0: all of it; set it when "
+              "the device is shared.");
+}
+
+void AddListenFlags(Table& table, Flags& flags) {
+  RpcOptions& rpc = flags.options.rpc;
+  table.Group("Listening");
+  table.Add("address", rpc.address,
+            "host:port to listen on, in plaintext and without authentication: outside a trusted "
+            "network use 127.0.0.1:8001 behind a proxy. Port 0 picks a free one, which is logged.");
+  table.Add("port_file", flags.options.port_file,
+            "File that the bound port is written to once the server listens; for scripts that use "
+            "port 0.");
+  table.Flag("reflection", rpc.reflection,
+             "Answer gRPC reflection, so that grpcurl needs no proto files. Switch it off with "
+             "--no_reflection where the API should not describe itself.");
+}
+
+void AddBoundFlags(Table& table, Flags& flags) {
+  RpcOptions& rpc = flags.options.rpc;
+  RpcLimits& limits = rpc.limits;
+  table.Group("Bounds");
+  table.Bytes("max_receive_message_bytes", limits.max_receive_message_bytes, kMinMessageBytes,
+              kMaxMessageBytes,
+              "Largest request. 64 MiB hold 8192 tokens of 4096 FP16 activations. Memory taken is "
+              "up to this for each request in flight.");
+  table.Bytes("max_send_message_bytes", limits.max_send_message_bytes, kMinMessageBytes,
+              kMaxMessageBytes,
+              "Largest response; a larger one is refused before it is computed. Clients must allow "
+              "as much: gRPC's own default for them is 4 MiB.");
+  table.Bytes("max_inline_weight_bytes", limits.max_inline_weight_bytes, 0, kMaxMessageBytes,
+              "Tensor bytes of a weight carried in a request. 0 refuses inline weights.");
+  table.Bytes("memory_quota_bytes", flags.memory_quota_bytes, 0, kAnyBytes,
+              "Bytes gRPC may hold for messages that are being received. 0: 16 x "
+              "max_receive_message_bytes. At least twice the largest message times the uploads "
+              "that run at once, or uploads fail under load.");
+  table
+      .Add("max_concurrent_streams", rpc.max_concurrent_streams,
+           "Calls at once per connection; more wait in the client. Bounds what one client takes.")
+      ->check(CLI::Range(1, 1 << 20));
+  table
+      .Add("stream_in_flight", limits.stream_in_flight,
+           "Requests of one QuantizedMatmulStream in flight; reading pauses beyond. Enough to keep "
+           "batches full: tokens per batch / tokens per request.")
+      ->check(CLI::Range(1, 1 << 16));
+  table.Bytes("stream_chunk_bytes", limits.chunk_bytes, 4096, kMaxMessageBytes,
+              "About how many bytes a chunk of DequantizeStream holds. Small ones bound memory per "
+              "slow reader, large ones save calls.");
+}
+
+void AddBatchFlags(Table& table, Flags& flags) {
+  EngineOptions& engine = flags.options.engine;
+  BatchOptions& batching = engine.batching;
+  table.Group("Batching");
+  table
+      .Add("token_threshold", engine.token_threshold,
+           "Merged tokens from which a weight is dequantised for a dense product instead of being "
+           "decoded inside the product. 0: always. Measure with awqctl matmul --random M.")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 40));
+  table
+      .Add("max_batch_tokens", batching.max_batch_tokens,
+           "Tokens that are merged into one batch. More than a few hundred add latency without "
+           "saving weight traffic.")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
+  table
+      .Add("max_queue_delay_ms", flags.max_queue_delay_ms,
+           "How long the oldest request may wait for company while the device is idle. 0: an idle "
+           "device starts at once and batches form under load.")
+      ->check(CLI::Range(0.0, 60000.0));
+  table
+      .Add("max_queued_requests", batching.max_queued_tasks,
+           "Requests that may wait; the next is refused with RESOURCE_EXHAUSTED. Choose so that a "
+           "full queue drains within the clients' deadlines.")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 32));
+  table.Add("max_queued_tokens", batching.max_queued_tokens, "As max_queued_requests, in tokens.")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
+  table.Bytes("max_queued_bytes", batching.max_queued_bytes, 1, kAnyBytes,
+              "As max_queued_requests, in bytes of activations: the bound on memory.");
+  table
+      .Add("lanes", engine.lanes,
+           "Worker threads with a device stream each. 0: one on the CPU, two on a GPU.")
+      ->check(CLI::Range(0, 64));
+}
+
+void AddLifecycleFlags(Table& table, Flags& flags) {
+  table.Group("Lifecycle");
+  table
+      .Add("drain_delay_ms", flags.drain_delay_ms,
+           "After SIGTERM: how long to go on serving with health NOT_SERVING, so that load "
+           "balancers look away first. In Kubernetes a few seconds.")
+      ->check(CLI::Range(0, 600000));
+  table
+      .Add("drain_timeout_s", flags.drain_timeout_s,
+           "After that: how long calls in flight may take before they are cancelled. With the "
+           "delay, less than the time the supervisor waits before SIGKILL.")
+      ->check(CLI::Range(0.0, 86400.0));
+  table
+      .Add("keepalive_time_s", flags.keepalive_time_s,
+           "Silence after which a connection is pinged, to find clients that vanished.")
+      ->check(CLI::Range(1.0, 86400.0));
+  table
+      .Add("keepalive_timeout_s", flags.keepalive_timeout_s,
+           "How long that ping may stay unanswered before the connection is closed.")
+      ->check(CLI::Range(1.0, 86400.0));
+  table
+      .Add("min_ping_interval_s", flags.min_ping_interval_s,
+           "Clients that ping an idle connection more often than this are sent away. At most their "
+           "keepalive time.")
+      ->check(CLI::Range(0.0, 86400.0));
+  table
+      .Add("max_connection_idle_s", flags.max_connection_idle_s,
+           "Close connections without calls after this long. 0: never.")
+      ->check(CLI::Range(0.0, 1e9));
+  table
+      .Add("max_connection_age_s", flags.max_connection_age_s,
+           "Close connections after this long, so that clients look for new servers. 0: never.")
+      ->check(CLI::Range(0.0, 1e9));
+  table.Group("Logging");
+  table
+      .Add("log_level", flags.log_level,
+           "debug, info, warning or error. debug has a line per request.")
+      ->check(CLI::IsMember({"debug", "info", "warning", "error"}));
+  table
+      .Add("log_format", flags.log_format,
+           "text for people, json (one object a line) for machines.")
+      ->check(CLI::IsMember({"text", "json"}));
+}
+
+absl::Duration OrInfinite(double seconds) {
+  return seconds == 0 ? absl::InfiniteDuration() : absl::Seconds(seconds);
+}
+
+// What CLI11 cannot check by itself.
+absl::Status CheckAddress(const std::string& address) {
+  const size_t colon = address.rfind(':');
+  int port = -1;
+  if (colon != std::string::npos && colon != 0 &&
+      absl::SimpleAtoi(address.substr(colon + 1), &port) && port >= 0 && port <= 65535) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--address: got \"", address, "\", expected host:port with a port of 0 to 65535"));
+}
+
+absl::StatusOr<Options> ToOptions(Flags flags) {
+  Options options = std::move(flags.options);
+  AWQD_RETURN_IF_ERROR(CheckAddress(options.rpc.address));
+  RpcLimits& limits = options.rpc.limits;
+  options.rpc.memory_quota_bytes = flags.memory_quota_bytes != 0
+                                       ? flags.memory_quota_bytes
+                                       : 16 * limits.max_receive_message_bytes;
+  limits.stream_in_flight_bytes =
+      2 * std::max(limits.max_receive_message_bytes, limits.max_send_message_bytes);
+  limits.max_queued_requests = options.engine.batching.max_queued_tasks;
+  limits.max_batch_tokens = options.engine.batching.max_batch_tokens;
+  options.engine.batching.max_queue_delay = absl::Milliseconds(flags.max_queue_delay_ms);
+  options.drain_delay = absl::Milliseconds(flags.drain_delay_ms);
+  options.drain_timeout = absl::Seconds(flags.drain_timeout_s);
+  options.rpc.keepalive_time = absl::Seconds(flags.keepalive_time_s);
+  options.rpc.keepalive_timeout = absl::Seconds(flags.keepalive_timeout_s);
+  options.rpc.min_ping_interval = absl::Seconds(flags.min_ping_interval_s);
+  options.rpc.max_connection_idle = OrInfinite(flags.max_connection_idle_s);
+  options.rpc.max_connection_age = OrInfinite(flags.max_connection_age_s);
+  static const std::map<std::string, LogLevel> levels = {{"debug", LogLevel::kDebug},
+                                                         {"info", LogLevel::kInfo},
+                                                         {"warning", LogLevel::kWarning},
+                                                         {"error", LogLevel::kError}};
+  options.log_level = levels.at(flags.log_level);
+  options.log_format = flags.log_format == "json" ? LogFormat::kJson : LogFormat::kText;
+  return options;
+}
+
+}  // namespace
+
+absl::StatusOr<CommandLine> ParseCommandLine(int argc, const char* const* argv) {
+  Flags flags;
+  CLI::App app("awqd: serves Dequantize and QuantizedMatmul over AWQ checkpoints, by gRPC.",
+               "awqd");
+  app.set_version_flag("--version", absl::StrCat("awqd ", AWQD_VERSION));
+  app.set_config("--config", "", "TOML file of flags without their dashes, key = value.");
+  app.allow_config_extras(CLI::config_extras_mode::error);
+  app.get_formatter()->column_width(34);
+  app.footer(
+      "Every flag may also be set by the environment variable AWQD_<FLAG>, for example\n"
+      "AWQD_MODEL_REPOSITORY. Order: flag, config file, environment, default.");
+  app.option_defaults()->always_capture_default();
+  Table table(&app);
+  AddModelFlags(table, flags);
+  AddListenFlags(table, flags);
+  AddBoundFlags(table, flags);
+  AddBatchFlags(table, flags);
+  AddLifecycleFlags(table, flags);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    return CommandLine{.print = app.help()};
+  } catch (const CLI::CallForVersion& version) {
+    return CommandLine{.print = absl::StrCat(version.what(), "\n")};
+  } catch (const CLI::Error& error) {
+    return absl::InvalidArgumentError(
+        absl::StrReplaceAll(absl::StripAsciiWhitespace(error.what()), {{"\n", " "}}));
+  } catch (const std::exception& error) {
+    return absl::InvalidArgumentError(error.what());
+  }
+  CommandLine line;
+  AWQD_ASSIGN_OR_RETURN(line.options, ToOptions(std::move(flags)));
+  return line;
+}
+
+}  // namespace awqd

@@ -1,0 +1,42 @@
+// Options: every knob of the server, and the only reader of flags, config file and environment.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "server/engine/local_engine.h"
+#include "server/obs/logging.h"
+#include "server/rpc/rpc_server.h"
+
+namespace awqd {
+
+// Defaults are those of the flags. server/options.cc says of each how to choose it.
+struct Options {
+  std::string model_repository;
+  std::vector<std::string> load_models;  // empty: every model of the repository
+  std::string device = "auto";
+  int cpu_threads = 0;
+  int64_t device_memory_limit = 0;
+  RpcOptions rpc;
+  EngineOptions engine;
+  absl::Duration drain_delay = absl::ZeroDuration();
+  absl::Duration drain_timeout = absl::Seconds(30);
+  std::string port_file;
+  LogLevel log_level = LogLevel::kInfo;
+  LogFormat log_format = LogFormat::kText;
+};
+
+// What the command line asks for: to serve, or to print something and leave.
+struct CommandLine {
+  Options options;
+  std::string print;  // help or version; empty: serve
+};
+
+// A flag wins over the config file, the config file over the environment (AWQD_<FLAG>), that over
+// the default. INVALID_ARGUMENT, in one line, for anything unknown or out of range.
+absl::StatusOr<CommandLine> ParseCommandLine(int argc, const char* const* argv);
+
+}  // namespace awqd

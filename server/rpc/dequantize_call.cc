@@ -1,0 +1,255 @@
+// Dequantize (one block, one message) and DequantizeStream (row blocks, one at a time).
+//
+// A chunk is computed only after the one before it was written, so a client that reads slowly costs
+// one chunk of memory.
+#include <algorithm>
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include "kernels/base/status.h"
+#include "server/obs/logging.h"
+#include "server/rpc/call_state.h"
+#include "server/rpc/guard.h"
+#include "server/rpc/inference_service.h"
+#include "server/rpc/status_grpc.h"
+#include "server/rpc/tensor.h"
+#include "server/rpc/validate.h"
+#include "server/rpc/weights.h"
+
+namespace awqd {
+namespace {
+
+// What both methods do until blocks run: check, find the weight, resolve the ranges.
+class DequantizeBase {
+ public:
+  DequantizeBase(const RpcEnv& env, absl::string_view method, grpc::CallbackServerContext* context,
+                 const v1::DequantizeRequest& request)
+      : env_(env), request_(request), deadline_(DeadlineOf(context->deadline())) {
+    log_.method = method;
+    log_.request_id = request.request_id();
+    log_.model = request.weight().model();
+    log_.weight = request.weight().weight();
+    log_.bytes_in = static_cast<int64_t>(request.ByteSizeLong());
+  }
+
+ protected:
+  using BlockDone = std::function<absl::Status(std::string bytes, const ExecutionReport& report)>;
+
+  ~DequantizeBase() = default;
+
+  // Calls OnJob once, or Settle. `self` keeps the call alive until then.
+  void Begin(std::shared_ptr<DequantizeBase> self) {
+    Try([&]() -> absl::Status {
+      AWQD_RETURN_IF_ERROR(StillWanted(slot_, deadline_));
+      AWQD_RETURN_IF_ERROR(CheckRequest(request_));
+      if (request_.has_weight()) {
+        AWQD_ASSIGN_OR_RETURN(WeightPtr weight, FindWeight(env_, request_.weight()));
+        return OnWeight(std::move(weight));
+      }
+      return PackWeight(env_, request_.packed(), [self](absl::StatusOr<WeightPtr> weight) {
+        self->Try([&]() -> absl::Status {
+          AWQD_RETURN_IF_ERROR(weight.status());
+          return self->OnWeight(*std::move(weight));
+        });
+      });
+    });
+  }
+
+  // The ranges are resolved: job_.work is the whole answer.
+  virtual absl::Status OnJob() = 0;
+  // Answers the call. Called once.
+  virtual void End(const absl::Status& status) = 0;
+  // Shared ownership of the call.
+  virtual std::shared_ptr<DequantizeBase> Self() = 0;
+
+  // Runs `rows` rows of the job from `row_begin` on, then `done` on a worker thread.
+  absl::Status SubmitBlock(int64_t row_begin, int64_t rows, BlockDone done) {
+    AWQD_RETURN_IF_ERROR(StillWanted(slot_, deadline_));
+    DequantizeWork block = job_.work;
+    block.row_begin = row_begin;
+    block.rows = rows;
+    auto on_result = [self = Self(), done = std::move(done)](const absl::Status& status,
+                                                             std::string bytes,
+                                                             const ExecutionReport& report) {
+      if (self->settled_.load()) return;
+      self->Try([&]() -> absl::Status {
+        AWQD_RETURN_IF_ERROR(status);
+        self->Add(report, static_cast<int64_t>(bytes.size()));
+        return done(std::move(bytes), report);
+      });
+    };
+    AWQD_ASSIGN_OR_RETURN(
+        TaskHandle handle,
+        env_.engine->Submit(std::move(block), {.deadline = deadline_}, std::move(on_result)));
+    slot_.Set(std::move(handle));
+    return absl::OkStatus();
+  }
+
+  // Runs `body`; an error or an exception ends the call.
+  template <typename F>
+  void Try(F&& body) {
+    if (absl::Status status = Guarded(std::forward<F>(body)); !status.ok()) Settle(status);
+  }
+
+  void Settle(const absl::Status& status) {
+    if (settled_.exchange(true)) return;
+    job_.work.weight = nullptr;
+    const absl::Status visible = ForClient(status);
+    log_.total_us = absl::ToInt64Microseconds(absl::Now() - started_);
+    LogRequest(log_, visible);
+    End(visible);
+  }
+
+  const RpcEnv& env_;
+  const v1::DequantizeRequest& request_;
+  const absl::Time deadline_;
+  const absl::Time started_ = absl::Now();
+  TaskSlot slot_;
+  DequantizeJob job_;
+  ExecutionReport report_;  // of all blocks: times added up
+
+ private:
+  absl::Status OnWeight(WeightPtr weight) {
+    AWQD_ASSIGN_OR_RETURN(job_, BuildDequantize(request_, weight->shape));
+    job_.work.weight = std::move(weight);
+    log_.tokens = job_.work.rows;
+    return OnJob();
+  }
+
+  void Add(const ExecutionReport& block, int64_t bytes) {
+    const int64_t queue_us = report_.queue_us + block.queue_us;
+    const int64_t compute_us = report_.compute_us + block.compute_us;
+    report_ = block;
+    report_.queue_us = log_.queue_us = queue_us;
+    report_.compute_us = log_.compute_us = compute_us;
+    log_.bytes_out += bytes;
+  }
+
+  std::atomic<bool> settled_{false};
+  RequestLog log_;
+};
+
+class DequantizeCall final : public DequantizeBase,
+                             public grpc::ServerUnaryReactor,
+                             public std::enable_shared_from_this<DequantizeCall> {
+ public:
+  DequantizeCall(const RpcEnv& env, grpc::CallbackServerContext* context,
+                 const v1::DequantizeRequest& request, v1::DequantizeResponse* response)
+      : DequantizeBase(env, "Dequantize", context, request), response_(response) {}
+
+  void Start() {
+    self_ = shared_from_this();
+    Begin(self_);
+  }
+  void OnCancel() override { slot_.Cancel(); }
+  void OnDone() override { const std::shared_ptr<DequantizeCall> last = std::move(self_); }
+
+ private:
+  absl::Status OnJob() override {
+    AWQD_RETURN_IF_ERROR(CheckFitsOneMessage(job_, env_.limits.max_send_message_bytes));
+    return SubmitBlock(
+        job_.work.row_begin, job_.work.rows, [this](std::string bytes, const ExecutionReport&) {
+          FillTensor(std::move(bytes), job_.work.out_dtype, {job_.work.rows, job_.work.cols},
+                     job_.encoding, response_->mutable_output());
+          FillExecution(report_, response_->mutable_execution());
+          response_->set_request_id(request_.request_id());
+          Settle(absl::OkStatus());
+          return absl::OkStatus();
+        });
+  }
+  void End(const absl::Status& status) override { Finish(ToGrpc(status)); }
+  std::shared_ptr<DequantizeBase> Self() override { return shared_from_this(); }
+
+  v1::DequantizeResponse* const response_;
+  std::shared_ptr<DequantizeCall> self_;  // gRPC's share
+};
+
+class DequantizeStream final : public DequantizeBase,
+                               public grpc::ServerWriteReactor<v1::DequantizeChunk>,
+                               public std::enable_shared_from_this<DequantizeStream> {
+ public:
+  DequantizeStream(const RpcEnv& env, grpc::CallbackServerContext* context,
+                   const v1::DequantizeRequest& request)
+      : DequantizeBase(env, "DequantizeStream", context, request) {}
+
+  void Start() {
+    self_ = shared_from_this();
+    Begin(self_);
+  }
+  void OnCancel() override { slot_.Cancel(); }
+  void OnWriteDone(bool ok) override {
+    Try([&]() -> absl::Status {
+      if (!ok) return absl::CancelledError("the client is gone");
+      if (next_row_ < EndRow()) return SubmitNext();
+      Settle(absl::OkStatus());
+      return absl::OkStatus();
+    });
+  }
+  void OnDone() override { const std::shared_ptr<DequantizeStream> last = std::move(self_); }
+
+ private:
+  int64_t EndRow() const { return job_.work.row_begin + job_.work.rows; }
+
+  absl::Status OnJob() override {
+    AWQD_ASSIGN_OR_RETURN(rows_per_chunk_, RowsPerChunk(job_, env_.limits.chunk_bytes,
+                                                        env_.limits.max_send_message_bytes));
+    next_row_ = job_.work.row_begin;
+    return SubmitNext();
+  }
+
+  // An empty answer is still one chunk, which carries shape and Execution.
+  absl::Status SubmitNext() {
+    const int64_t begin = next_row_;
+    const int64_t rows = std::min(rows_per_chunk_, EndRow() - begin);
+    return SubmitBlock(begin, rows, [this, begin, rows](std::string bytes, const ExecutionReport&) {
+      next_row_ = begin + rows;
+      FillChunk(begin, rows, std::move(bytes));
+      StartWrite(&chunk_);
+      return absl::OkStatus();
+    });
+  }
+
+  void FillChunk(int64_t begin, int64_t rows, std::string bytes) {
+    chunk_.Clear();
+    chunk_.mutable_rows()->set_begin(begin);
+    chunk_.mutable_rows()->set_end(begin + rows);
+    chunk_.mutable_columns()->set_begin(job_.work.col_begin);
+    chunk_.mutable_columns()->set_end(job_.work.col_begin + job_.work.cols);
+    chunk_.set_total_rows(job_.work.rows);
+    chunk_.set_total_columns(job_.work.cols);
+    chunk_.set_request_id(request_.request_id());
+    FillTensor(std::move(bytes), job_.work.out_dtype, {rows, job_.work.cols}, job_.encoding,
+               chunk_.mutable_output());
+    if (next_row_ >= EndRow()) FillExecution(report_, chunk_.mutable_execution());
+  }
+
+  void End(const absl::Status& status) override { Finish(ToGrpc(status)); }
+  std::shared_ptr<DequantizeBase> Self() override { return shared_from_this(); }
+
+  int64_t rows_per_chunk_ = 1;
+  int64_t next_row_ = 0;
+  v1::DequantizeChunk chunk_;
+  std::shared_ptr<DequantizeStream> self_;  // gRPC's share
+};
+
+}  // namespace
+
+grpc::ServerUnaryReactor* StartDequantizeCall(const RpcEnv& env,
+                                              grpc::CallbackServerContext* context,
+                                              const v1::DequantizeRequest* request,
+                                              v1::DequantizeResponse* response) {
+  const auto call = std::make_shared<DequantizeCall>(env, context, *request, response);
+  call->Start();
+  return call.get();
+}
+
+grpc::ServerWriteReactor<v1::DequantizeChunk>* StartDequantizeStream(
+    const RpcEnv& env, grpc::CallbackServerContext* context, const v1::DequantizeRequest* request) {
+  const auto stream = std::make_shared<DequantizeStream>(env, context, *request);
+  stream->Start();
+  return stream.get();
+}
+
+}  // namespace awqd

@@ -1,0 +1,170 @@
+// QuantizedMatmulStream: many flows on one stream, answered in completion order.
+//
+// Memory is bounded by not reading: an item counts from its read until its answer was written, so a
+// client that does not read its answers stops being read as well.
+#include <algorithm>
+#include <deque>
+#include <memory>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "kernels/base/mutex.h"
+#include "server/rpc/inference_service.h"
+#include "server/rpc/matmul_flow.h"
+#include "server/rpc/status_grpc.h"
+
+namespace awqd {
+namespace {
+
+class MatmulStream final
+    : public grpc::ServerBidiReactor<v1::QuantizedMatmulRequest, v1::QuantizedMatmulResponse>,
+      public std::enable_shared_from_this<MatmulStream> {
+ public:
+  MatmulStream(const RpcEnv& env, grpc::CallbackServerContext* context)
+      : env_(env), deadline_(DeadlineOf(context->deadline())) {}
+
+  // Answers come on threads that gRPC does not know, so the stream is shared between gRPC (until
+  // OnDone) and the answers that are still to come.
+  void Start() {
+    MutexLock lock(&mu_);
+    self_ = shared_from_this();
+    ReadMore();
+  }
+
+  void OnReadDone(bool ok) override {
+    std::shared_ptr<MatmulFlow> flow;
+    {
+      MutexLock lock(&mu_);
+      reading_ = false;
+      if (!ok || cancelled_) {
+        half_closed_ = true;
+        FinishIfIdle();
+        return;
+      }
+      flow = Accept();
+    }
+    flow->Start();
+    MutexLock lock(&mu_);
+    ReadMore();
+  }
+
+  void OnWriteDone(bool ok) override {
+    MutexLock lock(&mu_);
+    writing_ = false;
+    if (!ok) half_closed_ = true;  // the client is gone; what is in flight still has to come back
+    Drop(answers_.front());
+    answers_.pop_front();
+    WriteNext();
+    ReadMore();
+    FinishIfIdle();
+  }
+
+  void OnCancel() override {
+    std::vector<std::shared_ptr<MatmulFlow>> flows;
+    {
+      MutexLock lock(&mu_);
+      cancelled_ = true;
+      half_closed_ = true;
+      for (const auto& item : items_) flows.push_back(item->flow);
+    }
+    for (const auto& flow : flows) flow->Cancel();
+    MutexLock lock(&mu_);
+    FinishIfIdle();
+  }
+
+  void OnDone() override { const std::shared_ptr<MatmulStream> last = std::move(self_); }
+
+ private:
+  struct Item {
+    v1::QuantizedMatmulRequest request;
+    v1::QuantizedMatmulResponse response;
+    std::shared_ptr<MatmulFlow> flow;
+    int64_t bytes = 0;
+  };
+  using ItemPtr = std::shared_ptr<Item>;
+
+  // Turns the message just read into an item in flight. The caller starts its flow without the
+  // lock, because the answer may come at once.
+  std::shared_ptr<MatmulFlow> Accept() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    ItemPtr item = std::move(next_);
+    item->bytes = static_cast<int64_t>(item->request.ByteSizeLong());
+    bytes_ += item->bytes;
+    item->flow = std::make_shared<MatmulFlow>(
+        env_, "QuantizedMatmulStream", &item->request, &item->response, deadline_,
+        [self = shared_from_this(), item](const absl::Status& status) {
+          self->OnAnswer(item, status);
+        });
+    items_.insert(item);
+    return item->flow;
+  }
+
+  void OnAnswer(const ItemPtr& item, const absl::Status& status) {
+    if (!status.ok()) ToProto(status, item->response.mutable_error());
+    MutexLock lock(&mu_);
+    const int64_t answer = static_cast<int64_t>(item->response.ByteSizeLong());
+    bytes_ += answer - item->bytes;  // the request's payload is with the engine, or gone
+    item->bytes = answer;
+    answers_.push_back(item);
+    WriteNext();
+    FinishIfIdle();
+  }
+
+  void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    while (cancelled_ && !writing_ && !answers_.empty()) {
+      Drop(answers_.front());
+      answers_.pop_front();
+    }
+    if (writing_ || answers_.empty()) return;
+    writing_ = true;
+    StartWrite(&answers_.front()->response);
+  }
+
+  void Drop(const ItemPtr& item) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    bytes_ -= item->bytes;
+    items_.erase(item);
+  }
+
+  void ReadMore() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    const bool full = static_cast<int64_t>(items_.size()) >= env_.limits.stream_in_flight ||
+                      (!items_.empty() && bytes_ >= env_.limits.stream_in_flight_bytes);
+    if (reading_ || half_closed_ || finished_ || full) return;
+    next_ = std::make_shared<Item>();
+    reading_ = true;
+    StartRead(&next_->request);
+  }
+
+  // A read that is still out ends with the call, so it never holds Finish back.
+  void FinishIfIdle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    if (finished_ || !half_closed_ || !items_.empty()) return;
+    finished_ = true;
+    Finish(cancelled_ ? ToGrpc(absl::CancelledError("the client cancelled the call"))
+                      : grpc::Status::OK);
+  }
+
+  const RpcEnv& env_;
+  const absl::Time deadline_;
+  std::shared_ptr<MatmulStream> self_;  // gRPC's share
+  Mutex mu_;
+  ItemPtr next_ ABSL_GUARDED_BY(mu_);                 // the message being read
+  std::set<ItemPtr> items_ ABSL_GUARDED_BY(mu_);      // read and not yet answered
+  std::deque<ItemPtr> answers_ ABSL_GUARDED_BY(mu_);  // the first one is being written
+  int64_t bytes_ ABSL_GUARDED_BY(mu_) = 0;            // of items_
+  bool reading_ ABSL_GUARDED_BY(mu_) = false;
+  bool writing_ ABSL_GUARDED_BY(mu_) = false;
+  bool half_closed_ ABSL_GUARDED_BY(mu_) = false;  // nothing more will be read
+  bool cancelled_ ABSL_GUARDED_BY(mu_) = false;
+  bool finished_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+}  // namespace
+
+grpc::ServerBidiReactor<v1::QuantizedMatmulRequest, v1::QuantizedMatmulResponse>* StartMatmulStream(
+    const RpcEnv& env, grpc::CallbackServerContext* context) {
+  const auto stream = std::make_shared<MatmulStream>(env, context);
+  stream->Start();
+  return stream.get();
+}
+
+}  // namespace awqd

@@ -1,0 +1,158 @@
+// Store structs -> messages, and loads and unloads off the callback threads.
+#include "server/rpc/model_repository.h"
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "kernels/base/status.h"
+#include "kernels/layouts/layout.h"
+#include "kernels/registry.h"
+#include "kernels/scheme.h"
+#include "server/obs/logging.h"
+#include "server/rpc/guard.h"
+#include "server/rpc/status_grpc.h"
+#include "server/rpc/validate.h"
+
+namespace awqd {
+namespace {
+
+v1::ModelState ToProto(ModelState state) {
+  switch (state) {
+    case ModelState::kUnloaded:
+      return v1::UNLOADED;
+    case ModelState::kLoading:
+      return v1::LOADING;
+    case ModelState::kReady:
+      return v1::READY;
+    case ModelState::kFailed:
+      return v1::FAILED;
+  }
+  return v1::MODEL_STATE_UNSPECIFIED;
+}
+
+void FillSummary(const Model& model, v1::ModelSummary* out) {
+  out->set_name(model.name);
+  out->set_state(v1::READY);
+  out->set_weights(static_cast<int32_t>(model.weights.size()));
+  out->set_device_bytes(model.device_bytes);
+  out->set_version(model.version);
+}
+
+void FillPlan(const WeightPlan& plan, v1::WeightInfo* out) {
+  for (const PlanEntry& entry : plan.matmul) {
+    v1::PlanEntry* row = out->add_plan();
+    row->set_path(entry.path == Path::kFused ? v1::FUSED : v1::DEQUANTIZE);
+    row->set_min_tokens(entry.min_m);
+    row->set_max_tokens(entry.max_m);
+    row->set_kernel(std::string(entry.row->name));
+  }
+  if (plan.dequantize != nullptr) out->set_dequantize_kernel(std::string(plan.dequantize->name));
+  for (const RefusedRow& refused : plan.refused) {
+    v1::RefusedKernel* row = out->add_refused();
+    row->set_kernel(refused.name);
+    row->set_reason(refused.reason);
+  }
+}
+
+void FillWeight(const std::string& path, const DeviceWeight& weight, v1::WeightInfo* out) {
+  out->set_path(path);
+  out->set_k(weight.shape.k);
+  out->set_n(weight.shape.n);
+  out->set_format(weight.format);
+  out->set_scheme(ToString(weight.shape.scheme));
+  if (weight.layout != nullptr) out->set_layout(std::string(weight.layout->name));
+  out->set_bytes(weight.bytes());
+  if (weight.device != nullptr) out->set_device(weight.device->info().id);
+  out->set_has_bias(static_cast<bool>(weight.bias));
+  FillPlan(weight.plan, out);
+}
+
+absl::Status Load(ModelStore* models, const std::string& name, v1::LoadModelResponse* response) {
+  AWQD_ASSIGN_OR_RETURN(const std::shared_ptr<const Model> model, models->Load(name));
+  FillSummary(*model, response->mutable_model());
+  response->set_load_ms(model->load_ms);
+  response->set_ignored_tensors(model->ignored_tensors);
+  return absl::OkStatus();
+}
+
+absl::Status Get(const ModelStore& models, const std::string& name,
+                 v1::GetModelResponse* response) {
+  AWQD_RETURN_IF_ERROR(CheckName(name));
+  AWQD_ASSIGN_OR_RETURN(const std::shared_ptr<const Model> model, models.Find(name));
+  FillSummary(*model, response->mutable_model());
+  for (const auto& [path, weight] : model->weights) {
+    FillWeight(path, *weight, response->add_weights());
+  }
+  response->set_ignored_tensors(model->ignored_tensors);
+  response->set_quant_method(model->quant_method);
+  return absl::OkStatus();
+}
+
+// Runs `body` on the worker and answers with its status.
+template <typename F>
+grpc::ServerUnaryReactor* Offload(grpc::CallbackServerContext* context, Worker* worker,
+                                  absl::string_view what, const std::string& name, F body) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  absl::Status accepted = CheckName(name);
+  if (accepted.ok()) {
+    accepted = worker->Run([reactor, what, name, body = std::move(body)] {
+      const absl::Status status = ForClient(Guarded(body));
+      LogEvent(status.ok() ? LogLevel::kInfo : LogLevel::kWarning, what,
+               {{"model", LogText(name)},
+                {"status", absl::StatusCodeToString(status.code())},
+                {"error", LogText(status.message(), kMaxErrorBytes)}});
+      reactor->Finish(ToGrpc(status));
+    });
+  }
+  if (!accepted.ok()) reactor->Finish(ToGrpc(accepted));
+  return reactor;
+}
+
+template <typename F>
+grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context, F body) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  reactor->Finish(ToGrpc(Guarded(std::move(body))));
+  return reactor;
+}
+
+}  // namespace
+
+grpc::ServerUnaryReactor* ModelRepositoryService::ListModels(grpc::CallbackServerContext* context,
+                                                             const v1::ListModelsRequest*,
+                                                             v1::ListModelsResponse* response) {
+  return Answer(context, [&]() -> absl::Status {
+    for (const ModelStatus& status : env_.models->List()) {
+      v1::ModelSummary* summary = response->add_models();
+      if (status.model != nullptr) FillSummary(*status.model, summary);
+      summary->set_name(status.name);
+      summary->set_state(ToProto(status.state));
+      summary->set_message(status.message);
+    }
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* ModelRepositoryService::GetModel(grpc::CallbackServerContext* context,
+                                                           const v1::GetModelRequest* request,
+                                                           v1::GetModelResponse* response) {
+  return Answer(context, [&] { return Get(*env_.models, request->name(), response); });
+}
+
+grpc::ServerUnaryReactor* ModelRepositoryService::LoadModel(grpc::CallbackServerContext* context,
+                                                            const v1::LoadModelRequest* request,
+                                                            v1::LoadModelResponse* response) {
+  return Offload(context, env_.loads, "load model", request->name(),
+                 [models = env_.models, name = request->name(), response] {
+                   return Load(models, name, response);
+                 });
+}
+
+grpc::ServerUnaryReactor* ModelRepositoryService::UnloadModel(grpc::CallbackServerContext* context,
+                                                              const v1::UnloadModelRequest* request,
+                                                              v1::UnloadModelResponse*) {
+  return Offload(context, env_.loads, "unload model", request->name(),
+                 [models = env_.models, name = request->name()] { return models->Unload(name); });
+}
+
+}  // namespace awqd

@@ -1,0 +1,57 @@
+// RpcServer: the gRPC server with every service of awqd on it, and its start and stop.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "server/rpc/rpc_env.h"
+
+namespace awqd {
+
+// The flags in server/options.cc explain each, and how to choose it.
+struct RpcOptions {
+  std::string address = "0.0.0.0:8001";
+  RpcLimits limits;
+  int max_concurrent_streams = 256;
+  int64_t memory_quota_bytes = int64_t{1} << 30;
+  bool reflection = true;
+  int load_threads = 2;
+  int packing_threads = 1;
+  int64_t max_queued_loads = 64;
+  absl::Duration keepalive_time = absl::Minutes(2);
+  absl::Duration keepalive_timeout = absl::Seconds(20);
+  absl::Duration min_ping_interval = absl::Seconds(10);
+  absl::Duration max_connection_idle = absl::InfiniteDuration();
+  absl::Duration max_connection_age = absl::InfiniteDuration();
+};
+
+class RpcServer {
+ public:
+  // Listens; health is NOT_SERVING until SetServing(true). `engine` and `models` outlive the
+  // server. INVALID_ARGUMENT or UNAVAILABLE when the address cannot be listened on.
+  static absl::StatusOr<std::unique_ptr<RpcServer>> Start(const RpcOptions& options, Engine* engine,
+                                                          ModelStore* models);
+  virtual ~RpcServer() = default;
+
+  // The port that is really bound, also for port 0.
+  virtual int port() const = 0;
+  // "127.0.0.1:43211"
+  virtual std::string address() const = 0;
+
+  // Every service's health.
+  virtual void SetServing(bool serving) = 0;
+  // While true, unknown models are UNAVAILABLE instead of NOT_FOUND.
+  virtual void SetStarting(bool starting) = 0;
+
+  // Ends watches, refuses new calls, waits for those in flight until `grace` has passed, cancels
+  // the rest, and returns when none is left. Loads that were accepted run to their end.
+  virtual void Shutdown(absl::Duration grace) = 0;
+
+  // LoadModel and UnloadModel calls that run or wait.
+  virtual int64_t pending_loads() const = 0;
+};
+
+}  // namespace awqd

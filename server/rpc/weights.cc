@@ -1,0 +1,35 @@
+// Looks weights up, and packs inline ones off the callback threads.
+#include "server/rpc/weights.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status.h"
+#include "server/rpc/guard.h"
+#include "server/rpc/packed_weight.h"
+
+namespace awqd {
+
+absl::StatusOr<WeightPtr> FindWeight(const RpcEnv& env, const v1::WeightRef& ref) {
+  absl::StatusOr<WeightPtr> weight = env.models->FindWeight(ref.model(), ref.weight());
+  if (!weight.ok() && absl::IsNotFound(weight.status()) && env.starting.load()) {
+    return absl::UnavailableError(absl::StrCat("model \"", ref.model(),
+                                               "\": the server is still loading its models; try "
+                                               "again when its health is SERVING"));
+  }
+  return weight;
+}
+
+absl::Status PackWeight(const RpcEnv& env, const v1::PackedWeight& packed,
+                        std::function<void(absl::StatusOr<WeightPtr>)> done) {
+  AWQD_RETURN_IF_ERROR(CheckPacked(packed, env.limits.max_inline_weight_bytes));
+  Engine* engine = env.engine;
+  return env.packings->Run([engine, &packed, done = std::move(done)] {
+    done(GuardedOr<WeightPtr>([&]() -> absl::StatusOr<WeightPtr> {
+      AWQD_ASSIGN_OR_RETURN(const CanonicalWeight weight, DecodePacked(packed));
+      return engine->Prepare(weight);
+    }));
+  });
+}
+
+}  // namespace awqd

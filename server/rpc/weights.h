@@ -1,0 +1,26 @@
+// From a request's source to a weight on the device: a loaded one at once, an inline one by way of
+// a worker thread.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "awqd/v1/tensor.pb.h"
+#include "kernels/weight.h"
+#include "server/rpc/rpc_env.h"
+
+namespace awqd {
+
+using WeightPtr = std::shared_ptr<const DeviceWeight>;
+
+// NOT_FOUND unknown model or weight; UNAVAILABLE still loading.
+absl::StatusOr<WeightPtr> FindWeight(const RpcEnv& env, const v1::WeightRef& ref);
+
+// Calls `done` once from a worker thread, unless it returns an error. `packed` must live until
+// then.
+absl::Status PackWeight(const RpcEnv& env, const v1::PackedWeight& packed,
+                        std::function<void(absl::StatusOr<WeightPtr>)> done);
+
+}  // namespace awqd

@@ -1,0 +1,174 @@
+// Start, wait, stop.
+#include "server/server.h"
+
+#include <poll.h>
+
+#include <atomic>
+#include <fstream>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "kernels/base/status.h"
+#include "kernels/kernels.h"
+#include "server/engine/local_engine.h"
+#include "server/model/model_store.h"
+#include "server/obs/logging.h"
+#include "server/rpc/rpc_server.h"
+
+namespace awqd {
+namespace {
+
+// How soon a failed load or a device fault is noticed.
+constexpr int kPollMs = 50;
+
+absl::StatusOr<std::unique_ptr<Device>> Open(const Options& options) {
+  std::string why;
+  const DeviceOptions device_options = {.cpu_threads = options.cpu_threads,
+                                        .budget_bytes = options.device_memory_limit};
+  AWQD_ASSIGN_OR_RETURN(std::unique_ptr<Device> device,
+                        OpenDevice(options.device, device_options, &why));
+  const DeviceInfo& info = device->info();
+  LogEvent(LogLevel::kInfo, "device", {{"id", info.id}, {"name", info.name}, {"why", why}});
+  return device;
+}
+
+// The models to load at start. Names are checked here, so that a typing error ends the server
+// before it listens.
+absl::StatusOr<std::vector<std::string>> ModelsToLoad(const Options& options,
+                                                      const ModelStore& store) {
+  absl::StatusOr<std::vector<std::string>> found = store.Discover();
+  if (!found.ok()) {
+    return absl::Status(found.status().code(),
+                        absl::StrCat("--model_repository: ", found.status().message()));
+  }
+  if (options.load_models.empty()) return found;
+  for (const std::string& name : options.load_models) {
+    if (absl::Status status = CheckModelName(name); !status.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat("--load_model: ", status.message()));
+    }
+  }
+  return options.load_models;
+}
+
+absl::Status WritePort(const std::string& path, int port) {
+  if (path.empty()) return absl::OkStatus();
+  std::ofstream file(path);
+  file << port << "\n";
+  file.close();
+  if (file) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("--port_file: cannot write \"", path, "\""));
+}
+
+class ServerImpl final : public Server {
+ public:
+  explicit ServerImpl(const Options& options) : options_(options) {}
+  ~ServerImpl() override { Stop(absl::ZeroDuration()); }
+
+  absl::Status Start() {
+    AWQD_ASSIGN_OR_RETURN(device_, Open(options_));
+    models_ = std::make_unique<ModelStore>(
+        options_.model_repository, device_.get(),
+        [](absl::string_view line) { LogEvent(LogLevel::kInfo, line, {}); });
+    AWQD_ASSIGN_OR_RETURN(std::vector<std::string> names, ModelsToLoad(options_, *models_));
+    AWQD_ASSIGN_OR_RETURN(engine_, MakeLocalEngine(device_.get(), options_.engine));
+    AWQD_ASSIGN_OR_RETURN(rpc_, RpcServer::Start(options_.rpc, engine_.get(), models_.get()));
+    rpc_->SetStarting(true);
+    LogEvent(LogLevel::kInfo, absl::StrCat("listening on ", rpc_->address()), {});
+    AWQD_RETURN_IF_ERROR(WritePort(options_.port_file, rpc_->port()));
+    loader_ = std::thread([this, names = std::move(names)] { LoadAll(names); });
+    return absl::OkStatus();
+  }
+
+  int port() const override { return rpc_->port(); }
+
+  absl::Status Run(int stop_fd) override {
+    const absl::Status reason = WaitForReason(stop_fd);
+    LogEvent(reason.ok() ? LogLevel::kInfo : LogLevel::kError, "stopping",
+             {{"reason", reason.ok() ? "signal" : LogText(reason.message(), 2048)}});
+    Stop(reason.ok() ? options_.drain_delay : absl::ZeroDuration());
+    LogEvent(LogLevel::kInfo, "stopped", {});
+    return reason;
+  }
+
+ private:
+  // On the loader thread.
+  void LoadAll(const std::vector<std::string>& names) {
+    for (const std::string& name : names) {
+      absl::StatusOr<std::shared_ptr<const Model>> model = models_->Load(name);
+      if (!model.ok()) {
+        load_error_ =
+            absl::Status(model.status().code(),
+                         absl::StrCat("model \"", name, "\": ", model.status().message()));
+        load_state_ = LoadState::kFailed;
+        return;
+      }
+      LogEvent(LogLevel::kInfo, "loaded",
+               {{"model", name},
+                {"weights", (*model)->weights.size()},
+                {"ignored_tensors", (*model)->ignored_tensors},
+                {"device_bytes", (*model)->device_bytes},
+                {"load_ms", (*model)->load_ms}});
+    }
+    if (names.empty()) {
+      LogEvent(LogLevel::kWarning, "the repository holds no model; serving until one is loaded",
+               {{"model_repository", LogText(options_.model_repository, 1024)}});
+    }
+    rpc_->SetStarting(false);
+    rpc_->SetServing(true);
+    LogEvent(LogLevel::kInfo, "ready", {{"models", names.size()}});
+    load_state_ = LoadState::kDone;
+  }
+
+  absl::Status WaitForReason(int stop_fd) {
+    for (;;) {
+      pollfd fd = {.fd = stop_fd, .events = POLLIN};
+      if (poll(&fd, 1, kPollMs) > 0) return absl::OkStatus();
+      if (load_state_ == LoadState::kFailed) return load_error_;
+      if (!device_->healthy()) {
+        return absl::InternalError(absl::StrCat("device ", device_->info().id,
+                                                " faulted; nothing on it can be trusted any more"));
+      }
+    }
+  }
+
+  void Stop(absl::Duration delay) {
+    if (rpc_ != nullptr) {
+      rpc_->SetStarting(false);
+      rpc_->SetServing(false);
+      models_->CancelLoads();
+      absl::SleepFor(delay);
+      if (loader_.joinable()) loader_.join();
+      rpc_->SetServing(false);  // the loader may have been about to say the opposite
+      rpc_->Shutdown(options_.drain_timeout);
+    }
+    if (engine_ != nullptr) engine_->Drain();
+    rpc_ = nullptr;
+    engine_ = nullptr;
+    models_ = nullptr;
+    device_ = nullptr;
+  }
+
+  enum class LoadState { kLoading, kDone, kFailed };
+
+  const Options options_;
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<ModelStore> models_;
+  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<RpcServer> rpc_;
+  std::thread loader_;
+  std::atomic<LoadState> load_state_{LoadState::kLoading};
+  absl::Status load_error_;  // written before load_state_ says kFailed
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Server>> Server::Create(const Options& options) {
+  auto server = std::make_unique<ServerImpl>(options);
+  AWQD_RETURN_IF_ERROR(server->Start());
+  return std::unique_ptr<Server>(std::move(server));
+}
+
+}  // namespace awqd

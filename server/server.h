@@ -1,0 +1,33 @@
+// Server: wires the rooms (device -> model store -> engine -> services) and owns the order of start
+// and stop.
+//
+// Start: listen with health NOT_SERVING, load the models, then SERVING. Stop: NOT_SERVING, drain
+// delay, no new calls, calls in flight, engine, weights.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/options.h"
+
+namespace awqd {
+
+class Server {
+ public:
+  // Opens the device, reads the repository's directory, listens, and starts loading on a thread of
+  // its own. The error is one line for the operator.
+  static absl::StatusOr<std::unique_ptr<Server>> Create(const Options& options);
+
+  virtual ~Server() = default;
+
+  virtual int port() const = 0;
+
+  // Blocks until `stop_fd` is readable (OK), a model asked for cannot be loaded, or the device
+  // faults; then stops in order. Called once.
+  virtual absl::Status Run(int stop_fd) = 0;
+};
+
+}  // namespace awqd
