@@ -1,0 +1,41 @@
+// The subcommands of awqctl. Each writes its result to the console's `out` and returns an exit
+// code, having written one line to `err` when it is not kOk.
+#pragma once
+
+#include "absl/status/status.h"
+#include "client/awqctl/console.h"
+#include "client/awqctl/flags.h"
+#include "client/awqd_client.h"
+#include "google/protobuf/message.h"
+
+namespace awqd::awqctl {
+
+int Status(const Flags& flags, client::Client& client, Console& console);
+int Models(const Flags& flags, client::Client& client, Console& console);
+int Load(const Flags& flags, client::Client& client, Console& console);
+int Unload(const Flags& flags, client::Client& client, Console& console);
+int Kernels(const Flags& flags, client::Client& client, Console& console);
+int Dequantize(const Flags& flags, client::Client& client, Console& console);
+int Matmul(const Flags& flags, client::Client& client, Console& console);
+int Healthcheck(const Flags& flags, client::Client& client, Console& console);
+int Compare(const Flags& flags, Console& console);
+
+// Parses, connects and runs. The whole of main, so that tests can call it.
+int RunAwqctl(const std::vector<std::string>& args, Console& console);
+
+// One line on `err`, and the exit code that fits.
+int CallFailed(const absl::Status& status, const Flags& flags, const client::Client& client,
+               Console& console);
+int FileFailed(const absl::Status& status, Console& console);
+int BadArguments(const absl::Status& status, Console& console);
+
+// The command's deadline: what --timeout says, or `otherwise`.
+client::CallOptions Deadline(const Flags& flags, absl::Duration otherwise);
+
+// Protocol Buffers' JSON mapping with the names of the .proto files and no field left out.
+std::string ToJson(const google::protobuf::Message& message);
+
+// "fused", "dequantize" or "auto".
+std::string PathName(v1::Path path);
+
+}  // namespace awqd::awqctl

@@ -1,0 +1,99 @@
+// awqctl compare: two .npy files, one verdict.
+#include <cmath>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "client/awqctl/commands.h"
+#include "client/files/npy.h"
+#include "nlohmann/json.hpp"
+
+namespace awqd::awqctl {
+namespace {
+
+struct Difference {
+  double max_absolute = 0;  // infinite where one side is NaN or a different infinity
+  int64_t max_at = 0;       // flat index of it
+  double relative = 0;      // |A - B| / |B|
+  int64_t different_elements = 0;
+};
+
+// NaN equals NaN here: the question is whether two computations agree.
+double ElementDifference(double a, double b) {
+  if (std::isnan(a) && std::isnan(b)) return 0;
+  if (a == b) return 0;
+  const double difference = std::fabs(a - b);
+  return std::isfinite(difference) ? difference : std::numeric_limits<double>::infinity();
+}
+
+Difference Measure(const client::NpyArray& actual, const client::NpyArray& expected) {
+  const std::vector<double> a = actual.ToDoubles();
+  const std::vector<double> b = expected.ToDoubles();
+  const bool same_type = actual.type == expected.type;
+  const size_t size = static_cast<size_t>(client::SizeOf(actual.type));
+  Difference result;
+  double difference_norm = 0, expected_norm = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    const double difference = ElementDifference(a[i], b[i]);
+    if (difference > result.max_absolute) {
+      result.max_absolute = difference;
+      result.max_at = static_cast<int64_t>(i);
+    }
+    difference_norm += difference * difference;
+    if (std::isfinite(b[i])) expected_norm += b[i] * b[i];
+    const bool same =
+        same_type ? actual.bytes.compare(i * size, size, expected.bytes, i * size, size) == 0
+                  : difference == 0;
+    result.different_elements += same ? 0 : 1;
+  }
+  result.relative = difference_norm == 0 ? 0 : std::sqrt(difference_norm / expected_norm);
+  return result;
+}
+
+void Print(const Flags& flags, const Difference& difference, size_t elements, bool same,
+           Console& console) {
+  if (flags.json) {
+    const auto number = [](double value) {
+      return std::isfinite(value) ? nlohmann::json(value) : nlohmann::json("Infinity");
+    };
+    nlohmann::ordered_json json = {{"same", same},
+                                   {"relative_error", number(difference.relative)},
+                                   {"max_absolute_error", number(difference.max_absolute)},
+                                   {"max_at", difference.max_at},
+                                   {"different_elements", difference.different_elements},
+                                   {"elements", elements}};
+    console.out << json.dump(2) << "\n";
+    return;
+  }
+  console.out << absl::StrFormat(
+      "%s: relative error %.3g, max absolute error %.3g at element %d, %d of %d elements differ\n",
+      same ? "same" : "different", difference.relative, difference.max_absolute, difference.max_at,
+      difference.different_elements, elements);
+}
+
+}  // namespace
+
+int Compare(const Flags& flags, Console& console) {
+  const auto actual = client::ReadNpy(flags.actual);
+  if (!actual.ok()) return FileFailed(actual.status(), console);
+  const auto expected = client::ReadNpy(flags.expected);
+  if (!expected.ok()) return FileFailed(expected.status(), console);
+  const bool bit_exact = flags.bit_exact;
+  if (actual->shape != expected->shape || (bit_exact && actual->type != expected->type)) {
+    console.err << "awqctl: " << flags.actual << " is " << client::Descr(actual->type) << " "
+                << client::ShapeString(actual->shape) << ", " << flags.expected << " is "
+                << client::Descr(expected->type) << " " << client::ShapeString(expected->shape)
+                << "\n";
+    return kDiffers;
+  }
+  const Difference difference = Measure(*actual, *expected);
+  const bool same = bit_exact ? difference.different_elements == 0
+                              : difference.relative <= *flags.max_relative_error;
+  const int64_t size = client::SizeOf(actual->type);
+  Print(flags, difference, actual->bytes.size() / static_cast<size_t>(size), same, console);
+  if (same) return kOk;
+  console.err << "awqctl: " << flags.actual << " differs from " << flags.expected << "\n";
+  return kDiffers;
+}
+
+}  // namespace awqd::awqctl

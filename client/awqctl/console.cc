@@ -1,0 +1,77 @@
+// Tables and safe text for awqctl.
+#include "client/awqctl/console.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
+
+namespace awqd::awqctl {
+
+std::string Printable(absl::string_view text) {
+  std::string safe;
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x20 || byte == 0x7f) {
+      absl::StrAppendFormat(&safe, "\\x%02x", byte);
+    } else {
+      safe.push_back(c);
+    }
+  }
+  return safe;
+}
+
+std::string Bytes(int64_t bytes) {
+  constexpr const char* kUnits[] = {"KiB", "MiB", "GiB", "TiB"};
+  if (bytes < 1024) return absl::StrCat(bytes, " B");
+  double value = static_cast<double>(bytes) / 1024;
+  size_t unit = 0;
+  for (; value >= 1024 && unit < 3; ++unit) value /= 1024;
+  return absl::StrFormat("%.1f %s", value, kUnits[unit]);
+}
+
+Table::Table(std::vector<std::string> header) { Add(std::move(header)); }
+
+void Table::Add(std::vector<std::string> row) {
+  for (std::string& cell : row) cell = Printable(cell);
+  if (!rows_.empty()) row.resize(rows_[0].size());
+  rows_.push_back(std::move(row));
+}
+
+std::string Table::Text() const {
+  std::vector<size_t> widths(rows_[0].size(), 0);
+  for (const auto& row : rows_) {
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  }
+  std::string text;
+  for (const auto& row : rows_) {
+    std::string line;
+    for (size_t i = 0; i < row.size(); ++i) {
+      absl::StrAppendFormat(&line, "%-*s  ", static_cast<int>(widths[i]), row[i]);
+    }
+    line.erase(line.find_last_not_of(' ') + 1);
+    absl::StrAppend(&text, line, "\n");
+  }
+  return text;
+}
+
+std::string Table::Markdown() const {
+  std::string text;
+  for (size_t i = 0; i < rows_.size(); ++i) {
+    text += "|";
+    for (const std::string& cell : rows_[i]) {
+      absl::StrAppend(&text, " ", absl::StrReplaceAll(cell, {{"|", "\\|"}}), " |");
+    }
+    text += "\n";
+    if (i > 0) continue;
+    text += "|";
+    for (size_t column = 0; column < rows_[0].size(); ++column) text += "---|";
+    text += "\n";
+  }
+  return text;
+}
+
+}  // namespace awqd::awqctl

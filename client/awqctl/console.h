@@ -1,0 +1,37 @@
+// Where awqctl writes, and how its tables look.
+#pragma once
+
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+
+namespace awqd::awqctl {
+
+struct Console {
+  std::ostream& out;
+  std::ostream& err;
+  bool terminal = false;  // whether `err` is one
+};
+
+// Control characters as \xNN: what a server sends must not steer the terminal. UTF-8 stays.
+std::string Printable(absl::string_view text);
+
+// "1.5 GiB"
+std::string Bytes(int64_t bytes);
+
+// Rows of cells under a header, every row as long as the header.
+class Table {
+ public:
+  explicit Table(std::vector<std::string> header);
+  void Add(std::vector<std::string> row);
+  // Columns aligned, two spaces between.
+  std::string Text() const;
+  std::string Markdown() const;
+
+ private:
+  std::vector<std::vector<std::string>> rows_;  // the header first
+};
+
+}  // namespace awqd::awqctl

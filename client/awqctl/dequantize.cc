@@ -1,0 +1,97 @@
+// awqctl dequantize: the stream to a file, one block in memory at a time.
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "client/awqctl/commands.h"
+#include "client/awqctl/progress.h"
+#include "client/files/tensor_file.h"
+#include "nlohmann/json.hpp"
+
+namespace awqd::awqctl {
+namespace {
+
+struct Download {
+  std::unique_ptr<client::TensorFileWriter> writer;
+  std::vector<int64_t> shape;
+  client::DType dtype = v1::DTYPE_UNSPECIFIED;
+  int64_t bytes = 0;
+  absl::Status file_error;  // told apart from the server's errors
+};
+
+absl::Status Store(const Flags& flags, client::DequantizeBlock block, Download& download,
+                   Progress& progress) {
+  if (download.writer == nullptr) {
+    download.shape = {block.total_rows, block.total_columns};
+    download.dtype = block.values.dtype;
+    auto writer = client::TensorFileWriter::Create(flags.output, flags.weight, download.dtype,
+                                                   download.shape);
+    if (!writer.ok()) return download.file_error = writer.status();
+    download.writer = *std::move(writer);
+  }
+  download.file_error = download.writer->Append(block.values.bytes);
+  download.bytes += static_cast<int64_t>(block.values.bytes.size());
+  progress.Update(download.bytes,
+                  block.total_rows * block.total_columns * client::SizeOf(download.dtype));
+  return download.file_error;
+}
+
+void Print(const Flags& flags, const Download& download, const v1::Execution& execution,
+           absl::Duration elapsed, Console& console) {
+  const double seconds = absl::ToDoubleSeconds(elapsed);
+  if (flags.json) {
+    nlohmann::ordered_json json = {{"output", flags.output},
+                                   {"dtype", std::string(client::Name(download.dtype))},
+                                   {"shape", download.shape},
+                                   {"bytes", download.bytes},
+                                   {"kernel", execution.kernel()},
+                                   {"device", execution.device()},
+                                   {"compute_us", execution.compute_us()},
+                                   {"elapsed_s", seconds}};
+    console.out << json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
+    return;
+  }
+  console.out << absl::StrFormat("%s: %s %s, %s, kernel %s on %s, %.3f s\n", flags.output,
+                                 client::Name(download.dtype), client::ShapeString(download.shape),
+                                 Bytes(download.bytes), Printable(execution.kernel()),
+                                 Printable(execution.device()), seconds);
+}
+
+}  // namespace
+
+int Dequantize(const Flags& flags, client::Client& client, Console& console) {
+  const client::DType dtype = flags.dtype == v1::DTYPE_UNSPECIFIED ? v1::FP16 : flags.dtype;
+  // Before anything is asked of the server.
+  const auto format = client::TensorFileFormatOf(flags.output, dtype);
+  if (!format.ok()) return BadArguments(format.status(), console);
+
+  const client::DequantizeCall call = {.weight = client::WeightName{flags.model, flags.weight},
+                                       .output_dtype = dtype,
+                                       .row_begin = flags.row_begin,
+                                       .row_end = flags.row_end,
+                                       .column_begin = flags.column_begin,
+                                       .column_end = flags.column_end};
+  Download download;
+  const absl::Time start = absl::Now();
+  absl::StatusOr<v1::Execution> execution;
+  {
+    Progress progress(console, !flags.quiet);
+    execution = client.DequantizeBlocks(
+        call,
+        [&](client::DequantizeBlock block) {
+          return Store(flags, std::move(block), download, progress);
+        },
+        Deadline(flags, absl::InfiniteDuration()));
+  }
+  if (!download.file_error.ok()) return FileFailed(download.file_error, console);
+  if (!execution.ok()) return CallFailed(execution.status(), flags, client, console);
+  if (absl::Status status = download.writer->Commit(); !status.ok()) {
+    return FileFailed(status, console);
+  }
+  Print(flags, download, *execution, absl::Now() - start, console);
+  return kOk;
+}
+
+}  // namespace awqd::awqctl

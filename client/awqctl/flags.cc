@@ -1,0 +1,234 @@
+// The command line of awqctl: every flag, its help and its range.
+#include "client/awqctl/flags.h"
+
+#include <algorithm>
+#include <map>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_split.h"
+
+namespace awqd::awqctl {
+namespace {
+
+using Command = Flags::Command;
+
+constexpr char kAbout[] =
+    "awqctl: talks to an awqd server.\n\n"
+    "Examples:\n"
+    "  awqctl status\n"
+    "  awqctl load my-model && awqctl models my-model\n"
+    "  awqctl dequantize my-model model.layers.0.mlp.up_proj -o up_proj.safetensors\n"
+    "  awqctl matmul my-model model.layers.0.mlp.up_proj --random 8\n"
+    "  awqctl compare got.npy expected.npy --max_relative_error 1e-3\n"
+    "  awqctl --address unix:/run/awqd.sock healthcheck --wait 30\n";
+
+constexpr char kExitCodes[] =
+    "Exit codes:\n"
+    "  0  done\n"
+    "  1  bad arguments; compare: the arrays differ\n"
+    "  2  the server could not be reached\n"
+    "  3  the call failed (its status and message are on stderr)\n"
+    "  4  healthcheck: the server is not serving\n"
+    "  5  a local file could not be read or written\n"
+    "Results go to stdout, errors and progress to stderr.";
+
+// "begin:end" with either side left out, as in Python.
+std::string ParseRange(const std::string& text, int64_t& begin, int64_t& end) {
+  const std::vector<std::string> parts = absl::StrSplit(text, ':');
+  const auto number = [](const std::string& part, int64_t& value) {
+    return part.empty() || (absl::SimpleAtoi(part, &value) && value >= 0);
+  };
+  if (parts.size() != 2 || !number(parts[0], begin) || !number(parts[1], end) ||
+      (!parts[1].empty() && end <= begin)) {
+    return "got '" + text + "', expected begin:end with begin < end, for example 0:128";
+  }
+  return "";
+}
+
+// The first help that fits: an application's own text has no place for both ends.
+class App {
+ public:
+  explicit App(Flags& flags) : flags_(flags), app_(kAbout, "awqctl") {
+    app_.require_subcommand(1);
+    app_.fallthrough();
+    app_.footer(kExitCodes);
+    app_.add_option("--address", flags_.address, "Server: host:port or unix:/path")
+        ->envname("AWQD_ADDRESS")
+        ->capture_default_str();
+    app_.add_option("--timeout", timeout_s_,
+                    "Seconds a call may take; 0 = no limit (default 60; none for load and "
+                    "dequantize; 5 for healthcheck)")
+        ->check(CLI::Range(0.0, 1e9));
+    app_.add_flag("--json", flags_.json, "Print JSON for programs");
+    AddServerCommands();
+    AddModelCommands();
+    AddDequantize();
+    AddMatmul();
+    AddCompare();
+    AddHealthcheck();
+  }
+
+  CLI::App& cli() { return app_; }
+
+  // Fills what CLI11 could not parse by itself.
+  void Finish() {
+    if (timeout_s_.has_value()) {
+      flags_.timeout = *timeout_s_ == 0 ? absl::InfiniteDuration() : absl::Seconds(*timeout_s_);
+    }
+    flags_.wait = absl::Seconds(wait_s_);
+  }
+
+ private:
+  CLI::App* Add(Command command, const char* name, const std::string& about) {
+    CLI::App* sub = app_.add_subcommand(name, about);
+    sub->callback([this, command] { flags_.command = command; });
+    return sub;
+  }
+
+  static void AddDType(CLI::App* sub, const char* name, client::DType& target, const char* help) {
+    const std::map<std::string, client::DType> kNames = {
+        {"fp16", v1::FP16}, {"bf16", v1::BF16}, {"fp32", v1::FP32}};
+    sub->add_option(name, target, help)
+        ->transform(CLI::CheckedTransformer(kNames, CLI::ignore_case).description(""))
+        ->type_name("DTYPE");
+  }
+
+  void AddWeight(CLI::App* sub) {
+    sub->add_option("model", flags_.model, "Name of a loaded model")->required();
+    sub->add_option("weight", flags_.weight, "Path of a weight, as 'awqctl models MODEL' lists it")
+        ->required();
+  }
+
+  void AddServerCommands() {
+    Add(Command::kStatus, "status", "Version, devices, limits and models of the server");
+    CLI::App* kernels = Add(Command::kKernels, "kernels",
+                            "The support matrix: every kernel, and whether this server can run it");
+    kernels->add_flag("--markdown", flags_.markdown, "As a Markdown table");
+  }
+
+  void AddModelCommands() {
+    CLI::App* models =
+        Add(Command::kModels, "models", "List models, or one model's weights with their kernels");
+    models->add_option("model", flags_.model, "Name of a loaded model");
+    CLI::App* load =
+        Add(Command::kLoad, "load",
+            "Load a model, or reload it: requests in flight finish on the old weights");
+    load->add_option("model", flags_.model, "A directory of the server's model repository")
+        ->required();
+    CLI::App* unload = Add(Command::kUnload, "unload", "Unload a model");
+    unload->add_option("model", flags_.model, "Name of a loaded model")->required();
+  }
+
+  void AddDequantize() {
+    CLI::App* sub = Add(Command::kDequantize, "dequantize",
+                        "Write a weight, or a block of it, to a .npy or .safetensors file.\n"
+                        "Any size: rows arrive in blocks and are never all in memory; the file "
+                        "appears when complete.\n\n"
+                        "Example: awqctl dequantize my-model layers.0.q_proj -o q.npy "
+                        "--rows 0:128");
+    AddWeight(sub);
+    sub->add_option("-o,--output", flags_.output, "File to write: .npy or .safetensors")
+        ->required();
+    AddDType(sub, "--dtype", flags_.dtype, "fp16 (default), bf16 (.safetensors only) or fp32");
+    AddRange(sub, "--rows", flags_.row_begin, flags_.row_end, "Rows (of K)");
+    AddRange(sub, "--columns", flags_.column_begin, flags_.column_end, "Columns (of N)");
+    sub->add_flag("-q,--quiet", flags_.quiet, "No progress bar (there is none without a terminal)");
+  }
+
+  void AddRange(CLI::App* sub, const char* name, int64_t& begin, int64_t& end, const char* help) {
+    sub->add_option_function<std::string>(
+           name,
+           [name, &begin, &end](const std::string& text) {
+             const std::string error = ParseRange(text, begin, end);
+             if (!error.empty()) throw CLI::ValidationError(name, error);
+           },
+           std::string(help) + " begin:end, half-open; default all")
+        ->type_name("BEGIN:END");
+  }
+
+  void AddMatmul() {
+    CLI::App* sub = Add(Command::kMatmul, "matmul",
+                        "Multiply activations [..., K] by a weight [K, N] and say what ran.\n\n"
+                        "Examples: awqctl matmul my-model layers.0.q_proj x.npy -o y.npy\n"
+                        "          awqctl matmul my-model layers.0.q_proj --random 256 --path "
+                        "fused");
+    AddWeight(sub);
+    CLI::Option* input =
+        sub->add_option("input", flags_.input, "Activations: .npy of float16 or float32");
+    sub->add_option("--random", flags_.random_tokens,
+                    "Instead of a file: this many rows, uniform in [-1, 1)")
+        ->check(CLI::Range(int64_t{0}, int64_t{1} << 24))
+        ->excludes(input);
+    sub->add_option("--seed", flags_.seed, "Of --random")->capture_default_str();
+    sub->add_option("-o,--output", flags_.output,
+                    "Write the result as .npy (bf16 as float32, which holds it exactly)");
+    sub->add_option("--path", flags_.path, "auto, fused or dequantize")
+        ->check(CLI::IsMember({"auto", "fused", "dequantize"}))
+        ->capture_default_str();
+    AddDType(sub, "--dtype", flags_.dtype,
+             "Of the activations as sent: fp16, bf16 or fp32 (default: the file's; fp16 with "
+             "--random)");
+    AddDType(sub, "--output_dtype", flags_.output_dtype, "fp16, bf16 or fp32 (default: --dtype)");
+    sub->add_option("--bias", flags_.bias, "Used instead of the weight's own: .npy [N]");
+  }
+
+  void AddCompare() {
+    CLI::App* sub = Add(Command::kCompare, "compare",
+                        "Compare two .npy files; exit 1 when they differ. Needs no server.\n"
+                        "The relative error is |A - B| / |B| over all elements (Frobenius norm).");
+    sub->add_option("actual", flags_.actual, "A.npy")->required();
+    sub->add_option("expected", flags_.expected, "B.npy")->required();
+    CLI::Option_group* how = sub->add_option_group("Criterion");
+    how->add_option("--max_relative_error", flags_.max_relative_error,
+                    "Pass when the relative error is at most this")
+        ->check(CLI::NonNegativeNumber);
+    how->add_flag("--bit_exact", flags_.bit_exact,
+                  "Pass when type, shape and every bit are the same");
+    how->require_option(1);
+  }
+
+  void AddHealthcheck() {
+    CLI::App* sub = Add(Command::kHealthcheck, "healthcheck",
+                        "Ask grpc.health.v1; exit codes as grpc_health_probe: 0 serving, "
+                        "1 arguments, 2 connect, 3 call, 4 not serving");
+    sub->add_option("--service", flags_.service,
+                    "For example awqd.v1.QuantizedInference; default: the whole server");
+    sub->add_option("--wait", wait_s_, "Keep asking for this many seconds until it serves")
+        ->check(CLI::Range(0.0, 1e9));
+  }
+
+  Flags& flags_;
+  CLI::App app_;
+  std::optional<double> timeout_s_;
+  double wait_s_ = 0;
+};
+
+}  // namespace
+
+std::optional<Flags> ParseFlags(const std::vector<std::string>& args, std::ostream& out,
+                                std::ostream& err, int& exit_code) {
+  Flags flags;
+  App app(flags);
+  std::vector<std::string> reversed(args.rbegin(), args.rend());  // as CLI11 wants it
+  try {
+    app.cli().parse(reversed);
+  } catch (const CLI::CallForHelp&) {
+    out << app.cli().help();
+    exit_code = kOk;
+    return std::nullopt;
+  } catch (const CLI::ParseError& error) {
+    err << "awqctl: " << error.what() << " (awqctl --help tells more)\n";
+    exit_code = kBadArguments;
+    return std::nullopt;
+  }
+  app.Finish();
+  if (flags.command == Command::kMatmul && flags.input.empty() && !flags.random_tokens) {
+    err << "awqctl: matmul: expected an input file or --random (awqctl matmul --help tells more)\n";
+    exit_code = kBadArguments;
+    return std::nullopt;
+  }
+  return flags;
+}
+
+}  // namespace awqd::awqctl

@@ -1,0 +1,73 @@
+// What the command line of awqctl says.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "client/awqd_client.h"
+
+namespace awqd::awqctl {
+
+// Exit codes, as --help and client/README.md state them. healthcheck's are grpc_health_probe's.
+inline constexpr int kOk = 0;
+inline constexpr int kBadArguments = 1;
+inline constexpr int kDiffers = 1;  // compare
+inline constexpr int kCannotConnect = 2;
+inline constexpr int kCallFailed = 3;
+inline constexpr int kNotServing = 4;
+inline constexpr int kFileFailed = 5;
+
+struct Flags {
+  enum class Command {
+    kStatus,
+    kModels,
+    kLoad,
+    kUnload,
+    kKernels,
+    kDequantize,
+    kMatmul,
+    kCompare,
+    kHealthcheck
+  };
+  Command command = Command::kStatus;
+
+  std::string address = "127.0.0.1:8001";
+  std::optional<absl::Duration> timeout;  // none: the command's own default
+  bool json = false;
+
+  std::string model;
+  std::string weight;
+  // dequantize, matmul
+  std::string output;
+  client::DType dtype = v1::DTYPE_UNSPECIFIED;
+  client::DType output_dtype = v1::DTYPE_UNSPECIFIED;
+  // dequantize
+  int64_t row_begin = 0, row_end = 0, column_begin = 0, column_end = 0;
+  bool quiet = false;
+  // matmul
+  std::string input;
+  std::string bias;
+  std::optional<int64_t> random_tokens;
+  uint64_t seed = 1;
+  std::string path = "auto";
+  // kernels
+  bool markdown = false;
+  // compare
+  std::string actual;
+  std::string expected;
+  std::optional<double> max_relative_error;
+  bool bit_exact = false;  // exactly one of the two is given
+  // healthcheck
+  std::string service;
+  absl::Duration wait;
+};
+
+// The flags, or nullopt with `exit_code` set after help went to `out` or one line to `err`.
+// args[0] is the first argument, not the program's name.
+std::optional<Flags> ParseFlags(const std::vector<std::string>& args, std::ostream& out,
+                                std::ostream& err, int& exit_code);
+
+}  // namespace awqd::awqctl

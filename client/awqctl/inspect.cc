@@ -1,0 +1,174 @@
+// awqctl status, models, load, unload, kernels and healthcheck.
+#include <algorithm>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "client/awqctl/commands.h"
+
+namespace awqd::awqctl {
+namespace {
+
+constexpr absl::Duration kCallTimeout = absl::Seconds(60);
+constexpr absl::Duration kHealthTimeout = absl::Seconds(5);
+
+// "1-255", "256-"
+std::string TokenRange(int64_t min_tokens, int64_t max_tokens) {
+  if (max_tokens < 0) return absl::StrCat(min_tokens, "-");
+  return absl::StrCat(min_tokens, "-", max_tokens);
+}
+
+std::string StateName(const v1::ModelSummary& model) { return v1::ModelState_Name(model.state()); }
+
+Table ModelTable(const v1::ListModelsResponse& models) {
+  Table table({"MODEL", "STATE", "WEIGHTS", "MEMORY", "VERSION", "MESSAGE"});
+  for (const v1::ModelSummary& model : models.models()) {
+    table.Add({model.name(), StateName(model), absl::StrCat(model.weights()),
+               Bytes(model.device_bytes()), absl::StrCat(model.version()), model.message()});
+  }
+  return table;
+}
+
+Table DeviceTable(const v1::GetServerInfoResponse& info) {
+  Table table({"DEVICE", "NAME", "KIND", "MEMORY", "FREE", "WEIGHTS", "HEALTHY"});
+  for (const v1::DeviceStatus& device : info.devices()) {
+    table.Add({device.id(), device.name(),
+               device.isa().empty() ? absl::StrCat("sm_", device.arch()) : device.isa(),
+               Bytes(device.memory_total_bytes()), Bytes(device.memory_free_bytes()),
+               Bytes(device.weights_bytes()), device.healthy() ? "yes" : "NO"});
+  }
+  return table;
+}
+
+void PrintWeights(const v1::GetModelResponse& model, Console& console) {
+  const v1::ModelSummary& summary = model.model();
+  console.out << Printable(summary.name()) << ": " << StateName(summary) << ", version "
+              << summary.version() << ", " << Printable(model.quant_method()) << ", "
+              << model.weights_size() << " weights, " << Bytes(summary.device_bytes()) << ", "
+              << model.ignored_tensors() << " other tensors ignored\n\n";
+  Table table({"WEIGHT", "K", "N", "SCHEME", "LAYOUT", "MEMORY", "DEVICE", "BIAS", "KERNELS"});
+  for (const v1::WeightInfo& weight : model.weights()) {
+    std::vector<std::string> plan;
+    for (const v1::PlanEntry& entry : weight.plan()) {
+      plan.push_back(absl::StrCat(PathName(entry.path()), " ",
+                                  TokenRange(entry.min_tokens(), entry.max_tokens()), " ",
+                                  entry.kernel()));
+    }
+    table.Add({weight.path(), absl::StrCat(weight.k()), absl::StrCat(weight.n()), weight.scheme(),
+               weight.layout(), Bytes(weight.bytes()), weight.device(),
+               weight.has_bias() ? "yes" : "no", absl::StrJoin(plan, "; ")});
+  }
+  console.out << table.Text();
+}
+
+}  // namespace
+
+int Status(const Flags& flags, client::Client& client, Console& console) {
+  const client::CallOptions deadline = Deadline(flags, kCallTimeout);
+  const auto info = client.GetServerInfo(deadline);
+  if (!info.ok()) return CallFailed(info.status(), flags, client, console);
+  if (flags.json) {
+    console.out << ToJson(*info);
+    return kOk;
+  }
+  const auto models = client.ListModels(deadline);
+  if (!models.ok()) return CallFailed(models.status(), flags, client, console);
+  const v1::Limits& limits = info->limits();
+  console.out << "awqd " << Printable(info->version()) << " at " << flags.address << ", up "
+              << absl::FormatDuration(absl::Seconds(info->uptime_s())) << ", reads "
+              << Printable(absl::StrJoin(info->formats(), ", ")) << "\n\n"
+              << DeviceTable(*info).Text() << "\n"
+              << "limits: receive " << Bytes(limits.max_receive_bytes()) << ", send "
+              << Bytes(limits.max_send_bytes()) << ", fused below " << limits.token_threshold()
+              << " tokens, batch " << limits.max_batch_tokens() << " tokens, queue "
+              << limits.max_queued_requests() << " requests\n\n"
+              << ModelTable(*models).Text();
+  return kOk;
+}
+
+int Models(const Flags& flags, client::Client& client, Console& console) {
+  const client::CallOptions deadline = Deadline(flags, kCallTimeout);
+  if (flags.model.empty()) {
+    const auto models = client.ListModels(deadline);
+    if (!models.ok()) return CallFailed(models.status(), flags, client, console);
+    console.out << (flags.json ? ToJson(*models) : ModelTable(*models).Text());
+    return kOk;
+  }
+  const auto model = client.GetModel(flags.model, deadline);
+  if (!model.ok()) return CallFailed(model.status(), flags, client, console);
+  if (flags.json) {
+    console.out << ToJson(*model);
+  } else {
+    PrintWeights(*model, console);
+  }
+  return kOk;
+}
+
+int Load(const Flags& flags, client::Client& client, Console& console) {
+  // A large checkpoint on a slow disk takes what it takes.
+  const auto loaded = client.LoadModel(flags.model, Deadline(flags, absl::InfiniteDuration()));
+  if (!loaded.ok()) return CallFailed(loaded.status(), flags, client, console);
+  if (flags.json) {
+    console.out << ToJson(*loaded);
+    return kOk;
+  }
+  console.out << "loaded " << Printable(loaded->model().name()) << " version "
+              << loaded->model().version() << ": " << loaded->model().weights() << " weights, "
+              << Bytes(loaded->model().device_bytes()) << ", " << loaded->ignored_tensors()
+              << " other tensors ignored, " << loaded->load_ms() << " ms\n";
+  return kOk;
+}
+
+int Unload(const Flags& flags, client::Client& client, Console& console) {
+  const absl::Status status = client.UnloadModel(flags.model, Deadline(flags, kCallTimeout));
+  if (!status.ok()) return CallFailed(status, flags, client, console);
+  console.out << (flags.json ? "{}\n" : absl::StrCat("unloaded ", flags.model, "\n"));
+  return kOk;
+}
+
+int Kernels(const Flags& flags, client::Client& client, Console& console) {
+  const auto info = client.GetServerInfo(Deadline(flags, kCallTimeout));
+  if (!info.ok()) return CallFailed(info.status(), flags, client, console);
+  if (flags.json) {
+    v1::GetServerInfoResponse only_kernels;
+    *only_kernels.mutable_kernels() = info->kernels();
+    console.out << ToJson(only_kernels);
+    return kOk;
+  }
+  Table table({"Kernel", "Operation", "Path", "Bits", "Groups of", "Tokens", "Activations",
+               "Outputs", "Layout", "Needs", "Here"});
+  for (const v1::KernelInfo& kernel : info->kernels()) {
+    const bool dequantize = kernel.operation() == "dequantize";
+    table.Add({kernel.name(), kernel.operation(), dequantize ? "-" : kernel.path(),
+               absl::StrJoin(kernel.bits(), ", "),
+               kernel.group_multiple() <= 1 ? "any" : absl::StrCat("n x ", kernel.group_multiple()),
+               dequantize ? "-" : TokenRange(kernel.min_tokens(), kernel.max_tokens()),
+               dequantize ? "-" : absl::StrJoin(kernel.activations(), ", "),
+               absl::StrJoin(kernel.outputs(), ", "), kernel.layout(), kernel.needs(),
+               kernel.available() ? "yes" : absl::StrCat("no: ", kernel.reason())});
+  }
+  console.out << (flags.markdown ? table.Markdown() : table.Text());
+  return kOk;
+}
+
+int Healthcheck(const Flags& flags, client::Client& client, Console& console) {
+  const absl::Time until = absl::Now() + flags.wait;
+  while (true) {
+    const auto serving = client.IsServing(flags.service, Deadline(flags, kHealthTimeout));
+    if (serving.ok() && *serving) {
+      console.out << (flags.json ? "{\"status\": \"SERVING\"}\n" : "SERVING\n");
+      return kOk;
+    }
+    if (absl::Now() < until) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      continue;
+    }
+    if (!serving.ok()) return CallFailed(serving.status(), flags, client, console);
+    console.out << (flags.json ? "{\"status\": \"NOT_SERVING\"}\n" : "NOT_SERVING\n");
+    console.err << "awqctl: the server is not serving\n";
+    return kNotServing;
+  }
+}
+
+}  // namespace awqd::awqctl

@@ -1,0 +1,91 @@
+// awqctl from arguments to exit code, and what its subcommands share.
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "client/awqctl/commands.h"
+#include "google/protobuf/util/json_util.h"
+
+namespace awqd::awqctl {
+namespace {
+
+int Dispatch(const Flags& flags, client::Client& client, Console& console) {
+  switch (flags.command) {
+    case Flags::Command::kStatus:
+      return Status(flags, client, console);
+    case Flags::Command::kModels:
+      return Models(flags, client, console);
+    case Flags::Command::kLoad:
+      return Load(flags, client, console);
+    case Flags::Command::kUnload:
+      return Unload(flags, client, console);
+    case Flags::Command::kKernels:
+      return Kernels(flags, client, console);
+    case Flags::Command::kDequantize:
+      return Dequantize(flags, client, console);
+    case Flags::Command::kMatmul:
+      return Matmul(flags, client, console);
+    case Flags::Command::kCompare:
+      return Compare(flags, console);
+    case Flags::Command::kHealthcheck:
+      return Healthcheck(flags, client, console);
+  }
+  return kBadArguments;
+}
+
+}  // namespace
+
+int RunAwqctl(const std::vector<std::string>& args, Console& console) {
+  int exit_code = kOk;
+  const std::optional<Flags> flags = ParseFlags(args, console.out, console.err, exit_code);
+  if (!flags.has_value()) return exit_code;
+  absl::StatusOr<std::unique_ptr<client::Client>> client =
+      client::Client::Create({.address = flags->address});
+  if (!client.ok()) return BadArguments(client.status(), console);
+  exit_code = Dispatch(*flags, **client, console);
+  console.out.flush();
+  if (exit_code == kOk && !console.out.good()) {
+    return FileFailed(absl::DataLossError("cannot write to standard output"), console);
+  }
+  return exit_code;
+}
+
+int CallFailed(const absl::Status& status, const Flags& flags, const client::Client& client,
+               Console& console) {
+  const bool unreached =
+      (absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status)) && !client.connected();
+  console.err << "awqctl: ";
+  if (unreached) console.err << "cannot reach " << flags.address << ": ";
+  console.err << absl::StatusCodeToString(status.code()) << ": " << Printable(status.message())
+              << "\n";
+  return unreached ? kCannotConnect : kCallFailed;
+}
+
+int FileFailed(const absl::Status& status, Console& console) {
+  console.err << "awqctl: " << Printable(status.message()) << "\n";
+  return kFileFailed;
+}
+
+int BadArguments(const absl::Status& status, Console& console) {
+  console.err << "awqctl: " << Printable(status.message()) << "\n";
+  return kBadArguments;
+}
+
+client::CallOptions Deadline(const Flags& flags, absl::Duration otherwise) {
+  return {.timeout = flags.timeout.value_or(otherwise)};
+}
+
+std::string ToJson(const google::protobuf::Message& message) {
+  google::protobuf::util::JsonPrintOptions options;
+  options.add_whitespace = true;
+  options.always_print_primitive_fields = true;
+  options.preserve_proto_field_names = true;
+  std::string json;
+  // Fails only for Any and well-known types, of which the API has none.
+  const auto status = google::protobuf::util::MessageToJsonString(message, &json, options);
+  return status.ok() ? json : "{}\n";
+}
+
+std::string PathName(v1::Path path) { return absl::AsciiStrToLower(v1::Path_Name(path)); }
+
+}  // namespace awqd::awqctl

@@ -1,0 +1,292 @@
+// The client over gRPC's synchronous stubs.
+#include "client/awqd_client.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "awqd/v1/inference.grpc.pb.h"
+#include "awqd/v1/model_repository.grpc.pb.h"
+#include "awqd/v1/server_info.grpc.pb.h"
+#include "client/convert.h"
+#include "grpc/health/v1/health.grpc.pb.h"
+#include "grpcpp/grpcpp.h"
+
+namespace awqd::client {
+namespace {
+
+// Answers up to this size come as one message: well below the knee above which Protocol Buffers
+// reallocate, and below the library's 4 MiB default that a server may have kept.
+constexpr int64_t kOneMessageBytes = int64_t{2} << 20;
+
+absl::Status CheckAddress(absl::string_view address) {
+  if (absl::StartsWith(address, "/")) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "address: got '", address, "', expected 'unix:", address, "' for a UNIX socket"));
+  }
+  if (absl::StartsWith(address, "unix:")) {
+    if (address.size() > 5) return absl::OkStatus();
+  } else {
+    const size_t colon = address.rfind(':');
+    int port = 0;
+    if (colon != absl::string_view::npos && colon > 0 &&
+        absl::SimpleAtoi(address.substr(colon + 1), &port) && port > 0 && port < 65536) {
+      return absl::OkStatus();
+    }
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "address: got '", address, "', expected host:port (port 1 to 65535) or unix:/path"));
+}
+
+grpc::ChannelArguments ChannelArgs(const ClientOptions& options) {
+  grpc::ChannelArguments args;
+  args.SetMaxReceiveMessageSize(static_cast<int>(options.max_receive_bytes));
+  args.SetMaxSendMessageSize(-1);  // the server states its own limit, with a better message
+  args.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
+  args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);  // an inference server is not behind a web proxy
+  // A connection per client: another client's failure must not delay this one's next attempt.
+  args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
+  args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2000);
+  // Finds a dead peer under a call without a deadline. Servers refuse pings more often than every
+  // five minutes unless told otherwise, so idle connections send none.
+  args.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 5 * 60 * 1000);
+  args.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 20 * 1000);
+  args.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 0);
+  return args;
+}
+
+void SetDeadline(grpc::ClientContext& context, absl::Duration timeout) {
+  if (timeout == absl::InfiniteDuration()) return;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
+}
+
+class StreamOverGrpc : public MatmulStream {
+ public:
+  StreamOverGrpc(v1::QuantizedInference::Stub& stub, absl::Duration timeout) {
+    SetDeadline(context_, timeout);
+    stream_ = stub.QuantizedMatmulStream(&context_);
+  }
+  ~StreamOverGrpc() override {
+    if (finished_) return;
+    context_.TryCancel();
+    // gRPC wants a stream read to its end and finished before it goes.
+    v1::QuantizedMatmulResponse unread;
+    while (stream_->Read(&unread)) {
+    }
+    stream_->Finish().IgnoreError();
+  }
+
+  absl::Status Send(MatmulCall call) override {
+    if (stream_->Write(ToRequest(std::move(call)))) return absl::OkStatus();
+    return absl::UnavailableError("the stream has ended; Receive tells why");
+  }
+
+  absl::Status CloseSend() override {
+    if (stream_->WritesDone()) return absl::OkStatus();
+    return absl::UnavailableError("the stream has ended; Receive tells why");
+  }
+
+  absl::StatusOr<std::optional<Answer>> Receive() override {
+    v1::QuantizedMatmulResponse response;
+    if (finished_ || !stream_->Read(&response)) return End();
+    if (response.has_error()) {
+      return Answer{response.request_id(),
+                    absl::Status(static_cast<absl::StatusCode>(response.error().code()),
+                                 response.error().message())};
+    }
+    std::string id = response.request_id();
+    return Answer{std::move(id), ToResult(std::move(response))};
+  }
+
+  void Cancel() override { context_.TryCancel(); }
+
+ private:
+  absl::StatusOr<std::optional<Answer>> End() {
+    if (!finished_) {
+      finished_ = true;
+      final_ = FromGrpc(stream_->Finish());
+    }
+    if (!final_.ok()) return final_;
+    return std::nullopt;
+  }
+
+  grpc::ClientContext context_;
+  std::unique_ptr<grpc::ClientReaderWriter<v1::QuantizedMatmulRequest, v1::QuantizedMatmulResponse>>
+      stream_;
+  bool finished_ = false;
+  absl::Status final_;
+};
+
+class ClientOverGrpc : public Client {
+ public:
+  ClientOverGrpc(std::shared_ptr<grpc::Channel> channel, absl::Duration timeout)
+      : channel_(std::move(channel)),
+        timeout_(timeout),
+        inference_(v1::QuantizedInference::NewStub(channel_)),
+        repository_(v1::ModelRepository::NewStub(channel_)),
+        server_info_(v1::ServerInfo::NewStub(channel_)),
+        health_(grpc::health::v1::Health::NewStub(channel_)) {}
+
+  absl::StatusOr<MatmulResult> QuantizedMatmul(MatmulCall call,
+                                               const CallOptions& options) override {
+    auto response = Unary<v1::QuantizedMatmulResponse>(
+        *inference_, &v1::QuantizedInference::Stub::QuantizedMatmul, ToRequest(std::move(call)),
+        options);
+    if (!response.ok()) return response.status();
+    return ToResult(*std::move(response));
+  }
+
+  std::unique_ptr<MatmulStream> QuantizedMatmulStream(const CallOptions& options) override {
+    return std::make_unique<StreamOverGrpc>(*inference_, Timeout(options));
+  }
+
+  absl::StatusOr<DequantizeResult> Dequantize(const DequantizeCall& call,
+                                              const CallOptions& options) override {
+    const int64_t bytes = KnownAnswerBytes(call);
+    if (bytes < 0 || bytes > kOneMessageBytes) return DequantizeIntoMemory(call, options);
+    auto response = Unary<v1::DequantizeResponse>(
+        *inference_, &v1::QuantizedInference::Stub::Dequantize, ToRequest(call), options);
+    if (!response.ok()) return response.status();
+    absl::StatusOr<Tensor> output = FromProto(std::move(*response->mutable_output()));
+    if (!output.ok()) return output.status();
+    return DequantizeResult{*std::move(output), response->execution()};
+  }
+
+  absl::StatusOr<v1::Execution> DequantizeBlocks(const DequantizeCall& call, const BlockSink& sink,
+                                                 const CallOptions& options) override {
+    grpc::ClientContext context;
+    SetDeadline(context, Timeout(options));
+    const auto reader = inference_->DequantizeStream(&context, ToRequest(call));
+    ChunkOrder order;
+    v1::Execution execution;
+    absl::Status failure;
+    v1::DequantizeChunk chunk;
+    while (reader->Read(&chunk)) {
+      if (!failure.ok()) continue;  // cancelled: read on to the end
+      if (chunk.has_execution()) execution = chunk.execution();
+      absl::StatusOr<DequantizeBlock> block = order.Accept(std::move(chunk));
+      failure = block.ok() ? sink(*std::move(block)) : block.status();
+      if (!failure.ok()) context.TryCancel();
+    }
+    const absl::Status status = FromGrpc(reader->Finish());
+    if (!failure.ok()) return failure;
+    if (!status.ok()) return status;
+    if (absl::Status missing = order.Finish(); !missing.ok()) return missing;
+    return execution;
+  }
+
+  absl::StatusOr<v1::ListModelsResponse> ListModels(const CallOptions& options) override {
+    return Unary<v1::ListModelsResponse>(*repository_, &v1::ModelRepository::Stub::ListModels,
+                                         v1::ListModelsRequest(), options);
+  }
+
+  absl::StatusOr<v1::GetModelResponse> GetModel(absl::string_view name,
+                                                const CallOptions& options) override {
+    v1::GetModelRequest request;
+    request.set_name(std::string(name));
+    return Unary<v1::GetModelResponse>(*repository_, &v1::ModelRepository::Stub::GetModel, request,
+                                       options);
+  }
+
+  absl::StatusOr<v1::LoadModelResponse> LoadModel(absl::string_view name,
+                                                  const CallOptions& options) override {
+    v1::LoadModelRequest request;
+    request.set_name(std::string(name));
+    return Unary<v1::LoadModelResponse>(*repository_, &v1::ModelRepository::Stub::LoadModel,
+                                        request, options);
+  }
+
+  absl::Status UnloadModel(absl::string_view name, const CallOptions& options) override {
+    v1::UnloadModelRequest request;
+    request.set_name(std::string(name));
+    return Unary<v1::UnloadModelResponse>(*repository_, &v1::ModelRepository::Stub::UnloadModel,
+                                          request, options)
+        .status();
+  }
+
+  absl::StatusOr<v1::GetServerInfoResponse> GetServerInfo(const CallOptions& options) override {
+    return Unary<v1::GetServerInfoResponse>(*server_info_, &v1::ServerInfo::Stub::GetServerInfo,
+                                            v1::GetServerInfoRequest(), options);
+  }
+
+  absl::StatusOr<bool> IsServing(absl::string_view service, const CallOptions& options) override {
+    grpc::health::v1::HealthCheckRequest request;
+    request.set_service(std::string(service));
+    auto response = Unary<grpc::health::v1::HealthCheckResponse>(
+        *health_, &grpc::health::v1::Health::Stub::Check, request, options);
+    if (!response.ok()) return response.status();
+    return response->status() == grpc::health::v1::HealthCheckResponse::SERVING;
+  }
+
+  bool connected() const override { return channel_->GetState(false) == GRPC_CHANNEL_READY; }
+
+ private:
+  absl::Duration Timeout(const CallOptions& options) const {
+    return options.timeout == absl::ZeroDuration() ? timeout_ : options.timeout;
+  }
+
+  template <typename Response, typename Stub, typename Method, typename Request>
+  absl::StatusOr<Response> Unary(Stub& stub, Method method, const Request& request,
+                                 const CallOptions& options) {
+    grpc::ClientContext context;
+    SetDeadline(context, Timeout(options));
+    Response response;
+    const grpc::Status status = (stub.*method)(&context, request, &response);
+    if (!status.ok()) return FromGrpc(status);
+    return response;
+  }
+
+  absl::StatusOr<DequantizeResult> DequantizeIntoMemory(const DequantizeCall& call,
+                                                        const CallOptions& options) {
+    Tensor whole{call.output_dtype, {}, ""};
+    const BlockSink append = [&whole](DequantizeBlock block) {
+      whole.dtype = block.values.dtype;
+      whole.shape = {block.total_rows, block.total_columns};
+      // Grow by what has arrived, up to what is announced: a false total must not allocate.
+      const size_t needed = whole.bytes.size() + block.values.bytes.size();
+      const double announced =
+          static_cast<double>(block.total_rows) * block.total_columns * SizeOf(block.values.dtype);
+      if (needed > whole.bytes.capacity()) {
+        whole.bytes.reserve(announced < 2.0 * needed ? static_cast<size_t>(announced) : 2 * needed);
+      }
+      whole.bytes += block.values.bytes;
+      return absl::OkStatus();
+    };
+    absl::StatusOr<v1::Execution> execution = DequantizeBlocks(call, append, options);
+    if (!execution.ok()) return execution.status();
+    return DequantizeResult{std::move(whole), *std::move(execution)};
+  }
+
+  const std::shared_ptr<grpc::Channel> channel_;
+  const absl::Duration timeout_;
+  const std::unique_ptr<v1::QuantizedInference::Stub> inference_;
+  const std::unique_ptr<v1::ModelRepository::Stub> repository_;
+  const std::unique_ptr<v1::ServerInfo::Stub> server_info_;
+  const std::unique_ptr<grpc::health::v1::Health::Stub> health_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Client>> Client::Create(const ClientOptions& options) {
+  if (absl::Status status = CheckAddress(options.address); !status.ok()) return status;
+  if (options.timeout <= absl::ZeroDuration()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "timeout: got ", absl::FormatDuration(options.timeout), ", expected more than 0"));
+  }
+  if (options.max_receive_bytes <= 0 ||
+      options.max_receive_bytes > std::numeric_limits<int>::max()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "max_receive_bytes: got ", options.max_receive_bytes, ", expected 1 to 2147483647"));
+  }
+  std::shared_ptr<grpc::Channel> channel = grpc::CreateCustomChannel(
+      options.address, grpc::InsecureChannelCredentials(), ChannelArgs(options));
+  return std::make_unique<ClientOverGrpc>(std::move(channel), options.timeout);
+}
+
+}  // namespace awqd::client

@@ -1,0 +1,162 @@
+// The C++ client of awqd: one channel, typed tensors, a deadline on every call.
+//
+//   absl::StatusOr<std::unique_ptr<Client>> client = Client::Create({.address = "127.0.0.1:8001"});
+//   absl::StatusOr<Tensor> x = Tensor::FromFloats(v1::FP16, {1, k}, values);
+//   absl::StatusOr<MatmulResult> y = (*client)->QuantizedMatmul(
+//       {.weight = {.model = "my-model", .name = "model.layers.0.mlp.up_proj"},
+//        .activations = *std::move(x)});
+//   absl::StatusOr<std::vector<float>> out = y->output.ToFloats();
+//
+// examples/matmul.cc is the same as a program. Every error is the server's own status, code and
+// message unchanged; details (google.rpc.BadRequest) are the payload kErrorDetailsPayload.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "awqd/v1/inference.pb.h"
+#include "awqd/v1/model_repository.pb.h"
+#include "awqd/v1/server_info.pb.h"
+#include "client/tensor.h"
+
+namespace awqd::client {
+
+inline constexpr absl::string_view kErrorDetailsPayload = "type.googleapis.com/google.rpc.Status";
+
+struct ClientOptions {
+  // "host:port", "[v6 address]:port", "unix:/path/of/socket", or a gRPC target such as
+  // "dns:///name:port".
+  std::string address = "127.0.0.1:8001";
+  // Deadline of a call that states none, counted from its start.
+  absl::Duration timeout = absl::Seconds(60);
+  // Longer answers are refused with RESOURCE_EXHAUSTED. At least the server's max_send_bytes.
+  int64_t max_receive_bytes = int64_t{1} << 30;
+};
+
+struct CallOptions {
+  // Zero: the client's default. absl::InfiniteDuration(): no deadline.
+  absl::Duration timeout = absl::ZeroDuration();
+};
+
+// A weight of a loaded model.
+struct WeightName {
+  std::string model;
+  std::string name;
+};
+// That, or a weight that travels in the request.
+using WeightSource = std::variant<WeightName, v1::PackedWeight>;
+
+struct MatmulCall {
+  WeightSource weight;
+  Tensor activations;                          // FP16, BF16 or FP32 [..., K]
+  std::optional<Tensor> bias = std::nullopt;   // [N], instead of the weight's own
+  DType output_dtype = v1::DTYPE_UNSPECIFIED;  // the activations'
+  v1::Path path = v1::AUTO;
+  int32_t priority = 0;
+  std::string request_id = "";
+};
+
+struct MatmulResult {
+  Tensor output;  // [..., N]
+  v1::Execution execution;
+  std::string request_id;
+};
+
+struct DequantizeCall {
+  WeightSource weight;
+  DType output_dtype = v1::FP16;
+  // Half-open; {0, 0} is all, {b, 0} is from b to the end.
+  int64_t row_begin = 0, row_end = 0;
+  int64_t column_begin = 0, column_end = 0;
+  std::string request_id = "";
+};
+
+struct DequantizeResult {
+  Tensor output;  // [rows, columns]
+  v1::Execution execution;
+};
+
+// A block of rows of a dequantised weight, and how far the whole has come.
+struct DequantizeBlock {
+  int64_t first_row = 0;  // from 0 within the answer
+  Tensor values;          // [rows, total_columns]
+  int64_t total_rows = 0;
+  int64_t total_columns = 0;
+};
+
+// Called for each block, in ascending order of rows, on the calling thread. An error ends the call,
+// and is what the call returns.
+using BlockSink = std::function<absl::Status(DequantizeBlock block)>;
+
+// Many products in flight on one call. One thread may send while another receives; otherwise not
+// thread-safe. Destroying it cancels what is unanswered. Must not outlive its Client.
+class MatmulStream {
+ public:
+  virtual ~MatmulStream() = default;
+  // OK once it is on its way; an error means that the stream has ended: Receive says why.
+  virtual absl::Status Send(MatmulCall call) = 0;
+  // Says that nothing more will be sent.
+  virtual absl::Status CloseSend() = 0;
+
+  // One answer, in completion order. `result` holds that request's own failure, if it failed.
+  struct Answer {
+    std::string request_id;
+    absl::StatusOr<MatmulResult> result;
+  };
+  // Blocks for the next answer; nullopt after the last; an error when the stream broke.
+  virtual absl::StatusOr<std::optional<Answer>> Receive() = 0;
+  virtual void Cancel() = 0;
+};
+
+// Thread-safe. Calls block. Nothing is retried: a call that may have reached the server is for the
+// caller to repeat.
+class Client {
+ public:
+  // Connects lazily. INVALID_ARGUMENT for an address or a limit that cannot work.
+  static absl::StatusOr<std::unique_ptr<Client>> Create(const ClientOptions& options);
+  virtual ~Client() = default;
+
+  virtual absl::StatusOr<MatmulResult> QuantizedMatmul(MatmulCall call,
+                                                       const CallOptions& options = {}) = 0;
+  // The deadline covers the whole life of the stream; none unless given here.
+  virtual std::unique_ptr<MatmulStream> QuantizedMatmulStream(
+      const CallOptions& options = {.timeout = absl::InfiniteDuration()}) = 0;
+
+  // The whole answer in memory, any size: one message when it is known to be small, otherwise the
+  // stream.
+  virtual absl::StatusOr<DequantizeResult> Dequantize(const DequantizeCall& call,
+                                                      const CallOptions& options = {}) = 0;
+  // Block by block, never holding more than one. OK, with what ran, only after every row.
+  virtual absl::StatusOr<v1::Execution> DequantizeBlocks(const DequantizeCall& call,
+                                                         const BlockSink& sink,
+                                                         const CallOptions& options = {}) = 0;
+
+  virtual absl::StatusOr<v1::ListModelsResponse> ListModels(const CallOptions& options = {}) = 0;
+  virtual absl::StatusOr<v1::GetModelResponse> GetModel(absl::string_view name,
+                                                        const CallOptions& options = {}) = 0;
+  virtual absl::StatusOr<v1::LoadModelResponse> LoadModel(absl::string_view name,
+                                                          const CallOptions& options = {}) = 0;
+  virtual absl::Status UnloadModel(absl::string_view name, const CallOptions& options = {}) = 0;
+
+  virtual absl::StatusOr<v1::GetServerInfoResponse> GetServerInfo(
+      const CallOptions& options = {}) = 0;
+
+  // grpc.health.v1: whether `service` ("" the whole server) is SERVING. NOT_FOUND for a service the
+  // server does not know.
+  virtual absl::StatusOr<bool> IsServing(absl::string_view service,
+                                         const CallOptions& options = {}) = 0;
+
+  // Whether a connection stands now; after an UNAVAILABLE, false means that the server was never
+  // reached.
+  virtual bool connected() const = 0;
+};
+
+}  // namespace awqd::client

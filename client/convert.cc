@@ -1,0 +1,129 @@
+// From the client's structs to requests, from grpc::Status to absl::Status.
+#include "client/convert.h"
+
+#include <string>
+#include <utility>
+#include <variant>
+
+#include "absl/strings/cord.h"
+#include "absl/strings/str_cat.h"
+
+namespace awqd::client {
+namespace {
+
+template <typename Request>
+void SetSource(const WeightSource& source, Request& request) {
+  if (const auto* name = std::get_if<WeightName>(&source)) {
+    request.mutable_weight()->set_model(name->model);
+    request.mutable_weight()->set_weight(name->name);
+  } else {
+    *request.mutable_packed() = std::get<v1::PackedWeight>(source);
+  }
+}
+
+// Rows or columns that a range leaves of `extent` (-1 unknown), -1 when it cannot be told.
+int64_t RangeLength(int64_t begin, int64_t end, int64_t extent) {
+  if (end == 0) end = extent;
+  return end < begin || begin < 0 ? -1 : end - begin;
+}
+
+}  // namespace
+
+absl::Status FromGrpc(const grpc::Status& status) {
+  if (status.ok()) return absl::OkStatus();
+  // The numbers of grpc::StatusCode and absl::StatusCode are the same by design.
+  absl::Status result(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+  if (!status.error_details().empty()) {
+    result.SetPayload(kErrorDetailsPayload, absl::Cord(status.error_details()));
+  }
+  return result;
+}
+
+v1::QuantizedMatmulRequest ToRequest(MatmulCall call) {
+  v1::QuantizedMatmulRequest request;
+  SetSource(call.weight, request);
+  *request.mutable_activations() = ToProto(std::move(call.activations));
+  if (call.bias.has_value()) *request.mutable_bias() = ToProto(*std::move(call.bias));
+  request.set_output_dtype(call.output_dtype);
+  request.set_path(call.path);
+  request.set_priority(call.priority);
+  request.set_request_id(std::move(call.request_id));
+  request.set_output_encoding(v1::RAW);
+  return request;
+}
+
+v1::DequantizeRequest ToRequest(const DequantizeCall& call) {
+  v1::DequantizeRequest request;
+  SetSource(call.weight, request);
+  request.set_output_dtype(call.output_dtype);
+  // A range that says "all" stays unset.
+  if (call.row_begin != 0 || call.row_end != 0) {
+    request.mutable_rows()->set_begin(call.row_begin);
+    request.mutable_rows()->set_end(call.row_end);
+  }
+  if (call.column_begin != 0 || call.column_end != 0) {
+    request.mutable_columns()->set_begin(call.column_begin);
+    request.mutable_columns()->set_end(call.column_end);
+  }
+  request.set_request_id(call.request_id);
+  request.set_output_encoding(v1::RAW);
+  return request;
+}
+
+absl::StatusOr<MatmulResult> ToResult(v1::QuantizedMatmulResponse response) {
+  absl::StatusOr<Tensor> output = FromProto(std::move(*response.mutable_output()));
+  if (!output.ok()) return output.status();
+  return MatmulResult{*std::move(output), response.execution(), response.request_id()};
+}
+
+int64_t KnownAnswerBytes(const DequantizeCall& call) {
+  int64_t k = -1, n = -1;
+  if (const auto* packed = std::get_if<v1::PackedWeight>(&call.weight)) {
+    if (packed->qweight().shape_size() == 2) k = packed->qweight().shape(0);
+    if (packed->scales().shape_size() == 2) n = packed->scales().shape(1);
+  }
+  const int64_t rows = RangeLength(call.row_begin, call.row_end, k);
+  const int64_t columns = RangeLength(call.column_begin, call.column_end, n);
+  if (rows < 0 || columns < 0) return -1;
+  int64_t bytes = 0;
+  if (__builtin_mul_overflow(rows, columns, &bytes) ||
+      __builtin_mul_overflow(bytes, SizeOf(call.output_dtype), &bytes)) {
+    return -1;
+  }
+  return bytes;
+}
+
+absl::StatusOr<DequantizeBlock> ChunkOrder::Accept(v1::DequantizeChunk chunk) {
+  absl::StatusOr<Tensor> values = FromProto(std::move(*chunk.mutable_output()));
+  if (!values.ok()) return values.status();
+  if (!started_) {
+    started_ = true;
+    first_row_ = chunk.rows().begin();
+    total_rows_ = chunk.total_rows();
+    total_columns_ = chunk.total_columns();
+    dtype_ = values->dtype;
+  }
+  const int64_t begin = chunk.rows().begin() - first_row_;
+  const int64_t rows = chunk.rows().end() - chunk.rows().begin();
+  const bool fits = begin == next_row_ && rows >= 0 && rows <= total_rows_ - next_row_ &&
+                    chunk.total_rows() == total_rows_ && chunk.total_columns() == total_columns_ &&
+                    values->dtype == dtype_ &&
+                    values->shape == std::vector<int64_t>{rows, total_columns_};
+  if (!fits) {
+    return absl::InternalError(absl::StrCat(
+        "the server sent ", Name(values->dtype), " ", ShapeString(values->shape), " for rows [",
+        chunk.rows().begin(), ", ", chunk.rows().end(), ") of ", chunk.total_rows(), " x ",
+        chunk.total_columns(), ", expected ", Name(dtype_), " from row ", first_row_ + next_row_,
+        " of ", total_rows_, " x ", total_columns_));
+  }
+  next_row_ += rows;
+  return DequantizeBlock{begin, *std::move(values), total_rows_, total_columns_};
+}
+
+absl::Status ChunkOrder::Finish() const {
+  if (started_ && next_row_ == total_rows_) return absl::OkStatus();
+  return absl::InternalError(
+      absl::StrCat("the server's stream ended after ", next_row_, " of ", total_rows_, " rows"));
+}
+
+}  // namespace awqd::client

@@ -1,0 +1,42 @@
+// From the client's structs to requests, from grpc::Status to absl::Status.
+#pragma once
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "awqd/v1/inference.pb.h"
+#include "client/awqd_client.h"
+#include "grpcpp/support/status.h"
+
+namespace awqd::client {
+
+// Code and message unchanged; the details as kErrorDetailsPayload.
+absl::Status FromGrpc(const grpc::Status& status);
+
+v1::QuantizedMatmulRequest ToRequest(MatmulCall call);
+v1::DequantizeRequest ToRequest(const DequantizeCall& call);
+
+// INTERNAL when the server's tensor is malformed.
+absl::StatusOr<MatmulResult> ToResult(v1::QuantizedMatmulResponse response);
+
+// Bytes of the answer when the call alone tells (ranges with both ends, or an inline weight),
+// otherwise -1.
+int64_t KnownAnswerBytes(const DequantizeCall& call);
+
+// Follows the chunks of one answer: each must continue the one before and agree with its totals.
+class ChunkOrder {
+ public:
+  // The block that the chunk carries. INTERNAL when it does not fit.
+  absl::StatusOr<DequantizeBlock> Accept(v1::DequantizeChunk chunk);
+  // INTERNAL when rows are missing at the end of the stream.
+  absl::Status Finish() const;
+
+ private:
+  bool started_ = false;
+  int64_t first_row_ = 0;  // of the answer, within the weight
+  int64_t next_row_ = 0;   // expected, within the answer
+  int64_t total_rows_ = 0;
+  int64_t total_columns_ = 0;
+  DType dtype_ = v1::DTYPE_UNSPECIFIED;
+};
+
+}  // namespace awqd::client

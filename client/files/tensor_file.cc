@@ -1,0 +1,174 @@
+// Incremental tensor files: header first, data as it comes, a rename at the end.
+#include "client/files/tensor_file.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "client/files/npy.h"
+#include "nlohmann/json.hpp"
+
+namespace awqd::client {
+namespace {
+
+// The file that a signal must remove. One is enough: awqctl writes one at a time.
+std::atomic<const char*> partial_file{nullptr};
+
+void RemoveAndDie(int signal_number) {
+  const char* partial = partial_file.load();
+  if (partial != nullptr) unlink(partial);
+  // SA_RESETHAND has put the default action back.
+  raise(signal_number);
+}
+
+absl::Status FileError(absl::string_view what, const std::string& path) {
+  const int error = errno;
+  const std::string message = absl::StrCat("cannot ", what, " ", path, ": ", std::strerror(error));
+  if (error == ENOSPC || error == EDQUOT) return absl::ResourceExhaustedError(message);
+  if (error == EACCES || error == EPERM || error == EROFS) {
+    return absl::PermissionDeniedError(message);
+  }
+  return absl::FailedPreconditionError(message);
+}
+
+absl::string_view SafetensorsType(DType dtype) {
+  switch (dtype) {
+    case v1::FP16:
+      return "F16";
+    case v1::BF16:
+      return "BF16";
+    case v1::FP32:
+      return "F32";
+    case v1::INT8:
+      return "I8";
+    case v1::UINT8:
+      return "U8";
+    default:
+      return "I32";
+  }
+}
+
+std::string PartialName(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  const size_t base = slash == std::string::npos ? 0 : slash + 1;
+  return absl::StrCat(path.substr(0, base), ".", path.substr(base), ".partial-", getpid());
+}
+
+}  // namespace
+
+absl::StatusOr<TensorFileFormat> TensorFileFormatOf(absl::string_view path, DType dtype) {
+  if (absl::EndsWith(path, ".safetensors")) return TensorFileFormat::kSafetensors;
+  if (!absl::EndsWith(path, ".npy")) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("output: got '", path, "', expected a name in .npy or .safetensors"));
+  }
+  if (absl::StatusOr<NpyType> type = NpyTypeOf(dtype); !type.ok()) return type.status();
+  return TensorFileFormat::kNpy;
+}
+
+std::string MakeSafetensorsHeader(absl::string_view tensor_name, DType dtype,
+                                  const std::vector<int64_t>& shape) {
+  int64_t bytes = SizeOf(dtype);
+  for (const int64_t dim : shape) bytes *= dim;
+  nlohmann::ordered_json header;
+  header["__metadata__"] = {{"producer", "awqctl"}};
+  header[std::string(tensor_name)] = {{"dtype", std::string(SafetensorsType(dtype))},
+                                      {"shape", shape},
+                                      {"data_offsets", {int64_t{0}, bytes}}};
+  // `replace`: a name that is not UTF-8 must not throw.
+  std::string json = header.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  json.resize((json.size() + 7) / 8 * 8, ' ');
+  const uint64_t length = json.size();
+  std::string prefix(sizeof(length), '\0');
+  std::memcpy(prefix.data(), &length, sizeof(length));
+  return prefix + json;
+}
+
+absl::StatusOr<std::unique_ptr<TensorFileWriter>> TensorFileWriter::Create(
+    const std::string& path, absl::string_view tensor_name, DType dtype,
+    const std::vector<int64_t>& shape) {
+  const absl::StatusOr<TensorFileFormat> format = TensorFileFormatOf(path, dtype);
+  if (!format.ok()) return format.status();
+  const absl::StatusOr<int64_t> count = ElementCount(shape);
+  if (!count.ok()) return count.status();
+  int64_t bytes = 0;
+  if (__builtin_mul_overflow(*count, SizeOf(dtype), &bytes)) {
+    return absl::InvalidArgumentError("shape: got " + ShapeString(shape) + ", past 2^63 bytes");
+  }
+  const std::string header = *format == TensorFileFormat::kNpy
+                                 ? MakeNpyHeader(*NpyTypeOf(dtype), shape)
+                                 : MakeSafetensorsHeader(tensor_name, dtype, shape);
+  std::string partial = PartialName(path);
+  unlink(partial.c_str());  // of a killed process that had the same id
+  const int fd = open(partial.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  if (fd < 0) return FileError("write", path);
+  std::unique_ptr<TensorFileWriter> writer(
+      new TensorFileWriter(path, std::move(partial), fd, bytes));
+  if (absl::Status status = writer->Write(header); !status.ok()) return status;
+  return writer;
+}
+
+TensorFileWriter::TensorFileWriter(std::string path, std::string partial, int fd, int64_t remaining)
+    : path_(std::move(path)), partial_(std::move(partial)), fd_(fd), remaining_(remaining) {
+  partial_file = partial_.c_str();
+}
+
+TensorFileWriter::~TensorFileWriter() {
+  if (fd_ < 0) return;
+  close(fd_);
+  unlink(partial_.c_str());
+  partial_file = nullptr;
+}
+
+absl::Status TensorFileWriter::Write(absl::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t written = write(fd_, bytes.data(), bytes.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) return FileError("write", path_);
+    bytes.remove_prefix(static_cast<size_t>(written));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TensorFileWriter::Append(absl::string_view bytes) {
+  if (static_cast<uint64_t>(remaining_) < bytes.size()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        path_, ": got ", bytes.size(), " bytes where ", remaining_, " were left to write"));
+  }
+  remaining_ -= static_cast<int64_t>(bytes.size());
+  return Write(bytes);
+}
+
+absl::Status TensorFileWriter::Commit() {
+  if (remaining_ != 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(path_, ": ", remaining_, " bytes of the tensor were not written"));
+  }
+  // The rename must not reach the disk before the data, or a crash leaves an empty file there.
+  if (fsync(fd_) != 0 && errno != EINVAL) return FileError("write", path_);
+  if (rename(partial_.c_str(), path_.c_str()) != 0) return FileError("replace", path_);
+  close(fd_);
+  fd_ = -1;
+  partial_file = nullptr;
+  return absl::OkStatus();
+}
+
+void RemovePartialFilesOnSignals() {
+  struct sigaction action = {};
+  action.sa_handler = RemoveAndDie;
+  action.sa_flags = static_cast<int>(SA_RESETHAND | SA_NODEFER);
+  sigemptyset(&action.sa_mask);
+  sigaction(SIGINT, &action, nullptr);
+  sigaction(SIGTERM, &action, nullptr);
+}
+
+}  // namespace awqd::client

@@ -1,0 +1,56 @@
+// TensorFileWriter: one tensor to a .npy or .safetensors file, in pieces, all or nothing.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "client/tensor.h"
+
+namespace awqd::client {
+
+enum class TensorFileFormat { kNpy, kSafetensors };
+
+// By the extension. INVALID_ARGUMENT for another one, and for BF16 as .npy.
+absl::StatusOr<TensorFileFormat> TensorFileFormatOf(absl::string_view path, DType dtype);
+
+// The 8-byte length and the JSON header, padded with spaces to a multiple of 8.
+std::string MakeSafetensorsHeader(absl::string_view tensor_name, DType dtype,
+                                  const std::vector<int64_t>& shape);
+
+// Writes next to the target under a hidden name and renames on Commit, so that the target never
+// holds half a tensor. Without Commit the hidden file is removed, also on SIGINT and SIGTERM where
+// RemovePartialFilesOnSignals was called. Not thread-safe.
+class TensorFileWriter {
+ public:
+  // `tensor_name` is the key within .safetensors; .npy has none.
+  static absl::StatusOr<std::unique_ptr<TensorFileWriter>> Create(
+      const std::string& path, absl::string_view tensor_name, DType dtype,
+      const std::vector<int64_t>& shape);
+  ~TensorFileWriter();
+  TensorFileWriter(const TensorFileWriter&) = delete;
+  TensorFileWriter& operator=(const TensorFileWriter&) = delete;
+
+  absl::Status Append(absl::string_view bytes);
+  // FAILED_PRECONDITION unless exactly the tensor's bytes were appended.
+  absl::Status Commit();
+
+ private:
+  TensorFileWriter(std::string path, std::string partial, int fd, int64_t remaining);
+  absl::Status Write(absl::string_view bytes);
+
+  const std::string path_;
+  const std::string partial_;
+  int fd_;
+  int64_t remaining_;  // bytes of data still to come
+};
+
+// For a program's main: an interrupted download leaves nothing behind, and the process still dies
+// of the signal.
+void RemovePartialFilesOnSignals();
+
+}  // namespace awqd::client

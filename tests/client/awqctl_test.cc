@@ -1,0 +1,272 @@
+// awqctl from arguments to exit code, against services that live in the test.
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "client/awqctl/commands.h"
+#include "client/files/npy.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+#include "tests/client/fake_server.h"
+
+namespace awqd::awqctl {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+
+class AwqctlTest : public testing::Test {
+ protected:
+  AwqctlTest() : directory_(testing::TempDir() + "/awqctl_" + std::to_string(getpid())) {
+    fs::create_directories(directory_);
+  }
+  ~AwqctlTest() override { fs::remove_all(directory_); }
+
+  // Runs against the fake server; what was written is in out_ and err_.
+  int Run(std::vector<std::string> args) {
+    args.insert(args.begin(), {"--address", server_.address});
+    return RunAlone(args);
+  }
+  int RunAlone(const std::vector<std::string>& args) {
+    std::ostringstream out, err;
+    Console console{out, err, terminal_};
+    const int exit_code = RunAwqctl(args, console);
+    out_ = out.str();
+    err_ = err.str();
+    return exit_code;
+  }
+
+  std::string Path(const std::string& name) const { return directory_ + "/" + name; }
+  std::string Npy(const std::string& name, client::NpyType type, const std::vector<int64_t>& shape,
+                  const std::string& bytes) const {
+    std::ofstream(Path(name), std::ios::binary) << client::MakeNpyHeader(type, shape) << bytes;
+    return Path(name);
+  }
+  std::string Floats(const std::string& name, const std::vector<float>& values) const {
+    return Npy(name, client::NpyType::kF4, {static_cast<int64_t>(values.size())},
+               std::string(reinterpret_cast<const char*>(values.data()), values.size() * 4));
+  }
+  size_t Files() const {
+    return std::distance(fs::directory_iterator(directory_), fs::directory_iterator());
+  }
+
+  FakeServer server_;
+  const std::string directory_;
+  bool terminal_ = false;
+  std::string out_, err_;
+};
+
+TEST_F(AwqctlTest, HelpTeaches) {
+  EXPECT_EQ(RunAlone({"--help"}), kOk);
+  EXPECT_THAT(out_, HasSubstr("Exit codes:"));
+  EXPECT_THAT(out_, HasSubstr("awqctl matmul my-model"));
+  EXPECT_THAT(out_, HasSubstr("AWQD_ADDRESS"));
+  for (const char* command : {"status", "models", "load", "unload", "kernels", "dequantize",
+                              "matmul", "compare", "healthcheck"}) {
+    EXPECT_EQ(RunAlone({command, "--help"}), kOk) << command;
+    EXPECT_THAT(out_, HasSubstr(command));
+    EXPECT_THAT(err_, IsEmpty());
+  }
+}
+
+TEST_F(AwqctlTest, BadArgumentsExitOneWithOneLine) {
+  const std::vector<std::vector<std::string>> cases = {
+      {},
+      {"bogus"},
+      {"status", "--bogus"},
+      {"load"},
+      {"matmul", "m", "w"},
+      {"matmul", "m", "w", "--random", "-1"},
+      {"matmul", "m", "w", "x.npy", "--random", "1"},
+      {"matmul", "m", "w", "--random", "1", "--path", "slow"},
+      {"matmul", "m", "w", "--random", "1", "--dtype", "int8"},
+      {"matmul", "m", "w", "--random", "16777216", "--timeout", "-1"},
+      {"matmul", "m", "w", "--random", "1", "-o", "y.safetensors"},
+      {"dequantize", "m", "w"},
+      {"dequantize", "m", "w", "-o", "w.txt"},
+      {"dequantize", "m", "w", "-o", "w.npy", "--dtype", "bf16"},
+      {"dequantize", "m", "w", "-o", "w.npy", "--rows", "3"},
+      {"dequantize", "m", "w", "-o", "w.npy", "--rows", "3:3"},
+      {"dequantize", "m", "w", "-o", "w.npy", "--columns", "-1:3"},
+      {"compare", "a", "b"},
+      {"compare", "a", "b", "--bit_exact", "--max_relative_error", "1"},
+      {"--address", "nowhere", "status"}};
+  for (const auto& args : cases) {
+    EXPECT_EQ(RunAlone(args), kBadArguments) << testing::PrintToString(args);
+    EXPECT_EQ(std::count(err_.begin(), err_.end(), '\n'), 1) << err_;
+    EXPECT_THAT(out_, IsEmpty());
+  }
+  EXPECT_EQ(RunAlone({"dequantize", "m", "w", "-o", "w.npy", "--dtype", "bf16"}), kBadArguments);
+  EXPECT_THAT(err_, HasSubstr(".safetensors"));
+}
+
+TEST_F(AwqctlTest, TellsAnUnreachableServerFromAFailedCall) {
+  EXPECT_EQ(RunAlone({"--address", "127.0.0.1:1", "status"}), kCannotConnect);
+  EXPECT_THAT(err_, HasSubstr("cannot reach 127.0.0.1:1"));
+  server_.repository.status = grpc::Status(grpc::UNAVAILABLE, "draining");
+  EXPECT_EQ(Run({"models"}), kCallFailed);
+  EXPECT_EQ(err_, "awqctl: UNAVAILABLE: draining\n");
+  EXPECT_THAT(out_, IsEmpty());
+}
+
+TEST_F(AwqctlTest, AddressComesFromTheEnvironment) {
+  ASSERT_EQ(setenv("AWQD_ADDRESS", server_.address.c_str(), 1), 0);
+  EXPECT_EQ(RunAlone({"healthcheck"}), kOk);
+  ASSERT_EQ(unsetenv("AWQD_ADDRESS"), 0);
+}
+
+TEST_F(AwqctlTest, StatusModelsLoadUnload) {
+  EXPECT_EQ(Run({"status"}), kOk) << err_;
+  EXPECT_THAT(out_, HasSubstr("awqd 9.9.9"));
+  EXPECT_EQ(Run({"models"}), kOk);
+  EXPECT_THAT(out_, HasSubstr("READY"));
+  EXPECT_THAT(out_, HasSubstr("a\\x1b[31mb")) << "control characters must not reach the terminal";
+  EXPECT_EQ(Run({"models", "m"}), kOk);
+  EXPECT_THAT(out_, HasSubstr("fused 0-255 fake/echo"));
+  EXPECT_EQ(Run({"models", "x"}), kCallFailed);
+  EXPECT_EQ(Run({"load", "m"}), kOk);
+  EXPECT_THAT(out_, HasSubstr("loaded m"));
+  EXPECT_EQ(Run({"unload", "m"}), kOk);
+}
+
+TEST_F(AwqctlTest, JsonIsJson) {
+  for (const std::vector<std::string>& args : {std::vector<std::string>{"status"},
+                                               {"models"},
+                                               {"models", "m"},
+                                               {"load", "m"},
+                                               {"unload", "m"},
+                                               {"kernels"},
+                                               {"healthcheck"},
+                                               {"matmul", "m", "w", "--random", "2"}}) {
+    std::vector<std::string> with_json = args;
+    with_json.insert(with_json.begin(), "--json");
+    EXPECT_EQ(Run(with_json), kOk) << err_;
+    EXPECT_FALSE(nlohmann::json::parse(out_, nullptr, false).is_discarded()) << out_;
+  }
+}
+
+TEST_F(AwqctlTest, KernelsAsMarkdown) {
+  EXPECT_EQ(Run({"kernels", "--markdown"}), kOk);
+  EXPECT_THAT(out_, HasSubstr("|---|"));
+  EXPECT_THAT(out_, HasSubstr("no: no \\| GPU"));
+  EXPECT_EQ(std::count(out_.begin(), out_.end(), '\n'), 3);
+}
+
+TEST_F(AwqctlTest, DequantizeWritesBlocks) {
+  server_.inference.AddChunk(0, 2, 3, 2, 'a');
+  server_.inference.AddChunk(2, 3, 3, 2, 'b');
+  EXPECT_EQ(Run({"dequantize", "m", "w", "-o", Path("w.npy"), "--rows", ":3"}), kOk) << err_;
+  EXPECT_THAT(err_, IsEmpty()) << "no progress bar without a terminal";
+  EXPECT_THAT(out_, HasSubstr("[3, 2]"));
+  EXPECT_EQ(client::ReadNpy(Path("w.npy"))->bytes, "aaaaaaaabbbb");
+  EXPECT_EQ(server_.inference.last_dequantize.rows().end(), 3);
+  terminal_ = true;
+  EXPECT_EQ(Run({"dequantize", "m", "w", "-o", Path("w.safetensors")}), kOk);
+  EXPECT_THAT(err_, HasSubstr("%"));
+  EXPECT_EQ(Run({"dequantize", "m", "w", "-o", Path("w.safetensors"), "--quiet"}), kOk);
+  EXPECT_THAT(err_, IsEmpty());
+}
+
+TEST_F(AwqctlTest, FailedDequantizeLeavesNothing) {
+  server_.inference.AddChunk(0, 2, 3, 2);
+  server_.inference.status = grpc::Status(grpc::INTERNAL, "device fault");
+  EXPECT_EQ(Run({"dequantize", "m", "w", "-o", Path("w.npy")}), kCallFailed);
+  EXPECT_THAT(err_, HasSubstr("device fault"));
+  EXPECT_EQ(Files(), 0u);
+  EXPECT_EQ(Run({"dequantize", "m", "w", "-o", Path("no/w.npy")}), kFileFailed);
+  EXPECT_THAT(err_, HasSubstr("no/w.npy"));
+}
+
+TEST_F(AwqctlTest, MatmulFromAFile) {
+  const std::string x = Floats("x.npy", {1.0f, -2.0f});
+  const std::string bias = Floats("b.npy", {5.0f});
+  EXPECT_EQ(Run({"matmul", "m", "w", x, "-o", Path("y.npy"), "--dtype", "fp16", "--bias", bias,
+                 "--path", "dequantize"}),
+            kOk)
+      << err_;
+  EXPECT_THAT(out_, HasSubstr("path fused  kernel fake/echo"));
+  EXPECT_THAT(out_, HasSubstr("latency"));
+  EXPECT_EQ(server_.inference.last_matmul.activations().dtype(), v1::FP16);
+  EXPECT_EQ(server_.inference.last_matmul.path(), v1::DEQUANTIZE);
+  EXPECT_EQ(server_.inference.last_matmul.bias().shape(0), 1);
+  EXPECT_THAT(client::ReadNpy(Path("y.npy"))->ToDoubles(), testing::ElementsAre(1, -2));
+}
+
+TEST_F(AwqctlTest, MatmulWritesBf16AsFloat32) {
+  const std::string x = Floats("x.npy", {1.0f, -2.0f});
+  EXPECT_EQ(Run({"matmul", "m", "w", x, "-o", Path("y.npy"), "--dtype", "bf16"}), kOk) << err_;
+  EXPECT_EQ(client::ReadNpy(Path("y.npy"))->type, client::NpyType::kF4);
+  EXPECT_THAT(client::ReadNpy(Path("y.npy"))->ToDoubles(), testing::ElementsAre(1, -2));
+}
+
+TEST_F(AwqctlTest, MatmulAtRandomFollowsItsSeed) {
+  const auto draw = [this](const std::string& seed) {
+    EXPECT_EQ(Run({"matmul", "m", "w", "--random", "3", "--seed", seed}), kOk) << err_;
+    return server_.inference.last_matmul.activations().raw();
+  };
+  const std::string first = draw("1");
+  EXPECT_EQ(first.size(), 3u * 4 * 2);
+  EXPECT_EQ(draw("1"), first);
+  EXPECT_NE(draw("2"), first);
+  EXPECT_EQ(Run({"matmul", "m", "w", "--random", "0"}), kOk);
+  EXPECT_EQ(Run({"matmul", "m", "nowhere", "--random", "1"}), kCallFailed);
+  EXPECT_THAT(err_, HasSubstr("no weight 'nowhere'"));
+  EXPECT_EQ(Run({"matmul", "m", "w", Path("absent.npy")}), kFileFailed);
+  EXPECT_EQ(
+      Run({"matmul", "m", "w", Npy("d.npy", client::NpyType::kF8, {1}, std::string(8, '\0'))}),
+      kFileFailed);
+}
+
+TEST_F(AwqctlTest, CompareByBits) {
+  const std::string a = Floats("a.npy", {1.0f, 0.0f, std::nanf("")});
+  const std::string b = Floats("b.npy", {1.0f, -0.0f, std::nanf("")});
+  EXPECT_EQ(RunAlone({"compare", a, a, "--bit_exact"}), kOk);
+  EXPECT_EQ(RunAlone({"compare", a, b, "--bit_exact"}), kDiffers);
+  EXPECT_THAT(out_, HasSubstr("1 of 3 elements differ"));
+  EXPECT_EQ(RunAlone({"compare", a, b, "--max_relative_error", "0"}), kOk);
+  const std::string wide = Npy("w.npy", client::NpyType::kF8, {3}, std::string(24, '\0'));
+  EXPECT_EQ(RunAlone({"compare", a, wide, "--bit_exact"}), kDiffers);
+}
+
+TEST_F(AwqctlTest, CompareByRelativeError) {
+  const std::string a = Floats("a.npy", {3.0f, 4.004f});
+  const std::string b = Floats("b.npy", {3.0f, 4.0f});
+  EXPECT_EQ(RunAlone({"compare", a, b, "--max_relative_error", "1e-3"}), kOk) << out_;
+  EXPECT_THAT(out_, HasSubstr("same: relative error 0.0008"));
+  EXPECT_EQ(RunAlone({"compare", a, b, "--max_relative_error", "7e-4"}), kDiffers);
+  const std::string nan = Floats("n.npy", {3.0f, std::nanf("")});
+  const std::string inf = Floats("i.npy", {3.0f, INFINITY});
+  const std::string zero = Floats("z.npy", {0.0f, 0.0f});
+  for (const auto& [left, right] : std::vector<std::pair<std::string, std::string>>{
+           {nan, b}, {b, nan}, {inf, b}, {b, inf}, {b, zero}, {inf, nan}}) {
+    EXPECT_EQ(RunAlone({"compare", left, right, "--max_relative_error", "1e6"}), kDiffers) << out_;
+    EXPECT_EQ(RunAlone({"--json", "compare", left, right, "--max_relative_error", "1"}), kDiffers);
+    EXPECT_FALSE(nlohmann::json::parse(out_, nullptr, false).is_discarded()) << out_;
+  }
+  EXPECT_EQ(RunAlone({"compare", inf, inf, "--max_relative_error", "0"}), kOk);
+  const std::string longer = Floats("l.npy", {3.0f, 4.0f, 0.0f});
+  EXPECT_EQ(RunAlone({"compare", a, longer, "--max_relative_error", "1"}), kDiffers);
+  EXPECT_THAT(err_, HasSubstr("[3]"));
+  EXPECT_EQ(RunAlone({"compare", a, Path("absent.npy"), "--bit_exact"}), kFileFailed);
+}
+
+TEST_F(AwqctlTest, HealthcheckExitsLikeTheProbe) {
+  EXPECT_EQ(Run({"healthcheck"}), kOk);
+  EXPECT_EQ(out_, "SERVING\n");
+  EXPECT_EQ(Run({"healthcheck", "--service", "unknown"}), kCallFailed);
+  EXPECT_EQ(RunAlone({"--address", "127.0.0.1:1", "healthcheck"}), kCannotConnect);
+  EXPECT_EQ(RunAlone({"healthcheck", "--wait", "soon"}), kBadArguments);
+  server_.health.not_serving_first = server_.health.checks + 1;
+  EXPECT_EQ(Run({"healthcheck"}), kNotServing);
+  EXPECT_EQ(out_, "NOT_SERVING\n");
+  server_.health.not_serving_first = server_.health.checks + 3;
+  EXPECT_EQ(Run({"healthcheck", "--wait", "20"}), kOk);
+}
+
+}  // namespace
+}  // namespace awqd::awqctl

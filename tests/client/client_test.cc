@@ -1,0 +1,210 @@
+// The client against services that live in the test: requests, answers, errors, streams.
+#include <arpa/inet.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "absl/time/clock.h"
+#include "client/awqd_client.h"
+#include "gmock/gmock.h"
+#include "google/rpc/error_details.pb.h"
+#include "google/rpc/status.pb.h"
+#include "gtest/gtest.h"
+#include "tests/client/fake_server.h"
+
+namespace awqd::client {
+namespace {
+
+using testing::HasSubstr;
+
+class ClientTest : public testing::Test {
+ protected:
+  ClientTest() : client_(*Client::Create({.address = server_.address})) {}
+
+  static MatmulCall Call() {
+    return {.weight = WeightName{"m", "w"},
+            .activations = *Tensor::FromFloats(v1::FP16, {1, 2}, {1.0f, 2.0f}),
+            .request_id = "id"};
+  }
+
+  FakeServer server_;
+  std::unique_ptr<Client> client_;
+};
+
+TEST(ClientOptionsTest, RefusesWhatCannotWork) {
+  for (const char* address :
+       {"", "host", "host:", ":1", "host:0", "host:65536", "host:http", "/run/a.sock", "unix:"}) {
+    EXPECT_EQ(Client::Create({.address = address}).status().code(),
+              absl::StatusCode::kInvalidArgument)
+        << address;
+  }
+  EXPECT_THAT(Client::Create({.address = "/run/a"}).status().message(), HasSubstr("'unix:/run/a'"));
+  EXPECT_FALSE(Client::Create({.timeout = absl::ZeroDuration()}).ok());
+  EXPECT_FALSE(Client::Create({.max_receive_bytes = 0}).ok());
+  EXPECT_FALSE(Client::Create({.max_receive_bytes = int64_t{1} << 31}).ok());
+  for (const char* address : {"localhost:1", "[::1]:80", "unix:/a", "dns:///a.b:80"}) {
+    EXPECT_TRUE(Client::Create({.address = address}).ok()) << address;
+  }
+}
+
+TEST_F(ClientTest, SendsEveryFieldOfAMatmul) {
+  MatmulCall call = Call();
+  call.bias = *Tensor::FromFloats(v1::FP32, {2}, {3.0f, 4.0f});
+  call.output_dtype = v1::FP16;
+  call.path = v1::DEQUANTIZE;
+  call.priority = -3;
+  const auto result = client_->QuantizedMatmul(call);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_THAT(*result->output.ToFloats(), testing::ElementsAre(1.0f, 2.0f));
+  EXPECT_EQ(result->execution.kernel(), "fake/echo");
+  EXPECT_EQ(result->request_id, "id");
+  const v1::QuantizedMatmulRequest& sent = server_.inference.last_matmul;
+  EXPECT_EQ(sent.weight().model(), "m");
+  EXPECT_EQ(sent.weight().weight(), "w");
+  EXPECT_EQ(sent.bias().raw().size(), 8u);
+  EXPECT_EQ(sent.output_dtype(), v1::FP16);
+  EXPECT_EQ(sent.path(), v1::DEQUANTIZE);
+  EXPECT_EQ(sent.priority(), -3);
+  EXPECT_EQ(sent.output_encoding(), v1::RAW);
+}
+
+TEST_F(ClientTest, KeepsCodeMessageAndDetails) {
+  google::rpc::BadRequest bad;
+  bad.add_field_violations()->set_field("activations.shape");
+  google::rpc::Status details;
+  details.add_details()->PackFrom(bad);
+  server_.inference.status =
+      grpc::Status(grpc::FAILED_PRECONDITION, "got a, expected b", details.SerializeAsString());
+  const absl::Status status = client_->QuantizedMatmul(Call()).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(status.message(), "got a, expected b");
+  ASSERT_TRUE(status.GetPayload(kErrorDetailsPayload).has_value());
+  google::rpc::Status received;
+  ASSERT_TRUE(received.ParseFromString(std::string(*status.GetPayload(kErrorDetailsPayload))));
+  EXPECT_EQ(received.details_size(), 1);
+  EXPECT_TRUE(client_->connected());
+}
+
+TEST_F(ClientTest, DequantizesSmallBlocksAsOneMessage) {
+  const auto result =
+      client_->Dequantize({.weight = WeightName{"m", "w"}, .row_end = 1, .column_end = 1});
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->output.bytes, std::string("\x00\x3c", 2));
+  EXPECT_EQ(server_.inference.unary_calls, 1);
+  EXPECT_EQ(server_.inference.stream_calls, 0);
+}
+
+TEST_F(ClientTest, DequantizesTheRestThroughTheStream) {
+  server_.inference.AddChunk(7, 9, 3, 2, 'a');
+  server_.inference.AddChunk(9, 10, 3, 2, 'b');
+  const auto result = client_->Dequantize({.weight = WeightName{"m", "w"}, .row_begin = 7});
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_THAT(result->output.shape, testing::ElementsAre(3, 2));
+  EXPECT_EQ(result->output.bytes, "aaaaaaaabbbb");
+  EXPECT_EQ(result->execution.kernel(), "fake/dequantize");
+  EXPECT_EQ(server_.inference.last_dequantize.rows().begin(), 7);
+  EXPECT_FALSE(server_.inference.last_dequantize.has_columns());
+  EXPECT_EQ(server_.inference.unary_calls, 0);
+}
+
+TEST_F(ClientTest, RefusesChunksOutOfOrderOrMissing) {
+  const DequantizeCall call = {.weight = WeightName{"m", "w"}};
+  const auto code = [&] { return client_->Dequantize(call).status().code(); };
+  EXPECT_EQ(code(), absl::StatusCode::kInternal) << "no chunk at all";
+  server_.inference.AddChunk(0, 1, 3, 2);
+  EXPECT_EQ(code(), absl::StatusCode::kInternal) << "two rows missing";
+  server_.inference.AddChunk(2, 3, 3, 2);
+  EXPECT_EQ(code(), absl::StatusCode::kInternal) << "a hole";
+  server_.inference.chunks.pop_back();
+  server_.inference.AddChunk(1, 3, 3, 2);
+  EXPECT_EQ(code(), absl::StatusCode::kOk);
+  server_.inference.AddChunk(3, 4, 3, 2);
+  EXPECT_EQ(code(), absl::StatusCode::kInternal) << "a row too many";
+  server_.inference.chunks.pop_back();
+  server_.inference.chunks.back().mutable_output()->mutable_raw()->pop_back();
+  EXPECT_EQ(code(), absl::StatusCode::kInternal) << "a byte too few";
+}
+
+TEST_F(ClientTest, SinkEndsTheCall) {
+  for (int row = 0; row < 1000; ++row) server_.inference.AddChunk(row, row + 1, 1000, 64);
+  int blocks = 0;
+  const auto execution = client_->DequantizeBlocks(
+      {.weight = WeightName{"m", "w"}}, [&blocks](const DequantizeBlock& block) {
+        EXPECT_EQ(block.first_row, blocks);
+        return ++blocks == 3 ? absl::ResourceExhaustedError("disk full") : absl::OkStatus();
+      });
+  EXPECT_EQ(execution.status().message(), "disk full");
+  EXPECT_EQ(blocks, 3);
+}
+
+TEST_F(ClientTest, StreamsAnswersAndTheirErrors) {
+  const auto stream = client_->QuantizedMatmulStream();
+  for (const char* id : {"a", "bad", "c"}) {
+    MatmulCall call = Call();
+    call.request_id = id;
+    ASSERT_TRUE(stream->Send(std::move(call)).ok());
+  }
+  ASSERT_TRUE(stream->CloseSend().ok());
+  std::vector<std::string> ids;
+  while (true) {
+    const auto answer = stream->Receive();
+    ASSERT_TRUE(answer.ok()) << answer.status();
+    if (!answer->has_value()) break;
+    ids.push_back((*answer)->request_id);
+    const absl::Status expected =
+        ids.back() == "bad" ? absl::InvalidArgumentError("activations: bad") : absl::OkStatus();
+    EXPECT_EQ((*answer)->result.status(), expected);
+  }
+  EXPECT_THAT(ids, testing::UnorderedElementsAre("a", "bad", "c"));
+  EXPECT_FALSE((*stream->Receive()).has_value()) << "the end stays the end";
+}
+
+TEST_F(ClientTest, StreamSaysWhyItBroke) {
+  server_.inference.status = grpc::Status(grpc::UNAVAILABLE, "draining");
+  const auto stream = client_->QuantizedMatmulStream();
+  ASSERT_TRUE(stream->CloseSend().ok());
+  EXPECT_EQ(stream->Receive().status(), absl::UnavailableError("draining"));
+}
+
+TEST_F(ClientTest, DroppedStreamDoesNotHang) {
+  auto stream = client_->QuantizedMatmulStream();
+  ASSERT_TRUE(stream->Send(Call()).ok());
+  stream.reset();
+  EXPECT_TRUE(client_->QuantizedMatmul(Call()).ok());
+}
+
+TEST_F(ClientTest, DeadlineOfTheCallAndOfTheClient) {
+  // A socket that accepts and never answers.
+  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  ASSERT_EQ(bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  ASSERT_EQ(listen(fd, 1), 0);
+  socklen_t length = sizeof(address);
+  ASSERT_EQ(getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length), 0);
+  const std::string target = absl::StrCat("127.0.0.1:", ntohs(address.sin_port));
+  const auto silent = *Client::Create({.address = target, .timeout = absl::Milliseconds(200)});
+  const absl::Time start = absl::Now();
+  EXPECT_EQ(silent->ListModels().status().code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(silent->GetServerInfo({.timeout = absl::Milliseconds(100)}).status().code(),
+            absl::StatusCode::kDeadlineExceeded);
+  EXPECT_LT(absl::Now() - start, absl::Seconds(5));
+  EXPECT_FALSE(silent->connected());
+  close(fd);
+}
+
+TEST_F(ClientTest, ModelsInfoAndHealth) {
+  EXPECT_EQ(client_->ListModels()->models_size(), 1);
+  EXPECT_EQ(client_->GetModel("m")->weights(0).k(), 4);
+  EXPECT_EQ(client_->GetModel("x").status(), absl::NotFoundError("model 'x' is not loaded"));
+  EXPECT_EQ(client_->LoadModel("m")->model().name(), "m");
+  EXPECT_TRUE(client_->UnloadModel("m").ok());
+  EXPECT_EQ(client_->GetServerInfo()->version(), "9.9.9");
+  server_.health.not_serving_first = 1;
+  EXPECT_FALSE(*client_->IsServing(""));
+  EXPECT_TRUE(*client_->IsServing(""));
+  EXPECT_EQ(client_->IsServing("unknown").status().code(), absl::StatusCode::kNotFound);
+}
+
+}  // namespace
+}  // namespace awqd::client

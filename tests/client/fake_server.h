@@ -1,0 +1,191 @@
+// An awqd that lives in the test: every service, with answers the test sets.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "awqd/v1/inference.grpc.pb.h"
+#include "awqd/v1/model_repository.grpc.pb.h"
+#include "awqd/v1/server_info.grpc.pb.h"
+#include "grpc/health/v1/health.grpc.pb.h"
+#include "grpcpp/grpcpp.h"
+
+namespace awqd {
+
+// Answers with `status`, which is OK until a test sets it; products return their activations.
+class FakeInference : public v1::QuantizedInference::Service {
+ public:
+  grpc::Status QuantizedMatmul(grpc::ServerContext*, const v1::QuantizedMatmulRequest* request,
+                               v1::QuantizedMatmulResponse* response) override {
+    last_matmul = *request;
+    *response->mutable_output() = request->activations();
+    if (request->output_dtype() == v1::BF16) response->mutable_output()->set_dtype(v1::BF16);
+    response->mutable_execution()->set_kernel("fake/echo");
+    response->mutable_execution()->set_path(v1::FUSED);
+    response->mutable_execution()->set_device("cpu");
+    response->set_request_id(request->request_id());
+    return status;
+  }
+
+  grpc::Status QuantizedMatmulStream(
+      grpc::ServerContext*,
+      grpc::ServerReaderWriter<v1::QuantizedMatmulResponse, v1::QuantizedMatmulRequest>* stream)
+      override {
+    v1::QuantizedMatmulRequest request;
+    while (stream->Read(&request)) {
+      v1::QuantizedMatmulResponse response;
+      response.set_request_id(request.request_id());
+      if (request.request_id() == "bad") {
+        response.mutable_error()->set_code(grpc::INVALID_ARGUMENT);
+        response.mutable_error()->set_message("activations: bad");
+      } else {
+        *response.mutable_output() = request.activations();
+      }
+      stream->Write(response);
+    }
+    return status;
+  }
+
+  grpc::Status Dequantize(grpc::ServerContext*, const v1::DequantizeRequest*,
+                          v1::DequantizeResponse* response) override {
+    ++unary_calls;
+    response->mutable_output()->set_dtype(v1::FP16);
+    response->mutable_output()->add_shape(1);
+    response->mutable_output()->add_shape(1);
+    response->mutable_output()->set_raw(std::string("\x00\x3c", 2));
+    return status;
+  }
+
+  grpc::Status DequantizeStream(grpc::ServerContext*, const v1::DequantizeRequest* request,
+                                grpc::ServerWriter<v1::DequantizeChunk>* writer) override {
+    ++stream_calls;
+    last_dequantize = *request;
+    for (const v1::DequantizeChunk& chunk : chunks) {
+      if (!writer->Write(chunk)) break;
+    }
+    return status;
+  }
+
+  // Rows [begin, end) of a `total` x `columns` FP16 answer, every byte `fill`.
+  void AddChunk(int64_t begin, int64_t end, int64_t total, int64_t columns, char fill = 1) {
+    v1::DequantizeChunk chunk;
+    chunk.mutable_rows()->set_begin(begin);
+    chunk.mutable_rows()->set_end(end);
+    chunk.mutable_columns()->set_end(columns);
+    chunk.set_total_rows(total);
+    chunk.set_total_columns(columns);
+    chunk.mutable_output()->set_dtype(v1::FP16);
+    chunk.mutable_output()->add_shape(end - begin);
+    chunk.mutable_output()->add_shape(columns);
+    chunk.mutable_output()->set_raw(std::string((end - begin) * columns * 2, fill));
+    chunk.mutable_execution()->set_kernel("fake/dequantize");
+    chunks.push_back(std::move(chunk));
+  }
+
+  grpc::Status status;
+  std::vector<v1::DequantizeChunk> chunks;
+  int unary_calls = 0;
+  int stream_calls = 0;
+  v1::QuantizedMatmulRequest last_matmul;
+  v1::DequantizeRequest last_dequantize;
+};
+
+// One model "m" with one weight "w", K = 4.
+class FakeRepository : public v1::ModelRepository::Service {
+ public:
+  grpc::Status ListModels(grpc::ServerContext*, const v1::ListModelsRequest*,
+                          v1::ListModelsResponse* response) override {
+    v1::ModelSummary& model = *response->add_models();
+    model.set_name("m");
+    model.set_state(v1::READY);
+    model.set_message("a\x1b[31mb");
+    return status;
+  }
+  grpc::Status GetModel(grpc::ServerContext*, const v1::GetModelRequest* request,
+                        v1::GetModelResponse* response) override {
+    if (request->name() != "m") return {grpc::NOT_FOUND, "model 'x' is not loaded"};
+    response->mutable_model()->set_name("m");
+    v1::WeightInfo& weight = *response->add_weights();
+    weight.set_path("w");
+    weight.set_k(4);
+    weight.set_n(4);
+    v1::PlanEntry& plan = *weight.add_plan();
+    plan.set_path(v1::FUSED);
+    plan.set_max_tokens(255);
+    plan.set_kernel("fake/echo");
+    return status;
+  }
+  grpc::Status LoadModel(grpc::ServerContext*, const v1::LoadModelRequest* request,
+                         v1::LoadModelResponse* response) override {
+    response->mutable_model()->set_name(request->name());
+    return status;
+  }
+  grpc::Status UnloadModel(grpc::ServerContext*, const v1::UnloadModelRequest*,
+                           v1::UnloadModelResponse*) override {
+    return status;
+  }
+
+  grpc::Status status;
+};
+
+class FakeServerInfo : public v1::ServerInfo::Service {
+ public:
+  grpc::Status GetServerInfo(grpc::ServerContext*, const v1::GetServerInfoRequest*,
+                             v1::GetServerInfoResponse* response) override {
+    response->set_version("9.9.9");
+    v1::KernelInfo& kernel = *response->add_kernels();
+    kernel.set_name("fake/echo");
+    kernel.set_operation("matmul");
+    kernel.set_path("fused");
+    kernel.set_max_tokens(255);
+    kernel.set_reason("no | GPU");
+    response->add_devices()->set_id("cpu");
+    return grpc::Status::OK;
+  }
+};
+
+class FakeHealth : public grpc::health::v1::Health::Service {
+ public:
+  grpc::Status Check(grpc::ServerContext*, const grpc::health::v1::HealthCheckRequest* request,
+                     grpc::health::v1::HealthCheckResponse* response) override {
+    if (request->service() == "unknown") return {grpc::NOT_FOUND, "unknown service"};
+    ++checks;
+    response->set_status(checks > not_serving_first
+                             ? grpc::health::v1::HealthCheckResponse::SERVING
+                             : grpc::health::v1::HealthCheckResponse::NOT_SERVING);
+    return grpc::Status::OK;
+  }
+
+  int checks = 0;
+  int not_serving_first = 0;
+};
+
+// Listens on a free loopback port until destroyed.
+class FakeServer {
+ public:
+  FakeServer() {
+    int port = 0;
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+    builder.RegisterService(&inference);
+    builder.RegisterService(&repository);
+    builder.RegisterService(&info);
+    builder.RegisterService(&health);
+    server_ = builder.BuildAndStart();
+    address = absl::StrCat("127.0.0.1:", port);
+  }
+  ~FakeServer() { server_->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(2)); }
+
+  FakeInference inference;
+  FakeRepository repository;
+  FakeServerInfo info;
+  FakeHealth health;
+  std::string address;
+
+ private:
+  std::unique_ptr<grpc::Server> server_;
+};
+
+}  // namespace awqd
