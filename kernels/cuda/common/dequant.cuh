@@ -1,0 +1,164 @@
+// Integer codes to fp16 and bf16 by bit tricks, exact at every step until the one rounding of the
+// scale.
+//
+// Why it works: an fp16 whose exponent field is 0x64 is 1024 + its ten mantissa bits, so OR-ing a
+// code into 0x6400 makes 1024 + code with no conversion; a code four bits higher makes 1024 + 16
+// code. bf16 has seven mantissa bits: 0x4300 makes 128 + code and there is no high form. fp32
+// 0x4B000000 makes 2^23 + code.
+//
+// The nibble order of a 4-bit word is e0 e2 e4 e6 e1 e3 e5 e7 (least significant first), so that
+// one mask yields the pairs (e0, e1), (e2, e3) and, after a shift by 8, (e4, e5), (e6, e7). An
+// 8-bit word holds e0 e2 e1 e3. "Pair" is a 32-bit word of two 16-bit lanes, the first element in
+// the low half.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/common/packed.cuh"
+
+namespace awqd::cuda {
+
+// Eight decoded values as four pairs (0,1) (2,3) (4,5) (6,7).
+struct Pairs {
+  uint32_t v[4];
+};
+
+// Both halves of a word set to the 16 bits `h`.
+AWQD_HD uint32_t Both(uint32_t h) { return h * 0x00010001u; }
+
+// ---- 4 bits to fp16
+// ----------------------------------------------------------------------------------------------
+
+// A zero point 0..15 in the two forms that the decode subtracts: 1024 + z for pairs 0 and 2, whose
+// codes sit in the low bits, and -(64 + z) for pairs 1 and 3, whose codes arrive times 16. Both are
+// exact fp16.
+AWQD_HD uint32_t LowZeroFp16(uint32_t z) { return 0x6400u | z; }
+AWQD_HD uint32_t HighZeroFp16(uint32_t z) { return 0xD400u | z << 4; }
+
+// q - z of eight codes, exactly. `zeros`: per pair, forms low, high, low, high. 9 operations; 13
+// with the scale.
+AWQD_HD Pairs Int4MinusZeroFp16(uint32_t word, const uint32_t (&zeros)[4]) {
+  constexpr uint32_t kLow = 0x000f000f, kHigh = 0x00f000f0, kExponent = 0x64006400,
+                     kSixteenth = 0x2C002C00;
+  const uint32_t upper = word >> 8;
+  return {{Sub2Fp16(Lop3<kAndOr>(word, kLow, kExponent), zeros[0]),
+           Fma2Fp16(Lop3<kAndOr>(word, kHigh, kExponent), kSixteenth, zeros[1]),
+           Sub2Fp16(Lop3<kAndOr>(upper, kLow, kExponent), zeros[2]),
+           Fma2Fp16(Lop3<kAndOr>(upper, kHigh, kExponent), kSixteenth, zeros[3])}};
+}
+
+// round((q - z) * s): `scales` holds the pairs of s.
+AWQD_HD Pairs Int4ToFp16(uint32_t word, const uint32_t (&zeros)[4], const uint32_t (&scales)[4]) {
+  Pairs out = Int4MinusZeroFp16(word, zeros);
+#ifdef __CUDA_ARCH__
+#pragma unroll
+#endif
+  for (int i = 0; i < 4; ++i) out.v[i] = Mul2Fp16(out.v[i], scales[i]);
+  return out;
+}
+
+// Codes stored as value + 8: value = code - 8, in -8..7 (the constants 1032 and -72).
+AWQD_HD Pairs BiasedInt4ToFp16(uint32_t word) {
+  const uint32_t low = 0x64086408, high = 0xD480D480;
+  return Int4MinusZeroFp16(word, {low, high, low, high});
+}
+
+// ---- 4 bits to bf16
+// ----------------------------------------------------------------------------------------------
+
+AWQD_HD uint32_t ZeroBf16(uint32_t z) { return 0x4300u | z; }
+
+// q - z of eight codes, exactly, `zeros` per pair as 128 + z.
+AWQD_HD Pairs Int4MinusZeroBf16(uint32_t word, const uint32_t (&zeros)[4]) {
+  constexpr uint32_t kMask = 0x000f000f, kExponent = 0x43004300;
+  return {{Sub2Bf16(Lop3<kAndOr>(word, kMask, kExponent), zeros[0]),
+           Sub2Bf16(Lop3<kAndOr>(word >> 4, kMask, kExponent), zeros[1]),
+           Sub2Bf16(Lop3<kAndOr>(word >> 8, kMask, kExponent), zeros[2]),
+           Sub2Bf16(Lop3<kAndOr>(word >> 12, kMask, kExponent), zeros[3])}};
+}
+
+// An fp16 scale as the exact sum of two bf16: `high` its upper 8 significant bits, `low` the 3 that
+// remain.
+struct SplitScale {
+  uint32_t high;
+  uint32_t low;
+};
+
+AWQD_HD SplitScale SplitToBf16(uint16_t scale) {
+  const float s = Fp16ToFloat(scale);
+#ifdef __CUDA_ARCH__
+  const uint32_t bits = __float_as_uint(s);
+  const float rest = s - __uint_as_float(bits & 0xffff0000u);
+  const uint32_t low = __float_as_uint(rest) >> 16;
+#else
+  const uint32_t bits = std::bit_cast<uint32_t>(s);
+  const uint32_t low = std::bit_cast<uint32_t>(s - std::bit_cast<float>(bits & 0xffff0000u)) >> 16;
+#endif
+  // Infinity minus infinity is not a remainder.
+  return {bits >> 16, (bits & 0x7f800000u) == 0x7f800000u ? 0u : low};
+}
+
+// round((q - z) * s) with one rounding although s has more bits than bf16: (q - z) * low has at
+// most 7 significant bits and is exact, so the last operation adds it to an exact product and
+// rounds their true sum.
+AWQD_HD Pairs Int4ToBf16(uint32_t word, const uint32_t (&zeros)[4], const uint32_t (&high)[4],
+                         const uint32_t (&low)[4]) {
+  Pairs out = Int4MinusZeroBf16(word, zeros);
+#ifdef __CUDA_ARCH__
+#pragma unroll
+#endif
+  for (int i = 0; i < 4; ++i) {
+    out.v[i] = Fma2Bf16(out.v[i], high[i], Mul2Bf16(out.v[i], low[i]));
+  }
+  return out;
+}
+
+// Codes stored as value + 8, to bf16 (the constant 136).
+AWQD_HD Pairs BiasedInt4ToBf16(uint32_t word) {
+  const uint32_t zero = 0x43084308;
+  return Int4MinusZeroBf16(word, {zero, zero, zero, zero});
+}
+
+// ---- 8 bits
+// ------------------------------------------------------------------------------------------------------
+
+// 1024 + code of the four bytes e0 e2 e1 e3 of `word`, as pairs (0,1) and (2,3).
+AWQD_HD void Int8PlusBiasFp16(uint32_t word, uint32_t (&out)[2]) {
+  out[0] = Prmt(word, 0x64646464, 0x5250);
+  out[1] = Prmt(word, 0x64646464, 0x5351);
+}
+
+// q - z, exactly; `zeros` per pair as 1024 + z. q, z in 0..255.
+AWQD_HD void Int8MinusZeroFp16(uint32_t word, const uint32_t (&zeros)[2], uint32_t (&out)[2]) {
+  Int8PlusBiasFp16(word, out);
+  out[0] = Sub2Fp16(out[0], zeros[0]);
+  out[1] = Sub2Fp16(out[1], zeros[1]);
+}
+
+// Bytes stored as value + 128: value in -128..127 (the constant 1152).
+AWQD_HD void BiasedInt8ToFp16(uint32_t word, uint32_t (&out)[2]) {
+  Int8MinusZeroFp16(word, {0x64806480, 0x64806480}, out);
+}
+
+// Bytes stored as value + 128 to bf16 (the fp32 constant 2^23 + 128 = 8388736). Dropping the lower
+// halves is exact: an integer of 8 bits fits the bits that stay.
+AWQD_HD void BiasedInt8ToBf16(uint32_t word, uint32_t (&out)[2]) {
+  const uint32_t order[4] = {0x7650, 0x7652, 0x7651, 0x7653};
+  uint32_t bits[4];
+#ifdef __CUDA_ARCH__
+#pragma unroll
+#endif
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t magic = Prmt(word, 0x4B000000, order[i]);
+#ifdef __CUDA_ARCH__
+    bits[i] = __float_as_uint(__uint_as_float(magic) - 8388736.0f);
+#else
+    bits[i] = std::bit_cast<uint32_t>(std::bit_cast<float>(magic) - 8388736.0f);
+#endif
+  }
+  // bits[] is e0, e1, e2, e3: the selectors read the bytes in storage order e0 e2 e1 e3.
+  out[0] = Prmt(bits[0], bits[1], 0x7632);
+  out[1] = Prmt(bits[2], bits[3], 0x7632);
+}
+
+}  // namespace awqd::cuda

@@ -1,0 +1,79 @@
+// Reads the layout "mma16" from shared memory into matrix fragments. Device code only.
+//
+// A lane's word is one A fragment of m16n8k16: pairs 0 and 2 belong to row lane / 4, pairs 1 and 3
+// to row lane / 4 + 8. So each row needs one zero form only: the low one for the first, the high
+// one for the second.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/common/dequant.cuh"
+#include "kernels/cuda/common/ptx.cuh"
+
+namespace awqd::cuda {
+
+// What decodes a lane's two rows: zeros and scales as the pairs of dequant.cuh expect them.
+struct LaneMetaFp16 {
+  uint32_t zeros[4];
+  uint32_t scales[4];
+};
+
+struct LaneMetaBf16 {
+  uint32_t zeros[4];
+  uint32_t high[4];
+  uint32_t low[4];
+};
+
+// The two scales (row, row + 8) and the byte of two zero points of this lane in a meta at `meta`.
+// `row_tile` 0..3.
+struct LaneMetaBits {
+  uint32_t scales;
+  uint32_t zeros;
+};
+
+__device__ __forceinline__ LaneMetaBits ReadMeta(uint32_t meta, int row_tile, int lane) {
+  const uint32_t row = lane / 4;
+  return {LoadShared4(meta + row_tile * 32 + row * 4),
+          LoadShared1(meta + 128 + row_tile * 8 + row)};
+}
+
+__device__ __forceinline__ LaneMetaFp16 ExpandFp16(LaneMetaBits bits) {
+  const uint32_t low = Both(LowZeroFp16(bits.zeros & 0xf));
+  const uint32_t high = Both(HighZeroFp16(bits.zeros >> 4));
+  const uint32_t first = Prmt(bits.scales, 0, 0x1010), second = Prmt(bits.scales, 0, 0x3232);
+  return {{low, high, low, high}, {first, second, first, second}};
+}
+
+__device__ __forceinline__ LaneMetaBf16 ExpandBf16(LaneMetaBits bits) {
+  const uint32_t z0 = Both(ZeroBf16(bits.zeros & 0xf)), z1 = Both(ZeroBf16(bits.zeros >> 4));
+  const SplitScale s0 = SplitToBf16(bits.scales & 0xffff), s1 = SplitToBf16(bits.scales >> 16);
+  const uint32_t h0 = Both(s0.high), h1 = Both(s1.high), l0 = Both(s0.low), l1 = Both(s1.low);
+  return {{z0, z1, z0, z1}, {h0, h1, h0, h1}, {l0, l1, l0, l1}};
+}
+
+// The arithmetic of one activation type: how fragments are decoded and multiplied.
+struct Fp16Math {
+  using Meta = LaneMetaFp16;
+  static __device__ __forceinline__ Meta Expand(LaneMetaBits bits) { return ExpandFp16(bits); }
+  static __device__ __forceinline__ Pairs Decode(uint32_t word, const Meta& meta) {
+    return Int4ToFp16(word, meta.zeros, meta.scales);
+  }
+  static __device__ __forceinline__ void Mma(float (&d)[4], const Pairs& a, uint32_t b0,
+                                             uint32_t b1) {
+    MmaFp16(d, a.v, b0, b1);
+  }
+};
+
+struct Bf16Math {
+  using Meta = LaneMetaBf16;
+  static __device__ __forceinline__ Meta Expand(LaneMetaBits bits) { return ExpandBf16(bits); }
+  static __device__ __forceinline__ Pairs Decode(uint32_t word, const Meta& meta) {
+    return Int4ToBf16(word, meta.zeros, meta.high, meta.low);
+  }
+  static __device__ __forceinline__ void Mma(float (&d)[4], const Pairs& a, uint32_t b0,
+                                             uint32_t b1) {
+    MmaBf16(d, a.v, b0, b1);
+  }
+};
+
+}  // namespace awqd::cuda

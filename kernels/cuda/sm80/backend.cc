@@ -1,0 +1,16 @@
+// The list of rows of kernels/cuda/sm80/.
+#include "kernels/cuda/sm80/backend.h"
+
+#include "kernels/cuda/sm80/rows.h"
+
+namespace awqd {
+
+absl::Span<const KernelRow* const> Sm80Kernels() {
+  static const KernelRow* const rows[] = {
+      &cuda::QMatmulA16W4(),
+      &cuda::DequantizeW4(),
+  };
+  return rows;
+}
+
+}  // namespace awqd

@@ -1,0 +1,36 @@
+// What the fused product's launcher hands to the instantiations of its kernel.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "kernels/cuda/sm80/tiles.h"
+#include "kernels/device.h"
+#include "kernels/types.h"
+
+namespace awqd::cuda {
+
+struct QMatmulParams {
+  const uint8_t* records;  // layout mma16
+  const void* x;           // [m, k] of 16-bit elements, rows and base 16-byte aligned
+  int64_t x_stride;        // elements between rows, a multiple of 8
+  const float* x_scale;    // [m], what each row of x is to be multiplied by; null: 1
+  void* y;                 // [m, n] of y_dtype
+  DType y_dtype;
+  const float* bias;  // [n] or null
+  int64_t m;
+  int64_t n;
+  int64_t k;
+  int k_blocks;
+  int metas;    // per record: 1, 2, 4 or 8
+  int split;    // slices of K, one per block of a cluster
+  bool y_wide;  // four elements of y may be stored at once
+};
+
+// One per activation type, each in its own file so that they compile side by side.
+absl::Status LaunchQMatmulFp16(const QMatmulParams& params, const MatmulTile& tile,
+                               const DeviceInfo& device, StreamView stream);
+absl::Status LaunchQMatmulBf16(const QMatmulParams& params, const MatmulTile& tile,
+                               const DeviceInfo& device, StreamView stream);
+
+}  // namespace awqd::cuda

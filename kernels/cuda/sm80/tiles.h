@@ -1,0 +1,43 @@
+// Chooses the tile of the fused product: host arithmetic over a problem and a device, so that it
+// is tested with invented devices.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/types/span.h"
+#include "kernels/types.h"
+#include "kernels/weight.h"
+
+namespace awqd::cuda {
+
+// A block computes 64 * row_tiles out features x `tokens` tokens over one of `split` slices of K.
+struct MatmulTile {
+  int tokens = 8;
+  int row_tiles = 1;
+  int split = 1;  // blocks of a cluster that share an output tile; 1 below sm_90
+
+  friend bool operator==(const MatmulTile&, const MatmulTile&) = default;
+};
+
+// What is compiled for one (tokens, row_tiles).
+struct MatmulVariant {
+  int tokens;
+  int row_tiles;
+  int stages;  // depth of the ring in shared memory
+  int blocks;  // blocks that should fit a multiprocessor: bounds the registers
+};
+
+// In ascending order of tokens.
+absl::Span<const MatmulVariant> MatmulVariants();
+
+// Dynamic shared memory of a block; `metas` as in mma16.h.
+int64_t MatmulSharedBytes(const MatmulVariant& variant, int metas);
+
+// How many slices K is cut into. Depends on the weight and the device alone, never on the number of
+// tokens: with it the order of every sum is fixed, so a token's result has the same bits whatever
+// it is batched with.
+int MatmulSplit(int64_t k, int64_t n, const DeviceInfo& device);
+
+MatmulTile ChooseMatmulTile(const WeightShape& shape, int64_t m, const DeviceInfo& device);
+
+}  // namespace awqd::cuda
