@@ -1,0 +1,163 @@
+// Opens a GPU, and its streams and copies.
+#include "kernels/cuda/core/device.h"
+
+#include <cuda_runtime_api.h>
+
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status.h"
+#include "kernels/cuda/core/cublaslt.h"
+#include "kernels/cuda/core/error.h"
+#include "kernels/cuda/core/probe.h"
+
+namespace awqd::cuda {
+namespace {
+
+constexpr int kOldestArch = 80;
+
+std::string Id(int index) { return absl::StrCat("cuda:", index); }
+
+std::string Version(int version) { return absl::StrCat(version / 1000, ".", version % 1000 / 10); }
+
+absl::Status Unusable(int index, absl::string_view why) {
+  return absl::FailedPreconditionError(absl::StrCat(Id(index), ": ", why));
+}
+
+absl::Status CheckDriver(int index) {
+  int driver = 0, gpus = -1;
+  const cudaError_t asked = cudaDriverGetVersion(&driver);
+  if (asked != cudaSuccess) driver = 0;
+  cudaError_t counted = cudaSuccess;
+  if (driver != 0) counted = cudaGetDeviceCount(&gpus);
+  if (counted == cudaErrorNoDevice) gpus = 0;
+  (void)cudaGetLastError();  // the answers above are all that is wanted of these calls
+  const std::string why = WhyNotUsable(index, driver, CUDART_VERSION, gpus);
+  if (!why.empty()) return Unusable(index, why);
+  if (counted != cudaSuccess) {
+    return Unusable(index, ToStatus(counted, "cudaGetDeviceCount").message());
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<DeviceInfo> Describe(int index) {
+  cudaDeviceProp props = {};
+  AWQD_CUDA_RETURN_IF_ERROR(cudaGetDeviceProperties(&props, index));
+  DeviceInfo info;
+  info.kind = DeviceKind::kCuda;
+  info.index = index;
+  info.id = Id(index);
+  info.name = props.name;
+  info.memory_bytes = static_cast<int64_t>(props.totalGlobalMem);
+  info.arch = props.major * 10 + props.minor;
+  info.sm_count = props.multiProcessorCount;
+  info.l2_bytes = props.l2CacheSize;
+  info.shared_bytes_per_block = static_cast<int64_t>(props.sharedMemPerBlockOptin);
+  info.dense_unavailable = CublasLt::Get().unavailable;
+  return info;
+}
+
+absl::Status CheckArchitecture(const DeviceInfo& info) {
+  if (info.arch < kOldestArch) {
+    return Unusable(info.index, absl::StrCat(info.name, " has compute capability ", info.arch / 10,
+                                             ".", info.arch % 10, ", 8.0 or newer is needed"));
+  }
+  AWQD_RETURN_IF_ERROR(UseDevice(info.index));
+  const absl::Status probed = ProbeKernelImage();
+  if (!absl::IsUnimplemented(probed)) return probed;
+  return Unusable(info.index, absl::StrCat(info.name, " (sm_", info.arch,
+                                           "): this build has no kernels for "
+                                           "it; build with -DAWQD_CUDA_ARCHITECTURES=",
+                                           info.arch));
+}
+
+absl::Status CheckStream(StreamView stream) {
+  if (stream.handle != nullptr) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "copy: got the null stream, expected a stream of Device::CreateStream");
+}
+
+class CudaStream final : public Stream {
+ public:
+  CudaStream(int device, cudaStream_t stream) : device_(device), stream_(stream) {}
+  ~CudaStream() override {
+    // A destructor has nobody to tell; Report has noted a sticky error.
+    (void)Synchronize();
+    (void)Report(cudaStreamDestroy(stream_), "cudaStreamDestroy");
+  }
+  StreamView view() const override { return {stream_}; }
+  absl::Status Synchronize() override {
+    AWQD_RETURN_IF_ERROR(UseDevice(device_));
+    AWQD_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(stream_));
+    return absl::OkStatus();
+  }
+
+ private:
+  const int device_;
+  const cudaStream_t stream_;
+};
+
+}  // namespace
+
+std::string WhyNotUsable(int index, int driver_version, int runtime_version, int gpus) {
+  if (driver_version == 0) return "no NVIDIA driver on this machine";
+  // Within one major release a driver runs programs built with any of its minor releases.
+  if (driver_version / 1000 < runtime_version / 1000) {
+    return absl::StrCat("the NVIDIA driver supports CUDA ", Version(driver_version),
+                        ", this build needs ", runtime_version / 1000, ".0 or newer");
+  }
+  if (gpus == 0) return "the NVIDIA driver finds no GPU";
+  if (gpus > 0 && index >= gpus) {
+    return absl::StrCat("no such GPU, this machine has ", gpus, " (cuda:0",
+                        gpus > 1 ? absl::StrCat("..cuda:", gpus - 1) : "", ")");
+  }
+  return "";
+}
+
+absl::StatusOr<std::unique_ptr<Device>> CudaDevice::Open(int index, int64_t budget_bytes) {
+  if (index < 0) return Unusable(index, "expected an index of 0 or more");
+  AWQD_RETURN_IF_ERROR(CheckDriver(index));
+  AWQD_ASSIGN_OR_RETURN(DeviceInfo info, Describe(index));
+  AWQD_RETURN_IF_ERROR(CheckArchitecture(info));
+  AWQD_ASSIGN_OR_RETURN(auto memory, DeviceMemory::Create(index, budget_bytes));
+  return std::unique_ptr<Device>(new CudaDevice(std::move(info), std::move(memory)));
+}
+
+absl::StatusOr<Buffer> CudaDevice::Allocate(MemoryKind kind, int64_t bytes) {
+  return kind == MemoryKind::kDevice ? memory_->Allocate(bytes)
+                                     : AllocateStaging(info_.index, bytes);
+}
+
+absl::StatusOr<std::unique_ptr<Stream>> CudaDevice::CreateStream() {
+  AWQD_RETURN_IF_ERROR(UseDevice(info_.index));
+  cudaStream_t stream = nullptr;
+  AWQD_CUDA_RETURN_IF_ERROR(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  return std::make_unique<CudaStream>(info_.index, stream);
+}
+
+absl::Status CudaDevice::CopyToDevice(void* device, const void* host, int64_t bytes,
+                                      StreamView stream) {
+  AWQD_RETURN_IF_ERROR(CheckStream(stream));
+  if (bytes == 0) return absl::OkStatus();
+  AWQD_RETURN_IF_ERROR(UseDevice(info_.index));
+  AWQD_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(device, host, static_cast<size_t>(bytes),
+                                            cudaMemcpyHostToDevice,
+                                            static_cast<cudaStream_t>(stream.handle)));
+  return absl::OkStatus();
+}
+
+absl::Status CudaDevice::CopyToHost(void* host, const void* device, int64_t bytes,
+                                    StreamView stream) {
+  AWQD_RETURN_IF_ERROR(CheckStream(stream));
+  if (bytes == 0) return absl::OkStatus();
+  AWQD_RETURN_IF_ERROR(UseDevice(info_.index));
+  AWQD_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(host, device, static_cast<size_t>(bytes),
+                                            cudaMemcpyDeviceToHost,
+                                            static_cast<cudaStream_t>(stream.handle)));
+  return absl::OkStatus();
+}
+
+bool CudaDevice::healthy() const { return !Poisoned(info_.index); }
+
+}  // namespace awqd::cuda

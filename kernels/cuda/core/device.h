@@ -1,0 +1,47 @@
+// CudaDevice: one GPU as the Device of kernels/device.h.
+#pragma once
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "kernels/cuda/core/memory.h"
+#include "kernels/device.h"
+
+namespace awqd::cuda {
+
+// Every public call makes this GPU the calling thread's device, so that any thread may use any
+// device. There is no default stream: work without a stream is refused.
+class CudaDevice final : public Device {
+ public:
+  // FAILED_PRECONDITION, in one line, when there is no driver, it is older than this build's CUDA,
+  // there is no GPU `index`, it is older than compute capability 8.0, or no kernel was built for
+  // it. Without a driver it answers at once. `budget_bytes` 0: no cap.
+  static absl::StatusOr<std::unique_ptr<Device>> Open(int index, int64_t budget_bytes);
+
+  const DeviceInfo& info() const override { return info_; }
+  int64_t FreeBytes() const override { return memory_->FreeBytes(); }
+  void SetBudget(int64_t bytes) override { memory_->SetBudget(bytes); }
+  int64_t UsedBytes() const override { return memory_->UsedBytes(); }
+  absl::StatusOr<Buffer> Allocate(MemoryKind kind, int64_t bytes) override;
+  absl::StatusOr<std::unique_ptr<Stream>> CreateStream() override;
+  absl::Status CopyToDevice(void* device, const void* host, int64_t bytes,
+                            StreamView stream) override;
+  absl::Status CopyToHost(void* host, const void* device, int64_t bytes,
+                          StreamView stream) override;
+  bool host_addressable() const override { return false; }
+  bool healthy() const override;
+
+ private:
+  CudaDevice(DeviceInfo info, std::shared_ptr<DeviceMemory> memory)
+      : info_(std::move(info)), memory_(std::move(memory)) {}
+
+  const DeviceInfo info_;
+  const std::shared_ptr<DeviceMemory> memory_;
+};
+
+// The reason why no GPU `index` can be used with that driver, or empty. Pure, so that it is tested
+// without one: versions as CUDA spells them (13000), 0 for no driver; `gpus` < 0 when the driver
+// gave no count.
+std::string WhyNotUsable(int index, int driver_version, int runtime_version, int gpus);
+
+}  // namespace awqd::cuda

@@ -1,0 +1,21 @@
+// The kernel that ProbeKernelImage looks for.
+#include "kernels/cuda/core/error.h"
+#include "kernels/cuda/core/probe.h"
+
+namespace awqd::cuda {
+namespace {
+
+__global__ void Probe(int* out) {
+  if (out != nullptr) *out = 1;
+}
+
+}  // namespace
+
+absl::Status ProbeKernelImage() {
+  cudaFuncAttributes attributes = {};
+  AWQD_CUDA_RETURN_IF_ERROR(
+      cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(&Probe)));
+  return absl::OkStatus();
+}
+
+}  // namespace awqd::cuda

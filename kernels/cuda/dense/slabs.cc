@@ -1,0 +1,68 @@
+// The slab rule of the dense path.
+#include "kernels/cuda/dense/slabs.h"
+
+#include <algorithm>
+
+#include "kernels/base/math.h"
+
+namespace awqd::dense {
+namespace {
+
+constexpr int64_t kMiB = int64_t{1} << 20;
+constexpr int64_t kAlign = 256;
+// A third of the L2 holds a slab beside the activations and the outputs that stream past it.
+constexpr int64_t kL2Share = 3;
+constexpr int64_t kMinTargetBytes = 4 * kMiB;
+constexpr int64_t kMaxTargetBytes = 20 * kMiB;
+// Few tokens need wide slabs to fill the GPU; beyond this the workspace costs more than it brings.
+constexpr int64_t kMaxSlabBytes = 64 * kMiB;
+constexpr int64_t kScratchBytes = 16 * kMiB;
+// Output tile that the wave arithmetic assumes of cuBLASLt.
+constexpr int64_t kTile = 128;
+// What NVIDIA advises for Hopper and what suffices before it.
+constexpr int64_t kBlasBytesHopper = 32 * kMiB;
+constexpr int64_t kBlasBytesBefore = 8 * kMiB;
+
+// Columns whose decoded weights take at most `bytes`: a multiple of the tile where one fits, else
+// of 8, and at least 8.
+int64_t ColumnsIn(int64_t bytes, int64_t bytes_per_column) {
+  const int64_t columns = bytes / bytes_per_column;
+  const int64_t step = columns >= kTile ? kTile : 8;
+  return std::max<int64_t>(8, columns / step * step);
+}
+
+int64_t WidestSlab(const WeightShape& shape, int64_t bytes_per_column) {
+  return std::min(shape.n, ColumnsIn(kMaxSlabBytes, bytes_per_column));
+}
+
+}  // namespace
+
+int64_t SlabColumns(int64_t m, const WeightShape& shape, DType x, const DeviceInfo& device) {
+  const int64_t bytes_per_column = shape.k * SlabBytesPerWeight(x);
+  const int64_t target = std::clamp(device.l2_bytes / kL2Share, kMinTargetBytes, kMaxTargetBytes);
+  const int64_t row_tiles = CeilDiv(std::max<int64_t>(m, 1), kTile);
+  const int64_t one_wave = CeilDiv(device.sm_count, row_tiles) * kTile;
+  const int64_t wish = std::max(ColumnsIn(target, bytes_per_column), one_wave);
+  const int64_t most = std::min(wish, WidestSlab(shape, bytes_per_column));
+  // Equal slabs: a narrow last one would run on a fraction of the GPU.
+  const int64_t even = CeilDiv(shape.n, CeilDiv(shape.n, most));
+  return std::min(most, RoundUp(even, most >= kTile ? kTile : 8));
+}
+
+int64_t ScratchRows(int64_t m, int64_t columns) {
+  return std::clamp<int64_t>(kScratchBytes / (columns * 4), 1, std::max<int64_t>(m, 1));
+}
+
+Workspace PlanWorkspace(const WeightShape& shape, const DeviceInfo& device) {
+  Workspace out;
+  for (const DType x : {DType::kFp16, DType::kFp32}) {
+    const int64_t bytes_per_column = shape.k * SlabBytesPerWeight(x);
+    const int64_t bytes = WidestSlab(shape, bytes_per_column) * bytes_per_column;
+    out.slab_bytes = std::max(out.slab_bytes, RoundUp(bytes, kAlign));
+  }
+  out.scratch_bytes = kScratchBytes;
+  out.blas_bytes = device.arch >= 90 ? kBlasBytesHopper : kBlasBytesBefore;
+  return out;
+}
+
+}  // namespace awqd::dense

@@ -1,0 +1,37 @@
+// How the dense path cuts a weight into slabs of columns, and lays out its workspace. Host
+// arithmetic only, so that it is tested with invented devices.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/types.h"
+#include "kernels/weight.h"
+
+namespace awqd::dense {
+
+// Bytes and offsets of the workspace's sections, each 256-byte aligned. The same for every m, since
+// a workspace sized for many tokens also serves few.
+struct Workspace {
+  int64_t slab_bytes = 0;     // the decoded weight, in the dtypes that the product needs
+  int64_t scratch_bytes = 0;  // FP32 sums, for outputs that cuBLASLt does not round as we do
+  int64_t blas_bytes = 0;     // cuBLASLt's own
+
+  int64_t scratch_offset() const { return slab_bytes; }
+  int64_t blas_offset() const { return slab_bytes + scratch_bytes; }
+  int64_t total() const { return slab_bytes + scratch_bytes + blas_bytes; }
+};
+
+// Bytes that one decoded weight takes in the workspace while activations are `x`: FP16 and BF16
+// two; FP32 six, because FP16-scaled weights are decoded to FP16 and then widened.
+constexpr int64_t SlabBytesPerWeight(DType x) { return x == DType::kFp32 ? 6 : 2; }
+
+// Columns per slab (a multiple of 8; the last slab may be narrower) for m tokens of dtype `x`: as
+// few slabs as keep a decoded slab in L2, but wide enough that its product fills the GPU once.
+int64_t SlabColumns(int64_t m, const WeightShape& shape, DType x, const DeviceInfo& device);
+
+// Tokens per pass, 1 to m, when slabs of `columns` go through the FP32 scratch.
+int64_t ScratchRows(int64_t m, int64_t columns);
+
+Workspace PlanWorkspace(const WeightShape& shape, const DeviceInfo& device);
+
+}  // namespace awqd::dense
