@@ -25,9 +25,9 @@ COPY --from=build /opt/awqd /opt/awqd
 ENV PATH=/opt/awqd/bin:${PATH}
 # A number, so that an orchestrator can see that it is not root.
 USER 65532:65532
-EXPOSE 8500
-# Listens on every interface of the container: what reaches it is the container's network policy to say.
+EXPOSE 8001
+# Listens on every interface of the container, on 8001 or where AWQD_ADDRESS says, which the health check reads too.
 ENTRYPOINT ["/opt/awqd/bin/awqd"]
-CMD ["--host=0.0.0.0", "--port=8500", "--model_repository=/opt/awqd/models"]
+CMD ["--model_repository=/opt/awqd/models"]
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
-  CMD ["/opt/awqd/bin/awqctl", "--address=127.0.0.1:8500", "healthcheck"]
+  CMD ["/opt/awqd/bin/awqctl", "healthcheck"]

@@ -104,11 +104,11 @@ build() {
 start_server() {
   local bin="$1" models="$2" log="$3"
   shift 3
-  "$bin/awqd" --host=127.0.0.1 --port=0 --model_repository="$models" "$@" >"$log" 2>&1 &
+  "$bin/awqd" --address=127.0.0.1:0 --model_repository="$models" "$@" >"$log" 2>&1 &
   server_pid=$!
   address=""
   for _ in $(seq 300); do
-    address="$(sed -n 's/.*listening.*\(127\.0\.0\.1:[0-9][0-9]*\).*/\1/p' "$log" | head -n 1)"
+    address="$(sed -n 's/.*listening on \(127\.0\.0\.1:[0-9][0-9]*\).*/\1/p' "$log" | head -n 1)"
     if [[ -n "$address" ]] || ! kill -0 "$server_pid" 2>/dev/null; then break; fi
     sleep 0.1
   done

@@ -5,7 +5,7 @@
 set -euo pipefail
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
 work="$ROOT/build/docker"
-port=18500
+port=18001
 
 skip() { echo "$*"; exit 77; }
 fail() { echo "error: $*"; exit 1; }
@@ -46,7 +46,7 @@ check_config() {
   [[ "$(config '{{.Docker.Config.User}}')" == 65532:65532 ]] || fail "the image's user is not 65532:65532"
   [[ "$(config '{{json .Docker.Config.Entrypoint}}')" == '["/opt/awqd/bin/awqd"]' ]] || fail "the entry point is not in exec form"
   [[ "$(config '{{index .Docker.Config.Healthcheck.Test 0}}')" == CMD ]] || fail "no health check in exec form"
-  [[ "$(config '{{json .Docker.Config.ExposedPorts}}')" == *8500/tcp* ]] || fail "port 8500 is not exposed"
+  [[ "$(config '{{json .Docker.Config.ExposedPorts}}')" == *8001/tcp* ]] || fail "port 8001 is not exposed"
 }
 
 # in_image <command>...: runs it in the image's root, read-only, as the image's user. The shell is replaced, so that a
@@ -65,7 +65,7 @@ run_image() {
   container="$(buildah from localhost/awqd-cpu)"
   image_root="$(buildah mount "$container")"
   trap 'buildah rm "$container" >/dev/null' RETURN
-  (in_image /opt/awqd/bin/awqd --host=127.0.0.1 --port=$port --model_repository=/opt/awqd/models) >"$work/server.log" 2>&1 &
+  (in_image /opt/awqd/bin/awqd --address=127.0.0.1:$port --model_repository=/opt/awqd/models) >"$work/server.log" 2>&1 &
   server=$!
   for _ in $(seq 60); do
     status=0
@@ -75,7 +75,7 @@ run_image() {
     sleep 0.5
   done
   [[ $status -eq 0 ]] || { cat "$work/server.log" "$work/health.log"; fail "the server did not become healthy in 30 s"; }
-  pid="$(pgrep -f "awqd --host=127.0.0.1 --port=$port" | head -n 1)"
+  pid="$(pgrep -f "awqd --address=127.0.0.1:$port" | head -n 1)"
   [[ "$(stat -c %u "/proc/$pid")" == 65532 ]] || fail "the server does not run as user 65532"
   (in_image /bin/sh -c 'touch /probe 2>/dev/null || touch /tmp/probe 2>/dev/null') && fail "the root file system is writable"
   call

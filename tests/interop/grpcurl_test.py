@@ -101,10 +101,10 @@ class Reflection(unittest.TestCase):
     def test_readme_calls_work(self):
         """Every grpcurl line of the README, as it stands there but for the port."""
         blocks = re.findall(r"^    (grpcurl .*?)(?=^\S|^$)", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
-        calls = [block for block in blocks if "127.0.0.1:8500" in block]
+        calls = [block for block in blocks if "127.0.0.1:8001" in block]
         self.assertGreaterEqual(len(calls), 2)
         for text in calls:
-            script = text.replace("127.0.0.1:8500", self.address)
+            script = text.replace("127.0.0.1:8001", self.address)
             done = subprocess.run(["bash", "-ec", script], capture_output=True, text=True, timeout=60, check=False)
             self.assertEqual(done.returncode, 0, script + done.stderr)
 

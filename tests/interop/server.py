@@ -25,7 +25,7 @@ class Server:
     def __enter__(self):
         self.log = tempfile.NamedTemporaryFile("w+", prefix="awqd-", suffix=".log")
         self.process = subprocess.Popen(
-            [BIN / "awqd", "--host=127.0.0.1", "--port=0", f"--model_repository={DATA}", "--device=cpu"],
+            [BIN / "awqd", "--address=127.0.0.1:0", f"--model_repository={DATA}", "--device=cpu"],
             stdout=self.log, stderr=self.log)
         try:
             self.address = self._address()
@@ -38,7 +38,7 @@ class Server:
     def _address(self):
         for _ in range(600):
             text = pathlib.Path(self.log.name).read_text(errors="replace")
-            found = re.search(r"listening.*?(127\.0\.0\.1:\d+)", text)
+            found = re.search(r"listening on (127\.0\.0\.1:\d+)", text)
             if found:
                 return found.group(1)
             assert self.process.poll() is None, text
