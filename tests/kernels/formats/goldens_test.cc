@@ -1,0 +1,149 @@
+// Every format decodes the checkpoint under tests/data/<format>/ to what an independent script
+// says.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "kernels/base/half.h"
+#include "server/model/checkpoint.h"
+#include "tests/testing/npy.h"
+
+namespace awqd {
+namespace {
+
+using ::awqd::testing::Npy;
+using ::awqd::testing::ReadNpy;
+
+struct Case {
+  std::string format;
+  nlohmann::json json;
+
+  std::string Folder() const { return absl::StrCat(AWQD_SOURCE_DIR, "/tests/data/", format); }
+  std::string Text(const char* key) const { return json.at(key).get<std::string>(); }
+  std::string Golden(const char* key) const {
+    return absl::StrCat(Folder(), "/goldens/", Text(key));
+  }
+};
+
+void PrintTo(const Case& c, std::ostream* out) { *out << c.format << " " << c.json.dump(); }
+
+std::vector<Case> CasesOf(const Format& format) {
+  std::ifstream file(absl::StrCat(AWQD_SOURCE_DIR, "/tests/data/", std::string(format.name),
+                                  "/goldens/cases.json"));
+  if (!file) return {};
+  std::vector<Case> out;
+  const nlohmann::json goldens = nlohmann::json::parse(file);
+  for (const auto& entry : goldens.at("cases")) {
+    out.push_back({std::string(format.name), entry});
+  }
+  return out;
+}
+
+std::vector<Case> AllCases() {
+  std::vector<Case> out;
+  for (const Format* format : AllFormats()) {
+    for (Case& c : CasesOf(*format)) out.push_back(std::move(c));
+  }
+  return out;
+}
+
+TEST(Goldens, EveryFormatHasSome) {
+  for (const Format* format : AllFormats()) EXPECT_FALSE(CasesOf(*format).empty()) << format->name;
+}
+
+class Golden : public ::testing::TestWithParam<Case> {
+ protected:
+  void SetUp() override {
+    const auto root = RepositoryRoot::Open(GetParam().Folder());
+    ASSERT_TRUE(root.ok()) << root.status();
+    const auto checkpoint = Checkpoint::Open(*root, GetParam().Text("model"));
+    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+    EXPECT_EQ(checkpoint->format().name, GetParam().format);
+    for (const LinearLocation& linear : checkpoint->linears()) {
+      if (linear.path != GetParam().Text("weight")) continue;
+      std::vector<uint8_t> scratch;
+      auto weight = checkpoint->Read(linear, &scratch);
+      ASSERT_TRUE(weight.ok()) << weight.status();
+      weight_ = *std::move(weight);
+    }
+    ASSERT_TRUE(Validate(weight_).ok()) << Validate(weight_);
+    for (int64_t row = 0; row < weight_.k; ++row) {
+      for (int64_t column = 0; column < weight_.n; ++column) {
+        const int64_t group = row / weight_.scheme.group_size;
+        const float integer =
+            static_cast<float>(weight_.Code(row, column) - weight_.Zero(group, column));
+        dequantized_.push_back(FloatToHalf(integer * weight_.Scale(group, column)));
+      }
+    }
+  }
+
+  CanonicalWeight weight_;
+  std::vector<uint16_t> dequantized_;  // [K, N] bits of FP16
+};
+
+uint64_t Fnv1a64(const void* data, size_t size) {
+  uint64_t hash = 0xcbf29ce484222325u;
+  for (size_t i = 0; i < size; ++i) {
+    hash = (hash ^ static_cast<const uint8_t*>(data)[i]) * 0x100000001b3u;
+  }
+  return hash;
+}
+
+TEST_P(Golden, DequantizesBitForBit) {
+  EXPECT_EQ(weight_.k, GetParam().json.at("k"));
+  EXPECT_EQ(weight_.n, GetParam().json.at("n"));
+  EXPECT_EQ(absl::StrFormat("%016x", Fnv1a64(dequantized_.data(), 2 * dequantized_.size())),
+            GetParam().Text("dequantized_fnv1a64"));
+  if (!GetParam().json.contains("dequantized")) return;
+  const auto golden = ReadNpy(GetParam().Golden("dequantized"));
+  ASSERT_TRUE(golden.ok()) << golden.status();
+  ASSERT_EQ(golden->dtype, "<f2");
+  ASSERT_EQ(golden->bytes.size(), 2 * dequantized_.size());
+  int64_t wrong = 0;
+  for (size_t i = 0; i < dequantized_.size(); ++i) {
+    wrong += golden->At<uint16_t>(static_cast<int64_t>(i)) != dequantized_[i];
+  }
+  EXPECT_EQ(wrong, 0);
+}
+
+TEST_P(Golden, ProductWithBiasAgreesInDouble) {
+  const auto x = ReadNpy(GetParam().Golden("activations"));
+  const auto y = ReadNpy(GetParam().Golden("matmul"));
+  ASSERT_TRUE(x.ok() && y.ok()) << x.status() << y.status();
+  ASSERT_EQ(x->dtype, "<f2");
+  ASSERT_EQ(y->dtype, "<f8");
+  const int64_t m = x->shape.at(0);
+  ASSERT_THAT(x->shape, ::testing::ElementsAre(m, weight_.k));
+  ASSERT_THAT(y->shape, ::testing::ElementsAre(m, weight_.n));
+  double error = 0, norm = 0;
+  for (int64_t row = 0; row < m; ++row) {
+    for (int64_t column = 0; column < weight_.n; ++column) {
+      double sum = weight_.bias.empty() ? 0.0 : weight_.bias[column];
+      for (int64_t k = 0; k < weight_.k; ++k) {
+        sum += static_cast<double>(HalfToFloat(x->At<uint16_t>(row * weight_.k + k))) *
+               HalfToFloat(dequantized_[k * weight_.n + column]);
+      }
+      const double golden = y->At<double>(row * weight_.n + column);
+      error += (sum - golden) * (sum - golden);
+      norm += golden * golden;
+    }
+  }
+  ASSERT_GT(norm, 0);
+  EXPECT_LT(std::sqrt(error / norm), 1e-12);  // both in double: only the order of sums differs
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Golden, ::testing::ValuesIn(AllCases()), [](const auto& info) {
+  std::string name = absl::StrCat(info.param.format, "_", info.param.Text("weight"));
+  for (char& c : name) c = absl::ascii_isalnum(static_cast<unsigned char>(c)) ? c : '_';
+  return name;
+});
+
+}  // namespace
+}  // namespace awqd
