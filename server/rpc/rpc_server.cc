@@ -78,7 +78,12 @@ class RpcServerImpl final : public RpcServer {
     builder.RegisterService(&info_);
     builder.RegisterService(&health_);
     Bound(options, &builder);
-    if (!options.reflection) builder.SetOption(std::make_unique<WithoutReflection>());
+    if (options.reflection) {
+      // Named, because a linker that drops unused libraries would leave the plugin out in silence.
+      grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+    } else {
+      builder.SetOption(std::make_unique<WithoutReflection>());
+    }
     builder.AddListeningPort(options.address, grpc::InsecureServerCredentials(), &port_);
     server_ = builder.BuildAndStart();
     if (server_ == nullptr || port_ == 0) {
