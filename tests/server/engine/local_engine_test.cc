@@ -1,0 +1,344 @@
+// LocalEngine on the CPU backend: merged and lone requests, both memory models, faults, warm-up,
+// memory.
+#include "server/engine/local_engine.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <future>
+#include <random>
+
+#include "kernels/base/half.h"
+#include "kernels/kernels.h"
+#include "tests/testing/wrapped_device.h"
+
+namespace awqd {
+namespace {
+
+using ::awqd::testing::WrappedDevice;
+using ::testing::HasSubstr;
+
+constexpr int64_t kK = 64;
+constexpr int64_t kN = 24;
+
+CanonicalWeight RandomWeight() {
+  std::mt19937 random(3);
+  CanonicalWeight w;
+  w.k = kK;
+  w.n = kN;
+  w.scheme.group_size = 32;
+  w.codes.resize(w.k * w.row_bytes());
+  for (uint8_t& byte : w.codes) byte = random();
+  w.zeros.resize(w.groups() * kN);
+  for (uint8_t& zero : w.zeros) zero = random() % 16;
+  w.scales.resize(w.groups() * kN * 2);
+  for (int64_t i = 0; i < w.groups() * kN; ++i) {
+    const uint16_t scale = FloatToHalf(0.01f + 0.0001f * (random() % 100));
+    std::memcpy(&w.scales[i * 2], &scale, 2);
+  }
+  for (int64_t i = 0; i < kN; ++i) w.bias.push_back(0.5f * i);
+  return w;
+}
+
+// What x @ W + bias must be, in double, with the weights that Dequantize returns.
+std::vector<double> Expected(const CanonicalWeight& w, const std::vector<float>& x,
+                             const std::vector<float>& bias) {
+  const int64_t tokens = x.size() / kK;
+  std::vector<double> y(tokens * kN);
+  for (int64_t m = 0; m < tokens; ++m) {
+    for (int64_t n = 0; n < kN; ++n) {
+      double sum = bias[n];
+      for (int64_t k = 0; k < kK; ++k) {
+        const int64_t group = k / w.scheme.group_size;
+        const float value = (w.Code(k, n) - w.Zero(group, n)) * w.Scale(group, n);
+        sum += x[m * kK + k] * static_cast<double>(HalfToFloat(FloatToHalf(value)));
+      }
+      y[m * kN + n] = sum;
+    }
+  }
+  return y;
+}
+
+struct Answer {
+  absl::Status status;
+  std::string bytes;
+  ExecutionReport report;
+};
+
+class LocalEngineTest : public ::testing::TestWithParam<bool> {
+ protected:
+  void SetUp() override {
+    auto cpu = OpenDevice("cpu", {.cpu_threads = 2});
+    ASSERT_TRUE(cpu.ok()) << cpu.status();
+    device_ = std::make_unique<WrappedDevice>(*std::move(cpu), GetParam());
+    auto weight = PrepareWeight(canonical_, device_->inner());
+    ASSERT_TRUE(weight.ok()) << weight.status();
+    weight_ = *std::move(weight);
+  }
+
+  void Start(EngineOptions options = {}) {
+    auto engine = MakeLocalEngine(device_.get(), options);
+    ASSERT_TRUE(engine.ok()) << engine.status();
+    engine_ = *std::move(engine);
+  }
+
+  std::vector<float> RandomRows(int64_t tokens) {
+    std::normal_distribution<float> normal;
+    std::vector<float> x(tokens * kK);
+    for (float& value : x) value = normal(random_);
+    return x;
+  }
+
+  MatmulWork Work(const std::vector<float>& x) {
+    MatmulWork work;
+    work.weight = weight_;
+    work.x.assign(reinterpret_cast<const char*>(x.data()), x.size() * 4);
+    work.x_dtype = work.out_dtype = DType::kFp32;
+    work.tokens = x.size() / kK;
+    return work;
+  }
+
+  template <typename AnyWork>
+  std::future<Answer> Submit(AnyWork work, const SubmitOptions& options = {}) {
+    auto promise = std::make_shared<std::promise<Answer>>();
+    auto submitted = engine_->Submit(
+        std::move(work), options,
+        [promise](const absl::Status& status, std::string bytes, const ExecutionReport& report) {
+          promise->set_value({status, std::move(bytes), report});
+        });
+    if (!submitted.ok()) promise->set_value({submitted.status(), "", {}});
+    return promise->get_future();
+  }
+
+  void ExpectProduct(const Answer& answer, const std::vector<float>& x,
+                     const std::vector<float>& bias) {
+    ASSERT_TRUE(answer.status.ok()) << answer.status;
+    const std::vector<double> expected = Expected(canonical_, x, bias);
+    ASSERT_EQ(answer.bytes.size(), expected.size() * 4);
+    for (size_t i = 0; i < expected.size(); ++i) {
+      float got;
+      std::memcpy(&got, answer.bytes.data() + i * 4, 4);
+      ASSERT_NEAR(got, expected[i], 1e-4 * (1 + std::abs(expected[i]))) << "element " << i;
+    }
+  }
+
+  const CanonicalWeight canonical_ = RandomWeight();
+  std::mt19937 random_{11};
+  std::unique_ptr<WrappedDevice> device_;
+  std::shared_ptr<const DeviceWeight> weight_;
+  std::unique_ptr<Engine> engine_;
+};
+
+TEST_P(LocalEngineTest, MultipliesAndReports) {
+  Start();
+  const std::vector<float> x = RandomRows(3);
+  const Answer answer = Submit(Work(x)).get();
+  ExpectProduct(answer, x, canonical_.bias);
+  EXPECT_EQ(answer.report.batch_tokens, 3);
+  EXPECT_EQ(answer.report.batch_requests, 1);
+  EXPECT_EQ(answer.report.path, Path::kFused);
+  EXPECT_EQ(answer.report.device, "cpu");
+  EXPECT_NE(FindKernel(answer.report.kernel), nullptr) << answer.report.kernel;
+}
+
+TEST_P(LocalEngineTest, NoTokensGiveNoBytes) {
+  Start();
+  const Answer answer = Submit(Work({})).get();
+  EXPECT_TRUE(answer.status.ok()) << answer.status;
+  EXPECT_TRUE(answer.bytes.empty());
+}
+
+TEST_P(LocalEngineTest, ABiasOfTheRequestReplacesTheWeights) {
+  Start();
+  const std::vector<float> x = RandomRows(2);
+  MatmulWork work = Work(x);
+  work.bias.assign(kN, -3.0f);
+  ExpectProduct(Submit(std::move(work)).get(), x, std::vector<float>(kN, -3.0f));
+}
+
+// Requests pile up behind a long one and leave together; each gets its own rows back.
+TEST_P(LocalEngineTest, MergesWhatGathersAndSplitsTheResult) {
+  EngineOptions options;
+  options.batching.max_queue_delay = absl::Milliseconds(100);
+  options.batching.max_batch_tokens = 1 + 2 + 3 + 4;
+  Start(options);
+  std::vector<std::vector<float>> rows;
+  std::vector<std::future<Answer>> answers;
+  for (int64_t tokens : {1, 2, 3, 4}) {
+    rows.push_back(RandomRows(tokens));
+    answers.push_back(Submit(Work(rows.back())));
+  }
+  for (size_t i = 0; i < answers.size(); ++i) {
+    const Answer answer = answers[i].get();
+    ExpectProduct(answer, rows[i], canonical_.bias);
+    EXPECT_EQ(answer.report.batch_tokens, 10);
+    EXPECT_EQ(answer.report.batch_requests, 4);
+  }
+}
+
+TEST_P(LocalEngineTest, TheThresholdLooksAtTheMergedCount) {
+  EngineOptions options;
+  options.token_threshold = 4;
+  options.batching.max_queue_delay = absl::Milliseconds(100);
+  options.batching.max_batch_tokens = 4;
+  Start(options);
+  const std::vector<float> x = RandomRows(2);
+  auto first = Submit(Work(x));
+  auto second = Submit(Work(x));
+  const Answer a = first.get(), b = second.get();
+  ExpectProduct(a, x, canonical_.bias);
+  ExpectProduct(b, x, canonical_.bias);
+  EXPECT_EQ(a.report.path, Path::kDequantize);
+  EXPECT_EQ(b.report.path, Path::kDequantize);
+}
+
+TEST_P(LocalEngineTest, AnAskedForPathIsTaken) {
+  Start();
+  const std::vector<float> x = RandomRows(2);
+  MatmulWork work = Work(x);
+  work.path = Path::kDequantize;
+  const Answer answer = Submit(std::move(work)).get();
+  ExpectProduct(answer, x, canonical_.bias);
+  EXPECT_EQ(answer.report.path, Path::kDequantize);
+}
+
+TEST_P(LocalEngineTest, ARequestLargerThanABatchIsSplit) {
+  EngineOptions options;
+  options.batching.max_batch_tokens = 4;
+  Start(options);
+  const std::vector<float> x = RandomRows(11);
+  const Answer answer = Submit(Work(x)).get();
+  ExpectProduct(answer, x, canonical_.bias);
+  EXPECT_EQ(answer.report.batch_tokens, 11);
+}
+
+TEST_P(LocalEngineTest, NanInOneRequestLeavesItsBatchMatesAlone) {
+  EngineOptions options;
+  options.batching.max_queue_delay = absl::Milliseconds(100);
+  options.batching.max_batch_tokens = 2;
+  Start(options);
+  const std::vector<float> good = RandomRows(1);
+  std::vector<float> bad = RandomRows(1);
+  bad[5] = std::nanf("");
+  auto bad_answer = Submit(Work(bad));
+  auto good_answer = Submit(Work(good));
+  ExpectProduct(good_answer.get(), good, canonical_.bias);
+  const Answer answer = bad_answer.get();
+  float first;
+  std::memcpy(&first, answer.bytes.data(), 4);
+  EXPECT_TRUE(std::isnan(first));
+}
+
+TEST_P(LocalEngineTest, DequantizesABlock) {
+  Start();
+  DequantizeWork work;
+  work.weight = weight_;
+  work.out_dtype = DType::kFp16;
+  work.row_begin = 30;
+  work.rows = 5;
+  work.col_begin = 3;
+  work.cols = 7;
+  const Answer answer = Submit(std::move(work)).get();
+  ASSERT_TRUE(answer.status.ok()) << answer.status;
+  ASSERT_EQ(answer.bytes.size(), 5u * 7 * 2);
+  for (int64_t i = 0; i < 35; ++i) {
+    const int64_t row = 30 + i / 7, col = 3 + i % 7, group = row / 32;
+    uint16_t got;
+    std::memcpy(&got, answer.bytes.data() + i * 2, 2);
+    const float value =
+        (canonical_.Code(row, col) - canonical_.Zero(group, col)) * canonical_.Scale(group, col);
+    EXPECT_EQ(got, FloatToHalf(value)) << row << ", " << col;
+  }
+  EXPECT_EQ(answer.report.batch_requests, 1);
+}
+
+TEST_P(LocalEngineTest, ABrokenDeviceIsRefusedAtTheDoor) {
+  Start();
+  device_->Break();
+  EXPECT_EQ(Submit(Work(RandomRows(1))).get().status.code(), absl::StatusCode::kFailedPrecondition);
+}
+
+TEST_P(LocalEngineTest, AFaultFailsTheWholeBatchWithOneErrorId) {
+  EngineOptions options;
+  options.batching.max_queue_delay = absl::Milliseconds(200);
+  options.batching.max_batch_tokens = 3;
+  std::promise<absl::Status> fault;
+  options.on_device_fault = [&](const absl::Status& status) { fault.set_value(status); };
+  Start(options);
+  auto first = Submit(Work(RandomRows(1)));
+  auto second = Submit(Work(RandomRows(1)));
+  device_->Break();  // both are queued and wait for company
+  const Answer a = first.get(), b = second.get();
+  EXPECT_EQ(a.status.code(), absl::StatusCode::kInternal);
+  EXPECT_THAT(std::string(a.status.message()), HasSubstr("error id "));
+  EXPECT_EQ(a.status, b.status) << "one fault, one error id";
+  EXPECT_EQ(fault.get_future().get().code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(Submit(Work(RandomRows(1))).get().status.code(), absl::StatusCode::kFailedPrecondition);
+}
+
+TEST_P(LocalEngineTest, CancelledAndExpiredRequestsNeverRun) {
+  EngineOptions options;
+  options.batching.max_queue_delay = absl::Hours(1);
+  Start(options);
+  auto promise = std::make_shared<std::promise<absl::Status>>();
+  auto handle = engine_->Submit(Work(RandomRows(1)), {},
+                                [promise](const absl::Status& status, std::string,
+                                          const ExecutionReport&) { promise->set_value(status); });
+  ASSERT_TRUE(handle.ok());
+  handle->Cancel();
+  EXPECT_EQ(promise->get_future().get().code(), absl::StatusCode::kCancelled);
+  handle->Cancel();  // harmless
+  auto expired = Submit(Work(RandomRows(1)), {.deadline = absl::Now() + absl::Milliseconds(5)});
+  EXPECT_EQ(expired.get().status.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(engine_->queued_tasks(), 0);
+}
+
+TEST_P(LocalEngineTest, DrainAnswersWhatWasAcceptedAndRefusesTheRest) {
+  EngineOptions options;
+  options.batching.max_queue_delay = absl::Hours(1);
+  Start(options);
+  const std::vector<float> x = RandomRows(1);
+  auto accepted = Submit(Work(x));
+  engine_->Drain();
+  ExpectProduct(accepted.get(), x, canonical_.bias);
+  EXPECT_EQ(Submit(Work(x)).get().status.code(), absl::StatusCode::kUnavailable);
+}
+
+TEST_P(LocalEngineTest, AfterTheFirstRequestALaneAllocatesNothing) {
+  EngineOptions options;
+  options.lanes = 1;
+  Start(options);
+  const std::vector<float> x = RandomRows(8);
+  ExpectProduct(Submit(Work(x)).get(), x, canonical_.bias);
+  const int64_t before = device_->allocations();
+  for (int i = 0; i < 20; ++i) ExpectProduct(Submit(Work(x)).get(), x, canonical_.bias);
+  EXPECT_EQ(device_->allocations(), before);
+}
+
+TEST_P(LocalEngineTest, WarmUpRunsThePlan) {
+  Start();
+  EXPECT_TRUE(engine_->WarmUp(weight_).ok());
+  device_->Break();
+  EXPECT_EQ(engine_->WarmUp(weight_).code(), absl::StatusCode::kFailedPrecondition);
+}
+
+TEST_P(LocalEngineTest, AHandleMayOutliveTheEngine) {
+  Start();
+  const std::vector<float> x = RandomRows(1);
+  std::promise<void> done;
+  auto handle = engine_->Submit(
+      Work(x), {},
+      [&](const absl::Status&, std::string, const ExecutionReport&) { done.set_value(); });
+  ASSERT_TRUE(handle.ok());
+  done.get_future().get();
+  engine_.reset();
+  handle->Cancel();
+}
+
+INSTANTIATE_TEST_SUITE_P(Memory, LocalEngineTest, ::testing::Values(true, false),
+                         [](const auto& info) { return info.param ? "shared" : "copied"; });
+
+}  // namespace
+}  // namespace awqd

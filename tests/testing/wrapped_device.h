@@ -1,0 +1,71 @@
+// WrappedDevice: a CPU device that can pretend to be out of the host's reach, or to have died.
+//
+// Weights are prepared on inner(): rows know their own backend's device by its type.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <utility>
+
+#include "kernels/device.h"
+
+namespace awqd::testing {
+
+class WrappedDevice final : public Device {
+ public:
+  // `host_addressable` false makes callers stage and copy, as they must on a GPU.
+  WrappedDevice(std::unique_ptr<Device> inner, bool host_addressable)
+      : inner_(std::move(inner)), host_addressable_(host_addressable) {}
+
+  // From now on every Synchronize fails as after an illegal address.
+  void Break() { broken_ = true; }
+  Device& inner() { return *inner_; }
+  int64_t allocations() const { return allocations_; }
+
+  const DeviceInfo& info() const override { return inner_->info(); }
+  int64_t FreeBytes() const override { return inner_->FreeBytes(); }
+  void SetBudget(int64_t bytes) override { inner_->SetBudget(bytes); }
+  int64_t UsedBytes() const override { return inner_->UsedBytes(); }
+  absl::StatusOr<Buffer> Allocate(MemoryKind kind, int64_t bytes) override {
+    ++allocations_;
+    return inner_->Allocate(kind, bytes);
+  }
+  absl::StatusOr<std::unique_ptr<Stream>> CreateStream() override {
+    auto inner = inner_->CreateStream();
+    if (!inner.ok()) return inner.status();
+    return std::make_unique<WrappedStream>(*std::move(inner), this);
+  }
+  absl::Status CopyToDevice(void* device, const void* host, int64_t bytes,
+                            StreamView stream) override {
+    return inner_->CopyToDevice(device, host, bytes, stream);
+  }
+  absl::Status CopyToHost(void* host, const void* device, int64_t bytes,
+                          StreamView stream) override {
+    return inner_->CopyToHost(host, device, bytes, stream);
+  }
+  bool host_addressable() const override { return host_addressable_; }
+  bool healthy() const override { return !broken_; }
+
+ private:
+  class WrappedStream final : public Stream {
+   public:
+    WrappedStream(std::unique_ptr<Stream> inner, const WrappedDevice* device)
+        : inner_(std::move(inner)), device_(device) {}
+    StreamView view() const override { return inner_->view(); }
+    absl::Status Synchronize() override {
+      if (device_->broken_) return absl::InternalError("illegal address");
+      return inner_->Synchronize();
+    }
+
+   private:
+    const std::unique_ptr<Stream> inner_;
+    const WrappedDevice* const device_;
+  };
+
+  const std::unique_ptr<Device> inner_;
+  const bool host_addressable_;
+  std::atomic<bool> broken_{false};
+  std::atomic<int64_t> allocations_{0};
+};
+
+}  // namespace awqd::testing
