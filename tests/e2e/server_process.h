@@ -1,0 +1,78 @@
+// ServerProcess: the real awqd binary on a free loopback port, for one test.
+#pragma once
+
+#include <sys/types.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "client/awqd_client.h"
+
+namespace awqd {
+
+// A directory that goes away with its tests, beneath the test's temporary directory.
+class TempFolder {
+ public:
+  TempFolder();
+  ~TempFolder();
+  const std::string& path() const { return path_; }
+  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+
+ private:
+  std::string path_;
+};
+
+// The repository that holds the demo checkpoint, its name, and its expected results.
+std::string DemoRepository();
+inline constexpr char kDemoModel[] = "all-MiniLM-L6-v2-awq";
+std::string Golden(const std::string& name);
+
+struct ExitReport {
+  bool exited = false;  // in time, by itself
+  int code = -1;        // 128 + the signal's number when it died of one
+  std::string log;      // stdout and stderr
+  absl::Duration took;
+};
+
+// Runs a program to its end; kills it after `limit`.
+ExitReport RunProgram(const std::string& program, const std::vector<std::string>& args,
+                      absl::Duration limit = absl::Seconds(20));
+std::string BinaryPath(const std::string& name);
+
+// Not thread-safe. Kills the server when destroyed.
+class ServerProcess {
+ public:
+  // Adds --address 127.0.0.1:0, --device cpu and --port_file to `args`. Returns at once.
+  explicit ServerProcess(std::vector<std::string> args);
+  ~ServerProcess();
+
+  // Until it listens, or until it serves. False when it ended or 30 s passed.
+  bool WaitListening();
+  bool WaitServing();
+
+  // Its address; only after WaitListening.
+  const std::string& address() const { return address_; }
+  std::unique_ptr<client::Client> NewClient(absl::Duration timeout = absl::Seconds(60)) const;
+
+  void Signal(int signal_number) const;
+  // Waits for the end; kills after `limit`.
+  ExitReport Wait(absl::Duration limit = absl::Seconds(30));
+  // SIGTERM, then Wait.
+  ExitReport Stop();
+
+  std::string log() const;
+  pid_t pid() const { return pid_; }
+  // Largest resident set so far, in bytes.
+  int64_t peak_rss_bytes() const;
+  int open_files() const;
+
+ private:
+  TempFolder folder_;
+  pid_t pid_ = -1;
+  bool ended_ = false;
+  std::string address_;
+};
+
+}  // namespace awqd
