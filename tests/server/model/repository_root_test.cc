@@ -1,0 +1,160 @@
+// Nothing outside the repository can be opened, nor anything but regular files. Both ways of
+// resolving.
+#include "server/model/repository_root.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include "tests/server/model/test_files.h"
+
+namespace awqd {
+namespace {
+
+using ::awqd::testing::TempDirectory;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+namespace fs = std::filesystem;
+
+class Root : public ::testing::TestWithParam<RepositoryRoot::Resolve> {
+ protected:
+  void SetUp() override {
+    directory_.Write("outside.txt", "secret");
+    directory_.Write("root/m/config.json", "{}");
+    directory_.Write("root2/evil.txt", "neighbour with the same prefix");
+    auto root = RepositoryRoot::Open(directory_.At("root"), GetParam());
+    ASSERT_TRUE(root.ok()) << root.status();
+    root_ = *std::move(root);
+  }
+  void Link(const std::string& target, const std::string& at) {
+    fs::create_symlink(target, directory_.At("root/" + at));
+  }
+  void ExpectRefused(const std::string& path, const std::string& says = "") {
+    const auto file = root_.OpenFile(path);
+    EXPECT_EQ(file.status().code(), absl::StatusCode::kInvalidArgument) << path;
+    EXPECT_THAT(std::string(file.status().message()), HasSubstr(says)) << path;
+  }
+  TempDirectory directory_;
+  RepositoryRoot root_;
+};
+
+TEST_P(Root, OpensRegularFiles) {
+  const auto file = root_.OpenFile("m/config.json");
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ(file->size(), 2);
+  EXPECT_EQ(file->name(), "m/config.json");
+}
+
+TEST_P(Root, MissingIsNotFound) {
+  EXPECT_EQ(root_.OpenFile("m/nothing").status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(root_.OpenFile("nothing/config.json").status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(root_.OpenFile("m/config.json/x").status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST_P(Root, PathsThatAreNotPlain) {
+  for (const std::string path : {"", "..", "../outside.txt", "m/../../outside.txt", "/etc/passwd",
+                                 "m//config.json", "m/", "m/./config.json"}) {
+    ExpectRefused(path);
+  }
+  ExpectRefused(std::string("m/config.json\0x", 15));
+  ExpectRefused(std::string(4096, 'a'));
+}
+
+TEST_P(Root, LinksInsideAreFollowed) {
+  Link("config.json", "m/link.json");
+  Link("m", "alias");
+  directory_.Write("root/hub/blobs/abc", "blob");
+  fs::create_directories(directory_.At("root/hub/snapshots/1"));
+  Link("../../blobs/abc", "hub/snapshots/1/model.safetensors");
+  Link("hub/snapshots/1", "mine");
+  EXPECT_TRUE(root_.OpenFile("m/link.json").ok());
+  EXPECT_TRUE(root_.OpenFile("alias/config.json").ok());
+  const auto blob = root_.OpenFile("mine/model.safetensors");
+  ASSERT_TRUE(blob.ok()) << blob.status();
+  EXPECT_EQ(blob->size(), 4);
+}
+
+TEST_P(Root, LinksOutsideAreRefused) {
+  Link("../../outside.txt", "m/up");
+  Link("/etc/passwd", "m/absolute");
+  Link("../root2", "neighbour");
+  Link("../..", "m/parent");
+  Link("loop", "loop");
+  ExpectRefused("m/up", "leads out of the model repository");
+  ExpectRefused("m/absolute", "leads out of the model repository");
+  ExpectRefused("neighbour/evil.txt", "leads out of the model repository");
+  ExpectRefused("m/parent/outside.txt", "leads out of the model repository");
+  ExpectRefused("loop", "too many symbolic links");
+}
+
+TEST_P(Root, OnlyRegularFiles) {
+  ASSERT_EQ(mkfifo(directory_.At("root/fifo").c_str(), 0600), 0);
+  const int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+  sockaddr_un address = {.sun_family = AF_UNIX};
+  const std::string path = directory_.At("root/socket");
+  ASSERT_LT(path.size(), sizeof(address.sun_path));
+  path.copy(address.sun_path, path.size());
+  ASSERT_EQ(bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  UniqueFd closes(fd);
+  ExpectRefused("fifo", "got a FIFO, expected a regular file");
+  ExpectRefused("m", "got a directory, expected a regular file");
+  ExpectRefused("socket", "socket");
+  // A device can be linked to only from outside, which is refused before it is opened.
+  Link("/dev/zero", "zero");
+  ExpectRefused("zero", "leads out of the model repository");
+}
+
+TEST_P(Root, DeviceInsideTheRootIsRefused) {
+  const auto dev = RepositoryRoot::Open("/dev", GetParam());
+  ASSERT_TRUE(dev.ok()) << dev.status();
+  const auto zero = dev->OpenFile("zero");
+  EXPECT_THAT(std::string(zero.status().message()), HasSubstr("got a character device"));
+}
+
+TEST_P(Root, ListsSorted) {
+  directory_.Write("root/m/b", "");
+  directory_.Write("root/m/a", "");
+  const auto names = root_.ListDirectory("m");
+  ASSERT_TRUE(names.ok()) << names.status();
+  EXPECT_THAT(*names, ElementsAre("a", "b", "config.json"));
+  const auto top = root_.ListDirectory(".");
+  ASSERT_TRUE(top.ok()) << top.status();
+  EXPECT_THAT(*top, ElementsAre("m"));
+}
+
+TEST_P(Root, RootItself) {
+  EXPECT_EQ(RepositoryRoot::Open(directory_.At("none"), GetParam()).status().code(),
+            absl::StatusCode::kNotFound);
+  EXPECT_EQ(RepositoryRoot::Open(directory_.At("outside.txt"), GetParam()).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+INSTANTIATE_TEST_SUITE_P(Both, Root,
+                         ::testing::Values(RepositoryRoot::Resolve::kKernel,
+                                           RepositoryRoot::Resolve::kCanonicalise),
+                         [](const auto& info) {
+                           return info.param == RepositoryRoot::Resolve::kKernel ? "Kernel"
+                                                                                 : "Canonicalise";
+                         });
+
+TEST(FileTest, WrittenToWhileOpen) {
+  TempDirectory directory;
+  directory.Write("m/x", "12345678");
+  const auto root = RepositoryRoot::Open(directory.path());
+  const auto file = root->OpenFile("m/x");
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_TRUE(file->CheckUnchanged().ok());
+  directory.Write("m/x", "abcdefgh");
+  fs::last_write_time(directory.At("m/x"),
+                      fs::file_time_type::clock::now() + std::chrono::hours(1));
+  EXPECT_THAT(std::string(file->CheckUnchanged().message()), HasSubstr("written to while"));
+}
+
+TEST(FileTest, QuotedIsOneShortLine) {
+  EXPECT_EQ(Quoted("a\n\x1b[31m"), "\"a\\n\\x1b[31m\"");
+  EXPECT_EQ(Quoted(std::string(1000, 'x'), 4), "\"xxxx...\"");
+}
+
+}  // namespace
+}  // namespace awqd

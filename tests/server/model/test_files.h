@@ -1,0 +1,95 @@
+// Temporary directories and hand-made checkpoints for the tests of server/model.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+
+namespace awqd::testing {
+
+// A directory of its own, removed with everything in it.
+class TempDirectory {
+ public:
+  TempDirectory() {
+    std::string pattern = (std::filesystem::temp_directory_path() / "awqd-XXXXXX").string();
+    path_ = mkdtemp(pattern.data());
+  }
+  TempDirectory(const TempDirectory&) = delete;
+  ~TempDirectory() { std::filesystem::remove_all(path_); }
+
+  const std::string& path() const { return path_; }
+  std::string At(absl::string_view relative) const { return absl::StrCat(path_, "/", relative); }
+
+  // Makes the directories on the way.
+  void Write(absl::string_view relative, absl::string_view bytes) const {
+    const std::filesystem::path path = At(relative);
+    std::filesystem::create_directories(path.parent_path());
+    std::ofstream(path, std::ios::binary).write(bytes.data(), static_cast<int64_t>(bytes.size()));
+  }
+
+ private:
+  std::string path_;
+};
+
+inline std::string LittleEndian64(uint64_t value) {
+  std::string out;
+  for (int i = 0; i < 8; ++i) out.push_back(static_cast<char>(value >> (8 * i)));
+  return out;
+}
+
+// Header and data as a safetensors file.
+inline std::string Safetensors(absl::string_view header, absl::string_view data) {
+  return absl::StrCat(LittleEndian64(header.size()), header, data);
+}
+
+struct TestTensor {
+  std::string dtype;
+  std::vector<int64_t> shape;
+  std::string bytes;
+};
+using TestTensors = std::map<std::string, TestTensor>;
+
+inline std::string SafetensorsOf(const TestTensors& tensors) {
+  std::string data;
+  std::vector<std::string> entries;
+  for (const auto& [name, tensor] : tensors) {
+    entries.push_back(absl::StrCat("\"", name, "\":{\"dtype\":\"", tensor.dtype, "\",\"shape\":[",
+                                   absl::StrJoin(tensor.shape, ","), "],\"data_offsets\":[",
+                                   data.size(), ",", data.size() + tensor.bytes.size(), "]}"));
+    data += tensor.bytes;
+  }
+  return Safetensors(absl::StrCat("{", absl::StrJoin(entries, ","), "}"), data);
+}
+
+// One AWQ linear under `path`; every byte of its codes is `fill`.
+inline TestTensors AwqLinear(const std::string& path, int64_t k, int64_t n, int64_t group,
+                             char fill = 0x21) {
+  const std::string scales(2 * (k / group) * n, '\x2c');
+  return {{path + ".qweight", {"I32", {k, n / 8}, std::string(k * n / 2, fill)}},
+          {path + ".qzeros", {"I32", {k / group, n / 8}, std::string(k / group * n / 2, '\x11')}},
+          {path + ".scales", {"F16", {k / group, n}, scales}}};
+}
+
+inline TestTensors Merge(TestTensors a, const TestTensors& b) {
+  a.insert(b.begin(), b.end());
+  return a;
+}
+
+inline std::string AwqConfig(int group = 32, absl::string_view extra = "") {
+  return absl::StrCat(
+      "{\"model_type\":\"test\",\"quantization_config\":{\"quant_method\":\"awq\",\"bits\":4,"
+      "\"group_size\":",
+      group, ",\"zero_point\":true,\"version\":\"gemm\"", extra, "}}");
+}
+
+}  // namespace awqd::testing
