@@ -1,4 +1,5 @@
 // The table of layouts.
+#include "kernels/layouts/k16.h"
 #include "kernels/layouts/layout.h"
 #include "kernels/layouts/mma16.h"
 #include "kernels/layouts/plain.h"
@@ -8,6 +9,7 @@ namespace awqd {
 absl::Span<const Layout* const> AllLayouts() {
   static const Layout* const layouts[] = {
       &kPlainLayout,
+      &kK16Layout,
       &kMma16Layout,
   };
   return layouts;

@@ -1,0 +1,12 @@
+// The bodies for AVX-512 F, BW, DQ and VL.
+#include "kernels/cpu/vec_avx512.h"
+// Over the Vec above.
+#include "kernels/cpu/product_body.h"
+// Over the two above.
+#include "kernels/cpu/dequantize_body.h"
+
+namespace awqd::cpu {
+
+const Bodies kAvx512Bodies = {Product, PanelFloats, Dequantize, Columns, ToFloat, FromFloat};
+
+}  // namespace awqd::cpu

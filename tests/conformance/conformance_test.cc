@@ -1,0 +1,288 @@
+// Walks every registry row x schemes x shapes x token counts against the oracle in double.
+//
+// Rows that the device or the shape rules out are reported as skipped, by name and with the reason.
+// Environment: AWQD_TEST_DEVICE, AWQD_TEST_FULL=1 (more shapes and token counts).
+#include <algorithm>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+#include "kernels/cpu/elements.h"
+#include "kernels/cpu/reference.h"
+#include "kernels/kernels.h"
+#include "tests/testing/guarded_buffer.h"
+#include "tests/testing/matchers.h"
+#include "tests/testing/random_weight.h"
+#include "tests/testing/test_device.h"
+
+namespace awqd::testing {
+namespace {
+
+struct Shape {
+  int64_t k, n, group;
+  const char* scheme;  // of ParseScheme, its group replaced
+  int64_t max_m;
+};
+
+std::vector<Shape> Shapes() {
+  std::vector<Shape> out = {
+      {32, 8, 16, "a16w4g1z", 4097},     {32, 64, 32, "a16w4g1s", 4097},
+      {64, 72, 64, "a16w4g1z", 4097},    {96, 128, 32, "a16w4g1z", 4097},
+      {128, 192, 128, "a16w4g1z", 4097}, {128, 64, 16, "a16w4g1zb", 1024},
+      {70, 64, 7, "a16w4g1z", 257},      {130, 72, 10, "a16w4g1s", 257},
+      {264, 128, 24, "a16w4g1z", 257},   {1, 8, 1, "a16w4g1z", 65},
+      {96, 64, 96, "a16w3g1z", 65},      {64, 64, 32, "a16w2g1s", 65},
+      {64, 64, 32, "a16w8g1z", 65},      {4096, 192, 128, "a16w4g1z", 129},
+      {512, 4096, 64, "a16w4g1z", 33},   {10944, 72, 32, "a16w4g1z", 17},
+      {2048, 136, 2048, "a16w4g1z", 33}, {256, 72, 128, "a16w4g1zf", 33},
+  };
+  if (FullRun()) {
+    for (const Shape& more : std::initializer_list<Shape>{{4096, 4096, 128, "a16w4g1z", 257},
+                                                          {14336, 4096, 128, "a16w4g1z", 65},
+                                                          {4096, 28672, 128, "a16w4g1z", 17},
+                                                          {29568, 192, 64, "a16w4g1s", 257},
+                                                          {10944, 4096, 16, "a16w4g1zb", 33}}) {
+      out.push_back(more);
+    }
+  }
+  return out;
+}
+
+std::vector<int64_t> TokenCounts(int64_t max_m) {
+  std::vector<int64_t> out;
+  for (int64_t m : {0,  1,  2,  3,  4,  5,   6,   7,   8,   9,   15,  16,  17,   31,
+                    32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 1024, 4097}) {
+    if (m <= max_m) out.push_back(m);
+  }
+  return out;
+}
+
+CanonicalWeight MakeWeight(const Shape& shape, Scales scales, bool bias, uint64_t seed) {
+  WeightSpec spec;
+  spec.k = shape.k;
+  spec.n = shape.n;
+  spec.scheme = ParseScheme(shape.scheme).value();
+  spec.scheme.group_size = shape.group;
+  spec.scales = scales;
+  spec.bias = bias;
+  spec.seed = seed;
+  return RandomWeight(spec);
+}
+
+using Param = std::tuple<const KernelRow*, Shape>;
+
+std::string ParamName(const ::testing::TestParamInfo<Param>& info) {
+  const auto& [row, shape] = info.param;
+  return absl::StrCat(TestName(*row), "_k", shape.k, "_n", shape.n, "_g", shape.group, "_",
+                      shape.scheme);
+}
+
+std::vector<const KernelRow*> RowsOf(Op op) {
+  std::vector<const KernelRow*> out;
+  for (const KernelRow* row : AllKernels()) {
+    if (row->op == op) out.push_back(row);
+  }
+  return out;
+}
+
+// One run of a product in guarded memory.
+struct Product {
+  std::vector<uint8_t> y;
+  const KernelRow* ran = nullptr;
+};
+
+class Bench {
+ public:
+  Bench(const KernelRow& row, std::shared_ptr<const DeviceWeight> weight)
+      : row_(row), weight_(std::move(weight)) {}
+
+  Product Run(const std::vector<uint8_t>& x, DType in, DType out, int64_t m, int repeats = 1) {
+    Device& device = TestDevice();
+    const WeightShape& shape = weight_->shape;
+    auto guarded_x = GuardedBuffer::Create(device, m * shape.k * SizeOf(in)).value();
+    auto y = GuardedBuffer::Create(device, m * shape.n * SizeOf(out)).value();
+    auto workspace =
+        GuardedBuffer::Create(device, WorkspaceBytes(*weight_, row_.path, std::max<int64_t>(m, 1)))
+            .value();
+    EXPECT_THAT(guarded_x.Fill({x.begin(), x.begin() + guarded_x.size()}), IsOk());
+    auto stream = device.CreateStream().value();
+    const MatmulArgs args = {weight_.get(),
+                             {guarded_x.data(), in, m, shape.k},
+                             {y.data(), out, m, shape.n},
+                             weight_->bias_data(),
+                             workspace.data()};
+    Product product;
+    for (int i = 0; i < repeats; ++i) {
+      EXPECT_THAT(y.Poison(), IsOk());
+      EXPECT_THAT(workspace.Poison(), IsOk());
+      EXPECT_THAT(QuantizedMatmul(args, row_.path, stream->view(), &product.ran), IsOk());
+      EXPECT_THAT(stream->Synchronize(), IsOk());
+      std::vector<uint8_t> got = y.Read().value();
+      if (i > 0) {
+        EXPECT_EQ(FirstDifference(got, product.y), -1) << "repeat " << i;
+      }
+      product.y = std::move(got);
+    }
+    for (const GuardedBuffer* buffer : {&guarded_x, &y, &workspace}) {
+      EXPECT_THAT(buffer->CheckBands(), IsOk());
+    }
+    return product;
+  }
+
+ private:
+  const KernelRow& row_;
+  std::shared_ptr<const DeviceWeight> weight_;
+};
+
+class Conformance : public ::testing::TestWithParam<Param> {
+ protected:
+  const KernelRow& row() const { return *std::get<0>(GetParam()); }
+  const Shape& shape() const { return std::get<1>(GetParam()); }
+
+  // The weight prepared for the row, or the reason why the row cannot serve it.
+  std::string Prepare(const CanonicalWeight& weight) {
+    const WeightShape facts{weight.k, weight.n, weight.scheme};
+    std::string why = WhyNot(row(), facts, TestDevice().info());
+    if (!why.empty()) return absl::StrCat(row().name, ": ", why);
+    auto prepared = PrepareFor(row(), weight, TestDevice());
+    EXPECT_THAT(prepared.status(), IsOk());
+    if (prepared.ok()) prepared_ = *prepared;
+    return prepared.ok() ? "" : "not prepared";
+  }
+
+  std::shared_ptr<const DeviceWeight> prepared_;
+};
+
+class MatmulConformance : public Conformance {};
+class DequantizeConformance : public Conformance {};
+
+bool Serves(const KernelRow& row, int64_t m) {
+  m = std::max<int64_t>(m, 1);
+  return m >= row.min_m && (row.max_m < 0 || m <= row.max_m);
+}
+
+std::vector<double> FirstRows(const std::vector<double>& all, int64_t count) {
+  return {all.begin(), all.begin() + count};
+}
+
+TEST_P(MatmulConformance, AgreesWithTheOracle) {
+  const CanonicalWeight weight = MakeWeight(shape(), Scales::kOrdinary, shape().n % 16 == 0, 7);
+  if (std::string why = Prepare(weight); !why.empty()) GTEST_SKIP() << why;
+  Bench bench(row(), prepared_);
+  for (DType in : {DType::kFp16, DType::kBf16, DType::kFp32}) {
+    if ((row().inputs & MaskOf(in)) == 0) continue;
+    const int64_t max_m = in == DType::kFp16 ? shape().max_m : std::min<int64_t>(shape().max_m, 33);
+    const std::vector<uint8_t> x = RandomMatrix(max_m, weight.k, in, 11);
+    const std::vector<double> want =
+        ReferenceProduct(weight, {x.data(), in, max_m, weight.k},
+                         weight.bias.empty() ? nullptr : weight.bias.data());
+    for (DType out : {DType::kFp16, DType::kBf16, DType::kFp32}) {
+      if ((row().outputs & MaskOf(out)) == 0) continue;
+      for (int64_t m : TokenCounts(in == out ? max_m : std::min<int64_t>(max_m, 17))) {
+        if (!Serves(row(), m)) continue;
+        const Product product = bench.Run(x, in, out, m, m == 5 || m == 33 ? 10 : 1);
+        EXPECT_EQ(product.ran, &row());
+        EXPECT_LE(FrobeniusError(product.y, out, FirstRows(want, m * weight.n)),
+                  ProductTolerance(out, in))
+            << "M " << m << " " << Name(in) << " -> " << Name(out);
+      }
+    }
+  }
+}
+
+TEST_P(MatmulConformance, ABadRowSpoilsOnlyItself) {
+  const CanonicalWeight weight = MakeWeight(shape(), Scales::kOrdinary, false, 8);
+  if (std::string why = Prepare(weight); !why.empty()) GTEST_SKIP() << why;
+  Bench bench(row(), prepared_);
+  for (int64_t m : {3, 9, 33}) {
+    if (!Serves(row(), m) || m > shape().max_m) continue;
+    std::vector<uint8_t> x = RandomMatrix(m, weight.k, DType::kFp16, 12);
+    const Product clean = bench.Run(x, DType::kFp16, DType::kFp32, m);
+    const int64_t bad = m / 2;
+    SetElement(&x, DType::kFp16, bad * weight.k, std::numeric_limits<float>::quiet_NaN());
+    SetElement(&x, DType::kFp16, bad * weight.k + weight.k / 2,
+               std::numeric_limits<float>::infinity());
+    const Product spoiled = bench.Run(x, DType::kFp16, DType::kFp32, m);
+    for (int64_t i = 0; i < m * weight.n; ++i) {
+      const float got = GetElement(spoiled.y, DType::kFp32, i);
+      if (i / weight.n == bad) {
+        EXPECT_FALSE(std::isfinite(got)) << "row " << bad << " column " << i % weight.n;
+      } else {
+        ASSERT_EQ(got, GetElement(clean.y, DType::kFp32, i)) << "row " << i / weight.n;
+      }
+    }
+  }
+}
+
+// All weights 1: partial sums climb far beyond 65504 and come back.
+TEST_P(MatmulConformance, PartialSumsMayPassTheRangeOfHalf) {
+  CanonicalWeight weight = MakeWeight(shape(), Scales::kOrdinary, false, 9);
+  if (weight.k < 64 || weight.scheme.scale_dtype != DType::kFp16) GTEST_SKIP() << "K too small";
+  for (uint8_t& scale : weight.scales) scale = 0;
+  for (size_t i = 1; i < weight.scales.size(); i += 2) weight.scales[i] = 0x3c;
+  for (uint8_t& code : weight.codes) code = 0;
+  std::fill(weight.zeros.begin(), weight.zeros.end(), 1);
+  if (weight.zeros.empty()) GTEST_SKIP() << "symmetric";
+  if (std::string why = Prepare(weight); !why.empty()) GTEST_SKIP() << why;
+  std::vector<uint8_t> x(weight.k * 2);
+  for (int64_t k = 0; k < weight.k; ++k) {
+    SetElement(&x, DType::kFp16, k, k < weight.k / 2 ? -30000.0f : 30000.0f);
+  }
+  SetElement(&x, DType::kFp16, weight.k - 1, weight.k % 2 == 0 ? 29984.0f : 16.0f);
+  const std::vector<double> want =
+      ReferenceProduct(weight, {x.data(), DType::kFp16, 1, weight.k}, nullptr);
+  if (!Serves(row(), 1)) GTEST_SKIP() << "does not serve M = 1";
+  const Product product = Bench(row(), prepared_).Run(x, DType::kFp16, DType::kFp16, 1);
+  for (int64_t n = 0; n < weight.n; ++n) {
+    EXPECT_EQ(GetElement(product.y, DType::kFp16, n), want[n]) << "column " << n;
+  }
+}
+
+TEST_P(DequantizeConformance, RoundsTheExactWeightOnce) {
+  const CanonicalWeight weight = MakeWeight(shape(), Scales::kExtreme, false, 10);
+  if (std::string why = Prepare(weight); !why.empty()) GTEST_SKIP() << why;
+  Device& device = TestDevice();
+  auto stream = device.CreateStream().value();
+  struct Block {
+    int64_t row, col, rows, cols;
+  };
+  const int64_t k = weight.k, n = weight.n;
+  const Block blocks[] = {{0, 0, k, n},
+                          {k / 3, n / 3, k - k / 3, n - n / 3},
+                          {k / 2, 1, 1, n - 1},
+                          {0, n - 1, k, 1},
+                          {k - 1, n / 2 + 1, 1, 3}};
+  for (DType out : {DType::kFp16, DType::kBf16, DType::kFp32}) {
+    if ((row().outputs & MaskOf(out)) == 0) continue;
+    for (const Block& b : blocks) {
+      auto buffer = GuardedBuffer::Create(device, b.rows * b.cols * SizeOf(out)).value();
+      const DequantizeArgs args = {
+          prepared_.get(), {buffer.data(), out, b.rows, b.cols}, b.row, b.col};
+      const KernelRow* ran = nullptr;
+      ASSERT_THAT(Dequantize(args, stream->view(), &ran), IsOk());
+      ASSERT_THAT(stream->Synchronize(), IsOk());
+      EXPECT_EQ(ran, &row());
+      EXPECT_THAT(buffer.CheckBands(), IsOk());
+      std::vector<uint8_t> want(buffer.size());
+      for (int64_t i = 0; i < b.rows * b.cols; ++i) {
+        StoreElement(want.data(), out, i,
+                     ExactWeight(weight, b.row + i / b.cols, b.col + i % b.cols));
+      }
+      const int64_t at = FirstDifference(buffer.Read().value(), want);
+      EXPECT_EQ(at, -1) << Name(out) << " block " << b.row << "," << b.col << " element "
+                        << at / SizeOf(out) / b.cols << "," << at / SizeOf(out) % b.cols;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Rows, MatmulConformance,
+                         ::testing::Combine(::testing::ValuesIn(RowsOf(Op::kMatmul)),
+                                            ::testing::ValuesIn(Shapes())),
+                         ParamName);
+INSTANTIATE_TEST_SUITE_P(Rows, DequantizeConformance,
+                         ::testing::Combine(::testing::ValuesIn(RowsOf(Op::kDequantize)),
+                                            ::testing::ValuesIn(Shapes())),
+                         ParamName);
+
+}  // namespace
+}  // namespace awqd::testing

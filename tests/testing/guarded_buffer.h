@@ -1,0 +1,38 @@
+// GuardedBuffer: device memory between two bands that must stay as they were.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/device.h"
+
+namespace awqd::testing {
+
+// Works on any device through copies. Not thread-safe.
+class GuardedBuffer {
+ public:
+  static constexpr int64_t kBand = 1024;
+  static constexpr uint8_t kPoison = 0xff;  // a NaN in every float type
+
+  // `bytes` of poison between bands. The data is 256-byte aligned plus `misalign`.
+  static absl::StatusOr<GuardedBuffer> Create(Device& device, int64_t bytes, int64_t misalign = 0);
+
+  void* data() const { return static_cast<uint8_t*>(buffer_.data()) + kBand + misalign_; }
+  int64_t size() const { return size_; }
+
+  absl::Status Fill(const std::vector<uint8_t>& bytes);
+  absl::Status Poison();
+  absl::StatusOr<std::vector<uint8_t>> Read() const;
+  // DATA_LOSS naming the first byte of a band that was written.
+  absl::Status CheckBands() const;
+
+ private:
+  Device* device_ = nullptr;
+  Buffer buffer_;
+  int64_t size_ = 0;
+  int64_t misalign_ = 0;
+};
+
+}  // namespace awqd::testing

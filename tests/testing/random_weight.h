@@ -1,0 +1,36 @@
+// Random weights and activations from a seed, with the values that break kernels mixed in.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/types.h"
+#include "kernels/weight.h"
+
+namespace awqd::testing {
+
+enum class Scales : uint8_t {
+  kOrdinary,  // like a checkpoint's: 0.001 to 0.03, both signs
+  kExtreme    // zero, denormal, the smallest normal and the largest finite ones among ordinary ones
+};
+
+struct WeightSpec {
+  int64_t k = 128;
+  int64_t n = 64;
+  QuantScheme scheme;  // group_size 0 means 128, or K where that is less
+  Scales scales = Scales::kOrdinary;
+  bool bias = false;
+  uint64_t seed = 1;
+};
+
+// A legal weight; the same for the same spec on every machine.
+CanonicalWeight RandomWeight(const WeightSpec& spec);
+
+// [rows, cols] of `dtype`, standard normal, as bytes.
+std::vector<uint8_t> RandomMatrix(int64_t rows, int64_t cols, DType dtype, uint64_t seed);
+
+// Raw bits of one value of a 16- or 32-bit float type, in a matrix of bytes.
+void SetElement(std::vector<uint8_t>* matrix, DType dtype, int64_t index, float value);
+float GetElement(const std::vector<uint8_t>& matrix, DType dtype, int64_t index);
+
+}  // namespace awqd::testing

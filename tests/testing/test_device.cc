@@ -1,0 +1,57 @@
+// Reads the environment's choice of a device, and narrows the registry to one row.
+#include "tests/testing/test_device.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/kernels.h"
+
+namespace awqd::testing {
+
+Device& TestDevice() {
+  static Device* const device = [] {
+    const char* spec = std::getenv("AWQD_TEST_DEVICE");
+    auto opened = OpenDevice(spec == nullptr ? "cpu" : spec, {});
+    if (!opened.ok()) {
+      std::fprintf(stderr, "AWQD_TEST_DEVICE: %s\n", opened.status().ToString().c_str());
+      std::exit(2);
+    }
+    return std::move(opened).value().release();
+  }();
+  return *device;
+}
+
+bool FullRun() {
+  const char* full = std::getenv("AWQD_TEST_FULL");
+  return full != nullptr && std::strcmp(full, "1") == 0;
+}
+
+std::string TestName(const KernelRow& row) {
+  std::string out =
+      absl::StrCat(row.name, "_",
+                   row.op == Op::kDequantize ? absl::string_view("dequantize_op") : Name(row.path));
+  for (char& c : out) {
+    if (!absl::ascii_isalnum(c)) c = '_';
+  }
+  return out;
+}
+
+std::vector<const KernelRow*> OnlyRow(const KernelRow& row) {
+  std::vector<const KernelRow*> out = {&row};
+  for (const KernelRow* other : AllKernels()) {
+    const bool same_layout = other->layout == row.layout || other->layout == nullptr;
+    if (other->op != row.op && other->device == row.device && same_layout) out.push_back(other);
+  }
+  return out;
+}
+
+absl::StatusOr<std::shared_ptr<const DeviceWeight>> PrepareFor(const KernelRow& row,
+                                                               const CanonicalWeight& weight,
+                                                               Device& device) {
+  return PrepareWeight(weight, device, OnlyRow(row));
+}
+
+}  // namespace awqd::testing

@@ -1,0 +1,33 @@
+// The device that kernel tests run on, and weights prepared so that one row must serve them.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/device.h"
+#include "kernels/registry.h"
+#include "kernels/weight.h"
+
+namespace awqd::testing {
+
+// Opened once: AWQD_TEST_DEVICE ("cpu", "cuda:0"), the CPU when unset. Ends the process with the
+// reason when it cannot be opened.
+Device& TestDevice();
+
+// True with AWQD_TEST_FULL=1: more shapes, more token counts.
+bool FullRun();
+
+// "cpu_qmatmul_a16w4_fused": a row as the name of a test.
+std::string TestName(const KernelRow& row);
+
+// `row` with the rows of the other operation that read its layout, so that Select has no choice.
+std::vector<const KernelRow*> OnlyRow(const KernelRow& row);
+
+// Prepares the weight for `row` alone.
+absl::StatusOr<std::shared_ptr<const DeviceWeight>> PrepareFor(const KernelRow& row,
+                                                               const CanonicalWeight& weight,
+                                                               Device& device);
+
+}  // namespace awqd::testing
