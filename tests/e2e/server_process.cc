@@ -89,9 +89,9 @@ ExitReport RunProgram(const std::string& program, const std::vector<std::string>
   return WaitFor(Spawn(program, args, folder / "log"), folder / "log", limit);
 }
 
-ServerProcess::ServerProcess(std::vector<std::string> args) {
+ServerProcess::ServerProcess(std::vector<std::string> args, const std::string& address) {
   args.insert(args.begin(),
-              {"--address=127.0.0.1:0", "--device=cpu", "--port_file=" + folder_ / "port"});
+              {"--address=" + address, "--device=cpu", "--port_file=" + (folder_ / "port")});
   pid_ = Spawn(BinaryPath("awqd"), args, folder_ / "log");
 }
 

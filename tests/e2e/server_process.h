@@ -44,8 +44,8 @@ std::string BinaryPath(const std::string& name);
 // Not thread-safe. Kills the server when destroyed.
 class ServerProcess {
  public:
-  // Adds --address 127.0.0.1:0, --device cpu and --port_file to `args`. Returns at once.
-  explicit ServerProcess(std::vector<std::string> args);
+  // Adds --address, --device cpu and --port_file to `args`. Returns at once.
+  explicit ServerProcess(std::vector<std::string> args, const std::string& address = "127.0.0.1:0");
   ~ServerProcess();
 
   // Until it listens, or until it serves. False when it ended or 30 s passed.

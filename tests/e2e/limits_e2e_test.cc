@@ -1,0 +1,125 @@
+// Message limits with bounded memory, and clients that vanish.
+#include <signal.h>
+
+#include <filesystem>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "awqd/v1/inference.grpc.pb.h"
+#include "gmock/gmock.h"
+#include "grpcpp/grpcpp.h"
+#include "gtest/gtest.h"
+#include "tests/e2e/server_process.h"
+#include "tests/e2e/synthetic_awq.h"
+
+namespace awqd {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr int64_t kLimit = 1 << 20;
+
+class LimitsTest : public testing::Test {
+ protected:
+  LimitsTest() { SyntheticAwq::Random(384, 64, 128, 1).Write(repository_ / "m"); }
+
+  void Start(std::vector<std::string> args) {
+    args.push_back("--model_repository=" + repository_.path());
+    server_ = std::make_unique<ServerProcess>(std::move(args));
+    ASSERT_TRUE(server_->WaitServing()) << server_->log();
+    grpc::ChannelArguments unlimited;
+    unlimited.SetMaxReceiveMessageSize(-1);
+    stub_ = v1::QuantizedInference::NewStub(grpc::CreateCustomChannel(
+        server_->address(), grpc::InsecureChannelCredentials(), unlimited));
+  }
+
+  // A legal product of exactly so many bytes on the wire: the id takes up the slack.
+  static v1::QuantizedMatmulRequest RequestOf(int64_t bytes) {
+    v1::QuantizedMatmulRequest request;
+    request.mutable_weight()->set_model("m");
+    request.mutable_weight()->set_weight("layer");
+    const int64_t rows = (bytes - 128) / 768;
+    request.mutable_activations()->set_dtype(v1::FP16);
+    request.mutable_activations()->add_shape(rows);
+    request.mutable_activations()->add_shape(384);
+    request.mutable_activations()->set_raw(std::string(rows * 768, '\0'));
+    while (static_cast<int64_t>(request.ByteSizeLong()) < bytes) {
+      request.mutable_request_id()->push_back('x');
+    }
+    return request;
+  }
+
+  grpc::Status Send(int64_t bytes) {
+    const v1::QuantizedMatmulRequest request = RequestOf(bytes);
+    EXPECT_EQ(static_cast<int64_t>(request.ByteSizeLong()), bytes);
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(30));
+    v1::QuantizedMatmulResponse response;
+    return stub_->QuantizedMatmul(&context, request, &response);
+  }
+
+  TempFolder repository_;
+  std::unique_ptr<ServerProcess> server_;
+  std::unique_ptr<v1::QuantizedInference::Stub> stub_;
+};
+
+// Bytes at which RequestOf's id has fewer than 128 or more than 129 bytes exist for every
+// neighbour of the limit; the test itself checks the size that it sends.
+TEST_F(LimitsTest, RefusesWhatPassesTheReceiveLimit) {
+  Start({absl::StrCat("--max_receive_message_bytes=", kLimit)});
+  EXPECT_TRUE(Send(kLimit - 1).ok());
+  const grpc::Status at = Send(kLimit);
+  EXPECT_TRUE(at.ok()) << at.error_message();
+  const int64_t before = server_->peak_rss_bytes();
+  for (int i = 0; i < 8; ++i) {
+    EXPECT_EQ(Send(kLimit + 1).error_code(), grpc::RESOURCE_EXHAUSTED);
+    EXPECT_EQ(Send(10 * kLimit).error_code(), grpc::RESOURCE_EXHAUSTED);
+  }
+  // The library buffers a message before it refuses it, within the quota of 16 messages.
+  EXPECT_LT(server_->peak_rss_bytes() - before, 32 * kLimit);
+  EXPECT_TRUE(Send(kLimit - 1).ok()) << "the next call works";
+  EXPECT_EQ(server_->Stop().code, 0);
+}
+
+TEST_F(LimitsTest, PointsToTheStreamWhereAnAnswerIsTooLong) {
+  Start({"--max_send_message_bytes=16384"});
+  v1::DequantizeRequest request;
+  request.mutable_weight()->set_model("m");
+  request.mutable_weight()->set_weight("layer");
+  grpc::ClientContext context;
+  v1::DequantizeResponse response;
+  const grpc::Status status = stub_->Dequantize(&context, request, &response);
+  EXPECT_EQ(status.error_code(), grpc::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(status.error_message(), HasSubstr("DequantizeStream"));
+  const auto whole = server_->NewClient()->Dequantize({.weight = client::WeightName{"m", "layer"}});
+  ASSERT_TRUE(whole.ok()) << whole.status();
+  EXPECT_THAT(whole->output.shape, testing::ElementsAre(384, 64));
+  EXPECT_EQ(server_->Stop().code, 0);
+}
+
+TEST_F(LimitsTest, KilledClientsLeaveNothingBehind) {
+  SyntheticAwq::Random(4096, 4096, 128, 2).Write(repository_ / "big");
+  Start({});
+  const auto client = server_->NewClient();
+  ASSERT_TRUE(client->GetServerInfo().ok());
+  const int before = server_->open_files();
+  int killed = 0;
+  for (int i = 0; i < 40; ++i) {
+    const ExitReport report = RunProgram(BinaryPath("awqctl"),
+                                         {"--address", server_->address(), "dequantize", "big",
+                                          "layer", "-o", repository_ / "out.safetensors"},
+                                         absl::Milliseconds(2 + i));
+    killed += report.exited ? 0 : 1;
+  }
+  EXPECT_GT(killed, 5) << "none was caught in the act";
+  for (int i = 0; i < 400 && server_->open_files() > before; ++i) {
+    absl::SleepFor(absl::Milliseconds(25));
+  }
+  EXPECT_LE(server_->open_files(), before);
+  EXPECT_TRUE(Send(10000).ok());
+  const ExitReport report = server_->Stop();
+  EXPECT_EQ(report.code, 0) << report.log;
+}
+
+}  // namespace
+}  // namespace awqd
