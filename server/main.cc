@@ -14,7 +14,7 @@
 namespace {
 
 int Fail(int code, const absl::Status& status) {
-  const std::string line = awqd::LogText(status.message(), 4096);
+  const std::string line = awqd::OneLine(status.message());
   std::fprintf(stderr, "awqd: %s\n", line.c_str());
   return code;
 }

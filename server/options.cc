@@ -72,7 +72,7 @@ class Table {
              const std::string& help) {
     // Transforms run in the order in which they were added last to first.
     Add(name, value, help)
-        ->check(CLI::Range(static_cast<double>(min), static_cast<double>(max)))
+        ->check(CLI::Range(min, max))
         ->transform(CLI::Validator(ParseBytes, "BYTES", "bytes"));
   }
 
@@ -94,12 +94,10 @@ class Table {
 void AddModelFlags(Table& table, Flags& flags) {
   Options& options = flags.options;
   table.Group("Models");
-  table
-      .Add(
-          "model_repository", options.model_repository,
-          "Directory whose subdirectories are models, each as downloaded from the Hub. Clients can "
-          "name models beneath it and nothing else.")
-      ->required();
+  table.Add(
+      "model_repository", options.model_repository,
+      "Directory whose subdirectories are models, each as downloaded from the Hub. Clients can "
+      "name models beneath it and nothing else.");
   table
       .Add("load_model", options.load_models,
            "Model to load at start; repeat it for several. Default: every directory of the "
@@ -263,6 +261,10 @@ absl::Status CheckAddress(const std::string& address) {
 
 absl::StatusOr<Options> ToOptions(Flags flags) {
   Options options = std::move(flags.options);
+  // Not left to CLI11, which would report it before an unknown flag.
+  if (options.model_repository.empty()) {
+    return absl::InvalidArgumentError("--model_repository: got nothing, expected a directory");
+  }
   AWQD_RETURN_IF_ERROR(CheckAddress(options.rpc.address));
   RpcLimits& limits = options.rpc.limits;
   options.rpc.memory_quota_bytes = flags.memory_quota_bytes != 0

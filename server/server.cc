@@ -24,15 +24,10 @@ namespace {
 // How soon a failed load or a device fault is noticed.
 constexpr int kPollMs = 50;
 
-absl::StatusOr<std::unique_ptr<Device>> Open(const Options& options) {
-  std::string why;
+absl::StatusOr<std::unique_ptr<Device>> Open(const Options& options, std::string* why) {
   const DeviceOptions device_options = {.cpu_threads = options.cpu_threads,
                                         .budget_bytes = options.device_memory_limit};
-  AWQD_ASSIGN_OR_RETURN(std::unique_ptr<Device> device,
-                        OpenDevice(options.device, device_options, &why));
-  const DeviceInfo& info = device->info();
-  LogEvent(LogLevel::kInfo, "device", {{"id", info.id}, {"name", info.name}, {"why", why}});
-  return device;
+  return OpenDevice(options.device, device_options, why);
 }
 
 // The models to load at start. Names are checked here, so that a typing error ends the server
@@ -68,7 +63,8 @@ class ServerImpl final : public Server {
   ~ServerImpl() override { Stop(absl::ZeroDuration()); }
 
   absl::Status Start() {
-    AWQD_ASSIGN_OR_RETURN(device_, Open(options_));
+    std::string why;
+    AWQD_ASSIGN_OR_RETURN(device_, Open(options_, &why));
     models_ = std::make_unique<ModelStore>(
         options_.model_repository, device_.get(),
         [](absl::string_view line) { LogEvent(LogLevel::kInfo, line, {}); });
@@ -76,6 +72,8 @@ class ServerImpl final : public Server {
     AWQD_ASSIGN_OR_RETURN(engine_, MakeLocalEngine(device_.get(), options_.engine));
     AWQD_ASSIGN_OR_RETURN(rpc_, RpcServer::Start(options_.rpc, engine_.get(), models_.get()));
     rpc_->SetStarting(true);
+    const DeviceInfo& info = device_->info();
+    LogEvent(LogLevel::kInfo, "device", {{"id", info.id}, {"name", info.name}, {"why", why}});
     LogEvent(LogLevel::kInfo, absl::StrCat("listening on ", rpc_->address()), {});
     AWQD_RETURN_IF_ERROR(WritePort(options_.port_file, rpc_->port()));
     loader_ = std::thread([this, names = std::move(names)] { LoadAll(names); });
@@ -87,7 +85,7 @@ class ServerImpl final : public Server {
   absl::Status Run(int stop_fd) override {
     const absl::Status reason = WaitForReason(stop_fd);
     LogEvent(reason.ok() ? LogLevel::kInfo : LogLevel::kError, "stopping",
-             {{"reason", reason.ok() ? "signal" : LogText(reason.message(), 2048)}});
+             {{"reason", reason.ok() ? "signal" : std::string(reason.message())}});
     Stop(reason.ok() ? options_.drain_delay : absl::ZeroDuration());
     LogEvent(LogLevel::kInfo, "stopped", {});
     return reason;

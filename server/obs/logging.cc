@@ -32,7 +32,7 @@ class PayloadFlag : public spdlog::custom_flag_formatter {
     const absl::string_view payload(msg.payload.data(), msg.payload.size());
     std::string out;
     if (format_ == LogFormat::kText) {
-      out = EscapeControl(payload);
+      out = OneLine(payload);
     } else if (absl::string_view(msg.logger_name.data(), msg.logger_name.size()) == kEventLogger) {
       out = std::string(payload);
     } else {
@@ -46,20 +46,6 @@ class PayloadFlag : public spdlog::custom_flag_formatter {
   }
 
  private:
-  static std::string EscapeControl(absl::string_view text) {
-    std::string out;
-    out.reserve(text.size());
-    for (const char c : text) {
-      const bool control = static_cast<unsigned char>(c) < 0x20 || c == 0x7f;
-      if (control) {
-        absl::StrAppend(&out, absl::CHexEscape(absl::string_view(&c, 1)));
-      } else {
-        out.push_back(c);
-      }
-    }
-    return out;
-  }
-
   const LogFormat format_;
 };
 
@@ -131,7 +117,21 @@ void SetUpLogging(LogLevel level, LogFormat format) {
 
 std::string LogText(absl::string_view text, size_t max_bytes) {
   const bool cut = text.size() > max_bytes;
-  return absl::StrCat(absl::Utf8SafeCHexEscape(text.substr(0, max_bytes)), cut ? "..." : "");
+  return absl::StrCat(OneLine(text.substr(0, max_bytes)), cut ? "..." : "");
+}
+
+std::string OneLine(absl::string_view text) {
+  std::string out;
+  out.reserve(text.size());
+  for (const char c : text) {
+    const bool control = static_cast<unsigned char>(c) < 0x20 || c == 0x7f;
+    if (control) {
+      absl::StrAppend(&out, absl::CHexEscape(absl::string_view(&c, 1)));
+    } else {
+      out.push_back(c);
+    }
+  }
+  return out;
 }
 
 void LogEvent(LogLevel level, absl::string_view message, std::initializer_list<LogField> fields) {

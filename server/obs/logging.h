@@ -21,7 +21,10 @@ enum class LogFormat { kText, kJson };
 // Replaces the process's default logger. Not thread-safe; called once, before threads start.
 void SetUpLogging(LogLevel level, LogFormat format);
 
-// `text` for a log line: hex-escaped except printable characters and UTF-8, cut to `max_bytes`.
+// `text` with its control characters escaped: one line whatever is in it.
+std::string OneLine(absl::string_view text);
+
+// What a client sent, for a log line: as OneLine, and cut to `max_bytes`.
 std::string LogText(absl::string_view text, size_t max_bytes = 256);
 
 // One named value of an event. Numbers stay numbers in JSON.

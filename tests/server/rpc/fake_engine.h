@@ -1,0 +1,163 @@
+// FakeEngine: an engine whose answers the test decides, for driving handlers through every order of
+// events.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "kernels/base/mutex.h"
+#include "kernels/kernels.h"
+#include "server/engine/engine.h"
+
+namespace awqd {
+
+class FakeEngine final : public Engine {
+ public:
+  FakeEngine() {
+    absl::StatusOr<std::unique_ptr<Device>> device = OpenDevice("cpu", {.cpu_threads = 1});
+    device_ = *std::move(device);
+  }
+
+  // --- What the test decides ---
+
+  // Answer inside Submit with zeros (the default), or keep tasks until Answer.
+  void Hold(bool hold) {
+    MutexLock lock(&mu_);
+    hold_ = hold;
+  }
+  // What Submit returns instead of accepting.
+  void Refuse(absl::Status status) {
+    MutexLock lock(&mu_);
+    refuse_ = std::move(status);
+  }
+  // What accepted tasks are answered with.
+  void Fail(absl::Status status) {
+    MutexLock lock(&mu_);
+    fail_ = std::move(status);
+  }
+  // Answers the held task at `index`.
+  void Answer(size_t index = 0) {
+    Held held;
+    absl::Status status;
+    {
+      MutexLock lock(&mu_);
+      held = std::move(held_[index]);
+      held_.erase(held_.begin() + static_cast<int64_t>(index));
+      status = *held.cancelled ? absl::CancelledError("cancelled while queued") : fail_;
+    }
+    Complete(held, status);
+  }
+  size_t held() const {
+    MutexLock lock(&mu_);
+    return held_.size();
+  }
+  int cancels() const {
+    MutexLock lock(&mu_);
+    return cancels_;
+  }
+  int submitted() const {
+    MutexLock lock(&mu_);
+    return submitted_;
+  }
+  MatmulWork last_matmul() const {
+    MutexLock lock(&mu_);
+    return last_matmul_;
+  }
+  SubmitOptions last_options() const {
+    MutexLock lock(&mu_);
+    return last_options_;
+  }
+
+  // --- Engine ---
+
+  absl::StatusOr<TaskHandle> Submit(MatmulWork work, const SubmitOptions& options,
+                                    TaskDone done) override {
+    const int64_t bytes = work.tokens * work.weight->shape.n * SizeOf(work.out_dtype);
+    {
+      MutexLock lock(&mu_);
+      last_matmul_ = work;
+      last_options_ = options;
+    }
+    return Take(bytes, work.tokens, std::move(done));
+  }
+  absl::StatusOr<TaskHandle> Submit(DequantizeWork work, const SubmitOptions& options,
+                                    TaskDone done) override {
+    {
+      MutexLock lock(&mu_);
+      last_options_ = options;
+    }
+    return Take(work.rows * work.cols * SizeOf(work.out_dtype), work.rows, std::move(done));
+  }
+  absl::StatusOr<std::shared_ptr<const DeviceWeight>> Prepare(
+      const CanonicalWeight& weight) override {
+    return PrepareWeight(weight, *device_);
+  }
+  void Drain() override {}
+  const Device& device() const override { return *device_; }
+  int64_t token_threshold() const override { return 256; }
+  int64_t queued_tasks() const override { return static_cast<int64_t>(held()); }
+
+  Device* mutable_device() { return device_.get(); }
+
+ private:
+  struct Held {
+    int64_t bytes = 0;
+    int64_t tokens = 0;
+    TaskDone done;
+    std::shared_ptr<bool> cancelled;  // guarded by mu_
+  };
+
+  absl::StatusOr<TaskHandle> Take(int64_t bytes, int64_t tokens, TaskDone done) {
+    Held held{bytes, tokens, std::move(done), std::make_shared<bool>(false)};
+    std::shared_ptr<bool> cancelled = held.cancelled;
+    absl::Status status;
+    {
+      MutexLock lock(&mu_);
+      if (!refuse_.ok()) return refuse_;
+      ++submitted_;
+      status = fail_;
+      if (hold_) {
+        held_.push_back(std::move(held));
+        return Handle(cancelled);
+      }
+    }
+    Complete(held, status);
+    return Handle(cancelled);
+  }
+
+  TaskHandle Handle(std::shared_ptr<bool> cancelled) {
+    return TaskHandle([this, cancelled] {
+      MutexLock lock(&mu_);
+      *cancelled = true;
+      ++cancels_;
+    });
+  }
+
+  static void Complete(const Held& held, const absl::Status& status) {
+    const ExecutionReport report = {.kernel = "fake",
+                                    .device = "cpu",
+                                    .batch_tokens = held.tokens,
+                                    .batch_requests = 1,
+                                    .queue_us = 3,
+                                    .compute_us = 4};
+    held.done(status, status.ok() ? std::string(held.bytes, '\0') : std::string(), report);
+  }
+
+  mutable Mutex mu_;
+  std::unique_ptr<Device> device_;
+  bool hold_ = false;
+  absl::Status refuse_;
+  absl::Status fail_;
+  std::deque<Held> held_;
+  MatmulWork last_matmul_;
+  SubmitOptions last_options_;
+  int cancels_ = 0;
+  int submitted_ = 0;
+};
+
+}  // namespace awqd

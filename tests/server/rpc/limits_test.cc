@@ -1,0 +1,111 @@
+// What keeps clients within bounds: message sizes, compression, unknown methods, reflection.
+#include <grpcpp/generic/generic_stub.h>
+
+#include "tests/server/rpc/rpc_fixture.h"
+
+namespace awqd {
+namespace {
+
+using LimitsTest = RpcTest;
+
+// A matmul request of exactly `bytes` on the wire, padded by its weight's name.
+v1::QuantizedMatmulRequest OfSize(int64_t bytes) {
+  v1::QuantizedMatmulRequest request = GoodMatmul();
+  int64_t pad = bytes - static_cast<int64_t>(request.ByteSizeLong());
+  while (true) {
+    request.mutable_weight()->set_weight(std::string(pad, 'w'));
+    const int64_t over = static_cast<int64_t>(request.ByteSizeLong()) - bytes;
+    if (over == 0) return request;
+    pad -= over;
+  }
+}
+
+TEST_F(LimitsTest, ReceiveLimitIsExact) {
+  v1::QuantizedMatmulResponse response;
+  for (int64_t size : {kMessageLimit - 1, kMessageLimit}) {
+    const grpc::Status status = Matmul(OfSize(size), &response);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << size;  // the long name
+  }
+  for (int64_t size : {kMessageLimit + 1, 10 * kMessageLimit}) {
+    const grpc::Status status = Matmul(OfSize(size), &response);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED) << size;
+  }
+  EXPECT_TRUE(Matmul(GoodMatmul(), &response).ok());
+}
+
+TEST_F(LimitsTest, CompressedRequestsAreRefused) {
+  for (grpc_compression_algorithm algorithm : {GRPC_COMPRESS_GZIP, GRPC_COMPRESS_DEFLATE}) {
+    grpc::ClientContext context;
+    context.set_compression_algorithm(algorithm);
+    v1::QuantizedMatmulResponse response;
+    const grpc::Status status = stub_->QuantizedMatmul(&context, GoodMatmul(), &response);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED);
+    EXPECT_THAT(status.error_message(), testing::HasSubstr("disabled"));
+  }
+}
+
+// A call by method name, so that methods and bytes that no stub would send can be.
+grpc::Status RawCall(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
+                     const std::string& payload) {
+  grpc::GenericStub stub(channel);
+  grpc::ClientContext context;
+  grpc::CompletionQueue queue;
+  const grpc::Slice slice(payload);
+  const grpc::ByteBuffer request(&slice, 1);
+  grpc::ByteBuffer response;
+  grpc::Status status;
+  const auto call = stub.PrepareUnaryCall(&context, method, request, &queue);
+  call->StartCall();
+  call->Finish(&response, &status, nullptr);
+  void* tag;
+  bool ok;
+  queue.Next(&tag, &ok);
+  return status;
+}
+
+TEST_F(LimitsTest, UnknownMethodsAreUnimplemented) {
+  for (const char* method : {"/awqd.v1.QuantizedInference/Nope", "/nope.Nope/Nope", "/x"}) {
+    EXPECT_EQ(RawCall(channel_, method, "").error_code(), grpc::StatusCode::UNIMPLEMENTED);
+  }
+}
+
+TEST_F(LimitsTest, BytesThatAreNoMessageAreRefusedCleanly) {
+  const std::string method = "/awqd.v1.QuantizedInference/QuantizedMatmul";
+  std::string groups(100, '\x0b');  // 100 nested groups that never end
+  for (const std::string& payload :
+       {std::string("\x0a\xff"), std::string("\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff"),
+        std::string("\x0a\x7f\x01"), groups, std::string("\x42\x02\xc3\x28")}) {
+    EXPECT_FALSE(RawCall(channel_, method, payload).ok());
+  }
+  // A known field with the wrong wire type is an unknown field to Protocol Buffers: the request is
+  // then empty.
+  EXPECT_EQ(RawCall(channel_, method, std::string("\x08\x01")).error_code(),
+            grpc::StatusCode::INVALID_ARGUMENT);
+  v1::QuantizedMatmulResponse response;
+  EXPECT_TRUE(Matmul(GoodMatmul(), &response).ok());
+}
+
+TEST_F(LimitsTest, TwoServersNeverShareAPort) {
+  RpcOptions options;
+  options.address = server_->address();
+  const absl::Status status = RpcServer::Start(options, &engine_, models_.get()).status();
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_THAT(std::string(status.message()), testing::HasSubstr(options.address));
+}
+
+constexpr char kReflection[] = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo";
+
+class NoReflectionTest : public RpcTest {
+  void Configure(RpcOptions* options) override { options->reflection = false; }
+};
+
+TEST_F(NoReflectionTest, ReflectionCanBeSwitchedOff) {
+  EXPECT_EQ(RawCall(channel_, kReflection, "").error_code(), grpc::StatusCode::UNIMPLEMENTED);
+}
+
+TEST_F(LimitsTest, ReflectionAnswersByDefault) {
+  EXPECT_NE(RawCall(channel_, kReflection, "").error_code(), grpc::StatusCode::UNIMPLEMENTED);
+}
+
+}  // namespace
+}  // namespace awqd

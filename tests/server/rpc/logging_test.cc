@@ -1,0 +1,69 @@
+// Log lines: one per event whatever the text, both spellings.
+#include "server/obs/logging.h"
+
+#include <algorithm>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+#include "spdlog/spdlog.h"
+
+namespace awqd {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+template <typename F>
+std::string Logged(LogFormat format, F&& body) {
+  SetUpLogging(LogLevel::kDebug, format);
+  testing::internal::CaptureStderr();
+  body();
+  return testing::internal::GetCapturedStderr();
+}
+
+RequestLog Hostile() {
+  RequestLog log;
+  log.method = "QuantizedMatmul";
+  log.request_id = "a\nforged line \x1b[31m\" }";
+  log.weight = std::string(1 << 20, 'w');
+  log.tokens = 5;
+  return log;
+}
+
+TEST(Logging, TextIsOneEscapedLine) {
+  const std::string line =
+      Logged(LogFormat::kText, [] { LogRequest(Hostile(), absl::NotFoundError("no\nsuch")); });
+  EXPECT_EQ(std::count(line.begin(), line.end(), '\n'), 1);
+  EXPECT_THAT(line, Not(HasSubstr("\x1b")));
+  EXPECT_THAT(line, HasSubstr("tokens=5"));
+  EXPECT_THAT(line, HasSubstr("status=NOT_FOUND"));
+  EXPECT_LT(line.size(), 2000u);
+}
+
+TEST(Logging, JsonIsOneObjectALine) {
+  const std::string line =
+      Logged(LogFormat::kJson, [] { LogRequest(Hostile(), absl::OkStatus()); });
+  const nlohmann::json object = nlohmann::json::parse(line);
+  EXPECT_EQ(object["message"], "request");
+  EXPECT_EQ(object["tokens"], 5);
+  EXPECT_EQ(object["status"], "OK");
+  EXPECT_EQ(object["level"], "debug");
+}
+
+TEST(Logging, PlainMessagesAreSafeToo) {
+  const std::string text = Logged(LogFormat::kText, [] { spdlog::info("two\nlines"); });
+  EXPECT_THAT(text, HasSubstr("two\\nlines"));
+  const std::string json = Logged(LogFormat::kJson, [] { spdlog::info("two\nlines \xff"); });
+  EXPECT_THAT(std::string(nlohmann::json::parse(json)["message"]), HasSubstr("two\nlines"));
+}
+
+TEST(Logging, LevelsAreKept) {
+  SetUpLogging(LogLevel::kInfo, LogFormat::kText);
+  testing::internal::CaptureStderr();
+  LogRequest(Hostile(), absl::OkStatus());
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+}
+
+}  // namespace
+}  // namespace awqd

@@ -1,0 +1,123 @@
+// Flags, config file and environment.
+#include "server/options.h"
+
+#include <cstdlib>
+#include <fstream>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace awqd {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+absl::StatusOr<CommandLine> Parse(std::vector<const char*> args) {
+  args.insert(args.begin(), "awqd");
+  return ParseCommandLine(static_cast<int>(args.size()), args.data());
+}
+
+std::string ErrorOf(std::vector<const char*> args) {
+  const absl::Status status = Parse(std::move(args)).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  EXPECT_THAT(std::string(status.message()), Not(HasSubstr("\n")));
+  return std::string(status.message());
+}
+
+TEST(Options, DefaultsHold) {
+  const Options options = Parse({"--model_repository", "/m"})->options;
+  EXPECT_EQ(options.model_repository, "/m");
+  EXPECT_TRUE(options.load_models.empty());
+  EXPECT_EQ(options.device, "auto");
+  EXPECT_EQ(options.engine.token_threshold, 256);
+  EXPECT_EQ(options.rpc.limits.max_receive_message_bytes, 64 << 20);
+  EXPECT_EQ(options.rpc.memory_quota_bytes, int64_t{1} << 30);
+  EXPECT_TRUE(options.rpc.reflection);
+  EXPECT_EQ(options.drain_timeout, absl::Seconds(30));
+}
+
+TEST(Options, ReadsFlags) {
+  const Options options = Parse({"--model_repository", "/m", "--load_model", "a", "--load_model",
+                                 "b", "--no_reflection", "--max_receive_message_bytes", "8MiB",
+                                 "--address=127.0.0.1:0", "--drain_delay_ms", "250", "--log_format",
+                                 "json", "--log_level", "debug", "--device_memory_limit=2g"})
+                              ->options;
+  EXPECT_THAT(options.load_models, ElementsAre("a", "b"));
+  EXPECT_FALSE(options.rpc.reflection);
+  EXPECT_EQ(options.rpc.limits.max_receive_message_bytes, 8 << 20);
+  EXPECT_EQ(options.rpc.memory_quota_bytes, 128 << 20);
+  EXPECT_EQ(options.drain_delay, absl::Milliseconds(250));
+  EXPECT_EQ(options.log_format, LogFormat::kJson);
+  EXPECT_EQ(options.log_level, LogLevel::kDebug);
+  EXPECT_EQ(options.device_memory_limit, int64_t{2} << 30);
+}
+
+TEST(Options, RefusesWhatItDoesNotKnow) {
+  EXPECT_THAT(ErrorOf({"--bogus"}), HasSubstr("--bogus"));
+  EXPECT_THAT(ErrorOf({"--model_repository", "/m", "stray"}), HasSubstr("stray"));
+  EXPECT_THAT(ErrorOf({}), HasSubstr("--model_repository"));
+  EXPECT_THAT(ErrorOf({"--model_repository", "/m", "--log_level", "loud"}), HasSubstr("loud"));
+  EXPECT_THAT(ErrorOf({"--model_repository", "/m", "--token_threshold", "many"}),
+              HasSubstr("many"));
+  EXPECT_THAT(ErrorOf({"--model_repository", "/m", "--token_threshold", "-1"}), HasSubstr("-1"));
+}
+
+TEST(Options, ChecksSizes) {
+  for (const char* size : {"1", "3GiB", "12parsecs", "99999999999999999999", "-5"}) {
+    EXPECT_THAT(ErrorOf({"--model_repository", "/m", "--max_receive_message_bytes", size}),
+                HasSubstr("--max_receive_message_bytes"))
+        << size;
+  }
+}
+
+TEST(Options, ChecksTheAddress) {
+  for (const char* address : {"8001", ":8001", "host:", "host:-1", "host:65536", "host:http"}) {
+    EXPECT_THAT(ErrorOf({"--model_repository", "/m", "--address", address}), HasSubstr("--address"))
+        << address;
+  }
+  EXPECT_EQ(Parse({"--model_repository", "/m", "--address", "[::1]:9"})->options.rpc.address,
+            "[::1]:9");
+}
+
+class EnvironmentVariable {
+ public:
+  EnvironmentVariable(const char* name, const char* value) : name_(name) { setenv(name, value, 1); }
+  ~EnvironmentVariable() { unsetenv(name_); }
+
+ private:
+  const char* const name_;
+};
+
+TEST(Options, FlagBeatsConfigFileBeatsEnvironment) {
+  const std::string path = testing::TempDir() + "/awqd_options_test.toml";
+  std::ofstream(path) << "token_threshold = 64\nmax_queued_requests = 10\n";
+  const EnvironmentVariable repository("AWQD_MODEL_REPOSITORY", "/env");
+  const EnvironmentVariable threshold("AWQD_TOKEN_THRESHOLD", "32");
+  const EnvironmentVariable queued("AWQD_MAX_QUEUED_REQUESTS", "5");
+  EXPECT_EQ(Parse({})->options.engine.token_threshold, 32);
+  EXPECT_EQ(Parse({})->options.model_repository, "/env");
+  const Options file = Parse({"--config", path.c_str()})->options;
+  EXPECT_EQ(file.engine.token_threshold, 64);
+  EXPECT_EQ(file.rpc.limits.max_queued_requests, 10);
+  EXPECT_EQ(
+      Parse({"--config", path.c_str(), "--token_threshold=1"})->options.engine.token_threshold, 1);
+}
+
+TEST(Options, RefusesUnknownKeysInTheConfigFile) {
+  const std::string path = testing::TempDir() + "/awqd_options_bad.toml";
+  std::ofstream(path) << "tokens_threshold = 64\n";
+  EXPECT_THAT(ErrorOf({"--model_repository", "/m", "--config", path.c_str()}),
+              HasSubstr("tokens_threshold"));
+  EXPECT_THAT(ErrorOf({"--model_repository", "/m", "--config", "/no/such.toml"}),
+              HasSubstr("/no/such.toml"));
+}
+
+TEST(Options, PrintsHelpAndVersion) {
+  EXPECT_THAT(Parse({"--help"})->print, HasSubstr("--model_repository"));
+  EXPECT_THAT(Parse({"--version"})->print, HasSubstr("awqd "));
+}
+
+}  // namespace
+}  // namespace awqd

@@ -1,0 +1,116 @@
+// ModelRepository and ServerInfo.
+#include "tests/server/rpc/rpc_fixture.h"
+
+namespace awqd {
+namespace {
+
+using ::testing::HasSubstr;
+
+using RepositoryTest = RpcTest;
+
+TEST_F(RepositoryTest, ListsAndDescribes) {
+  grpc::ClientContext list_context;
+  v1::ListModelsResponse list;
+  ASSERT_TRUE(repository_->ListModels(&list_context, {}, &list).ok());
+  ASSERT_EQ(list.models_size(), 1);
+  EXPECT_EQ(list.models(0).name(), "tiny");
+  EXPECT_EQ(list.models(0).state(), v1::READY);
+  EXPECT_EQ(list.models(0).weights(), 2);
+
+  grpc::ClientContext get_context;
+  v1::GetModelRequest request;
+  request.set_name("tiny");
+  v1::GetModelResponse model;
+  ASSERT_TRUE(repository_->GetModel(&get_context, request, &model).ok());
+  EXPECT_EQ(model.weights(0).path(), "layer");
+  EXPECT_EQ(model.weights(0).k(), 128);
+  EXPECT_EQ(model.weights(0).scheme(), "a16w4g128z");
+  EXPECT_EQ(model.weights(0).device(), "cpu");
+  EXPECT_GT(model.weights(0).plan_size(), 0);
+  EXPECT_FALSE(model.weights(0).dequantize_kernel().empty());
+}
+
+TEST_F(RepositoryTest, UnloadsAndLoads) {
+  v1::UnloadModelRequest unload;
+  unload.set_name("tiny");
+  v1::UnloadModelResponse unloaded;
+  grpc::ClientContext a;
+  ASSERT_TRUE(repository_->UnloadModel(&a, unload, &unloaded).ok());
+  grpc::ClientContext b;
+  EXPECT_EQ(repository_->UnloadModel(&b, unload, &unloaded).error_code(),
+            grpc::StatusCode::NOT_FOUND);
+  v1::QuantizedMatmulResponse response;
+  EXPECT_EQ(Matmul(GoodMatmul(), &response).error_code(), grpc::StatusCode::NOT_FOUND);
+  v1::LoadModelRequest load;
+  load.set_name("tiny");
+  v1::LoadModelResponse loaded;
+  grpc::ClientContext c;
+  ASSERT_TRUE(repository_->LoadModel(&c, load, &loaded).ok());
+  EXPECT_EQ(loaded.model().version(), 2);
+  EXPECT_TRUE(Matmul(GoodMatmul(), &response).ok());
+}
+
+TEST_F(RepositoryTest, NamesAreCheckedFirst) {
+  for (const char* name : {"", "..", "../tiny", "/etc", ".hidden", "a/b", " "}) {
+    v1::LoadModelRequest load;
+    load.set_name(name);
+    v1::LoadModelResponse loaded;
+    grpc::ClientContext a;
+    const grpc::Status status = repository_->LoadModel(&a, load, &loaded);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << name;
+    EXPECT_THAT(status.error_message(), HasSubstr("name"));
+    v1::UnloadModelRequest unload;
+    unload.set_name(name);
+    v1::UnloadModelResponse unloaded;
+    grpc::ClientContext b;
+    EXPECT_EQ(repository_->UnloadModel(&b, unload, &unloaded).error_code(),
+              grpc::StatusCode::INVALID_ARGUMENT);
+    v1::GetModelRequest get;
+    get.set_name(name);
+    v1::GetModelResponse model;
+    grpc::ClientContext c;
+    EXPECT_EQ(repository_->GetModel(&c, get, &model).error_code(),
+              grpc::StatusCode::INVALID_ARGUMENT);
+  }
+  v1::LoadModelRequest load;
+  load.set_name("absent");
+  v1::LoadModelResponse loaded;
+  grpc::ClientContext context;
+  EXPECT_EQ(repository_->LoadModel(&context, load, &loaded).error_code(),
+            grpc::StatusCode::NOT_FOUND);
+}
+
+TEST_F(RepositoryTest, AFailedLoadSaysWhyAndChangesNothing) {
+  std::ofstream(root_ / "tiny" / "config.json") << "{ not json";
+  v1::LoadModelRequest load;
+  load.set_name("tiny");
+  v1::LoadModelResponse loaded;
+  grpc::ClientContext context;
+  EXPECT_EQ(repository_->LoadModel(&context, load, &loaded).error_code(),
+            grpc::StatusCode::INVALID_ARGUMENT);
+  v1::QuantizedMatmulResponse response;
+  EXPECT_TRUE(Matmul(GoodMatmul(), &response).ok());
+}
+
+TEST_F(RepositoryTest, ServerInfoTellsDeviceKernelsAndLimits) {
+  grpc::ClientContext context;
+  v1::GetServerInfoResponse info;
+  ASSERT_TRUE(v1::ServerInfo::NewStub(channel_)->GetServerInfo(&context, {}, &info).ok());
+  EXPECT_FALSE(info.version().empty());
+  ASSERT_EQ(info.devices_size(), 1);
+  EXPECT_EQ(info.devices(0).id(), "cpu");
+  EXPECT_TRUE(info.devices(0).healthy());
+  EXPECT_GT(info.devices(0).weights_bytes(), 0);
+  EXPECT_EQ(info.limits().max_receive_bytes(), kMessageLimit);
+  EXPECT_EQ(info.limits().token_threshold(), 256);
+  EXPECT_THAT(info.formats(), testing::Contains("awq"));
+  bool reference = false;
+  for (const v1::KernelInfo& kernel : info.kernels()) {
+    EXPECT_EQ(kernel.available(), kernel.reason().empty()) << kernel.name();
+    if (kernel.needs() == "cpu") reference |= kernel.available();
+  }
+  EXPECT_TRUE(reference);
+}
+
+}  // namespace
+}  // namespace awqd
