@@ -23,7 +23,7 @@ buildah() { command buildah --root "$work/storage" --runroot "$work/run" "$@"; }
 make_base() {
   local codename mirror container
   buildah inspect --type image localhost/awqd-base >/dev/null 2>&1 && return 0
-  codename="$(. /etc/os-release && echo "$VERSION_CODENAME")"
+  codename="$(sed -n 's/^VERSION_CODENAME=//p' /etc/os-release)"
   # shellcheck disable=SC2016  # the dollar signs are apt's
   mirror="$(apt-get indextargets --format '$(RELEASE) $(COMPONENT) $(SITE)' 'Created-By: Packages' |
     awk -v want="$codename" '$1 == want && $2 == "main" { print $3; exit }')"
@@ -61,7 +61,7 @@ in_image() {
 }
 
 run_image() {
-  local container server status=0 pid
+  local container server status=0
   container="$(buildah from localhost/awqd-cpu)"
   image_root="$(buildah mount "$container")"
   trap 'buildah rm "$container" >/dev/null' RETURN
@@ -75,10 +75,11 @@ run_image() {
     sleep 0.5
   done
   [[ $status -eq 0 ]] || { cat "$work/server.log" "$work/health.log"; fail "the server did not become healthy in 30 s"; }
-  pid="$(pgrep -f "awqd --address=127.0.0.1:$port" | head -n 1)"
-  [[ "$(stat -c %u "/proc/$pid")" == 65532 ]] || fail "the server does not run as user 65532"
+  # The subshell became the server, so its number is the server's.
+  [[ "$(stat -c %u "/proc/$server")" == 65532 ]] || fail "the server does not run as user 65532"
   (in_image /bin/sh -c 'touch /probe 2>/dev/null || touch /tmp/probe 2>/dev/null') && fail "the root file system is writable"
-  call
+  (in_image /opt/awqd/bin/awqctl --address 127.0.0.1:$port matmul all-MiniLM-L6-v2-awq \
+    encoder.layer.0.attention.self.query --random 4) || fail "the call did not succeed"
   kill -TERM "$server"
   status=0
   wait "$server" || status=$?

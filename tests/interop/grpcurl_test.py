@@ -76,7 +76,7 @@ class Reflection(unittest.TestCase):
         answer = self.call("awqd.v1.QuantizedInference/QuantizedMatmul", json.dumps(
             {"weight": name, "request_id": "by-hand", "bias": {"dtype": "FP32", "shape": [self.n], "floats": {"values": [0] * self.n}},
              "activations": {"dtype": "FP32", "shape": [1, self.k], "floats": {"values": x.tolist()}}}))
-        self.assertEqual(answer["requestId"], "by-hand")
+        self.assertEqual(answer["request_id"], "by-hand")
         self.assertRegex(answer["execution"]["kernel"], r"^cpu/")
         y = numpy.array(answer["output"]["floats"]["values"])[:8]
         expected = x @ weight
