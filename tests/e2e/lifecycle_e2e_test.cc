@@ -134,6 +134,7 @@ TEST_F(LifecycleTest, StopsDuringALoad) {
   const ExitReport report = server.Stop();
   EXPECT_EQ(report.code, 0) << report.log;
   EXPECT_LT(report.took, absl::Seconds(10));
+  EXPECT_THAT(report.log, testing::Not(HasSubstr("ready"))) << "it was still loading";
 }
 
 TEST_F(LifecycleTest, AnswersWhatWasQueuedWhenStopped) {

@@ -21,7 +21,7 @@ constexpr int64_t kLimit = 1 << 20;
 
 class LimitsTest : public testing::Test {
  protected:
-  LimitsTest() { SyntheticAwq::Random(384, 64, 128, 1).Write(repository_ / "m"); }
+  LimitsTest() { SyntheticAwq::Random(384, 256, 128, 1).Write(repository_ / "m"); }
 
   void Start(std::vector<std::string> args) {
     args.push_back("--model_repository=" + repository_.path());
@@ -63,8 +63,6 @@ class LimitsTest : public testing::Test {
   std::unique_ptr<v1::QuantizedInference::Stub> stub_;
 };
 
-// Bytes at which RequestOf's id has fewer than 128 or more than 129 bytes exist for every
-// neighbour of the limit; the test itself checks the size that it sends.
 TEST_F(LimitsTest, RefusesWhatPassesTheReceiveLimit) {
   Start({absl::StrCat("--max_receive_message_bytes=", kLimit)});
   EXPECT_TRUE(Send(kLimit - 1).ok());
@@ -82,7 +80,7 @@ TEST_F(LimitsTest, RefusesWhatPassesTheReceiveLimit) {
 }
 
 TEST_F(LimitsTest, PointsToTheStreamWhereAnAnswerIsTooLong) {
-  Start({"--max_send_message_bytes=16384"});
+  Start({"--max_send_message_bytes=65536"});
   v1::DequantizeRequest request;
   request.mutable_weight()->set_model("m");
   request.mutable_weight()->set_weight("layer");
@@ -93,7 +91,7 @@ TEST_F(LimitsTest, PointsToTheStreamWhereAnAnswerIsTooLong) {
   EXPECT_THAT(status.error_message(), HasSubstr("DequantizeStream"));
   const auto whole = server_->NewClient()->Dequantize({.weight = client::WeightName{"m", "layer"}});
   ASSERT_TRUE(whole.ok()) << whole.status();
-  EXPECT_THAT(whole->output.shape, testing::ElementsAre(384, 64));
+  EXPECT_THAT(whole->output.shape, testing::ElementsAre(384, 256));
   EXPECT_EQ(server_->Stop().code, 0);
 }
 
@@ -116,7 +114,8 @@ TEST_F(LimitsTest, KilledClientsLeaveNothingBehind) {
     absl::SleepFor(absl::Milliseconds(25));
   }
   EXPECT_LE(server_->open_files(), before);
-  EXPECT_TRUE(Send(10000).ok());
+  const grpc::Status status = Send(1024);
+  EXPECT_TRUE(status.ok()) << status.error_message();
   const ExitReport report = server_->Stop();
   EXPECT_EQ(report.code, 0) << report.log;
 }
