@@ -54,6 +54,7 @@ CublasLt Load() {
   Find(library, "cublasLtMatmul", &out, &out.matmul);
   Find(library, "cublasLtMatmulAlgoGetHeuristic", &out, &out.heuristic);
   Find(library, "cublasLtMatmulDescInit_internal", &out, &out.desc_init);
+  Find(library, "cublasLtMatmulDescSetAttribute", &out, &out.desc_set);
   Find(library, "cublasLtMatrixLayoutInit_internal", &out, &out.layout_init);
   Find(library, "cublasLtMatmulPreferenceInit_internal", &out, &out.preference_init);
   Find(library, "cublasLtMatmulPreferenceSetAttribute", &out, &out.preference_set);

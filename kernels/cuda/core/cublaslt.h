@@ -27,6 +27,7 @@ struct CublasLt {
   decltype(&cublasLtMatmul) matmul = nullptr;
   decltype(&cublasLtMatmulAlgoGetHeuristic) heuristic = nullptr;
   decltype(&cublasLtMatmulDescInit_internal) desc_init = nullptr;
+  decltype(&cublasLtMatmulDescSetAttribute) desc_set = nullptr;
   decltype(&cublasLtMatrixLayoutInit_internal) layout_init = nullptr;
   decltype(&cublasLtMatmulPreferenceInit_internal) preference_init = nullptr;
   decltype(&cublasLtMatmulPreferenceSetAttribute) preference_set = nullptr;

@@ -1,4 +1,4 @@
-// cuda/dense/matmul_a16: decodes the weight slab by slab and multiplies each with cuBLASLt.
+// dense/matmul_a16: decodes the weight slab by slab and multiplies each with cuBLASLt.
 //
 // Computes: y = x @ W (+ bias), FP32 accumulation, one rounding to y's dtype.
 // Weight layout: any; the plan's dequantize row reads it. Bits: any that this row decodes.
@@ -136,7 +136,7 @@ int64_t WorkspaceBytes(const WeightShape& shape, const DeviceInfo& device, int64
 
 KernelRow Row() {
   KernelRow row;
-  row.name = "cuda/dense/matmul_a16";
+  row.name = "dense/matmul_a16";
   row.op = Op::kMatmul;
   row.path = Path::kDequantize;
   row.device = DeviceKind::kCuda;

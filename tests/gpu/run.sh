@@ -1,0 +1,196 @@
+#!/usr/bin/env bash
+# Tests on a GPU machine: from the folder of target gpu_bundle (bin/, lib/, tests/), or from a build
+# directory's folder of binaries with --bin. Needs the driver; compute-sanitizer for its part.
+#
+#   tests/gpu/run.sh [--part core,decode,conformance,large,sanitizer,e2e] [--device cuda:0]
+#                    [--time_box SECONDS] [--requests N] [--bin DIR] [--out DIR]
+#
+# Every part is named in the summary as passed, failed or skipped with the reason; the exit code is
+# 0 only when no part failed and at least one ran.
+set -u -o pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+root=$(cd "$here/../.." && pwd)
+parts=core,decode,conformance,sanitizer,e2e
+device=cuda:0
+time_box=1800
+requests=10000
+bin=$root/bin
+out=
+
+usage() { sed -n '2,9s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
+
+while [[ $# -gt 0 ]]; do
+  case $1 in
+    --part | --device | --time_box | --requests | --bin | --out)
+      [[ $# -ge 2 ]] || { echo "$1: expected a value" >&2; exit 2; }
+      printf -v "${1#--}" '%s' "$2"
+      [[ $1 == --part ]] && parts=$2
+      shift 2
+      ;;
+    -h | --help) usage; exit 0 ;;
+    *) echo "got $1" >&2; usage >&2; exit 2 ;;
+  esac
+done
+out=${out:-$(mktemp -d)}
+mkdir -p "$out"
+
+# cuBLASLt is the GPU machine's own; the common places of the toolkit come last.
+export LD_LIBRARY_PATH="$root/lib:${LD_LIBRARY_PATH:-}:/usr/local/cuda/lib64"
+export AWQD_TEST_DEVICE=$device
+
+deadline=$((SECONDS + time_box))
+summary=()
+failed=0
+ran=0
+server_pid=
+
+cleanup() { if [[ -n $server_pid ]]; then kill "$server_pid" 2>/dev/null; wait "$server_pid" 2>/dev/null; fi; }
+trap cleanup EXIT
+
+left() { local s=$((deadline - SECONDS)); echo $((s > 0 ? s : 0)); }
+skip() { summary+=("skipped  $1: $2"); echo "SKIPPED $1: $2"; }
+
+# step <name> <command...>: one line of the summary, a log file, and the tail of the log on failure.
+step() {
+  local name=$1 begin=$SECONDS rc=0
+  shift
+  if [[ $(left) -lt 5 ]]; then skip "$name" "the time box of $time_box s is spent"; return 1; fi
+  echo "== $name"
+  timeout "$(left)" "$@" >"$out/${name//[^A-Za-z0-9]/_}.log" 2>&1 || rc=$?
+  local log=$out/${name//[^A-Za-z0-9]/_}.log
+  ran=$((ran + 1))
+  # A suite in which every case was skipped has shown nothing.
+  local skipped
+  skipped=$(grep -c '^\[  SKIPPED \].*ms)$' "$log" || true)
+  if [[ $rc -eq 0 ]] && grep -q '^\[==========\]' "$log" && grep -q '^\[  PASSED  \] 0 tests' "$log"; then
+    rc=77
+  fi
+  grep -E '^\[  (PASSED|FAILED|SKIPPED) |requests, |ERROR SUMMARY|RACECHECK SUMMARY' "$log" | sort -u | head -20
+  if [[ $rc -eq 0 ]]; then
+    summary+=("passed   $name ($((SECONDS - begin)) s, $skipped cases skipped)")
+    return 0
+  fi
+  failed=$((failed + 1))
+  case $rc in
+    77) summary+=("FAILED   $name: every case was skipped") ;;
+    124) summary+=("FAILED   $name: out of time after $((SECONDS - begin)) s") ;;
+    *) summary+=("FAILED   $name (exit code $rc)") ;;
+  esac
+  tail -n 40 "$log"
+  return 1
+}
+
+have() { [[ -x $bin/$1 ]] || { skip "$1" "not in $bin"; return 1; }; }
+test_binary() { have "$1" && step "$@"; }
+run_test() { local name=$1; shift; have "$name" && step "$name" env "$@" "$bin/$name"; }
+
+part_core() {
+  local name
+  for name in cuda_error_test cuda_slabs_test gpu_device_test gpu_dense_test; do run_test "$name" A=; done
+}
+
+part_decode() {
+  local path found=0
+  for path in "$bin"/*dequant*_test "$bin"/*decode*_test "$bin"/*fragment*_test "$bin"/cuda_common*_test; do
+    [[ -x $path ]] || continue
+    found=1
+    run_test "$(basename "$path")" A=
+  done
+  [[ $found -eq 1 ]] || skip decode "no decode test in $bin"
+}
+
+part_conformance() { run_test conformance_test AWQD_TEST_FULL=1; }
+part_large() { run_test conformance_large_test AWQD_TEST_FULL=1; }
+
+part_sanitizer() {
+  local tool=compute-sanitizer which
+  command -v $tool >/dev/null || tool=/usr/local/cuda/bin/compute-sanitizer
+  [[ -x $(command -v $tool) ]] || { skip sanitizer "compute-sanitizer is not installed"; return; }
+  # The fault test faults on purpose; freed pools are not leaks; cuBLASLt's own kernels are not ours to race.
+  export AWQD_TEST_NO_FAULTS=1
+  for which in memcheck racecheck initcheck synccheck; do
+    have gpu_dense_test && step "$which gpu_dense_test" $tool --tool $which --error-exitcode 9 \
+      "$bin/gpu_dense_test" --gtest_filter='*OneBadRow*'
+    have conformance_test && step "$which conformance_test" $tool --tool $which --error-exitcode 9 \
+      "$bin/conformance_test" --gtest_filter="${AWQD_SANITIZER_FILTER:-*sm80*}" 
+  done
+  unset AWQD_TEST_NO_FAULTS
+}
+
+memory_used() { nvidia-smi -i "${device#cuda:}" --query-gpu=memory.used --format=csv,noheader,nounits; }
+
+# unloaded_memory <address>: after a first load and unload, which set up what stays (code of kernels,
+# workspaces), a second round must end with the memory that it began with.
+unloaded_memory() {
+  local before after
+  "$bin/awqctl" --address "$1" unload llama-layer || return 1
+  before=$(memory_used)
+  "$bin/awqctl" --address "$1" load llama-layer || return 1
+  echo "loaded: $(memory_used) MiB, without the model: $before MiB"
+  [[ $(memory_used) -gt $((before + 80)) ]] || { echo "loading took no device memory"; return 1; }
+  "$bin/gpu_e2e" "$1" llama-layer 200 8 || return 1
+  "$bin/awqctl" --address "$1" unload llama-layer || return 1
+  after=$(memory_used)
+  echo "after unload: $after MiB"
+  [[ $after -le $before ]]
+}
+
+start_server() {
+  "$bin/awqd" --device "$device" --address 127.0.0.1:0 --port_file "$out/port" \
+    --model_repository "$1" >"$out/server.log" 2>&1 &
+  server_pid=$!
+  local i
+  for ((i = 0; i < 600; ++i)); do
+    [[ -s $out/port ]] && break
+    kill -0 "$server_pid" 2>/dev/null || { tail "$out/server.log"; return 1; }
+    sleep 0.1
+  done
+  [[ -s $out/port ]] || return 1
+  "$bin/awqctl" --address "127.0.0.1:$(cat "$out/port")" healthcheck --wait 120
+}
+
+stop_server() {
+  kill -TERM "$server_pid"
+  local rc=0
+  wait "$server_pid" || rc=$?
+  server_pid=
+  [[ $rc -eq 0 ]] || { failed=$((failed + 1)); summary+=("FAILED   server stop (exit code $rc)"); tail "$out/server.log"; }
+}
+
+part_e2e() {
+  local name address
+  for name in awqd awqctl gpu_e2e make_llama_layer; do have "$name" || return; done
+  local models=$out/models demo
+  mkdir -p "$models"
+  step "write the Llama layer" "$bin/make_llama_layer" "$models/llama-layer" || return
+  for demo in "$root"/models/* "$root"/tests/data/awq/*; do
+    [[ -f $demo/config.json && ! -e $models/$(basename "$demo") ]] && cp -r "$demo" "$models/"
+  done
+  if ! start_server "$models"; then
+    failed=$((failed + 1)); summary+=("FAILED   server start"); tail -n 20 "$out/server.log"
+    return
+  fi
+  address=127.0.0.1:$(cat "$out/port")
+  step "server status" "$bin/awqctl" --address "$address" status
+  step "plan of the Llama layer" "$bin/awqctl" --address "$address" models llama-layer
+  for demo in "$models"/*; do
+    [[ $(basename "$demo") == llama-layer ]] && continue
+    step "demo $(basename "$demo")" "$bin/awqctl" --address "$address" models "$(basename "$demo")"
+  done
+  step "$requests requests" "$bin/gpu_e2e" "$address" llama-layer "$requests" 16
+  step "memory after unload" unloaded_memory "$address"
+  stop_server
+}
+
+nvidia-smi --query-gpu=index,name,driver_version,memory.total,memory.used --format=csv,noheader ||
+  { echo "no GPU: nvidia-smi failed" >&2; exit 1; }
+for part in ${parts//,/ }; do
+  declare -F "part_$part" >/dev/null || { echo "--part: got $part" >&2; exit 2; }
+  "part_$part"
+done
+
+echo
+echo "== summary (logs in $out)"
+printf '%s\n' "${summary[@]}"
+[[ $failed -eq 0 && $ran -gt 0 ]]

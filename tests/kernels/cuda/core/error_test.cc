@@ -1,0 +1,96 @@
+// The mapping of CUDA errors, and the reasons why a machine has no usable GPU. Needs no GPU.
+#include "kernels/cuda/core/error.h"
+
+#include <cuda_runtime_api.h>
+
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "kernels/cuda/core/device.h"
+
+namespace awqd::cuda {
+namespace {
+
+using ::testing::HasSubstr;
+
+absl::StatusCode CodeOf(cudaError_t error) { return ToStatus(error, "call").code(); }
+
+TEST(CudaErrorTest, SuccessIsOk) { EXPECT_TRUE(ToStatus(cudaSuccess, "call").ok()); }
+
+TEST(CudaErrorTest, EachClassHasItsCode) {
+  EXPECT_EQ(CodeOf(cudaErrorMemoryAllocation), absl::StatusCode::kResourceExhausted);
+  for (const cudaError_t error : {cudaErrorNoDevice, cudaErrorInsufficientDriver,
+                                  cudaErrorInvalidDevice, cudaErrorSystemDriverMismatch}) {
+    EXPECT_EQ(CodeOf(error), absl::StatusCode::kFailedPrecondition) << cudaGetErrorName(error);
+  }
+  for (const cudaError_t error : {cudaErrorNoKernelImageForDevice, cudaErrorUnsupportedPtxVersion,
+                                  cudaErrorInvalidPtx, cudaErrorInvalidDeviceFunction}) {
+    EXPECT_EQ(CodeOf(error), absl::StatusCode::kUnimplemented) << cudaGetErrorName(error);
+  }
+  for (const cudaError_t error : {cudaErrorInvalidValue, cudaErrorIllegalAddress,
+                                  cudaErrorLaunchFailure, cudaErrorInvalidConfiguration}) {
+    EXPECT_EQ(CodeOf(error), absl::StatusCode::kInternal) << cudaGetErrorName(error);
+  }
+}
+
+TEST(CudaErrorTest, MessageNamesTheCallAndTheError) {
+  const absl::Status status = ToStatus(cudaErrorInvalidValue, "cudaMemcpyAsync(a, b)");
+  EXPECT_THAT(std::string(status.message()), HasSubstr("cudaMemcpyAsync(a, b)"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("cudaErrorInvalidValue"));
+}
+
+TEST(CudaErrorTest, StickyErrorsAreThoseThatLoseTheContext) {
+  for (const cudaError_t error :
+       {cudaErrorIllegalAddress, cudaErrorLaunchFailure, cudaErrorECCUncorrectable, cudaErrorAssert,
+        cudaErrorMisalignedAddress, cudaErrorHardwareStackError, cudaErrorIllegalInstruction,
+        cudaErrorInvalidPc, cudaErrorContextIsDestroyed}) {
+    EXPECT_TRUE(IsSticky(error)) << cudaGetErrorName(error);
+  }
+  for (const cudaError_t error : {cudaSuccess, cudaErrorMemoryAllocation, cudaErrorInvalidValue,
+                                  cudaErrorInvalidConfiguration, cudaErrorNoDevice,
+                                  cudaErrorNotReady, cudaErrorLaunchOutOfResources}) {
+    EXPECT_FALSE(IsSticky(error)) << cudaGetErrorName(error);
+  }
+}
+
+absl::Status MacroOver(cudaError_t error) {
+  AWQD_CUDA_RETURN_IF_ERROR(error);
+  return absl::AlreadyExistsError("reached the end");
+}
+
+TEST(CudaErrorTest, MacroReturnsOnlyErrors) {
+  EXPECT_EQ(MacroOver(cudaSuccess).code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(MacroOver(cudaErrorInvalidValue).code(), absl::StatusCode::kInternal);
+}
+
+TEST(CudaErrorTest, OnlyStickyErrorsPoisonTheDevice) {
+  ASSERT_FALSE(Poisoned(CurrentDevice()));
+  EXPECT_FALSE(Report(cudaErrorMemoryAllocation, "call").ok());
+  EXPECT_FALSE(Poisoned(CurrentDevice()));
+  EXPECT_FALSE(Report(cudaErrorIllegalAddress, "call").ok());
+  EXPECT_TRUE(Poisoned(CurrentDevice()));
+  EXPECT_FALSE(Poisoned(CurrentDevice() + 1));
+}
+
+TEST(WhyNotUsableTest, EachReasonIsNamed) {
+  EXPECT_EQ(WhyNotUsable(0, 13000, 13000, 1), "");
+  EXPECT_EQ(WhyNotUsable(0, 13000, 13020, 1), "");
+  EXPECT_THAT(WhyNotUsable(0, 0, 13000, -1), HasSubstr("no NVIDIA driver"));
+  EXPECT_THAT(WhyNotUsable(0, 12040, 13000, -1), HasSubstr("CUDA 12.4"));
+  EXPECT_THAT(WhyNotUsable(0, 13000, 13000, 0), HasSubstr("no GPU"));
+  EXPECT_THAT(WhyNotUsable(1, 13000, 13000, 1), HasSubstr("has 1 (cuda:0)"));
+  EXPECT_THAT(WhyNotUsable(5, 13000, 13000, 4), HasSubstr("cuda:0..cuda:3"));
+}
+
+TEST(CudaDeviceTest, AnUnusableIndexIsOneClearLine) {
+  // With a GPU or without: there is no cuda:63.
+  const auto device = CudaDevice::Open(63, 0);
+  ASSERT_EQ(device.status().code(), absl::StatusCode::kFailedPrecondition);
+  const std::string message(device.status().message());
+  EXPECT_EQ(message.rfind("cuda:63: ", 0), 0u) << message;
+  EXPECT_EQ(message.find('\n'), std::string::npos);
+}
+
+}  // namespace
+}  // namespace awqd::cuda
