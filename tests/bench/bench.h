@@ -1,0 +1,64 @@
+// The bench harness: cases from the registry, timings over cold weights, floors of the same run.
+//
+// bench_main.cc walks rows and shapes; a Machine knows how a device is timed and what its floors
+// are. bench_cpu.cc has the CPU's; a CUDA Machine belongs in gpu_*.cu behind AWQD_CUDA.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/device.h"
+#include "kernels/registry.h"
+#include "kernels/weight.h"
+
+namespace awqd::bench {
+
+struct Case {
+  const KernelRow* row = nullptr;
+  int64_t k = 0;
+  int64_t n = 0;
+  int64_t m = 0;  // 0: dequantize
+  DType dtype = DType::kFp16;
+};
+
+// A named time of the same run that a case is compared with.
+struct Floor {
+  std::string name;
+  double microseconds = 0;
+};
+
+struct Result {
+  Case spec;
+  double microseconds = 0;  // median
+  double error = 0;         // relative Frobenius, or 0 for equal bits
+  std::vector<Floor> floors;
+};
+
+// One call per copy of the weight; copy `i` of `copies`.
+using Call = std::function<void(int i, StreamView stream)>;
+
+class Machine {
+ public:
+  virtual ~Machine() = default;
+  virtual Device& device() = 0;
+  // Bytes of weights that a full round must touch to be cold.
+  virtual int64_t cold_bytes() const = 0;
+  // Median microseconds of one call over rounds of all copies.
+  virtual double Time(int copies, const Call& call) = 0;
+  // Printed once: bandwidths and the like.
+  virtual std::string Facts() = 0;
+  // Floors for a case whose packed weight has `packed_bytes`.
+  virtual std::vector<Floor> Floors(const Case& spec, int64_t packed_bytes,
+                                    const std::shared_ptr<const DeviceWeight>& weight) = 0;
+};
+
+// Null when `device` is not the kind that the machine knows.
+std::unique_ptr<Machine> MakeCpuMachine(Device& device);
+#ifdef AWQD_CUDA
+std::unique_ptr<Machine> MakeCudaMachine(Device& device);
+#endif
+
+}  // namespace awqd::bench

@@ -1,0 +1,150 @@
+// The CPU device, its thread pool, and what the fast rows promise beyond conformance.
+#include <atomic>
+#include <bit>
+#include <thread>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kernels/backends.h"
+#include "kernels/base/half.h"
+#include "kernels/cpu/isa.h"
+#include "kernels/cpu/thread_pool.h"
+#include "kernels/kernels.h"
+#include "tests/testing/matchers.h"
+#include "tests/testing/random_weight.h"
+
+namespace awqd {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::IsOk;
+
+TEST(CpuDevice, KeepsToItsBudget) {
+  auto device = OpenCpuDevice(2, 1000);
+  auto first = device->Allocate(MemoryKind::kDevice, 600);
+  ASSERT_THAT(first.status(), IsOk());
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(first->data()) % 256, 0u);
+  EXPECT_EQ(device->UsedBytes(), 600);
+  EXPECT_EQ(device->FreeBytes(), 400);
+  const auto second = device->Allocate(MemoryKind::kDevice, 500);
+  EXPECT_EQ(second.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(second.status().ToString(), HasSubstr("asked for 500 bytes, 400 bytes are free"));
+  EXPECT_THAT(device->Allocate(MemoryKind::kStaging, 500).status(), IsOk());
+  first->Reset();
+  EXPECT_EQ(device->UsedBytes(), 0);
+  device->SetBudget(0);
+  EXPECT_GT(device->FreeBytes(), 1000);
+  EXPECT_EQ(device->Allocate(MemoryKind::kDevice, int64_t{1} << 60).status().code(),
+            absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(device->Allocate(MemoryKind::kDevice, -1).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+TEST(CpuDevice, AFailedPrepareLeavesNothingAllocated) {
+  auto device = OpenCpuDevice(1, 4096);
+  testing::WeightSpec spec;
+  spec.k = 256;
+  EXPECT_EQ(PrepareWeight(testing::RandomWeight(spec), *device).status().code(),
+            absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(device->UsedBytes(), 0);
+}
+
+TEST(ThreadPool, RunsEveryTaskOnceWhoeverCalls) {
+  ThreadPool pool(4);
+  std::vector<std::thread> callers;
+  std::atomic<int> wrong{0};
+  for (int c = 0; c < 3; ++c) {
+    callers.emplace_back([&] {
+      for (int round = 0; round < 200; ++round) {
+        std::vector<std::atomic<int>> seen(round % 17 + 1);
+        pool.ParallelFor(seen.size(), [&](int64_t task, int thread) {
+          if (thread < 0 || thread >= 4) ++wrong;
+          ++seen[task];
+        });
+        for (auto& count : seen) wrong += count != 1;
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_EQ(wrong, 0);
+}
+
+TEST(Isa, TheEnvironmentOnlyLowers) {
+  const char* inherited = std::getenv("AWQD_CPU_ISA");
+  const std::string restore = inherited == nullptr ? "" : inherited;
+  unsetenv("AWQD_CPU_ISA");
+  const CpuIsa best = DetectIsa();
+  for (CpuIsa isa : {CpuIsa::kPortable, CpuIsa::kAvx2, CpuIsa::kAvx512}) {
+    ASSERT_EQ(setenv("AWQD_CPU_ISA", std::string(Name(isa)).c_str(), 1), 0);
+    EXPECT_EQ(DetectIsa(), std::min(isa, best));
+  }
+  ASSERT_EQ(setenv("AWQD_CPU_ISA", restore.c_str(), 1), 0);
+}
+
+// All fp16 scales that are finite x all (q, z), against one rounding in software.
+TEST(DequantizeW4, EveryScaleCodeAndZero) {
+  auto device = OpenCpuDevice(0, 0);
+  CanonicalWeight w;
+  w.k = 16;
+  w.n = 65536;
+  w.scheme.group_size = 16;
+  w.codes.resize(w.k * w.n / 2);
+  w.zeros.resize(w.n);
+  w.scales.resize(w.n * 2);
+  for (int64_t k = 0; k < 16; ++k) {
+    std::fill_n(w.codes.begin() + k * w.n / 2, w.n / 2, static_cast<uint8_t>(k * 17));
+  }
+  for (int64_t n = 0; n < w.n; ++n) {
+    const uint16_t scale = (n & 0x7c00) == 0x7c00 ? 0 : static_cast<uint16_t>(n);
+    std::memcpy(&w.scales[n * 2], &scale, 2);
+  }
+  std::vector<uint16_t> out(w.k * w.n);
+  for (int z = 0; z < 16; ++z) {
+    std::fill(w.zeros.begin(), w.zeros.end(), static_cast<uint8_t>(z));
+    const auto weight = PrepareWeight(w, *device);
+    ASSERT_THAT(weight.status(), IsOk());
+    ASSERT_THAT(Dequantize({weight->get(), {out.data(), DType::kFp16, w.k, w.n}}, {}), IsOk());
+    int64_t wrong = 0;
+    for (int64_t i = 0; i < w.k * w.n; ++i) {
+      // Exact in float: 5 bits times 11.
+      const float exact = static_cast<float>(i / w.n - z) * w.Scale(0, i % w.n);
+      wrong += out[i] != FloatToHalf(exact);
+    }
+    ASSERT_EQ(wrong, 0) << "zero point " << z;
+  }
+}
+
+// A row of a batch has the bits that it has alone.
+TEST(QmatmulA16W4, ARowDoesNotDependOnItsBatch) {
+  auto device = OpenCpuDevice(0, 0);
+  for (int64_t group : {128, 32, 24}) {
+    testing::WeightSpec spec;
+    spec.k = 768;
+    spec.n = 264;
+    spec.scheme.group_size = group;
+    const auto weight = PrepareWeight(testing::RandomWeight(spec), *device).value();
+    const int64_t max_m = 200;
+    const std::vector<uint8_t> x = testing::RandomMatrix(max_m, spec.k, DType::kFp16, 1);
+    std::vector<float> alone(max_m * spec.n), y(max_m * spec.n);
+    auto workspace =
+        device->Allocate(MemoryKind::kDevice, WorkspaceBytes(*weight, Path::kFused, max_m)).value();
+    const auto run = [&](int64_t first, int64_t m, float* out) {
+      ASSERT_THAT(QuantizedMatmul({weight.get(),
+                                   {x.data() + first * spec.k * 2, DType::kFp16, m, spec.k},
+                                   {out, DType::kFp32, m, spec.n},
+                                   nullptr,
+                                   workspace.data()},
+                                  Path::kFused, {}),
+                  IsOk());
+    };
+    for (int64_t m = 0; m < max_m; ++m) run(m, 1, alone.data() + m * spec.n);
+    for (int64_t m : {2, 3, 4, 5, 6, 7, 8, 13, 64, 193, 200}) {
+      run(0, m, y.data());
+      EXPECT_EQ(std::memcmp(y.data(), alone.data(), m * spec.n * sizeof(float)), 0)
+          << "M " << m << " group " << group;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace awqd

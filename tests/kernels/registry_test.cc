@@ -1,0 +1,107 @@
+// Select with invented devices and rows: refusals, priorities, token ranges, one layout.
+#include "kernels/registry.h"
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kernels/layouts/k16.h"
+#include "kernels/layouts/plain.h"
+
+namespace awqd {
+namespace {
+
+using ::testing::HasSubstr;
+
+KernelRow Row(absl::string_view name, Op op, const Layout* layout, int priority) {
+  KernelRow row;
+  row.name = name;
+  row.op = op;
+  row.layout = layout;
+  row.priority = priority;
+  row.bits_mask = 1u << 4;
+  return row;
+}
+
+class SelectTest : public ::testing::Test {
+ protected:
+  SelectTest() {
+    shape_.k = 256;
+    shape_.n = 64;
+    shape_.scheme.group_size = 128;
+    cuda_.kind = DeviceKind::kCuda;
+    cuda_.id = "cuda:0";
+    cuda_.arch = 90;
+  }
+
+  WeightShape shape_;
+  DeviceInfo cpu_, cuda_;
+  KernelRow dequantize_ = Row("a/dequantize", Op::kDequantize, &kPlainLayout, 0);
+  KernelRow small_ = Row("a/small", Op::kMatmul, &kPlainLayout, 5);
+  KernelRow any_ = Row("a/any", Op::kMatmul, &kPlainLayout, 1);
+};
+
+TEST_F(SelectTest, HighestPriorityWinsWithinItsTokens) {
+  small_.max_m = 16;
+  const KernelRow* rows[] = {&any_, &small_, &dequantize_};
+  const auto plan = Select(shape_, cpu_, rows);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->rows.Matmul(Path::kFused, 1), &small_);
+  EXPECT_EQ(plan->rows.Matmul(Path::kFused, 16), &small_);
+  EXPECT_EQ(plan->rows.Matmul(Path::kFused, 17), &any_);
+  EXPECT_EQ(plan->rows.Matmul(Path::kFused, 1 << 30), &any_);
+  EXPECT_EQ(plan->rows.Matmul(Path::kDequantize, 17), nullptr);
+  EXPECT_EQ(plan->rows.dequantize, &dequantize_);
+  EXPECT_THAT(Explain(*plan), HasSubstr("a/small"));
+}
+
+TEST_F(SelectTest, ALayoutThatCannotDequantizeIsNotChosen) {
+  const KernelRow fast = Row("b/fast", Op::kMatmul, &kK16Layout, 99);
+  const KernelRow* rows[] = {&any_, &fast, &dequantize_};
+  const auto plan = Select(shape_, cpu_, rows);
+  ASSERT_TRUE(plan.ok());
+  EXPECT_EQ(plan->layout, &kPlainLayout);
+  ASSERT_EQ(plan->rows.refused.size(), 1u);
+  EXPECT_EQ(plan->rows.refused[0].name, "b/fast");
+  EXPECT_THAT(plan->rows.refused[0].reason, HasSubstr("k16"));
+}
+
+TEST_F(SelectTest, ARowForForcingStepsAsideForAnother) {
+  KernelRow oracle = Row("oracle", Op::kMatmul, nullptr, -1);
+  const KernelRow* with[] = {&oracle, &any_, &dequantize_};
+  EXPECT_EQ(Select(shape_, cpu_, with)->rows.Matmul(Path::kFused, 1), &any_);
+  const KernelRow* alone[] = {&oracle, &dequantize_};
+  EXPECT_EQ(Select(shape_, cpu_, alone)->rows.Matmul(Path::kFused, 1), &oracle);
+}
+
+TEST_F(SelectTest, NoRowIsUnimplementedWithEveryReason) {
+  shape_.scheme.bits = 8;
+  const KernelRow* rows[] = {&any_, &dequantize_};
+  const auto plan = Select(shape_, cpu_, rows);
+  EXPECT_EQ(plan.status().code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(plan.status().ToString(), HasSubstr("a/any: has no 8-bit codes"));
+  EXPECT_THAT(plan.status().ToString(), HasSubstr("a/dequantize"));
+}
+
+TEST_F(SelectTest, WhyNotSaysWhatIsMissing) {
+  EXPECT_EQ(WhyNot(any_, shape_, cpu_), "");
+  EXPECT_THAT(WhyNot(any_, shape_, cuda_), HasSubstr("CPU only"));
+  KernelRow row = any_;
+  row.device = DeviceKind::kCuda;
+  EXPECT_THAT(WhyNot(row, shape_, cpu_), HasSubstr("CUDA"));
+  row.min_arch = 100;
+  EXPECT_THAT(WhyNot(row, shape_, cuda_), HasSubstr("sm_100"));
+  row.min_arch = 0;
+  row.max_arch = 80;
+  EXPECT_THAT(WhyNot(row, shape_, cuda_), HasSubstr("sm_80"));
+  row = any_;
+  row.group_multiple = 100;
+  EXPECT_THAT(WhyNot(row, shape_, cpu_), HasSubstr("group size 128"));
+  row = any_;
+  row.integer_zeros = false;
+  EXPECT_THAT(WhyNot(row, shape_, cpu_), HasSubstr("zero points"));
+  row = any_;
+  row.scales = MaskOf(DType::kBf16);
+  EXPECT_THAT(WhyNot(row, shape_, cpu_), HasSubstr("FP16 scales"));
+}
+
+}  // namespace
+}  // namespace awqd
