@@ -167,14 +167,14 @@ class WireTest : public testing::Test {
   }
 
   // The DATA that answers one call on stream 1.
-  std::string Answer(const std::vector<std::string>& pieces) {
+  std::string Answer(const std::vector<std::string>& pieces, int quiet_ms = 1000) {
     Socket socket(port_);
     socket.Send(Hello() + Frame(kHeaders, kEndHeaders, 1, CallHeaders()));
     std::string frames;
     for (const std::string& piece : pieces) frames += Frame(kData, 0, 1, piece);
     socket.Send(frames + Frame(kData, kEndStream, 1, ""));
     bool closed = false;
-    return DataOf(socket.Receive(1000, &closed));
+    return DataOf(socket.Receive(quiet_ms, &closed));
   }
 
   ServerProcess server_;
@@ -241,9 +241,9 @@ TEST_F(WireTest, MalformedMessagesGetNoAnswer) {
        {std::string("\x0a\xff"), std::string("\x0a\x7f\x01"), groups, std::string(2000, '\xff'),
         std::string("\x08\x01"), std::string("\x42\x02\xc3\x28")}) {
     const auto size = static_cast<uint32_t>(payload.size());
-    EXPECT_EQ(Answer({Message(size, payload)}), "");
-    EXPECT_EQ(Answer({Message(size + 10, payload)}), "");  // ends before it is whole
-    EXPECT_EQ(Answer({Message(0xffffffffu, payload)}), "");
+    EXPECT_EQ(Answer({Message(size, payload)}, 200), "");
+    EXPECT_EQ(Answer({Message(size + 10, payload)}, 200), "");  // ends before it is whole
+    EXPECT_EQ(Answer({Message(0xffffffffu, payload)}, 200), "");
   }
 }
 
