@@ -32,7 +32,7 @@ struct Floor {
 
 struct Result {
   Case spec;
-  double microseconds = 0;  // median
+  double microseconds = 0;  // of one call
   double error = 0;         // relative Frobenius, or 0 for equal bits
   std::vector<Floor> floors;
 };
@@ -46,7 +46,8 @@ class Machine {
   virtual Device& device() = 0;
   // Bytes of weights that a full round must touch to be cold.
   virtual int64_t cold_bytes() const = 0;
-  // Median microseconds of one call over rounds of all copies.
+  // Microseconds of one call over rounds of all copies: the median, or the least on a shared
+  // machine.
   virtual double Time(int copies, const Call& call) = 0;
   // Printed once: bandwidths and the like.
   virtual std::string Facts() = 0;
