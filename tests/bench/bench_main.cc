@@ -186,15 +186,15 @@ Result RunDequantize(const Case& spec, const Copies& copies, Machine& machine) {
 void Print(const Result& r) {
   std::string floors, json;
   for (const Floor& floor : r.floors) {
-    absl::StrAppendFormat(&floors, "  %s %.0f us (time/floor %.2f)", floor.name, floor.microseconds,
+    absl::StrAppendFormat(&floors, "  %s %.2f us (time/floor %.2f)", floor.name, floor.microseconds,
                           r.microseconds / floor.microseconds);
-    absl::StrAppendFormat(&json, ",\"%s_us\":%.1f", floor.name, floor.microseconds);
+    absl::StrAppendFormat(&json, ",\"%s_us\":%.2f", floor.name, floor.microseconds);
   }
-  std::printf("%-22s %6d x %-6d M %-5d %-5s %10.1f us%s\n", std::string(r.spec.row->name).c_str(),
+  std::printf("%-22s %6d x %-6d M %-5d %-5s %10.2f us%s\n", std::string(r.spec.row->name).c_str(),
               static_cast<int>(r.spec.k), static_cast<int>(r.spec.n), static_cast<int>(r.spec.m),
               std::string(Name(r.spec.dtype)).c_str(), r.microseconds, floors.c_str());
   std::printf(
-      "{\"row\":\"%s\",\"k\":%d,\"n\":%d,\"m\":%d,\"dtype\":\"%s\",\"us\":%.1f,"
+      "{\"row\":\"%s\",\"k\":%d,\"n\":%d,\"m\":%d,\"dtype\":\"%s\",\"us\":%.2f,"
       "\"error\":%.2e%s}\n",
       std::string(r.spec.row->name).c_str(), static_cast<int>(r.spec.k), static_cast<int>(r.spec.n),
       static_cast<int>(r.spec.m), std::string(Name(r.spec.dtype)).c_str(), r.microseconds, r.error,

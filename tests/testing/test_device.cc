@@ -42,7 +42,9 @@ std::string TestName(const KernelRow& row) {
 std::vector<const KernelRow*> OnlyRow(const KernelRow& row) {
   std::vector<const KernelRow*> out = {&row};
   for (const KernelRow* other : AllKernels()) {
-    const bool same_layout = other->layout == row.layout || other->layout == nullptr;
+    // A row that reads any layout (the dense path) works through rows that read one.
+    const bool reads_any = row.layout == nullptr && row.priority >= 0;
+    const bool same_layout = reads_any || other->layout == row.layout || other->layout == nullptr;
     if (other->op != row.op && other->device == row.device && same_layout) out.push_back(other);
   }
   return out;
