@@ -139,6 +139,7 @@ class ServerImpl final : public Server {
       models_->CancelLoads();
       absl::SleepFor(delay);
       if (loader_.joinable()) loader_.join();
+      engine_->Hurry();
       rpc_->SetServing(false);  // the loader may have been about to say the opposite
       rpc_->Shutdown(options_.drain_timeout);
     }

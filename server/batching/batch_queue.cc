@@ -101,9 +101,9 @@ const BatchQueue::Entry& BatchQueue::Oldest(const Group& group) {
   return *oldest;
 }
 
-absl::Time BatchQueue::ReadyAt(const BatchKey& key, const Group& group, bool draining) const {
+absl::Time BatchQueue::ReadyAt(const BatchKey& key, const Group& group, bool hurry) const {
   const absl::Time oldest = Oldest(group).task->enqueued;
-  const bool waits = !draining && Mergeable(key) && group.tokens < options_.max_batch_tokens;
+  const bool waits = !hurry && Mergeable(key) && group.tokens < options_.max_batch_tokens;
   return waits ? oldest + options_.max_queue_delay : oldest;
 }
 
@@ -123,9 +123,9 @@ bool BatchQueue::Before(const Group& a, const Group& b, absl::Time now) const {
   return top_a.second.front().ticket < top_b.second.front().ticket;
 }
 
-absl::Time BatchQueue::NextBatch(bool draining) const {
+absl::Time BatchQueue::NextBatch(bool hurry) const {
   absl::Time next = absl::InfiniteFuture();
-  for (const auto& [key, group] : groups_) next = std::min(next, ReadyAt(key, group, draining));
+  for (const auto& [key, group] : groups_) next = std::min(next, ReadyAt(key, group, hurry));
   return next;
 }
 
@@ -152,10 +152,10 @@ std::vector<Ticket> BatchQueue::Collect(const Group& group, absl::Time now) cons
   return taken;
 }
 
-Batch BatchQueue::Pop(absl::Time now, bool draining) {
+Batch BatchQueue::Pop(absl::Time now, bool hurry) {
   const Group* best = nullptr;
   for (const auto& [key, group] : groups_) {
-    if (ReadyAt(key, group, draining) > now) continue;
+    if (ReadyAt(key, group, hurry) > now) continue;
     if (best == nullptr || Before(group, *best, now)) best = &group;
   }
   Batch batch;

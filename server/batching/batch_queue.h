@@ -62,10 +62,10 @@ class BatchQueue {
   absl::Time NextDeadline() const;
 
   // The earliest time at which Pop returns a batch (in the past when one is ready); InfiniteFuture
-  // when empty. `draining` ignores max_queue_delay.
-  absl::Time NextBatch(bool draining) const;
+  // when empty. `hurry` ignores max_queue_delay.
+  absl::Time NextBatch(bool hurry) const;
   // The most urgent batch that is ready, or an empty one.
-  Batch Pop(absl::Time now, bool draining);
+  Batch Pop(absl::Time now, bool hurry);
 
   int64_t size() const { return size_; }
   int64_t tokens() const { return tokens_; }
@@ -96,7 +96,7 @@ class BatchQueue {
   absl::Status CheckRoom(const Task& task) const;
   // The front entry of the group that has waited longest.
   static const Entry& Oldest(const Group& group);
-  absl::Time ReadyAt(const BatchKey& key, const Group& group, bool draining) const;
+  absl::Time ReadyAt(const BatchKey& key, const Group& group, bool hurry) const;
   // True when `a` should leave before `b`.
   bool Before(const Group& a, const Group& b, absl::Time now) const;
   bool Starving(const Entry& entry, absl::Time now) const;

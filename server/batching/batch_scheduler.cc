@@ -61,10 +61,16 @@ bool BatchScheduler::Cancel(Ticket ticket) {
   return true;
 }
 
+void BatchScheduler::Hurry() {
+  MutexLock lock(&mu_);
+  hurry_ = true;
+  work_.NotifyAll();
+}
+
 void BatchScheduler::Drain() {
   {
     MutexLock lock(&mu_);
-    draining_ = true;
+    hurry_ = draining_ = true;
     work_.NotifyAll();
   }
   MutexLock lock(&join_mu_);
@@ -110,16 +116,16 @@ Batch BatchScheduler::NextBatch() {
       // What expired leaves before a batch is formed, whether or not the reaper was quick enough.
       expired = queue_.TakeExpired(now);
       if (expired.empty()) {
-        const bool held = !draining_ && queue_.size() < hold_until_;
+        const bool held = !hurry_ && queue_.size() < hold_until_;
         if (!held) {
           hold_until_ = 0;
-          if (Batch batch = queue_.Pop(now, draining_); !batch.empty()) {
+          if (Batch batch = queue_.Pop(now, hurry_); !batch.empty()) {
             if (queue_.size() > 0) work_.NotifyOne();
             return batch;
           }
           if (draining_) return Batch();
         }
-        const absl::Time next = held ? absl::InfiniteFuture() : queue_.NextBatch(draining_);
+        const absl::Time next = held ? absl::InfiniteFuture() : queue_.NextBatch(hurry_);
         if (next == absl::InfiniteFuture()) {
           work_.Wait(&mu_);
         } else {

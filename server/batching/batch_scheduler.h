@@ -28,6 +28,7 @@ class BatchScheduler final : public Scheduler {
 
   absl::StatusOr<Ticket> Schedule(std::unique_ptr<Task>* task) override;
   bool Cancel(Ticket ticket) override;
+  void Hurry() override;
   void Drain() override;
   int64_t queued_tasks() const override;
 
@@ -49,6 +50,7 @@ class BatchScheduler final : public Scheduler {
   CondVar expiry_;  // the earliest deadline moved forward, or draining ended
   BatchQueue queue_ ABSL_GUARDED_BY(mu_);
   int64_t hold_until_ ABSL_GUARDED_BY(mu_) = 0;
+  bool hurry_ ABSL_GUARDED_BY(mu_) = false;  // max_queue_delay no longer counts
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;  // workers are gone; the reaper goes too
   Mutex join_mu_;

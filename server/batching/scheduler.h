@@ -31,6 +31,10 @@ class Scheduler {
   // Takes a queued task out at once and fails it with CANCELLED. False when it is no longer queued.
   virtual bool Cancel(Ticket ticket) = 0;
 
+  // From now on nothing waits for company: for shutting down while calls in progress still bring
+  // tasks.
+  virtual void Hurry() = 0;
+
   // Refuses new tasks from now on and returns once every accepted one has been completed.
   virtual void Drain() = 0;
 

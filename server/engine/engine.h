@@ -103,6 +103,10 @@ class Engine {
     return absl::OkStatus();
   }
 
+  // From now on no request waits for company; for shutting down while calls in progress still bring
+  // work.
+  virtual void Hurry() {}
+
   // Refuses new work and returns when all accepted work was answered.
   virtual void Drain() = 0;
 

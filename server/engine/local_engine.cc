@@ -59,6 +59,7 @@ class LocalEngine final : public Engine {
   }
   absl::Status WarmUp(const std::shared_ptr<const DeviceWeight>& weight) override;
 
+  void Hurry() override { scheduler_->Hurry(); }
   void Drain() override { scheduler_->Drain(); }
   const Device& device() const override { return *device_; }
   int64_t token_threshold() const override { return options_.token_threshold; }

@@ -40,10 +40,10 @@ class BatchQueueTest : public ::testing::Test {
     return ticket;
   }
 
-  std::vector<std::string> Pop(bool draining = false) {
+  std::vector<std::string> Pop(bool hurry = false) {
     std::vector<std::string> names;
     int64_t tokens = 0;
-    const Batch batch = queue_->Pop(now_, draining);
+    const Batch batch = queue_->Pop(now_, hurry);
     for (const auto& task : batch.tasks) {
       names.push_back(static_cast<PuppetTask&>(*task).name());
       tokens += task->tokens();
@@ -177,7 +177,7 @@ TEST_F(BatchQueueTest, DelaySparesWhatCannotMergeAndDraining) {
   ASSERT_TRUE(Push("waits", {.subject = 0}).ok());
   EXPECT_THAT(Pop(), ElementsAre("alone"));
   EXPECT_THAT(Pop(), IsEmpty());
-  EXPECT_THAT(Pop(/*draining=*/true), ElementsAre("waits"));
+  EXPECT_THAT(Pop(/*hurry=*/true), ElementsAre("waits"));
 }
 
 TEST_F(BatchQueueTest, RefusesExactlyTheExcessAndCountsOnlyWhatItTook) {

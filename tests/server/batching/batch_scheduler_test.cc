@@ -104,6 +104,16 @@ TEST_F(BatchSchedulerTest, DelayHoldsALoneTaskUntilItsAgeIsReached) {
   EXPECT_THAT(AwaitLines(1), ElementsAre("a+b:ran"));
 }
 
+TEST_F(BatchSchedulerTest, HurryEndsTheWaitAndStillAcceptsTasks) {
+  Start({.max_queue_delay = absl::Hours(1)});
+  gate_.Open();
+  ASSERT_TRUE(Add("a").ok());
+  scheduler_->Hurry();
+  EXPECT_THAT(AwaitLines(1), ElementsAre("a:ran"));
+  ASSERT_TRUE(Add("b").ok());
+  EXPECT_THAT(AwaitLines(2), ElementsAre("a:ran", "b:ran"));
+}
+
 TEST_F(BatchSchedulerTest, ExpiredTaskLeavesWhileTheWorkerIsBusy) {
   Start();
   Hold();
