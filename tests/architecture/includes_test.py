@@ -24,8 +24,9 @@ FAMILIES = [
 
 BASE = ["kernels/base/"]
 GROUND = BASE + ["kernels/types.h", "kernels/scheme.h", "kernels/device.h", "kernels/weight.h"]
-ROW = GROUND + ["kernels/layouts/layout.h", "kernels/registry.h"]
-FACE = GROUND + ["kernels/registry.h", "kernels/kernels.h"]
+# A kernel reads its layout, so it may know the constants of one; a layout knows no kernel.
+ROW = GROUND + ["kernels/layouts/", "kernels/registry.h"]
+FACE = GROUND + ["kernels/registry.h", "kernels/layouts/layout.h", "kernels/kernels.h"]
 
 # (room, project headers it may include besides its own, families it may include besides std). The longest room
 # that is a prefix of a file's path decides.
@@ -39,16 +40,16 @@ ROOMS = [
     ("kernels/formats/", GROUND, ["absl", "json"]),
     ("kernels/layouts/", GROUND, ["absl"]),
     ("kernels/backends.", FACE, ["absl"]),
-    ("kernels/kernels.", FACE + ["kernels/layouts/layout.h", "kernels/backends.h"], ["absl"]),
+    ("kernels/kernels.", FACE + ["kernels/backends.h"], ["absl"]),
     ("kernels/cpu/", ROW + ["kernels/backends.h"], ["absl", "blas"]),
     ("kernels/cuda/common/", BASE, ["cuda"]),
     ("kernels/cuda/core/", GROUND, ["absl", "cuda"]),
-    # An architecture's folder: its own files, common/ and core/, never another architecture's.
+    # One folder (an architecture, or dense/): its own files, common/ and core/, never another folder's.
     ("kernels/cuda/", ROW + ["kernels/backends.h", "kernels/cuda/common/", "kernels/cuda/core/"], ["absl", "cuda"]),
     ("server/batching/", BASE, ["absl"]),
     ("server/model/", FACE + ["kernels/formats/format.h"], ["absl", "json", "spdlog"]),
     ("server/engine/", FACE + ["server/batching/", "server/model/"], ["absl", "spdlog"]),
-    ("server/obs/", BASE, ["absl", "spdlog"]),
+    ("server/obs/", BASE, ["absl", "json", "spdlog"]),
     ("server/rpc/", FACE + ["kernels/formats/format.h", "server/batching/", "server/engine/", "server/model/",
                             "server/obs/", "server/options.h"], ["absl", "proto", "grpc", "spdlog"]),
     # The wiring: main, options, server.
@@ -67,11 +68,11 @@ def room_of(path):
 
 
 def is_own(path, header):
-    """A file's own folder; for an architecture under kernels/cuda/ only that folder, not its neighbours."""
+    """A file's own room; beneath kernels/cuda/ only its own folder, not its neighbours."""
     room = room_of(path)[0]
     if room == "kernels/cuda/":
         folder = str(pathlib.PurePosixPath(path).parent)
-        # The backend's own list names every architecture: it is the one file above them.
+        # kernels/cuda/backend.cc lists every folder: it is the one file above them.
         return header.startswith(folder + "/")
     return header.startswith(room)
 
