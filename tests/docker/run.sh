@@ -44,9 +44,9 @@ config() { buildah inspect --type image --format "$1" localhost/awqd-cpu; }
 
 check_config() {
   [[ "$(config '{{.Docker.Config.User}}')" == 65532:65532 ]] || fail "the image's user is not 65532:65532"
-  [[ "$(config '{{json .Docker.Config.Entrypoint}}')" == '["/opt/awqd/bin/awqd"]' ]] || fail "the entry point is not in exec form"
+  [[ "$(config '{{.Docker.Config.Entrypoint}}')" == '[/opt/awqd/bin/awqd]' ]] || fail "the entry point is not in exec form"
   [[ "$(config '{{index .Docker.Config.Healthcheck.Test 0}}')" == CMD ]] || fail "no health check in exec form"
-  [[ "$(config '{{json .Docker.Config.ExposedPorts}}')" == *8001/tcp* ]] || fail "port 8001 is not exposed"
+  [[ "$(config '{{.Docker.Config.ExposedPorts}}')" == *8001/tcp* ]] || fail "port 8001 is not exposed"
 }
 
 # in_image <command>...: runs it in the image's root, read-only, as the image's user. The shell is replaced, so that a
@@ -88,7 +88,7 @@ run_image() {
 
 make_base
 echo "base image ready after $SECONDS s"
-buildah build --format docker --build-arg BASE=localhost/awqd-base --build-arg RUNTIME=localhost/awqd-base \
+buildah build --format docker --layers --build-arg BASE=localhost/awqd-base --build-arg RUNTIME=localhost/awqd-base \
   -t localhost/awqd-cpu "$ROOT" >"$work/build.log" 2>&1 || { tail -n 40 "$work/build.log"; fail "the image does not build"; }
 echo "image built after $SECONDS s"
 check_config
