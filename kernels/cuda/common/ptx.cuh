@@ -14,19 +14,12 @@ __device__ __forceinline__ uint32_t SharedAddress(const void* pointer) {
 
 // ---- global memory -----------------------------------------------------------------------------
 
-// L2 policy for bytes that are read once: weights must not push activations out.
-__device__ __forceinline__ uint64_t EvictFirstPolicy() {
-  uint64_t policy;
-  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-
-// 16 bytes of data that no kernel writes, past L1.
-__device__ __forceinline__ uint4 LoadStreaming(const void* pointer, uint64_t policy) {
+// 16 bytes of data that no kernel writes and that are read once.
+__device__ __forceinline__ uint4 LoadStreaming(const void* pointer) {
   uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(pointer), "l"(policy));
+               : "l"(pointer));
   return v;
 }
 
@@ -36,9 +29,10 @@ __device__ __forceinline__ void PrefetchL2(const void* pointer) {
 
 // ---- asynchronous copies to shared memory ------------------------------------------------------
 
-__device__ __forceinline__ void CopyAsync16(uint32_t shared, const void* global, uint64_t policy) {
-  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(shared),
-               "l"(global), "l"(policy)
+// No L2 policy: given one, ptxas 13.0 folds a uniform part of the address into a form of the
+// instruction that sm_90 refuses as illegal.
+__device__ __forceinline__ void CopyAsync16(uint32_t shared, const void* global) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared), "l"(global)
                : "memory");
 }
 
@@ -122,11 +116,11 @@ __device__ __forceinline__ void MmaBf16(float (&d)[4], const uint32_t (&a)[4], u
 
 // ---- clusters and dependent launches (sm_90 and later; below, blocks stand alone) ---------------
 
-// Orders shared-memory accesses of all threads of the cluster.
+// Orders shared-memory accesses of all threads of the cluster. Counts threads, not warps: a warp
+// may come here diverged.
 __device__ __forceinline__ void ClusterBarrier() {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
-                   : "memory");
+  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 #else
   __syncthreads();
 #endif

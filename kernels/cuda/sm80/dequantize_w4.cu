@@ -12,6 +12,7 @@
 #include "kernels/cuda/common/dequant.cuh"
 #include "kernels/cuda/common/ptx.cuh"
 #include "kernels/cuda/core/launch.h"
+#include "kernels/cuda/sm80/attributes.h"
 #include "kernels/cuda/sm80/rows.h"
 #include "kernels/layouts/mma16.h"
 
@@ -94,7 +95,7 @@ __device__ __forceinline__ uint32_t ChunkAt(uint32_t tile, int k, int chunk) {
 template <bool kFineGroups>
 __device__ __forceinline__ void DecodeUnit(const uint8_t* record, int metas, uint32_t tile) {
   const int lane = threadIdx.x % 32, row_tile = threadIdx.x / 64, half = threadIdx.x / 32 % 2;
-  const uint4 codes = LoadStreaming(record + threadIdx.x * 16, EvictFirstPolicy());
+  const uint4 codes = LoadStreaming(record + threadIdx.x * 16);
   const uint8_t* zeros = record + mma16::kCodesBytes + mma16::kMetaScalesBytes + row_tile * 8;
   uint32_t zero[4];
 #pragma unroll
@@ -139,6 +140,7 @@ template <DType kOut, bool kFineGroups>
 __global__ __launch_bounds__(kThreads,
                              6) void DequantizeKernel(const __grid_constant__ DequantizeParams p) {
   __shared__ __align__(128) uint8_t shared[mma16::kBlockK * kRowBytes];
+  LaunchDependents();
   const uint32_t tile = SharedAddress(shared);
   const int64_t tile_n = p.first_tile + blockIdx.x, block_k = p.first_block + blockIdx.y;
   const int record_bytes = mma16::kCodesBytes + p.metas * mma16::kMetaBytes;
@@ -149,6 +151,7 @@ __global__ __launch_bounds__(kThreads,
   DecodeUnit<kFineGroups>(record, p.metas, tile);
   __syncthreads();
   const int64_t col = tile_n * mma16::kTileN + chunk * 8 - p.col_begin;
+  WaitForEarlierKernels();
 #pragma unroll
   for (int pass = 0; pass < 4; ++pass) {
     const int k = pass * 32 + threadIdx.x / 8;
@@ -162,10 +165,14 @@ __global__ __launch_bounds__(kThreads,
 }
 
 template <DType kOut>
-absl::Status LaunchTo(const DequantizeParams& p, int64_t tiles, int64_t blocks, StreamView stream) {
+absl::Status LaunchTo(const DequantizeParams& p, int64_t tiles, int64_t blocks,
+                      const DeviceInfo& device, StreamView stream) {
+  const Attributes attributes = OverlappedLaunch(device);
   const LaunchConfig config{.grid = {static_cast<unsigned>(tiles), static_cast<unsigned>(blocks)},
                             .block = kThreads,
-                            .stream = stream};
+                            .stream = stream,
+                            .attributes = attributes.list,
+                            .attribute_count = attributes.count};
   return p.metas > 2 ? Launch<DequantizeKernel<kOut, true>>("sm80/dequantize_w4", config, p)
                      : Launch<DequantizeKernel<kOut, false>>("sm80/dequantize_w4", config, p);
 }
@@ -176,7 +183,8 @@ bool CanStoreWide(const DequantizeArgs& args) {
 }
 
 absl::Status Run(const DequantizeArgs& args, StreamView stream) {
-  AWQD_RETURN_IF_ERROR(UseDevice(args.weight->device->info().index));
+  const DeviceInfo& device = args.weight->device->info();
+  AWQD_RETURN_IF_ERROR(UseDevice(device.index));
   const WeightShape& shape = args.weight->shape;
   DequantizeParams p{};
   p.records = args.weight->codes();
@@ -192,11 +200,11 @@ absl::Status Run(const DequantizeArgs& args, StreamView stream) {
   const int64_t blocks = CeilDiv(p.row_begin + p.rows, mma16::kBlockK) - p.first_block;
   switch (args.out.dtype) {
     case DType::kFp16:
-      return LaunchTo<DType::kFp16>(p, tiles, blocks, stream);
+      return LaunchTo<DType::kFp16>(p, tiles, blocks, device, stream);
     case DType::kBf16:
-      return LaunchTo<DType::kBf16>(p, tiles, blocks, stream);
+      return LaunchTo<DType::kBf16>(p, tiles, blocks, device, stream);
     default:
-      return LaunchTo<DType::kFp32>(p, tiles, blocks, stream);
+      return LaunchTo<DType::kFp32>(p, tiles, blocks, device, stream);
   }
 }
 

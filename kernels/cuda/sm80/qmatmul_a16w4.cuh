@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/cuda/common/mma16.cuh"
 #include "kernels/cuda/core/launch.h"
+#include "kernels/cuda/sm80/attributes.h"
 #include "kernels/cuda/sm80/qmatmul_a16w4.h"
 #include "kernels/layouts/mma16.h"
 
@@ -39,82 +40,97 @@ struct QMatmulConfig {
   static constexpr int kSumStride = kRows + 4;
 };
 
-// One block's view of its slice of the problem.
+// Feeds the ring with consecutive 128-row blocks of K. Each thread keeps its own addresses and
+// moves them on, because address arithmetic would otherwise cost more than the decode.
 template <class Config>
 class TileLoader {
  public:
-  __device__ __forceinline__ TileLoader(const QMatmulParams& p, uint32_t ring, int64_t first_tile,
-                                        int64_t first_token)
-      : p_(p),
-        ring_(ring),
-        record_bytes_(mma16::kCodesBytes + p.metas * mma16::kMetaBytes),
-        first_token_(first_token),
-        policy_(EvictFirstPolicy()) {
+  // `first_block` of `tile` (of 64 out features) and `first_token` are where the ring starts.
+  __device__ __forceinline__ TileLoader(const QMatmulParams& p, uint32_t ring, int64_t tile,
+                                        int64_t first_token, int64_t first_block)
+      : record_bytes_(mma16::kCodesBytes + p.metas * mma16::kMetaBytes),
+        stage_bytes_(Config::kRowTiles * record_bytes_ + Config::kTokens * Config::kTokenBytes),
+        write_(ring),
+        ring_end_(ring + Config::kStages * stage_bytes_),
+        copies_meta_(static_cast<int>(threadIdx.x) < p.metas * (mma16::kMetaBytes / 16)),
+        k_(p.k) {
     const int64_t last = (p.n + mma16::kTileN - 1) / mma16::kTileN - 1;
-    for (int r = 0; r < Config::kRowTiles; ++r) {
-      // A row tile past the end repeats the last one; its results are never stored.
-      const int64_t tile = min(first_tile + r, last);
-      tiles_[r] = p.records + tile * p.k_blocks * record_bytes_;
-    }
-  }
-
-  __device__ __forceinline__ uint32_t Stage(int slot) const {
-    return ring_ +
-           slot * (Config::kRowTiles * record_bytes_ + Config::kTokens * Config::kTokenBytes);
-  }
-  __device__ __forceinline__ int record_bytes() const { return record_bytes_; }
-  __device__ __forceinline__ uint32_t Tokens(int slot) const {
-    return Stage(slot) + Config::kRowTiles * record_bytes_;
-  }
-
-  // Starts the copies of one 128-row block of K into a slot.
-  __device__ __forceinline__ void Load(int block, int slot) const {
-    const int tid = threadIdx.x;
 #pragma unroll
     for (int r = 0; r < Config::kRowTiles; ++r) {
-      const uint8_t* from = tiles_[r] + static_cast<int64_t>(block) * record_bytes_;
-      const uint32_t to = Stage(slot) + r * record_bytes_;
-      CopyAsync16(to + tid * 16, from + tid * 16, policy_);
-      if (tid < p_.metas * (mma16::kMetaBytes / 16)) {
-        CopyAsync16(to + mma16::kCodesBytes + tid * 16, from + mma16::kCodesBytes + tid * 16,
-                    policy_);
-      }
+      // A row tile past the end repeats the last one; its results are never stored.
+      const int64_t record = min(tile + r, last) * p.k_blocks + first_block;
+      weights_[r] = p.records + record * record_bytes_ + threadIdx.x * 16;
     }
-    LoadTokens(block, slot);
+    const int token = threadIdx.x / kChunks, chunk = threadIdx.x % kChunks;
+    // 16-byte chunks are XOR-ed with the token so that ldmatrix meets no bank twice.
+    token_offset_ = Config::kRowTiles * record_bytes_ + token * Config::kTokenBytes +
+                    ((chunk ^ (token & 7)) * 16);
+    col_ = first_block * mma16::kBlockK + chunk * 8;
+    tokens_left_ = p.m - first_token - token;
+    x_ = static_cast<const uint16_t*>(p.x);
+    if (tokens_left_ > 0) x_ += (first_token + token) * p.x_stride + col_;
+    x_step_ = kTokensPerStep * p.x_stride;
+  }
+
+  __device__ __forceinline__ int record_bytes() const { return record_bytes_; }
+  __device__ __forceinline__ int stage_bytes() const { return stage_bytes_; }
+
+  // Starts the copies of the next block into the next slot.
+  __device__ __forceinline__ void Load() {
+#pragma unroll
+    for (int r = 0; r < Config::kRowTiles; ++r) {
+      const uint32_t to = write_ + r * record_bytes_ + threadIdx.x * 16;
+      CopyAsync16(to, weights_[r]);
+      if (copies_meta_) {
+        CopyAsync16(to + mma16::kCodesBytes, weights_[r] + mma16::kCodesBytes);
+      }
+      weights_[r] += record_bytes_;
+    }
+    LoadTokens();
+    col_ += mma16::kBlockK;
+    x_ += mma16::kBlockK;
+    write_ += stage_bytes_;
+    if (write_ == ring_end_) write_ -= Config::kStages * stage_bytes_;
   }
 
   // Brings the first records into L2 without waiting for whoever writes x.
-  __device__ __forceinline__ void Prefetch(int begin, int end) const {
+  __device__ __forceinline__ void Prefetch(int blocks) const {
+#pragma unroll
     for (int r = 0; r < Config::kRowTiles; ++r) {
-      const uint8_t* from = tiles_[r] + static_cast<int64_t>(begin) * record_bytes_;
-      const int bytes = (end - begin) * record_bytes_;
-      for (int at = threadIdx.x * 128; at < bytes; at += kThreads * 128) PrefetchL2(from + at);
+      const uint8_t* from = weights_[r] - threadIdx.x * 16;
+      for (int at = threadIdx.x * 128; at < blocks * record_bytes_; at += kThreads * 128) {
+        PrefetchL2(from + at);
+      }
     }
   }
 
  private:
-  // Activations as [token][128], 16-byte chunks XOR-ed with the token so that ldmatrix meets no
-  // bank twice.
-  __device__ __forceinline__ void LoadTokens(int block, int slot) const {
-    constexpr int kChunks = mma16::kBlockK / 8;
-    const uint32_t to = Tokens(slot);
+  static constexpr int kChunks = mma16::kBlockK / 8;
+  static constexpr int kTokensPerStep = kThreads / kChunks;
+
+  // Activations as [token][128]; zeros past m and k.
+  __device__ __forceinline__ void LoadTokens() {
 #pragma unroll
-    for (int c = threadIdx.x; c < Config::kTokens * kChunks; c += kThreads) {
-      const int token = c / kChunks, chunk = c % kChunks;
-      const int64_t row = first_token_ + token, col = block * int64_t{mma16::kBlockK} + chunk * 8;
-      const bool valid = row < p_.m && col < p_.k;
-      const uint16_t* x = static_cast<const uint16_t*>(p_.x);
-      CopyAsync16OrZero(to + token * Config::kTokenBytes + ((chunk ^ (token & 7)) * 16),
-                        valid ? x + row * p_.x_stride + col : x, valid);
+    for (int s = 0; s < (Config::kTokens + kTokensPerStep - 1) / kTokensPerStep; ++s) {
+      if (Config::kTokens < kTokensPerStep && threadIdx.x >= Config::kTokens * kChunks) break;
+      const bool valid = col_ < k_ && tokens_left_ > s * kTokensPerStep;
+      CopyAsync16OrZero(write_ + token_offset_ + s * kTokensPerStep * Config::kTokenBytes,
+                        x_ + (valid ? s * x_step_ : 0), valid);
     }
   }
 
-  const QMatmulParams& p_;
-  uint32_t ring_;
   int record_bytes_;
-  int64_t first_token_;
-  uint64_t policy_;
-  const uint8_t* tiles_[Config::kRowTiles];
+  int stage_bytes_;
+  uint32_t write_;
+  uint32_t ring_end_;
+  bool copies_meta_;
+  uint32_t token_offset_;
+  int col_;
+  int k_;
+  int64_t tokens_left_;
+  const uint16_t* x_;
+  int64_t x_step_;
+  const uint8_t* weights_[Config::kRowTiles];
 };
 
 template <class Config>
@@ -123,8 +139,8 @@ using Sums = float[Config::kRowTiles][Config::kTokenTiles][4];
 // Adds one block of K that lies in shared memory: this warp's fragment row of each record times all
 // tokens.
 template <class Math, class Config>
-__device__ __forceinline__ void Accumulate(uint32_t stage, int record_bytes, uint32_t tokens,
-                                           int metas, Sums<Config>& sums) {
+__device__ __forceinline__ void Accumulate(uint32_t stage, int record_bytes, int metas,
+                                           Sums<Config>& sums) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, half = warp % 2, row_tile = warp / 2;
   uint4 codes[Config::kRowTiles];
   typename Math::Meta meta[Config::kRowTiles];
@@ -138,7 +154,8 @@ __device__ __forceinline__ void Accumulate(uint32_t stage, int record_bytes, uin
           ReadMeta(record + mma16::kCodesBytes + which * mma16::kMetaBytes, row_tile, lane));
     }
   }
-  const uint32_t token_row = tokens + (lane % 8) * Config::kTokenBytes;
+  const uint32_t token_row =
+      stage + Config::kRowTiles * record_bytes + (lane % 8) * Config::kTokenBytes;
 #pragma unroll
   for (int pair = 0; pair < 2; ++pair) {
     Pairs a[Config::kRowTiles][2];
@@ -256,68 +273,48 @@ __global__ __launch_bounds__(kThreads, Config::kBlocks) void QMatmulA16W4(
   const int64_t first_token = static_cast<int64_t>(blockIdx.y) * Config::kTokens;
   const int begin = static_cast<int>(static_cast<int64_t>(p.k_blocks) * rank / p.split);
   const int end = static_cast<int>(static_cast<int64_t>(p.k_blocks) * (rank + 1) / p.split);
-  const TileLoader<Config> loader(p, SharedAddress(shared), group * Config::kRowTiles, first_token);
-  loader.Prefetch(begin, min(end, begin + Config::kStages));
+  const uint32_t ring = SharedAddress(shared);
+  TileLoader<Config> loader(p, ring, group * Config::kRowTiles, first_token, begin);
+  loader.Prefetch(min(end - begin, Config::kStages));
   WaitForEarlierKernels();
 
 #pragma unroll
   for (int s = 0; s < Config::kStages - 1; ++s) {
-    if (begin + s < end) loader.Load(begin + s, s);
+    if (begin + s < end) loader.Load();
     CommitGroup();
   }
   Sums<Config> sums = {};
-  int slot = 0;
+  uint32_t stage = ring;
   for (int block = begin; block < end; ++block) {
     WaitGroup<Config::kStages - 2>();
     __syncthreads();
-    const int next = block + Config::kStages - 1;
-    const int free_slot = slot == 0 ? Config::kStages - 1 : slot - 1;
-    if (next < end) loader.Load(next, free_slot);
+    if (block + Config::kStages - 1 < end) loader.Load();
     CommitGroup();
-    Accumulate<Math, Config>(loader.Stage(slot), loader.record_bytes(), loader.Tokens(slot),
-                             p.metas, sums);
-    slot = slot + 1 == Config::kStages ? 0 : slot + 1;
+    Accumulate<Math, Config>(stage, loader.record_bytes(), p.metas, sums);
+    stage += loader.stage_bytes();
+    if (stage == ring + Config::kStages * loader.stage_bytes()) stage = ring;
   }
   WaitGroup<0>();
   __syncthreads();
   JoinHalves<Config>(sums, reinterpret_cast<float*>(shared));
   ClusterBarrier();
-  Finish<Config>(p, SharedAddress(shared), group * Config::kRows, first_token);
+  Finish<Config>(p, ring, group * Config::kRows, first_token);
   // No block may leave while another still reads its sums.
   if (p.split > 1) ClusterBarrier();
-}
-
-// Launch attributes: a cluster per output tile, and a start that overlaps the end of the kernel
-// before.
-struct Attributes {
-  cudaLaunchAttribute list[2];
-  int count = 0;
-};
-
-inline Attributes MakeAttributes(int split, const DeviceInfo& device) {
-  Attributes out;
-  if (device.arch < 90) return out;
-  if (split > 1) {
-    out.list[out.count].id = cudaLaunchAttributeClusterDimension;
-    out.list[out.count++].val.clusterDim = {static_cast<unsigned>(split), 1, 1};
-  }
-  out.list[out.count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  out.list[out.count++].val.programmaticStreamSerializationAllowed = 1;
-  return out;
 }
 
 template <class Math, class Config>
 absl::Status LaunchConfigured(const QMatmulParams& p, const MatmulVariant& variant,
                               const DeviceInfo& device, StreamView stream) {
-  const Attributes attributes = MakeAttributes(p.split, device);
-  const int64_t groups = CeilDiv(p.n, Config::kRows);
+  const Attributes attributes = OverlappedLaunch(device, p.split);
+  const int64_t columns = CeilDiv(p.n, Config::kRows) * p.split;
+  const int64_t rows = CeilDiv(p.m, int64_t{Config::kTokens});
   LaunchConfig config{
-      .grid = {static_cast<unsigned>(groups * p.split),
-               static_cast<unsigned>(CeilDiv(p.m, int64_t{Config::kTokens}))},
+      .grid = {static_cast<unsigned>(columns), static_cast<unsigned>(rows)},
       .block = kThreads,
-      .shared_bytes = MatmulSharedBytes(variant, p.metas),
+      .shared_bytes = MatmulLaunchBytes(variant, p.metas, columns * rows, p.split, device),
       .stream = stream,
-      .attributes = attributes.count == 0 ? nullptr : attributes.list,
+      .attributes = attributes.list,
       .attribute_count = attributes.count,
   };
   return Launch<QMatmulA16W4<Math, Config>>("sm80/qmatmul_a16w4", config, p);
@@ -338,9 +335,14 @@ absl::Status LaunchTile(const QMatmulParams& p, const MatmulTile& tile, const De
                       p, v, device, stream);                                                      \
   }
     AWQD_TILE(8, 1, 8, 4)
+    AWQD_TILE(8, 2, 6, 3)
     AWQD_TILE(16, 1, 6, 4)
+    AWQD_TILE(16, 2, 5, 3)
+    AWQD_TILE(32, 1, 5, 3)
     AWQD_TILE(32, 2, 4, 3)
+    AWQD_TILE(64, 1, 4, 2)
     AWQD_TILE(64, 2, 4, 2)
+    AWQD_TILE(128, 1, 4, 1)
     AWQD_TILE(128, 2, 3, 1)
 #undef AWQD_TILE
   }

@@ -8,9 +8,11 @@
 namespace awqd::cuda {
 namespace {
 
-// The tables of qmatmul_a16w4.cuh are compiled from exactly these.
+// LaunchTile in qmatmul_a16w4.cuh compiles exactly these. H100, 2026-11-21: depths and block counts
+// fill 227 KB; with four or more slices per tile instead of two, 4096 x 4096 took 8.5 us, not 7.3.
 constexpr MatmulVariant kVariants[] = {
-    {8, 1, 8, 4}, {16, 1, 6, 4}, {32, 2, 4, 3}, {64, 2, 4, 2}, {128, 2, 3, 1},
+    {8, 1, 8, 4},  {8, 2, 6, 3},  {16, 1, 6, 4}, {16, 2, 5, 3},  {32, 1, 5, 3},
+    {32, 2, 4, 3}, {64, 1, 4, 2}, {64, 2, 4, 2}, {128, 1, 4, 1}, {128, 2, 3, 1},
 };
 
 // Slices shorter than this spend more on joining than they gain.
@@ -35,10 +37,14 @@ int64_t MatmulSharedBytes(const MatmulVariant& variant, int metas) {
 }
 
 int MatmulSplit(int64_t k, int64_t n, const DeviceInfo& device) {
-  if (device.arch < 90) return 1;
-  const int64_t tiles = CeilDiv(n, 2 * mma16::kTileN);
+  if (device.arch < 90 || CeilDiv(n, 2 * mma16::kTileN) * 10 >= int64_t{9} * device.sm_count) {
+    return 1;
+  }
+  // Two slices cost next to nothing: a pair of neighbouring multiprocessors always has room for a
+  // pair of blocks. Larger clusters leave multiprocessors empty, so they are for small N only.
+  const int64_t tiles = CeilDiv(n, mma16::kTileN);
   int split = 1;
-  while (split < kMaxSplit && tiles * split * 10 < int64_t{9} * device.sm_count &&
+  while (split < kMaxSplit && (split == 1 || tiles * split * 10 < int64_t{9} * device.sm_count) &&
          mma16::BlocksK(k) / (2 * split) >= kMinBlocksPerSlice) {
     split *= 2;
   }
@@ -47,13 +53,34 @@ int MatmulSplit(int64_t k, int64_t n, const DeviceInfo& device) {
 
 MatmulTile ChooseMatmulTile(const WeightShape& shape, int64_t m, const DeviceInfo& device) {
   const int metas = mma16::MetasPerRecord(shape.k, shape.scheme.group_size);
-  const MatmulVariant* chosen = &kVariants[0];
+  const int split = MatmulSplit(shape.k, shape.n, device);
+  int tokens = kVariants[0].tokens;
   for (const MatmulVariant& variant : kVariants) {
     if (!Fits(variant, metas, device)) break;
-    chosen = &variant;
-    if (variant.tokens >= m) break;
+    tokens = variant.tokens;
+    if (tokens >= m) break;
   }
-  return {chosen->tokens, chosen->row_tiles, MatmulSplit(shape.k, shape.n, device)};
+  // Two row tiles share each load of activations but halve the blocks: worth it once those still
+  // fill the device; the smallest products want more blocks in flight.
+  const int64_t blocks = CeilDiv(shape.n, 2 * mma16::kTileN) * split * CeilDiv(m, tokens);
+  const bool fills = blocks * 10 >= int64_t{device.sm_count} * (tokens <= 16 ? 15 : 9);
+  MatmulTile tile{tokens, 1, split};
+  for (const MatmulVariant& variant : kVariants) {
+    if (fills && variant.tokens == tokens && Fits(variant, metas, device)) {
+      tile.row_tiles = variant.row_tiles;
+    }
+  }
+  return tile;
+}
+
+int64_t MatmulLaunchBytes(const MatmulVariant& variant, int metas, int64_t blocks, int split,
+                          const DeviceInfo& device) {
+  // Each block costs 1 KB more than it asks for, and the opt-in maximum already leaves that out.
+  constexpr int64_t kReserved = 1024;
+  int64_t per_sm = std::max<int64_t>(1, CeilDiv(blocks, device.sm_count));
+  if (split > 2) ++per_sm;
+  const int64_t share = (device.shared_bytes_per_block + kReserved) / per_sm - kReserved;
+  return std::max(MatmulSharedBytes(variant, metas), share / 128 * 128);
 }
 
 }  // namespace awqd::cuda

@@ -27,11 +27,17 @@ struct MatmulVariant {
   int blocks;  // blocks that should fit a multiprocessor: bounds the registers
 };
 
-// In ascending order of tokens.
+// In ascending order of tokens, then of row tiles.
 absl::Span<const MatmulVariant> MatmulVariants();
 
 // Dynamic shared memory of a block; `metas` as in mma16.h.
 int64_t MatmulSharedBytes(const MatmulVariant& variant, int metas);
+
+// Dynamic shared memory that a launch of `blocks` blocks asks for: so much that no multiprocessor
+// takes more than its even share. A kernel that starts under the tail of the one before would
+// otherwise be packed onto the multiprocessors that are free first, and run at half speed there.
+int64_t MatmulLaunchBytes(const MatmulVariant& variant, int metas, int64_t blocks, int split,
+                          const DeviceInfo& device);
 
 // How many slices K is cut into. Depends on the weight and the device alone, never on the number of
 // tokens: with it the order of every sum is fixed, so a token's result has the same bits whatever
