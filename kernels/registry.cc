@@ -172,13 +172,11 @@ absl::StatusOr<Plan> Select(const WeightShape& shape, const DeviceInfo& device,
 std::string Explain(const Plan& plan) {
   std::string out = absl::StrCat("layout ", plan.layout->name);
   for (const PlanEntry& entry : plan.rows.matmul) {
-    absl::StrAppend(&out, "\n  ", Name(entry.path), " M ", entry.min_m, "..",
-                    entry.max_m < 0 ? std::string("any") : absl::StrCat(entry.max_m), ": ",
-                    entry.row->name);
+    absl::StrAppend(&out, "; ", Name(entry.path), " M >= ", entry.min_m, ": ", entry.row->name);
   }
-  absl::StrAppend(&out, "\n  dequantize: ", plan.rows.dequantize->name);
+  absl::StrAppend(&out, "; dequantize: ", plan.rows.dequantize->name);
   for (const RefusedRow& row : plan.rows.refused) {
-    absl::StrAppend(&out, "\n  refused ", row.name, ": ", row.reason);
+    absl::StrAppend(&out, "; refused ", row.name, ": ", row.reason);
   }
   return out;
 }

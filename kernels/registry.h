@@ -90,7 +90,7 @@ struct Plan {
 absl::StatusOr<Plan> Select(const WeightShape& shape, const DeviceInfo& device,
                             absl::Span<const KernelRow* const> rows);
 
-// One line per refused row and one per chosen token range, for the log.
+// One line for the log: layout, the row of each token range, every refused row with its reason.
 std::string Explain(const Plan& plan);
 
 }  // namespace awqd

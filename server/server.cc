@@ -5,6 +5,8 @@
 
 #include <atomic>
 #include <fstream>
+#include <map>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -57,6 +59,33 @@ absl::Status WritePort(const std::string& path, int port) {
   return absl::InvalidArgumentError(absl::StrCat("--port_file: cannot write \"", path, "\""));
 }
 
+// Weights that differ in nothing kernels care about share a plan: one of each is enough to warm up
+// and to explain.
+std::vector<std::shared_ptr<const DeviceWeight>> OneOfEachShape(const Model& model) {
+  std::map<std::string, std::shared_ptr<const DeviceWeight>> shapes;
+  for (const auto& [path, weight] : model.weights) {
+    const WeightShape& shape = weight->shape;
+    shapes.emplace(absl::StrCat(ToString(shape.scheme), " [", shape.k, ", ", shape.n, "]"), weight);
+  }
+  std::vector<std::shared_ptr<const DeviceWeight>> out;
+  for (auto& [shape, weight] : shapes) out.push_back(std::move(weight));
+  return out;
+}
+
+// Brings kernels up on a new model's shapes and says which ones will serve them.
+absl::Status WarmUp(const Model& model, Engine& engine) {
+  for (const std::shared_ptr<const DeviceWeight>& weight : OneOfEachShape(model)) {
+    AWQD_RETURN_IF_ERROR(engine.WarmUp(weight));
+    const WeightShape& shape = weight->shape;
+    LogEvent(LogLevel::kInfo, "plan",
+             {{"model", model.name},
+              {"shape", absl::StrCat("[", shape.k, ", ", shape.n, "]")},
+              {"scheme", ToString(shape.scheme)},
+              {"kernels", Explain({weight->layout, weight->plan})}});
+  }
+  return absl::OkStatus();
+}
+
 class ServerImpl final : public Server {
  public:
   explicit ServerImpl(const Options& options) : options_(options) {}
@@ -70,6 +99,7 @@ class ServerImpl final : public Server {
         [](absl::string_view line) { LogEvent(LogLevel::kInfo, line, {}); });
     AWQD_ASSIGN_OR_RETURN(std::vector<std::string> names, ModelsToLoad(options_, *models_));
     AWQD_ASSIGN_OR_RETURN(engine_, MakeLocalEngine(device_.get(), options_.engine));
+    models_->set_before_serving([this](const Model& model) { return WarmUp(model, *engine_); });
     AWQD_ASSIGN_OR_RETURN(rpc_, RpcServer::Start(options_.rpc, engine_.get(), models_.get()));
     rpc_->SetStarting(true);
     const DeviceInfo& info = device_->info();
@@ -97,9 +127,7 @@ class ServerImpl final : public Server {
     for (const std::string& name : names) {
       absl::StatusOr<std::shared_ptr<const Model>> model = models_->Load(name);
       if (!model.ok()) {
-        load_error_ =
-            absl::Status(model.status().code(),
-                         absl::StrCat("model \"", name, "\": ", model.status().message()));
+        load_error_ = model.status();  // names the model itself
         load_state_ = LoadState::kFailed;
         return;
       }

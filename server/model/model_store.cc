@@ -73,7 +73,10 @@ absl::Status ModelStore::BeginLoad(absl::string_view name) {
 
 absl::StatusOr<std::shared_ptr<Model>> ModelStore::LoadFromDisk(const std::string& name) const {
   AWQD_ASSIGN_OR_RETURN(const RepositoryRoot root, RepositoryRoot::Open(root_));
-  return LoadModel(root, name, *device_, cancelled_, log_);
+  AWQD_ASSIGN_OR_RETURN(std::shared_ptr<Model> model,
+                        LoadModel(root, name, *device_, cancelled_, log_));
+  if (before_serving_) AWQD_RETURN_IF_ERROR(before_serving_(*model));
+  return model;
 }
 
 absl::StatusOr<std::shared_ptr<const Model>> ModelStore::EndLoad(

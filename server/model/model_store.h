@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -51,6 +52,11 @@ class ModelStore {
   // `root`: the repository; need not contain anything yet. `device` outlives the store. `log`, if
   // given, gets a line at most every two seconds of a load, from the loading thread.
   ModelStore(std::string root, Device* device, ProgressLog log = nullptr);
+
+  // Runs on the loading thread before a new version is served; an error fails the load. Set before
+  // the first load.
+  using BeforeServing = std::function<absl::Status(const Model&)>;
+  void set_before_serving(BeforeServing hook) { before_serving_ = std::move(hook); }
 
   // Loads or reloads. On success the new version replaces the old one at once; on failure nothing
   // changes but the status message and everything allocated on the way is freed. NOT_FOUND no such
@@ -101,6 +107,7 @@ class ModelStore {
   const std::string root_;
   Device* const device_;
   const ProgressLog log_;
+  BeforeServing before_serving_;
   std::atomic<bool> cancelled_{false};
   mutable Mutex mu_;
   std::map<std::string, Entry, std::less<>> entries_ ABSL_GUARDED_BY(mu_);
