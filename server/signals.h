@@ -3,9 +3,9 @@
 
 namespace awqd {
 
-// Installs the handlers. Called first in main, so that a signal that comes during start-up is not
-// lost. Handlers and a pipe rather than blocked signals: libraries start threads before main does,
-// and a blocked mask would not reach those.
+// Installs the handlers. Called before main (see main.cc), so that a signal that comes during
+// start-up is not lost; uses libc only. Handlers and a pipe rather than blocked signals: libraries
+// start threads before main does, and a blocked mask would not reach those.
 void InstallSignalHandlers();
 
 // A file descriptor that becomes readable at the first signal.
