@@ -1,0 +1,71 @@
+// The decodes of kernels/cuda/common/dequant.cuh on the GPU give the bits of their host bodies,
+// which dequant_test.cc checks exhaustively.
+#include <cuda_runtime.h>
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "kernels/cuda/common/dequant.cuh"
+
+namespace awqd::cuda {
+namespace {
+
+constexpr int kOutputs = 18;
+
+// All conversions of one word with one zero point and one scale.
+AWQD_HD void DecodeAll(uint32_t word, uint32_t z, uint16_t scale, uint32_t* out) {
+  const uint32_t low = Both(LowZeroFp16(z)), high = Both(HighZeroFp16(z)), zb = Both(ZeroBf16(z));
+  const uint32_t s = Both(scale);
+  const SplitScale split = SplitToBf16(scale);
+  const uint32_t sh = Both(split.high), sl = Both(split.low);
+  const Pairs results[4] = {Int4ToFp16(word, {low, high, low, high}, {s, s, s, s}),
+                            Int4ToBf16(word, {zb, zb, zb, zb}, {sh, sh, sh, sh}, {sl, sl, sl, sl}),
+                            BiasedInt4ToFp16(word), BiasedInt4ToBf16(word)};
+  for (int r = 0; r < 3; ++r) {
+    for (int i = 0; i < 4; ++i) out[4 * r + i] = results[r].v[i];
+  }
+  uint32_t bytes[2];
+  BiasedInt8ToFp16(word, bytes);
+  out[12] = bytes[0], out[13] = bytes[1];
+  BiasedInt8ToBf16(word, bytes);
+  out[14] = bytes[0], out[15] = bytes[1];
+  out[16] = results[3].v[0], out[17] = Prmt(word, s, z | 0x5310);
+}
+
+// Thread = (scale, z): the words of a fixed pseudo-random walk that starts there.
+AWQD_HD uint32_t WordOf(uint32_t index) { return (index ^ index >> 15) * 2246822519u ^ index << 7; }
+
+__global__ void Decode(uint32_t* out) {
+  const uint32_t index = blockIdx.x * blockDim.x + threadIdx.x;
+  DecodeAll(WordOf(index), index % 16, index / 16, out + static_cast<int64_t>(index) * kOutputs);
+}
+
+bool IsNan(uint32_t half) { return (half & 0x7c00) == 0x7c00; }
+
+TEST(Decode, GivesTheBitsOfTheHostBodies) {
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+    GTEST_SKIP() << "no CUDA device answers";
+  }
+  constexpr int64_t kCount = 16 * 65536;
+  uint32_t* device = nullptr;
+  ASSERT_EQ(cudaMalloc(&device, kCount * kOutputs * 4), cudaSuccess);
+  Decode<<<kCount / 256, 256>>>(device);
+  std::vector<uint32_t> got(kCount * kOutputs);
+  ASSERT_EQ(cudaMemcpy(got.data(), device, got.size() * 4, cudaMemcpyDeviceToHost), cudaSuccess);
+  ASSERT_EQ(cudaFree(device), cudaSuccess);
+  for (uint32_t index = 0; index < kCount; ++index) {
+    const uint16_t scale = index / 16;
+    if (IsNan(scale)) continue;  // infinities and NaNs: payloads are the hardware's own
+    uint32_t want[kOutputs];
+    DecodeAll(WordOf(index), index % 16, scale, want);
+    for (int i = 0; i < kOutputs; ++i) {
+      ASSERT_EQ(got[static_cast<int64_t>(index) * kOutputs + i], want[i])
+          << "output " << i << ", word " << WordOf(index) << ", zero " << index % 16 << ", scale "
+          << scale;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace awqd::cuda

@@ -1,0 +1,196 @@
+// Exhaustive checks of the decodes of kernels/cuda/common/dequant.cuh through their host bodies.
+#include "kernels/cuda/common/dequant.cuh"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+#include <cstdint>
+
+namespace awqd::cuda {
+namespace {
+
+constexpr int kNibble[8] = {0, 4, 1, 5, 2, 6, 3, 7};
+
+uint32_t PackInt4(const std::array<int, 8>& codes) {
+  uint32_t word = 0;
+  for (int e = 0; e < 8; ++e) word |= static_cast<uint32_t>(codes[e]) << (4 * kNibble[e]);
+  return word;
+}
+
+// The eight codes first, first + 1, ... modulo 16.
+std::array<int, 8> CodesFrom(int first) {
+  std::array<int, 8> codes;
+  for (int e = 0; e < 8; ++e) codes[e] = (first + e) % 16;
+  return codes;
+}
+
+uint32_t PackInt8(int e0, int e1, int e2, int e3) {
+  return static_cast<uint32_t>(e0 | e2 << 8 | e1 << 16) | static_cast<uint32_t>(e3) << 24;
+}
+
+uint16_t Lane(const Pairs& pairs, int e) { return pairs.v[e / 2] >> (16 * (e % 2)) & 0xffff; }
+uint16_t Lane(const uint32_t (&pairs)[2], int e) { return pairs[e / 2] >> (16 * (e % 2)) & 0xffff; }
+
+struct ZerosFp16 {
+  explicit ZerosFp16(int z) {
+    for (int i = 0; i < 4; ++i) v[i] = Both(i % 2 == 0 ? LowZeroFp16(z) : HighZeroFp16(z));
+  }
+  uint32_t v[4];
+};
+
+struct All {
+  explicit All(uint32_t word) {
+    for (uint32_t& w : v) w = word;
+  }
+  uint32_t v[4];
+};
+
+bool IsFinite(uint16_t half) { return (half & 0x7c00) != 0x7c00; }
+
+TEST(Prmt, PicksBytesAndSigns) {
+  EXPECT_EQ(Prmt(0x83FF0180, 0x64646464, 0x5250), 0x64FF6480u);
+  EXPECT_EQ(Prmt(0x83FF0180, 0x64646464, 0x5351), 0x64836401u);
+  EXPECT_EQ(Prmt(0x33221180, 0x77665544, 0x7654), 0x77665544u);
+  // Bit 3 replicates the sign: byte 0 is negative, byte 1 is not.
+  EXPECT_EQ(Prmt(0x33221180, 0, 0x9898), 0x00FF00FFu);
+}
+
+TEST(Lop3, FollowsItsTable) {
+  const uint32_t a = 0xF0F0A5C3, b = 0xCCCC5A3C, c = 0xAAAA9669;
+  EXPECT_EQ((Lop3<kAndOr>(a, b, c)), (a & b) | c);
+  EXPECT_EQ((Lop3<0x96>(a, b, c)), a ^ b ^ c);
+  EXPECT_EQ((Lop3<0x80>(a, b, c)), a & b & c);
+}
+
+TEST(PackedArithmetic, RoundsOnce) {
+  // 2049 lies halfway between the fp16 neighbours 2048 and 2050; 2^-24 more decides.
+  const uint16_t one = FloatToHalf(1), big = FloatToHalf(2048), tiny = FloatToHalf(0x1p-24f);
+  EXPECT_EQ(host::FmaFp16(one, one, big), FloatToHalf(2048));
+  EXPECT_EQ(host::FmaFp16(FloatToHalf(1.0009765625f), one, big), FloatToHalf(2050));
+  EXPECT_EQ(host::FmaFp16(tiny, tiny, FloatToHalf(3)), FloatToHalf(3));
+  EXPECT_EQ(host::FmaFp16(FloatToHalf(60000), FloatToHalf(2), 0), 0x7c00);
+  EXPECT_EQ(Mul2Fp16(0x80003C00, 0x3C003C00), 0x80003C00u) << "a zero product keeps its sign";
+  EXPECT_EQ(Sub2Fp16(0x3C003C00, 0x3C003C00), 0u);
+}
+
+TEST(Int4ToFp16, ThePinnedWordIsZeroToSeven) {
+  const Pairs got = Int4ToFp16(0x75316420, ZerosFp16(0).v, All(Both(FloatToHalf(1))).v);
+  for (int e = 0; e < 8; ++e) EXPECT_EQ(Lane(got, e), FloatToHalf(e)) << e;
+}
+
+// Every (q, z) at every position of the word: the subtraction is exact.
+TEST(Int4MinusZero, IsExactForEveryPair) {
+  for (int z = 0; z < 16; ++z) {
+    for (int first = 0; first < 16; ++first) {
+      const std::array<int, 8> codes = CodesFrom(first);
+      const Pairs fp16 = Int4MinusZeroFp16(PackInt4(codes), ZerosFp16(z).v);
+      const Pairs bf16 = Int4MinusZeroBf16(PackInt4(codes), All(Both(ZeroBf16(z))).v);
+      for (int e = 0; e < 8; ++e) {
+        ASSERT_EQ(Lane(fp16, e), FloatToHalf(codes[e] - z)) << codes[e] << " - " << z;
+        ASSERT_EQ(Lane(bf16, e), FloatToBf16(codes[e] - z)) << codes[e] << " - " << z;
+      }
+    }
+  }
+}
+
+// All 256 (q, z) x all 65536 scales: one rounding of (q - z) * s.
+TEST(Int4ToFp16, RoundsTheProductOnce) {
+  for (int z = 0; z < 16; ++z) {
+    const ZerosFp16 zeros(z);
+    for (int first = 0; first < 16; first += 8) {
+      const std::array<int, 8> codes = CodesFrom(first);
+      const uint32_t word = PackInt4(codes);
+      for (uint32_t s = 0; s < 65536; ++s) {
+        if (!IsFinite(s)) continue;
+        const Pairs got = Int4ToFp16(word, zeros.v, All(Both(s)).v);
+        for (int e = 0; e < 8; ++e) {
+          ASSERT_EQ(Lane(got, e), FloatToHalf((codes[e] - z) * HalfToFloat(s)))
+              << "(" << codes[e] << " - " << z << ") * fp16 " << s;
+        }
+      }
+    }
+  }
+}
+
+TEST(SplitToBf16, IsExactForEveryScale) {
+  for (uint32_t s = 0; s < 65536; ++s) {
+    const SplitScale split = SplitToBf16(s);
+    if (IsFinite(s)) {
+      ASSERT_EQ(Bf16ToFloat(split.high) + Bf16ToFloat(split.low), HalfToFloat(s)) << s;
+    } else {
+      ASSERT_EQ(split.low, 0u) << s;
+    }
+  }
+}
+
+// The product with an 11-bit scale, rounded to bf16 once although every operation is bf16.
+TEST(Int4ToBf16, RoundsTheProductOnce) {
+  for (int z = 0; z < 16; ++z) {
+    const All zeros(Both(ZeroBf16(z)));
+    for (int first = 0; first < 16; first += 8) {
+      const std::array<int, 8> codes = CodesFrom(first);
+      const uint32_t word = PackInt4(codes);
+      for (uint32_t s = 0; s < 65536; ++s) {
+        if (!IsFinite(s)) continue;
+        const SplitScale split = SplitToBf16(s);
+        const Pairs got =
+            Int4ToBf16(word, zeros.v, All(Both(split.high)).v, All(Both(split.low)).v);
+        for (int e = 0; e < 8; ++e) {
+          const float exact = (codes[e] - z) * HalfToFloat(s);
+          // The sign of a zero product may differ: +0 and -0 are the same weight.
+          if (exact == 0) {
+            ASSERT_EQ(Lane(got, e) & 0x7fff, 0) << s;
+          } else {
+            ASSERT_EQ(Lane(got, e), FloatToBf16(exact))
+                << "(" << codes[e] << " - " << z << ") * fp16 " << s;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(BiasedInt4, IsTheSignedValue) {
+  for (int first = 0; first < 16; ++first) {
+    const std::array<int, 8> codes = CodesFrom(first);
+    const Pairs fp16 = BiasedInt4ToFp16(PackInt4(codes)), bf16 = BiasedInt4ToBf16(PackInt4(codes));
+    for (int e = 0; e < 8; ++e) {
+      EXPECT_EQ(Lane(fp16, e), FloatToHalf(codes[e] - 8));
+      EXPECT_EQ(Lane(bf16, e), FloatToBf16(codes[e] - 8));
+    }
+  }
+}
+
+TEST(Int8, EveryByteAtEveryPosition) {
+  for (int q = 0; q < 256; ++q) {
+    const int e[4] = {q, (q + 77) % 256, (q + 130) % 256, 255 - q};
+    const uint32_t word = PackInt8(e[0], e[1], e[2], e[3]);
+    uint32_t biased[2], fp16[2], bf16[2];
+    Int8PlusBiasFp16(word, biased);
+    BiasedInt8ToFp16(word, fp16);
+    BiasedInt8ToBf16(word, bf16);
+    for (int i = 0; i < 4; ++i) {
+      ASSERT_EQ(Lane(biased, i), FloatToHalf(1024 + e[i]));
+      ASSERT_EQ(Lane(fp16, i), FloatToHalf(e[i] - 128));
+      ASSERT_EQ(Lane(bf16, i), FloatToBf16(e[i] - 128));
+    }
+  }
+}
+
+TEST(Int8MinusZero, IsExactForEveryPair) {
+  for (int z = 0; z < 256; ++z) {
+    const uint32_t zero = Both(FloatToHalf(1024 + z));
+    for (int q = 0; q < 256; ++q) {
+      uint32_t got[2];
+      Int8MinusZeroFp16(PackInt8(q, z, 255 - q, q), {zero, zero}, got);
+      ASSERT_EQ(Lane(got, 0), FloatToHalf(q - z));
+      ASSERT_EQ(Lane(got, 1), FloatToHalf(0));
+      ASSERT_EQ(Lane(got, 2), FloatToHalf(255 - q - z));
+      ASSERT_EQ(Lane(got, 3), FloatToHalf(q - z));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace awqd::cuda

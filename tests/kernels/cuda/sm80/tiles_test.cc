@@ -1,0 +1,102 @@
+// The tile choice of the fused product on invented devices.
+#include "kernels/cuda/sm80/tiles.h"
+
+#include <gtest/gtest.h>
+
+#include "kernels/layouts/mma16.h"
+
+namespace awqd::cuda {
+namespace {
+
+DeviceInfo Gpu(int arch, int sms, int64_t shared_bytes) {
+  DeviceInfo out;
+  out.kind = DeviceKind::kCuda;
+  out.arch = arch;
+  out.sm_count = sms;
+  out.shared_bytes_per_block = shared_bytes;
+  return out;
+}
+
+DeviceInfo H100() { return Gpu(90, 132, 232448); }
+
+WeightShape Weight(int64_t k, int64_t n, int64_t group = 128) {
+  WeightShape out{k, n, {}};
+  out.scheme.group_size = group;
+  return out;
+}
+
+TEST(MatmulSplit, FillsTheDeviceWithTheFewestSlices) {
+  EXPECT_EQ(MatmulSplit(4096, 28672, H100()), 1);
+  EXPECT_EQ(MatmulSplit(8192, 8192, H100()), 2);
+  EXPECT_EQ(MatmulSplit(4096, 4096, H100()), 2);
+  EXPECT_EQ(MatmulSplit(14336, 1024, H100()), 8);
+  EXPECT_EQ(MatmulSplit(14336, 64, H100()), 8) << "no cluster has more than 8 blocks";
+}
+
+TEST(MatmulSplit, KeepsSlicesLongEnough) {
+  EXPECT_EQ(MatmulSplit(128, 64, H100()), 1);
+  EXPECT_EQ(MatmulSplit(1024, 64, H100()), 2);
+}
+
+TEST(MatmulSplit, NeedsClusters) { EXPECT_EQ(MatmulSplit(14336, 64, Gpu(80, 108, 166912)), 1); }
+
+TEST(ChooseMatmulTile, CoversTheTokensWithTheSmallestTile) {
+  const int64_t counts[][2] = {{1, 8},   {8, 8},    {9, 16},    {16, 16},   {17, 32},   {33, 64},
+                               {64, 64}, {65, 128}, {128, 128}, {129, 128}, {4097, 128}};
+  for (const auto& [m, tokens] : counts) {
+    EXPECT_EQ(ChooseMatmulTile(Weight(4096, 4096), m, H100()).tokens, tokens) << m << " tokens";
+  }
+}
+
+TEST(ChooseMatmulTile, SplitsAlikeForEveryNumberOfTokens) {
+  for (const auto& [k, n] : {std::pair{4096, 4096}, {14336, 4096}, {4096, 28672}, {96, 8}}) {
+    const int split = MatmulSplit(k, n, H100());
+    for (int64_t m = 1; m < 300; ++m) {
+      ASSERT_EQ(ChooseMatmulTile(Weight(k, n, k == 96 ? 96 : 128), m, H100()).split, split);
+    }
+  }
+}
+
+TEST(ChooseMatmulTile, TakesTwoRowTilesOnlyWhereBlocksAreLeft) {
+  EXPECT_EQ(ChooseMatmulTile(Weight(4096, 28672), 1, H100()).row_tiles, 2);
+  EXPECT_EQ(ChooseMatmulTile(Weight(4096, 4096), 1, H100()).row_tiles, 1);
+  EXPECT_EQ(ChooseMatmulTile(Weight(8192, 8192), 8, H100()).row_tiles, 1);
+  EXPECT_EQ(ChooseMatmulTile(Weight(8192, 8192), 64, H100()).row_tiles, 2);
+}
+
+TEST(ChooseMatmulTile, StaysWithinSharedMemory) {
+  // GPUs with 227, 163, 99 and 64 KB, and the group size that needs most.
+  for (const int64_t bytes : {232448, 166912, 101376, 65536}) {
+    const DeviceInfo device = Gpu(80, 84, bytes);
+    for (const int64_t group : {16, 128}) {
+      for (int64_t m = 1; m < 300; ++m) {
+        const MatmulTile tile = ChooseMatmulTile(Weight(4096, 28672, group), m, device);
+        bool compiled = false;
+        for (const MatmulVariant& variant : MatmulVariants()) {
+          if (variant.tokens != tile.tokens || variant.row_tiles != tile.row_tiles) continue;
+          compiled = true;
+          ASSERT_LE(MatmulSharedBytes(variant, mma16::MetasPerRecord(4096, group)), bytes);
+        }
+        ASSERT_TRUE(compiled) << tile.tokens << " x " << tile.row_tiles;
+      }
+    }
+  }
+}
+
+TEST(MatmulLaunchBytes, SpreadsBlocksEvenly) {
+  const MatmulVariant& variant = MatmulVariants()[0];
+  // One block each: so much that no second one fits.
+  EXPECT_GT(2 * (MatmulLaunchBytes(variant, 1, 128, 2, H100()) + 1024), 233472);
+  // Two each: two fit, three do not.
+  const int64_t two = MatmulLaunchBytes(variant, 1, 200, 1, H100());
+  EXPECT_LE(2 * (two + 1024), 233472);
+  EXPECT_GT(3 * (two + 1024), 233472);
+  // Many: what the kernel needs.
+  EXPECT_EQ(MatmulLaunchBytes(variant, 1, 100000, 1, H100()), MatmulSharedBytes(variant, 1));
+  for (const MatmulVariant& v : MatmulVariants()) {
+    EXPECT_LE(MatmulLaunchBytes(v, 8, 1, 1, H100()), 232448);
+  }
+}
+
+}  // namespace
+}  // namespace awqd::cuda
