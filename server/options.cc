@@ -27,7 +27,8 @@ struct Flags {
   Options options;
   int64_t drain_delay_ms = 0;
   double drain_timeout_s = 30;
-  double max_queue_delay_ms = 0;
+  double max_queue_delay_us = 0;
+  double max_starvation_ms = 500;
   double keepalive_time_s = 120;
   double keepalive_timeout_s = 20;
   double min_ping_interval_s = 10;
@@ -54,6 +55,17 @@ std::string ParseBytes(std::string& text) {
   }
   text = absl::StrCat(number * factor->second);
   return "";
+}
+
+// "auto" -> the engine's word for it; a count stays as it is.
+std::string ParseThreshold(std::string& text) {
+  int64_t tokens = 0;
+  if (text == "auto") {
+    text = absl::StrCat(ThresholdTable::kAuto);
+    return "";
+  }
+  if (absl::SimpleAtoi(text, &tokens) && tokens >= 0) return "";
+  return absl::StrCat("got \"", text, "\", expected a number of tokens from 0 on, or auto");
 }
 
 // Registers flags with their environment twins.
@@ -172,18 +184,24 @@ void AddBatchFlags(Table& table, Flags& flags) {
   table
       .Add("token_threshold", engine.token_threshold,
            "Merged tokens from which a weight is dequantised for a dense product instead of being "
-           "decoded inside the product. 0: always. Measure with awqctl matmul --random M.")
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 40));
+           "decoded inside the product. 0: always. auto: what measures best for each shape on this "
+           "device, a few products per shape at load.")
+      ->transform(CLI::Validator(ParseThreshold, "TOKENS|auto", "threshold"));
   table
       .Add("max_batch_tokens", batching.max_batch_tokens,
            "Tokens that are merged into one batch. More than a few hundred add latency without "
            "saving weight traffic.")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
   table
-      .Add("max_queue_delay_ms", flags.max_queue_delay_ms,
+      .Add("max_queue_delay_us", flags.max_queue_delay_us,
            "How long the oldest request may wait for company while the device is idle. 0: an idle "
            "device starts at once and batches form under load.")
-      ->check(CLI::Range(0.0, 60000.0));
+      ->check(CLI::Range(0.0, 60e6));
+  table
+      .Add("max_starvation_ms", flags.max_starvation_ms,
+           "A request that has waited this long goes before every priority: the bound on what "
+           "urgent traffic can do to the rest.")
+      ->check(CLI::Range(0.0, 3.6e6));
   table
       .Add("max_queued_requests", batching.max_queued_tasks,
            "Requests that may wait; the next is refused with RESOURCE_EXHAUSTED. Choose so that a "
@@ -274,7 +292,8 @@ absl::StatusOr<Options> ToOptions(Flags flags) {
       2 * std::max(limits.max_receive_message_bytes, limits.max_send_message_bytes);
   limits.max_queued_requests = options.engine.batching.max_queued_tasks;
   limits.max_batch_tokens = options.engine.batching.max_batch_tokens;
-  options.engine.batching.max_queue_delay = absl::Milliseconds(flags.max_queue_delay_ms);
+  options.engine.batching.max_queue_delay = absl::Microseconds(flags.max_queue_delay_us);
+  options.engine.batching.max_starvation = absl::Milliseconds(flags.max_starvation_ms);
   options.drain_delay = absl::Milliseconds(flags.drain_delay_ms);
   options.drain_timeout = absl::Seconds(flags.drain_timeout_s);
   options.rpc.keepalive_time = absl::Seconds(flags.keepalive_time_s);

@@ -81,6 +81,7 @@ absl::Status WarmUp(const Model& model, Engine& engine) {
              {{"model", model.name},
               {"shape", absl::StrCat("[", shape.k, ", ", shape.n, "]")},
               {"scheme", ToString(shape.scheme)},
+              {"token_threshold", engine.TokenThreshold(*weight)},
               {"kernels", Explain({weight->layout, weight->plan})}});
   }
   return absl::OkStatus();

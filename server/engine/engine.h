@@ -50,6 +50,7 @@ struct MatmulWork {
   int64_t tokens = 0;
   std::vector<float> bias;   // [N] override, or empty for the weight's own
   std::optional<Path> path;  // none: the token-count policy decides
+  bool alone = false;        // neither merged with others nor held back to wait for them
 };
 
 // out[rows, cols] of the weight.
@@ -111,7 +112,10 @@ class Engine {
   virtual void Drain() = 0;
 
   virtual const Device& device() const = 0;
+  // From how many merged tokens on a weight is dequantised first; -1: measured for each shape.
   virtual int64_t token_threshold() const = 0;
+  // The count in force for this weight.
+  virtual int64_t TokenThreshold(const DeviceWeight& /*weight*/) const { return token_threshold(); }
   virtual int64_t queued_tasks() const = 0;
 };
 

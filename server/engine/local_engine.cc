@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "kernels/base/status.h"
@@ -20,6 +21,9 @@
 namespace awqd {
 namespace {
 
+// Tokens that buffers are sized for before the first request: two thresholds' worth.
+constexpr int64_t kWarmUpTokens = 512;
+
 // Names one INTERNAL failure in the answers and in the log, so that a report can be found again.
 std::string NextErrorId() {
   static std::atomic<uint32_t> count{0};
@@ -27,16 +31,21 @@ std::string NextErrorId() {
   return absl::StrCat(absl::Hex(start, absl::kZeroPad8), "-", count.fetch_add(1) + 1);
 }
 
-absl::Status WithErrorId(const absl::Status& status) {
-  if (status.code() != absl::StatusCode::kInternal) return status;
-  return absl::InternalError(absl::StrCat(status.message(), " [error id ", NextErrorId(), "]"));
+absl::Status WithErrorId(absl::Status status) {
+  if (status.code() == absl::StatusCode::kInternal) {
+    status.SetPayload(kErrorIdPayload, absl::Cord(NextErrorId()));
+  }
+  return status;
 }
 
 class LocalEngine final : public Engine {
  public:
   LocalEngine(Device* device, const EngineOptions& options,
               std::vector<std::unique_ptr<Lane>> lanes)
-      : device_(device), options_(options), lanes_(std::move(lanes)) {
+      : device_(device),
+        options_(options),
+        thresholds_(options.token_threshold, device),
+        lanes_(std::move(lanes)) {
     scheduler_ = std::make_unique<BatchScheduler>(
         options.batching, static_cast<int>(lanes_.size()),
         [this](int worker, Batch batch) { Execute(*lanes_[worker], batch); });
@@ -63,6 +72,9 @@ class LocalEngine final : public Engine {
   void Drain() override { scheduler_->Drain(); }
   const Device& device() const override { return *device_; }
   int64_t token_threshold() const override { return options_.token_threshold; }
+  int64_t TokenThreshold(const DeviceWeight& weight) const override {
+    return thresholds_.For(weight);
+  }
   int64_t queued_tasks() const override { return scheduler_->queued_tasks(); }
 
  private:
@@ -76,6 +88,7 @@ class LocalEngine final : public Engine {
 
   Device* const device_;
   const EngineOptions options_;
+  ThresholdTable thresholds_;
   const std::vector<std::unique_ptr<Lane>> lanes_;
   std::atomic<bool> fault_reported_{false};
   // Shared with the handles, which may outlive the engine.
@@ -137,7 +150,7 @@ absl::Status LocalEngine::Run(Lane& lane, Batch& batch, const KernelRow** ran) {
 
 absl::Status LocalEngine::RunMatmul(Lane& lane, Batch& batch, const KernelRow** ran) {
   const MatmulWork& work = static_cast<MatmulTask&>(*batch.tasks.front()).work();
-  const TokenPolicy policy{options_.token_threshold};
+  const TokenPolicy policy{thresholds_.For(*work.weight)};
   const Path path =
       work.path.value_or(policy.UseFused(batch.tokens) ? Path::kFused : Path::kDequantize);
   std::vector<RowPiece> pieces;
@@ -186,6 +199,7 @@ absl::Status LocalEngine::WarmUp(const std::shared_ptr<const DeviceWeight>& weig
       work.weight = weight;
       work.tokens = tokens;
       work.path = entry.path;
+      work.alone = true;
       work.x.assign(tokens * weight->shape.k * SizeOf(work.x_dtype), '\0');
       AWQD_RETURN_IF_ERROR(RunAndWait(std::move(work)));
     }

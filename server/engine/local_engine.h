@@ -9,12 +9,14 @@
 #include "kernels/device.h"
 #include "server/batching/batch_queue.h"
 #include "server/engine/engine.h"
+#include "server/engine/threshold_table.h"
 
 namespace awqd {
 
 struct EngineOptions {
   // Fewer merged tokens: fused kernel; this many and more: dequantise, then a dense product.
-  int64_t token_threshold = 256;
+  // ThresholdTable::kAuto: the count that measures best on this device for each shape.
+  int64_t token_threshold = ThresholdTable::kDefault;
   BatchOptions batching;
   // Streams with a worker thread each. 0: one on the CPU, whose kernels use all cores; two on a
   // GPU, so that the copies of one batch overlap the kernels of another.

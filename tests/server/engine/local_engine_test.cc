@@ -18,7 +18,6 @@ namespace awqd {
 namespace {
 
 using ::awqd::testing::WrappedDevice;
-using ::testing::HasSubstr;
 
 constexpr int64_t kK = 64;
 constexpr int64_t kN = 24;
@@ -194,6 +193,22 @@ TEST_P(LocalEngineTest, TheThresholdLooksAtTheMergedCount) {
   EXPECT_EQ(b.report.path, Path::kDequantize);
 }
 
+TEST_P(LocalEngineTest, AnAutomaticThresholdIsMeasuredOnceForAShape) {
+  EngineOptions options;
+  options.token_threshold = ThresholdTable::kAuto;
+  Start(options);
+  EXPECT_EQ(engine_->TokenThreshold(*weight_), ThresholdTable::kDefault) << "not measured yet";
+  ASSERT_TRUE(engine_->WarmUp(weight_).ok());
+  const int64_t measured = engine_->TokenThreshold(*weight_);
+  EXPECT_GE(measured, 32);
+  const int64_t allocations = device_->allocations();
+  ASSERT_TRUE(engine_->WarmUp(weight_).ok());
+  EXPECT_EQ(engine_->TokenThreshold(*weight_), measured);
+  EXPECT_EQ(device_->allocations(), allocations) << "measured again";
+  const std::vector<float> x = RandomRows(40);
+  ExpectProduct(Submit(Work(x)).get(), x, canonical_.bias);
+}
+
 TEST_P(LocalEngineTest, AnAskedForPathIsTaken) {
   Start();
   const std::vector<float> x = RandomRows(2);
@@ -272,7 +287,7 @@ TEST_P(LocalEngineTest, AFaultFailsTheWholeBatchWithOneErrorId) {
   device_->Break();  // both are queued and wait for company
   const Answer a = first.get(), b = second.get();
   EXPECT_EQ(a.status.code(), absl::StatusCode::kInternal);
-  EXPECT_THAT(std::string(a.status.message()), HasSubstr("error id "));
+  EXPECT_TRUE(a.status.GetPayload(kErrorIdPayload).has_value());
   EXPECT_EQ(a.status, b.status) << "one fault, one error id";
   EXPECT_EQ(fault.get_future().get().code(), absl::StatusCode::kInternal);
   EXPECT_EQ(Submit(Work(RandomRows(1))).get().status.code(), absl::StatusCode::kFailedPrecondition);
@@ -317,8 +332,10 @@ TEST_P(LocalEngineTest, AfterTheFirstRequestALaneAllocatesNothing) {
   EXPECT_EQ(device_->allocations(), before);
 }
 
-TEST_P(LocalEngineTest, WarmUpRunsThePlan) {
-  Start();
+TEST_P(LocalEngineTest, WarmUpRunsThePlanWithoutWaitingForCompany) {
+  EngineOptions options;
+  options.batching.max_queue_delay = absl::Hours(1);
+  Start(options);
   EXPECT_TRUE(engine_->WarmUp(weight_).ok());
   device_->Break();
   EXPECT_EQ(engine_->WarmUp(weight_).code(), absl::StatusCode::kFailedPrecondition);

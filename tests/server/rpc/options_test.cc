@@ -62,6 +62,9 @@ TEST(Options, RefusesWhatItDoesNotKnow) {
   EXPECT_THAT(ErrorOf({"--model_repository", "/m", "--token_threshold", "many"}),
               HasSubstr("many"));
   EXPECT_THAT(ErrorOf({"--model_repository", "/m", "--token_threshold", "-1"}), HasSubstr("-1"));
+  EXPECT_EQ(Parse({"--model_repository", "/m", "--token_threshold", "auto"})
+                ->options.engine.token_threshold,
+            ThresholdTable::kAuto);
 }
 
 TEST(Options, ChecksSizes) {

@@ -1,0 +1,44 @@
+// ThresholdTable: from how many tokens on a weight's product is dequantised first; fixed, or
+// measured per shape.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "kernels/base/mutex.h"
+#include "kernels/device.h"
+#include "kernels/weight.h"
+
+namespace awqd {
+
+// Thread-safe. Entries are kept by scheme and shape for the life of the process, so that a second
+// weight or a reload of the same shape measures nothing.
+class ThresholdTable {
+ public:
+  // Instead of a count: measure each shape when it is first loaded.
+  static constexpr int64_t kAuto = -1;
+  // What weights that were never measured get under kAuto: vLLM's count.
+  static constexpr int64_t kDefault = 256;
+
+  // `threshold`: tokens, or kAuto.
+  ThresholdTable(int64_t threshold, Device* device) : threshold_(threshold), device_(device) {}
+
+  int64_t For(const DeviceWeight& weight) const;
+
+  // Under kAuto, times both paths on the device for some token counts and keeps the smallest of
+  // them from which decoding first is faster (INT64_MAX: none). A few products; blocks.
+  absl::Status Measure(const DeviceWeight& weight);
+
+ private:
+  static std::string Key(const DeviceWeight& weight);
+
+  const int64_t threshold_;
+  Device* const device_;
+  mutable Mutex mu_;
+  std::map<std::string, int64_t> measured_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace awqd
