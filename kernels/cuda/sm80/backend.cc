@@ -9,6 +9,8 @@ absl::Span<const KernelRow* const> Sm80Kernels() {
   static const KernelRow* const rows[] = {
       &cuda::QMatmulA16W4(),
       &cuda::DequantizeW4(),
+      &cuda::PlainMatmulRow(),
+      &cuda::PlainDequantizeRow(),
   };
   return rows;
 }

@@ -30,7 +30,8 @@ struct DequantizeParams {
   int64_t first_tile, first_block;
   int64_t k_blocks;
   int metas;
-  bool wide;  // eight elements of out may be stored at once
+  bool wide;    // eight elements of out may be stored at once
+  bool stream;  // nobody will find out in L2: let it leave first
 };
 
 template <DType kOut>
@@ -126,7 +127,14 @@ __device__ __forceinline__ void Store(const DequantizeParams& p, int64_t row, in
   Element<kOut>* out = static_cast<Element<kOut>*>(p.out) + row * p.cols + col;
   if (p.wide) {
 #pragma unroll
-    for (int i = 0; i < Eight<kOut>::kVectors; ++i) reinterpret_cast<uint4*>(out)[i] = values.v[i];
+    for (int i = 0; i < Eight<kOut>::kVectors; ++i) {
+      uint4* at = reinterpret_cast<uint4*>(out) + i;
+      if (p.stream) {
+        __stcs(at, values.v[i]);
+      } else {
+        *at = values.v[i];
+      }
+    }
     return;
   }
   const Element<kOut>* from = reinterpret_cast<const Element<kOut>*>(&values);
@@ -196,6 +204,9 @@ absl::Status Run(const DequantizeArgs& args, StreamView stream) {
   p.k_blocks = mma16::BlocksK(shape.k);
   p.metas = mma16::MetasPerRecord(shape.k, shape.scheme.group_size);
   p.wide = CanStoreWide(args);
+  // H100, 2026-11-21: 4096 x 28672 takes 107.2 us this way and 111.0 with ordinary stores. What
+  // fits half of L2 stays there for a product that follows.
+  p.stream = p.rows * p.cols * SizeOf(args.out.dtype) > device.l2_bytes / 2;
   const int64_t tiles = CeilDiv(p.col_begin + p.cols, mma16::kTileN) - p.first_tile;
   const int64_t blocks = CeilDiv(p.row_begin + p.rows, mma16::kBlockK) - p.first_block;
   switch (args.out.dtype) {

@@ -7,5 +7,7 @@ namespace awqd::cuda {
 
 const KernelRow& DequantizeW4();
 const KernelRow& QMatmulA16W4();
+const KernelRow& PlainDequantizeRow();
+const KernelRow& PlainMatmulRow();
 
 }  // namespace awqd::cuda
