@@ -268,7 +268,7 @@ TEST_F(LifecycleTest, LoadsAndUnloadsFromManyThreads) {
 }
 
 TEST_F(LifecycleTest, UnloadLetsQueuedRequestsFinish) {
-  ServerProcess server(Args({"--max_queue_delay_us=60000000"}));
+  ServerProcess server(Args({"--max_queue_delay_us=3000000"}));
   ASSERT_TRUE(server.WaitServing()) << server.log();
   const auto client = server.NewClient();
   Calls calls(*client, 6);
