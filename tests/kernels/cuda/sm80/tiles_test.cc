@@ -62,6 +62,9 @@ TEST(ChooseMatmulTile, TakesTwoRowTilesOnlyWhereBlocksAreLeft) {
   EXPECT_EQ(ChooseMatmulTile(Weight(4096, 4096), 1, H100()).row_tiles, 1);
   EXPECT_EQ(ChooseMatmulTile(Weight(8192, 8192), 8, H100()).row_tiles, 1);
   EXPECT_EQ(ChooseMatmulTile(Weight(8192, 8192), 64, H100()).row_tiles, 2);
+  EXPECT_EQ(ChooseMatmulTile(Weight(4096, 6144), 128, H100()).row_tiles, 2);
+  EXPECT_EQ(ChooseMatmulTile(Weight(8192, 57344), 1, H100()).row_tiles, 1)
+      << "more than can be resident at once";
 }
 
 TEST(ChooseMatmulTile, StaysWithinSharedMemory) {
