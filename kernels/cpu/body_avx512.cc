@@ -4,9 +4,11 @@
 #include "kernels/cpu/product_body.h"
 // Over the two above.
 #include "kernels/cpu/dequantize_body.h"
+// Over the three above.
+#include "kernels/cpu/dequantize_avx512.h"
 
 namespace awqd::cpu {
 
-const Bodies kAvx512Bodies = {Product, PanelFloats, Dequantize, Columns, ToFloat, FromFloat};
+const Bodies kAvx512Bodies = {Product, PanelFloats, DequantizeFast, Columns, ToFloat, FromFloat};
 
 }  // namespace awqd::cpu

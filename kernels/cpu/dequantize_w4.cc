@@ -1,8 +1,8 @@
 // cpu/dequantize_w4: any block of a weight as FP16, BF16 or FP32.
 //
-// Weight layout: k16, whose padded rows are mapped back. Work split: blocks of 128 padded rows by
-// chunks of 256 columns. Limits: up to 4 bits, FP16 or BF16 scales (a product with FP32 scales
-// would be rounded twice).
+// Weight layout: k16, whose padded rows are mapped back. Work split: up to 8
+// blocks of 128 padded rows by chunks of 256 columns. Limits: up to 4 bits, FP16 or BF16 scales (a
+// product with FP32 scales would be rounded twice).
 #include <algorithm>
 
 #include "kernels/cpu/k16_access.h"
@@ -15,6 +15,7 @@ using cpu::K16Weight;
 
 constexpr int64_t kBlockRows = 128;
 constexpr int64_t kChunk = cpu::kDequantizeTiles * 8;
+constexpr int64_t kMaxDepth = 8;  // blocks of a task
 // Results of this size leave the caches before anybody reads them.
 constexpr int64_t kStreamBytes = int64_t{8} << 20;
 
@@ -40,14 +41,17 @@ absl::Status Run(const DequantizeArgs& args, StreamView) {
   const int64_t chunks = CeilDiv(col_end, kChunk) - first_chunk;
   const int64_t size = SizeOf(out.dtype);
   const bool stream = out.rows * out.cols * size >= kStreamBytes;
-  device.pool().ParallelFor(blocks * chunks, [&](int64_t index, int) {
+  // A thread walks down a few blocks, whose codes follow each other and are prefetched.
+  const int64_t share = blocks * chunks / (8 * device.info().threads);
+  const int64_t depth = std::clamp<int64_t>(share, 1, kMaxDepth);
+  const int64_t strips = CeilDiv(blocks, depth);
+  const auto run_block = [&](int64_t block, int64_t chunk) {
     cpu::DequantizeTask task;
-    task.block = first_block + index / chunks;
+    task.block = first_block + block;
     task.row_begin = std::max(args.row_begin, RowAt(w, task.block * kBlockRows));
     task.row_end = std::min(row_end, RowAt(w, (task.block + 1) * kBlockRows));
-    const int64_t chunk = (first_chunk + index % chunks) * kChunk;
-    task.col_begin = std::max(args.col_begin, chunk);
-    task.col_end = std::min(col_end, chunk + kChunk);
+    task.col_begin = std::max(args.col_begin, chunk * kChunk);
+    task.col_end = std::min(col_end, (chunk + 1) * kChunk);
     task.out =
         static_cast<char*>(out.data) +
         ((task.row_begin - args.row_begin) * out.cols + task.col_begin - args.col_begin) * size;
@@ -55,6 +59,12 @@ absl::Status Run(const DequantizeArgs& args, StreamView) {
     task.out_type = cpu::ElementOf(out.dtype);
     task.stream = stream;
     bodies.dequantize(w, task);
+  };
+  device.pool().ParallelFor(strips * chunks, [&](int64_t index, int) {
+    const int64_t begin = index / chunks * depth;
+    for (int64_t block = begin; block < std::min(blocks, begin + depth); ++block) {
+      run_block(block, first_chunk + index % chunks);
+    }
   });
   return absl::OkStatus();
 }

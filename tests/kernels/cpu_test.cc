@@ -2,12 +2,15 @@
 #include <atomic>
 #include <bit>
 #include <thread>
+#include <tuple>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/backends.h"
 #include "kernels/base/half.h"
+#include "kernels/cpu/elements.h"
 #include "kernels/cpu/isa.h"
+#include "kernels/cpu/reference.h"
 #include "kernels/cpu/thread_pool.h"
 #include "kernels/kernels.h"
 #include "tests/testing/matchers.h"
@@ -111,6 +114,33 @@ TEST(DequantizeW4, EveryScaleCodeAndZero) {
       wrong += out[i] != FloatToHalf(exact);
     }
     ASSERT_EQ(wrong, 0) << "zero point " << z;
+  }
+}
+
+// Large results go around the caches and by other loops than the small ones of conformance.
+TEST(DequantizeW4, LargeResultsAreExactToo) {
+  auto device = OpenCpuDevice(2, 0);
+  for (const auto& [k, n, group] : {std::tuple<int64_t, int64_t, int64_t>{1056, 4128, 32},
+                                    {1040, 4072, 16},
+                                    {1032, 4096, 24}}) {
+    testing::WeightSpec spec;
+    spec.k = k;
+    spec.n = n;
+    spec.scheme.group_size = group;
+    spec.scales = testing::Scales::kExtreme;
+    const CanonicalWeight w = testing::RandomWeight(spec);
+    const auto weight = PrepareWeight(w, *device).value();
+    for (DType type : {DType::kFp16, DType::kBf16, DType::kFp32}) {
+      const int64_t size = SizeOf(type);
+      const Buffer got = device->Allocate(MemoryKind::kDevice, k * n * size).value();
+      std::vector<uint8_t> want(k * n * size);
+      ASSERT_THAT(Dequantize({weight.get(), {got.data(), type, k, n}}, {}), IsOk());
+      for (int64_t i = 0; i < k * n; ++i) {
+        StoreElement(want.data(), type, i, ExactWeight(w, i / n, i % n));
+      }
+      EXPECT_EQ(std::memcmp(got.data(), want.data(), want.size()), 0)
+          << Name(type) << " " << k << " x " << n << " group " << group;
+    }
   }
 }
 
