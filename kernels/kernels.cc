@@ -3,8 +3,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
+#include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/huge_pages.h"
 #include "kernels/base/status.h"
 
 namespace awqd {
@@ -14,20 +17,53 @@ int64_t BiasBytes(const CanonicalWeight& weight) {
   return static_cast<int64_t>(weight.bias.size() * sizeof(float));
 }
 
-// Packs on the host, straight into the device's memory where the host can reach it.
+// Bytes that one more thread packs in about as long as it takes to start.
+constexpr int64_t kBytesPerThread = int64_t{1} << 20;
+constexpr int64_t kMaxThreads = 8;  // packing soon waits for memory
+
+// Packs all columns into `out`, uninitialised host memory, on a few threads of its own: loading
+// comes before serving, and has no claim on the threads that serve.
+void PackAll(const CanonicalWeight& weight, const DeviceWeight& like, uint8_t* out) {
+  const LayoutExtent& extent = like.extent;
+  const auto clear = [&](int64_t begin, int64_t end) { std::memset(out + begin, 0, end - begin); };
+  clear(extent.codes_bytes, extent.scales_offset());
+  clear(extent.scales_offset() + extent.scales_bytes, extent.zeros_offset());
+  clear(extent.zeros_offset() + extent.zeros_bytes, extent.total());
+  const int64_t steps = CeilDiv(weight.n, ColumnRange::kStep);
+  const int64_t cores = std::thread::hardware_concurrency();
+  const int64_t parts = std::clamp<int64_t>(
+      std::min({extent.total() / kBytesPerThread, steps, cores}), 1, kMaxThreads);
+  const auto pack = [&](int64_t part) {
+    const int64_t begin = steps * part / parts * ColumnRange::kStep;
+    const int64_t end = steps * (part + 1) / parts * ColumnRange::kStep;
+    like.layout->pack(weight, {begin, std::min(end, weight.n)}, out);
+  };
+  std::vector<std::thread> threads;
+  threads.reserve(parts);
+  for (int64_t part = 1; part < parts; ++part) {
+    try {
+      threads.emplace_back(pack, part);
+    } catch (const std::exception&) {  // the process may start no more
+      pack(part);
+    }
+  }
+  pack(0);
+  for (std::thread& thread : threads) thread.join();
+}
+
+// Straight into the device's memory where the host can reach it.
 absl::Status Pack(const CanonicalWeight& weight, Device& device, DeviceWeight* out) {
   const int64_t bytes = out->extent.total();
   if (device.host_addressable()) {
-    std::memset(out->storage.data(), 0, bytes);
-    out->layout->pack(weight, static_cast<uint8_t*>(out->storage.data()));
+    PackAll(weight, *out, static_cast<uint8_t*>(out->storage.data()));
     if (out->bias) std::memcpy(out->bias.data(), weight.bias.data(), out->bias.size());
     return absl::OkStatus();
   }
-  std::vector<uint8_t> host(bytes);
-  out->layout->pack(weight, host.data());
+  const std::unique_ptr<uint8_t[]> host(new uint8_t[bytes]);
+  AdviseHugePages(host.get(), bytes);
+  PackAll(weight, *out, host.get());
   AWQD_ASSIGN_OR_RETURN(std::unique_ptr<Stream> stream, device.CreateStream());
-  AWQD_RETURN_IF_ERROR(
-      device.CopyToDevice(out->storage.data(), host.data(), bytes, stream->view()));
+  AWQD_RETURN_IF_ERROR(device.CopyToDevice(out->storage.data(), host.get(), bytes, stream->view()));
   if (out->bias) {
     AWQD_RETURN_IF_ERROR(device.CopyToDevice(out->bias.data(), weight.bias.data(), out->bias.size(),
                                              stream->view()));

@@ -1,8 +1,6 @@
 // CpuDevice: aligned host memory under a budget, streams that have nothing to wait for.
 #include "kernels/cpu/device.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -13,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "kernels/backends.h"
-#include "kernels/base/math.h"
+#include "kernels/base/huge_pages.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/memory_facts.h"
 
@@ -22,7 +20,7 @@ namespace {
 
 constexpr int64_t kSmallAlign = 256;
 // Weights are streamed end to end: 2 MiB pages take the TLB out of the way.
-constexpr int64_t kHugeAlign = int64_t{2} << 20;
+constexpr int64_t kHugeAlign = kHugePageBytes;
 
 std::string CpuName() {
   std::ifstream file("/proc/cpuinfo");
@@ -50,10 +48,7 @@ void* AlignedBytes(int64_t bytes) {
   const int64_t align = bytes >= kHugeAlign ? kHugeAlign : kSmallAlign;
   void* data = nullptr;
   if (posix_memalign(&data, align, std::max(bytes, kSmallAlign)) != 0) return nullptr;
-  if (align == kHugeAlign) {
-    // Advice only: without huge pages everything works, more slowly.
-    (void)madvise(data, RoundUp(bytes, kSmallAlign), MADV_HUGEPAGE);
-  }
+  if (align == kHugeAlign) AdviseHugePages(data, bytes);
   return data;
 }
 

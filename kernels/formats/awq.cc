@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/half.h"
+#include "kernels/base/huge_pages.h"
 #include "kernels/base/math.h"
 #include "kernels/base/status.h"
 
@@ -198,6 +199,8 @@ inline uint32_t LoadWord(const uint8_t* from) {
 }
 
 void DecodeCodes(absl::Span<const uint8_t> words, std::vector<uint8_t>* codes) {
+  codes->reserve(words.size());
+  AdviseHugePages(codes->data(), static_cast<int64_t>(words.size()));
   codes->resize(words.size());
   const uint8_t* from = words.data();
   uint8_t* to = codes->data();

@@ -9,7 +9,10 @@
 // README.md has a worked example.
 #include "kernels/layouts/k16.h"
 
+#include <algorithm>
 #include <cstring>
+
+#include "kernels/layouts/nibbles.h"
 
 namespace awqd {
 namespace {
@@ -26,20 +29,6 @@ LayoutExtent Extent(const WeightShape& shape) {
   out.scales_bytes = cells * SizeOf(shape.scheme.scale_dtype);
   out.zeros_bytes = shape.scheme.zero_kind == ZeroKind::kInteger ? cells : 0;
   return out;
-}
-
-// Exchanges the bits `mask` of `a`, moved up by `shift`, with those of `b`.
-void Swap(uint32_t* a, uint32_t* b, int shift, uint32_t mask) {
-  const uint32_t differ = ((*a >> shift) ^ *b) & mask;
-  *b ^= differ;
-  *a ^= differ << shift;
-}
-
-// w[r] nibble c <-> w[c] nibble r. Its own inverse.
-void TransposeNibbles(uint32_t w[8]) {
-  for (int r = 0; r < 4; ++r) Swap(&w[r], &w[r + 4], 16, 0x0000ffffu);
-  for (int r : {0, 1, 4, 5}) Swap(&w[r], &w[r + 2], 8, 0x00ff00ffu);
-  for (int r : {0, 2, 4, 6}) Swap(&w[r], &w[r + 1], 4, 0x0f0f0f0fu);
 }
 
 // Where a padded row comes from.
@@ -96,27 +85,34 @@ uint32_t PaddingRow(const CanonicalWeight& w, int64_t group, int64_t tile) {
   return out;
 }
 
-// Rows outermost: neighbouring tiles share the cache lines of the canonical codes.
+// Calls visit(sources of 8 words, tile, first word of the packed codes). Tiles some at a time: what
+// is packed stays in the L1 cache until its lines are full, and neighbours share the lines of the
+// canonical codes.
 template <typename Visit>
-void ForEachWordGroup(const WeightShape& shape, Visit visit) {
+void ForEachWordGroup(const WeightShape& shape, ColumnRange columns, Visit visit) {
+  constexpr int64_t kTilesAtATime = 32;
   const K16Shape k16(shape);
   const RowMap map(shape);
+  const int64_t end = columns.end / K16Shape::kTile;
   for (int64_t b = 0; b < k16.blocks; ++b) {
-    for (int64_t i = 0; i < K16Shape::kWordsPerBlock; ++i) {
-      Source sources[8];
-      for (int64_t j = 0; j < 8; ++j) sources[j] = map.At(128 * b + 16 * j + i);
-      for (int64_t t = 0; t < k16.tiles; ++t) {
-        visit(sources, t, ((t * k16.blocks + b) * 8) * K16Shape::kWordsPerBlock + i);
+    for (int64_t t0 = columns.begin / K16Shape::kTile; t0 < end; t0 += kTilesAtATime) {
+      for (int64_t i = 0; i < K16Shape::kWordsPerBlock; ++i) {
+        Source sources[8];
+        for (int64_t j = 0; j < 8; ++j) sources[j] = map.At(128 * b + 16 * j + i);
+        for (int64_t t = t0; t < std::min(end, t0 + kTilesAtATime); ++t) {
+          visit(sources, t, ((t * k16.blocks + b) * 8) * K16Shape::kWordsPerBlock + i);
+        }
       }
     }
   }
 }
 
 // Copies [G][N] cells to [N/8][G][8], or back.
-void PackCells(const uint8_t* in, int64_t groups, int64_t n, int64_t size, uint8_t* out) {
-  for (int64_t g = 0; g < groups; ++g) {
-    for (int64_t t = 0; t < n / 8; ++t) {
-      std::memcpy(out + (t * groups + g) * 8 * size, in + (g * n + t * 8) * size, 8 * size);
+void PackCells(const uint8_t* in, const CanonicalWeight& w, ColumnRange columns, int64_t size,
+               uint8_t* out) {
+  for (int64_t g = 0; g < w.groups(); ++g) {
+    for (int64_t t = columns.begin / 8; t < columns.end / 8; ++t) {
+      std::memcpy(out + (t * w.groups() + g) * 8 * size, in + (g * w.n + t * 8) * size, 8 * size);
     }
   }
 }
@@ -129,10 +125,10 @@ void UnpackCells(const uint8_t* in, int64_t groups, int64_t n, int64_t size, uin
   }
 }
 
-void Pack(const CanonicalWeight& w, uint8_t* out) {
+void Pack(const CanonicalWeight& w, ColumnRange columns, uint8_t* out) {
   const WeightShape shape{w.k, w.n, w.scheme};
   const LayoutExtent extent = Extent(shape);
-  ForEachWordGroup(shape, [&](const Source* sources, int64_t tile, int64_t first) {
+  ForEachWordGroup(shape, columns, [&](const Source* sources, int64_t tile, int64_t first) {
     uint32_t words[8];
     for (int j = 0; j < 8; ++j) {
       words[j] = sources[j].row >= 0 ? LoadTileRow(w, sources[j].row, tile)
@@ -144,16 +140,16 @@ void Pack(const CanonicalWeight& w, uint8_t* out) {
     }
   });
   const int64_t size = SizeOf(w.scheme.scale_dtype);
-  PackCells(w.scales.data(), w.groups(), w.n, size, out + extent.scales_offset());
+  PackCells(w.scales.data(), w, columns, size, out + extent.scales_offset());
   if (!w.zeros.empty()) {
-    PackCells(w.zeros.data(), w.groups(), w.n, 1, out + extent.zeros_offset());
+    PackCells(w.zeros.data(), w, columns, 1, out + extent.zeros_offset());
   }
 }
 
 void Unpack(const uint8_t* in, CanonicalWeight* w) {
   const WeightShape shape{w->k, w->n, w->scheme};
   const LayoutExtent extent = Extent(shape);
-  ForEachWordGroup(shape, [&](const Source* sources, int64_t tile, int64_t first) {
+  ForEachWordGroup(shape, {0, w->n}, [&](const Source* sources, int64_t tile, int64_t first) {
     uint32_t words[8];
     for (int c = 0; c < 8; ++c) {
       std::memcpy(&words[c], in + (first + c * K16Shape::kWordsPerBlock) * 4, 4);

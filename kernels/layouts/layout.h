@@ -14,6 +14,13 @@
 
 namespace awqd {
 
+// Columns [begin, end) of a weight: multiples of kStep, or N.
+struct ColumnRange {
+  static constexpr int64_t kStep = 64;
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+
 struct Layout {
   // "plain", ...; the string that the registry, the API and the logs show.
   absl::string_view name;
@@ -24,8 +31,10 @@ struct Layout {
   // Bytes of each section. Only for shapes that are not refused.
   LayoutExtent (*extent)(const WeightShape& shape);
 
-  // Writes extent.total() bytes at `out` (host memory, zero-filled by the caller).
-  void (*pack)(const CanonicalWeight& weight, uint8_t* out);
+  // Writes what some columns are packed to, at their place in `out`: extent.total() bytes of host
+  // memory, which the ranges [0, N) together fill but for the gaps between sections. Threads may
+  // pack disjoint ranges at the same time.
+  void (*pack)(const CanonicalWeight& weight, ColumnRange columns, uint8_t* out);
 
   // Inverse of pack: fills codes, zeros and scales of `out`, whose k, n and scheme are set and
   // whose vectors have their final sizes.

@@ -19,6 +19,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/layouts/nibbles.h"
 
 namespace awqd {
 namespace {
@@ -44,59 +45,64 @@ LayoutExtent Extent(const WeightShape& shape) {
   return {.codes_bytes = TilesN(shape.n) * BlocksK(shape.k) * RecordBytes(Metas(shape))};
 }
 
-// Where the fragment element e of a lane's word comes from, relative to the fragment's corner.
-struct Offset {
-  int n;
-  int k;
-};
-
-Offset ElementOffset(int lane, int e) {
-  return {lane / 4 + 8 * (e / 2 % 2), lane % 4 * 2 + e % 2 + 8 * (e / 4)};
-}
-
-constexpr int kNibble[8] = {0, 4, 1, 5, 2, 6, 3, 7};
-
-// Calls fn(record index, first n, first k) for every record.
+// Calls fn(record index, first n, first k) for every record of some columns. Rows outermost:
+// neighbours share the cache lines of the canonical codes.
 template <typename Fn>
-void ForEachRecord(int64_t n, int64_t k, Fn fn) {
-  int64_t index = 0;
-  for (int64_t tile = 0; tile < TilesN(n); ++tile) {
-    for (int64_t block = 0; block < BlocksK(k); ++block) {
-      fn(index++, tile * kTileN, block * kBlockK);
+void ForEachRecord(ColumnRange columns, int64_t k, Fn fn) {
+  for (int64_t block = 0; block < BlocksK(k); ++block) {
+    for (int64_t tile = columns.begin / kTileN; tile < TilesN(columns.end); ++tile) {
+      fn(tile * BlocksK(k) + block, tile * kTileN, block * kBlockK);
     }
   }
 }
 
-// Calls fn(word, n, k) for every 32-bit word of a record's codes: its place among the record's
-// words and the corner of its fragment.
+// The words of the 8 lanes that own one pair of columns of K (lane % 4) of a fragment are the
+// nibbles of 8 canonical words, 8 out features of one row each, turned around. Those words, by the
+// nibble that they become: rows 2 pair + {0, 8} + {0, 1}, out features {0..7, 8..15}.
+struct Corner {
+  int k;
+  int n;
+};
+constexpr Corner kCorners[8] = {{0, 0}, {0, 8}, {8, 0}, {8, 8}, {1, 0}, {1, 8}, {9, 0}, {9, 8}};
+
+// Calls fn(first of the lanes' words in the record, corner of the canonical words) for every such
+// group; lanes are 16 words apart.
 template <typename Fn>
-void ForEachWord(int64_t n0, int64_t k0, Fn fn) {
-  for (int word = 0; word < kCodesBytes / 4; ++word) {
-    const int step = word % 4;
-    const int unit = word / 128;
-    fn(word, n0 + unit / 2 * kRowTile, k0 + unit % 2 * kUnitK + step * 16);
+void ForEachLaneGroup(int64_t n0, int64_t k0, Fn fn) {
+  for (int unit = 0; unit < kCodesBytes / kUnitBytes; ++unit) {
+    for (int step = 0; step < 4; ++step) {
+      for (int pair = 0; pair < 4; ++pair) {
+        fn(unit * 128 + pair * 4 + step, n0 + unit / 2 * kRowTile,
+           k0 + unit % 2 * kUnitK + step * 16 + 2 * pair);
+      }
+    }
   }
 }
 
-uint32_t PackWord(const CanonicalWeight& w, int lane, int64_t n0, int64_t k0) {
-  uint32_t word = 0;
-  for (int e = 0; e < 8; ++e) {
-    const Offset at = ElementOffset(lane, e);
-    if (n0 + at.n >= w.n || k0 + at.k >= w.k) continue;
-    word |= static_cast<uint32_t>(w.Code(k0 + at.k, n0 + at.n)) << (4 * kNibble[e]);
-  }
-  return word;
+void PackCodes(const CanonicalWeight& w, int64_t n0, int64_t k0, uint8_t* record) {
+  ForEachLaneGroup(n0, k0, [&](int first, int64_t n, int64_t k) {
+    uint32_t words[8] = {};
+    for (int i = 0; i < 8; ++i) {
+      const int64_t row = k + kCorners[i].k, column = n + kCorners[i].n;
+      if (row >= w.k || column >= w.n) continue;
+      std::memcpy(&words[i], w.codes.data() + row * w.row_bytes() + column / 2, 4);
+    }
+    TransposeNibbles(words);
+    for (int r = 0; r < 8; ++r) std::memcpy(record + (first + 16 * r) * 4, &words[r], 4);
+  });
 }
 
-void UnpackWord(uint32_t word, int lane, int64_t n0, int64_t k0, CanonicalWeight* w) {
-  for (int e = 0; e < 8; ++e) {
-    const Offset at = ElementOffset(lane, e);
-    const int64_t n = n0 + at.n, k = k0 + at.k;
-    if (n >= w->n || k >= w->k) continue;
-    const uint8_t code = word >> (4 * kNibble[e]) & 0xf;
-    uint8_t& byte = w->codes[k * w->row_bytes() + n / 2];
-    byte = n % 2 == 0 ? (byte & 0xf0) | code : (byte & 0x0f) | code << 4;
-  }
+void UnpackCodes(const uint8_t* record, int64_t n0, int64_t k0, CanonicalWeight* w) {
+  ForEachLaneGroup(n0, k0, [&](int first, int64_t n, int64_t k) {
+    uint32_t words[8];
+    for (int r = 0; r < 8; ++r) std::memcpy(&words[r], record + (first + 16 * r) * 4, 4);
+    TransposeNibbles(words);
+    for (int i = 0; i < 8; ++i) {
+      const int64_t row = k + kCorners[i].k, column = n + kCorners[i].n;
+      if (row >= w->k || column >= w->n) continue;
+      std::memcpy(w->codes.data() + row * w->row_bytes() + column / 2, &words[i], 4);
+    }
+  });
 }
 
 struct MetaPlace {
@@ -111,6 +117,7 @@ MetaPlace PlaceOf(int column) {
 }
 
 void PackMetas(const CanonicalWeight& w, int64_t n0, int64_t k0, int metas, uint8_t* out) {
+  std::memset(out, 0, metas * kMetaBytes);
   for (int j = 0; j < metas; ++j) {
     const int64_t k = k0 + j * (kBlockK / metas);
     if (k >= w.k) break;
@@ -139,27 +146,20 @@ void UnpackMetas(const uint8_t* in, int64_t n0, int64_t k0, int metas, Canonical
   }
 }
 
-void Pack(const CanonicalWeight& w, uint8_t* out) {
+void Pack(const CanonicalWeight& w, ColumnRange columns, uint8_t* out) {
   const int metas = Metas({w.k, w.n, w.scheme});
-  ForEachRecord(w.n, w.k, [&](int64_t index, int64_t n0, int64_t k0) {
+  ForEachRecord(columns, w.k, [&](int64_t index, int64_t n0, int64_t k0) {
     uint8_t* record = out + index * RecordBytes(metas);
-    ForEachWord(n0, k0, [&](int word, int64_t n, int64_t k) {
-      const uint32_t packed = PackWord(w, word / 4 % 32, n, k);
-      std::memcpy(record + 4 * word, &packed, 4);
-    });
+    PackCodes(w, n0, k0, record);
     PackMetas(w, n0, k0, metas, record + kCodesBytes);
   });
 }
 
 void Unpack(const uint8_t* in, CanonicalWeight* w) {
   const int metas = Metas({w->k, w->n, w->scheme});
-  ForEachRecord(w->n, w->k, [&](int64_t index, int64_t n0, int64_t k0) {
+  ForEachRecord({0, w->n}, w->k, [&](int64_t index, int64_t n0, int64_t k0) {
     const uint8_t* record = in + index * RecordBytes(metas);
-    ForEachWord(n0, k0, [&](int word, int64_t n, int64_t k) {
-      uint32_t packed;
-      std::memcpy(&packed, record + 4 * word, 4);
-      UnpackWord(packed, word / 4 % 32, n, k, w);
-    });
+    UnpackCodes(record, n0, k0, w);
     UnpackMetas(record + kCodesBytes, n0, k0, metas, w);
   });
 }

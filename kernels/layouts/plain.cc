@@ -21,11 +21,23 @@ LayoutExtent Extent(const WeightShape& shape) {
   return out;
 }
 
-void Pack(const CanonicalWeight& w, uint8_t* out) {
+void CopyColumns(const std::vector<uint8_t>& in, int64_t rows, int64_t begin, int64_t end,
+                 uint8_t* out) {
+  const int64_t stride = static_cast<int64_t>(in.size()) / rows;
+  for (int64_t row = 0; row < rows; ++row) {
+    std::memcpy(out + row * stride + begin, in.data() + row * stride + begin, end - begin);
+  }
+}
+
+void Pack(const CanonicalWeight& w, ColumnRange columns, uint8_t* out) {
   const LayoutExtent extent = Extent({w.k, w.n, w.scheme});
-  std::memcpy(out, w.codes.data(), w.codes.size());
-  std::memcpy(out + extent.scales_offset(), w.scales.data(), w.scales.size());
-  if (!w.zeros.empty()) std::memcpy(out + extent.zeros_offset(), w.zeros.data(), w.zeros.size());
+  const auto [begin, end] = columns;
+  const int64_t scale = SizeOf(w.scheme.scale_dtype);
+  CopyColumns(w.codes, w.k, begin * w.code_bits() / 8, CeilDiv(end * w.code_bits(), 8), out);
+  CopyColumns(w.scales, w.groups(), begin * scale, end * scale, out + extent.scales_offset());
+  if (!w.zeros.empty()) {
+    CopyColumns(w.zeros, w.groups(), begin, end, out + extent.zeros_offset());
+  }
 }
 
 void Unpack(const uint8_t* in, CanonicalWeight* w) {

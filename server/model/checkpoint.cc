@@ -10,6 +10,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kernels/base/huge_pages.h"
 #include "kernels/base/status.h"
 #include "server/model/checkpoint_files.h"
 #include "server/model/quant_config.h"
@@ -175,6 +176,8 @@ absl::StatusOr<CanonicalWeight> Checkpoint::Read(const LinearLocation& linear,
                                                  std::vector<uint8_t>* scratch) const {
   if (static_cast<int64_t>(scratch->size()) < linear.bytes) {
     *scratch = {};  // first free, then allocate
+    scratch->reserve(linear.bytes);
+    AdviseHugePages(scratch->data(), linear.bytes);
     scratch->resize(linear.bytes);
   }
   LinearTensors tensors;
