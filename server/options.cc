@@ -118,9 +118,11 @@ void AddModelFlags(Table& table, Flags& flags) {
       ->expected(1)
       ->take_all();
   table.Group("Device");
-  table.Add("device", options.device,
-            "auto: the first GPU that answers, else the CPU. Or cpu, or cuda:N, which end the "
-            "server when there is no such device.");
+  table.Add(
+      "device", options.device,
+      "auto: the first GPU that answers, else the CPU. Or cpu, or cuda:N, or several such as "
+      "cuda:0,cuda:1, which end the server when one is not there. With several, a model lives "
+      "on the one with most free memory when it is loaded.");
   table
       .Add("cpu_threads", options.cpu_threads,
            "Threads of CPU kernels. 0: as many as the process may use; fewer leave cores to gRPC "

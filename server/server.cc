@@ -12,10 +12,12 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "kernels/base/status.h"
 #include "kernels/kernels.h"
 #include "server/engine/local_engine.h"
+#include "server/engine/routing_engine.h"
 #include "server/model/model_store.h"
 #include "server/obs/logging.h"
 #include "server/rpc/rpc_server.h"
@@ -26,10 +28,28 @@ namespace {
 // How soon a failed load or a device fault is noticed.
 constexpr int kPollMs = 50;
 
-absl::StatusOr<std::unique_ptr<Device>> Open(const Options& options, std::string* why) {
+struct OpenedDevice {
+  std::unique_ptr<Device> device;
+  std::string why;  // it was chosen
+};
+
+// Every device of --device, in order.
+absl::StatusOr<std::vector<OpenedDevice>> Open(const Options& options) {
   const DeviceOptions device_options = {.cpu_threads = options.cpu_threads,
                                         .budget_bytes = options.device_memory_limit};
-  return OpenDevice(options.device, device_options, why);
+  const std::vector<std::string> specs = absl::StrSplit(options.device, ',');
+  std::vector<OpenedDevice> out;
+  for (const std::string& spec : specs) {
+    OpenedDevice opened;
+    AWQD_ASSIGN_OR_RETURN(opened.device, OpenDevice(spec, device_options, &opened.why));
+    for (const OpenedDevice& other : out) {
+      if (other.device->info().id != opened.device->info().id) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat("--device: got \"", options.device, "\", expected each device once"));
+    }
+    out.push_back(std::move(opened));
+  }
+  return out;
 }
 
 // The models to load at start. Names are checked here, so that a typing error ends the server
@@ -93,18 +113,28 @@ class ServerImpl final : public Server {
   ~ServerImpl() override { Stop(absl::ZeroDuration()); }
 
   absl::Status Start() {
-    std::string why;
-    AWQD_ASSIGN_OR_RETURN(device_, Open(options_, &why));
+    AWQD_ASSIGN_OR_RETURN(devices_, Open(options_));
+    std::vector<Device*> devices;
+    std::vector<std::unique_ptr<Engine>> engines;
+    for (const OpenedDevice& opened : devices_) devices.push_back(opened.device.get());
     models_ = std::make_unique<ModelStore>(
-        options_.model_repository, device_.get(),
+        options_.model_repository, devices,
         [](absl::string_view line) { LogEvent(LogLevel::kInfo, line, {}); });
     AWQD_ASSIGN_OR_RETURN(std::vector<std::string> names, ModelsToLoad(options_, *models_));
-    AWQD_ASSIGN_OR_RETURN(engine_, MakeLocalEngine(device_.get(), options_.engine));
+    for (Device* device : devices) {
+      AWQD_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine,
+                            MakeLocalEngine(device, options_.engine));
+      engines.push_back(std::move(engine));
+    }
+    engine_ = MakeRoutingEngine(std::move(engines));
     models_->set_before_serving([this](const Model& model) { return WarmUp(model, *engine_); });
     AWQD_ASSIGN_OR_RETURN(rpc_, RpcServer::Start(options_.rpc, engine_.get(), models_.get()));
     rpc_->SetStarting(true);
-    const DeviceInfo& info = device_->info();
-    LogEvent(LogLevel::kInfo, "device", {{"id", info.id}, {"name", info.name}, {"why", why}});
+    for (const OpenedDevice& opened : devices_) {
+      const DeviceInfo& info = opened.device->info();
+      LogEvent(LogLevel::kInfo, "device",
+               {{"id", info.id}, {"name", info.name}, {"why", opened.why}});
+    }
     LogEvent(LogLevel::kInfo, absl::StrCat("listening on ", rpc_->address()), {});
     AWQD_RETURN_IF_ERROR(WritePort(options_.port_file, rpc_->port()));
     loader_ = std::thread([this, names = std::move(names)] { LoadAll(names); });
@@ -154,8 +184,9 @@ class ServerImpl final : public Server {
       pollfd fd = {.fd = stop_fd, .events = POLLIN};
       if (poll(&fd, 1, kPollMs) > 0) return absl::OkStatus();
       if (load_state_ == LoadState::kFailed) return load_error_;
-      if (!device_->healthy()) {
-        return absl::InternalError(absl::StrCat("device ", device_->info().id,
+      for (const OpenedDevice& opened : devices_) {
+        if (opened.device->healthy()) continue;
+        return absl::InternalError(absl::StrCat("device ", opened.device->info().id,
                                                 " faulted; nothing on it can be trusted any more"));
       }
     }
@@ -176,13 +207,13 @@ class ServerImpl final : public Server {
     rpc_ = nullptr;
     engine_ = nullptr;
     models_ = nullptr;
-    device_ = nullptr;
+    devices_.clear();
   }
 
   enum class LoadState { kLoading, kDone, kFailed };
 
   const Options options_;
-  std::unique_ptr<Device> device_;
+  std::vector<OpenedDevice> devices_;
   std::unique_ptr<ModelStore> models_;
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<RpcServer> rpc_;

@@ -112,6 +112,8 @@ class Engine {
   virtual void Drain() = 0;
 
   virtual const Device& device() const = 0;
+  // Every device that work may run on; device() is the first.
+  virtual std::vector<const Device*> devices() const { return {&device()}; }
   // From how many merged tokens on a weight is dequantised first; -1: measured for each shape.
   virtual int64_t token_threshold() const = 0;
   // The count in force for this weight.

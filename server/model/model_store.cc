@@ -56,8 +56,8 @@ absl::Status CheckModelName(absl::string_view name) {
                    "with '.'"));
 }
 
-ModelStore::ModelStore(std::string root, Device* device, ProgressLog log)
-    : root_(std::move(root)), device_(device), log_(std::move(log)) {}
+ModelStore::ModelStore(std::string root, std::vector<Device*> devices, ProgressLog log)
+    : root_(std::move(root)), devices_(std::move(devices)), log_(std::move(log)) {}
 
 absl::Status ModelStore::BeginLoad(absl::string_view name) {
   if (cancelled_) return absl::UnavailableError("the server is shutting down");
@@ -73,8 +73,12 @@ absl::Status ModelStore::BeginLoad(absl::string_view name) {
 
 absl::StatusOr<std::shared_ptr<Model>> ModelStore::LoadFromDisk(const std::string& name) const {
   AWQD_ASSIGN_OR_RETURN(const RepositoryRoot root, RepositoryRoot::Open(root_));
+  Device* const device = *std::max_element(
+      devices_.begin(), devices_.end(),
+      [](const Device* a, const Device* b) { return a->FreeBytes() < b->FreeBytes(); });
   AWQD_ASSIGN_OR_RETURN(std::shared_ptr<Model> model,
-                        LoadModel(root, name, *device_, cancelled_, log_));
+                        LoadModel(root, name, *device, cancelled_, log_));
+  model->device = device;
   if (before_serving_) AWQD_RETURN_IF_ERROR(before_serving_(*model));
   return model;
 }
@@ -178,11 +182,12 @@ absl::StatusOr<std::vector<std::string>> ModelStore::Discover() const {
   return out;
 }
 
-int64_t ModelStore::device_bytes() const {
+int64_t ModelStore::device_bytes(const Device* device) const {
   MutexLock lock(&mu_);
   int64_t bytes = 0;
   for (const auto& [name, entry] : entries_) {
-    if (entry.model != nullptr) bytes += entry.model->device_bytes;
+    if (entry.model == nullptr || entry.model->device != device) continue;
+    bytes += entry.model->device_bytes;
   }
   return bytes;
 }

@@ -27,6 +27,7 @@ struct Model {
   int64_t version = 0;  // counts the loads under this name, from 1
   std::string quant_method;
   std::map<std::string, std::shared_ptr<const DeviceWeight>, std::less<>> weights;  // by path
+  const Device* device = nullptr;
   int ignored_tensors = 0;
   int64_t device_bytes = 0;
   int64_t load_ms = 0;
@@ -49,9 +50,12 @@ absl::Status CheckModelName(absl::string_view name);
 // Thread-safe. Loads run on the calling thread.
 class ModelStore {
  public:
-  // `root`: the repository; need not contain anything yet. `device` outlives the store. `log`, if
+  // `root`: the repository; need not contain anything yet. `devices`, one or more, outlive the
+  // store; a model lives on one of them, the one with most free memory when it is loaded. `log`, if
   // given, gets a line at most every two seconds of a load, from the loading thread.
-  ModelStore(std::string root, Device* device, ProgressLog log = nullptr);
+  ModelStore(std::string root, std::vector<Device*> devices, ProgressLog log = nullptr);
+  ModelStore(std::string root, Device* device, ProgressLog log = nullptr)
+      : ModelStore(std::move(root), std::vector<Device*>{device}, std::move(log)) {}
 
   // Runs on the loading thread before a new version is served; an error fails the load. Set before
   // the first load.
@@ -83,8 +87,9 @@ class ModelStore {
   // NOT_FOUND or PERMISSION_DENIED when the root itself cannot be read.
   absl::StatusOr<std::vector<std::string>> Discover() const;
 
-  // Bytes of the models being served; an old version that requests still hold is not counted.
-  int64_t device_bytes() const;
+  // Bytes of the models being served from `device`; an old version that requests still hold is not
+  // counted.
+  int64_t device_bytes(const Device* device) const;
 
   // For shutdown: loads in progress end with UNAVAILABLE after their current weight, and so does
   // every later one. What is served stays.
@@ -105,7 +110,7 @@ class ModelStore {
   absl::StatusOr<std::shared_ptr<Model>> LoadFromDisk(const std::string& name) const;
 
   const std::string root_;
-  Device* const device_;
+  const std::vector<Device*> devices_;
   const ProgressLog log_;
   BeforeServing before_serving_;
   std::atomic<bool> cancelled_{false};

@@ -32,14 +32,13 @@ std::string Needs(const KernelRow& row) {
   return absl::StrCat("sm_", row.min_arch, row.max_arch == row.min_arch ? "a" : "");
 }
 
-void FillDevice(const RpcEnv& env, v1::DeviceStatus* out) {
-  const Device& device = env.engine->device();
+void FillDevice(const RpcEnv& env, const Device& device, v1::DeviceStatus* out) {
   const DeviceInfo& info = device.info();
   out->set_id(info.id);
   out->set_name(info.name);
   out->set_memory_total_bytes(info.memory_bytes);
   out->set_memory_free_bytes(device.FreeBytes());
-  out->set_weights_bytes(env.models->device_bytes());
+  out->set_weights_bytes(env.models->device_bytes(&device));
   out->set_arch(info.arch);
   if (info.kind == DeviceKind::kCpu) out->set_isa(std::string(Name(info.isa)));
   out->set_healthy(device.healthy());
@@ -90,7 +89,9 @@ grpc::ServerUnaryReactor* ServerInfoService::GetServerInfo(grpc::CallbackServerC
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   const absl::Status status = Guarded([&] {
     response->set_version(AWQD_VERSION);
-    FillDevice(env_, response->add_devices());
+    for (const Device* device : env_.engine->devices()) {
+      FillDevice(env_, *device, response->add_devices());
+    }
     for (const KernelRow* row : AllKernels()) {
       FillKernel(*row, env_.engine->device().info(), response->add_kernels());
     }

@@ -63,7 +63,7 @@ TEST_F(ModelStoreTest, LoadFindUnload) {
   EXPECT_EQ((*model)->weights.size(), 2u);
   EXPECT_GT((*model)->device_bytes, 64 * 128 / 2);
   EXPECT_EQ(device_->UsedBytes(), (*model)->device_bytes);
-  EXPECT_EQ(store_->device_bytes(), (*model)->device_bytes);
+  EXPECT_EQ(store_->device_bytes(device_.get()), (*model)->device_bytes);
   EXPECT_EQ(*store_->Find("m"), *model);
   EXPECT_EQ(StatusOf("m").state, ModelState::kReady);
   EXPECT_TRUE(store_->FindWeight("m", "layers.0.up").ok());
@@ -71,7 +71,7 @@ TEST_F(ModelStoreTest, LoadFindUnload) {
   EXPECT_EQ(store_->Unload("m").code(), kNotFound);
   EXPECT_EQ(store_->Find("m").status().code(), kNotFound);
   EXPECT_EQ(StatusOf("m").state, ModelState::kUnloaded);
-  EXPECT_EQ(store_->device_bytes(), 0);
+  EXPECT_EQ(store_->device_bytes(device_.get()), 0);
 }
 
 TEST_F(ModelStoreTest, MemoryIsFreedWhenTheLastUserLetsGo) {

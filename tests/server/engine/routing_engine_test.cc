@@ -1,0 +1,102 @@
+// RoutingEngine: work runs where its weight lives.
+#include "server/engine/routing_engine.h"
+
+#include <gtest/gtest.h>
+
+#include <future>
+
+#include "kernels/kernels.h"
+#include "server/engine/local_engine.h"
+
+namespace awqd {
+namespace {
+
+class RoutingEngineTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::vector<std::unique_ptr<Engine>> engines;
+    for (int i = 0; i < 2; ++i) {
+      auto device = OpenDevice("cpu", {.cpu_threads = 1});
+      ASSERT_TRUE(device.ok()) << device.status();
+      devices_[i] = *std::move(device);
+      auto weight = PrepareWeight(Weight(), *devices_[i]);
+      ASSERT_TRUE(weight.ok()) << weight.status();
+      weights_[i] = *std::move(weight);
+      auto engine = MakeLocalEngine(devices_[i].get(), {});
+      ASSERT_TRUE(engine.ok()) << engine.status();
+      members_[i] = engine->get();
+      engines.push_back(*std::move(engine));
+    }
+    engine_ = MakeRoutingEngine(std::move(engines));
+  }
+
+  static CanonicalWeight Weight() {
+    CanonicalWeight w;
+    w.k = 16;
+    w.n = 8;
+    w.scheme.group_size = 16;
+    w.codes.assign(16 * 4, 0x21);
+    w.zeros.assign(8, 0);
+    w.scales.assign(16, 0);
+    return w;
+  }
+
+  absl::Status Run(int on) {
+    MatmulWork work;
+    work.weight = weights_[on];
+    work.tokens = 1;
+    work.x.assign(32, '\0');
+    std::promise<absl::Status> promise;
+    auto submitted = engine_->Submit(
+        std::move(work), {}, [&](const absl::Status& status, std::string, const ExecutionReport&) {
+          promise.set_value(status);
+        });
+    return submitted.ok() ? promise.get_future().get() : submitted.status();
+  }
+
+  std::unique_ptr<Device> devices_[2];
+  std::shared_ptr<const DeviceWeight> weights_[2];
+  Engine* members_[2] = {};
+  std::unique_ptr<Engine> engine_;
+};
+
+TEST_F(RoutingEngineTest, WorkRunsWhereItsWeightLives) {
+  EXPECT_TRUE(Run(0).ok());
+  EXPECT_TRUE(Run(1).ok());
+  members_[1]->Drain();
+  EXPECT_TRUE(Run(0).ok());
+  EXPECT_EQ(Run(1).code(), absl::StatusCode::kUnavailable);
+  DequantizeWork block;
+  block.weight = weights_[1];
+  block.rows = block.cols = 1;
+  EXPECT_EQ(engine_
+                ->Submit(block, {},
+                         [](const absl::Status&, std::string, const ExecutionReport&) {
+                           FAIL() << "refused work is not answered";
+                         })
+                .status()
+                .code(),
+            absl::StatusCode::kUnavailable);
+}
+
+TEST_F(RoutingEngineTest, ListsEveryDeviceAndDrainsAll) {
+  const std::vector<const Device*> devices = engine_->devices();
+  ASSERT_EQ(devices.size(), 2u);
+  EXPECT_EQ(devices[0], devices_[0].get());
+  EXPECT_EQ(devices[1], devices_[1].get());
+  EXPECT_TRUE(engine_->WarmUp(weights_[1]).ok());
+  EXPECT_EQ(engine_->queued_tasks(), 0);
+  engine_->Drain();
+  EXPECT_EQ(Run(0).code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(Run(1).code(), absl::StatusCode::kUnavailable);
+}
+
+TEST_F(RoutingEngineTest, InlineWeightsGoToTheEmptiestDevice) {
+  devices_[0]->SetBudget(1);
+  auto weight = engine_->Prepare(Weight());
+  ASSERT_TRUE(weight.ok()) << weight.status();
+  EXPECT_EQ((*weight)->device, devices_[1].get());
+}
+
+}  // namespace
+}  // namespace awqd
