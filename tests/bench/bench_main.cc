@@ -1,6 +1,7 @@
 // Walks the registry on one device: a table and one JSON line per case.
 //
 //   awqd_bench [--device=cpu] [--shapes=4096x4096,4096x14336] [--m=1,8,256] [--rows=substring]
+//              [--isa=portable|avx2|avx512]
 // Each case is checked before it is timed; a wrong result ends the run with status 1.
 #include <cmath>
 #include <cstdio>
@@ -29,6 +30,7 @@ struct Flags {
   std::vector<std::pair<int64_t, int64_t>> shapes = {{4096, 4096}, {4096, 14336}};
   std::vector<int64_t> m = {1, 2, 4, 8, 16, 32, 64, 128, 256};
   std::string rows;
+  std::string isa;  // of the CPU rows; empty: the machine's best
 };
 
 [[noreturn]] void Fail(const std::string& why) {
@@ -52,6 +54,8 @@ Flags Parse(int argc, char** argv) {
       flags.device = std::string(arg);
     } else if (absl::ConsumePrefix(&arg, "--rows=")) {
       flags.rows = std::string(arg);
+    } else if (absl::ConsumePrefix(&arg, "--isa=")) {
+      flags.isa = std::string(arg);
     } else if (absl::ConsumePrefix(&arg, "--m=")) {
       flags.m.clear();
       for (absl::string_view m : absl::StrSplit(arg, ',')) flags.m.push_back(Number(m));
@@ -62,7 +66,7 @@ Flags Parse(int argc, char** argv) {
         flags.shapes.push_back({Number(kn.first), Number(kn.second)});
       }
     } else {
-      Fail(absl::StrCat("unknown flag ", argv[i], ", expected --device --shapes --m --rows"));
+      Fail(absl::StrCat("unknown flag ", argv[i], ", expected --device --shapes --m --rows --isa"));
     }
   }
   return flags;
@@ -227,8 +231,15 @@ void RunRow(const KernelRow& row, const Flags& flags, Machine& machine) {
 
 int Main(int argc, char** argv) {
   const Flags flags = Parse(argc, argv);
+  // The device reads it when it opens.
+  if (!flags.isa.empty()) setenv("AWQD_CPU_ISA", flags.isa.c_str(), 1);
   auto device = OpenDevice(flags.device, {});
   if (!device.ok()) Fail(device.status().ToString());
+  if (!flags.isa.empty() && Name((*device)->info().isa) != flags.isa) {
+    Fail(absl::StrCat("--isa: got \"", flags.isa,
+                      "\", expected one of portable, avx2, avx512 that ", (*device)->info().name,
+                      " has"));
+  }
   std::unique_ptr<Machine> machine = MakeCpuMachine(**device);
 #ifdef AWQD_CUDA
   if (machine == nullptr) machine = MakeCudaMachine(**device);
