@@ -70,8 +70,10 @@ class Stream {
 };
 
 enum class MemoryKind : uint8_t {
-  kDevice,  // where kernels read and write
-  kStaging  // host memory that the device copies from and to at full speed (pinned on CUDA)
+  kDevice,   // where kernels read and write: buffers that come, grow and stay
+  kWeights,  // the same for weights: kept apart, so that unloading gives the device back what
+             // loading took
+  kStaging   // host memory that the device copies from and to at full speed (pinned on CUDA)
 };
 
 // One place that weights live and kernels run. Thread-safe.
@@ -81,12 +83,12 @@ class Device {
 
   virtual const DeviceInfo& info() const = 0;
 
-  // Bytes that Allocate(kDevice) can still hand out: physical memory and the budget, whichever is
-  // less.
+  // Bytes that Allocate can still hand out of device memory: physical memory and the budget,
+  // whichever is less.
   virtual int64_t FreeBytes() const = 0;
-  // Caps what Allocate(kDevice) hands out in total; 0 removes the cap.
+  // Caps what Allocate hands out of device memory in total; 0 removes the cap.
   virtual void SetBudget(int64_t bytes) = 0;
-  // Bytes currently handed out by Allocate(kDevice).
+  // Bytes of device memory currently handed out.
   virtual int64_t UsedBytes() const = 0;
 
   // At least 256-byte aligned, uninitialised. RESOURCE_EXHAUSTED naming the bytes asked for and

@@ -119,9 +119,9 @@ absl::StatusOr<std::shared_ptr<const DeviceWeight>> PrepareWeight(
   out->layout = plan.layout;
   out->plan = std::move(plan.rows);
   out->extent = out->layout->extent(out->shape);
-  AWQD_ASSIGN_OR_RETURN(out->storage, device.Allocate(MemoryKind::kDevice, out->extent.total()));
+  AWQD_ASSIGN_OR_RETURN(out->storage, device.Allocate(MemoryKind::kWeights, out->extent.total()));
   if (!weight.bias.empty()) {
-    AWQD_ASSIGN_OR_RETURN(out->bias, device.Allocate(MemoryKind::kDevice, BiasBytes(weight)));
+    AWQD_ASSIGN_OR_RETURN(out->bias, device.Allocate(MemoryKind::kWeights, BiasBytes(weight)));
   }
   AWQD_RETURN_IF_ERROR(Pack(weight, device, out.get()));
   return std::shared_ptr<const DeviceWeight>(std::move(out));

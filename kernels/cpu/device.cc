@@ -89,7 +89,7 @@ absl::StatusOr<Buffer> CpuDevice::Allocate(MemoryKind kind, int64_t bytes) {
     return absl::InvalidArgumentError(
         absl::StrCat("cpu memory: got ", bytes, " bytes, expected 0 or more"));
   }
-  const bool counted = kind == MemoryKind::kDevice;
+  const bool counted = kind != MemoryKind::kStaging;
   // Small requests are not worth reading /proc for; the allocator answers for them.
   const bool large = bytes >= kHugeAlign;
   if ((large && bytes > AvailableMemoryBytes()) || (counted && !Reserve(bytes))) {

@@ -50,7 +50,6 @@ struct MatmulWork {
   int64_t tokens = 0;
   std::vector<float> bias;   // [N] override, or empty for the weight's own
   std::optional<Path> path;  // none: the token-count policy decides
-  bool alone = false;        // neither merged with others nor held back to wait for them
 };
 
 // out[rows, cols] of the weight.

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <future>
 #include <set>
 #include <utility>
 #include <vector>
@@ -11,6 +10,7 @@
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "kernels/base/mutex.h"
 #include "kernels/base/status.h"
 #include "kernels/kernels.h"
 #include "server/batching/batch_scheduler.h"
@@ -20,9 +20,6 @@
 
 namespace awqd {
 namespace {
-
-// Tokens that buffers are sized for before the first request: two thresholds' worth.
-constexpr int64_t kWarmUpTokens = 512;
 
 // Names one INTERNAL failure in the answers and in the log, so that a report can be found again.
 std::string NextErrorId() {
@@ -38,17 +35,25 @@ absl::Status WithErrorId(absl::Status status) {
   return status;
 }
 
+// A worker's lane. The lock is the worker's own but for warm-up, which runs on every lane in turn.
+struct LaneSlot {
+  Mutex mu;
+  std::unique_ptr<Lane> lane ABSL_GUARDED_BY(mu);
+};
+
 class LocalEngine final : public Engine {
  public:
   LocalEngine(Device* device, const EngineOptions& options,
-              std::vector<std::unique_ptr<Lane>> lanes)
+              std::vector<std::unique_ptr<LaneSlot>> lanes)
       : device_(device),
         options_(options),
         thresholds_(options.token_threshold, device),
         lanes_(std::move(lanes)) {
-    scheduler_ = std::make_unique<BatchScheduler>(
-        options.batching, static_cast<int>(lanes_.size()),
-        [this](int worker, Batch batch) { Execute(*lanes_[worker], batch); });
+    scheduler_ = std::make_unique<BatchScheduler>(options.batching, static_cast<int>(lanes_.size()),
+                                                  [this](int worker, Batch batch) {
+                                                    MutexLock lock(&lanes_[worker]->mu);
+                                                    Execute(*lanes_[worker]->lane, batch);
+                                                  });
   }
 
   // A handle may keep the scheduler alive a moment longer; its threads must not outlive the lanes.
@@ -84,12 +89,12 @@ class LocalEngine final : public Engine {
   absl::Status RunMatmul(Lane& lane, Batch& batch, const KernelRow** ran);
   ExecutionReport Report(const Batch& batch, const KernelRow* ran, absl::Duration compute) const;
   void CheckDevice(const absl::Status& status);
-  absl::Status RunAndWait(MatmulWork work);
+  absl::Status RunOnEveryLane(const MatmulWork& work, Path path);
 
   Device* const device_;
   const EngineOptions options_;
   ThresholdTable thresholds_;
-  const std::vector<std::unique_ptr<Lane>> lanes_;
+  const std::vector<std::unique_ptr<LaneSlot>> lanes_;
   std::atomic<bool> fault_reported_{false};
   // Shared with the handles, which may outlive the engine.
   std::shared_ptr<Scheduler> scheduler_;
@@ -176,21 +181,22 @@ void LocalEngine::CheckDevice(const absl::Status& status) {
   if (options_.on_device_fault) options_.on_device_fault(status);
 }
 
-absl::Status LocalEngine::RunAndWait(MatmulWork work) {
-  // Shared with the callback, which may still be returning when the waiter goes on.
-  auto answered = std::make_shared<std::promise<absl::Status>>();
-  std::future<absl::Status> answer = answered->get_future();
-  AWQD_RETURN_IF_ERROR(Submit(std::move(work), SubmitOptions(),
-                              [answered](const absl::Status& status, std::string,
-                                         const ExecutionReport&) { answered->set_value(status); })
-                           .status());
-  return answer.get();
+absl::Status LocalEngine::RunOnEveryLane(const MatmulWork& work, Path path) {
+  std::string y(work.tokens * work.weight->shape.n * SizeOf(work.out_dtype), '\0');
+  const RowPiece piece{work.x.data(), y.data(), work.tokens};
+  for (const std::unique_ptr<LaneSlot>& slot : lanes_) {
+    const KernelRow* ran = nullptr;
+    MutexLock lock(&slot->mu);
+    AWQD_RETURN_IF_ERROR(slot->lane->Matmul(work, {&piece, 1}, path, &ran));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status LocalEngine::WarmUp(const std::shared_ptr<const DeviceWeight>& weight) {
-  // The CPU has no modules, handles or pinned buffers to bring up: one token shows that the plan
-  // runs.
-  const int64_t most = device_->host_addressable() ? 1 : std::max<int64_t>(512, token_threshold());
+  AWQD_RETURN_IF_ERROR(thresholds_.Measure(*weight));
+  // On a GPU the largest batch brings every buffer to its final size. The CPU has no modules,
+  // handles or pinned buffers to bring up: one token shows that the plan runs.
+  const int64_t most = device_->host_addressable() ? 1 : options_.batching.max_batch_tokens;
   for (const PlanEntry& entry : weight->plan.matmul) {
     if (entry.min_m > most) continue;
     const int64_t end = entry.max_m < 0 ? most : std::min(entry.max_m, most);
@@ -198,10 +204,8 @@ absl::Status LocalEngine::WarmUp(const std::shared_ptr<const DeviceWeight>& weig
       MatmulWork work;
       work.weight = weight;
       work.tokens = tokens;
-      work.path = entry.path;
-      work.alone = true;
       work.x.assign(tokens * weight->shape.k * SizeOf(work.x_dtype), '\0');
-      AWQD_RETURN_IF_ERROR(RunAndWait(std::move(work)));
+      AWQD_RETURN_IF_ERROR(RunOnEveryLane(work, entry.path));
     }
   }
   return absl::OkStatus();
@@ -212,10 +216,12 @@ absl::Status LocalEngine::WarmUp(const std::shared_ptr<const DeviceWeight>& weig
 absl::StatusOr<std::unique_ptr<Engine>> MakeLocalEngine(Device* device,
                                                         const EngineOptions& options) {
   const int wanted = options.lanes > 0 ? options.lanes : device->host_addressable() ? 1 : 2;
-  std::vector<std::unique_ptr<Lane>> lanes;
+  std::vector<std::unique_ptr<LaneSlot>> lanes;
   for (int i = 0; i < wanted; ++i) {
     AWQD_ASSIGN_OR_RETURN(std::unique_ptr<Lane> lane, Lane::Create(device));
-    lanes.push_back(std::move(lane));
+    lanes.push_back(std::make_unique<LaneSlot>());
+    MutexLock lock(&lanes.back()->mu);
+    lanes.back()->lane = std::move(lane);
   }
   return std::unique_ptr<Engine>(std::make_unique<LocalEngine>(device, options, std::move(lanes)));
 }

@@ -41,7 +41,7 @@ class MatmulTask final : public EngineTask {
 
   // Same weight, element types and asked-for path. A bias of the request's own keeps it alone.
   BatchKey key() const override {
-    if (work_.alone || !work_.bias.empty()) return {};
+    if (!work_.bias.empty()) return {};
     const uint32_t path = work_.path.has_value() ? 1 + static_cast<uint32_t>(*work_.path) : 0;
     return {work_.weight.get(), path << 16 | static_cast<uint32_t>(work_.x_dtype) << 8 |
                                     static_cast<uint32_t>(work_.out_dtype)};

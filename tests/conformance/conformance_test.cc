@@ -101,9 +101,9 @@ class Bench {
     const WeightShape& shape = weight_->shape;
     auto guarded_x = GuardedBuffer::Create(device, m * shape.k * SizeOf(in)).value();
     auto y = GuardedBuffer::Create(device, m * shape.n * SizeOf(out)).value();
-    auto workspace =
-        GuardedBuffer::Create(device, WorkspaceBytes(*weight_, row_.path, std::max<int64_t>(m, 1)))
-            .value();
+    auto workspace = GuardedBuffer::CreateScratch(
+                         device, WorkspaceBytes(*weight_, row_.path, std::max<int64_t>(m, 1)))
+                         .value();
     EXPECT_THAT(guarded_x.Fill({x.begin(), x.begin() + guarded_x.size()}), IsOk());
     auto stream = device.CreateStream().value();
     const MatmulArgs args = {weight_.get(),

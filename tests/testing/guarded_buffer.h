@@ -19,19 +19,29 @@ class GuardedBuffer {
   // `bytes` of poison between bands. The data is 256-byte aligned plus `misalign`.
   static absl::StatusOr<GuardedBuffer> Create(Device& device, int64_t bytes, int64_t misalign = 0);
 
+  // The same for workspaces, which may be far larger than what a kernel uses of them: only the
+  // first kScratchPoison bytes are poison.
+  static absl::StatusOr<GuardedBuffer> CreateScratch(Device& device, int64_t bytes);
+  static constexpr int64_t kScratchPoison = 1 << 20;
+
   void* data() const { return static_cast<uint8_t*>(buffer_.data()) + kBand + misalign_; }
   int64_t size() const { return size_; }
 
   absl::Status Fill(const std::vector<uint8_t>& bytes);
+  // All of it, or of a scratch buffer the start.
   absl::Status Poison();
   absl::StatusOr<std::vector<uint8_t>> Read() const;
   // DATA_LOSS naming the first byte of a band that was written.
   absl::Status CheckBands() const;
 
  private:
+  static absl::StatusOr<GuardedBuffer> WithBands(Device& device, int64_t bytes, int64_t misalign);
+  absl::StatusOr<int64_t> FirstBroken(int64_t begin, int64_t end) const;
+
   Device* device_ = nullptr;
   Buffer buffer_;
   int64_t size_ = 0;
+  int64_t poisoned_ = 0;
   int64_t misalign_ = 0;
 };
 

@@ -125,8 +125,8 @@ absl::StatusOr<std::unique_ptr<Device>> CudaDevice::Open(int index, int64_t budg
 }
 
 absl::StatusOr<Buffer> CudaDevice::Allocate(MemoryKind kind, int64_t bytes) {
-  return kind == MemoryKind::kDevice ? memory_->Allocate(bytes)
-                                     : AllocateStaging(info_.index, bytes);
+  return kind == MemoryKind::kStaging ? AllocateStaging(info_.index, bytes)
+                                      : memory_->Allocate(kind, bytes);
 }
 
 absl::StatusOr<std::unique_ptr<Stream>> CudaDevice::CreateStream() {

@@ -35,21 +35,30 @@ absl::Status DeviceMemory::Open() {
       cudaDeviceGetAttribute(&has_pools, cudaDevAttrMemoryPoolsSupported, device_));
   if (has_pools == 0) return absl::OkStatus();
   AWQD_CUDA_RETURN_IF_ERROR(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+  AWQD_ASSIGN_OR_RETURN(scratch_, CreatePool());
+  AWQD_ASSIGN_OR_RETURN(weights_, CreatePool());
+  return absl::OkStatus();
+}
+
+absl::StatusOr<cudaMemPool_t> DeviceMemory::CreatePool() const {
+  cudaMemPool_t pool = nullptr;
   cudaMemPoolProps props = {};
   props.allocType = cudaMemAllocationTypePinned;
   props.location.type = cudaMemLocationTypeDevice;
   props.location.id = device_;
-  AWQD_CUDA_RETURN_IF_ERROR(cudaMemPoolCreate(&pool_, &props));
+  AWQD_CUDA_RETURN_IF_ERROR(cudaMemPoolCreate(&pool, &props));
   uint64_t threshold = 0;  // keep nothing across a synchronisation
   AWQD_CUDA_RETURN_IF_ERROR(
-      cudaMemPoolSetAttribute(pool_, cudaMemPoolAttrReleaseThreshold, &threshold));
-  return absl::OkStatus();
+      cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &threshold));
+  return pool;
 }
 
 DeviceMemory::~DeviceMemory() {
   // Errors are recorded by Report; there is nobody left to return them to.
   if (!UseDevice(device_).ok()) return;
-  if (pool_ != nullptr) (void)Report(cudaMemPoolDestroy(pool_), "cudaMemPoolDestroy");
+  for (cudaMemPool_t pool : {scratch_, weights_}) {
+    if (pool != nullptr) (void)Report(cudaMemPoolDestroy(pool), "cudaMemPoolDestroy");
+  }
   if (stream_ != nullptr) (void)Report(cudaStreamDestroy(stream_), "cudaStreamDestroy");
 }
 
@@ -67,45 +76,46 @@ bool DeviceMemory::Reserve(int64_t bytes) {
   return true;
 }
 
-absl::StatusOr<void*> DeviceMemory::Take(int64_t bytes) {
+absl::StatusOr<void*> DeviceMemory::Take(cudaMemPool_t pool, int64_t bytes) {
   void* data = nullptr;
-  if (pool_ == nullptr) {
+  if (pool == nullptr) {
     AWQD_CUDA_RETURN_IF_ERROR(cudaMalloc(&data, AtLeastOne(bytes)));
     return data;
   }
   MutexLock lock(&mutex_);
-  AWQD_CUDA_RETURN_IF_ERROR(cudaMallocFromPoolAsync(&data, AtLeastOne(bytes), pool_, stream_));
+  AWQD_CUDA_RETURN_IF_ERROR(cudaMallocFromPoolAsync(&data, AtLeastOne(bytes), pool, stream_));
   // Only after this may other streams touch it.
   AWQD_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(stream_));
   return data;
 }
 
-absl::StatusOr<Buffer> DeviceMemory::Allocate(int64_t bytes) {
+absl::StatusOr<Buffer> DeviceMemory::Allocate(MemoryKind kind, int64_t bytes) {
   AWQD_RETURN_IF_ERROR(CheckSize(device_, bytes));
   AWQD_RETURN_IF_ERROR(UseDevice(device_));
   if (!Reserve(bytes)) return NoRoom(bytes);
-  absl::StatusOr<void*> data = Take(bytes);
+  const cudaMemPool_t pool = kind == MemoryKind::kWeights ? weights_ : scratch_;
+  absl::StatusOr<void*> data = Take(pool, bytes);
   if (!data.ok()) {
     used_ -= bytes;
     return absl::IsResourceExhausted(data.status()) ? NoRoom(bytes) : data.status();
   }
-  return Buffer(*data, bytes, [self = shared_from_this()](void* memory, int64_t size) {
-    self->Free(memory, size);
+  return Buffer(*data, bytes, [self = shared_from_this(), pool](void* memory, int64_t size) {
+    self->Free(pool, memory, size);
   });
 }
 
-void DeviceMemory::Free(void* data, int64_t bytes) {
+void DeviceMemory::Free(cudaMemPool_t pool, void* data, int64_t bytes) {
   used_ -= bytes;
   // A device that is gone has already freed everything; Report has noted it.
   if (!UseDevice(device_).ok()) return;
-  if (pool_ == nullptr) {
+  if (pool == nullptr) {
     (void)Report(cudaFree(data), "cudaFree");
     return;
   }
   MutexLock lock(&mutex_);
   if (!Report(cudaFreeAsync(data, stream_), "cudaFreeAsync").ok()) return;
   if (!Report(cudaStreamSynchronize(stream_), "cudaStreamSynchronize").ok()) return;
-  (void)Report(cudaMemPoolTrimTo(pool_, 0), "cudaMemPoolTrimTo");
+  (void)Report(cudaMemPoolTrimTo(pool, 0), "cudaMemPoolTrimTo");
 }
 
 int64_t DeviceMemory::FreeBytes() const {

@@ -1,8 +1,9 @@
-// Device memory of one GPU: a pool under a budget, and pinned host memory.
+// Device memory of one GPU: two pools under one budget, and pinned host memory.
 //
-// Built on a private CUDA memory pool because its frees do not stop the whole device, as cudaFree
-// does: a model can be unloaded while another serves. The pool keeps nothing back: what a buffer
-// frees goes to the driver at once, so that device memory returns to where it started.
+// Built on private CUDA memory pools because their frees do not stop the whole device, as cudaFree
+// does: a model can be unloaded while another serves. The pools keep nothing back: what a buffer
+// frees goes to the driver at once. A pool takes memory in pieces of 32 MiB, so weights have one of
+// their own: no long-lived scratch buffer can hold on to a piece that they leave.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -29,7 +30,8 @@ class DeviceMemory : public std::enable_shared_from_this<DeviceMemory> {
   // Usable on any stream at once. The owner frees it only after the work that uses it was
   // synchronised. RESOURCE_EXHAUSTED naming the bytes asked for and free, by the budget or by the
   // driver.
-  absl::StatusOr<Buffer> Allocate(int64_t bytes);
+  // `kind`: kDevice or kWeights.
+  absl::StatusOr<Buffer> Allocate(MemoryKind kind, int64_t bytes);
 
   // What Allocate can still hand out: memory of the GPU that no process holds, or what is left of
   // the budget. 0 when the driver does not answer.
@@ -40,16 +42,19 @@ class DeviceMemory : public std::enable_shared_from_this<DeviceMemory> {
  private:
   DeviceMemory(int device, int64_t budget_bytes) : device_(device), budget_(budget_bytes) {}
   absl::Status Open();
+  absl::StatusOr<cudaMemPool_t> CreatePool() const;
   bool Reserve(int64_t bytes);
-  absl::StatusOr<void*> Take(int64_t bytes);
-  void Free(void* data, int64_t bytes);
+  absl::StatusOr<void*> Take(cudaMemPool_t pool, int64_t bytes);
+  void Free(cudaMemPool_t pool, void* data, int64_t bytes);
   absl::Status NoRoom(int64_t bytes) const;
 
   const int device_;
   std::atomic<int64_t> budget_;
   std::atomic<int64_t> used_ = 0;
-  Mutex mutex_;                    // keeps "free, wait, trim" in one piece
-  cudaMemPool_t pool_ = nullptr;   // null: the driver has no pools, plain cudaMalloc serves
+  Mutex mutex_;  // keeps "free, wait, trim" in one piece
+  // Null: the driver has no pools, plain cudaMalloc serves.
+  cudaMemPool_t scratch_ = nullptr;
+  cudaMemPool_t weights_ = nullptr;
   cudaStream_t stream_ = nullptr;  // orders only allocations and frees
 };
 

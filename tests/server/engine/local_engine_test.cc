@@ -338,7 +338,27 @@ TEST_P(LocalEngineTest, WarmUpRunsThePlanWithoutWaitingForCompany) {
   Start(options);
   EXPECT_TRUE(engine_->WarmUp(weight_).ok());
   device_->Break();
-  EXPECT_EQ(engine_->WarmUp(weight_).code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(engine_->WarmUp(weight_).code(), absl::StatusCode::kInternal);
+}
+
+TEST_P(LocalEngineTest, AfterWarmUpNoRequestAllocates) {
+  EngineOptions options;
+  options.batching.max_batch_tokens = 300;
+  Start(options);
+  ASSERT_TRUE(engine_->WarmUp(weight_).ok());
+  const int64_t before = device_->allocations();
+  MatmulWork work = Work(RandomRows(300));
+  work.x.resize(300 * kK * 2);
+  work.x_dtype = work.out_dtype = DType::kFp16;
+  for (Path path : {Path::kFused, Path::kDequantize}) {
+    work.path = path;
+    ASSERT_TRUE(Submit(work).get().status.ok());
+  }
+  // With the device out of reach every buffer is one that warm-up sized; on the CPU it runs one
+  // token only.
+  if (!GetParam()) {
+    EXPECT_EQ(device_->allocations(), before);
+  }
 }
 
 TEST_P(LocalEngineTest, AHandleMayOutliveTheEngine) {
