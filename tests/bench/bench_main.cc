@@ -1,6 +1,6 @@
 // Walks the registry on one device: a table and one JSON line per case.
 //
-//   awqd_bench [--device=cpu] [--shapes=4096x4096,4096x14336] [--m=1,8,256] [--rows=substring]
+//   awqd_bench [--device=cpu] [--shapes=4096x4096,4096x14336] [--m=1,8,256] [--rows=substring,...]
 //              [--isa=portable|avx2|avx512]
 // Each case is checked before it is timed; a wrong result ends the run with status 1.
 #include <cmath>
@@ -93,6 +93,14 @@ std::vector<uint8_t> Download(Device& device, const Buffer& buffer) {
 }
 
 // Enough copies of one weight that each call meets memory, not a cache.
+// Whether a row's name holds one of the substrings asked for; every name without any.
+bool IsAsked(absl::string_view name, const std::string& asked) {
+  for (absl::string_view part : absl::StrSplit(asked, ',')) {
+    if (absl::StrContains(name, part)) return true;
+  }
+  return false;
+}
+
 struct Copies {
   CanonicalWeight canonical;
   std::vector<std::shared_ptr<const DeviceWeight>> weights;
@@ -248,7 +256,7 @@ int Main(int argc, char** argv) {
   std::printf("%s\n", machine->Facts().c_str());
   for (const KernelRow* row : AllKernels()) {
     // The oracle is not for speed.
-    if (row->priority < 0 || !absl::StrContains(row->name, flags.rows)) continue;
+    if (row->priority < 0 || !IsAsked(row->name, flags.rows)) continue;
     if (row->device == (*device)->info().kind) RunRow(*row, flags, *machine);
   }
   return 0;
