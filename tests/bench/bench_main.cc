@@ -92,7 +92,6 @@ std::vector<uint8_t> Download(Device& device, const Buffer& buffer) {
   return out;
 }
 
-// Enough copies of one weight that each call meets memory, not a cache.
 // Whether a row's name holds one of the substrings asked for; every name without any.
 bool IsAsked(absl::string_view name, const std::string& asked) {
   for (absl::string_view part : absl::StrSplit(asked, ',')) {
@@ -101,6 +100,7 @@ bool IsAsked(absl::string_view name, const std::string& asked) {
   return false;
 }
 
+// Enough copies of one weight that each call meets memory, not a cache.
 struct Copies {
   CanonicalWeight canonical;
   std::vector<std::shared_ptr<const DeviceWeight>> weights;
