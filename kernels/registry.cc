@@ -2,7 +2,9 @@
 #include "kernels/registry.h"
 
 #include <algorithm>
+#include <optional>
 #include <set>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -76,15 +78,16 @@ void PlanPath(const Rows& rows, Path path, std::vector<PlanEntry>* plan) {
   }
 }
 
-// The plan in one layout, and how good it is (-1: it cannot serve).
+// The plan in one layout, and how good it is: the best priority of its products, then that of its
+// dequantize.
 struct Candidate {
   const Layout* layout = nullptr;
   WeightPlan plan;
-  int score = -1;
+  std::optional<std::pair<int, int>> score;  // none: it cannot serve
 };
 
 Candidate PlanInLayout(const Layout* layout, const Rows& rows) {
-  Candidate out{layout, {}, -1};
+  Candidate out{layout, {}, std::nullopt};
   Rows readers;
   for (const KernelRow* row : rows) {
     if (row->layout == layout || row->layout == nullptr) readers.push_back(row);
@@ -93,10 +96,9 @@ Candidate PlanInLayout(const Layout* layout, const Rows& rows) {
   PlanPath(readers, Path::kDequantize, &out.plan.matmul);
   out.plan.dequantize = Best(readers, Op::kDequantize, Path::kFused, 1);
   if (out.plan.matmul.empty() || out.plan.dequantize == nullptr) return out;
-  out.score = 0;
-  for (const PlanEntry& entry : out.plan.matmul) {
-    out.score = std::max(out.score, 1 + std::max(0, entry.row->priority));
-  }
+  int best = out.plan.matmul.front().row->priority;
+  for (const PlanEntry& entry : out.plan.matmul) best = std::max(best, entry.row->priority);
+  out.score = {best, out.plan.dequantize->priority};
   return out;
 }
 
@@ -152,7 +154,7 @@ absl::StatusOr<Plan> Select(const WeightShape& shape, const DeviceInfo& device,
     Candidate candidate = PlanInLayout(layout, usable);
     if (candidate.score > best.score) best = std::move(candidate);
   }
-  if (best.score < 0) {
+  if (!best.score.has_value()) {
     return absl::UnimplementedError(absl::StrCat("no kernel for ", ToString(shape.scheme), " [",
                                                  shape.k, ", ", shape.n, "] on ", device.id, ": ",
                                                  Join(refused)));

@@ -64,6 +64,16 @@ TEST_F(SelectTest, ALayoutThatCannotDequantizeIsNotChosen) {
   EXPECT_THAT(plan->rows.refused[0].reason, HasSubstr("k16"));
 }
 
+TEST_F(SelectTest, AmongEqualProductsTheBetterDequantizeChoosesTheLayout) {
+  const KernelRow dense = Row("dense", Op::kMatmul, nullptr, 0);
+  const KernelRow fast = Row("b/dequantize", Op::kDequantize, &kK16Layout, 10);
+  const KernelRow* rows[] = {&dense, &dequantize_, &fast};
+  const auto plan = Select(shape_, cpu_, rows);
+  ASSERT_TRUE(plan.ok());
+  EXPECT_EQ(plan->layout, &kK16Layout);
+  EXPECT_EQ(plan->rows.dequantize, &fast);
+}
+
 TEST_F(SelectTest, ARowForForcingStepsAsideForAnother) {
   KernelRow oracle = Row("oracle", Op::kMatmul, nullptr, -1);
   const KernelRow* with[] = {&oracle, &any_, &dequantize_};
