@@ -25,8 +25,8 @@ struct Workspace {
 // two; FP32 six, because FP16-scaled weights are decoded to FP16 and then widened.
 constexpr int64_t SlabBytesPerWeight(DType x) { return x == DType::kFp32 ? 6 : 2; }
 
-// Columns per slab (a multiple of 8; the last slab may be narrower) for m tokens of dtype `x`: as
-// few slabs as keep a decoded slab in L2, but wide enough that its product fills the GPU once.
+// Columns per slab (a multiple of 8; the last slab may be narrower) for m tokens of dtype `x`: wide
+// for few tokens, so that products fill the GPU; narrow enough to stay in L2 for many.
 int64_t SlabColumns(int64_t m, const WeightShape& shape, DType x, const DeviceInfo& device);
 
 // Tokens per pass, 1 to m, when slabs of `columns` go through the FP32 scratch.

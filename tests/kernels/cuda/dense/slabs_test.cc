@@ -56,12 +56,19 @@ TEST(SlabsTest, ManyTokensKeepTheSlabInL2) {
   EXPECT_GE(columns * 4096 * 2, int64_t{12} << 20);
 }
 
-TEST(SlabsTest, FewTokensGetSlabsThatFillTheGpu) {
+TEST(SlabsTest, FewTokensGetAsFewSlabsAsThereIsRoomFor) {
   const DeviceInfo gpu = Gpu(90, 132, 50);
-  const int64_t columns = SlabColumns(256, Shape(4096, 28672), DType::kFp16, gpu);
-  const int64_t tiles = 2 * CeilDiv(columns, 128);
-  EXPECT_GE(tiles, gpu.sm_count * 8 / 10);
-  EXPECT_LE(columns * 4096 * 2, int64_t{64} << 20);
+  EXPECT_EQ(SlabColumns(256, Shape(14336, 4096), DType::kFp16, gpu), 4096);
+  EXPECT_EQ(SlabColumns(256, Shape(4096, 28672), DType::kFp16, gpu), 14336);
+  EXPECT_LE(SlabColumns(256, Shape(8192, 57344), DType::kFp16, gpu) * 8192 * 2, int64_t{128} << 20);
+}
+
+TEST(SlabsTest, BetweenFewAndManyASlabFillsTheGpuEvenly) {
+  const DeviceInfo gpu = Gpu(90, 132, 50);
+  for (const int64_t m : {512, 1024, 2047}) {
+    EXPECT_EQ(SlabColumns(m, Shape(4096, 28672), DType::kFp16, gpu), 4096) << m;
+    EXPECT_EQ(SlabColumns(m, Shape(14336, 4096), DType::kFp16, gpu), 4096) << m;
+  }
 }
 
 TEST(SlabsTest, SlabsAreEven) {
