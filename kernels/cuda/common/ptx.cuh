@@ -53,6 +53,12 @@ __device__ __forceinline__ void WaitGroup() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
+// Waits for `kThreads` threads of the block; barrier `id` 1..15 is theirs.
+template <int kThreads>
+__device__ __forceinline__ void NamedBarrier(int id) {
+  asm volatile("barrier.cta.sync %0, %1;" ::"r"(id), "n"(kThreads) : "memory");
+}
+
 // ---- shared memory -----------------------------------------------------------------------------
 
 __device__ __forceinline__ uint4 LoadShared16(uint32_t address) {

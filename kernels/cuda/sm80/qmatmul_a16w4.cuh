@@ -2,12 +2,13 @@
 //
 // Layout: mma16. Weights are the A operand (rows = out features) and tokens the columns of B, so
 // that a block decodes each weight once whatever the number of tokens; accumulation in fp32. Work
-// split: a block of 8 warps owns 64 * kRowTiles out features x kTokens tokens over one slice of K;
-// warp w takes fragment row w / 2 of each record and its half w % 2 of every 128 rows of K. A
-// cp.async ring brings records and activations, kStages deep. The two halves are added through
-// shared memory, the slices by the blocks of a cluster through distributed shared memory, both in a
-// fixed order. A sum's order depends on K and the split alone: a token has the same bits in every
-// tile and batch. Limits: none on shapes (the layout pads N and K, x is zero-filled past m and k).
+// split: a block owns 64 * kRowTiles out features x kTokens tokens. Each of its kGroups groups of 8
+// warps takes a slice of K with a cp.async ring and a barrier of its own, so that one decodes while
+// the other waits; warp w of a group takes fragment row w / 2 of each record and its half w % 2 of
+// every 128 rows of K. The two halves are added through shared memory, the slices by the blocks of
+// a cluster through distributed shared memory, both in a fixed order. A sum's order depends on the
+// number of slices alone, and that on K, N and the device: a token has the same bits in every tile
+// and batch. Limits: none on shapes (the layout pads N and K, x is zero-filled past m and k).
 #pragma once
 
 #include <algorithm>
@@ -22,12 +23,14 @@
 namespace awqd::cuda {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kGroupThreads = 256;
 
-template <int kTokens_, int kRowTiles_, int kStages_, int kBlocks_, bool kFineGroups_>
+template <int kTokens_, int kRowTiles_, int kGroups_, int kStages_, int kBlocks_, bool kFineGroups_>
 struct QMatmulConfig {
   static constexpr int kTokens = kTokens_;
   static constexpr int kRowTiles = kRowTiles_;
+  static constexpr int kGroups = kGroups_;
+  static constexpr int kThreads = kGroups * kGroupThreads;
   static constexpr int kStages = kStages_;
   static constexpr int kBlocks = kBlocks_;
   // Groups shorter than 64: the scales change within a lane's 16 bytes.
@@ -38,7 +41,30 @@ struct QMatmulConfig {
   // Floats between tokens of the joined sums: 4 more than a multiple of 32 keeps fragments off each
   // other's banks.
   static constexpr int kSumStride = kRows + 4;
+  static_assert(kStages * (kRowTiles * mma16::kCodesBytes + kTokens * kTokenBytes) >=
+                    4 * kTokens * kSumStride,
+                "sums are joined in the ring's memory");
 };
+
+template <class Config>
+__device__ __forceinline__ int GroupThread() {
+  return Config::kGroups == 1 ? threadIdx.x : threadIdx.x % kGroupThreads;
+}
+
+template <class Config>
+__device__ __forceinline__ void GroupBarrier() {
+  if (Config::kGroups == 1) {
+    __syncthreads();
+  } else {
+    NamedBarrier<kGroupThreads>(1 + threadIdx.x / kGroupThreads);
+  }
+}
+
+template <class Config>
+__device__ __forceinline__ int StageBytes(int metas) {
+  return Config::kRowTiles * (mma16::kCodesBytes + metas * mma16::kMetaBytes) +
+         Config::kTokens * Config::kTokenBytes;
+}
 
 // Feeds the ring with consecutive 128-row blocks of K. Each thread keeps its own addresses and
 // moves them on, because address arithmetic would otherwise cost more than the decode.
@@ -49,19 +75,19 @@ class TileLoader {
   __device__ __forceinline__ TileLoader(const QMatmulParams& p, uint32_t ring, int64_t tile,
                                         int64_t first_token, int64_t first_block)
       : record_bytes_(mma16::kCodesBytes + p.metas * mma16::kMetaBytes),
-        stage_bytes_(Config::kRowTiles * record_bytes_ + Config::kTokens * Config::kTokenBytes),
+        stage_bytes_(StageBytes<Config>(p.metas)),
         write_(ring),
         ring_end_(ring + Config::kStages * stage_bytes_),
-        copies_meta_(static_cast<int>(threadIdx.x) < p.metas * (mma16::kMetaBytes / 16)),
+        copies_meta_(GroupThread<Config>() < p.metas * (mma16::kMetaBytes / 16)),
         k_(p.k) {
     const int64_t last = (p.n + mma16::kTileN - 1) / mma16::kTileN - 1;
 #pragma unroll
     for (int r = 0; r < Config::kRowTiles; ++r) {
       // A row tile past the end repeats the last one; its results are never stored.
       const int64_t record = min(tile + r, last) * p.k_blocks + first_block;
-      weights_[r] = p.records + record * record_bytes_ + threadIdx.x * 16;
+      weights_[r] = p.records + record * record_bytes_ + GroupThread<Config>() * 16;
     }
-    const int token = threadIdx.x / kChunks, chunk = threadIdx.x % kChunks;
+    const int token = GroupThread<Config>() / kChunks, chunk = GroupThread<Config>() % kChunks;
     // 16-byte chunks are XOR-ed with the token so that ldmatrix meets no bank twice.
     token_offset_ = Config::kRowTiles * record_bytes_ + token * Config::kTokenBytes +
                     ((chunk ^ (token & 7)) * 16);
@@ -79,7 +105,7 @@ class TileLoader {
   __device__ __forceinline__ void Load() {
 #pragma unroll
     for (int r = 0; r < Config::kRowTiles; ++r) {
-      const uint32_t to = write_ + r * record_bytes_ + threadIdx.x * 16;
+      const uint32_t to = write_ + r * record_bytes_ + GroupThread<Config>() * 16;
       CopyAsync16(to, weights_[r]);
       if (copies_meta_) {
         CopyAsync16(to + mma16::kCodesBytes, weights_[r] + mma16::kCodesBytes);
@@ -97,8 +123,9 @@ class TileLoader {
   __device__ __forceinline__ void Prefetch(int blocks) const {
 #pragma unroll
     for (int r = 0; r < Config::kRowTiles; ++r) {
-      const uint8_t* from = weights_[r] - threadIdx.x * 16;
-      for (int at = threadIdx.x * 128; at < blocks * record_bytes_; at += kThreads * 128) {
+      const uint8_t* from = weights_[r] - GroupThread<Config>() * 16;
+      for (int at = GroupThread<Config>() * 128; at < blocks * record_bytes_;
+           at += kGroupThreads * 128) {
         PrefetchL2(from + at);
       }
     }
@@ -106,13 +133,14 @@ class TileLoader {
 
  private:
   static constexpr int kChunks = mma16::kBlockK / 8;
-  static constexpr int kTokensPerStep = kThreads / kChunks;
+  static constexpr int kTokensPerStep = kGroupThreads / kChunks;
 
   // Activations as [token][128]; zeros past m and k.
   __device__ __forceinline__ void LoadTokens() {
 #pragma unroll
     for (int s = 0; s < (Config::kTokens + kTokensPerStep - 1) / kTokensPerStep; ++s) {
-      if (Config::kTokens < kTokensPerStep && threadIdx.x >= Config::kTokens * kChunks) break;
+      const int left = Config::kTokens - s * kTokensPerStep;
+      if (left < kTokensPerStep && GroupThread<Config>() >= left * kChunks) break;
       const bool valid = col_ < k_ && tokens_left_ > s * kTokensPerStep;
       CopyAsync16OrZero(write_ + token_offset_ + s * kTokensPerStep * Config::kTokenBytes,
                         x_ + (valid ? s * x_step_ : 0), valid);
@@ -141,13 +169,14 @@ using Sums = float[Config::kRowTiles][Config::kTokenTiles][4];
 template <class Math, class Config>
 __device__ __forceinline__ void Accumulate(uint32_t stage, int record_bytes, int metas,
                                            Sums<Config>& sums) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, half = warp % 2, row_tile = warp / 2;
+  const int lane = threadIdx.x % 32, warp = GroupThread<Config>() / 32;
+  const int half = warp % 2, row_tile = warp / 2;
   uint4 codes[Config::kRowTiles];
   typename Math::Meta meta[Config::kRowTiles];
 #pragma unroll
   for (int r = 0; r < Config::kRowTiles; ++r) {
     const uint32_t record = stage + r * record_bytes;
-    codes[r] = LoadShared16(record + threadIdx.x * 16);
+    codes[r] = LoadShared16(record + GroupThread<Config>() * 16);
     const int which = metas == 1 ? 0 : half;
     if (!Config::kFineGroups) {
       meta[r] = Math::Expand(
@@ -191,7 +220,7 @@ __device__ __forceinline__ void Accumulate(uint32_t stage, int record_bytes, int
 // Joins the two halves of K: leaves their sum in `out`, [token][row] with stride kSumStride.
 template <class Config>
 __device__ __forceinline__ void JoinHalves(const Sums<Config>& sums, float* out) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int lane = GroupThread<Config>() % 32, warp = GroupThread<Config>() / 32;
 #pragma unroll
   for (int turn = 1; turn >= 0; --turn) {
     if (warp % 2 == turn) {
@@ -208,7 +237,7 @@ __device__ __forceinline__ void JoinHalves(const Sums<Config>& sums, float* out)
         }
       }
     }
-    if (turn == 1) __syncthreads();
+    if (turn == 1) GroupBarrier<Config>();
   }
 }
 
@@ -235,21 +264,24 @@ __device__ __forceinline__ void StoreFour(const QMatmulParams& p, int64_t token,
   }
 }
 
-// Adds the slices of the cluster in rank order and stores this block's share of the tile.
+// Adds the cluster's slices in the order of K and stores this block's share of the tile. `sums` is
+// the first group's, the next is group_bytes further.
 template <class Config>
-__device__ __forceinline__ void Finish(const QMatmulParams& p, uint32_t sums, int64_t first_row,
-                                       int64_t first_token) {
+__device__ __forceinline__ void Finish(const QMatmulParams& p, uint32_t sums, int group_bytes,
+                                       int64_t first_row, int64_t first_token) {
   constexpr int kQuads = Config::kRows / 4;
   const int rank = blockIdx.x % p.split;
   const int tokens = static_cast<int>(min(int64_t{Config::kTokens}, p.m - first_token));
-  for (int i = rank * kThreads + threadIdx.x; i < tokens * kQuads; i += p.split * kThreads) {
+  for (int i = rank * Config::kThreads + threadIdx.x; i < tokens * kQuads;
+       i += p.split * Config::kThreads) {
     const int token = i / kQuads, quad = i % kQuads;
     const int64_t n = first_row + quad * 4;
     if (n >= p.n) continue;
     const uint32_t at = sums + (token * Config::kSumStride + quad * 4) * 4;
     float4 v = LoadCluster16(at, 0);
-    for (int slice = 1; slice < p.split; ++slice) {
-      const float4 part = LoadCluster16(at, slice);
+    for (int slice = 1; slice < p.split * Config::kGroups; ++slice) {
+      const float4 part =
+          LoadCluster16(at + slice % Config::kGroups * group_bytes, slice / Config::kGroups);
       v.x += part.x, v.y += part.y, v.z += part.z, v.w += part.w;
     }
     if (p.x_scale != nullptr) {
@@ -264,17 +296,20 @@ __device__ __forceinline__ void Finish(const QMatmulParams& p, uint32_t sums, in
 }
 
 template <class Math, class Config>
-__global__ __launch_bounds__(kThreads, Config::kBlocks) void QMatmulA16W4(
+__global__ __launch_bounds__(Config::kThreads, Config::kBlocks) void QMatmulA16W4(
     const __grid_constant__ QMatmulParams p) {
   extern __shared__ __align__(128) uint8_t shared[];
   LaunchDependents();
-  const int64_t group = blockIdx.x / p.split;
-  const int rank = blockIdx.x % p.split;
+  const int64_t tile = blockIdx.x / p.split;
+  const int group = Config::kGroups == 1 ? 0 : threadIdx.x / kGroupThreads;
+  const int slice = blockIdx.x % p.split * Config::kGroups + group;
+  const int slices = p.split * Config::kGroups;
   const int64_t first_token = static_cast<int64_t>(blockIdx.y) * Config::kTokens;
-  const int begin = static_cast<int>(static_cast<int64_t>(p.k_blocks) * rank / p.split);
-  const int end = static_cast<int>(static_cast<int64_t>(p.k_blocks) * (rank + 1) / p.split);
-  const uint32_t ring = SharedAddress(shared);
-  TileLoader<Config> loader(p, ring, group * Config::kRowTiles, first_token, begin);
+  const int begin = static_cast<int>(static_cast<int64_t>(p.k_blocks) * slice / slices);
+  const int end = static_cast<int>(static_cast<int64_t>(p.k_blocks) * (slice + 1) / slices);
+  const int ring_bytes = Config::kStages * StageBytes<Config>(p.metas);
+  const uint32_t ring = SharedAddress(shared) + group * ring_bytes;
+  TileLoader<Config> loader(p, ring, tile * Config::kRowTiles, first_token, begin);
   loader.Prefetch(min(end - begin, Config::kStages));
   WaitForEarlierKernels();
 
@@ -287,7 +322,7 @@ __global__ __launch_bounds__(kThreads, Config::kBlocks) void QMatmulA16W4(
   uint32_t stage = ring;
   for (int block = begin; block < end; ++block) {
     WaitGroup<Config::kStages - 2>();
-    __syncthreads();
+    GroupBarrier<Config>();
     if (block + Config::kStages - 1 < end) loader.Load();
     CommitGroup();
     Accumulate<Math, Config>(stage, loader.record_bytes(), p.metas, sums);
@@ -295,10 +330,10 @@ __global__ __launch_bounds__(kThreads, Config::kBlocks) void QMatmulA16W4(
     if (stage == ring + Config::kStages * loader.stage_bytes()) stage = ring;
   }
   WaitGroup<0>();
-  __syncthreads();
-  JoinHalves<Config>(sums, reinterpret_cast<float*>(shared));
+  GroupBarrier<Config>();
+  JoinHalves<Config>(sums, reinterpret_cast<float*>(shared + group * ring_bytes));
   ClusterBarrier();
-  Finish<Config>(p, ring, group * Config::kRows, first_token);
+  Finish<Config>(p, SharedAddress(shared), ring_bytes, tile * Config::kRows, first_token);
   // No block may leave while another still reads its sums.
   if (p.split > 1) ClusterBarrier();
 }
@@ -311,7 +346,7 @@ absl::Status LaunchConfigured(const QMatmulParams& p, const MatmulVariant& varia
   const int64_t rows = CeilDiv(p.m, int64_t{Config::kTokens});
   LaunchConfig config{
       .grid = {static_cast<unsigned>(columns), static_cast<unsigned>(rows)},
-      .block = kThreads,
+      .block = Config::kThreads,
       .shared_bytes = MatmulLaunchBytes(variant, p.metas, columns * rows, p.split, device),
       .stream = stream,
       .attributes = attributes.list,
@@ -326,28 +361,43 @@ absl::Status LaunchTile(const QMatmulParams& p, const MatmulTile& tile, const De
                         StreamView stream) {
   const bool fine = p.metas > 2;
   for (const MatmulVariant& v : MatmulVariants()) {
-    if (v.tokens != tile.tokens || v.row_tiles != tile.row_tiles) continue;
-#define AWQD_TILE(tokens_, rows_, stages_, blocks_)                                               \
-  if (v.tokens == tokens_ && v.row_tiles == rows_ && v.stages == stages_) {                       \
-    return fine ? LaunchConfigured<Math, QMatmulConfig<tokens_, rows_, stages_, blocks_, true>>(  \
-                      p, v, device, stream)                                                       \
-                : LaunchConfigured<Math, QMatmulConfig<tokens_, rows_, stages_, blocks_, false>>( \
-                      p, v, device, stream);                                                      \
+    if (v.tokens != tile.tokens || v.row_tiles != tile.row_tiles || v.groups != tile.groups) {
+      continue;
+    }
+#define AWQD_TILE(...)                                                                             \
+  if (MatmulVariant{__VA_ARGS__} == v) {                                                           \
+    return fine ? LaunchConfigured<Math, QMatmulConfig<__VA_ARGS__, true>>(p, v, device, stream)   \
+                : LaunchConfigured<Math, QMatmulConfig<__VA_ARGS__, false>>(p, v, device, stream); \
   }
-    AWQD_TILE(8, 1, 8, 4)
-    AWQD_TILE(8, 2, 6, 3)
-    AWQD_TILE(16, 1, 6, 4)
-    AWQD_TILE(16, 2, 5, 3)
-    AWQD_TILE(32, 1, 5, 3)
-    AWQD_TILE(32, 2, 4, 3)
-    AWQD_TILE(64, 1, 4, 2)
-    AWQD_TILE(64, 2, 4, 2)
-    AWQD_TILE(128, 1, 4, 1)
-    AWQD_TILE(128, 2, 3, 1)
+    AWQD_TILE(8, 1, 1, 8, 4)
+    AWQD_TILE(8, 2, 1, 6, 3)
+    AWQD_TILE(8, 1, 2, 6, 2)
+    AWQD_TILE(16, 1, 1, 6, 4)
+    AWQD_TILE(16, 2, 1, 5, 3)
+    AWQD_TILE(16, 1, 2, 6, 2)
+    AWQD_TILE(24, 1, 1, 5, 3)
+    AWQD_TILE(24, 2, 1, 4, 2)
+    AWQD_TILE(24, 1, 2, 5, 1)
+    AWQD_TILE(32, 1, 1, 5, 3)
+    AWQD_TILE(32, 2, 1, 4, 2)
+    AWQD_TILE(32, 1, 2, 5, 1)
+    AWQD_TILE(48, 1, 1, 4, 2)
+    AWQD_TILE(48, 2, 1, 4, 2)
+    AWQD_TILE(48, 1, 2, 4, 1)
+    AWQD_TILE(64, 1, 1, 4, 2)
+    AWQD_TILE(64, 2, 1, 4, 2)
+    AWQD_TILE(64, 1, 2, 4, 1)
+    AWQD_TILE(96, 1, 1, 4, 1)
+    AWQD_TILE(96, 2, 1, 3, 1)
+    AWQD_TILE(96, 1, 2, 3, 1)
+    AWQD_TILE(128, 1, 1, 4, 1)
+    AWQD_TILE(128, 2, 1, 3, 1)
+    AWQD_TILE(128, 1, 2, 3, 1)
 #undef AWQD_TILE
   }
   return absl::InternalError(absl::StrCat("sm80/qmatmul_a16w4: no tile of ", tile.tokens,
-                                          " tokens x ", tile.row_tiles, " row tiles was compiled"));
+                                          " tokens x ", tile.row_tiles, " row tiles x ",
+                                          tile.groups, " groups was compiled"));
 }
 
 }  // namespace

@@ -10,24 +10,29 @@
 
 namespace awqd::cuda {
 
-// A block computes 64 * row_tiles out features x `tokens` tokens over one of `split` slices of K.
+// A block computes 64 * row_tiles out features x `tokens` tokens over `groups` of the
+// split * groups slices of K.
 struct MatmulTile {
   int tokens = 8;
   int row_tiles = 1;
-  int split = 1;  // blocks of a cluster that share an output tile; 1 below sm_90
+  int groups = 1;  // of 8 warps
+  int split = 1;   // blocks of a cluster that share an output tile; 1 below sm_90
 
   friend bool operator==(const MatmulTile&, const MatmulTile&) = default;
 };
 
-// What is compiled for one (tokens, row_tiles).
+// What is compiled for one (tokens, row_tiles, groups).
 struct MatmulVariant {
   int tokens;
   int row_tiles;
-  int stages;  // depth of the ring in shared memory
+  int groups;
+  int stages;  // depth of each group's ring in shared memory
   int blocks;  // blocks that should fit a multiprocessor: bounds the registers
+
+  friend bool operator==(const MatmulVariant&, const MatmulVariant&) = default;
 };
 
-// In ascending order of tokens, then of row tiles.
+// In ascending order of tokens, then of row tiles for the same groups.
 absl::Span<const MatmulVariant> MatmulVariants();
 
 // Dynamic shared memory of a block; `metas` as in mma16.h.
@@ -39,10 +44,11 @@ int64_t MatmulSharedBytes(const MatmulVariant& variant, int metas);
 int64_t MatmulLaunchBytes(const MatmulVariant& variant, int metas, int64_t blocks, int split,
                           const DeviceInfo& device);
 
-// How many slices K is cut into. Depends on the weight and the device alone, never on the number of
-// tokens: with it the order of every sum is fixed, so a token's result has the same bits whatever
-// it is batched with.
+// Blocks and groups within each that K is cut between. They depend on the weight and the device
+// alone, never on the number of tokens: with them the order of every sum is fixed, so a token's
+// result has the same bits whatever it is batched with.
 int MatmulSplit(int64_t k, int64_t n, const DeviceInfo& device);
+int MatmulGroups(const WeightShape& shape, const DeviceInfo& device);
 
 MatmulTile ChooseMatmulTile(const WeightShape& shape, int64_t m, const DeviceInfo& device);
 

@@ -40,9 +40,20 @@ TEST(MatmulSplit, KeepsSlicesLongEnough) {
 
 TEST(MatmulSplit, NeedsClusters) { EXPECT_EQ(MatmulSplit(14336, 64, Gpu(80, 108, 166912)), 1); }
 
+TEST(MatmulGroups, AreTwoWhereAMultiprocessorHasOneBlock) {
+  EXPECT_EQ(MatmulGroups(Weight(14336, 4096), H100()), 2);
+  EXPECT_EQ(MatmulGroups(Weight(4096, 4096), H100()), 2);
+  EXPECT_EQ(MatmulGroups(Weight(4096, 6144), H100()), 1);
+  EXPECT_EQ(MatmulGroups(Weight(4096, 28672), H100()), 1);
+  EXPECT_EQ(MatmulGroups(Weight(512, 64), H100()), 1) << "slices would be too short";
+  EXPECT_EQ(MatmulGroups(Weight(14336, 4096), Gpu(86, 84, 101376)), 1)
+      << "shared memory holds one ring only";
+}
+
 TEST(ChooseMatmulTile, CoversTheTokensWithTheSmallestTile) {
-  const int64_t counts[][2] = {{1, 8},   {8, 8},    {9, 16},    {16, 16},   {17, 32},   {33, 64},
-                               {64, 64}, {65, 128}, {128, 128}, {129, 128}, {4097, 128}};
+  const int64_t counts[][2] = {{1, 8},    {8, 8},     {9, 16},    {16, 16},   {17, 24},
+                               {25, 32},  {33, 48},   {49, 64},   {64, 64},   {65, 96},
+                               {97, 128}, {128, 128}, {129, 128}, {4097, 128}};
   for (const auto& [m, tokens] : counts) {
     EXPECT_EQ(ChooseMatmulTile(Weight(4096, 4096), m, H100()).tokens, tokens) << m << " tokens";
   }
@@ -51,8 +62,11 @@ TEST(ChooseMatmulTile, CoversTheTokensWithTheSmallestTile) {
 TEST(ChooseMatmulTile, SplitsAlikeForEveryNumberOfTokens) {
   for (const auto& [k, n] : {std::pair{4096, 4096}, {14336, 4096}, {4096, 28672}, {96, 8}}) {
     const int split = MatmulSplit(k, n, H100());
+    const WeightShape weight = Weight(k, n, k == 96 ? 96 : 128);
+    const int groups = MatmulGroups(weight, H100());
     for (int64_t m = 1; m < 300; ++m) {
-      ASSERT_EQ(ChooseMatmulTile(Weight(k, n, k == 96 ? 96 : 128), m, H100()).split, split);
+      ASSERT_EQ(ChooseMatmulTile(weight, m, H100()).split, split);
+      ASSERT_EQ(ChooseMatmulTile(weight, m, H100()).groups, groups);
     }
   }
 }
@@ -62,6 +76,7 @@ TEST(ChooseMatmulTile, TakesTwoRowTilesOnlyWhereBlocksAreLeft) {
   EXPECT_EQ(ChooseMatmulTile(Weight(4096, 4096), 1, H100()).row_tiles, 1);
   EXPECT_EQ(ChooseMatmulTile(Weight(8192, 8192), 8, H100()).row_tiles, 1);
   EXPECT_EQ(ChooseMatmulTile(Weight(8192, 8192), 64, H100()).row_tiles, 2);
+  EXPECT_EQ(ChooseMatmulTile(Weight(4096, 6144), 96, H100()).row_tiles, 2);
   EXPECT_EQ(ChooseMatmulTile(Weight(4096, 6144), 128, H100()).row_tiles, 2);
   EXPECT_EQ(ChooseMatmulTile(Weight(8192, 57344), 1, H100()).row_tiles, 1)
       << "more than can be resident at once";
@@ -76,7 +91,10 @@ TEST(ChooseMatmulTile, StaysWithinSharedMemory) {
         const MatmulTile tile = ChooseMatmulTile(Weight(4096, 28672, group), m, device);
         bool compiled = false;
         for (const MatmulVariant& variant : MatmulVariants()) {
-          if (variant.tokens != tile.tokens || variant.row_tiles != tile.row_tiles) continue;
+          if (variant.tokens != tile.tokens || variant.row_tiles != tile.row_tiles ||
+              variant.groups != tile.groups) {
+            continue;
+          }
           compiled = true;
           ASSERT_LE(MatmulSharedBytes(variant, mma16::MetasPerRecord(4096, group)), bytes);
         }
