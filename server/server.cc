@@ -34,14 +34,15 @@ struct OpenedDevice {
 };
 
 // Every device of --device, in order.
-absl::StatusOr<std::vector<OpenedDevice>> Open(const Options& options) {
+absl::StatusOr<std::vector<OpenedDevice>> Open(const Options& options,
+                                               const DeviceOpener& open_device) {
   const DeviceOptions device_options = {.cpu_threads = options.cpu_threads,
                                         .budget_bytes = options.device_memory_limit};
   const std::vector<std::string> specs = absl::StrSplit(options.device, ',');
   std::vector<OpenedDevice> out;
   for (const std::string& spec : specs) {
     OpenedDevice opened;
-    AWQD_ASSIGN_OR_RETURN(opened.device, OpenDevice(spec, device_options, &opened.why));
+    AWQD_ASSIGN_OR_RETURN(opened.device, open_device(spec, device_options, &opened.why));
     for (const OpenedDevice& other : out) {
       if (other.device->info().id != opened.device->info().id) continue;
       return absl::InvalidArgumentError(
@@ -112,8 +113,8 @@ class ServerImpl final : public Server {
   explicit ServerImpl(const Options& options) : options_(options) {}
   ~ServerImpl() override { Stop(absl::ZeroDuration()); }
 
-  absl::Status Start() {
-    AWQD_ASSIGN_OR_RETURN(devices_, Open(options_));
+  absl::Status Start(const DeviceOpener& open_device) {
+    AWQD_ASSIGN_OR_RETURN(devices_, Open(options_, open_device));
     std::vector<Device*> devices;
     std::vector<std::unique_ptr<Engine>> engines;
     for (const OpenedDevice& opened : devices_) devices.push_back(opened.device.get());
@@ -169,6 +170,7 @@ class ServerImpl final : public Server {
                 {"device_bytes", (*model)->device_bytes},
                 {"load_ms", (*model)->load_ms}});
     }
+    if (stopping_) return;
     if (names.empty()) {
       LogEvent(LogLevel::kWarning, "the repository holds no model; serving until one is loaded",
                {{"model_repository", LogText(options_.model_repository, 1024)}});
@@ -194,13 +196,15 @@ class ServerImpl final : public Server {
 
   void Stop(absl::Duration delay) {
     if (rpc_ != nullptr) {
+      stopping_ = true;
       rpc_->SetStarting(false);
       rpc_->SetServing(false);
       models_->CancelLoads();
-      absl::SleepFor(delay);
+      const absl::Time drained = absl::Now() + delay;
       if (loader_.joinable()) loader_.join();
-      engine_->Hurry();
       rpc_->SetServing(false);  // the loader may have been about to say the opposite
+      absl::SleepFor(drained - absl::Now());
+      engine_->Hurry();
       rpc_->Shutdown(options_.drain_timeout);
     }
     if (engine_ != nullptr) engine_->Drain();
@@ -219,14 +223,16 @@ class ServerImpl final : public Server {
   std::unique_ptr<RpcServer> rpc_;
   std::thread loader_;
   std::atomic<LoadState> load_state_{LoadState::kLoading};
+  std::atomic<bool> stopping_{false};
   absl::Status load_error_;  // written before load_state_ says kFailed
 };
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Server>> Server::Create(const Options& options) {
+absl::StatusOr<std::unique_ptr<Server>> Server::Create(const Options& options,
+                                                       const DeviceOpener& open_device) {
   auto server = std::make_unique<ServerImpl>(options);
-  AWQD_RETURN_IF_ERROR(server->Start());
+  AWQD_RETURN_IF_ERROR(server->Start(open_device));
   return std::unique_ptr<Server>(std::move(server));
 }
 

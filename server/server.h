@@ -6,20 +6,28 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "kernels/kernels.h"
 #include "server/options.h"
 
 namespace awqd {
+
+// As OpenDevice of kernels/kernels.h, which tests replace with devices that fail on demand.
+using DeviceOpener = std::function<absl::StatusOr<std::unique_ptr<Device>>(
+    absl::string_view spec, const DeviceOptions& options, std::string* why)>;
 
 class Server {
  public:
   // Opens the device, reads the repository's directory, listens, and starts loading on a thread of
   // its own. The error is one line for the operator.
-  static absl::StatusOr<std::unique_ptr<Server>> Create(const Options& options);
+  static absl::StatusOr<std::unique_ptr<Server>> Create(
+      const Options& options, const DeviceOpener& open_device = OpenDevice);
 
   virtual ~Server() = default;
 
