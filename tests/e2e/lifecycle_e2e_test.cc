@@ -132,7 +132,8 @@ TEST_F(LifecycleTest, StopsDuringALoad) {
   // One such load may be over before the signal comes; twelve are not.
   for (int i = 1; i < 12; ++i) {
     std::filesystem::copy(repository_ / "big0", repository_ / absl::StrCat("big", i),
-                          std::filesystem::copy_options::create_hard_links);
+                          std::filesystem::copy_options::recursive |
+                              std::filesystem::copy_options::create_hard_links);
   }
   ServerProcess server(Args());
   ASSERT_TRUE(server.WaitListening()) << server.log();

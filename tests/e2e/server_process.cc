@@ -29,6 +29,16 @@ std::string ReadFile(const std::string& path) {
   return text.str();
 }
 
+// A line of /proc/<pid>/status, in bytes; -1 when it is not there.
+int64_t MemoryOf(pid_t pid, const std::string& name) {
+  std::istringstream status(ReadFile(absl::StrCat("/proc/", pid, "/status")));
+  for (std::string word; status >> word;) {
+    int64_t kib = 0;
+    if (word == name && status >> kib) return kib * 1024;
+  }
+  return -1;
+}
+
 pid_t Spawn(const std::string& program, const std::vector<std::string>& args,
             const std::string& log) {
   std::vector<char*> argv = {const_cast<char*>(program.c_str())};
@@ -146,14 +156,8 @@ ExitReport ServerProcess::Stop() {
 
 std::string ServerProcess::log() const { return ReadFile(folder_ / "log"); }
 
-int64_t ServerProcess::peak_rss_bytes() const {
-  std::istringstream status(ReadFile(absl::StrCat("/proc/", pid_, "/status")));
-  for (std::string word; status >> word;) {
-    int64_t kib = 0;
-    if (word == "VmHWM:" && status >> kib) return kib * 1024;
-  }
-  return -1;
-}
+int64_t ServerProcess::peak_rss_bytes() const { return MemoryOf(pid_, "VmHWM:"); }
+int64_t ServerProcess::rss_bytes() const { return MemoryOf(pid_, "VmRSS:"); }
 
 int ServerProcess::open_files() const {
   std::error_code error;

@@ -64,8 +64,9 @@ class ServerProcess {
 
   std::string log() const;
   pid_t pid() const { return pid_; }
-  // Largest resident set so far, in bytes.
+  // Resident set, in bytes: the largest so far, and now.
   int64_t peak_rss_bytes() const;
+  int64_t rss_bytes() const;
   int open_files() const;
 
  private:

@@ -1,12 +1,5 @@
 // Bytes that no gRPC client would send, over raw sockets: the server closes or refuses, stays
 // alive, and stays small.
-#include <arpa/inet.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <poll.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
 #include <memory>
 #include <random>
 #include <string>
@@ -14,128 +7,15 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "awqd/v1/inference.pb.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/e2e/http2.h"
 #include "tests/e2e/server_process.h"
 
 namespace awqd {
 namespace {
-
-// A TCP connection to the server that sends what it is told.
-class Socket {
- public:
-  explicit Socket(int port) : fd_(socket(AF_INET, SOCK_STREAM, 0)) {
-    sockaddr_in to = {};
-    to.sin_family = AF_INET;
-    to.sin_port = htons(static_cast<uint16_t>(port));
-    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    connected_ = connect(fd_, reinterpret_cast<sockaddr*>(&to), sizeof(to)) == 0;
-    const int on = 1;
-    setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-  }
-  ~Socket() { close(fd_); }
-  Socket(const Socket&) = delete;
-  Socket& operator=(const Socket&) = delete;
-
-  bool connected() const { return connected_; }
-
-  // Stops early when the server has closed, or does not read any more.
-  void Send(const std::string& bytes) {
-    size_t sent = 0;
-    while (sent < bytes.size()) {
-      pollfd poll_fd = {.fd = fd_, .events = POLLOUT};
-      if (poll(&poll_fd, 1, 2000) <= 0) return;
-      const ssize_t n =
-          send(fd_, bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL | MSG_DONTWAIT);
-      if (n <= 0) return;
-      sent += static_cast<size_t>(n);
-    }
-  }
-
-  // Everything until the server closes, or nothing came for `quiet_ms`.
-  std::string Receive(int quiet_ms, bool* closed) {
-    std::string all;
-    char block[65536];
-    *closed = false;
-    for (;;) {
-      pollfd poll_fd = {.fd = fd_, .events = POLLIN};
-      if (poll(&poll_fd, 1, quiet_ms) <= 0) return all;
-      const ssize_t n = recv(fd_, block, sizeof(block), 0);
-      if (n <= 0) {
-        *closed = true;
-        return all;
-      }
-      all.append(block, static_cast<size_t>(n));
-    }
-  }
-
- private:
-  const int fd_;
-  bool connected_ = false;
-};
-
-// --- HTTP/2 by hand (RFC 9113), headers as literals without Huffman (RFC 7541) ---
-
-constexpr char kPreface[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-constexpr uint8_t kData = 0, kHeaders = 1, kSettings = 4, kContinuation = 9;
-constexpr uint8_t kEndStream = 1, kEndHeaders = 4;
-
-std::string Frame(uint8_t type, uint8_t flags, uint32_t stream, const std::string& payload) {
-  const size_t size = payload.size();
-  std::string out;
-  for (int shift : {16, 8, 0}) out.push_back(static_cast<char>(size >> shift));
-  out.push_back(static_cast<char>(type));
-  out.push_back(static_cast<char>(flags));
-  for (int shift : {24, 16, 8, 0}) out.push_back(static_cast<char>(stream >> shift));
-  return out + payload;
-}
-
-std::string HpackString(const std::string& text) {
-  std::string out;
-  size_t size = text.size();
-  if (size < 127) {
-    out.push_back(static_cast<char>(size));
-    return out + text;
-  }
-  out.push_back(127);
-  for (size -= 127; size >= 128; size >>= 7) out.push_back(static_cast<char>(size % 128 + 128));
-  out.push_back(static_cast<char>(size));
-  return out + text;
-}
-
-std::string Header(const std::string& name, const std::string& value) {
-  return std::string(1, '\0') + HpackString(name) + HpackString(value);
-}
-
-std::string CallHeaders() {
-  return Header(":method", "POST") + Header(":scheme", "http") +
-         Header(":path", "/awqd.v1.QuantizedInference/QuantizedMatmul") +
-         Header(":authority", "localhost") + Header("te", "trailers") +
-         Header("content-type", "application/grpc");
-}
-
-std::string Hello() { return kPreface + Frame(kSettings, 0, 0, ""); }
-
-// A gRPC message with a length of our choice.
-std::string Message(uint32_t claimed, const std::string& payload) {
-  std::string out(1, '\0');
-  for (int shift : {24, 16, 8, 0}) out.push_back(static_cast<char>(claimed >> shift));
-  return out + payload;
-}
-
-// Payloads of the DATA frames in a byte stream of frames.
-std::string DataOf(const std::string& frames) {
-  std::string data;
-  size_t at = 0;
-  while (at + 9 <= frames.size()) {
-    size_t size = 0;
-    for (int i = 0; i < 3; ++i) size = size << 8 | static_cast<uint8_t>(frames[at + i]);
-    if (static_cast<uint8_t>(frames[at + 3]) == kData) data += frames.substr(at + 9, size);
-    at += 9 + size;
-  }
-  return data;
-}
 
 class WireTest : public testing::Test {
  protected:
@@ -174,7 +54,7 @@ class WireTest : public testing::Test {
     for (const std::string& piece : pieces) frames += Frame(kData, 0, 1, piece);
     socket.Send(frames + Frame(kData, kEndStream, 1, ""));
     bool closed = false;
-    return DataOf(socket.Receive(quiet_ms, &closed));
+    return PayloadsOf(kData, socket.Receive(quiet_ms, &closed));
   }
 
   ServerProcess server_;
@@ -205,6 +85,57 @@ TEST_F(WireTest, RandomFramesAfterAGoodPrefaceDoNoHarm) {
   EXPECT_TRUE(Closes(Hello() + Frame(kContinuation, 0, 1, "x")));  // continues nothing
 }
 
+TEST_F(WireTest, TooManyPingsEndTheConnection) {
+  std::string pings;
+  for (int i = 0; i < 20; ++i) pings += Frame(kPing, 0, 0, std::string(8, 'p'));
+  Socket socket(port_);
+  socket.Send(Hello() + pings);
+  bool closed = false;
+  const std::string frames = socket.Receive(5000, &closed);
+  EXPECT_TRUE(closed);
+  const std::string goaway = PayloadsOf(kGoAway, frames);
+  // Last stream, ENHANCE_YOUR_CALM (11), and why.
+  ASSERT_GE(goaway.size(), 8u);
+  EXPECT_EQ(goaway.substr(4, 4), std::string("\0\0\0\x0b", 4));
+  EXPECT_THAT(goaway.substr(8), testing::HasSubstr("too_many_pings"));
+}
+
+TEST_F(WireTest, HeadersOfNoCallGetNoAnswer) {
+  const std::string path = Header(":path", "/awqd.v1.QuantizedInference/QuantizedMatmul");
+  const std::string common = Header(":scheme", "http") + Header(":authority", "localhost") +
+                             Header("te", "trailers") + Header("content-type", "application/grpc");
+  for (const std::string& headers :
+       {common, Header(":method", "POST") + common, Header(":method", "GET") + path + common,
+        Header(":method", "POST") + Header(":path", "no/slash") + common,
+        Header(":method", "POST") + path + common + Header("grpc-timeout", "soon"),
+        Header(":method", "POST") + path + common + Header("grpc-encoding", "bogus"),
+        CallHeaders() + Header("Upper-Case", "x"), CallHeaders() + std::string("\x80")}) {
+    Socket socket(port_);
+    socket.Send(Hello() + Frame(kHeaders, kEndHeaders, 1, headers) +
+                Frame(kData, kEndStream, 1, Message(0, "")));
+    bool closed = false;
+    EXPECT_EQ(PayloadsOf(kData, socket.Receive(300, &closed)), "");
+  }
+}
+
+TEST_F(WireTest, UploadsThatBreakOffLeaveNothingBehind) {
+  const int before = server_.open_files();
+  for (int i = 0; i < 100; ++i) {
+    Socket socket(port_);
+    std::string upload = Hello() + Frame(kHeaders, kEndHeaders, 1, CallHeaders());
+    for (int frame = 0; frame < 4; ++frame) {
+      const std::string part(10000, 'x');
+      upload += Frame(kData, 0, 1, frame == 0 ? Message(500000, part) : part);
+    }
+    socket.Send(upload.substr(0, 1 + i * upload.size() / 100));
+    socket.Reset();
+  }
+  for (int i = 0; i < 400 && server_.open_files() > before; ++i) {
+    absl::SleepFor(absl::Milliseconds(10));
+  }
+  EXPECT_LE(server_.open_files(), before);
+}
+
 TEST_F(WireTest, HalfOpenConnectionsDoNotHoldOthersUp) {
   std::vector<std::unique_ptr<Socket>> sockets;
   for (int i = 0; i < 200; ++i) {
@@ -225,14 +156,14 @@ TEST_F(WireTest, OversizedMetadataIsRefused) {
   Socket socket(port_);
   socket.Send(Hello() + frames);
   bool closed = false;
-  EXPECT_EQ(DataOf(socket.Receive(500, &closed)), "");
+  EXPECT_EQ(PayloadsOf(kData, socket.Receive(500, &closed)), "");
 
   std::string many = CallHeaders();
   for (int i = 0; i < 1000; ++i) many += Header(absl::StrCat("x-", i), "v");
   many += Header("y-bin", "!not base64!");
   Socket another(port_);
   another.Send(Hello() + Frame(kHeaders, kEndHeaders | kEndStream, 1, many.substr(0, 16000)));
-  EXPECT_EQ(DataOf(another.Receive(500, &closed)), "");
+  EXPECT_EQ(PayloadsOf(kData, another.Receive(500, &closed)), "");
 }
 
 TEST_F(WireTest, MalformedMessagesGetNoAnswer) {

@@ -1,0 +1,168 @@
+// A server that is stopped while clients still want something, and clients that read slowly.
+#include <signal.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "awqd/v1/inference.grpc.pb.h"
+#include "gmock/gmock.h"
+#include "grpcpp/grpcpp.h"
+#include "gtest/gtest.h"
+#include "tests/e2e/server_process.h"
+#include "tests/e2e/synthetic_awq.h"
+
+namespace awqd {
+namespace {
+
+constexpr int64_t kBigK = 4096, kBigN = 8192;  // 128 MiB as fp32
+
+class DrainTest : public testing::Test {
+ protected:
+  void Start(const std::string& model) {
+    server_ = std::make_unique<ServerProcess>(
+        std::vector<std::string>{"--model_repository=" + repository_.path(),
+                                 "--load_model=" + model, "--stream_chunk_bytes=1MiB"});
+    ASSERT_TRUE(server_->WaitServing()) << server_->log();
+  }
+
+  TempFolder repository_;
+  std::unique_ptr<ServerProcess> server_;
+};
+
+// DequantizeStream of the big weight over a connection of its own, read as the test says.
+class SlowReader {
+ public:
+  explicit SlowReader(const std::string& address) {
+    grpc::ChannelArguments arguments;
+    arguments.SetMaxReceiveMessageSize(-1);
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    stub_ = v1::QuantizedInference::NewStub(
+        grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments));
+    v1::DequantizeRequest request;
+    request.mutable_weight()->set_model("big");
+    request.mutable_weight()->set_weight("layer");
+    request.set_output_dtype(v1::FP32);
+    context_.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
+    reader_ = stub_->DequantizeStream(&context_, request);
+  }
+
+  // Rows of the next chunk; 0 after the last.
+  int64_t Read() {
+    v1::DequantizeChunk chunk;
+    return reader_->Read(&chunk) ? chunk.output().shape(0) : 0;
+  }
+  // Rows of all that was left, and how it ended.
+  int64_t ReadAll() {
+    int64_t rows = 0;
+    while (const int64_t more = Read()) rows += more;
+    return rows;
+  }
+  grpc::Status Finish() { return reader_->Finish(); }
+
+ private:
+  std::unique_ptr<v1::QuantizedInference::Stub> stub_;
+  grpc::ClientContext context_;
+  std::unique_ptr<grpc::ClientReader<v1::DequantizeChunk>> reader_;
+};
+
+TEST_F(DrainTest, SlowReadersCostAChunkEach) {
+  SyntheticAwq::Random(kBigK, kBigN, 128, 1).Write(repository_ / "big");
+  Start("big");
+  ASSERT_TRUE(server_->NewClient()
+                  ->Dequantize({.weight = client::WeightName{"big", "layer"}, .row_end = 64})
+                  .ok());
+  const int64_t before = server_->rss_bytes();
+  std::vector<std::unique_ptr<SlowReader>> readers;
+  for (int i = 0; i < 4; ++i) {
+    readers.push_back(std::make_unique<SlowReader>(server_->address()));
+    EXPECT_GT(readers.back()->Read(), 0);
+  }
+  int64_t most = 0;
+  for (int i = 0; i < 50; ++i) {
+    most = std::max(most, server_->rss_bytes() - before);
+    absl::SleepFor(absl::Milliseconds(20));
+  }
+  EXPECT_LT(most, int64_t{64} << 20) << "512 MiB of answers wait to be read";
+  EXPECT_TRUE(server_->NewClient()
+                  ->Dequantize({.weight = client::WeightName{"big", "layer"}, .row_end = 64})
+                  .ok());
+  readers.resize(1);  // the others leave without a word
+  EXPECT_GT(readers[0]->ReadAll(), kBigK / 2);
+  EXPECT_TRUE(readers[0]->Finish().ok());
+  EXPECT_EQ(server_->Stop().code, 0);
+}
+
+TEST_F(DrainTest, RefusesNewCallsAndFinishesTheOldOnes) {
+  SyntheticAwq::Random(kBigK, kBigN, 128, 1).Write(repository_ / "big");
+  Start("big");
+  SlowReader reader(server_->address());
+  const int64_t first = reader.Read();
+  ASSERT_GT(first, 0);
+  const auto old_client = server_->NewClient();
+  const auto new_client = server_->NewClient();  // connects only when it is used
+  ASSERT_TRUE(old_client->GetServerInfo().ok());
+  server_->Signal(SIGTERM);
+  // gRPC itself cancels a call that crosses its announcement of the end.
+  const auto last_answer = [](client::Client& client) {
+    absl::Status status;
+    for (int i = 0; i < 2000 && (status.ok() || absl::IsCancelled(status)); ++i) {
+      absl::SleepFor(absl::Milliseconds(5));
+      status = client.GetServerInfo().status();
+    }
+    return status;
+  };
+  for (client::Client* client : {old_client.get(), new_client.get()}) {
+    const absl::Status status = last_answer(*client);
+    EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  }
+  EXPECT_EQ(reader.ReadAll(), kBigK - first) << "an accepted call is served to its end";
+  EXPECT_TRUE(reader.Finish().ok());
+  const ExitReport report = server_->Wait();
+  EXPECT_EQ(report.code, 0) << report.log;
+}
+
+TEST_F(DrainTest, EndsLoadsThatClientsAskedFor) {
+  constexpr int kLoads = 6;
+  SyntheticAwq::Random(64, 16, 32, 1).Write(repository_ / "m");
+  SyntheticAwq::Random(8192, 8192, 128, 2).Write(repository_ / "big0");
+  for (int i = 1; i < kLoads; ++i) {
+    std::filesystem::copy(repository_ / "big0", repository_ / absl::StrCat("big", i),
+                          std::filesystem::copy_options::recursive |
+                              std::filesystem::copy_options::create_hard_links);
+  }
+  Start("m");
+  const auto client = server_->NewClient();
+  std::vector<absl::Status> statuses(kLoads);
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kLoads; ++i) {
+    threads.emplace_back(
+        [&, i] { statuses[i] = client->LoadModel(absl::StrCat("big", i)).status(); });
+  }
+  bool loading = false;
+  for (int i = 0; i < 5000 && !loading; ++i) {
+    const auto models = client->ListModels();
+    ASSERT_TRUE(models.ok()) << models.status();
+    for (const v1::ModelSummary& model : models->models()) loading |= model.state() == v1::LOADING;
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  EXPECT_TRUE(loading);
+  server_->Signal(SIGTERM);
+  for (std::thread& thread : threads) thread.join();
+  const ExitReport report = server_->Wait();
+  EXPECT_EQ(report.code, 0) << report.log;
+  EXPECT_LT(report.took, absl::Seconds(10));
+  int ended = 0;
+  for (const absl::Status& status : statuses) {
+    const bool told = absl::IsUnavailable(status) || absl::IsCancelled(status);
+    EXPECT_TRUE(status.ok() || told) << status;
+    ended += told ? 1 : 0;
+  }
+  EXPECT_GT(ended, 0) << "all were loaded before the signal came";
+}
+
+}  // namespace
+}  // namespace awqd

@@ -1,0 +1,120 @@
+// Sockets and frames.
+#include "tests/e2e/http2.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+
+namespace awqd {
+namespace {
+
+constexpr char kPreface[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+std::string HpackString(const std::string& text) {
+  std::string out;
+  size_t size = text.size();
+  if (size < 127) {
+    out.push_back(static_cast<char>(size));
+    return absl::StrCat(out, text);
+  }
+  out.push_back(127);
+  for (size -= 127; size >= 128; size >>= 7) out.push_back(static_cast<char>(size % 128 + 128));
+  out.push_back(static_cast<char>(size));
+  return absl::StrCat(out, text);
+}
+
+}  // namespace
+
+Socket::Socket(int port) : fd_(socket(AF_INET, SOCK_STREAM, 0)) {
+  sockaddr_in to = {};
+  to.sin_family = AF_INET;
+  to.sin_port = htons(static_cast<uint16_t>(port));
+  to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  connected_ = connect(fd_, reinterpret_cast<sockaddr*>(&to), sizeof(to)) == 0;
+  const int on = 1;
+  setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+}
+
+Socket::~Socket() { close(fd_); }
+
+void Socket::Send(const std::string& bytes) {
+  size_t sent = 0;
+  while (sent < bytes.size()) {
+    pollfd poll_fd = {.fd = fd_, .events = POLLOUT};
+    if (poll(&poll_fd, 1, 2000) <= 0) return;
+    const ssize_t n =
+        send(fd_, bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n <= 0) return;
+    sent += static_cast<size_t>(n);
+  }
+}
+
+std::string Socket::Receive(int quiet_ms, bool* closed) {
+  std::string all;
+  char block[65536];
+  *closed = false;
+  for (;;) {
+    pollfd poll_fd = {.fd = fd_, .events = POLLIN};
+    if (poll(&poll_fd, 1, quiet_ms) <= 0) return all;
+    const ssize_t n = recv(fd_, block, sizeof(block), 0);
+    if (n <= 0) {
+      *closed = true;
+      return all;
+    }
+    all.append(block, static_cast<size_t>(n));
+  }
+}
+
+void Socket::Reset() {
+  const linger hard = {.l_onoff = 1, .l_linger = 0};
+  setsockopt(fd_, SOL_SOCKET, SO_LINGER, &hard, sizeof(hard));
+}
+
+std::string Frame(uint8_t type, uint8_t flags, uint32_t stream, const std::string& payload) {
+  const size_t size = payload.size();
+  std::string out;
+  for (int shift : {16, 8, 0}) out.push_back(static_cast<char>(size >> shift));
+  out.push_back(static_cast<char>(type));
+  out.push_back(static_cast<char>(flags));
+  for (int shift : {24, 16, 8, 0}) out.push_back(static_cast<char>(stream >> shift));
+  return absl::StrCat(out, payload);
+}
+
+std::string Header(const std::string& name, const std::string& value) {
+  return absl::StrCat(absl::string_view("\0", 1), HpackString(name), HpackString(value));
+}
+
+std::string CallHeaders() {
+  return absl::StrCat(Header(":method", "POST"), Header(":scheme", "http"),
+                      Header(":path", "/awqd.v1.QuantizedInference/QuantizedMatmul"),
+                      Header(":authority", "localhost"), Header("te", "trailers"),
+                      Header("content-type", "application/grpc"));
+}
+
+std::string Hello() { return absl::StrCat(kPreface, Frame(kSettings, 0, 0, "")); }
+
+std::string Message(uint32_t claimed, const std::string& payload) {
+  std::string out(1, '\0');
+  for (int shift : {24, 16, 8, 0}) out.push_back(static_cast<char>(claimed >> shift));
+  return absl::StrCat(out, payload);
+}
+
+std::string PayloadsOf(uint8_t type, const std::string& frames) {
+  std::string data;
+  size_t at = 0;
+  while (at + 9 <= frames.size()) {
+    size_t size = 0;
+    for (int i = 0; i < 3; ++i) size = size << 8 | static_cast<uint8_t>(frames[at + i]);
+    if (static_cast<uint8_t>(frames[at + 3]) == type) data += frames.substr(at + 9, size);
+    at += 9 + size;
+  }
+  return data;
+}
+
+}  // namespace awqd

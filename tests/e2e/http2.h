@@ -1,0 +1,48 @@
+// HTTP/2 by hand over a plain socket (RFC 9113), for bytes that no gRPC client would send. Headers
+// are literals without Huffman coding (RFC 7541).
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace awqd {
+
+// A TCP connection to a loopback port that sends what it is told. Not thread-safe.
+class Socket {
+ public:
+  explicit Socket(int port);
+  ~Socket();
+  Socket(const Socket&) = delete;
+  Socket& operator=(const Socket&) = delete;
+
+  bool connected() const { return connected_; }
+  // Stops early when the server has closed, or does not read any more.
+  void Send(const std::string& bytes);
+  // Everything until the server closes, or nothing came for `quiet_ms`.
+  std::string Receive(int quiet_ms, bool* closed);
+  // From now on destroying it resets the connection, as the death of a client with unread data.
+  void Reset();
+
+ private:
+  const int fd_;
+  bool connected_ = false;
+};
+
+inline constexpr uint8_t kData = 0, kHeaders = 1, kSettings = 4, kPing = 6, kGoAway = 7,
+                         kContinuation = 9;
+inline constexpr uint8_t kEndStream = 1, kEndHeaders = 4;
+
+std::string Frame(uint8_t type, uint8_t flags, uint32_t stream, const std::string& payload);
+std::string Header(const std::string& name, const std::string& value);
+
+// The client's preface and settings.
+std::string Hello();
+// Headers of a call of QuantizedMatmul.
+std::string CallHeaders();
+// A gRPC message with a length of the test's choice.
+std::string Message(uint32_t claimed, const std::string& payload);
+
+// Payloads of the frames of one type in a byte stream of frames.
+std::string PayloadsOf(uint8_t type, const std::string& frames);
+
+}  // namespace awqd
