@@ -51,9 +51,11 @@ TEST(SlabsTest, EveryShapeFitsItsWorkspaceAndCoversN) {
 }
 
 TEST(SlabsTest, ManyTokensKeepTheSlabInL2) {
-  const int64_t columns = SlabColumns(4096, Shape(4096, 28672), DType::kFp16, Gpu(90, 132, 50));
-  EXPECT_LE(columns * 4096 * 2, int64_t{20} << 20);
-  EXPECT_GE(columns * 4096 * 2, int64_t{12} << 20);
+  const DeviceInfo gpu = Gpu(90, 132, 50);
+  EXPECT_EQ(SlabColumns(4096, Shape(4096, 28672), DType::kFp16, gpu), 2048);
+  EXPECT_EQ(SlabColumns(2048, Shape(14336, 4096), DType::kFp16, gpu), 1024);
+  EXPECT_EQ(SlabColumns(4096, Shape(4096, 4096), DType::kFp16, gpu), 4096) << "fits whole";
+  EXPECT_EQ(SlabColumns(4096, Shape(4096, 28672), DType::kFp16, Gpu(86, 28, 2)), 512);
 }
 
 TEST(SlabsTest, FewTokensGetAsFewSlabsAsThereIsRoomFor) {
