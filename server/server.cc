@@ -206,6 +206,7 @@ class ServerImpl final : public Server {
       absl::SleepFor(drained - absl::Now());
       engine_->Hurry();
       rpc_->Shutdown(options_.drain_timeout);
+      LogEvent(LogLevel::kInfo, "calls ended", {});
     }
     if (engine_ != nullptr) engine_->Drain();
     rpc_ = nullptr;

@@ -62,6 +62,12 @@ void PrintWeights(const v1::GetModelResponse& model, Console& console) {
   console.out << table.Text();
 }
 
+// The border between the two paths, as the server states it.
+std::string Threshold(int64_t tokens) {
+  if (tokens < 0) return "fused below a count measured for each shape";
+  return absl::StrCat("fused below ", tokens, " tokens");
+}
+
 }  // namespace
 
 int Status(const Flags& flags, client::Client& client, Console& console) {
@@ -80,8 +86,8 @@ int Status(const Flags& flags, client::Client& client, Console& console) {
               << Printable(absl::StrJoin(info->formats(), ", ")) << "\n\n"
               << DeviceTable(*info).Text() << "\n"
               << "limits: receive " << Bytes(limits.max_receive_bytes()) << ", send "
-              << Bytes(limits.max_send_bytes()) << ", fused below " << limits.token_threshold()
-              << " tokens, batch " << limits.max_batch_tokens() << " tokens, queue "
+              << Bytes(limits.max_send_bytes()) << ", " << Threshold(limits.token_threshold())
+              << ", batch " << limits.max_batch_tokens() << " tokens, queue "
               << limits.max_queued_requests() << " requests\n\n"
               << ModelTable(*models).Text();
   return kOk;
