@@ -1,0 +1,143 @@
+// Cutting columns: every border, every member of the weight, and what a placed weight holds.
+#include "server/model/placed_weight.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "kernels/kernels.h"
+#include "tests/testing/random_weight.h"
+
+namespace awqd {
+namespace {
+
+using ::awqd::testing::RandomWeight;
+using ::awqd::testing::WeightSpec;
+using ::testing::HasSubstr;
+
+std::unique_ptr<Device> NewDevice() {
+  auto device = OpenDevice("cpu", {.cpu_threads = 1});
+  EXPECT_TRUE(device.ok()) << device.status();
+  return *std::move(device);
+}
+
+TEST(CutColumnsTest, SpansFollowOneAnotherAndAreNearlyEven) {
+  for (int64_t parts = 1; parts <= 8; ++parts) {
+    for (int64_t n = 1; n <= 4200; n += n < 600 ? 1 : 37) {
+      const std::vector<ColumnSpan> spans = CutColumns(n, parts);
+      ASSERT_EQ(static_cast<int64_t>(spans.size()), std::clamp<int64_t>(n / 8, 1, parts));
+      int64_t next = 0, widest = 0;
+      for (const ColumnSpan& span : spans) {
+        ASSERT_EQ(span.begin, next) << n << " in " << parts;
+        ASSERT_EQ(span.begin % 8, 0) << n << " in " << parts;
+        ASSERT_GT(span.end, span.begin) << n << " in " << parts;
+        widest = std::max(widest, span.end - span.begin);
+        next = span.end;
+      }
+      ASSERT_EQ(next, n);
+      // A step of 8 is always to be had, so that no device holds more than its share, that step
+      // and the ragged rest.
+      const auto count = static_cast<int64_t>(spans.size());
+      ASSERT_LE(widest * count * 16, std::max(n * 17, 16 * (n + count * (8 + 7))))
+          << n << " in " << parts;
+    }
+  }
+}
+
+TEST(CutColumnsTest, PrefersTheStepThatKernelsLike) {
+  const auto borders = [](int64_t n, int64_t parts) {
+    std::vector<int64_t> out;
+    for (const ColumnSpan& span : CutColumns(n, parts)) out.push_back(span.end);
+    return out;
+  };
+  EXPECT_EQ(borders(28672, 2), (std::vector<int64_t>{14336, 28672}));
+  EXPECT_EQ(borders(11008, 8),
+            (std::vector<int64_t>{1280, 2688, 4096, 5504, 6784, 8192, 9600, 11008}));
+  EXPECT_EQ(borders(1536, 8), (std::vector<int64_t>{192, 384, 576, 768, 960, 1152, 1344, 1536}));
+  EXPECT_EQ(borders(24, 2), (std::vector<int64_t>{8, 24}));
+  EXPECT_EQ(borders(8, 2), (std::vector<int64_t>{8}));
+}
+
+TEST(TakeColumnsTest, EveryMemberOfTheCutIsThatOfTheWhole) {
+  for (int bits : {2, 3, 4, 8}) {
+    for (int64_t n : {24, 200, 1000}) {
+      WeightSpec spec{.k = 64, .n = n, .bias = true};
+      spec.scheme.bits = bits;
+      spec.scheme.group_size = 32;
+      if (bits == 8) spec.scheme.zero_kind = ZeroKind::kSymmetric;
+      const CanonicalWeight whole = RandomWeight(spec);
+      for (const ColumnSpan& span : CutColumns(n, 3)) {
+        const CanonicalWeight part = TakeColumns(whole, span);
+        ASSERT_TRUE(Validate(part).ok()) << Validate(part);
+        ASSERT_EQ(part.n, span.end - span.begin);
+        for (int64_t col = 0; col < part.n; ++col) {
+          const int64_t at = span.begin + col;
+          ASSERT_EQ(part.bias[col], whole.bias[at]);
+          for (int64_t row = 0; row < part.k; ++row) {
+            ASSERT_EQ(part.Code(row, col), whole.Code(row, at)) << bits << " bits, n " << n;
+          }
+          for (int64_t group = 0; group < part.groups(); ++group) {
+            ASSERT_EQ(part.Zero(group, col), whole.Zero(group, at));
+            ASSERT_EQ(part.Scale(group, col), whole.Scale(group, at));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(PlaceWeightTest, WholeOnEach) {
+  const auto a = NewDevice(), b = NewDevice();
+  Device* const devices[] = {a.get(), b.get()};
+  const CanonicalWeight weight = RandomWeight({.k = 128, .n = 256, .bias = true});
+  auto placed = PlaceWeight(weight, devices, /*cut=*/false);
+  ASSERT_TRUE(placed.ok()) << placed.status();
+  EXPECT_FALSE((*placed)->cut());
+  EXPECT_TRUE((*placed)->has_bias);
+  ASSERT_EQ((*placed)->parts.size(), 2u);
+  EXPECT_EQ((*placed)->parts[0].weight->device, a.get());
+  EXPECT_EQ((*placed)->parts[1].weight->device, b.get());
+  EXPECT_EQ((*placed)->parts[1].weight->shape.n, 256);
+  EXPECT_EQ((*placed)->bytes(), a->UsedBytes() + b->UsedBytes());
+  placed = absl::CancelledError("");
+  EXPECT_EQ(a->UsedBytes() + b->UsedBytes(), 0);
+}
+
+TEST(PlaceWeightTest, CutAmongThem) {
+  const auto a = NewDevice(), b = NewDevice();
+  Device* const devices[] = {a.get(), b.get()};
+  const CanonicalWeight weight = RandomWeight({.k = 128, .n = 264, .bias = true});
+  const auto placed = PlaceWeight(weight, devices, /*cut=*/true);
+  ASSERT_TRUE(placed.ok()) << placed.status();
+  EXPECT_TRUE((*placed)->cut());
+  EXPECT_EQ((*placed)->shape.n, 264);
+  ASSERT_EQ((*placed)->parts.size(), 2u);
+  EXPECT_EQ((*placed)->parts[0].col_begin, 0);
+  EXPECT_EQ((*placed)->parts[1].col_begin, (*placed)->parts[0].col_end());
+  EXPECT_EQ((*placed)->parts[1].col_end(), 264);
+  EXPECT_LT(a->UsedBytes(), (*placed)->bytes() * 3 / 5);
+}
+
+TEST(PlaceWeightTest, TooNarrowToCutLivesOnTheFirst) {
+  const auto a = NewDevice(), b = NewDevice();
+  Device* const devices[] = {a.get(), b.get()};
+  const auto placed = PlaceWeight(RandomWeight({.k = 128, .n = 8}), devices, /*cut=*/true);
+  ASSERT_TRUE(placed.ok()) << placed.status();
+  EXPECT_FALSE((*placed)->cut());
+  ASSERT_EQ((*placed)->parts.size(), 1u);
+  EXPECT_EQ(b->UsedBytes(), 0);
+}
+
+TEST(PlaceWeightTest, ADeviceWithoutRoomFreesTheOthers) {
+  const auto a = NewDevice(), b = NewDevice();
+  Device* const devices[] = {a.get(), b.get()};
+  b->SetBudget(1);
+  for (bool cut : {false, true}) {
+    const auto placed = PlaceWeight(RandomWeight({.k = 128, .n = 256}), devices, cut);
+    EXPECT_EQ(placed.status().code(), absl::StatusCode::kResourceExhausted);
+    EXPECT_THAT(std::string(placed.status().message()), HasSubstr("bytes on cpu, got 1 free"));
+    EXPECT_EQ(a->UsedBytes() + b->UsedBytes(), 0);
+  }
+}
+
+}  // namespace
+}  // namespace awqd
