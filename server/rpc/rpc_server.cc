@@ -2,22 +2,20 @@
 #include "server/rpc/rpc_server.h"
 
 #include <algorithm>
-#include <climits>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "grpc/compression.h"
 #include "grpc/support/log.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
-#include "grpcpp/resource_quota.h"
 #include "grpcpp/security/server_credentials.h"
 #include "grpcpp/server.h"
 #include "grpcpp/server_builder.h"
 #include "kernels/base/status.h"
 #include "server/obs/logging.h"
+#include "server/rpc/bounds.h"
 #include "server/rpc/health.h"
 #include "server/rpc/inference_service.h"
 #include "server/rpc/model_repository.h"
@@ -39,10 +37,6 @@ class WithoutReflection final : public grpc::ServerBuilderOption {
                    plugins->end());
   }
 };
-
-int Millis(absl::Duration duration) {
-  return static_cast<int>(std::min<int64_t>(absl::ToInt64Milliseconds(duration), int64_t{INT_MAX}));
-}
 
 // gRPC's own messages, which name its source files, are for debugging it.
 void QuietGrpc(gpr_log_func_args* args) {
@@ -77,7 +71,7 @@ class RpcServerImpl final : public RpcServer {
     builder.RegisterService(&repository_);
     builder.RegisterService(&info_);
     builder.RegisterService(&health_);
-    Bound(options, &builder);
+    SetBounds(options, &builder);
     if (options.reflection) {
       // Named, because a linker that drops unused libraries would leave the plugin out in silence.
       grpc::reflection::InitProtoReflectionServerBuilderPlugin();
@@ -112,28 +106,6 @@ class RpcServerImpl final : public RpcServer {
   }
 
  private:
-  // Everything that keeps one client from taking the whole process.
-  static void Bound(const RpcOptions& options, grpc::ServerBuilder* builder) {
-    builder->SetMaxReceiveMessageSize(static_cast<int>(options.limits.max_receive_message_bytes));
-    builder->SetMaxSendMessageSize(static_cast<int>(options.limits.max_send_message_bytes));
-    // The receive bound is checked after a message was inflated, so compressed ones are refused.
-    builder->SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
-    builder->SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
-    grpc::ResourceQuota quota("awqd");
-    quota.Resize(static_cast<size_t>(options.memory_quota_bytes));
-    builder->SetResourceQuota(quota);
-    builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, options.max_concurrent_streams);
-    builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-    builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, Millis(options.keepalive_time));
-    builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, Millis(options.keepalive_timeout));
-    builder->AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
-                                Millis(options.min_ping_interval));
-    builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
-    builder->AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS,
-                                Millis(options.max_connection_idle));
-    builder->AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS, Millis(options.max_connection_age));
-  }
-
   Worker loads_;
   Worker packings_;
   RpcEnv env_;
