@@ -18,6 +18,7 @@
 #include "kernels/types.h"
 #include "kernels/weight.h"
 #include "server/batching/task.h"
+#include "server/engine/staging.h"
 
 namespace awqd {
 
@@ -36,15 +37,15 @@ struct ExecutionReport {
 // same one. Optional; without it the rpc room makes an id per request.
 inline constexpr absl::string_view kErrorIdPayload = "awqd.error_id";
 
-// Called exactly once per accepted task. `bytes` holds the result, row-major little-endian, when
-// the status is OK.
-using TaskDone = std::function<void(const absl::Status& status, std::string bytes,
+// Called exactly once per accepted task. `result` holds the result, row-major little-endian, when
+// the status is OK; results of one batch share a buffer.
+using TaskDone = std::function<void(const absl::Status& status, Payload result,
                                     const ExecutionReport& report)>;
 
 // y[tokens, N] = x[tokens, K] @ W (+ bias). Fields are validated by the caller.
 struct MatmulWork {
   std::shared_ptr<const DeviceWeight> weight;
-  std::string x;  // raw bytes, tokens x K of x_dtype
+  Payload x;  // tokens x K of x_dtype, from Engine::staging
   DType x_dtype = DType::kFp16;
   DType out_dtype = DType::kFp16;
   int64_t tokens = 0;
@@ -106,6 +107,9 @@ class Engine {
   // From now on no request waits for company; for shutting down while calls in progress still bring
   // work.
   virtual void Hurry() {}
+
+  // Where the payloads of requests are put before Submit. Every device of this engine reads it.
+  virtual StagingPool& staging() = 0;
 
   // Refuses new work and returns when all accepted work was answered.
   virtual void Drain() = 0;

@@ -16,27 +16,28 @@
 
 namespace awqd {
 
-// Rows of one request within a batch: x [tokens, K] in, y [tokens, N] out, both in host memory.
+// Rows of one request within a batch: x [tokens, K] in staging memory.
 struct RowPiece {
   const char* x = nullptr;
-  char* y = nullptr;
   int64_t tokens = 0;
 };
 
 class Lane {
  public:
-  static absl::StatusOr<std::unique_ptr<Lane>> Create(Device* device);
+  // `staging`, whose copies are counted, outlives the lane.
+  static absl::StatusOr<std::unique_ptr<Lane>> Create(Device* device, StagingPool* staging);
 
-  // Concatenates the pieces' rows, multiplies once, and splits the result; waits for it. Weight,
-  // dtypes and bias are those of `work`, whose own rows are not looked at.
-  absl::Status Matmul(const MatmulWork& work, absl::Span<const RowPiece> pieces, Path path,
+  // Concatenates the pieces' rows and multiplies once; waits for it. `y`: staging memory for
+  // [tokens of all pieces, N]. Weight, dtypes and bias are those of `work`, whose own rows are not
+  // looked at.
+  absl::Status Matmul(const MatmulWork& work, absl::Span<const RowPiece> pieces, Path path, char* y,
                       const KernelRow** ran);
 
-  // `out`: host memory for rows x cols of out_dtype.
+  // `out`: staging memory for rows x cols of out_dtype.
   absl::Status Dequantize(const DequantizeWork& work, char* out, const KernelRow** ran);
 
  private:
-  Lane(Device* device, std::unique_ptr<Stream> stream);
+  Lane(Device* device, StagingPool* staging, std::unique_ptr<Stream> stream);
 
   // A buffer that only grows.
   class Scratch {
@@ -48,24 +49,28 @@ class Lane {
     Buffer buffer_;
   };
 
-  // Where kernels read `bytes` of host memory: in place when they can, else copied through
-  // `staging`.
-  absl::StatusOr<const void*> Upload(const void* host, int64_t bytes, Scratch* staging,
-                                     Scratch* device);
+  // Where kernels read the request's own bias.
+  absl::StatusOr<const float*> Bias(const std::vector<float>& bias);
   // The pieces' rows one after the other, where kernels can read them. `row_bytes`: of one row of
   // x.
   absl::StatusOr<const void*> Gather(absl::Span<const RowPiece> pieces, int64_t row_bytes);
-  // Where kernels write `bytes` of results: `direct` when the device reaches it and it is whole.
-  absl::StatusOr<char*> Target(char* direct, int64_t bytes);
-  // Waits for the stream and hands rows of `row_bytes` at `target` to the pieces.
-  absl::Status Scatter(const char* target, absl::Span<const RowPiece> pieces, int64_t row_bytes);
+  // Gather for a device out of the host's reach: large pieces are copied there from where they lie,
+  // runs of small ones are put together first.
+  absl::Status Upload(absl::Span<const RowPiece> pieces, int64_t row_bytes, char* target);
+  // Copies rows one after the other on the host; returns their end.
+  char* Concatenate(absl::Span<const RowPiece> pieces, int64_t row_bytes, char* target);
+  // Where kernels write `bytes` of results that end up at `host`.
+  absl::StatusOr<char*> Target(char* host, int64_t bytes);
+  // Brings the results to `host` and waits for the stream.
+  absl::Status Fetch(char* host, const char* target, int64_t bytes);
 
   Device* const device_;
+  StagingPool* const staging_;
   const bool direct_;  // kernels reach host memory
   const std::unique_ptr<Stream> stream_;
   Scratch x_staging_, x_device_;
   Scratch bias_staging_, bias_device_;
-  Scratch y_staging_, y_device_;
+  Scratch y_device_;
   Scratch workspace_;
 };
 

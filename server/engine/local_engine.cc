@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <set>
 #include <utility>
 #include <vector>
@@ -43,11 +44,12 @@ struct LaneSlot {
 
 class LocalEngine final : public Engine {
  public:
-  LocalEngine(Device* device, const EngineOptions& options,
+  LocalEngine(Device* device, const EngineOptions& options, std::unique_ptr<StagingPool> staging,
               std::vector<std::unique_ptr<LaneSlot>> lanes)
       : device_(device),
         options_(options),
         thresholds_(options.token_threshold, device),
+        staging_(std::move(staging)),
         lanes_(std::move(lanes)) {
     scheduler_ = std::make_unique<BatchScheduler>(options.batching, static_cast<int>(lanes_.size()),
                                                   [this](int worker, Batch batch) {
@@ -73,6 +75,7 @@ class LocalEngine final : public Engine {
   }
   absl::Status WarmUp(const std::shared_ptr<const DeviceWeight>& weight) override;
 
+  StagingPool& staging() override { return *staging_; }
   void Hurry() override { scheduler_->Hurry(); }
   void Drain() override { scheduler_->Drain(); }
   const Device& device() const override { return *device_; }
@@ -85,8 +88,8 @@ class LocalEngine final : public Engine {
  private:
   absl::StatusOr<TaskHandle> Schedule(std::unique_ptr<Task> task, const SubmitOptions& options);
   void Execute(Lane& lane, Batch& batch);
-  absl::Status Run(Lane& lane, Batch& batch, const KernelRow** ran);
-  absl::Status RunMatmul(Lane& lane, Batch& batch, const KernelRow** ran);
+  absl::Status Run(Lane& lane, const Batch& batch, Payload* results, const KernelRow** ran);
+  absl::Status RunMatmul(Lane& lane, const Batch& batch, char* y, const KernelRow** ran);
   ExecutionReport Report(const Batch& batch, const KernelRow* ran, absl::Duration compute) const;
   void CheckDevice(const absl::Status& status);
   absl::Status RunOnEveryLane(const MatmulWork& work, Path path);
@@ -94,6 +97,7 @@ class LocalEngine final : public Engine {
   Device* const device_;
   const EngineOptions options_;
   ThresholdTable thresholds_;
+  const std::unique_ptr<StagingPool> staging_;
   const std::vector<std::unique_ptr<LaneSlot>> lanes_;
   std::atomic<bool> fault_reported_{false};
   // Shared with the handles, which may outlive the engine.
@@ -117,12 +121,19 @@ absl::StatusOr<TaskHandle> LocalEngine::Schedule(std::unique_ptr<Task> task,
 void LocalEngine::Execute(Lane& lane, Batch& batch) {
   const absl::Time start = absl::Now();
   const KernelRow* ran = nullptr;
-  const absl::Status status = WithErrorId(Run(lane, batch, &ran));
+  Payload results;  // of the whole batch, in the tasks' order
+  const absl::Status status = WithErrorId(Run(lane, batch, &results, &ran));
   ExecutionReport report = Report(batch, ran, absl::Now() - start);
-  for (std::unique_ptr<Task>& task : batch.tasks) {
-    report.queue_us = absl::ToInt64Microseconds(start - task->enqueued);
-    static_cast<EngineTask&>(*task).Complete(status, report);
-    task.reset();
+  int64_t next = 0;
+  for (std::unique_ptr<Task>& queued : batch.tasks) {
+    auto& task = static_cast<EngineTask&>(*queued);
+    Payload result;
+    if (status.ok()) result = results.Slice(next, task.result_bytes());
+    next += task.result_bytes();
+    if (&queued == &batch.tasks.back()) results = Payload();  // the answers own it from here on
+    report.queue_us = absl::ToInt64Microseconds(start - task.enqueued);
+    task.Complete(status, std::move(result), report);
+    queued.reset();
   }
   CheckDevice(status);
 }
@@ -141,37 +152,40 @@ ExecutionReport LocalEngine::Report(const Batch& batch, const KernelRow* ran,
   return report;
 }
 
-absl::Status LocalEngine::Run(Lane& lane, Batch& batch, const KernelRow** ran) {
-  for (std::unique_ptr<Task>& task : batch.tasks) {
-    auto& owner = static_cast<EngineTask&>(*task);
-    owner.out.resize(owner.result_bytes());
+absl::Status LocalEngine::Run(Lane& lane, const Batch& batch, Payload* results,
+                              const KernelRow** ran) {
+  int64_t bytes = 0;
+  for (const std::unique_ptr<Task>& task : batch.tasks) {
+    bytes += static_cast<const EngineTask&>(*task).result_bytes();
   }
+  AWQD_ASSIGN_OR_RETURN(*results, staging_->Get(bytes));
   // Dequantize tasks never merge, so that one in a batch is alone in it.
-  if (auto* dequantize = dynamic_cast<DequantizeTask*>(batch.tasks.front().get())) {
-    return lane.Dequantize(dequantize->work(), dequantize->out.data(), ran);
+  if (auto* dequantize = dynamic_cast<const DequantizeTask*>(batch.tasks.front().get())) {
+    return lane.Dequantize(dequantize->work(), results->data(), ran);
   }
-  return RunMatmul(lane, batch, ran);
+  return RunMatmul(lane, batch, results->data(), ran);
 }
 
-absl::Status LocalEngine::RunMatmul(Lane& lane, Batch& batch, const KernelRow** ran) {
-  const MatmulWork& work = static_cast<MatmulTask&>(*batch.tasks.front()).work();
+absl::Status LocalEngine::RunMatmul(Lane& lane, const Batch& batch, char* y,
+                                    const KernelRow** ran) {
+  const MatmulWork& work = static_cast<const MatmulTask&>(*batch.tasks.front()).work();
   const TokenPolicy policy{thresholds_.For(*work.weight)};
   const Path path =
       work.path.value_or(policy.UseFused(batch.tokens) ? Path::kFused : Path::kDequantize);
   std::vector<RowPiece> pieces;
-  for (std::unique_ptr<Task>& queued : batch.tasks) {
-    auto& task = static_cast<MatmulTask&>(*queued);
-    pieces.push_back({task.work().x.data(), task.out.data(), task.tokens()});
+  pieces.reserve(batch.tasks.size());
+  for (const std::unique_ptr<Task>& queued : batch.tasks) {
+    const auto& task = static_cast<const MatmulTask&>(*queued);
+    pieces.push_back({task.work().x.data(), task.tokens()});
   }
   const int64_t step = std::max<int64_t>(1, options_.batching.max_batch_tokens);
-  if (pieces.size() > 1 || batch.tokens <= step) return lane.Matmul(work, pieces, path, ran);
+  if (pieces.size() > 1 || batch.tokens <= step) return lane.Matmul(work, pieces, path, y, ran);
   // One task larger than a batch may be: in steps, so that the lane's buffers stay bounded.
   const int64_t x_row = work.weight->shape.k * SizeOf(work.x_dtype);
   const int64_t y_row = work.weight->shape.n * SizeOf(work.out_dtype);
   for (int64_t row = 0; row < batch.tokens; row += step) {
-    const RowPiece piece{pieces[0].x + row * x_row, pieces[0].y + row * y_row,
-                         std::min(step, batch.tokens - row)};
-    AWQD_RETURN_IF_ERROR(lane.Matmul(work, {&piece, 1}, path, ran));
+    const RowPiece piece{pieces[0].x + row * x_row, std::min(step, batch.tokens - row)};
+    AWQD_RETURN_IF_ERROR(lane.Matmul(work, {&piece, 1}, path, y + row * y_row, ran));
   }
   return absl::OkStatus();
 }
@@ -182,12 +196,18 @@ void LocalEngine::CheckDevice(const absl::Status& status) {
 }
 
 absl::Status LocalEngine::RunOnEveryLane(const MatmulWork& work, Path path) {
-  std::string y(work.tokens * work.weight->shape.n * SizeOf(work.out_dtype), '\0');
-  const RowPiece piece{work.x.data(), y.data(), work.tokens};
+  const int64_t y_bytes = work.tokens * work.weight->shape.n * SizeOf(work.out_dtype);
+  AWQD_ASSIGN_OR_RETURN(const Payload y, staging_->Get(y_bytes));
+  // Token by token, so that the buffer in which small requests are gathered comes up as well.
+  const int64_t x_row = work.weight->shape.k * SizeOf(work.x_dtype);
+  std::vector<RowPiece> pieces;
+  for (int64_t row = 0; row < work.tokens; ++row) {
+    pieces.push_back({work.x.data() + row * x_row, 1});
+  }
   for (const std::unique_ptr<LaneSlot>& slot : lanes_) {
     const KernelRow* ran = nullptr;
     MutexLock lock(&slot->mu);
-    AWQD_RETURN_IF_ERROR(slot->lane->Matmul(work, {&piece, 1}, path, &ran));
+    AWQD_RETURN_IF_ERROR(slot->lane->Matmul(work, pieces, path, y.data(), &ran));
   }
   return absl::OkStatus();
 }
@@ -204,7 +224,8 @@ absl::Status LocalEngine::WarmUp(const std::shared_ptr<const DeviceWeight>& weig
       MatmulWork work;
       work.weight = weight;
       work.tokens = tokens;
-      work.x.assign(tokens * weight->shape.k * SizeOf(work.x_dtype), '\0');
+      AWQD_ASSIGN_OR_RETURN(work.x, staging_->Get(tokens * weight->shape.k * SizeOf(work.x_dtype)));
+      std::memset(work.x.data(), 0, work.x.size());
       AWQD_RETURN_IF_ERROR(RunOnEveryLane(work, entry.path));
     }
   }
@@ -216,14 +237,16 @@ absl::Status LocalEngine::WarmUp(const std::shared_ptr<const DeviceWeight>& weig
 absl::StatusOr<std::unique_ptr<Engine>> MakeLocalEngine(Device* device,
                                                         const EngineOptions& options) {
   const int wanted = options.lanes > 0 ? options.lanes : device->host_addressable() ? 1 : 2;
+  auto staging = std::make_unique<StagingPool>(device, options.staging_bytes);
   std::vector<std::unique_ptr<LaneSlot>> lanes;
   for (int i = 0; i < wanted; ++i) {
-    AWQD_ASSIGN_OR_RETURN(std::unique_ptr<Lane> lane, Lane::Create(device));
+    AWQD_ASSIGN_OR_RETURN(std::unique_ptr<Lane> lane, Lane::Create(device, staging.get()));
     lanes.push_back(std::make_unique<LaneSlot>());
     MutexLock lock(&lanes.back()->mu);
     lanes.back()->lane = std::move(lane);
   }
-  return std::unique_ptr<Engine>(std::make_unique<LocalEngine>(device, options, std::move(lanes)));
+  return std::unique_ptr<Engine>(
+      std::make_unique<LocalEngine>(device, options, std::move(staging), std::move(lanes)));
 }
 
 }  // namespace awqd

@@ -41,6 +41,13 @@ class RoutingEngine final : public Engine {
   void Drain() override {
     for (auto& engine : engines_) engine->Drain();
   }
+  // Pinned memory is portable between GPUs; only memory of the CPU's pool would be slow for them.
+  StagingPool& staging() override {
+    for (const auto& engine : engines_) {
+      if (!engine->device().host_addressable()) return engine->staging();
+    }
+    return engines_.front()->staging();
+  }
   const Device& device() const override { return engines_.front()->device(); }
   std::vector<const Device*> devices() const override {
     std::vector<const Device*> out;

@@ -1,7 +1,6 @@
 // The two kinds of queued requests, each with its completion.
 #pragma once
 
-#include <string>
 #include <utility>
 
 #include "server/batching/task.h"
@@ -13,17 +12,19 @@ class EngineTask : public Task {
  public:
   explicit EngineTask(TaskDone done) : done_(std::move(done)) {}
 
-  void Fail(const absl::Status& status) override { done_(status, "", ExecutionReport()); }
+  void Fail(const absl::Status& status) override { done_(status, Payload(), ExecutionReport()); }
 
-  // Bytes of the result, and where it goes before Complete hands it on.
   virtual int64_t result_bytes() const = 0;
-  std::string out;
 
-  void Complete(const absl::Status& status, const ExecutionReport& report) {
-    done_(status, std::move(out), report);
+  void Complete(const absl::Status& status, Payload result, const ExecutionReport& report) {
+    FreePayload();
+    done_(status, std::move(result), report);
   }
 
  private:
+  // Before the answer, so that who hears it finds the memory free.
+  virtual void FreePayload() {}
+
   const TaskDone done_;
 };
 
@@ -34,7 +35,7 @@ class MatmulTask final : public EngineTask {
 
   const MatmulWork& work() const { return work_; }
   int64_t tokens() const override { return work_.tokens; }
-  int64_t bytes() const override { return static_cast<int64_t>(work_.x.size()); }
+  int64_t bytes() const override { return work_.x.size(); }
   int64_t result_bytes() const override {
     return work_.tokens * work_.weight->shape.n * SizeOf(work_.out_dtype);
   }
@@ -48,7 +49,9 @@ class MatmulTask final : public EngineTask {
   }
 
  private:
-  const MatmulWork work_;
+  void FreePayload() override { work_.x = Payload(); }
+
+  MatmulWork work_;
 };
 
 class DequantizeTask final : public EngineTask {

@@ -71,13 +71,13 @@ class DequantizeBase {
     block.row_begin = row_begin;
     block.rows = rows;
     auto on_result = [self = Self(), done = std::move(done)](const absl::Status& status,
-                                                             std::string bytes,
+                                                             const Payload& result,
                                                              const ExecutionReport& report) {
       if (self->settled_.load()) return;
       self->Try([&]() -> absl::Status {
         AWQD_RETURN_IF_ERROR(status);
-        self->Add(report, static_cast<int64_t>(bytes.size()));
-        return done(std::move(bytes), report);
+        self->Add(report, result.size());
+        return done(std::string(result.view()), report);
       });
     };
     AWQD_ASSIGN_OR_RETURN(

@@ -54,6 +54,8 @@ absl::Status MatmulFlow::Submit(WeightPtr weight) {
   AWQD_RETURN_IF_ERROR(StillWanted(slot_, deadline_));
   AWQD_ASSIGN_OR_RETURN(MatmulJob job,
                         BuildMatmul(request_, weight->shape, env_.limits.max_send_message_bytes));
+  AWQD_ASSIGN_OR_RETURN(job.work.x, env_.engine->staging().Get(job.x.size()));
+  job.x.copy(job.work.x.data(), job.x.size());
   const SubmitOptions options = {.priority = request_->priority(), .deadline = deadline_};
   request_->Clear();  // an inline weight is packed by now; its bytes need not wait in the queue
   job.work.weight = std::move(weight);
@@ -61,9 +63,9 @@ absl::Status MatmulFlow::Submit(WeightPtr weight) {
   output_dtype_ = job.work.out_dtype;
   encoding_ = job.encoding;
   log_.tokens = job.work.tokens;
-  auto done = [self = shared_from_this()](const absl::Status& status, std::string bytes,
+  auto done = [self = shared_from_this()](const absl::Status& status, const Payload& result,
                                           const ExecutionReport& report) {
-    self->OnResult(status, std::move(bytes), report);
+    self->OnResult(status, result, report);
   };
   AWQD_ASSIGN_OR_RETURN(TaskHandle handle,
                         env_.engine->Submit(std::move(job.work), options, std::move(done)));
@@ -71,15 +73,15 @@ absl::Status MatmulFlow::Submit(WeightPtr weight) {
   return absl::OkStatus();
 }
 
-void MatmulFlow::OnResult(const absl::Status& status, std::string bytes,
+void MatmulFlow::OnResult(const absl::Status& status, const Payload& result,
                           const ExecutionReport& report) {
   if (settled_.load()) return;
   log_.queue_us = report.queue_us;
   log_.compute_us = report.compute_us;
-  log_.bytes_out = static_cast<int64_t>(bytes.size());
+  log_.bytes_out = result.size();
   Settle(Guarded([&]() -> absl::Status {
     AWQD_RETURN_IF_ERROR(status);
-    FillTensor(std::move(bytes), output_dtype_, output_shape_, encoding_,
+    FillTensor(std::string(result.view()), output_dtype_, output_shape_, encoding_,
                response_->mutable_output());
     FillExecution(report, response_->mutable_execution());
     return absl::OkStatus();

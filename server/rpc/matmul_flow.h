@@ -36,7 +36,7 @@ class MatmulFlow : public std::enable_shared_from_this<MatmulFlow> {
  private:
   absl::Status Begin();
   absl::Status Submit(WeightPtr weight);
-  void OnResult(const absl::Status& status, std::string bytes, const ExecutionReport& report);
+  void OnResult(const absl::Status& status, const Payload& result, const ExecutionReport& report);
   void Settle(const absl::Status& status);
 
   const RpcEnv& env_;

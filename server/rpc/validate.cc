@@ -181,7 +181,7 @@ absl::StatusOr<MatmulJob> BuildMatmul(v1::QuantizedMatmulRequest* request,
   if (request->has_bias()) {
     AWQD_ASSIGN_OR_RETURN(job.work.bias, TakeBias(request->mutable_bias(), weight.n));
   }
-  AWQD_ASSIGN_OR_RETURN(job.work.x, TakeBytes(x, info, "activations"));
+  AWQD_ASSIGN_OR_RETURN(job.x, TakeBytes(x, info, "activations"));
   return job;
 }
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -29,9 +30,10 @@ absl::Status CheckRequest(const v1::DequantizeRequest& request);
 // A name in ModelRepository requests, before it goes anywhere near a file system.
 absl::Status CheckName(const std::string& name);
 
-// A product, and how its answer is spelled. work.weight stays null.
+// A product, and how its answer is spelled. work.weight and work.x stay empty.
 struct MatmulJob {
   MatmulWork work;
+  std::string x;  // the payload, to be staged
   std::vector<int64_t> output_shape;
   v1::Encoding encoding = v1::RAW;
 };

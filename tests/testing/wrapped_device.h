@@ -21,6 +21,8 @@ class WrappedDevice final : public Device {
   void Break() { broken_ = true; }
   Device& inner() { return *inner_; }
   int64_t allocations() const { return allocations_; }
+  int64_t copies_to_device() const { return copies_to_device_; }
+  int64_t copies_to_host() const { return copies_to_host_; }
 
   const DeviceInfo& info() const override { return inner_->info(); }
   int64_t FreeBytes() const override { return inner_->FreeBytes(); }
@@ -37,10 +39,12 @@ class WrappedDevice final : public Device {
   }
   absl::Status CopyToDevice(void* device, const void* host, int64_t bytes,
                             StreamView stream) override {
+    ++copies_to_device_;
     return inner_->CopyToDevice(device, host, bytes, stream);
   }
   absl::Status CopyToHost(void* host, const void* device, int64_t bytes,
                           StreamView stream) override {
+    ++copies_to_host_;
     return inner_->CopyToHost(host, device, bytes, stream);
   }
   bool host_addressable() const override { return host_addressable_; }
@@ -66,6 +70,8 @@ class WrappedDevice final : public Device {
   const bool host_addressable_;
   std::atomic<bool> broken_{false};
   std::atomic<int64_t> allocations_{0};
+  std::atomic<int64_t> copies_to_device_{0};
+  std::atomic<int64_t> copies_to_host_{0};
 };
 
 }  // namespace awqd::testing

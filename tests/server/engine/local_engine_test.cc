@@ -62,7 +62,7 @@ std::vector<double> Expected(const CanonicalWeight& w, const std::vector<float>&
 
 struct Answer {
   absl::Status status;
-  std::string bytes;
+  Payload bytes;
   ExecutionReport report;
 };
 
@@ -93,7 +93,8 @@ class LocalEngineTest : public ::testing::TestWithParam<bool> {
   MatmulWork Work(const std::vector<float>& x) {
     MatmulWork work;
     work.weight = weight_;
-    work.x.assign(reinterpret_cast<const char*>(x.data()), x.size() * 4);
+    work.x = *engine_->staging().Get(x.size() * 4);
+    if (!x.empty()) std::memcpy(work.x.data(), x.data(), x.size() * 4);
     work.x_dtype = work.out_dtype = DType::kFp32;
     work.tokens = x.size() / kK;
     return work;
@@ -104,10 +105,10 @@ class LocalEngineTest : public ::testing::TestWithParam<bool> {
     auto promise = std::make_shared<std::promise<Answer>>();
     auto submitted = engine_->Submit(
         std::move(work), options,
-        [promise](const absl::Status& status, std::string bytes, const ExecutionReport& report) {
+        [promise](const absl::Status& status, Payload bytes, const ExecutionReport& report) {
           promise->set_value({status, std::move(bytes), report});
         });
-    if (!submitted.ok()) promise->set_value({submitted.status(), "", {}});
+    if (!submitted.ok()) promise->set_value({submitted.status(), {}, {}});
     return promise->get_future();
   }
 
@@ -115,7 +116,7 @@ class LocalEngineTest : public ::testing::TestWithParam<bool> {
                      const std::vector<float>& bias) {
     ASSERT_TRUE(answer.status.ok()) << answer.status;
     const std::vector<double> expected = Expected(canonical_, x, bias);
-    ASSERT_EQ(answer.bytes.size(), expected.size() * 4);
+    ASSERT_EQ(answer.bytes.size(), static_cast<int64_t>(expected.size()) * 4);
     for (size_t i = 0; i < expected.size(); ++i) {
       float got;
       std::memcpy(&got, answer.bytes.data() + i * 4, 4);
@@ -140,6 +141,63 @@ TEST_P(LocalEngineTest, MultipliesAndReports) {
   EXPECT_EQ(answer.report.path, Path::kFused);
   EXPECT_EQ(answer.report.device, "cpu");
   EXPECT_NE(FindKernel(answer.report.kernel), nullptr) << answer.report.kernel;
+}
+
+// The host copies nothing of a lone request: kernels or the device's copies read it where it lies.
+TEST_P(LocalEngineTest, ALoneRequestIsNotCopiedByTheHost) {
+  Start();
+  const std::vector<float> x = RandomRows(300);
+  ExpectProduct(Submit(Work(x)).get(), x, canonical_.bias);
+  EXPECT_EQ(engine_->staging().stats().copied_bytes, 0);
+}
+
+// Merged requests leave in one copy to the device per large one and one for a run of small ones,
+// and come back in one copy, of which each answer is a slice.
+TEST_P(LocalEngineTest, ABatchIsGatheredOnceAndFetchedOnce) {
+  constexpr int64_t kLarge = 300;  // tokens; 75 KiB
+  EngineOptions options;
+  options.batching.max_queue_delay = absl::Minutes(1);  // the last one fills the batch
+  options.batching.max_batch_tokens = 3 + kLarge + 2;
+  Start(options);
+  std::vector<std::vector<float>> rows;
+  std::vector<std::future<Answer>> answers;
+  for (int64_t tokens : {int64_t{1}, int64_t{2}, kLarge, int64_t{1}, int64_t{1}}) {
+    rows.push_back(RandomRows(tokens));
+    answers.push_back(Submit(Work(rows.back())));
+  }
+  std::vector<Answer> got;
+  for (auto& answer : answers) got.push_back(answer.get());
+  for (size_t i = 0; i < got.size(); ++i) ExpectProduct(got[i], rows[i], canonical_.bias);
+  ASSERT_EQ(got[0].report.batch_requests, 5);
+  for (size_t i = 1; i < got.size(); ++i) {
+    EXPECT_EQ(got[i].bytes.data(), got[i - 1].bytes.data() + got[i - 1].bytes.size());
+  }
+  const int64_t copied = engine_->staging().stats().copied_bytes;
+  if (GetParam()) {
+    EXPECT_EQ(copied, (5 + kLarge) * kK * 4) << "one kernel reads one run of rows";
+  } else {
+    EXPECT_EQ(copied, 5 * kK * 4) << "the small ones only";
+    EXPECT_EQ(device_->copies_to_device(), 3);
+    EXPECT_EQ(device_->copies_to_host(), 1);
+  }
+}
+
+TEST_P(LocalEngineTest, PayloadsAndResultsReuseTheirBuffers) {
+  Start();
+  const std::vector<float> x = RandomRows(100);
+  ExpectProduct(Submit(Work(x)).get(), x, canonical_.bias);
+  const int64_t misses = engine_->staging().stats().misses;
+  for (int i = 0; i < 50; ++i) ExpectProduct(Submit(Work(x)).get(), x, canonical_.bias);
+  EXPECT_EQ(engine_->staging().stats().misses, misses);
+  EXPECT_EQ(engine_->staging().stats().lent_bytes, 0);
+}
+
+TEST_P(LocalEngineTest, AResultMayOutliveTheEngine) {
+  Start();
+  const std::vector<float> x = RandomRows(2);
+  const Answer answer = Submit(Work(x)).get();
+  engine_.reset();
+  ExpectProduct(answer, x, canonical_.bias);
 }
 
 TEST_P(LocalEngineTest, NoTokensGiveNoBytes) {
@@ -257,7 +315,7 @@ TEST_P(LocalEngineTest, DequantizesABlock) {
   work.cols = 7;
   const Answer answer = Submit(std::move(work)).get();
   ASSERT_TRUE(answer.status.ok()) << answer.status;
-  ASSERT_EQ(answer.bytes.size(), 5u * 7 * 2);
+  ASSERT_EQ(answer.bytes.size(), 5 * 7 * 2);
   for (int64_t i = 0; i < 35; ++i) {
     const int64_t row = 30 + i / 7, col = 3 + i % 7, group = row / 32;
     uint16_t got;
@@ -299,7 +357,7 @@ TEST_P(LocalEngineTest, CancelledAndExpiredRequestsNeverRun) {
   Start(options);
   auto promise = std::make_shared<std::promise<absl::Status>>();
   auto handle = engine_->Submit(Work(RandomRows(1)), {},
-                                [promise](const absl::Status& status, std::string,
+                                [promise](const absl::Status& status, const Payload&,
                                           const ExecutionReport&) { promise->set_value(status); });
   ASSERT_TRUE(handle.ok());
   handle->Cancel();
@@ -346,9 +404,9 @@ TEST_P(LocalEngineTest, AfterWarmUpNoRequestAllocates) {
   options.batching.max_batch_tokens = 300;
   Start(options);
   ASSERT_TRUE(engine_->WarmUp(weight_).ok());
-  const int64_t before = device_->allocations();
   MatmulWork work = Work(RandomRows(300));
-  work.x.resize(300 * kK * 2);
+  const int64_t before = device_->allocations();
+  work.x = work.x.Slice(0, 300 * kK * 2);
   work.x_dtype = work.out_dtype = DType::kFp16;
   for (Path path : {Path::kFused, Path::kDequantize}) {
     work.path = path;
@@ -367,7 +425,7 @@ TEST_P(LocalEngineTest, AHandleMayOutliveTheEngine) {
   std::promise<void> done;
   auto handle = engine_->Submit(
       Work(x), {},
-      [&](const absl::Status&, std::string, const ExecutionReport&) { done.set_value(); });
+      [&](const absl::Status&, const Payload&, const ExecutionReport&) { done.set_value(); });
   ASSERT_TRUE(handle.ok());
   done.get_future().get();
   engine_.reset();

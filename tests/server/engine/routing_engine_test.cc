@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <future>
 
 #include "kernels/kernels.h"
@@ -45,12 +46,12 @@ class RoutingEngineTest : public ::testing::Test {
     MatmulWork work;
     work.weight = weights_[on];
     work.tokens = 1;
-    work.x.assign(32, '\0');
+    work.x = *engine_->staging().Get(32);
+    std::memset(work.x.data(), 0, 32);
     std::promise<absl::Status> promise;
-    auto submitted = engine_->Submit(
-        std::move(work), {}, [&](const absl::Status& status, std::string, const ExecutionReport&) {
-          promise.set_value(status);
-        });
+    auto submitted = engine_->Submit(std::move(work), {},
+                                     [&](const absl::Status& status, const Payload&,
+                                         const ExecutionReport&) { promise.set_value(status); });
     return submitted.ok() ? promise.get_future().get() : submitted.status();
   }
 
@@ -71,7 +72,7 @@ TEST_F(RoutingEngineTest, WorkRunsWhereItsWeightLives) {
   block.rows = block.cols = 1;
   EXPECT_EQ(engine_
                 ->Submit(block, {},
-                         [](const absl::Status&, std::string, const ExecutionReport&) {
+                         [](const absl::Status&, const Payload&, const ExecutionReport&) {
                            FAIL() << "refused work is not answered";
                          })
                 .status()

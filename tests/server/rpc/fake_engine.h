@@ -2,6 +2,7 @@
 // events.
 #pragma once
 
+#include <cstring>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -21,6 +22,7 @@ class FakeEngine final : public Engine {
   FakeEngine() {
     absl::StatusOr<std::unique_ptr<Device>> device = OpenDevice("cpu", {.cpu_threads = 1});
     device_ = *std::move(device);
+    staging_ = std::make_unique<StagingPool>(device_.get(), int64_t{64} << 20);
   }
 
   // --- What the test decides ---
@@ -97,6 +99,7 @@ class FakeEngine final : public Engine {
       const CanonicalWeight& weight) override {
     return PrepareWeight(weight, *device_);
   }
+  StagingPool& staging() override { return *staging_; }
   void Drain() override {}
   const Device& device() const override { return *device_; }
   int64_t token_threshold() const override { return 256; }
@@ -138,18 +141,24 @@ class FakeEngine final : public Engine {
     });
   }
 
-  static void Complete(const Held& held, const absl::Status& status) {
+  void Complete(const Held& held, const absl::Status& status) {
     const ExecutionReport report = {.kernel = "fake",
                                     .device = "cpu",
                                     .batch_tokens = held.tokens,
                                     .batch_requests = 1,
                                     .queue_us = 3,
                                     .compute_us = 4};
-    held.done(status, status.ok() ? std::string(held.bytes, '\0') : std::string(), report);
+    Payload result;
+    if (status.ok()) {
+      result = *staging_->Get(held.bytes);
+      std::memset(result.data(), 0, held.bytes);
+    }
+    held.done(status, std::move(result), report);
   }
 
   mutable Mutex mu_;
   std::unique_ptr<Device> device_;
+  std::unique_ptr<StagingPool> staging_;
   bool hold_ = false;
   absl::Status refuse_;
   absl::Status fail_;

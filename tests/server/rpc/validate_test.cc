@@ -77,7 +77,7 @@ TEST(Matmul, AllLeadingDimensionsAreTokens) {
   EXPECT_THAT(job.output_shape, ElementsAre(2, 3, 16));
   EXPECT_EQ(job.work.out_dtype, DType::kBf16);
   EXPECT_FALSE(job.work.path.has_value());
-  EXPECT_EQ(static_cast<int64_t>(job.work.x.size()), 6 * 128 * 2);
+  EXPECT_EQ(static_cast<int64_t>(job.x.size()), 6 * 128 * 2);
 }
 
 TEST(Matmul, RankOneIsOneToken) {
