@@ -1,6 +1,7 @@
 // The explicit list of backends: no static registrars.
 #include "kernels/backends.h"
 
+#include <optional>
 #include <vector>
 
 #include "absl/strings/numbers.h"
@@ -28,6 +29,15 @@ absl::StatusOr<std::unique_ptr<Device>> OpenCuda(int index, const DeviceOptions&
   return absl::FailedPreconditionError(
       absl::StrCat("cuda:", index, ": this binary was built without CUDA"));
 #endif
+}
+
+// N of "<prefix>N".
+std::optional<int> IndexAfter(absl::string_view prefix, absl::string_view spec) {
+  int index = 0;
+  if (!absl::ConsumePrefix(&spec, prefix) || !absl::SimpleAtoi(spec, &index) || index < 0) {
+    return std::nullopt;
+  }
+  return index;
 }
 
 }  // namespace
@@ -60,14 +70,13 @@ absl::StatusOr<std::unique_ptr<Device>> OpenDevice(absl::string_view spec,
     if (why != nullptr) *why = std::string(gpu.status().message());
     return OpenCpuDevice(options.cpu_threads, options.budget_bytes);
   }
-  absl::string_view rest = spec;
-  int index = 0;
-  if (absl::ConsumePrefix(&rest, "cuda:") && absl::SimpleAtoi(rest, &index) && index >= 0) {
-    if (why != nullptr) *why = "asked for";
-    return OpenCuda(index, options);
+  if (why != nullptr) *why = "asked for";
+  if (const std::optional<int> index = IndexAfter("cpu:", spec)) {
+    return OpenCpuDevice(options.cpu_threads, options.budget_bytes, index);
   }
+  if (const std::optional<int> index = IndexAfter("cuda:", spec)) return OpenCuda(*index, options);
   return absl::InvalidArgumentError(
-      absl::StrCat("device: got \"", spec, "\", expected auto, cpu or cuda:N"));
+      absl::StrCat("device: got \"", spec, "\", expected auto, cpu, cpu:N or cuda:N"));
 }
 
 }  // namespace awqd

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -11,8 +12,10 @@
 namespace awqd {
 
 absl::Span<const KernelRow* const> CpuKernels();
-// `threads` 0: as many as the process may use. `budget_bytes` 0: no cap.
-std::unique_ptr<Device> OpenCpuDevice(int threads, int64_t budget_bytes);
+// `threads` 0: as many as the process may use. `budget_bytes` 0: no cap. With an index the id is
+// "cpu:N": several of them share cores and memory, and stand in for several GPUs.
+std::unique_ptr<Device> OpenCpuDevice(int threads, int64_t budget_bytes,
+                                      std::optional<int> index = std::nullopt);
 
 // Only in builds with AWQD_CUDA.
 absl::Span<const KernelRow* const> CudaKernels();

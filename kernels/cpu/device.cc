@@ -33,10 +33,11 @@ std::string CpuName() {
   return "CPU";
 }
 
-DeviceInfo Describe(int threads) {
+DeviceInfo Describe(int threads, std::optional<int> index) {
   DeviceInfo info;
   info.kind = DeviceKind::kCpu;
-  info.id = "cpu";
+  info.index = index.value_or(0);
+  info.id = index.has_value() ? absl::StrCat("cpu:", *index) : "cpu";
   info.name = CpuName();
   info.memory_bytes = TotalMemoryBytes();
   info.threads = threads > 0 ? threads : UsableThreads();
@@ -66,8 +67,8 @@ absl::Status NoRoom(int64_t bytes, int64_t free) {
 
 }  // namespace
 
-CpuDevice::CpuDevice(int threads, int64_t budget_bytes)
-    : info_(Describe(threads)), pool_(info_.threads), budget_(budget_bytes) {}
+CpuDevice::CpuDevice(int threads, int64_t budget_bytes, std::optional<int> index)
+    : info_(Describe(threads, index)), pool_(info_.threads), budget_(budget_bytes) {}
 
 int64_t CpuDevice::FreeBytes() const {
   const int64_t physical = AvailableMemoryBytes();
@@ -120,8 +121,8 @@ absl::Status CpuDevice::CopyToHost(void* host, const void* device, int64_t bytes
   return absl::OkStatus();
 }
 
-std::unique_ptr<Device> OpenCpuDevice(int threads, int64_t budget_bytes) {
-  return std::make_unique<CpuDevice>(threads, budget_bytes);
+std::unique_ptr<Device> OpenCpuDevice(int threads, int64_t budget_bytes, std::optional<int> index) {
+  return std::make_unique<CpuDevice>(threads, budget_bytes, index);
 }
 
 }  // namespace awqd

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 
 #include "kernels/cpu/thread_pool.h"
 #include "kernels/device.h"
@@ -12,7 +13,7 @@ namespace awqd {
 // Thread-safe. Must outlive the buffers, streams and weights made on it.
 class CpuDevice final : public Device {
  public:
-  CpuDevice(int threads, int64_t budget_bytes);
+  CpuDevice(int threads, int64_t budget_bytes, std::optional<int> index);
 
   const DeviceInfo& info() const override { return info_; }
   int64_t FreeBytes() const override;

@@ -43,6 +43,22 @@ TEST(CpuDevice, KeepsToItsBudget) {
             absl::StatusCode::kInvalidArgument);
 }
 
+TEST(CpuDevice, SeveralHaveIdsAndMemoryOfTheirOwn) {
+  const auto plain = OpenDevice("cpu", {}), first = OpenDevice("cpu:0", {.budget_bytes = 1000}),
+             second = OpenDevice("cpu:12", {.budget_bytes = 1000});
+  ASSERT_TRUE(plain.ok() && first.ok() && second.ok());
+  EXPECT_EQ((*plain)->info().id, "cpu");
+  EXPECT_EQ((*first)->info().id, "cpu:0");
+  EXPECT_EQ((*second)->info().id, "cpu:12");
+  EXPECT_EQ((*second)->info().index, 12);
+  const auto buffer = (*first)->Allocate(MemoryKind::kWeights, 600);
+  ASSERT_THAT(buffer.status(), IsOk());
+  EXPECT_EQ((*second)->FreeBytes(), 1000);
+  for (const char* bad : {"cpu:", "cpu:-1", "cpu:x", "cpu0", "gpu:0", ""}) {
+    EXPECT_EQ(OpenDevice(bad, {}).status().code(), absl::StatusCode::kInvalidArgument) << bad;
+  }
+}
+
 TEST(CpuDevice, AFailedPrepareLeavesNothingAllocated) {
   auto device = OpenCpuDevice(1, 4096);
   testing::WeightSpec spec;
