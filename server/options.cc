@@ -13,6 +13,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "kernels/base/status.h"
+#include "server/rpc/listen_address.h"
 
 namespace awqd {
 namespace {
@@ -35,6 +36,7 @@ struct Flags {
   double max_connection_idle_s = 0;
   double max_connection_age_s = 0;
   int64_t memory_quota_bytes = 0;
+  int unix_socket_mode = 0660;
   std::string log_level = "info";
   std::string log_format = "text";
 };
@@ -66,6 +68,19 @@ std::string ParseThreshold(std::string& text) {
   }
   if (absl::SimpleAtoi(text, &tokens) && tokens >= 0) return "";
   return absl::StrCat("got \"", text, "\", expected a number of tokens from 0 on, or auto");
+}
+
+// "0660" -> 432, that number.
+std::string ParseMode(std::string& text) {
+  int mode = 0;
+  const bool octal =
+      !text.empty() && text.size() <= 5 && text.find_first_not_of("01234567") == std::string::npos;
+  for (const char digit : text) mode = octal ? mode * 8 + (digit - '0') : 0;
+  if (!octal || mode > 0777) {
+    return absl::StrCat("got \"", text, "\", expected permissions such as 0660");
+  }
+  text = absl::StrCat(mode);
+  return "";
 }
 
 // Registers flags with their environment twins.
@@ -136,12 +151,24 @@ void AddModelFlags(Table& table, Flags& flags) {
 void AddListenFlags(Table& table, Flags& flags) {
   RpcOptions& rpc = flags.options.rpc;
   table.Group("Listening");
-  table.Add("address", rpc.address,
-            "host:port to listen on, in plaintext and without authentication: outside a trusted "
-            "network use 127.0.0.1:8001 behind a proxy. Port 0 picks a free one, which is logged.");
+  table
+      .Add("address", rpc.addresses,
+           "host:port to listen on, in plaintext and without authentication: outside a trusted "
+           "network use 127.0.0.1:8001 behind a proxy. Port 0 picks a free one, which is logged. "
+           "unix:/path listens on a socket file instead, for clients of this machine; repeat the "
+           "flag for several addresses.")
+      ->delimiter(',')
+      ->expected(1)
+      ->take_all();
+  table
+      .Add("unix_socket_mode", flags.unix_socket_mode,
+           "Permissions of socket files, in octal: whoever may write to one may connect. 0600 for "
+           "the server's own user, 0660 for its group, 0666 for everybody who reaches the "
+           "directory.")
+      ->transform(CLI::Validator(ParseMode, "OCTAL", "mode"));
   table.Add("port_file", flags.options.port_file,
-            "File that the bound port is written to once the server listens; for scripts that use "
-            "port 0.");
+            "File that the bound port is written to once the server listens, for scripts that use "
+            "port 0; 0 when it listens on sockets only.");
   table.Flag("reflection", rpc.reflection,
              "Answer gRPC reflection, so that grpcurl needs no proto files. Switch it off with "
              "--no_reflection where the API should not describe itself.");
@@ -268,15 +295,14 @@ absl::Duration OrInfinite(double seconds) {
 }
 
 // What CLI11 cannot check by itself.
-absl::Status CheckAddress(const std::string& address) {
-  const size_t colon = address.rfind(':');
-  int port = -1;
-  if (colon != std::string::npos && colon != 0 &&
-      absl::SimpleAtoi(address.substr(colon + 1), &port) && port >= 0 && port <= 65535) {
-    return absl::OkStatus();
+absl::Status CheckAddresses(const std::vector<std::string>& addresses) {
+  for (const std::string& address : addresses) {
+    const absl::Status status = ParseListenAddress(address).status();
+    if (!status.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat("--address: ", status.message()));
+    }
   }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "--address: got \"", address, "\", expected host:port with a port of 0 to 65535"));
+  return absl::OkStatus();
 }
 
 absl::StatusOr<Options> ToOptions(Flags flags) {
@@ -285,7 +311,8 @@ absl::StatusOr<Options> ToOptions(Flags flags) {
   if (options.model_repository.empty()) {
     return absl::InvalidArgumentError("--model_repository: got nothing, expected a directory");
   }
-  AWQD_RETURN_IF_ERROR(CheckAddress(options.rpc.address));
+  AWQD_RETURN_IF_ERROR(CheckAddresses(options.rpc.addresses));
+  options.rpc.unix_socket_mode = static_cast<mode_t>(flags.unix_socket_mode);
   RpcLimits& limits = options.rpc.limits;
   options.rpc.memory_quota_bytes = flags.memory_quota_bytes != 0
                                        ? flags.memory_quota_bytes

@@ -136,7 +136,9 @@ class ServerImpl final : public Server {
       LogEvent(LogLevel::kInfo, "device",
                {{"id", info.id}, {"name", info.name}, {"why", opened.why}});
     }
-    LogEvent(LogLevel::kInfo, absl::StrCat("listening on ", rpc_->address()), {});
+    for (const std::string& address : rpc_->addresses()) {
+      LogEvent(LogLevel::kInfo, absl::StrCat("listening on ", address), {});
+    }
     AWQD_RETURN_IF_ERROR(WritePort(options_.port_file, rpc_->port()));
     loader_ = std::thread([this, names = std::move(names)] { LoadAll(names); });
     return absl::OkStatus();

@@ -53,7 +53,8 @@ class App {
     app_.require_subcommand(1);
     app_.fallthrough();
     app_.footer(kExitCodes);
-    app_.add_option("--address", flags_.address, "Server: host:port or unix:/path")
+    app_.add_option("--address", flags_.address,
+                    "Server: host:port or unix:/path; of several the first")
         ->envname("AWQD_ADDRESS")
         ->capture_default_str();
     app_.add_option("--timeout", timeout_s_,
@@ -77,6 +78,8 @@ class App {
       flags_.timeout = *timeout_s_ == 0 ? absl::InfiniteDuration() : absl::Seconds(*timeout_s_);
     }
     flags_.wait = absl::Seconds(wait_s_);
+    // The server reads the same AWQD_ADDRESS, which may name several.
+    flags_.address.resize(std::min(flags_.address.find(','), flags_.address.size()));
   }
 
  private:

@@ -18,8 +18,11 @@
 #include "server/rpc/bounds.h"
 #include "server/rpc/health.h"
 #include "server/rpc/inference_service.h"
+#include "server/rpc/listen_address.h"
 #include "server/rpc/model_repository.h"
 #include "server/rpc/server_info.h"
+#include "server/rpc/status_grpc.h"
+#include "server/rpc/unix_socket.h"
 
 namespace awqd {
 namespace {
@@ -52,7 +55,8 @@ class RpcServerImpl final : public RpcServer {
                  v1::ModelRepository::service_full_name(), v1::ServerInfo::service_full_name()}),
         inference_(env_),
         repository_(env_),
-        info_(env_) {
+        info_(env_),
+        sockets_(options.unix_socket_mode) {
     env_.engine = engine;
     env_.models = models;
     env_.loads = &loads_;
@@ -78,20 +82,11 @@ class RpcServerImpl final : public RpcServer {
     } else {
       builder.SetOption(std::make_unique<WithoutReflection>());
     }
-    builder.AddListeningPort(options.address, grpc::InsecureServerCredentials(), &port_);
-    server_ = builder.BuildAndStart();
-    if (server_ == nullptr || port_ == 0) {
-      return absl::UnavailableError(
-          absl::StrCat("address: cannot listen on \"", options.address,
-                       "\": the port is in use, or the address is not one of this machine"));
-    }
-    const size_t colon = options.address.rfind(':');
-    address_ = absl::StrCat(options.address.substr(0, colon), ":", port_);
-    return absl::OkStatus();
+    return Bind(options, &builder);
   }
 
   int port() const override { return port_; }
-  std::string address() const override { return address_; }
+  const std::vector<std::string>& addresses() const override { return addresses_; }
   void SetServing(bool serving) override { health_.SetServing(serving); }
   void SetStarting(bool starting) override { env_.starting.store(starting); }
   int64_t pending_loads() const override { return loads_.pending(); }
@@ -106,6 +101,43 @@ class RpcServerImpl final : public RpcServer {
   }
 
  private:
+  absl::Status Bind(const RpcOptions& options, grpc::ServerBuilder* builder) {
+    std::vector<ListenAddress> asked;
+    for (const std::string& text : options.addresses) {
+      absl::StatusOr<ListenAddress> address = ParseListenAddress(text);
+      if (!address.ok()) return WithField(address.status(), "address");
+      if (!address->socket_path.empty()) {
+        AWQD_RETURN_IF_ERROR(sockets_.Claim(address->socket_path));
+      }
+      asked.push_back(*std::move(address));
+    }
+    std::vector<int> ports(asked.size(), 0);
+    for (size_t i = 0; i < asked.size(); ++i) {
+      builder->AddListeningPort(asked[i].text, grpc::InsecureServerCredentials(), &ports[i]);
+    }
+    server_ = builder->BuildAndStart();
+    for (size_t i = 0; i < asked.size(); ++i) {
+      if (ports[i] == 0) return CannotListen(asked[i]);
+      if (asked[i].socket_path.empty() && port_ == 0) port_ = ports[i];
+      addresses_.push_back(Spell(asked[i], ports[i]));
+    }
+    return sockets_.Bound();
+  }
+
+  static absl::Status CannotListen(const ListenAddress& address) {
+    return absl::UnavailableError(
+        absl::StrCat("address: cannot listen on \"", LogText(address.text), "\": ",
+                     address.socket_path.empty()
+                         ? "the port is in use, or the address is not one of this machine"
+                         : "the file system does not take sockets, or somebody was faster"));
+  }
+
+  // With the port that was really bound.
+  static std::string Spell(const ListenAddress& address, int port) {
+    if (!address.socket_path.empty()) return address.text;
+    return absl::StrCat(address.text.substr(0, address.text.rfind(':')), ":", port);
+  }
+
   Worker loads_;
   Worker packings_;
   RpcEnv env_;
@@ -113,8 +145,9 @@ class RpcServerImpl final : public RpcServer {
   InferenceService inference_;
   ModelRepositoryService repository_;
   ServerInfoService info_;
+  UnixSockets sockets_;
   int port_ = 0;
-  std::string address_;
+  std::vector<std::string> addresses_;
   std::unique_ptr<grpc::Server> server_;
 };
 

@@ -1,9 +1,12 @@
 // RpcServer: the gRPC server with every service of awqd on it, and its start and stop.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -13,7 +16,9 @@ namespace awqd {
 
 // The flags in server/options.cc explain each, and how to choose it.
 struct RpcOptions {
-  std::string address = "0.0.0.0:8001";
+  // Each "host:port" or "unix:/path", as ParseListenAddress reads them; at least one.
+  std::vector<std::string> addresses = {"0.0.0.0:8001"};
+  mode_t unix_socket_mode = 0660;
   RpcLimits limits;
   int max_concurrent_streams = 256;
   int64_t memory_quota_bytes = int64_t{1} << 30;
@@ -31,15 +36,16 @@ struct RpcOptions {
 class RpcServer {
  public:
   // Listens; health is NOT_SERVING until SetServing(true). `engine` and `models` outlive the
-  // server. INVALID_ARGUMENT or UNAVAILABLE when the address cannot be listened on.
+  // server. INVALID_ARGUMENT or UNAVAILABLE when an address cannot be listened on.
   static absl::StatusOr<std::unique_ptr<RpcServer>> Start(const RpcOptions& options, Engine* engine,
                                                           ModelStore* models);
   virtual ~RpcServer() = default;
 
-  // The port that is really bound, also for port 0.
+  // The port that is really bound, also for port 0, of the first TCP address; 0 when there is none.
   virtual int port() const = 0;
-  // "127.0.0.1:43211"
-  virtual std::string address() const = 0;
+  // "127.0.0.1:43211", "unix:/run/awqd.sock": in the order of RpcOptions.
+  virtual const std::vector<std::string>& addresses() const = 0;
+  const std::string& address() const { return addresses().front(); }
 
   // Every service's health.
   virtual void SetServing(bool serving) = 0;

@@ -99,7 +99,8 @@ ExitReport RunProgram(const std::string& program, const std::vector<std::string>
   return WaitFor(Spawn(program, args, folder / "log"), folder / "log", limit);
 }
 
-ServerProcess::ServerProcess(std::vector<std::string> args, const std::string& address) {
+ServerProcess::ServerProcess(std::vector<std::string> args, const std::string& address)
+    : address_(address) {
   args.insert(args.begin(),
               {"--address=" + address, "--device=cpu", "--port_file=" + (folder_ / "port")});
   pid_ = Spawn(BinaryPath("awqd"), args, folder_ / "log");
@@ -116,7 +117,8 @@ bool ServerProcess::WaitListening() {
     const std::string text = ReadFile(folder_ / "port");
     int port = 0;
     if (!text.empty() && text.back() == '\n' && absl::SimpleAtoi(text, &port)) {
-      address_ = absl::StrCat("127.0.0.1:", port);
+      // 0: it listens on the socket that the test named.
+      if (port != 0) address_ = absl::StrCat("127.0.0.1:", port);
       return true;
     }
     siginfo_t info = {};

@@ -53,6 +53,10 @@ class Reflection(unittest.TestCase):
     def test_health(self):
         self.assertEqual(self.call("grpc.health.v1.Health/Check", "{}"), {"status": "SERVING"})
 
+    def test_unix_socket(self):
+        answer = self.grpcurl("-unix", self.server.socket, "grpc.health.v1.Health/Check")
+        self.assertEqual(json.loads(answer), {"status": "SERVING"})
+
     def test_matmul_typed_by_hand(self):
         answer = self.call("awqd.v1.QuantizedInference/QuantizedMatmul", """{
             "packed": %s,

@@ -20,12 +20,14 @@ def awqctl(*arguments):
 
 
 class Server:
-    """A running awqd; `address` is host:port."""
+    """A running awqd; `address` is host:port, `socket` the path of its Unix domain socket."""
 
     def __enter__(self):
         self.log = tempfile.NamedTemporaryFile("w+", prefix="awqd-", suffix=".log")
+        self.folder = tempfile.TemporaryDirectory(prefix="awqd-")
+        self.socket = f"{self.folder.name}/awqd.sock"
         self.process = subprocess.Popen(
-            [BIN / "awqd", "--address=127.0.0.1:0", f"--model_repository={DATA}", "--device=cpu"],
+            [BIN / "awqd", f"--address=127.0.0.1:0,unix:{self.socket}", f"--model_repository={DATA}", "--device=cpu"],
             stdout=self.log, stderr=self.log)
         try:
             self.address = self._address()
@@ -48,4 +50,6 @@ class Server:
     def __exit__(self, *unused):
         self.process.send_signal(signal.SIGTERM)
         assert self.process.wait(30) == 0, pathlib.Path(self.log.name).read_text(errors="replace")
+        assert not pathlib.Path(self.socket).exists(), "the socket is still there"
+        self.folder.cleanup()
         self.log.close()

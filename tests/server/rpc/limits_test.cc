@@ -87,10 +87,10 @@ TEST_F(LimitsTest, BytesThatAreNoMessageAreRefusedCleanly) {
 
 TEST_F(LimitsTest, TwoServersNeverShareAPort) {
   RpcOptions options;
-  options.address = server_->address();
+  options.addresses = {server_->address()};
   const absl::Status status = RpcServer::Start(options, &engine_, models_.get()).status();
   EXPECT_TRUE(absl::IsUnavailable(status)) << status;
-  EXPECT_THAT(std::string(status.message()), testing::HasSubstr(options.address));
+  EXPECT_THAT(std::string(status.message()), testing::HasSubstr(server_->address()));
 }
 
 constexpr char kReflection[] = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo";

@@ -6,6 +6,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/rpc/listen_address.h"
 
 namespace awqd {
 namespace {
@@ -80,8 +81,35 @@ TEST(Options, ChecksTheAddress) {
     EXPECT_THAT(ErrorOf({"--model_repository", "/m", "--address", address}), HasSubstr("--address"))
         << address;
   }
-  EXPECT_EQ(Parse({"--model_repository", "/m", "--address", "[::1]:9"})->options.rpc.address,
-            "[::1]:9");
+  EXPECT_EQ(Parse({"--model_repository", "/m", "--address", "[::1]:9"})->options.rpc.addresses,
+            std::vector<std::string>{"[::1]:9"});
+}
+
+TEST(Options, TakesSeveralAddresses) {
+  const RpcOptions rpc = Parse({"--model_repository", "/m", "--address", "unix:/run/a.sock",
+                                "--address=[::1]:9,unix:b.sock", "--unix_socket_mode=0600"})
+                             ->options.rpc;
+  EXPECT_THAT(rpc.addresses, ElementsAre("unix:/run/a.sock", "[::1]:9", "unix:b.sock"));
+  EXPECT_EQ(rpc.unix_socket_mode, 0600u);
+  EXPECT_EQ(Parse({"--model_repository", "/m"})->options.rpc.unix_socket_mode, 0660u);
+  for (const char* mode : {"", "rw", "0o660", "8", "1000", "-1", "07777777777777"}) {
+    EXPECT_THAT(ErrorOf({"--model_repository", "/m", "--unix_socket_mode", mode}),
+                HasSubstr("--unix_socket_mode"))
+        << mode;
+  }
+}
+
+TEST(Options, ChecksSocketPaths) {
+  const std::string longest = "unix:" + std::string(107, 'x');
+  EXPECT_TRUE(Parse({"--model_repository", "/m", "--address", longest.c_str()}).ok());
+  const std::string longer = longest + "x";
+  EXPECT_THAT(ErrorOf({"--model_repository", "/m", "--address", longer.c_str()}), HasSubstr("107"));
+  for (const char* address : {"unix:", "unix://", "unix://host/a", "unix:/a/", "unix:/a b",
+                              "unix:/a%41", "unix:/a\n", "unix-abstract:a"}) {
+    EXPECT_THAT(ErrorOf({"--model_repository", "/m", "--address", address}), HasSubstr("--address"))
+        << address;
+  }
+  EXPECT_EQ(ParseListenAddress("unix:///run/a")->socket_path, "/run/a");
 }
 
 class EnvironmentVariable {

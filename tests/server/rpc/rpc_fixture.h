@@ -64,7 +64,7 @@ class RpcTest : public testing::Test {
     models_ = std::make_unique<ModelStore>(root_.string(), engine_.mutable_device());
     ASSERT_TRUE(models_->Load("tiny").ok());
     RpcOptions options;
-    options.address = "127.0.0.1:0";
+    options.addresses = {"127.0.0.1:0"};
     options.limits.max_receive_message_bytes = kMessageLimit;
     options.limits.max_send_message_bytes = kMessageLimit;
     options.limits.stream_in_flight = 4;
