@@ -37,6 +37,7 @@ struct Flags {
   double max_connection_age_s = 0;
   int64_t memory_quota_bytes = 0;
   int unix_socket_mode = 0660;
+  std::string shard = "replicas";
   std::string log_level = "info";
   std::string log_format = "text";
 };
@@ -133,18 +134,27 @@ void AddModelFlags(Table& table, Flags& flags) {
       ->expected(1)
       ->take_all();
   table.Group("Device");
-  table.Add(
-      "device", options.device,
-      "auto: the first GPU that answers, else the CPU. Or cpu, or cuda:N, or several such as "
-      "cuda:0,cuda:1, which end the server when one is not there. With several, a model lives "
-      "on the one with most free memory when it is loaded.");
+  table.Add("device", options.device,
+            "auto: the first GPU that answers, else the CPU. Or cpu, or cuda:N, or several such as "
+            "cuda:0,cuda:1, which end the server when one is not there. cpu:0,cpu:1 are devices "
+            "that share the cores, to try several without GPUs.");
+  table
+      .Add(
+          "shard", flags.shard,
+          "What several devices do. replicas: each holds every model, and a request runs on the "
+          "one with the fewest tokens waiting or running; for models that fit, and for throughput. "
+          "columns: each holds its share of the columns of every weight, and a request runs on all "
+          "of them; for models that are larger than one device. models: each model lives whole on "
+          "the device with most free memory when it is loaded; for many small models. Of no "
+          "consequence with one device.")
+      ->check(CLI::IsMember({"replicas", "columns", "models"}));
   table
       .Add("cpu_threads", options.cpu_threads,
            "Threads of CPU kernels. 0: as many as the process may use; fewer leave cores to gRPC "
            "when clients are many and small.")
       ->check(CLI::Range(0, 4096));
   table.Bytes("device_memory_limit", options.device_memory_limit, 0, kAnyBytes,
-              "Bytes that weights and buffers may take on the device. 0: all of it; set it when "
+              "Bytes that weights and buffers may take on each device. 0: all of it; set it when "
               "the device is shared.");
 }
 
@@ -330,6 +340,9 @@ absl::StatusOr<Options> ToOptions(Flags flags) {
   options.rpc.min_ping_interval = absl::Seconds(flags.min_ping_interval_s);
   options.rpc.max_connection_idle = OrInfinite(flags.max_connection_idle_s);
   options.rpc.max_connection_age = OrInfinite(flags.max_connection_age_s);
+  for (Sharding sharding : {Sharding::kReplicas, Sharding::kColumns, Sharding::kModels}) {
+    if (flags.shard == Name(sharding)) options.sharding = sharding;
+  }
   static const std::map<std::string, LogLevel> levels = {{"debug", LogLevel::kDebug},
                                                          {"info", LogLevel::kInfo},
                                                          {"warning", LogLevel::kWarning},

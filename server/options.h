@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "server/engine/local_engine.h"
+#include "server/model/placed_weight.h"
 #include "server/obs/logging.h"
 #include "server/rpc/rpc_server.h"
 
@@ -19,7 +20,8 @@ struct Options {
   std::vector<std::string> load_models;  // empty: every model of the repository
   std::string device = "auto";
   int cpu_threads = 0;
-  int64_t device_memory_limit = 0;
+  int64_t device_memory_limit = 0;  // for each device
+  Sharding sharding = Sharding::kReplicas;
   RpcOptions rpc;
   EngineOptions engine;
   absl::Duration drain_delay = absl::ZeroDuration();

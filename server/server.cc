@@ -82,28 +82,31 @@ absl::Status WritePort(const std::string& path, int port) {
 
 // Weights that differ in nothing kernels care about share a plan: one of each is enough to warm up
 // and to explain.
-std::vector<std::shared_ptr<const DeviceWeight>> OneOfEachShape(const Model& model) {
-  std::map<std::string, std::shared_ptr<const DeviceWeight>> shapes;
+std::vector<std::shared_ptr<const PlacedWeight>> OneOfEachShape(const Model& model) {
+  std::map<std::string, std::shared_ptr<const PlacedWeight>> shapes;
   for (const auto& [path, weight] : model.weights) {
     const WeightShape& shape = weight->shape;
     shapes.emplace(absl::StrCat(ToString(shape.scheme), " [", shape.k, ", ", shape.n, "]"), weight);
   }
-  std::vector<std::shared_ptr<const DeviceWeight>> out;
+  std::vector<std::shared_ptr<const PlacedWeight>> out;
   for (auto& [shape, weight] : shapes) out.push_back(std::move(weight));
   return out;
 }
 
 // Brings kernels up on a new model's shapes and says which ones will serve them.
 absl::Status WarmUp(const Model& model, Engine& engine) {
-  for (const std::shared_ptr<const DeviceWeight>& weight : OneOfEachShape(model)) {
+  for (const std::shared_ptr<const PlacedWeight>& weight : OneOfEachShape(model)) {
     AWQD_RETURN_IF_ERROR(engine.WarmUp(weight));
     const WeightShape& shape = weight->shape;
+    const DeviceWeight& first = *weight->parts.front().weight;
     LogEvent(LogLevel::kInfo, "plan",
              {{"model", model.name},
               {"shape", absl::StrCat("[", shape.k, ", ", shape.n, "]")},
               {"scheme", ToString(shape.scheme)},
-              {"token_threshold", engine.TokenThreshold(*weight)},
-              {"kernels", Explain({weight->layout, weight->plan})}});
+              {"devices", weight->devices()},
+              {"columns_each", first.shape.n},
+              {"token_threshold", engine.TokenThreshold(first)},
+              {"kernels", Explain({first.layout, first.plan})}});
   }
   return absl::OkStatus();
 }
@@ -119,7 +122,7 @@ class ServerImpl final : public Server {
     std::vector<std::unique_ptr<Engine>> engines;
     for (const OpenedDevice& opened : devices_) devices.push_back(opened.device.get());
     models_ = std::make_unique<ModelStore>(
-        options_.model_repository, devices,
+        options_.model_repository, devices, options_.sharding,
         [](absl::string_view line) { LogEvent(LogLevel::kInfo, line, {}); });
     AWQD_ASSIGN_OR_RETURN(std::vector<std::string> names, ModelsToLoad(options_, *models_));
     for (Device* device : devices) {

@@ -41,6 +41,19 @@ Table DeviceTable(const v1::GetServerInfoResponse& info) {
   return table;
 }
 
+// "cuda:0", "cuda:0, cuda:1" for replicas, "cuda:0 [0, 2048), cuda:1 [2048, 4096)" for columns.
+std::string Where(const v1::WeightInfo& weight) {
+  if (weight.parts_size() < 2) return weight.device();
+  std::vector<std::string> parts;
+  for (const v1::WeightPart& part : weight.parts()) {
+    const bool whole = part.column_begin() == 0 && part.column_end() == weight.n();
+    parts.push_back(whole ? part.device()
+                          : absl::StrCat(part.device(), " [", part.column_begin(), ", ",
+                                         part.column_end(), ")"));
+  }
+  return absl::StrJoin(parts, ", ");
+}
+
 void PrintWeights(const v1::GetModelResponse& model, Console& console) {
   const v1::ModelSummary& summary = model.model();
   console.out << Printable(summary.name()) << ": " << StateName(summary) << ", version "
@@ -56,7 +69,7 @@ void PrintWeights(const v1::GetModelResponse& model, Console& console) {
                                   entry.kernel()));
     }
     table.Add({weight.path(), absl::StrCat(weight.k()), absl::StrCat(weight.n()), weight.scheme(),
-               weight.layout(), Bytes(weight.bytes()), weight.device(),
+               weight.layout(), Bytes(weight.bytes()), Where(weight),
                weight.has_bias() ? "yes" : "no", absl::StrJoin(plan, "; ")});
   }
   console.out << table.Text();
@@ -66,6 +79,12 @@ void PrintWeights(const v1::GetModelResponse& model, Console& console) {
 std::string Threshold(int64_t tokens) {
   if (tokens < 0) return "fused below a count measured for each shape";
   return absl::StrCat("fused below ", tokens, " tokens");
+}
+
+// What several devices do, as the server states it.
+std::string Sharing(const v1::GetServerInfoResponse& info) {
+  if (info.devices_size() < 2) return "";
+  return absl::StrCat("shard: ", Printable(info.shard()), "\n");
 }
 
 }  // namespace
@@ -84,7 +103,7 @@ int Status(const Flags& flags, client::Client& client, Console& console) {
   console.out << "awqd " << Printable(info->version()) << " at " << flags.address << ", up "
               << absl::FormatDuration(absl::Seconds(info->uptime_s())) << ", reads "
               << Printable(absl::StrJoin(info->formats(), ", ")) << "\n\n"
-              << DeviceTable(*info).Text() << "\n"
+              << DeviceTable(*info).Text() << Sharing(*info) << "\n"
               << "limits: receive " << Bytes(limits.max_receive_bytes()) << ", send "
               << Bytes(limits.max_send_bytes()) << ", " << Threshold(limits.token_threshold())
               << ", batch " << limits.max_batch_tokens() << " tokens, queue "

@@ -1,4 +1,4 @@
-// Engine: turns requests on host memory into kernel runs on one device, through the scheduler.
+// Engine: turns requests on host memory into kernel runs on devices, through a scheduler for each.
 //
 // The rpc room sees only this header: it fills a task, submits it, and is called back exactly once
 // on a worker thread. Nothing here names gRPC.
@@ -19,6 +19,7 @@
 #include "kernels/weight.h"
 #include "server/batching/task.h"
 #include "server/engine/staging.h"
+#include "server/model/placed_weight.h"
 
 namespace awqd {
 
@@ -39,26 +40,32 @@ inline constexpr absl::string_view kErrorIdPayload = "awqd.error_id";
 
 // Called exactly once per accepted task. `result` holds the result, row-major little-endian, when
 // the status is OK; results of one batch share a buffer.
-using TaskDone = std::function<void(const absl::Status& status, Payload result,
-                                    const ExecutionReport& report)>;
+using TaskDone =
+    std::function<void(const absl::Status& status, Payload result, const ExecutionReport& report)>;
 
 // y[tokens, N] = x[tokens, K] @ W (+ bias). Fields are validated by the caller.
 struct MatmulWork {
-  std::shared_ptr<const DeviceWeight> weight;
-  Payload x;  // tokens x K of x_dtype, from Engine::staging
+  std::shared_ptr<const PlacedWeight> weight;
+  size_t part = 0;  // of the weight: which one an engine of one device works on
+  Payload x;        // tokens x K of x_dtype, from Engine::staging
   DType x_dtype = DType::kFp16;
   DType out_dtype = DType::kFp16;
   int64_t tokens = 0;
   std::vector<float> bias;   // [N] override, or empty for the weight's own
   std::optional<Path> path;  // none: the token-count policy decides
+
+  const DeviceWeight& here() const { return *weight->parts[part].weight; }
 };
 
 // out[rows, cols] of the weight.
 struct DequantizeWork {
-  std::shared_ptr<const DeviceWeight> weight;
+  std::shared_ptr<const PlacedWeight> weight;
+  size_t part = 0;
   DType out_dtype = DType::kFp16;
   int64_t row_begin = 0, rows = 0;
   int64_t col_begin = 0, cols = 0;
+
+  const DeviceWeight& here() const { return *weight->parts[part].weight; }
 };
 
 struct SubmitOptions {
@@ -92,15 +99,15 @@ class Engine {
   virtual absl::StatusOr<TaskHandle> Submit(DequantizeWork work, const SubmitOptions& options,
                                             TaskDone done) = 0;
 
-  // Puts an inline weight of a stateless call on the engine's device; freed with the last
+  // Puts an inline weight of a stateless call on one of the engine's devices; freed with the last
   // reference. Blocks for the packing, so callers bound its size first.
-  virtual absl::StatusOr<std::shared_ptr<const DeviceWeight>> Prepare(
+  virtual absl::StatusOr<std::shared_ptr<const PlacedWeight>> Prepare(
       const CanonicalWeight& weight) = 0;
 
   // Runs the weight's kernels once for the token counts that users send first, so that no request
   // pays for modules, handles and buffers coming up. Blocks until done; called before a model is
   // shown ready.
-  virtual absl::Status WarmUp(const std::shared_ptr<const DeviceWeight>& /*weight*/) {
+  virtual absl::Status WarmUp(const std::shared_ptr<const PlacedWeight>& /*weight*/) {
     return absl::OkStatus();
   }
 

@@ -115,7 +115,7 @@ absl::Status Lane::Fetch(char* host, const char* target, int64_t bytes) {
 
 absl::Status Lane::Matmul(const MatmulWork& work, absl::Span<const RowPiece> pieces, Path path,
                           char* y, const KernelRow** ran) {
-  const DeviceWeight& weight = *work.weight;
+  const DeviceWeight& weight = work.here();
   const WeightShape& shape = weight.shape;
   const int64_t tokens = Tokens(pieces);
   const int64_t y_bytes = tokens * shape.n * SizeOf(work.out_dtype);
@@ -141,7 +141,7 @@ absl::Status Lane::Dequantize(const DequantizeWork& work, char* out, const Kerne
   const int64_t bytes = work.rows * work.cols * SizeOf(work.out_dtype);
   AWQD_ASSIGN_OR_RETURN(char* target, Target(out, bytes));
   DequantizeArgs args;
-  args.weight = work.weight.get();
+  args.weight = &work.here();
   args.out = {target, work.out_dtype, work.rows, work.cols};
   args.row_begin = work.row_begin;
   args.col_begin = work.col_begin;

@@ -69,11 +69,13 @@ class LocalEngine final : public Engine {
                                     TaskDone done) override {
     return Schedule(std::make_unique<DequantizeTask>(std::move(work), std::move(done)), options);
   }
-  absl::StatusOr<std::shared_ptr<const DeviceWeight>> Prepare(
+  absl::StatusOr<std::shared_ptr<const PlacedWeight>> Prepare(
       const CanonicalWeight& weight) override {
-    return PrepareWeight(weight, *device_);
+    AWQD_ASSIGN_OR_RETURN(std::shared_ptr<const DeviceWeight> here,
+                          PrepareWeight(weight, *device_));
+    return Whole(std::move(here));
   }
-  absl::Status WarmUp(const std::shared_ptr<const DeviceWeight>& weight) override;
+  absl::Status WarmUp(const std::shared_ptr<const PlacedWeight>& weight) override;
 
   StagingPool& staging() override { return *staging_; }
   void Hurry() override { scheduler_->Hurry(); }
@@ -169,7 +171,7 @@ absl::Status LocalEngine::Run(Lane& lane, const Batch& batch, Payload* results,
 absl::Status LocalEngine::RunMatmul(Lane& lane, const Batch& batch, char* y,
                                     const KernelRow** ran) {
   const MatmulWork& work = static_cast<const MatmulTask&>(*batch.tasks.front()).work();
-  const TokenPolicy policy{thresholds_.For(*work.weight)};
+  const TokenPolicy policy{thresholds_.For(work.here())};
   const Path path =
       work.path.value_or(policy.UseFused(batch.tokens) ? Path::kFused : Path::kDequantize);
   std::vector<RowPiece> pieces;
@@ -181,8 +183,8 @@ absl::Status LocalEngine::RunMatmul(Lane& lane, const Batch& batch, char* y,
   const int64_t step = std::max<int64_t>(1, options_.batching.max_batch_tokens);
   if (pieces.size() > 1 || batch.tokens <= step) return lane.Matmul(work, pieces, path, y, ran);
   // One task larger than a batch may be: in steps, so that the lane's buffers stay bounded.
-  const int64_t x_row = work.weight->shape.k * SizeOf(work.x_dtype);
-  const int64_t y_row = work.weight->shape.n * SizeOf(work.out_dtype);
+  const int64_t x_row = work.here().shape.k * SizeOf(work.x_dtype);
+  const int64_t y_row = work.here().shape.n * SizeOf(work.out_dtype);
   for (int64_t row = 0; row < batch.tokens; row += step) {
     const RowPiece piece{pieces[0].x + row * x_row, std::min(step, batch.tokens - row)};
     AWQD_RETURN_IF_ERROR(lane.Matmul(work, {&piece, 1}, path, y + row * y_row, ran));
@@ -196,10 +198,10 @@ void LocalEngine::CheckDevice(const absl::Status& status) {
 }
 
 absl::Status LocalEngine::RunOnEveryLane(const MatmulWork& work, Path path) {
-  const int64_t y_bytes = work.tokens * work.weight->shape.n * SizeOf(work.out_dtype);
+  const int64_t y_bytes = work.tokens * work.here().shape.n * SizeOf(work.out_dtype);
   AWQD_ASSIGN_OR_RETURN(const Payload y, staging_->Get(y_bytes));
   // Token by token, so that the buffer in which small requests are gathered comes up as well.
-  const int64_t x_row = work.weight->shape.k * SizeOf(work.x_dtype);
+  const int64_t x_row = work.here().shape.k * SizeOf(work.x_dtype);
   std::vector<RowPiece> pieces;
   for (int64_t row = 0; row < work.tokens; ++row) {
     pieces.push_back({work.x.data() + row * x_row, 1});
@@ -212,12 +214,13 @@ absl::Status LocalEngine::RunOnEveryLane(const MatmulWork& work, Path path) {
   return absl::OkStatus();
 }
 
-absl::Status LocalEngine::WarmUp(const std::shared_ptr<const DeviceWeight>& weight) {
-  AWQD_RETURN_IF_ERROR(thresholds_.Measure(*weight));
+absl::Status LocalEngine::WarmUp(const std::shared_ptr<const PlacedWeight>& weight) {
+  const DeviceWeight& here = *weight->parts.front().weight;
+  AWQD_RETURN_IF_ERROR(thresholds_.Measure(here));
   // On a GPU the largest batch brings every buffer to its final size. The CPU has no modules,
   // handles or pinned buffers to bring up: one token shows that the plan runs.
   const int64_t most = device_->host_addressable() ? 1 : options_.batching.max_batch_tokens;
-  for (const PlanEntry& entry : weight->plan.matmul) {
+  for (const PlanEntry& entry : here.plan.matmul) {
     if (entry.min_m > most) continue;
     const int64_t end = entry.max_m < 0 ? most : std::min(entry.max_m, most);
     for (int64_t tokens : std::set<int64_t>{std::max<int64_t>(1, entry.min_m), end}) {

@@ -1,4 +1,5 @@
-// An engine over several devices: work goes to the device its weight lives on.
+// An engine over several devices: work goes to one of those that hold its weight, or to all that
+// hold columns of it.
 #pragma once
 
 #include <memory>
@@ -8,7 +9,16 @@
 
 namespace awqd {
 
-// `engines`: one or more, each over its own device. Inline weights go to the device with most free
+// `engines`: one or more, each over its own device.
+//
+// A weight that several devices hold whole: a request runs on the healthy one with the fewest
+// tokens queued and running (a Dequantize counts its rows), equals in turn; on the next one when
+// that refuses it.
+// A weight whose columns are cut: a request is one task on each device that holds columns it wants.
+// Nothing on a device ever waits for another, so that no order of requests can block; the last part
+// to end answers. A part that fails, expires or is refused withdraws the others, and its status is
+// the request's.
+// Inline weights go to the device with the fewest tokens; of equals, to the one with most free
 // memory.
 std::unique_ptr<Engine> MakeRoutingEngine(std::vector<std::unique_ptr<Engine>> engines);
 

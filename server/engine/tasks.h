@@ -37,15 +37,15 @@ class MatmulTask final : public EngineTask {
   int64_t tokens() const override { return work_.tokens; }
   int64_t bytes() const override { return work_.x.size(); }
   int64_t result_bytes() const override {
-    return work_.tokens * work_.weight->shape.n * SizeOf(work_.out_dtype);
+    return work_.tokens * work_.here().shape.n * SizeOf(work_.out_dtype);
   }
 
   // Same weight, element types and asked-for path. A bias of the request's own keeps it alone.
   BatchKey key() const override {
     if (!work_.bias.empty()) return {};
     const uint32_t path = work_.path.has_value() ? 1 + static_cast<uint32_t>(*work_.path) : 0;
-    return {work_.weight.get(), path << 16 | static_cast<uint32_t>(work_.x_dtype) << 8 |
-                                    static_cast<uint32_t>(work_.out_dtype)};
+    return {&work_.here(), path << 16 | static_cast<uint32_t>(work_.x_dtype) << 8 |
+                               static_cast<uint32_t>(work_.out_dtype)};
   }
 
  private:

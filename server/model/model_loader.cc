@@ -1,53 +1,81 @@
 // Reading, decoding, preparing and freeing, weight by weight.
 #include "server/model/model_loader.h"
 
+#include <algorithm>
+#include <limits>
 #include <new>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "kernels/base/status.h"
-#include "kernels/kernels.h"
 #include "server/model/checkpoint.h"
 
 namespace awqd {
 namespace {
 
-absl::Status CheckRoom(absl::string_view what, int64_t bytes, const Device& device) {
-  const int64_t free = device.FreeBytes();
-  if (bytes <= free) return absl::OkStatus();
-  return absl::ResourceExhaustedError(
-      absl::StrCat(what, ": needs ", bytes, " bytes on ", device.info().id, ", got ", free,
-                   " free (a reload needs room for both versions)"));
+// What an operator can do about it.
+std::string Advice(const LoadTarget& target) {
+  if (target.devices.size() < 2 || target.cut) {
+    return " (a reload needs room for both versions)";
+  }
+  return " (a reload needs room for both versions; --shard=columns or --shard=models takes less of "
+         "each device)";
 }
 
-absl::Status Prefixed(absl::string_view path, const absl::Status& status) {
-  return absl::Status(status.code(), absl::StrCat("weight ", Quoted(path), ": ", status.message()));
+absl::Status NoRoom(absl::string_view what, int64_t bytes, absl::string_view where, int64_t free,
+                    const LoadTarget& target) {
+  return absl::ResourceExhaustedError(absl::StrCat(what, ": needs ", bytes, " bytes on ", where,
+                                                   ", got ", free, " free", Advice(target)));
 }
 
-absl::StatusOr<std::shared_ptr<const DeviceWeight>> LoadWeight(const Checkpoint& checkpoint,
+// No layout is smaller than the packed tensors, so this refuses at once what can never fit, and
+// bounds the host's buffers too.
+absl::Status CheckRoom(absl::string_view what, int64_t bytes, const LoadTarget& target) {
+  int64_t all = 0;
+  for (const Device* device : target.devices) {
+    const int64_t free = device->FreeBytes();
+    if (!target.cut && bytes > free) return NoRoom(what, bytes, device->info().id, free, target);
+    all += std::min(free, std::numeric_limits<int64_t>::max() - all);
+  }
+  if (bytes <= all || !target.cut) return absl::OkStatus();
+  const std::string names =
+      absl::StrJoin(target.devices, " + ",
+                    [](std::string* out, const Device* device) { out->append(device->info().id); });
+  return NoRoom(what, bytes, names, all, target);
+}
+
+absl::StatusOr<std::shared_ptr<const PlacedWeight>> LoadWeight(const Checkpoint& checkpoint,
                                                                const LinearLocation& linear,
-                                                               Device& device,
+                                                               const LoadTarget& target,
                                                                std::vector<uint8_t>* scratch) {
   AWQD_ASSIGN_OR_RETURN(const CanonicalWeight weight, checkpoint.Read(linear, scratch));
-  const absl::StatusOr<int64_t> bytes = PreparedBytes(weight, device.info());
-  if (!bytes.ok()) return Prefixed(linear.path, bytes.status());
-  AWQD_RETURN_IF_ERROR(CheckRoom(absl::StrCat("weight ", Quoted(linear.path)), *bytes, device));
-  absl::StatusOr<std::shared_ptr<const DeviceWeight>> out = PrepareWeight(weight, device);
-  if (!out.ok()) return Prefixed(linear.path, out.status());
-  return out;
+  auto out = PlaceWeight(weight, target.devices, target.cut);
+  if (out.ok()) return out;
+  const absl::Status& status = out.status();
+  return absl::Status(status.code(),
+                      absl::StrCat("weight ", Quoted(linear.path), ": ", status.message(),
+                                   absl::IsResourceExhausted(status) ? Advice(target) : ""));
+}
+
+void Add(const std::string& path, std::shared_ptr<const PlacedWeight> weight, Model* model) {
+  for (const WeightPart& part : weight->parts) {
+    model->bytes_on[part.weight->device] += part.weight->bytes();
+  }
+  model->device_bytes += weight->bytes();
+  model->weights.emplace(path, std::move(weight));
 }
 
 absl::StatusOr<std::shared_ptr<Model>> LoadWeights(const RepositoryRoot& root,
-                                                   const std::string& name, Device& device,
+                                                   const std::string& name,
+                                                   const LoadTarget& target,
                                                    const std::atomic<bool>& cancelled,
                                                    const ProgressLog& log) {
   AWQD_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(root, name));
-  // No layout is smaller than the packed tensors, so this refuses at once what can never fit, and
-  // bounds the host's buffers too.
   AWQD_RETURN_IF_ERROR(
-      CheckRoom(absl::StrCat("model \"", name, "\""), checkpoint.total_bytes(), device));
+      CheckRoom(absl::StrCat("model \"", name, "\""), checkpoint.total_bytes(), target));
   auto model = std::make_shared<Model>();
   model->name = name;
   model->quant_method = checkpoint.config().quant_method;
@@ -60,10 +88,9 @@ absl::StatusOr<std::shared_ptr<Model>> LoadWeights(const RepositoryRoot& root,
       return absl::UnavailableError(
           absl::StrCat("model \"", name, "\": load cancelled, the server is shutting down"));
     }
-    AWQD_ASSIGN_OR_RETURN(std::shared_ptr<const DeviceWeight> weight,
-                          LoadWeight(checkpoint, linear, device, &scratch));
-    model->device_bytes += weight->bytes();
-    model->weights.emplace(linear.path, std::move(weight));
+    AWQD_ASSIGN_OR_RETURN(std::shared_ptr<const PlacedWeight> weight,
+                          LoadWeight(checkpoint, linear, target, &scratch));
+    Add(linear.path, std::move(weight), model.get());
     progress.Add(linear.bytes);
   }
   AWQD_RETURN_IF_ERROR(checkpoint.CheckUnchanged(root));
@@ -74,12 +101,12 @@ absl::StatusOr<std::shared_ptr<Model>> LoadWeights(const RepositoryRoot& root,
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<Model>> LoadModel(const RepositoryRoot& root,
-                                                 const std::string& name, Device& device,
+                                                 const std::string& name, const LoadTarget& target,
                                                  const std::atomic<bool>& cancelled,
                                                  const ProgressLog& log) {
   // The standard library reports exhausted host memory in no other way.
   try {
-    return LoadWeights(root, name, device, cancelled, log);
+    return LoadWeights(root, name, target, cancelled, log);
   } catch (const std::bad_alloc&) {
     return absl::ResourceExhaustedError(
         absl::StrCat("model \"", name, "\": host memory ran out while it was loaded"));

@@ -1,9 +1,10 @@
-// LoadModel: one checkpoint -> weights on a device, one weight at a time.
+// LoadModel: one checkpoint -> weights on devices, one weight at a time.
 #pragma once
 
 #include <atomic>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "kernels/device.h"
@@ -13,10 +14,16 @@
 
 namespace awqd {
 
+struct LoadTarget {
+  std::vector<Device*> devices;  // one or more
+  bool cut = false;              // each weight's columns among them, instead of whole on each
+};
+
 // `version` of the result is 0: the store counts. Peak host memory is about three times the
-// largest weight's packed size. On an error nothing stays allocated. UNAVAILABLE once `cancelled`.
+// largest weight's packed size. On an error nothing stays allocated on any device. UNAVAILABLE once
+// `cancelled`.
 absl::StatusOr<std::shared_ptr<Model>> LoadModel(const RepositoryRoot& root,
-                                                 const std::string& name, Device& device,
+                                                 const std::string& name, const LoadTarget& target,
                                                  const std::atomic<bool>& cancelled,
                                                  const ProgressLog& log);
 

@@ -56,8 +56,12 @@ absl::Status CheckModelName(absl::string_view name) {
                    "with '.'"));
 }
 
-ModelStore::ModelStore(std::string root, std::vector<Device*> devices, ProgressLog log)
-    : root_(std::move(root)), devices_(std::move(devices)), log_(std::move(log)) {}
+ModelStore::ModelStore(std::string root, std::vector<Device*> devices, Sharding sharding,
+                       ProgressLog log)
+    : root_(std::move(root)),
+      devices_(std::move(devices)),
+      sharding_(sharding),
+      log_(std::move(log)) {}
 
 absl::Status ModelStore::BeginLoad(absl::string_view name) {
   if (cancelled_) return absl::UnavailableError("the server is shutting down");
@@ -71,14 +75,18 @@ absl::Status ModelStore::BeginLoad(absl::string_view name) {
   return absl::OkStatus();
 }
 
+std::vector<Device*> ModelStore::Targets() const {
+  if (sharding_ != Sharding::kModels) return devices_;
+  return {*std::max_element(devices_.begin(), devices_.end(), [](const Device* a, const Device* b) {
+    return a->FreeBytes() < b->FreeBytes();
+  })};
+}
+
 absl::StatusOr<std::shared_ptr<Model>> ModelStore::LoadFromDisk(const std::string& name) const {
   AWQD_ASSIGN_OR_RETURN(const RepositoryRoot root, RepositoryRoot::Open(root_));
-  Device* const device = *std::max_element(
-      devices_.begin(), devices_.end(),
-      [](const Device* a, const Device* b) { return a->FreeBytes() < b->FreeBytes(); });
-  AWQD_ASSIGN_OR_RETURN(std::shared_ptr<Model> model,
-                        LoadModel(root, name, *device, cancelled_, log_));
-  model->device = device;
+  AWQD_ASSIGN_OR_RETURN(
+      std::shared_ptr<Model> model,
+      LoadModel(root, name, {Targets(), sharding_ == Sharding::kColumns}, cancelled_, log_));
   if (before_serving_) AWQD_RETURN_IF_ERROR(before_serving_(*model));
   return model;
 }
@@ -139,7 +147,7 @@ absl::StatusOr<std::shared_ptr<const Model>> ModelStore::Find(absl::string_view 
       entry.message.empty() ? "" : absl::StrCat("; its last load failed: ", entry.message)));
 }
 
-absl::StatusOr<std::shared_ptr<const DeviceWeight>> ModelStore::FindWeight(
+absl::StatusOr<std::shared_ptr<const PlacedWeight>> ModelStore::FindWeight(
     absl::string_view model, absl::string_view weight) const {
   AWQD_ASSIGN_OR_RETURN(const std::shared_ptr<const Model> found, Find(model));
   const auto it = found->weights.find(weight);
@@ -186,8 +194,9 @@ int64_t ModelStore::device_bytes(const Device* device) const {
   MutexLock lock(&mu_);
   int64_t bytes = 0;
   for (const auto& [name, entry] : entries_) {
-    if (entry.model == nullptr || entry.model->device != device) continue;
-    bytes += entry.model->device_bytes;
+    if (entry.model == nullptr) continue;
+    const auto it = entry.model->bytes_on.find(device);
+    if (it != entry.model->bytes_on.end()) bytes += it->second;
   }
   return bytes;
 }

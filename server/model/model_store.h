@@ -16,7 +16,7 @@
 #include "absl/strings/string_view.h"
 #include "kernels/base/mutex.h"
 #include "kernels/device.h"
-#include "kernels/weight.h"
+#include "server/model/placed_weight.h"
 #include "server/model/progress.h"
 
 namespace awqd {
@@ -26,10 +26,10 @@ struct Model {
   std::string name;
   int64_t version = 0;  // counts the loads under this name, from 1
   std::string quant_method;
-  std::map<std::string, std::shared_ptr<const DeviceWeight>, std::less<>> weights;  // by path
-  const Device* device = nullptr;
+  std::map<std::string, std::shared_ptr<const PlacedWeight>, std::less<>> weights;  // by path
   int ignored_tensors = 0;
-  int64_t device_bytes = 0;
+  int64_t device_bytes = 0;                   // on all devices
+  std::map<const Device*, int64_t> bytes_on;  // on each that holds any of it
   int64_t load_ms = 0;
 };
 
@@ -51,11 +51,12 @@ absl::Status CheckModelName(absl::string_view name);
 class ModelStore {
  public:
   // `root`: the repository; need not contain anything yet. `devices`, one or more, outlive the
-  // store; a model lives on one of them, the one with most free memory when it is loaded. `log`, if
-  // given, gets a line at most every two seconds of a load, from the loading thread.
-  ModelStore(std::string root, std::vector<Device*> devices, ProgressLog log = nullptr);
-  ModelStore(std::string root, Device* device, ProgressLog log = nullptr)
-      : ModelStore(std::move(root), std::vector<Device*>{device}, std::move(log)) {}
+  // store. `log`, if given, gets a line at most every two seconds of a load, from the loading
+  // thread.
+  ModelStore(std::string root, std::vector<Device*> devices, Sharding sharding,
+             ProgressLog log = nullptr);
+  ModelStore(std::string root, Device* device)
+      : ModelStore(std::move(root), std::vector<Device*>{device}, Sharding::kReplicas) {}
 
   // Runs on the loading thread before a new version is served; an error fails the load. Set before
   // the first load.
@@ -63,10 +64,10 @@ class ModelStore {
   void set_before_serving(BeforeServing hook) { before_serving_ = std::move(hook); }
 
   // Loads or reloads. On success the new version replaces the old one at once; on failure nothing
-  // changes but the status message and everything allocated on the way is freed. NOT_FOUND no such
-  // directory, INVALID_ARGUMENT bad name or checkpoint, UNIMPLEMENTED format or scheme,
-  // RESOURCE_EXHAUSTED memory, ALREADY_EXISTS a load of this name is in progress, UNAVAILABLE after
-  // CancelLoads. A reload needs room for both versions.
+  // changes but the status message and everything allocated on the way is freed, on every device.
+  // NOT_FOUND no such directory, INVALID_ARGUMENT bad name or checkpoint, UNIMPLEMENTED format or
+  // scheme, RESOURCE_EXHAUSTED memory, ALREADY_EXISTS a load of this name is in progress,
+  // UNAVAILABLE after CancelLoads. A reload needs room for both versions.
   absl::StatusOr<std::shared_ptr<const Model>> Load(absl::string_view name);
 
   // NOT_FOUND when nothing is served under the name. Memory is freed when the last request lets go.
@@ -77,7 +78,7 @@ class ModelStore {
 
   // As Find, and NOT_FOUND naming up to five similar or first paths when the model has no such
   // weight.
-  absl::StatusOr<std::shared_ptr<const DeviceWeight>> FindWeight(absl::string_view model,
+  absl::StatusOr<std::shared_ptr<const PlacedWeight>> FindWeight(absl::string_view model,
                                                                  absl::string_view weight) const;
 
   // Every directory of the repository and every known name, sorted.
@@ -90,6 +91,7 @@ class ModelStore {
   // Bytes of the models being served from `device`; an old version that requests still hold is not
   // counted.
   int64_t device_bytes(const Device* device) const;
+  Sharding sharding() const { return sharding_; }
 
   // For shutdown: loads in progress end with UNAVAILABLE after their current weight, and so does
   // every later one. What is served stays.
@@ -106,11 +108,14 @@ class ModelStore {
   absl::Status BeginLoad(absl::string_view name);
   absl::StatusOr<std::shared_ptr<const Model>> EndLoad(
       absl::string_view name, absl::StatusOr<std::shared_ptr<Model>> loaded);
+  // The devices that a model loaded now is put on.
+  std::vector<Device*> Targets() const;
   // Everything between the two, without the lock.
   absl::StatusOr<std::shared_ptr<Model>> LoadFromDisk(const std::string& name) const;
 
   const std::string root_;
   const std::vector<Device*> devices_;
+  const Sharding sharding_;
   const ProgressLog log_;
   BeforeServing before_serving_;
   std::atomic<bool> cancelled_{false};

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "kernels/base/math.h"
 #include "kernels/base/status.h"
 #include "kernels/kernels.h"
@@ -65,6 +66,24 @@ int64_t PlacedWeight::bytes() const {
   int64_t bytes = 0;
   for (const WeightPart& part : parts) bytes += part.weight->bytes();
   return bytes;
+}
+
+std::string PlacedWeight::devices() const {
+  return absl::StrJoin(parts, ",", [](std::string* out, const WeightPart& part) {
+    out->append(part.weight->device->info().id);
+  });
+}
+
+absl::string_view Name(Sharding sharding) {
+  switch (sharding) {
+    case Sharding::kReplicas:
+      return "replicas";
+    case Sharding::kColumns:
+      return "columns";
+    case Sharding::kModels:
+      return "models";
+  }
+  return "";
 }
 
 std::shared_ptr<const PlacedWeight> Whole(std::shared_ptr<const DeviceWeight> weight) {

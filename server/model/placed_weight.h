@@ -8,17 +8,21 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "kernels/weight.h"
 
 namespace awqd {
 
-// How several devices share the work; with one device all three are the same.
+// How several devices share the work; with one device all three are the same. "replicas",
+// "columns", "models".
 enum class Sharding : uint8_t {
   kReplicas,  // every weight whole on every device; a request runs on one of them
   kColumns,   // every weight's columns cut among the devices; a request runs on all of them
   kModels     // every model whole on the device that has most room
 };
+
+absl::string_view Name(Sharding sharding);
 
 // What one device holds.
 struct WeightPart {
@@ -38,7 +42,8 @@ struct PlacedWeight {
   std::vector<WeightPart> parts;
 
   bool cut() const { return parts.front().weight->shape.n != shape.n; }
-  int64_t bytes() const;  // on all devices
+  int64_t bytes() const;        // on all devices
+  std::string devices() const;  // "cuda:0,cuda:1"
 };
 
 // A weight that lives on one device.

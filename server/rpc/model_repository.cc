@@ -55,17 +55,29 @@ void FillPlan(const WeightPlan& plan, v1::WeightInfo* out) {
   }
 }
 
-void FillWeight(const std::string& path, const DeviceWeight& weight, v1::WeightInfo* out) {
+void FillParts(const PlacedWeight& weight, v1::WeightInfo* out) {
+  for (const WeightPart& part : weight.parts) {
+    v1::WeightPart* row = out->add_parts();
+    row->set_device(part.weight->device->info().id);
+    row->set_column_begin(part.col_begin);
+    row->set_column_end(part.col_end());
+    row->set_bytes(part.weight->bytes());
+  }
+}
+
+void FillWeight(const std::string& path, const PlacedWeight& weight, v1::WeightInfo* out) {
   out->set_path(path);
   out->set_k(weight.shape.k);
   out->set_n(weight.shape.n);
   out->set_format(weight.format);
   out->set_scheme(ToString(weight.shape.scheme));
-  if (weight.layout != nullptr) out->set_layout(std::string(weight.layout->name));
   out->set_bytes(weight.bytes());
-  if (weight.device != nullptr) out->set_device(weight.device->info().id);
-  out->set_has_bias(static_cast<bool>(weight.bias));
-  FillPlan(weight.plan, out);
+  out->set_device(weight.devices());
+  out->set_has_bias(weight.has_bias);
+  FillParts(weight, out);
+  const DeviceWeight& first = *weight.parts.front().weight;
+  out->set_layout(std::string(first.layout->name));
+  FillPlan(first.plan, out);
 }
 
 absl::Status Load(ModelStore* models, const std::string& name, v1::LoadModelResponse* response) {

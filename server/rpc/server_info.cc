@@ -96,6 +96,7 @@ grpc::ServerUnaryReactor* ServerInfoService::GetServerInfo(grpc::CallbackServerC
       FillKernel(*row, env_.engine->device().info(), response->add_kernels());
     }
     FillLimits(env_, response->mutable_limits());
+    response->set_shard(std::string(Name(env_.models->sharding())));
     response->set_uptime_s(absl::ToInt64Seconds(absl::Now() - env_.started));
     for (const Format* format : AllFormats()) response->add_formats(std::string(format->name));
     return absl::OkStatus();

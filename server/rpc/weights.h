@@ -8,12 +8,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "awqd/v1/tensor.pb.h"
-#include "kernels/weight.h"
+#include "server/model/placed_weight.h"
 #include "server/rpc/rpc_env.h"
 
 namespace awqd {
 
-using WeightPtr = std::shared_ptr<const DeviceWeight>;
+using WeightPtr = std::shared_ptr<const PlacedWeight>;
 
 // NOT_FOUND unknown model or weight; UNAVAILABLE still loading.
 absl::StatusOr<WeightPtr> FindWeight(const RpcEnv& env, const v1::WeightRef& ref);

@@ -75,6 +75,7 @@ class LocalEngineTest : public ::testing::TestWithParam<bool> {
     auto weight = PrepareWeight(canonical_, device_->inner());
     ASSERT_TRUE(weight.ok()) << weight.status();
     weight_ = *std::move(weight);
+    placed_ = Whole(weight_);
   }
 
   void Start(EngineOptions options = {}) {
@@ -92,7 +93,7 @@ class LocalEngineTest : public ::testing::TestWithParam<bool> {
 
   MatmulWork Work(const std::vector<float>& x) {
     MatmulWork work;
-    work.weight = weight_;
+    work.weight = placed_;
     work.x = *engine_->staging().Get(x.size() * 4);
     if (!x.empty()) std::memcpy(work.x.data(), x.data(), x.size() * 4);
     work.x_dtype = work.out_dtype = DType::kFp32;
@@ -128,6 +129,7 @@ class LocalEngineTest : public ::testing::TestWithParam<bool> {
   std::mt19937 random_{11};
   std::unique_ptr<WrappedDevice> device_;
   std::shared_ptr<const DeviceWeight> weight_;
+  std::shared_ptr<const PlacedWeight> placed_;
   std::unique_ptr<Engine> engine_;
 };
 
@@ -256,11 +258,11 @@ TEST_P(LocalEngineTest, AnAutomaticThresholdIsMeasuredOnceForAShape) {
   options.token_threshold = ThresholdTable::kAuto;
   Start(options);
   EXPECT_EQ(engine_->TokenThreshold(*weight_), ThresholdTable::kDefault) << "not measured yet";
-  ASSERT_TRUE(engine_->WarmUp(weight_).ok());
+  ASSERT_TRUE(engine_->WarmUp(placed_).ok());
   const int64_t measured = engine_->TokenThreshold(*weight_);
   EXPECT_GE(measured, 32);
   const int64_t allocations = device_->allocations();
-  ASSERT_TRUE(engine_->WarmUp(weight_).ok());
+  ASSERT_TRUE(engine_->WarmUp(placed_).ok());
   EXPECT_EQ(engine_->TokenThreshold(*weight_), measured);
   EXPECT_EQ(device_->allocations(), allocations) << "measured again";
   const std::vector<float> x = RandomRows(40);
@@ -307,7 +309,7 @@ TEST_P(LocalEngineTest, NanInOneRequestLeavesItsBatchMatesAlone) {
 TEST_P(LocalEngineTest, DequantizesABlock) {
   Start();
   DequantizeWork work;
-  work.weight = weight_;
+  work.weight = placed_;
   work.out_dtype = DType::kFp16;
   work.row_begin = 30;
   work.rows = 5;
@@ -394,16 +396,16 @@ TEST_P(LocalEngineTest, WarmUpRunsThePlanWithoutWaitingForCompany) {
   EngineOptions options;
   options.batching.max_queue_delay = absl::Hours(1);
   Start(options);
-  EXPECT_TRUE(engine_->WarmUp(weight_).ok());
+  EXPECT_TRUE(engine_->WarmUp(placed_).ok());
   device_->Break();
-  EXPECT_EQ(engine_->WarmUp(weight_).code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(engine_->WarmUp(placed_).code(), absl::StatusCode::kInternal);
 }
 
 TEST_P(LocalEngineTest, AfterWarmUpNoRequestAllocates) {
   EngineOptions options;
   options.batching.max_batch_tokens = 300;
   Start(options);
-  ASSERT_TRUE(engine_->WarmUp(weight_).ok());
+  ASSERT_TRUE(engine_->WarmUp(placed_).ok());
   MatmulWork work = Work(RandomRows(300));
   const int64_t before = device_->allocations();
   work.x = work.x.Slice(0, 300 * kK * 2);

@@ -22,7 +22,7 @@ class RoutingEngineTest : public ::testing::Test {
       devices_[i] = *std::move(device);
       auto weight = PrepareWeight(Weight(), *devices_[i]);
       ASSERT_TRUE(weight.ok()) << weight.status();
-      weights_[i] = *std::move(weight);
+      weights_[i] = Whole(*std::move(weight));
       auto engine = MakeLocalEngine(devices_[i].get(), {});
       ASSERT_TRUE(engine.ok()) << engine.status();
       members_[i] = engine->get();
@@ -56,7 +56,7 @@ class RoutingEngineTest : public ::testing::Test {
   }
 
   std::unique_ptr<Device> devices_[2];
-  std::shared_ptr<const DeviceWeight> weights_[2];
+  std::shared_ptr<const PlacedWeight> weights_[2];
   Engine* members_[2] = {};
   std::unique_ptr<Engine> engine_;
 };
@@ -96,7 +96,7 @@ TEST_F(RoutingEngineTest, InlineWeightsGoToTheEmptiestDevice) {
   devices_[0]->SetBudget(1);
   auto weight = engine_->Prepare(Weight());
   ASSERT_TRUE(weight.ok()) << weight.status();
-  EXPECT_EQ((*weight)->device, devices_[1].get());
+  EXPECT_EQ((*weight)->parts[0].weight->device, devices_[1].get());
 }
 
 }  // namespace

@@ -95,9 +95,10 @@ class FakeEngine final : public Engine {
     }
     return Take(work.rows * work.cols * SizeOf(work.out_dtype), work.rows, std::move(done));
   }
-  absl::StatusOr<std::shared_ptr<const DeviceWeight>> Prepare(
+  absl::StatusOr<std::shared_ptr<const PlacedWeight>> Prepare(
       const CanonicalWeight& weight) override {
-    return PrepareWeight(weight, *device_);
+    Device* const devices[] = {device_.get()};
+    return PlaceWeight(weight, devices, /*cut=*/false);
   }
   StagingPool& staging() override { return *staging_; }
   void Drain() override {}
