@@ -18,6 +18,7 @@ int Kernels(const Flags& flags, client::Client& client, Console& console);
 int Dequantize(const Flags& flags, client::Client& client, Console& console);
 int Matmul(const Flags& flags, client::Client& client, Console& console);
 int Healthcheck(const Flags& flags, client::Client& client, Console& console);
+int Bench(const Flags& flags, client::Client& client, Console& console);
 int Compare(const Flags& flags, Console& console);
 
 // Parses, connects and runs. The whole of main, so that tests can call it.

@@ -21,7 +21,8 @@ constexpr char kAbout[] =
     "  awqctl dequantize my-model model.layers.0.mlp.up_proj -o up_proj.safetensors\n"
     "  awqctl matmul my-model model.layers.0.mlp.up_proj --random 8\n"
     "  awqctl compare got.npy expected.npy --max_relative_error 1e-3\n"
-    "  awqctl --address unix:/run/awqd.sock healthcheck --wait 30\n";
+    "  awqctl --address unix:/run/awqd.sock healthcheck --wait 30\n"
+    "  awqctl bench --weight my-model/model.layers.0.mlp.up_proj --concurrency 1..64\n";
 
 constexpr char kExitCodes[] =
     "Exit codes:\n"
@@ -68,6 +69,7 @@ class App {
     AddMatmul();
     AddCompare();
     AddHealthcheck();
+    AddBench();
   }
 
   CLI::App& cli() { return app_; }
@@ -201,6 +203,18 @@ class App {
         ->check(CLI::Range(0.0, 1e9));
   }
 
+  void AddBench() {
+    CLI::App* sub =
+        Add(Command::kBench, "bench",
+            "Load the server with QuantizedMatmul calls and measure latency and throughput.\n\n"
+            "Examples:\n"
+            "  awqctl bench --weight my-model/layers.0.q_proj --concurrency 1..256 --svg plot.svg\n"
+            "  awqctl bench --weight my-model/layers.0.q_proj --rate 1000,2000 --deadline_ms 20\n"
+            "  awqctl bench --weight m/a:3 --weight m/b --tokens 1:8,16:2,256 --concurrency 32 "
+            "--health");
+    AddBenchFlags(sub, flags_.bench);
+  }
+
   Flags& flags_;
   CLI::App app_;
   std::optional<double> timeout_s_;
@@ -226,6 +240,13 @@ std::optional<Flags> ParseFlags(const std::vector<std::string>& args, std::ostre
     return std::nullopt;
   }
   app.Finish();
+  const std::string bench_error =
+      flags.command == Command::kBench ? CheckBenchFlags(flags.bench) : "";
+  if (!bench_error.empty()) {
+    err << "awqctl: " << bench_error << " (awqctl bench --help tells more)\n";
+    exit_code = kBadArguments;
+    return std::nullopt;
+  }
   if (flags.command == Command::kMatmul && flags.input.empty() && !flags.random_tokens) {
     err << "awqctl: matmul: expected an input file or --random (awqctl matmul --help tells more)\n";
     exit_code = kBadArguments;

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "client/awqctl/bench_flags.h"
 #include "client/awqd_client.h"
 
 namespace awqd::awqctl {
@@ -30,7 +31,8 @@ struct Flags {
     kDequantize,
     kMatmul,
     kCompare,
-    kHealthcheck
+    kHealthcheck,
+    kBench
   };
   Command command = Command::kStatus;
 
@@ -63,6 +65,8 @@ struct Flags {
   // healthcheck
   std::string service;
   absl::Duration wait;
+  // bench
+  BenchFlags bench;
 };
 
 // The flags, or nullopt with `exit_code` set after help went to `out` or one line to `err`.

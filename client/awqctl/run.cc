@@ -29,6 +29,8 @@ int Dispatch(const Flags& flags, client::Client& client, Console& console) {
       return Compare(flags, console);
     case Flags::Command::kHealthcheck:
       return Healthcheck(flags, client, console);
+    case Flags::Command::kBench:
+      return Bench(flags, client, console);
   }
   return kBadArguments;
 }

@@ -67,7 +67,7 @@ TEST_F(AwqctlTest, HelpTeaches) {
   EXPECT_THAT(out_, HasSubstr("awqctl matmul my-model"));
   EXPECT_THAT(out_, HasSubstr("AWQD_ADDRESS"));
   for (const char* command : {"status", "models", "load", "unload", "kernels", "dequantize",
-                              "matmul", "compare", "healthcheck"}) {
+                              "matmul", "compare", "healthcheck", "bench"}) {
     EXPECT_EQ(RunAlone({command, "--help"}), kOk) << command;
     EXPECT_THAT(out_, HasSubstr(command));
     EXPECT_THAT(err_, IsEmpty());

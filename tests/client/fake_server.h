@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -19,7 +20,10 @@ class FakeInference : public v1::QuantizedInference::Service {
  public:
   grpc::Status QuantizedMatmul(grpc::ServerContext*, const v1::QuantizedMatmulRequest* request,
                                v1::QuantizedMatmulResponse* response) override {
-    last_matmul = *request;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);  // a bench calls from several threads at once
+      last_matmul = *request;
+    }
     *response->mutable_output() = request->activations();
     if (request->output_dtype() == v1::BF16) response->mutable_output()->set_dtype(v1::BF16);
     response->mutable_execution()->set_kernel("fake/echo");
@@ -90,6 +94,9 @@ class FakeInference : public v1::QuantizedInference::Service {
   int stream_calls = 0;
   v1::QuantizedMatmulRequest last_matmul;
   v1::DequantizeRequest last_dequantize;
+
+ private:
+  std::mutex mutex_;
 };
 
 // One model "m" with one weight "w", K = 4.

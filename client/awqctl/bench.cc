@@ -1,0 +1,194 @@
+// awqctl bench: runs the plan, shows progress, a table, and writes what was asked for.
+#include "client/bench/bench.h"
+
+#include <fstream>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "client/awqctl/commands.h"
+#include "client/bench/report.h"
+
+namespace awqd::awqctl {
+namespace {
+
+using bench::PointResult;
+
+constexpr char kClearLine[] = "\r\x1b[K";
+
+// 950 us, 1.23 ms, 45.6 s
+std::string Time(double ns) {
+  if (ns < 1e6) return absl::StrFormat("%.0f us", ns / 1e3);
+  if (ns < 1e9) return absl::StrFormat("%.3g ms", ns / 1e6);
+  return absl::StrFormat("%.3g s", ns / 1e9);
+}
+
+// 950, 12.3k, 4.56M
+std::string Count(double count) {
+  if (count < 1000) return absl::StrFormat("%.3g", count);
+  if (count < 1e6) return absl::StrFormat("%.4gk", count / 1e3);
+  return absl::StrFormat("%.4gM", count / 1e6);
+}
+
+std::vector<std::string> Row(const PointResult& result) {
+  const bench::Tally& tally = result.load.tally;
+  const bench::Rates rates = bench::RatesOf(result.load);
+  const double executed = static_cast<double>(std::max<int64_t>(1, tally.executed));
+  std::vector<std::string> row = {result.point.Name(), Count(rates.requests), Count(rates.tokens),
+                                  Count(rates.bytes / 1e6)};
+  for (const bench::NamedQuantile& quantile : bench::kQuantiles) {
+    row.push_back(Time(static_cast<double>(tally.latency.QuantileNs(quantile.share))));
+  }
+  row.push_back(Time(static_cast<double>(tally.latency.max_ns())));
+  row.push_back(absl::StrCat(tally.errors() + tally.malformed + result.load.unsent));
+  const bool ran = tally.executed > 0;
+  row.push_back(ran ? absl::StrFormat("%.1f", tally.batch_tokens / executed) : "-");
+  row.push_back(ran ? Time(tally.queue.mean_ns()) : "-");
+  row.push_back(ran ? Time(tally.compute.mean_ns()) : "-");
+  return row;
+}
+
+// What not every bench has, a line each: goodput, refusals, errors, health, a late generator.
+std::string Remarks(const bench::Plan& plan, const PointResult& result) {
+  const bench::Tally& tally = result.load.tally;
+  std::string text;
+  const auto add = [&](const std::string& remark) {
+    absl::StrAppend(&text, "  ", result.point.Name(), ": ", remark, "\n");
+  };
+  if (plan.deadline != absl::InfiniteDuration()) {
+    add(absl::StrCat("goodput ", Count(bench::RatesOf(result.load).good), "/s within ",
+                     absl::FormatDuration(plan.deadline)));
+  }
+  for (int code = 1; code < bench::kCodes; ++code) {
+    if (tally.answers[code] == 0) continue;
+    add(absl::StrCat(tally.answers[code], " ", bench::CodeName(code),
+                     ", the first: ", Printable(tally.first_message[code])));
+  }
+  if (tally.refused.count() > 0) {
+    add(absl::StrCat("refusals answered in p99 ",
+                     Time(static_cast<double>(tally.refused.QuantileNs(0.99))), ", max ",
+                     Time(static_cast<double>(tally.refused.max_ns()))));
+  }
+  if (tally.malformed > 0) add(absl::StrCat(tally.malformed, " answers that do not parse"));
+  if (result.load.unsent > 0) {
+    add(absl::StrCat(result.load.unsent, " requests never sent: ", plan.max_in_flight,
+                     " were unanswered (--max_in_flight)"));
+  }
+  if (result.point.open() && tally.lag.QuantileNs(0.99) > 1000000) {
+    add(absl::StrCat("requests were sent late, p99 ",
+                     Time(static_cast<double>(tally.lag.QuantileNs(0.99))),
+                     ": this generator had no free call or no free core"));
+  }
+  if (result.health_probed) {
+    add(absl::StrCat("health Check p99 ",
+                     Time(static_cast<double>(result.health.latency.QuantileNs(0.99))), ", max ",
+                     Time(static_cast<double>(result.health.latency.max_ns())), " of ",
+                     result.health.latency.count(), "; ", result.health.failed, " failed, ",
+                     result.health.not_serving, " not serving"));
+  }
+  return text;
+}
+
+void PrintTable(const bench::Plan& plan, const std::vector<PointResult>& results,
+                Console& console) {
+  Table table({"load", "req/s", "tokens/s", "MB/s", "p50", "p90", "p99", "p99.9", "max", "failed",
+               "merged", "queue", "compute"});
+  std::string remarks;
+  for (const PointResult& result : results) {
+    table.Add(Row(result));
+    absl::StrAppend(&remarks, Remarks(plan, result));
+  }
+  console.out << table.Text() << remarks;
+}
+
+void ShowProgress(const bench::LoadPoint& point, const bench::LoadProgress& now, Console& console) {
+  const double rate =
+      now.seconds > 0 ? static_cast<double>(now.answers + now.errors) / now.seconds : 0;
+  console.err << kClearLine << absl::StrFormat("%s  %3.0f %%  ", point.Name(), now.share * 100)
+              << (now.warming_up
+                      ? "warming up"
+                      : absl::StrFormat("%s answers/s  p99 %s  %d errors", Count(rate),
+                                        Time(static_cast<double>(now.p99_ns)), now.errors))
+              << std::flush;
+}
+
+absl::Status WriteText(const std::string& path, const std::string& text) {
+  std::ofstream file(path, std::ios::binary);
+  file << text;
+  file.close();
+  if (file.good()) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat(path, ": cannot be written"));
+}
+
+std::string Title(const bench::Plan& plan) {
+  const std::string tokens =
+      absl::StrJoin(plan.tokens, ",", [](std::string* out, const bench::TokensShare& entry) {
+        absl::StrAppend(out, entry.tokens);
+      });
+  const std::string more =
+      plan.weights.size() > 1 ? absl::StrCat(" and ", plan.weights.size() - 1, " more") : "";
+  return absl::StrCat(plan.weights[0].model, "/", plan.weights[0].weight, more, ", tokens ",
+                      tokens);
+}
+
+int WriteFiles(const Flags& flags, const std::vector<PointResult>& results, const std::string& json,
+               Console& console) {
+  const auto write = [&](const std::string& path, const std::string& text) {
+    return path.empty() ? absl::OkStatus() : WriteText(path, text);
+  };
+  if (absl::Status status = write(flags.bench.json_file, json); !status.ok()) {
+    return FileFailed(status, console);
+  }
+  const std::string svg = bench::ToSvg(Title(flags.bench.plan), results);
+  if (absl::Status status = write(flags.bench.svg, svg); !status.ok()) {
+    return FileFailed(status, console);
+  }
+  return kOk;
+}
+
+// The first answer that was not OK when no answer was: a bench of nothing is a failed call.
+absl::Status NothingAnswered(const std::vector<PointResult>& results) {
+  absl::Status first = absl::DeadlineExceededError("no request was answered");
+  for (const PointResult& result : results) {
+    const bench::Tally& tally = result.load.tally;
+    if (tally.answers[0] > 0) return absl::OkStatus();
+    for (int code = 1; code < bench::kCodes; ++code) {
+      if (tally.answers[code] == 0) continue;
+      first = absl::Status(static_cast<absl::StatusCode>(code), tally.first_message[code]);
+    }
+  }
+  return first;
+}
+
+}  // namespace
+
+int Bench(const Flags& flags, client::Client& client, Console& console) {
+  bench::Plan plan = flags.bench.plan;
+  if (plan.points.empty()) plan.points.push_back({.concurrency = 1});
+  const absl::Status found = bench::FindShapes(client, Deadline(flags, absl::Seconds(60)), plan);
+  if (!found.ok()) return CallFailed(found, flags, client, console);
+  bench::BenchEvents events;
+  if (console.terminal) {
+    events.progress = [&](const bench::LoadPoint& point, const bench::LoadProgress& now) {
+      ShowProgress(point, now, console);
+    };
+  }
+  const auto results = bench::RunBench(flags.address, plan, events);
+  if (console.terminal) console.err << kClearLine << std::flush;
+  if (!results.ok()) return CallFailed(results.status(), flags, client, console);
+  const std::string json = bench::ToJson(flags.address, plan, *results);
+  if (flags.json) {
+    console.out << json;
+  } else {
+    PrintTable(plan, *results, console);
+  }
+  if (const int exit_code = WriteFiles(flags, *results, json, console); exit_code != kOk) {
+    return exit_code;
+  }
+  const absl::Status nothing = NothingAnswered(*results);
+  return nothing.ok() ? kOk : CallFailed(nothing, flags, client, console);
+}
+
+}  // namespace awqd::awqctl

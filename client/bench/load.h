@@ -1,0 +1,45 @@
+// Load: sends the requests of one load point and counts the answers.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "client/bench/payload.h"
+#include "client/bench/plan.h"
+#include "client/bench/tally.h"
+#include "grpcpp/channel.h"
+
+namespace awqd::bench {
+
+struct LoadResult {
+  Tally tally;
+  double seconds = 0;  // that were measured
+  // Requests of an open loop that were due in the window and found max_in_flight calls unanswered
+  // until its end: they were never sent, and count as neither good nor answered.
+  int64_t unsent = 0;
+};
+
+// How far a load point is: `share` from 0 to 1, and what was counted so far.
+struct LoadProgress {
+  double share = 0;
+  bool warming_up = false;
+  double seconds = 0;  // since the window began
+  int64_t answers = 0;
+  int64_t errors = 0;
+  int64_t p99_ns = 0;
+};
+using ProgressSink = std::function<void(const LoadProgress&)>;
+
+// Runs `point` to its end and returns when no call is in flight. The calls are asynchronous and are
+// started by gRPC's threads (closed loop) or by threads of ours that sleep until a request is due
+// (open loop). UNAVAILABLE when the server goes away. `progress` is called from this thread, a few
+// times a second; it may be null.
+absl::StatusOr<LoadResult> RunLoad(const Plan& plan, const LoadPoint& point,
+                                   const Payloads& payloads,
+                                   const std::vector<std::shared_ptr<grpc::Channel>>& channels,
+                                   const ProgressSink& progress);
+
+}  // namespace awqd::bench

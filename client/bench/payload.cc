@@ -1,0 +1,88 @@
+// Drawing and serialising requests.
+#include "client/bench/payload.h"
+
+#include <algorithm>
+#include <random>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "client/tensor.h"
+#include "grpcpp/support/slice.h"
+
+namespace awqd::bench {
+namespace {
+
+// Drawn values that are repeated when a tensor needs more: 8 MiB of activations take longer to draw
+// than to send.
+constexpr int64_t kDrawn = 1 << 20;
+
+// With its header a request must stay below Protocol Buffers' 2 GiB.
+constexpr int64_t kMaxActivationBytes = (int64_t{1} << 31) - 65536;
+
+absl::StatusOr<client::Tensor> Activations(v1::DType dtype, int64_t tokens, int64_t k,
+                                           uint64_t seed) {
+  int64_t count = 0;
+  if (__builtin_mul_overflow(tokens, k, &count) ||
+      count > kMaxActivationBytes / client::SizeOf(dtype)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("tokens: ", tokens, " x ", k, " values do not fit one request"));
+  }
+  std::mt19937_64 engine(seed);
+  std::vector<float> values(static_cast<size_t>(std::min(count, kDrawn)));
+  for (float& value : values) {
+    value = static_cast<float>(static_cast<double>(engine() >> 11) * 0x1p-52 - 1.0);
+  }
+  auto drawn = client::Tensor::FromFloats(dtype, {static_cast<int64_t>(values.size())}, values);
+  if (!drawn.ok()) return drawn.status();
+  const size_t bytes = static_cast<size_t>(count * client::SizeOf(dtype));
+  client::Tensor tensor{dtype, {tokens, k}, ""};
+  tensor.bytes.reserve(bytes);
+  while (tensor.bytes.size() < bytes) {
+    tensor.bytes.append(drawn->bytes, 0, bytes - tensor.bytes.size());
+  }
+  return tensor;
+}
+
+absl::StatusOr<Payload> MakePayload(const Plan& plan, const WeightShare& weight, int64_t tokens) {
+  auto activations = Activations(plan.dtype, tokens, weight.k, plan.seed);
+  if (!activations.ok()) return activations.status();
+  v1::QuantizedMatmulRequest request;
+  request.mutable_weight()->set_model(weight.model);
+  request.mutable_weight()->set_weight(weight.weight);
+  *request.mutable_activations() = client::ToProto(*std::move(activations));
+  request.set_output_dtype(plan.output_dtype);
+  request.set_path(plan.path);
+  request.set_priority(plan.priority);
+  const std::string bytes = request.SerializeAsString();
+  const grpc::Slice slice(bytes);
+  return Payload{grpc::ByteBuffer(&slice, 1), tokens, static_cast<int64_t>(bytes.size())};
+}
+
+}  // namespace
+
+absl::StatusOr<Payloads> Payloads::Make(const Plan& plan) {
+  Payloads made;
+  double sum = 0;
+  for (const WeightShare& weight : plan.weights) {
+    for (const TokensShare& tokens : plan.tokens) {
+      auto payload = MakePayload(plan, weight, tokens.tokens);
+      if (!payload.ok()) return payload.status();
+      made.payloads_.push_back(*std::move(payload));
+      sum += weight.share * tokens.share;
+      made.until_.push_back(sum);
+    }
+  }
+  if (made.payloads_.empty()) return absl::InvalidArgumentError("weight: expected at least one");
+  for (double& until : made.until_) until /= sum;
+  made.until_.back() = 1;
+  return made;
+}
+
+const Payload& Payloads::Pick(double uniform) const {
+  const auto found = std::upper_bound(until_.begin(), until_.end(), uniform);
+  const size_t index = static_cast<size_t>(found - until_.begin());
+  return payloads_[std::min(index, payloads_.size() - 1)];
+}
+
+}  // namespace awqd::bench

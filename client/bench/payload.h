@@ -1,0 +1,38 @@
+// Payloads: the requests of a bench, drawn and serialised once and then sent again and again.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "client/bench/plan.h"
+#include "grpcpp/support/byte_buffer.h"
+
+namespace awqd::bench {
+
+// The full name of the method that they are requests of.
+inline constexpr char kMatmulMethod[] = "/awqd.v1.QuantizedInference/QuantizedMatmul";
+
+struct Payload {
+  grpc::ByteBuffer request;  // copies share the bytes
+  int64_t tokens = 0;
+  int64_t request_bytes = 0;
+};
+
+// Immutable once made; safe from any thread.
+class Payloads {
+ public:
+  // Every weight with every number of tokens; activations are uniform in [-1, 1) and follow the
+  // plan's seed. INVALID_ARGUMENT when a request would pass 2 GiB.
+  static absl::StatusOr<Payloads> Make(const Plan& plan);
+
+  // `uniform` in [0, 1): the payload whose share of the sum it falls into.
+  const Payload& Pick(double uniform) const;
+  const std::vector<Payload>& all() const { return payloads_; }
+
+ private:
+  std::vector<Payload> payloads_;
+  std::vector<double> until_;  // sum of shares up to and with this one, the last is 1
+};
+
+}  // namespace awqd::bench

@@ -1,0 +1,73 @@
+// What a bench does: which requests, how they arrive, how long, and the words that say so.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "awqd/v1/inference.pb.h"
+
+namespace awqd::bench {
+
+// One way of loading the server: `concurrency` callers that each wait for their answer (closed
+// loop), or `rate` requests a second that come when they are due (open loop). Exactly one is set.
+struct LoadPoint {
+  int concurrency = 0;
+  double rate = 0;
+  bool open() const { return rate > 0; }
+  // "16 callers" or "2000/s"
+  std::string Name() const;
+};
+
+struct WeightShare {
+  std::string model;
+  std::string weight;
+  double share = 1;
+  // Of the weight; filled from the server.
+  int64_t k = 0, n = 0;
+};
+
+struct TokensShare {
+  int64_t tokens = 1;
+  double share = 1;
+};
+
+struct Plan {
+  std::vector<WeightShare> weights;
+  std::vector<TokensShare> tokens = {{}};
+  v1::DType dtype = v1::FP16;
+  v1::DType output_dtype = v1::DTYPE_UNSPECIFIED;  // the activations'
+  v1::Path path = v1::AUTO;
+  int32_t priority = 0;
+
+  std::vector<LoadPoint> points;
+  bool poisson = true;
+  absl::Duration warmup = absl::Seconds(1);
+  absl::Duration duration = absl::Seconds(5);  // measured, per point
+  int64_t requests = 0;                        // instead of a duration; 0: none
+  // Of a call, from the time it is due. Also what goodput is counted under; infinite: none.
+  absl::Duration deadline = absl::InfiniteDuration();
+  int channels = 8;          // connections; callers are dealt out to them in turn
+  int max_in_flight = 4096;  // of an open loop; what is due beyond waits, and its wait counts
+  bool health = false;       // Check beside the load
+  uint64_t seed = 1;
+};
+
+// "1,16:3,256" -> {"1", 1}, {"16", 3}, {"256", 1}. A share is a positive number after the last
+// colon; a word keeps colons that no number follows. INVALID_ARGUMENT when an entry is empty.
+absl::StatusOr<std::vector<std::pair<std::string, double>>> ParseShares(absl::string_view text);
+
+// "1,16:3,256": tokens from 0 on, with shares.
+absl::StatusOr<std::vector<TokensShare>> ParseTokens(absl::string_view text);
+
+// "model/path.of.weight" or "model/path.of.weight:3".
+absl::StatusOr<WeightShare> ParseWeight(absl::string_view text);
+
+// "1,8,32" or "1..256", which doubles from the first to the last; both may be mixed. Positive.
+absl::StatusOr<std::vector<double>> ParseSweep(absl::string_view text);
+
+}  // namespace awqd::bench

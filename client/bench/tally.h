@@ -1,0 +1,65 @@
+// Tally: what is counted of the answers to one load point.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+#include "client/bench/histogram.h"
+#include "client/bench/plan.h"
+#include "client/bench/response.h"
+#include "grpcpp/support/status.h"
+
+namespace awqd::bench {
+
+// gRPC's status codes are 0 (OK) to 16.
+inline constexpr int kCodes = 17;
+
+// "RESOURCE_EXHAUSTED"
+std::string CodeName(int code);
+
+// One answer, with what became known of it. Times are of NowNs().
+struct Answer {
+  int64_t due_ns = 0;   // when the request should have been sent: latency counts from here
+  int64_t sent_ns = 0;  // when it was
+  int64_t done_ns = 0;
+  int64_t tokens = 0;
+  int64_t request_bytes = 0;
+  int64_t response_bytes = 0;
+};
+
+// Not thread-safe.
+struct Tally {
+  // Of answers that were due in the window.
+  Histogram latency;  // OK, from when it was due
+  Histogram refused;  // RESOURCE_EXHAUSTED, from when it was sent
+  Histogram lag;      // from due to sent, of every answer
+  Histogram queue;    // as the server reports, OK
+  Histogram compute;  // likewise
+  std::array<int64_t, kCodes> answers = {};
+  std::array<std::string, kCodes> first_message;
+  int64_t malformed = 0;                        // OK, but not a response; not counted in `latency`
+  int64_t executed = 0;                         // OK and says what ran
+  double batch_tokens = 0, batch_requests = 0;  // sums over `executed`
+
+  // Of answers that came within the window, whenever they were due: what the server got done.
+  int64_t completed = 0;  // OK
+  int64_t good = 0;       // and within the deadline
+  int64_t tokens = 0;
+  int64_t request_bytes = 0, response_bytes = 0;
+
+  int64_t errors() const;  // answers with another code than OK
+  void Merge(const Tally& other);
+};
+
+// The window that is measured: [from_ns, to_ns).
+struct Window {
+  int64_t from_ns = 0, to_ns = 0;
+  bool Holds(int64_t at_ns) const { return from_ns <= at_ns && at_ns < to_ns; }
+};
+
+// `facts` is null when the status is not OK or the response is malformed.
+void Count(const Window& window, absl::Duration deadline, const Answer& answer,
+           const grpc::Status& status, const ResponseFacts* facts, Tally& tally);
+
+}  // namespace awqd::bench

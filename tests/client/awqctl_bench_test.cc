@@ -1,0 +1,124 @@
+// awqctl bench from arguments to exit code, against services that live in the test.
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "client/awqctl/commands.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+#include "tests/client/fake_server.h"
+
+namespace awqd::awqctl {
+namespace {
+
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+
+class AwqctlBenchTest : public testing::Test {
+ protected:
+  int Run(std::vector<std::string> args) {
+    args.insert(args.begin(), {"--address", server_.address, "bench"});
+    std::ostringstream out, err;
+    Console console{out, err, terminal_};
+    const int exit_code = RunAwqctl(args, console);
+    out_ = out.str();
+    err_ = err.str();
+    return exit_code;
+  }
+  // The first point of what --json printed.
+  nlohmann::json Point() const { return nlohmann::json::parse(out_)["points"][0]; }
+
+  FakeServer server_;
+  bool terminal_ = false;
+  std::string out_, err_;
+};
+
+TEST_F(AwqctlBenchTest, ClosedLoopCountsItsRequests) {
+  EXPECT_EQ(Run({"--json", "--weight", "m/w", "--concurrency", "3", "--requests", "200", "--warmup",
+                 "0"}),
+            kOk)
+      << err_;
+  EXPECT_EQ(Point()["latency"]["count"], 200);
+  EXPECT_EQ(Point()["errors"].size(), 0u);
+  EXPECT_GT(Point()["requests_per_s"], 0);
+  EXPECT_THAT(err_, IsEmpty()) << "no progress without a terminal";
+}
+
+TEST_F(AwqctlBenchTest, OpenLoopKeepsItsRate) {
+  EXPECT_EQ(Run({"--json", "--weight", "m/w:2", "--rate", "500", "--requests", "100", "--warmup",
+                 "0.05", "--arrivals", "constant", "--deadline_ms", "60000"}),
+            kOk)
+      << err_;
+  EXPECT_EQ(Point()["latency"]["count"], 100);
+  EXPECT_EQ(Point()["unsent"], 0);
+  EXPECT_NEAR(Point()["seconds"], 0.2, 0.1) << "100 requests at 500/s";
+}
+
+TEST_F(AwqctlBenchTest, SweepHasARowForEachPointAndWritesFiles) {
+  const std::string stem = testing::TempDir() + "/bench_" + std::to_string(getpid());
+  EXPECT_EQ(
+      Run({"--weight", "m/w", "--concurrency", "1..4", "--requests", "20", "--tokens", "1,2:2",
+           "--warmup", "0", "--health", "--svg", stem + ".svg", "--json_file", stem + ".json"}),
+      kOk)
+      << err_;
+  EXPECT_THAT(out_, HasSubstr("p99.9"));
+  EXPECT_THAT(out_, HasSubstr("\n4 callers"));
+  EXPECT_THAT(out_, HasSubstr("health Check p99"));
+  std::ostringstream svg, json;
+  svg << std::ifstream(stem + ".svg").rdbuf();
+  json << std::ifstream(stem + ".json").rdbuf();
+  EXPECT_THAT(svg.str(), HasSubstr("</svg>"));
+  EXPECT_EQ(nlohmann::json::parse(json.str())["points"].size(), 3u);
+  std::filesystem::remove(stem + ".svg");
+  std::filesystem::remove(stem + ".json");
+}
+
+TEST_F(AwqctlBenchTest, TellsAMistakeBeforeItLoads) {
+  EXPECT_EQ(Run({"--weight", "x/w"}), kCallFailed);
+  EXPECT_THAT(err_, HasSubstr("NOT_FOUND"));
+  EXPECT_EQ(Run({"--weight", "m/absent"}), kCallFailed);
+  EXPECT_THAT(err_, HasSubstr("no weight 'absent'"));
+  server_.inference.status = grpc::Status(grpc::RESOURCE_EXHAUSTED, "queue full");
+  EXPECT_EQ(Run({"--weight", "m/w"}), kCallFailed);
+  EXPECT_EQ(err_, "awqctl: RESOURCE_EXHAUSTED: queue full\n");
+}
+
+TEST_F(AwqctlBenchTest, UnwritableFilesAreTold) {
+  EXPECT_EQ(Run({"--weight", "m/w", "--requests", "5", "--svg", "/absent/p.svg"}), kFileFailed);
+  EXPECT_THAT(err_, HasSubstr("/absent/p.svg"));
+}
+
+TEST_F(AwqctlBenchTest, ShowsProgressOnATerminal) {
+  terminal_ = true;
+  EXPECT_EQ(Run({"--weight", "m/w", "--duration", "0.5", "--warmup", "0"}), kOk) << err_;
+  EXPECT_THAT(err_, HasSubstr("answers/s"));
+}
+
+TEST_F(AwqctlBenchTest, BadArgumentsExitOneWithOneLine) {
+  const std::vector<std::vector<std::string>> cases = {
+      {},
+      {"--weight", "m"},
+      {"--weight", "m/w", "--tokens", "x"},
+      {"--weight", "m/w", "--tokens", "1:0"},
+      {"--weight", "m/w", "--concurrency", "0"},
+      {"--weight", "m/w", "--concurrency", "1.5"},
+      {"--weight", "m/w", "--concurrency", "1", "--rate", "5"},
+      {"--weight", "m/w", "--rate", "-5"},
+      {"--weight", "m/w", "--arrivals", "sometimes"},
+      {"--weight", "m/w", "--deadline_ms", "0"},
+      {"--weight", "m/w", "--duration", "0"},
+      {"--weight", "m/w", "--duration", "1", "--requests", "5"},
+      {"--weight", "m/w", "--dtype", "int8"}};
+  for (const auto& args : cases) {
+    EXPECT_EQ(Run(args), kBadArguments) << testing::PrintToString(args);
+    EXPECT_EQ(std::count(err_.begin(), err_.end(), '\n'), 1) << err_;
+    EXPECT_THAT(out_, IsEmpty());
+  }
+}
+
+}  // namespace
+}  // namespace awqd::awqctl
