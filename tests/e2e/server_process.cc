@@ -7,11 +7,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -101,8 +103,11 @@ ExitReport RunProgram(const std::string& program, const std::vector<std::string>
 
 ServerProcess::ServerProcess(std::vector<std::string> args, const std::string& address)
     : address_(address) {
-  args.insert(args.begin(),
-              {"--address=" + address, "--device=cpu", "--port_file=" + (folder_ / "port")});
+  const bool has_device = std::any_of(args.begin(), args.end(), [](const std::string& arg) {
+    return absl::StartsWith(arg, "--device=");
+  });
+  if (!has_device) args.insert(args.begin(), "--device=cpu");
+  args.insert(args.begin(), {"--address=" + address, "--port_file=" + (folder_ / "port")});
   pid_ = Spawn(BinaryPath("awqd"), args, folder_ / "log");
 }
 

@@ -44,7 +44,7 @@ std::string BinaryPath(const std::string& name);
 // Not thread-safe. Kills the server when destroyed.
 class ServerProcess {
  public:
-  // Adds --address, --device cpu and --port_file to `args`. Returns at once.
+  // Adds --address, --port_file and, unless `args` names devices, --device=cpu. Returns at once.
   explicit ServerProcess(std::vector<std::string> args, const std::string& address = "127.0.0.1:0");
   ~ServerProcess();
 

@@ -55,6 +55,18 @@ TEST(Options, ReadsFlags) {
   EXPECT_EQ(options.device_memory_limit, int64_t{2} << 30);
 }
 
+TEST(Options, SeveralDevices) {
+  EXPECT_EQ(Parse({"--model_repository", "/m"})->options.sharding, Sharding::kReplicas);
+  for (Sharding sharding : {Sharding::kReplicas, Sharding::kColumns, Sharding::kModels}) {
+    const Options options = Parse({"--model_repository", "/m", "--device=cuda:0,cuda:1", "--shard",
+                                   Name(sharding).data()})
+                                ->options;
+    EXPECT_EQ(options.sharding, sharding);
+    EXPECT_EQ(options.device, "cuda:0,cuda:1");
+  }
+  EXPECT_THAT(ErrorOf({"--model_repository", "/m", "--shard", "rows"}), HasSubstr("--shard"));
+}
+
 TEST(Options, RefusesWhatItDoesNotKnow) {
   EXPECT_THAT(ErrorOf({"--bogus"}), HasSubstr("--bogus"));
   EXPECT_THAT(ErrorOf({"--model_repository", "/m", "stray"}), HasSubstr("stray"));

@@ -26,6 +26,11 @@ TEST_F(RepositoryTest, ListsAndDescribes) {
   EXPECT_EQ(model.weights(0).k(), 128);
   EXPECT_EQ(model.weights(0).scheme(), "a16w4g128z");
   EXPECT_EQ(model.weights(0).device(), "cpu");
+  ASSERT_EQ(model.weights(0).parts_size(), 1);
+  EXPECT_EQ(model.weights(0).parts(0).device(), "cpu");
+  EXPECT_EQ(model.weights(0).parts(0).column_begin(), 0);
+  EXPECT_EQ(model.weights(0).parts(0).column_end(), model.weights(0).n());
+  EXPECT_EQ(model.weights(0).parts(0).bytes(), model.weights(0).bytes());
   EXPECT_GT(model.weights(0).plan_size(), 0);
   EXPECT_FALSE(model.weights(0).dequantize_kernel().empty());
 }
@@ -98,6 +103,7 @@ TEST_F(RepositoryTest, ServerInfoTellsDeviceKernelsAndLimits) {
   ASSERT_TRUE(v1::ServerInfo::NewStub(channel_)->GetServerInfo(&context, {}, &info).ok());
   EXPECT_FALSE(info.version().empty());
   ASSERT_EQ(info.devices_size(), 1);
+  EXPECT_EQ(info.shard(), "replicas");
   EXPECT_EQ(info.devices(0).id(), "cpu");
   EXPECT_TRUE(info.devices(0).healthy());
   EXPECT_GT(info.devices(0).weights_bytes(), 0);
