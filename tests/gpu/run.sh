@@ -2,7 +2,7 @@
 # Tests on a GPU machine: from the folder of target gpu_bundle (bin/, lib/, tests/), or from a build
 # directory's folder of binaries with --bin. Needs the driver; compute-sanitizer for its part.
 #
-#   tests/gpu/run.sh [--part core,decode,conformance,large,sanitizer,e2e] [--device cuda:0]
+#   tests/gpu/run.sh [--part core,decode,conformance,large,sanitizer,e2e,devices] [--device cuda:0]
 #                    [--time_box SECONDS] [--requests N] [--bin DIR] [--out DIR]
 #
 # Every part is named in the summary as passed, failed or skipped with the reason; the exit code is
@@ -11,7 +11,7 @@ set -u -o pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../.." && pwd)
-parts=core,decode,conformance,sanitizer,e2e
+parts=core,decode,conformance,sanitizer,e2e,devices
 device=cuda:0
 time_box=1800
 requests=10000
@@ -38,6 +38,7 @@ while [[ $# -gt 0 ]]; do
 done
 out=${out:-$(mktemp -d)}
 mkdir -p "$out"
+models=$out/models
 
 # cuBLASLt is the GPU machine's own; the common places of the toolkit come last.
 export LD_LIBRARY_PATH="$root/lib:${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}/usr/local/cuda/lib64"
@@ -125,7 +126,11 @@ part_sanitizer() {
   unset AWQD_TEST_NO_FAULTS
 }
 
-memory_used() { nvidia-smi -i "${device#cuda:}" --query-gpu=memory.used --format=csv,noheader,nounits; }
+# MiB in use on all devices of $device together.
+memory_used() {
+  nvidia-smi -i "${device//cuda:/}" --query-gpu=memory.used --format=csv,noheader,nounits |
+    awk '{ sum += $1 } END { print sum }'
+}
 
 # unloaded_memory <address>: after a first load and unload, which set up what stays (code of kernels,
 # workspaces), a second round must end with the memory that it began with.
@@ -165,9 +170,13 @@ demo_matches() {
   [[ $checked -ge 3 ]]
 }
 
+# start_server <models> [flag...]
 start_server() {
+  local models=$1
+  shift
+  rm -f "$out/port"
   "$bin/awqd" --device "$device" --address 127.0.0.1:0 --port_file "$out/port" \
-    --model_repository "$1" >"$out/server.log" 2>&1 &
+    --model_repository "$models" "$@" >"$out/server.log" 2>&1 &
   server_pid=$!
   local i
   for ((i = 0; i < 600; ++i)); do
@@ -187,30 +196,55 @@ stop_server() {
   [[ $rc -eq 0 ]] || { failed=$((failed + 1)); summary+=("FAILED   server stop (exit code $rc)"); tail "$out/server.log"; }
 }
 
-part_e2e() {
-  local name address
-  for name in awqd awqctl gpu_e2e make_llama_layer; do have "$name" || return; done
-  local models=$out/models demo
+# write_models: the checkpoints that servers are tried with, once.
+write_models() {
+  local name demo
+  for name in awqd awqctl gpu_e2e make_llama_layer; do have "$name" || return 1; done
+  [[ ! -d $models/llama-layer ]] || return 0
   mkdir -p "$models"
-  step "write the Llama layer" "$bin/make_llama_layer" "$models/llama-layer" || return
+  step "write the Llama layer" "$bin/make_llama_layer" "$models/llama-layer" || return 1
   for demo in "$root"/models/* "$root"/tests/data/awq/*; do
     [[ -f $demo/config.json && ! -e $models/$(basename "$demo") ]] && cp -r "$demo" "$models/"
   done
-  if ! start_server "$models"; then
-    failed=$((failed + 1)); summary+=("FAILED   server start"); tail -n 20 "$out/server.log"
+  return 0
+}
+
+# check_server <label> [flag...]: a server with these flags, from start to stop.
+check_server() {
+  local label=$1 address
+  shift
+  if ! start_server "$models" "$@"; then
+    failed=$((failed + 1)); summary+=("FAILED   ${label}server start"); tail -n 20 "$out/server.log"
     return
   fi
   address=127.0.0.1:$(cat "$out/port")
-  step "server status" "$bin/awqctl" --address "$address" status
-  step "plan of the Llama layer" "$bin/awqctl" --address "$address" models llama-layer
+  step "${label}server status" "$bin/awqctl" --address "$address" status
+  step "${label}plan of the Llama layer" "$bin/awqctl" --address "$address" models llama-layer
   if [[ -d $models/all-MiniLM-L6-v2-awq ]]; then
-    step "demo checkpoint" demo_matches "$address"
+    step "${label}demo checkpoint" demo_matches "$address"
   else
-    skip "demo checkpoint" "not in the bundle"
+    skip "${label}demo checkpoint" "not in the bundle"
   fi
-  step "$requests requests" "$bin/gpu_e2e" "$address" llama-layer "$requests" 16
-  step "memory after unload" unloaded_memory "$address"
+  step "${label}$requests requests" "$bin/gpu_e2e" "$address" llama-layer "$requests" 16
+  step "${label}memory after unload" unloaded_memory "$address"
   stop_server
+}
+
+part_e2e() {
+  write_models || return
+  check_server ""
+}
+
+# Every GPU of the machine, as replicas and with columns cut among them.
+part_devices() {
+  local count i shard one=$device
+  count=$(nvidia-smi -L | grep -c '^GPU ')
+  if [[ $count -lt 2 ]]; then skip devices "needs two GPUs, got $count"; return; fi
+  write_models || return
+  device=cuda:0
+  for ((i = 1; i < count; ++i)); do device+=,cuda:$i; done
+  for shard in replicas columns; do check_server "$shard on $count: " --shard "$shard"; done
+  device=$one
 }
 
 nvidia-smi --query-gpu=index,name,driver_version,memory.total,memory.used --format=csv,noheader ||
