@@ -35,6 +35,7 @@ struct Flags {
   double min_ping_interval_s = 10;
   double max_connection_idle_s = 0;
   double max_connection_age_s = 0;
+  double max_connection_age_grace_s = 0;
   int64_t memory_quota_bytes = 0;
   int unix_socket_mode = 0660;
   std::string shard = "replicas";
@@ -283,11 +284,17 @@ void AddLifecycleFlags(Table& table, Flags& flags) {
       ->check(CLI::Range(0.0, 86400.0));
   table
       .Add("max_connection_idle_s", flags.max_connection_idle_s,
-           "Close connections without calls after this long. 0: never.")
+           "Close connections without calls after this long, at once: a call sent in that moment "
+           "fails with UNAVAILABLE. 0: never.")
       ->check(CLI::Range(0.0, 1e9));
   table
       .Add("max_connection_age_s", flags.max_connection_age_s,
            "Close connections after this long, so that clients look for new servers. 0: never.")
+      ->check(CLI::Range(0.0, 1e9));
+  table
+      .Add("max_connection_age_grace_s", flags.max_connection_age_grace_s,
+           "How long calls may go on on a connection that is too old; then they are cut off. 0: "
+           "as long as they take. Longer than the longest call and stream that is still wanted.")
       ->check(CLI::Range(0.0, 1e9));
   table.Group("Logging");
   table
@@ -340,6 +347,7 @@ absl::StatusOr<Options> ToOptions(Flags flags) {
   options.rpc.min_ping_interval = absl::Seconds(flags.min_ping_interval_s);
   options.rpc.max_connection_idle = OrInfinite(flags.max_connection_idle_s);
   options.rpc.max_connection_age = OrInfinite(flags.max_connection_age_s);
+  options.rpc.max_connection_age_grace = OrInfinite(flags.max_connection_age_grace_s);
   for (Sharding sharding : {Sharding::kReplicas, Sharding::kColumns, Sharding::kModels}) {
     if (flags.shard == Name(sharding)) options.sharding = sharding;
   }

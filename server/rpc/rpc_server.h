@@ -31,6 +31,7 @@ struct RpcOptions {
   absl::Duration min_ping_interval = absl::Seconds(10);
   absl::Duration max_connection_idle = absl::InfiniteDuration();
   absl::Duration max_connection_age = absl::InfiniteDuration();
+  absl::Duration max_connection_age_grace = absl::InfiniteDuration();
 };
 
 class RpcServer {
