@@ -51,8 +51,9 @@ grpc::ChannelArguments ChannelArgs(const ClientOptions& options) {
   args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);  // an inference server is not behind a web proxy
   // A connection per client: another client's failure must not delay this one's next attempt.
   args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
-  args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2000);
+  const int longest = static_cast<int>(absl::ToInt64Milliseconds(options.max_reconnect_delay));
+  args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, std::min(100, longest));
+  args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, longest);
   // Finds a dead peer under a call without a deadline. Servers refuse pings more often than every
   // five minutes unless told otherwise, so idle connections send none.
   args.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 5 * 60 * 1000);
@@ -68,8 +69,9 @@ void SetDeadline(grpc::ClientContext& context, absl::Duration timeout) {
 
 class StreamOverGrpc : public MatmulStream {
  public:
-  StreamOverGrpc(v1::QuantizedInference::Stub& stub, absl::Duration timeout) {
+  StreamOverGrpc(v1::QuantizedInference::Stub& stub, absl::Duration timeout, bool wait_for_server) {
     SetDeadline(context_, timeout);
+    context_.set_wait_for_ready(wait_for_server);
     stream_ = stub.QuantizedMatmulStream(&context_);
   }
   ~StreamOverGrpc() override {
@@ -143,7 +145,7 @@ class ClientOverGrpc : public Client {
   }
 
   std::unique_ptr<MatmulStream> QuantizedMatmulStream(const CallOptions& options) override {
-    return std::make_unique<StreamOverGrpc>(*inference_, Timeout(options));
+    return std::make_unique<StreamOverGrpc>(*inference_, Timeout(options), options.wait_for_server);
   }
 
   absl::StatusOr<DequantizeResult> Dequantize(const DequantizeCall& call,
@@ -162,6 +164,7 @@ class ClientOverGrpc : public Client {
                                                  const CallOptions& options) override {
     grpc::ClientContext context;
     SetDeadline(context, Timeout(options));
+    context.set_wait_for_ready(options.wait_for_server);
     const auto reader = inference_->DequantizeStream(&context, ToRequest(call));
     ChunkOrder order;
     v1::Execution execution;
@@ -236,6 +239,7 @@ class ClientOverGrpc : public Client {
                                  const CallOptions& options) {
     grpc::ClientContext context;
     SetDeadline(context, Timeout(options));
+    context.set_wait_for_ready(options.wait_for_server);
     Response response;
     const grpc::Status status = (stub.*method)(&context, request, &response);
     if (!status.ok()) return FromGrpc(status);
@@ -283,6 +287,12 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Create(const ClientOptions& opti
       options.max_receive_bytes > std::numeric_limits<int>::max()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "max_receive_bytes: got ", options.max_receive_bytes, ", expected 1 to 2147483647"));
+  }
+  if (options.max_reconnect_delay < absl::Milliseconds(1) ||
+      options.max_reconnect_delay > absl::Hours(1)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("max_reconnect_delay: got ", absl::FormatDuration(options.max_reconnect_delay),
+                     ", expected 1 ms to 1 h"));
   }
   std::shared_ptr<grpc::Channel> channel = grpc::CreateCustomChannel(
       options.address, grpc::InsecureChannelCredentials(), ChannelArgs(options));

@@ -39,11 +39,17 @@ struct ClientOptions {
   absl::Duration timeout = absl::Seconds(60);
   // Longer answers are refused with RESOURCE_EXHAUSTED. At least the server's max_send_bytes.
   int64_t max_receive_bytes = int64_t{1} << 30;
+  // Longest pause between two attempts to reach a server that is not there.
+  absl::Duration max_reconnect_delay = absl::Seconds(2);
 };
 
 struct CallOptions {
   // Zero: the client's default. absl::InfiniteDuration(): no deadline.
   absl::Duration timeout = absl::ZeroDuration();
+  // Waits, within the timeout, for a server that is not there yet instead of failing with
+  // UNAVAILABLE. Repeating calls without it finds a server late: gRPC looks at a connection being
+  // made only within calls, and every 5 s.
+  bool wait_for_server = false;
 };
 
 // A weight of a loaded model.

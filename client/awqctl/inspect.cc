@@ -180,7 +180,12 @@ int Kernels(const Flags& flags, client::Client& client, Console& console) {
 int Healthcheck(const Flags& flags, client::Client& client, Console& console) {
   const absl::Time until = absl::Now() + flags.wait;
   while (true) {
-    const auto serving = client.IsServing(flags.service, Deadline(flags, kHealthTimeout));
+    client::CallOptions options = Deadline(flags, kHealthTimeout);
+    if (const absl::Duration left = until - absl::Now(); left > absl::ZeroDuration()) {
+      options.wait_for_server = true;
+      options.timeout = std::min(options.timeout, std::max(left, absl::Milliseconds(100)));
+    }
+    const auto serving = client.IsServing(flags.service, options);
     if (serving.ok() && *serving) {
       console.out << (flags.json ? "{\"status\": \"SERVING\"}\n" : "SERVING\n");
       return kOk;

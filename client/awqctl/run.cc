@@ -41,8 +41,8 @@ int RunAwqctl(const std::vector<std::string>& args, Console& console) {
   int exit_code = kOk;
   const std::optional<Flags> flags = ParseFlags(args, console.out, console.err, exit_code);
   if (!flags.has_value()) return exit_code;
-  absl::StatusOr<std::unique_ptr<client::Client>> client =
-      client::Client::Create({.address = flags->address});
+  absl::StatusOr<std::unique_ptr<client::Client>> client = client::Client::Create(
+      {.address = flags->address, .max_reconnect_delay = absl::Milliseconds(250)});
   if (!client.ok()) return BadArguments(client.status(), console);
   exit_code = Dispatch(*flags, **client, console);
   console.out.flush();

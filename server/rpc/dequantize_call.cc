@@ -26,7 +26,10 @@ class DequantizeBase {
  public:
   DequantizeBase(const RpcEnv& env, absl::string_view method, grpc::CallbackServerContext* context,
                  const v1::DequantizeRequest& request)
-      : env_(env), request_(request), deadline_(DeadlineOf(context->deadline())) {
+      : env_(env),
+        ticket_(env.gate),
+        request_(request),
+        deadline_(DeadlineOf(context->deadline())) {
     log_.method = method;
     log_.request_id = request.request_id();
     log_.model = request.weight().model();
@@ -103,6 +106,7 @@ class DequantizeBase {
   }
 
   const RpcEnv& env_;
+  const CallGate::Ticket ticket_;
   const v1::DequantizeRequest& request_;
   const absl::Time deadline_;
   const absl::Time started_ = absl::Now();

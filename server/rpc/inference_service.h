@@ -29,19 +29,26 @@ class InferenceService final : public v1::QuantizedInference::CallbackService {
   grpc::ServerUnaryReactor* QuantizedMatmul(grpc::CallbackServerContext* context,
                                             const v1::QuantizedMatmulRequest* request,
                                             v1::QuantizedMatmulResponse* response) override {
+    if (auto* refusal = env_.gate->TurnAway<grpc::ServerUnaryReactor>()) return refusal;
     return StartMatmulCall(env_, context, request, response);
   }
   grpc::ServerBidiReactor<v1::QuantizedMatmulRequest, v1::QuantizedMatmulResponse>*
   QuantizedMatmulStream(grpc::CallbackServerContext* context) override {
+    using Reactor =
+        grpc::ServerBidiReactor<v1::QuantizedMatmulRequest, v1::QuantizedMatmulResponse>;
+    if (auto* refusal = env_.gate->TurnAway<Reactor>()) return refusal;
     return StartMatmulStream(env_, context);
   }
   grpc::ServerUnaryReactor* Dequantize(grpc::CallbackServerContext* context,
                                        const v1::DequantizeRequest* request,
                                        v1::DequantizeResponse* response) override {
+    if (auto* refusal = env_.gate->TurnAway<grpc::ServerUnaryReactor>()) return refusal;
     return StartDequantizeCall(env_, context, request, response);
   }
   grpc::ServerWriteReactor<v1::DequantizeChunk>* DequantizeStream(
       grpc::CallbackServerContext* context, const v1::DequantizeRequest* request) override {
+    using Reactor = grpc::ServerWriteReactor<v1::DequantizeChunk>;
+    if (auto* refusal = env_.gate->TurnAway<Reactor>()) return refusal;
     return StartDequantizeStream(env_, context, request);
   }
 

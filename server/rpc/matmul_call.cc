@@ -12,7 +12,8 @@ class MatmulCall final : public grpc::ServerUnaryReactor {
  public:
   MatmulCall(const RpcEnv& env, grpc::CallbackServerContext* context,
              v1::QuantizedMatmulRequest* request, v1::QuantizedMatmulResponse* response)
-      : flow_(std::make_shared<MatmulFlow>(
+      : ticket_(env.gate),
+        flow_(std::make_shared<MatmulFlow>(
             env, "QuantizedMatmul", request, response, DeadlineOf(context->deadline()),
             [this](const absl::Status& status) { Finish(ToGrpc(status)); })) {}
 
@@ -23,6 +24,7 @@ class MatmulCall final : public grpc::ServerUnaryReactor {
   void OnDone() override { delete this; }
 
  private:
+  const CallGate::Ticket ticket_;
   const std::shared_ptr<MatmulFlow> flow_;
 };
 

@@ -35,6 +35,8 @@ void MatmulFlow::Start() {
 
 absl::Status MatmulFlow::Begin() {
   AWQD_RETURN_IF_ERROR(StillWanted(slot_, deadline_));
+  // On a stream that was there before; a call of its own is turned away before it starts.
+  if (!env_.gate->open()) return absl::UnavailableError(CallGate::Draining().error_message());
   AWQD_RETURN_IF_ERROR(CheckRequest(*request_));
   if (request_->has_weight()) {
     AWQD_ASSIGN_OR_RETURN(WeightPtr weight, FindWeight(env_, request_->weight()));

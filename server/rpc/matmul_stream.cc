@@ -23,7 +23,7 @@ class MatmulStream final
       public std::enable_shared_from_this<MatmulStream> {
  public:
   MatmulStream(const RpcEnv& env, grpc::CallbackServerContext* context)
-      : env_(env), deadline_(DeadlineOf(context->deadline())) {}
+      : env_(env), ticket_(env.gate), deadline_(DeadlineOf(context->deadline())) {}
 
   // Answers come on threads that gRPC does not know, so the stream is shared between gRPC (until
   // OnDone) and the answers that are still to come.
@@ -144,6 +144,7 @@ class MatmulStream final
   }
 
   const RpcEnv& env_;
+  const CallGate::Ticket ticket_;
   const absl::Time deadline_;
   std::shared_ptr<MatmulStream> self_;  // gRPC's share
   Mutex mu_;

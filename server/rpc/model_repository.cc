@@ -103,12 +103,14 @@ absl::Status Get(const ModelStore& models, const std::string& name,
 
 // Runs `body` on the worker and answers with its status.
 template <typename F>
-grpc::ServerUnaryReactor* Offload(grpc::CallbackServerContext* context, Worker* worker,
+grpc::ServerUnaryReactor* Offload(const RpcEnv& env, grpc::CallbackServerContext* context,
                                   absl::string_view what, const std::string& name, F body) {
+  if (auto* refusal = env.gate->TurnAway<grpc::ServerUnaryReactor>()) return refusal;
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  const auto ticket = std::make_shared<CallGate::Ticket>(env.gate);
   absl::Status accepted = CheckName(name);
   if (accepted.ok()) {
-    accepted = worker->Run([reactor, what, name, body = std::move(body)] {
+    accepted = env.loads->Run([ticket, reactor, what, name, body = std::move(body)] {
       const absl::Status status = ForClient(Guarded(body));
       LogEvent(status.ok() ? LogLevel::kInfo : LogLevel::kWarning, what,
                {{"model", LogText(name)},
@@ -122,7 +124,8 @@ grpc::ServerUnaryReactor* Offload(grpc::CallbackServerContext* context, Worker* 
 }
 
 template <typename F>
-grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context, F body) {
+grpc::ServerUnaryReactor* Answer(const RpcEnv& env, grpc::CallbackServerContext* context, F body) {
+  if (auto* refusal = env.gate->TurnAway<grpc::ServerUnaryReactor>()) return refusal;
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   reactor->Finish(ToGrpc(Guarded(std::move(body))));
   return reactor;
@@ -133,7 +136,7 @@ grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context, F body) {
 grpc::ServerUnaryReactor* ModelRepositoryService::ListModels(grpc::CallbackServerContext* context,
                                                              const v1::ListModelsRequest*,
                                                              v1::ListModelsResponse* response) {
-  return Answer(context, [&]() -> absl::Status {
+  return Answer(env_, context, [&]() -> absl::Status {
     for (const ModelStatus& status : env_.models->List()) {
       v1::ModelSummary* summary = response->add_models();
       if (status.model != nullptr) FillSummary(*status.model, summary);
@@ -148,13 +151,13 @@ grpc::ServerUnaryReactor* ModelRepositoryService::ListModels(grpc::CallbackServe
 grpc::ServerUnaryReactor* ModelRepositoryService::GetModel(grpc::CallbackServerContext* context,
                                                            const v1::GetModelRequest* request,
                                                            v1::GetModelResponse* response) {
-  return Answer(context, [&] { return Get(*env_.models, request->name(), response); });
+  return Answer(env_, context, [&] { return Get(*env_.models, request->name(), response); });
 }
 
 grpc::ServerUnaryReactor* ModelRepositoryService::LoadModel(grpc::CallbackServerContext* context,
                                                             const v1::LoadModelRequest* request,
                                                             v1::LoadModelResponse* response) {
-  return Offload(context, env_.loads, "load model", request->name(),
+  return Offload(env_, context, "load model", request->name(),
                  [models = env_.models, name = request->name(), response] {
                    return Load(models, name, response);
                  });
@@ -163,7 +166,7 @@ grpc::ServerUnaryReactor* ModelRepositoryService::LoadModel(grpc::CallbackServer
 grpc::ServerUnaryReactor* ModelRepositoryService::UnloadModel(grpc::CallbackServerContext* context,
                                                               const v1::UnloadModelRequest* request,
                                                               v1::UnloadModelResponse*) {
-  return Offload(context, env_.loads, "unload model", request->name(),
+  return Offload(env_, context, "unload model", request->name(),
                  [models = env_.models, name = request->name()] { return models->Unload(name); });
 }
 

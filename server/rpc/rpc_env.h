@@ -8,6 +8,7 @@
 #include "absl/time/time.h"
 #include "server/engine/engine.h"
 #include "server/model/model_store.h"
+#include "server/rpc/call_gate.h"
 #include "server/rpc/worker.h"
 
 namespace awqd {
@@ -31,6 +32,7 @@ struct RpcLimits {
 struct RpcEnv {
   Engine* engine = nullptr;
   ModelStore* models = nullptr;
+  CallGate* gate = nullptr;
   Worker* loads = nullptr;     // LoadModel, UnloadModel
   Worker* packings = nullptr;  // inline weights
   RpcLimits limits;

@@ -21,6 +21,7 @@
 #include "server/rpc/listen_address.h"
 #include "server/rpc/model_repository.h"
 #include "server/rpc/server_info.h"
+#include "server/rpc/shutdown.h"
 #include "server/rpc/status_grpc.h"
 #include "server/rpc/unix_socket.h"
 
@@ -57,6 +58,7 @@ class RpcServerImpl final : public RpcServer {
         repository_(env_),
         info_(env_),
         sockets_(options.unix_socket_mode) {
+    env_.gate = &gate_;
     env_.engine = engine;
     env_.models = models;
     env_.loads = &loads_;
@@ -93,8 +95,7 @@ class RpcServerImpl final : public RpcServer {
 
   void Shutdown(absl::Duration grace) override {
     health_.Stop();
-    server_->Shutdown(absl::ToChronoTime(absl::Now() + grace));
-    server_->Wait();
+    ShutDown(server_.get(), &gate_, absl::Now() + grace);
     packings_.Stop();
     loads_.Stop();
     server_ = nullptr;
@@ -140,6 +141,7 @@ class RpcServerImpl final : public RpcServer {
 
   Worker loads_;
   Worker packings_;
+  CallGate gate_;
   RpcEnv env_;
   HealthService health_;
   InferenceService inference_;

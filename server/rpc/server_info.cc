@@ -86,6 +86,7 @@ void FillKernel(const KernelRow& row, const DeviceInfo& device, v1::KernelInfo* 
 grpc::ServerUnaryReactor* ServerInfoService::GetServerInfo(grpc::CallbackServerContext* context,
                                                            const v1::GetServerInfoRequest*,
                                                            v1::GetServerInfoResponse* response) {
+  if (auto* refusal = env_.gate->TurnAway<grpc::ServerUnaryReactor>()) return refusal;
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   const absl::Status status = Guarded([&] {
     response->set_version(AWQD_VERSION);

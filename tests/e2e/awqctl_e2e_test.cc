@@ -3,7 +3,9 @@
 
 #include <filesystem>
 #include <string>
+#include <thread>
 
+#include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/e2e/server_process.h"
@@ -96,6 +98,30 @@ TEST_F(AwqctlE2eTest, SaysWhenTheServerIsGone) {
   Expect(2, {"status"}, "cannot reach");
   Expect(2, {"healthcheck"}, "cannot reach");
   Expect(2, {"healthcheck", "--wait", "0.5"}, "cannot reach");
+}
+
+TEST(AwqctlWaitTest, HealthcheckSeesAServerThatComesLate) {
+  TempFolder folder;
+  ServerProcess port_finder({"--model_repository=" + DemoRepository()});
+  ASSERT_TRUE(port_finder.WaitListening()) << port_finder.log();
+  const std::string tcp = port_finder.address();
+  EXPECT_EQ(port_finder.Stop().code, 0);
+  for (const std::string& address : {tcp, "unix:" + (folder / "awqd.sock")}) {
+    ExitReport report;
+    std::thread waiter([&] {
+      report = RunProgram(BinaryPath("awqctl"),
+                          {"--address", address, "healthcheck", "--wait", "30"}, absl::Seconds(40));
+    });
+    const absl::Time start = absl::Now();
+    absl::SleepFor(absl::Seconds(2));
+    ServerProcess server({"--model_repository=" + DemoRepository()}, address);
+    ASSERT_TRUE(server.WaitServing()) << server.log();
+    const absl::Duration ready = absl::Now() - start;
+    waiter.join();
+    EXPECT_EQ(report.code, 0) << report.log;
+    EXPECT_LT(report.took, ready + absl::Seconds(1.5)) << address;
+    EXPECT_EQ(server.Stop().code, 0);
+  }
 }
 
 TEST(AwqctlDrainTest, HealthcheckExitsFourWhileDraining) {

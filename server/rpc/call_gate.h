@@ -1,0 +1,86 @@
+// CallGate: which calls are in flight, and what becomes of those that come while the server stops.
+//
+// gRPC answers a call that reaches a stopping server by itself, with CANCELLED, which clients do
+// not retry. So the gate closes before gRPC stops: calls wait behind it, their clients send nothing
+// more, gRPC announces the end on every connection, and then those that wait are answered
+// UNAVAILABLE.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/time/time.h"
+#include "grpcpp/support/status.h"
+#include "kernels/base/mutex.h"
+
+namespace awqd {
+
+// Thread-safe. Outlives the gRPC server.
+class CallGate {
+ public:
+  // A call in flight, from its start to its end: a member of what lives as long as the call.
+  class Ticket {
+   public:
+    explicit Ticket(CallGate* gate) : gate_(gate) { gate_->in_flight_.fetch_add(1); }
+    ~Ticket() { gate_->in_flight_.fetch_sub(1); }
+    Ticket(const Ticket&) = delete;
+    Ticket& operator=(const Ticket&) = delete;
+
+   private:
+    CallGate* const gate_;
+  };
+
+  // First in every method that does work: null, or what to return instead of starting the call.
+  // `Reactor` is the method's: grpc::ServerUnaryReactor, grpc::ServerWriteReactor<Response> ...
+  template <typename Reactor>
+  Reactor* TurnAway();
+
+  bool open() const { return state_.load(std::memory_order_relaxed) == State::kOpen; }
+  // What refused calls are answered with.
+  static grpc::Status Draining();
+
+  // From now on new calls wait.
+  void Close();
+  // Answers those that wait, and from now on every new call at once.
+  void Refuse();
+
+  // Tickets that exist.
+  int64_t in_flight() const { return in_flight_.load(); }
+
+ private:
+  enum class State { kOpen, kClosed, kRefusing };
+  template <typename Reactor>
+  class Refusal;
+
+  // Calls `finish`, now or at Refuse.
+  void Answer(std::function<void()> finish);
+
+  std::atomic<State> state_{State::kOpen};
+  std::atomic<int64_t> in_flight_{0};
+  Mutex mu_;
+  std::vector<std::function<void()>> waiting_ ABSL_GUARDED_BY(mu_);
+};
+
+// Lives until gRPC is done with it.
+template <typename Reactor>
+class CallGate::Refusal final : public Reactor {
+ public:
+  explicit Refusal(CallGate* gate) : ticket_(gate) {}
+  void OnDone() override { delete this; }
+
+ private:
+  const Ticket ticket_;
+};
+
+template <typename Reactor>
+Reactor* CallGate::TurnAway() {
+  if (open()) return nullptr;
+  auto* refusal = new Refusal<Reactor>(this);
+  Answer([refusal] { refusal->Finish(Draining()); });
+  return refusal;
+}
+
+}  // namespace awqd

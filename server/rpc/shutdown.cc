@@ -1,0 +1,46 @@
+// Gather, announce, refuse, wait, close.
+#include "server/rpc/shutdown.h"
+
+#include <algorithm>
+#include <atomic>
+#include <thread>
+
+#include "absl/time/clock.h"
+#include "grpc/grpc.h"
+#include "server/rpc/unsent.h"
+
+namespace awqd {
+namespace {
+
+// Until every caller that repeats itself stands at the gate.
+constexpr absl::Duration kGather = absl::Milliseconds(20);
+// Until gRPC has written to every connection that the server goes away. It does so within its
+// Shutdown, which does not say when.
+constexpr absl::Duration kAnnounce = absl::Milliseconds(20);
+// For clients to answer that and close by themselves: a round trip, also a long one.
+constexpr absl::Duration kGoodbye = absl::Milliseconds(100);
+constexpr absl::Duration kPoll = absl::Milliseconds(2);
+
+}  // namespace
+
+void ShutDown(grpc::Server* server, CallGate* gate, absl::Time deadline) {
+  gate->Close();
+  absl::SleepFor(std::min(kGather, deadline - absl::Now()));
+  std::atomic<bool> ended{false};
+  std::thread shutdown([&] {
+    server->Shutdown(absl::ToChronoTime(deadline));
+    ended = true;
+  });
+  const absl::Time announced = absl::Now() + kAnnounce;
+  while (!ended && absl::Now() < std::min(announced, deadline)) absl::SleepFor(kPoll);
+  gate->Refuse();
+  const absl::Time goodbye = absl::Now() + kGoodbye;
+  const auto idle = [&] { return gate->in_flight() == 0 && absl::Now() > goodbye && AllSent(); };
+  while (!ended && absl::Now() < deadline && !idle()) absl::SleepFor(kPoll);
+  // Harmless when it has ended; past the deadline gRPC does the same by itself.
+  grpc_server_cancel_all_calls(server->c_server());
+  shutdown.join();
+  server->Wait();
+}
+
+}  // namespace awqd
