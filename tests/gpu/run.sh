@@ -226,6 +226,7 @@ check_server() {
     skip "${label}demo checkpoint" "not in the bundle"
   fi
   step "${label}$requests requests" "$bin/gpu_e2e" "$address" llama-layer "$requests" 16
+  step "${label}load" bench_load "$address" && grep callers "$out/${label//[^A-Za-z0-9]/_}load.log"
   step "${label}memory after unload" unloaded_memory "$address"
   stop_server
 }
@@ -235,6 +236,13 @@ part_e2e() {
   check_server ""
 }
 
+# bench_load <address>: decode steps of many callers, then prefills of some, to compare between runs.
+bench_load() {
+  local weight=llama-layer/model.layers.0.mlp.down_proj
+  "$bin/awqctl" --address "$1" bench --weight $weight --concurrency 256 --duration 5 &&
+    "$bin/awqctl" --address "$1" bench --weight $weight --tokens 1024 --concurrency 8 --duration 5
+}
+
 # Every GPU of the machine, as replicas and with columns cut among them.
 part_devices() {
   local count i shard one=$device
@@ -242,6 +250,7 @@ part_devices() {
   if [[ $count -lt 2 ]]; then skip devices "needs two GPUs, got $count"; return; fi
   write_models || return
   device=cuda:0
+  check_server "one of $count: "
   for ((i = 1; i < count; ++i)); do device+=,cuda:$i; done
   for shard in replicas columns; do check_server "$shard on $count: " --shard "$shard"; done
   device=$one
