@@ -18,6 +18,7 @@
 #include "kernels/kernels.h"
 #include "server/engine/local_engine.h"
 #include "server/engine/routing_engine.h"
+#include "server/idle_memory.h"
 #include "server/model/model_store.h"
 #include "server/obs/logging.h"
 #include "server/rpc/rpc_server.h"
@@ -187,6 +188,7 @@ class ServerImpl final : public Server {
   }
 
   absl::Status WaitForReason(int stop_fd) {
+    IdleWatch idle;
     for (;;) {
       pollfd fd = {.fd = stop_fd, .events = POLLIN};
       if (poll(&fd, 1, kPollMs) > 0) return absl::OkStatus();
@@ -196,6 +198,7 @@ class ServerImpl final : public Server {
         return absl::InternalError(absl::StrCat("device ", opened.device->info().id,
                                                 " faulted; nothing on it can be trusted any more"));
       }
+      if (idle.Tick(absl::Now(), ProcessorTime())) ReturnFreeMemory();
     }
   }
 
