@@ -9,6 +9,27 @@ grpc::Status CallGate::Draining() {
   return grpc::Status(grpc::StatusCode::UNAVAILABLE, "the server is draining; try another one");
 }
 
+CallGate::Listener::Listener(CallGate* gate, std::function<void()> refusing)
+    : gate_(gate), id_(gate->Listen(std::move(refusing))) {}
+
+CallGate::Listener::~Listener() {
+  MutexLock lock(&gate_->mu_);
+  gate_->listeners_.erase(id_);
+}
+
+int64_t CallGate::Listen(std::function<void()> refusing) {
+  {
+    MutexLock lock(&mu_);
+    const int64_t id = next_listener_++;
+    if (state_.load() != State::kRefusing) {
+      listeners_.emplace(id, std::move(refusing));
+      return id;
+    }
+  }
+  refusing();
+  return -1;
+}
+
 void CallGate::Close() { state_.store(State::kClosed); }
 
 void CallGate::Refuse() {
@@ -17,6 +38,8 @@ void CallGate::Refuse() {
     MutexLock lock(&mu_);
     state_.store(State::kRefusing);
     waiting.swap(waiting_);
+    for (auto& [id, listener] : listeners_) waiting.push_back(std::move(listener));
+    listeners_.clear();
   }
   for (const std::function<void()>& finish : waiting) finish();
 }

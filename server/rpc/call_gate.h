@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -33,6 +34,21 @@ class CallGate {
     CallGate* const gate_;
   };
 
+  // Hears of Refuse while it exists, once, on the thread that calls it; for streams, which end
+  // then. The call may come while the listener is destroyed, so it owns or weakly refers to what it
+  // uses.
+  class Listener {
+   public:
+    Listener(CallGate* gate, std::function<void()> refusing);
+    ~Listener();
+    Listener(const Listener&) = delete;
+    Listener& operator=(const Listener&) = delete;
+
+   private:
+    CallGate* const gate_;
+    const int64_t id_;
+  };
+
   // First in every method that does work: null, or what to return instead of starting the call.
   // `Reactor` is the method's: grpc::ServerUnaryReactor, grpc::ServerWriteReactor<Response> ...
   template <typename Reactor>
@@ -44,7 +60,7 @@ class CallGate {
 
   // From now on new calls wait.
   void Close();
-  // Answers those that wait, and from now on every new call at once.
+  // Answers those that wait and tells the listeners; from now on answers every new call at once.
   void Refuse();
 
   // Tickets that exist.
@@ -57,11 +73,14 @@ class CallGate {
 
   // Calls `finish`, now or at Refuse.
   void Answer(std::function<void()> finish);
+  int64_t Listen(std::function<void()> refusing);
 
   std::atomic<State> state_{State::kOpen};
   std::atomic<int64_t> in_flight_{0};
   Mutex mu_;
   std::vector<std::function<void()>> waiting_ ABSL_GUARDED_BY(mu_);
+  int64_t next_listener_ ABSL_GUARDED_BY(mu_) = 0;
+  std::map<int64_t, std::function<void()>> listeners_ ABSL_GUARDED_BY(mu_);
 };
 
 // Lives until gRPC is done with it.

@@ -28,9 +28,14 @@ class MatmulStream final
   // Answers come on threads that gRPC does not know, so the stream is shared between gRPC (until
   // OnDone) and the answers that are still to come.
   void Start() {
-    MutexLock lock(&mu_);
-    self_ = shared_from_this();
-    ReadMore();
+    {
+      MutexLock lock(&mu_);
+      self_ = shared_from_this();
+      ReadMore();
+    }
+    draining_ = std::make_unique<CallGate::Listener>(env_.gate, [weak = weak_from_this()] {
+      if (const auto stream = weak.lock()) stream->Drain();
+    });
   }
 
   void OnReadDone(bool ok) override {
@@ -38,7 +43,7 @@ class MatmulStream final
     {
       MutexLock lock(&mu_);
       reading_ = false;
-      if (!ok || cancelled_) {
+      if (!ok || cancelled_ || finished_) {
         half_closed_ = true;
         FinishIfIdle();
         return;
@@ -77,6 +82,14 @@ class MatmulStream final
   void OnDone() override { const std::shared_ptr<MatmulStream> last = std::move(self_); }
 
  private:
+  // Nothing more is read; what was is answered, then the stream ends.
+  void Drain() {
+    MutexLock lock(&mu_);
+    drained_ = !half_closed_;
+    half_closed_ = true;
+    FinishIfIdle();
+  }
+
   struct Item {
     v1::QuantizedMatmulRequest request;
     v1::QuantizedMatmulResponse response;
@@ -139,8 +152,11 @@ class MatmulStream final
   void FinishIfIdle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     if (finished_ || !half_closed_ || !items_.empty()) return;
     finished_ = true;
-    Finish(cancelled_ ? ToGrpc(absl::CancelledError("the client cancelled the call"))
-                      : grpc::Status::OK);
+    if (cancelled_) {
+      Finish(ToGrpc(absl::CancelledError("the client cancelled the call")));
+    } else {
+      Finish(drained_ ? CallGate::Draining() : grpc::Status::OK);
+    }
   }
 
   const RpcEnv& env_;
@@ -156,7 +172,9 @@ class MatmulStream final
   bool writing_ ABSL_GUARDED_BY(mu_) = false;
   bool half_closed_ ABSL_GUARDED_BY(mu_) = false;  // nothing more will be read
   bool cancelled_ ABSL_GUARDED_BY(mu_) = false;
+  bool drained_ ABSL_GUARDED_BY(mu_) = false;  // the server stops; the client had more to send
   bool finished_ ABSL_GUARDED_BY(mu_) = false;
+  std::unique_ptr<CallGate::Listener> draining_;
 };
 
 }  // namespace

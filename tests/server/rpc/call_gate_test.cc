@@ -66,20 +66,64 @@ TEST_F(RpcTest, WhatIsStillInFlightAtTheDeadlineIsCancelled) {
   server_ = nullptr;
 }
 
-TEST_F(RpcTest, AStreamThatStaysOpenIsToldPerRequest) {
+TEST(CallGate, TellsListenersOnceAndOnlyThoseThatExist) {
+  CallGate gate;
+  int heard = 0, unheard = 0;
+  const CallGate::Listener early(&gate, [&] { ++heard; });
+  {
+    const CallGate::Listener gone(&gate, [&] { ++unheard; });
+  }
+  gate.Close();
+  EXPECT_EQ(heard, 0);
+  gate.Refuse();
+  gate.Refuse();
+  EXPECT_EQ(heard, 1);
+  const CallGate::Listener late(&gate, [&] { ++heard; });
+  EXPECT_EQ(heard, 2);
+  EXPECT_EQ(unheard, 0);
+}
+
+TEST_F(RpcTest, AnIdleStreamIsEndedAndDoesNotHoldTheEndBack) {
+  grpc::ClientContext context;
+  Deadline(&context);
+  const auto stream = stub_->QuantizedMatmulStream(&context);
+  v1::QuantizedMatmulResponse response;
+  ASSERT_TRUE(stream->Write(GoodMatmul()) && stream->Read(&response));
+  std::thread stop([&] { server_->Shutdown(absl::Seconds(30)); });
+  EXPECT_FALSE(stream->Read(&response));
+  const grpc::Status status = stream->Finish();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE) << status.error_message();
+  const absl::Time told = absl::Now();
+  stop.join();
+  EXPECT_LT(absl::Now() - told, absl::Seconds(5));
+  server_ = nullptr;
+}
+
+TEST_F(RpcTest, AStreamIsEndedAfterWhatItWasPromised) {
   grpc::ClientContext context;
   Deadline(&context);
   const auto stream = stub_->QuantizedMatmulStream(&context);
   v1::QuantizedMatmulResponse response;
   ASSERT_TRUE(stream->Write(GoodMatmul()) && stream->Read(&response));
   EXPECT_FALSE(response.has_error());
+  engine_.Hold(true);
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(stream->Write(GoodMatmul()));
+  ASSERT_TRUE(Eventually([&] { return engine_.held() == 3; }));
   std::thread stop([&] { server_->Shutdown(absl::Seconds(30)); });
-  do {
-    ASSERT_TRUE(stream->Write(GoodMatmul()) && stream->Read(&response));
-  } while (!response.has_error());
-  EXPECT_EQ(response.error().code(), grpc::StatusCode::UNAVAILABLE) << response.error().message();
-  stream->WritesDone();
-  EXPECT_TRUE(stream->Finish().ok());
+  grpc::Status other;
+  do {  // until the gate is closed
+    v1::QuantizedMatmulResponse ignored;
+    grpc::ClientContext probe;
+    Deadline(&probe, 100);
+    other = stub_->QuantizedMatmul(&probe, GoodMatmul(), &ignored);
+  } while (other.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED);
+  while (engine_.held() > 0) engine_.Answer();
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_TRUE(stream->Read(&response));
+    EXPECT_FALSE(response.has_error()) << response.error().message();
+  }
+  EXPECT_FALSE(stream->Read(&response));
+  EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::UNAVAILABLE);
   stop.join();
   server_ = nullptr;
 }
