@@ -12,8 +12,8 @@
 namespace awqd {
 namespace {
 
-// Until every caller that repeats itself stands at the gate.
-constexpr absl::Duration kGather = absl::Milliseconds(20);
+// Until every caller that repeats itself stands at the gate, on a busy machine too.
+constexpr absl::Duration kGather = absl::Milliseconds(50);
 // Until gRPC has written to every connection that the server goes away. It does so within its
 // Shutdown, which does not say when.
 constexpr absl::Duration kAnnounce = absl::Milliseconds(20);

@@ -97,7 +97,7 @@ TEST_F(InferenceTest, CancelWithdrawsTheTaskAndTheCallEndsOnce) {
 TEST_F(InferenceTest, DeadlineInTheQueueWithdrawsTheTask) {
   engine_.Hold(true);
   grpc::ClientContext context;
-  Deadline(&context, 100);
+  Deadline(&context, 1000);  // long enough to reach the queue on a busy machine
   v1::DequantizeResponse response;
   const grpc::Status status = stub_->Dequantize(&context, GoodDequantize(), &response);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
