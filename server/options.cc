@@ -203,6 +203,12 @@ void AddBoundFlags(Table& table, Flags& flags) {
               "Bytes gRPC may hold for messages that are being received. 0: 16 x "
               "max_receive_message_bytes. At least twice the largest message times the uploads "
               "that run at once, or uploads fail under load.");
+  table.Bytes("max_in_flight_bytes", limits.in_flight_bytes, 0, kAnyBytes,
+              "Bytes of requests being parsed, queued or running and of answers not yet sent, over "
+              "all calls; what would pass it is refused with RESOURCE_EXHAUSTED before it is "
+              "parsed. 0: 16 x (max_receive_message_bytes + max_send_message_bytes). Half of what "
+              "the process may take beside weights, because gRPC holds a message while it is "
+              "copied; at least the two message limits together.");
   table
       .Add("max_concurrent_streams", rpc.max_concurrent_streams,
            "Calls at once per connection; more wait in the client. Bounds what one client takes.")
@@ -251,6 +257,10 @@ void AddBatchFlags(Table& table, Flags& flags) {
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
   table.Bytes("max_queued_bytes", batching.max_queued_bytes, 1, kAnyBytes,
               "As max_queued_requests, in bytes of activations: the bound on memory.");
+  table.Bytes("staging_bytes", engine.staging_bytes, 0, kAnyBytes,
+              "Host memory for payloads and results that each device keeps for reuse, pinned on a "
+              "GPU. About what requests and answers hold in flight under normal load; less gives "
+              "memory back and allocates for each large request.");
   table
       .Add("lanes", engine.lanes,
            "Worker threads with a device stream each. 0: one on the CPU, two on a GPU.")
@@ -334,6 +344,13 @@ absl::StatusOr<Options> ToOptions(Flags flags) {
   options.rpc.memory_quota_bytes = flags.memory_quota_bytes != 0
                                        ? flags.memory_quota_bytes
                                        : 16 * limits.max_receive_message_bytes;
+  const int64_t both = limits.max_receive_message_bytes + limits.max_send_message_bytes;
+  if (limits.in_flight_bytes == 0) limits.in_flight_bytes = 16 * both;
+  if (limits.in_flight_bytes < both) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--max_in_flight_bytes: got ", limits.in_flight_bytes, ", expected at least ",
+                     both, ": max_receive_message_bytes and max_send_message_bytes together"));
+  }
   limits.stream_in_flight_bytes =
       2 * std::max(limits.max_receive_message_bytes, limits.max_send_message_bytes);
   limits.max_queued_requests = options.engine.batching.max_queued_tasks;

@@ -1,6 +1,7 @@
 // spdlog set-up and the two renderings of an event.
 #include "server/obs/logging.h"
 
+#include <atomic>
 #include <memory>
 #include <utility>
 
@@ -16,6 +17,9 @@ namespace {
 // Events arrive rendered; everything else is a bare message that the sink still has to render. The
 // logger's name tells them apart.
 constexpr char kEventLogger[] = "event";
+
+// Asked on every request, without a look into the registry of loggers.
+std::atomic<bool> g_logs_requests{false};
 
 std::string Json(absl::string_view text) {
   return nlohmann::json(std::string(text))
@@ -95,6 +99,7 @@ std::string Render(absl::string_view message, std::initializer_list<LogField> fi
 
 void SetUpLogging(LogLevel level, LogFormat format) {
   g_format = format;
+  g_logs_requests = level == LogLevel::kDebug;
   auto formatter = std::make_unique<spdlog::pattern_formatter>();
   formatter->add_flag<PayloadFlag>('*', format);
   formatter->set_pattern(format == LogFormat::kJson
@@ -141,8 +146,10 @@ void LogEvent(LogLevel level, absl::string_view message, std::initializer_list<L
   logger->log(Level(level), spdlog::string_view_t(line.data(), line.size()));
 }
 
+bool LogsRequests() { return g_logs_requests.load(std::memory_order_relaxed); }
+
 void LogRequest(const RequestLog& request, const absl::Status& status) {
-  if (!EventLogger()->should_log(spdlog::level::debug)) return;  // spares the escaping
+  if (!LogsRequests()) return;  // spares the escaping
   LogEvent(LogLevel::kDebug, "request",
            {{"method", request.method},
             {"request_id", LogText(request.request_id)},

@@ -58,6 +58,9 @@ struct RequestLog {
   int64_t bytes_out = 0;
 };
 
+// Whether LogRequest does anything: a request need not be described when it does not.
+bool LogsRequests();
+
 void LogRequest(const RequestLog& request, const absl::Status& status);
 
 }  // namespace awqd

@@ -8,11 +8,13 @@
 #include <memory>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "kernels/base/status.h"
 #include "server/obs/logging.h"
 #include "server/rpc/call_state.h"
 #include "server/rpc/guard.h"
 #include "server/rpc/inference_service.h"
+#include "server/rpc/raw_message.h"
 #include "server/rpc/status_grpc.h"
 #include "server/rpc/tensor.h"
 #include "server/rpc/validate.h"
@@ -24,28 +26,22 @@ namespace {
 // What both methods do until blocks run: check, find the weight, resolve the ranges.
 class DequantizeBase {
  public:
-  DequantizeBase(const RpcEnv& env, absl::string_view method, grpc::CallbackServerContext* context,
-                 const v1::DequantizeRequest& request)
-      : env_(env),
-        ticket_(env.gate),
-        request_(request),
-        deadline_(DeadlineOf(context->deadline())) {
+  DequantizeBase(const RpcEnv& env, absl::string_view method, grpc::CallbackServerContext* context)
+      : env_(env), ticket_(env.gate), deadline_(DeadlineOf(context->deadline())) {
     log_.method = method;
-    log_.request_id = request.request_id();
-    log_.model = request.weight().model();
-    log_.weight = request.weight().weight();
-    log_.bytes_in = static_cast<int64_t>(request.ByteSizeLong());
   }
 
  protected:
-  using BlockDone = std::function<absl::Status(std::string bytes, const ExecutionReport& report)>;
+  using BlockDone = std::function<absl::Status(const Payload& result)>;
 
   ~DequantizeBase() = default;
 
-  // Calls OnJob once, or Settle. `self` keeps the call alive until then.
-  void Begin(std::shared_ptr<DequantizeBase> self) {
+  // Takes the bytes out of `message` and calls OnJob once, or Settle. `self` keeps the call alive
+  // until then.
+  void Begin(std::shared_ptr<DequantizeBase> self, grpc::ByteBuffer* message) {
     Try([&]() -> absl::Status {
       AWQD_RETURN_IF_ERROR(StillWanted(slot_, deadline_));
+      AWQD_RETURN_IF_ERROR(Open(message));
       AWQD_RETURN_IF_ERROR(CheckRequest(request_));
       if (request_.has_weight()) {
         AWQD_ASSIGN_OR_RETURN(WeightPtr weight, FindWeight(env_, request_.weight()));
@@ -58,6 +54,12 @@ class DequantizeBase {
         });
       });
     });
+  }
+
+  // What the answer will hold at a time counts until the call ends.
+  absl::Status Reserve(int64_t rows) {
+    return lease_.Grow(EncodedBytes(rows * job_.work.cols, job_.work.out_dtype, job_.encoding),
+                       "output");
   }
 
   // The ranges are resolved: job_.work is the whole answer.
@@ -80,7 +82,7 @@ class DequantizeBase {
       self->Try([&]() -> absl::Status {
         AWQD_RETURN_IF_ERROR(status);
         self->Add(report, result.size());
-        return done(std::string(result.view()), report);
+        return done(result);
       });
     };
     AWQD_ASSIGN_OR_RETURN(
@@ -100,14 +102,13 @@ class DequantizeBase {
     if (settled_.exchange(true)) return;
     job_.work.weight = nullptr;
     const absl::Status visible = ForClient(status);
-    log_.total_us = absl::ToInt64Microseconds(absl::Now() - started_);
-    LogRequest(log_, visible);
+    if (LogsRequests()) Log(visible);
     End(visible);
   }
 
   const RpcEnv& env_;
   const CallGate::Ticket ticket_;
-  const v1::DequantizeRequest& request_;
+  v1::DequantizeRequest request_;
   const absl::Time deadline_;
   const absl::Time started_ = absl::Now();
   TaskSlot slot_;
@@ -115,9 +116,35 @@ class DequantizeBase {
   ExecutionReport report_;  // of all blocks: times added up
 
  private:
+  absl::Status Open(grpc::ByteBuffer* message) {
+    const auto bytes = static_cast<int64_t>(message->Length());
+    log_.bytes_in = bytes;
+    absl::StatusOr<ByteLease> lease = env_.in_flight->Take(bytes, "request");
+    if (!lease.ok()) {
+      message->Clear();
+      return lease.status();
+    }
+    lease_ = *std::move(lease);
+    RawMessage raw;
+    raw.Take(message);
+    if (ParseWhole(raw.pieces(), &request_)) return absl::OkStatus();
+    request_.Clear();
+    return FieldError("request", absl::StrCat(bytes, " bytes that do not parse"),
+                      "a serialized awqd.v1.DequantizeRequest");
+  }
+
+  void Log(const absl::Status& status) {
+    log_.request_id = request_.request_id();
+    log_.model = request_.weight().model();
+    log_.weight = request_.weight().weight();
+    log_.total_us = absl::ToInt64Microseconds(absl::Now() - started_);
+    LogRequest(log_, status);
+  }
+
   absl::Status OnWeight(WeightPtr weight) {
     AWQD_ASSIGN_OR_RETURN(job_, BuildDequantize(request_, weight->shape));
     job_.work.weight = std::move(weight);
+    if (request_.has_packed()) request_.clear_packed();
     log_.tokens = job_.work.rows;
     return OnJob();
   }
@@ -132,6 +159,7 @@ class DequantizeBase {
   }
 
   std::atomic<bool> settled_{false};
+  ByteLease lease_;
   RequestLog log_;
 };
 
@@ -140,12 +168,12 @@ class DequantizeCall final : public DequantizeBase,
                              public std::enable_shared_from_this<DequantizeCall> {
  public:
   DequantizeCall(const RpcEnv& env, grpc::CallbackServerContext* context,
-                 const v1::DequantizeRequest& request, v1::DequantizeResponse* response)
-      : DequantizeBase(env, "Dequantize", context, request), response_(response) {}
+                 grpc::ByteBuffer* response)
+      : DequantizeBase(env, "Dequantize", context), response_(response) {}
 
-  void Start() {
+  void Start(grpc::ByteBuffer* request) {
     self_ = shared_from_this();
-    Begin(self_);
+    Begin(self_, request);
   }
   void OnCancel() override { slot_.Cancel(); }
   void OnDone() override { const std::shared_ptr<DequantizeCall> last = std::move(self_); }
@@ -153,34 +181,36 @@ class DequantizeCall final : public DequantizeBase,
  private:
   absl::Status OnJob() override {
     AWQD_RETURN_IF_ERROR(CheckFitsOneMessage(job_, env_.limits.max_send_message_bytes));
-    return SubmitBlock(
-        job_.work.row_begin, job_.work.rows, [this](std::string bytes, const ExecutionReport&) {
-          FillTensor(std::move(bytes), job_.work.out_dtype, {job_.work.rows, job_.work.cols},
-                     job_.encoding, response_->mutable_output());
-          FillExecution(report_, response_->mutable_execution());
-          response_->set_request_id(request_.request_id());
-          Settle(absl::OkStatus());
-          return absl::OkStatus();
-        });
+    AWQD_RETURN_IF_ERROR(Reserve(job_.work.rows));
+    return SubmitBlock(job_.work.row_begin, job_.work.rows, [this](const Payload& result) {
+      v1::DequantizeResponse response;
+      FillExecution(report_, response.mutable_execution());
+      response.set_request_id(request_.request_id());
+      *response_ =
+          Encode(response, v1::DequantizeResponse::kOutputFieldNumber,
+                 {result, job_.work.out_dtype, {{job_.work.rows, job_.work.cols}}, job_.encoding},
+                 &env_.engine->staging());
+      Settle(absl::OkStatus());
+      return absl::OkStatus();
+    });
   }
   void End(const absl::Status& status) override { Finish(ToGrpc(status)); }
   std::shared_ptr<DequantizeBase> Self() override { return shared_from_this(); }
 
-  v1::DequantizeResponse* const response_;
+  grpc::ByteBuffer* const response_;
   std::shared_ptr<DequantizeCall> self_;  // gRPC's share
 };
 
 class DequantizeStream final : public DequantizeBase,
-                               public grpc::ServerWriteReactor<v1::DequantizeChunk>,
+                               public grpc::ServerWriteReactor<grpc::ByteBuffer>,
                                public std::enable_shared_from_this<DequantizeStream> {
  public:
-  DequantizeStream(const RpcEnv& env, grpc::CallbackServerContext* context,
-                   const v1::DequantizeRequest& request)
-      : DequantizeBase(env, "DequantizeStream", context, request) {}
+  DequantizeStream(const RpcEnv& env, grpc::CallbackServerContext* context)
+      : DequantizeBase(env, "DequantizeStream", context) {}
 
-  void Start() {
+  void Start(grpc::ByteBuffer* request) {
     self_ = shared_from_this();
-    Begin(self_);
+    Begin(self_, request);
   }
   void OnCancel() override { slot_.Cancel(); }
   void OnWriteDone(bool ok) override {
@@ -200,6 +230,7 @@ class DequantizeStream final : public DequantizeBase,
     AWQD_ASSIGN_OR_RETURN(rows_per_chunk_, RowsPerChunk(job_, env_.limits.chunk_bytes,
                                                         env_.limits.max_send_message_bytes));
     next_row_ = job_.work.row_begin;
+    AWQD_RETURN_IF_ERROR(Reserve(std::min(rows_per_chunk_, job_.work.rows)));
     return SubmitNext();
   }
 
@@ -207,26 +238,27 @@ class DequantizeStream final : public DequantizeBase,
   absl::Status SubmitNext() {
     const int64_t begin = next_row_;
     const int64_t rows = std::min(rows_per_chunk_, EndRow() - begin);
-    return SubmitBlock(begin, rows, [this, begin, rows](std::string bytes, const ExecutionReport&) {
+    return SubmitBlock(begin, rows, [this, begin, rows](const Payload& result) {
       next_row_ = begin + rows;
-      FillChunk(begin, rows, std::move(bytes));
+      FillChunk(begin, rows, result);
       StartWrite(&chunk_);
       return absl::OkStatus();
     });
   }
 
-  void FillChunk(int64_t begin, int64_t rows, std::string bytes) {
-    chunk_.Clear();
-    chunk_.mutable_rows()->set_begin(begin);
-    chunk_.mutable_rows()->set_end(begin + rows);
-    chunk_.mutable_columns()->set_begin(job_.work.col_begin);
-    chunk_.mutable_columns()->set_end(job_.work.col_begin + job_.work.cols);
-    chunk_.set_total_rows(job_.work.rows);
-    chunk_.set_total_columns(job_.work.cols);
-    chunk_.set_request_id(request_.request_id());
-    FillTensor(std::move(bytes), job_.work.out_dtype, {rows, job_.work.cols}, job_.encoding,
-               chunk_.mutable_output());
-    if (next_row_ >= EndRow()) FillExecution(report_, chunk_.mutable_execution());
+  void FillChunk(int64_t begin, int64_t rows, const Payload& result) {
+    v1::DequantizeChunk chunk;
+    chunk.mutable_rows()->set_begin(begin);
+    chunk.mutable_rows()->set_end(begin + rows);
+    chunk.mutable_columns()->set_begin(job_.work.col_begin);
+    chunk.mutable_columns()->set_end(job_.work.col_begin + job_.work.cols);
+    chunk.set_total_rows(job_.work.rows);
+    chunk.set_total_columns(job_.work.cols);
+    chunk.set_request_id(request_.request_id());
+    if (next_row_ >= EndRow()) FillExecution(report_, chunk.mutable_execution());
+    chunk_ = Encode(chunk, v1::DequantizeChunk::kOutputFieldNumber,
+                    {result, job_.work.out_dtype, {{rows, job_.work.cols}}, job_.encoding},
+                    &env_.engine->staging());
   }
 
   void End(const absl::Status& status) override { Finish(ToGrpc(status)); }
@@ -234,7 +266,7 @@ class DequantizeStream final : public DequantizeBase,
 
   int64_t rows_per_chunk_ = 1;
   int64_t next_row_ = 0;
-  v1::DequantizeChunk chunk_;
+  grpc::ByteBuffer chunk_;
   std::shared_ptr<DequantizeStream> self_;  // gRPC's share
 };
 
@@ -242,17 +274,17 @@ class DequantizeStream final : public DequantizeBase,
 
 grpc::ServerUnaryReactor* StartDequantizeCall(const RpcEnv& env,
                                               grpc::CallbackServerContext* context,
-                                              const v1::DequantizeRequest* request,
-                                              v1::DequantizeResponse* response) {
-  const auto call = std::make_shared<DequantizeCall>(env, context, *request, response);
-  call->Start();
+                                              const grpc::ByteBuffer* request,
+                                              grpc::ByteBuffer* response) {
+  const auto call = std::make_shared<DequantizeCall>(env, context, response);
+  call->Start(Mutable(request));
   return call.get();
 }
 
-grpc::ServerWriteReactor<v1::DequantizeChunk>* StartDequantizeStream(
-    const RpcEnv& env, grpc::CallbackServerContext* context, const v1::DequantizeRequest* request) {
-  const auto stream = std::make_shared<DequantizeStream>(env, context, *request);
-  stream->Start();
+grpc::ServerWriteReactor<grpc::ByteBuffer>* StartDequantizeStream(
+    const RpcEnv& env, grpc::CallbackServerContext* context, const grpc::ByteBuffer* request) {
+  const auto stream = std::make_shared<DequantizeStream>(env, context);
+  stream->Start(Mutable(request));
   return stream.get();
 }
 

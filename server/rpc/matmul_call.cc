@@ -1,5 +1,6 @@
 // QuantizedMatmul: one flow, one Finish.
 #include <memory>
+#include <utility>
 
 #include "server/rpc/inference_service.h"
 #include "server/rpc/matmul_flow.h"
@@ -10,15 +11,17 @@ namespace {
 
 class MatmulCall final : public grpc::ServerUnaryReactor {
  public:
-  MatmulCall(const RpcEnv& env, grpc::CallbackServerContext* context,
-             v1::QuantizedMatmulRequest* request, v1::QuantizedMatmulResponse* response)
+  MatmulCall(const RpcEnv& env, grpc::CallbackServerContext* context, grpc::ByteBuffer* response)
       : ticket_(env.gate),
         flow_(std::make_shared<MatmulFlow>(
-            env, "QuantizedMatmul", request, response, DeadlineOf(context->deadline()),
-            [this](const absl::Status& status) { Finish(ToGrpc(status)); })) {}
+            env, "QuantizedMatmul", DeadlineOf(context->deadline()),
+            [this, response](const absl::Status& status, grpc::ByteBuffer answer) {
+              response->Swap(&answer);
+              Finish(ToGrpc(status));
+            })) {}
 
   // May end with this call deleted; gRPC keeps the pointer it was given valid until then.
-  void Start() { std::shared_ptr<MatmulFlow>(flow_)->Start(); }
+  void Start(grpc::ByteBuffer* request) { std::shared_ptr<MatmulFlow>(flow_)->Start(request); }
 
   void OnCancel() override { flow_->Cancel(); }
   void OnDone() override { delete this; }
@@ -31,10 +34,10 @@ class MatmulCall final : public grpc::ServerUnaryReactor {
 }  // namespace
 
 grpc::ServerUnaryReactor* StartMatmulCall(const RpcEnv& env, grpc::CallbackServerContext* context,
-                                          const v1::QuantizedMatmulRequest* request,
-                                          v1::QuantizedMatmulResponse* response) {
-  auto* call = new MatmulCall(env, context, Mutable(request), response);
-  call->Start();
+                                          const grpc::ByteBuffer* request,
+                                          grpc::ByteBuffer* response) {
+  auto* call = new MatmulCall(env, context, response);
+  call->Start(Mutable(request));
   return call;
 }
 

@@ -1,45 +1,57 @@
-// Check, find the weight, submit, fill the response.
+// Admit, parse, check, find the weight, stage the payload, submit, encode the answer.
 #include "server/rpc/matmul_flow.h"
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "kernels/base/status.h"
+#include "server/obs/logging.h"
 #include "server/rpc/guard.h"
 #include "server/rpc/status_grpc.h"
-#include "server/rpc/tensor.h"
 
 namespace awqd {
 
-MatmulFlow::MatmulFlow(const RpcEnv& env, absl::string_view method,
-                       v1::QuantizedMatmulRequest* request, v1::QuantizedMatmulResponse* response,
-                       absl::Time deadline, Done done)
-    : env_(env),
-      request_(request),
-      response_(response),
-      deadline_(deadline),
-      done_(std::move(done)) {
-  log_.method = method;
-  log_.request_id = request->request_id();
-  log_.model = request->weight().model();
-  log_.weight = request->weight().weight();
-  log_.bytes_in = static_cast<int64_t>(request->ByteSizeLong());
-  if (request->request_id().size() <= kMaxRequestIdBytes) {
-    response->set_request_id(request->request_id());
-  }
-}
+MatmulFlow::MatmulFlow(const RpcEnv& env, absl::string_view method, absl::Time deadline, Done done)
+    : env_(env), method_(method), deadline_(deadline), done_(std::move(done)) {}
 
-void MatmulFlow::Start() {
+void MatmulFlow::Start(grpc::ByteBuffer* message) {
   const auto self = shared_from_this();  // the answer may come, and the call end, before we return
-  if (absl::Status status = Guarded([&] { return Begin(); }); !status.ok()) Settle(status);
+  const absl::Status status = Guarded([&] { return Begin(message); });
+  if (status.ok()) return;
+  message->Clear();  // when it was not even looked at
+  Settle(status);
 }
 
-absl::Status MatmulFlow::Begin() {
+// Memory is asked for before anything is parsed or copied: gRPC holds the message by now, but
+// nothing more has been spent on it.
+absl::Status MatmulFlow::Open(grpc::ByteBuffer* message) {
+  const auto bytes = static_cast<int64_t>(message->Length());
+  absl::StatusOr<ByteLease> lease = env_.in_flight->Take(bytes, "request");
+  message_.Take(message);
+  if (!lease.ok()) {
+    parsed_.request.set_request_id(PeekRequestId(message_.pieces()));
+    return lease.status();
+  }
+  lease_ = *std::move(lease);
+  held_bytes_ = bytes;
+  if (!ParseMatmul(message_.pieces(), &parsed_)) {
+    parsed_.request.Clear();
+    return FieldError("request", absl::StrCat(bytes, " bytes that do not parse"),
+                      "a serialized awqd.v1.QuantizedMatmulRequest");
+  }
+  if (!parsed_.cut) message_.Free();
+  return absl::OkStatus();
+}
+
+absl::Status MatmulFlow::Begin(grpc::ByteBuffer* message) {
   AWQD_RETURN_IF_ERROR(StillWanted(slot_, deadline_));
+  AWQD_RETURN_IF_ERROR(Open(message));
   // On a stream that was there before; a call of its own is turned away before it starts.
   if (!env_.gate->open()) return absl::UnavailableError(CallGate::Draining().error_message());
-  AWQD_RETURN_IF_ERROR(CheckRequest(*request_));
-  if (request_->has_weight()) {
-    AWQD_ASSIGN_OR_RETURN(WeightPtr weight, FindWeight(env_, request_->weight()));
+  const v1::QuantizedMatmulRequest& request = parsed_.request;
+  AWQD_RETURN_IF_ERROR(CheckRequest(request, cut_bytes()));
+  if (request.has_weight()) {
+    AWQD_ASSIGN_OR_RETURN(WeightPtr weight, FindWeight(env_, request.weight()));
     return Submit(std::move(weight));
   }
   auto then = [self = shared_from_this()](absl::StatusOr<WeightPtr> weight) {
@@ -49,22 +61,39 @@ absl::Status MatmulFlow::Begin() {
     });
     if (!status.ok()) self->Settle(status);
   };
-  return PackWeight(env_, request_->packed(), std::move(then));
+  return PackWeight(env_, request.packed(), std::move(then));
+}
+
+absl::StatusOr<Payload> MatmulFlow::Stage(const MatmulJob& job) {
+  StagingPool& staging = env_.engine->staging();
+  AWQD_ASSIGN_OR_RETURN(Payload x, staging.Get(job.x_bytes));
+  if (parsed_.cut) {
+    CopyRange(message_.pieces(), *parsed_.cut, x.data());
+  } else {
+    job.x.copy(x.data(), job.x.size());
+  }
+  staging.CountCopy(job.x_bytes);
+  return x;
 }
 
 absl::Status MatmulFlow::Submit(WeightPtr weight) {
   AWQD_RETURN_IF_ERROR(StillWanted(slot_, deadline_));
   AWQD_ASSIGN_OR_RETURN(MatmulJob job,
-                        BuildMatmul(request_, weight->shape, env_.limits.max_send_message_bytes));
-  AWQD_ASSIGN_OR_RETURN(job.work.x, env_.engine->staging().Get(job.x.size()));
-  job.x.copy(job.work.x.data(), job.x.size());
-  const SubmitOptions options = {.priority = request_->priority(), .deadline = deadline_};
-  request_->Clear();  // an inline weight is packed by now; its bytes need not wait in the queue
+                        BuildMatmul(&parsed_.request, weight->shape,
+                                    env_.limits.max_send_message_bytes, cut_bytes()));
+  AWQD_RETURN_IF_ERROR(lease_.Grow(job.answer_bytes, "output"));
+  held_bytes_ = lease_.bytes();
+  AWQD_ASSIGN_OR_RETURN(job.work.x, Stage(job));
+  const SubmitOptions options = {.priority = parsed_.request.priority(), .deadline = deadline_};
+  message_.Free();
+  parsed_.request.clear_activations();
+  parsed_.request.clear_bias();
+  if (parsed_.request.has_packed()) parsed_.request.clear_packed();
   job.work.weight = std::move(weight);
+  tokens_ = job.work.tokens;
   output_shape_ = std::move(job.output_shape);
   output_dtype_ = job.work.out_dtype;
   encoding_ = job.encoding;
-  log_.tokens = job.work.tokens;
   auto done = [self = shared_from_this()](const absl::Status& status, const Payload& result,
                                           const ExecutionReport& report) {
     self->OnResult(status, result, report);
@@ -78,26 +107,56 @@ absl::Status MatmulFlow::Submit(WeightPtr weight) {
 void MatmulFlow::OnResult(const absl::Status& status, const Payload& result,
                           const ExecutionReport& report) {
   if (settled_.load()) return;
-  log_.queue_us = report.queue_us;
-  log_.compute_us = report.compute_us;
-  log_.bytes_out = result.size();
-  Settle(Guarded([&]() -> absl::Status {
+  report_ = report;
+  bytes_out_ = result.size();
+  grpc::ByteBuffer answer;
+  const absl::Status settled = Guarded([&]() -> absl::Status {
     AWQD_RETURN_IF_ERROR(status);
-    FillTensor(std::string(result.view()), output_dtype_, output_shape_, encoding_,
-               response_->mutable_output());
-    FillExecution(report, response_->mutable_execution());
+    v1::QuantizedMatmulResponse response;
+    FillExecution(report, response.mutable_execution());
+    response.set_request_id(parsed_.request.request_id());
+    answer = Encode(response, v1::QuantizedMatmulResponse::kOutputFieldNumber,
+                    {result, output_dtype_, output_shape_, encoding_}, &env_.engine->staging());
     return absl::OkStatus();
-  }));
+  });
+  // The request itself is gone; the answer counts until it was sent.
+  lease_.ShrinkTo(static_cast<int64_t>(answer.Length()));
+  held_bytes_ = lease_.bytes();
+  Settle(settled, std::move(answer));
 }
 
-void MatmulFlow::Settle(const absl::Status& status) {
+absl::string_view MatmulFlow::request_id() const {
+  const std::string& id = parsed_.request.request_id();
+  if (static_cast<int64_t>(id.size()) > kMaxRequestIdBytes) return "";
+  return id;
+}
+
+void MatmulFlow::Log(const absl::Status& status) const {
+  LogRequest({.method = method_,
+              .request_id = parsed_.request.request_id(),
+              .model = parsed_.request.weight().model(),
+              .weight = parsed_.request.weight().weight(),
+              .tokens = tokens_,
+              .queue_us = report_.queue_us,
+              .compute_us = report_.compute_us,
+              .total_us = absl::ToInt64Microseconds(absl::Now() - started_),
+              .bytes_in = message_.size(),
+              .bytes_out = bytes_out_},
+             status);
+}
+
+void MatmulFlow::Settle(const absl::Status& status, grpc::ByteBuffer answer) {
   if (settled_.exchange(true)) return;
   const absl::Status visible = ForClient(status);
-  log_.total_us = absl::ToInt64Microseconds(absl::Now() - started_);
-  LogRequest(log_, visible);
+  if (LogsRequests()) Log(visible);
+  if (!status.ok()) {
+    message_.Free();
+    lease_.ShrinkTo(0);
+    held_bytes_ = 0;
+  }
   // Moved out first: what it captures (the call, this flow) must not outlive the answer.
   const Done done = std::move(done_);
-  done(visible);
+  done(visible, std::move(answer));
 }
 
 }  // namespace awqd

@@ -1,57 +1,80 @@
-// MatmulFlow: one product from request to response, whether it came alone or on a stream.
+// MatmulFlow: one product from message to answer, whether it came alone or on a stream.
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "awqd/v1/inference.pb.h"
-#include "server/obs/logging.h"
+#include "grpcpp/support/byte_buffer.h"
+#include "server/rpc/byte_budget.h"
 #include "server/rpc/call_state.h"
+#include "server/rpc/matmul_wire.h"
+#include "server/rpc/raw_message.h"
 #include "server/rpc/rpc_env.h"
 #include "server/rpc/validate.h"
 #include "server/rpc/weights.h"
 
 namespace awqd {
 
+// Holds its share of RpcEnv::in_flight until it is destroyed: its owner keeps it until the answer
+// was sent.
 class MatmulFlow : public std::enable_shared_from_this<MatmulFlow> {
  public:
-  // Called exactly once, on any thread, possibly before Start returns. The response is filled when
-  // the status is OK.
-  using Done = std::function<void(const absl::Status&)>;
+  // Called exactly once, on any thread, possibly before Start returns. `answer` is a
+  // QuantizedMatmulResponse when the status is OK.
+  using Done = std::function<void(const absl::Status&, grpc::ByteBuffer answer)>;
 
-  // `request` (whose payload is moved out) and `response` live until `done` has been called;
   // `method` names the flow in the log.
-  MatmulFlow(const RpcEnv& env, absl::string_view method, v1::QuantizedMatmulRequest* request,
-             v1::QuantizedMatmulResponse* response, absl::Time deadline, Done done);
+  MatmulFlow(const RpcEnv& env, absl::string_view method, absl::Time deadline, Done done);
 
-  // Never blocks.
-  void Start();
+  // Takes the bytes out of `message`. Never blocks.
+  void Start(grpc::ByteBuffer* message);
 
   // Withdraws what has not started; `done` is still called.
   void Cancel() { slot_.Cancel(); }
 
+  // From `done` on. Empty when the client sent none, or one that is too long to be echoed.
+  absl::string_view request_id() const;
+  // What the request and its answer hold, or will. Thread-safe.
+  int64_t held_bytes() const { return held_bytes_.load(std::memory_order_relaxed); }
+
  private:
-  absl::Status Begin();
+  absl::Status Begin(grpc::ByteBuffer* message);
+  absl::Status Open(grpc::ByteBuffer* message);
   absl::Status Submit(WeightPtr weight);
+  absl::StatusOr<Payload> Stage(const MatmulJob& job);
   void OnResult(const absl::Status& status, const Payload& result, const ExecutionReport& report);
-  void Settle(const absl::Status& status);
+  void Settle(const absl::Status& status, grpc::ByteBuffer answer = {});
+  void Log(const absl::Status& status) const;
+
+  std::optional<int64_t> cut_bytes() const {
+    return parsed_.cut ? std::make_optional(parsed_.cut->size) : std::nullopt;
+  }
 
   const RpcEnv& env_;
-  v1::QuantizedMatmulRequest* const request_;
-  v1::QuantizedMatmulResponse* const response_;
+  const absl::string_view method_;
   const absl::Time deadline_;
   const absl::Time started_ = absl::Now();
   Done done_;
   TaskSlot slot_;
   std::atomic<bool> settled_{false};
+  std::atomic<int64_t> held_bytes_{0};
 
+  ByteLease lease_;
+  RawMessage message_;  // until its payload was staged
+  MatmulMessage parsed_;
+  int64_t tokens_ = 0;
   std::vector<int64_t> output_shape_;
   DType output_dtype_ = DType::kFp16;
   v1::Encoding encoding_ = v1::RAW;
-  RequestLog log_;
+  ExecutionReport report_;
+  int64_t bytes_out_ = 0;
 };
 
 }  // namespace awqd

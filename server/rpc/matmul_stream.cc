@@ -1,7 +1,8 @@
 // QuantizedMatmulStream: many flows on one stream, answered in completion order.
 //
-// Memory is bounded by not reading: an item counts from its read until its answer was written, so a
-// client that does not read its answers stops being read as well.
+// Memory is bounded by not reading: an item counts, with the answer that it will have, from its
+// read until its answer was written, so a client that does not read its answers stops being read as
+// well.
 #include <algorithm>
 #include <deque>
 #include <memory>
@@ -18,9 +19,8 @@
 namespace awqd {
 namespace {
 
-class MatmulStream final
-    : public grpc::ServerBidiReactor<v1::QuantizedMatmulRequest, v1::QuantizedMatmulResponse>,
-      public std::enable_shared_from_this<MatmulStream> {
+class MatmulStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
+                           public std::enable_shared_from_this<MatmulStream> {
  public:
   MatmulStream(const RpcEnv& env, grpc::CallbackServerContext* context)
       : env_(env), ticket_(env.gate), deadline_(DeadlineOf(context->deadline())) {}
@@ -39,19 +39,21 @@ class MatmulStream final
   }
 
   void OnReadDone(bool ok) override {
-    std::shared_ptr<MatmulFlow> flow;
+    ItemPtr item;
     {
       MutexLock lock(&mu_);
-      reading_ = false;
       if (!ok || cancelled_ || finished_) {
+        reading_ = false;
         half_closed_ = true;
         FinishIfIdle();
         return;
       }
-      flow = Accept();
+      item = Accept();
     }
-    flow->Start();
+    item->flow->Start(&item->message);
     MutexLock lock(&mu_);
+    Recount(*item);
+    reading_ = false;  // not before: what the item will hold is known only now
     ReadMore();
   }
 
@@ -91,37 +93,48 @@ class MatmulStream final
   }
 
   struct Item {
-    v1::QuantizedMatmulRequest request;
-    v1::QuantizedMatmulResponse response;
+    grpc::ByteBuffer message;
+    grpc::ByteBuffer answer;
     std::shared_ptr<MatmulFlow> flow;
     int64_t bytes = 0;
+    bool dropped = false;
   };
   using ItemPtr = std::shared_ptr<Item>;
 
   // Turns the message just read into an item in flight. The caller starts its flow without the
   // lock, because the answer may come at once.
-  std::shared_ptr<MatmulFlow> Accept() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+  ItemPtr Accept() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     ItemPtr item = std::move(next_);
-    item->bytes = static_cast<int64_t>(item->request.ByteSizeLong());
-    bytes_ += item->bytes;
     item->flow = std::make_shared<MatmulFlow>(
-        env_, "QuantizedMatmulStream", &item->request, &item->response, deadline_,
-        [self = shared_from_this(), item](const absl::Status& status) {
-          self->OnAnswer(item, status);
+        env_, "QuantizedMatmulStream", deadline_,
+        [self = shared_from_this(), item](const absl::Status& status, grpc::ByteBuffer answer) {
+          self->OnAnswer(item, status, std::move(answer));
         });
     items_.insert(item);
-    return item->flow;
+    return item;
   }
 
-  void OnAnswer(const ItemPtr& item, const absl::Status& status) {
-    if (!status.ok()) ToProto(status, item->response.mutable_error());
+  void OnAnswer(const ItemPtr& item, const absl::Status& status, grpc::ByteBuffer answer) {
+    if (!status.ok()) {
+      v1::QuantizedMatmulResponse response;
+      response.set_request_id(std::string(item->flow->request_id()));
+      ToProto(status, response.mutable_error());
+      answer = Encode(response);
+    }
     MutexLock lock(&mu_);
-    const int64_t answer = static_cast<int64_t>(item->response.ByteSizeLong());
-    bytes_ += answer - item->bytes;  // the request's payload is with the engine, or gone
-    item->bytes = answer;
+    item->answer.Swap(&answer);
+    Recount(*item);
     answers_.push_back(item);
     WriteNext();
     FinishIfIdle();
+  }
+
+  // What the item holds changes when its flow has started, and when it has ended.
+  void Recount(Item& item) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    if (item.dropped) return;
+    const int64_t bytes = item.flow->held_bytes();
+    bytes_ += bytes - item.bytes;
+    item.bytes = bytes;
   }
 
   void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
@@ -131,11 +144,12 @@ class MatmulStream final
     }
     if (writing_ || answers_.empty()) return;
     writing_ = true;
-    StartWrite(&answers_.front()->response);
+    StartWrite(&answers_.front()->answer);
   }
 
   void Drop(const ItemPtr& item) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     bytes_ -= item->bytes;
+    item->dropped = true;
     items_.erase(item);
   }
 
@@ -145,7 +159,7 @@ class MatmulStream final
     if (reading_ || half_closed_ || finished_ || full) return;
     next_ = std::make_shared<Item>();
     reading_ = true;
-    StartRead(&next_->request);
+    StartRead(&next_->message);
   }
 
   // A read that is still out ends with the call, so it never holds Finish back.
@@ -179,7 +193,7 @@ class MatmulStream final
 
 }  // namespace
 
-grpc::ServerBidiReactor<v1::QuantizedMatmulRequest, v1::QuantizedMatmulResponse>* StartMatmulStream(
+grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* StartMatmulStream(
     const RpcEnv& env, grpc::CallbackServerContext* context) {
   const auto stream = std::make_shared<MatmulStream>(env, context);
   stream->Start();

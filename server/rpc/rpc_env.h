@@ -8,6 +8,7 @@
 #include "absl/time/time.h"
 #include "server/engine/engine.h"
 #include "server/model/model_store.h"
+#include "server/rpc/byte_budget.h"
 #include "server/rpc/call_gate.h"
 #include "server/rpc/worker.h"
 
@@ -22,6 +23,9 @@ struct RpcLimits {
   // and answers; past either, the stream is not read until one was answered.
   int64_t stream_in_flight = 64;
   int64_t stream_in_flight_bytes = int64_t{128} << 20;
+  // Bytes of requests being parsed, queued or running and of answers not yet sent, over all calls.
+  // 0: no bound.
+  int64_t in_flight_bytes = 0;
   // About how many bytes a chunk of DequantizeStream holds.
   int64_t chunk_bytes = int64_t{1} << 20;
   // Reported by GetServerInfo; enforced by the engine.
@@ -35,6 +39,7 @@ struct RpcEnv {
   CallGate* gate = nullptr;
   Worker* loads = nullptr;     // LoadModel, UnloadModel
   Worker* packings = nullptr;  // inline weights
+  ByteBudget* in_flight = nullptr;
   RpcLimits limits;
   absl::Time started = absl::Now();
   // True until the models asked for at start are loaded: an unknown name may then still appear, so

@@ -50,7 +50,8 @@ void QuietGrpc(gpr_log_func_args* args) {
 class RpcServerImpl final : public RpcServer {
  public:
   RpcServerImpl(const RpcOptions& options, Engine* engine, ModelStore* models)
-      : loads_("loads", options.load_threads, options.max_queued_loads),
+      : in_flight_(options.limits.in_flight_bytes),
+        loads_("loads", options.load_threads, options.max_queued_loads),
         packings_("inline weights", options.packing_threads, options.max_queued_loads),
         health_({"", v1::QuantizedInference::service_full_name(),
                  v1::ModelRepository::service_full_name(), v1::ServerInfo::service_full_name()}),
@@ -63,6 +64,7 @@ class RpcServerImpl final : public RpcServer {
     env_.models = models;
     env_.loads = &loads_;
     env_.packings = &packings_;
+    env_.in_flight = &in_flight_;
     env_.limits = options.limits;
   }
 
@@ -92,6 +94,7 @@ class RpcServerImpl final : public RpcServer {
   void SetServing(bool serving) override { health_.SetServing(serving); }
   void SetStarting(bool starting) override { env_.starting.store(starting); }
   int64_t pending_loads() const override { return loads_.pending(); }
+  int64_t in_flight_bytes() const override { return in_flight_.in_flight(); }
 
   void Shutdown(absl::Duration grace) override {
     health_.Stop();
@@ -139,6 +142,7 @@ class RpcServerImpl final : public RpcServer {
     return absl::StrCat(address.text.substr(0, address.text.rfind(':')), ":", port);
   }
 
+  ByteBudget in_flight_;
   Worker loads_;
   Worker packings_;
   CallGate gate_;

@@ -59,6 +59,9 @@ class RpcServer {
 
   // LoadModel and UnloadModel calls that run or wait.
   virtual int64_t pending_loads() const = 0;
+
+  // What RpcLimits::in_flight_bytes bounds.
+  virtual int64_t in_flight_bytes() const = 0;
 };
 
 }  // namespace awqd

@@ -83,13 +83,14 @@ absl::Status CheckCount(absl::string_view field, int64_t got, const TensorInfo& 
 }
 
 absl::Status CheckContents(const v1::Tensor& tensor, const TensorInfo& info,
-                           absl::string_view field) {
+                           absl::string_view field, std::optional<int64_t> cut_bytes) {
+  const int64_t raw_bytes = cut_bytes.value_or(static_cast<int64_t>(tensor.raw().size()));
   const bool floating = IsFloating(info.dtype);
   switch (tensor.contents_case()) {
     case v1::Tensor::kRaw:
-      if (static_cast<int64_t>(tensor.raw().size()) == info.bytes) return absl::OkStatus();
+      if (raw_bytes == info.bytes) return absl::OkStatus();
       return FieldError(
-          Sub(field, "raw"), absl::StrCat(tensor.raw().size(), " bytes"),
+          Sub(field, "raw"), absl::StrCat(raw_bytes, " bytes"),
           absl::StrCat(info.bytes, " for ", Name(info.dtype), " of shape ", ShapeText(info.shape)));
     case v1::Tensor::kFloats:
       if (!floating) {
@@ -212,12 +213,12 @@ std::string ShapeText(absl::Span<const int64_t> shape) {
 }
 
 absl::StatusOr<TensorInfo> CheckTensor(const v1::Tensor& tensor, DTypeMask allowed,
-                                       absl::string_view field) {
+                                       absl::string_view field, std::optional<int64_t> cut_bytes) {
   TensorInfo info;
   AWQD_ASSIGN_OR_RETURN(info.dtype, ParseDType(tensor.dtype(), allowed, Sub(field, "dtype")));
   info.shape.assign(tensor.shape().begin(), tensor.shape().end());
   AWQD_RETURN_IF_ERROR(CheckShape(field, &info));
-  AWQD_RETURN_IF_ERROR(CheckContents(tensor, info, field));
+  AWQD_RETURN_IF_ERROR(CheckContents(tensor, info, field, cut_bytes));
   return info;
 }
 
@@ -254,14 +255,11 @@ int64_t EncodedBytes(int64_t elements, DType dtype, v1::Encoding encoding) {
   return elements * (encoding == v1::VALUES ? static_cast<int64_t>(sizeof(float)) : SizeOf(dtype));
 }
 
-void FillTensor(std::string bytes, DType dtype, absl::Span<const int64_t> shape,
+void FillTensor(absl::string_view bytes, DType dtype, absl::Span<const int64_t> shape,
                 v1::Encoding encoding, v1::Tensor* out) {
   out->set_dtype(ToProto(dtype));
   out->mutable_shape()->Add(shape.begin(), shape.end());
-  if (encoding != v1::VALUES) {
-    out->set_raw(std::move(bytes));
-    return;
-  }
+  if (encoding != v1::VALUES) return;
   const std::vector<float> values = FloatsFromBytes(bytes, dtype);
   out->mutable_floats()->mutable_values()->Add(values.begin(), values.end());
 }

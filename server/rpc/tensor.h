@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,8 +33,10 @@ std::string ShapeText(absl::Span<const int64_t> shape);
 
 // Checks dtype (against `allowed`), rank 0 to 8, dimensions, products and that the contents have
 // exactly as many bytes or values as the shape says. Errors are FieldErrors beneath `field`.
+// `cut_bytes`: of raw contents that were left out of the message.
 absl::StatusOr<TensorInfo> CheckTensor(const v1::Tensor& tensor, DTypeMask allowed,
-                                       absl::string_view field);
+                                       absl::string_view field,
+                                       std::optional<int64_t> cut_bytes = std::nullopt);
 
 // Contents as row-major little-endian bytes of info.dtype; `raw` is moved out of the tensor. Typed
 // values are rounded to nearest even; a finite value that would become infinite, or an integer
@@ -47,8 +50,9 @@ std::vector<float> FloatsFromBytes(absl::string_view bytes, DType dtype);
 // Bytes that a floating-point tensor's contents take in a message.
 int64_t EncodedBytes(int64_t elements, DType dtype, v1::Encoding encoding);
 
-// Writes a floating-point result. `encoding` is RAW or VALUES.
-void FillTensor(std::string bytes, DType dtype, absl::Span<const int64_t> shape,
+// Describes a floating-point result. With the encoding VALUES its contents are written as well; raw
+// ones go their own way.
+void FillTensor(absl::string_view bytes, DType dtype, absl::Span<const int64_t> shape,
                 v1::Encoding encoding, v1::Tensor* out);
 
 }  // namespace awqd

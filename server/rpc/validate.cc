@@ -130,13 +130,15 @@ absl::StatusOr<Bounds> ResolveRange(const v1::Range& range, int64_t size, absl::
 
 }  // namespace
 
-absl::Status CheckRequest(const v1::QuantizedMatmulRequest& request) {
+absl::Status CheckRequest(const v1::QuantizedMatmulRequest& request,
+                          std::optional<int64_t> cut_bytes) {
   AWQD_RETURN_IF_ERROR(CheckRequestId(request.request_id()));
   AWQD_RETURN_IF_ERROR(CheckSource(request));
   if (!request.has_activations()) {
     return FieldError("activations", "nothing", "a tensor of shape [..., K]");
   }
-  AWQD_RETURN_IF_ERROR(CheckTensor(request.activations(), kFloatingMask, "activations").status());
+  AWQD_RETURN_IF_ERROR(
+      CheckTensor(request.activations(), kFloatingMask, "activations", cut_bytes).status());
   if (request.activations().shape_size() == 0) {
     return FieldError("activations.shape", "rank 0", "rank 1 to 8: [..., K]");
   }
@@ -159,9 +161,11 @@ absl::Status CheckName(const std::string& name) {
 }
 
 absl::StatusOr<MatmulJob> BuildMatmul(v1::QuantizedMatmulRequest* request,
-                                      const WeightShape& weight, int64_t max_send_bytes) {
+                                      const WeightShape& weight, int64_t max_send_bytes,
+                                      std::optional<int64_t> cut_bytes) {
   v1::Tensor* x = request->mutable_activations();
-  AWQD_ASSIGN_OR_RETURN(const TensorInfo info, CheckTensor(*x, kFloatingMask, "activations"));
+  AWQD_ASSIGN_OR_RETURN(const TensorInfo info,
+                        CheckTensor(*x, kFloatingMask, "activations", cut_bytes));
   MatmulJob job;
   AWQD_ASSIGN_OR_RETURN(job.work.tokens, Tokens(info, weight.k));
   job.work.x_dtype = info.dtype;
@@ -178,10 +182,15 @@ absl::StatusOr<MatmulJob> BuildMatmul(v1::QuantizedMatmulRequest* request,
   AWQD_RETURN_IF_ERROR(CheckAnswerFits(elements.value_or(INT64_MAX), job.work.out_dtype,
                                        job.encoding, max_send_bytes,
                                        "send fewer tokens per request"));
+  job.answer_bytes = EncodedBytes(*elements, job.work.out_dtype, job.encoding);
   if (request->has_bias()) {
     AWQD_ASSIGN_OR_RETURN(job.work.bias, TakeBias(request->mutable_bias(), weight.n));
   }
-  AWQD_ASSIGN_OR_RETURN(job.x, TakeBytes(x, info, "activations"));
+  job.x_bytes = info.bytes;
+  const bool cut = cut_bytes && x->contents_case() == v1::Tensor::kRaw;
+  if (!cut) {
+    AWQD_ASSIGN_OR_RETURN(job.x, TakeBytes(x, info, "activations"));
+  }
   return job;
 }
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,7 +25,9 @@ inline constexpr int64_t kMaxWeightPathBytes = 1024;
 
 // What holds whatever weight the request names: source, id, enums, and tensors that agree with
 // themselves.
-absl::Status CheckRequest(const v1::QuantizedMatmulRequest& request);
+// `cut_bytes`: of the activations' raw contents, when they were left out of the message.
+absl::Status CheckRequest(const v1::QuantizedMatmulRequest& request,
+                          std::optional<int64_t> cut_bytes = std::nullopt);
 absl::Status CheckRequest(const v1::DequantizeRequest& request);
 
 // A name in ModelRepository requests, before it goes anywhere near a file system.
@@ -33,15 +36,18 @@ absl::Status CheckName(const std::string& name);
 // A product, and how its answer is spelled. work.weight and work.x stay empty.
 struct MatmulJob {
   MatmulWork work;
-  std::string x;  // the payload, to be staged
+  int64_t x_bytes = 0;
+  std::string x;  // the activations' bytes, but when they were left out of the message
   std::vector<int64_t> output_shape;
+  int64_t answer_bytes = 0;  // of the answer's contents
   v1::Encoding encoding = v1::RAW;
 };
 
 // Moves the payload out of a request that passed CheckRequest. RESOURCE_EXHAUSTED when the answer
 // would pass `max_send_bytes`.
 absl::StatusOr<MatmulJob> BuildMatmul(v1::QuantizedMatmulRequest* request,
-                                      const WeightShape& weight, int64_t max_send_bytes);
+                                      const WeightShape& weight, int64_t max_send_bytes,
+                                      std::optional<int64_t> cut_bytes = std::nullopt);
 
 // A block of a weight. work.weight stays null.
 struct DequantizeJob {

@@ -70,12 +70,19 @@ TEST_F(LimitsTest, UnknownMethodsAreUnimplemented) {
 }
 
 TEST_F(LimitsTest, BytesThatAreNoMessageAreRefusedCleanly) {
+  for (const char* method :
+       {"/awqd.v1.QuantizedInference/QuantizedMatmul", "/awqd.v1.QuantizedInference/Dequantize"}) {
+    const grpc::Status status = RawCall(channel_, method, "\x0a\xff");
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << method;
+  }
   const std::string method = "/awqd.v1.QuantizedInference/QuantizedMatmul";
   std::string groups(100, '\x0b');  // 100 nested groups that never end
   for (const std::string& payload :
        {std::string("\x0a\xff"), std::string("\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff"),
         std::string("\x0a\x7f\x01"), groups, std::string("\x42\x02\xc3\x28")}) {
-    EXPECT_FALSE(RawCall(channel_, method, payload).ok());
+    const grpc::Status status = RawCall(channel_, method, payload);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+    EXPECT_THAT(status.error_message(), testing::HasSubstr("do not parse"));
   }
   // A known field with the wrong wire type is an unknown field to Protocol Buffers: the request is
   // then empty.

@@ -124,6 +124,17 @@ TEST(Options, ChecksSocketPaths) {
   EXPECT_EQ(ParseListenAddress("unix:///run/a")->socket_path, "/run/a");
 }
 
+TEST(Options, BoundsBytesInFlight) {
+  const RpcLimits limits = Parse({"--model_repository", "/m"})->options.rpc.limits;
+  EXPECT_EQ(limits.in_flight_bytes,
+            16 * (limits.max_receive_message_bytes + limits.max_send_message_bytes));
+  EXPECT_EQ(Parse({"--model_repository", "/m", "--max_in_flight_bytes=128MiB"})
+                ->options.rpc.limits.in_flight_bytes,
+            128 << 20);
+  EXPECT_THAT(ErrorOf({"--model_repository", "/m", "--max_in_flight_bytes=127MiB"}),
+              HasSubstr("expected at least 134217728"));
+}
+
 class EnvironmentVariable {
  public:
   EnvironmentVariable(const char* name, const char* value) : name_(name) { setenv(name, value, 1); }

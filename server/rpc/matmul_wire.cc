@@ -1,0 +1,319 @@
+// Encoding reference: protobuf.dev/programming-guides/encoding.
+#include "server/rpc/matmul_wire.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "absl/container/inlined_vector.h"
+#include "google/protobuf/io/zero_copy_stream.h"
+
+namespace awqd {
+namespace {
+
+using v1::QuantizedMatmulRequest;
+
+constexpr uint32_t kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5;
+constexpr int kMaxLength = 0x7fffffff;
+// More cuts than this are no sane client's; the generated parser may have such a message.
+constexpr size_t kMaxEdits = 16;
+// Heads up to this size are put together on the stack, which is faster to parse than pieces.
+constexpr int64_t kFlatBytes = 4096;
+constexpr int64_t kMaxPeekedBytes = 256;
+
+// Reads forwards through the pieces. Every reader returns false at the end, or at an encoding that
+// is not plain.
+class Cursor {
+ public:
+  explicit Cursor(Pieces pieces) : pieces_(pieces) { SkipEmpty(); }
+
+  int64_t position() const { return position_; }
+
+  bool Varint(int max_bytes, uint64_t* value) {
+    *value = 0;
+    for (int i = 0; i < max_bytes; ++i) {
+      if (piece_ == pieces_.size()) return false;
+      const auto byte = static_cast<uint8_t>(pieces_[piece_][offset_]);
+      Advance(1);
+      *value |= static_cast<uint64_t>(byte & 0x7f) << (7 * i);
+      if (byte < 0x80) return true;
+    }
+    return false;
+  }
+
+  bool Skip(int64_t bytes) {
+    while (bytes > 0) {
+      if (piece_ == pieces_.size()) return false;
+      const int64_t here = static_cast<int64_t>(pieces_[piece_].size() - offset_);
+      const int64_t step = std::min(bytes, here);
+      Advance(step);
+      bytes -= step;
+    }
+    return true;
+  }
+
+ private:
+  void Advance(int64_t bytes) {
+    offset_ += bytes;
+    position_ += bytes;
+    if (offset_ < pieces_[piece_].size()) return;
+    ++piece_;
+    offset_ = 0;
+    SkipEmpty();
+  }
+  void SkipEmpty() {
+    while (piece_ < pieces_.size() && pieces_[piece_].empty()) ++piece_;
+  }
+
+  const Pieces pieces_;
+  size_t piece_ = 0;
+  size_t offset_ = 0;
+  int64_t position_ = 0;
+};
+
+// Bytes [begin, end) of the message become `patch`.
+struct Edit {
+  int64_t begin = 0;
+  int64_t end = 0;
+  std::array<char, 5> patch{};
+  size_t patch_size = 0;
+
+  void SetVarint(uint64_t value) {
+    patch_size = 0;
+    for (; value >= 0x80; value >>= 7) patch[patch_size++] = static_cast<char>(value | 0x80);
+    patch[patch_size++] = static_cast<char>(value);
+  }
+  int64_t saved() const { return end - begin - static_cast<int64_t>(patch_size); }
+};
+
+// Finds what to cut. Scan fails on everything that the generated parser should judge instead.
+class Cutter {
+ public:
+  Cutter(Pieces pieces, int64_t size) : cursor_(pieces), size_(size) {}
+
+  // Where the last request_id is, if it is short; a scan of the top level alone.
+  std::optional<WireRange> FindRequestId() {
+    std::optional<WireRange> found;
+    while (cursor_.position() < size_) {
+      Field field;
+      if (!Next(size_, &field)) return std::nullopt;
+      if (field.number == QuantizedMatmulRequest::kRequestIdFieldNumber && field.bytes >= 0 &&
+          field.bytes <= kMaxPeekedBytes) {
+        found = {cursor_.position(), field.bytes};
+      }
+      if (!Pass(field)) return std::nullopt;
+    }
+    return found;
+  }
+
+  bool Scan() {
+    while (cursor_.position() < size_) {
+      Field field;
+      if (!Next(size_, &field)) return false;
+      const bool activations =
+          field.number == QuantizedMatmulRequest::kActivationsFieldNumber && field.bytes >= 0;
+      if (activations ? !ScanActivations(field) : !Pass(field)) return false;
+    }
+    return true;
+  }
+
+  absl::Span<const Edit> edits() const { return edits_; }
+  const std::optional<WireRange>& last_raw() const { return last_raw_; }
+
+ private:
+  struct Field {
+    uint32_t number = 0;
+    int64_t length_at = 0;  // of the length, when it has one
+    int64_t bytes = -1;     // of the contents; -1 without a length
+    int64_t end = 0;        // of the contents
+  };
+
+  // The next field's tag and, if it has one, its length. Contents end at `limit` at the latest.
+  bool Next(int64_t limit, Field* field) {
+    uint64_t tag = 0, length = 0;
+    if (!cursor_.Varint(5, &tag) || tag > 0xffffffffu || tag >> 3 == 0) return false;
+    field->number = static_cast<uint32_t>(tag >> 3);
+    field->length_at = cursor_.position();
+    switch (tag & 7) {
+      case kVarint:
+        // Read here: its end is not known before.
+        if (!cursor_.Varint(10, &length)) return false;
+        field->end = cursor_.position();
+        break;
+      case kFixed64:
+        field->end = cursor_.position() + 8;
+        break;
+      case kFixed32:
+        field->end = cursor_.position() + 4;
+        break;
+      case kBytes:
+        if (!cursor_.Varint(5, &length) || length > kMaxLength) return false;
+        field->bytes = static_cast<int64_t>(length);
+        field->end = cursor_.position() + field->bytes;
+        break;
+      default:
+        return false;  // groups
+    }
+    return field->end <= limit;
+  }
+
+  bool Pass(const Field& field) { return cursor_.Skip(field.end - cursor_.position()); }
+
+  bool ScanActivations(const Field& field) {
+    const size_t mine = edits_.size();
+    edits_.push_back({.begin = field.length_at, .end = cursor_.position()});
+    int64_t saved = 0;
+    while (cursor_.position() < field.end) {
+      Field inner;
+      if (!Next(field.end, &inner)) return false;
+      if (inner.number == v1::Tensor::kRawFieldNumber && inner.bytes >= 0) {
+        last_raw_ = {cursor_.position(), inner.bytes};
+        edits_.push_back({.begin = inner.length_at, .end = inner.end});
+        edits_.back().SetVarint(0);
+        saved += edits_.back().saved();
+      }
+      if (!Pass(inner) || edits_.size() > kMaxEdits) return false;
+    }
+    edits_[mine].SetVarint(static_cast<uint64_t>(field.bytes - saved));
+    return edits_.size() <= kMaxEdits;
+  }
+
+  Cursor cursor_;
+  const int64_t size_;
+  absl::InlinedVector<Edit, 4> edits_;
+  std::optional<WireRange> last_raw_;
+};
+
+using Runs = absl::InlinedVector<absl::string_view, 16>;
+
+// The message with its edits made, as views of the pieces and of the patches.
+Runs MakeRuns(Pieces pieces, absl::Span<const Edit> edits) {
+  Runs runs;
+  size_t edit = 0;
+  int64_t begin = 0;  // of the piece
+  for (absl::string_view piece : pieces) {
+    const int64_t end = begin + static_cast<int64_t>(piece.size());
+    int64_t at = begin;
+    for (; edit < edits.size() && edits[edit].begin < end; ++edit) {
+      const Edit& cut = edits[edit];
+      if (cut.begin >= begin) {
+        if (cut.begin > at) runs.push_back(piece.substr(at - begin, cut.begin - at));
+        runs.push_back({cut.patch.data(), cut.patch_size});
+      }
+      at = std::min(cut.end, end);
+      if (cut.end > end) break;
+    }
+    if (at < end) runs.push_back(piece.substr(at - begin));
+    begin = end;
+  }
+  return runs;
+}
+
+class RunsStream final : public google::protobuf::io::ZeroCopyInputStream {
+ public:
+  explicit RunsStream(absl::Span<const absl::string_view> runs) : runs_(runs) {}
+
+  bool Next(const void** data, int* size) override {
+    for (; next_ < runs_.size(); ++next_, offset_ = 0) {
+      const absl::string_view rest = runs_[next_].substr(offset_);
+      if (rest.empty()) continue;
+      *data = rest.data();
+      *size = static_cast<int>(rest.size());
+      offset_ += rest.size();
+      count_ += *size;
+      return true;
+    }
+    return false;
+  }
+  void BackUp(int count) override {
+    offset_ -= count;
+    count_ -= count;
+  }
+  bool Skip(int count) override {
+    const void* data = nullptr;
+    for (int size = 0; count > 0; count -= size) {
+      if (!Next(&data, &size)) return false;
+      if (size > count) {
+        BackUp(size - count);
+        size = count;
+      }
+    }
+    return true;
+  }
+  int64_t ByteCount() const override { return count_; }
+
+ private:
+  const absl::Span<const absl::string_view> runs_;
+  size_t next_ = 0;
+  size_t offset_ = 0;
+  int64_t count_ = 0;
+};
+
+int64_t SizeOfAll(Pieces pieces) {
+  int64_t size = 0;
+  for (absl::string_view piece : pieces) size += static_cast<int64_t>(piece.size());
+  return size;
+}
+
+bool ParseRuns(absl::Span<const absl::string_view> runs, google::protobuf::MessageLite* out) {
+  const int64_t size = SizeOfAll(runs);
+  if (size > kMaxLength) return false;
+  if (runs.size() <= 1) {
+    return out->ParseFromArray(runs.empty() ? nullptr : runs[0].data(), static_cast<int>(size));
+  }
+  if (size <= kFlatBytes) {
+    std::array<char, kFlatBytes> flat;
+    char* next = flat.data();
+    for (absl::string_view run : runs) next = std::copy(run.begin(), run.end(), next);
+    return out->ParseFromArray(flat.data(), static_cast<int>(size));
+  }
+  RunsStream stream(runs);
+  return out->ParseFromZeroCopyStream(&stream);
+}
+
+}  // namespace
+
+bool ParseWhole(Pieces pieces, google::protobuf::MessageLite* out) {
+  return ParseRuns(pieces, out);
+}
+
+bool ParseMatmul(Pieces pieces, MatmulMessage* out) {
+  out->cut.reset();
+  Cutter cutter(pieces, SizeOfAll(pieces));
+  if (!cutter.Scan() || !cutter.last_raw()) return ParseRuns(pieces, &out->request);
+  out->cut = cutter.last_raw();
+  return ParseRuns(MakeRuns(pieces, cutter.edits()), &out->request);
+}
+
+std::string PeekRequestId(Pieces pieces) {
+  const std::optional<WireRange> range = Cutter(pieces, SizeOfAll(pieces)).FindRequestId();
+  if (!range) return "";
+  std::string id(range->size, '\0');
+  CopyRange(pieces, *range, id.data());
+  // Through the parser as a message of its own, because that refuses what is not UTF-8. A length of
+  // two bytes serves any id.
+  std::string wire = {
+      static_cast<char>(QuantizedMatmulRequest::kRequestIdFieldNumber << 3 | kBytes),
+      static_cast<char>(id.size() | 0x80), static_cast<char>(id.size() >> 7)};
+  wire += id;
+  QuantizedMatmulRequest request;
+  return request.ParseFromString(wire) ? id : "";
+}
+
+void CopyRange(Pieces pieces, const WireRange& range, char* out) {
+  int64_t skip = range.begin;
+  int64_t left = range.size;
+  for (absl::string_view piece : pieces) {
+    if (left == 0) return;
+    const auto size = static_cast<int64_t>(piece.size());
+    if (skip < size) {
+      const int64_t bytes = std::min(left, size - skip);
+      std::memcpy(out, piece.data() + skip, bytes);
+      out += bytes;
+      left -= bytes;
+    }
+    skip = std::max<int64_t>(0, skip - size);
+  }
+}
+
+}  // namespace awqd

@@ -1,0 +1,23 @@
+// Fuzzes the cutter of QuantizedMatmulRequests against the generated parser: same verdict, same
+// message, whatever the bytes and however they are split.
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "google/protobuf/stubs/logging.h"
+#include "tests/server/rpc/wire_check.h"
+
+// The first four bytes say how the rest is split.
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  static const google::protobuf::LogSilencer* const silent = new google::protobuf::LogSilencer;
+  (void)silent;
+  uint32_t seed = 0;
+  if (size < sizeof(seed)) return 0;
+  std::memcpy(&seed, data, sizeof(seed));
+  const absl::string_view bytes(reinterpret_cast<const char*>(data) + sizeof(seed),
+                                size - sizeof(seed));
+  const std::string difference = awqd::WireDifference(bytes, seed);
+  if (difference.empty()) return 0;
+  std::fprintf(stderr, "%s\n", difference.c_str());
+  std::abort();
+}
