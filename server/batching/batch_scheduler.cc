@@ -10,6 +10,8 @@
 namespace awqd {
 namespace {
 
+constexpr int kNoLane = -1;
+
 // A moment of the injected clock as one that a condition variable can wait for. Far moments are
 // looked at again after a minute, so that nothing overflows.
 std::chrono::steady_clock::time_point WakeAt(absl::Time moment, absl::Time now) {
@@ -28,10 +30,18 @@ void FailExpired(std::vector<std::unique_ptr<Task>> expired, absl::Time now) {
 
 BatchScheduler::BatchScheduler(const BatchOptions& options, int workers, BatchExecutor executor,
                                const Clock* clock)
-    : executor_(std::move(executor)), clock_(clock), queue_(options) {
+    : executor_(std::move(executor)),
+      clock_(clock),
+      waits_for_company_(options.max_queue_delay > absl::ZeroDuration()),
+      queue_(options) {
+  const int lanes = std::max(1, workers);
+  {
+    MutexLock lock(&mu_);
+    for (int lane = lanes; lane > 0; --lane) free_lanes_.push_back(lane - 1);
+  }
   MutexLock lock(&join_mu_);
-  for (int worker = 0; worker < std::max(1, workers); ++worker) {
-    workers_.emplace_back([this, worker] { Work(worker); });
+  for (int worker = 0; worker < lanes; ++worker) {
+    workers_.emplace_back([this] { Work(); });
   }
   reaper_ = std::thread([this] { Reap(); });
 }
@@ -45,9 +55,41 @@ absl::StatusOr<Ticket> BatchScheduler::Schedule(std::unique_ptr<Task>* task) {
   const bool first_to_expire = deadline < queue_.NextDeadline();
   absl::StatusOr<Ticket> ticket = queue_.Push(task, clock_->Now());
   if (!ticket.ok()) return ticket;
-  work_.NotifyOne();
+  // A worker without a lane could do nothing; the lane that comes back wakes one.
+  if (!free_lanes_.empty()) work_.NotifyOne();
   if (first_to_expire) expiry_.NotifyOne();
   return ticket;
+}
+
+bool BatchScheduler::RunNow(std::unique_ptr<Task>* task) {
+  if (waits_for_company_) return false;
+  int lane = 0;
+  {
+    MutexLock lock(&mu_);
+    if (draining_ || hold_until_ > 0 || queue_.size() > 0 || free_lanes_.empty()) return false;
+    lane = TakeLane();
+    ++running_now_;
+    (*task)->enqueued = clock_->Now();
+  }
+  Batch batch;
+  batch.tokens = (*task)->tokens();
+  batch.tasks.push_back(std::move(*task));
+  executor_(lane, std::move(batch));
+  MutexLock lock(&mu_);
+  free_lanes_.push_back(lane);
+  --running_now_;
+  if (draining_) {
+    work_.NotifyAll();
+  } else if (queue_.size() > 0) {
+    work_.NotifyOne();
+  }
+  return true;
+}
+
+int BatchScheduler::TakeLane() {
+  const int lane = free_lanes_.back();
+  free_lanes_.pop_back();
+  return lane;
 }
 
 bool BatchScheduler::Cancel(Ticket ticket) {
@@ -78,6 +120,7 @@ void BatchScheduler::Drain() {
   workers_.clear();
   {
     MutexLock queue_lock(&mu_);
+    while (running_now_ > 0) work_.Wait(&mu_);
     stopped_ = true;
     expiry_.NotifyAll();
   }
@@ -100,27 +143,30 @@ void BatchScheduler::Poke() {
   expiry_.NotifyAll();
 }
 
-void BatchScheduler::Work(int worker) {
-  for (Batch batch = NextBatch(); !batch.empty(); batch = NextBatch()) {
-    executor_(worker, std::move(batch));
+void BatchScheduler::Work() {
+  int lane = kNoLane;
+  for (Batch batch = NextBatch(&lane); !batch.empty(); batch = NextBatch(&lane)) {
+    executor_(lane, std::move(batch));
   }
 }
 
-Batch BatchScheduler::NextBatch() {
+Batch BatchScheduler::NextBatch(int* lane) {
   for (;;) {
     std::vector<std::unique_ptr<Task>> expired;
     absl::Time now;
     {
       MutexLock lock(&mu_);
+      if (*lane != kNoLane) free_lanes_.push_back(std::exchange(*lane, kNoLane));
       now = clock_->Now();
       // What expired leaves before a batch is formed, whether or not the reaper was quick enough.
       expired = queue_.TakeExpired(now);
       if (expired.empty()) {
-        const bool held = !hurry_ && queue_.size() < hold_until_;
+        const bool held = (!hurry_ && queue_.size() < hold_until_) || free_lanes_.empty();
         if (!held) {
           hold_until_ = 0;
           if (Batch batch = queue_.Pop(now, hurry_); !batch.empty()) {
-            if (queue_.size() > 0) work_.NotifyOne();
+            *lane = TakeLane();
+            if (queue_.size() > 0 && !free_lanes_.empty()) work_.NotifyOne();
             return batch;
           }
           if (draining_) return Batch();

@@ -27,6 +27,7 @@ class BatchScheduler final : public Scheduler {
   ~BatchScheduler() override;
 
   absl::StatusOr<Ticket> Schedule(std::unique_ptr<Task>* task) override;
+  bool RunNow(std::unique_ptr<Task>* task) override;
   bool Cancel(Ticket ticket) override;
   void Hurry() override;
   void Drain() override;
@@ -38,17 +39,22 @@ class BatchScheduler final : public Scheduler {
   void Poke();
 
  private:
-  void Work(int worker);
-  // The next batch, or an empty one when draining and nothing is left. Blocks.
-  Batch NextBatch();
+  void Work();
+  // Gives *lane back, unless it is none; the next batch and the lane that it runs on, or an empty
+  // one when draining and nothing is left. Blocks.
+  Batch NextBatch(int* lane);
+  int TakeLane() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Reap();
 
   const BatchExecutor executor_;
   const Clock* const clock_;
+  const bool waits_for_company_;
   mutable Mutex mu_;
-  CondVar work_;    // a task came, a hold ended, or draining began
+  CondVar work_;    // a task came, a lane came back, a hold ended, or draining began
   CondVar expiry_;  // the earliest deadline moved forward, or draining ended
   BatchQueue queue_ ABSL_GUARDED_BY(mu_);
+  std::vector<int> free_lanes_ ABSL_GUARDED_BY(mu_);
+  int64_t running_now_ ABSL_GUARDED_BY(mu_) = 0;  // calls of RunNow that have a lane
   int64_t hold_until_ ABSL_GUARDED_BY(mu_) = 0;
   bool hurry_ ABSL_GUARDED_BY(mu_) = false;  // max_queue_delay no longer counts
   bool draining_ ABSL_GUARDED_BY(mu_) = false;

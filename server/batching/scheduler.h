@@ -12,10 +12,10 @@
 
 namespace awqd {
 
-// Runs a batch on the calling worker's thread and completes every task in it. `worker` numbers the
-// threads from 0, so that an executor can keep one lane (stream, buffers) per worker. Must not
-// throw.
-using BatchExecutor = std::function<void(int worker, Batch batch)>;
+// Runs a batch on the calling thread and completes every task in it. `lane` is one of as many as
+// there are workers, and nobody else's until the call returns, so that an executor can keep a
+// stream and buffers for each. Must not throw.
+using BatchExecutor = std::function<void(int lane, Batch batch)>;
 
 // Names an accepted task; never reused within a scheduler.
 using Ticket = uint64_t;
@@ -27,6 +27,11 @@ class Scheduler {
   // Never blocks. Takes ownership only on OK; then exactly one of Task::Fail and the executor gets
   // the task. RESOURCE_EXHAUSTED when the queue is full, UNAVAILABLE when draining.
   virtual absl::StatusOr<Ticket> Schedule(std::unique_ptr<Task>* task) = 0;
+
+  // Runs the task on the calling thread, if it would be a batch of its own that starts at once: a
+  // lane is free and nothing waits. False, and the task stays the caller's, otherwise. For tasks so
+  // short that handing them to a worker would cost more. Blocks as long as the task runs.
+  virtual bool RunNow(std::unique_ptr<Task>* task) = 0;
 
   // Takes a queued task out at once and fails it with CANCELLED. False when it is no longer queued.
   virtual bool Cancel(Ticket ticket) = 0;

@@ -5,7 +5,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
 #include <thread>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -213,6 +216,87 @@ TEST_F(BatchSchedulerTest, EveryTaskEndsExactlyOnce) {
     ended += 1 + static_cast<int>(std::count(line.begin(), line.end(), '+'));
   }
   EXPECT_EQ(ended, 4 * kPerThread);
+}
+
+TEST_F(BatchSchedulerTest, RunNowRunsOnTheCallersThreadWhenNothingIsAhead) {
+  Start();
+  gate_.Open();
+  std::unique_ptr<Task> task = std::make_unique<PuppetTask>("a", &journal_);
+  EXPECT_TRUE(scheduler_->RunNow(&task));
+  EXPECT_EQ(task, nullptr);
+  EXPECT_THAT(journal_.lines(), ElementsAre("a:ran")) << "before RunNow returned";
+}
+
+TEST_F(BatchSchedulerTest, RunNowLeavesTheTaskWhereItWouldHaveToWait) {
+  Start();
+  Hold();  // the only lane
+  std::unique_ptr<Task> task = std::make_unique<PuppetTask>("a", &journal_);
+  EXPECT_FALSE(scheduler_->RunNow(&task));
+  EXPECT_NE(task, nullptr);
+  EXPECT_THAT(Finish(), ElementsAre("held:ran"));
+  EXPECT_FALSE(scheduler_->RunNow(&task)) << "draining";
+  BatchOptions patient;
+  patient.max_queue_delay = absl::Seconds(1);
+  Start(patient);
+  EXPECT_FALSE(scheduler_->RunNow(&task)) << "it may get company";
+  Start();
+  scheduler_->HoldUntil(2);
+  EXPECT_FALSE(scheduler_->RunNow(&task));
+}
+
+TEST_F(BatchSchedulerTest, WhatComesDuringRunNowGathersAndLeavesAfterIt) {
+  Start();
+  std::unique_ptr<Task> task = std::make_unique<PuppetTask>("now", &journal_);
+  std::thread caller([&] { EXPECT_TRUE(scheduler_->RunNow(&task)); });
+  gate_.AwaitInside(1);
+  ASSERT_TRUE(Add("b").ok());
+  ASSERT_TRUE(Add("c").ok());
+  EXPECT_EQ(scheduler_->queued_tasks(), 2) << "the worker has no lane";
+  gate_.Open();
+  caller.join();
+  EXPECT_THAT(Finish(), ElementsAre("now:ran", "b+c:ran"));
+}
+
+TEST_F(BatchSchedulerTest, DrainWaitsForRunNow) {
+  Start();
+  std::unique_ptr<Task> task = std::make_unique<PuppetTask>("now", &journal_);
+  std::thread caller([&] { EXPECT_TRUE(scheduler_->RunNow(&task)); });
+  gate_.AwaitInside(1);
+  std::thread drain([&] { scheduler_->Drain(); });
+  // Until draining has begun.
+  for (bool draining = false; !draining;) {
+    std::unique_ptr<Task> more = std::make_unique<PuppetTask>("more", &journal_);
+    draining = !scheduler_->Schedule(&more).ok();
+  }
+  gate_.Open();
+  drain.join();
+  EXPECT_EQ(journal_.lines().front(), "now:ran");
+  caller.join();
+}
+
+TEST_F(BatchSchedulerTest, RunNowAndWorkersShareLanes) {
+  Start({}, 2);
+  gate_.Open();
+  std::atomic<int> ran_now{0};
+  std::vector<std::thread> callers;
+  for (int t = 0; t < 4; ++t) {
+    callers.emplace_back([&] {
+      for (int i = 0; i < 500; ++i) {
+        std::unique_ptr<Task> task =
+            std::make_unique<PuppetTask>("x", &journal_, 1, 1, BatchKey{&subject_, 0});
+        if (scheduler_->RunNow(&task)) {
+          ++ran_now;
+        } else {
+          ASSERT_TRUE(scheduler_->Schedule(&task).ok());
+        }
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  size_t tasks = 0;
+  for (const std::string& line : Finish()) tasks += std::count(line.begin(), line.end(), 'x');
+  EXPECT_EQ(tasks, 2000u) << "each once";
+  EXPECT_GT(ran_now, 0);
 }
 
 }  // namespace
