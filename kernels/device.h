@@ -57,7 +57,11 @@ class Buffer {
 // call returns.
 struct StreamView {
   void* handle = nullptr;
+  // kStreamCounters words of device memory for the blocks of a kernel to meet at. Kernels of one
+  // stream run one after the other: each finds zeros and leaves zeros. Null on the CPU.
+  uint32_t* counters = nullptr;
 };
+inline constexpr int kStreamCounters = 1024;
 
 // Owns a stream of one device. Destroying it waits for the work on it.
 class Stream {

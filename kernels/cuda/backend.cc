@@ -6,13 +6,14 @@
 #include "kernels/backends.h"
 #include "kernels/cuda/core/device.h"
 #include "kernels/cuda/sm80/backend.h"
+#include "kernels/cuda/sm90a/backend.h"
 
 namespace awqd {
 
 absl::Span<const KernelRow* const> CudaKernels() {
   static const std::vector<const KernelRow*>* const rows = [] {
     auto* all = new std::vector<const KernelRow*>;
-    for (const auto folder : {Sm80Kernels(), DenseKernels()}) {
+    for (const auto folder : {Sm90aKernels(), Sm80Kernels(), DenseKernels()}) {
       all->insert(all->end(), folder.begin(), folder.end());
     }
     return all;

@@ -42,7 +42,7 @@ ROOMS = [
     ("kernels/backends.", FACE, ["absl"]),
     ("kernels/kernels.", FACE + ["kernels/backends.h"], ["absl"]),
     ("kernels/cpu/", ROW + ["kernels/backends.h"], ["absl", "blas"]),
-    ("kernels/cuda/common/", BASE, ["cuda"]),
+    ("kernels/cuda/common/", GROUND + ["kernels/cuda/core/"], ["absl", "cuda"]),
     ("kernels/cuda/core/", GROUND, ["absl", "cuda"]),
     # One folder (an architecture, or dense/): its own files, common/ and core/, never another folder's.
     ("kernels/cuda/", ROW + ["kernels/backends.h", "kernels/cuda/common/", "kernels/cuda/core/"], ["absl", "cuda"]),
@@ -122,7 +122,7 @@ class Includes(unittest.TestCase):
                              ("server/engine/x.cc", "awqd/v1/tensor.pb.h"),
                              ("server/rpc/x.cc", "cuda_runtime.h"),
                              ("client/x.cc", "server/options.h"),
-                             ("kernels/cuda/common/x.cuh", "kernels/cuda/core/error.h")]:
+                             ("kernels/cuda/common/x.cuh", "kernels/cuda/sm80/tiles.h")]:
             self.assertIsNotNone(violation(path, header, True), f"{path} -> {header}")
 
     def test_first_line_says_what_the_file_is_for(self):

@@ -1,7 +1,7 @@
 // Walks the registry on one device: a table and one JSON line per case.
 //
 //   awqd_bench [--device=cpu] [--shapes=4096x4096,4096x14336] [--m=1,8,256] [--rows=substring,...]
-//              [--isa=portable|avx2|avx512]
+//              [--isa=portable|avx2|avx512] [--floors=none]
 // Each case is checked before it is timed; a wrong result ends the run with status 1.
 #include <cmath>
 #include <cstdio>
@@ -31,6 +31,7 @@ struct Flags {
   std::vector<int64_t> m = {1, 2, 4, 8, 16, 32, 64, 128, 256};
   std::string rows;
   std::string isa;  // of the CPU rows; empty: the machine's best
+  bool floors = true;
 };
 
 [[noreturn]] void Fail(const std::string& why) {
@@ -56,6 +57,8 @@ Flags Parse(int argc, char** argv) {
       flags.rows = std::string(arg);
     } else if (absl::ConsumePrefix(&arg, "--isa=")) {
       flags.isa = std::string(arg);
+    } else if (arg == "--floors=none") {
+      flags.floors = false;
     } else if (absl::ConsumePrefix(&arg, "--m=")) {
       flags.m.clear();
       for (absl::string_view m : absl::StrSplit(arg, ',')) flags.m.push_back(Number(m));
@@ -66,7 +69,9 @@ Flags Parse(int argc, char** argv) {
         flags.shapes.push_back({Number(kn.first), Number(kn.second)});
       }
     } else {
-      Fail(absl::StrCat("unknown flag ", argv[i], ", expected --device --shapes --m --rows --isa"));
+      Fail(absl::StrCat("unknown flag ", argv[i],
+                        ", expected --device --shapes --m --rows --isa "
+                        "--floors=none"));
     }
   }
   return flags;
@@ -145,7 +150,7 @@ void Check(const absl::Status& status) {
   if (!status.ok()) Fail(status.ToString());
 }
 
-Result RunMatmul(const Case& spec, const Copies& copies, Machine& machine) {
+Result RunMatmul(const Case& spec, const Copies& copies, bool floors, Machine& machine) {
   Device& device = machine.device();
   const std::vector<uint8_t> host_x = RandomMatrix(spec.m, spec.k, DType::kFp16, 5);
   const Buffer x = Upload(device, host_x);
@@ -168,11 +173,12 @@ Result RunMatmul(const Case& spec, const Copies& copies, Machine& machine) {
   Result result{spec, 0, ProductError(copies.canonical, host_x, Download(device, y), spec.m), {}};
   if (!(result.error <= 1e-3)) Fail(absl::StrCat(spec.row->name, ": error ", result.error));
   result.microseconds = machine.Time(static_cast<int>(copies.weights.size()), call);
-  result.floors = machine.Floors(spec, copies.weights[0]->storage.size(), copies.weights[0]);
+  if (floors)
+    result.floors = machine.Floors(spec, copies.weights[0]->storage.size(), copies.weights[0]);
   return result;
 }
 
-Result RunDequantize(const Case& spec, const Copies& copies, Machine& machine) {
+Result RunDequantize(const Case& spec, const Copies& copies, bool floors, Machine& machine) {
   Device& device = machine.device();
   const Buffer out =
       Upload(device, std::vector<uint8_t>(spec.k * spec.n * SizeOf(spec.dtype), 0xff));
@@ -191,7 +197,8 @@ Result RunDequantize(const Case& spec, const Copies& copies, Machine& machine) {
     }
   }
   Result result{spec, machine.Time(static_cast<int>(copies.weights.size()), call), 0, {}};
-  result.floors = machine.Floors(spec, copies.weights[0]->storage.size(), copies.weights[0]);
+  if (floors)
+    result.floors = machine.Floors(spec, copies.weights[0]->storage.size(), copies.weights[0]);
   return result;
 }
 
@@ -226,13 +233,13 @@ void RunRow(const KernelRow& row, const Flags& flags, Machine& machine) {
     if (row.op == Op::kDequantize) {
       for (DType dtype : {DType::kFp16, DType::kBf16, DType::kFp32}) {
         if (row.outputs & MaskOf(dtype))
-          Print(RunDequantize({&row, k, n, 0, dtype}, copies, machine));
+          Print(RunDequantize({&row, k, n, 0, dtype}, copies, flags.floors, machine));
       }
       continue;
     }
     for (int64_t m : flags.m) {
       if (m < row.min_m || (row.max_m >= 0 && m > row.max_m)) continue;
-      Print(RunMatmul({&row, k, n, m, DType::kFp16}, copies, machine));
+      Print(RunMatmul({&row, k, n, m, DType::kFp16}, copies, flags.floors, machine));
     }
   }
 }

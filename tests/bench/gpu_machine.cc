@@ -36,11 +36,12 @@ double Median(std::vector<double> v) {
 // A captured round of calls.
 class Graph {
  public:
-  Graph(int copies, const Call& call, cudaStream_t stream) : copies_(copies), stream_(stream) {
+  Graph(int copies, const Call& call, StreamView view)
+      : copies_(copies), stream_(static_cast<cudaStream_t>(view.handle)) {
     cudaGraph_t graph = nullptr;
-    Must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "begin capture");
-    for (int i = 0; i < copies; ++i) call(i, {stream});
-    Must(cudaStreamEndCapture(stream, &graph), "end capture");
+    Must(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "begin capture");
+    for (int i = 0; i < copies; ++i) call(i, view);
+    Must(cudaStreamEndCapture(stream_, &graph), "end capture");
     Must(cudaGraphInstantiate(&exec_, graph, 0), "instantiate");
     Must(cudaGraphDestroy(graph), "destroy graph");
     Must(cudaEventCreate(&begin_), "event");
@@ -137,7 +138,6 @@ class CudaMachine final : public Machine {
 
   int Sms() const { return device_.info().sm_count; }
   uint32_t* Sink() const { return static_cast<uint32_t*>(sink_.data()); }
-  cudaStream_t Native() const { return static_cast<cudaStream_t>(stream_->view().handle); }
 
   // Memory full of random values.
   Buffer Take(int64_t bytes, uint64_t seed) {
@@ -152,7 +152,7 @@ class CudaMachine final : public Machine {
     // Modules are loaded and algorithms chosen before the capture.
     call(0, stream_->view());
     Must(stream_->Synchronize());
-    return Graph(copies, call, Native()).MicrosecondsPerCall(least);
+    return Graph(copies, call, stream_->view()).MicrosecondsPerCall(least);
   }
 
   // Copies of `bytes` in the pool: a round is cold.

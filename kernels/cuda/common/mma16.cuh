@@ -53,6 +53,7 @@ __device__ __forceinline__ LaneMetaBf16 ExpandBf16(LaneMetaBits bits) {
 
 // The arithmetic of one activation type: how fragments are decoded and multiplied.
 struct Fp16Math {
+  static constexpr bool kBf16 = false;
   using Meta = LaneMetaFp16;
   static __device__ __forceinline__ Meta Expand(LaneMetaBits bits) { return ExpandFp16(bits); }
   static __device__ __forceinline__ Pairs Decode(uint32_t word, const Meta& meta) {
@@ -65,6 +66,7 @@ struct Fp16Math {
 };
 
 struct Bf16Math {
+  static constexpr bool kBf16 = true;
   using Meta = LaneMetaBf16;
   static __device__ __forceinline__ Meta Expand(LaneMetaBits bits) { return ExpandBf16(bits); }
   static __device__ __forceinline__ Pairs Decode(uint32_t word, const Meta& meta) {

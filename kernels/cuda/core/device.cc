@@ -80,13 +80,14 @@ absl::Status CheckStream(StreamView stream) {
 
 class CudaStream final : public Stream {
  public:
-  CudaStream(int device, cudaStream_t stream) : device_(device), stream_(stream) {}
+  CudaStream(int device, cudaStream_t stream, Buffer counters)
+      : device_(device), stream_(stream), counters_(std::move(counters)) {}
   ~CudaStream() override {
     // A destructor has nobody to tell; Report has noted a sticky error.
     (void)Synchronize();
     (void)Report(cudaStreamDestroy(stream_), "cudaStreamDestroy");
   }
-  StreamView view() const override { return {stream_}; }
+  StreamView view() const override { return {stream_, static_cast<uint32_t*>(counters_.data())}; }
   absl::Status Synchronize() override {
     AWQD_RETURN_IF_ERROR(UseDevice(device_));
     AWQD_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(stream_));
@@ -96,6 +97,7 @@ class CudaStream final : public Stream {
  private:
   const int device_;
   const cudaStream_t stream_;
+  const Buffer counters_;
 };
 
 }  // namespace
@@ -131,9 +133,13 @@ absl::StatusOr<Buffer> CudaDevice::Allocate(MemoryKind kind, int64_t bytes) {
 
 absl::StatusOr<std::unique_ptr<Stream>> CudaDevice::CreateStream() {
   AWQD_RETURN_IF_ERROR(UseDevice(info_.index));
+  constexpr int64_t kBytes = kStreamCounters * sizeof(uint32_t);
+  AWQD_ASSIGN_OR_RETURN(Buffer counters, Allocate(MemoryKind::kDevice, kBytes));
   cudaStream_t stream = nullptr;
   AWQD_CUDA_RETURN_IF_ERROR(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-  return std::make_unique<CudaStream>(info_.index, stream);
+  auto out = std::make_unique<CudaStream>(info_.index, stream, std::move(counters));
+  AWQD_CUDA_RETURN_IF_ERROR(cudaMemsetAsync(out->view().counters, 0, kBytes, stream));
+  return out;
 }
 
 absl::Status CudaDevice::CopyToDevice(void* device, const void* host, int64_t bytes,

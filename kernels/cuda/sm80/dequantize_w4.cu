@@ -12,7 +12,7 @@
 #include "kernels/cuda/common/dequant.cuh"
 #include "kernels/cuda/common/ptx.cuh"
 #include "kernels/cuda/core/launch.h"
-#include "kernels/cuda/sm80/attributes.h"
+#include "kernels/cuda/common/attributes.h"
 #include "kernels/cuda/sm80/rows.h"
 #include "kernels/layouts/mma16.h"
 

@@ -16,7 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/cuda/common/mma16.cuh"
 #include "kernels/cuda/core/launch.h"
-#include "kernels/cuda/sm80/attributes.h"
+#include "kernels/cuda/common/attributes.h"
 #include "kernels/cuda/sm80/qmatmul_a16w4.h"
 #include "kernels/layouts/mma16.h"
 

@@ -3,7 +3,7 @@
 #include "kernels/base/math.h"
 #include "kernels/cuda/common/packed.cuh"
 #include "kernels/cuda/core/launch.h"
-#include "kernels/cuda/sm80/stage_tokens.h"
+#include "kernels/cuda/common/stage_tokens.h"
 
 namespace awqd::cuda {
 namespace {

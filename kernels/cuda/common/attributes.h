@@ -1,4 +1,4 @@
-// Launch attributes of this folder's kernels: clusters, and starts that overlap the kernel before.
+// Launch attributes of the kernels: clusters, and starts that overlap the kernel before.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,0 +1,13 @@
+// The list of rows of kernels/cuda/sm90a/.
+#include "kernels/cuda/sm90a/backend.h"
+
+#include "kernels/cuda/sm90a/rows.h"
+
+namespace awqd {
+
+absl::Span<const KernelRow* const> Sm90aKernels() {
+  static const KernelRow* const rows[] = {&cuda::PersistentA16W4Row()};
+  return rows;
+}
+
+}  // namespace awqd

@@ -1,0 +1,40 @@
+// What the persistent product's launcher hands to the instantiations of its kernel.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "kernels/cuda/sm90a/schedule.h"
+#include "kernels/cuda/sm90a/tiles.h"
+#include "kernels/device.h"
+#include "kernels/types.h"
+
+namespace awqd::cuda {
+
+struct PersistentParams {
+  CUtensorMap x;           // [m, k] of 16-bit elements, boxes of 64 k x (tokens / cluster)
+  const uint8_t* records;  // layout mma16
+  const float* x_scale;    // [m], what each row of x is to be multiplied by; null: 1
+  void* y;                 // [m, n] of y_dtype
+  const float* bias;       // [n] or null
+  float* sums;             // one slot per block: kSlotFloats of the tile
+  uint32_t* counters;      // of the stream, zero
+  Schedule schedule;
+  int token_tiles;
+  int64_t m;
+  int64_t n;
+  int tiles_n;  // records along N
+  int metas;    // per record: 1, 2, 4 or 8
+  DType y_dtype;
+  bool y_wide;  // four elements of y may be stored at once
+};
+
+// One per activation type, each in its own file so that they compile side by side.
+absl::Status LaunchPersistentFp16(const PersistentParams& params, const PersistentTile& tile,
+                                  const DeviceInfo& device, StreamView stream);
+absl::Status LaunchPersistentBf16(const PersistentParams& params, const PersistentTile& tile,
+                                  const DeviceInfo& device, StreamView stream);
+
+}  // namespace awqd::cuda

@@ -1,0 +1,59 @@
+// The tiles of the persistent product and the choice among them: host arithmetic over a problem and
+// a device, so that it is tested with invented devices.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/cuda/sm90a/schedule.h"
+#include "kernels/layouts/mma16.h"
+#include "kernels/types.h"
+#include "kernels/weight.h"
+
+namespace awqd::cuda {
+
+// A block accumulates 64 * groups out features x `tokens` tokens; the `cluster` blocks side by
+// side along N share the tokens that they read.
+struct PersistentTile {
+  int tokens = 256;
+  int groups = 2;  // of consumers
+  int cluster = 2;
+
+  friend bool operator==(const PersistentTile&, const PersistentTile&) = default;
+};
+
+// What is compiled.
+std::vector<PersistentTile> PersistentTiles();
+
+// One step of the ring: 128 k of the tokens and of the weights.
+constexpr int PersistentStageBytes(int tokens, int groups, bool fine_groups) {
+  return tokens * mma16::kBlockK * 2 + groups * mma16::RecordBytes(fine_groups ? 8 : 2);
+}
+
+// As deep as the opt-in shared memory of sm_90 (227 KB) allows with two barriers of 8 bytes per
+// step; more than 16 gain nothing.
+constexpr int PersistentStages(int tokens, int groups, bool fine_groups) {
+  const int stages = 227 * 1024 / (PersistentStageBytes(tokens, groups, fine_groups) + 16);
+  return stages < 16 ? stages : 16;
+}
+
+constexpr int PersistentSharedBytes(int tokens, int groups, bool fine_groups) {
+  const int stages = PersistentStages(tokens, groups, fine_groups);
+  return stages * (PersistentStageBytes(tokens, groups, fine_groups) + 16);
+}
+
+// Floats that a block hands over when its tile was cut.
+constexpr int64_t PersistentSlotFloats(const PersistentTile& tile) {
+  return int64_t{tile.tokens} * tile.groups * mma16::kTileN;
+}
+
+Schedule PersistentSchedule(const WeightShape& shape, int64_t m, const PersistentTile& tile,
+                            const DeviceInfo& device);
+
+// Room for the sums of cut tiles, whatever tile is chosen; a multiple of 256.
+int64_t PersistentSumsBytes(const DeviceInfo& device);
+
+// The tile that a model of its cost, fitted to measurements, finds fastest.
+PersistentTile ChoosePersistentTile(const WeightShape& shape, int64_t m, const DeviceInfo& device);
+
+}  // namespace awqd::cuda
