@@ -80,14 +80,21 @@ absl::Status CheckStream(StreamView stream) {
 
 class CudaStream final : public Stream {
  public:
-  CudaStream(int device, cudaStream_t stream, Buffer counters)
-      : device_(device), stream_(stream), counters_(std::move(counters)) {}
+  CudaStream(int device, cudaStream_t stream) : device_(device), stream_(stream) {}
   ~CudaStream() override {
     // A destructor has nobody to tell; Report has noted a sticky error.
     (void)Synchronize();
+    (void)Report(cudaFree(counters_), "cudaFree");
     (void)Report(cudaStreamDestroy(stream_), "cudaStreamDestroy");
   }
-  StreamView view() const override { return {stream_, static_cast<uint32_t*>(counters_.data())}; }
+  // A stream's counters are part of it, as what the driver keeps for it is: outside the budget.
+  absl::Status AddCounters() {
+    constexpr size_t kBytes = kStreamCounters * sizeof(uint32_t);
+    AWQD_CUDA_RETURN_IF_ERROR(cudaMalloc(&counters_, kBytes));
+    AWQD_CUDA_RETURN_IF_ERROR(cudaMemsetAsync(counters_, 0, kBytes, stream_));
+    return absl::OkStatus();
+  }
+  StreamView view() const override { return {stream_, static_cast<uint32_t*>(counters_)}; }
   absl::Status Synchronize() override {
     AWQD_RETURN_IF_ERROR(UseDevice(device_));
     AWQD_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(stream_));
@@ -97,7 +104,7 @@ class CudaStream final : public Stream {
  private:
   const int device_;
   const cudaStream_t stream_;
-  const Buffer counters_;
+  void* counters_ = nullptr;
 };
 
 }  // namespace
@@ -133,12 +140,10 @@ absl::StatusOr<Buffer> CudaDevice::Allocate(MemoryKind kind, int64_t bytes) {
 
 absl::StatusOr<std::unique_ptr<Stream>> CudaDevice::CreateStream() {
   AWQD_RETURN_IF_ERROR(UseDevice(info_.index));
-  constexpr int64_t kBytes = kStreamCounters * sizeof(uint32_t);
-  AWQD_ASSIGN_OR_RETURN(Buffer counters, Allocate(MemoryKind::kDevice, kBytes));
   cudaStream_t stream = nullptr;
   AWQD_CUDA_RETURN_IF_ERROR(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-  auto out = std::make_unique<CudaStream>(info_.index, stream, std::move(counters));
-  AWQD_CUDA_RETURN_IF_ERROR(cudaMemsetAsync(out->view().counters, 0, kBytes, stream));
+  auto out = std::make_unique<CudaStream>(info_.index, stream);
+  AWQD_RETURN_IF_ERROR(out->AddCounters());
   return out;
 }
 
