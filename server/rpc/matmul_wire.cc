@@ -281,8 +281,10 @@ bool ParseMatmul(Pieces pieces, MatmulMessage* out) {
   out->cut.reset();
   Cutter cutter(pieces, SizeOfAll(pieces));
   if (!cutter.Scan() || !cutter.last_raw()) return ParseRuns(pieces, &out->request);
-  out->cut = cutter.last_raw();
-  return ParseRuns(MakeRuns(pieces, cutter.edits()), &out->request);
+  if (!ParseRuns(MakeRuns(pieces, cutter.edits()), &out->request)) return false;
+  // Another member of the oneof may have come after it.
+  if (out->request.activations().contents_case() == v1::Tensor::kRaw) out->cut = cutter.last_raw();
+  return true;
 }
 
 std::string PeekRequestId(Pieces pieces) {

@@ -28,8 +28,8 @@ struct WireRange {
   int64_t size = 0;
 };
 
-// What was parsed. When activations().contents_case() is kRaw and `cut` is set, the contents are
-// the bytes of that range, and the field itself is empty; otherwise the request is as ever.
+// What was parsed. When `cut` is set, activations().contents_case() is kRaw, the contents are the
+// bytes of that range, and the field itself is empty; otherwise the request is as ever.
 struct MatmulMessage {
   v1::QuantizedMatmulRequest request;
   std::optional<WireRange> cut;

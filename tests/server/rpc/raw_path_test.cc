@@ -74,6 +74,24 @@ TEST_F(RawPathTest, ValuesAreStagedToo) {
   EXPECT_EQ(engine_.last_matmul().x.view(), ones);
 }
 
+// The last member of a oneof wins. What came before it must not be staged, least of all over the
+// end of a buffer of the winner's size.
+TEST_F(RawPathTest, ValuesThatReplaceRawContentsAreStagedInstead) {
+  v1::QuantizedMatmulRequest request = GoodMatmul(1);
+  request.mutable_activations()->set_raw(std::string(1 << 20, '\x7f'));
+  v1::Tensor later;
+  for (int i = 0; i < 128; ++i) later.mutable_floats()->add_values(1);
+  // Unknown fields are written last, and merged into the field on arrival.
+  request.GetReflection()->MutableUnknownFields(&request)->AddLengthDelimited(
+      v1::QuantizedMatmulRequest::kActivationsFieldNumber, later.SerializeAsString());
+  v1::QuantizedMatmulResponse response;
+  const grpc::Status status = Matmul(request, &response);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  std::string ones;
+  for (int i = 0; i < 128; ++i) ones += std::string("\0\x3c", 2);
+  EXPECT_EQ(engine_.last_matmul().x.view(), ones);
+}
+
 TEST_F(RawPathTest, BuffersComeBackWhenCallsFail) {
   for (int i = 0; i < 3; ++i) {
     Call(Wide(64));

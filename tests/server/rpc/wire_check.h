@@ -36,7 +36,8 @@ inline std::string WireDifference(absl::string_view bytes, uint32_t seed) {
   if (!parses) return "";
   v1::Tensor* x = got.request.mutable_activations();
   if (!expected.has_activations()) got.request.clear_activations();
-  if (got.cut && got.request.activations().contents_case() == v1::Tensor::kRaw) {
+  if (got.cut) {
+    if (x->contents_case() != v1::Tensor::kRaw) return "cuts what is not the contents";
     if (!x->raw().empty()) return "leaves bytes beside a cut";
     if (got.cut->begin < 0 || got.cut->size < 0 ||
         got.cut->begin + got.cut->size > static_cast<int64_t>(bytes.size())) {
