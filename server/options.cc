@@ -223,6 +223,21 @@ void AddBoundFlags(Table& table, Flags& flags) {
               "slow reader, large ones save calls.");
 }
 
+void AddSharedMemoryFlags(Table& table, Flags& flags) {
+  SharedMemoryOptions& shared = flags.options.rpc.shared_memory;
+  table.Group("Shared memory");
+  table.Add("shared_memory_prefix", shared.prefix,
+            "Takes tensors from, and writes answers to, POSIX shared-memory objects of clients on "
+            "this machine, when their names begin with this, for example awqd-. Empty: off. Every "
+            "caller can name every such object that this process may open, so switch it on only "
+            "where callers may know each other's tensors, or choose names that cannot be guessed.");
+  table
+      .Add("max_shared_memory_ranges", shared.max_open,
+           "Ranges of such objects in use at once, two for a request at most; each is an open "
+           "file. Their bytes count for max_in_flight_bytes.")
+      ->check(CLI::Range(1, 1 << 20));
+}
+
 void AddBatchFlags(Table& table, Flags& flags) {
   EngineOptions& engine = flags.options.engine;
   BatchOptions& batching = engine.batching;
@@ -339,6 +354,10 @@ absl::StatusOr<Options> ToOptions(Flags flags) {
     return absl::InvalidArgumentError("--model_repository: got nothing, expected a directory");
   }
   AWQD_RETURN_IF_ERROR(CheckAddresses(options.rpc.addresses));
+  if (absl::Status prefix = CheckSharedMemoryPrefix(options.rpc.shared_memory.prefix);
+      !prefix.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("--shared_memory_prefix: ", prefix.message()));
+  }
   options.rpc.unix_socket_mode = static_cast<mode_t>(flags.unix_socket_mode);
   RpcLimits& limits = options.rpc.limits;
   options.rpc.memory_quota_bytes = flags.memory_quota_bytes != 0
@@ -395,21 +414,24 @@ absl::StatusOr<CommandLine> ParseCommandLine(int argc, const char* const* argv) 
   AddModelFlags(table, flags);
   AddListenFlags(table, flags);
   AddBoundFlags(table, flags);
+  AddSharedMemoryFlags(table, flags);
   AddBatchFlags(table, flags);
   AddLifecycleFlags(table, flags);
+  CommandLine line;
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
-    return CommandLine{.print = app.help()};
+    line.print = app.help();
+    return line;
   } catch (const CLI::CallForVersion& version) {
-    return CommandLine{.print = absl::StrCat(version.what(), "\n")};
+    line.print = absl::StrCat(version.what(), "\n");
+    return line;
   } catch (const CLI::Error& error) {
     return absl::InvalidArgumentError(
         absl::StrReplaceAll(absl::StripAsciiWhitespace(error.what()), {{"\n", " "}}));
   } catch (const std::exception& error) {
     return absl::InvalidArgumentError(error.what());
   }
-  CommandLine line;
   AWQD_ASSIGN_OR_RETURN(line.options, ToOptions(std::move(flags)));
   return line;
 }

@@ -43,6 +43,7 @@ class DequantizeBase {
       AWQD_RETURN_IF_ERROR(StillWanted(slot_, deadline_));
       AWQD_RETURN_IF_ERROR(Open(message));
       AWQD_RETURN_IF_ERROR(CheckRequest(request_));
+      AWQD_RETURN_IF_ERROR(OpenShared());
       if (request_.has_weight()) {
         AWQD_ASSIGN_OR_RETURN(WeightPtr weight, FindWeight(env_, request_.weight()));
         return OnWeight(std::move(weight));
@@ -64,6 +65,8 @@ class DequantizeBase {
 
   // The ranges are resolved: job_.work is the whole answer.
   virtual absl::Status OnJob() = 0;
+  // Opens, or refuses, the shared memory that the request names.
+  virtual absl::Status OpenShared() = 0;
   // Answers the call. Called once.
   virtual void End(const absl::Status& status) = 0;
   // Shared ownership of the call.
@@ -163,6 +166,7 @@ class DequantizeBase {
   RequestLog log_;
 };
 
+// The answer in one message, or in shared memory.
 class DequantizeCall final : public DequantizeBase,
                              public grpc::ServerUnaryReactor,
                              public std::enable_shared_from_this<DequantizeCall> {
@@ -180,24 +184,47 @@ class DequantizeCall final : public DequantizeBase,
 
  private:
   absl::Status OnJob() override {
-    AWQD_RETURN_IF_ERROR(CheckFitsOneMessage(job_, env_.limits.max_send_message_bytes));
+    AWQD_RETURN_IF_ERROR(CheckFits(request_, job_, env_.limits.max_send_message_bytes));
     AWQD_RETURN_IF_ERROR(Reserve(job_.work.rows));
     return SubmitBlock(job_.work.row_begin, job_.work.rows, [this](const Payload& result) {
-      v1::DequantizeResponse response;
-      FillExecution(report_, response.mutable_execution());
-      response.set_request_id(request_.request_id());
-      *response_ =
-          Encode(response, v1::DequantizeResponse::kOutputFieldNumber,
-                 {result, job_.work.out_dtype, {{job_.work.rows, job_.work.cols}}, job_.encoding},
-                 &env_.engine->staging());
-      Settle(absl::OkStatus());
+      if (!shared_out_) return Answer(result, nullptr);
+      if (slot_.cancelled()) return absl::CancelledError("the client cancelled the call");
+      auto then = [self = shared_from_this(), result](const absl::Status& written) {
+        self->Try([&]() -> absl::Status {
+          AWQD_RETURN_IF_ERROR(written);
+          return self->Answer(result, &self->request_.output_shared_memory());
+        });
+      };
+      env_.shared_memory->Write(std::move(shared_out_), result, std::move(then));
       return absl::OkStatus();
     });
+  }
+
+  // `written`: where the result is, unless it is to be sent.
+  absl::Status Answer(const Payload& result, const v1::SharedMemory* written) {
+    v1::DequantizeResponse response;
+    FillExecution(report_, response.mutable_execution());
+    response.set_request_id(request_.request_id());
+    *response_ = Encode(
+        response, v1::DequantizeResponse::kOutputFieldNumber,
+        {result, job_.work.out_dtype, {{job_.work.rows, job_.work.cols}}, job_.encoding, written},
+        &env_.engine->staging());
+    Settle(absl::OkStatus());
+    return absl::OkStatus();
   }
   void End(const absl::Status& status) override { Finish(ToGrpc(status)); }
   std::shared_ptr<DequantizeBase> Self() override { return shared_from_this(); }
 
+  absl::Status OpenShared() override {
+    if (!request_.has_output_shared_memory()) return absl::OkStatus();
+    AWQD_ASSIGN_OR_RETURN(shared_out_, env_.shared_memory->Open(request_.output_shared_memory(),
+                                                                SharedMemory::Access::kWrite,
+                                                                "output_shared_memory"));
+    return absl::OkStatus();
+  }
+
   grpc::ByteBuffer* const response_;
+  SharedRange shared_out_;
   std::shared_ptr<DequantizeCall> self_;  // gRPC's share
 };
 
@@ -263,6 +290,12 @@ class DequantizeStream final : public DequantizeBase,
 
   void End(const absl::Status& status) override { Finish(ToGrpc(status)); }
   std::shared_ptr<DequantizeBase> Self() override { return shared_from_this(); }
+
+  absl::Status OpenShared() override {
+    if (!request_.has_output_shared_memory()) return absl::OkStatus();
+    return FieldError("output_shared_memory", "a range",
+                      "none: Dequantize writes an answer of any size there");
+  }
 
   int64_t rows_per_chunk_ = 1;
   int64_t next_row_ = 0;

@@ -43,6 +43,27 @@ absl::Status MatmulFlow::Open(grpc::ByteBuffer* message) {
   return absl::OkStatus();
 }
 
+std::optional<int64_t> MatmulFlow::cut_bytes() const {
+  if (parsed_.cut) return parsed_.cut->size;
+  const v1::Tensor& x = parsed_.request.activations();
+  return x.has_shared_memory() ? std::make_optional(x.shared_memory().size()) : std::nullopt;
+}
+
+absl::Status MatmulFlow::OpenShared() {
+  const v1::QuantizedMatmulRequest& request = parsed_.request;
+  if (request.activations().has_shared_memory()) {
+    AWQD_ASSIGN_OR_RETURN(shared_x_, env_.shared_memory->Open(request.activations().shared_memory(),
+                                                              SharedMemory::Access::kRead,
+                                                              "activations.shared_memory"));
+  }
+  if (request.has_output_shared_memory()) {
+    AWQD_ASSIGN_OR_RETURN(shared_out_, env_.shared_memory->Open(request.output_shared_memory(),
+                                                                SharedMemory::Access::kWrite,
+                                                                "output_shared_memory"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status MatmulFlow::Begin(grpc::ByteBuffer* message) {
   AWQD_RETURN_IF_ERROR(StillWanted(slot_, deadline_));
   AWQD_RETURN_IF_ERROR(Open(message));
@@ -50,6 +71,7 @@ absl::Status MatmulFlow::Begin(grpc::ByteBuffer* message) {
   if (!env_.gate->open()) return absl::UnavailableError(CallGate::Draining().error_message());
   const v1::QuantizedMatmulRequest& request = parsed_.request;
   AWQD_RETURN_IF_ERROR(CheckRequest(request, cut_bytes()));
+  AWQD_RETURN_IF_ERROR(OpenShared());
   if (request.has_weight()) {
     AWQD_ASSIGN_OR_RETURN(WeightPtr weight, FindWeight(env_, request.weight()));
     return Submit(std::move(weight));
@@ -66,8 +88,13 @@ absl::Status MatmulFlow::Begin(grpc::ByteBuffer* message) {
 
 absl::StatusOr<Payload> MatmulFlow::Stage(const MatmulJob& job) {
   StagingPool& staging = env_.engine->staging();
+  // What was sent was counted when it came.
+  if (shared_x_) AWQD_RETURN_IF_ERROR(lease_.Grow(job.x_bytes, "activations"));
   AWQD_ASSIGN_OR_RETURN(Payload x, staging.Get(job.x_bytes));
-  if (parsed_.cut) {
+  if (shared_x_) {
+    AWQD_RETURN_IF_ERROR(shared_x_.Read(x.data()));
+    shared_x_ = SharedRange();
+  } else if (parsed_.cut) {
     CopyRange(message_.pieces(), *parsed_.cut, x.data());
   } else {
     job.x.copy(x.data(), job.x.size());
@@ -82,8 +109,8 @@ absl::Status MatmulFlow::Submit(WeightPtr weight) {
                         BuildMatmul(&parsed_.request, weight->shape,
                                     env_.limits.max_send_message_bytes, cut_bytes()));
   AWQD_RETURN_IF_ERROR(lease_.Grow(job.answer_bytes, "output"));
-  held_bytes_ = lease_.bytes();
   AWQD_ASSIGN_OR_RETURN(job.work.x, Stage(job));
+  held_bytes_ = lease_.bytes();
   const SubmitOptions options = {.priority = parsed_.request.priority(), .deadline = deadline_};
   message_.Free();
   parsed_.request.clear_activations();
@@ -109,14 +136,28 @@ void MatmulFlow::OnResult(const absl::Status& status, const Payload& result,
   if (settled_.load()) return;
   report_ = report;
   bytes_out_ = result.size();
+  if (!status.ok() || !shared_out_) return Answer(status, result);
+  // Memory that nobody waits for may have been put to another use.
+  if (slot_.cancelled()) return Answer(absl::CancelledError("the client cancelled the call"), {});
+  env_.shared_memory->Write(std::move(shared_out_), result,
+                            [self = shared_from_this(), result](const absl::Status& written) {
+                              self->Answer(written, result);
+                            });
+}
+
+void MatmulFlow::Answer(const absl::Status& status, const Payload& result) {
   grpc::ByteBuffer answer;
   const absl::Status settled = Guarded([&]() -> absl::Status {
     AWQD_RETURN_IF_ERROR(status);
     v1::QuantizedMatmulResponse response;
-    FillExecution(report, response.mutable_execution());
+    FillExecution(report_, response.mutable_execution());
     response.set_request_id(parsed_.request.request_id());
-    answer = Encode(response, v1::QuantizedMatmulResponse::kOutputFieldNumber,
-                    {result, output_dtype_, output_shape_, encoding_}, &env_.engine->staging());
+    const v1::SharedMemory* written = parsed_.request.has_output_shared_memory()
+                                          ? &parsed_.request.output_shared_memory()
+                                          : nullptr;
+    answer =
+        Encode(response, v1::QuantizedMatmulResponse::kOutputFieldNumber,
+               {result, output_dtype_, output_shape_, encoding_, written}, &env_.engine->staging());
     return absl::OkStatus();
   });
   // The request itself is gone; the answer counts until it was sent.
@@ -151,6 +192,8 @@ void MatmulFlow::Settle(const absl::Status& status, grpc::ByteBuffer answer) {
   if (LogsRequests()) Log(visible);
   if (!status.ok()) {
     message_.Free();
+    shared_x_ = SharedRange();
+    shared_out_ = SharedRange();
     lease_.ShrinkTo(0);
     held_bytes_ = 0;
   }

@@ -47,15 +47,16 @@ class MatmulFlow : public std::enable_shared_from_this<MatmulFlow> {
  private:
   absl::Status Begin(grpc::ByteBuffer* message);
   absl::Status Open(grpc::ByteBuffer* message);
+  absl::Status OpenShared();
   absl::Status Submit(WeightPtr weight);
   absl::StatusOr<Payload> Stage(const MatmulJob& job);
   void OnResult(const absl::Status& status, const Payload& result, const ExecutionReport& report);
+  void Answer(const absl::Status& status, const Payload& result);
   void Settle(const absl::Status& status, grpc::ByteBuffer answer = {});
   void Log(const absl::Status& status) const;
 
-  std::optional<int64_t> cut_bytes() const {
-    return parsed_.cut ? std::make_optional(parsed_.cut->size) : std::nullopt;
-  }
+  // Of activations that are not in parsed_.request.
+  std::optional<int64_t> cut_bytes() const;
 
   const RpcEnv& env_;
   const absl::string_view method_;
@@ -69,6 +70,8 @@ class MatmulFlow : public std::enable_shared_from_this<MatmulFlow> {
   ByteLease lease_;
   RawMessage message_;  // until its payload was staged
   MatmulMessage parsed_;
+  SharedRange shared_x_;    // until it was staged
+  SharedRange shared_out_;  // until the answer was written there
   int64_t tokens_ = 0;
   std::vector<int64_t> output_shape_;
   DType output_dtype_ = DType::kFp16;

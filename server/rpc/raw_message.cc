@@ -69,7 +69,11 @@ grpc::ByteBuffer Encode(const google::protobuf::MessageLite& message, int field,
                         const Answer& answer, StagingPool* staging) {
   v1::Tensor tensor;
   FillTensor(answer.result.view(), answer.dtype, answer.shape, answer.encoding, &tensor);
-  const bool has_raw = answer.encoding != v1::VALUES;
+  if (answer.written != nullptr) {
+    *tensor.mutable_shared_memory() = *answer.written;
+    tensor.mutable_shared_memory()->set_size(answer.result.size());
+  }
+  const bool has_raw = answer.encoding != v1::VALUES && answer.written == nullptr;
   const auto raw_size = has_raw ? static_cast<uint32_t>(answer.result.size()) : 0;
   const uint32_t raw_tag = Tag(v1::Tensor::kRawFieldNumber);
   const size_t raw_head =

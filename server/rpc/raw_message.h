@@ -51,6 +51,8 @@ struct Answer {
   DType dtype = DType::kFp16;
   absl::Span<const int64_t> shape;
   v1::Encoding encoding = v1::RAW;
+  // Where the result was written to, so that it is not sent; null: it is.
+  const v1::SharedMemory* written = nullptr;
 };
 
 // `message` on the wire, with the answer as its tensor field `field`, which `message` leaves unset.

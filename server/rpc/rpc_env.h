@@ -10,6 +10,7 @@
 #include "server/model/model_store.h"
 #include "server/rpc/byte_budget.h"
 #include "server/rpc/call_gate.h"
+#include "server/rpc/shared_memory.h"
 #include "server/rpc/worker.h"
 
 namespace awqd {
@@ -40,6 +41,7 @@ struct RpcEnv {
   Worker* loads = nullptr;     // LoadModel, UnloadModel
   Worker* packings = nullptr;  // inline weights
   ByteBudget* in_flight = nullptr;
+  SharedMemory* shared_memory = nullptr;  // never null, but perhaps off
   RpcLimits limits;
   absl::Time started = absl::Now();
   // True until the models asked for at start are loaded: an unknown name may then still appear, so

@@ -73,6 +73,8 @@ class RpcServerImpl final : public RpcServer {
   }
 
   absl::Status Listen(const RpcOptions& options) {
+    AWQD_ASSIGN_OR_RETURN(shared_memory_, SharedMemory::Create(options.shared_memory));
+    env_.shared_memory = shared_memory_.get();
     gpr_set_log_function(QuietGrpc);
     grpc::ServerBuilder builder;
     builder.RegisterService(&inference_);
@@ -95,12 +97,14 @@ class RpcServerImpl final : public RpcServer {
   void SetStarting(bool starting) override { env_.starting.store(starting); }
   int64_t pending_loads() const override { return loads_.pending(); }
   int64_t in_flight_bytes() const override { return in_flight_.in_flight(); }
+  int64_t open_shared_ranges() const override { return shared_memory_->open_ranges(); }
 
   void Shutdown(absl::Duration grace) override {
     health_.Stop();
     ShutDown(server_.get(), &gate_, absl::Now() + grace);
     packings_.Stop();
     loads_.Stop();
+    shared_memory_->Stop();
     server_ = nullptr;
   }
 
@@ -145,6 +149,7 @@ class RpcServerImpl final : public RpcServer {
   ByteBudget in_flight_;
   Worker loads_;
   Worker packings_;
+  std::unique_ptr<SharedMemory> shared_memory_;
   CallGate gate_;
   RpcEnv env_;
   HealthService health_;

@@ -20,6 +20,7 @@ struct RpcOptions {
   std::vector<std::string> addresses = {"0.0.0.0:8001"};
   mode_t unix_socket_mode = 0660;
   RpcLimits limits;
+  SharedMemoryOptions shared_memory;
   int max_concurrent_streams = 256;
   int64_t memory_quota_bytes = int64_t{1} << 30;
   bool reflection = true;
@@ -62,6 +63,9 @@ class RpcServer {
 
   // What RpcLimits::in_flight_bytes bounds.
   virtual int64_t in_flight_bytes() const = 0;
+
+  // What SharedMemoryOptions::max_open bounds.
+  virtual int64_t open_shared_ranges() const = 0;
 };
 
 }  // namespace awqd

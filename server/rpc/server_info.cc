@@ -51,6 +51,7 @@ void FillLimits(const RpcEnv& env, v1::Limits* out) {
   out->set_max_batch_tokens(env.limits.max_batch_tokens);
   out->set_max_queued_requests(env.limits.max_queued_requests);
   out->set_max_inline_weight_bytes(env.limits.max_inline_weight_bytes);
+  out->set_shared_memory_prefix(env.shared_memory->prefix());
 }
 
 void FillDTypes(DTypeMask mask, google::protobuf::RepeatedPtrField<std::string>* out) {

@@ -92,6 +92,14 @@ absl::Status CheckContents(const v1::Tensor& tensor, const TensorInfo& info,
       return FieldError(
           Sub(field, "raw"), absl::StrCat(raw_bytes, " bytes"),
           absl::StrCat(info.bytes, " for ", Name(info.dtype), " of shape ", ShapeText(info.shape)));
+    case v1::Tensor::kSharedMemory:
+      if (!cut_bytes) {
+        return FieldError(Sub(field, "shared_memory"), "a range", "contents in the message");
+      }
+      if (*cut_bytes == info.bytes) return absl::OkStatus();
+      return FieldError(
+          Sub(field, "shared_memory.size"), absl::StrCat(*cut_bytes),
+          absl::StrCat(info.bytes, " for ", Name(info.dtype), " of shape ", ShapeText(info.shape)));
     case v1::Tensor::kFloats:
       if (!floating) {
         return FieldError(Sub(field, "floats"), absl::StrCat("floats for ", Name(info.dtype)),
@@ -231,6 +239,7 @@ absl::StatusOr<std::string> TakeBytes(v1::Tensor* tensor, const TensorInfo& info
       return NarrowInts(tensor->ints(), info.dtype, field);
     case v1::Tensor::kRaw:
       return std::move(*tensor->mutable_raw());
+    case v1::Tensor::kSharedMemory:  // never: whoever allows it reads it there
     case v1::Tensor::CONTENTS_NOT_SET:
       break;
   }

@@ -33,7 +33,8 @@ std::string ShapeText(absl::Span<const int64_t> shape);
 
 // Checks dtype (against `allowed`), rank 0 to 8, dimensions, products and that the contents have
 // exactly as many bytes or values as the shape says. Errors are FieldErrors beneath `field`.
-// `cut_bytes`: of raw contents that were left out of the message.
+// `cut_bytes`: of contents that are not in the message: raw ones that were left out, or in shared
+// memory. Without it shared memory is refused.
 absl::StatusOr<TensorInfo> CheckTensor(const v1::Tensor& tensor, DTypeMask allowed,
                                        absl::string_view field,
                                        std::optional<int64_t> cut_bytes = std::nullopt);

@@ -23,11 +23,18 @@ absl::Status CheckRequestId(const std::string& id) {
                     absl::StrCat("at most ", kMaxRequestIdBytes));
 }
 
-absl::Status CheckEncoding(v1::Encoding encoding) {
-  if (v1::Encoding_IsValid(encoding)) return absl::OkStatus();
-  return FieldError("output_encoding",
-                    absl::StrCat("the unknown value ", static_cast<int>(encoding)),
-                    "RAW or VALUES");
+template <typename Request>
+absl::Status CheckEncoding(const Request& request) {
+  const v1::Encoding encoding = request.output_encoding();
+  if (!v1::Encoding_IsValid(encoding)) {
+    return FieldError("output_encoding",
+                      absl::StrCat("the unknown value ", static_cast<int>(encoding)),
+                      "RAW or VALUES");
+  }
+  if (encoding == v1::VALUES && request.has_output_shared_memory()) {
+    return FieldError("output_encoding", "VALUES", "RAW: output_shared_memory holds raw bytes");
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckPath(v1::Path path) {
@@ -70,9 +77,10 @@ absl::Status CheckSource(const Request& request) {
   return FieldError("weight", "nothing", "weight {model, weight}, or packed");
 }
 
-v1::Encoding EncodingLike(v1::Encoding asked, const v1::Tensor& input) {
-  if (asked != v1::ENCODING_UNSPECIFIED) return asked;
-  return input.contents_case() == v1::Tensor::kFloats ? v1::VALUES : v1::RAW;
+v1::Encoding EncodingOf(const v1::QuantizedMatmulRequest& request) {
+  if (request.has_output_shared_memory()) return v1::RAW;
+  if (request.output_encoding() != v1::ENCODING_UNSPECIFIED) return request.output_encoding();
+  return request.activations().contents_case() == v1::Tensor::kFloats ? v1::VALUES : v1::RAW;
 }
 
 std::optional<Path> FromProto(v1::Path path) {
@@ -112,6 +120,15 @@ absl::Status CheckAnswerFits(int64_t elements, DType dtype, v1::Encoding encodin
       "); ", advice));
 }
 
+// An answer that is written to shared memory has to fit there, and in no message.
+absl::Status CheckAnswerFits(int64_t elements, DType dtype, const v1::SharedMemory& range) {
+  const std::optional<int64_t> bytes = CheckedMul(elements, SizeOf(dtype));
+  if (bytes && *bytes <= range.size()) return absl::OkStatus();
+  return FieldError("output_shared_memory.size", absl::StrCat(range.size()),
+                    absl::StrCat("at least ", bytes ? absl::StrCat(*bytes) : "2^63",
+                                 ", the bytes of the answer"));
+}
+
 struct Bounds {
   int64_t begin;
   int64_t count;
@@ -144,14 +161,14 @@ absl::Status CheckRequest(const v1::QuantizedMatmulRequest& request,
   }
   AWQD_RETURN_IF_ERROR(CheckOutputDType(request.output_dtype()));
   AWQD_RETURN_IF_ERROR(CheckPath(request.path()));
-  return CheckEncoding(request.output_encoding());
+  return CheckEncoding(request);
 }
 
 absl::Status CheckRequest(const v1::DequantizeRequest& request) {
   AWQD_RETURN_IF_ERROR(CheckRequestId(request.request_id()));
   AWQD_RETURN_IF_ERROR(CheckSource(request));
   AWQD_RETURN_IF_ERROR(CheckOutputDType(request.output_dtype()));
-  return CheckEncoding(request.output_encoding());
+  return CheckEncoding(request);
 }
 
 absl::Status CheckName(const std::string& name) {
@@ -175,20 +192,23 @@ absl::StatusOr<MatmulJob> BuildMatmul(v1::QuantizedMatmulRequest* request,
                           ParseDType(request->output_dtype(), kFloatingMask, "output_dtype"));
   }
   job.work.path = FromProto(request->path());
-  job.encoding = EncodingLike(request->output_encoding(), *x);
+  job.encoding = EncodingOf(*request);
   job.output_shape = info.shape;
   job.output_shape.back() = weight.n;
   const std::optional<int64_t> elements = CheckedMul(job.work.tokens, weight.n);
-  AWQD_RETURN_IF_ERROR(CheckAnswerFits(elements.value_or(INT64_MAX), job.work.out_dtype,
-                                       job.encoding, max_send_bytes,
-                                       "send fewer tokens per request"));
+  AWQD_RETURN_IF_ERROR(request->has_output_shared_memory()
+                           ? CheckAnswerFits(elements.value_or(INT64_MAX), job.work.out_dtype,
+                                             request->output_shared_memory())
+                           : CheckAnswerFits(elements.value_or(INT64_MAX), job.work.out_dtype,
+                                             job.encoding, max_send_bytes,
+                                             "send fewer tokens per request"));
   job.answer_bytes = EncodedBytes(*elements, job.work.out_dtype, job.encoding);
   if (request->has_bias()) {
     AWQD_ASSIGN_OR_RETURN(job.work.bias, TakeBias(request->mutable_bias(), weight.n));
   }
   job.x_bytes = info.bytes;
-  const bool cut = cut_bytes && x->contents_case() == v1::Tensor::kRaw;
-  if (!cut) {
+  const bool elsewhere = x->has_shared_memory() || (cut_bytes && x->has_raw());
+  if (!elsewhere) {
     AWQD_ASSIGN_OR_RETURN(job.x, TakeBytes(x, info, "activations"));
   }
   return job;
@@ -212,8 +232,13 @@ absl::StatusOr<DequantizeJob> BuildDequantize(const v1::DequantizeRequest& reque
   return job;
 }
 
-absl::Status CheckFitsOneMessage(const DequantizeJob& job, int64_t max_send_bytes) {
+absl::Status CheckFits(const v1::DequantizeRequest& request, const DequantizeJob& job,
+                       int64_t max_send_bytes) {
   const std::optional<int64_t> elements = CheckedMul(job.work.rows, job.work.cols);
+  if (request.has_output_shared_memory()) {
+    return CheckAnswerFits(elements.value_or(INT64_MAX), job.work.out_dtype,
+                           request.output_shared_memory());
+  }
   return CheckAnswerFits(elements.value_or(INT64_MAX), job.work.out_dtype, job.encoding,
                          max_send_bytes, "call DequantizeStream, or ask for fewer rows or columns");
 }

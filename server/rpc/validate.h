@@ -25,7 +25,7 @@ inline constexpr int64_t kMaxWeightPathBytes = 1024;
 
 // What holds whatever weight the request names: source, id, enums, and tensors that agree with
 // themselves.
-// `cut_bytes`: of the activations' raw contents, when they were left out of the message.
+// `cut_bytes`: of the activations' contents, when they are not in the message.
 absl::Status CheckRequest(const v1::QuantizedMatmulRequest& request,
                           std::optional<int64_t> cut_bytes = std::nullopt);
 absl::Status CheckRequest(const v1::DequantizeRequest& request);
@@ -37,14 +37,14 @@ absl::Status CheckName(const std::string& name);
 struct MatmulJob {
   MatmulWork work;
   int64_t x_bytes = 0;
-  std::string x;  // the activations' bytes, but when they were left out of the message
+  std::string x;  // the activations' bytes, unless they are not in the message
   std::vector<int64_t> output_shape;
   int64_t answer_bytes = 0;  // of the answer's contents
   v1::Encoding encoding = v1::RAW;
 };
 
 // Moves the payload out of a request that passed CheckRequest. RESOURCE_EXHAUSTED when the answer
-// would pass `max_send_bytes`.
+// is to be sent and would pass `max_send_bytes`.
 absl::StatusOr<MatmulJob> BuildMatmul(v1::QuantizedMatmulRequest* request,
                                       const WeightShape& weight, int64_t max_send_bytes,
                                       std::optional<int64_t> cut_bytes = std::nullopt);
@@ -58,8 +58,10 @@ struct DequantizeJob {
 absl::StatusOr<DequantizeJob> BuildDequantize(const v1::DequantizeRequest& request,
                                               const WeightShape& weight);
 
-// RESOURCE_EXHAUSTED, with a hint to DequantizeStream, when the block does not fit in one message.
-absl::Status CheckFitsOneMessage(const DequantizeJob& job, int64_t max_send_bytes);
+// RESOURCE_EXHAUSTED, with a hint to DequantizeStream, when the block is to be sent and does not
+// fit in one message.
+absl::Status CheckFits(const v1::DequantizeRequest& request, const DequantizeJob& job,
+                       int64_t max_send_bytes);
 
 // Rows per chunk of a stream, at least 1: about `chunk_bytes` each. RESOURCE_EXHAUSTED when a
 // single row passes `max_send_bytes`.

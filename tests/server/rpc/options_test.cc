@@ -39,6 +39,17 @@ TEST(Options, DefaultsHold) {
   EXPECT_EQ(options.drain_timeout, absl::Seconds(30));
 }
 
+TEST(Options, SharedMemoryIsOffUnlessAPrefixIsGiven) {
+  EXPECT_EQ(Parse({"--model_repository", "/m"})->options.rpc.shared_memory.prefix, "");
+  const Options options = Parse({"--model_repository", "/m", "--shared_memory_prefix=awqd-",
+                                 "--max_shared_memory_ranges=7"})
+                              ->options;
+  EXPECT_EQ(options.rpc.shared_memory.prefix, "awqd-");
+  EXPECT_EQ(options.rpc.shared_memory.max_open, 7);
+  EXPECT_THAT(ErrorOf({"--model_repository", "/m", "--shared_memory_prefix=../x"}),
+              HasSubstr("--shared_memory_prefix: got \"../x\", expected at most 64 letters"));
+}
+
 TEST(Options, ReadsFlags) {
   const Options options = Parse({"--model_repository", "/m", "--load_model", "a", "--load_model",
                                  "b", "--no_reflection", "--max_receive_message_bytes", "8MiB",

@@ -184,8 +184,9 @@ TEST(Dequantize, NamesTheBadField) {
 
 TEST(Dequantize, HintsAtTheStream) {
   const DequantizeJob job = *BuildDequantize(GoodDequantize(), kShape);
-  EXPECT_TRUE(CheckFitsOneMessage(job, 128 * 16 * 2 + kResponseOverheadBytes).ok());
-  const absl::Status status = CheckFitsOneMessage(job, 128 * 16 * 2 + kResponseOverheadBytes - 1);
+  EXPECT_TRUE(CheckFits(GoodDequantize(), job, 128 * 16 * 2 + kResponseOverheadBytes).ok());
+  const absl::Status status =
+      CheckFits(GoodDequantize(), job, 128 * 16 * 2 + kResponseOverheadBytes - 1);
   EXPECT_TRUE(absl::IsResourceExhausted(status));
   EXPECT_THAT(std::string(status.message()), HasSubstr("DequantizeStream"));
 }
