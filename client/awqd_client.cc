@@ -151,11 +151,13 @@ class ClientOverGrpc : public Client {
   absl::StatusOr<DequantizeResult> Dequantize(const DequantizeCall& call,
                                               const CallOptions& options) override {
     const int64_t bytes = KnownAnswerBytes(call);
-    if (bytes < 0 || bytes > kOneMessageBytes) return DequantizeIntoMemory(call, options);
+    if (!call.shared_output && (bytes < 0 || bytes > kOneMessageBytes)) {
+      return DequantizeIntoMemory(call, options);
+    }
     auto response = Unary<v1::DequantizeResponse>(
         *inference_, &v1::QuantizedInference::Stub::Dequantize, ToRequest(call), options);
     if (!response.ok()) return response.status();
-    absl::StatusOr<Tensor> output = FromProto(std::move(*response->mutable_output()));
+    absl::StatusOr<Tensor> output = ToOutput(std::move(*response->mutable_output()));
     if (!output.ok()) return output.status();
     return DequantizeResult{*std::move(output), response->execution()};
   }

@@ -68,10 +68,14 @@ struct MatmulCall {
   v1::Path path = v1::AUTO;
   int32_t priority = 0;
   std::string request_id = "";
+  // Where the activations lie instead of in activations.bytes, and where the answer is to be
+  // written instead of being sent: shared_memory.h.
+  std::optional<v1::SharedMemory> shared_activations = std::nullopt;
+  std::optional<v1::SharedMemory> shared_output = std::nullopt;
 };
 
 struct MatmulResult {
-  Tensor output;  // [..., N]
+  Tensor output;  // [..., N]; without bytes when they are in shared_output
   v1::Execution execution;
   std::string request_id;
 };
@@ -83,10 +87,11 @@ struct DequantizeCall {
   int64_t row_begin = 0, row_end = 0;
   int64_t column_begin = 0, column_end = 0;
   std::string request_id = "";
+  std::optional<v1::SharedMemory> shared_output = std::nullopt;  // as in MatmulCall
 };
 
 struct DequantizeResult {
-  Tensor output;  // [rows, columns]
+  Tensor output;  // [rows, columns]; without bytes when they are in shared_output
   v1::Execution execution;
 };
 
@@ -136,11 +141,12 @@ class Client {
   virtual std::unique_ptr<MatmulStream> QuantizedMatmulStream(
       const CallOptions& options = {.timeout = absl::InfiniteDuration()}) = 0;
 
-  // The whole answer in memory, any size: one message when it is known to be small, otherwise the
-  // stream.
+  // The whole answer in memory, any size: one message when it is known to be small or goes to
+  // shared memory, otherwise the stream.
   virtual absl::StatusOr<DequantizeResult> Dequantize(const DequantizeCall& call,
                                                       const CallOptions& options = {}) = 0;
-  // Block by block, never holding more than one. OK, with what ran, only after every row.
+  // Block by block, never holding more than one. OK, with what ran, only after every row. Not for
+  // shared memory.
   virtual absl::StatusOr<v1::Execution> DequantizeBlocks(const DequantizeCall& call,
                                                          const BlockSink& sink,
                                                          const CallOptions& options = {}) = 0;

@@ -43,6 +43,12 @@ v1::QuantizedMatmulRequest ToRequest(MatmulCall call) {
   v1::QuantizedMatmulRequest request;
   SetSource(call.weight, request);
   *request.mutable_activations() = ToProto(std::move(call.activations));
+  if (call.shared_activations) {
+    *request.mutable_activations()->mutable_shared_memory() = *std::move(call.shared_activations);
+  }
+  if (call.shared_output) {
+    *request.mutable_output_shared_memory() = *std::move(call.shared_output);
+  }
   if (call.bias.has_value()) *request.mutable_bias() = ToProto(*std::move(call.bias));
   request.set_output_dtype(call.output_dtype);
   request.set_path(call.path);
@@ -67,11 +73,17 @@ v1::DequantizeRequest ToRequest(const DequantizeCall& call) {
   }
   request.set_request_id(call.request_id);
   request.set_output_encoding(v1::RAW);
+  if (call.shared_output) *request.mutable_output_shared_memory() = *call.shared_output;
   return request;
 }
 
+absl::StatusOr<Tensor> ToOutput(v1::Tensor proto) {
+  if (!proto.has_shared_memory()) return FromProto(std::move(proto));
+  return Tensor{proto.dtype(), {proto.shape().begin(), proto.shape().end()}, ""};
+}
+
 absl::StatusOr<MatmulResult> ToResult(v1::QuantizedMatmulResponse response) {
-  absl::StatusOr<Tensor> output = FromProto(std::move(*response.mutable_output()));
+  absl::StatusOr<Tensor> output = ToOutput(std::move(*response.mutable_output()));
   if (!output.ok()) return output.status();
   return MatmulResult{*std::move(output), response.execution(), response.request_id()};
 }

@@ -15,7 +15,8 @@ absl::Status FromGrpc(const grpc::Status& status);
 v1::QuantizedMatmulRequest ToRequest(MatmulCall call);
 v1::DequantizeRequest ToRequest(const DequantizeCall& call);
 
-// INTERNAL when the server's tensor is malformed.
+// INTERNAL when the server's tensor is malformed. One that lies in shared memory has no bytes.
+absl::StatusOr<Tensor> ToOutput(v1::Tensor proto);
 absl::StatusOr<MatmulResult> ToResult(v1::QuantizedMatmulResponse response);
 
 // Bytes of the answer when the call alone tells (ranges with both ends, or an inline weight),

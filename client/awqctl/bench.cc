@@ -169,6 +169,11 @@ int Bench(const Flags& flags, client::Client& client, Console& console) {
   if (plan.points.empty()) plan.points.push_back({.concurrency = 1});
   const absl::Status found = bench::FindShapes(client, Deadline(flags, absl::Seconds(60)), plan);
   if (!found.ok()) return CallFailed(found, flags, client, console);
+  if (flags.bench.shared_memory) {
+    auto prefix = SharedMemoryPrefix(flags, client);
+    if (!prefix.ok()) return CallFailed(prefix.status(), flags, client, console);
+    plan.shared_memory_prefix = *std::move(prefix);
+  }
   bench::BenchEvents events;
   if (console.terminal) {
     events.progress = [&](const bench::LoadPoint& point, const bench::LoadProgress& now) {

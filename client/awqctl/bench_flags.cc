@@ -129,6 +129,9 @@ void AddMeasure(CLI::App* sub, BenchFlags& flags) {
 
 void AddBenchFlags(CLI::App* sub, BenchFlags& flags) {
   AddRequests(sub, flags.plan);
+  sub->add_flag("--shared_memory", flags.shared_memory,
+                "Pass tensors in shared memory instead of messages, to a server on this machine "
+                "that runs with --shared_memory_prefix");
   AddLoad(sub, flags.plan);
   AddMeasure(sub, flags);
 }

@@ -13,6 +13,7 @@ namespace awqd::awqctl {
 
 struct BenchFlags {
   bench::Plan plan;
+  bool shared_memory = false;
   std::string svg;        // file to write, empty: none
   std::string json_file;  // likewise
 };

@@ -6,6 +6,7 @@
 #include "client/awqctl/console.h"
 #include "client/awqctl/flags.h"
 #include "client/awqd_client.h"
+#include "client/shared_memory.h"
 #include "google/protobuf/message.h"
 
 namespace awqd::awqctl {
@@ -32,6 +33,15 @@ int BadArguments(const absl::Status& status, Console& console);
 
 // The command's deadline: what --timeout says, or `otherwise`.
 client::CallOptions Deadline(const Flags& flags, absl::Duration otherwise);
+
+// The weight that the command names, as its model's GetModel tells it.
+absl::StatusOr<v1::WeightInfo> FindWeight(const Flags& flags, client::Client& client);
+
+// For --shared_memory: the prefix that the server asks for, FAILED_PRECONDITION when it takes none,
+// and an object with it.
+absl::StatusOr<std::string> SharedMemoryPrefix(const Flags& flags, client::Client& client);
+absl::StatusOr<client::SharedMemory> CreateSharedMemory(const Flags& flags, client::Client& client,
+                                                        int64_t bytes);
 
 // Protocol Buffers' JSON mapping with the names of the .proto files and no field left out.
 std::string ToJson(const google::protobuf::Message& message);

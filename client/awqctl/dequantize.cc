@@ -1,4 +1,5 @@
-// awqctl dequantize: the stream to a file, one block in memory at a time.
+// awqctl dequantize: the stream to a file, one block in memory at a time, or shared memory to a
+// file.
 #include <memory>
 #include <utility>
 
@@ -36,6 +37,34 @@ absl::Status Store(const Flags& flags, client::DequantizeBlock block, Download& 
   progress.Update(download.bytes,
                   block.total_rows * block.total_columns * client::SizeOf(download.dtype));
   return download.file_error;
+}
+
+// The whole answer by way of shared memory, stored as one block.
+absl::StatusOr<v1::Execution> DequantizeShared(const Flags& flags, client::DequantizeCall call,
+                                               client::Client& client, Download& download,
+                                               Progress& progress) {
+  const auto weight = FindWeight(flags, client);
+  if (!weight.ok()) return weight.status();
+  const int64_t rows = (call.row_end == 0 ? weight->k() : call.row_end) - call.row_begin;
+  const int64_t columns =
+      (call.column_end == 0 ? weight->n() : call.column_end) - call.column_begin;
+  int64_t bytes = 0;
+  if (__builtin_mul_overflow(rows * client::SizeOf(call.output_dtype), columns, &bytes) ||
+      bytes < 0) {
+    return absl::InvalidArgumentError("rows and columns: outside the weight");
+  }
+  auto memory = CreateSharedMemory(flags, client, bytes);
+  if (!memory.ok()) return memory.status();
+  call.shared_output = memory->Range(0, bytes);
+  auto result = client.Dequantize(call, Deadline(flags, absl::InfiniteDuration()));
+  if (!result.ok()) return result.status();
+  client::Tensor& output = result->output;
+  output.bytes.assign(memory->data(), static_cast<size_t>(bytes));
+  if (absl::Status status = output.Check(); !status.ok()) return status;
+  const absl::Status stored =
+      Store(flags, {0, std::move(output), rows, columns}, download, progress);
+  if (!stored.ok()) return stored;
+  return result->execution;
 }
 
 void Print(const Flags& flags, const Download& download, const v1::Execution& execution,
@@ -78,12 +107,12 @@ int Dequantize(const Flags& flags, client::Client& client, Console& console) {
   absl::StatusOr<v1::Execution> execution;
   {
     Progress progress(console, !flags.quiet);
-    execution = client.DequantizeBlocks(
-        call,
-        [&](client::DequantizeBlock block) {
-          return Store(flags, std::move(block), download, progress);
-        },
-        Deadline(flags, absl::InfiniteDuration()));
+    const auto store = [&](client::DequantizeBlock block) {
+      return Store(flags, std::move(block), download, progress);
+    };
+    execution = flags.shared_memory ? DequantizeShared(flags, call, client, download, progress)
+                                    : client.DequantizeBlocks(
+                                          call, store, Deadline(flags, absl::InfiniteDuration()));
   }
   if (!download.file_error.ok()) return FileFailed(download.file_error, console);
   if (!execution.ok()) return CallFailed(execution.status(), flags, client, console);

@@ -105,6 +105,12 @@ class App {
         ->required();
   }
 
+  void AddSharedMemory(CLI::App* sub) {
+    sub->add_flag("--shared_memory", flags_.shared_memory,
+                  "Pass tensors in shared memory instead of messages, to a server on this machine "
+                  "that runs with --shared_memory_prefix and may open files of this user");
+  }
+
   void AddServerCommands() {
     Add(Command::kStatus, "status", "Version, devices, limits and models of the server");
     CLI::App* kernels = Add(Command::kKernels, "kernels",
@@ -138,6 +144,7 @@ class App {
     AddDType(sub, "--dtype", flags_.dtype, "fp16 (default), bf16 (.safetensors only) or fp32");
     AddRange(sub, "--rows", flags_.row_begin, flags_.row_end, "Rows (of K)");
     AddRange(sub, "--columns", flags_.column_begin, flags_.column_end, "Columns (of N)");
+    AddSharedMemory(sub);
     sub->add_flag("-q,--quiet", flags_.quiet, "No progress bar (there is none without a terminal)");
   }
 
@@ -176,6 +183,7 @@ class App {
              "--random)");
     AddDType(sub, "--output_dtype", flags_.output_dtype, "fp16, bf16 or fp32 (default: --dtype)");
     sub->add_option("--bias", flags_.bias, "Used instead of the weight's own: .npy [N]");
+    AddSharedMemory(sub);
   }
 
   void AddCompare() {

@@ -49,6 +49,7 @@ struct Flags {
   // dequantize
   int64_t row_begin = 0, row_end = 0, column_begin = 0, column_end = 0;
   bool quiet = false;
+  bool shared_memory = false;  // dequantize, matmul
   // matmul
   std::string input;
   std::string bias;

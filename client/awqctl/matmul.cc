@@ -37,17 +37,6 @@ std::vector<float> Uniform(int64_t count, uint64_t seed) {
   return values;
 }
 
-// K of the weight, for --random.
-absl::StatusOr<int64_t> InFeatures(const Flags& flags, client::Client& client) {
-  const auto model = client.GetModel(flags.model, Deadline(flags, kCallTimeout));
-  if (!model.ok()) return model.status();
-  for (const v1::WeightInfo& weight : model->weights()) {
-    if (weight.path() == flags.weight) return weight.k();
-  }
-  return absl::NotFoundError(absl::StrCat("model '", flags.model, "' has no weight '", flags.weight,
-                                          "'; 'awqctl models ", flags.model, "' lists them"));
-}
-
 absl::Status WriteNpy(const std::string& path, const client::Tensor& output) {
   absl::StatusOr<client::Tensor> tensor =
       output.dtype == v1::BF16 ? client::Convert(output, v1::FP32) : output;
@@ -104,21 +93,46 @@ std::optional<int> FillOperands(const Flags& flags, client::Client& client, Cons
     call.activations = *std::move(activations);
     return std::nullopt;
   }
-  const absl::StatusOr<int64_t> k = InFeatures(flags, client);
-  if (!k.ok()) return CallFailed(k.status(), flags, client, console);
+  const absl::StatusOr<v1::WeightInfo> weight = FindWeight(flags, client);
+  if (!weight.ok()) return CallFailed(weight.status(), flags, client, console);
+  const int64_t k = weight->k();
   const int64_t tokens = *flags.random_tokens;
   int64_t count = 0;
   // Past the int range the request would pass Protocol Buffers' 2 GiB as well.
-  if (__builtin_mul_overflow(tokens, *k, &count) || count < 0 || count > int64_t{1} << 30) {
-    return BadArguments(absl::InvalidArgumentError(absl::StrCat("--random: ", tokens, " x ", *k,
+  if (__builtin_mul_overflow(tokens, k, &count) || count < 0 || count > int64_t{1} << 30) {
+    return BadArguments(absl::InvalidArgumentError(absl::StrCat("--random: ", tokens, " x ", k,
                                                                 " values do not fit one request")),
                         console);
   }
   const client::DType dtype = flags.dtype == v1::DTYPE_UNSPECIFIED ? v1::FP16 : flags.dtype;
-  auto activations = client::Tensor::FromFloats(dtype, {tokens, *k}, Uniform(count, flags.seed));
+  auto activations = client::Tensor::FromFloats(dtype, {tokens, k}, Uniform(count, flags.seed));
   if (!activations.ok()) return BadArguments(activations.status(), console);
   call.activations = *std::move(activations);
   return std::nullopt;
+}
+
+// For --shared_memory: activations and answer of the call, one after the other.
+absl::StatusOr<client::SharedMemory> Share(const Flags& flags, client::Client& client,
+                                           client::MatmulCall& call) {
+  const auto weight = FindWeight(flags, client);
+  if (!weight.ok()) return weight.status();
+  client::Tensor& x = call.activations;
+  const auto in = static_cast<int64_t>(x.bytes.size());
+  const client::DType dtype =
+      call.output_dtype == v1::DTYPE_UNSPECIFIED ? x.dtype : call.output_dtype;
+  const int64_t k = x.shape.empty() ? 0 : x.shape.back();
+  const int64_t tokens = k == 0 ? 0 : in / client::SizeOf(x.dtype) / k;
+  int64_t out = 0;
+  if (__builtin_mul_overflow(tokens * client::SizeOf(dtype), weight->n(), &out)) {
+    return absl::InvalidArgumentError("output: the answer would pass 2^63 bytes");
+  }
+  auto memory = CreateSharedMemory(flags, client, in + out);
+  if (!memory.ok()) return memory.status();
+  x.bytes.copy(memory->data(), x.bytes.size());
+  x.bytes.clear();
+  call.shared_activations = memory->Range(0, in);
+  call.shared_output = memory->Range(in, out);
+  return memory;
 }
 
 }  // namespace
@@ -137,10 +151,21 @@ int Matmul(const Flags& flags, client::Client& client, Console& console) {
                              .output_dtype = flags.output_dtype,
                              .path = ParsePath(flags.path)};
   if (const auto exit_code = FillOperands(flags, client, console, call)) return *exit_code;
+  client::SharedMemory memory;
+  if (flags.shared_memory) {
+    auto shared = Share(flags, client, call);
+    if (!shared.ok()) return CallFailed(shared.status(), flags, client, console);
+    memory = *std::move(shared);
+  }
+  const std::optional<v1::SharedMemory> output = call.shared_output;
   const absl::Time start = absl::Now();
-  const auto result = client.QuantizedMatmul(std::move(call), Deadline(flags, kCallTimeout));
+  auto result = client.QuantizedMatmul(std::move(call), Deadline(flags, kCallTimeout));
   const absl::Duration elapsed = absl::Now() - start;
   if (!result.ok()) return CallFailed(result.status(), flags, client, console);
+  if (output) {
+    result->output.bytes.assign(memory.data() + output->offset(),
+                                static_cast<size_t>(output->size()));
+  }
   if (!flags.output.empty()) {
     if (absl::Status status = WriteNpy(flags.output, result->output); !status.ok()) {
       return FileFailed(status, console);

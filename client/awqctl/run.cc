@@ -77,6 +77,31 @@ client::CallOptions Deadline(const Flags& flags, absl::Duration otherwise) {
   return {.timeout = flags.timeout.value_or(otherwise)};
 }
 
+absl::StatusOr<v1::WeightInfo> FindWeight(const Flags& flags, client::Client& client) {
+  const auto model = client.GetModel(flags.model, Deadline(flags, absl::Seconds(60)));
+  if (!model.ok()) return model.status();
+  for (const v1::WeightInfo& weight : model->weights()) {
+    if (weight.path() == flags.weight) return weight;
+  }
+  return absl::NotFoundError(absl::StrCat("model '", flags.model, "' has no weight '", flags.weight,
+                                          "'; 'awqctl models ", flags.model, "' lists them"));
+}
+
+absl::StatusOr<std::string> SharedMemoryPrefix(const Flags& flags, client::Client& client) {
+  const auto info = client.GetServerInfo(Deadline(flags, absl::Seconds(60)));
+  if (!info.ok()) return info.status();
+  if (!info->limits().shared_memory_prefix().empty()) return info->limits().shared_memory_prefix();
+  return absl::FailedPreconditionError(
+      "shared memory: the server takes none; it runs without --shared_memory_prefix");
+}
+
+absl::StatusOr<client::SharedMemory> CreateSharedMemory(const Flags& flags, client::Client& client,
+                                                        int64_t bytes) {
+  const auto prefix = SharedMemoryPrefix(flags, client);
+  if (!prefix.ok()) return prefix.status();
+  return client::SharedMemory::Create(*prefix, bytes);
+}
+
 std::string ToJson(const google::protobuf::Message& message) {
   google::protobuf::util::JsonPrintOptions options;
   options.add_whitespace = true;

@@ -146,7 +146,8 @@ class Load {
         call.due_ns, call.sent_ns, NowNs(), call.payload->tokens, call.payload->request_bytes, 0};
     std::optional<ResponseFacts> facts;
     if (status.ok()) {
-      answer.response_bytes = static_cast<int64_t>(call.response.Length());
+      answer.response_bytes =
+          static_cast<int64_t>(call.response.Length()) + call.payload->shared_answer_bytes;
       facts = ReadResponse(call.response);
     }
     Watch(status);

@@ -44,6 +44,25 @@ absl::StatusOr<client::Tensor> Activations(v1::DType dtype, int64_t tokens, int6
   return tensor;
 }
 
+// Moves the activations of `request` into shared memory, and asks for the answer there.
+absl::Status Share(const Plan& plan, int64_t answer_elements, v1::QuantizedMatmulRequest& request,
+                   Payload& payload) {
+  const std::string x = request.activations().raw();
+  const v1::DType dtype =
+      plan.output_dtype == v1::DTYPE_UNSPECIFIED ? plan.dtype : plan.output_dtype;
+  const auto in = static_cast<int64_t>(x.size());
+  payload.shared_answer_bytes = answer_elements * client::SizeOf(dtype);
+  auto memory =
+      client::SharedMemory::Create(plan.shared_memory_prefix, in + payload.shared_answer_bytes);
+  if (!memory.ok()) return memory.status();
+  payload.memory = *std::move(memory);
+  x.copy(payload.memory.data(), x.size());
+  *request.mutable_activations()->mutable_shared_memory() = payload.memory.Range(0, in);
+  *request.mutable_output_shared_memory() = payload.memory.Range(in, payload.shared_answer_bytes);
+  payload.request_bytes = in;
+  return absl::OkStatus();
+}
+
 absl::StatusOr<Payload> MakePayload(const Plan& plan, const WeightShare& weight, int64_t tokens) {
   auto activations = Activations(plan.dtype, tokens, weight.k, plan.seed);
   if (!activations.ok()) return activations.status();
@@ -54,9 +73,17 @@ absl::StatusOr<Payload> MakePayload(const Plan& plan, const WeightShare& weight,
   request.set_output_dtype(plan.output_dtype);
   request.set_path(plan.path);
   request.set_priority(plan.priority);
+  Payload payload;
+  payload.tokens = tokens;
+  if (!plan.shared_memory_prefix.empty()) {
+    absl::Status status = Share(plan, tokens * weight.n, request, payload);
+    if (!status.ok()) return status;
+  }
   const std::string bytes = request.SerializeAsString();
   const grpc::Slice slice(bytes);
-  return Payload{grpc::ByteBuffer(&slice, 1), tokens, static_cast<int64_t>(bytes.size())};
+  payload.request = grpc::ByteBuffer(&slice, 1);
+  payload.request_bytes += static_cast<int64_t>(bytes.size());
+  return payload;
 }
 
 }  // namespace

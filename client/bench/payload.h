@@ -6,6 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "client/bench/plan.h"
+#include "client/shared_memory.h"
 #include "grpcpp/support/byte_buffer.h"
 
 namespace awqd::bench {
@@ -16,7 +17,9 @@ inline constexpr char kMatmulMethod[] = "/awqd.v1.QuantizedInference/QuantizedMa
 struct Payload {
   grpc::ByteBuffer request;  // copies share the bytes
   int64_t tokens = 0;
-  int64_t request_bytes = 0;
+  int64_t request_bytes = 0;  // of the message and, in shared memory, the activations
+  client::SharedMemory memory;
+  int64_t shared_answer_bytes = 0;
 };
 
 // Immutable once made; safe from any thread.

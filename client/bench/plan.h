@@ -43,6 +43,9 @@ struct Plan {
   v1::DType output_dtype = v1::DTYPE_UNSPECIFIED;  // the activations'
   v1::Path path = v1::AUTO;
   int32_t priority = 0;
+  // Tensors travel in shared-memory objects with that prefix; empty: in messages. Requests of one
+  // weight and number of tokens share an object.
+  std::string shared_memory_prefix;
 
   std::vector<LoadPoint> points;
   bool poisson = true;
