@@ -1,9 +1,17 @@
 // From a weight in layout k16 to what the bodies take.
 #include "kernels/cpu/k16_access.h"
 
+#include <algorithm>
+
 #include "kernels/layouts/k16.h"
 
 namespace awqd::cpu {
+namespace {
+
+// Elements, about 10 us of work: fewer are not worth another thread.
+constexpr int64_t kExpandedPerTask = int64_t{1} << 16;
+
+}  // namespace
 
 const Bodies& BodiesFor(CpuIsa isa) {
 #if defined(AWQD_CPU_X86)
@@ -62,13 +70,17 @@ void ExpandRows(const ConstMatrixView& x, int64_t row_begin, int64_t rows, const
   const bool whole = !padded || weight.group_size % run == 0;
   const int64_t piece = whole ? x.cols : weight.group_size;
   const int64_t step = whole ? x.cols : weight.runs_per_group * run;
-  device.pool().ParallelFor(rows, [&](int64_t m, int) {
+  const auto expand = [&](int64_t m) {
     const char* in = static_cast<const char*>(x.data) + (row_begin + m) * x.cols * size;
     float* to = out + m * stride;
     for (int64_t k = 0; k < x.cols; k += piece, to += step) {
       bodies.to_float(in + k * size, type, piece, to);
       for (int64_t pad = piece; pad < step; ++pad) to[pad] = 0;
     }
+  };
+  const int64_t each = std::max<int64_t>(1, kExpandedPerTask / std::max<int64_t>(1, x.cols));
+  device.pool().ParallelFor(CeilDiv(rows, each), [&](int64_t task, int) {
+    for (int64_t m = task * each; m < std::min(rows, (task + 1) * each); ++m) expand(m);
   });
 }
 

@@ -20,6 +20,9 @@ constexpr int64_t kMaxRows = 192;
 // x.
 constexpr int64_t kMaxTilesPerTask = 8;
 constexpr int64_t kMinRowsPerTask = 12;
+// Products of fewer multiplications run on one thread, about 40 us: waking another takes as long
+// as it saves, and under load it takes a core from those that serve other requests.
+constexpr int64_t kAlone = int64_t{1} << 20;
 
 // One odd cache line more than the row: rows of a power of two would share cache sets.
 int64_t Stride(const K16Weight& w) { return w.groups * w.runs_per_group * 16 + 16; }
@@ -37,8 +40,12 @@ struct Cut {
   int64_t row_tasks = 1;
 };
 
-Cut ChooseCut(int64_t tiles, int64_t rows, int64_t threads) {
+Cut ChooseCut(const K16Weight& w, int64_t rows, int64_t threads) {
+  const int64_t tiles = w.n / 8;
   Cut cut;
+  if (rows * w.k <= kAlone / std::max<int64_t>(1, w.n)) {
+    return {.tiles_per_task = tiles, .tile_tasks = 1, .row_tasks = 1};
+  }
   cut.tiles_per_task = std::clamp<int64_t>(tiles / (threads * 8), 1, kMaxTilesPerTask);
   cut.tile_tasks = CeilDiv(tiles, cut.tiles_per_task);
   cut.row_tasks =
@@ -49,7 +56,7 @@ Cut ChooseCut(int64_t tiles, int64_t rows, int64_t threads) {
 void RunPass(const K16Weight& w, const cpu::ProductTask& pass, float* panels, CpuDevice& device) {
   const Bodies& bodies = cpu::BodiesFor(device.info().isa);
   const int64_t tiles = w.n / 8;
-  const Cut cut = ChooseCut(tiles, pass.rows, device.info().threads);
+  const Cut cut = ChooseCut(w, pass.rows, device.info().threads);
   const int64_t size = pass.y_type == cpu::Element::kFp32 ? 4 : 2;
   device.pool().ParallelFor(cut.tile_tasks * cut.row_tasks, [&](int64_t index, int thread) {
     const int64_t part = index % cut.row_tasks;

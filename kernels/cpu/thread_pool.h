@@ -11,10 +11,11 @@
 
 namespace awqd {
 
-// Thread-safe: loops of several callers run one after the other.
+// Thread-safe: loops of several callers run one after the other, but one of a single task runs on
+// its caller at once.
 //
-// A worker that has nothing to do spins for some microseconds, because a decode step calls again at
-// once, then sleeps, so that an idle server costs nothing.
+// A worker that has nothing to do spins for some microseconds, because the next loop of the same
+// product comes at once, then sleeps, so that an idle server costs nothing.
 class ThreadPool {
  public:
   // `threads` in total, the caller of ParallelFor included; at least 1.
@@ -25,25 +26,31 @@ class ThreadPool {
 
   int threads() const { return static_cast<int>(workers_.size()) + 1; }
 
-  // Calls body(task, thread) for every task in [0, tasks) and returns when all are done. `thread`
-  // is in [0, threads()) and names the running thread's scratch. Which thread takes a task is
-  // not fixed, so results must depend on the task alone. Must not be called from within a body.
+  // Calls body(task, thread) for every task in [0, tasks), fewer than 2^32, and returns when all
+  // are done. `thread` is in [0, threads()) and names the running thread's scratch, which is the
+  // caller's own. Which thread takes a task is not fixed, so results must depend on the task alone.
+  // Must not be called from within a body.
   void ParallelFor(int64_t tasks, absl::FunctionRef<void(int64_t task, int thread)> body);
 
  private:
   using Body = absl::FunctionRef<void(int64_t, int)>;
 
   void WorkerMain(int thread);
+  void Wake(int64_t workers);
+  // The next task of the loop in progress. The loop does not end before a claimed task is done.
+  bool Claim(int64_t* task);
   void Drain(int thread);
 
   Mutex callers_;
-  // The loop in progress. Written before round_ moves on, read after; next_ hands out tasks.
+  // Of the loop in progress: written before its tasks can be claimed, read by who claimed one.
   const Body* body_ = nullptr;
   int64_t tasks_ = 0;
-  bool stop_ = false;
-  alignas(64) std::atomic<int64_t> next_{0};
-  alignas(64) std::atomic<uint32_t> round_{0};
-  alignas(64) std::atomic<int> busy_{0};
+  // The loop's number in the upper half, so that a late worker cannot claim by an old word; how
+  // many of its tasks nobody has taken in the lower half.
+  alignas(64) std::atomic<uint64_t> unclaimed_{0};
+  alignas(64) std::atomic<uint32_t> unfinished_{0};
+  alignas(64) std::atomic<uint32_t> round_{0};  // moves on when there is something to do
+  std::atomic<bool> stop_{false};
   std::vector<std::thread> workers_;
 };
 
