@@ -198,7 +198,10 @@ class ServerImpl final : public Server {
         return absl::InternalError(absl::StrCat("device ", opened.device->info().id,
                                                 " faulted; nothing on it can be trusted any more"));
       }
-      if (idle.Tick(absl::Now(), ProcessorTime())) ReturnFreeMemory();
+      if (idle.Tick(absl::Now(), ProcessorTime())) {
+        engine_->FreeKeptMemory();
+        ReturnFreeMemory();
+      }
     }
   }
 

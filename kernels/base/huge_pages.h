@@ -1,26 +1,20 @@
-// Advice to back large host memory with huge pages: fresh memory then costs one fault per 2 MiB.
+// Large host memory with huge pages: fresh memory then costs one fault per 2 MiB.
 #pragma once
 
-#include <sys/mman.h>
-
 #include <cstdint>
-
-#include "kernels/base/math.h"
 
 namespace awqd {
 
 inline constexpr int64_t kHugePageBytes = int64_t{2} << 20;
 
-// Give it before the memory is touched. Advice only: without huge pages everything works, more
-// slowly.
-inline void AdviseHugePages(void* data, int64_t bytes) {
-  constexpr int64_t kPage = 4096;
-  const int64_t skip =
-      RoundUp(reinterpret_cast<intptr_t>(data), kPage) - reinterpret_cast<intptr_t>(data);
-  const int64_t whole = (bytes - skip) / kPage * kPage;
-  if (whole >= kHugePageBytes) {
-    (void)madvise(static_cast<char*>(data) + skip, whole, MADV_HUGEPAGE);
-  }
-}
+// Advises huge pages for memory that was not touched yet. Advice only: without huge pages
+// everything works, more slowly.
+void AdviseHugePages(void* data, int64_t bytes);
+
+// A mapping of its own, zeros, aligned to kHugePageBytes and advised; `bytes` > 0. Null when the
+// system has no room.
+void* MapHugePages(int64_t bytes);
+// `data` from MapHugePages of as many bytes; the memory goes back to the system.
+void UnmapHugePages(void* data, int64_t bytes);
 
 }  // namespace awqd

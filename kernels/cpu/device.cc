@@ -19,8 +19,11 @@ namespace awqd {
 namespace {
 
 constexpr int64_t kSmallAlign = 256;
-// Weights are streamed end to end: 2 MiB pages take the TLB out of the way.
-constexpr int64_t kHugeAlign = kHugePageBytes;
+// From here on memory is mapped for its buffer alone. Weights are streamed end to end: 2 MiB pages
+// take the TLB out of the way. The C library would put such buffers between small blocks once it
+// has seen one come and go, where neither their memory nor the advice given for it goes away with
+// them.
+constexpr int64_t kOwnMapping = kHugePageBytes;
 
 std::string CpuName() {
   std::ifstream file("/proc/cpuinfo");
@@ -46,11 +49,15 @@ DeviceInfo Describe(int threads, std::optional<int> index) {
 }
 
 void* AlignedBytes(int64_t bytes) {
-  const int64_t align = bytes >= kHugeAlign ? kHugeAlign : kSmallAlign;
+  if (bytes >= kOwnMapping) return MapHugePages(bytes);
   void* data = nullptr;
-  if (posix_memalign(&data, align, std::max(bytes, kSmallAlign)) != 0) return nullptr;
-  if (align == kHugeAlign) AdviseHugePages(data, bytes);
+  if (posix_memalign(&data, kSmallAlign, std::max(bytes, kSmallAlign)) != 0) return nullptr;
   return data;
+}
+
+void FreeAlignedBytes(void* data, int64_t bytes) {
+  if (bytes >= kOwnMapping) return UnmapHugePages(data, bytes);
+  std::free(data);
 }
 
 // Work on the CPU is done when the call returns.
@@ -92,7 +99,7 @@ absl::StatusOr<Buffer> CpuDevice::Allocate(MemoryKind kind, int64_t bytes) {
   }
   const bool counted = kind != MemoryKind::kStaging;
   // Small requests are not worth reading /proc for; the allocator answers for them.
-  const bool large = bytes >= kHugeAlign;
+  const bool large = bytes >= kOwnMapping;
   if ((large && bytes > AvailableMemoryBytes()) || (counted && !Reserve(bytes))) {
     return NoRoom(bytes, FreeBytes());
   }
@@ -102,7 +109,7 @@ absl::StatusOr<Buffer> CpuDevice::Allocate(MemoryKind kind, int64_t bytes) {
     return NoRoom(bytes, FreeBytes());
   }
   return Buffer(data, bytes, [this, counted](void* memory, int64_t size) {
-    std::free(memory);
+    FreeAlignedBytes(memory, size);
     if (counted) used_ -= size;
   });
 }

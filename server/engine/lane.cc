@@ -149,4 +149,10 @@ absl::Status Lane::Dequantize(const DequantizeWork& work, char* out, const Kerne
   return Fetch(out, target, bytes);
 }
 
+void Lane::FreeHostBuffers() {
+  if (!direct_) return;
+  x_staging_.Free();
+  workspace_.Free();
+}
+
 }  // namespace awqd

@@ -1,7 +1,7 @@
 // Lane: one stream of a device with the buffers that a worker needs; used by one thread at a time.
 //
-// Buffers only grow, so that after warm-up the request path allocates nothing on the device and
-// nothing pinned.
+// Buffers only grow while there is work, so that after warm-up the request path allocates nothing
+// on the device and nothing pinned.
 #pragma once
 
 #include <cstdint>
@@ -36,6 +36,10 @@ class Lane {
   // `out`: staging memory for rows x cols of out_dtype.
   absl::Status Dequantize(const DequantizeWork& work, char* out, const KernelRow** ran);
 
+  // Frees buffers in host memory; the next work allocates them again. A device's own stay: warm-up
+  // brought them to their final size.
+  void FreeHostBuffers();
+
  private:
   Lane(Device* device, StagingPool* staging, std::unique_ptr<Stream> stream);
 
@@ -44,6 +48,7 @@ class Lane {
    public:
     // At least `bytes` long; contents undefined. RESOURCE_EXHAUSTED when the device has no room.
     absl::StatusOr<char*> Get(Device* device, MemoryKind kind, int64_t bytes);
+    void Free() { buffer_.Reset(); }
 
    private:
     Buffer buffer_;

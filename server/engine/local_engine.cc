@@ -86,6 +86,7 @@ class LocalEngine final : public Engine {
   absl::Status WarmUp(const std::shared_ptr<const PlacedWeight>& weight) override;
 
   StagingPool& staging() override { return *staging_; }
+  void FreeKeptMemory() override;
   void Hurry() override { scheduler_->Hurry(); }
   void Drain() override { scheduler_->Drain(); }
   const Device& device() const override { return *device_; }
@@ -233,6 +234,15 @@ absl::Status LocalEngine::RunOnEveryLane(const MatmulWork& work, Path path) {
     AWQD_RETURN_IF_ERROR(slot->lane->Matmul(work, pieces, path, y.data(), &ran));
   }
   return absl::OkStatus();
+}
+
+void LocalEngine::FreeKeptMemory() {
+  staging_->FreeKept();
+  for (const std::unique_ptr<LaneSlot>& slot : lanes_) {
+    if (!slot->mu.TryLock()) continue;  // at work, so not idle after all
+    slot->lane->FreeHostBuffers();
+    slot->mu.Unlock();
+  }
 }
 
 absl::Status LocalEngine::WarmUp(const std::shared_ptr<const PlacedWeight>& weight) {

@@ -108,6 +108,9 @@ class RoutingEngine final : public Engine {
     }
     return members_.front()->engine->staging();
   }
+  void FreeKeptMemory() override {
+    for (const auto& member : members_) member->engine->FreeKeptMemory();
+  }
   const Device& device() const override { return members_.front()->engine->device(); }
   std::vector<const Device*> devices() const override {
     std::vector<const Device*> out;

@@ -73,12 +73,20 @@ class StagingPool::Shelves {
     }
   }
 
+  void FreeKept() {
+    std::array<std::deque<Kept>, kClasses> freed;  // destroyed after the lock, as in Return
+    MutexLock lock(&mu_);
+    freed.swap(shelves_);
+    kept_bytes_ = 0;
+  }
+
   // Frees what is kept; from now on returned buffers are freed at once.
   void Close() {
-    MutexLock lock(&mu_);
-    closed_ = true;
-    for (auto& shelf : shelves_) shelf.clear();
-    kept_bytes_ = 0;
+    {
+      MutexLock lock(&mu_);
+      closed_ = true;
+    }
+    FreeKept();
   }
 
   StagingStats stats() const {
@@ -142,6 +150,8 @@ absl::StatusOr<Payload> StagingPool::Get(int64_t bytes) {
   char* const data = static_cast<char*>(buffer.data());
   return Payload(std::make_shared<Lent>(std::move(buffer), shelves_), data, bytes);
 }
+
+void StagingPool::FreeKept() { shelves_->FreeKept(); }
 
 StagingStats StagingPool::stats() const {
   StagingStats stats = shelves_->stats();

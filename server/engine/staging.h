@@ -65,6 +65,9 @@ class StagingPool {
   // host has no room.
   absl::StatusOr<Payload> Get(int64_t bytes);
 
+  // Frees what waits for reuse: for an idle server. The next requests allocate again.
+  void FreeKept();
+
   // Notes that the host copied payload bytes: the counter that proves how often it does.
   void CountCopy(int64_t bytes) { copied_bytes_.fetch_add(bytes, std::memory_order_relaxed); }
 

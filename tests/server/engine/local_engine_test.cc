@@ -392,6 +392,25 @@ TEST_P(LocalEngineTest, AfterTheFirstRequestALaneAllocatesNothing) {
   EXPECT_EQ(device_->allocations(), before);
 }
 
+TEST_P(LocalEngineTest, GivesKeptMemoryBackAndGoesOn) {
+  Start();
+  const std::vector<float> x = RandomRows(2);
+  MatmulWork work = Work(x);
+  work.path = Path::kDequantize;  // the path with a workspace
+  Submit(work).wait();
+  const int64_t in_use = device_->UsedBytes();
+  const int64_t lent = engine_->staging().stats().lent_bytes;
+  engine_->FreeKeptMemory();
+  EXPECT_EQ(engine_->staging().stats().kept_bytes, 0);
+  EXPECT_EQ(engine_->staging().stats().lent_bytes, lent) << "the request's own";
+  if (GetParam()) {
+    EXPECT_LT(device_->UsedBytes(), in_use) << "the workspace is host memory";
+  } else {
+    EXPECT_EQ(device_->UsedBytes(), in_use) << "memory of a device stays warm";
+  }
+  ExpectProduct(Submit(work).get(), x, canonical_.bias);
+}
+
 TEST_P(LocalEngineTest, WarmUpRunsThePlanWithoutWaitingForCompany) {
   EngineOptions options;
   options.batching.max_queue_delay = absl::Hours(1);

@@ -238,6 +238,18 @@ TEST_P(SeveralDevicesTest, ColumnsReportEveryDeviceAndWarmUp) {
   EXPECT_NE(FindKernel(answer.report.kernel), nullptr) << answer.report.kernel;
 }
 
+TEST_P(SeveralDevicesTest, KeptMemoryOfEveryDeviceGoesBack) {
+  Machine machine(3, GetParam());
+  for (size_t i = 0; i < 3; ++i) {
+    machine.member(i).staging().Get(1000).value();
+    EXPECT_GT(machine.member(i).staging().stats().kept_bytes, 0);
+  }
+  machine.engine().FreeKeptMemory();
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(machine.member(i).staging().stats().kept_bytes, 0) << i;
+  }
+}
+
 TEST_P(SeveralDevicesTest, AnInlineWeightRunsOnOneOfThem) {
   Machine machine(3, GetParam());
   const CanonicalWeight weight = RandomWeight({.k = 64, .n = 72, .bias = true});

@@ -81,6 +81,22 @@ TEST_F(StagingTest, KeepsNoMoreThanItsBoundAndTheMostRecentlyUsed) {
   EXPECT_EQ(pool_->stats().lent_bytes, 0);
 }
 
+TEST_F(StagingTest, FreesWhatIsKeptAndNothingInUse) {
+  const Payload in_use = Get(kMiB);
+  std::memset(in_use.data(), 7, kMiB);
+  Get(2 * kMiB);
+  Get(100);
+  EXPECT_GT(pool_->stats().kept_bytes, 2 * kMiB);
+  pool_->FreeKept();
+  EXPECT_EQ(pool_->stats().kept_bytes, 0);
+  EXPECT_EQ(pool_->stats().lent_bytes, kMiB);
+  EXPECT_EQ(in_use.view(), std::string(kMiB, '\7'));
+  const int64_t misses = pool_->stats().misses;
+  Get(100);
+  Get(100);
+  EXPECT_EQ(pool_->stats().misses, misses + 1) << "it keeps again";
+}
+
 TEST_F(StagingTest, RefusesWhatCannotBe) {
   EXPECT_EQ(pool_->Get(int64_t{1} << 50).status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(pool_->Get(INT64_MAX).status().code(), absl::StatusCode::kResourceExhausted);
@@ -99,6 +115,7 @@ TEST_F(StagingTest, AnyThreadMayTakeAndReturn) {
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([this, t] {
       for (int i = 0; i < 500; ++i) {
+        if (i % 100 == t) pool_->FreeKept();
         const Payload payload = *pool_->Get(1000 * (1 + (i * 7 + t) % 50));
         std::memset(payload.data(), t, payload.size());
         ASSERT_EQ(payload.data()[payload.size() - 1], t);

@@ -1,0 +1,43 @@
+// Advice to the kernel, and mappings cut to the alignment that huge pages need.
+#include "kernels/base/huge_pages.h"
+
+#include <sys/mman.h>
+
+#include "kernels/base/math.h"
+
+namespace awqd {
+namespace {
+
+constexpr int64_t kPage = 4096;
+
+}  // namespace
+
+void AdviseHugePages(void* data, int64_t bytes) {
+  const int64_t skip =
+      RoundUp(reinterpret_cast<intptr_t>(data), kPage) - reinterpret_cast<intptr_t>(data);
+  const int64_t whole = (bytes - skip) / kPage * kPage;
+  if (whole >= kHugePageBytes) {
+    (void)madvise(static_cast<char*>(data) + skip, whole, MADV_HUGEPAGE);
+  }
+}
+
+void* MapHugePages(int64_t bytes) {
+  if (bytes > INT64_MAX - 2 * kHugePageBytes) return nullptr;
+  const int64_t wanted = RoundUp(bytes, kPage);
+  // So long that an aligned piece of `wanted` bytes lies within; the rest is given back at once.
+  const int64_t mapped = wanted + kHugePageBytes - kPage;
+  void* const begin =
+      mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (begin == MAP_FAILED) return nullptr;
+  const auto address = reinterpret_cast<intptr_t>(begin);
+  const int64_t head = RoundUp(address, kHugePageBytes) - address;
+  char* const data = static_cast<char*>(begin) + head;
+  if (head > 0) munmap(begin, head);
+  if (const int64_t tail = mapped - head - wanted; tail > 0) munmap(data + wanted, tail);
+  AdviseHugePages(data, bytes);
+  return data;
+}
+
+void UnmapHugePages(void* data, int64_t bytes) { munmap(data, RoundUp(bytes, kPage)); }
+
+}  // namespace awqd
