@@ -1,9 +1,11 @@
 """Drives the server over reflection with grpcurl and buf curl: no .proto file at hand, JSON as a person types it."""
 import json
 import re
+import secrets
 import shutil
 import subprocess
 import unittest
+from multiprocessing import shared_memory
 
 import numpy
 
@@ -85,6 +87,21 @@ class Reflection(unittest.TestCase):
         y = numpy.array(answer["output"]["floats"]["values"])[:8]
         expected = x @ weight
         self.assertLess(numpy.linalg.norm(y - expected), 1e-3 * numpy.linalg.norm(expected))
+
+    def test_shared_memory_of_python(self):
+        memory = shared_memory.SharedMemory("awqd-interop-" + secrets.token_hex(16), create=True, size=8 + 32)
+        try:
+            numpy.ndarray(2, numpy.float32, memory.buf)[:] = [1, 2]
+            answer = self.call("awqd.v1.QuantizedInference/QuantizedMatmul", json.dumps(
+                {"packed": json.loads(PACKED), "activations": {
+                    "dtype": "FP32", "shape": [1, 2], "shared_memory": {"name": memory.name, "offset": 0, "size": 8}},
+                 "output_shared_memory": {"name": memory.name, "offset": 8, "size": 32}}))
+            self.assertEqual(answer["output"], {"dtype": "FP32", "shape": ["1", "8"], "shared_memory": {
+                "name": memory.name, "offset": "8", "size": "32"}})
+            self.assertEqual(bytes(memory.buf[8:]), numpy.arange(0, 24, 3, numpy.float32).tobytes())
+        finally:
+            memory.close()
+            memory.unlink()
 
     def test_errors_are_readable(self):
         error = self.grpcurl("-d", '{"weight": {"model": "absent", "weight": "x"}}', self.address,

@@ -27,7 +27,8 @@ class Server:
         self.folder = tempfile.TemporaryDirectory(prefix="awqd-")
         self.socket = f"{self.folder.name}/awqd.sock"
         self.process = subprocess.Popen(
-            [BIN / "awqd", f"--address=127.0.0.1:0,unix:{self.socket}", f"--model_repository={DATA}", "--device=cpu"],
+            [BIN / "awqd", f"--address=127.0.0.1:0,unix:{self.socket}", f"--model_repository={DATA}", "--device=cpu",
+             "--shared_memory_prefix=awqd-interop-"],
             stdout=self.log, stderr=self.log)
         try:
             self.address = self._address()
