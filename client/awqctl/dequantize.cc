@@ -45,14 +45,17 @@ absl::StatusOr<v1::Execution> DequantizeShared(const Flags& flags, client::Dequa
                                                Progress& progress) {
   const auto weight = FindWeight(flags, client);
   if (!weight.ok()) return weight.status();
-  const int64_t rows = (call.row_end == 0 ? weight->k() : call.row_end) - call.row_begin;
-  const int64_t columns =
-      (call.column_end == 0 ? weight->n() : call.column_end) - call.column_begin;
-  int64_t bytes = 0;
-  if (__builtin_mul_overflow(rows * client::SizeOf(call.output_dtype), columns, &bytes) ||
-      bytes < 0) {
-    return absl::InvalidArgumentError("rows and columns: outside the weight");
+  const int64_t row_end = call.row_end == 0 ? weight->k() : call.row_end;
+  const int64_t column_end = call.column_end == 0 ? weight->n() : call.column_end;
+  if (call.row_begin > row_end || row_end > weight->k() || call.column_begin > column_end ||
+      column_end > weight->n()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "rows [", call.row_begin, ", ", row_end, ") and columns [", call.column_begin, ", ",
+        column_end, "): expected a part of [", weight->k(), ", ", weight->n(), "]"));
   }
+  const int64_t rows = row_end - call.row_begin;
+  const int64_t columns = column_end - call.column_begin;
+  const int64_t bytes = rows * columns * client::SizeOf(call.output_dtype);
   auto memory = CreateSharedMemory(flags, client, bytes);
   if (!memory.ok()) return memory.status();
   call.shared_output = memory->Range(0, bytes);
