@@ -12,10 +12,12 @@ namespace {
 
 constexpr int kNoLane = -1;
 
-// A moment of the injected clock as one that a condition variable can wait for. Far moments are
-// looked at again after a minute, so that nothing overflows.
+// Far moments are looked at again after a while, so that nothing overflows.
+constexpr absl::Duration kLongestWait = absl::Minutes(1);
+
+// A moment of the injected clock as one that a condition variable can wait for.
 std::chrono::steady_clock::time_point WakeAt(absl::Time moment, absl::Time now) {
-  const absl::Duration wait = std::clamp(moment - now, absl::ZeroDuration(), absl::Minutes(1));
+  const absl::Duration wait = std::clamp(moment - now, absl::ZeroDuration(), kLongestWait);
   return std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(wait);
 }
 
@@ -52,12 +54,14 @@ absl::StatusOr<Ticket> BatchScheduler::Schedule(std::unique_ptr<Task>* task) {
   const absl::Time deadline = (*task)->deadline;
   MutexLock lock(&mu_);
   if (draining_) return absl::UnavailableError("the server is draining");
-  const bool first_to_expire = deadline < queue_.NextDeadline();
   absl::StatusOr<Ticket> ticket = queue_.Push(task, clock_->Now());
   if (!ticket.ok()) return ticket;
   // A worker without a lane could do nothing; the lane that comes back wakes one.
   if (!free_lanes_.empty()) work_.NotifyOne();
-  if (first_to_expire) expiry_.NotifyOne();
+  if (deadline < reaper_wakes_) {
+    reaper_wakes_ = deadline;
+    expiry_.NotifyOne();
+  }
   return ticket;
 }
 
@@ -196,8 +200,10 @@ void BatchScheduler::Reap() {
       if (expired.empty()) {
         const absl::Time next = queue_.NextDeadline();
         if (next == absl::InfiniteFuture()) {
+          reaper_wakes_ = next;
           expiry_.Wait(&mu_);
         } else {
+          reaper_wakes_ = std::min(next, now + kLongestWait);
           expiry_.WaitUntil(&mu_, WakeAt(next, now));
         }
         continue;

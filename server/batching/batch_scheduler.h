@@ -51,9 +51,11 @@ class BatchScheduler final : public Scheduler {
   const bool waits_for_company_;
   mutable Mutex mu_;
   CondVar work_;    // a task came, a lane came back, a hold ended, or draining began
-  CondVar expiry_;  // the earliest deadline moved forward, or draining ended
+  CondVar expiry_;  // a deadline comes before reaper_wakes_, or draining ended
   BatchQueue queue_ ABSL_GUARDED_BY(mu_);
   std::vector<int> free_lanes_ ABSL_GUARDED_BY(mu_);
+  // When the reaper looks again by itself. Deadlines later than that need not wake it.
+  absl::Time reaper_wakes_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();
   int64_t running_now_ ABSL_GUARDED_BY(mu_) = 0;  // calls of RunNow that have a lane
   int64_t hold_until_ ABSL_GUARDED_BY(mu_) = 0;
   bool hurry_ ABSL_GUARDED_BY(mu_) = false;  // max_queue_delay no longer counts
