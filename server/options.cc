@@ -280,6 +280,11 @@ void AddBatchFlags(Table& table, Flags& flags) {
       .Add("lanes", engine.lanes,
            "Worker threads with a device stream each. 0: one on the CPU, two on a GPU.")
       ->check(CLI::Range(0, 64));
+  table
+      .Add("answer_threads", engine.answer_threads,
+           "Threads that help lanes to answer large batches, so that a lane is soon free for the "
+           "next. -1: a quarter of the cores, at most four, on a GPU; none on the CPU.")
+      ->check(CLI::Range(-1, 64));
 }
 
 void AddLifecycleFlags(Table& table, Flags& flags) {

@@ -71,6 +71,9 @@ struct DequantizeWork {
 struct SubmitOptions {
   int priority = 0;
   absl::Time deadline = absl::InfiniteFuture();
+  // No other request is in flight: nothing is lost when a short one keeps the calling thread. Where
+  // there are others, that thread should bring them, so that they merge.
+  bool alone = false;
 };
 
 // Lets a caller withdraw what it submitted: a cancelled task that has not started never runs and is

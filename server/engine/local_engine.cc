@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstring>
 #include <set>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -17,6 +18,7 @@
 #include "kernels/kernels.h"
 #include "server/batching/batch_scheduler.h"
 #include "server/batching/policy.h"
+#include "server/engine/crew.h"
 #include "server/engine/lane.h"
 #include "server/engine/tasks.h"
 
@@ -42,6 +44,15 @@ absl::Status WithErrorId(absl::Status status) {
 // woken by it. Parsing a request of a megabyte keeps a callback thread longer.
 constexpr int64_t kShortProduct = int64_t{1} << 20;
 
+// Answers that a thread gives in a row before another is worth waking: each is put into bytes and
+// written to its socket, some 10 us.
+constexpr int64_t kAnswersEach = 8;
+
+int AnswerThreads(const Device& device, int wanted) {
+  const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  return wanted >= 0 ? wanted : device.host_addressable() ? 0 : std::min(4, cores / 4);
+}
+
 // A worker's lane. The lock is the worker's own but for warm-up, which runs on every lane in turn.
 struct LaneSlot {
   Mutex mu;
@@ -56,7 +67,8 @@ class LocalEngine final : public Engine {
         options_(options),
         thresholds_(options.token_threshold, device),
         staging_(std::move(staging)),
-        lanes_(std::move(lanes)) {
+        lanes_(std::move(lanes)),
+        crew_(AnswerThreads(*device, options.answer_threads)) {
     scheduler_ = std::make_unique<BatchScheduler>(options.batching, static_cast<int>(lanes_.size()),
                                                   [this](int worker, Batch batch) {
                                                     MutexLock lock(&lanes_[worker]->mu);
@@ -69,7 +81,7 @@ class LocalEngine final : public Engine {
 
   absl::StatusOr<TaskHandle> Submit(MatmulWork work, const SubmitOptions& options,
                                     TaskDone done) override {
-    const bool now = IsShort(work);
+    const bool now = options.alone && IsShort(work);
     return Schedule(std::make_unique<MatmulTask>(std::move(work), std::move(done)), options, now);
   }
   absl::StatusOr<TaskHandle> Submit(DequantizeWork work, const SubmitOptions& options,
@@ -114,6 +126,7 @@ class LocalEngine final : public Engine {
   ThresholdTable thresholds_;
   const std::unique_ptr<StagingPool> staging_;
   const std::vector<std::unique_ptr<LaneSlot>> lanes_;
+  Crew crew_;  // answers large batches
   std::atomic<bool> fault_reported_{false};
   // Warm-ups in progress: they hold lanes for long, and a callback thread must not wait for one.
   std::atomic<int> warming_up_{0};
@@ -147,18 +160,22 @@ void LocalEngine::Execute(Lane& lane, Batch& batch) {
   const KernelRow* ran = nullptr;
   Payload results;  // of the whole batch, in the tasks' order
   const absl::Status status = WithErrorId(Run(lane, batch, &results, &ran));
-  ExecutionReport report = Report(batch, ran, absl::Now() - start);
+  const ExecutionReport report = Report(batch, ran, absl::Now() - start);
+  std::vector<Payload> parts(batch.tasks.size());
   int64_t next = 0;
-  for (std::unique_ptr<Task>& queued : batch.tasks) {
-    auto& task = static_cast<EngineTask&>(*queued);
-    Payload result;
-    if (status.ok()) result = results.Slice(next, task.result_bytes());
-    next += task.result_bytes();
-    if (&queued == &batch.tasks.back()) results = Payload();  // the answers own it from here on
-    report.queue_us = absl::ToInt64Microseconds(start - task.enqueued);
-    task.Complete(status, std::move(result), report);
-    queued.reset();
+  for (size_t i = 0; status.ok() && i < parts.size(); ++i) {
+    const int64_t bytes = static_cast<const EngineTask&>(*batch.tasks[i]).result_bytes();
+    parts[i] = results.Slice(next, bytes);
+    next += bytes;
   }
+  results = Payload();  // the answers own it from here on
+  crew_.Share(static_cast<int64_t>(parts.size()), kAnswersEach, [&](int64_t i) {
+    auto& task = static_cast<EngineTask&>(*batch.tasks[i]);
+    ExecutionReport mine = report;
+    mine.queue_us = absl::ToInt64Microseconds(start - task.enqueued);
+    task.Complete(status, std::move(parts[i]), mine);
+    batch.tasks[i].reset();
+  });
   CheckDevice(status);
 }
 

@@ -21,6 +21,9 @@ struct EngineOptions {
   // Streams with a worker thread each. 0: one on the CPU, whose kernels use all cores; two on a
   // GPU, so that the copies of one batch overlap the kernels of another.
   int lanes = 0;
+  // Threads that help lanes to answer large batches. -1: a quarter of the cores, at most four, on a
+  // GPU; none on the CPU, whose kernels use the cores.
+  int answer_threads = -1;
   // Host memory for payloads and results that is kept for reuse between requests.
   int64_t staging_bytes = int64_t{512} << 20;
   // Called once, on a worker thread, when the device reports a sticky error and nothing can be

@@ -9,8 +9,11 @@
 #include <cstring>
 #include <future>
 #include <random>
+#include <set>
+#include <thread>
 
 #include "kernels/base/half.h"
+#include "kernels/base/mutex.h"
 #include "kernels/kernels.h"
 #include "tests/testing/wrapped_device.h"
 
@@ -202,6 +205,22 @@ TEST_P(LocalEngineTest, AResultMayOutliveTheEngine) {
   ExpectProduct(answer, x, canonical_.bias);
 }
 
+TEST_P(LocalEngineTest, OnlyAShortRequestThatIsAloneKeepsTheCallersThread) {
+  Start();
+  const auto caller = std::this_thread::get_id();
+  for (bool alone : {true, false}) {
+    std::promise<std::thread::id> ran;
+    const auto submitted =
+        engine_->Submit(Work(RandomRows(1)), {.alone = alone},
+                        [&ran](const absl::Status& status, const Payload&, const ExecutionReport&) {
+                          EXPECT_TRUE(status.ok()) << status;
+                          ran.set_value(std::this_thread::get_id());
+                        });
+    ASSERT_TRUE(submitted.ok()) << submitted.status();
+    EXPECT_EQ(ran.get_future().get() == caller, alone && GetParam()) << "alone: " << alone;
+  }
+}
+
 TEST_P(LocalEngineTest, NoTokensGiveNoBytes) {
   Start();
   const Answer answer = Submit(Work({})).get();
@@ -235,6 +254,42 @@ TEST_P(LocalEngineTest, MergesWhatGathersAndSplitsTheResult) {
     EXPECT_EQ(answer.report.batch_tokens, 10);
     EXPECT_EQ(answer.report.batch_requests, 4);
   }
+}
+
+TEST_P(LocalEngineTest, SeveralThreadsAnswerALargeBatch) {
+  EngineOptions options;
+  options.answer_threads = 1;
+  options.batching.max_queue_delay = absl::Hours(1);  // until all 16 are there
+  options.batching.max_batch_tokens = 16;
+  Start(options);
+  // Whoever answers first waits for the other thread.
+  Mutex mu;
+  CondVar met;
+  std::set<std::thread::id> threads;
+  std::vector<std::future<Answer>> answers;
+  for (int i = 0; i < 16; ++i) {
+    const std::vector<float> x = RandomRows(1);
+    auto promise = std::make_shared<std::promise<Answer>>();
+    answers.push_back(promise->get_future());
+    const auto submitted = engine_->Submit(
+        Work(x), {}, [&, promise](const absl::Status& status, Payload bytes, const auto& report) {
+          {
+            MutexLock lock(&mu);
+            threads.insert(std::this_thread::get_id());
+            met.NotifyAll();
+            while (threads.size() < 2) met.Wait(&mu);
+          }
+          promise->set_value({status, std::move(bytes), report});
+        });
+    ASSERT_TRUE(submitted.ok()) << submitted.status();
+  }
+  for (std::future<Answer>& answer : answers) {
+    const Answer got = answer.get();
+    EXPECT_TRUE(got.status.ok()) << got.status;
+    EXPECT_EQ(got.report.batch_requests, 16);
+    EXPECT_EQ(got.bytes.size(), kN * 4);
+  }
+  EXPECT_EQ(threads.size(), 2u);
 }
 
 TEST_P(LocalEngineTest, TheThresholdLooksAtTheMergedCount) {
