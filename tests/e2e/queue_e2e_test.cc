@@ -4,6 +4,7 @@
 // that calls of one token stay queued until the test decides.
 #include <signal.h>
 
+#include <algorithm>
 #include <chrono>
 #include <future>
 #include <list>
@@ -81,22 +82,41 @@ class QueueTest : public testing::Test {
     return std::make_unique<Pending>(*stub_, tokens, timeout);
   }
 
-  // Keeps one call more than fit in flight until the only one that ended was refused: the others
-  // are queued then, and nothing else is. Fewer than kQueue means that a place was lost.
-  Calls FillQueue(absl::Duration timeout = absl::Seconds(50)) {
-    Calls calls;
-    for (const absl::Time until = absl::Now() + absl::Seconds(20); absl::Now() < until;) {
-      while (calls.size() <= kQueue) calls.push_back(Start(1, timeout));
-      absl::SleepFor(absl::Milliseconds(2));
-      bool refused = false;
-      calls.remove_if([&](const std::unique_ptr<Pending>& call) {
-        if (!call->done()) return false;
-        refused |= call->Code() == grpc::RESOURCE_EXHAUSTED;
-        return true;
-      });
-      if (refused && calls.size() == kQueue) break;
+  // Whether nothing is queued: calls that take every place and make a whole batch together run at
+  // once only then; while somebody else holds a place, one of them is refused.
+  bool QueueIsEmpty() {
+    Calls parts;
+    for (int i = 0; i < kQueue; ++i) parts.push_back(Start(kBatch / kQueue));
+    for (size_t ok = 0; ok < parts.size(); absl::SleepFor(absl::Milliseconds(1))) {
+      ok = 0;
+      for (const auto& part : parts) {
+        if (!part->done()) continue;
+        if (part->Code() != grpc::OK) return false;
+        ++ok;
+      }
     }
-    return calls;
+    return true;
+  }
+
+  // Calls of one token that are all queued, with nothing else beside them: of one call more than
+  // fit, on an empty queue, exactly one is refused. Fewer than kQueue means that a place was lost.
+  Calls FillQueue(absl::Duration timeout = absl::Seconds(50)) {
+    for (const absl::Time until = absl::Now() + absl::Seconds(20); absl::Now() < until;) {
+      if (!QueueIsEmpty()) continue;
+      Calls calls;
+      while (calls.size() <= kQueue) calls.push_back(Start(1, timeout));
+      const auto is_done = [](const std::unique_ptr<Pending>& call) { return call->done(); };
+      auto ended = calls.end();
+      while (ended == calls.end()) {
+        absl::SleepFor(absl::Milliseconds(1));
+        ended = std::find_if(calls.begin(), calls.end(), is_done);
+      }
+      // Another code is that of a deadline which passed before all had arrived.
+      if ((*ended)->Code() != grpc::RESOURCE_EXHAUSTED) continue;
+      calls.erase(ended);
+      return calls;
+    }
+    return {};
   }
 
   // A whole batch runs at once, as soon as the queue has room for it.
