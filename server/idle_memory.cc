@@ -1,8 +1,16 @@
 // When the server is idle, and what it then gives back.
 #include "server/idle_memory.h"
 
-#include <malloc.h>
 #include <time.h>
+
+#if defined(AWQD_JEMALLOC)
+#include <jemalloc/jemalloc.h>
+
+// Read by jemalloc before main. A thread's cache is out of reach of every other thread, also when
+// its owner sleeps for good: with blocks up to 32 KiB in it, the default, the idle server held 39 MB
+// instead of 35.
+const char* malloc_conf = "tcache_max:1024";
+#endif
 
 namespace awqd {
 
@@ -27,6 +35,15 @@ absl::Duration ProcessorTime() {
   return absl::DurationFromTimespec(used);
 }
 
-void ReturnFreeMemory() { malloc_trim(0); }
+void ReturnFreeMemory() {
+#if defined(AWQD_JEMALLOC)
+#define AWQD_TEXT(x) #x
+#define AWQD_ARENA(index, action) "arena." AWQD_TEXT(index) "." action
+  mallctl("thread.tcache.flush", nullptr, nullptr, nullptr, 0);
+  mallctl(AWQD_ARENA(MALLCTL_ARENAS_ALL, "purge"), nullptr, nullptr, nullptr, 0);
+#undef AWQD_ARENA
+#undef AWQD_TEXT
+#endif
+}
 
 }  // namespace awqd

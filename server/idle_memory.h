@@ -1,9 +1,15 @@
 // Gives memory back to the system when the server comes to rest.
 //
-// The C library keeps what was freed in one arena per thread, between blocks that are still in use,
-// and returns none of it by itself: after a burst of large messages a process looks as if it had
-// leaked. While requests come, reusing that memory is right; returning it is work for an idle
+// An allocator keeps what was freed, and after a burst of large messages a process looks as if it
+// had leaked. While requests come, reusing that memory is right; returning it is work for an idle
 // server.
+//
+// The allocator is jemalloc. The C library's cannot do the second half: malloc_trim leaves the end
+// of every arena but the first, megabytes each after large messages, so that the idle server's
+// resident memory came out anywhere between 41 and 46 MB; with jemalloc it is 35 MB within 1 %.
+// One arena (M_ARENA_MAX) cures that too, with one lock for all threads. Processor time for a
+// request against the C library's defaults, 32 callers on 2 cores that others used too, median of
+// 7 rounds: one arena 1.06, jemalloc 0.98 (2026-11-21).
 #pragma once
 
 #include "absl/time/time.h"
@@ -32,7 +38,7 @@ class IdleWatch {
 // Of this process, over all its threads.
 absl::Duration ProcessorTime();
 
-// Returns what the C library keeps unused. Milliseconds to tens of milliseconds; other threads may
+// Returns what the allocator keeps unused. Milliseconds to tens of milliseconds; other threads may
 // wait that long for an allocation.
 void ReturnFreeMemory();
 

@@ -1,6 +1,9 @@
 // When memory is given back, and that it is.
 #include "server/idle_memory.h"
 
+#if defined(AWQD_JEMALLOC)
+#include <jemalloc/jemalloc.h>
+#endif
 #include <unistd.h>
 
 #include <cstdlib>
@@ -71,7 +74,13 @@ TEST(IdleMemoryTest, ProcessorTimeGrowsWithWork) {
   EXPECT_GE(ProcessorTime() - before, absl::Milliseconds(2));
 }
 
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they bring their own malloc
+#if defined(AWQD_JEMALLOC)  // sanitizers bring their own allocator
+TEST(IdleMemoryTest, TheAllocatorHasItsSettings) {
+  size_t largest = 0, size = sizeof(largest);
+  ASSERT_EQ(mallctl("opt.tcache_max", &largest, &size, nullptr, 0), 0);
+  EXPECT_EQ(largest, 1024u);
+}
+
 TEST(IdleMemoryTest, ReturnsWhatLiesBetweenBlocksInUse) {
   constexpr size_t kBlock = 64 << 10, kBlocks = 1024;
   std::vector<char*> blocks;
