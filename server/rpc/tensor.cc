@@ -58,19 +58,21 @@ std::optional<DType> FromProto(v1::DType dtype) {
 // Zero dimensions do not hide an overflow of the others, so that the order of dimensions does not
 // matter.
 absl::Status CheckShape(absl::string_view field, TensorInfo* info) {
-  const std::string name = Sub(field, "shape");
+  const auto wrong = [&](absl::string_view expected) {
+    return FieldError(Sub(field, "shape"), ShapeText(info->shape), expected);
+  };
   if (info->shape.size() > kMaxRank) {
-    return FieldError(name, absl::StrCat("rank ", info->shape.size()), "rank 0 to 8");
+    return FieldError(Sub(field, "shape"), absl::StrCat("rank ", info->shape.size()),
+                      "rank 0 to 8");
   }
-  const std::string got = ShapeText(info->shape);
   std::optional<int64_t> bytes = SizeOf(info->dtype);
   bool empty = false;
   for (int64_t dim : info->shape) {
-    if (dim < 0) return FieldError(name, got, "no negative dimension");
+    if (dim < 0) return wrong("no negative dimension");
     empty |= dim == 0;
     if (bytes && dim != 0) bytes = CheckedMul(*bytes, dim);
   }
-  if (!bytes) return FieldError(name, got, "a tensor of less than 2^63 bytes");
+  if (!bytes) return wrong("a tensor of less than 2^63 bytes");
   info->bytes = empty ? 0 : *bytes;
   info->elements = info->bytes / SizeOf(info->dtype);
   return absl::OkStatus();
@@ -223,7 +225,11 @@ std::string ShapeText(absl::Span<const int64_t> shape) {
 absl::StatusOr<TensorInfo> CheckTensor(const v1::Tensor& tensor, DTypeMask allowed,
                                        absl::string_view field, std::optional<int64_t> cut_bytes) {
   TensorInfo info;
-  AWQD_ASSIGN_OR_RETURN(info.dtype, ParseDType(tensor.dtype(), allowed, Sub(field, "dtype")));
+  const std::optional<DType> dtype = FromProto(tensor.dtype());
+  if (!dtype || (allowed & MaskOf(*dtype)) == 0) {
+    return ParseDType(tensor.dtype(), allowed, Sub(field, "dtype")).status();
+  }
+  info.dtype = *dtype;
   info.shape.assign(tensor.shape().begin(), tensor.shape().end());
   AWQD_RETURN_IF_ERROR(CheckShape(field, &info));
   AWQD_RETURN_IF_ERROR(CheckContents(tensor, info, field, cut_bytes));
