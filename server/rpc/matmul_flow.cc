@@ -111,7 +111,9 @@ absl::Status MatmulFlow::Submit(WeightPtr weight) {
   AWQD_RETURN_IF_ERROR(lease_.Grow(job.answer_bytes, "output"));
   AWQD_ASSIGN_OR_RETURN(job.work.x, Stage(job));
   held_bytes_ = lease_.bytes();
-  const SubmitOptions options = {.priority = parsed_.request.priority(), .deadline = deadline_};
+  const SubmitOptions options = {.priority = parsed_.request.priority(),
+                                 .deadline = deadline_,
+                                 .alone = env_.in_flight->in_flight() == lease_.bytes()};
   message_.Free();
   parsed_.request.clear_activations();
   parsed_.request.clear_bias();
