@@ -7,8 +7,8 @@
 #include <jemalloc/jemalloc.h>
 
 // Read by jemalloc before main. A thread's cache is out of reach of every other thread, also when
-// its owner sleeps for good: with blocks up to 32 KiB in it, the default, the idle server held 39 MB
-// instead of 35.
+// its owner sleeps for good: with blocks up to 32 KiB in it, the default, the idle server held 39
+// MB instead of 35.
 const char* malloc_conf = "tcache_max:1024";
 #endif
 
