@@ -121,7 +121,7 @@ part_sanitizer() {
     have gpu_dense_test && step "$which gpu_dense_test" $tool --tool $which --error-exitcode 9 \
       "$bin/gpu_dense_test" --gtest_filter='*OneBadRow*'
     have conformance_test && step "$which conformance_test" $tool --tool $which --error-exitcode 9 \
-      "$bin/conformance_test" --gtest_filter="${AWQD_SANITIZER_FILTER:-*sm80*_k32_n8_*:*sm80*_k96_n128_*:*dense_matmul*_k64_n72_*}"
+      "$bin/conformance_test" --gtest_filter="${AWQD_SANITIZER_FILTER:-*sm80*_k32_n8_*:*sm80*_k96_n128_*:*sm90a*_k96_n128_*:*dense_matmul*_k64_n72_*}"
   done
   unset AWQD_TEST_NO_FAULTS
 }

@@ -14,10 +14,10 @@
 namespace awqd::cuda {
 namespace {
 
-// Below, sm80/qmatmul_a16w4 is as fast or faster: H100, 2026-11-21, 32 tokens: 9.8 us against 9.6
-// at 4096 x 4096, 21.7 against 22.5 at 14336 x 4096, 36 against 33 at 4096 x 28672; 16 tokens: 8.3
-// against 9.8, 18 against 21, 28 against 31.
-constexpr int64_t kLeastTokens = 33;
+// Up to 16, sm80/qmatmul_a16w4 is faster: H100, 2026-11-21, 16 tokens: 8.1 us against 9.5 at 4096 x
+// 4096, 17.9 against 19.3 at 14336 x 4096, 27.9 against 31.3 at 4096 x 28672. At 24 it is 8.9, 20.3
+// and 32.3.
+constexpr int64_t kLeastTokens = 17;
 
 absl::Status FillX(const MatmulArgs& args, void* staging, StreamView stream, int box_rows,
                    PersistentParams* p) {
@@ -82,6 +82,8 @@ const KernelRow& PersistentA16W4Row() {
       .min_arch = 90,
       .max_arch = 90,
       .min_m = kLeastTokens,
+      // tests/bench/README.md has the table.
+      .beats_dense = true,
       .priority = 20,
       .workspace_bytes = Workspace,
       .matmul = Run,

@@ -9,27 +9,28 @@
 namespace awqd::cuda {
 namespace {
 
-// What a tile costs: microseconds of a step of a block, and of all that is not steps (start, sums
-// of cut tiles, output). LaunchTile in qmatmul_a16w4.cuh compiles exactly these. H100, 2026-11-21,
-// read off 4096 x 28672, 4096 x 4096 and 14336 x 4096 at 16 .. 4096 tokens. Tried as well and never
-// the fastest: tiles of 16 and 32 tokens (sm80/qmatmul_a16w4 serves these), clusters of two with 64
-// and 128 tokens.
+// What a tile costs, in microseconds: a step of a block, all that is not steps (start, sums of cut
+// tiles, output), and what it adds when a tile's sums come from more than three clusters.
+// LaunchTile in qmatmul_a16w4.cuh compiles exactly these. H100, 2026-11-21, fitted to seven layer
+// shapes from 4096 x 4096 to 8192 x 28672 at 32 .. 4096 tokens, within 8 %. Tried as well and never
+// the fastest: NOTES.md.
 struct Candidate {
   PersistentTile tile;
   double step_us;
   double fixed_us;
+  double many_parts_us;
 };
 constexpr Candidate kCandidates[] = {
-    {{64, 2, 1}, 0.57, 8},
-    {{64, 4, 1}, 1.03, 10},
-    {{128, 2, 1}, 0.81, 9},
-    {{256, 2, 1}, 1.40, 14},
-    // Sharing tokens between two blocks pays once there is more than one round of tiles: 4096 x
-    // 4096 at 4096 tokens 189.5 us instead of 200.6, at 1024 tokens 53.8 instead of 52.7.
-    {{256, 2, 2}, 1.38, 16},
+    {{32, 2, 1, 2}, 0.505, 5.2, 0.5},
+    {{32, 3, 1, 2}, 0.65, 5.6, 1.5},
+    {{64, 2, 1, 2}, 0.586, 6.5, 1.2},
+    {{64, 4, 1, 1}, 0.99, 9.6, 2.2},
+    {{128, 2, 1, 1}, 0.803, 8.3, 1.0},
+    {{256, 2, 1, 1}, 1.413, 12.1, 2.8},
+    // Two blocks that share tokens win from about a hundred steps on: 4096 x 28672 at 2048 tokens
+    // 629 us instead of 644, at 256 tokens 91.0 instead of 90.4.
+    {{256, 2, 2, 1}, 1.40, 13.4, 2.8},
 };
-// A tile whose sums come from more than three clusters waits for all of them.
-constexpr double kManyPartsUs = 4;
 
 // Runs shorter than this spend more on meeting than they gain.
 constexpr int kLeastSteps = 2;
@@ -44,7 +45,8 @@ double Microseconds(const WeightShape& shape, int64_t m, const Candidate& candid
   const Schedule s = PersistentSchedule(shape, m, candidate.tile, device);
   const double steps = static_cast<double>(s.tiles()) * s.k_blocks / s.clusters;
   const bool many_parts = s.split > 0 && s.clusters > 3 * s.split;
-  return steps * candidate.step_us + candidate.fixed_us + (many_parts ? kManyPartsUs : 0);
+  return steps * candidate.step_us + candidate.fixed_us +
+         (many_parts ? candidate.many_parts_us : 0);
 }
 
 }  // namespace

@@ -18,6 +18,9 @@ struct PersistentTile {
   int tokens = 256;
   int groups = 2;  // of consumers
   int cluster = 2;
+  // That fit a multiprocessor. A launch has one on each; where there is room for two, the next
+  // kernel's ring fills while this one runs.
+  int blocks = 1;
 
   friend bool operator==(const PersistentTile&, const PersistentTile&) = default;
 };
@@ -30,15 +33,16 @@ constexpr int PersistentStageBytes(int tokens, int groups, bool fine_groups) {
   return tokens * mma16::kBlockK * 2 + groups * mma16::RecordBytes(fine_groups ? 8 : 2);
 }
 
-// As deep as the opt-in shared memory of sm_90 (227 KB) allows with two barriers of 8 bytes per
-// step; more than 16 gain nothing.
-constexpr int PersistentStages(int tokens, int groups, bool fine_groups) {
-  const int stages = 227 * 1024 / (PersistentStageBytes(tokens, groups, fine_groups) + 16);
+// As deep as the shared memory of sm_90 (228 KB, of which each block takes 1 KB for itself) allows
+// with two barriers of 8 bytes per step; more than 16 gain nothing.
+constexpr int PersistentStages(int tokens, int groups, int blocks, bool fine_groups) {
+  const int room = (228 / blocks - 1) * 1024 - 16;
+  const int stages = room / (PersistentStageBytes(tokens, groups, fine_groups) + 16);
   return stages < 16 ? stages : 16;
 }
 
-constexpr int PersistentSharedBytes(int tokens, int groups, bool fine_groups) {
-  const int stages = PersistentStages(tokens, groups, fine_groups);
+constexpr int PersistentSharedBytes(int tokens, int groups, int blocks, bool fine_groups) {
+  const int stages = PersistentStages(tokens, groups, blocks, fine_groups);
   return stages * (PersistentStageBytes(tokens, groups, fine_groups) + 16);
 }
 

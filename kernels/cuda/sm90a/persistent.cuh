@@ -1,0 +1,100 @@
+// What the parts of the persistent product's kernel share: the configuration of an instantiation,
+// the ring in shared memory, the place of a tile. Device code only.
+#pragma once
+
+#include "kernels/cuda/sm90a/bulk.cuh"
+#include "kernels/cuda/sm90a/qmatmul_a16w4.h"
+#include "kernels/layouts/mma16.h"
+
+namespace awqd::cuda {
+namespace {
+
+constexpr int kGroupThreads = 128;
+
+template <int kTokens_, int kGroups_, int kCluster_, int kBlocks_, bool kFineGroups_>
+struct PersistentConfig {
+  static constexpr int kTokens = kTokens_;
+  static constexpr int kGroups = kGroups_;  // of consumers
+  static constexpr int kCluster = kCluster_;
+  static constexpr int kBlocks = kBlocks_;  // that a multiprocessor has room for
+  // Groups of K shorter than 64: the scales change within a lane's 16 bytes.
+  static constexpr bool kFineGroups = kFineGroups_;
+  static constexpr int kThreads = (kGroups + 1) * kGroupThreads;
+  // Consumers hold the sums. A block trades within the registers that it was started with.
+  static constexpr int kStartRegisters = 65536 / kBlocks / kThreads / 8 * 8;
+  static constexpr int kConsumerRegisters =
+      kBlocks == 1 ? (kGroups == 2 ? 232 : 104) : (kGroups == 2 ? 96 : 72);
+  static constexpr int kProducerRegisters =
+      kBlocks == 1 ? (kGroups == 2 ? 40 : 64) : (kGroups == 2 ? 48 : 40);
+  static_assert(kGroups * kConsumerRegisters + kProducerRegisters <=
+                (kGroups + 1) * kStartRegisters);
+  // One operand is decoded while the tensor cores work on the other. Where registers allow only
+  // one, the other groups keep them busy.
+  static constexpr int kOperands = kBlocks * kGroups > 4 ? 1 : 2;
+  static constexpr int kStageBytes = PersistentStageBytes(kTokens, kGroups, kFineGroups);
+  static constexpr int kStages = PersistentStages(kTokens, kGroups, kBlocks, kFineGroups);
+  static constexpr int kTokenBytes = kTokens * mma16::kBlockK * 2;
+  static constexpr int kSums = kTokens / 2;
+};
+
+// Addresses in shared memory: the tokens of every slot, their records, the barriers.
+template <class Config>
+struct Ring {
+  uint32_t base;
+  int record_bytes;
+
+  __device__ __forceinline__ uint32_t Tokens(int slot) const {
+    return base + slot * Config::kTokenBytes;
+  }
+  __device__ __forceinline__ uint32_t Record(int slot, int record) const {
+    return base + Config::kStages * Config::kTokenBytes +
+           (slot * Config::kGroups + record) * record_bytes;
+  }
+  __device__ __forceinline__ uint32_t Full(int slot) const {
+    return base + Config::kStages * Config::kStageBytes + slot * 16;
+  }
+  __device__ __forceinline__ uint32_t Empty(int slot) const { return Full(slot) + 8; }
+};
+
+// A position in the ring: the slot and how often it was passed.
+template <class Config>
+struct Cursor {
+  int slot = 0;
+  uint32_t parity = 0;
+
+  __device__ __forceinline__ void Advance() {
+    if (++slot == Config::kStages) {
+      slot = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// Where a tile lies in the output. Token tiles run fastest within a band of them, so that the tiles
+// in flight at a time share both their weights and their tokens in L2.
+struct TilePlace {
+  int columns;  // cluster tiles along N
+  int tokens;   // token tiles
+};
+
+__device__ __forceinline__ TilePlace PlaceOf(int tile, int token_tiles, int column_tiles) {
+  constexpr int kBand = 8;
+  const int band = tile / (kBand * column_tiles);
+  const int height = min(kBand, token_tiles - band * kBand);
+  const int within = tile - band * kBand * column_tiles;
+  return {within / height, band * kBand + within % height};
+}
+
+template <class Config>
+__device__ __forceinline__ int ColumnTiles(const PersistentParams& p) {
+  constexpr int kPerCluster = Config::kCluster * Config::kGroups;
+  return (p.tiles_n + kPerCluster - 1) / kPerCluster;
+}
+
+// What a thread of a consumer group accumulates: for each eight tokens the fragment of an m16n8
+// product.
+template <class Config>
+using Sums = float[Config::kSums];
+
+}  // namespace
+}  // namespace awqd::cuda

@@ -1,0 +1,70 @@
+// The producers of the persistent product: two threads that keep the ring full. Device code only.
+#pragma once
+
+#include "kernels/cuda/common/ptx.cuh"
+#include "kernels/cuda/sm90a/persistent.cuh"
+
+namespace awqd::cuda {
+namespace {
+
+// One thread brings the weights, which depend on no earlier kernel; another the tokens. Addresses
+// move on by addition: there is no time for more.
+template <class Config>
+__device__ __forceinline__ void ProduceWeights(const PersistentParams& p, const Ring<Config>& ring,
+                                               int cluster, int rank) {
+  const int64_t row_bytes = int64_t{p.schedule.k_blocks} * ring.record_bytes;
+  Cursor<Config> at;
+  Pieces pieces(p.schedule, cluster);
+  for (Piece piece; pieces.Next(&piece);) {
+    const TilePlace place = PlaceOf(piece.tile, p.token_tiles, ColumnTiles<Config>(p));
+    const int first = (place.columns * Config::kCluster + rank) * Config::kGroups;
+    const uint8_t* record[Config::kGroups];
+#pragma unroll
+    for (int g = 0; g < Config::kGroups; ++g) {
+      // A row tile past the end repeats the last one; its results are never stored.
+      record[g] = p.records + min(first + g, p.tiles_n - 1) * row_bytes +
+                  int64_t{piece.begin} * ring.record_bytes;
+    }
+    for (int step = piece.begin; step < piece.end; ++step, at.Advance()) {
+      BarrierWait(ring.Empty(at.slot), at.parity ^ 1);
+      BarrierExpect(ring.Full(at.slot), Config::kGroups * ring.record_bytes);
+#pragma unroll
+      for (int g = 0; g < Config::kGroups; ++g) {
+        BulkCopy(ring.Record(at.slot, g), record[g], ring.record_bytes, ring.Full(at.slot));
+        record[g] += ring.record_bytes;
+      }
+    }
+  }
+}
+
+// This block's share of the tokens, for the whole cluster.
+template <class Config>
+__device__ __forceinline__ void ProduceTokens(const PersistentParams& p, const Ring<Config>& ring,
+                                              int cluster, int rank) {
+  constexpr int kShare = Config::kTokens / Config::kCluster;
+  WaitForEarlierKernels();
+  Cursor<Config> at;
+  Pieces pieces(p.schedule, cluster);
+  for (Piece piece; pieces.Next(&piece);) {
+    const TilePlace place = PlaceOf(piece.tile, p.token_tiles, ColumnTiles<Config>(p));
+    const int token = place.tokens * Config::kTokens + rank * kShare;
+    for (int step = piece.begin; step < piece.end; ++step, at.Advance()) {
+      BarrierWait(ring.Empty(at.slot), at.parity ^ 1);
+      BarrierExpect(ring.Full(at.slot), Config::kTokenBytes);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const uint32_t to =
+            ring.Tokens(at.slot) + half * Config::kTokens * 128 + rank * kShare * 128;
+        const int k = step * mma16::kBlockK + half * 64;
+        if (Config::kCluster == 1) {
+          TensorCopy(to, &p.x, k, token, ring.Full(at.slot));
+        } else {
+          TensorCopyMulticast(to, &p.x, k, token, ring.Full(at.slot), (1 << Config::kCluster) - 1);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace awqd::cuda

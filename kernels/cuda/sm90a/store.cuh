@@ -1,0 +1,113 @@
+// Output of the persistent product: scale and bias in fp32, one rounding, stores. Device code only.
+#pragma once
+
+#include "kernels/cuda/common/ptx.cuh"
+#include "kernels/cuda/sm90a/persistent.cuh"
+
+namespace awqd::cuda {
+namespace {
+
+// A warp's share of a tile in the output: 16 features x kTokens tokens.
+struct Corner {
+  int64_t row;    // first feature
+  int64_t token;  // first token
+};
+
+template <class Config>
+__device__ __forceinline__ void ScaleTokens(const PersistentParams& p, const Corner& at,
+                                            Sums<Config>& sums) {
+#pragma unroll
+  for (int i = 0; i < Config::kSums; i += 4) {
+    const int64_t token = at.token + i / 4 * 8 + threadIdx.x % 4 * 2;
+    const float s0 = token < p.m ? p.x_scale[token] : 0;
+    const float s1 = token + 1 < p.m ? p.x_scale[token + 1] : 0;
+    sums[i] *= s0, sums[i + 1] *= s1, sums[i + 2] *= s0, sums[i + 3] *= s1;
+  }
+}
+
+template <class Config>
+__device__ __forceinline__ void AddBias(const PersistentParams& p, const Corner& at,
+                                        Sums<Config>& sums) {
+  const int64_t row = at.row + threadIdx.x % 32 / 4;
+  const float b0 = row < p.n ? p.bias[row] : 0;
+  const float b1 = row + 8 < p.n ? p.bias[row + 8] : 0;
+#pragma unroll
+  for (int i = 0; i < Config::kSums; i += 4) {
+    sums[i] += b0, sums[i + 1] += b0, sums[i + 2] += b1, sums[i + 3] += b1;
+  }
+}
+
+// Lanes of eight rows write 32 bytes together as they are.
+template <class Config>
+__device__ __forceinline__ void StoreFp32(const PersistentParams& p, const Corner& at,
+                                          const Sums<Config>& sums) {
+  const int64_t row = at.row + threadIdx.x % 32 / 4;
+#pragma unroll
+  for (int i = 0; i < Config::kSums; ++i) {
+    const int64_t token = at.token + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
+    const int64_t n = row + i % 4 / 2 * 8;
+    if (token < p.m && n < p.n) static_cast<float*>(p.y)[token * p.n + n] = sums[i];
+  }
+}
+
+// Two row tiles of eight features meet as 16-bit pairs: afterwards each lane has four consecutive
+// features of one token. Even lanes serve the first row tile, odd ones the second.
+template <bool kHalf>
+__device__ __forceinline__ uint2 FourFeatures(const float* d) {
+  const uint32_t upper = TransposeMatrix(kHalf ? ToFp16x2(d[0], d[1]) : ToBf16x2(d[0], d[1]));
+  const uint32_t lower = TransposeMatrix(kHalf ? ToFp16x2(d[2], d[3]) : ToBf16x2(d[2], d[3]));
+  const bool odd = threadIdx.x % 2 == 1;
+  const uint32_t other = __shfl_xor_sync(0xffffffffu, odd ? upper : lower, 1);
+  return odd ? uint2{other, lower} : uint2{upper, other};
+}
+
+// The first `count` of four elements, at most.
+__device__ __forceinline__ void StoreSome(uint16_t* y, uint2 v, int count, bool wide) {
+  if (wide && count >= 4) {
+    *reinterpret_cast<uint2*>(y) = v;
+    return;
+  }
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    if (e < count) y[e] = (e < 2 ? v.x : v.y) >> e % 2 * 16 & 0xffff;
+  }
+}
+
+// `kWhole`: the tile lies within the output and four elements may be stored at once. Eight tokens
+// at a time, 32 bytes of each.
+template <class Config, bool kHalf, bool kWhole>
+__device__ __forceinline__ void Store16(const PersistentParams& p, const Corner& at,
+                                        const Sums<Config>& sums) {
+  const int lane = threadIdx.x % 32;
+  const int64_t row = at.row + lane % 2 * 8 + lane % 4 / 2 * 4;
+  int64_t token = at.token + lane / 4;
+  uint16_t* y = static_cast<uint16_t*>(p.y) + token * p.n + row;
+#pragma unroll
+  for (int i = 0; i < Config::kSums; i += 4, token += 8, y += 8 * p.n) {
+    const uint2 v = FourFeatures<kHalf>(sums + i);
+    if constexpr (kWhole) {
+      *reinterpret_cast<uint2*>(y) = v;
+    } else if (token < p.m) {
+      StoreSome(y, v, static_cast<int>(p.n - row), p.y_wide);
+    }
+  }
+}
+
+template <class Config>
+__device__ __forceinline__ void Store(const PersistentParams& p, const Corner& at,
+                                      Sums<Config>& sums) {
+  if (p.x_scale != nullptr) ScaleTokens<Config>(p, at, sums);
+  if (p.bias != nullptr) AddBias<Config>(p, at, sums);
+  const bool whole =
+      p.y_wide && at.token + Config::kTokens <= p.m && at.row + mma16::kRowTile <= p.n;
+  if (p.y_dtype == DType::kFp32) {
+    StoreFp32<Config>(p, at, sums);
+  } else if (p.y_dtype == DType::kFp16) {
+    whole ? Store16<Config, true, true>(p, at, sums) : Store16<Config, true, false>(p, at, sums);
+  } else {
+    whole ? Store16<Config, false, true>(p, at, sums) : Store16<Config, false, false>(p, at, sums);
+  }
+}
+
+}  // namespace
+}  // namespace awqd::cuda
