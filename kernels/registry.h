@@ -60,6 +60,9 @@ struct KernelRow {
   int max_arch = 0;    // CUDA: highest, 0 for no bound
   int64_t min_m = 0;   // tokens it serves
   int64_t max_m = -1;  // inclusive; -1: no bound
+  // A fused matmul that was measured to be faster than decoding the weight first, at every count
+  // of tokens that it serves and every shape of a model's layers.
+  bool beats_dense = false;
   int priority =
       0;  // larger wins among rows that support a weight; negative: only when forced by name
   // Further conditions: empty, or the reason why not. May be null.

@@ -61,15 +61,19 @@ std::string ParseBytes(std::string& text) {
   return "";
 }
 
-// "auto" -> the engine's word for it; a count stays as it is.
+// "auto" and "default" -> the engine's words for them; a count stays as it is.
 std::string ParseThreshold(std::string& text) {
   int64_t tokens = 0;
   if (text == "auto") {
     text = absl::StrCat(ThresholdTable::kAuto);
     return "";
   }
+  if (text == "default" || text == absl::StrCat(ThresholdTable::kByKernel)) {
+    text = absl::StrCat(ThresholdTable::kByKernel);
+    return "";
+  }
   if (absl::SimpleAtoi(text, &tokens) && tokens >= 0) return "";
-  return absl::StrCat("got \"", text, "\", expected a number of tokens from 0 on, or auto");
+  return absl::StrCat("got \"", text, "\", expected a number of tokens from 0 on, default or auto");
 }
 
 // "0660" -> 432, that number.
@@ -245,9 +249,12 @@ void AddBatchFlags(Table& table, Flags& flags) {
   table
       .Add("token_threshold", engine.token_threshold,
            "Merged tokens from which a weight is dequantised for a dense product instead of being "
-           "decoded inside the product. 0: always. auto: what measures best for each shape on this "
-           "device, a few products per shape at load.")
-      ->transform(CLI::Validator(ParseThreshold, "TOKENS|auto", "threshold"));
+           "decoded inside the product. 0: always. default: 256, but never where the kernel that "
+           "decodes inside is the faster one at any count (4-bit weights on compute capability "
+           "9.0). auto: what measures best for each shape on this device, a few products per shape "
+           "at load.")
+      ->default_str("default")
+      ->transform(CLI::Validator(ParseThreshold, "TOKENS|default|auto", "threshold"));
   table
       .Add("max_batch_tokens", batching.max_batch_tokens,
            "Tokens that are merged into one batch. More than a few hundred add latency without "

@@ -77,7 +77,8 @@ void PrintWeights(const v1::GetModelResponse& model, Console& console) {
 
 // The border between the two paths, as the server states it.
 std::string Threshold(int64_t tokens) {
-  if (tokens < 0) return "fused below a count measured for each shape";
+  if (tokens == -1) return "fused below a count measured for each shape";
+  if (tokens < 0) return "fused below 256 tokens, or always where that kernel is faster";
   return absl::StrCat("fused below ", tokens, " tokens");
 }
 

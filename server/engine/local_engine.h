@@ -15,8 +15,8 @@ namespace awqd {
 
 struct EngineOptions {
   // Fewer merged tokens: fused kernel; this many and more: dequantise, then a dense product.
-  // ThresholdTable::kAuto: the count that measures best on this device for each shape.
-  int64_t token_threshold = ThresholdTable::kDefault;
+  // A count, ThresholdTable::kByKernel or kAuto.
+  int64_t token_threshold = ThresholdTable::kByKernel;
   BatchOptions batching;
   // Streams with a worker thread each. 0: one on the CPU, whose kernels use all cores; two on a
   // GPU, so that the copies of one batch overlap the kernels of another.

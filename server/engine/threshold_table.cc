@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <limits>
 #include <memory>
 
 #include "absl/strings/str_cat.h"
@@ -11,6 +10,7 @@
 #include "absl/time/time.h"
 #include "kernels/base/status.h"
 #include "kernels/kernels.h"
+#include "kernels/registry.h"
 
 namespace awqd {
 namespace {
@@ -64,6 +64,14 @@ bool Has(const WeightPlan& plan, Path path) {
                      [path](const PlanEntry& entry) { return entry.path == path; });
 }
 
+// Whether the fused row that serves kDefault tokens and more makes decoding first pointless.
+bool FusedAlwaysWins(const WeightPlan& plan) {
+  return std::any_of(plan.matmul.begin(), plan.matmul.end(), [](const PlanEntry& entry) {
+    return entry.path == Path::kFused && entry.row->beats_dense &&
+           entry.min_m <= ThresholdTable::kDefault && entry.max_m < 0;
+  });
+}
+
 }  // namespace
 
 std::string ThresholdTable::Key(const DeviceWeight& weight) {
@@ -73,6 +81,7 @@ std::string ThresholdTable::Key(const DeviceWeight& weight) {
 }
 
 int64_t ThresholdTable::For(const DeviceWeight& weight) const {
+  if (threshold_ == kByKernel) return FusedAlwaysWins(weight.plan) ? kNever : kDefault;
   if (threshold_ != kAuto) return threshold_;
   MutexLock lock(&mu_);
   const auto it = measured_.find(Key(weight));
@@ -86,7 +95,7 @@ absl::Status ThresholdTable::Measure(const DeviceWeight& weight) {
     MutexLock lock(&mu_);
     if (measured_.contains(key)) return absl::OkStatus();
   }
-  int64_t threshold = std::numeric_limits<int64_t>::max();
+  int64_t threshold = kNever;
   if (Has(weight.plan, Path::kDequantize)) {
     AWQD_ASSIGN_OR_RETURN(const Bench bench, Prepare(weight, *device_));
     // Decoding once pays more the more tokens share it, so the answers are ordered: no's, then

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <string>
 
@@ -20,16 +21,21 @@ class ThresholdTable {
  public:
   // Instead of a count: measure each shape when it is first loaded.
   static constexpr int64_t kAuto = -1;
-  // What weights that were never measured get under kAuto: vLLM's count.
+  // Instead of a count: kDefault, but none for weights whose fused kernel is known to be faster at
+  // any count (KernelRow::beats_dense). Nothing is measured, so runs on equal devices agree.
+  static constexpr int64_t kByKernel = -2;
+  // vLLM's count; also what weights that were never measured get under kAuto.
   static constexpr int64_t kDefault = 256;
+  // No batch is that large: the weight is never decoded first, unless a request asks for it.
+  static constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
 
-  // `threshold`: tokens, or kAuto.
+  // `threshold`: tokens, kAuto or kByKernel.
   ThresholdTable(int64_t threshold, Device* device) : threshold_(threshold), device_(device) {}
 
   int64_t For(const DeviceWeight& weight) const;
 
   // Under kAuto, times both paths on the device for some token counts and keeps the smallest of
-  // them from which decoding first is faster (INT64_MAX: none). A few products; blocks.
+  // them from which decoding first is faster (kNever: none). A few products; blocks.
   absl::Status Measure(const DeviceWeight& weight);
 
  private:

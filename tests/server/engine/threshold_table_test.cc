@@ -1,0 +1,37 @@
+// The threshold of a weight: a count, or what its kernels say of themselves.
+#include "server/engine/threshold_table.h"
+
+#include <gtest/gtest.h>
+
+#include "kernels/registry.h"
+
+namespace awqd {
+namespace {
+
+// A weight whose fused products are `first` below `border` tokens and `second` from there on.
+DeviceWeight Weight(const KernelRow& first, int64_t border, const KernelRow& second) {
+  DeviceWeight weight;
+  weight.plan.matmul = {{Path::kFused, 0, border - 1, &first}, {Path::kFused, border, -1, &second}};
+  return weight;
+}
+
+const KernelRow kPlain = {.name = "test/plain", .op = Op::kMatmul};
+const KernelRow kWinner = {.name = "test/winner", .op = Op::kMatmul, .beats_dense = true};
+
+TEST(ThresholdTableTest, ACountIsForEveryWeight) {
+  const ThresholdTable table(64, nullptr);
+  EXPECT_EQ(table.For(Weight(kPlain, 17, kWinner)), 64);
+  EXPECT_EQ(table.For(Weight(kPlain, 17, kPlain)), 64);
+}
+
+TEST(ThresholdTableTest, ByKernelSparesWeightsWhoseFusedKernelWins) {
+  const ThresholdTable table(ThresholdTable::kByKernel, nullptr);
+  EXPECT_EQ(table.For(Weight(kPlain, 17, kWinner)), ThresholdTable::kNever);
+  EXPECT_EQ(table.For(Weight(kPlain, 17, kPlain)), ThresholdTable::kDefault);
+  // It must serve every count that would be decoded first.
+  EXPECT_EQ(table.For(Weight(kPlain, 257, kWinner)), ThresholdTable::kDefault);
+  EXPECT_EQ(table.For(Weight(kWinner, 257, kPlain)), ThresholdTable::kDefault);
+}
+
+}  // namespace
+}  // namespace awqd
