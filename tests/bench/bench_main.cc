@@ -1,8 +1,11 @@
 // Walks the registry on one device: a table and one JSON line per case.
 //
 //   awqd_bench [--device=cpu] [--shapes=4096x4096,4096x14336] [--m=1,8,256] [--rows=substring,...]
-//              [--isa=portable|avx2|avx512] [--floors=none]
+//              [--isa=portable|avx2|avx512] [--x=fp16|bf16] [--served] [--floors=none]
+//
+// --served: only the rows, and the tokens for each, that a server would choose.
 // Each case is checked before it is timed; a wrong result ends the run with status 1.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -32,6 +35,8 @@ struct Flags {
   std::string rows;
   std::string isa;  // of the CPU rows; empty: the machine's best
   bool floors = true;
+  bool served = false;  // only what a server's plan takes
+  DType x = DType::kFp16;
 };
 
 [[noreturn]] void Fail(const std::string& why) {
@@ -59,6 +64,10 @@ Flags Parse(int argc, char** argv) {
       flags.isa = std::string(arg);
     } else if (arg == "--floors=none") {
       flags.floors = false;
+    } else if (arg == "--served") {
+      flags.served = true;
+    } else if (arg == "--x=fp16" || arg == "--x=bf16") {
+      flags.x = arg == "--x=fp16" ? DType::kFp16 : DType::kBf16;
     } else if (absl::ConsumePrefix(&arg, "--m=")) {
       flags.m.clear();
       for (absl::string_view m : absl::StrSplit(arg, ',')) flags.m.push_back(Number(m));
@@ -70,7 +79,7 @@ Flags Parse(int argc, char** argv) {
       }
     } else {
       Fail(absl::StrCat("unknown flag ", argv[i],
-                        ", expected --device --shapes --m --rows --isa "
+                        ", expected --device --shapes --m --rows --isa --x=fp16|bf16 --served "
                         "--floors=none"));
     }
   }
@@ -129,16 +138,15 @@ Copies Prepare(const KernelRow& row, int64_t k, int64_t n, Machine& machine) {
 
 // Some columns of the first, a middle and the last row against double.
 double ProductError(const CanonicalWeight& w, const std::vector<uint8_t>& x,
-                    const std::vector<uint8_t>& y, int64_t m) {
+                    const std::vector<uint8_t>& y, int64_t m, DType dtype) {
   double error = 0, norm = 0;
   for (int64_t row : {int64_t{0}, m / 2, m - 1}) {
     for (int64_t n = 3; n < w.n; n += w.n / 7) {
       double want = 0;
       for (int64_t k = 0; k < w.k; ++k) {
-        want += static_cast<double>(GetElement(x, DType::kFp16, row * w.k + k)) *
-                ProductWeight(w, k, n);
+        want += static_cast<double>(GetElement(x, dtype, row * w.k + k)) * ProductWeight(w, k, n);
       }
-      const double got = GetElement(y, DType::kFp16, row * w.n + n);
+      const double got = GetElement(y, dtype, row * w.n + n);
       error += (got - want) * (got - want);
       norm += want * want;
     }
@@ -152,7 +160,7 @@ void Check(const absl::Status& status) {
 
 Result RunMatmul(const Case& spec, const Copies& copies, bool floors, Machine& machine) {
   Device& device = machine.device();
-  const std::vector<uint8_t> host_x = RandomMatrix(spec.m, spec.k, DType::kFp16, 5);
+  const std::vector<uint8_t> host_x = RandomMatrix(spec.m, spec.k, spec.dtype, 5);
   const Buffer x = Upload(device, host_x);
   const Buffer y = Upload(device, std::vector<uint8_t>(spec.m * spec.n * 2, 0xff));
   const Buffer workspace =
@@ -161,8 +169,8 @@ Result RunMatmul(const Case& spec, const Copies& copies, bool floors, Machine& m
           .value();
   const Call call = [&](int i, StreamView stream) {
     const MatmulArgs args = {copies.weights[i].get(),
-                             {x.data(), DType::kFp16, spec.m, spec.k},
-                             {y.data(), DType::kFp16, spec.m, spec.n},
+                             {x.data(), spec.dtype, spec.m, spec.k},
+                             {y.data(), spec.dtype, spec.m, spec.n},
                              nullptr,
                              workspace.data()};
     Check(QuantizedMatmul(args, spec.row->path, stream));
@@ -170,8 +178,11 @@ Result RunMatmul(const Case& spec, const Copies& copies, bool floors, Machine& m
   auto stream = device.CreateStream().value();
   call(0, stream->view());
   Check(stream->Synchronize());
-  Result result{spec, 0, ProductError(copies.canonical, host_x, Download(device, y), spec.m), {}};
-  if (!(result.error <= 1e-3)) Fail(absl::StrCat(spec.row->name, ": error ", result.error));
+  Result result{
+      spec, 0, ProductError(copies.canonical, host_x, Download(device, y), spec.m, spec.dtype), {}};
+  // The one rounding of y: half a unit in the last place of FP16, of BF16.
+  if (!(result.error <= (spec.dtype == DType::kFp16 ? 1e-3 : 4e-3)))
+    Fail(absl::StrCat(spec.row->name, ": error ", result.error));
   result.microseconds = machine.Time(static_cast<int>(copies.weights.size()), call);
   if (floors)
     result.floors = machine.Floors(spec, copies.weights[0]->storage.size(), copies.weights[0]);
@@ -221,6 +232,12 @@ void Print(const Result& r) {
   std::fflush(stdout);
 }
 
+bool Serves(const Plan& plan, const KernelRow& row) {
+  return plan.rows.dequantize == &row ||
+         std::any_of(plan.rows.matmul.begin(), plan.rows.matmul.end(),
+                     [&](const PlanEntry& entry) { return entry.row == &row; });
+}
+
 void RunRow(const KernelRow& row, const Flags& flags, Machine& machine) {
   for (const auto& [k, n] : flags.shapes) {
     QuantScheme scheme;
@@ -228,6 +245,11 @@ void RunRow(const KernelRow& row, const Flags& flags, Machine& machine) {
     if (std::string why = WhyNot(row, {k, n, scheme}, machine.device().info()); !why.empty()) {
       std::printf("%s: skipped: %s\n", std::string(row.name).c_str(), why.c_str());
       continue;
+    }
+    Plan plan;
+    if (flags.served) {
+      plan = Select({k, n, scheme}, machine.device().info(), AllKernels()).value();
+      if (!Serves(plan, row)) continue;
     }
     const Copies copies = Prepare(row, k, n, machine);
     if (row.op == Op::kDequantize) {
@@ -239,7 +261,8 @@ void RunRow(const KernelRow& row, const Flags& flags, Machine& machine) {
     }
     for (int64_t m : flags.m) {
       if (m < row.min_m || (row.max_m >= 0 && m > row.max_m)) continue;
-      Print(RunMatmul({&row, k, n, m, DType::kFp16}, copies, flags.floors, machine));
+      if (flags.served && plan.rows.Matmul(row.path, m) != &row) continue;
+      Print(RunMatmul({&row, k, n, m, flags.x}, copies, flags.floors, machine));
     }
   }
 }

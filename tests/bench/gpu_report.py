@@ -1,0 +1,155 @@
+#!/usr/bin/env python3
+"""Tables and a plot of a GPU bench run: gpu_report.py BENCH.jsonl [--svg FILE] > tables.md
+
+Reads the JSON lines of awqd_bench. What serves a count of tokens by default is the fused row of the plan; the dense
+path stands beside it. The plot has a panel per shape, time against tokens, both logarithmic, with the floors of the
+same run drawn in. Needs nothing but Python 3.
+"""
+import argparse
+import html
+import json
+import math
+import sys
+
+PANEL = (420, 300)
+MARGIN = (58, 34, 24, 40)  # left, top, right, bottom
+SERIES = [  # key, label, colour, dashes
+    ("fused", "awqd, fused", "#0b6", ""),
+    ("dense", "awqd, dequantise + dense", "#e80", ""),
+    ("cublaslt", "cuBLASLt FP16, dense weights", "#36c", ""),
+    ("stream", "floor: reading the packed weights", "#888", "5 4"),
+    ("matrix", "floor: 750 TFLOP/s", "#c44", "2 4"),
+]
+
+
+def load(path):
+    """{(k, n): {m: {series: microseconds}}}, {(k, n): {dtype: (us, floor)}}"""
+    products, dequantize = {}, {}
+    for line in open(path, encoding="utf-8"):
+        run = json.loads(line)
+        shape = run["k"], run["n"]
+        if run["m"] == 0:
+            dequantize.setdefault(shape, {})[run["dtype"]] = run["us"], run["expand_us"]
+            continue
+        at = products.setdefault(shape, {}).setdefault(run["m"], {})
+        at["dense" if run["row"].startswith("dense/") else "fused"] = run["us"]
+        at["stream"] = run["stream_us"]
+        at["matrix"] = 2 * run["m"] * run["k"] * run["n"] / 750e6
+        if "cublaslt_us" in run:  # the best that any row of this run met
+            at["cublaslt"] = min(run["cublaslt_us"], at.get("cublaslt", math.inf))
+    return products, dequantize
+
+
+def number(us):
+    return f"{us:.1f}" if us < 1000 else f"{us:.0f}"
+
+
+def table(head, rows):
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows]) + "\n"
+
+
+def product_table(products, tokens, series, floor):
+    rows = []
+    for (k, n), by_m in products.items():
+        row = [f"{k} x {n}"]
+        for m in tokens:
+            at = by_m.get(m, {})
+            limit = floor(at) if at else None
+            row.append(f"{number(at[series])} ({at[series] / limit:.2f})" if series in at and limit else "")
+        if any(row[1:]):
+            rows.append(row)
+    return table(["K x N"] + [f"M={m}" for m in tokens], rows)
+
+
+def tables(products, dequantize):
+    counts = sorted({m for by_m in products.values() for m in by_m})
+    few, many = [m for m in counts if m <= 128], [m for m in counts if m > 128]
+    yield "### Fused product: ratio to max(reading the packed weights, 750 TFLOP/s)\n"
+    yield product_table(products, few, "fused", lambda at: max(at["stream"], at["matrix"]))
+    yield "### Fused product: ratio to cuBLASLt FP16 with dense weights\n"
+    yield product_table(products, counts, "fused", lambda at: at.get("cublaslt"))
+    yield "### Dequantise, then dense product: ratio to cuBLASLt\n"
+    yield product_table(products, many, "dense", lambda at: at.get("cublaslt"))
+    if dequantize:
+        yield "### Dequantize: ratio to the expand floor (for FP32 output, one that writes FP32)\n"
+        types = ["FP16", "BF16", "FP32"]
+        yield table(["K x N"] + types, [
+            [f"{k} x {n}"] + [f"{number(by[t][0])} ({by[t][0] / by[t][1]:.2f})" if t in by else "" for t in types]
+            for (k, n), by in dequantize.items()])
+
+
+def ticks(low, high):
+    """1, 2 and 5 times powers of ten within [low, high]."""
+    out = [step * 10.0**e for e in range(-1, 7) for step in (1, 2, 5)]
+    return [t for t in out if low <= t <= high]
+
+
+def panel(shape, by_m, left, top):
+    """SVG of one shape."""
+    width, height = PANEL[0] - MARGIN[0] - MARGIN[2], PANEL[1] - MARGIN[1] - MARGIN[3]
+    counts = sorted(by_m)
+    values = [v for at in by_m.values() for key, v in at.items() if key != "matrix"]
+    low, high = min(values) / 1.15, max(values) * 1.15
+    x0, x1 = math.log(counts[0]), math.log(max(counts[-1], counts[0] + 1))
+
+    def place(m, us):
+        x = left + MARGIN[0] + width * (math.log(m) - x0) / (x1 - x0)
+        y = top + MARGIN[1] + height * (1 - math.log(us / low) / math.log(high / low))
+        return f"{x:.1f},{y:.1f}"
+
+    out = [f'<text x="{left + MARGIN[0]}" y="{top + 20}" class="t">{shape[0]} x {shape[1]}</text>']
+    for us in ticks(low, high):
+        x, y = place(counts[0], us).split(",")
+        out.append(f'<path d="M{x},{y}h{width}" class="g"/><text x="{float(x) - 6:.1f}" y="{float(y) + 4:.1f}" '
+                   f'class="r">{us:g}</text>')
+    for m in counts:
+        x = place(m, low).split(",")[0]
+        out.append(f'<text x="{x}" y="{top + PANEL[1] - 22}" class="c">{m}</text>')
+    for key, _, colour, dashes in SERIES:
+        points = [place(m, by_m[m][key]) for m in counts if low <= by_m[m].get(key, 0)]
+        if points:
+            dash = f' stroke-dasharray="{dashes}"' if dashes else ""
+            out.append(f'<polyline points="{" ".join(points)}" fill="none" stroke="{colour}" stroke-width="1.8"{dash}/>')
+    return "\n".join(out)
+
+
+def svg(products, title):
+    columns = min(2, len(products))
+    rows = -(-len(products) // columns)
+    width, height = columns * PANEL[0], rows * PANEL[1] + 66
+    out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+           'font-family="sans-serif" font-size="11">',
+           "<style>.g{stroke:#ddd}.t{font-size:14px;font-weight:bold}.r{text-anchor:end}.c{text-anchor:middle}</style>",
+           f'<rect width="{width}" height="{height}" fill="white"/>',
+           f'<text x="14" y="20" class="t">{html.escape(title)}: microseconds against tokens</text>']
+    x, y = 14, 42
+    for _, label, colour, dashes in SERIES:
+        dash = f' stroke-dasharray="{dashes}"' if dashes else ""
+        if x + 30 + 6.2 * len(label) > width:
+            x, y = 14, y + 16
+        out.append(f'<path d="M{x},{y - 4}h24" stroke="{colour}" stroke-width="2"{dash}/>'
+                   f'<text x="{x + 29}" y="{y}">{label}</text>')
+        x += 45 + int(6.2 * len(label))
+    for i, (shape, by_m) in enumerate(products.items()):
+        out.append(panel(shape, by_m, i % columns * PANEL[0], 62 + i // columns * PANEL[1]))
+    return "\n".join(out + ["</svg>\n"])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("runs")
+    parser.add_argument("--svg", help="where the plot goes")
+    parser.add_argument("--title", default="y = x W", help="of the plot: the GPU, the date")
+    args = parser.parse_args()
+    products, dequantize = load(args.runs)
+    if not products and not dequantize:
+        sys.exit(f"{args.runs}: got no runs")
+    print("\n".join(tables(products, dequantize)))
+    if args.svg and products:
+        with open(args.svg, "w", encoding="utf-8") as file:
+            file.write(svg(products, args.title))
+
+
+if __name__ == "__main__":
+    main()
