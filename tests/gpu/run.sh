@@ -11,7 +11,7 @@ set -u -o pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../.." && pwd)
-parts=core,decode,conformance,sanitizer,e2e,devices
+parts=core,decode,conformance,large,sanitizer,e2e,devices
 device=cuda:0
 time_box=1800
 requests=10000
