@@ -23,12 +23,16 @@ std::vector<const KernelRow*> Collect() {
 
 absl::StatusOr<std::unique_ptr<Device>> OpenCuda(int index, const DeviceOptions& options) {
 #ifdef AWQD_CUDA
-  return OpenCudaDevice(index, options.budget_bytes);
+  return OpenCudaDevice(index, options.budget_bytes, options.batch_invariant);
 #else
   (void)options;
   return absl::FailedPreconditionError(
       absl::StrCat("cuda:", index, ": this binary was built without CUDA"));
 #endif
+}
+
+std::unique_ptr<Device> OpenCpu(std::optional<int> index, const DeviceOptions& options) {
+  return OpenCpuDevice(options.cpu_threads, options.budget_bytes, index, options.batch_invariant);
 }
 
 // N of "<prefix>N".
@@ -59,7 +63,7 @@ absl::StatusOr<std::unique_ptr<Device>> OpenDevice(absl::string_view spec,
                                                    const DeviceOptions& options, std::string* why) {
   if (spec == "cpu") {
     if (why != nullptr) *why = "asked for";
-    return OpenCpuDevice(options.cpu_threads, options.budget_bytes);
+    return OpenCpu(std::nullopt, options);
   }
   if (spec == "auto") {
     auto gpu = OpenCuda(0, options);
@@ -68,11 +72,11 @@ absl::StatusOr<std::unique_ptr<Device>> OpenDevice(absl::string_view spec,
       return gpu;
     }
     if (why != nullptr) *why = std::string(gpu.status().message());
-    return OpenCpuDevice(options.cpu_threads, options.budget_bytes);
+    return OpenCpu(std::nullopt, options);
   }
   if (why != nullptr) *why = "asked for";
   if (const std::optional<int> index = IndexAfter("cpu:", spec)) {
-    return OpenCpuDevice(options.cpu_threads, options.budget_bytes, index);
+    return OpenCpu(index, options);
   }
   if (const std::optional<int> index = IndexAfter("cuda:", spec)) return OpenCuda(*index, options);
   return absl::InvalidArgumentError(

@@ -15,12 +15,14 @@ absl::Span<const KernelRow* const> CpuKernels();
 // `threads` 0: as many as the process may use. `budget_bytes` 0: no cap. With an index the id is
 // "cpu:N": several of them share cores and memory, and stand in for several GPUs.
 std::unique_ptr<Device> OpenCpuDevice(int threads, int64_t budget_bytes,
-                                      std::optional<int> index = std::nullopt);
+                                      std::optional<int> index = std::nullopt,
+                                      bool batch_invariant = false);
 
 // Only in builds with AWQD_CUDA.
 absl::Span<const KernelRow* const> CudaKernels();
 // FAILED_PRECONDITION when there is no such device, its driver is too old, or no kernel was built
 // for it.
-absl::StatusOr<std::unique_ptr<Device>> OpenCudaDevice(int index, int64_t budget_bytes);
+absl::StatusOr<std::unique_ptr<Device>> OpenCudaDevice(int index, int64_t budget_bytes,
+                                                       bool batch_invariant = false);
 
 }  // namespace awqd

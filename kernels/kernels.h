@@ -21,6 +21,9 @@ namespace awqd {
 struct DeviceOptions {
   int cpu_threads = 0;       // 0: as many as the process may use
   int64_t budget_bytes = 0;  // cap on device memory; 0: none
+  // A token's result has the same bits whatever the batch: kernels whose sums depend on the number
+  // of tokens, and the dense path, do not serve.
+  bool batch_invariant = false;
 };
 
 // `spec`: "cpu", "cpu:N" (one of several that share the cores), "cuda:N", or "auto" (cuda:0 when a

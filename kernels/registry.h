@@ -63,6 +63,9 @@ struct KernelRow {
   // A fused matmul that was measured to be faster than decoding the weight first, at every count
   // of tokens that it serves and every shape of a model's layers.
   bool beats_dense = false;
+  // A matmul whose bits for a token depend on that token and the weight alone: not on M, nor on the
+  // tokens beside it.
+  bool batch_invariant = false;
   int priority =
       0;  // larger wins among rows that support a weight; negative: only when forced by name
   // Further conditions: empty, or the reason why not. May be null.

@@ -79,6 +79,8 @@ struct DeviceInfo {
   int64_t shared_bytes_per_block = 0;  // opt-in maximum
   // Why the dense path cannot run here (cuBLASLt missing, say); empty when it can.
   std::string dense_unavailable;
+  // Only rows that compute a token alike in every batch may serve (DeviceOptions).
+  bool batch_invariant = false;
 };
 
 // How a product is computed: one kernel that decodes and multiplies, or decode first, then a dense

@@ -21,6 +21,7 @@ struct Options {
   std::string device = "auto";
   int cpu_threads = 0;
   int64_t device_memory_limit = 0;  // for each device
+  bool batch_invariant = false;
   Sharding sharding = Sharding::kReplicas;
   RpcOptions rpc;
   EngineOptions engine;

@@ -38,7 +38,8 @@ struct OpenedDevice {
 absl::StatusOr<std::vector<OpenedDevice>> Open(const Options& options,
                                                const DeviceOpener& open_device) {
   const DeviceOptions device_options = {.cpu_threads = options.cpu_threads,
-                                        .budget_bytes = options.device_memory_limit};
+                                        .budget_bytes = options.device_memory_limit,
+                                        .batch_invariant = options.batch_invariant};
   const std::vector<std::string> specs = absl::StrSplit(options.device, ',');
   std::vector<OpenedDevice> out;
   for (const std::string& spec : specs) {

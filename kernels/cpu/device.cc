@@ -36,7 +36,7 @@ std::string CpuName() {
   return "CPU";
 }
 
-DeviceInfo Describe(int threads, std::optional<int> index) {
+DeviceInfo Describe(int threads, std::optional<int> index, bool batch_invariant) {
   DeviceInfo info;
   info.kind = DeviceKind::kCpu;
   info.index = index.value_or(0);
@@ -45,6 +45,7 @@ DeviceInfo Describe(int threads, std::optional<int> index) {
   info.memory_bytes = TotalMemoryBytes();
   info.threads = threads > 0 ? threads : UsableThreads();
   info.isa = DetectIsa();
+  info.batch_invariant = batch_invariant;
   return info;
 }
 
@@ -74,8 +75,11 @@ absl::Status NoRoom(int64_t bytes, int64_t free) {
 
 }  // namespace
 
-CpuDevice::CpuDevice(int threads, int64_t budget_bytes, std::optional<int> index)
-    : info_(Describe(threads, index)), pool_(info_.threads), budget_(budget_bytes) {}
+CpuDevice::CpuDevice(int threads, int64_t budget_bytes, std::optional<int> index,
+                     bool batch_invariant)
+    : info_(Describe(threads, index, batch_invariant)),
+      pool_(info_.threads),
+      budget_(budget_bytes) {}
 
 int64_t CpuDevice::FreeBytes() const {
   const int64_t physical = AvailableMemoryBytes();
@@ -128,8 +132,9 @@ absl::Status CpuDevice::CopyToHost(void* host, const void* device, int64_t bytes
   return absl::OkStatus();
 }
 
-std::unique_ptr<Device> OpenCpuDevice(int threads, int64_t budget_bytes, std::optional<int> index) {
-  return std::make_unique<CpuDevice>(threads, budget_bytes, index);
+std::unique_ptr<Device> OpenCpuDevice(int threads, int64_t budget_bytes, std::optional<int> index,
+                                      bool batch_invariant) {
+  return std::make_unique<CpuDevice>(threads, budget_bytes, index, batch_invariant);
 }
 
 }  // namespace awqd

@@ -13,7 +13,7 @@ namespace awqd {
 // Thread-safe. Must outlive the buffers, streams and weights made on it.
 class CpuDevice final : public Device {
  public:
-  CpuDevice(int threads, int64_t budget_bytes, std::optional<int> index);
+  CpuDevice(int threads, int64_t budget_bytes, std::optional<int> index, bool batch_invariant);
 
   const DeviceInfo& info() const override { return info_; }
   int64_t FreeBytes() const override;

@@ -94,6 +94,7 @@ absl::Status Matmul(const MatmulArgs& args, StreamView) {
 
 KernelRow Row() {
   KernelRow row = cpu::FastRow("cpu/qmatmul_a16w4", Op::kMatmul);
+  row.batch_invariant = true;
   row.workspace_bytes = Workspace;
   row.matmul = Matmul;
   return row;

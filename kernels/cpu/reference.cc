@@ -47,6 +47,7 @@ KernelRow Row(Op op) {
   row.device = DeviceKind::kCpu;
   row.bits_mask = 0b111111110;
   row.scales = kFloatingMask;
+  row.batch_invariant = op == Op::kMatmul;
   row.priority = -1;
   if (op == Op::kDequantize) row.dequantize = DequantizeRow;
   if (op == Op::kMatmul) row.matmul = MatmulRow;

@@ -21,8 +21,9 @@ absl::Span<const KernelRow* const> CudaKernels() {
   return *rows;
 }
 
-absl::StatusOr<std::unique_ptr<Device>> OpenCudaDevice(int index, int64_t budget_bytes) {
-  return cuda::CudaDevice::Open(index, budget_bytes);
+absl::StatusOr<std::unique_ptr<Device>> OpenCudaDevice(int index, int64_t budget_bytes,
+                                                       bool batch_invariant) {
+  return cuda::CudaDevice::Open(index, budget_bytes, batch_invariant);
 }
 
 }  // namespace awqd

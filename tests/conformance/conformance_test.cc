@@ -85,6 +85,14 @@ std::vector<const KernelRow*> RowsOf(Op op) {
   return out;
 }
 
+std::vector<const KernelRow*> BatchInvariantRows() {
+  std::vector<const KernelRow*> out;
+  for (const KernelRow* row : RowsOf(Op::kMatmul)) {
+    if (row->batch_invariant) out.push_back(row);
+  }
+  return out;
+}
+
 // One run of a product in guarded memory.
 struct Product {
   std::vector<uint8_t> y;
@@ -214,6 +222,28 @@ TEST_P(MatmulConformance, ABadRowSpoilsOnlyItself) {
   }
 }
 
+class BatchInvariance : public Conformance {};
+
+TEST_P(BatchInvariance, ATokenHasTheSameBitsInEveryBatch) {
+  const CanonicalWeight weight = MakeWeight(shape(), Scales::kOrdinary, false, 13);
+  if (std::string why = Prepare(weight); !why.empty()) GTEST_SKIP() << why;
+  Bench bench(row(), prepared_);
+  const int64_t most = std::min<int64_t>(shape().max_m, 257);
+  for (DType in : {DType::kFp16, DType::kBf16, DType::kFp32}) {
+    const std::vector<uint8_t> x = RandomMatrix(most, weight.k, in, 14);
+    const std::vector<uint8_t> all = bench.Run(x, in, DType::kFp32, most).y;
+    for (int64_t m : TokenCounts(most)) {
+      if (!Serves(row(), m)) continue;
+      // The last ones, so that tokens move to other places as well.
+      const int64_t begin = most - m;
+      const std::vector<uint8_t> last(x.begin() + begin * weight.k * SizeOf(in), x.end());
+      const std::vector<uint8_t> want(all.begin() + begin * weight.n * 4, all.end());
+      EXPECT_EQ(FirstDifference(bench.Run(last, in, DType::kFp32, m).y, want), -1)
+          << "M " << m << " of " << most << " " << Name(in);
+    }
+  }
+}
+
 // All weights 1: partial sums climb far beyond 65504 and come back.
 TEST_P(MatmulConformance, PartialSumsMayPassTheRangeOfHalf) {
   CanonicalWeight weight = MakeWeight(shape(), Scales::kOrdinary, false, 9);
@@ -277,6 +307,10 @@ TEST_P(DequantizeConformance, RoundsTheExactWeightOnce) {
 
 INSTANTIATE_TEST_SUITE_P(Rows, MatmulConformance,
                          ::testing::Combine(::testing::ValuesIn(RowsOf(Op::kMatmul)),
+                                            ::testing::ValuesIn(Shapes())),
+                         ParamName);
+INSTANTIATE_TEST_SUITE_P(Rows, BatchInvariance,
+                         ::testing::Combine(::testing::ValuesIn(BatchInvariantRows()),
                                             ::testing::ValuesIn(Shapes())),
                          ParamName);
 INSTANTIATE_TEST_SUITE_P(Rows, DequantizeConformance,

@@ -82,6 +82,18 @@ TEST_F(SelectTest, ARowForForcingStepsAsideForAnother) {
   EXPECT_EQ(Select(shape_, cpu_, alone)->rows.Matmul(Path::kFused, 1), &oracle);
 }
 
+TEST_F(SelectTest, ABatchInvariantDeviceTakesOnlyRowsThatAre) {
+  any_.batch_invariant = true;
+  cpu_.batch_invariant = true;
+  const KernelRow* rows[] = {&any_, &small_, &dequantize_};
+  const auto plan = Select(shape_, cpu_, rows);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->rows.Matmul(Path::kFused, 1), &any_);
+  EXPECT_THAT(Explain(*plan), HasSubstr("refused a/small: its sums depend on the batch"));
+  // Nothing is summed.
+  EXPECT_EQ(plan->rows.dequantize, &dequantize_);
+}
+
 TEST_F(SelectTest, NoRowIsUnimplementedWithEveryReason) {
   shape_.scheme.bits = 8;
   const KernelRow* rows[] = {&any_, &dequantize_};

@@ -16,7 +16,8 @@ class CudaDevice final : public Device {
   // FAILED_PRECONDITION, in one line, when there is no driver, it is older than this build's CUDA,
   // there is no GPU `index`, it is older than compute capability 8.0, or no kernel was built for
   // it. Without a driver it answers at once. `budget_bytes` 0: no cap.
-  static absl::StatusOr<std::unique_ptr<Device>> Open(int index, int64_t budget_bytes);
+  static absl::StatusOr<std::unique_ptr<Device>> Open(int index, int64_t budget_bytes,
+                                                      bool batch_invariant = false);
 
   const DeviceInfo& info() const override { return info_; }
   int64_t FreeBytes() const override { return memory_->FreeBytes(); }

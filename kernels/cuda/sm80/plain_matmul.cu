@@ -39,6 +39,7 @@ absl::Status RunMatmul(const MatmulArgs& args, StreamView stream) {
 const KernelRow& PlainMatmulRow() {
   static const KernelRow row = [] {
     KernelRow out = PlainRow("sm80/plain_matmul", Op::kMatmul);
+    out.batch_invariant = true;
     out.matmul = RunMatmul;
     return out;
   }();

@@ -67,6 +67,7 @@ const KernelRow& QMatmulA16W4() {
       .scales = MaskOf(DType::kFp16),
       .layout = &kMma16Layout,
       .min_arch = 80,
+      .batch_invariant = true,
       .priority = 10,
       .workspace_bytes = Workspace,
       .matmul = Run,
