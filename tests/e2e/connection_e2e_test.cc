@@ -124,8 +124,12 @@ grpc::Status HoldStream(const std::string& address, absl::Duration limit, absl::
 TEST_F(ConnectionTest, AgeWaitsForCallsUnlessAGraceIsSet) {
   absl::Duration took;
   Start({"--max_connection_age_s=1"});
-  EXPECT_EQ(HoldStream(server_->address(), absl::Seconds(4), &took).error_code(),
-            grpc::DEADLINE_EXCEEDED);
+  // Until its own deadline. The server knows that, too, and has nothing to keep an old connection
+  // for after it, so that a slow client may see the connection end before its timer.
+  const grpc::Status held = HoldStream(server_->address(), absl::Seconds(4), &took);
+  EXPECT_THAT(held.error_code(), ::testing::AnyOf(grpc::DEADLINE_EXCEEDED, grpc::UNAVAILABLE))
+      << held.error_message();
+  EXPECT_GE(took, absl::Seconds(3.9));
   EXPECT_EQ(server_->Stop().code, 0);
   Start({"--max_connection_age_s=1", "--max_connection_age_grace_s=1"});
   const grpc::Status cut = HoldStream(server_->address(), absl::Seconds(20), &took);

@@ -32,7 +32,8 @@ TEST(Options, DefaultsHold) {
   EXPECT_EQ(options.model_repository, "/m");
   EXPECT_TRUE(options.load_models.empty());
   EXPECT_EQ(options.device, "auto");
-  EXPECT_EQ(options.engine.token_threshold, 256);
+  EXPECT_EQ(options.engine.token_threshold, ThresholdTable::kByKernel);
+  EXPECT_FALSE(options.batch_invariant);
   EXPECT_EQ(options.rpc.limits.max_receive_message_bytes, 64 << 20);
   EXPECT_EQ(options.rpc.memory_quota_bytes, int64_t{1} << 30);
   EXPECT_TRUE(options.rpc.reflection);
@@ -64,6 +65,18 @@ TEST(Options, ReadsFlags) {
   EXPECT_EQ(options.log_format, LogFormat::kJson);
   EXPECT_EQ(options.log_level, LogLevel::kDebug);
   EXPECT_EQ(options.device_memory_limit, int64_t{2} << 30);
+}
+
+TEST(Options, TokenThreshold) {
+  const auto threshold = [](const char* flag) {
+    return Parse({"--model_repository", "/m", flag})->options.engine.token_threshold;
+  };
+  EXPECT_EQ(threshold("--token_threshold=64"), 64);
+  EXPECT_EQ(threshold("--token_threshold=0"), 0);
+  EXPECT_EQ(threshold("--token_threshold=auto"), ThresholdTable::kAuto);
+  EXPECT_EQ(threshold("--token_threshold=default"), ThresholdTable::kByKernel);
+  EXPECT_THAT(ErrorOf({"--model_repository", "/m", "--token_threshold=-2"}),
+              HasSubstr("default or auto"));
 }
 
 TEST(Options, SeveralDevices) {
