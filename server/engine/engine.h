@@ -121,8 +121,9 @@ class Engine {
   // Where the payloads of requests are put before Submit. Every device of this engine reads it.
   virtual StagingPool& staging() = 0;
 
-  // Frees host memory that is kept for requests to come and not in use; never waits for work in
-  // progress. For an idle server: the next requests allocate it again.
+  // Frees host memory that is kept for requests to come and not in use, all but some buffers that
+  // are slow to make; never waits for work in progress. For an idle server: the next requests may
+  // allocate again.
   virtual void FreeKeptMemory() { staging().FreeKept(); }
 
   // Refuses new work and returns when all accepted work was answered.

@@ -254,7 +254,10 @@ absl::Status LocalEngine::RunOnEveryLane(const MatmulWork& work, Path path) {
 }
 
 void LocalEngine::FreeKeptMemory() {
-  staging_->FreeKept();
+  // Making pinned memory takes the driver longer than a small request takes, so that the buffers of
+  // a burst of those stay. Lanes' own pinned memory was sized by warm-up and stays as well.
+  constexpr int64_t kRestPinned = int64_t{32} << 20;
+  staging_->FreeKept(device_->host_addressable() ? 0 : kRestPinned);
   for (const std::unique_ptr<LaneSlot>& slot : lanes_) {
     if (!slot->mu.TryLock()) continue;  // at work, so not idle after all
     slot->lane->FreeHostBuffers();

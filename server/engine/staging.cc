@@ -73,11 +73,16 @@ class StagingPool::Shelves {
     }
   }
 
-  void FreeKept() {
-    std::array<std::deque<Kept>, kClasses> freed;  // destroyed after the lock, as in Return
+  void FreeKept(int64_t rest_bytes) {
+    std::vector<Buffer> freed;  // destroyed after the lock, as in Return
     MutexLock lock(&mu_);
-    freed.swap(shelves_);
-    kept_bytes_ = 0;
+    for (int i = kClasses - 1; i >= 0; --i) {
+      while (kept_bytes_ > rest_bytes && !shelves_[i].empty()) {
+        kept_bytes_ -= shelves_[i].front().buffer.size();
+        freed.push_back(std::move(shelves_[i].front().buffer));
+        shelves_[i].pop_front();
+      }
+    }
   }
 
   // Frees what is kept; from now on returned buffers are freed at once.
@@ -86,7 +91,7 @@ class StagingPool::Shelves {
       MutexLock lock(&mu_);
       closed_ = true;
     }
-    FreeKept();
+    FreeKept(0);
   }
 
   StagingStats stats() const {
@@ -151,7 +156,7 @@ absl::StatusOr<Payload> StagingPool::Get(int64_t bytes) {
   return Payload(std::make_shared<Lent>(std::move(buffer), shelves_), data, bytes);
 }
 
-void StagingPool::FreeKept() { shelves_->FreeKept(); }
+void StagingPool::FreeKept(int64_t rest_bytes) { shelves_->FreeKept(rest_bytes); }
 
 StagingStats StagingPool::stats() const {
   StagingStats stats = shelves_->stats();

@@ -65,8 +65,9 @@ class StagingPool {
   // host has no room.
   absl::StatusOr<Payload> Get(int64_t bytes);
 
-  // Frees what waits for reuse: for an idle server. The next requests allocate again.
-  void FreeKept();
+  // Frees what waits for reuse, the largest buffers first, until at most `rest_bytes` are kept: for
+  // an idle server. Requests that need more allocate again.
+  void FreeKept(int64_t rest_bytes = 0);
 
   // Notes that the host copied payload bytes: the counter that proves how often it does.
   void CountCopy(int64_t bytes) { copied_bytes_.fetch_add(bytes, std::memory_order_relaxed); }

@@ -97,6 +97,19 @@ TEST_F(StagingTest, FreesWhatIsKeptAndNothingInUse) {
   EXPECT_EQ(pool_->stats().misses, misses + 1) << "it keeps again";
 }
 
+TEST_F(StagingTest, AtRestItKeepsTheSmallest) {
+  { const Payload large = Get(2 * kMiB), middle = Get(kMiB), small = Get(4096), other = Get(100); }
+  pool_->FreeKept(kMiB + 8192);
+  EXPECT_EQ(pool_->stats().kept_bytes, kMiB + 8192);
+  pool_->FreeKept(kMiB);
+  EXPECT_EQ(pool_->stats().kept_bytes, 8192);
+  const int64_t misses = pool_->stats().misses;
+  const Payload small = Get(4096), other = Get(4096);
+  EXPECT_EQ(pool_->stats().misses, misses);
+  pool_->FreeKept(kMiB);
+  EXPECT_EQ(pool_->stats().lent_bytes, 8192) << "what is lent is not touched";
+}
+
 TEST_F(StagingTest, RefusesWhatCannotBe) {
   EXPECT_EQ(pool_->Get(int64_t{1} << 50).status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(pool_->Get(INT64_MAX).status().code(), absl::StatusCode::kResourceExhausted);
