@@ -60,8 +60,8 @@ struct KernelRow {
   int max_arch = 0;    // CUDA: highest, 0 for no bound
   int64_t min_m = 0;   // tokens it serves
   int64_t max_m = -1;  // inclusive; -1: no bound
-  // A fused matmul that was measured to be faster than decoding the weight first, at every count
-  // of tokens that it serves and every shape of a model's layers.
+  // A fused matmul that was measured against decoding the weight first, at every count of tokens
+  // that it serves and every shape of a model's layers, and is faster or within 5 %.
   bool beats_dense = false;
   // A matmul whose bits for a token depend on that token and the weight alone: not on M, nor on the
   // tokens beside it.
