@@ -46,4 +46,5 @@ else
   if [[ -n $many ]]; then bench --served "--m=$many" --rows=dense/ || exit 1; fi
 fi
 grep '^{' "$out.log" >"$out"
+command -v python3 >/dev/null || { echo "no tables and no plot: python3 is not installed" >&2; exit 0; }
 python3 "$root/tests/bench/gpu_report.py" "$out" --svg "$out.svg" --title "$gpu, $(date +%F), ${x^^}" >"$out.md"
