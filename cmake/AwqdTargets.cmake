@@ -27,6 +27,12 @@ function(awqd_library name)
   target_link_libraries(${name} PUBLIC ${ARG_DEPS} PRIVATE awqd_flags)
 endfunction()
 
+# awqd_own_results(entry variable): the environment that gives one of several entries of an executable a file of
+# results to itself. GoogleTest's own choice, <executable>_<n>.xml, is not safe when they run side by side.
+function(awqd_own_results entry variable)
+  set(${variable} "GTEST_OUTPUT=xml:${PROJECT_BINARY_DIR}/results/gtest/${entry}.xml" PARENT_SCOPE)
+endfunction()
+
 # awqd_gpu_bundle(target ...): puts executables into the folder that travels to a bare GPU machine (AwqdBundle).
 function(awqd_gpu_bundle)
   set_property(GLOBAL APPEND PROPERTY AWQD_GPU_BUNDLE_TARGETS ${ARGN})
