@@ -62,7 +62,7 @@ struct KernelRow {
   int64_t max_m = -1;  // inclusive; -1: no bound
   // A fused matmul that was measured against decoding the weight first, at every count of tokens
   // that it serves and every shape of a model's layers, and is faster or within 5 %.
-  bool beats_dense = false;
+  bool replaces_dense = false;
   // A matmul whose bits for a token depend on that token and the weight alone: not on M, nor on the
   // tokens beside it.
   bool batch_invariant = false;

@@ -165,7 +165,7 @@ void AddModelFlags(Table& table, Flags& flags) {
              "A token's result has the same bits whatever tokens share its batch and however many "
              "they are. Leaves out kernels whose order of summation depends on the count, and the "
              "dense path: free on the CPU up to the token threshold and on a GPU up to 16 tokens, "
-             "beyond that 1.1 to 3.6 times as slow on an H100.");
+             "beyond that 1.0 to 3.6 times as slow on an H100.");
 }
 
 void AddListenFlags(Table& table, Flags& flags) {
@@ -255,7 +255,7 @@ void AddBatchFlags(Table& table, Flags& flags) {
       .Add("token_threshold", engine.token_threshold,
            "Merged tokens from which a weight is dequantised for a dense product instead of being "
            "decoded inside the product. 0: always. default: 256, but never where the kernel that "
-           "decodes inside is the faster one at any count (4-bit weights on compute capability "
+           "decodes inside is as fast or faster at any count (4-bit weights on compute capability "
            "9.0). auto: what measures best for each shape on this device, a few products per shape "
            "at load.")
       ->default_str("default")

@@ -64,10 +64,11 @@ bool Has(const WeightPlan& plan, Path path) {
                      [path](const PlanEntry& entry) { return entry.path == path; });
 }
 
-// Whether the fused row that serves kDefault tokens and more makes decoding first pointless.
-bool FusedAlwaysWins(const WeightPlan& plan) {
+// Whether the fused row that serves kDefault tokens and more makes decoding first pointless
+// (KernelRow::replaces_dense).
+bool FusedReplacesDense(const WeightPlan& plan) {
   return std::any_of(plan.matmul.begin(), plan.matmul.end(), [](const PlanEntry& entry) {
-    return entry.path == Path::kFused && entry.row->beats_dense &&
+    return entry.path == Path::kFused && entry.row->replaces_dense &&
            entry.min_m <= ThresholdTable::kDefault && entry.max_m < 0;
   });
 }
@@ -81,7 +82,7 @@ std::string ThresholdTable::Key(const DeviceWeight& weight) {
 }
 
 int64_t ThresholdTable::For(const DeviceWeight& weight) const {
-  if (threshold_ == kByKernel) return FusedAlwaysWins(weight.plan) ? kNever : kDefault;
+  if (threshold_ == kByKernel) return FusedReplacesDense(weight.plan) ? kNever : kDefault;
   if (threshold_ != kAuto) return threshold_;
   MutexLock lock(&mu_);
   const auto it = measured_.find(Key(weight));

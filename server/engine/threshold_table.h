@@ -22,8 +22,8 @@ class ThresholdTable {
   // Instead of a count: measure each shape when it is first loaded.
   static constexpr int64_t kAuto = -1;
   // Instead of a count: kDefault, but none for weights whose fused kernel is known to be faster at
-  // any count, or as fast (KernelRow::beats_dense). Nothing is measured, so runs on equal devices
-  // agree.
+  // any count, or as fast (KernelRow::replaces_dense). Nothing is measured, so runs on equal
+  // devices agree.
   static constexpr int64_t kByKernel = -2;
   // vLLM's count; also what weights that were never measured get under kAuto.
   static constexpr int64_t kDefault = 256;

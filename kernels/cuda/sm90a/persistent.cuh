@@ -1,5 +1,5 @@
 // What the parts of the persistent product's kernel share: the configuration of an instantiation,
-// the ring in shared memory, the place of a tile. Device code only.
+// the ring in shared memory, the place of a tile.
 #pragma once
 
 #include "kernels/cuda/sm90a/bulk.cuh"

@@ -83,7 +83,7 @@ const KernelRow& PersistentA16W4Row() {
       .max_arch = 90,
       .min_m = kLeastTokens,
       // tests/bench/README.md has the table.
-      .beats_dense = true,
+      .replaces_dense = true,
       .priority = 20,
       .workspace_bytes = Workspace,
       .matmul = Run,

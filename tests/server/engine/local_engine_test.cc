@@ -459,7 +459,6 @@ TEST_P(LocalEngineTest, AtRestSomePinnedMemoryStays) {
 }
 
 TEST_P(LocalEngineTest, GivesKeptMemoryBackAndGoesOn) {
-  if (!GetParam()) GTEST_SKIP() << "a device out of the host's reach keeps its buffers";
   Start();
   const std::vector<float> x = RandomRows(2);
   MatmulWork work = Work(x);
@@ -467,18 +466,19 @@ TEST_P(LocalEngineTest, GivesKeptMemoryBackAndGoesOn) {
   const int64_t lent = engine_->staging().stats().lent_bytes;
   Submit(work).wait();
   const int64_t in_use = device_->UsedBytes();
-  // The worker that answered may hold its lane and the result for a moment longer.
+  // The worker that answered may hold its lane and the result for a moment longer. Of a device out
+  // of the host's reach the workspace stays, and so do a few pinned buffers.
   const auto is_free = [&] {
     engine_->FreeKeptMemory();
     const StagingStats stats = engine_->staging().stats();
-    return stats.kept_bytes == 0 && stats.lent_bytes == lent && device_->UsedBytes() < in_use;
+    return stats.lent_bytes == lent && (stats.kept_bytes == 0) == GetParam() &&
+           (device_->UsedBytes() < in_use) == GetParam();
   };
   for (const absl::Time until = absl::Now() + absl::Seconds(20);
        !is_free() && absl::Now() < until;) {
     std::this_thread::yield();
   }
   EXPECT_TRUE(is_free()) << "all but the request's own";
-  EXPECT_LT(device_->UsedBytes(), in_use) << "the workspace is host memory";
   ExpectProduct(Submit(work).get(), x, canonical_.bias);
 }
 

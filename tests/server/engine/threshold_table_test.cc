@@ -16,7 +16,7 @@ DeviceWeight Weight(const KernelRow& first, int64_t border, const KernelRow& sec
 }
 
 const KernelRow kPlain = {.name = "test/plain", .op = Op::kMatmul};
-const KernelRow kWinner = {.name = "test/winner", .op = Op::kMatmul, .beats_dense = true};
+const KernelRow kWinner = {.name = "test/winner", .op = Op::kMatmul, .replaces_dense = true};
 
 TEST(ThresholdTableTest, ACountIsForEveryWeight) {
   const ThresholdTable table(64, nullptr);
@@ -24,7 +24,7 @@ TEST(ThresholdTableTest, ACountIsForEveryWeight) {
   EXPECT_EQ(table.For(Weight(kPlain, 17, kPlain)), 64);
 }
 
-TEST(ThresholdTableTest, ByKernelSparesWeightsWhoseFusedKernelWins) {
+TEST(ThresholdTableTest, ByKernelSparesWeightsWhoseFusedKernelReplacesDense) {
   const ThresholdTable table(ThresholdTable::kByKernel, nullptr);
   EXPECT_EQ(table.For(Weight(kPlain, 17, kWinner)), ThresholdTable::kNever);
   EXPECT_EQ(table.For(Weight(kPlain, 17, kPlain)), ThresholdTable::kDefault);
