@@ -27,9 +27,9 @@ struct DeviceOptions {
 };
 
 // `spec`: "cpu", "cpu:N" (one of several that share the cores), "cuda:N", or "auto" (cuda:0 when a
-// usable GPU answers, else the CPU; `why` says which and why, in one sentence). INVALID_ARGUMENT for
-// another spelling; FAILED_PRECONDITION when the GPU asked for is missing, its driver too old or its
-// compute capability unsupported.
+// usable GPU answers, else the CPU; `why` says which and why, in one sentence). INVALID_ARGUMENT
+// for another spelling; FAILED_PRECONDITION when the GPU asked for is missing, its driver too old
+// or its compute capability unsupported.
 absl::StatusOr<std::unique_ptr<Device>> OpenDevice(absl::string_view spec,
                                                    const DeviceOptions& options,
                                                    std::string* why = nullptr);

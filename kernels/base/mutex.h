@@ -1,7 +1,9 @@
-// Mutex, MutexLock and CondVar: std::mutex with the annotations that clang's thread safety analysis checks.
+// Mutex, MutexLock and CondVar: std::mutex with the annotations that clang's thread safety analysis
+// checks.
 //
-// Why not absl::Mutex: distributions ship Abseil without ThreadSanitizer's annotations, so that every lock would be
-// invisible to it. The pthread calls beneath std::mutex are intercepted wherever they come from.
+// Why not absl::Mutex: distributions ship Abseil without ThreadSanitizer's annotations, so that
+// every lock would be invisible to it. The pthread calls beneath std::mutex are intercepted
+// wherever they come from.
 #pragma once
 
 #include <chrono>

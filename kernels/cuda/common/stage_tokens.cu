@@ -2,8 +2,8 @@
 // 16-byte boundaries.
 #include "kernels/base/math.h"
 #include "kernels/cuda/common/packed.cuh"
-#include "kernels/cuda/core/launch.h"
 #include "kernels/cuda/common/stage_tokens.h"
+#include "kernels/cuda/core/launch.h"
 
 namespace awqd::cuda {
 namespace {

@@ -9,10 +9,10 @@
 #include <algorithm>
 
 #include "kernels/base/status.h"
+#include "kernels/cuda/common/attributes.h"
 #include "kernels/cuda/common/dequant.cuh"
 #include "kernels/cuda/common/ptx.cuh"
 #include "kernels/cuda/core/launch.h"
-#include "kernels/cuda/common/attributes.h"
 #include "kernels/cuda/sm80/rows.h"
 #include "kernels/layouts/mma16.h"
 

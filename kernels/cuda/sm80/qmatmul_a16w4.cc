@@ -4,9 +4,9 @@
 #include <cstdint>
 
 #include "kernels/base/status.h"
+#include "kernels/cuda/common/stage_tokens.h"
 #include "kernels/cuda/core/error.h"
 #include "kernels/cuda/sm80/rows.h"
-#include "kernels/cuda/common/stage_tokens.h"
 #include "kernels/layouts/mma16.h"
 
 namespace awqd::cuda {

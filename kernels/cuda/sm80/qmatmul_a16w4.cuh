@@ -14,9 +14,9 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/cuda/common/attributes.h"
 #include "kernels/cuda/common/mma16.cuh"
 #include "kernels/cuda/core/launch.h"
-#include "kernels/cuda/common/attributes.h"
 #include "kernels/cuda/sm80/qmatmul_a16w4.h"
 #include "kernels/layouts/mma16.h"
 
