@@ -37,7 +37,7 @@ struct ProductTask {
   void* y = nullptr;            // row 0, column 0 of the whole result
   int64_t y_stride = 0;         // elements
   Element y_type = Element::kFp16;
-  float* panel = nullptr;  // scratch of panel_floats(w), 64-byte aligned
+  float* scratch = nullptr;  // of scratch_floats(w), 64-byte aligned
 };
 
 // out = W[row_begin:row_end, col_begin:col_end] with rows of one block and columns of at most
@@ -57,7 +57,7 @@ inline constexpr int64_t kDequantizeTiles = 32;
 
 struct Bodies {
   void (*product)(const K16Weight&, const ProductTask&);
-  int64_t (*panel_floats)(const K16Weight&);
+  int64_t (*scratch_floats)(const K16Weight&);
   void (*dequantize)(const K16Weight&, const DequantizeTask&);
   // Columns of one tile, each K floats long and `stride` floats apart, for a dense product. May
   // write up to 16 floats past the end of a column.

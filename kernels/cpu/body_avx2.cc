@@ -7,6 +7,6 @@
 
 namespace awqd::cpu {
 
-const Bodies kAvx2Bodies = {Product, PanelFloats, Dequantize, Columns, ToFloat, FromFloat};
+const Bodies kAvx2Bodies = {Product, ScratchFloats, Dequantize, Columns, ToFloat, FromFloat};
 
 }  // namespace awqd::cpu

@@ -9,6 +9,6 @@
 
 namespace awqd::cpu {
 
-const Bodies kAvx512Bodies = {Product, PanelFloats, DequantizeFast, Columns, ToFloat, FromFloat};
+const Bodies kAvx512Bodies = {Product, ScratchFloats, DequantizeFast, Columns, ToFloat, FromFloat};
 
 }  // namespace awqd::cpu

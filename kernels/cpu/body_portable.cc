@@ -7,6 +7,6 @@
 
 namespace awqd::cpu {
 
-const Bodies kPortableBodies = {Product, PanelFloats, Dequantize, Columns, ToFloat, FromFloat};
+const Bodies kPortableBodies = {Product, ScratchFloats, Dequantize, Columns, ToFloat, FromFloat};
 
 }  // namespace awqd::cpu

@@ -106,7 +106,7 @@ void Columns(const K16Weight& w, int64_t tile, float* out, int64_t stride) {
   int64_t run = 0;
   for (int64_t group = 0; group < w.groups; ++group) {
     Vec::Table tables[8];
-    MakeTables<8>(w, tile, group, 0, tables);
+    MakeTables(w, tile, group, tables);
     for (int64_t r = 0; r < w.runs_per_group; ++r, ++run) {
       const uint32_t* block = words + run / 8 * 128;
       // Padding of this group is overwritten by the next one's first run.

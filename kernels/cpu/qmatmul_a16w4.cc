@@ -29,8 +29,9 @@ int64_t Stride(const K16Weight& w) { return w.groups * w.runs_per_group * 16 + 1
 
 int64_t Workspace(const WeightShape& shape, const DeviceInfo& device, int64_t m) {
   const K16Weight w = cpu::DescribeK16(shape);
-  const int64_t panels = cpu::BodiesFor(device.isa).panel_floats(w) * device.threads;
-  return (std::min(m, kMaxRows) * Stride(w) + panels) * static_cast<int64_t>(sizeof(float));
+  const int64_t rows = std::min(m, kMaxRows);
+  const int64_t scratch = cpu::BodiesFor(device.isa).scratch_floats(w) * device.threads;
+  return (rows * Stride(w) + scratch) * static_cast<int64_t>(sizeof(float));
 }
 
 // How the tiles and rows of one pass are cut into tasks.
@@ -53,7 +54,7 @@ Cut ChooseCut(const K16Weight& w, int64_t rows, int64_t threads) {
   return cut;
 }
 
-void RunPass(const K16Weight& w, const cpu::ProductTask& pass, float* panels, CpuDevice& device) {
+void RunPass(const K16Weight& w, const cpu::ProductTask& pass, float* scratch, CpuDevice& device) {
   const Bodies& bodies = cpu::BodiesFor(device.info().isa);
   const int64_t tiles = w.n / 8;
   const Cut cut = ChooseCut(w, pass.rows, device.info().threads);
@@ -67,7 +68,7 @@ void RunPass(const K16Weight& w, const cpu::ProductTask& pass, float* panels, Cp
     task.y = static_cast<char*>(pass.y) + first * pass.y_stride * size;
     task.tile_begin = index / cut.row_tasks * cut.tiles_per_task;
     task.tile_end = std::min(task.tile_begin + cut.tiles_per_task, tiles);
-    task.panel = panels + thread * bodies.panel_floats(w);
+    task.scratch = scratch + thread * bodies.scratch_floats(w);
     bodies.product(w, task);
   });
 }

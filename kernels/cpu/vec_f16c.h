@@ -105,7 +105,8 @@ inline void Store1(void* out, Element type, int64_t index, float value) {
 
 // 8 floats from memory, added and stored with one rounding.
 inline void Store8Plus(void* out, Element type, int64_t index, const float* v, const float* bias) {
-  __m256 sum = _mm256_loadu_ps(v);
+  // As they were written: a load of what two stores left waits for both.
+  __m256 sum = _mm256_set_m128(_mm_loadu_ps(v + 4), _mm_loadu_ps(v));
   if (bias != nullptr) sum = _mm256_add_ps(sum, _mm256_loadu_ps(bias));
   Store8(out, type, index, sum);
 }

@@ -50,9 +50,12 @@ struct Vec {
     float entry[16];
   };
   static constexpr int kRows = 1;
+  // More sums than that need the registers of tables and codes.
+  static constexpr int kEasy = 0;
   static constexpr int kColumns = 2;
   // A decoded vector costs sixteen look-ups: rows share it through memory.
   static constexpr bool kUsePanel = true;
+  static constexpr int Columns(int) { return kColumns; }
 
   static F Zero() { return {}; }
   static F Load(const float* p) {
@@ -66,9 +69,25 @@ struct Vec {
     for (int i = 0; i < 4; ++i) out.q[i] = a.q[i] * b.q[i] + c.q[i];
     return out;
   }
-  static float Sum(const F& v) {
-    const Quad four = (v.q[0] + v.q[2]) + (v.q[1] + v.q[3]);
-    return (four[0] + four[2]) + (four[1] + four[3]);
+  using Part = Quad;
+  static constexpr int kParts = 4;
+  template <int kPart>
+  static Part LoadPart(const float* p) {
+    Part out;
+    std::memcpy(&out, p + kPart * 4, sizeof(out));
+    return out;
+  }
+  template <int kPart>
+  static void FmaPart(Part a, Part b, F* c) {
+    c->q[kPart] = a * b + c->q[kPart];
+  }
+
+  template <int kCount>
+  static void Sums(const F* v, float* out) {
+    for (int i = 0; i < kCount; ++i) {
+      const Quad four = (v[i].q[0] + v[i].q[2]) + (v[i].q[1] + v[i].q[3]);
+      out[i] = (four[0] + four[2]) + (four[1] + four[3]);
+    }
   }
 
   static Table MakeTable(float scale, float zero, bool round_to_half) {
@@ -78,6 +97,11 @@ struct Vec {
       out.entry[q] = round_to_half ? HalfToFloat(FloatToHalf(w)) : w;
     }
     return out;
+  }
+  // Tables of 8 columns.
+  static void MakeTables(const float* scales, const uint8_t* zeros, bool round_to_half,
+                         Table* tables) {
+    for (int c = 0; c < 8; ++c) tables[c] = MakeTable(scales[c], zeros[c], round_to_half);
   }
   static F Lookup(const Table& table, const uint32_t* words, int j) {
     F out;

@@ -160,34 +160,113 @@ TEST(DequantizeW4, LargeResultsAreExactToo) {
   }
 }
 
+// y of rows [first, first + m) of x, in FP32.
+std::vector<float> Product(const DeviceWeight& weight, Device& device,
+                           const std::vector<uint8_t>& x, int64_t first, int64_t m) {
+  const int64_t k = weight.shape.k, n = weight.shape.n;
+  std::vector<float> y(m * n);
+  auto workspace =
+      device.Allocate(MemoryKind::kDevice, WorkspaceBytes(weight, Path::kFused, m)).value();
+  EXPECT_THAT(QuantizedMatmul({&weight,
+                               {x.data() + first * k * 2, DType::kFp16, m, k},
+                               {y.data(), DType::kFp32, m, n},
+                               nullptr,
+                               workspace.data()},
+                              Path::kFused, {}),
+              IsOk());
+  return y;
+}
+
+struct ProductShape {
+  int64_t k, n, group;
+};
+// Groups of whole blocks, of parts of one, of padded runs; K of several pieces, which end within
+// a group.
+constexpr ProductShape kProductShapes[] = {
+    {768, 264, 128}, {768, 264, 32}, {768, 264, 24}, {4608, 24, 128}, {4608, 24, 96}};
+
+testing::WeightSpec SpecOf(const ProductShape& shape) {
+  testing::WeightSpec spec;
+  spec.k = shape.k;
+  spec.n = shape.n;
+  spec.scheme.group_size = shape.group;
+  return spec;
+}
+
+// All fp16 scales that are finite x all (q, z): x is the identity, so that y is the weight, whose
+// tables are made with roundings of their own.
+TEST(QmatmulA16W4, EveryScaleCodeAndZero) {
+  auto device = OpenCpuDevice(0, 0);
+  CanonicalWeight w;
+  w.k = 16;
+  w.n = 65536;
+  w.scheme.group_size = 16;
+  w.codes.resize(w.k * w.n / 2);
+  w.zeros.resize(w.n);
+  w.scales.resize(w.n * 2);
+  std::vector<uint8_t> x(16 * 16 * 2);
+  for (int64_t k = 0; k < 16; ++k) {
+    std::fill_n(w.codes.begin() + k * w.n / 2, w.n / 2, static_cast<uint8_t>(k * 17));
+    StoreElement(x.data(), DType::kFp16, k * 17, 1.0f);
+  }
+  for (int64_t n = 0; n < w.n; ++n) {
+    // Neighbours in a tile are alike: blocks of ordinary scales and of others are both met. Scales
+    // whose products overflow would make 0 * infinity of the zeros in x.
+    const uint16_t scale = (n & 0x7fff) > 0x6800 ? 0 : static_cast<uint16_t>(n);
+    std::memcpy(&w.scales[n * 2], &scale, 2);
+  }
+  for (int z = 0; z < 16; ++z) {
+    std::fill(w.zeros.begin(), w.zeros.end(), static_cast<uint8_t>(z));
+    const auto weight = PrepareWeight(w, *device);
+    ASSERT_THAT(weight.status(), IsOk());
+    const std::vector<float> y = Product(**weight, *device, x, 0, 16);
+    int64_t wrong = 0;
+    for (int64_t i = 0; i < w.k * w.n; ++i) wrong += y[i] != ProductWeight(w, i / w.n, i % w.n);
+    ASSERT_EQ(wrong, 0) << "zero point " << z;
+  }
+}
+
 // A row of a batch has the bits that it has alone.
 TEST(QmatmulA16W4, ARowDoesNotDependOnItsBatch) {
   auto device = OpenCpuDevice(0, 0);
-  for (int64_t group : {128, 32, 24}) {
-    testing::WeightSpec spec;
-    spec.k = 768;
-    spec.n = 264;
-    spec.scheme.group_size = group;
+  for (const ProductShape& shape : kProductShapes) {
+    const testing::WeightSpec spec = SpecOf(shape);
     const auto weight = PrepareWeight(testing::RandomWeight(spec), *device).value();
     const int64_t max_m = 200;
     const std::vector<uint8_t> x = testing::RandomMatrix(max_m, spec.k, DType::kFp16, 1);
-    std::vector<float> alone(max_m * spec.n), y(max_m * spec.n);
-    auto workspace =
-        device->Allocate(MemoryKind::kDevice, WorkspaceBytes(*weight, Path::kFused, max_m)).value();
-    const auto run = [&](int64_t first, int64_t m, float* out) {
-      ASSERT_THAT(QuantizedMatmul({weight.get(),
-                                   {x.data() + first * spec.k * 2, DType::kFp16, m, spec.k},
-                                   {out, DType::kFp32, m, spec.n},
-                                   nullptr,
-                                   workspace.data()},
-                                  Path::kFused, {}),
-                  IsOk());
-    };
-    for (int64_t m = 0; m < max_m; ++m) run(m, 1, alone.data() + m * spec.n);
-    for (int64_t m : {2, 3, 4, 5, 6, 7, 8, 13, 64, 193, 200}) {
-      run(0, m, y.data());
+    std::vector<float> alone;
+    for (int64_t m = 0; m < max_m; ++m) {
+      const std::vector<float> row = Product(*weight, *device, x, m, 1);
+      alone.insert(alone.end(), row.begin(), row.end());
+    }
+    for (int64_t m : {2, 3, 4, 5, 6, 7, 8, 13, 49, 64, 193, 200}) {
+      const std::vector<float> y = Product(*weight, *device, x, 0, m);
       EXPECT_EQ(std::memcmp(y.data(), alone.data(), m * spec.n * sizeof(float)), 0)
-          << "M " << m << " group " << group;
+          << "M " << m << " K " << shape.k << " group " << shape.group;
+    }
+  }
+}
+
+// AVX2 and AVX-512 add in the same order.
+TEST(QmatmulA16W4, VectorInstructionSetsAgreeOnBits) {
+  if (DetectIsa() != CpuIsa::kAvx512) GTEST_SKIP() << "needs AVX-512, allowed by AWQD_CPU_ISA";
+  auto wide = OpenCpuDevice(0, 0);
+  const char* inherited = std::getenv("AWQD_CPU_ISA");
+  const std::string restore = inherited == nullptr ? "" : inherited;
+  ASSERT_EQ(setenv("AWQD_CPU_ISA", "avx2", 1), 0);
+  auto narrow = OpenCpuDevice(0, 0);
+  ASSERT_EQ(setenv("AWQD_CPU_ISA", restore.c_str(), 1), 0);
+  ASSERT_EQ(narrow->info().isa, CpuIsa::kAvx2);
+  for (const ProductShape& shape : kProductShapes) {
+    const CanonicalWeight canonical = testing::RandomWeight(SpecOf(shape));
+    const auto a = PrepareWeight(canonical, *wide).value();
+    const auto b = PrepareWeight(canonical, *narrow).value();
+    const std::vector<uint8_t> x = testing::RandomMatrix(16, shape.k, DType::kFp16, 2);
+    for (int64_t m : {1, 4, 16}) {
+      const std::vector<float> y = Product(*a, *wide, x, 0, m);
+      const std::vector<float> z = Product(*b, *narrow, x, 0, m);
+      EXPECT_EQ(std::memcmp(y.data(), z.data(), y.size() * sizeof(float)), 0)
+          << "M " << m << " K " << shape.k << " group " << shape.group;
     }
   }
 }
