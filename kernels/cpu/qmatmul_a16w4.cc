@@ -16,11 +16,11 @@ using cpu::K16Weight;
 
 // Rows expanded at a time: bounds the workspace.
 constexpr int64_t kMaxRows = 192;
-// 64 columns of a 4096-row weight are 128 KiB of codes, which stay in the L2 cache with 6 rows of
-// x.
+// 64 columns: enough that a task of one row takes microseconds, few enough that threads end
+// together.
 constexpr int64_t kMaxTilesPerTask = 8;
 constexpr int64_t kMinRowsPerTask = 12;
-// Products of fewer multiplications run on one thread, about 40 us: waking another takes as long
+// Products of fewer multiplications run on one thread, about 30 us: waking another takes as long
 // as it saves, and under load it takes a core from those that serve other requests.
 constexpr int64_t kAlone = int64_t{1} << 20;
 

@@ -50,22 +50,23 @@ inline void MakeTables(const K16Weight& w, int64_t tile, int64_t group, Vec::Tab
                   w.scale_type == Element::kFp16, tables);
 }
 
-// A whole block of 8 runs, with shifts known to the compiler.
-template <bool kShort, int kRun, typename Action>
+// A whole block of 8 runs, with shifts known to the compiler. kReload: tables and codes are read
+// from memory for every run, because sums need the registers.
+template <bool kReload, int kRun, typename Action>
 AWQD_ALWAYS_INLINE inline void DecodeBlock(const uint32_t* block, const Vec::Table* tables,
                                            int64_t run, Action action) {
   if constexpr (kRun < 8) {
-    // Otherwise tables and codes are loaded early, into registers that the sums need.
-    if constexpr (kShort) asm("" : "+r"(tables), "+r"(block));
+    // Hides from the compiler that the same addresses are read again.
+    if constexpr (kReload) asm("" : "+r"(tables), "+r"(block));
     action(run, [&](int c)
                     AWQD_ALWAYS_INLINE { return Vec::LookupAt<kRun>(tables[c], block + c * 16); });
-    DecodeBlock<kShort, kRun + 1>(block, tables, run + 1, action);
+    DecodeBlock<kReload, kRun + 1>(block, tables, run + 1, action);
   }
 }
 
 // Calls action(run, weight) for every run of the piece, upwards, where weight(c) is 16 weights of
 // column first + c. `tables`: [groups of the piece][8].
-template <bool kShort, int kColumns, typename Action>
+template <bool kReload, int kColumns, typename Action>
 AWQD_ALWAYS_INLINE inline void Decode(const Piece& piece, int first, const Vec::Table* tables,
                                       Action action) {
   const K16Weight& w = *piece.weight;
@@ -84,7 +85,7 @@ AWQD_ALWAYS_INLINE inline void Decode(const Piece& piece, int first, const Vec::
       for (int c = 0; c < kColumns; ++c)
         __builtin_prefetch(block + ahead + c * 16, kRead, kL2Cache);
       if (run % 8 == 0 && end - run >= 8) {
-        DecodeBlock<kShort, 0>(block, tables, run, action);
+        DecodeBlock<kReload, 0>(block, tables, run, action);
         run += 8;
         continue;
       }
@@ -164,11 +165,11 @@ AWQD_ALWAYS_INLINE inline void RegisterTile(const Piece& piece, int first, const
       PanelStep<kRows, kColumns, Vec>(x + run * 16, x_stride, panel, acc);
     }
   } else {
-    constexpr bool kShort = kRows * kColumns > Vec::kEasy;
-    Decode<kShort, kColumns>(piece, first, tables,
-                             [&](int64_t run, auto weight) AWQD_ALWAYS_INLINE {
-                               Step<kRows, kColumns>(x + run * 16, x_stride, weight, acc);
-                             });
+    constexpr bool kReload = kRows * kColumns > Vec::kRoomySums;
+    Decode<kReload, kColumns>(piece, first, tables,
+                              [&](int64_t run, auto weight) AWQD_ALWAYS_INLINE {
+                                Step<kRows, kColumns>(x + run * 16, x_stride, weight, acc);
+                              });
   }
   if (piece.IsLast()) {
     alignas(64) float folded[(kRows * kColumns + 15) / 16 * 16];

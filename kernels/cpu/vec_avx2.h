@@ -15,8 +15,8 @@ struct Vec {
     __m256 low, high;
   };
   static constexpr int kRows = 3;
-  // More sums than that need the registers of tables and codes.
-  static constexpr int kEasy = 2;
+  // Tiles of more sums than this leave no registers for tables and codes.
+  static constexpr int kRoomySums = 2;
   static constexpr int kColumns = 2;
   // A decoded vector costs ten instructions here: several groups of rows share it through memory.
   static constexpr bool kUsePanel = true;

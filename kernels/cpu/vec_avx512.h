@@ -23,8 +23,8 @@ struct Vec {
   using Table = __m512;
   // Tiles of accumulators that leave registers for the decoded weights and one row of x.
   static constexpr int kRows = 6;
-  // More sums than that need the registers of tables and codes.
-  static constexpr int kEasy = 16;
+  // Tiles of more sums than this leave no registers for tables and codes.
+  static constexpr int kRoomySums = 16;
   static constexpr int kColumns = 4;
   // A shift and a permutation next to four FMAs cost nothing (Zen 4, measured): every group of rows
   // decodes for itself.

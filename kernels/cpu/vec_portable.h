@@ -50,8 +50,8 @@ struct Vec {
     float entry[16];
   };
   static constexpr int kRows = 1;
-  // More sums than that need the registers of tables and codes.
-  static constexpr int kEasy = 0;
+  // Tiles of more sums than this leave no registers for tables and codes.
+  static constexpr int kRoomySums = 0;
   static constexpr int kColumns = 2;
   // A decoded vector costs sixteen look-ups: rows share it through memory.
   static constexpr bool kUsePanel = true;
