@@ -31,10 +31,17 @@ struct LaneMetaBits {
   uint32_t zeros;
 };
 
+// Where in the meta at `meta` they lie.
+__device__ __forceinline__ uint32_t ScalesAddress(uint32_t meta, uint32_t row_tile, uint32_t lane) {
+  return meta + row_tile * 32 + lane / 4 * 4;
+}
+__device__ __forceinline__ uint32_t ZerosAddress(uint32_t meta, uint32_t row_tile, uint32_t lane) {
+  return meta + 128 + row_tile * 8 + lane / 4;
+}
+
 __device__ __forceinline__ LaneMetaBits ReadMeta(uint32_t meta, int row_tile, int lane) {
-  const uint32_t row = lane / 4;
-  return {LoadShared4(meta + row_tile * 32 + row * 4),
-          LoadShared1(meta + 128 + row_tile * 8 + row)};
+  return {LoadShared4(ScalesAddress(meta, row_tile, lane)),
+          LoadShared1(ZerosAddress(meta, row_tile, lane))};
 }
 
 __device__ __forceinline__ LaneMetaFp16 ExpandFp16(LaneMetaBits bits) {

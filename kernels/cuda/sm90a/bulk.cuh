@@ -25,6 +25,10 @@ __device__ __forceinline__ void BarrierExpect(uint32_t barrier, int bytes) {
                : "memory");
 }
 
+__device__ __forceinline__ void BarrierArrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
 // Arrives at the barrier at the same address in block `rank` of the cluster. Not with release at
 // cluster scope: that is a fence of the whole GPU (1900 cycles a step instead of 400), and all that
 // it must order are reads by instructions that have completed.

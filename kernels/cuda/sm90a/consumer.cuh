@@ -12,75 +12,86 @@ namespace {
 // Four fragments of 16 rows x 16 k, as one lane holds them.
 using Operand = uint32_t[4][4];
 
-// What an operand is decoded from: half a record, 64 of K.
-template <class Config>
-struct Packed {
-  uint4 codes;
-  LaneMetaBits metas[Config::kFineGroups ? 4 : 1];
+// What 64 of K are decoded with: one scale and zero point of each row, or with short groups four.
+template <class Math, class Config>
+struct HalfMeta {
+  static constexpr int kParts = Config::kFineGroups ? 4 : 1;
+  LaneMetaBits bits[kParts];
+  typename Math::Meta meta;  // of the part in use
+
+  __device__ __forceinline__ void Expand(int part) { meta = Math::Expand(bits[part]); }
 };
 
+// Where a thread of a consumer group finds its share of a slot of the ring: addresses that move on
+// by addition, because the compiler would rather compute them anew than keep them.
 template <class Config>
-__device__ __forceinline__ Packed<Config> ReadHalf(uint32_t record, int half, int metas) {
-  const int lane = threadIdx.x % 32, row_tile = threadIdx.x / 32 % 4;
-  Packed<Config> out;
-  out.codes = LoadShared16(record + (row_tile * 2 + half) * mma16::kUnitBytes + lane * 16);
-#pragma unroll
-  for (int s = 0; s < (Config::kFineGroups ? 4 : 1); ++s) {
-    const int which = Config::kFineGroups ? (half * 4 + s) * metas / 8 : (metas - 1) * half;
-    out.metas[s] =
-        ReadMeta(record + mma16::kCodesBytes + which * mma16::kMetaBytes, row_tile, lane);
-  }
-  return out;
-}
+struct Place {
+  uint32_t codes;
+  uint32_t scales;
+  uint32_t zeros;
+  uint32_t tokens;  // a descriptor's lower word
+  uint32_t full;    // the barrier; `empty` follows it
+  uint32_t parity = 0;
 
-template <class Math, class Config>
-__device__ __forceinline__ void Decode(const Packed<Config>& packed, Operand& out) {
-  const uint32_t words[4] = {packed.codes.x, packed.codes.y, packed.codes.z, packed.codes.w};
-  typename Math::Meta meta;
-#pragma unroll
-  for (int s = 0; s < 4; ++s) {
-    if (s == 0 || Config::kFineGroups) {
-      meta = Math::Expand(packed.metas[Config::kFineGroups ? s : 0]);
-    }
-    const Pairs pairs = Math::Decode(words[s], meta);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) out[s][i] = pairs.v[i];
+  __device__ __forceinline__ Place(const Ring<Config>& ring, int group) {
+    const uint32_t lane = threadIdx.x % 32, row_tile = threadIdx.x / 32 % 4;
+    const uint32_t record = ring.Record(0, group);
+    codes = record + row_tile * 2 * mma16::kUnitBytes + lane * 16;
+    scales = ScalesAddress(record + mma16::kCodesBytes, row_tile, lane);
+    zeros = ZerosAddress(record + mma16::kCodesBytes, row_tile, lane);
+    tokens = TokensDescriptor(ring.Tokens(0));
+    full = ring.Full(0);
   }
-}
+
+  // `record_bytes`: of all records of a slot. `last`: `full` of the last slot.
+  __device__ __forceinline__ void Advance(int record_bytes, uint32_t last) {
+    constexpr int kBack = 1 - Config::kStages;
+    const bool wrap = full == last;
+    const int records = wrap ? kBack * record_bytes : record_bytes;
+    codes += records, scales += records, zeros += records;
+    tokens += wrap ? kBack * (Config::kTokenBytes >> 4) : Config::kTokenBytes >> 4;
+    full += wrap ? kBack * 16 : 16;
+    parity ^= wrap;
+  }
+};
 
 template <class Math, class Config>
 class Consumer {
  public:
   __device__ __forceinline__ Consumer(const PersistentParams& p, const Ring<Config>& ring,
                                       int group)
-      : p_(p), ring_(ring), group_(group) {}
+      : metas_(p.metas),
+        record_bytes_(Config::kGroups * ring.record_bytes),
+        last_(ring.Full(Config::kStages - 1)),
+        at_(ring, group) {}
 
   // sums = W^T x over the steps of `piece`. While the tensor cores work on one half of a step, the
   // next is read and, with two operands, decoded.
   __device__ __forceinline__ void Accumulate(const Piece& piece, Sums<Config>& sums) {
     constexpr int kPending = Config::kOperands - 1;
     int add = 0;
-    BarrierWait(ring_.Full(at_.slot), at_.parity);
-    Packed<Config> packed = ReadHalf<Config>(ring_.Record(at_.slot, group_), 0, p_.metas);
+    BarrierWait(at_.full, at_.parity);
+    Read<0>();
     for (int step = piece.begin; step < piece.end; ++step) {
-      const int slot = at_.slot;
-      Decode<Math, Config>(packed, operands_[0]);
-      Multiply(slot, 0, add, sums);
-      packed = ReadHalf<Config>(ring_.Record(slot, group_), 1, p_.metas);
+      if (!Config::kFineGroups) meta_.Expand(0);
+      Decode(operands_[0]);
+      Multiply<0>(add, sums);
+      Read<1>();
       WgmmaWait<kPending>();
       // All that read the step before is done.
       if (kPending > 0 && step > piece.begin) Release(before_);
-      Decode<Math, Config>(packed, operands_[kPending]);
-      Multiply(slot, 1, 1, sums);
-      at_.Advance();
+      if (!Config::kFineGroups && (!Config::kKeepsMeta || metas_ > 1)) meta_.Expand(0);
+      Decode(operands_[kPending]);
+      Multiply<1>(1, sums);
+      before_ = at_.full;
+      at_.Advance(record_bytes_, last_);
       if (step + 1 < piece.end) {
-        BarrierWait(ring_.Full(at_.slot), at_.parity);
-        packed = ReadHalf<Config>(ring_.Record(at_.slot, group_), 0, p_.metas);
+        BarrierWait(at_.full, at_.parity);
+        Read<0>();
       }
       WgmmaWait<kPending>();
-      if (kPending == 0) Release(slot);
+      if (kPending == 0) Release(before_);
       add = 1;
-      before_ = slot;
     }
     if (kPending == 0) return;
     WgmmaWait<0>();
@@ -88,28 +99,61 @@ class Consumer {
   }
 
  private:
-  __device__ __forceinline__ void Multiply(int slot, int half, int add, Sums<Config>& sums) {
-    const uint64_t tokens = TokensDescriptor(ring_.Tokens(slot) + half * Config::kTokens * 128);
+  // The codes of 64 of K and, unless the first half's serve the second as well, what decodes them.
+  template <int kHalf>
+  __device__ __forceinline__ void Read() {
+    codes_ = LoadShared16(at_.codes + kHalf * mma16::kUnitBytes);
+    if (Config::kKeepsMeta && !Config::kFineGroups && kHalf == 1 && metas_ == 1) return;
+#pragma unroll
+    for (int s = 0; s < HalfMeta<Math, Config>::kParts; ++s) {
+      const int which = Config::kFineGroups  ? (kHalf * 4 + s) * metas_ / 8
+                        : Config::kKeepsMeta ? kHalf
+                                             : kHalf * (metas_ - 1);
+      meta_.bits[s] = {LoadShared4(at_.scales + which * mma16::kMetaBytes),
+                       LoadShared1(at_.zeros + which * mma16::kMetaBytes)};
+    }
+  }
+
+  __device__ __forceinline__ void Decode(Operand& out) {
+    const uint32_t words[4] = {codes_.x, codes_.y, codes_.z, codes_.w};
+#pragma unroll
+    for (int s = 0; s < 4; ++s) {
+      if (Config::kFineGroups) meta_.Expand(s);
+      const Pairs pairs = Math::Decode(words[s], meta_.meta);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) out[s][i] = pairs.v[i];
+    }
+  }
+
+  template <int kHalf>
+  __device__ __forceinline__ void Multiply(int add, Sums<Config>& sums) {
+    constexpr uint32_t kHalfStep = Config::kTokens * 128 >> 4;
     WgmmaArrive();
 #pragma unroll
     for (int s = 0; s < 4; ++s) {
-      Wgmma<Config::kTokens, Math::kBf16>(sums, operands_[half % Config::kOperands][s],
-                                          tokens + s * kDescriptorStep, s == 0 ? add : 1);
+      Wgmma<Config::kTokens, Math::kBf16>(sums, operands_[kHalf % Config::kOperands][s],
+                                          at_.tokens + kHalf * kHalfStep + s * kDescriptorStep,
+                                          s == 0 ? add : 1);
     }
     WgmmaCommit();
   }
 
   // Every warp says for itself that it has read a slot, to each block that writes into it.
-  __device__ __forceinline__ void Release(int slot) const {
+  __device__ __forceinline__ void Release(uint32_t full) const {
     __syncwarp();
-    if (threadIdx.x % 32 < Config::kCluster) BarrierArrive(ring_.Empty(slot), threadIdx.x % 32);
+    const uint32_t lane = threadIdx.x % 32, empty = full + 8;
+    if (lane < Config::kCluster) {
+      Config::kCluster == 1 ? BarrierArrive(empty) : BarrierArrive(empty, lane);
+    }
   }
 
-  const PersistentParams& p_;
-  const Ring<Config>& ring_;
-  const int group_;
-  Cursor<Config> at_;
-  int before_ = 0;
+  const int metas_;         // per record
+  const int record_bytes_;  // of all records of a slot
+  const uint32_t last_;     // `full` of the last slot
+  Place<Config> at_;
+  uint32_t before_ = 0;  // `full` of the slot before
+  uint4 codes_;
+  HalfMeta<Math, Config> meta_;
   Operand operands_[Config::kOperands];
 };
 

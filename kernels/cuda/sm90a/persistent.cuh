@@ -22,15 +22,15 @@ struct PersistentConfig {
   static constexpr int kThreads = (kGroups + 1) * kGroupThreads;
   // Consumers hold the sums. A block trades within the registers that it was started with.
   static constexpr int kStartRegisters = 65536 / kBlocks / kThreads / 8 * 8;
-  static constexpr int kConsumerRegisters =
-      kBlocks == 1 ? (kGroups == 2 ? 232 : 104) : (kGroups == 2 ? 96 : 72);
-  static constexpr int kProducerRegisters =
-      kBlocks == 1 ? (kGroups == 2 ? 40 : 64) : (kGroups == 2 ? 48 : 40);
+  static constexpr int kConsumerRegisters = kBlocks == 1 ? 232 : kGroups == 2 ? 96 : 72;
+  static constexpr int kProducerRegisters = kBlocks == 2 && kGroups == 2 ? 48 : 40;
   static_assert(kGroups * kConsumerRegisters + kProducerRegisters <=
                 (kGroups + 1) * kStartRegisters);
   // One operand is decoded while the tensor cores work on the other. Where registers allow only
   // one, the other groups keep them busy.
   static constexpr int kOperands = kBlocks * kGroups > 4 ? 1 : 2;
+  // What decodes a step's first half decodes its second as well, where registers allow to keep it.
+  static constexpr bool kKeepsMeta = kBlocks == 1 || kTokens < 64;
   static constexpr int kStageBytes = PersistentStageBytes(kTokens, kGroups, kFineGroups);
   static constexpr int kStages = PersistentStages(kTokens, kGroups, kBlocks, kFineGroups);
   static constexpr int kTokenBytes = kTokens * mma16::kBlockK * 2;

@@ -5,11 +5,11 @@
 // shared memory. One block per multiprocessor; with few tokens there is room beside it for one of
 // the next kernel, whose ring fills meanwhile. Two producer threads keep the ring full with bulk
 // copies (records as they lie in memory, tokens by the tensor copy engine, shared by the blocks of
-// a cluster through multicast), two to four consumer groups of four warps own 64 out features each.
-// A consumer decodes one operand while the tensor cores work on the one before. tiles.h says which
-// tiles there are, schedule.h says who
-// computes what; sums of cut tiles meet in global memory in the order of K, without atomics.
-// Limits: none on shapes: the layout pads N and K, the copy engine reads zeros past m and k.
+// a cluster through multicast), two or three consumer groups of four warps own 64 out features
+// each. A consumer decodes one operand while the tensor cores work on the one before. tiles.h says
+// which tiles there are, schedule.h says who computes what; sums of cut tiles meet in global memory
+// in the order of K, without atomics. Limits: none on shapes: the layout pads N and K, the copy
+// engine reads zeros past m and k.
 #pragma once
 
 #include "absl/strings/str_cat.h"
@@ -26,8 +26,7 @@ namespace {
 
 template <class Math, class Config>
 __device__ __forceinline__ void Consume(const PersistentParams& p, const Ring<Config>& ring,
-                                        int cluster) {
-  const int group = threadIdx.x / kGroupThreads;
+                                        int cluster, int group) {
   const int rank = blockIdx.x % Config::kCluster;
   Consumer<Math, Config> consumer(p, ring, group);
   Pieces pieces(p.schedule, cluster);
@@ -55,7 +54,9 @@ __global__ __launch_bounds__(Config::kThreads, Config::kBlocks) void PersistentA
     const __grid_constant__ PersistentParams p) {
   extern __shared__ __align__(1024) uint8_t shared[];
   LaunchDependents();
-  const Ring<Config> ring{SharedAddress(shared), mma16::kCodesBytes + p.metas * mma16::kMetaBytes};
+  // Through a shuffle, or the compiler computes the address anew in every step of the loop.
+  const Ring<Config> ring{__shfl_sync(0xffffffffu, SharedAddress(shared), 0),
+                          mma16::kCodesBytes + p.metas * mma16::kMetaBytes};
   if (threadIdx.x == 0) {
     PrefetchMap(&p.x);
     for (int slot = 0; slot < Config::kStages; ++slot) {
@@ -70,7 +71,9 @@ __global__ __launch_bounds__(Config::kThreads, Config::kBlocks) void PersistentA
     __syncthreads();
   }
   const int cluster = blockIdx.x / Config::kCluster;
-  if (threadIdx.x / kGroupThreads == Config::kGroups) {
+  // The same for a whole warp, and known to be.
+  const int group = __shfl_sync(0xffffffffu, threadIdx.x / kGroupThreads, 0);
+  if (group == Config::kGroups) {
     ShrinkRegisters<Config::kProducerRegisters>();
     const int rank = blockIdx.x % Config::kCluster;
     if (threadIdx.x == Config::kGroups * kGroupThreads) {
@@ -81,7 +84,7 @@ __global__ __launch_bounds__(Config::kThreads, Config::kBlocks) void PersistentA
   } else {
     GrowRegisters<Config::kConsumerRegisters>();
     WaitForEarlierKernels();
-    Consume<Math, Config>(p, ring, cluster);
+    Consume<Math, Config>(p, ring, cluster, group);
   }
   // No block may leave while another still writes into it or arrives at it.
   if (Config::kCluster > 1) ClusterBarrier();
@@ -116,7 +119,6 @@ absl::Status LaunchTile(const PersistentParams& p, const PersistentTile& tile,
   AWQD_TILE(32, 2, 1, 2)
   AWQD_TILE(32, 3, 1, 2)
   AWQD_TILE(64, 2, 1, 2)
-  AWQD_TILE(64, 4, 1, 1)
   AWQD_TILE(128, 2, 1, 1)
   AWQD_TILE(256, 2, 1, 1)
   AWQD_TILE(256, 2, 2, 1)

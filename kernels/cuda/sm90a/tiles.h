@@ -51,6 +51,9 @@ constexpr int64_t PersistentSlotFloats(const PersistentTile& tile) {
   return int64_t{tile.tokens} * tile.groups * mma16::kTileN;
 }
 
+// With one block per multiprocessor, fewer clusters than fit where that makes their shares even.
+// With two, as many as there are multiprocessors: blocks of the next kernel would be packed in twos
+// onto one that is left free.
 Schedule PersistentSchedule(const WeightShape& shape, int64_t m, const PersistentTile& tile,
                             const DeviceInfo& device);
 

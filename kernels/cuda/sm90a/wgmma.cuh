@@ -26,17 +26,18 @@ __device__ __forceinline__ void WgmmaWait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Describes b at `address` (1024-byte aligned tile, plus 32 bytes for each 16 of k): 128-byte
-// swizzle, 1024 bytes between groups of eight rows.
-__device__ __forceinline__ uint64_t TokensDescriptor(uint32_t address) {
-  constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
-  constexpr uint64_t kEightRows = uint64_t{1024 >> 4} << 32;
-  constexpr uint64_t kUnused = uint64_t{1} << 16;
-  return kSwizzle128 | kEightRows | kUnused | ((address & 0x3ffff) >> 4);
+// The lower word of the descriptor of b at `address` (1024-byte aligned tile, plus 32 bytes for
+// each 16 of k).
+__device__ __forceinline__ uint32_t TokensDescriptor(uint32_t address) {
+  constexpr uint32_t kUnused = 1 << 16;
+  return kUnused | ((address & 0x3ffff) >> 4);
 }
 
-// What to add to a descriptor for the next 16 of k.
-inline constexpr uint64_t kDescriptorStep = 32 >> 4;
+// What to add to it for the next 16 of k.
+inline constexpr uint32_t kDescriptorStep = 32 >> 4;
+
+// The upper word, a constant: 128-byte swizzle, 1024 bytes between groups of eight rows.
+#define AWQD_DESCRIPTOR_HIGH "0x40000040"
 
 // clang-format off
 #define AWQD_R8(a, b, c, d, e, f, g, h) \
@@ -63,11 +64,12 @@ inline constexpr uint64_t kDescriptorStep = 32 >> 4;
 #define AWQD_D128(i) AWQD_D64(i), AWQD_D64(i + 64)
 // Operands: N / 2 of d, then a0..a3, the descriptor, and whether d counts (else it starts at 0).
 #define AWQD_WGMMA(N, TYPE, REGISTERS, A0, A1, A2, A3, DESC, ADD, ...)                          \
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #ADD ", 0;\n"                               \
+  asm volatile("{\n.reg .pred p;\n.reg .b64 b;\nsetp.ne.b32 p, %" #ADD ", 0;\n"               \
+               "mov.b64 b, {%" #DESC ", " AWQD_DESCRIPTOR_HIGH "};\n"                           \
                "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" REGISTERS   \
-               "}, {%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #DESC ", p, 1, 1, 0;\n}\n"      \
+               "}, {%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, b, p, 1, 1, 0;\n}\n"      \
                : __VA_ARGS__                                                                    \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(tokens), "r"(add)              \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(tokens), "r"(add)              \
                : "memory")
 #define AWQD_WGMMA_BOTH(N, ...)                \
   if constexpr (kBf16) {                       \
@@ -80,7 +82,7 @@ inline constexpr uint64_t kDescriptorStep = 32 >> 4;
 // Starts d += a b, or d = a b when `add` is 0. Neither d nor a may be touched until WgmmaWait.
 template <int kTokens, bool kBf16>
 __device__ __forceinline__ void Wgmma(float (&d)[kTokens / 2], const uint32_t (&a)[4],
-                                      uint64_t tokens, int add) {
+                                      uint32_t tokens, int add) {
   if constexpr (kTokens == 8) {
     AWQD_WGMMA_BOTH(8, AWQD_R4, 4, 5, 6, 7, 8, 9, AWQD_D4(0))
   } else if constexpr (kTokens == 16) {
@@ -97,6 +99,7 @@ __device__ __forceinline__ void Wgmma(float (&d)[kTokens / 2], const uint32_t (&
   }
 }
 
+#undef AWQD_DESCRIPTOR_HIGH
 #undef AWQD_R8
 #undef AWQD_R4
 #undef AWQD_R8_0

@@ -47,7 +47,7 @@ TEST(PersistentTilesTest, TheChosenTileIsCompiled) {
 TEST(PersistentTilesTest, FewTokensGetNarrowTilesAndManyWideOnes) {
   EXPECT_EQ(ChoosePersistentTile(Shape(4096, 4096), 17, Hopper()), (PersistentTile{32, 2, 1, 2}));
   EXPECT_EQ(ChoosePersistentTile(Shape(4096, 28672), 32, Hopper()), (PersistentTile{32, 3, 1, 2}));
-  EXPECT_EQ(ChoosePersistentTile(Shape(4096, 28672), 64, Hopper()), (PersistentTile{64, 4, 1, 1}));
+  EXPECT_EQ(ChoosePersistentTile(Shape(4096, 28672), 64, Hopper()), (PersistentTile{64, 2, 1, 2}));
   EXPECT_EQ(ChoosePersistentTile(Shape(4096, 4096), 64, Hopper()), (PersistentTile{64, 2, 1, 2}));
   EXPECT_EQ(ChoosePersistentTile(Shape(4096, 28672), 128, Hopper()),
             (PersistentTile{128, 2, 1, 1}));
@@ -57,6 +57,26 @@ TEST(PersistentTilesTest, FewTokensGetNarrowTilesAndManyWideOnes) {
             (PersistentTile{256, 2, 1, 1}));
   EXPECT_EQ(ChoosePersistentTile(Shape(4096, 28672), 4096, Hopper()),
             (PersistentTile{256, 2, 2, 1}));
+}
+
+TEST(PersistentTilesTest, SharesAreEvenWhereThatLeavesFewMultiprocessorsIdle) {
+  const PersistentTile tile{128, 2, 1, 1};
+  const Schedule whole = PersistentSchedule(Shape(4096, 4096), 512, tile, Hopper());
+  EXPECT_EQ(whole.clusters, 128);
+  EXPECT_EQ(whole.rounds, 1);
+  EXPECT_EQ(whole.split, 0);
+  const Schedule quarters = PersistentSchedule(Shape(4096, 4096), 128, tile, Hopper());
+  EXPECT_EQ(quarters.clusters, 128);
+  EXPECT_EQ(quarters.split, 32);
+  // 48 tiles: two parts each would leave 36 of 132 idle; 1792: only the last of 14 rounds is cut.
+  EXPECT_EQ(PersistentSchedule(Shape(4096, 6144), 128, tile, Hopper()).clusters, 132);
+  EXPECT_EQ(PersistentSchedule(Shape(4096, 28672), 1024, tile, Hopper()).clusters, 132);
+}
+
+TEST(PersistentTilesTest, AKernelThatLeavesRoomForTheNextTakesEveryMultiprocessor) {
+  const PersistentTile tile{64, 2, 1, 2};
+  EXPECT_EQ(PersistentSchedule(Shape(4096, 4096), 64, tile, Hopper()).clusters, 132);
+  EXPECT_EQ(PersistentSchedule(Shape(14336, 4096), 512, tile, Hopper()).clusters, 132);
 }
 
 TEST(PersistentTilesTest, EveryClusterOfACutTileHasWork) {
