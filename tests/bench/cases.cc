@@ -1,0 +1,149 @@
+// Prepare, check, time.
+#include "tests/bench/cases.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/cpu/elements.h"
+#include "kernels/cpu/reference.h"
+#include "kernels/kernels.h"
+#include "tests/testing/test_device.h"
+
+namespace awqd::bench {
+namespace {
+
+using ::awqd::testing::GetElement;
+using ::awqd::testing::RandomMatrix;
+
+Buffer Upload(Device& device, const std::vector<uint8_t>& bytes) {
+  Buffer out = device.Allocate(MemoryKind::kDevice, bytes.size()).value();
+  auto stream = device.CreateStream().value();
+  if (!device.CopyToDevice(out.data(), bytes.data(), bytes.size(), stream->view()).ok() ||
+      !stream->Synchronize().ok()) {
+    Fail("copy to the device failed");
+  }
+  return out;
+}
+
+std::vector<uint8_t> Download(Device& device, const Buffer& buffer) {
+  std::vector<uint8_t> out(buffer.size());
+  auto stream = device.CreateStream().value();
+  if (!device.CopyToHost(out.data(), buffer.data(), out.size(), stream->view()).ok() ||
+      !stream->Synchronize().ok()) {
+    Fail("copy from the device failed");
+  }
+  return out;
+}
+
+// Some columns of the first, a middle and the last row against double.
+double ProductError(const CanonicalWeight& w, const std::vector<uint8_t>& x,
+                    const std::vector<uint8_t>& y, int64_t m, DType dtype) {
+  double error = 0, norm = 0;
+  for (int64_t row : {int64_t{0}, m / 2, m - 1}) {
+    for (int64_t n = 3; n < w.n; n += w.n / 7) {
+      double want = 0;
+      for (int64_t k = 0; k < w.k; ++k) {
+        want += static_cast<double>(GetElement(x, dtype, row * w.k + k)) * ProductWeight(w, k, n);
+      }
+      const double got = GetElement(y, dtype, row * w.n + n);
+      error += (got - want) * (got - want);
+      norm += want * want;
+    }
+  }
+  return std::sqrt(error / norm);
+}
+
+void Check(const absl::Status& status) {
+  if (!status.ok()) Fail(status.ToString());
+}
+
+}  // namespace
+
+void Fail(const std::string& why) {
+  std::fprintf(stderr, "awqd_bench: %s\n", why.c_str());
+  std::exit(1);
+}
+
+Copies Prepare(const KernelRow& row, int64_t k, int64_t n, int64_t bytes, Machine& machine) {
+  Copies out;
+  testing::WeightSpec spec;
+  spec.k = k;
+  spec.n = n;
+  out.canonical = testing::RandomWeight(spec);
+  do {
+    auto weight = testing::PrepareFor(row, out.canonical, machine.device());
+    if (!weight.ok()) Fail(weight.status().ToString());
+    out.weights.push_back(*weight);
+  } while (out.weights.size() < 2 ||
+           out.weights[0]->bytes() * static_cast<int64_t>(out.weights.size()) < bytes);
+  return out;
+}
+
+Product::Product(const Case& spec, const Copies& copies, Machine& machine)
+    : spec_(spec), copies_(copies) {
+  Device& device = machine.device();
+  const std::vector<uint8_t> x = RandomMatrix(spec.m, spec.k, spec.dtype, 5);
+  x_ = Upload(device, x);
+  y_ = Upload(device, std::vector<uint8_t>(spec.m * spec.n * SizeOf(spec.dtype), 0xff));
+  workspace_ =
+      device
+          .Allocate(MemoryKind::kDevice, WorkspaceBytes(*copies.weights[0], spec.row->path, spec.m))
+          .value();
+  auto stream = device.CreateStream().value();
+  Run(0, stream->view());
+  Check(stream->Synchronize());
+  error_ = ProductError(copies.canonical, x, Download(device, y_), spec.m, spec.dtype);
+  // The one rounding of y: half a unit in the last place of FP16, of BF16.
+  if (!(error_ <= (spec.dtype == DType::kFp16 ? 1e-3 : 4e-3))) {
+    Fail(absl::StrCat(spec.row->name, ": error ", error_));
+  }
+}
+
+void Product::Run(int i, StreamView stream) const {
+  const MatmulArgs args = {copies_.weights[i].get(),
+                           {x_.data(), spec_.dtype, spec_.m, spec_.k},
+                           {y_.data(), spec_.dtype, spec_.m, spec_.n},
+                           nullptr,
+                           workspace_.data()};
+  Check(QuantizedMatmul(args, spec_.row->path, stream));
+}
+
+Result TimeProduct(const Case& spec, const Copies& copies, bool floors, Machine& machine) {
+  const Product product(spec, copies, machine);
+  Result result{spec, 0, product.error(), {}};
+  result.microseconds = machine.Time(static_cast<int>(copies.weights.size()),
+                                     [&](int i, StreamView stream) { product.Run(i, stream); });
+  if (floors) {
+    result.floors = machine.Floors(spec, copies.weights[0]->storage.size(), copies.weights[0]);
+  }
+  return result;
+}
+
+Result TimeDequantize(const Case& spec, const Copies& copies, bool floors, Machine& machine) {
+  Device& device = machine.device();
+  const Buffer out =
+      Upload(device, std::vector<uint8_t>(spec.k * spec.n * SizeOf(spec.dtype), 0xff));
+  const Call call = [&](int i, StreamView stream) {
+    Check(Dequantize({copies.weights[i].get(), {out.data(), spec.dtype, spec.k, spec.n}}, stream));
+  };
+  auto stream = device.CreateStream().value();
+  call(0, stream->view());
+  Check(stream->Synchronize());
+  const std::vector<uint8_t> got = Download(device, out);
+  for (int64_t i = 0; i < spec.k * spec.n; i += 97) {
+    std::vector<uint8_t> want(SizeOf(spec.dtype));
+    StoreElement(want.data(), spec.dtype, 0, ExactWeight(copies.canonical, i / spec.n, i % spec.n));
+    if (!std::equal(want.begin(), want.end(), got.begin() + i * SizeOf(spec.dtype))) {
+      Fail(absl::StrCat(spec.row->name, ": wrong bits at element ", i));
+    }
+  }
+  Result result{spec, machine.Time(static_cast<int>(copies.weights.size()), call), 0, {}};
+  if (floors)
+    result.floors = machine.Floors(spec, copies.weights[0]->storage.size(), copies.weights[0]);
+  return result;
+}
+
+}  // namespace awqd::bench

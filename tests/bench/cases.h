@@ -1,0 +1,47 @@
+// The cases of the bench: weights in enough copies to be cold, products and decodes that are
+// checked before they are timed.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/weight.h"
+#include "tests/bench/bench.h"
+#include "tests/testing/random_weight.h"
+
+namespace awqd::bench {
+
+// Prints why and ends the program with status 1.
+[[noreturn]] void Fail(const std::string& why);
+
+// Copies of one random weight, int4 with zero points in groups of 128 (of K, where that is less).
+struct Copies {
+  CanonicalWeight canonical;
+  std::vector<std::shared_ptr<const DeviceWeight>> weights;
+};
+
+// At least two, and at least `bytes` altogether.
+Copies Prepare(const KernelRow& row, int64_t k, int64_t n, int64_t bytes, Machine& machine);
+
+// A product on its own random activations, checked against double when it is made.
+class Product {
+ public:
+  Product(const Case& spec, const Copies& copies, Machine& machine);
+
+  // Multiplies by copy `i`.
+  void Run(int i, StreamView stream) const;
+  double error() const { return error_; }  // relative Frobenius
+
+ private:
+  const Case spec_;
+  const Copies& copies_;
+  Buffer x_, y_, workspace_;
+  double error_ = 0;
+};
+
+Result TimeProduct(const Case& spec, const Copies& copies, bool floors, Machine& machine);
+// Checked bit for bit.
+Result TimeDequantize(const Case& spec, const Copies& copies, bool floors, Machine& machine);
+
+}  // namespace awqd::bench
