@@ -152,7 +152,17 @@ std::vector<Ticket> BatchQueue::Collect(const Group& group, absl::Time now) cons
   return taken;
 }
 
-Batch BatchQueue::Pop(absl::Time now, bool hurry) {
+bool BatchQueue::CostsAtMost(int64_t max_cost, const std::vector<Ticket>& tickets) const {
+  if (max_cost == Task::kUnknownCost) return true;
+  for (Ticket ticket : tickets) {
+    const int64_t cost = by_ticket_.at(ticket).entry->task->cost();
+    if (cost > max_cost) return false;
+    max_cost -= cost;
+  }
+  return true;
+}
+
+Batch BatchQueue::Pop(absl::Time now, bool hurry, int64_t max_cost) {
   const Group* best = nullptr;
   for (const auto& [key, group] : groups_) {
     if (ReadyAt(key, group, hurry) > now) continue;
@@ -160,7 +170,9 @@ Batch BatchQueue::Pop(absl::Time now, bool hurry) {
   }
   Batch batch;
   if (best == nullptr) return batch;
-  for (Ticket ticket : Collect(*best, now)) {
+  const std::vector<Ticket> tickets = Collect(*best, now);
+  if (!CostsAtMost(max_cost, tickets)) return batch;
+  for (Ticket ticket : tickets) {
     batch.tasks.push_back(Take(ticket));
     batch.tokens += batch.tasks.back()->tokens();
   }

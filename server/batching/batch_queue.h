@@ -64,8 +64,9 @@ class BatchQueue {
   // The earliest time at which Pop returns a batch (in the past when one is ready); InfiniteFuture
   // when empty. `hurry` ignores max_queue_delay.
   absl::Time NextBatch(bool hurry) const;
-  // The most urgent batch that is ready, or an empty one.
-  Batch Pop(absl::Time now, bool hurry);
+  // The most urgent batch that is ready, or an empty one; empty also when that batch costs more
+  // than `max_cost`.
+  Batch Pop(absl::Time now, bool hurry, int64_t max_cost = Task::kUnknownCost);
 
   int64_t size() const { return size_; }
   int64_t tokens() const { return tokens_; }
@@ -102,6 +103,8 @@ class BatchQueue {
   bool Starving(const Entry& entry, absl::Time now) const;
   // The tasks of the group that form its next batch, in order.
   std::vector<Ticket> Collect(const Group& group, absl::Time now) const;
+  // True when these tasks together cost at most `max_cost`.
+  bool CostsAtMost(int64_t max_cost, const std::vector<Ticket>& tickets) const;
   // Takes a queued task out.
   std::unique_ptr<Task> Take(Ticket ticket);
 

@@ -50,14 +50,16 @@ BatchScheduler::BatchScheduler(const BatchOptions& options, int workers, BatchEx
 
 BatchScheduler::~BatchScheduler() { Drain(); }
 
-absl::StatusOr<Ticket> BatchScheduler::Schedule(std::unique_ptr<Task>* task) {
+absl::StatusOr<Ticket> BatchScheduler::Schedule(std::unique_ptr<Task>* task, Runner runner) {
   const absl::Time deadline = (*task)->deadline;
   MutexLock lock(&mu_);
   if (draining_) return absl::UnavailableError("the server is draining");
   absl::StatusOr<Ticket> ticket = queue_.Push(task, clock_->Now());
   if (!ticket.ok()) return ticket;
-  // A worker without a lane could do nothing; the lane that comes back wakes one.
-  if (!free_lanes_.empty()) work_.NotifyOne();
+  // A worker without a lane could do nothing; who has the lane looks at the queue again. Waiting
+  // for company is a worker's.
+  const bool callers = runner == Runner::kCaller && !waits_for_company_;
+  if (!callers && !free_lanes_.empty()) work_.NotifyOne();
   if (deadline < reaper_wakes_) {
     reaper_wakes_ = deadline;
     expiry_.NotifyOne();
@@ -65,29 +67,44 @@ absl::StatusOr<Ticket> BatchScheduler::Schedule(std::unique_ptr<Task>* task) {
   return ticket;
 }
 
-bool BatchScheduler::RunNow(std::unique_ptr<Task>* task) {
+bool BatchScheduler::Held() const {
+  return (!hurry_ && queue_.size() < hold_until_) || free_lanes_.empty();
+}
+
+Batch BatchScheduler::BatchForCaller(absl::Time now, int64_t max_cost, int* lane) {
+  if (Held()) return Batch();
+  hold_until_ = 0;
+  Batch batch = queue_.Pop(now, hurry_, max_cost);
+  if (!batch.empty()) {
+    *lane = TakeLane();
+    ++running_now_;
+  }
+  // What costs too much, or could run beside this batch, is for a worker.
+  if (queue_.size() > 0 && !free_lanes_.empty()) work_.NotifyOne();
+  return batch;
+}
+
+bool BatchScheduler::RunQueued(int64_t max_cost) {
   if (waits_for_company_) return false;
-  int lane = 0;
+  int lane = kNoLane;
+  std::vector<std::unique_ptr<Task>> expired;
+  Batch batch;
+  absl::Time now;
   {
     MutexLock lock(&mu_);
-    if (draining_ || hold_until_ > 0 || queue_.size() > 0 || free_lanes_.empty()) return false;
-    lane = TakeLane();
-    ++running_now_;
-    (*task)->enqueued = clock_->Now();
+    if (queue_.size() == 0) return false;
+    now = clock_->Now();
+    expired = queue_.TakeExpired(now);
+    batch = BatchForCaller(now, max_cost, &lane);
   }
-  Batch batch;
-  batch.tokens = (*task)->tokens();
-  batch.tasks.push_back(std::move(*task));
+  FailExpired(std::move(expired), now);
+  if (batch.empty()) return false;
   executor_(lane, std::move(batch));
   MutexLock lock(&mu_);
   free_lanes_.push_back(lane);
   --running_now_;
-  if (draining_) {
-    work_.NotifyAll();
-  } else if (queue_.size() > 0) {
-    work_.NotifyOne();
-  }
-  return true;
+  if (draining_) work_.NotifyAll();
+  return queue_.size() > 0;
 }
 
 int BatchScheduler::TakeLane() {
@@ -165,7 +182,7 @@ Batch BatchScheduler::NextBatch(int* lane) {
       // What expired leaves before a batch is formed, whether or not the reaper was quick enough.
       expired = queue_.TakeExpired(now);
       if (expired.empty()) {
-        const bool held = (!hurry_ && queue_.size() < hold_until_) || free_lanes_.empty();
+        const bool held = Held();
         if (!held) {
           hold_until_ = 0;
           if (Batch batch = queue_.Pop(now, hurry_); !batch.empty()) {

@@ -1,8 +1,8 @@
 // BatchScheduler: worker threads that take batches from a BatchQueue, and one that fails what
 // expires meanwhile.
 //
-// Threads: Schedule, Cancel and queued_tasks from anywhere; Drain from anywhere but a worker.
-// Task::Fail and the executor run without the lock held.
+// Threads: Schedule, RunQueued, Cancel and queued_tasks from anywhere; Drain from anywhere but a
+// worker. Task::Fail and the executor run without the lock held.
 #pragma once
 
 #include <memory>
@@ -26,8 +26,9 @@ class BatchScheduler final : public Scheduler {
   // Drains.
   ~BatchScheduler() override;
 
-  absl::StatusOr<Ticket> Schedule(std::unique_ptr<Task>* task) override;
-  bool RunNow(std::unique_ptr<Task>* task) override;
+  using Scheduler::Schedule;
+  absl::StatusOr<Ticket> Schedule(std::unique_ptr<Task>* task, Runner runner) override;
+  bool RunQueued(int64_t max_cost) override;
   bool Cancel(Ticket ticket) override;
   void Hurry() override;
   void Drain() override;
@@ -44,6 +45,11 @@ class BatchScheduler final : public Scheduler {
   // one when draining and nothing is left. Blocks.
   Batch NextBatch(int* lane);
   int TakeLane() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // No batch leaves now: a hold, or no lane.
+  bool Held() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The next batch for a caller of RunQueued, and a lane; or an empty one.
+  Batch BatchForCaller(absl::Time now, int64_t max_cost, int* lane)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Reap();
 
   const BatchExecutor executor_;
@@ -56,7 +62,7 @@ class BatchScheduler final : public Scheduler {
   std::vector<int> free_lanes_ ABSL_GUARDED_BY(mu_);
   // When the reaper looks again by itself. Deadlines later than that need not wake it.
   absl::Time reaper_wakes_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();
-  int64_t running_now_ ABSL_GUARDED_BY(mu_) = 0;  // calls of RunNow that have a lane
+  int64_t running_now_ ABSL_GUARDED_BY(mu_) = 0;  // calls of RunQueued that have a lane
   int64_t hold_until_ ABSL_GUARDED_BY(mu_) = 0;
   bool hurry_ ABSL_GUARDED_BY(mu_) = false;  // max_queue_delay no longer counts
   bool draining_ ABSL_GUARDED_BY(mu_) = false;

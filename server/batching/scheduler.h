@@ -20,18 +20,28 @@ using BatchExecutor = std::function<void(int lane, Batch batch)>;
 // Names an accepted task; never reused within a scheduler.
 using Ticket = uint64_t;
 
+// Who sees to it that an accepted task runs.
+enum class Runner {
+  kWorker,  // a worker is woken, if one has nothing to do
+  kCaller,  // the calling thread, which will call RunQueued soon; no worker is woken
+};
+
 class Scheduler {
  public:
   virtual ~Scheduler() = default;
 
   // Never blocks. Takes ownership only on OK; then exactly one of Task::Fail and the executor gets
   // the task. RESOURCE_EXHAUSTED when the queue is full, UNAVAILABLE when draining.
-  virtual absl::StatusOr<Ticket> Schedule(std::unique_ptr<Task>* task) = 0;
+  virtual absl::StatusOr<Ticket> Schedule(std::unique_ptr<Task>* task, Runner runner) = 0;
+  absl::StatusOr<Ticket> Schedule(std::unique_ptr<Task>* task) {
+    return Schedule(task, Runner::kWorker);
+  }
 
-  // Runs the task on the calling thread, if it would be a batch of its own that starts at once: a
-  // lane is free and nothing waits. False, and the task stays the caller's, otherwise. For tasks so
-  // short that handing them to a worker would cost more. Blocks as long as the task runs.
-  virtual bool RunNow(std::unique_ptr<Task>* task) = 0;
+  // Runs the batch that is next on the calling thread, if it costs no more than `max_cost` and a
+  // lane is free. For threads that bring tasks so short that handing them over would cost more.
+  // True when tasks are left that this thread should come back for, after a look at what else it
+  // has to do. False otherwise: what is queued is then a worker's, or somebody's who has a lane.
+  virtual bool RunQueued(int64_t max_cost) = 0;
 
   // Takes a queued task out at once and fails it with CANCELLED. False when it is no longer queued.
   virtual bool Cancel(Ticket ticket) = 0;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
@@ -27,6 +28,10 @@ class Task {
   // Bytes of payload held while queued.
   virtual int64_t bytes() const = 0;
   virtual BatchKey key() const { return {}; }
+  // What executing it costs, in a unit of the executor's; it adds up over a batch. For
+  // Scheduler::RunQueued, which is never given a task of unknown cost.
+  virtual int64_t cost() const { return kUnknownCost; }
+  static constexpr int64_t kUnknownCost = std::numeric_limits<int64_t>::max();
 
   // Completes the task with an error instead of executing it. Called at most once, and never after
   // the task was handed to the executor. Called without locks held.

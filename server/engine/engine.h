@@ -1,7 +1,7 @@
 // Engine: turns requests on host memory into kernel runs on devices, through a scheduler for each.
 //
 // The rpc room sees only this header: it fills a task, submits it, and is called back exactly once
-// on a worker thread. Nothing here names gRPC.
+// on a worker thread, or within RunQueued. Nothing here names gRPC.
 #pragma once
 
 #include <cstdint>
@@ -71,9 +71,8 @@ struct DequantizeWork {
 struct SubmitOptions {
   int priority = 0;
   absl::Time deadline = absl::InfiniteFuture();
-  // No other request is in flight: nothing is lost when a short one keeps the calling thread. Where
-  // there are others, that thread should bring them, so that they merge.
-  bool alone = false;
+  // The calling thread will call RunQueued soon, so that for short work no other thread is woken.
+  bool caller_runs = false;
 };
 
 // Lets a caller withdraw what it submitted: a cancelled task that has not started never runs and is
@@ -101,6 +100,12 @@ class Engine {
                                             TaskDone done) = 0;
   virtual absl::StatusOr<TaskHandle> Submit(DequantizeWork work, const SubmitOptions& options,
                                             TaskDone done) = 0;
+
+  // For a thread that submitted with `caller_runs`, once it has nothing more to submit: runs a
+  // short batch that is due on the calling thread, for about a millisecond at most, where that is
+  // the fastest way. True when more is left that this thread should come back for, after a look at
+  // its other duties; it calls until it hears false. Answers are given before it returns.
+  virtual bool RunQueued() { return false; }
 
   // Puts an inline weight of a stateless call on one of the engine's devices; freed with the last
   // reference. Blocks for the packing, so callers bound its size first.

@@ -39,10 +39,11 @@ absl::Status WithErrorId(absl::Status status) {
   return status;
 }
 
-// Multiplications of a product that a callback thread may run itself. One token on a weight of
-// 384 x 1536 are 590 thousand: about 20 us on two cores, no more than waking a worker and being
-// woken by it. Parsing a request of a megabyte keeps a callback thread longer.
-constexpr int64_t kShortProduct = int64_t{1} << 20;
+// Multiplications of a batch that a thread with other duties may run, about a millisecond of two
+// cores: 56 tokens on a weight of 384 x 1536, two on one of 4096 x 4096. Below it, waking a worker
+// and being woken by its answers costs a large part of the product; parsing a request of a megabyte
+// keeps such a thread as long.
+constexpr int64_t kShortBatch = int64_t{1} << 25;
 
 // Answers that a thread gives in a row before another is worth waking: each is put into bytes and
 // written to its socket, some 10 us.
@@ -81,13 +82,14 @@ class LocalEngine final : public Engine {
 
   absl::StatusOr<TaskHandle> Submit(MatmulWork work, const SubmitOptions& options,
                                     TaskDone done) override {
-    const bool now = options.alone && IsShort(work);
-    return Schedule(std::make_unique<MatmulTask>(std::move(work), std::move(done)), options, now);
+    return Schedule(std::make_unique<MatmulTask>(std::move(work), std::move(done)), options);
   }
   absl::StatusOr<TaskHandle> Submit(DequantizeWork work, const SubmitOptions& options,
                                     TaskDone done) override {
-    return Schedule(std::make_unique<DequantizeTask>(std::move(work), std::move(done)), options,
-                    /*now=*/false);
+    return Schedule(std::make_unique<DequantizeTask>(std::move(work), std::move(done)), options);
+  }
+  bool RunQueued() override {
+    return device_->host_addressable() && scheduler_->RunQueued(CallersShare());
   }
   absl::StatusOr<std::shared_ptr<const PlacedWeight>> Prepare(
       const CanonicalWeight& weight) override {
@@ -110,10 +112,11 @@ class LocalEngine final : public Engine {
 
  private:
   // `now`: on the calling thread, if it could start at once.
-  absl::StatusOr<TaskHandle> Schedule(std::unique_ptr<Task> task, const SubmitOptions& options,
-                                      bool now);
+  // What a batch may cost that a caller of RunQueued runs; -1: none may. Nothing while warm-up
+  // holds lanes for long, because such a caller must not wait for one.
+  int64_t CallersShare() const;
+  absl::StatusOr<TaskHandle> Schedule(std::unique_ptr<Task> task, const SubmitOptions& options);
   // Whether the product takes about as long as waking a worker for it.
-  bool IsShort(const MatmulWork& work) const;
   void Execute(Lane& lane, Batch& batch);
   absl::Status Run(Lane& lane, const Batch& batch, Payload* results, const KernelRow** ran);
   absl::Status RunMatmul(Lane& lane, const Batch& batch, char* y, const KernelRow** ran);
@@ -128,28 +131,27 @@ class LocalEngine final : public Engine {
   const std::vector<std::unique_ptr<LaneSlot>> lanes_;
   Crew crew_;  // answers large batches
   std::atomic<bool> fault_reported_{false};
-  // Warm-ups in progress: they hold lanes for long, and a callback thread must not wait for one.
+  // Warm-ups in progress.
   std::atomic<int> warming_up_{0};
   // Shared with the handles, which may outlive the engine.
   std::shared_ptr<Scheduler> scheduler_;
 };
 
-bool LocalEngine::IsShort(const MatmulWork& work) const {
-  if (!device_->host_addressable() || warming_up_.load(std::memory_order_relaxed) > 0) return false;
-  const WeightShape& shape = work.here().shape;
-  return shape.n > 0 && work.tokens * shape.k <= kShortProduct / shape.n;
+int64_t LocalEngine::CallersShare() const {
+  return device_->host_addressable() && warming_up_.load() == 0 ? kShortBatch : -1;
 }
 
 absl::StatusOr<TaskHandle> LocalEngine::Schedule(std::unique_ptr<Task> task,
-                                                 const SubmitOptions& options, bool now) {
+                                                 const SubmitOptions& options) {
   if (!device_->healthy()) {
     return absl::FailedPreconditionError(
         absl::StrCat("device ", device_->info().id, " has failed; the server is going away"));
   }
   task->priority = options.priority;
   task->deadline = options.deadline;
-  if (now && scheduler_->RunNow(&task)) return TaskHandle();
-  AWQD_ASSIGN_OR_RETURN(const Ticket ticket, scheduler_->Schedule(&task));
+  const bool callers = options.caller_runs && task->cost() <= CallersShare();
+  AWQD_ASSIGN_OR_RETURN(const Ticket ticket,
+                        scheduler_->Schedule(&task, callers ? Runner::kCaller : Runner::kWorker));
   return TaskHandle([scheduler = std::weak_ptr<Scheduler>(scheduler_), ticket] {
     if (auto alive = scheduler.lock()) alive->Cancel(ticket);
   });

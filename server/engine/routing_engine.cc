@@ -167,8 +167,11 @@ absl::StatusOr<TaskHandle> RoutingEngine::SubmitCounted(Work work, const SubmitO
     member.outstanding -= rows;  // first: whoever hears the answer may bring the next request
     done(status, std::move(result), report);
   };
+  // Devices work side by side, each with its own workers; one thread could run only one of them.
+  SubmitOptions workers_run = options;
+  workers_run.caller_runs = false;
   absl::StatusOr<TaskHandle> handle =
-      member.engine->Submit(std::move(work), options, std::move(counted));
+      member.engine->Submit(std::move(work), workers_run, std::move(counted));
   if (!handle.ok()) member.outstanding -= rows;
   return handle;
 }

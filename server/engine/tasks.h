@@ -40,6 +40,15 @@ class MatmulTask final : public EngineTask {
     return work_.tokens * work_.here().shape.n * SizeOf(work_.out_dtype);
   }
 
+  // Multiplications. Decoding the weight first costs as much as some tokens more.
+  int64_t cost() const override {
+    constexpr int64_t kDecode = 32;
+    const WeightShape& shape = work_.here().shape;
+    const int64_t rows = work_.tokens + (work_.path == Path::kDequantize ? kDecode : 0);
+    const double cost = static_cast<double>(rows) * static_cast<double>(shape.k * shape.n);
+    return cost < 1e18 ? static_cast<int64_t>(cost) : kUnknownCost;
+  }
+
   // Same weight, element types and asked-for path. A bias of the request's own keeps it alone.
   BatchKey key() const override {
     if (!work_.bias.empty()) return {};

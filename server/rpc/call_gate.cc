@@ -5,6 +5,23 @@
 
 namespace awqd {
 
+// Lives until gRPC is done with the call.
+class CallGate::Refusal final : public Reactor {
+ public:
+  explicit Refusal(CallGate* gate) : ticket_(gate) {}
+  void OnDone() override { delete this; }
+
+ private:
+  const Ticket ticket_;
+};
+
+bool CallGate::TurnAway(ServerCall* call) {
+  if (open()) return false;
+  call->SetReactor(new Refusal(this));
+  Answer([call] { call->Finish(Draining()); });
+  return true;
+}
+
 grpc::Status CallGate::Draining() {
   return grpc::Status(grpc::StatusCode::UNAVAILABLE, "the server is draining; try another one");
 }

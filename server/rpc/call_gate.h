@@ -16,6 +16,7 @@
 #include "absl/time/time.h"
 #include "grpcpp/support/status.h"
 #include "kernels/base/mutex.h"
+#include "server/rpc/call.h"
 
 namespace awqd {
 
@@ -49,10 +50,8 @@ class CallGate {
     const int64_t id_;
   };
 
-  // First in every method that does work: null, or what to return instead of starting the call.
-  // `Reactor` is the method's: grpc::ServerUnaryReactor, grpc::ServerWriteReactor<Response> ...
-  template <typename Reactor>
-  Reactor* TurnAway();
+  // First in every handler that does work: false, or the call is answered here.
+  bool TurnAway(ServerCall* call);
 
   bool open() const { return state_.load(std::memory_order_relaxed) == State::kOpen; }
   // What refused calls are answered with.
@@ -68,7 +67,6 @@ class CallGate {
 
  private:
   enum class State { kOpen, kClosed, kRefusing };
-  template <typename Reactor>
   class Refusal;
 
   // Calls `finish`, now or at Refuse.
@@ -82,24 +80,5 @@ class CallGate {
   int64_t next_listener_ ABSL_GUARDED_BY(mu_) = 0;
   std::map<int64_t, std::function<void()>> listeners_ ABSL_GUARDED_BY(mu_);
 };
-
-// Lives until gRPC is done with it.
-template <typename Reactor>
-class CallGate::Refusal final : public Reactor {
- public:
-  explicit Refusal(CallGate* gate) : ticket_(gate) {}
-  void OnDone() override { delete this; }
-
- private:
-  const Ticket ticket_;
-};
-
-template <typename Reactor>
-Reactor* CallGate::TurnAway() {
-  if (open()) return nullptr;
-  auto* refusal = new Refusal<Reactor>(this);
-  Answer([refusal] { refusal->Finish(Draining()); });
-  return refusal;
-}
 
 }  // namespace awqd

@@ -26,8 +26,8 @@ namespace {
 // What both methods do until blocks run: check, find the weight, resolve the ranges.
 class DequantizeBase {
  public:
-  DequantizeBase(const RpcEnv& env, absl::string_view method, grpc::CallbackServerContext* context)
-      : env_(env), ticket_(env.gate), deadline_(DeadlineOf(context->deadline())) {
+  DequantizeBase(const RpcEnv& env, absl::string_view method, const ServerCall& call)
+      : env_(env), ticket_(env.gate), deadline_(call.deadline()) {
     log_.method = method;
   }
 
@@ -168,16 +168,16 @@ class DequantizeBase {
 
 // The answer in one message, or in shared memory.
 class DequantizeCall final : public DequantizeBase,
-                             public grpc::ServerUnaryReactor,
+                             public Reactor,
                              public std::enable_shared_from_this<DequantizeCall> {
  public:
-  DequantizeCall(const RpcEnv& env, grpc::CallbackServerContext* context,
-                 grpc::ByteBuffer* response)
-      : DequantizeBase(env, "Dequantize", context), response_(response) {}
+  DequantizeCall(const RpcEnv& env, UnaryCall* call)
+      : DequantizeBase(env, "Dequantize", *call), call_(call) {}
 
-  void Start(grpc::ByteBuffer* request) {
+  void Start() {
     self_ = shared_from_this();
-    Begin(self_, request);
+    call_->SetReactor(this);
+    Begin(self_, call_->request());
   }
   void OnCancel() override { slot_.Cancel(); }
   void OnDone() override { const std::shared_ptr<DequantizeCall> last = std::move(self_); }
@@ -205,14 +205,16 @@ class DequantizeCall final : public DequantizeBase,
     v1::DequantizeResponse response;
     FillExecution(report_, response.mutable_execution());
     response.set_request_id(request_.request_id());
-    *response_ = Encode(
+    answer_ = Encode(
         response, v1::DequantizeResponse::kOutputFieldNumber,
         {result, job_.work.out_dtype, {{job_.work.rows, job_.work.cols}}, job_.encoding, written},
         &env_.engine->staging());
     Settle(absl::OkStatus());
     return absl::OkStatus();
   }
-  void End(const absl::Status& status) override { Finish(ToGrpc(status)); }
+  void End(const absl::Status& status) override {
+    status.ok() ? call_->Answer(answer_) : call_->Finish(ToGrpc(status));
+  }
   std::shared_ptr<DequantizeBase> Self() override { return shared_from_this(); }
 
   absl::Status OpenShared() override {
@@ -223,21 +225,23 @@ class DequantizeCall final : public DequantizeBase,
     return absl::OkStatus();
   }
 
-  grpc::ByteBuffer* const response_;
+  UnaryCall* const call_;
+  grpc::ByteBuffer answer_;
   SharedRange shared_out_;
   std::shared_ptr<DequantizeCall> self_;  // gRPC's share
 };
 
 class DequantizeStream final : public DequantizeBase,
-                               public grpc::ServerWriteReactor<grpc::ByteBuffer>,
+                               public Reactor,
                                public std::enable_shared_from_this<DequantizeStream> {
  public:
-  DequantizeStream(const RpcEnv& env, grpc::CallbackServerContext* context)
-      : DequantizeBase(env, "DequantizeStream", context) {}
+  DequantizeStream(const RpcEnv& env, WriteCall* call)
+      : DequantizeBase(env, "DequantizeStream", *call), call_(call) {}
 
-  void Start(grpc::ByteBuffer* request) {
+  void Start() {
     self_ = shared_from_this();
-    Begin(self_, request);
+    call_->SetReactor(this);
+    Begin(self_, call_->request());
   }
   void OnCancel() override { slot_.Cancel(); }
   void OnWriteDone(bool ok) override {
@@ -267,13 +271,12 @@ class DequantizeStream final : public DequantizeBase,
     const int64_t rows = std::min(rows_per_chunk_, EndRow() - begin);
     return SubmitBlock(begin, rows, [this, begin, rows](const Payload& result) {
       next_row_ = begin + rows;
-      FillChunk(begin, rows, result);
-      StartWrite(&chunk_);
+      call_->StartWrite(Chunk(begin, rows, result));
       return absl::OkStatus();
     });
   }
 
-  void FillChunk(int64_t begin, int64_t rows, const Payload& result) {
+  grpc::ByteBuffer Chunk(int64_t begin, int64_t rows, const Payload& result) {
     v1::DequantizeChunk chunk;
     chunk.mutable_rows()->set_begin(begin);
     chunk.mutable_rows()->set_end(begin + rows);
@@ -283,12 +286,12 @@ class DequantizeStream final : public DequantizeBase,
     chunk.set_total_columns(job_.work.cols);
     chunk.set_request_id(request_.request_id());
     if (next_row_ >= EndRow()) FillExecution(report_, chunk.mutable_execution());
-    chunk_ = Encode(chunk, v1::DequantizeChunk::kOutputFieldNumber,
-                    {result, job_.work.out_dtype, {{rows, job_.work.cols}}, job_.encoding},
-                    &env_.engine->staging());
+    return Encode(chunk, v1::DequantizeChunk::kOutputFieldNumber,
+                  {result, job_.work.out_dtype, {{rows, job_.work.cols}}, job_.encoding},
+                  &env_.engine->staging());
   }
 
-  void End(const absl::Status& status) override { Finish(ToGrpc(status)); }
+  void End(const absl::Status& status) override { call_->Finish(ToGrpc(status)); }
   std::shared_ptr<DequantizeBase> Self() override { return shared_from_this(); }
 
   absl::Status OpenShared() override {
@@ -297,28 +300,20 @@ class DequantizeStream final : public DequantizeBase,
                       "none: Dequantize writes an answer of any size there");
   }
 
+  WriteCall* const call_;
   int64_t rows_per_chunk_ = 1;
   int64_t next_row_ = 0;
-  grpc::ByteBuffer chunk_;
   std::shared_ptr<DequantizeStream> self_;  // gRPC's share
 };
 
 }  // namespace
 
-grpc::ServerUnaryReactor* StartDequantizeCall(const RpcEnv& env,
-                                              grpc::CallbackServerContext* context,
-                                              const grpc::ByteBuffer* request,
-                                              grpc::ByteBuffer* response) {
-  const auto call = std::make_shared<DequantizeCall>(env, context, response);
-  call->Start(Mutable(request));
-  return call.get();
+void StartDequantizeCall(const RpcEnv& env, UnaryCall* call) {
+  std::make_shared<DequantizeCall>(env, call)->Start();
 }
 
-grpc::ServerWriteReactor<grpc::ByteBuffer>* StartDequantizeStream(
-    const RpcEnv& env, grpc::CallbackServerContext* context, const grpc::ByteBuffer* request) {
-  const auto stream = std::make_shared<DequantizeStream>(env, context);
-  stream->Start(Mutable(request));
-  return stream.get();
+void StartDequantizeStream(const RpcEnv& env, WriteCall* call) {
+  std::make_shared<DequantizeStream>(env, call)->Start();
 }
 
 }  // namespace awqd

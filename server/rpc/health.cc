@@ -6,7 +6,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/status.h"
 #include "server/obs/logging.h"
+#include "server/rpc/guard.h"
+#include "server/rpc/messages.h"
+#include "server/rpc/raw_message.h"
 #include "server/rpc/status_grpc.h"
 
 namespace awqd {
@@ -15,13 +19,12 @@ using ::grpc::health::v1::HealthCheckRequest;
 using ::grpc::health::v1::HealthCheckResponse;
 
 // Lock order: HealthService::mu_, then HealthWatch::mu_.
-class HealthWatch final : public grpc::ServerWriteReactor<HealthCheckResponse>,
-                          public std::enable_shared_from_this<HealthWatch> {
+class HealthWatch final : public Reactor, public std::enable_shared_from_this<HealthWatch> {
  public:
   using Status = HealthService::Status;
 
-  HealthWatch(HealthService* service, std::string name)
-      : service_(service), name_(std::move(name)) {}
+  HealthWatch(HealthService* service, WriteCall* call, std::string name)
+      : service_(service), call_(call), name_(std::move(name)) {}
 
   const std::string& name() const { return name_; }
 
@@ -68,22 +71,23 @@ class HealthWatch final : public grpc::ServerWriteReactor<HealthCheckResponse>,
   void Advance() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     if (writing_ || finished_) return;
     if (!pending_.empty()) {
-      response_.set_status(pending_.front());
+      HealthCheckResponse response;
+      response.set_status(pending_.front());
       pending_.pop_front();
       writing_ = true;
-      StartWrite(&response_);
+      call_->StartWrite(Encode(response));
     } else if (ended_) {
       finished_ = true;
-      Finish(grpc::Status(grpc::StatusCode::UNAVAILABLE, "the server is shutting down"));
+      call_->Finish(grpc::Status(grpc::StatusCode::UNAVAILABLE, "the server is shutting down"));
     }
   }
 
   HealthService* const service_;
+  WriteCall* const call_;
   const std::string name_;
   Mutex mu_;
   std::deque<Status> pending_ ABSL_GUARDED_BY(mu_);
   Status last_ ABSL_GUARDED_BY(mu_) = HealthCheckResponse::UNKNOWN;
-  HealthCheckResponse response_ ABSL_GUARDED_BY(mu_);
   bool writing_ ABSL_GUARDED_BY(mu_) = false;
   bool ended_ ABSL_GUARDED_BY(mu_) = false;
   bool finished_ ABSL_GUARDED_BY(mu_) = false;
@@ -123,34 +127,39 @@ void HealthService::Forget(const std::shared_ptr<HealthWatch>& watch) {
   watches_.erase(watch);
 }
 
-grpc::ServerUnaryReactor* HealthService::Check(grpc::CallbackServerContext* context,
-                                               const HealthCheckRequest* request,
-                                               HealthCheckResponse* response) {
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  Status status;
-  {
-    MutexLock lock(&mu_);
-    status = StatusOf(request->service());
-  }
-  if (status == HealthCheckResponse::SERVICE_UNKNOWN) {
-    reactor->Finish(ToGrpc(absl::NotFoundError(
-        absl::StrCat("service: got \"", LogText(request->service()),
-                     "\", expected \"\" or the full name of a service of this server"))));
-    return reactor;
-  }
-  response->set_status(status);
-  reactor->Finish(grpc::Status::OK);
-  return reactor;
+void HealthService::ServeOn(CallLoop* loop) {
+  constexpr int kSlots = 8;
+  loop->Serve<UnaryCall>(kSlots, this, &HealthService::RequestCheck,
+                         [this](UnaryCall* call) { Check(call); });
+  loop->Serve<WriteCall>(kSlots, this, &HealthService::RequestWatch,
+                         [this](WriteCall* call) { Watch(call); });
 }
 
-grpc::ServerWriteReactor<HealthCheckResponse>* HealthService::Watch(
-    grpc::CallbackServerContext*, const HealthCheckRequest* request) {
-  const auto watch = std::make_shared<HealthWatch>(this, request->service());
+void HealthService::Check(UnaryCall* call) {
+  HealthCheckResponse response;
+  const absl::Status status = Guarded([&]() -> absl::Status {
+    HealthCheckRequest request;
+    AWQD_RETURN_IF_ERROR(Parse(call->request(), &request));
+    MutexLock lock(&mu_);
+    response.set_status(StatusOf(request.service()));
+    if (response.status() != HealthCheckResponse::SERVICE_UNKNOWN) return absl::OkStatus();
+    return absl::NotFoundError(
+        absl::StrCat("service: got \"", LogText(request.service()),
+                     "\", expected \"\" or the full name of a service of this server"));
+  });
+  Reply(call, status, response);
+}
+
+void HealthService::Watch(WriteCall* call) {
+  HealthCheckRequest request;
+  const absl::Status status = Guarded([&] { return Parse(call->request(), &request); });
+  if (!status.ok()) return call->Finish(ToGrpc(status));
+  const auto watch = std::make_shared<HealthWatch>(this, call, request.service());
+  call->SetReactor(watch.get());
   MutexLock lock(&mu_);
   watches_.insert(watch);
   watch->Send(StatusOf(watch->name()));
   if (stopped_) watch->End();
-  return watch.get();
 }
 
 }  // namespace awqd

@@ -13,13 +13,17 @@
 #include "absl/strings/string_view.h"
 #include "grpc/health/v1/health.grpc.pb.h"
 #include "kernels/base/mutex.h"
+#include "server/rpc/call_loop.h"
 
 namespace awqd {
 
 class HealthWatch;
 
+using RawHealth = grpc::health::v1::Health::WithRawMethod_Check<
+    grpc::health::v1::Health::WithRawMethod_Watch<grpc::health::v1::Health::Service>>;
+
 // Thread-safe. Outlives the gRPC server.
-class HealthService final : public grpc::health::v1::Health::CallbackService {
+class HealthService final : public RawHealth {
  public:
   using Status = grpc::health::v1::HealthCheckResponse::ServingStatus;
 
@@ -33,18 +37,14 @@ class HealthService final : public grpc::health::v1::Health::CallbackService {
   // NOT_SERVING for good, and ends every Watch, so that none holds the server's shutdown.
   void Stop();
 
-  grpc::ServerUnaryReactor* Check(grpc::CallbackServerContext* context,
-                                  const grpc::health::v1::HealthCheckRequest* request,
-                                  grpc::health::v1::HealthCheckResponse* response) override;
-
-  // Answers at once, then at each change. SERVICE_UNKNOWN for a name that is not registered.
-  grpc::ServerWriteReactor<grpc::health::v1::HealthCheckResponse>* Watch(
-      grpc::CallbackServerContext* context,
-      const grpc::health::v1::HealthCheckRequest* request) override;
+  void ServeOn(CallLoop* loop);
 
  private:
   friend class HealthWatch;
 
+  void Check(UnaryCall* call);
+  // Answers at once, then at each change. SERVICE_UNKNOWN for a name that is not registered.
+  void Watch(WriteCall* call);
   Status StatusOf(const std::string& service) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Forget(const std::shared_ptr<HealthWatch>& watch);
 

@@ -6,63 +6,45 @@
 #pragma once
 
 #include "awqd/v1/inference.grpc.pb.h"
-#include "grpcpp/support/byte_buffer.h"
+#include "server/rpc/call.h"
+#include "server/rpc/call_loop.h"
 #include "server/rpc/rpc_env.h"
 
 namespace awqd {
 
-// A raw method's request. gRPC hands it over as const although the handler is its only user, who
-// may free it before the call ends.
-inline grpc::ByteBuffer* Mutable(const grpc::ByteBuffer* request) {
-  return const_cast<grpc::ByteBuffer*>(request);
-}
+// They own themselves until gRPC is done with them. `env` outlives the server.
+void StartMatmulCall(const RpcEnv& env, UnaryCall* call);
+void StartMatmulStream(const RpcEnv& env, StreamCall* call);
+void StartDequantizeCall(const RpcEnv& env, UnaryCall* call);
+void StartDequantizeStream(const RpcEnv& env, WriteCall* call);
 
-// Calls own themselves until gRPC is done with them. `env` outlives the server.
-grpc::ServerUnaryReactor* StartMatmulCall(const RpcEnv& env, grpc::CallbackServerContext* context,
-                                          const grpc::ByteBuffer* request,
-                                          grpc::ByteBuffer* response);
-grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* StartMatmulStream(
-    const RpcEnv& env, grpc::CallbackServerContext* context);
-grpc::ServerUnaryReactor* StartDequantizeCall(const RpcEnv& env,
-                                              grpc::CallbackServerContext* context,
-                                              const grpc::ByteBuffer* request,
-                                              grpc::ByteBuffer* response);
-grpc::ServerWriteReactor<grpc::ByteBuffer>* StartDequantizeStream(
-    const RpcEnv& env, grpc::CallbackServerContext* context, const grpc::ByteBuffer* request);
-
-using RawQuantizedInference = v1::QuantizedInference::WithRawCallbackMethod_QuantizedMatmul<
-    v1::QuantizedInference::WithRawCallbackMethod_QuantizedMatmulStream<
-        v1::QuantizedInference::WithRawCallbackMethod_Dequantize<
-            v1::QuantizedInference::WithRawCallbackMethod_DequantizeStream<
+using RawQuantizedInference = v1::QuantizedInference::WithRawMethod_QuantizedMatmul<
+    v1::QuantizedInference::WithRawMethod_QuantizedMatmulStream<
+        v1::QuantizedInference::WithRawMethod_Dequantize<
+            v1::QuantizedInference::WithRawMethod_DequantizeStream<
                 v1::QuantizedInference::Service>>>>;
 
 class InferenceService final : public RawQuantizedInference {
  public:
   explicit InferenceService(const RpcEnv& env) : env_(env) {}
 
-  grpc::ServerUnaryReactor* QuantizedMatmul(grpc::CallbackServerContext* context,
-                                            const grpc::ByteBuffer* request,
-                                            grpc::ByteBuffer* response) override {
-    if (auto* refusal = env_.gate->TurnAway<grpc::ServerUnaryReactor>()) return refusal;
-    return StartMatmulCall(env_, context, request, response);
-  }
-  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* QuantizedMatmulStream(
-      grpc::CallbackServerContext* context) override {
-    using Reactor = grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>;
-    if (auto* refusal = env_.gate->TurnAway<Reactor>()) return refusal;
-    return StartMatmulStream(env_, context);
-  }
-  grpc::ServerUnaryReactor* Dequantize(grpc::CallbackServerContext* context,
-                                       const grpc::ByteBuffer* request,
-                                       grpc::ByteBuffer* response) override {
-    if (auto* refusal = env_.gate->TurnAway<grpc::ServerUnaryReactor>()) return refusal;
-    return StartDequantizeCall(env_, context, request, response);
-  }
-  grpc::ServerWriteReactor<grpc::ByteBuffer>* DequantizeStream(
-      grpc::CallbackServerContext* context, const grpc::ByteBuffer* request) override {
-    using Reactor = grpc::ServerWriteReactor<grpc::ByteBuffer>;
-    if (auto* refusal = env_.gate->TurnAway<Reactor>()) return refusal;
-    return StartDequantizeStream(env_, context, request);
+  void ServeOn(CallLoop* loop) {
+    using Service = InferenceService;
+    // A burst of callers waits less when it need not be asked for one by one.
+    constexpr int kMany = 64, kSome = 8;
+    loop->Serve<UnaryCall>(kMany, this, &Service::RequestQuantizedMatmul, [this](UnaryCall* call) {
+      if (!env_.gate->TurnAway(call)) StartMatmulCall(env_, call);
+    });
+    loop->Serve<StreamCall>(kSome, this, &Service::RequestQuantizedMatmulStream,
+                            [this](StreamCall* call) {
+                              if (!env_.gate->TurnAway(call)) StartMatmulStream(env_, call);
+                            });
+    loop->Serve<UnaryCall>(kSome, this, &Service::RequestDequantize, [this](UnaryCall* call) {
+      if (!env_.gate->TurnAway(call)) StartDequantizeCall(env_, call);
+    });
+    loop->Serve<WriteCall>(kSome, this, &Service::RequestDequantizeStream, [this](WriteCall* call) {
+      if (!env_.gate->TurnAway(call)) StartDequantizeStream(env_, call);
+    });
   }
 
  private:

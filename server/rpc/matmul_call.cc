@@ -9,25 +9,19 @@
 namespace awqd {
 namespace {
 
-class MatmulCall final : public grpc::ServerUnaryReactor {
+class MatmulCall final : public Reactor {
  public:
-  MatmulCall(const RpcEnv& env, grpc::CallbackServerContext* context, grpc::ByteBuffer* response)
+  MatmulCall(const RpcEnv& env, UnaryCall* call)
       : ticket_(env.gate),
         flow_(std::make_shared<MatmulFlow>(
-            env, "QuantizedMatmul", DeadlineOf(context->deadline()),
-            [this, response](const absl::Status& status, grpc::ByteBuffer answer) {
-              response->Swap(&answer);
-              Finish(ToGrpc(status));
+            env, "QuantizedMatmul", call->deadline(),
+            [call](const absl::Status& status, const grpc::ByteBuffer& answer) {
+              status.ok() ? call->Answer(answer) : call->Finish(ToGrpc(status));
             })) {}
 
-  // May end with this call deleted; gRPC keeps the pointer it was given valid until then.
-  void Start(grpc::ByteBuffer* request) { std::shared_ptr<MatmulFlow>(flow_)->Start(request); }
-
+  const std::shared_ptr<MatmulFlow>& flow() const { return flow_; }
   void OnCancel() override { flow_->Cancel(); }
   void OnDone() override { delete this; }
-  // Else gRPC wakes a thread of its own for every OnDone and OnCancel, so that they may block or
-  // take long: as much work as all the rest of a short call. Neither of these does.
-  bool InternalInlineable() override { return true; }
 
  private:
   const CallGate::Ticket ticket_;
@@ -36,12 +30,10 @@ class MatmulCall final : public grpc::ServerUnaryReactor {
 
 }  // namespace
 
-grpc::ServerUnaryReactor* StartMatmulCall(const RpcEnv& env, grpc::CallbackServerContext* context,
-                                          const grpc::ByteBuffer* request,
-                                          grpc::ByteBuffer* response) {
-  auto* call = new MatmulCall(env, context, response);
-  call->Start(Mutable(request));
-  return call;
+void StartMatmulCall(const RpcEnv& env, UnaryCall* call) {
+  auto* reactor = new MatmulCall(env, call);
+  call->SetReactor(reactor);
+  reactor->flow()->Start(call->request());
 }
 
 }  // namespace awqd

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status.h"
 #include "server/obs/logging.h"
+#include "server/rpc/call_loop.h"
 #include "server/rpc/guard.h"
 #include "server/rpc/status_grpc.h"
 
@@ -113,7 +114,7 @@ absl::Status MatmulFlow::Submit(WeightPtr weight) {
   held_bytes_ = lease_.bytes();
   const SubmitOptions options = {.priority = parsed_.request.priority(),
                                  .deadline = deadline_,
-                                 .alone = env_.in_flight->in_flight() == lease_.bytes()};
+                                 .caller_runs = CallLoop::WillRunQueued()};
   message_.Free();
   parsed_.request.clear_activations();
   parsed_.request.clear_bias();

@@ -19,11 +19,10 @@
 namespace awqd {
 namespace {
 
-class MatmulStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
-                           public std::enable_shared_from_this<MatmulStream> {
+class MatmulStream final : public Reactor, public std::enable_shared_from_this<MatmulStream> {
  public:
-  MatmulStream(const RpcEnv& env, grpc::CallbackServerContext* context)
-      : env_(env), ticket_(env.gate), deadline_(DeadlineOf(context->deadline())) {}
+  MatmulStream(const RpcEnv& env, StreamCall* call)
+      : env_(env), call_(call), ticket_(env.gate), deadline_(call->deadline()) {}
 
   // Answers come on threads that gRPC does not know, so the stream is shared between gRPC (until
   // OnDone) and the answers that are still to come.
@@ -144,7 +143,7 @@ class MatmulStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc
     }
     if (writing_ || answers_.empty()) return;
     writing_ = true;
-    StartWrite(&answers_.front()->answer);
+    call_->StartWrite(answers_.front()->answer);
   }
 
   void Drop(const ItemPtr& item) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
@@ -159,7 +158,7 @@ class MatmulStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc
     if (reading_ || half_closed_ || finished_ || full) return;
     next_ = std::make_shared<Item>();
     reading_ = true;
-    StartRead(&next_->message);
+    call_->StartRead(&next_->message);
   }
 
   // A read that is still out ends with the call, so it never holds Finish back.
@@ -167,13 +166,14 @@ class MatmulStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc
     if (finished_ || !half_closed_ || !items_.empty()) return;
     finished_ = true;
     if (cancelled_) {
-      Finish(ToGrpc(absl::CancelledError("the client cancelled the call")));
+      call_->Finish(ToGrpc(absl::CancelledError("the client cancelled the call")));
     } else {
-      Finish(drained_ ? CallGate::Draining() : grpc::Status::OK);
+      call_->Finish(drained_ ? CallGate::Draining() : grpc::Status::OK);
     }
   }
 
   const RpcEnv& env_;
+  StreamCall* const call_;
   const CallGate::Ticket ticket_;
   const absl::Time deadline_;
   std::shared_ptr<MatmulStream> self_;  // gRPC's share
@@ -193,11 +193,10 @@ class MatmulStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc
 
 }  // namespace
 
-grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* StartMatmulStream(
-    const RpcEnv& env, grpc::CallbackServerContext* context) {
-  const auto stream = std::make_shared<MatmulStream>(env, context);
+void StartMatmulStream(const RpcEnv& env, StreamCall* call) {
+  const auto stream = std::make_shared<MatmulStream>(env, call);
+  call->SetReactor(stream.get());
   stream->Start();
-  return stream.get();
 }
 
 }  // namespace awqd

@@ -1,4 +1,4 @@
-// Store structs -> messages, and loads and unloads off the callback threads.
+// Store structs -> messages, and loads and unloads off the loop's threads.
 #include "server/rpc/model_repository.h"
 
 #include <memory>
@@ -11,6 +11,7 @@
 #include "kernels/scheme.h"
 #include "server/obs/logging.h"
 #include "server/rpc/guard.h"
+#include "server/rpc/messages.h"
 #include "server/rpc/status_grpc.h"
 #include "server/rpc/validate.h"
 
@@ -101,73 +102,81 @@ absl::Status Get(const ModelStore& models, const std::string& name,
   return absl::OkStatus();
 }
 
-// Runs `body` on the worker and answers with its status.
-template <typename F>
-grpc::ServerUnaryReactor* Offload(const RpcEnv& env, grpc::CallbackServerContext* context,
-                                  absl::string_view what, const std::string& name, F body) {
-  if (auto* refusal = env.gate->TurnAway<grpc::ServerUnaryReactor>()) return refusal;
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+// A message and its answer, where the answer is at hand. `body` fills the answer.
+template <typename Request, typename Response, typename F>
+void Answer(const RpcEnv& env, UnaryCall* call, F body) {
+  if (env.gate->TurnAway(call)) return;
+  Response response;
+  const absl::Status status = Guarded([&]() -> absl::Status {
+    Request request;
+    AWQD_RETURN_IF_ERROR(Parse(call->request(), &request));
+    return body(request, &response);
+  });
+  Reply(call, status, response);
+}
+
+// The same on the worker: `body` may block. Both end up in the log, as `what`.
+template <typename Request, typename Response, typename F>
+void Offload(const RpcEnv& env, UnaryCall* call, absl::string_view what, F body) {
+  if (env.gate->TurnAway(call)) return;
+  Request request;
   const auto ticket = std::make_shared<CallGate::Ticket>(env.gate);
-  absl::Status accepted = CheckName(name);
-  if (accepted.ok()) {
-    accepted = env.loads->Run([ticket, reactor, what, name, body = std::move(body)] {
-      const absl::Status status = ForClient(Guarded(body));
+  const absl::Status accepted = Guarded([&]() -> absl::Status {
+    AWQD_RETURN_IF_ERROR(Parse(call->request(), &request));
+    AWQD_RETURN_IF_ERROR(CheckName(request.name()));
+    return env.loads->Run([ticket, call, what, name = request.name(), body = std::move(body)] {
+      Response response;
+      const absl::Status status = ForClient(Guarded([&] { return body(name, &response); }));
       LogEvent(status.ok() ? LogLevel::kInfo : LogLevel::kWarning, what,
                {{"model", LogText(name)},
                 {"status", absl::StatusCodeToString(status.code())},
                 {"error", LogText(status.message(), kMaxErrorBytes)}});
-      reactor->Finish(ToGrpc(status));
+      Reply(call, status, response);
     });
-  }
-  if (!accepted.ok()) reactor->Finish(ToGrpc(accepted));
-  return reactor;
+  });
+  if (!accepted.ok()) call->Finish(ToGrpc(accepted));
 }
 
-template <typename F>
-grpc::ServerUnaryReactor* Answer(const RpcEnv& env, grpc::CallbackServerContext* context, F body) {
-  if (auto* refusal = env.gate->TurnAway<grpc::ServerUnaryReactor>()) return refusal;
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  reactor->Finish(ToGrpc(Guarded(std::move(body))));
-  return reactor;
+absl::Status List(ModelStore* models, v1::ListModelsResponse* response) {
+  for (const ModelStatus& status : models->List()) {
+    v1::ModelSummary* summary = response->add_models();
+    if (status.model != nullptr) FillSummary(*status.model, summary);
+    summary->set_name(status.name);
+    summary->set_state(ToProto(status.state));
+    summary->set_message(status.message);
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
 
-grpc::ServerUnaryReactor* ModelRepositoryService::ListModels(grpc::CallbackServerContext* context,
-                                                             const v1::ListModelsRequest*,
-                                                             v1::ListModelsResponse* response) {
-  return Answer(env_, context, [&]() -> absl::Status {
-    for (const ModelStatus& status : env_.models->List()) {
-      v1::ModelSummary* summary = response->add_models();
-      if (status.model != nullptr) FillSummary(*status.model, summary);
-      summary->set_name(status.name);
-      summary->set_state(ToProto(status.state));
-      summary->set_message(status.message);
-    }
-    return absl::OkStatus();
+void ModelRepositoryService::ServeOn(CallLoop* loop) {
+  using Service = ModelRepositoryService;
+  constexpr int kSlots = 4;
+  loop->Serve<UnaryCall>(kSlots, this, &Service::RequestListModels, [this](UnaryCall* call) {
+    Answer<v1::ListModelsRequest, v1::ListModelsResponse>(
+        env_, call, [this](const auto&, auto* response) { return List(env_.models, response); });
   });
-}
-
-grpc::ServerUnaryReactor* ModelRepositoryService::GetModel(grpc::CallbackServerContext* context,
-                                                           const v1::GetModelRequest* request,
-                                                           v1::GetModelResponse* response) {
-  return Answer(env_, context, [&] { return Get(*env_.models, request->name(), response); });
-}
-
-grpc::ServerUnaryReactor* ModelRepositoryService::LoadModel(grpc::CallbackServerContext* context,
-                                                            const v1::LoadModelRequest* request,
-                                                            v1::LoadModelResponse* response) {
-  return Offload(env_, context, "load model", request->name(),
-                 [models = env_.models, name = request->name(), response] {
-                   return Load(models, name, response);
-                 });
-}
-
-grpc::ServerUnaryReactor* ModelRepositoryService::UnloadModel(grpc::CallbackServerContext* context,
-                                                              const v1::UnloadModelRequest* request,
-                                                              v1::UnloadModelResponse*) {
-  return Offload(env_, context, "unload model", request->name(),
-                 [models = env_.models, name = request->name()] { return models->Unload(name); });
+  loop->Serve<UnaryCall>(kSlots, this, &Service::RequestGetModel, [this](UnaryCall* call) {
+    Answer<v1::GetModelRequest, v1::GetModelResponse>(
+        env_, call, [this](const auto& request, auto* response) {
+          return Get(*env_.models, request.name(), response);
+        });
+  });
+  loop->Serve<UnaryCall>(kSlots, this, &Service::RequestLoadModel, [this](UnaryCall* call) {
+    Offload<v1::LoadModelRequest, v1::LoadModelResponse>(
+        env_, call, "load model",
+        [models = env_.models](const std::string& name, v1::LoadModelResponse* response) {
+          return Load(models, name, response);
+        });
+  });
+  loop->Serve<UnaryCall>(kSlots, this, &Service::RequestUnloadModel, [this](UnaryCall* call) {
+    Offload<v1::UnloadModelRequest, v1::UnloadModelResponse>(
+        env_, call, "unload model",
+        [models = env_.models](const std::string& name, v1::UnloadModelResponse*) {
+          return models->Unload(name);
+        });
+  });
 }
 
 }  // namespace awqd

@@ -2,6 +2,7 @@
 #include "server/rpc/rpc_server.h"
 
 #include <algorithm>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include "kernels/base/status.h"
 #include "server/obs/logging.h"
 #include "server/rpc/bounds.h"
+#include "server/rpc/call_loop.h"
 #include "server/rpc/health.h"
 #include "server/rpc/inference_service.h"
 #include "server/rpc/listen_address.h"
@@ -81,6 +83,12 @@ class RpcServerImpl final : public RpcServer {
     builder.RegisterService(&repository_);
     builder.RegisterService(&info_);
     builder.RegisterService(&health_);
+    loop_ = std::make_unique<CallLoop>(&builder, Threads(options.rpc_threads, *env_.engine),
+                                       [engine = env_.engine] { return engine->RunQueued(); });
+    inference_.ServeOn(loop_.get());
+    repository_.ServeOn(loop_.get());
+    info_.ServeOn(loop_.get());
+    health_.ServeOn(loop_.get());
     SetBounds(options, &builder);
     if (options.reflection) {
       // Named, because a linker that drops unused libraries would leave the plugin out in silence.
@@ -88,7 +96,9 @@ class RpcServerImpl final : public RpcServer {
     } else {
       builder.SetOption(std::make_unique<WithoutReflection>());
     }
-    return Bind(options, &builder);
+    AWQD_RETURN_IF_ERROR(Bind(options, &builder));
+    loop_->Start();
+    return absl::OkStatus();
   }
 
   int port() const override { return port_; }
@@ -102,6 +112,7 @@ class RpcServerImpl final : public RpcServer {
   void Shutdown(absl::Duration grace) override {
     health_.Stop();
     ShutDown(server_.get(), &gate_, absl::Now() + grace);
+    loop_->Stop();
     packings_.Stop();
     loads_.Stop();
     shared_memory_->Stop();
@@ -140,6 +151,15 @@ class RpcServerImpl final : public RpcServer {
                          : "the file system does not take sockets, or somebody was faster"));
   }
 
+  // Where the processor computes, one thread for every four cores, because kernels use them all;
+  // beside a GPU as many as gRPC's own default.
+  static int Threads(int wanted, const Engine& engine) {
+    const int cores = static_cast<int>(std::thread::hardware_concurrency());
+    if (wanted > 0) return wanted;
+    return engine.device().host_addressable() ? std::clamp(cores / 4, 1, 16)
+                                              : std::clamp(cores / 2, 2, 16);
+  }
+
   // With the port that was really bound.
   static std::string Spell(const ListenAddress& address, int port) {
     if (!address.socket_path.empty()) return address.text;
@@ -159,6 +179,7 @@ class RpcServerImpl final : public RpcServer {
   UnixSockets sockets_;
   int port_ = 0;
   std::vector<std::string> addresses_;
+  std::unique_ptr<CallLoop> loop_;
   std::unique_ptr<grpc::Server> server_;
 };
 

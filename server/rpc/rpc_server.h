@@ -24,6 +24,7 @@ struct RpcOptions {
   int max_concurrent_streams = 256;
   int64_t memory_quota_bytes = int64_t{1} << 30;
   bool reflection = true;
+  int rpc_threads = 0;  // 0: by the cores and the device
   int load_threads = 2;
   int packing_threads = 1;
   int64_t max_queued_loads = 64;

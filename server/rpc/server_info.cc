@@ -5,9 +5,11 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/status.h"
 #include "kernels/formats/format.h"
 #include "kernels/layouts/layout.h"
 #include "server/rpc/guard.h"
+#include "server/rpc/messages.h"
 #include "server/rpc/status_grpc.h"
 
 namespace awqd {
@@ -84,27 +86,34 @@ void FillKernel(const KernelRow& row, const DeviceInfo& device, v1::KernelInfo* 
   out->set_reason(reason);
 }
 
-grpc::ServerUnaryReactor* ServerInfoService::GetServerInfo(grpc::CallbackServerContext* context,
-                                                           const v1::GetServerInfoRequest*,
-                                                           v1::GetServerInfoResponse* response) {
-  if (auto* refusal = env_.gate->TurnAway<grpc::ServerUnaryReactor>()) return refusal;
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  const absl::Status status = Guarded([&] {
-    response->set_version(AWQD_VERSION);
-    for (const Device* device : env_.engine->devices()) {
-      FillDevice(env_, *device, response->add_devices());
-    }
-    for (const KernelRow* row : AllKernels()) {
-      FillKernel(*row, env_.engine->device().info(), response->add_kernels());
-    }
-    FillLimits(env_, response->mutable_limits());
-    response->set_shard(std::string(Name(env_.models->sharding())));
-    response->set_uptime_s(absl::ToInt64Seconds(absl::Now() - env_.started));
-    for (const Format* format : AllFormats()) response->add_formats(std::string(format->name));
-    return absl::OkStatus();
-  });
-  reactor->Finish(ToGrpc(status));
-  return reactor;
+absl::Status ServerInfoService::Fill(v1::GetServerInfoResponse* response) const {
+  response->set_version(AWQD_VERSION);
+  for (const Device* device : env_.engine->devices()) {
+    FillDevice(env_, *device, response->add_devices());
+  }
+  for (const KernelRow* row : AllKernels()) {
+    FillKernel(*row, env_.engine->device().info(), response->add_kernels());
+  }
+  FillLimits(env_, response->mutable_limits());
+  response->set_shard(std::string(Name(env_.models->sharding())));
+  response->set_uptime_s(absl::ToInt64Seconds(absl::Now() - env_.started));
+  for (const Format* format : AllFormats()) response->add_formats(std::string(format->name));
+  return absl::OkStatus();
+}
+
+void ServerInfoService::ServeOn(CallLoop* loop) {
+  constexpr int kSlots = 4;
+  loop->Serve<UnaryCall>(kSlots, this, &ServerInfoService::RequestGetServerInfo,
+                         [this](UnaryCall* call) {
+                           if (env_.gate->TurnAway(call)) return;
+                           v1::GetServerInfoResponse response;
+                           const absl::Status status = Guarded([&]() -> absl::Status {
+                             v1::GetServerInfoRequest request;
+                             AWQD_RETURN_IF_ERROR(Parse(call->request(), &request));
+                             return Fill(&response);
+                           });
+                           Reply(call, status, response);
+                         });
 }
 
 }  // namespace awqd

@@ -3,19 +3,22 @@
 
 #include "awqd/v1/server_info.grpc.pb.h"
 #include "kernels/registry.h"
+#include "server/rpc/call_loop.h"
 #include "server/rpc/rpc_env.h"
 
 namespace awqd {
 
-class ServerInfoService final : public v1::ServerInfo::CallbackService {
+using RawServerInfo = v1::ServerInfo::WithRawMethod_GetServerInfo<v1::ServerInfo::Service>;
+
+class ServerInfoService final : public RawServerInfo {
  public:
   explicit ServerInfoService(const RpcEnv& env) : env_(env) {}
 
-  grpc::ServerUnaryReactor* GetServerInfo(grpc::CallbackServerContext* context,
-                                          const v1::GetServerInfoRequest* request,
-                                          v1::GetServerInfoResponse* response) override;
+  void ServeOn(CallLoop* loop);
 
  private:
+  absl::Status Fill(v1::GetServerInfoResponse* response) const;
+
   const RpcEnv& env_;
 };
 

@@ -32,6 +32,11 @@ class FakeEngine final : public Engine {
     MutexLock lock(&mu_);
     hold_ = hold;
   }
+  // Answer held tasks in RunQueued.
+  void CallersRun(bool callers_run) {
+    MutexLock lock(&mu_);
+    callers_run_ = callers_run;
+  }
   // What Submit returns instead of accepting.
   void Refuse(absl::Status status) {
     MutexLock lock(&mu_);
@@ -66,6 +71,11 @@ class FakeEngine final : public Engine {
     MutexLock lock(&mu_);
     return submitted_;
   }
+  // Calls of RunQueued so far.
+  int run_queued() const {
+    MutexLock lock(&mu_);
+    return run_queued_;
+  }
   MatmulWork last_matmul() const {
     MutexLock lock(&mu_);
     return last_matmul_;
@@ -99,6 +109,16 @@ class FakeEngine final : public Engine {
       const CanonicalWeight& weight) override {
     Device* const devices[] = {device_.get()};
     return PlaceWeight(weight, devices, /*cut=*/false);
+  }
+  // Answers what is held and was to be run by its caller, one a call.
+  bool RunQueued() override {
+    {
+      MutexLock lock(&mu_);
+      ++run_queued_;
+      if (!callers_run_ || held_.empty()) return false;
+    }
+    Answer();
+    return held() > 0;
   }
   StagingPool& staging() override { return *staging_; }
   void Drain() override {}
@@ -161,6 +181,8 @@ class FakeEngine final : public Engine {
   std::unique_ptr<Device> device_;
   std::unique_ptr<StagingPool> staging_;
   bool hold_ = false;
+  bool callers_run_ = false;
+  int run_queued_ = 0;
   absl::Status refuse_;
   absl::Status fail_;
   std::deque<Held> held_;

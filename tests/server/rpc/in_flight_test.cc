@@ -60,22 +60,6 @@ TEST_F(InFlightTest, RefusesWhatWouldPassTheLimitAndGoesOnAfterwards) {
   EXPECT_TRUE(Matmul(OfKiB(250), &response).ok());
 }
 
-TEST_F(InFlightTest, TheEngineHearsWhetherARequestIsAlone) {
-  const auto first = Hold(OfKiB(1));
-  EXPECT_TRUE(engine_.last_options().alone);
-  const auto second = Hold(OfKiB(1));
-  EXPECT_FALSE(engine_.last_options().alone);
-  engine_.Answer();
-  engine_.Answer();
-  first->thread.join();
-  second->thread.join();
-  ASSERT_TRUE(NothingInFlight());
-  const auto third = Hold(OfKiB(1));
-  EXPECT_TRUE(engine_.last_options().alone) << "the others' answers were sent";
-  engine_.Answer();
-  third->thread.join();
-}
-
 TEST_F(InFlightTest, TheAnswerCountsBeforeItIsComputed) {
   v1::QuantizedMatmulRequest request = GoodMatmul(100);
   request.mutable_weight()->set_weight("wide");  // 25 KiB in, 800 KiB out

@@ -1,0 +1,53 @@
+// The life of a call: asked for, taken, handled, finished, gone.
+#include "server/rpc/call.h"
+
+#include "server/rpc/call_loop.h"
+#include "server/rpc/call_state.h"
+
+namespace awqd {
+
+ServerCall::ServerCall(MethodBase* method) : method_(method) {
+  context_.AsyncNotifyWhenDone(&ended_);
+}
+
+ServerCall::~ServerCall() = default;
+
+absl::Time ServerCall::deadline() const { return DeadlineOf(context_.deadline()); }
+
+void ServerCall::Release() {
+  if (pending_.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+  if (reactor_ != nullptr) reactor_->OnDone();
+  MethodBase* const method = method_;
+  delete this;
+  method->Gone();
+}
+
+void ServerCall::OnTaken(bool ok) {
+  MethodBase* const method = method_;
+  if (!ok) {  // the server stops; nothing of the call has happened
+    delete this;
+    method->Gone();
+    return;
+  }
+  method->Ask();
+  method->Handle(this);
+  HandlerReturned();
+}
+
+void ServerCall::HandlerReturned() {
+  if (one_of_two_.exchange(true)) Cancelled();
+  Release();
+}
+
+void ServerCall::OnEnded(bool /*ok*/) {
+  if (context_.IsCancelled() && one_of_two_.exchange(true)) Cancelled();
+  Release();
+}
+
+void ServerCall::Cancelled() {
+  if (reactor_ != nullptr) reactor_->OnCancel();
+}
+
+void ServerCall::OnFinished(bool /*ok*/) { Release(); }
+
+}  // namespace awqd
