@@ -158,6 +158,11 @@ void BatchScheduler::HoldUntil(int64_t tasks) {
   hold_until_ = tasks;
 }
 
+int BatchScheduler::sleeping_workers() const {
+  MutexLock lock(&mu_);
+  return sleeping_;
+}
+
 void BatchScheduler::Poke() {
   MutexLock lock(&mu_);
   work_.NotifyAll();
@@ -193,11 +198,13 @@ Batch BatchScheduler::NextBatch(int* lane) {
           if (draining_) return Batch();
         }
         const absl::Time next = held ? absl::InfiniteFuture() : queue_.NextBatch(hurry_);
+        ++sleeping_;
         if (next == absl::InfiniteFuture()) {
           work_.Wait(&mu_);
         } else {
           work_.WaitUntil(&mu_, WakeAt(next, now));
         }
+        --sleeping_;
         continue;
       }
     }

@@ -36,6 +36,8 @@ class BatchScheduler final : public Scheduler {
 
   // For tests: no batch leaves until `tasks` are queued (or the scheduler drains).
   void HoldUntil(int64_t tasks);
+  // For tests: workers that sleep.
+  int sleeping_workers() const;
   // For tests with a clock that stands still: looks at deadlines and delays again.
   void Poke();
 
@@ -63,6 +65,7 @@ class BatchScheduler final : public Scheduler {
   // When the reaper looks again by itself. Deadlines later than that need not wake it.
   absl::Time reaper_wakes_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();
   int64_t running_now_ ABSL_GUARDED_BY(mu_) = 0;  // calls of RunQueued that have a lane
+  int sleeping_ ABSL_GUARDED_BY(mu_) = 0;
   int64_t hold_until_ ABSL_GUARDED_BY(mu_) = 0;
   bool hurry_ ABSL_GUARDED_BY(mu_) = false;  // max_queue_delay no longer counts
   bool draining_ ABSL_GUARDED_BY(mu_) = false;

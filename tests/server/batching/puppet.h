@@ -39,6 +39,8 @@ class PuppetTask final : public Task {
   int64_t tokens() const override { return tokens_; }
   int64_t bytes() const override { return bytes_; }
   BatchKey key() const override { return key_; }
+  int64_t cost() const override { return cost_; }
+  void set_cost(int64_t cost) { cost_ = cost; }
   void Fail(const absl::Status& status) override {
     journal_->Add(name_ + ":" + absl::StatusCodeToString(status.code()));
   }
@@ -47,6 +49,7 @@ class PuppetTask final : public Task {
  private:
   const std::string name_;
   Journal* const journal_;
+  int64_t cost_ = 1;
   const int64_t tokens_;
   const int64_t bytes_;
   const BatchKey key_;
