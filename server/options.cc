@@ -219,6 +219,14 @@ void AddBoundFlags(Table& table, Flags& flags) {
               "the process may take beside weights, because gRPC holds a message while it is "
               "copied; at least the two message limits together.");
   table
+      .Add(
+          "rpc_threads", rpc.rpc_threads,
+          "Threads that receive requests and send answers, and on the CPU run short products "
+          "themselves. 0: one for every four cores on the CPU, so that requests that come together "
+          "run together; half of the cores, 2 to 16, beside a GPU. More when these threads are "
+          "busy and cores are not: many clients, or large messages.")
+      ->check(CLI::Range(0, 256));
+  table
       .Add("max_concurrent_streams", rpc.max_concurrent_streams,
            "Calls at once per connection; more wait in the client. Bounds what one client takes.")
       ->check(CLI::Range(1, 1 << 20));

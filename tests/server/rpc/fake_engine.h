@@ -53,9 +53,7 @@ class FakeEngine final : public Engine {
     absl::Status status;
     {
       MutexLock lock(&mu_);
-      held = std::move(held_[index]);
-      held_.erase(held_.begin() + static_cast<int64_t>(index));
-      status = *held.cancelled ? absl::CancelledError("cancelled while queued") : fail_;
+      status = TakeHeld(index, &held);
     }
     Complete(held, status);
   }
@@ -112,13 +110,18 @@ class FakeEngine final : public Engine {
   }
   // Answers what is held and was to be run by its caller, one a call.
   bool RunQueued() override {
+    Held held;
+    absl::Status status;
+    bool more = false;
     {
       MutexLock lock(&mu_);
       ++run_queued_;
       if (!callers_run_ || held_.empty()) return false;
+      status = TakeHeld(0, &held);
+      more = !held_.empty();
     }
-    Answer();
-    return held() > 0;
+    Complete(held, status);
+    return more;
   }
   StagingPool& staging() override { return *staging_; }
   void Drain() override {}
@@ -135,6 +138,13 @@ class FakeEngine final : public Engine {
     TaskDone done;
     std::shared_ptr<bool> cancelled;  // guarded by mu_
   };
+
+  // Takes a held task out; what it is answered with.
+  absl::Status TakeHeld(size_t index, Held* held) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    *held = std::move(held_[index]);
+    held_.erase(held_.begin() + static_cast<int64_t>(index));
+    return *held->cancelled ? absl::CancelledError("cancelled while queued") : fail_;
+  }
 
   absl::StatusOr<TaskHandle> Take(int64_t bytes, int64_t tokens, TaskDone done) {
     Held held{bytes, tokens, std::move(done), std::make_shared<bool>(false)};

@@ -226,5 +226,65 @@ TEST_F(InferenceTest, HostileIdsAndNamesStayOnOneLogLine) {
   EXPECT_LT(status.error_message().size(), 300u);
 }
 
+TEST_F(InferenceTest, TheLoopRunsWhatItSubmitted) {
+  engine_.Hold(true);
+  engine_.CallersRun(true);
+  v1::QuantizedMatmulResponse response;
+  EXPECT_TRUE(Matmul(GoodMatmul(), &response).ok());
+  EXPECT_TRUE(engine_.last_options().caller_runs);
+  grpc::ClientContext context;
+  const auto stream = stub_->QuantizedMatmulStream(&context);
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_TRUE(stream->Write(GoodMatmul()));
+    ASSERT_TRUE(stream->Read(&response));
+    EXPECT_FALSE(response.has_error());
+  }
+  stream->WritesDone();
+  EXPECT_TRUE(stream->Finish().ok());
+  EXPECT_GE(engine_.run_queued(), 4);
+}
+
+TEST_F(InferenceTest, WhatAnotherThreadSubmitsIsForTheEnginesWorkers) {
+  v1::QuantizedMatmulRequest request = GoodMatmul();
+  *request.mutable_packed() = GoodPacked();  // packed on a thread of its own
+  v1::QuantizedMatmulResponse response;
+  EXPECT_TRUE(Matmul(request, &response).ok());
+  EXPECT_FALSE(engine_.last_options().caller_runs);
+}
+
+// What a test of one thread cannot see: calls of every kind at once, with cancels and deadlines at
+// any moment, on several threads of the loop.
+class SeveralThreadsTest : public RpcTest {
+  void Configure(RpcOptions* options) override { options->rpc_threads = 4; }
+};
+
+TEST_F(SeveralThreadsTest, CallsOfEveryKindAtOnce) {
+  engine_.Hold(true);
+  engine_.CallersRun(true);
+  std::vector<std::thread> clients;
+  for (int t = 0; t < 4; ++t) {
+    clients.emplace_back([&, t] {
+      for (int i = 0; i < 60; ++i) {
+        grpc::ClientContext context;
+        Deadline(&context, i % 5 == 4 ? 1 : 10000);
+        v1::QuantizedMatmulResponse response;
+        if ((i + t) % 2 == 0) {
+          const grpc::Status status = stub_->QuantizedMatmul(&context, GoodMatmul(), &response);
+          EXPECT_TRUE(status.ok() || i % 5 == 4) << status.error_message();
+          continue;
+        }
+        const auto stream = stub_->QuantizedMatmulStream(&context);
+        for (int n = 0; n < 3 && stream->Write(GoodMatmul()); ++n) stream->Read(&response);
+        if (i % 3 == 0) context.TryCancel();
+        stream->WritesDone();
+        const grpc::Status status = stream->Finish();
+        EXPECT_TRUE(status.ok() || i % 3 == 0 || i % 5 == 4) << status.error_message();
+      }
+    });
+  }
+  for (std::thread& client : clients) client.join();
+  EXPECT_TRUE(Eventually([&] { return server_->in_flight_bytes() == 0; }));
+}
+
 }  // namespace
 }  // namespace awqd

@@ -84,6 +84,18 @@ TEST_F(LimitsTest, BytesThatAreNoMessageAreRefusedCleanly) {
     EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
     EXPECT_THAT(status.error_message(), testing::HasSubstr("do not parse"));
   }
+  for (const auto& [small, message] :
+       {std::pair<std::string, std::string>{"awqd.v1.ModelRepository/GetModel", "GetModelRequest"},
+        {"awqd.v1.ModelRepository/ListModels", "ListModelsRequest"},
+        {"awqd.v1.ModelRepository/LoadModel", "LoadModelRequest"},
+        {"awqd.v1.ModelRepository/UnloadModel", "UnloadModelRequest"},
+        {"awqd.v1.ServerInfo/GetServerInfo", "GetServerInfoRequest"},
+        {"grpc.health.v1.Health/Check", "HealthCheckRequest"},
+        {"grpc.health.v1.Health/Watch", "HealthCheckRequest"}}) {
+    const grpc::Status status = RawCall(channel_, "/" + small, "\x0a\xff");
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << small;
+    EXPECT_THAT(status.error_message(), testing::HasSubstr(message));
+  }
   // A known field with the wrong wire type is an unknown field to Protocol Buffers: the request is
   // then empty.
   EXPECT_EQ(RawCall(channel_, method, std::string("\x08\x01")).error_code(),
