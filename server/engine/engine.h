@@ -72,6 +72,7 @@ struct SubmitOptions {
   int priority = 0;
   absl::Time deadline = absl::InfiniteFuture();
   // The calling thread will call RunQueued soon, so that for short work no other thread is woken.
+  // Where callers_run() is false nobody need promise that.
   bool caller_runs = false;
 };
 
@@ -106,6 +107,8 @@ class Engine {
   // the fastest way. True when more is left that this thread should come back for, after a look at
   // its other duties; it calls until it hears false. Answers are given before it returns.
   virtual bool RunQueued() { return false; }
+  // Whether RunQueued ever runs anything. Does not change.
+  virtual bool callers_run() const { return false; }
 
   // Puts an inline weight of a stateless call on one of the engine's devices; freed with the last
   // reference. Blocks for the packing, so callers bound its size first.

@@ -88,9 +88,8 @@ class LocalEngine final : public Engine {
                                     TaskDone done) override {
     return Schedule(std::make_unique<DequantizeTask>(std::move(work), std::move(done)), options);
   }
-  bool RunQueued() override {
-    return device_->host_addressable() && scheduler_->RunQueued(CallersShare());
-  }
+  bool RunQueued() override { return callers_run() && scheduler_->RunQueued(CallersShare()); }
+  bool callers_run() const override { return device_->host_addressable(); }
   absl::StatusOr<std::shared_ptr<const PlacedWeight>> Prepare(
       const CanonicalWeight& weight) override {
     AWQD_ASSIGN_OR_RETURN(std::shared_ptr<const DeviceWeight> here,
@@ -138,7 +137,7 @@ class LocalEngine final : public Engine {
 };
 
 int64_t LocalEngine::CallersShare() const {
-  return device_->host_addressable() && warming_up_.load() == 0 ? kShortBatch : -1;
+  return callers_run() && warming_up_.load() == 0 ? kShortBatch : -1;
 }
 
 absl::StatusOr<TaskHandle> LocalEngine::Schedule(std::unique_ptr<Task> task,

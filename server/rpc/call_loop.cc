@@ -15,7 +15,8 @@ constexpr int kEventsInARow = 256;
 // of 4 tokens with one look, of 24 with two, and no larger ones with more.
 constexpr int kLooks = 2;
 
-// Of this thread: it is a loop's, and something was submitted since the last run_queued.
+// Of this thread: it is a loop's that runs what is queued, and something was submitted since the
+// last run_queued.
 thread_local bool on_loop = false;
 thread_local bool submitted = false;
 
@@ -85,7 +86,7 @@ bool CallLoop::TakeOne(bool* more) {
 }
 
 void CallLoop::Run() {
-  on_loop = true;
+  on_loop = run_queued_ != nullptr;
   void* tag = nullptr;
   bool ok = false;
   while (queue_->Next(&tag, &ok)) {

@@ -42,7 +42,8 @@ class MethodBase {
 
 class CallLoop {
  public:
-  // The queue is the builder's server's. `run_queued` is Engine::RunQueued, or does the same.
+  // The queue is the builder's server's. `run_queued` does what Engine::RunQueued does; null where
+  // that runs nothing, so that no thread looks for company in vain.
   CallLoop(grpc::ServerBuilder* builder, int threads, std::function<bool()> run_queued);
   // Stops.
   ~CallLoop();
@@ -59,8 +60,8 @@ class CallLoop {
   // came up.
   void Stop();
 
-  // True on a thread of a loop, which then calls run_queued before it sleeps. The caller is about
-  // to submit something.
+  // True on a thread of a loop that runs what is queued: it then calls run_queued before it sleeps.
+  // The caller is about to submit something.
   static bool WillRunQueued();
 
  private:

@@ -10,7 +10,7 @@
 
 namespace awqd {
 
-// Cheap enough for a callback thread: that every tensor agrees with itself, and that together they
+// Cheap enough for a thread of the loop: that every tensor agrees with itself, and that together they
 // stay within `max_bytes` (RESOURCE_EXHAUSTED otherwise). FieldErrors beneath "packed".
 absl::Status CheckPacked(const v1::PackedWeight& packed, int64_t max_bytes);
 

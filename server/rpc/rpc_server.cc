@@ -2,6 +2,7 @@
 #include "server/rpc/rpc_server.h"
 
 #include <algorithm>
+#include <functional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -84,7 +85,7 @@ class RpcServerImpl final : public RpcServer {
     builder.RegisterService(&info_);
     builder.RegisterService(&health_);
     loop_ = std::make_unique<CallLoop>(&builder, Threads(options.rpc_threads, *env_.engine),
-                                       [engine = env_.engine] { return engine->RunQueued(); });
+                                       RunQueued(env_.engine));
     inference_.ServeOn(loop_.get());
     repository_.ServeOn(loop_.get());
     info_.ServeOn(loop_.get());
@@ -158,6 +159,11 @@ class RpcServerImpl final : public RpcServer {
     if (wanted > 0) return wanted;
     return engine.device().host_addressable() ? std::clamp(cores / 4, 1, 16)
                                               : std::clamp(cores / 2, 2, 16);
+  }
+
+  static std::function<bool()> RunQueued(Engine* engine) {
+    if (!engine->callers_run()) return nullptr;
+    return [engine] { return engine->RunQueued(); };
   }
 
   // With the port that was really bound.

@@ -1,4 +1,4 @@
-// Looks weights up, and packs inline ones off the callback threads.
+// Looks weights up, and packs inline ones off the threads of the loop.
 #include "server/rpc/weights.h"
 
 #include <utility>

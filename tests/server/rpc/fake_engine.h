@@ -123,6 +123,7 @@ class FakeEngine final : public Engine {
     Complete(held, status);
     return more;
   }
+  bool callers_run() const override { return true; }
   StagingPool& staging() override { return *staging_; }
   void Drain() override {}
   const Device& device() const override { return *device_; }
