@@ -3,6 +3,8 @@
 
 #include "server/rpc/call_loop.h"
 #include "server/rpc/call_state.h"
+#include "server/rpc/guard.h"
+#include "server/rpc/status_grpc.h"
 
 namespace awqd {
 
@@ -30,7 +32,12 @@ void ServerCall::OnTaken(bool ok) {
     return;
   }
   method->Ask();
-  method->Handle(this);
+  const absl::Status handled = Guarded([&] {
+    method->Handle(this);
+    return absl::OkStatus();
+  });
+  // What throws before there is a reactor has started nothing; reactors guard what they do.
+  if (!handled.ok() && reactor_ == nullptr) Finish(ToGrpc(handled));
   HandlerReturned();
 }
 

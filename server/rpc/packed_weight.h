@@ -10,8 +10,8 @@
 
 namespace awqd {
 
-// Cheap enough for a thread of the loop: that every tensor agrees with itself, and that together they
-// stay within `max_bytes` (RESOURCE_EXHAUSTED otherwise). FieldErrors beneath "packed".
+// Cheap enough for a thread of the loop: that every tensor agrees with itself, and that together
+// they stay within `max_bytes` (RESOURCE_EXHAUSTED otherwise). FieldErrors beneath "packed".
 absl::Status CheckPacked(const v1::PackedWeight& packed, int64_t max_bytes);
 
 // Decodes through the checkpoint format of the same layout. For a weight that passed CheckPacked;

@@ -9,6 +9,7 @@
 
 #include <chrono>
 #include <functional>
+#include <new>
 #include <string>
 #include <thread>
 
@@ -124,6 +125,17 @@ TEST_P(CallLoopTest, AnswersAndErrorsReachTheClientWithAndWithoutAReactor) {
   Stop();
   EXPECT_EQ(recorder.dones, 1);
   EXPECT_EQ(recorder.cancels, 0);
+}
+
+TEST_P(CallLoopTest, AHandlerThatThrowsEndsItsCallOnly) {
+  std::atomic<int> calls{0};
+  unary_ = [&](UnaryCall* call) {
+    if (++calls == 1) throw std::bad_alloc();
+    call->Answer(EmptyMessage());
+  };
+  Start();
+  EXPECT_EQ(Call().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_TRUE(Call().ok());
 }
 
 TEST_P(CallLoopTest, MoreCallsThanSlotsAreAllAnswered) {
