@@ -130,12 +130,12 @@ void HealthService::Forget(const std::shared_ptr<HealthWatch>& watch) {
 void HealthService::ServeOn(CallLoop* loop) {
   constexpr int kSlots = 8;
   loop->Serve<UnaryCall>(kSlots, this, &HealthService::RequestCheck,
-                         [this](UnaryCall* call) { Check(call); });
+                         [this](UnaryCall* call) { OnCheck(call); });
   loop->Serve<WriteCall>(kSlots, this, &HealthService::RequestWatch,
-                         [this](WriteCall* call) { Watch(call); });
+                         [this](WriteCall* call) { OnWatch(call); });
 }
 
-void HealthService::Check(UnaryCall* call) {
+void HealthService::OnCheck(UnaryCall* call) {
   HealthCheckResponse response;
   const absl::Status status = Guarded([&]() -> absl::Status {
     HealthCheckRequest request;
@@ -150,7 +150,7 @@ void HealthService::Check(UnaryCall* call) {
   Reply(call, status, response);
 }
 
-void HealthService::Watch(WriteCall* call) {
+void HealthService::OnWatch(WriteCall* call) {
   HealthCheckRequest request;
   const absl::Status status = Guarded([&] { return Parse(call->request(), &request); });
   if (!status.ok()) return call->Finish(ToGrpc(status));

@@ -42,9 +42,9 @@ class HealthService final : public RawHealth {
  private:
   friend class HealthWatch;
 
-  void Check(UnaryCall* call);
+  void OnCheck(UnaryCall* call);
   // Answers at once, then at each change. SERVICE_UNKNOWN for a name that is not registered.
-  void Watch(WriteCall* call);
+  void OnWatch(WriteCall* call);
   Status StatusOf(const std::string& service) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Forget(const std::shared_ptr<HealthWatch>& watch);
 

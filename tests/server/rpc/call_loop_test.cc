@@ -73,6 +73,7 @@ class CallLoopTest : public testing::TestWithParam<int> {
                                                    grpc::InsecureChannelCredentials()));
   }
 
+  // Every test ends with it, while what its handlers refer to exists.
   void Stop() {
     if (loop_ == nullptr) return;
     server_->Shutdown(std::chrono::system_clock::now());
@@ -136,6 +137,7 @@ TEST_P(CallLoopTest, AHandlerThatThrowsEndsItsCallOnly) {
   Start();
   EXPECT_EQ(Call().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_TRUE(Call().ok());
+  Stop();
 }
 
 TEST_P(CallLoopTest, MoreCallsThanSlotsAreAllAnswered) {
@@ -149,6 +151,7 @@ TEST_P(CallLoopTest, MoreCallsThanSlotsAreAllAnswered) {
   }
   for (std::thread& caller : callers) caller.join();
   EXPECT_EQ(answered, 16 * 50);
+  Stop();
 }
 
 TEST_P(CallLoopTest, ACancelIsHeardOnceAndTheCallStillHasToBeFinished) {
@@ -173,6 +176,7 @@ TEST_P(CallLoopTest, ACancelIsHeardOnceAndTheCallStillHasToBeFinished) {
   taken.load()->Answer(EmptyMessage());
   ASSERT_TRUE(Eventually([&] { return recorder.dones == 1; }));
   EXPECT_EQ(recorder.cancels, 1);
+  Stop();
 }
 
 TEST_P(CallLoopTest, ACancelDuringTheHandlerIsHeardAfterIt) {
@@ -202,6 +206,7 @@ TEST_P(CallLoopTest, ACancelDuringTheHandlerIsHeardAfterIt) {
   caller.join();
   ASSERT_TRUE(Eventually([&] { return recorder.dones == 1; }));
   EXPECT_EQ(recorder.cancels, 1);
+  Stop();
 }
 
 TEST_P(CallLoopTest, ADeadlineIsACancel) {
@@ -220,6 +225,7 @@ TEST_P(CallLoopTest, ADeadlineIsACancel) {
   EXPECT_EQ(stub_->QuantizedMatmul(&context, {}, &response).error_code(),
             grpc::StatusCode::DEADLINE_EXCEEDED);
   EXPECT_TRUE(Eventually([&] { return recorder.dones == 1; }));
+  Stop();
 }
 
 TEST_P(CallLoopTest, AStreamReadsAndWritesAndIsDoneAfterItsLastRead) {
@@ -252,6 +258,7 @@ TEST_P(CallLoopTest, AStreamReadsAndWritesAndIsDoneAfterItsLastRead) {
   EXPECT_EQ(recorder.reads, 2);
   EXPECT_EQ(recorder.failed_reads, 1);
   EXPECT_EQ(recorder.writes, 2);
+  Stop();
 }
 
 TEST_P(CallLoopTest, AWriteToAClientThatIsGoneFails) {
@@ -272,6 +279,7 @@ TEST_P(CallLoopTest, AWriteToAClientThatIsGoneFails) {
   EXPECT_FALSE(reader->Finish().ok());
   ASSERT_TRUE(Eventually([&] { return recorder.dones == 1; }));
   EXPECT_EQ(recorder.failed_writes, 1);
+  Stop();
 }
 
 TEST_P(CallLoopTest, WhatHandlersSubmitIsRunUntilNothingIsLeft) {
@@ -300,6 +308,7 @@ TEST_P(CallLoopTest, WhatHandlersSubmitIsRunUntilNothingIsLeft) {
   }
   for (std::thread& caller : callers) caller.join();
   EXPECT_GE(runs, 400);
+  Stop();
 }
 
 TEST_P(CallLoopTest, StopWaitsForCallsInProgress) {
