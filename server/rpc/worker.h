@@ -1,5 +1,5 @@
-// Worker: a few threads and a bounded queue, for work that blocks and so must not run on the threads
-// of the loop: loading models, packing inline weights.
+// Worker: a few threads and a bounded queue, for work that blocks and so must not run on the
+// threads of the loop: loading models, packing inline weights.
 #pragma once
 
 #include <cstdint>
