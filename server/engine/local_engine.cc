@@ -110,12 +110,10 @@ class LocalEngine final : public Engine {
   int64_t queued_tasks() const override { return scheduler_->queued_tasks(); }
 
  private:
-  // `now`: on the calling thread, if it could start at once.
   // What a batch may cost that a caller of RunQueued runs; -1: none may. Nothing while warm-up
   // holds lanes for long, because such a caller must not wait for one.
   int64_t CallersShare() const;
   absl::StatusOr<TaskHandle> Schedule(std::unique_ptr<Task> task, const SubmitOptions& options);
-  // Whether the product takes about as long as waking a worker for it.
   void Execute(Lane& lane, Batch& batch);
   absl::Status Run(Lane& lane, const Batch& batch, Payload* results, const KernelRow** ran);
   absl::Status RunMatmul(Lane& lane, const Batch& batch, char* y, const KernelRow** ran);

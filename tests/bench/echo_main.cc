@@ -9,6 +9,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/synchronization/mutex.h"
 #include "grpcpp/grpcpp.h"
 #include "grpcpp/health_check_service_interface.h"
 #include "server/options.h"
@@ -69,6 +70,7 @@ int Serve(const Arguments& arguments) {
     return 2;
   }
   const RpcOptions& options = line->options.rpc;
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);  // as awqd does
   EchoService service(arguments.shapes, options.limits.max_send_message_bytes);
   EchoRepository repository(arguments.shapes);
   grpc::EnableDefaultHealthCheckService(true);
