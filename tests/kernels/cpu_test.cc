@@ -100,9 +100,9 @@ TEST(Isa, TheEnvironmentOnlyLowers) {
   ASSERT_EQ(setenv("AWQD_CPU_ISA", restore.c_str(), 1), 0);
 }
 
-// All fp16 scales that are finite x all (q, z), against one rounding in software.
-TEST(DequantizeW4, EveryScaleCodeAndZero) {
-  auto device = OpenCpuDevice(0, 0);
+// Row k holds code k; column n has n as its scale, or 0 where that passes `most` in size. Zeros are
+// the caller's to fill.
+CanonicalWeight EveryScaleAndCode(uint16_t most) {
   CanonicalWeight w;
   w.k = 16;
   w.n = 65536;
@@ -114,9 +114,16 @@ TEST(DequantizeW4, EveryScaleCodeAndZero) {
     std::fill_n(w.codes.begin() + k * w.n / 2, w.n / 2, static_cast<uint8_t>(k * 17));
   }
   for (int64_t n = 0; n < w.n; ++n) {
-    const uint16_t scale = (n & 0x7c00) == 0x7c00 ? 0 : static_cast<uint16_t>(n);
+    const uint16_t scale = (n & 0x7fff) > most ? 0 : static_cast<uint16_t>(n);
     std::memcpy(&w.scales[n * 2], &scale, 2);
   }
+  return w;
+}
+
+// All fp16 scales that are finite x all (q, z), against one rounding in software.
+TEST(DequantizeW4, EveryScaleCodeAndZero) {
+  auto device = OpenCpuDevice(0, 0);
+  CanonicalWeight w = EveryScaleAndCode(0x7bff);
   std::vector<uint16_t> out(w.k * w.n);
   for (int z = 0; z < 16; ++z) {
     std::fill(w.zeros.begin(), w.zeros.end(), static_cast<uint8_t>(z));
@@ -197,24 +204,11 @@ testing::WeightSpec SpecOf(const ProductShape& shape) {
 // tables are made with roundings of their own.
 TEST(QmatmulA16W4, EveryScaleCodeAndZero) {
   auto device = OpenCpuDevice(0, 0);
-  CanonicalWeight w;
-  w.k = 16;
-  w.n = 65536;
-  w.scheme.group_size = 16;
-  w.codes.resize(w.k * w.n / 2);
-  w.zeros.resize(w.n);
-  w.scales.resize(w.n * 2);
+  // Larger scales overflow in products, and 0 * infinity of the zeros in x would be no number.
+  // Neighbours in a tile are alike: blocks of ordinary scales and of others are both met.
+  CanonicalWeight w = EveryScaleAndCode(0x6800);
   std::vector<uint8_t> x(16 * 16 * 2);
-  for (int64_t k = 0; k < 16; ++k) {
-    std::fill_n(w.codes.begin() + k * w.n / 2, w.n / 2, static_cast<uint8_t>(k * 17));
-    StoreElement(x.data(), DType::kFp16, k * 17, 1.0f);
-  }
-  for (int64_t n = 0; n < w.n; ++n) {
-    // Neighbours in a tile are alike: blocks of ordinary scales and of others are both met. Scales
-    // whose products overflow would make 0 * infinity of the zeros in x.
-    const uint16_t scale = (n & 0x7fff) > 0x6800 ? 0 : static_cast<uint16_t>(n);
-    std::memcpy(&w.scales[n * 2], &scale, 2);
-  }
+  for (int64_t k = 0; k < 16; ++k) StoreElement(x.data(), DType::kFp16, k * 17, 1.0f);
   for (int z = 0; z < 16; ++z) {
     std::fill(w.zeros.begin(), w.zeros.end(), static_cast<uint8_t>(z));
     const auto weight = PrepareWeight(w, *device);

@@ -352,6 +352,7 @@ TEST_F(BatchSchedulerTest, DrainWaitsForRunQueued) {
     scheduler_->Drain();
     drained = true;
   });
+  // Time for a drain that does not wait to return.
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   EXPECT_FALSE(drained);
   gate_.Open();
