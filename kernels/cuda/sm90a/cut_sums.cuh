@@ -61,7 +61,7 @@ template <class Config>
 __device__ __forceinline__ void TakeOver(const PersistentParams& p, int group, int first, int last,
                                          Sums<Config>& sums) {
   // Loads in flight at a time: of one cluster, or of several where each has few.
-  constexpr int kInFlight = Config::kBlocks == 2 ? 16 : Config::kGroups == 2 ? 64 : 32;  // floats
+  constexpr int kInFlight = Config::kBlocks == 2 ? 16 : 64;  // floats
   constexpr int kBatch = Config::kSums < kInFlight ? Config::kSums : kInFlight;
   constexpr int kDeep = kInFlight / kBatch;
   constexpr int64_t kNext = int64_t{Config::kSums / 4} * kSlotStride<Config> * Config::kCluster;

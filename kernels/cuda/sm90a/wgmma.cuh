@@ -42,7 +42,6 @@ inline constexpr uint32_t kDescriptorStep = 32 >> 4;
 // clang-format off
 #define AWQD_R8(a, b, c, d, e, f, g, h) \
   "%" #a ", %" #b ", %" #c ", %" #d ", %" #e ", %" #f ", %" #g ", %" #h
-#define AWQD_R4 "%0, %1, %2, %3"
 #define AWQD_R8_0 AWQD_R8(0, 1, 2, 3, 4, 5, 6, 7)
 #define AWQD_R16 AWQD_R8_0 ", " AWQD_R8(8, 9, 10, 11, 12, 13, 14, 15)
 #define AWQD_R32 AWQD_R16 ", " AWQD_R8(16, 17, 18, 19, 20, 21, 22, 23) ", " \
@@ -83,11 +82,7 @@ inline constexpr uint32_t kDescriptorStep = 32 >> 4;
 template <int kTokens, bool kBf16>
 __device__ __forceinline__ void Wgmma(float (&d)[kTokens / 2], const uint32_t (&a)[4],
                                       uint32_t tokens, int add) {
-  if constexpr (kTokens == 8) {
-    AWQD_WGMMA_BOTH(8, AWQD_R4, 4, 5, 6, 7, 8, 9, AWQD_D4(0))
-  } else if constexpr (kTokens == 16) {
-    AWQD_WGMMA_BOTH(16, AWQD_R8_0, 8, 9, 10, 11, 12, 13, AWQD_D8(0))
-  } else if constexpr (kTokens == 32) {
+  if constexpr (kTokens == 32) {
     AWQD_WGMMA_BOTH(32, AWQD_R16, 16, 17, 18, 19, 20, 21, AWQD_D16(0))
   } else if constexpr (kTokens == 64) {
     AWQD_WGMMA_BOTH(64, AWQD_R32, 32, 33, 34, 35, 36, 37, AWQD_D32(0))
@@ -101,7 +96,6 @@ __device__ __forceinline__ void Wgmma(float (&d)[kTokens / 2], const uint32_t (&
 
 #undef AWQD_DESCRIPTOR_HIGH
 #undef AWQD_R8
-#undef AWQD_R4
 #undef AWQD_R8_0
 #undef AWQD_R16
 #undef AWQD_R32
