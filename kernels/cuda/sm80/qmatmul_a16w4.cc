@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "kernels/base/status.h"
+#include "kernels/cuda/common/chains.h"
 #include "kernels/cuda/common/stage_tokens.h"
 #include "kernels/cuda/core/error.h"
 #include "kernels/cuda/sm80/rows.h"
@@ -12,7 +13,7 @@
 namespace awqd::cuda {
 namespace {
 
-QMatmulParams MakeParams(const MatmulArgs& args, const MatmulTile& tile) {
+QMatmulParams MakeParams(const MatmulArgs& args, const Chains& chains) {
   const WeightShape& shape = args.weight->shape;
   const uintptr_t y_quad = 4 * SizeOf(args.y.dtype);
   QMatmulParams p{};
@@ -27,7 +28,8 @@ QMatmulParams MakeParams(const MatmulArgs& args, const MatmulTile& tile) {
   p.k = shape.k;
   p.k_blocks = static_cast<int>(mma16::BlocksK(shape.k));
   p.metas = mma16::MetasPerRecord(shape.k, shape.scheme.group_size);
-  p.split = tile.split;
+  p.chain_blocks = chains.length;
+  p.split = chains.split;
   p.y_wide = reinterpret_cast<uintptr_t>(args.y.data) % y_quad == 0;
   return p;
 }
@@ -36,7 +38,7 @@ absl::Status Run(const MatmulArgs& args, StreamView stream) {
   const DeviceInfo& device = args.weight->device->info();
   AWQD_RETURN_IF_ERROR(UseDevice(device.index));
   const MatmulTile tile = ChooseMatmulTile(args.weight->shape, args.x.rows, device);
-  QMatmulParams params = MakeParams(args, tile);
+  QMatmulParams params = MakeParams(args, MatmulChains(args.weight->shape, device));
   if (!TokensAreReady(args.x)) {
     const StagedTokens staged = CarveStagedTokens(args.workspace, params.m, params.k);
     AWQD_RETURN_IF_ERROR(StageTokens(args.x, staged, stream));

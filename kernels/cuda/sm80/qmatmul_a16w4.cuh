@@ -2,13 +2,13 @@
 //
 // Layout: mma16. Weights are the A operand (rows = out features) and tokens the columns of B, so
 // that a block decodes each weight once whatever the number of tokens; accumulation in fp32. Work
-// split: a block owns 64 * kRowTiles out features x kTokens tokens. Each of its kGroups groups of 8
-// warps takes a slice of K with a cp.async ring and a barrier of its own, so that one decodes while
-// the other waits; warp w of a group takes fragment row w / 2 of each record and its half w % 2 of
-// every 128 rows of K. The two halves are added through shared memory, the slices by the blocks of
-// a cluster through distributed shared memory, both in a fixed order. A sum's order depends on the
-// number of slices alone, and that on K, N and the device: a token has the same bits in every tile
-// and batch. Limits: none on shapes (the layout pads N and K, x is zero-filled past m and k).
+// split: a block owns 64 * kRowTiles out features x kTokens tokens. Each of its kGroups groups of 4
+// warps takes a chain of K (common/chains.h) with a cp.async ring and a barrier of its own, so that
+// one decodes while another waits; warp w of a group takes fragment row w of each record. Chains
+// are added from the first to the last, within a block through shared memory, by the blocks of a
+// cluster through distributed shared memory. A sum's order depends on the chains alone, and they on
+// K, N and the device: a token has the same bits in every tile and batch. Limits: none on shapes
+// (the layout pads N and K, x is zero-filled past m and k).
 #pragma once
 
 #include <algorithm>
@@ -23,7 +23,7 @@
 namespace awqd::cuda {
 namespace {
 
-constexpr int kGroupThreads = 256;
+constexpr int kGroupThreads = 128;
 
 template <int kTokens_, int kRowTiles_, int kGroups_, int kStages_, int kBlocks_, bool kFineGroups_>
 struct QMatmulConfig {
@@ -37,6 +37,8 @@ struct QMatmulConfig {
   static constexpr bool kFineGroups = kFineGroups_;
   static constexpr int kRows = kRowTiles * mma16::kTileN;
   static constexpr int kTokenTiles = kTokens / 8;
+  // Halves of a record at a time: both, unless their codes would not fit the registers.
+  static constexpr int kHalves = kTokens * kRowTiles < 96 ? 2 : 1;
   static constexpr int kTokenBytes = mma16::kBlockK * 2;
   // Floats between tokens of the joined sums: 4 more than a multiple of 32 keeps fragments off each
   // other's banks.
@@ -46,18 +48,10 @@ struct QMatmulConfig {
                 "sums are joined in the ring's memory");
 };
 
-template <class Config>
-__device__ __forceinline__ int GroupThread() {
-  return Config::kGroups == 1 ? threadIdx.x : threadIdx.x % kGroupThreads;
-}
+__device__ __forceinline__ int GroupThread() { return threadIdx.x % kGroupThreads; }
 
-template <class Config>
 __device__ __forceinline__ void GroupBarrier() {
-  if (Config::kGroups == 1) {
-    __syncthreads();
-  } else {
-    NamedBarrier<kGroupThreads>(1 + threadIdx.x / kGroupThreads);
-  }
+  NamedBarrier<kGroupThreads>(1 + threadIdx.x / kGroupThreads);
 }
 
 template <class Config>
@@ -78,16 +72,16 @@ class TileLoader {
         stage_bytes_(StageBytes<Config>(p.metas)),
         write_(ring),
         ring_end_(ring + Config::kStages * stage_bytes_),
-        copies_meta_(GroupThread<Config>() < p.metas * (mma16::kMetaBytes / 16)),
+        copies_meta_(GroupThread() < p.metas * (mma16::kMetaBytes / 16)),
         k_(p.k) {
     const int64_t last = (p.n + mma16::kTileN - 1) / mma16::kTileN - 1;
 #pragma unroll
     for (int r = 0; r < Config::kRowTiles; ++r) {
       // A row tile past the end repeats the last one; its results are never stored.
       const int64_t record = min(tile + r, last) * p.k_blocks + first_block;
-      weights_[r] = p.records + record * record_bytes_ + GroupThread<Config>() * 16;
+      weights_[r] = p.records + record * record_bytes_ + GroupThread() * 16;
     }
-    const int token = GroupThread<Config>() / kChunks, chunk = GroupThread<Config>() % kChunks;
+    const int token = GroupThread() / kChunks, chunk = GroupThread() % kChunks;
     // 16-byte chunks are XOR-ed with the token so that ldmatrix meets no bank twice.
     token_offset_ = Config::kRowTiles * record_bytes_ + token * Config::kTokenBytes +
                     ((chunk ^ (token & 7)) * 16);
@@ -105,8 +99,11 @@ class TileLoader {
   __device__ __forceinline__ void Load() {
 #pragma unroll
     for (int r = 0; r < Config::kRowTiles; ++r) {
-      const uint32_t to = write_ + r * record_bytes_ + GroupThread<Config>() * 16;
-      CopyAsync16(to, weights_[r]);
+      const uint32_t to = write_ + r * record_bytes_ + GroupThread() * 16;
+#pragma unroll
+      for (int at = 0; at < mma16::kCodesBytes; at += kGroupThreads * 16) {
+        CopyAsync16(to + at, weights_[r] + at);
+      }
       if (copies_meta_) {
         CopyAsync16(to + mma16::kCodesBytes, weights_[r] + mma16::kCodesBytes);
       }
@@ -123,9 +120,8 @@ class TileLoader {
   __device__ __forceinline__ void Prefetch(int blocks) const {
 #pragma unroll
     for (int r = 0; r < Config::kRowTiles; ++r) {
-      const uint8_t* from = weights_[r] - GroupThread<Config>() * 16;
-      for (int at = GroupThread<Config>() * 128; at < blocks * record_bytes_;
-           at += kGroupThreads * 128) {
+      const uint8_t* from = weights_[r] - GroupThread() * 16;
+      for (int at = GroupThread() * 128; at < blocks * record_bytes_; at += kGroupThreads * 128) {
         PrefetchL2(from + at);
       }
     }
@@ -140,7 +136,7 @@ class TileLoader {
 #pragma unroll
     for (int s = 0; s < (Config::kTokens + kTokensPerStep - 1) / kTokensPerStep; ++s) {
       const int left = Config::kTokens - s * kTokensPerStep;
-      if (left < kTokensPerStep && GroupThread<Config>() >= left * kChunks) break;
+      if (left < kTokensPerStep && GroupThread() >= left * kChunks) break;
       const bool valid = col_ < k_ && tokens_left_ > s * kTokensPerStep;
       CopyAsync16OrZero(write_ + token_offset_ + s * kTokensPerStep * Config::kTokenBytes,
                         x_ + (valid ? s * x_step_ : 0), valid);
@@ -164,25 +160,14 @@ class TileLoader {
 template <class Config>
 using Sums = float[Config::kRowTiles][Config::kTokenTiles][4];
 
-// Adds one block of K that lies in shared memory: this warp's fragment row of each record times all
-// tokens.
+// Adds half a record of K, 64 rows: this warp's fragment row of each record times all tokens.
+// `meta` is what serves the whole half, unless groups are finer.
 template <class Math, class Config>
-__device__ __forceinline__ void Accumulate(uint32_t stage, int record_bytes, int metas,
-                                           Sums<Config>& sums) {
-  const int lane = threadIdx.x % 32, warp = GroupThread<Config>() / 32;
-  const int half = warp % 2, row_tile = warp / 2;
-  uint4 codes[Config::kRowTiles];
-  typename Math::Meta meta[Config::kRowTiles];
-#pragma unroll
-  for (int r = 0; r < Config::kRowTiles; ++r) {
-    const uint32_t record = stage + r * record_bytes;
-    codes[r] = LoadShared16(record + GroupThread<Config>() * 16);
-    const int which = metas == 1 ? 0 : half;
-    if (!Config::kFineGroups) {
-      meta[r] = Math::Expand(
-          ReadMeta(record + mma16::kCodesBytes + which * mma16::kMetaBytes, row_tile, lane));
-    }
-  }
+__device__ __forceinline__ void AccumulateHalf(int half, uint32_t stage, int record_bytes,
+                                               int metas, const uint4 (&codes)[Config::kRowTiles],
+                                               typename Math::Meta (&meta)[Config::kRowTiles],
+                                               Sums<Config>& sums) {
+  const int lane = threadIdx.x % 32, row_tile = GroupThread() / 32;
   const uint32_t token_row =
       stage + Config::kRowTiles * record_bytes + (lane % 8) * Config::kTokenBytes;
 #pragma unroll
@@ -217,27 +202,42 @@ __device__ __forceinline__ void Accumulate(uint32_t stage, int record_bytes, int
   }
 }
 
-// Joins the two halves of K: leaves their sum in `out`, [token][row] with stride kSumStride.
-template <class Config>
-__device__ __forceinline__ void JoinHalves(const Sums<Config>& sums, float* out) {
-  const int lane = GroupThread<Config>() % 32, warp = GroupThread<Config>() / 32;
+// Adds one block of K that lies in shared memory.
+template <class Math, class Config>
+__device__ __forceinline__ void Accumulate(uint32_t stage, int record_bytes, int metas,
+                                           Sums<Config>& sums) {
+  const int lane = threadIdx.x % 32, row_tile = GroupThread() / 32;
+  typename Math::Meta meta[Config::kRowTiles];
+#pragma unroll Config::kHalves
+  for (int half = 0; half < 2; ++half) {
+    uint4 codes[Config::kRowTiles];
 #pragma unroll
-  for (int turn = 1; turn >= 0; --turn) {
-    if (warp % 2 == turn) {
-#pragma unroll
-      for (int r = 0; r < Config::kRowTiles; ++r) {
-#pragma unroll
-        for (int j = 0; j < Config::kTokenTiles; ++j) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            const int row = r * mma16::kTileN + warp / 2 * 16 + lane / 4 + e / 2 * 8;
-            float* at = out + (j * 8 + lane % 4 * 2 + e % 2) * Config::kSumStride + row;
-            *at = turn == 1 ? sums[r][j][e] : sums[r][j][e] + *at;
-          }
-        }
+    for (int r = 0; r < Config::kRowTiles; ++r) {
+      const uint32_t record = stage + r * record_bytes;
+      codes[r] = LoadShared16(record + (row_tile * 2 + half) * mma16::kUnitBytes + lane * 16);
+      if (!Config::kFineGroups && (half == 0 || metas > 1)) {
+        meta[r] = Math::Expand(
+            ReadMeta(record + mma16::kCodesBytes + half * mma16::kMetaBytes, row_tile, lane));
       }
     }
-    if (turn == 1) GroupBarrier<Config>();
+    AccumulateHalf<Math, Config>(half, stage, record_bytes, metas, codes, meta, sums);
+  }
+}
+
+// Leaves the group's sums in `out`, [token][row] with stride kSumStride.
+template <class Config>
+__device__ __forceinline__ void StoreSums(const Sums<Config>& sums, float* out) {
+  const int lane = threadIdx.x % 32, row_tile = GroupThread() / 32;
+#pragma unroll
+  for (int r = 0; r < Config::kRowTiles; ++r) {
+#pragma unroll
+    for (int j = 0; j < Config::kTokenTiles; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int row = r * mma16::kTileN + row_tile * mma16::kRowTile + lane / 4 + e / 2 * 8;
+        out[(j * 8 + lane % 4 * 2 + e % 2) * Config::kSumStride + row] = sums[r][j][e];
+      }
+    }
   }
 }
 
@@ -264,7 +264,7 @@ __device__ __forceinline__ void StoreFour(const QMatmulParams& p, int64_t token,
   }
 }
 
-// Adds the cluster's slices in the order of K and stores this block's share of the tile. `sums` is
+// Adds the cluster's chains in the order of K and stores this block's share of the tile. `sums` is
 // the first group's, the next is group_bytes further.
 template <class Config>
 __device__ __forceinline__ void Finish(const QMatmulParams& p, uint32_t sums, int group_bytes,
@@ -278,11 +278,13 @@ __device__ __forceinline__ void Finish(const QMatmulParams& p, uint32_t sums, in
     const int64_t n = first_row + quad * 4;
     if (n >= p.n) continue;
     const uint32_t at = sums + (token * Config::kSumStride + quad * 4) * 4;
-    float4 v = LoadCluster16(at, 0);
-    for (int slice = 1; slice < p.split * Config::kGroups; ++slice) {
-      const float4 part =
-          LoadCluster16(at + slice % Config::kGroups * group_bytes, slice / Config::kGroups);
-      v.x += part.x, v.y += part.y, v.z += part.z, v.w += part.w;
+    float4 v = {0, 0, 0, 0};
+    for (int block = 0; block < p.split; ++block) {
+#pragma unroll
+      for (int group = 0; group < Config::kGroups; ++group) {
+        const float4 part = LoadCluster16(at + group * group_bytes, block);
+        v.x += part.x, v.y += part.y, v.z += part.z, v.w += part.w;
+      }
     }
     if (p.x_scale != nullptr) {
       const float s = p.x_scale[first_token + token];
@@ -301,12 +303,11 @@ __global__ __launch_bounds__(Config::kThreads, Config::kBlocks) void QMatmulA16W
   extern __shared__ __align__(128) uint8_t shared[];
   LaunchDependents();
   const int64_t tile = blockIdx.x / p.split;
-  const int group = Config::kGroups == 1 ? 0 : threadIdx.x / kGroupThreads;
-  const int slice = blockIdx.x % p.split * Config::kGroups + group;
-  const int slices = p.split * Config::kGroups;
+  const int group = threadIdx.x / kGroupThreads;
+  const int chain = blockIdx.x % p.split * Config::kGroups + group;
   const int64_t first_token = static_cast<int64_t>(blockIdx.y) * Config::kTokens;
-  const int begin = static_cast<int>(static_cast<int64_t>(p.k_blocks) * slice / slices);
-  const int end = static_cast<int>(static_cast<int64_t>(p.k_blocks) * (slice + 1) / slices);
+  const int begin = min(chain * p.chain_blocks, p.k_blocks);
+  const int end = min(begin + p.chain_blocks, p.k_blocks);
   const int ring_bytes = Config::kStages * StageBytes<Config>(p.metas);
   const uint32_t ring = SharedAddress(shared) + group * ring_bytes;
   TileLoader<Config> loader(p, ring, tile * Config::kRowTiles, first_token, begin);
@@ -322,7 +323,7 @@ __global__ __launch_bounds__(Config::kThreads, Config::kBlocks) void QMatmulA16W
   uint32_t stage = ring;
   for (int block = begin; block < end; ++block) {
     WaitGroup<Config::kStages - 2>();
-    GroupBarrier<Config>();
+    GroupBarrier();
     if (block + Config::kStages - 1 < end) loader.Load();
     CommitGroup();
     Accumulate<Math, Config>(stage, loader.record_bytes(), p.metas, sums);
@@ -330,8 +331,8 @@ __global__ __launch_bounds__(Config::kThreads, Config::kBlocks) void QMatmulA16W
     if (stage == ring + Config::kStages * loader.stage_bytes()) stage = ring;
   }
   WaitGroup<0>();
-  GroupBarrier<Config>();
-  JoinHalves<Config>(sums, reinterpret_cast<float*>(shared + group * ring_bytes));
+  GroupBarrier();
+  StoreSums<Config>(sums, reinterpret_cast<float*>(shared + group * ring_bytes));
   ClusterBarrier();
   Finish<Config>(p, SharedAddress(shared), ring_bytes, tile * Config::kRows, first_token);
   // No block may leave while another still reads its sums.
@@ -369,30 +370,28 @@ absl::Status LaunchTile(const QMatmulParams& p, const MatmulTile& tile, const De
     return fine ? LaunchConfigured<Math, QMatmulConfig<__VA_ARGS__, true>>(p, v, device, stream)   \
                 : LaunchConfigured<Math, QMatmulConfig<__VA_ARGS__, false>>(p, v, device, stream); \
   }
-    AWQD_TILE(8, 1, 1, 8, 4)
-    AWQD_TILE(8, 2, 1, 6, 3)
-    AWQD_TILE(8, 1, 2, 6, 2)
-    AWQD_TILE(16, 1, 1, 6, 4)
-    AWQD_TILE(16, 2, 1, 5, 3)
-    AWQD_TILE(16, 1, 2, 6, 2)
-    AWQD_TILE(24, 1, 1, 5, 3)
-    AWQD_TILE(24, 2, 1, 4, 2)
-    AWQD_TILE(24, 1, 2, 5, 1)
-    AWQD_TILE(32, 1, 1, 5, 3)
-    AWQD_TILE(32, 2, 1, 4, 2)
-    AWQD_TILE(32, 1, 2, 5, 1)
-    AWQD_TILE(48, 1, 1, 4, 2)
-    AWQD_TILE(48, 2, 1, 4, 2)
-    AWQD_TILE(48, 1, 2, 4, 1)
-    AWQD_TILE(64, 1, 1, 4, 2)
-    AWQD_TILE(64, 2, 1, 4, 2)
-    AWQD_TILE(64, 1, 2, 4, 1)
-    AWQD_TILE(96, 1, 1, 4, 1)
-    AWQD_TILE(96, 2, 1, 3, 1)
+    AWQD_TILE(8, 1, 2, 4, 4)
+    AWQD_TILE(8, 2, 2, 3, 3)
+    AWQD_TILE(8, 1, 4, 4, 2)
+    AWQD_TILE(16, 1, 2, 3, 4)
+    AWQD_TILE(16, 2, 2, 3, 2)
+    AWQD_TILE(16, 1, 4, 3, 2)
+    AWQD_TILE(24, 1, 2, 3, 3)
+    AWQD_TILE(24, 2, 2, 3, 2)
+    AWQD_TILE(24, 1, 4, 3, 1)
+    AWQD_TILE(32, 1, 2, 3, 3)
+    AWQD_TILE(32, 2, 2, 3, 2)
+    AWQD_TILE(32, 1, 4, 3, 1)
+    AWQD_TILE(48, 1, 2, 3, 2)
+    AWQD_TILE(48, 2, 2, 2, 2)
+    AWQD_TILE(48, 1, 4, 3, 1)
+    AWQD_TILE(64, 1, 2, 2, 2)
+    AWQD_TILE(64, 2, 2, 2, 2)
+    AWQD_TILE(64, 1, 4, 2, 1)
     AWQD_TILE(96, 1, 2, 3, 1)
-    AWQD_TILE(128, 1, 1, 4, 1)
-    AWQD_TILE(128, 2, 1, 3, 1)
+    AWQD_TILE(96, 2, 2, 3, 1)
     AWQD_TILE(128, 1, 2, 3, 1)
+    AWQD_TILE(128, 2, 2, 2, 1)
 #undef AWQD_TILE
   }
   return absl::InternalError(absl::StrCat("sm80/qmatmul_a16w4: no tile of ", tile.tokens,

@@ -22,9 +22,10 @@ struct QMatmulParams {
   int64_t n;
   int64_t k;
   int k_blocks;
-  int metas;    // per record: 1, 2, 4 or 8
-  int split;    // slices of K, one per block of a cluster
-  bool y_wide;  // four elements of y may be stored at once
+  int chain_blocks;  // of each chain
+  int metas;         // per record: 1, 2, 4 or 8
+  int split;         // blocks of a cluster that the chains are dealt out to
+  bool y_wide;       // four elements of y may be stored at once
 };
 
 // One per activation type, each in its own file so that they compile side by side.

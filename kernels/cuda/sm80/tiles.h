@@ -11,11 +11,11 @@
 namespace awqd::cuda {
 
 // A block computes 64 * row_tiles out features x `tokens` tokens over `groups` of the
-// split * groups slices of K.
+// split * groups chains of K.
 struct MatmulTile {
   int tokens = 8;
   int row_tiles = 1;
-  int groups = 1;  // of 8 warps
+  int groups = 2;  // of 4 warps
   int split = 1;   // blocks of a cluster that share an output tile; 1 below sm_90
 
   friend bool operator==(const MatmulTile&, const MatmulTile&) = default;
@@ -43,12 +43,6 @@ int64_t MatmulSharedBytes(const MatmulVariant& variant, int metas);
 // otherwise be packed onto the multiprocessors that are free first, and run at half speed there.
 int64_t MatmulLaunchBytes(const MatmulVariant& variant, int metas, int64_t blocks, int split,
                           const DeviceInfo& device);
-
-// Blocks and groups within each that K is cut between. They depend on the weight and the device
-// alone, never on the number of tokens: with them the order of every sum is fixed, so a token's
-// result has the same bits whatever it is batched with.
-int MatmulSplit(int64_t k, int64_t n, const DeviceInfo& device);
-int MatmulGroups(const WeightShape& shape, const DeviceInfo& device);
 
 MatmulTile ChooseMatmulTile(const WeightShape& shape, int64_t m, const DeviceInfo& device);
 

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "kernels/cuda/common/chains.h"
 #include "kernels/layouts/mma16.h"
 
 namespace awqd::cuda {
@@ -25,31 +26,6 @@ WeightShape Weight(int64_t k, int64_t n, int64_t group = 128) {
   return out;
 }
 
-TEST(MatmulSplit, FillsTheDeviceWithTheFewestSlices) {
-  EXPECT_EQ(MatmulSplit(4096, 28672, H100()), 1);
-  EXPECT_EQ(MatmulSplit(8192, 8192, H100()), 2);
-  EXPECT_EQ(MatmulSplit(4096, 4096, H100()), 2);
-  EXPECT_EQ(MatmulSplit(14336, 1024, H100()), 8);
-  EXPECT_EQ(MatmulSplit(14336, 64, H100()), 8) << "no cluster has more than 8 blocks";
-}
-
-TEST(MatmulSplit, KeepsSlicesLongEnough) {
-  EXPECT_EQ(MatmulSplit(128, 64, H100()), 1);
-  EXPECT_EQ(MatmulSplit(1024, 64, H100()), 2);
-}
-
-TEST(MatmulSplit, NeedsClusters) { EXPECT_EQ(MatmulSplit(14336, 64, Gpu(80, 108, 166912)), 1); }
-
-TEST(MatmulGroups, AreTwoWhereAMultiprocessorHasOneBlock) {
-  EXPECT_EQ(MatmulGroups(Weight(14336, 4096), H100()), 2);
-  EXPECT_EQ(MatmulGroups(Weight(4096, 4096), H100()), 2);
-  EXPECT_EQ(MatmulGroups(Weight(4096, 6144), H100()), 1);
-  EXPECT_EQ(MatmulGroups(Weight(4096, 28672), H100()), 1);
-  EXPECT_EQ(MatmulGroups(Weight(512, 64), H100()), 1) << "slices would be too short";
-  EXPECT_EQ(MatmulGroups(Weight(14336, 4096), Gpu(86, 84, 101376)), 1)
-      << "shared memory holds one ring only";
-}
-
 TEST(ChooseMatmulTile, CoversTheTokensWithTheSmallestTile) {
   const int64_t counts[][2] = {{1, 8},    {8, 8},     {9, 16},    {16, 16},   {17, 24},
                                {25, 32},  {33, 48},   {49, 64},   {64, 64},   {65, 96},
@@ -57,16 +33,17 @@ TEST(ChooseMatmulTile, CoversTheTokensWithTheSmallestTile) {
   for (const auto& [m, tokens] : counts) {
     EXPECT_EQ(ChooseMatmulTile(Weight(4096, 4096), m, H100()).tokens, tokens) << m << " tokens";
   }
+  EXPECT_EQ(ChooseMatmulTile(Weight(8192, 8192), 128, H100()).tokens, 64)
+      << "the widest of four chains";
 }
 
-TEST(ChooseMatmulTile, SplitsAlikeForEveryNumberOfTokens) {
+TEST(ChooseMatmulTile, KeepsTheChainsForEveryNumberOfTokens) {
   for (const auto& [k, n] : {std::pair{4096, 4096}, {14336, 4096}, {4096, 28672}, {96, 8}}) {
-    const int split = MatmulSplit(k, n, H100());
     const WeightShape weight = Weight(k, n, k == 96 ? 96 : 128);
-    const int groups = MatmulGroups(weight, H100());
+    const Chains chains = MatmulChains(weight, H100());
     for (int64_t m = 1; m < 300; ++m) {
-      ASSERT_EQ(ChooseMatmulTile(weight, m, H100()).split, split);
-      ASSERT_EQ(ChooseMatmulTile(weight, m, H100()).groups, groups);
+      ASSERT_EQ(ChooseMatmulTile(weight, m, H100()).split, chains.split);
+      ASSERT_EQ(ChooseMatmulTile(weight, m, H100()).groups, chains.groups);
     }
   }
 }
@@ -75,9 +52,7 @@ TEST(ChooseMatmulTile, TakesTwoRowTilesOnlyWhereBlocksAreLeft) {
   EXPECT_EQ(ChooseMatmulTile(Weight(4096, 28672), 1, H100()).row_tiles, 2);
   EXPECT_EQ(ChooseMatmulTile(Weight(4096, 4096), 1, H100()).row_tiles, 1);
   EXPECT_EQ(ChooseMatmulTile(Weight(8192, 8192), 8, H100()).row_tiles, 1);
-  EXPECT_EQ(ChooseMatmulTile(Weight(8192, 8192), 64, H100()).row_tiles, 2);
-  EXPECT_EQ(ChooseMatmulTile(Weight(4096, 6144), 96, H100()).row_tiles, 2);
-  EXPECT_EQ(ChooseMatmulTile(Weight(4096, 6144), 128, H100()).row_tiles, 2);
+  EXPECT_EQ(ChooseMatmulTile(Weight(8192, 10240), 64, H100()).row_tiles, 2);
   EXPECT_EQ(ChooseMatmulTile(Weight(8192, 57344), 1, H100()).row_tiles, 1)
       << "more than can be resident at once";
 }
