@@ -61,7 +61,7 @@ struct StreamView {
   // stream run one after the other: each finds zeros and leaves zeros. Null on the CPU.
   uint32_t* counters = nullptr;
 };
-inline constexpr int kStreamCounters = 1024;
+inline constexpr int kStreamCounters = 16384;
 
 // Owns a stream of one device. Destroying it waits for the work on it.
 class Stream {

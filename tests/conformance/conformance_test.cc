@@ -4,6 +4,7 @@
 // Environment: AWQD_TEST_DEVICE, AWQD_TEST_FULL=1 (more shapes and token counts).
 #include <algorithm>
 #include <limits>
+#include <map>
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
@@ -244,6 +245,64 @@ TEST_P(BatchInvariance, ATokenHasTheSameBitsInEveryBatch) {
   }
 }
 
+// Where one row hands over to another as M grows, a token keeps its bits.
+class RowsOfOneLayout : public ::testing::TestWithParam<Shape> {};
+
+std::vector<Shape> LayerShapes() {
+  // Chains of K that are cut, whole, uneven and empty; tiles of N that do and do not fill a device.
+  std::vector<Shape> out = {{4096, 4096, 128, "a16w4g1z", 1025},
+                            {2048, 6144, 128, "a16w4g1s", 513},
+                            {1408, 4096, 128, "a16w4g1z", 600},
+                            {1280, 1096, 32, "a16w4g1z", 2049},
+                            {300, 10240, 300, "a16w4g1z", 385}};
+  if (FullRun()) {
+    for (const Shape& more : std::initializer_list<Shape>{{11008, 4096, 128, "a16w4g1z", 300},
+                                                          {4096, 28672, 128, "a16w4g1z", 257},
+                                                          {14336, 4096, 16, "a16w4g1z", 257},
+                                                          {8192, 10240, 64, "a16w4g1z", 129}}) {
+      out.push_back(more);
+    }
+  }
+  return out;
+}
+
+std::string LayerName(const ::testing::TestParamInfo<Shape>& info) {
+  return absl::StrCat("k", info.param.k, "_n", info.param.n, "_g", info.param.group);
+}
+
+TEST_P(RowsOfOneLayout, GiveTheSameBits) {
+  const Shape& shape = GetParam();
+  const CanonicalWeight weight = MakeWeight(shape, Scales::kOrdinary, true, 15);
+  const WeightShape facts{weight.k, weight.n, weight.scheme};
+  std::map<const Layout*, std::vector<const KernelRow*>> rows;
+  for (const KernelRow* row : BatchInvariantRows()) {
+    if (row->layout == nullptr || !WhyNot(*row, facts, TestDevice().info()).empty()) continue;
+    rows[row->layout].push_back(row);
+  }
+  int compared = 0;
+  for (const auto& [layout, readers] : rows) {
+    if (readers.size() < 2) continue;
+    for (DType in : {DType::kFp16, DType::kBf16}) {
+      const std::vector<uint8_t> x = RandomMatrix(shape.max_m, weight.k, in, 16);
+      std::vector<std::vector<uint8_t>> first;
+      for (const KernelRow* row : readers) {
+        Bench bench(*row, PrepareFor(*row, weight, TestDevice()).value());
+        std::vector<std::vector<uint8_t>> results;
+        for (int64_t m : {17, 32, 33, 64, 65, 128, 129, 250, 256, 384, 512, 1024, 2048}) {
+          if (m >= shape.max_m) continue;
+          results.push_back(bench.Run(x, in, DType::kFp32, m, 2).y);
+          if (row == readers.front()) continue;
+          EXPECT_EQ(FirstDifference(results.back(), first[results.size() - 1]), -1)
+              << row->name << " and " << readers.front()->name << ", M " << m << " " << Name(in);
+          ++compared;
+        }
+        if (row == readers.front()) first = std::move(results);
+      }
+    }
+  }
+  if (compared == 0) GTEST_SKIP() << "no layout with two batch-invariant rows on this device";
+}
+
 // All weights 1: partial sums climb far beyond 65504 and come back.
 TEST_P(MatmulConformance, PartialSumsMayPassTheRangeOfHalf) {
   CanonicalWeight weight = MakeWeight(shape(), Scales::kOrdinary, false, 9);
@@ -313,6 +372,7 @@ INSTANTIATE_TEST_SUITE_P(Rows, BatchInvariance,
                          ::testing::Combine(::testing::ValuesIn(BatchInvariantRows()),
                                             ::testing::ValuesIn(Shapes())),
                          ParamName);
+INSTANTIATE_TEST_SUITE_P(Layers, RowsOfOneLayout, ::testing::ValuesIn(LayerShapes()), LayerName);
 INSTANTIATE_TEST_SUITE_P(Rows, DequantizeConformance,
                          ::testing::Combine(::testing::ValuesIn(RowsOf(Op::kDequantize)),
                                             ::testing::ValuesIn(Shapes())),

@@ -65,30 +65,32 @@ class Consumer {
         last_(ring.Full(Config::kStages - 1)),
         at_(ring, group) {}
 
-  // sums = W^T x over the steps of `piece`. While the tensor cores work on one half of a step, the
-  // next is read and, with two operands, decoded.
-  __device__ __forceinline__ void Accumulate(const Piece& piece, Sums<Config>& sums) {
-    constexpr int kPending = Config::kOperands - 1;
-    int add = 0;
+  // Waits for the first step and reads of it what Run expects to be read.
+  __device__ __forceinline__ void Enter() {
     BarrierWait(at_.full, at_.parity);
     Read<0>();
-    for (int step = piece.begin; step < piece.end; ++step) {
+  }
+
+  // sums = W^T x over steps [begin, end) of a piece, or with `add` sums += it; the ring carries the
+  // piece up to piece_end. While the tensor cores work on one half of a step, the next is read and,
+  // with two operands, decoded.
+  __device__ __forceinline__ void Run(int begin, int end, int piece_end, int add,
+                                      Sums<Config>& sums) {
+    constexpr int kPending = Config::kOperands - 1;
+    for (int step = begin; step < end; ++step) {
       if (!Config::kFineGroups) meta_.Expand(0);
       Decode(operands_[0]);
       Multiply<0>(add, sums);
       Read<1>();
       WgmmaWait<kPending>();
       // All that read the step before is done.
-      if (kPending > 0 && step > piece.begin) Release(before_);
+      if (kPending > 0 && step > begin) Release(before_);
       if (!Config::kFineGroups && (!Config::kKeepsMeta || metas_ > 1)) meta_.Expand(0);
       Decode(operands_[kPending]);
       Multiply<1>(1, sums);
       before_ = at_.full;
       at_.Advance(record_bytes_, last_);
-      if (step + 1 < piece.end) {
-        BarrierWait(at_.full, at_.parity);
-        Read<0>();
-      }
+      if (step + 1 < piece_end) Enter();
       WgmmaWait<kPending>();
       if (kPending == 0) Release(before_);
       add = 1;

@@ -11,7 +11,8 @@ namespace {
 
 constexpr int kGroupThreads = 128;
 
-template <int kTokens_, int kGroups_, int kCluster_, int kBlocks_, bool kFineGroups_>
+template <int kTokens_, int kGroups_, int kCluster_, int kBlocks_, bool kFineGroups_,
+          bool kChained_>
 struct PersistentConfig {
   static constexpr int kTokens = kTokens_;
   static constexpr int kGroups = kGroups_;  // of consumers
@@ -19,11 +20,15 @@ struct PersistentConfig {
   static constexpr int kBlocks = kBlocks_;  // that a multiprocessor has room for
   // Groups of K shorter than 64: the scales change within a lane's 16 bytes.
   static constexpr bool kFineGroups = kFineGroups_;
+  // Keeps the order of sums of common/chains.h.
+  static constexpr bool kChained = kChained_;
   static constexpr int kThreads = (kGroups + 1) * kGroupThreads;
   // Consumers hold the sums. A block trades within the registers that it was started with.
   static constexpr int kStartRegisters = 65536 / kBlocks / kThreads / 8 * 8;
-  static constexpr int kConsumerRegisters = kBlocks == 1 ? 232 : kGroups == 2 ? 96 : 72;
-  static constexpr int kProducerRegisters = kBlocks == 2 && kGroups == 2 ? 48 : 40;
+  static constexpr int kConsumerRegisters =
+      kBlocks == 1 ? (kGroups == 2 ? 232 : 160) : (kGroups == 2 ? 96 : 72);
+  static constexpr int kProducerRegisters =
+      kBlocks == 1 ? (kGroups == 2 ? 40 : 32) : (kGroups == 2 ? 48 : 40);
   static_assert(kGroups * kConsumerRegisters + kProducerRegisters <=
                 (kGroups + 1) * kStartRegisters);
   // One operand is decoded while the tensor cores work on the other. Where registers allow only

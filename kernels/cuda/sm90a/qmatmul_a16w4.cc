@@ -2,9 +2,12 @@
 #include "kernels/cuda/sm90a/qmatmul_a16w4.h"
 
 #include <cstdint>
+#include <string>
 
+#include "absl/strings/str_cat.h"
 #include "kernels/base/math.h"
 #include "kernels/base/status.h"
+#include "kernels/cuda/common/chains.h"
 #include "kernels/cuda/common/stage_tokens.h"
 #include "kernels/cuda/core/error.h"
 #include "kernels/cuda/sm90a/rows.h"
@@ -14,10 +17,17 @@
 namespace awqd::cuda {
 namespace {
 
-// Up to 16, sm80/qmatmul_a16w4 is faster: H100, 2026-11-21, 16 tokens: 8.1 us against 9.5 at 4096 x
-// 4096, 17.9 against 19.3 at 14336 x 4096, 27.9 against 31.3 at 4096 x 28672. At 24 it is 8.9, 20.3
-// and 32.3.
+// Up to 16, sm80/qmatmul_a16w4 is faster everywhere: H100, 2026-11-22, 16 tokens: 7.3 us against 10
+// at 4096 x 4096, 27.2 against 29.7 at 4096 x 28672. Where its blocks are resident all at once it
+// stays so up to 24: 8.0 against 10.0 at 4096 x 4096, 17.8 against 18.4 at 14336 x 4096, 18.2
+// against 19.2 at 8192 x 8192; where they are not, 8192 x 10240, 30.4 against 23.4.
 constexpr int64_t kLeastTokens = 17;
+constexpr int64_t kLeastTokensInOneWave = 25;
+
+int64_t BestFrom(const WeightShape& shape, const DeviceInfo& device) {
+  const int64_t blocks = mma16::TilesN(shape.n) * MatmulChains(shape, device).split;
+  return blocks <= device.sm_count ? kLeastTokensInOneWave : kLeastTokens;
+}
 
 absl::Status FillX(const MatmulArgs& args, void* staging, StreamView stream, int box_rows,
                    PersistentParams* p) {
@@ -30,19 +40,49 @@ absl::Status FillX(const MatmulArgs& args, void* staging, StreamView stream, int
   return MapTokens(staged.data, args.x.rows, staged.stride, staged.stride, box_rows, &p->x);
 }
 
-absl::Status Run(const MatmulArgs& args, StreamView stream) {
-  const DeviceInfo& device = args.weight->device->info();
+// What differs between the two rows.
+struct Work {
+  PersistentTile tile;
+  Schedule schedule;
+  int slots = 1;  // for sums, per cluster
+  int chain = 0;  // steps, 0: sums keep no order
+  int64_t sums_bytes = 0;
+};
+
+Work Plan(const WeightShape& shape, int64_t m, const DeviceInfo& device) {
+  Work out;
+  out.tile = ChoosePersistentTile(shape, m, device);
+  out.schedule = PersistentSchedule(shape, m, out.tile, device);
+  out.sums_bytes = PersistentSumsBytes(device);
+  return out;
+}
+
+Work PlanChained(const WeightShape& shape, int64_t m, const DeviceInfo& device) {
+  Work out;
+  out.tile = ChooseChainedTile(shape, m, device);
+  out.schedule = ChainedSchedule(shape, m, out.tile, device);
+  out.chain = MatmulChains(shape, device).length;
+  out.slots = ChainedSlots(out.schedule, out.chain);
+  out.sums_bytes = ChainedSumsBytes(shape, device);
+  return out;
+}
+
+absl::Status Launch(const MatmulArgs& args, const Work& work, const DeviceInfo& device,
+                    StreamView stream) {
   const WeightShape& shape = args.weight->shape;
   AWQD_RETURN_IF_ERROR(UseDevice(device.index));
   if (stream.counters == nullptr) {
     return absl::InvalidArgumentError(
         "sm90a/qmatmul_a16w4: got a stream without counters, expected one of Device::CreateStream");
   }
-  const PersistentTile tile = ChoosePersistentTile(shape, args.x.rows, device);
+  const PersistentTile& tile = work.tile;
   PersistentParams p{};
-  p.schedule = PersistentSchedule(shape, args.x.rows, tile, device);
+  p.schedule = work.schedule;
+  p.slots = work.slots;
+  p.chain = work.chain;
+  p.idle = IdleBlocks(work.schedule, tile, device);
   p.sums = static_cast<float*>(args.workspace);
-  char* const staging = static_cast<char*>(args.workspace) + PersistentSumsBytes(device);
+  char* const staging = static_cast<char*>(args.workspace) + work.sums_bytes;
   AWQD_RETURN_IF_ERROR(FillX(args, staging, stream, tile.tokens / tile.cluster, &p));
   p.records = args.weight->codes();
   p.y = args.y.data;
@@ -57,14 +97,36 @@ absl::Status Run(const MatmulArgs& args, StreamView stream) {
   p.y_wide = shape.n % 4 == 0 &&
              reinterpret_cast<uintptr_t>(args.y.data) % (4 * SizeOf(args.y.dtype)) == 0;
   // FP32 activations were staged as fp16.
-  return args.x.dtype == DType::kBf16 ? LaunchPersistentBf16(p, tile, device, stream)
-                                      : LaunchPersistentFp16(p, tile, device, stream);
+  const bool bf16 = args.x.dtype == DType::kBf16;
+  if (work.chain > 0)
+    return (bf16 ? LaunchChainedBf16 : LaunchChainedFp16)(p, tile, device, stream);
+  return (bf16 ? LaunchPersistentBf16 : LaunchPersistentFp16)(p, tile, device, stream);
+}
+
+absl::Status Run(const MatmulArgs& args, StreamView stream) {
+  const DeviceInfo& device = args.weight->device->info();
+  return Launch(args, Plan(args.weight->shape, args.x.rows, device), device, stream);
+}
+
+absl::Status RunChained(const MatmulArgs& args, StreamView stream) {
+  const DeviceInfo& device = args.weight->device->info();
+  return Launch(args, PlanChained(args.weight->shape, args.x.rows, device), device, stream);
+}
+
+std::string Refuses(const WeightShape& shape, const DeviceInfo&) {
+  if (mma16::BlocksK(shape.k) <= kMostKBlocks) return "";
+  return absl::StrCat("got K ", shape.k, ", expected at most ",
+                      int64_t{kMostKBlocks} * mma16::kBlockK);
 }
 
 // The sums of cut tiles, then staged tokens. The dtype and alignment of x are not known yet, so
 // room for staging is always asked for.
 int64_t Workspace(const WeightShape& shape, const DeviceInfo& device, int64_t m) {
   return PersistentSumsBytes(device) + StagedTokensBytes(m, shape.k);
+}
+
+int64_t ChainedWorkspace(const WeightShape& shape, const DeviceInfo& device, int64_t m) {
+  return ChainedSumsBytes(shape, device) + StagedTokensBytes(m, shape.k);
 }
 
 }  // namespace
@@ -82,12 +144,28 @@ const KernelRow& PersistentA16W4Row() {
       .min_arch = 90,
       .max_arch = 90,
       .min_m = kLeastTokens,
+      .best_from = BestFrom,
       // tests/bench/README.md has the table.
       .replaces_dense = true,
       .priority = 20,
+      .refuses = Refuses,
       .workspace_bytes = Workspace,
       .matmul = Run,
   };
+  return row;
+}
+
+const KernelRow& ChainedA16W4Row() {
+  static const KernelRow row = [] {
+    KernelRow out = PersistentA16W4Row();
+    out.name = "sm90a/qmatmul_a16w4_chained";
+    out.batch_invariant = true;
+    // Above sm80/qmatmul_a16w4, whose sums have the same order, and below the row that keeps none.
+    out.priority = 15;
+    out.workspace_bytes = ChainedWorkspace;
+    out.matmul = RunChained;
+    return out;
+  }();
   return row;
 }
 

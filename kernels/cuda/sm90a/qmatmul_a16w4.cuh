@@ -16,6 +16,7 @@
 #include "kernels/cuda/common/attributes.h"
 #include "kernels/cuda/common/mma16.cuh"
 #include "kernels/cuda/core/launch.h"
+#include "kernels/cuda/sm90a/chained.cuh"
 #include "kernels/cuda/sm90a/consumer.cuh"
 #include "kernels/cuda/sm90a/cut_sums.cuh"
 #include "kernels/cuda/sm90a/producers.cuh"
@@ -24,29 +25,67 @@
 namespace awqd::cuda {
 namespace {
 
+template <class Config>
+__device__ __forceinline__ void StoreTile(const PersistentParams& p, int tile, int group,
+                                          Sums<Config>& sums) {
+  const TilePlace place = PlaceOf(tile, p.token_tiles, ColumnTiles<Config>(p));
+  const int rank = blockIdx.x % Config::kCluster;
+  const int64_t record = (place.columns * Config::kCluster + rank) * Config::kGroups + group;
+  const int64_t row = record * mma16::kTileN + threadIdx.x / 32 % 4 * int64_t{mma16::kRowTile};
+  Store<Config>(p, {row, int64_t{place.tokens} * Config::kTokens}, sums);
+}
+
+// sums = those of a piece that ends its tile, with what the clusters before put down; false where
+// they were put down for a cluster after.
+template <class Math, class Config>
+__device__ __forceinline__ bool FinishPieceAnyOrder(const PersistentParams& p,
+                                                    Consumer<Math, Config>& consumer,
+                                                    const Piece& piece, int cluster, int group,
+                                                    Sums<Config>& sums) {
+  const Schedule& s = p.schedule;
+  consumer.Enter();
+  consumer.Run(piece.begin, piece.end, piece.end, 0, sums);
+  if (piece.end < s.k_blocks) {
+    PutDown<Config>(p, cluster, 0, group, sums);
+    return false;
+  }
+  if (piece.begin > 0) {
+    AddEarlier<Config>(p, group, RunOf(s, piece.tile * s.k_blocks), cluster, sums);
+  }
+  return true;
+}
+
 template <class Math, class Config>
 __device__ __forceinline__ void Consume(const PersistentParams& p, const Ring<Config>& ring,
                                         int cluster, int group) {
-  const int rank = blockIdx.x % Config::kCluster;
   Consumer<Math, Config> consumer(p, ring, group);
   Pieces pieces(p.schedule, cluster);
-  Piece piece;
-  while (pieces.Next(&piece)) {
+  for (Piece piece; pieces.Next(&piece);) {
     Sums<Config> sums;
-    consumer.Accumulate(piece, sums);
-    if (piece.end < p.schedule.k_blocks) {
-      HandOver<Config>(p, group, sums);
-      continue;
+    bool done;
+    if constexpr (Config::kChained) {
+      done = FinishPiece(p, consumer, piece, cluster, group, sums);
+    } else {
+      done = FinishPieceAnyOrder(p, consumer, piece, cluster, group, sums);
     }
-    if (piece.begin > 0) {
-      const int first = RunOf(p.schedule, piece.tile * p.schedule.k_blocks);
-      TakeOver<Config>(p, group, first, cluster, sums);
-    }
-    const TilePlace place = PlaceOf(piece.tile, p.token_tiles, ColumnTiles<Config>(p));
-    const int64_t record = (place.columns * Config::kCluster + rank) * Config::kGroups + group;
-    const int64_t row = record * mma16::kTileN + threadIdx.x / 32 % 4 * int64_t{mma16::kRowTile};
-    Store<Config>(p, {row, int64_t{place.tokens} * Config::kTokens}, sums);
+    if (done) StoreTile<Config>(p, piece.tile, group, sums);
   }
+}
+
+// Where a multiprocessor has room for two blocks, one that is left free would get two of the next
+// kernel's, which then take twice as long as the others. So blocks without work keep the place
+// until one with work is done.
+constexpr int kLongestNap = 200;  // ns
+
+__device__ __forceinline__ uint32_t* LingerCounter(const PersistentParams& p, int i) {
+  return p.counters + kStreamCounters - 1 - i;
+}
+
+__device__ __forceinline__ void Linger(const PersistentParams& p, int i) {
+  if (threadIdx.x != 0) return;
+  WaitForEarlierKernels();
+  while (LoadAcquire(LingerCounter(p, i)) == 0) __nanosleep(kLongestNap);
+  *LingerCounter(p, i) = 0;
 }
 
 template <class Math, class Config>
@@ -54,6 +93,9 @@ __global__ __launch_bounds__(Config::kThreads, Config::kBlocks) void PersistentA
     const __grid_constant__ PersistentParams p) {
   extern __shared__ __align__(1024) uint8_t shared[];
   LaunchDependents();
+  if (Config::kBlocks == 2 && blockIdx.x >= p.schedule.clusters) {
+    return Linger(p, blockIdx.x - p.schedule.clusters);
+  }
   // Through a shuffle, or the compiler computes the address anew in every step of the loop.
   const Ring<Config> ring{__shfl_sync(0xffffffffu, SharedAddress(shared), 0),
                           mma16::kCodesBytes + p.metas * mma16::kMetaBytes};
@@ -85,6 +127,9 @@ __global__ __launch_bounds__(Config::kThreads, Config::kBlocks) void PersistentA
     GrowRegisters<Config::kConsumerRegisters>();
     WaitForEarlierKernels();
     Consume<Math, Config>(p, ring, cluster, group);
+    if (Config::kBlocks == 2 && threadIdx.x == 0 && cluster < p.idle) {
+      StoreRelease(LingerCounter(p, cluster), 1);
+    }
   }
   // No block may leave while another still writes into it or arrives at it.
   if (Config::kCluster > 1) ClusterBarrier();
@@ -95,7 +140,7 @@ absl::Status LaunchConfigured(const PersistentParams& p, const DeviceInfo& devic
                               StreamView stream) {
   const Attributes attributes = OverlappedLaunch(device, Config::kCluster);
   const LaunchConfig config{
-      .grid = static_cast<unsigned>(p.schedule.clusters * Config::kCluster),
+      .grid = static_cast<unsigned>(p.schedule.clusters * Config::kCluster + p.idle),
       .block = Config::kThreads,
       .shared_bytes = PersistentSharedBytes(Config::kTokens, Config::kGroups, Config::kBlocks,
                                             Config::kFineGroups),
@@ -106,27 +151,54 @@ absl::Status LaunchConfigured(const PersistentParams& p, const DeviceInfo& devic
   return Launch<PersistentA16W4<Math, Config>>("sm90a/qmatmul_a16w4", config, p);
 }
 
-// The compiled tiles, one line per entry of PersistentTiles().
-template <class Math>
-absl::Status LaunchTile(const PersistentParams& p, const PersistentTile& tile,
-                        const DeviceInfo& device, StreamView stream) {
-  const bool fine = p.metas > 2;
-#define AWQD_TILE(...)                                                                             \
-  if (PersistentTile{__VA_ARGS__} == tile) {                                                       \
-    return fine ? LaunchConfigured<Math, PersistentConfig<__VA_ARGS__, true>>(p, device, stream)   \
-                : LaunchConfigured<Math, PersistentConfig<__VA_ARGS__, false>>(p, device, stream); \
-  }
-  AWQD_TILE(32, 2, 1, 2)
-  AWQD_TILE(32, 3, 1, 2)
-  AWQD_TILE(64, 2, 1, 2)
-  AWQD_TILE(128, 2, 1, 1)
-  AWQD_TILE(256, 2, 1, 1)
-  AWQD_TILE(256, 2, 2, 1)
-#undef AWQD_TILE
+template <class Math, int kTokens, int kGroups, int kCluster, int kBlocks, bool kChained>
+absl::Status LaunchGroups(const PersistentParams& p, const DeviceInfo& device, StreamView stream) {
+  return p.metas > 2
+             ? LaunchConfigured<
+                   Math, PersistentConfig<kTokens, kGroups, kCluster, kBlocks, true, kChained>>(
+                   p, device, stream)
+             : LaunchConfigured<
+                   Math, PersistentConfig<kTokens, kGroups, kCluster, kBlocks, false, kChained>>(
+                   p, device, stream);
+}
+
+inline absl::Status NoSuchTile(const PersistentTile& tile) {
   return absl::InternalError(absl::StrCat("sm90a/qmatmul_a16w4: no tile of ", tile.tokens,
                                           " tokens x ", tile.groups, " groups x ", tile.cluster,
                                           " blocks was compiled"));
 }
+
+// The compiled tiles, one line per entry of PersistentTiles() and ChainedTiles().
+#define AWQD_TILE(CHAINED, ...)                                         \
+  if (PersistentTile{__VA_ARGS__} == tile) {                            \
+    return LaunchGroups<Math, __VA_ARGS__, CHAINED>(p, device, stream); \
+  }
+template <class Math>
+absl::Status LaunchTile(const PersistentParams& p, const PersistentTile& tile,
+                        const DeviceInfo& device, StreamView stream) {
+  AWQD_TILE(false, 32, 2, 1, 2)
+  AWQD_TILE(false, 32, 3, 1, 2)
+  AWQD_TILE(false, 64, 2, 1, 1)
+  AWQD_TILE(false, 64, 3, 1, 1)
+  AWQD_TILE(false, 128, 2, 1, 1)
+  AWQD_TILE(false, 128, 3, 1, 1)
+  AWQD_TILE(false, 256, 2, 1, 1)
+  AWQD_TILE(false, 256, 2, 2, 1)
+  return NoSuchTile(tile);
+}
+
+template <class Math>
+absl::Status LaunchChainedTile(const PersistentParams& p, const PersistentTile& tile,
+                               const DeviceInfo& device, StreamView stream) {
+  AWQD_TILE(true, 32, 2, 1, 1)
+  AWQD_TILE(true, 32, 3, 1, 1)
+  AWQD_TILE(true, 64, 2, 1, 1)
+  AWQD_TILE(true, 64, 3, 1, 1)
+  AWQD_TILE(true, 128, 2, 1, 1)
+  AWQD_TILE(true, 128, 2, 2, 1)
+  return NoSuchTile(tile);
+}
+#undef AWQD_TILE
 
 }  // namespace
 }  // namespace awqd::cuda

@@ -19,9 +19,12 @@ struct PersistentParams {
   const float* x_scale;    // [m], what each row of x is to be multiplied by; null: 1
   void* y;                 // [m, n] of y_dtype
   const float* bias;       // [n] or null
-  float* sums;             // one slot per block: kSlotFloats of the tile
+  float* sums;             // of cut tiles
   uint32_t* counters;      // of the stream, zero
   Schedule schedule;
+  int slots;  // for sums, per cluster
+  int chain;  // steps of a chain where the order of sums is kept
+  int idle;   // blocks that only keep a place; see Linger
   int token_tiles;
   int64_t m;
   int64_t n;
@@ -36,5 +39,11 @@ absl::Status LaunchPersistentFp16(const PersistentParams& params, const Persiste
                                   const DeviceInfo& device, StreamView stream);
 absl::Status LaunchPersistentBf16(const PersistentParams& params, const PersistentTile& tile,
                                   const DeviceInfo& device, StreamView stream);
+
+// The same for tiles that keep the order of sums of common/chains.h.
+absl::Status LaunchChainedFp16(const PersistentParams& params, const PersistentTile& tile,
+                               const DeviceInfo& device, StreamView stream);
+absl::Status LaunchChainedBf16(const PersistentParams& params, const PersistentTile& tile,
+                               const DeviceInfo& device, StreamView stream);
 
 }  // namespace awqd::cuda

@@ -6,5 +6,6 @@
 namespace awqd::cuda {
 
 const KernelRow& PersistentA16W4Row();
+const KernelRow& ChainedA16W4Row();
 
 }  // namespace awqd::cuda

@@ -11,6 +11,10 @@
 // and the piece that needs the sums of others comes last, when these have long been written. Nobody
 // waits for a cluster of a higher number; blocks are started in ascending order, so that a cluster
 // that is waited for is always running.
+//
+// Where the order of sums must be that of common/chains.h, tiles that are fewer than clusters are
+// cut between chains into parts, one per cluster, instead of anywhere. Where they are not fewer, no
+// tile is cut more than once, and the second cluster goes on from the sums of the first.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +30,10 @@ namespace awqd::cuda {
 struct Schedule {
   int clusters = 1;
   int k_blocks = 1;
-  int split = 0;   // tiles that are cut
-  int rounds = 0;  // whole tiles per cluster
+  int split = 0;       // tiles that are cut
+  int rounds = 0;      // whole tiles per cluster
+  int parts = 0;       // of each cut tile, 0: cuts are anywhere
+  int part_steps = 0;  // of each part; the last may be shorter
 
   int tiles() const { return split + rounds * clusters; }
 };
@@ -52,15 +58,29 @@ inline Schedule MakeSchedule(int tiles, int k_blocks, int clusters) {
   return s;
 }
 
-// First step of a cluster's run over the cut tiles.
-AWQD_SCHEDULE_FN int RunBegin(const Schedule& s, int cluster) {
-  return static_cast<int>(static_cast<int64_t>(s.split) * s.k_blocks * cluster / s.clusters);
+// The largest k_blocks: with it the products below, of fewer than 2 * clusters cut tiles and at
+// most 256 clusters, fit 32 bits. A 64-bit division is a call that needs more registers than a
+// producer keeps.
+inline constexpr int kMostKBlocks = 1 << 15;
+
+// Every tile in `parts` parts.
+inline Schedule MakeParts(int tiles, int k_blocks, int parts, int part_steps) {
+  return {tiles * parts, k_blocks, tiles, 0, parts, part_steps};
 }
 
-// The cluster whose run holds `step`: the last one whose run begins at or before it.
+// First step of a cluster's run over the cut tiles.
+AWQD_SCHEDULE_FN int RunBegin(const Schedule& s, int cluster) {
+  if (s.parts > 0) {
+    const int tile = cluster / s.parts;
+    return tile * s.k_blocks + (cluster - tile * s.parts) * s.part_steps;
+  }
+  return static_cast<uint32_t>(s.split) * s.k_blocks * cluster / s.clusters;
+}
+
+// The cluster whose run holds `step`: the last one whose run begins at or before it. Not for parts.
 AWQD_SCHEDULE_FN int RunOf(const Schedule& s, int step) {
-  const int64_t steps = static_cast<int64_t>(s.split) * s.k_blocks;
-  return static_cast<int>(((static_cast<int64_t>(step) + 1) * s.clusters - 1) / steps);
+  const uint32_t steps = static_cast<uint32_t>(s.split) * s.k_blocks;
+  return ((static_cast<uint32_t>(step) + 1) * s.clusters - 1) / steps;
 }
 
 // A cluster's pieces in the order in which it takes them.

@@ -73,9 +73,10 @@ __device__ __forceinline__ void StoreSome(uint16_t* y, uint2 v, int count, bool 
   }
 }
 
-// `kWhole`: the tile lies within the output and four elements may be stored at once. Eight tokens
-// at a time, 32 bytes of each.
-template <class Config, bool kHalf, bool kWhole>
+// Eight tokens at a time, 32 bytes of each. `kWide`: the row tile lies within the output and four
+// elements may be stored at once; anything else is rare and takes much more code, which costs 2 to
+// 10 us when it must first be fetched.
+template <class Config, bool kHalf, bool kWide>
 __device__ __forceinline__ void Store16(const PersistentParams& p, const Corner& at,
                                         const Sums<Config>& sums) {
   const int lane = threadIdx.x % 32;
@@ -85,9 +86,10 @@ __device__ __forceinline__ void Store16(const PersistentParams& p, const Corner&
 #pragma unroll
   for (int i = 0; i < Config::kSums; i += 4, token += 8, y += 8 * p.n) {
     const uint2 v = FourFeatures<kHalf>(sums + i);
-    if constexpr (kWhole) {
+    if (token >= p.m) continue;
+    if constexpr (kWide) {
       *reinterpret_cast<uint2*>(y) = v;
-    } else if (token < p.m) {
+    } else {
       StoreSome(y, v, static_cast<int>(p.n - row), p.y_wide);
     }
   }
@@ -98,14 +100,13 @@ __device__ __forceinline__ void Store(const PersistentParams& p, const Corner& a
                                       Sums<Config>& sums) {
   if (p.x_scale != nullptr) ScaleTokens<Config>(p, at, sums);
   if (p.bias != nullptr) AddBias<Config>(p, at, sums);
-  const bool whole =
-      p.y_wide && at.token + Config::kTokens <= p.m && at.row + mma16::kRowTile <= p.n;
+  const bool wide = p.y_wide && at.row + mma16::kRowTile <= p.n;
   if (p.y_dtype == DType::kFp32) {
     StoreFp32<Config>(p, at, sums);
   } else if (p.y_dtype == DType::kFp16) {
-    whole ? Store16<Config, true, true>(p, at, sums) : Store16<Config, true, false>(p, at, sums);
+    wide ? Store16<Config, true, true>(p, at, sums) : Store16<Config, true, false>(p, at, sums);
   } else {
-    whole ? Store16<Config, false, true>(p, at, sums) : Store16<Config, false, false>(p, at, sums);
+    wide ? Store16<Config, false, true>(p, at, sums) : Store16<Config, false, false>(p, at, sums);
   }
 }
 

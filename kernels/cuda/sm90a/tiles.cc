@@ -5,7 +5,9 @@
 #include <cstdint>
 #include <iterator>
 
+#include "absl/types/span.h"
 #include "kernels/base/math.h"
+#include "kernels/cuda/common/chains.h"
 
 namespace awqd::cuda {
 namespace {
@@ -13,7 +15,7 @@ namespace {
 // What a tile costs, in microseconds: a step of a block, and all that is not steps (start, sums of
 // cut tiles, output) with tiles cut anywhere, cut into even parts, and whole; and what is added
 // where a tile's sums come from more than three clusters. LaunchTile in qmatmul_a16w4.cuh compiles
-// exactly these. H100, 2026-11-21, fitted to eight layer shapes from 4096 x 4096 to 8192 x 57344 at
+// exactly these. H100, 2026-11-22, fitted to eight layer shapes from 4096 x 4096 to 8192 x 57344 at
 // 32 .. 4096 tokens, within 10 % up to a millisecond. Tried as well and never the fastest:
 // NOTES.md.
 struct Candidate {
@@ -27,12 +29,24 @@ struct Candidate {
 constexpr Candidate kCandidates[] = {
     {{32, 2, 1, 2}, 0.490, 5.1, 5.1, 5.1, 0.5},
     {{32, 3, 1, 2}, 0.630, 5.5, 5.5, 5.5, 1.5},
-    {{64, 2, 1, 2}, 0.565, 6.8, 6.8, 6.8, 1.2},
-    {{128, 2, 1, 1}, 0.746, 8.6, 7.8, 4.5, 1.0},
+    {{64, 2, 1, 1}, 0.545, 7.0, 6.0, 5.0, 0.7},
+    {{64, 3, 1, 1}, 0.755, 8.3, 6.5, 5.0, 2.0},
+    {{128, 2, 1, 1}, 0.755, 8.6, 7.8, 4.5, 1.0},
+    // 192 features win where steps are many, 8192 x 57344 at 96 tokens 165 us instead of 182, and
+    // where they leave no rest, 4096 x 6144 at 512 tokens 40.0 instead of 41.8.
+    {{128, 3, 1, 1}, 1.110, 9.0, 9.0, 4.4, 3.0},
     {{256, 2, 1, 1}, 1.385, 13.6, 11.5, 6.0, 2.8},
     // Two blocks that share tokens win from about a hundred steps on: 4096 x 28672 at 2048 tokens
     // 631 us instead of 648, at 256 tokens 91.0 instead of 90.4.
     {{256, 2, 2, 1}, 1.375, 14.4, 11.5, 6.2, 2.8},
+};
+
+// The same for tiles that keep the order of sums. 256 tokens would need twice the registers, for a
+// chain and for those before it.
+constexpr Candidate kChained[] = {
+    {{32, 2, 1, 1}, 0.455, 9.8, 6.5, 2.5, 1.0},   {{32, 3, 1, 1}, 0.600, 12.0, 6.5, 3.0, 1.0},
+    {{64, 2, 1, 1}, 0.550, 9.0, 6.0, 1.5, 1.5},   {{64, 3, 1, 1}, 0.760, 11.0, 6.5, 3.0, 2.5},
+    {{128, 2, 1, 1}, 0.820, 11.0, 7.5, 2.5, 1.0}, {{128, 2, 2, 1}, 0.775, 14.0, 8.5, 4.5, 1.0},
 };
 
 // Runs shorter than this spend more on meeting than they gain.
@@ -43,14 +57,28 @@ int64_t Tiles(const WeightShape& shape, int64_t m, const PersistentTile& tile) {
          CeilDiv(m, int64_t{tile.tokens});
 }
 
-double Microseconds(const WeightShape& shape, int64_t m, const Candidate& candidate,
-                    const DeviceInfo& device) {
-  const Schedule s = PersistentSchedule(shape, m, candidate.tile, device);
+double Microseconds(const Schedule& s, const Candidate& candidate) {
   if (s.split == 0) return s.rounds * s.k_blocks * candidate.step_us + candidate.whole_us;
   const double steps = static_cast<double>(s.tiles()) * s.k_blocks / s.clusters;
   const double rest = s.clusters % s.split == 0 ? candidate.parts_us : candidate.cut_us;
   return steps * candidate.step_us + rest +
          (s.clusters > 3 * s.split ? candidate.many_parts_us : 0);
+}
+
+// Of `candidates` the fastest for m tokens, schedule(tile) being what would run.
+template <class ScheduleOf>
+PersistentTile Fastest(absl::Span<const Candidate> candidates, int64_t m, ScheduleOf schedule) {
+  const Candidate* best = &candidates.back();
+  for (const Candidate& candidate : candidates) {
+    // Narrow tiles are for few tokens: weights that are decoded again for every tile of tokens,
+    // 8192 x 10240 at 192 76.6 us instead of 67.4.
+    if (candidate.tile.tokens < 128 && m > candidate.tile.tokens) continue;
+    if (Microseconds(schedule(candidate.tile), candidate) <
+        Microseconds(schedule(best->tile), *best)) {
+      best = &candidate;
+    }
+  }
+  return best->tile;
 }
 
 // How many of at most `most` clusters to take so that every one has as many steps, all of one tile
@@ -72,25 +100,49 @@ int64_t EvenClusters(int64_t tiles, int64_t k_blocks, int64_t most) {
   return even ? tiles / rounds : 0;
 }
 
-}  // namespace
-
-std::vector<PersistentTile> PersistentTiles() {
+std::vector<PersistentTile> TilesOf(absl::Span<const Candidate> candidates) {
   std::vector<PersistentTile> out;
-  for (const Candidate& candidate : kCandidates) out.push_back(candidate.tile);
+  for (const Candidate& candidate : candidates) out.push_back(candidate.tile);
   return out;
 }
 
+}  // namespace
+
+std::vector<PersistentTile> PersistentTiles() { return TilesOf(kCandidates); }
+std::vector<PersistentTile> ChainedTiles() { return TilesOf(kChained); }
+
 Schedule PersistentSchedule(const WeightShape& shape, int64_t m, const PersistentTile& tile,
                             const DeviceInfo& device) {
-  const int64_t tiles = Tiles(shape, m, tile);
-  const int64_t k_blocks = mma16::BlocksK(shape.k);
-  const int64_t most = std::min(device.sm_count, kStreamCounters / tile.groups) / tile.cluster;
+  const int64_t tiles = Tiles(shape, m, tile), k_blocks = mma16::BlocksK(shape.k);
+  const int64_t most = device.sm_count / tile.cluster;
   int64_t clusters = std::clamp<int64_t>(tiles * k_blocks / kLeastSteps, 1, most);
-  if (tile.blocks == 1) {
-    if (const int64_t even = EvenClusters(tiles, k_blocks, most)) clusters = even;
-  }
+  if (const int64_t even = EvenClusters(tiles, k_blocks, most)) clusters = even;
   return MakeSchedule(static_cast<int>(tiles), static_cast<int>(k_blocks),
                       static_cast<int>(clusters));
+}
+
+int IdleBlocks(const Schedule& schedule, const PersistentTile& tile, const DeviceInfo& device) {
+  const bool most = schedule.clusters * 2 >= device.sm_count;
+  return tile.blocks == 2 && most ? device.sm_count - schedule.clusters : 0;
+}
+
+Schedule ChainedSchedule(const WeightShape& shape, int64_t m, const PersistentTile& tile,
+                         const DeviceInfo& device) {
+  const int tiles = static_cast<int>(Tiles(shape, m, tile));
+  const int k_blocks = static_cast<int>(mma16::BlocksK(shape.k));
+  const int length = MatmulChains(shape, device).length;
+  const int chains = static_cast<int>(CeilDiv(k_blocks, int64_t{length}));
+  const int most = device.sm_count / tile.cluster;
+  if (tiles >= most) {
+    const int64_t even = EvenClusters(tiles, k_blocks, most);
+    return MakeSchedule(tiles, k_blocks, even > 0 ? static_cast<int>(even) : most);
+  }
+  for (int parts = std::min(most / tiles, chains); parts > 1; --parts) {
+    const int each = static_cast<int>(CeilDiv(chains, int64_t{parts}));
+    // None may be left without a chain.
+    if ((parts - 1) * each < chains) return MakeParts(tiles, k_blocks, parts, each * length);
+  }
+  return MakeSchedule(tiles, k_blocks, tiles);
 }
 
 int64_t PersistentSumsBytes(const DeviceInfo& device) {
@@ -101,17 +153,31 @@ int64_t PersistentSumsBytes(const DeviceInfo& device) {
   return device.sm_count * floats * static_cast<int64_t>(sizeof(float));
 }
 
-PersistentTile ChoosePersistentTile(const WeightShape& shape, int64_t m, const DeviceInfo& device) {
-  const Candidate* best = std::end(kCandidates) - 1;
-  for (const Candidate& candidate : kCandidates) {
-    // Two blocks to a multiprocessor are for few tokens: weights that are decoded again for every
-    // tile of tokens, 8192 x 10240 at 192 76.6 us instead of 67.4.
-    if (candidate.tile.blocks == 2 && m > candidate.tile.tokens) continue;
-    if (Microseconds(shape, m, candidate, device) < Microseconds(shape, m, *best, device)) {
-      best = &candidate;
-    }
+// A part puts down its chains one by one. A cluster that leaves a tile to the next one puts down
+// the sum of whole chains and the chain that the cut goes through.
+int ChainedSlots(const Schedule& schedule, int chain) {
+  return schedule.parts > 0 ? schedule.part_steps / chain : 2;
+}
+
+int64_t ChainedSumsBytes(const WeightShape& shape, const DeviceInfo& device) {
+  const int64_t slots = std::max(2, MatmulChains(shape, device).count() / 2);
+  int64_t floats = 0;
+  for (const Candidate& candidate : kChained) {
+    floats = std::max(floats, PersistentSlotFloats(candidate.tile));
   }
-  return best->tile;
+  return device.sm_count * slots * floats * static_cast<int64_t>(sizeof(float));
+}
+
+PersistentTile ChoosePersistentTile(const WeightShape& shape, int64_t m, const DeviceInfo& device) {
+  return Fastest(kCandidates, m, [&](const PersistentTile& tile) {
+    return PersistentSchedule(shape, m, tile, device);
+  });
+}
+
+PersistentTile ChooseChainedTile(const WeightShape& shape, int64_t m, const DeviceInfo& device) {
+  return Fastest(kChained, m, [&](const PersistentTile& tile) {
+    return ChainedSchedule(shape, m, tile, device);
+  });
 }
 
 }  // namespace awqd::cuda

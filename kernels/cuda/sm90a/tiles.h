@@ -51,16 +51,27 @@ constexpr int64_t PersistentSlotFloats(const PersistentTile& tile) {
   return int64_t{tile.tokens} * tile.groups * mma16::kTileN;
 }
 
-// With one block per multiprocessor, fewer clusters than fit where that makes their shares even.
-// With two, as many as there are multiprocessors: blocks of the next kernel would be packed in twos
-// onto one that is left free.
+// Fewer clusters than fit where that makes their shares even.
 Schedule PersistentSchedule(const WeightShape& shape, int64_t m, const PersistentTile& tile,
                             const DeviceInfo& device);
+
+// Blocks beyond the schedule's that a launch needs, so that with two places on each multiprocessor
+// none is left for two blocks of the next kernel.
+int IdleBlocks(const Schedule& schedule, const PersistentTile& tile, const DeviceInfo& device);
 
 // Room for the sums of cut tiles, whatever tile is chosen; a multiple of 256.
 int64_t PersistentSumsBytes(const DeviceInfo& device);
 
 // The tile that a model of its cost, fitted to measurements, finds fastest.
 PersistentTile ChoosePersistentTile(const WeightShape& shape, int64_t m, const DeviceInfo& device);
+
+// The same for tiles that keep the order of sums of common/chains.h. `slots`: for the sums that a
+// cluster puts down.
+std::vector<PersistentTile> ChainedTiles();
+Schedule ChainedSchedule(const WeightShape& shape, int64_t m, const PersistentTile& tile,
+                         const DeviceInfo& device);
+int ChainedSlots(const Schedule& schedule, int chain);
+int64_t ChainedSumsBytes(const WeightShape& shape, const DeviceInfo& device);
+PersistentTile ChooseChainedTile(const WeightShape& shape, int64_t m, const DeviceInfo& device);
 
 }  // namespace awqd::cuda

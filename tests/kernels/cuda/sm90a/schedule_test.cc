@@ -91,6 +91,35 @@ TEST_P(ScheduleTest, TheOwnerKnowsWhoHasTheEarlierSteps) {
   }
 }
 
+// Where tiles are not fewer than clusters, nobody waits for a cluster that waits itself: a tile is
+// cut at most once, and its first piece is the first that its cluster does.
+TEST_P(ScheduleTest, ManyTilesAreCutAtMostOnce) {
+  const Schedule& s = GetParam();
+  if (s.tiles() < s.clusters) GTEST_SKIP() << "few tiles";
+  std::vector<int> pieces(s.tiles());
+  for (const Taken& t : AllPieces(s)) {
+    ++pieces[t.piece.tile];
+    if (t.piece.end < s.k_blocks) {
+      EXPECT_EQ(t.piece.begin, 0);
+      EXPECT_EQ(t.order, 0);
+    }
+  }
+  EXPECT_LE(*std::max_element(pieces.begin(), pieces.end()), 2);
+}
+
+TEST(PartsTest, EveryTileIsCutAlike) {
+  const Schedule s = MakeParts(3, 43, 4, 11);
+  const std::vector<Taken> all = AllPieces(s);
+  ASSERT_EQ(all.size(), 12u);
+  for (size_t i = 0; i < all.size(); ++i) {
+    const int part = static_cast<int>(i) % 4;
+    EXPECT_EQ(all[i].cluster, static_cast<int>(i));
+    EXPECT_EQ(all[i].piece.tile, static_cast<int>(i) / 4);
+    EXPECT_EQ(all[i].piece.begin, part * 11);
+    EXPECT_EQ(all[i].piece.end, part == 3 ? 43 : (part + 1) * 11);
+  }
+}
+
 // One slot and one counter per cluster are enough.
 TEST_P(ScheduleTest, AClusterHandsOverAtMostOnce) {
   std::vector<int> handed(GetParam().clusters);

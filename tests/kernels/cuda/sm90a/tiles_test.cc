@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "kernels/cuda/common/chains.h"
+
 namespace awqd::cuda {
 namespace {
 
@@ -23,8 +25,14 @@ WeightShape Shape(int64_t k, int64_t n) {
   return shape;
 }
 
+std::vector<PersistentTile> AllTiles() {
+  std::vector<PersistentTile> out = PersistentTiles();
+  for (const PersistentTile& tile : ChainedTiles()) out.push_back(tile);
+  return out;
+}
+
 TEST(PersistentTilesTest, TheRingsFitSharedMemoryAndAreAtLeastThreeDeep) {
-  for (const PersistentTile& tile : PersistentTiles()) {
+  for (const PersistentTile& tile : AllTiles()) {
     for (bool fine : {false, true}) {
       const int bytes = PersistentSharedBytes(tile.tokens, tile.groups, tile.blocks, fine);
       // A block takes 1 KB for itself.
@@ -35,28 +43,31 @@ TEST(PersistentTilesTest, TheRingsFitSharedMemoryAndAreAtLeastThreeDeep) {
 }
 
 TEST(PersistentTilesTest, TheChosenTileIsCompiled) {
-  const std::vector<PersistentTile> tiles = PersistentTiles();
+  const std::vector<PersistentTile> tiles = PersistentTiles(), chained = ChainedTiles();
   for (int64_t m : {1, 17, 33, 64, 65, 128, 129, 256, 300, 1024, 4096, 100000}) {
     for (const auto& [k, n] : {std::pair{4096, 4096}, {14336, 4096}, {4096, 28672}, {32, 8}}) {
       const PersistentTile tile = ChoosePersistentTile(Shape(k, n), m, Hopper());
       EXPECT_EQ(std::count(tiles.begin(), tiles.end(), tile), 1) << m << " " << k;
+      const PersistentTile other = ChooseChainedTile(Shape(k, n), m, Hopper());
+      EXPECT_EQ(std::count(chained.begin(), chained.end(), other), 1) << m << " " << k;
     }
   }
 }
 
 TEST(PersistentTilesTest, FewTokensGetNarrowTilesAndManyWideOnes) {
-  EXPECT_EQ(ChoosePersistentTile(Shape(4096, 4096), 17, Hopper()), (PersistentTile{32, 2, 1, 2}));
-  EXPECT_EQ(ChoosePersistentTile(Shape(4096, 28672), 32, Hopper()), (PersistentTile{32, 3, 1, 2}));
-  EXPECT_EQ(ChoosePersistentTile(Shape(4096, 28672), 64, Hopper()), (PersistentTile{64, 2, 1, 2}));
-  EXPECT_EQ(ChoosePersistentTile(Shape(4096, 4096), 64, Hopper()), (PersistentTile{64, 2, 1, 2}));
-  EXPECT_EQ(ChoosePersistentTile(Shape(4096, 28672), 128, Hopper()),
-            (PersistentTile{128, 2, 1, 1}));
-  EXPECT_EQ(ChoosePersistentTile(Shape(14336, 4096), 256, Hopper()),
-            (PersistentTile{128, 2, 1, 1}));
-  EXPECT_EQ(ChoosePersistentTile(Shape(4096, 28672), 256, Hopper()),
-            (PersistentTile{256, 2, 1, 1}));
-  EXPECT_EQ(ChoosePersistentTile(Shape(4096, 28672), 4096, Hopper()),
-            (PersistentTile{256, 2, 2, 1}));
+  const auto choice = [](int64_t k, int64_t n, int64_t m) {
+    return ChoosePersistentTile(Shape(k, n), m, Hopper());
+  };
+  EXPECT_EQ(choice(4096, 4096, 17), (PersistentTile{32, 2, 1, 2}));
+  EXPECT_EQ(choice(4096, 28672, 32), (PersistentTile{32, 3, 1, 2}));
+  EXPECT_EQ(choice(4096, 28672, 64), (PersistentTile{64, 3, 1, 1}));
+  EXPECT_EQ(choice(4096, 4096, 64), (PersistentTile{64, 2, 1, 1}));
+  EXPECT_EQ(choice(4096, 28672, 96), (PersistentTile{128, 3, 1, 1}));
+  EXPECT_EQ(choice(8192, 8192, 128), (PersistentTile{128, 2, 1, 1}));
+  EXPECT_EQ(choice(4096, 6144, 512), (PersistentTile{128, 3, 1, 1}));
+  EXPECT_EQ(choice(14336, 4096, 256), (PersistentTile{128, 2, 1, 1}));
+  EXPECT_EQ(choice(4096, 28672, 256), (PersistentTile{256, 2, 1, 1}));
+  EXPECT_EQ(choice(4096, 28672, 4096), (PersistentTile{256, 2, 2, 1}));
 }
 
 TEST(PersistentTilesTest, SharesAreEvenWhereThatLeavesFewMultiprocessorsIdle) {
@@ -73,10 +84,38 @@ TEST(PersistentTilesTest, SharesAreEvenWhereThatLeavesFewMultiprocessorsIdle) {
   EXPECT_EQ(PersistentSchedule(Shape(4096, 28672), 1024, tile, Hopper()).clusters, 132);
 }
 
-TEST(PersistentTilesTest, AKernelThatLeavesRoomForTheNextTakesEveryMultiprocessor) {
-  const PersistentTile tile{64, 2, 1, 2};
-  EXPECT_EQ(PersistentSchedule(Shape(4096, 4096), 64, tile, Hopper()).clusters, 132);
-  EXPECT_EQ(PersistentSchedule(Shape(14336, 4096), 512, tile, Hopper()).clusters, 132);
+TEST(PersistentTilesTest, IdleBlocksFillWhatLeavesRoomForTheNextKernel) {
+  const PersistentTile two{32, 2, 1, 2}, one{64, 2, 1, 1};
+  const Schedule quarters = PersistentSchedule(Shape(4096, 4096), 32, two, Hopper());
+  EXPECT_EQ(quarters.clusters, 128);
+  EXPECT_EQ(IdleBlocks(quarters, two, Hopper()), 4);
+  EXPECT_EQ(IdleBlocks(quarters, one, Hopper()), 0);
+  // A product that occupies less than half is over before it matters.
+  EXPECT_EQ(IdleBlocks(PersistentSchedule(Shape(256, 64), 32, two, Hopper()), two, Hopper()), 0);
+}
+
+TEST(PersistentTilesTest, ChainsAreCutOnlyWhereTilesAreMany) {
+  for (const PersistentTile& tile : ChainedTiles()) {
+    for (int64_t m : {17, 64, 128, 300, 1024, 4096}) {
+      for (const auto& [k, n] :
+           {std::pair{32, 8}, {128, 64}, {1280, 1096}, {4096, 4096}, {11008, 4096}, {96, 28672}}) {
+        const int chain = MatmulChains(Shape(k, n), Hopper()).length;
+        const Schedule s = ChainedSchedule(Shape(k, n), m, tile, Hopper());
+        EXPECT_LE(s.clusters * tile.cluster, 132);
+        if (s.parts > 0) {
+          EXPECT_EQ(s.part_steps % chain, 0);
+          EXPECT_LT((s.parts - 1) * s.part_steps, s.k_blocks) << "a part without a step";
+          EXPECT_GE(s.parts * s.part_steps, s.k_blocks);
+        } else {
+          EXPECT_GE(s.tiles(), s.clusters);
+        }
+        const int slots = ChainedSlots(s, chain);
+        EXPECT_LE(s.clusters * tile.cluster * tile.groups * slots, kStreamCounters - 132);
+        EXPECT_LE(s.clusters * slots * PersistentSlotFloats(tile) * tile.cluster * 4,
+                  ChainedSumsBytes(Shape(k, n), Hopper()));
+      }
+    }
+  }
 }
 
 TEST(PersistentTilesTest, EveryClusterOfACutTileHasWork) {

@@ -1,0 +1,108 @@
+// Consumers that keep the order of sums of common/chains.h: a chain is one accumulator, chains are
+// added from the first to the last. Device code only.
+#pragma once
+
+#include "kernels/cuda/sm90a/consumer.cuh"
+#include "kernels/cuda/sm90a/cut_sums.cuh"
+#include "kernels/cuda/sm90a/store.cuh"
+
+namespace awqd::cuda {
+namespace {
+
+// What the cluster that has a tile's first steps leaves to the next: the sum of its whole chains,
+// and the chain that the cut goes through.
+constexpr int kTotalSlot = 0;
+constexpr int kOpenSlot = 1;
+
+template <class Config>
+__device__ __forceinline__ void Resume(const PersistentParams& p, const Piece& piece, int cluster,
+                                       int group, Sums<Config>& total, Sums<Config>& open) {
+  const bool has_total = piece.begin >= p.chain, has_open = piece.begin % p.chain != 0;
+  const int slot = threadIdx.x % kGroupThreads;
+  if ((slot == kTotalSlot && has_total) || (slot == kOpenSlot && has_open)) {
+    AwaitSet(p, SetOf<Config>(p, cluster - 1, slot, group));
+  }
+  NamedBarrier<kGroupThreads>(1 + group);
+  if (has_total) {
+    PickUp<Config, false>(p, SetOf<Config>(p, cluster - 1, kTotalSlot, group), total);
+  }
+  if (has_open) {
+    PickUp<Config, false>(p, SetOf<Config>(p, cluster - 1, kOpenSlot, group), open);
+  }
+}
+
+// sums = all of a tile in parts: of the first part the sum, of the others every chain. This
+// cluster has the last part; it put down all its chains but the last, which `last` holds.
+template <class Config>
+__device__ __forceinline__ void Join(const PersistentParams& p, int cluster, int group,
+                                     int own_chains, const Sums<Config>& last, Sums<Config>& sums) {
+  const int first = cluster - (p.schedule.parts - 1);
+  const int chains = (p.schedule.parts - 2) * p.slots + own_chains - 1;
+  for (int i = threadIdx.x % kGroupThreads; i <= chains; i += kGroupThreads) {
+    const int from = (i - 1) / p.slots, slot = i - 1 - from * p.slots;
+    const int set = i == 0 ? SetOf<Config>(p, first, 0, group)
+                           : SetOf<Config>(p, first + 1 + from, slot, group);
+    AwaitSet(p, set);
+  }
+  NamedBarrier<kGroupThreads>(1 + group);
+  PickUp<Config, false>(p, SetOf<Config>(p, first, 0, group), sums);
+  // Sets of neighbouring clusters follow each other.
+  constexpr int kNext = Config::kCluster * Config::kGroups;
+  int set = SetOf<Config>(p, first + 1, 0, group);
+  for (int i = 0; i < chains; ++i, set += kNext) PickUp<Config, true>(p, set, sums);
+#pragma unroll
+  for (int i = 0; i < Config::kSums; ++i) sums[i] += last[i];
+}
+
+// FinishPieceAnyOrder in qmatmul_a16w4.cuh, chain by chain: `open` is the chain under way, `total`
+// the sum of those before it.
+template <class Math, class Config>
+__device__ __forceinline__ bool FinishPiece(const PersistentParams& p,
+                                            Consumer<Math, Config>& consumer, const Piece& piece,
+                                            int cluster, int group, Sums<Config>& total) {
+  const int k_blocks = p.schedule.k_blocks, chain = p.chain;
+  const bool ends = piece.end == k_blocks;
+  // Where others come before, chains cannot be added up yet.
+  const bool waits = p.schedule.parts > 0 && piece.begin > 0;
+  Sums<Config> open;
+  bool resumes = false;
+  if (piece.begin > 0 && !waits) {
+    Resume<Config>(p, piece, cluster, group, total, open);
+    resumes = piece.begin % chain != 0;
+  }
+  bool first = piece.begin < chain;
+  int put_down = 0;
+  int begin = piece.begin, end = piece.begin / chain * chain + chain;
+  consumer.Enter();
+  for (;; begin = end, end += chain, resumes = false) {
+    end = min(end, piece.end);
+    if (!resumes) {
+#pragma unroll
+      for (int i = 0; i < Config::kSums; ++i) open[i] = 0;
+    }
+    consumer.Run(begin, end, piece.end, 1, open);
+    // The tile's last chain is added by Join, a chain that the cut goes through by the next
+    // cluster.
+    const bool stays_open = waits ? ends : end % chain != 0 && !ends;
+    if (end == piece.end && stays_open) break;
+    if (waits) {
+      PutDown<Config>(p, cluster, put_down++, group, open);
+    } else {
+#pragma unroll
+      for (int i = 0; i < Config::kSums; ++i) total[i] = first ? open[i] : total[i] + open[i];
+      first = false;
+    }
+    if (end == piece.end) break;
+  }
+  if (ends) {
+    if (waits) Join<Config>(p, cluster, group, put_down + 1, open, total);
+    return true;
+  }
+  if (waits) return false;
+  if (!first) PutDown<Config>(p, cluster, kTotalSlot, group, total);
+  if (piece.end % chain != 0) PutDown<Config>(p, cluster, kOpenSlot, group, open);
+  return false;
+}
+
+}  // namespace
+}  // namespace awqd::cuda
