@@ -2,11 +2,12 @@
 //
 //   awqd_bench [--device=cpu] [--shapes=4096x4096,4096x14336] [--m=1,8,256] [--rows=substring,...]
 //              [--isa=portable|avx2|avx512] [--x=fp16|bf16] [--served] [--floors=none]
-//              [--in_turn]
+//              [--in_turn] [--batch_invariant]
 //
 // --served: only the rows, and the tokens for each, that a server would choose.
 // --in_turn: the fused products that a server would choose, of all shapes one after the other, as
 // the layers of a model are, beside the sum of their times alone.
+// --batch_invariant: opens the device as a server with this flag does.
 // Each case is checked before it is timed; a wrong result ends the run with status 1.
 #include <algorithm>
 #include <cstdio>
@@ -34,6 +35,7 @@ struct Flags {
   bool floors = true;
   bool served = false;   // only what a server's plan takes
   bool in_turn = false;  // the shapes one after the other
+  bool batch_invariant = false;
   DType x = DType::kFp16;
 };
 
@@ -61,6 +63,8 @@ Flags Parse(int argc, char** argv) {
       flags.served = true;
     } else if (arg == "--in_turn") {
       flags.in_turn = true;
+    } else if (arg == "--batch_invariant") {
+      flags.batch_invariant = true;
     } else if (arg == "--x=fp16" || arg == "--x=bf16") {
       flags.x = arg == "--x=fp16" ? DType::kFp16 : DType::kBf16;
     } else if (absl::ConsumePrefix(&arg, "--m=")) {
@@ -75,7 +79,7 @@ Flags Parse(int argc, char** argv) {
     } else {
       Fail(absl::StrCat("unknown flag ", argv[i],
                         ", expected --device --shapes --m --rows --isa --x=fp16|bf16 --served "
-                        "--floors=none --in_turn"));
+                        "--floors=none --in_turn --batch_invariant"));
     }
   }
   return flags;
@@ -89,8 +93,9 @@ bool IsAsked(absl::string_view name, const std::string& asked) {
   return false;
 }
 
-void Print(const Result& r) {
+void Print(const Result& r, Machine& machine) {
   std::string floors, json;
+  if (machine.device().info().batch_invariant) json = ",\"batch_invariant\":true";
   for (const Floor& floor : r.floors) {
     absl::StrAppendFormat(&floors, "  %s %.2f us (time/floor %.2f)", floor.name, floor.microseconds,
                           r.microseconds / floor.microseconds);
@@ -131,14 +136,14 @@ void RunRow(const KernelRow& row, const Flags& flags, Machine& machine) {
     if (row.op == Op::kDequantize) {
       for (DType dtype : {DType::kFp16, DType::kBf16, DType::kFp32}) {
         if (row.outputs & MaskOf(dtype))
-          Print(TimeDequantize({&row, k, n, 0, dtype}, copies, flags.floors, machine));
+          Print(TimeDequantize({&row, k, n, 0, dtype}, copies, flags.floors, machine), machine);
       }
       continue;
     }
     for (int64_t m : flags.m) {
       if (m < row.min_m || (row.max_m >= 0 && m > row.max_m)) continue;
       if (flags.served && plan.rows.Matmul(row.path, m) != &row) continue;
-      Print(TimeProduct({&row, k, n, m, flags.x}, copies, flags.floors, machine));
+      Print(TimeProduct({&row, k, n, m, flags.x}, copies, flags.floors, machine), machine);
     }
   }
 }
@@ -176,7 +181,7 @@ int Main(int argc, char** argv) {
   const Flags flags = Parse(argc, argv);
   // The device reads it when it opens.
   if (!flags.isa.empty()) setenv("AWQD_CPU_ISA", flags.isa.c_str(), 1);
-  auto device = OpenDevice(flags.device, {});
+  auto device = OpenDevice(flags.device, {.batch_invariant = flags.batch_invariant});
   if (!device.ok()) Fail(device.status().ToString());
   if (!flags.isa.empty() && Name((*device)->info().isa) != flags.isa) {
     Fail(absl::StrCat("--isa: got \"", flags.isa,

@@ -15,6 +15,7 @@ PANEL = (420, 300)
 MARGIN = (58, 34, 24, 40)  # left, top, right, bottom
 SERIES = [  # key, label, colour, dashes
     ("fused", "awqd, fused", "#0b6", ""),
+    ("invariant", "awqd, fused, --batch_invariant", "#075", "3 2"),
     ("dense", "awqd, dequantise + dense", "#e80", ""),
     ("cublaslt", "cuBLASLt FP16, dense weights", "#36c", ""),
     ("stream", "floor: reading the packed weights", "#888", "5 4"),
@@ -32,6 +33,9 @@ def load(path):
             dequantize.setdefault(shape, {})[run["dtype"]] = run["us"], run["expand_us"]
             continue
         at = products.setdefault(shape, {}).setdefault(run["m"], {})
+        if run.get("batch_invariant"):
+            at["invariant"] = run["us"]
+            continue
         at["dense" if run["row"].startswith("dense/") else "fused"] = run["us"]
         at["stream"] = run["stream_us"]
         at["matrix"] = 2 * run["m"] * run["k"] * run["n"] / 750e6
@@ -69,6 +73,9 @@ def tables(products, dequantize):
     yield product_table(products, few, "fused", lambda at: max(at["stream"], at["matrix"]))
     yield "### Fused product: ratio to cuBLASLt FP16 with dense weights\n"
     yield product_table(products, counts, "fused", lambda at: at.get("cublaslt"))
+    if any("invariant" in at for by_m in products.values() for at in by_m.values()):
+        yield "### Fused product with --batch_invariant: ratio to without\n"
+        yield product_table(products, counts, "invariant", lambda at: at.get("fused"))
     yield "### Dequantise, then dense product: ratio to cuBLASLt\n"
     yield product_table(products, many, "dense", lambda at: at.get("cublaslt"))
     if dequantize:

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The GPU bench campaign: what a server would run for the layer shapes of Llama-3 8B and 70B, with the
-# floors and cuBLASLt of the same run. About four minutes of GPU time; narrow it with the flags.
+# floors and cuBLASLt of the same run, then the same with --batch_invariant. About two minutes of GPU
+# time; narrow it with the flags.
 #
 #   tests/gpu/bench.sh [--quick] [--shapes 4096x4096,...] [--m 1,16,...] [--rows substring,...]
 #                      [--x fp16|bf16] [--device cuda:0] [--bin DIR] [--out FILE]
@@ -26,7 +27,7 @@ while [[ $# -gt 0 ]]; do
       printf -v "${1#--}" '%s' "$2"
       shift 2
       ;;
-    *) sed -n '2,9s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 2 ;;
+    *) sed -n '2,10s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 2 ;;
   esac
 done
 
@@ -42,6 +43,7 @@ if [[ -n $rows ]]; then
   bench "--m=$m" "--rows=$rows" || exit 1
 else
   bench --served "--m=$m" --rows=qmatmul,dequantize || exit 1
+  bench --served "--m=$m" --rows=qmatmul --floors=none --batch_invariant || exit 1
   many=$(tr ',' '\n' <<<"$m" | awk '$1 >= 256' | paste -sd,)
   if [[ -n $many ]]; then bench --served "--m=$many" --rows=dense/ || exit 1; fi
 fi
