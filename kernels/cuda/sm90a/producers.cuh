@@ -37,6 +37,9 @@ __device__ __forceinline__ void ProduceWeights(const PersistentParams& p, const 
   }
 }
 
+// Of half a step, swizzled.
+constexpr int kTokenRowBytes = 128;
+
 // This block's share of the tokens, for the whole cluster.
 template <class Config>
 __device__ __forceinline__ void ProduceTokens(const PersistentParams& p, const Ring<Config>& ring,
@@ -48,16 +51,24 @@ __device__ __forceinline__ void ProduceTokens(const PersistentParams& p, const R
   for (Piece piece; pieces.Next(&piece);) {
     const TilePlace place = PlaceOf(piece.tile, p.token_tiles, ColumnTiles<Config>(p));
     const int token = place.tokens * Config::kTokens + rank * kShare;
+    // Rows past the last token are left as they are, in whole boxes: to fill one with zeros takes
+    // longer than to read it, and what is computed from them is never stored.
+    const int rows = Config::kCluster > 1 ? kShare : min(static_cast<int>(p.m) - token, kShare);
+    const int boxes = (rows + p.box_rows - 1) / p.box_rows;
+    const int bytes =
+        Config::kCluster > 1 ? Config::kTokenBytes : boxes * p.box_rows * 2 * kTokenRowBytes;
     for (int step = piece.begin; step < piece.end; ++step, at.Advance()) {
       BarrierWait(ring.Empty(at.slot), at.parity ^ 1);
-      BarrierExpect(ring.Full(at.slot), Config::kTokenBytes);
+      BarrierExpect(ring.Full(at.slot), bytes);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const uint32_t to =
-            ring.Tokens(at.slot) + half * Config::kTokens * 128 + rank * kShare * 128;
+        uint32_t to =
+            ring.Tokens(at.slot) + (half * Config::kTokens + rank * kShare) * kTokenRowBytes;
         const int k = step * mma16::kBlockK + half * 64;
         if (Config::kCluster == 1) {
-          TensorCopy(to, &p.x, k, token, ring.Full(at.slot));
+          for (int row = 0; row < rows; row += p.box_rows, to += p.box_rows * kTokenRowBytes) {
+            TensorCopy(to, &p.x, k, token + row, ring.Full(at.slot));
+          }
         } else {
           TensorCopyMulticast(to, &p.x, k, token, ring.Full(at.slot), (1 << Config::kCluster) - 1);
         }

@@ -29,15 +29,14 @@ int64_t BestFrom(const WeightShape& shape, const DeviceInfo& device) {
   return blocks <= device.sm_count ? kLeastTokensInOneWave : kLeastTokens;
 }
 
-absl::Status FillX(const MatmulArgs& args, void* staging, StreamView stream, int box_rows,
-                   PersistentParams* p) {
+absl::Status FillX(const MatmulArgs& args, void* staging, StreamView stream, PersistentParams* p) {
   if (TokensAreReady(args.x)) {
-    return MapTokens(args.x.data, args.x.rows, args.x.cols, args.x.cols, box_rows, &p->x);
+    return MapTokens(args.x.data, args.x.rows, args.x.cols, args.x.cols, p->box_rows, &p->x);
   }
   const StagedTokens staged = CarveStagedTokens(staging, args.x.rows, args.x.cols);
   AWQD_RETURN_IF_ERROR(StageTokens(args.x, staged, stream));
   if (args.x.dtype == DType::kFp32) p->x_scale = staged.scale;
-  return MapTokens(staged.data, args.x.rows, staged.stride, staged.stride, box_rows, &p->x);
+  return MapTokens(staged.data, args.x.rows, staged.stride, staged.stride, p->box_rows, &p->x);
 }
 
 // What differs between the two rows.
@@ -83,7 +82,8 @@ absl::Status Launch(const MatmulArgs& args, const Work& work, const DeviceInfo& 
   p.idle = IdleBlocks(work.schedule, tile, device);
   p.sums = static_cast<float*>(args.workspace);
   char* const staging = static_cast<char*>(args.workspace) + work.sums_bytes;
-  AWQD_RETURN_IF_ERROR(FillX(args, staging, stream, tile.tokens / tile.cluster, &p));
+  p.box_rows = TokenBoxRows(args.x.rows, tile);
+  AWQD_RETURN_IF_ERROR(FillX(args, staging, stream, &p));
   p.records = args.weight->codes();
   p.y = args.y.data;
   p.y_dtype = args.y.dtype;

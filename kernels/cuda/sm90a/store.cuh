@@ -74,8 +74,7 @@ __device__ __forceinline__ void StoreSome(uint16_t* y, uint2 v, int count, bool 
 }
 
 // Eight tokens at a time, 32 bytes of each. `kWide`: the row tile lies within the output and four
-// elements may be stored at once; anything else is rare and takes much more code, which costs 2 to
-// 10 us when it must first be fetched.
+// elements may be stored at once; anything else is rare and takes much more code.
 template <class Config, bool kHalf, bool kWide>
 __device__ __forceinline__ void Store16(const PersistentParams& p, const Corner& at,
                                         const Sums<Config>& sums) {

@@ -118,6 +118,23 @@ TEST(PersistentTilesTest, ChainsAreCutOnlyWhereTilesAreMany) {
   }
 }
 
+TEST(PersistentTilesTest, BoxesOfTokensFitTheTileAndWasteLittle) {
+  for (const PersistentTile& tile : AllTiles()) {
+    const int all = tile.tokens / tile.cluster;
+    for (int64_t m = 1; m < 1100; ++m) {
+      const int rows = TokenBoxRows(m, tile);
+      ASSERT_GE(rows, 1);
+      ASSERT_LE(rows, all);
+      // Swizzled in groups of eight rows; the copy engine takes 256 at most.
+      ASSERT_EQ(rows % 8, 0) << m;
+      ASSERT_TRUE(m <= tile.tokens || all % rows == 0) << m;
+      if (tile.cluster > 1) continue;
+      const int64_t last = (m - 1) % tile.tokens + 1;
+      ASSERT_LT((last + rows - 1) / rows * rows - last, std::max(all / 8, 8)) << m;
+    }
+  }
+}
+
 TEST(PersistentTilesTest, EveryClusterOfACutTileHasWork) {
   for (const PersistentTile& tile : PersistentTiles()) {
     for (int64_t m : {1, 64, 257, 4096}) {
