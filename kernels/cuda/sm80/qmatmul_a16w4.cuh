@@ -282,7 +282,8 @@ __device__ __forceinline__ void Finish(const QMatmulParams& p, uint32_t sums, in
     for (int block = 0; block < p.split; ++block) {
 #pragma unroll
       for (int group = 0; group < Config::kGroups; ++group) {
-        const float4 part = LoadCluster16(at + group * group_bytes, block);
+        const uint32_t from = at + group * group_bytes;
+        const float4 part = p.split > 1 ? LoadCluster16(from, block) : LoadSharedFloat4(from);
         v.x += part.x, v.y += part.y, v.z += part.z, v.w += part.w;
       }
     }
@@ -333,7 +334,7 @@ __global__ __launch_bounds__(Config::kThreads, Config::kBlocks) void QMatmulA16W
   WaitGroup<0>();
   GroupBarrier();
   StoreSums<Config>(sums, reinterpret_cast<float*>(shared + group * ring_bytes));
-  ClusterBarrier();
+  p.split > 1 ? ClusterBarrier() : __syncthreads();
   Finish<Config>(p, SharedAddress(shared), ring_bytes, tile * Config::kRows, first_token);
   // No block may leave while another still reads its sums.
   if (p.split > 1) ClusterBarrier();
@@ -388,9 +389,9 @@ absl::Status LaunchTile(const QMatmulParams& p, const MatmulTile& tile, const De
     AWQD_TILE(64, 1, 2, 2, 2)
     AWQD_TILE(64, 2, 2, 2, 2)
     AWQD_TILE(64, 1, 4, 2, 1)
-    AWQD_TILE(96, 1, 2, 3, 1)
-    AWQD_TILE(96, 2, 2, 3, 1)
-    AWQD_TILE(128, 1, 2, 3, 1)
+    AWQD_TILE(96, 1, 2, 2, 1)
+    AWQD_TILE(96, 2, 2, 2, 1)
+    AWQD_TILE(128, 1, 2, 2, 1)
     AWQD_TILE(128, 2, 2, 2, 1)
 #undef AWQD_TILE
   }

@@ -9,15 +9,16 @@
 namespace awqd::cuda {
 namespace {
 
-// LaunchTile in qmatmul_a16w4.cuh compiles exactly these. H100, 2026-11-21: depths and block counts
-// fill 227 KB; a register bound that spills costs most: 32 tokens of 4096 x 28672 took 50.5 us with
-// three blocks of two row tiles, 36.7 with two.
+// LaunchTile in qmatmul_a16w4.cuh compiles exactly these. Depths and block counts fill 227 KB for
+// up to 48 tokens; from there on, where Hopper takes another row, 163 KB. H100, 2026-11-21: a
+// register bound that spills costs most: 32 tokens of 4096 x 28672 took 50.5 us with three blocks
+// of two row tiles, 36.7 with two.
 constexpr MatmulVariant kVariants[] = {
     {8, 1, 2, 4, 4},   {8, 2, 2, 3, 3},   {8, 1, 4, 4, 2},  {16, 1, 2, 3, 4}, {16, 2, 2, 3, 2},
     {16, 1, 4, 3, 2},  {24, 1, 2, 3, 3},  {24, 2, 2, 3, 2}, {24, 1, 4, 3, 1}, {32, 1, 2, 3, 3},
     {32, 2, 2, 3, 2},  {32, 1, 4, 3, 1},  {48, 1, 2, 3, 2}, {48, 2, 2, 2, 2}, {48, 1, 4, 3, 1},
-    {64, 1, 2, 2, 2},  {64, 2, 2, 2, 2},  {64, 1, 4, 2, 1}, {96, 1, 2, 3, 1}, {96, 2, 2, 3, 1},
-    {128, 1, 2, 3, 1}, {128, 2, 2, 2, 1},
+    {64, 1, 2, 2, 2},  {64, 2, 2, 2, 2},  {64, 1, 4, 2, 1}, {96, 1, 2, 2, 1}, {96, 2, 2, 2, 1},
+    {128, 1, 2, 2, 1}, {128, 2, 2, 2, 1},
 };
 
 bool Fits(const MatmulVariant& variant, int metas, const DeviceInfo& device) {

@@ -57,6 +57,13 @@ TEST(ChooseMatmulTile, TakesTwoRowTilesOnlyWhereBlocksAreLeft) {
       << "more than can be resident at once";
 }
 
+TEST(ChooseMatmulTile, HasWideTilesForGpusWithLessSharedMemory) {
+  const DeviceInfo a100 = Gpu(80, 108, 166912);
+  EXPECT_EQ(ChooseMatmulTile(Weight(4096, 28672), 128, a100).tokens, 128);
+  EXPECT_EQ(ChooseMatmulTile(Weight(4096, 28672), 128, a100).row_tiles, 2);
+  EXPECT_EQ(ChooseMatmulTile(Weight(4096, 4096), 96, a100).tokens, 96);
+}
+
 TEST(ChooseMatmulTile, StaysWithinSharedMemory) {
   // GPUs with 227, 163, 99 and 64 KB, and the group size that needs most.
   for (const int64_t bytes : {232448, 166912, 101376, 65536}) {
