@@ -67,7 +67,8 @@ struct KernelRow {
   // that it serves and every shape of a model's layers, and is faster or within 5 %.
   bool replaces_dense = false;
   // A matmul whose bits for a token depend on that token and the weight alone: not on M, nor on the
-  // tokens beside it.
+  // tokens beside it. Rows of one layout and device that say so agree, because a plan may go from
+  // one to another as M grows.
   bool batch_invariant = false;
   int priority =
       0;  // larger wins among rows that support a weight; negative: only when forced by name

@@ -8,8 +8,9 @@
 // a cluster through multicast), two or three consumer groups of four warps own 64 out features
 // each. A consumer decodes one operand while the tensor cores work on the one before. tiles.h says
 // which tiles there are, schedule.h says who computes what; sums of cut tiles meet in global memory
-// in the order of K, without atomics. Limits: none on shapes: the layout pads N and K, the copy
-// engine reads zeros past m and k.
+// in the order of K, without atomics, and in chained.cuh so that the order does not depend on the
+// tiles. Limits: K up to 4194304; none on N and m: the layout pads N and K, the copy engine reads
+// zeros past k, and what comes of rows past m is not stored.
 #pragma once
 
 #include "absl/strings/str_cat.h"
