@@ -4,7 +4,6 @@
 #include <cstdint>
 
 #include "kernels/base/math.h"
-#include "kernels/layouts/mma16.h"
 
 namespace awqd::cuda {
 namespace {
@@ -20,7 +19,7 @@ constexpr int64_t kFourChainsBytes = 215040;
 }  // namespace
 
 Chains MatmulChains(const WeightShape& shape, const DeviceInfo& device) {
-  const int64_t tiles = mma16::TilesN(shape.n), records = mma16::BlocksK(shape.k);
+  const int64_t tiles = CeilDiv(shape.n, kRecordN), records = CeilDiv(shape.k, kRecordK);
   const int64_t sms = device.sm_count;
   const auto fills = [&](int64_t blocks, int tenths) { return blocks * 10 >= tenths * sms; };
   // Two chains are two warps per scheduler, too few to hide the decode where a multiprocessor has

@@ -13,6 +13,10 @@
 
 namespace awqd::cuda {
 
+// A record of that layout.
+inline constexpr int kRecordN = 64;   // out features
+inline constexpr int kRecordK = 128;  // in features
+
 struct Chains {
   int split = 1;   // blocks that the chains are dealt out to where few tokens leave no other work
   int groups = 2;  // chains per block

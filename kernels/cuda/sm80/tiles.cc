@@ -9,6 +9,8 @@
 namespace awqd::cuda {
 namespace {
 
+static_assert(kRecordN == mma16::kTileN && kRecordK == mma16::kBlockK);
+
 // LaunchTile in qmatmul_a16w4.cuh compiles exactly these. Depths and block counts fill 227 KB for
 // up to 48 tokens; from there on, where Hopper takes another row, 163 KB. H100, 2026-11-21: a
 // register bound that spills costs most: 32 tokens of 4096 x 28672 took 50.5 us with three blocks

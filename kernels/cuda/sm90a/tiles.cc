@@ -12,6 +12,8 @@
 namespace awqd::cuda {
 namespace {
 
+static_assert(kRecordN == mma16::kTileN && kRecordK == mma16::kBlockK);
+
 // What a tile costs, in microseconds: a step of a block, and all that is not steps (start, sums of
 // cut tiles, output) with tiles cut anywhere, cut into even parts, and whole; and what is added
 // where a tile's sums come from more than three clusters. LaunchTile in qmatmul_a16w4.cuh compiles

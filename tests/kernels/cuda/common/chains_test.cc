@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "kernels/layouts/mma16.h"
+#include "kernels/base/math.h"
 
 namespace awqd::cuda {
 namespace {
@@ -53,8 +53,9 @@ TEST(MatmulChains, CoverK) {
   for (const int64_t k : {1, 128, 129, 1000, 4096, 11008, 28672}) {
     for (const int64_t n : {8, 4096, 6144, 8192, 28672}) {
       const Chains chains = MatmulChains(Weight(k, n), H100());
-      EXPECT_GE(chains.count() * chains.length, mma16::BlocksK(k)) << k << " x " << n;
-      EXPECT_LT(chains.length, mma16::BlocksK(k) / chains.count() + 1.0 + 1e-9) << k << " x " << n;
+      EXPECT_GE(chains.count() * chains.length, CeilDiv(k, kRecordK)) << k << " x " << n;
+      EXPECT_LT(chains.length, CeilDiv(k, kRecordK) / chains.count() + 1.0 + 1e-9)
+          << k << " x " << n;
     }
   }
 }
