@@ -11,10 +11,12 @@ namespace {
 // Shorter chains spend more on joining than they gain. H100, 2026-11-21, 4096 x 4096, one token:
 // chains of 8 records 6.4 us, of 4 6.9.
 constexpr int64_t kLeastRecords = 8;
+// Nor blocks that share fewer than this.
+constexpr int64_t kLeastRecordsOfBlock = 4;
 // The largest cluster that every device must accept.
 constexpr int kMostBlocks = 8;
 // What a block of four chains may need.
-constexpr int64_t kFourChainsBytes = 215040;
+constexpr int64_t kFourChainsBytes = 211968;
 
 }  // namespace
 
@@ -37,7 +39,7 @@ Chains MatmulChains(const WeightShape& shape, const DeviceInfo& device) {
   // them. Larger clusters leave multiprocessors empty, so they are for small N only: four or more
   // instead of two 8.5 us at 4096 x 4096 instead of 7.3.
   while (!alone && out.split < kMostBlocks && (out.split == 1 || !fills(tiles * out.split, 9)) &&
-         records / (4 * out.split) >= 2) {
+         records / (2 * out.split) >= kLeastRecordsOfBlock) {
     out.split *= 2;
   }
   if (takes_four(out.split)) out.groups = 4;

@@ -69,14 +69,6 @@ __device__ __forceinline__ uint4 LoadShared16(uint32_t address) {
   return v;
 }
 
-__device__ __forceinline__ float4 LoadSharedFloat4(uint32_t address) {
-  float4 v;
-  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-               : "r"(address));
-  return v;
-}
-
 __device__ __forceinline__ uint32_t LoadShared4(uint32_t address) {
   uint32_t v;
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address));
@@ -151,7 +143,9 @@ __device__ __forceinline__ float4 LoadCluster16(uint32_t address, uint32_t rank)
                : "r"(remote));
 #else
   (void)rank;
-  v = LoadSharedFloat4(address);
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "r"(address));
 #endif
   return v;
 }

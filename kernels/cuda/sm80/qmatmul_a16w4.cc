@@ -4,7 +4,6 @@
 #include <cstdint>
 
 #include "kernels/base/status.h"
-#include "kernels/cuda/common/chains.h"
 #include "kernels/cuda/common/stage_tokens.h"
 #include "kernels/cuda/core/error.h"
 #include "kernels/cuda/sm80/rows.h"
@@ -13,7 +12,7 @@
 namespace awqd::cuda {
 namespace {
 
-QMatmulParams MakeParams(const MatmulArgs& args, const Chains& chains) {
+QMatmulParams MakeParams(const MatmulArgs& args, const MatmulTile& tile) {
   const WeightShape& shape = args.weight->shape;
   const uintptr_t y_quad = 4 * SizeOf(args.y.dtype);
   QMatmulParams p{};
@@ -28,8 +27,8 @@ QMatmulParams MakeParams(const MatmulArgs& args, const Chains& chains) {
   p.k = shape.k;
   p.k_blocks = static_cast<int>(mma16::BlocksK(shape.k));
   p.metas = mma16::MetasPerRecord(shape.k, shape.scheme.group_size);
-  p.chain_blocks = chains.length;
-  p.split = chains.split;
+  p.chain_blocks = tile.chains.length;
+  p.split = tile.chains.split;
   p.y_wide = reinterpret_cast<uintptr_t>(args.y.data) % y_quad == 0;
   return p;
 }
@@ -38,7 +37,7 @@ absl::Status Run(const MatmulArgs& args, StreamView stream) {
   const DeviceInfo& device = args.weight->device->info();
   AWQD_RETURN_IF_ERROR(UseDevice(device.index));
   const MatmulTile tile = ChooseMatmulTile(args.weight->shape, args.x.rows, device);
-  QMatmulParams params = MakeParams(args, MatmulChains(args.weight->shape, device));
+  QMatmulParams params = MakeParams(args, tile);
   if (!TokensAreReady(args.x)) {
     const StagedTokens staged = CarveStagedTokens(args.workspace, params.m, params.k);
     AWQD_RETURN_IF_ERROR(StageTokens(args.x, staged, stream));

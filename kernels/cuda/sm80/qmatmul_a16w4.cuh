@@ -282,8 +282,7 @@ __device__ __forceinline__ void Finish(const QMatmulParams& p, uint32_t sums, in
     for (int block = 0; block < p.split; ++block) {
 #pragma unroll
       for (int group = 0; group < Config::kGroups; ++group) {
-        const uint32_t from = at + group * group_bytes;
-        const float4 part = p.split > 1 ? LoadCluster16(from, block) : LoadSharedFloat4(from);
+        const float4 part = LoadCluster16(at + group * group_bytes, block);
         v.x += part.x, v.y += part.y, v.z += part.z, v.w += part.w;
       }
     }
@@ -334,7 +333,7 @@ __global__ __launch_bounds__(Config::kThreads, Config::kBlocks) void QMatmulA16W
   WaitGroup<0>();
   GroupBarrier();
   StoreSums<Config>(sums, reinterpret_cast<float*>(shared + group * ring_bytes));
-  p.split > 1 ? ClusterBarrier() : __syncthreads();
+  ClusterBarrier();
   Finish<Config>(p, SharedAddress(shared), ring_bytes, tile * Config::kRows, first_token);
   // No block may leave while another still reads its sums.
   if (p.split > 1) ClusterBarrier();
@@ -363,7 +362,8 @@ absl::Status LaunchTile(const QMatmulParams& p, const MatmulTile& tile, const De
                         StreamView stream) {
   const bool fine = p.metas > 2;
   for (const MatmulVariant& v : MatmulVariants()) {
-    if (v.tokens != tile.tokens || v.row_tiles != tile.row_tiles || v.groups != tile.groups) {
+    if (v.tokens != tile.tokens || v.row_tiles != tile.row_tiles ||
+        v.groups != tile.chains.groups) {
       continue;
     }
 #define AWQD_TILE(...)                                                                             \
@@ -397,7 +397,7 @@ absl::Status LaunchTile(const QMatmulParams& p, const MatmulTile& tile, const De
   }
   return absl::InternalError(absl::StrCat("sm80/qmatmul_a16w4: no tile of ", tile.tokens,
                                           " tokens x ", tile.row_tiles, " row tiles x ",
-                                          tile.groups, " groups was compiled"));
+                                          tile.chains.groups, " groups was compiled"));
 }
 
 }  // namespace

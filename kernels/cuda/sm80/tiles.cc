@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-#include "kernels/cuda/common/chains.h"
 #include "kernels/layouts/mma16.h"
 
 namespace awqd::cuda {
@@ -54,7 +53,7 @@ MatmulTile ChooseMatmulTile(const WeightShape& shape, int64_t m, const DeviceInf
   const int64_t blocks = CeilDiv(shape.n, 2 * mma16::kTileN) * chains.split * CeilDiv(m, tokens);
   const int64_t tenths = blocks * 10 / std::max(1, device.sm_count);
   const bool fills = tokens <= 16 ? tenths >= 15 && tenths <= 30 : tenths >= (tokens < 96 ? 9 : 7);
-  MatmulTile tile{tokens, 1, chains.groups, chains.split};
+  MatmulTile tile{tokens, 1, chains};
   for (const MatmulVariant& variant : kVariants) {
     if (fills && variant.tokens == tokens && variant.groups == chains.groups &&
         Fits(variant, metas, device)) {

@@ -5,18 +5,18 @@
 #include <cstdint>
 
 #include "absl/types/span.h"
+#include "kernels/cuda/common/chains.h"
 #include "kernels/types.h"
 #include "kernels/weight.h"
 
 namespace awqd::cuda {
 
-// A block computes 64 * row_tiles out features x `tokens` tokens over `groups` of the
-// split * groups chains of K.
+// A block computes 64 * row_tiles out features x `tokens` tokens over its share of the chains of K.
 struct MatmulTile {
   int tokens = 8;
   int row_tiles = 1;
-  int groups = 2;  // of 4 warps
-  int split = 1;   // blocks of a cluster that share an output tile; 1 below sm_90
+  // One per group of 4 warps, chains.groups of these per block, chains.split blocks in a cluster.
+  Chains chains;
 
   friend bool operator==(const MatmulTile&, const MatmulTile&) = default;
 };

@@ -4,7 +4,6 @@
 
 #include "kernels/cuda/sm90a/consumer.cuh"
 #include "kernels/cuda/sm90a/cut_sums.cuh"
-#include "kernels/cuda/sm90a/store.cuh"
 
 namespace awqd::cuda {
 namespace {
@@ -54,12 +53,12 @@ __device__ __forceinline__ void Join(const PersistentParams& p, int cluster, int
   for (int i = 0; i < Config::kSums; ++i) sums[i] += last[i];
 }
 
-// FinishPieceAnyOrder in qmatmul_a16w4.cuh, chain by chain: `open` is the chain under way, `total`
+// ComputePiece in qmatmul_a16w4.cuh, chain by chain: `open` is the chain under way, `total`
 // the sum of those before it.
 template <class Math, class Config>
-__device__ __forceinline__ bool FinishPiece(const PersistentParams& p,
-                                            Consumer<Math, Config>& consumer, const Piece& piece,
-                                            int cluster, int group, Sums<Config>& total) {
+__device__ __forceinline__ bool ComputeChains(const PersistentParams& p,
+                                              Consumer<Math, Config>& consumer, const Piece& piece,
+                                              int cluster, int group, Sums<Config>& total) {
   const int k_blocks = p.schedule.k_blocks, chain = p.chain;
   const bool ends = piece.end == k_blocks;
   // Where others come before, chains cannot be added up yet.

@@ -39,10 +39,9 @@ __device__ __forceinline__ void StoreTile(const PersistentParams& p, int tile, i
 // sums = those of a piece that ends its tile, with what the clusters before put down; false where
 // they were put down for a cluster after.
 template <class Math, class Config>
-__device__ __forceinline__ bool FinishPieceAnyOrder(const PersistentParams& p,
-                                                    Consumer<Math, Config>& consumer,
-                                                    const Piece& piece, int cluster, int group,
-                                                    Sums<Config>& sums) {
+__device__ __forceinline__ bool ComputePiece(const PersistentParams& p,
+                                             Consumer<Math, Config>& consumer, const Piece& piece,
+                                             int cluster, int group, Sums<Config>& sums) {
   const Schedule& s = p.schedule;
   consumer.Enter();
   consumer.Run(piece.begin, piece.end, piece.end, 0, sums);
@@ -65,27 +64,26 @@ __device__ __forceinline__ void Consume(const PersistentParams& p, const Ring<Co
     Sums<Config> sums;
     bool done;
     if constexpr (Config::kChained) {
-      done = FinishPiece(p, consumer, piece, cluster, group, sums);
+      done = ComputeChains(p, consumer, piece, cluster, group, sums);
     } else {
-      done = FinishPieceAnyOrder(p, consumer, piece, cluster, group, sums);
+      done = ComputePiece(p, consumer, piece, cluster, group, sums);
     }
     if (done) StoreTile<Config>(p, piece.tile, group, sums);
   }
 }
 
-// Where a multiprocessor has room for two blocks, one that is left free would get two of the next
-// kernel's, which then take twice as long as the others. So blocks without work keep the place
-// until one with work is done.
-constexpr int kLongestNap = 200;  // ns
-
 __device__ __forceinline__ uint32_t* LingerCounter(const PersistentParams& p, int i) {
   return p.counters + kStreamCounters - 1 - i;
 }
 
+// Where a multiprocessor has room for two blocks, one that is left free would get two of the next
+// kernel's, which then take twice as long as the others. So blocks without work keep the place
+// until one with work is done.
 __device__ __forceinline__ void Linger(const PersistentParams& p, int i) {
+  constexpr int kNapNs = 200;
   if (threadIdx.x != 0) return;
   WaitForEarlierKernels();
-  while (LoadAcquire(LingerCounter(p, i)) == 0) __nanosleep(kLongestNap);
+  while (LoadAcquire(LingerCounter(p, i)) == 0) __nanosleep(kNapNs);
   *LingerCounter(p, i) = 0;
 }
 

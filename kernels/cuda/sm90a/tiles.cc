@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <iterator>
+#include <limits>
 
 #include "absl/types/span.h"
 #include "kernels/base/math.h"
@@ -70,15 +70,14 @@ double Microseconds(const Schedule& s, const Candidate& candidate) {
 // Of `candidates` the fastest for m tokens, schedule(tile) being what would run.
 template <class ScheduleOf>
 PersistentTile Fastest(absl::Span<const Candidate> candidates, int64_t m, ScheduleOf schedule) {
-  const Candidate* best = &candidates.back();
+  const Candidate* best = nullptr;
+  double least = std::numeric_limits<double>::infinity();
   for (const Candidate& candidate : candidates) {
     // Narrow tiles are for few tokens: weights that are decoded again for every tile of tokens,
     // 8192 x 10240 at 192 76.6 us instead of 67.4.
     if (candidate.tile.tokens < 128 && m > candidate.tile.tokens) continue;
-    if (Microseconds(schedule(candidate.tile), candidate) <
-        Microseconds(schedule(best->tile), *best)) {
-      best = &candidate;
-    }
+    const double us = Microseconds(schedule(candidate.tile), candidate);
+    if (us < least) best = &candidate, least = us;
   }
   return best->tile;
 }
@@ -100,6 +99,15 @@ int64_t EvenClusters(int64_t tiles, int64_t k_blocks, int64_t most) {
   const bool even =
       tiles % rounds == 0 && rounds <= kMostRounds && rounds * k_blocks <= kMostExtra * cut_steps;
   return even ? tiles / rounds : 0;
+}
+
+// Of the largest slot for the sums of a block.
+int64_t SlotBytes(absl::Span<const Candidate> candidates) {
+  int64_t floats = 0;
+  for (const Candidate& candidate : candidates) {
+    floats = std::max(floats, PersistentSlotFloats(candidate.tile));
+  }
+  return floats * static_cast<int64_t>(sizeof(float));
 }
 
 std::vector<PersistentTile> TilesOf(absl::Span<const Candidate> candidates) {
@@ -160,11 +168,7 @@ Schedule ChainedSchedule(const WeightShape& shape, int64_t m, const PersistentTi
 }
 
 int64_t PersistentSumsBytes(const DeviceInfo& device) {
-  int64_t floats = 0;
-  for (const Candidate& candidate : kCandidates) {
-    floats = std::max(floats, PersistentSlotFloats(candidate.tile));
-  }
-  return device.sm_count * floats * static_cast<int64_t>(sizeof(float));
+  return device.sm_count * SlotBytes(kCandidates);
 }
 
 // A part puts down its chains one by one. A cluster that leaves a tile to the next one puts down
@@ -175,11 +179,7 @@ int ChainedSlots(const Schedule& schedule, int chain) {
 
 int64_t ChainedSumsBytes(const WeightShape& shape, const DeviceInfo& device) {
   const int64_t slots = std::max(2, MatmulChains(shape, device).count() / 2);
-  int64_t floats = 0;
-  for (const Candidate& candidate : kChained) {
-    floats = std::max(floats, PersistentSlotFloats(candidate.tile));
-  }
-  return device.sm_count * slots * floats * static_cast<int64_t>(sizeof(float));
+  return device.sm_count * slots * SlotBytes(kChained);
 }
 
 PersistentTile ChoosePersistentTile(const WeightShape& shape, int64_t m, const DeviceInfo& device) {

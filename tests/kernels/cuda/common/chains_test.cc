@@ -6,20 +6,10 @@
 #include <cstdint>
 
 #include "kernels/base/math.h"
+#include "tests/kernels/cuda/gpus.h"
 
 namespace awqd::cuda {
 namespace {
-
-DeviceInfo Gpu(int arch, int sms, int64_t shared_bytes) {
-  DeviceInfo out;
-  out.kind = DeviceKind::kCuda;
-  out.arch = arch;
-  out.sm_count = sms;
-  out.shared_bytes_per_block = shared_bytes;
-  return out;
-}
-
-DeviceInfo H100() { return Gpu(90, 132, 232448); }
 
 WeightShape Weight(int64_t k, int64_t n) { return {k, n, {}}; }
 

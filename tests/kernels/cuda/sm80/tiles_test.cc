@@ -3,22 +3,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "kernels/cuda/common/chains.h"
 #include "kernels/layouts/mma16.h"
+#include "tests/kernels/cuda/gpus.h"
 
 namespace awqd::cuda {
 namespace {
-
-DeviceInfo Gpu(int arch, int sms, int64_t shared_bytes) {
-  DeviceInfo out;
-  out.kind = DeviceKind::kCuda;
-  out.arch = arch;
-  out.sm_count = sms;
-  out.shared_bytes_per_block = shared_bytes;
-  return out;
-}
-
-DeviceInfo H100() { return Gpu(90, 132, 232448); }
 
 WeightShape Weight(int64_t k, int64_t n, int64_t group = 128) {
   WeightShape out{k, n, {}};
@@ -42,8 +34,7 @@ TEST(ChooseMatmulTile, KeepsTheChainsForEveryNumberOfTokens) {
     const WeightShape weight = Weight(k, n, k == 96 ? 96 : 128);
     const Chains chains = MatmulChains(weight, H100());
     for (int64_t m = 1; m < 300; ++m) {
-      ASSERT_EQ(ChooseMatmulTile(weight, m, H100()).split, chains.split);
-      ASSERT_EQ(ChooseMatmulTile(weight, m, H100()).groups, chains.groups);
+      ASSERT_EQ(ChooseMatmulTile(weight, m, H100()).chains, chains);
     }
   }
 }
@@ -74,7 +65,7 @@ TEST(ChooseMatmulTile, StaysWithinSharedMemory) {
         bool compiled = false;
         for (const MatmulVariant& variant : MatmulVariants()) {
           if (variant.tokens != tile.tokens || variant.row_tiles != tile.row_tiles ||
-              variant.groups != tile.groups) {
+              variant.groups != tile.chains.groups) {
             continue;
           }
           compiled = true;
@@ -84,6 +75,18 @@ TEST(ChooseMatmulTile, StaysWithinSharedMemory) {
       }
     }
   }
+}
+
+TEST(ChooseMatmulTile, HasFourChainsOnlyWhereEveryTileOfThemFits) {
+  const int64_t needed = [] {
+    int64_t most = 0;
+    for (const MatmulVariant& variant : MatmulVariants()) {
+      if (variant.groups == 4) most = std::max(most, MatmulSharedBytes(variant, 8));
+    }
+    return most;
+  }();
+  EXPECT_EQ(ChooseMatmulTile(Weight(8192, 8192), 1, Gpu(90, 132, needed)).chains.groups, 4);
+  EXPECT_EQ(ChooseMatmulTile(Weight(8192, 8192), 1, Gpu(90, 132, needed - 1)).chains.groups, 2);
 }
 
 TEST(MatmulLaunchBytes, SpreadsBlocksEvenly) {

@@ -6,18 +6,10 @@
 #include <algorithm>
 
 #include "kernels/cuda/common/chains.h"
+#include "tests/kernels/cuda/gpus.h"
 
 namespace awqd::cuda {
 namespace {
-
-DeviceInfo Hopper() {
-  DeviceInfo info;
-  info.kind = DeviceKind::kCuda;
-  info.arch = 90;
-  info.sm_count = 132;
-  info.shared_bytes_per_block = 227 * 1024;
-  return info;
-}
 
 WeightShape Shape(int64_t k, int64_t n) {
   WeightShape shape{k, n, {}};
@@ -46,9 +38,9 @@ TEST(PersistentTilesTest, TheChosenTileIsCompiled) {
   const std::vector<PersistentTile> tiles = PersistentTiles(), chained = ChainedTiles();
   for (int64_t m : {1, 17, 33, 64, 65, 128, 129, 256, 300, 1024, 4096, 100000}) {
     for (const auto& [k, n] : {std::pair{4096, 4096}, {14336, 4096}, {4096, 28672}, {32, 8}}) {
-      const PersistentTile tile = ChoosePersistentTile(Shape(k, n), m, Hopper());
+      const PersistentTile tile = ChoosePersistentTile(Shape(k, n), m, H100());
       EXPECT_EQ(std::count(tiles.begin(), tiles.end(), tile), 1) << m << " " << k;
-      const PersistentTile other = ChooseChainedTile(Shape(k, n), m, Hopper());
+      const PersistentTile other = ChooseChainedTile(Shape(k, n), m, H100());
       EXPECT_EQ(std::count(chained.begin(), chained.end(), other), 1) << m << " " << k;
     }
   }
@@ -56,7 +48,7 @@ TEST(PersistentTilesTest, TheChosenTileIsCompiled) {
 
 TEST(PersistentTilesTest, FewTokensGetNarrowTilesAndManyWideOnes) {
   const auto choice = [](int64_t k, int64_t n, int64_t m) {
-    return ChoosePersistentTile(Shape(k, n), m, Hopper());
+    return ChoosePersistentTile(Shape(k, n), m, H100());
   };
   EXPECT_EQ(choice(4096, 4096, 17), (PersistentTile{32, 2, 1, 2}));
   EXPECT_EQ(choice(4096, 28672, 32), (PersistentTile{32, 3, 1, 2}));
@@ -72,26 +64,26 @@ TEST(PersistentTilesTest, FewTokensGetNarrowTilesAndManyWideOnes) {
 
 TEST(PersistentTilesTest, SharesAreEvenWhereThatLeavesFewMultiprocessorsIdle) {
   const PersistentTile tile{128, 2, 1, 1};
-  const Schedule whole = PersistentSchedule(Shape(4096, 4096), 512, tile, Hopper());
+  const Schedule whole = PersistentSchedule(Shape(4096, 4096), 512, tile, H100());
   EXPECT_EQ(whole.clusters, 128);
   EXPECT_EQ(whole.rounds, 1);
   EXPECT_EQ(whole.split, 0);
-  const Schedule quarters = PersistentSchedule(Shape(4096, 4096), 128, tile, Hopper());
+  const Schedule quarters = PersistentSchedule(Shape(4096, 4096), 128, tile, H100());
   EXPECT_EQ(quarters.clusters, 128);
   EXPECT_EQ(quarters.split, 32);
   // 48 tiles: two parts each would leave 36 of 132 idle; 1792: only the last of 14 rounds is cut.
-  EXPECT_EQ(PersistentSchedule(Shape(4096, 6144), 128, tile, Hopper()).clusters, 132);
-  EXPECT_EQ(PersistentSchedule(Shape(4096, 28672), 1024, tile, Hopper()).clusters, 132);
+  EXPECT_EQ(PersistentSchedule(Shape(4096, 6144), 128, tile, H100()).clusters, 132);
+  EXPECT_EQ(PersistentSchedule(Shape(4096, 28672), 1024, tile, H100()).clusters, 132);
 }
 
 TEST(PersistentTilesTest, IdleBlocksFillWhatLeavesRoomForTheNextKernel) {
   const PersistentTile two{32, 2, 1, 2}, one{64, 2, 1, 1};
-  const Schedule quarters = PersistentSchedule(Shape(4096, 4096), 32, two, Hopper());
+  const Schedule quarters = PersistentSchedule(Shape(4096, 4096), 32, two, H100());
   EXPECT_EQ(quarters.clusters, 128);
-  EXPECT_EQ(IdleBlocks(quarters, two, Hopper()), 4);
-  EXPECT_EQ(IdleBlocks(quarters, one, Hopper()), 0);
+  EXPECT_EQ(IdleBlocks(quarters, two, H100()), 4);
+  EXPECT_EQ(IdleBlocks(quarters, one, H100()), 0);
   // A product that occupies less than half is over before it matters.
-  EXPECT_EQ(IdleBlocks(PersistentSchedule(Shape(256, 64), 32, two, Hopper()), two, Hopper()), 0);
+  EXPECT_EQ(IdleBlocks(PersistentSchedule(Shape(256, 64), 32, two, H100()), two, H100()), 0);
 }
 
 TEST(PersistentTilesTest, ChainsAreCutOnlyWhereTilesAreMany) {
@@ -99,8 +91,8 @@ TEST(PersistentTilesTest, ChainsAreCutOnlyWhereTilesAreMany) {
     for (int64_t m : {17, 64, 128, 300, 1024, 4096}) {
       for (const auto& [k, n] :
            {std::pair{32, 8}, {128, 64}, {1280, 1096}, {4096, 4096}, {11008, 4096}, {96, 28672}}) {
-        const int chain = MatmulChains(Shape(k, n), Hopper()).length;
-        const Schedule s = ChainedSchedule(Shape(k, n), m, tile, Hopper());
+        const int chain = MatmulChains(Shape(k, n), H100()).length;
+        const Schedule s = ChainedSchedule(Shape(k, n), m, tile, H100());
         EXPECT_LE(s.clusters * tile.cluster, 132);
         if (s.parts > 0) {
           EXPECT_EQ(s.part_steps % chain, 0);
@@ -112,7 +104,7 @@ TEST(PersistentTilesTest, ChainsAreCutOnlyWhereTilesAreMany) {
         const int slots = ChainedSlots(s, chain);
         EXPECT_LE(s.clusters * tile.cluster * tile.groups * slots, kStreamCounters - 132);
         EXPECT_LE(s.clusters * slots * PersistentSlotFloats(tile) * tile.cluster * 4,
-                  ChainedSumsBytes(Shape(k, n), Hopper()));
+                  ChainedSumsBytes(Shape(k, n), H100()));
       }
     }
   }
@@ -139,7 +131,7 @@ TEST(PersistentTilesTest, EveryClusterOfACutTileHasWork) {
   for (const PersistentTile& tile : PersistentTiles()) {
     for (int64_t m : {1, 64, 257, 4096}) {
       for (const auto& [k, n] : {std::pair{32, 8}, {128, 64}, {4096, 4096}, {96, 28672}}) {
-        const Schedule s = PersistentSchedule(Shape(k, n), m, tile, Hopper());
+        const Schedule s = PersistentSchedule(Shape(k, n), m, tile, H100());
         EXPECT_GE(s.tiles() * s.k_blocks, s.clusters);
         EXPECT_LE(s.clusters * tile.cluster, 132);
         EXPECT_LE(s.clusters * tile.cluster * tile.groups, kStreamCounters);
@@ -150,7 +142,7 @@ TEST(PersistentTilesTest, EveryClusterOfACutTileHasWork) {
 
 TEST(PersistentTilesTest, TheSlotsHoldEveryTile) {
   for (const PersistentTile& tile : PersistentTiles()) {
-    EXPECT_LE(132 * PersistentSlotFloats(tile) * 4, PersistentSumsBytes(Hopper()));
+    EXPECT_LE(132 * PersistentSlotFloats(tile) * 4, PersistentSumsBytes(H100()));
   }
 }
 
