@@ -9,6 +9,7 @@ import argparse
 import html
 import json
 import math
+import pathlib
 import sys
 
 PANEL = (420, 300)
@@ -21,12 +22,14 @@ SERIES = [  # key, label, colour, dashes
     ("stream", "floor: reading the packed weights", "#888", "5 4"),
     ("matrix", "floor: 750 TFLOP/s", "#c44", "2 4"),
 ]
+WIDE = 16  # counts of tokens, from which a table has a row for each instead of a column
+SLOWER = 1.05  # than a larger count: more is a fault of the choice of tiles
 
 
 def load(path):
     """{(k, n): {m: {series: microseconds}}}, {(k, n): {dtype: (us, floor)}}"""
     products, dequantize = {}, {}
-    for line in open(path, encoding="utf-8"):
+    for line in pathlib.Path(path).read_text(encoding="utf-8").splitlines():
         run = json.loads(line)
         shape = run["k"], run["n"]
         if run["m"] == 0:
@@ -66,8 +69,44 @@ def product_table(products, tokens, series, floor):
     return table(["K x N"] + [f"M={m}" for m in tokens], rows)
 
 
+def by_count(products, counts):
+    """Microseconds of the fused product with a row for each count."""
+    return table(["M"] + [f"{k} x {n}" for k, n in products], [
+        [str(m)] + [number(by_m[m]["fused"]) if "fused" in by_m.get(m, {}) else "" for by_m in products.values()]
+        for m in counts])
+
+
+def slower_counts(by_m):
+    """Which counts take SLOWER times a larger one or more, and which take longer than cuBLASLt."""
+    counts = sorted(m for m, at in by_m.items() if "fused" in at)
+    than_larger, than_dense = [], []
+    for i, m in enumerate(counts):
+        us = by_m[m]["fused"]
+        larger = min(counts[i + 1:], key=lambda count: by_m[count]["fused"], default=m)
+        ratio = us / by_m[larger]["fused"]
+        if ratio > SLOWER:
+            than_larger.append(f"{m} ({ratio:.2f} x {larger})")
+        if us > by_m[m].get("cublaslt", math.inf):
+            than_dense.append(f"{m} ({us / by_m[m]['cublaslt']:.2f})")
+    return len(counts), than_larger, than_dense
+
+
+def slower_table(products):
+    rows = []
+    for (k, n), by_m in products.items():
+        count, than_larger, than_dense = slower_counts(by_m)
+        rows.append([f"{k} x {n}", str(count), ", ".join(than_larger) or "none", ", ".join(than_dense) or "none"])
+    return table(["K x N", "counts", f"more than {SLOWER:g} x a larger count", "slower than cuBLASLt"], rows)
+
+
 def tables(products, dequantize):
     counts = sorted({m for by_m in products.values() for m in by_m})
+    yield "### Fused product: counts of tokens that are slower than they may be\n"
+    yield slower_table(products)
+    if len(counts) > WIDE:
+        yield "### Fused product: microseconds\n"
+        yield by_count(products, counts)
+        return
     few, many = [m for m in counts if m <= 128], [m for m in counts if m > 128]
     yield "### Fused product: ratio to max(reading the packed weights, 750 TFLOP/s)\n"
     yield product_table(products, few, "fused", lambda at: max(at["stream"], at["matrix"]))
@@ -76,8 +115,9 @@ def tables(products, dequantize):
     if any("invariant" in at for by_m in products.values() for at in by_m.values()):
         yield "### Fused product with --batch_invariant: ratio to without\n"
         yield product_table(products, counts, "invariant", lambda at: at.get("fused"))
-    yield "### Dequantise, then dense product: ratio to cuBLASLt\n"
-    yield product_table(products, many, "dense", lambda at: at.get("cublaslt"))
+    if any("dense" in at for by_m in products.values() for at in by_m.values()):
+        yield "### Dequantise, then dense product: ratio to cuBLASLt\n"
+        yield product_table(products, many, "dense", lambda at: at.get("cublaslt"))
     if dequantize:
         yield "### Dequantize: ratio to the expand floor (for FP32 output, one that writes FP32)\n"
         types = ["FP16", "BF16", "FP32"]
@@ -111,6 +151,8 @@ def panel(shape, by_m, left, top):
         out.append(f'<path d="M{x},{y}h{width}" class="g"/><text x="{float(x) - 6:.1f}" y="{float(y) + 4:.1f}" '
                    f'class="r">{us:g}</text>')
     for m in counts:
+        if m & (m - 1):
+            continue  # powers of two have the room for their names
         x = place(m, low).split(",")[0]
         out.append(f'<text x="{x}" y="{top + PANEL[1] - 22}" class="c">{m}</text>')
     for key, _, colour, dashes in SERIES:

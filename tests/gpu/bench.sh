@@ -3,17 +3,19 @@
 # floors and cuBLASLt of the same run, then the same with --batch_invariant. About two minutes of GPU
 # time; narrow it with the flags.
 #
-#   tests/gpu/bench.sh [--quick] [--shapes 4096x4096,...] [--m 1,16,...] [--rows substring,...]
-#                      [--x fp16|bf16] [--device cuda:0] [--bin DIR] [--out FILE]
+#   tests/gpu/bench.sh [--quick | --sweep] [--shapes 4096x4096,...] [--m 1,16,...]
+#                      [--rows substring,...] [--x fp16|bf16] [--device cuda:0] [--bin DIR] [--out FILE]
 #
 # JSON lines go to FILE (default: bench.jsonl), tables to FILE.md and the plot to FILE.svg. With --rows
-# every row of those names runs, whether a server would choose it or not.
+# every row of those names runs, whether a server would choose it or not. --sweep: the product alone, at
+# counts of tokens on both sides of every tile's edge and between.
 set -u -o pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 shapes=4096x4096,4096x6144,4096x28672,14336x4096,8192x8192,8192x10240,8192x57344,28672x8192
 m=1,2,4,8,16,32,64,128,256,512,1024,2048,4096
 rows=
+sweep=0
 x=fp16
 device=cuda:0
 bin=$root/bin
@@ -22,12 +24,18 @@ out=bench.jsonl
 while [[ $# -gt 0 ]]; do
   case $1 in
     --quick) shapes=4096x4096,4096x28672,14336x4096; m=1,16,64,256,1024; shift ;;
+    --sweep)
+      sweep=1
+      m=1,2,3,4,6,8,9,12,16,17,20,24,25,28,32,33,40,48,56,64,65,80,96,112,128,129,144,160,192,224,256
+      m+=,257,288,320,384,448,512,513,576,640,768,896,1024,1025,1152,1280,1536,1792,2048,2049,2304,2560,3072,3584,4096
+      shift
+      ;;
     --shapes | --m | --rows | --x | --device | --bin | --out)
       [[ $# -ge 2 ]] || { echo "$1: expected a value" >&2; exit 2; }
       printf -v "${1#--}" '%s' "$2"
       shift 2
       ;;
-    *) sed -n '2,10s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 2 ;;
+    *) sed -n '2,11s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 2 ;;
   esac
 done
 
@@ -41,6 +49,8 @@ bench() { "$bin/awqd_bench" "--device=$device" "--shapes=$shapes" "--x=$x" "$@" 
 : >"$out.log"
 if [[ -n $rows ]]; then
   bench "--m=$m" "--rows=$rows" || exit 1
+elif ((sweep)); then
+  bench --served "--m=$m" --rows=qmatmul || exit 1
 else
   bench --served "--m=$m" --rows=qmatmul,dequantize || exit 1
   bench --served "--m=$m" --rows=qmatmul --floors=none --batch_invariant || exit 1

@@ -1,0 +1,71 @@
+#!/usr/bin/env python3
+"""What gpu_report.py makes of measurements that were made up."""
+import json
+import pathlib
+import sys
+import tempfile
+import unittest
+import xml.etree.ElementTree as ElementTree
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import gpu_report  # noqa: E402
+
+
+def product(m, us, cublaslt_us, **more):
+    return {"row": "sm90a/qmatmul_a16w4", "k": 4096, "n": 6144, "m": m, "us": us, "stream_us": 5.0,
+            "cublaslt_us": cublaslt_us, **more}
+
+
+def report(runs):
+    """The tables of these runs, and what load() made of them."""
+    with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
+        file.writelines(json.dumps(run) + "\n" for run in runs)
+        file.flush()
+        products, dequantize = gpu_report.load(file.name)
+    return "\n".join(gpu_report.tables(products, dequantize)), products
+
+
+class GpuReportTest(unittest.TestCase):
+    def test_ratios_are_to_the_floor_and_to_cublaslt_of_the_run(self):
+        text, _ = report([product(1, 6.0, 24.0)])
+        self.assertIn("| 4096 x 6144 | 6.0 (1.20) |", text)
+        self.assertIn("| 4096 x 6144 | 6.0 (0.25) |", text)
+
+    def test_the_floor_is_arithmetic_where_that_is_more(self):
+        us = 2 * 128 * 4096 * 6144 / 750e6 * 1.5
+        self.assertIn("(1.50)", report([product(128, us, 100.0)])[0])
+
+    def test_names_counts_that_a_larger_one_beats(self):
+        text, _ = report([product(96, 30.0, 99.0), product(160, 60.0, 99.0), product(192, 50.0, 99.0),
+                          product(256, 48.0, 99.0)])
+        self.assertIn("| 4096 x 6144 | 4 | 160 (1.25 x 256) | none |", text)
+
+    def test_names_counts_where_cublaslt_is_faster(self):
+        text, _ = report([product(1, 12.0, 48.0), product(256, 50.0, 49.0)])
+        self.assertIn("| 4096 x 6144 | 2 | none | 256 (1.02) |", text)
+
+    def test_many_counts_have_a_row_each(self):
+        counts = range(1, gpu_report.WIDE + 2)
+        text, _ = report([product(m, 10.0 + m, 99.0) for m in counts])
+        for m in counts:
+            self.assertIn(f"| {m} | {10 + m:.1f} |", text)
+
+    def test_batch_invariant_stands_beside_the_default(self):
+        text, products = report([product(32, 20.0, 99.0), product(32, 22.0, 99.0, batch_invariant=True)])
+        self.assertIn("22.0 (1.10)", text)
+        self.assertEqual(products[4096, 6144][32]["fused"], 20.0)
+
+    def test_the_plot_is_a_picture_with_a_line_for_each_series(self):
+        _, products = report([product(1, 12.0, 48.0), product(48, 20.0, 48.0), product(64, 25.0, 50.0)])
+        picture = ElementTree.fromstring(gpu_report.svg(products, "a GPU <&>"))
+        space = "{http://www.w3.org/2000/svg}"
+        lines = [line.get("stroke") for line in picture.iter(space + "polyline")]
+        self.assertEqual(len(lines), len(set(lines)))
+        self.assertGreaterEqual(len(lines), 3)  # fused, cuBLASLt, reading the weights
+        labels = {text.text for text in picture.iter(space + "text")}
+        self.assertLessEqual({"1", "64"}, labels)
+        self.assertNotIn("48", labels)
+
+
+if __name__ == "__main__":
+    unittest.main()
