@@ -74,6 +74,8 @@ struct KernelRow {
       0;  // larger wins among rows that support a weight; negative: only when forced by name
   // Further conditions: empty, or the reason why not. May be null.
   std::string (*refuses)(const WeightShape&, const DeviceInfo&) = nullptr;
+  // How it cuts the product of m tokens into tiles, for a person. Null: always alike.
+  std::string (*tile)(const WeightShape&, const DeviceInfo&, int64_t m) = nullptr;
   // Bytes of scratch for m tokens; null means none.
   int64_t (*workspace_bytes)(const WeightShape&, const DeviceInfo&, int64_t m) = nullptr;
   absl::Status (*matmul)(const MatmulArgs&, StreamView) = nullptr;
@@ -100,7 +102,14 @@ struct Plan {
 absl::StatusOr<Plan> Select(const WeightShape& shape, const DeviceInfo& device,
                             absl::Span<const KernelRow* const> rows);
 
-// One line for the log: layout, the row of each token range, every refused row with its reason.
-std::string Explain(const Plan& plan);
+// How the entry's row cuts the product at the first count of its range and at powers of two up to
+// 4096, counts that are cut alike together: "17-32: 32x192 on 132 blocks, 64: ...". Empty where the
+// row has no choice. Pure.
+std::string DescribeTiles(const PlanEntry& entry, const WeightShape& shape,
+                          const DeviceInfo& device);
+
+// One line for the log: layout, the row of each token range with its tiles, every refused row with
+// its reason.
+std::string Explain(const Plan& plan, const WeightShape& shape, const DeviceInfo& device);
 
 }  // namespace awqd

@@ -108,7 +108,7 @@ absl::Status WarmUp(const Model& model, Engine& engine) {
               {"devices", weight->devices()},
               {"columns_each", first.shape.n},
               {"token_threshold", engine.TokenThreshold(first)},
-              {"kernels", Explain({first.layout, first.plan})}});
+              {"kernels", Explain({first.layout, first.plan}, first.shape, first.device->info())}});
   }
   return absl::OkStatus();
 }

@@ -1,5 +1,7 @@
 // awqctl status, models, load, unload, kernels and healthcheck.
 #include <algorithm>
+#include <set>
+#include <string>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
@@ -60,6 +62,8 @@ void PrintWeights(const v1::GetModelResponse& model, Console& console) {
               << summary.version() << ", " << Printable(model.quant_method()) << ", "
               << model.weights_size() << " weights, " << Bytes(summary.device_bytes()) << ", "
               << model.ignored_tensors() << " other tensors ignored\n\n";
+  // Weights of one shape are cut alike.
+  std::set<std::string> tiles;
   Table table({"WEIGHT", "K", "N", "SCHEME", "LAYOUT", "MEMORY", "DEVICE", "BIAS", "KERNELS"});
   for (const v1::WeightInfo& weight : model.weights()) {
     std::vector<std::string> plan;
@@ -67,12 +71,16 @@ void PrintWeights(const v1::GetModelResponse& model, Console& console) {
       plan.push_back(absl::StrCat(PathName(entry.path()), " ",
                                   TokenRange(entry.min_tokens(), entry.max_tokens()), " ",
                                   entry.kernel()));
+      if (entry.tiles().empty()) continue;
+      tiles.insert(absl::StrCat(weight.k(), " x ", weight.n(), ", ", Printable(entry.kernel()),
+                                ": ", Printable(entry.tiles()), "\n"));
     }
     table.Add({weight.path(), absl::StrCat(weight.k()), absl::StrCat(weight.n()), weight.scheme(),
                weight.layout(), Bytes(weight.bytes()), Where(weight),
                weight.has_bias() ? "yes" : "no", absl::StrJoin(plan, "; ")});
   }
   console.out << table.Text();
+  if (!tiles.empty()) console.out << "\ntiles of tokens x columns:\n" << absl::StrJoin(tiles, "");
 }
 
 // The border between the two paths, as the server states it.

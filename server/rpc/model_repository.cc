@@ -40,13 +40,15 @@ void FillSummary(const Model& model, v1::ModelSummary* out) {
   out->set_version(model.version);
 }
 
-void FillPlan(const WeightPlan& plan, v1::WeightInfo* out) {
+void FillPlan(const DeviceWeight& weight, v1::WeightInfo* out) {
+  const WeightPlan& plan = weight.plan;
   for (const PlanEntry& entry : plan.matmul) {
     v1::PlanEntry* row = out->add_plan();
     row->set_path(entry.path == Path::kFused ? v1::FUSED : v1::DEQUANTIZE);
     row->set_min_tokens(entry.min_m);
     row->set_max_tokens(entry.max_m);
     row->set_kernel(std::string(entry.row->name));
+    row->set_tiles(DescribeTiles(entry, weight.shape, weight.device->info()));
   }
   if (plan.dequantize != nullptr) out->set_dequantize_kernel(std::string(plan.dequantize->name));
   for (const RefusedRow& refused : plan.refused) {
@@ -78,7 +80,7 @@ void FillWeight(const std::string& path, const PlacedWeight& weight, v1::WeightI
   FillParts(weight, out);
   const DeviceWeight& first = *weight.parts.front().weight;
   out->set_layout(std::string(first.layout->name));
-  FillPlan(first.plan, out);
+  FillPlan(first, out);
 }
 
 absl::Status Load(ModelStore* models, const std::string& name, v1::LoadModelResponse* response) {

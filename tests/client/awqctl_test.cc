@@ -128,6 +128,7 @@ TEST_F(AwqctlTest, StatusModelsLoadUnload) {
   EXPECT_THAT(out_, HasSubstr("a\\x1b[31mb")) << "control characters must not reach the terminal";
   EXPECT_EQ(Run({"models", "m"}), kOk);
   EXPECT_THAT(out_, HasSubstr("fused 0-255 fake/echo"));
+  EXPECT_THAT(out_, HasSubstr("4 x 4, fake/echo: 1-128: 8x64\n"));
   EXPECT_EQ(Run({"models", "x"}), kCallFailed);
   EXPECT_EQ(Run({"load", "m"}), kOk);
   EXPECT_THAT(out_, HasSubstr("loaded m"));

@@ -122,6 +122,7 @@ class FakeRepository : public v1::ModelRepository::Service {
     plan.set_path(v1::FUSED);
     plan.set_max_tokens(255);
     plan.set_kernel("fake/echo");
+    plan.set_tiles("1-128: 8x64");
     return status;
   }
   grpc::Status LoadModel(grpc::ServerContext*, const v1::LoadModelRequest* request,

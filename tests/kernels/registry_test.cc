@@ -50,7 +50,24 @@ TEST_F(SelectTest, HighestPriorityWinsWithinItsTokens) {
   EXPECT_EQ(plan->rows.Matmul(Path::kFused, 1 << 30), &any_);
   EXPECT_EQ(plan->rows.Matmul(Path::kDequantize, 17), nullptr);
   EXPECT_EQ(plan->rows.dequantize, &dequantize_);
-  EXPECT_THAT(Explain(*plan), HasSubstr("a/small"));
+  EXPECT_THAT(Explain(*plan, shape_, cpu_), HasSubstr("a/small"));
+}
+
+TEST_F(SelectTest, SaysHowAKernelCutsTheProduct) {
+  const auto tiles = [](int64_t min_m, int64_t max_m, const KernelRow& row) {
+    return DescribeTiles({Path::kFused, min_m, max_m, &row}, {}, {});
+  };
+  small_.tile = [](const WeightShape&, const DeviceInfo&, int64_t m) {
+    return std::string(m <= 32 ? "narrow" : m < 4096 ? "wide" : "widest");
+  };
+  EXPECT_EQ(tiles(17, -1, small_), "17-32: narrow, 64-2048: wide, 4096: widest");
+  EXPECT_EQ(tiles(0, 40, small_), "1-32: narrow");
+  EXPECT_EQ(tiles(64, 64, small_), "64: wide");
+  EXPECT_EQ(tiles(5000, -1, small_), "");
+  EXPECT_EQ(tiles(1, -1, any_), "");
+  const KernelRow* rows[] = {&small_, &dequantize_};
+  EXPECT_THAT(Explain(*Select(shape_, cpu_, rows), shape_, cpu_),
+              HasSubstr("a/small (1-32: narrow, 64-2048: wide, 4096: widest)"));
 }
 
 TEST_F(SelectTest, ALayoutThatCannotDequantizeIsNotChosen) {
@@ -105,7 +122,8 @@ TEST_F(SelectTest, ABatchInvariantDeviceTakesOnlyRowsThatAre) {
   const auto plan = Select(shape_, cpu_, rows);
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_EQ(plan->rows.Matmul(Path::kFused, 1), &any_);
-  EXPECT_THAT(Explain(*plan), HasSubstr("refused a/small: its sums depend on the batch"));
+  EXPECT_THAT(Explain(*plan, shape_, cpu_),
+              HasSubstr("refused a/small: its sums depend on the batch"));
   // Nothing is summed.
   EXPECT_EQ(plan->rows.dequantize, &dequantize_);
 }

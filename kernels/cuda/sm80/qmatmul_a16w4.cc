@@ -2,7 +2,9 @@
 #include "kernels/cuda/sm80/qmatmul_a16w4.h"
 
 #include <cstdint>
+#include <string>
 
+#include "absl/strings/str_cat.h"
 #include "kernels/base/status.h"
 #include "kernels/cuda/common/stage_tokens.h"
 #include "kernels/cuda/core/error.h"
@@ -50,6 +52,13 @@ absl::Status Run(const MatmulArgs& args, StreamView stream) {
                                       : LaunchQMatmulFp16(params, tile, device, stream);
 }
 
+std::string Tile(const WeightShape& shape, const DeviceInfo& device, int64_t m) {
+  const MatmulTile tile = ChooseMatmulTile(shape, m, device);
+  return absl::StrCat(
+      tile.tokens, "x", tile.row_tiles * mma16::kTileN, ", ", tile.chains.count(), " chains of K",
+      tile.chains.split > 1 ? absl::StrCat(" over ", tile.chains.split, " blocks") : "");
+}
+
 // The dtype and alignment of x are not known yet, so room for staging is always asked for.
 int64_t Workspace(const WeightShape& shape, const DeviceInfo&, int64_t m) {
   return StagedTokensBytes(m, shape.k);
@@ -70,6 +79,7 @@ const KernelRow& QMatmulA16W4() {
       .min_arch = 80,
       .batch_invariant = true,
       .priority = 10,
+      .tile = Tile,
       .workspace_bytes = Workspace,
       .matmul = Run,
   };

@@ -113,6 +113,20 @@ absl::Status RunChained(const MatmulArgs& args, StreamView stream) {
   return Launch(args, PlanChained(args.weight->shape, args.x.rows, device), device, stream);
 }
 
+std::string Describe(const Work& work) {
+  const PersistentTile& tile = work.tile;
+  return absl::StrCat(tile.tokens, "x", tile.cluster * tile.groups * mma16::kTileN, " on ",
+                      work.schedule.clusters, tile.cluster > 1 ? " pairs of blocks" : " blocks");
+}
+
+std::string Tile(const WeightShape& shape, const DeviceInfo& device, int64_t m) {
+  return Describe(Plan(shape, m, device));
+}
+
+std::string ChainedTile(const WeightShape& shape, const DeviceInfo& device, int64_t m) {
+  return Describe(PlanChained(shape, m, device));
+}
+
 std::string Refuses(const WeightShape& shape, const DeviceInfo&) {
   if (mma16::BlocksK(shape.k) <= kMostKBlocks) return "";
   return absl::StrCat("got K ", shape.k, ", expected at most ",
@@ -149,6 +163,7 @@ const KernelRow& PersistentA16W4Row() {
       .replaces_dense = true,
       .priority = 20,
       .refuses = Refuses,
+      .tile = Tile,
       .workspace_bytes = Workspace,
       .matmul = Run,
   };
@@ -162,6 +177,7 @@ const KernelRow& ChainedA16W4Row() {
     out.batch_invariant = true;
     // Above sm80/qmatmul_a16w4, whose sums have the same order, and below the row that keeps none.
     out.priority = 15;
+    out.tile = ChainedTile;
     out.workspace_bytes = ChainedWorkspace;
     out.matmul = RunChained;
     return out;

@@ -6,6 +6,8 @@
 #include <algorithm>
 
 #include "kernels/cuda/common/chains.h"
+#include "kernels/cuda/sm90a/rows.h"
+#include "kernels/registry.h"
 #include "tests/kernels/cuda/gpus.h"
 
 namespace awqd::cuda {
@@ -60,6 +62,13 @@ TEST(PersistentTilesTest, FewTokensGetNarrowTilesAndManyWideOnes) {
   EXPECT_EQ(choice(14336, 4096, 256), (PersistentTile{128, 2, 1, 1}));
   EXPECT_EQ(choice(4096, 28672, 256), (PersistentTile{256, 2, 1, 1}));
   EXPECT_EQ(choice(4096, 28672, 4096), (PersistentTile{256, 2, 2, 1}));
+}
+
+TEST(PersistentTilesTest, ThePlanSaysThem) {
+  const PlanEntry entry{Path::kFused, 17, -1, &PersistentA16W4Row()};
+  EXPECT_EQ(DescribeTiles(entry, Shape(4096, 28672), H100()),
+            "17-32: 32x192 on 132 blocks, 64: 64x192 on 132 blocks, 128: 128x192 on 132 blocks, "
+            "256: 256x128 on 132 blocks, 512-4096: 256x256 on 66 pairs of blocks");
 }
 
 TEST(PersistentTilesTest, SharesAreEvenWhereThatLeavesFewMultiprocessorsIdle) {
