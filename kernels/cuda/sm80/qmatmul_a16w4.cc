@@ -55,7 +55,7 @@ absl::Status Run(const MatmulArgs& args, StreamView stream) {
 std::string Tile(const WeightShape& shape, const DeviceInfo& device, int64_t m) {
   const MatmulTile tile = ChooseMatmulTile(shape, m, device);
   return absl::StrCat(
-      tile.tokens, "x", tile.row_tiles * mma16::kTileN, ", ", tile.chains.count(), " chains of K",
+      tile.tokens, "x", tile.row_tiles * mma16::kTileN, " in ", tile.chains.count(), " chains of K",
       tile.chains.split > 1 ? absl::StrCat(" over ", tile.chains.split, " blocks") : "");
 }
 
