@@ -107,7 +107,8 @@ TEST_F(InferenceTest, Goldens) {
     ASSERT_TRUE(w.ok()) << w.status();
     uint64_t hash = 14695981039346656037u;
     for (const char c : w->output.bytes) hash = (hash ^ static_cast<uint8_t>(c)) * 1099511628211u;
-    EXPECT_EQ(absl::StrCat(absl::Hex(hash, absl::kZeroPad16)), golden.at("dequantized_fnv1a64"));
+    EXPECT_EQ(absl::StrCat(absl::Hex(hash, absl::kZeroPad16)),
+              golden.at("dequantized_fnv1a64").get<std::string>());
   }
 }
 
