@@ -1,6 +1,7 @@
 // The life of a call: asked for, taken, handled, finished, gone.
 #include "server/rpc/call.h"
 
+#include "absl/time/clock.h"
 #include "server/rpc/call_loop.h"
 #include "server/rpc/call_state.h"
 #include "server/rpc/guard.h"
@@ -56,5 +57,23 @@ void ServerCall::Cancelled() {
 }
 
 void ServerCall::OnFinished(bool /*ok*/) { Release(); }
+
+void ServerCall::FinishIn(absl::Duration delay, const grpc::Status& status) {
+  if (delay <= absl::ZeroDuration()) return Finish(status);
+  delayed_ = std::make_unique<Delayed>();
+  MutexLock lock(&delayed_->mu);
+  delayed_->status = status;
+  delayed_->alarm.Set(method_->queue(), absl::ToChronoTime(absl::Now() + delay),
+                      static_cast<Event*>(&delay_over_));
+}
+
+void ServerCall::OnDelayed(bool /*ok*/) {
+  grpc::Status status;
+  {
+    MutexLock lock(&delayed_->mu);
+    status = delayed_->status;
+  }
+  Finish(status);
+}
 
 }  // namespace awqd

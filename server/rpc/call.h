@@ -6,14 +6,18 @@
 #pragma once
 
 #include <atomic>
+#include <memory>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/time/time.h"
+#include "grpcpp/alarm.h"
 #include "grpcpp/completion_queue.h"
 #include "grpcpp/server_context.h"
 #include "grpcpp/support/async_stream.h"
 #include "grpcpp/support/async_unary_call.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/status.h"
+#include "kernels/base/mutex.h"
 
 namespace awqd {
 
@@ -71,6 +75,8 @@ class ServerCall {
   // Ends the call, exactly once. Not while a write is in progress. A unary call ends with Answer
   // instead when all is well.
   void Finish(const grpc::Status& status) { SendStatus(status); }
+  // The same, `delay` later.
+  void FinishIn(absl::Duration delay, const grpc::Status& status);
 
  protected:
   explicit ServerCall(MethodBase* method);
@@ -92,6 +98,7 @@ class ServerCall {
   void OnTaken(bool ok);
   void OnEnded(bool ok);
   void OnFinished(bool ok);
+  void OnDelayed(bool ok);
   void HandlerReturned();
   void Cancelled();
 
@@ -103,6 +110,15 @@ class ServerCall {
   std::atomic<bool> one_of_two_{false};
   EventOf<ServerCall, &ServerCall::OnTaken> taken_{this};
   EventOf<ServerCall, &ServerCall::OnEnded> ended_{this};
+
+  // Of FinishIn. The lock is for ThreadSanitizer, which does not see what an alarm orders.
+  struct Delayed {
+    grpc::Alarm alarm;
+    Mutex mu;
+    grpc::Status status ABSL_GUARDED_BY(mu);
+  };
+  std::unique_ptr<Delayed> delayed_;
+  EventOf<ServerCall, &ServerCall::OnDelayed> delay_over_{this};
 
  protected:
   EventOf<ServerCall, &ServerCall::OnFinished> finished_{this};

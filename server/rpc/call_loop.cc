@@ -29,6 +29,8 @@ void MethodBase::Gone() {
   loop->none_left_.NotifyAll();
 }
 
+grpc::CompletionQueue* MethodBase::queue() const { return loop_->queue_.get(); }
+
 CallLoop::CallLoop(grpc::ServerBuilder* builder, int threads, std::function<bool()> run_queued)
     : threads_wanted_(threads),
       run_queued_(std::move(run_queued)),

@@ -35,6 +35,8 @@ class MethodBase {
   virtual void Handle(ServerCall* call) = 0;
   // A call that was asked for is no more.
   void Gone();
+  // The loop's.
+  grpc::CompletionQueue* queue() const;
 
  protected:
   CallLoop* const loop_;

@@ -291,7 +291,9 @@ class DequantizeStream final : public DequantizeBase,
                   &env_.engine->staging());
   }
 
-  void End(const absl::Status& status) override { call_->Finish(ToGrpc(status)); }
+  void End(const absl::Status& status) override {
+    call_->FinishIn(env_.gate->LastWords(), ToGrpc(status));
+  }
   std::shared_ptr<DequantizeBase> Self() override { return shared_from_this(); }
 
   absl::Status OpenShared() override {

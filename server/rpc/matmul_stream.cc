@@ -168,7 +168,7 @@ class MatmulStream final : public Reactor, public std::enable_shared_from_this<M
     if (cancelled_) {
       call_->Finish(ToGrpc(absl::CancelledError("the client cancelled the call")));
     } else {
-      call_->Finish(drained_ ? CallGate::Draining() : grpc::Status::OK);
+      call_->FinishIn(env_.gate->LastWords(), drained_ ? CallGate::Draining() : grpc::Status::OK);
     }
   }
 

@@ -10,6 +10,7 @@ namespace awqd {
 // Returns when no call is in flight and every connection is closed.
 //
 // - Calls in flight go on until `deadline`, then they are cancelled.
+// - Streams that end meanwhile end a moment after their last message (CallGate::LastWords).
 // - New calls are answered UNAVAILABLE, on connections that have been told to go away.
 // - Once no call is in flight, clients have a moment to close; then connections are closed under
 //   them. Without that, an idle client that does not look at its connection (a synchronous one
