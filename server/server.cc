@@ -144,9 +144,11 @@ class ServerImpl final : public Server {
     for (const std::string& address : rpc_->addresses()) {
       LogEvent(LogLevel::kInfo, absl::StrCat("listening on ", address), {});
     }
-    AWQD_RETURN_IF_ERROR(WritePort(options_.port_file, rpc_->port()));
     loader_ = std::thread([this, names = std::move(names)] { LoadAll(names); });
-    return absl::OkStatus();
+    // Last: whoever reads it may send a signal at once. ThreadSanitizer blocks signals while a
+    // thread is created, and one that then meets a thread within gRPC waits there until gRPC wakes
+    // it.
+    return WritePort(options_.port_file, rpc_->port());
   }
 
   int port() const override { return rpc_->port(); }
