@@ -120,35 +120,7 @@ __device__ __forceinline__ void MmaBf16(float (&d)[4], const uint32_t (&a)[4], u
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// ---- clusters and dependent launches (sm_90 and later; below, blocks stand alone) ---------------
-
-// Orders shared-memory accesses of all threads of the cluster. Counts threads, not warps: a warp
-// may come here diverged.
-__device__ __forceinline__ void ClusterBarrier() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
-#else
-  __syncthreads();
-#endif
-}
-
-// Four floats from the same place in the shared memory of block `rank` of the cluster.
-__device__ __forceinline__ float4 LoadCluster16(uint32_t address, uint32_t rank) {
-  float4 v;
-#if __CUDA_ARCH__ >= 900
-  uint32_t remote;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
-  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-               : "r"(remote));
-#else
-  (void)rank;
-  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-               : "r"(address));
-#endif
-  return v;
-}
+// ---- dependent launches (sm_90 and later) ------------------------------------------------------
 
 // Lets the next kernel of the stream start its prologue.
 __device__ __forceinline__ void LaunchDependents() {

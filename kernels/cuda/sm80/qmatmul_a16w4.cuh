@@ -5,8 +5,9 @@
 // split: a block owns 64 * kRowTiles out features x kTokens tokens. Each of its kGroups groups of 4
 // warps takes a chain of K (common/chains.h) with a cp.async ring and a barrier of its own, so that
 // one decodes while another waits; warp w of a group takes fragment row w of each record. Chains
-// are added from the first to the last, within a block through shared memory, by the blocks of a
-// cluster through distributed shared memory. A sum's order depends on the chains alone, and they on
+// are added from the first to the last, by a block that stands alone for the whole tile, by the
+// blocks of a cluster each for a share of its rows: whoever has a sum stores it into the shared
+// memory of the block that adds it. A sum's order depends on the chains alone, and they on
 // K, N and the device: a token has the same bits in every tile and batch. Limits: none on shapes
 // (the layout pads N and K, x is zero-filled past m and k).
 #pragma once
@@ -15,6 +16,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/cuda/common/attributes.h"
+#include "kernels/cuda/common/cluster.cuh"
 #include "kernels/cuda/common/mma16.cuh"
 #include "kernels/cuda/core/launch.h"
 #include "kernels/cuda/sm80/qmatmul_a16w4.h"
@@ -36,16 +38,15 @@ struct QMatmulConfig {
   // Groups shorter than 64: the scales change within a lane's 16 bytes.
   static constexpr bool kFineGroups = kFineGroups_;
   static constexpr int kRows = kRowTiles * mma16::kTileN;
+  static constexpr int kRowsShift = kRowTiles == 1 ? 6 : 7;
+  static_assert(kRows == 1 << kRowsShift);
   static constexpr int kTokenTiles = kTokens / 8;
   // Halves of a record at a time: both, unless their codes would not fit the registers.
   static constexpr int kHalves = kTokens * kRowTiles < 96 ? 2 : 1;
   static constexpr int kTokenBytes = mma16::kBlockK * 2;
-  // Floats between tokens of the joined sums: 4 more than a multiple of 32 keeps fragments off each
-  // other's banks.
-  static constexpr int kSumStride = kRows + 4;
   static_assert(kStages * (kRowTiles * mma16::kCodesBytes + kTokens * kTokenBytes) >=
-                    4 * kTokens * kSumStride,
-                "sums are joined in the ring's memory");
+                    4 * kTokens * SumStride(kRows),
+                "a block that stands alone joins its sums in the rings' memory");
 };
 
 __device__ __forceinline__ int GroupThread() { return threadIdx.x % kGroupThreads; }
@@ -224,21 +225,95 @@ __device__ __forceinline__ void Accumulate(uint32_t stage, int record_bytes, int
   }
 }
 
-// Leaves the group's sums in `out`, [token][row] with stride kSumStride.
+// Where the chains' sums of the rows that this block stores meet in its shared memory: one slot per
+// chain, [token][row]. Alone they lie in the groups' rings; in a cluster beside them, because the
+// others may still be multiplying when the first sums come.
+struct Joint {
+  uint32_t slots;  // the first chain's
+  int slot_bytes;
+  int shift;   // rows() is a power of two: a division would cost more than all else here
+  int blocks;  // whose chains they are
+  int rank;    // of this block among them
+
+  __device__ __forceinline__ int rows() const { return 1 << shift; }
+};
+
 template <class Config>
-__device__ __forceinline__ void StoreSums(const Sums<Config>& sums, float* out) {
+__device__ __forceinline__ Joint JointOf(const QMatmulParams& p, uint32_t rings, int ring_bytes) {
+  const int rank = static_cast<int>(blockIdx.x) & (p.split - 1);
+  Joint out{rings, ring_bytes, Config::kRowsShift, p.split, rank};
+  if (p.split == 1) return out;
+  out.slots += Config::kGroups * ring_bytes + kJointBarrierBytes;
+  out.shift -= __ffs(p.split) - 1;
+  out.slot_bytes = Config::kTokens * SumStride(out.rows()) * 4;
+  return out;
+}
+
+// The barrier that counts the sums of a cluster; it lies before their slots.
+__device__ __forceinline__ uint32_t JointBarrier(const Joint& joint) {
+  return joint.slots - kJointBarrierBytes;
+}
+
+// Tokens of this block's tile.
+template <class Config>
+__device__ __forceinline__ int TokensOf(const QMatmulParams& p, int64_t first_token) {
+  return static_cast<int>(min(int64_t{Config::kTokens}, p.m - first_token));
+}
+
+// Announces all sums that this block is to get.
+template <class Config>
+__device__ __forceinline__ void ExpectSums(const Joint& joint, int tokens) {
+  if (threadIdx.x == 0) {
+    BarrierInit(JointBarrier(joint), 1);
+    BarrierInitFence();
+  }
+  __syncwarp();
+  if (threadIdx.x == 0) {
+    BarrierExpect(JointBarrier(joint), joint.blocks * Config::kGroups * tokens * joint.rows() * 4);
+  }
+  ClusterArrive();
+}
+
+// Calls store(row of the tile, token of the tile, sum) for what this thread accumulated.
+template <class Config, class Store>
+__device__ __forceinline__ void ForEachSum(const Sums<Config>& sums, Store store) {
   const int lane = threadIdx.x % 32, row_tile = GroupThread() / 32;
 #pragma unroll
   for (int r = 0; r < Config::kRowTiles; ++r) {
 #pragma unroll
-    for (int j = 0; j < Config::kTokenTiles; ++j) {
+    for (int e = 0; e < 4; ++e) {
+      const int row = r * mma16::kTileN + row_tile * mma16::kRowTile + lane / 4 + e / 2 * 8;
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int row = r * mma16::kTileN + row_tile * mma16::kRowTile + lane / 4 + e / 2 * 8;
-        out[(j * 8 + lane % 4 * 2 + e % 2) * Config::kSumStride + row] = sums[r][j][e];
+      for (int j = 0; j < Config::kTokenTiles; ++j) {
+        store(row, j * 8 + lane % 4 * 2 + e % 2, sums[r][j][e]);
       }
     }
   }
+}
+
+// Leaves the group's sums in its slot of this block, which stands alone.
+template <class Config>
+__device__ __forceinline__ void StoreSums(const Joint& joint, int group, const Sums<Config>& sums) {
+  constexpr int kStride = SumStride(Config::kRows);
+  ForEachSum<Config>(sums, [&](int row, int token, float sum) {
+    StoreShared4(joint.slots + group * joint.slot_bytes + (token * kStride + row) * 4,
+                 __float_as_uint(sum));
+  });
+}
+
+// Sends the sums of `chain` to the blocks of the cluster that store their rows.
+template <class Config>
+__device__ __forceinline__ void PushSums(const Joint& joint, int chain, int tokens,
+                                         const Sums<Config>& sums) {
+  const int stride = SumStride(joint.rows());
+  const uint32_t slot = joint.slots + chain * joint.slot_bytes;
+  ForEachSum<Config>(sums, [&](int row, int token, float sum) {
+    const int block = row >> joint.shift;
+    const uint32_t to = AddressInBlock(slot + (row - (block << joint.shift)) * 4, block);
+    if (token < tokens) {
+      PushFloat(to + token * stride * 4, sum, AddressInBlock(JointBarrier(joint), block));
+    }
+  });
 }
 
 __device__ __forceinline__ void StoreFour(const QMatmulParams& p, int64_t token, int64_t n,
@@ -264,26 +339,26 @@ __device__ __forceinline__ void StoreFour(const QMatmulParams& p, int64_t token,
   }
 }
 
-// Adds the cluster's chains in the order of K and stores this block's share of the tile. `sums` is
-// the first group's, the next is group_bytes further.
+// Adds the chains in the order of K and stores this block's rows of the tile.
 template <class Config>
-__device__ __forceinline__ void Finish(const QMatmulParams& p, uint32_t sums, int group_bytes,
+__device__ __forceinline__ void Finish(const QMatmulParams& p, const Joint& joint,
                                        int64_t first_row, int64_t first_token) {
-  constexpr int kQuads = Config::kRows / 4;
-  const int rank = blockIdx.x % p.split;
-  const int tokens = static_cast<int>(min(int64_t{Config::kTokens}, p.m - first_token));
-  for (int i = rank * Config::kThreads + threadIdx.x; i < tokens * kQuads;
-       i += p.split * Config::kThreads) {
-    const int token = i / kQuads, quad = i % kQuads;
-    const int64_t n = first_row + quad * 4;
+  const int tokens = TokensOf<Config>(p, first_token);
+  const int quads = joint.rows() / 4;
+  const int64_t first = first_row + (joint.rank << joint.shift);
+  for (int i = threadIdx.x; i < tokens * quads; i += Config::kThreads) {
+    const int token = i >> (joint.shift - 2), row = (i & (quads - 1)) * 4;
+    const int64_t n = first + row;
     if (n >= p.n) continue;
-    const uint32_t at = sums + (token * Config::kSumStride + quad * 4) * 4;
+    uint32_t at = joint.slots + (token * SumStride(joint.rows()) + row) * 4;
     float4 v = {0, 0, 0, 0};
-    for (int block = 0; block < p.split; ++block) {
+#pragma unroll 1
+    for (int block = 0; block < joint.blocks; ++block) {
 #pragma unroll
-      for (int group = 0; group < Config::kGroups; ++group) {
-        const float4 part = LoadCluster16(at + group * group_bytes, block);
-        v.x += part.x, v.y += part.y, v.z += part.z, v.w += part.w;
+      for (int group = 0; group < Config::kGroups; ++group, at += joint.slot_bytes) {
+        const uint4 part = LoadShared16(at);
+        v.x += __uint_as_float(part.x), v.y += __uint_as_float(part.y);
+        v.z += __uint_as_float(part.z), v.w += __uint_as_float(part.w);
       }
     }
     if (p.x_scale != nullptr) {
@@ -310,6 +385,9 @@ __global__ __launch_bounds__(Config::kThreads, Config::kBlocks) void QMatmulA16W
   const int end = min(begin + p.chain_blocks, p.k_blocks);
   const int ring_bytes = Config::kStages * StageBytes<Config>(p.metas);
   const uint32_t ring = SharedAddress(shared) + group * ring_bytes;
+  const Joint joint = JointOf<Config>(p, SharedAddress(shared), ring_bytes);
+  const int tokens = TokensOf<Config>(p, first_token);
+  if (p.split > 1) ExpectSums<Config>(joint, tokens);
   TileLoader<Config> loader(p, ring, tile * Config::kRowTiles, first_token, begin);
   loader.Prefetch(min(end - begin, Config::kStages));
   WaitForEarlierKernels();
@@ -330,13 +408,18 @@ __global__ __launch_bounds__(Config::kThreads, Config::kBlocks) void QMatmulA16W
     stage += loader.stage_bytes();
     if (stage == ring + Config::kStages * loader.stage_bytes()) stage = ring;
   }
-  WaitGroup<0>();
-  GroupBarrier();
-  StoreSums<Config>(sums, reinterpret_cast<float*>(shared + group * ring_bytes));
-  ClusterBarrier();
-  Finish<Config>(p, SharedAddress(shared), ring_bytes, tile * Config::kRows, first_token);
-  // No block may leave while another still reads its sums.
-  if (p.split > 1) ClusterBarrier();
+  if (p.split > 1) {
+    ClusterWait();
+    PushSums<Config>(joint, chain, tokens, sums);
+    BarrierWait(JointBarrier(joint), 0);
+  } else {
+    // Other warps of the group may still read the ring.
+    WaitGroup<0>();
+    GroupBarrier();
+    StoreSums<Config>(joint, group, sums);
+    __syncthreads();
+  }
+  Finish<Config>(p, joint, tile * Config::kRows, first_token);
 }
 
 template <class Math, class Config>

@@ -22,18 +22,21 @@ constexpr MatmulVariant kVariants[] = {
     {128, 1, 2, 2, 1}, {128, 2, 2, 2, 1},
 };
 
-bool Fits(const MatmulVariant& variant, int metas, const DeviceInfo& device) {
-  return MatmulSharedBytes(variant, metas) <= device.shared_bytes_per_block;
+bool Fits(const MatmulVariant& variant, int metas, int split, const DeviceInfo& device) {
+  return MatmulSharedBytes(variant, metas, split) <= device.shared_bytes_per_block;
 }
 
 }  // namespace
 
 absl::Span<const MatmulVariant> MatmulVariants() { return kVariants; }
 
-int64_t MatmulSharedBytes(const MatmulVariant& variant, int metas) {
+int64_t MatmulSharedBytes(const MatmulVariant& variant, int metas, int split) {
   const int64_t stage =
       variant.row_tiles * mma16::RecordBytes(metas) + variant.tokens * mma16::kBlockK * 2;
-  return variant.groups * variant.stages * stage;
+  const int64_t rings = variant.groups * variant.stages * stage;
+  if (split == 1) return rings;
+  const int64_t slot = variant.tokens * SumStride(variant.row_tiles * mma16::kTileN / split) * 4;
+  return rings + kJointBarrierBytes + split * variant.groups * slot;
 }
 
 MatmulTile ChooseMatmulTile(const WeightShape& shape, int64_t m, const DeviceInfo& device) {
@@ -41,8 +44,7 @@ MatmulTile ChooseMatmulTile(const WeightShape& shape, int64_t m, const DeviceInf
   const Chains chains = MatmulChains(shape, device);
   int tokens = kVariants[0].tokens;
   for (const MatmulVariant& variant : kVariants) {
-    if (variant.groups != chains.groups) continue;
-    if (!Fits(variant, metas, device)) break;
+    if (variant.groups != chains.groups || !Fits(variant, metas, chains.split, device)) continue;
     tokens = variant.tokens;
     if (tokens >= m) break;
   }
@@ -56,7 +58,7 @@ MatmulTile ChooseMatmulTile(const WeightShape& shape, int64_t m, const DeviceInf
   MatmulTile tile{tokens, 1, chains};
   for (const MatmulVariant& variant : kVariants) {
     if (fills && variant.tokens == tokens && variant.groups == chains.groups &&
-        Fits(variant, metas, device)) {
+        Fits(variant, metas, chains.split, device)) {
       tile.row_tiles = variant.row_tiles;
     }
   }
@@ -70,7 +72,7 @@ int64_t MatmulLaunchBytes(const MatmulVariant& variant, int metas, int64_t block
   int64_t per_sm = std::max<int64_t>(1, CeilDiv(blocks, device.sm_count));
   if (split > 2) ++per_sm;
   const int64_t share = (device.shared_bytes_per_block + kReserved) / per_sm - kReserved;
-  return std::max(MatmulSharedBytes(variant, metas), share / 128 * 128);
+  return std::max(MatmulSharedBytes(variant, metas, split), share / 128 * 128);
 }
 
 }  // namespace awqd::cuda

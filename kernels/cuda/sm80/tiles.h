@@ -35,8 +35,16 @@ struct MatmulVariant {
 // In ascending order of tokens, then of row tiles for the same groups.
 absl::Span<const MatmulVariant> MatmulVariants();
 
-// Dynamic shared memory of a block; `metas` as in mma16.h.
-int64_t MatmulSharedBytes(const MatmulVariant& variant, int metas);
+// Floats between the tokens of a chain's sums in shared memory: 4 more than the rows, so that a
+// warp's fragments meet no bank twice.
+constexpr int SumStride(int rows) { return rows + 4; }
+
+// For the barrier of the sums of a cluster, before them.
+inline constexpr int kJointBarrierBytes = 16;
+
+// Dynamic shared memory of a block; `metas` as in mma16.h. The rings of its groups and, where
+// `split` blocks of a cluster share the chains, the sums that it gets of all of them.
+int64_t MatmulSharedBytes(const MatmulVariant& variant, int metas, int split);
 
 // Dynamic shared memory that a launch of `blocks` blocks asks for: so much that no multiprocessor
 // takes more than its even share. A kernel that starts under the tail of the one before would

@@ -1,4 +1,4 @@
-// Bulk copies, transaction barriers and the other sm_90 means of a producer and its consumers.
+// Bulk copies and the other sm_90 means of a producer and its consumers.
 // Device code only.
 #pragma once
 
@@ -6,24 +6,11 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/common/cluster.cuh"
+
 namespace awqd::cuda {
 
-// ---- transaction barriers in shared memory -----------------------------------------------------
-
-__device__ __forceinline__ void BarrierInit(uint32_t barrier, int arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
-}
-
-// Shows fresh barriers to the copy engine and to the other blocks of the cluster.
-__device__ __forceinline__ void BarrierInitFence() {
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-
-// Arrives, and announces `bytes` that copies will bring.
-__device__ __forceinline__ void BarrierExpect(uint32_t barrier, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-               : "memory");
-}
+// ---- arrivals -----------------------------------------------------------------------------------
 
 __device__ __forceinline__ void BarrierArrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
@@ -38,17 +25,6 @@ __device__ __forceinline__ void BarrierArrive(uint32_t barrier, uint32_t rank) {
       "mapa.shared::cluster.u32 remote, %0, %1;\n"
       "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}\n" ::"r"(barrier),
       "r"(rank)
-      : "memory");
-}
-
-// Waits for the end of the phase of parity `parity`.
-__device__ __forceinline__ void BarrierWait(uint32_t barrier, uint32_t parity) {
-  asm volatile(
-      "{\n.reg .pred done;\n"
-      "again:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@!done bra again;\n}\n" ::"r"(barrier),
-      "r"(parity)
       : "memory");
 }
 

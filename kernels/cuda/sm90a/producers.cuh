@@ -35,6 +35,13 @@ __device__ __forceinline__ void ProduceWeights(const PersistentParams& p, const 
       }
     }
   }
+  // No block may leave while another still arrives at it. A barrier of the cluster would cost a
+  // fence of the whole GPU behind the output.
+  if (Config::kCluster > 1) {
+    for (int slot = 0; slot < Config::kStages; ++slot, at.Advance()) {
+      BarrierWait(ring.Empty(at.slot), at.parity ^ 1);
+    }
+  }
 }
 
 // Of half a step, swizzled.

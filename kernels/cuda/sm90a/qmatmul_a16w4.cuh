@@ -107,7 +107,8 @@ __global__ __launch_bounds__(Config::kThreads, Config::kBlocks) void PersistentA
     BarrierInitFence();
   }
   if (Config::kCluster > 1) {
-    ClusterBarrier();
+    ClusterArrive();
+    ClusterWait();
   } else {
     __syncthreads();
   }
@@ -130,8 +131,6 @@ __global__ __launch_bounds__(Config::kThreads, Config::kBlocks) void PersistentA
       StoreRelease(LingerCounter(p, cluster), 1);
     }
   }
-  // No block may leave while another still writes into it or arrives at it.
-  if (Config::kCluster > 1) ClusterBarrier();
 }
 
 template <class Math, class Config>

@@ -55,23 +55,31 @@ TEST(ChooseMatmulTile, HasWideTilesForGpusWithLessSharedMemory) {
   EXPECT_EQ(ChooseMatmulTile(Weight(4096, 4096), 96, a100).tokens, 96);
 }
 
+void ExpectFits(const WeightShape& weight, int64_t m, const DeviceInfo& device) {
+  const int metas = mma16::MetasPerRecord(weight.k, weight.scheme.group_size);
+  const MatmulTile tile = ChooseMatmulTile(weight, m, device);
+  bool compiled = false;
+  for (const MatmulVariant& variant : MatmulVariants()) {
+    if (variant.tokens != tile.tokens || variant.row_tiles != tile.row_tiles ||
+        variant.groups != tile.chains.groups) {
+      continue;
+    }
+    compiled = true;
+    EXPECT_LE(MatmulSharedBytes(variant, metas, tile.chains.split), device.shared_bytes_per_block);
+  }
+  EXPECT_TRUE(compiled) << tile.tokens << " x " << tile.row_tiles;
+}
+
 TEST(ChooseMatmulTile, StaysWithinSharedMemory) {
   // GPUs with 227, 163, 99 and 64 KB, and the group size that needs most.
   for (const int64_t bytes : {232448, 166912, 101376, 65536}) {
-    const DeviceInfo device = Gpu(80, 84, bytes);
     for (const int64_t group : {16, 128}) {
       for (int64_t m = 1; m < 300; ++m) {
-        const MatmulTile tile = ChooseMatmulTile(Weight(4096, 28672, group), m, device);
-        bool compiled = false;
-        for (const MatmulVariant& variant : MatmulVariants()) {
-          if (variant.tokens != tile.tokens || variant.row_tiles != tile.row_tiles ||
-              variant.groups != tile.chains.groups) {
-            continue;
-          }
-          compiled = true;
-          ASSERT_LE(MatmulSharedBytes(variant, mma16::MetasPerRecord(4096, group)), bytes);
-        }
-        ASSERT_TRUE(compiled) << tile.tokens << " x " << tile.row_tiles;
+        ExpectFits(Weight(4096, 28672, group), m, Gpu(80, 84, bytes));
+        if (bytes < 101376) continue;  // no GPU that has clusters has less
+        // Of two blocks, and of eight.
+        ExpectFits(Weight(14336, 4096, group), m, Gpu(90, 132, bytes));
+        ExpectFits(Weight(4096, 512, group), m, Gpu(90, 132, bytes));
       }
     }
   }
@@ -81,7 +89,7 @@ TEST(ChooseMatmulTile, HasFourChainsOnlyWhereEveryTileOfThemFits) {
   const int64_t needed = [] {
     int64_t most = 0;
     for (const MatmulVariant& variant : MatmulVariants()) {
-      if (variant.groups == 4) most = std::max(most, MatmulSharedBytes(variant, 8));
+      if (variant.groups == 4) most = std::max(most, MatmulSharedBytes(variant, 8, 1));
     }
     return most;
   }();
@@ -98,7 +106,7 @@ TEST(MatmulLaunchBytes, SpreadsBlocksEvenly) {
   EXPECT_LE(2 * (two + 1024), 233472);
   EXPECT_GT(3 * (two + 1024), 233472);
   // Many: what the kernel needs.
-  EXPECT_EQ(MatmulLaunchBytes(variant, 1, 100000, 1, H100()), MatmulSharedBytes(variant, 1));
+  EXPECT_EQ(MatmulLaunchBytes(variant, 1, 100000, 1, H100()), MatmulSharedBytes(variant, 1, 1));
   for (const MatmulVariant& v : MatmulVariants()) {
     EXPECT_LE(MatmulLaunchBytes(v, 8, 1, 1, H100()), 232448);
   }

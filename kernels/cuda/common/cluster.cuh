@@ -1,0 +1,87 @@
+// Transaction barriers in shared memory, and what the blocks of a cluster do with each other's.
+// Device code only; sm_90 and later, below that blocks stand alone and these do nothing.
+//
+// Nothing here has release semantics at the scope of a cluster: ptxas (13.0) makes of them a fence
+// of the whole GPU, MEMBAR.ALL.GPU, which waits for every store of the thread to be acknowledged by
+// L2. What must be ordered is ordered by the barrier that data arrives at.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace awqd::cuda {
+
+// ---- transaction barriers ----------------------------------------------------------------------
+
+__device__ __forceinline__ void BarrierInit(uint32_t barrier, int arrivals) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+#endif
+}
+
+// Shows fresh barriers to the copy engine and to the other blocks of the cluster.
+__device__ __forceinline__ void BarrierInitFence() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+
+// Arrives, and announces `bytes` that will come.
+__device__ __forceinline__ void BarrierExpect(uint32_t barrier, int bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+#endif
+}
+
+// Waits for the end of the phase of parity `parity`.
+__device__ __forceinline__ void BarrierWait(uint32_t barrier, uint32_t parity) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n}\n" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+#endif
+}
+
+// ---- clusters ----------------------------------------------------------------------------------
+
+// Says that this block has started and its fresh barriers are shown (BarrierInitFence).
+__device__ __forceinline__ void ClusterArrive() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+#endif
+}
+
+// Waits until every thread of the cluster has said so.
+__device__ __forceinline__ void ClusterWait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait;" ::: "memory");
+#endif
+}
+
+// The address in block `rank` of the cluster of what is at `address` in this one.
+__device__ __forceinline__ uint32_t AddressInBlock(uint32_t address, uint32_t rank) {
+  uint32_t remote = address;
+#if __CUDA_ARCH__ >= 900
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
+#endif
+  return remote;
+}
+
+// Stores into a block of the cluster, itself included; its barrier counts the four bytes when they
+// are there. Both addresses from AddressInBlock.
+__device__ __forceinline__ void PushFloat(uint32_t remote, float value, uint32_t remote_barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(remote),
+      "r"(__float_as_uint(value)), "r"(remote_barrier)
+      : "memory");
+#endif
+}
+
+}  // namespace awqd::cuda
