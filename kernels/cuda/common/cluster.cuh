@@ -84,4 +84,16 @@ __device__ __forceinline__ void PushFloat(uint32_t remote, float value, uint32_t
 #endif
 }
 
+// The same for 16 bytes.
+__device__ __forceinline__ void PushFloat4(uint32_t remote, const float* v,
+                                           uint32_t remote_barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, "
+      "[%5];" ::"r"(remote),
+      "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]), "r"(remote_barrier)
+      : "memory");
+#endif
+}
+
 }  // namespace awqd::cuda

@@ -11,13 +11,15 @@ namespace {
 
 constexpr int kGroupThreads = 128;
 
-template <int kTokens_, int kGroups_, int kCluster_, int kBlocks_, bool kFineGroups_,
+template <int kTokens_, int kGroups_, int kCluster_, int kBlocks_, int kParts_, bool kFineGroups_,
           bool kChained_>
 struct PersistentConfig {
   static constexpr int kTokens = kTokens_;
   static constexpr int kGroups = kGroups_;  // of consumers
   static constexpr int kCluster = kCluster_;
   static constexpr int kBlocks = kBlocks_;  // that a multiprocessor has room for
+  static constexpr int kParts = kParts_;    // of a tile along K, a block of a cluster each
+  static_assert(kCluster == 1 || kParts == 1);
   // Groups of K shorter than 64: the scales change within a lane's 16 bytes.
   static constexpr bool kFineGroups = kFineGroups_;
   // Keeps the order of sums of common/chains.h.
@@ -59,6 +61,10 @@ struct Ring {
     return base + Config::kStages * Config::kStageBytes + slot * 16;
   }
   __device__ __forceinline__ uint32_t Empty(int slot) const { return Full(slot) + 8; }
+  // Counts the groups of the other parts that are through with their rings, then the bytes of sums
+  // that came.
+  __device__ __forceinline__ uint32_t Through() const { return Full(Config::kStages); }
+  __device__ __forceinline__ uint32_t Arrived() const { return Through() + 8; }
 };
 
 // A position in the ring: the slot and how often it was passed.

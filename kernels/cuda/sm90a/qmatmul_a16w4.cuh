@@ -20,20 +20,38 @@
 #include "kernels/cuda/sm90a/chained.cuh"
 #include "kernels/cuda/sm90a/consumer.cuh"
 #include "kernels/cuda/sm90a/cut_sums.cuh"
+#include "kernels/cuda/sm90a/parts.cuh"
 #include "kernels/cuda/sm90a/producers.cuh"
 #include "kernels/cuda/sm90a/store.cuh"
 
 namespace awqd::cuda {
 namespace {
 
-template <class Config>
+// `Part`: of a tile's tokens, from `token` on.
+template <class Config, class Part = Config>
 __device__ __forceinline__ void StoreTile(const PersistentParams& p, int tile, int group,
-                                          Sums<Config>& sums) {
+                                          Sums<Part>& sums, int token = 0) {
   const TilePlace place = PlaceOf(tile, p.token_tiles, ColumnTiles<Config>(p));
   const int rank = blockIdx.x % Config::kCluster;
   const int64_t record = (place.columns * Config::kCluster + rank) * Config::kGroups + group;
   const int64_t row = record * mma16::kTileN + threadIdx.x / 32 % 4 * int64_t{mma16::kRowTile};
-  Store<Config>(p, {row, int64_t{place.tokens} * Config::kTokens}, sums);
+  Store<Part>(p, {row, int64_t{place.tokens} * Config::kTokens + token}, sums);
+}
+
+// This block's part of the only tile that its cluster takes.
+template <class Math, class Config>
+__device__ __forceinline__ void ConsumePart(const PersistentParams& p, const Ring<Config>& ring,
+                                            int group) {
+  Consumer<Math, Config> consumer(p, ring, group);
+  Piece piece;
+  Pieces(p.schedule, blockIdx.x).Next(&piece);
+  Sums<Config> sums;
+  consumer.Enter();
+  consumer.Run(piece.begin, piece.end, piece.end, 0, sums);
+  Sums<Share<Config>> own;
+  const int rank = blockIdx.x % Config::kParts;
+  Exchange<Config>(ring, rank, group, sums, own);
+  StoreTile<Config, Share<Config>>(p, piece.tile, group, own, rank * Share<Config>::kTokens);
 }
 
 // sums = those of a piece that ends its tile, with what the clusters before put down; false where
@@ -104,13 +122,19 @@ __global__ __launch_bounds__(Config::kThreads, Config::kBlocks) void PersistentA
       BarrierInit(ring.Full(slot), 2);
       BarrierInit(ring.Empty(slot), Config::kCluster * Config::kGroups * 4);
     }
+    if (Config::kParts > 1) {
+      BarrierInit(ring.Through(), (Config::kParts - 1) * Config::kGroups);
+      BarrierInit(ring.Arrived(), 1);
+    }
     BarrierInitFence();
+    if (Config::kParts > 1) BarrierExpect(ring.Arrived(), Share<Config>::kBytes);
   }
   if (Config::kCluster > 1) {
     ClusterArrive();
     ClusterWait();
   } else {
     __syncthreads();
+    if (Config::kParts > 1) ClusterArrive();
   }
   const int cluster = blockIdx.x / Config::kCluster;
   // The same for a whole warp, and known to be.
@@ -126,7 +150,11 @@ __global__ __launch_bounds__(Config::kThreads, Config::kBlocks) void PersistentA
   } else {
     GrowRegisters<Config::kConsumerRegisters>();
     WaitForEarlierKernels();
-    Consume<Math, Config>(p, ring, cluster, group);
+    if constexpr (Config::kParts > 1) {
+      ConsumePart<Math, Config>(p, ring, group);
+    } else {
+      Consume<Math, Config>(p, ring, cluster, group);
+    }
     if (Config::kBlocks == 2 && threadIdx.x == 0 && cluster < p.idle) {
       StoreRelease(LingerCounter(p, cluster), 1);
     }
@@ -136,7 +164,7 @@ __global__ __launch_bounds__(Config::kThreads, Config::kBlocks) void PersistentA
 template <class Math, class Config>
 absl::Status LaunchConfigured(const PersistentParams& p, const DeviceInfo& device,
                               StreamView stream) {
-  const Attributes attributes = OverlappedLaunch(device, Config::kCluster);
+  const Attributes attributes = OverlappedLaunch(device, Config::kCluster * Config::kParts);
   const LaunchConfig config{
       .grid = static_cast<unsigned>(p.schedule.clusters * Config::kCluster + p.idle),
       .block = Config::kThreads,
@@ -149,15 +177,14 @@ absl::Status LaunchConfigured(const PersistentParams& p, const DeviceInfo& devic
   return Launch<PersistentA16W4<Math, Config>>("sm90a/qmatmul_a16w4", config, p);
 }
 
-template <class Math, int kTokens, int kGroups, int kCluster, int kBlocks, bool kChained>
+template <class Math, int kTokens, int kGroups, int kCluster, int kBlocks, int kParts,
+          bool kChained>
 absl::Status LaunchGroups(const PersistentParams& p, const DeviceInfo& device, StreamView stream) {
   return p.metas > 2
-             ? LaunchConfigured<
-                   Math, PersistentConfig<kTokens, kGroups, kCluster, kBlocks, true, kChained>>(
-                   p, device, stream)
-             : LaunchConfigured<
-                   Math, PersistentConfig<kTokens, kGroups, kCluster, kBlocks, false, kChained>>(
-                   p, device, stream);
+             ? LaunchConfigured<Math, PersistentConfig<kTokens, kGroups, kCluster, kBlocks, kParts,
+                                                       true, kChained>>(p, device, stream)
+             : LaunchConfigured<Math, PersistentConfig<kTokens, kGroups, kCluster, kBlocks, kParts,
+                                                       false, kChained>>(p, device, stream);
 }
 
 inline absl::Status NoSuchTile(const PersistentTile& tile) {
@@ -174,26 +201,26 @@ inline absl::Status NoSuchTile(const PersistentTile& tile) {
 template <class Math>
 absl::Status LaunchTile(const PersistentParams& p, const PersistentTile& tile,
                         const DeviceInfo& device, StreamView stream) {
-  AWQD_TILE(false, 32, 2, 1, 2)
-  AWQD_TILE(false, 32, 3, 1, 2)
-  AWQD_TILE(false, 64, 2, 1, 1)
-  AWQD_TILE(false, 64, 3, 1, 1)
-  AWQD_TILE(false, 128, 2, 1, 1)
-  AWQD_TILE(false, 128, 3, 1, 1)
-  AWQD_TILE(false, 256, 2, 1, 1)
-  AWQD_TILE(false, 256, 2, 2, 1)
+  AWQD_TILE(false, 32, 2, 1, 2, 1)
+  AWQD_TILE(false, 32, 3, 1, 2, 1)
+  AWQD_TILE(false, 64, 2, 1, 1, 1)
+  AWQD_TILE(false, 64, 3, 1, 1, 1)
+  AWQD_TILE(false, 128, 2, 1, 1, 1)
+  AWQD_TILE(false, 128, 3, 1, 1, 1)
+  AWQD_TILE(false, 256, 2, 1, 1, 1)
+  AWQD_TILE(false, 256, 2, 2, 1, 1)
   return NoSuchTile(tile);
 }
 
 template <class Math>
 absl::Status LaunchChainedTile(const PersistentParams& p, const PersistentTile& tile,
                                const DeviceInfo& device, StreamView stream) {
-  AWQD_TILE(true, 32, 2, 1, 1)
-  AWQD_TILE(true, 32, 3, 1, 1)
-  AWQD_TILE(true, 64, 2, 1, 1)
-  AWQD_TILE(true, 64, 3, 1, 1)
-  AWQD_TILE(true, 128, 2, 1, 1)
-  AWQD_TILE(true, 128, 2, 2, 1)
+  AWQD_TILE(true, 32, 2, 1, 1, 1)
+  AWQD_TILE(true, 32, 3, 1, 1, 1)
+  AWQD_TILE(true, 64, 2, 1, 1, 1)
+  AWQD_TILE(true, 64, 3, 1, 1, 1)
+  AWQD_TILE(true, 128, 2, 1, 1, 1)
+  AWQD_TILE(true, 128, 2, 2, 1, 1)
   return NoSuchTile(tile);
 }
 #undef AWQD_TILE

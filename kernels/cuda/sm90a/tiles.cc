@@ -124,6 +124,10 @@ std::vector<PersistentTile> ChainedTiles() { return TilesOf(kChained); }
 Schedule PersistentSchedule(const WeightShape& shape, int64_t m, const PersistentTile& tile,
                             const DeviceInfo& device) {
   const int64_t tiles = Tiles(shape, m, tile), k_blocks = mma16::BlocksK(shape.k);
+  if (tile.parts > 1) {
+    return MakeParts(static_cast<int>(tiles), static_cast<int>(k_blocks), tile.parts,
+                     static_cast<int>(CeilDiv(k_blocks, int64_t{tile.parts})));
+  }
   const int64_t most = device.sm_count / tile.cluster;
   int64_t clusters = std::clamp<int64_t>(tiles * k_blocks / kLeastSteps, 1, most);
   if (const int64_t even = EvenClusters(tiles, k_blocks, most)) clusters = even;
@@ -145,7 +149,8 @@ int TokenBoxRows(int64_t m, const PersistentTile& tile) {
 
 int IdleBlocks(const Schedule& schedule, const PersistentTile& tile, const DeviceInfo& device) {
   const bool most = schedule.clusters * 2 >= device.sm_count;
-  return tile.blocks == 2 && most ? device.sm_count - schedule.clusters : 0;
+  const int idle = tile.blocks == 2 && most ? device.sm_count - schedule.clusters : 0;
+  return std::max(0, idle / tile.parts * tile.parts);
 }
 
 Schedule ChainedSchedule(const WeightShape& shape, int64_t m, const PersistentTile& tile,

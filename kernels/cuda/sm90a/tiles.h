@@ -21,6 +21,9 @@ struct PersistentTile {
   // That fit a multiprocessor. A launch has one on each; where there is room for two, the next
   // kernel's ring fills while this one runs.
   int blocks = 1;
+  // Blocks of a cluster that share K instead: each takes a part of a tile's steps and stores a share
+  // of its tokens.
+  int parts = 1;
 
   friend bool operator==(const PersistentTile&, const PersistentTile&) = default;
 };
@@ -34,7 +37,7 @@ constexpr int PersistentStageBytes(int tokens, int groups, bool fine_groups) {
 }
 
 // As deep as the shared memory of sm_90 (228 KB, of which each block takes 1 KB for itself) allows
-// with two barriers of 8 bytes per step; more than 16 gain nothing.
+// with two barriers of 8 bytes per step, and two more; more than 16 gain nothing.
 constexpr int PersistentStages(int tokens, int groups, int blocks, bool fine_groups) {
   const int room = (228 / blocks - 1) * 1024 - 16;
   const int stages = room / (PersistentStageBytes(tokens, groups, fine_groups) + 16);
@@ -43,7 +46,7 @@ constexpr int PersistentStages(int tokens, int groups, int blocks, bool fine_gro
 
 constexpr int PersistentSharedBytes(int tokens, int groups, int blocks, bool fine_groups) {
   const int stages = PersistentStages(tokens, groups, blocks, fine_groups);
-  return stages * (PersistentStageBytes(tokens, groups, fine_groups) + 16);
+  return stages * (PersistentStageBytes(tokens, groups, fine_groups) + 16) + 16;
 }
 
 // Floats that a block hands over when its tile was cut.
