@@ -12,20 +12,38 @@ namespace {
 // and the chain that the cut goes through.
 constexpr int kTotalSlot = 0;
 constexpr int kOpenSlot = 1;
+// Where the total of a tile that this cluster finishes is parked.
+constexpr int kParkSlot = 2;
+
+// What a piece that begins within its tile is left.
+template <class Config>
+__device__ __forceinline__ bool HasTotal(const PersistentParams& p, const Piece& piece) {
+  return piece.begin >= p.chain;
+}
+template <class Config>
+__device__ __forceinline__ bool HasOpen(const PersistentParams& p, const Piece& piece) {
+  return piece.begin % p.chain != 0;
+}
+
+template <class Config>
+__device__ __forceinline__ void AwaitLeft(const PersistentParams& p, const Piece& piece,
+                                          int cluster, int group) {
+  const int slot = threadIdx.x % kGroupThreads;
+  if ((slot == kTotalSlot && HasTotal<Config>(p, piece)) ||
+      (slot == kOpenSlot && HasOpen<Config>(p, piece))) {
+    AwaitSet(p, SetOf<Config>(p, cluster - 1, slot, group));
+  }
+  NamedBarrier<kGroupThreads>(1 + group);
+}
 
 template <class Config>
 __device__ __forceinline__ void Resume(const PersistentParams& p, const Piece& piece, int cluster,
                                        int group, Sums<Config>& total, Sums<Config>& open) {
-  const bool has_total = piece.begin >= p.chain, has_open = piece.begin % p.chain != 0;
-  const int slot = threadIdx.x % kGroupThreads;
-  if ((slot == kTotalSlot && has_total) || (slot == kOpenSlot && has_open)) {
-    AwaitSet(p, SetOf<Config>(p, cluster - 1, slot, group));
-  }
-  NamedBarrier<kGroupThreads>(1 + group);
-  if (has_total) {
+  AwaitLeft<Config>(p, piece, cluster, group);
+  if (HasTotal<Config>(p, piece)) {
     PickUp<Config, false>(p, SetOf<Config>(p, cluster - 1, kTotalSlot, group), total);
   }
-  if (has_open) {
+  if (HasOpen<Config>(p, piece)) {
     PickUp<Config, false>(p, SetOf<Config>(p, cluster - 1, kOpenSlot, group), open);
   }
 }
@@ -99,6 +117,52 @@ __device__ __forceinline__ bool ComputeChains(const PersistentParams& p,
   }
   if (waits) return false;
   if (!first) PutDown<Config>(p, cluster, kTotalSlot, group, total);
+  if (piece.end % chain != 0) PutDown<Config>(p, cluster, kOpenSlot, group, open);
+  return false;
+}
+
+// ComputeChains where the sums of a chain fill the registers: the total of those before it is
+// parked in global memory, in L2, by the thread that reads it back. Its tiles are cut once at most.
+// `open` becomes the sum of all.
+template <class Math, class Config>
+__device__ __forceinline__ bool ComputeParked(const PersistentParams& p,
+                                              Consumer<Math, Config>& consumer, const Piece& piece,
+                                              int cluster, int group, Sums<Config>& open) {
+  const int chain = p.chain;
+  const bool ends = piece.end == p.schedule.k_blocks;
+  // A total that is left to the next cluster is parked where that one looks for it.
+  const int park = SetOf<Config>(p, cluster, ends ? kParkSlot : kTotalSlot, group);
+  float4* const parked = SetAddress<Config>(p, park);
+  const float4* total = nullptr;
+  bool resumes = false;
+  if (piece.begin > 0) {
+    AwaitLeft<Config>(p, piece, cluster, group);
+    if (HasTotal<Config>(p, piece)) {
+      total = SetAddress<Config>(p, SetOf<Config>(p, cluster - 1, kTotalSlot, group));
+    }
+    resumes = HasOpen<Config>(p, piece);
+    if (resumes) {
+      PickUp<Config, false>(p, SetOf<Config>(p, cluster - 1, kOpenSlot, group), open);
+    }
+  }
+  int begin = piece.begin, end = piece.begin / chain * chain + chain;
+  consumer.Enter();
+  for (;; begin = end, end += chain, resumes = false) {
+    end = min(end, piece.end);
+    if (!resumes) {
+#pragma unroll
+      for (int i = 0; i < Config::kSums; ++i) open[i] = 0;
+    }
+    consumer.Run(begin, end, piece.end, 1, open);
+    const bool whole = end % chain == 0 || ends;
+    if (end == piece.end && !whole) break;
+    if (total != nullptr) ReadSet<Config, true>(total, open);
+    if (end == piece.end && ends) return true;
+    WriteSet<Config>(parked, open);
+    total = parked;
+    if (end == piece.end) break;
+  }
+  if (total != nullptr) AnnounceSet(p, park, group);
   if (piece.end % chain != 0) PutDown<Config>(p, cluster, kOpenSlot, group, open);
   return false;
 }

@@ -24,17 +24,26 @@ __device__ __forceinline__ float4* SetAddress(const PersistentParams& p, int set
 }
 
 template <class Config>
-__device__ __forceinline__ void PutDown(const PersistentParams& p, int cluster, int slot, int group,
-                                        const Sums<Config>& sums) {
-  const int set = SetOf<Config>(p, cluster, slot, group);
-  float4* to = SetAddress<Config>(p, set);
+__device__ __forceinline__ void WriteSet(float4* to, const Sums<Config>& sums) {
 #pragma unroll
   for (int i = 0; i < Config::kSums; i += 4) {
     __stcg(to + i / 4 * kGroupThreads, make_float4(sums[i], sums[i + 1], sums[i + 2], sums[i + 3]));
   }
+}
+
+// Says that the whole group has written a set.
+__device__ __forceinline__ void AnnounceSet(const PersistentParams& p, int set, int group) {
   NamedBarrier<kGroupThreads>(1 + group);
   // Through the barrier this covers what the whole group wrote.
   if (threadIdx.x % kGroupThreads == 0) StoreRelease(p.counters + set, 1);
+}
+
+template <class Config>
+__device__ __forceinline__ void PutDown(const PersistentParams& p, int cluster, int slot, int group,
+                                        const Sums<Config>& sums) {
+  const int set = SetOf<Config>(p, cluster, slot, group);
+  WriteSet<Config>(SetAddress<Config>(p, set), sums);
+  AnnounceSet(p, set, group);
 }
 
 // Waits until a set is there, and leaves its counter as the next kernel of the stream expects it.
@@ -45,13 +54,12 @@ __device__ __forceinline__ void AwaitSet(const PersistentParams& p, int set) {
   p.counters[set] = 0;
 }
 
-// sums = what was put down, or with `kAdd` sums += it.
+// sums = a set, or with `kAdd` sums += it. `from`: this thread's first float4 in it.
 template <class Config, bool kAdd>
-__device__ __forceinline__ void PickUp(const PersistentParams& p, int set, Sums<Config>& sums) {
+__device__ __forceinline__ void ReadSet(const float4* from, Sums<Config>& sums) {
   // Floats in flight at a time.
   constexpr int kMost = Config::kBlocks == 2 ? 16 : 64;
   constexpr int kBatch = Config::kSums < kMost ? Config::kSums : kMost;
-  const float4* from = SetAddress<Config>(p, set);
 #pragma unroll
   for (int begin = 0; begin < Config::kSums; begin += kBatch) {
     float4 part[kBatch / 4];
@@ -66,6 +74,11 @@ __device__ __forceinline__ void PickUp(const PersistentParams& p, int set, Sums<
       to[3] = kAdd ? to[3] + part[i].w : part[i].w;
     }
   }
+}
+
+template <class Config, bool kAdd>
+__device__ __forceinline__ void PickUp(const PersistentParams& p, int set, Sums<Config>& sums) {
+  ReadSet<Config, kAdd>(SetAddress<Config>(p, set), sums);
 }
 
 // sums += what the clusters first .. last - 1 put down, in this order.

@@ -24,6 +24,8 @@ struct PersistentConfig {
   static constexpr bool kFineGroups = kFineGroups_;
   // Keeps the order of sums of common/chains.h.
   static constexpr bool kChained = kChained_;
+  // Registers have room for one chain alone.
+  static constexpr bool kParks = kChained && PersistentParks(kTokens);
   static constexpr int kThreads = (kGroups + 1) * kGroupThreads;
   // Consumers hold the sums. A block trades within the registers that it was started with.
   static constexpr int kStartRegisters = 65536 / kBlocks / kThreads / 8 * 8;

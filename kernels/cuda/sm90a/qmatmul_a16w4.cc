@@ -61,7 +61,7 @@ Work PlanChained(const WeightShape& shape, int64_t m, const DeviceInfo& device) 
   out.tile = ChooseChainedTile(shape, m, device);
   out.schedule = ChainedSchedule(shape, m, out.tile, device);
   out.chain = MatmulChains(shape, device).length;
-  out.slots = ChainedSlots(out.schedule, out.chain);
+  out.slots = ChainedSlots(out.schedule, out.chain, out.tile);
   out.sums_bytes = ChainedSumsBytes(shape, device);
   return out;
 }

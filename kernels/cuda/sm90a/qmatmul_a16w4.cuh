@@ -81,7 +81,9 @@ __device__ __forceinline__ void Consume(const PersistentParams& p, const Ring<Co
   for (Piece piece; pieces.Next(&piece);) {
     Sums<Config> sums;
     bool done;
-    if constexpr (Config::kChained) {
+    if constexpr (Config::kParks) {
+      done = ComputeParked(p, consumer, piece, cluster, group, sums);
+    } else if constexpr (Config::kChained) {
       done = ComputeChains(p, consumer, piece, cluster, group, sums);
     } else {
       done = ComputePiece(p, consumer, piece, cluster, group, sums);
@@ -221,6 +223,8 @@ absl::Status LaunchChainedTile(const PersistentParams& p, const PersistentTile& 
   AWQD_TILE(true, 64, 3, 1, 1, 1)
   AWQD_TILE(true, 128, 2, 1, 1, 1)
   AWQD_TILE(true, 128, 2, 2, 1, 1)
+  AWQD_TILE(true, 256, 2, 1, 1, 1)
+  AWQD_TILE(true, 256, 2, 2, 1, 1)
   return NoSuchTile(tile);
 }
 #undef AWQD_TILE

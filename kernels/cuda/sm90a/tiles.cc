@@ -43,13 +43,15 @@ constexpr Candidate kCandidates[] = {
     {{256, 2, 2, 1}, 1.375, 14.4, 11.5, 6.2, 2.8},
 };
 
-// The same for tiles that keep the order of sums. 256 tokens would need twice the registers, for a
-// chain and for those before it.
+// The same for tiles that keep the order of sums.
 constexpr Candidate kChained[] = {
-    {{32, 2, 1, 1}, 0.455, 9.8, 6.5, 2.5, 1.0},   {{32, 3, 1, 1}, 0.600, 12.0, 6.5, 3.0, 1.0},
-    {{64, 2, 1, 1}, 0.550, 9.0, 6.0, 1.5, 1.5},   {{64, 3, 1, 1}, 0.760, 11.0, 6.5, 3.0, 2.5},
-    {{128, 2, 1, 1}, 0.820, 11.0, 7.5, 2.5, 1.0}, {{128, 2, 2, 1}, 0.775, 14.0, 8.5, 4.5, 1.0},
+    {{32, 2, 1, 1}, 0.455, 9.8, 6.5, 2.5, 1.0},    {{32, 3, 1, 1}, 0.600, 12.0, 6.5, 3.0, 1.0},
+    {{64, 2, 1, 1}, 0.550, 9.0, 6.0, 1.5, 1.5},    {{64, 3, 1, 1}, 0.760, 11.0, 6.5, 3.0, 2.5},
+    {{128, 2, 1, 1}, 0.820, 11.0, 7.5, 2.5, 1.0},  {{128, 2, 2, 1}, 0.775, 14.0, 8.5, 4.5, 1.0},
+    {{256, 2, 1, 1}, 1.385, 16.0, 16.0, 6.0, 0.0}, {{256, 2, 2, 1}, 1.375, 17.0, 17.0, 6.2, 0.0},
 };
+// To park a total and read it back.
+constexpr double kParkUs = 2.0;
 
 // Runs shorter than this spend more on meeting than they gain.
 constexpr int kLeastSteps = 2;
@@ -67,16 +69,19 @@ double Microseconds(const Schedule& s, const Candidate& candidate) {
          (s.clusters > 3 * s.split ? candidate.many_parts_us : 0);
 }
 
-// Of `candidates` the fastest for m tokens, schedule(tile) being what would run.
-template <class ScheduleOf>
-PersistentTile Fastest(absl::Span<const Candidate> candidates, int64_t m, ScheduleOf schedule) {
+// Of `candidates` the fastest for m tokens, schedule(tile) being what would run and extra(tile,
+// schedule) the microseconds that are not in the table.
+template <class ScheduleOf, class Extra>
+PersistentTile Fastest(absl::Span<const Candidate> candidates, int64_t m, ScheduleOf schedule,
+                       Extra extra) {
   const Candidate* best = nullptr;
   double least = std::numeric_limits<double>::infinity();
   for (const Candidate& candidate : candidates) {
     // Narrow tiles are for few tokens: weights that are decoded again for every tile of tokens,
     // 8192 x 10240 at 192 76.6 us instead of 67.4.
     if (candidate.tile.tokens < 128 && m > candidate.tile.tokens) continue;
-    const double us = Microseconds(schedule(candidate.tile), candidate);
+    const Schedule s = schedule(candidate.tile);
+    const double us = Microseconds(s, candidate) + extra(candidate.tile, s);
     if (us < least) best = &candidate, least = us;
   }
   return best->tile;
@@ -164,7 +169,8 @@ Schedule ChainedSchedule(const WeightShape& shape, int64_t m, const PersistentTi
     const int64_t even = EvenClusters(tiles, k_blocks, most);
     return MakeSchedule(tiles, k_blocks, even > 0 ? static_cast<int>(even) : most);
   }
-  for (int parts = std::min(most / tiles, chains); parts > 1; --parts) {
+  for (int parts = PersistentParks(tile.tokens) ? 1 : std::min(most / tiles, chains); parts > 1;
+       --parts) {
     const int each = static_cast<int>(CeilDiv(chains, int64_t{parts}));
     // None may be left without a chain.
     if ((parts - 1) * each < chains) return MakeParts(tiles, k_blocks, parts, each * length);
@@ -177,26 +183,39 @@ int64_t PersistentSumsBytes(const DeviceInfo& device) {
 }
 
 // A part puts down its chains one by one. A cluster that leaves a tile to the next one puts down
-// the sum of whole chains and the chain that the cut goes through.
-int ChainedSlots(const Schedule& schedule, int chain) {
-  return schedule.parts > 0 ? schedule.part_steps / chain : 2;
+// the sum of whole chains and the chain that the cut goes through, and one that parks totals needs
+// a place for that of the tile that it works on meanwhile.
+int ChainedSlots(const Schedule& schedule, int chain, const PersistentTile& tile) {
+  if (schedule.parts > 0) return schedule.part_steps / chain;
+  return PersistentParks(tile.tokens) ? 3 : 2;
 }
 
 int64_t ChainedSumsBytes(const WeightShape& shape, const DeviceInfo& device) {
-  const int64_t slots = std::max(2, MatmulChains(shape, device).count() / 2);
-  return device.sm_count * slots * SlotBytes(kChained);
+  int64_t bytes = 0;
+  for (const Candidate& candidate : kChained) {
+    const bool parks = PersistentParks(candidate.tile.tokens);
+    const int64_t slots = parks ? 3 : std::max(2, MatmulChains(shape, device).count() / 2);
+    bytes = std::max(bytes, slots * PersistentSlotFloats(candidate.tile) * int64_t{sizeof(float)});
+  }
+  return device.sm_count * bytes;
 }
 
 PersistentTile ChoosePersistentTile(const WeightShape& shape, int64_t m, const DeviceInfo& device) {
-  return Fastest(kCandidates, m, [&](const PersistentTile& tile) {
-    return PersistentSchedule(shape, m, tile, device);
-  });
+  return Fastest(
+      kCandidates, m,
+      [&](const PersistentTile& tile) { return PersistentSchedule(shape, m, tile, device); },
+      [](const PersistentTile&, const Schedule&) { return 0.0; });
 }
 
 PersistentTile ChooseChainedTile(const WeightShape& shape, int64_t m, const DeviceInfo& device) {
-  return Fastest(kChained, m, [&](const PersistentTile& tile) {
-    return ChainedSchedule(shape, m, tile, device);
-  });
+  return Fastest(
+      kChained, m,
+      [&](const PersistentTile& tile) { return ChainedSchedule(shape, m, tile, device); },
+      [&](const PersistentTile& tile, const Schedule& s) {
+        if (!PersistentParks(tile.tokens)) return 0.0;
+        const int joins = MatmulChains(shape, device).count() - 1;
+        return kParkUs * joins * s.tiles() / s.clusters;
+      });
 }
 
 }  // namespace awqd::cuda

@@ -21,8 +21,8 @@ struct PersistentTile {
   // That fit a multiprocessor. A launch has one on each; where there is room for two, the next
   // kernel's ring fills while this one runs.
   int blocks = 1;
-  // Blocks of a cluster that share K instead: each takes a part of a tile's steps and stores a share
-  // of its tokens.
+  // Blocks of a cluster that share K instead: each takes a part of a tile's steps and stores a
+  // share of its tokens.
   int parts = 1;
 
   friend bool operator==(const PersistentTile&, const PersistentTile&) = default;
@@ -48,6 +48,10 @@ constexpr int PersistentSharedBytes(int tokens, int groups, int blocks, bool fin
   const int stages = PersistentStages(tokens, groups, blocks, fine_groups);
   return stages * (PersistentStageBytes(tokens, groups, fine_groups) + 16) + 16;
 }
+
+// Whether a consumer that keeps the order of sums has registers for one chain alone, and parks the
+// total of those before it in global memory.
+constexpr bool PersistentParks(int tokens) { return tokens > 128; }
 
 // Floats that a block hands over when its tile was cut.
 constexpr int64_t PersistentSlotFloats(const PersistentTile& tile) {
@@ -77,7 +81,7 @@ PersistentTile ChoosePersistentTile(const WeightShape& shape, int64_t m, const D
 std::vector<PersistentTile> ChainedTiles();
 Schedule ChainedSchedule(const WeightShape& shape, int64_t m, const PersistentTile& tile,
                          const DeviceInfo& device);
-int ChainedSlots(const Schedule& schedule, int chain);
+int ChainedSlots(const Schedule& schedule, int chain, const PersistentTile& tile);
 int64_t ChainedSumsBytes(const WeightShape& shape, const DeviceInfo& device);
 PersistentTile ChooseChainedTile(const WeightShape& shape, int64_t m, const DeviceInfo& device);
 

@@ -110,7 +110,7 @@ TEST(PersistentTilesTest, ChainsAreCutOnlyWhereTilesAreMany) {
         } else {
           EXPECT_GE(s.tiles(), s.clusters);
         }
-        const int slots = ChainedSlots(s, chain);
+        const int slots = ChainedSlots(s, chain, tile);
         EXPECT_LE(s.clusters * tile.cluster * tile.groups * slots, kStreamCounters - 132);
         EXPECT_LE(s.clusters * slots * PersistentSlotFloats(tile) * tile.cluster * 4,
                   ChainedSumsBytes(Shape(k, n), H100()));
