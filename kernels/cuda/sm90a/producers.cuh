@@ -51,33 +51,30 @@ constexpr int kTokenRowBytes = 128;
 template <class Config>
 __device__ __forceinline__ void ProduceTokens(const PersistentParams& p, const Ring<Config>& ring,
                                               int cluster, int rank) {
-  constexpr int kShare = Config::kTokens / Config::kCluster;
   WaitForEarlierKernels();
   Cursor<Config> at;
   Pieces pieces(p.schedule, cluster);
   for (Piece piece; pieces.Next(&piece);) {
     const TilePlace place = PlaceOf(piece.tile, p.token_tiles, ColumnTiles<Config>(p));
-    const int token = place.tokens * Config::kTokens + rank * kShare;
-    // Rows past the last token are left as they are, in whole boxes: to fill one with zeros takes
-    // longer than to read it, and what is computed from them is never stored.
-    const int rows = Config::kCluster > 1 ? kShare : min(static_cast<int>(p.m) - token, kShare);
-    const int boxes = (rows + p.box_rows - 1) / p.box_rows;
-    const int bytes =
-        Config::kCluster > 1 ? Config::kTokenBytes : boxes * p.box_rows * 2 * kTokenRowBytes;
+    // Rows past the last token are left as they are: to fill one with zeros takes longer than to
+    // read it, and what is computed from them is never stored.
+    const bool last = place.tokens == p.token_tiles - 1;
+    const CUtensorMap* const map = last ? &p.x_last : &p.x;
+    const int rows = last ? p.last_rows : Config::kTokens / Config::kCluster;
+    const int token = place.tokens * Config::kTokens + rank * rows;
+    const int bytes = Config::kCluster * rows * 2 * kTokenRowBytes;
     for (int step = piece.begin; step < piece.end; ++step, at.Advance()) {
       BarrierWait(ring.Empty(at.slot), at.parity ^ 1);
       BarrierExpect(ring.Full(at.slot), bytes);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        uint32_t to =
-            ring.Tokens(at.slot) + (half * Config::kTokens + rank * kShare) * kTokenRowBytes;
+        const uint32_t to =
+            ring.Tokens(at.slot) + (half * Config::kTokens + rank * rows) * kTokenRowBytes;
         const int k = step * mma16::kBlockK + half * 64;
         if (Config::kCluster == 1) {
-          for (int row = 0; row < rows; row += p.box_rows, to += p.box_rows * kTokenRowBytes) {
-            TensorCopy(to, &p.x, k, token + row, ring.Full(at.slot));
-          }
+          TensorCopy(to, map, k, token, ring.Full(at.slot));
         } else {
-          TensorCopyMulticast(to, &p.x, k, token, ring.Full(at.slot), (1 << Config::kCluster) - 1);
+          TensorCopyMulticast(to, map, k, token, ring.Full(at.slot), (1 << Config::kCluster) - 1);
         }
       }
     }

@@ -29,14 +29,25 @@ int64_t BestFrom(const WeightShape& shape, const DeviceInfo& device) {
   return blocks <= device.sm_count ? kLeastTokensInOneWave : kLeastTokens;
 }
 
-absl::Status FillX(const MatmulArgs& args, void* staging, StreamView stream, PersistentParams* p) {
-  if (TokensAreReady(args.x)) {
-    return MapTokens(args.x.data, args.x.rows, args.x.cols, args.x.cols, p->box_rows, &p->x);
+absl::Status MapX(const void* data, int64_t stride, const MatmulArgs& args,
+                  const PersistentTile& tile, PersistentParams* p) {
+  const int64_t m = args.x.rows;
+  p->last_rows = LastTokenRows(m, tile);
+  AWQD_RETURN_IF_ERROR(MapTokens(data, m, stride, stride, p->last_rows, &p->x_last));
+  if (m <= tile.tokens || p->last_rows == TokenRows(tile)) {
+    p->x = p->x_last;
+    return absl::OkStatus();
   }
+  return MapTokens(data, m, stride, stride, TokenRows(tile), &p->x);
+}
+
+absl::Status FillX(const MatmulArgs& args, const PersistentTile& tile, void* staging,
+                   StreamView stream, PersistentParams* p) {
+  if (TokensAreReady(args.x)) return MapX(args.x.data, args.x.cols, args, tile, p);
   const StagedTokens staged = CarveStagedTokens(staging, args.x.rows, args.x.cols);
   AWQD_RETURN_IF_ERROR(StageTokens(args.x, staged, stream));
   if (args.x.dtype == DType::kFp32) p->x_scale = staged.scale;
-  return MapTokens(staged.data, args.x.rows, staged.stride, staged.stride, p->box_rows, &p->x);
+  return MapX(staged.data, staged.stride, args, tile, p);
 }
 
 // What differs between the two rows.
@@ -82,8 +93,7 @@ absl::Status Launch(const MatmulArgs& args, const Work& work, const DeviceInfo& 
   p.idle = IdleBlocks(work.schedule, tile, device);
   p.sums = static_cast<float*>(args.workspace);
   char* const staging = static_cast<char*>(args.workspace) + work.sums_bytes;
-  p.box_rows = TokenBoxRows(args.x.rows, tile);
-  AWQD_RETURN_IF_ERROR(FillX(args, staging, stream, &p));
+  AWQD_RETURN_IF_ERROR(FillX(args, tile, staging, stream, &p));
   p.records = args.weight->codes();
   p.y = args.y.data;
   p.y_dtype = args.y.dtype;

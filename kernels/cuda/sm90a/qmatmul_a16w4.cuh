@@ -120,6 +120,7 @@ __global__ __launch_bounds__(Config::kThreads, Config::kBlocks) void PersistentA
                           mma16::kCodesBytes + p.metas * mma16::kMetaBytes};
   if (threadIdx.x == 0) {
     PrefetchMap(&p.x);
+    PrefetchMap(&p.x_last);
     for (int slot = 0; slot < Config::kStages; ++slot) {
       BarrierInit(ring.Full(slot), 2);
       BarrierInit(ring.Empty(slot), Config::kCluster * Config::kGroups * 4);

@@ -14,7 +14,8 @@
 namespace awqd::cuda {
 
 struct PersistentParams {
-  CUtensorMap x;           // [m, k] of 16-bit elements, boxes of 64 k x box_rows
+  CUtensorMap x;           // [m, k] of 16-bit elements, boxes of 64 k x a block's tokens
+  CUtensorMap x_last;      // the same for the last tile of tokens, boxes of last_rows
   const uint8_t* records;  // layout mma16
   const float* x_scale;    // [m], what each row of x is to be multiplied by; null: 1
   void* y;                 // [m, n] of y_dtype
@@ -26,7 +27,7 @@ struct PersistentParams {
   int chain;  // steps of a chain where the order of sums is kept
   int idle;   // blocks that only keep a place; see Linger
   int token_tiles;
-  int box_rows;
+  int last_rows;
   int64_t m;
   int64_t n;
   int tiles_n;  // records along N

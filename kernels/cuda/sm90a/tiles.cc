@@ -140,16 +140,10 @@ Schedule PersistentSchedule(const WeightShape& shape, int64_t m, const Persisten
                       static_cast<int>(clusters));
 }
 
-int TokenBoxRows(int64_t m, const PersistentTile& tile) {
+int LastTokenRows(int64_t m, const PersistentTile& tile) {
   constexpr int kSwizzledRows = 8;
-  const int all = tile.tokens / tile.cluster;
-  if (tile.cluster > 1) return all;
-  if (m <= tile.tokens) return static_cast<int>(RoundUp(m, kSwizzledRows));
-  const auto last = static_cast<int>((m - 1) % tile.tokens + 1);
-  const int least = std::max(all / 8, kSwizzledRows);
-  int rows = all;
-  while (rows > least && RoundUp(last, rows) - last >= least) rows /= 2;
-  return rows;
+  const int64_t tokens = (m - 1) % tile.tokens + 1;
+  return static_cast<int>(RoundUp(CeilDiv(tokens, int64_t{tile.cluster}), kSwizzledRows));
 }
 
 int IdleBlocks(const Schedule& schedule, const PersistentTile& tile, const DeviceInfo& device) {

@@ -62,9 +62,9 @@ constexpr int64_t PersistentSlotFloats(const PersistentTile& tile) {
 Schedule PersistentSchedule(const WeightShape& shape, int64_t m, const PersistentTile& tile,
                             const DeviceInfo& device);
 
-// Rows of tokens that are copied at a time: as many as a block copies for a full tile, or fewer
-// where the last tile is far from full.
-int TokenBoxRows(int64_t m, const PersistentTile& tile);
+// Rows of tokens that a block copies for a full tile, and for the last one.
+constexpr int TokenRows(const PersistentTile& tile) { return tile.tokens / tile.cluster; }
+int LastTokenRows(int64_t m, const PersistentTile& tile);
 
 // Blocks beyond the schedule's that a launch needs, so that with two places on each multiprocessor
 // none is left for two blocks of the next kernel.
