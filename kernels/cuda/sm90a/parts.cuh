@@ -15,53 +15,94 @@ struct Share {
   static constexpr int kTokens = Config::kTokens / Config::kParts;
   static constexpr int kSums = Config::kSums / Config::kParts;
   // That the others send.
-  static constexpr int kBytes =
-      (Config::kParts - 1) * Config::kGroups * kGroupThreads * kSums * int{sizeof(float)};
+  static constexpr int kBytes = (Config::kParts - 1) * Config::kSets * Config::kGroups *
+                                kGroupThreads * kSums * int{sizeof(float)};
   static_assert(kTokens % 8 == 0 && kBytes <= Config::kStages * Config::kStageBytes);
 };
 
-// Where this thread's counterpart in another block leaves what it sends; `from` counts the others.
+// All sums of a part.
 template <class Config>
-__device__ __forceinline__ uint32_t SentAddress(const Ring<Config>& ring, int from, int group) {
-  const int set = from * Config::kGroups + group;
+using PartSums = Sums<Config>[Config::kSets];
+
+// Where this thread's counterpart in part `from` leaves set `set` of what it sends to part `to`.
+template <class Config>
+__device__ __forceinline__ uint32_t SentAddress(const Ring<Config>& ring, int from, int to, int set,
+                                                int group) {
+  const int other = from - (from > to ? 1 : 0);
+  const int place = (other * Config::kSets + set) * Config::kGroups + group;
   return ring.base +
-         (set * (Share<Config>::kSums / 4) * kGroupThreads + threadIdx.x % kGroupThreads) * 16;
+         (place * (Share<Config>::kSums / 4) * kGroupThreads + threadIdx.x % kGroupThreads) * 16;
 }
 
-// own = the sums of this block's tokens over all parts: its own first, then the others' in the
-// order of K. The ring of a block becomes the place for them once all its groups are through.
+// Sends part `to` its share of this one's sums.
+template <class Config>
+__device__ __forceinline__ void Send(const Ring<Config>& ring, int rank, int to, int group,
+                                     const PartSums<Config>& sums) {
+  const uint32_t arrived = AddressInBlock(ring.Arrived(), to);
+#pragma unroll
+  for (int set = 0; set < Config::kSets; ++set) {
+    const uint32_t at = AddressInBlock(SentAddress(ring, rank, to, set, group), to);
+#pragma unroll
+    for (int i = 0; i < Share<Config>::kSums; i += 4) {
+      PushFloat4(at + i * (kGroupThreads * 4), sums[set] + to * Share<Config>::kSums + i, arrived);
+    }
+  }
+}
+
+// own += what part `from` sent, set by set; the first set of the first part begins it.
+template <class Config>
+__device__ __forceinline__ void AddSent(const Ring<Config>& ring, int from, int rank, int group,
+                                        Sums<Share<Config>>& own) {
+#pragma unroll
+  for (int set = 0; set < Config::kSets; ++set) {
+    const uint32_t at = SentAddress(ring, from, rank, set, group);
+#pragma unroll
+    for (int i = 0; i < Share<Config>::kSums; i += 4) {
+      const uint4 sent = LoadShared16(at + i * (kGroupThreads * 4));
+      const float v[4] = {__uint_as_float(sent.x), __uint_as_float(sent.y), __uint_as_float(sent.z),
+                          __uint_as_float(sent.w)};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) own[i + j] = from + set == 0 ? v[j] : own[i + j] + v[j];
+    }
+  }
+}
+
+// The same for this part's own.
+template <class Config>
+__device__ __forceinline__ void AddOwn(int rank, const PartSums<Config>& sums,
+                                       Sums<Share<Config>>& own) {
+#pragma unroll
+  for (int set = 0; set < Config::kSets; ++set) {
+#pragma unroll
+    for (int i = 0; i < Share<Config>::kSums; ++i) {
+      const float v = sums[set][rank * Share<Config>::kSums + i];
+      own[i] = rank + set == 0 ? v : own[i] + v;
+    }
+  }
+}
+
+// own = the sums of this block's tokens over all parts in the order of K. The ring of a block
+// becomes the place for those of the others once all its groups are through.
 template <class Config>
 __device__ __forceinline__ void Exchange(const Ring<Config>& ring, int rank, int group,
-                                         const Sums<Config>& sums, Sums<Share<Config>>& own) {
-  constexpr int kSums = Share<Config>::kSums, kStep = kGroupThreads * 16;
+                                         const PartSums<Config>& sums, Sums<Share<Config>>& own) {
   ClusterWait();
   NamedBarrier<kGroupThreads>(1 + group);
   const int peer = threadIdx.x % kGroupThreads;
   if (peer < Config::kParts && peer != rank) BarrierArrive(ring.Through(), peer);
   BarrierWait(ring.Through(), 0);
+  // `rank` is no constant, but which registers to take must be one.
 #pragma unroll
   for (int part = 0; part < Config::kParts; ++part) {
-    if (part == rank) {
-#pragma unroll
-      for (int i = 0; i < kSums; ++i) own[i] = sums[part * kSums + i];
-    } else {
-      const uint32_t to = AddressInBlock(SentAddress(ring, rank - (rank > part), group), part);
-      const uint32_t arrived = AddressInBlock(ring.Arrived(), part);
-#pragma unroll
-      for (int i = 0; i < kSums; i += 4) {
-        PushFloat4(to + i / 4 * kStep, sums + part * kSums + i, arrived);
-      }
-    }
+    if (part != rank) Send<Config>(ring, rank, part, group, sums);
   }
   BarrierWait(ring.Arrived(), 0);
 #pragma unroll
-  for (int from = 0; from < Config::kParts - 1; ++from) {
-    const uint32_t at = SentAddress(ring, from, group);
-#pragma unroll
-    for (int i = 0; i < kSums; i += 4) {
-      const uint4 part = LoadShared16(at + i / 4 * kStep);
-      own[i] += __uint_as_float(part.x), own[i + 1] += __uint_as_float(part.y);
-      own[i + 2] += __uint_as_float(part.z), own[i + 3] += __uint_as_float(part.w);
+  for (int part = 0; part < Config::kParts; ++part) {
+    if (part == rank) {
+      AddOwn<Config>(part, sums, own);
+    } else {
+      AddSent<Config>(ring, part, rank, group, own);
     }
   }
 }

@@ -19,20 +19,24 @@ struct PersistentConfig {
   static constexpr int kCluster = kCluster_;
   static constexpr int kBlocks = kBlocks_;  // that a multiprocessor has room for
   static constexpr int kParts = kParts_;    // of a tile along K, a block of a cluster each
-  static_assert(kCluster == 1 || kParts == 1);
+  static_assert(kCluster == 1 || (kParts == 1 && kBlocks == 1));
   // Groups of K shorter than 64: the scales change within a lane's 16 bytes.
   static constexpr bool kFineGroups = kFineGroups_;
   // Keeps the order of sums of common/chains.h.
   static constexpr bool kChained = kChained_;
+  // Sums that a part keeps apart.
+  static constexpr int kSets = kChained && kParts > 1 ? kChainsInParts / kParts : 1;
   // Registers have room for one chain alone.
   static constexpr bool kParks = kChained && PersistentParks(kTokens);
   static constexpr int kThreads = (kGroups + 1) * kGroupThreads;
   // Consumers hold the sums. A block trades within the registers that it was started with.
   static constexpr int kStartRegisters = 65536 / kBlocks / kThreads / 8 * 8;
-  static constexpr int kConsumerRegisters =
-      kBlocks == 1 ? (kGroups == 2 ? 232 : 160) : (kGroups == 2 ? 96 : 72);
+  static constexpr int kConsumerRegisters = kBlocks == 1 ? (kGroups <= 2 ? 232 : 160)
+                                                         : (kGroups == 1   ? 168
+                                                            : kGroups == 2 ? 96
+                                                                           : 72);
   static constexpr int kProducerRegisters =
-      kBlocks == 1 ? (kGroups == 2 ? 40 : 32) : (kGroups == 2 ? 48 : 40);
+      kBlocks == 1 ? (kGroups <= 2 ? 40 : 32) : (kGroups <= 2 ? 48 : 40);
   static_assert(kGroups * kConsumerRegisters + kProducerRegisters <=
                 (kGroups + 1) * kStartRegisters);
   // One operand is decoded while the tensor cores work on the other. Where registers allow only

@@ -17,16 +17,22 @@
 namespace awqd::cuda {
 namespace {
 
-// Up to 16, sm80/qmatmul_a16w4 is faster everywhere: H100, 2026-11-22, 16 tokens: 7.3 us against 10
-// at 4096 x 4096, 27.2 against 29.7 at 4096 x 28672. Where its blocks are resident all at once it
-// stays so up to 24: 8.0 against 10.0 at 4096 x 4096, 17.8 against 18.4 at 14336 x 4096, 18.2
-// against 19.2 at 8192 x 8192; where they are not, 8192 x 10240, 30.4 against 23.4.
+// Up to 16, sm80/qmatmul_a16w4 is faster everywhere: H100, 2026-11-22, 16 tokens: 6.5 us against 9
+// at 4096 x 4096, 27.2 against 29.6 at 4096 x 28672. Where its blocks meet in clusters, all of them
+// resident at once, it stays so up to 24, and with little to read up to 32: 14336 x 4096 at 24
+// 17.4 us against 18.6, 4096 x 4096 at 32 8.1 against 9.4. Elsewhere 17 tokens of 8192 x 8192 take
+// 17.1 us here and 18.0 there, of 28672 x 8192 48.4 and 54.0, of 4096 x 6144 9.4 in both.
 constexpr int64_t kLeastTokens = 17;
-constexpr int64_t kLeastTokensInOneWave = 25;
+constexpr int64_t kLeastTokensOfClusters = 25;
+constexpr int64_t kLeastTokensOfSmallClusters = 33;
+constexpr int64_t kSmallBytes = 10'000'000;
 
 int64_t BestFrom(const WeightShape& shape, const DeviceInfo& device) {
-  const int64_t blocks = mma16::TilesN(shape.n) * MatmulChains(shape, device).split;
-  return blocks <= device.sm_count ? kLeastTokensInOneWave : kLeastTokens;
+  const Chains chains = MatmulChains(shape, device);
+  const int64_t blocks = mma16::TilesN(shape.n) * chains.split;
+  if (chains.split == 1 || blocks > device.sm_count) return kLeastTokens;
+  return shape.k * shape.n / 2 <= kSmallBytes ? kLeastTokensOfSmallClusters
+                                              : kLeastTokensOfClusters;
 }
 
 absl::Status MapX(const void* data, int64_t stride, const MatmulArgs& args,
@@ -59,17 +65,17 @@ struct Work {
   int64_t sums_bytes = 0;
 };
 
-Work Plan(const WeightShape& shape, int64_t m, const DeviceInfo& device) {
+Work Plan(const WeightShape& shape, int64_t m, DType x, const DeviceInfo& device) {
   Work out;
-  out.tile = ChoosePersistentTile(shape, m, device);
+  out.tile = ChoosePersistentTile(shape, m, device, x);
   out.schedule = PersistentSchedule(shape, m, out.tile, device);
   out.sums_bytes = PersistentSumsBytes(device);
   return out;
 }
 
-Work PlanChained(const WeightShape& shape, int64_t m, const DeviceInfo& device) {
+Work PlanChained(const WeightShape& shape, int64_t m, DType x, const DeviceInfo& device) {
   Work out;
-  out.tile = ChooseChainedTile(shape, m, device);
+  out.tile = ChooseChainedTile(shape, m, device, x);
   out.schedule = ChainedSchedule(shape, m, out.tile, device);
   out.chain = MatmulChains(shape, device).length;
   out.slots = ChainedSlots(out.schedule, out.chain, out.tile);
@@ -115,26 +121,28 @@ absl::Status Launch(const MatmulArgs& args, const Work& work, const DeviceInfo& 
 
 absl::Status Run(const MatmulArgs& args, StreamView stream) {
   const DeviceInfo& device = args.weight->device->info();
-  return Launch(args, Plan(args.weight->shape, args.x.rows, device), device, stream);
+  return Launch(args, Plan(args.weight->shape, args.x.rows, args.x.dtype, device), device, stream);
 }
 
 absl::Status RunChained(const MatmulArgs& args, StreamView stream) {
   const DeviceInfo& device = args.weight->device->info();
-  return Launch(args, PlanChained(args.weight->shape, args.x.rows, device), device, stream);
+  return Launch(args, PlanChained(args.weight->shape, args.x.rows, args.x.dtype, device), device,
+                stream);
 }
 
 std::string Describe(const Work& work) {
   const PersistentTile& tile = work.tile;
-  return absl::StrCat(tile.tokens, "x", tile.cluster * tile.groups * mma16::kTileN, " on ",
+  return absl::StrCat(tile.tokens, "x", tile.cluster * tile.groups * mma16::kTileN,
+                      tile.parts > 1 ? absl::StrCat(" in ", tile.parts, " parts") : "", " on ",
                       work.schedule.clusters, tile.cluster > 1 ? " pairs of blocks" : " blocks");
 }
 
 std::string Tile(const WeightShape& shape, const DeviceInfo& device, int64_t m) {
-  return Describe(Plan(shape, m, device));
+  return Describe(Plan(shape, m, DType::kFp16, device));
 }
 
 std::string ChainedTile(const WeightShape& shape, const DeviceInfo& device, int64_t m) {
-  return Describe(PlanChained(shape, m, device));
+  return Describe(PlanChained(shape, m, DType::kFp16, device));
 }
 
 std::string Refuses(const WeightShape& shape, const DeviceInfo&) {

@@ -5,12 +5,13 @@
 // shared memory. One block per multiprocessor; with few tokens there is room beside it for one of
 // the next kernel, whose ring fills meanwhile. Two producer threads keep the ring full with bulk
 // copies (records as they lie in memory, tokens by the tensor copy engine, shared by the blocks of
-// a cluster through multicast), two or three consumer groups of four warps own 64 out features
+// a cluster through multicast), one to three consumer groups of four warps own 64 out features
 // each. A consumer decodes one operand while the tensor cores work on the one before. tiles.h says
-// which tiles there are, schedule.h says who computes what; sums of cut tiles meet in global memory
-// in the order of K, without atomics, and in chained.cuh so that the order does not depend on the
-// tiles. Limits: K up to 4194304; none on N and m: the layout pads N and K, the copy engine reads
-// zeros past k, and what comes of rows past m is not stored.
+// which tiles there are, schedule.h says who computes what. Sums of cut tiles meet in global memory
+// in the order of K, without atomics (cut_sums.cuh), or where the blocks of a cluster take parts of
+// a tile, in their shared memory (parts.cuh); chained.cuh keeps an order that does not depend on
+// the tiles. Limits: K up to 4194304; none on N and m: the layout pads N and K, the copy engine
+// reads zeros past k, and what comes of rows past m is not stored.
 #pragma once
 
 #include "absl/strings/str_cat.h"
@@ -38,16 +39,25 @@ __device__ __forceinline__ void StoreTile(const PersistentParams& p, int tile, i
   Store<Part>(p, {row, int64_t{place.tokens} * Config::kTokens + token}, sums);
 }
 
-// This block's part of the only tile that its cluster takes.
+// This block's part of the only tile that its cluster takes. Chains begin at zero instead of with
+// an accumulator that is ignored; see NOTES.md.
 template <class Math, class Config>
 __device__ __forceinline__ void ConsumePart(const PersistentParams& p, const Ring<Config>& ring,
                                             int group) {
   Consumer<Math, Config> consumer(p, ring, group);
   Piece piece;
   Pieces(p.schedule, blockIdx.x).Next(&piece);
-  Sums<Config> sums;
+  PartSums<Config> sums;
   consumer.Enter();
-  consumer.Run(piece.begin, piece.end, piece.end, 0, sums);
+  int begin = piece.begin;
+#pragma unroll
+  for (int set = 0; set < Config::kSets; ++set) {
+#pragma unroll
+    for (int i = 0; i < Config::kSums; ++i) sums[set][i] = 0;
+    const int end = set + 1 < Config::kSets ? begin + p.chain : piece.end;
+    consumer.Run(begin, end, piece.end, 1, sums[set]);
+    begin = end;
+  }
   Sums<Share<Config>> own;
   const int rank = blockIdx.x % Config::kParts;
   Exchange<Config>(ring, rank, group, sums, own);
@@ -205,12 +215,22 @@ template <class Math>
 absl::Status LaunchTile(const PersistentParams& p, const PersistentTile& tile,
                         const DeviceInfo& device, StreamView stream) {
   AWQD_TILE(false, 32, 2, 1, 2, 1)
+  AWQD_TILE(false, 32, 2, 1, 2, 2)
   AWQD_TILE(false, 32, 3, 1, 2, 1)
+  AWQD_TILE(false, 32, 3, 1, 2, 2)
+  AWQD_TILE(false, 32, 1, 1, 2, 2)
+  AWQD_TILE(false, 64, 1, 1, 2, 2)
   AWQD_TILE(false, 64, 2, 1, 1, 1)
+  AWQD_TILE(false, 64, 2, 1, 1, 2)
   AWQD_TILE(false, 64, 3, 1, 1, 1)
+  AWQD_TILE(false, 64, 3, 1, 1, 2)
+  AWQD_TILE(false, 128, 1, 1, 1, 2)
   AWQD_TILE(false, 128, 2, 1, 1, 1)
+  AWQD_TILE(false, 128, 2, 1, 1, 2)
   AWQD_TILE(false, 128, 3, 1, 1, 1)
+  AWQD_TILE(false, 128, 3, 1, 1, 2)
   AWQD_TILE(false, 256, 2, 1, 1, 1)
+  AWQD_TILE(false, 256, 2, 1, 1, 2)
   AWQD_TILE(false, 256, 2, 2, 1, 1)
   return NoSuchTile(tile);
 }
@@ -218,13 +238,20 @@ absl::Status LaunchTile(const PersistentParams& p, const PersistentTile& tile,
 template <class Math>
 absl::Status LaunchChainedTile(const PersistentParams& p, const PersistentTile& tile,
                                const DeviceInfo& device, StreamView stream) {
+  AWQD_TILE(true, 32, 1, 1, 2, 2)
   AWQD_TILE(true, 32, 2, 1, 1, 1)
+  AWQD_TILE(true, 32, 2, 1, 2, 2)
   AWQD_TILE(true, 32, 3, 1, 1, 1)
+  AWQD_TILE(true, 32, 3, 1, 1, 2)
+  AWQD_TILE(true, 64, 1, 1, 2, 2)
   AWQD_TILE(true, 64, 2, 1, 1, 1)
+  AWQD_TILE(true, 64, 2, 1, 1, 2)
   AWQD_TILE(true, 64, 3, 1, 1, 1)
+  AWQD_TILE(true, 64, 3, 1, 1, 2)
+  AWQD_TILE(true, 128, 1, 1, 1, 2)
   AWQD_TILE(true, 128, 2, 1, 1, 1)
+  AWQD_TILE(true, 128, 2, 1, 1, 2)
   AWQD_TILE(true, 128, 2, 2, 1, 1)
-  AWQD_TILE(true, 256, 2, 1, 1, 1)
   AWQD_TILE(true, 256, 2, 2, 1, 1)
   return NoSuchTile(tile);
 }

@@ -18,11 +18,11 @@ struct PersistentTile {
   int tokens = 256;
   int groups = 2;  // of consumers
   int cluster = 2;
-  // That fit a multiprocessor. A launch has one on each; where there is room for two, the next
-  // kernel's ring fills while this one runs.
+  // That fit a multiprocessor. Where there is room for two, the next kernel's ring fills while this
+  // one runs; tiles in parts may take both.
   int blocks = 1;
-  // Blocks of a cluster that share K instead: each takes a part of a tile's steps and stores a
-  // share of its tokens.
+  // Blocks of a cluster that share a tile's steps instead: each takes a part of K and stores a
+  // share of the tokens.
   int parts = 1;
 
   friend bool operator==(const PersistentTile&, const PersistentTile&) = default;
@@ -53,6 +53,9 @@ constexpr int PersistentSharedBytes(int tokens, int groups, int blocks, bool fin
 // total of those before it in global memory.
 constexpr bool PersistentParks(int tokens) { return tokens > 128; }
 
+// Of a tile in parts that keeps the order of sums: each part holds its share of them apart.
+inline constexpr int kChainsInParts = 4;
+
 // Floats that a block hands over when its tile was cut.
 constexpr int64_t PersistentSlotFloats(const PersistentTile& tile) {
   return int64_t{tile.tokens} * tile.groups * mma16::kTileN;
@@ -73,8 +76,10 @@ int IdleBlocks(const Schedule& schedule, const PersistentTile& tile, const Devic
 // Room for the sums of cut tiles, whatever tile is chosen; a multiple of 256.
 int64_t PersistentSumsBytes(const DeviceInfo& device);
 
-// The tile that a model of its cost, fitted to measurements, finds fastest.
-PersistentTile ChoosePersistentTile(const WeightShape& shape, int64_t m, const DeviceInfo& device);
+// The tile that a model of its cost, fitted to measurements, finds fastest for activations of dtype
+// `x`.
+PersistentTile ChoosePersistentTile(const WeightShape& shape, int64_t m, const DeviceInfo& device,
+                                    DType x = DType::kFp16);
 
 // The same for tiles that keep the order of sums of common/chains.h. `slots`: for the sums that a
 // cluster puts down.
@@ -83,6 +88,7 @@ Schedule ChainedSchedule(const WeightShape& shape, int64_t m, const PersistentTi
                          const DeviceInfo& device);
 int ChainedSlots(const Schedule& schedule, int chain, const PersistentTile& tile);
 int64_t ChainedSumsBytes(const WeightShape& shape, const DeviceInfo& device);
-PersistentTile ChooseChainedTile(const WeightShape& shape, int64_t m, const DeviceInfo& device);
+PersistentTile ChooseChainedTile(const WeightShape& shape, int64_t m, const DeviceInfo& device,
+                                 DType x = DType::kFp16);
 
 }  // namespace awqd::cuda

@@ -52,16 +52,32 @@ TEST(PersistentTilesTest, FewTokensGetNarrowTilesAndManyWideOnes) {
   const auto choice = [](int64_t k, int64_t n, int64_t m) {
     return ChoosePersistentTile(Shape(k, n), m, H100());
   };
-  EXPECT_EQ(choice(4096, 4096, 17), (PersistentTile{32, 2, 1, 2}));
+  EXPECT_EQ(choice(4096, 6144, 17), (PersistentTile{32, 1, 1, 2, 2}));
+  EXPECT_EQ(choice(14336, 4096, 32), (PersistentTile{32, 2, 1, 2}));
+  EXPECT_EQ(choice(28672, 8192, 32), (PersistentTile{32, 2, 1, 2, 2}));
+  EXPECT_EQ(choice(8192, 10240, 32), (PersistentTile{32, 3, 1, 2, 2}));
   EXPECT_EQ(choice(4096, 28672, 32), (PersistentTile{32, 3, 1, 2}));
   EXPECT_EQ(choice(4096, 28672, 64), (PersistentTile{64, 3, 1, 1}));
-  EXPECT_EQ(choice(4096, 4096, 64), (PersistentTile{64, 2, 1, 1}));
+  EXPECT_EQ(choice(4096, 4096, 64), (PersistentTile{64, 1, 1, 2, 2}));
+  EXPECT_EQ(choice(14336, 4096, 64), (PersistentTile{64, 1, 1, 2, 2}));
+  EXPECT_EQ(choice(8192, 8192, 64), (PersistentTile{64, 2, 1, 1, 2}));
+  EXPECT_EQ(choice(8192, 10240, 64), (PersistentTile{64, 3, 1, 1, 2}));
   EXPECT_EQ(choice(4096, 28672, 96), (PersistentTile{128, 3, 1, 1}));
-  EXPECT_EQ(choice(8192, 8192, 128), (PersistentTile{128, 2, 1, 1}));
+  EXPECT_EQ(choice(4096, 4096, 128), (PersistentTile{128, 1, 1, 1, 2}));
+  EXPECT_EQ(choice(8192, 8192, 128), (PersistentTile{128, 2, 1, 1, 2}));
+  EXPECT_EQ(choice(4096, 6144, 256), (PersistentTile{128, 3, 1, 1, 2}));
   EXPECT_EQ(choice(4096, 6144, 512), (PersistentTile{128, 3, 1, 1}));
-  EXPECT_EQ(choice(14336, 4096, 256), (PersistentTile{128, 2, 1, 1}));
+  EXPECT_EQ(choice(14336, 4096, 256), (PersistentTile{128, 2, 1, 1, 2}));
+  EXPECT_EQ(choice(8192, 8192, 256), (PersistentTile{256, 2, 1, 1, 2}));
   EXPECT_EQ(choice(4096, 28672, 256), (PersistentTile{256, 2, 1, 1}));
   EXPECT_EQ(choice(4096, 28672, 4096), (PersistentTile{256, 2, 2, 1}));
+}
+
+TEST(PersistentTilesTest, BFloat16TakesWiderTilesWhereDecodingIsTheLimit) {
+  const WeightShape shape = Shape(4096, 4096);
+  EXPECT_EQ(ChoosePersistentTile(shape, 512, H100(), DType::kFp16), (PersistentTile{128, 2, 1, 1}));
+  EXPECT_EQ(ChoosePersistentTile(shape, 512, H100(), DType::kBf16),
+            (PersistentTile{256, 2, 1, 1, 2}));
 }
 
 TEST(PersistentTilesTest, ThePlanSaysThem) {
@@ -101,6 +117,7 @@ TEST(PersistentTilesTest, ChainsAreCutOnlyWhereTilesAreMany) {
       for (const auto& [k, n] :
            {std::pair{32, 8}, {128, 64}, {1280, 1096}, {4096, 4096}, {11008, 4096}, {96, 28672}}) {
         const int chain = MatmulChains(Shape(k, n), H100()).length;
+        if (tile.parts > 1) continue;
         const Schedule s = ChainedSchedule(Shape(k, n), m, tile, H100());
         EXPECT_LE(s.clusters * tile.cluster, 132);
         if (s.parts > 0) {
@@ -134,11 +151,41 @@ TEST(PersistentTilesTest, TheLastTileCopiesItsTokensAndFewMore) {
   }
 }
 
+TEST(PersistentTilesTest, EveryPartOfAChosenTileHasAStep) {
+  for (int64_t m : {1, 17, 64, 100, 256, 1000}) {
+    for (int64_t k = 16; k < 30000; k += k < 2000 ? 128 : 4096) {
+      for (int64_t n : {8, 64, 4096, 6144, 8192, 10240}) {
+        const WeightShape shape = Shape(k, n);
+        const PersistentTile tile = ChoosePersistentTile(shape, m, H100());
+        const Schedule s = PersistentSchedule(shape, m, tile, H100());
+        const PersistentTile kept = ChooseChainedTile(shape, m, H100());
+        const Schedule in_order = ChainedSchedule(shape, m, kept, H100());
+        const int chain = MatmulChains(shape, H100()).length;
+        if (tile.parts > 1) {
+          ASSERT_EQ(s.parts, tile.parts);
+          ASSERT_LT((s.parts - 1) * s.part_steps, s.k_blocks) << k << " " << n << " " << m;
+          ASSERT_GE(s.parts * s.part_steps, s.k_blocks);
+        }
+        if (kept.parts > 1) {
+          // Four chains, each with a step.
+          ASSERT_EQ(in_order.part_steps * kept.parts, 4 * chain);
+          ASSERT_LT(3 * chain, in_order.k_blocks) << k << " " << n << " " << m;
+          ASSERT_GE(4 * chain, in_order.k_blocks);
+        }
+      }
+    }
+  }
+}
+
 TEST(PersistentTilesTest, EveryClusterOfACutTileHasWork) {
   for (const PersistentTile& tile : PersistentTiles()) {
     for (int64_t m : {1, 64, 257, 4096}) {
       for (const auto& [k, n] : {std::pair{32, 8}, {128, 64}, {4096, 4096}, {96, 28672}}) {
         const Schedule s = PersistentSchedule(Shape(k, n), m, tile, H100());
+        if (tile.parts > 1) {
+          EXPECT_EQ(s.clusters, s.tiles() * tile.parts);
+          continue;
+        }
         EXPECT_GE(s.tiles() * s.k_blocks, s.clusters);
         EXPECT_LE(s.clusters * tile.cluster, 132);
         EXPECT_LE(s.clusters * tile.cluster * tile.groups, kStreamCounters);
