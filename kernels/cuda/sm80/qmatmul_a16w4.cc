@@ -38,7 +38,7 @@ QMatmulParams MakeParams(const MatmulArgs& args, const MatmulTile& tile) {
 absl::Status Run(const MatmulArgs& args, StreamView stream) {
   const DeviceInfo& device = args.weight->device->info();
   AWQD_RETURN_IF_ERROR(UseDevice(device.index));
-  const MatmulTile tile = ChooseMatmulTile(args.weight->shape, args.x.rows, device);
+  const MatmulTile tile = ChooseMatmulTile(args.weight->shape, args.x.rows, device, args.x.dtype);
   QMatmulParams params = MakeParams(args, tile);
   if (!TokensAreReady(args.x)) {
     const StagedTokens staged = CarveStagedTokens(args.workspace, params.m, params.k);

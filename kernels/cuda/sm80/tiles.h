@@ -52,6 +52,8 @@ int64_t MatmulSharedBytes(const MatmulVariant& variant, int metas, int split);
 int64_t MatmulLaunchBytes(const MatmulVariant& variant, int metas, int64_t blocks, int split,
                           const DeviceInfo& device);
 
-MatmulTile ChooseMatmulTile(const WeightShape& shape, int64_t m, const DeviceInfo& device);
+// For activations of dtype `x`. The chains are the same for all of them.
+MatmulTile ChooseMatmulTile(const WeightShape& shape, int64_t m, const DeviceInfo& device,
+                            DType x = DType::kFp16);
 
 }  // namespace awqd::cuda

@@ -39,6 +39,19 @@ TEST(ChooseMatmulTile, KeepsTheChainsForEveryNumberOfTokens) {
   }
 }
 
+TEST(ChooseMatmulTile, DealsLongChainsOutToTwoBlocksWhereActivationsAreMany) {
+  const WeightShape longest = Weight(28672, 8192);
+  const MatmulTile few = ChooseMatmulTile(longest, 8, H100());
+  const MatmulTile many = ChooseMatmulTile(longest, 16, H100());
+  EXPECT_EQ(few.chains, MatmulChains(longest, H100()));
+  EXPECT_EQ(few.row_tiles, 1);
+  EXPECT_EQ(many.chains, (Chains{2, 2, few.chains.length})) << "the same chains";
+  EXPECT_EQ(many.chains.count(), few.chains.count());
+  EXPECT_EQ(many.row_tiles, 2);
+  EXPECT_EQ(ChooseMatmulTile(Weight(8192, 8192), 16, H100()).chains.split, 1);
+  EXPECT_EQ(ChooseMatmulTile(longest, 16, H100(), DType::kBf16).row_tiles, 1);
+}
+
 TEST(ChooseMatmulTile, TakesTwoRowTilesOnlyWhereBlocksAreLeft) {
   EXPECT_EQ(ChooseMatmulTile(Weight(4096, 28672), 1, H100()).row_tiles, 2);
   EXPECT_EQ(ChooseMatmulTile(Weight(4096, 4096), 1, H100()).row_tiles, 1);
