@@ -127,7 +127,7 @@ part_conformance() { have conformance_test && step conformance_test conformance_
 part_large() { run_test conformance_large_test AWQD_TEST_FULL=1; }
 
 part_sanitizer() {
-  local tool=compute-sanitizer which
+  local tool=compute-sanitizer which cases
   command -v $tool >/dev/null || tool=/usr/local/cuda/bin/compute-sanitizer
   [[ -x $(command -v $tool) ]] || { skip sanitizer "compute-sanitizer is not installed"; return; }
   # The fault test faults on purpose; freed pools are not leaks; cuBLASLt's own kernels are not ours to race.
@@ -135,8 +135,12 @@ part_sanitizer() {
   for which in memcheck racecheck initcheck synccheck; do
     have gpu_dense_test && step "$which gpu_dense_test" $tool --tool $which --error-exitcode 9 \
       "$bin/gpu_dense_test" --gtest_filter='*OneBadRow*'
+    cases='*sm90a*_k96_n128_*:*AgreesWith*qmatmul_a16w4*_k1024_n136_*:*dense_matmul*_k64_n72_*:*sm80*_k256_n128_*'
+    # racecheck counts the barriers of each thread, named ones too, to tell what lies between a store
+    # and a load. With one record along K only one group of warps has a chain and passes more of them.
+    [[ $which == racecheck ]] || cases+=':*sm80*_k32_n8_*:*sm80*_k96_n128_*'
     have conformance_test && step "$which conformance_test" $tool --tool $which --error-exitcode 9 \
-      "$bin/conformance_test" --gtest_filter="${AWQD_SANITIZER_FILTER:-*sm80*_k32_n8_*:*sm80*_k96_n128_*:*sm90a*_k96_n128_*:*dense_matmul*_k64_n72_*}"
+      "$bin/conformance_test" --gtest_filter="${AWQD_SANITIZER_FILTER:-$cases}"
   done
   unset AWQD_TEST_NO_FAULTS
 }
