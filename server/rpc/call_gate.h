@@ -20,6 +20,9 @@
 
 namespace awqd {
 
+// To a client and back, also over a long way: what the server allows its clients while it stops.
+inline constexpr absl::Duration kRoundTrip = absl::Milliseconds(100);
+
 // Thread-safe. Outlives the gRPC server.
 class CallGate {
  public:

@@ -17,8 +17,6 @@ constexpr absl::Duration kGather = absl::Milliseconds(50);
 // Until gRPC has written to every connection that the server goes away. It does so within its
 // Shutdown, which does not say when.
 constexpr absl::Duration kAnnounce = absl::Milliseconds(20);
-// For clients to answer that and close by themselves: a round trip, also a long one.
-constexpr absl::Duration kGoodbye = absl::Milliseconds(100);
 constexpr absl::Duration kPoll = absl::Milliseconds(2);
 
 }  // namespace
@@ -34,7 +32,8 @@ void ShutDown(grpc::Server* server, CallGate* gate, absl::Time deadline) {
   const absl::Time announced = absl::Now() + kAnnounce;
   while (!ended && absl::Now() < std::min(announced, deadline)) absl::SleepFor(kPoll);
   gate->Refuse();
-  const absl::Time goodbye = absl::Now() + kGoodbye;
+  // For clients to answer that and close by themselves.
+  const absl::Time goodbye = absl::Now() + kRoundTrip;
   const auto idle = [&] { return gate->in_flight() == 0 && absl::Now() > goodbye && AllSent(); };
   while (!ended && absl::Now() < deadline && !idle()) absl::SleepFor(kPoll);
   // Harmless when it has ended; past the deadline gRPC does the same by itself.
