@@ -1,140 +1,18 @@
-// LocalEngine on the CPU backend: merged and lone requests, both memory models, faults, warm-up,
-// memory.
-#include "server/engine/local_engine.h"
-
-#include <gmock/gmock.h>
+// LocalEngine on the CPU backend: merged and lone requests, both memory models, faults, warm-up.
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstring>
 #include <future>
-#include <random>
 #include <set>
 #include <thread>
 
-#include "kernels/base/half.h"
 #include "kernels/base/mutex.h"
-#include "kernels/kernels.h"
-#include "tests/testing/wrapped_device.h"
+#include "tests/server/engine/local_engine_on_cpu.h"
 
-namespace awqd {
+namespace awqd::testing {
 namespace {
 
-using ::awqd::testing::WrappedDevice;
-
-constexpr int64_t kK = 64;
-constexpr int64_t kN = 24;
-
-CanonicalWeight RandomWeight() {
-  std::mt19937 random(3);
-  CanonicalWeight w;
-  w.k = kK;
-  w.n = kN;
-  w.scheme.group_size = 32;
-  w.codes.resize(w.k * w.row_bytes());
-  for (uint8_t& byte : w.codes) byte = random();
-  w.zeros.resize(w.groups() * kN);
-  for (uint8_t& zero : w.zeros) zero = random() % 16;
-  w.scales.resize(w.groups() * kN * 2);
-  for (int64_t i = 0; i < w.groups() * kN; ++i) {
-    const uint16_t scale = FloatToHalf(0.01f + 0.0001f * (random() % 100));
-    std::memcpy(&w.scales[i * 2], &scale, 2);
-  }
-  for (int64_t i = 0; i < kN; ++i) w.bias.push_back(0.5f * i);
-  return w;
-}
-
-// What x @ W + bias must be, in double, with the weights that Dequantize returns.
-std::vector<double> Expected(const CanonicalWeight& w, const std::vector<float>& x,
-                             const std::vector<float>& bias) {
-  const int64_t tokens = x.size() / kK;
-  std::vector<double> y(tokens * kN);
-  for (int64_t m = 0; m < tokens; ++m) {
-    for (int64_t n = 0; n < kN; ++n) {
-      double sum = bias[n];
-      for (int64_t k = 0; k < kK; ++k) {
-        const int64_t group = k / w.scheme.group_size;
-        const float value = (w.Code(k, n) - w.Zero(group, n)) * w.Scale(group, n);
-        sum += x[m * kK + k] * static_cast<double>(HalfToFloat(FloatToHalf(value)));
-      }
-      y[m * kN + n] = sum;
-    }
-  }
-  return y;
-}
-
-struct Answer {
-  absl::Status status;
-  Payload bytes;
-  ExecutionReport report;
-};
-
-class LocalEngineTest : public ::testing::TestWithParam<bool> {
- protected:
-  void SetUp() override {
-    auto cpu = OpenDevice("cpu", {.cpu_threads = 2});
-    ASSERT_TRUE(cpu.ok()) << cpu.status();
-    device_ = std::make_unique<WrappedDevice>(*std::move(cpu), GetParam());
-    auto weight = PrepareWeight(canonical_, device_->inner());
-    ASSERT_TRUE(weight.ok()) << weight.status();
-    weight_ = *std::move(weight);
-    placed_ = Whole(weight_);
-  }
-
-  void Start(EngineOptions options = {}) {
-    auto engine = MakeLocalEngine(device_.get(), options);
-    ASSERT_TRUE(engine.ok()) << engine.status();
-    engine_ = *std::move(engine);
-  }
-
-  std::vector<float> RandomRows(int64_t tokens) {
-    std::normal_distribution<float> normal;
-    std::vector<float> x(tokens * kK);
-    for (float& value : x) value = normal(random_);
-    return x;
-  }
-
-  MatmulWork Work(const std::vector<float>& x) {
-    MatmulWork work;
-    work.weight = placed_;
-    work.x = *engine_->staging().Get(x.size() * 4);
-    if (!x.empty()) std::memcpy(work.x.data(), x.data(), x.size() * 4);
-    work.x_dtype = work.out_dtype = DType::kFp32;
-    work.tokens = x.size() / kK;
-    return work;
-  }
-
-  template <typename AnyWork>
-  std::future<Answer> Submit(AnyWork work, const SubmitOptions& options = {}) {
-    auto promise = std::make_shared<std::promise<Answer>>();
-    auto submitted = engine_->Submit(
-        std::move(work), options,
-        [promise](const absl::Status& status, Payload bytes, const ExecutionReport& report) {
-          promise->set_value({status, std::move(bytes), report});
-        });
-    if (!submitted.ok()) promise->set_value({submitted.status(), {}, {}});
-    return promise->get_future();
-  }
-
-  void ExpectProduct(const Answer& answer, const std::vector<float>& x,
-                     const std::vector<float>& bias) {
-    ASSERT_TRUE(answer.status.ok()) << answer.status;
-    const std::vector<double> expected = Expected(canonical_, x, bias);
-    ASSERT_EQ(answer.bytes.size(), static_cast<int64_t>(expected.size()) * 4);
-    for (size_t i = 0; i < expected.size(); ++i) {
-      float got;
-      std::memcpy(&got, answer.bytes.data() + i * 4, 4);
-      ASSERT_NEAR(got, expected[i], 1e-4 * (1 + std::abs(expected[i]))) << "element " << i;
-    }
-  }
-
-  const CanonicalWeight canonical_ = RandomWeight();
-  std::mt19937 random_{11};
-  std::unique_ptr<WrappedDevice> device_;
-  std::shared_ptr<const DeviceWeight> weight_;
-  std::shared_ptr<const PlacedWeight> placed_;
-  std::unique_ptr<Engine> engine_;
-};
+class LocalEngineTest : public LocalEngineOnCpu {};
 
 TEST_P(LocalEngineTest, MultipliesAndReports) {
   Start();
@@ -146,63 +24,6 @@ TEST_P(LocalEngineTest, MultipliesAndReports) {
   EXPECT_EQ(answer.report.path, Path::kFused);
   EXPECT_EQ(answer.report.device, "cpu");
   EXPECT_NE(FindKernel(answer.report.kernel), nullptr) << answer.report.kernel;
-}
-
-// The host copies nothing of a lone request: kernels or the device's copies read it where it lies.
-TEST_P(LocalEngineTest, ALoneRequestIsNotCopiedByTheHost) {
-  Start();
-  const std::vector<float> x = RandomRows(300);
-  ExpectProduct(Submit(Work(x)).get(), x, canonical_.bias);
-  EXPECT_EQ(engine_->staging().stats().copied_bytes, 0);
-}
-
-// Merged requests leave in one copy to the device per large one and one for a run of small ones,
-// and come back in one copy, of which each answer is a slice.
-TEST_P(LocalEngineTest, ABatchIsGatheredOnceAndFetchedOnce) {
-  constexpr int64_t kLarge = 300;  // tokens; 75 KiB
-  EngineOptions options;
-  options.batching.max_queue_delay = absl::Minutes(1);  // the last one fills the batch
-  options.batching.max_batch_tokens = 3 + kLarge + 2;
-  Start(options);
-  std::vector<std::vector<float>> rows;
-  std::vector<std::future<Answer>> answers;
-  for (int64_t tokens : {int64_t{1}, int64_t{2}, kLarge, int64_t{1}, int64_t{1}}) {
-    rows.push_back(RandomRows(tokens));
-    answers.push_back(Submit(Work(rows.back())));
-  }
-  std::vector<Answer> got;
-  for (auto& answer : answers) got.push_back(answer.get());
-  for (size_t i = 0; i < got.size(); ++i) ExpectProduct(got[i], rows[i], canonical_.bias);
-  ASSERT_EQ(got[0].report.batch_requests, 5);
-  for (size_t i = 1; i < got.size(); ++i) {
-    EXPECT_EQ(got[i].bytes.data(), got[i - 1].bytes.data() + got[i - 1].bytes.size());
-  }
-  const int64_t copied = engine_->staging().stats().copied_bytes;
-  if (GetParam()) {
-    EXPECT_EQ(copied, (5 + kLarge) * kK * 4) << "one kernel reads one run of rows";
-  } else {
-    EXPECT_EQ(copied, 5 * kK * 4) << "the small ones only";
-    EXPECT_EQ(device_->copies_to_device(), 3);
-    EXPECT_EQ(device_->copies_to_host(), 1);
-  }
-}
-
-TEST_P(LocalEngineTest, PayloadsAndResultsReuseTheirBuffers) {
-  Start();
-  const std::vector<float> x = RandomRows(100);
-  ExpectProduct(Submit(Work(x)).get(), x, canonical_.bias);
-  const int64_t misses = engine_->staging().stats().misses;
-  for (int i = 0; i < 50; ++i) ExpectProduct(Submit(Work(x)).get(), x, canonical_.bias);
-  EXPECT_EQ(engine_->staging().stats().misses, misses);
-  EXPECT_EQ(engine_->staging().stats().lent_bytes, 0);
-}
-
-TEST_P(LocalEngineTest, AResultMayOutliveTheEngine) {
-  Start();
-  const std::vector<float> x = RandomRows(2);
-  const Answer answer = Submit(Work(x)).get();
-  engine_.reset();
-  ExpectProduct(answer, x, canonical_.bias);
 }
 
 // On the CPU what its caller promises to run is run there, when it is short; a GPU's lanes need
@@ -475,52 +296,6 @@ TEST_P(LocalEngineTest, DrainAnswersWhatWasAcceptedAndRefusesTheRest) {
   EXPECT_EQ(Submit(Work(x)).get().status.code(), absl::StatusCode::kUnavailable);
 }
 
-TEST_P(LocalEngineTest, AfterTheFirstRequestALaneAllocatesNothing) {
-  EngineOptions options;
-  options.lanes = 1;
-  Start(options);
-  const std::vector<float> x = RandomRows(8);
-  ExpectProduct(Submit(Work(x)).get(), x, canonical_.bias);
-  const int64_t before = device_->allocations();
-  for (int i = 0; i < 20; ++i) ExpectProduct(Submit(Work(x)).get(), x, canonical_.bias);
-  EXPECT_EQ(device_->allocations(), before);
-}
-
-TEST_P(LocalEngineTest, AtRestSomePinnedMemoryStays) {
-  Start();
-  {
-    const Payload large = *engine_->staging().Get(int64_t{40} << 20);
-    const Payload small = *engine_->staging().Get(4096);
-  }
-  engine_->FreeKeptMemory();
-  // What a device reaches by itself is ordinary memory.
-  EXPECT_EQ(engine_->staging().stats().kept_bytes, GetParam() ? 0 : 4096);
-}
-
-TEST_P(LocalEngineTest, GivesKeptMemoryBackAndGoesOn) {
-  Start();
-  const std::vector<float> x = RandomRows(2);
-  MatmulWork work = Work(x);
-  work.path = Path::kDequantize;  // the path with a workspace
-  const int64_t lent = engine_->staging().stats().lent_bytes;
-  Submit(work).wait();
-  const int64_t in_use = device_->UsedBytes();
-  // The worker that answered may hold its lane and the result for a moment longer. Of a device out
-  // of the host's reach the workspace stays, and so do a few pinned buffers.
-  const auto is_free = [&] {
-    engine_->FreeKeptMemory();
-    const StagingStats stats = engine_->staging().stats();
-    return stats.lent_bytes == lent && (stats.kept_bytes == 0) == GetParam() &&
-           (device_->UsedBytes() < in_use) == GetParam();
-  };
-  for (const absl::Time until = absl::Now() + absl::Seconds(20);
-       !is_free() && absl::Now() < until;) {
-    std::this_thread::yield();
-  }
-  EXPECT_TRUE(is_free()) << "all but the request's own";
-  ExpectProduct(Submit(work).get(), x, canonical_.bias);
-}
-
 TEST_P(LocalEngineTest, WarmUpRunsThePlanWithoutWaitingForCompany) {
   EngineOptions options;
   options.batching.max_queue_delay = absl::Hours(1);
@@ -530,41 +305,8 @@ TEST_P(LocalEngineTest, WarmUpRunsThePlanWithoutWaitingForCompany) {
   EXPECT_EQ(engine_->WarmUp(placed_).code(), absl::StatusCode::kInternal);
 }
 
-TEST_P(LocalEngineTest, AfterWarmUpNoRequestAllocates) {
-  EngineOptions options;
-  options.batching.max_batch_tokens = 300;
-  Start(options);
-  ASSERT_TRUE(engine_->WarmUp(placed_).ok());
-  MatmulWork work = Work(RandomRows(300));
-  const int64_t before = device_->allocations();
-  work.x = work.x.Slice(0, 300 * kK * 2);
-  work.x_dtype = work.out_dtype = DType::kFp16;
-  for (Path path : {Path::kFused, Path::kDequantize}) {
-    work.path = path;
-    ASSERT_TRUE(Submit(work).get().status.ok());
-  }
-  // With the device out of reach every buffer is one that warm-up sized; on the CPU it runs one
-  // token only.
-  if (!GetParam()) {
-    EXPECT_EQ(device_->allocations(), before);
-  }
-}
-
-TEST_P(LocalEngineTest, AHandleMayOutliveTheEngine) {
-  Start();
-  const std::vector<float> x = RandomRows(1);
-  std::promise<void> done;
-  auto handle = engine_->Submit(
-      Work(x), {},
-      [&](const absl::Status&, const Payload&, const ExecutionReport&) { done.set_value(); });
-  ASSERT_TRUE(handle.ok());
-  done.get_future().get();
-  engine_.reset();
-  handle->Cancel();
-}
-
 INSTANTIATE_TEST_SUITE_P(Memory, LocalEngineTest, ::testing::Values(true, false),
                          [](const auto& info) { return info.param ? "shared" : "copied"; });
 
 }  // namespace
-}  // namespace awqd
+}  // namespace awqd::testing
