@@ -11,6 +11,16 @@ namespace {
 
 constexpr int kGroupThreads = 128;
 
+// Of a thread.
+constexpr int ConsumerRegisters(int groups, int blocks) {
+  if (blocks == 1) return groups <= 2 ? 232 : 160;
+  return groups == 1 ? 168 : groups == 2 ? 96 : 72;
+}
+constexpr int ProducerRegisters(int groups, int blocks) {
+  if (blocks == 1) return groups <= 2 ? 40 : 32;
+  return groups <= 2 ? 48 : 40;
+}
+
 template <int kTokens_, int kGroups_, int kCluster_, int kBlocks_, int kParts_, bool kFineGroups_,
           bool kChained_>
 struct PersistentConfig {
@@ -31,12 +41,8 @@ struct PersistentConfig {
   static constexpr int kThreads = (kGroups + 1) * kGroupThreads;
   // Consumers hold the sums. A block trades within the registers that it was started with.
   static constexpr int kStartRegisters = 65536 / kBlocks / kThreads / 8 * 8;
-  static constexpr int kConsumerRegisters = kBlocks == 1 ? (kGroups <= 2 ? 232 : 160)
-                                                         : (kGroups == 1   ? 168
-                                                            : kGroups == 2 ? 96
-                                                                           : 72);
-  static constexpr int kProducerRegisters =
-      kBlocks == 1 ? (kGroups <= 2 ? 40 : 32) : (kGroups <= 2 ? 48 : 40);
+  static constexpr int kConsumerRegisters = ConsumerRegisters(kGroups, kBlocks);
+  static constexpr int kProducerRegisters = ProducerRegisters(kGroups, kBlocks);
   static_assert(kGroups * kConsumerRegisters + kProducerRegisters <=
                 (kGroups + 1) * kStartRegisters);
   // One operand is decoded while the tensor cores work on the other. Where registers allow only

@@ -25,7 +25,7 @@ namespace {
 constexpr int64_t kLeastTokens = 17;
 constexpr int64_t kLeastTokensOfClusters = 25;
 constexpr int64_t kLeastTokensOfSmallClusters = 33;
-constexpr int64_t kSmallBytes = 10'000'000;
+constexpr int64_t kSmallBytes = 10'000'000;  // of 4-bit codes
 
 int64_t BestFrom(const WeightShape& shape, const DeviceInfo& device) {
   const Chains chains = MatmulChains(shape, device);

@@ -203,7 +203,7 @@ absl::Status LaunchGroups(const PersistentParams& p, const DeviceInfo& device, S
 inline absl::Status NoSuchTile(const PersistentTile& tile) {
   return absl::InternalError(absl::StrCat("sm90a/qmatmul_a16w4: no tile of ", tile.tokens,
                                           " tokens x ", tile.groups, " groups x ", tile.cluster,
-                                          " blocks was compiled"));
+                                          " blocks x ", tile.parts, " parts was compiled"));
 }
 
 // The compiled tiles, one line per entry of PersistentTiles() and ChainedTiles().
