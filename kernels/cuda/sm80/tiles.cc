@@ -22,8 +22,15 @@ constexpr MatmulVariant kVariants[] = {
     {128, 1, 2, 2, 1}, {128, 2, 2, 2, 1},
 };
 
-// Records.
-constexpr int kLongChain = 32;
+// Whether the chains of one block are dealt out to two, of two row tiles each: where K is long,
+// activations are read as often as weights, and this halves them. H100, 2026-11-22, 16 tokens:
+// 28672 x 8192 47.8 us instead of 50.3, 8192 x 8192 16.7 instead of 16.6; 8 tokens: 45.8 instead of
+// 44.9. To BF16 two row tiles decode too slowly: 62.4 instead of 56.5.
+bool DealsOut(const Chains& chains, int tokens, DType x, const DeviceInfo& device) {
+  constexpr int kLongChain = 32;  // records
+  return x != DType::kBf16 && tokens == 16 && device.arch >= 90 && chains.split == 1 &&
+         chains.groups == 4 && chains.length >= kLongChain;
+}
 
 bool Fits(const MatmulVariant& variant, int metas, int split, const DeviceInfo& device) {
   return MatmulSharedBytes(variant, metas, split) <= device.shared_bytes_per_block;
@@ -60,15 +67,8 @@ MatmulTile ChooseMatmulTile(const WeightShape& shape, int64_t m, const DeviceInf
   const int64_t tenths = blocks * 10 / std::max(1, device.sm_count);
   const bool fills = tokens <= 16 ? tenths >= 15 && tenths <= 30 : tenths >= (tokens < 96 ? 9 : 7);
   MatmulTile tile{tokens, 1, chains};
-  // The chains of one block dealt out to two, of two row tiles each: long K reads activations as
-  // often as weights, and this halves them. H100, 2026-11-22, 16 tokens: 28672 x 8192 47.8 us
-  // instead of 50.3, 8192 x 8192 16.7 instead of 16.6; 8 tokens: 45.8 instead of 44.9. To BF16 two
-  // row tiles decode too slowly: 62.4 instead of 56.5.
-  constexpr MatmulVariant kDealt = {16, 2, 2, 3, 2};
-  if (x != DType::kBf16 && tokens == kDealt.tokens && device.arch >= 90 && chains.split == 1 &&
-      chains.groups == 4 && chains.length >= kLongChain && Fits(kDealt, metas, 2, device)) {
-    return {tokens, kDealt.row_tiles, {2, kDealt.groups, chains.length}};
-  }
+  // What has room for four chains has room for this.
+  if (DealsOut(chains, tokens, x, device)) return {tokens, 2, {2, 2, chains.length}};
   for (const MatmulVariant& variant : kVariants) {
     if (fills && variant.tokens == tokens && variant.groups == chains.groups &&
         Fits(variant, metas, chains.split, device)) {

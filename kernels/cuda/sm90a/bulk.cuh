@@ -20,12 +20,8 @@ __device__ __forceinline__ void BarrierArrive(uint32_t barrier) {
 // cluster scope: that is a fence of the whole GPU (1900 cycles a step instead of 400), and all that
 // it must order are reads by instructions that have completed.
 __device__ __forceinline__ void BarrierArrive(uint32_t barrier, uint32_t rank) {
-  asm volatile(
-      "{\n.reg .b32 remote;\n"
-      "mapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}\n" ::"r"(barrier),
-      "r"(rank)
-      : "memory");
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(AddressInBlock(barrier, rank))
+               : "memory");
 }
 
 // ---- copies to shared memory that complete on a barrier ----------------------------------------

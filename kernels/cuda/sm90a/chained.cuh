@@ -16,11 +16,9 @@ constexpr int kOpenSlot = 1;
 constexpr int kParkSlot = 2;
 
 // What a piece that begins within its tile is left.
-template <class Config>
 __device__ __forceinline__ bool HasTotal(const PersistentParams& p, const Piece& piece) {
   return piece.begin >= p.chain;
 }
-template <class Config>
 __device__ __forceinline__ bool HasOpen(const PersistentParams& p, const Piece& piece) {
   return piece.begin % p.chain != 0;
 }
@@ -29,8 +27,7 @@ template <class Config>
 __device__ __forceinline__ void AwaitLeft(const PersistentParams& p, const Piece& piece,
                                           int cluster, int group) {
   const int slot = threadIdx.x % kGroupThreads;
-  if ((slot == kTotalSlot && HasTotal<Config>(p, piece)) ||
-      (slot == kOpenSlot && HasOpen<Config>(p, piece))) {
+  if ((slot == kTotalSlot && HasTotal(p, piece)) || (slot == kOpenSlot && HasOpen(p, piece))) {
     AwaitSet(p, SetOf<Config>(p, cluster - 1, slot, group));
   }
   NamedBarrier<kGroupThreads>(1 + group);
@@ -40,10 +37,10 @@ template <class Config>
 __device__ __forceinline__ void Resume(const PersistentParams& p, const Piece& piece, int cluster,
                                        int group, Sums<Config>& total, Sums<Config>& open) {
   AwaitLeft<Config>(p, piece, cluster, group);
-  if (HasTotal<Config>(p, piece)) {
+  if (HasTotal(p, piece)) {
     PickUp<Config, false>(p, SetOf<Config>(p, cluster - 1, kTotalSlot, group), total);
   }
-  if (HasOpen<Config>(p, piece)) {
+  if (HasOpen(p, piece)) {
     PickUp<Config, false>(p, SetOf<Config>(p, cluster - 1, kOpenSlot, group), open);
   }
 }
@@ -93,10 +90,7 @@ __device__ __forceinline__ bool ComputeChains(const PersistentParams& p,
   consumer.Enter();
   for (;; begin = end, end += chain, resumes = false) {
     end = min(end, piece.end);
-    if (!resumes) {
-#pragma unroll
-      for (int i = 0; i < Config::kSums; ++i) open[i] = 0;
-    }
+    if (!resumes) Clear<Config>(open);
     consumer.Run(begin, end, piece.end, 1, open);
     // The tile's last chain is added by Join, a chain that the cut goes through by the next
     // cluster.
@@ -137,10 +131,10 @@ __device__ __forceinline__ bool ComputeParked(const PersistentParams& p,
   bool resumes = false;
   if (piece.begin > 0) {
     AwaitLeft<Config>(p, piece, cluster, group);
-    if (HasTotal<Config>(p, piece)) {
+    if (HasTotal(p, piece)) {
       total = SetAddress<Config>(p, SetOf<Config>(p, cluster - 1, kTotalSlot, group));
     }
-    resumes = HasOpen<Config>(p, piece);
+    resumes = HasOpen(p, piece);
     if (resumes) {
       PickUp<Config, false>(p, SetOf<Config>(p, cluster - 1, kOpenSlot, group), open);
     }
@@ -149,10 +143,7 @@ __device__ __forceinline__ bool ComputeParked(const PersistentParams& p,
   consumer.Enter();
   for (;; begin = end, end += chain, resumes = false) {
     end = min(end, piece.end);
-    if (!resumes) {
-#pragma unroll
-      for (int i = 0; i < Config::kSums; ++i) open[i] = 0;
-    }
+    if (!resumes) Clear<Config>(open);
     consumer.Run(begin, end, piece.end, 1, open);
     const bool whole = end % chain == 0 || ends;
     if (end == piece.end && !whole) break;

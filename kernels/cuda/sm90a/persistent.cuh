@@ -119,5 +119,11 @@ __device__ __forceinline__ int ColumnTiles(const PersistentParams& p) {
 template <class Config>
 using Sums = float[Config::kSums];
 
+template <class Config>
+__device__ __forceinline__ void Clear(Sums<Config>& sums) {
+#pragma unroll
+  for (int i = 0; i < Config::kSums; ++i) sums[i] = 0;
+}
+
 }  // namespace
 }  // namespace awqd::cuda

@@ -17,11 +17,11 @@
 namespace awqd::cuda {
 namespace {
 
-// Up to 16, sm80/qmatmul_a16w4 is faster everywhere: H100, 2026-11-22, 16 tokens: 6.5 us against 9
-// at 4096 x 4096, 27.2 against 29.6 at 4096 x 28672. Where its blocks meet in clusters, all of them
-// resident at once, it stays so up to 24, and with little to read up to 32: 14336 x 4096 at 24
-// 17.4 us against 18.6, 4096 x 4096 at 32 8.1 against 9.4. Elsewhere 17 tokens of 8192 x 8192 take
-// 17.1 us here and 18.0 there, of 28672 x 8192 48.4 and 54.0, of 4096 x 6144 9.4 in both.
+// Up to 16, sm80/qmatmul_a16w4 is faster everywhere: H100, 2026-11-22, 16 tokens of 4096 x 28672
+// 27 us there, 17 tokens 29.4 here. Where its blocks meet in clusters, all of them resident at
+// once, it stays so up to 24, and with little to read up to 32: 14336 x 4096 at 24 17.4 us there,
+// at 32 20.5 and here 18.6; 4096 x 4096 at 32 7.9 and here 8.1. Elsewhere 17 tokens of 8192 x 8192
+// take 17.0 us here and 18.0 there, of 28672 x 8192 49 and 54, of 4096 x 6144 9.2 and 9.4.
 constexpr int64_t kLeastTokens = 17;
 constexpr int64_t kLeastTokensOfClusters = 25;
 constexpr int64_t kLeastTokensOfSmallClusters = 33;

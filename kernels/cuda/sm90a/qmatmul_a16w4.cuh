@@ -39,8 +39,8 @@ __device__ __forceinline__ void StoreTile(const PersistentParams& p, int tile, i
   Store<Part>(p, {row, int64_t{place.tokens} * Config::kTokens + token}, sums);
 }
 
-// This block's part of the only tile that its cluster takes. Chains begin at zero instead of with
-// an accumulator that is ignored; see NOTES.md.
+// This block's part of the only tile that its cluster takes. Sums begin at zero instead of as an
+// accumulator that is ignored, which chains must; see NOTES.md.
 template <class Math, class Config>
 __device__ __forceinline__ void ConsumePart(const PersistentParams& p, const Ring<Config>& ring,
                                             int group) {
@@ -52,8 +52,7 @@ __device__ __forceinline__ void ConsumePart(const PersistentParams& p, const Rin
   int begin = piece.begin;
 #pragma unroll
   for (int set = 0; set < Config::kSets; ++set) {
-#pragma unroll
-    for (int i = 0; i < Config::kSums; ++i) sums[set][i] = 0;
+    Clear<Config>(sums[set]);
     const int end = set + 1 < Config::kSets ? begin + p.chain : piece.end;
     consumer.Run(begin, end, piece.end, 1, sums[set]);
     begin = end;

@@ -93,6 +93,8 @@ TEST(ChooseMatmulTile, StaysWithinSharedMemory) {
         // Of two blocks, and of eight.
         ExpectFits(Weight(14336, 4096, group), m, Gpu(90, 132, bytes));
         ExpectFits(Weight(4096, 512, group), m, Gpu(90, 132, bytes));
+        // Of two where one has room for four chains.
+        ExpectFits(Weight(28672, 8192, group), m, Gpu(90, 132, bytes));
       }
     }
   }
