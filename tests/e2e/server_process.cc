@@ -172,4 +172,12 @@ int ServerProcess::open_files() const {
   return error ? -1 : static_cast<int>(std::distance(files, {}));
 }
 
+int ServerProcess::OpenFilesAgain(int before) const {
+  for (const absl::Time until = absl::Now() + absl::Seconds(10);
+       open_files() > before && absl::Now() < until;) {
+    absl::SleepFor(kPoll);
+  }
+  return open_files();
+}
+
 }  // namespace awqd

@@ -68,6 +68,9 @@ class ServerProcess {
   int64_t peak_rss_bytes() const;
   int64_t rss_bytes() const;
   int open_files() const;
+  // open_files() once they are no more than `before`, or after ten seconds. They may be fewer: the
+  // connection of a client that was gone when `before` was counted closes some time later.
+  int OpenFilesAgain(int before) const;
 
  private:
   TempFolder folder_;
