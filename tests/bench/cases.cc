@@ -38,17 +38,26 @@ std::vector<uint8_t> Download(Device& device, const Buffer& buffer) {
   return out;
 }
 
-// Some columns of the first, a middle and the last row against double.
-double ProductError(const CanonicalWeight& w, const std::vector<uint8_t>& x,
+// What `row` multiplies by: on GPUs, where the operand has the activations' type, BF16 activations
+// meet what Dequantize to BF16 returns.
+double MultipliedWeight(const KernelRow& row, DType x, const CanonicalWeight& w, int64_t k,
+                        int64_t n) {
+  if (row.device != DeviceKind::kCuda || x != DType::kBf16) return ProductWeight(w, k, n);
+  return Bf16ToFloat(FloatToBf16(RoundToOdd(ExactWeight(w, k, n))));
+}
+
+// Some columns of the first, a middle and the last token against double.
+double ProductError(const KernelRow& row, const CanonicalWeight& w, const std::vector<uint8_t>& x,
                     const std::vector<uint8_t>& y, int64_t m, DType dtype) {
   double error = 0, norm = 0;
-  for (int64_t row : {int64_t{0}, m / 2, m - 1}) {
+  for (int64_t token : {int64_t{0}, m / 2, m - 1}) {
     for (int64_t n = 3; n < w.n; n += w.n / 7) {
       double want = 0;
       for (int64_t k = 0; k < w.k; ++k) {
-        want += static_cast<double>(GetElement(x, dtype, row * w.k + k)) * ProductWeight(w, k, n);
+        want += static_cast<double>(GetElement(x, dtype, token * w.k + k)) *
+                MultipliedWeight(row, dtype, w, k, n);
       }
-      const double got = GetElement(y, dtype, row * w.n + n);
+      const double got = GetElement(y, dtype, token * w.n + n);
       error += (got - want) * (got - want);
       norm += want * want;
     }
@@ -95,7 +104,7 @@ Product::Product(const Case& spec, const Copies& copies, Machine& machine)
   auto stream = device.CreateStream().value();
   Run(0, stream->view());
   Check(stream->Synchronize());
-  error_ = ProductError(copies.canonical, x, Download(device, y_), spec.m, spec.dtype);
+  error_ = ProductError(*spec.row, copies.canonical, x, Download(device, y_), spec.m, spec.dtype);
   // The one rounding of y: half a unit in the last place of FP16, of BF16.
   if (!(error_ <= (spec.dtype == DType::kFp16 ? 1e-3 : 4e-3))) {
     Fail(absl::StrCat(spec.row->name, ": error ", error_));
