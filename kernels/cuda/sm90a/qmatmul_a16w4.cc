@@ -65,26 +65,36 @@ struct Work {
   int64_t sums_bytes = 0;
 };
 
-Work Plan(const WeightShape& shape, int64_t m, DType x, const DeviceInfo& device) {
+Work PlanTile(const WeightShape& shape, int64_t m, const PersistentTile& tile,
+              const DeviceInfo& device) {
   Work out;
-  out.tile = ChoosePersistentTile(shape, m, device, x);
-  out.schedule = PersistentSchedule(shape, m, out.tile, device);
+  out.tile = tile;
+  out.schedule = PersistentSchedule(shape, m, tile, device);
   out.sums_bytes = PersistentSumsBytes(device);
   return out;
 }
 
-Work PlanChained(const WeightShape& shape, int64_t m, DType x, const DeviceInfo& device) {
+Work PlanChainedTile(const WeightShape& shape, int64_t m, const PersistentTile& tile,
+                     const DeviceInfo& device) {
   Work out;
-  out.tile = ChooseChainedTile(shape, m, device, x);
-  out.schedule = ChainedSchedule(shape, m, out.tile, device);
+  out.tile = tile;
+  out.schedule = ChainedSchedule(shape, m, tile, device);
   out.chain = MatmulChains(shape, device).length;
-  out.slots = ChainedSlots(out.schedule, out.chain, out.tile);
+  out.slots = ChainedSlots(out.schedule, out.chain, tile);
   out.sums_bytes = ChainedSumsBytes(shape, device);
   return out;
 }
 
-absl::Status Launch(const MatmulArgs& args, const Work& work, const DeviceInfo& device,
-                    StreamView stream) {
+Work Plan(const WeightShape& shape, int64_t m, DType x, const DeviceInfo& device) {
+  return PlanTile(shape, m, ChoosePersistentTile(shape, m, device, x), device);
+}
+
+Work PlanChained(const WeightShape& shape, int64_t m, DType x, const DeviceInfo& device) {
+  return PlanChainedTile(shape, m, ChooseChainedTile(shape, m, device, x), device);
+}
+
+absl::Status Launch(const MatmulArgs& args, const Work& work, StreamView stream) {
+  const DeviceInfo& device = args.weight->device->info();
   const WeightShape& shape = args.weight->shape;
   AWQD_RETURN_IF_ERROR(UseDevice(device.index));
   if (stream.counters == nullptr) {
@@ -121,13 +131,12 @@ absl::Status Launch(const MatmulArgs& args, const Work& work, const DeviceInfo& 
 
 absl::Status Run(const MatmulArgs& args, StreamView stream) {
   const DeviceInfo& device = args.weight->device->info();
-  return Launch(args, Plan(args.weight->shape, args.x.rows, args.x.dtype, device), device, stream);
+  return Launch(args, Plan(args.weight->shape, args.x.rows, args.x.dtype, device), stream);
 }
 
 absl::Status RunChained(const MatmulArgs& args, StreamView stream) {
   const DeviceInfo& device = args.weight->device->info();
-  return Launch(args, PlanChained(args.weight->shape, args.x.rows, args.x.dtype, device), device,
-                stream);
+  return Launch(args, PlanChained(args.weight->shape, args.x.rows, args.x.dtype, device), stream);
 }
 
 std::string Describe(const Work& work) {
@@ -162,6 +171,17 @@ int64_t ChainedWorkspace(const WeightShape& shape, const DeviceInfo& device, int
 }
 
 }  // namespace
+
+absl::Status RunPersistentTile(const MatmulArgs& args, const PersistentTile& tile,
+                               StreamView stream) {
+  const DeviceInfo& device = args.weight->device->info();
+  return Launch(args, PlanTile(args.weight->shape, args.x.rows, tile, device), stream);
+}
+
+absl::Status RunChainedTile(const MatmulArgs& args, const PersistentTile& tile, StreamView stream) {
+  const DeviceInfo& device = args.weight->device->info();
+  return Launch(args, PlanChainedTile(args.weight->shape, args.x.rows, tile, device), stream);
+}
 
 const KernelRow& PersistentA16W4Row() {
   static const KernelRow row = {

@@ -1,0 +1,166 @@
+// Every compiled tile of the persistent product, at counts of tokens around its edges, against the
+// oracle; those that keep the order of sums also bit for bit against the sm80 row, which has the
+// same. Conformance covers the tiles that are chosen. Skips without a GPU of that architecture.
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+#include "kernels/backends.h"
+#include "kernels/base/math.h"
+#include "kernels/cpu/reference.h"
+#include "kernels/cuda/common/chains.h"
+#include "kernels/cuda/sm90a/rows.h"
+#include "kernels/kernels.h"
+#include "tests/testing/guarded_buffer.h"
+#include "tests/testing/matchers.h"
+#include "tests/testing/random_weight.h"
+#include "tests/testing/test_device.h"
+
+namespace awqd {
+namespace {
+
+using cuda::PersistentTile;
+using testing::GuardedBuffer;
+
+// Enough for three tiles of the widest.
+constexpr int64_t kMostTokens = 2 * 256 + 5;
+
+// Four chains of K, of even and uneven length; N and, in the second, K that fill no tile; scales
+// once per record and four times.
+struct Shape {
+  int64_t k, n, group;
+};
+constexpr Shape kShapes[] = {{1024, 456, 128}, {1376, 456, 32}};
+
+class Problem {
+ public:
+  Problem(Device& device, const Shape& shape, DType dtype) : device_(device), dtype_(dtype) {
+    testing::WeightSpec spec;
+    spec.k = shape.k;
+    spec.n = shape.n;
+    spec.scheme.group_size = shape.group;
+    spec.bias = true;
+    const CanonicalWeight canonical = testing::RandomWeight(spec);
+    weight_ = testing::PrepareFor(cuda::ChainedA16W4Row(), canonical, device).value();
+    const auto x = testing::RandomMatrix(kMostTokens, shape.k, dtype, 7);
+    want_ =
+        ReferenceProduct(canonical, {x.data(), dtype, kMostTokens, shape.k}, canonical.bias.data());
+    x_.push_back(GuardedBuffer::Create(device, static_cast<int64_t>(x.size())).value());
+    EXPECT_TRUE(x_[0].Fill(x).ok());
+    const KernelRow& ordered = *FindKernel("sm80/qmatmul_a16w4");
+    ordered_ = Run(kMostTokens, ordered, [&](const MatmulArgs& args, StreamView stream) {
+      return ordered.matmul(args, stream);
+    });
+  }
+
+  const WeightShape& shape() const { return weight_->shape; }
+
+  // y [m, N] in FP32 as `product` computes it.
+  template <class Product>
+  std::vector<uint8_t> Run(int64_t m, const KernelRow& row, Product product) {
+    auto y = GuardedBuffer::Create(device_, m * shape().n * 4).value();
+    auto workspace =
+        GuardedBuffer::CreateScratch(device_, row.workspace_bytes(shape(), device_.info(), m))
+            .value();
+    auto stream = device_.CreateStream().value();
+    const MatmulArgs args = {weight_.get(),
+                             {x_[0].data(), dtype_, m, shape().k},
+                             {y.data(), DType::kFp32, m, shape().n},
+                             weight_->bias_data(),
+                             workspace.data()};
+    const absl::Status ran = product(args, stream->view());
+    EXPECT_TRUE(ran.ok()) << ran;
+    EXPECT_TRUE(stream->Synchronize().ok());
+    EXPECT_TRUE(y.CheckBands().ok() && workspace.CheckBands().ok());
+    return y.Read().value();
+  }
+
+  std::vector<double> Want(int64_t m) const {
+    return {want_.begin(), want_.begin() + m * shape().n};
+  }
+  std::vector<uint8_t> Ordered(int64_t m) const {
+    return {ordered_.begin(), ordered_.begin() + m * shape().n * 4};
+  }
+
+ private:
+  Device& device_;
+  DType dtype_;
+  std::shared_ptr<const DeviceWeight> weight_;
+  std::vector<GuardedBuffer> x_;
+  std::vector<double> want_;
+  std::vector<uint8_t> ordered_;
+};
+
+using Param = std::tuple<bool, PersistentTile, DType>;
+
+class PersistentTileTest : public ::testing::TestWithParam<Param> {
+ protected:
+  static void SetUpTestSuite() {
+    if (auto opened = OpenCudaDevice(0, 0); opened.ok()) device_ = std::move(*opened);
+  }
+  static void TearDownTestSuite() {
+    problems_.clear();
+    device_.reset();
+  }
+
+  void SetUp() override {
+    if (device_ == nullptr) GTEST_SKIP() << "no GPU";
+    if (device_->info().arch != 90) GTEST_SKIP() << "got arch " << device_->info().arch;
+  }
+
+  static Problem& Find(int shape, DType dtype) {
+    auto& problem = problems_[{shape, dtype}];
+    if (problem == nullptr) problem = std::make_unique<Problem>(*device_, kShapes[shape], dtype);
+    return *problem;
+  }
+
+ private:
+  static inline std::unique_ptr<Device> device_;
+  static inline std::map<std::pair<int, DType>, std::unique_ptr<Problem>> problems_;
+};
+
+TEST_P(PersistentTileTest, IsRightAroundItsEdges) {
+  const auto& [chained, tile, dtype] = GetParam();
+  const KernelRow& row = chained ? cuda::ChainedA16W4Row() : cuda::PersistentA16W4Row();
+  const auto product = [&, run = chained ? cuda::RunChainedTile : cuda::RunPersistentTile,
+                        of = tile](const MatmulArgs& args, StreamView stream) {
+    return run(args, of, stream);
+  };
+  for (int shape = 0; shape < static_cast<int>(std::size(kShapes)); ++shape) {
+    Problem& problem = Find(shape, dtype);
+    for (int64_t m : {1, tile.tokens - 1, tile.tokens, tile.tokens + 1, 2 * tile.tokens + 5}) {
+      SCOPED_TRACE(absl::StrCat("K ", problem.shape().k, ", M ", m));
+      const auto y = problem.Run(m, row, product);
+      EXPECT_LE(testing::FrobeniusError(y, DType::kFp32, problem.Want(m)),
+                testing::ProductTolerance(DType::kFp32, dtype));
+      if (chained) {
+        EXPECT_EQ(testing::FirstDifference(y, problem.Ordered(m)), -1);
+      }
+      EXPECT_EQ(testing::FirstDifference(y, problem.Run(m, row, product)), -1) << "run again";
+    }
+  }
+}
+
+std::string NameOf(const ::testing::TestParamInfo<Param>& info) {
+  const auto& [chained, tile, dtype] = info.param;
+  return absl::StrCat(chained ? "chained_" : "", tile.tokens, "_tokens_", tile.groups, "_groups_",
+                      tile.cluster, "_cluster_", tile.parts, "_parts_", Name(dtype));
+}
+
+INSTANTIATE_TEST_SUITE_P(Tiles, PersistentTileTest,
+                         ::testing::Combine(::testing::Values(false),
+                                            ::testing::ValuesIn(cuda::PersistentTiles()),
+                                            ::testing::Values(DType::kFp16, DType::kBf16)),
+                         NameOf);
+INSTANTIATE_TEST_SUITE_P(ChainedTiles, PersistentTileTest,
+                         ::testing::Combine(::testing::Values(true),
+                                            ::testing::ValuesIn(cuda::ChainedTiles()),
+                                            ::testing::Values(DType::kFp16, DType::kBf16)),
+                         NameOf);
+
+}  // namespace
+}  // namespace awqd
