@@ -54,12 +54,17 @@ __device__ __forceinline__ void AwaitSet(const PersistentParams& p, int set) {
   p.counters[set] = 0;
 }
 
+// The most of `sums` floats, `most` at a time at most, that leave no rest; a multiple of four.
+constexpr int BatchOf(int sums, int most) {
+  while (sums % most != 0) most -= 4;
+  return most;
+}
+
 // sums = a set, or with `kAdd` sums += it. `from`: this thread's first float4 in it.
 template <class Config, bool kAdd>
 __device__ __forceinline__ void ReadSet(const float4* from, Sums<Config>& sums) {
   // Floats in flight at a time.
-  constexpr int kMost = Config::kBlocks == 2 ? 16 : 64;
-  constexpr int kBatch = Config::kSums < kMost ? Config::kSums : kMost;
+  constexpr int kBatch = BatchOf(Config::kSums, Config::kBlocks == 2 ? 16 : 64);
 #pragma unroll
   for (int begin = 0; begin < Config::kSums; begin += kBatch) {
     float4 part[kBatch / 4];

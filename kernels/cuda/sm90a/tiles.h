@@ -51,7 +51,7 @@ constexpr int PersistentSharedBytes(int tokens, int groups, int blocks, bool fin
 
 // Whether a consumer that keeps the order of sums has registers for one chain alone, and parks the
 // total of those before it in global memory.
-constexpr bool PersistentParks(int tokens) { return tokens > 128; }
+constexpr bool PersistentParks(int tokens) { return tokens > 192; }
 
 // Of a tile in parts that keeps the order of sums: each part holds its share of them apart.
 inline constexpr int kChainsInParts = 4;

@@ -46,20 +46,28 @@ inline constexpr uint32_t kDescriptorStep = 32 >> 4;
 #define AWQD_R16 AWQD_R8_0 ", " AWQD_R8(8, 9, 10, 11, 12, 13, 14, 15)
 #define AWQD_R32 AWQD_R16 ", " AWQD_R8(16, 17, 18, 19, 20, 21, 22, 23) ", " \
   AWQD_R8(24, 25, 26, 27, 28, 29, 30, 31)
-#define AWQD_R64 AWQD_R32 ", " AWQD_R8(32, 33, 34, 35, 36, 37, 38, 39) ", " \
-  AWQD_R8(40, 41, 42, 43, 44, 45, 46, 47) ", " AWQD_R8(48, 49, 50, 51, 52, 53, 54, 55) ", " \
+#define AWQD_R48 AWQD_R32 ", " AWQD_R8(32, 33, 34, 35, 36, 37, 38, 39) ", " \
+  AWQD_R8(40, 41, 42, 43, 44, 45, 46, 47)
+#define AWQD_R64 AWQD_R48 ", " AWQD_R8(48, 49, 50, 51, 52, 53, 54, 55) ", " \
   AWQD_R8(56, 57, 58, 59, 60, 61, 62, 63)
-#define AWQD_R128 AWQD_R64 ", " AWQD_R8(64, 65, 66, 67, 68, 69, 70, 71) ", " \
-  AWQD_R8(72, 73, 74, 75, 76, 77, 78, 79) ", " AWQD_R8(80, 81, 82, 83, 84, 85, 86, 87) ", " \
-  AWQD_R8(88, 89, 90, 91, 92, 93, 94, 95) ", " AWQD_R8(96, 97, 98, 99, 100, 101, 102, 103) ", " \
-  AWQD_R8(104, 105, 106, 107, 108, 109, 110, 111) ", " \
-  AWQD_R8(112, 113, 114, 115, 116, 117, 118, 119) ", " \
+#define AWQD_R80 AWQD_R64 ", " AWQD_R8(64, 65, 66, 67, 68, 69, 70, 71) ", " \
+  AWQD_R8(72, 73, 74, 75, 76, 77, 78, 79)
+#define AWQD_R88 AWQD_R80 ", " AWQD_R8(80, 81, 82, 83, 84, 85, 86, 87)
+#define AWQD_R96 AWQD_R88 ", " AWQD_R8(88, 89, 90, 91, 92, 93, 94, 95)
+#define AWQD_R112 AWQD_R96 ", " AWQD_R8(96, 97, 98, 99, 100, 101, 102, 103) ", " \
+  AWQD_R8(104, 105, 106, 107, 108, 109, 110, 111)
+#define AWQD_R128 AWQD_R112 ", " AWQD_R8(112, 113, 114, 115, 116, 117, 118, 119) ", " \
   AWQD_R8(120, 121, 122, 123, 124, 125, 126, 127)
 #define AWQD_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define AWQD_D8(i) AWQD_D4(i), AWQD_D4(i + 4)
 #define AWQD_D16(i) AWQD_D8(i), AWQD_D8(i + 8)
 #define AWQD_D32(i) AWQD_D16(i), AWQD_D16(i + 16)
+#define AWQD_D48(i) AWQD_D32(i), AWQD_D16(i + 32)
 #define AWQD_D64(i) AWQD_D32(i), AWQD_D32(i + 32)
+#define AWQD_D80(i) AWQD_D64(i), AWQD_D16(i + 64)
+#define AWQD_D88(i) AWQD_D80(i), AWQD_D8(i + 80)
+#define AWQD_D96(i) AWQD_D64(i), AWQD_D32(i + 64)
+#define AWQD_D112(i) AWQD_D96(i), AWQD_D16(i + 96)
 #define AWQD_D128(i) AWQD_D64(i), AWQD_D64(i + 64)
 // Operands: N / 2 of d, then a0..a3, the descriptor, and whether d counts (else it starts at 0).
 #define AWQD_WGMMA(N, TYPE, REGISTERS, A0, A1, A2, A3, DESC, ADD, ...)                          \
@@ -86,8 +94,18 @@ __device__ __forceinline__ void Wgmma(float (&d)[kTokens / 2], const uint32_t (&
     AWQD_WGMMA_BOTH(32, AWQD_R16, 16, 17, 18, 19, 20, 21, AWQD_D16(0))
   } else if constexpr (kTokens == 64) {
     AWQD_WGMMA_BOTH(64, AWQD_R32, 32, 33, 34, 35, 36, 37, AWQD_D32(0))
+  } else if constexpr (kTokens == 96) {
+    AWQD_WGMMA_BOTH(96, AWQD_R48, 48, 49, 50, 51, 52, 53, AWQD_D48(0))
   } else if constexpr (kTokens == 128) {
     AWQD_WGMMA_BOTH(128, AWQD_R64, 64, 65, 66, 67, 68, 69, AWQD_D64(0))
+  } else if constexpr (kTokens == 160) {
+    AWQD_WGMMA_BOTH(160, AWQD_R80, 80, 81, 82, 83, 84, 85, AWQD_D80(0))
+  } else if constexpr (kTokens == 176) {
+    AWQD_WGMMA_BOTH(176, AWQD_R88, 88, 89, 90, 91, 92, 93, AWQD_D88(0))
+  } else if constexpr (kTokens == 192) {
+    AWQD_WGMMA_BOTH(192, AWQD_R96, 96, 97, 98, 99, 100, 101, AWQD_D96(0))
+  } else if constexpr (kTokens == 224) {
+    AWQD_WGMMA_BOTH(224, AWQD_R112, 112, 113, 114, 115, 116, 117, AWQD_D112(0))
   } else {
     static_assert(kTokens == 256);
     AWQD_WGMMA_BOTH(256, AWQD_R128, 128, 129, 130, 131, 132, 133, AWQD_D128(0))
@@ -99,13 +117,23 @@ __device__ __forceinline__ void Wgmma(float (&d)[kTokens / 2], const uint32_t (&
 #undef AWQD_R8_0
 #undef AWQD_R16
 #undef AWQD_R32
+#undef AWQD_R48
 #undef AWQD_R64
+#undef AWQD_R80
+#undef AWQD_R88
+#undef AWQD_R96
+#undef AWQD_R112
 #undef AWQD_R128
 #undef AWQD_D4
 #undef AWQD_D8
 #undef AWQD_D16
 #undef AWQD_D32
+#undef AWQD_D48
 #undef AWQD_D64
+#undef AWQD_D80
+#undef AWQD_D88
+#undef AWQD_D96
+#undef AWQD_D112
 #undef AWQD_D128
 #undef AWQD_WGMMA
 #undef AWQD_WGMMA_BOTH

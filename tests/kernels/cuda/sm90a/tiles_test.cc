@@ -52,17 +52,18 @@ TEST(PersistentTilesTest, FewTokensGetNarrowTilesAndManyWideOnes) {
   const auto choice = [](int64_t k, int64_t n, int64_t m) {
     return ChoosePersistentTile(Shape(k, n), m, H100());
   };
-  EXPECT_EQ(choice(4096, 6144, 17), (PersistentTile{32, 1, 1, 2, 2}));
+  EXPECT_EQ(choice(4096, 6144, 17), (PersistentTile{32, 2, 1, 2}));
+  EXPECT_EQ(choice(4096, 4096, 32), (PersistentTile{32, 1, 1, 2, 2}));
   EXPECT_EQ(choice(14336, 4096, 32), (PersistentTile{32, 2, 1, 2}));
   EXPECT_EQ(choice(28672, 8192, 32), (PersistentTile{32, 2, 1, 2, 2}));
   EXPECT_EQ(choice(8192, 10240, 32), (PersistentTile{32, 3, 1, 2, 2}));
   EXPECT_EQ(choice(4096, 28672, 32), (PersistentTile{32, 3, 1, 2}));
   EXPECT_EQ(choice(4096, 28672, 64), (PersistentTile{64, 3, 1, 1}));
-  EXPECT_EQ(choice(4096, 4096, 64), (PersistentTile{64, 1, 1, 2, 2}));
-  EXPECT_EQ(choice(14336, 4096, 64), (PersistentTile{64, 1, 1, 2, 2}));
+  EXPECT_EQ(choice(4096, 4096, 64), (PersistentTile{96, 1, 1, 1, 2}));
+  EXPECT_EQ(choice(14336, 4096, 64), (PersistentTile{64, 2, 1, 1}));
   EXPECT_EQ(choice(8192, 8192, 64), (PersistentTile{64, 2, 1, 1, 2}));
   EXPECT_EQ(choice(8192, 10240, 64), (PersistentTile{64, 3, 1, 1, 2}));
-  EXPECT_EQ(choice(4096, 28672, 96), (PersistentTile{128, 3, 1, 1}));
+  EXPECT_EQ(choice(4096, 28672, 65), (PersistentTile{96, 2, 1, 1}));
   EXPECT_EQ(choice(4096, 4096, 128), (PersistentTile{128, 1, 1, 1, 2}));
   EXPECT_EQ(choice(8192, 8192, 128), (PersistentTile{128, 2, 1, 1, 2}));
   EXPECT_EQ(choice(4096, 6144, 256), (PersistentTile{128, 3, 1, 1, 2}));
@@ -71,6 +72,50 @@ TEST(PersistentTilesTest, FewTokensGetNarrowTilesAndManyWideOnes) {
   EXPECT_EQ(choice(8192, 8192, 256), (PersistentTile{256, 2, 1, 1, 2}));
   EXPECT_EQ(choice(4096, 28672, 256), (PersistentTile{256, 2, 1, 1}));
   EXPECT_EQ(choice(4096, 28672, 4096), (PersistentTile{256, 2, 2, 1}));
+}
+
+// Blocks of the next layer would otherwise meet in twos on the multiprocessors that are free first.
+TEST(PersistentTilesTest, LayersInTurnAllTakeOnePlaceOfEachMultiprocessor) {
+  const DeviceInfo device = H100();
+  for (DType x : {DType::kFp16, DType::kBf16}) {
+    for (int64_t m : {17, 24, 32, 33, 48, 64, 65, 96, 128, 256}) {
+      for (const auto& [k, n] : {std::pair{4096, 4096},
+                                 {4096, 6144},
+                                 {14336, 4096},
+                                 {4096, 28672},
+                                 {8192, 8192},
+                                 {8192, 10240},
+                                 {28672, 8192},
+                                 {8192, 57344},
+                                 {5120, 13824},
+                                 {3584, 4608}}) {
+        const PersistentTile tile = ChoosePersistentTile(Shape(k, n), m, device, x);
+        const Schedule s = PersistentSchedule(Shape(k, n), m, tile, device);
+        EXPECT_EQ(tile.blocks, m <= 32 ? 2 : 1) << k << " x " << n << ", M " << m;
+        EXPECT_LE(s.clusters * tile.cluster, device.sm_count) << k << " x " << n << ", M " << m;
+      }
+    }
+  }
+}
+
+TEST(PersistentTilesTest, AFewTokensBeyondATileAreNotAWholeTileMore) {
+  const auto choice = [](int64_t k, int64_t n, int64_t m) {
+    return ChoosePersistentTile(Shape(k, n), m, H100());
+  };
+  EXPECT_EQ(choice(4096, 4096, 129), (PersistentTile{160, 1, 1, 1, 2}));
+  EXPECT_EQ(choice(4096, 28672, 160), (PersistentTile{160, 2, 2, 1}));
+  EXPECT_EQ(choice(8192, 57344, 161), (PersistentTile{176, 2, 2, 1}));
+  EXPECT_EQ(choice(8192, 8192, 193), (PersistentTile{224, 2, 1, 1, 2}));
+  EXPECT_EQ(choice(4096, 28672, 257), (PersistentTile{160, 2, 2, 1}));
+  EXPECT_EQ(choice(4096, 28672, 384), (PersistentTile{192, 2, 2, 1}));
+  EXPECT_EQ(choice(28672, 8192, 576), (PersistentTile{192, 3, 1, 1}));
+  const auto chained = [](int64_t k, int64_t n, int64_t m) {
+    return ChooseChainedTile(Shape(k, n), m, H100());
+  };
+  EXPECT_EQ(chained(8192, 10240, 96), (PersistentTile{96, 3, 1, 1, 2}));
+  EXPECT_EQ(chained(8192, 8192, 129), (PersistentTile{160, 2, 1, 1, 2}));
+  EXPECT_EQ(chained(8192, 8192, 1024), (PersistentTile{176, 2, 2, 1}));
+  EXPECT_EQ(chained(28672, 8192, 384), (PersistentTile{192, 2, 2, 1}));
 }
 
 TEST(PersistentTilesTest, BFloat16TakesWiderTilesWhereDecodingIsTheLimit) {
