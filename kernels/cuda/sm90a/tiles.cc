@@ -30,28 +30,30 @@ bool IsTooNarrow(const PersistentTile& tile, int64_t m, int64_t most_tiles) {
   return tile.tokens < 128 && m > most_tiles * tile.tokens;
 }
 
-// Whether a tile can be had in parts: each with a step, and all blocks resident at once. More of
-// them are slower than tiles that are cut anywhere (28672 x 8192 at 512 tokens 310 us instead of
-// 299).
+// Whether a tile can be had in parts: each with a step, and a multiprocessor to itself. More of
+// them than multiprocessors are slower than tiles that are cut anywhere (28672 x 8192 at 512 tokens
+// 310 us instead of 299). Where there is room for two on each they are fast alone, but the blocks
+// of the next layer then meet in twos on the multiprocessors that are free first: 8192 x 8192 at 32
+// tokens 17.0 us instead of 17.3, the layers of a 70B model in turn 291 us instead of 188
+// (NOTES.md, 25).
 bool Suits(const PersistentTile& tile, int64_t tiles, int64_t k_blocks, const DeviceInfo& device) {
   if (tile.parts == 1) return true;
   const int64_t part_steps = CeilDiv(k_blocks, int64_t{tile.parts});
-  return (tile.parts - 1) * part_steps < k_blocks &&
-         tiles * tile.parts <= int64_t{tile.blocks} * device.sm_count;
+  return (tile.parts - 1) * part_steps < k_blocks && tiles * tile.parts <= device.sm_count;
 }
 
 // Of `candidates` the fastest for activations of dtype `x` that `suits`, schedule(tile) being what
 // would run and extra(tile, schedule) the microseconds that are not in the table.
 template <class SuitsTile, class ScheduleOf, class Extra>
-PersistentTile Fastest(absl::Span<const TileCost> candidates, DType x, const DeviceInfo& device,
-                       SuitsTile suits, ScheduleOf schedule, Extra extra) {
+PersistentTile Fastest(absl::Span<const TileCost> candidates, DType x, SuitsTile suits,
+                       ScheduleOf schedule, Extra extra) {
   const TileCost* best = nullptr;
   double least = std::numeric_limits<double>::infinity();
   for (const TileCost& candidate : candidates) {
     const PersistentTile& tile = candidate.tile;
     if (!suits(tile)) continue;
     const Schedule s = schedule(tile);
-    const double us = Microseconds(s, candidate, device) * DTypeFactor(tile, x) + extra(tile, s);
+    const double us = Microseconds(s, candidate) * DTypeFactor(tile, x) + extra(tile, s);
     if (us < least) best = &candidate, least = us;
   }
   return best->tile;
@@ -171,7 +173,7 @@ PersistentTile ChoosePersistentTile(const WeightShape& shape, int64_t m, const D
                                     DType x) {
   const int64_t k_blocks = mma16::BlocksK(shape.k);
   return Fastest(
-      kTileCosts, x, device,
+      kTileCosts, x,
       [&](const PersistentTile& tile) {
         return !IsTooNarrow(tile, m, 1) && Suits(tile, Tiles(shape, m, tile), k_blocks, device);
       },
@@ -185,7 +187,7 @@ PersistentTile ChooseChainedTile(const WeightShape& shape, int64_t m, const Devi
   const Chains chains = MatmulChains(shape, device);
   const bool in_parts = CeilDiv(k_blocks, int64_t{chains.length}) == kChainsInParts;
   return Fastest(
-      kChainedTileCosts, x, device,
+      kChainedTileCosts, x,
       [&](const PersistentTile& tile) {
         // Wider ones have no registers for two sums, so that 96 serve further: 8192 x 8192 at 192
         // tokens 44.4 us, with 192 tokens 49.5.

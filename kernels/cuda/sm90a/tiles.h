@@ -19,7 +19,7 @@ struct PersistentTile {
   int groups = 2;  // of consumers
   int cluster = 2;
   // That fit a multiprocessor. Where there is room for two, the next kernel's ring fills while this
-  // one runs; tiles in parts may take both.
+  // one runs.
   int blocks = 1;
   // Blocks of a cluster that share a tile's steps instead: each takes a part of K and stores a
   // share of the tokens.
