@@ -3,6 +3,7 @@
 // same. Conformance covers the tiles that are chosen. Skips without a GPU of that architecture.
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -10,9 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "kernels/backends.h"
-#include "kernels/base/math.h"
 #include "kernels/cpu/reference.h"
-#include "kernels/cuda/common/chains.h"
 #include "kernels/cuda/sm90a/rows.h"
 #include "kernels/kernels.h"
 #include "tests/testing/guarded_buffer.h"
@@ -49,8 +48,8 @@ class Problem {
     const auto x = testing::RandomMatrix(kMostTokens, shape.k, dtype, 7);
     want_ =
         ReferenceProduct(canonical, {x.data(), dtype, kMostTokens, shape.k}, canonical.bias.data());
-    x_.push_back(GuardedBuffer::Create(device, static_cast<int64_t>(x.size())).value());
-    EXPECT_TRUE(x_[0].Fill(x).ok());
+    x_ = GuardedBuffer::Create(device, static_cast<int64_t>(x.size())).value();
+    EXPECT_TRUE(x_->Fill(x).ok());
     const KernelRow& ordered = *FindKernel("sm80/qmatmul_a16w4");
     ordered_ = Run(kMostTokens, ordered, [&](const MatmulArgs& args, StreamView stream) {
       return ordered.matmul(args, stream);
@@ -68,7 +67,7 @@ class Problem {
             .value();
     auto stream = device_.CreateStream().value();
     const MatmulArgs args = {weight_.get(),
-                             {x_[0].data(), dtype_, m, shape().k},
+                             {x_->data(), dtype_, m, shape().k},
                              {y.data(), DType::kFp32, m, shape().n},
                              weight_->bias_data(),
                              workspace.data()};
@@ -90,7 +89,7 @@ class Problem {
   Device& device_;
   DType dtype_;
   std::shared_ptr<const DeviceWeight> weight_;
-  std::vector<GuardedBuffer> x_;
+  std::optional<GuardedBuffer> x_;
   std::vector<double> want_;
   std::vector<uint8_t> ordered_;
 };

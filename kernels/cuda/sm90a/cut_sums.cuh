@@ -54,7 +54,7 @@ __device__ __forceinline__ void AwaitSet(const PersistentParams& p, int set) {
   p.counters[set] = 0;
 }
 
-// The most of `sums` floats, `most` at a time at most, that leave no rest; a multiple of four.
+// The largest batch of at most `most` floats that divides `sums`, all multiples of four.
 constexpr int BatchOf(int sums, int most) {
   while (sums % most != 0) most -= 4;
   return most;

@@ -21,8 +21,8 @@ namespace {
 // 27 us there, 17 tokens 29.4 here. Where its blocks meet in clusters, all of them resident at
 // once, it stays so up to 24, and with little to read up to 32: 14336 x 4096 at 24 17.4 us there,
 // at 32 20.5 and here 18.6; 4096 x 4096 at 32 7.9 and here 8.1. Elsewhere 17 tokens of 8192 x 8192
-// take 17.0 us here and 18.0 there, of 28672 x 8192 49 and 54. 4096 x 6144 takes 9.4 there, and
-// here 9.2 with a tile that is not chosen any more, 10.4 with the one that is (NOTES.md, 25).
+// take 17.3 us here and 18.0 there, of 28672 x 8192 49 and 54. 4096 x 6144 takes 10.4 here and 9.4
+// there, which NOTES.md has among what is to be measured between other layers first.
 constexpr int64_t kLeastTokens = 17;
 constexpr int64_t kLeastTokensOfClusters = 25;
 constexpr int64_t kLeastTokensOfSmallClusters = 33;

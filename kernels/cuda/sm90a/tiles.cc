@@ -189,8 +189,8 @@ PersistentTile ChooseChainedTile(const WeightShape& shape, int64_t m, const Devi
   return Fastest(
       kChainedTileCosts, x,
       [&](const PersistentTile& tile) {
-        // Wider ones have no registers for two sums, so that 96 serve further: 8192 x 8192 at 192
-        // tokens 44.4 us, with 192 tokens 49.5.
+        // A total that does not fit the registers makes wide tiles slow, so that 96 serve further:
+        // 8192 x 8192 at 192 tokens 44.4 us, with one tile of 192 49.5.
         const int64_t most_tiles = tile.tokens == 96 ? 4 : 1;
         return (tile.parts == 1 || in_parts) && !IsTooNarrow(tile, m, most_tiles) &&
                Suits(tile, Tiles(shape, m, tile), k_blocks, device);

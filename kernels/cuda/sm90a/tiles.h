@@ -50,7 +50,8 @@ constexpr int PersistentSharedBytes(int tokens, int groups, int blocks, bool fin
 }
 
 // Whether a consumer that keeps the order of sums has registers for one chain alone, and parks the
-// total of those before it in global memory.
+// total of those before it in global memory. With 176 and 192 tokens a part of the total lies in
+// local memory between chains, which the compiler sees to.
 constexpr bool PersistentParks(int tokens) { return tokens > 192; }
 
 // Of a tile in parts that keeps the order of sums: each part holds its share of them apart.
