@@ -21,8 +21,8 @@ constexpr int ProducerRegisters(int groups, int blocks) {
   return groups <= 2 ? 48 : 40;
 }
 
-template <int kTokens_, int kGroups_, int kCluster_, int kBlocks_, int kParts_, bool kFineGroups_,
-          bool kChained_>
+template <bool kFineGroups_, bool kChained_, int kTokens_, int kGroups_, int kCluster_,
+          int kBlocks_, int kParts_, int kSets_ = 1>
 struct PersistentConfig {
   static constexpr int kTokens = kTokens_;
   static constexpr int kGroups = kGroups_;  // of consumers
@@ -34,8 +34,8 @@ struct PersistentConfig {
   static constexpr bool kFineGroups = kFineGroups_;
   // Keeps the order of sums of common/chains.h.
   static constexpr bool kChained = kChained_;
-  // Sums that a part keeps apart.
-  static constexpr int kSets = kChained && kParts > 1 ? kChainsInParts / kParts : 1;
+  static constexpr int kSets = kSets_;  // of sums that a part keeps apart
+  static_assert((kSets > 1) == (kChained && kParts > 1));
   // Registers have room for one chain alone.
   static constexpr bool kParks = kChained && PersistentParks(kTokens);
   static constexpr int kThreads = (kGroups + 1) * kGroupThreads;

@@ -1,6 +1,7 @@
 // Row sm90a/qmatmul_a16w4: the fused product on Hopper's tensor cores for every number of tokens.
 #include "kernels/cuda/sm90a/qmatmul_a16w4.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 
@@ -18,22 +19,19 @@ namespace awqd::cuda {
 namespace {
 
 // Up to 16, sm80/qmatmul_a16w4 is faster everywhere: H100, 2026-11-22, 16 tokens of 4096 x 28672
-// 27 us there, 17 tokens 29.4 here. Where its blocks meet in clusters, all of them resident at
-// once, it stays so up to 24, and with little to read up to 32: 14336 x 4096 at 24 17.4 us there,
-// at 32 20.5 and here 18.6; 4096 x 4096 at 32 7.9 and here 8.1. Elsewhere 17 tokens of 8192 x 8192
-// take 17.3 us here and 18.0 there, of 28672 x 8192 49 and 54. 4096 x 6144 takes 10.4 here and 9.4
-// there, which NOTES.md has among what is to be measured between other layers first.
+// 27 us there, 17 tokens 29.4 here. It stays so a little longer where there is less to read: 24
+// tokens of 14336 x 4096 take 17.0 us there and 18.9 here, of 4096 x 4096 7.1 and 8.1, of 8192 x
+// 8192 18.2 and 17.3, of 8192 x 10240 30.6 and 21.9. All layers of a model change at once, by its
+// width, which is their narrower side: that row's blocks take a multiprocessor each, so that the
+// blocks of a tile with two places meet in twos behind them. The layers of an 8B model in turn at
+// 24 tokens 65.9 us there, 69.4 here, 86.8 with two in each row; at 32 tokens, where 4096 x 4096
+// alone would still take 7.9 us there and 8.1 here, 69.8 here and 97 with that one there.
 constexpr int64_t kLeastTokens = 17;
-constexpr int64_t kLeastTokensOfClusters = 25;
-constexpr int64_t kLeastTokensOfSmallClusters = 33;
-constexpr int64_t kSmallBytes = 10'000'000;  // of 4-bit codes
+constexpr int64_t kLeastTokensOfNarrow = 25;
+constexpr int64_t kNarrow = 4096;
 
-int64_t BestFrom(const WeightShape& shape, const DeviceInfo& device) {
-  const Chains chains = MatmulChains(shape, device);
-  const int64_t blocks = mma16::TilesN(shape.n) * chains.split;
-  if (chains.split == 1 || blocks > device.sm_count) return kLeastTokens;
-  return shape.k * shape.n / 2 <= kSmallBytes ? kLeastTokensOfSmallClusters
-                                              : kLeastTokensOfClusters;
+int64_t BestFrom(const WeightShape& shape, const DeviceInfo&) {
+  return std::min(shape.k, shape.n) <= kNarrow ? kLeastTokensOfNarrow : kLeastTokens;
 }
 
 absl::Status MapX(const void* data, int64_t stride, const MatmulArgs& args,

@@ -189,26 +189,24 @@ absl::Status LaunchConfigured(const PersistentParams& p, const DeviceInfo& devic
   return Launch<PersistentA16W4<Math, Config>>("sm90a/qmatmul_a16w4", config, p);
 }
 
-template <class Math, int kTokens, int kGroups, int kCluster, int kBlocks, int kParts,
-          bool kChained>
+template <class Math, bool kChained, int... kTile>
 absl::Status LaunchGroups(const PersistentParams& p, const DeviceInfo& device, StreamView stream) {
   return p.metas > 2
-             ? LaunchConfigured<Math, PersistentConfig<kTokens, kGroups, kCluster, kBlocks, kParts,
-                                                       true, kChained>>(p, device, stream)
-             : LaunchConfigured<Math, PersistentConfig<kTokens, kGroups, kCluster, kBlocks, kParts,
-                                                       false, kChained>>(p, device, stream);
+             ? LaunchConfigured<Math, PersistentConfig<true, kChained, kTile...>>(p, device, stream)
+             : LaunchConfigured<Math, PersistentConfig<false, kChained, kTile...>>(p, device,
+                                                                                   stream);
 }
 
 inline absl::Status NoSuchTile(const PersistentTile& tile) {
-  return absl::InternalError(absl::StrCat("sm90a/qmatmul_a16w4: no tile of ", tile.tokens,
-                                          " tokens x ", tile.groups, " groups x ", tile.cluster,
-                                          " blocks x ", tile.parts, " parts was compiled"));
+  return absl::InternalError(absl::StrCat(
+      "sm90a/qmatmul_a16w4: no tile of ", tile.tokens, " tokens x ", tile.groups, " groups x ",
+      tile.cluster, " blocks x ", tile.parts, " parts of ", tile.sets, " chains was compiled"));
 }
 
 // The compiled tiles, one line per entry of PersistentTiles() and ChainedTiles().
 #define AWQD_TILE(CHAINED, ...)                                         \
   if (PersistentTile{__VA_ARGS__} == tile) {                            \
-    return LaunchGroups<Math, __VA_ARGS__, CHAINED>(p, device, stream); \
+    return LaunchGroups<Math, CHAINED, __VA_ARGS__>(p, device, stream); \
   }
 template <class Math>
 absl::Status LaunchTile(const PersistentParams& p, const PersistentTile& tile,
@@ -218,6 +216,7 @@ absl::Status LaunchTile(const PersistentParams& p, const PersistentTile& tile,
   AWQD_TILE(false, 32, 3, 1, 2, 1)
   AWQD_TILE(false, 32, 3, 1, 2, 2)
   AWQD_TILE(false, 32, 1, 1, 2, 2)
+  AWQD_TILE(false, 64, 1, 1, 1, 2)
   AWQD_TILE(false, 64, 2, 1, 1, 1)
   AWQD_TILE(false, 64, 2, 1, 1, 2)
   AWQD_TILE(false, 64, 3, 1, 1, 1)
@@ -253,27 +252,29 @@ absl::Status LaunchTile(const PersistentParams& p, const PersistentTile& tile,
 template <class Math>
 absl::Status LaunchChainedTile(const PersistentParams& p, const PersistentTile& tile,
                                const DeviceInfo& device, StreamView stream) {
-  AWQD_TILE(true, 32, 1, 1, 2, 2)
+  AWQD_TILE(true, 32, 1, 1, 1, 2, 2)
+  AWQD_TILE(true, 32, 1, 1, 1, 2, 4)
   AWQD_TILE(true, 32, 2, 1, 1, 1)
-  AWQD_TILE(true, 32, 2, 1, 2, 2)
+  AWQD_TILE(true, 32, 2, 1, 1, 2, 2)
   AWQD_TILE(true, 32, 3, 1, 1, 1)
-  AWQD_TILE(true, 32, 3, 1, 1, 2)
-  AWQD_TILE(true, 64, 1, 1, 2, 2)
+  AWQD_TILE(true, 32, 3, 1, 1, 2, 2)
+  AWQD_TILE(true, 64, 1, 1, 1, 2, 2)
+  AWQD_TILE(true, 64, 1, 1, 1, 2, 4)
   AWQD_TILE(true, 64, 2, 1, 1, 1)
-  AWQD_TILE(true, 64, 2, 1, 1, 2)
+  AWQD_TILE(true, 64, 2, 1, 1, 2, 2)
   AWQD_TILE(true, 64, 3, 1, 1, 1)
-  AWQD_TILE(true, 64, 3, 1, 1, 2)
+  AWQD_TILE(true, 64, 3, 1, 1, 2, 2)
   AWQD_TILE(true, 96, 2, 1, 1, 1)
-  AWQD_TILE(true, 96, 2, 1, 1, 2)
+  AWQD_TILE(true, 96, 2, 1, 1, 2, 2)
   AWQD_TILE(true, 96, 3, 1, 1, 1)
-  AWQD_TILE(true, 96, 3, 1, 1, 2)
-  AWQD_TILE(true, 128, 1, 1, 1, 2)
+  AWQD_TILE(true, 96, 3, 1, 1, 2, 2)
+  AWQD_TILE(true, 128, 1, 1, 1, 2, 2)
   AWQD_TILE(true, 128, 2, 1, 1, 1)
-  AWQD_TILE(true, 128, 2, 1, 1, 2)
+  AWQD_TILE(true, 128, 2, 1, 1, 2, 2)
   AWQD_TILE(true, 128, 2, 2, 1, 1)
-  AWQD_TILE(true, 160, 1, 1, 1, 2)
+  AWQD_TILE(true, 160, 1, 1, 1, 2, 2)
   AWQD_TILE(true, 160, 2, 1, 1, 1)
-  AWQD_TILE(true, 160, 2, 1, 1, 2)
+  AWQD_TILE(true, 160, 2, 1, 1, 2, 2)
   AWQD_TILE(true, 160, 2, 2, 1, 1)
   AWQD_TILE(true, 176, 2, 2, 1, 1)
   AWQD_TILE(true, 192, 2, 2, 1, 1)

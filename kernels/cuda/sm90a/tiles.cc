@@ -131,7 +131,7 @@ Schedule ChainedSchedule(const WeightShape& shape, int64_t m, const PersistentTi
   const int length = MatmulChains(shape, device).length;
   const int chains = static_cast<int>(CeilDiv(k_blocks, int64_t{length}));
   if (tile.parts > 1) {
-    return MakeParts(tiles, k_blocks, tile.parts, kChainsInParts / tile.parts * length);
+    return MakeParts(tiles, k_blocks, tile.parts, tile.sets * length);
   }
   const int most = device.sm_count / tile.cluster;
   if (tiles >= most) {
@@ -185,13 +185,14 @@ PersistentTile ChooseChainedTile(const WeightShape& shape, int64_t m, const Devi
                                  DType x) {
   const int64_t k_blocks = mma16::BlocksK(shape.k);
   const Chains chains = MatmulChains(shape, device);
-  const bool in_parts = CeilDiv(k_blocks, int64_t{chains.length}) == kChainsInParts;
+  const int64_t filled_chains = CeilDiv(k_blocks, int64_t{chains.length});
   return Fastest(
       kChainedTileCosts, x,
       [&](const PersistentTile& tile) {
         // A total that does not fit the registers makes wide tiles slow, so that 96 serve further:
         // 8192 x 8192 at 192 tokens 44.4 us, with one tile of 192 49.5.
         const int64_t most_tiles = tile.tokens == 96 ? 4 : 1;
+        const bool in_parts = tile.parts * tile.sets == filled_chains;
         return (tile.parts == 1 || in_parts) && !IsTooNarrow(tile, m, most_tiles) &&
                Suits(tile, Tiles(shape, m, tile), k_blocks, device);
       },

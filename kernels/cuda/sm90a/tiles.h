@@ -24,6 +24,9 @@ struct PersistentTile {
   // Blocks of a cluster that share a tile's steps instead: each takes a part of K and stores a
   // share of the tokens.
   int parts = 1;
+  // Chains that each part keeps apart, where the order of sums is kept: of a weight with
+  // parts * sets of them.
+  int sets = 1;
 
   friend bool operator==(const PersistentTile&, const PersistentTile&) = default;
 };
@@ -53,9 +56,6 @@ constexpr int PersistentSharedBytes(int tokens, int groups, int blocks, bool fin
 // total of those before it in global memory. With 176 and 192 tokens a part of the total lies in
 // local memory between chains, which the compiler sees to.
 constexpr bool PersistentParks(int tokens) { return tokens > 192; }
-
-// Of a tile in parts that keeps the order of sums: each part holds its share of them apart.
-inline constexpr int kChainsInParts = 4;
 
 // Floats that a block hands over when its tile was cut.
 constexpr int64_t PersistentSlotFloats(const PersistentTile& tile) {

@@ -52,15 +52,15 @@ TEST(PersistentTilesTest, FewTokensGetNarrowTilesAndManyWideOnes) {
   const auto choice = [](int64_t k, int64_t n, int64_t m) {
     return ChoosePersistentTile(Shape(k, n), m, H100());
   };
-  EXPECT_EQ(choice(4096, 6144, 17), (PersistentTile{32, 2, 1, 2}));
+  EXPECT_EQ(choice(4096, 6144, 32), (PersistentTile{32, 2, 1, 2, 2}));
   EXPECT_EQ(choice(4096, 4096, 32), (PersistentTile{32, 1, 1, 2, 2}));
   EXPECT_EQ(choice(14336, 4096, 32), (PersistentTile{32, 2, 1, 2}));
   EXPECT_EQ(choice(28672, 8192, 32), (PersistentTile{32, 2, 1, 2, 2}));
   EXPECT_EQ(choice(8192, 10240, 32), (PersistentTile{32, 3, 1, 2, 2}));
   EXPECT_EQ(choice(4096, 28672, 32), (PersistentTile{32, 3, 1, 2}));
   EXPECT_EQ(choice(4096, 28672, 64), (PersistentTile{64, 3, 1, 1}));
-  EXPECT_EQ(choice(4096, 4096, 64), (PersistentTile{96, 1, 1, 1, 2}));
-  EXPECT_EQ(choice(14336, 4096, 64), (PersistentTile{64, 2, 1, 1}));
+  EXPECT_EQ(choice(4096, 4096, 64), (PersistentTile{64, 1, 1, 1, 2}));
+  EXPECT_EQ(choice(14336, 4096, 64), (PersistentTile{64, 1, 1, 1, 2}));
   EXPECT_EQ(choice(8192, 8192, 64), (PersistentTile{64, 2, 1, 1, 2}));
   EXPECT_EQ(choice(8192, 10240, 64), (PersistentTile{64, 3, 1, 1, 2}));
   EXPECT_EQ(choice(4096, 28672, 65), (PersistentTile{96, 2, 1, 1}));
@@ -94,12 +94,33 @@ TEST(PersistentTilesTest, LayersInTurnAllTakeOnePlaceOfEachMultiprocessor) {
         EXPECT_EQ(tile.blocks, m <= 32 ? 2 : 1) << k << " x " << n << ", M " << m;
         EXPECT_LE(s.clusters * tile.cluster, device.sm_count) << k << " x " << n << ", M " << m;
         const PersistentTile chained = ChooseChainedTile(Shape(k, n), m, device, x);
+        EXPECT_EQ(chained.blocks, 1) << k << " x " << n << ", M " << m;
         EXPECT_LE(ChainedSchedule(Shape(k, n), m, chained, device).clusters * chained.cluster,
                   device.sm_count)
             << k << " x " << n << ", M " << m;
       }
     }
   }
+}
+
+TEST(PersistentTilesTest, LayersOfOneModelChangeRowsAtTheSameCount) {
+  const auto from = [](int64_t k, int64_t n) {
+    EXPECT_EQ(PersistentA16W4Row().best_from(Shape(k, n), H100()),
+              ChainedA16W4Row().best_from(Shape(k, n), H100()));
+    return PersistentA16W4Row().best_from(Shape(k, n), H100());
+  };
+  for (const auto& [k, n] : {std::pair{4096, 6144}, {4096, 4096}, {4096, 28672}, {14336, 4096}}) {
+    EXPECT_EQ(from(k, n), 25) << k << " x " << n;
+  }
+  for (const auto& [k, n] : {std::pair{8192, 10240}, {8192, 8192}, {8192, 57344}, {28672, 8192}}) {
+    EXPECT_EQ(from(k, n), 17) << k << " x " << n;
+  }
+}
+
+TEST(PersistentTilesTest, EightChainsAreDealtOutToTwoParts) {
+  const auto chained = [](int64_t m) { return ChooseChainedTile(Shape(14336, 4096), m, H100()); };
+  EXPECT_EQ(chained(32), (PersistentTile{32, 1, 1, 1, 2, 4}));
+  EXPECT_EQ(chained(64), (PersistentTile{64, 1, 1, 1, 2, 4}));
 }
 
 TEST(PersistentTilesTest, AFewTokensBeyondATileAreNotAWholeTileMore) {
@@ -116,8 +137,8 @@ TEST(PersistentTilesTest, AFewTokensBeyondATileAreNotAWholeTileMore) {
   const auto chained = [](int64_t k, int64_t n, int64_t m) {
     return ChooseChainedTile(Shape(k, n), m, H100());
   };
-  EXPECT_EQ(chained(8192, 10240, 96), (PersistentTile{96, 3, 1, 1, 2}));
-  EXPECT_EQ(chained(8192, 8192, 129), (PersistentTile{160, 2, 1, 1, 2}));
+  EXPECT_EQ(chained(8192, 10240, 96), (PersistentTile{96, 3, 1, 1, 2, 2}));
+  EXPECT_EQ(chained(8192, 8192, 129), (PersistentTile{160, 2, 1, 1, 2, 2}));
   EXPECT_EQ(chained(8192, 8192, 1024), (PersistentTile{176, 2, 2, 1}));
   EXPECT_EQ(chained(28672, 8192, 384), (PersistentTile{192, 2, 2, 1}));
 }
@@ -216,10 +237,11 @@ TEST(PersistentTilesTest, EveryPartOfAChosenTileHasAStep) {
           ASSERT_GE(s.parts * s.part_steps, s.k_blocks);
         }
         if (kept.parts > 1) {
-          // Four chains, each with a step.
-          ASSERT_EQ(in_order.part_steps * kept.parts, 4 * chain);
-          ASSERT_LT(3 * chain, in_order.k_blocks) << k << " " << n << " " << m;
-          ASSERT_GE(4 * chain, in_order.k_blocks);
+          // All chains, each with a step.
+          const int chains = kept.parts * kept.sets;
+          ASSERT_EQ(in_order.part_steps * kept.parts, chains * chain);
+          ASSERT_LT((chains - 1) * chain, in_order.k_blocks) << k << " " << n << " " << m;
+          ASSERT_GE(chains * chain, in_order.k_blocks);
         }
       }
     }
