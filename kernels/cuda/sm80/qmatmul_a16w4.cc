@@ -14,7 +14,7 @@
 namespace awqd::cuda {
 namespace {
 
-QMatmulParams MakeParams(const MatmulArgs& args, const MatmulTile& tile) {
+QMatmulParams MakeParams(const MatmulArgs& args, const MatmulTile& tile, const DeviceInfo& device) {
   const WeightShape& shape = args.weight->shape;
   const uintptr_t y_quad = 4 * SizeOf(args.y.dtype);
   QMatmulParams p{};
@@ -31,6 +31,7 @@ QMatmulParams MakeParams(const MatmulArgs& args, const MatmulTile& tile) {
   p.metas = mma16::MetasPerRecord(shape.k, shape.scheme.group_size);
   p.chain_blocks = tile.chains.length;
   p.split = tile.chains.split;
+  p.prefetch = MatmulPrefetch(tile, args.x.rows, shape.n, device);
   p.y_wide = reinterpret_cast<uintptr_t>(args.y.data) % y_quad == 0;
   return p;
 }
@@ -39,7 +40,7 @@ absl::Status Run(const MatmulArgs& args, StreamView stream) {
   const DeviceInfo& device = args.weight->device->info();
   AWQD_RETURN_IF_ERROR(UseDevice(device.index));
   const MatmulTile tile = ChooseMatmulTile(args.weight->shape, args.x.rows, device, args.x.dtype);
-  QMatmulParams params = MakeParams(args, tile);
+  QMatmulParams params = MakeParams(args, tile, device);
   if (!TokensAreReady(args.x)) {
     const StagedTokens staged = CarveStagedTokens(args.workspace, params.m, params.k);
     AWQD_RETURN_IF_ERROR(StageTokens(args.x, staged, stream));

@@ -389,7 +389,7 @@ __global__ __launch_bounds__(Config::kThreads, Config::kBlocks) void QMatmulA16W
   const int tokens = TokensOf<Config>(p, first_token);
   if (p.split > 1) ExpectSums<Config>(joint, tokens);
   TileLoader<Config> loader(p, ring, tile * Config::kRowTiles, first_token, begin);
-  loader.Prefetch(min(end - begin, Config::kStages));
+  loader.Prefetch(min(end - begin, min(Config::kStages, p.prefetch)));
   WaitForEarlierKernels();
 
 #pragma unroll
@@ -454,12 +454,12 @@ absl::Status LaunchTile(const QMatmulParams& p, const MatmulTile& tile, const De
     return fine ? LaunchConfigured<Math, QMatmulConfig<__VA_ARGS__, true>>(p, v, device, stream)   \
                 : LaunchConfigured<Math, QMatmulConfig<__VA_ARGS__, false>>(p, v, device, stream); \
   }
-    AWQD_TILE(8, 1, 2, 4, 4)
+    AWQD_TILE(8, 1, 2, 4, 2)
     AWQD_TILE(8, 2, 2, 3, 3)
-    AWQD_TILE(8, 1, 4, 4, 2)
+    AWQD_TILE(8, 1, 4, 4, 1)
     AWQD_TILE(16, 1, 2, 3, 4)
     AWQD_TILE(16, 2, 2, 3, 2)
-    AWQD_TILE(16, 1, 4, 3, 2)
+    AWQD_TILE(16, 1, 4, 3, 1)
     AWQD_TILE(24, 1, 2, 3, 3)
     AWQD_TILE(24, 2, 2, 3, 2)
     AWQD_TILE(24, 1, 4, 3, 1)

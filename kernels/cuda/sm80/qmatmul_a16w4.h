@@ -25,6 +25,7 @@ struct QMatmulParams {
   int chain_blocks;  // of each chain
   int metas;         // per record: 1, 2, 4 or 8
   int split;         // blocks of a cluster that the chains are dealt out to
+  int prefetch;      // records of each chain that are brought into L2 before x is known
   bool y_wide;       // four elements of y may be stored at once
 };
 

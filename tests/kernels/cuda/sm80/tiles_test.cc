@@ -112,6 +112,18 @@ TEST(ChooseMatmulTile, HasFourChainsOnlyWhereEveryTileOfThemFits) {
   EXPECT_EQ(ChooseMatmulTile(Weight(8192, 8192), 1, Gpu(90, 132, needed - 1)).chains.groups, 2);
 }
 
+TEST(MatmulPrefetch, LeavesRoomForTheActivationsUnlessBlocksComeInWaves) {
+  const auto prefetch = [](int64_t k, int64_t n, int64_t m) {
+    return MatmulPrefetch(ChooseMatmulTile(Weight(k, n), m, H100()), m, n, H100());
+  };
+  EXPECT_EQ(prefetch(8192, 8192, 1), 2);
+  EXPECT_EQ(prefetch(8192, 8192, 16), 1);
+  EXPECT_EQ(prefetch(8192, 10240, 1), 2) << "more than the multiprocessors, but in clusters";
+  for (const MatmulVariant& variant : MatmulVariants()) {
+    EXPECT_GE(prefetch(8192, 57344, variant.tokens), variant.stages) << "the whole ring";
+  }
+}
+
 TEST(MatmulLaunchBytes, SpreadsBlocksEvenly) {
   const MatmulVariant& variant = MatmulVariants()[0];
   // One block each: so much that no second one fits.
