@@ -20,8 +20,8 @@ namespace {
 
 // Up to 16, sm80/qmatmul_a16w4 is faster everywhere: H100, 2026-11-22, 16 tokens of 4096 x 28672
 // 27 us there, 17 tokens 29.4 here. It stays so a little longer where there is less to read: 24
-// tokens of 14336 x 4096 take 17.0 us there and 18.9 here, of 4096 x 4096 7.1 and 8.1, of 8192 x
-// 8192 18.2 and 17.3, of 8192 x 10240 30.6 and 21.9. All layers of a model change at once, by its
+// tokens of 14336 x 4096 take 16.4 us there and 18.9 here, of 4096 x 4096 7.0 and 8.1, of 28672 x
+// 8192 53.7 and 49.1, of 8192 x 10240 30.6 and 21.9. All layers of a model change at once, by its
 // width, which is their narrower side: that row's blocks take a multiprocessor each, so that the
 // blocks of a tile with two places meet in twos behind them. The layers of an 8B model in turn at
 // 24 tokens 65.9 us there, 69.4 here, 86.8 with two in each row; at 32 tokens, where 4096 x 4096

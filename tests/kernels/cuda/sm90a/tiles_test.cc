@@ -52,7 +52,7 @@ TEST(PersistentTilesTest, FewTokensGetNarrowTilesAndManyWideOnes) {
   const auto choice = [](int64_t k, int64_t n, int64_t m) {
     return ChoosePersistentTile(Shape(k, n), m, H100());
   };
-  EXPECT_EQ(choice(4096, 6144, 32), (PersistentTile{32, 2, 1, 2, 2}));
+  EXPECT_EQ(choice(4096, 6144, 32), (PersistentTile{32, 2, 1, 2}));
   EXPECT_EQ(choice(4096, 4096, 32), (PersistentTile{32, 1, 1, 2, 2}));
   EXPECT_EQ(choice(14336, 4096, 32), (PersistentTile{32, 2, 1, 2}));
   EXPECT_EQ(choice(28672, 8192, 32), (PersistentTile{32, 2, 1, 2, 2}));
