@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""Tables and a plot of a GPU bench run: gpu_report.py BENCH.jsonl [--svg FILE] > tables.md
+"""Tables and a plot of a GPU bench run: gpu_report.py BENCH.jsonl [--svg FILE] [--into FILE --run NAME] > tables.md
 
 Reads the JSON lines of awqd_bench. What serves a count of tokens by default is the fused row of the plan; the dense
 path stands beside it. The plot has a panel per shape, time against tokens, both logarithmic, with the floors of the
-same run drawn in. Needs nothing but Python 3.
+same run drawn in. --into puts the tables where a file has marks for this run. Needs nothing but Python 3.
 """
 import argparse
 import html
 import json
 import math
 import pathlib
+import re
 import sys
 
 PANEL = (420, 300)
@@ -23,6 +24,7 @@ SERIES = [  # key, label, colour, dashes
     ("matrix", "floor: 750 TFLOP/s", "#c44", "2 4"),
 ]
 WIDE = 16  # counts of tokens, from which a table has a row for each instead of a column
+MARK = re.compile(r"<!-- gpu_report: (\S+) (\S+) -->")
 SLOWER = 1.05  # than a larger count: more is a fault of the choice of tiles
 
 
@@ -99,31 +101,58 @@ def slower_table(products):
     return table(["K x N", "counts", f"more than {SLOWER:g} x a larger count", "slower than cuBLASLt"], rows)
 
 
+def dequantize_table(dequantize):
+    types = ["FP16", "BF16", "FP32"]
+    return table(["K x N"] + types, [
+        [f"{k} x {n}"] + [f"{number(by[t][0])} ({by[t][0] / by[t][1]:.2f})" if t in by else "" for t in types]
+        for (k, n), by in dequantize.items()])
+
+
 def tables(products, dequantize):
+    """{name: (heading, table)} of what the run has."""
     counts = sorted({m for by_m in products.values() for m in by_m})
-    yield "### Fused product: counts of tokens that are slower than they may be\n"
-    yield slower_table(products)
+    out = {"slower": ("Fused product: counts of tokens that are slower than they may be", slower_table(products))}
     if len(counts) > WIDE:
-        yield "### Fused product: microseconds\n"
-        yield by_count(products, counts)
-        return
+        out["counts"] = "Fused product: microseconds", by_count(products, counts)
+        return out
     few, many = [m for m in counts if m <= 128], [m for m in counts if m > 128]
-    yield "### Fused product: ratio to max(reading the packed weights, 750 TFLOP/s)\n"
-    yield product_table(products, few, "fused", lambda at: max(at["stream"], at["matrix"]))
-    yield "### Fused product: ratio to cuBLASLt FP16 with dense weights\n"
-    yield product_table(products, counts, "fused", lambda at: at.get("cublaslt"))
+    out["floor"] = ("Fused product: ratio to max(reading the packed weights, 750 TFLOP/s)",
+                    product_table(products, few, "fused", lambda at: max(at["stream"], at["matrix"])))
+    out["cublaslt"] = ("Fused product: ratio to cuBLASLt FP16 with dense weights",
+                       product_table(products, counts, "fused", lambda at: at.get("cublaslt")))
     if any("invariant" in at for by_m in products.values() for at in by_m.values()):
-        yield "### Fused product with --batch_invariant: ratio to without\n"
-        yield product_table(products, counts, "invariant", lambda at: at.get("fused"))
+        out["invariant"] = ("Fused product with --batch_invariant: ratio to without",
+                            product_table(products, counts, "invariant", lambda at: at.get("fused")))
     if any("dense" in at for by_m in products.values() for at in by_m.values()):
-        yield "### Dequantise, then dense product: ratio to cuBLASLt\n"
-        yield product_table(products, many, "dense", lambda at: at.get("cublaslt"))
+        out["dense"] = ("Dequantise, then dense product: ratio to cuBLASLt",
+                        product_table(products, many, "dense", lambda at: at.get("cublaslt")))
     if dequantize:
-        yield "### Dequantize: ratio to the expand floor (for FP32 output, one that writes FP32)\n"
-        types = ["FP16", "BF16", "FP32"]
-        yield table(["K x N"] + types, [
-            [f"{k} x {n}"] + [f"{number(by[t][0])} ({by[t][0] / by[t][1]:.2f})" if t in by else "" for t in types]
-            for (k, n), by in dequantize.items()])
+        out["dequantize"] = ("Dequantize: ratio to the expand floor (for FP32 output, one that writes FP32)",
+                             dequantize_table(dequantize))
+    return out
+
+
+def put_into(text, run, by_name):
+    """`text` with the table after each mark `<!-- gpu_report: RUN NAME -->` of this run replaced."""
+    lines, out, marks = text.splitlines(), [], 0
+    i = 0
+    while i < len(lines):
+        out.append(lines[i])
+        mark = MARK.fullmatch(lines[i])
+        i += 1
+        if not mark or mark[1] != run:
+            continue
+        if mark[2] not in by_name:
+            raise ValueError(f'mark "{mark[0]}": got no such table, expected one of {", ".join(by_name)}')
+        if i == len(lines) or not lines[i].startswith("|"):
+            raise ValueError(f'mark "{mark[0]}": expected a table on the next line')
+        while i < len(lines) and lines[i].startswith("|"):
+            i += 1
+        out += by_name[mark[2]][1].splitlines()
+        marks += 1
+    if not marks:
+        raise ValueError(f'got no mark "<!-- gpu_report: {run} NAME -->"')
+    return "\n".join(out) + "\n"
 
 
 def ticks(low, high):
@@ -190,11 +219,20 @@ def main():
     parser.add_argument("runs")
     parser.add_argument("--svg", help="where the plot goes")
     parser.add_argument("--title", default="y = x W", help="of the plot: the GPU, the date")
+    parser.add_argument("--into", help="a file whose tables after <!-- gpu_report: RUN NAME --> are replaced")
+    parser.add_argument("--run", default="fp16", help="which of its marks are meant")
     args = parser.parse_args()
     products, dequantize = load(args.runs)
     if not products and not dequantize:
         sys.exit(f"{args.runs}: got no runs")
-    print("\n".join(tables(products, dequantize)))
+    by_name = tables(products, dequantize)
+    print("\n".join(f"### {heading}\n\n{body}" for heading, body in by_name.values()))
+    if args.into:
+        path = pathlib.Path(args.into)
+        try:
+            path.write_text(put_into(path.read_text(encoding="utf-8"), args.run, by_name), encoding="utf-8")
+        except ValueError as error:
+            sys.exit(f"{path}: {error}")
     if args.svg and products:
         with open(args.svg, "w", encoding="utf-8") as file:
             file.write(svg(products, args.title))

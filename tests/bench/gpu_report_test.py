@@ -22,7 +22,7 @@ def report(runs):
         file.writelines(json.dumps(run) + "\n" for run in runs)
         file.flush()
         products, dequantize = gpu_report.load(file.name)
-    return "\n".join(gpu_report.tables(products, dequantize)), products
+    return "\n".join(body for _, body in gpu_report.tables(products, dequantize).values()), products
 
 
 class GpuReportTest(unittest.TestCase):
@@ -54,6 +54,20 @@ class GpuReportTest(unittest.TestCase):
         text, products = report([product(32, 20.0, 99.0), product(32, 22.0, 99.0, batch_invariant=True)])
         self.assertIn("22.0 (1.10)", text)
         self.assertEqual(products[4096, 6144][32]["fused"], 20.0)
+
+    def test_marks_say_where_tables_go(self):
+        by_name = {"floor": ("", "| a |\n|---|\n| 1 |\n"), "dense": ("", "| b |\n")}
+        text = "before\n<!-- gpu_report: fp16 floor -->\n| old |\n|---|\n\n<!-- gpu_report: bf16 floor -->\n| kept |\n"
+        want = text.replace("| old |\n|---|", "| a |\n|---|\n| 1 |")
+        self.assertEqual(gpu_report.put_into(text, "fp16", by_name), want)
+
+    def test_a_mark_without_a_table_is_an_error(self):
+        by_name = {"floor": ("", "| a |\n")}
+        for text, said in (("<!-- gpu_report: fp16 rate -->\n| old |\n", "expected one of floor"),
+                           ("<!-- gpu_report: fp16 floor -->\n\n| old |\n", "expected a table on the next line"),
+                           ("<!-- gpu_report: bf16 floor -->\n| old |\n", "got no mark")):
+            with self.assertRaisesRegex(ValueError, said):
+                gpu_report.put_into(text, "fp16", by_name)
 
     def test_the_plot_is_a_picture_with_a_line_for_each_series(self):
         _, products = report([product(1, 12.0, 48.0), product(48, 20.0, 48.0), product(64, 25.0, 50.0)])
