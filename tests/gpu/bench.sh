@@ -8,15 +8,13 @@
 #
 # JSON lines go to FILE (default: bench.jsonl), tables to FILE.md and the plot to FILE.svg. With --rows
 # every row of those names runs, whether a server would choose it or not. --sweep: the product alone, at
-# counts of tokens on both sides of every tile's edge and between. --in_turn: the four layers of each
-# model one after the other, without and with --batch_invariant, to standard output alone.
+# counts of tokens on both sides of every tile's edge and between. --in_turn: the layers of each
+# model (or --shapes) one after the other, without and with --batch_invariant, to standard output alone.
 set -u -o pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 shapes=4096x4096,4096x6144,4096x28672,14336x4096,8192x8192,8192x10240,8192x57344,28672x8192
 m=1,2,4,8,16,32,64,128,256,512,1024,2048,4096
-layers_8b=4096x6144,4096x4096,4096x28672,14336x4096
-layers_70b=8192x10240,8192x8192,8192x57344,28672x8192
 rows=
 sweep=0
 in_turn=0
@@ -35,7 +33,12 @@ while [[ $# -gt 0 ]]; do
       m+=,1024,1025,1152,1280,1536,1792,2048,2049,2304,2560,3072,3584,4096
       shift
       ;;
-    --in_turn) in_turn=1; m=1,16,24,32,64,96,128,256; shift ;;
+    --in_turn)
+      in_turn=1
+      shapes="4096x6144,4096x4096,4096x28672,14336x4096 8192x10240,8192x8192,8192x57344,28672x8192"
+      m=1,16,24,32,64,96,128,256
+      shift
+      ;;
     --shapes | --m | --rows | --x | --device | --bin | --out)
       [[ $# -ge 2 ]] || { echo "$1: expected a value" >&2; exit 2; }
       printf -v "${1#--}" '%s' "$2"
@@ -54,9 +57,10 @@ bench() { "$bin/awqd_bench" "--device=$device" "--shapes=$shapes" "--x=$x" "$@" 
 
 : >"$out.log"
 if ((in_turn)); then
-  for layers in "$layers_8b" "$layers_70b"; do
-    bench --in_turn "--m=$m" "--shapes=$layers" || exit 1
-    bench --in_turn "--m=$m" "--shapes=$layers" --batch_invariant || exit 1
+  read -ra models <<<"$shapes"
+  for shapes in "${models[@]}"; do
+    bench --in_turn "--m=$m" || exit 1
+    bench --in_turn "--m=$m" --batch_invariant || exit 1
   done
   exit 0
 fi

@@ -115,7 +115,8 @@ class PersistentTileTest : public ::testing::TestWithParam<Param> {
 
   void SetUp() override {
     if (device_ == nullptr) GTEST_SKIP() << "no GPU";
-    if (device_->info().arch != 90) GTEST_SKIP() << "got arch " << device_->info().arch;
+    if (device_->info().arch != 90)
+      GTEST_SKIP() << "got arch " << device_->info().arch << ", expected 90";
   }
 
   static Problem& Find(int shape, DType dtype) {

@@ -10,13 +10,13 @@ namespace {
 
 static_assert(kRecordN == mma16::kTileN && kRecordK == mma16::kBlockK);
 
-// LaunchTile in qmatmul_a16w4.cuh compiles exactly these. Depths and block counts fill 227 KB for
-// up to 48 tokens; from there on, where Hopper takes another row, 163 KB. H100, 2026-11-21: a
-// register bound that spills costs most: 32 tokens of 4096 x 28672 took 50.5 us with three blocks
-// of two row tiles, 36.7 with two. Four groups have a multiprocessor to themselves (chains.h), and
-// the registers: BF16, one token of 28672 x 8192 48.2 us, with room for two blocks 51.8. Where
-// blocks are more than three for each, there are two row tiles or many waves of them, and registers
-// are worth more than a fourth place: BF16, one token of 8192 x 57344 93.4 us instead of 101.4.
+// LaunchTile in qmatmul_a16w4.cuh compiles exactly these. They fit 227 KB up to 48 tokens; from
+// there on, where Hopper takes another row, 163 KB. H100, 2026-11-21: a register bound that spills
+// costs most: 32 tokens of 4096 x 28672 took 50.5 us with three blocks of two row tiles, 36.7 with
+// two. Four groups have a multiprocessor to themselves (chains.h), and the registers: BF16, one
+// token of 28672 x 8192 48.2 us, with room for two blocks 51.8. Where blocks are more than three
+// for each, there are two row tiles or many waves of them, and registers are worth more than a
+// fourth place: BF16, one token of 8192 x 57344 93.4 us instead of 101.4.
 constexpr MatmulVariant kVariants[] = {
     {8, 1, 2, 4, 2},   {8, 2, 2, 3, 3},   {8, 1, 4, 4, 1},  {16, 1, 2, 3, 4}, {16, 2, 2, 3, 2},
     {16, 1, 4, 3, 1},  {24, 1, 2, 3, 3},  {24, 2, 2, 3, 2}, {24, 1, 4, 3, 1}, {32, 1, 2, 3, 3},

@@ -41,9 +41,11 @@ bool IsTooNarrow(const PersistentTile& tile, int64_t m, int64_t most_tiles) {
 bool Suits(const PersistentTile& tile, int64_t tiles, int64_t k_blocks, const DeviceInfo& device) {
   if (tile.parts == 1) return true;
   const int64_t part_steps = CeilDiv(k_blocks, int64_t{tile.parts});
-  const int64_t blocks = tiles * tile.parts, sms = device.sm_count;
-  const bool idles = tile.blocks == 2 && blocks * 2 >= sms && blocks * 5 < sms * 4;
-  return (tile.parts - 1) * part_steps < k_blocks && blocks <= sms && !idles;
+  if ((tile.parts - 1) * part_steps >= k_blocks) return false;
+  if (tiles * tile.parts > device.sm_count) return false;
+  const Schedule parts = MakeParts(static_cast<int>(tiles), static_cast<int>(k_blocks), tile.parts,
+                                   static_cast<int>(part_steps));
+  return IdleBlocks(parts, tile, device) * 5 <= device.sm_count;
 }
 
 // Of `candidates` the fastest for activations of dtype `x` that `suits`, schedule(tile) being what

@@ -93,6 +93,7 @@ TEST(PersistentTilesTest, LayersInTurnAllTakeOnePlaceOfEachMultiprocessor) {
         const Schedule s = PersistentSchedule(Shape(k, n), m, tile, device);
         EXPECT_EQ(tile.blocks, m <= 32 ? 2 : 1) << k << " x " << n << ", M " << m;
         EXPECT_LE(s.clusters * tile.cluster, device.sm_count) << k << " x " << n << ", M " << m;
+        EXPECT_LE(IdleBlocks(s, tile, device) * 5, device.sm_count) << k << " x " << n;
         const PersistentTile chained = ChooseChainedTile(Shape(k, n), m, device, x);
         EXPECT_EQ(chained.blocks, 1) << k << " x " << n << ", M " << m;
         EXPECT_LE(ChainedSchedule(Shape(k, n), m, chained, device).clusters * chained.cluster,
