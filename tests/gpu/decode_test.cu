@@ -14,12 +14,15 @@ constexpr int kOutputs = 18;
 
 // All conversions of one word with one zero point and one scale.
 AWQD_HD void DecodeAll(uint32_t word, uint32_t z, uint16_t scale, uint32_t* out) {
-  const uint32_t low = Both(LowZeroFp16(z)), high = Both(HighZeroFp16(z)), zb = Both(ZeroBf16(z));
+  const uint32_t zeros = Both(z | z << 4);
+  const uint32_t low = LowZeroFp16(zeros), high = HighZeroFp16(zeros);
+  const uint32_t low_bf16 = LowZeroBf16(zeros), high_bf16 = HighZeroBf16(zeros);
   const uint32_t s = Both(scale);
   const SplitScale split = SplitToBf16(scale);
-  const uint32_t sh = Both(split.high), sl = Both(split.low);
+  const uint32_t sh = split.high, sl = split.low;
   const Pairs results[4] = {Int4ToFp16(word, {low, high, low, high}, {s, s, s, s}),
-                            Int4ToBf16(word, {zb, zb, zb, zb}, {sh, sh, sh, sh}, {sl, sl, sl, sl}),
+                            Int4ToBf16(word, {low_bf16, high_bf16, low_bf16, high_bf16},
+                                       {sh, sh, sh, sh}, {sl, sl, sl, sl}),
                             BiasedInt4ToFp16(word), BiasedInt4ToBf16(word)};
   for (int r = 0; r < 3; ++r) {
     for (int i = 0; i < 4; ++i) out[4 * r + i] = results[r].v[i];

@@ -29,22 +29,26 @@ AWQD_HD uint32_t Both(uint32_t h) { return h * 0x00010001u; }
 // ---- 4 bits to fp16
 // ----------------------------------------------------------------------------------------------
 
-// A zero point 0..15 in the two forms that the decode subtracts: 1024 + z for pairs 0 and 2, whose
-// codes sit in the low bits, and -(64 + z) for pairs 1 and 3, whose codes arrive times 16. Both are
-// exact fp16.
-AWQD_HD uint32_t LowZeroFp16(uint32_t z) { return 0x6400u | z; }
-AWQD_HD uint32_t HighZeroFp16(uint32_t z) { return 0xD400u | z << 4; }
+// Where a pair's two codes lie in a word.
+inline constexpr uint32_t kLowCodes = 0x000f000f, kHighCodes = 0x00f000f0;
+
+// Of a byte of two zero points, in both halves of a word: the lower one in the form that the decode
+// subtracts from pairs 0 and 2, 1024 + z, and the upper one in that of pairs 1 and 3, whose codes
+// arrive times 16, -(64 + z). Both are exact fp16.
+AWQD_HD uint32_t LowZeroFp16(uint32_t zeros) { return Lop3<kAndOr>(zeros, kLowCodes, 0x64006400); }
+AWQD_HD uint32_t HighZeroFp16(uint32_t zeros) {
+  return Lop3<kAndOr>(zeros, kHighCodes, 0xD400D400);
+}
 
 // q - z of eight codes, exactly. `zeros`: per pair, forms low, high, low, high. 9 operations; 13
 // with the scale.
 AWQD_HD Pairs Int4MinusZeroFp16(uint32_t word, const uint32_t (&zeros)[4]) {
-  constexpr uint32_t kLow = 0x000f000f, kHigh = 0x00f000f0, kExponent = 0x64006400,
-                     kSixteenth = 0x2C002C00;
+  constexpr uint32_t kExponent = 0x64006400, kSixteenth = 0x2C002C00;
   const uint32_t upper = word >> 8;
-  return {{Sub2Fp16(Lop3<kAndOr>(word, kLow, kExponent), zeros[0]),
-           Fma2Fp16(Lop3<kAndOr>(word, kHigh, kExponent), kSixteenth, zeros[1]),
-           Sub2Fp16(Lop3<kAndOr>(upper, kLow, kExponent), zeros[2]),
-           Fma2Fp16(Lop3<kAndOr>(upper, kHigh, kExponent), kSixteenth, zeros[3])}};
+  return {{Sub2Fp16(Lop3<kAndOr>(word, kLowCodes, kExponent), zeros[0]),
+           Fma2Fp16(Lop3<kAndOr>(word, kHighCodes, kExponent), kSixteenth, zeros[1]),
+           Sub2Fp16(Lop3<kAndOr>(upper, kLowCodes, kExponent), zeros[2]),
+           Fma2Fp16(Lop3<kAndOr>(upper, kHighCodes, kExponent), kSixteenth, zeros[3])}};
 }
 
 // round((q - z) * s): `scales` holds the pairs of s.
@@ -66,40 +70,54 @@ AWQD_HD Pairs BiasedInt4ToFp16(uint32_t word) {
 // ---- 4 bits to bf16
 // ----------------------------------------------------------------------------------------------
 
-AWQD_HD uint32_t ZeroBf16(uint32_t z) { return 0x4300u | z; }
+// A code on its own is a bf16 already: with an exponent field of 0 or 1 the lower eight bits count
+// multiples of 2^-133. The largest power of two, 2^127, makes q / 64 of it, and 2^123 does where
+// the code lies four bits higher. So zero points are -z / 64 here and scales 64 s.
+inline constexpr uint32_t kFromLowBf16 = 0x7F007F00, kFromHighBf16 = 0x7D007D00;
 
-// q - z of eight codes, exactly, `zeros` per pair as 128 + z.
-AWQD_HD Pairs Int4MinusZeroBf16(uint32_t word, const uint32_t (&zeros)[4]) {
-  constexpr uint32_t kMask = 0x000f000f, kExponent = 0x43004300;
-  return {{Sub2Bf16(Lop3<kAndOr>(word, kMask, kExponent), zeros[0]),
-           Sub2Bf16(Lop3<kAndOr>(word >> 4, kMask, kExponent), zeros[1]),
-           Sub2Bf16(Lop3<kAndOr>(word >> 8, kMask, kExponent), zeros[2]),
-           Sub2Bf16(Lop3<kAndOr>(word >> 12, kMask, kExponent), zeros[3])}};
+// -z / 64 of the lower and the upper of a byte's two zero points, which are in both halves.
+AWQD_HD uint32_t LowZeroBf16(uint32_t zeros) {
+  return Mul2Bf16(zeros & kLowCodes, kFromLowBf16 | kMinusZero2);
+}
+AWQD_HD uint32_t HighZeroBf16(uint32_t zeros) {
+  return Mul2Bf16(zeros & kHighCodes, kFromHighBf16 | kMinusZero2);
 }
 
-// An fp16 scale as the exact sum of two bf16: `high` its upper 8 significant bits, `low` the 3 that
-// remain.
+// (q - z) / 64 of eight codes, exactly, `zeros` per pair as -z / 64. 9 operations; 17 with the
+// scale.
+AWQD_HD Pairs Int4MinusZeroBf16(uint32_t word, const uint32_t (&zeros)[4]) {
+  const uint32_t upper = word >> 8;
+  return {{Fma2Bf16(word & kLowCodes, kFromLowBf16, zeros[0]),
+           Fma2Bf16(word & kHighCodes, kFromHighBf16, zeros[1]),
+           Fma2Bf16(upper & kLowCodes, kFromLowBf16, zeros[2]),
+           Fma2Bf16(upper & kHighCodes, kFromHighBf16, zeros[3])}};
+}
+
+// 64 times an fp16 scale as the exact sum of two bf16, each in both halves of a word: `high` its
+// upper 8 significant bits, `low` the 3 that remain. Of infinity and NaN `low` is any finite
+// number.
 struct SplitScale {
   uint32_t high;
   uint32_t low;
 };
 
 AWQD_HD SplitScale SplitToBf16(uint16_t scale) {
-  const float s = Fp16ToFloat(scale);
+  constexpr float kFinite = 0x1p100f;
+  const float s = Fp16ToFloat(scale) * 64;
 #ifdef __CUDA_ARCH__
   const uint32_t bits = __float_as_uint(s);
-  const float rest = s - __uint_as_float(bits & 0xffff0000u);
-  const uint32_t low = __float_as_uint(rest) >> 16;
+  const float rest = fminf(s - __uint_as_float(bits & 0xffff0000u), kFinite);
+  const uint32_t rest_bits = __float_as_uint(rest);
 #else
   const uint32_t bits = std::bit_cast<uint32_t>(s);
-  const uint32_t low = std::bit_cast<uint32_t>(s - std::bit_cast<float>(bits & 0xffff0000u)) >> 16;
+  const float rest = std::fmin(s - std::bit_cast<float>(bits & 0xffff0000u), kFinite);
+  const uint32_t rest_bits = std::bit_cast<uint32_t>(rest);
 #endif
-  // Infinity minus infinity is not a remainder.
-  return {bits >> 16, (bits & 0x7f800000u) == 0x7f800000u ? 0u : low};
+  return {Prmt(bits, 0, 0x3232), Prmt(rest_bits, 0, 0x3232)};
 }
 
-// round((q - z) * s) with one rounding although s has more bits than bf16: (q - z) * low has at
-// most 7 significant bits and is exact, so the last operation adds it to an exact product and
+// round((q - z) * s) with one rounding although s has more bits than bf16: (q - z) / 64 * low has
+// at most 7 significant bits and is exact, so the last operation adds it to an exact product and
 // rounds their true sum.
 AWQD_HD Pairs Int4ToBf16(uint32_t word, const uint32_t (&zeros)[4], const uint32_t (&high)[4],
                          const uint32_t (&low)[4]) {
@@ -113,10 +131,13 @@ AWQD_HD Pairs Int4ToBf16(uint32_t word, const uint32_t (&zeros)[4], const uint32
   return out;
 }
 
-// Codes stored as value + 8, to bf16 (the constant 136).
+// Codes stored as value + 8, to bf16: 0x4300 makes 128 + code, and 136 is what to subtract.
 AWQD_HD Pairs BiasedInt4ToBf16(uint32_t word) {
-  const uint32_t zero = 0x43084308;
-  return Int4MinusZeroBf16(word, {zero, zero, zero, zero});
+  constexpr uint32_t kExponent = 0x43004300, kBias = 0x43084308;
+  return {{Sub2Bf16(Lop3<kAndOr>(word, kLowCodes, kExponent), kBias),
+           Sub2Bf16(Lop3<kAndOr>(word >> 4, kLowCodes, kExponent), kBias),
+           Sub2Bf16(Lop3<kAndOr>(word >> 8, kLowCodes, kExponent), kBias),
+           Sub2Bf16(Lop3<kAndOr>(word >> 12, kLowCodes, kExponent), kBias)}};
 }
 
 // ---- 8 bits

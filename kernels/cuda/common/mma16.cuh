@@ -45,17 +45,17 @@ __device__ __forceinline__ LaneMetaBits ReadMeta(uint32_t meta, int row_tile, in
 }
 
 __device__ __forceinline__ LaneMetaFp16 ExpandFp16(LaneMetaBits bits) {
-  const uint32_t low = Both(LowZeroFp16(bits.zeros & 0xf));
-  const uint32_t high = Both(HighZeroFp16(bits.zeros >> 4));
+  const uint32_t zeros = Both(bits.zeros);
+  const uint32_t low = LowZeroFp16(zeros), high = HighZeroFp16(zeros);
   const uint32_t first = Prmt(bits.scales, 0, 0x1010), second = Prmt(bits.scales, 0, 0x3232);
   return {{low, high, low, high}, {first, second, first, second}};
 }
 
 __device__ __forceinline__ LaneMetaBf16 ExpandBf16(LaneMetaBits bits) {
-  const uint32_t z0 = Both(ZeroBf16(bits.zeros & 0xf)), z1 = Both(ZeroBf16(bits.zeros >> 4));
+  const uint32_t zeros = Both(bits.zeros);
+  const uint32_t z0 = LowZeroBf16(zeros), z1 = HighZeroBf16(zeros);
   const SplitScale s0 = SplitToBf16(bits.scales & 0xffff), s1 = SplitToBf16(bits.scales >> 16);
-  const uint32_t h0 = Both(s0.high), h1 = Both(s1.high), l0 = Both(s0.low), l1 = Both(s1.low);
-  return {{z0, z1, z0, z1}, {h0, h1, h0, h1}, {l0, l1, l0, l1}};
+  return {{z0, z1, z0, z1}, {s0.high, s1.high, s0.high, s1.high}, {s0.low, s1.low, s0.low, s1.low}};
 }
 
 // The arithmetic of one activation type: how fragments are decoded and multiplied.

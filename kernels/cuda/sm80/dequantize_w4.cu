@@ -108,8 +108,8 @@ __device__ __forceinline__ void DecodeUnit(const uint8_t* record, int metas, uin
   const uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
 #pragma unroll
   for (int step = 0; step < 4; ++step) {
-    const uint32_t low = Both(LowZeroFp16(zero[step] & 0xf));
-    const uint32_t high = Both(HighZeroFp16(zero[step] >> 4));
+    const uint32_t both = Both(zero[step]);
+    const uint32_t low = LowZeroFp16(both), high = HighZeroFp16(both);
     const Pairs pairs = Int4MinusZeroFp16(words[step], {low, high, low, high});
 #pragma unroll
     for (int i = 0; i < 4; ++i) {

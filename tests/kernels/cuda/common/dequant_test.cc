@@ -34,7 +34,16 @@ uint16_t Lane(const uint32_t (&pairs)[2], int e) { return pairs[e / 2] >> (16 * 
 
 struct ZerosFp16 {
   explicit ZerosFp16(int z) {
-    for (int i = 0; i < 4; ++i) v[i] = Both(i % 2 == 0 ? LowZeroFp16(z) : HighZeroFp16(z));
+    const uint32_t zeros = Both(z | z << 4);
+    for (int i = 0; i < 4; ++i) v[i] = i % 2 == 0 ? LowZeroFp16(zeros) : HighZeroFp16(zeros);
+  }
+  uint32_t v[4];
+};
+
+struct ZerosBf16 {
+  explicit ZerosBf16(int z) {
+    const uint32_t zeros = Both(z | z << 4);
+    for (int i = 0; i < 4; ++i) v[i] = i % 2 == 0 ? LowZeroBf16(zeros) : HighZeroBf16(zeros);
   }
   uint32_t v[4];
 };
@@ -79,16 +88,16 @@ TEST(Int4ToFp16, ThePinnedWordIsZeroToSeven) {
   for (int e = 0; e < 8; ++e) EXPECT_EQ(Lane(got, e), FloatToHalf(e)) << e;
 }
 
-// Every (q, z) at every position of the word: the subtraction is exact.
+// Every (q, z) at every position of the word: the subtraction is exact, with bf16 in 64ths.
 TEST(Int4MinusZero, IsExactForEveryPair) {
   for (int z = 0; z < 16; ++z) {
     for (int first = 0; first < 16; ++first) {
       const std::array<int, 8> codes = CodesFrom(first);
       const Pairs fp16 = Int4MinusZeroFp16(PackInt4(codes), ZerosFp16(z).v);
-      const Pairs bf16 = Int4MinusZeroBf16(PackInt4(codes), All(Both(ZeroBf16(z))).v);
+      const Pairs bf16 = Int4MinusZeroBf16(PackInt4(codes), ZerosBf16(z).v);
       for (int e = 0; e < 8; ++e) {
         ASSERT_EQ(Lane(fp16, e), FloatToHalf(codes[e] - z)) << codes[e] << " - " << z;
-        ASSERT_EQ(Lane(bf16, e), FloatToBf16(codes[e] - z)) << codes[e] << " - " << z;
+        ASSERT_EQ(Lane(bf16, e), FloatToBf16((codes[e] - z) / 64.0f)) << codes[e] << " - " << z;
       }
     }
   }
@@ -116,10 +125,14 @@ TEST(Int4ToFp16, RoundsTheProductOnce) {
 TEST(SplitToBf16, IsExactForEveryScale) {
   for (uint32_t s = 0; s < 65536; ++s) {
     const SplitScale split = SplitToBf16(s);
+    const float high = Bf16ToFloat(split.high & 0xffff), low = Bf16ToFloat(split.low & 0xffff);
+    ASSERT_EQ(split.high, Both(split.high & 0xffff)) << s;
+    ASSERT_EQ(split.low, Both(split.low & 0xffff)) << s;
     if (IsFinite(s)) {
-      ASSERT_EQ(Bf16ToFloat(split.high) + Bf16ToFloat(split.low), HalfToFloat(s)) << s;
+      ASSERT_EQ(high + low, 64 * HalfToFloat(s)) << s;
     } else {
-      ASSERT_EQ(split.low, 0u) << s;
+      ASSERT_FALSE(std::isfinite(high)) << s;
+      ASSERT_TRUE(std::isfinite(low)) << s;
     }
   }
 }
@@ -127,15 +140,14 @@ TEST(SplitToBf16, IsExactForEveryScale) {
 // The product with an 11-bit scale, rounded to bf16 once although every operation is bf16.
 TEST(Int4ToBf16, RoundsTheProductOnce) {
   for (int z = 0; z < 16; ++z) {
-    const All zeros(Both(ZeroBf16(z)));
+    const ZerosBf16 zeros(z);
     for (int first = 0; first < 16; first += 8) {
       const std::array<int, 8> codes = CodesFrom(first);
       const uint32_t word = PackInt4(codes);
       for (uint32_t s = 0; s < 65536; ++s) {
         if (!IsFinite(s)) continue;
         const SplitScale split = SplitToBf16(s);
-        const Pairs got =
-            Int4ToBf16(word, zeros.v, All(Both(split.high)).v, All(Both(split.low)).v);
+        const Pairs got = Int4ToBf16(word, zeros.v, All(split.high).v, All(split.low).v);
         for (int e = 0; e < 8; ++e) {
           const float exact = (codes[e] - z) * HalfToFloat(s);
           // The sign of a zero product may differ: +0 and -0 are the same weight.
