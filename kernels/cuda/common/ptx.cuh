@@ -12,6 +12,12 @@ __device__ __forceinline__ uint32_t SharedAddress(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
+// The value, which the compiler can no longer compute anew wherever it is used: it would rather do
+// so in every step of a loop than keep a register.
+__device__ __forceinline__ int Keep(int value) {
+  return __shfl_sync(0xffffffffu, value, threadIdx.x % 32);
+}
+
 // ---- global memory -----------------------------------------------------------------------------
 
 // 16 bytes of data that no kernel writes and that are read once.

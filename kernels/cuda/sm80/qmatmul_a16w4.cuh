@@ -27,7 +27,7 @@ namespace {
 
 constexpr int kGroupThreads = 128;
 
-template <int kTokens_, int kRowTiles_, int kGroups_, int kStages_, int kBlocks_, bool kFineGroups_>
+template <int kTokens_, int kRowTiles_, int kGroups_, int kStages_, int kBlocks_, int kMetas_>
 struct QMatmulConfig {
   static constexpr int kTokens = kTokens_;
   static constexpr int kRowTiles = kRowTiles_;
@@ -35,8 +35,10 @@ struct QMatmulConfig {
   static constexpr int kThreads = kGroups * kGroupThreads;
   static constexpr int kStages = kStages_;
   static constexpr int kBlocks = kBlocks_;
-  // Groups shorter than 64: the scales change within a lane's 16 bytes.
-  static constexpr bool kFineGroups = kFineGroups_;
+  // Per record: 1, 2, or at most 8, which a call tells.
+  static constexpr int kMetas = kMetas_;
+  // Groups of K shorter than 64: the scales change within a lane's 16 bytes.
+  static constexpr bool kFineGroups = kMetas > 2;
   static constexpr int kRows = kRowTiles * mma16::kTileN;
   static constexpr int kRowsShift = kRowTiles == 1 ? 6 : 7;
   static_assert(kRows == 1 << kRowsShift);
@@ -51,70 +53,83 @@ struct QMatmulConfig {
 
 __device__ __forceinline__ int GroupThread() { return threadIdx.x % kGroupThreads; }
 
-__device__ __forceinline__ void GroupBarrier() {
-  NamedBarrier<kGroupThreads>(1 + threadIdx.x / kGroupThreads);
-}
-
+// Bytes of one slot of the ring: the records of all row tiles, then the tokens.
 template <class Config>
-__device__ __forceinline__ int StageBytes(int metas) {
-  return Config::kRowTiles * (mma16::kCodesBytes + metas * mma16::kMetaBytes) +
-         Config::kTokens * Config::kTokenBytes;
-}
+struct Slot {
+  int record_bytes;
 
-// Feeds the ring with consecutive 128-row blocks of K. Each thread keeps its own addresses and
-// moves them on, because address arithmetic would otherwise cost more than the decode.
+  __device__ __forceinline__ explicit Slot(int metas)
+      : record_bytes(mma16::kCodesBytes +
+                     (Config::kFineGroups ? metas : Config::kMetas) * mma16::kMetaBytes) {}
+  __device__ __forceinline__ int metas() const {
+    return (record_bytes - mma16::kCodesBytes) / mma16::kMetaBytes;
+  }
+  __device__ __forceinline__ int tokens() const { return Config::kRowTiles * record_bytes; }
+  __device__ __forceinline__ int bytes() const {
+    return tokens() + Config::kTokens * Config::kTokenBytes;
+  }
+};
+
+// Walks around the ring. Whoever does keeps addresses that move on by addition, because the
+// compiler would otherwise compute them anew in every step, which costs more than the decode.
+template <class Config>
+class Walk {
+ public:
+  // Bytes from this slot to the next.
+  __device__ __forceinline__ int Advance(const Slot<Config>& slot) {
+    const bool wrap = ++at_ == Config::kStages;
+    if (wrap) at_ = 0;
+    return wrap ? (1 - Config::kStages) * slot.bytes() : slot.bytes();
+  }
+
+ private:
+  int at_ = 0;
+};
+
+// Feeds the ring with consecutive 128-row blocks of K.
 template <class Config>
 class TileLoader {
  public:
   // `first_block` of `tile` (of 64 out features) and `first_token` are where the ring starts.
-  __device__ __forceinline__ TileLoader(const QMatmulParams& p, uint32_t ring, int64_t tile,
-                                        int64_t first_token, int64_t first_block)
-      : record_bytes_(mma16::kCodesBytes + p.metas * mma16::kMetaBytes),
-        stage_bytes_(StageBytes<Config>(p.metas)),
-        write_(ring),
-        ring_end_(ring + Config::kStages * stage_bytes_),
-        copies_meta_(GroupThread() < p.metas * (mma16::kMetaBytes / 16)),
-        k_(p.k) {
+  __device__ __forceinline__ TileLoader(const QMatmulParams& p, const Slot<Config>& slot,
+                                        uint32_t ring, int64_t tile, int64_t first_token,
+                                        int64_t first_block)
+      : slot_(slot), codes_(ring + GroupThread() * 16), x_step_(kTokensPerStep * p.x_stride) {
     const int64_t last = (p.n + mma16::kTileN - 1) / mma16::kTileN - 1;
 #pragma unroll
     for (int r = 0; r < Config::kRowTiles; ++r) {
       // A row tile past the end repeats the last one; its results are never stored.
       const int64_t record = min(tile + r, last) * p.k_blocks + first_block;
-      weights_[r] = p.records + record * record_bytes_ + GroupThread() * 16;
+      weights_[r] = p.records + record * slot.record_bytes + GroupThread() * 16;
     }
     const int token = GroupThread() / kChunks, chunk = GroupThread() % kChunks;
     // 16-byte chunks are XOR-ed with the token so that ldmatrix meets no bank twice.
-    token_offset_ = Config::kRowTiles * record_bytes_ + token * Config::kTokenBytes +
-                    ((chunk ^ (token & 7)) * 16);
-    col_ = first_block * mma16::kBlockK + chunk * 8;
-    tokens_left_ = p.m - first_token - token;
+    tokens_ = ring + slot.tokens() + token * Config::kTokenBytes + ((chunk ^ (token & 7)) * 16);
+    const int64_t col = first_block * mma16::kBlockK + chunk * 8;
+    k_left_ = static_cast<int>(p.k - col);
+    const int64_t left = p.m - first_token - token;
+    tokens_left_ = Keep(static_cast<int>(min(left, int64_t{Config::kTokens})));
     x_ = static_cast<const uint16_t*>(p.x);
-    if (tokens_left_ > 0) x_ += (first_token + token) * p.x_stride + col_;
-    x_step_ = kTokensPerStep * p.x_stride;
+    if (left > 0) x_ += (first_token + token) * p.x_stride + col;
   }
-
-  __device__ __forceinline__ int record_bytes() const { return record_bytes_; }
-  __device__ __forceinline__ int stage_bytes() const { return stage_bytes_; }
 
   // Starts the copies of the next block into the next slot.
   __device__ __forceinline__ void Load() {
 #pragma unroll
     for (int r = 0; r < Config::kRowTiles; ++r) {
-      const uint32_t to = write_ + r * record_bytes_ + GroupThread() * 16;
+      const uint32_t to = codes_ + r * slot_.record_bytes;
 #pragma unroll
       for (int at = 0; at < mma16::kCodesBytes; at += kGroupThreads * 16) {
         CopyAsync16(to + at, weights_[r] + at);
       }
-      if (copies_meta_) {
+      if (GroupThread() < slot_.metas() * (mma16::kMetaBytes / 16)) {
         CopyAsync16(to + mma16::kCodesBytes, weights_[r] + mma16::kCodesBytes);
       }
-      weights_[r] += record_bytes_;
+      weights_[r] += slot_.record_bytes;
     }
     LoadTokens();
-    col_ += mma16::kBlockK;
-    x_ += mma16::kBlockK;
-    write_ += stage_bytes_;
-    if (write_ == ring_end_) write_ -= Config::kStages * stage_bytes_;
+    const int next = walk_.Advance(slot_);
+    codes_ += next, tokens_ += next;
   }
 
   // Brings the first records into L2 without waiting for whoever writes x.
@@ -122,7 +137,8 @@ class TileLoader {
 #pragma unroll
     for (int r = 0; r < Config::kRowTiles; ++r) {
       const uint8_t* from = weights_[r] - GroupThread() * 16;
-      for (int at = GroupThread() * 128; at < blocks * record_bytes_; at += kGroupThreads * 128) {
+      for (int at = GroupThread() * 128; at < blocks * slot_.record_bytes;
+           at += kGroupThreads * 128) {
         PrefetchL2(from + at);
       }
     }
@@ -138,92 +154,104 @@ class TileLoader {
     for (int s = 0; s < (Config::kTokens + kTokensPerStep - 1) / kTokensPerStep; ++s) {
       const int left = Config::kTokens - s * kTokensPerStep;
       if (left < kTokensPerStep && GroupThread() >= left * kChunks) break;
-      const bool valid = col_ < k_ && tokens_left_ > s * kTokensPerStep;
-      CopyAsync16OrZero(write_ + token_offset_ + s * kTokensPerStep * Config::kTokenBytes,
-                        x_ + (valid ? s * x_step_ : 0), valid);
+      const bool valid = k_left_ > 0 && tokens_left_ > s * kTokensPerStep;
+      CopyAsync16OrZero(tokens_ + s * kTokensPerStep * Config::kTokenBytes, x_ + s * x_step_,
+                        valid);
     }
+    k_left_ -= mma16::kBlockK;
+    x_ += mma16::kBlockK;
   }
 
-  int record_bytes_;
-  int stage_bytes_;
-  uint32_t write_;
-  uint32_t ring_end_;
-  bool copies_meta_;
-  uint32_t token_offset_;
-  int col_;
-  int k_;
-  int64_t tokens_left_;
+  const Slot<Config> slot_;
+  Walk<Config> walk_;
+  uint32_t codes_;   // where this thread's share of the next records goes
+  uint32_t tokens_;  // and of their tokens
+  int k_left_;
+  int tokens_left_;
   const uint16_t* x_;
-  int64_t x_step_;
+  const int64_t x_step_;
   const uint8_t* weights_[Config::kRowTiles];
 };
 
 template <class Config>
 using Sums = float[Config::kRowTiles][Config::kTokenTiles][4];
 
-// Adds half a record of K, 64 rows: this warp's fragment row of each record times all tokens.
-// `meta` is what serves the whole half, unless groups are finer.
+// Multiplies what lies in the ring, slot by slot: this warp's fragment row of each record times all
+// tokens.
 template <class Math, class Config>
-__device__ __forceinline__ void AccumulateHalf(int half, uint32_t stage, int record_bytes,
-                                               int metas, const uint4 (&codes)[Config::kRowTiles],
-                                               typename Math::Meta (&meta)[Config::kRowTiles],
-                                               Sums<Config>& sums) {
-  const int lane = threadIdx.x % 32, row_tile = GroupThread() / 32;
-  const uint32_t token_row =
-      stage + Config::kRowTiles * record_bytes + (lane % 8) * Config::kTokenBytes;
+class Consumer {
+ public:
+  __device__ __forceinline__ Consumer(const Slot<Config>& slot, uint32_t ring) : slot_(slot) {
+    const int lane = threadIdx.x % 32, row_tile = GroupThread() / 32;
+    codes_ = ring + row_tile * 2 * mma16::kUnitBytes + lane * 16;
+    scales_ = ScalesAddress(ring + mma16::kCodesBytes, row_tile, lane);
+    zeros_ = ZerosAddress(ring + mma16::kCodesBytes, row_tile, lane);
 #pragma unroll
-  for (int pair = 0; pair < 2; ++pair) {
-    Pairs a[Config::kRowTiles][2];
-#pragma unroll
-    for (int r = 0; r < Config::kRowTiles; ++r) {
-      const uint32_t words[2] = {pair == 0 ? codes[r].x : codes[r].z,
-                                 pair == 0 ? codes[r].y : codes[r].w};
-#pragma unroll
-      for (int s = 0; s < 2; ++s) {
-        if (Config::kFineGroups) {
-          const int which = (half * 4 + pair * 2 + s) * metas / 8;
-          const uint32_t at =
-              stage + r * record_bytes + mma16::kCodesBytes + which * mma16::kMetaBytes;
-          meta[r] = Math::Expand(ReadMeta(at, row_tile, lane));
-        }
-        a[r][s] = Math::Decode(words[s], meta[r]);
-      }
-    }
-    const uint32_t chunk = (half * 8 + pair * 4 + lane / 8) ^ (lane % 8);
-#pragma unroll
-    for (int j = 0; j < Config::kTokenTiles; ++j) {
-      uint32_t b[4];
-      LoadMatrices(token_row + chunk * 16 + j * 8 * Config::kTokenBytes, b);
-#pragma unroll
-      for (int r = 0; r < Config::kRowTiles; ++r) {
-        Math::Mma(sums[r][j], a[r][0], b[0], b[1]);
-        Math::Mma(sums[r][j], a[r][1], b[2], b[3]);
-      }
+    for (int pair = 0; pair < 2; ++pair) {
+      const int chunk = (pair * 4 + lane / 8) ^ (lane % 8);
+      tokens_[pair] = ring + slot.tokens() + lane % 8 * Config::kTokenBytes + chunk * 16;
     }
   }
-}
 
-// Adds one block of K that lies in shared memory.
-template <class Math, class Config>
-__device__ __forceinline__ void Accumulate(uint32_t stage, int record_bytes, int metas,
-                                           Sums<Config>& sums) {
-  const int lane = threadIdx.x % 32, row_tile = GroupThread() / 32;
-  typename Math::Meta meta[Config::kRowTiles];
+  // sums += of the next slot.
+  __device__ __forceinline__ void Accumulate(Sums<Config>& sums) {
 #pragma unroll Config::kHalves
-  for (int half = 0; half < 2; ++half) {
+    for (int half = 0; half < 2; ++half) AccumulateHalf(half, sums);
+    const int next = walk_.Advance(slot_);
+    codes_ += next, scales_ += next, zeros_ += next, tokens_[0] += next, tokens_[1] += next;
+  }
+
+ private:
+  __device__ __forceinline__ typename Math::Meta Meta(int r, int which) const {
+    const int offset = r * slot_.record_bytes + which * mma16::kMetaBytes;
+    return Math::Expand({LoadShared4(scales_ + offset), LoadShared1(zeros_ + offset)});
+  }
+
+  // Half a record of K, 64 rows.
+  __device__ __forceinline__ void AccumulateHalf(int half, Sums<Config>& sums) {
     uint4 codes[Config::kRowTiles];
 #pragma unroll
     for (int r = 0; r < Config::kRowTiles; ++r) {
-      const uint32_t record = stage + r * record_bytes;
-      codes[r] = LoadShared16(record + (row_tile * 2 + half) * mma16::kUnitBytes + lane * 16);
-      if (!Config::kFineGroups && (half == 0 || metas > 1)) {
-        meta[r] = Math::Expand(
-            ReadMeta(record + mma16::kCodesBytes + half * mma16::kMetaBytes, row_tile, lane));
+      codes[r] = LoadShared16(codes_ + r * slot_.record_bytes + half * mma16::kUnitBytes);
+      if (Config::kMetas == 2 || (Config::kMetas == 1 && half == 0)) meta_[r] = Meta(r, half);
+    }
+#pragma unroll
+    for (int pair = 0; pair < 2; ++pair) {
+      Pairs a[Config::kRowTiles][2];
+#pragma unroll
+      for (int r = 0; r < Config::kRowTiles; ++r) {
+        const uint32_t words[2] = {pair == 0 ? codes[r].x : codes[r].z,
+                                   pair == 0 ? codes[r].y : codes[r].w};
+#pragma unroll
+        for (int s = 0; s < 2; ++s) {
+          if (Config::kFineGroups)
+            meta_[r] = Meta(r, (half * 4 + pair * 2 + s) * slot_.metas() / 8);
+          a[r][s] = Math::Decode(words[s], meta_[r]);
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < Config::kTokenTiles; ++j) {
+        uint32_t b[4];
+        LoadMatrices(tokens_[pair] + half * kHalfTokenBytes + j * 8 * Config::kTokenBytes, b);
+#pragma unroll
+        for (int r = 0; r < Config::kRowTiles; ++r) {
+          Math::Mma(sums[r][j], a[r][0], b[0], b[1]);
+          Math::Mma(sums[r][j], a[r][1], b[2], b[3]);
+        }
       }
     }
-    AccumulateHalf<Math, Config>(half, stage, record_bytes, metas, codes, meta, sums);
   }
-}
+
+  static constexpr int kHalfTokenBytes = Config::kTokenBytes / 2;
+
+  const Slot<Config> slot_;
+  Walk<Config> walk_;
+  uint32_t codes_;
+  uint32_t scales_;
+  uint32_t zeros_;
+  uint32_t tokens_[2];  // of the first and the second 32 of 64 rows of K
+  typename Math::Meta meta_[Config::kRowTiles];
+};
 
 // Where the chains' sums of the rows that this block stores meet in its shared memory: one slot per
 // chain, [token][row]. Alone they lie in the groups' rings; in a cluster beside them, because the
@@ -378,17 +406,19 @@ __global__ __launch_bounds__(Config::kThreads, Config::kBlocks) void QMatmulA16W
   extern __shared__ __align__(128) uint8_t shared[];
   LaunchDependents();
   const int64_t tile = blockIdx.x / p.split;
-  const int group = threadIdx.x / kGroupThreads;
+  // The same for a whole warp, and known to be.
+  const int group = __shfl_sync(0xffffffffu, threadIdx.x / kGroupThreads, 0);
   const int chain = blockIdx.x % p.split * Config::kGroups + group;
   const int64_t first_token = static_cast<int64_t>(blockIdx.y) * Config::kTokens;
   const int begin = min(chain * p.chain_blocks, p.k_blocks);
   const int end = min(begin + p.chain_blocks, p.k_blocks);
-  const int ring_bytes = Config::kStages * StageBytes<Config>(p.metas);
+  const Slot<Config> slot(p.metas);
+  const int ring_bytes = Config::kStages * slot.bytes();
   const uint32_t ring = SharedAddress(shared) + group * ring_bytes;
   const Joint joint = JointOf<Config>(p, SharedAddress(shared), ring_bytes);
   const int tokens = TokensOf<Config>(p, first_token);
   if (p.split > 1) ExpectSums<Config>(joint, tokens);
-  TileLoader<Config> loader(p, ring, tile * Config::kRowTiles, first_token, begin);
+  TileLoader<Config> loader(p, slot, ring, tile * Config::kRowTiles, first_token, begin);
   loader.Prefetch(min(end - begin, min(Config::kStages, p.prefetch)));
   WaitForEarlierKernels();
 
@@ -398,15 +428,13 @@ __global__ __launch_bounds__(Config::kThreads, Config::kBlocks) void QMatmulA16W
     CommitGroup();
   }
   Sums<Config> sums = {};
-  uint32_t stage = ring;
+  Consumer<Math, Config> consumer(slot, ring);
   for (int block = begin; block < end; ++block) {
     WaitGroup<Config::kStages - 2>();
-    GroupBarrier();
+    NamedBarrier<kGroupThreads>(1 + group);
     if (block + Config::kStages - 1 < end) loader.Load();
     CommitGroup();
-    Accumulate<Math, Config>(stage, loader.record_bytes(), p.metas, sums);
-    stage += loader.stage_bytes();
-    if (stage == ring + Config::kStages * loader.stage_bytes()) stage = ring;
+    consumer.Accumulate(sums);
   }
   if (p.split > 1) {
     ClusterWait();
@@ -415,7 +443,7 @@ __global__ __launch_bounds__(Config::kThreads, Config::kBlocks) void QMatmulA16W
   } else {
     // Other warps of the group may still read the ring.
     WaitGroup<0>();
-    GroupBarrier();
+    NamedBarrier<kGroupThreads>(1 + group);
     StoreSums<Config>(joint, group, sums);
     __syncthreads();
   }
@@ -439,21 +467,29 @@ absl::Status LaunchConfigured(const QMatmulParams& p, const MatmulVariant& varia
   return Launch<QMatmulA16W4<Math, Config>>("sm80/qmatmul_a16w4", config, p);
 }
 
+template <class Math, int... kTile>
+absl::Status LaunchMetas(const QMatmulParams& p, const MatmulVariant& variant,
+                         const DeviceInfo& device, StreamView stream) {
+  if (p.metas == 1) {
+    return LaunchConfigured<Math, QMatmulConfig<kTile..., 1>>(p, variant, device, stream);
+  }
+  if (p.metas == 2) {
+    return LaunchConfigured<Math, QMatmulConfig<kTile..., 2>>(p, variant, device, stream);
+  }
+  return LaunchConfigured<Math, QMatmulConfig<kTile..., 8>>(p, variant, device, stream);
+}
+
 // The compiled tiles, one line per row of MatmulVariants().
 template <class Math>
 absl::Status LaunchTile(const QMatmulParams& p, const MatmulTile& tile, const DeviceInfo& device,
                         StreamView stream) {
-  const bool fine = p.metas > 2;
   for (const MatmulVariant& v : MatmulVariants()) {
     if (v.tokens != tile.tokens || v.row_tiles != tile.row_tiles ||
         v.groups != tile.chains.groups) {
       continue;
     }
-#define AWQD_TILE(...)                                                                             \
-  if (MatmulVariant{__VA_ARGS__} == v) {                                                           \
-    return fine ? LaunchConfigured<Math, QMatmulConfig<__VA_ARGS__, true>>(p, v, device, stream)   \
-                : LaunchConfigured<Math, QMatmulConfig<__VA_ARGS__, false>>(p, v, device, stream); \
-  }
+#define AWQD_TILE(...) \
+  if (MatmulVariant{__VA_ARGS__} == v) return LaunchMetas<Math, __VA_ARGS__>(p, v, device, stream);
     AWQD_TILE(8, 1, 2, 4, 2)
     AWQD_TILE(8, 2, 2, 3, 3)
     AWQD_TILE(8, 1, 4, 4, 1)
