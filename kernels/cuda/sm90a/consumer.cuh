@@ -60,7 +60,7 @@ class Consumer {
  public:
   __device__ __forceinline__ Consumer(const PersistentParams& p, const Ring<Config>& ring,
                                       int group)
-      : metas_(p.metas),
+      : metas_(Metas<Config>(p)),
         record_bytes_(Config::kGroups * ring.record_bytes),
         last_(ring.Full(Config::kStages - 1)),
         at_(ring, group) {}
@@ -77,27 +77,31 @@ class Consumer {
   __device__ __forceinline__ void Run(int begin, int end, int piece_end, int add,
                                       Sums<Config>& sums) {
     constexpr int kPending = Config::kOperands - 1;
-    for (int step = begin; step < end; ++step) {
+    // Nobody releases what was before the first step.
+    uint32_t releases = 0;
+    for (int left = end - begin;;) {
       if (!Config::kFineGroups) meta_.Expand(0);
       Decode(operands_[0]);
       Multiply<0>(add, sums);
       Read<1>();
       WgmmaWait<kPending>();
       // All that read the step before is done.
-      if (kPending > 0 && step > begin) Release(before_);
-      if (!Config::kFineGroups && (!Config::kKeepsMeta || metas_ > 1)) meta_.Expand(0);
+      if (kPending > 0) Release(before_, releases);
+      if (Config::kMetas == 2) meta_.Expand(0);
       Decode(operands_[kPending]);
       Multiply<1>(1, sums);
       before_ = at_.full;
       at_.Advance(record_bytes_, last_);
-      if (step + 1 < piece_end) Enter();
+      if (--left == 0) break;
+      Enter();
       WgmmaWait<kPending>();
-      if (kPending == 0) Release(before_);
+      if (kPending == 0) Release(before_, Config::kCluster);
       add = 1;
+      releases = Config::kCluster;
     }
-    if (kPending == 0) return;
+    if (end < piece_end) Enter();
     WgmmaWait<0>();
-    Release(before_);
+    Release(before_, Config::kCluster);
   }
 
  private:
@@ -105,14 +109,13 @@ class Consumer {
   template <int kHalf>
   __device__ __forceinline__ void Read() {
     codes_ = LoadShared16(at_.codes + kHalf * mma16::kUnitBytes);
-    if (Config::kKeepsMeta && !Config::kFineGroups && kHalf == 1 && metas_ == 1) return;
+    if constexpr (kHalf == 0 || Config::kMetas > 1) {
 #pragma unroll
-    for (int s = 0; s < HalfMeta<Math, Config>::kParts; ++s) {
-      const int which = Config::kFineGroups  ? (kHalf * 4 + s) * metas_ / 8
-                        : Config::kKeepsMeta ? kHalf
-                                             : kHalf * (metas_ - 1);
-      meta_.bits[s] = {LoadShared4(at_.scales + which * mma16::kMetaBytes),
-                       LoadShared1(at_.zeros + which * mma16::kMetaBytes)};
+      for (int s = 0; s < HalfMeta<Math, Config>::kParts; ++s) {
+        const int which = Config::kFineGroups ? (kHalf * 4 + s) * metas_ / 8 : kHalf;
+        meta_.bits[s] = {LoadShared4(at_.scales + which * mma16::kMetaBytes),
+                         LoadShared1(at_.zeros + which * mma16::kMetaBytes)};
+      }
     }
   }
 
@@ -130,21 +133,21 @@ class Consumer {
   template <int kHalf>
   __device__ __forceinline__ void Multiply(int add, Sums<Config>& sums) {
     constexpr uint32_t kHalfStep = Config::kTokens * 128 >> 4;
+    const uint64_t tokens = WholeDescriptor(at_.tokens) + kHalf * kHalfStep;
     WgmmaArrive();
 #pragma unroll
     for (int s = 0; s < 4; ++s) {
       Wgmma<Config::kTokens, Math::kBf16>(sums, operands_[kHalf % Config::kOperands][s],
-                                          at_.tokens + kHalf * kHalfStep + s * kDescriptorStep,
-                                          s == 0 ? add : 1);
+                                          tokens + s * kDescriptorStep, s == 0 ? add : 1);
     }
     WgmmaCommit();
   }
 
-  // Every warp says for itself that it has read a slot, to each block that writes into it.
-  __device__ __forceinline__ void Release(uint32_t full) const {
+  // Every warp says for itself that it has read a slot, to the `blocks` that write into it.
+  __device__ __forceinline__ void Release(uint32_t full, uint32_t blocks) const {
     __syncwarp();
     const uint32_t lane = threadIdx.x % 32, empty = full + 8;
-    if (lane < Config::kCluster) {
+    if (lane < blocks) {
       Config::kCluster == 1 ? BarrierArrive(empty) : BarrierArrive(empty, lane);
     }
   }

@@ -21,8 +21,8 @@ constexpr int ProducerRegisters(int groups, int blocks) {
   return groups <= 2 ? 48 : 40;
 }
 
-template <bool kFineGroups_, bool kChained_, int kTokens_, int kGroups_, int kCluster_,
-          int kBlocks_, int kParts_, int kSets_ = 1>
+template <int kMetas_, bool kChained_, int kTokens_, int kGroups_, int kCluster_, int kBlocks_,
+          int kParts_, int kSets_ = 1>
 struct PersistentConfig {
   static constexpr int kTokens = kTokens_;
   static constexpr int kGroups = kGroups_;  // of consumers
@@ -30,8 +30,10 @@ struct PersistentConfig {
   static constexpr int kBlocks = kBlocks_;  // that a multiprocessor has room for
   static constexpr int kParts = kParts_;    // of a tile along K, a block of a cluster each
   static_assert(kCluster == 1 || (kParts == 1 && kBlocks == 1));
+  // Per record: 1, 2, or at most 8, which a call tells.
+  static constexpr int kMetas = kMetas_;
   // Groups of K shorter than 64: the scales change within a lane's 16 bytes.
-  static constexpr bool kFineGroups = kFineGroups_;
+  static constexpr bool kFineGroups = kMetas > 2;
   // Keeps the order of sums of common/chains.h.
   static constexpr bool kChained = kChained_;
   static constexpr int kSets = kSets_;  // of sums that a part keeps apart
@@ -48,8 +50,6 @@ struct PersistentConfig {
   // One operand is decoded while the tensor cores work on the other. Where registers allow only
   // one, the other groups keep them busy.
   static constexpr int kOperands = kBlocks * kGroups > 4 ? 1 : 2;
-  // What decodes a step's first half decodes its second as well, where registers allow to keep it.
-  static constexpr bool kKeepsMeta = kBlocks == 1 || kTokens < 64;
   static constexpr int kStageBytes = PersistentStageBytes(kTokens, kGroups, kFineGroups);
   static constexpr int kStages = PersistentStages(kTokens, kGroups, kBlocks, kFineGroups);
   static constexpr int kTokenBytes = kTokens * mma16::kBlockK * 2;
@@ -106,6 +106,12 @@ __device__ __forceinline__ TilePlace PlaceOf(int tile, int token_tiles, int colu
   const int height = min(kBand, token_tiles - band * kBand);
   const int within = tile - band * kBand * column_tiles;
   return {within / height, band * kBand + within % height};
+}
+
+// Per record.
+template <class Config>
+__device__ __forceinline__ int Metas(const PersistentParams& p) {
+  return Config::kFineGroups ? p.metas : Config::kMetas;
 }
 
 template <class Config>

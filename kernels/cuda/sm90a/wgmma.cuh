@@ -36,8 +36,12 @@ __device__ __forceinline__ uint32_t TokensDescriptor(uint32_t address) {
 // What to add to it for the next 16 of k.
 inline constexpr uint32_t kDescriptorStep = 32 >> 4;
 
-// The upper word, a constant: 128-byte swizzle, 1024 bytes between groups of eight rows.
-#define AWQD_DESCRIPTOR_HIGH "0x40000040"
+// With the upper word, a constant: 128-byte swizzle, 1024 bytes between groups of eight rows. One
+// number of 64 bits moves on by one addition; of two words the compiler moves each as well.
+__device__ __forceinline__ uint64_t WholeDescriptor(uint32_t low) {
+  constexpr uint64_t kHigh = 0x40000040;
+  return kHigh << 32 | low;
+}
 
 // clang-format off
 #define AWQD_R8(a, b, c, d, e, f, g, h) \
@@ -71,12 +75,11 @@ inline constexpr uint32_t kDescriptorStep = 32 >> 4;
 #define AWQD_D128(i) AWQD_D64(i), AWQD_D64(i + 64)
 // Operands: N / 2 of d, then a0..a3, the descriptor, and whether d counts (else it starts at 0).
 #define AWQD_WGMMA(N, TYPE, REGISTERS, A0, A1, A2, A3, DESC, ADD, ...)                          \
-  asm volatile("{\n.reg .pred p;\n.reg .b64 b;\nsetp.ne.b32 p, %" #ADD ", 0;\n"               \
-               "mov.b64 b, {%" #DESC ", " AWQD_DESCRIPTOR_HIGH "};\n"                           \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #ADD ", 0;\n"                               \
                "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" REGISTERS   \
-               "}, {%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, b, p, 1, 1, 0;\n}\n"      \
+               "}, {%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #DESC ", p, 1, 1, 0;\n}\n"      \
                : __VA_ARGS__                                                                    \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(tokens), "r"(add)              \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(tokens), "r"(add)              \
                : "memory")
 #define AWQD_WGMMA_BOTH(N, ...)                \
   if constexpr (kBf16) {                       \
@@ -86,10 +89,11 @@ inline constexpr uint32_t kDescriptorStep = 32 >> 4;
   }
 // clang-format on
 
-// Starts d += a b, or d = a b when `add` is 0. Neither d nor a may be touched until WgmmaWait.
+// Starts d += a b, or d = a b when `add` is 0. `tokens`: a whole descriptor. Neither d nor a may be
+// touched until WgmmaWait.
 template <int kTokens, bool kBf16>
 __device__ __forceinline__ void Wgmma(float (&d)[kTokens / 2], const uint32_t (&a)[4],
-                                      uint32_t tokens, int add) {
+                                      uint64_t tokens, int add) {
   if constexpr (kTokens == 32) {
     AWQD_WGMMA_BOTH(32, AWQD_R16, 16, 17, 18, 19, 20, 21, AWQD_D16(0))
   } else if constexpr (kTokens == 64) {
@@ -112,7 +116,6 @@ __device__ __forceinline__ void Wgmma(float (&d)[kTokens / 2], const uint32_t (&
   }
 }
 
-#undef AWQD_DESCRIPTOR_HIGH
 #undef AWQD_R8
 #undef AWQD_R8_0
 #undef AWQD_R16
