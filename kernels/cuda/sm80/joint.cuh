@@ -1,0 +1,158 @@
+// Where the chains of the fused product's tiles are added up and stored. Device code only.
+#pragma once
+
+#include "kernels/cuda/common/cluster.cuh"
+#include "kernels/cuda/sm80/consumer.cuh"
+
+namespace awqd::cuda {
+namespace {
+
+// Where the chains' sums of the rows that this block stores meet in its shared memory: one slot per
+// chain, [token][row]. Alone they lie in the groups' rings; in a cluster beside them, because the
+// others may still be multiplying when the first sums come.
+struct Joint {
+  uint32_t slots;  // the first chain's
+  int slot_bytes;
+  int shift;   // rows() is a power of two: a division would cost more than all else here
+  int blocks;  // whose chains they are
+  int rank;    // of this block among them
+
+  __device__ __forceinline__ int rows() const { return 1 << shift; }
+};
+
+template <class Config>
+__device__ __forceinline__ Joint JointOf(const QMatmulParams& p, uint32_t rings, int ring_bytes) {
+  const int rank = static_cast<int>(blockIdx.x) & (p.split - 1);
+  Joint out{rings, ring_bytes, Config::kRowsShift, p.split, rank};
+  if (p.split == 1) return out;
+  out.slots += Config::kGroups * ring_bytes + kJointBarrierBytes;
+  out.shift -= __ffs(p.split) - 1;
+  out.slot_bytes = Config::kTokens * SumStride(out.rows()) * 4;
+  return out;
+}
+
+// The barrier that counts the sums of a cluster; it lies before their slots.
+__device__ __forceinline__ uint32_t JointBarrier(const Joint& joint) {
+  return joint.slots - kJointBarrierBytes;
+}
+
+// Tokens of this block's tile.
+template <class Config>
+__device__ __forceinline__ int TokensOf(const QMatmulParams& p, int64_t first_token) {
+  return static_cast<int>(min(int64_t{Config::kTokens}, p.m - first_token));
+}
+
+// Announces all sums that this block is to get.
+template <class Config>
+__device__ __forceinline__ void ExpectSums(const Joint& joint, int tokens) {
+  if (threadIdx.x == 0) {
+    BarrierInit(JointBarrier(joint), 1);
+    BarrierInitFence();
+  }
+  __syncwarp();
+  if (threadIdx.x == 0) {
+    BarrierExpect(JointBarrier(joint), joint.blocks * Config::kGroups * tokens * joint.rows() * 4);
+  }
+  ClusterArrive();
+}
+
+// Calls store(row of the tile, token of the tile, sum) for what this thread accumulated.
+template <class Config, class Store>
+__device__ __forceinline__ void ForEachSum(const Sums<Config>& sums, Store store) {
+  const int lane = threadIdx.x % 32, row_tile = GroupThread() / 32;
+#pragma unroll
+  for (int r = 0; r < Config::kRowTiles; ++r) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int row = r * mma16::kTileN + row_tile * mma16::kRowTile + lane / 4 + e / 2 * 8;
+#pragma unroll
+      for (int j = 0; j < Config::kTokenTiles; ++j) {
+        store(row, j * 8 + lane % 4 * 2 + e % 2, sums[r][j][e]);
+      }
+    }
+  }
+}
+
+// Leaves the group's sums in its slot of this block, which stands alone.
+template <class Config>
+__device__ __forceinline__ void StoreSums(const Joint& joint, int group, const Sums<Config>& sums) {
+  constexpr int kStride = SumStride(Config::kRows);
+  ForEachSum<Config>(sums, [&](int row, int token, float sum) {
+    StoreShared4(joint.slots + group * joint.slot_bytes + (token * kStride + row) * 4,
+                 __float_as_uint(sum));
+  });
+}
+
+// Sends the sums of `chain` to the blocks of the cluster that store their rows.
+template <class Config>
+__device__ __forceinline__ void PushSums(const Joint& joint, int chain, int tokens,
+                                         const Sums<Config>& sums) {
+  const int stride = SumStride(joint.rows());
+  const uint32_t slot = joint.slots + chain * joint.slot_bytes;
+  ForEachSum<Config>(sums, [&](int row, int token, float sum) {
+    const int block = row >> joint.shift;
+    const uint32_t to = AddressInBlock(slot + (row - (block << joint.shift)) * 4, block);
+    if (token < tokens) {
+      PushFloat(to + token * stride * 4, sum, AddressInBlock(JointBarrier(joint), block));
+    }
+  });
+}
+
+__device__ __forceinline__ void StoreFour(const QMatmulParams& p, int64_t token, int64_t n,
+                                          float4 v) {
+  const int64_t at = token * p.n + n;
+  if (p.y_dtype == DType::kFp32) {
+    float* y = static_cast<float*>(p.y) + at;
+    if (p.y_wide) {
+      *reinterpret_cast<float4*>(y) = v;
+    } else {
+      y[0] = v.x, y[1] = v.y, y[2] = v.z, y[3] = v.w;
+    }
+    return;
+  }
+  const bool half = p.y_dtype == DType::kFp16;
+  const uint2 bits = {half ? ToFp16x2(v.x, v.y) : ToBf16x2(v.x, v.y),
+                      half ? ToFp16x2(v.z, v.w) : ToBf16x2(v.z, v.w)};
+  uint16_t* y = static_cast<uint16_t*>(p.y) + at;
+  if (p.y_wide) {
+    *reinterpret_cast<uint2*>(y) = bits;
+  } else {
+    y[0] = bits.x & 0xffff, y[1] = bits.x >> 16, y[2] = bits.y & 0xffff, y[3] = bits.y >> 16;
+  }
+}
+
+// Adds the chains in the order of K and stores this block's rows of the tile.
+template <class Config>
+__device__ __forceinline__ void Finish(const QMatmulParams& p, const Joint& joint,
+                                       int64_t first_row, int64_t first_token) {
+  const int tokens = TokensOf<Config>(p, first_token);
+  const int quads = joint.rows() / 4;
+  const int64_t first = first_row + (joint.rank << joint.shift);
+  for (int i = threadIdx.x; i < tokens * quads; i += Config::kThreads) {
+    const int token = i >> (joint.shift - 2), row = (i & (quads - 1)) * 4;
+    const int64_t n = first + row;
+    if (n >= p.n) continue;
+    uint32_t at = joint.slots + (token * SumStride(joint.rows()) + row) * 4;
+    float4 v = {0, 0, 0, 0};
+#pragma unroll 1
+    for (int block = 0; block < joint.blocks; ++block) {
+#pragma unroll
+      for (int group = 0; group < Config::kGroups; ++group, at += joint.slot_bytes) {
+        const uint4 part = LoadShared16(at);
+        v.x += __uint_as_float(part.x), v.y += __uint_as_float(part.y);
+        v.z += __uint_as_float(part.z), v.w += __uint_as_float(part.w);
+      }
+    }
+    if (p.x_scale != nullptr) {
+      const float s = p.x_scale[first_token + token];
+      v.x *= s, v.y *= s, v.z *= s, v.w *= s;
+    }
+    if (p.bias != nullptr) {
+      v.x += p.bias[n], v.y += p.bias[n + 1], v.z += p.bias[n + 2], v.w += p.bias[n + 3];
+    }
+    StoreFour(p, first_token + token, n, v);
+  }
+}
+
+}  // namespace
+}  // namespace awqd::cuda

@@ -1,0 +1,163 @@
+// The ring of a group of warps of the fused product: what a slot holds, and who fills it. Device
+// code only.
+#pragma once
+
+#include <algorithm>
+
+#include "kernels/cuda/common/ptx.cuh"
+#include "kernels/cuda/sm80/qmatmul_a16w4.h"
+#include "kernels/layouts/mma16.h"
+
+namespace awqd::cuda {
+namespace {
+
+constexpr int kGroupThreads = 128;
+
+template <int kTokens_, int kRowTiles_, int kGroups_, int kStages_, int kBlocks_, int kMetas_>
+struct QMatmulConfig {
+  static constexpr int kTokens = kTokens_;
+  static constexpr int kRowTiles = kRowTiles_;
+  static constexpr int kGroups = kGroups_;
+  static constexpr int kThreads = kGroups * kGroupThreads;
+  static constexpr int kStages = kStages_;
+  static constexpr int kBlocks = kBlocks_;
+  // Per record: 1, 2, or at most 8, which a call tells.
+  static constexpr int kMetas = kMetas_;
+  // Groups of K shorter than 64: the scales change within a lane's 16 bytes.
+  static constexpr bool kFineGroups = kMetas > 2;
+  static constexpr int kRows = kRowTiles * mma16::kTileN;
+  static constexpr int kRowsShift = kRowTiles == 1 ? 6 : 7;
+  static_assert(kRows == 1 << kRowsShift);
+  static constexpr int kTokenTiles = kTokens / 8;
+  // Halves of a record at a time: both, unless their codes would not fit the registers.
+  static constexpr int kHalves = kTokens * kRowTiles < 96 ? 2 : 1;
+  static constexpr int kTokenBytes = mma16::kBlockK * 2;
+  static_assert(kStages * (kRowTiles * mma16::kCodesBytes + kTokens * kTokenBytes) >=
+                    4 * kTokens * SumStride(kRows),
+                "a block that stands alone joins its sums in the rings' memory");
+};
+
+__device__ __forceinline__ int GroupThread() { return threadIdx.x % kGroupThreads; }
+
+// Bytes of one slot of the ring: the records of all row tiles, then the tokens.
+template <class Config>
+struct Slot {
+  int record_bytes;
+
+  __device__ __forceinline__ explicit Slot(int metas)
+      : record_bytes(mma16::kCodesBytes +
+                     (Config::kFineGroups ? metas : Config::kMetas) * mma16::kMetaBytes) {}
+  __device__ __forceinline__ int metas() const {
+    return (record_bytes - mma16::kCodesBytes) / mma16::kMetaBytes;
+  }
+  __device__ __forceinline__ int tokens() const { return Config::kRowTiles * record_bytes; }
+  __device__ __forceinline__ int bytes() const {
+    return tokens() + Config::kTokens * Config::kTokenBytes;
+  }
+};
+
+// Walks around the ring. Whoever does keeps addresses that move on by addition, because the
+// compiler would otherwise compute them anew in every step, which costs more than the decode.
+template <class Config>
+class Walk {
+ public:
+  // Bytes from this slot to the next.
+  __device__ __forceinline__ int Advance(const Slot<Config>& slot) {
+    const bool wrap = ++at_ == Config::kStages;
+    if (wrap) at_ = 0;
+    return wrap ? (1 - Config::kStages) * slot.bytes() : slot.bytes();
+  }
+
+ private:
+  int at_ = 0;
+};
+
+// Feeds the ring with consecutive 128-row blocks of K.
+template <class Config>
+class TileLoader {
+ public:
+  // `first_block` of `tile` (of 64 out features) and `first_token` are where the ring starts.
+  __device__ __forceinline__ TileLoader(const QMatmulParams& p, const Slot<Config>& slot,
+                                        uint32_t ring, int64_t tile, int64_t first_token,
+                                        int64_t first_block)
+      : slot_(slot), codes_(ring + GroupThread() * 16), x_step_(kTokensPerStep * p.x_stride) {
+    const int64_t last = (p.n + mma16::kTileN - 1) / mma16::kTileN - 1;
+#pragma unroll
+    for (int r = 0; r < Config::kRowTiles; ++r) {
+      // A row tile past the end repeats the last one; its results are never stored.
+      const int64_t record = min(tile + r, last) * p.k_blocks + first_block;
+      weights_[r] = p.records + record * slot.record_bytes + GroupThread() * 16;
+    }
+    const int token = GroupThread() / kChunks, chunk = GroupThread() % kChunks;
+    // 16-byte chunks are XOR-ed with the token so that ldmatrix meets no bank twice.
+    tokens_ = ring + slot.tokens() + token * Config::kTokenBytes + ((chunk ^ (token & 7)) * 16);
+    const int64_t col = first_block * mma16::kBlockK + chunk * 8;
+    k_left_ = static_cast<int>(p.k - col);
+    const int64_t left = p.m - first_token - token;
+    tokens_left_ = Keep(static_cast<int>(min(left, int64_t{Config::kTokens})));
+    x_ = static_cast<const uint16_t*>(p.x);
+    if (left > 0) x_ += (first_token + token) * p.x_stride + col;
+  }
+
+  // Starts the copies of the next block into the next slot.
+  __device__ __forceinline__ void Load() {
+#pragma unroll
+    for (int r = 0; r < Config::kRowTiles; ++r) {
+      const uint32_t to = codes_ + r * slot_.record_bytes;
+#pragma unroll
+      for (int at = 0; at < mma16::kCodesBytes; at += kGroupThreads * 16) {
+        CopyAsync16(to + at, weights_[r] + at);
+      }
+      if (GroupThread() < slot_.metas() * (mma16::kMetaBytes / 16)) {
+        CopyAsync16(to + mma16::kCodesBytes, weights_[r] + mma16::kCodesBytes);
+      }
+      weights_[r] += slot_.record_bytes;
+    }
+    LoadTokens();
+    const int next = walk_.Advance(slot_);
+    codes_ += next, tokens_ += next;
+  }
+
+  // Brings the first records into L2 without waiting for whoever writes x.
+  __device__ __forceinline__ void Prefetch(int blocks) const {
+#pragma unroll
+    for (int r = 0; r < Config::kRowTiles; ++r) {
+      const uint8_t* from = weights_[r] - GroupThread() * 16;
+      for (int at = GroupThread() * 128; at < blocks * slot_.record_bytes;
+           at += kGroupThreads * 128) {
+        PrefetchL2(from + at);
+      }
+    }
+  }
+
+ private:
+  static constexpr int kChunks = mma16::kBlockK / 8;
+  static constexpr int kTokensPerStep = kGroupThreads / kChunks;
+
+  // Activations as [token][128]; zeros past m and k.
+  __device__ __forceinline__ void LoadTokens() {
+#pragma unroll
+    for (int s = 0; s < (Config::kTokens + kTokensPerStep - 1) / kTokensPerStep; ++s) {
+      const int left = Config::kTokens - s * kTokensPerStep;
+      if (left < kTokensPerStep && GroupThread() >= left * kChunks) break;
+      const bool valid = k_left_ > 0 && tokens_left_ > s * kTokensPerStep;
+      CopyAsync16OrZero(tokens_ + s * kTokensPerStep * Config::kTokenBytes, x_ + s * x_step_,
+                        valid);
+    }
+    k_left_ -= mma16::kBlockK;
+    x_ += mma16::kBlockK;
+  }
+
+  const Slot<Config> slot_;
+  Walk<Config> walk_;
+  uint32_t codes_;   // where this thread's share of the next records goes
+  uint32_t tokens_;  // and of their tokens
+  int k_left_;
+  int tokens_left_;
+  const uint16_t* x_;
+  const int64_t x_step_;
+  const uint8_t* weights_[Config::kRowTiles];
+};
+
+}  // namespace
+}  // namespace awqd::cuda
