@@ -85,7 +85,7 @@ int MatmulPrefetch(const MatmulTile& tile, int64_t m, int64_t n, const DeviceInf
   constexpr int kRing = 8;  // as much as it holds
   const int64_t blocks = CeilDiv(n, tile.row_tiles * mma16::kTileN) * tile.chains.split *
                          CeilDiv(m, int64_t{tile.tokens});
-  if (tile.chains.split == 1 && blocks > device.sm_count) return kRing;
+  if (blocks > device.sm_count) return kRing;
   return tile.tokens <= 8 ? 2 : 1;
 }
 

@@ -55,9 +55,9 @@ int64_t MatmulLaunchBytes(const MatmulVariant& variant, int metas, int64_t block
 // Records of each chain, at most what the ring holds, that a block brings into L2 before it may
 // read the activations, which the kernel before may still be writing. They then wait behind these:
 // H100, 2026-11-22, 8192 x 8192, with 1, 2, 4 and 6 records one token takes 14.0, 13.7, 14.1
-// and 14.6 us, with 1, 2, 3 and 6 16 tokens 15.7, 15.9, 16.4 and 17.0. Where blocks without a
-// cluster are more than the multiprocessors it is the other way round: with 1, 2 and 4 one token of
-// 8192 x 57344 takes 94.4, 93.7 and 87.1 us.
+// and 14.6 us, with 1, 2, 3 and 6 16 tokens 15.7, 15.9, 16.4 and 17.0. Where blocks are more than
+// the multiprocessors it is the other way round: with 1, 2 and 4 one token of 8192 x 57344 takes
+// 94.4, 93.7 and 87.1 us, with 1, 2 and 4 of 8192 x 10240 19.0, 18.7 and 18.1.
 int MatmulPrefetch(const MatmulTile& tile, int64_t m, int64_t n, const DeviceInfo& device);
 
 // For activations of dtype `x`. The chains are the same for all of them.

@@ -71,12 +71,11 @@ class Consumer {
     Read<0>();
   }
 
-  // sums = W^T x over steps [begin, end) of a piece, or with `add` sums += it; the ring carries the
-  // piece up to piece_end. While the tensor cores work on one half of a step, the next is read and,
-  // with two operands, decoded.
+  // sums = W^T x over steps [begin, end) of a piece, at least one, or with `add` sums += it; the
+  // ring carries the piece up to piece_end. While the tensor cores work on one half of a step, the
+  // next is read and decoded.
   __device__ __forceinline__ void Run(int begin, int end, int piece_end, int add,
                                       Sums<Config>& sums) {
-    constexpr int kPending = Config::kOperands - 1;
     // Nobody releases what was before the first step.
     uint32_t releases = 0;
     for (int left = end - begin;;) {
@@ -84,18 +83,17 @@ class Consumer {
       Decode(operands_[0]);
       Multiply<0>(add, sums);
       Read<1>();
-      WgmmaWait<kPending>();
+      WgmmaWait<1>();
       // All that read the step before is done.
-      if (kPending > 0) Release(before_, releases);
+      Release(before_, releases);
       if (Config::kMetas == 2) meta_.Expand(0);
-      Decode(operands_[kPending]);
+      Decode(operands_[1]);
       Multiply<1>(1, sums);
       before_ = at_.full;
       at_.Advance(record_bytes_, last_);
       if (--left == 0) break;
       Enter();
-      WgmmaWait<kPending>();
-      if (kPending == 0) Release(before_, Config::kCluster);
+      WgmmaWait<1>();
       add = 1;
       releases = Config::kCluster;
     }
@@ -137,8 +135,8 @@ class Consumer {
     WgmmaArrive();
 #pragma unroll
     for (int s = 0; s < 4; ++s) {
-      Wgmma<Config::kTokens, Math::kBf16>(sums, operands_[kHalf % Config::kOperands][s],
-                                          tokens + s * kDescriptorStep, s == 0 ? add : 1);
+      Wgmma<Config::kTokens, Math::kBf16>(sums, operands_[kHalf][s], tokens + s * kDescriptorStep,
+                                          s == 0 ? add : 1);
     }
     WgmmaCommit();
   }
@@ -159,7 +157,7 @@ class Consumer {
   uint32_t before_ = 0;  // `full` of the slot before
   uint4 codes_;
   HalfMeta<Math, Config> meta_;
-  Operand operands_[Config::kOperands];
+  Operand operands_[2];  // of the halves of a step
 };
 
 }  // namespace

@@ -14,11 +14,11 @@ constexpr int kGroupThreads = 128;
 // Of a thread.
 constexpr int ConsumerRegisters(int groups, int blocks) {
   if (blocks == 1) return groups <= 2 ? 232 : 160;
-  return groups == 1 ? 168 : groups == 2 ? 96 : 72;
+  return groups == 1 ? 168 : 96;
 }
 constexpr int ProducerRegisters(int groups, int blocks) {
   if (blocks == 1) return groups <= 2 ? 40 : 32;
-  return groups <= 2 ? 48 : 40;
+  return 48;
 }
 
 template <int kMetas_, bool kChained_, int kTokens_, int kGroups_, int kCluster_, int kBlocks_,
@@ -47,9 +47,6 @@ struct PersistentConfig {
   static constexpr int kProducerRegisters = ProducerRegisters(kGroups, kBlocks);
   static_assert(kGroups * kConsumerRegisters + kProducerRegisters <=
                 (kGroups + 1) * kStartRegisters);
-  // One operand is decoded while the tensor cores work on the other. Where registers allow only
-  // one, the other groups keep them busy.
-  static constexpr int kOperands = kBlocks * kGroups > 4 ? 1 : 2;
   static constexpr int kStageBytes = PersistentStageBytes(kTokens, kGroups, kFineGroups);
   static constexpr int kStages = PersistentStages(kTokens, kGroups, kBlocks, kFineGroups);
   static constexpr int kTokenBytes = kTokens * mma16::kBlockK * 2;

@@ -118,7 +118,7 @@ TEST(MatmulPrefetch, LeavesRoomForTheActivationsUnlessBlocksComeInWaves) {
   };
   EXPECT_EQ(prefetch(8192, 8192, 1), 2);
   EXPECT_EQ(prefetch(8192, 8192, 16), 1);
-  EXPECT_EQ(prefetch(8192, 10240, 1), 2) << "more than the multiprocessors, but in clusters";
+  EXPECT_GE(prefetch(8192, 10240, 1), 4) << "the whole ring, in clusters as well";
   for (const MatmulVariant& variant : MatmulVariants()) {
     EXPECT_GE(prefetch(8192, 57344, variant.tokens), variant.stages) << "the whole ring";
   }

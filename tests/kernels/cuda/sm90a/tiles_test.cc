@@ -56,21 +56,21 @@ TEST(PersistentTilesTest, FewTokensGetNarrowTilesAndManyWideOnes) {
   EXPECT_EQ(choice(4096, 4096, 32), (PersistentTile{32, 1, 1, 2, 2}));
   EXPECT_EQ(choice(14336, 4096, 32), (PersistentTile{32, 2, 1, 2}));
   EXPECT_EQ(choice(28672, 8192, 32), (PersistentTile{32, 2, 1, 2, 2}));
-  EXPECT_EQ(choice(8192, 10240, 32), (PersistentTile{32, 3, 1, 2, 2}));
-  EXPECT_EQ(choice(4096, 28672, 32), (PersistentTile{32, 3, 1, 2}));
+  EXPECT_EQ(choice(8192, 10240, 32), (PersistentTile{32, 2, 1, 2}));
+  EXPECT_EQ(choice(4096, 28672, 32), (PersistentTile{32, 2, 1, 2}));
   EXPECT_EQ(choice(4096, 28672, 64), (PersistentTile{64, 3, 1, 1}));
   EXPECT_EQ(choice(4096, 4096, 64), (PersistentTile{64, 1, 1, 1, 2}));
   EXPECT_EQ(choice(14336, 4096, 64), (PersistentTile{64, 1, 1, 1, 2}));
   EXPECT_EQ(choice(8192, 8192, 64), (PersistentTile{64, 2, 1, 1, 2}));
-  EXPECT_EQ(choice(8192, 10240, 64), (PersistentTile{64, 3, 1, 1, 2}));
-  EXPECT_EQ(choice(4096, 28672, 65), (PersistentTile{96, 2, 1, 1}));
+  EXPECT_EQ(choice(8192, 10240, 64), (PersistentTile{64, 2, 2, 1}));
+  EXPECT_EQ(choice(4096, 28672, 65), (PersistentTile{96, 3, 1, 1}));
   EXPECT_EQ(choice(4096, 4096, 128), (PersistentTile{128, 1, 1, 1, 2}));
   EXPECT_EQ(choice(8192, 8192, 128), (PersistentTile{128, 2, 1, 1, 2}));
   EXPECT_EQ(choice(4096, 6144, 256), (PersistentTile{128, 3, 1, 1, 2}));
   EXPECT_EQ(choice(4096, 6144, 512), (PersistentTile{128, 3, 1, 1}));
   EXPECT_EQ(choice(14336, 4096, 256), (PersistentTile{128, 2, 1, 1, 2}));
   EXPECT_EQ(choice(8192, 8192, 256), (PersistentTile{256, 2, 1, 1, 2}));
-  EXPECT_EQ(choice(4096, 28672, 256), (PersistentTile{256, 2, 1, 1}));
+  EXPECT_EQ(choice(4096, 28672, 256), (PersistentTile{128, 3, 1, 1}));
   EXPECT_EQ(choice(4096, 28672, 4096), (PersistentTile{256, 2, 2, 1}));
 }
 
@@ -134,7 +134,7 @@ TEST(PersistentTilesTest, AFewTokensBeyondATileAreNotAWholeTileMore) {
   EXPECT_EQ(choice(8192, 8192, 193), (PersistentTile{224, 2, 1, 1, 2}));
   EXPECT_EQ(choice(4096, 28672, 257), (PersistentTile{160, 2, 2, 1}));
   EXPECT_EQ(choice(4096, 28672, 384), (PersistentTile{192, 2, 2, 1}));
-  EXPECT_EQ(choice(28672, 8192, 576), (PersistentTile{192, 3, 1, 1}));
+  EXPECT_EQ(choice(28672, 8192, 576), (PersistentTile{192, 2, 2, 1}));
   const auto chained = [](int64_t k, int64_t n, int64_t m) {
     return ChooseChainedTile(Shape(k, n), m, H100());
   };
@@ -145,17 +145,16 @@ TEST(PersistentTilesTest, AFewTokensBeyondATileAreNotAWholeTileMore) {
 }
 
 TEST(PersistentTilesTest, BFloat16TakesWiderTilesWhereDecodingIsTheLimit) {
-  const WeightShape shape = Shape(4096, 4096);
-  EXPECT_EQ(ChoosePersistentTile(shape, 512, H100(), DType::kFp16), (PersistentTile{128, 2, 1, 1}));
-  EXPECT_EQ(ChoosePersistentTile(shape, 512, H100(), DType::kBf16),
-            (PersistentTile{256, 2, 1, 1, 2}));
+  const WeightShape shape = Shape(4096, 28672);
+  EXPECT_EQ(ChoosePersistentTile(shape, 256, H100(), DType::kFp16), (PersistentTile{128, 3, 1, 1}));
+  EXPECT_EQ(ChoosePersistentTile(shape, 256, H100(), DType::kBf16), (PersistentTile{256, 2, 2, 1}));
 }
 
 TEST(PersistentTilesTest, ThePlanSaysThem) {
   const PlanEntry entry{Path::kFused, 17, -1, &PersistentA16W4Row()};
   EXPECT_EQ(DescribeTiles(entry, Shape(4096, 28672), H100()),
-            "17-32: 32x192 on 132 blocks, 64: 64x192 on 132 blocks, 128: 128x192 on 132 blocks, "
-            "256: 256x128 on 132 blocks, 512-4096: 256x256 on 66 pairs of blocks");
+            "17-32: 32x128 on 132 blocks, 64: 64x192 on 132 blocks, 128-256: 128x192 on 132 "
+            "blocks, 512-4096: 256x256 on 66 pairs of blocks");
 }
 
 TEST(PersistentTilesTest, SharesAreEvenWhereThatLeavesFewMultiprocessorsIdle) {
