@@ -24,24 +24,18 @@ struct LaneMetaBf16 {
   uint32_t low[4];
 };
 
-// The two scales (row, row + 8) and the byte of two zero points of this lane in a meta at `meta`.
-// `row_tile` 0..3.
+// A lane's two scales (row, row + 8) and its byte of two zero points.
 struct LaneMetaBits {
   uint32_t scales;
   uint32_t zeros;
 };
 
-// Where in the meta at `meta` they lie.
+// Where in the meta at `meta` they lie; `row_tile` 0..3.
 __device__ __forceinline__ uint32_t ScalesAddress(uint32_t meta, uint32_t row_tile, uint32_t lane) {
   return meta + row_tile * 32 + lane / 4 * 4;
 }
 __device__ __forceinline__ uint32_t ZerosAddress(uint32_t meta, uint32_t row_tile, uint32_t lane) {
   return meta + 128 + row_tile * 8 + lane / 4;
-}
-
-__device__ __forceinline__ LaneMetaBits ReadMeta(uint32_t meta, int row_tile, int lane) {
-  return {LoadShared4(ScalesAddress(meta, row_tile, lane)),
-          LoadShared1(ZerosAddress(meta, row_tile, lane))};
 }
 
 __device__ __forceinline__ LaneMetaFp16 ExpandFp16(LaneMetaBits bits) {

@@ -59,8 +59,9 @@ class Consumer {
                                    pair == 0 ? codes[r].y : codes[r].w};
 #pragma unroll
         for (int s = 0; s < 2; ++s) {
-          if (Config::kFineGroups)
+          if (Config::kFineGroups) {
             meta_[r] = Meta(r, (half * 4 + pair * 2 + s) * slot_.metas() / 8);
+          }
           a[r][s] = Math::Decode(words[s], meta_[r]);
         }
       }

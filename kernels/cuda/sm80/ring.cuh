@@ -2,8 +2,6 @@
 // code only.
 #pragma once
 
-#include <algorithm>
-
 #include "kernels/cuda/common/ptx.cuh"
 #include "kernels/cuda/sm80/qmatmul_a16w4.h"
 #include "kernels/layouts/mma16.h"
@@ -50,6 +48,7 @@ struct Slot {
   __device__ __forceinline__ int metas() const {
     return (record_bytes - mma16::kCodesBytes) / mma16::kMetaBytes;
   }
+  // Where they begin.
   __device__ __forceinline__ int tokens() const { return Config::kRowTiles * record_bytes; }
   __device__ __forceinline__ int bytes() const {
     return tokens() + Config::kTokens * Config::kTokenBytes;
@@ -141,6 +140,7 @@ class TileLoader {
       const int left = Config::kTokens - s * kTokensPerStep;
       if (left < kTokensPerStep && GroupThread() >= left * kChunks) break;
       const bool valid = k_left_ > 0 && tokens_left_ > s * kTokensPerStep;
+      // Where there is nothing to read the address may be anything.
       CopyAsync16OrZero(tokens_ + s * kTokensPerStep * Config::kTokenBytes, x_ + s * x_step_,
                         valid);
     }

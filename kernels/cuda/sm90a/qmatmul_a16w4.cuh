@@ -193,7 +193,7 @@ absl::Status LaunchConfigured(const PersistentParams& p, const DeviceInfo& devic
 }
 
 template <class Math, bool kChained, int... kTile>
-absl::Status LaunchGroups(const PersistentParams& p, const DeviceInfo& device, StreamView stream) {
+absl::Status LaunchMetas(const PersistentParams& p, const DeviceInfo& device, StreamView stream) {
   if (p.metas == 1) {
     return LaunchConfigured<Math, PersistentConfig<1, kChained, kTile...>>(p, device, stream);
   }
@@ -210,9 +210,9 @@ inline absl::Status NoSuchTile(const PersistentTile& tile) {
 }
 
 // The compiled tiles, one line per entry of PersistentTiles() and ChainedTiles().
-#define AWQD_TILE(CHAINED, ...)                                         \
-  if (PersistentTile{__VA_ARGS__} == tile) {                            \
-    return LaunchGroups<Math, CHAINED, __VA_ARGS__>(p, device, stream); \
+#define AWQD_TILE(CHAINED, ...)                                        \
+  if (PersistentTile{__VA_ARGS__} == tile) {                           \
+    return LaunchMetas<Math, CHAINED, __VA_ARGS__>(p, device, stream); \
   }
 template <class Math>
 absl::Status LaunchTile(const PersistentParams& p, const PersistentTile& tile,
