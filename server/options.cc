@@ -211,7 +211,8 @@ void AddBoundFlags(Table& table, Flags& flags) {
   table.Bytes("memory_quota_bytes", flags.memory_quota_bytes, 0, kAnyBytes,
               "Bytes gRPC may hold for messages that are being received. 0: 16 x "
               "max_receive_message_bytes. At least twice the largest message times the uploads "
-              "that run at once, or uploads fail under load.");
+              "that run at once; when it is used up, gRPC closes connections and ends calls with "
+              "UNAVAILABLE or RESOURCE_EXHAUSTED.");
   table.Bytes("max_in_flight_bytes", limits.in_flight_bytes, 0, kAnyBytes,
               "Bytes of requests being parsed, queued or running and of answers not yet sent, over "
               "all calls; what would pass it is refused with RESOURCE_EXHAUSTED before it is "

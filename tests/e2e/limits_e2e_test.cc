@@ -14,6 +14,7 @@
 namespace awqd {
 namespace {
 
+using testing::AnyOf;
 using testing::HasSubstr;
 
 constexpr int64_t kLimit = 1 << 20;
@@ -53,6 +54,7 @@ class LimitsTest : public testing::Test {
     EXPECT_EQ(static_cast<int64_t>(request.ByteSizeLong()), bytes);
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(30));
+    context.set_wait_for_ready(true);
     v1::QuantizedMatmulResponse response;
     return stub_->QuantizedMatmul(&context, request, &response);
   }
@@ -63,19 +65,38 @@ class LimitsTest : public testing::Test {
 };
 
 TEST_F(LimitsTest, RefusesWhatPassesTheReceiveLimit) {
-  Start({absl::StrCat("--max_receive_message_bytes=", kLimit)});
+  // Twice the largest message and the one before it, which may not be freed yet: with less, gRPC
+  // closes connections instead (the next test).
+  Start({absl::StrCat("--max_receive_message_bytes=", kLimit), "--memory_quota_bytes=64MiB"});
   EXPECT_TRUE(Send(kLimit - 1).ok());
   const grpc::Status at = Send(kLimit);
   EXPECT_TRUE(at.ok()) << at.error_message();
   const int64_t before = server_->peak_rss_bytes();
   for (int i = 0; i < 40; ++i) {
-    EXPECT_EQ(Send(kLimit + 1).error_code(), grpc::RESOURCE_EXHAUSTED);
-    EXPECT_EQ(Send(10 * kLimit).error_code(), grpc::RESOURCE_EXHAUSTED);
+    for (const int64_t bytes : {kLimit + 1, 10 * kLimit}) {
+      const grpc::Status over = Send(bytes);
+      EXPECT_EQ(over.error_code(), grpc::RESOURCE_EXHAUSTED) << over.error_message();
+    }
   }
   // The library buffers a message before it refuses it, and may not yet have freed those before:
   // 17 to 38 MiB of the 440 that were sent.
   EXPECT_LT(server_->peak_rss_bytes() - before, 64 * kLimit);
   EXPECT_TRUE(Send(kLimit - 1).ok()) << "the next call works";
+  EXPECT_EQ(server_->Stop().code, 0);
+}
+
+TEST_F(LimitsTest, AMemoryQuotaUsedUpCostsConnectionsAndNothingElse) {
+  Start({absl::StrCat("--max_receive_message_bytes=", kLimit), "--memory_quota_bytes=4MiB"});
+  EXPECT_TRUE(Send(1024).ok());
+  const int64_t before = server_->peak_rss_bytes();
+  for (int i = 0; i < 20; ++i) {
+    const grpc::Status over = Send(10 * kLimit);
+    EXPECT_THAT(over.error_code(), AnyOf(grpc::RESOURCE_EXHAUSTED, grpc::UNAVAILABLE))
+        << over.error_message();
+  }
+  EXPECT_LT(server_->peak_rss_bytes() - before, 64 * kLimit);
+  const grpc::Status next = Send(1024);
+  EXPECT_TRUE(next.ok()) << next.error_message();
   EXPECT_EQ(server_->Stop().code, 0);
 }
 
