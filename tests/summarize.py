@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Adds up what tests/run.sh ran: lists skips and failures by name, ends with 'N passed, N failed, N skipped'.
+"""Adds up what tests/run.sh ran: skips by name, failures with what they said, 'N passed, N failed, N skipped'.
 
 A GoogleTest binary counts case by case, from the XML that it wrote; any other ctest entry, and any part that
 run.sh ran itself, counts as one.
@@ -9,20 +9,24 @@ import pathlib
 import sys
 import xml.etree.ElementTree as ElementTree
 
+LINES_SHOWN = 12  # of what a failure said
+
 
 class Tally:
-    """Names of what passed and failed, and reason -> names of what was skipped."""
+    """Names of what passed, name -> text of what failed, reason -> names of what was skipped."""
 
     def __init__(self):
         self.passed = []
-        self.failed = []
+        self.failed = {}
         self.skipped = collections.defaultdict(list)
 
-    def add(self, name, status, reason=""):
+    def add(self, name, status, text=""):
         if status == "skipped":
-            self.skipped[reason or "no reason given"].append(name)
+            self.skipped[text or "no reason given"].append(name)
+        elif status == "failed":
+            self.failed[name] = text or ""
         else:
-            getattr(self, status).append(name)
+            self.passed.append(name)
 
 
 def first_line(text):
@@ -33,9 +37,16 @@ def first_line(text):
     return lines[0].removeprefix("Skipped").strip() if lines else ""
 
 
+def end_of(text, lines=LINES_SHOWN):
+    return "\n".join([line.rstrip() for line in text.splitlines() if line.strip()][-lines:])
+
+
 def last_line(text):
-    lines = [line.strip() for line in (text or "").splitlines() if line.strip()]
-    return lines[-1] if lines else ""
+    return end_of(text, 1).strip()
+
+
+def indented(lines):
+    return "".join(f"    {line}\n" for line in lines)
 
 
 def add_gtest(tally, path):
@@ -45,9 +56,10 @@ def add_gtest(tally, path):
         for case in suite.iter("testcase"):
             name = f"{path.stem}:{case.get('classname')}.{case.get('name')}"
             skip = case.find("skipped")
-            if case.find("failure") is not None:
+            failed = case.findall("failure")
+            if failed:
                 failures += 1
-                tally.add(name, "failed")
+                tally.add(name, "failed", "\n".join(failure.text or failure.get("message") for failure in failed))
             elif skip is not None:
                 tally.add(name, "skipped", first_line(skip.get("message") or skip.text))
             elif case.get("status") == "run":
@@ -59,15 +71,16 @@ def add_ctest(tally, results):
     for entry in ElementTree.parse(results / "ctest.xml").getroot().iter("testcase"):
         name = entry.get("name")
         failed = entry.find("failure") is not None or entry.get("status") == "fail"
+        output = entry.findtext("system-out") or ""
         gtest = results / "gtest" / f"{name}.xml"
         if gtest.exists():
             # A binary can fail though its cases passed: a sanitizer's report at exit, for one.
             if add_gtest(tally, gtest) == 0 and failed:
-                tally.add(name, "failed")
+                tally.add(name, "failed", end_of(output))
         elif failed:
-            tally.add(name, "failed")
+            tally.add(name, "failed", end_of(output))
         elif entry.find("skipped") is not None or entry.get("status") in ("notrun", "disabled"):
-            tally.add(name, "skipped", last_line(entry.findtext("system-out")))
+            tally.add(name, "skipped", last_line(output))
         else:
             tally.add(name, "passed")
 
@@ -75,10 +88,13 @@ def add_ctest(tally, results):
 def add_parts(tally, results):
     for line in (results / "parts.tsv").read_text().splitlines():
         name, status, log = line.split("\t")
+        output = pathlib.Path(log).read_text(errors="replace")
         if status == "77":
-            tally.add(name, "skipped", last_line(pathlib.Path(log).read_text(errors="replace")))
+            tally.add(name, "skipped", last_line(output))
+        elif status == "0":
+            tally.add(name, "passed")
         else:
-            tally.add(name, "passed" if status == "0" else "failed")
+            tally.add(name, "failed", end_of(output))
 
 
 def main():
@@ -97,8 +113,9 @@ def main():
     print()
     for why, names in sorted(tally.skipped.items()):
         print(f"skipped: {', '.join(names)}: {why}")
-    for name in tally.failed:
+    for name, text in tally.failed.items():
         print(f"failed: {name}")
+        print(indented(text.splitlines()[:LINES_SHOWN]), end="")
     skipped = sum(map(len, tally.skipped.values()))
     print(f"{len(tally.passed)} passed, {len(tally.failed)} failed, {skipped} skipped")
     return 1 if tally.failed or not tally.passed else 0
