@@ -14,7 +14,7 @@
 
 namespace awqd {
 
-// Defaults are those of the flags. server/options.cc says of each how to choose it.
+// Defaults are those of the flags. server/flags.cc says of each how to choose it.
 struct Options {
   std::string model_repository;
   std::vector<std::string> load_models;  // empty: every model of the repository

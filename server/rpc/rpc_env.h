@@ -15,7 +15,7 @@
 
 namespace awqd {
 
-// Bounds that handlers enforce. The flags in server/options.cc explain each.
+// Bounds that handlers enforce. The flags in server/flags.cc explain each.
 struct RpcLimits {
   int64_t max_receive_message_bytes = int64_t{64} << 20;
   int64_t max_send_message_bytes = int64_t{64} << 20;

@@ -14,7 +14,7 @@
 
 namespace awqd {
 
-// The flags in server/options.cc explain each, and how to choose it.
+// The flags in server/flags.cc explain each, and how to choose it.
 struct RpcOptions {
   // Each "host:port" or "unix:/path", as ParseListenAddress reads them; at least one.
   std::vector<std::string> addresses = {"0.0.0.0:8001"};

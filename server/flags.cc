@@ -1,0 +1,299 @@
+// The flags. Each help text says what the flag does and how to choose its value.
+#include "server/flags.h"
+
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "server/flag_values.h"
+
+namespace awqd {
+namespace {
+
+// gRPC counts message bytes in an int, and Protocol Buffers stops at 2 GiB.
+constexpr int64_t kMaxMessageBytes = (int64_t{1} << 31) - 65536;
+constexpr int64_t kMinMessageBytes = 64 << 10;
+constexpr int64_t kAnyBytes = int64_t{1} << 50;
+
+// Registers flags with their environment twins.
+class Table {
+ public:
+  explicit Table(CLI::App* app) : app_(app) {}
+
+  void Group(std::string name) { group_ = std::move(name); }
+
+  template <typename T>
+  CLI::Option* Add(const std::string& name, T& value, const std::string& help) {
+    return Dress(name, app_->add_option("--" + name, value, help));
+  }
+
+  void Bytes(const std::string& name, int64_t& value, int64_t min, int64_t max,
+             const std::string& help) {
+    // Transforms run in the order in which they were added last to first.
+    Add(name, value, help)
+        ->check(CLI::Range(min, max))
+        ->transform(CLI::Validator(ParseBytes, "BYTES", "bytes"));
+  }
+
+  void Flag(const std::string& name, bool& value, const std::string& help) {
+    Dress(name, app_->add_flag("--" + name + ",!--no_" + name, value, help));
+  }
+
+ private:
+  CLI::Option* Dress(const std::string& name, CLI::Option* option) {
+    option->envname("AWQD_" + absl::AsciiStrToUpper(name));
+    option->group(group_);
+    return option;
+  }
+
+  CLI::App* const app_;
+  std::string group_;
+};
+
+void AddModelFlags(Table& table, Flags& flags) {
+  Options& options = flags.options;
+  table.Group("Models");
+  table.Add(
+      "model_repository", options.model_repository,
+      "Directory whose subdirectories are models, each as downloaded from the Hub. Clients can "
+      "name models beneath it and nothing else.");
+  table
+      .Add("load_model", options.load_models,
+           "Model to load at start; repeat it for several. Default: every directory of the "
+           "repository that has a config.json. The server ends when one of them fails to load.")
+      ->delimiter(',')
+      ->expected(1)
+      ->take_all();
+  table.Group("Device");
+  table.Add("device", options.device,
+            "auto: the first GPU that answers, else the CPU. Or cpu, or cuda:N, or several such as "
+            "cuda:0,cuda:1, which end the server when one is not there. cpu:0,cpu:1 are devices "
+            "that share the cores, to try several without GPUs.");
+  table
+      .Add(
+          "shard", flags.shard,
+          "What several devices do. replicas: each holds every model, and a request runs on the "
+          "one with the fewest tokens waiting or running; for models that fit, and for throughput. "
+          "columns: each holds its share of the columns of every weight, and a request runs on all "
+          "of them; for models that are larger than one device. models: each model lives whole on "
+          "the device with most free memory when it is loaded; for many small models. Of no "
+          "consequence with one device.")
+      ->check(CLI::IsMember({"replicas", "columns", "models"}));
+  table
+      .Add("cpu_threads", options.cpu_threads,
+           "Threads of CPU kernels. 0: as many as the process may use; fewer leave cores to gRPC "
+           "when clients are many and small.")
+      ->check(CLI::Range(0, 4096));
+  table.Bytes("device_memory_limit", options.device_memory_limit, 0, kAnyBytes,
+              "Bytes that weights and buffers may take on each device. 0: all of it; set it when "
+              "the device is shared.");
+  table.Flag("batch_invariant", options.batch_invariant,
+             "A token's result has the same bits whatever tokens share its batch and however many "
+             "they are. Leaves out kernels whose order of summation depends on the count, and the "
+             "dense path: free on the CPU up to the token threshold and on a GPU up to 16 tokens, "
+             "beyond that 1.0 to 3.6 times as slow on an H100.");
+}
+
+void AddListenFlags(Table& table, Flags& flags) {
+  RpcOptions& rpc = flags.options.rpc;
+  table.Group("Listening");
+  table
+      .Add("address", rpc.addresses,
+           "host:port to listen on, in plaintext and without authentication: outside a trusted "
+           "network use 127.0.0.1:8001 behind a proxy. Port 0 picks a free one, which is logged. "
+           "unix:/path listens on a socket file instead, for clients of this machine; repeat the "
+           "flag for several addresses.")
+      ->delimiter(',')
+      ->expected(1)
+      ->take_all();
+  table
+      .Add("unix_socket_mode", flags.unix_socket_mode,
+           "Permissions of socket files, in octal: whoever may write to one may connect. 0600 for "
+           "the server's own user, 0660 for its group, 0666 for everybody who reaches the "
+           "directory.")
+      ->transform(CLI::Validator(ParseMode, "OCTAL", "mode"));
+  table.Add("port_file", flags.options.port_file,
+            "File that the bound port is written to once the server listens, for scripts that use "
+            "port 0; 0 when it listens on sockets only.");
+  table.Flag("reflection", rpc.reflection,
+             "Answer gRPC reflection, so that grpcurl needs no proto files. Switch it off with "
+             "--no_reflection where the API should not describe itself.");
+}
+
+void AddBoundFlags(Table& table, Flags& flags) {
+  RpcOptions& rpc = flags.options.rpc;
+  RpcLimits& limits = rpc.limits;
+  table.Group("Bounds");
+  table.Bytes("max_receive_message_bytes", limits.max_receive_message_bytes, kMinMessageBytes,
+              kMaxMessageBytes,
+              "Largest request. 64 MiB hold 8192 tokens of 4096 FP16 activations. Memory taken is "
+              "up to this for each request in flight.");
+  table.Bytes("max_send_message_bytes", limits.max_send_message_bytes, kMinMessageBytes,
+              kMaxMessageBytes,
+              "Largest response; a larger one is refused before it is computed. Clients must allow "
+              "as much: gRPC's own default for them is 4 MiB.");
+  table.Bytes("max_inline_weight_bytes", limits.max_inline_weight_bytes, 0, kMaxMessageBytes,
+              "Tensor bytes of a weight carried in a request. 0 refuses inline weights.");
+  table.Bytes("memory_quota_bytes", flags.memory_quota_bytes, 0, kAnyBytes,
+              "Bytes gRPC may hold for messages that are being received. 0: 16 x "
+              "max_receive_message_bytes. At least twice the largest message times the uploads "
+              "that run at once; when it is used up, gRPC closes connections and ends calls with "
+              "UNAVAILABLE or RESOURCE_EXHAUSTED.");
+  table.Bytes("max_in_flight_bytes", limits.in_flight_bytes, 0, kAnyBytes,
+              "Bytes of requests being parsed, queued or running and of answers not yet sent, over "
+              "all calls; what would pass it is refused with RESOURCE_EXHAUSTED before it is "
+              "parsed. 0: 16 x (max_receive_message_bytes + max_send_message_bytes). Half of what "
+              "the process may take beside weights, because gRPC holds a message while it is "
+              "copied; at least the two message limits together.");
+  table
+      .Add(
+          "rpc_threads", rpc.rpc_threads,
+          "Threads that receive requests and send answers, and on the CPU run short products "
+          "themselves. 0: one for every four cores on the CPU, so that requests that come together "
+          "run together; half of the cores, 2 to 16, beside a GPU. More when these threads are "
+          "busy and cores are not: many clients, or large messages.")
+      ->check(CLI::Range(0, 256));
+  table
+      .Add("max_concurrent_streams", rpc.max_concurrent_streams,
+           "Calls at once per connection; more wait in the client. Bounds what one client takes.")
+      ->check(CLI::Range(1, 1 << 20));
+  table
+      .Add("stream_in_flight", limits.stream_in_flight,
+           "Requests of one QuantizedMatmulStream in flight; reading pauses beyond. Enough to keep "
+           "batches full: tokens per batch / tokens per request.")
+      ->check(CLI::Range(1, 1 << 16));
+  table.Bytes("stream_chunk_bytes", limits.chunk_bytes, 4096, kMaxMessageBytes,
+              "About how many bytes a chunk of DequantizeStream holds. Small ones bound memory per "
+              "slow reader, large ones save calls.");
+}
+
+void AddSharedMemoryFlags(Table& table, Flags& flags) {
+  SharedMemoryOptions& shared = flags.options.rpc.shared_memory;
+  table.Group("Shared memory");
+  table.Add("shared_memory_prefix", shared.prefix,
+            "Takes tensors from, and writes answers to, POSIX shared-memory objects of clients on "
+            "this machine, when their names begin with this, for example awqd-. Empty: off. Every "
+            "caller can name every such object that this process may open, so switch it on only "
+            "where callers may know each other's tensors, or choose names that cannot be guessed.");
+  table
+      .Add("max_shared_memory_ranges", shared.max_open,
+           "Ranges of such objects in use at once, two for a request at most; each is an open "
+           "file. Their bytes count for max_in_flight_bytes.")
+      ->check(CLI::Range(1, 1 << 20));
+}
+
+void AddBatchFlags(Table& table, Flags& flags) {
+  EngineOptions& engine = flags.options.engine;
+  BatchOptions& batching = engine.batching;
+  table.Group("Batching");
+  table
+      .Add("token_threshold", engine.token_threshold,
+           "Merged tokens from which a weight is dequantised for a dense product instead of being "
+           "decoded inside the product. 0: always. default: 256, but never where the kernel that "
+           "decodes inside is as fast or faster at any count (4-bit weights on compute capability "
+           "9.0). auto: what measures best for each shape on this device, a few products per shape "
+           "at load.")
+      ->default_str("default")
+      ->transform(CLI::Validator(ParseThreshold, "TOKENS|default|auto", "threshold"));
+  table
+      .Add("max_batch_tokens", batching.max_batch_tokens,
+           "Tokens that are merged into one batch. More than a few hundred add latency without "
+           "saving weight traffic.")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
+  table
+      .Add("max_queue_delay_us", flags.max_queue_delay_us,
+           "How long the oldest request may wait for company while the device is idle. 0: an idle "
+           "device starts at once and batches form under load.")
+      ->check(CLI::Range(0.0, 60e6));
+  table
+      .Add("max_starvation_ms", flags.max_starvation_ms,
+           "A request that has waited this long goes before every priority: the bound on what "
+           "urgent traffic can do to the rest.")
+      ->check(CLI::Range(0.0, 3.6e6));
+  table
+      .Add("max_queued_requests", batching.max_queued_tasks,
+           "Requests that may wait; the next is refused with RESOURCE_EXHAUSTED. Choose so that a "
+           "full queue drains within the clients' deadlines.")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 32));
+  table.Add("max_queued_tokens", batching.max_queued_tokens, "As max_queued_requests, in tokens.")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
+  table.Bytes("max_queued_bytes", batching.max_queued_bytes, 1, kAnyBytes,
+              "As max_queued_requests, in bytes of activations: the bound on memory.");
+  table.Bytes("staging_bytes", engine.staging_bytes, 0, kAnyBytes,
+              "Host memory for payloads and results that each device keeps for reuse, pinned on a "
+              "GPU. About what requests and answers hold in flight under normal load; less gives "
+              "memory back and allocates for each large request.");
+  table
+      .Add("lanes", engine.lanes,
+           "Worker threads with a device stream each. 0: one on the CPU, two on a GPU.")
+      ->check(CLI::Range(0, 64));
+  table
+      .Add("answer_threads", engine.answer_threads,
+           "Threads that help lanes to answer large batches, so that a lane is soon free for the "
+           "next. -1: a quarter of the cores, at most four, on a GPU; none on the CPU.")
+      ->check(CLI::Range(-1, 64));
+}
+
+void AddLifecycleFlags(Table& table, Flags& flags) {
+  table.Group("Lifecycle");
+  table
+      .Add("drain_delay_ms", flags.drain_delay_ms,
+           "After SIGTERM: how long to go on serving with health NOT_SERVING, so that load "
+           "balancers look away first. In Kubernetes a few seconds.")
+      ->check(CLI::Range(0, 600000));
+  table
+      .Add("drain_timeout_s", flags.drain_timeout_s,
+           "After that: how long calls in flight may take before they are cancelled. With the "
+           "delay, less than the time the supervisor waits before SIGKILL.")
+      ->check(CLI::Range(0.0, 86400.0));
+  table
+      .Add("keepalive_time_s", flags.keepalive_time_s,
+           "Silence after which a connection is pinged, to find clients that vanished.")
+      ->check(CLI::Range(1.0, 86400.0));
+  table
+      .Add("keepalive_timeout_s", flags.keepalive_timeout_s,
+           "How long that ping may stay unanswered before the connection is closed.")
+      ->check(CLI::Range(1.0, 86400.0));
+  table
+      .Add("min_ping_interval_s", flags.min_ping_interval_s,
+           "Clients that ping an idle connection more often than this are sent away. At most their "
+           "keepalive time.")
+      ->check(CLI::Range(0.0, 86400.0));
+  table
+      .Add("max_connection_idle_s", flags.max_connection_idle_s,
+           "Close connections without calls after this long, at once: a call sent in that moment "
+           "fails with UNAVAILABLE. 0: never.")
+      ->check(CLI::Range(0.0, 1e9));
+  table
+      .Add("max_connection_age_s", flags.max_connection_age_s,
+           "Close connections after this long, so that clients look for new servers. 0: never.")
+      ->check(CLI::Range(0.0, 1e9));
+  table
+      .Add("max_connection_age_grace_s", flags.max_connection_age_grace_s,
+           "How long calls may go on on a connection that is too old; then they are cut off. 0: "
+           "as long as they take. Longer than the longest call and stream that is still wanted.")
+      ->check(CLI::Range(0.0, 1e9));
+  table.Group("Logging");
+  table
+      .Add("log_level", flags.log_level,
+           "debug, info, warning or error. debug has a line per request.")
+      ->check(CLI::IsMember({"debug", "info", "warning", "error"}));
+  table
+      .Add("log_format", flags.log_format,
+           "text for people, json (one object a line) for machines.")
+      ->check(CLI::IsMember({"text", "json"}));
+}
+
+}  // namespace
+
+void AddFlags(CLI::App* app, Flags* flags) {
+  Table table(app);
+  AddModelFlags(table, *flags);
+  AddListenFlags(table, *flags);
+  AddBoundFlags(table, *flags);
+  AddSharedMemoryFlags(table, *flags);
+  AddBatchFlags(table, *flags);
+  AddLifecycleFlags(table, *flags);
+}
+
+}  // namespace awqd
