@@ -2,6 +2,7 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <filesystem>
 #include <thread>
@@ -128,7 +129,7 @@ TEST_F(DrainTest, RefusesNewCallsAndFinishesTheOldOnes) {
 struct Caller {
   std::unique_ptr<client::Client> client;
   std::thread thread;
-  int good = 0, wrong = 0;
+  std::atomic<int> good = 0, wrong = 0;
   absl::Status last;
 
   void Run(const client::MatmulCall& call, const std::string& expected) {
@@ -156,7 +157,11 @@ TEST_F(DrainTest, BusyClientsSeeAnswersAndThenUnavailable) {
       caller.client = server_->NewClient();
       caller.Run(call, expected);
     }
-    absl::SleepFor(absl::Milliseconds(100 + 7 * round));
+    const absl::Time limit = absl::Now() + absl::Seconds(30);
+    for (const Caller& caller : callers) {
+      while (caller.good == 0 && absl::Now() < limit) absl::SleepFor(absl::Milliseconds(1));
+    }
+    absl::SleepFor(absl::Milliseconds(7 * round));  // another moment of their calls each time
     const ExitReport report = server_->Stop();
     EXPECT_EQ(report.code, 0) << report.log;
     EXPECT_LT(report.took, absl::Seconds(5));
