@@ -17,6 +17,7 @@ class CallGate::Refusal final : public Reactor {
 
 bool CallGate::TurnAway(ServerCall* call) {
   if (open()) return false;
+  turned_away_.fetch_add(1);
   call->SetReactor(new Refusal(this));
   Answer([call] { call->Finish(Draining()); });
   return true;

@@ -71,6 +71,8 @@ class CallGate {
 
   // Tickets that exist.
   int64_t in_flight() const { return in_flight_.load(); }
+  // Calls that have come to the gate since it closed. Each has a ticket until it is answered.
+  int64_t turned_away() const { return turned_away_.load(); }
 
  private:
   enum class State { kOpen, kClosed, kRefusing };
@@ -82,6 +84,7 @@ class CallGate {
 
   std::atomic<State> state_{State::kOpen};
   std::atomic<int64_t> in_flight_{0};
+  std::atomic<int64_t> turned_away_{0};
   Mutex mu_;
   std::vector<std::function<void()>> waiting_ ABSL_GUARDED_BY(mu_);
   int64_t next_listener_ ABSL_GUARDED_BY(mu_) = 0;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <thread>
+#include <utility>
 
 #include "absl/time/clock.h"
 #include "grpc/grpc.h"
@@ -12,18 +13,37 @@
 namespace awqd {
 namespace {
 
-// Until every caller that repeats itself stands at the gate, on a busy machine too.
+// Until every caller that repeats itself stands at the gate: so long after the last that came, or
+// whose call ended. The most is for callers that do not wait for answers, of whom more always come.
 constexpr absl::Duration kGather = absl::Milliseconds(50);
+constexpr absl::Duration kGatherMost = absl::Milliseconds(500);
 // Until gRPC has written to every connection that the server goes away. It does so within its
 // Shutdown, which does not say when.
 constexpr absl::Duration kAnnounce = absl::Milliseconds(20);
 constexpr absl::Duration kPoll = absl::Milliseconds(2);
 
+void Gather(const CallGate& gate, absl::Time deadline) {
+  // Calls that came and calls that run.
+  const auto look = [&] {
+    const int64_t came = gate.turned_away();
+    return std::make_pair(came, gate.in_flight() - came);
+  };
+  const absl::Time most = std::min(absl::Now() + kGatherMost, deadline);
+  absl::Time moved = absl::Now();
+  for (auto last = look(); absl::Now() < std::min(moved + kGather, most);) {
+    absl::SleepFor(kPoll);
+    if (const auto seen = look(); seen != last) {
+      last = seen;
+      moved = absl::Now();
+    }
+  }
+}
+
 }  // namespace
 
 void ShutDown(grpc::Server* server, CallGate* gate, absl::Time deadline) {
   gate->Close();
-  absl::SleepFor(std::min(kGather, deadline - absl::Now()));
+  Gather(*gate, deadline);
   std::atomic<bool> ended{false};
   std::thread shutdown([&] {
     server->Shutdown(absl::ToChronoTime(deadline));
