@@ -27,17 +27,17 @@ int Serve(const awqd::Options& options) {
   return status.ok() ? 0 : Fail(1, status);
 }
 
-// Handlers stand before any library is initialised (OpenBLAS starts threads, Protocol Buffers
-// builds descriptors: tens of milliseconds), so that a signal soon after exec still ends in exit
-// code 0.
+// Before any library is initialised (OpenBLAS starts threads, Protocol Buffers builds descriptors:
+// tens of milliseconds), so that a signal soon after exec still ends in exit code 0.
 using Initializer = void (*)(int, char**, char**);
 [[gnu::section(".preinit_array"), gnu::used]] const Initializer kBeforeLibraries =
-    [](int, char**, char**) { awqd::InstallSignalHandlers(); };
+    [](int, char**, char**) { awqd::BlockSignals(); };
 
 }  // namespace
 
 int main(int argc, char** argv) {
   try {
+    awqd::AwaitSignals();
     absl::StatusOr<awqd::CommandLine> line = awqd::ParseCommandLine(argc, argv);
     if (!line.ok()) return Fail(2, line.status());
     if (!line->print.empty()) {
