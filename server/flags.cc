@@ -1,6 +1,7 @@
 // The flags. Each help text says what the flag does and how to choose its value.
 #include "server/flags.h"
 
+#include <type_traits>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -27,12 +28,16 @@ class Table {
     return Dress(name, app_->add_option("--" + name, value, help));
   }
 
+  template <typename T>
+  CLI::Option* Number(const std::string& name, T& value, std::type_identity_t<T> min,
+                      std::type_identity_t<T> max, const std::string& help) {
+    return Add(name, value, help)->check(CLI::Range(min, max));
+  }
+
   void Bytes(const std::string& name, int64_t& value, int64_t min, int64_t max,
              const std::string& help) {
-    // Transforms run in the order in which they were added last to first.
-    Add(name, value, help)
-        ->check(CLI::Range(min, max))
-        ->transform(CLI::Validator(ParseBytes, "BYTES", "bytes"));
+    // Before the check: CLI11 runs last what was added first.
+    Number(name, value, min, max, help)->transform(CLI::Validator(ParseBytes, "BYTES", "bytes"));
   }
 
   void Flag(const std::string& name, bool& value, const std::string& help) {
@@ -79,11 +84,10 @@ void AddModelFlags(Table& table, Flags& flags) {
           "the device with most free memory when it is loaded; for many small models. Of no "
           "consequence with one device.")
       ->check(CLI::IsMember({"replicas", "columns", "models"}));
-  table
-      .Add("cpu_threads", options.cpu_threads,
-           "Threads of CPU kernels. 0: as many as the process may use; fewer leave cores to gRPC "
-           "when clients are many and small.")
-      ->check(CLI::Range(0, 4096));
+  table.Number(
+      "cpu_threads", options.cpu_threads, 0, 4096,
+      "Threads of CPU kernels. 0: as many as the process may use; fewer leave cores to gRPC "
+      "when clients are many and small.");
   table.Bytes("device_memory_limit", options.device_memory_limit, 0, kAnyBytes,
               "Bytes that weights and buffers may take on each device. 0: all of it; set it when "
               "the device is shared.");
@@ -145,23 +149,19 @@ void AddBoundFlags(Table& table, Flags& flags) {
               "parsed. 0: 16 x (max_receive_message_bytes + max_send_message_bytes). Half of what "
               "the process may take beside weights, because gRPC holds a message while it is "
               "copied; at least the two message limits together.");
-  table
-      .Add(
-          "rpc_threads", rpc.rpc_threads,
-          "Threads that receive requests and send answers, and on the CPU run short products "
-          "themselves. 0: one for every four cores on the CPU, so that requests that come together "
-          "run together; half of the cores, 2 to 16, beside a GPU. More when these threads are "
-          "busy and cores are not: many clients, or large messages.")
-      ->check(CLI::Range(0, 256));
-  table
-      .Add("max_concurrent_streams", rpc.max_concurrent_streams,
-           "Calls at once per connection; more wait in the client. Bounds what one client takes.")
-      ->check(CLI::Range(1, 1 << 20));
-  table
-      .Add("stream_in_flight", limits.stream_in_flight,
-           "Requests of one QuantizedMatmulStream in flight; reading pauses beyond. Enough to keep "
-           "batches full: tokens per batch / tokens per request.")
-      ->check(CLI::Range(1, 1 << 16));
+  table.Number(
+      "rpc_threads", rpc.rpc_threads, 0, 256,
+      "Threads that receive requests and send answers, and on the CPU run short products "
+      "themselves. 0: one for every four cores on the CPU, so that requests that come together "
+      "run together; half of the cores, 2 to 16, beside a GPU. More when these threads are "
+      "busy and cores are not: many clients, or large messages.");
+  table.Number(
+      "max_concurrent_streams", rpc.max_concurrent_streams, 1, 1 << 20,
+      "Calls at once per connection; more wait in the client. Bounds what one client takes.");
+  table.Number(
+      "stream_in_flight", limits.stream_in_flight, 1, 1 << 16,
+      "Requests of one QuantizedMatmulStream in flight; reading pauses beyond. Enough to keep "
+      "batches full: tokens per batch / tokens per request.");
   table.Bytes("stream_chunk_bytes", limits.chunk_bytes, 4096, kMaxMessageBytes,
               "About how many bytes a chunk of DequantizeStream holds. Small ones bound memory per "
               "slow reader, large ones save calls.");
@@ -175,11 +175,9 @@ void AddSharedMemoryFlags(Table& table, Flags& flags) {
             "this machine, when their names begin with this, for example awqd-. Empty: off. Every "
             "caller can name every such object that this process may open, so switch it on only "
             "where callers may know each other's tensors, or choose names that cannot be guessed.");
-  table
-      .Add("max_shared_memory_ranges", shared.max_open,
-           "Ranges of such objects in use at once, two for a request at most; each is an open "
-           "file. Their bytes count for max_in_flight_bytes.")
-      ->check(CLI::Range(1, 1 << 20));
+  table.Number("max_shared_memory_ranges", shared.max_open, 1, 1 << 20,
+               "Ranges of such objects in use at once, two for a request at most; each is an open "
+               "file. Their bytes count for max_in_flight_bytes.");
 }
 
 void AddBatchFlags(Table& table, Flags& flags) {
@@ -195,84 +193,63 @@ void AddBatchFlags(Table& table, Flags& flags) {
            "at load.")
       ->default_str("default")
       ->transform(CLI::Validator(ParseThreshold, "TOKENS|default|auto", "threshold"));
-  table
-      .Add("max_batch_tokens", batching.max_batch_tokens,
-           "Tokens that are merged into one batch. More than a few hundred add latency without "
-           "saving weight traffic.")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
-  table
-      .Add("max_queue_delay_us", flags.max_queue_delay_us,
-           "How long the oldest request may wait for company while the device is idle. 0: an idle "
-           "device starts at once and batches form under load.")
-      ->check(CLI::Range(0.0, 60e6));
-  table
-      .Add("max_starvation_ms", flags.max_starvation_ms,
-           "A request that has waited this long goes before every priority: the bound on what "
-           "urgent traffic can do to the rest.")
-      ->check(CLI::Range(0.0, 3.6e6));
-  table
-      .Add("max_queued_requests", batching.max_queued_tasks,
-           "Requests that may wait; the next is refused with RESOURCE_EXHAUSTED. Choose so that a "
-           "full queue drains within the clients' deadlines.")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 32));
-  table.Add("max_queued_tokens", batching.max_queued_tokens, "As max_queued_requests, in tokens.")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
+  table.Number("max_batch_tokens", batching.max_batch_tokens, int64_t{1}, int64_t{1} << 40,
+               "Tokens that are merged into one batch. More than a few hundred add latency without "
+               "saving weight traffic.");
+  table.Number(
+      "max_queue_delay_us", flags.max_queue_delay_us, 0.0, 60e6,
+      "How long the oldest request may wait for company while the device is idle. 0: an idle "
+      "device starts at once and batches form under load.");
+  table.Number("max_starvation_ms", flags.max_starvation_ms, 0.0, 3.6e6,
+               "A request that has waited this long goes before every priority: the bound on what "
+               "urgent traffic can do to the rest.");
+  table.Number(
+      "max_queued_requests", batching.max_queued_tasks, int64_t{1}, int64_t{1} << 32,
+      "Requests that may wait; the next is refused with RESOURCE_EXHAUSTED. Choose so that a "
+      "full queue drains within the clients' deadlines.");
+  table.Number("max_queued_tokens", batching.max_queued_tokens, int64_t{1}, int64_t{1} << 40,
+               "As max_queued_requests, in tokens.");
   table.Bytes("max_queued_bytes", batching.max_queued_bytes, 1, kAnyBytes,
               "As max_queued_requests, in bytes of activations: the bound on memory.");
   table.Bytes("staging_bytes", engine.staging_bytes, 0, kAnyBytes,
               "Host memory for payloads and results that each device keeps for reuse, pinned on a "
               "GPU. About what requests and answers hold in flight under normal load; less gives "
               "memory back and allocates for each large request.");
-  table
-      .Add("lanes", engine.lanes,
-           "Worker threads with a device stream each. 0: one on the CPU, two on a GPU.")
-      ->check(CLI::Range(0, 64));
-  table
-      .Add("answer_threads", engine.answer_threads,
-           "Threads that help lanes to answer large batches, so that a lane is soon free for the "
-           "next. -1: a quarter of the cores, at most four, on a GPU; none on the CPU.")
-      ->check(CLI::Range(-1, 64));
+  table.Number("lanes", engine.lanes, 0, 64,
+               "Worker threads with a device stream each. 0: one on the CPU, two on a GPU.");
+  table.Number(
+      "answer_threads", engine.answer_threads, -1, 64,
+      "Threads that help lanes to answer large batches, so that a lane is soon free for the "
+      "next. -1: a quarter of the cores, at most four, on a GPU; none on the CPU.");
 }
 
 void AddLifecycleFlags(Table& table, Flags& flags) {
   table.Group("Lifecycle");
-  table
-      .Add("drain_delay_ms", flags.drain_delay_ms,
-           "After SIGTERM: how long to go on serving with health NOT_SERVING, so that load "
-           "balancers look away first. In Kubernetes a few seconds.")
-      ->check(CLI::Range(0, 600000));
-  table
-      .Add("drain_timeout_s", flags.drain_timeout_s,
-           "After that: how long calls in flight may take before they are cancelled. With the "
-           "delay, less than the time the supervisor waits before SIGKILL.")
-      ->check(CLI::Range(0.0, 86400.0));
-  table
-      .Add("keepalive_time_s", flags.keepalive_time_s,
-           "Silence after which a connection is pinged, to find clients that vanished.")
-      ->check(CLI::Range(1.0, 86400.0));
-  table
-      .Add("keepalive_timeout_s", flags.keepalive_timeout_s,
-           "How long that ping may stay unanswered before the connection is closed.")
-      ->check(CLI::Range(1.0, 86400.0));
-  table
-      .Add("min_ping_interval_s", flags.min_ping_interval_s,
-           "Clients that ping an idle connection more often than this are sent away. At most their "
-           "keepalive time.")
-      ->check(CLI::Range(0.0, 86400.0));
-  table
-      .Add("max_connection_idle_s", flags.max_connection_idle_s,
-           "Close connections without calls after this long, at once: a call sent in that moment "
-           "fails with UNAVAILABLE. 0: never.")
-      ->check(CLI::Range(0.0, 1e9));
-  table
-      .Add("max_connection_age_s", flags.max_connection_age_s,
-           "Close connections after this long, so that clients look for new servers. 0: never.")
-      ->check(CLI::Range(0.0, 1e9));
-  table
-      .Add("max_connection_age_grace_s", flags.max_connection_age_grace_s,
-           "How long calls may go on on a connection that is too old; then they are cut off. 0: "
-           "as long as they take. Longer than the longest call and stream that is still wanted.")
-      ->check(CLI::Range(0.0, 1e9));
+  table.Number("drain_delay_ms", flags.drain_delay_ms, 0, 600000,
+               "After SIGTERM: how long to go on serving with health NOT_SERVING, so that load "
+               "balancers look away first. In Kubernetes a few seconds.");
+  table.Number("drain_timeout_s", flags.drain_timeout_s, 0.0, 86400.0,
+               "After that: how long calls in flight may take before they are cancelled. With the "
+               "delay, less than the time the supervisor waits before SIGKILL.");
+  table.Number("keepalive_time_s", flags.keepalive_time_s, 1.0, 86400.0,
+               "Silence after which a connection is pinged, to find clients that vanished.");
+  table.Number("keepalive_timeout_s", flags.keepalive_timeout_s, 1.0, 86400.0,
+               "How long that ping may stay unanswered before the connection is closed.");
+  table.Number(
+      "min_ping_interval_s", flags.min_ping_interval_s, 0.0, 86400.0,
+      "Clients that ping an idle connection more often than this are sent away. At most their "
+      "keepalive time.");
+  table.Number(
+      "max_connection_idle_s", flags.max_connection_idle_s, 0.0, 1e9,
+      "Close connections without calls after this long, at once: a call sent in that moment "
+      "fails with UNAVAILABLE. 0: never.");
+  table.Number(
+      "max_connection_age_s", flags.max_connection_age_s, 0.0, 1e9,
+      "Close connections after this long, so that clients look for new servers. 0: never.");
+  table.Number(
+      "max_connection_age_grace_s", flags.max_connection_age_grace_s, 0.0, 1e9,
+      "How long calls may go on on a connection that is too old; then they are cut off. 0: "
+      "as long as they take. Longer than the longest call and stream that is still wanted.");
   table.Group("Logging");
   table
       .Add("log_level", flags.log_level,

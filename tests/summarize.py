@@ -24,7 +24,7 @@ class Tally:
         if status == "skipped":
             self.skipped[text or "no reason given"].append(name)
         elif status == "failed":
-            self.failed[name] = text or ""
+            self.failed[name] = text
         else:
             self.passed.append(name)
 
@@ -45,10 +45,6 @@ def last_line(text):
     return end_of(text, 1).strip()
 
 
-def indented(lines):
-    return "".join(f"    {line}\n" for line in lines)
-
-
 def add_gtest(tally, path):
     """Returns how many cases of the binary failed."""
     failures = 0
@@ -59,7 +55,7 @@ def add_gtest(tally, path):
             failed = case.findall("failure")
             if failed:
                 failures += 1
-                tally.add(name, "failed", "\n".join(failure.text or failure.get("message") for failure in failed))
+                tally.add(name, "failed", "\n".join(failure.text or failure.get("message", "") for failure in failed))
             elif skip is not None:
                 tally.add(name, "skipped", first_line(skip.get("message") or skip.text))
             elif case.get("status") == "run":
@@ -115,7 +111,8 @@ def main():
         print(f"skipped: {', '.join(names)}: {why}")
     for name, text in tally.failed.items():
         print(f"failed: {name}")
-        print(indented(text.splitlines()[:LINES_SHOWN]), end="")
+        for line in text.splitlines()[:LINES_SHOWN]:
+            print(f"    {line}")
     skipped = sum(map(len, tally.skipped.values()))
     print(f"{len(tally.passed)} passed, {len(tally.failed)} failed, {skipped} skipped")
     return 1 if tally.failed or not tally.passed else 0
