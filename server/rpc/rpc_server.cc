@@ -11,6 +11,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "grpc/grpc.h"
 #include "grpc/support/log.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/security/server_credentials.h"
@@ -51,6 +52,18 @@ void QuietGrpc(gpr_log_func_args* args) {
   LogEvent(LogLevel::kDebug, "grpc", {{"message", LogText(args->message, 1024)}});
 }
 
+// What holds for the whole process.
+void PrepareGrpc() {
+  gpr_set_log_function(QuietGrpc);
+  // gRPC's locks are Abseil's, which distributions build with a search for deadlocks at each: a
+  // global lock, and 3 % of the CPU time of short products.
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
+  // gRPC shuts itself down with the last of its objects and waits for its threads, one of which
+  // polls for up to ten seconds after a client was killed in the middle of an answer. So it is kept
+  // until the process ends.
+  [[maybe_unused]] static const bool kept = (grpc_init(), true);
+}
+
 class RpcServerImpl final : public RpcServer {
  public:
   RpcServerImpl(const RpcOptions& options, Engine* engine, ModelStore* models)
@@ -79,10 +92,7 @@ class RpcServerImpl final : public RpcServer {
   absl::Status Listen(const RpcOptions& options) {
     AWQD_ASSIGN_OR_RETURN(shared_memory_, SharedMemory::Create(options.shared_memory));
     env_.shared_memory = shared_memory_.get();
-    gpr_set_log_function(QuietGrpc);
-    // gRPC's locks are Abseil's, which distributions build with a search for deadlocks at each: a
-    // global lock, and 3 % of the CPU time of short products.
-    absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
+    PrepareGrpc();
     grpc::ServerBuilder builder;
     builder.RegisterService(&inference_);
     builder.RegisterService(&repository_);

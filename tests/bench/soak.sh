@@ -2,13 +2,13 @@
 # Soak: minutes of mixed load (products alone and on streams, weights by name and in the request, blocks of
 # weights, short deadlines, bursts) from clients that are killed at random points. After it, idle again, the
 # server must hold no more than 2 % more resident memory than before, exactly the file descriptors, and on a
-# GPU exactly the device memory.
+# GPU exactly the device memory; and it must stop within 5 seconds.
 #
 #   tests/bench/soak.sh [--minutes 10] [--settle SECONDS] [--device cpu] [--bin DIR] [--out DIR]
 #                       [--clients 3] [--awqd_flags "FLAGS"]
 #
 # "Before" is after a first --settle seconds (60) of the same load: a server that was never used has none of
-# its pools. Prints the numbers, one JSON line last; exit code 0 only when all three hold and no call failed.
+# its pools. Prints the numbers, one JSON line last; exit code 0 only when all of it holds and no call failed.
 set -u -o pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -100,6 +100,9 @@ for name in first second; do
   [[ $name == second ]] && shapes=(a=384x1536)
   python3 "$here/make_checkpoint.py" "$out/models/$name" "${shapes[@]}" || exit 1
 done
+# CUDA loads a kernel's code when it is first called, 2 MiB of device memory at a time; a number of merged tokens
+# that comes for the first time after "before" would look like a leak. So all of it is loaded at the start.
+export CUDA_MODULE_LOADING=EAGER
 # shellcheck disable=SC2086  # several flags
 "$bin/awqd" --device "$device" --address 127.0.0.1:0 --port_file "$out/port" --model_repository "$out/models" \
   $awqd_flags >"$out/server.log" 2>&1 &
@@ -125,16 +128,18 @@ rss_after=$(rss_kib) fds_after=$(fds) device_after=$(device_mib)
 echo "after $minutes min, $((kills - kills_before)) kills: resident $rss_after KiB, $fds_after descriptors, device $device_after MiB"
 
 kill -TERM "$server_pid"
-stopped=0
+stopping=$EPOCHREALTIME stopped=0
 wait "$server_pid" || stopped=$?
+stop_ms=$(((${EPOCHREALTIME/./} - ${stopping/./}) / 1000))
 server_pid=''
 passed=true
 [[ $rss_after -gt 0 && $((rss_after * 100)) -le $((rss_before * 102)) ]] || { echo "FAILED: resident memory"; passed=false; }
 [[ $fds_after -eq $fds_before ]] || { echo "FAILED: descriptors"; passed=false; }
 [[ $device_after -eq $device_before ]] || { echo "FAILED: device memory"; passed=false; }
 [[ $failures -eq 0 ]] || { echo "FAILED: $failures clients met an error, see $out/clients.log"; passed=false; }
+[[ $stop_ms -le 5000 ]] || { echo "FAILED: the server took $stop_ms ms to stop"; passed=false; }
 [[ $stopped -eq 0 ]] || { echo "FAILED: the server ended with exit code $stopped"; passed=false; }
-printf '{"bench": "soak", "minutes": %s, "kills": %d, "rss_before_kib": %d, "rss_after_kib": %d, "fds_before": %d, "fds_after": %d, "device_before_mib": %d, "device_after_mib": %d, "failures": %d, "passed": %s}\n' \
+printf '{"bench": "soak", "minutes": %s, "kills": %d, "rss_before_kib": %d, "rss_after_kib": %d, "fds_before": %d, "fds_after": %d, "device_before_mib": %d, "device_after_mib": %d, "stop_ms": %d, "failures": %d, "passed": %s}\n' \
   "$minutes" "$((kills - kills_before))" "$rss_before" "$rss_after" "$fds_before" "$fds_after" \
-  "$device_before" "$device_after" "$failures" "$passed"
+  "$device_before" "$device_after" "$stop_ms" "$failures" "$passed"
 [[ $passed == true ]]
