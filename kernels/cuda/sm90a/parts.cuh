@@ -4,25 +4,10 @@
 
 #include "kernels/cuda/common/cluster.cuh"
 #include "kernels/cuda/common/ptx.cuh"
-#include "kernels/cuda/sm90a/persistent.cuh"
+#include "kernels/cuda/sm90a/part_chains.cuh"
 
 namespace awqd::cuda {
 namespace {
-
-// What a block of the cluster stores in the end.
-template <class Config>
-struct Share {
-  static constexpr int kTokens = Config::kTokens / Config::kParts;
-  static constexpr int kSums = Config::kSums / Config::kParts;
-  // That the others send.
-  static constexpr int kBytes = (Config::kParts - 1) * Config::kSets * Config::kGroups *
-                                kGroupThreads * kSums * int{sizeof(float)};
-  static_assert(kTokens % 8 == 0 && kBytes <= Config::kStages * Config::kStageBytes);
-};
-
-// All sums of a part.
-template <class Config>
-using PartSums = Sums<Config>[Config::kSets];
 
 // Where this thread's counterpart in part `from` leaves set `set` of what it sends to part `to`.
 template <class Config>
@@ -49,6 +34,12 @@ __device__ __forceinline__ void Send(const Ring<Config>& ring, int rank, int to,
   }
 }
 
+// Whether the first chain of all is this one of those in registers.
+template <class Config>
+__device__ __forceinline__ bool Begins(int part, int set) {
+  return (!Config::kPutsDown || Config::kFirstAddsUp) && part + set == 0;
+}
+
 // own += what part `from` sent, set by set; the first set of the first part begins it.
 template <class Config>
 __device__ __forceinline__ void AddSent(const Ring<Config>& ring, int from, int rank, int group,
@@ -62,7 +53,7 @@ __device__ __forceinline__ void AddSent(const Ring<Config>& ring, int from, int 
       const float v[4] = {__uint_as_float(sent.x), __uint_as_float(sent.y), __uint_as_float(sent.z),
                           __uint_as_float(sent.w)};
 #pragma unroll
-      for (int j = 0; j < 4; ++j) own[i + j] = from + set == 0 ? v[j] : own[i + j] + v[j];
+      for (int j = 0; j < 4; ++j) own[i + j] = Begins<Config>(from, set) ? v[j] : own[i + j] + v[j];
     }
   }
 }
@@ -76,33 +67,55 @@ __device__ __forceinline__ void AddOwn(int rank, const PartSums<Config>& sums,
 #pragma unroll
     for (int i = 0; i < Share<Config>::kSums; ++i) {
       const float v = sums[set][rank * Share<Config>::kSums + i];
-      own[i] = rank + set == 0 ? v : own[i] + v;
+      own[i] = Begins<Config>(rank, set) ? v : own[i] + v;
     }
+  }
+}
+
+// own += what part `part` has in its registers.
+template <class Config>
+__device__ __forceinline__ void AddPart(const Ring<Config>& ring, int part, int rank, int group,
+                                        const PartSums<Config>& sums, Sums<Share<Config>>& own) {
+  if (part == rank) {
+    AddOwn<Config>(part, sums, own);
+  } else {
+    AddSent<Config>(ring, part, rank, group, own);
   }
 }
 
 // own = the sums of this block's tokens over all parts in the order of K. The ring of a block
 // becomes the place for those of the others once all its groups are through.
 template <class Config>
-__device__ __forceinline__ void Exchange(const Ring<Config>& ring, int rank, int group,
-                                         const PartSums<Config>& sums, Sums<Share<Config>>& own) {
+__device__ __forceinline__ void Exchange(const PersistentParams& p, const Ring<Config>& ring,
+                                         int rank, int group, const PartSums<Config>& sums,
+                                         Sums<Share<Config>>& own) {
   ClusterWait();
   NamedBarrier<kGroupThreads>(1 + group);
   const int peer = threadIdx.x % kGroupThreads;
   if (peer < Config::kParts && peer != rank) BarrierArrive(ring.Through(), peer);
+  if constexpr (Config::kPutsDown && !Config::kFirstAddsUp) {
+    PutDownChains<Config> chains(p, 0, rank, group);
+    chains.Load();
+    chains.Add(own);
+  }
   BarrierWait(ring.Through(), 0);
   // `rank` is no constant, but which registers to take must be one.
 #pragma unroll
   for (int part = 0; part < Config::kParts; ++part) {
     if (part != rank) Send<Config>(ring, rank, part, group, sums);
   }
-  BarrierWait(ring.Arrived(), 0);
+  if constexpr (Config::kPutsDown) {
+    PutDownChains<Config> chains(p, 1, rank, group);
+    chains.Load();
+    BarrierWait(ring.Arrived(), 0);
+    AddPart<Config>(ring, 0, rank, group, sums, own);
+    chains.Add(own);
+    AddPart<Config>(ring, 1, rank, group, sums, own);
+  } else {
+    BarrierWait(ring.Arrived(), 0);
 #pragma unroll
-  for (int part = 0; part < Config::kParts; ++part) {
-    if (part == rank) {
-      AddOwn<Config>(part, sums, own);
-    } else {
-      AddSent<Config>(ring, part, rank, group, own);
+    for (int part = 0; part < Config::kParts; ++part) {
+      AddPart<Config>(ring, part, rank, group, sums, own);
     }
   }
 }

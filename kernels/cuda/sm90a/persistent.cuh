@@ -36,8 +36,13 @@ struct PersistentConfig {
   static constexpr bool kFineGroups = kMetas > 2;
   // Keeps the order of sums of common/chains.h.
   static constexpr bool kChained = kChained_;
-  static constexpr int kSets = kSets_;  // of sums that a part keeps apart
-  static_assert((kSets > 1) == (kChained && kParts > 1));
+  // Whether the chains of a part, but for its last, are put down in global memory.
+  static constexpr bool kPutsDown = kSets_ == 0;
+  static constexpr int kSets = kPutsDown ? 1 : kSets_;  // of sums in a thread's registers
+  static_assert((kSets_ != 1) == (kChained && kParts > 1));
+  static_assert(!kPutsDown || kParts == 2);
+  // The first part has registers for the sum of its chains beside the one under way.
+  static constexpr bool kFirstAddsUp = kPutsDown && kGroups <= 2;
   // Registers have room for one chain alone.
   static constexpr bool kParks = kChained && PersistentParks(kTokens);
   static constexpr int kThreads = (kGroups + 1) * kGroupThreads;

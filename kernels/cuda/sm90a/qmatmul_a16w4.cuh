@@ -9,9 +9,9 @@
 // each. A consumer decodes one operand while the tensor cores work on the one before. tiles.h says
 // which tiles there are, schedule.h says who computes what. Sums of cut tiles meet in global memory
 // in the order of K, without atomics (cut_sums.cuh), or where the blocks of a cluster take parts of
-// a tile, in their shared memory (parts.cuh); chained.cuh keeps an order that does not depend on
-// the tiles. Limits: K up to 4194304; none on N and m: the layout pads N and K, the copy engine
-// reads zeros past k, and what comes of rows past m is not stored.
+// a tile, in their shared memory (parts.cuh); chained.cuh and part_chains.cuh keep an order that
+// does not depend on the tiles. Limits: K up to 4194304; none on N and m: the layout pads N and K,
+// the copy engine reads zeros past k, and what comes of rows past m is not stored.
 #pragma once
 
 #include "absl/strings/str_cat.h"
@@ -39,8 +39,7 @@ __device__ __forceinline__ void StoreTile(const PersistentParams& p, int tile, i
   Store<Part>(p, {row, int64_t{place.tokens} * Config::kTokens + token}, sums);
 }
 
-// This block's part of the only tile that its cluster takes. Sums begin at zero instead of as an
-// accumulator that is ignored, which chains must; see NOTES.md.
+// This block's part of the only tile that its cluster takes.
 template <class Math, class Config>
 __device__ __forceinline__ void ConsumePart(const PersistentParams& p, const Ring<Config>& ring,
                                             int group) {
@@ -49,17 +48,14 @@ __device__ __forceinline__ void ConsumePart(const PersistentParams& p, const Rin
   Pieces(p.schedule, blockIdx.x).Next(&piece);
   PartSums<Config> sums;
   consumer.Enter();
-  int begin = piece.begin;
-#pragma unroll
-  for (int set = 0; set < Config::kSets; ++set) {
-    Clear<Config>(sums[set]);
-    const int end = set + 1 < Config::kSets ? begin + p.chain : piece.end;
-    consumer.Run(begin, end, piece.end, 1, sums[set]);
-    begin = end;
+  if constexpr (Config::kPutsDown) {
+    RunPartInTurn(p, consumer, piece, group, sums[0]);
+  } else {
+    RunPart(p, consumer, piece, sums);
   }
   Sums<Share<Config>> own;
   const int rank = blockIdx.x % Config::kParts;
-  Exchange<Config>(ring, rank, group, sums, own);
+  Exchange<Config>(p, ring, rank, group, sums, own);
   StoreTile<Config, Share<Config>>(p, piece.tile, group, own, rank * Share<Config>::kTokens);
 }
 
@@ -224,21 +220,27 @@ absl::Status LaunchTile(const PersistentParams& p, const PersistentTile& tile,
   AWQD_TILE(false, 64, 2, 1, 1, 2)
   AWQD_TILE(false, 64, 2, 2, 1, 1)
   AWQD_TILE(false, 64, 3, 1, 1, 1)
+  AWQD_TILE(false, 80, 3, 1, 1, 1)
   AWQD_TILE(false, 96, 1, 1, 1, 2)
   AWQD_TILE(false, 96, 2, 1, 1, 1)
   AWQD_TILE(false, 96, 2, 1, 1, 2)
   AWQD_TILE(false, 96, 3, 1, 1, 1)
+  AWQD_TILE(false, 112, 2, 1, 1, 1)
+  AWQD_TILE(false, 112, 3, 1, 1, 1)
   AWQD_TILE(false, 128, 1, 1, 1, 2)
   AWQD_TILE(false, 128, 2, 1, 1, 1)
   AWQD_TILE(false, 128, 2, 1, 1, 2)
   AWQD_TILE(false, 128, 3, 1, 1, 1)
   AWQD_TILE(false, 128, 3, 1, 1, 2)
+  AWQD_TILE(false, 144, 2, 1, 1, 1)
+  AWQD_TILE(false, 144, 3, 1, 1, 1)
   AWQD_TILE(false, 160, 1, 1, 1, 2)
   AWQD_TILE(false, 160, 2, 1, 1, 1)
   AWQD_TILE(false, 160, 2, 1, 1, 2)
   AWQD_TILE(false, 160, 3, 1, 1, 1)
   AWQD_TILE(false, 160, 2, 2, 1, 1)
   AWQD_TILE(false, 176, 2, 2, 1, 1)
+  AWQD_TILE(false, 176, 3, 1, 1, 1)
   AWQD_TILE(false, 192, 1, 1, 1, 2)
   AWQD_TILE(false, 192, 2, 1, 1, 1)
   AWQD_TILE(false, 192, 2, 1, 1, 2)
@@ -266,17 +268,27 @@ absl::Status LaunchChainedTile(const PersistentParams& p, const PersistentTile& 
   AWQD_TILE(true, 64, 2, 1, 1, 2, 2)
   AWQD_TILE(true, 64, 3, 1, 1, 1)
   AWQD_TILE(true, 64, 3, 1, 1, 2, 2)
+  AWQD_TILE(true, 80, 3, 1, 1, 1)
+  AWQD_TILE(true, 96, 1, 1, 1, 2, 0)
   AWQD_TILE(true, 96, 2, 1, 1, 1)
   AWQD_TILE(true, 96, 2, 1, 1, 2, 2)
   AWQD_TILE(true, 96, 3, 1, 1, 1)
   AWQD_TILE(true, 96, 3, 1, 1, 2, 2)
+  AWQD_TILE(true, 112, 2, 1, 1, 1)
   AWQD_TILE(true, 128, 1, 1, 1, 2, 2)
   AWQD_TILE(true, 128, 2, 1, 1, 2, 2)
+  AWQD_TILE(true, 128, 1, 1, 1, 2, 0)
+  AWQD_TILE(true, 128, 2, 1, 1, 2, 0)
+  AWQD_TILE(true, 128, 3, 1, 1, 2, 0)
   AWQD_TILE(true, 128, 2, 2, 1, 1)
+  AWQD_TILE(true, 144, 2, 1, 1, 1)
   AWQD_TILE(true, 160, 1, 1, 1, 2, 2)
   AWQD_TILE(true, 160, 2, 1, 1, 1)
   AWQD_TILE(true, 160, 2, 1, 1, 2, 2)
+  AWQD_TILE(true, 160, 1, 1, 1, 2, 0)
+  AWQD_TILE(true, 160, 2, 1, 1, 2, 0)
   AWQD_TILE(true, 160, 2, 2, 1, 1)
+  AWQD_TILE(true, 160, 3, 1, 1, 2, 0)
   AWQD_TILE(true, 176, 2, 2, 1, 1)
   AWQD_TILE(true, 192, 2, 2, 1, 1)
   AWQD_TILE(true, 256, 2, 2, 1, 1)

@@ -23,10 +23,11 @@ int64_t Tiles(const WeightShape& shape, int64_t m, const PersistentTile& tile) {
          CeilDiv(m, int64_t{tile.tokens});
 }
 
-// Narrow tiles are for few tokens: weights are decoded again for every tile of tokens. 4096 x 6144
-// at 384 tokens takes 38.1 us with four tiles of 96, 32.9 with two of 192; 8192 x 10240 at 192 76.6
-// us with three of 64.
-bool IsTooNarrow(const PersistentTile& tile, int64_t m, int64_t most_tiles) {
+// Narrow tiles are for few tokens: weights are decoded again for every tile of tokens. 8192 x 10240
+// at 192 tokens takes 76.6 us with three tiles of 64, 54 with one of 192; but 4096 x 6144 at 384
+// 30.4 us with four of 96 and 34.5 with two of 192.
+bool IsTooNarrow(const PersistentTile& tile, int64_t m) {
+  const int64_t most_tiles = tile.tokens < 80 ? 1 : 4;
   return tile.tokens < 128 && m > most_tiles * tile.tokens;
 }
 
@@ -84,6 +85,19 @@ int64_t EvenClusters(int64_t tiles, int64_t k_blocks, int64_t most) {
   return even ? tiles / rounds : 0;
 }
 
+int64_t ChainsOfPart(const PersistentTile& tile, int64_t chains) {
+  return tile.sets > 0 ? tile.sets : CeilDiv(chains, int64_t{tile.parts});
+}
+
+// Whether a tile in parts serves so many chains. With three groups a part keeps no total, so that
+// each of both reads what both put down: 14336 x 4096 at 384 tokens, eight chains, 79 us.
+bool HasPartsFor(const PersistentTile& tile, int64_t chains) {
+  if (tile.parts == 1) return true;
+  const int64_t each = ChainsOfPart(tile, chains);
+  if (tile.sets > 0) return tile.parts * each == chains;
+  return (each == 2 || (each > 2 && tile.groups < 3)) && (tile.parts - 1) * each < chains;
+}
+
 // Of the largest slot for the sums of a block.
 int64_t SlotBytes(absl::Span<const TileCost> candidates) {
   int64_t floats = 0;
@@ -137,7 +151,8 @@ Schedule ChainedSchedule(const WeightShape& shape, int64_t m, const PersistentTi
   const int length = MatmulChains(shape, device).length;
   const int chains = static_cast<int>(CeilDiv(k_blocks, int64_t{length}));
   if (tile.parts > 1) {
-    return MakeParts(tiles, k_blocks, tile.parts, tile.sets * length);
+    return MakeParts(tiles, k_blocks, tile.parts,
+                     static_cast<int>(ChainsOfPart(tile, chains)) * length);
   }
   const int most = device.sm_count / tile.cluster;
   if (tiles >= most) {
@@ -181,7 +196,7 @@ PersistentTile ChoosePersistentTile(const WeightShape& shape, int64_t m, const D
   return Fastest(
       kTileCosts, x,
       [&](const PersistentTile& tile) {
-        return !IsTooNarrow(tile, m, 1) && Suits(tile, Tiles(shape, m, tile), k_blocks, device);
+        return !IsTooNarrow(tile, m) && Suits(tile, Tiles(shape, m, tile), k_blocks, device);
       },
       [&](const PersistentTile& tile) { return PersistentSchedule(shape, m, tile, device); },
       [](const PersistentTile&, const Schedule&) { return 0.0; });
@@ -195,18 +210,19 @@ PersistentTile ChooseChainedTile(const WeightShape& shape, int64_t m, const Devi
   return Fastest(
       kChainedTileCosts, x,
       [&](const PersistentTile& tile) {
-        // A total that does not fit the registers makes wide tiles slow, so that 96 serve further:
-        // 8192 x 8192 at 192 tokens 44.4 us, with one tile of 192 49.5.
-        const int64_t most_tiles = tile.tokens == 96 ? 4 : 1;
-        const bool in_parts = tile.parts * tile.sets == filled_chains;
-        return (tile.parts == 1 || in_parts) && !IsTooNarrow(tile, m, most_tiles) &&
+        return HasPartsFor(tile, filled_chains) && !IsTooNarrow(tile, m) &&
                Suits(tile, Tiles(shape, m, tile), k_blocks, device);
       },
       [&](const PersistentTile& tile) { return ChainedSchedule(shape, m, tile, device); },
       [&](const PersistentTile& tile, const Schedule& s) {
-        return PersistentParks(tile.tokens)
-                   ? kParkUs * (chains.count() - 1) * s.tiles() / s.clusters
-                   : 0.0;
+        if (PersistentParks(tile.tokens)) {
+          return kParkUs * (chains.count() - 1) * s.tiles() / s.clusters;
+        }
+        if (tile.sets == 0) {
+          const int64_t put_down = ChainsOfPart(tile, filled_chains) - 1;
+          return kPutDownUs * tile.groups * static_cast<double>(put_down);
+        }
+        return tile.parts == 1 && s.parts > 0 && filled_chains > 4 ? kManyChainsUs : 0.0;
       });
 }
 

@@ -24,8 +24,9 @@ struct PersistentTile {
   // Blocks of a cluster that share a tile's steps instead: each takes a part of K and stores a
   // share of the tokens.
   int parts = 1;
-  // Chains that each part keeps apart, where the order of sums is kept: of a weight with
-  // parts * sets of them.
+  // Chains that each part keeps apart in registers, where the order of sums is kept: of a weight
+  // with parts * sets of them. 0: of any weight with more than one for each part, all but the last
+  // in global memory.
   int sets = 1;
 
   friend bool operator==(const PersistentTile&, const PersistentTile&) = default;

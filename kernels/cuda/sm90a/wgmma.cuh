@@ -50,12 +50,12 @@ __device__ __forceinline__ uint64_t WholeDescriptor(uint32_t low) {
 #define AWQD_R16 AWQD_R8_0 ", " AWQD_R8(8, 9, 10, 11, 12, 13, 14, 15)
 #define AWQD_R32 AWQD_R16 ", " AWQD_R8(16, 17, 18, 19, 20, 21, 22, 23) ", " \
   AWQD_R8(24, 25, 26, 27, 28, 29, 30, 31)
-#define AWQD_R48 AWQD_R32 ", " AWQD_R8(32, 33, 34, 35, 36, 37, 38, 39) ", " \
-  AWQD_R8(40, 41, 42, 43, 44, 45, 46, 47)
-#define AWQD_R64 AWQD_R48 ", " AWQD_R8(48, 49, 50, 51, 52, 53, 54, 55) ", " \
-  AWQD_R8(56, 57, 58, 59, 60, 61, 62, 63)
-#define AWQD_R80 AWQD_R64 ", " AWQD_R8(64, 65, 66, 67, 68, 69, 70, 71) ", " \
-  AWQD_R8(72, 73, 74, 75, 76, 77, 78, 79)
+#define AWQD_R40 AWQD_R32 ", " AWQD_R8(32, 33, 34, 35, 36, 37, 38, 39)
+#define AWQD_R48 AWQD_R40 ", " AWQD_R8(40, 41, 42, 43, 44, 45, 46, 47)
+#define AWQD_R56 AWQD_R48 ", " AWQD_R8(48, 49, 50, 51, 52, 53, 54, 55)
+#define AWQD_R64 AWQD_R56 ", " AWQD_R8(56, 57, 58, 59, 60, 61, 62, 63)
+#define AWQD_R72 AWQD_R64 ", " AWQD_R8(64, 65, 66, 67, 68, 69, 70, 71)
+#define AWQD_R80 AWQD_R72 ", " AWQD_R8(72, 73, 74, 75, 76, 77, 78, 79)
 #define AWQD_R88 AWQD_R80 ", " AWQD_R8(80, 81, 82, 83, 84, 85, 86, 87)
 #define AWQD_R96 AWQD_R88 ", " AWQD_R8(88, 89, 90, 91, 92, 93, 94, 95)
 #define AWQD_R112 AWQD_R96 ", " AWQD_R8(96, 97, 98, 99, 100, 101, 102, 103) ", " \
@@ -66,8 +66,11 @@ __device__ __forceinline__ uint64_t WholeDescriptor(uint32_t low) {
 #define AWQD_D8(i) AWQD_D4(i), AWQD_D4(i + 4)
 #define AWQD_D16(i) AWQD_D8(i), AWQD_D8(i + 8)
 #define AWQD_D32(i) AWQD_D16(i), AWQD_D16(i + 16)
+#define AWQD_D40(i) AWQD_D32(i), AWQD_D8(i + 32)
 #define AWQD_D48(i) AWQD_D32(i), AWQD_D16(i + 32)
+#define AWQD_D56(i) AWQD_D48(i), AWQD_D8(i + 48)
 #define AWQD_D64(i) AWQD_D32(i), AWQD_D32(i + 32)
+#define AWQD_D72(i) AWQD_D64(i), AWQD_D8(i + 64)
 #define AWQD_D80(i) AWQD_D64(i), AWQD_D16(i + 64)
 #define AWQD_D88(i) AWQD_D80(i), AWQD_D8(i + 80)
 #define AWQD_D96(i) AWQD_D64(i), AWQD_D32(i + 64)
@@ -98,10 +101,16 @@ __device__ __forceinline__ void Wgmma(float (&d)[kTokens / 2], const uint32_t (&
     AWQD_WGMMA_BOTH(32, AWQD_R16, 16, 17, 18, 19, 20, 21, AWQD_D16(0))
   } else if constexpr (kTokens == 64) {
     AWQD_WGMMA_BOTH(64, AWQD_R32, 32, 33, 34, 35, 36, 37, AWQD_D32(0))
+  } else if constexpr (kTokens == 80) {
+    AWQD_WGMMA_BOTH(80, AWQD_R40, 40, 41, 42, 43, 44, 45, AWQD_D40(0))
   } else if constexpr (kTokens == 96) {
     AWQD_WGMMA_BOTH(96, AWQD_R48, 48, 49, 50, 51, 52, 53, AWQD_D48(0))
+  } else if constexpr (kTokens == 112) {
+    AWQD_WGMMA_BOTH(112, AWQD_R56, 56, 57, 58, 59, 60, 61, AWQD_D56(0))
   } else if constexpr (kTokens == 128) {
     AWQD_WGMMA_BOTH(128, AWQD_R64, 64, 65, 66, 67, 68, 69, AWQD_D64(0))
+  } else if constexpr (kTokens == 144) {
+    AWQD_WGMMA_BOTH(144, AWQD_R72, 72, 73, 74, 75, 76, 77, AWQD_D72(0))
   } else if constexpr (kTokens == 160) {
     AWQD_WGMMA_BOTH(160, AWQD_R80, 80, 81, 82, 83, 84, 85, AWQD_D80(0))
   } else if constexpr (kTokens == 176) {
@@ -120,8 +129,11 @@ __device__ __forceinline__ void Wgmma(float (&d)[kTokens / 2], const uint32_t (&
 #undef AWQD_R8_0
 #undef AWQD_R16
 #undef AWQD_R32
+#undef AWQD_R40
 #undef AWQD_R48
+#undef AWQD_R56
 #undef AWQD_R64
+#undef AWQD_R72
 #undef AWQD_R80
 #undef AWQD_R88
 #undef AWQD_R96
@@ -131,8 +143,11 @@ __device__ __forceinline__ void Wgmma(float (&d)[kTokens / 2], const uint32_t (&
 #undef AWQD_D8
 #undef AWQD_D16
 #undef AWQD_D32
+#undef AWQD_D40
 #undef AWQD_D48
+#undef AWQD_D56
 #undef AWQD_D64
+#undef AWQD_D72
 #undef AWQD_D80
 #undef AWQD_D88
 #undef AWQD_D96

@@ -63,7 +63,8 @@ TEST(PersistentTilesTest, FewTokensGetNarrowTilesAndManyWideOnes) {
   EXPECT_EQ(choice(14336, 4096, 64), (PersistentTile{64, 1, 1, 1, 2}));
   EXPECT_EQ(choice(8192, 8192, 64), (PersistentTile{64, 2, 1, 1, 2}));
   EXPECT_EQ(choice(8192, 10240, 64), (PersistentTile{64, 2, 2, 1}));
-  EXPECT_EQ(choice(4096, 28672, 65), (PersistentTile{96, 3, 1, 1}));
+  EXPECT_EQ(choice(4096, 28672, 65), (PersistentTile{80, 3, 1, 1}));
+  EXPECT_EQ(choice(4096, 28672, 96), (PersistentTile{96, 3, 1, 1}));
   EXPECT_EQ(choice(4096, 4096, 128), (PersistentTile{128, 1, 1, 1, 2}));
   EXPECT_EQ(choice(8192, 8192, 128), (PersistentTile{128, 2, 1, 1, 2}));
   EXPECT_EQ(choice(4096, 6144, 256), (PersistentTile{128, 3, 1, 1, 2}));
@@ -122,6 +123,23 @@ TEST(PersistentTilesTest, EightChainsAreDealtOutToTwoParts) {
   const auto chained = [](int64_t m) { return ChooseChainedTile(Shape(14336, 4096), m, H100()); };
   EXPECT_EQ(chained(32), (PersistentTile{32, 1, 1, 1, 2, 4}));
   EXPECT_EQ(chained(64), (PersistentTile{64, 1, 1, 1, 2, 4}));
+  EXPECT_EQ(chained(96), (PersistentTile{96, 1, 1, 1, 2, 0}));
+  EXPECT_EQ(chained(128), (PersistentTile{128, 1, 1, 1, 2, 0}));
+  EXPECT_EQ(chained(160), (PersistentTile{160, 1, 1, 1, 2, 0}));
+  EXPECT_EQ(chained(256), (PersistentTile{128, 2, 1, 1, 2, 0}));
+}
+
+// Three groups have no registers for a total.
+TEST(PersistentTilesTest, PartsOfThreeGroupsPutDownOneChainAtMost) {
+  const WeightShape four = Shape(8192, 10240);
+  EXPECT_EQ(MatmulChains(four, H100()).count(), 4);
+  EXPECT_EQ(ChooseChainedTile(four, 128, H100()), (PersistentTile{128, 3, 1, 1, 2, 0}));
+  const WeightShape eight = Shape(14336, 4096);
+  EXPECT_EQ(MatmulChains(eight, H100()).count(), 8);
+  for (int64_t m = 17; m < 1100; ++m) {
+    const PersistentTile tile = ChooseChainedTile(eight, m, H100());
+    EXPECT_FALSE(tile.sets == 0 && tile.groups == 3) << m;
+  }
 }
 
 TEST(PersistentTilesTest, AFewTokensBeyondATileAreNotAWholeTileMore) {
@@ -132,14 +150,19 @@ TEST(PersistentTilesTest, AFewTokensBeyondATileAreNotAWholeTileMore) {
   EXPECT_EQ(choice(4096, 28672, 160), (PersistentTile{160, 2, 2, 1}));
   EXPECT_EQ(choice(8192, 57344, 161), (PersistentTile{176, 2, 2, 1}));
   EXPECT_EQ(choice(8192, 8192, 193), (PersistentTile{224, 2, 1, 1, 2}));
-  EXPECT_EQ(choice(4096, 28672, 257), (PersistentTile{160, 2, 2, 1}));
+  EXPECT_EQ(choice(4096, 28672, 257), (PersistentTile{144, 2, 1, 1}));
+  EXPECT_EQ(choice(4096, 28672, 320), (PersistentTile{160, 2, 2, 1}));
+  EXPECT_EQ(choice(4096, 6144, 385), (PersistentTile{112, 3, 1, 1}));
+  EXPECT_EQ(choice(4096, 6144, 641), (PersistentTile{176, 3, 1, 1}));
   EXPECT_EQ(choice(4096, 28672, 384), (PersistentTile{192, 2, 2, 1}));
   EXPECT_EQ(choice(28672, 8192, 576), (PersistentTile{192, 2, 2, 1}));
   const auto chained = [](int64_t k, int64_t n, int64_t m) {
     return ChooseChainedTile(Shape(k, n), m, H100());
   };
   EXPECT_EQ(chained(8192, 10240, 96), (PersistentTile{96, 3, 1, 1, 2, 2}));
-  EXPECT_EQ(chained(8192, 8192, 129), (PersistentTile{160, 2, 1, 1, 2, 2}));
+  EXPECT_EQ(chained(8192, 8192, 129), (PersistentTile{144, 2, 1, 1}));
+  EXPECT_EQ(chained(8192, 8192, 160), (PersistentTile{160, 2, 1, 1, 2, 2}));
+  EXPECT_EQ(chained(8192, 57344, 65), (PersistentTile{80, 3, 1, 1}));
   EXPECT_EQ(chained(8192, 8192, 1024), (PersistentTile{176, 2, 2, 1}));
   EXPECT_EQ(chained(28672, 8192, 384), (PersistentTile{192, 2, 2, 1}));
 }
@@ -206,6 +229,32 @@ TEST(PersistentTilesTest, ChainsAreCutOnlyWhereTilesAreMany) {
   }
 }
 
+TEST(PersistentTilesTest, PartsThatAreChosenHaveRoomForTheChainsThatTheyPutDown) {
+  int put_down = 0;
+  for (const auto& [k, n] :
+       {std::pair{1280, 1096}, {4096, 6144}, {8192, 10240}, {11008, 4096}, {14336, 4096}}) {
+    const WeightShape shape = Shape(k, n);
+    const int chain = MatmulChains(shape, H100()).length;
+    for (int64_t m = 17; m < 600; ++m) {
+      const PersistentTile tile = ChooseChainedTile(shape, m, H100());
+      if (tile.sets > 0) continue;
+      ++put_down;
+      const Schedule s = ChainedSchedule(shape, m, tile, H100());
+      EXPECT_LE(s.clusters, 132);
+      EXPECT_EQ(s.parts, 2);
+      EXPECT_EQ(s.part_steps % chain, 0);
+      EXPECT_GE(s.part_steps, 2 * chain);
+      EXPECT_LT(s.part_steps, s.k_blocks) << "a part without a step";
+      EXPECT_GE(2 * s.part_steps, s.k_blocks);
+      const int slots = ChainedSlots(s, chain, tile);
+      EXPECT_LE(s.clusters * tile.groups * slots, kStreamCounters - 132);
+      EXPECT_LE(s.clusters * slots * PersistentSlotFloats(tile) * 4,
+                ChainedSumsBytes(shape, H100()));
+    }
+  }
+  EXPECT_GT(put_down, 0);
+}
+
 TEST(PersistentTilesTest, TheLastTileCopiesItsTokensAndFewMore) {
   for (const PersistentTile& tile : AllTiles()) {
     for (int64_t m = 1; m < 1100; ++m) {
@@ -237,11 +286,15 @@ TEST(PersistentTilesTest, EveryPartOfAChosenTileHasAStep) {
           ASSERT_GE(s.parts * s.part_steps, s.k_blocks);
         }
         if (kept.parts > 1) {
-          // All chains, each with a step.
-          const int chains = kept.parts * kept.sets;
-          ASSERT_EQ(in_order.part_steps * kept.parts, chains * chain);
-          ASSERT_LT((chains - 1) * chain, in_order.k_blocks) << k << " " << n << " " << m;
-          ASSERT_GE(chains * chain, in_order.k_blocks);
+          // All chains, and where they stay in registers each with a step.
+          const int each = in_order.part_steps / chain;
+          ASSERT_EQ(each * chain, in_order.part_steps);
+          if (kept.sets > 0) {
+            ASSERT_EQ(each, kept.sets);
+          }
+          const int others = kept.sets > 0 ? kept.parts * each - 1 : (kept.parts - 1) * each;
+          ASSERT_LT(others * chain, in_order.k_blocks) << k << " " << n << " " << m;
+          ASSERT_GE(kept.parts * each * chain, in_order.k_blocks);
         }
       }
     }

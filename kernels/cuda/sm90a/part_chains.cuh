@@ -1,0 +1,143 @@
+// The chains of a part of a tile, where the order of sums is kept: as a part computes them, and as
+// both parts read those that went through global memory. Device code only.
+#pragma once
+
+#include "kernels/cuda/sm90a/consumer.cuh"
+#include "kernels/cuda/sm90a/cut_sums.cuh"
+
+namespace awqd::cuda {
+namespace {
+
+// What a block of the cluster stores in the end.
+template <class Config>
+struct Share {
+  static constexpr int kTokens = Config::kTokens / Config::kParts;
+  static constexpr int kSums = Config::kSums / Config::kParts;
+  // That the others send.
+  static constexpr int kBytes = (Config::kParts - 1) * Config::kSets * Config::kGroups *
+                                kGroupThreads * kSums * int{sizeof(float)};
+  static_assert(kTokens % 8 == 0 && kBytes <= Config::kStages * Config::kStageBytes);
+};
+
+// What a part holds in registers: every chain that the order of sums keeps apart, or the last one.
+template <class Config>
+using PartSums = Sums<Config>[Config::kSets];
+
+// Computes a part whose chains all stay in registers. Sums begin at zero instead of as an
+// accumulator that is ignored, which chains must; see NOTES.md.
+template <class Math, class Config>
+__device__ __forceinline__ void RunPart(const PersistentParams& p, Consumer<Math, Config>& consumer,
+                                        const Piece& piece, PartSums<Config>& sums) {
+  int begin = piece.begin;
+#pragma unroll
+  for (int set = 0; set < Config::kSets; ++set) {
+    Clear<Config>(sums[set]);
+    const int end = set + 1 < Config::kSets ? begin + p.chain : piece.end;
+    consumer.Run(begin, end, piece.end, 1, sums[set]);
+    begin = end;
+  }
+}
+
+// The same where registers have no room for that: the first part adds its chains up as it goes, if
+// there is room for a total, and `sums` becomes that; else each chain but the last is put down in
+// global memory, in L2, where both parts read their share of it. What was put down is announced
+// half-way through the last chain, when it has arrived and the fence waits for nothing.
+template <class Math, class Config>
+__device__ __forceinline__ void RunPartInTurn(const PersistentParams& p,
+                                              Consumer<Math, Config>& consumer, const Piece& piece,
+                                              int group, Sums<Config>& sums) {
+  const bool adds_up = Config::kFirstAddsUp && piece.begin == 0;
+  int put_down = 0, begin = piece.begin;
+  bool announced = false;
+  Sums<Config> open;
+  Clear<Config>(open);
+  while (begin < piece.end) {
+    const int end = min((begin / p.chain + 1) * p.chain, piece.end);
+    const bool announces = end == piece.end && put_down > 0 && !announced;
+    const int stop = announces ? (begin + end + 1) / 2 : end;
+    consumer.Run(begin, stop, piece.end, 1, open);
+    if (announces) {
+      AnnounceSet(p, SetOf<Config>(p, blockIdx.x, 0, group), group);
+      announced = true;
+    } else if (adds_up) {
+#pragma unroll
+      for (int i = 0; i < Config::kSums; ++i) sums[i] = begin == 0 ? open[i] : sums[i] + open[i];
+      Clear<Config>(open);
+    } else if (end < piece.end) {
+      WriteSet<Config>(SetAddress<Config>(p, SetOf<Config>(p, blockIdx.x, put_down, group)), open);
+      ++put_down;
+      Clear<Config>(open);
+    }
+    begin = stop;
+    __syncwarp();
+  }
+  if (!adds_up) {
+#pragma unroll
+    for (int i = 0; i < Config::kSums; ++i) sums[i] = open[i];
+  }
+}
+
+// What a part put down, as a thread reads its share of it.
+template <class Config>
+class PutDownChains {
+ public:
+  // Waits for it, where it is the other part's.
+  __device__ __forceinline__ PutDownChains(const PersistentParams& p, int part, int rank, int group)
+      : first_(part == 0) {
+    const Schedule& s = p.schedule;
+    left_ = (min(s.part_steps, s.k_blocks - part * s.part_steps) - 1) / p.chain;
+    const int set = SetOf<Config>(p, blockIdx.x - rank + part, 0, group);
+    if (part != rank && left_ > 0) {
+      if (threadIdx.x % kGroupThreads == 0) AwaitSet(p, set);
+      NamedBarrier<kGroupThreads>(1 + group);
+    }
+    at_ = SetAddress<Config>(p, set) + rank * kFloat4s * kGroupThreads;
+  }
+
+  // Starts to read as many chains as there are registers for.
+  __device__ __forceinline__ void Load() {
+#pragma unroll
+    for (int c = 0; c < kTogether; ++c) {
+#pragma unroll
+      for (int i = 0; i < kFloat4s; ++i) {
+        if (c < left_) chains_[c][i] = __ldcg(at_ + c * kNext + i * kGroupThreads);
+      }
+    }
+  }
+
+  // own += all of them in their order, those first that Load read; the first part's begin it.
+  __device__ __forceinline__ void Add(Sums<Share<Config>>& own) {
+    while (left_ > 0) {
+#pragma unroll
+      for (int c = 0; c < kTogether; ++c) {
+        if (c < left_) AddChain(chains_[c], own);
+      }
+      left_ -= kTogether, at_ += kTogether * kNext;
+      Load();
+    }
+  }
+
+ private:
+  static constexpr int kFloat4s = Share<Config>::kSums / 4;
+  static constexpr int kTogether = Config::kGroups <= 2 ? 3 : 1;
+  static constexpr int kNext = Config::kGroups * (Config::kSums / 4) * kGroupThreads;
+
+  __device__ __forceinline__ void AddChain(const float4 (&chain)[kFloat4s],
+                                           Sums<Share<Config>>& own) {
+#pragma unroll
+    for (int i = 0; i < kFloat4s; ++i) {
+      const float v[4] = {chain[i].x, chain[i].y, chain[i].z, chain[i].w};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) own[i * 4 + j] = first_ ? v[j] : own[i * 4 + j] + v[j];
+    }
+    first_ = false;
+  }
+
+  bool first_;
+  int left_;
+  const float4* at_;
+  float4 chains_[kTogether][kFloat4s];
+};
+
+}  // namespace
+}  // namespace awqd::cuda
