@@ -130,7 +130,7 @@ echo "after $minutes min, $((kills - kills_before)) kills: resident $rss_after K
 kill -TERM "$server_pid"
 stopping=$EPOCHREALTIME stopped=0
 wait "$server_pid" || stopped=$?
-stop_ms=$(((${EPOCHREALTIME/./} - ${stopping/./}) / 1000))
+stop_ms=$(((${EPOCHREALTIME/[.,]/} - ${stopping/[.,]/}) / 1000))
 server_pid=''
 passed=true
 rss_grown=$((rss_after - rss_before))
