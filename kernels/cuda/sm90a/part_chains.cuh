@@ -1,5 +1,5 @@
-// The chains of a part of a tile, where the order of sums is kept: as a part computes them, and as
-// both parts read those that went through global memory. Device code only.
+// What a part of a tile computes, and what it stores in the end; where the order of sums is kept,
+// chain by chain, some of which go through global memory. Device code only.
 #pragma once
 
 #include "kernels/cuda/sm90a/consumer.cuh"
@@ -19,12 +19,13 @@ struct Share {
   static_assert(kTokens % 8 == 0 && kBytes <= Config::kStages * Config::kStageBytes);
 };
 
-// What a part holds in registers: every chain that the order of sums keeps apart, or the last one.
+// What a part holds in registers when its steps are done: its sum, or where the order of sums is
+// kept each of its chains, or the last one of those that it put down.
 template <class Config>
 using PartSums = Sums<Config>[Config::kSets];
 
-// Computes a part whose chains all stay in registers. Sums begin at zero instead of as an
-// accumulator that is ignored, which chains must; see NOTES.md.
+// Computes a part whose sums all stay in registers. They begin at zero instead of as an accumulator
+// that is ignored, which chains must; see NOTES.md.
 template <class Math, class Config>
 __device__ __forceinline__ void RunPart(const PersistentParams& p, Consumer<Math, Config>& consumer,
                                         const Piece& piece, PartSums<Config>& sums) {
@@ -38,10 +39,10 @@ __device__ __forceinline__ void RunPart(const PersistentParams& p, Consumer<Math
   }
 }
 
-// The same where registers have no room for that: the first part adds its chains up as it goes, if
-// there is room for a total, and `sums` becomes that; else each chain but the last is put down in
-// global memory, in L2, where both parts read their share of it. What was put down is announced
-// half-way through the last chain, when it has arrived and the fence waits for nothing.
+// The same where registers have no room for every chain. The first part adds its chains up as it
+// goes, if there is room for that. Otherwise each chain but the last is put down in global memory,
+// in L2, where both parts read their share of it; it is announced half-way through the last chain,
+// when all has arrived and the fence waits for nothing.
 template <class Math, class Config>
 __device__ __forceinline__ void RunPartInTurn(const PersistentParams& p,
                                               Consumer<Math, Config>& consumer, const Piece& piece,

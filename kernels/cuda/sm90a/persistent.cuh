@@ -41,8 +41,7 @@ struct PersistentConfig {
   static constexpr int kSets = kPutsDown ? 1 : kSets_;  // of sums in a thread's registers
   static_assert((kSets_ != 1) == (kChained && kParts > 1));
   static_assert(!kPutsDown || kParts == 2);
-  // The first part has registers for the sum of its chains beside the one under way.
-  static constexpr bool kFirstAddsUp = kPutsDown && kGroups <= 2;
+  static constexpr bool kFirstAddsUp = kPutsDown && PersistentFirstAddsUp(kGroups);
   // Registers have room for one chain alone.
   static constexpr bool kParks = kChained && PersistentParks(kTokens);
   static constexpr int kThreads = (kGroups + 1) * kGroupThreads;

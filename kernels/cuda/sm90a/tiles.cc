@@ -25,7 +25,7 @@ int64_t Tiles(const WeightShape& shape, int64_t m, const PersistentTile& tile) {
 
 // Narrow tiles are for few tokens: weights are decoded again for every tile of tokens. 8192 x 10240
 // at 192 tokens takes 76.6 us with three tiles of 64, 54 with one of 192; but 4096 x 6144 at 384
-// 30.4 us with four of 96 and 34.5 with two of 192.
+// 30.4 us with four of 96 and 34.5 with three of 128.
 bool IsTooNarrow(const PersistentTile& tile, int64_t m) {
   const int64_t most_tiles = tile.tokens < 80 ? 1 : 4;
   return tile.tokens < 128 && m > most_tiles * tile.tokens;
@@ -89,13 +89,15 @@ int64_t ChainsOfPart(const PersistentTile& tile, int64_t chains) {
   return tile.sets > 0 ? tile.sets : CeilDiv(chains, int64_t{tile.parts});
 }
 
-// Whether a tile in parts serves so many chains. With three groups a part keeps no total, so that
-// each of both reads what both put down: 14336 x 4096 at 384 tokens, eight chains, 79 us.
+// Whether a tile in parts serves so many chains. Where no part adds its own up, each reads all that
+// both put down, which is worth it for one chain each: 14336 x 4096 at 384 tokens, eight chains,
+// 79 us with {128, 3}, predicted 65.
 bool HasPartsFor(const PersistentTile& tile, int64_t chains) {
   if (tile.parts == 1) return true;
   const int64_t each = ChainsOfPart(tile, chains);
   if (tile.sets > 0) return tile.parts * each == chains;
-  return (each == 2 || (each > 2 && tile.groups < 3)) && (tile.parts - 1) * each < chains;
+  const bool affords = each == 2 || (each > 2 && PersistentFirstAddsUp(tile.groups));
+  return affords && (tile.parts - 1) * each < chains;
 }
 
 // Of the largest slot for the sums of a block.

@@ -58,6 +58,10 @@ constexpr int PersistentSharedBytes(int tokens, int groups, int blocks, bool fin
 // local memory between chains, which the compiler sees to.
 constexpr bool PersistentParks(int tokens) { return tokens > 192; }
 
+// Whether the first part of a tile has registers for the sum of its chains beside the one under
+// way, where chains are put down. Three groups have not.
+constexpr bool PersistentFirstAddsUp(int groups) { return groups <= 2; }
+
 // Floats that a block hands over when its tile was cut.
 constexpr int64_t PersistentSlotFloats(const PersistentTile& tile) {
   return int64_t{tile.tokens} * tile.groups * mma16::kTileN;
