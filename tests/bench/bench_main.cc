@@ -133,17 +133,27 @@ void RunRow(const KernelRow& row, const Flags& flags, Machine& machine) {
       if (!Serves(plan, row)) continue;
     }
     const Copies copies = Prepare(row, k, n, machine.cold_bytes(), machine);
+    std::vector<Result> results;
     if (row.op == Op::kDequantize) {
       for (DType dtype : {DType::kFp16, DType::kBf16, DType::kFp32}) {
-        if (row.outputs & MaskOf(dtype))
-          Print(TimeDequantize({&row, k, n, 0, dtype}, copies, flags.floors, machine), machine);
+        if (row.outputs & MaskOf(dtype)) {
+          results.push_back(TimeDequantize({&row, k, n, 0, dtype}, copies, machine));
+        }
       }
-      continue;
+    } else {
+      for (int64_t m : flags.m) {
+        if (m < row.min_m || (row.max_m >= 0 && m > row.max_m)) continue;
+        if (flags.served && plan.rows.Matmul(row.path, m) != &row) continue;
+        results.push_back(TimeProduct({&row, k, n, m, flags.x}, copies, machine));
+      }
     }
-    for (int64_t m : flags.m) {
-      if (m < row.min_m || (row.max_m >= 0 && m > row.max_m)) continue;
-      if (flags.served && plan.rows.Matmul(row.path, m) != &row) continue;
-      Print(TimeProduct({&row, k, n, m, flags.x}, copies, flags.floors, machine), machine);
+    // Floors after all of a shape's cases: what is timed right behind cuBLASLt may come out slow.
+    for (Result& result : results) {
+      if (flags.floors) {
+        result.floors =
+            machine.Floors(result.spec, copies.weights[0]->storage.size(), copies.weights[0]);
+      }
+      Print(result, machine);
     }
   }
 }
@@ -161,7 +171,7 @@ void RunInTurn(const Flags& flags, Machine& machine) {
       const Plan plan = Select({k, n, scheme}, machine.device().info(), AllKernels()).value();
       const Case spec{plan.rows.Matmul(Path::kFused, m), k, n, m, flags.x};
       copies[i] = Prepare(*spec.row, k, n, machine.cold_bytes(), machine);
-      alone += TimeProduct(spec, copies[i], /*floors=*/false, machine).microseconds;
+      alone += TimeProduct(spec, copies[i], machine).microseconds;
       rounds = std::min(rounds, static_cast<int>(copies[i].weights.size()));
       products.push_back(std::make_unique<Product>(spec, copies[i], machine));
     }

@@ -120,18 +120,15 @@ void Product::Run(int i, StreamView stream) const {
   Check(QuantizedMatmul(args, spec_.row->path, stream));
 }
 
-Result TimeProduct(const Case& spec, const Copies& copies, bool floors, Machine& machine) {
+Result TimeProduct(const Case& spec, const Copies& copies, Machine& machine) {
   const Product product(spec, copies, machine);
-  Result result{spec, 0, product.error(), {}};
-  result.microseconds = machine.Time(static_cast<int>(copies.weights.size()),
-                                     [&](int i, StreamView stream) { product.Run(i, stream); });
-  if (floors) {
-    result.floors = machine.Floors(spec, copies.weights[0]->storage.size(), copies.weights[0]);
-  }
-  return result;
+  const double microseconds =
+      machine.Time(static_cast<int>(copies.weights.size()),
+                   [&](int i, StreamView stream) { product.Run(i, stream); });
+  return {spec, microseconds, product.error(), {}};
 }
 
-Result TimeDequantize(const Case& spec, const Copies& copies, bool floors, Machine& machine) {
+Result TimeDequantize(const Case& spec, const Copies& copies, Machine& machine) {
   Device& device = machine.device();
   const Buffer out =
       Upload(device, std::vector<uint8_t>(spec.k * spec.n * SizeOf(spec.dtype), 0xff));
@@ -149,10 +146,7 @@ Result TimeDequantize(const Case& spec, const Copies& copies, bool floors, Machi
       Fail(absl::StrCat(spec.row->name, ": wrong bits at element ", i));
     }
   }
-  Result result{spec, machine.Time(static_cast<int>(copies.weights.size()), call), 0, {}};
-  if (floors)
-    result.floors = machine.Floors(spec, copies.weights[0]->storage.size(), copies.weights[0]);
-  return result;
+  return {spec, machine.Time(static_cast<int>(copies.weights.size()), call), 0, {}};
 }
 
 }  // namespace awqd::bench

@@ -40,8 +40,9 @@ class Product {
   double error_ = 0;
 };
 
-Result TimeProduct(const Case& spec, const Copies& copies, bool floors, Machine& machine);
-// Checked bit for bit.
-Result TimeDequantize(const Case& spec, const Copies& copies, bool floors, Machine& machine);
+// Without floors.
+Result TimeProduct(const Case& spec, const Copies& copies, Machine& machine);
+// The same; checked bit for bit.
+Result TimeDequantize(const Case& spec, const Copies& copies, Machine& machine);
 
 }  // namespace awqd::bench
