@@ -64,7 +64,7 @@ class Problem {
   bool Suits(const PersistentTile& tile) const {
     const int chains = cuda::MatmulChains(shape(), device_.info()).count();
     if (tile.sets == 0) return true;
-    return chains == (tile.sets == 1 ? 4 : tile.parts * tile.sets);
+    return chains == (tile.sets == 1 ? 4 : tile.parts * tile.slices * tile.sets);
   }
 
   // y [m, N] in FP32 as `product` computes it.
@@ -162,7 +162,7 @@ std::string NameOf(const ::testing::TestParamInfo<Param>& info) {
   const auto& [chained, tile, dtype] = info.param;
   return absl::StrCat(chained ? "chained_" : "", tile.tokens, "_tokens_", tile.groups, "_groups_",
                       tile.cluster, "_cluster_", tile.parts, "_parts_", tile.sets, "_sets_",
-                      Name(dtype));
+                      tile.slices, "_slices_", Name(dtype));
 }
 
 INSTANTIATE_TEST_SUITE_P(Tiles, PersistentTileTest,

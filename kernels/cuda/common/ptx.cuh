@@ -65,6 +65,12 @@ __device__ __forceinline__ void NamedBarrier(int id) {
   asm volatile("barrier.cta.sync %0, %1;" ::"r"(id), "n"(kThreads) : "memory");
 }
 
+// Is one of them without waiting for the others.
+template <int kThreads>
+__device__ __forceinline__ void NamedBarrierArrive(int id) {
+  asm volatile("barrier.cta.arrive %0, %1;" ::"r"(id), "n"(kThreads) : "memory");
+}
+
 // ---- shared memory -----------------------------------------------------------------------------
 
 __device__ __forceinline__ uint4 LoadShared16(uint32_t address) {

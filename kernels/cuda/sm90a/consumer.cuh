@@ -33,24 +33,25 @@ struct Place {
   uint32_t full;    // the barrier; `empty` follows it
   uint32_t parity = 0;
 
-  __device__ __forceinline__ Place(const Ring<Config>& ring, int group) {
+  __device__ __forceinline__ Place(const Ring<Config>& ring, int group, int slice) {
     const uint32_t lane = threadIdx.x % 32, row_tile = threadIdx.x / 32 % 4;
-    const uint32_t record = ring.Record(0, group);
+    const uint32_t record = ring.Record(slice, group);
     codes = record + row_tile * 2 * mma16::kUnitBytes + lane * 16;
     scales = ScalesAddress(record + mma16::kCodesBytes, row_tile, lane);
     zeros = ZerosAddress(record + mma16::kCodesBytes, row_tile, lane);
-    tokens = TokensDescriptor(ring.Tokens(0));
-    full = ring.Full(0);
+    tokens = TokensDescriptor(ring.Tokens(slice));
+    full = ring.Full(slice);
   }
 
-  // `record_bytes`: of all records of a slot. `last`: `full` of the last slot.
+  // To the slice's next slot. `record_bytes`: of all records of a slot. `last`: `full` of the
+  // slice's last slot.
   __device__ __forceinline__ void Advance(int record_bytes, uint32_t last) {
-    constexpr int kBack = 1 - Config::kStages;
+    constexpr int kNext = Config::kSlices, kBack = kNext - Config::kStages;
     const bool wrap = full == last;
-    const int records = wrap ? kBack * record_bytes : record_bytes;
+    const int records = (wrap ? kBack : kNext) * record_bytes;
     codes += records, scales += records, zeros += records;
-    tokens += wrap ? kBack * (Config::kTokenBytes >> 4) : Config::kTokenBytes >> 4;
-    full += wrap ? kBack * 16 : 16;
+    tokens += (wrap ? kBack : kNext) * (Config::kTokenBytes >> 4);
+    full += (wrap ? kBack : kNext) * 16;
     parity ^= wrap;
   }
 };
@@ -59,11 +60,11 @@ template <class Math, class Config>
 class Consumer {
  public:
   __device__ __forceinline__ Consumer(const PersistentParams& p, const Ring<Config>& ring,
-                                      int group)
+                                      int group, int slice = 0)
       : metas_(Metas<Config>(p)),
         record_bytes_(Config::kGroups * ring.record_bytes),
-        last_(ring.Full(Config::kStages - 1)),
-        at_(ring, group) {}
+        last_(ring.Full(Config::kStages - Config::kSlices + slice)),
+        at_(ring, group, slice) {}
 
   // Waits for the first step and reads of it what Run expects to be read.
   __device__ __forceinline__ void Enter() {
@@ -152,7 +153,7 @@ class Consumer {
 
   const int metas_;         // per record
   const int record_bytes_;  // of all records of a slot
-  const uint32_t last_;     // `full` of the last slot
+  const uint32_t last_;     // `full` of the slice's last slot
   Place<Config> at_;
   uint32_t before_ = 0;  // `full` of the slot before
   uint4 codes_;

@@ -38,12 +38,36 @@ __device__ __forceinline__ void AnnounceSet(const PersistentParams& p, int set, 
   if (threadIdx.x % kGroupThreads == 0) StoreRelease(p.counters + set, 1);
 }
 
+// Of a group of consumers and the warp that announces what they put down.
+constexpr int kAnnounceThreads = kGroupThreads + 32;
+constexpr int kAnnounceBarrier = 8;  // of the first group
+
 template <class Config>
 __device__ __forceinline__ void PutDown(const PersistentParams& p, int cluster, int slot, int group,
                                         const Sums<Config>& sums) {
   const int set = SetOf<Config>(p, cluster, slot, group);
   WriteSet<Config>(SetAddress<Config>(p, set), sums);
-  AnnounceSet(p, set, group);
+  if constexpr (Config::kAnnounces) {
+    NamedBarrierArrive<kAnnounceThreads>(kAnnounceBarrier + group);
+  } else {
+    AnnounceSet(p, set, group);
+  }
+}
+
+// What a warp beside the consumers does, so that these need not wait until what they wrote has
+// arrived in L2, about a microsecond.
+template <class Config>
+__device__ __forceinline__ void AnnouncePutDown(const PersistentParams& p, int cluster) {
+  Pieces pieces(p.schedule, cluster);
+  for (Piece piece; pieces.Next(&piece);) {
+    if (piece.end == p.schedule.k_blocks) continue;
+    for (int group = 0; group < Config::kGroups; ++group) {
+      NamedBarrier<kAnnounceThreads>(kAnnounceBarrier + group);
+      const int set = SetOf<Config>(p, cluster, 0, group);
+      if (threadIdx.x % 32 == 0) StoreRelease(p.counters + set, 1);
+      __syncwarp();
+    }
+  }
 }
 
 // Waits until a set is there, and leaves its counter as the next kernel of the stream expects it.
@@ -64,7 +88,7 @@ constexpr int BatchOf(int sums, int most) {
 template <class Config, bool kAdd>
 __device__ __forceinline__ void ReadSet(const float4* from, Sums<Config>& sums) {
   // Floats in flight at a time.
-  constexpr int kBatch = BatchOf(Config::kSums, Config::kBlocks == 2 ? 16 : 64);
+  constexpr int kBatch = BatchOf(Config::kSums, 64);
 #pragma unroll
   for (int begin = 0; begin < Config::kSums; begin += kBatch) {
     float4 part[kBatch / 4];

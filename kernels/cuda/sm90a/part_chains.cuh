@@ -8,27 +8,30 @@
 namespace awqd::cuda {
 namespace {
 
-// What a block of the cluster stores in the end.
+// What a slice of a part stores in the end. Slices are numbered in the order of K, through all
+// parts of a tile.
 template <class Config>
 struct Share {
-  static constexpr int kTokens = Config::kTokens / Config::kParts;
-  static constexpr int kSums = Config::kSums / Config::kParts;
-  // That the others send.
-  static constexpr int kBytes = (Config::kParts - 1) * Config::kSets * Config::kGroups *
+  static constexpr int kSlices = Config::kParts * Config::kSlices;
+  static constexpr int kTokens = Config::kTokens / kSlices;
+  static constexpr int kSums = Config::kSums / kSlices;
+  // That others send to a block.
+  static constexpr int kBytes = Config::kSlices * (kSlices - 1) * Config::kSets * Config::kGroups *
                                 kGroupThreads * kSums * int{sizeof(float)};
   static_assert(kTokens % 8 == 0 && kBytes <= Config::kStages * Config::kStageBytes);
 };
 
-// What a part holds in registers when its steps are done: its sum, or where the order of sums is
+// What a slice holds in registers when its steps are done: its sum, or where the order of sums is
 // kept each of its chains, or the last one of those that it put down.
 template <class Config>
-using PartSums = Sums<Config>[Config::kSets];
+using SliceSums = Sums<Config>[Config::kSets];
 
-// Computes a part whose sums all stay in registers. They begin at zero instead of as an accumulator
-// that is ignored, which chains must; see NOTES.md.
+// Computes a slice whose sums all stay in registers. They begin at zero instead of as an
+// accumulator that is ignored, which chains must; see NOTES.md.
 template <class Math, class Config>
-__device__ __forceinline__ void RunPart(const PersistentParams& p, Consumer<Math, Config>& consumer,
-                                        const Piece& piece, PartSums<Config>& sums) {
+__device__ __forceinline__ void RunSlice(const PersistentParams& p,
+                                         Consumer<Math, Config>& consumer, const Piece& piece,
+                                         SliceSums<Config>& sums) {
   int begin = piece.begin;
 #pragma unroll
   for (int set = 0; set < Config::kSets; ++set) {

@@ -11,25 +11,25 @@ namespace {
 
 constexpr int kGroupThreads = 128;
 
-// Of a thread.
-constexpr int ConsumerRegisters(int groups, int blocks) {
-  if (blocks == 1) return groups <= 2 ? 232 : 160;
-  return groups == 1 ? 168 : 96;
+// Of a thread, by the groups of consumers.
+constexpr int ConsumerRegisters(int consumers) {
+  return consumers <= 2 ? 232 : consumers == 3 ? 160 : 112;
 }
-constexpr int ProducerRegisters(int groups, int blocks) {
-  if (blocks == 1) return groups <= 2 ? 40 : 32;
-  return 48;
+constexpr int ProducerRegisters(int consumers) {
+  return consumers <= 2 ? 40 : consumers == 3 ? 32 : 24;
 }
 
-template <int kMetas_, bool kChained_, int kTokens_, int kGroups_, int kCluster_, int kBlocks_,
-          int kParts_, int kSets_ = 1>
+template <int kMetas_, bool kChained_, int kTokens_, int kGroups_, int kCluster_, int kParts_ = 1,
+          int kSets_ = 1, int kSlices_ = 1>
 struct PersistentConfig {
   static constexpr int kTokens = kTokens_;
-  static constexpr int kGroups = kGroups_;  // of consumers
+  static constexpr int kGroups = kGroups_;  // of 64 features
   static constexpr int kCluster = kCluster_;
-  static constexpr int kBlocks = kBlocks_;  // that a multiprocessor has room for
-  static constexpr int kParts = kParts_;    // of a tile along K, a block of a cluster each
-  static_assert(kCluster == 1 || (kParts == 1 && kBlocks == 1));
+  static constexpr int kParts = kParts_;  // of a tile along K, a block of a cluster each
+  static_assert(kCluster == 1 || kParts == 1);
+  static constexpr int kSlices = kSlices_;  // of a part along K, consumers of one block
+  static_assert(kSlices == 1 || kParts > 1);
+  static constexpr int kConsumers = kGroups * kSlices;  // groups of threads
   // Per record: 1, 2, or at most 8, which a call tells.
   static constexpr int kMetas = kMetas_;
   // Groups of K shorter than 64: the scales change within a lane's 16 bytes.
@@ -39,20 +39,23 @@ struct PersistentConfig {
   // Whether the chains of a part, but for its last, are put down in global memory.
   static constexpr bool kPutsDown = kSets_ == 0;
   static constexpr int kSets = kPutsDown ? 1 : kSets_;  // of sums in a thread's registers
-  static_assert((kSets_ != 1) == (kChained && kParts > 1));
-  static_assert(!kPutsDown || kParts == 2);
+  static_assert(kSets_ == 1 || (kChained && kParts > 1));
+  static_assert(!kPutsDown || (kParts == 2 && kSlices == 1));
   static constexpr bool kFirstAddsUp = kPutsDown && PersistentFirstAddsUp(kGroups);
   // Registers have room for one chain alone.
   static constexpr bool kParks = kChained && PersistentParks(kTokens);
-  static constexpr int kThreads = (kGroups + 1) * kGroupThreads;
+  // Whether a warp of its own announces what consumers put down: 4096 x 28672 at 64 tokens 33.7 us
+  // -> 32.9, 8192 x 10240 25.4 -> 24.8 (H100, 2026-11-23); from 96 tokens on nothing.
+  static constexpr bool kAnnounces = !kChained && kParts == 1 && kTokens <= 64;
+  static constexpr int kThreads = (kConsumers + 1) * kGroupThreads;
   // Consumers hold the sums. A block trades within the registers that it was started with.
-  static constexpr int kStartRegisters = 65536 / kBlocks / kThreads / 8 * 8;
-  static constexpr int kConsumerRegisters = ConsumerRegisters(kGroups, kBlocks);
-  static constexpr int kProducerRegisters = ProducerRegisters(kGroups, kBlocks);
-  static_assert(kGroups * kConsumerRegisters + kProducerRegisters <=
-                (kGroups + 1) * kStartRegisters);
+  static constexpr int kStartRegisters = 65536 / kThreads / 8 * 8;
+  static constexpr int kConsumerRegisters = ConsumerRegisters(kConsumers);
+  static constexpr int kProducerRegisters = ProducerRegisters(kConsumers);
+  static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <=
+                (kConsumers + 1) * kStartRegisters);
   static constexpr int kStageBytes = PersistentStageBytes(kTokens, kGroups, kFineGroups);
-  static constexpr int kStages = PersistentStages(kTokens, kGroups, kBlocks, kFineGroups);
+  static constexpr int kStages = PersistentStages(kTokens, kGroups, kSlices, kFineGroups);
   static constexpr int kTokenBytes = kTokens * mma16::kBlockK * 2;
   static constexpr int kSums = kTokens / 2;
 };
@@ -74,7 +77,7 @@ struct Ring {
     return base + Config::kStages * Config::kStageBytes + slot * 16;
   }
   __device__ __forceinline__ uint32_t Empty(int slot) const { return Full(slot) + 8; }
-  // Counts the groups of the other parts that are through with their rings, then the bytes of sums
+  // Counts the consumers of all parts that are through with their rings, then the bytes of sums
   // that came.
   __device__ __forceinline__ uint32_t Through() const { return Full(Config::kStages); }
   __device__ __forceinline__ uint32_t Arrived() const { return Through() + 8; }
@@ -93,6 +96,14 @@ struct Cursor {
     }
   }
 };
+
+// Steps of every slice of a part but perhaps its last. The steps of the slices alternate in the
+// ring, so that each has every kSlices-th slot of it.
+template <class Config>
+__device__ __forceinline__ int SliceSteps(const PersistentParams& p, const Piece& piece) {
+  if (Config::kSlices == 1) return piece.end - piece.begin;
+  return (p.schedule.part_steps + Config::kSlices - 1) / Config::kSlices;
+}
 
 // Where a tile lies in the output. Token tiles run fastest within a band of them, so that the tiles
 // in flight at a time share both their weights and their tokens in L2.

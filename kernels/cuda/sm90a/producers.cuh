@@ -18,20 +18,28 @@ __device__ __forceinline__ void ProduceWeights(const PersistentParams& p, const 
   for (Piece piece; pieces.Next(&piece);) {
     const TilePlace place = PlaceOf(piece.tile, p.token_tiles, ColumnTiles<Config>(p));
     const int first = (place.columns * Config::kCluster + rank) * Config::kGroups;
-    const uint8_t* record[Config::kGroups];
+    const int slice_steps = SliceSteps<Config>(p, piece);
+    const uint8_t* record[Config::kSlices][Config::kGroups];
 #pragma unroll
-    for (int g = 0; g < Config::kGroups; ++g) {
-      // A row tile past the end repeats the last one; its results are never stored.
-      record[g] = p.records + min(first + g, p.tiles_n - 1) * row_bytes +
-                  int64_t{piece.begin} * ring.record_bytes;
-    }
-    for (int step = piece.begin; step < piece.end; ++step, at.Advance()) {
-      BarrierWait(ring.Empty(at.slot), at.parity ^ 1);
-      BarrierExpect(ring.Full(at.slot), Config::kGroups * ring.record_bytes);
+    for (int s = 0; s < Config::kSlices; ++s) {
 #pragma unroll
       for (int g = 0; g < Config::kGroups; ++g) {
-        BulkCopy(ring.Record(at.slot, g), record[g], ring.record_bytes, ring.Full(at.slot));
-        record[g] += ring.record_bytes;
+        // A row tile past the end repeats the last one; its results are never stored.
+        record[s][g] = p.records + min(first + g, p.tiles_n - 1) * row_bytes +
+                       int64_t{piece.begin + s * slice_steps} * ring.record_bytes;
+      }
+    }
+    for (int step = piece.begin; step < piece.begin + slice_steps; ++step) {
+#pragma unroll
+      for (int s = 0; s < Config::kSlices; ++s, at.Advance()) {
+        if (s > 0 && step + s * slice_steps >= piece.end) continue;
+        BarrierWait(ring.Empty(at.slot), at.parity ^ 1);
+        BarrierExpect(ring.Full(at.slot), Config::kGroups * ring.record_bytes);
+#pragma unroll
+        for (int g = 0; g < Config::kGroups; ++g) {
+          BulkCopy(ring.Record(at.slot, g), record[s][g], ring.record_bytes, ring.Full(at.slot));
+          record[s][g] += ring.record_bytes;
+        }
       }
     }
   }
@@ -63,18 +71,24 @@ __device__ __forceinline__ void ProduceTokens(const PersistentParams& p, const R
     const int rows = last ? p.last_rows : Config::kTokens / Config::kCluster;
     const int token = place.tokens * Config::kTokens + rank * rows;
     const int bytes = Config::kCluster * rows * 2 * kTokenRowBytes;
-    for (int step = piece.begin; step < piece.end; ++step, at.Advance()) {
-      BarrierWait(ring.Empty(at.slot), at.parity ^ 1);
-      BarrierExpect(ring.Full(at.slot), bytes);
+    const int slice_steps = SliceSteps<Config>(p, piece);
+    for (int step = piece.begin; step < piece.begin + slice_steps; ++step) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const uint32_t to =
-            ring.Tokens(at.slot) + (half * Config::kTokens + rank * rows) * kTokenRowBytes;
-        const int k = step * mma16::kBlockK + half * 64;
-        if (Config::kCluster == 1) {
-          TensorCopy(to, map, k, token, ring.Full(at.slot));
-        } else {
-          TensorCopyMulticast(to, map, k, token, ring.Full(at.slot), (1 << Config::kCluster) - 1);
+      for (int s = 0; s < Config::kSlices; ++s, at.Advance()) {
+        const int of_slice = step + s * slice_steps;
+        if (s > 0 && of_slice >= piece.end) continue;
+        BarrierWait(ring.Empty(at.slot), at.parity ^ 1);
+        BarrierExpect(ring.Full(at.slot), bytes);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const uint32_t to =
+              ring.Tokens(at.slot) + (half * Config::kTokens + rank * rows) * kTokenRowBytes;
+          const int k = of_slice * mma16::kBlockK + half * 64;
+          if (Config::kCluster == 1) {
+            TensorCopy(to, map, k, token, ring.Full(at.slot));
+          } else {
+            TensorCopyMulticast(to, map, k, token, ring.Full(at.slot), (1 << Config::kCluster) - 1);
+          }
         }
       }
     }

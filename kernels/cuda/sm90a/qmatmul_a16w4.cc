@@ -18,14 +18,13 @@
 namespace awqd::cuda {
 namespace {
 
-// Up to 16, sm80/qmatmul_a16w4 is faster everywhere: H100, 2026-11-22, 16 tokens of 4096 x 28672
-// 27 us there, 17 tokens 29.4 here. It stays so a little longer where there is less to read: 24
-// tokens of 14336 x 4096 take 16.4 us there and 18.9 here, of 4096 x 4096 7.0 and 8.1, of 28672 x
-// 8192 53.7 and 49.1, of 8192 x 10240 30.6 and 21.9. All layers of a model change at once, by its
-// width, which is their narrower side: that row's blocks take a multiprocessor each, so that the
-// blocks of a tile with two places meet in twos behind them. The layers of an 8B model in turn at
-// 24 tokens 65.9 us there, 69.4 here, 86.8 with two in each row; at 32 tokens, where 4096 x 4096
-// alone would still take 7.9 us there and 8.1 here, 69.8 here and 97 with that one there.
+// Up to 16, sm80/qmatmul_a16w4 is faster nearly everywhere: H100, 2026-11-23, 16 tokens of 28672 x
+// 8192 46.5 us there, 17 tokens 47.6 here. It stays so a little longer where there is less to read:
+// 24 tokens of 4096 x 4096 take 6.6 us there and 25 take 7.2 here, of 4096 x 6144 9.1 and 9.7, of
+// 4096 x 28672 28.5 and 28.7, but of 14336 x 4096 15.5 and 14.7. All layers of a model change at
+// once, by its width, which is their narrower side: those of an 8B model in turn take 61.6 us at 24
+// tokens there and 63.5 at 25 here. While tiles here had two places on a multiprocessor, two rows
+// in turn cost more than either alone (NOTES.md, 26).
 constexpr int64_t kLeastTokens = 17;
 constexpr int64_t kLeastTokensOfNarrow = 25;
 constexpr int64_t kNarrow = 4096;
@@ -105,7 +104,6 @@ absl::Status Launch(const MatmulArgs& args, const Work& work, StreamView stream)
   p.schedule = work.schedule;
   p.slots = work.slots;
   p.chain = work.chain;
-  p.idle = IdleBlocks(work.schedule, tile, device);
   p.sums = static_cast<float*>(args.workspace);
   char* const staging = static_cast<char*>(args.workspace) + work.sums_bytes;
   AWQD_RETURN_IF_ERROR(FillX(args, tile, staging, stream, &p));
@@ -141,7 +139,8 @@ absl::Status RunChained(const MatmulArgs& args, StreamView stream) {
 std::string Describe(const Work& work) {
   const PersistentTile& tile = work.tile;
   return absl::StrCat(tile.tokens, "x", tile.cluster * tile.groups * mma16::kTileN,
-                      tile.parts > 1 ? absl::StrCat(" in ", tile.parts, " parts") : "", " on ",
+                      tile.parts > 1 ? absl::StrCat(" in ", tile.parts, " parts") : "",
+                      tile.slices > 1 ? absl::StrCat(" of ", tile.slices, " slices") : "", " on ",
                       work.schedule.clusters, tile.cluster > 1 ? " pairs of blocks" : " blocks");
 }
 

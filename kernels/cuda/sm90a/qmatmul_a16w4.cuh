@@ -2,16 +2,16 @@
 //
 // Layout: mma16. Weights are wgmma's A operand, decoded from shared memory into registers, once per
 // block whatever the number of tokens; tokens are its B operand, read by the tensor cores from
-// shared memory. One block per multiprocessor; with few tokens there is room beside it for one of
-// the next kernel, whose ring fills meanwhile. Two producer threads keep the ring full with bulk
+// shared memory. One block per multiprocessor. Two producer threads keep the ring full with bulk
 // copies (records as they lie in memory, tokens by the tensor copy engine, shared by the blocks of
 // a cluster through multicast), one to three consumer groups of four warps own 64 out features
-// each. A consumer decodes one operand while the tensor cores work on the one before. tiles.h says
-// which tiles there are, schedule.h says who computes what. Sums of cut tiles meet in global memory
-// in the order of K, without atomics (cut_sums.cuh), or where the blocks of a cluster take parts of
-// a tile, in their shared memory (parts.cuh); chained.cuh and part_chains.cuh keep an order that
-// does not depend on the tiles. Limits: K up to 4194304; none on N and m: the layout pads N and K,
-// the copy engine reads zeros past k, and what comes of rows past m is not stored.
+// each, or two share them, with a slice of K each. A consumer decodes one operand while the tensor
+// cores work on the one before. tiles.h says which tiles there are, schedule.h says who computes
+// what. Sums of cut tiles meet in global memory in the order of K, without atomics (cut_sums.cuh),
+// or where the blocks of a cluster take parts of a tile, in their shared memory (parts.cuh);
+// chained.cuh and part_chains.cuh keep an order that does not depend on the tiles. Limits: K up to
+// 4194304; none on N and m: the layout pads N and K, the copy engine reads zeros past k, and what
+// comes of rows past m is not stored.
 #pragma once
 
 #include "absl/strings/str_cat.h"
@@ -39,24 +39,31 @@ __device__ __forceinline__ void StoreTile(const PersistentParams& p, int tile, i
   Store<Part>(p, {row, int64_t{place.tokens} * Config::kTokens + token}, sums);
 }
 
-// This block's part of the only tile that its cluster takes.
+// A slice of this block's part of the only tile that its cluster takes.
 template <class Math, class Config>
-__device__ __forceinline__ void ConsumePart(const PersistentParams& p, const Ring<Config>& ring,
-                                            int group) {
-  Consumer<Math, Config> consumer(p, ring, group);
+__device__ __forceinline__ void ConsumeSlice(const PersistentParams& p, const Ring<Config>& ring,
+                                             int consumer_group) {
+  const int group = consumer_group % Config::kGroups, slice = consumer_group / Config::kGroups;
+  Consumer<Math, Config> consumer(p, ring, group, slice);
   Piece piece;
   Pieces(p.schedule, blockIdx.x).Next(&piece);
-  PartSums<Config> sums;
+  if (Config::kSlices > 1) {
+    const int steps = SliceSteps<Config>(p, piece);
+    piece.begin += slice * steps;
+    piece.end = min(piece.begin + steps, piece.end);
+  }
+  SliceSums<Config> sums;
   consumer.Enter();
   if constexpr (Config::kPutsDown) {
     RunPartInTurn(p, consumer, piece, group, sums[0]);
   } else {
-    RunPart(p, consumer, piece, sums);
+    RunSlice(p, consumer, piece, sums);
   }
   Sums<Share<Config>> own;
-  const int rank = blockIdx.x % Config::kParts;
-  Exchange<Config>(p, ring, rank, group, sums, own);
-  StoreTile<Config, Share<Config>>(p, piece.tile, group, own, rank * Share<Config>::kTokens);
+  const int slice_of_tile = blockIdx.x % Config::kParts * Config::kSlices + slice;
+  Exchange<Config>(p, ring, slice_of_tile, group, sums, own);
+  StoreTile<Config, Share<Config>>(p, piece.tile, group, own,
+                                   slice_of_tile * Share<Config>::kTokens);
 }
 
 // sums = those of a piece that ends its tile, with what the clusters before put down; false where
@@ -100,29 +107,11 @@ __device__ __forceinline__ void Consume(const PersistentParams& p, const Ring<Co
   }
 }
 
-__device__ __forceinline__ uint32_t* LingerCounter(const PersistentParams& p, int i) {
-  return p.counters + kStreamCounters - 1 - i;
-}
-
-// Where a multiprocessor has room for two blocks, one that is left free would get two of the next
-// kernel's, which then take twice as long as the others. So blocks without work keep the place
-// until one with work is done.
-__device__ __forceinline__ void Linger(const PersistentParams& p, int i) {
-  constexpr int kNapNs = 200;
-  if (threadIdx.x != 0) return;
-  WaitForEarlierKernels();
-  while (LoadAcquire(LingerCounter(p, i)) == 0) __nanosleep(kNapNs);
-  *LingerCounter(p, i) = 0;
-}
-
 template <class Math, class Config>
-__global__ __launch_bounds__(Config::kThreads, Config::kBlocks) void PersistentA16W4(
+__global__ __launch_bounds__(Config::kThreads, /*blocks=*/1) void PersistentA16W4(
     const __grid_constant__ PersistentParams p) {
   extern __shared__ __align__(1024) uint8_t shared[];
   LaunchDependents();
-  if (Config::kBlocks == 2 && blockIdx.x >= p.schedule.clusters) {
-    return Linger(p, blockIdx.x - p.schedule.clusters);
-  }
   // Through a shuffle, or the compiler computes the address anew in every step of the loop.
   const Ring<Config> ring{__shfl_sync(0xffffffffu, SharedAddress(shared), 0),
                           mma16::kCodesBytes + Metas<Config>(p) * mma16::kMetaBytes};
@@ -134,7 +123,7 @@ __global__ __launch_bounds__(Config::kThreads, Config::kBlocks) void PersistentA
       BarrierInit(ring.Empty(slot), Config::kCluster * Config::kGroups * 4);
     }
     if (Config::kParts > 1) {
-      BarrierInit(ring.Through(), (Config::kParts - 1) * Config::kGroups);
+      BarrierInit(ring.Through(), Config::kParts * Config::kConsumers);
       BarrierInit(ring.Arrived(), 1);
     }
     BarrierInitFence();
@@ -150,24 +139,23 @@ __global__ __launch_bounds__(Config::kThreads, Config::kBlocks) void PersistentA
   const int cluster = blockIdx.x / Config::kCluster;
   // The same for a whole warp, and known to be.
   const int group = __shfl_sync(0xffffffffu, threadIdx.x / kGroupThreads, 0);
-  if (group == Config::kGroups) {
+  if (group == Config::kConsumers) {
     ShrinkRegisters<Config::kProducerRegisters>();
     const int rank = blockIdx.x % Config::kCluster;
-    if (threadIdx.x == Config::kGroups * kGroupThreads) {
+    if (threadIdx.x == Config::kConsumers * kGroupThreads) {
       ProduceWeights<Config>(p, ring, cluster, rank);
-    } else if (threadIdx.x == Config::kGroups * kGroupThreads + 32) {
+    } else if (threadIdx.x == Config::kConsumers * kGroupThreads + 32) {
       ProduceTokens<Config>(p, ring, cluster, rank);
+    } else if (Config::kAnnounces && threadIdx.x / 32 == Config::kConsumers * 4 + 2) {
+      AnnouncePutDown<Config>(p, cluster);
     }
   } else {
     GrowRegisters<Config::kConsumerRegisters>();
     WaitForEarlierKernels();
     if constexpr (Config::kParts > 1) {
-      ConsumePart<Math, Config>(p, ring, group);
+      ConsumeSlice<Math, Config>(p, ring, group);
     } else {
       Consume<Math, Config>(p, ring, cluster, group);
-    }
-    if (Config::kBlocks == 2 && threadIdx.x == 0 && cluster < p.idle) {
-      StoreRelease(LingerCounter(p, cluster), 1);
     }
   }
 }
@@ -177,9 +165,9 @@ absl::Status LaunchConfigured(const PersistentParams& p, const DeviceInfo& devic
                               StreamView stream) {
   const Attributes attributes = OverlappedLaunch(device, Config::kCluster * Config::kParts);
   const LaunchConfig config{
-      .grid = static_cast<unsigned>(p.schedule.clusters * Config::kCluster + p.idle),
+      .grid = static_cast<unsigned>(p.schedule.clusters * Config::kCluster),
       .block = Config::kThreads,
-      .shared_bytes = PersistentSharedBytes(Config::kTokens, Config::kGroups, Config::kBlocks,
+      .shared_bytes = PersistentSharedBytes(Config::kTokens, Config::kGroups, Config::kSlices,
                                             Config::kFineGroups),
       .stream = stream,
       .attributes = attributes.list,
@@ -200,9 +188,10 @@ absl::Status LaunchMetas(const PersistentParams& p, const DeviceInfo& device, St
 }
 
 inline absl::Status NoSuchTile(const PersistentTile& tile) {
-  return absl::InternalError(absl::StrCat(
-      "sm90a/qmatmul_a16w4: no tile of ", tile.tokens, " tokens x ", tile.groups, " groups x ",
-      tile.cluster, " blocks x ", tile.parts, " parts of ", tile.sets, " chains was compiled"));
+  return absl::InternalError(absl::StrCat("sm90a/qmatmul_a16w4: no tile of ", tile.tokens,
+                                          " tokens x ", tile.groups, " groups x ", tile.cluster,
+                                          " blocks x ", tile.parts, " parts of ", tile.sets,
+                                          " chains x ", tile.slices, " slices was compiled"));
 }
 
 // The compiled tiles, one line per entry of PersistentTiles() and ChainedTiles().
@@ -213,85 +202,89 @@ inline absl::Status NoSuchTile(const PersistentTile& tile) {
 template <class Math>
 absl::Status LaunchTile(const PersistentParams& p, const PersistentTile& tile,
                         const DeviceInfo& device, StreamView stream) {
-  AWQD_TILE(false, 32, 1, 1, 2, 2)
-  AWQD_TILE(false, 32, 2, 1, 2, 1)
-  AWQD_TILE(false, 32, 2, 1, 2, 2)
-  AWQD_TILE(false, 64, 1, 1, 1, 2)
-  AWQD_TILE(false, 64, 2, 1, 1, 2)
-  AWQD_TILE(false, 64, 2, 2, 1, 1)
-  AWQD_TILE(false, 64, 3, 1, 1, 1)
-  AWQD_TILE(false, 80, 3, 1, 1, 1)
-  AWQD_TILE(false, 96, 1, 1, 1, 2)
-  AWQD_TILE(false, 96, 2, 1, 1, 1)
-  AWQD_TILE(false, 96, 2, 1, 1, 2)
-  AWQD_TILE(false, 96, 3, 1, 1, 1)
-  AWQD_TILE(false, 112, 2, 1, 1, 1)
-  AWQD_TILE(false, 112, 3, 1, 1, 1)
-  AWQD_TILE(false, 128, 1, 1, 1, 2)
-  AWQD_TILE(false, 128, 2, 1, 1, 1)
-  AWQD_TILE(false, 128, 2, 1, 1, 2)
-  AWQD_TILE(false, 128, 3, 1, 1, 1)
-  AWQD_TILE(false, 128, 3, 1, 1, 2)
-  AWQD_TILE(false, 144, 2, 1, 1, 1)
-  AWQD_TILE(false, 144, 3, 1, 1, 1)
-  AWQD_TILE(false, 160, 1, 1, 1, 2)
-  AWQD_TILE(false, 160, 2, 1, 1, 1)
-  AWQD_TILE(false, 160, 2, 1, 1, 2)
-  AWQD_TILE(false, 160, 3, 1, 1, 1)
-  AWQD_TILE(false, 160, 2, 2, 1, 1)
-  AWQD_TILE(false, 176, 2, 2, 1, 1)
-  AWQD_TILE(false, 176, 3, 1, 1, 1)
-  AWQD_TILE(false, 192, 1, 1, 1, 2)
-  AWQD_TILE(false, 192, 2, 1, 1, 1)
-  AWQD_TILE(false, 192, 2, 1, 1, 2)
-  AWQD_TILE(false, 192, 3, 1, 1, 1)
-  AWQD_TILE(false, 192, 2, 2, 1, 1)
-  AWQD_TILE(false, 224, 2, 1, 1, 1)
-  AWQD_TILE(false, 224, 2, 1, 1, 2)
-  AWQD_TILE(false, 256, 2, 1, 1, 1)
-  AWQD_TILE(false, 256, 2, 1, 1, 2)
-  AWQD_TILE(false, 256, 2, 2, 1, 1)
+  AWQD_TILE(false, 32, 1, 1, 2, 1, 2)
+  AWQD_TILE(false, 32, 2, 1, 2, 1, 2)
+  AWQD_TILE(false, 32, 3, 1, 2)
+  AWQD_TILE(false, 32, 2, 2)
+  AWQD_TILE(false, 64, 1, 1, 2, 1, 2)
+  AWQD_TILE(false, 64, 2, 1, 2)
+  AWQD_TILE(false, 64, 2, 2)
+  AWQD_TILE(false, 64, 3, 1)
+  AWQD_TILE(false, 80, 3, 1)
+  AWQD_TILE(false, 96, 1, 1, 2)
+  AWQD_TILE(false, 96, 1, 1, 2, 1, 2)
+  AWQD_TILE(false, 96, 2, 1)
+  AWQD_TILE(false, 96, 2, 1, 2)
+  AWQD_TILE(false, 96, 3, 1)
+  AWQD_TILE(false, 112, 2, 1)
+  AWQD_TILE(false, 112, 3, 1)
+  AWQD_TILE(false, 128, 1, 1, 2)
+  AWQD_TILE(false, 128, 2, 1)
+  AWQD_TILE(false, 128, 2, 1, 2)
+  AWQD_TILE(false, 128, 3, 1)
+  AWQD_TILE(false, 128, 3, 1, 2)
+  AWQD_TILE(false, 144, 2, 1)
+  AWQD_TILE(false, 144, 3, 1)
+  AWQD_TILE(false, 160, 1, 1, 2)
+  AWQD_TILE(false, 160, 2, 1)
+  AWQD_TILE(false, 160, 2, 1, 2)
+  AWQD_TILE(false, 160, 3, 1)
+  AWQD_TILE(false, 160, 2, 2)
+  AWQD_TILE(false, 176, 2, 2)
+  AWQD_TILE(false, 176, 3, 1)
+  AWQD_TILE(false, 192, 1, 1, 2)
+  AWQD_TILE(false, 192, 2, 1)
+  AWQD_TILE(false, 192, 2, 1, 2)
+  AWQD_TILE(false, 192, 3, 1)
+  AWQD_TILE(false, 192, 2, 2)
+  AWQD_TILE(false, 224, 2, 1)
+  AWQD_TILE(false, 224, 2, 1, 2)
+  AWQD_TILE(false, 256, 2, 1)
+  AWQD_TILE(false, 256, 2, 1, 2)
+  AWQD_TILE(false, 256, 2, 2)
   return NoSuchTile(tile);
 }
 
 template <class Math>
 absl::Status LaunchChainedTile(const PersistentParams& p, const PersistentTile& tile,
                                const DeviceInfo& device, StreamView stream) {
-  AWQD_TILE(true, 32, 1, 1, 1, 2, 2)
-  AWQD_TILE(true, 32, 1, 1, 1, 2, 4)
-  AWQD_TILE(true, 32, 2, 1, 1, 1)
-  AWQD_TILE(true, 32, 2, 1, 1, 2, 2)
-  AWQD_TILE(true, 32, 3, 1, 1, 2, 2)
-  AWQD_TILE(true, 64, 1, 1, 1, 2, 2)
-  AWQD_TILE(true, 64, 1, 1, 1, 2, 4)
-  AWQD_TILE(true, 64, 2, 1, 1, 1)
-  AWQD_TILE(true, 64, 2, 1, 1, 2, 2)
-  AWQD_TILE(true, 64, 3, 1, 1, 1)
-  AWQD_TILE(true, 64, 3, 1, 1, 2, 2)
-  AWQD_TILE(true, 80, 3, 1, 1, 1)
-  AWQD_TILE(true, 96, 1, 1, 1, 2, 0)
-  AWQD_TILE(true, 96, 2, 1, 1, 1)
-  AWQD_TILE(true, 96, 2, 1, 1, 2, 2)
-  AWQD_TILE(true, 96, 3, 1, 1, 1)
-  AWQD_TILE(true, 96, 3, 1, 1, 2, 2)
-  AWQD_TILE(true, 112, 2, 1, 1, 1)
-  AWQD_TILE(true, 128, 1, 1, 1, 2, 2)
-  AWQD_TILE(true, 128, 2, 1, 1, 2, 2)
-  AWQD_TILE(true, 128, 1, 1, 1, 2, 0)
-  AWQD_TILE(true, 128, 2, 1, 1, 2, 0)
-  AWQD_TILE(true, 128, 3, 1, 1, 2, 0)
-  AWQD_TILE(true, 128, 2, 2, 1, 1)
-  AWQD_TILE(true, 144, 2, 1, 1, 1)
-  AWQD_TILE(true, 160, 1, 1, 1, 2, 2)
-  AWQD_TILE(true, 160, 2, 1, 1, 1)
-  AWQD_TILE(true, 160, 2, 1, 1, 2, 2)
-  AWQD_TILE(true, 160, 1, 1, 1, 2, 0)
-  AWQD_TILE(true, 160, 2, 1, 1, 2, 0)
-  AWQD_TILE(true, 160, 2, 2, 1, 1)
-  AWQD_TILE(true, 160, 3, 1, 1, 2, 0)
-  AWQD_TILE(true, 176, 2, 2, 1, 1)
-  AWQD_TILE(true, 192, 2, 2, 1, 1)
-  AWQD_TILE(true, 256, 2, 2, 1, 1)
+  AWQD_TILE(true, 32, 1, 1, 2, 1, 2)
+  AWQD_TILE(true, 32, 1, 1, 2, 2, 2)
+  AWQD_TILE(true, 32, 2, 1)
+  AWQD_TILE(true, 32, 2, 1, 2, 1, 2)
+  AWQD_TILE(true, 32, 3, 1, 2, 2)
+  AWQD_TILE(true, 64, 1, 1, 2, 1, 2)
+  AWQD_TILE(true, 64, 1, 1, 2, 2, 2)
+  AWQD_TILE(true, 64, 2, 1)
+  AWQD_TILE(true, 64, 2, 1, 2, 2)
+  AWQD_TILE(true, 64, 3, 1)
+  AWQD_TILE(true, 64, 3, 1, 2, 2)
+  AWQD_TILE(true, 80, 3, 1)
+  AWQD_TILE(true, 96, 1, 1, 2, 1, 2)
+  AWQD_TILE(true, 96, 1, 1, 2, 2, 2)
+  AWQD_TILE(true, 96, 2, 1)
+  AWQD_TILE(true, 96, 2, 1, 2, 2)
+  AWQD_TILE(true, 96, 3, 1)
+  AWQD_TILE(true, 96, 3, 1, 2, 2)
+  AWQD_TILE(true, 112, 2, 1)
+  AWQD_TILE(true, 128, 1, 1, 2, 2)
+  AWQD_TILE(true, 128, 2, 1, 2, 2)
+  AWQD_TILE(true, 128, 1, 1, 2, 0)
+  AWQD_TILE(true, 128, 1, 1, 2, 2, 2)
+  AWQD_TILE(true, 128, 2, 1, 2, 0)
+  AWQD_TILE(true, 128, 3, 1, 2, 0)
+  AWQD_TILE(true, 128, 2, 2)
+  AWQD_TILE(true, 144, 2, 1)
+  AWQD_TILE(true, 160, 1, 1, 2, 2)
+  AWQD_TILE(true, 160, 2, 1)
+  AWQD_TILE(true, 160, 2, 1, 2, 2)
+  AWQD_TILE(true, 160, 1, 1, 2, 0)
+  AWQD_TILE(true, 160, 2, 1, 2, 0)
+  AWQD_TILE(true, 160, 2, 2)
+  AWQD_TILE(true, 160, 3, 1, 2, 0)
+  AWQD_TILE(true, 176, 2, 2)
+  AWQD_TILE(true, 192, 2, 2)
+  AWQD_TILE(true, 256, 2, 2)
   return NoSuchTile(tile);
 }
 #undef AWQD_TILE

@@ -25,7 +25,6 @@ struct PersistentParams {
   Schedule schedule;
   int slots;  // for sums, per cluster
   int chain;  // steps of a chain where the order of sums is kept
-  int idle;   // blocks that only keep a place; see Linger
   int token_tiles;
   int last_rows;
   int64_t m;

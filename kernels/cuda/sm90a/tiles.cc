@@ -31,22 +31,15 @@ bool IsTooNarrow(const PersistentTile& tile, int64_t m) {
   return tile.tokens < 128 && m > most_tiles * tile.tokens;
 }
 
-// Whether a tile can be had in parts: each with a step, and a multiprocessor to itself. More of
-// them than multiprocessors are slower than tiles that are cut anywhere (28672 x 8192 at 512 tokens
-// 310 us instead of 299). Where there is room for two on each they are fast alone, but the blocks
-// of the next layer then meet in twos on the multiprocessors that are free first: 8192 x 8192 at 32
-// tokens 17.0 us instead of 17.3, the layers of a 70B model in turn 291 us instead of 188
-// (NOTES.md, 25). Nor may idle blocks keep more than a fifth of the places: 4096 x 6144 at 32
-// tokens in 96 parts 10.7 us instead of 11.3, the layers of an 8B model in turn 78.0 instead
-// of 69.4.
+// Whether a tile can be had in parts: every slice of them with a step, and each part with a
+// multiprocessor to itself. More of them than multiprocessors are slower than tiles that are cut
+// anywhere (28672 x 8192 at 512 tokens 310 us instead of 299).
 bool Suits(const PersistentTile& tile, int64_t tiles, int64_t k_blocks, const DeviceInfo& device) {
   if (tile.parts == 1) return true;
   const int64_t part_steps = CeilDiv(k_blocks, int64_t{tile.parts});
-  if ((tile.parts - 1) * part_steps >= k_blocks) return false;
-  if (tiles * tile.parts > device.sm_count) return false;
-  const Schedule parts = MakeParts(static_cast<int>(tiles), static_cast<int>(k_blocks), tile.parts,
-                                   static_cast<int>(part_steps));
-  return IdleBlocks(parts, tile, device) * 5 <= device.sm_count;
+  const int64_t slice_steps = CeilDiv(part_steps, int64_t{tile.slices});
+  if ((tile.parts - 1) * part_steps + (tile.slices - 1) * slice_steps >= k_blocks) return false;
+  return tiles * tile.parts <= device.sm_count;
 }
 
 // Of `candidates` the fastest for activations of dtype `x` that `suits`, schedule(tile) being what
@@ -86,7 +79,7 @@ int64_t EvenClusters(int64_t tiles, int64_t k_blocks, int64_t most) {
 }
 
 int64_t ChainsOfPart(const PersistentTile& tile, int64_t chains) {
-  return tile.sets > 0 ? tile.sets : CeilDiv(chains, int64_t{tile.parts});
+  return tile.sets > 0 ? tile.sets * tile.slices : CeilDiv(chains, int64_t{tile.parts});
 }
 
 // Whether a tile in parts serves so many chains. Where no part adds its own up, each reads all that
@@ -138,12 +131,6 @@ int LastTokenRows(int64_t m, const PersistentTile& tile) {
   constexpr int kSwizzledRows = 8;
   const int64_t tokens = (m - 1) % tile.tokens + 1;
   return static_cast<int>(RoundUp(CeilDiv(tokens, int64_t{tile.cluster}), kSwizzledRows));
-}
-
-int IdleBlocks(const Schedule& schedule, const PersistentTile& tile, const DeviceInfo& device) {
-  const bool most = schedule.clusters * 2 >= device.sm_count;
-  const int idle = tile.blocks == 2 && most ? device.sm_count - schedule.clusters : 0;
-  return std::max(0, idle / tile.parts * tile.parts);
 }
 
 Schedule ChainedSchedule(const WeightShape& shape, int64_t m, const PersistentTile& tile,

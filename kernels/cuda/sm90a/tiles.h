@@ -16,18 +16,18 @@ namespace awqd::cuda {
 // side along N share the tokens that they read.
 struct PersistentTile {
   int tokens = 256;
-  int groups = 2;  // of consumers
+  int groups = 2;  // of consumers, by features
   int cluster = 2;
-  // That fit a multiprocessor. Where there is room for two, the next kernel's ring fills while this
-  // one runs.
-  int blocks = 1;
   // Blocks of a cluster that share a tile's steps instead: each takes a part of K and stores a
   // share of the tokens.
   int parts = 1;
-  // Chains that each part keeps apart in registers, where the order of sums is kept: of a weight
-  // with parts * sets of them. 0: of any weight with more than one for each part, all but the last
-  // in global memory.
+  // Chains that each slice of a part keeps apart in registers, where the order of sums is kept: of
+  // a weight with parts * slices * sets of them. 0: of any weight with more than one for each part,
+  // all but the last in global memory.
   int sets = 1;
+  // Consumers of a block that share a part's steps instead of features: each takes a slice of K
+  // and stores a share of the tokens. Where tiles are narrow, one group alone cannot keep up.
+  int slices = 1;
 
   friend bool operator==(const PersistentTile&, const PersistentTile&) = default;
 };
@@ -41,15 +41,16 @@ constexpr int PersistentStageBytes(int tokens, int groups, bool fine_groups) {
 }
 
 // As deep as the shared memory of sm_90 (228 KB, of which each block takes 1 KB for itself) allows
-// with two barriers of 8 bytes per step, and two more; more than 16 gain nothing.
-constexpr int PersistentStages(int tokens, int groups, int blocks, bool fine_groups) {
-  const int room = (228 / blocks - 1) * 1024 - 16;
+// with two barriers of 8 bytes per step, and two more; more than 16 gain nothing. Every slice has
+// as many.
+constexpr int PersistentStages(int tokens, int groups, int slices, bool fine_groups) {
+  constexpr int room = 227 * 1024 - 16;
   const int stages = room / (PersistentStageBytes(tokens, groups, fine_groups) + 16);
-  return stages < 16 ? stages : 16;
+  return (stages < 16 ? stages : 16) / slices * slices;
 }
 
-constexpr int PersistentSharedBytes(int tokens, int groups, int blocks, bool fine_groups) {
-  const int stages = PersistentStages(tokens, groups, blocks, fine_groups);
+constexpr int PersistentSharedBytes(int tokens, int groups, int slices, bool fine_groups) {
+  const int stages = PersistentStages(tokens, groups, slices, fine_groups);
   return stages * (PersistentStageBytes(tokens, groups, fine_groups) + 16) + 16;
 }
 
@@ -74,10 +75,6 @@ Schedule PersistentSchedule(const WeightShape& shape, int64_t m, const Persisten
 // Rows of tokens that a block copies for a full tile, and for the last one.
 constexpr int TokenRows(const PersistentTile& tile) { return tile.tokens / tile.cluster; }
 int LastTokenRows(int64_t m, const PersistentTile& tile);
-
-// Blocks beyond the schedule's that a launch needs, so that with two places on each multiprocessor
-// none is left for two blocks of the next kernel.
-int IdleBlocks(const Schedule& schedule, const PersistentTile& tile, const DeviceInfo& device);
 
 // Room for the sums of cut tiles, whatever tile is chosen; a multiple of 256.
 int64_t PersistentSumsBytes(const DeviceInfo& device);
