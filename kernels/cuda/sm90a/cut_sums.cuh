@@ -78,17 +78,18 @@ __device__ __forceinline__ void AwaitSet(const PersistentParams& p, int set) {
   p.counters[set] = 0;
 }
 
-// The largest batch of at most `most` floats that divides `sums`, all multiples of four.
-constexpr int BatchOf(int sums, int most) {
-  while (sums % most != 0) most -= 4;
-  return most;
+// The largest batch of at most 64 floats that divides `sums`, all multiples of four.
+constexpr int BatchOf(int sums) {
+  int batch = 64;
+  while (sums % batch != 0) batch -= 4;
+  return batch;
 }
 
 // sums = a set, or with `kAdd` sums += it. `from`: this thread's first float4 in it.
 template <class Config, bool kAdd>
 __device__ __forceinline__ void ReadSet(const float4* from, Sums<Config>& sums) {
   // Floats in flight at a time.
-  constexpr int kBatch = BatchOf(Config::kSums, 64);
+  constexpr int kBatch = BatchOf(Config::kSums);
 #pragma unroll
   for (int begin = 0; begin < Config::kSums; begin += kBatch) {
     float4 part[kBatch / 4];

@@ -42,8 +42,8 @@ __device__ __forceinline__ void StoreTile(const PersistentParams& p, int tile, i
 // A slice of this block's part of the only tile that its cluster takes.
 template <class Math, class Config>
 __device__ __forceinline__ void ConsumeSlice(const PersistentParams& p, const Ring<Config>& ring,
-                                             int consumer_group) {
-  const int group = consumer_group % Config::kGroups, slice = consumer_group / Config::kGroups;
+                                             int warp_group) {
+  const int group = warp_group % Config::kGroups, slice = warp_group / Config::kGroups;
   Consumer<Math, Config> consumer(p, ring, group, slice);
   Piece piece;
   Pieces(p.schedule, blockIdx.x).Next(&piece);
@@ -138,8 +138,8 @@ __global__ __launch_bounds__(Config::kThreads, /*blocks=*/1) void PersistentA16W
   }
   const int cluster = blockIdx.x / Config::kCluster;
   // The same for a whole warp, and known to be.
-  const int group = __shfl_sync(0xffffffffu, threadIdx.x / kGroupThreads, 0);
-  if (group == Config::kConsumers) {
+  const int warp_group = __shfl_sync(0xffffffffu, threadIdx.x / kGroupThreads, 0);
+  if (warp_group == Config::kConsumers) {
     ShrinkRegisters<Config::kProducerRegisters>();
     const int rank = blockIdx.x % Config::kCluster;
     if (threadIdx.x == Config::kConsumers * kGroupThreads) {
@@ -153,9 +153,9 @@ __global__ __launch_bounds__(Config::kThreads, /*blocks=*/1) void PersistentA16W
     GrowRegisters<Config::kConsumerRegisters>();
     WaitForEarlierKernels();
     if constexpr (Config::kParts > 1) {
-      ConsumeSlice<Math, Config>(p, ring, group);
+      ConsumeSlice<Math, Config>(p, ring, warp_group);
     } else {
-      Consume<Math, Config>(p, ring, cluster, group);
+      Consume<Math, Config>(p, ring, cluster, warp_group);
     }
   }
 }

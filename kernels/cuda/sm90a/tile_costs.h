@@ -14,8 +14,8 @@ namespace awqd::cuda {
 // cut tiles, output) with tiles cut anywhere, cut evenly, and whole; and what is added where a
 // tile's sums come from more than three clusters. LaunchTile in qmatmul_a16w4.cuh compiles exactly
 // these. H100, 2026-11-22 and 23, fitted to eight layer shapes from 4096 x 4096 to 8192 x 57344 at
-// full tiles of tokens, within 10 % up to a millisecond. Tried as well and never the fastest:
-// NOTES.md.
+// full tiles of tokens, within 10 % up to a millisecond; whole tiles of
+// {32, 2, 2} were not timed. Tried as well and never the fastest: NOTES.md.
 struct TileCost {
   PersistentTile tile;
   double step_us;
@@ -79,7 +79,8 @@ inline constexpr TileCost kTileCosts[] = {
 
 // The same for tiles that keep the order of sums. {80, 3, 1}, {112, 2, 1} and {144, 2, 1}
 // were computed from those above and their neighbours before they ran, and what they then took
-// agreed; {160, 3, 1, 2, 0} from {128, 3, 1, 2, 0}, and was not timed.
+// agreed; {32, 2, 1, 2, 1, 2} has about the cost of the one above; {160, 3, 1, 2, 0} was computed
+// from {128, 3, 1, 2, 0}, and not timed.
 inline constexpr TileCost kChainedTileCosts[] = {
     InParts({32, 1, 1, 2, 1, 2}, 0.190, 4.1),
     InParts({32, 1, 1, 2, 2, 2}, 0.195, 4.2),
@@ -138,7 +139,7 @@ inline double Microseconds(const Schedule& s, const TileCost& cost) {
 }
 
 // Decoding to BF16 takes longer, and where the tensor cores are the limit its products draw less
-// power: 1.05 to 1.15 times as long with tiles of 32 and 64 tokens, 1.04 to 1.08 with 96, 1.01 to
+// power: 1.05 to 1.18 times as long with tiles of 32 and 64 tokens, 1.04 to 1.08 with 96, 1.01 to
 // 1.04 with 128, 0.98 to 1 with 256.
 inline double DTypeFactor(const PersistentTile& tile, DType x) {
   if (x != DType::kBf16) return 1;
