@@ -78,11 +78,10 @@ __device__ __forceinline__ void AwaitSet(const PersistentParams& p, int set) {
   p.counters[set] = 0;
 }
 
-// The largest batch of at most 64 floats that divides `sums`, all multiples of four.
+// Of `sums` floats in equal batches of at most 64, multiples of four; the last may be smaller.
 constexpr int BatchOf(int sums) {
-  int batch = 64;
-  while (sums % batch != 0) batch -= 4;
-  return batch;
+  const int batches = (sums + 63) / 64;
+  return (sums / 4 + batches - 1) / batches * 4;
 }
 
 // sums = a set, or with `kAdd` sums += it. `from`: this thread's first float4 in it.
@@ -94,9 +93,11 @@ __device__ __forceinline__ void ReadSet(const float4* from, Sums<Config>& sums) 
   for (int begin = 0; begin < Config::kSums; begin += kBatch) {
     float4 part[kBatch / 4];
 #pragma unroll
-    for (int i = 0; i < kBatch / 4; ++i) part[i] = __ldcg(from + (begin / 4 + i) * kGroupThreads);
+    for (int i = 0; i < kBatch / 4 && begin + i * 4 < Config::kSums; ++i) {
+      part[i] = __ldcg(from + (begin / 4 + i) * kGroupThreads);
+    }
 #pragma unroll
-    for (int i = 0; i < kBatch / 4; ++i) {
+    for (int i = 0; i < kBatch / 4 && begin + i * 4 < Config::kSums; ++i) {
       float* to = sums + begin + i * 4;
       to[0] = kAdd ? to[0] + part[i].x : part[i].x;
       to[1] = kAdd ? to[1] + part[i].y : part[i].y;

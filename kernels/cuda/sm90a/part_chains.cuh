@@ -8,17 +8,27 @@
 namespace awqd::cuda {
 namespace {
 
-// What a slice of a part stores in the end. Slices are numbered in the order of K, through all
-// parts of a tile.
+// What a slice of a part stores in the end: equal shares of the tile's tokens, in eights, so that
+// the last slices may have fewer or none. Slices are numbered in the order of K, through all parts
+// of a tile.
 template <class Config>
 struct Share {
   static constexpr int kSlices = Config::kParts * Config::kSlices;
-  static constexpr int kTokens = Config::kTokens / kSlices;
-  static constexpr int kSums = Config::kSums / kSlices;
-  // That others send to a block.
-  static constexpr int kBytes = Config::kSlices * (kSlices - 1) * Config::kSets * Config::kGroups *
-                                kGroupThreads * kSums * int{sizeof(float)};
-  static_assert(kTokens % 8 == 0 && kBytes <= Config::kStages * Config::kStageBytes);
+  static constexpr int kTokens = (Config::kTokens / 8 + kSlices - 1) / kSlices * 8;
+  static constexpr int kSums = kTokens / 2;
+  static constexpr bool kEqual = kTokens * kSlices == Config::kTokens;
+  static_assert(kEqual || !Config::kPutsDown);
+  static constexpr int kBlockTokens = Config::kSlices * kTokens;
+  static_assert((Config::kParts - 1) * kBlockTokens < Config::kTokens);
+  // That others send for a token: half a sum of each thread.
+  static constexpr int kTokenBytes =
+      (kSlices - 1) * Config::kSets * Config::kGroups * kGroupThreads * int{sizeof(float)} / 2;
+  static_assert(kBlockTokens * kTokenBytes <= Config::kStages * Config::kStageBytes);
+
+  // That others send to block `rank`.
+  static __device__ __forceinline__ int Bytes(int rank) {
+    return min(Config::kTokens - rank * kBlockTokens, kBlockTokens) * kTokenBytes;
+  }
 };
 
 // What a slice holds in registers when its steps are done: its sum, or where the order of sums is

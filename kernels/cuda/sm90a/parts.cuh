@@ -32,7 +32,8 @@ __device__ __forceinline__ void Send(const Ring<Config>& ring, int slice, int to
     const uint32_t at = AddressInBlock(SentAddress(ring, slice, to, set, group), block);
 #pragma unroll
     for (int i = 0; i < Share<Config>::kSums; i += 4) {
-      PushFloat4(at + i * (kGroupThreads * 4), sums[set] + to * Share<Config>::kSums + i, arrived);
+      const int sum = to * Share<Config>::kSums + i;
+      if (sum < Config::kSums) PushFloat4(at + i * (kGroupThreads * 4), sums[set] + sum, arrived);
     }
   }
 }
@@ -43,7 +44,8 @@ __device__ __forceinline__ bool Begins(int slice, int set) {
   return (!Config::kPutsDown || Config::kFirstAddsUp) && slice + set == 0;
 }
 
-// own += what slice `from` sent, set by set; the first set of the first slice begins it.
+// own += what slice `from` sent, set by set; the first set of the first slice begins it. Where this
+// slice has fewer tokens, what is read of the others is never stored.
 template <class Config>
 __device__ __forceinline__ void AddSent(const Ring<Config>& ring, int from, int slice, int group,
                                         Sums<Share<Config>>& own) {
@@ -69,8 +71,10 @@ __device__ __forceinline__ void AddOwn(int slice, const SliceSums<Config>& sums,
   for (int set = 0; set < Config::kSets; ++set) {
 #pragma unroll
     for (int i = 0; i < Share<Config>::kSums; ++i) {
-      const float v = sums[set][slice * Share<Config>::kSums + i];
-      own[i] = Begins<Config>(slice, set) ? v : own[i] + v;
+      const int sum = slice * Share<Config>::kSums + i;
+      if (sum < Config::kSums) {
+        own[i] = Begins<Config>(slice, set) ? sums[set][sum] : own[i] + sums[set][sum];
+      }
     }
   }
 }

@@ -36,7 +36,9 @@ __device__ __forceinline__ void StoreTile(const PersistentParams& p, int tile, i
   const int rank = blockIdx.x % Config::kCluster;
   const int64_t record = (place.columns * Config::kCluster + rank) * Config::kGroups + group;
   const int64_t row = record * mma16::kTileN + threadIdx.x / 32 % 4 * int64_t{mma16::kRowTile};
-  Store<Part>(p, {row, int64_t{place.tokens} * Config::kTokens + token}, sums);
+  const int64_t first = int64_t{place.tokens} * Config::kTokens;
+  const int64_t end = Share<Config>::kEqual ? p.m : min(p.m, first + Config::kTokens);
+  Store<Part>(p, {row, first + token, end}, sums);
 }
 
 // A slice of this block's part of the only tile that its cluster takes.
@@ -127,7 +129,9 @@ __global__ __launch_bounds__(Config::kThreads, /*blocks=*/1) void PersistentA16W
       BarrierInit(ring.Arrived(), 1);
     }
     BarrierInitFence();
-    if (Config::kParts > 1) BarrierExpect(ring.Arrived(), Share<Config>::kBytes);
+    if (Config::kParts > 1) {
+      BarrierExpect(ring.Arrived(), Share<Config>::Bytes(blockIdx.x % Config::kParts));
+    }
   }
   if (Config::kCluster > 1) {
     ClusterArrive();

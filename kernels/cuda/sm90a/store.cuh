@@ -11,6 +11,7 @@ namespace {
 struct Corner {
   int64_t row;    // first feature
   int64_t token;  // first token
+  int64_t end;    // past the last token to store
 };
 
 template <class Config>
@@ -19,8 +20,8 @@ __device__ __forceinline__ void ScaleTokens(const PersistentParams& p, const Cor
 #pragma unroll
   for (int i = 0; i < Config::kSums; i += 4) {
     const int64_t token = at.token + i / 4 * 8 + threadIdx.x % 4 * 2;
-    const float s0 = token < p.m ? p.x_scale[token] : 0;
-    const float s1 = token + 1 < p.m ? p.x_scale[token + 1] : 0;
+    const float s0 = token < at.end ? p.x_scale[token] : 0;
+    const float s1 = token + 1 < at.end ? p.x_scale[token + 1] : 0;
     sums[i] *= s0, sums[i + 1] *= s1, sums[i + 2] *= s0, sums[i + 3] *= s1;
   }
 }
@@ -46,7 +47,7 @@ __device__ __forceinline__ void StoreFp32(const PersistentParams& p, const Corne
   for (int i = 0; i < Config::kSums; ++i) {
     const int64_t token = at.token + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
     const int64_t n = row + i % 4 / 2 * 8;
-    if (token < p.m && n < p.n) static_cast<float*>(p.y)[token * p.n + n] = sums[i];
+    if (token < at.end && n < p.n) static_cast<float*>(p.y)[token * p.n + n] = sums[i];
   }
 }
 
@@ -85,7 +86,7 @@ __device__ __forceinline__ void Store16(const PersistentParams& p, const Corner&
 #pragma unroll
   for (int i = 0; i < Config::kSums; i += 4, token += 8, y += 8 * p.n) {
     const uint2 v = FourFeatures<kHalf>(sums + i);
-    if (token >= p.m) continue;
+    if (token >= at.end) continue;
     if constexpr (kWide) {
       *reinterpret_cast<uint2*>(y) = v;
     } else {

@@ -44,38 +44,59 @@ __device__ __forceinline__ uint64_t WholeDescriptor(uint32_t low) {
 }
 
 // clang-format off
-#define AWQD_R8(a, b, c, d, e, f, g, h) \
-  "%" #a ", %" #b ", %" #c ", %" #d ", %" #e ", %" #f ", %" #g ", %" #h
-#define AWQD_R8_0 AWQD_R8(0, 1, 2, 3, 4, 5, 6, 7)
-#define AWQD_R16 AWQD_R8_0 ", " AWQD_R8(8, 9, 10, 11, 12, 13, 14, 15)
-#define AWQD_R32 AWQD_R16 ", " AWQD_R8(16, 17, 18, 19, 20, 21, 22, 23) ", " \
-  AWQD_R8(24, 25, 26, 27, 28, 29, 30, 31)
-#define AWQD_R40 AWQD_R32 ", " AWQD_R8(32, 33, 34, 35, 36, 37, 38, 39)
-#define AWQD_R48 AWQD_R40 ", " AWQD_R8(40, 41, 42, 43, 44, 45, 46, 47)
-#define AWQD_R56 AWQD_R48 ", " AWQD_R8(48, 49, 50, 51, 52, 53, 54, 55)
-#define AWQD_R64 AWQD_R56 ", " AWQD_R8(56, 57, 58, 59, 60, 61, 62, 63)
-#define AWQD_R72 AWQD_R64 ", " AWQD_R8(64, 65, 66, 67, 68, 69, 70, 71)
-#define AWQD_R80 AWQD_R72 ", " AWQD_R8(72, 73, 74, 75, 76, 77, 78, 79)
-#define AWQD_R88 AWQD_R80 ", " AWQD_R8(80, 81, 82, 83, 84, 85, 86, 87)
-#define AWQD_R96 AWQD_R88 ", " AWQD_R8(88, 89, 90, 91, 92, 93, 94, 95)
-#define AWQD_R112 AWQD_R96 ", " AWQD_R8(96, 97, 98, 99, 100, 101, 102, 103) ", " \
-  AWQD_R8(104, 105, 106, 107, 108, 109, 110, 111)
-#define AWQD_R128 AWQD_R112 ", " AWQD_R8(112, 113, 114, 115, 116, 117, 118, 119) ", " \
-  AWQD_R8(120, 121, 122, 123, 124, 125, 126, 127)
+#define AWQD_R4(a, b, c, d) "%" #a ", %" #b ", %" #c ", %" #d
+#define AWQD_R8(a, b, c, d, e, f, g, h) AWQD_R4(a, b, c, d) ", " AWQD_R4(e, f, g, h)
+#define AWQD_L8 AWQD_R8(0, 1, 2, 3, 4, 5, 6, 7)
+#define AWQD_L12 AWQD_L8 ", " AWQD_R4(8, 9, 10, 11)
+#define AWQD_L16 AWQD_L8 ", " AWQD_R8(8, 9, 10, 11, 12, 13, 14, 15)
+#define AWQD_L20 AWQD_L16 ", " AWQD_R4(16, 17, 18, 19)
+#define AWQD_L24 AWQD_L16 ", " AWQD_R8(16, 17, 18, 19, 20, 21, 22, 23)
+#define AWQD_L28 AWQD_L24 ", " AWQD_R4(24, 25, 26, 27)
+#define AWQD_L32 AWQD_L24 ", " AWQD_R8(24, 25, 26, 27, 28, 29, 30, 31)
+#define AWQD_L36 AWQD_L32 ", " AWQD_R4(32, 33, 34, 35)
+#define AWQD_L40 AWQD_L32 ", " AWQD_R8(32, 33, 34, 35, 36, 37, 38, 39)
+#define AWQD_L44 AWQD_L40 ", " AWQD_R4(40, 41, 42, 43)
+#define AWQD_L48 AWQD_L40 ", " AWQD_R8(40, 41, 42, 43, 44, 45, 46, 47)
+#define AWQD_L52 AWQD_L48 ", " AWQD_R4(48, 49, 50, 51)
+#define AWQD_L56 AWQD_L48 ", " AWQD_R8(48, 49, 50, 51, 52, 53, 54, 55)
+#define AWQD_L60 AWQD_L56 ", " AWQD_R4(56, 57, 58, 59)
+#define AWQD_L64 AWQD_L56 ", " AWQD_R8(56, 57, 58, 59, 60, 61, 62, 63)
+#define AWQD_L68 AWQD_L64 ", " AWQD_R4(64, 65, 66, 67)
+#define AWQD_L72 AWQD_L64 ", " AWQD_R8(64, 65, 66, 67, 68, 69, 70, 71)
+#define AWQD_L76 AWQD_L72 ", " AWQD_R4(72, 73, 74, 75)
+#define AWQD_L80 AWQD_L72 ", " AWQD_R8(72, 73, 74, 75, 76, 77, 78, 79)
+#define AWQD_L88 AWQD_L80 ", " AWQD_R8(80, 81, 82, 83, 84, 85, 86, 87)
+#define AWQD_L96 AWQD_L88 ", " AWQD_R8(88, 89, 90, 91, 92, 93, 94, 95)
+#define AWQD_L104 AWQD_L96 ", " AWQD_R8(96, 97, 98, 99, 100, 101, 102, 103)
+#define AWQD_L112 AWQD_L104 ", " AWQD_R8(104, 105, 106, 107, 108, 109, 110, 111)
+#define AWQD_L120 AWQD_L112 ", " AWQD_R8(112, 113, 114, 115, 116, 117, 118, 119)
+#define AWQD_L128 AWQD_L120 ", " AWQD_R8(120, 121, 122, 123, 124, 125, 126, 127)
 #define AWQD_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define AWQD_D8(i) AWQD_D4(i), AWQD_D4(i + 4)
+#define AWQD_D12(i) AWQD_D8(i), AWQD_D4(i + 8)
 #define AWQD_D16(i) AWQD_D8(i), AWQD_D8(i + 8)
-#define AWQD_D32(i) AWQD_D16(i), AWQD_D16(i + 16)
+#define AWQD_D20(i) AWQD_D16(i), AWQD_D4(i + 16)
+#define AWQD_D24(i) AWQD_D16(i), AWQD_D8(i + 16)
+#define AWQD_D28(i) AWQD_D24(i), AWQD_D4(i + 24)
+#define AWQD_D32(i) AWQD_D24(i), AWQD_D8(i + 24)
+#define AWQD_D36(i) AWQD_D32(i), AWQD_D4(i + 32)
 #define AWQD_D40(i) AWQD_D32(i), AWQD_D8(i + 32)
-#define AWQD_D48(i) AWQD_D32(i), AWQD_D16(i + 32)
+#define AWQD_D44(i) AWQD_D40(i), AWQD_D4(i + 40)
+#define AWQD_D48(i) AWQD_D40(i), AWQD_D8(i + 40)
+#define AWQD_D52(i) AWQD_D48(i), AWQD_D4(i + 48)
 #define AWQD_D56(i) AWQD_D48(i), AWQD_D8(i + 48)
-#define AWQD_D64(i) AWQD_D32(i), AWQD_D32(i + 32)
+#define AWQD_D60(i) AWQD_D56(i), AWQD_D4(i + 56)
+#define AWQD_D64(i) AWQD_D56(i), AWQD_D8(i + 56)
+#define AWQD_D68(i) AWQD_D64(i), AWQD_D4(i + 64)
 #define AWQD_D72(i) AWQD_D64(i), AWQD_D8(i + 64)
-#define AWQD_D80(i) AWQD_D64(i), AWQD_D16(i + 64)
+#define AWQD_D76(i) AWQD_D72(i), AWQD_D4(i + 72)
+#define AWQD_D80(i) AWQD_D72(i), AWQD_D8(i + 72)
 #define AWQD_D88(i) AWQD_D80(i), AWQD_D8(i + 80)
-#define AWQD_D96(i) AWQD_D64(i), AWQD_D32(i + 64)
-#define AWQD_D112(i) AWQD_D96(i), AWQD_D16(i + 96)
-#define AWQD_D128(i) AWQD_D64(i), AWQD_D64(i + 64)
+#define AWQD_D96(i) AWQD_D88(i), AWQD_D8(i + 88)
+#define AWQD_D104(i) AWQD_D96(i), AWQD_D8(i + 96)
+#define AWQD_D112(i) AWQD_D104(i), AWQD_D8(i + 104)
+#define AWQD_D120(i) AWQD_D112(i), AWQD_D8(i + 112)
+#define AWQD_D128(i) AWQD_D120(i), AWQD_D8(i + 120)
 // Operands: N / 2 of d, then a0..a3, the descriptor, and whether d counts (else it starts at 0).
 #define AWQD_WGMMA(N, TYPE, REGISTERS, A0, A1, A2, A3, DESC, ADD, ...)                          \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #ADD ", 0;\n"                               \
@@ -97,61 +118,110 @@ __device__ __forceinline__ uint64_t WholeDescriptor(uint32_t low) {
 template <int kTokens, bool kBf16>
 __device__ __forceinline__ void Wgmma(float (&d)[kTokens / 2], const uint32_t (&a)[4],
                                       uint64_t tokens, int add) {
-  if constexpr (kTokens == 32) {
-    AWQD_WGMMA_BOTH(32, AWQD_R16, 16, 17, 18, 19, 20, 21, AWQD_D16(0))
+  if constexpr (kTokens == 24) {
+    AWQD_WGMMA_BOTH(24, AWQD_L12, 12, 13, 14, 15, 16, 17, AWQD_D12(0))
+  } else if constexpr (kTokens == 32) {
+    AWQD_WGMMA_BOTH(32, AWQD_L16, 16, 17, 18, 19, 20, 21, AWQD_D16(0))
+  } else if constexpr (kTokens == 40) {
+    AWQD_WGMMA_BOTH(40, AWQD_L20, 20, 21, 22, 23, 24, 25, AWQD_D20(0))
+  } else if constexpr (kTokens == 48) {
+    AWQD_WGMMA_BOTH(48, AWQD_L24, 24, 25, 26, 27, 28, 29, AWQD_D24(0))
+  } else if constexpr (kTokens == 56) {
+    AWQD_WGMMA_BOTH(56, AWQD_L28, 28, 29, 30, 31, 32, 33, AWQD_D28(0))
   } else if constexpr (kTokens == 64) {
-    AWQD_WGMMA_BOTH(64, AWQD_R32, 32, 33, 34, 35, 36, 37, AWQD_D32(0))
+    AWQD_WGMMA_BOTH(64, AWQD_L32, 32, 33, 34, 35, 36, 37, AWQD_D32(0))
+  } else if constexpr (kTokens == 72) {
+    AWQD_WGMMA_BOTH(72, AWQD_L36, 36, 37, 38, 39, 40, 41, AWQD_D36(0))
   } else if constexpr (kTokens == 80) {
-    AWQD_WGMMA_BOTH(80, AWQD_R40, 40, 41, 42, 43, 44, 45, AWQD_D40(0))
+    AWQD_WGMMA_BOTH(80, AWQD_L40, 40, 41, 42, 43, 44, 45, AWQD_D40(0))
+  } else if constexpr (kTokens == 88) {
+    AWQD_WGMMA_BOTH(88, AWQD_L44, 44, 45, 46, 47, 48, 49, AWQD_D44(0))
   } else if constexpr (kTokens == 96) {
-    AWQD_WGMMA_BOTH(96, AWQD_R48, 48, 49, 50, 51, 52, 53, AWQD_D48(0))
+    AWQD_WGMMA_BOTH(96, AWQD_L48, 48, 49, 50, 51, 52, 53, AWQD_D48(0))
+  } else if constexpr (kTokens == 104) {
+    AWQD_WGMMA_BOTH(104, AWQD_L52, 52, 53, 54, 55, 56, 57, AWQD_D52(0))
   } else if constexpr (kTokens == 112) {
-    AWQD_WGMMA_BOTH(112, AWQD_R56, 56, 57, 58, 59, 60, 61, AWQD_D56(0))
+    AWQD_WGMMA_BOTH(112, AWQD_L56, 56, 57, 58, 59, 60, 61, AWQD_D56(0))
+  } else if constexpr (kTokens == 120) {
+    AWQD_WGMMA_BOTH(120, AWQD_L60, 60, 61, 62, 63, 64, 65, AWQD_D60(0))
   } else if constexpr (kTokens == 128) {
-    AWQD_WGMMA_BOTH(128, AWQD_R64, 64, 65, 66, 67, 68, 69, AWQD_D64(0))
+    AWQD_WGMMA_BOTH(128, AWQD_L64, 64, 65, 66, 67, 68, 69, AWQD_D64(0))
+  } else if constexpr (kTokens == 136) {
+    AWQD_WGMMA_BOTH(136, AWQD_L68, 68, 69, 70, 71, 72, 73, AWQD_D68(0))
   } else if constexpr (kTokens == 144) {
-    AWQD_WGMMA_BOTH(144, AWQD_R72, 72, 73, 74, 75, 76, 77, AWQD_D72(0))
+    AWQD_WGMMA_BOTH(144, AWQD_L72, 72, 73, 74, 75, 76, 77, AWQD_D72(0))
+  } else if constexpr (kTokens == 152) {
+    AWQD_WGMMA_BOTH(152, AWQD_L76, 76, 77, 78, 79, 80, 81, AWQD_D76(0))
   } else if constexpr (kTokens == 160) {
-    AWQD_WGMMA_BOTH(160, AWQD_R80, 80, 81, 82, 83, 84, 85, AWQD_D80(0))
+    AWQD_WGMMA_BOTH(160, AWQD_L80, 80, 81, 82, 83, 84, 85, AWQD_D80(0))
   } else if constexpr (kTokens == 176) {
-    AWQD_WGMMA_BOTH(176, AWQD_R88, 88, 89, 90, 91, 92, 93, AWQD_D88(0))
+    AWQD_WGMMA_BOTH(176, AWQD_L88, 88, 89, 90, 91, 92, 93, AWQD_D88(0))
   } else if constexpr (kTokens == 192) {
-    AWQD_WGMMA_BOTH(192, AWQD_R96, 96, 97, 98, 99, 100, 101, AWQD_D96(0))
+    AWQD_WGMMA_BOTH(192, AWQD_L96, 96, 97, 98, 99, 100, 101, AWQD_D96(0))
+  } else if constexpr (kTokens == 208) {
+    AWQD_WGMMA_BOTH(208, AWQD_L104, 104, 105, 106, 107, 108, 109, AWQD_D104(0))
   } else if constexpr (kTokens == 224) {
-    AWQD_WGMMA_BOTH(224, AWQD_R112, 112, 113, 114, 115, 116, 117, AWQD_D112(0))
+    AWQD_WGMMA_BOTH(224, AWQD_L112, 112, 113, 114, 115, 116, 117, AWQD_D112(0))
+  } else if constexpr (kTokens == 240) {
+    AWQD_WGMMA_BOTH(240, AWQD_L120, 120, 121, 122, 123, 124, 125, AWQD_D120(0))
   } else {
     static_assert(kTokens == 256);
-    AWQD_WGMMA_BOTH(256, AWQD_R128, 128, 129, 130, 131, 132, 133, AWQD_D128(0))
+    AWQD_WGMMA_BOTH(256, AWQD_L128, 128, 129, 130, 131, 132, 133, AWQD_D128(0))
   }
 }
 
+#undef AWQD_R4
 #undef AWQD_R8
-#undef AWQD_R8_0
-#undef AWQD_R16
-#undef AWQD_R32
-#undef AWQD_R40
-#undef AWQD_R48
-#undef AWQD_R56
-#undef AWQD_R64
-#undef AWQD_R72
-#undef AWQD_R80
-#undef AWQD_R88
-#undef AWQD_R96
-#undef AWQD_R112
-#undef AWQD_R128
+#undef AWQD_L8
+#undef AWQD_L12
+#undef AWQD_L16
+#undef AWQD_L20
+#undef AWQD_L24
+#undef AWQD_L28
+#undef AWQD_L32
+#undef AWQD_L36
+#undef AWQD_L40
+#undef AWQD_L44
+#undef AWQD_L48
+#undef AWQD_L52
+#undef AWQD_L56
+#undef AWQD_L60
+#undef AWQD_L64
+#undef AWQD_L68
+#undef AWQD_L72
+#undef AWQD_L76
+#undef AWQD_L80
+#undef AWQD_L88
+#undef AWQD_L96
+#undef AWQD_L104
+#undef AWQD_L112
+#undef AWQD_L120
+#undef AWQD_L128
 #undef AWQD_D4
 #undef AWQD_D8
+#undef AWQD_D12
 #undef AWQD_D16
+#undef AWQD_D20
+#undef AWQD_D24
+#undef AWQD_D28
 #undef AWQD_D32
+#undef AWQD_D36
 #undef AWQD_D40
+#undef AWQD_D44
 #undef AWQD_D48
+#undef AWQD_D52
 #undef AWQD_D56
+#undef AWQD_D60
 #undef AWQD_D64
+#undef AWQD_D68
 #undef AWQD_D72
+#undef AWQD_D76
 #undef AWQD_D80
 #undef AWQD_D88
 #undef AWQD_D96
+#undef AWQD_D104
 #undef AWQD_D112
+#undef AWQD_D120
 #undef AWQD_D128
 #undef AWQD_WGMMA
 #undef AWQD_WGMMA_BOTH
