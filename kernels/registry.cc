@@ -2,7 +2,6 @@
 #include "kernels/registry.h"
 
 #include <algorithm>
-#include <limits>
 #include <optional>
 #include <set>
 #include <utility>
@@ -15,16 +14,7 @@
 namespace awqd {
 namespace {
 
-// A row and the tokens from which its priority counts for the weight that is planned.
-struct Usable {
-  const KernelRow* row;
-  int64_t best_from;
-
-  int Priority(Op op, int64_t m) const {
-    return op == Op::kMatmul && m < best_from ? std::numeric_limits<int>::min() : row->priority;
-  }
-};
-using Rows = std::vector<Usable>;
+using Rows = std::vector<const KernelRow*>;
 
 std::string Architecture(int arch) { return absl::StrCat("sm_", arch); }
 
@@ -57,23 +47,21 @@ bool StepsAside(const KernelRow& row, absl::Span<const KernelRow* const> rows) {
 
 // The highest priority row of `rows` for m tokens on `path`; among equals the first.
 const KernelRow* Best(const Rows& rows, Op op, Path path, int64_t m) {
-  const Usable* best = nullptr;
-  for (const Usable& usable : rows) {
-    const KernelRow& row = *usable.row;
-    if (row.op != op || (op == Op::kMatmul && row.path != path)) continue;
-    if (op == Op::kMatmul && (m < row.min_m || (row.max_m >= 0 && m > row.max_m))) continue;
-    if (best == nullptr || usable.Priority(op, m) > best->Priority(op, m)) best = &usable;
+  const KernelRow* best = nullptr;
+  for (const KernelRow* row : rows) {
+    if (row->op != op || (op == Op::kMatmul && row->path != path)) continue;
+    if (op == Op::kMatmul && (m < row->min_m || (row->max_m >= 0 && m > row->max_m))) continue;
+    if (best == nullptr || row->priority > best->priority) best = row;
   }
-  return best == nullptr ? nullptr : best->row;
+  return best;
 }
 
 // Token counts at which the answer of Best can change.
 std::set<int64_t> Breakpoints(const Rows& rows, Path path) {
   std::set<int64_t> points = {1};
-  for (const auto& [row, best_from] : rows) {
+  for (const KernelRow* row : rows) {
     if (row->op != Op::kMatmul || row->path != path) continue;
     points.insert(std::max<int64_t>(row->min_m, 1));
-    points.insert(std::max<int64_t>(best_from, 1));
     if (row->max_m >= 0) points.insert(row->max_m + 1);
   }
   return points;
@@ -105,9 +93,8 @@ struct Candidate {
 Candidate PlanInLayout(const Layout* layout, const Rows& rows) {
   Candidate out{layout, {}, std::nullopt};
   Rows readers;
-  for (const Usable& usable : rows) {
-    const Layout* reads = usable.row->layout;
-    if (reads == layout || reads == nullptr) readers.push_back(usable);
+  for (const KernelRow* row : rows) {
+    if (row->layout == layout || row->layout == nullptr) readers.push_back(row);
   }
   PlanPath(readers, Path::kFused, &out.plan.matmul);
   PlanPath(readers, Path::kDequantize, &out.plan.matmul);
@@ -160,7 +147,7 @@ absl::StatusOr<Plan> Select(const WeightShape& shape, const DeviceInfo& device,
     std::string why = WhyNot(*row, shape, device);
     if (why.empty() && StepsAside(*row, rows)) why = "only when asked for by name";
     if (why.empty()) {
-      usable.push_back({row, row->best_from ? row->best_from(shape, device) : 0});
+      usable.push_back(row);
     } else {
       refused.push_back({std::string(row->name), std::move(why)});
     }
@@ -176,7 +163,7 @@ absl::StatusOr<Plan> Select(const WeightShape& shape, const DeviceInfo& device,
                                                  shape.k, ", ", shape.n, "] on ", device.id, ": ",
                                                  Join(refused)));
   }
-  for (const auto& [row, best_from] : usable) {
+  for (const KernelRow* row : usable) {
     if (row->layout != nullptr && row->layout != best.layout) {
       refused.push_back(
           {std::string(row->name), absl::StrCat("reads layout ", row->layout->name,

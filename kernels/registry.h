@@ -60,9 +60,6 @@ struct KernelRow {
   int max_arch = 0;    // CUDA: highest, 0 for no bound
   int64_t min_m = 0;   // tokens it serves
   int64_t max_m = -1;  // inclusive; -1: no bound
-  // Of those, the tokens from which its priority counts; below, any other row comes first. Null:
-  // all.
-  int64_t (*best_from)(const WeightShape&, const DeviceInfo&) = nullptr;
   // A fused matmul that was measured against decoding the weight first, at every count of tokens
   // that it serves and every shape of a model's layers, and is faster or within 5 %.
   bool replaces_dense = false;

@@ -99,22 +99,6 @@ TEST_F(SelectTest, ARowForForcingStepsAsideForAnother) {
   EXPECT_EQ(Select(shape_, cpu_, alone)->rows.Matmul(Path::kFused, 1), &oracle);
 }
 
-TEST_F(SelectTest, ARowComesFirstOnlyFromWhereItIsBestForTheShape) {
-  KernelRow wide = Row("wide", Op::kMatmul, nullptr, 50);
-  wide.min_m = 4;
-  wide.best_from = [](const WeightShape& shape, const DeviceInfo&) { return shape.n / 8; };
-  const KernelRow* with[] = {&any_, &wide, &dequantize_};
-  const WeightPlan rows = Select(shape_, cpu_, with)->rows;
-  const int64_t from = shape_.n / 8;
-  ASSERT_GT(from, 5);
-  EXPECT_EQ(rows.Matmul(Path::kFused, from - 1), &any_);
-  EXPECT_EQ(rows.Matmul(Path::kFused, from), &wide);
-  // Alone it serves all that it can.
-  const KernelRow* alone[] = {&wide, &dequantize_};
-  EXPECT_EQ(Select(shape_, cpu_, alone)->rows.Matmul(Path::kFused, 4), &wide);
-  EXPECT_EQ(Select(shape_, cpu_, alone)->rows.Matmul(Path::kFused, 3), nullptr);
-}
-
 TEST_F(SelectTest, ABatchInvariantDeviceTakesOnlyRowsThatAre) {
   any_.batch_invariant = true;
   cpu_.batch_invariant = true;

@@ -1,7 +1,6 @@
 // Row sm90a/qmatmul_a16w4: the fused product on Hopper's tensor cores for every number of tokens.
 #include "kernels/cuda/sm90a/qmatmul_a16w4.h"
 
-#include <algorithm>
 #include <cstdint>
 #include <string>
 
@@ -19,19 +18,10 @@ namespace awqd::cuda {
 namespace {
 
 // Up to 16, sm80/qmatmul_a16w4 is faster nearly everywhere: H100, 2026-11-23, 16 tokens of 28672 x
-// 8192 46.5 us there, 17 tokens 47.6 here. It stays so a little longer where there is less to read:
-// 24 tokens of 4096 x 4096 take 6.6 us there and 25 take 7.2 here, of 4096 x 6144 9.1 and 9.7, of
-// 4096 x 28672 28.5 and 28.7, but of 14336 x 4096 15.5 and 14.7. All layers of a model change at
-// once, by its width, which is their narrower side: those of an 8B model in turn take 61.6 us at 24
-// tokens there and 63.5 at 25 here. While tiles here had two places on a multiprocessor, two rows
-// in turn cost more than either alone (NOTES.md, 26).
+// 8192 46.5 us there and 47.1 here, of 4096 x 4096 5.9 and 6.7, of 8192 x 8192 15.4 and 16.7; but of
+// 8192 x 57344 94.7 and 93.4. At 24 tokens the layers of an 8B model take 59.7 us there and 58.3
+// here.
 constexpr int64_t kLeastTokens = 17;
-constexpr int64_t kLeastTokensOfNarrow = 25;
-constexpr int64_t kNarrow = 4096;
-
-int64_t BestFrom(const WeightShape& shape, const DeviceInfo&) {
-  return std::min(shape.k, shape.n) <= kNarrow ? kLeastTokensOfNarrow : kLeastTokens;
-}
 
 absl::Status MapX(const void* data, int64_t stride, const MatmulArgs& args,
                   const PersistentTile& tile, PersistentParams* p) {
@@ -194,7 +184,6 @@ const KernelRow& PersistentA16W4Row() {
       .min_arch = 90,
       .max_arch = 90,
       .min_m = kLeastTokens,
-      .best_from = BestFrom,
       // tests/bench/README.md has the table.
       .replaces_dense = true,
       .priority = 20,

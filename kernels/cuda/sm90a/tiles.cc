@@ -42,18 +42,14 @@ bool Suits(const PersistentTile& tile, int64_t tiles, int64_t k_blocks, const De
   return tiles * tile.parts <= device.sm_count;
 }
 
-// Of `candidates` the fastest for activations of dtype `x` that `suits`, schedule(tile) being what
-// would run and extra(tile, schedule) the microseconds that are not in the table.
-template <class SuitsTile, class ScheduleOf, class Extra>
-PersistentTile Fastest(absl::Span<const TileCost> candidates, DType x, SuitsTile suits,
-                       ScheduleOf schedule, Extra extra) {
+// Of `candidates` the fastest that `suits`, microseconds(candidate) being what it takes.
+template <class SuitsTile, class Cost>
+PersistentTile Fastest(absl::Span<const TileCost> candidates, SuitsTile suits, Cost microseconds) {
   const TileCost* best = nullptr;
   double least = std::numeric_limits<double>::infinity();
   for (const TileCost& candidate : candidates) {
-    const PersistentTile& tile = candidate.tile;
-    if (!suits(tile)) continue;
-    const Schedule s = schedule(tile);
-    const double us = Microseconds(s, candidate) * DTypeFactor(tile, x) + extra(tile, s);
+    if (!suits(candidate.tile)) continue;
+    const double us = microseconds(candidate);
     if (us < least) best = &candidate, least = us;
   }
   return best->tile;
@@ -183,35 +179,30 @@ PersistentTile ChoosePersistentTile(const WeightShape& shape, int64_t m, const D
                                     DType x) {
   const int64_t k_blocks = mma16::BlocksK(shape.k);
   return Fastest(
-      kTileCosts, x,
+      kTileCosts,
       [&](const PersistentTile& tile) {
         return !IsTooNarrow(tile, m) && Suits(tile, Tiles(shape, m, tile), k_blocks, device);
       },
-      [&](const PersistentTile& tile) { return PersistentSchedule(shape, m, tile, device); },
-      [](const PersistentTile&, const Schedule&) { return 0.0; });
+      [&](const TileCost& cost) {
+        const Schedule s = PersistentSchedule(shape, m, cost.tile, device);
+        return Microseconds(s, cost, x, device.sm_count);
+      });
 }
 
 PersistentTile ChooseChainedTile(const WeightShape& shape, int64_t m, const DeviceInfo& device,
                                  DType x) {
   const int64_t k_blocks = mma16::BlocksK(shape.k);
   const Chains chains = MatmulChains(shape, device);
-  const int64_t filled_chains = CeilDiv(k_blocks, int64_t{chains.length});
+  const int filled_chains = static_cast<int>(CeilDiv(k_blocks, int64_t{chains.length}));
   return Fastest(
-      kChainedTileCosts, x,
+      kChainedTileCosts,
       [&](const PersistentTile& tile) {
         return HasPartsFor(tile, filled_chains) && !IsTooNarrow(tile, m) &&
                Suits(tile, Tiles(shape, m, tile), k_blocks, device);
       },
-      [&](const PersistentTile& tile) { return ChainedSchedule(shape, m, tile, device); },
-      [&](const PersistentTile& tile, const Schedule& s) {
-        if (PersistentParks(tile.tokens)) {
-          return kParkUs * (chains.count() - 1) * s.tiles() / s.clusters;
-        }
-        if (tile.sets == 0) {
-          const int64_t put_down = ChainsOfPart(tile, filled_chains) - 1;
-          return kPutDownUs * tile.groups * static_cast<double>(put_down);
-        }
-        return tile.parts == 1 && s.parts > 0 && filled_chains > 4 ? kManyChainsUs : 0.0;
+      [&](const TileCost& cost) {
+        const Schedule s = ChainedSchedule(shape, m, cost.tile, device);
+        return ChainedMicroseconds(s, cost, x, filled_chains, chains.length, device.sm_count);
       });
 }
 

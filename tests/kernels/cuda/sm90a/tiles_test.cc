@@ -4,9 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <tuple>
 
 #include "kernels/cuda/common/chains.h"
 #include "kernels/cuda/sm90a/rows.h"
+#include "kernels/cuda/sm90a/tile_costs.h"
 #include "kernels/registry.h"
 #include "tests/kernels/cuda/gpus.h"
 
@@ -54,26 +56,25 @@ TEST(PersistentTilesTest, FewTokensGetNarrowTilesAndManyWideOnes) {
   const auto choice = [](int64_t k, int64_t n, int64_t m) {
     return ChoosePersistentTile(Shape(k, n), m, H100());
   };
+  EXPECT_EQ(choice(4096, 4096, 24), (PersistentTile{24, 1, 1, 2, 1, 2}));
   EXPECT_EQ(choice(4096, 6144, 32), (PersistentTile{32, 2, 1, 2, 1, 2}));
   EXPECT_EQ(choice(4096, 4096, 32), (PersistentTile{32, 1, 1, 2, 1, 2}));
   EXPECT_EQ(choice(14336, 4096, 32), (PersistentTile{32, 1, 1, 2, 1, 2}));
   EXPECT_EQ(choice(28672, 8192, 32), (PersistentTile{32, 2, 1, 2, 1, 2}));
-  EXPECT_EQ(choice(8192, 10240, 32), (PersistentTile{32, 3, 1, 2}));
+  EXPECT_EQ(choice(8192, 10240, 32), (PersistentTile{40, 3, 1, 2}));
   EXPECT_EQ(choice(4096, 28672, 32), (PersistentTile{32, 2, 2}));
   EXPECT_EQ(choice(4096, 28672, 64), (PersistentTile{64, 3, 1}));
   EXPECT_EQ(choice(4096, 4096, 64), (PersistentTile{64, 1, 1, 2, 1, 2}));
   EXPECT_EQ(choice(14336, 4096, 64), (PersistentTile{64, 1, 1, 2, 1, 2}));
   EXPECT_EQ(choice(8192, 8192, 64), (PersistentTile{64, 2, 1, 2}));
   EXPECT_EQ(choice(8192, 10240, 64), (PersistentTile{64, 2, 2}));
-  EXPECT_EQ(choice(4096, 28672, 65), (PersistentTile{80, 3, 1}));
+  EXPECT_EQ(choice(4096, 28672, 65), (PersistentTile{72, 3, 1}));
   EXPECT_EQ(choice(4096, 28672, 96), (PersistentTile{96, 3, 1}));
   EXPECT_EQ(choice(4096, 4096, 128), (PersistentTile{128, 1, 1, 2}));
   EXPECT_EQ(choice(8192, 8192, 128), (PersistentTile{128, 2, 1, 2}));
-  EXPECT_EQ(choice(4096, 6144, 256), (PersistentTile{128, 3, 1, 2}));
   EXPECT_EQ(choice(4096, 6144, 512), (PersistentTile{128, 3, 1}));
-  EXPECT_EQ(choice(14336, 4096, 256), (PersistentTile{128, 2, 1, 2}));
+  EXPECT_EQ(choice(14336, 4096, 256), (PersistentTile{256, 1, 1, 2}));
   EXPECT_EQ(choice(8192, 8192, 256), (PersistentTile{256, 2, 1, 2}));
-  EXPECT_EQ(choice(4096, 28672, 256), (PersistentTile{128, 3, 1}));
   EXPECT_EQ(choice(4096, 28672, 4096), (PersistentTile{256, 2, 2}));
 }
 
@@ -104,18 +105,9 @@ TEST(PersistentTilesTest, ABlockHasAMultiprocessorToItself) {
   }
 }
 
-TEST(PersistentTilesTest, LayersOfOneModelChangeRowsAtTheSameCount) {
-  const auto from = [](int64_t k, int64_t n) {
-    EXPECT_EQ(PersistentA16W4Row().best_from(Shape(k, n), H100()),
-              ChainedA16W4Row().best_from(Shape(k, n), H100()));
-    return PersistentA16W4Row().best_from(Shape(k, n), H100());
-  };
-  for (const auto& [k, n] : {std::pair{4096, 6144}, {4096, 4096}, {4096, 28672}, {14336, 4096}}) {
-    EXPECT_EQ(from(k, n), 25) << k << " x " << n;
-  }
-  for (const auto& [k, n] : {std::pair{8192, 10240}, {8192, 8192}, {8192, 57344}, {28672, 8192}}) {
-    EXPECT_EQ(from(k, n), 17) << k << " x " << n;
-  }
+// Or a weight that is served in order would change rows where one that is not does not.
+TEST(PersistentTilesTest, BothRowsServeTheSameCounts) {
+  EXPECT_EQ(PersistentA16W4Row().min_m, ChainedA16W4Row().min_m);
 }
 
 TEST(PersistentTilesTest, EightChainsAreDealtOutToTwoPartsAndTheirSlices) {
@@ -145,39 +137,92 @@ TEST(PersistentTilesTest, AFewTokensBeyondATileAreNotAWholeTileMore) {
   const auto choice = [](int64_t k, int64_t n, int64_t m) {
     return ChoosePersistentTile(Shape(k, n), m, H100());
   };
-  EXPECT_EQ(choice(4096, 4096, 129), (PersistentTile{160, 1, 1, 2}));
-  EXPECT_EQ(choice(4096, 28672, 160), (PersistentTile{160, 2, 2}));
-  EXPECT_EQ(choice(8192, 57344, 161), (PersistentTile{176, 2, 2}));
-  EXPECT_EQ(choice(8192, 8192, 193), (PersistentTile{224, 2, 1, 2}));
-  EXPECT_EQ(choice(4096, 28672, 257), (PersistentTile{144, 2, 1}));
+  EXPECT_EQ(choice(4096, 4096, 129), (PersistentTile{144, 1, 1, 2}));
+  EXPECT_EQ(choice(4096, 28672, 160), (PersistentTile{160, 2, 1}));
+  EXPECT_EQ(choice(8192, 57344, 161), (PersistentTile{176, 2, 1}));
+  EXPECT_EQ(choice(8192, 8192, 193), (PersistentTile{208, 2, 1, 2}));
+  EXPECT_EQ(choice(4096, 28672, 257), (PersistentTile{136, 2, 1}));
   EXPECT_EQ(choice(4096, 28672, 320), (PersistentTile{160, 2, 2}));
-  EXPECT_EQ(choice(4096, 6144, 385), (PersistentTile{112, 3, 1}));
-  EXPECT_EQ(choice(4096, 6144, 641), (PersistentTile{176, 3, 1}));
+  EXPECT_EQ(choice(4096, 6144, 385), (PersistentTile{104, 3, 1}));
+  EXPECT_EQ(choice(4096, 6144, 641), (PersistentTile{136, 2, 1}));
   EXPECT_EQ(choice(4096, 28672, 384), (PersistentTile{192, 2, 2}));
   EXPECT_EQ(choice(28672, 8192, 576), (PersistentTile{192, 2, 2}));
   const auto chained = [](int64_t k, int64_t n, int64_t m) {
     return ChooseChainedTile(Shape(k, n), m, H100());
   };
   EXPECT_EQ(chained(8192, 10240, 96), (PersistentTile{96, 3, 1, 2, 2}));
-  EXPECT_EQ(chained(8192, 8192, 129), (PersistentTile{144, 2, 1}));
+  EXPECT_EQ(chained(8192, 8192, 129), (PersistentTile{136, 2, 1, 2, 2}));
   EXPECT_EQ(chained(8192, 8192, 160), (PersistentTile{160, 2, 1, 2, 2}));
   EXPECT_EQ(chained(8192, 57344, 65), (PersistentTile{80, 3, 1}));
-  EXPECT_EQ(chained(8192, 8192, 1024), (PersistentTile{176, 2, 2}));
+  EXPECT_EQ(chained(4096, 28672, 704), (PersistentTile{176, 2, 2}));
   EXPECT_EQ(chained(28672, 8192, 384), (PersistentTile{192, 2, 2}));
 }
 
 TEST(PersistentTilesTest, BFloat16TakesWiderTilesWhereDecodingIsTheLimit) {
-  const WeightShape shape = Shape(4096, 28672);
-  EXPECT_EQ(ChoosePersistentTile(shape, 256, H100(), DType::kFp16), (PersistentTile{128, 3, 1}));
-  EXPECT_EQ(ChoosePersistentTile(shape, 256, H100(), DType::kBf16), (PersistentTile{256, 2, 2}));
+  const WeightShape shape = Shape(4096, 6144);
+  EXPECT_EQ(ChoosePersistentTile(shape, 384, H100(), DType::kFp16), (PersistentTile{96, 3, 1}));
+  EXPECT_EQ(ChoosePersistentTile(shape, 384, H100(), DType::kBf16), (PersistentTile{192, 2, 1}));
+}
+
+int ClustersOfTile(const Schedule& s) {
+  std::vector<int> clusters(s.tiles());
+  for (int cluster = 0; cluster < s.clusters; ++cluster) {
+    Pieces pieces(s, cluster);
+    for (Piece piece; pieces.Next(&piece);) ++clusters[piece.tile];
+  }
+  return *std::max_element(clusters.begin(), clusters.end());
+}
+
+// Steps are whole, so that a tile may just miss the last cluster.
+TEST(TileCostTest, KnowsHowManyClustersMeetInATile) {
+  for (int tiles : {1, 2, 3, 22, 32, 48, 54, 64, 66, 88, 131, 132, 133, 144, 160, 224, 264, 1792}) {
+    for (int clusters : {66, 132}) {
+      const Schedule s = MakeSchedule(tiles, 1000, clusters);
+      if (s.split == 0) continue;
+      EXPECT_EQ(MostClustersOfTile(s), ClustersOfTile(s)) << tiles << " on " << clusters;
+    }
+  }
+}
+
+TEST(TileCostTest, AreAllListedOnceInOrder) {
+  const auto key = [](const PersistentTile& t) {
+    return std::tuple(t.tokens, t.groups, t.cluster, t.parts, t.sets, t.slices);
+  };
+  for (const std::vector<PersistentTile>& tiles : {PersistentTiles(), ChainedTiles()}) {
+    for (size_t i = 1; i < tiles.size(); ++i) EXPECT_LT(key(tiles[i - 1]), key(tiles[i])) << i;
+  }
+}
+
+// Each step of a tile with more tokens or features takes longer, and no longer than in proportion.
+TEST(TileCostTest, StepsGrowWithTilesAndNoFaster) {
+  for (const TileCost& a : kTileCosts) {
+    for (const TileCost& b : kTileCosts) {
+      const PersistentTile wider{b.tile.tokens, a.tile.groups, a.tile.cluster,
+                                 a.tile.parts,  a.tile.sets,   a.tile.slices};
+      if (!(b.tile == wider) || b.tile.tokens <= a.tile.tokens) continue;
+      EXPECT_GT(b.fp16_us, 0.98 * a.fp16_us) << a.tile.tokens << " " << b.tile.tokens;
+      EXPECT_LT(b.fp16_us / b.tile.tokens, 1.05 * a.fp16_us / a.tile.tokens)
+          << a.tile.tokens << " " << b.tile.tokens << " x " << a.tile.groups;
+    }
+  }
+}
+
+TEST(TileCostTest, WhatIsCutCostsMoreThanWhatIsWhole) {
+  const TileCost tile{{128, 2, 1}, 0.7, 0.8};
+  const double whole = Microseconds(MakeSchedule(132, 32, 132), tile, DType::kFp16, 132);
+  EXPECT_LT(whole, Microseconds(MakeSchedule(131, 32, 132), tile, DType::kFp16, 132));
+  EXPECT_NEAR(whole, 32 * 0.7 + kStartUs + StoreUs(2), 1e-9);
+  // Half as many tiles have half the steps and a cut each.
+  EXPECT_NEAR(Microseconds(MakeSchedule(66, 32, 132), tile, DType::kBf16, 132),
+              16 * 0.8 + kStartUs + StoreUs(2) / 2 + PutDownUs(2) + TakeOverUs(2), 1e-9);
 }
 
 TEST(PersistentTilesTest, ThePlanSaysThem) {
   const PlanEntry entry{Path::kFused, 17, -1, &PersistentA16W4Row()};
   EXPECT_EQ(
       DescribeTiles(entry, Shape(4096, 28672), H100()),
-      "17-32: 32x256 on 66 pairs of blocks, 64: 64x192 on 132 blocks, 128-256: 128x192 on 132 "
-      "blocks, 512-4096: 256x256 on 66 pairs of blocks");
+      "17-32: 32x256 on 66 pairs of blocks, 64: 64x192 on 132 blocks, 128: 128x192 on 132 blocks, "
+      "256-4096: 256x256 on 66 pairs of blocks");
 }
 
 TEST(PersistentTilesTest, ThePlanSaysPartsAndSlices) {
