@@ -18,9 +18,9 @@ namespace awqd::cuda {
 namespace {
 
 // Up to 16, sm80/qmatmul_a16w4 is faster nearly everywhere: H100, 2026-11-23, 16 tokens of 28672 x
-// 8192 46.5 us there and 47.1 here, of 4096 x 4096 5.9 and 6.7, of 8192 x 8192 15.4 and 16.7; but of
-// 8192 x 57344 94.7 and 93.4. At 24 tokens the layers of an 8B model take 59.7 us there and 58.3
-// here.
+// 8192 46.5 us there and 47.1 here, of 4096 x 4096 5.9 and 6.7, of 8192 x 8192 15.4 and 16.7; but
+// of 8192 x 57344 94.7 and 93.4. From 17 to 24 it depends on the layer: 24 tokens of 4096 x 4096
+// take 6.6 and 6.8, of 14336 x 4096 15.5 and 14.2, all layers of an 8B model in turn 61.6 and 61.7.
 constexpr int64_t kLeastTokens = 17;
 
 absl::Status MapX(const void* data, int64_t stride, const MatmulArgs& args,

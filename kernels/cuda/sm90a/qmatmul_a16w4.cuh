@@ -248,6 +248,7 @@ absl::Status LaunchTile(const PersistentParams& p, const PersistentTile& tile,
   AWQD_TILE(false, 128, 2, 1)
   AWQD_TILE(false, 128, 2, 1, 2)
   AWQD_TILE(false, 128, 3, 1)
+  AWQD_TILE(false, 128, 3, 1, 2)
   AWQD_TILE(false, 136, 2, 1)
   AWQD_TILE(false, 136, 3, 1)
   AWQD_TILE(false, 144, 1, 1, 2)

@@ -138,8 +138,8 @@ TEST(PersistentTilesTest, AFewTokensBeyondATileAreNotAWholeTileMore) {
     return ChoosePersistentTile(Shape(k, n), m, H100());
   };
   EXPECT_EQ(choice(4096, 4096, 129), (PersistentTile{144, 1, 1, 2}));
-  EXPECT_EQ(choice(4096, 28672, 160), (PersistentTile{160, 2, 1}));
-  EXPECT_EQ(choice(8192, 57344, 161), (PersistentTile{176, 2, 1}));
+  EXPECT_EQ(choice(4096, 28672, 160), (PersistentTile{160, 2, 2}));
+  EXPECT_EQ(choice(8192, 57344, 161), (PersistentTile{176, 2, 2}));
   EXPECT_EQ(choice(8192, 8192, 193), (PersistentTile{208, 2, 1, 2}));
   EXPECT_EQ(choice(4096, 28672, 257), (PersistentTile{136, 2, 1}));
   EXPECT_EQ(choice(4096, 28672, 320), (PersistentTile{160, 2, 2}));
