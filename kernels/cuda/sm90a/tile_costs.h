@@ -139,9 +139,9 @@ constexpr double JoinUs(int tokens) {
   return PersistentParks(tokens) ? 2.3 : tokens > 160 ? 0.4 : 0;
 }
 
-// Clusters that the sums of a cut tile come from, at most. `runs` runs of steps are as long as
-// `tiles` tiles, neither a multiple of the other's divisors; between them a tile begins at every
-// multiple of 1 / tiles of a run.
+// Clusters that the sums of a cut tile come from, at most. Without their common divisor, `runs`
+// runs of steps are as long as `tiles` tiles, and these begin at every multiple of 1 / tiles within
+// a run.
 inline int MostClustersOfTile(const Schedule& s) {
   const int common = std::gcd(s.split, s.clusters);
   const int tiles = s.split / common, runs = s.clusters / common;

@@ -173,7 +173,7 @@ int ClustersOfTile(const Schedule& s) {
   return *std::max_element(clusters.begin(), clusters.end());
 }
 
-// Steps are whole, so that a tile may just miss the last cluster.
+// With so many steps that a run's end, a whole step, is as good as its fraction.
 TEST(TileCostTest, KnowsHowManyClustersMeetInATile) {
   for (int tiles : {1, 2, 3, 22, 32, 48, 54, 64, 66, 88, 131, 132, 133, 144, 160, 224, 264, 1792}) {
     for (int clusters : {66, 132}) {
