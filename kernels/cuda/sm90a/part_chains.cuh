@@ -21,13 +21,13 @@ struct Share {
   static constexpr int kBlockTokens = Config::kSlices * kTokens;
   static_assert((Config::kParts - 1) * kBlockTokens < Config::kTokens);
   // That others send for a token: half a sum of each thread.
-  static constexpr int kTokenBytes =
+  static constexpr int kSentBytes =
       (kSlices - 1) * Config::kSets * Config::kGroups * kGroupThreads * int{sizeof(float)} / 2;
-  static_assert(kBlockTokens * kTokenBytes <= Config::kStages * Config::kStageBytes);
+  static_assert(kBlockTokens * kSentBytes <= Config::kStages * Config::kStageBytes);
 
   // That others send to block `rank`.
   static __device__ __forceinline__ int Bytes(int rank) {
-    return min(Config::kTokens - rank * kBlockTokens, kBlockTokens) * kTokenBytes;
+    return min(Config::kTokens - rank * kBlockTokens, kBlockTokens) * kSentBytes;
   }
 };
 

@@ -193,7 +193,7 @@ TEST(TileCostTest, AreAllListedOnceInOrder) {
   }
 }
 
-// Each step of a tile with more tokens or features takes longer, and no longer than in proportion.
+// A step with more tokens takes longer, and no longer than in proportion; within what is measured.
 TEST(TileCostTest, StepsGrowWithTilesAndNoFaster) {
   for (const TileCost& a : kTileCosts) {
     for (const TileCost& b : kTileCosts) {
