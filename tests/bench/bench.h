@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "kernels/device.h"
 #include "kernels/registry.h"
 #include "kernels/weight.h"
@@ -22,6 +23,8 @@ struct Case {
   int64_t n = 0;
   int64_t m = 0;  // 0: dequantize
   DType dtype = DType::kFp16;
+  // How to multiply; empty: as a server does, through QuantizedMatmul.
+  std::function<absl::Status(const MatmulArgs&, StreamView)> product;
 };
 
 // A named time of the same run that a case is compared with.

@@ -2,11 +2,13 @@
 //
 //   awqd_bench [--device=cpu] [--shapes=4096x4096,4096x14336] [--m=1,8,256] [--rows=substring,...]
 //              [--isa=portable|avx2|avx512] [--x=fp16|bf16] [--served] [--floors=none]
-//              [--in_turn] [--batch_invariant]
+//              [--in_turn] [--tiles] [--batch_invariant]
 //
 // --served: only the rows, and the tokens for each, that a server would choose.
 // --in_turn: the fused products that a server would choose, of all shapes one after the other, as
 // the layers of a model are, beside the sum of their times alone.
+// --tiles: every tile that the choice of sm90a/qmatmul_a16w4 finds within a quarter of the fastest,
+// beside what it expected.
 // --batch_invariant: opens the device as a server with this flag does.
 // Each case is checked before it is timed; a wrong result ends the run with status 1.
 #include <algorithm>
@@ -22,6 +24,9 @@
 #include "kernels/kernels.h"
 #include "tests/bench/bench.h"
 #include "tests/bench/cases.h"
+#ifdef AWQD_CUDA
+#include "tests/bench/gpu_tiles.h"
+#endif
 
 namespace awqd::bench {
 namespace {
@@ -35,6 +40,7 @@ struct Flags {
   bool floors = true;
   bool served = false;   // only what a server's plan takes
   bool in_turn = false;  // the shapes one after the other
+  bool tiles = false;    // of the persistent product, beside the model of their costs
   bool batch_invariant = false;
   DType x = DType::kFp16;
 };
@@ -63,6 +69,8 @@ Flags Parse(int argc, char** argv) {
       flags.served = true;
     } else if (arg == "--in_turn") {
       flags.in_turn = true;
+    } else if (arg == "--tiles") {
+      flags.tiles = true;
     } else if (arg == "--batch_invariant") {
       flags.batch_invariant = true;
     } else if (arg == "--x=fp16" || arg == "--x=bf16") {
@@ -79,7 +87,7 @@ Flags Parse(int argc, char** argv) {
     } else {
       Fail(absl::StrCat("unknown flag ", argv[i],
                         ", expected --device --shapes --m --rows --isa --x=fp16|bf16 --served "
-                        "--floors=none --in_turn --batch_invariant"));
+                        "--floors=none --in_turn --tiles --batch_invariant"));
     }
   }
   return flags;
@@ -187,6 +195,15 @@ void RunInTurn(const Flags& flags, Machine& machine) {
   }
 }
 
+void RunTiles(const Flags& flags, Machine& machine) {
+#ifdef AWQD_CUDA
+  constexpr double kFactor = 1.25;
+  TimeTiles(flags.shapes, flags.m, flags.x, kFactor, machine);
+#else
+  Fail(absl::StrCat("--tiles: got ", flags.device, ", expected a build with CUDA"));
+#endif
+}
+
 int Main(int argc, char** argv) {
   const Flags flags = Parse(argc, argv);
   // The device reads it when it opens.
@@ -206,6 +223,10 @@ int Main(int argc, char** argv) {
   std::printf("%s\n", machine->Facts().c_str());
   if (flags.in_turn) {
     RunInTurn(flags, *machine);
+    return 0;
+  }
+  if (flags.tiles) {
+    RunTiles(flags, *machine);
     return 0;
   }
   for (const KernelRow* row : AllKernels()) {

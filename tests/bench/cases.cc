@@ -117,7 +117,8 @@ void Product::Run(int i, StreamView stream) const {
                            {y_.data(), spec_.dtype, spec_.m, spec_.n},
                            nullptr,
                            workspace_.data()};
-  Check(QuantizedMatmul(args, spec_.row->path, stream));
+  Check(spec_.product ? spec_.product(args, stream)
+                      : QuantizedMatmul(args, spec_.row->path, stream));
 }
 
 Result TimeProduct(const Case& spec, const Copies& copies, Machine& machine) {

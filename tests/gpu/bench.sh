@@ -3,13 +3,15 @@
 # floors and cuBLASLt of the same run, then the same with --batch_invariant. About two minutes of GPU
 # time; narrow it with the flags.
 #
-#   tests/gpu/bench.sh [--quick | --sweep | --in_turn] [--shapes 4096x4096,...] [--m 1,16,...]
+#   tests/gpu/bench.sh [--quick | --sweep | --in_turn | --tiles] [--shapes 4096x4096,...] [--m 1,16,...]
 #                      [--rows substring,...] [--x fp16|bf16] [--device cuda:0] [--bin DIR] [--out FILE]
 #
 # JSON lines go to FILE (default: bench.jsonl), tables to FILE.md and the plot to FILE.svg. With --rows
 # every row of those names runs, whether a server would choose it or not. --sweep: the product alone, at
 # counts of tokens on both sides of every tile's edge and between. --in_turn: the layers of each
 # model (or --shapes) one after the other, without and with --batch_invariant, to standard output alone.
+# --tiles: every tile that the choice finds within a quarter of the fastest, beside what it expected, to
+# FILE and standard output: what kernels/cuda/sm90a/tile_costs.h is fitted to. 4300 cases; narrow it.
 set -u -o pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -18,6 +20,7 @@ m=1,2,4,8,16,32,64,128,256,512,1024,2048,4096
 rows=
 sweep=0
 in_turn=0
+tiles=0
 x=fp16
 device=cuda:0
 bin=$root/bin
@@ -40,12 +43,17 @@ while [[ $# -gt 0 ]]; do
       m=1,16,24,32,64,96,128,256
       shift
       ;;
+    --tiles)
+      tiles=1
+      m=17,24,32,40,48,56,64,72,80,96,104,112,128,144,160,176,192,208,224,256,288,320,384,448,512,640,704,768,1024
+      shift
+      ;;
     --shapes | --m | --rows | --x | --device | --bin | --out)
       [[ $# -ge 2 ]] || { echo "$1: expected a value" >&2; exit 2; }
       printf -v "${1#--}" '%s' "$2"
       shift 2
       ;;
-    *) sed -n '2,12s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 2 ;;
+    *) sed -n '2,14s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 2 ;;
   esac
 done
 
@@ -63,6 +71,12 @@ if ((in_turn)); then
     bench --in_turn "--m=$m" || exit 1
     bench --in_turn "--m=$m" --batch_invariant || exit 1
   done
+  exit 0
+fi
+if ((tiles)); then
+  bench --tiles "--m=$m" || exit 1
+  bench --tiles "--m=$m" --batch_invariant || exit 1
+  grep '^{' "$out.log" >"$out"
   exit 0
 fi
 if [[ -n $rows ]]; then

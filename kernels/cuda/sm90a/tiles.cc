@@ -42,19 +42,6 @@ bool Suits(const PersistentTile& tile, int64_t tiles, int64_t k_blocks, const De
   return tiles * tile.parts <= device.sm_count;
 }
 
-// Of `candidates` the fastest that `suits`, microseconds(candidate) being what it takes.
-template <class SuitsTile, class Cost>
-PersistentTile Fastest(absl::Span<const TileCost> candidates, SuitsTile suits, Cost microseconds) {
-  const TileCost* best = nullptr;
-  double least = std::numeric_limits<double>::infinity();
-  for (const TileCost& candidate : candidates) {
-    if (!suits(candidate.tile)) continue;
-    const double us = microseconds(candidate);
-    if (us < least) best = &candidate, least = us;
-  }
-  return best->tile;
-}
-
 // How many of at most `most` clusters to take so that every one has as many steps, all of one tile
 // or of whole tiles; 0 where that would cost more than a cut saves. At 4096 x 4096 (H100,
 // 2026-11-21): 128 clusters instead of 132 take 27.0 us instead of 29.2 at 512 tokens, 185 instead
@@ -175,35 +162,85 @@ int64_t ChainedSumsBytes(const WeightShape& shape, const DeviceInfo& device) {
   return device.sm_count * bytes;
 }
 
+namespace {
+
+// A product as the choice sees it: which tiles it can have, and what each costs.
+struct FreeProduct {
+  static absl::Span<const TileCost> Candidates() { return kTileCosts; }
+
+  bool Allows(const PersistentTile& tile) const {
+    return !IsTooNarrow(tile, m) && Suits(tile, Tiles(shape, m, tile), k_blocks, device);
+  }
+  double Us(const TileCost& cost) const {
+    const Schedule s = PersistentSchedule(shape, m, cost.tile, device);
+    return Microseconds(s, cost, x, device.sm_count);
+  }
+
+  const WeightShape& shape;
+  const int64_t m;
+  const DeviceInfo& device;
+  const DType x;
+  const int64_t k_blocks = mma16::BlocksK(shape.k);
+};
+
+// The same where the order of sums is kept.
+struct ChainedProduct {
+  static absl::Span<const TileCost> Candidates() { return kChainedTileCosts; }
+
+  bool Allows(const PersistentTile& tile) const {
+    return HasPartsFor(tile, filled_chains) && free.Allows(tile);
+  }
+  double Us(const TileCost& cost) const {
+    const Schedule s = ChainedSchedule(free.shape, free.m, cost.tile, free.device);
+    return ChainedMicroseconds(s, cost, free.x, filled_chains, chain_steps, free.device.sm_count);
+  }
+
+  const FreeProduct free;
+  const int chain_steps = MatmulChains(free.shape, free.device).length;
+  const int filled_chains = static_cast<int>(CeilDiv(free.k_blocks, int64_t{chain_steps}));
+};
+
+template <class Product>
+PersistentTile Fastest(const Product& product) {
+  const TileCost* best = nullptr;
+  double least = std::numeric_limits<double>::infinity();
+  for (const TileCost& candidate : product.Candidates()) {
+    if (!product.Allows(candidate.tile)) continue;
+    const double us = product.Us(candidate);
+    if (us < least) best = &candidate, least = us;
+  }
+  return best->tile;
+}
+
+template <class Product>
+std::vector<RatedTile> Rate(const Product& product) {
+  std::vector<RatedTile> out;
+  for (const TileCost& candidate : product.Candidates()) {
+    if (product.Allows(candidate.tile)) out.push_back({candidate.tile, product.Us(candidate)});
+  }
+  return out;
+}
+
+}  // namespace
+
 PersistentTile ChoosePersistentTile(const WeightShape& shape, int64_t m, const DeviceInfo& device,
                                     DType x) {
-  const int64_t k_blocks = mma16::BlocksK(shape.k);
-  return Fastest(
-      kTileCosts,
-      [&](const PersistentTile& tile) {
-        return !IsTooNarrow(tile, m) && Suits(tile, Tiles(shape, m, tile), k_blocks, device);
-      },
-      [&](const TileCost& cost) {
-        const Schedule s = PersistentSchedule(shape, m, cost.tile, device);
-        return Microseconds(s, cost, x, device.sm_count);
-      });
+  return Fastest(FreeProduct{shape, m, device, x});
 }
 
 PersistentTile ChooseChainedTile(const WeightShape& shape, int64_t m, const DeviceInfo& device,
                                  DType x) {
-  const int64_t k_blocks = mma16::BlocksK(shape.k);
-  const Chains chains = MatmulChains(shape, device);
-  const int filled_chains = static_cast<int>(CeilDiv(k_blocks, int64_t{chains.length}));
-  return Fastest(
-      kChainedTileCosts,
-      [&](const PersistentTile& tile) {
-        return HasPartsFor(tile, filled_chains) && !IsTooNarrow(tile, m) &&
-               Suits(tile, Tiles(shape, m, tile), k_blocks, device);
-      },
-      [&](const TileCost& cost) {
-        const Schedule s = ChainedSchedule(shape, m, cost.tile, device);
-        return ChainedMicroseconds(s, cost, x, filled_chains, chains.length, device.sm_count);
-      });
+  return Fastest(ChainedProduct{{shape, m, device, x}});
+}
+
+std::vector<RatedTile> RatePersistentTiles(const WeightShape& shape, int64_t m,
+                                           const DeviceInfo& device, DType x) {
+  return Rate(FreeProduct{shape, m, device, x});
+}
+
+std::vector<RatedTile> RateChainedTiles(const WeightShape& shape, int64_t m,
+                                        const DeviceInfo& device, DType x) {
+  return Rate(ChainedProduct{{shape, m, device, x}});
 }
 
 }  // namespace awqd::cuda

@@ -84,6 +84,15 @@ int64_t PersistentSumsBytes(const DeviceInfo& device);
 PersistentTile ChoosePersistentTile(const WeightShape& shape, int64_t m, const DeviceInfo& device,
                                     DType x = DType::kFp16);
 
+// Every tile among which that is chosen, with what the model gives for it: what awqd_bench --tiles
+// compares with measurements.
+struct RatedTile {
+  PersistentTile tile;
+  double microseconds = 0;
+};
+std::vector<RatedTile> RatePersistentTiles(const WeightShape& shape, int64_t m,
+                                           const DeviceInfo& device, DType x);
+
 // The same for tiles that keep the order of sums of common/chains.h. `slots`: for the sums that a
 // cluster puts down.
 std::vector<PersistentTile> ChainedTiles();
@@ -93,5 +102,7 @@ int ChainedSlots(const Schedule& schedule, int chain, const PersistentTile& tile
 int64_t ChainedSumsBytes(const WeightShape& shape, const DeviceInfo& device);
 PersistentTile ChooseChainedTile(const WeightShape& shape, int64_t m, const DeviceInfo& device,
                                  DType x = DType::kFp16);
+std::vector<RatedTile> RateChainedTiles(const WeightShape& shape, int64_t m,
+                                        const DeviceInfo& device, DType x);
 
 }  // namespace awqd::cuda

@@ -52,6 +52,29 @@ TEST(PersistentTilesTest, TheChosenTileIsCompiled) {
   }
 }
 
+// What awqd_bench --tiles measures is what the choice is made among.
+TEST(PersistentTilesTest, TheChosenTileIsTheBestRated) {
+  const auto best = [](const std::vector<RatedTile>& rated) {
+    EXPECT_GT(rated.size(), 1u);
+    return std::min_element(rated.begin(), rated.end(),
+                            [](const RatedTile& a, const RatedTile& b) {
+                              return a.microseconds < b.microseconds;
+                            })
+        ->tile;
+  };
+  for (int64_t m : {17, 64, 96, 300, 1024}) {
+    for (DType x : {DType::kFp16, DType::kBf16}) {
+      for (const auto& [k, n] : {std::pair{4096, 4096}, {14336, 4096}, {8192, 10240}}) {
+        const WeightShape shape = Shape(k, n);
+        EXPECT_EQ(best(RatePersistentTiles(shape, m, H100(), x)),
+                  ChoosePersistentTile(shape, m, H100(), x));
+        EXPECT_EQ(best(RateChainedTiles(shape, m, H100(), x)),
+                  ChooseChainedTile(shape, m, H100(), x));
+      }
+    }
+  }
+}
+
 TEST(PersistentTilesTest, FewTokensGetNarrowTilesAndManyWideOnes) {
   const auto choice = [](int64_t k, int64_t n, int64_t m) {
     return ChoosePersistentTile(Shape(k, n), m, H100());
