@@ -102,9 +102,9 @@ class Tiles {
                 text.c_str(), us, tile.microseconds, tile.microseconds / us);
     std::printf(
         "{\"row\":\"%s\",\"tile\":\"%s\",\"k\":%d,\"n\":%d,\"m\":%d,\"dtype\":\"%s\","
-        "\"us\":%.2f,\"model_us\":%.2f}\n",
+        "\"us\":%.2f,\"model_us\":%.2f,\"model_steps_us\":%.2f}\n",
         std::string(row_.name).c_str(), text.c_str(), static_cast<int>(k), static_cast<int>(n),
-        static_cast<int>(m), dtype.c_str(), us, tile.microseconds);
+        static_cast<int>(m), dtype.c_str(), us, tile.microseconds, tile.steps_us);
     std::fflush(stdout);
   }
 

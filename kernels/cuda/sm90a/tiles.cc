@@ -216,7 +216,9 @@ template <class Product>
 std::vector<RatedTile> Rate(const Product& product) {
   std::vector<RatedTile> out;
   for (const TileCost& candidate : product.Candidates()) {
-    if (product.Allows(candidate.tile)) out.push_back({candidate.tile, product.Us(candidate)});
+    if (!product.Allows(candidate.tile)) continue;
+    const double us = product.Us(candidate);
+    out.push_back({candidate.tile, us, us - product.Us({candidate.tile, 0, 0})});
   }
   return out;
 }

@@ -89,6 +89,7 @@ PersistentTile ChoosePersistentTile(const WeightShape& shape, int64_t m, const D
 struct RatedTile {
   PersistentTile tile;
   double microseconds = 0;
+  double steps_us = 0;  // of these, what is in proportion to a step
 };
 std::vector<RatedTile> RatePersistentTiles(const WeightShape& shape, int64_t m,
                                            const DeviceInfo& device, DType x);

@@ -56,6 +56,10 @@ TEST(PersistentTilesTest, TheChosenTileIsCompiled) {
 TEST(PersistentTilesTest, TheChosenTileIsTheBestRated) {
   const auto best = [](const std::vector<RatedTile>& rated) {
     EXPECT_GT(rated.size(), 1u);
+    for (const RatedTile& tile : rated) {
+      EXPECT_GT(tile.steps_us, 0);
+      EXPECT_LT(tile.steps_us, tile.microseconds);
+    }
     return std::min_element(rated.begin(), rated.end(),
                             [](const RatedTile& a, const RatedTile& b) {
                               return a.microseconds < b.microseconds;
