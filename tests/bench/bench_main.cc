@@ -195,7 +195,7 @@ void RunInTurn(const Flags& flags, Machine& machine) {
   }
 }
 
-void RunTiles(const Flags& flags, Machine& machine) {
+void RunTiles(const Flags& flags, [[maybe_unused]] Machine& machine) {
 #ifdef AWQD_CUDA
   constexpr double kFactor = 1.25;
   TimeTiles(flags.shapes, flags.m, flags.x, kFactor, machine);
