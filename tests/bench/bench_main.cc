@@ -197,8 +197,7 @@ void RunInTurn(const Flags& flags, Machine& machine) {
 
 void RunTiles(const Flags& flags, [[maybe_unused]] Machine& machine) {
 #ifdef AWQD_CUDA
-  constexpr double kFactor = 1.25;
-  TimeTiles(flags.shapes, flags.m, flags.x, kFactor, machine);
+  TimeTiles(flags.shapes, flags.m, flags.x, machine);
 #else
   Fail(absl::StrCat("--tiles: got ", flags.device, ", expected a build with CUDA"));
 #endif

@@ -50,11 +50,11 @@ class Summary {
   double sum_ = 0, worst_ = 0, squares_ = 0;
 };
 
+// Tiles of one row, for activations of one type.
 class Tiles {
  public:
-  Tiles(DType x, double factor, Machine& machine)
+  Tiles(DType x, Machine& machine)
       : x_(x),
-        factor_(factor),
         machine_(machine),
         chained_(machine.device().info().batch_invariant),
         row_(chained_ ? cuda::ChainedA16W4Row() : cuda::PersistentA16W4Row()) {}
@@ -62,54 +62,52 @@ class Tiles {
   const KernelRow& row() const { return row_; }
   const Summary& summary() const { return summary_; }
 
-  void TimeAll(int64_t k, int64_t n, int64_t m, const Copies& copies) {
+  void TimeAll(int64_t m, const Copies& copies) {
+    constexpr double kWithin = 1.25;
+    const WeightShape& shape = copies.weights[0]->shape;
     const auto rate = chained_ ? cuda::RateChainedTiles : cuda::RatePersistentTiles;
-    std::vector<RatedTile> rated = rate(copies.weights[0]->shape, m, machine_.device().info(), x_);
+    std::vector<RatedTile> rated = rate(shape, m, machine_.device().info(), x_);
     std::stable_sort(rated.begin(), rated.end(), [](const RatedTile& a, const RatedTile& b) {
       return a.microseconds < b.microseconds;
     });
     double chosen = 0, fastest = 0;
     for (const RatedTile& tile : rated) {
-      if (tile.microseconds > factor_ * rated[0].microseconds) break;
-      const double us = Time({k, n, m, tile.tile}, copies);
-      Print(k, n, m, tile, us);
-      summary_.AddTile(us, tile.microseconds);
-      if (chosen == 0) chosen = fastest = us;
-      fastest = std::min(fastest, us);
+      if (tile.microseconds > kWithin * rated[0].microseconds) break;
+      const Result result = Time({&row_, shape.k, shape.n, m, x_}, tile.tile, copies);
+      Print(result, tile);
+      summary_.AddTile(result.microseconds, tile.microseconds);
+      if (chosen == 0) chosen = fastest = result.microseconds;
+      fastest = std::min(fastest, result.microseconds);
     }
     summary_.Add(chosen, fastest);
   }
 
  private:
-  struct Product {
-    int64_t k, n, m;
-    PersistentTile tile;
-  };
-
-  double Time(const Product& product, const Copies& copies) {
+  Result Time(Case spec, const PersistentTile& tile, const Copies& copies) {
     const auto run = chained_ ? cuda::RunChainedTile : cuda::RunPersistentTile;
-    Case spec{&row_, product.k, product.n, product.m, x_};
-    spec.product = [run, tile = product.tile](const MatmulArgs& args, StreamView stream) {
+    spec.product = [run, tile](const MatmulArgs& args, StreamView stream) {
       return run(args, tile, stream);
     };
-    return TimeProduct(spec, copies, machine_).microseconds;
+    return TimeProduct(spec, copies, machine_);
   }
 
-  void Print(int64_t k, int64_t n, int64_t m, const RatedTile& tile, double us) const {
-    const std::string text = Text(tile.tile), dtype(Name(x_));
-    std::printf("%6d x %-6d M %-5d %-5s %-22s %10.2f us  model %.2f us (model/time %.2f)\n",
-                static_cast<int>(k), static_cast<int>(n), static_cast<int>(m), dtype.c_str(),
-                text.c_str(), us, tile.microseconds, tile.microseconds / us);
+  static void Print(const Result& r, const RatedTile& tile) {
+    const Case& spec = r.spec;
+    const std::string text = Text(tile.tile), dtype(Name(spec.dtype));
+    const int k = static_cast<int>(spec.k), n = static_cast<int>(spec.n),
+              m = static_cast<int>(spec.m);
+    std::printf("%6d x %-6d M %-5d %-5s %-22s %10.2f us  model %.2f us (model/time %.2f)\n", k, n,
+                m, dtype.c_str(), text.c_str(), r.microseconds, tile.microseconds,
+                tile.microseconds / r.microseconds);
     std::printf(
         "{\"row\":\"%s\",\"tile\":\"%s\",\"k\":%d,\"n\":%d,\"m\":%d,\"dtype\":\"%s\","
         "\"us\":%.2f,\"model_us\":%.2f,\"model_steps_us\":%.2f}\n",
-        std::string(row_.name).c_str(), text.c_str(), static_cast<int>(k), static_cast<int>(n),
-        static_cast<int>(m), dtype.c_str(), us, tile.microseconds, tile.steps_us);
+        std::string(spec.row->name).c_str(), text.c_str(), k, n, m, dtype.c_str(), r.microseconds,
+        tile.microseconds, tile.steps_us);
     std::fflush(stdout);
   }
 
   const DType x_;
-  const double factor_;
   Machine& machine_;
   const bool chained_;
   const KernelRow& row_;
@@ -119,15 +117,15 @@ class Tiles {
 }  // namespace
 
 void TimeTiles(const std::vector<std::pair<int64_t, int64_t>>& shapes,
-               const std::vector<int64_t>& tokens, DType x, double factor, Machine& machine) {
-  Tiles tiles(x, factor, machine);
+               const std::vector<int64_t>& tokens, DType x, Machine& machine) {
+  Tiles tiles(x, machine);
   if (const int arch = machine.device().info().arch; arch != tiles.row().min_arch) {
     Fail(absl::StrCat("--tiles: got a device of arch ", arch, ", expected ", tiles.row().min_arch));
   }
   for (const auto& [k, n] : shapes) {
     const Copies copies = Prepare(tiles.row(), k, n, machine.cold_bytes(), machine);
     for (int64_t m : tokens) {
-      if (m >= tiles.row().min_m) tiles.TimeAll(k, n, m, copies);
+      if (m >= tiles.row().min_m) tiles.TimeAll(m, copies);
     }
   }
   tiles.summary().Print();

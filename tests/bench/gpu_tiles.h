@@ -11,10 +11,10 @@
 namespace awqd::bench {
 
 // Times, for each shape [K, N] and count of tokens, every compiled tile that the model of costs
-// finds within `factor` of the fastest, and prints it beside the model's time; at the end how far
+// finds within a quarter of the fastest, and prints it beside the model's time; at the end how far
 // what is chosen is from the fastest. Of a device that is batch-invariant the tiles that keep the
 // order of sums. Counts that the row does not serve are left out.
 void TimeTiles(const std::vector<std::pair<int64_t, int64_t>>& shapes,
-               const std::vector<int64_t>& tokens, DType x, double factor, Machine& machine);
+               const std::vector<int64_t>& tokens, DType x, Machine& machine);
 
 }  // namespace awqd::bench

@@ -27,7 +27,9 @@ def load(paths):
     for path in paths:
         lines = pathlib.Path(path).read_text(encoding="utf-8").splitlines()
         runs += [json.loads(line) for line in lines if '"tile"' in line]
-    product = lambda run: (run["row"], run["k"], run["n"], run["m"], run["dtype"])
+
+    def product(run):
+        return run["row"], run["k"], run["n"], run["m"], run["dtype"]
     fastest = collections.defaultdict(lambda: math.inf)
     for run in runs:
         fastest[product(run)] = min(fastest[product(run)], run["us"])

@@ -164,7 +164,8 @@ int64_t ChainedSumsBytes(const WeightShape& shape, const DeviceInfo& device) {
 
 namespace {
 
-// A product as the choice sees it: which tiles it can have, and what each costs.
+// A product as the choice sees it: which tiles it can have, and what each costs. This one is free
+// in the order of its sums.
 struct FreeProduct {
   static absl::Span<const TileCost> Candidates() { return kTileCosts; }
 
@@ -188,16 +189,16 @@ struct ChainedProduct {
   static absl::Span<const TileCost> Candidates() { return kChainedTileCosts; }
 
   bool Allows(const PersistentTile& tile) const {
-    return HasPartsFor(tile, filled_chains) && free.Allows(tile);
+    return HasPartsFor(tile, filled_chains) && any.Allows(tile);
   }
   double Us(const TileCost& cost) const {
-    const Schedule s = ChainedSchedule(free.shape, free.m, cost.tile, free.device);
-    return ChainedMicroseconds(s, cost, free.x, filled_chains, chain_steps, free.device.sm_count);
+    const Schedule s = ChainedSchedule(any.shape, any.m, cost.tile, any.device);
+    return ChainedMicroseconds(s, cost, any.x, filled_chains, chain_steps, any.device.sm_count);
   }
 
-  const FreeProduct free;
-  const int chain_steps = MatmulChains(free.shape, free.device).length;
-  const int filled_chains = static_cast<int>(CeilDiv(free.k_blocks, int64_t{chain_steps}));
+  const FreeProduct any;
+  const int chain_steps = MatmulChains(any.shape, any.device).length;
+  const int filled_chains = static_cast<int>(CeilDiv(any.k_blocks, int64_t{chain_steps}));
 };
 
 template <class Product>
