@@ -6,19 +6,24 @@
 // copies (records as they lie in memory, tokens by the tensor copy engine, shared by the blocks of
 // a cluster through multicast), one to three consumer groups of four warps own 64 out features
 // each, or two share them, with a slice of K each. A consumer decodes one operand while the tensor
-// cores work on the one before. tiles.h says which tiles there are, schedule.h says who computes
-// what. Sums of cut tiles meet in global memory in the order of K, without atomics (cut_sums.cuh),
-// or where the blocks of a cluster take parts of a tile, in their shared memory (parts.cuh);
-// chained.cuh and part_chains.cuh keep an order that does not depend on the tiles. Limits: K up to
-// 4194304; none on N and m: the layout pads N and K, the copy engine reads zeros past k, and what
-// comes of rows past m is not stored.
+// cores work on the one before. compiled_tiles.h says which tiles there are, schedule.h says who
+// computes what. Sums of cut tiles meet in global memory in the order of K, without atomics
+// (cut_sums.cuh), or where the blocks of a cluster take parts of a tile, in their shared memory
+// (parts.cuh); chained.cuh and part_chains.cuh keep an order that does not depend on the tiles.
+// Limits: K up to 4194304; none on N and m: the layout pads N and K, the copy engine reads zeros
+// past k, and what comes of rows past m is not stored.
 #pragma once
+
+#include <cstddef>
+#include <iterator>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/cuda/common/attributes.h"
 #include "kernels/cuda/common/mma16.cuh"
 #include "kernels/cuda/core/launch.h"
 #include "kernels/cuda/sm90a/chained.cuh"
+#include "kernels/cuda/sm90a/compiled_tiles.h"
 #include "kernels/cuda/sm90a/consumer.cuh"
 #include "kernels/cuda/sm90a/cut_sums.cuh"
 #include "kernels/cuda/sm90a/parts.cuh"
@@ -198,154 +203,33 @@ inline absl::Status NoSuchTile(const PersistentTile& tile) {
                                           " chains x ", tile.slices, " slices was compiled"));
 }
 
-// The compiled tiles, one line per entry of PersistentTiles() and ChainedTiles().
-#define AWQD_TILE(CHAINED, ...)                                        \
-  if (PersistentTile{__VA_ARGS__} == tile) {                           \
-    return LaunchMetas<Math, CHAINED, __VA_ARGS__>(p, device, stream); \
-  }
+// With the one of `kTiles` that is `tile`.
+template <class Math, bool kChained, const auto& kTiles, size_t... kIndex>
+absl::Status LaunchOneOf(std::index_sequence<kIndex...>, const PersistentParams& p,
+                         const PersistentTile& tile, const DeviceInfo& device, StreamView stream) {
+  absl::Status (*launch)(const PersistentParams&, const DeviceInfo&, StreamView) = nullptr;
+  ((launch = kTiles[kIndex] == tile
+                 ? LaunchMetas<Math, kChained, kTiles[kIndex].tokens, kTiles[kIndex].groups,
+                               kTiles[kIndex].cluster, kTiles[kIndex].parts, kTiles[kIndex].sets,
+                               kTiles[kIndex].slices>
+                 : launch),
+   ...);
+  return launch == nullptr ? NoSuchTile(tile) : launch(p, device, stream);
+}
+
 template <class Math>
 absl::Status LaunchTile(const PersistentParams& p, const PersistentTile& tile,
                         const DeviceInfo& device, StreamView stream) {
-  AWQD_TILE(false, 24, 1, 1, 2, 1, 2)
-  AWQD_TILE(false, 24, 2, 1, 2)
-  AWQD_TILE(false, 32, 1, 1, 2, 1, 2)
-  AWQD_TILE(false, 32, 2, 1, 2, 1, 2)
-  AWQD_TILE(false, 32, 2, 2)
-  AWQD_TILE(false, 40, 2, 1, 2)
-  AWQD_TILE(false, 40, 3, 1, 2)
-  AWQD_TILE(false, 48, 1, 1, 2, 1, 2)
-  AWQD_TILE(false, 48, 2, 1, 2)
-  AWQD_TILE(false, 48, 2, 2)
-  AWQD_TILE(false, 48, 3, 1)
-  AWQD_TILE(false, 56, 2, 1, 2)
-  AWQD_TILE(false, 56, 3, 1)
-  AWQD_TILE(false, 56, 3, 1, 2)
-  AWQD_TILE(false, 64, 1, 1, 2, 1, 2)
-  AWQD_TILE(false, 64, 2, 1, 2)
-  AWQD_TILE(false, 64, 2, 2)
-  AWQD_TILE(false, 64, 3, 1)
-  AWQD_TILE(false, 72, 3, 1)
-  AWQD_TILE(false, 80, 1, 1, 2, 1, 2)
-  AWQD_TILE(false, 80, 2, 1, 2)
-  AWQD_TILE(false, 80, 3, 1)
-  AWQD_TILE(false, 88, 2, 1)
-  AWQD_TILE(false, 88, 2, 1, 2)
-  AWQD_TILE(false, 88, 3, 1)
-  AWQD_TILE(false, 96, 1, 1, 2, 1, 2)
-  AWQD_TILE(false, 96, 3, 1)
-  AWQD_TILE(false, 96, 3, 1, 2)
-  AWQD_TILE(false, 104, 1, 1, 2)
-  AWQD_TILE(false, 104, 2, 1)
-  AWQD_TILE(false, 104, 2, 1, 2)
-  AWQD_TILE(false, 104, 3, 1)
-  AWQD_TILE(false, 112, 1, 1, 2)
-  AWQD_TILE(false, 112, 2, 1, 2)
-  AWQD_TILE(false, 112, 3, 1)
-  AWQD_TILE(false, 112, 3, 1, 2)
-  AWQD_TILE(false, 120, 2, 1)
-  AWQD_TILE(false, 120, 3, 1)
-  AWQD_TILE(false, 128, 1, 1, 2)
-  AWQD_TILE(false, 128, 2, 1)
-  AWQD_TILE(false, 128, 2, 1, 2)
-  AWQD_TILE(false, 128, 3, 1)
-  AWQD_TILE(false, 128, 3, 1, 2)
-  AWQD_TILE(false, 136, 2, 1)
-  AWQD_TILE(false, 136, 3, 1)
-  AWQD_TILE(false, 144, 1, 1, 2)
-  AWQD_TILE(false, 144, 2, 1)
-  AWQD_TILE(false, 144, 2, 1, 2)
-  AWQD_TILE(false, 144, 3, 1)
-  AWQD_TILE(false, 152, 2, 1)
-  AWQD_TILE(false, 152, 3, 1)
-  AWQD_TILE(false, 160, 1, 1, 2)
-  AWQD_TILE(false, 160, 2, 1)
-  AWQD_TILE(false, 160, 2, 1, 2)
-  AWQD_TILE(false, 160, 2, 2)
-  AWQD_TILE(false, 160, 3, 1)
-  AWQD_TILE(false, 176, 1, 1, 2)
-  AWQD_TILE(false, 176, 2, 1)
-  AWQD_TILE(false, 176, 2, 1, 2)
-  AWQD_TILE(false, 176, 2, 2)
-  AWQD_TILE(false, 192, 1, 1, 2)
-  AWQD_TILE(false, 192, 2, 1)
-  AWQD_TILE(false, 192, 2, 1, 2)
-  AWQD_TILE(false, 192, 2, 2)
-  AWQD_TILE(false, 208, 1, 1, 2)
-  AWQD_TILE(false, 208, 2, 1, 2)
-  AWQD_TILE(false, 208, 2, 2)
-  AWQD_TILE(false, 224, 1, 1, 2)
-  AWQD_TILE(false, 224, 2, 1, 2)
-  AWQD_TILE(false, 224, 2, 2)
-  AWQD_TILE(false, 240, 2, 2)
-  AWQD_TILE(false, 256, 1, 1, 2)
-  AWQD_TILE(false, 256, 2, 1, 2)
-  AWQD_TILE(false, 256, 2, 2)
-  return NoSuchTile(tile);
+  constexpr std::make_index_sequence<std::size(kFreeTiles)> kAll;
+  return LaunchOneOf<Math, false, kFreeTiles>(kAll, p, tile, device, stream);
 }
 
 template <class Math>
 absl::Status LaunchChainedTile(const PersistentParams& p, const PersistentTile& tile,
                                const DeviceInfo& device, StreamView stream) {
-  AWQD_TILE(true, 24, 1, 1, 2, 1, 2)
-  AWQD_TILE(true, 24, 1, 1, 2, 2, 2)
-  AWQD_TILE(true, 24, 2, 1, 2, 1, 2)
-  AWQD_TILE(true, 32, 1, 1, 2, 1, 2)
-  AWQD_TILE(true, 32, 1, 1, 2, 2, 2)
-  AWQD_TILE(true, 32, 2, 1)
-  AWQD_TILE(true, 32, 2, 1, 2, 1, 2)
-  AWQD_TILE(true, 40, 3, 1)
-  AWQD_TILE(true, 40, 3, 1, 2, 2)
-  AWQD_TILE(true, 48, 2, 1)
-  AWQD_TILE(true, 48, 2, 1, 2, 1, 2)
-  AWQD_TILE(true, 56, 1, 1, 2, 2, 2)
-  AWQD_TILE(true, 56, 3, 1)
-  AWQD_TILE(true, 56, 3, 1, 2, 2)
-  AWQD_TILE(true, 64, 1, 1, 2, 1, 2)
-  AWQD_TILE(true, 64, 1, 1, 2, 2, 2)
-  AWQD_TILE(true, 64, 2, 1, 2, 2)
-  AWQD_TILE(true, 64, 3, 1)
-  AWQD_TILE(true, 64, 3, 1, 2, 2)
-  AWQD_TILE(true, 72, 1, 1, 2, 2, 2)
-  AWQD_TILE(true, 72, 2, 1)
-  AWQD_TILE(true, 80, 1, 1, 2, 1, 2)
-  AWQD_TILE(true, 80, 2, 1)
-  AWQD_TILE(true, 80, 2, 1, 2, 2)
-  AWQD_TILE(true, 80, 3, 1)
-  AWQD_TILE(true, 80, 3, 1, 2, 2)
-  AWQD_TILE(true, 88, 1, 1, 2, 2, 2)
-  AWQD_TILE(true, 88, 2, 1)
-  AWQD_TILE(true, 88, 2, 1, 2, 2)
-  AWQD_TILE(true, 96, 1, 1, 2, 1, 2)
-  AWQD_TILE(true, 96, 1, 1, 2, 2, 2)
-  AWQD_TILE(true, 96, 2, 1)
-  AWQD_TILE(true, 96, 3, 1)
-  AWQD_TILE(true, 96, 3, 1, 2, 2)
-  AWQD_TILE(true, 104, 2, 1)
-  AWQD_TILE(true, 104, 2, 1, 2, 2)
-  AWQD_TILE(true, 112, 1, 1, 2, 2, 2)
-  AWQD_TILE(true, 112, 2, 1)
-  AWQD_TILE(true, 120, 2, 1)
-  AWQD_TILE(true, 128, 1, 1, 2, 2)
-  AWQD_TILE(true, 128, 1, 1, 2, 2, 2)
-  AWQD_TILE(true, 128, 2, 1, 2, 0)
-  AWQD_TILE(true, 128, 2, 1, 2, 2)
-  AWQD_TILE(true, 128, 2, 2)
-  AWQD_TILE(true, 128, 3, 1, 2, 0)
-  AWQD_TILE(true, 136, 2, 1)
-  AWQD_TILE(true, 136, 2, 1, 2, 2)
-  AWQD_TILE(true, 144, 2, 2)
-  AWQD_TILE(true, 152, 2, 1)
-  AWQD_TILE(true, 152, 2, 1, 2, 2)
-  AWQD_TILE(true, 160, 1, 1, 2, 0)
-  AWQD_TILE(true, 160, 1, 1, 2, 2)
-  AWQD_TILE(true, 160, 2, 1, 2, 2)
-  AWQD_TILE(true, 160, 2, 2)
-  AWQD_TILE(true, 176, 2, 2)
-  AWQD_TILE(true, 192, 2, 2)
-  AWQD_TILE(true, 256, 2, 2)
-  return NoSuchTile(tile);
+  constexpr std::make_index_sequence<std::size(kChainedTiles)> kAll;
+  return LaunchOneOf<Math, true, kChainedTiles>(kAll, p, tile, device, stream);
 }
-#undef AWQD_TILE
 
 }  // namespace
 }  // namespace awqd::cuda

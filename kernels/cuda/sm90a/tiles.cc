@@ -2,18 +2,30 @@
 #include "kernels/cuda/sm90a/tiles.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <limits>
 
 #include "absl/types/span.h"
 #include "kernels/base/math.h"
 #include "kernels/cuda/common/chains.h"
+#include "kernels/cuda/sm90a/compiled_tiles.h"
 #include "kernels/cuda/sm90a/tile_costs.h"
 
 namespace awqd::cuda {
 namespace {
 
 static_assert(kRecordN == mma16::kTileN && kRecordK == mma16::kBlockK);
+
+// Whether the costs are those of the compiled tiles.
+template <size_t kCosts, size_t kTiles>
+constexpr bool AreOf(const TileCost (&costs)[kCosts], const PersistentTile (&tiles)[kTiles]) {
+  return std::equal(std::begin(costs), std::end(costs), std::begin(tiles), std::end(tiles),
+                    [](const TileCost& cost, const PersistentTile& t) { return cost.tile == t; });
+}
+static_assert(AreOf(kTileCosts, kFreeTiles));
+static_assert(AreOf(kChainedTileCosts, kChainedTiles));
 
 // Runs shorter than this spend more on meeting than they gain.
 constexpr int kLeastSteps = 2;
@@ -85,16 +97,15 @@ int64_t SlotBytes(absl::Span<const TileCost> candidates) {
   return floats * static_cast<int64_t>(sizeof(float));
 }
 
-std::vector<PersistentTile> TilesOf(absl::Span<const TileCost> candidates) {
-  std::vector<PersistentTile> out;
-  for (const TileCost& candidate : candidates) out.push_back(candidate.tile);
-  return out;
-}
-
 }  // namespace
 
-std::vector<PersistentTile> PersistentTiles() { return TilesOf(kTileCosts); }
-std::vector<PersistentTile> ChainedTiles() { return TilesOf(kChainedTileCosts); }
+std::vector<PersistentTile> PersistentTiles() {
+  return {std::begin(kFreeTiles), std::end(kFreeTiles)};
+}
+
+std::vector<PersistentTile> ChainedTiles() {
+  return {std::begin(kChainedTiles), std::end(kChainedTiles)};
+}
 
 Schedule PersistentSchedule(const WeightShape& shape, int64_t m, const PersistentTile& tile,
                             const DeviceInfo& device) {

@@ -101,7 +101,7 @@ TEST(PersistentTilesTest, FewTokensGetNarrowTilesAndManyWideOnes) {
   EXPECT_EQ(choice(8192, 8192, 128), (PersistentTile{128, 2, 1, 2}));
   EXPECT_EQ(choice(4096, 6144, 512), (PersistentTile{128, 3, 1}));
   EXPECT_EQ(choice(14336, 4096, 256), (PersistentTile{256, 1, 1, 2}));
-  EXPECT_EQ(choice(8192, 8192, 256), (PersistentTile{256, 2, 1, 2}));
+  EXPECT_EQ(choice(8192, 8192, 256), (PersistentTile{128, 2, 1}));
   EXPECT_EQ(choice(4096, 28672, 4096), (PersistentTile{256, 2, 2}));
 }
 
@@ -171,7 +171,7 @@ TEST(PersistentTilesTest, AFewTokensBeyondATileAreNotAWholeTileMore) {
   EXPECT_EQ(choice(4096, 28672, 257), (PersistentTile{136, 2, 1}));
   EXPECT_EQ(choice(4096, 28672, 320), (PersistentTile{160, 2, 2}));
   EXPECT_EQ(choice(4096, 6144, 385), (PersistentTile{104, 3, 1}));
-  EXPECT_EQ(choice(4096, 6144, 641), (PersistentTile{136, 2, 1}));
+  EXPECT_EQ(choice(4096, 6144, 641), (PersistentTile{176, 3, 1}));
   EXPECT_EQ(choice(4096, 28672, 384), (PersistentTile{192, 2, 2}));
   EXPECT_EQ(choice(28672, 8192, 576), (PersistentTile{192, 2, 2}));
   const auto chained = [](int64_t k, int64_t n, int64_t m) {
@@ -248,7 +248,7 @@ TEST(PersistentTilesTest, ThePlanSaysThem) {
   const PlanEntry entry{Path::kFused, 17, -1, &PersistentA16W4Row()};
   EXPECT_EQ(
       DescribeTiles(entry, Shape(4096, 28672), H100()),
-      "17-32: 32x256 on 66 pairs of blocks, 64: 64x192 on 132 blocks, 128: 128x192 on 132 blocks, "
+      "17-32: 32x256 on 66 pairs of blocks, 64: 64x192 on 132 blocks, 128: 128x128 on 132 blocks, "
       "256-4096: 256x256 on 66 pairs of blocks");
 }
 
