@@ -7,8 +7,8 @@
 // layer shapes from 4096 x 4096 to 8192 x 57344. Then the steps of each tile to its own cases
 // (tests/bench/tile_costs.py), last to 5201 of both types; that is off by 2.7 % (root mean square),
 // and what is chosen takes 0.2 % longer than the fastest that is compiled, on average. Steps of
-// tiles of 24 tokens with BF16 or the order of sums are those of an earlier loop. NOTES.md has what
-// was left out.
+// {32, 2, 2} and {48, 2, 2} are older, as their loop is (consumer.cuh), and those of tiles of 24
+// tokens with BF16 or the order of sums are of that loop too. NOTES.md has what was left out.
 #pragma once
 
 #include <numeric>
