@@ -6,6 +6,7 @@
 
 namespace awqd::cuda {
 
+// Of products that are free in the order of their sums.
 inline constexpr PersistentTile kFreeTiles[] = {
     {24, 1, 1, 2, 1, 2}, {24, 2, 1, 2},       {32, 1, 1, 2, 1, 2}, {32, 2, 1, 2, 1, 2},
     {32, 2, 2},          {40, 2, 1, 2},       {40, 3, 1, 2},       {48, 1, 1, 2, 1, 2},
@@ -28,7 +29,7 @@ inline constexpr PersistentTile kFreeTiles[] = {
     {256, 1, 1, 2},      {256, 2, 1, 2},      {256, 2, 2},
 };
 
-// The same for tiles that keep the order of sums.
+// Of products that keep it.
 inline constexpr PersistentTile kChainedTiles[] = {
     {24, 1, 1, 2, 1, 2},  {24, 1, 1, 2, 2, 2}, {24, 2, 1, 2, 1, 2}, {32, 1, 1, 2, 1, 2},
     {32, 1, 1, 2, 2, 2},  {32, 2, 1},          {32, 2, 1, 2, 1, 2}, {40, 3, 1},

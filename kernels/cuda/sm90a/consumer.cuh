@@ -138,6 +138,7 @@ class Consumer {
   static constexpr bool kInHalves = Config::kCluster == 2 && Config::kTokens <= 48;
 
   __device__ __forceinline__ void StepsInHalves(int left, int add, Sums<Config>& sums) {
+    static_assert(kAtATime == 4);
     uint32_t releases = 0;
     for (;;) {
       if (!Config::kFineGroups) meta_.Expand(0);
@@ -184,11 +185,12 @@ class Consumer {
     }
   }
 
-  // By kAtATime operands of a half. `step`: the lower word of the step's tokens.
+  // By kAtATime operands of a half. `descriptor`: of the step's tokens, its lower word.
   template <int kHalf>
-  __device__ __forceinline__ void Multiply(int first, int add, uint32_t step, Sums<Config>& sums) {
+  __device__ __forceinline__ void Multiply(int first, int add, uint32_t descriptor,
+                                           Sums<Config>& sums) {
     constexpr uint32_t kHalfStep = Config::kTokens * 128 >> 4;
-    const uint64_t tokens = WholeDescriptor(step) + kHalf * kHalfStep;
+    const uint64_t tokens = WholeDescriptor(descriptor) + kHalf * kHalfStep;
     WgmmaArrive();
 #pragma unroll
     for (int s = first; s < first + kAtATime; ++s) {
