@@ -54,12 +54,13 @@ find_nvcc() {
 }
 
 # gpu_architectures: what to compile for, for the GPUs of this machine as the driver names them; fails without one.
-# Code for 8.0 also runs on 8.6 and 8.9; a GPU newer than 9.0 translates the portable 8.0 code when it starts.
+# Code for 8.0 also runs on 8.6 and 8.9. A GPU newer than 9.0 translates portable code when it starts: that for 9.0,
+# because the clusters that such GPUs are given need more than code for 8.0 has.
 gpu_architectures() {
   local caps
   caps="$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null)" || return 1
   [[ -n "$caps" ]] || return 1
-  awk -F. '$1 == 8 { print "80-real" } $1 == 9 { print "80-real"; print "90a-real" } $1 > 9 { print "80-virtual" }' \
+  awk -F. '$1 == 8 { print "80-real" } $1 == 9 { print "80-real"; print "90a-real" } $1 > 9 { print "90-virtual" }' \
     <<<"$caps" | sort -u | paste -sd ';'
 }
 

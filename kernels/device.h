@@ -58,7 +58,8 @@ class Buffer {
 struct StreamView {
   void* handle = nullptr;
   // kStreamCounters words of device memory for the blocks of a kernel to meet at. Kernels of one
-  // stream run one after the other: each finds zeros and leaves zeros. Null on the CPU.
+  // stream run one after the other: each finds zeros and leaves zeros. Null on the CPU, and for
+  // copies alone.
   uint32_t* counters = nullptr;
 };
 inline constexpr int kStreamCounters = 16384;
@@ -100,6 +101,8 @@ class Device {
   virtual absl::StatusOr<Buffer> Allocate(MemoryKind kind, int64_t bytes) = 0;
 
   virtual absl::StatusOr<std::unique_ptr<Stream>> CreateStream() = 0;
+  // The same for copies alone: a stream that comes and goes beside work that runs.
+  virtual absl::StatusOr<std::unique_ptr<Stream>> CreateCopyStream() { return CreateStream(); }
 
   // Copies between this device's memory and host memory (staging memory for it to be asynchronous),
   // in stream order. On the CPU both are memcpy.

@@ -62,7 +62,7 @@ absl::Status Pack(const CanonicalWeight& weight, Device& device, DeviceWeight* o
   const std::unique_ptr<uint8_t[]> host(new uint8_t[bytes]);
   AdviseHugePages(host.get(), bytes);
   PackAll(weight, *out, host.get());
-  AWQD_ASSIGN_OR_RETURN(std::unique_ptr<Stream> stream, device.CreateStream());
+  AWQD_ASSIGN_OR_RETURN(std::unique_ptr<Stream> stream, device.CreateCopyStream());
   AWQD_RETURN_IF_ERROR(device.CopyToDevice(out->storage.data(), host.get(), bytes, stream->view()));
   if (out->bias) {
     AWQD_RETURN_IF_ERROR(device.CopyToDevice(out->bias.data(), weight.bias.data(), out->bias.size(),

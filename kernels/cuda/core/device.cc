@@ -16,6 +16,8 @@ namespace awqd::cuda {
 namespace {
 
 constexpr int kOldestArch = 80;
+// From here on kernels are launched in clusters and start before the one before has ended.
+constexpr int kClusterArch = 90;
 
 std::string Id(int index) { return absl::StrCat("cuda:", index); }
 
@@ -59,17 +61,13 @@ absl::StatusOr<DeviceInfo> Describe(int index) {
 }
 
 absl::Status CheckArchitecture(const DeviceInfo& info) {
-  if (info.arch < kOldestArch) {
-    return Unusable(info.index, absl::StrCat(info.name, " has compute capability ", info.arch / 10,
-                                             ".", info.arch % 10, ", 8.0 or newer is needed"));
-  }
   AWQD_RETURN_IF_ERROR(UseDevice(info.index));
-  const absl::Status probed = ProbeKernelImage();
-  if (!absl::IsUnimplemented(probed)) return probed;
-  return Unusable(info.index, absl::StrCat(info.name, " (sm_", info.arch,
-                                           "): this build has no kernels for "
-                                           "it; build with -DAWQD_CUDA_ARCHITECTURES=",
-                                           info.arch));
+  absl::StatusOr<int> code = ProbeKernelImage();
+  if (absl::IsUnimplemented(code.status())) code = 0;
+  AWQD_RETURN_IF_ERROR(code.status());
+  const std::string why = WhyNoCode(info.arch, *code);
+  if (why.empty()) return absl::OkStatus();
+  return Unusable(info.index, absl::StrCat(info.name, " (sm_", info.arch, "): ", why));
 }
 
 absl::Status CheckStream(StreamView stream) {
@@ -80,11 +78,16 @@ absl::Status CheckStream(StreamView stream) {
 
 class CudaStream final : public Stream {
  public:
-  CudaStream(int device, cudaStream_t stream) : device_(device), stream_(stream) {}
+  static absl::StatusOr<std::unique_ptr<CudaStream>> Create(int device) {
+    AWQD_RETURN_IF_ERROR(UseDevice(device));
+    cudaStream_t stream = nullptr;
+    AWQD_CUDA_RETURN_IF_ERROR(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    return std::unique_ptr<CudaStream>(new CudaStream(device, stream));
+  }
   ~CudaStream() override {
     // A destructor has nobody to tell; Report has noted a sticky error.
     (void)Synchronize();
-    (void)Report(cudaFree(counters_), "cudaFree");
+    if (counters_ != nullptr) (void)Report(cudaFree(counters_), "cudaFree");
     (void)Report(cudaStreamDestroy(stream_), "cudaStreamDestroy");
   }
   // A stream's counters are part of it, as what the driver keeps for it is: outside the budget.
@@ -102,6 +105,8 @@ class CudaStream final : public Stream {
   }
 
  private:
+  CudaStream(int device, cudaStream_t stream) : device_(device), stream_(stream) {}
+
   const int device_;
   const cudaStream_t stream_;
   void* counters_ = nullptr;
@@ -124,6 +129,17 @@ std::string WhyNotUsable(int index, int driver_version, int runtime_version, int
   return "";
 }
 
+std::string WhyNoCode(int arch, int code) {
+  if (arch < kOldestArch) return "compute capability 8.0 or newer is needed";
+  if (code != 0 && (arch < kClusterArch || code >= kClusterArch)) return "";
+  const char* build = arch < kClusterArch    ? "80-real"
+                      : arch == kClusterArch ? "90a-real"
+                                             : "90-virtual";
+  return absl::StrCat("this build has ",
+                      code == 0 ? "no kernels" : absl::StrCat("code for sm_", code, " alone"),
+                      ", build with -DAWQD_CUDA_ARCHITECTURES=", build);
+}
+
 absl::StatusOr<std::unique_ptr<Device>> CudaDevice::Open(int index, int64_t budget_bytes,
                                                          bool batch_invariant) {
   if (index < 0) return Unusable(index, "expected an index of 0 or more");
@@ -141,12 +157,13 @@ absl::StatusOr<Buffer> CudaDevice::Allocate(MemoryKind kind, int64_t bytes) {
 }
 
 absl::StatusOr<std::unique_ptr<Stream>> CudaDevice::CreateStream() {
-  AWQD_RETURN_IF_ERROR(UseDevice(info_.index));
-  cudaStream_t stream = nullptr;
-  AWQD_CUDA_RETURN_IF_ERROR(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-  auto out = std::make_unique<CudaStream>(info_.index, stream);
+  AWQD_ASSIGN_OR_RETURN(std::unique_ptr<CudaStream> out, CudaStream::Create(info_.index));
   AWQD_RETURN_IF_ERROR(out->AddCounters());
   return out;
+}
+
+absl::StatusOr<std::unique_ptr<Stream>> CudaDevice::CreateCopyStream() {
+  return CudaStream::Create(info_.index);
 }
 
 absl::Status CudaDevice::CopyToDevice(void* device, const void* host, int64_t bytes,

@@ -14,8 +14,8 @@ namespace awqd::cuda {
 class CudaDevice final : public Device {
  public:
   // FAILED_PRECONDITION, in one line, when there is no driver, it is older than this build's CUDA,
-  // there is no GPU `index`, it is older than compute capability 8.0, or no kernel was built for
-  // it. Without a driver it answers at once. `budget_bytes` 0: no cap.
+  // there is no GPU `index`, it is older than compute capability 8.0, or this build has no code for
+  // it (WhyNoCode). Without a driver it answers at once. `budget_bytes` 0: no cap.
   static absl::StatusOr<std::unique_ptr<Device>> Open(int index, int64_t budget_bytes,
                                                       bool batch_invariant = false);
 
@@ -25,6 +25,8 @@ class CudaDevice final : public Device {
   int64_t UsedBytes() const override { return memory_->UsedBytes(); }
   absl::StatusOr<Buffer> Allocate(MemoryKind kind, int64_t bytes) override;
   absl::StatusOr<std::unique_ptr<Stream>> CreateStream() override;
+  // Without counters, which cudaFree waits for the whole device to free.
+  absl::StatusOr<std::unique_ptr<Stream>> CreateCopyStream() override;
   absl::Status CopyToDevice(void* device, const void* host, int64_t bytes,
                             StreamView stream) override;
   absl::Status CopyToHost(void* host, const void* device, int64_t bytes,
@@ -44,5 +46,10 @@ class CudaDevice final : public Device {
 // without one: versions as CUDA spells them (13000), 0 for no driver; `gpus` < 0 when the driver
 // gave no count.
 std::string WhyNotUsable(int index, int driver_version, int runtime_version, int gpus);
+
+// The reason why a GPU of compute capability `arch` / 10 cannot run this build, or empty. `code`:
+// what the code for it was compiled for, alike, 0 for none. From 9.0 on it must be code for 9.0 or
+// newer, because clusters and overlapping launches are compiled into nothing for older ones.
+std::string WhyNoCode(int arch, int code);
 
 }  // namespace awqd::cuda

@@ -48,9 +48,11 @@ absl::StatusOr<cudaMemPool_t> DeviceMemory::CreatePool() const {
   props.location.id = device_;
   AWQD_CUDA_RETURN_IF_ERROR(cudaMemPoolCreate(&pool, &props));
   uint64_t threshold = 0;  // keep nothing across a synchronisation
-  AWQD_CUDA_RETURN_IF_ERROR(
-      cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &threshold));
-  return pool;
+  const cudaError_t set =
+      cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &threshold);
+  if (set == cudaSuccess) return pool;
+  (void)Report(cudaMemPoolDestroy(pool), "cudaMemPoolDestroy");
+  return Report(set, "cudaMemPoolSetAttribute");
 }
 
 DeviceMemory::~DeviceMemory() {

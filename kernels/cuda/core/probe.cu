@@ -11,11 +11,11 @@ __global__ void Probe(int* out) {
 
 }  // namespace
 
-absl::Status ProbeKernelImage() {
+absl::StatusOr<int> ProbeKernelImage() {
   cudaFuncAttributes attributes = {};
   AWQD_CUDA_RETURN_IF_ERROR(
       cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(&Probe)));
-  return absl::OkStatus();
+  return attributes.ptxVersion;
 }
 
 }  // namespace awqd::cuda

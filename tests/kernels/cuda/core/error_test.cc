@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -81,6 +82,20 @@ TEST(WhyNotUsableTest, EachReasonIsNamed) {
   EXPECT_THAT(WhyNotUsable(0, 13000, 13000, 0), HasSubstr("no GPU"));
   EXPECT_THAT(WhyNotUsable(1, 13000, 13000, 1), HasSubstr("has 1 (cuda:0)"));
   EXPECT_THAT(WhyNotUsable(5, 13000, 13000, 4), HasSubstr("cuda:0..cuda:3"));
+}
+
+TEST(WhyNoCodeTest, CodeMustKnowTheClustersThatTheHostLaunches) {
+  for (const auto& [arch, code] : {std::pair(80, 80), {89, 80}, {90, 90}, {100, 90}, {120, 120}}) {
+    EXPECT_EQ(WhyNoCode(arch, code), "") << arch;
+  }
+  EXPECT_THAT(WhyNoCode(75, 75), HasSubstr("8.0 or newer"));
+  EXPECT_THAT(WhyNoCode(86, 0),
+              HasSubstr("no kernels, build with -DAWQD_CUDA_ARCHITECTURES=80-real"));
+  EXPECT_THAT(WhyNoCode(90, 0),
+              HasSubstr("no kernels, build with -DAWQD_CUDA_ARCHITECTURES=90a-real"));
+  EXPECT_THAT(WhyNoCode(90, 80), HasSubstr("code for sm_80 alone"));
+  EXPECT_THAT(WhyNoCode(100, 0), HasSubstr("ARCHITECTURES=90-virtual"));
+  EXPECT_THAT(WhyNoCode(120, 80), HasSubstr("code for sm_80 alone, build with"));
 }
 
 TEST(CudaDeviceTest, AnUnusableIndexIsOneClearLine) {
