@@ -30,8 +30,6 @@ struct K16Shape {
         runs_per_group(CeilDiv(shape.scheme.group_size, kRun)),
         runs(groups * runs_per_group),
         blocks(CeilDiv(runs, kRunsPerBlock)) {}
-
-  int64_t padded_k() const { return runs * kRun; }
 };
 
 }  // namespace awqd

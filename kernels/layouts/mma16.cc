@@ -11,8 +11,9 @@
 //       scale         16 bits at (n % 64 / 16) * 32 + (n % 8) * 4 + (n % 16 / 8) * 2
 //       zero          nibble n % 16 / 8 of the byte at 128 + (n % 64 / 16) * 8 + n % 8
 //
-// Padding (N to 64, K to 128) has code, zero and scale 0 and so decodes to 0. Symmetric schemes
-// store their zero point, 2^(bits-1), like any other.
+// Padding decodes to 0: along N (to 64) code, zero and scale are 0; along K (to 128) codes are the
+// zero points of the last group, whose meta serves them where a group is all of K. Symmetric
+// schemes store their zero point, 2^(bits-1), like any other.
 #include "kernels/layouts/mma16.h"
 
 #include <algorithm>
@@ -79,13 +80,24 @@ void ForEachLaneGroup(int64_t n0, int64_t k0, Fn fn) {
   }
 }
 
+// The codes of weights of 0 in the last group, for columns [column, column + 8).
+uint32_t ZeroCodes(const CanonicalWeight& w, int64_t column) {
+  uint32_t word = 0;
+  for (int i = 0; i < 8; ++i) word |= w.Zero(w.groups() - 1, column + i) << 4 * i;
+  return word;
+}
+
 void PackCodes(const CanonicalWeight& w, int64_t n0, int64_t k0, uint8_t* record) {
   ForEachLaneGroup(n0, k0, [&](int first, int64_t n, int64_t k) {
     uint32_t words[8] = {};
     for (int i = 0; i < 8; ++i) {
       const int64_t row = k + kCorners[i].k, column = n + kCorners[i].n;
-      if (row >= w.k || column >= w.n) continue;
-      std::memcpy(&words[i], w.codes.data() + row * w.row_bytes() + column / 2, 4);
+      if (column >= w.n) continue;
+      if (row < w.k) {
+        std::memcpy(&words[i], w.codes.data() + row * w.row_bytes() + column / 2, 4);
+      } else {
+        words[i] = ZeroCodes(w, column);
+      }
     }
     TransposeNibbles(words);
     for (int r = 0; r < 8; ++r) std::memcpy(record + (first + 16 * r) * 4, &words[r], 4);

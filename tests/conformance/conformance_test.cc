@@ -320,17 +320,41 @@ TEST_P(MatmulConformance, PartialSumsMayPassTheRangeOfHalf) {
   std::fill(weight.zeros.begin(), weight.zeros.end(), 1);
   if (weight.zeros.empty()) GTEST_SKIP() << "symmetric";
   if (std::string why = Prepare(weight); !why.empty()) GTEST_SKIP() << why;
-  std::vector<uint8_t> x(weight.k * 2);
-  for (int64_t k = 0; k < weight.k; ++k) {
-    SetElement(&x, DType::kFp16, k, k < weight.k / 2 ? -30000.0f : 30000.0f);
+  const int64_t m = std::max<int64_t>(row().min_m, 1);
+  std::vector<uint8_t> x(m * weight.k * 2);
+  for (int64_t i = 0; i < m * weight.k; ++i) {
+    const int64_t k = i % weight.k;
+    SetElement(&x, DType::kFp16, i, k < weight.k / 2 ? -30000.0f : 30000.0f);
+    if (k + 1 < weight.k) continue;
+    SetElement(&x, DType::kFp16, i, weight.k % 2 == 0 ? 29984.0f : 16.0f);
   }
-  SetElement(&x, DType::kFp16, weight.k - 1, weight.k % 2 == 0 ? 29984.0f : 16.0f);
   const std::vector<double> want =
-      ReferenceProduct(weight, {x.data(), DType::kFp16, 1, weight.k}, nullptr);
-  if (!Serves(row(), 1)) GTEST_SKIP() << "does not serve M = 1";
-  const Product product = Bench(row(), prepared_).Run(x, DType::kFp16, DType::kFp16, 1);
-  for (int64_t n = 0; n < weight.n; ++n) {
-    EXPECT_EQ(GetElement(product.y, DType::kFp16, n), want[n]) << "column " << n;
+      ReferenceProduct(weight, {x.data(), DType::kFp16, m, weight.k}, nullptr);
+  const Product product = Bench(row(), prepared_).Run(x, DType::kFp16, DType::kFp16, m);
+  for (int64_t i = 0; i < m * weight.n; ++i) {
+    EXPECT_EQ(GetElement(product.y, DType::kFp16, i), want[i]) << "column " << i % weight.n;
+  }
+}
+
+// Weights of -4608 as 14 less 15: what a layout pads K with must not be a code that these scales
+// turn into an infinity, which zeros beside the activations would turn into a NaN.
+TEST_P(MatmulConformance, PaddingIsZeroWhateverTheScale) {
+  CanonicalWeight weight = MakeWeight(shape(), Scales::kOrdinary, false, 17);
+  if (weight.zeros.empty()) GTEST_SKIP() << "symmetric";
+  if (weight.scheme.scale_dtype != DType::kFp16) GTEST_SKIP() << "other scales";
+  const int most = (1 << weight.scheme.bits) - 1;
+  int byte = 0;
+  for (int bit = 0; bit < 8; bit += weight.code_bits()) byte |= (most - 1) << bit;
+  std::fill(weight.codes.begin(), weight.codes.end(), static_cast<uint8_t>(byte));
+  std::fill(weight.zeros.begin(), weight.zeros.end(), static_cast<uint8_t>(most));
+  for (size_t i = 0; i < weight.scales.size(); ++i) weight.scales[i] = i % 2 == 0 ? 0x80 : 0x6c;
+  if (std::string why = Prepare(weight); !why.empty()) GTEST_SKIP() << why;
+  const int64_t m = std::max<int64_t>(row().min_m, 1);
+  std::vector<uint8_t> x(m * weight.k * 2);
+  for (int64_t i = 0; i < m * weight.k; ++i) SetElement(&x, DType::kFp16, i, 0.125f);
+  const Product product = Bench(row(), prepared_).Run(x, DType::kFp16, DType::kFp32, m);
+  for (int64_t i = 0; i < m * weight.n; ++i) {
+    ASSERT_EQ(GetElement(product.y, DType::kFp32, i), -576.0 * weight.k) << "element " << i;
   }
 }
 

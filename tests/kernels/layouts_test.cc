@@ -101,7 +101,7 @@ TEST(Mma16, PutsEveryCodeWhereItsTableSays) {
       const int64_t lane = n % 8 * 4 + k % 8 / 2, word = k % 64 / 16;
       const int64_t nibble = kNibble[k % 2 + 2 * (n % 16 / 8) + 4 * (k % 16 / 8)];
       const uint8_t byte = packed[record + unit + lane * 16 + word * 4 + nibble / 2];
-      const int want = n < w.n && k < w.k ? w.Code(k, n) : 0;
+      const int want = n >= w.n ? 0 : k < w.k ? w.Code(k, n) : w.Zero(0, n);
       ASSERT_EQ(byte >> (nibble % 2 * 4) & 15, want) << "k " << k << " n " << n;
     }
   }
