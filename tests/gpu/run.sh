@@ -249,6 +249,8 @@ check_server() {
   shift
   if ! start_server "$models" "$@"; then
     failed=$((failed + 1)); summary+=("FAILED   ${label}server start"); tail -n 20 "$out/server.log"
+    cleanup
+    server_pid=
     return
   fi
   address=127.0.0.1:$(cat "$out/port")
