@@ -6,6 +6,7 @@ run.sh ran itself, counts as one.
 """
 import collections
 import pathlib
+import re
 import sys
 import xml.etree.ElementTree as ElementTree
 
@@ -32,13 +33,21 @@ class Tally:
 def first_line(text):
     """The reason in a skip message: gtest puts the source line before it."""
     lines = [line.strip() for line in (text or "").splitlines() if line.strip()]
-    if len(lines) > 1 and ".cc:" in lines[0]:
+    if len(lines) > 1 and re.search(r"\.(cc|cu):\d", lines[0]):
         lines = lines[1:]
     return lines[0].removeprefix("Skipped").strip() if lines else ""
 
 
 def end_of(text, lines=LINES_SHOWN):
     return "\n".join([line.rstrip() for line in text.splitlines() if line.strip()][-lines:])
+
+
+def folded(names):
+    """The names, those that differ in a parameter or in the binary alone as one with their number."""
+    groups = collections.defaultdict(list)
+    for name in names:
+        groups[re.sub(r"^[^:]*:(?:[^/]*/)?(.*?)(?:/[^/]*)?$", r"\1", name)].append(name)
+    return [group[0] if len(group) == 1 else f"{key} ({len(group)} cases)" for key, group in groups.items()]
 
 
 def last_line(text):
@@ -108,7 +117,7 @@ def main():
         out.writelines(f"skipped {name}: {why}\n" for why, names in tally.skipped.items() for name in names)
     print()
     for why, names in sorted(tally.skipped.items()):
-        print(f"skipped: {', '.join(names)}: {why}")
+        print(f"skipped: {', '.join(folded(names))}: {why}")
     for name, text in tally.failed.items():
         print(f"failed: {name}")
         for line in text.splitlines()[:LINES_SHOWN]:

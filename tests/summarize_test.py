@@ -45,6 +45,17 @@ class SummarizeTest(unittest.TestCase):
             "    Which is: 14", "    limits.cc:80", "    Which is: 2", "1 passed, 1 failed, 1 skipped"])
         self.assertIn("passed limits_test:Limits.Good\n", (self.results / "cases.txt").read_text())
 
+    def test_parameters_and_binaries_of_what_was_skipped_are_counted(self):
+        cases = "".join(f'<testcase classname="Rows/{suite}" name="{name}" status="run"><skipped message="a.cc:9&#10;no GPU"/>'
+                        "</testcase>" for suite, name in (("Op", "Agrees/k32"), ("Op", "Agrees/k64"), ("Op", "Rounds/k32")))
+        for binary in ("one", "two"):
+            self.write(f"gtest/{binary}.xml", f"<testsuites><testsuite name='Rows'>{cases}</testsuite></testsuites>")
+        status, lines = self.summarize('<testcase name="one" status="run"/><testcase name="two" status="run"/>'
+                                       '<testcase name="other" status="run"/>', 0)
+        self.assertEqual((status, lines), (0, ["skipped: Op.Agrees (4 cases), Op.Rounds (2 cases): no GPU",
+                                               "1 passed, 0 failed, 6 skipped"]))
+        self.assertIn("skipped two:Rows/Op.Agrees/k64: no GPU\n", (self.results / "cases.txt").read_text())
+
     def test_a_binary_may_fail_after_its_cases_passed(self):
         self.write("gtest/limits_test.xml", CASES.replace("failure", "ignored"))
         status, lines = self.summarize('<testcase name="limits_test" status="fail"><failure/>'
