@@ -1,9 +1,10 @@
 // Transaction barriers in shared memory, and what the blocks of a cluster do with each other's.
 // Device code only; sm_90 and later, below that blocks stand alone and these do nothing.
 //
-// Nothing here has release semantics at the scope of a cluster: ptxas (13.0) makes of them a fence
-// of the whole GPU, MEMBAR.ALL.GPU, which waits for every store of the thread to be acknowledged by
-// L2. What must be ordered is ordered by the barrier that data arrives at.
+// Nothing but the fence of fresh barriers has release semantics at the scope of a cluster: ptxas
+// (13.0) makes of them a fence of the whole GPU, MEMBAR.ALL.GPU, which waits for every store of the
+// thread to be acknowledged by L2. What must be ordered is ordered by the barrier that data arrives
+// at.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -71,10 +71,10 @@ absl::Status StageTokens(const ConstMatrixView& x, const StagedTokens& out, Stre
       .grid = static_cast<unsigned>(x.rows), .block = kThreads, .stream = stream};
   uint16_t* data = static_cast<uint16_t*>(out.data);
   if (x.dtype == DType::kFp32) {
-    return Launch<StageFp32>("sm80/stage_tokens", config, static_cast<const float*>(x.data), x.cols,
-                             data, out.stride, out.scale);
+    return Launch<StageFp32>("common/stage_tokens", config, static_cast<const float*>(x.data),
+                             x.cols, data, out.stride, out.scale);
   }
-  return Launch<StageCopy>("sm80/stage_tokens", config, static_cast<const uint16_t*>(x.data),
+  return Launch<StageCopy>("common/stage_tokens", config, static_cast<const uint16_t*>(x.data),
                            x.cols, data, out.stride, out.scale);
 }
 

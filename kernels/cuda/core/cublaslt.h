@@ -1,4 +1,4 @@
-// cuBLASLt, opened at run time: a table of the few functions that the dense path calls.
+// cuBLASLt, opened at run time: a table of the few functions that are called.
 //
 // A machine without the library still starts; Get() then says why and the dense rows refuse with
 // that reason. Types come from the header, no symbol is linked.

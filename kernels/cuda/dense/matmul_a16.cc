@@ -3,7 +3,7 @@
 // Computes: y = x @ W (+ bias), FP32 accumulation, one rounding to y's dtype.
 // Weight layout: any; the plan's dequantize row reads it. Bits: any that this row decodes.
 // Work split: slabs of columns (slabs.h), in stream order: decode slab, multiply, next slab into
-//   the same memory. A slab stays in L2 between its two kernels.
+//   the same memory. With many tokens a slab stays in L2 between its two kernels.
 // W's dtype follows x: FP16 and BF16 as they are. FP32 x is multiplied in plain FP32 (it is for
 //   checking, not for speed): FP16-scaled weights are rounded to FP16 like in every other path and
 //   then widened, others are decoded to FP32.

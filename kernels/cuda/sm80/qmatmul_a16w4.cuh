@@ -8,8 +8,8 @@
 // are added from the first to the last, by a block that stands alone for the whole tile, by the
 // blocks of a cluster each for a share of its rows: whoever has a sum stores it into the shared
 // memory of the block that adds it. A sum's order depends on the chains alone, and they on
-// K, N and the device: a token has the same bits in every tile and batch. Limits: none on shapes
-// (the layout pads N and K, x is zero-filled past m and k).
+// K, N and the device: a token has the same bits in every tile and batch. Limits: 65535 tiles of
+// tokens; none on K and N (the layout pads them, x is zero-filled past m and k).
 #pragma once
 
 #include "absl/strings/str_cat.h"

@@ -1,4 +1,4 @@
-// Row sm90a/qmatmul_a16w4: the fused product on Hopper's tensor cores for every number of tokens.
+// Row sm90a/qmatmul_a16w4: the fused product on Hopper's tensor cores, 17 tokens and more.
 #include "kernels/cuda/sm90a/qmatmul_a16w4.h"
 
 #include <cstdint>
