@@ -12,50 +12,76 @@
 namespace awqd {
 namespace {
 
-std::optional<int64_t> MemInfo(absl::string_view key) {
-  std::ifstream file("/proc/meminfo");
+constexpr int64_t kUnknown = std::numeric_limits<int64_t>::max();
+
+// The number behind `key` in a file of lines "key number [unit]", or nothing without such a line.
+std::optional<int64_t> Lookup(const std::string& path, absl::string_view key) {
+  std::ifstream file(path);
   std::string word, unit;
-  int64_t kib = 0;
-  while (file >> word >> kib) {
-    if (word == key) return kib * 1024;
+  int64_t value = 0;
+  while (file >> word >> value) {
+    if (word == key) return value;
     std::getline(file, unit);
   }
   return std::nullopt;
 }
 
+std::optional<int64_t> MemInfo(const std::string& root, absl::string_view key) {
+  const auto kib = Lookup(root + "/proc/meminfo", key);
+  return kib ? std::optional(*kib * 1024) : std::nullopt;
+}
+
 // A number, or nothing for "max" and missing files.
-std::optional<int64_t> ReadNumber(const char* path) {
+std::optional<int64_t> ReadNumber(const std::string& path) {
   std::ifstream file(path);
   int64_t value = 0;
   if (!(file >> value)) return std::nullopt;
   return value;
 }
 
-struct Cgroup {
-  int64_t limit = std::numeric_limits<int64_t>::max();
-  int64_t used = 0;
+// What one version of cgroups calls its files.
+struct CgroupFiles {
+  std::string limit, used, stat, inactive_file;
 };
 
-Cgroup ReadCgroup() {
-  Cgroup out;
-  if (auto limit = ReadNumber("/sys/fs/cgroup/memory.max")) {
-    out = {*limit, ReadNumber("/sys/fs/cgroup/memory.current").value_or(0)};
-  } else if (auto old = ReadNumber("/sys/fs/cgroup/memory/memory.limit_in_bytes")) {
-    out = {*old, ReadNumber("/sys/fs/cgroup/memory/memory.usage_in_bytes").value_or(0)};
+CgroupFiles Version2(const std::string& root) {
+  const std::string folder = root + "/sys/fs/cgroup/memory.";
+  return {folder + "max", folder + "current", folder + "stat", "inactive_file"};
+}
+
+CgroupFiles Version1(const std::string& root) {
+  const std::string folder = root + "/sys/fs/cgroup/memory/memory.";
+  return {folder + "limit_in_bytes", folder + "usage_in_bytes", folder + "stat",
+          "total_inactive_file"};
+}
+
+struct Cgroup {
+  CgroupFiles files;
+  int64_t limit = kUnknown;
+};
+
+Cgroup FindCgroup(const std::string& root) {
+  for (const CgroupFiles& files : {Version2(root), Version1(root)}) {
+    if (const auto limit = ReadNumber(files.limit)) return {files, *limit};
   }
-  return out;
+  return {};
 }
 
 }  // namespace
 
-int64_t TotalMemoryBytes() {
-  return std::min(MemInfo("MemTotal:").value_or(0), ReadCgroup().limit);
+int64_t TotalMemoryBytes(const std::string& root) {
+  const int64_t least =
+      std::min(MemInfo(root, "MemTotal:").value_or(kUnknown), FindCgroup(root).limit);
+  return least == kUnknown ? 0 : least;
 }
 
-int64_t AvailableMemoryBytes() {
-  const Cgroup cgroup = ReadCgroup();
-  const int64_t machine = MemInfo("MemAvailable:").value_or(0);
-  return std::max<int64_t>(0, std::min(machine, cgroup.limit - cgroup.used));
+int64_t AvailableMemoryBytes(const std::string& root) {
+  const int64_t machine = MemInfo(root, "MemAvailable:").value_or(kUnknown);
+  const Cgroup cgroup = FindCgroup(root);
+  if (cgroup.limit == kUnknown) return machine;
+  const int64_t used = ReadNumber(cgroup.files.used).value_or(0);
+  const int64_t dropped = Lookup(cgroup.files.stat, cgroup.files.inactive_file).value_or(0);
+  return std::clamp<int64_t>(cgroup.limit - std::max<int64_t>(0, used - dropped), 0, machine);
 }
 
 }  // namespace awqd
