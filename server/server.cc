@@ -166,7 +166,9 @@ class ServerImpl final : public Server {
   // On the loader thread.
   void LoadAll(const std::vector<std::string>& names) {
     for (const std::string& name : names) {
-      absl::StatusOr<std::shared_ptr<const Model>> model = models_->Load(name);
+      // Clients may load models by now. One that they have loaded is not loaded again: a reload
+      // needs room for both versions.
+      absl::StatusOr<std::shared_ptr<const Model>> model = models_->LoadUnlessServed(name);
       if (!model.ok()) {
         load_error_ = model.status();  // names the model itself
         load_state_ = LoadState::kFailed;

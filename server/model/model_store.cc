@@ -98,6 +98,7 @@ absl::StatusOr<std::shared_ptr<const Model>> ModelStore::EndLoad(
   const auto it = entries_.find(name);
   Entry& entry = it->second;
   entry.loading = false;
+  load_ended_.NotifyAll();
   if (!loaded.ok()) {
     entry.message = std::string(loaded.status().message());
     // Names that never existed leave nothing behind, however many clients invent.
@@ -115,6 +116,22 @@ absl::StatusOr<std::shared_ptr<const Model>> ModelStore::Load(absl::string_view 
   AWQD_RETURN_IF_ERROR(CheckModelName(name));
   AWQD_RETURN_IF_ERROR(BeginLoad(name));
   return EndLoad(name, LoadFromDisk(std::string(name)));
+}
+
+absl::StatusOr<std::shared_ptr<const Model>> ModelStore::LoadUnlessServed(absl::string_view name) {
+  for (;;) {
+    {
+      MutexLock lock(&mu_);
+      for (auto it = entries_.find(name); it != entries_.end(); it = entries_.find(name)) {
+        if (it->second.model != nullptr) return it->second.model;
+        if (!it->second.loading || cancelled_) break;
+        load_ended_.Wait(&mu_);
+      }
+    }
+    auto model = Load(name);
+    // Another load may have begun in between: it is waited for as well.
+    if (!absl::IsAlreadyExists(model.status())) return model;
+  }
 }
 
 absl::Status ModelStore::Unload(absl::string_view name) {

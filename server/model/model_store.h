@@ -70,6 +70,11 @@ class ModelStore {
   // UNAVAILABLE after CancelLoads. A reload needs room for both versions.
   absl::StatusOr<std::shared_ptr<const Model>> Load(absl::string_view name);
 
+  // What is served under the name, loaded only where nothing is. Waits for a load of it that is in
+  // progress, whose end is as good as its own; when that failed, loads and returns its own error.
+  // Fails as Load does.
+  absl::StatusOr<std::shared_ptr<const Model>> LoadUnlessServed(absl::string_view name);
+
   // NOT_FOUND when nothing is served under the name. Memory is freed when the last request lets go.
   absl::Status Unload(absl::string_view name);
 
@@ -95,7 +100,11 @@ class ModelStore {
 
   // For shutdown: loads in progress end with UNAVAILABLE after their current weight, and so does
   // every later one. What is served stays.
-  void CancelLoads() { cancelled_ = true; }
+  void CancelLoads() {
+    MutexLock lock(&mu_);
+    cancelled_ = true;
+    load_ended_.NotifyAll();
+  }
 
  private:
   struct Entry {
@@ -120,6 +129,7 @@ class ModelStore {
   BeforeServing before_serving_;
   std::atomic<bool> cancelled_{false};
   mutable Mutex mu_;
+  CondVar load_ended_;
   std::map<std::string, Entry, std::less<>> entries_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -74,6 +74,16 @@ class LifecycleTest : public testing::Test {
     return more;
   }
 
+  // They are loaded before "m". One such load may be over before the test goes on; twelve are not.
+  void WriteBigModels() const {
+    SyntheticAwq::Random(8192, 8192, 128, 2).Write(repository_ / "big0");
+    for (int i = 1; i < 12; ++i) {
+      std::filesystem::copy(repository_ / "big0", repository_ / absl::StrCat("big", i),
+                            std::filesystem::copy_options::recursive |
+                                std::filesystem::copy_options::create_hard_links);
+    }
+  }
+
   TempFolder repository_;
 };
 
@@ -144,13 +154,7 @@ TEST_F(LifecycleTest, StopsWithinMillisecondsOfStart) {
 }
 
 TEST_F(LifecycleTest, StopsDuringALoad) {
-  SyntheticAwq::Random(8192, 8192, 128, 2).Write(repository_ / "big0");
-  // One such load may be over before the signal comes; twelve are not.
-  for (int i = 1; i < 12; ++i) {
-    std::filesystem::copy(repository_ / "big0", repository_ / absl::StrCat("big", i),
-                          std::filesystem::copy_options::recursive |
-                              std::filesystem::copy_options::create_hard_links);
-  }
+  WriteBigModels();
   ServerProcess server(Args());
   ASSERT_TRUE(server.WaitListening()) << server.log();
   const ExitReport report = server.Stop();
@@ -163,6 +167,19 @@ TEST_F(LifecycleTest, StopsDuringALoad) {
     ++loads;
   }
   EXPECT_LE(loads, 1) << "one may have been at its end\n" << report.log;
+}
+
+TEST_F(LifecycleTest, AModelThatAClientLoadsDuringStartIsNotLoadedAgain) {
+  WriteBigModels();
+  ServerProcess server(Args());
+  ASSERT_TRUE(server.WaitListening()) << server.log();
+  const auto client = server.NewClient();
+  ASSERT_TRUE(client->LoadModel("m").ok()) << server.log();
+  ASSERT_TRUE(server.WaitServing()) << server.log();
+  const auto model = client->GetModel("m");
+  ASSERT_TRUE(model.ok()) << model.status();
+  EXPECT_EQ(model->model().version(), 1);
+  EXPECT_EQ(server.Stop().code, 0);
 }
 
 TEST_F(LifecycleTest, AnswersWhatWasQueuedWhenStopped) {

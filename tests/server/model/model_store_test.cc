@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <future>
 #include <thread>
 
 #include "kernels/kernels.h"
@@ -237,6 +238,57 @@ TEST_F(ModelStoreTest, CancelledLoadsAreUnavailable) {
   store_->CancelLoads();
   EXPECT_EQ(store_->Load("m").status().code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(*store_->Find("m"), *first);
+}
+
+TEST_F(ModelStoreTest, WhatIsServedIsNotLoadedAgain) {
+  const auto first = store_->LoadUnlessServed("m");
+  ASSERT_TRUE(first.ok()) << first.status();
+  device_->SetBudget(device_->UsedBytes());  // no room for two
+  const auto second = store_->LoadUnlessServed("m");
+  ASSERT_TRUE(second.ok()) << second.status();
+  EXPECT_EQ(*second, *first);
+  EXPECT_EQ(store_->LoadUnlessServed("none").status().code(), kNotFound);
+  EXPECT_EQ(store_->LoadUnlessServed("../m").status().code(), kInvalid);
+}
+
+// The load of another thread is held where it is about to be served, and then ends well or badly.
+TEST_F(ModelStoreTest, ALoadInProgressIsWaitedFor) {
+  for (const bool fails : {false, true}) {
+    std::promise<void> begun, release;
+    std::atomic<int> loads{0};
+    store_->set_before_serving([&](const Model&) -> absl::Status {
+      if (loads++ > 0) return absl::OkStatus();
+      begun.set_value();
+      release.get_future().wait();
+      return fails ? absl::InternalError("the first load fails") : absl::OkStatus();
+    });
+    auto theirs = std::async(std::launch::async, [&] { return store_->Load("m"); });
+    begun.get_future().wait();
+    EXPECT_EQ(store_->Load("m").status().code(), absl::StatusCode::kAlreadyExists);
+    auto ours = std::async(std::launch::async, [&] { return store_->LoadUnlessServed("m"); });
+    release.set_value();
+    const auto model = ours.get();
+    ASSERT_TRUE(model.ok()) << model.status();
+    EXPECT_EQ(theirs.get().ok(), !fails);
+    EXPECT_EQ(loads, fails ? 2 : 1);
+    EXPECT_TRUE(store_->Unload("m").ok());
+  }
+}
+
+TEST_F(ModelStoreTest, WhoWaitsForALoadHearsOfTheEnd) {
+  std::promise<void> begun, release;
+  store_->set_before_serving([&](const Model&) {
+    begun.set_value();
+    release.get_future().wait();
+    return absl::OkStatus();
+  });
+  auto theirs = std::async(std::launch::async, [&] { return store_->Load("m"); });
+  begun.get_future().wait();
+  auto ours = std::async(std::launch::async, [&] { return store_->LoadUnlessServed("m"); });
+  store_->CancelLoads();
+  EXPECT_EQ(ours.get().status().code(), absl::StatusCode::kUnavailable);
+  release.set_value();
+  EXPECT_TRUE(theirs.get().ok());
 }
 
 TEST_F(ModelStoreTest, EightThreadsLoadAndUnloadWhileOthersUseIt) {
