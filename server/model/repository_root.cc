@@ -139,9 +139,15 @@ absl::StatusOr<std::vector<std::string>> RepositoryRoot::ListDirectory(
   if (directory == nullptr) return FromErrno(errno, relative);
   fd.Release();  // closedir closes it
   std::vector<std::string> names;
-  while (const dirent* entry = readdir(directory.get())) {
+  for (;;) {
+    errno = 0;  // which tells the end of the directory from an error
+    const dirent* entry = readdir(directory.get());
+    if (entry == nullptr) break;
     const absl::string_view name = entry->d_name;
     if (name != "." && name != "..") names.emplace_back(name);
+  }
+  if (const int error = errno; error != 0) {
+    return absl::ErrnoToStatus(error, absl::StrCat(Quoted(relative, 256), ": listing it"));
   }
   std::sort(names.begin(), names.end());
   return names;

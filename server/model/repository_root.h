@@ -28,7 +28,8 @@ class RepositoryRoot {
   // PERMISSION_DENIED, INVALID_ARGUMENT for a special file or a way out of the root.
   absl::StatusOr<File> OpenFile(absl::string_view relative) const;
 
-  // Names in the directory `relative` ("." for the root itself), sorted, without "." and "..".
+  // Names in the directory `relative` ("." for the root itself), sorted, without "." and "..". All
+  // of them, or an error.
   absl::StatusOr<std::vector<std::string>> ListDirectory(absl::string_view relative) const;
 
  private:

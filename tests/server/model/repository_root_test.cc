@@ -7,7 +7,10 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
+#include <cerrno>
+
 #include "tests/server/model/test_files.h"
+#include "tests/testing/readdir_hook.h"
 
 namespace awqd {
 namespace {
@@ -121,6 +124,20 @@ TEST_P(Root, ListsSorted) {
   const auto top = root_.ListDirectory(".");
   ASSERT_TRUE(top.ok()) << top.status();
   EXPECT_THAT(*top, ElementsAre("m"));
+}
+
+TEST_P(Root, AListingThatBreaksOffIsAnError) {
+  directory_.Write("root/m/b", "");
+  int left = 1;
+  ReaddirHook() = [&](DIR* directory, ReadDirectory real) -> dirent* {
+    if (left-- > 0) return real(directory);
+    errno = EIO;
+    return nullptr;
+  };
+  const auto names = root_.ListDirectory("m");
+  ReaddirHook() = nullptr;
+  ASSERT_FALSE(names.ok());
+  EXPECT_THAT(std::string(names.status().message()), HasSubstr("\"m\": listing it"));
 }
 
 TEST_P(Root, RootItself) {
