@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "absl/algorithm/container.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/half.h"
@@ -32,13 +33,14 @@ std::string RefusesVersion(absl::string_view version) {
   if (version == "gemv") why = "packs along K, with padded scales";
   if (version == "gemv_fast") why = "stores 16-bit interleaved codes and no integer zero points";
   if (version == "marlin") why = "stores codes in a kernel's order and no zero points";
-  return absl::StrCat("version: got \"", version, "\", expected \"gemm\" (\"", version, "\" ", why,
-                      ")");
+  const std::string got = absl::CHexEscape(version);
+  return absl::StrCat("version: got \"", got, "\", expected \"gemm\" (\"", got, "\" ", why, ")");
 }
 
 std::string Refuses(const QuantConfig& config) {
   if (config.quant_method != "awq") {
-    return absl::StrCat("quant_method: got \"", config.quant_method, "\", expected \"awq\"");
+    return absl::StrCat("quant_method: got \"", absl::CHexEscape(config.quant_method),
+                        "\", expected \"awq\"");
   }
   if (std::string why = RefusesVersion(config.version); !why.empty()) return why;
   if (config.bits != 0 && config.bits != kBits) {

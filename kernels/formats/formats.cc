@@ -1,4 +1,5 @@
 // The table of formats, in the order they are tried: the first that accepts wins.
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/formats/awq.h"
 #include "kernels/formats/format.h"
@@ -19,10 +20,10 @@ absl::StatusOr<const Format*> FindFormat(const QuantConfig& config) {
     if (why.empty()) return format;
     absl::StrAppend(&tried, tried.empty() ? "" : "; ", format->name, ": ", why);
   }
-  return absl::UnimplementedError(
-      absl::StrCat("quantization_config: got quant_method \"", config.quant_method,
-                   "\", version \"", config.version, "\", bits ", config.bits,
-                   ", expected a format that this server reads (", tried, ")"));
+  return absl::UnimplementedError(absl::StrCat(
+      "quantization_config: got quant_method \"", absl::CHexEscape(config.quant_method),
+      "\", version \"", absl::CHexEscape(config.version), "\", bits ", config.bits,
+      ", expected a format that this server reads (", tried, ")"));
 }
 
 }  // namespace awqd

@@ -76,8 +76,8 @@ absl::Status Checkpoint::IndexTensors() {
       const auto [it, fresh] = tensors_.emplace(name, TensorLocation{file.get(), &info});
       if (!fresh) {
         return absl::InvalidArgumentError(absl::StrCat(
-            "tensor ", Quoted(name), ": got it in both ", it->second.file->file().name(), " and ",
-            file->file().name(), ", expected it in one file"));
+            "tensor ", Quoted(name), ": got it in both ", it->second.file->file().shown_name(),
+            " and ", file->file().shown_name(), ", expected it in one file"));
       }
     }
   }
@@ -92,7 +92,7 @@ absl::Status Checkpoint::CheckIndex(const std::map<std::string, std::string>& we
     return absl::InvalidArgumentError(absl::StrCat(
         name_, "/", kIndexFile, ": tensor ", Quoted(tensor), ": expected in ", Quoted(file),
         it == tensors_.end() ? ", which does not hold it"
-                             : absl::StrCat(", found in ", it->second.file->file().name())));
+                             : absl::StrCat(", found in ", it->second.file->file().shown_name())));
   }
   return absl::OkStatus();
 }
@@ -144,7 +144,7 @@ absl::Status Checkpoint::FindLinears() {
     }
     if (path.empty()) {
       return absl::InvalidArgumentError(
-          absl::StrCat(location.file->file().name(), ": tensor ", Quoted(name),
+          absl::StrCat(location.file->file().shown_name(), ": tensor ", Quoted(name),
                        ": got no module path before it, expected \"<path>.", marker, "\""));
     }
     AWQD_ASSIGN_OR_RETURN(LinearLocation linear, MakeLinear(path));
@@ -186,8 +186,9 @@ absl::StatusOr<CanonicalWeight> Checkpoint::Read(const LinearLocation& linear,
     const auto bytes = absl::MakeSpan(*scratch).subspan(at, location.info->bytes());
     absl::Status status = location.file->Read(*location.info, bytes);
     if (!status.ok()) {
-      return absl::Status(status.code(), absl::StrCat(status.message(), " (tensor ", linear.path,
-                                                      ".", suffix, ")"));
+      return absl::Status(status.code(),
+                          absl::StrCat(status.message(), " (tensor ",
+                                       Quoted(absl::StrCat(linear.path, ".", suffix)), ")"));
     }
     tensors.emplace(suffix, TensorView{location.info->dtype, location.info->shape, bytes});
     at += location.info->bytes();
@@ -196,8 +197,8 @@ absl::StatusOr<CanonicalWeight> Checkpoint::Read(const LinearLocation& linear,
   if (out.ok()) return out;
   const TensorLocation& marker = linear.tensors.find(format_->suffixes.front())->second;
   return absl::Status(out.status().code(),
-                      absl::StrCat(marker.file->file().name(), ": weight ", Quoted(linear.path),
-                                   ": ", out.status().message()));
+                      absl::StrCat(marker.file->file().shown_name(), ": weight ",
+                                   Quoted(linear.path), ": ", out.status().message()));
 }
 
 absl::Status Checkpoint::CheckUnchanged(const RepositoryRoot& root) const {
@@ -206,7 +207,7 @@ absl::Status Checkpoint::CheckUnchanged(const RepositoryRoot& root) const {
     const absl::StatusOr<File> now = root.OpenFile(file->file().name());
     if (!now.ok() || !now->SameFileAs(file->file())) {
       return absl::InvalidArgumentError(
-          absl::StrCat(file->file().name(), ": the file was replaced while it was loaded"));
+          absl::StrCat(file->file().shown_name(), ": the file was replaced while it was loaded"));
     }
   }
   return absl::OkStatus();

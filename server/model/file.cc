@@ -40,11 +40,11 @@ int UniqueFd::Release() { return std::exchange(fd_, -1); }
 absl::StatusOr<File> File::Adopt(UniqueFd fd, std::string name) {
   File out;
   if (fstat(fd.get(), &out.stat_) != 0) {
-    return absl::ErrnoToStatus(errno, absl::StrCat(name, ": fstat"));
+    return absl::ErrnoToStatus(errno, absl::StrCat(absl::CHexEscape(name), ": fstat"));
   }
   if (!S_ISREG(out.stat_.st_mode)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(name, ": got ", KindOf(out.stat_.st_mode), ", expected a regular file"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        absl::CHexEscape(name), ": got ", KindOf(out.stat_.st_mode), ", expected a regular file"));
   }
   out.fd_ = std::move(fd);
   out.name_ = std::move(name);
@@ -58,12 +58,13 @@ absl::Status File::ReadAt(int64_t offset, absl::Span<uint8_t> out) const {
         pread(fd_.get(), out.data() + done, out.size() - done, offset + static_cast<int64_t>(done));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) {
-      return absl::InternalError(absl::StrCat(name_, ": reading ", out.size() - done, " bytes at ",
-                                              offset + done, " failed, errno ", errno));
+      return absl::InternalError(absl::StrCat(shown_name(), ": reading ", out.size() - done,
+                                              " bytes at ", offset + done, " failed, errno ",
+                                              errno));
     }
     if (got == 0) {
       return absl::InvalidArgumentError(
-          absl::StrCat(name_, ": got end of file at byte ", offset + done, ", expected ",
+          absl::StrCat(shown_name(), ": got end of file at byte ", offset + done, ", expected ",
                        out.size() - done, " more bytes (truncated while it was read?)"));
     }
     done += static_cast<size_t>(got);
@@ -74,19 +75,21 @@ absl::Status File::ReadAt(int64_t offset, absl::Span<uint8_t> out) const {
 absl::Status File::CheckUnchanged() const {
   struct stat now = {};
   if (fstat(fd_.get(), &now) != 0) {
-    return absl::ErrnoToStatus(errno, absl::StrCat(name_, ": fstat"));
+    return absl::ErrnoToStatus(errno, absl::StrCat(shown_name(), ": fstat"));
   }
   if (now.st_size != stat_.st_size) {
     return absl::InvalidArgumentError(
-        absl::StrCat(name_, ": the file changed while it was loaded: got ", now.st_size,
+        absl::StrCat(shown_name(), ": the file changed while it was loaded: got ", now.st_size,
                      " bytes, expected ", stat_.st_size));
   }
   if (now.st_mtim.tv_sec != stat_.st_mtim.tv_sec || now.st_mtim.tv_nsec != stat_.st_mtim.tv_nsec) {
     return absl::InvalidArgumentError(
-        absl::StrCat(name_, ": the file was written to while it was loaded"));
+        absl::StrCat(shown_name(), ": the file was written to while it was loaded"));
   }
   return absl::OkStatus();
 }
+
+std::string File::shown_name() const { return absl::CHexEscape(name_); }
 
 std::string Quoted(absl::string_view text, size_t max_bytes) {
   const bool cut = text.size() > max_bytes;

@@ -39,6 +39,8 @@ class File {
   static absl::StatusOr<File> Adopt(UniqueFd fd, std::string name);
 
   const std::string& name() const { return name_; }
+  // The same for messages, escaped: names on disk need not be UTF-8, which messages have to be.
+  std::string shown_name() const;
   // Bytes when it was opened.
   int64_t size() const { return stat_.st_size; }
 

@@ -17,6 +17,8 @@ namespace {
 
 constexpr size_t kMaxNameBytes = 128;
 constexpr size_t kMaxSuggestions = 5;
+// One model's message must not crowd the others out of ListModels.
+constexpr size_t kMaxMessageBytes = 1024;
 
 // Bytes that two paths share at both ends: cheap, and what tells layers and projections apart.
 size_t Likeness(absl::string_view a, absl::string_view b) {
@@ -39,6 +41,14 @@ std::string Suggestions(const Model& model, absl::string_view wanted) {
   return absl::StrJoin(scored, ", ", [](std::string* out, const auto& entry) {
     absl::StrAppend(out, Quoted(entry.second));
   });
+}
+
+// At most kMaxMessageBytes of a UTF-8 text, whole characters only.
+std::string Clipped(absl::string_view text) {
+  size_t size = std::min(text.size(), kMaxMessageBytes);
+  const auto inside = [&] { return (static_cast<unsigned char>(text[size]) & 0xc0) == 0x80; };
+  while (size > 0 && size < text.size() && inside()) --size;
+  return std::string(text.substr(0, size));
 }
 
 }  // namespace
@@ -100,7 +110,7 @@ absl::StatusOr<std::shared_ptr<const Model>> ModelStore::EndLoad(
   entry.loading = false;
   load_ended_.NotifyAll();
   if (!loaded.ok()) {
-    entry.message = std::string(loaded.status().message());
+    entry.message = Clipped(loaded.status().message());
     // Names that never existed leave nothing behind, however many clients invent.
     const bool invented = absl::IsNotFound(loaded.status()) && entry.loads == 0;
     if (invented) entries_.erase(it);

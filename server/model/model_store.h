@@ -38,7 +38,7 @@ enum class ModelState { kUnloaded, kLoading, kReady, kFailed };
 struct ModelStatus {
   std::string name;
   ModelState state = ModelState::kUnloaded;
-  std::string message;                 // why the last load failed
+  std::string message;                 // why the last load failed, UTF-8, at most 1 KiB
   std::shared_ptr<const Model> model;  // null unless one is being served
 };
 

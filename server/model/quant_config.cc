@@ -18,6 +18,7 @@ using Json = nlohmann::json;
 
 constexpr int kMaxDepth = 32;
 constexpr int64_t kMaxModules = 100'000;
+constexpr size_t kMaxTextBytes = 64;  // of names of methods and versions, which errors repeat
 
 absl::Status Bad(absl::string_view key, const Json& got, absl::string_view expected) {
   const std::string text = got.dump(-1, ' ', false, Json::error_handler_t::replace);
@@ -46,6 +47,9 @@ absl::StatusOr<std::string> Text(const Json& object, absl::string_view name,
   const auto it = object.find(std::string(name));
   if (it == object.end() || it->is_null()) return std::string(fallback);
   if (!it->is_string()) return Bad(name, *it, "a string");
+  if (it->get_ref<const std::string&>().size() > kMaxTextBytes) {
+    return Bad(name, *it, absl::StrCat("at most ", kMaxTextBytes, " bytes"));
+  }
   return absl::AsciiStrToLower(it->get_ref<const std::string&>());
 }
 

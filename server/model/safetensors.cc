@@ -233,13 +233,13 @@ class HeaderEvents final : public JsonEvents {
 };
 
 absl::Status Prefixed(const File& file, const absl::Status& status) {
-  return absl::Status(status.code(), absl::StrCat(file.name(), ": ", status.message()));
+  return absl::Status(status.code(), absl::StrCat(file.shown_name(), ": ", status.message()));
 }
 
 absl::StatusOr<std::string> ReadHeader(const File& file, const SafetensorsLimits& limits) {
   uint8_t raw[kLengthBytes];
   if (file.size() < kLengthBytes) {
-    return absl::InvalidArgumentError(absl::StrCat(file.name(), ": got ", file.size(),
+    return absl::InvalidArgumentError(absl::StrCat(file.shown_name(), ": got ", file.size(),
                                                    " bytes, expected at least 8 (safetensors)"));
   }
   AWQD_RETURN_IF_ERROR(file.ReadAt(0, absl::MakeSpan(raw)));
@@ -248,7 +248,7 @@ absl::StatusOr<std::string> ReadHeader(const File& file, const SafetensorsLimits
   const int64_t most = std::min(limits.max_header_bytes, file.size() - kLengthBytes);
   if (length > static_cast<uint64_t>(most)) {
     return absl::InvalidArgumentError(absl::StrCat(
-        file.name(), ": header length: got ", length, " bytes, expected at most ", most,
+        file.shown_name(), ": header length: got ", length, " bytes, expected at most ", most,
         most == limits.max_header_bytes ? "" : " (the rest of the file; truncated?)"));
   }
   std::string header(length, '\0');
@@ -288,7 +288,7 @@ absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(File file, const Safetenso
 
 absl::Status SafetensorsFile::Read(const TensorInfo& tensor, absl::Span<uint8_t> out) const {
   if (static_cast<int64_t>(out.size()) != tensor.bytes()) {
-    return absl::InternalError(absl::StrCat(file_.name(), ": got a buffer of ", out.size(),
+    return absl::InternalError(absl::StrCat(file_.shown_name(), ": got a buffer of ", out.size(),
                                             " bytes, expected ", tensor.bytes()));
   }
   return file_.ReadAt(data_offset_ + tensor.begin, out);

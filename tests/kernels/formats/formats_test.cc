@@ -43,5 +43,14 @@ TEST(Formats, SaysWhatWasFoundAndWhatWasTried) {
   }
 }
 
+TEST(Formats, WhatWasFoundIsEscaped) {
+  const auto method = FindFormat({.quant_method = "a\nb", .version = "\xc3\xa9", .bits = 4});
+  EXPECT_THAT(std::string(method.status().message()),
+              HasSubstr("quant_method \"a\\nb\", version \"\\xc3\\xa9\", bits 4"));
+  const auto version = FindFormat({.quant_method = "awq", .version = "a\nb", .bits = 4});
+  EXPECT_THAT(std::string(version.status().message()), HasSubstr("version: got \"a\\nb\""));
+  EXPECT_EQ(version.status().message().find('\n'), absl::string_view::npos);
+}
+
 }  // namespace
 }  // namespace awqd

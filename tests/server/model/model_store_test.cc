@@ -134,6 +134,21 @@ TEST_F(ModelStoreTest, FailedFirstLoadIsShown) {
   EXPECT_EQ(StatusOf("m").message, "");
 }
 
+// Names on disk are any bytes, but what is told of them travels as UTF-8.
+TEST_F(ModelStoreTest, MessagesAreShortUtf8) {
+  directory_.Write("m/caf\xe9.safetensors", "no checkpoint");
+  EXPECT_FALSE(store_->Load("m").ok());
+  EXPECT_THAT(StatusOf("m").message, HasSubstr("m/caf\\xe9.safetensors: "));
+  std::filesystem::remove(directory_.At("m/caf\xe9.safetensors"));
+
+  // The cut at 1024 bytes would fall within a character of two.
+  std::string text = "x";
+  while (text.size() < 2000) text += "\xc3\xa9";
+  store_->set_before_serving([&](const Model&) { return absl::InternalError(text); });
+  EXPECT_FALSE(store_->Load("m").ok());
+  EXPECT_EQ(StatusOf("m").message, text.substr(0, 1023));
+}
+
 TEST_F(ModelStoreTest, FailedReloadKeepsServing) {
   const auto first = store_->Load("m");
   ASSERT_TRUE(first.ok());

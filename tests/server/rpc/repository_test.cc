@@ -97,6 +97,23 @@ TEST_F(RepositoryTest, AFailedLoadSaysWhyAndChangesNothing) {
   EXPECT_TRUE(Matmul(GoodMatmul(), &response).ok());
 }
 
+// A reply with a string that is not UTF-8 does not parse: one model would hide all.
+TEST_F(RepositoryTest, ListsWhateverFilesAreCalled) {
+  std::ofstream(root_ / "tiny" / "caf\xe9.safetensors") << "no checkpoint";
+  v1::LoadModelRequest load;
+  load.set_name("tiny");
+  v1::LoadModelResponse loaded;
+  grpc::ClientContext load_context;
+  EXPECT_EQ(repository_->LoadModel(&load_context, load, &loaded).error_code(),
+            grpc::StatusCode::INVALID_ARGUMENT);
+  grpc::ClientContext list_context;
+  v1::ListModelsResponse list;
+  const grpc::Status status = repository_->ListModels(&list_context, {}, &list);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  ASSERT_EQ(list.models_size(), 1);
+  EXPECT_THAT(list.models(0).message(), HasSubstr("caf\\xe9.safetensors"));
+}
+
 TEST_F(RepositoryTest, ServerInfoTellsDeviceKernelsAndLimits) {
   grpc::ClientContext context;
   v1::GetServerInfoResponse info;
