@@ -26,6 +26,10 @@ namespace {
 constexpr int kFileFlags = O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
 constexpr int kDirectoryFlags = O_RDONLY | O_CLOEXEC | O_DIRECTORY;
 
+// EAGAIN from openat2: a rename raced with a "..", which the next try settles, or another process
+// has a lease on the file, which may last.
+constexpr int kMostTries = 100;
+
 absl::Status Escapes(absl::string_view relative) {
   return absl::InvalidArgumentError(
       absl::StrCat(Quoted(relative, 256), ": got a path that leads out of the model repository, ",
@@ -46,6 +50,9 @@ absl::Status FromErrno(int error, absl::string_view relative) {
     case ENXIO:
       return absl::InvalidArgumentError(
           absl::StrCat(name, ": got a socket or a device, expected a regular file"));
+    case EAGAIN:
+      return absl::UnavailableError(absl::StrCat(
+          name, ": another process has a lease on it, or renames directories on its path"));
     default:
       return absl::ErrnoToStatus(error, absl::StrCat(name, ": open"));
   }
@@ -100,11 +107,11 @@ absl::StatusOr<UniqueFd> RepositoryRoot::OpenBeneath(const std::string& relative
   how.flags = static_cast<uint64_t>(flags);
   how.resolve = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS;
   int fd = -1;
-  int error = 0;
-  do {  // EAGAIN: a rename raced with a "..", and the kernel asks to try again.
+  int error = EAGAIN;
+  for (int i = 0; i < kMostTries && (error == EAGAIN || error == EINTR); ++i) {
     fd = static_cast<int>(syscall(SYS_openat2, root_.get(), relative.c_str(), &how, sizeof(how)));
     error = fd < 0 ? errno : 0;
-  } while (error == EAGAIN || error == EINTR);
+  }
   if (fd >= 0) return UniqueFd(fd);
   // Kernels before 5.6, and sandboxes that do not know the call.
   if (error == ENOSYS || error == EPERM) return OpenCanonical(relative, flags);

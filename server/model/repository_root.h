@@ -25,7 +25,8 @@ class RepositoryRoot {
                                              Resolve how = Resolve::kKernel);
 
   // A regular file. `relative` is a path of plain components ("model/config.json"). NOT_FOUND,
-  // PERMISSION_DENIED, INVALID_ARGUMENT for a special file or a way out of the root.
+  // PERMISSION_DENIED, INVALID_ARGUMENT for a special file or a way out of the root, UNAVAILABLE
+  // while another process has a lease on it. Never waits for another process.
   absl::StatusOr<File> OpenFile(absl::string_view relative) const;
 
   // Names in the directory `relative` ("." for the root itself), sorted, without "." and "..". All

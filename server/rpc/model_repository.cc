@@ -1,4 +1,4 @@
-// Store structs -> messages, and loads and unloads off the loop's threads.
+// Store structs -> messages, and what touches the disk off the loop's threads.
 #include "server/rpc/model_repository.h"
 
 #include <memory>
@@ -152,13 +152,26 @@ absl::Status List(ModelStore* models, v1::ListModelsResponse* response) {
 
 }  // namespace
 
+void ModelRepositoryService::StartList(UnaryCall* call) {
+  if (env_.gate->TurnAway(call)) return;
+  const auto ticket = std::make_shared<CallGate::Ticket>(env_.gate);
+  const absl::Status accepted = Guarded([&]() -> absl::Status {
+    v1::ListModelsRequest request;
+    AWQD_RETURN_IF_ERROR(Parse(call->request(), &request));
+    return lists_.Run([ticket, call, models = env_.models] {
+      v1::ListModelsResponse response;
+      const absl::Status status = Guarded([&] { return List(models, &response); });
+      Reply(call, status, response);
+    });
+  });
+  if (!accepted.ok()) call->Finish(ToGrpc(accepted));
+}
+
 void ModelRepositoryService::ServeOn(CallLoop* loop) {
   using Service = ModelRepositoryService;
   constexpr int kSlots = 4;
-  loop->Serve<UnaryCall>(kSlots, this, &Service::RequestListModels, [this](UnaryCall* call) {
-    Answer<v1::ListModelsRequest, v1::ListModelsResponse>(
-        env_, call, [this](const auto&, auto* response) { return List(env_.models, response); });
-  });
+  loop->Serve<UnaryCall>(kSlots, this, &Service::RequestListModels,
+                         [this](UnaryCall* call) { StartList(call); });
   loop->Serve<UnaryCall>(kSlots, this, &Service::RequestGetModel, [this](UnaryCall* call) {
     Answer<v1::GetModelRequest, v1::GetModelResponse>(
         env_, call, [this](const auto& request, auto* response) {

@@ -2,8 +2,10 @@
 // resolving.
 #include "server/model/repository_root.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
@@ -124,6 +126,21 @@ TEST_P(Root, ListsSorted) {
   const auto top = root_.ListDirectory(".");
   ASSERT_TRUE(top.ok()) << top.status();
   EXPECT_THAT(*top, ElementsAre("m"));
+}
+
+// A lease makes others wait for its holder, who may take all the time that the kernel grants.
+TEST_P(Root, AFileUnderALeaseIsUnavailable) {
+  const UniqueFd holder(open(directory_.At("root/m/config.json").c_str(), O_RDWR | O_CLOEXEC));
+  ASSERT_TRUE(holder.ok());
+  const auto before = signal(SIGIO, SIG_IGN);  // asks the holder to let go
+  if (fcntl(holder.get(), F_SETLEASE, F_WRLCK) != 0) {
+    GTEST_SKIP() << "the temporary directory's file system has no leases";
+  }
+  const auto file = root_.OpenFile("m/config.json");
+  EXPECT_EQ(fcntl(holder.get(), F_SETLEASE, F_UNLCK), 0);
+  signal(SIGIO, before);
+  EXPECT_EQ(file.status().code(), absl::StatusCode::kUnavailable) << file.status();
+  EXPECT_THAT(std::string(file.status().message()), HasSubstr("m/config.json"));
 }
 
 TEST_P(Root, AListingThatBreaksOffIsAnError) {

@@ -1,5 +1,9 @@
 // ModelRepository and ServerInfo.
+#include <atomic>
+#include <future>
+
 #include "tests/server/rpc/rpc_fixture.h"
+#include "tests/testing/readdir_hook.h"
 
 namespace awqd {
 namespace {
@@ -112,6 +116,41 @@ TEST_F(RepositoryTest, ListsWhateverFilesAreCalled) {
   ASSERT_TRUE(status.ok()) << status.error_message();
   ASSERT_EQ(list.models_size(), 1);
   EXPECT_THAT(list.models(0).message(), HasSubstr("caf\\xe9.safetensors"));
+}
+
+// One thread of the loop, and a disk that does not answer until the test says so.
+class SlowDiskTest : public RpcTest {
+ protected:
+  void Configure(RpcOptions* options) override { options->rpc_threads = 1; }
+};
+
+TEST_F(SlowDiskTest, AListHoldsNoOtherCallUp) {
+  std::promise<void> begun, release;
+  std::atomic<int> entries{0};
+  ReaddirHook() = [&](DIR* directory, ReadDirectory real) {
+    if (entries++ == 0) {
+      begun.set_value();
+      release.get_future().wait();
+    }
+    return real(directory);
+  };
+  v1::ListModelsResponse list;
+  auto listing = std::async(std::launch::async, [&] {
+    grpc::ClientContext context;
+    return repository_->ListModels(&context, {}, &list).ok();
+  });
+  begun.get_future().wait();
+  grpc::ClientContext context;
+  Deadline(&context);
+  v1::GetModelRequest get;
+  get.set_name("tiny");
+  v1::GetModelResponse model;
+  const grpc::Status status = repository_->GetModel(&context, get, &model);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  release.set_value();
+  EXPECT_TRUE(listing.get());
+  EXPECT_EQ(list.models_size(), 1);
+  ReaddirHook() = nullptr;
 }
 
 TEST_F(RepositoryTest, ServerInfoTellsDeviceKernelsAndLimits) {
