@@ -59,12 +59,22 @@ absl::StatusOr<std::vector<OpenedDevice>> Open(const Options& options,
 // before it listens.
 absl::StatusOr<std::vector<std::string>> ModelsToLoad(const Options& options,
                                                       const ModelStore& store) {
-  absl::StatusOr<std::vector<std::string>> found = store.Discover();
+  const auto found = store.Discover();
   if (!found.ok()) {
     return absl::Status(found.status().code(),
                         absl::StrCat("--model_repository: ", found.status().message()));
   }
-  if (options.load_models.empty()) return found;
+  std::vector<std::string> all;
+  for (const auto& [name, opened] : *found) {
+    all.push_back(name);
+    if (opened.ok()) continue;
+    LogEvent(LogLevel::kWarning, "model cannot be opened",
+             {{"model", name},
+              {"status", absl::StatusCodeToString(opened.code())},
+              {"error", LogText(opened.message(), 1024)}});
+  }
+  // Those that cannot be opened too: they fail to load, rather than be missing in silence.
+  if (options.load_models.empty()) return all;
   for (const std::string& name : options.load_models) {
     if (absl::Status status = CheckModelName(name); !status.ok()) {
       return absl::InvalidArgumentError(absl::StrCat("--load_model: ", status.message()));

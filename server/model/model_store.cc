@@ -186,8 +186,11 @@ absl::StatusOr<std::shared_ptr<const PlacedWeight>> ModelStore::FindWeight(
 
 std::vector<ModelStatus> ModelStore::List() const {
   std::map<std::string, ModelStatus> out;
-  if (const auto names = Discover(); names.ok()) {
-    for (const std::string& name : *names) out[name].name = name;
+  if (const auto found = Discover(); found.ok()) {
+    for (const auto& [name, opened] : *found) {
+      const ModelState state = opened.ok() ? ModelState::kUnloaded : ModelState::kFailed;
+      out[name] = {name, state, Clipped(opened.message()), nullptr};
+    }
   }
   MutexLock lock(&mu_);
   for (const auto& [name, entry] : entries_) {
@@ -206,13 +209,14 @@ std::vector<ModelStatus> ModelStore::List() const {
   return list;
 }
 
-absl::StatusOr<std::vector<std::string>> ModelStore::Discover() const {
+absl::StatusOr<std::map<std::string, absl::Status>> ModelStore::Discover() const {
   AWQD_ASSIGN_OR_RETURN(const RepositoryRoot root, RepositoryRoot::Open(root_));
   AWQD_ASSIGN_OR_RETURN(const std::vector<std::string> names, root.ListDirectory("."));
-  std::vector<std::string> out;
+  std::map<std::string, absl::Status> out;
   for (const std::string& name : names) {
     if (!CheckModelName(name).ok()) continue;
-    if (root.OpenFile(absl::StrCat(name, "/", kConfigFile)).ok()) out.push_back(name);
+    const absl::Status opened = root.OpenFile(absl::StrCat(name, "/", kConfigFile)).status();
+    if (!absl::IsNotFound(opened)) out.emplace(name, opened);
   }
   return out;
 }

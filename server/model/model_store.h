@@ -38,7 +38,7 @@ enum class ModelState { kUnloaded, kLoading, kReady, kFailed };
 struct ModelStatus {
   std::string name;
   ModelState state = ModelState::kUnloaded;
-  std::string message;                 // why the last load failed, UTF-8, at most 1 KiB
+  std::string message;                 // why it failed, UTF-8, at most 1 KiB
   std::shared_ptr<const Model> model;  // null unless one is being served
 };
 
@@ -86,12 +86,14 @@ class ModelStore {
   absl::StatusOr<std::shared_ptr<const PlacedWeight>> FindWeight(absl::string_view model,
                                                                  absl::string_view weight) const;
 
-  // Every directory of the repository and every known name, sorted.
+  // Every model that Discover finds and every known name, sorted. A model that was not loaded and
+  // cannot be opened counts as failed.
   std::vector<ModelStatus> List() const;
 
-  // Names of the repository's directories that look like models (have a config.json), sorted.
+  // Names of the repository's directories that look like models: that have a config.json, or of
+  // which that cannot be told, as their config.json cannot be opened; then with the reason.
   // NOT_FOUND or PERMISSION_DENIED when the root itself cannot be read.
-  absl::StatusOr<std::vector<std::string>> Discover() const;
+  absl::StatusOr<std::map<std::string, absl::Status>> Discover() const;
 
   // Bytes of the models being served from `device`; an old version that requests still hold is not
   // counted.

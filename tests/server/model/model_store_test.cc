@@ -23,6 +23,7 @@ using ::awqd::testing::TempDirectory;
 using ::awqd::testing::TestTensors;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Pair;
 
 constexpr absl::StatusCode kInvalid = absl::StatusCode::kInvalidArgument;
 constexpr absl::StatusCode kNotFound = absl::StatusCode::kNotFound;
@@ -232,10 +233,23 @@ TEST_F(ModelStoreTest, DiscoverListsDirectoriesWithAConfig) {
   directory_.Write("bad name/config.json", "{}");
   std::filesystem::create_symlink("b", directory_.At("alias"));
   std::filesystem::create_symlink("/etc", directory_.At("outside"));
-  const auto names = store_->Discover();
-  ASSERT_TRUE(names.ok()) << names.status();
-  EXPECT_THAT(*names, ElementsAre("alias", "b", "m"));
+  std::filesystem::create_symlink("nothing", directory_.At("dangling"));
+  const auto found = store_->Discover();
+  ASSERT_TRUE(found.ok()) << found.status();
+  const absl::Status ok;
+  EXPECT_THAT(*found, ElementsAre(Pair("alias", ok), Pair("b", ok), Pair("m", ok),
+                                  Pair("outside", ::testing::Not(ok))));
   EXPECT_TRUE(store_->Load("alias").ok());
+}
+
+TEST_F(ModelStoreTest, ADirectoryThatCannotBeOpenedIsListedWithTheReason) {
+  std::filesystem::create_directory_symlink(directory_.At("m"), directory_.At("outside"));
+  const ModelStatus status = StatusOf("outside");
+  EXPECT_EQ(status.state, ModelState::kFailed);
+  EXPECT_THAT(status.message, HasSubstr("outside/config.json"));
+  EXPECT_THAT(status.message, HasSubstr("leads out of the model repository"));
+  EXPECT_EQ(StatusOf("m").state, ModelState::kUnloaded);
+  EXPECT_EQ(store_->Load("outside").status().code(), kInvalid);
 }
 
 TEST_F(ModelStoreTest, MissingRoot) {
