@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "kernels/base/status.h"
 #include "kernels/layouts/layout.h"
 #include "kernels/registry.h"
@@ -91,10 +92,20 @@ absl::Status Load(ModelStore* models, const std::string& name, v1::LoadModelResp
   return absl::OkStatus();
 }
 
-absl::Status Get(const ModelStore& models, const std::string& name,
-                 v1::GetModelResponse* response) {
+// As FindWeight of weights.h: what was not loaded yet is not missing.
+absl::StatusOr<std::shared_ptr<const Model>> FindModel(const RpcEnv& env, const std::string& name) {
+  auto model = env.models->Find(name);
+  if (absl::IsNotFound(model.status()) && env.starting.load()) {
+    return absl::UnavailableError(absl::StrCat("model \"", name,
+                                               "\": the server is still loading its models; try "
+                                               "again when its health is SERVING"));
+  }
+  return model;
+}
+
+absl::Status Get(const RpcEnv& env, const std::string& name, v1::GetModelResponse* response) {
   AWQD_RETURN_IF_ERROR(CheckName(name));
-  AWQD_ASSIGN_OR_RETURN(const std::shared_ptr<const Model> model, models.Find(name));
+  AWQD_ASSIGN_OR_RETURN(const std::shared_ptr<const Model> model, FindModel(env, name));
   FillSummary(*model, response->mutable_model());
   for (const auto& [path, weight] : model->weights) {
     FillWeight(path, *weight, response->add_weights());
@@ -173,10 +184,10 @@ void ModelRepositoryService::ServeOn(CallLoop* loop) {
   loop->Serve<UnaryCall>(kSlots, this, &Service::RequestListModels,
                          [this](UnaryCall* call) { StartList(call); });
   loop->Serve<UnaryCall>(kSlots, this, &Service::RequestGetModel, [this](UnaryCall* call) {
-    Answer<v1::GetModelRequest, v1::GetModelResponse>(
-        env_, call, [this](const auto& request, auto* response) {
-          return Get(*env_.models, request.name(), response);
-        });
+    Answer<v1::GetModelRequest, v1::GetModelResponse>(env_, call,
+                                                      [this](const auto& request, auto* response) {
+                                                        return Get(env_, request.name(), response);
+                                                      });
   });
   loop->Serve<UnaryCall>(kSlots, this, &Service::RequestLoadModel, [this](UnaryCall* call) {
     Offload<v1::LoadModelRequest, v1::LoadModelResponse>(

@@ -59,6 +59,20 @@ TEST_F(RepositoryTest, UnloadsAndLoads) {
   EXPECT_TRUE(Matmul(GoodMatmul(), &response).ok());
 }
 
+// As its weights are: a client that asks too early does not take the name for a wrong one.
+TEST_F(RepositoryTest, ModelsThatMayStillComeAreUnavailable) {
+  v1::GetModelRequest request;
+  request.set_name("later");
+  for (const bool starting : {true, false}) {
+    server_->SetStarting(starting);
+    grpc::ClientContext context;
+    v1::GetModelResponse model;
+    const grpc::Status status = repository_->GetModel(&context, request, &model);
+    EXPECT_EQ(status.error_code(),
+              starting ? grpc::StatusCode::UNAVAILABLE : grpc::StatusCode::NOT_FOUND);
+  }
+}
+
 TEST_F(RepositoryTest, NamesAreCheckedFirst) {
   for (const char* name : {"", "..", "../tiny", "/etc", ".hidden", "a/b", " "}) {
     v1::LoadModelRequest load;
