@@ -203,12 +203,12 @@ absl::StatusOr<CanonicalWeight> Checkpoint::Read(const LinearLocation& linear,
 
 absl::Status Checkpoint::CheckUnchanged(const RepositoryRoot& root) const {
   for (const auto& file : files_) {
-    AWQD_RETURN_IF_ERROR(file->file().CheckUnchanged());
     const absl::StatusOr<File> now = root.OpenFile(file->file().name());
     if (!now.ok() || !now->SameFileAs(file->file())) {
       return absl::InvalidArgumentError(
           absl::StrCat(file->file().shown_name(), ": the file was replaced while it was loaded"));
     }
+    AWQD_RETURN_IF_ERROR(file->file().CheckUnchanged());
   }
   return absl::OkStatus();
 }

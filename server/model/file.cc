@@ -21,6 +21,10 @@ absl::string_view KindOf(mode_t mode) {
   return "a special file";
 }
 
+bool SameTime(const timespec& a, const timespec& b) {
+  return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
+}
+
 }  // namespace
 
 UniqueFd& UniqueFd::operator=(UniqueFd&& other) noexcept {
@@ -82,9 +86,10 @@ absl::Status File::CheckUnchanged() const {
         absl::StrCat(shown_name(), ": the file changed while it was loaded: got ", now.st_size,
                      " bytes, expected ", stat_.st_size));
   }
-  if (now.st_mtim.tv_sec != stat_.st_mtim.tv_sec || now.st_mtim.tv_nsec != stat_.st_mtim.tv_nsec) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(shown_name(), ": the file was written to while it was loaded"));
+  // Writers may set the time of modification back (rsync does); that of the change is the kernel's.
+  if (!SameTime(now.st_mtim, stat_.st_mtim) || !SameTime(now.st_ctim, stat_.st_ctim)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        shown_name(), ": the file was written to, or its attributes changed, while it was loaded"));
   }
   return absl::OkStatus();
 }

@@ -48,7 +48,8 @@ class File {
   // error.
   absl::Status ReadAt(int64_t offset, absl::Span<uint8_t> out) const;
 
-  // INVALID_ARGUMENT when size or time of modification differ from when it was opened.
+  // INVALID_ARGUMENT when size, time of modification or time of change differ from when it was
+  // opened.
   absl::Status CheckUnchanged() const;
 
   bool SameFileAs(const File& other) const {
