@@ -1,5 +1,7 @@
 // awqd: flags -> Options -> Server -> run until a signal. Exit codes: 0 stopped by a signal or
 // printed what was asked for, 1 could not start or go on, 2 bad flags.
+#include <sys/resource.h>
+
 #include <cstdio>
 #include <exception>
 #include <memory>
@@ -19,7 +21,17 @@ int Fail(int code, const absl::Status& status) {
   return code;
 }
 
+// Each shard of a checkpoint stays open during its load, up to 1000 of them, and each connection
+// too; the usual soft limit of 1024 is there for select, which nothing here uses.
+void RaiseOpenFiles() {
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);  // where it is refused, the old limit serves on
+}
+
 int Serve(const awqd::Options& options) {
+  RaiseOpenFiles();
   awqd::SetUpLogging(options.log_level, options.log_format);
   absl::StatusOr<std::unique_ptr<awqd::Server>> server = awqd::Server::Create(options);
   if (!server.ok()) return Fail(1, server.status());

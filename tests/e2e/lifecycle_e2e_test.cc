@@ -1,5 +1,6 @@
 // Start, stop, load and unload of the real server, at the worst moments.
 #include <signal.h>
+#include <sys/resource.h>
 
 #include <atomic>
 #include <filesystem>
@@ -143,6 +144,20 @@ TEST_F(LifecycleTest, AModelThatCannotBeOpenedIsNotMissedInSilence) {
   EXPECT_THAT(models->models(0).message(), HasSubstr("leads out of the model repository"));
   EXPECT_EQ(models->models(1).state(), v1::READY);
   EXPECT_EQ(server.log().size(), before) << "clients fill no log";
+  EXPECT_EQ(server.Stop().code, 0);
+}
+
+TEST_F(LifecycleTest, OpensAsManyFilesAsItMay) {
+  rlimit limit = {};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  const rlimit low = {.rlim_cur = 128, .rlim_max = limit.rlim_max};
+  ASSERT_GT(limit.rlim_max, low.rlim_cur);
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &low), 0);
+  ServerProcess server(Args());
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+  ASSERT_TRUE(server.WaitServing()) << server.log();
+  ASSERT_EQ(prlimit(server.pid(), RLIMIT_NOFILE, nullptr, &limit), 0);
+  EXPECT_EQ(limit.rlim_cur, limit.rlim_max);
   EXPECT_EQ(server.Stop().code, 0);
 }
 
