@@ -9,11 +9,11 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "awqd/v1/inference.grpc.pb.h"
 #include "awqd/v1/model_repository.grpc.pb.h"
 #include "awqd/v1/server_info.grpc.pb.h"
 #include "client/convert.h"
+#include "client/matmul_stream.h"
 #include "grpc/health/v1/health.grpc.pb.h"
 #include "grpcpp/grpcpp.h"
 
@@ -62,69 +62,6 @@ grpc::ChannelArguments ChannelArgs(const ClientOptions& options) {
   return args;
 }
 
-void SetDeadline(grpc::ClientContext& context, absl::Duration timeout) {
-  if (timeout == absl::InfiniteDuration()) return;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
-}
-
-class StreamOverGrpc : public MatmulStream {
- public:
-  StreamOverGrpc(v1::QuantizedInference::Stub& stub, absl::Duration timeout, bool wait_for_server) {
-    SetDeadline(context_, timeout);
-    context_.set_wait_for_ready(wait_for_server);
-    stream_ = stub.QuantizedMatmulStream(&context_);
-  }
-  ~StreamOverGrpc() override {
-    if (finished_) return;
-    context_.TryCancel();
-    // gRPC wants a stream read to its end and finished before it goes.
-    v1::QuantizedMatmulResponse unread;
-    while (stream_->Read(&unread)) {
-    }
-    stream_->Finish().IgnoreError();
-  }
-
-  absl::Status Send(MatmulCall call) override {
-    if (stream_->Write(ToRequest(std::move(call)))) return absl::OkStatus();
-    return absl::UnavailableError("the stream has ended; Receive tells why");
-  }
-
-  absl::Status CloseSend() override {
-    if (stream_->WritesDone()) return absl::OkStatus();
-    return absl::UnavailableError("the stream has ended; Receive tells why");
-  }
-
-  absl::StatusOr<std::optional<Answer>> Receive() override {
-    v1::QuantizedMatmulResponse response;
-    if (finished_ || !stream_->Read(&response)) return End();
-    if (response.has_error()) {
-      return Answer{response.request_id(),
-                    absl::Status(static_cast<absl::StatusCode>(response.error().code()),
-                                 response.error().message())};
-    }
-    std::string id = response.request_id();
-    return Answer{std::move(id), ToResult(std::move(response))};
-  }
-
-  void Cancel() override { context_.TryCancel(); }
-
- private:
-  absl::StatusOr<std::optional<Answer>> End() {
-    if (!finished_) {
-      finished_ = true;
-      final_ = FromGrpc(stream_->Finish());
-    }
-    if (!final_.ok()) return final_;
-    return std::nullopt;
-  }
-
-  grpc::ClientContext context_;
-  std::unique_ptr<grpc::ClientReaderWriter<v1::QuantizedMatmulRequest, v1::QuantizedMatmulResponse>>
-      stream_;
-  bool finished_ = false;
-  absl::Status final_;
-};
-
 class ClientOverGrpc : public Client {
  public:
   ClientOverGrpc(std::shared_ptr<grpc::Channel> channel, absl::Duration timeout)
@@ -145,7 +82,7 @@ class ClientOverGrpc : public Client {
   }
 
   std::unique_ptr<MatmulStream> QuantizedMatmulStream(const CallOptions& options) override {
-    return std::make_unique<StreamOverGrpc>(*inference_, Timeout(options), options.wait_for_server);
+    return OpenMatmulStream(*inference_, WithTimeout(options));
   }
 
   absl::StatusOr<DequantizeResult> Dequantize(const DequantizeCall& call,
@@ -164,10 +101,11 @@ class ClientOverGrpc : public Client {
 
   absl::StatusOr<v1::Execution> DequantizeBlocks(const DequantizeCall& call, const BlockSink& sink,
                                                  const CallOptions& options) override {
+    const v1::DequantizeRequest request = ToRequest(call);
+    if (absl::Status status = CheckSize(request); !status.ok()) return status;
     grpc::ClientContext context;
-    SetDeadline(context, Timeout(options));
-    context.set_wait_for_ready(options.wait_for_server);
-    const auto reader = inference_->DequantizeStream(&context, ToRequest(call));
+    Prepare(context, WithTimeout(options));
+    const auto reader = inference_->DequantizeStream(&context, request);
     ChunkOrder order;
     v1::Execution execution;
     absl::Status failure;
@@ -232,16 +170,17 @@ class ClientOverGrpc : public Client {
   bool connected() const override { return channel_->GetState(false) == GRPC_CHANNEL_READY; }
 
  private:
-  absl::Duration Timeout(const CallOptions& options) const {
-    return options.timeout == absl::ZeroDuration() ? timeout_ : options.timeout;
+  CallOptions WithTimeout(CallOptions options) const {
+    if (options.timeout == absl::ZeroDuration()) options.timeout = timeout_;
+    return options;
   }
 
   template <typename Response, typename Stub, typename Method, typename Request>
   absl::StatusOr<Response> Unary(Stub& stub, Method method, const Request& request,
                                  const CallOptions& options) {
+    if (absl::Status status = CheckSize(request); !status.ok()) return status;
     grpc::ClientContext context;
-    SetDeadline(context, Timeout(options));
-    context.set_wait_for_ready(options.wait_for_server);
+    Prepare(context, WithTimeout(options));
     Response response;
     const grpc::Status status = (stub.*method)(&context, request, &response);
     if (!status.ok()) return FromGrpc(status);

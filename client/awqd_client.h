@@ -112,7 +112,8 @@ using BlockSink = std::function<absl::Status(DequantizeBlock block)>;
 class MatmulStream {
  public:
   virtual ~MatmulStream() = default;
-  // OK once it is on its way; an error means that the stream has ended: Receive says why.
+  // OK once it is on its way. INVALID_ARGUMENT for a request of 2 GiB or more, which is not sent;
+  // any other error means that the stream has ended: Receive says why.
   virtual absl::Status Send(MatmulCall call) = 0;
   // Says that nothing more will be sent.
   virtual absl::Status CloseSend() = 0;
@@ -128,7 +129,7 @@ class MatmulStream {
 };
 
 // Thread-safe. Calls block. Nothing is retried: a call that may have reached the server is for the
-// caller to repeat.
+// caller to repeat. A request of 2 GiB or more is INVALID_ARGUMENT and not sent.
 class Client {
  public:
   // Connects lazily. INVALID_ARGUMENT for an address or a limit that cannot work.

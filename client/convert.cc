@@ -1,12 +1,14 @@
-// From the client's structs to requests, from grpc::Status to absl::Status.
+// From the client's structs to requests and calls, from grpc::Status to absl::Status.
 #include "client/convert.h"
 
+#include <limits>
 #include <string>
 #include <utility>
 #include <variant>
 
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 
 namespace awqd::client {
 namespace {
@@ -28,6 +30,21 @@ int64_t RangeLength(int64_t begin, int64_t end, int64_t extent) {
 }
 
 }  // namespace
+
+void Prepare(grpc::ClientContext& context, const CallOptions& options) {
+  context.set_wait_for_ready(options.wait_for_server);
+  if (options.timeout == absl::InfiniteDuration()) return;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + options.timeout));
+}
+
+absl::Status CheckSize(const google::protobuf::MessageLite& request) {
+  constexpr size_t kMost = std::numeric_limits<int>::max();
+  const size_t bytes = request.ByteSizeLong();
+  if (bytes <= kMost) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("request: got ", bytes,
+                                                 " bytes, expected at most ", kMost,
+                                                 "; send it in parts or use shared memory"));
+}
 
 absl::Status FromGrpc(const grpc::Status& status) {
   if (status.ok()) return absl::OkStatus();

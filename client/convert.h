@@ -1,13 +1,22 @@
-// From the client's structs to requests, from grpc::Status to absl::Status.
+// From the client's structs to requests and calls, from grpc::Status to absl::Status.
 #pragma once
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "awqd/v1/inference.pb.h"
 #include "client/awqd_client.h"
+#include "google/protobuf/message_lite.h"
+#include "grpcpp/client_context.h"
 #include "grpcpp/support/status.h"
 
 namespace awqd::client {
+
+// Sets what a call takes from `options`: its deadline and whether it waits for a server.
+void Prepare(grpc::ClientContext& context, const CallOptions& options);
+
+// INVALID_ARGUMENT for a request that gRPC cannot serialise and would end the process for: Protocol
+// Buffers count a message's bytes in an int.
+absl::Status CheckSize(const google::protobuf::MessageLite& request);
 
 // Code and message unchanged; the details as kErrorDetailsPayload.
 absl::Status FromGrpc(const grpc::Status& status);

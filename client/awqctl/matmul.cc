@@ -18,6 +18,11 @@ namespace {
 
 constexpr absl::Duration kCallTimeout = absl::Seconds(60);
 
+// Of --random. With its names a request must stay below Protocol Buffers' 2 GiB. Shared memory has
+// no such bound; there it is 4 GiB of floats, drawn before they are converted.
+constexpr int64_t kMostRequestBytes = (int64_t{1} << 31) - 65536;
+constexpr int64_t kMostSharedValues = int64_t{1} << 30;
+
 absl::StatusOr<client::Tensor> ReadTensor(const std::string& path, client::DType dtype) {
   absl::StatusOr<client::NpyArray> array = client::ReadNpy(path);
   if (!array.ok()) return array.status();
@@ -97,14 +102,16 @@ std::optional<int> FillOperands(const Flags& flags, client::Client& client, Cons
   if (!weight.ok()) return CallFailed(weight.status(), flags, client, console);
   const int64_t k = weight->k();
   const int64_t tokens = *flags.random_tokens;
-  int64_t count = 0;
-  // Past the int range the request would pass Protocol Buffers' 2 GiB as well.
-  if (__builtin_mul_overflow(tokens, k, &count) || count < 0 || count > int64_t{1} << 30) {
-    return BadArguments(absl::InvalidArgumentError(absl::StrCat("--random: ", tokens, " x ", k,
-                                                                " values do not fit one request")),
-                        console);
-  }
   const client::DType dtype = flags.dtype == v1::DTYPE_UNSPECIFIED ? v1::FP16 : flags.dtype;
+  const int64_t most =
+      flags.shared_memory ? kMostSharedValues : kMostRequestBytes / client::SizeOf(dtype);
+  int64_t count = 0;
+  if (__builtin_mul_overflow(tokens, k, &count) || count < 0 || count > most) {
+    return BadArguments(
+        absl::InvalidArgumentError(absl::StrCat("--random: got ", tokens, " x ", k, " values of ",
+                                                client::Name(dtype), ", expected at most ", most)),
+        console);
+  }
   auto activations = client::Tensor::FromFloats(dtype, {tokens, k}, Uniform(count, flags.seed));
   if (!activations.ok()) return BadArguments(activations.status(), console);
   call.activations = *std::move(activations);

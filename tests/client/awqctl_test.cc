@@ -256,6 +256,16 @@ TEST_F(AwqctlTest, CompareByRelativeError) {
   EXPECT_EQ(RunAlone({"compare", a, Path("absent.npy"), "--bit_exact"}), kFileFailed);
 }
 
+TEST_F(AwqctlTest, MatmulAtRandomDrawsNothingThatNoRequestHolds) {
+  server_.repository.k = 32;
+  EXPECT_EQ(Run({"matmul", "m", "w", "--random", "16777216", "--dtype", "fp32"}), kBadArguments);
+  EXPECT_EQ(err_,
+            "awqctl: --random: got 16777216 x 32 values of FP32, expected at most 536854528\n");
+  server_.repository.k = int64_t{1} << 60;
+  EXPECT_EQ(Run({"matmul", "m", "w", "--random", "16777216"}), kBadArguments);
+  EXPECT_THAT(err_, HasSubstr("--random: got 16777216 x 1152921504606846976 values"));
+}
+
 TEST_F(AwqctlTest, HealthcheckExitsLikeTheProbe) {
   EXPECT_EQ(Run({"healthcheck"}), kOk);
   EXPECT_EQ(out_, "SERVING\n");

@@ -99,7 +99,7 @@ class FakeInference : public v1::QuantizedInference::Service {
   std::mutex mutex_;
 };
 
-// One model "m" with one weight "w", K = 4.
+// One model "m" with one weight "w", K = 4 until a test sets it.
 class FakeRepository : public v1::ModelRepository::Service {
  public:
   grpc::Status ListModels(grpc::ServerContext*, const v1::ListModelsRequest*,
@@ -116,7 +116,7 @@ class FakeRepository : public v1::ModelRepository::Service {
     response->mutable_model()->set_name("m");
     v1::WeightInfo& weight = *response->add_weights();
     weight.set_path("w");
-    weight.set_k(4);
+    weight.set_k(k);
     weight.set_n(4);
     v1::PlanEntry& plan = *weight.add_plan();
     plan.set_path(v1::FUSED);
@@ -136,6 +136,7 @@ class FakeRepository : public v1::ModelRepository::Service {
   }
 
   grpc::Status status;
+  int64_t k = 4;
 };
 
 class FakeServerInfo : public v1::ServerInfo::Service {
