@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "server/flag_values.h"
 
@@ -15,6 +16,16 @@ namespace {
 constexpr int64_t kMaxMessageBytes = (int64_t{1} << 31) - 65536;
 constexpr int64_t kMinMessageBytes = 64 << 10;
 constexpr int64_t kAnyBytes = int64_t{1} << 50;
+
+// As CLI::Range, which lets NaN pass: it is neither below `min` nor above `max`.
+CLI::Validator NumberFrom(double min, double max) {
+  const auto check = [min, max](const std::string& text) -> std::string {
+    double value = 0;
+    if (absl::SimpleAtod(text, &value) && value >= min && value <= max) return "";
+    return absl::StrCat("got \"", text, "\", expected a number from ", min, " to ", max);
+  };
+  return CLI::Validator(check, absl::StrCat("FLOAT in [", min, " - ", max, "]"));
+}
 
 // Registers flags with their environment twins.
 class Table {
@@ -31,7 +42,9 @@ class Table {
   template <typename T>
   CLI::Option* Number(const std::string& name, T& value, std::type_identity_t<T> min,
                       std::type_identity_t<T> max, const std::string& help) {
-    return Add(name, value, help)->check(CLI::Range(min, max));
+    CLI::Option* const option = Add(name, value, help);
+    if constexpr (std::is_floating_point_v<T>) return option->check(NumberFrom(min, max));
+    return option->check(CLI::Range(min, max));
   }
 
   void Bytes(const std::string& name, int64_t& value, int64_t min, int64_t max,

@@ -2,10 +2,10 @@
 #include "client/awqctl/bench_flags.h"
 
 #include <cmath>
-#include <map>
 #include <vector>
 
 #include "CLI/CLI.hpp"
+#include "client/awqctl/flag_values.h"
 
 namespace awqd::awqctl {
 namespace {
@@ -16,14 +16,6 @@ template <typename T>
 T OrThrow(const char* flag, absl::StatusOr<T> value) {
   if (!value.ok()) throw CLI::ValidationError(flag, std::string(value.status().message()));
   return *std::move(value);
-}
-
-void AddDType(CLI::App* sub, const char* name, v1::DType& target, const char* help) {
-  const std::map<std::string, v1::DType> names = {
-      {"fp16", v1::FP16}, {"bf16", v1::BF16}, {"fp32", v1::FP32}};
-  sub->add_option(name, target, help)
-      ->transform(CLI::CheckedTransformer(names, CLI::ignore_case).description(""))
-      ->type_name("DTYPE");
 }
 
 void AddRequests(CLI::App* sub, Plan& plan) {
@@ -50,11 +42,7 @@ void AddRequests(CLI::App* sub, Plan& plan) {
       ->type_name("M[:SHARE],...");
   AddDType(sub, "--dtype", plan.dtype, "Of the activations: fp16 (default), bf16 or fp32");
   AddDType(sub, "--output_dtype", plan.output_dtype, "fp16, bf16 or fp32 (default: --dtype)");
-  const std::map<std::string, v1::Path> paths = {
-      {"auto", v1::AUTO}, {"fused", v1::FUSED}, {"dequantize", v1::DEQUANTIZE}};
-  sub->add_option("--path", plan.path, "auto (default), fused or dequantize")
-      ->transform(CLI::CheckedTransformer(paths).description(""))
-      ->type_name("PATH");
+  AddPath(sub, plan.path);
   sub->add_option("--priority", plan.priority, "Larger is served first (default 0)");
   sub->add_option("--seed", plan.seed, "Of activations, mix and arrivals")->capture_default_str();
 }
@@ -86,10 +74,8 @@ void AddLoad(CLI::App* sub, Plan& plan) {
          "latency counts from then. A list or sweep")
       ->type_name("R,...")
       ->excludes(closed);
-  sub->add_option_function<std::string>(
-         "--arrivals", [&plan](const std::string& word) { plan.poisson = word == "poisson"; },
-         "Of --rate: poisson (default) or constant")
-      ->check(CLI::IsMember({"poisson", "constant"}));
+  AddWord(sub, "--arrivals", plan.poisson, Words<bool>{{"poisson", true}, {"constant", false}},
+          "Of --rate: poisson (default) or constant");
   sub->add_option("--channels", plan.channels, "Connections that the callers share")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
@@ -105,7 +91,7 @@ CLI::Option* AddTime(CLI::App* sub, const char* name, absl::Duration unit, absl:
   return sub
       ->add_option_function<double>(
           name, [&target, unit](const double& count) { target = count * unit; }, help)
-      ->check(CLI::Range(0.0, 1e7));
+      ->check(NumberFrom(0, 1e7));
 }
 
 void AddMeasure(CLI::App* sub, BenchFlags& flags) {

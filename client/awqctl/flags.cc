@@ -2,11 +2,12 @@
 #include "client/awqctl/flags.h"
 
 #include <algorithm>
-#include <map>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
+#include "client/awqctl/console.h"
+#include "client/awqctl/flag_values.h"
 
 namespace awqd::awqctl {
 namespace {
@@ -61,7 +62,7 @@ class App {
     app_.add_option("--timeout", timeout_s_,
                     "Seconds a call may take; 0 = no limit (default 60; none for load and "
                     "dequantize; 5 for healthcheck)")
-        ->check(CLI::Range(0.0, 1e9));
+        ->check(NumberFrom(0, 1e9));
     app_.add_flag("--json", flags_.json, "Print JSON for programs");
     AddServerCommands();
     AddModelCommands();
@@ -89,14 +90,6 @@ class App {
     CLI::App* sub = app_.add_subcommand(name, about);
     sub->callback([this, command] { flags_.command = command; });
     return sub;
-  }
-
-  static void AddDType(CLI::App* sub, const char* name, client::DType& target, const char* help) {
-    const std::map<std::string, client::DType> kNames = {
-        {"fp16", v1::FP16}, {"bf16", v1::BF16}, {"fp32", v1::FP32}};
-    sub->add_option(name, target, help)
-        ->transform(CLI::CheckedTransformer(kNames, CLI::ignore_case).description(""))
-        ->type_name("DTYPE");
   }
 
   void AddWeight(CLI::App* sub) {
@@ -175,9 +168,7 @@ class App {
     sub->add_option("--seed", flags_.seed, "Of --random")->capture_default_str();
     sub->add_option("-o,--output", flags_.output,
                     "Write the result as .npy (bf16 as float32, which holds it exactly)");
-    sub->add_option("--path", flags_.path, "auto, fused or dequantize")
-        ->check(CLI::IsMember({"auto", "fused", "dequantize"}))
-        ->capture_default_str();
+    AddPath(sub, flags_.path);
     AddDType(sub, "--dtype", flags_.dtype,
              "Of the activations as sent: fp16, bf16 or fp32 (default: the file's; fp16 with "
              "--random)");
@@ -195,7 +186,7 @@ class App {
     CLI::Option_group* how = sub->add_option_group("Criterion");
     how->add_option("--max_relative_error", flags_.max_relative_error,
                     "Pass when the relative error is at most this")
-        ->check(CLI::NonNegativeNumber);
+        ->check(NumberFrom(0, 1e300));
     how->add_flag("--bit_exact", flags_.bit_exact,
                   "Pass when type, shape and every bit are the same");
     how->require_option(1);
@@ -208,7 +199,7 @@ class App {
     sub->add_option("--service", flags_.service,
                     "For example awqd.v1.QuantizedInference; default: the whole server");
     sub->add_option("--wait", wait_s_, "Keep asking for this many seconds until it serves")
-        ->check(CLI::Range(0.0, 1e9));
+        ->check(NumberFrom(0, 1e9));
   }
 
   void AddBench() {
@@ -243,7 +234,7 @@ std::optional<Flags> ParseFlags(const std::vector<std::string>& args, std::ostre
     exit_code = kOk;
     return std::nullopt;
   } catch (const CLI::ParseError& error) {
-    err << "awqctl: " << error.what() << " (awqctl --help tells more)\n";
+    err << "awqctl: " << Printable(error.what()) << " (awqctl --help tells more)\n";
     exit_code = kBadArguments;
     return std::nullopt;
   }

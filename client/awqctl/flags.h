@@ -55,7 +55,7 @@ struct Flags {
   std::string bias;
   std::optional<int64_t> random_tokens;
   uint64_t seed = 1;
-  std::string path = "auto";
+  v1::Path path = v1::AUTO;
   // kernels
   bool markdown = false;
   // compare

@@ -1,5 +1,4 @@
 // awqctl matmul: activations from a file or drawn at random, one call, what ran and how fast.
-#include <map>
 #include <optional>
 #include <random>
 #include <utility>
@@ -50,11 +49,6 @@ absl::Status WriteNpy(const std::string& path, const client::Tensor& output) {
   if (!writer.ok()) return writer.status();
   if (absl::Status status = (*writer)->Append(tensor->bytes); !status.ok()) return status;
   return (*writer)->Commit();
-}
-
-v1::Path ParsePath(const std::string& name) {
-  if (name == "fused") return v1::FUSED;
-  return name == "dequantize" ? v1::DEQUANTIZE : v1::AUTO;
 }
 
 void Print(const Flags& flags, const client::MatmulResult& result, absl::Duration elapsed,
@@ -156,7 +150,7 @@ int Matmul(const Flags& flags, client::Client& client, Console& console) {
   client::MatmulCall call = {.weight = client::WeightName{flags.model, flags.weight},
                              .activations = {},
                              .output_dtype = flags.output_dtype,
-                             .path = ParsePath(flags.path)};
+                             .path = flags.path};
   if (const auto exit_code = FillOperands(flags, client, console, call)) return *exit_code;
   client::SharedMemory memory;
   if (flags.shared_memory) {

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <fstream>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/rpc/listen_address.h"
@@ -109,6 +110,21 @@ TEST(Options, ChecksSizes) {
     EXPECT_THAT(ErrorOf({"--model_repository", "/m", "--max_receive_message_bytes", size}),
                 HasSubstr("--max_receive_message_bytes"))
         << size;
+  }
+}
+
+TEST(Options, NumbersAreNumbers) {
+  for (const char* flag :
+       {"--max_queue_delay_us", "--max_starvation_ms", "--drain_timeout_s", "--keepalive_time_s",
+        "--keepalive_timeout_s", "--min_ping_interval_s", "--max_connection_idle_s",
+        "--max_connection_age_s", "--max_connection_age_grace_s"}) {
+    for (const char* value : {"nan", "-nan", "inf", "-1", "1e400", "soon"}) {
+      const std::string arg = absl::StrCat(flag, "=", value);
+      EXPECT_THAT(ErrorOf({"--model_repository", "/m", arg.c_str()}),
+                  HasSubstr(absl::StrCat(flag, ": got \"", value, "\", expected a number from ")));
+    }
+    const std::string arg = absl::StrCat(flag, "=2.5");
+    EXPECT_TRUE(Parse({"--model_repository", "/m", arg.c_str()}).ok()) << arg;
   }
 }
 

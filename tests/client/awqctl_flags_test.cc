@@ -1,0 +1,97 @@
+// The command line of awqctl alone: what it takes, what it refuses, and in which words.
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "client/awqctl/flags.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace awqd::awqctl {
+namespace {
+
+using testing::HasSubstr;
+
+std::optional<Flags> Parse(const std::vector<std::string>& args) {
+  std::ostringstream out, err;
+  int exit_code = kOk;
+  std::optional<Flags> flags = ParseFlags(args, out, err, exit_code);
+  EXPECT_EQ(err.str(), "") << testing::PrintToString(args);
+  return flags;
+}
+
+// The line that refuses `args`.
+std::string Refusal(const std::vector<std::string>& args) {
+  std::ostringstream out, err;
+  int exit_code = kOk;
+  EXPECT_FALSE(ParseFlags(args, out, err, exit_code).has_value()) << testing::PrintToString(args);
+  EXPECT_EQ(exit_code, kBadArguments);
+  return err.str();
+}
+
+TEST(AwqctlFlags, NumbersAreNumbers) {
+  const std::vector<std::vector<std::string>> commands = {
+      {"status", "--timeout"},
+      {"healthcheck", "--wait"},
+      {"compare", "a.npy", "b.npy", "--max_relative_error"},
+      {"bench", "--weight", "m/w", "--duration"},
+      {"bench", "--weight", "m/w", "--warmup"},
+      {"bench", "--weight", "m/w", "--deadline_ms"}};
+  for (std::vector<std::string> args : commands) {
+    const std::string flag = args.back();
+    args.push_back("");
+    for (const char* value : {"nan", "-nan", "inf", "-1", "1e400", "soon"}) {
+      args.back() = value;
+      EXPECT_THAT(Refusal(args), HasSubstr(flag + ": got '" + value + "', expected a number from"));
+    }
+    args.back() = "0.5";
+    EXPECT_TRUE(Parse(args).has_value());
+  }
+  for (const char* flag : {"--rate", "--concurrency", "--tokens"}) {
+    EXPECT_THAT(Refusal({"bench", "--weight", "m/w", flag, "nan"}), HasSubstr("got 'nan'"));
+  }
+}
+
+TEST(AwqctlFlags, DTypesAreWords) {
+  const std::vector<std::vector<std::string>> commands = {
+      {"dequantize", "m", "w", "-o", "w.npy", "--dtype"},
+      {"matmul", "m", "w", "--random", "1", "--dtype"},
+      {"matmul", "m", "w", "--random", "1", "--output_dtype"},
+      {"bench", "--weight", "m/w", "--dtype"},
+      {"bench", "--weight", "m/w", "--output_dtype"}};
+  for (std::vector<std::string> args : commands) {
+    const std::string flag = args.back();
+    args.push_back("");
+    for (const char* value : {"int8", "2", "", "fp"}) {
+      args.back() = value;
+      EXPECT_THAT(Refusal(args),
+                  HasSubstr(flag + ": got '" + value + "', expected fp16, bf16 or fp32"));
+    }
+    args.back() = "BF16";
+    EXPECT_TRUE(Parse(args).has_value());
+  }
+  EXPECT_EQ(Parse({"matmul", "m", "w", "--random", "1", "--dtype", "Fp32"})->dtype, v1::FP32);
+  EXPECT_EQ(Parse({"bench", "--weight", "m/w", "--dtype", "bf16"})->bench.plan.dtype, v1::BF16);
+}
+
+TEST(AwqctlFlags, PathsAndArrivalsAreWords) {
+  for (std::vector<std::string> args :
+       {std::vector<std::string>{"matmul", "m", "w", "--random", "1"},
+        {"bench", "--weight", "m/w"}}) {
+    args.push_back("--path");
+    for (const char* value : {"slow", "1"}) {
+      args.push_back(value);
+      EXPECT_THAT(Refusal(args), HasSubstr(std::string("--path: got '") + value +
+                                           "', expected auto, fused or dequantize"));
+      args.pop_back();
+    }
+    args.push_back("fused");
+    EXPECT_TRUE(Parse(args).has_value());
+  }
+  EXPECT_THAT(Refusal({"bench", "--weight", "m/w", "--arrivals", "sometimes"}),
+              HasSubstr("--arrivals: got 'sometimes', expected poisson or constant"));
+  EXPECT_FALSE(Parse({"bench", "--weight", "m/w", "--arrivals", "constant"})->bench.plan.poisson);
+}
+
+}  // namespace
+}  // namespace awqd::awqctl
