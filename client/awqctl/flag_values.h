@@ -17,6 +17,9 @@ CLI::Validator NumberFrom(double min, double max);
 // "a, b or c"
 std::string OneOf(const std::vector<std::string>& words);
 
+// The one of `words` that `word` misspells, empty when none is near.
+std::string Nearest(const std::string& word, const std::vector<std::string>& words);
+
 template <typename T>
 using Words = std::vector<std::pair<std::string, T>>;
 

@@ -5,6 +5,7 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "client/awqctl/console.h"
 #include "client/awqctl/flag_values.h"
@@ -46,6 +47,22 @@ std::string ParseRange(const std::string& text, int64_t& begin, int64_t& end) {
     return "got '" + text + "', expected begin:end with begin < end, for example 0:128";
   }
   return "";
+}
+
+// What is wrong with a line without a command, which CLI11 tells without the word it was given.
+std::string CommandError(const CLI::App& app) {
+  std::vector<std::string> commands;
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    commands.push_back(command->get_name());
+  }
+  const std::vector<std::string> words = app.remaining();
+  if (words.empty()) return absl::StrCat("got no command, expected ", OneOf(commands));
+  const auto found = std::find_if(words.begin(), words.end(),
+                                  [](const std::string& word) { return word[0] != '-'; });
+  const std::string& got = found == words.end() ? words[0] : *found;
+  const std::string meant = Nearest(got, commands);
+  if (meant.empty()) return absl::StrCat("got '", got, "', expected ", OneOf(commands));
+  return absl::StrCat("got '", got, "', expected a command; did you mean '", meant, "'?");
 }
 
 // The first help that fits: an application's own text has no place for both ends.
@@ -234,7 +251,11 @@ std::optional<Flags> ParseFlags(const std::vector<std::string>& args, std::ostre
     exit_code = kOk;
     return std::nullopt;
   } catch (const CLI::ParseError& error) {
-    err << "awqctl: " << Printable(error.what()) << " (awqctl --help tells more)\n";
+    const bool no_command =
+        app.cli().get_subcommands().empty() &&
+        error.get_exit_code() == static_cast<int>(CLI::ExitCodes::RequiredError);
+    err << "awqctl: " << Printable(no_command ? CommandError(app.cli()) : error.what())
+        << " (awqctl --help tells more)\n";
     exit_code = kBadArguments;
     return std::nullopt;
   }

@@ -11,6 +11,7 @@ namespace awqd::awqctl {
 namespace {
 
 using testing::HasSubstr;
+using testing::Not;
 
 std::optional<Flags> Parse(const std::vector<std::string>& args) {
   std::ostringstream out, err;
@@ -91,6 +92,20 @@ TEST(AwqctlFlags, PathsAndArrivalsAreWords) {
   EXPECT_THAT(Refusal({"bench", "--weight", "m/w", "--arrivals", "sometimes"}),
               HasSubstr("--arrivals: got 'sometimes', expected poisson or constant"));
   EXPECT_FALSE(Parse({"bench", "--weight", "m/w", "--arrivals", "constant"})->bench.plan.poisson);
+}
+
+TEST(AwqctlFlags, NamesTheCommandThatWasMeant) {
+  EXPECT_THAT(Refusal({"modles"}),
+              HasSubstr("got 'modles', expected a command; did you mean 'models'?"));
+  EXPECT_THAT(Refusal({"--json", "matmull", "m", "w"}), HasSubstr("did you mean 'matmul'?"));
+  EXPECT_THAT(Refusal({"Status"}), HasSubstr("did you mean 'status'?"));
+  const std::string far = Refusal({"bogus"});
+  EXPECT_THAT(far, HasSubstr("got 'bogus', expected status, "));
+  EXPECT_THAT(far, HasSubstr("healthcheck or bench"));
+  EXPECT_THAT(Refusal({"--bogus"}), HasSubstr("got '--bogus', expected status, "));
+  EXPECT_THAT(Refusal({}), HasSubstr("got no command, expected status, "));
+  EXPECT_THAT(Refusal({"status", "--bogus"}), HasSubstr("--bogus"));
+  EXPECT_THAT(Refusal({"load"}), Not(HasSubstr("command")));
 }
 
 }  // namespace
