@@ -31,6 +31,7 @@ absl::Status Failed(absl::string_view what, int error) {
 
 SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
   std::swap(name_, other.name_);
+  std::swap(on_signal_, other.on_signal_);
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
   return *this;
@@ -46,9 +47,11 @@ absl::StatusOr<SharedMemory> SharedMemory::Create(absl::string_view prefix, int6
   char random[16];
   if (getrandom(random, sizeof(random), 0) != sizeof(random)) return Failed("getrandom", errno);
   const std::string name = absl::StrCat(prefix, absl::BytesToHexString({random, sizeof(random)}));
+  SharedMemory memory;
+  // A handler may call unlink but not shm_unlink, which is the same to a file of this folder.
+  memory.on_signal_ = RemoveOnSignal(absl::StrCat("/dev/shm/", name));
   const int fd = shm_open(absl::StrCat("/", name).c_str(), O_RDWR | O_CREAT | O_EXCL, mode);
   if (fd < 0) return Failed("shm_open", errno);
-  SharedMemory memory;
   memory.name_ = name;
   // Whatever the umask took away.
   int error = fchmod(fd, mode) == 0 ? 0 : errno;

@@ -15,10 +15,12 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "awqd/v1/tensor.pb.h"
+#include "client/remove_on_signal.h"
 
 namespace awqd::client {
 
@@ -28,7 +30,8 @@ class SharedMemory {
   SharedMemory() = default;
   SharedMemory(SharedMemory&& other) noexcept { *this = std::move(other); }
   SharedMemory& operator=(SharedMemory&& other) noexcept;
-  // Removes it. What the server still has open stays there until it closes it.
+  // Removes it, as do signals where RemoveFilesOnSignals was called. What the server still has open
+  // stays there until it closes it.
   ~SharedMemory();
 
   // A new object of zeros, named by `prefix` and 128 random bits: its name is all that keeps other
@@ -46,6 +49,7 @@ class SharedMemory {
 
  private:
   std::string name_;
+  RemoveOnSignal on_signal_;
   char* data_ = nullptr;
   int64_t size_ = 0;
 };

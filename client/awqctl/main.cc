@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "client/awqctl/commands.h"
-#include "client/files/tensor_file.h"
+#include "client/remove_on_signal.h"
 
 int main(int argc, char** argv) {
-  awqd::client::RemovePartialFilesOnSignals();
+  awqd::client::RemoveFilesOnSignals();
   awqd::awqctl::Console console{std::cout, std::cerr, isatty(STDERR_FILENO) == 1};
   return awqd::awqctl::RunAwqctl(std::vector<std::string>(argv + 1, argv + argc), console);
 }

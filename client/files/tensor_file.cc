@@ -2,10 +2,8 @@
 #include "client/files/tensor_file.h"
 
 #include <fcntl.h>
-#include <signal.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -19,16 +17,6 @@
 
 namespace awqd::client {
 namespace {
-
-// The file that a signal must remove. One is enough: awqctl writes one at a time.
-std::atomic<const char*> partial_file{nullptr};
-
-void RemoveAndDie(int signal_number) {
-  const char* partial = partial_file.load();
-  if (partial != nullptr) unlink(partial);
-  // SA_RESETHAND has put the default action back.
-  raise(signal_number);
-}
 
 absl::Status FileError(absl::string_view what, const std::string& path) {
   const int error = errno;
@@ -118,15 +106,16 @@ absl::StatusOr<std::unique_ptr<TensorFileWriter>> TensorFileWriter::Create(
 }
 
 TensorFileWriter::TensorFileWriter(std::string path, std::string partial, int fd, int64_t remaining)
-    : path_(std::move(path)), partial_(std::move(partial)), fd_(fd), remaining_(remaining) {
-  partial_file = partial_.c_str();
-}
+    : path_(std::move(path)),
+      partial_(std::move(partial)),
+      on_signal_(partial_),
+      fd_(fd),
+      remaining_(remaining) {}
 
 TensorFileWriter::~TensorFileWriter() {
   if (fd_ < 0) return;
   close(fd_);
   unlink(partial_.c_str());
-  partial_file = nullptr;
 }
 
 absl::Status TensorFileWriter::Write(absl::string_view bytes) {
@@ -158,17 +147,8 @@ absl::Status TensorFileWriter::Commit() {
   if (rename(partial_.c_str(), path_.c_str()) != 0) return FileError("replace", path_);
   close(fd_);
   fd_ = -1;
-  partial_file = nullptr;
+  on_signal_ = RemoveOnSignal();
   return absl::OkStatus();
-}
-
-void RemovePartialFilesOnSignals() {
-  struct sigaction action = {};
-  action.sa_handler = RemoveAndDie;
-  action.sa_flags = static_cast<int>(SA_RESETHAND | SA_NODEFER);
-  sigemptyset(&action.sa_mask);
-  sigaction(SIGINT, &action, nullptr);
-  sigaction(SIGTERM, &action, nullptr);
 }
 
 }  // namespace awqd::client

@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "client/remove_on_signal.h"
 #include "client/tensor.h"
 
 namespace awqd::client {
@@ -23,8 +24,8 @@ std::string MakeSafetensorsHeader(absl::string_view tensor_name, DType dtype,
                                   const std::vector<int64_t>& shape);
 
 // Writes next to the target under a hidden name and renames on Commit, so that the target never
-// holds half a tensor. Without Commit the hidden file is removed, also on SIGINT and SIGTERM where
-// RemovePartialFilesOnSignals was called. Not thread-safe.
+// holds half a tensor. Without Commit the hidden file is removed, also on signals where
+// RemoveFilesOnSignals was called. Not thread-safe.
 class TensorFileWriter {
  public:
   // `tensor_name` is the key within .safetensors; .npy has none.
@@ -45,12 +46,9 @@ class TensorFileWriter {
 
   const std::string path_;
   const std::string partial_;
+  RemoveOnSignal on_signal_;
   int fd_;
   int64_t remaining_;  // bytes of data still to come
 };
-
-// For a program's main: an interrupted download leaves nothing behind, and the process still dies
-// of the signal.
-void RemovePartialFilesOnSignals();
 
 }  // namespace awqd::client

@@ -2,15 +2,19 @@
 #include "client/shared_memory.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstring>
 #include <filesystem>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "client/remove_on_signal.h"
 #include "gtest/gtest.h"
 
 namespace awqd::client {
@@ -78,6 +82,61 @@ TEST(SharedMemory, MoreThanThereIsFailsAndLeavesNothing) {
   for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
     EXPECT_FALSE(absl::StartsWith(entry.path().filename().string(), Prefix())) << entry.path();
   }
+}
+
+// How many objects there are with this prefix.
+size_t Objects() {
+  size_t count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
+    count += absl::StartsWith(entry.path().filename().string(), Prefix()) ? 1 : 0;
+  }
+  return count;
+}
+
+// What a child process leaves that holds three objects, has dropped two, and gets a signal.
+void ExpectSignalLeavesNothing(int signal_number) {
+  Prefix();  // the parent's process id
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    RemoveFilesOnSignals();
+    std::vector<SharedMemory> kept;
+    for (int i = 0; i < 5; ++i) {
+      auto memory = SharedMemory::Create(Prefix(), 10);
+      if (!memory.ok()) _exit(1);
+      if (i % 2 == 0) kept.push_back(*std::move(memory));
+    }
+    if (Objects() != kept.size()) _exit(2);
+    raise(signal_number);
+    _exit(3);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == signal_number) << status;
+  EXPECT_EQ(Objects(), 0u) << signal_number;
+}
+
+TEST(SharedMemory, SignalsLeaveNothingBehind) {
+  for (const int signal_number : {SIGHUP, SIGINT, SIGTERM}) {
+    ExpectSignalLeavesNothing(signal_number);
+  }
+}
+
+TEST(SharedMemory, AnIgnoredSignalStaysIgnored) {
+  const auto memory = SharedMemory::Create(Prefix(), 10);
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    signal(SIGHUP, SIG_IGN);  // as nohup does
+    RemoveFilesOnSignals();
+    raise(SIGHUP);
+    _exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status)) << status;
+  EXPECT_EQ(Objects(), 1u);
 }
 
 TEST(SharedMemory, RefusesANameThatIsNoName) { EXPECT_FALSE(SharedMemory::Create("a/b", 1).ok()); }

@@ -11,6 +11,7 @@
 #include <sstream>
 
 #include "client/files/npy.h"
+#include "client/remove_on_signal.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
@@ -95,20 +96,22 @@ TEST_F(TensorFileTest, RefusesByName) {
 }
 
 TEST_F(TensorFileTest, SignalLeavesNothingBehind) {
-  const pid_t child = fork();
-  ASSERT_GE(child, 0);
-  if (child == 0) {
-    RemovePartialFilesOnSignals();
-    auto writer = TensorFileWriter::Create(Path("a.npy"), "", v1::FP16, {2});
-    (*writer)->Append("ab").IgnoreError();
-    if (Files() != 1) _exit(1);
-    raise(SIGTERM);
-    _exit(2);
+  for (const int signal_number : {SIGHUP, SIGINT, SIGTERM}) {
+    const pid_t child = fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      RemoveFilesOnSignals();
+      auto writer = TensorFileWriter::Create(Path("a.npy"), "", v1::FP16, {2});
+      (*writer)->Append("ab").IgnoreError();
+      if (Files() != 1) _exit(1);
+      raise(signal_number);
+      _exit(2);
+    }
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == signal_number) << status;
+    EXPECT_EQ(Files(), 0u) << signal_number;
   }
-  int status = 0;
-  ASSERT_EQ(waitpid(child, &status, 0), child);
-  EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM) << status;
-  EXPECT_EQ(Files(), 0u);
 }
 
 }  // namespace
