@@ -27,20 +27,20 @@ double ElementDifference(double a, double b) {
 }
 
 Difference Measure(const client::NpyArray& actual, const client::NpyArray& expected) {
-  const std::vector<double> a = actual.ToDoubles();
-  const std::vector<double> b = expected.ToDoubles();
   const bool same_type = actual.type == expected.type;
   const size_t size = static_cast<size_t>(client::SizeOf(actual.type));
   Difference result;
   double difference_norm = 0, expected_norm = 0;
-  for (size_t i = 0; i < a.size(); ++i) {
-    const double difference = ElementDifference(a[i], b[i]);
+  const size_t count = actual.bytes.size() / size;
+  for (size_t i = 0; i < count; ++i) {
+    const double a = actual.At(i), b = expected.At(i);
+    const double difference = ElementDifference(a, b);
     if (difference > result.max_absolute) {
       result.max_absolute = difference;
       result.max_at = static_cast<int64_t>(i);
     }
     difference_norm += difference * difference;
-    if (std::isfinite(b[i])) expected_norm += b[i] * b[i];
+    if (std::isfinite(b)) expected_norm += b * b;
     const bool same =
         same_type ? actual.bytes.compare(i * size, size, expected.bytes, i * size, size) == 0
                   : difference == 0;

@@ -1,4 +1,5 @@
 // awqctl matmul: activations from a file or drawn at random, one call, what ran and how fast.
+#include <new>
 #include <optional>
 #include <random>
 #include <utility>
@@ -22,13 +23,16 @@ constexpr absl::Duration kCallTimeout = absl::Seconds(60);
 constexpr int64_t kMostRequestBytes = (int64_t{1} << 31) - 65536;
 constexpr int64_t kMostSharedValues = int64_t{1} << 30;
 
-absl::StatusOr<client::Tensor> ReadTensor(const std::string& path, client::DType dtype) {
+absl::StatusOr<client::Tensor> ReadTensor(const std::string& path, client::DType dtype) try {
   absl::StatusOr<client::NpyArray> array = client::ReadNpy(path);
   if (!array.ok()) return array.status();
   absl::StatusOr<client::Tensor> tensor = client::ToTensor(*std::move(array));
   if (tensor.ok() && dtype != v1::DTYPE_UNSPECIFIED) tensor = client::Convert(*tensor, dtype);
   if (tensor.ok()) return tensor;
   return absl::InvalidArgumentError(absl::StrCat(path, ": ", tensor.status().message()));
+} catch (const std::bad_alloc&) {
+  // What the file asks for once it is converted.
+  return absl::ResourceExhaustedError(absl::StrCat(path, ": not enough memory to convert it"));
 }
 
 // The same numbers on every platform, which the standard library's distributions are not.

@@ -2,8 +2,11 @@
 #include "client/files/npy.h"
 
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <cstring>
+#include <exception>
 #include <fstream>
 #include <optional>
 #include <utility>
@@ -158,6 +161,16 @@ class DictParser {
   std::optional<std::vector<int64_t>> shape_;
 };
 
+// False when there is no memory for `size` bytes. More than the machine has is refused before it is
+// asked for: a system that promises any amount would end the process once it is touched.
+bool Allocate(int64_t size, std::string& bytes) try {
+  if (size / sysconf(_SC_PAGESIZE) > sysconf(_SC_PHYS_PAGES)) return false;
+  bytes.resize(static_cast<size_t>(size));
+  return true;
+} catch (const std::exception&) {
+  return false;
+}
+
 absl::Status InFile(const absl::Status& status, const std::string& path) {
   return absl::Status(status.code(), absl::StrCat(path, ": ", status.message()));
 }
@@ -225,7 +238,11 @@ absl::StatusOr<NpyArray> ReadNpy(const std::string& path) {
         absl::StrCat(path, ": got ", actual, " bytes of data for ", Descr(header->type), " ",
                      ShapeString(header->shape), ", expected ", header->data_bytes));
   }
-  NpyArray array{header->type, std::move(header->shape), std::string(actual, '\0')};
+  NpyArray array{header->type, std::move(header->shape), ""};
+  if (!Allocate(actual, array.bytes)) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(path, ": got ", actual, " bytes of data, expected at most what memory holds"));
+  }
   file.clear();
   file.seekg(header->data_offset);
   if (!file.read(array.bytes.data(), actual)) {
@@ -234,34 +251,31 @@ absl::StatusOr<NpyArray> ReadNpy(const std::string& path) {
   return array;
 }
 
-std::vector<double> NpyArray::ToDoubles() const {
-  std::vector<double> values(bytes.size() / SizeOf(type));
-  const auto read = [this](size_t i, auto zero) {
+double NpyArray::At(size_t i) const {
+  const auto read = [this, i](auto zero) {
     std::memcpy(&zero, bytes.data() + i * sizeof(zero), sizeof(zero));
     return zero;
   };
-  for (size_t i = 0; i < values.size(); ++i) {
-    switch (type) {
-      case NpyType::kF2:
-        values[i] = HalfToFloat(read(i, uint16_t{0}));
-        break;
-      case NpyType::kF4:
-        values[i] = read(i, 0.0f);
-        break;
-      case NpyType::kF8:
-        values[i] = read(i, 0.0);
-        break;
-      case NpyType::kI4:
-        values[i] = read(i, int32_t{0});
-        break;
-      case NpyType::kI1:
-        values[i] = read(i, int8_t{0});
-        break;
-      case NpyType::kU1:
-        values[i] = read(i, uint8_t{0});
-        break;
-    }
+  switch (type) {
+    case NpyType::kF2:
+      return HalfToFloat(read(uint16_t{0}));
+    case NpyType::kF4:
+      return read(0.0f);
+    case NpyType::kF8:
+      return read(0.0);
+    case NpyType::kI4:
+      return read(int32_t{0});
+    case NpyType::kI1:
+      return read(int8_t{0});
+    case NpyType::kU1:
+      return read(uint8_t{0});
   }
+  return 0;
+}
+
+std::vector<double> NpyArray::ToDoubles() const {
+  std::vector<double> values(bytes.size() / static_cast<size_t>(SizeOf(type)));
+  for (size_t i = 0; i < values.size(); ++i) values[i] = At(i);
   return values;
 }
 

@@ -34,7 +34,8 @@ struct NpyArray {
   std::vector<int64_t> shape;
   std::string bytes;
 
-  // Every element as double, which is exact for every type.
+  // Element `i` of the flat array as double, which is exact for every type.
+  double At(size_t i) const;
   std::vector<double> ToDoubles() const;
 };
 
@@ -45,7 +46,8 @@ absl::StatusOr<NpyHeader> ParseNpyHeader(absl::string_view start);
 // The header of a version 1 file, padded so that data start at a multiple of 64.
 std::string MakeNpyHeader(NpyType type, const std::vector<int64_t>& shape);
 
-// The size must be exactly what the header says. Errors name the file.
+// The size must be exactly what the header says. RESOURCE_EXHAUSTED when memory does not hold it.
+// Errors name the file.
 absl::StatusOr<NpyArray> ReadNpy(const std::string& path);
 
 // F2, F4, I4, I1 and U1 to the dtype of the same name; F8 is refused: no request carries it.

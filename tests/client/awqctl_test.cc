@@ -223,39 +223,6 @@ TEST_F(AwqctlTest, MatmulAtRandomFollowsItsSeed) {
       kFileFailed);
 }
 
-TEST_F(AwqctlTest, CompareByBits) {
-  const std::string a = Floats("a.npy", {1.0f, 0.0f, std::nanf("")});
-  const std::string b = Floats("b.npy", {1.0f, -0.0f, std::nanf("")});
-  EXPECT_EQ(RunAlone({"compare", a, a, "--bit_exact"}), kOk);
-  EXPECT_EQ(RunAlone({"compare", a, b, "--bit_exact"}), kDiffers);
-  EXPECT_THAT(out_, HasSubstr("1 of 3 elements differ"));
-  EXPECT_EQ(RunAlone({"compare", a, b, "--max_relative_error", "0"}), kOk);
-  const std::string wide = Npy("w.npy", client::NpyType::kF8, {3}, std::string(24, '\0'));
-  EXPECT_EQ(RunAlone({"compare", a, wide, "--bit_exact"}), kDiffers);
-}
-
-TEST_F(AwqctlTest, CompareByRelativeError) {
-  const std::string a = Floats("a.npy", {3.0f, 4.004f});
-  const std::string b = Floats("b.npy", {3.0f, 4.0f});
-  EXPECT_EQ(RunAlone({"compare", a, b, "--max_relative_error", "1e-3"}), kOk) << out_;
-  EXPECT_THAT(out_, HasSubstr("same: relative error 0.0008"));
-  EXPECT_EQ(RunAlone({"compare", a, b, "--max_relative_error", "7e-4"}), kDiffers);
-  const std::string nan = Floats("n.npy", {3.0f, std::nanf("")});
-  const std::string inf = Floats("i.npy", {3.0f, INFINITY});
-  const std::string zero = Floats("z.npy", {0.0f, 0.0f});
-  for (const auto& [left, right] : std::vector<std::pair<std::string, std::string>>{
-           {nan, b}, {b, nan}, {inf, b}, {b, inf}, {b, zero}, {inf, nan}}) {
-    EXPECT_EQ(RunAlone({"compare", left, right, "--max_relative_error", "1e6"}), kDiffers) << out_;
-    EXPECT_EQ(RunAlone({"--json", "compare", left, right, "--max_relative_error", "1"}), kDiffers);
-    EXPECT_FALSE(nlohmann::json::parse(out_, nullptr, false).is_discarded()) << out_;
-  }
-  EXPECT_EQ(RunAlone({"compare", inf, inf, "--max_relative_error", "0"}), kOk);
-  const std::string longer = Floats("l.npy", {3.0f, 4.0f, 0.0f});
-  EXPECT_EQ(RunAlone({"compare", a, longer, "--max_relative_error", "1"}), kDiffers);
-  EXPECT_THAT(err_, HasSubstr("[3]"));
-  EXPECT_EQ(RunAlone({"compare", a, Path("absent.npy"), "--bit_exact"}), kFileFailed);
-}
-
 TEST_F(AwqctlTest, MatmulAtRandomDrawsNothingThatNoRequestHolds) {
   server_.repository.k = 32;
   EXPECT_EQ(Run({"matmul", "m", "w", "--random", "16777216", "--dtype", "fp32"}), kBadArguments);
