@@ -1,4 +1,5 @@
 // awqctl compare: two .npy files, one verdict.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -12,41 +13,53 @@ namespace awqd::awqctl {
 namespace {
 
 struct Difference {
-  double max_absolute = 0;  // infinite where one side is NaN or a different infinity
+  double max_absolute = 0;  // infinite where one side is NaN or another infinity, or past double
   int64_t max_at = 0;       // flat index of it
-  double relative = 0;      // |A - B| / |B|
+  double relative = 0;      // |A - B| / |B|; 0 only where no value differs
   int64_t different_elements = 0;
 };
 
+// For sums of squares: no difference of two doubles, and no square of one, leaves its range.
+using Wide = long double;
+static_assert(std::numeric_limits<Wide>::max_exponent >= 16384);
+
 // NaN equals NaN here: the question is whether two computations agree.
-double ElementDifference(double a, double b) {
+Wide ElementDifference(double a, double b) {
   if (std::isnan(a) && std::isnan(b)) return 0;
   if (a == b) return 0;
-  const double difference = std::fabs(a - b);
-  return std::isfinite(difference) ? difference : std::numeric_limits<double>::infinity();
+  const Wide difference = std::fabs(Wide{a} - Wide{b});
+  return std::isfinite(difference) ? difference : std::numeric_limits<Wide>::infinity();
+}
+
+// Rounded, but up to the smallest double where 0 would say that no value differs.
+double RelativeError(Wide difference_norm, Wide expected_norm) {
+  if (difference_norm == 0) return 0;
+  const auto relative = static_cast<double>(std::sqrt(difference_norm / expected_norm));
+  return std::max(relative, std::numeric_limits<double>::denorm_min());
 }
 
 Difference Measure(const client::NpyArray& actual, const client::NpyArray& expected) {
   const bool same_type = actual.type == expected.type;
   const size_t size = static_cast<size_t>(client::SizeOf(actual.type));
   Difference result;
-  double difference_norm = 0, expected_norm = 0;
+  Wide max_absolute = 0, difference_norm = 0, expected_norm = 0;  // the norms squared
   const size_t count = actual.bytes.size() / size;
   for (size_t i = 0; i < count; ++i) {
     const double a = actual.At(i), b = expected.At(i);
-    const double difference = ElementDifference(a, b);
-    if (difference > result.max_absolute) {
-      result.max_absolute = difference;
+    const Wide difference = ElementDifference(a, b);
+    if (difference > max_absolute) {
+      max_absolute = difference;
       result.max_at = static_cast<int64_t>(i);
     }
     difference_norm += difference * difference;
-    if (std::isfinite(b)) expected_norm += b * b;
+    if (std::isfinite(b)) expected_norm += Wide{b} * Wide{b};
     const bool same =
         same_type ? actual.bytes.compare(i * size, size, expected.bytes, i * size, size) == 0
                   : difference == 0;
     result.different_elements += same ? 0 : 1;
   }
-  result.relative = difference_norm == 0 ? 0 : std::sqrt(difference_norm / expected_norm);
+  result.max_absolute = static_cast<double>(max_absolute);
+  result.relative = RelativeError(difference_norm, expected_norm);
   return result;
 }
 

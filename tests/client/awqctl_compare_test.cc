@@ -5,6 +5,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <sstream>
 
 #include "client/awqctl/commands.h"
@@ -90,6 +91,28 @@ TEST_F(AwqctlCompareTest, ByRelativeError) {
   EXPECT_EQ(Within(a, longer, "1"), kDiffers);
   EXPECT_THAT(err_, HasSubstr("[3]"));
   EXPECT_EQ(Run({"compare", a, Path("absent.npy"), "--bit_exact"}), kFileFailed);
+}
+
+// Squares of these pass the range of a double, upwards or downwards; the error of each is 1.
+TEST_F(AwqctlCompareTest, ByRelativeErrorWhateverTheMagnitude) {
+  const double largest = std::numeric_limits<double>::max();
+  const double smallest = std::numeric_limits<double>::denorm_min();
+  for (const double unit : {smallest, 1e-200, 1.0, 1e200, largest / 8}) {
+    const std::string a = Doubles("a.npy", {8 * unit, 4 * unit});
+    const std::string b = Doubles("b.npy", {4 * unit, 8 * unit});
+    const std::string half = Doubles("h.npy", {0.5 * (8 * unit), 0.5 * (4 * unit)});
+    EXPECT_EQ(Within(half, a, "0.4999"), kDiffers) << unit;
+    EXPECT_THAT(out_, HasSubstr("different: relative error 0.5,")) << unit;
+    EXPECT_EQ(Within(half, a, "0.5001"), kOk) << unit;
+    EXPECT_EQ(Within(a, b, "0"), kDiffers) << unit;
+    EXPECT_EQ(Within(a, a, "0"), kOk) << unit;
+  }
+  // An error below the smallest double is still one.
+  EXPECT_EQ(Within(Doubles("s.npy", {largest, smallest}), Doubles("t.npy", {largest, 0}), "0"),
+            kDiffers);
+  // The difference alone passes the largest double.
+  EXPECT_EQ(Within(Doubles("p.npy", {largest}), Doubles("q.npy", {-largest}), "2"), kOk);
+  EXPECT_THAT(out_, HasSubstr("relative error 2,"));
 }
 
 TEST_F(AwqctlCompareTest, AFileLargerThanMemoryIsAFileThatCannotBeRead) {
