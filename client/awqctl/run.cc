@@ -26,7 +26,7 @@ int Dispatch(const Flags& flags, client::Client& client, Console& console) {
     case Flags::Command::kMatmul:
       return Matmul(flags, client, console);
     case Flags::Command::kCompare:
-      return Compare(flags, console);
+      break;  // has no client
     case Flags::Command::kHealthcheck:
       return Healthcheck(flags, client, console);
     case Flags::Command::kBench:
@@ -35,16 +35,22 @@ int Dispatch(const Flags& flags, client::Client& client, Console& console) {
   return kBadArguments;
 }
 
+int Run(const Flags& flags, Console& console) {
+  // First: whatever address the environment names, no server is asked.
+  if (flags.command == Flags::Command::kCompare) return Compare(flags, console);
+  absl::StatusOr<std::unique_ptr<client::Client>> client = client::Client::Create(
+      {.address = flags.address, .max_reconnect_delay = absl::Milliseconds(250)});
+  if (!client.ok()) return BadArguments(client.status(), console);
+  return Dispatch(flags, **client, console);
+}
+
 }  // namespace
 
 int RunAwqctl(const std::vector<std::string>& args, Console& console) {
   int exit_code = kOk;
   const std::optional<Flags> flags = ParseFlags(args, console.out, console.err, exit_code);
   if (!flags.has_value()) return exit_code;
-  absl::StatusOr<std::unique_ptr<client::Client>> client = client::Client::Create(
-      {.address = flags->address, .max_reconnect_delay = absl::Milliseconds(250)});
-  if (!client.ok()) return BadArguments(client.status(), console);
-  exit_code = Dispatch(*flags, **client, console);
+  exit_code = Run(*flags, console);
   console.out.flush();
   if (exit_code == kOk && !console.out.good()) {
     return FileFailed(absl::DataLossError("cannot write to standard output"), console);

@@ -115,6 +115,14 @@ TEST_F(AwqctlCompareTest, ByRelativeErrorWhateverTheMagnitude) {
   EXPECT_THAT(out_, HasSubstr("relative error 2,"));
 }
 
+TEST_F(AwqctlCompareTest, WhateverAddressTheEnvironmentNames) {
+  const std::string a = Floats("a.npy", {1.0f});
+  ASSERT_EQ(setenv("AWQD_ADDRESS", "0.0.0.0:0", 1), 0);
+  EXPECT_EQ(Run({"compare", a, a, "--bit_exact"}), kOk) << err_;
+  EXPECT_EQ(Run({"status"}), kBadArguments);
+  ASSERT_EQ(unsetenv("AWQD_ADDRESS"), 0);
+}
+
 TEST_F(AwqctlCompareTest, AFileLargerThanMemoryIsAFileThatCannotBeRead) {
   const int64_t bytes = 2 * sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
   const std::string header = client::MakeNpyHeader(client::NpyType::kF2, {bytes / 2});
