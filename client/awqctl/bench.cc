@@ -1,7 +1,6 @@
 // awqctl bench: runs the plan, shows progress, a table, and writes what was asked for.
 #include "client/bench/bench.h"
 
-#include <fstream>
 #include <utility>
 #include <vector>
 
@@ -9,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "client/awqctl/commands.h"
+#include "client/awqctl/report_file.h"
 #include "client/bench/report.h"
 
 namespace awqd::awqctl {
@@ -114,14 +114,6 @@ void ShowProgress(const bench::LoadPoint& point, const bench::LoadProgress& now,
               << std::flush;
 }
 
-absl::Status WriteText(const std::string& path, const std::string& text) {
-  std::ofstream file(path, std::ios::binary);
-  file << text;
-  file.close();
-  if (file.good()) return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat(path, ": cannot be written"));
-}
-
 std::string Title(const bench::Plan& plan) {
   const std::string tokens =
       absl::StrJoin(plan.tokens, ",", [](std::string* out, const bench::TokensShare& entry) {
@@ -133,20 +125,23 @@ std::string Title(const bench::Plan& plan) {
                       tokens);
 }
 
-int WriteFiles(const Flags& flags, const std::vector<PointResult>& results, const std::string& json,
-               Console& console) {
-  const auto write = [&](const std::string& path, const std::string& text) {
-    return path.empty() ? absl::OkStatus() : WriteText(path, text);
-  };
-  if (absl::Status status = write(flags.bench.json_file, json); !status.ok()) {
-    return FileFailed(status, console);
+// What --json_file and --svg ask for.
+struct ReportFiles {
+  ReportFile json;
+  ReportFile svg;
+
+  absl::Status Open(const BenchFlags& flags) {
+    absl::Status status = json.Open(flags.json_file);
+    status.Update(svg.Open(flags.svg));
+    return status;
   }
-  const std::string svg = bench::ToSvg(Title(flags.bench.plan), results);
-  if (absl::Status status = write(flags.bench.svg, svg); !status.ok()) {
-    return FileFailed(status, console);
+  // Both, whatever becomes of the first: the load is over and will not be run again.
+  absl::Status Write(const std::string& json_text, const std::string& svg_text) {
+    absl::Status status = json.Write(json_text);
+    status.Update(svg.Write(svg_text));
+    return status;
   }
-  return kOk;
-}
+};
 
 // The first answer that was not OK when no answer was: a bench of nothing is a failed call.
 absl::Status NothingAnswered(const std::vector<PointResult>& results) {
@@ -167,6 +162,10 @@ absl::Status NothingAnswered(const std::vector<PointResult>& results) {
 int Bench(const Flags& flags, client::Client& client, Console& console) {
   bench::Plan plan = flags.bench.plan;
   if (plan.points.empty()) plan.points.push_back({.concurrency = 1});
+  ReportFiles files;
+  if (absl::Status status = files.Open(flags.bench); !status.ok()) {
+    return FileFailed(status, console);
+  }
   const absl::Status found = bench::FindShapes(client, Deadline(flags, absl::Seconds(60)), plan);
   if (!found.ok()) return CallFailed(found, flags, client, console);
   if (flags.bench.shared_memory) {
@@ -189,9 +188,8 @@ int Bench(const Flags& flags, client::Client& client, Console& console) {
   } else {
     PrintTable(plan, *results, console);
   }
-  if (const int exit_code = WriteFiles(flags, *results, json, console); exit_code != kOk) {
-    return exit_code;
-  }
+  const absl::Status written = files.Write(json, bench::ToSvg(Title(plan), *results));
+  if (!written.ok()) return FileFailed(written, console);
   const absl::Status nothing = NothingAnswered(*results);
   return nothing.ok() ? kOk : CallFailed(nothing, flags, client, console);
 }

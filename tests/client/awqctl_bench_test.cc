@@ -87,9 +87,33 @@ TEST_F(AwqctlBenchTest, TellsAMistakeBeforeItLoads) {
   EXPECT_EQ(err_, "awqctl: RESOURCE_EXHAUSTED: queue full\n");
 }
 
-TEST_F(AwqctlBenchTest, UnwritableFilesAreTold) {
-  EXPECT_EQ(Run({"--weight", "m/w", "--requests", "5", "--svg", "/absent/p.svg"}), kFileFailed);
-  EXPECT_THAT(err_, HasSubstr("/absent/p.svg"));
+TEST_F(AwqctlBenchTest, UnwritableFilesAreToldBeforeTheLoad) {
+  for (const char* flag : {"--svg", "--json_file"}) {
+    EXPECT_EQ(Run({"--weight", "m/w", "--requests", "5", flag, "/absent/p"}), kFileFailed);
+    EXPECT_EQ(err_, "awqctl: cannot write /absent/p: No such file or directory\n");
+    EXPECT_THAT(out_, IsEmpty());
+    EXPECT_FALSE(server_.inference.last_matmul.has_weight()) << "nothing was sent";
+  }
+}
+
+TEST_F(AwqctlBenchTest, AFileThatFailsLeavesTheOther) {
+  const std::string svg = testing::TempDir() + "/bench_full_" + std::to_string(getpid()) + ".svg";
+  EXPECT_EQ(Run({"--weight", "m/w", "--requests", "5", "--warmup", "0", "--json_file", "/dev/full",
+                 "--svg", svg}),
+            kFileFailed);
+  EXPECT_EQ(err_, "awqctl: cannot write /dev/full: No space left on device\n");
+  EXPECT_GT(std::filesystem::file_size(svg), 100u);
+  std::filesystem::remove(svg);
+}
+
+TEST_F(AwqctlBenchTest, AFailedBenchLeavesFilesAsTheyWere) {
+  const std::string stem = testing::TempDir() + "/bench_kept_" + std::to_string(getpid());
+  std::ofstream(stem + ".json") << "old";
+  EXPECT_EQ(Run({"--weight", "m/absent", "--svg", stem + ".svg", "--json_file", stem + ".json"}),
+            kCallFailed);
+  EXPECT_FALSE(std::filesystem::exists(stem + ".svg"));
+  EXPECT_EQ(std::filesystem::file_size(stem + ".json"), 3u);
+  std::filesystem::remove(stem + ".json");
 }
 
 TEST_F(AwqctlBenchTest, ShowsProgressOnATerminal) {
