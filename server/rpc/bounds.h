@@ -8,7 +8,7 @@
 namespace awqd {
 
 // Everything that keeps one client from taking the whole process: message sizes, compression,
-// memory quota, streams per connection, keepalive and age of connections.
+// memory and thread quota, streams per connection, keepalive and age of connections.
 void SetBounds(const RpcOptions& options, grpc::ServerBuilder* builder);
 
 }  // namespace awqd

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -39,13 +41,23 @@ void Gather(const CallGate& gate, absl::Time deadline) {
   }
 }
 
+// Not joinable when the process is out of threads.
+std::thread ThreadFor(std::function<void()> body) {
+  try {
+    return std::thread(std::move(body));
+  } catch (const std::system_error&) {
+    return std::thread();
+  }
+}
+
 }  // namespace
 
 void ShutDown(grpc::Server* server, CallGate* gate, absl::Time deadline) {
   gate->Close();
   Gather(*gate, deadline);
   std::atomic<bool> ended{false};
-  std::thread shutdown([&] {
+  // Without that thread clients are not told to go away, but calls end as ever.
+  std::thread shutdown = ThreadFor([&] {
     server->Shutdown(absl::ToChronoTime(deadline));
     ended = true;
   });
@@ -56,9 +68,13 @@ void ShutDown(grpc::Server* server, CallGate* gate, absl::Time deadline) {
   const absl::Time goodbye = absl::Now() + kRoundTrip;
   const auto idle = [&] { return gate->in_flight() == 0 && absl::Now() > goodbye && AllSent(); };
   while (!ended && absl::Now() < deadline && !idle()) absl::SleepFor(kPoll);
-  // Harmless when it has ended; past the deadline gRPC does the same by itself.
-  grpc_server_cancel_all_calls(server->c_server());
-  shutdown.join();
+  if (shutdown.joinable()) {
+    // Harmless when it has ended; past the deadline gRPC does the same by itself.
+    grpc_server_cancel_all_calls(server->c_server());
+    shutdown.join();
+  } else {
+    server->Shutdown(absl::ToChronoTime(absl::Now()));
+  }
   server->Wait();
 }
 

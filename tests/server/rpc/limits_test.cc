@@ -1,5 +1,9 @@
-// What keeps clients within bounds: message sizes, compression, unknown methods, reflection.
+// What keeps clients within bounds: message sizes, compression, unknown methods, reflection,
+// threads.
 #include <grpcpp/generic/generic_stub.h>
+#include <pthread.h>
+
+#include <vector>
 
 #include "tests/server/rpc/rpc_fixture.h"
 
@@ -120,6 +124,90 @@ class NoReflectionTest : public RpcTest {
 
 TEST_F(NoReflectionTest, ReflectionCanBeSwitchedOff) {
   EXPECT_EQ(RawCall(channel_, kReflection, "").error_code(), grpc::StatusCode::UNIMPLEMENTED);
+}
+
+int ThreadsOfThisProcess() {
+  std::ifstream status("/proc/self/status");
+  int threads = 0;
+  for (std::string word; status >> word;) {
+    if (word == "Threads:") status >> threads;
+  }
+  return threads;
+}
+
+TEST_F(LimitsTest, IdleReflectionStreamsTakeABoundedNumberOfThreads) {
+  constexpr int kStreams = 200, kThreads = 32;
+  v1::QuantizedMatmulResponse response;
+  ASSERT_TRUE(Matmul(GoodMatmul(), &response).ok());
+  const int before = ThreadsOfThisProcess();
+  grpc::GenericStub stub(channel_);
+  grpc::CompletionQueue queue;
+  struct Stream {
+    grpc::ClientContext context;
+    std::unique_ptr<grpc::GenericClientAsyncReaderWriter> call;
+    grpc::Status status;
+  };
+  std::vector<Stream> streams(kStreams);
+  const auto next = [&queue]() -> Stream* {
+    void* tag = nullptr;
+    bool ok = false;
+    EXPECT_TRUE(queue.Next(&tag, &ok));
+    return static_cast<Stream*>(tag);
+  };
+  for (Stream& stream : streams) {
+    Deadline(&stream.context);
+    stream.call = stub.PrepareCall(&stream.context, kReflection, &queue);
+    stream.call->StartCall(nullptr);
+    stream.call->Finish(&stream.status, &stream);
+  }
+  for (int refused = 0; refused < kStreams - kThreads;) {
+    const Stream* stream = next();
+    if (stream == nullptr) continue;
+    ++refused;
+    ASSERT_EQ(stream->status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  }
+  EXPECT_LE(ThreadsOfThisProcess(), before + kThreads);
+  EXPECT_TRUE(Matmul(GoodMatmul(), &response).ok());
+  for (Stream& stream : streams) stream.context.TryCancel();
+  queue.Shutdown();
+  void* tag = nullptr;
+  for (bool ok = false; queue.Next(&tag, &ok);) {
+  }
+  EXPECT_TRUE(Eventually([&] { return RawCall(channel_, kReflection, "").ok(); }));
+}
+
+// Sets for its lifetime that no thread can be made: a stack would have to fill the address space.
+class NoThreads {
+ public:
+  NoThreads() {
+    pthread_attr_t endless;
+    pthread_attr_init(&endless);
+    EXPECT_EQ(pthread_getattr_default_np(&before_), 0);
+    EXPECT_EQ(pthread_attr_setstacksize(&endless, size_t{1} << 47), 0);
+    EXPECT_EQ(pthread_setattr_default_np(&endless), 0);
+    EXPECT_THROW(std::thread([] {}).join(), std::system_error);
+    pthread_attr_destroy(&endless);
+  }
+  ~NoThreads() {
+    pthread_setattr_default_np(&before_);
+    pthread_attr_destroy(&before_);
+  }
+
+ private:
+  pthread_attr_t before_;
+};
+
+TEST_F(LimitsTest, ShutsDownWhereNoThreadCanBeMade) {
+  v1::QuantizedMatmulResponse response;
+  ASSERT_TRUE(Matmul(GoodMatmul(), &response).ok());
+  const absl::Time begin = absl::Now();
+  {
+    const NoThreads none;
+    server_->Shutdown(absl::Seconds(15));
+  }
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(10));
+  server_ = nullptr;
+  EXPECT_EQ(Matmul(GoodMatmul(), &response).error_code(), grpc::StatusCode::UNAVAILABLE);
 }
 
 TEST_F(LimitsTest, ReflectionAnswersByDefault) {
