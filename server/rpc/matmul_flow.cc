@@ -116,9 +116,7 @@ absl::Status MatmulFlow::Submit(WeightPtr weight) {
                                  .deadline = deadline_,
                                  .caller_runs = CallLoop::WillRunQueued()};
   message_.Free();
-  parsed_.request.clear_activations();
-  parsed_.request.clear_bias();
-  if (parsed_.request.has_packed()) parsed_.request.clear_packed();
+  ForgetRequest();
   job.work.weight = std::move(weight);
   tokens_ = job.work.tokens;
   output_shape_ = std::move(job.output_shape);
@@ -189,11 +187,30 @@ void MatmulFlow::Log(const absl::Status& status) const {
              status);
 }
 
+// Field by field: a client fills unknown fields and a long id with as much as it likes.
+void MatmulFlow::ForgetRequest() {
+  v1::QuantizedMatmulRequest& all = parsed_.request;
+  v1::QuantizedMatmulRequest kept;  // a new message, because a cleared one keeps its memory
+  if (!request_id().empty()) kept.set_request_id(std::move(*all.mutable_request_id()));
+  if (all.has_weight() && LogsRequests()) {
+    kept.mutable_weight()->set_model(all.weight().model());
+    kept.mutable_weight()->set_weight(all.weight().weight());
+  }
+  if (all.has_output_shared_memory()) {
+    v1::SharedMemory* range = kept.mutable_output_shared_memory();
+    range->set_name(all.output_shared_memory().name());
+    range->set_offset(all.output_shared_memory().offset());
+  }
+  all.Swap(&kept);
+}
+
 void MatmulFlow::Settle(const absl::Status& status, grpc::ByteBuffer answer) {
   if (settled_.exchange(true)) return;
   const absl::Status visible = ForClient(status);
   if (LogsRequests()) Log(visible);
   if (!status.ok()) {
+    // Its answer may wait for long, on a stream that nobody reads.
+    ForgetRequest();
     message_.Free();
     shared_x_ = SharedRange();
     shared_out_ = SharedRange();

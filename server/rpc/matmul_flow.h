@@ -54,6 +54,8 @@ class MatmulFlow : public std::enable_shared_from_this<MatmulFlow> {
   void Answer(const absl::Status& status, const Payload& result);
   void Settle(const absl::Status& status, grpc::ByteBuffer answer = {});
   void Log(const absl::Status& status) const;
+  // Leaves of the request what the answer and the log say of it.
+  void ForgetRequest();
 
   // Of activations that are not in parsed_.request.
   std::optional<int64_t> cut_bytes() const;

@@ -121,6 +121,44 @@ TEST_F(LimitsTest, AMemoryQuotaUsedUpEndsCallsAndNothingElse) {
   EXPECT_EQ(server_->Stop().code, 0);
 }
 
+// The first answer fills what the client will take unread; those that follow wait behind it.
+TEST_F(LimitsTest, RequestsOfAStreamThatNobodyReadsLeaveNothing) {
+  constexpr int kPadded = 6, kFailing = 16;
+  Start({});
+  v1::QuantizedMatmulRequest first = RequestOf(8 * kLimit);
+  first.clear_request_id();
+  first.set_output_dtype(v1::FP32);
+  v1::QuantizedMatmulRequest failing;
+  failing.set_request_id(std::string(16 * kLimit, 'x'));
+  v1::QuantizedMatmulRequest padded = RequestOf(1024);
+  padded.clear_request_id();
+  padded.GetReflection()->MutableUnknownFields(&padded)->AddLengthDelimited(
+      1000, std::string(16 * kLimit, 'x'));
+  const int64_t before = server_->peak_rss_bytes();
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
+  const auto stream = stub_->QuantizedMatmulStream(&context);
+  ASSERT_TRUE(stream->Write(first));
+  // Together less than what a stream may hold, were they not computed at once.
+  for (int i = 0; i < kPadded; ++i) ASSERT_TRUE(stream->Write(padded));
+  for (int i = 0; i < kFailing; ++i) ASSERT_TRUE(stream->Write(failing));
+  ASSERT_TRUE(stream->WritesDone());
+  v1::QuantizedMatmulResponse response;
+  int failed = 0;
+  for (int i = 0; i <= kPadded + kFailing; ++i) {
+    ASSERT_TRUE(stream->Read(&response)) << i;
+    if (!response.has_error()) continue;
+    ++failed;
+    EXPECT_EQ(response.error().code(), grpc::INVALID_ARGUMENT) << response.error().message();
+    EXPECT_EQ(response.request_id(), "") << "too long to be echoed";
+  }
+  EXPECT_TRUE(stream->Finish().ok());
+  EXPECT_EQ(failed, kFailing);
+  // Of the 352 MiB that were sent.
+  EXPECT_LT(server_->peak_rss_bytes() - before, 192 * kLimit);
+  EXPECT_EQ(server_->Stop().code, 0);
+}
+
 TEST_F(LimitsTest, PointsToTheStreamWhereAnAnswerIsTooLong) {
   Start({"--max_send_message_bytes=65536"});
   v1::DequantizeRequest request;
