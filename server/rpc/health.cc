@@ -18,6 +18,20 @@ namespace awqd {
 using ::grpc::health::v1::HealthCheckRequest;
 using ::grpc::health::v1::HealthCheckResponse;
 
+namespace {
+
+// A watch keeps its name for as long as it is open.
+constexpr size_t kMaxServiceBytes = 256;
+
+absl::Status ParseRequest(grpc::ByteBuffer* message, HealthCheckRequest* request) {
+  AWQD_RETURN_IF_ERROR(Parse(message, request));
+  if (request->service().size() <= kMaxServiceBytes) return absl::OkStatus();
+  return FieldError("service", absl::StrCat(request->service().size(), " bytes"),
+                    absl::StrCat("at most ", kMaxServiceBytes));
+}
+
+}  // namespace
+
 // Lock order: HealthService::mu_, then HealthWatch::mu_.
 class HealthWatch final : public Reactor, public std::enable_shared_from_this<HealthWatch> {
  public:
@@ -139,7 +153,7 @@ void HealthService::OnCheck(UnaryCall* call) {
   HealthCheckResponse response;
   const absl::Status status = Guarded([&]() -> absl::Status {
     HealthCheckRequest request;
-    AWQD_RETURN_IF_ERROR(Parse(call->request(), &request));
+    AWQD_RETURN_IF_ERROR(ParseRequest(call->request(), &request));
     MutexLock lock(&mu_);
     response.set_status(StatusOf(request.service()));
     if (response.status() != HealthCheckResponse::SERVICE_UNKNOWN) return absl::OkStatus();
@@ -152,7 +166,7 @@ void HealthService::OnCheck(UnaryCall* call) {
 
 void HealthService::OnWatch(WriteCall* call) {
   HealthCheckRequest request;
-  const absl::Status status = Guarded([&] { return Parse(call->request(), &request); });
+  const absl::Status status = Guarded([&] { return ParseRequest(call->request(), &request); });
   if (!status.ok()) return call->Finish(ToGrpc(status));
   const auto watch = std::make_shared<HealthWatch>(this, call, request.service());
   call->SetReactor(watch.get());

@@ -7,8 +7,22 @@
 #include "server/rpc/status_grpc.h"
 
 namespace awqd {
+namespace {
+
+// These messages hold a name or nothing. What a parser makes of one may be many times its size, and
+// nothing counts it.
+constexpr size_t kMaxBytes = 64 << 10;
+
+}  // namespace
 
 absl::Status Parse(grpc::ByteBuffer* request, google::protobuf::MessageLite* out) {
+  if (const size_t bytes = request->Length(); bytes > kMaxBytes) {
+    request->Clear();
+    return WithField(absl::ResourceExhaustedError(
+                         absl::StrCat("request: got ", bytes, " bytes, expected at most ",
+                                      kMaxBytes, " for a ", out->GetTypeName())),
+                     "request");
+  }
   RawMessage raw;
   raw.Take(request);
   if (ParseWhole(raw.pieces(), out)) return absl::OkStatus();

@@ -7,7 +7,8 @@
 
 namespace awqd {
 
-// INVALID_ARGUMENT naming the message, when the request is none. Frees the request's bytes.
+// INVALID_ARGUMENT naming the message, when the request is none; RESOURCE_EXHAUSTED, before it is
+// parsed, over 64 KiB. Frees the request's bytes.
 absl::Status Parse(grpc::ByteBuffer* request, google::protobuf::MessageLite* out);
 
 // Ends the call with the message, or with the error as clients may see it.

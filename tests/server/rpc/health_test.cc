@@ -53,7 +53,29 @@ TEST_F(HealthTest, EveryServiceServesOnlyWhenReady) {
 TEST_F(HealthTest, CheckDoesNotKnowOtherServices) {
   HealthCheckResponse response;
   EXPECT_EQ(Check("awqd.v1.Nope", &response).error_code(), grpc::StatusCode::NOT_FOUND);
-  EXPECT_EQ(Check(std::string(100000, 'x'), &response).error_code(), grpc::StatusCode::NOT_FOUND);
+  EXPECT_EQ(Check(std::string(256, 'x'), &response).error_code(), grpc::StatusCode::NOT_FOUND);
+}
+
+TEST_F(HealthTest, NamesOfServicesAreShort) {
+  HealthCheckRequest request;
+  HealthCheckResponse response;
+  for (const auto& [bytes, code, message] :
+       std::vector<std::tuple<int, grpc::StatusCode, std::string>>{
+           {257, grpc::StatusCode::INVALID_ARGUMENT,
+            "service: got 257 bytes, expected at most 256"},
+           {100000, grpc::StatusCode::RESOURCE_EXHAUSTED, "request: got 100004 bytes"}}) {
+    request.set_service(std::string(bytes, 'x'));
+    const grpc::Status checked = Check(request.service(), &response);
+    EXPECT_EQ(checked.error_code(), code);
+    EXPECT_THAT(checked.error_message(), testing::HasSubstr(message));
+    grpc::ClientContext context;
+    Deadline(&context);
+    const auto reader = health_->Watch(&context, request);
+    EXPECT_FALSE(reader->Read(&response));
+    const grpc::Status watched = reader->Finish();
+    EXPECT_EQ(watched.error_code(), code);
+    EXPECT_THAT(watched.error_message(), testing::HasSubstr(message));
+  }
 }
 
 TEST_F(HealthTest, WatchSeesEachChangeAndEndsWithTheServer) {

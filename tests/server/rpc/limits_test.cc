@@ -73,6 +73,16 @@ TEST_F(LimitsTest, UnknownMethodsAreUnimplemented) {
   }
 }
 
+// The methods with small messages, and their requests.
+const std::pair<const char*, const char*> kSmall[] = {
+    {"/awqd.v1.ModelRepository/GetModel", "GetModelRequest"},
+    {"/awqd.v1.ModelRepository/ListModels", "ListModelsRequest"},
+    {"/awqd.v1.ModelRepository/LoadModel", "LoadModelRequest"},
+    {"/awqd.v1.ModelRepository/UnloadModel", "UnloadModelRequest"},
+    {"/awqd.v1.ServerInfo/GetServerInfo", "GetServerInfoRequest"},
+    {"/grpc.health.v1.Health/Check", "HealthCheckRequest"},
+    {"/grpc.health.v1.Health/Watch", "HealthCheckRequest"}};
+
 TEST_F(LimitsTest, BytesThatAreNoMessageAreRefusedCleanly) {
   for (const char* method :
        {"/awqd.v1.QuantizedInference/QuantizedMatmul", "/awqd.v1.QuantizedInference/Dequantize"}) {
@@ -88,15 +98,8 @@ TEST_F(LimitsTest, BytesThatAreNoMessageAreRefusedCleanly) {
     EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
     EXPECT_THAT(status.error_message(), testing::HasSubstr("do not parse"));
   }
-  for (const auto& [small, message] :
-       {std::pair<std::string, std::string>{"awqd.v1.ModelRepository/GetModel", "GetModelRequest"},
-        {"awqd.v1.ModelRepository/ListModels", "ListModelsRequest"},
-        {"awqd.v1.ModelRepository/LoadModel", "LoadModelRequest"},
-        {"awqd.v1.ModelRepository/UnloadModel", "UnloadModelRequest"},
-        {"awqd.v1.ServerInfo/GetServerInfo", "GetServerInfoRequest"},
-        {"grpc.health.v1.Health/Check", "HealthCheckRequest"},
-        {"grpc.health.v1.Health/Watch", "HealthCheckRequest"}}) {
-    const grpc::Status status = RawCall(channel_, "/" + small, "\x0a\xff");
+  for (const auto& [small, message] : kSmall) {
+    const grpc::Status status = RawCall(channel_, small, "\x0a\xff");
     EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << small;
     EXPECT_THAT(status.error_message(), testing::HasSubstr(message));
   }
@@ -106,6 +109,22 @@ TEST_F(LimitsTest, BytesThatAreNoMessageAreRefusedCleanly) {
             grpc::StatusCode::INVALID_ARGUMENT);
   v1::QuantizedMatmulResponse response;
   EXPECT_TRUE(Matmul(GoodMatmul(), &response).ok());
+}
+
+TEST_F(LimitsTest, SmallMessagesAreSmall) {
+  for (const auto& [method, message] : kSmall) {
+    // Unknown fields, which every message may have.
+    const grpc::Status over =
+        RawCall(channel_, method, std::string("\x7a\xfd\xff\x03") + std::string(65533, 'x'));
+    EXPECT_EQ(over.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED) << method;
+    EXPECT_THAT(over.error_message(),
+                testing::HasSubstr("request: got 65537 bytes, expected at most 65536"));
+    EXPECT_THAT(over.error_message(), testing::HasSubstr(message));
+  }
+  // A call that ends by itself, unlike Watch.
+  EXPECT_TRUE(
+      RawCall(channel_, kSmall[1].first, std::string("\x7a\xfc\xff\x03") + std::string(65532, 'x'))
+          .ok());
 }
 
 TEST_F(LimitsTest, TwoServersNeverShareAPort) {
