@@ -14,6 +14,7 @@
 #include "server/rpc/call_state.h"
 #include "server/rpc/guard.h"
 #include "server/rpc/inference_service.h"
+#include "server/rpc/messages.h"
 #include "server/rpc/raw_message.h"
 #include "server/rpc/status_grpc.h"
 #include "server/rpc/tensor.h"
@@ -132,8 +133,7 @@ class DequantizeBase {
     raw.Take(message);
     if (ParseWhole(raw.pieces(), &request_)) return absl::OkStatus();
     request_.Clear();
-    return FieldError("request", absl::StrCat(bytes, " bytes that do not parse"),
-                      "a serialized awqd.v1.DequantizeRequest");
+    return DoesNotParse(bytes, request_);
   }
 
   void Log(const absl::Status& status) {

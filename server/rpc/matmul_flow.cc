@@ -8,6 +8,7 @@
 #include "server/obs/logging.h"
 #include "server/rpc/call_loop.h"
 #include "server/rpc/guard.h"
+#include "server/rpc/messages.h"
 #include "server/rpc/status_grpc.h"
 
 namespace awqd {
@@ -37,8 +38,7 @@ absl::Status MatmulFlow::Open(grpc::ByteBuffer* message) {
   held_bytes_ = bytes;
   if (!ParseMatmul(message_.pieces(), &parsed_)) {
     parsed_.request.Clear();
-    return FieldError("request", absl::StrCat(bytes, " bytes that do not parse"),
-                      "a serialized awqd.v1.QuantizedMatmulRequest");
+    return DoesNotParse(bytes, parsed_.request);
   }
   if (!parsed_.cut) message_.Free();
   return absl::OkStatus();

@@ -6,69 +6,49 @@
 #include <cstring>
 
 #include "absl/container/inlined_vector.h"
+#include "google/protobuf/descriptor.h"
 #include "google/protobuf/io/zero_copy_stream.h"
+#include "server/rpc/field_reader.h"
 
 namespace awqd {
 namespace {
 
 using v1::QuantizedMatmulRequest;
 
-constexpr uint32_t kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5;
-constexpr int kMaxLength = 0x7fffffff;
 // More cuts than this are no sane client's; the generated parser may have such a message.
 constexpr size_t kMaxEdits = 16;
 // Heads up to this size are put together on the stack, which is faster to parse than pieces.
 constexpr int64_t kFlatBytes = 4096;
 constexpr int64_t kMaxPeekedBytes = 256;
 
-// Reads forwards through the pieces. Every reader returns false at the end, or at an encoding that
-// is not plain.
-class Cursor {
+// Whether a message may be given to the generated parser, which makes of a field of two bytes, a
+// group above all, an object of dozens. Goes where that would, and so no further than the messages
+// that `type` knows. Of what the parser accepts it refuses groups and more than kMaxFields.
+class Sieve {
  public:
-  explicit Cursor(Pieces pieces) : pieces_(pieces) { SkipEmpty(); }
+  explicit Sieve(Pieces pieces) : reader_(pieces) {}
 
-  int64_t position() const { return position_; }
-
-  bool Varint(int max_bytes, uint64_t* value) {
-    *value = 0;
-    for (int i = 0; i < max_bytes; ++i) {
-      if (piece_ == pieces_.size()) return false;
-      const auto byte = static_cast<uint8_t>(pieces_[piece_][offset_]);
-      Advance(1);
-      *value |= static_cast<uint64_t>(byte & 0x7f) << (7 * i);
-      if (byte < 0x80) return true;
-    }
-    return false;
-  }
-
-  bool Skip(int64_t bytes) {
-    while (bytes > 0) {
-      if (piece_ == pieces_.size()) return false;
-      const int64_t here = static_cast<int64_t>(pieces_[piece_].size() - offset_);
-      const int64_t step = std::min(bytes, here);
-      Advance(step);
-      bytes -= step;
+  bool Passes(const google::protobuf::Descriptor& type, int64_t end) {
+    while (reader_.position() < end) {
+      Field field;
+      if (++fields_ > kMaxFields || !reader_.Next(end, &field)) return false;
+      const auto* inner = field.bytes < 0 ? nullptr : MessageIn(type, field);
+      const bool fine = inner == nullptr ? reader_.Pass(field) : Passes(*inner, field.end);
+      if (!fine) return false;
     }
     return true;
   }
 
  private:
-  void Advance(int64_t bytes) {
-    offset_ += bytes;
-    position_ += bytes;
-    if (offset_ < pieces_[piece_].size()) return;
-    ++piece_;
-    offset_ = 0;
-    SkipEmpty();
-  }
-  void SkipEmpty() {
-    while (piece_ < pieces_.size() && pieces_[piece_].empty()) ++piece_;
+  using Type = google::protobuf::Descriptor;
+  // Null when the field is no message to the parser.
+  static const Type* MessageIn(const Type& type, const Field& field) {
+    const auto* known = type.FindFieldByNumber(static_cast<int>(field.number));
+    return known == nullptr ? nullptr : known->message_type();
   }
 
-  const Pieces pieces_;
-  size_t piece_ = 0;
-  size_t offset_ = 0;
-  int64_t position_ = 0;
+  FieldReader reader_;
+  int fields_ = 0;
 };
 
 // Bytes [begin, end) of the message become `patch`.
@@ -89,30 +69,30 @@ struct Edit {
 // Finds what to cut. Scan fails on everything that the generated parser should judge instead.
 class Cutter {
  public:
-  Cutter(Pieces pieces, int64_t size) : cursor_(pieces), size_(size) {}
+  Cutter(Pieces pieces, int64_t size) : reader_(pieces), size_(size) {}
 
   // Where the last request_id is, if it is short; a scan of the top level alone.
   std::optional<WireRange> FindRequestId() {
     std::optional<WireRange> found;
-    while (cursor_.position() < size_) {
+    for (int fields = 0; reader_.position() < size_; ++fields) {
       Field field;
-      if (!Next(size_, &field)) return std::nullopt;
+      if (fields == kMaxFields || !reader_.Next(size_, &field)) return std::nullopt;
       if (field.number == QuantizedMatmulRequest::kRequestIdFieldNumber && field.bytes >= 0 &&
           field.bytes <= kMaxPeekedBytes) {
-        found = {cursor_.position(), field.bytes};
+        found = {reader_.position(), field.bytes};
       }
-      if (!Pass(field)) return std::nullopt;
+      if (!reader_.Pass(field)) return std::nullopt;
     }
     return found;
   }
 
   bool Scan() {
-    while (cursor_.position() < size_) {
+    while (reader_.position() < size_) {
       Field field;
-      if (!Next(size_, &field)) return false;
+      if (!reader_.Next(size_, &field)) return false;
       const bool activations =
           field.number == QuantizedMatmulRequest::kActivationsFieldNumber && field.bytes >= 0;
-      if (activations ? !ScanActivations(field) : !Pass(field)) return false;
+      if (activations ? !ScanActivations(field) : !reader_.Pass(field)) return false;
     }
     return true;
   }
@@ -121,64 +101,26 @@ class Cutter {
   const std::optional<WireRange>& last_raw() const { return last_raw_; }
 
  private:
-  struct Field {
-    uint32_t number = 0;
-    int64_t length_at = 0;  // of the length, when it has one
-    int64_t bytes = -1;     // of the contents; -1 without a length
-    int64_t end = 0;        // of the contents
-  };
-
-  // The next field's tag and, if it has one, its length. Contents end at `limit` at the latest.
-  bool Next(int64_t limit, Field* field) {
-    uint64_t tag = 0, length = 0;
-    if (!cursor_.Varint(5, &tag) || tag > 0xffffffffu || tag >> 3 == 0) return false;
-    field->number = static_cast<uint32_t>(tag >> 3);
-    field->length_at = cursor_.position();
-    switch (tag & 7) {
-      case kVarint:
-        // Read here: its end is not known before.
-        if (!cursor_.Varint(10, &length)) return false;
-        field->end = cursor_.position();
-        break;
-      case kFixed64:
-        field->end = cursor_.position() + 8;
-        break;
-      case kFixed32:
-        field->end = cursor_.position() + 4;
-        break;
-      case kBytes:
-        if (!cursor_.Varint(5, &length) || length > kMaxLength) return false;
-        field->bytes = static_cast<int64_t>(length);
-        field->end = cursor_.position() + field->bytes;
-        break;
-      default:
-        return false;  // groups
-    }
-    return field->end <= limit;
-  }
-
-  bool Pass(const Field& field) { return cursor_.Skip(field.end - cursor_.position()); }
-
   bool ScanActivations(const Field& field) {
     const size_t mine = edits_.size();
-    edits_.push_back({.begin = field.length_at, .end = cursor_.position()});
+    edits_.push_back({.begin = field.length_at, .end = reader_.position()});
     int64_t saved = 0;
-    while (cursor_.position() < field.end) {
+    while (reader_.position() < field.end) {
       Field inner;
-      if (!Next(field.end, &inner)) return false;
+      if (!reader_.Next(field.end, &inner)) return false;
       if (inner.number == v1::Tensor::kRawFieldNumber && inner.bytes >= 0) {
-        last_raw_ = {cursor_.position(), inner.bytes};
+        last_raw_ = {reader_.position(), inner.bytes};
         edits_.push_back({.begin = inner.length_at, .end = inner.end});
         edits_.back().SetVarint(0);
         saved += edits_.back().saved();
       }
-      if (!Pass(inner) || edits_.size() > kMaxEdits) return false;
+      if (!reader_.Pass(inner) || edits_.size() > kMaxEdits) return false;
     }
     edits_[mine].SetVarint(static_cast<uint64_t>(field.bytes - saved));
     return edits_.size() <= kMaxEdits;
   }
 
-  Cursor cursor_;
+  FieldReader reader_;
   const int64_t size_;
   absl::InlinedVector<Edit, 4> edits_;
   std::optional<WireRange> last_raw_;
@@ -257,7 +199,7 @@ int64_t SizeOfAll(Pieces pieces) {
 
 bool ParseRuns(absl::Span<const absl::string_view> runs, google::protobuf::MessageLite* out) {
   const int64_t size = SizeOfAll(runs);
-  if (size > kMaxLength) return false;
+  if (size > FieldReader::kMaxLength) return false;
   if (runs.size() <= 1) {
     return out->ParseFromArray(runs.empty() ? nullptr : runs[0].data(), static_cast<int>(size));
   }
@@ -273,13 +215,15 @@ bool ParseRuns(absl::Span<const absl::string_view> runs, google::protobuf::Messa
 
 }  // namespace
 
-bool ParseWhole(Pieces pieces, google::protobuf::MessageLite* out) {
-  return ParseRuns(pieces, out);
+bool ParseWhole(Pieces pieces, google::protobuf::Message* out) {
+  return Sieve(pieces).Passes(*out->GetDescriptor(), SizeOfAll(pieces)) && ParseRuns(pieces, out);
 }
 
 bool ParseMatmul(Pieces pieces, MatmulMessage* out) {
   out->cut.reset();
-  Cutter cutter(pieces, SizeOfAll(pieces));
+  const int64_t size = SizeOfAll(pieces);
+  if (!Sieve(pieces).Passes(*QuantizedMatmulRequest::descriptor(), size)) return false;
+  Cutter cutter(pieces, size);
   if (!cutter.Scan() || !cutter.last_raw()) return ParseRuns(pieces, &out->request);
   if (!ParseRuns(MakeRuns(pieces, cutter.edits()), &out->request)) return false;
   // Another member of the oneof may have come after it.
@@ -295,7 +239,7 @@ std::string PeekRequestId(Pieces pieces) {
   // Through the parser as a message of its own, because that refuses what is not UTF-8. A length of
   // two bytes serves any id.
   std::string wire = {
-      static_cast<char>(QuantizedMatmulRequest::kRequestIdFieldNumber << 3 | kBytes),
+      static_cast<char>(QuantizedMatmulRequest::kRequestIdFieldNumber << 3 | FieldReader::kBytes),
       static_cast<char>(id.size() | 0x80), static_cast<char>(id.size() >> 7)};
   wire += id;
   QuantizedMatmulRequest request;

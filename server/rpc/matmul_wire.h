@@ -12,15 +12,15 @@
 #include <optional>
 #include <string>
 
-#include "absl/status/status.h"
-#include "absl/strings/string_view.h"
-#include "absl/types/span.h"
 #include "awqd/v1/inference.pb.h"
+#include "google/protobuf/message.h"
+#include "server/rpc/field_reader.h"
 
 namespace awqd {
 
-// A message as gRPC received it: contiguous once the pieces are put together.
-using Pieces = absl::Span<const absl::string_view>;
+// A message is refused with more fields than this, those of the messages in it among them, and with
+// any group, which proto3 does not have. Packed values are one field.
+inline constexpr int kMaxFields = 4096;
 
 // Bytes [begin, begin + size) of a message.
 struct WireRange {
@@ -35,11 +35,11 @@ struct MatmulMessage {
   std::optional<WireRange> cut;
 };
 
-// False when the bytes are no QuantizedMatmulRequest.
+// False when the bytes are no QuantizedMatmulRequest, or refused.
 bool ParseMatmul(Pieces pieces, MatmulMessage* out);
 
-// False when the bytes are no message of that type.
-bool ParseWhole(Pieces pieces, google::protobuf::MessageLite* out);
+// False when the bytes are no message of that type, or refused.
+bool ParseWhole(Pieces pieces, google::protobuf::Message* out);
 
 // The request_id of a message that will not be parsed, for its refusal; empty when there is none of
 // at most 256 bytes, or the message is not plain.

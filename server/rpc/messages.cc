@@ -15,7 +15,7 @@ constexpr size_t kMaxBytes = 64 << 10;
 
 }  // namespace
 
-absl::Status Parse(grpc::ByteBuffer* request, google::protobuf::MessageLite* out) {
+absl::Status Parse(grpc::ByteBuffer* request, google::protobuf::Message* out) {
   if (const size_t bytes = request->Length(); bytes > kMaxBytes) {
     request->Clear();
     return WithField(absl::ResourceExhaustedError(
@@ -27,8 +27,13 @@ absl::Status Parse(grpc::ByteBuffer* request, google::protobuf::MessageLite* out
   raw.Take(request);
   if (ParseWhole(raw.pieces(), out)) return absl::OkStatus();
   out->Clear();
-  return FieldError("request", absl::StrCat(raw.size(), " bytes that do not parse"),
-                    absl::StrCat("a serialized ", out->GetTypeName()));
+  return DoesNotParse(raw.size(), *out);
+}
+
+absl::Status DoesNotParse(int64_t bytes, const google::protobuf::Message& expected) {
+  return FieldError("request", absl::StrCat(bytes, " bytes that do not parse"),
+                    absl::StrCat("a serialized ", expected.GetTypeName(), ", of at most ",
+                                 kMaxFields, " fields and without groups"));
 }
 
 void Reply(UnaryCall* call, const absl::Status& status,

@@ -1,5 +1,5 @@
-// Fuzzes the cutter of QuantizedMatmulRequests against the generated parser: same verdict, same
-// message, whatever the bytes and however they are split.
+// Fuzzes the cutter of QuantizedMatmulRequests against the generated parser: same verdict (but for
+// groups and the number of fields), same message, whatever the bytes and however they are split.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>

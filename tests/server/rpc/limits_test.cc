@@ -86,14 +86,18 @@ const std::pair<const char*, const char*> kSmall[] = {
 TEST_F(LimitsTest, BytesThatAreNoMessageAreRefusedCleanly) {
   for (const char* method :
        {"/awqd.v1.QuantizedInference/QuantizedMatmul", "/awqd.v1.QuantizedInference/Dequantize"}) {
-    const grpc::Status status = RawCall(channel_, method, "\x0a\xff");
-    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << method;
+    for (const char* payload : {"\x0a\xff", "\x7b\x7c"}) {
+      const grpc::Status status = RawCall(channel_, method, payload);
+      EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << method;
+      EXPECT_THAT(status.error_message(), testing::HasSubstr("do not parse"));
+    }
   }
   const std::string method = "/awqd.v1.QuantizedInference/QuantizedMatmul";
   std::string groups(100, '\x0b');  // 100 nested groups that never end
   for (const std::string& payload :
        {std::string("\x0a\xff"), std::string("\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff"),
-        std::string("\x0a\x7f\x01"), groups, std::string("\x42\x02\xc3\x28")}) {
+        std::string("\x0a\x7f\x01"), groups, std::string("\x7b\x7c"),
+        std::string("\x42\x02\xc3\x28")}) {
     const grpc::Status status = RawCall(channel_, method, payload);
     EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
     EXPECT_THAT(status.error_message(), testing::HasSubstr("do not parse"));
