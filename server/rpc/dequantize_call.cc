@@ -49,12 +49,14 @@ class DequantizeBase {
         AWQD_ASSIGN_OR_RETURN(WeightPtr weight, FindWeight(env_, request_.weight()));
         return OnWeight(std::move(weight));
       }
-      return PackWeight(env_, request_.packed(), [self](absl::StatusOr<WeightPtr> weight) {
+      auto wanted = [self] { return StillWanted(self->slot_, self->deadline_); };
+      auto then = [self](absl::StatusOr<WeightPtr> weight) {
         self->Try([&]() -> absl::Status {
           AWQD_RETURN_IF_ERROR(weight.status());
           return self->OnWeight(*std::move(weight));
         });
-      });
+      };
+      return PackWeight(env_, request_.packed(), std::move(wanted), std::move(then));
     });
   }
 

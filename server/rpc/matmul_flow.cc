@@ -77,6 +77,7 @@ absl::Status MatmulFlow::Begin(grpc::ByteBuffer* message) {
     AWQD_ASSIGN_OR_RETURN(WeightPtr weight, FindWeight(env_, request.weight()));
     return Submit(std::move(weight));
   }
+  auto wanted = [self = shared_from_this()] { return StillWanted(self->slot_, self->deadline_); };
   auto then = [self = shared_from_this()](absl::StatusOr<WeightPtr> weight) {
     const absl::Status status = Guarded([&]() -> absl::Status {
       AWQD_RETURN_IF_ERROR(weight.status());
@@ -84,7 +85,7 @@ absl::Status MatmulFlow::Begin(grpc::ByteBuffer* message) {
     });
     if (!status.ok()) self->Settle(status);
   };
-  return PackWeight(env_, request.packed(), std::move(then));
+  return PackWeight(env_, request.packed(), std::move(wanted), std::move(then));
 }
 
 absl::StatusOr<Payload> MatmulFlow::Stage(const MatmulJob& job) {

@@ -21,11 +21,13 @@ absl::StatusOr<WeightPtr> FindWeight(const RpcEnv& env, const v1::WeightRef& ref
 }
 
 absl::Status PackWeight(const RpcEnv& env, const v1::PackedWeight& packed,
+                        std::function<absl::Status()> wanted,
                         std::function<void(absl::StatusOr<WeightPtr>)> done) {
   AWQD_RETURN_IF_ERROR(CheckPacked(packed, env.limits.max_inline_weight_bytes));
   Engine* engine = env.engine;
-  return env.packings->Run([engine, &packed, done = std::move(done)] {
+  return env.packings->Run([engine, &packed, wanted = std::move(wanted), done = std::move(done)] {
     done(GuardedOr<WeightPtr>([&]() -> absl::StatusOr<WeightPtr> {
+      AWQD_RETURN_IF_ERROR(wanted());
       AWQD_ASSIGN_OR_RETURN(const CanonicalWeight weight, DecodePacked(packed));
       return engine->Prepare(weight);
     }));

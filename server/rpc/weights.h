@@ -19,8 +19,10 @@ using WeightPtr = std::shared_ptr<const PlacedWeight>;
 absl::StatusOr<WeightPtr> FindWeight(const RpcEnv& env, const v1::WeightRef& ref);
 
 // Calls `done` once from a worker thread, unless it returns an error. `packed` must live until
-// then.
+// then. `wanted` is asked when the weight's turn has come: packing takes long, and a call that has
+// ended while it waited would take the time of those behind it.
 absl::Status PackWeight(const RpcEnv& env, const v1::PackedWeight& packed,
+                        std::function<absl::Status()> wanted,
                         std::function<void(absl::StatusOr<WeightPtr>)> done);
 
 }  // namespace awqd

@@ -47,6 +47,17 @@ class FakeEngine final : public Engine {
     MutexLock lock(&mu_);
     fail_ = std::move(status);
   }
+  // Keeps Prepare from returning.
+  void HoldPrepare(bool hold) {
+    MutexLock lock(&mu_);
+    hold_prepare_ = hold;
+    changed_.NotifyAll();
+  }
+  // Weights that came to Prepare.
+  int prepares() const {
+    MutexLock lock(&mu_);
+    return prepares_;
+  }
   // Answers the held task at `index`.
   void Answer(size_t index = 0) {
     Held held;
@@ -105,6 +116,11 @@ class FakeEngine final : public Engine {
   }
   absl::StatusOr<std::shared_ptr<const PlacedWeight>> Prepare(
       const CanonicalWeight& weight) override {
+    {
+      MutexLock lock(&mu_);
+      ++prepares_;
+      while (hold_prepare_) changed_.Wait(&mu_);
+    }
     Device* const devices[] = {device_.get()};
     return PlaceWeight(weight, devices, /*cut=*/false);
   }
@@ -189,6 +205,7 @@ class FakeEngine final : public Engine {
   }
 
   mutable Mutex mu_;
+  CondVar changed_;
   std::unique_ptr<Device> device_;
   std::unique_ptr<StagingPool> staging_;
   bool hold_ = false;
@@ -201,6 +218,8 @@ class FakeEngine final : public Engine {
   SubmitOptions last_options_;
   int cancels_ = 0;
   int submitted_ = 0;
+  bool hold_prepare_ = false;
+  int prepares_ = 0;
 };
 
 }  // namespace awqd

@@ -286,5 +286,51 @@ TEST_F(SeveralThreadsTest, CallsOfEveryKindAtOnce) {
   EXPECT_TRUE(Eventually([&] { return server_->in_flight_bytes() == 0; }));
 }
 
+class OneLoopThreadTest : public RpcTest {
+ protected:
+  // Then an answer says that everything which came before has been looked at.
+  void Configure(RpcOptions* options) override { options->rpc_threads = 1; }
+};
+
+TEST_F(OneLoopThreadTest, AnInlineWeightWhoseCallHasEndedIsNotPacked) {
+  v1::QuantizedMatmulRequest product = GoodMatmul();
+  *product.mutable_packed() = GoodPacked();
+  v1::DequantizeRequest block;
+  *block.mutable_packed() = GoodPacked();
+  const auto pass = [&] {
+    v1::QuantizedMatmulResponse response;
+    EXPECT_TRUE(Matmul(GoodMatmul(), &response).ok());
+  };
+  engine_.HoldPrepare(true);
+  v1::QuantizedMatmulResponse response;
+  std::thread first([&] { EXPECT_TRUE(Matmul(product, &response).ok()); });
+  ASSERT_TRUE(Eventually([&] { return engine_.prepares() == 1; }));
+  const int64_t before = server_->in_flight_bytes();
+
+  grpc::ClientContext contexts[2];
+  std::thread second([&] {
+    v1::QuantizedMatmulResponse none;
+    EXPECT_EQ(stub_->QuantizedMatmul(&contexts[0], product, &none).error_code(),
+              grpc::StatusCode::CANCELLED);
+  });
+  std::thread third([&] {
+    v1::DequantizeResponse none;
+    EXPECT_EQ(stub_->Dequantize(&contexts[1], block, &none).error_code(),
+              grpc::StatusCode::CANCELLED);
+  });
+  const auto bytes = static_cast<int64_t>(product.ByteSizeLong() + block.ByteSizeLong());
+  ASSERT_TRUE(Eventually([&] { return server_->in_flight_bytes() == before + bytes; }));
+  pass();
+  for (grpc::ClientContext& context : contexts) context.TryCancel();
+  second.join();
+  third.join();
+  pass();
+
+  engine_.HoldPrepare(false);
+  first.join();
+  EXPECT_TRUE(Eventually([&] { return server_->in_flight_bytes() == 0; }));
+  EXPECT_EQ(engine_.prepares(), 1);
+}
+
 }  // namespace
 }  // namespace awqd
