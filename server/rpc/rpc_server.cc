@@ -11,6 +11,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "google/protobuf/stubs/common.h"
 #include "grpc/grpc.h"
 #include "grpc/support/log.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
@@ -52,9 +53,22 @@ void QuietGrpc(gpr_log_func_args* args) {
   LogEvent(LogLevel::kDebug, "grpc", {{"message", LogText(args->message, 1024)}});
 }
 
+#if GOOGLE_PROTOBUF_VERSION < 4022000  // later ones have no such handler
+// The parser complains of every message whose strings are not UTF-8, which is the client's mistake
+// and in its answer. What is fatal ends the process.
+void QuietProtobuf(google::protobuf::LogLevel level, const char*, int, const std::string& message) {
+  const bool fatal = level == google::protobuf::LOGLEVEL_FATAL;
+  LogEvent(fatal ? LogLevel::kError : LogLevel::kDebug, "protobuf",
+           {{"message", LogText(message, 1024)}});
+}
+#endif
+
 // What holds for the whole process.
 void PrepareGrpc() {
   gpr_set_log_function(QuietGrpc);
+#if GOOGLE_PROTOBUF_VERSION < 4022000
+  google::protobuf::SetLogHandler(QuietProtobuf);
+#endif
   // gRPC's locks are Abseil's, which distributions build with a search for deadlocks at each: a
   // global lock, and 3 % of the CPU time of short products.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);

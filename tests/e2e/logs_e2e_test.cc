@@ -5,7 +5,9 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "awqd/v1/inference.grpc.pb.h"
 #include "gmock/gmock.h"
+#include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 #include "tests/e2e/server_process.h"
@@ -46,6 +48,16 @@ class LogsTest : public testing::Test {
     EXPECT_FALSE(client->LoadModel("absent").ok());
     EXPECT_FALSE(client->GetModel(kForgery).ok());
     EXPECT_FALSE(client->UnloadModel(kForgery).ok());
+    // No string: the parser complains of it.
+    v1::DequantizeRequest request;
+    request.GetReflection()->MutableUnknownFields(&request)->AddLengthDelimited(6, "\xc3\x28");
+    grpc::ClientContext context;
+    v1::DequantizeResponse response;
+    EXPECT_EQ(v1::QuantizedInference::NewStub(
+                  grpc::CreateChannel(server.address(), grpc::InsecureChannelCredentials()))
+                  ->Dequantize(&context, request, &response)
+                  .error_code(),
+              grpc::INVALID_ARGUMENT);
     const ExitReport report = server.Stop();
     EXPECT_EQ(report.code, 0) << report.log;
     std::vector<std::string> lines = absl::StrSplit(report.log, '\n');
@@ -73,7 +85,7 @@ TEST_F(LogsTest, EveryJsonLineIsAnEventOfTheServer) {
   }
   EXPECT_EQ(events.count("forged"), 0u);
   EXPECT_EQ(events["ready"], 1);
-  EXPECT_EQ(events["request"], 4);
+  EXPECT_EQ(events["request"], 5);
   EXPECT_EQ(events["stopped"], 1);
   EXPECT_EQ(forged_ids, 3);
 }
@@ -89,7 +101,7 @@ TEST_F(LogsTest, EveryTextLineBeginsWithItsTime) {
     for (const char c : line) ASSERT_FALSE(c == '\x1b' || c == '\r' || c == '\x7f') << line;
     requests += absl::StrContains(line, " request ") ? 1 : 0;
   }
-  EXPECT_EQ(requests, 4);
+  EXPECT_EQ(requests, 5);
 }
 
 }  // namespace
