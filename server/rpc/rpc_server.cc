@@ -140,6 +140,7 @@ class RpcServerImpl final : public RpcServer {
 
   void Shutdown(absl::Duration grace) override {
     health_.Stop();
+    sockets_.Remove();
     ShutDown(server_.get(), &gate_, absl::Now() + grace);
     loop_->Stop();
     packings_.Stop();
@@ -151,17 +152,20 @@ class RpcServerImpl final : public RpcServer {
  private:
   absl::Status Bind(const RpcOptions& options, grpc::ServerBuilder* builder) {
     std::vector<ListenAddress> asked;
+    std::vector<std::string> bind;  // what gRPC is told
     for (const std::string& text : options.addresses) {
       absl::StatusOr<ListenAddress> address = ParseListenAddress(text);
       if (!address.ok()) return WithField(address.status(), "address");
+      bind.push_back(address->text);
       if (!address->socket_path.empty()) {
-        AWQD_RETURN_IF_ERROR(sockets_.Claim(address->socket_path));
+        AWQD_ASSIGN_OR_RETURN(const std::string path, sockets_.Claim(address->socket_path));
+        bind.back() = absl::StrCat("unix:", path);
       }
       asked.push_back(*std::move(address));
     }
     std::vector<int> ports(asked.size(), 0);
     for (size_t i = 0; i < asked.size(); ++i) {
-      builder->AddListeningPort(asked[i].text, grpc::InsecureServerCredentials(), &ports[i]);
+      builder->AddListeningPort(bind[i], grpc::InsecureServerCredentials(), &ports[i]);
     }
     server_ = builder->BuildAndStart();
     for (size_t i = 0; i < asked.size(); ++i) {

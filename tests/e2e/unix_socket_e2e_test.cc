@@ -40,6 +40,11 @@ class UnixSocketTest : public testing::Test {
   }
   bool Exists() const { return std::filesystem::exists(std::filesystem::symlink_status(path_)); }
 
+  int64_t Files() const {
+    return std::distance(std::filesystem::directory_iterator(folder_.path()),
+                         std::filesystem::directory_iterator());
+  }
+
   TempFolder folder_;
   const std::string path_ = folder_ / "awqd.sock";
 };
@@ -147,6 +152,22 @@ TEST_F(UnixSocketTest, TakesAwayOnlyItsOwn) {
   EXPECT_TRUE(std::filesystem::is_regular_file(path_));
 }
 
+// Also when gRPC, which removes sockets by their path, has a path to remove.
+TEST_F(UnixSocketTest, TakesAwayNoOtherServersSocket) {
+  const auto first = Start();
+  ASSERT_TRUE(first->WaitServing()) << first->log();
+  std::filesystem::remove(path_);
+  const auto second = Start();
+  ASSERT_TRUE(second->WaitServing()) << second->log();
+  EXPECT_EQ(first->Stop().code, 0);
+  ASSERT_TRUE(Exists());
+  EXPECT_EQ(ModeOf(path_), 0660);
+  EXPECT_TRUE(second->NewClient()->QuantizedMatmul(Call()).ok());
+  EXPECT_EQ(second->Stop().code, 0);
+  EXPECT_FALSE(Exists());
+  EXPECT_EQ(Files(), 1) << "the models";
+}
+
 TEST_F(UnixSocketTest, RefusesPathsThatCannotBe) {
   const auto refusal = [this](const std::string& address) {
     return ServerProcess(Args(), address).Wait();
@@ -166,6 +187,7 @@ TEST_F(UnixSocketTest, RefusesPathsThatCannotBe) {
   ServerProcess server(Args(), "unix:" + longest);
   ASSERT_TRUE(server.WaitServing()) << server.log();
   EXPECT_EQ(server.Stop().code, 0);
+  EXPECT_EQ(Files(), 1) << "the models";
 }
 
 TEST_F(UnixSocketTest, OneOfManyWinsADeadSocket) {
