@@ -5,13 +5,13 @@
 // shared memory. One block per multiprocessor. Two producer threads keep the ring full with bulk
 // copies (records as they lie in memory, tokens by the tensor copy engine, shared by the blocks of
 // a cluster through multicast), one to three consumer groups of four warps own 64 out features
-// each, or twice as many groups share them, two with a slice of K each. A consumer decodes one operand while the tensor
-// cores work on the one before. compiled_tiles.h says which tiles there are, schedule.h says who
-// computes what. Sums of cut tiles meet in global memory in the order of K, without atomics
-// (cut_sums.cuh), or where the blocks of a cluster take parts of a tile, in their shared memory
-// (parts.cuh); chained.cuh and part_chains.cuh keep an order that does not depend on the tiles.
-// Limits: K up to 4194304; none on N and m: the layout pads N and K, the copy engine reads zeros
-// past k, and what comes of rows past m is not stored.
+// each, or twice as many groups share them, two with a slice of K each. A consumer decodes one
+// operand while the tensor cores work on the one before. compiled_tiles.h says which tiles there
+// are, schedule.h says who computes what. Sums of cut tiles meet in global memory in the order of
+// K, without atomics (cut_sums.cuh), or where the blocks of a cluster take parts of a tile, in
+// their shared memory (parts.cuh); chained.cuh and part_chains.cuh keep an order that does not
+// depend on the tiles. Limits: K up to 4194304; none on N and m: the layout pads N and K, the copy
+// engine reads zeros past k, and what comes of rows past m is not stored.
 #pragma once
 
 #include <cstddef>
