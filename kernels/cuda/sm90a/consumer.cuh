@@ -91,9 +91,11 @@ class Consumer {
   // A product waits to be issued until the tensor cores take it, and what follows in its warp waits
   // with it. So codes are read before it and operands are decoded in twos, which costs a wait more
   // for each half, and registers: three groups have too few for two sums or for decoding to BF16.
-  // NOTES.md, 37, has what each is worth.
+  // From 136 tokens on a product takes longer than decoding, and of twos only the wait is left.
+  // NOTES.md, 37 and 39, has what each is worth.
   static constexpr bool kHasRegisters = Config::kGroups < 3 || (Config::kSets == 1 && !Math::kBf16);
-  static constexpr int kAtATime = Config::kTokens >= 80 && kHasRegisters ? 2 : 4;
+  static constexpr bool kWaits = Config::kTokens >= 80 && Config::kTokens <= 128;
+  static constexpr int kAtATime = kWaits && kHasRegisters ? 2 : 4;
 
   // Decodes kAtATime operands of the next half after as many products of this one.
   __device__ __forceinline__ void Steps(int left, int add, Sums<Config>& sums) {
