@@ -207,7 +207,8 @@ TEST_F(LifecycleTest, AModelThatAClientLoadsDuringStartIsNotLoadedAgain) {
   ASSERT_TRUE(server.WaitListening()) << server.log();
   const auto client = server.NewClient();
   ASSERT_TRUE(client->LoadModel("m").ok()) << server.log();
-  ASSERT_TRUE(server.WaitServing()) << server.log();
+  // ThreadSanitizer takes three seconds for each.
+  ASSERT_TRUE(server.WaitServing(absl::Seconds(120))) << server.log();
   const auto model = client->GetModel("m");
   ASSERT_TRUE(model.ok()) << model.status();
   EXPECT_EQ(model->model().version(), 1);

@@ -154,8 +154,13 @@ TEST_F(LimitsTest, RequestsOfAStreamThatNobodyReadsLeaveNothing) {
   }
   EXPECT_TRUE(stream->Finish().ok());
   EXPECT_EQ(failed, kFailing);
+#ifdef __SANITIZE_THREAD__
+  constexpr int kResident = 3;  // it keeps two bytes of its own beside each
+#else
+  constexpr int kResident = 1;
+#endif
   // Of the 352 MiB that were sent.
-  EXPECT_LT(server_->peak_rss_bytes() - before, 192 * kLimit);
+  EXPECT_LT(server_->peak_rss_bytes() - before, kResident * 192 * kLimit);
   EXPECT_EQ(server_->Stop().code, 0);
 }
 

@@ -134,10 +134,10 @@ bool ServerProcess::WaitListening() {
   return false;
 }
 
-bool ServerProcess::WaitServing() {
+bool ServerProcess::WaitServing(absl::Duration timeout) {
   if (!WaitListening()) return false;
   const auto client = NewClient();
-  for (const absl::Time until = absl::Now() + kStartLimit; absl::Now() < until;) {
+  for (const absl::Time until = absl::Now() + timeout; absl::Now() < until;) {
     const auto serving = client->IsServing("", {.timeout = absl::Seconds(5)});
     if (serving.ok() && *serving) return true;
     absl::SleepFor(kPoll);

@@ -48,9 +48,9 @@ class ServerProcess {
   explicit ServerProcess(std::vector<std::string> args, const std::string& address = "127.0.0.1:0");
   ~ServerProcess();
 
-  // Until it listens, or until it serves. False when it ended or 30 s passed.
+  // Until it listens, or until it serves. False when it ended or 30 s passed, or `timeout`.
   bool WaitListening();
-  bool WaitServing();
+  bool WaitServing(absl::Duration timeout = absl::Seconds(30));
 
   // Its address; only after WaitListening.
   const std::string& address() const { return address_; }
