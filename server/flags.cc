@@ -112,10 +112,10 @@ void AddModelFlags(Table& table, Flags& flags) {
 }
 
 void AddListenFlags(Table& table, Flags& flags) {
-  RpcOptions& rpc = flags.options.rpc;
+  services::Options& rpc = flags.options.rpc;
   table.Group("Listening");
   table
-      .Add("address", rpc.addresses,
+      .Add("address", rpc.transport.addresses,
            "host:port to listen on, in plaintext and without authentication: outside a trusted "
            "network use 127.0.0.1:8001 behind a proxy. Port 0 picks a free one, which is logged. "
            "unix:/path listens on a socket file instead, for clients of this machine; repeat the "
@@ -139,25 +139,25 @@ void AddListenFlags(Table& table, Flags& flags) {
 }
 
 void AddBoundFlags(Table& table, Flags& flags) {
-  RpcOptions& rpc = flags.options.rpc;
-  RpcLimits& limits = rpc.limits;
+  services::Options& rpc = flags.options.rpc;
+  transport::Options& transport = rpc.transport;
   table.Group("Bounds");
-  table.Bytes("max_receive_message_bytes", limits.max_receive_message_bytes, kMinMessageBytes,
+  table.Bytes("max_receive_message_bytes", transport.max_receive_message_bytes, kMinMessageBytes,
               kMaxMessageBytes,
               "Largest request. 64 MiB hold 8192 tokens of 4096 FP16 activations. Memory taken is "
               "up to this for each request in flight.");
-  table.Bytes("max_send_message_bytes", limits.max_send_message_bytes, kMinMessageBytes,
+  table.Bytes("max_send_message_bytes", transport.max_send_message_bytes, kMinMessageBytes,
               kMaxMessageBytes,
               "Largest response; a larger one is refused before it is computed. Clients must allow "
               "as much: gRPC's own default for them is 4 MiB.");
-  table.Bytes("max_inline_weight_bytes", limits.max_inline_weight_bytes, 0, kMaxMessageBytes,
+  table.Bytes("max_inline_weight_bytes", rpc.max_inline_weight_bytes, 0, kMaxMessageBytes,
               "Tensor bytes of a weight carried in a request. 0 refuses inline weights.");
   table.Bytes("memory_quota_bytes", flags.memory_quota_bytes, 0, kAnyBytes,
               "Bytes gRPC may hold for messages that are being received. 0: 16 x "
               "max_receive_message_bytes. At least twice the largest message times the uploads "
               "that run at once; when it is used up, gRPC closes connections and ends calls with "
               "UNAVAILABLE or RESOURCE_EXHAUSTED.");
-  table.Bytes("max_in_flight_bytes", limits.in_flight_bytes, 0, kAnyBytes,
+  table.Bytes("max_in_flight_bytes", rpc.in_flight_bytes, 0, kAnyBytes,
               "Bytes of requests being parsed, queued or running and of answers not yet sent, over "
               "all calls; what would pass it is refused with RESOURCE_EXHAUSTED before it is "
               "parsed. 0: 16 x (max_receive_message_bytes + max_send_message_bytes). Half of what "
@@ -170,19 +170,19 @@ void AddBoundFlags(Table& table, Flags& flags) {
       "run together; half of the cores, 2 to 16, beside a GPU. More when these threads are "
       "busy and cores are not: many clients, or large messages.");
   table.Number(
-      "max_concurrent_streams", rpc.max_concurrent_streams, 1, 1 << 20,
+      "max_concurrent_streams", transport.max_concurrent_streams, 1, 1 << 20,
       "Calls at once per connection; more wait in the client. Bounds what one client takes.");
   table.Number(
-      "stream_in_flight", limits.stream_in_flight, 1, 1 << 16,
+      "stream_in_flight", rpc.stream_in_flight, 1, 1 << 16,
       "Requests of one QuantizedMatmulStream in flight; reading pauses beyond. Enough to keep "
       "batches full: tokens per batch / tokens per request.");
-  table.Bytes("stream_chunk_bytes", limits.chunk_bytes, 4096, kMaxMessageBytes,
+  table.Bytes("stream_chunk_bytes", rpc.chunk_bytes, 4096, kMaxMessageBytes,
               "About how many bytes a chunk of DequantizeStream holds. Small ones bound memory per "
               "slow reader, large ones save calls.");
 }
 
 void AddSharedMemoryFlags(Table& table, Flags& flags) {
-  SharedMemoryOptions& shared = flags.options.rpc.shared_memory;
+  services::SharedMemoryOptions& shared = flags.options.rpc.shared_memory;
   table.Group("Shared memory");
   table.Add("shared_memory_prefix", shared.prefix,
             "Takes tensors from, and writes answers to, POSIX shared-memory objects of clients on "

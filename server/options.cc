@@ -12,7 +12,7 @@
 #include "absl/strings/str_replace.h"
 #include "kernels/base/status.h"
 #include "server/flags.h"
-#include "server/rpc/listen_address.h"
+#include "server/transport/listen_address.h"
 
 namespace awqd {
 namespace {
@@ -24,7 +24,7 @@ absl::Duration OrInfinite(double seconds) {
 // What CLI11 cannot check by itself.
 absl::Status CheckAddresses(const std::vector<std::string>& addresses) {
   for (const std::string& address : addresses) {
-    const absl::Status status = ParseListenAddress(address).status();
+    const absl::Status status = transport::ParseListenAddress(address).status();
     if (!status.ok()) {
       return absl::InvalidArgumentError(absl::StrCat("--address: ", status.message()));
     }
@@ -38,37 +38,38 @@ absl::StatusOr<Options> ToOptions(Flags flags) {
   if (options.model_repository.empty()) {
     return absl::InvalidArgumentError("--model_repository: got nothing, expected a directory");
   }
-  AWQD_RETURN_IF_ERROR(CheckAddresses(options.rpc.addresses));
-  if (absl::Status prefix = CheckSharedMemoryPrefix(options.rpc.shared_memory.prefix);
+  AWQD_RETURN_IF_ERROR(CheckAddresses(options.rpc.transport.addresses));
+  if (absl::Status prefix = services::CheckSharedMemoryPrefix(options.rpc.shared_memory.prefix);
       !prefix.ok()) {
     return absl::InvalidArgumentError(absl::StrCat("--shared_memory_prefix: ", prefix.message()));
   }
-  options.rpc.unix_socket_mode = static_cast<mode_t>(flags.unix_socket_mode);
-  RpcLimits& limits = options.rpc.limits;
-  options.rpc.memory_quota_bytes = flags.memory_quota_bytes != 0
-                                       ? flags.memory_quota_bytes
-                                       : 16 * limits.max_receive_message_bytes;
-  const int64_t both = limits.max_receive_message_bytes + limits.max_send_message_bytes;
-  if (limits.in_flight_bytes == 0) limits.in_flight_bytes = 16 * both;
-  if (limits.in_flight_bytes < both) {
+  services::Options& rpc = options.rpc;
+  transport::Options& transport = rpc.transport;
+  transport.unix_socket_mode = static_cast<mode_t>(flags.unix_socket_mode);
+  transport.memory_quota_bytes = flags.memory_quota_bytes != 0
+                                     ? flags.memory_quota_bytes
+                                     : 16 * transport.max_receive_message_bytes;
+  const int64_t both = transport.max_receive_message_bytes + transport.max_send_message_bytes;
+  if (rpc.in_flight_bytes == 0) rpc.in_flight_bytes = 16 * both;
+  if (rpc.in_flight_bytes < both) {
     return absl::InvalidArgumentError(
-        absl::StrCat("--max_in_flight_bytes: got ", limits.in_flight_bytes, ", expected at least ",
+        absl::StrCat("--max_in_flight_bytes: got ", rpc.in_flight_bytes, ", expected at least ",
                      both, ": max_receive_message_bytes and max_send_message_bytes together"));
   }
-  limits.stream_in_flight_bytes =
-      2 * std::max(limits.max_receive_message_bytes, limits.max_send_message_bytes);
-  limits.max_queued_requests = options.engine.batching.max_queued_tasks;
-  limits.max_batch_tokens = options.engine.batching.max_batch_tokens;
+  rpc.stream_in_flight_bytes =
+      2 * std::max(transport.max_receive_message_bytes, transport.max_send_message_bytes);
+  rpc.max_queued_requests = options.engine.batching.max_queued_tasks;
+  rpc.max_batch_tokens = options.engine.batching.max_batch_tokens;
   options.engine.batching.max_queue_delay = absl::Microseconds(flags.max_queue_delay_us);
   options.engine.batching.max_starvation = absl::Milliseconds(flags.max_starvation_ms);
   options.drain_delay = absl::Milliseconds(flags.drain_delay_ms);
   options.drain_timeout = absl::Seconds(flags.drain_timeout_s);
-  options.rpc.keepalive_time = absl::Seconds(flags.keepalive_time_s);
-  options.rpc.keepalive_timeout = absl::Seconds(flags.keepalive_timeout_s);
-  options.rpc.min_ping_interval = absl::Seconds(flags.min_ping_interval_s);
-  options.rpc.max_connection_idle = OrInfinite(flags.max_connection_idle_s);
-  options.rpc.max_connection_age = OrInfinite(flags.max_connection_age_s);
-  options.rpc.max_connection_age_grace = OrInfinite(flags.max_connection_age_grace_s);
+  transport.keepalive_time = absl::Seconds(flags.keepalive_time_s);
+  transport.keepalive_timeout = absl::Seconds(flags.keepalive_timeout_s);
+  transport.min_ping_interval = absl::Seconds(flags.min_ping_interval_s);
+  transport.max_connection_idle = OrInfinite(flags.max_connection_idle_s);
+  transport.max_connection_age = OrInfinite(flags.max_connection_age_s);
+  transport.max_connection_age_grace = OrInfinite(flags.max_connection_age_grace_s);
   for (Sharding sharding : {Sharding::kReplicas, Sharding::kColumns, Sharding::kModels}) {
     if (flags.shard == Name(sharding)) options.sharding = sharding;
   }

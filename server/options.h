@@ -10,7 +10,7 @@
 #include "server/engine/local_engine.h"
 #include "server/model/placed_weight.h"
 #include "server/obs/logging.h"
-#include "server/rpc/rpc_server.h"
+#include "server/services/options.h"
 
 namespace awqd {
 
@@ -23,7 +23,7 @@ struct Options {
   int64_t device_memory_limit = 0;  // for each device
   bool batch_invariant = false;
   Sharding sharding = Sharding::kReplicas;
-  RpcOptions rpc;
+  services::Options rpc;
   EngineOptions engine;
   absl::Duration drain_delay = absl::ZeroDuration();
   absl::Duration drain_timeout = absl::Seconds(30);

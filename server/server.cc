@@ -21,7 +21,7 @@
 #include "server/idle_memory.h"
 #include "server/model/model_store.h"
 #include "server/obs/logging.h"
-#include "server/rpc/rpc_server.h"
+#include "server/services/rpc_server.h"
 
 namespace awqd {
 namespace {
@@ -144,7 +144,8 @@ class ServerImpl final : public Server {
     }
     engine_ = MakeRoutingEngine(std::move(engines));
     models_->set_before_serving([this](const Model& model) { return WarmUp(model, *engine_); });
-    AWQD_ASSIGN_OR_RETURN(rpc_, RpcServer::Start(options_.rpc, engine_.get(), models_.get()));
+    AWQD_ASSIGN_OR_RETURN(rpc_,
+                          services::RpcServer::Start(options_.rpc, engine_.get(), models_.get()));
     rpc_->SetStarting(true);
     for (const OpenedDevice& opened : devices_) {
       const DeviceInfo& info = opened.device->info();
@@ -247,7 +248,7 @@ class ServerImpl final : public Server {
   std::vector<OpenedDevice> devices_;
   std::unique_ptr<ModelStore> models_;
   std::unique_ptr<Engine> engine_;
-  std::unique_ptr<RpcServer> rpc_;
+  std::unique_ptr<services::RpcServer> rpc_;
   std::thread loader_;
   std::atomic<LoadState> load_state_{LoadState::kLoading};
   std::atomic<bool> stopping_{false};

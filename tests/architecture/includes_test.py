@@ -14,6 +14,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 FAMILIES = [
     ("absl", r"^absl/"),
     ("proto", r"^(awqd/v1|google/(protobuf|rpc)|grpc/health)/"),
+    # What a message is received in and answered with; a room that may include grpc may include these.
+    ("grpc_data", r"^grpcpp/support/(byte_buffer|slice|status)\.h$"),
     ("grpc", r"^grpc(pp|\+\+)?/"),
     ("cuda", r"^(cuda|cublas|cooperative_groups|mma\.h|nv|vector_types|driver_types)"),
     ("spdlog", r"^(spdlog|fmt)/"),
@@ -50,11 +52,14 @@ ROOMS = [
     ("server/model/", FACE + ["kernels/formats/format.h"], ["absl", "json", "spdlog"]),
     ("server/engine/", FACE + ["server/batching/", "server/model/"], ["absl", "spdlog"]),
     ("server/obs/", BASE, ["absl", "json", "spdlog"]),
-    ("server/rpc/", FACE + ["kernels/formats/format.h", "server/batching/", "server/engine/", "server/model/",
-                            "server/obs/", "server/options.h"], ["absl", "proto", "grpc", "spdlog"]),
+    ("server/transport/", BASE + ["server/obs/"], ["absl", "grpc", "grpc_data"]),
+    ("server/wire/", GROUND + ["kernels/formats/format.h", "server/engine/", "server/model/", "server/obs/"],
+     ["absl", "proto", "grpc_data"]),
+    ("server/services/", FACE + ["kernels/formats/format.h", "server/transport/", "server/wire/", "server/engine/",
+                                 "server/model/", "server/obs/"], ["absl", "proto", "grpc", "grpc_data"]),
     # The wiring: main, options, server.
-    ("server/", ["kernels/", "server/"], ["absl", "proto", "grpc", "spdlog", "cli", "json"]),
-    ("client/", [], ["absl", "proto", "grpc", "cli", "json"]),
+    ("server/", ["kernels/", "server/"], ["absl", "proto", "grpc", "grpc_data", "spdlog", "cli", "json"]),
+    ("client/", [], ["absl", "proto", "grpc", "grpc_data", "cli", "json"]),
 ]
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
@@ -120,7 +125,13 @@ class Includes(unittest.TestCase):
                              ("kernels/formats/x.cc", "kernels/layouts/plain.h"),
                              ("server/batching/x.cc", "kernels/types.h"),
                              ("server/engine/x.cc", "awqd/v1/tensor.pb.h"),
-                             ("server/rpc/x.cc", "cuda_runtime.h"),
+                             ("server/transport/x.cc", "awqd/v1/tensor.pb.h"),
+                             ("server/transport/x.cc", "server/wire/tensor.h"),
+                             ("server/transport/x.cc", "server/engine/engine.h"),
+                             ("server/wire/x.cc", "grpcpp/server_context.h"),
+                             ("server/wire/x.cc", "server/batching/task.h"),
+                             ("server/wire/x.cc", "server/transport/call.h"),
+                             ("server/services/x.cc", "cuda_runtime.h"),
                              ("client/x.cc", "server/options.h"),
                              ("kernels/cuda/common/x.cuh", "kernels/cuda/sm80/tiles.h")]:
             self.assertIsNotNone(violation(path, header, True), f"{path} -> {header}")

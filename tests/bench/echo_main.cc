@@ -13,7 +13,7 @@
 #include "grpcpp/grpcpp.h"
 #include "grpcpp/health_check_service_interface.h"
 #include "server/options.h"
-#include "server/rpc/bounds.h"
+#include "server/transport/bounds.h"
 #include "tests/bench/echo.h"
 
 namespace awqd::bench {
@@ -69,9 +69,9 @@ int Serve(const Arguments& arguments) {
     std::cerr << "awqd_echo: " << line.status().message() << "\n";
     return 2;
   }
-  const RpcOptions& options = line->options.rpc;
+  const transport::Options& options = line->options.rpc.transport;
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);  // as awqd does
-  EchoService service(arguments.shapes, options.limits.max_send_message_bytes);
+  EchoService service(arguments.shapes, options.max_send_message_bytes);
   EchoRepository repository(arguments.shapes);
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
@@ -79,7 +79,7 @@ int Serve(const Arguments& arguments) {
   builder.AddListeningPort(arguments.address, grpc::InsecureServerCredentials(), &port);
   builder.RegisterService(&service);
   builder.RegisterService(&repository);
-  SetBounds(options, &builder);
+  transport::SetBounds(options, &builder);
   const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   if (server == nullptr) {
     std::cerr << "awqd_echo: cannot listen on " << arguments.address << "\n";

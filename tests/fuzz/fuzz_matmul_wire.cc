@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "google/protobuf/stubs/logging.h"
-#include "tests/server/rpc/wire_check.h"
+#include "tests/server/wire/wire_check.h"
 
 // The first four bytes say how the rest is split.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -16,7 +16,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::memcpy(&seed, data, sizeof(seed));
   const absl::string_view bytes(reinterpret_cast<const char*>(data) + sizeof(seed),
                                 size - sizeof(seed));
-  const std::string difference = awqd::WireDifference(bytes, seed);
+  const std::string difference = awqd::wire::WireDifference(bytes, seed);
   if (difference.empty()) return 0;
   std::fprintf(stderr, "%s\n", difference.c_str());
   std::abort();

@@ -28,7 +28,7 @@ class ServerTest : public ::testing::Test {
     std::filesystem::create_directories(repository);
     options_.model_repository = repository;
     options_.device = "cpu";
-    options_.rpc.addresses = {"127.0.0.1:0"};
+    options_.rpc.transport.addresses = {"127.0.0.1:0"};
     auto server = Server::Create(
         options_, [this](absl::string_view spec, const DeviceOptions& options, std::string* why) {
           return OpenBreakable(spec, options, why);

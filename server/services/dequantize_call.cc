@@ -1,0 +1,326 @@
+// Dequantize (one block, one message) and DequantizeStream (row blocks, one at a time).
+//
+// A chunk is computed only after the one before it was written, so a client that reads slowly costs
+// one chunk of memory.
+#include <algorithm>
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status.h"
+#include "server/obs/logging.h"
+#include "server/services/inference.h"
+#include "server/services/task_slot.h"
+#include "server/services/weights.h"
+#include "server/transport/guard.h"
+#include "server/wire/messages.h"
+#include "server/wire/raw_message.h"
+#include "server/wire/status.h"
+#include "server/wire/tensor.h"
+#include "server/wire/validate.h"
+
+namespace awqd::services {
+namespace {
+
+// What both methods do until blocks run: check, find the weight, resolve the ranges.
+class DequantizeBase {
+ public:
+  DequantizeBase(const Env& env, absl::string_view method, const transport::ServerCall& call)
+      : env_(env), ticket_(env.gate), deadline_(call.deadline()) {
+    log_.method = method;
+  }
+
+ protected:
+  using BlockDone = std::function<absl::Status(const Payload& result)>;
+
+  ~DequantizeBase() = default;
+
+  // Takes the bytes out of `message` and calls OnJob once, or Settle. `self` keeps the call alive
+  // until then.
+  void Begin(std::shared_ptr<DequantizeBase> self, grpc::ByteBuffer* message) {
+    Try([&]() -> absl::Status {
+      AWQD_RETURN_IF_ERROR(StillWanted(slot_, deadline_));
+      AWQD_RETURN_IF_ERROR(Open(message));
+      AWQD_RETURN_IF_ERROR(wire::CheckRequest(request_));
+      AWQD_RETURN_IF_ERROR(OpenShared());
+      if (request_.has_weight()) {
+        AWQD_ASSIGN_OR_RETURN(WeightPtr weight, FindWeight(env_, request_.weight()));
+        return OnWeight(std::move(weight));
+      }
+      auto wanted = [self] { return StillWanted(self->slot_, self->deadline_); };
+      auto then = [self](absl::StatusOr<WeightPtr> weight) {
+        self->Try([&]() -> absl::Status {
+          AWQD_RETURN_IF_ERROR(weight.status());
+          return self->OnWeight(*std::move(weight));
+        });
+      };
+      return PackWeight(env_, request_.packed(), std::move(wanted), std::move(then));
+    });
+  }
+
+  // What the answer will hold at a time counts until the call ends.
+  absl::Status Reserve(int64_t rows) {
+    return lease_.Grow(
+        wire::EncodedBytes(rows * job_.work.cols, job_.work.out_dtype, job_.encoding), "output");
+  }
+
+  // The ranges are resolved: job_.work is the whole answer.
+  virtual absl::Status OnJob() = 0;
+  // Opens, or refuses, the shared memory that the request names.
+  virtual absl::Status OpenShared() = 0;
+  // Answers the call. Called once.
+  virtual void End(const absl::Status& status) = 0;
+  // Shared ownership of the call.
+  virtual std::shared_ptr<DequantizeBase> Self() = 0;
+
+  // Runs `rows` rows of the job from `row_begin` on, then `done` on a worker thread.
+  absl::Status SubmitBlock(int64_t row_begin, int64_t rows, BlockDone done) {
+    AWQD_RETURN_IF_ERROR(StillWanted(slot_, deadline_));
+    DequantizeWork block = job_.work;
+    block.row_begin = row_begin;
+    block.rows = rows;
+    auto on_result = [self = Self(), done = std::move(done)](const absl::Status& status,
+                                                             const Payload& result,
+                                                             const ExecutionReport& report) {
+      if (self->settled_.load()) return;
+      self->Try([&]() -> absl::Status {
+        AWQD_RETURN_IF_ERROR(status);
+        self->Add(report, result.size());
+        return done(result);
+      });
+    };
+    AWQD_ASSIGN_OR_RETURN(
+        TaskHandle handle,
+        env_.engine->Submit(std::move(block), {.deadline = deadline_}, std::move(on_result)));
+    slot_.Set(std::move(handle));
+    return absl::OkStatus();
+  }
+
+  // Runs `body`; an error or an exception ends the call.
+  template <typename F>
+  void Try(F&& body) {
+    if (absl::Status status = transport::Guarded(std::forward<F>(body)); !status.ok())
+      Settle(status);
+  }
+
+  void Settle(const absl::Status& status) {
+    if (settled_.exchange(true)) return;
+    job_.work.weight = nullptr;
+    const absl::Status visible = wire::ForClient(status);
+    if (LogsRequests()) Log(visible);
+    End(visible);
+  }
+
+  const Env& env_;
+  const transport::CallGate::Ticket ticket_;
+  v1::DequantizeRequest request_;
+  const absl::Time deadline_;
+  const absl::Time started_ = absl::Now();
+  TaskSlot slot_;
+  wire::DequantizeJob job_;
+  ExecutionReport report_;  // of all blocks: times added up
+
+ private:
+  absl::Status Open(grpc::ByteBuffer* message) {
+    const auto bytes = static_cast<int64_t>(message->Length());
+    log_.bytes_in = bytes;
+    absl::StatusOr<transport::ByteLease> lease = env_.in_flight->Take(bytes, "request");
+    if (!lease.ok()) {
+      message->Clear();
+      return lease.status();
+    }
+    lease_ = *std::move(lease);
+    wire::RawMessage raw;
+    raw.Take(message);
+    if (wire::ParseWhole(raw.pieces(), &request_)) return absl::OkStatus();
+    request_.Clear();
+    return wire::DoesNotParse(bytes, request_);
+  }
+
+  void Log(const absl::Status& status) {
+    log_.request_id = request_.request_id();
+    log_.model = request_.weight().model();
+    log_.weight = request_.weight().weight();
+    log_.total_us = absl::ToInt64Microseconds(absl::Now() - started_);
+    LogRequest(log_, status);
+  }
+
+  absl::Status OnWeight(WeightPtr weight) {
+    AWQD_ASSIGN_OR_RETURN(job_, wire::BuildDequantize(request_, weight->shape));
+    job_.work.weight = std::move(weight);
+    if (request_.has_packed()) request_.clear_packed();
+    log_.tokens = job_.work.rows;
+    return OnJob();
+  }
+
+  void Add(const ExecutionReport& block, int64_t bytes) {
+    const int64_t queue_us = report_.queue_us + block.queue_us;
+    const int64_t compute_us = report_.compute_us + block.compute_us;
+    report_ = block;
+    report_.queue_us = log_.queue_us = queue_us;
+    report_.compute_us = log_.compute_us = compute_us;
+    log_.bytes_out += bytes;
+  }
+
+  std::atomic<bool> settled_{false};
+  transport::ByteLease lease_;
+  RequestLog log_;
+};
+
+// The answer in one message, or in shared memory.
+class DequantizeCall final : public DequantizeBase,
+                             public transport::Reactor,
+                             public std::enable_shared_from_this<DequantizeCall> {
+ public:
+  DequantizeCall(const Env& env, transport::UnaryCall* call)
+      : DequantizeBase(env, "Dequantize", *call), call_(call) {}
+
+  void Start() {
+    self_ = shared_from_this();
+    call_->SetReactor(this);
+    Begin(self_, call_->request());
+  }
+  void OnCancel() override { slot_.Cancel(); }
+  void OnDone() override { const std::shared_ptr<DequantizeCall> last = std::move(self_); }
+
+ private:
+  absl::Status OnJob() override {
+    AWQD_RETURN_IF_ERROR(
+        wire::CheckFits(request_, job_, env_.options.transport.max_send_message_bytes));
+    AWQD_RETURN_IF_ERROR(Reserve(job_.work.rows));
+    return SubmitBlock(job_.work.row_begin, job_.work.rows, [this](const Payload& result) {
+      if (!shared_out_) return Answer(result, nullptr);
+      if (slot_.cancelled()) return absl::CancelledError("the client cancelled the call");
+      auto then = [self = shared_from_this(), result](const absl::Status& written) {
+        self->Try([&]() -> absl::Status {
+          AWQD_RETURN_IF_ERROR(written);
+          return self->Answer(result, &self->request_.output_shared_memory());
+        });
+      };
+      env_.shared_memory->Write(std::move(shared_out_), result, std::move(then));
+      return absl::OkStatus();
+    });
+  }
+
+  // `written`: where the result is, unless it is to be sent.
+  absl::Status Answer(const Payload& result, const v1::SharedMemory* written) {
+    v1::DequantizeResponse response;
+    wire::FillExecution(report_, response.mutable_execution());
+    response.set_request_id(request_.request_id());
+    answer_ = wire::Encode(
+        response, v1::DequantizeResponse::kOutputFieldNumber,
+        {result, job_.work.out_dtype, {{job_.work.rows, job_.work.cols}}, job_.encoding, written},
+        &env_.engine->staging());
+    Settle(absl::OkStatus());
+    return absl::OkStatus();
+  }
+  void End(const absl::Status& status) override {
+    status.ok() ? call_->Answer(answer_) : call_->Finish(wire::ToGrpc(status));
+  }
+  std::shared_ptr<DequantizeBase> Self() override { return shared_from_this(); }
+
+  absl::Status OpenShared() override {
+    if (!request_.has_output_shared_memory()) return absl::OkStatus();
+    AWQD_ASSIGN_OR_RETURN(shared_out_, env_.shared_memory->Open(request_.output_shared_memory(),
+                                                                SharedMemory::Access::kWrite,
+                                                                "output_shared_memory"));
+    return absl::OkStatus();
+  }
+
+  transport::UnaryCall* const call_;
+  grpc::ByteBuffer answer_;
+  SharedRange shared_out_;
+  std::shared_ptr<DequantizeCall> self_;  // gRPC's share
+};
+
+class DequantizeStream final : public DequantizeBase,
+                               public transport::Reactor,
+                               public std::enable_shared_from_this<DequantizeStream> {
+ public:
+  DequantizeStream(const Env& env, transport::WriteCall* call)
+      : DequantizeBase(env, "DequantizeStream", *call), call_(call) {}
+
+  void Start() {
+    self_ = shared_from_this();
+    call_->SetReactor(this);
+    Begin(self_, call_->request());
+  }
+  void OnCancel() override { slot_.Cancel(); }
+  void OnWriteDone(bool ok) override {
+    Try([&]() -> absl::Status {
+      if (!ok) return absl::CancelledError("the client is gone");
+      if (next_row_ < EndRow()) return SubmitNext();
+      Settle(absl::OkStatus());
+      return absl::OkStatus();
+    });
+  }
+  void OnDone() override { const std::shared_ptr<DequantizeStream> last = std::move(self_); }
+
+ private:
+  int64_t EndRow() const { return job_.work.row_begin + job_.work.rows; }
+
+  absl::Status OnJob() override {
+    AWQD_ASSIGN_OR_RETURN(rows_per_chunk_,
+                          wire::RowsPerChunk(job_, env_.options.chunk_bytes,
+                                             env_.options.transport.max_send_message_bytes));
+    next_row_ = job_.work.row_begin;
+    AWQD_RETURN_IF_ERROR(Reserve(std::min(rows_per_chunk_, job_.work.rows)));
+    return SubmitNext();
+  }
+
+  // An empty answer is still one chunk, which carries shape and Execution.
+  absl::Status SubmitNext() {
+    const int64_t begin = next_row_;
+    const int64_t rows = std::min(rows_per_chunk_, EndRow() - begin);
+    return SubmitBlock(begin, rows, [this, begin, rows](const Payload& result) {
+      next_row_ = begin + rows;
+      call_->StartWrite(Chunk(begin, rows, result));
+      return absl::OkStatus();
+    });
+  }
+
+  grpc::ByteBuffer Chunk(int64_t begin, int64_t rows, const Payload& result) {
+    v1::DequantizeChunk chunk;
+    chunk.mutable_rows()->set_begin(begin);
+    chunk.mutable_rows()->set_end(begin + rows);
+    chunk.mutable_columns()->set_begin(job_.work.col_begin);
+    chunk.mutable_columns()->set_end(job_.work.col_begin + job_.work.cols);
+    chunk.set_total_rows(job_.work.rows);
+    chunk.set_total_columns(job_.work.cols);
+    chunk.set_request_id(request_.request_id());
+    if (next_row_ >= EndRow()) wire::FillExecution(report_, chunk.mutable_execution());
+    return wire::Encode(chunk, v1::DequantizeChunk::kOutputFieldNumber,
+                        {result, job_.work.out_dtype, {{rows, job_.work.cols}}, job_.encoding},
+                        &env_.engine->staging());
+  }
+
+  void End(const absl::Status& status) override {
+    call_->FinishIn(env_.gate->LastWords(), wire::ToGrpc(status));
+  }
+  std::shared_ptr<DequantizeBase> Self() override { return shared_from_this(); }
+
+  absl::Status OpenShared() override {
+    if (!request_.has_output_shared_memory()) return absl::OkStatus();
+    return wire::FieldError("output_shared_memory", "a range",
+                            "none: Dequantize writes an answer of any size there");
+  }
+
+  transport::WriteCall* const call_;
+  int64_t rows_per_chunk_ = 1;
+  int64_t next_row_ = 0;
+  std::shared_ptr<DequantizeStream> self_;  // gRPC's share
+};
+
+}  // namespace
+
+void StartDequantizeCall(const Env& env, transport::UnaryCall* call) {
+  std::make_shared<DequantizeCall>(env, call)->Start();
+}
+
+void StartDequantizeStream(const Env& env, transport::WriteCall* call) {
+  std::make_shared<DequantizeStream>(env, call)->Start();
+}
+
+}  // namespace awqd::services

@@ -1,0 +1,33 @@
+// Env: what every handler may use. Everything in it outlives the gRPC server.
+#pragma once
+
+#include <atomic>
+
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "server/engine/engine.h"
+#include "server/model/model_store.h"
+#include "server/services/options.h"
+#include "server/services/shared_memory.h"
+#include "server/services/worker.h"
+#include "server/transport/byte_budget.h"
+#include "server/transport/call_gate.h"
+
+namespace awqd::services {
+
+struct Env {
+  Engine* engine = nullptr;
+  ModelStore* models = nullptr;
+  transport::CallGate* gate = nullptr;
+  Worker* loads = nullptr;     // LoadModel, UnloadModel
+  Worker* packings = nullptr;  // inline weights
+  transport::ByteBudget* in_flight = nullptr;
+  SharedMemory* shared_memory = nullptr;  // never null, but perhaps off
+  Options options;
+  absl::Time started = absl::Now();
+  // True until the models asked for at start are loaded: an unknown name may then still appear, so
+  // it is UNAVAILABLE rather than NOT_FOUND.
+  std::atomic<bool> starting{false};
+};
+
+}  // namespace awqd::services

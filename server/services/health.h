@@ -1,0 +1,57 @@
+// The standard health service, grpc.health.v1, with a status per service and Watch.
+//
+// Our own instead of gRPC's built-in one, which says SERVING before any weight is loaded, is not
+// flipped by a shutdown and cannot be described by reflection.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/string_view.h"
+#include "grpc/health/v1/health.grpc.pb.h"
+#include "kernels/base/mutex.h"
+#include "server/transport/call_loop.h"
+
+namespace awqd::services {
+
+class HealthWatch;
+
+using RawHealth = grpc::health::v1::Health::WithRawMethod_Check<
+    grpc::health::v1::Health::WithRawMethod_Watch<grpc::health::v1::Health::Service>>;
+
+// Thread-safe. Outlives the gRPC server.
+class HealthService final : public RawHealth {
+ public:
+  using Status = grpc::health::v1::HealthCheckResponse::ServingStatus;
+
+  // Every service starts as NOT_SERVING; "" stands for the whole server.
+  explicit HealthService(std::initializer_list<absl::string_view> services);
+  ~HealthService() override;
+
+  // Sets every service and tells every watcher. Ignored once Stop was called.
+  void SetServing(bool serving);
+
+  // NOT_SERVING for good, and ends every Watch, so that none holds the server's shutdown.
+  void Stop();
+
+  void ServeOn(transport::CallLoop* loop);
+
+ private:
+  friend class HealthWatch;
+
+  void OnCheck(transport::UnaryCall* call);
+  // Answers at once, then at each change. SERVICE_UNKNOWN for a name that is not registered.
+  void OnWatch(transport::WriteCall* call);
+  Status StatusOf(const std::string& service) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Forget(const std::shared_ptr<HealthWatch>& watch);
+
+  Mutex mu_;
+  std::map<std::string, Status> services_ ABSL_GUARDED_BY(mu_);
+  std::set<std::shared_ptr<HealthWatch>> watches_ ABSL_GUARDED_BY(mu_);
+  bool stopped_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+}  // namespace awqd::services

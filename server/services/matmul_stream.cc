@@ -1,0 +1,205 @@
+// QuantizedMatmulStream: many flows on one stream, answered in completion order.
+//
+// Memory is bounded by not reading: an item counts, with the answer that it will have, from its
+// read until its answer was written, so a client that does not read its answers stops being read as
+// well.
+#include <algorithm>
+#include <deque>
+#include <memory>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "kernels/base/mutex.h"
+#include "server/services/inference.h"
+#include "server/services/matmul_flow.h"
+#include "server/wire/status.h"
+
+namespace awqd::services {
+namespace {
+
+class MatmulStream final : public transport::Reactor,
+                           public std::enable_shared_from_this<MatmulStream> {
+ public:
+  MatmulStream(const Env& env, transport::StreamCall* call)
+      : env_(env), call_(call), ticket_(env.gate), deadline_(call->deadline()) {}
+
+  // Answers come on threads that gRPC does not know, so the stream is shared between gRPC (until
+  // OnDone) and the answers that are still to come.
+  void Start() {
+    {
+      MutexLock lock(&mu_);
+      self_ = shared_from_this();
+      ReadMore();
+    }
+    draining_ =
+        std::make_unique<transport::CallGate::Listener>(env_.gate, [weak = weak_from_this()] {
+          if (const auto stream = weak.lock()) stream->Drain();
+        });
+  }
+
+  void OnReadDone(bool ok) override {
+    ItemPtr item;
+    {
+      MutexLock lock(&mu_);
+      if (!ok || cancelled_ || finished_) {
+        reading_ = false;
+        half_closed_ = true;
+        FinishIfIdle();
+        return;
+      }
+      item = Accept();
+    }
+    item->flow->Start(&item->message);
+    MutexLock lock(&mu_);
+    Recount(*item);
+    reading_ = false;  // not before: what the item will hold is known only now
+    ReadMore();
+  }
+
+  void OnWriteDone(bool ok) override {
+    MutexLock lock(&mu_);
+    writing_ = false;
+    if (!ok) half_closed_ = true;  // the client is gone; what is in flight still has to come back
+    Drop(answers_.front());
+    answers_.pop_front();
+    WriteNext();
+    ReadMore();
+    FinishIfIdle();
+  }
+
+  void OnCancel() override {
+    std::vector<std::shared_ptr<MatmulFlow>> flows;
+    {
+      MutexLock lock(&mu_);
+      cancelled_ = true;
+      half_closed_ = true;
+      for (const auto& item : items_) flows.push_back(item->flow);
+    }
+    for (const auto& flow : flows) flow->Cancel();
+    MutexLock lock(&mu_);
+    FinishIfIdle();
+  }
+
+  void OnDone() override { const std::shared_ptr<MatmulStream> last = std::move(self_); }
+
+ private:
+  // Nothing more is read; what was is answered, then the stream ends.
+  void Drain() {
+    MutexLock lock(&mu_);
+    drained_ = !half_closed_;
+    half_closed_ = true;
+    FinishIfIdle();
+  }
+
+  struct Item {
+    grpc::ByteBuffer message;
+    grpc::ByteBuffer answer;
+    std::shared_ptr<MatmulFlow> flow;
+    int64_t bytes = 0;
+    bool dropped = false;
+  };
+  using ItemPtr = std::shared_ptr<Item>;
+
+  // Turns the message just read into an item in flight. The caller starts its flow without the
+  // lock, because the answer may come at once.
+  ItemPtr Accept() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    ItemPtr item = std::move(next_);
+    item->flow = std::make_shared<MatmulFlow>(
+        env_, "QuantizedMatmulStream", deadline_,
+        [self = shared_from_this(), item](const absl::Status& status, grpc::ByteBuffer answer) {
+          self->OnAnswer(item, status, std::move(answer));
+        });
+    items_.insert(item);
+    return item;
+  }
+
+  void OnAnswer(const ItemPtr& item, const absl::Status& status, grpc::ByteBuffer answer) {
+    if (!status.ok()) {
+      v1::QuantizedMatmulResponse response;
+      response.set_request_id(std::string(item->flow->request_id()));
+      wire::ToProto(status, response.mutable_error());
+      answer = wire::Encode(response);
+    }
+    MutexLock lock(&mu_);
+    item->answer.Swap(&answer);
+    Recount(*item);
+    answers_.push_back(item);
+    WriteNext();
+    FinishIfIdle();
+  }
+
+  // What the item holds changes when its flow has started, and when it has ended.
+  void Recount(Item& item) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    if (item.dropped) return;
+    const int64_t bytes = item.flow->held_bytes();
+    bytes_ += bytes - item.bytes;
+    item.bytes = bytes;
+  }
+
+  void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    while (cancelled_ && !writing_ && !answers_.empty()) {
+      Drop(answers_.front());
+      answers_.pop_front();
+    }
+    if (writing_ || answers_.empty()) return;
+    writing_ = true;
+    call_->StartWrite(answers_.front()->answer);
+  }
+
+  void Drop(const ItemPtr& item) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    bytes_ -= item->bytes;
+    item->dropped = true;
+    items_.erase(item);
+  }
+
+  void ReadMore() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    const bool full = static_cast<int64_t>(items_.size()) >= env_.options.stream_in_flight ||
+                      (!items_.empty() && bytes_ >= env_.options.stream_in_flight_bytes);
+    if (reading_ || half_closed_ || finished_ || full) return;
+    next_ = std::make_shared<Item>();
+    reading_ = true;
+    call_->StartRead(&next_->message);
+  }
+
+  // A read that is still out ends with the call, so it never holds Finish back.
+  void FinishIfIdle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    if (finished_ || !half_closed_ || !items_.empty()) return;
+    finished_ = true;
+    if (cancelled_) {
+      call_->Finish(wire::ToGrpc(absl::CancelledError("the client cancelled the call")));
+    } else {
+      call_->FinishIn(env_.gate->LastWords(),
+                      drained_ ? transport::CallGate::Draining() : grpc::Status::OK);
+    }
+  }
+
+  const Env& env_;
+  transport::StreamCall* const call_;
+  const transport::CallGate::Ticket ticket_;
+  const absl::Time deadline_;
+  std::shared_ptr<MatmulStream> self_;  // gRPC's share
+  Mutex mu_;
+  ItemPtr next_ ABSL_GUARDED_BY(mu_);                 // the message being read
+  std::set<ItemPtr> items_ ABSL_GUARDED_BY(mu_);      // read and not yet answered
+  std::deque<ItemPtr> answers_ ABSL_GUARDED_BY(mu_);  // the first one is being written
+  int64_t bytes_ ABSL_GUARDED_BY(mu_) = 0;            // of items_
+  bool reading_ ABSL_GUARDED_BY(mu_) = false;
+  bool writing_ ABSL_GUARDED_BY(mu_) = false;
+  bool half_closed_ ABSL_GUARDED_BY(mu_) = false;  // nothing more will be read
+  bool cancelled_ ABSL_GUARDED_BY(mu_) = false;
+  bool drained_ ABSL_GUARDED_BY(mu_) = false;  // the server stops; the client had more to send
+  bool finished_ ABSL_GUARDED_BY(mu_) = false;
+  std::unique_ptr<transport::CallGate::Listener> draining_;
+};
+
+}  // namespace
+
+void StartMatmulStream(const Env& env, transport::StreamCall* call) {
+  const auto stream = std::make_shared<MatmulStream>(env, call);
+  call->SetReactor(stream.get());
+  stream->Start();
+}
+
+}  // namespace awqd::services

@@ -1,0 +1,182 @@
+// Opening, reading and writing ranges of shared-memory objects.
+#include "server/services/shared_memory.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status.h"
+#include "server/obs/logging.h"
+#include "server/wire/status.h"
+
+namespace awqd::services {
+namespace {
+
+// Where shm_open of the C library puts objects.
+constexpr char kDirectory[] = "/dev/shm";
+constexpr size_t kMaxPrefixBytes = 64;
+constexpr size_t kMaxNameBytes = 128;
+// From this size on a copy takes longer than waking a thread for it.
+constexpr int64_t kWriteElsewhereBytes = 1 << 20;
+constexpr int kWriters = 2;
+
+bool IsPlain(absl::string_view text) {
+  return std::all_of(text.begin(), text.end(), [](unsigned char c) {
+    return absl::ascii_isalnum(c) || c == '.' || c == '_' || c == '-';
+  });
+}
+
+// One text for every reason. `field` and the words are all that it says.
+absl::Status Unusable(absl::string_view field) {
+  return wire::FieldError(field, "a range that cannot be used",
+                          "one within a regular shared-memory object that the server may open");
+}
+
+absl::Status TooMany(absl::string_view field, int64_t max_open) {
+  return absl::ResourceExhaustedError(
+      absl::StrCat(field, ": got one more range, expected at most ", max_open,
+                   " at once (max_shared_memory_ranges); try again later"));
+}
+
+// Why an open object is not to be used for bytes up to `end`; empty when it may be.
+absl::string_view WhyNot(int fd, int64_t end) {
+  struct stat found = {};
+  if (fstat(fd, &found) != 0) return "fstat fails";
+  if (!S_ISREG(found.st_mode)) return "not a regular file";
+  if (found.st_nlink > 1) return "has several names";
+  if (end > found.st_size) return "ends before the range";
+  return "";
+}
+
+// Calls `transfer(done)` for what is left of `size` bytes until all are done; false when it stops
+// short.
+template <typename F>
+bool All(int64_t size, F transfer) {
+  for (int64_t done = 0; done < size;) {
+    const ssize_t moved = transfer(done);
+    if (moved < 0 && errno == EINTR) continue;
+    if (moved <= 0) return false;
+    done += moved;
+  }
+  return true;
+}
+
+}  // namespace
+
+absl::Status CheckSharedMemoryPrefix(absl::string_view prefix) {
+  if (IsPlain(prefix) && !absl::StartsWith(prefix, ".") && prefix.size() <= kMaxPrefixBytes) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "got \"", LogText(prefix), "\", expected at most ", kMaxPrefixBytes,
+      " letters, digits, '.', '_' and '-', not beginning with '.', for example awqd-"));
+}
+
+absl::Status SharedRange::Refuse(absl::string_view reason) const {
+  LogEvent(LogLevel::kDebug, "shared memory refused", {{"field", field_}, {"reason", reason}});
+  return Unusable(field_);
+}
+
+absl::Status SharedRange::Read(char* out) const {
+  const bool whole = All(size_, [&](int64_t done) {
+    return pread(fd_.get(), out + done, static_cast<size_t>(size_ - done), offset_ + done);
+  });
+  return whole ? absl::OkStatus() : Refuse("became shorter");
+}
+
+absl::Status SharedRange::Write(absl::string_view bytes) const {
+  const auto size = static_cast<int64_t>(bytes.size());
+  if (size > size_) return absl::InternalError("more bytes than the range has");
+  const bool whole = All(size, [&](int64_t done) {
+    return pwrite(fd_.get(), bytes.data() + done, static_cast<size_t>(size - done), offset_ + done);
+  });
+  return whole ? absl::OkStatus() : Refuse("cannot be written");
+}
+
+SharedMemory::SharedMemory(SharedMemoryOptions options, UniqueFd directory)
+    : options_(std::move(options)),
+      directory_(std::move(directory)),
+      writers_("shared-memory writes", options_.prefix.empty() ? 0 : kWriters, options_.max_open) {}
+
+absl::StatusOr<std::unique_ptr<SharedMemory>> SharedMemory::Create(
+    const SharedMemoryOptions& options) {
+  UniqueFd directory;
+  if (!options.prefix.empty()) {
+    directory = UniqueFd(open(kDirectory, O_PATH | O_DIRECTORY | O_CLOEXEC));
+    if (!directory.ok()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("--shared_memory_prefix: cannot open ", kDirectory, ": ", strerror(errno)));
+    }
+  }
+  return std::unique_ptr<SharedMemory>(new SharedMemory(options, std::move(directory)));
+}
+
+// What can be told from the request alone, and so be said.
+absl::Status SharedMemory::CheckRange(const v1::SharedMemory& range,
+                                      absl::string_view field) const {
+  if (options_.prefix.empty()) {
+    return absl::UnimplementedError(
+        absl::StrCat(field,
+                     ": this server takes no tensors in shared memory: it runs without "
+                     "--shared_memory_prefix"));
+  }
+  if (!IsPlain(range.name()) || range.name().size() > kMaxNameBytes ||
+      !absl::StartsWith(range.name(), options_.prefix)) {
+    return wire::FieldError(
+        absl::StrCat(field, ".name"), "another name",
+        absl::StrCat("\"", options_.prefix, "\" followed by letters, digits, '.', '_' and '-'; at ",
+                     "most ", kMaxNameBytes, " bytes"));
+  }
+  int64_t end = 0;
+  if (range.offset() < 0 || range.size() < 0 ||
+      __builtin_add_overflow(range.offset(), range.size(), &end)) {
+    return wire::FieldError(field,
+                            absl::StrCat("offset ", range.offset(), " and size ", range.size()),
+                            "neither negative, and a sum below 2^63");
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<SharedRange> SharedMemory::Open(const v1::SharedMemory& range, Access access,
+                                               absl::string_view field) {
+  AWQD_RETURN_IF_ERROR(CheckRange(range, field));
+  SharedRange opened;
+  opened.field_ = std::string(field);
+  opened.offset_ = range.offset();
+  opened.size_ = range.size();
+  opened.slot_.reset(&open_);
+  if (open_.fetch_add(1) >= options_.max_open) return TooMany(field, options_.max_open);
+  // O_NONBLOCK: a FIFO, or a lease that somebody holds on the object, must not keep us waiting.
+  const int mode = access == Access::kRead ? O_RDONLY : O_WRONLY;
+  const int fd = openat(directory_.get(), range.name().c_str(),
+                        mode | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC | O_NOCTTY);
+  if (fd < 0 && (errno == EMFILE || errno == ENFILE)) return TooMany(field, options_.max_open);
+  if (fd < 0) return opened.Refuse(strerror(errno));
+  opened.fd_ = UniqueFd(fd);
+  const absl::string_view why = WhyNot(fd, range.offset() + range.size());
+  if (!why.empty()) return opened.Refuse(why);
+  return opened;
+}
+
+void SharedMemory::Write(SharedRange range, Payload result,
+                         std::function<void(const absl::Status&)> done) {
+  const bool here = result.size() < kWriteElsewhereBytes;
+  const std::function<void()> job = [range = std::make_shared<SharedRange>(std::move(range)),
+                                     result = std::move(result), done = std::move(done)] {
+    const absl::Status status = range->Write(result.view());
+    *range = SharedRange();  // closed by the time that the client hears of it
+    done(status);
+  };
+  // Also here when so many wait that it would take longer there.
+  if (here || !writers_.Run(job).ok()) job();
+}
+
+}  // namespace awqd::services

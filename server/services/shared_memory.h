@@ -1,0 +1,111 @@
+// SharedMemory: tensors that clients of this machine leave in POSIX shared memory instead of
+// sending.
+//
+// Every name and number here comes from a client, so the rules are:
+//   - Off unless the operator states a prefix, and only names that begin with it: one component of
+//     plain characters, which cannot leave the directory.
+//   - Nothing is registered. A request names its object, the server opens it then and closes it
+//   with
+//     the request. The open descriptor is the reference count: the client may unlink or replace the
+//     object while the request runs, and a killed client leaves nothing behind in the server.
+//   - Never mapped. Touching a mapping of a file that its owner truncates is a SIGBUS, and neither
+//     checking the size first nor a lock prevents that (seals would, but objects of shm_open cannot
+//     be sealed). pread and pwrite return short instead. It costs one copy in each direction, into
+//     and out of memory that the device reads and writes at full speed anyway.
+//   - Opened so that nothing of the client's choosing can block or redirect it: no symbolic link,
+//     no FIFO or device, no lease to wait for, no hard link to an object that another name guards.
+//   - One error for everything that the file system could tell: whether an object exists, whose it
+//     is and how large it is, is nobody's business. The log has the reason, at debug level.
+//   - Bounded: ranges that are open together here, their bytes by Env::in_flight.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "awqd/v1/tensor.pb.h"
+#include "server/engine/staging.h"
+#include "server/model/file.h"
+#include "server/services/worker.h"
+
+namespace awqd::services {
+
+struct SharedMemoryOptions {
+  std::string prefix;      // empty: off
+  int64_t max_open = 256;  // ranges
+};
+
+// INVALID_ARGUMENT unless empty or 1 to 64 letters, digits, '.', '_' and '-', not starting with
+// '.'.
+absl::Status CheckSharedMemoryPrefix(absl::string_view prefix);
+
+// An open range of an object. Move-only; closes it when destroyed.
+class SharedRange {
+ public:
+  SharedRange() = default;
+
+  explicit operator bool() const { return fd_.ok(); }
+  int64_t size() const { return size_; }
+
+  // Reads the whole range. INVALID_ARGUMENT when the object has become shorter.
+  absl::Status Read(char* out) const;
+  // Writes at its beginning; at most size() bytes. INVALID_ARGUMENT when the object does not take
+  // them. An object that has become shorter grows again, within the bounds that it once had.
+  absl::Status Write(absl::string_view bytes) const;
+
+ private:
+  friend class SharedMemory;
+  // One of the ranges that may be open.
+  struct Leave {
+    void operator()(std::atomic<int64_t>* open) const { open->fetch_sub(1); }
+  };
+  using Slot = std::unique_ptr<std::atomic<int64_t>, Leave>;
+
+  absl::Status Refuse(absl::string_view reason) const;
+
+  Slot slot_;
+  UniqueFd fd_;
+  int64_t offset_ = 0;
+  int64_t size_ = 0;
+  std::string field_;
+};
+
+// Thread-safe. Outlives its ranges.
+class SharedMemory {
+ public:
+  enum class Access { kRead, kWrite };
+
+  // `options.prefix` passed the check above. FAILED_PRECONDITION when there is no shared memory.
+  static absl::StatusOr<std::unique_ptr<SharedMemory>> Create(const SharedMemoryOptions& options);
+
+  // `field` is where the request has the range; errors begin with it. UNIMPLEMENTED when switched
+  // off, RESOURCE_EXHAUSTED when too many are open, INVALID_ARGUMENT for all else. Never blocks.
+  absl::StatusOr<SharedRange> Open(const v1::SharedMemory& range, Access access,
+                                   absl::string_view field);
+
+  // Writes `result` and calls `done` once: on a thread of its own when that takes long, so that a
+  // device does not wait for it, else before this returns. After Stop only the latter.
+  void Write(SharedRange range, Payload result, std::function<void(const absl::Status&)> done);
+
+  // Returns when every `done` was called.
+  void Stop() { writers_.Stop(); }
+
+  const std::string& prefix() const { return options_.prefix; }
+  int64_t open_ranges() const { return open_.load(); }
+
+ private:
+  SharedMemory(SharedMemoryOptions options, UniqueFd directory);
+  absl::Status CheckRange(const v1::SharedMemory& range, absl::string_view field) const;
+
+  const SharedMemoryOptions options_;
+  const UniqueFd directory_;
+  std::atomic<int64_t> open_{0};
+  Worker writers_;
+};
+
+}  // namespace awqd::services

@@ -1,0 +1,78 @@
+// Holding calls back and letting go of them.
+#include "server/transport/call_gate.h"
+
+#include <utility>
+
+namespace awqd::transport {
+
+// Lives until gRPC is done with the call.
+class CallGate::Refusal final : public Reactor {
+ public:
+  explicit Refusal(CallGate* gate) : ticket_(gate) {}
+  void OnDone() override { delete this; }
+
+ private:
+  const Ticket ticket_;
+};
+
+bool CallGate::TurnAway(ServerCall* call) {
+  if (open()) return false;
+  turned_away_.fetch_add(1);
+  call->SetReactor(new Refusal(this));
+  Answer([call] { call->Finish(Draining()); });
+  return true;
+}
+
+grpc::Status CallGate::Draining() {
+  return grpc::Status(grpc::StatusCode::UNAVAILABLE, "the server is draining; try another one");
+}
+
+absl::Duration CallGate::LastWords() const { return open() ? absl::ZeroDuration() : kRoundTrip; }
+
+CallGate::Listener::Listener(CallGate* gate, std::function<void()> refusing)
+    : gate_(gate), id_(gate->Listen(std::move(refusing))) {}
+
+CallGate::Listener::~Listener() {
+  MutexLock lock(&gate_->mu_);
+  gate_->listeners_.erase(id_);
+}
+
+int64_t CallGate::Listen(std::function<void()> refusing) {
+  {
+    MutexLock lock(&mu_);
+    const int64_t id = next_listener_++;
+    if (state_.load() != State::kRefusing) {
+      listeners_.emplace(id, std::move(refusing));
+      return id;
+    }
+  }
+  refusing();
+  return -1;
+}
+
+void CallGate::Close() { state_.store(State::kClosed); }
+
+void CallGate::Refuse() {
+  std::vector<std::function<void()>> waiting;
+  {
+    MutexLock lock(&mu_);
+    state_.store(State::kRefusing);
+    waiting.swap(waiting_);
+    for (auto& [id, listener] : listeners_) waiting.push_back(std::move(listener));
+    listeners_.clear();
+  }
+  for (const std::function<void()>& finish : waiting) finish();
+}
+
+void CallGate::Answer(std::function<void()> finish) {
+  {
+    MutexLock lock(&mu_);
+    if (state_.load() == State::kClosed) {
+      waiting_.push_back(std::move(finish));
+      return;
+    }
+  }
+  finish();
+}
+
+}  // namespace awqd::transport

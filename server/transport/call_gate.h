@@ -1,0 +1,94 @@
+// CallGate: which calls are in flight, and what becomes of those that come while the server stops.
+//
+// gRPC answers a call that reaches a stopping server by itself, with CANCELLED, which clients do
+// not retry. So the gate closes before gRPC stops: calls wait behind it, their clients send nothing
+// more, gRPC announces the end on every connection, and then those that wait are answered
+// UNAVAILABLE.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/time/time.h"
+#include "grpcpp/support/status.h"
+#include "kernels/base/mutex.h"
+#include "server/transport/call.h"
+
+namespace awqd::transport {
+
+// To a client and back, also over a long way: what the server allows its clients while it stops.
+inline constexpr absl::Duration kRoundTrip = absl::Milliseconds(100);
+
+// Thread-safe. Outlives the gRPC server.
+class CallGate {
+ public:
+  // A call in flight, from its start to its end: a member of what lives as long as the call.
+  class Ticket {
+   public:
+    explicit Ticket(CallGate* gate) : gate_(gate) { gate_->in_flight_.fetch_add(1); }
+    ~Ticket() { gate_->in_flight_.fetch_sub(1); }
+    Ticket(const Ticket&) = delete;
+    Ticket& operator=(const Ticket&) = delete;
+
+   private:
+    CallGate* const gate_;
+  };
+
+  // Hears of Refuse while it exists, once, on the thread that calls it; for streams, which end
+  // then. The call may come while the listener is destroyed, so it owns or weakly refers to what it
+  // uses.
+  class Listener {
+   public:
+    Listener(CallGate* gate, std::function<void()> refusing);
+    ~Listener();
+    Listener(const Listener&) = delete;
+    Listener& operator=(const Listener&) = delete;
+
+   private:
+    CallGate* const gate_;
+    const int64_t id_;
+  };
+
+  // First in every handler that does work: false, or the call is answered here.
+  bool TurnAway(ServerCall* call);
+
+  bool open() const { return state_.load(std::memory_order_relaxed) == State::kOpen; }
+  // What refused calls are answered with.
+  static grpc::Status Draining();
+  // How long a stream holds its end back behind its last message: not at all while the gate is
+  // open. gRPC closes a connection that it has told to go away together with its last call, and a
+  // client that acknowledges something before it has read everything then loses the rest (EPIPE).
+  absl::Duration LastWords() const;
+
+  // From now on new calls wait.
+  void Close();
+  // Answers those that wait and tells the listeners; from now on answers every new call at once.
+  void Refuse();
+
+  // Tickets that exist.
+  int64_t in_flight() const { return in_flight_.load(); }
+  // Calls that have come to the gate since it closed. Each has a ticket until it is answered.
+  int64_t turned_away() const { return turned_away_.load(); }
+
+ private:
+  enum class State { kOpen, kClosed, kRefusing };
+  class Refusal;
+
+  // Calls `finish`, now or at Refuse.
+  void Answer(std::function<void()> finish);
+  int64_t Listen(std::function<void()> refusing);
+
+  std::atomic<State> state_{State::kOpen};
+  std::atomic<int64_t> in_flight_{0};
+  std::atomic<int64_t> turned_away_{0};
+  Mutex mu_;
+  std::vector<std::function<void()>> waiting_ ABSL_GUARDED_BY(mu_);
+  int64_t next_listener_ ABSL_GUARDED_BY(mu_) = 0;
+  std::map<int64_t, std::function<void()>> listeners_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace awqd::transport

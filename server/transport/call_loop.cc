@@ -1,0 +1,113 @@
+// Take what is there, run what was submitted, sleep.
+#include "server/transport/call_loop.h"
+
+#include "grpc/support/time.h"
+
+namespace awqd::transport {
+namespace {
+
+// Events taken in a row while something waits to be run: as many as a batch of a short product can
+// hold are worth waiting for, and a loop that never sees its queue empty must compute as well.
+constexpr int kEventsInARow = 256;
+
+// A look handles what one connection has to say, and that need not complete anything: one look that
+// finds nothing says little about the other connections. 32 callers on eight connections: batches
+// of 4 tokens with one look, of 24 with two, and no larger ones with more.
+constexpr int kLooks = 2;
+
+// Of this thread: it is a loop's that runs what is queued, and something was submitted since the
+// last run_queued.
+thread_local bool on_loop = false;
+thread_local bool submitted = false;
+
+}  // namespace
+
+void MethodBase::Gone() {
+  CallLoop* const loop = loop_;
+  if (loop->calls_.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+  MutexLock lock(&loop->mu_);
+  loop->none_left_.NotifyAll();
+}
+
+grpc::CompletionQueue* MethodBase::queue() const { return loop_->queue_.get(); }
+
+grpc::Status MethodBase::ToGrpc(const absl::Status& status) const {
+  return loop_->to_grpc_(status);
+}
+
+CallLoop::CallLoop(grpc::ServerBuilder* builder, int threads, std::function<bool()> run_queued,
+                   std::function<grpc::Status(const absl::Status&)> to_grpc)
+    : threads_wanted_(threads),
+      run_queued_(std::move(run_queued)),
+      to_grpc_(std::move(to_grpc)),
+      queue_(builder->AddCompletionQueue()) {}
+
+CallLoop::~CallLoop() { Stop(); }
+
+bool CallLoop::WillRunQueued() {
+  if (on_loop) submitted = true;
+  return on_loop;
+}
+
+void CallLoop::Start() {
+  for (const auto& [method, slots] : methods_) {
+    for (int i = 0; i < slots; ++i) method->Ask();
+  }
+  for (int i = 0; i < threads_wanted_; ++i) {
+    threads_.emplace_back([this] { Run(); });
+  }
+}
+
+void CallLoop::Stop() {
+  {
+    MutexLock lock(&mu_);
+    while (calls_.load(std::memory_order_acquire) > 0) none_left_.Wait(&mu_);
+  }
+  // Nobody starts an operation any more, which gRPC would not take on a queue that was shut down.
+  queue_->Shutdown();
+  for (std::thread& thread : threads_) thread.join();
+  threads_.clear();
+  void* tag = nullptr;
+  bool ok = false;
+  while (queue_->Next(&tag, &ok)) {
+  }
+}
+
+bool CallLoop::TakeOne(bool* more) {
+  const gpr_timespec at_once = gpr_time_0(GPR_CLOCK_MONOTONIC);
+  void* tag = nullptr;
+  bool ok = false;
+  for (int look = 0; look < kLooks; ++look) {
+    switch (queue_->AsyncNext(&tag, &ok, at_once)) {
+      case grpc::CompletionQueue::GOT_EVENT:
+        static_cast<Event*>(tag)->Happened(ok);
+        *more = true;
+        return true;
+      case grpc::CompletionQueue::SHUTDOWN:
+        return false;
+      case grpc::CompletionQueue::TIMEOUT:
+        break;
+    }
+  }
+  *more = false;
+  return true;
+}
+
+void CallLoop::Run() {
+  on_loop = run_queued_ != nullptr;
+  void* tag = nullptr;
+  bool ok = false;
+  while (queue_->Next(&tag, &ok)) {
+    static_cast<Event*>(tag)->Happened(ok);
+    while (submitted) {
+      bool more = true;
+      for (int i = 0; more && i < kEventsInARow; ++i) {
+        if (!TakeOne(&more)) return;
+      }
+      submitted = false;  // first: answers may let handlers submit more
+      if (run_queued_()) submitted = true;
+    }
+  }
+}
+
+}  // namespace awqd::transport

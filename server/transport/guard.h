@@ -1,0 +1,37 @@
+// Guarded: turns exceptions of libraries (bad_alloc above all) into a status, because gRPC would
+// answer them with a bare UNIMPLEMENTED and a worker thread would end the process.
+#pragma once
+
+#include <exception>
+#include <new>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+
+namespace awqd::transport {
+
+template <typename T, typename F>
+absl::StatusOr<T> GuardedOr(F&& body) {
+  try {
+    return std::forward<F>(body)();
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError("the server has no memory for this request");
+  } catch (const std::exception& e) {
+    return absl::InternalError(absl::StrCat("exception: ", e.what()));
+  }
+}
+
+// `body` returns absl::Status.
+template <typename F>
+absl::Status Guarded(F&& body) {
+  return GuardedOr<bool>([&]() -> absl::StatusOr<bool> {
+           absl::Status status = std::forward<F>(body)();
+           if (!status.ok()) return status;
+           return true;
+         })
+      .status();
+}
+
+}  // namespace awqd::transport

@@ -1,0 +1,32 @@
+// What the gRPC server may take and how long it waits, before it is built.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+
+namespace awqd::transport {
+
+// The flags in server/flags.cc explain each, and how to choose it.
+struct Options {
+  // Each "host:port" or "unix:/path", as ParseListenAddress reads them; at least one.
+  std::vector<std::string> addresses = {"0.0.0.0:8001"};
+  mode_t unix_socket_mode = 0660;
+  int threads = 1;  // of the call loop
+  int64_t max_receive_message_bytes = int64_t{64} << 20;
+  int64_t max_send_message_bytes = int64_t{64} << 20;
+  int max_concurrent_streams = 256;
+  int64_t memory_quota_bytes = int64_t{1} << 30;
+  absl::Duration keepalive_time = absl::Minutes(2);
+  absl::Duration keepalive_timeout = absl::Seconds(20);
+  absl::Duration min_ping_interval = absl::Seconds(10);
+  absl::Duration max_connection_idle = absl::InfiniteDuration();
+  absl::Duration max_connection_age = absl::InfiniteDuration();
+  absl::Duration max_connection_age_grace = absl::InfiniteDuration();
+};
+
+}  // namespace awqd::transport

@@ -1,0 +1,22 @@
+// The end of a gRPC server: what its clients see of it, and how long it may take.
+#pragma once
+
+#include "absl/time/time.h"
+#include "grpcpp/server.h"
+#include "server/transport/call_gate.h"
+
+namespace awqd::transport {
+
+// Returns when no call is in flight and every connection is closed.
+//
+// - Calls in flight go on until `deadline`, then they are cancelled.
+// - Streams that end meanwhile end a moment after their last message (CallGate::LastWords).
+// - New calls are answered UNAVAILABLE, on connections that have been told to go away.
+// - Once no call is in flight, clients have a moment to close; then connections are closed under
+//   them. Without that, an idle client that does not look at its connection (a synchronous one
+//   between two calls) would hold the end back for the 20 s that gRPC waits for it.
+//
+// With a `deadline` that has passed, everything is cancelled at once.
+void ShutDown(grpc::Server* server, CallGate* gate, absl::Time deadline);
+
+}  // namespace awqd::transport

@@ -1,0 +1,66 @@
+// UnixSockets: the files of the Unix domain sockets that a server listens on.
+//
+// gRPC binds the sockets, and removes any socket that it finds at the path that it was told, before
+// and at its end, also another server's. So it is told a name of its own beside the path. This
+// class makes sure that only a dead socket is removed from the path, sets the permissions, moves
+// the new one there, and takes it away at the end.
+#pragma once
+
+#include <sys/types.h>
+
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace awqd::transport {
+
+// Not thread-safe.
+class UnixSockets {
+ public:
+  // `mode`: permissions of the files. Whoever may write to one may connect.
+  explicit UnixSockets(mode_t mode) : mode_(mode) {}
+  ~UnixSockets();
+  UnixSockets(const UnixSockets&) = delete;
+  UnixSockets& operator=(const UnixSockets&) = delete;
+
+  // Checks that a socket can be bound at `path`, and removes one there that no server listens on.
+  // From now on until Bound no other awqd can claim a path of that directory, and files that this
+  // process creates are its own user's alone. UNAVAILABLE when a server listens there,
+  // INVALID_ARGUMENT when something else is there or the directory cannot be written. Returns where
+  // to bind: `path` itself where the other name would be too long.
+  absl::StatusOr<std::string> Claim(const std::string& path);
+
+  // To be called once every claimed socket listens: sets the permissions, moves the sockets to
+  // their paths and lets others claim.
+  absl::Status Bound();
+
+  // Removes the files of Bound, unless something else has taken their place. To be called while
+  // they still listen: the number that tells them apart is given to another file afterwards.
+  void Remove();
+
+ private:
+  struct File {
+    std::string path;
+    std::string bound_at;
+    dev_t device = 0;
+    ino_t inode = 0;
+    bool bound = false;
+  };
+
+  absl::Status LockDirectoryOf(const std::string& path);
+  void Unlock();
+
+  const mode_t mode_;
+  std::vector<File> files_;
+  std::set<std::pair<std::pair<dev_t, ino_t>, std::string>> names_;  // claimed, by directory
+  std::set<std::pair<dev_t, ino_t>> locked_;
+  std::vector<int> locks_;  // open directories, locked until Bound
+  bool narrowed_ = false;   // the umask
+  mode_t umask_ = 0;        // what it was
+};
+
+}  // namespace awqd::transport

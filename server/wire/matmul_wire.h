@@ -1,0 +1,51 @@
+// Parses a QuantizedMatmulRequest that lies in pieces, and leaves its activations where they are.
+//
+// A request is a few header fields and one payload, activations.raw, which may be megabytes. The
+// generated parser would copy it into a string. Here the payload is cut out first: its place is
+// noted, an empty field is put in its stead, the lengths around it are mended, and the generated
+// parser reads what is left. So every rule of Protocol Buffers holds (unknown fields, repeated and
+// merged occurrences, the last member of a oneof, UTF-8) without being written down again. Whatever
+// the cutter does not understand at a glance goes to the generated parser whole.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "awqd/v1/inference.pb.h"
+#include "google/protobuf/message.h"
+#include "server/wire/field_reader.h"
+
+namespace awqd::wire {
+
+// A message is refused with more fields than this, those of the messages in it among them, and with
+// any group, which proto3 does not have. Packed values are one field.
+inline constexpr int kMaxFields = 4096;
+
+// Bytes [begin, begin + size) of a message.
+struct WireRange {
+  int64_t begin = 0;
+  int64_t size = 0;
+};
+
+// What was parsed. When `cut` is set, activations().contents_case() is kRaw, the contents are the
+// bytes of that range, and the field itself is empty; otherwise the request is as ever.
+struct MatmulMessage {
+  v1::QuantizedMatmulRequest request;
+  std::optional<WireRange> cut;
+};
+
+// False when the bytes are no QuantizedMatmulRequest, or refused.
+bool ParseMatmul(Pieces pieces, MatmulMessage* out);
+
+// False when the bytes are no message of that type, or refused.
+bool ParseWhole(Pieces pieces, google::protobuf::Message* out);
+
+// The request_id of a message that will not be parsed, for its refusal; empty when there is none of
+// at most 256 bytes, or the message is not plain.
+std::string PeekRequestId(Pieces pieces);
+
+// Copies a range, which must lie within the pieces, to `out`.
+void CopyRange(Pieces pieces, const WireRange& range, char* out);
+
+}  // namespace awqd::wire

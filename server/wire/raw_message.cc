@@ -1,0 +1,105 @@
+// Encoding reference: protobuf.dev/programming-guides/encoding. Fields may come in any order, so
+// the payload goes last: the head is one slice.
+#include "server/wire/raw_message.h"
+
+#include <cstring>
+#include <iterator>
+#include <utility>
+#include <vector>
+
+#include "google/protobuf/io/coded_stream.h"
+#include "server/wire/tensor.h"
+
+namespace awqd::wire {
+namespace {
+
+using google::protobuf::io::CodedOutputStream;
+
+constexpr uint32_t kLengthDelimited = 2;
+
+uint32_t Tag(int field) { return static_cast<uint32_t>(field) << 3 | kLengthDelimited; }
+
+void DropPayload(void* payload) { delete static_cast<Payload*>(payload); }
+
+// A slice that shares the payload's memory.
+grpc::Slice SliceOf(const Payload& payload) {
+  return grpc::Slice(payload.data(), static_cast<size_t>(payload.size()), DropPayload,
+                     new Payload(payload));
+}
+
+grpc::Slice NewSlice(size_t bytes) {
+  return grpc::Slice(grpc_slice_malloc(bytes), grpc::Slice::STEAL_REF);
+}
+
+// The one user of a slice that was just made may write to it.
+uint8_t* Writable(grpc::Slice& slice) { return const_cast<uint8_t*>(slice.begin()); }
+
+}  // namespace
+
+void RawMessage::Take(grpc::ByteBuffer* buffer) {
+  if (!buffer->Valid()) return;
+  grpc::Slice single;
+  if (buffer->TrySingleSlice(&single).ok()) {
+    slices_.push_back(std::move(single));
+  } else {
+    std::vector<grpc::Slice> slices;
+    if (!buffer->Dump(&slices).ok()) return;
+    slices_.assign(std::make_move_iterator(slices.begin()), std::make_move_iterator(slices.end()));
+  }
+  buffer->Clear();
+  pieces_.reserve(slices_.size());
+  for (const grpc::Slice& slice : slices_) {
+    pieces_.emplace_back(reinterpret_cast<const char*>(slice.begin()), slice.size());
+    size_ += static_cast<int64_t>(slice.size());
+  }
+}
+
+void RawMessage::Free() {
+  pieces_.clear();
+  slices_.clear();
+}
+
+grpc::ByteBuffer Encode(const google::protobuf::MessageLite& message) {
+  grpc::Slice slice = NewSlice(message.ByteSizeLong());
+  message.SerializeWithCachedSizesToArray(Writable(slice));
+  return grpc::ByteBuffer(&slice, 1);
+}
+
+grpc::ByteBuffer Encode(const google::protobuf::MessageLite& message, int field,
+                        const Answer& answer, StagingPool* staging) {
+  v1::Tensor tensor;
+  FillTensor(answer.result.view(), answer.dtype, answer.shape, answer.encoding, &tensor);
+  if (answer.written != nullptr) {
+    *tensor.mutable_shared_memory() = *answer.written;
+    tensor.mutable_shared_memory()->set_size(answer.result.size());
+  }
+  const bool has_raw = answer.encoding != v1::VALUES && answer.written == nullptr;
+  const auto raw_size = has_raw ? static_cast<uint32_t>(answer.result.size()) : 0;
+  const uint32_t raw_tag = Tag(v1::Tensor::kRawFieldNumber);
+  const size_t raw_head =
+      has_raw ? CodedOutputStream::VarintSize32(raw_tag) + CodedOutputStream::VarintSize32(raw_size)
+              : 0;
+  const size_t tensor_size = tensor.ByteSizeLong() + raw_head + raw_size;
+  const size_t head_size = message.ByteSizeLong() + CodedOutputStream::VarintSize32(Tag(field)) +
+                           CodedOutputStream::VarintSize32(static_cast<uint32_t>(tensor_size)) +
+                           tensor_size - raw_size;
+  const bool in_place = raw_size >= kSendInPlaceBytes;
+  grpc::Slice head = NewSlice(head_size + (in_place ? 0 : raw_size));
+  uint8_t* next = message.SerializeWithCachedSizesToArray(Writable(head));
+  next = CodedOutputStream::WriteVarint32ToArray(Tag(field), next);
+  next = CodedOutputStream::WriteVarint32ToArray(static_cast<uint32_t>(tensor_size), next);
+  next = tensor.SerializeWithCachedSizesToArray(next);
+  if (has_raw) {
+    next = CodedOutputStream::WriteVarint32ToArray(raw_tag, next);
+    next = CodedOutputStream::WriteVarint32ToArray(raw_size, next);
+  }
+  if (in_place) {
+    const grpc::Slice slices[] = {head, SliceOf(answer.result)};
+    return grpc::ByteBuffer(slices, 2);
+  }
+  if (raw_size > 0) std::memcpy(next, answer.result.data(), raw_size);
+  staging->CountCopy(raw_size);
+  return grpc::ByteBuffer(&head, 1);
+}
+
+}  // namespace awqd::wire

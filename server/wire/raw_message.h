@@ -1,0 +1,63 @@
+// Messages of raw methods: what gRPC received as pieces, and answers whose payload is sent from
+// where the device wrote it.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/types/span.h"
+#include "awqd/v1/tensor.pb.h"
+#include "google/protobuf/message_lite.h"
+#include "grpcpp/support/byte_buffer.h"
+#include "grpcpp/support/slice.h"
+#include "kernels/types.h"
+#include "server/engine/staging.h"
+#include "server/wire/matmul_wire.h"
+
+namespace awqd::wire {
+
+// The slices of one received message. Stays where it is: short slices hold their bytes themselves.
+class RawMessage {
+ public:
+  RawMessage() = default;
+  RawMessage(const RawMessage&) = delete;
+  RawMessage& operator=(const RawMessage&) = delete;
+
+  // Takes the bytes out of `buffer`. Called once.
+  void Take(grpc::ByteBuffer* buffer);
+
+  Pieces pieces() const { return pieces_; }
+  int64_t size() const { return size_; }
+  // Gives the memory back; pieces are then gone. The size stays.
+  void Free();
+
+ private:
+  absl::InlinedVector<grpc::Slice, 4> slices_;
+  absl::InlinedVector<absl::string_view, 4> pieces_;
+  int64_t size_ = 0;
+};
+
+// From this size on a payload is sent from where it lies. Smaller ones are copied into the message,
+// which costs less than a slice of their own, and gives the buffer that they share with the rest of
+// their batch back at once.
+inline constexpr int64_t kSendInPlaceBytes = 64 << 10;
+
+// `message` on the wire.
+grpc::ByteBuffer Encode(const google::protobuf::MessageLite& message);
+
+// A floating-point result, and how it is spelled.
+struct Answer {
+  Payload result;
+  DType dtype = DType::kFp16;
+  absl::Span<const int64_t> shape;
+  v1::Encoding encoding = v1::RAW;
+  // Where the result was written to, so that it is not sent; null: it is.
+  const v1::SharedMemory* written = nullptr;
+};
+
+// `message` on the wire, with the answer as its tensor field `field`, which `message` leaves unset.
+// A large raw payload is kept until gRPC has sent it; copies are counted in `staging`.
+grpc::ByteBuffer Encode(const google::protobuf::MessageLite& message, int field,
+                        const Answer& answer, StagingPool* staging);
+
+}  // namespace awqd::wire

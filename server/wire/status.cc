@@ -1,0 +1,138 @@
+// The one table of status codes, and the details that go with them.
+#include "server/wire/status.h"
+
+#include <cstdint>
+
+#include "absl/random/random.h"
+#include "absl/strings/cord.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "google/rpc/error_details.pb.h"
+#include "google/rpc/status.pb.h"
+#include "server/engine/engine.h"
+#include "server/obs/logging.h"
+
+namespace awqd::wire {
+namespace {
+
+constexpr absl::string_view kFieldPayload = "awqd.field";
+// Marks an INTERNAL status whose text was replaced already.
+constexpr absl::string_view kSafePayload = "awqd.safe";
+
+struct CodePair {
+  absl::StatusCode absl_code;
+  grpc::StatusCode grpc_code;
+};
+
+constexpr CodePair kCodes[] = {
+    {absl::StatusCode::kOk, grpc::StatusCode::OK},
+    {absl::StatusCode::kCancelled, grpc::StatusCode::CANCELLED},
+    {absl::StatusCode::kUnknown, grpc::StatusCode::UNKNOWN},
+    {absl::StatusCode::kInvalidArgument, grpc::StatusCode::INVALID_ARGUMENT},
+    {absl::StatusCode::kDeadlineExceeded, grpc::StatusCode::DEADLINE_EXCEEDED},
+    {absl::StatusCode::kNotFound, grpc::StatusCode::NOT_FOUND},
+    {absl::StatusCode::kAlreadyExists, grpc::StatusCode::ALREADY_EXISTS},
+    {absl::StatusCode::kPermissionDenied, grpc::StatusCode::PERMISSION_DENIED},
+    {absl::StatusCode::kResourceExhausted, grpc::StatusCode::RESOURCE_EXHAUSTED},
+    {absl::StatusCode::kFailedPrecondition, grpc::StatusCode::FAILED_PRECONDITION},
+    {absl::StatusCode::kAborted, grpc::StatusCode::ABORTED},
+    {absl::StatusCode::kOutOfRange, grpc::StatusCode::OUT_OF_RANGE},
+    {absl::StatusCode::kUnimplemented, grpc::StatusCode::UNIMPLEMENTED},
+    {absl::StatusCode::kInternal, grpc::StatusCode::INTERNAL},
+    {absl::StatusCode::kUnavailable, grpc::StatusCode::UNAVAILABLE},
+    {absl::StatusCode::kDataLoss, grpc::StatusCode::DATA_LOSS},
+    {absl::StatusCode::kUnauthenticated, grpc::StatusCode::UNAUTHENTICATED},
+};
+
+// The longest prefix of at most `limit` bytes that ends between two UTF-8 characters.
+absl::string_view ClipUtf8(absl::string_view text, size_t limit) {
+  if (text.size() <= limit) return text;
+  size_t end = limit;
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;
+  return text.substr(0, end);
+}
+
+std::string Clip(absl::string_view text) {
+  if (text.size() <= kMaxErrorBytes) return std::string(text);
+  return absl::StrCat(ClipUtf8(text, kMaxErrorBytes - 3), "...");
+}
+
+std::string PayloadOr(const absl::Status& status, absl::string_view url, std::string otherwise) {
+  const absl::optional<absl::Cord> payload = status.GetPayload(url);
+  return payload ? std::string(*payload) : std::move(otherwise);
+}
+
+std::string NewErrorId() {
+  thread_local absl::BitGen bits;
+  return absl::StrFormat("%08x", absl::Uniform<uint32_t>(bits));
+}
+
+absl::Status HideInternal(const absl::Status& status) {
+  const std::string id = PayloadOr(status, kErrorIdPayload, NewErrorId());
+  LogEvent(LogLevel::kError, "internal error",
+           {{"error_id", id}, {"message", LogText(status.message(), 4096)}});
+  absl::Status safe = absl::InternalError(
+      absl::StrCat("internal error, error id ", id, " (the server's log says more under this id)"));
+  safe.SetPayload(kSafePayload, absl::Cord("1"));
+  return safe;
+}
+
+}  // namespace
+
+absl::Status FieldError(absl::string_view field, absl::string_view got,
+                        absl::string_view expected) {
+  return WithField(
+      absl::InvalidArgumentError(absl::StrCat(field, ": got ", got, ", expected ", expected)),
+      field);
+}
+
+absl::Status WithField(absl::Status status, absl::string_view field) {
+  status.SetPayload(kFieldPayload, absl::Cord(field));
+  return status;
+}
+
+std::string FieldOf(const absl::Status& status) { return PayloadOr(status, kFieldPayload, ""); }
+
+grpc::StatusCode GrpcCode(absl::StatusCode code) {
+  for (const CodePair& pair : kCodes) {
+    if (pair.absl_code == code) return pair.grpc_code;
+  }
+  return grpc::StatusCode::UNKNOWN;
+}
+
+absl::Status ForClient(const absl::Status& status) {
+  if (absl::IsInternal(status) && !status.GetPayload(kSafePayload)) return HideInternal(status);
+  if (status.message().size() <= kMaxErrorBytes) return status;
+  absl::Status clipped(status.code(), Clip(status.message()));
+  if (const std::string field = FieldOf(status); !field.empty()) {
+    clipped = WithField(std::move(clipped), field);
+  }
+  return clipped;
+}
+
+grpc::Status ToGrpc(const absl::Status& status) {
+  if (status.ok()) return grpc::Status::OK;
+  const absl::Status visible = ForClient(status);
+  const std::string message(visible.message());
+  const grpc::StatusCode code = GrpcCode(visible.code());
+  const std::string field = FieldOf(visible);
+  if (field.empty()) return grpc::Status(code, message);
+
+  google::rpc::BadRequest bad_request;
+  auto* violation = bad_request.add_field_violations();
+  violation->set_field(field);
+  violation->set_description(message);
+  google::rpc::Status details;
+  details.set_code(code);
+  details.set_message(message);
+  details.add_details()->PackFrom(bad_request);
+  return grpc::Status(code, message, details.SerializeAsString());
+}
+
+void ToProto(const absl::Status& status, v1::RequestError* error) {
+  const absl::Status visible = ForClient(status);
+  error->set_code(GrpcCode(visible.code()));
+  error->set_message(std::string(visible.message()));
+}
+
+}  // namespace awqd::wire

@@ -1,0 +1,59 @@
+// v1.Tensor <-> bytes: every check on dtype, shape and size, and the typed spelling for people.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "awqd/v1/tensor.pb.h"
+#include "kernels/types.h"
+
+namespace awqd::wire {
+
+// The shape of a tensor that passed CheckTensor: elements x SizeOf(dtype) fits in 63 bits.
+struct TensorInfo {
+  DType dtype = DType::kFp16;
+  std::vector<int64_t> shape;
+  int64_t elements = 1;
+  int64_t bytes = 0;
+};
+
+// `field` is the path of the enum in the request. INVALID_ARGUMENT for UNSPECIFIED, for values this
+// server does not know, and for those outside `allowed`.
+absl::StatusOr<DType> ParseDType(v1::DType dtype, DTypeMask allowed, absl::string_view field);
+v1::DType ToProto(DType dtype);
+
+// "[2, 3]"
+std::string ShapeText(absl::Span<const int64_t> shape);
+
+// Checks dtype (against `allowed`), rank 0 to 8, dimensions, products and that the contents have
+// exactly as many bytes or values as the shape says. Errors are FieldErrors beneath `field`.
+// `cut_bytes`: of contents that are not in the message: raw ones that were left out, or in shared
+// memory. Without it shared memory is refused.
+absl::StatusOr<TensorInfo> CheckTensor(const v1::Tensor& tensor, DTypeMask allowed,
+                                       absl::string_view field,
+                                       std::optional<int64_t> cut_bytes = std::nullopt);
+
+// Contents as row-major little-endian bytes of info.dtype; `raw` is moved out of the tensor. Typed
+// values are rounded to nearest even; a finite value that would become infinite, or an integer
+// outside the dtype, is refused. NaN and infinities pass.
+absl::StatusOr<std::string> TakeBytes(v1::Tensor* tensor, const TensorInfo& info,
+                                      absl::string_view field);
+
+// Floating-point bytes as floats, exactly.
+std::vector<float> FloatsFromBytes(absl::string_view bytes, DType dtype);
+
+// Bytes that a floating-point tensor's contents take in a message.
+int64_t EncodedBytes(int64_t elements, DType dtype, v1::Encoding encoding);
+
+// Describes a floating-point result. With the encoding VALUES its contents are written as well; raw
+// ones go their own way.
+void FillTensor(absl::string_view bytes, DType dtype, absl::Span<const int64_t> shape,
+                v1::Encoding encoding, v1::Tensor* out);
+
+}  // namespace awqd::wire

@@ -1,0 +1,184 @@
+// Admission by bytes in flight: refused before anything is parsed, and given back exactly once on
+// every way that a call can end.
+#include "tests/server/services/rpc_fixture.h"
+
+namespace awqd::services {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int64_t kLimit = 400 << 10;
+
+class InFlightTest : public RpcTest {
+ protected:
+  void Configure(Options* options) override { options->in_flight_bytes = kLimit; }
+
+  bool NothingInFlight() {
+    return Eventually([&] { return server_->in_flight_bytes() == 0; });
+  }
+
+  // 256 bytes a token in, 32 out.
+  static v1::QuantizedMatmulRequest OfKiB(int64_t kib) { return GoodMatmul(kib * 4); }
+
+  // A call in a thread of its own that the engine holds.
+  struct Held {
+    grpc::ClientContext context;
+    v1::QuantizedMatmulResponse response;
+    grpc::Status status;
+    std::thread thread;
+  };
+  std::unique_ptr<Held> Hold(const v1::QuantizedMatmulRequest& request) {
+    engine_.Hold(true);
+    const size_t before = engine_.held();
+    auto call = std::make_unique<Held>();
+    Deadline(&call->context);
+    call->thread = std::thread([this, request, held = call.get()] {
+      held->status = stub_->QuantizedMatmul(&held->context, request, &held->response);
+    });
+    EXPECT_TRUE(Eventually([&] { return engine_.held() == before + 1; }));
+    return call;
+  }
+};
+
+TEST_F(InFlightTest, RefusesWhatWouldPassTheLimitAndGoesOnAfterwards) {
+  const auto first = Hold(OfKiB(250));
+  const int64_t held = server_->in_flight_bytes();
+  EXPECT_GE(held, (250 << 10) + 1000 * 16 * 2) << "the request, and the answer that it will have";
+  EXPECT_LT(held, kLimit);
+  v1::QuantizedMatmulResponse response;
+  const grpc::Status refused = Matmul(OfKiB(250), &response);
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(refused.error_message(), HasSubstr("request: got 256"));
+  EXPECT_THAT(refused.error_message(), HasSubstr("max_in_flight_bytes"));
+  EXPECT_EQ(engine_.held(), 1u);
+  EXPECT_TRUE(Eventually([&] { return server_->in_flight_bytes() == held; }));
+  engine_.Answer();
+  first->thread.join();
+  EXPECT_TRUE(first->status.ok());
+  ASSERT_TRUE(NothingInFlight());
+  engine_.Hold(false);
+  EXPECT_TRUE(Matmul(OfKiB(250), &response).ok());
+}
+
+TEST_F(InFlightTest, TheAnswerCountsBeforeItIsComputed) {
+  v1::QuantizedMatmulRequest request = GoodMatmul(100);
+  request.mutable_weight()->set_weight("wide");  // 25 KiB in, 800 KiB out
+  v1::QuantizedMatmulResponse response;
+  const grpc::Status status = Matmul(request, &response);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(status.error_message(), HasSubstr("output: got 819200 bytes"));
+  EXPECT_EQ(engine_.submitted(), 0);
+  EXPECT_TRUE(NothingInFlight());
+  grpc::ClientContext context;
+  v1::DequantizeRequest block = GoodDequantize();
+  block.mutable_weight()->set_weight("wide");
+  block.mutable_rows()->set_end(100);
+  v1::DequantizeResponse dequantized;
+  EXPECT_THAT(stub_->Dequantize(&context, block, &dequantized).error_message(),
+              HasSubstr("output: got 819200 bytes"));
+  EXPECT_TRUE(NothingInFlight());
+}
+
+TEST_F(InFlightTest, IsGivenBackHoweverACallEnds) {
+  v1::QuantizedMatmulResponse response;
+  EXPECT_TRUE(Matmul(OfKiB(100), &response).ok());
+  EXPECT_TRUE(NothingInFlight()) << "answered";
+  v1::QuantizedMatmulRequest bad = OfKiB(100);
+  bad.mutable_activations()->mutable_raw()->pop_back();
+  EXPECT_FALSE(Matmul(bad, &response).ok());
+  EXPECT_TRUE(NothingInFlight()) << "invalid";
+  engine_.Refuse(absl::UnavailableError("draining"));
+  EXPECT_FALSE(Matmul(OfKiB(100), &response).ok());
+  EXPECT_TRUE(NothingInFlight()) << "refused by the engine";
+  engine_.Refuse(absl::OkStatus());
+  engine_.Fail(absl::InternalError("fault"));
+  EXPECT_FALSE(Matmul(OfKiB(100), &response).ok());
+  EXPECT_TRUE(NothingInFlight()) << "failed";
+  engine_.Fail(absl::OkStatus());
+  const auto cancelled = Hold(OfKiB(100));
+  cancelled->context.TryCancel();
+  cancelled->thread.join();
+  EXPECT_GT(server_->in_flight_bytes(), 0) << "the engine still has it";
+  ASSERT_TRUE(Eventually([&] { return engine_.cancels() == 1; }));
+  engine_.Answer();
+  EXPECT_TRUE(NothingInFlight()) << "cancelled";
+}
+
+TEST_F(InFlightTest, StreamsOfBlocksHoldOneChunk) {
+  engine_.Hold(true);
+  grpc::ClientContext context;
+  Deadline(&context);
+  v1::DequantizeRequest request = GoodDequantize();
+  request.mutable_weight()->set_weight("wide");  // 1 MiB in chunks of 64 KiB
+  const auto reader = stub_->DequantizeStream(&context, request);
+  ASSERT_TRUE(Eventually([&] { return engine_.held() == 1; }));
+  EXPECT_GE(server_->in_flight_bytes(), 64 << 10);
+  EXPECT_LT(server_->in_flight_bytes(), 65 << 10);
+  context.TryCancel();
+  EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  ASSERT_TRUE(Eventually([&] { return engine_.cancels() == 1; }));
+  engine_.Answer();
+  EXPECT_TRUE(NothingInFlight());
+}
+
+TEST_F(InFlightTest, ARequestOfAStreamIsRefusedAlone) {
+  const auto other = Hold(OfKiB(250));
+  grpc::ClientContext context;
+  Deadline(&context);
+  const auto stream = stub_->QuantizedMatmulStream(&context);
+  v1::QuantizedMatmulRequest refused = OfKiB(250);
+  refused.set_request_id("refused");
+  stream->Write(refused);
+  v1::QuantizedMatmulResponse response;
+  ASSERT_TRUE(stream->Read(&response));
+  EXPECT_EQ(response.request_id(), "refused");
+  EXPECT_EQ(response.error().code(), static_cast<int>(grpc::StatusCode::RESOURCE_EXHAUSTED));
+  EXPECT_THAT(response.error().message(), HasSubstr("max_in_flight_bytes"));
+  engine_.Answer();
+  other->thread.join();
+  ASSERT_TRUE(NothingInFlight());
+  engine_.Hold(false);
+  stream->Write(OfKiB(250));
+  ASSERT_TRUE(stream->Read(&response));
+  EXPECT_FALSE(response.has_error());
+  stream->WritesDone();
+  EXPECT_TRUE(stream->Finish().ok());
+  EXPECT_TRUE(NothingInFlight());
+}
+
+class SlowReaderTest : public RpcTest {
+ protected:
+  void Configure(Options* options) override {
+    options->stream_in_flight = 1000;
+    options->stream_in_flight_bytes = 2 << 20;
+  }
+};
+
+// Answers of 800 KiB to requests of 25 KiB, which the client sends and never reads.
+TEST_F(SlowReaderTest, AClientThatDoesNotReadIsNotReadEither) {
+  grpc::ClientContext context;
+  const auto stream = stub_->QuantizedMatmulStream(&context);
+  v1::QuantizedMatmulRequest request = GoodMatmul(100);
+  request.mutable_weight()->set_weight("wide");
+  std::thread writer([&] {
+    for (int i = 0; i < 400 && stream->Write(request); ++i) {
+    }
+  });
+  ASSERT_TRUE(Eventually([&] { return engine_.submitted() >= 3; }));
+  int64_t most = 0;
+  for (int i = 0; i < 100; ++i) {
+    most = std::max(most, server_->in_flight_bytes());
+    std::this_thread::sleep_for(std::chrono::milliseconds(3));
+  }
+  // One request past the bound is let in: its size is not known before it is read.
+  EXPECT_LE(most, (2 << 20) + (1 << 20));
+  EXPECT_LT(engine_.submitted(), 100);
+  context.TryCancel();
+  writer.join();
+  EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  EXPECT_TRUE(Eventually([&] { return server_->in_flight_bytes() == 0; }));
+  EXPECT_TRUE(Eventually([&] { return engine_.staging().stats().lent_bytes < (1 << 20); }));
+}
+
+}  // namespace
+}  // namespace awqd::services

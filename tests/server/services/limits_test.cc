@@ -1,0 +1,241 @@
+// What keeps clients within bounds: message sizes, compression, unknown methods, reflection,
+// threads.
+#include <grpcpp/generic/generic_stub.h>
+#include <pthread.h>
+
+#include <vector>
+
+#include "tests/server/services/rpc_fixture.h"
+
+namespace awqd::services {
+namespace {
+
+using LimitsTest = RpcTest;
+
+// A matmul request of exactly `bytes` on the wire, padded by its weight's name.
+v1::QuantizedMatmulRequest OfSize(int64_t bytes) {
+  v1::QuantizedMatmulRequest request = GoodMatmul();
+  int64_t pad = bytes - static_cast<int64_t>(request.ByteSizeLong());
+  while (true) {
+    request.mutable_weight()->set_weight(std::string(pad, 'w'));
+    const int64_t over = static_cast<int64_t>(request.ByteSizeLong()) - bytes;
+    if (over == 0) return request;
+    pad -= over;
+  }
+}
+
+TEST_F(LimitsTest, ReceiveLimitIsExact) {
+  v1::QuantizedMatmulResponse response;
+  for (int64_t size : {kMessageLimit - 1, kMessageLimit}) {
+    const grpc::Status status = Matmul(OfSize(size), &response);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << size;  // the long name
+  }
+  for (int64_t size : {kMessageLimit + 1, 10 * kMessageLimit}) {
+    const grpc::Status status = Matmul(OfSize(size), &response);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED) << size;
+  }
+  EXPECT_TRUE(Matmul(GoodMatmul(), &response).ok());
+}
+
+TEST_F(LimitsTest, CompressedRequestsAreRefused) {
+  for (grpc_compression_algorithm algorithm : {GRPC_COMPRESS_GZIP, GRPC_COMPRESS_DEFLATE}) {
+    grpc::ClientContext context;
+    context.set_compression_algorithm(algorithm);
+    v1::QuantizedMatmulResponse response;
+    const grpc::Status status = stub_->QuantizedMatmul(&context, GoodMatmul(), &response);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED);
+    EXPECT_THAT(status.error_message(), testing::HasSubstr("disabled"));
+  }
+}
+
+// A call by method name, so that methods and bytes that no stub would send can be.
+grpc::Status RawCall(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
+                     const std::string& payload) {
+  grpc::GenericStub stub(channel);
+  grpc::ClientContext context;
+  grpc::CompletionQueue queue;
+  const grpc::Slice slice(payload);
+  const grpc::ByteBuffer request(&slice, 1);
+  grpc::ByteBuffer response;
+  grpc::Status status;
+  const auto call = stub.PrepareUnaryCall(&context, method, request, &queue);
+  call->StartCall();
+  call->Finish(&response, &status, nullptr);
+  void* tag;
+  bool ok;
+  queue.Next(&tag, &ok);
+  return status;
+}
+
+TEST_F(LimitsTest, UnknownMethodsAreUnimplemented) {
+  for (const char* method : {"/awqd.v1.QuantizedInference/Nope", "/nope.Nope/Nope", "/x"}) {
+    EXPECT_EQ(RawCall(channel_, method, "").error_code(), grpc::StatusCode::UNIMPLEMENTED);
+  }
+}
+
+// The methods with small messages, and their requests.
+const std::pair<const char*, const char*> kSmall[] = {
+    {"/awqd.v1.ModelRepository/GetModel", "GetModelRequest"},
+    {"/awqd.v1.ModelRepository/ListModels", "ListModelsRequest"},
+    {"/awqd.v1.ModelRepository/LoadModel", "LoadModelRequest"},
+    {"/awqd.v1.ModelRepository/UnloadModel", "UnloadModelRequest"},
+    {"/awqd.v1.ServerInfo/GetServerInfo", "GetServerInfoRequest"},
+    {"/grpc.health.v1.Health/Check", "HealthCheckRequest"},
+    {"/grpc.health.v1.Health/Watch", "HealthCheckRequest"}};
+
+TEST_F(LimitsTest, BytesThatAreNoMessageAreRefusedCleanly) {
+  for (const char* method :
+       {"/awqd.v1.QuantizedInference/QuantizedMatmul", "/awqd.v1.QuantizedInference/Dequantize"}) {
+    for (const char* payload : {"\x0a\xff", "\x7b\x7c"}) {
+      const grpc::Status status = RawCall(channel_, method, payload);
+      EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << method;
+      EXPECT_THAT(status.error_message(), testing::HasSubstr("do not parse"));
+    }
+  }
+  const std::string method = "/awqd.v1.QuantizedInference/QuantizedMatmul";
+  std::string groups(100, '\x0b');  // 100 nested groups that never end
+  for (const std::string& payload :
+       {std::string("\x0a\xff"), std::string("\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff"),
+        std::string("\x0a\x7f\x01"), groups, std::string("\x7b\x7c"),
+        std::string("\x42\x02\xc3\x28")}) {
+    const grpc::Status status = RawCall(channel_, method, payload);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+    EXPECT_THAT(status.error_message(), testing::HasSubstr("do not parse"));
+  }
+  for (const auto& [small, message] : kSmall) {
+    const grpc::Status status = RawCall(channel_, small, "\x0a\xff");
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << small;
+    EXPECT_THAT(status.error_message(), testing::HasSubstr(message));
+  }
+  // A known field with the wrong wire type is an unknown field to Protocol Buffers: the request is
+  // then empty.
+  EXPECT_EQ(RawCall(channel_, method, std::string("\x08\x01")).error_code(),
+            grpc::StatusCode::INVALID_ARGUMENT);
+  v1::QuantizedMatmulResponse response;
+  EXPECT_TRUE(Matmul(GoodMatmul(), &response).ok());
+}
+
+TEST_F(LimitsTest, SmallMessagesAreSmall) {
+  for (const auto& [method, message] : kSmall) {
+    // Unknown fields, which every message may have.
+    const grpc::Status over =
+        RawCall(channel_, method, std::string("\x7a\xfd\xff\x03") + std::string(65533, 'x'));
+    EXPECT_EQ(over.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED) << method;
+    EXPECT_THAT(over.error_message(),
+                testing::HasSubstr("request: got 65537 bytes, expected at most 65536"));
+    EXPECT_THAT(over.error_message(), testing::HasSubstr(message));
+  }
+  // A call that ends by itself, unlike Watch.
+  EXPECT_TRUE(
+      RawCall(channel_, kSmall[1].first, std::string("\x7a\xfc\xff\x03") + std::string(65532, 'x'))
+          .ok());
+}
+
+TEST_F(LimitsTest, TwoServersNeverShareAPort) {
+  Options options;
+  options.transport.addresses = {server_->address()};
+  const absl::Status status = RpcServer::Start(options, &engine_, models_.get()).status();
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_THAT(std::string(status.message()), testing::HasSubstr(server_->address()));
+}
+
+constexpr char kReflection[] = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo";
+
+class NoReflectionTest : public RpcTest {
+  void Configure(Options* options) override { options->reflection = false; }
+};
+
+TEST_F(NoReflectionTest, ReflectionCanBeSwitchedOff) {
+  EXPECT_EQ(RawCall(channel_, kReflection, "").error_code(), grpc::StatusCode::UNIMPLEMENTED);
+}
+
+int ThreadsOfThisProcess() {
+  std::ifstream status("/proc/self/status");
+  int threads = 0;
+  for (std::string word; status >> word;) {
+    if (word == "Threads:") status >> threads;
+  }
+  return threads;
+}
+
+TEST_F(LimitsTest, IdleReflectionStreamsTakeABoundedNumberOfThreads) {
+  constexpr int kStreams = 200, kThreads = 32;
+  v1::QuantizedMatmulResponse response;
+  ASSERT_TRUE(Matmul(GoodMatmul(), &response).ok());
+  const int before = ThreadsOfThisProcess();
+  grpc::GenericStub stub(channel_);
+  grpc::CompletionQueue queue;
+  struct Stream {
+    grpc::ClientContext context;
+    std::unique_ptr<grpc::GenericClientAsyncReaderWriter> call;
+    grpc::Status status;
+  };
+  std::vector<Stream> streams(kStreams);
+  const auto next = [&queue]() -> Stream* {
+    void* tag = nullptr;
+    bool ok = false;
+    EXPECT_TRUE(queue.Next(&tag, &ok));
+    return static_cast<Stream*>(tag);
+  };
+  for (Stream& stream : streams) {
+    Deadline(&stream.context);
+    stream.call = stub.PrepareCall(&stream.context, kReflection, &queue);
+    stream.call->StartCall(nullptr);
+    stream.call->Finish(&stream.status, &stream);
+  }
+  for (int refused = 0; refused < kStreams - kThreads;) {
+    const Stream* stream = next();
+    if (stream == nullptr) continue;
+    ++refused;
+    ASSERT_EQ(stream->status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  }
+  EXPECT_LE(ThreadsOfThisProcess(), before + kThreads);
+  EXPECT_TRUE(Matmul(GoodMatmul(), &response).ok());
+  for (Stream& stream : streams) stream.context.TryCancel();
+  queue.Shutdown();
+  void* tag = nullptr;
+  for (bool ok = false; queue.Next(&tag, &ok);) {
+  }
+  EXPECT_TRUE(Eventually([&] { return RawCall(channel_, kReflection, "").ok(); }));
+}
+
+// Sets for its lifetime that no thread can be made: a stack would have to fill the address space.
+class NoThreads {
+ public:
+  NoThreads() {
+    pthread_attr_t endless;
+    pthread_attr_init(&endless);
+    EXPECT_EQ(pthread_getattr_default_np(&before_), 0);
+    EXPECT_EQ(pthread_attr_setstacksize(&endless, size_t{1} << 47), 0);
+    EXPECT_EQ(pthread_setattr_default_np(&endless), 0);
+    EXPECT_THROW(std::thread([] {}).join(), std::system_error);
+    pthread_attr_destroy(&endless);
+  }
+  ~NoThreads() {
+    pthread_setattr_default_np(&before_);
+    pthread_attr_destroy(&before_);
+  }
+
+ private:
+  pthread_attr_t before_;
+};
+
+TEST_F(LimitsTest, ShutsDownWhereNoThreadCanBeMade) {
+  v1::QuantizedMatmulResponse response;
+  ASSERT_TRUE(Matmul(GoodMatmul(), &response).ok());
+  const absl::Time begin = absl::Now();
+  {
+    const NoThreads none;
+    server_->Shutdown(absl::Seconds(15));
+  }
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(10));
+  server_ = nullptr;
+  EXPECT_EQ(Matmul(GoodMatmul(), &response).error_code(), grpc::StatusCode::UNAVAILABLE);
+}
+
+TEST_F(LimitsTest, ReflectionAnswersByDefault) {
+  EXPECT_NE(RawCall(channel_, kReflection, "").error_code(), grpc::StatusCode::UNIMPLEMENTED);
+}
+
+}  // namespace
+}  // namespace awqd::services

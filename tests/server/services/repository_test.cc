@@ -1,0 +1,192 @@
+// ModelRepository and ServerInfo.
+#include <atomic>
+#include <future>
+
+#include "tests/server/services/rpc_fixture.h"
+#include "tests/testing/readdir_hook.h"
+
+namespace awqd::services {
+namespace {
+
+using ::testing::HasSubstr;
+
+using RepositoryTest = RpcTest;
+
+TEST_F(RepositoryTest, ListsAndDescribes) {
+  grpc::ClientContext list_context;
+  v1::ListModelsResponse list;
+  ASSERT_TRUE(repository_->ListModels(&list_context, {}, &list).ok());
+  ASSERT_EQ(list.models_size(), 1);
+  EXPECT_EQ(list.models(0).name(), "tiny");
+  EXPECT_EQ(list.models(0).state(), v1::READY);
+  EXPECT_EQ(list.models(0).weights(), 2);
+
+  grpc::ClientContext get_context;
+  v1::GetModelRequest request;
+  request.set_name("tiny");
+  v1::GetModelResponse model;
+  ASSERT_TRUE(repository_->GetModel(&get_context, request, &model).ok());
+  EXPECT_EQ(model.weights(0).path(), "layer");
+  EXPECT_EQ(model.weights(0).k(), 128);
+  EXPECT_EQ(model.weights(0).scheme(), "a16w4g128z");
+  EXPECT_EQ(model.weights(0).device(), "cpu");
+  ASSERT_EQ(model.weights(0).parts_size(), 1);
+  EXPECT_EQ(model.weights(0).parts(0).device(), "cpu");
+  EXPECT_EQ(model.weights(0).parts(0).column_begin(), 0);
+  EXPECT_EQ(model.weights(0).parts(0).column_end(), model.weights(0).n());
+  EXPECT_EQ(model.weights(0).parts(0).bytes(), model.weights(0).bytes());
+  EXPECT_GT(model.weights(0).plan_size(), 0);
+  EXPECT_FALSE(model.weights(0).dequantize_kernel().empty());
+}
+
+TEST_F(RepositoryTest, UnloadsAndLoads) {
+  v1::UnloadModelRequest unload;
+  unload.set_name("tiny");
+  v1::UnloadModelResponse unloaded;
+  grpc::ClientContext a;
+  ASSERT_TRUE(repository_->UnloadModel(&a, unload, &unloaded).ok());
+  grpc::ClientContext b;
+  EXPECT_EQ(repository_->UnloadModel(&b, unload, &unloaded).error_code(),
+            grpc::StatusCode::NOT_FOUND);
+  v1::QuantizedMatmulResponse response;
+  EXPECT_EQ(Matmul(GoodMatmul(), &response).error_code(), grpc::StatusCode::NOT_FOUND);
+  v1::LoadModelRequest load;
+  load.set_name("tiny");
+  v1::LoadModelResponse loaded;
+  grpc::ClientContext c;
+  ASSERT_TRUE(repository_->LoadModel(&c, load, &loaded).ok());
+  EXPECT_EQ(loaded.model().version(), 2);
+  EXPECT_TRUE(Matmul(GoodMatmul(), &response).ok());
+}
+
+// As its weights are: a client that asks too early does not take the name for a wrong one.
+TEST_F(RepositoryTest, ModelsThatMayStillComeAreUnavailable) {
+  v1::GetModelRequest request;
+  request.set_name("later");
+  for (const bool starting : {true, false}) {
+    server_->SetStarting(starting);
+    grpc::ClientContext context;
+    v1::GetModelResponse model;
+    const grpc::Status status = repository_->GetModel(&context, request, &model);
+    EXPECT_EQ(status.error_code(),
+              starting ? grpc::StatusCode::UNAVAILABLE : grpc::StatusCode::NOT_FOUND);
+  }
+}
+
+TEST_F(RepositoryTest, NamesAreCheckedFirst) {
+  for (const char* name : {"", "..", "../tiny", "/etc", ".hidden", "a/b", " "}) {
+    v1::LoadModelRequest load;
+    load.set_name(name);
+    v1::LoadModelResponse loaded;
+    grpc::ClientContext a;
+    const grpc::Status status = repository_->LoadModel(&a, load, &loaded);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << name;
+    EXPECT_THAT(status.error_message(), HasSubstr("name"));
+    v1::UnloadModelRequest unload;
+    unload.set_name(name);
+    v1::UnloadModelResponse unloaded;
+    grpc::ClientContext b;
+    EXPECT_EQ(repository_->UnloadModel(&b, unload, &unloaded).error_code(),
+              grpc::StatusCode::INVALID_ARGUMENT);
+    v1::GetModelRequest get;
+    get.set_name(name);
+    v1::GetModelResponse model;
+    grpc::ClientContext c;
+    EXPECT_EQ(repository_->GetModel(&c, get, &model).error_code(),
+              grpc::StatusCode::INVALID_ARGUMENT);
+  }
+  v1::LoadModelRequest load;
+  load.set_name("absent");
+  v1::LoadModelResponse loaded;
+  grpc::ClientContext context;
+  EXPECT_EQ(repository_->LoadModel(&context, load, &loaded).error_code(),
+            grpc::StatusCode::NOT_FOUND);
+}
+
+TEST_F(RepositoryTest, AFailedLoadSaysWhyAndChangesNothing) {
+  std::ofstream(root_ / "tiny" / "config.json") << "{ not json";
+  v1::LoadModelRequest load;
+  load.set_name("tiny");
+  v1::LoadModelResponse loaded;
+  grpc::ClientContext context;
+  EXPECT_EQ(repository_->LoadModel(&context, load, &loaded).error_code(),
+            grpc::StatusCode::INVALID_ARGUMENT);
+  v1::QuantizedMatmulResponse response;
+  EXPECT_TRUE(Matmul(GoodMatmul(), &response).ok());
+}
+
+// A reply with a string that is not UTF-8 does not parse: one model would hide all.
+TEST_F(RepositoryTest, ListsWhateverFilesAreCalled) {
+  std::ofstream(root_ / "tiny" / "caf\xe9.safetensors") << "no checkpoint";
+  v1::LoadModelRequest load;
+  load.set_name("tiny");
+  v1::LoadModelResponse loaded;
+  grpc::ClientContext load_context;
+  EXPECT_EQ(repository_->LoadModel(&load_context, load, &loaded).error_code(),
+            grpc::StatusCode::INVALID_ARGUMENT);
+  grpc::ClientContext list_context;
+  v1::ListModelsResponse list;
+  const grpc::Status status = repository_->ListModels(&list_context, {}, &list);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  ASSERT_EQ(list.models_size(), 1);
+  EXPECT_THAT(list.models(0).message(), HasSubstr("caf\\xe9.safetensors"));
+}
+
+// One thread of the loop, and a disk that does not answer until the test says so.
+class SlowDiskTest : public RpcTest {
+ protected:
+  void Configure(Options* options) override { options->rpc_threads = 1; }
+};
+
+TEST_F(SlowDiskTest, AListHoldsNoOtherCallUp) {
+  std::promise<void> begun, release;
+  std::atomic<int> entries{0};
+  ReaddirHook() = [&](DIR* directory, ReadDirectory real) {
+    if (entries++ == 0) {
+      begun.set_value();
+      release.get_future().wait();
+    }
+    return real(directory);
+  };
+  v1::ListModelsResponse list;
+  auto listing = std::async(std::launch::async, [&] {
+    grpc::ClientContext context;
+    return repository_->ListModels(&context, {}, &list).ok();
+  });
+  begun.get_future().wait();
+  grpc::ClientContext context;
+  Deadline(&context);
+  v1::GetModelRequest get;
+  get.set_name("tiny");
+  v1::GetModelResponse model;
+  const grpc::Status status = repository_->GetModel(&context, get, &model);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  release.set_value();
+  EXPECT_TRUE(listing.get());
+  EXPECT_EQ(list.models_size(), 1);
+  ReaddirHook() = nullptr;
+}
+
+TEST_F(RepositoryTest, ServerInfoTellsDeviceKernelsAndLimits) {
+  grpc::ClientContext context;
+  v1::GetServerInfoResponse info;
+  ASSERT_TRUE(v1::ServerInfo::NewStub(channel_)->GetServerInfo(&context, {}, &info).ok());
+  EXPECT_FALSE(info.version().empty());
+  ASSERT_EQ(info.devices_size(), 1);
+  EXPECT_EQ(info.shard(), "replicas");
+  EXPECT_EQ(info.devices(0).id(), "cpu");
+  EXPECT_TRUE(info.devices(0).healthy());
+  EXPECT_GT(info.devices(0).weights_bytes(), 0);
+  EXPECT_EQ(info.limits().max_receive_bytes(), kMessageLimit);
+  EXPECT_EQ(info.limits().token_threshold(), 256);
+  EXPECT_THAT(info.formats(), testing::Contains("awq"));
+  bool reference = false;
+  for (const v1::KernelInfo& kernel : info.kernels()) {
+    EXPECT_EQ(kernel.available(), kernel.reason().empty()) << kernel.name();
+    if (kernel.needs() == "cpu") reference |= kernel.available();
+  }
+  EXPECT_TRUE(reference);
+}
+
+}  // namespace
+}  // namespace awqd::services

@@ -1,0 +1,262 @@
+// Every rule about shared memory: what may be named, what may be opened, what a client can do to an
+// object while it is used, and what it is told.
+#include "server/services/shared_memory.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <climits>
+#include <csignal>
+#include <cstring>
+#include <filesystem>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/server/services/shared_object.h"
+
+namespace awqd::services {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+using Access = SharedMemory::Access;
+
+constexpr absl::string_view kUnusable =
+    "x: got a range that cannot be used, expected one within a regular shared-memory object that "
+    "the server may open";
+
+class SharedMemoryTest : public testing::Test {
+ protected:
+  SharedMemoryTest() : memory_(*SharedMemory::Create({.prefix = prefix_, .max_open = 3})) {}
+
+  absl::Status Open(const v1::SharedMemory& range, Access access = Access::kRead) {
+    return memory_->Open(range, access, "x").status();
+  }
+  // Both ways of opening refuse it in the words that tell nothing.
+  void ExpectUnusable(const v1::SharedMemory& range) {
+    for (Access access : {Access::kRead, Access::kWrite}) {
+      const absl::Status status = Open(range, access);
+      EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+      EXPECT_EQ(status.message(), kUnusable);
+    }
+    EXPECT_EQ(memory_->open_ranges(), 0);
+  }
+
+  const std::string prefix_ = absl::StrCat("awqd-test-", getpid(), "-");
+  std::unique_ptr<SharedMemory> memory_;
+  SharedObject object_{prefix_ + "object", std::string(100, 'a')};
+};
+
+TEST_F(SharedMemoryTest, ReadsAndWritesARange) {
+  object_.Set(10, "0123456789");
+  absl::StatusOr<SharedRange> range = memory_->Open(object_.Range(10, 5), Access::kRead, "x");
+  ASSERT_TRUE(range.ok()) << range.status();
+  std::string bytes(5, '\0');
+  ASSERT_TRUE(range->Read(bytes.data()).ok());
+  EXPECT_EQ(bytes, "01234");
+  range = memory_->Open(object_.Range(95, 5), Access::kWrite, "x");
+  ASSERT_TRUE(range.ok()) << range.status();
+  EXPECT_TRUE(range->Write("end").ok());
+  EXPECT_EQ(object_.Get(94, 6), "aendaa");
+  EXPECT_FALSE(range->Write("longer").ok());
+  EXPECT_EQ(object_.size(), 100);
+}
+
+TEST_F(SharedMemoryTest, OffByDefaultAndSaysWhichFlag) {
+  const auto off = *SharedMemory::Create({});
+  const absl::Status status = off->Open(object_.Range(0, 1), Access::kRead, "x").status();
+  EXPECT_TRUE(absl::IsUnimplemented(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("x: "));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("--shared_memory_prefix"));
+}
+
+TEST_F(SharedMemoryTest, PrefixesArePlain) {
+  for (const char* good : {"", "awqd-", "a", "A.b_c-0"}) {
+    EXPECT_TRUE(CheckSharedMemoryPrefix(good).ok()) << good;
+  }
+  for (const std::string& bad :
+       {std::string("/"), std::string("../x"), std::string(".x"), std::string("a/b"),
+        std::string("a b"), std::string("a\0b", 3), std::string(65, 'a')}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(CheckSharedMemoryPrefix(bad))) << bad;
+  }
+}
+
+TEST_F(SharedMemoryTest, NamesThatDoNotBeginWithThePrefixOrLeaveTheDirectory) {
+  const std::string name = object_.name();
+  for (const std::string& bad :
+       {std::string(), std::string("x"), "/" + name, "./" + name, "../shm/" + name, "x" + name,
+        prefix_ + "/../" + name, prefix_ + "..", prefix_ + "a/b", prefix_ + "a b",
+        name + std::string(1, '\0'), name + "\n", prefix_ + "\xc3\xa4",
+        prefix_ + std::string(129, 'a'), prefix_.substr(0, prefix_.size() - 1)}) {
+    v1::SharedMemory range = object_.Range(0, 1);
+    range.set_name(bad);
+    const absl::Status status = Open(range);
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << bad << ": " << status;
+    // Dots alone do no harm within one component, and there is no such object.
+    if (bad == prefix_ + "..") continue;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("x.name: got another name")) << bad;
+  }
+}
+
+TEST_F(SharedMemoryTest, RangesThatOverflowOrAreNegative) {
+  for (const auto& [offset, size] : {std::pair<int64_t, int64_t>{-1, 1},
+                                     {0, -1},
+                                     {LLONG_MAX, 1},
+                                     {1, LLONG_MAX},
+                                     {LLONG_MAX, LLONG_MAX},
+                                     {LLONG_MIN, LLONG_MIN},
+                                     {LLONG_MIN, 0},
+                                     {100, LLONG_MIN}}) {
+    const absl::Status status = Open(object_.Range(offset, size));
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("a sum below 2^63"));
+  }
+}
+
+TEST_F(SharedMemoryTest, RangesEndWithinTheObject) {
+  EXPECT_TRUE(Open(object_.Range(0, 100)).ok());
+  EXPECT_TRUE(Open(object_.Range(100, 0)).ok());
+  EXPECT_TRUE(Open(object_.Range(99, 1)).ok());
+  ExpectUnusable(object_.Range(0, 101));
+  ExpectUnusable(object_.Range(100, 1));
+  ExpectUnusable(object_.Range(101, 0));
+  ExpectUnusable(object_.Range(LLONG_MAX - 1, 1));
+}
+
+// Whether it is there, whose it is and what it is all read the same.
+TEST_F(SharedMemoryTest, TellsNothingAboutTheFileSystem) {
+  v1::SharedMemory range = object_.Range(0, 1);
+  range.set_name(prefix_ + "absent");
+  ExpectUnusable(range);
+  const std::string path = "/dev/shm/" + prefix_ + "other";
+  range.set_name(prefix_ + "other");
+  ASSERT_EQ(symlink(object_.path().c_str(), path.c_str()), 0);
+  ExpectUnusable(range);
+  std::filesystem::remove(path);
+  ASSERT_EQ(mkdir(path.c_str(), 0700), 0);
+  ExpectUnusable(range);
+  std::filesystem::remove(path);
+  ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
+  ExpectUnusable(range);  // and does not wait for the other end
+  std::filesystem::remove(path);
+  ASSERT_EQ(link(object_.path().c_str(), path.c_str()), 0);
+  ExpectUnusable(range);
+  ExpectUnusable(object_.Range(0, 1));  // either of its names
+  std::filesystem::remove(path);
+  EXPECT_TRUE(Open(object_.Range(0, 1)).ok());
+  if (geteuid() != 0) {
+    ASSERT_EQ(chmod(object_.path().c_str(), 0), 0);
+    ExpectUnusable(object_.Range(0, 1));
+  }
+}
+
+TEST_F(SharedMemoryTest, DoesNotWaitForALease) {
+  v1::SharedMemory range = object_.Range(0, 0);
+  range.set_name(prefix_ + "leased");
+  const std::string path = "/dev/shm/" + range.name();
+  const int held = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  ASSERT_GE(held, 0);
+  const auto ignored = signal(SIGIO, SIG_IGN);  // how the kernel asks for the lease back
+  ASSERT_EQ(fcntl(held, F_SETLEASE, F_WRLCK), 0) << strerror(errno);
+  ExpectUnusable(range);
+  EXPECT_EQ(fcntl(held, F_SETLEASE, F_UNLCK), 0);
+  EXPECT_TRUE(Open(range).ok());
+  close(held);
+  signal(SIGIO, ignored);
+  std::filesystem::remove(path);
+}
+
+TEST_F(SharedMemoryTest, AnObjectCutShortWhileItIsReadIsAnErrorAndNoSignal) {
+  const auto range = memory_->Open(object_.Range(0, 100), Access::kRead, "x");
+  ASSERT_TRUE(range.ok());
+  object_.Truncate(50);
+  std::string bytes(100, '\0');
+  EXPECT_EQ(range->Read(bytes.data()).message(), kUnusable);
+  object_.Truncate(0);
+  EXPECT_EQ(range->Read(bytes.data()).message(), kUnusable);
+  object_.Truncate(100);
+  EXPECT_TRUE(range->Read(bytes.data()).ok());
+  EXPECT_EQ(bytes, std::string(100, '\0'));
+}
+
+TEST_F(SharedMemoryTest, AnObjectCutShortBeforeItIsWrittenGrowsNoFurtherThanItWas) {
+  const auto range = memory_->Open(object_.Range(90, 10), Access::kWrite, "x");
+  ASSERT_TRUE(range.ok());
+  object_.Truncate(0);
+  EXPECT_TRUE(range->Write("0123456789").ok());
+  EXPECT_EQ(object_.size(), 100);
+}
+
+// The open descriptor is the reference: what the client does to the name changes nothing.
+TEST_F(SharedMemoryTest, AnObjectThatIsUnlinkedOrReplacedInUseStays) {
+  const auto in = memory_->Open(object_.Range(0, 100), Access::kRead, "x");
+  const auto out = memory_->Open(object_.Range(0, 100), Access::kWrite, "x");
+  ASSERT_TRUE(in.ok() && out.ok());
+  object_.Unlink();
+  SharedObject other(object_.name(), std::string(100, 'b'));
+  std::string bytes(100, '\0');
+  EXPECT_TRUE(in->Read(bytes.data()).ok());
+  EXPECT_EQ(bytes, std::string(100, 'a'));
+  EXPECT_TRUE(out->Write("written").ok());
+  EXPECT_EQ(object_.Get(0, 8), "writtena");
+  EXPECT_EQ(other.Get(0, 8), "bbbbbbbb");
+}
+
+TEST_F(SharedMemoryTest, BoundsWhatIsOpenAndGivesItBack) {
+  const int files = OpenFiles();
+  {
+    std::vector<SharedRange> ranges;
+    for (int i = 0; i < 3; ++i) {
+      absl::StatusOr<SharedRange> range = memory_->Open(object_.Range(0, 1), Access::kRead, "x");
+      ASSERT_TRUE(range.ok());
+      ranges.push_back(*std::move(range));
+    }
+    EXPECT_EQ(memory_->open_ranges(), 3);
+    EXPECT_EQ(OpenFiles(), files + 3);
+    const absl::Status status = Open(object_.Range(0, 1));
+    EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("max_shared_memory_ranges"));
+    ranges.pop_back();
+    EXPECT_TRUE(Open(object_.Range(0, 1)).ok());
+  }
+  EXPECT_EQ(memory_->open_ranges(), 0);
+  EXPECT_EQ(OpenFiles(), files);
+}
+
+class WriteTest : public SharedMemoryTest, public testing::WithParamInterface<int64_t> {};
+
+TEST_P(WriteTest, WritesWhateverTheSizeAndClosesFirst) {
+  const std::string bytes(static_cast<size_t>(GetParam()), 'r');
+  object_.Truncate(GetParam());
+  const auto owner = std::make_shared<std::string>(bytes);
+  absl::StatusOr<SharedRange> range =
+      memory_->Open(object_.Range(0, GetParam()), Access::kWrite, "x");
+  ASSERT_TRUE(range.ok());
+  absl::Status got = absl::UnknownError("not called");
+  int64_t open = -1;
+  memory_->Write(*std::move(range), Payload(owner, owner->data(), GetParam()),
+                 [&](const absl::Status& status) {
+                   got = status;
+                   open = memory_->open_ranges();
+                 });
+  memory_->Stop();
+  EXPECT_TRUE(got.ok()) << got;
+  EXPECT_EQ(open, 0);
+  EXPECT_EQ(object_.Get(0, GetParam()), bytes);
+  // After Stop as well.
+  object_.Set(0, "x");
+  range = memory_->Open(object_.Range(0, GetParam()), Access::kWrite, "x");
+  got = absl::UnknownError("not called");
+  memory_->Write(*std::move(range), Payload(owner, owner->data(), GetParam()),
+                 [&](const absl::Status& status) { got = status; });
+  EXPECT_TRUE(got.ok()) << got;
+  EXPECT_EQ(object_.Get(0, 1), "r");
+}
+
+INSTANTIATE_TEST_SUITE_P(Sizes, WriteTest, testing::Values(1, 4096, (1 << 20) - 1, 5 << 20));
+
+}  // namespace
+}  // namespace awqd::services

@@ -1,0 +1,289 @@
+// ParseMatmul: every way to spell a request means what it means to the generated parser, in pieces
+// of any size, and the payload is cut out rather than copied.
+#include "server/wire/matmul_wire.h"
+
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/server/requests.h"
+#include "tests/server/wire/wire_check.h"
+
+namespace awqd::wire {
+namespace {
+
+std::string Varint(uint64_t value) {
+  std::string out;
+  for (; value >= 0x80; value >>= 7) out.push_back(static_cast<char>(value | 0x80));
+  out.push_back(static_cast<char>(value));
+  return out;
+}
+
+// A length-delimited field.
+std::string Bytes(int number, const std::string& contents) {
+  return Varint(static_cast<uint64_t>(number) << 3 | 2) + Varint(contents.size()) + contents;
+}
+
+std::string Raw(const std::string& contents) {
+  return Bytes(v1::Tensor::kRawFieldNumber, contents);
+}
+std::string Activations(const std::string& contents) {
+  return Bytes(v1::QuantizedMatmulRequest::kActivationsFieldNumber, contents);
+}
+
+// floats {values: 1}
+const std::string kFloats("\x22\x06\x0a\x04\x00\x00\x80\x3f", 8);
+
+// Parses, compares with the generated parser in several splits, and returns what was cut.
+std::optional<std::string> CutOf(const std::string& bytes) {
+  for (uint32_t seed = 0; seed < 20; ++seed) EXPECT_EQ(WireDifference(bytes, seed), "");
+  MatmulMessage message;
+  const absl::string_view piece = bytes;
+  EXPECT_TRUE(ParseMatmul({&piece, 1}, &message));
+  if (!message.cut) return std::nullopt;
+  return bytes.substr(message.cut->begin, message.cut->size);
+}
+
+TEST(MatmulWire, CutsThePayloadOutOfAnOrdinaryRequest) {
+  v1::QuantizedMatmulRequest request = GoodMatmul(20);
+  for (char& c : *request.mutable_activations()->mutable_raw()) c = 'p';
+  request.set_request_id("id");
+  EXPECT_EQ(CutOf(request.SerializeAsString()), request.activations().raw());
+}
+
+TEST(MatmulWire, FieldsComeInAnyOrder) {
+  v1::QuantizedMatmulRequest rest = GoodMatmul();
+  rest.clear_activations();
+  const std::string head = rest.SerializeAsString();
+  const std::string tensor = "\x08\x01\x12\x02\x01\x02";  // FP16 [1, 2]
+  EXPECT_EQ(CutOf(Activations(Raw("abcd") + tensor) + head), "abcd");
+  EXPECT_EQ(CutOf(head + Activations(tensor + Raw("abcd"))), "abcd");
+}
+
+TEST(MatmulWire, TheLastOccurrenceWinsAndTheOthersMerge) {
+  EXPECT_EQ(CutOf(Activations(Raw("first") + Raw("second"))), "second");
+  EXPECT_EQ(CutOf(Activations(Raw("first")) + Activations(Raw("second"))), "second");
+  EXPECT_EQ(CutOf(Activations(Raw("first")) + Activations("\x08\x01")), "first");
+  EXPECT_EQ(CutOf(Activations(Raw("first") + Raw(""))), "");
+}
+
+TEST(MatmulWire, TheOneofGoesToItsLastMember) {
+  EXPECT_EQ(CutOf(Activations(Raw("abcd") + kFloats)), std::nullopt);
+  EXPECT_EQ(CutOf(Activations(Raw("abcd")) + Activations(kFloats)), std::nullopt);
+  EXPECT_EQ(CutOf(Activations(kFloats + Raw("abcd"))), "abcd");
+  EXPECT_EQ(CutOf(Activations(kFloats) + Activations(Raw("x") + kFloats + Raw("y"))), "y");
+}
+
+TEST(MatmulWire, OnlyTheActivationsAreCut) {
+  v1::QuantizedMatmulRequest request = GoodMatmul();
+  *request.mutable_bias() = RawTensor(v1::FP16, {3}, 6);
+  *request.mutable_packed() = GoodPacked();
+  EXPECT_EQ(CutOf(request.SerializeAsString()), request.activations().raw());
+  request.clear_activations();
+  EXPECT_EQ(CutOf(request.SerializeAsString()), std::nullopt);
+  EXPECT_EQ(CutOf(""), std::nullopt);
+}
+
+TEST(MatmulWire, UnusualSpellingsMeanTheSame) {
+  const std::string unknown = Bytes(100, Raw("no payload")) + "\xa8\x06\x05";  // bytes and a varint
+  EXPECT_EQ(CutOf(unknown + Activations(unknown + Raw("abcd") + unknown) + unknown), "abcd");
+  // Lengths and tags may be longer than they need to be.
+  EXPECT_EQ(CutOf(std::string("\x9a\x00\x88\x00\x1a\x84\x80\x00", 8) + "abcd"), "abcd");
+  // What a tag has past 32 bits is dropped.
+  EXPECT_EQ(CutOf(absl::StrCat("\x9a\x80\x80\x80\x70", "\x06", Raw("abcd"))), "abcd");
+  // The wrong wire type makes known fields unknown.
+  EXPECT_EQ(CutOf(absl::StrCat("\x18\x05", Activations(absl::StrCat("\x18\x05", Raw("abcd"))))),
+            "abcd");
+  // More occurrences than are cut.
+  std::string many;
+  for (int i = 0; i < 100; ++i) many += Activations(Raw("x"));
+  EXPECT_EQ(CutOf(many), std::nullopt);
+}
+
+bool Parses(const std::string& bytes) {
+  for (uint32_t seed = 0; seed < 20; ++seed) EXPECT_EQ(WireDifference(bytes, seed), "");
+  MatmulMessage message;
+  const absl::string_view piece = bytes;
+  return ParseMatmul({&piece, 1}, &message);
+}
+
+TEST(MatmulWire, GroupsAreRefusedWhereTheParserWouldMeetThem) {
+  const std::string group = "\x7b\x7c";
+  const auto packed = [](const std::string& qweight) { return Bytes(2, Bytes(3, qweight)); };
+  for (const std::string& bytes :
+       {group, Activations(group), Activations(Raw("abcd") + group), Activations(Bytes(4, group)),
+        Bytes(1, group), packed(group), packed(Bytes(5, group)), Bytes(4, group), Bytes(10, group),
+        std::string("\x1b\x1c"), Activations(Raw("abcd")) + "\xab\x06\x0a\x01x\xac\x06"}) {
+    EXPECT_FALSE(Parses(bytes)) << testing::PrintToString(bytes);
+    v1::QuantizedMatmulRequest request;
+    EXPECT_TRUE(request.ParseFromString(bytes)) << testing::PrintToString(bytes);
+    const absl::string_view piece = bytes;
+    EXPECT_FALSE(ParseWhole({&piece, 1}, &request));
+  }
+  // Bytes that nobody takes for fields.
+  EXPECT_TRUE(Parses(Activations(Raw(group)) + Bytes(8, group) + Bytes(100, group)));
+}
+
+TEST(MatmulWire, FieldsAreCountedAndPackedValuesAreNot) {
+  const auto unknown = [](int n) {
+    std::string bytes;
+    for (int i = 0; i < n; ++i) bytes += "\x78\x01";
+    return bytes;
+  };
+  EXPECT_TRUE(Parses(unknown(kMaxFields)));
+  EXPECT_FALSE(Parses(unknown(kMaxFields + 1)));
+  EXPECT_TRUE(Parses(Activations(unknown(kMaxFields / 2)) + unknown(kMaxFields / 2 - 1)));
+  EXPECT_FALSE(Parses(Activations(unknown(kMaxFields / 2)) + unknown(kMaxFields / 2)));
+  v1::QuantizedMatmulRequest request = GoodMatmul();
+  request.mutable_activations()->mutable_floats()->mutable_values()->Resize(100000, 1.0f);
+  EXPECT_TRUE(Parses(request.SerializeAsString()));
+}
+
+TEST(MatmulWire, LongHeadsAreParsedInPieces) {
+  v1::QuantizedMatmulRequest request = GoodMatmul();
+  *request.mutable_packed() = GoodPacked();
+  request.mutable_packed()->mutable_qweight()->set_raw(std::string(100000, 'q'));
+  EXPECT_EQ(CutOf(request.SerializeAsString()), request.activations().raw());
+}
+
+TEST(MatmulWire, GarbageIsRefused) {
+  const std::string good = Activations(Raw("abcd"));
+  for (const std::string& bytes :
+       {good.substr(0, good.size() - 1), good.substr(0, 1), std::string("\x1a\xff"),
+        std::string("\x1a\x7f\x01"), std::string(100, '\x0b'), std::string(20, '\xff'),
+        Activations("\x1a\x05"
+                    "abcd"),                      // a payload that ends after its tensor
+        Activations("\x1a\xff\xff\xff\xff\x0f"),  // of 4 GiB
+        Activations("\x1a\xff\xff\xff\xff\xff\x01"),
+        std::string("\x42\x02\xc3\x28"),  // a request_id that is not UTF-8
+        good + "\x42\x02\xc3\x28", good + std::string("\x00", 1), good + "\x0c"}) {
+    for (uint32_t seed = 0; seed < 20; ++seed) {
+      EXPECT_EQ(WireDifference(bytes, seed), "");
+      const std::vector<absl::string_view> pieces = InPieces(bytes, seed);
+      MatmulMessage message;
+      EXPECT_FALSE(ParseMatmul(pieces, &message)) << testing::PrintToString(bytes);
+    }
+  }
+}
+
+class RandomMessages {
+ public:
+  explicit RandomMessages(uint32_t seed) : random_(seed) {}
+
+  std::string Next() {
+    std::string bytes;
+    for (int fields = Pick(6); fields > 0; --fields) bytes += Field();
+    for (int spoils = Pick(4) == 0 ? Pick(3) : 0; spoils > 0 && !bytes.empty(); --spoils) {
+      const int at = Pick(static_cast<int>(bytes.size()));
+      if (Pick(3) == 0)
+        bytes.resize(at);
+      else
+        bytes[at] = static_cast<char>(Pick(256));
+    }
+    return bytes;
+  }
+
+ private:
+  int Pick(int n) { return static_cast<int>(random_() % n); }
+
+  std::string Noise(int size) {
+    std::string out(size, '\0');
+    for (char& c : out) c = static_cast<char>(random_());
+    return out;
+  }
+
+  std::string Tensor() {
+    std::string out;
+    for (int fields = Pick(5); fields > 0; --fields) {
+      const std::string choices[] = {Raw(Noise(Pick(200))),
+                                     Raw(Noise(Pick(5))),
+                                     kFloats,
+                                     "\x2a\x03\x0a\x01\x05",
+                                     "\x08\x02",
+                                     "\x12\x02\x01\x02",
+                                     "\x10\x07",
+                                     Bytes(9, Noise(3)),
+                                     "\x4b\x10\x01\x4c"};
+      out += choices[Pick(9)];
+    }
+    return out;
+  }
+
+  std::string Field() {
+    const std::string choices[] = {Activations(Tensor()),
+                                   Activations(Tensor()),
+                                   Activations(Tensor()),
+                                   Bytes(4, Tensor()),
+                                   Bytes(1, Bytes(1, "model") + Bytes(2, "weight")),
+                                   Bytes(2, Bytes(3, Tensor()) + "\x08\x04"),
+                                   "\x28\x02",
+                                   "\x30\x01",
+                                   "\x38\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01",
+                                   Bytes(8, "request"),
+                                   Bytes(77, Noise(4)),
+                                   absl::StrCat("\xa5\x06", Noise(4)),
+                                   absl::StrCat("\xa1\x06", Noise(8)),
+                                   absl::StrCat("\x53", Activations(Tensor()), "\x54")};
+    return choices[Pick(14)];
+  }
+
+  std::mt19937 random_;
+};
+
+TEST(MatmulWire, AgreesWithTheGeneratedParserOnRandomMessages) {
+  RandomMessages messages(7);
+  int parsed = 0, cut = 0;
+  for (uint32_t i = 0; i < 35000; ++i) {
+    const std::string bytes = messages.Next();
+    ASSERT_EQ(WireDifference(bytes, i), "") << i << ": " << testing::PrintToString(bytes);
+    MatmulMessage message;
+    const absl::string_view piece = bytes;
+    if (!ParseMatmul({&piece, 1}, &message)) continue;
+    ++parsed;
+    cut += message.cut.has_value();
+  }
+  EXPECT_GT(parsed, 20000);
+  EXPECT_GT(cut, 2000);
+  EXPECT_LT(parsed, 35000);
+}
+
+TEST(MatmulWire, FindsTheIdOfAMessageThatIsNotParsed) {
+  v1::QuantizedMatmulRequest request = GoodMatmul(20);
+  for (const std::string& id :
+       {std::string(), std::string("id"), std::string(128, 'x'), std::string(256, 'y')}) {
+    request.set_request_id(id);
+    const std::string bytes = request.SerializeAsString();
+    for (uint32_t seed = 0; seed < 20; ++seed) EXPECT_EQ(PeekRequestId(InPieces(bytes, seed)), id);
+  }
+  request.set_request_id(std::string(257, 'x'));
+  const std::string longer = request.SerializeAsString();
+  EXPECT_EQ(PeekRequestId(InPieces(longer, 1)), "");
+  EXPECT_EQ(PeekRequestId(InPieces("\x42\x02\xc3\x28", 1)), "") << "not UTF-8";
+  EXPECT_EQ(PeekRequestId(InPieces("\x42\x02i", 1)), "") << "truncated";
+  EXPECT_EQ(PeekRequestId(InPieces("\x42\x01"
+                                   "a"
+                                   "\x42\x01"
+                                   "b",
+                                   1)),
+            "b");
+}
+
+TEST(MatmulWire, CopiesARangeAcrossPieces) {
+  const std::string bytes = "abcdefghij";
+  for (uint32_t seed = 0; seed < 30; ++seed) {
+    const std::vector<absl::string_view> pieces = InPieces(bytes, seed);
+    for (int64_t begin = 0; begin <= 10; ++begin) {
+      for (int64_t size = 0; begin + size <= 10; ++size) {
+        std::string out(size, '?');
+        CopyRange(pieces, {begin, size}, out.data());
+        ASSERT_EQ(out, bytes.substr(begin, size));
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace awqd::wire

@@ -1,0 +1,73 @@
+// Errors on their way out.
+#include "server/wire/status.h"
+
+#include "absl/strings/cord.h"
+#include "gmock/gmock.h"
+#include "google/rpc/error_details.pb.h"
+#include "google/rpc/status.pb.h"
+#include "gtest/gtest.h"
+#include "server/engine/engine.h"
+#include "server/obs/logging.h"
+
+namespace awqd::wire {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+TEST(ToGrpc, KeepsEveryCode) {
+  for (int code = 0; code <= 16; ++code) {
+    const auto absl_code = static_cast<absl::StatusCode>(code);
+    EXPECT_EQ(static_cast<int>(GrpcCode(absl_code)), code);
+  }
+  EXPECT_EQ(GrpcCode(static_cast<absl::StatusCode>(99)), grpc::StatusCode::UNKNOWN);
+  EXPECT_TRUE(ToGrpc(absl::OkStatus()).ok());
+}
+
+TEST(ToGrpc, CarriesTheFieldForPrograms) {
+  const grpc::Status status = ToGrpc(FieldError("activations.shape", "[2]", "[3]"));
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(status.error_message(), "activations.shape: got [2], expected [3]");
+  google::rpc::Status details;
+  ASSERT_TRUE(details.ParseFromString(status.error_details()));
+  EXPECT_EQ(details.code(), 3);
+  google::rpc::BadRequest bad;
+  ASSERT_TRUE(details.details(0).UnpackTo(&bad));
+  EXPECT_EQ(bad.field_violations(0).field(), "activations.shape");
+}
+
+TEST(ToGrpc, HidesInternalTextBehindAnId) {
+  SetUpLogging(LogLevel::kInfo, LogFormat::kText);
+  testing::internal::CaptureStderr();
+  const grpc::Status status = ToGrpc(absl::InternalError("secret at 0xdead"));
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INTERNAL);
+  EXPECT_THAT(status.error_message(), HasSubstr("error id "));
+  EXPECT_THAT(status.error_message(), Not(HasSubstr("secret")));
+  const size_t id = status.error_message().find("error id ") + 9;
+  EXPECT_THAT(log, HasSubstr("error_id=" + status.error_message().substr(id, 8)));
+  EXPECT_THAT(log, HasSubstr("secret at 0xdead"));
+}
+
+TEST(ToGrpc, UsesTheIdThatComesWithTheStatus) {
+  absl::Status status = absl::InternalError("boom");
+  status.SetPayload(kErrorIdPayload, absl::Cord("batch-7"));
+  EXPECT_THAT(ToGrpc(status).error_message(), HasSubstr("batch-7"));
+}
+
+TEST(ForClient, IsIdempotent) {
+  const absl::Status once = ForClient(absl::InternalError("boom"));
+  EXPECT_EQ(ForClient(once).message(), once.message());
+}
+
+TEST(ForClient, CutsLongMessagesBetweenCharacters) {
+  std::string message;
+  for (int i = 0; i < 2000; ++i) message += "\xc3\xa9";  // two bytes a character
+  const absl::Status status = ForClient(WithField(absl::NotFoundError(message), "f"));
+  EXPECT_LE(status.message().size(), kMaxErrorBytes);
+  EXPECT_EQ(FieldOf(status), "f");
+  EXPECT_EQ((status.message().size() - 3) % 2, 0u);
+}
+
+}  // namespace
+}  // namespace awqd::wire

@@ -1,0 +1,212 @@
+// Every branch of validation: a good request spoilt in one field names that field.
+#include "server/wire/validate.h"
+
+#include <functional>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "server/wire/status.h"
+#include "tests/server/requests.h"
+
+namespace awqd::wire {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr int64_t kLimit = 1 << 20;
+const WeightShape kShape = {.k = 128, .n = 16, .scheme = {.bits = 4, .group_size = 128}};
+
+std::string Spoilt(const std::function<void(v1::QuantizedMatmulRequest*)>& spoil) {
+  v1::QuantizedMatmulRequest request = GoodMatmul();
+  spoil(&request);
+  absl::Status status = CheckRequest(request);
+  if (status.ok()) status = BuildMatmul(&request, kShape, kLimit).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  return FieldOf(status);
+}
+
+TEST(Matmul, NamesTheBadField) {
+  using R = v1::QuantizedMatmulRequest;
+  EXPECT_EQ(Spoilt([](R* r) { r->Clear(); }), "weight");
+  EXPECT_EQ(Spoilt([](R* r) { r->set_request_id(std::string(257, 'x')); }), "request_id");
+  EXPECT_EQ(Spoilt([](R* r) { r->mutable_weight()->clear_model(); }), "weight.model");
+  EXPECT_EQ(Spoilt([](R* r) { r->mutable_weight()->set_model("../etc"); }), "weight.model");
+  EXPECT_EQ(Spoilt([](R* r) { r->mutable_weight()->clear_weight(); }), "weight.weight");
+  EXPECT_EQ(Spoilt([](R* r) { r->mutable_weight()->set_weight(std::string(1025, 'w')); }),
+            "weight.weight");
+  EXPECT_EQ(Spoilt([](R* r) { r->clear_activations(); }), "activations");
+  EXPECT_EQ(Spoilt([](R* r) { r->mutable_activations()->set_dtype(v1::INT8); }),
+            "activations.dtype");
+  EXPECT_EQ(Spoilt([](R* r) { *r->mutable_activations() = RawTensor(v1::FP16, {}, 2); }),
+            "activations.shape");
+  EXPECT_EQ(Spoilt([](R* r) {
+              *r->mutable_activations() = RawTensor(v1::FP16, {2, 64}, 256);
+            }),
+            "activations.shape");
+  EXPECT_EQ(Spoilt([](R* r) {
+              *r->mutable_activations() = RawTensor(v1::FP16, {128, 2}, 512);
+            }),
+            "activations.shape");
+  EXPECT_EQ(Spoilt([](R* r) { r->mutable_activations()->mutable_raw()->push_back('x'); }),
+            "activations.raw");
+  EXPECT_EQ(Spoilt([](R* r) { r->set_output_dtype(v1::INT32); }), "output_dtype");
+  EXPECT_EQ(Spoilt([](R* r) { r->set_path(static_cast<v1::Path>(9)); }), "path");
+  EXPECT_EQ(Spoilt([](R* r) { r->set_output_encoding(static_cast<v1::Encoding>(9)); }),
+            "output_encoding");
+  EXPECT_EQ(Spoilt([](R* r) { *r->mutable_bias() = RawTensor(v1::FP32, {15}, 60); }), "bias.shape");
+  EXPECT_EQ(Spoilt([](R* r) {
+              *r->mutable_bias() = RawTensor(v1::FP32, {1, 16}, 64);
+            }),
+            "bias.shape");
+  EXPECT_EQ(Spoilt([](R* r) { *r->mutable_bias() = RawTensor(v1::UINT8, {16}, 16); }),
+            "bias.dtype");
+}
+
+TEST(Matmul, TakesAnIdOfExactlyTheLimit) {
+  v1::QuantizedMatmulRequest request = GoodMatmul();
+  request.set_request_id(std::string(kMaxRequestIdBytes, 'x'));
+  EXPECT_TRUE(CheckRequest(request).ok());
+}
+
+TEST(Matmul, AllLeadingDimensionsAreTokens) {
+  v1::QuantizedMatmulRequest request = GoodMatmul();
+  *request.mutable_activations() = RawTensor(v1::BF16, {2, 3, 128}, 2 * 3 * 128 * 2);
+  const MatmulJob job = *BuildMatmul(&request, kShape, kLimit);
+  EXPECT_EQ(job.work.tokens, 6);
+  EXPECT_THAT(job.output_shape, ElementsAre(2, 3, 16));
+  EXPECT_EQ(job.work.out_dtype, DType::kBf16);
+  EXPECT_FALSE(job.work.path.has_value());
+  EXPECT_EQ(static_cast<int64_t>(job.x.size()), 6 * 128 * 2);
+}
+
+TEST(Matmul, RankOneIsOneToken) {
+  v1::QuantizedMatmulRequest request = GoodMatmul();
+  *request.mutable_activations() = RawTensor(v1::FP16, {128}, 256);
+  const MatmulJob job = *BuildMatmul(&request, kShape, kLimit);
+  EXPECT_EQ(job.work.tokens, 1);
+  EXPECT_THAT(job.output_shape, ElementsAre(16));
+}
+
+TEST(Matmul, ZeroTokensAreLegal) {
+  v1::QuantizedMatmulRequest request = GoodMatmul(0);
+  EXPECT_TRUE(CheckRequest(request).ok());
+  EXPECT_EQ(BuildMatmul(&request, kShape, kLimit)->work.tokens, 0);
+}
+
+TEST(Matmul, TakesBiasDTypePathAndEncoding) {
+  v1::QuantizedMatmulRequest request = GoodMatmul();
+  v1::Tensor* bias = request.mutable_bias();
+  bias->set_dtype(v1::FP16);
+  bias->add_shape(16);
+  for (int i = 0; i < 16; ++i) bias->mutable_floats()->add_values(static_cast<float>(i));
+  request.set_output_dtype(v1::FP32);
+  request.set_path(v1::DEQUANTIZE);
+  request.set_output_encoding(v1::VALUES);
+  const MatmulJob job = *BuildMatmul(&request, kShape, kLimit);
+  EXPECT_EQ(job.work.bias[15], 15.0f);
+  EXPECT_EQ(job.work.out_dtype, DType::kFp32);
+  EXPECT_EQ(job.work.path, Path::kDequantize);
+  EXPECT_EQ(job.encoding, v1::VALUES);
+  request = GoodMatmul();
+  request.set_path(v1::FUSED);
+  EXPECT_EQ(BuildMatmul(&request, kShape, kLimit)->work.path, Path::kFused);
+}
+
+TEST(Matmul, AnswersInTheSpellingOfTheRequest) {
+  v1::QuantizedMatmulRequest request = GoodMatmul();
+  v1::Tensor* x = request.mutable_activations();
+  x->mutable_floats()->mutable_values()->Resize(256, 0.0f);
+  EXPECT_EQ(BuildMatmul(&request, kShape, kLimit)->encoding, v1::VALUES);
+}
+
+TEST(Matmul, RefusesAnswersBeyondTheMessageLimit) {
+  // 2 tokens x 16 columns x 2 bytes beside the overhead.
+  v1::QuantizedMatmulRequest request = GoodMatmul();
+  EXPECT_TRUE(BuildMatmul(&request, kShape, kResponseOverheadBytes + 64).ok());
+  request = GoodMatmul();
+  const absl::Status status = BuildMatmul(&request, kShape, kResponseOverheadBytes + 63).status();
+  EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("fewer tokens"));
+  request = GoodMatmul();
+  request.set_output_encoding(v1::VALUES);  // 4 bytes each
+  EXPECT_FALSE(BuildMatmul(&request, kShape, kResponseOverheadBytes + 127).ok());
+}
+
+std::string SpoiltRange(int64_t begin, int64_t end, bool columns) {
+  v1::DequantizeRequest request = GoodDequantize();
+  v1::Range* range = columns ? request.mutable_columns() : request.mutable_rows();
+  range->set_begin(begin);
+  range->set_end(end);
+  return FieldOf(BuildDequantize(request, kShape).status());
+}
+
+TEST(Dequantize, ChecksRanges) {
+  EXPECT_EQ(SpoiltRange(0, 129, false), "rows");
+  EXPECT_EQ(SpoiltRange(5, 4, false), "rows");
+  EXPECT_EQ(SpoiltRange(-1, 0, false), "rows");
+  EXPECT_EQ(SpoiltRange(-1, 4, false), "rows");
+  EXPECT_EQ(SpoiltRange(129, 0, false), "rows");
+  EXPECT_EQ(SpoiltRange(0, -1, false), "rows");
+  EXPECT_EQ(SpoiltRange(INT64_MAX, INT64_MIN, false), "rows");
+  EXPECT_EQ(SpoiltRange(0, 17, true), "columns");
+  EXPECT_EQ(SpoiltRange(128, 0, false), "");
+  EXPECT_EQ(SpoiltRange(7, 7, false), "");
+}
+
+TEST(Dequantize, ResolvesRanges) {
+  v1::DequantizeRequest request = GoodDequantize();
+  request.mutable_rows()->set_begin(3);
+  request.mutable_columns()->set_begin(1);
+  request.mutable_columns()->set_end(4);
+  request.set_output_dtype(v1::FP32);
+  const DequantizeJob job = *BuildDequantize(request, kShape);
+  EXPECT_EQ(job.work.row_begin, 3);
+  EXPECT_EQ(job.work.rows, 125);
+  EXPECT_EQ(job.work.col_begin, 1);
+  EXPECT_EQ(job.work.cols, 3);
+  EXPECT_EQ(job.work.out_dtype, DType::kFp32);
+}
+
+TEST(Dequantize, NamesTheBadField) {
+  v1::DequantizeRequest request;
+  EXPECT_EQ(FieldOf(CheckRequest(request)), "weight");
+  request = GoodDequantize();
+  request.set_output_dtype(v1::UINT8);
+  EXPECT_EQ(FieldOf(CheckRequest(request)), "output_dtype");
+  request = GoodDequantize();
+  request.set_request_id(std::string(300, 'x'));
+  EXPECT_EQ(FieldOf(CheckRequest(request)), "request_id");
+  request = GoodDequantize();
+  request.set_output_encoding(static_cast<v1::Encoding>(5));
+  EXPECT_EQ(FieldOf(CheckRequest(request)), "output_encoding");
+}
+
+TEST(Dequantize, HintsAtTheStream) {
+  const DequantizeJob job = *BuildDequantize(GoodDequantize(), kShape);
+  EXPECT_TRUE(CheckFits(GoodDequantize(), job, 128 * 16 * 2 + kResponseOverheadBytes).ok());
+  const absl::Status status =
+      CheckFits(GoodDequantize(), job, 128 * 16 * 2 + kResponseOverheadBytes - 1);
+  EXPECT_TRUE(absl::IsResourceExhausted(status));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("DequantizeStream"));
+}
+
+TEST(Dequantize, ChunksHoldAtLeastOneRowAndFitAMessage) {
+  const DequantizeJob job = *BuildDequantize(GoodDequantize(), kShape);  // rows of 32 bytes
+  EXPECT_EQ(*RowsPerChunk(job, 320, kLimit), 10);
+  EXPECT_EQ(*RowsPerChunk(job, 1, kLimit), 1);
+  EXPECT_EQ(*RowsPerChunk(job, kLimit, kResponseOverheadBytes + 64), 2);
+  EXPECT_TRUE(
+      absl::IsResourceExhausted(RowsPerChunk(job, 320, kResponseOverheadBytes + 31).status()));
+}
+
+TEST(Name, IsCheckedBeforeAnyFileSystem) {
+  EXPECT_EQ(FieldOf(CheckName("")), "name");
+  EXPECT_EQ(FieldOf(CheckName("../x")), "name");
+  EXPECT_EQ(FieldOf(CheckName(std::string(4096, 'n'))), "name");
+  EXPECT_EQ(FieldOf(CheckName(std::string("a\0b", 3))), "name");
+  EXPECT_TRUE(CheckName("all-MiniLM-L6-v2-awq").ok());
+}
+
+}  // namespace
+}  // namespace awqd::wire

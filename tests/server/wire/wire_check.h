@@ -1,0 +1,89 @@
+// Compares ParseMatmul with the generated parser, and what is refused besides, on the same bytes;
+// for a test and a fuzz target.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "google/protobuf/descriptor.h"
+#include "google/protobuf/io/coded_stream.h"
+#include "google/protobuf/wire_format_lite.h"
+#include "server/wire/matmul_wire.h"
+
+namespace awqd::wire {
+
+// `bytes` in pieces whose sizes come from `seed`: most short, some empty, some long.
+inline std::vector<absl::string_view> InPieces(absl::string_view bytes, uint32_t seed) {
+  std::vector<absl::string_view> pieces;
+  while (!bytes.empty()) {
+    seed = seed * 1664525u + 1013904223u;
+    const uint32_t kind = seed >> 29;
+    size_t size = (seed >> 16) % 7;
+    if (kind == 0) size = 1 + (seed >> 8) % 4096;
+    if (kind == 1) size = bytes.size();
+    pieces.push_back(bytes.substr(0, size));
+    bytes.remove_prefix(pieces.back().size());
+  }
+  return pieces;
+}
+
+// Whether a message that parses is refused all the same: it has a group, or too many fields.
+inline bool IsRefused(absl::string_view bytes, const google::protobuf::Descriptor& type,
+                      int* fields) {
+  using google::protobuf::internal::WireFormatLite;
+  google::protobuf::io::CodedInputStream in(reinterpret_cast<const uint8_t*>(bytes.data()),
+                                            static_cast<int>(bytes.size()));
+  while (const uint32_t tag = in.ReadTag()) {
+    if (++*fields > kMaxFields) return true;
+    switch (WireFormatLite::GetTagWireType(tag)) {
+      case WireFormatLite::WIRETYPE_START_GROUP:
+      case WireFormatLite::WIRETYPE_END_GROUP:
+        return true;
+      case WireFormatLite::WIRETYPE_LENGTH_DELIMITED: {
+        uint32_t size = 0;
+        in.ReadVarint32(&size);
+        const absl::string_view contents = bytes.substr(in.CurrentPosition(), size);
+        in.Skip(static_cast<int>(size));
+        const auto* known = type.FindFieldByNumber(WireFormatLite::GetTagFieldNumber(tag));
+        if (known == nullptr || known->message_type() == nullptr) break;
+        if (IsRefused(contents, *known->message_type(), fields)) return true;
+        break;
+      }
+      default:
+        WireFormatLite::SkipField(&in, tag);
+    }
+  }
+  return false;
+}
+
+// Empty, or how the two parsers differ.
+inline std::string WireDifference(absl::string_view bytes, uint32_t seed) {
+  v1::QuantizedMatmulRequest expected;
+  int fields = 0;
+  const bool parses = expected.ParseFromArray(bytes.data(), static_cast<int>(bytes.size())) &&
+                      !IsRefused(bytes, *v1::QuantizedMatmulRequest::descriptor(), &fields);
+  const std::vector<absl::string_view> pieces = InPieces(bytes, seed);
+  MatmulMessage got;
+  if (ParseMatmul(pieces, &got) != parses) {
+    return parses ? "refuses what is a request" : "accepts what is none, or refused";
+  }
+  if (!parses) return "";
+  v1::Tensor* x = got.request.mutable_activations();
+  if (!expected.has_activations()) got.request.clear_activations();
+  if (got.cut) {
+    if (x->contents_case() != v1::Tensor::kRaw) return "cuts what is not the contents";
+    if (!x->raw().empty()) return "leaves bytes beside a cut";
+    if (got.cut->begin < 0 || got.cut->size < 0 ||
+        got.cut->begin + got.cut->size > static_cast<int64_t>(bytes.size())) {
+      return "cuts outside the message";
+    }
+    std::string* raw = x->mutable_raw();
+    raw->resize(got.cut->size);
+    CopyRange(pieces, *got.cut, raw->data());
+  }
+  if (got.request.SerializeAsString() == expected.SerializeAsString()) return "";
+  return "parses to \"" + got.request.ShortDebugString() + "\" instead of \"" +
+         expected.ShortDebugString() + "\"";
+}
+
+}  // namespace awqd::wire
