@@ -15,8 +15,8 @@ absl::Status Full(absl::string_view what, int64_t queued, int64_t more, int64_t 
                                                    " more asked for, the limit is ", limit));
 }
 
-// The key a task is grouped under: its own, or one that no other task shares.
-BatchKey GroupKey(const Task& task) {
+// The key a task is queued under: its own, or one that no other task shares.
+BatchKey LineKey(const Task& task) {
   const BatchKey key = task.key();
   return key.subject != nullptr ? key : BatchKey{&task, ~uint32_t{0}};
 }
@@ -46,13 +46,13 @@ absl::StatusOr<Ticket> BatchQueue::Push(std::unique_ptr<Task>* task, absl::Time 
   Task& queued = **task;
   queued.enqueued = now;
   const Ticket ticket = next_ticket_++;
-  const BatchKey key = GroupKey(queued);
-  Group& group = groups_[key];
-  Level& level = group.levels[queued.priority];
+  const BatchKey key = LineKey(queued);
+  Line& line = lines_[key];
+  Level& level = line.levels[queued.priority];
   level.push_back({ticket, std::move(*task)});
   by_ticket_.emplace(ticket, Place{key, queued.priority, std::prev(level.end())});
   if (queued.deadline != absl::InfiniteFuture()) deadlines_.emplace(queued.deadline, ticket);
-  group.tokens += queued.tokens();
+  line.tokens += queued.tokens();
   size_ += 1;
   tokens_ += queued.tokens();
   bytes_ += queued.bytes();
@@ -64,12 +64,12 @@ std::unique_ptr<Task> BatchQueue::Take(Ticket ticket) {
   const Place place = found->second;
   by_ticket_.erase(found);
   std::unique_ptr<Task> task = std::move(place.entry->task);
-  const auto group = groups_.find(place.key);
-  const auto level = group->second.levels.find(place.priority);
+  const auto line = lines_.find(place.key);
+  const auto level = line->second.levels.find(place.priority);
   level->second.erase(place.entry);
-  if (level->second.empty()) group->second.levels.erase(level);
-  group->second.tokens -= task->tokens();
-  if (group->second.levels.empty()) groups_.erase(group);
+  if (level->second.empty()) line->second.levels.erase(level);
+  line->second.tokens -= task->tokens();
+  if (line->second.levels.empty()) lines_.erase(line);
   if (task->deadline != absl::InfiniteFuture()) deadlines_.erase({task->deadline, ticket});
   size_ -= 1;
   tokens_ -= task->tokens();
@@ -93,17 +93,17 @@ absl::Time BatchQueue::NextDeadline() const {
   return deadlines_.empty() ? absl::InfiniteFuture() : deadlines_.begin()->first;
 }
 
-const BatchQueue::Entry& BatchQueue::Oldest(const Group& group) {
+const BatchQueue::Entry& BatchQueue::Oldest(const Line& line) {
   const Entry* oldest = nullptr;
-  for (const auto& [priority, level] : group.levels) {
+  for (const auto& [priority, level] : line.levels) {
     if (oldest == nullptr || level.front().ticket < oldest->ticket) oldest = &level.front();
   }
   return *oldest;
 }
 
-absl::Time BatchQueue::ReadyAt(const BatchKey& key, const Group& group, bool hurry) const {
-  const absl::Time oldest = Oldest(group).task->enqueued;
-  const bool waits = !hurry && Mergeable(key) && group.tokens < options_.max_batch_tokens;
+absl::Time BatchQueue::ReadyAt(const BatchKey& key, const Line& line, bool hurry) const {
+  const absl::Time oldest = Oldest(line).task->enqueued;
+  const bool waits = !hurry && Mergeable(key) && line.tokens < options_.max_batch_tokens;
   return waits ? oldest + options_.max_queue_delay : oldest;
 }
 
@@ -111,7 +111,7 @@ bool BatchQueue::Starving(const Entry& entry, absl::Time now) const {
   return now - entry.task->enqueued >= options_.max_starvation;
 }
 
-bool BatchQueue::Before(const Group& a, const Group& b, absl::Time now) const {
+bool BatchQueue::Before(const Line& a, const Line& b, absl::Time now) const {
   const Entry& oldest_a = Oldest(a);
   const Entry& oldest_b = Oldest(b);
   const bool starving_a = Starving(oldest_a, now);
@@ -125,11 +125,11 @@ bool BatchQueue::Before(const Group& a, const Group& b, absl::Time now) const {
 
 absl::Time BatchQueue::NextBatch(bool hurry) const {
   absl::Time next = absl::InfiniteFuture();
-  for (const auto& [key, group] : groups_) next = std::min(next, ReadyAt(key, group, hurry));
+  for (const auto& [key, line] : lines_) next = std::min(next, ReadyAt(key, line, hurry));
   return next;
 }
 
-std::vector<Ticket> BatchQueue::Collect(const Group& group, absl::Time now) const {
+std::vector<Ticket> BatchQueue::Collect(const Line& line, absl::Time now) const {
   std::vector<Ticket> taken;
   int64_t tokens = 0;
   // False once an entry does not fit: it closes the batch, so that no smaller late-comer overtakes
@@ -140,10 +140,10 @@ std::vector<Ticket> BatchQueue::Collect(const Group& group, absl::Time now) cons
     tokens += entry.task->tokens();
     return true;
   };
-  const Entry& oldest = Oldest(group);
+  const Entry& oldest = Oldest(line);
   const bool starving = Starving(oldest, now);
   if (starving) add(oldest);
-  for (const auto& [priority, level] : group.levels) {
+  for (const auto& [priority, level] : line.levels) {
     for (const Entry& entry : level) {
       if (starving && entry.ticket == oldest.ticket) continue;
       if (!add(entry)) return taken;
@@ -163,10 +163,10 @@ bool BatchQueue::CostsAtMost(int64_t max_cost, const std::vector<Ticket>& ticket
 }
 
 Batch BatchQueue::Pop(absl::Time now, bool hurry, int64_t max_cost) {
-  const Group* best = nullptr;
-  for (const auto& [key, group] : groups_) {
-    if (ReadyAt(key, group, hurry) > now) continue;
-    if (best == nullptr || Before(group, *best, now)) best = &group;
+  const Line* best = nullptr;
+  for (const auto& [key, line] : lines_) {
+    if (ReadyAt(key, line, hurry) > now) continue;
+    if (best == nullptr || Before(line, *best, now)) best = &line;
   }
   Batch batch;
   if (best == nullptr) return batch;

@@ -1,7 +1,7 @@
 // BatchQueue: what waits, and which of it leaves next. No threads, no locks, no clock of its own.
 //
-// Tasks wait in groups of equal keys, within a group by priority, within a priority in order of
-// arrival. A batch is the most urgent group's tasks in that order, up to max_batch_tokens.
+// Tasks of one key wait in one line, ordered by priority and then by arrival. A batch is the front
+// of the most urgent line, up to max_batch_tokens.
 #pragma once
 
 #include <cstdint>
@@ -27,9 +27,9 @@ struct BatchOptions {
   // matmul is bound by arithmetic (a few hundred tokens); beyond that it only adds latency. A
   // single larger task still runs, alone.
   int64_t max_batch_tokens = 2048;
-  // How long the oldest task of a group may wait for company while a worker is idle. 0, the
-  // default, is work conserving: an idle worker starts at once and batches form only while all are
-  // busy. Raise it only when throughput matters more than the latency of a lone request.
+  // How long the oldest of the tasks with one key may wait for company while a worker is idle. 0,
+  // the default, is work conserving: an idle worker starts at once and batches form only while all
+  // are busy. Raise it only when throughput matters more than the latency of a lone request.
   absl::Duration max_queue_delay = absl::ZeroDuration();
   // A task that has waited this long goes before every priority: the bound on starvation by urgent
   // traffic.
@@ -42,10 +42,10 @@ struct BatchOptions {
 };
 
 // Invariants between calls:
-//  - every queued task is in exactly one group and in by_ticket_; with a finite deadline also in
+//  - every queued task is in exactly one line and in by_ticket_; with a finite deadline also in
 //  deadlines_;
-//  - no group and no level of a group is empty; a group's tokens are the sum over its tasks;
-//  - size_, tokens_ and bytes_ are sums over all groups and count no refused task.
+//  - no line and no level of a line is empty; a line's tokens are the sum over its tasks;
+//  - size_, tokens_ and bytes_ are sums over all lines and count no refused task.
 class BatchQueue {
  public:
   explicit BatchQueue(const BatchOptions& options) : options_(options) {}
@@ -78,7 +78,7 @@ class BatchQueue {
     std::unique_ptr<Task> task;
   };
   using Level = std::list<Entry>;
-  struct Group {
+  struct Line {
     std::map<int, Level, std::greater<>> levels;  // by priority
     int64_t tokens = 0;
   };
@@ -87,7 +87,7 @@ class BatchQueue {
       return std::hash<const void*>()(key.subject) * 31 + key.variant;
     }
   };
-  using Groups = std::unordered_map<BatchKey, Group, KeyHash>;
+  using Lines = std::unordered_map<BatchKey, Line, KeyHash>;
   struct Place {
     BatchKey key;
     int priority;
@@ -95,21 +95,21 @@ class BatchQueue {
   };
 
   absl::Status CheckRoom(const Task& task) const;
-  // The front entry of the group that has waited longest.
-  static const Entry& Oldest(const Group& group);
-  absl::Time ReadyAt(const BatchKey& key, const Group& group, bool hurry) const;
+  // The front entry of the line that has waited longest.
+  static const Entry& Oldest(const Line& line);
+  absl::Time ReadyAt(const BatchKey& key, const Line& line, bool hurry) const;
   // True when `a` should leave before `b`.
-  bool Before(const Group& a, const Group& b, absl::Time now) const;
+  bool Before(const Line& a, const Line& b, absl::Time now) const;
   bool Starving(const Entry& entry, absl::Time now) const;
-  // The tasks of the group that form its next batch, in order.
-  std::vector<Ticket> Collect(const Group& group, absl::Time now) const;
+  // The tasks of the line that form its next batch, in order.
+  std::vector<Ticket> Collect(const Line& line, absl::Time now) const;
   // True when these tasks together cost at most `max_cost`.
   bool CostsAtMost(int64_t max_cost, const std::vector<Ticket>& tickets) const;
   // Takes a queued task out.
   std::unique_ptr<Task> Take(Ticket ticket);
 
   const BatchOptions options_;
-  Groups groups_;
+  Lines lines_;
   std::unordered_map<Ticket, Place> by_ticket_;
   std::set<std::pair<absl::Time, Ticket>> deadlines_;
   Ticket next_ticket_ = 1;
