@@ -10,11 +10,12 @@
 
 namespace awqd {
 
-// Tasks with equal keys may run as one batch: the same weight, the same element types. A null
+// Tasks with equal keys may run as one batch: the same operation, weight and element types. A null
 // subject never merges.
 struct BatchKey {
   const void* subject = nullptr;
   uint32_t variant = 0;
+  const void* kind = nullptr;  // tasks of different kinds never merge
 
   friend bool operator==(const BatchKey&, const BatchKey&) = default;
 };

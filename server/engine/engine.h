@@ -1,72 +1,29 @@
 // Engine: turns requests on host memory into kernel runs on devices, through a scheduler for each.
 //
-// The rpc room sees only this header: it fills a task, submits it, and is called back exactly once
-// on a worker thread, or within RunQueued. Nothing here names gRPC.
+// Services see only this header and the works: they fill a work, submit it, and are called back
+// exactly once on a worker thread, or within RunQueued. Nothing here names gRPC or an operation.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
-#include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "kernels/types.h"
 #include "kernels/weight.h"
-#include "server/batching/task.h"
 #include "server/engine/staging.h"
+#include "server/engine/work.h"
 #include "server/model/placed_weight.h"
 
 namespace awqd {
 
-// What ran, for the response's Execution.
-struct ExecutionReport {
-  Path path = Path::kFused;
-  std::string kernel;
-  std::string device;
-  int64_t batch_tokens = 0;
-  int32_t batch_requests = 0;
-  int64_t queue_us = 0;
-  int64_t compute_us = 0;
-};
-
 // Status payload holding an error id: requests that fail together (one batch, one fault) carry the
-// same one. Optional; without it the rpc room makes an id per request.
+// same one. Optional; without it each request is given an id of its own.
 inline constexpr absl::string_view kErrorIdPayload = "awqd.error_id";
-
-// Called exactly once per accepted task. `result` holds the result, row-major little-endian, when
-// the status is OK; results of one batch share a buffer.
-using TaskDone =
-    std::function<void(const absl::Status& status, Payload result, const ExecutionReport& report)>;
-
-// y[tokens, N] = x[tokens, K] @ W (+ bias). Fields are validated by the caller.
-struct MatmulWork {
-  std::shared_ptr<const PlacedWeight> weight;
-  size_t part = 0;  // of the weight: which one an engine of one device works on
-  Payload x;        // tokens x K of x_dtype, from Engine::staging
-  DType x_dtype = DType::kFp16;
-  DType out_dtype = DType::kFp16;
-  int64_t tokens = 0;
-  std::vector<float> bias;   // [N] override, or empty for the weight's own
-  std::optional<Path> path;  // none: the token-count policy decides
-
-  const DeviceWeight& here() const { return *weight->parts[part].weight; }
-};
-
-// out[rows, cols] of the weight.
-struct DequantizeWork {
-  std::shared_ptr<const PlacedWeight> weight;
-  size_t part = 0;
-  DType out_dtype = DType::kFp16;
-  int64_t row_begin = 0, rows = 0;
-  int64_t col_begin = 0, cols = 0;
-
-  const DeviceWeight& here() const { return *weight->parts[part].weight; }
-};
 
 struct SubmitOptions {
   int priority = 0;
@@ -94,13 +51,17 @@ class Engine {
  public:
   virtual ~Engine() = default;
 
-  // Never blocks. On OK `done` will be called exactly once, possibly before Submit returns;
-  // otherwise never. RESOURCE_EXHAUSTED queue full, UNAVAILABLE draining, FAILED_PRECONDITION
-  // device faulted.
-  virtual absl::StatusOr<TaskHandle> Submit(MatmulWork work, const SubmitOptions& options,
-                                            TaskDone done) = 0;
-  virtual absl::StatusOr<TaskHandle> Submit(DequantizeWork work, const SubmitOptions& options,
-                                            TaskDone done) = 0;
+  // Never blocks. On OK `*work` is taken and `done` will be called exactly once, possibly before
+  // Submit returns; otherwise never, and `*work` can be submitted elsewhere, unless it had to be
+  // cut. RESOURCE_EXHAUSTED queue full, UNAVAILABLE draining, FAILED_PRECONDITION device faulted,
+  // UNIMPLEMENTED the operation cannot be cut as its weights are.
+  virtual absl::StatusOr<TaskHandle> Submit(std::unique_ptr<Work>* work,
+                                            const SubmitOptions& options, TaskDone done) = 0;
+  // For a caller that has no other engine to try.
+  absl::StatusOr<TaskHandle> Submit(std::unique_ptr<Work> work, const SubmitOptions& options,
+                                    TaskDone done) {
+    return Submit(&work, options, std::move(done));
+  }
 
   // For a thread that submitted with `caller_runs`, once it has nothing more to submit: runs a
   // short batch that is due on the calling thread, for about a millisecond at most, where that is

@@ -5,31 +5,23 @@
 #include <cstring>
 #include <utility>
 
-#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "kernels/base/status.h"
 
 namespace awqd {
-namespace {
 
-void AddName(const std::string& name, std::vector<std::string>* names) {
-  const bool known = std::find(names->begin(), names->end(), name) != names->end();
-  if (!name.empty() && !known) names->push_back(name);
-}
-
-}  // namespace
-
-Gather::Gather(StagingPool* staging, int64_t rows, int64_t row_bytes, size_t parts, TaskDone done)
+Gather::Gather(StagingPool* staging, const WorkCut& cut, TaskDone done)
     : staging_(staging),
-      rows_(rows),
-      row_bytes_(row_bytes),
+      rows_(cut.rows),
+      row_bytes_(cut.row_bytes),
       done_(std::move(done)),
-      missing_(parts),
-      reports_(parts) {}
+      missing_(cut.parts.size()),
+      reports_(cut.parts.size()) {}
 
-TaskDone Gather::Part(size_t part, int64_t offset, int64_t width) {
-  return [self = shared_from_this(), part, offset, width](const absl::Status& status, Payload rows,
-                                                          const ExecutionReport& report) {
-    self->OnPart(part, status.ok() ? self->Place(rows, offset, width) : status, report);
+TaskDone Gather::Part(size_t index, const WorkPart& part) {
+  return [self = shared_from_this(), index, offset = part.offset, width = part.row_bytes](
+             const absl::Status& status, const Payload& rows, const ExecutionReport& report) {
+    self->OnPart(index, status.ok() ? self->Place(rows, offset, width) : status, report);
   };
 }
 
@@ -106,18 +98,15 @@ void Gather::OnPart(size_t part, absl::Status status, const ExecutionReport& rep
 
 ExecutionReport Gather::Merged() const {
   ExecutionReport out;
-  std::vector<std::string> kernels, devices;
   for (const ExecutionReport& report : reports_) {
     if (report.path == Path::kDequantize) out.path = Path::kDequantize;
     out.batch_tokens = std::max(out.batch_tokens, report.batch_tokens);
     out.batch_requests = std::max(out.batch_requests, report.batch_requests);
     out.queue_us = std::max(out.queue_us, report.queue_us);
     out.compute_us = std::max(out.compute_us, report.compute_us);
-    AddName(report.kernel, &kernels);
-    AddName(report.device, &devices);
+    for (absl::string_view name : absl::StrSplit(report.kernel, ',')) AddName(name, &out.kernel);
+    AddName(report.device, &out.device);
   }
-  out.kernel = absl::StrJoin(kernels, ",");
-  out.device = absl::StrJoin(devices, ",");
   return out;
 }
 

@@ -1,4 +1,4 @@
-// Gather: one request whose columns several devices compute; puts their answers together.
+// Gather: one request whose parts several devices compute; puts their answers together.
 #pragma once
 
 #include <cstdint>
@@ -16,13 +16,12 @@ namespace awqd {
 // by side; the last part to end answers the request.
 class Gather : public std::enable_shared_from_this<Gather> {
  public:
-  // A result of `rows` rows of `row_bytes`, from `parts` parts. `staging`, where it is put
-  // together, outlives the parts. `done` is called once, unless Abandon is.
-  Gather(StagingPool* staging, int64_t rows, int64_t row_bytes, size_t parts, TaskDone done);
+  // The result and the parts of `cut`. `staging`, where the result is put together, outlives the
+  // parts. `done` is called once, unless Abandon is.
+  Gather(StagingPool* staging, const WorkCut& cut, TaskDone done);
 
-  // What part `part` is to be submitted with: its answer, of `width` bytes a row, belongs at byte
-  // `offset` of each row.
-  TaskDone Part(size_t part, int64_t offset, int64_t width);
+  // What part number `index`, which is `part`, is to be submitted with.
+  TaskDone Part(size_t index, const WorkPart& part);
   // The part was accepted. Withdraws it at once when the request has failed meanwhile.
   void Accepted(TaskHandle handle);
   // A part was refused, and with it the request: withdraws the others and never answers.

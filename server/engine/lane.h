@@ -1,82 +1,104 @@
-// Lane: one stream of a device with the buffers that a worker needs; used by one thread at a time.
+// Lane: one stream of a device with the buffers that works run in; used by one thread at a time.
 //
-// Buffers only grow while there is work, so that after warm-up the request path allocates nothing
-// on the device and nothing pinned.
+// It knows no operation. A work brings its data in (Gather, Upload), keeps what one step leaves for
+// the next on the device (Scratch), enqueues kernels on the stream, and takes its result out
+// (Target, Fetch). Steps run in the order in which they are enqueued; only Fetch waits. Buffers
+// only grow while there is work, so that after warm-up the request path allocates nothing on the
+// device and nothing pinned.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "kernels/device.h"
-#include "kernels/kernels.h"
-#include "server/engine/engine.h"
+#include "server/engine/staging.h"
+#include "server/engine/threshold_table.h"
 
 namespace awqd {
 
-// Rows of one request within a batch: x [tokens, K] in staging memory.
+// Rows of one request within a batch, in staging memory.
 struct RowPiece {
-  const char* x = nullptr;
-  int64_t tokens = 0;
+  const char* data = nullptr;
+  int64_t rows = 0;
 };
 
+// Rows of all pieces.
+int64_t Rows(absl::Span<const RowPiece> pieces);
+
+struct LaneOptions {
+  Device* device = nullptr;
+  StagingPool* staging = nullptr;  // copies are counted there
+  const ThresholdTable* thresholds = nullptr;
+  int64_t max_rows = 0;
+};
+
+// Pointers that a lane hands out are for kernels on its stream, 256-byte aligned (on the CPU what
+// is read or written in place lies where the host put it), and good until the next Fetch or Settle.
+// RESOURCE_EXHAUSTED when the device has no room.
 class Lane {
  public:
-  // `staging`, whose copies are counted, outlives the lane.
-  static absl::StatusOr<std::unique_ptr<Lane>> Create(Device* device, StagingPool* staging);
+  // What the options point to outlives the lane.
+  static absl::StatusOr<std::unique_ptr<Lane>> Create(const LaneOptions& options);
 
-  // Concatenates the pieces' rows and multiplies once; waits for it. `y`: staging memory for
-  // [tokens of all pieces, N]. Weight, dtypes and bias are those of `work`, whose own rows are not
-  // looked at.
-  absl::Status Matmul(const MatmulWork& work, absl::Span<const RowPiece> pieces, Path path, char* y,
-                      const KernelRow** ran);
+  StreamView stream() const { return stream_->view(); }
+  // What was measured of weights on this device.
+  const ThresholdTable& thresholds() const { return *options_.thresholds; }
+  // Rows that a work should run at a time, so that buffers stay bounded; a batch of several works
+  // never has more.
+  int64_t max_rows() const { return options_.max_rows; }
 
-  // `out`: staging memory for rows x cols of out_dtype.
-  absl::Status Dequantize(const DequantizeWork& work, char* out, const KernelRow** ran);
+  // The pieces' rows, of `row_bytes` each, one after the other. Once before a Fetch.
+  absl::StatusOr<const void*> Gather(absl::Span<const RowPiece> pieces, int64_t row_bytes);
+  // Some bytes of host memory that is not staging memory, such as a bias or a list of indices. It
+  // may change when this returns, on the CPU after Fetch.
+  absl::StatusOr<const void*> Upload(const void* host, int64_t bytes);
+  // Buffer number `slot` for what goes from step to step; contents undefined. Small numbers: each
+  // is a buffer that stays. Asked for again with more bytes, it loses its contents.
+  absl::StatusOr<void*> Scratch(size_t slot, int64_t bytes);
+  // A buffer for what a single kernel needs beside its operands; all steps share it.
+  absl::StatusOr<void*> Workspace(int64_t bytes);
+  // Where kernels write a result that Fetch brings to `host`, staging memory.
+  absl::StatusOr<void*> Target(void* host, int64_t bytes);
+  // Brings the result to `host` and waits for the stream.
+  absl::Status Fetch(void* host, const void* target, int64_t bytes);
 
+  // Waits for what a work that failed has left on the stream, so that its memory may go.
+  void Settle();
   // Frees buffers in host memory; the next work allocates them again. A device's own stay: warm-up
   // brought them to their final size.
   void FreeHostBuffers();
 
  private:
-  Lane(Device* device, StagingPool* staging, std::unique_ptr<Stream> stream);
+  Lane(const LaneOptions& options, std::unique_ptr<Stream> stream);
 
-  // A buffer that only grows.
-  class Scratch {
-   public:
-    // At least `bytes` long; contents undefined. RESOURCE_EXHAUSTED when the device has no room.
-    absl::StatusOr<char*> Get(Device* device, MemoryKind kind, int64_t bytes);
-    void Free() { buffer_.Reset(); }
-
-   private:
-    Buffer buffer_;
+  struct Uploaded {
+    Buffer staging, device;
   };
 
-  // Where kernels read the request's own bias.
-  absl::StatusOr<const float*> Bias(const std::vector<float>& bias);
-  // The pieces' rows one after the other, where kernels can read them. `row_bytes`: of one row of
-  // x.
-  absl::StatusOr<const void*> Gather(absl::Span<const RowPiece> pieces, int64_t row_bytes);
+  // Makes the buffer at least `bytes` long. Waits for the stream before one that may be in use
+  // goes.
+  absl::StatusOr<char*> Grow(Buffer* buffer, MemoryKind kind, int64_t bytes);
   // Gather for a device out of the host's reach: large pieces are copied there from where they lie,
   // runs of small ones are put together first.
-  absl::Status Upload(absl::Span<const RowPiece> pieces, int64_t row_bytes, char* target);
+  absl::Status CopyRows(absl::Span<const RowPiece> pieces, int64_t row_bytes, char* target);
   // Copies rows one after the other on the host; returns their end.
   char* Concatenate(absl::Span<const RowPiece> pieces, int64_t row_bytes, char* target);
-  // Where kernels write `bytes` of results that end up at `host`.
-  absl::StatusOr<char*> Target(char* host, int64_t bytes);
-  // Brings the results to `host` and waits for the stream.
-  absl::Status Fetch(char* host, const char* target, int64_t bytes);
 
+  const LaneOptions options_;
   Device* const device_;
-  StagingPool* const staging_;
   const bool direct_;  // kernels reach host memory
   const std::unique_ptr<Stream> stream_;
-  Scratch x_staging_, x_device_;
-  Scratch bias_staging_, bias_device_;
-  Scratch y_device_;
-  Scratch workspace_;
+  Buffer x_staging_, x_device_;
+  std::vector<Uploaded> uploads_;
+  size_t uploads_used_ = 0;  // since the last Fetch
+  std::vector<Buffer> scratch_;
+  Buffer workspace_;
+  Buffer y_device_;
 };
 
 }  // namespace awqd

@@ -3,8 +3,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
-#include <set>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -17,10 +15,9 @@
 #include "kernels/base/status.h"
 #include "kernels/kernels.h"
 #include "server/batching/batch_scheduler.h"
-#include "server/batching/policy.h"
 #include "server/engine/crew.h"
 #include "server/engine/lane.h"
-#include "server/engine/tasks.h"
+#include "server/engine/warm_up.h"
 
 namespace awqd {
 namespace {
@@ -54,6 +51,8 @@ int AnswerThreads(const Device& device, int wanted) {
   return wanted >= 0 ? wanted : device.host_addressable() ? 0 : std::min(4, cores / 4);
 }
 
+Work& WorkOf(const std::unique_ptr<Task>& task) { return static_cast<Work&>(*task); }
+
 // A worker's lane. The lock is the worker's own but for warm-up, which runs on every lane in turn.
 struct LaneSlot {
   Mutex mu;
@@ -63,11 +62,12 @@ struct LaneSlot {
 class LocalEngine final : public Engine {
  public:
   LocalEngine(Device* device, const EngineOptions& options, std::unique_ptr<StagingPool> staging,
+              std::unique_ptr<ThresholdTable> thresholds,
               std::vector<std::unique_ptr<LaneSlot>> lanes)
       : device_(device),
         options_(options),
-        thresholds_(options.token_threshold, device),
         staging_(std::move(staging)),
+        thresholds_(std::move(thresholds)),
         lanes_(std::move(lanes)),
         crew_(AnswerThreads(*device, options.answer_threads)) {
     scheduler_ = std::make_unique<BatchScheduler>(options.batching, static_cast<int>(lanes_.size()),
@@ -80,14 +80,9 @@ class LocalEngine final : public Engine {
   // A handle may keep the scheduler alive a moment longer; its threads must not outlive the lanes.
   ~LocalEngine() override { scheduler_->Drain(); }
 
-  absl::StatusOr<TaskHandle> Submit(MatmulWork work, const SubmitOptions& options,
-                                    TaskDone done) override {
-    return Schedule(std::make_unique<MatmulTask>(std::move(work), std::move(done)), options);
-  }
-  absl::StatusOr<TaskHandle> Submit(DequantizeWork work, const SubmitOptions& options,
-                                    TaskDone done) override {
-    return Schedule(std::make_unique<DequantizeTask>(std::move(work), std::move(done)), options);
-  }
+  using Engine::Submit;
+  absl::StatusOr<TaskHandle> Submit(std::unique_ptr<Work>* work, const SubmitOptions& options,
+                                    TaskDone done) override;
   bool RunQueued() override { return callers_run() && scheduler_->RunQueued(CallersShare()); }
   bool callers_run() const override { return device_->host_addressable(); }
   absl::StatusOr<std::shared_ptr<const PlacedWeight>> Prepare(
@@ -105,7 +100,7 @@ class LocalEngine final : public Engine {
   const Device& device() const override { return *device_; }
   int64_t token_threshold() const override { return options_.token_threshold; }
   int64_t TokenThreshold(const DeviceWeight& weight) const override {
-    return thresholds_.For(weight);
+    return thresholds_->For(weight);
   }
   int64_t queued_tasks() const override { return scheduler_->queued_tasks(); }
 
@@ -113,18 +108,14 @@ class LocalEngine final : public Engine {
   // What a batch may cost that a caller of RunQueued runs; -1: none may. Nothing while warm-up
   // holds lanes for long, because such a caller must not wait for one.
   int64_t CallersShare() const;
-  absl::StatusOr<TaskHandle> Schedule(std::unique_ptr<Task> task, const SubmitOptions& options);
   void Execute(Lane& lane, Batch& batch);
-  absl::Status Run(Lane& lane, const Batch& batch, Payload* results, const KernelRow** ran);
-  absl::Status RunMatmul(Lane& lane, const Batch& batch, char* y, const KernelRow** ran);
-  ExecutionReport Report(const Batch& batch, const KernelRow* ran, absl::Duration compute) const;
+  absl::Status Run(Lane& lane, const Batch& batch, Payload* results, ExecutionReport* report);
   void CheckDevice(const absl::Status& status);
-  absl::Status RunOnEveryLane(const MatmulWork& work, Path path);
 
   Device* const device_;
   const EngineOptions options_;
-  ThresholdTable thresholds_;
   const std::unique_ptr<StagingPool> staging_;
+  const std::unique_ptr<ThresholdTable> thresholds_;
   const std::vector<std::unique_ptr<LaneSlot>> lanes_;
   Crew crew_;  // answers large batches
   std::atomic<bool> fault_reported_{false};
@@ -138,118 +129,69 @@ int64_t LocalEngine::CallersShare() const {
   return callers_run() && warming_up_.load() == 0 ? kShortBatch : -1;
 }
 
-absl::StatusOr<TaskHandle> LocalEngine::Schedule(std::unique_ptr<Task> task,
-                                                 const SubmitOptions& options) {
+absl::StatusOr<TaskHandle> LocalEngine::Submit(std::unique_ptr<Work>* work,
+                                               const SubmitOptions& options, TaskDone done) {
   if (!device_->healthy()) {
     return absl::FailedPreconditionError(
         absl::StrCat("device ", device_->info().id, " has failed; the server is going away"));
   }
-  task->priority = options.priority;
-  task->deadline = options.deadline;
-  const bool callers = options.caller_runs && task->cost() <= CallersShare();
-  AWQD_ASSIGN_OR_RETURN(const Ticket ticket,
-                        scheduler_->Schedule(&task, callers ? Runner::kCaller : Runner::kWorker));
-  return TaskHandle([scheduler = std::weak_ptr<Scheduler>(scheduler_), ticket] {
+  Work& queued = **work;
+  queued.priority = options.priority;
+  queued.deadline = options.deadline;
+  queued.done = std::move(done);
+  const bool callers = options.caller_runs && queued.cost() <= CallersShare();
+  std::unique_ptr<Task> task = std::move(*work);
+  const absl::StatusOr<Ticket> ticket =
+      scheduler_->Schedule(&task, callers ? Runner::kCaller : Runner::kWorker);
+  if (!ticket.ok()) {
+    work->reset(static_cast<Work*>(task.release()));
+    return ticket.status();
+  }
+  return TaskHandle([scheduler = std::weak_ptr<Scheduler>(scheduler_), ticket = *ticket] {
     if (auto alive = scheduler.lock()) alive->Cancel(ticket);
   });
 }
 
 void LocalEngine::Execute(Lane& lane, Batch& batch) {
   const absl::Time start = absl::Now();
-  const KernelRow* ran = nullptr;
   Payload results;  // of the whole batch, in the tasks' order
-  const absl::Status status = WithErrorId(Run(lane, batch, &results, &ran));
-  const ExecutionReport report = Report(batch, ran, absl::Now() - start);
+  ExecutionReport report;
+  const absl::Status status = WithErrorId(Run(lane, batch, &results, &report));
+  report.device = device_->info().id;
+  report.batch_tokens = batch.tokens;
+  report.batch_requests = static_cast<int32_t>(batch.tasks.size());
+  report.compute_us = absl::ToInt64Microseconds(absl::Now() - start);
   std::vector<Payload> parts(batch.tasks.size());
   int64_t next = 0;
   for (size_t i = 0; status.ok() && i < parts.size(); ++i) {
-    const int64_t bytes = static_cast<const EngineTask&>(*batch.tasks[i]).result_bytes();
+    const int64_t bytes = WorkOf(batch.tasks[i]).result_bytes();
     parts[i] = results.Slice(next, bytes);
     next += bytes;
   }
   results = Payload();  // the answers own it from here on
   crew_.Share(static_cast<int64_t>(parts.size()), kAnswersEach, [&](int64_t i) {
-    auto& task = static_cast<EngineTask&>(*batch.tasks[i]);
+    Work& work = WorkOf(batch.tasks[i]);
     ExecutionReport mine = report;
-    mine.queue_us = absl::ToInt64Microseconds(start - task.enqueued);
-    task.Complete(status, std::move(parts[i]), mine);
+    mine.queue_us = absl::ToInt64Microseconds(start - work.enqueued);
+    work.Complete(status, std::move(parts[i]), mine);
     batch.tasks[i].reset();
   });
   CheckDevice(status);
 }
 
-ExecutionReport LocalEngine::Report(const Batch& batch, const KernelRow* ran,
-                                    absl::Duration compute) const {
-  ExecutionReport report;
-  report.device = device_->info().id;
-  report.batch_tokens = batch.tokens;
-  report.batch_requests = static_cast<int32_t>(batch.tasks.size());
-  report.compute_us = absl::ToInt64Microseconds(compute);
-  if (ran != nullptr) {
-    report.kernel = std::string(ran->name);
-    report.path = ran->op == Op::kDequantize ? Path::kDequantize : ran->path;
-  }
-  return report;
-}
-
 absl::Status LocalEngine::Run(Lane& lane, const Batch& batch, Payload* results,
-                              const KernelRow** ran) {
+                              ExecutionReport* report) {
   int64_t bytes = 0;
-  for (const std::unique_ptr<Task>& task : batch.tasks) {
-    bytes += static_cast<const EngineTask&>(*task).result_bytes();
-  }
+  for (const std::unique_ptr<Task>& task : batch.tasks) bytes += WorkOf(task).result_bytes();
   AWQD_ASSIGN_OR_RETURN(*results, staging_->Get(bytes));
-  // Dequantize tasks never merge, so that one in a batch is alone in it.
-  if (auto* dequantize = dynamic_cast<const DequantizeTask*>(batch.tasks.front().get())) {
-    return lane.Dequantize(dequantize->work(), results->data(), ran);
-  }
-  return RunMatmul(lane, batch, results->data(), ran);
-}
-
-absl::Status LocalEngine::RunMatmul(Lane& lane, const Batch& batch, char* y,
-                                    const KernelRow** ran) {
-  const MatmulWork& work = static_cast<const MatmulTask&>(*batch.tasks.front()).work();
-  const TokenPolicy policy{thresholds_.For(work.here())};
-  const Path path =
-      work.path.value_or(policy.UseFused(batch.tokens) ? Path::kFused : Path::kDequantize);
-  std::vector<RowPiece> pieces;
-  pieces.reserve(batch.tasks.size());
-  for (const std::unique_ptr<Task>& queued : batch.tasks) {
-    const auto& task = static_cast<const MatmulTask&>(*queued);
-    pieces.push_back({task.work().x.data(), task.tokens()});
-  }
-  const int64_t step = std::max<int64_t>(1, options_.batching.max_batch_tokens);
-  if (pieces.size() > 1 || batch.tokens <= step) return lane.Matmul(work, pieces, path, y, ran);
-  // One task larger than a batch may be: in steps, so that the lane's buffers stay bounded.
-  const int64_t x_row = work.here().shape.k * SizeOf(work.x_dtype);
-  const int64_t y_row = work.here().shape.n * SizeOf(work.out_dtype);
-  for (int64_t row = 0; row < batch.tokens; row += step) {
-    const RowPiece piece{pieces[0].x + row * x_row, std::min(step, batch.tokens - row)};
-    AWQD_RETURN_IF_ERROR(lane.Matmul(work, {&piece, 1}, path, y + row * y_row, ran));
-  }
-  return absl::OkStatus();
+  absl::Status status = WorkOf(batch.tasks.front()).Run(lane, batch, results->data(), report);
+  if (!status.ok()) lane.Settle();
+  return status;
 }
 
 void LocalEngine::CheckDevice(const absl::Status& status) {
   if (device_->healthy() || fault_reported_.exchange(true)) return;
   if (options_.on_device_fault) options_.on_device_fault(status);
-}
-
-absl::Status LocalEngine::RunOnEveryLane(const MatmulWork& work, Path path) {
-  const int64_t y_bytes = work.tokens * work.here().shape.n * SizeOf(work.out_dtype);
-  AWQD_ASSIGN_OR_RETURN(const Payload y, staging_->Get(y_bytes));
-  // Token by token, so that the buffer in which small requests are gathered comes up as well.
-  const int64_t x_row = work.here().shape.k * SizeOf(work.x_dtype);
-  std::vector<RowPiece> pieces;
-  for (int64_t row = 0; row < work.tokens; ++row) {
-    pieces.push_back({work.x.data() + row * x_row, 1});
-  }
-  for (const std::unique_ptr<LaneSlot>& slot : lanes_) {
-    const KernelRow* ran = nullptr;
-    MutexLock lock(&slot->mu);
-    AWQD_RETURN_IF_ERROR(slot->lane->Matmul(work, pieces, path, y.data(), &ran));
-  }
-  return absl::OkStatus();
 }
 
 void LocalEngine::FreeKeptMemory() {
@@ -267,24 +209,19 @@ void LocalEngine::FreeKeptMemory() {
 absl::Status LocalEngine::WarmUp(const std::shared_ptr<const PlacedWeight>& weight) {
   ++warming_up_;
   const absl::Cleanup done = [this] { --warming_up_; };
-  const DeviceWeight& here = *weight->parts.front().weight;
-  AWQD_RETURN_IF_ERROR(thresholds_.Measure(here));
+  AWQD_RETURN_IF_ERROR(thresholds_->Measure(*weight->parts.front().weight));
   // On a GPU the largest batch brings every buffer to its final size. The CPU has no modules,
   // handles or pinned buffers to bring up: one token shows that the plan runs.
   const int64_t most = device_->host_addressable() ? 1 : options_.batching.max_batch_tokens;
-  for (const PlanEntry& entry : here.plan.matmul) {
-    if (entry.min_m > most) continue;
-    const int64_t end = entry.max_m < 0 ? most : std::min(entry.max_m, most);
-    for (int64_t tokens : std::set<int64_t>{std::max<int64_t>(1, entry.min_m), end}) {
-      MatmulWork work;
-      work.weight = weight;
-      work.tokens = tokens;
-      AWQD_ASSIGN_OR_RETURN(work.x, staging_->Get(tokens * weight->shape.k * SizeOf(work.x_dtype)));
-      std::memset(work.x.data(), 0, work.x.size());
-      AWQD_RETURN_IF_ERROR(RunOnEveryLane(work, entry.path));
+  return RunWarmUp(weight, most, *staging_, [this](const Batch& batch) {
+    for (const std::unique_ptr<LaneSlot>& slot : lanes_) {
+      MutexLock lock(&slot->mu);
+      Payload results;
+      ExecutionReport report;
+      AWQD_RETURN_IF_ERROR(Run(*slot->lane, batch, &results, &report));
     }
-  }
-  return absl::OkStatus();
+    return absl::OkStatus();
+  });
 }
 
 }  // namespace
@@ -293,15 +230,21 @@ absl::StatusOr<std::unique_ptr<Engine>> MakeLocalEngine(Device* device,
                                                         const EngineOptions& options) {
   const int wanted = options.lanes > 0 ? options.lanes : device->host_addressable() ? 1 : 2;
   auto staging = std::make_unique<StagingPool>(device, options.staging_bytes);
+  auto thresholds = std::make_unique<ThresholdTable>(options.token_threshold, device);
+  const LaneOptions lane_options = {
+      .device = device,
+      .staging = staging.get(),
+      .thresholds = thresholds.get(),
+      .max_rows = std::max<int64_t>(1, options.batching.max_batch_tokens)};
   std::vector<std::unique_ptr<LaneSlot>> lanes;
   for (int i = 0; i < wanted; ++i) {
-    AWQD_ASSIGN_OR_RETURN(std::unique_ptr<Lane> lane, Lane::Create(device, staging.get()));
+    AWQD_ASSIGN_OR_RETURN(std::unique_ptr<Lane> lane, Lane::Create(lane_options));
     lanes.push_back(std::make_unique<LaneSlot>());
     MutexLock lock(&lanes.back()->mu);
     lanes.back()->lane = std::move(lane);
   }
-  return std::unique_ptr<Engine>(
-      std::make_unique<LocalEngine>(device, options, std::move(staging), std::move(lanes)));
+  return std::unique_ptr<Engine>(std::make_unique<LocalEngine>(
+      device, options, std::move(staging), std::move(thresholds), std::move(lanes)));
 }
 
 }  // namespace awqd

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/container/inlined_vector.h"
+#include "absl/strings/str_cat.h"
 #include "kernels/base/status.h"
 #include "server/engine/gather.h"
 
@@ -14,58 +15,28 @@ namespace {
 
 // A device's engine, with what it still has to do. A request outlives neither.
 struct Member {
-  std::atomic<int64_t> outstanding{0};  // tokens queued and running
+  std::atomic<int64_t> outstanding{0};  // load queued and running (Work::load)
   std::unique_ptr<Engine> engine;
 };
-
-// Rows of the answer: a row costs about as much to decode as to multiply.
-int64_t RowsOf(const MatmulWork& work) { return work.tokens; }
-int64_t RowsOf(const DequantizeWork& work) { return work.rows; }
-
-// Columns of the answer, as columns of the whole weight.
-ColumnSpan ColumnsOf(const MatmulWork& work) { return {0, work.weight->shape.n}; }
-ColumnSpan ColumnsOf(const DequantizeWork& work) {
-  return {work.col_begin, work.col_begin + work.cols};
-}
-
-// What a part has to do for these columns of the whole weight, all of which it holds.
-MatmulWork Narrowed(MatmulWork work, size_t part, ColumnSpan columns) {
-  work.part = part;
-  if (!work.bias.empty()) {
-    work.bias = {work.bias.begin() + columns.begin, work.bias.begin() + columns.end};
-  }
-  return work;
-}
-DequantizeWork Narrowed(DequantizeWork work, size_t part, ColumnSpan columns) {
-  work.part = part;
-  work.col_begin = columns.begin - work.weight->parts[part].col_begin;
-  work.cols = columns.end - columns.begin;
-  return work;
-}
-
-// A part of a weight and the columns of it that a request wants.
-struct Share {
-  size_t part = 0;
-  ColumnSpan columns;
-};
-using Shares = absl::InlinedVector<Share, 8>;
-
-Shares SharesOf(const PlacedWeight& weight, ColumnSpan wanted) {
-  Shares out;
-  for (size_t i = 0; i < weight.parts.size(); ++i) {
-    const WeightPart& part = weight.parts[i];
-    const ColumnSpan columns = {std::max(wanted.begin, part.col_begin),
-                                std::min(wanted.end, part.col_end())};
-    if (columns.begin < columns.end) out.push_back({i, columns});
-  }
-  // No columns at all still get an answer.
-  if (out.empty()) out.push_back({0, {0, 0}});
-  return out;
-}
 
 // Another replica may have room, or life, where this one has not.
 bool MayFitElsewhere(const absl::Status& status) {
   return absl::IsResourceExhausted(status) || absl::IsFailedPrecondition(status);
+}
+
+// A device needs its part of every weight of the work.
+absl::Status CheckTogether(const Work& work) {
+  const auto weights = work.weights();
+  for (const auto& weight : weights.subspan(1)) {
+    if (work.part < weight->parts.size() &&
+        weight->parts[work.part].weight->device == work.device()) {
+      continue;
+    }
+    return absl::FailedPreconditionError(
+        absl::StrCat(work.name(), ": got weights on ", weights[0]->devices(), " and on ",
+                     weight->devices(), ", expected all on the same devices"));
+  }
+  return absl::OkStatus();
 }
 
 class RoutingEngine final : public Engine {
@@ -79,14 +50,9 @@ class RoutingEngine final : public Engine {
   // One engine's parts use another's staging memory, so all end before any of them goes.
   ~RoutingEngine() override { Drain(); }
 
-  absl::StatusOr<TaskHandle> Submit(MatmulWork work, const SubmitOptions& options,
-                                    TaskDone done) override {
-    return Route(std::move(work), options, std::move(done));
-  }
-  absl::StatusOr<TaskHandle> Submit(DequantizeWork work, const SubmitOptions& options,
-                                    TaskDone done) override {
-    return Route(std::move(work), options, std::move(done));
-  }
+  using Engine::Submit;
+  absl::StatusOr<TaskHandle> Submit(std::unique_ptr<Work>* work, const SubmitOptions& options,
+                                    TaskDone done) override;
   absl::StatusOr<std::shared_ptr<const PlacedWeight>> Prepare(
       const CanonicalWeight& weight) override;
   absl::Status WarmUp(const std::shared_ptr<const PlacedWeight>& weight) override {
@@ -128,51 +94,56 @@ class RoutingEngine final : public Engine {
   }
 
  private:
-  template <typename Work>
-  absl::StatusOr<TaskHandle> Route(Work work, const SubmitOptions& options, TaskDone done) {
-    if (!work.weight->cut()) return SubmitToOne(std::move(work), options, std::move(done));
-    return SubmitToParts(std::move(work), options, std::move(done));
-  }
-  template <typename Work>
-  absl::StatusOr<TaskHandle> SubmitToOne(Work work, const SubmitOptions& options, TaskDone done);
-  template <typename Work>
-  absl::StatusOr<TaskHandle> SubmitToParts(Work work, const SubmitOptions& options, TaskDone done);
-  // To the device of work.part, counted while it lasts.
-  template <typename Work>
-  absl::StatusOr<TaskHandle> SubmitCounted(Work work, const SubmitOptions& options, TaskDone done);
+  absl::StatusOr<TaskHandle> SubmitToOne(std::unique_ptr<Work>* work, const SubmitOptions& options,
+                                         TaskDone done);
+  absl::StatusOr<TaskHandle> SubmitToParts(std::unique_ptr<Work>* work,
+                                           const SubmitOptions& options, TaskDone done);
+  // To the device of (*work)->part, counted while it lasts.
+  absl::StatusOr<TaskHandle> SubmitCounted(std::unique_ptr<Work>* work,
+                                           const SubmitOptions& options, TaskDone done);
 
   // A whole weight's parts in the order in which they should be tried.
   absl::InlinedVector<size_t, 8> Replicas(const PlacedWeight& weight);
 
   // Every weight was prepared on one of these devices.
-  Member& Of(const DeviceWeight& weight) const {
+  Member& On(const Device* device) const {
     for (const auto& member : members_) {
-      if (&member->engine->device() == weight.device) return *member;
+      if (&member->engine->device() == device) return *member;
     }
     return *members_.front();
   }
+  Member& Of(const DeviceWeight& weight) const { return On(weight.device); }
 
   std::vector<std::unique_ptr<Member>> members_;
   std::atomic<size_t> turn_{0};
 };
 
-template <typename Work>
-absl::StatusOr<TaskHandle> RoutingEngine::SubmitCounted(Work work, const SubmitOptions& options,
+absl::StatusOr<TaskHandle> RoutingEngine::Submit(std::unique_ptr<Work>* work,
+                                                 const SubmitOptions& options, TaskDone done) {
+  const auto weights = (*work)->weights();
+  const bool cut =
+      std::any_of(weights.begin(), weights.end(), [](const auto& weight) { return weight->cut(); });
+  return cut ? SubmitToParts(work, options, std::move(done))
+             : SubmitToOne(work, options, std::move(done));
+}
+
+absl::StatusOr<TaskHandle> RoutingEngine::SubmitCounted(std::unique_ptr<Work>* work,
+                                                        const SubmitOptions& options,
                                                         TaskDone done) {
-  Member& member = Of(work.here());
-  const int64_t rows = RowsOf(work);
-  member.outstanding += rows;
-  auto counted = [&member, rows, done = std::move(done)](const absl::Status& status, Payload result,
+  AWQD_RETURN_IF_ERROR(CheckTogether(**work));
+  Member& member = On((*work)->device());
+  const int64_t load = (*work)->load();
+  member.outstanding += load;
+  auto counted = [&member, load, done = std::move(done)](const absl::Status& status, Payload result,
                                                          const ExecutionReport& report) {
-    member.outstanding -= rows;  // first: whoever hears the answer may bring the next request
+    member.outstanding -= load;  // first: whoever hears the answer may bring the next request
     done(status, std::move(result), report);
   };
   // Devices work side by side, each with its own workers; one thread could run only one of them.
   SubmitOptions workers_run = options;
   workers_run.caller_runs = false;
-  absl::StatusOr<TaskHandle> handle =
-      member.engine->Submit(std::move(work), workers_run, std::move(counted));
-  if (!handle.ok()) member.outstanding -= rows;
+  absl::StatusOr<TaskHandle> handle = member.engine->Submit(work, workers_run, std::move(counted));
+  if (!handle.ok()) member.outstanding -= load;
   return handle;
 }
 
@@ -198,39 +169,28 @@ absl::InlinedVector<size_t, 8> RoutingEngine::Replicas(const PlacedWeight& weigh
   return parts;
 }
 
-template <typename Work>
-absl::StatusOr<TaskHandle> RoutingEngine::SubmitToOne(Work work, const SubmitOptions& options,
-                                                      TaskDone done) {
-  const auto parts = Replicas(*work.weight);
+absl::StatusOr<TaskHandle> RoutingEngine::SubmitToOne(std::unique_ptr<Work>* work,
+                                                      const SubmitOptions& options, TaskDone done) {
+  const auto parts = Replicas(*(*work)->weights().front());
   for (size_t part : parts) {
-    work.part = part;
+    (*work)->part = part;
     if (part == parts.back()) break;
     absl::StatusOr<TaskHandle> handle = SubmitCounted(work, options, done);
     if (handle.ok() || !MayFitElsewhere(handle.status())) return handle;
   }
-  return SubmitCounted(std::move(work), options, std::move(done));
+  return SubmitCounted(work, options, std::move(done));
 }
 
-template <typename Work>
-absl::StatusOr<TaskHandle> RoutingEngine::SubmitToParts(Work work, const SubmitOptions& options,
+absl::StatusOr<TaskHandle> RoutingEngine::SubmitToParts(std::unique_ptr<Work>* work,
+                                                        const SubmitOptions& options,
                                                         TaskDone done) {
-  const ColumnSpan wanted = ColumnsOf(work);
-  const Shares shares = SharesOf(*work.weight, wanted);
-  if (shares.size() == 1) {
-    return SubmitCounted(Narrowed(std::move(work), shares[0].part, shares[0].columns), options,
-                         std::move(done));
-  }
-  const int64_t size = SizeOf(work.out_dtype);
-  const auto gather = std::make_shared<Gather>(
-      &staging(), RowsOf(work), (wanted.end - wanted.begin) * size, shares.size(), std::move(done));
-  for (size_t i = 0; i < shares.size(); ++i) {
-    const auto& [part, columns] = shares[i];
-    // The last takes the payload along, so that it is free when the answer is heard.
-    Work piece = i + 1 < shares.size() ? Work(work) : std::move(work);
+  AWQD_ASSIGN_OR_RETURN(WorkCut cut, (*work)->Cut());
+  work->reset();  // the parts alone hold the payload, so that it is free when the answer is heard
+  if (cut.parts.size() == 1) return SubmitCounted(&cut.parts[0].work, options, std::move(done));
+  const auto gather = std::make_shared<Gather>(&staging(), cut, std::move(done));
+  for (size_t i = 0; i < cut.parts.size(); ++i) {
     absl::StatusOr<TaskHandle> handle =
-        SubmitCounted(Narrowed(std::move(piece), part, columns), options,
-                      gather->Part(i, (columns.begin - wanted.begin) * size,
-                                   (columns.end - columns.begin) * size));
+        SubmitCounted(&cut.parts[i].work, options, gather->Part(i, cut.parts[i]));
     if (!handle.ok()) {
       gather->Abandon();
       return handle.status();

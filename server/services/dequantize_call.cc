@@ -78,9 +78,9 @@ class DequantizeBase {
   // Runs `rows` rows of the job from `row_begin` on, then `done` on a worker thread.
   absl::Status SubmitBlock(int64_t row_begin, int64_t rows, BlockDone done) {
     AWQD_RETURN_IF_ERROR(StillWanted(slot_, deadline_));
-    DequantizeWork block = job_.work;
-    block.row_begin = row_begin;
-    block.rows = rows;
+    auto block = std::make_unique<DequantizeWork>(job_.work);
+    block->row_begin = row_begin;
+    block->rows = rows;
     auto on_result = [self = Self(), done = std::move(done)](const absl::Status& status,
                                                              const Payload& result,
                                                              const ExecutionReport& report) {

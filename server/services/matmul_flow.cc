@@ -121,7 +121,7 @@ absl::Status MatmulFlow::Submit(WeightPtr weight) {
   message_.Free();
   ForgetRequest();
   job.work.weight = std::move(weight);
-  tokens_ = job.work.tokens;
+  tokens_ = job.work.rows;
   output_shape_ = std::move(job.output_shape);
   output_dtype_ = job.work.out_dtype;
   encoding_ = job.encoding;
@@ -130,7 +130,8 @@ absl::Status MatmulFlow::Submit(WeightPtr weight) {
     self->OnResult(status, result, report);
   };
   AWQD_ASSIGN_OR_RETURN(TaskHandle handle,
-                        env_.engine->Submit(std::move(job.work), options, std::move(done)));
+                        env_.engine->Submit(std::make_unique<MatmulWork>(std::move(job.work)),
+                                            options, std::move(done)));
   slot_.Set(std::move(handle));
   return absl::OkStatus();
 }

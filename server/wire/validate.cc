@@ -184,7 +184,7 @@ absl::StatusOr<MatmulJob> BuildMatmul(v1::QuantizedMatmulRequest* request,
   AWQD_ASSIGN_OR_RETURN(const TensorInfo info,
                         CheckTensor(*x, kFloatingMask, "activations", cut_bytes));
   MatmulJob job;
-  AWQD_ASSIGN_OR_RETURN(job.work.tokens, Tokens(info, weight.k));
+  AWQD_ASSIGN_OR_RETURN(job.work.rows, Tokens(info, weight.k));
   job.work.x_dtype = info.dtype;
   job.work.out_dtype = info.dtype;
   if (request->output_dtype() != v1::DTYPE_UNSPECIFIED) {
@@ -195,7 +195,7 @@ absl::StatusOr<MatmulJob> BuildMatmul(v1::QuantizedMatmulRequest* request,
   job.encoding = EncodingOf(*request);
   job.output_shape = info.shape;
   job.output_shape.back() = weight.n;
-  const std::optional<int64_t> elements = CheckedMul(job.work.tokens, weight.n);
+  const std::optional<int64_t> elements = CheckedMul(job.work.rows, weight.n);
   AWQD_RETURN_IF_ERROR(request->has_output_shared_memory()
                            ? CheckAnswerFits(elements.value_or(INT64_MAX), job.work.out_dtype,
                                              request->output_shared_memory())

@@ -14,7 +14,8 @@
 #include "awqd/v1/inference.pb.h"
 #include "awqd/v1/model_repository.pb.h"
 #include "kernels/weight.h"
-#include "server/engine/engine.h"
+#include "server/engine/dequantize_work.h"
+#include "server/engine/matmul_work.h"
 
 namespace awqd::wire {
 

@@ -26,10 +26,10 @@ TEST_F(ColumnsTest, TheLastPartAnswersWithColumnsInOrder) {
   ASSERT_TRUE(Submit(Product(Columns({8, 16, 24}), 2), {.priority = 3}).ok());
   for (size_t i = 0; i < 3; ++i) {
     ASSERT_EQ(puppets_[i]->accepted(), 1u);
-    EXPECT_EQ(puppets_[i]->held(0).matmul->part, i);
+    EXPECT_EQ(puppets_[i]->held(0).matmul().part, i);
     EXPECT_EQ(puppets_[i]->held(0).options.priority, 3);
   }
-  EXPECT_EQ(puppets_[0]->held(0).matmul->x.data(), puppets_[2]->held(0).matmul->x.data())
+  EXPECT_EQ(puppets_[0]->held(0).matmul().x.data(), puppets_[2]->held(0).matmul().x.data())
       << "the parts share one payload";
   puppets_[2]->Answer(0, absl::OkStatus(), 'c');
   puppets_[0]->Answer(0, absl::OkStatus(), 'a');
@@ -91,8 +91,8 @@ TEST_F(ColumnsTest, ABiasOfTheRequestIsCut) {
   for (int i = 0; i < 24; ++i) work.bias.push_back(static_cast<float>(i));
   const std::vector<float> bias = work.bias;
   ASSERT_TRUE(Submit(std::move(work)).ok());
-  EXPECT_EQ(puppets_[0]->held(0).matmul->bias, std::vector<float>(bias.begin(), bias.begin() + 8));
-  EXPECT_EQ(puppets_[1]->held(0).matmul->bias, std::vector<float>(bias.begin() + 8, bias.end()));
+  EXPECT_EQ(puppets_[0]->held(0).matmul().bias, std::vector<float>(bias.begin(), bias.begin() + 8));
+  EXPECT_EQ(puppets_[1]->held(0).matmul().bias, std::vector<float>(bias.begin() + 8, bias.end()));
 }
 
 TEST_F(ColumnsTest, AFaultOnOneDeviceFailsTheRequestWithItsErrorId) {
@@ -202,7 +202,7 @@ TEST_F(ColumnsTest, ABlockGoesToTheDevicesThatHoldIt) {
     ASSERT_TRUE(Submit(block).ok());
   };
   const auto held = [&](size_t device, size_t index) {
-    return *puppets_[device]->held(index).dequantize;
+    return puppets_[device]->held(index).dequantize();
   };
   submit(10, 5);  // inside the second
   EXPECT_EQ(held(1, 0).col_begin, 2);

@@ -16,7 +16,7 @@ class LocalEngineMemoryTest : public LocalEngineOnCpu {};
 TEST_P(LocalEngineMemoryTest, ALoneRequestIsNotCopiedByTheHost) {
   Start();
   const std::vector<float> x = RandomRows(300);
-  ExpectProduct(Submit(Work(x)).get(), x, canonical_.bias);
+  ExpectProduct(Submit(Product(x)).get(), x, canonical_.bias);
   EXPECT_EQ(engine_->staging().stats().copied_bytes, 0);
 }
 
@@ -32,7 +32,7 @@ TEST_P(LocalEngineMemoryTest, ABatchIsGatheredOnceAndFetchedOnce) {
   std::vector<std::future<Answer>> answers;
   for (int64_t tokens : {int64_t{1}, int64_t{2}, kLarge, int64_t{1}, int64_t{1}}) {
     rows.push_back(RandomRows(tokens));
-    answers.push_back(Submit(Work(rows.back())));
+    answers.push_back(Submit(Product(rows.back())));
   }
   std::vector<Answer> got;
   for (auto& answer : answers) got.push_back(answer.get());
@@ -54,9 +54,9 @@ TEST_P(LocalEngineMemoryTest, ABatchIsGatheredOnceAndFetchedOnce) {
 TEST_P(LocalEngineMemoryTest, PayloadsAndResultsReuseTheirBuffers) {
   Start();
   const std::vector<float> x = RandomRows(100);
-  ExpectProduct(Submit(Work(x)).get(), x, canonical_.bias);
+  ExpectProduct(Submit(Product(x)).get(), x, canonical_.bias);
   const int64_t misses = engine_->staging().stats().misses;
-  for (int i = 0; i < 50; ++i) ExpectProduct(Submit(Work(x)).get(), x, canonical_.bias);
+  for (int i = 0; i < 50; ++i) ExpectProduct(Submit(Product(x)).get(), x, canonical_.bias);
   EXPECT_EQ(engine_->staging().stats().misses, misses);
   EXPECT_EQ(engine_->staging().stats().lent_bytes, 0);
 }
@@ -64,7 +64,7 @@ TEST_P(LocalEngineMemoryTest, PayloadsAndResultsReuseTheirBuffers) {
 TEST_P(LocalEngineMemoryTest, AResultMayOutliveTheEngine) {
   Start();
   const std::vector<float> x = RandomRows(2);
-  const Answer answer = Submit(Work(x)).get();
+  const Answer answer = Submit(Product(x)).get();
   engine_.reset();
   ExpectProduct(answer, x, canonical_.bias);
 }
@@ -74,9 +74,9 @@ TEST_P(LocalEngineMemoryTest, AfterTheFirstRequestALaneAllocatesNothing) {
   options.lanes = 1;
   Start(options);
   const std::vector<float> x = RandomRows(8);
-  ExpectProduct(Submit(Work(x)).get(), x, canonical_.bias);
+  ExpectProduct(Submit(Product(x)).get(), x, canonical_.bias);
   const int64_t before = device_->allocations();
-  for (int i = 0; i < 20; ++i) ExpectProduct(Submit(Work(x)).get(), x, canonical_.bias);
+  for (int i = 0; i < 20; ++i) ExpectProduct(Submit(Product(x)).get(), x, canonical_.bias);
   EXPECT_EQ(device_->allocations(), before);
 }
 
@@ -94,7 +94,7 @@ TEST_P(LocalEngineMemoryTest, AtRestSomePinnedMemoryStays) {
 TEST_P(LocalEngineMemoryTest, GivesKeptMemoryBackAndGoesOn) {
   Start();
   const std::vector<float> x = RandomRows(2);
-  MatmulWork work = Work(x);
+  MatmulWork work = Product(x);
   work.path = Path::kDequantize;  // the path with a workspace
   const int64_t lent = engine_->staging().stats().lent_bytes;
   Submit(work).wait();
@@ -120,7 +120,7 @@ TEST_P(LocalEngineMemoryTest, AfterWarmUpNoRequestAllocates) {
   options.batching.max_batch_tokens = 300;
   Start(options);
   ASSERT_TRUE(engine_->WarmUp(placed_).ok());
-  MatmulWork work = Work(RandomRows(300));
+  MatmulWork work = Product(RandomRows(300));
   const int64_t before = device_->allocations();
   work.x = work.x.Slice(0, 300 * kK * 2);
   work.x_dtype = work.out_dtype = DType::kFp16;
@@ -140,7 +140,7 @@ TEST_P(LocalEngineMemoryTest, AHandleMayOutliveTheEngine) {
   const std::vector<float> x = RandomRows(1);
   std::promise<void> done;
   auto handle = engine_->Submit(
-      Work(x), {},
+      std::make_unique<MatmulWork>(Product(x)), {},
       [&](const absl::Status&, const Payload&, const ExecutionReport&) { done.set_value(); });
   ASSERT_TRUE(handle.ok());
   done.get_future().get();

@@ -14,7 +14,9 @@
 
 #include "kernels/base/half.h"
 #include "kernels/kernels.h"
+#include "server/engine/dequantize_work.h"
 #include "server/engine/local_engine.h"
+#include "server/engine/matmul_work.h"
 #include "tests/testing/wrapped_device.h"
 
 namespace awqd::testing {
@@ -91,13 +93,13 @@ class LocalEngineOnCpu : public ::testing::TestWithParam<bool> {
     return x;
   }
 
-  MatmulWork Work(const std::vector<float>& x) {
+  MatmulWork Product(const std::vector<float>& x) {
     MatmulWork work;
     work.weight = placed_;
     work.x = *engine_->staging().Get(x.size() * 4);
     if (!x.empty()) std::memcpy(work.x.data(), x.data(), x.size() * 4);
     work.x_dtype = work.out_dtype = DType::kFp32;
-    work.tokens = x.size() / kK;
+    work.rows = x.size() / kK;
     return work;
   }
 
@@ -105,7 +107,7 @@ class LocalEngineOnCpu : public ::testing::TestWithParam<bool> {
   std::future<Answer> Submit(AnyWork work, const SubmitOptions& options = {}) {
     auto promise = std::make_shared<std::promise<Answer>>();
     auto submitted = engine_->Submit(
-        std::move(work), options,
+        std::make_unique<AnyWork>(std::move(work)), options,
         [promise](const absl::Status& status, Payload bytes, const ExecutionReport& report) {
           promise->set_value({status, std::move(bytes), report});
         });

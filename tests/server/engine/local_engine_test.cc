@@ -17,7 +17,7 @@ class LocalEngineTest : public LocalEngineOnCpu {};
 TEST_P(LocalEngineTest, MultipliesAndReports) {
   Start();
   const std::vector<float> x = RandomRows(3);
-  const Answer answer = Submit(Work(x)).get();
+  const Answer answer = Submit(Product(x)).get();
   ExpectProduct(answer, x, canonical_.bias);
   EXPECT_EQ(answer.report.batch_tokens, 3);
   EXPECT_EQ(answer.report.batch_requests, 1);
@@ -32,12 +32,12 @@ TEST_P(LocalEngineTest, ShortRequestsRunOnTheThreadThatCallsRunQueued) {
   Start();
   const auto run = [this](bool caller_runs) {
     std::promise<std::thread::id> ran;
-    const auto submitted =
-        engine_->Submit(Work(RandomRows(1)), {.caller_runs = caller_runs},
-                        [&ran](const absl::Status& status, const Payload&, const ExecutionReport&) {
-                          EXPECT_TRUE(status.ok()) << status;
-                          ran.set_value(std::this_thread::get_id());
-                        });
+    const auto submitted = engine_->Submit(
+        std::make_unique<MatmulWork>(Product(RandomRows(1))), {.caller_runs = caller_runs},
+        [&ran](const absl::Status& status, const Payload&, const ExecutionReport&) {
+          EXPECT_TRUE(status.ok()) << status;
+          ran.set_value(std::this_thread::get_id());
+        });
     EXPECT_TRUE(submitted.ok()) << submitted.status();
     if (caller_runs) {
       EXPECT_FALSE(engine_->RunQueued()) << "nothing is left";
@@ -62,7 +62,8 @@ TEST_P(LocalEngineTest, LongRequestsAreAWorkersWhoeverBringsThem) {
   const auto caller = std::this_thread::get_id();
   std::promise<std::thread::id> product, block;
   ASSERT_TRUE(engine_
-                  ->Submit(Work(RandomRows(kLong)), {.caller_runs = true},
+                  ->Submit(std::make_unique<MatmulWork>(Product(RandomRows(kLong))),
+                           {.caller_runs = true},
                            [&](const absl::Status&, const Payload&, const ExecutionReport&) {
                              product.set_value(std::this_thread::get_id());
                            })
@@ -73,7 +74,7 @@ TEST_P(LocalEngineTest, LongRequestsAreAWorkersWhoeverBringsThem) {
   work.rows = kK;
   work.cols = kN;
   ASSERT_TRUE(engine_
-                  ->Submit(std::move(work), {.caller_runs = true},
+                  ->Submit(std::make_unique<DequantizeWork>(work), {.caller_runs = true},
                            [&](const absl::Status&, const Payload&, const ExecutionReport&) {
                              block.set_value(std::this_thread::get_id());
                            })
@@ -83,7 +84,7 @@ TEST_P(LocalEngineTest, LongRequestsAreAWorkersWhoeverBringsThem) {
 
 TEST_P(LocalEngineTest, NoTokensGiveNoBytes) {
   Start();
-  const Answer answer = Submit(Work({})).get();
+  const Answer answer = Submit(Product({})).get();
   EXPECT_TRUE(answer.status.ok()) << answer.status;
   EXPECT_TRUE(answer.bytes.empty());
 }
@@ -91,7 +92,7 @@ TEST_P(LocalEngineTest, NoTokensGiveNoBytes) {
 TEST_P(LocalEngineTest, ABiasOfTheRequestReplacesTheWeights) {
   Start();
   const std::vector<float> x = RandomRows(2);
-  MatmulWork work = Work(x);
+  MatmulWork work = Product(x);
   work.bias.assign(kN, -3.0f);
   ExpectProduct(Submit(std::move(work)).get(), x, std::vector<float>(kN, -3.0f));
 }
@@ -106,7 +107,7 @@ TEST_P(LocalEngineTest, MergesWhatGathersAndSplitsTheResult) {
   std::vector<std::future<Answer>> answers;
   for (int64_t tokens : {1, 2, 3, 4}) {
     rows.push_back(RandomRows(tokens));
-    answers.push_back(Submit(Work(rows.back())));
+    answers.push_back(Submit(Product(rows.back())));
   }
   for (size_t i = 0; i < answers.size(); ++i) {
     const Answer answer = answers[i].get();
@@ -132,7 +133,8 @@ TEST_P(LocalEngineTest, SeveralThreadsAnswerALargeBatch) {
     auto promise = std::make_shared<std::promise<Answer>>();
     answers.push_back(promise->get_future());
     const auto submitted = engine_->Submit(
-        Work(x), {}, [&, promise](const absl::Status& status, Payload bytes, const auto& report) {
+        std::make_unique<MatmulWork>(Product(x)), {},
+        [&, promise](const absl::Status& status, Payload bytes, const auto& report) {
           {
             MutexLock lock(&mu);
             threads.insert(std::this_thread::get_id());
@@ -159,8 +161,8 @@ TEST_P(LocalEngineTest, TheThresholdLooksAtTheMergedCount) {
   options.batching.max_batch_tokens = 4;
   Start(options);
   const std::vector<float> x = RandomRows(2);
-  auto first = Submit(Work(x));
-  auto second = Submit(Work(x));
+  auto first = Submit(Product(x));
+  auto second = Submit(Product(x));
   const Answer a = first.get(), b = second.get();
   ExpectProduct(a, x, canonical_.bias);
   ExpectProduct(b, x, canonical_.bias);
@@ -181,13 +183,13 @@ TEST_P(LocalEngineTest, AnAutomaticThresholdIsMeasuredOnceForAShape) {
   EXPECT_EQ(engine_->TokenThreshold(*weight_), measured);
   EXPECT_EQ(device_->allocations(), allocations) << "measured again";
   const std::vector<float> x = RandomRows(40);
-  ExpectProduct(Submit(Work(x)).get(), x, canonical_.bias);
+  ExpectProduct(Submit(Product(x)).get(), x, canonical_.bias);
 }
 
 TEST_P(LocalEngineTest, AnAskedForPathIsTaken) {
   Start();
   const std::vector<float> x = RandomRows(2);
-  MatmulWork work = Work(x);
+  MatmulWork work = Product(x);
   work.path = Path::kDequantize;
   const Answer answer = Submit(std::move(work)).get();
   ExpectProduct(answer, x, canonical_.bias);
@@ -199,7 +201,7 @@ TEST_P(LocalEngineTest, ARequestLargerThanABatchIsSplit) {
   options.batching.max_batch_tokens = 4;
   Start(options);
   const std::vector<float> x = RandomRows(11);
-  const Answer answer = Submit(Work(x)).get();
+  const Answer answer = Submit(Product(x)).get();
   ExpectProduct(answer, x, canonical_.bias);
   EXPECT_EQ(answer.report.batch_tokens, 11);
 }
@@ -212,8 +214,8 @@ TEST_P(LocalEngineTest, NanInOneRequestLeavesItsBatchMatesAlone) {
   const std::vector<float> good = RandomRows(1);
   std::vector<float> bad = RandomRows(1);
   bad[5] = std::nanf("");
-  auto bad_answer = Submit(Work(bad));
-  auto good_answer = Submit(Work(good));
+  auto bad_answer = Submit(Product(bad));
+  auto good_answer = Submit(Product(good));
   ExpectProduct(good_answer.get(), good, canonical_.bias);
   const Answer answer = bad_answer.get();
   float first;
@@ -247,7 +249,8 @@ TEST_P(LocalEngineTest, DequantizesABlock) {
 TEST_P(LocalEngineTest, ABrokenDeviceIsRefusedAtTheDoor) {
   Start();
   device_->Break();
-  EXPECT_EQ(Submit(Work(RandomRows(1))).get().status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(Submit(Product(RandomRows(1))).get().status.code(),
+            absl::StatusCode::kFailedPrecondition);
 }
 
 TEST_P(LocalEngineTest, AFaultFailsTheWholeBatchWithOneErrorId) {
@@ -257,15 +260,16 @@ TEST_P(LocalEngineTest, AFaultFailsTheWholeBatchWithOneErrorId) {
   std::promise<absl::Status> fault;
   options.on_device_fault = [&](const absl::Status& status) { fault.set_value(status); };
   Start(options);
-  auto first = Submit(Work(RandomRows(1)));
-  auto second = Submit(Work(RandomRows(1)));
+  auto first = Submit(Product(RandomRows(1)));
+  auto second = Submit(Product(RandomRows(1)));
   device_->Break();  // both are queued and wait for company
   const Answer a = first.get(), b = second.get();
   EXPECT_EQ(a.status.code(), absl::StatusCode::kInternal);
   EXPECT_TRUE(a.status.GetPayload(kErrorIdPayload).has_value());
   EXPECT_EQ(a.status, b.status) << "one fault, one error id";
   EXPECT_EQ(fault.get_future().get().code(), absl::StatusCode::kInternal);
-  EXPECT_EQ(Submit(Work(RandomRows(1))).get().status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(Submit(Product(RandomRows(1))).get().status.code(),
+            absl::StatusCode::kFailedPrecondition);
 }
 
 TEST_P(LocalEngineTest, CancelledAndExpiredRequestsNeverRun) {
@@ -273,14 +277,14 @@ TEST_P(LocalEngineTest, CancelledAndExpiredRequestsNeverRun) {
   options.batching.max_queue_delay = absl::Hours(1);
   Start(options);
   auto promise = std::make_shared<std::promise<absl::Status>>();
-  auto handle = engine_->Submit(Work(RandomRows(1)), {},
+  auto handle = engine_->Submit(std::make_unique<MatmulWork>(Product(RandomRows(1))), {},
                                 [promise](const absl::Status& status, const Payload&,
                                           const ExecutionReport&) { promise->set_value(status); });
   ASSERT_TRUE(handle.ok());
   handle->Cancel();
   EXPECT_EQ(promise->get_future().get().code(), absl::StatusCode::kCancelled);
   handle->Cancel();  // harmless
-  auto expired = Submit(Work(RandomRows(1)), {.deadline = absl::Now() + absl::Milliseconds(5)});
+  auto expired = Submit(Product(RandomRows(1)), {.deadline = absl::Now() + absl::Milliseconds(5)});
   EXPECT_EQ(expired.get().status.code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_EQ(engine_->queued_tasks(), 0);
 }
@@ -290,10 +294,10 @@ TEST_P(LocalEngineTest, DrainAnswersWhatWasAcceptedAndRefusesTheRest) {
   options.batching.max_queue_delay = absl::Hours(1);
   Start(options);
   const std::vector<float> x = RandomRows(1);
-  auto accepted = Submit(Work(x));
+  auto accepted = Submit(Product(x));
   engine_->Drain();
   ExpectProduct(accepted.get(), x, canonical_.bias);
-  EXPECT_EQ(Submit(Work(x)).get().status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(Submit(Product(x)).get().status.code(), absl::StatusCode::kUnavailable);
 }
 
 TEST_P(LocalEngineTest, WarmUpRunsThePlanWithoutWaitingForCompany) {

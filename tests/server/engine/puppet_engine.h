@@ -13,7 +13,9 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/mutex.h"
 #include "kernels/kernels.h"
+#include "server/engine/dequantize_work.h"
 #include "server/engine/engine.h"
+#include "server/engine/matmul_work.h"
 #include "tests/testing/wrapped_device.h"
 
 namespace awqd::testing {
@@ -29,11 +31,13 @@ inline std::shared_ptr<const DeviceWeight> ShapeOn(Device* device, int64_t n) {
 class PuppetEngine final : public Engine {
  public:
   struct Held {
-    std::optional<MatmulWork> matmul;
-    std::optional<DequantizeWork> dequantize;
+    std::shared_ptr<const Work> work;
     SubmitOptions options;
     TaskDone done;  // null once answered
     bool started = false;
+
+    const MatmulWork& matmul() const { return dynamic_cast<const MatmulWork&>(*work); }
+    const DequantizeWork& dequantize() const { return dynamic_cast<const DequantizeWork&>(*work); }
   };
 
   explicit PuppetEngine(int index)
@@ -59,7 +63,7 @@ class PuppetEngine final : public Engine {
     {
       MutexLock lock(&mu_);
       done = std::exchange(held_[index].done, nullptr);
-      bytes = ResultBytes(held_[index]);
+      bytes = held_[index].work->result_bytes();
     }
     ASSERT_TRUE(done) << "answered before";
     Payload result;
@@ -89,13 +93,18 @@ class PuppetEngine final : public Engine {
 
   // --- Engine ---
 
-  absl::StatusOr<TaskHandle> Submit(MatmulWork work, const SubmitOptions& options,
+  using Engine::Submit;
+  absl::StatusOr<TaskHandle> Submit(std::unique_ptr<Work>* work, const SubmitOptions& options,
                                     TaskDone done) override {
-    return Take({.matmul = std::move(work), .options = options, .done = std::move(done)});
-  }
-  absl::StatusOr<TaskHandle> Submit(DequantizeWork work, const SubmitOptions& options,
-                                    TaskDone done) override {
-    return Take({.dequantize = std::move(work), .options = options, .done = std::move(done)});
+    if (!refuse_.ok()) return refuse_;
+    size_t index;
+    {
+      MutexLock lock(&mu_);
+      index = held_.size();
+      held_.push_back({std::move(*work), options, std::move(done)});
+    }
+    if (at_once_.has_value()) Answer(index, *at_once_);
+    return TaskHandle([this, index] { CancelTask(index); });
   }
   absl::StatusOr<std::shared_ptr<const PlacedWeight>> Prepare(
       const CanonicalWeight& weight) override {
@@ -109,27 +118,6 @@ class PuppetEngine final : public Engine {
   int64_t queued_tasks() const override { return static_cast<int64_t>(waiting()); }
 
  private:
-  static int64_t ResultBytes(const Held& held) {
-    if (held.dequantize.has_value()) {
-      const DequantizeWork& work = *held.dequantize;
-      return work.rows * work.cols * SizeOf(work.out_dtype);
-    }
-    const MatmulWork& work = *held.matmul;
-    return work.tokens * work.here().shape.n * SizeOf(work.out_dtype);
-  }
-
-  absl::StatusOr<TaskHandle> Take(Held task) {
-    if (!refuse_.ok()) return refuse_;
-    size_t index;
-    {
-      MutexLock lock(&mu_);
-      index = held_.size();
-      held_.push_back(std::move(task));
-    }
-    if (at_once_.has_value()) Answer(index, *at_once_);
-    return TaskHandle([this, index] { CancelTask(index); });
-  }
-
   void CancelTask(size_t index) {
     TaskDone done;
     {

@@ -56,17 +56,17 @@ class Puppets : public ::testing::Test {
   MatmulWork Product(std::shared_ptr<const PlacedWeight> weight, int64_t tokens) {
     MatmulWork work;
     work.weight = std::move(weight);
-    work.tokens = tokens;
+    work.rows = tokens;
     work.x = *engine_->staging().Get(tokens * 16 * 2);
     return work;
   }
 
   // Its answer stays in `answers_`; the index of the submission.
-  template <typename Work>
-  absl::StatusOr<TaskHandle> Submit(Work work, const SubmitOptions& options = {}) {
+  template <typename AnyWork>
+  absl::StatusOr<TaskHandle> Submit(AnyWork work, const SubmitOptions& options = {}) {
     answers_.push_back(std::make_unique<Answered>());
     return engine_->Submit(
-        std::move(work), options,
+        std::make_unique<AnyWork>(std::move(work)), options,
         [answer = answers_.back().get()](const absl::Status& status, const Payload& result,
                                          const ExecutionReport& report) {
           ++answer->times;

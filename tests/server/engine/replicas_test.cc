@@ -21,7 +21,7 @@ TEST_F(ReplicasTest, EqualsTakeTurns) {
   for (int i = 0; i < 9; ++i) ASSERT_TRUE(Submit(Product(weight, 1)).ok());
   EXPECT_EQ(Accepted(), (std::vector<size_t>{3, 3, 3}));
   for (size_t device = 0; device < 3; ++device) {
-    EXPECT_EQ(puppets_[device]->held(0).matmul->part, device);
+    EXPECT_EQ(puppets_[device]->held(0).matmul().part, device);
   }
 }
 
@@ -63,7 +63,7 @@ TEST_F(ReplicasTest, ADequantizeCountsItsRows) {
   const size_t busy = puppets_[0]->accepted() == 1 ? 0 : 1;
   for (int i = 0; i < 15; ++i) ASSERT_TRUE(Submit(Product(weight, 1)).ok());
   EXPECT_EQ(puppets_[busy]->accepted(), 1u);
-  EXPECT_EQ(puppets_[busy]->held(0).dequantize->part, busy);
+  EXPECT_EQ(puppets_[busy]->held(0).dequantize().part, busy);
 }
 
 TEST_F(ReplicasTest, CancelledAndFailedWorkCountsNoLonger) {

@@ -7,7 +7,9 @@
 #include <future>
 
 #include "kernels/kernels.h"
+#include "server/engine/dequantize_work.h"
 #include "server/engine/local_engine.h"
+#include "server/engine/matmul_work.h"
 
 namespace awqd {
 namespace {
@@ -45,11 +47,11 @@ class RoutingEngineTest : public ::testing::Test {
   absl::Status Run(int on) {
     MatmulWork work;
     work.weight = weights_[on];
-    work.tokens = 1;
+    work.rows = 1;
     work.x = *engine_->staging().Get(32);
     std::memset(work.x.data(), 0, 32);
     std::promise<absl::Status> promise;
-    auto submitted = engine_->Submit(std::move(work), {},
+    auto submitted = engine_->Submit(std::make_unique<MatmulWork>(std::move(work)), {},
                                      [&](const absl::Status& status, const Payload&,
                                          const ExecutionReport&) { promise.set_value(status); });
     return submitted.ok() ? promise.get_future().get() : submitted.status();
@@ -71,7 +73,7 @@ TEST_F(RoutingEngineTest, WorkRunsWhereItsWeightLives) {
   block.weight = weights_[1];
   block.rows = block.cols = 1;
   EXPECT_EQ(engine_
-                ->Submit(block, {},
+                ->Submit(std::make_unique<DequantizeWork>(block), {},
                          [](const absl::Status&, const Payload&, const ExecutionReport&) {
                            FAIL() << "refused work is not answered";
                          })

@@ -12,7 +12,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "kernels/kernels.h"
+#include "server/engine/dequantize_work.h"
 #include "server/engine/local_engine.h"
+#include "server/engine/matmul_work.h"
 #include "server/engine/routing_engine.h"
 #include "tests/testing/matchers.h"
 #include "tests/testing/random_weight.h"
@@ -41,13 +43,10 @@ class BreakableEngine final : public Engine {
 
   WrappedDevice& wrapped() { return device_; }
 
-  absl::StatusOr<TaskHandle> Submit(MatmulWork work, const SubmitOptions& options,
+  using Engine::Submit;
+  absl::StatusOr<TaskHandle> Submit(std::unique_ptr<Work>* work, const SubmitOptions& options,
                                     TaskDone done) override {
-    return engine_->Submit(std::move(work), options, std::move(done));
-  }
-  absl::StatusOr<TaskHandle> Submit(DequantizeWork work, const SubmitOptions& options,
-                                    TaskDone done) override {
-    return engine_->Submit(std::move(work), options, std::move(done));
+    return engine_->Submit(work, options, std::move(done));
   }
   absl::StatusOr<std::shared_ptr<const PlacedWeight>> Prepare(
       const CanonicalWeight& weight) override {
@@ -91,26 +90,26 @@ class Machine {
   MatmulWork Product(std::shared_ptr<const PlacedWeight> weight, const std::vector<uint8_t>& x,
                      DType dtype) {
     MatmulWork work;
-    work.tokens = static_cast<int64_t>(x.size()) / SizeOf(dtype) / weight->shape.k;
+    work.rows = static_cast<int64_t>(x.size()) / SizeOf(dtype) / weight->shape.k;
     work.weight = std::move(weight);
     work.x_dtype = work.out_dtype = dtype;
     work.x = *engine_->staging().Get(static_cast<int64_t>(x.size()));
     if (!x.empty()) std::memcpy(work.x.data(), x.data(), x.size());
     return work;
   }
-  template <typename Work>
-  std::future<Answer> Submit(Work work, const SubmitOptions& options = {}) {
+  template <typename AnyWork>
+  std::future<Answer> Submit(AnyWork work, const SubmitOptions& options = {}) {
     auto promise = std::make_shared<std::promise<Answer>>();
     auto submitted = engine_->Submit(
-        std::move(work), options,
+        std::make_unique<AnyWork>(std::move(work)), options,
         [promise](const absl::Status& status, const Payload& bytes, const ExecutionReport& report) {
           promise->set_value({status, std::string(bytes.view()), report});
         });
     if (!submitted.ok()) promise->set_value({submitted.status(), "", {}});
     return promise->get_future();
   }
-  template <typename Work>
-  Answer Run(Work work) {
+  template <typename AnyWork>
+  Answer Run(AnyWork work) {
     return Submit(std::move(work)).get();
   }
   BreakableEngine& member(size_t index) { return *members_[index]; }
@@ -302,7 +301,7 @@ TEST_P(SeveralDevicesTest, AnswersMayOutliveTheEngine) {
     const auto x = RandomMatrix(3, 64, DType::kFp16, 1);
     std::promise<void> answered;
     const auto handle = machine.engine().Submit(
-        machine.Product(weight, x, DType::kFp16), {},
+        std::make_unique<MatmulWork>(machine.Product(weight, x, DType::kFp16)), {},
         [&](const absl::Status& status, Payload bytes, const ExecutionReport&) {
           EXPECT_TRUE(status.ok()) << status;
           kept = std::move(bytes);
@@ -335,8 +334,8 @@ TEST_P(SeveralDevicesTest, EveryRequestEndsOnceAndRightUnderLoad) {
         SubmitOptions submit = {.priority = static_cast<int>(random() % 2)};
         if (random() % 4 == 0) submit.deadline = absl::Now() + absl::Microseconds(random() % 300);
         const auto handle = machine.engine().Submit(
-            machine.Product(weights[random() % 2], x, DType::kFp32), submit,
-            [&](const absl::Status& status, const Payload& bytes, const ExecutionReport&) {
+            std::make_unique<MatmulWork>(machine.Product(weights[random() % 2], x, DType::kFp32)),
+            submit, [&](const absl::Status& status, const Payload& bytes, const ExecutionReport&) {
               ++ended;
               if (status.ok() && bytes.view() == expected) {
                 ++good;

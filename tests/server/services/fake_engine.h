@@ -14,6 +14,7 @@
 #include "kernels/base/mutex.h"
 #include "kernels/kernels.h"
 #include "server/engine/engine.h"
+#include "server/engine/matmul_work.h"
 
 namespace awqd::services {
 
@@ -96,23 +97,16 @@ class FakeEngine final : public Engine {
 
   // --- Engine ---
 
-  absl::StatusOr<TaskHandle> Submit(MatmulWork work, const SubmitOptions& options,
+  using Engine::Submit;
+  absl::StatusOr<TaskHandle> Submit(std::unique_ptr<Work>* work, const SubmitOptions& options,
                                     TaskDone done) override {
-    const int64_t bytes = work.tokens * work.weight->shape.n * SizeOf(work.out_dtype);
+    const int64_t bytes = (*work)->result_bytes(), load = (*work)->load();
     {
       MutexLock lock(&mu_);
-      last_matmul_ = work;
+      if (auto* matmul = dynamic_cast<MatmulWork*>(work->get())) last_matmul_ = *matmul;
       last_options_ = options;
     }
-    return Take(bytes, work.tokens, std::move(done));
-  }
-  absl::StatusOr<TaskHandle> Submit(DequantizeWork work, const SubmitOptions& options,
-                                    TaskDone done) override {
-    {
-      MutexLock lock(&mu_);
-      last_options_ = options;
-    }
-    return Take(work.rows * work.cols * SizeOf(work.out_dtype), work.rows, std::move(done));
+    return Take(bytes, load, std::move(done));
   }
   absl::StatusOr<std::shared_ptr<const PlacedWeight>> Prepare(
       const CanonicalWeight& weight) override {

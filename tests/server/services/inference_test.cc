@@ -23,7 +23,7 @@ TEST_F(InferenceTest, MatmulAnswersWithShapeExecutionAndId) {
   EXPECT_EQ(response.execution().queue_us(), 3);
   EXPECT_EQ(response.request_id(), "me");
   EXPECT_EQ(engine_.last_options().priority, 7);
-  EXPECT_EQ(engine_.last_matmul().tokens, 3);
+  EXPECT_EQ(engine_.last_matmul().rows, 3);
   EXPECT_LT(engine_.last_options().deadline, absl::Now() + absl::Seconds(11));
 }
 

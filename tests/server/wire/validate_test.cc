@@ -73,7 +73,7 @@ TEST(Matmul, AllLeadingDimensionsAreTokens) {
   v1::QuantizedMatmulRequest request = GoodMatmul();
   *request.mutable_activations() = RawTensor(v1::BF16, {2, 3, 128}, 2 * 3 * 128 * 2);
   const MatmulJob job = *BuildMatmul(&request, kShape, kLimit);
-  EXPECT_EQ(job.work.tokens, 6);
+  EXPECT_EQ(job.work.rows, 6);
   EXPECT_THAT(job.output_shape, ElementsAre(2, 3, 16));
   EXPECT_EQ(job.work.out_dtype, DType::kBf16);
   EXPECT_FALSE(job.work.path.has_value());
@@ -84,14 +84,14 @@ TEST(Matmul, RankOneIsOneToken) {
   v1::QuantizedMatmulRequest request = GoodMatmul();
   *request.mutable_activations() = RawTensor(v1::FP16, {128}, 256);
   const MatmulJob job = *BuildMatmul(&request, kShape, kLimit);
-  EXPECT_EQ(job.work.tokens, 1);
+  EXPECT_EQ(job.work.rows, 1);
   EXPECT_THAT(job.output_shape, ElementsAre(16));
 }
 
 TEST(Matmul, ZeroTokensAreLegal) {
   v1::QuantizedMatmulRequest request = GoodMatmul(0);
   EXPECT_TRUE(CheckRequest(request).ok());
-  EXPECT_EQ(BuildMatmul(&request, kShape, kLimit)->work.tokens, 0);
+  EXPECT_EQ(BuildMatmul(&request, kShape, kLimit)->work.rows, 0);
 }
 
 TEST(Matmul, TakesBiasDTypePathAndEncoding) {

@@ -1,0 +1,100 @@
+// MatmulWork: gather the rows, multiply once, fetch the result.
+#include "server/engine/matmul_work.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/container/inlined_vector.h"
+#include "kernels/base/status.h"
+#include "kernels/kernels.h"
+#include "server/batching/policy.h"
+#include "server/engine/column_cut.h"
+#include "server/engine/lane.h"
+
+namespace awqd {
+
+// Multiplications. Decoding the weight first costs as much as some tokens more.
+int64_t MatmulWork::cost() const {
+  constexpr int64_t kDecode = 32;
+  const WeightShape& shape = here().shape;
+  const int64_t all = rows + (path == Path::kDequantize ? kDecode : 0);
+  const double cost = static_cast<double>(all) * static_cast<double>(shape.k * shape.n);
+  return cost < 1e18 ? static_cast<int64_t>(cost) : kUnknownCost;
+}
+
+BatchKey MatmulWork::merge_key() const {
+  if (!bias.empty()) return {};
+  const uint32_t asked = path.has_value() ? 1 + static_cast<uint32_t>(*path) : 0;
+  return {&here(),
+          asked << 16 | static_cast<uint32_t>(x_dtype) << 8 | static_cast<uint32_t>(out_dtype)};
+}
+
+absl::StatusOr<WorkCut> MatmulWork::Cut() const {
+  const ColumnResult result = {*weight, {0, weight->shape.n}, rows, SizeOf(out_dtype)};
+  return CutAtColumns(result, [this](size_t, ColumnSpan columns) {
+    auto out = std::make_unique<MatmulWork>(*this);
+    if (!bias.empty()) {
+      out->bias = {bias.begin() + columns.begin, bias.begin() + columns.end};
+    }
+    return out;
+  });
+}
+
+absl::Status MatmulWork::Run(Lane& lane, const Batch& batch, char* result,
+                             ExecutionReport* report) const {
+  const Path taken = path.value_or(PathFor(lane, here(), batch.tokens));
+  absl::InlinedVector<RowPiece, 8> pieces;
+  pieces.reserve(batch.tasks.size());
+  for (const std::unique_ptr<Task>& task : batch.tasks) {
+    const auto& work = static_cast<const MatmulWork&>(*task);
+    pieces.push_back({work.x.data(), work.rows});
+  }
+  const int64_t most = lane.max_rows();
+  if (pieces.size() > 1 || rows <= most) return Multiply(lane, pieces, taken, result, report);
+  // One work larger than a batch may be: in steps, so that the lane's buffers stay bounded.
+  const int64_t x_row = here().shape.k * SizeOf(x_dtype);
+  const int64_t y_row = here().shape.n * SizeOf(out_dtype);
+  for (int64_t row = 0; row < rows; row += most) {
+    const RowPiece piece{x.data() + row * x_row, std::min(most, rows - row)};
+    AWQD_RETURN_IF_ERROR(Multiply(lane, {&piece, 1}, taken, result + row * y_row, report));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status MatmulWork::Multiply(Lane& lane, absl::Span<const RowPiece> pieces, Path taken,
+                                  char* y, ExecutionReport* report) const {
+  const int64_t k = here().shape.k, n = here().shape.n;
+  const int64_t m = Rows(pieces);
+  const int64_t y_bytes = m * n * SizeOf(out_dtype);
+  MatmulArgs args;
+  args.weight = &here();
+  args.bias = here().bias_data();
+  if (!bias.empty()) {
+    AWQD_ASSIGN_OR_RETURN(const void* own, lane.Upload(bias.data(), n * sizeof(float)));
+    args.bias = static_cast<const float*>(own);
+  }
+  AWQD_ASSIGN_OR_RETURN(const void* rows_there, lane.Gather(pieces, k * SizeOf(x_dtype)));
+  args.x = {rows_there, x_dtype, m, k};
+  AWQD_ASSIGN_OR_RETURN(void* target, lane.Target(y, y_bytes));
+  args.y = {target, out_dtype, m, n};
+  AWQD_RETURN_IF_ERROR(RunProduct(lane, args, taken, report));
+  return lane.Fetch(y, target, y_bytes);
+}
+
+Path PathFor(const Lane& lane, const DeviceWeight& weight, int64_t tokens) {
+  const TokenPolicy policy{lane.thresholds().For(weight)};
+  return policy.UseFused(tokens) ? Path::kFused : Path::kDequantize;
+}
+
+absl::Status RunProduct(Lane& lane, MatmulArgs args, Path path, ExecutionReport* report) {
+  // Either path may run (QuantizedMatmul falls back), so the workspace serves both.
+  const int64_t bytes = std::max(WorkspaceBytes(*args.weight, Path::kFused, args.x.rows),
+                                 WorkspaceBytes(*args.weight, path, args.x.rows));
+  AWQD_ASSIGN_OR_RETURN(args.workspace, lane.Workspace(bytes));
+  const KernelRow* ran = nullptr;
+  AWQD_RETURN_IF_ERROR(QuantizedMatmul(args, path, lane.stream(), &ran));
+  AddKernel(ran, report);
+  return absl::OkStatus();
+}
+
+}  // namespace awqd

@@ -1,0 +1,58 @@
+// The product of activations and one weight; and the product as a step of other works.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "server/engine/work.h"
+
+namespace awqd {
+
+struct MatmulArgs;
+struct RowPiece;
+
+// y[rows, N] = x[rows, K] @ W (+ bias); a row is a token.
+class MatmulWork final : public Work {
+ public:
+  std::shared_ptr<const PlacedWeight> weight;
+  Payload x;  // rows x K of x_dtype, from Engine::staging
+  DType x_dtype = DType::kFp16;
+  DType out_dtype = DType::kFp16;
+  int64_t rows = 0;
+  std::vector<float> bias;   // [N] override, or empty for the weight's own
+  std::optional<Path> path;  // none: the token-count policy decides
+
+  const DeviceWeight& here() const { return *weight->parts[part].weight; }
+
+  absl::string_view name() const override { return "QuantizedMatmul"; }
+  absl::Span<const std::shared_ptr<const PlacedWeight>> weights() const override {
+    return {&weight, 1};
+  }
+  int64_t tokens() const override { return rows; }
+  int64_t bytes() const override { return x.size(); }
+  int64_t result_bytes() const override { return rows * here().shape.n * SizeOf(out_dtype); }
+  int64_t cost() const override;
+  // Same weight, element types and asked-for path. A bias of the request's own keeps it alone.
+  BatchKey merge_key() const override;
+  absl::StatusOr<WorkCut> Cut() const override;
+  absl::Status Run(Lane& lane, const Batch& batch, char* result,
+                   ExecutionReport* report) const override;
+  void FreeInputs() override { x = Payload(); }
+
+ private:
+  // Multiplies these rows at once. `y`: staging memory for as many rows of N.
+  absl::Status Multiply(Lane& lane, absl::Span<const RowPiece> pieces, Path taken, char* y,
+                        ExecutionReport* report) const;
+};
+
+// --- The product as a step: from device memory to device memory ---
+
+// The path of a product of so many tokens, by the token-count policy.
+Path PathFor(const Lane& lane, const DeviceWeight& weight, int64_t tokens);
+
+// Enqueues the product with the lane's workspace, and adds the kernel to `report`.
+absl::Status RunProduct(Lane& lane, MatmulArgs args, Path path, ExecutionReport* report);
+
+}  // namespace awqd

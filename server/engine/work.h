@@ -1,0 +1,114 @@
+// Work: what a request asks of a device. One interface for every operation.
+//
+// An operation is a subclass in two files of its own. The scheduler, the engines and the lane know
+// this interface alone. README.md has the recipe for a new one.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "kernels/types.h"
+#include "server/batching/batch.h"
+#include "server/batching/task.h"
+#include "server/engine/staging.h"
+#include "server/model/placed_weight.h"
+
+namespace awqd {
+
+class Lane;
+class Work;
+struct KernelRow;
+
+// What ran, for the response's Execution.
+struct ExecutionReport {
+  Path path = Path::kFused;  // kDequantize if any product was decoded first
+  std::string kernel;        // names of all kernels that ran, "a,b"
+  std::string device;
+  int64_t batch_tokens = 0;
+  int32_t batch_requests = 0;
+  int64_t queue_us = 0;
+  int64_t compute_us = 0;
+};
+
+// Appends `name` to a list "a,b", unless it is empty or there already.
+void AddName(absl::string_view name, std::string* list);
+
+// Called exactly once per accepted work. `result` holds the result, row-major little-endian, when
+// the status is OK; results of one batch share a buffer.
+using TaskDone =
+    std::function<void(const absl::Status& status, Payload result, const ExecutionReport& report)>;
+
+// What one device does of a work that was cut, and where its result belongs.
+struct WorkPart {
+  std::unique_ptr<Work> work;
+  int64_t offset = 0;     // in each row of the whole result, in bytes
+  int64_t row_bytes = 0;  // of the part's own rows
+};
+
+// The whole result is `rows` rows of `row_bytes`; the parts fill it. One part: it is the result.
+struct WorkCut {
+  int64_t rows = 0;
+  int64_t row_bytes = 0;
+  absl::InlinedVector<WorkPart, 8> parts;
+};
+
+// One request. Its fields are validated by whoever fills them. Task says what batching asks of it:
+// tokens, bytes held while queued, cost in multiplications.
+class Work : public Task {
+ public:
+  // The operation, as its RPC is called. For messages.
+  virtual absl::string_view name() const = 0;
+
+  // The weights it reads, one or more. Part `part` of each is on the device that runs the work.
+  virtual absl::Span<const std::shared_ptr<const PlacedWeight>> weights() const = 0;
+  size_t part = 0;
+
+  virtual int64_t result_bytes() const = 0;
+
+  // What it adds to a device's load until it is answered: rows of the result. A device with less
+  // load is given the next work.
+  virtual int64_t load() const { return tokens(); }
+
+  // Works of the same class with equal keys may run as one batch. A null subject never merges.
+  virtual BatchKey merge_key() const { return {}; }
+
+  // Parts for the devices that hold columns of its weights, of which at least one is cut. Called
+  // once; the work itself is not run. UNIMPLEMENTED when the operation needs whole weights, which
+  // is the default.
+  virtual absl::StatusOr<WorkCut> Cut() const;
+
+  // Runs the batch, whose first task this work is, and waits for the device. All tasks are of this
+  // class and have its key. `result` is staging memory for the results of all, one after the other.
+  // Adds what ran to `report` (AddKernel).
+  virtual absl::Status Run(Lane& lane, const Batch& batch, char* result,
+                           ExecutionReport* report) const = 0;
+
+  // Lets go of the request's own data. Called before the answer, so that whoever hears it finds
+  // that memory free.
+  virtual void FreeInputs() {}
+
+  // Where it runs.
+  const Device* device() const { return weights().front()->parts[part].weight->device; }
+
+  BatchKey key() const final;
+  void Fail(const absl::Status& status) final { done(status, Payload(), ExecutionReport()); }
+  void Complete(const absl::Status& status, Payload result, const ExecutionReport& report) {
+    FreeInputs();
+    done(status, std::move(result), report);
+  }
+
+  TaskDone done;  // set by the engine that accepts the work
+};
+
+// Notes that a kernel ran. Null: none did.
+void AddKernel(const KernelRow* row, ExecutionReport* report);
+
+}  // namespace awqd
