@@ -32,11 +32,11 @@ std::string ParseBytes(std::string& text) {
 std::string ParseThreshold(std::string& text) {
   int64_t tokens = 0;
   if (text == "auto") {
-    text = absl::StrCat(ThresholdTable::kAuto);
+    text = absl::StrCat(engine::ThresholdTable::kAuto);
     return "";
   }
   if (text == "default") {
-    text = absl::StrCat(ThresholdTable::kByKernel);
+    text = absl::StrCat(engine::ThresholdTable::kByKernel);
     return "";
   }
   if (absl::SimpleAtoi(text, &tokens) && tokens >= 0) return "";

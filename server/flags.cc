@@ -195,8 +195,8 @@ void AddSharedMemoryFlags(Table& table, Flags& flags) {
 }
 
 void AddBatchFlags(Table& table, Flags& flags) {
-  EngineOptions& engine = flags.options.engine;
-  BatchOptions& batching = engine.batching;
+  engine::EngineOptions& engine = flags.options.engine;
+  batching::BatchOptions& batching = engine.batching;
   table.Group("Batching");
   table
       .Add("token_threshold", engine.token_threshold,

@@ -16,7 +16,7 @@
 namespace {
 
 int Fail(int code, const absl::Status& status) {
-  const std::string line = awqd::OneLine(status.message());
+  const std::string line = awqd::obs::OneLine(status.message());
   std::fprintf(stderr, "awqd: %s\n", line.c_str());
   return code;
 }
@@ -32,7 +32,7 @@ void RaiseOpenFiles() {
 
 int Serve(const awqd::Options& options) {
   RaiseOpenFiles();
-  awqd::SetUpLogging(options.log_level, options.log_format);
+  awqd::obs::SetUpLogging(options.log_level, options.log_format);
   absl::StatusOr<std::unique_ptr<awqd::Server>> server = awqd::Server::Create(options);
   if (!server.ok()) return Fail(1, server.status());
   const absl::Status status = (*server)->Run(awqd::SignalFd());

@@ -70,15 +70,16 @@ absl::StatusOr<Options> ToOptions(Flags flags) {
   transport.max_connection_idle = OrInfinite(flags.max_connection_idle_s);
   transport.max_connection_age = OrInfinite(flags.max_connection_age_s);
   transport.max_connection_age_grace = OrInfinite(flags.max_connection_age_grace_s);
-  for (Sharding sharding : {Sharding::kReplicas, Sharding::kColumns, Sharding::kModels}) {
+  for (model::Sharding sharding :
+       {model::Sharding::kReplicas, model::Sharding::kColumns, model::Sharding::kModels}) {
     if (flags.shard == Name(sharding)) options.sharding = sharding;
   }
-  static const std::map<std::string, LogLevel> levels = {{"debug", LogLevel::kDebug},
-                                                         {"info", LogLevel::kInfo},
-                                                         {"warning", LogLevel::kWarning},
-                                                         {"error", LogLevel::kError}};
+  static const std::map<std::string, obs::LogLevel> levels = {{"debug", obs::LogLevel::kDebug},
+                                                              {"info", obs::LogLevel::kInfo},
+                                                              {"warning", obs::LogLevel::kWarning},
+                                                              {"error", obs::LogLevel::kError}};
   options.log_level = levels.at(flags.log_level);
-  options.log_format = flags.log_format == "json" ? LogFormat::kJson : LogFormat::kText;
+  options.log_format = flags.log_format == "json" ? obs::LogFormat::kJson : obs::LogFormat::kText;
   return options;
 }
 

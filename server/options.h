@@ -22,14 +22,14 @@ struct Options {
   int cpu_threads = 0;
   int64_t device_memory_limit = 0;  // for each device
   bool batch_invariant = false;
-  Sharding sharding = Sharding::kReplicas;
+  model::Sharding sharding = model::Sharding::kReplicas;
   services::Options rpc;
-  EngineOptions engine;
+  engine::EngineOptions engine;
   absl::Duration drain_delay = absl::ZeroDuration();
   absl::Duration drain_timeout = absl::Seconds(30);
   std::string port_file;
-  LogLevel log_level = LogLevel::kInfo;
-  LogFormat log_format = LogFormat::kText;
+  obs::LogLevel log_level = obs::LogLevel::kInfo;
+  obs::LogFormat log_format = obs::LogFormat::kText;
 };
 
 // What the command line asks for: to serve, or to print something and leave.

@@ -58,7 +58,7 @@ absl::StatusOr<std::vector<OpenedDevice>> Open(const Options& options,
 // The models to load at start. Names are checked here, so that a typing error ends the server
 // before it listens.
 absl::StatusOr<std::vector<std::string>> ModelsToLoad(const Options& options,
-                                                      const ModelStore& store) {
+                                                      const model::ModelStore& store) {
   const auto found = store.Discover();
   if (!found.ok()) {
     return absl::Status(found.status().code(),
@@ -68,15 +68,15 @@ absl::StatusOr<std::vector<std::string>> ModelsToLoad(const Options& options,
   for (const auto& [name, opened] : *found) {
     all.push_back(name);
     if (opened.ok()) continue;
-    LogEvent(LogLevel::kWarning, "model cannot be opened",
-             {{"model", name},
-              {"status", absl::StatusCodeToString(opened.code())},
-              {"error", LogText(opened.message(), 1024)}});
+    obs::LogEvent(obs::LogLevel::kWarning, "model cannot be opened",
+                  {{"model", name},
+                   {"status", absl::StatusCodeToString(opened.code())},
+                   {"error", obs::LogText(opened.message(), 1024)}});
   }
   // Those that cannot be opened too: they fail to load, rather than be missing in silence.
   if (options.load_models.empty()) return all;
   for (const std::string& name : options.load_models) {
-    if (absl::Status status = CheckModelName(name); !status.ok()) {
+    if (absl::Status status = model::CheckModelName(name); !status.ok()) {
       return absl::InvalidArgumentError(absl::StrCat("--load_model: ", status.message()));
     }
   }
@@ -94,31 +94,32 @@ absl::Status WritePort(const std::string& path, int port) {
 
 // Weights that differ in nothing kernels care about share a plan: one of each is enough to warm up
 // and to explain.
-std::vector<std::shared_ptr<const PlacedWeight>> OneOfEachShape(const Model& model) {
-  std::map<std::string, std::shared_ptr<const PlacedWeight>> shapes;
+std::vector<std::shared_ptr<const model::PlacedWeight>> OneOfEachShape(const model::Model& model) {
+  std::map<std::string, std::shared_ptr<const model::PlacedWeight>> shapes;
   for (const auto& [path, weight] : model.weights) {
     const WeightShape& shape = weight->shape;
     shapes.emplace(absl::StrCat(ToString(shape.scheme), " [", shape.k, ", ", shape.n, "]"), weight);
   }
-  std::vector<std::shared_ptr<const PlacedWeight>> out;
+  std::vector<std::shared_ptr<const model::PlacedWeight>> out;
   for (auto& [shape, weight] : shapes) out.push_back(std::move(weight));
   return out;
 }
 
 // Brings kernels up on a new model's shapes and says which ones will serve them.
-absl::Status WarmUp(const Model& model, Engine& engine) {
-  for (const std::shared_ptr<const PlacedWeight>& weight : OneOfEachShape(model)) {
+absl::Status WarmUp(const model::Model& model, engine::Engine& engine) {
+  for (const std::shared_ptr<const model::PlacedWeight>& weight : OneOfEachShape(model)) {
     AWQD_RETURN_IF_ERROR(engine.WarmUp(weight));
     const WeightShape& shape = weight->shape;
     const DeviceWeight& first = *weight->parts.front().weight;
-    LogEvent(LogLevel::kInfo, "plan",
-             {{"model", model.name},
-              {"shape", absl::StrCat("[", shape.k, ", ", shape.n, "]")},
-              {"scheme", ToString(shape.scheme)},
-              {"devices", weight->devices()},
-              {"columns_each", first.shape.n},
-              {"token_threshold", engine.TokenThreshold(first)},
-              {"kernels", Explain({first.layout, first.plan}, first.shape, first.device->info())}});
+    obs::LogEvent(
+        obs::LogLevel::kInfo, "plan",
+        {{"model", model.name},
+         {"shape", absl::StrCat("[", shape.k, ", ", shape.n, "]")},
+         {"scheme", ToString(shape.scheme)},
+         {"devices", weight->devices()},
+         {"columns_each", first.shape.n},
+         {"token_threshold", engine.TokenThreshold(first)},
+         {"kernels", Explain({first.layout, first.plan}, first.shape, first.device->info())}});
   }
   return absl::OkStatus();
 }
@@ -131,29 +132,30 @@ class ServerImpl final : public Server {
   absl::Status Start(const DeviceOpener& open_device) {
     AWQD_ASSIGN_OR_RETURN(devices_, Open(options_, open_device));
     std::vector<Device*> devices;
-    std::vector<std::unique_ptr<Engine>> engines;
+    std::vector<std::unique_ptr<engine::Engine>> engines;
     for (const OpenedDevice& opened : devices_) devices.push_back(opened.device.get());
-    models_ = std::make_unique<ModelStore>(
+    models_ = std::make_unique<model::ModelStore>(
         options_.model_repository, devices, options_.sharding,
-        [](absl::string_view line) { LogEvent(LogLevel::kInfo, line, {}); });
+        [](absl::string_view line) { obs::LogEvent(obs::LogLevel::kInfo, line, {}); });
     AWQD_ASSIGN_OR_RETURN(std::vector<std::string> names, ModelsToLoad(options_, *models_));
     for (Device* device : devices) {
-      AWQD_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine,
-                            MakeLocalEngine(device, options_.engine));
+      AWQD_ASSIGN_OR_RETURN(std::unique_ptr<engine::Engine> engine,
+                            engine::MakeLocalEngine(device, options_.engine));
       engines.push_back(std::move(engine));
     }
-    engine_ = MakeRoutingEngine(std::move(engines));
-    models_->set_before_serving([this](const Model& model) { return WarmUp(model, *engine_); });
+    engine_ = engine::MakeRoutingEngine(std::move(engines));
+    models_->set_before_serving(
+        [this](const model::Model& model) { return WarmUp(model, *engine_); });
     AWQD_ASSIGN_OR_RETURN(rpc_,
                           services::RpcServer::Start(options_.rpc, engine_.get(), models_.get()));
     rpc_->SetStarting(true);
     for (const OpenedDevice& opened : devices_) {
       const DeviceInfo& info = opened.device->info();
-      LogEvent(LogLevel::kInfo, "device",
-               {{"id", info.id}, {"name", info.name}, {"why", opened.why}});
+      obs::LogEvent(obs::LogLevel::kInfo, "device",
+                    {{"id", info.id}, {"name", info.name}, {"why", opened.why}});
     }
     for (const std::string& address : rpc_->addresses()) {
-      LogEvent(LogLevel::kInfo, absl::StrCat("listening on ", address), {});
+      obs::LogEvent(obs::LogLevel::kInfo, absl::StrCat("listening on ", address), {});
     }
     loader_ = std::thread([this, names = std::move(names)] { LoadAll(names); });
     // Last: whoever reads it may send a signal at once. ThreadSanitizer blocks signals while a
@@ -166,10 +168,10 @@ class ServerImpl final : public Server {
 
   absl::Status Run(int stop_fd) override {
     const absl::Status reason = WaitForReason(stop_fd);
-    LogEvent(reason.ok() ? LogLevel::kInfo : LogLevel::kError, "stopping",
-             {{"reason", reason.ok() ? "signal" : std::string(reason.message())}});
+    obs::LogEvent(reason.ok() ? obs::LogLevel::kInfo : obs::LogLevel::kError, "stopping",
+                  {{"reason", reason.ok() ? "signal" : std::string(reason.message())}});
     Stop(reason.ok() ? options_.drain_delay : absl::ZeroDuration());
-    LogEvent(LogLevel::kInfo, "stopped", {});
+    obs::LogEvent(obs::LogLevel::kInfo, "stopped", {});
     return reason;
   }
 
@@ -179,27 +181,28 @@ class ServerImpl final : public Server {
     for (const std::string& name : names) {
       // Clients may load models by now. One that they have loaded is not loaded again: a reload
       // needs room for both versions.
-      absl::StatusOr<std::shared_ptr<const Model>> model = models_->LoadUnlessServed(name);
+      absl::StatusOr<std::shared_ptr<const model::Model>> model = models_->LoadUnlessServed(name);
       if (!model.ok()) {
         load_error_ = model.status();  // names the model itself
         load_state_ = LoadState::kFailed;
         return;
       }
-      LogEvent(LogLevel::kInfo, "loaded",
-               {{"model", name},
-                {"weights", (*model)->weights.size()},
-                {"ignored_tensors", (*model)->ignored_tensors},
-                {"device_bytes", (*model)->device_bytes},
-                {"load_ms", (*model)->load_ms}});
+      obs::LogEvent(obs::LogLevel::kInfo, "loaded",
+                    {{"model", name},
+                     {"weights", (*model)->weights.size()},
+                     {"ignored_tensors", (*model)->ignored_tensors},
+                     {"device_bytes", (*model)->device_bytes},
+                     {"load_ms", (*model)->load_ms}});
     }
     if (stopping_) return;
     if (names.empty()) {
-      LogEvent(LogLevel::kWarning, "the repository holds no model; serving until one is loaded",
-               {{"model_repository", LogText(options_.model_repository, 1024)}});
+      obs::LogEvent(obs::LogLevel::kWarning,
+                    "the repository holds no model; serving until one is loaded",
+                    {{"model_repository", obs::LogText(options_.model_repository, 1024)}});
     }
     rpc_->SetStarting(false);
     rpc_->SetServing(true);
-    LogEvent(LogLevel::kInfo, "ready", {{"models", names.size()}});
+    obs::LogEvent(obs::LogLevel::kInfo, "ready", {{"models", names.size()}});
     load_state_ = LoadState::kDone;
   }
 
@@ -233,7 +236,7 @@ class ServerImpl final : public Server {
       absl::SleepFor(drained - absl::Now());
       engine_->Hurry();
       rpc_->Shutdown(options_.drain_timeout);
-      LogEvent(LogLevel::kInfo, "calls ended", {});
+      obs::LogEvent(obs::LogLevel::kInfo, "calls ended", {});
     }
     if (engine_ != nullptr) engine_->Drain();
     rpc_ = nullptr;
@@ -246,8 +249,8 @@ class ServerImpl final : public Server {
 
   const Options options_;
   std::vector<OpenedDevice> devices_;
-  std::unique_ptr<ModelStore> models_;
-  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<model::ModelStore> models_;
+  std::unique_ptr<engine::Engine> engine_;
   std::unique_ptr<services::RpcServer> rpc_;
   std::thread loader_;
   std::atomic<LoadState> load_state_{LoadState::kLoading};

@@ -7,7 +7,7 @@
 
 #include "server/batching/task.h"
 
-namespace awqd {
+namespace awqd::batching {
 
 struct Batch {
   // One task, or several with equal keys; in the order in which their rows are concatenated.
@@ -17,4 +17,4 @@ struct Batch {
   bool empty() const { return tasks.empty(); }
 };
 
-}  // namespace awqd
+}  // namespace awqd::batching

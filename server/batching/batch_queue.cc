@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status.h"
 
-namespace awqd {
+namespace awqd::batching {
 namespace {
 
 absl::Status Full(absl::string_view what, int64_t queued, int64_t more, int64_t limit) {
@@ -179,4 +179,4 @@ Batch BatchQueue::Pop(absl::Time now, bool hurry, int64_t max_cost) {
   return batch;
 }
 
-}  // namespace awqd
+}  // namespace awqd::batching

@@ -20,7 +20,7 @@
 #include "server/batching/scheduler.h"
 #include "server/batching/task.h"
 
-namespace awqd {
+namespace awqd::batching {
 
 struct BatchOptions {
   // Tokens a batch holds at most. A larger one amortises the weights over more tokens until the
@@ -118,4 +118,4 @@ class BatchQueue {
   int64_t bytes_ = 0;
 };
 
-}  // namespace awqd
+}  // namespace awqd::batching

@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace awqd {
+namespace awqd::batching {
 namespace {
 
 constexpr int kNoLane = -1;
@@ -237,4 +237,4 @@ void BatchScheduler::Reap() {
   }
 }
 
-}  // namespace awqd
+}  // namespace awqd::batching

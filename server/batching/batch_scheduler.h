@@ -16,7 +16,7 @@
 #include "server/batching/clock.h"
 #include "server/batching/scheduler.h"
 
-namespace awqd {
+namespace awqd::batching {
 
 class BatchScheduler final : public Scheduler {
  public:
@@ -75,4 +75,4 @@ class BatchScheduler final : public Scheduler {
   std::thread reaper_ ABSL_GUARDED_BY(join_mu_);
 };
 
-}  // namespace awqd
+}  // namespace awqd::batching

@@ -1,7 +1,7 @@
 // The real clock.
 #include "server/batching/clock.h"
 
-namespace awqd {
+namespace awqd::batching {
 namespace {
 
 class RealClock final : public Clock {
@@ -16,4 +16,4 @@ const Clock& Clock::Real() {
   return *clock;
 }
 
-}  // namespace awqd
+}  // namespace awqd::batching

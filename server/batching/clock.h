@@ -4,7 +4,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 
-namespace awqd {
+namespace awqd::batching {
 
 class Clock {
  public:
@@ -13,4 +13,4 @@ class Clock {
   static const Clock& Real();
 };
 
-}  // namespace awqd
+}  // namespace awqd::batching

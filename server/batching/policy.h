@@ -8,7 +8,7 @@
 
 #include <cstdint>
 
-namespace awqd {
+namespace awqd::batching {
 
 struct TokenPolicy {
   int64_t threshold = 256;  // 0: always dequantise + dense
@@ -16,4 +16,4 @@ struct TokenPolicy {
   constexpr bool UseFused(int64_t tokens) const { return tokens < threshold; }
 };
 
-}  // namespace awqd
+}  // namespace awqd::batching

@@ -10,7 +10,7 @@
 #include "server/batching/batch.h"
 #include "server/batching/task.h"
 
-namespace awqd {
+namespace awqd::batching {
 
 // Runs a batch on the calling thread and completes every task in it. `lane` is one of as many as
 // there are workers, and nobody else's until the call returns, so that an executor can keep a
@@ -57,4 +57,4 @@ class Scheduler {
   virtual int64_t queued_tasks() const = 0;
 };
 
-}  // namespace awqd
+}  // namespace awqd::batching

@@ -8,7 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 
-namespace awqd {
+namespace awqd::batching {
 
 // Tasks with equal keys may run as one batch: the same operation, weight and element types. A null
 // subject never merges.
@@ -44,4 +44,4 @@ class Task {
   absl::Time enqueued = absl::InfinitePast();  // set by the queue
 };
 
-}  // namespace awqd
+}  // namespace awqd::batching

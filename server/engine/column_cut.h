@@ -8,12 +8,12 @@
 #include "server/engine/work.h"
 #include "server/model/placed_weight.h"
 
-namespace awqd {
+namespace awqd::engine {
 
 // A result of `rows` rows of the columns `wanted` of `weight`, `element_bytes` each.
 struct ColumnResult {
-  const PlacedWeight& weight;
-  ColumnSpan wanted;
+  const model::PlacedWeight& weight;
+  model::ColumnSpan wanted;
   int64_t rows = 0;
   int64_t element_bytes = 0;
 };
@@ -22,6 +22,6 @@ struct ColumnResult {
 // computes `columns` (of the whole weight) there. No column at all is one part of no columns.
 WorkCut CutAtColumns(
     const ColumnResult& result,
-    absl::FunctionRef<std::unique_ptr<Work>(size_t part, ColumnSpan columns)> make);
+    absl::FunctionRef<std::unique_ptr<Work>(size_t part, model::ColumnSpan columns)> make);
 
-}  // namespace awqd
+}  // namespace awqd::engine

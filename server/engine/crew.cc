@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-namespace awqd {
+namespace awqd::engine {
 
 Crew::Crew(int threads) {
   for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { Work(); });
@@ -53,4 +53,4 @@ void Crew::Work() {
   }
 }
 
-}  // namespace awqd
+}  // namespace awqd::engine

@@ -10,7 +10,7 @@
 #include "absl/functional/function_ref.h"
 #include "kernels/base/mutex.h"
 
-namespace awqd {
+namespace awqd::engine {
 
 // Thread-safe: several callers share the crew, the first come is helped first.
 class Crew {
@@ -48,4 +48,4 @@ class Crew {
   std::vector<std::thread> threads_;
 };
 
-}  // namespace awqd
+}  // namespace awqd::engine

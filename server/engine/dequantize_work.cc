@@ -6,11 +6,11 @@
 #include "server/engine/column_cut.h"
 #include "server/engine/lane.h"
 
-namespace awqd {
+namespace awqd::engine {
 
 absl::StatusOr<WorkCut> DequantizeWork::Cut() const {
   const ColumnResult result = {*weight, {col_begin, col_begin + cols}, rows, SizeOf(out_dtype)};
-  return CutAtColumns(result, [this](size_t part, ColumnSpan columns) {
+  return CutAtColumns(result, [this](size_t part, model::ColumnSpan columns) {
     auto out = std::make_unique<DequantizeWork>(*this);
     out->col_begin = columns.begin - weight->parts[part].col_begin;
     out->cols = columns.end - columns.begin;
@@ -18,7 +18,7 @@ absl::StatusOr<WorkCut> DequantizeWork::Cut() const {
   });
 }
 
-absl::Status DequantizeWork::Run(Lane& lane, const Batch& /*batch*/, char* result,
+absl::Status DequantizeWork::Run(Lane& lane, const batching::Batch& /*batch*/, char* result,
                                  ExecutionReport* report) const {
   AWQD_ASSIGN_OR_RETURN(void* target, lane.Target(result, result_bytes()));
   DequantizeArgs args;
@@ -32,4 +32,4 @@ absl::Status DequantizeWork::Run(Lane& lane, const Batch& /*batch*/, char* resul
   return lane.Fetch(result, target, result_bytes());
 }
 
-}  // namespace awqd
+}  // namespace awqd::engine

@@ -19,7 +19,7 @@
 #include "server/engine/work.h"
 #include "server/model/placed_weight.h"
 
-namespace awqd {
+namespace awqd::engine {
 
 // Status payload holding an error id: requests that fail together (one batch, one fault) carry the
 // same one. Optional; without it each request is given an id of its own.
@@ -73,13 +73,13 @@ class Engine {
 
   // Puts an inline weight of a stateless call on one of the engine's devices; freed with the last
   // reference. Blocks for the packing, so callers bound its size first.
-  virtual absl::StatusOr<std::shared_ptr<const PlacedWeight>> Prepare(
+  virtual absl::StatusOr<std::shared_ptr<const model::PlacedWeight>> Prepare(
       const CanonicalWeight& weight) = 0;
 
   // Runs the weight's kernels once for the token counts that users send first, so that no request
   // pays for modules, handles and buffers coming up. Blocks until done; called before a model is
   // shown ready.
-  virtual absl::Status WarmUp(const std::shared_ptr<const PlacedWeight>& /*weight*/) {
+  virtual absl::Status WarmUp(const std::shared_ptr<const model::PlacedWeight>& /*weight*/) {
     return absl::OkStatus();
   }
 
@@ -108,4 +108,4 @@ class Engine {
   virtual int64_t queued_tasks() const = 0;
 };
 
-}  // namespace awqd
+}  // namespace awqd::engine

@@ -8,7 +8,7 @@
 #include "absl/strings/str_split.h"
 #include "kernels/base/status.h"
 
-namespace awqd {
+namespace awqd::engine {
 
 Gather::Gather(StagingPool* staging, const WorkCut& cut, TaskDone done)
     : staging_(staging),
@@ -110,4 +110,4 @@ ExecutionReport Gather::Merged() const {
   return out;
 }
 
-}  // namespace awqd
+}  // namespace awqd::engine

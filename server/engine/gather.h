@@ -10,7 +10,7 @@
 #include "kernels/base/mutex.h"
 #include "server/engine/engine.h"
 
-namespace awqd {
+namespace awqd::engine {
 
 // Thread-safe. Each part's answer is copied on the thread that brings it, so that devices copy side
 // by side; the last part to end answers the request.
@@ -49,4 +49,4 @@ class Gather : public std::enable_shared_from_this<Gather> {
   std::vector<TaskHandle> handles_ ABSL_GUARDED_BY(mu_);
 };
 
-}  // namespace awqd
+}  // namespace awqd::engine

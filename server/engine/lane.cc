@@ -7,7 +7,7 @@
 
 #include "kernels/base/status.h"
 
-namespace awqd {
+namespace awqd::engine {
 namespace {
 
 // From here on a piece is worth a copy to the device of its own; smaller ones share one, because
@@ -137,4 +137,4 @@ void Lane::FreeHostBuffers() {
   scratch_.clear();
 }
 
-}  // namespace awqd
+}  // namespace awqd::engine

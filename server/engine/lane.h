@@ -19,7 +19,7 @@
 #include "server/engine/staging.h"
 #include "server/engine/threshold_table.h"
 
-namespace awqd {
+namespace awqd::engine {
 
 // Rows of one request within a batch, in staging memory.
 struct RowPiece {
@@ -101,4 +101,4 @@ class Lane {
   Buffer y_device_;
 };
 
-}  // namespace awqd
+}  // namespace awqd::engine

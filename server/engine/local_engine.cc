@@ -19,7 +19,7 @@
 #include "server/engine/lane.h"
 #include "server/engine/warm_up.h"
 
-namespace awqd {
+namespace awqd::engine {
 namespace {
 
 // Names one INTERNAL failure in the answers and in the log, so that a report can be found again.
@@ -51,7 +51,7 @@ int AnswerThreads(const Device& device, int wanted) {
   return wanted >= 0 ? wanted : device.host_addressable() ? 0 : std::min(4, cores / 4);
 }
 
-Work& WorkOf(const std::unique_ptr<Task>& task) { return static_cast<Work&>(*task); }
+Work& WorkOf(const std::unique_ptr<batching::Task>& task) { return static_cast<Work&>(*task); }
 
 // A worker's lane. The lock is the worker's own but for warm-up, which runs on every lane in turn.
 struct LaneSlot {
@@ -70,11 +70,12 @@ class LocalEngine final : public Engine {
         thresholds_(std::move(thresholds)),
         lanes_(std::move(lanes)),
         crew_(AnswerThreads(*device, options.answer_threads)) {
-    scheduler_ = std::make_unique<BatchScheduler>(options.batching, static_cast<int>(lanes_.size()),
-                                                  [this](int worker, Batch batch) {
-                                                    MutexLock lock(&lanes_[worker]->mu);
-                                                    Execute(*lanes_[worker]->lane, batch);
-                                                  });
+    scheduler_ = std::make_unique<batching::BatchScheduler>(
+        options.batching, static_cast<int>(lanes_.size()),
+        [this](int worker, batching::Batch batch) {
+          MutexLock lock(&lanes_[worker]->mu);
+          Execute(*lanes_[worker]->lane, batch);
+        });
   }
 
   // A handle may keep the scheduler alive a moment longer; its threads must not outlive the lanes.
@@ -85,13 +86,13 @@ class LocalEngine final : public Engine {
                                     TaskDone done) override;
   bool RunQueued() override { return callers_run() && scheduler_->RunQueued(CallersShare()); }
   bool callers_run() const override { return device_->host_addressable(); }
-  absl::StatusOr<std::shared_ptr<const PlacedWeight>> Prepare(
+  absl::StatusOr<std::shared_ptr<const model::PlacedWeight>> Prepare(
       const CanonicalWeight& weight) override {
     AWQD_ASSIGN_OR_RETURN(std::shared_ptr<const DeviceWeight> here,
                           PrepareWeight(weight, *device_));
-    return Whole(std::move(here));
+    return model::Whole(std::move(here));
   }
-  absl::Status WarmUp(const std::shared_ptr<const PlacedWeight>& weight) override;
+  absl::Status WarmUp(const std::shared_ptr<const model::PlacedWeight>& weight) override;
 
   StagingPool& staging() override { return *staging_; }
   void FreeKeptMemory() override;
@@ -108,8 +109,9 @@ class LocalEngine final : public Engine {
   // What a batch may cost that a caller of RunQueued runs; -1: none may. Nothing while warm-up
   // holds lanes for long, because such a caller must not wait for one.
   int64_t CallersShare() const;
-  void Execute(Lane& lane, Batch& batch);
-  absl::Status Run(Lane& lane, const Batch& batch, Payload* results, ExecutionReport* report);
+  void Execute(Lane& lane, batching::Batch& batch);
+  absl::Status Run(Lane& lane, const batching::Batch& batch, Payload* results,
+                   ExecutionReport* report);
   void CheckDevice(const absl::Status& status);
 
   Device* const device_;
@@ -122,7 +124,7 @@ class LocalEngine final : public Engine {
   // Warm-ups in progress.
   std::atomic<int> warming_up_{0};
   // Shared with the handles, which may outlive the engine.
-  std::shared_ptr<Scheduler> scheduler_;
+  std::shared_ptr<batching::Scheduler> scheduler_;
 };
 
 int64_t LocalEngine::CallersShare() const {
@@ -140,19 +142,19 @@ absl::StatusOr<TaskHandle> LocalEngine::Submit(std::unique_ptr<Work>* work,
   queued.deadline = options.deadline;
   queued.done = std::move(done);
   const bool callers = options.caller_runs && queued.cost() <= CallersShare();
-  std::unique_ptr<Task> task = std::move(*work);
-  const absl::StatusOr<Ticket> ticket =
-      scheduler_->Schedule(&task, callers ? Runner::kCaller : Runner::kWorker);
+  std::unique_ptr<batching::Task> task = std::move(*work);
+  const absl::StatusOr<batching::Ticket> ticket =
+      scheduler_->Schedule(&task, callers ? batching::Runner::kCaller : batching::Runner::kWorker);
   if (!ticket.ok()) {
     work->reset(static_cast<Work*>(task.release()));
     return ticket.status();
   }
-  return TaskHandle([scheduler = std::weak_ptr<Scheduler>(scheduler_), ticket = *ticket] {
+  return TaskHandle([scheduler = std::weak_ptr<batching::Scheduler>(scheduler_), ticket = *ticket] {
     if (auto alive = scheduler.lock()) alive->Cancel(ticket);
   });
 }
 
-void LocalEngine::Execute(Lane& lane, Batch& batch) {
+void LocalEngine::Execute(Lane& lane, batching::Batch& batch) {
   const absl::Time start = absl::Now();
   Payload results;  // of the whole batch, in the tasks' order
   ExecutionReport report;
@@ -179,10 +181,11 @@ void LocalEngine::Execute(Lane& lane, Batch& batch) {
   CheckDevice(status);
 }
 
-absl::Status LocalEngine::Run(Lane& lane, const Batch& batch, Payload* results,
+absl::Status LocalEngine::Run(Lane& lane, const batching::Batch& batch, Payload* results,
                               ExecutionReport* report) {
   int64_t bytes = 0;
-  for (const std::unique_ptr<Task>& task : batch.tasks) bytes += WorkOf(task).result_bytes();
+  for (const std::unique_ptr<batching::Task>& task : batch.tasks)
+    bytes += WorkOf(task).result_bytes();
   AWQD_ASSIGN_OR_RETURN(*results, staging_->Get(bytes));
   absl::Status status = WorkOf(batch.tasks.front()).Run(lane, batch, results->data(), report);
   if (!status.ok()) lane.Settle();
@@ -206,14 +209,14 @@ void LocalEngine::FreeKeptMemory() {
   }
 }
 
-absl::Status LocalEngine::WarmUp(const std::shared_ptr<const PlacedWeight>& weight) {
+absl::Status LocalEngine::WarmUp(const std::shared_ptr<const model::PlacedWeight>& weight) {
   ++warming_up_;
   const absl::Cleanup done = [this] { --warming_up_; };
   AWQD_RETURN_IF_ERROR(thresholds_->Measure(*weight->parts.front().weight));
   // On a GPU the largest batch brings every buffer to its final size. The CPU has no modules,
   // handles or pinned buffers to bring up: one token shows that the plan runs.
   const int64_t most = device_->host_addressable() ? 1 : options_.batching.max_batch_tokens;
-  return RunWarmUp(weight, most, *staging_, [this](const Batch& batch) {
+  return RunWarmUp(weight, most, *staging_, [this](const batching::Batch& batch) {
     for (const std::unique_ptr<LaneSlot>& slot : lanes_) {
       MutexLock lock(&slot->mu);
       Payload results;
@@ -247,4 +250,4 @@ absl::StatusOr<std::unique_ptr<Engine>> MakeLocalEngine(Device* device,
       device, options, std::move(staging), std::move(thresholds), std::move(lanes)));
 }
 
-}  // namespace awqd
+}  // namespace awqd::engine

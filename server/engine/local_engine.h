@@ -11,13 +11,13 @@
 #include "server/engine/engine.h"
 #include "server/engine/threshold_table.h"
 
-namespace awqd {
+namespace awqd::engine {
 
 struct EngineOptions {
   // Fewer merged tokens: fused kernel; this many and more: dequantise, then a dense product.
   // A count, ThresholdTable::kByKernel or kAuto.
   int64_t token_threshold = ThresholdTable::kByKernel;
-  BatchOptions batching;
+  batching::BatchOptions batching;
   // Streams with a worker thread each. 0: one on the CPU, whose kernels use all cores; two on a
   // GPU, so that the copies of one batch overlap the kernels of another.
   int lanes = 0;
@@ -35,4 +35,4 @@ struct EngineOptions {
 absl::StatusOr<std::unique_ptr<Engine>> MakeLocalEngine(Device* device,
                                                         const EngineOptions& options);
 
-}  // namespace awqd
+}  // namespace awqd::engine

@@ -11,7 +11,7 @@
 #include "server/engine/column_cut.h"
 #include "server/engine/lane.h"
 
-namespace awqd {
+namespace awqd::engine {
 
 // Multiplications. Decoding the weight first costs as much as some tokens more.
 int64_t MatmulWork::cost() const {
@@ -22,7 +22,7 @@ int64_t MatmulWork::cost() const {
   return cost < 1e18 ? static_cast<int64_t>(cost) : kUnknownCost;
 }
 
-BatchKey MatmulWork::merge_key() const {
+batching::BatchKey MatmulWork::merge_key() const {
   if (!bias.empty()) return {};
   const uint32_t asked = path.has_value() ? 1 + static_cast<uint32_t>(*path) : 0;
   return {&here(),
@@ -31,7 +31,7 @@ BatchKey MatmulWork::merge_key() const {
 
 absl::StatusOr<WorkCut> MatmulWork::Cut() const {
   const ColumnResult result = {*weight, {0, weight->shape.n}, rows, SizeOf(out_dtype)};
-  return CutAtColumns(result, [this](size_t, ColumnSpan columns) {
+  return CutAtColumns(result, [this](size_t, model::ColumnSpan columns) {
     auto out = std::make_unique<MatmulWork>(*this);
     if (!bias.empty()) {
       out->bias = {bias.begin() + columns.begin, bias.begin() + columns.end};
@@ -40,12 +40,12 @@ absl::StatusOr<WorkCut> MatmulWork::Cut() const {
   });
 }
 
-absl::Status MatmulWork::Run(Lane& lane, const Batch& batch, char* result,
+absl::Status MatmulWork::Run(Lane& lane, const batching::Batch& batch, char* result,
                              ExecutionReport* report) const {
   const Path taken = path.value_or(PathFor(lane, here(), batch.tokens));
   absl::InlinedVector<RowPiece, 8> pieces;
   pieces.reserve(batch.tasks.size());
-  for (const std::unique_ptr<Task>& task : batch.tasks) {
+  for (const std::unique_ptr<batching::Task>& task : batch.tasks) {
     const auto& work = static_cast<const MatmulWork&>(*task);
     pieces.push_back({work.x.data(), work.rows});
   }
@@ -82,7 +82,7 @@ absl::Status MatmulWork::Multiply(Lane& lane, absl::Span<const RowPiece> pieces,
 }
 
 Path PathFor(const Lane& lane, const DeviceWeight& weight, int64_t tokens) {
-  const TokenPolicy policy{lane.thresholds().For(weight)};
+  const batching::TokenPolicy policy{lane.thresholds().For(weight)};
   return policy.UseFused(tokens) ? Path::kFused : Path::kDequantize;
 }
 
@@ -97,4 +97,4 @@ absl::Status RunProduct(Lane& lane, MatmulArgs args, Path path, ExecutionReport*
   return absl::OkStatus();
 }
 
-}  // namespace awqd
+}  // namespace awqd::engine

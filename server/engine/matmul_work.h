@@ -9,14 +9,19 @@
 #include "server/engine/work.h"
 
 namespace awqd {
-
 struct MatmulArgs;
+}
+
+namespace awqd::engine {}
+
+namespace awqd::engine {
+
 struct RowPiece;
 
 // y[rows, N] = x[rows, K] @ W (+ bias); a row is a token.
 class MatmulWork final : public Work {
  public:
-  std::shared_ptr<const PlacedWeight> weight;
+  std::shared_ptr<const model::PlacedWeight> weight;
   Payload x;  // rows x K of x_dtype, from Engine::staging
   DType x_dtype = DType::kFp16;
   DType out_dtype = DType::kFp16;
@@ -27,7 +32,7 @@ class MatmulWork final : public Work {
   const DeviceWeight& here() const { return *weight->parts[part].weight; }
 
   absl::string_view name() const override { return "QuantizedMatmul"; }
-  absl::Span<const std::shared_ptr<const PlacedWeight>> weights() const override {
+  absl::Span<const std::shared_ptr<const model::PlacedWeight>> weights() const override {
     return {&weight, 1};
   }
   int64_t tokens() const override { return rows; }
@@ -35,9 +40,9 @@ class MatmulWork final : public Work {
   int64_t result_bytes() const override { return rows * here().shape.n * SizeOf(out_dtype); }
   int64_t cost() const override;
   // Same weight, element types and asked-for path. A bias of the request's own keeps it alone.
-  BatchKey merge_key() const override;
+  batching::BatchKey merge_key() const override;
   absl::StatusOr<WorkCut> Cut() const override;
-  absl::Status Run(Lane& lane, const Batch& batch, char* result,
+  absl::Status Run(Lane& lane, const batching::Batch& batch, char* result,
                    ExecutionReport* report) const override;
   void FreeInputs() override { x = Payload(); }
 
@@ -55,4 +60,4 @@ Path PathFor(const Lane& lane, const DeviceWeight& weight, int64_t tokens);
 // Enqueues the product with the lane's workspace, and adds the kernel to `report`.
 absl::Status RunProduct(Lane& lane, MatmulArgs args, Path path, ExecutionReport* report);
 
-}  // namespace awqd
+}  // namespace awqd::engine

@@ -10,7 +10,7 @@
 #include "kernels/base/status.h"
 #include "server/engine/gather.h"
 
-namespace awqd {
+namespace awqd::engine {
 namespace {
 
 // A device's engine, with what it still has to do. A request outlives neither.
@@ -53,11 +53,11 @@ class RoutingEngine final : public Engine {
   using Engine::Submit;
   absl::StatusOr<TaskHandle> Submit(std::unique_ptr<Work>* work, const SubmitOptions& options,
                                     TaskDone done) override;
-  absl::StatusOr<std::shared_ptr<const PlacedWeight>> Prepare(
+  absl::StatusOr<std::shared_ptr<const model::PlacedWeight>> Prepare(
       const CanonicalWeight& weight) override;
-  absl::Status WarmUp(const std::shared_ptr<const PlacedWeight>& weight) override {
-    for (const WeightPart& part : weight->parts) {
-      AWQD_RETURN_IF_ERROR(Of(*part.weight).engine->WarmUp(Whole(part.weight)));
+  absl::Status WarmUp(const std::shared_ptr<const model::PlacedWeight>& weight) override {
+    for (const model::WeightPart& part : weight->parts) {
+      AWQD_RETURN_IF_ERROR(Of(*part.weight).engine->WarmUp(model::Whole(part.weight)));
     }
     return absl::OkStatus();
   }
@@ -103,7 +103,7 @@ class RoutingEngine final : public Engine {
                                            const SubmitOptions& options, TaskDone done);
 
   // A whole weight's parts in the order in which they should be tried.
-  absl::InlinedVector<size_t, 8> Replicas(const PlacedWeight& weight);
+  absl::InlinedVector<size_t, 8> Replicas(const model::PlacedWeight& weight);
 
   // Every weight was prepared on one of these devices.
   Member& On(const Device* device) const {
@@ -147,7 +147,7 @@ absl::StatusOr<TaskHandle> RoutingEngine::SubmitCounted(std::unique_ptr<Work>* w
   return handle;
 }
 
-absl::InlinedVector<size_t, 8> RoutingEngine::Replicas(const PlacedWeight& weight) {
+absl::InlinedVector<size_t, 8> RoutingEngine::Replicas(const model::PlacedWeight& weight) {
   struct Candidate {
     bool unhealthy;
     int64_t outstanding;
@@ -202,7 +202,7 @@ absl::StatusOr<TaskHandle> RoutingEngine::SubmitToParts(std::unique_ptr<Work>* w
   });
 }
 
-absl::StatusOr<std::shared_ptr<const PlacedWeight>> RoutingEngine::Prepare(
+absl::StatusOr<std::shared_ptr<const model::PlacedWeight>> RoutingEngine::Prepare(
     const CanonicalWeight& weight) {
   struct Candidate {
     Member* member;
@@ -215,7 +215,7 @@ absl::StatusOr<std::shared_ptr<const PlacedWeight>> RoutingEngine::Prepare(
   std::stable_sort(candidates.begin(), candidates.end(), [](const auto& a, const auto& b) {
     return std::pair(a.outstanding, -a.free) < std::pair(b.outstanding, -b.free);
   });
-  absl::StatusOr<std::shared_ptr<const PlacedWeight>> placed;
+  absl::StatusOr<std::shared_ptr<const model::PlacedWeight>> placed;
   for (const Candidate& candidate : candidates) {
     placed = candidate.member->engine->Prepare(weight);
     if (placed.ok() || !MayFitElsewhere(placed.status())) break;
@@ -230,4 +230,4 @@ std::unique_ptr<Engine> MakeRoutingEngine(std::vector<std::unique_ptr<Engine>> e
   return std::make_unique<RoutingEngine>(std::move(engines));
 }
 
-}  // namespace awqd
+}  // namespace awqd::engine

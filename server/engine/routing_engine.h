@@ -7,7 +7,7 @@
 
 #include "server/engine/engine.h"
 
-namespace awqd {
+namespace awqd::engine {
 
 // `engines`: one or more, each over its own device.
 //
@@ -22,4 +22,4 @@ namespace awqd {
 // memory.
 std::unique_ptr<Engine> MakeRoutingEngine(std::vector<std::unique_ptr<Engine>> engines);
 
-}  // namespace awqd
+}  // namespace awqd::engine

@@ -8,7 +8,7 @@
 
 #include "kernels/base/status.h"
 
-namespace awqd {
+namespace awqd::engine {
 namespace {
 
 constexpr int64_t kSmallest = 4096;
@@ -164,4 +164,4 @@ StagingStats StagingPool::stats() const {
   return stats;
 }
 
-}  // namespace awqd
+}  // namespace awqd::engine

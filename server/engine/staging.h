@@ -18,7 +18,7 @@
 #include "kernels/base/mutex.h"
 #include "kernels/device.h"
 
-namespace awqd {
+namespace awqd::engine {
 
 // Bytes in host memory and a share in whatever keeps them alive. Cheap to copy; copies and slices
 // see the same bytes. The last one gives a pooled buffer back, on any thread, also after its pool
@@ -84,4 +84,4 @@ class StagingPool {
   std::atomic<int64_t> copied_bytes_{0};
 };
 
-}  // namespace awqd
+}  // namespace awqd::engine

@@ -12,7 +12,7 @@
 #include "kernels/kernels.h"
 #include "kernels/registry.h"
 
-namespace awqd {
+namespace awqd::engine {
 namespace {
 
 // Below the first no weight is worth decoding first; from past the last on, none was seen to lose
@@ -120,4 +120,4 @@ absl::Status ThresholdTable::Measure(const DeviceWeight& weight) {
   return absl::OkStatus();
 }
 
-}  // namespace awqd
+}  // namespace awqd::engine

@@ -13,7 +13,7 @@
 #include "kernels/device.h"
 #include "kernels/weight.h"
 
-namespace awqd {
+namespace awqd::engine {
 
 // Thread-safe. Entries are kept by scheme and shape for the life of the process, so that a second
 // weight or a reload of the same shape measures nothing.
@@ -48,4 +48,4 @@ class ThresholdTable {
   std::map<std::string, int64_t> measured_ ABSL_GUARDED_BY(mu_);
 };
 
-}  // namespace awqd
+}  // namespace awqd::engine

@@ -9,10 +9,10 @@
 #include "absl/strings/str_split.h"
 #include "kernels/registry.h"
 
-namespace awqd {
+namespace awqd::engine {
 
-BatchKey Work::key() const {
-  BatchKey key = merge_key();
+batching::BatchKey Work::key() const {
+  batching::BatchKey key = merge_key();
   key.kind = &typeid(*this);
   return key;
 }
@@ -38,4 +38,4 @@ void AddKernel(const KernelRow* row, ExecutionReport* report) {
   }
 }
 
-}  // namespace awqd
+}  // namespace awqd::engine

@@ -22,10 +22,15 @@
 #include "server/model/placed_weight.h"
 
 namespace awqd {
+struct KernelRow;
+}
+
+namespace awqd::engine {}
+
+namespace awqd::engine {
 
 class Lane;
 class Work;
-struct KernelRow;
 
 // What ran, for the response's Execution.
 struct ExecutionReport {
@@ -62,13 +67,13 @@ struct WorkCut {
 
 // One request. Its fields are validated by whoever fills them. Task says what batching asks of it:
 // tokens, bytes held while queued, cost in multiplications.
-class Work : public Task {
+class Work : public batching::Task {
  public:
   // The operation, as its RPC is called. For messages.
   virtual absl::string_view name() const = 0;
 
   // The weights it reads, one or more. Part `part` of each is on the device that runs the work.
-  virtual absl::Span<const std::shared_ptr<const PlacedWeight>> weights() const = 0;
+  virtual absl::Span<const std::shared_ptr<const model::PlacedWeight>> weights() const = 0;
   size_t part = 0;
 
   virtual int64_t result_bytes() const = 0;
@@ -78,7 +83,7 @@ class Work : public Task {
   virtual int64_t load() const { return tokens(); }
 
   // Works of the same class with equal keys may run as one batch. A null subject never merges.
-  virtual BatchKey merge_key() const { return {}; }
+  virtual batching::BatchKey merge_key() const { return {}; }
 
   // Parts for the devices that hold columns of its weights, of which at least one is cut. Called
   // once; the work itself is not run. UNIMPLEMENTED when the operation needs whole weights, which
@@ -88,7 +93,7 @@ class Work : public Task {
   // Runs the batch, whose first task this work is, and waits for the device. All tasks are of this
   // class and have its key. `result` is staging memory for the results of all, one after the other.
   // Adds what ran to `report` (AddKernel).
-  virtual absl::Status Run(Lane& lane, const Batch& batch, char* result,
+  virtual absl::Status Run(Lane& lane, const batching::Batch& batch, char* result,
                            ExecutionReport* report) const = 0;
 
   // Lets go of the request's own data. Called before the answer, so that whoever hears it finds
@@ -98,7 +103,7 @@ class Work : public Task {
   // Where it runs.
   const Device* device() const { return weights().front()->parts[part].weight->device; }
 
-  BatchKey key() const final;
+  batching::BatchKey key() const final;
   void Fail(const absl::Status& status) final { done(status, Payload(), ExecutionReport()); }
   void Complete(const absl::Status& status, Payload result, const ExecutionReport& report) {
     FreeInputs();
@@ -111,4 +116,4 @@ class Work : public Task {
 // Notes that a kernel ran. Null: none did.
 void AddKernel(const KernelRow* row, ExecutionReport* report);
 
-}  // namespace awqd
+}  // namespace awqd::engine

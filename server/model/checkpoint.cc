@@ -15,7 +15,7 @@
 #include "server/model/checkpoint_files.h"
 #include "server/model/quant_config.h"
 
-namespace awqd {
+namespace awqd::model {
 namespace {
 
 std::pair<absl::string_view, absl::string_view> SplitPath(absl::string_view tensor) {
@@ -213,4 +213,4 @@ absl::Status Checkpoint::CheckUnchanged(const RepositoryRoot& root) const {
   return absl::OkStatus();
 }
 
-}  // namespace awqd
+}  // namespace awqd::model

@@ -15,7 +15,7 @@
 #include "server/model/repository_root.h"
 #include "server/model/safetensors.h"
 
-namespace awqd {
+namespace awqd::model {
 
 struct TensorLocation {
   const SafetensorsFile* file = nullptr;
@@ -70,4 +70,4 @@ class Checkpoint {
   int ignored_tensors_ = 0;
 };
 
-}  // namespace awqd
+}  // namespace awqd::model

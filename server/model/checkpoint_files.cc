@@ -12,7 +12,7 @@
 #include "server/model/json.h"
 #include "server/model/quant_config.h"
 
-namespace awqd {
+namespace awqd::model {
 namespace {
 
 using Json = nlohmann::json;
@@ -137,4 +137,4 @@ absl::StatusOr<TensorFiles> FindTensorFiles(const RepositoryRoot& root, absl::st
   return out;
 }
 
-}  // namespace awqd
+}  // namespace awqd::model

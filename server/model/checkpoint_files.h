@@ -10,7 +10,7 @@
 #include "kernels/formats/format.h"
 #include "server/model/repository_root.h"
 
-namespace awqd {
+namespace awqd::model {
 
 constexpr absl::string_view kConfigFile = "config.json";
 constexpr absl::string_view kIndexFile = "model.safetensors.index.json";
@@ -28,4 +28,4 @@ struct TensorFiles {
 // a bad index or when there is nothing to read.
 absl::StatusOr<TensorFiles> FindTensorFiles(const RepositoryRoot& root, absl::string_view model);
 
-}  // namespace awqd
+}  // namespace awqd::model

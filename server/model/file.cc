@@ -9,7 +9,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 
-namespace awqd {
+namespace awqd::model {
 namespace {
 
 absl::string_view KindOf(mode_t mode) {
@@ -101,4 +101,4 @@ std::string Quoted(absl::string_view text, size_t max_bytes) {
   return absl::StrCat("\"", absl::CHexEscape(text.substr(0, max_bytes)), cut ? "...\"" : "\"");
 }
 
-}  // namespace awqd
+}  // namespace awqd::model

@@ -11,7 +11,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 
-namespace awqd {
+namespace awqd::model {
 
 // Owns a file descriptor. Move-only.
 class UniqueFd {
@@ -66,4 +66,4 @@ class File {
 // `max_bytes` of it.
 std::string Quoted(absl::string_view text, size_t max_bytes = 128);
 
-}  // namespace awqd
+}  // namespace awqd::model

@@ -10,7 +10,7 @@
 #include "kernels/base/status.h"
 #include "server/model/file.h"
 
-namespace awqd {
+namespace awqd::model {
 namespace {
 
 using Json = nlohmann::json;
@@ -112,4 +112,4 @@ absl::StatusOr<Json> ParseJsonObject(absl::string_view text, int max_depth) {
   return out;
 }
 
-}  // namespace awqd
+}  // namespace awqd::model

@@ -12,7 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
-namespace awqd {
+namespace awqd::model {
 
 struct JsonScalar {
   enum class Kind { kNull, kBool, kUnsigned, kNegative, kFloat, kString };
@@ -40,4 +40,4 @@ absl::Status ParseJson(absl::string_view text, int max_depth, JsonEvents* events
 // The same as a document; its top must be an object.
 absl::StatusOr<nlohmann::json> ParseJsonObject(absl::string_view text, int max_depth);
 
-}  // namespace awqd
+}  // namespace awqd::model

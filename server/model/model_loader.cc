@@ -13,7 +13,7 @@
 #include "kernels/base/status.h"
 #include "server/model/checkpoint.h"
 
-namespace awqd {
+namespace awqd::model {
 namespace {
 
 // What an operator can do about it.
@@ -113,4 +113,4 @@ absl::StatusOr<std::shared_ptr<Model>> LoadModel(const RepositoryRoot& root,
   }
 }
 
-}  // namespace awqd
+}  // namespace awqd::model

@@ -12,7 +12,7 @@
 #include "server/model/progress.h"
 #include "server/model/repository_root.h"
 
-namespace awqd {
+namespace awqd::model {
 
 struct LoadTarget {
   std::vector<Device*> devices;  // one or more
@@ -27,4 +27,4 @@ absl::StatusOr<std::shared_ptr<Model>> LoadModel(const RepositoryRoot& root,
                                                  const std::atomic<bool>& cancelled,
                                                  const ProgressLog& log);
 
-}  // namespace awqd
+}  // namespace awqd::model

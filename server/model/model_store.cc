@@ -12,7 +12,7 @@
 #include "server/model/model_loader.h"
 #include "server/model/repository_root.h"
 
-namespace awqd {
+namespace awqd::model {
 namespace {
 
 constexpr size_t kMaxNameBytes = 128;
@@ -232,4 +232,4 @@ int64_t ModelStore::device_bytes(const Device* device) const {
   return bytes;
 }
 
-}  // namespace awqd
+}  // namespace awqd::model

@@ -19,7 +19,7 @@
 #include "server/model/placed_weight.h"
 #include "server/model/progress.h"
 
-namespace awqd {
+namespace awqd::model {
 
 // A loaded model. Immutable: requests in flight keep the version they started on alive.
 struct Model {
@@ -135,4 +135,4 @@ class ModelStore {
   std::map<std::string, Entry, std::less<>> entries_ ABSL_GUARDED_BY(mu_);
 };
 
-}  // namespace awqd
+}  // namespace awqd::model

@@ -11,7 +11,7 @@
 #include "kernels/base/status.h"
 #include "kernels/kernels.h"
 
-namespace awqd {
+namespace awqd::model {
 namespace {
 
 // Of 8 columns, codes of any width begin and end at whole bytes.
@@ -150,4 +150,4 @@ absl::StatusOr<std::shared_ptr<const PlacedWeight>> PlaceWeight(const CanonicalW
   return std::shared_ptr<const PlacedWeight>(std::move(out));
 }
 
-}  // namespace awqd
+}  // namespace awqd::model

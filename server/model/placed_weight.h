@@ -12,7 +12,7 @@
 #include "absl/types/span.h"
 #include "kernels/weight.h"
 
-namespace awqd {
+namespace awqd::model {
 
 // How several devices share the work; with one device all three are the same. "replicas",
 // "columns", "models".
@@ -71,4 +71,4 @@ absl::StatusOr<std::shared_ptr<const PlacedWeight>> PlaceWeight(const CanonicalW
                                                                 absl::Span<Device* const> devices,
                                                                 bool cut);
 
-}  // namespace awqd
+}  // namespace awqd::model

@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_format.h"
 
-namespace awqd {
+namespace awqd::model {
 
 Progress::Progress(std::string model, int64_t total_bytes, int64_t total_weights, ProgressLog log,
                    NowFunction now)
@@ -32,4 +32,4 @@ void Progress::Add(int64_t bytes) {
       bytes_ * 100 / std::max<int64_t>(total_bytes_, 1), mib / seconds));
 }
 
-}  // namespace awqd
+}  // namespace awqd::model

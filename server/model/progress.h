@@ -8,7 +8,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 
-namespace awqd {
+namespace awqd::model {
 
 // Takes one line without a line feed. Called on the loading thread.
 using ProgressLog = std::function<void(absl::string_view)>;
@@ -41,4 +41,4 @@ class Progress {
   int64_t weights_ = 0;
 };
 
-}  // namespace awqd
+}  // namespace awqd::model

@@ -11,7 +11,7 @@
 #include "server/model/file.h"
 #include "server/model/json.h"
 
-namespace awqd {
+namespace awqd::model {
 namespace {
 
 using Json = nlohmann::json;
@@ -161,4 +161,4 @@ bool IsNotConverted(const QuantConfig& config, absl::string_view path) {
   return false;
 }
 
-}  // namespace awqd
+}  // namespace awqd::model

@@ -8,7 +8,7 @@
 #include "absl/strings/string_view.h"
 #include "kernels/formats/format.h"
 
-namespace awqd {
+namespace awqd::model {
 
 // config.json: the object under "quantization_config"; nothing when the key is absent or null.
 // INVALID_ARGUMENT naming the key, what was got and what was expected.
@@ -22,4 +22,4 @@ absl::StatusOr<QuantConfig> ParseQuantConfigJson(absl::string_view text,
 // True when `path` is one of, or contains one of, modules_to_not_convert.
 bool IsNotConverted(const QuantConfig& config, absl::string_view path);
 
-}  // namespace awqd
+}  // namespace awqd::model

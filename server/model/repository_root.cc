@@ -19,7 +19,7 @@
 #include "absl/strings/str_split.h"
 #include "kernels/base/status.h"
 
-namespace awqd {
+namespace awqd::model {
 namespace {
 
 // O_NONBLOCK so that a FIFO cannot hold the loader up; File::Adopt refuses it afterwards.
@@ -160,4 +160,4 @@ absl::StatusOr<std::vector<std::string>> RepositoryRoot::ListDirectory(
   return names;
 }
 
-}  // namespace awqd
+}  // namespace awqd::model

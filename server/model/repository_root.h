@@ -9,7 +9,7 @@
 #include "absl/strings/string_view.h"
 #include "server/model/file.h"
 
-namespace awqd {
+namespace awqd::model {
 
 // Symbolic links are followed as long as every step stays beneath the root, so that a directory in
 // which "my-model" is a relative link into a Hub cache beneath the same root works. Thread-safe.
@@ -45,4 +45,4 @@ class RepositoryRoot {
 // True for one component of a path: 1 to 255 bytes, no '/', no NUL, neither "." nor "..".
 bool IsPlainFileName(absl::string_view name);
 
-}  // namespace awqd
+}  // namespace awqd::model

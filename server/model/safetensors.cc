@@ -12,7 +12,7 @@
 #include "kernels/base/status.h"
 #include "server/model/json.h"
 
-namespace awqd {
+namespace awqd::model {
 namespace {
 
 constexpr int64_t kLengthBytes = 8;
@@ -294,4 +294,4 @@ absl::Status SafetensorsFile::Read(const TensorInfo& tensor, absl::Span<uint8_t>
   return file_.ReadAt(data_offset_ + tensor.begin, out);
 }
 
-}  // namespace awqd
+}  // namespace awqd::model

@@ -12,7 +12,7 @@
 #include "absl/types/span.h"
 #include "server/model/file.h"
 
-namespace awqd {
+namespace awqd::model {
 
 // What a file may claim before anything is allocated for it.
 struct SafetensorsLimits {
@@ -59,4 +59,4 @@ class SafetensorsFile {
   TensorMap tensors_;
 };
 
-}  // namespace awqd
+}  // namespace awqd::model

@@ -11,7 +11,7 @@
 #include "spdlog/sinks/stdout_sinks.h"
 #include "spdlog/spdlog.h"
 
-namespace awqd {
+namespace awqd::obs {
 namespace {
 
 // Events arrive rendered; everything else is a bare message that the sink still has to render. The
@@ -165,4 +165,4 @@ void LogRequest(const RequestLog& request, const absl::Status& status) {
             {"error", LogText(status.ok() ? "" : status.message())}});
 }
 
-}  // namespace awqd
+}  // namespace awqd::obs

@@ -1,6 +1,6 @@
 // Logs: one event per line on stderr, as text or as JSON, safe against what clients put in names.
 //
-// Rooms below rpc log through spdlog as usual; the sink escapes control characters, so no message
+// Other rooms may log through spdlog as usual: the sink escapes control characters, so no message
 // can forge a second line. Tensor contents are never logged.
 #pragma once
 
@@ -13,7 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 
-namespace awqd {
+namespace awqd::obs {
 
 enum class LogLevel { kDebug, kInfo, kWarning, kError };
 enum class LogFormat { kText, kJson };
@@ -63,4 +63,4 @@ bool LogsRequests();
 
 void LogRequest(const RequestLog& request, const absl::Status& status);
 
-}  // namespace awqd
+}  // namespace awqd::obs

@@ -33,7 +33,7 @@ class DequantizeBase {
   }
 
  protected:
-  using BlockDone = std::function<absl::Status(const Payload& result)>;
+  using BlockDone = std::function<absl::Status(const engine::Payload& result)>;
 
   ~DequantizeBase() = default;
 
@@ -78,12 +78,12 @@ class DequantizeBase {
   // Runs `rows` rows of the job from `row_begin` on, then `done` on a worker thread.
   absl::Status SubmitBlock(int64_t row_begin, int64_t rows, BlockDone done) {
     AWQD_RETURN_IF_ERROR(StillWanted(slot_, deadline_));
-    auto block = std::make_unique<DequantizeWork>(job_.work);
+    auto block = std::make_unique<engine::DequantizeWork>(job_.work);
     block->row_begin = row_begin;
     block->rows = rows;
-    auto on_result = [self = Self(), done = std::move(done)](const absl::Status& status,
-                                                             const Payload& result,
-                                                             const ExecutionReport& report) {
+    auto on_result = [self = Self(), done = std::move(done)](
+                         const absl::Status& status, const engine::Payload& result,
+                         const engine::ExecutionReport& report) {
       if (self->settled_.load()) return;
       self->Try([&]() -> absl::Status {
         AWQD_RETURN_IF_ERROR(status);
@@ -92,7 +92,7 @@ class DequantizeBase {
       });
     };
     AWQD_ASSIGN_OR_RETURN(
-        TaskHandle handle,
+        engine::TaskHandle handle,
         env_.engine->Submit(std::move(block), {.deadline = deadline_}, std::move(on_result)));
     slot_.Set(std::move(handle));
     return absl::OkStatus();
@@ -109,7 +109,7 @@ class DequantizeBase {
     if (settled_.exchange(true)) return;
     job_.work.weight = nullptr;
     const absl::Status visible = wire::ForClient(status);
-    if (LogsRequests()) Log(visible);
+    if (obs::LogsRequests()) Log(visible);
     End(visible);
   }
 
@@ -120,7 +120,7 @@ class DequantizeBase {
   const absl::Time started_ = absl::Now();
   TaskSlot slot_;
   wire::DequantizeJob job_;
-  ExecutionReport report_;  // of all blocks: times added up
+  engine::ExecutionReport report_;  // of all blocks: times added up
 
  private:
   absl::Status Open(grpc::ByteBuffer* message) {
@@ -144,7 +144,7 @@ class DequantizeBase {
     log_.model = request_.weight().model();
     log_.weight = request_.weight().weight();
     log_.total_us = absl::ToInt64Microseconds(absl::Now() - started_);
-    LogRequest(log_, status);
+    obs::LogRequest(log_, status);
   }
 
   absl::Status OnWeight(WeightPtr weight) {
@@ -155,7 +155,7 @@ class DequantizeBase {
     return OnJob();
   }
 
-  void Add(const ExecutionReport& block, int64_t bytes) {
+  void Add(const engine::ExecutionReport& block, int64_t bytes) {
     const int64_t queue_us = report_.queue_us + block.queue_us;
     const int64_t compute_us = report_.compute_us + block.compute_us;
     report_ = block;
@@ -166,7 +166,7 @@ class DequantizeBase {
 
   std::atomic<bool> settled_{false};
   transport::ByteLease lease_;
-  RequestLog log_;
+  obs::RequestLog log_;
 };
 
 // The answer in one message, or in shared memory.
@@ -190,7 +190,7 @@ class DequantizeCall final : public DequantizeBase,
     AWQD_RETURN_IF_ERROR(
         wire::CheckFits(request_, job_, env_.options.transport.max_send_message_bytes));
     AWQD_RETURN_IF_ERROR(Reserve(job_.work.rows));
-    return SubmitBlock(job_.work.row_begin, job_.work.rows, [this](const Payload& result) {
+    return SubmitBlock(job_.work.row_begin, job_.work.rows, [this](const engine::Payload& result) {
       if (!shared_out_) return Answer(result, nullptr);
       if (slot_.cancelled()) return absl::CancelledError("the client cancelled the call");
       auto then = [self = shared_from_this(), result](const absl::Status& written) {
@@ -205,7 +205,7 @@ class DequantizeCall final : public DequantizeBase,
   }
 
   // `written`: where the result is, unless it is to be sent.
-  absl::Status Answer(const Payload& result, const v1::SharedMemory* written) {
+  absl::Status Answer(const engine::Payload& result, const v1::SharedMemory* written) {
     v1::DequantizeResponse response;
     wire::FillExecution(report_, response.mutable_execution());
     response.set_request_id(request_.request_id());
@@ -274,14 +274,14 @@ class DequantizeStream final : public DequantizeBase,
   absl::Status SubmitNext() {
     const int64_t begin = next_row_;
     const int64_t rows = std::min(rows_per_chunk_, EndRow() - begin);
-    return SubmitBlock(begin, rows, [this, begin, rows](const Payload& result) {
+    return SubmitBlock(begin, rows, [this, begin, rows](const engine::Payload& result) {
       next_row_ = begin + rows;
       call_->StartWrite(Chunk(begin, rows, result));
       return absl::OkStatus();
     });
   }
 
-  grpc::ByteBuffer Chunk(int64_t begin, int64_t rows, const Payload& result) {
+  grpc::ByteBuffer Chunk(int64_t begin, int64_t rows, const engine::Payload& result) {
     v1::DequantizeChunk chunk;
     chunk.mutable_rows()->set_begin(begin);
     chunk.mutable_rows()->set_end(begin + rows);

@@ -16,8 +16,8 @@
 namespace awqd::services {
 
 struct Env {
-  Engine* engine = nullptr;
-  ModelStore* models = nullptr;
+  engine::Engine* engine = nullptr;
+  model::ModelStore* models = nullptr;
   transport::CallGate* gate = nullptr;
   Worker* loads = nullptr;     // LoadModel, UnloadModel
   Worker* packings = nullptr;  // inline weights

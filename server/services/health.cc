@@ -160,7 +160,7 @@ void HealthService::OnCheck(transport::UnaryCall* call) {
     response.set_status(StatusOf(request.service()));
     if (response.status() != HealthCheckResponse::SERVICE_UNKNOWN) return absl::OkStatus();
     return absl::NotFoundError(
-        absl::StrCat("service: got \"", LogText(request.service()),
+        absl::StrCat("service: got \"", obs::LogText(request.service()),
                      "\", expected \"\" or the full name of a service of this server"));
   });
   Reply(call, status, response);

@@ -89,11 +89,11 @@ absl::Status MatmulFlow::Begin(grpc::ByteBuffer* message) {
   return PackWeight(env_, request.packed(), std::move(wanted), std::move(then));
 }
 
-absl::StatusOr<Payload> MatmulFlow::Stage(const wire::MatmulJob& job) {
-  StagingPool& staging = env_.engine->staging();
+absl::StatusOr<engine::Payload> MatmulFlow::Stage(const wire::MatmulJob& job) {
+  engine::StagingPool& staging = env_.engine->staging();
   // What was sent was counted when it came.
   if (shared_x_) AWQD_RETURN_IF_ERROR(lease_.Grow(job.x_bytes, "activations"));
-  AWQD_ASSIGN_OR_RETURN(Payload x, staging.Get(job.x_bytes));
+  AWQD_ASSIGN_OR_RETURN(engine::Payload x, staging.Get(job.x_bytes));
   if (shared_x_) {
     AWQD_RETURN_IF_ERROR(shared_x_.Read(x.data()));
     shared_x_ = SharedRange();
@@ -115,9 +115,9 @@ absl::Status MatmulFlow::Submit(WeightPtr weight) {
   AWQD_RETURN_IF_ERROR(lease_.Grow(job.answer_bytes, "output"));
   AWQD_ASSIGN_OR_RETURN(job.work.x, Stage(job));
   held_bytes_ = lease_.bytes();
-  const SubmitOptions options = {.priority = parsed_.request.priority(),
-                                 .deadline = deadline_,
-                                 .caller_runs = transport::CallLoop::WillRunQueued()};
+  const engine::SubmitOptions options = {.priority = parsed_.request.priority(),
+                                         .deadline = deadline_,
+                                         .caller_runs = transport::CallLoop::WillRunQueued()};
   message_.Free();
   ForgetRequest();
   job.work.weight = std::move(weight);
@@ -125,19 +125,20 @@ absl::Status MatmulFlow::Submit(WeightPtr weight) {
   output_shape_ = std::move(job.output_shape);
   output_dtype_ = job.work.out_dtype;
   encoding_ = job.encoding;
-  auto done = [self = shared_from_this()](const absl::Status& status, const Payload& result,
-                                          const ExecutionReport& report) {
+  auto done = [self = shared_from_this()](const absl::Status& status, const engine::Payload& result,
+                                          const engine::ExecutionReport& report) {
     self->OnResult(status, result, report);
   };
-  AWQD_ASSIGN_OR_RETURN(TaskHandle handle,
-                        env_.engine->Submit(std::make_unique<MatmulWork>(std::move(job.work)),
-                                            options, std::move(done)));
+  AWQD_ASSIGN_OR_RETURN(
+      engine::TaskHandle handle,
+      env_.engine->Submit(std::make_unique<engine::MatmulWork>(std::move(job.work)), options,
+                          std::move(done)));
   slot_.Set(std::move(handle));
   return absl::OkStatus();
 }
 
-void MatmulFlow::OnResult(const absl::Status& status, const Payload& result,
-                          const ExecutionReport& report) {
+void MatmulFlow::OnResult(const absl::Status& status, const engine::Payload& result,
+                          const engine::ExecutionReport& report) {
   if (settled_.load()) return;
   report_ = report;
   bytes_out_ = result.size();
@@ -150,7 +151,7 @@ void MatmulFlow::OnResult(const absl::Status& status, const Payload& result,
                             });
 }
 
-void MatmulFlow::Answer(const absl::Status& status, const Payload& result) {
+void MatmulFlow::Answer(const absl::Status& status, const engine::Payload& result) {
   grpc::ByteBuffer answer;
   const absl::Status settled = transport::Guarded([&]() -> absl::Status {
     AWQD_RETURN_IF_ERROR(status);
@@ -178,17 +179,17 @@ absl::string_view MatmulFlow::request_id() const {
 }
 
 void MatmulFlow::Log(const absl::Status& status) const {
-  LogRequest({.method = method_,
-              .request_id = parsed_.request.request_id(),
-              .model = parsed_.request.weight().model(),
-              .weight = parsed_.request.weight().weight(),
-              .tokens = tokens_,
-              .queue_us = report_.queue_us,
-              .compute_us = report_.compute_us,
-              .total_us = absl::ToInt64Microseconds(absl::Now() - started_),
-              .bytes_in = message_.size(),
-              .bytes_out = bytes_out_},
-             status);
+  obs::LogRequest({.method = method_,
+                   .request_id = parsed_.request.request_id(),
+                   .model = parsed_.request.weight().model(),
+                   .weight = parsed_.request.weight().weight(),
+                   .tokens = tokens_,
+                   .queue_us = report_.queue_us,
+                   .compute_us = report_.compute_us,
+                   .total_us = absl::ToInt64Microseconds(absl::Now() - started_),
+                   .bytes_in = message_.size(),
+                   .bytes_out = bytes_out_},
+                  status);
 }
 
 // Field by field: a client fills unknown fields and a long id with as much as it likes.
@@ -196,7 +197,7 @@ void MatmulFlow::ForgetRequest() {
   v1::QuantizedMatmulRequest& all = parsed_.request;
   v1::QuantizedMatmulRequest kept;  // a new message, because a cleared one keeps its memory
   if (!request_id().empty()) kept.set_request_id(std::move(*all.mutable_request_id()));
-  if (all.has_weight() && LogsRequests()) {
+  if (all.has_weight() && obs::LogsRequests()) {
     kept.mutable_weight()->set_model(all.weight().model());
     kept.mutable_weight()->set_weight(all.weight().weight());
   }
@@ -211,7 +212,7 @@ void MatmulFlow::ForgetRequest() {
 void MatmulFlow::Settle(const absl::Status& status, grpc::ByteBuffer answer) {
   if (settled_.exchange(true)) return;
   const absl::Status visible = wire::ForClient(status);
-  if (LogsRequests()) Log(visible);
+  if (obs::LogsRequests()) Log(visible);
   if (!status.ok()) {
     // Its answer may wait for long, on a stream that nobody reads.
     ForgetRequest();

@@ -49,9 +49,10 @@ class MatmulFlow : public std::enable_shared_from_this<MatmulFlow> {
   absl::Status Open(grpc::ByteBuffer* message);
   absl::Status OpenShared();
   absl::Status Submit(WeightPtr weight);
-  absl::StatusOr<Payload> Stage(const wire::MatmulJob& job);
-  void OnResult(const absl::Status& status, const Payload& result, const ExecutionReport& report);
-  void Answer(const absl::Status& status, const Payload& result);
+  absl::StatusOr<engine::Payload> Stage(const wire::MatmulJob& job);
+  void OnResult(const absl::Status& status, const engine::Payload& result,
+                const engine::ExecutionReport& report);
+  void Answer(const absl::Status& status, const engine::Payload& result);
   void Settle(const absl::Status& status, grpc::ByteBuffer answer = {});
   void Log(const absl::Status& status) const;
   // Leaves of the request what the answer and the log say of it.
@@ -78,7 +79,7 @@ class MatmulFlow : public std::enable_shared_from_this<MatmulFlow> {
   std::vector<int64_t> output_shape_;
   DType output_dtype_ = DType::kFp16;
   v1::Encoding encoding_ = v1::RAW;
-  ExecutionReport report_;
+  engine::ExecutionReport report_;
   int64_t bytes_out_ = 0;
 };
 

@@ -20,21 +20,21 @@
 namespace awqd::services {
 namespace {
 
-v1::ModelState ToProto(ModelState state) {
+v1::ModelState ToProto(model::ModelState state) {
   switch (state) {
-    case ModelState::kUnloaded:
+    case model::ModelState::kUnloaded:
       return v1::UNLOADED;
-    case ModelState::kLoading:
+    case model::ModelState::kLoading:
       return v1::LOADING;
-    case ModelState::kReady:
+    case model::ModelState::kReady:
       return v1::READY;
-    case ModelState::kFailed:
+    case model::ModelState::kFailed:
       return v1::FAILED;
   }
   return v1::MODEL_STATE_UNSPECIFIED;
 }
 
-void FillSummary(const Model& model, v1::ModelSummary* out) {
+void FillSummary(const model::Model& model, v1::ModelSummary* out) {
   out->set_name(model.name);
   out->set_state(v1::READY);
   out->set_weights(static_cast<int32_t>(model.weights.size()));
@@ -60,8 +60,8 @@ void FillPlan(const DeviceWeight& weight, v1::WeightInfo* out) {
   }
 }
 
-void FillParts(const PlacedWeight& weight, v1::WeightInfo* out) {
-  for (const WeightPart& part : weight.parts) {
+void FillParts(const model::PlacedWeight& weight, v1::WeightInfo* out) {
+  for (const model::WeightPart& part : weight.parts) {
     v1::WeightPart* row = out->add_parts();
     row->set_device(part.weight->device->info().id);
     row->set_column_begin(part.col_begin);
@@ -70,7 +70,7 @@ void FillParts(const PlacedWeight& weight, v1::WeightInfo* out) {
   }
 }
 
-void FillWeight(const std::string& path, const PlacedWeight& weight, v1::WeightInfo* out) {
+void FillWeight(const std::string& path, const model::PlacedWeight& weight, v1::WeightInfo* out) {
   out->set_path(path);
   out->set_k(weight.shape.k);
   out->set_n(weight.shape.n);
@@ -85,8 +85,9 @@ void FillWeight(const std::string& path, const PlacedWeight& weight, v1::WeightI
   FillPlan(first, out);
 }
 
-absl::Status Load(ModelStore* models, const std::string& name, v1::LoadModelResponse* response) {
-  AWQD_ASSIGN_OR_RETURN(const std::shared_ptr<const Model> model, models->Load(name));
+absl::Status Load(model::ModelStore* models, const std::string& name,
+                  v1::LoadModelResponse* response) {
+  AWQD_ASSIGN_OR_RETURN(const std::shared_ptr<const model::Model> model, models->Load(name));
   FillSummary(*model, response->mutable_model());
   response->set_load_ms(model->load_ms);
   response->set_ignored_tensors(model->ignored_tensors);
@@ -94,7 +95,8 @@ absl::Status Load(ModelStore* models, const std::string& name, v1::LoadModelResp
 }
 
 // As FindWeight of weights.h: what was not loaded yet is not missing.
-absl::StatusOr<std::shared_ptr<const Model>> FindModel(const Env& env, const std::string& name) {
+absl::StatusOr<std::shared_ptr<const model::Model>> FindModel(const Env& env,
+                                                              const std::string& name) {
   auto model = env.models->Find(name);
   if (absl::IsNotFound(model.status()) && env.starting.load()) {
     return absl::UnavailableError(absl::StrCat("model \"", name,
@@ -106,7 +108,7 @@ absl::StatusOr<std::shared_ptr<const Model>> FindModel(const Env& env, const std
 
 absl::Status Get(const Env& env, const std::string& name, v1::GetModelResponse* response) {
   AWQD_RETURN_IF_ERROR(wire::CheckName(name));
-  AWQD_ASSIGN_OR_RETURN(const std::shared_ptr<const Model> model, FindModel(env, name));
+  AWQD_ASSIGN_OR_RETURN(const std::shared_ptr<const model::Model> model, FindModel(env, name));
   FillSummary(*model, response->mutable_model());
   for (const auto& [path, weight] : model->weights) {
     FillWeight(path, *weight, response->add_weights());
@@ -142,18 +144,18 @@ void Offload(const Env& env, transport::UnaryCall* call, absl::string_view what,
       Response response;
       const absl::Status status =
           wire::ForClient(transport::Guarded([&] { return body(name, &response); }));
-      LogEvent(status.ok() ? LogLevel::kInfo : LogLevel::kWarning, what,
-               {{"model", LogText(name)},
-                {"status", absl::StatusCodeToString(status.code())},
-                {"error", LogText(status.message(), wire::kMaxErrorBytes)}});
+      obs::LogEvent(status.ok() ? obs::LogLevel::kInfo : obs::LogLevel::kWarning, what,
+                    {{"model", obs::LogText(name)},
+                     {"status", absl::StatusCodeToString(status.code())},
+                     {"error", obs::LogText(status.message(), wire::kMaxErrorBytes)}});
       Reply(call, status, response);
     });
   });
   if (!accepted.ok()) call->Finish(wire::ToGrpc(accepted));
 }
 
-absl::Status List(ModelStore* models, v1::ListModelsResponse* response) {
-  for (const ModelStatus& status : models->List()) {
+absl::Status List(model::ModelStore* models, v1::ListModelsResponse* response) {
+  for (const model::ModelStatus& status : models->List()) {
     v1::ModelSummary* summary = response->add_models();
     if (status.model != nullptr) FillSummary(*status.model, summary);
     summary->set_name(status.name);

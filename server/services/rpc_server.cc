@@ -42,26 +42,26 @@ class WithoutReflection final : public grpc::ServerBuilderOption {
 // and in its answer. What is fatal ends the process.
 void QuietProtobuf(google::protobuf::LogLevel level, const char*, int, const std::string& message) {
   const bool fatal = level == google::protobuf::LOGLEVEL_FATAL;
-  LogEvent(fatal ? LogLevel::kError : LogLevel::kDebug, "protobuf",
-           {{"message", LogText(message, 1024)}});
+  obs::LogEvent(fatal ? obs::LogLevel::kError : obs::LogLevel::kDebug, "protobuf",
+                {{"message", obs::LogText(message, 1024)}});
 }
 #endif
 
 // Where the processor computes, one thread for every four cores, because kernels use them all;
 // beside a GPU as many as gRPC's own default.
-int Threads(int wanted, const Engine& engine) {
+int Threads(int wanted, const engine::Engine& engine) {
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
   if (wanted > 0) return wanted;
   return engine.device().host_addressable() ? std::clamp(cores / 4, 1, 16)
                                             : std::clamp(cores / 2, 2, 16);
 }
 
-std::function<bool()> RunQueued(Engine* engine) {
+std::function<bool()> RunQueued(engine::Engine* engine) {
   if (!engine->callers_run()) return nullptr;
   return [engine] { return engine->RunQueued(); };
 }
 
-transport::Options TransportOptions(const Options& options, const Engine& engine) {
+transport::Options TransportOptions(const Options& options, const engine::Engine& engine) {
   transport::Options out = options.transport;
   out.threads = Threads(options.rpc_threads, engine);
   return out;
@@ -69,7 +69,7 @@ transport::Options TransportOptions(const Options& options, const Engine& engine
 
 class RpcServerImpl final : public RpcServer {
  public:
-  RpcServerImpl(const Options& options, Engine* engine, ModelStore* models)
+  RpcServerImpl(const Options& options, engine::Engine* engine, model::ModelStore* models)
       : in_flight_(options.in_flight_bytes),
         loads_("loads", options.load_threads, options.max_queued_loads),
         packings_("inline weights", options.packing_threads, options.max_queued_loads),
@@ -146,8 +146,9 @@ class RpcServerImpl final : public RpcServer {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const Options& options, Engine* engine,
-                                                            ModelStore* models) {
+absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const Options& options,
+                                                            engine::Engine* engine,
+                                                            model::ModelStore* models) {
   auto server = std::make_unique<RpcServerImpl>(options, engine, models);
   AWQD_RETURN_IF_ERROR(server->Listen());
   return std::unique_ptr<RpcServer>(std::move(server));

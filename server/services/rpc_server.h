@@ -18,8 +18,9 @@ class RpcServer {
  public:
   // Listens; health is NOT_SERVING until SetServing(true). `engine` and `models` outlive the
   // server. INVALID_ARGUMENT or UNAVAILABLE when an address cannot be listened on.
-  static absl::StatusOr<std::unique_ptr<RpcServer>> Start(const Options& options, Engine* engine,
-                                                          ModelStore* models);
+  static absl::StatusOr<std::unique_ptr<RpcServer>> Start(const Options& options,
+                                                          engine::Engine* engine,
+                                                          model::ModelStore* models);
   virtual ~RpcServer() = default;
 
   // The port that is really bound, also for port 0, of the first TCP address; 0 when there is none.

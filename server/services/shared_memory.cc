@@ -76,12 +76,13 @@ absl::Status CheckSharedMemoryPrefix(absl::string_view prefix) {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(absl::StrCat(
-      "got \"", LogText(prefix), "\", expected at most ", kMaxPrefixBytes,
+      "got \"", obs::LogText(prefix), "\", expected at most ", kMaxPrefixBytes,
       " letters, digits, '.', '_' and '-', not beginning with '.', for example awqd-"));
 }
 
 absl::Status SharedRange::Refuse(absl::string_view reason) const {
-  LogEvent(LogLevel::kDebug, "shared memory refused", {{"field", field_}, {"reason", reason}});
+  obs::LogEvent(obs::LogLevel::kDebug, "shared memory refused",
+                {{"field", field_}, {"reason", reason}});
   return Unusable(field_);
 }
 
@@ -101,16 +102,16 @@ absl::Status SharedRange::Write(absl::string_view bytes) const {
   return whole ? absl::OkStatus() : Refuse("cannot be written");
 }
 
-SharedMemory::SharedMemory(SharedMemoryOptions options, UniqueFd directory)
+SharedMemory::SharedMemory(SharedMemoryOptions options, model::UniqueFd directory)
     : options_(std::move(options)),
       directory_(std::move(directory)),
       writers_("shared-memory writes", options_.prefix.empty() ? 0 : kWriters, options_.max_open) {}
 
 absl::StatusOr<std::unique_ptr<SharedMemory>> SharedMemory::Create(
     const SharedMemoryOptions& options) {
-  UniqueFd directory;
+  model::UniqueFd directory;
   if (!options.prefix.empty()) {
-    directory = UniqueFd(open(kDirectory, O_PATH | O_DIRECTORY | O_CLOEXEC));
+    directory = model::UniqueFd(open(kDirectory, O_PATH | O_DIRECTORY | O_CLOEXEC));
     if (!directory.ok()) {
       return absl::FailedPreconditionError(
           absl::StrCat("--shared_memory_prefix: cannot open ", kDirectory, ": ", strerror(errno)));
@@ -160,13 +161,13 @@ absl::StatusOr<SharedRange> SharedMemory::Open(const v1::SharedMemory& range, Ac
                         mode | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC | O_NOCTTY);
   if (fd < 0 && (errno == EMFILE || errno == ENFILE)) return TooMany(field, options_.max_open);
   if (fd < 0) return opened.Refuse(strerror(errno));
-  opened.fd_ = UniqueFd(fd);
+  opened.fd_ = model::UniqueFd(fd);
   const absl::string_view why = WhyNot(fd, range.offset() + range.size());
   if (!why.empty()) return opened.Refuse(why);
   return opened;
 }
 
-void SharedMemory::Write(SharedRange range, Payload result,
+void SharedMemory::Write(SharedRange range, engine::Payload result,
                          std::function<void(const absl::Status&)> done) {
   const bool here = result.size() < kWriteElsewhereBytes;
   const std::function<void()> job = [range = std::make_shared<SharedRange>(std::move(range)),

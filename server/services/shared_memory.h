@@ -69,7 +69,7 @@ class SharedRange {
   absl::Status Refuse(absl::string_view reason) const;
 
   Slot slot_;
-  UniqueFd fd_;
+  model::UniqueFd fd_;
   int64_t offset_ = 0;
   int64_t size_ = 0;
   std::string field_;
@@ -90,7 +90,8 @@ class SharedMemory {
 
   // Writes `result` and calls `done` once: on a thread of its own when that takes long, so that a
   // device does not wait for it, else before this returns. After Stop only the latter.
-  void Write(SharedRange range, Payload result, std::function<void(const absl::Status&)> done);
+  void Write(SharedRange range, engine::Payload result,
+             std::function<void(const absl::Status&)> done);
 
   // Returns when every `done` was called.
   void Stop() { writers_.Stop(); }
@@ -99,11 +100,11 @@ class SharedMemory {
   int64_t open_ranges() const { return open_.load(); }
 
  private:
-  SharedMemory(SharedMemoryOptions options, UniqueFd directory);
+  SharedMemory(SharedMemoryOptions options, model::UniqueFd directory);
   absl::Status CheckRange(const v1::SharedMemory& range, absl::string_view field) const;
 
   const SharedMemoryOptions options_;
-  const UniqueFd directory_;
+  const model::UniqueFd directory_;
   std::atomic<int64_t> open_{0};
   Worker writers_;
 };

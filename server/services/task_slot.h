@@ -14,7 +14,7 @@ namespace awqd::services {
 class TaskSlot {
  public:
   // A cancel that came before the handle did is applied to it at once.
-  void Set(TaskHandle handle) {
+  void Set(engine::TaskHandle handle) {
     {
       MutexLock lock(&mu_);
       if (!cancelled_) {
@@ -25,7 +25,7 @@ class TaskSlot {
     handle.Cancel();
   }
   void Cancel() {
-    TaskHandle handle;
+    engine::TaskHandle handle;
     {
       MutexLock lock(&mu_);
       cancelled_ = true;
@@ -40,7 +40,7 @@ class TaskSlot {
 
  private:
   mutable Mutex mu_;
-  TaskHandle handle_ ABSL_GUARDED_BY(mu_);
+  engine::TaskHandle handle_ ABSL_GUARDED_BY(mu_);
   bool cancelled_ ABSL_GUARDED_BY(mu_) = false;
 };
 

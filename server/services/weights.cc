@@ -24,7 +24,7 @@ absl::Status PackWeight(const Env& env, const v1::PackedWeight& packed,
                         std::function<absl::Status()> wanted,
                         std::function<void(absl::StatusOr<WeightPtr>)> done) {
   AWQD_RETURN_IF_ERROR(wire::CheckPacked(packed, env.options.max_inline_weight_bytes));
-  Engine* engine = env.engine;
+  engine::Engine* engine = env.engine;
   return env.packings->Run([engine, &packed, wanted = std::move(wanted), done = std::move(done)] {
     done(transport::GuardedOr<WeightPtr>([&]() -> absl::StatusOr<WeightPtr> {
       AWQD_RETURN_IF_ERROR(wanted());

@@ -13,7 +13,7 @@
 
 namespace awqd::services {
 
-using WeightPtr = std::shared_ptr<const PlacedWeight>;
+using WeightPtr = std::shared_ptr<const model::PlacedWeight>;
 
 // NOT_FOUND unknown model or weight; UNAVAILABLE still loading.
 absl::StatusOr<WeightPtr> FindWeight(const Env& env, const v1::WeightRef& ref);

@@ -21,7 +21,7 @@ namespace {
 
 // gRPC's own messages, which name its source files, are for debugging it.
 void QuietGrpc(gpr_log_func_args* args) {
-  LogEvent(LogLevel::kDebug, "grpc", {{"message", LogText(args->message, 1024)}});
+  obs::LogEvent(obs::LogLevel::kDebug, "grpc", {{"message", obs::LogText(args->message, 1024)}});
 }
 
 // What holds for the whole process.
@@ -38,7 +38,7 @@ void PrepareGrpc() {
 
 absl::Status CannotListen(const ListenAddress& address) {
   return absl::UnavailableError(
-      absl::StrCat("address: cannot listen on \"", LogText(address.text), "\": ",
+      absl::StrCat("address: cannot listen on \"", obs::LogText(address.text), "\": ",
                    address.socket_path.empty()
                        ? "the port is in use, or the address is not one of this machine"
                        : "the file system does not take sockets, or somebody was faster"));

@@ -12,7 +12,7 @@ namespace {
 
 absl::Status Refused(absl::string_view text, absl::string_view expected) {
   return absl::InvalidArgumentError(
-      absl::StrCat("got \"", LogText(text), "\", expected ", expected));
+      absl::StrCat("got \"", obs::LogText(text), "\", expected ", expected));
 }
 
 // Clients write the path as part of a URI, where these mean something else.

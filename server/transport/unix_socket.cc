@@ -29,11 +29,11 @@ namespace {
 constexpr absl::Duration kLockLimit = absl::Seconds(5);
 constexpr absl::Duration kLockPoll = absl::Milliseconds(5);
 
-std::string Quoted(const std::string& path) { return absl::StrCat("\"", LogText(path), "\""); }
+std::string Quoted(const std::string& path) { return absl::StrCat("\"", obs::LogText(path), "\""); }
 
 absl::Status Refused(const std::string& path, absl::string_view why) {
   return absl::InvalidArgumentError(
-      absl::StrCat("address: cannot listen on unix:", LogText(path), ": ", why));
+      absl::StrCat("address: cannot listen on unix:", obs::LogText(path), ": ", why));
 }
 
 absl::Status Refused(const std::string& path, absl::string_view what, int error) {
@@ -85,16 +85,16 @@ absl::Status RemoveDeadSocket(const std::string& path) {
   }
   const int error = TryConnect(path);
   if (error == 0) {
-    return absl::UnavailableError(absl::StrCat("address: cannot listen on unix:", LogText(path),
-                                               ": another server listens there"));
+    return absl::UnavailableError(absl::StrCat(
+        "address: cannot listen on unix:", obs::LogText(path), ": another server listens there"));
   }
   if (error == ENOENT) return absl::OkStatus();
   if (error != ECONNREFUSED) return Refused(path, "cannot tell whether a server is there", error);
   if (unlink(path.c_str()) != 0 && errno != ENOENT) {
     return Refused(path, "cannot remove the socket that a dead server left", errno);
   }
-  LogEvent(LogLevel::kInfo, "removed the socket of a server that is gone",
-           {{"path", LogText(path)}});
+  obs::LogEvent(obs::LogLevel::kInfo, "removed the socket of a server that is gone",
+                {{"path", obs::LogText(path)}});
   return absl::OkStatus();
 }
 

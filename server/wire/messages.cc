@@ -36,7 +36,7 @@ absl::Status DoesNotParse(int64_t bytes, const google::protobuf::Message& expect
                                  kMaxFields, " fields and without groups"));
 }
 
-void FillExecution(const ExecutionReport& report, v1::Execution* out) {
+void FillExecution(const engine::ExecutionReport& report, v1::Execution* out) {
   out->set_path(report.path == Path::kFused ? v1::FUSED : v1::DEQUANTIZE);
   out->set_kernel(report.kernel);
   out->set_device(report.device);

@@ -18,6 +18,6 @@ absl::Status Parse(grpc::ByteBuffer* request, google::protobuf::Message* out);
 // What ParseMatmul and ParseWhole refused, for clients.
 absl::Status DoesNotParse(int64_t bytes, const google::protobuf::Message& expected);
 
-void FillExecution(const ExecutionReport& report, v1::Execution* out);
+void FillExecution(const engine::ExecutionReport& report, v1::Execution* out);
 
 }  // namespace awqd::wire

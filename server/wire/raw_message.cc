@@ -19,12 +19,12 @@ constexpr uint32_t kLengthDelimited = 2;
 
 uint32_t Tag(int field) { return static_cast<uint32_t>(field) << 3 | kLengthDelimited; }
 
-void DropPayload(void* payload) { delete static_cast<Payload*>(payload); }
+void DropPayload(void* payload) { delete static_cast<engine::Payload*>(payload); }
 
 // A slice that shares the payload's memory.
-grpc::Slice SliceOf(const Payload& payload) {
+grpc::Slice SliceOf(const engine::Payload& payload) {
   return grpc::Slice(payload.data(), static_cast<size_t>(payload.size()), DropPayload,
-                     new Payload(payload));
+                     new engine::Payload(payload));
 }
 
 grpc::Slice NewSlice(size_t bytes) {
@@ -66,7 +66,7 @@ grpc::ByteBuffer Encode(const google::protobuf::MessageLite& message) {
 }
 
 grpc::ByteBuffer Encode(const google::protobuf::MessageLite& message, int field,
-                        const Answer& answer, StagingPool* staging) {
+                        const Answer& answer, engine::StagingPool* staging) {
   v1::Tensor tensor;
   FillTensor(answer.result.view(), answer.dtype, answer.shape, answer.encoding, &tensor);
   if (answer.written != nullptr) {

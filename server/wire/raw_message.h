@@ -47,7 +47,7 @@ grpc::ByteBuffer Encode(const google::protobuf::MessageLite& message);
 
 // A floating-point result, and how it is spelled.
 struct Answer {
-  Payload result;
+  engine::Payload result;
   DType dtype = DType::kFp16;
   absl::Span<const int64_t> shape;
   v1::Encoding encoding = v1::RAW;
@@ -58,6 +58,6 @@ struct Answer {
 // `message` on the wire, with the answer as its tensor field `field`, which `message` leaves unset.
 // A large raw payload is kept until gRPC has sent it; copies are counted in `staging`.
 grpc::ByteBuffer Encode(const google::protobuf::MessageLite& message, int field,
-                        const Answer& answer, StagingPool* staging);
+                        const Answer& answer, engine::StagingPool* staging);
 
 }  // namespace awqd::wire

@@ -68,9 +68,9 @@ std::string NewErrorId() {
 }
 
 absl::Status HideInternal(const absl::Status& status) {
-  const std::string id = PayloadOr(status, kErrorIdPayload, NewErrorId());
-  LogEvent(LogLevel::kError, "internal error",
-           {{"error_id", id}, {"message", LogText(status.message(), 4096)}});
+  const std::string id = PayloadOr(status, engine::kErrorIdPayload, NewErrorId());
+  obs::LogEvent(obs::LogLevel::kError, "internal error",
+                {{"error_id", id}, {"message", obs::LogText(status.message(), 4096)}});
   absl::Status safe = absl::InternalError(
       absl::StrCat("internal error, error id ", id, " (the server's log says more under this id)"));
   safe.SetPayload(kSafePayload, absl::Cord("1"));

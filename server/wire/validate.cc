@@ -51,7 +51,7 @@ absl::Status CheckOutputDType(v1::DType dtype) {
 
 absl::Status CheckWeightRef(const v1::WeightRef& ref) {
   if (ref.model().empty()) return FieldError("weight.model", "nothing", "the name of a model");
-  if (absl::Status name = CheckModelName(ref.model()); !name.ok()) {
+  if (absl::Status name = model::CheckModelName(ref.model()); !name.ok()) {
     return WithField(std::move(name), "weight.model");
   }
   if (ref.weight().empty()) {
@@ -173,7 +173,7 @@ absl::Status CheckRequest(const v1::DequantizeRequest& request) {
 
 absl::Status CheckName(const std::string& name) {
   if (name.empty()) return FieldError("name", "nothing", "the name of a model");
-  absl::Status status = CheckModelName(name);
+  absl::Status status = model::CheckModelName(name);
   return status.ok() ? status : WithField(std::move(status), "name");
 }
 

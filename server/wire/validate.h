@@ -36,7 +36,7 @@ absl::Status CheckName(const std::string& name);
 
 // A product, and how its answer is spelled. work.weight and work.x stay empty.
 struct MatmulJob {
-  MatmulWork work;
+  engine::MatmulWork work;
   int64_t x_bytes = 0;
   std::string x;  // the activations' bytes, unless they are not in the message
   std::vector<int64_t> output_shape;
@@ -52,7 +52,7 @@ absl::StatusOr<MatmulJob> BuildMatmul(v1::QuantizedMatmulRequest* request,
 
 // A block of a weight. work.weight stays null.
 struct DequantizeJob {
-  DequantizeWork work;
+  engine::DequantizeWork work;
   v1::Encoding encoding = v1::RAW;
 };
 

@@ -17,7 +17,7 @@ void CheckAccepted(const awqd::QuantConfig& config) {
   Require(config.bits >= 1 && config.bits <= 32);
   Require(config.group_size == -1 || config.group_size >= 1);
   for (const std::string& module : config.modules_to_not_convert) Require(!module.empty());
-  Require(!awqd::IsNotConverted(config, ""));
+  Require(!awqd::model::IsNotConverted(config, ""));
   const bool found = awqd::FindFormat(config).ok();
   Require(!found || config.bits == 4);
 }
@@ -26,9 +26,9 @@ void CheckAccepted(const awqd::QuantConfig& config) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const absl::string_view text(reinterpret_cast<const char*>(data), size);
-  const auto config = awqd::ParseConfigJson(text);
+  const auto config = awqd::model::ParseConfigJson(text);
   if (config.ok() && config->has_value()) CheckAccepted(**config);
-  const auto side = awqd::ParseQuantConfigJson(text, "awq");
+  const auto side = awqd::model::ParseQuantConfigJson(text, "awq");
   if (side.ok()) CheckAccepted(*side);
   Require(config.ok() || config.status().code() == absl::StatusCode::kInvalidArgument);
   Require(side.ok() || side.status().code() == absl::StatusCode::kInvalidArgument);

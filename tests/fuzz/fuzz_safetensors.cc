@@ -15,8 +15,8 @@ void Require(bool holds) {
   if (!holds) std::abort();
 }
 
-awqd::UniqueFd FileOf(const uint8_t* data, size_t size) {
-  awqd::UniqueFd fd(memfd_create("fuzz", MFD_CLOEXEC));
+awqd::model::UniqueFd FileOf(const uint8_t* data, size_t size) {
+  awqd::model::UniqueFd fd(memfd_create("fuzz", MFD_CLOEXEC));
   Require(fd.ok());
   Require(pwrite(fd.get(), data, size, 0) == static_cast<ssize_t>(size));
   return fd;
@@ -25,9 +25,9 @@ awqd::UniqueFd FileOf(const uint8_t* data, size_t size) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  absl::StatusOr<awqd::File> file = awqd::File::Adopt(FileOf(data, size), "fuzz");
+  absl::StatusOr<awqd::model::File> file = awqd::model::File::Adopt(FileOf(data, size), "fuzz");
   Require(file.ok());
-  const auto tensors = awqd::SafetensorsFile::Open(*std::move(file));
+  const auto tensors = awqd::model::SafetensorsFile::Open(*std::move(file));
   if (!tensors.ok()) {
     Require(tensors.status().code() == absl::StatusCode::kInvalidArgument);
     return 0;

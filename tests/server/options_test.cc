@@ -33,7 +33,7 @@ TEST(Options, DefaultsHold) {
   EXPECT_EQ(options.model_repository, "/m");
   EXPECT_TRUE(options.load_models.empty());
   EXPECT_EQ(options.device, "auto");
-  EXPECT_EQ(options.engine.token_threshold, ThresholdTable::kByKernel);
+  EXPECT_EQ(options.engine.token_threshold, engine::ThresholdTable::kByKernel);
   EXPECT_FALSE(options.batch_invariant);
   EXPECT_EQ(options.rpc.transport.max_receive_message_bytes, 64 << 20);
   EXPECT_EQ(options.rpc.transport.memory_quota_bytes, int64_t{1} << 30);
@@ -63,8 +63,8 @@ TEST(Options, ReadsFlags) {
   EXPECT_EQ(options.rpc.transport.max_receive_message_bytes, 8 << 20);
   EXPECT_EQ(options.rpc.transport.memory_quota_bytes, 128 << 20);
   EXPECT_EQ(options.drain_delay, absl::Milliseconds(250));
-  EXPECT_EQ(options.log_format, LogFormat::kJson);
-  EXPECT_EQ(options.log_level, LogLevel::kDebug);
+  EXPECT_EQ(options.log_format, obs::LogFormat::kJson);
+  EXPECT_EQ(options.log_level, obs::LogLevel::kDebug);
   EXPECT_EQ(options.device_memory_limit, int64_t{2} << 30);
 }
 
@@ -74,15 +74,16 @@ TEST(Options, TokenThreshold) {
   };
   EXPECT_EQ(threshold("--token_threshold=64"), 64);
   EXPECT_EQ(threshold("--token_threshold=0"), 0);
-  EXPECT_EQ(threshold("--token_threshold=auto"), ThresholdTable::kAuto);
-  EXPECT_EQ(threshold("--token_threshold=default"), ThresholdTable::kByKernel);
+  EXPECT_EQ(threshold("--token_threshold=auto"), engine::ThresholdTable::kAuto);
+  EXPECT_EQ(threshold("--token_threshold=default"), engine::ThresholdTable::kByKernel);
   EXPECT_THAT(ErrorOf({"--model_repository", "/m", "--token_threshold=-2"}),
               HasSubstr("default or auto"));
 }
 
 TEST(Options, SeveralDevices) {
-  EXPECT_EQ(Parse({"--model_repository", "/m"})->options.sharding, Sharding::kReplicas);
-  for (Sharding sharding : {Sharding::kReplicas, Sharding::kColumns, Sharding::kModels}) {
+  EXPECT_EQ(Parse({"--model_repository", "/m"})->options.sharding, model::Sharding::kReplicas);
+  for (model::Sharding sharding :
+       {model::Sharding::kReplicas, model::Sharding::kColumns, model::Sharding::kModels}) {
     const Options options = Parse({"--model_repository", "/m", "--device=cuda:0,cuda:1", "--shard",
                                    Name(sharding).data()})
                                 ->options;
@@ -102,7 +103,7 @@ TEST(Options, RefusesWhatItDoesNotKnow) {
   EXPECT_THAT(ErrorOf({"--model_repository", "/m", "--token_threshold", "-1"}), HasSubstr("-1"));
   EXPECT_EQ(Parse({"--model_repository", "/m", "--token_threshold", "auto"})
                 ->options.engine.token_threshold,
-            ThresholdTable::kAuto);
+            engine::ThresholdTable::kAuto);
 }
 
 TEST(Options, ChecksSizes) {

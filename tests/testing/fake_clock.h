@@ -7,7 +7,7 @@
 
 namespace awqd::testing {
 
-class FakeClock final : public Clock {
+class FakeClock final : public batching::Clock {
  public:
   absl::Time Now() const override { return absl::FromUnixMicros(now_us_.load()); }
   void Advance(absl::Duration by) { now_us_ += absl::ToInt64Microseconds(by); }

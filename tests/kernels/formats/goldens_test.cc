@@ -61,12 +61,12 @@ TEST(Goldens, EveryFormatHasSome) {
 class Golden : public ::testing::TestWithParam<Case> {
  protected:
   void SetUp() override {
-    const auto root = RepositoryRoot::Open(GetParam().Folder());
+    const auto root = model::RepositoryRoot::Open(GetParam().Folder());
     ASSERT_TRUE(root.ok()) << root.status();
-    const auto checkpoint = Checkpoint::Open(*root, GetParam().Text("model"));
+    const auto checkpoint = model::Checkpoint::Open(*root, GetParam().Text("model"));
     ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
     EXPECT_EQ(checkpoint->format().name, GetParam().format);
-    for (const LinearLocation& linear : checkpoint->linears()) {
+    for (const model::LinearLocation& linear : checkpoint->linears()) {
       if (linear.path != GetParam().Text("weight")) continue;
       std::vector<uint8_t> scratch;
       auto weight = checkpoint->Read(linear, &scratch);

@@ -9,11 +9,9 @@
 #include "absl/strings/str_cat.h"
 #include "tests/server/batching/puppet.h"
 
-namespace awqd {
+namespace awqd::batching {
 namespace {
 
-using ::awqd::testing::Journal;
-using ::awqd::testing::PuppetTask;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -272,4 +270,4 @@ TEST_F(BatchQueueTest, RandomOperationsKeepTheBooks) {
 }
 
 }  // namespace
-}  // namespace awqd
+}  // namespace awqd::batching

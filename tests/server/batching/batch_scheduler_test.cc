@@ -15,13 +15,10 @@
 #include "tests/server/batching/puppet.h"
 #include "tests/testing/fake_clock.h"
 
-namespace awqd {
+namespace awqd::batching {
 namespace {
 
 using ::awqd::testing::FakeClock;
-using ::awqd::testing::Gate;
-using ::awqd::testing::Journal;
-using ::awqd::testing::PuppetTask;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
@@ -400,4 +397,4 @@ TEST_F(BatchSchedulerTest, CallersAndWorkersShareLanesAndForgetNothing) {
 }
 
 }  // namespace
-}  // namespace awqd
+}  // namespace awqd::batching

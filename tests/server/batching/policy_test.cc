@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <limits>
 
-namespace awqd {
+namespace awqd::batching {
 namespace {
 
 TEST(TokenPolicyTest, FusedBelowTheThresholdOnly) {
@@ -25,4 +25,4 @@ TEST(TokenPolicyTest, ThresholdEnds) {
 }
 
 }  // namespace
-}  // namespace awqd
+}  // namespace awqd::batching

@@ -11,7 +11,7 @@
 #include "kernels/base/mutex.h"
 #include "server/batching/task.h"
 
-namespace awqd::testing {
+namespace awqd::batching {
 
 // What happened to every task, in order, as "name:ran" or "name:CODE".
 class Journal {
@@ -86,4 +86,4 @@ class Gate {
   int inside_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
-}  // namespace awqd::testing
+}  // namespace awqd::batching

@@ -5,13 +5,10 @@
 #include "absl/strings/cord.h"
 #include "tests/server/engine/puppets.h"
 
-namespace awqd {
+namespace awqd::engine {
 namespace {
 
-using testing::Answered;
-using testing::PuppetEngine;
-
-class ColumnsTest : public testing::Puppets {
+class ColumnsTest : public Puppets {
  protected:
   // Tokens are FP16, so a column is two bytes of the answer.
   static std::string Row(std::initializer_list<std::pair<char, int>> columns) {
@@ -233,4 +230,4 @@ TEST_F(ColumnsTest, ABlockGoesToTheDevicesThatHoldIt) {
 }
 
 }  // namespace
-}  // namespace awqd
+}  // namespace awqd::engine

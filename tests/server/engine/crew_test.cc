@@ -10,7 +10,7 @@
 #include "absl/base/thread_annotations.h"
 #include "kernels/base/mutex.h"
 
-namespace awqd {
+namespace awqd::engine {
 namespace {
 
 TEST(CrewTest, DoesEverythingOnceForSeveralCallers) {
@@ -59,4 +59,4 @@ TEST(CrewTest, NobodyIsNeeded) {
 }
 
 }  // namespace
-}  // namespace awqd
+}  // namespace awqd::engine

@@ -7,7 +7,7 @@
 
 #include "tests/server/engine/local_engine_on_cpu.h"
 
-namespace awqd::testing {
+namespace awqd::engine {
 namespace {
 
 class LocalEngineMemoryTest : public LocalEngineOnCpu {};
@@ -152,4 +152,4 @@ INSTANTIATE_TEST_SUITE_P(Memory, LocalEngineMemoryTest, ::testing::Values(true, 
                          [](const auto& info) { return info.param ? "shared" : "copied"; });
 
 }  // namespace
-}  // namespace awqd::testing
+}  // namespace awqd::engine

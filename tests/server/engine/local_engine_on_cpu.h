@@ -19,7 +19,7 @@
 #include "server/engine/matmul_work.h"
 #include "tests/testing/wrapped_device.h"
 
-namespace awqd::testing {
+namespace awqd::engine {
 
 inline constexpr int64_t kK = 64;
 inline constexpr int64_t kN = 24;
@@ -73,11 +73,11 @@ class LocalEngineOnCpu : public ::testing::TestWithParam<bool> {
   void SetUp() override {
     auto cpu = OpenDevice("cpu", {.cpu_threads = 2});
     ASSERT_TRUE(cpu.ok()) << cpu.status();
-    device_ = std::make_unique<WrappedDevice>(*std::move(cpu), GetParam());
+    device_ = std::make_unique<testing::WrappedDevice>(*std::move(cpu), GetParam());
     auto weight = PrepareWeight(canonical_, device_->inner());
     ASSERT_TRUE(weight.ok()) << weight.status();
     weight_ = *std::move(weight);
-    placed_ = Whole(weight_);
+    placed_ = model::Whole(weight_);
   }
 
   void Start(EngineOptions options = {}) {
@@ -129,10 +129,10 @@ class LocalEngineOnCpu : public ::testing::TestWithParam<bool> {
 
   const CanonicalWeight canonical_ = RandomWeight();
   std::mt19937 random_{11};
-  std::unique_ptr<WrappedDevice> device_;
+  std::unique_ptr<testing::WrappedDevice> device_;
   std::shared_ptr<const DeviceWeight> weight_;
-  std::shared_ptr<const PlacedWeight> placed_;
+  std::shared_ptr<const model::PlacedWeight> placed_;
   std::unique_ptr<Engine> engine_;
 };
 
-}  // namespace awqd::testing
+}  // namespace awqd::engine

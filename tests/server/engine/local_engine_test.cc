@@ -9,7 +9,7 @@
 #include "kernels/base/mutex.h"
 #include "tests/server/engine/local_engine_on_cpu.h"
 
-namespace awqd::testing {
+namespace awqd::engine {
 namespace {
 
 class LocalEngineTest : public LocalEngineOnCpu {};
@@ -313,4 +313,4 @@ INSTANTIATE_TEST_SUITE_P(Memory, LocalEngineTest, ::testing::Values(true, false)
                          [](const auto& info) { return info.param ? "shared" : "copied"; });
 
 }  // namespace
-}  // namespace awqd::testing
+}  // namespace awqd::engine

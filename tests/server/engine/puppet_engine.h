@@ -18,7 +18,7 @@
 #include "server/engine/matmul_work.h"
 #include "tests/testing/wrapped_device.h"
 
-namespace awqd::testing {
+namespace awqd::engine {
 
 // A weight of n columns that nothing can be computed with.
 inline std::shared_ptr<const DeviceWeight> ShapeOn(Device* device, int64_t n) {
@@ -89,7 +89,7 @@ class PuppetEngine final : public Engine {
     return count;
   }
   int drains() const { return drains_; }
-  WrappedDevice* puppet_device() { return &device_; }
+  testing::WrappedDevice* puppet_device() { return &device_; }
 
   // --- Engine ---
 
@@ -106,10 +106,10 @@ class PuppetEngine final : public Engine {
     if (at_once_.has_value()) Answer(index, *at_once_);
     return TaskHandle([this, index] { CancelTask(index); });
   }
-  absl::StatusOr<std::shared_ptr<const PlacedWeight>> Prepare(
+  absl::StatusOr<std::shared_ptr<const model::PlacedWeight>> Prepare(
       const CanonicalWeight& weight) override {
     if (!refuse_.ok()) return refuse_;
-    return Whole(ShapeOn(&device_, weight.n));
+    return model::Whole(ShapeOn(&device_, weight.n));
   }
   StagingPool& staging() override { return staging_; }
   void Drain() override { ++drains_; }
@@ -128,7 +128,7 @@ class PuppetEngine final : public Engine {
     if (done) done(absl::CancelledError("cancelled while queued"), Payload(), {});
   }
 
-  WrappedDevice device_;
+  testing::WrappedDevice device_;
   StagingPool staging_;
   absl::Status refuse_;
   std::optional<absl::Status> at_once_;
@@ -137,4 +137,4 @@ class PuppetEngine final : public Engine {
   std::vector<Held> held_ ABSL_GUARDED_BY(mu_);
 };
 
-}  // namespace awqd::testing
+}  // namespace awqd::engine

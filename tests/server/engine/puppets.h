@@ -11,7 +11,7 @@
 #include "server/engine/routing_engine.h"
 #include "tests/server/engine/puppet_engine.h"
 
-namespace awqd::testing {
+namespace awqd::engine {
 
 struct Answered {
   int times = 0;
@@ -33,8 +33,8 @@ class Puppets : public ::testing::Test {
   }
 
   // Whole on every device.
-  std::shared_ptr<const PlacedWeight> Replicas(int64_t n) {
-    auto out = std::make_shared<PlacedWeight>();
+  std::shared_ptr<const model::PlacedWeight> Replicas(int64_t n) {
+    auto out = std::make_shared<model::PlacedWeight>();
     out->shape = {.k = 16, .n = n};
     for (PuppetEngine* puppet : puppets_) {
       out->parts.push_back({ShapeOn(puppet->puppet_device(), n), 0});
@@ -42,8 +42,8 @@ class Puppets : public ::testing::Test {
     return out;
   }
   // As many columns on each device as `widths` says.
-  std::shared_ptr<const PlacedWeight> Columns(const std::vector<int64_t>& widths) {
-    auto out = std::make_shared<PlacedWeight>();
+  std::shared_ptr<const model::PlacedWeight> Columns(const std::vector<int64_t>& widths) {
+    auto out = std::make_shared<model::PlacedWeight>();
     int64_t next = 0;
     for (size_t i = 0; i < widths.size(); ++i) {
       out->parts.push_back({ShapeOn(puppets_[i]->puppet_device(), widths[i]), next});
@@ -53,7 +53,7 @@ class Puppets : public ::testing::Test {
     return out;
   }
 
-  MatmulWork Product(std::shared_ptr<const PlacedWeight> weight, int64_t tokens) {
+  MatmulWork Product(std::shared_ptr<const model::PlacedWeight> weight, int64_t tokens) {
     MatmulWork work;
     work.weight = std::move(weight);
     work.rows = tokens;
@@ -82,4 +82,4 @@ class Puppets : public ::testing::Test {
   std::unique_ptr<Engine> engine_;
 };
 
-}  // namespace awqd::testing
+}  // namespace awqd::engine

@@ -11,7 +11,7 @@
 #include "server/engine/local_engine.h"
 #include "server/engine/matmul_work.h"
 
-namespace awqd {
+namespace awqd::engine {
 namespace {
 
 class RoutingEngineTest : public ::testing::Test {
@@ -24,7 +24,7 @@ class RoutingEngineTest : public ::testing::Test {
       devices_[i] = *std::move(device);
       auto weight = PrepareWeight(Weight(), *devices_[i]);
       ASSERT_TRUE(weight.ok()) << weight.status();
-      weights_[i] = Whole(*std::move(weight));
+      weights_[i] = model::Whole(*std::move(weight));
       auto engine = MakeLocalEngine(devices_[i].get(), {});
       ASSERT_TRUE(engine.ok()) << engine.status();
       members_[i] = engine->get();
@@ -58,7 +58,7 @@ class RoutingEngineTest : public ::testing::Test {
   }
 
   std::unique_ptr<Device> devices_[2];
-  std::shared_ptr<const PlacedWeight> weights_[2];
+  std::shared_ptr<const model::PlacedWeight> weights_[2];
   Engine* members_[2] = {};
   std::unique_ptr<Engine> engine_;
 };
@@ -102,4 +102,4 @@ TEST_F(RoutingEngineTest, InlineWeightsGoToTheEmptiestDevice) {
 }
 
 }  // namespace
-}  // namespace awqd
+}  // namespace awqd::engine

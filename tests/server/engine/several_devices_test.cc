@@ -20,7 +20,7 @@
 #include "tests/testing/random_weight.h"
 #include "tests/testing/wrapped_device.h"
 
-namespace awqd {
+namespace awqd::engine {
 namespace {
 
 using testing::RandomMatrix;
@@ -48,12 +48,12 @@ class BreakableEngine final : public Engine {
                                     TaskDone done) override {
     return engine_->Submit(work, options, std::move(done));
   }
-  absl::StatusOr<std::shared_ptr<const PlacedWeight>> Prepare(
+  absl::StatusOr<std::shared_ptr<const model::PlacedWeight>> Prepare(
       const CanonicalWeight& weight) override {
     Device* const devices[] = {&device_.inner()};
-    return PlaceWeight(weight, devices, /*cut=*/false);
+    return model::PlaceWeight(weight, devices, /*cut=*/false);
   }
-  absl::Status WarmUp(const std::shared_ptr<const PlacedWeight>& weight) override {
+  absl::Status WarmUp(const std::shared_ptr<const model::PlacedWeight>& weight) override {
     return engine_->WarmUp(weight);
   }
   StagingPool& staging() override { return engine_->staging(); }
@@ -82,13 +82,13 @@ class Machine {
     engine_ = MakeRoutingEngine(std::move(engines));
   }
 
-  std::shared_ptr<const PlacedWeight> Place(const CanonicalWeight& weight, bool cut) {
-    auto placed = PlaceWeight(weight, devices_, cut);
+  std::shared_ptr<const model::PlacedWeight> Place(const CanonicalWeight& weight, bool cut) {
+    auto placed = model::PlaceWeight(weight, devices_, cut);
     EXPECT_TRUE(placed.ok()) << placed.status();
     return *std::move(placed);
   }
-  MatmulWork Product(std::shared_ptr<const PlacedWeight> weight, const std::vector<uint8_t>& x,
-                     DType dtype) {
+  MatmulWork Product(std::shared_ptr<const model::PlacedWeight> weight,
+                     const std::vector<uint8_t>& x, DType dtype) {
     MatmulWork work;
     work.rows = static_cast<int64_t>(x.size()) / SizeOf(dtype) / weight->shape.k;
     work.weight = std::move(weight);
@@ -324,7 +324,7 @@ TEST_P(SeveralDevicesTest, EveryRequestEndsOnceAndRightUnderLoad) {
   {
     Machine machine(3, GetParam(), options);
     const CanonicalWeight canonical = RandomWeight({.k = 64, .n = 200, .bias = true});
-    const std::vector<std::shared_ptr<const PlacedWeight>> weights = {
+    const std::vector<std::shared_ptr<const model::PlacedWeight>> weights = {
         machine.Place(canonical, true), machine.Place(canonical, false)};
     const auto x = RandomMatrix(2, 64, DType::kFp32, 5);
     const std::string expected = machine.Run(machine.Product(weights[1], x, DType::kFp32)).bytes;
@@ -363,4 +363,4 @@ INSTANTIATE_TEST_SUITE_P(Memory, SeveralDevicesTest, ::testing::Values(true, fal
                          [](const auto& info) { return info.param ? "shared" : "copied"; });
 
 }  // namespace
-}  // namespace awqd
+}  // namespace awqd::engine

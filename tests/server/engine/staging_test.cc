@@ -10,7 +10,7 @@
 #include "kernels/kernels.h"
 #include "tests/testing/wrapped_device.h"
 
-namespace awqd {
+namespace awqd::engine {
 namespace {
 
 using ::awqd::testing::WrappedDevice;
@@ -140,4 +140,4 @@ TEST_F(StagingTest, AnyThreadMayTakeAndReturn) {
 }
 
 }  // namespace
-}  // namespace awqd
+}  // namespace awqd::engine

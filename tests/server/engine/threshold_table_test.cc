@@ -5,7 +5,7 @@
 
 #include "kernels/registry.h"
 
-namespace awqd {
+namespace awqd::engine {
 namespace {
 
 // A weight whose fused products are `first` below `border` tokens and `second` from there on.
@@ -34,4 +34,4 @@ TEST(ThresholdTableTest, ByKernelSparesWeightsWhoseFusedKernelReplacesDense) {
 }
 
 }  // namespace
-}  // namespace awqd
+}  // namespace awqd::engine

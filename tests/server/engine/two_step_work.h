@@ -12,22 +12,24 @@
 #include "server/engine/lane.h"
 #include "server/engine/matmul_work.h"
 
-namespace awqd::testing {
+namespace awqd::engine {
 
 class TwoStepWork final : public Work {
  public:
-  std::vector<std::shared_ptr<const PlacedWeight>> both;  // A, B
-  Payload x;                                              // rows x K of A, FP32
+  std::vector<std::shared_ptr<const model::PlacedWeight>> both;  // A, B
+  Payload x;                                                     // rows x K of A, FP32
   int64_t rows = 0;
   std::vector<float> a, b;  // the request's own biases; with either it runs alone
   std::atomic<int>* runs = nullptr;
 
   absl::string_view name() const override { return "TwoStep"; }
-  absl::Span<const std::shared_ptr<const PlacedWeight>> weights() const override { return both; }
+  absl::Span<const std::shared_ptr<const model::PlacedWeight>> weights() const override {
+    return both;
+  }
   int64_t tokens() const override { return rows; }
   int64_t bytes() const override { return x.size(); }
   int64_t result_bytes() const override { return rows * Here(1).shape.n * 4; }
-  BatchKey merge_key() const override {
+  batching::BatchKey merge_key() const override {
     if (!a.empty() || !b.empty()) return {};
     return {&Here(0), static_cast<uint32_t>(DType::kFp32) << 8 |
                           static_cast<uint32_t>(DType::kFp32)};  // as a product with A has
@@ -37,21 +39,22 @@ class TwoStepWork final : public Work {
   // Every device multiplies with the whole of A and with its own columns of B.
   absl::StatusOr<WorkCut> Cut() const override {
     if (both[0]->cut()) return Work::Cut();
-    const PlacedWeight& second = *both[1];
-    return CutAtColumns({second, {0, second.shape.n}, rows, 4}, [this](size_t, ColumnSpan columns) {
-      auto part = std::make_unique<TwoStepWork>(*this);
-      if (!b.empty()) {
-        part->b = {b.begin() + columns.begin, b.begin() + columns.end};
-      }
-      return part;
-    });
+    const model::PlacedWeight& second = *both[1];
+    return CutAtColumns({second, {0, second.shape.n}, rows, 4},
+                        [this](size_t, model::ColumnSpan columns) {
+                          auto part = std::make_unique<TwoStepWork>(*this);
+                          if (!b.empty()) {
+                            part->b = {b.begin() + columns.begin, b.begin() + columns.end};
+                          }
+                          return part;
+                        });
   }
 
-  absl::Status Run(Lane& lane, const Batch& batch, char* result,
+  absl::Status Run(Lane& lane, const batching::Batch& batch, char* result,
                    ExecutionReport* report) const override {
     if (runs != nullptr) ++*runs;
     std::vector<RowPiece> pieces;
-    for (const std::unique_ptr<Task>& task : batch.tasks) {
+    for (const std::unique_ptr<batching::Task>& task : batch.tasks) {
       const auto& work = static_cast<const TwoStepWork&>(*task);
       pieces.push_back({work.x.data(), work.rows});
     }
@@ -80,4 +83,4 @@ class TwoStepWork final : public Work {
   }
 };
 
-}  // namespace awqd::testing
+}  // namespace awqd::engine

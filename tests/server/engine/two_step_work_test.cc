@@ -18,7 +18,7 @@
 #include "tests/testing/random_weight.h"
 #include "tests/testing/wrapped_device.h"
 
-namespace awqd::testing {
+namespace awqd::engine {
 namespace {
 
 constexpr int64_t kK = 64, kMiddle = 96, kN = 40;
@@ -30,9 +30,9 @@ struct Answer {
 };
 
 std::vector<float> Values(int64_t count, uint64_t seed) {
-  const std::vector<uint8_t> bytes = RandomMatrix(1, count, DType::kFp32, seed);
+  const std::vector<uint8_t> bytes = testing::RandomMatrix(1, count, DType::kFp32, seed);
   std::vector<float> out;
-  for (int64_t i = 0; i < count; ++i) out.push_back(GetElement(bytes, DType::kFp32, i));
+  for (int64_t i = 0; i < count; ++i) out.push_back(testing::GetElement(bytes, DType::kFp32, i));
   return out;
 }
 
@@ -76,11 +76,12 @@ class TwoStepWorkTest : public ::testing::TestWithParam<bool> {
  protected:
   // One device; the parameter says whether the host reaches its memory.
   void StartOne(EngineOptions options = {}) {
-    device_ = std::make_unique<WrappedDevice>(*OpenDevice("cpu", {.cpu_threads = 1}), GetParam());
+    device_ = std::make_unique<testing::WrappedDevice>(*OpenDevice("cpu", {.cpu_threads = 1}),
+                                                       GetParam());
     engine_ = *MakeLocalEngine(device_.get(), options);
     Device* const devices[] = {&device_->inner()};
-    a_ = *PlaceWeight(canonical_a_, devices, false);
-    b_ = *PlaceWeight(canonical_b_, devices, false);
+    a_ = *model::PlaceWeight(canonical_a_, devices, false);
+    b_ = *model::PlaceWeight(canonical_b_, devices, false);
   }
   // Three devices that hold A and B whole, or columns of them.
   void StartThree(bool cut_a, bool cut_b) {
@@ -91,8 +92,8 @@ class TwoStepWorkTest : public ::testing::TestWithParam<bool> {
     }
     engine_ = MakeRoutingEngine(std::move(engines));
     const std::vector<Device*> all = Devices();
-    a_ = *PlaceWeight(canonical_a_, all, cut_a);
-    b_ = *PlaceWeight(canonical_b_, all, cut_b);
+    a_ = *model::PlaceWeight(canonical_a_, all, cut_a);
+    b_ = *model::PlaceWeight(canonical_b_, all, cut_b);
   }
   std::vector<Device*> Devices() const {
     std::vector<Device*> out;
@@ -118,15 +119,15 @@ class TwoStepWorkTest : public ::testing::TestWithParam<bool> {
     const std::vector<uint8_t> got(answer.bytes.begin(), answer.bytes.end());
     ASSERT_EQ(got.size(), expected.size() * 4);
     // As many sums in FP32.
-    EXPECT_LE(FrobeniusError(got, DType::kFp32, expected), (kK + kMiddle) * 0x1p-24);
+    EXPECT_LE(testing::FrobeniusError(got, DType::kFp32, expected), (kK + kMiddle) * 0x1p-24);
   }
 
-  const CanonicalWeight canonical_a_ = RandomWeight({.k = kK, .n = kMiddle, .seed = 1});
-  const CanonicalWeight canonical_b_ = RandomWeight({.k = kMiddle, .n = kN, .seed = 2});
+  const CanonicalWeight canonical_a_ = testing::RandomWeight({.k = kK, .n = kMiddle, .seed = 1});
+  const CanonicalWeight canonical_b_ = testing::RandomWeight({.k = kMiddle, .n = kN, .seed = 2});
   std::atomic<int> runs_{0};
-  std::unique_ptr<WrappedDevice> device_;
+  std::unique_ptr<testing::WrappedDevice> device_;
   std::vector<std::unique_ptr<Device>> devices_;
-  std::shared_ptr<const PlacedWeight> a_, b_;
+  std::shared_ptr<const model::PlacedWeight> a_, b_;
   std::unique_ptr<Engine> engine_;
 };
 
@@ -271,7 +272,7 @@ TEST_P(TwoStepWorkOnThree, RefusesAWeightThatItNeedsWhole) {
 TEST_P(TwoStepWorkOnThree, RefusesWeightsThatLieApart) {
   StartThree(/*cut_a=*/false, /*cut_b=*/false);
   Device* const last[] = {Devices()[2]};
-  b_ = *PlaceWeight(canonical_b_, last, false);
+  b_ = *model::PlaceWeight(canonical_b_, last, false);
   const absl::Status status = SubmitTo(*engine_, Work(Values(kK, 3))).get().status;
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(status.message(),
@@ -282,4 +283,4 @@ INSTANTIATE_TEST_SUITE_P(Memory, TwoStepWorkOnThree, ::testing::Values(true),
                          [](const auto&) { return "shared"; });
 
 }  // namespace
-}  // namespace awqd::testing
+}  // namespace awqd::engine

@@ -8,7 +8,7 @@
 
 #include "tests/server/model/test_files.h"
 
-namespace awqd {
+namespace awqd::model {
 namespace {
 
 using ::awqd::testing::AwqConfig;
@@ -260,4 +260,4 @@ TEST_F(CheckpointTest, RealCheckpoint) {
 }
 
 }  // namespace
-}  // namespace awqd
+}  // namespace awqd::model

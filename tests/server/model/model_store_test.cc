@@ -12,7 +12,7 @@
 #include "kernels/kernels.h"
 #include "tests/server/model/test_files.h"
 
-namespace awqd {
+namespace awqd::model {
 namespace {
 
 using ::awqd::testing::AwqConfig;
@@ -502,4 +502,4 @@ TEST(ProgressTest, ALineAtMostEveryTwoSeconds) {
 }
 
 }  // namespace
-}  // namespace awqd
+}  // namespace awqd::model

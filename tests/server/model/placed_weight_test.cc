@@ -7,7 +7,7 @@
 #include "kernels/kernels.h"
 #include "tests/testing/random_weight.h"
 
-namespace awqd {
+namespace awqd::model {
 namespace {
 
 using ::awqd::testing::RandomWeight;
@@ -140,4 +140,4 @@ TEST(PlaceWeightTest, ADeviceWithoutRoomFreesTheOthers) {
 }
 
 }  // namespace
-}  // namespace awqd
+}  // namespace awqd::model

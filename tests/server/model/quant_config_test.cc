@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace awqd {
+namespace awqd::model {
 namespace {
 
 using ::testing::ElementsAre;
@@ -140,4 +140,4 @@ TEST(QuantConfigJson, Refusals) {
 }
 
 }  // namespace
-}  // namespace awqd
+}  // namespace awqd::model

@@ -14,7 +14,7 @@
 #include "tests/server/model/test_files.h"
 #include "tests/testing/readdir_hook.h"
 
-namespace awqd {
+namespace awqd::model {
 namespace {
 
 using ::awqd::testing::TempDirectory;
@@ -211,4 +211,4 @@ TEST(FileTest, QuotedIsOneShortLine) {
 }
 
 }  // namespace
-}  // namespace awqd
+}  // namespace awqd::model

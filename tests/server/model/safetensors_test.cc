@@ -11,7 +11,7 @@
 
 #include "tests/server/model/test_files.h"
 
-namespace awqd {
+namespace awqd::model {
 namespace {
 
 using ::awqd::testing::LittleEndian64;
@@ -228,4 +228,4 @@ TEST_F(SafetensorsFiles, WrongBufferIsOurFault) {
 }
 
 }  // namespace
-}  // namespace awqd
+}  // namespace awqd::model

@@ -8,7 +8,7 @@
 #include "nlohmann/json.hpp"
 #include "spdlog/spdlog.h"
 
-namespace awqd {
+namespace awqd::obs {
 namespace {
 
 using ::testing::HasSubstr;
@@ -66,4 +66,4 @@ TEST(Logging, LevelsAreKept) {
 }
 
 }  // namespace
-}  // namespace awqd
+}  // namespace awqd::obs

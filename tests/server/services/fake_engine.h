@@ -18,12 +18,12 @@
 
 namespace awqd::services {
 
-class FakeEngine final : public Engine {
+class FakeEngine final : public engine::Engine {
  public:
   FakeEngine() {
     absl::StatusOr<std::unique_ptr<Device>> device = OpenDevice("cpu", {.cpu_threads = 1});
     device_ = *std::move(device);
-    staging_ = std::make_unique<StagingPool>(device_.get(), int64_t{64} << 20);
+    staging_ = std::make_unique<engine::StagingPool>(device_.get(), int64_t{64} << 20);
   }
 
   // --- What the test decides ---
@@ -86,29 +86,30 @@ class FakeEngine final : public Engine {
     MutexLock lock(&mu_);
     return run_queued_;
   }
-  MatmulWork last_matmul() const {
+  engine::MatmulWork last_matmul() const {
     MutexLock lock(&mu_);
     return last_matmul_;
   }
-  SubmitOptions last_options() const {
+  engine::SubmitOptions last_options() const {
     MutexLock lock(&mu_);
     return last_options_;
   }
 
   // --- Engine ---
 
-  using Engine::Submit;
-  absl::StatusOr<TaskHandle> Submit(std::unique_ptr<Work>* work, const SubmitOptions& options,
-                                    TaskDone done) override {
+  using engine::Engine::Submit;
+  absl::StatusOr<engine::TaskHandle> Submit(std::unique_ptr<engine::Work>* work,
+                                            const engine::SubmitOptions& options,
+                                            engine::TaskDone done) override {
     const int64_t bytes = (*work)->result_bytes(), load = (*work)->load();
     {
       MutexLock lock(&mu_);
-      if (auto* matmul = dynamic_cast<MatmulWork*>(work->get())) last_matmul_ = *matmul;
+      if (auto* matmul = dynamic_cast<engine::MatmulWork*>(work->get())) last_matmul_ = *matmul;
       last_options_ = options;
     }
     return Take(bytes, load, std::move(done));
   }
-  absl::StatusOr<std::shared_ptr<const PlacedWeight>> Prepare(
+  absl::StatusOr<std::shared_ptr<const model::PlacedWeight>> Prepare(
       const CanonicalWeight& weight) override {
     {
       MutexLock lock(&mu_);
@@ -116,7 +117,7 @@ class FakeEngine final : public Engine {
       while (hold_prepare_) changed_.Wait(&mu_);
     }
     Device* const devices[] = {device_.get()};
-    return PlaceWeight(weight, devices, /*cut=*/false);
+    return model::PlaceWeight(weight, devices, /*cut=*/false);
   }
   // Answers what is held and was to be run by its caller, one a call.
   bool RunQueued() override {
@@ -134,7 +135,7 @@ class FakeEngine final : public Engine {
     return more;
   }
   bool callers_run() const override { return true; }
-  StagingPool& staging() override { return *staging_; }
+  engine::StagingPool& staging() override { return *staging_; }
   void Drain() override {}
   const Device& device() const override { return *device_; }
   int64_t token_threshold() const override { return 256; }
@@ -146,7 +147,7 @@ class FakeEngine final : public Engine {
   struct Held {
     int64_t bytes = 0;
     int64_t tokens = 0;
-    TaskDone done;
+    engine::TaskDone done;
     std::shared_ptr<bool> cancelled;  // guarded by mu_
   };
 
@@ -157,7 +158,7 @@ class FakeEngine final : public Engine {
     return *held->cancelled ? absl::CancelledError("cancelled while queued") : fail_;
   }
 
-  absl::StatusOr<TaskHandle> Take(int64_t bytes, int64_t tokens, TaskDone done) {
+  absl::StatusOr<engine::TaskHandle> Take(int64_t bytes, int64_t tokens, engine::TaskDone done) {
     Held held{bytes, tokens, std::move(done), std::make_shared<bool>(false)};
     std::shared_ptr<bool> cancelled = held.cancelled;
     absl::Status status;
@@ -175,8 +176,8 @@ class FakeEngine final : public Engine {
     return Handle(cancelled);
   }
 
-  TaskHandle Handle(std::shared_ptr<bool> cancelled) {
-    return TaskHandle([this, cancelled] {
+  engine::TaskHandle Handle(std::shared_ptr<bool> cancelled) {
+    return engine::TaskHandle([this, cancelled] {
       MutexLock lock(&mu_);
       *cancelled = true;
       ++cancels_;
@@ -184,13 +185,13 @@ class FakeEngine final : public Engine {
   }
 
   void Complete(const Held& held, const absl::Status& status) {
-    const ExecutionReport report = {.kernel = "fake",
-                                    .device = "cpu",
-                                    .batch_tokens = held.tokens,
-                                    .batch_requests = 1,
-                                    .queue_us = 3,
-                                    .compute_us = 4};
-    Payload result;
+    const engine::ExecutionReport report = {.kernel = "fake",
+                                            .device = "cpu",
+                                            .batch_tokens = held.tokens,
+                                            .batch_requests = 1,
+                                            .queue_us = 3,
+                                            .compute_us = 4};
+    engine::Payload result;
     if (status.ok()) {
       result = *staging_->Get(held.bytes);
       std::memset(result.data(), 0, held.bytes);
@@ -201,15 +202,15 @@ class FakeEngine final : public Engine {
   mutable Mutex mu_;
   CondVar changed_;
   std::unique_ptr<Device> device_;
-  std::unique_ptr<StagingPool> staging_;
+  std::unique_ptr<engine::StagingPool> staging_;
   bool hold_ = false;
   bool callers_run_ = false;
   int run_queued_ = 0;
   absl::Status refuse_;
   absl::Status fail_;
   std::deque<Held> held_;
-  MatmulWork last_matmul_;
-  SubmitOptions last_options_;
+  engine::MatmulWork last_matmul_;
+  engine::SubmitOptions last_options_;
   int cancels_ = 0;
   int submitted_ = 0;
   bool hold_prepare_ = false;

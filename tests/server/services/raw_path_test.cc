@@ -44,13 +44,13 @@ TEST_F(RawPathTest, ALargePayloadIsCopiedOnceAndItsAnswerNever) {
     Call(request);
     ASSERT_TRUE(Settled());
   }
-  const StagingStats before = engine_.staging().stats();
+  const engine::StagingStats before = engine_.staging().stats();
   constexpr int kCalls = 20;
   for (int i = 0; i < kCalls; ++i) {
     Call(request);
     ASSERT_TRUE(Settled());
   }
-  const StagingStats after = engine_.staging().stats();
+  const engine::StagingStats after = engine_.staging().stats();
   EXPECT_EQ(after.copied_bytes - before.copied_bytes, kCalls * 1024 * 256);
   EXPECT_EQ(after.misses, before.misses);
 }

@@ -237,7 +237,7 @@ TEST_P(WriteTest, WritesWhateverTheSizeAndClosesFirst) {
   ASSERT_TRUE(range.ok());
   absl::Status got = absl::UnknownError("not called");
   int64_t open = -1;
-  memory_->Write(*std::move(range), Payload(owner, owner->data(), GetParam()),
+  memory_->Write(*std::move(range), engine::Payload(owner, owner->data(), GetParam()),
                  [&](const absl::Status& status) {
                    got = status;
                    open = memory_->open_ranges();
@@ -250,7 +250,7 @@ TEST_P(WriteTest, WritesWhateverTheSizeAndClosesFirst) {
   object_.Set(0, "x");
   range = memory_->Open(object_.Range(0, GetParam()), Access::kWrite, "x");
   got = absl::UnknownError("not called");
-  memory_->Write(*std::move(range), Payload(owner, owner->data(), GetParam()),
+  memory_->Write(*std::move(range), engine::Payload(owner, owner->data(), GetParam()),
                  [&](const absl::Status& status) { got = status; });
   EXPECT_TRUE(got.ok()) << got;
   EXPECT_EQ(object_.Get(0, 1), "r");

@@ -27,13 +27,13 @@ std::string Flat(const grpc::ByteBuffer& buffer) {
 
 class RawMessageTest : public testing::Test {
  protected:
-  Payload Filled(int64_t bytes) {
-    Payload payload = *staging_.Get(bytes);
+  engine::Payload Filled(int64_t bytes) {
+    engine::Payload payload = *staging_.Get(bytes);
     std::memset(payload.data(), 'y', bytes);
     return payload;
   }
 
-  grpc::ByteBuffer EncodeMatmul(const Payload& result, v1::Encoding encoding) {
+  grpc::ByteBuffer EncodeMatmul(const engine::Payload& result, v1::Encoding encoding) {
     v1::QuantizedMatmulResponse message;
     message.set_request_id("id");
     message.mutable_execution()->set_kernel("k");
@@ -42,7 +42,7 @@ class RawMessageTest : public testing::Test {
   }
 
   std::unique_ptr<Device> device_ = *OpenDevice("cpu", {.cpu_threads = 1});
-  StagingPool staging_{device_.get(), 1 << 20};
+  engine::StagingPool staging_{device_.get(), 1 << 20};
 };
 
 TEST_F(RawMessageTest, EveryAnswerIsAMessageOfTheApi) {
@@ -65,10 +65,10 @@ TEST_F(RawMessageTest, EveryAnswerIsAMessageOfTheApi) {
 }
 
 TEST_F(RawMessageTest, ALargePayloadIsSentFromWhereItLies) {
-  Payload payload = Filled(kSendInPlaceBytes);
+  engine::Payload payload = Filled(kSendInPlaceBytes);
   const char* const data = payload.data();
   grpc::ByteBuffer buffer = EncodeMatmul(payload, v1::RAW);
-  payload = Payload();
+  payload = engine::Payload();
   std::vector<grpc::Slice> slices;
   ASSERT_TRUE(buffer.Dump(&slices).ok());
   ASSERT_EQ(slices.size(), 2u);

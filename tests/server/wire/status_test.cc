@@ -37,7 +37,7 @@ TEST(ToGrpc, CarriesTheFieldForPrograms) {
 }
 
 TEST(ToGrpc, HidesInternalTextBehindAnId) {
-  SetUpLogging(LogLevel::kInfo, LogFormat::kText);
+  obs::SetUpLogging(obs::LogLevel::kInfo, obs::LogFormat::kText);
   testing::internal::CaptureStderr();
   const grpc::Status status = ToGrpc(absl::InternalError("secret at 0xdead"));
   const std::string log = testing::internal::GetCapturedStderr();
@@ -51,7 +51,7 @@ TEST(ToGrpc, HidesInternalTextBehindAnId) {
 
 TEST(ToGrpc, UsesTheIdThatComesWithTheStatus) {
   absl::Status status = absl::InternalError("boom");
-  status.SetPayload(kErrorIdPayload, absl::Cord("batch-7"));
+  status.SetPayload(engine::kErrorIdPayload, absl::Cord("batch-7"));
   EXPECT_THAT(ToGrpc(status).error_message(), HasSubstr("batch-7"));
 }
 
