@@ -1,4 +1,4 @@
-// Scheduler: accepts tasks, decides when and in which company they run.
+// Scheduler: accepts tasks, decides when they run and with which others.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +12,9 @@
 
 namespace awqd::batching {
 
-// Runs a batch on the calling thread and completes every task in it. `lane` is one of as many as
-// there are workers, and nobody else's until the call returns, so that an executor can keep a
-// stream and buffers for each. Must not throw.
+// Runs a batch on the calling thread and completes every task in it. There are as many lanes as
+// workers, numbered from 0. Until the call returns no other call has this lane, so that an executor
+// can keep a stream and buffers for each. Must not throw.
 using BatchExecutor = std::function<void(int lane, Batch batch)>;
 
 // Names an accepted task; never reused within a scheduler.
@@ -37,17 +37,17 @@ class Scheduler {
     return Schedule(task, Runner::kWorker);
   }
 
-  // Runs the batch that is next on the calling thread, if it costs no more than `max_cost` and a
-  // lane is free. For threads that bring tasks so short that handing them over would cost more.
-  // True when tasks are left that this thread should come back for, after a look at what else it
-  // has to do. False otherwise: what is queued is then a worker's, or somebody's who has a lane.
+  // Runs the next batch on the calling thread, if it costs no more than `max_cost` and a lane is
+  // free. For threads that bring tasks so short that waking a worker would cost more. True: tasks
+  // are left for this thread, which sees to its other duties and calls again. False: what is queued
+  // is taken by a worker, or by the thread that has the lane.
   virtual bool RunQueued(int64_t max_cost) = 0;
 
   // Takes a queued task out at once and fails it with CANCELLED. False when it is no longer queued.
   virtual bool Cancel(Ticket ticket) = 0;
 
-  // From now on nothing waits for company: for shutting down while calls in progress still bring
-  // tasks.
+  // From now on no task waits for others to merge with. For shutting down, while calls in progress
+  // still bring tasks.
   virtual void Hurry() = 0;
 
   // Refuses new tasks from now on and returns once every accepted one has been completed.

@@ -1,4 +1,4 @@
-// Crew: threads that help whoever has many small things to do, such as the answers of a batch.
+// Crew: threads that help a caller with many small things to do, such as the answers of a batch.
 #pragma once
 
 #include <cstdint>
@@ -12,19 +12,19 @@
 
 namespace awqd::engine {
 
-// Thread-safe: several callers share the crew, the first come is helped first.
+// Thread-safe: several callers share the crew. Who comes first is helped first.
 class Crew {
  public:
   // `threads` beside the callers'; 0 is legal.
   explicit Crew(int threads);
-  // Nobody is within Share.
+  // No call of Share is in progress.
   ~Crew();
   Crew(const Crew&) = delete;
   Crew& operator=(const Crew&) = delete;
 
   // Calls body(i) once for every i in [0, count), on this thread and on those of the crew that are
-  // free, and returns when all are done. `grain` of them go to a thread at a time; no more than
-  // that stay here altogether. Must not be called from within a body.
+  // free, and returns when all are done. A thread takes `grain` of them at a time; up to that many
+  // altogether run on this thread alone. Must not be called from within a body.
   void Share(int64_t count, int64_t grain, absl::FunctionRef<void(int64_t)> body);
 
  private:
@@ -37,7 +37,7 @@ class Crew {
   };
 
   void Work();
-  // Takes a share of the job, does it with the lock given up, and takes note.
+  // Does the next items of the job, without the lock, and counts them as done.
   void DoShare(Job* job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   Mutex mu_;

@@ -28,13 +28,13 @@ inline constexpr absl::string_view kErrorIdPayload = "awqd.error_id";
 struct SubmitOptions {
   int priority = 0;
   absl::Time deadline = absl::InfiniteFuture();
-  // The calling thread will call RunQueued soon, so that for short work no other thread is woken.
-  // Where callers_run() is false nobody need promise that.
+  // The calling thread promises to call RunQueued soon. No other thread is woken for short work.
+  // Without effect where callers_run() is false.
   bool caller_runs = false;
 };
 
-// Lets a caller withdraw what it submitted: a cancelled task that has not started never runs and is
-// answered CANCELLED. Copyable; outliving the task is harmless.
+// Lets a caller withdraw the work that it submitted. A work that has not started never runs then,
+// and is answered CANCELLED. Copyable; may outlive the work and the engine.
 class TaskHandle {
  public:
   TaskHandle() = default;
@@ -63,10 +63,10 @@ class Engine {
     return Submit(&work, options, std::move(done));
   }
 
-  // For a thread that submitted with `caller_runs`, once it has nothing more to submit: runs a
-  // short batch that is due on the calling thread, for about a millisecond at most, where that is
-  // the fastest way. True when more is left that this thread should come back for, after a look at
-  // its other duties; it calls until it hears false. Answers are given before it returns.
+  // For a thread that submitted with `caller_runs`, once it has nothing more to submit. Runs the
+  // next batch on the calling thread, if it is short: about a millisecond at most. Its answers are
+  // given before this returns. True: more is left for this thread, which sees to its other duties
+  // and calls again. False: nothing is left for it.
   virtual bool RunQueued() { return false; }
   // Whether RunQueued ever runs anything. Does not change.
   virtual bool callers_run() const { return false; }
@@ -83,15 +83,15 @@ class Engine {
     return absl::OkStatus();
   }
 
-  // From now on no request waits for company; for shutting down while calls in progress still bring
-  // work.
+  // From now on no request waits for others to merge with. For shutting down, while calls in
+  // progress still bring work.
   virtual void Hurry() {}
 
   // Where the payloads of requests are put before Submit. Every device of this engine reads it.
   virtual StagingPool& staging() = 0;
 
-  // Frees host memory that is kept for requests to come and not in use, all but some buffers that
-  // are slow to make; never waits for work in progress. For an idle server: the next requests may
+  // Frees host memory that is kept for requests to come and is not in use, except some buffers that
+  // are slow to make. Never waits for work in progress. For an idle server: the next requests may
   // allocate again.
   virtual void FreeKeptMemory() { staging().FreeKept(); }
 
