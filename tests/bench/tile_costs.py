@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Fits the steps of kernels/cuda/sm90a/tile_costs.h to measurements: tile_costs.py TILES.jsonl... [--write]
+"""Fits the steps of kernels/cuda/sm90a/tile_list.h to measurements: tile_costs.py TILES.jsonl... [--write]
 
 Reads the JSON lines of awqd_bench --tiles (tests/gpu/bench.sh --tiles), any number of files, of either type of
 activations, with and without --batch_invariant. What is around the steps stays as the model has it; the step of each
@@ -14,15 +14,21 @@ import math
 import pathlib
 import re
 
-HEADER = pathlib.Path(__file__).resolve().parents[2] / "kernels/cuda/sm90a/tile_costs.h"
+HEADER = pathlib.Path(__file__).resolve().parents[2] / "kernels/cuda/sm90a/tile_list.h"
 TYPES = ("FP16", "BF16")  # in the order of a row's steps
 NEAR, FAR_WEIGHT = 1.1, 0.3
-ARRAY = re.compile(r"TileCost (k\w*TileCosts)\[\] = \{(.*?)\n\};", re.S)
-ROW = re.compile(r"\{(\{[0-9, ]+\}), ([0-9.]+), ([0-9.]+)\}")
+ARRAY = re.compile(r"TileCost (k\w+)\[\] = \{(.*?)\n\};", re.S)
+ROW = re.compile(r"\{(\{[0-9, ]+\}), ([0-9.]+), ([0-9.]+)")
+
+
+def array_of(row):
+    """The name of the array that lists the tiles of a row of the registry."""
+    bits = re.search(r"a16w(\d)", row)[1]
+    return ("kChainedTiles" if row.endswith("_chained") else "kFreeTiles") + bits
 
 
 def load(paths):
-    """{(is chained, tile, type): [(microseconds, of the model, of its steps, weight)]}"""
+    """{(array, tile, type): [(microseconds, of the model, of its steps, weight)]}"""
     runs = []
     for path in paths:
         lines = pathlib.Path(path).read_text(encoding="utf-8").splitlines()
@@ -36,7 +42,7 @@ def load(paths):
     out = collections.defaultdict(list)
     for run in runs:
         weight = 1 if run["us"] < NEAR * fastest[product(run)] else FAR_WEIGHT
-        out[run["row"].endswith("_chained"), run["tile"], run["dtype"]].append(
+        out[array_of(run["row"]), run["tile"], run["dtype"]].append(
             (run["us"], run["model_us"], run["model_steps_us"], weight))
     return out
 
@@ -56,15 +62,13 @@ def error(cases, times=1.0):
 def fit(text, measured):
     """The header's text with the steps of what was measured."""
     def array(match):
-        chained = match[1] == "kChainedTileCosts"
-
         def row(cost):
             steps = [float(cost[2]), float(cost[3])]
             for i, dtype in enumerate(TYPES):
-                cases = measured.get((chained, cost[1], dtype))
+                cases = measured.get((match[1], cost[1], dtype))
                 if cases:
                     steps[i] *= factor(cases)
-            return f"{{{cost[1]}, {steps[0]:.3f}, {steps[1]:.3f}}}"
+            return f"{{{cost[1]}, {steps[0]:.3f}, {steps[1]:.3f}"
         return match[0].replace(match[2], ROW.sub(row, match[2]))
     return ARRAY.sub(array, text)
 
@@ -72,14 +76,14 @@ def fit(text, measured):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("jsonl", nargs="+", help="lines of awqd_bench --tiles")
-    parser.add_argument("--write", action="store_true", help="put the steps into tile_costs.h")
+    parser.add_argument("--write", action="store_true", help="put the steps into tile_list.h")
     flags = parser.parse_args()
     measured = load(flags.jsonl)
     if not measured:
         parser.error("no line of awqd_bench --tiles in " + ", ".join(flags.jsonl))
-    for (chained, tile, dtype), cases in sorted(measured.items(), key=str):
+    for (array, tile, dtype), cases in sorted(measured.items(), key=str):
         times = factor(cases)
-        print(f"{'chained ' if chained else ''}{tile} {dtype}: {len(cases)} cases, step x {times:.3f}, "
+        print(f"{array} {tile} {dtype}: {len(cases)} cases, step x {times:.3f}, "
               f"off by {error(cases):.1f} % before, {error(cases, times):.1f} % after")
     if flags.write:
         HEADER.write_text(fit(HEADER.read_text(encoding="utf-8"), measured), encoding="utf-8")

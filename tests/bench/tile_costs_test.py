@@ -9,10 +9,10 @@ import unittest
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import tile_costs  # noqa: E402
 
-HEADER = """inline constexpr TileCost kTileCosts[] = {
-    {{64, 3, 1}, 0.700, 0.800}, {{24, 1, 1, 2, 1, 2}, 0.193, 0.227},
+HEADER = """inline constexpr TileCost kFreeTiles4[] = {
+    {{64, 3, 1}, 0.700, 0.800, kEvery}, {{24, 1, 1, 2, 1, 2}, 0.193, 0.227},
 };
-inline constexpr TileCost kChainedTileCosts[] = {
+inline constexpr TileCost kChainedTiles4[] = {
     {{64, 3, 1}, 0.720, 0.820},
 };
 """
@@ -34,7 +34,7 @@ class TileCostsTest(unittest.TestCase):
     def test_a_step_takes_what_is_left_beside_the_rest(self):
         # 5 us around the steps, and steps that take half as long again.
         text = tile_costs.fit(HEADER, load([run(35, 25, 20), run(65, 45, 40, m=65)]))
-        self.assertEqual(text, HEADER.replace("{{64, 3, 1}, 0.700, 0.800}", "{{64, 3, 1}, 1.050, 0.800}"))
+        self.assertEqual(text, HEADER.replace("{{64, 3, 1}, 0.700, 0.800,", "{{64, 3, 1}, 1.050, 0.800,"))
 
     def test_types_and_the_order_of_sums_have_steps_of_their_own(self):
         text = tile_costs.fit(HEADER, load([run(25, 45, 40, dtype="BF16", row="sm90a/qmatmul_a16w4_chained")]))
@@ -42,15 +42,15 @@ class TileCostsTest(unittest.TestCase):
 
     def test_what_is_no_choice_counts_for_less(self):
         slow = run(60, 45, 40, m=65)
-        alone = tile_costs.factor(load([run(45, 45, 40), slow])[False, "{64, 3, 1}", "FP16"])
+        alone = tile_costs.factor(load([run(45, 45, 40), slow])["kFreeTiles4", "{64, 3, 1}", "FP16"])
         beaten = load([run(45, 45, 40), slow, run(30, 30, 25, tile="{24, 1, 1, 2, 1, 2}", m=65)])
         self.assertGreater(alone, 1.1)
-        self.assertLess(tile_costs.factor(beaten[False, "{64, 3, 1}", "FP16"]), 1.05)
+        self.assertLess(tile_costs.factor(beaten["kFreeTiles4", "{64, 3, 1}", "FP16"]), 1.05)
 
     def test_every_row_of_the_header_is_read(self):
         header = tile_costs.HEADER.read_text(encoding="utf-8")
         arrays = {match[1]: len(tile_costs.ROW.findall(match[2])) for match in tile_costs.ARRAY.finditer(header)}
-        self.assertEqual(list(arrays), ["kTileCosts", "kChainedTileCosts"])
+        self.assertEqual(list(arrays), ["kFreeTiles4", "kChainedTiles4"])
         self.assertEqual(sum(arrays.values()), header.count("}, 0.") + header.count("}, 1."))
         self.assertEqual(tile_costs.fit(header, {}), header)
 

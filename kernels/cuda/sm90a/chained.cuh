@@ -25,44 +25,44 @@ __device__ __forceinline__ bool HasOpen(const PersistentParams& p, const Piece& 
 
 template <class Config>
 __device__ __forceinline__ void AwaitLeft(const PersistentParams& p, const Piece& piece,
-                                          int cluster, int group) {
-  const int slot = threadIdx.x % kGroupThreads;
+                                          int cluster, int record) {
+  const int slot = threadIdx.x % kWarpgroupThreads;
   if ((slot == kTotalSlot && HasTotal(p, piece)) || (slot == kOpenSlot && HasOpen(p, piece))) {
-    AwaitSet(p, SetOf<Config>(p, cluster - 1, slot, group));
+    AwaitSet(p, SetOf<Config>(p, cluster - 1, slot, record));
   }
-  NamedBarrier<kGroupThreads>(1 + group);
+  NamedBarrier<kWarpgroupThreads>(1 + record);
 }
 
 template <class Config>
 __device__ __forceinline__ void Resume(const PersistentParams& p, const Piece& piece, int cluster,
-                                       int group, Sums<Config>& total, Sums<Config>& open) {
-  AwaitLeft<Config>(p, piece, cluster, group);
+                                       int record, Sums<Config>& total, Sums<Config>& open) {
+  AwaitLeft<Config>(p, piece, cluster, record);
   if (HasTotal(p, piece)) {
-    PickUp<Config, false>(p, SetOf<Config>(p, cluster - 1, kTotalSlot, group), total);
+    PickUp<Config, false>(p, SetOf<Config>(p, cluster - 1, kTotalSlot, record), total);
   }
   if (HasOpen(p, piece)) {
-    PickUp<Config, false>(p, SetOf<Config>(p, cluster - 1, kOpenSlot, group), open);
+    PickUp<Config, false>(p, SetOf<Config>(p, cluster - 1, kOpenSlot, record), open);
   }
 }
 
 // sums = all of a tile in parts: of the first part the sum, of the others every chain. This
 // cluster has the last part; it put down all its chains but the last, which `last` holds.
 template <class Config>
-__device__ __forceinline__ void Join(const PersistentParams& p, int cluster, int group,
+__device__ __forceinline__ void Join(const PersistentParams& p, int cluster, int record,
                                      int own_chains, const Sums<Config>& last, Sums<Config>& sums) {
   const int first = cluster - (p.schedule.parts - 1);
   const int chains = (p.schedule.parts - 2) * p.slots + own_chains - 1;
-  for (int i = threadIdx.x % kGroupThreads; i <= chains; i += kGroupThreads) {
+  for (int i = threadIdx.x % kWarpgroupThreads; i <= chains; i += kWarpgroupThreads) {
     const int from = (i - 1) / p.slots, slot = i - 1 - from * p.slots;
-    const int set = i == 0 ? SetOf<Config>(p, first, 0, group)
-                           : SetOf<Config>(p, first + 1 + from, slot, group);
+    const int set = i == 0 ? SetOf<Config>(p, first, 0, record)
+                           : SetOf<Config>(p, first + 1 + from, slot, record);
     AwaitSet(p, set);
   }
-  NamedBarrier<kGroupThreads>(1 + group);
-  PickUp<Config, false>(p, SetOf<Config>(p, first, 0, group), sums);
+  NamedBarrier<kWarpgroupThreads>(1 + record);
+  PickUp<Config, false>(p, SetOf<Config>(p, first, 0, record), sums);
   // Sets of neighbouring clusters follow each other.
-  constexpr int kNext = Config::kCluster * Config::kGroups;
-  int set = SetOf<Config>(p, first + 1, 0, group);
+  constexpr int kNext = Config::kCluster * Config::kRecords;
+  int set = SetOf<Config>(p, first + 1, 0, record);
   for (int i = 0; i < chains; ++i, set += kNext) PickUp<Config, true>(p, set, sums);
 #pragma unroll
   for (int i = 0; i < Config::kSums; ++i) sums[i] += last[i];
@@ -70,10 +70,10 @@ __device__ __forceinline__ void Join(const PersistentParams& p, int cluster, int
 
 // ComputePiece in qmatmul_a16w4.cuh, chain by chain: `open` is the chain under way, `total`
 // the sum of those before it.
-template <class Math, class Config>
-__device__ __forceinline__ bool ComputeChains(const PersistentParams& p,
-                                              Consumer<Math, Config>& consumer, const Piece& piece,
-                                              int cluster, int group, Sums<Config>& total) {
+template <class Config>
+__device__ __forceinline__ bool ComputeChains(const PersistentParams& p, Consumer<Config>& consumer,
+                                              const Piece& piece, int cluster, int record,
+                                              Sums<Config>& total) {
   const int k_blocks = p.schedule.k_blocks, chain = p.chain;
   const bool ends = piece.end == k_blocks;
   // Where others come before, chains cannot be added up yet.
@@ -81,7 +81,7 @@ __device__ __forceinline__ bool ComputeChains(const PersistentParams& p,
   Sums<Config> open;
   bool resumes = false;
   if (piece.begin > 0 && !waits) {
-    Resume<Config>(p, piece, cluster, group, total, open);
+    Resume<Config>(p, piece, cluster, record, total, open);
     resumes = piece.begin % chain != 0;
   }
   bool first = piece.begin < chain;
@@ -97,7 +97,7 @@ __device__ __forceinline__ bool ComputeChains(const PersistentParams& p,
     const bool stays_open = waits ? ends : end % chain != 0 && !ends;
     if (end == piece.end && stays_open) break;
     if (waits) {
-      PutDown<Config>(p, cluster, put_down++, group, open);
+      PutDown<Config>(p, cluster, put_down++, record, open);
     } else {
 #pragma unroll
       for (int i = 0; i < Config::kSums; ++i) total[i] = first ? open[i] : total[i] + open[i];
@@ -106,37 +106,37 @@ __device__ __forceinline__ bool ComputeChains(const PersistentParams& p,
     if (end == piece.end) break;
   }
   if (ends) {
-    if (waits) Join<Config>(p, cluster, group, put_down + 1, open, total);
+    if (waits) Join<Config>(p, cluster, record, put_down + 1, open, total);
     return true;
   }
   if (waits) return false;
-  if (!first) PutDown<Config>(p, cluster, kTotalSlot, group, total);
-  if (piece.end % chain != 0) PutDown<Config>(p, cluster, kOpenSlot, group, open);
+  if (!first) PutDown<Config>(p, cluster, kTotalSlot, record, total);
+  if (piece.end % chain != 0) PutDown<Config>(p, cluster, kOpenSlot, record, open);
   return false;
 }
 
 // ComputeChains where the sums of a chain fill the registers: the total of those before it is
 // parked in global memory, in L2, by the thread that reads it back. Its tiles are cut once at most.
 // `open` becomes the sum of all.
-template <class Math, class Config>
-__device__ __forceinline__ bool ComputeParked(const PersistentParams& p,
-                                              Consumer<Math, Config>& consumer, const Piece& piece,
-                                              int cluster, int group, Sums<Config>& open) {
+template <class Config>
+__device__ __forceinline__ bool ComputeParked(const PersistentParams& p, Consumer<Config>& consumer,
+                                              const Piece& piece, int cluster, int record,
+                                              Sums<Config>& open) {
   const int chain = p.chain;
   const bool ends = piece.end == p.schedule.k_blocks;
   // A total that is left to the next cluster is parked where that one looks for it.
-  const int park = SetOf<Config>(p, cluster, ends ? kParkSlot : kTotalSlot, group);
+  const int park = SetOf<Config>(p, cluster, ends ? kParkSlot : kTotalSlot, record);
   float4* const parked = SetAddress<Config>(p, park);
   const float4* total = nullptr;
   bool resumes = false;
   if (piece.begin > 0) {
-    AwaitLeft<Config>(p, piece, cluster, group);
+    AwaitLeft<Config>(p, piece, cluster, record);
     if (HasTotal(p, piece)) {
-      total = SetAddress<Config>(p, SetOf<Config>(p, cluster - 1, kTotalSlot, group));
+      total = SetAddress<Config>(p, SetOf<Config>(p, cluster - 1, kTotalSlot, record));
     }
     resumes = HasOpen(p, piece);
     if (resumes) {
-      PickUp<Config, false>(p, SetOf<Config>(p, cluster - 1, kOpenSlot, group), open);
+      PickUp<Config, false>(p, SetOf<Config>(p, cluster - 1, kOpenSlot, record), open);
     }
   }
   int begin = piece.begin, end = piece.begin / chain * chain + chain;
@@ -153,8 +153,8 @@ __device__ __forceinline__ bool ComputeParked(const PersistentParams& p,
     total = parked;
     if (end == piece.end) break;
   }
-  if (total != nullptr) AnnounceSet(p, park, group);
-  if (piece.end % chain != 0) PutDown<Config>(p, cluster, kOpenSlot, group, open);
+  if (total != nullptr) AnnounceSet(p, park, record);
+  if (piece.end % chain != 0) PutDown<Config>(p, cluster, kOpenSlot, record, open);
   return false;
 }
 

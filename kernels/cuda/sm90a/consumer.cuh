@@ -1,5 +1,5 @@
-// A consumer group of the persistent product: decodes weights into the tensor cores' operand and
-// accumulates. Device code only.
+// A consumer: a warpgroup that decodes one record a step into the tensor cores' operand, multiplies
+// and accumulates. Device code only.
 #pragma once
 
 #include "kernels/cuda/common/mma16.cuh"
@@ -12,17 +12,19 @@ namespace {
 // Four fragments of 16 rows x 16 k, as one lane holds them.
 using Operand = uint32_t[4][4];
 
-// What 64 of K are decoded with: one scale and zero point of each row, or with short groups four.
-template <class Math, class Config>
+// What 64 of K are decoded with: one scale and zero point of each row, or with short quantisation
+// groups four.
+template <class Config>
 struct HalfMeta {
-  static constexpr int kParts = Config::kFineGroups ? 4 : 1;
+  using Math = typename Config::Math;
+  static constexpr int kParts = Config::kFine ? 4 : 1;
   LaneMetaBits bits[kParts];
   typename Math::Meta meta;  // of the part in use
 
   __device__ __forceinline__ void Expand(int part) { meta = Math::Expand(bits[part]); }
 };
 
-// Where a thread of a consumer group finds its share of a slot of the ring: addresses that move on
+// Where a thread of a consumer finds its share of a slot of the ring: addresses that move on
 // by addition, because the compiler would rather compute them anew than keep them.
 template <class Config>
 struct Place {
@@ -33,12 +35,12 @@ struct Place {
   uint32_t full;    // the barrier; `empty` follows it
   uint32_t parity = 0;
 
-  __device__ __forceinline__ Place(const Ring<Config>& ring, int group, int slice) {
+  __device__ __forceinline__ Place(const Ring<Config>& ring, int record, int slice) {
     const uint32_t lane = threadIdx.x % 32, row_tile = threadIdx.x / 32 % 4;
-    const uint32_t record = ring.Record(slice, group);
-    codes = record + row_tile * 2 * mma16::kUnitBytes + lane * 16;
-    scales = ScalesAddress(record + mma16::kCodesBytes, row_tile, lane);
-    zeros = ZerosAddress(record + mma16::kCodesBytes, row_tile, lane);
+    const uint32_t at = ring.Record(slice, record);
+    codes = at + row_tile * 2 * mma16::kUnitBytes + lane * 16;
+    scales = ScalesAddress(at + mma16::kCodesBytes, row_tile, lane);
+    zeros = ZerosAddress(at + mma16::kCodesBytes, row_tile, lane);
     tokens = TokensDescriptor(ring.Tokens(slice));
     full = ring.Full(slice);
   }
@@ -46,7 +48,7 @@ struct Place {
   // To the slice's next slot. `record_bytes`: of all records of a slot. `last`: `full` of the
   // slice's last slot.
   __device__ __forceinline__ void Advance(int record_bytes, uint32_t last) {
-    constexpr int kNext = Config::kSlices, kBack = kNext - Config::kStages;
+    constexpr int kNext = Config::kSlices, kBack = kNext - Config::kSlots;
     const bool wrap = full == last;
     const int records = (wrap ? kBack : kNext) * record_bytes;
     codes += records, scales += records, zeros += records;
@@ -56,15 +58,16 @@ struct Place {
   }
 };
 
-template <class Math, class Config>
+template <class Config>
 class Consumer {
  public:
+  // `record`: of the block's, which this warpgroup takes.
   __device__ __forceinline__ Consumer(const PersistentParams& p, const Ring<Config>& ring,
-                                      int group, int slice = 0)
+                                      int record, int slice = 0)
       : metas_(Metas<Config>(p)),
-        record_bytes_(Config::kGroups * ring.record_bytes),
-        last_(ring.Full(Config::kStages - Config::kSlices + slice)),
-        at_(ring, group, slice) {}
+        record_bytes_(Config::kRecords * ring.record_bytes),
+        last_(ring.Full(Config::kSlots - Config::kSlices + slice)),
+        at_(ring, record, slice) {}
 
   // Waits for the first step and reads of it what Run expects to be read.
   __device__ __forceinline__ void Enter() {
@@ -88,12 +91,15 @@ class Consumer {
   }
 
  private:
+  using Math = typename Config::Math;
+
   // A product waits to be issued until the tensor cores take it, and what follows in its warp waits
   // with it. So codes are read before it and operands are decoded in twos, which costs a wait more
-  // for each half, and registers: three groups have too few for two sums or for decoding to BF16.
-  // From 136 tokens on a product takes longer than decoding, and of twos only the wait is left.
-  // NOTES.md, 37 and 39, has what each is worth.
-  static constexpr bool kHasRegisters = Config::kGroups < 3 || (Config::kSets == 1 && !Math::kBf16);
+  // for each half, and registers: three consumers have too few for two sums or for decoding to
+  // BF16. From 136 tokens on a product takes longer than decoding, and of twos only the wait is
+  // left. NOTES.md, 37 and 39, has what each is worth.
+  static constexpr bool kHasRegisters =
+      Config::kRecords < 3 || (Config::kSets == 1 && !Math::kBf16);
   static constexpr bool kWaits = Config::kTokens >= 80 && Config::kTokens <= 128;
   static constexpr int kAtATime = kWaits && kHasRegisters ? 2 : 4;
 
@@ -101,7 +107,7 @@ class Consumer {
   __device__ __forceinline__ void Steps(int left, int add, Sums<Config>& sums) {
     // Nobody releases what was before the first step.
     uint32_t releases = 0;
-    if (!Config::kFineGroups) meta_.Expand(0);
+    if (!Config::kFine) meta_.Expand(0);
     Decode(0, 4, operands_[0]);
     for (;;) {
       Read<1>();
@@ -123,7 +129,7 @@ class Consumer {
         return;
       }
       Enter();
-      if (!Config::kFineGroups) meta_.Expand(0);
+      if (!Config::kFine) meta_.Expand(0);
 #pragma unroll
       for (int s = 0; s < 4; s += kAtATime) {
         if (s > 0) Multiply<1>(s, 1, tokens, sums);
@@ -143,7 +149,7 @@ class Consumer {
     static_assert(kAtATime == 4);
     uint32_t releases = 0;
     for (;;) {
-      if (!Config::kFineGroups) meta_.Expand(0);
+      if (!Config::kFine) meta_.Expand(0);
       Decode(0, 4, operands_[0]);
       Multiply<0>(0, add, at_.tokens, sums);
       Read<1>();
@@ -168,8 +174,8 @@ class Consumer {
     codes_ = LoadShared16(at_.codes + kHalf * mma16::kUnitBytes);
     if constexpr (kHalf == 0 || Config::kMetas > 1) {
 #pragma unroll
-      for (int s = 0; s < HalfMeta<Math, Config>::kParts; ++s) {
-        const int which = Config::kFineGroups ? (kHalf * 4 + s) * metas_ / 8 : kHalf;
+      for (int s = 0; s < HalfMeta<Config>::kParts; ++s) {
+        const int which = Config::kFine ? (kHalf * 4 + s) * metas_ / 8 : kHalf;
         meta_.bits[s] = {LoadShared4(at_.scales + which * mma16::kMetaBytes),
                          LoadShared1(at_.zeros + which * mma16::kMetaBytes)};
       }
@@ -180,7 +186,7 @@ class Consumer {
     const uint32_t words[4] = {codes_.x, codes_.y, codes_.z, codes_.w};
 #pragma unroll
     for (int s = first; s < first + count; ++s) {
-      if (Config::kFineGroups) meta_.Expand(s);
+      if (Config::kFine) meta_.Expand(s);
       const Pairs pairs = Math::Decode(words[s], meta_.meta);
 #pragma unroll
       for (int i = 0; i < 4; ++i) out[s][i] = pairs.v[i];
@@ -217,7 +223,7 @@ class Consumer {
   Place<Config> at_;
   uint32_t before_ = 0;  // `full` of the slot before
   uint4 codes_;
-  HalfMeta<Math, Config> meta_;
+  HalfMeta<Config> meta_;
   Operand operands_[2];  // of the halves of a step
 };
 

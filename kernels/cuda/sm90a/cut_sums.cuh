@@ -8,49 +8,50 @@
 namespace awqd::cuda {
 namespace {
 
-// The number of what one consumer group puts down in `slot` of its counterpart in `cluster`; also
+// The number of what one consumer puts down in `slot` of its counterpart in `cluster`; also
 // that of its counter.
 template <class Config>
-__device__ __forceinline__ int SetOf(const PersistentParams& p, int cluster, int slot, int group) {
+__device__ __forceinline__ int SetOf(const PersistentParams& p, int cluster, int slot, int record) {
   const int rank = blockIdx.x % Config::kCluster;
-  return ((cluster * p.slots + slot) * Config::kCluster + rank) * Config::kGroups + group;
+  return ((cluster * p.slots + slot) * Config::kCluster + rank) * Config::kRecords + record;
 }
 
-// This thread's first float4 in it; the next follow kGroupThreads apart.
+// This thread's first float4 in it; the next follow kWarpgroupThreads apart.
 template <class Config>
 __device__ __forceinline__ float4* SetAddress(const PersistentParams& p, int set) {
-  return reinterpret_cast<float4*>(p.sums) + int64_t{set} * (Config::kSums / 4 * kGroupThreads) +
-         threadIdx.x % kGroupThreads;
+  return reinterpret_cast<float4*>(p.sums) +
+         int64_t{set} * (Config::kSums / 4 * kWarpgroupThreads) + threadIdx.x % kWarpgroupThreads;
 }
 
 template <class Config>
 __device__ __forceinline__ void WriteSet(float4* to, const Sums<Config>& sums) {
 #pragma unroll
   for (int i = 0; i < Config::kSums; i += 4) {
-    __stcg(to + i / 4 * kGroupThreads, make_float4(sums[i], sums[i + 1], sums[i + 2], sums[i + 3]));
+    __stcg(to + i / 4 * kWarpgroupThreads,
+           make_float4(sums[i], sums[i + 1], sums[i + 2], sums[i + 3]));
   }
 }
 
-// Says that the whole group has written a set.
-__device__ __forceinline__ void AnnounceSet(const PersistentParams& p, int set, int group) {
-  NamedBarrier<kGroupThreads>(1 + group);
-  // Through the barrier this covers what the whole group wrote.
-  if (threadIdx.x % kGroupThreads == 0) StoreRelease(p.counters + set, 1);
+// Says that the whole warpgroup has written a set.
+__device__ __forceinline__ void AnnounceSet(const PersistentParams& p, int set, int record) {
+  NamedBarrier<kWarpgroupThreads>(1 + record);
+  // Through the barrier this covers what the whole warpgroup wrote.
+  if (threadIdx.x % kWarpgroupThreads == 0) StoreRelease(p.counters + set, 1);
 }
 
-// Of a group of consumers and the warp that announces what they put down.
-constexpr int kAnnounceThreads = kGroupThreads + 32;
-constexpr int kAnnounceBarrier = 8;  // of the first group
+// Of a consumer and the warp that announces what it puts down.
+constexpr int kAnnounceThreads = kWarpgroupThreads + 32;
+constexpr int kAnnounceBarrier = 8;  // of the first record
 
 template <class Config>
-__device__ __forceinline__ void PutDown(const PersistentParams& p, int cluster, int slot, int group,
-                                        const Sums<Config>& sums) {
-  const int set = SetOf<Config>(p, cluster, slot, group);
+__device__ __forceinline__ void PutDown(const PersistentParams& p, int cluster, int slot,
+                                        int record, const Sums<Config>& sums) {
+  const int set = SetOf<Config>(p, cluster, slot, record);
   WriteSet<Config>(SetAddress<Config>(p, set), sums);
   if constexpr (Config::kAnnounces) {
-    NamedBarrierArrive<kAnnounceThreads>(kAnnounceBarrier + group);
+    NamedBarrierArrive<kAnnounceThreads>(kAnnounceBarrier + record);
   } else {
-    AnnounceSet(p, set, group);
+    AnnounceSet(p, set, record);
   }
 }
 
@@ -61,9 +62,9 @@ __device__ __forceinline__ void AnnouncePutDown(const PersistentParams& p, int c
   Pieces pieces(p.schedule, cluster);
   for (Piece piece; pieces.Next(&piece);) {
     if (piece.end == p.schedule.k_blocks) continue;
-    for (int group = 0; group < Config::kGroups; ++group) {
-      NamedBarrier<kAnnounceThreads>(kAnnounceBarrier + group);
-      const int set = SetOf<Config>(p, cluster, 0, group);
+    for (int record = 0; record < Config::kRecords; ++record) {
+      NamedBarrier<kAnnounceThreads>(kAnnounceBarrier + record);
+      const int set = SetOf<Config>(p, cluster, 0, record);
       if (threadIdx.x % 32 == 0) StoreRelease(p.counters + set, 1);
       __syncwarp();
     }
@@ -94,7 +95,7 @@ __device__ __forceinline__ void ReadSet(const float4* from, Sums<Config>& sums) 
     float4 part[kBatch / 4];
 #pragma unroll
     for (int i = 0; i < kBatch / 4 && begin + i * 4 < Config::kSums; ++i) {
-      part[i] = __ldcg(from + (begin / 4 + i) * kGroupThreads);
+      part[i] = __ldcg(from + (begin / 4 + i) * kWarpgroupThreads);
     }
 #pragma unroll
     for (int i = 0; i < kBatch / 4 && begin + i * 4 < Config::kSums; ++i) {
@@ -114,14 +115,14 @@ __device__ __forceinline__ void PickUp(const PersistentParams& p, int set, Sums<
 
 // sums += what the clusters first .. last - 1 put down, in this order.
 template <class Config>
-__device__ __forceinline__ void AddEarlier(const PersistentParams& p, int group, int first,
+__device__ __forceinline__ void AddEarlier(const PersistentParams& p, int record, int first,
                                            int last, Sums<Config>& sums) {
-  for (int from = first + threadIdx.x % kGroupThreads; from < last; from += kGroupThreads) {
-    AwaitSet(p, SetOf<Config>(p, from, 0, group));
+  for (int from = first + threadIdx.x % kWarpgroupThreads; from < last; from += kWarpgroupThreads) {
+    AwaitSet(p, SetOf<Config>(p, from, 0, record));
   }
-  NamedBarrier<kGroupThreads>(1 + group);
+  NamedBarrier<kWarpgroupThreads>(1 + record);
   for (int cluster = first; cluster < last; ++cluster) {
-    PickUp<Config, true>(p, SetOf<Config>(p, cluster, 0, group), sums);
+    PickUp<Config, true>(p, SetOf<Config>(p, cluster, 0, record), sums);
   }
 }
 

@@ -22,8 +22,8 @@ struct Share {
   static_assert((Config::kParts - 1) * kBlockTokens < Config::kTokens);
   // That others send for a token: half a sum of each thread.
   static constexpr int kSentBytes =
-      (kSlices - 1) * Config::kSets * Config::kGroups * kGroupThreads * int{sizeof(float)} / 2;
-  static_assert(kBlockTokens * kSentBytes <= Config::kStages * Config::kStageBytes);
+      (kSlices - 1) * Config::kSets * Config::kRecords * kWarpgroupThreads * int{sizeof(float)} / 2;
+  static_assert(kBlockTokens * kSentBytes <= Config::kSlots * Config::kSlotBytes);
 
   // That others send to block `rank`.
   static __device__ __forceinline__ int Bytes(int rank) {
@@ -38,10 +38,9 @@ using SliceSums = Sums<Config>[Config::kSets];
 
 // Computes a slice whose sums all stay in registers. They begin at zero instead of as an
 // accumulator that is ignored, which chains must; see NOTES.md.
-template <class Math, class Config>
-__device__ __forceinline__ void RunSlice(const PersistentParams& p,
-                                         Consumer<Math, Config>& consumer, const Piece& piece,
-                                         SliceSums<Config>& sums) {
+template <class Config>
+__device__ __forceinline__ void RunSlice(const PersistentParams& p, Consumer<Config>& consumer,
+                                         const Piece& piece, SliceSums<Config>& sums) {
   int begin = piece.begin;
 #pragma unroll
   for (int set = 0; set < Config::kSets; ++set) {
@@ -56,10 +55,9 @@ __device__ __forceinline__ void RunSlice(const PersistentParams& p,
 // goes, if there is room for that. Otherwise each chain but the last is put down in global memory,
 // in L2, where both parts read their share of it; it is announced half-way through the last chain,
 // when all has arrived and the fence waits for nothing.
-template <class Math, class Config>
-__device__ __forceinline__ void RunPartInTurn(const PersistentParams& p,
-                                              Consumer<Math, Config>& consumer, const Piece& piece,
-                                              int group, Sums<Config>& sums) {
+template <class Config>
+__device__ __forceinline__ void RunPartInTurn(const PersistentParams& p, Consumer<Config>& consumer,
+                                              const Piece& piece, int record, Sums<Config>& sums) {
   const bool adds_up = Config::kFirstAddsUp && piece.begin == 0;
   int put_down = 0, begin = piece.begin;
   bool announced = false;
@@ -71,14 +69,14 @@ __device__ __forceinline__ void RunPartInTurn(const PersistentParams& p,
     const int stop = announces ? (begin + end + 1) / 2 : end;
     consumer.Run(begin, stop, piece.end, 1, open);
     if (announces) {
-      AnnounceSet(p, SetOf<Config>(p, blockIdx.x, 0, group), group);
+      AnnounceSet(p, SetOf<Config>(p, blockIdx.x, 0, record), record);
       announced = true;
     } else if (adds_up) {
 #pragma unroll
       for (int i = 0; i < Config::kSums; ++i) sums[i] = begin == 0 ? open[i] : sums[i] + open[i];
       Clear<Config>(open);
     } else if (end < piece.end) {
-      WriteSet<Config>(SetAddress<Config>(p, SetOf<Config>(p, blockIdx.x, put_down, group)), open);
+      WriteSet<Config>(SetAddress<Config>(p, SetOf<Config>(p, blockIdx.x, put_down, record)), open);
       ++put_down;
       Clear<Config>(open);
     }
@@ -96,16 +94,17 @@ template <class Config>
 class PutDownChains {
  public:
   // Waits for it, where it is the other part's.
-  __device__ __forceinline__ PutDownChains(const PersistentParams& p, int part, int rank, int group)
+  __device__ __forceinline__ PutDownChains(const PersistentParams& p, int part, int rank,
+                                           int record)
       : first_(part == 0) {
     const Schedule& s = p.schedule;
     left_ = (min(s.part_steps, s.k_blocks - part * s.part_steps) - 1) / p.chain;
-    const int set = SetOf<Config>(p, blockIdx.x - rank + part, 0, group);
+    const int set = SetOf<Config>(p, blockIdx.x - rank + part, 0, record);
     if (part != rank && left_ > 0) {
-      if (threadIdx.x % kGroupThreads == 0) AwaitSet(p, set);
-      NamedBarrier<kGroupThreads>(1 + group);
+      if (threadIdx.x % kWarpgroupThreads == 0) AwaitSet(p, set);
+      NamedBarrier<kWarpgroupThreads>(1 + record);
     }
-    at_ = SetAddress<Config>(p, set) + rank * kFloat4s * kGroupThreads;
+    at_ = SetAddress<Config>(p, set) + rank * kFloat4s * kWarpgroupThreads;
   }
 
   // Starts to read as many chains as there are registers for.
@@ -114,7 +113,7 @@ class PutDownChains {
     for (int c = 0; c < kTogether; ++c) {
 #pragma unroll
       for (int i = 0; i < kFloat4s; ++i) {
-        if (c < left_) chains_[c][i] = __ldcg(at_ + c * kNext + i * kGroupThreads);
+        if (c < left_) chains_[c][i] = __ldcg(at_ + c * kNext + i * kWarpgroupThreads);
       }
     }
   }
@@ -133,8 +132,8 @@ class PutDownChains {
 
  private:
   static constexpr int kFloat4s = Share<Config>::kSums / 4;
-  static constexpr int kTogether = Config::kGroups <= 2 ? 3 : 1;
-  static constexpr int kNext = Config::kGroups * (Config::kSums / 4) * kGroupThreads;
+  static constexpr int kTogether = Config::kRecords <= 2 ? 3 : 1;
+  static constexpr int kNext = Config::kRecords * (Config::kSums / 4) * kWarpgroupThreads;
 
   __device__ __forceinline__ void AddChain(const float4 (&chain)[kFloat4s],
                                            Sums<Share<Config>>& own) {

@@ -17,13 +17,13 @@ __device__ __forceinline__ void ProduceWeights(const PersistentParams& p, const 
   Pieces pieces(p.schedule, cluster);
   for (Piece piece; pieces.Next(&piece);) {
     const TilePlace place = PlaceOf(piece.tile, p.token_tiles, ColumnTiles<Config>(p));
-    const int first = (place.columns * Config::kCluster + rank) * Config::kGroups;
+    const int first = (place.columns * Config::kCluster + rank) * Config::kRecords;
     const int slice_steps = SliceSteps<Config>(p, piece);
-    const uint8_t* record[Config::kSlices][Config::kGroups];
+    const uint8_t* record[Config::kSlices][Config::kRecords];
 #pragma unroll
     for (int s = 0; s < Config::kSlices; ++s) {
 #pragma unroll
-      for (int g = 0; g < Config::kGroups; ++g) {
+      for (int g = 0; g < Config::kRecords; ++g) {
         // A row tile past the end repeats the last one; its results are never stored.
         record[s][g] = p.records + min(first + g, p.tiles_n - 1) * row_bytes +
                        int64_t{piece.begin + s * slice_steps} * ring.record_bytes;
@@ -34,9 +34,9 @@ __device__ __forceinline__ void ProduceWeights(const PersistentParams& p, const 
       for (int s = 0; s < Config::kSlices; ++s, at.Advance()) {
         if (s > 0 && step + s * slice_steps >= piece.end) continue;
         BarrierWait(ring.Empty(at.slot), at.parity ^ 1);
-        BarrierExpect(ring.Full(at.slot), Config::kGroups * ring.record_bytes);
+        BarrierExpect(ring.Full(at.slot), Config::kRecords * ring.record_bytes);
 #pragma unroll
-        for (int g = 0; g < Config::kGroups; ++g) {
+        for (int g = 0; g < Config::kRecords; ++g) {
           BulkCopy(ring.Record(at.slot, g), record[s][g], ring.record_bytes, ring.Full(at.slot));
           record[s][g] += ring.record_bytes;
         }
@@ -46,7 +46,7 @@ __device__ __forceinline__ void ProduceWeights(const PersistentParams& p, const 
   // No block may leave while another still arrives at it. A barrier of the cluster would cost a
   // fence of the whole GPU behind the output.
   if (Config::kCluster > 1) {
-    for (int slot = 0; slot < Config::kStages; ++slot, at.Advance()) {
+    for (int slot = 0; slot < Config::kSlots; ++slot, at.Advance()) {
       BarrierWait(ring.Empty(at.slot), at.parity ^ 1);
     }
   }

@@ -1,6 +1,4 @@
 // Row sm90a/qmatmul_a16w4: the fused product on Hopper's tensor cores, 17 tokens and more.
-#include "kernels/cuda/sm90a/qmatmul_a16w4.h"
-
 #include <cstdint>
 #include <string>
 
@@ -10,6 +8,7 @@
 #include "kernels/cuda/common/chains.h"
 #include "kernels/cuda/common/stage_tokens.h"
 #include "kernels/cuda/core/error.h"
+#include "kernels/cuda/sm90a/qmatmul.h"
 #include "kernels/cuda/sm90a/rows.h"
 #include "kernels/cuda/sm90a/tensor_map.h"
 #include "kernels/layouts/mma16.h"
@@ -111,9 +110,10 @@ absl::Status Launch(const MatmulArgs& args, const Work& work, StreamView stream)
              reinterpret_cast<uintptr_t>(args.y.data) % (4 * SizeOf(args.y.dtype)) == 0;
   // FP32 activations were staged as fp16.
   const bool bf16 = args.x.dtype == DType::kBf16;
-  if (work.chain > 0)
-    return (bf16 ? LaunchChainedBf16 : LaunchChainedFp16)(p, tile, device, stream);
-  return (bf16 ? LaunchPersistentBf16 : LaunchPersistentFp16)(p, tile, device, stream);
+  if (work.chain > 0) {
+    return (bf16 ? LaunchProduct<true, true> : LaunchProduct<false, true>)(p, tile, device, stream);
+  }
+  return (bf16 ? LaunchProduct<true, false> : LaunchProduct<false, false>)(p, tile, device, stream);
 }
 
 absl::Status Run(const MatmulArgs& args, StreamView stream) {
@@ -128,7 +128,7 @@ absl::Status RunChained(const MatmulArgs& args, StreamView stream) {
 
 std::string Describe(const Work& work) {
   const PersistentTile& tile = work.tile;
-  return absl::StrCat(tile.tokens, "x", tile.cluster * tile.groups * mma16::kTileN,
+  return absl::StrCat(tile.tokens, "x", tile.cluster * tile.records * mma16::kTileN,
                       tile.parts > 1 ? absl::StrCat(" in ", tile.parts, " parts") : "",
                       tile.slices > 1 ? absl::StrCat(" of ", tile.slices, " slices") : "", " on ",
                       work.schedule.clusters, tile.cluster > 1 ? " pairs of blocks" : " blocks");

@@ -10,8 +10,9 @@ const KernelRow& PersistentA16W4Row();
 const KernelRow& ChainedA16W4Row();
 
 // The same products with a tile of PersistentTiles() or ChainedTiles() instead of the fastest, so
-// that every one can be tested. In parts, a tile takes weights of parts * sets chains or, where
-// sums keep no order, of as many steps as parts, and no more tokens than fit its blocks at a time.
+// that every one can be tested. In parts, a tile takes weights of parts * slices * sets chains or,
+// where sums keep no order, of as many steps as parts, and no more tokens than fit its blocks at a
+// time.
 absl::Status RunPersistentTile(const MatmulArgs& args, const PersistentTile& tile,
                                StreamView stream);
 absl::Status RunChainedTile(const MatmulArgs& args, const PersistentTile& tile, StreamView stream);

@@ -10,7 +10,6 @@
 #include "absl/types/span.h"
 #include "kernels/base/math.h"
 #include "kernels/cuda/common/chains.h"
-#include "kernels/cuda/sm90a/compiled_tiles.h"
 #include "kernels/cuda/sm90a/tile_costs.h"
 
 namespace awqd::cuda {
@@ -18,20 +17,24 @@ namespace {
 
 static_assert(kRecordN == mma16::kTileN && kRecordK == mma16::kBlockK);
 
-// Whether the costs are those of the compiled tiles.
-template <size_t kCosts, size_t kTiles>
-constexpr bool AreOf(const TileCost (&costs)[kCosts], const PersistentTile (&tiles)[kTiles]) {
-  return std::equal(std::begin(costs), std::end(costs), std::begin(tiles), std::end(tiles),
-                    [](const TileCost& cost, const PersistentTile& t) { return cost.tile == t; });
+RecordKind KindOfRecords(const WeightShape& shape) {
+  return KindOf(mma16::MetasPerRecord(shape.k, shape.scheme.group_size));
 }
-static_assert(AreOf(kTileCosts, kFreeTiles));
-static_assert(AreOf(kChainedTileCosts, kChainedTiles));
+
+// Those of a list that are compiled for weights like this one.
+std::vector<PersistentTile> Compiled(absl::Span<const TileCost> list, const WeightShape& shape) {
+  std::vector<PersistentTile> out;
+  for (const TileCost& candidate : list) {
+    if ((candidate.kinds & KindOfRecords(shape)) != 0) out.push_back(candidate.tile);
+  }
+  return out;
+}
 
 // Runs shorter than this spend more on meeting than they gain.
 constexpr int kLeastSteps = 2;
 
 int64_t Tiles(const WeightShape& shape, int64_t m, const PersistentTile& tile) {
-  return CeilDiv(shape.n, int64_t{tile.cluster} * tile.groups * mma16::kTileN) *
+  return CeilDiv(shape.n, int64_t{tile.cluster} * tile.records * mma16::kTileN) *
          CeilDiv(m, int64_t{tile.tokens});
 }
 
@@ -84,12 +87,12 @@ bool HasPartsFor(const PersistentTile& tile, int64_t chains) {
   if (tile.parts == 1) return true;
   const int64_t each = ChainsOfPart(tile, chains);
   if (tile.sets > 0) return tile.parts * each == chains;
-  const bool affords = each == 2 || (each > 2 && PersistentFirstAddsUp(tile.groups));
+  const bool affords = each == 2 || (each > 2 && PersistentFirstAddsUp(tile.records));
   return affords && (tile.parts - 1) * each < chains;
 }
 
-// Of the largest slot for the sums of a block.
-int64_t SlotBytes(absl::Span<const TileCost> candidates) {
+// Bytes of the sums of a block with the largest tile.
+int64_t LargestSums(absl::Span<const TileCost> candidates) {
   int64_t floats = 0;
   for (const TileCost& candidate : candidates) {
     floats = std::max(floats, PersistentSlotFloats(candidate.tile));
@@ -99,12 +102,12 @@ int64_t SlotBytes(absl::Span<const TileCost> candidates) {
 
 }  // namespace
 
-std::vector<PersistentTile> PersistentTiles() {
-  return {std::begin(kFreeTiles), std::end(kFreeTiles)};
+std::vector<PersistentTile> PersistentTiles(const WeightShape& shape) {
+  return Compiled(kFreeTiles4, shape);
 }
 
-std::vector<PersistentTile> ChainedTiles() {
-  return {std::begin(kChainedTiles), std::end(kChainedTiles)};
+std::vector<PersistentTile> ChainedTiles(const WeightShape& shape) {
+  return Compiled(kChainedTiles4, shape);
 }
 
 Schedule PersistentSchedule(const WeightShape& shape, int64_t m, const PersistentTile& tile,
@@ -152,7 +155,7 @@ Schedule ChainedSchedule(const WeightShape& shape, int64_t m, const PersistentTi
 }
 
 int64_t PersistentSumsBytes(const DeviceInfo& device) {
-  return device.sm_count * SlotBytes(kTileCosts);
+  return device.sm_count * LargestSums(kFreeTiles4);
 }
 
 // A part puts down its chains one by one. A cluster that leaves a tile to the next one puts down
@@ -165,7 +168,7 @@ int ChainedSlots(const Schedule& schedule, int chain, const PersistentTile& tile
 
 int64_t ChainedSumsBytes(const WeightShape& shape, const DeviceInfo& device) {
   int64_t bytes = 0;
-  for (const TileCost& candidate : kChainedTileCosts) {
+  for (const TileCost& candidate : kChainedTiles4) {
     const bool parks = PersistentParks(candidate.tile.tokens);
     const int64_t slots = parks ? 3 : std::max(2, MatmulChains(shape, device).count() / 2);
     bytes = std::max(bytes, slots * PersistentSlotFloats(candidate.tile) * int64_t{sizeof(float)});
@@ -178,10 +181,12 @@ namespace {
 // A product as the choice sees it: which tiles it can have, and what each costs. This one is free
 // in the order of its sums.
 struct FreeProduct {
-  static absl::Span<const TileCost> Candidates() { return kTileCosts; }
+  static absl::Span<const TileCost> Candidates() { return kFreeTiles4; }
 
-  bool Allows(const PersistentTile& tile) const {
-    return !IsTooNarrow(tile, m) && Suits(tile, Tiles(shape, m, tile), k_blocks, device);
+  bool Allows(const TileCost& candidate) const {
+    const PersistentTile& tile = candidate.tile;
+    return (candidate.kinds & kind) != 0 && !IsTooNarrow(tile, m) &&
+           Suits(tile, Tiles(shape, m, tile), k_blocks, device);
   }
   double Us(const TileCost& cost) const {
     const Schedule s = PersistentSchedule(shape, m, cost.tile, device);
@@ -193,14 +198,15 @@ struct FreeProduct {
   const DeviceInfo& device;
   const DType x;
   const int64_t k_blocks = mma16::BlocksK(shape.k);
+  const RecordKind kind = KindOfRecords(shape);
 };
 
 // The same where the order of sums is kept.
 struct ChainedProduct {
-  static absl::Span<const TileCost> Candidates() { return kChainedTileCosts; }
+  static absl::Span<const TileCost> Candidates() { return kChainedTiles4; }
 
-  bool Allows(const PersistentTile& tile) const {
-    return HasPartsFor(tile, filled_chains) && any.Allows(tile);
+  bool Allows(const TileCost& candidate) const {
+    return HasPartsFor(candidate.tile, filled_chains) && any.Allows(candidate);
   }
   double Us(const TileCost& cost) const {
     const Schedule s = ChainedSchedule(any.shape, any.m, cost.tile, any.device);
@@ -217,7 +223,7 @@ PersistentTile Fastest(const Product& product) {
   const TileCost* best = nullptr;
   double least = std::numeric_limits<double>::infinity();
   for (const TileCost& candidate : product.Candidates()) {
-    if (!product.Allows(candidate.tile)) continue;
+    if (!product.Allows(candidate)) continue;
     const double us = product.Us(candidate);
     if (us < least) best = &candidate, least = us;
   }
@@ -228,7 +234,7 @@ template <class Product>
 std::vector<RatedTile> Rate(const Product& product) {
   std::vector<RatedTile> out;
   for (const TileCost& candidate : product.Candidates()) {
-    if (!product.Allows(candidate.tile)) continue;
+    if (!product.Allows(candidate)) continue;
     const double us = product.Us(candidate);
     out.push_back({candidate.tile, us, us - product.Us({candidate.tile, 0, 0})});
   }

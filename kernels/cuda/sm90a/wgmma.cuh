@@ -1,7 +1,7 @@
 // The asynchronous matrix instruction of sm_90a with A in registers, and what orders it. Device
 // code only.
 //
-// d[64 x N] += a[64 x 16] b[16 x N] by a group of four warps: warp w holds rows 16 w .. 16 w + 15
+// d[64 x N] += a[64 x 16] b[16 x N] by a warpgroup: warp w holds rows 16 w .. 16 w + 15
 // of a and d, each in the fragment order of mma.m16n8k16, so that a word of layout mma16 decodes
 // straight into an operand. b lies in shared memory as N rows of 16 consecutive k, in 128-byte rows
 // that are swizzled as the copy engine writes them.
@@ -11,7 +11,7 @@
 
 namespace awqd::cuda {
 
-// Makes this warp group's register writes visible to the instructions that follow.
+// Makes this warpgroup's register writes visible to the instructions that follow.
 __device__ __forceinline__ void WgmmaArrive() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
@@ -20,7 +20,7 @@ __device__ __forceinline__ void WgmmaCommit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-// Waits until at most `kPending` of this warp group's latest groups are under way.
+// Waits until at most `kPending` of this warpgroup's latest groups are under way.
 template <int kPending>
 __device__ __forceinline__ void WgmmaWait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
@@ -47,7 +47,6 @@ __device__ __forceinline__ uint64_t WholeDescriptor(uint32_t low) {
 #define AWQD_R4(a, b, c, d) "%" #a ", %" #b ", %" #c ", %" #d
 #define AWQD_R8(a, b, c, d, e, f, g, h) AWQD_R4(a, b, c, d) ", " AWQD_R4(e, f, g, h)
 #define AWQD_L8 AWQD_R8(0, 1, 2, 3, 4, 5, 6, 7)
-#define AWQD_L12 AWQD_L8 ", " AWQD_R4(8, 9, 10, 11)
 #define AWQD_L16 AWQD_L8 ", " AWQD_R8(8, 9, 10, 11, 12, 13, 14, 15)
 #define AWQD_L20 AWQD_L16 ", " AWQD_R4(16, 17, 18, 19)
 #define AWQD_L24 AWQD_L16 ", " AWQD_R8(16, 17, 18, 19, 20, 21, 22, 23)
@@ -73,7 +72,6 @@ __device__ __forceinline__ uint64_t WholeDescriptor(uint32_t low) {
 #define AWQD_L128 AWQD_L120 ", " AWQD_R8(120, 121, 122, 123, 124, 125, 126, 127)
 #define AWQD_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define AWQD_D8(i) AWQD_D4(i), AWQD_D4(i + 4)
-#define AWQD_D12(i) AWQD_D8(i), AWQD_D4(i + 8)
 #define AWQD_D16(i) AWQD_D8(i), AWQD_D8(i + 8)
 #define AWQD_D20(i) AWQD_D16(i), AWQD_D4(i + 16)
 #define AWQD_D24(i) AWQD_D16(i), AWQD_D8(i + 16)
@@ -118,9 +116,7 @@ __device__ __forceinline__ uint64_t WholeDescriptor(uint32_t low) {
 template <int kTokens, bool kBf16>
 __device__ __forceinline__ void Wgmma(float (&d)[kTokens / 2], const uint32_t (&a)[4],
                                       uint64_t tokens, int add) {
-  if constexpr (kTokens == 24) {
-    AWQD_WGMMA_BOTH(24, AWQD_L12, 12, 13, 14, 15, 16, 17, AWQD_D12(0))
-  } else if constexpr (kTokens == 32) {
+  if constexpr (kTokens == 32) {
     AWQD_WGMMA_BOTH(32, AWQD_L16, 16, 17, 18, 19, 20, 21, AWQD_D16(0))
   } else if constexpr (kTokens == 40) {
     AWQD_WGMMA_BOTH(40, AWQD_L20, 20, 21, 22, 23, 24, 25, AWQD_D20(0))
@@ -162,8 +158,6 @@ __device__ __forceinline__ void Wgmma(float (&d)[kTokens / 2], const uint32_t (&
     AWQD_WGMMA_BOTH(208, AWQD_L104, 104, 105, 106, 107, 108, 109, AWQD_D104(0))
   } else if constexpr (kTokens == 224) {
     AWQD_WGMMA_BOTH(224, AWQD_L112, 112, 113, 114, 115, 116, 117, AWQD_D112(0))
-  } else if constexpr (kTokens == 240) {
-    AWQD_WGMMA_BOTH(240, AWQD_L120, 120, 121, 122, 123, 124, 125, AWQD_D120(0))
   } else {
     static_assert(kTokens == 256);
     AWQD_WGMMA_BOTH(256, AWQD_L128, 128, 129, 130, 131, 132, 133, AWQD_D128(0))
@@ -173,7 +167,6 @@ __device__ __forceinline__ void Wgmma(float (&d)[kTokens / 2], const uint32_t (&
 #undef AWQD_R4
 #undef AWQD_R8
 #undef AWQD_L8
-#undef AWQD_L12
 #undef AWQD_L16
 #undef AWQD_L20
 #undef AWQD_L24
@@ -199,7 +192,6 @@ __device__ __forceinline__ void Wgmma(float (&d)[kTokens / 2], const uint32_t (&
 #undef AWQD_L128
 #undef AWQD_D4
 #undef AWQD_D8
-#undef AWQD_D12
 #undef AWQD_D16
 #undef AWQD_D20
 #undef AWQD_D24

@@ -15,39 +15,48 @@
 namespace awqd::cuda {
 namespace {
 
-WeightShape Shape(int64_t k, int64_t n) {
+WeightShape Shape(int64_t k, int64_t n, int64_t group = 128) {
   WeightShape shape{k, n, {}};
-  shape.scheme.group_size = 128;
+  shape.scheme.group_size = group;
   return shape;
 }
 
-std::vector<PersistentTile> AllTiles() {
-  std::vector<PersistentTile> out = PersistentTiles();
-  for (const PersistentTile& tile : ChainedTiles()) out.push_back(tile);
+// A weight of every kind of records that kernels are compiled for.
+std::vector<WeightShape> EveryKind() {
+  return {Shape(4096, 4096), Shape(4096, 4096, 64), Shape(4096, 4096, 32)};
+}
+
+std::vector<PersistentTile> AllTiles(const WeightShape& shape) {
+  std::vector<PersistentTile> out = PersistentTiles(shape);
+  for (const PersistentTile& tile : ChainedTiles(shape)) out.push_back(tile);
   return out;
 }
 
 TEST(PersistentTilesTest, TheRingsFitSharedMemoryAndAreAtLeastThreeDeep) {
-  for (const PersistentTile& tile : AllTiles()) {
-    for (bool fine : {false, true}) {
-      const int bytes = PersistentSharedBytes(tile.tokens, tile.groups, tile.slices, fine);
+  for (const WeightShape& shape : EveryKind()) {
+    const RecordKind kind = KindOf(mma16::MetasPerRecord(shape.k, shape.scheme.group_size));
+    for (const PersistentTile& tile : AllTiles(shape)) {
       // A block takes 1 KB for itself.
-      EXPECT_LE(bytes + 1024, 228 * 1024);
-      const int stages = PersistentStages(tile.tokens, tile.groups, tile.slices, fine);
-      EXPECT_EQ(stages % tile.slices, 0);
-      EXPECT_GE(stages / tile.slices, 3);
+      EXPECT_LE(SharedBytes(tile, kind) + 1024, 228 * 1024);
+      const int slots = RingSlots(tile, kind);
+      EXPECT_EQ(slots % tile.slices, 0);
+      EXPECT_GE(slots / tile.slices, 3);
     }
   }
 }
 
 TEST(PersistentTilesTest, TheChosenTileIsCompiled) {
-  const std::vector<PersistentTile> tiles = PersistentTiles(), chained = ChainedTiles();
-  for (int64_t m : {1, 17, 33, 64, 65, 128, 129, 256, 300, 1024, 4096, 100000}) {
-    for (const auto& [k, n] : {std::pair{4096, 4096}, {14336, 4096}, {4096, 28672}, {32, 8}}) {
-      const PersistentTile tile = ChoosePersistentTile(Shape(k, n), m, H100());
-      EXPECT_EQ(std::count(tiles.begin(), tiles.end(), tile), 1) << m << " " << k;
-      const PersistentTile other = ChooseChainedTile(Shape(k, n), m, H100());
-      EXPECT_EQ(std::count(chained.begin(), chained.end(), other), 1) << m << " " << k;
+  for (const int64_t group : {128, 64, 32}) {
+    for (int64_t m : {1, 17, 33, 64, 65, 128, 129, 256, 300, 1024, 4096, 100000}) {
+      for (const auto& [k, n] : {std::pair{4096, 4096}, {14336, 4096}, {4096, 28672}, {128, 8}}) {
+        const WeightShape shape = Shape(k, n, group);
+        const std::vector<PersistentTile> tiles = PersistentTiles(shape);
+        const std::vector<PersistentTile> chained = ChainedTiles(shape);
+        const PersistentTile tile = ChoosePersistentTile(shape, m, H100());
+        EXPECT_EQ(std::count(tiles.begin(), tiles.end(), tile), 1) << m << " " << k;
+        const PersistentTile other = ChooseChainedTile(shape, m, H100());
+        EXPECT_EQ(std::count(chained.begin(), chained.end(), other), 1) << m << " " << k;
+      }
     }
   }
 }
@@ -83,7 +92,7 @@ TEST(PersistentTilesTest, FewTokensGetNarrowTilesAndManyWideOnes) {
   const auto choice = [](int64_t k, int64_t n, int64_t m) {
     return ChoosePersistentTile(Shape(k, n), m, H100());
   };
-  EXPECT_EQ(choice(4096, 4096, 24), (PersistentTile{24, 1, 1, 2, 1, 2}));
+  EXPECT_EQ(choice(4096, 4096, 24), (PersistentTile{32, 1, 1, 2, 1, 2}));
   EXPECT_EQ(choice(4096, 6144, 32), (PersistentTile{32, 2, 1, 2, 1, 2}));
   EXPECT_EQ(choice(4096, 4096, 32), (PersistentTile{32, 1, 1, 2, 1, 2}));
   EXPECT_EQ(choice(14336, 4096, 32), (PersistentTile{32, 1, 1, 2, 1, 2}));
@@ -95,7 +104,7 @@ TEST(PersistentTilesTest, FewTokensGetNarrowTilesAndManyWideOnes) {
   EXPECT_EQ(choice(14336, 4096, 64), (PersistentTile{64, 1, 1, 2, 1, 2}));
   EXPECT_EQ(choice(8192, 8192, 64), (PersistentTile{64, 2, 1, 2}));
   EXPECT_EQ(choice(8192, 10240, 64), (PersistentTile{64, 2, 2}));
-  EXPECT_EQ(choice(4096, 28672, 65), (PersistentTile{72, 3, 1}));
+  EXPECT_EQ(choice(4096, 28672, 65), (PersistentTile{80, 3, 1}));
   EXPECT_EQ(choice(4096, 28672, 96), (PersistentTile{96, 3, 1}));
   EXPECT_EQ(choice(4096, 4096, 128), (PersistentTile{128, 1, 1, 2}));
   EXPECT_EQ(choice(8192, 8192, 128), (PersistentTile{128, 2, 1, 2}));
@@ -156,7 +165,7 @@ TEST(PersistentTilesTest, PartsOfThreeGroupsPutDownOneChainAtMost) {
   EXPECT_EQ(MatmulChains(eight, H100()).count(), 8);
   for (int64_t m = 17; m < 1100; ++m) {
     const PersistentTile tile = ChooseChainedTile(eight, m, H100());
-    EXPECT_FALSE(tile.sets == 0 && tile.groups == 3) << m;
+    EXPECT_FALSE(tile.sets == 0 && tile.records == 3) << m;
   }
 }
 
@@ -164,20 +173,20 @@ TEST(PersistentTilesTest, AFewTokensBeyondATileAreNotAWholeTileMore) {
   const auto choice = [](int64_t k, int64_t n, int64_t m) {
     return ChoosePersistentTile(Shape(k, n), m, H100());
   };
-  EXPECT_EQ(choice(4096, 4096, 129), (PersistentTile{144, 1, 1, 2}));
+  EXPECT_EQ(choice(4096, 4096, 129), (PersistentTile{160, 1, 1, 2}));
   EXPECT_EQ(choice(4096, 28672, 160), (PersistentTile{160, 2, 2}));
   EXPECT_EQ(choice(8192, 57344, 161), (PersistentTile{176, 2, 2}));
   EXPECT_EQ(choice(8192, 8192, 193), (PersistentTile{208, 2, 1, 2}));
-  EXPECT_EQ(choice(4096, 28672, 257), (PersistentTile{136, 2, 1}));
+  EXPECT_EQ(choice(4096, 28672, 257), (PersistentTile{136, 3, 1}));
   EXPECT_EQ(choice(4096, 28672, 320), (PersistentTile{160, 2, 2}));
-  EXPECT_EQ(choice(4096, 6144, 385), (PersistentTile{104, 3, 1}));
+  EXPECT_EQ(choice(4096, 6144, 385), (PersistentTile{112, 3, 1}));
   EXPECT_EQ(choice(4096, 6144, 641), (PersistentTile{176, 3, 1}));
   EXPECT_EQ(choice(4096, 28672, 384), (PersistentTile{192, 2, 2}));
   EXPECT_EQ(choice(28672, 8192, 576), (PersistentTile{192, 2, 2}));
   const auto chained = [](int64_t k, int64_t n, int64_t m) {
     return ChooseChainedTile(Shape(k, n), m, H100());
   };
-  EXPECT_EQ(chained(8192, 10240, 96), (PersistentTile{96, 3, 1, 2, 2}));
+  EXPECT_EQ(chained(8192, 10240, 96), (PersistentTile{96, 3, 1}));
   EXPECT_EQ(chained(8192, 8192, 129), (PersistentTile{136, 2, 1, 2, 2}));
   EXPECT_EQ(chained(8192, 8192, 160), (PersistentTile{160, 2, 1, 2, 2}));
   EXPECT_EQ(chained(8192, 57344, 65), (PersistentTile{80, 3, 1}));
@@ -188,7 +197,7 @@ TEST(PersistentTilesTest, AFewTokensBeyondATileAreNotAWholeTileMore) {
 TEST(PersistentTilesTest, BFloat16TakesWiderTilesWhereDecodingIsTheLimit) {
   const WeightShape shape = Shape(4096, 6144);
   EXPECT_EQ(ChoosePersistentTile(shape, 384, H100(), DType::kFp16), (PersistentTile{96, 3, 1}));
-  EXPECT_EQ(ChoosePersistentTile(shape, 384, H100(), DType::kBf16), (PersistentTile{192, 2, 1}));
+  EXPECT_EQ(ChoosePersistentTile(shape, 384, H100(), DType::kBf16), (PersistentTile{128, 2, 1}));
 }
 
 int ClustersOfTile(const Schedule& s) {
@@ -213,23 +222,24 @@ TEST(TileCostTest, KnowsHowManyClustersMeetInATile) {
 
 TEST(TileCostTest, AreAllListedOnceInOrder) {
   const auto key = [](const PersistentTile& t) {
-    return std::tuple(t.tokens, t.groups, t.cluster, t.parts, t.sets, t.slices);
+    return std::tuple(t.tokens, t.records, t.cluster, t.parts, t.sets, t.slices);
   };
-  for (const std::vector<PersistentTile>& tiles : {PersistentTiles(), ChainedTiles()}) {
+  const WeightShape shape = Shape(4096, 4096);
+  for (const auto& tiles : {PersistentTiles(shape), ChainedTiles(shape)}) {
     for (size_t i = 1; i < tiles.size(); ++i) EXPECT_LT(key(tiles[i - 1]), key(tiles[i])) << i;
   }
 }
 
 // A step with more tokens takes longer, and no longer than in proportion; within what is measured.
 TEST(TileCostTest, StepsGrowWithTilesAndNoFaster) {
-  for (const TileCost& a : kTileCosts) {
-    for (const TileCost& b : kTileCosts) {
-      const PersistentTile wider{b.tile.tokens, a.tile.groups, a.tile.cluster,
-                                 a.tile.parts,  a.tile.sets,   a.tile.slices};
+  for (const TileCost& a : kFreeTiles4) {
+    for (const TileCost& b : kFreeTiles4) {
+      const PersistentTile wider{b.tile.tokens, a.tile.records, a.tile.cluster,
+                                 a.tile.parts,  a.tile.sets,    a.tile.slices};
       if (!(b.tile == wider) || b.tile.tokens <= a.tile.tokens) continue;
       EXPECT_GT(b.fp16_us, 0.98 * a.fp16_us) << a.tile.tokens << " " << b.tile.tokens;
       EXPECT_LT(b.fp16_us / b.tile.tokens, 1.05 * a.fp16_us / a.tile.tokens)
-          << a.tile.tokens << " " << b.tile.tokens << " x " << a.tile.groups;
+          << a.tile.tokens << " " << b.tile.tokens << " x " << a.tile.records;
     }
   }
 }
@@ -275,7 +285,7 @@ TEST(PersistentTilesTest, SharesAreEvenWhereThatLeavesFewMultiprocessorsIdle) {
 }
 
 TEST(PersistentTilesTest, ChainsAreCutOnlyWhereTilesAreMany) {
-  for (const PersistentTile& tile : ChainedTiles()) {
+  for (const PersistentTile& tile : ChainedTiles(Shape(4096, 4096))) {
     for (int64_t m : {17, 64, 128, 300, 1024, 4096}) {
       for (const auto& [k, n] :
            {std::pair{32, 8}, {128, 64}, {1280, 1096}, {4096, 4096}, {11008, 4096}, {96, 28672}}) {
@@ -291,7 +301,7 @@ TEST(PersistentTilesTest, ChainsAreCutOnlyWhereTilesAreMany) {
           EXPECT_GE(s.tiles(), s.clusters);
         }
         const int slots = ChainedSlots(s, chain, tile);
-        EXPECT_LE(s.clusters * tile.cluster * tile.groups * slots, kStreamCounters);
+        EXPECT_LE(s.clusters * tile.cluster * tile.records * slots, kStreamCounters);
         EXPECT_LE(s.clusters * slots * PersistentSlotFloats(tile) * tile.cluster * 4,
                   ChainedSumsBytes(Shape(k, n), H100()));
       }
@@ -317,7 +327,7 @@ TEST(PersistentTilesTest, PartsThatAreChosenHaveRoomForTheChainsThatTheyPutDown)
       EXPECT_LT(s.part_steps, s.k_blocks) << "a part without a step";
       EXPECT_GE(2 * s.part_steps, s.k_blocks);
       const int slots = ChainedSlots(s, chain, tile);
-      EXPECT_LE(s.clusters * tile.groups * slots, kStreamCounters);
+      EXPECT_LE(s.clusters * tile.records * slots, kStreamCounters);
       EXPECT_LE(s.clusters * slots * PersistentSlotFloats(tile) * 4,
                 ChainedSumsBytes(shape, H100()));
     }
@@ -326,7 +336,7 @@ TEST(PersistentTilesTest, PartsThatAreChosenHaveRoomForTheChainsThatTheyPutDown)
 }
 
 TEST(PersistentTilesTest, TheLastTileCopiesItsTokensAndFewMore) {
-  for (const PersistentTile& tile : AllTiles()) {
+  for (const PersistentTile& tile : AllTiles(Shape(4096, 4096))) {
     for (int64_t m = 1; m < 1100; ++m) {
       const int rows = LastTokenRows(m, tile);
       ASSERT_LE(rows, TokenRows(tile));
@@ -375,7 +385,7 @@ TEST(PersistentTilesTest, EveryPartOfAChosenTileHasAStep) {
 }
 
 TEST(PersistentTilesTest, EveryClusterOfACutTileHasWork) {
-  for (const PersistentTile& tile : PersistentTiles()) {
+  for (const PersistentTile& tile : PersistentTiles(Shape(4096, 4096))) {
     for (int64_t m : {1, 64, 257, 4096}) {
       for (const auto& [k, n] : {std::pair{32, 8}, {128, 64}, {4096, 4096}, {96, 28672}}) {
         const Schedule s = PersistentSchedule(Shape(k, n), m, tile, H100());
@@ -385,15 +395,15 @@ TEST(PersistentTilesTest, EveryClusterOfACutTileHasWork) {
         }
         EXPECT_GE(s.tiles() * s.k_blocks, s.clusters);
         EXPECT_LE(s.clusters * tile.cluster, 132);
-        EXPECT_LE(s.clusters * tile.cluster * tile.groups, kStreamCounters);
+        EXPECT_LE(s.clusters * tile.cluster * tile.records, kStreamCounters);
       }
     }
   }
 }
 
 TEST(PersistentTilesTest, TheSlotsHoldEveryTile) {
-  for (const PersistentTile& tile : PersistentTiles()) {
-    EXPECT_LE(132 * tile.tokens * 64 * tile.groups * 4, PersistentSumsBytes(H100()));
+  for (const PersistentTile& tile : PersistentTiles(Shape(4096, 4096))) {
+    EXPECT_LE(132 * tile.tokens * 64 * tile.records * 4, PersistentSumsBytes(H100()));
   }
 }
 

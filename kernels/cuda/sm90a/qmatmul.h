@@ -1,4 +1,4 @@
-// What the persistent product's launcher hands to the instantiations of its kernel.
+// What the fused product's launcher hands to the instantiations of its kernel.
 #pragma once
 
 #include <cuda.h>
@@ -35,16 +35,11 @@ struct PersistentParams {
   bool y_wide;  // four elements of y may be stored at once
 };
 
-// One per activation type, each in its own file so that they compile side by side.
-absl::Status LaunchPersistentFp16(const PersistentParams& params, const PersistentTile& tile,
-                                  const DeviceInfo& device, StreamView stream);
-absl::Status LaunchPersistentBf16(const PersistentParams& params, const PersistentTile& tile,
-                                  const DeviceInfo& device, StreamView stream);
-
-// The same for tiles that keep the order of sums of common/chains.h.
-absl::Status LaunchChainedFp16(const PersistentParams& params, const PersistentTile& tile,
-                               const DeviceInfo& device, StreamView stream);
-absl::Status LaunchChainedBf16(const PersistentParams& params, const PersistentTile& tile,
-                               const DeviceInfo& device, StreamView stream);
+// For activations of FP16 or BF16; kChained: tiles that keep the order of sums of common/chains.h.
+// The instantiations are spread over several files, so that they compile side by side
+// (CMakeLists.txt).
+template <bool kBf16, bool kChained>
+absl::Status LaunchProduct(const PersistentParams& params, const PersistentTile& tile,
+                           const DeviceInfo& device, StreamView stream);
 
 }  // namespace awqd::cuda

@@ -1,0 +1,240 @@
+// The kernel of the fused product y = x W (+ bias), 16-bit activations, 4-bit codes, sm_90a.
+//
+// Layout: mma16. Weights are wgmma's A operand, decoded from shared memory into registers, once per
+// block whatever the number of tokens; tokens are its B operand, read by the tensor cores from
+// shared memory. NOTES.md begins with a picture. tile_list.h says which tiles there are, schedule.h
+// who computes what. Sums of a tile that is cut along K meet in global memory in the order of K,
+// without atomics (cut_sums.cuh), or where the blocks of a cluster take parts of a tile, in their
+// shared memory (parts.cuh); chained.cuh and part_chains.cuh keep an order that does not depend on
+// the tiles. Limits: K up to 4194304; none on N and m: the layout pads N and K, the copy engine
+// reads zeros past k, and what comes of rows past m is not stored.
+#pragma once
+
+#include <cstddef>
+#include <iterator>
+#include <type_traits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/cuda/common/attributes.h"
+#include "kernels/cuda/common/mma16.cuh"
+#include "kernels/cuda/core/launch.h"
+#include "kernels/cuda/sm90a/chained.cuh"
+#include "kernels/cuda/sm90a/consumer.cuh"
+#include "kernels/cuda/sm90a/cut_sums.cuh"
+#include "kernels/cuda/sm90a/parts.cuh"
+#include "kernels/cuda/sm90a/producers.cuh"
+#include "kernels/cuda/sm90a/store.cuh"
+#include "kernels/cuda/sm90a/tile_list.h"
+
+namespace awqd::cuda {
+namespace {
+
+// `Part`: of a tile's tokens, from `token` on.
+template <class Config, class Part = Config>
+__device__ __forceinline__ void StoreTile(const PersistentParams& p, int tile, int record,
+                                          Sums<Part>& sums, int token = 0) {
+  const TilePlace place = PlaceOf(tile, p.token_tiles, ColumnTiles<Config>(p));
+  const int rank = blockIdx.x % Config::kCluster;
+  const int64_t of_all = (place.columns * Config::kCluster + rank) * Config::kRecords + record;
+  const int64_t row = of_all * mma16::kTileN + threadIdx.x / 32 % 4 * int64_t{mma16::kRowTile};
+  const int64_t first = int64_t{place.tokens} * Config::kTokens;
+  const int64_t end = Share<Config>::kEqual ? p.m : min(p.m, first + Config::kTokens);
+  Store<Part>(p, {row, first + token, end}, sums);
+}
+
+// A slice of this block's part of the only tile that its cluster takes.
+template <class Config>
+__device__ __forceinline__ void ConsumeSlice(const PersistentParams& p, const Ring<Config>& ring,
+                                             int warpgroup) {
+  const int record = warpgroup % Config::kRecords, slice = warpgroup / Config::kRecords;
+  Consumer<Config> consumer(p, ring, record, slice);
+  Piece piece;
+  Pieces(p.schedule, blockIdx.x).Next(&piece);
+  if (Config::kSlices > 1) {
+    const int steps = SliceSteps<Config>(p, piece);
+    piece.begin += slice * steps;
+    piece.end = min(piece.begin + steps, piece.end);
+  }
+  SliceSums<Config> sums;
+  consumer.Enter();
+  if constexpr (Config::kPutsDown) {
+    RunPartInTurn(p, consumer, piece, record, sums[0]);
+  } else {
+    RunSlice(p, consumer, piece, sums);
+  }
+  Sums<Share<Config>> own;
+  const int slice_of_tile = blockIdx.x % Config::kParts * Config::kSlices + slice;
+  Exchange<Config>(p, ring, slice_of_tile, record, sums, own);
+  StoreTile<Config, Share<Config>>(p, piece.tile, record, own,
+                                   slice_of_tile * Share<Config>::kTokens);
+}
+
+// sums = those of a piece that ends its tile, with what the clusters before put down; false where
+// they were put down for a cluster after.
+template <class Config>
+__device__ __forceinline__ bool ComputePiece(const PersistentParams& p, Consumer<Config>& consumer,
+                                             const Piece& piece, int cluster, int record,
+                                             Sums<Config>& sums) {
+  const Schedule& s = p.schedule;
+  consumer.Enter();
+  consumer.Run(piece.begin, piece.end, piece.end, 0, sums);
+  if (piece.end < s.k_blocks) {
+    PutDown<Config>(p, cluster, 0, record, sums);
+    return false;
+  }
+  if (piece.begin > 0) {
+    AddEarlier<Config>(p, record, RunOf(s, piece.tile * s.k_blocks), cluster, sums);
+  }
+  return true;
+}
+
+template <class Config>
+__device__ __forceinline__ void Consume(const PersistentParams& p, const Ring<Config>& ring,
+                                        int cluster, int record) {
+  Consumer<Config> consumer(p, ring, record);
+  Pieces pieces(p.schedule, cluster);
+  for (Piece piece; pieces.Next(&piece);) {
+    Sums<Config> sums;
+    bool done;
+    if constexpr (Config::kParks) {
+      done = ComputeParked(p, consumer, piece, cluster, record, sums);
+    } else if constexpr (Config::kChained) {
+      done = ComputeChains(p, consumer, piece, cluster, record, sums);
+    } else {
+      done = ComputePiece(p, consumer, piece, cluster, record, sums);
+    }
+    if (done) StoreTile<Config>(p, piece.tile, record, sums);
+    // Or the compiler takes the warp for divided and the loop over steps does without the uniform
+    // registers: 40 instructions a step more.
+    __syncwarp();
+  }
+}
+
+template <class Config>
+__global__ __launch_bounds__(Config::kThreads, /*blocks=*/1) void FusedProduct(
+    const __grid_constant__ PersistentParams p) {
+  extern __shared__ __align__(1024) uint8_t shared[];
+  LaunchDependents();
+  // Through a shuffle, or the compiler computes the address anew in every step of the loop.
+  const Ring<Config> ring{__shfl_sync(0xffffffffu, SharedAddress(shared), 0),
+                          mma16::kCodesBytes + Metas<Config>(p) * mma16::kMetaBytes};
+  if (threadIdx.x == 0) {
+    PrefetchMap(&p.x);
+    PrefetchMap(&p.x_last);
+    for (int slot = 0; slot < Config::kSlots; ++slot) {
+      BarrierInit(ring.Full(slot), 2);
+      BarrierInit(ring.Empty(slot), Config::kCluster * Config::kRecords * 4);
+    }
+    if (Config::kParts > 1) {
+      BarrierInit(ring.Through(), Config::kParts * Config::kConsumers);
+      BarrierInit(ring.Arrived(), 1);
+    }
+    BarrierInitFence();
+    if (Config::kParts > 1) {
+      BarrierExpect(ring.Arrived(), Share<Config>::Bytes(blockIdx.x % Config::kParts));
+    }
+  }
+  if (Config::kCluster > 1) {
+    ClusterArrive();
+    ClusterWait();
+  } else {
+    __syncthreads();
+    if (Config::kParts > 1) ClusterArrive();
+  }
+  const int cluster = blockIdx.x / Config::kCluster;
+  // The same for a whole warp, and known to be.
+  const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroupThreads, 0);
+  if (warpgroup == Config::kConsumers) {
+    ShrinkRegisters<Config::kProducerRegisters>();
+    const int rank = blockIdx.x % Config::kCluster;
+    if (threadIdx.x == Config::kConsumers * kWarpgroupThreads) {
+      ProduceWeights<Config>(p, ring, cluster, rank);
+    } else if (threadIdx.x == Config::kConsumers * kWarpgroupThreads + 32) {
+      ProduceTokens<Config>(p, ring, cluster, rank);
+    } else if (Config::kAnnounces && threadIdx.x / 32 == Config::kConsumers * 4 + 2) {
+      AnnouncePutDown<Config>(p, cluster);
+    }
+  } else {
+    GrowRegisters<Config::kConsumerRegisters>();
+    WaitForEarlierKernels();
+    if constexpr (Config::kParts > 1) {
+      ConsumeSlice<Config>(p, ring, warpgroup);
+    } else {
+      Consume<Config>(p, ring, cluster, warpgroup);
+    }
+  }
+}
+
+template <class Config>
+absl::Status LaunchConfigured(const PersistentParams& p, const DeviceInfo& device,
+                              StreamView stream) {
+  const Attributes attributes = OverlappedLaunch(device, Config::kCluster * Config::kParts);
+  const LaunchConfig config{
+      .grid = static_cast<unsigned>(p.schedule.clusters * Config::kCluster),
+      .block = Config::kThreads,
+      .shared_bytes = Config::kSharedBytes,
+      .stream = stream,
+      .attributes = attributes.list,
+      .attribute_count = attributes.count,
+  };
+  return Launch<FusedProduct<Config>>("the fused product of sm90a", config, p);
+}
+
+inline absl::Status NoSuchTile(const PersistentTile& tile) {
+  return absl::InternalError(absl::StrCat("sm90a: no tile of ", tile.tokens, " tokens x ",
+                                          tile.records, " records x ", tile.cluster, " blocks x ",
+                                          tile.parts, " parts of ", tile.sets, " chains x ",
+                                          tile.slices, " slices was compiled"));
+}
+
+template <bool kChained>
+constexpr auto& TileList() {
+  if constexpr (kChained) {
+    return kChainedTiles4;
+  } else {
+    return kFreeTiles4;
+  }
+}
+
+using Launcher = absl::Status (*)(const PersistentParams&, const DeviceInfo&, StreamView);
+
+// The kernel for one kind of records and entry of the list, or null.
+template <class Math, RecordKind kKind, bool kChained, size_t kIndex>
+constexpr Launcher LauncherOf() {
+  constexpr const TileCost& listed = TileList<kChained>()[kIndex];
+  if constexpr ((listed.kinds & kKind) != 0) {
+    return LaunchConfigured<PersistentConfig<Math, kKind, kChained, listed.tile>>;
+  } else {
+    return nullptr;
+  }
+}
+
+template <class Math, RecordKind kKind, bool kChained, size_t... kIndex>
+Launcher FindLauncher(const PersistentTile& tile, std::index_sequence<kIndex...>) {
+  constexpr auto& list = TileList<kChained>();
+  Launcher found = nullptr;
+  ((found = list[kIndex].tile == tile ? LauncherOf<Math, kKind, kChained, kIndex>() : found), ...);
+  return found;
+}
+
+}  // namespace
+
+template <bool kBf16, bool kChained>
+absl::Status LaunchProduct(const PersistentParams& p, const PersistentTile& tile,
+                           const DeviceInfo& device, StreamView stream) {
+  using Math = std::conditional_t<kBf16, Bf16Math, Fp16Math>;
+  constexpr std::make_index_sequence<std::size(TileList<kChained>())> kAll;
+  const RecordKind kind = KindOf(p.metas);
+  Launcher launch = nullptr;
+  if (kind == kOneMeta) {
+    launch = FindLauncher<Math, kOneMeta, kChained>(tile, kAll);
+  } else if (kind == kTwoMetas) {
+    launch = FindLauncher<Math, kTwoMetas, kChained>(tile, kAll);
+  } else {
+    launch = FindLauncher<Math, kFineMetas, kChained>(tile, kAll);
+  }
+  return launch == nullptr ? NoSuchTile(tile) : launch(p, device, stream);
+}
+
+}  // namespace awqd::cuda
