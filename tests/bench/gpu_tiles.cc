@@ -18,7 +18,8 @@ using cuda::RatedTile;
 
 // As in tile_list.h: without what is 1 at the end.
 std::string Text(const PersistentTile& tile) {
-  const int fields[] = {tile.tokens, tile.records, tile.cluster, tile.parts, tile.sets, tile.slices};
+  const int fields[] = {tile.tokens, tile.records, tile.cluster,
+                        tile.parts,  tile.sets,    tile.slices};
   int last = std::size(fields);
   while (last > 3 && fields[last - 1] == 1) --last;
   std::string out = absl::StrCat("{", fields[0]);
