@@ -7,6 +7,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "kernels/base/status.h"
 #include "kernels/kernels.h"
 
 namespace awqd {
@@ -52,6 +53,20 @@ absl::Span<const KernelRow* const> AllKernels() {
   return *rows;
 }
 
+const Steps& StepsOf([[maybe_unused]] const Device& device) {
+#ifdef AWQD_CUDA
+  if (device.info().kind == DeviceKind::kCuda) return CudaSteps();
+#endif
+  return CpuSteps();
+}
+
+const Kv4Ops& Kv4Of([[maybe_unused]] const Device& device) {
+#ifdef AWQD_CUDA
+  if (device.info().kind == DeviceKind::kCuda) return CudaKv4();
+#endif
+  return CpuKv4();
+}
+
 const KernelRow* FindKernel(absl::string_view name) {
   for (const KernelRow* row : AllKernels()) {
     if (row->name == name) return row;
@@ -61,26 +76,18 @@ const KernelRow* FindKernel(absl::string_view name) {
 
 absl::StatusOr<std::unique_ptr<Device>> OpenDevice(absl::string_view spec,
                                                    const DeviceOptions& options, std::string* why) {
-  if (spec == "cpu") {
-    if (why != nullptr) *why = "asked for";
-    return OpenCpu(std::nullopt, options);
-  }
+  std::string reason;
+  if (why == nullptr) why = &reason;
+  *why = "asked for";
   if (spec == "auto") {
     auto gpu = OpenCuda(0, options);
-    if (gpu.ok()) {
-      if (why != nullptr) *why = "a GPU answers";
-      return gpu;
-    }
-    if (why != nullptr) *why = std::string(gpu.status().message());
-    return OpenCpu(std::nullopt, options);
+    *why = gpu.ok() ? "a GPU answers" : std::string(gpu.status().message());
+    return gpu.ok() ? std::move(gpu) : OpenCpu(std::nullopt, options);
   }
-  if (why != nullptr) *why = "asked for";
-  if (const std::optional<int> index = IndexAfter("cpu:", spec)) {
-    return OpenCpu(index, options);
-  }
+  if (spec == "cpu") return OpenCpu(std::nullopt, options);
+  if (const std::optional<int> index = IndexAfter("cpu:", spec)) return OpenCpu(index, options);
   if (const std::optional<int> index = IndexAfter("cuda:", spec)) return OpenCuda(*index, options);
-  return absl::InvalidArgumentError(
-      absl::StrCat("device: got \"", spec, "\", expected auto, cpu, cpu:N or cuda:N"));
+  return BadValue("device", absl::StrCat("\"", spec, "\""), "auto, cpu, cpu:N or cuda:N");
 }
 
 }  // namespace awqd

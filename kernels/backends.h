@@ -1,4 +1,4 @@
-// What a backend gives to kernels/: its rows and its devices. One pair of functions per backend.
+// What a backend gives to kernels/: its rows, its steps, its KV4 and its devices.
 #pragma once
 
 #include <memory>
@@ -7,11 +7,15 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "kernels/device.h"
+#include "kernels/kv4.h"
 #include "kernels/registry.h"
+#include "kernels/steps.h"
 
 namespace awqd {
 
 absl::Span<const KernelRow* const> CpuKernels();
+const Steps& CpuSteps();
+const Kv4Ops& CpuKv4();
 // `threads` 0: as many as the process may use. `budget_bytes` 0: no cap. With an index the id is
 // "cpu:N": several of them share cores and memory, and stand in for several GPUs.
 std::unique_ptr<Device> OpenCpuDevice(int threads, int64_t budget_bytes,
@@ -20,9 +24,14 @@ std::unique_ptr<Device> OpenCpuDevice(int threads, int64_t budget_bytes,
 
 // Only in builds with AWQD_CUDA.
 absl::Span<const KernelRow* const> CudaKernels();
+const Steps& CudaSteps();
+const Kv4Ops& CudaKv4();
 // FAILED_PRECONDITION when there is no such device, its driver is too old, or no kernel was built
 // for it.
 absl::StatusOr<std::unique_ptr<Device>> OpenCudaDevice(int index, int64_t budget_bytes,
                                                        bool batch_invariant = false);
+
+// Of whichever backend the device is of.
+const Steps& StepsOf(const Device& device);
 
 }  // namespace awqd

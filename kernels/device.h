@@ -22,35 +22,22 @@ class Buffer {
   using Deleter = std::function<void(void*, int64_t)>;
 
   Buffer() = default;
-  Buffer(void* data, int64_t size, Deleter deleter)
-      : data_(data), size_(size), deleter_(std::move(deleter)) {}
-  Buffer(Buffer&& other) noexcept { *this = std::move(other); }
-  Buffer& operator=(Buffer&& other) noexcept {
-    if (this != &other) {
-      Reset();
-      data_ = std::exchange(other.data_, nullptr);
-      size_ = std::exchange(other.size_, 0);
-      deleter_ = std::exchange(other.deleter_, nullptr);
-    }
-    return *this;
-  }
-  ~Buffer() { Reset(); }
+  Buffer(void* data, int64_t size, Deleter deleter) : data_(data, Free{size, std::move(deleter)}) {}
 
-  void Reset() {
-    if (data_ != nullptr && deleter_) deleter_(data_, size_);
-    data_ = nullptr;
-    size_ = 0;
-    deleter_ = nullptr;
-  }
-
-  void* data() const { return data_; }
-  int64_t size() const { return size_; }
+  void Reset() { *this = Buffer(); }
+  void* data() const { return data_.get(); }
+  int64_t size() const { return data_ ? data_.get_deleter().size : 0; }
   explicit operator bool() const { return data_ != nullptr; }
 
  private:
-  void* data_ = nullptr;
-  int64_t size_ = 0;
-  Deleter deleter_;
+  struct Free {
+    int64_t size;
+    Deleter deleter;
+    void operator()(void* data) const {
+      if (deleter) deleter(data, size);
+    }
+  };
+  std::unique_ptr<void, Free> data_;
 };
 
 // Names a stream without owning it. The CPU's only stream is null and work on it is done when a
@@ -70,7 +57,7 @@ class Stream {
   virtual ~Stream() = default;
   virtual StreamView view() const = 0;
   // Blocks until all work given to the stream is done, and reports its first error.
-  // UNAVAILABLE-free: a sticky device fault is INTERNAL and marks the device unhealthy.
+  // INTERNAL for a fault of the device, which then counts as unhealthy.
   virtual absl::Status Synchronize() = 0;
 };
 
@@ -114,6 +101,9 @@ class Device {
   // True when device memory can be read and written by the host directly (the CPU): copies can be
   // skipped.
   virtual bool host_addressable() const = 0;
+
+  // The device whose type its backend knows: this one, or what it wraps.
+  virtual Device& backend() { return *this; }
 
   // False after a sticky error: nothing on this device can be trusted any more.
   virtual bool healthy() const = 0;

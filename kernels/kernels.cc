@@ -1,84 +1,27 @@
-// PrepareWeight, and the dispatch of Dequantize and QuantizedMatmul to the rows of a weight's plan.
+// The dispatch of Dequantize and QuantizedMatmul to the rows of a weight's plan, between stage and
+// finish.
 #include "kernels/kernels.h"
 
 #include <algorithm>
-#include <cstring>
-#include <exception>
-#include <thread>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/base/huge_pages.h"
+#include "kernels/backends.h"
 #include "kernels/base/status.h"
+#include "kernels/steps.h"
 
 namespace awqd {
 namespace {
 
-int64_t BiasBytes(const CanonicalWeight& weight) {
-  return static_cast<int64_t>(weight.bias.size() * sizeof(float));
-}
-
-// Bytes that one more thread packs in about as long as it takes to start.
-constexpr int64_t kBytesPerThread = int64_t{1} << 20;
-constexpr int64_t kMaxThreads = 8;  // packing soon waits for memory
-
-// Packs all columns into `out`, uninitialised host memory, on a few threads of its own: loading
-// comes before serving, and has no claim on the threads that serve.
-void PackAll(const CanonicalWeight& weight, const DeviceWeight& like, uint8_t* out) {
-  const LayoutExtent& extent = like.extent;
-  const auto clear = [&](int64_t begin, int64_t end) { std::memset(out + begin, 0, end - begin); };
-  clear(extent.codes_bytes, extent.scales_offset());
-  clear(extent.scales_offset() + extent.scales_bytes, extent.zeros_offset());
-  clear(extent.zeros_offset() + extent.zeros_bytes, extent.total());
-  const int64_t steps = CeilDiv(weight.n, ColumnRange::kStep);
-  const int64_t cores = std::thread::hardware_concurrency();
-  const int64_t parts = std::clamp<int64_t>(
-      std::min({extent.total() / kBytesPerThread, steps, cores}), 1, kMaxThreads);
-  const auto pack = [&](int64_t part) {
-    const int64_t begin = steps * part / parts * ColumnRange::kStep;
-    const int64_t end = steps * (part + 1) / parts * ColumnRange::kStep;
-    like.layout->pack(weight, {begin, std::min(end, weight.n)}, out);
-  };
-  std::vector<std::thread> threads;
-  threads.reserve(parts);
-  for (int64_t part = 1; part < parts; ++part) {
-    try {
-      threads.emplace_back(pack, part);
-    } catch (const std::exception&) {  // the process may start no more
-      pack(part);
-    }
-  }
-  pack(0);
-  for (std::thread& thread : threads) thread.join();
-}
-
-// Straight into the device's memory where the host can reach it.
-absl::Status Pack(const CanonicalWeight& weight, Device& device, DeviceWeight* out) {
-  const int64_t bytes = out->extent.total();
-  if (device.host_addressable()) {
-    PackAll(weight, *out, static_cast<uint8_t*>(out->storage.data()));
-    if (out->bias) std::memcpy(out->bias.data(), weight.bias.data(), out->bias.size());
-    return absl::OkStatus();
-  }
-  const std::unique_ptr<uint8_t[]> host(new uint8_t[bytes]);
-  AdviseHugePages(host.get(), bytes);
-  PackAll(weight, *out, host.get());
-  AWQD_ASSIGN_OR_RETURN(std::unique_ptr<Stream> stream, device.CreateCopyStream());
-  AWQD_RETURN_IF_ERROR(device.CopyToDevice(out->storage.data(), host.get(), bytes, stream->view()));
-  if (out->bias) {
-    AWQD_RETURN_IF_ERROR(device.CopyToDevice(out->bias.data(), weight.bias.data(), out->bias.size(),
-                                             stream->view()));
-  }
-  return stream->Synchronize();
-}
+constexpr int64_t kAlign = 256;
 
 absl::Status CheckMatmul(const MatmulArgs& args) {
   const WeightShape& shape = args.weight->shape;
-  if (args.x.cols != shape.k || args.y.cols != shape.n || args.x.rows != args.y.rows) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("matmul: got x [", args.x.rows, ", ", args.x.cols, "] and y [", args.y.rows,
-                     ", ", args.y.cols, "], expected [M, ", shape.k, "] and [M, ", shape.n, "]"));
-  }
-  return absl::OkStatus();
+  const ConstMatrixView& x = args.x;
+  const MatrixView& y = args.y;
+  if (x.cols == shape.k && y.cols == shape.n && x.rows == y.rows) return absl::OkStatus();
+  return BadValue("matmul",
+                  absl::StrCat("x [", x.rows, ", ", x.cols, "] and y [", y.rows, ", ", y.cols, "]"),
+                  absl::StrCat("[M, ", shape.k, "] and [M, ", shape.n, "]"));
 }
 
 absl::Status CheckDtypes(const KernelRow& row, DType in, DType out) {
@@ -95,44 +38,193 @@ absl::Status CheckDtypes(const KernelRow& row, DType in, DType out) {
 
 Path Other(Path path) { return path == Path::kFused ? Path::kDequantize : Path::kFused; }
 
+// INT8 activations give integers, which no part of a floating product changes.
+absl::Status CheckIntegers(const MatmulArgs& args) {
+  const DeviceWeight& weight = *args.weight;
+  if (weight.plan.integer == nullptr) {
+    const std::string why = WhyNoIntegers(weight.shape);
+    return why.empty() ? absl::UnimplementedError(absl::StrCat(
+                             "activations dtype: got INT8, for which layout ", weight.layout->name,
+                             " has no kernel on ", weight.device->info().id))
+                       : absl::InvalidArgumentError(absl::StrCat(
+                             "activations dtype: got INT8, expected a floating type: ", why));
+  }
+  if (args.bias != nullptr || weight.factor() != nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("activations dtype: got INT8, expected a floating type: the product has a ",
+                     args.bias != nullptr ? "bias" : "factor"));
+  }
+  if (args.activation != ActivationFunction::kNone) {
+    return absl::InvalidArgumentError(absl::StrCat("activation function: got ",
+                                                   Name(args.activation),
+                                                   ", expected none for INT8 activations"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckQuantized(const MatmulArgs& args) {
+  const DeviceWeight& weight = *args.weight;
+  if (weight.plan.quantized == nullptr) {
+    const std::string why = WhyNoQuantizedActivations(weight.shape);
+    return why.empty()
+               ? absl::UnimplementedError(absl::StrCat(
+                     "activation quantization: layout ", weight.layout->name,
+                     " has no kernel for quantised activations on ", weight.device->info().id))
+               : absl::InvalidArgumentError(
+                     absl::StrCat("activation quantization: got INT8 activations with "
+                                  "scales, expected none: ",
+                                  why));
+  }
+  const bool int8 = args.x.dtype == DType::kInt8;
+  if (int8 && weight.factor() != nullptr) {
+    return absl::InvalidArgumentError(
+        "activations dtype: got INT8, expected a floating type: the weight has a factor");
+  }
+  const bool wants_scales = int8 || args.quantization == ActivationQuantization::kStatic;
+  if (int8 && args.quantization != ActivationQuantization::kNone) {
+    return absl::InvalidArgumentError(
+        "activation quantization: got one of INT8 activations, expected none");
+  }
+  if (wants_scales == (args.scales != nullptr)) return absl::OkStatus();
+  return BadValue("activation scales", wants_scales ? "none" : "some",
+                  wants_scales ? "one for each token" : "none: each token has its own");
+}
+
+bool MustReorder(const DeviceWeight& weight) {
+  return weight.sections.Has(Part::kOrder) || weight.sections.Has(Part::kFactor);
+}
+
+// Of the products whose INT8 activations are multiplied as integers.
+const KernelRow* RowOfIntegers(const WeightPlan& plan, Op op) {
+  return op == Op::kIntegerMatmul ? plan.integer : plan.quantized;
+}
+
+// The parts of a product's workspace, one after the other.
+struct Workspace {
+  int64_t row = 0;  // bytes that the row asked for
+  int64_t staged = 0;
+  int64_t sums = 0;  // FP32 [M, N] for finish
+
+  int64_t staged_offset() const { return RoundUp(row, kAlign); }
+  int64_t sums_offset() const { return staged_offset() + RoundUp(staged, kAlign); }
+  int64_t total() const { return sums_offset() + sums; }
+};
+
+// Whatever the type and the alignment of x: neither is known when memory is set aside.
+Workspace PlanWorkspace(const DeviceWeight& weight, const KernelRow& row, int64_t m,
+                        ActivationFunction activation) {
+  const WeightShape& shape = weight.shape;
+  Workspace out;
+  if (row.workspace_bytes != nullptr) {
+    out.row = row.workspace_bytes(shape, weight.device->info(), m);
+  }
+  if (row.staged != Staged::kAny || MustReorder(weight)) {
+    out.staged = StepsOf(*weight.device).staged_bytes(row.staged, m, shape.k);
+  }
+  if (activation != ActivationFunction::kNone) out.sums = m * shape.n * 4;
+  return out;
+}
+
+absl::Status Stage(const MatmulArgs& args, const KernelRow& row, void* out, MatmulArgs* staged,
+                   StreamView stream) {
+  const DeviceWeight& weight = *args.weight;
+  const Steps& steps = StepsOf(*weight.device);
+  staged->quantization = ActivationQuantization::kNone;
+  staged->x_scale = args.scales;
+  if (!MustReorder(weight) && steps.ready(row.staged, args.x)) return absl::OkStatus();
+  StagedTokens tokens;
+  AWQD_RETURN_IF_ERROR(steps.stage({.x = args.x,
+                                    .order = weight.order(),
+                                    .factor = weight.factor(),
+                                    .want = row.staged,
+                                    .quantization = args.quantization,
+                                    .scales = args.scales,
+                                    .out = out},
+                                   &tokens, *weight.device, stream));
+  staged->x = tokens.x;
+  staged->x_stride = tokens.stride;
+  if (tokens.scale != nullptr) staged->x_scale = tokens.scale;
+  return absl::OkStatus();
+}
+
+absl::Status Run(const MatmulArgs& args, const KernelRow& row, StreamView stream) {
+  const DeviceWeight& weight = *args.weight;
+  const Workspace at = PlanWorkspace(weight, row, args.x.rows, args.activation);
+  char* const workspace = static_cast<char*>(args.workspace);
+  MatmulArgs product = args;
+  AWQD_RETURN_IF_ERROR(Stage(args, row, workspace + at.staged_offset(), &product, stream));
+  if (args.activation == ActivationFunction::kNone) return row.matmul(product, stream);
+  float* const sums = reinterpret_cast<float*>(workspace + at.sums_offset());
+  product.activation = ActivationFunction::kNone;
+  product.bias = nullptr;
+  product.y = {sums, DType::kFp32, args.y.rows, args.y.cols};
+  AWQD_RETURN_IF_ERROR(row.matmul(product, stream));
+  return StepsOf(*weight.device)
+      .finish({.sums = sums,
+               .ld_sums = args.y.cols,
+               .bias = args.bias,
+               .activation = args.activation,
+               .y = args.y.data,
+               .ld_y = args.y.cols,
+               .y_dtype = args.y.dtype,
+               .rows = args.y.rows,
+               .cols = args.y.cols},
+              *weight.device, stream);
+}
+
+// --- Blocks of a weight with an order ---
+
+constexpr int64_t kReorderBytes = int64_t{64} << 20;
+
+// All rows of as many columns as fit, at least 8 of them.
+int64_t ReorderColumns(const DeviceWeight& weight, int64_t cols, DType out) {
+  const int64_t fitting = kReorderBytes / (weight.shape.k * SizeOf(out)) / 8 * 8;
+  return std::min(cols, std::max<int64_t>(8, fitting));
+}
+
+absl::Status DequantizeReordered(const DequantizeArgs& args, void* workspace, StreamView stream) {
+  const DeviceWeight& weight = *args.weight;
+  const int64_t size = SizeOf(args.out.dtype);
+  const int64_t step = ReorderColumns(weight, args.out.cols, args.out.dtype);
+  for (int64_t col = 0; col < args.out.cols; col += step) {
+    const int64_t cols = std::min(step, args.out.cols - col);
+    const DequantizeArgs block = {
+        &weight, {workspace, args.out.dtype, weight.shape.k, cols}, 0, args.col_begin + col};
+    AWQD_RETURN_IF_ERROR(weight.plan.dequantize->dequantize(block, stream));
+    AWQD_RETURN_IF_ERROR(StepsOf(*weight.device)
+                             .reorder({.in = workspace,
+                                       .order = weight.order(),
+                                       .k = weight.shape.k,
+                                       .cols = cols,
+                                       .element_bytes = size,
+                                       .row_begin = args.row_begin,
+                                       .rows = args.out.rows,
+                                       .out = static_cast<char*>(args.out.data) + col * size,
+                                       .ld_out = args.out.cols},
+                                      *weight.device, stream));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
-absl::StatusOr<int64_t> PreparedBytes(const CanonicalWeight& weight, const DeviceInfo& device) {
-  const WeightShape shape{weight.k, weight.n, weight.scheme};
-  AWQD_ASSIGN_OR_RETURN(Plan plan, Select(shape, device, AllKernels()));
-  return plan.layout->extent(shape).total() + BiasBytes(weight);
+Op ProductOf(const MatmulArgs& args) {
+  if (args.quantization != ActivationQuantization::kNone) return Op::kQuantizedActivations;
+  if (args.x.dtype != DType::kInt8) return Op::kMatmul;
+  return args.scales == nullptr ? Op::kIntegerMatmul : Op::kQuantizedActivations;
 }
 
-absl::StatusOr<std::shared_ptr<const DeviceWeight>> PrepareWeight(const CanonicalWeight& weight,
-                                                                  Device& device) {
-  return PrepareWeight(weight, device, AllKernels());
-}
-
-absl::StatusOr<std::shared_ptr<const DeviceWeight>> PrepareWeight(
-    const CanonicalWeight& weight, Device& device, absl::Span<const KernelRow* const> rows) {
-  AWQD_RETURN_IF_ERROR(Validate(weight));
-  auto out = std::make_shared<DeviceWeight>();
-  out->shape = {weight.k, weight.n, weight.scheme};
-  out->format = weight.format;
-  out->device = &device;
-  AWQD_ASSIGN_OR_RETURN(Plan plan, Select(out->shape, device.info(), rows));
-  out->layout = plan.layout;
-  out->plan = std::move(plan.rows);
-  out->extent = out->layout->extent(out->shape);
-  AWQD_ASSIGN_OR_RETURN(out->storage, device.Allocate(MemoryKind::kWeights, out->extent.total()));
-  if (!weight.bias.empty()) {
-    AWQD_ASSIGN_OR_RETURN(out->bias, device.Allocate(MemoryKind::kWeights, BiasBytes(weight)));
+int64_t WorkspaceBytes(const DeviceWeight& weight, Path path, int64_t m,
+                       ActivationFunction activation, Op op) {
+  if (op != Op::kMatmul) {
+    const KernelRow* row = RowOfIntegers(weight.plan, op);
+    return row == nullptr ? 0 : PlanWorkspace(weight, *row, m, activation).total();
   }
-  AWQD_RETURN_IF_ERROR(Pack(weight, device, out.get()));
-  return std::shared_ptr<const DeviceWeight>(std::move(out));
-}
-
-int64_t WorkspaceBytes(const DeviceWeight& weight, Path path, int64_t m) {
   int64_t bytes = 0;
   for (const PlanEntry& entry : weight.plan.matmul) {
-    if (entry.path != path || entry.min_m > m || entry.row->workspace_bytes == nullptr) continue;
+    if (entry.path != path || entry.min_m > m) continue;
     const int64_t at = entry.max_m < 0 ? m : std::min(m, entry.max_m);
-    bytes = std::max(bytes, entry.row->workspace_bytes(weight.shape, weight.device->info(), at));
+    bytes = std::max(bytes, PlanWorkspace(weight, *entry.row, at, activation).total());
   }
   return bytes;
 }
@@ -141,30 +233,55 @@ absl::Status QuantizedMatmul(const MatmulArgs& args, Path path, StreamView strea
                              const KernelRow** ran) {
   AWQD_RETURN_IF_ERROR(CheckMatmul(args));
   const int64_t m = std::max<int64_t>(args.x.rows, 1);
-  const KernelRow* row = args.weight->plan.Matmul(path, m);
-  if (row == nullptr) row = args.weight->plan.Matmul(Other(path), m);
+  const Op op = ProductOf(args);
+  if (op == Op::kIntegerMatmul) AWQD_RETURN_IF_ERROR(CheckIntegers(args));
+  if (op == Op::kQuantizedActivations) AWQD_RETURN_IF_ERROR(CheckQuantized(args));
+  const WeightPlan& plan = args.weight->plan;
+  const KernelRow* row = op == Op::kMatmul ? plan.Matmul(path, m) : RowOfIntegers(plan, op);
+  if (row == nullptr) row = plan.Matmul(Other(path), m);
   if (row == nullptr) {
     return absl::UnimplementedError(absl::StrCat("no kernel in the plan for M = ", m));
   }
   AWQD_RETURN_IF_ERROR(CheckDtypes(*row, args.x.dtype, args.y.dtype));
   if (ran != nullptr) *ran = row;
-  return args.x.rows == 0 ? absl::OkStatus() : row->matmul(args, stream);
+  return args.x.rows == 0 ? absl::OkStatus() : Run(args, *row, stream);
 }
 
-absl::Status Dequantize(const DequantizeArgs& args, StreamView stream, const KernelRow** ran) {
+int64_t DequantizeWorkspaceBytes(const DeviceWeight& weight, int64_t cols, DType out) {
+  if (!weight.sections.Has(Part::kOrder)) return 0;
+  return weight.shape.k * ReorderColumns(weight, cols, out) * SizeOf(out);
+}
+
+absl::Status Dequantize(const DequantizeArgs& args, void* workspace, StreamView stream,
+                        const KernelRow** ran) {
   const WeightShape& shape = args.weight->shape;
   if (args.row_begin < 0 || args.col_begin < 0 || args.out.rows < 0 || args.out.cols < 0 ||
       args.row_begin > shape.k - args.out.rows || args.col_begin > shape.n - args.out.cols) {
-    return absl::InvalidArgumentError(absl::StrCat("dequantize: got rows ", args.row_begin, " + ",
-                                                   args.out.rows, " and columns ", args.col_begin,
-                                                   " + ", args.out.cols, ", expected a block of [",
-                                                   shape.k, ", ", shape.n, "]"));
+    return BadValue("dequantize",
+                    absl::StrCat("rows ", args.row_begin, " + ", args.out.rows, " and columns ",
+                                 args.col_begin, " + ", args.out.cols),
+                    absl::StrCat("a block of [", shape.k, ", ", shape.n, "]"));
   }
   const KernelRow* row = args.weight->plan.dequantize;
   AWQD_RETURN_IF_ERROR(CheckDtypes(*row, DType::kFp16, args.out.dtype));
   if (ran != nullptr) *ran = row;
   if (args.out.rows == 0 || args.out.cols == 0) return absl::OkStatus();
+  if (args.weight->sections.Has(Part::kOrder)) return DequantizeReordered(args, workspace, stream);
   return row->dequantize(args, stream);
+}
+
+absl::Status GatherRows(const GatherArgs& args, Device& device, StreamView stream) {
+  if (args.count == 0 || args.row_bytes == 0) return absl::OkStatus();
+  return StepsOf(device).gather(args, device, stream);
+}
+
+absl::Status MultiplyByUp(const GateArgs& args, Device& device, StreamView stream) {
+  return args.count == 0 ? absl::OkStatus() : StepsOf(device).gate(args, device, stream);
+}
+
+absl::Status CombineRows(const CombineArgs& args, Device& device, StreamView stream) {
+  if (args.count == 0 || args.cols == 0) return absl::OkStatus();
+  return StepsOf(device).combine(args, device, stream);
 }
 
 }  // namespace awqd

@@ -1,7 +1,7 @@
 // The public face of kernels/: open a device, prepare a weight, run Dequantize and QuantizedMatmul.
 //
-// server/ uses this header with types.h, weight.h, device.h, registry.h (to list rows) and
-// formats/format.h, and nothing else.
+// server/ uses this header with types.h, description.h, weight.h, device.h, registry.h (to list
+// rows), steps.h, plan/plan.h and formats/format.h, and nothing else.
 #pragma once
 
 #include <memory>
@@ -12,7 +12,9 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "kernels/device.h"
+#include "kernels/plan/plan.h"
 #include "kernels/registry.h"
+#include "kernels/steps.h"
 #include "kernels/types.h"
 #include "kernels/weight.h"
 
@@ -37,28 +39,47 @@ absl::StatusOr<std::unique_ptr<Device>> OpenDevice(absl::string_view spec,
 // Packs a weight into the layout that Select chooses and puts it on the device. Blocks.
 // INVALID_ARGUMENT bad weight, UNIMPLEMENTED no kernel (with reasons), RESOURCE_EXHAUSTED no room;
 // on an error nothing stays allocated.
-absl::StatusOr<std::shared_ptr<const DeviceWeight>> PrepareWeight(const CanonicalWeight& weight,
-                                                                  Device& device);
-
-// The same with rows chosen from `rows` only (tests, benches, forcing a kernel).
+// Rows are chosen from `rows` only (tests, benches, forcing a kernel).
 absl::StatusOr<std::shared_ptr<const DeviceWeight>> PrepareWeight(
-    const CanonicalWeight& weight, Device& device, absl::Span<const KernelRow* const> rows);
+    const HostWeight& weight, Device& device,
+    absl::Span<const KernelRow* const> rows = AllKernels());
 
-// Device bytes that PrepareWeight will take, bias included; for checking a budget before anything
-// is allocated.
-absl::StatusOr<int64_t> PreparedBytes(const CanonicalWeight& weight, const DeviceInfo& device);
+// Device bytes that PrepareWeight will take; for checking a budget before anything is allocated.
+absl::StatusOr<int64_t> PreparedBytes(const HostWeight& weight, const DeviceInfo& device);
+
+// Which operation a product is: kIntegerMatmul of INT8 x without scales, kQuantizedActivations of
+// INT8 x with scales and of x that is to be quantised, else kMatmul.
+Op ProductOf(const MatmulArgs& args);
 
 // Bytes of workspace that a product of m tokens may need on `path`, the largest over the plan's
-// rows up to m.
-int64_t WorkspaceBytes(const DeviceWeight& weight, Path path, int64_t m);
+// rows up to m, with stage and finish. `op`: of ProductOf.
+int64_t WorkspaceBytes(const DeviceWeight& weight, Path path, int64_t m,
+                       ActivationFunction activation = ActivationFunction::kNone,
+                       Op op = Op::kMatmul);
 
 // Runs the plan's row for args.x.rows tokens on `path`; falls back to the other path's row when
-// this path has none, and reports the row that ran in `ran`. M = 0 runs nothing and succeeds.
-// Enqueues on `stream`; errors of the work itself surface at the stream's Synchronize.
+// this path has none, and reports the row that ran in `ran`. M = 0 runs nothing and succeeds. INT8
+// activations go to WeightPlan::integer whatever the path; INVALID_ARGUMENT when the weight gives
+// no integers (WhyNoIntegers), or has a bias or a factor. Quantised ones go to
+// WeightPlan::quantized; INVALID_ARGUMENT when the codes are no integers, or when INT8 x meets a
+// factor, UNIMPLEMENTED when the layout has no kernel for them. Enqueues on `stream`; errors of the
+// work itself surface at the stream's Synchronize.
 absl::Status QuantizedMatmul(const MatmulArgs& args, Path path, StreamView stream,
                              const KernelRow** ran = nullptr);
 
-absl::Status Dequantize(const DequantizeArgs& args, StreamView stream,
+// Bytes of workspace for decoding blocks of `cols` columns to `out`: 0 for a weight without an
+// order.
+int64_t DequantizeWorkspaceBytes(const DeviceWeight& weight, int64_t cols, DType out);
+
+// `workspace`: of DequantizeWorkspaceBytes, or null for 0 of them.
+absl::Status Dequantize(const DequantizeArgs& args, void* workspace, StreamView stream,
                         const KernelRow** ran = nullptr);
+
+// --- Between the products of experts and of a gated MLP ---
+// Arguments: kernels/steps.h. They enqueue one kernel each; nothing to do succeeds.
+
+absl::Status GatherRows(const GatherArgs& args, Device& device, StreamView stream);
+absl::Status MultiplyByUp(const GateArgs& args, Device& device, StreamView stream);
+absl::Status CombineRows(const CombineArgs& args, Device& device, StreamView stream);
 
 }  // namespace awqd

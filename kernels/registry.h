@@ -1,13 +1,10 @@
-// The kernel registry: one row per kernel, and the pure function that plans which rows serve a
-// weight.
+// The kernel registry: one row per kernel, with what it claims to serve.
 #pragma once
 
 #include <cstdint>
 #include <string>
-#include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "kernels/device.h"
@@ -17,19 +14,35 @@
 
 namespace awqd {
 
-// y = x @ W (+ bias), FP32 accumulation, one rounding to y's dtype. All pointers in the weight's
-// device memory.
+// y = act(x @ W + bias), FP32 accumulation, one rounding to y's dtype. Of INT8 activations without
+// scales y = x @ W in INT32, exactly, with no bias and no activation function. Of quantised
+// activations y = act(a * (q @ W) + bias) with INT8 q and a scale a for each token, where the sums
+// of q and codes are exact integers (kernels.h, ProductOf). All pointers in the weight's device
+// memory.
 struct MatmulArgs {
   const DeviceWeight* weight = nullptr;
-  ConstMatrixView x;            // [M, K], FP16, BF16 or FP32
-  MatrixView y;                 // [M, N], FP16, BF16 or FP32
+  // [M, K], FP16, BF16, FP32 or INT8, of the caller. A row of the registry gets what stage made of
+  // it: by stored rows, times the factor, in a type and at an alignment that it takes.
+  ConstMatrixView x;
+  MatrixView y;                 // [M, N], FP16, BF16 or FP32; INT32 of INT8
   const float* bias = nullptr;  // FP32 [N], or null for none
-  // At least the row's workspace_bytes, 256-byte aligned; contents are free to be overwritten.
+  // At least WorkspaceBytes, or for a row its workspace_bytes, 256-byte aligned; contents are free
+  // to be overwritten.
   void* workspace = nullptr;
+  ActivationFunction activation = ActivationFunction::kNone;  // kNone for a row of the registry
+  // Floating x is made INT8 first; kNone for INT8 x and for a row of the registry.
+  ActivationQuantization quantization = ActivationQuantization::kNone;
+  // FP32 [M], positive: the scale of each token, of INT8 x and for kStatic; else null. A row of the
+  // registry reads x_scale.
+  const float* scales = nullptr;
+
+  // Set by stage, for rows of the registry alone.
+  int64_t x_stride = 0;            // elements from one row of x to the next; 0: K
+  const float* x_scale = nullptr;  // FP32 [M], what each row of sums is multiplied by; null: 1
 };
 
-// out = W[row_begin : row_begin + out.rows, col_begin : col_begin + out.cols].
-// FP16: one rounding of (q - z) * s. BF16, FP32: one rounding of the exact product.
+// out = W[row_begin : row_begin + out.rows, col_begin : col_begin + out.cols], with the bits that
+// exact.h says. Rows are in-features for the caller, stored rows for a row of the registry.
 struct DequantizeArgs {
   const DeviceWeight* weight = nullptr;
   MatrixView out;
@@ -37,7 +50,55 @@ struct DequantizeArgs {
   int64_t col_begin = 0;
 };
 
-enum class Op : uint8_t { kDequantize, kMatmul };
+enum class Op : uint8_t {
+  kDequantize,
+  kMatmul,         // floating activations
+  kIntegerMatmul,  // y = x @ (code - zero), INT8 to INT32, exact
+  // Floating y = x_scale * (x @ W) + bias of INT8 x, whose products with codes are summed exactly.
+  kQuantizedActivations,
+};
+
+// What a row needs of activations before it can read them.
+enum class Staged : uint8_t {
+  kAny,         // any floating type, rows of K elements
+  kTensorCore,  // FP16 or BF16, rows that begin on 16 bytes, zero from K to a multiple of 8
+  // INT8, rows that are zero from K to a multiple of 128, every 64 elements in the order of a
+  // backend's matrix instruction.
+  kTensorCoreIntegers,
+  kQuantized,  // INT8, rows of K elements, and an FP32 scale for each (x_scale)
+};
+
+constexpr uint32_t MaskOf(ZeroKind kind) { return 1u << static_cast<int>(kind); }
+constexpr uint32_t MaskOf(CodeKind kind) { return 1u << static_cast<int>(kind); }
+inline constexpr uint32_t kIntegerZeros = MaskOf(ZeroKind::kConstant) | MaskOf(ZeroKind::kStored);
+inline constexpr uint32_t kRealZeros = MaskOf(ZeroKind::kRealBefore) | MaskOf(ZeroKind::kRealAfter);
+
+// The descriptions that a row serves. It claims no order, factor, outer scale or bias: every row
+// has them, from stage, from its layout's Part::kOuter, and from finish.
+struct Claims {
+  uint32_t codes = MaskOf(CodeKind::kUnsigned);
+  uint32_t bits = 0;  // bit b set: takes unsigned codes of b bits
+  uint32_t zeros = kIntegerZeros;
+  DTypeMask scales = MaskOf(DType::kFp16) | MaskOf(DType::kBf16);
+  // Group sizes are a multiple of this; one group of K always passes.
+  int64_t group_multiple = 1;
+  bool column_blocks = false;  // blocks of more than one column
+};
+// What the definition covers.
+inline constexpr Claims kEverything = {
+    .codes = MaskOf(CodeKind::kUnsigned) | MaskOf(CodeKind::kE2m1) | MaskOf(CodeKind::kE4m3) |
+             MaskOf(CodeKind::kTable),
+    .bits = 0b111111110,
+    .zeros = kIntegerZeros | kRealZeros,
+    .scales = kFloatingMask | MaskOf(DType::kE4m3) | MaskOf(DType::kE8m0) | MaskOf(DType::kInt8),
+    .column_blocks = true};
+// What a product of integers can have: integer codes and zeros, and no scale.
+inline constexpr Claims kIntegers = {.bits = kEverything.bits, .scales = 0};
+// What a product of quantised activations can have: integer codes, whatever their zeros and scales.
+inline constexpr Claims kIntegerCodes = {.bits = kEverything.bits,
+                                         .zeros = kEverything.zeros,
+                                         .scales = kEverything.scales,
+                                         .column_blocks = true};
 
 struct KernelRow {
   // Path of its source beneath kernels/ without extension: also test filter and metric label.
@@ -45,16 +106,11 @@ struct KernelRow {
   Op op;
   Path path = Path::kFused;  // matmul only
   DeviceKind device = DeviceKind::kCpu;
-  Activation activation = Activation::kA16;
-  uint32_t bits_mask = 0;  // bit b set: takes b-bit codes
-  int64_t group_multiple =
-      1;  // group sizes are a multiple of this (a single group of K always passes)
-  bool integer_zeros = true;
-  bool symmetric = true;
-  DTypeMask scales = MaskOf(DType::kFp16) | MaskOf(DType::kBf16);
-  DTypeMask inputs = kFloatingMask;   // dtypes of x
+  Claims claims;
+  Staged staged = Staged::kAny;       // matmul only
+  DTypeMask inputs = kFloatingMask;   // dtypes of the caller's x
   DTypeMask outputs = kFloatingMask;  // dtypes of y
-  // The layout it reads; null: any, through Layout::unpack (the reference).
+  // The layout it reads; null: any, through Layout::unpack (the reference) or another row.
   const Layout* layout = nullptr;
   int min_arch = 0;    // CUDA: lowest compute capability x 10
   int max_arch = 0;    // CUDA: highest, 0 for no bound
@@ -84,29 +140,5 @@ absl::Span<const KernelRow* const> AllKernels();
 
 // The row of that name, or null.
 const KernelRow* FindKernel(absl::string_view name);
-
-// Empty when `row` can serve the weight on the device, else the reason why not. Pure.
-std::string WhyNot(const KernelRow& row, const WeightShape& shape, const DeviceInfo& device);
-
-struct Plan {
-  const Layout* layout = nullptr;
-  WeightPlan rows;
-};
-
-// Chooses the layout and, for each path and token count, the row of highest priority that reads it.
-// Pure. UNIMPLEMENTED, with every refused row and its reason, when no row serves a matmul or a
-// dequantize.
-absl::StatusOr<Plan> Select(const WeightShape& shape, const DeviceInfo& device,
-                            absl::Span<const KernelRow* const> rows);
-
-// How the entry's row cuts the product at the first count of its range and at powers of two up to
-// 4096, counts that are cut alike together: "17-32: 32x192 on 132 blocks, 64: ...". Empty where the
-// row has no choice. Pure.
-std::string DescribeTiles(const PlanEntry& entry, const WeightShape& shape,
-                          const DeviceInfo& device);
-
-// One line for the log: layout, the row of each token range with its tiles, every refused row with
-// its reason.
-std::string Explain(const Plan& plan, const WeightShape& shape, const DeviceInfo& device);
 
 }  // namespace awqd

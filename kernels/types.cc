@@ -2,37 +2,27 @@
 #include "kernels/types.h"
 
 namespace awqd {
+namespace {
+
+// `names` in the order of the enumeration.
+template <size_t kCount, typename Enum>
+absl::string_view NameIn(const absl::string_view (&names)[kCount], Enum value) {
+  const auto index = static_cast<size_t>(value);
+  return index < kCount ? names[index] : "unknown";
+}
+
+}  // namespace
 
 absl::string_view Name(DType dtype) {
-  switch (dtype) {
-    case DType::kFp16:
-      return "FP16";
-    case DType::kBf16:
-      return "BF16";
-    case DType::kFp32:
-      return "FP32";
-    case DType::kInt8:
-      return "INT8";
-    case DType::kUint8:
-      return "UINT8";
-    case DType::kInt32:
-      return "INT32";
-  }
-  return "unknown";
+  return NameIn({"FP16", "BF16", "FP32", "INT8", "UINT8", "INT32", "E4M3", "E8M0"}, dtype);
 }
 
-absl::string_view Name(CpuIsa isa) {
-  switch (isa) {
-    case CpuIsa::kPortable:
-      return "portable";
-    case CpuIsa::kAvx2:
-      return "avx2";
-    case CpuIsa::kAvx512:
-      return "avx512";
-  }
-  return "unknown";
+absl::string_view Name(CpuIsa isa) { return NameIn({"portable", "avx2", "avx512"}, isa); }
+
+absl::string_view Name(ActivationFunction activation) {
+  return NameIn({"none", "relu", "gelu", "silu"}, activation);
 }
 
-absl::string_view Name(Path path) { return path == Path::kFused ? "fused" : "dequantize"; }
+absl::string_view Name(Path path) { return NameIn({"fused", "dequantize"}, path); }
 
 }  // namespace awqd

@@ -3,13 +3,18 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <string>
 
 #include "absl/strings/string_view.h"
+#include "kernels/base/float8.h"
+#include "kernels/base/half.h"
 
 namespace awqd {
 
-enum class DType : uint8_t { kFp16, kBf16, kFp32, kInt8, kUint8, kInt32 };
+// E4M3 and E8M0 are types of scales alone: the first has 4 bits of exponent and 3 of mantissa, the
+// second is a power of two.
+enum class DType : uint8_t { kFp16, kBf16, kFp32, kInt8, kUint8, kInt32, kE4m3, kE8m0 };
 
 // Bytes of one element.
 constexpr int64_t SizeOf(DType dtype) {
@@ -22,12 +27,32 @@ constexpr int64_t SizeOf(DType dtype) {
       return 4;
     case DType::kInt8:
     case DType::kUint8:
+    case DType::kE4m3:
+    case DType::kE8m0:
       return 1;
   }
   return 0;
 }
 
-// "FP16", "BF16", "FP32", "INT8", "UINT8", "INT32".
+// Element `index` of a floating-point type, or of a type that a scale has, exactly. At any
+// alignment: neither safetensors files nor messages align their tensors.
+inline float LoadElement(const void* data, DType dtype, int64_t index) {
+  const auto* at = static_cast<const uint8_t*>(data) + index * SizeOf(dtype);
+  if (SizeOf(dtype) == 1) {
+    if (dtype == DType::kE4m3) return E4m3ToFloat(*at);
+    return dtype == DType::kE8m0 ? E8m0ToFloat(*at) : static_cast<float>(static_cast<int8_t>(*at));
+  }
+  if (dtype == DType::kFp32) {
+    float value;
+    std::memcpy(&value, at, sizeof(value));
+    return value;
+  }
+  uint16_t bits;
+  std::memcpy(&bits, at, sizeof(bits));
+  return dtype == DType::kFp16 ? HalfToFloat(bits) : Bf16ToFloat(bits);
+}
+
+// "FP16", "BF16", "FP32", "INT8", "UINT8", "INT32", "E4M3", "E8M0".
 absl::string_view Name(DType dtype);
 
 constexpr bool IsFloating(DType dtype) {
@@ -41,18 +66,25 @@ constexpr DTypeMask kFloatingMask =
     MaskOf(DType::kFp16) | MaskOf(DType::kBf16) | MaskOf(DType::kFp32);
 
 // A row-major matrix somewhere in a device's memory; row stride = cols. Does not own.
-struct ConstMatrixView {
-  const void* data = nullptr;
+template <typename Byte>
+struct BasicMatrixView {
+  Byte* data = nullptr;
   DType dtype = DType::kFp16;
   int64_t rows = 0;
   int64_t cols = 0;
 };
+using MatrixView = BasicMatrixView<void>;
+using ConstMatrixView = BasicMatrixView<const void>;
 
-struct MatrixView {
-  void* data = nullptr;
-  DType dtype = DType::kFp16;
-  int64_t rows = 0;
-  int64_t cols = 0;
+// What a product's result may pass through before it is rounded. GELU is the exact one, by erf.
+enum class ActivationFunction : uint8_t { kNone, kRelu, kGelu, kSilu };
+absl::string_view Name(ActivationFunction activation);  // "none", "relu", "gelu", "silu"
+
+// How floating activations x become INT8 before a product: x is about scale * q.
+enum class ActivationQuantization : uint8_t {
+  kNone,      // they do not
+  kPerToken,  // scale = max |x| / 127 of the token, q in [-127, 127]; see kernels/steps.h
+  kStatic,    // scale is the caller's, q in [-128, 127]
 };
 
 enum class DeviceKind : uint8_t { kCpu, kCuda };

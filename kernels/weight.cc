@@ -1,49 +1,168 @@
-// Checks of CanonicalWeight, and look-up in a weight's plan.
+// Checks of HostWeight, its elements, and look-up in a weight's plan.
 #include "kernels/weight.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <limits>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
-#include "kernels/base/half.h"
 #include "kernels/base/status.h"
 
 namespace awqd {
 namespace {
 
-absl::Status CheckBytes(absl::string_view member, size_t got, int64_t expected) {
+absl::Status CheckCount(absl::string_view part, size_t got, int64_t expected,
+                        absl::string_view unit) {
   if (static_cast<int64_t>(got) == expected) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(member, ": got ", got, " bytes, expected ", expected));
+  return BadValue(part, absl::StrCat(got, " ", unit), expected);
+}
+
+// Infinities are left to the arithmetic.
+absl::Status CheckFloats(absl::string_view part, const std::vector<float>& values,
+                         int64_t expected) {
+  AWQD_RETURN_IF_ERROR(CheckCount(part, values.size(), expected, "values"));
+  const auto at = absl::c_find_if(values, [](float v) { return std::isnan(v); });
+  if (at == values.end()) return absl::OkStatus();
+  return BadValue(part, absl::StrCat("NaN at index ", at - values.begin()), "numbers");
+}
+
+absl::Status CheckZeros(const HostWeight& w, int64_t cells) {
+  const WeightDescription& d = w.description;
+  AWQD_RETURN_IF_ERROR(CheckCount("zeros", w.zeros.size(), cells * d.zero_bytes(), "bytes"));
+  if (d.zero_kind != ZeroKind::kStored) return absl::OkStatus();
+  const int most = (1 << d.bits) - 1;
+  const auto bad = absl::c_find_if(w.zeros, [most](uint8_t zero) { return zero > most; });
+  if (bad == w.zeros.end()) return absl::OkStatus();
+  return BadValue("zeros", absl::StrCat(*bad, " at index ", bad - w.zeros.begin()),
+                  absl::StrCat("0 to ", most, " for codes of ", d.bits, " bits"));
+}
+
+// Codes that are narrower than their place must leave its upper bits clear.
+absl::Status CheckCodes(const HostWeight& w) {
+  AWQD_RETURN_IF_ERROR(CheckCount("codes", w.codes.size(), w.k * w.row_bytes(), "bytes"));
+  const int bits = w.description.bits, place = w.code_bits();
+  if (bits == place) return absl::OkStatus();
+  int above = 0;
+  for (int at = 0; at < 8; at += place) above |= ((1 << place) - (1 << bits)) << at;
+  const auto bad = absl::c_find_if(w.codes, [above](uint8_t byte) { return (byte & above) != 0; });
+  if (bad == w.codes.end()) return absl::OkStatus();
+  return BadValue("codes",
+                  absl::StrCat("one above ", (1 << bits) - 1, " in row ",
+                               (bad - w.codes.begin()) / w.row_bytes()),
+                  absl::StrCat(bits, " bits"));
+}
+
+absl::Status CheckOrder(const HostWeight& w) {
+  if (w.order.empty()) return absl::OkStatus();
+  AWQD_RETURN_IF_ERROR(CheckCount("order", w.order.size(), w.k, "indices"));
+  std::vector<bool> seen(w.k);
+  for (int64_t i = 0; i < w.k; ++i) {
+    const int32_t row = w.order[i];
+    if (row < 0 || row >= w.k || seen[row]) {
+      const absl::string_view twice = row >= 0 && row < w.k ? " twice" : "";
+      return BadValue("order", absl::StrCat(row, twice, " at index ", i),
+                      absl::StrCat("each of 0 to ", w.k - 1, " once"));
+    }
+    seen[row] = true;
+  }
+  return absl::OkStatus();
+}
+
+int64_t OuterCount(const HostWeight& w) {
+  if (w.description.outer == OuterKind::kNone) return 0;
+  return w.description.outer == OuterKind::kOne ? 1 : w.n;
+}
+
+// Octaves between the least and the largest scale of a column that are not 0.
+int OctavesOfColumn(const HostWeight& w, int64_t groups, int64_t col) {
+  int least = INT32_MAX, most = INT32_MIN;
+  for (int64_t g = 0; g < groups; ++g) {
+    const float scale = w.Scale(g, col);
+    if (scale == 0 || !std::isfinite(scale)) continue;
+    const int octave = std::ilogb(scale);
+    least = std::min(least, octave);
+    most = std::max(most, octave);
+  }
+  return least > most ? 0 : most - least;
+}
+
+// The largest |code - zero|.
+int64_t LargestInteger(const WeightDescription& d) {
+  const int64_t most = (1 << d.bits) - 1;
+  return d.zero_kind == ZeroKind::kConstant ? std::max<int64_t>(d.zero, most - d.zero) : most;
 }
 
 }  // namespace
 
-float CanonicalWeight::Scale(int64_t group, int64_t col) const {
-  const int64_t index = group * n + col;
-  if (scheme.scale_dtype == DType::kFp32) {
-    float value;
-    std::memcpy(&value, scales.data() + index * 4, 4);
-    return value;
+std::string WhyNoIntegers(const WeightShape& shape) {
+  constexpr int64_t kMostInt32 = std::numeric_limits<int32_t>::max(), kMostInt8 = 128;
+  const WeightDescription& d = shape.description;
+  if (!d.is_integer() || d.real_zeros()) {
+    return absl::StrCat("codes and zeros are no integers: ", ToString(d));
   }
-  uint16_t bits;
-  std::memcpy(&bits, scales.data() + index * 2, 2);
-  return scheme.scale_dtype == DType::kFp16 ? HalfToFloat(bits) : Bf16ToFloat(bits);
+  if (d.scale_dtype || d.outer != OuterKind::kNone) {
+    return absl::StrCat("the weight has scales: ", ToString(d));
+  }
+  const int64_t each = kMostInt8 * LargestInteger(d);
+  if (shape.k <= kMostInt32 / std::max<int64_t>(1, each)) return "";
+  return absl::StrCat("sums of ", ToString(d), " may pass INT32 from K = ", kMostInt32 / each + 1,
+                      " on, got ", shape.k);
 }
 
-absl::Status Validate(const CanonicalWeight& w) {
-  AWQD_RETURN_IF_ERROR(Validate(w.scheme, w.k, w.n));
-  if (!CheckedMul(w.k, w.row_bytes())) {
-    return absl::InvalidArgumentError(absl::StrCat("K x N: ", w.k, " x ", w.n, " overflows"));
-  }
-  AWQD_RETURN_IF_ERROR(CheckBytes("codes", w.codes.size(), w.k * w.row_bytes()));
-  const int64_t zeros = w.scheme.zero_kind == ZeroKind::kInteger ? w.groups() * w.n : 0;
-  AWQD_RETURN_IF_ERROR(CheckBytes("zeros", w.zeros.size(), zeros));
+std::string WhyNoQuantizedActivations(const WeightShape& shape) {
+  if (shape.description.is_integer()) return "";
+  return absl::StrCat("codes are no integers: ", ToString(shape.description));
+}
+
+absl::string_view Name(Part part) {
+  constexpr absl::string_view kNames[kParts] = {"codes", "scales", "zeros",  "table",
+                                                "outer", "order",  "factor", "bias"};
+  return kNames[static_cast<int>(part)];
+}
+
+uint64_t HostWeight::EightCodes(int64_t row, int64_t col) const {
+  uint64_t out = 0;
+  const int64_t bytes = CeilDiv(std::min<int64_t>(8, n - col) * code_bits(), 8);
+  std::memcpy(&out, codes.data() + row * row_bytes() + col * code_bits() / 8, bytes);
+  return out;
+}
+
+float HostWeight::RealZero(int64_t group, int64_t col) const {
+  return LoadElement(zeros.data(), description.zero_dtype, Cell(group, col));
+}
+
+float HostWeight::Scale(int64_t group, int64_t col) const {
+  if (!description.scale_dtype) return 1;
+  return LoadElement(scales.data(), *description.scale_dtype, Cell(group, col));
+}
+
+absl::Status Validate(const HostWeight& w) {
+  AWQD_RETURN_IF_ERROR(Validate(w.description, w.k, w.n));
+  const int64_t cells = w.shape().cells();
+  AWQD_RETURN_IF_ERROR(CheckCodes(w));
+  AWQD_RETURN_IF_ERROR(CheckZeros(w, cells));
   AWQD_RETURN_IF_ERROR(
-      CheckBytes("scales", w.scales.size(), w.groups() * w.n * SizeOf(w.scheme.scale_dtype)));
-  if (!w.bias.empty()) {
-    AWQD_RETURN_IF_ERROR(CheckBytes("bias", w.bias.size() * sizeof(float), w.n * 4));
-  }
+      CheckCount("scales", w.scales.size(), cells * w.description.scale_bytes(), "bytes"));
+  AWQD_RETURN_IF_ERROR(
+      CheckFloats("table", w.table, w.description.code == CodeKind::kTable ? 16 : 0));
+  AWQD_RETURN_IF_ERROR(CheckFloats("outer", w.outer, OuterCount(w)));
+  AWQD_RETURN_IF_ERROR(CheckOrder(w));
+  if (!w.factor.empty()) AWQD_RETURN_IF_ERROR(CheckFloats("factor", w.factor, w.k));
+  if (!w.bias.empty()) AWQD_RETURN_IF_ERROR(CheckCount("bias", w.bias.size(), w.n, "values"));
   return absl::OkStatus();
+}
+
+WeightShape ShapeOf(const HostWeight& w) {
+  WeightShape out = w.shape();
+  const std::optional<DType> scale = w.description.scale_dtype;
+  if (scale != DType::kBf16 && scale != DType::kFp32) return out;
+  const int64_t groups = out.groups(), step = out.block_cols();
+  for (int64_t col = 0; col < w.n; col += step) {
+    out.scale_octaves = std::max(out.scale_octaves, OctavesOfColumn(w, groups, col));
+  }
+  return out;
 }
 
 const KernelRow* WeightPlan::Matmul(Path path, int64_t m) const {

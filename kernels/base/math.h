@@ -16,10 +16,4 @@ constexpr std::optional<int64_t> CheckedMul(int64_t a, int64_t b) {
   return out;
 }
 
-constexpr std::optional<int64_t> CheckedAdd(int64_t a, int64_t b) {
-  int64_t out = 0;
-  if (__builtin_add_overflow(a, b, &out)) return std::nullopt;
-  return out;
-}
-
 }  // namespace awqd

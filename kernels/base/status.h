@@ -1,8 +1,20 @@
-// Early-return macros for absl::Status and absl::StatusOr.
+// Early-return macros for absl::Status and absl::StatusOr, and the text of most errors.
 #pragma once
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+
+namespace awqd {
+
+// INVALID_ARGUMENT "name: got ..., expected ...".
+inline absl::Status BadValue(absl::string_view name, const absl::AlphaNum& got,
+                             const absl::AlphaNum& expected) {
+  return absl::InvalidArgumentError(absl::StrCat(name, ": got ", got, ", expected ", expected));
+}
+
+}  // namespace awqd
 
 #define AWQD_CONCAT_INNER(a, b) a##b
 #define AWQD_CONCAT(a, b) AWQD_CONCAT_INNER(a, b)

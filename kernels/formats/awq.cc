@@ -1,20 +1,16 @@
-// Format AutoAWQ "gemm": qweight I32 [K, N/8], qzeros I32 [G, N/8], scales F16 [G, N], optional
-// bias [N]; G = K / group_size.
+// Format AutoAWQ "gemm": qweight I32 [K, N/8], qzeros I32 [G, N/8], scales F16 or BF16 [G, N],
+// optional bias [N]; G = K / group_size.
 //
 // A 32-bit word holds 8 adjacent columns of one row; nibble i (bits 4i .. 4i+3) is column
 // 0 2 4 6 1 3 5 7 [i]. W[k,n] = (q - z) * s, z an unsigned 4-bit integer without any offset.
-#include "kernels/formats/awq.h"
-
 #include <cstring>
 
-#include "absl/algorithm/container.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "kernels/base/half.h"
 #include "kernels/base/huge_pages.h"
-#include "kernels/base/math.h"
 #include "kernels/base/status.h"
+#include "kernels/formats/format.h"
+#include "kernels/formats/tensors.h"
 
 namespace awqd {
 namespace {
@@ -24,162 +20,63 @@ constexpr int kCodesPerWord = 8;
 
 constexpr absl::string_view kSuffixes[] = {"qweight", "qzeros", "scales", "bias"};
 constexpr absl::string_view kOptional[] = {"bias"};
+constexpr absl::string_view kSettings[] = {"bits", "group_size", "version", "zero_point"};
 
-// --- Config ---
+// --- Settings ---
 
-std::string RefusesVersion(absl::string_view version) {
-  if (version.empty() || version == "gemm") return "";
+absl::Status CheckVersion(absl::string_view version) {
+  if (version.empty() || version == "gemm") return absl::OkStatus();
   absl::string_view why = "is not a version of AutoAWQ that this server knows";
   if (version == "gemv") why = "packs along K, with padded scales";
   if (version == "gemv_fast") why = "stores 16-bit interleaved codes and no integer zero points";
   if (version == "marlin") why = "stores codes in a kernel's order and no zero points";
-  const std::string got = absl::CHexEscape(version);
-  return absl::StrCat("version: got \"", got, "\", expected \"gemm\" (\"", got, "\" ", why, ")");
+  const std::string got = absl::StrCat("\"", absl::CHexEscape(version), "\"");
+  return UnreadSetting("version", got, absl::StrCat("\"gemm\" (", got, " ", why, ")"));
 }
 
-std::string Refuses(const QuantConfig& config) {
-  if (config.quant_method != "awq") {
-    return absl::StrCat("quant_method: got \"", absl::CHexEscape(config.quant_method),
-                        "\", expected \"awq\"");
+// GPTQModel writes the version as "format", or "checkpoint_format".
+absl::StatusOr<std::string> Version(const Setting& object) {
+  for (absl::string_view name : {"version", "format", "checkpoint_format"}) {
+    AWQD_ASSIGN_OR_RETURN(std::string version, ReadWord(object, name));
+    if (!version.empty()) return version;
   }
-  if (std::string why = RefusesVersion(config.version); !why.empty()) return why;
-  if (config.bits != 0 && config.bits != kBits) {
-    return absl::StrCat("bits: got ", config.bits,
-                        ", expected 4 (the gemm layout holds 4-bit codes only)");
+  return std::string();
+}
+
+struct Settings {
+  int64_t group_size = 0;  // -1: all of K; 0: not said
+  bool zero_point = true;
+};
+
+// UNIMPLEMENTED for other versions and widths.
+absl::StatusOr<Settings> ReadSettings(const Setting& object) {
+  AWQD_ASSIGN_OR_RETURN(const std::string version, Version(object));
+  AWQD_ASSIGN_OR_RETURN(const auto bits, ReadInteger(object, "bits", 1, 32, "w_bit"));
+  AWQD_ASSIGN_OR_RETURN(const int64_t group_size, ReadGroupSize(object, "q_group_size"));
+  AWQD_ASSIGN_OR_RETURN(const auto zero_point, ReadBool(object, "zero_point"));
+  AWQD_RETURN_IF_ERROR(CheckVersion(version));
+  if (bits.value_or(kBits) != kBits) {
+    return UnreadSetting("bits", absl::StrCat(*bits), "4 (the gemm layout holds 4-bit codes only)");
   }
-  return "";
+  return Settings{group_size, zero_point.value_or(true)};
+}
+
+absl::StatusOr<QuantConfig> Read(const Setting& config) {
+  AWQD_ASSIGN_OR_RETURN(const Settings settings, ReadSettings(config));
+  if (FindSetting(config, "bits") == nullptr && FindSetting(config, "w_bit") == nullptr) {
+    return BadValue("bits (or w_bit)", "nothing", "a number");
+  }
+  if (settings.group_size == 0) {
+    return BadValue("group_size (or q_group_size)", "nothing", "-1 (all of K) or at least 1");
+  }
+  Setting rule;
+  rule.members = {{"bits", Setting::Literal(int64_t{kBits})},
+                  {"group_size", Setting::Literal(settings.group_size)},
+                  {"zero_point", Setting::Literal(settings.zero_point)}};
+  return OneRule(config, std::move(rule));
 }
 
 // --- Tensors ---
-
-std::string ShapeText(absl::Span<const int64_t> shape) {
-  return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
-}
-
-absl::Status Bad(absl::string_view tensor, absl::string_view got, absl::string_view expected) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("tensor \"", tensor, "\": got ", got, ", expected ", expected));
-}
-
-// Bytes that the shape asks for, or nothing when that overflows or a dimension is negative.
-std::optional<int64_t> BytesOf(const TensorView& tensor, int64_t element_bytes) {
-  std::optional<int64_t> bytes = element_bytes;
-  for (int64_t dim : tensor.shape) {
-    if (bytes) bytes = CheckedMul(*bytes, dim);
-  }
-  return bytes;
-}
-
-absl::Status CheckTensor(absl::string_view name, const TensorView& tensor, absl::string_view dtype,
-                         size_t rank, int64_t element_bytes) {
-  if (tensor.dtype != dtype) return Bad(name, absl::StrCat("dtype ", tensor.dtype), dtype);
-  if (tensor.shape.size() != rank) {
-    return Bad(name, absl::StrCat("shape ", ShapeText(tensor.shape)), absl::StrCat("rank ", rank));
-  }
-  for (int64_t dim : tensor.shape) {
-    if (dim < 1) {
-      return Bad(name, absl::StrCat("shape ", ShapeText(tensor.shape)), "dimensions of at least 1");
-    }
-  }
-  const std::optional<int64_t> bytes = BytesOf(tensor, element_bytes);
-  if (!bytes) {
-    return Bad(name, absl::StrCat("shape ", ShapeText(tensor.shape)), "a size below 2^63 bytes");
-  }
-  if (static_cast<int64_t>(tensor.bytes.size()) != *bytes) {
-    return Bad(name, absl::StrCat(tensor.bytes.size(), " bytes"),
-               absl::StrCat(*bytes, " for ", dtype, " ", ShapeText(tensor.shape)));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckShape(absl::string_view name, const TensorView& tensor,
-                        std::initializer_list<int64_t> expected, absl::string_view because) {
-  if (absl::c_equal(tensor.shape, expected)) return absl::OkStatus();
-  return Bad(name, absl::StrCat("shape ", ShapeText(tensor.shape)),
-             absl::StrCat(ShapeText(expected), " (", because, ")"));
-}
-
-struct Parts {
-  const TensorView* qweight = nullptr;
-  const TensorView* qzeros = nullptr;
-  const TensorView* scales = nullptr;
-  const TensorView* bias = nullptr;
-};
-
-absl::StatusOr<Parts> FindParts(const QuantConfig& config, const LinearTensors& tensors) {
-  const auto find = [&](absl::string_view name) -> const TensorView* {
-    const auto it = tensors.find(name);
-    return it == tensors.end() ? nullptr : &it->second;
-  };
-  Parts out = {find("qweight"), find("qzeros"), find("scales"), find("bias")};
-  if (out.qweight == nullptr) return Bad("qweight", "nothing", "I32 [K, N/8]");
-  if (out.scales == nullptr) return Bad("scales", "nothing", "F16 [K/group_size, N]");
-  if (out.qzeros == nullptr) {
-    return Bad("qzeros", config.zero_point ? "nothing" : "nothing (zero_point is false)",
-               "I32 [K/group_size, N/8]: the gemm layout always stores zero points");
-  }
-  return out;
-}
-
-absl::Status CheckBias(const TensorView& bias, int64_t n) {
-  const bool half = bias.dtype == "F16" || bias.dtype == "BF16";
-  if (!half && bias.dtype != "F32") {
-    return Bad("bias", absl::StrCat("dtype ", bias.dtype), "F16, BF16 or F32");
-  }
-  AWQD_RETURN_IF_ERROR(CheckTensor("bias", bias, bias.dtype, 1, half ? 2 : 4));
-  return CheckShape("bias", bias, {n}, "N");
-}
-
-// --- Shapes ---
-
-// Rows of K per row of scales, from the config and the tensors, which must agree.
-absl::StatusOr<int64_t> GroupSize(int64_t said, int64_t k, int64_t groups) {
-  if (said == 0) {
-    if (k % groups == 0) return k / groups;
-    return Bad("scales", absl::StrCat(groups, " rows"), absl::StrCat("a divisor of K = ", k));
-  }
-  const int64_t size = said == -1 ? k : said;
-  if (size < 1 || size > k || k % size != 0) {
-    return absl::InvalidArgumentError(absl::StrCat("group_size: got ", said,
-                                                   ", expected -1 or a divisor of K = ", k,
-                                                   " (rows of tensor \"qweight\")"));
-  }
-  if (k / size != groups) {
-    return Bad("scales", absl::StrCat(groups, " rows"),
-               absl::StrCat(k / size, " (K = ", k, " by group_size ", size, ")"));
-  }
-  return size;
-}
-
-absl::Status CheckConfig(const QuantConfig& config) {
-  const std::string why = Refuses(config);
-  return why.empty() ? absl::OkStatus() : absl::InvalidArgumentError(why);
-}
-
-// Sets k, n and the scheme once every tensor is known to fit.
-absl::Status CheckParts(const QuantConfig& config, const Parts& parts, CanonicalWeight* out) {
-  AWQD_RETURN_IF_ERROR(CheckTensor("qweight", *parts.qweight, "I32", 2, 4));
-  AWQD_RETURN_IF_ERROR(CheckTensor("scales", *parts.scales, "F16", 2, 2));
-  AWQD_RETURN_IF_ERROR(CheckTensor("qzeros", *parts.qzeros, "I32", 2, 4));
-  const int64_t k = parts.qweight->shape[0];
-  const int64_t words = parts.qweight->shape[1];
-  const int64_t groups = parts.scales->shape[0];
-  const int64_t n = parts.scales->shape[1];
-  if (n % kCodesPerWord != 0) {
-    return Bad("scales", absl::StrCat("N = ", n), "a multiple of 8");
-  }
-  AWQD_RETURN_IF_ERROR(CheckShape("qweight", *parts.qweight, {k, n / kCodesPerWord},
-                                  absl::StrCat("[K, N/8] for N = ", n, " of tensor \"scales\"")));
-  AWQD_ASSIGN_OR_RETURN(const int64_t group_size, GroupSize(config.group_size, k, groups));
-  AWQD_RETURN_IF_ERROR(CheckShape("qzeros", *parts.qzeros, {groups, words}, "[K/group_size, N/8]"));
-  if (parts.bias != nullptr) AWQD_RETURN_IF_ERROR(CheckBias(*parts.bias, n));
-  out->k = k;
-  out->n = n;
-  out->scheme = {.bits = kBits, .group_size = group_size};
-  return absl::OkStatus();
-}
-
-// --- Words ---
 
 // Puts a zero nibble above each of the four nibbles of `half`.
 inline uint32_t Spread(uint32_t half) {
@@ -227,36 +124,50 @@ void DecodeZeros(absl::Span<const uint8_t> words, std::vector<uint8_t>* zeros) {
   }
 }
 
-std::vector<float> DecodeBias(const TensorView& bias) {
-  std::vector<float> out(bias.shape[0]);
-  if (bias.dtype == "F32") {
-    std::memcpy(out.data(), bias.bytes.data(), bias.bytes.size());
-    return out;
+absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& tensors) {
+  const absl::StatusOr<Settings> settings = ReadSettings(object);
+  if (!settings.ok()) return absl::InvalidArgumentError(settings.status().message());
+  AWQD_ASSIGN_OR_RETURN(const TensorView* qweight, NeedTensor(tensors, "qweight", "I32 [K, N/8]"));
+  AWQD_ASSIGN_OR_RETURN(const TensorView* scales,
+                        NeedTensor(tensors, "scales", "F16 or BF16 [K/group_size, N]"));
+  const TensorView* qzeros = FindTensor(tensors, "qzeros");
+  if (qzeros == nullptr) {
+    return BadTensor("qzeros", settings->zero_point ? "nothing" : "nothing (zero_point is false)",
+                     "I32 [K/group_size, N/8]: the gemm layout always stores zero points");
   }
-  const bool fp16 = bias.dtype == "F16";
-  for (size_t i = 0; i < out.size(); ++i) {
-    uint16_t bits;
-    std::memcpy(&bits, bias.bytes.data() + 2 * i, sizeof(bits));
-    out[i] = fp16 ? HalfToFloat(bits) : Bf16ToFloat(bits);
+  AWQD_RETURN_IF_ERROR(CheckTensor("qweight", *qweight, {"I32"}, 2));
+  AWQD_ASSIGN_OR_RETURN(const DType type, CheckScales("scales", *scales, 2, false));
+  AWQD_RETURN_IF_ERROR(CheckTensor("qzeros", *qzeros, {"I32"}, 2));
+  const int64_t k = qweight->shape[0], groups = scales->shape[0], n = scales->shape[1];
+  if (n % kCodesPerWord != 0) {
+    return BadTensor("scales", absl::StrCat("N = ", n), "a multiple of 8: a word holds 8 columns");
   }
-  return out;
-}
-
-absl::StatusOr<CanonicalWeight> Decode(const QuantConfig& config, const LinearTensors& tensors) {
-  AWQD_RETURN_IF_ERROR(CheckConfig(config));
-  AWQD_ASSIGN_OR_RETURN(const Parts parts, FindParts(config, tensors));
-  CanonicalWeight out;
-  out.format = "awq";
-  AWQD_RETURN_IF_ERROR(CheckParts(config, parts, &out));
-  DecodeCodes(parts.qweight->bytes, &out.codes);
-  DecodeZeros(parts.qzeros->bytes, &out.zeros);
-  out.scales.assign(parts.scales->bytes.begin(), parts.scales->bytes.end());
-  if (parts.bias != nullptr) out.bias = DecodeBias(*parts.bias);
+  AWQD_RETURN_IF_ERROR(CheckShape("qweight", *qweight, {k, n / kCodesPerWord},
+                                  absl::StrCat("[K, N/8] for N = ", n, " of tensor \"scales\"")));
+  AWQD_ASSIGN_OR_RETURN(const int64_t rows,
+                        GroupRows(settings->group_size, k, groups, "scales", false));
+  AWQD_RETURN_IF_ERROR(
+      CheckShape("qzeros", *qzeros, {groups, n / kCodesPerWord}, "[K/group_size, N/8]"));
+  HostWeight out;
+  out.format = std::string(kAwqFormat.name);
+  out.k = k;
+  out.n = n;
+  out.description = Asymmetric(kBits, BlockRows(rows, k), type);
+  AWQD_ASSIGN_OR_RETURN(out.bias, DecodeBias(tensors, n));
+  DecodeCodes(qweight->bytes, &out.codes);
+  DecodeZeros(qzeros->bytes, &out.zeros);
+  out.scales.assign(scales->bytes.begin(), scales->bytes.end());
   return out;
 }
 
 }  // namespace
 
-const Format kAwqFormat = {"awq", Refuses, kSuffixes, kOptional, Decode};
+const Format kAwqFormat = {.name = "awq",
+                           .quant_method = "awq",
+                           .suffixes = kSuffixes,
+                           .optional_suffixes = kOptional,
+                           .settings = kSettings,
+                           .read = Read,
+                           .decode = Decode};
 
 }  // namespace awqd

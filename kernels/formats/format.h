@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "kernels/formats/settings.h"
 #include "kernels/weight.h"
 
 namespace awqd {
@@ -21,42 +22,84 @@ struct TensorView {
   absl::Span<const uint8_t> bytes;
 };
 
-// What config.json says about quantisation, in the field's common words whatever the format calls
-// them.
-struct QuantConfig {
-  std::string quant_method;  // "awq"
-  std::string version;       // "gemm", "gemv", ... lower case; may be empty
-  int bits = 0;
-  int64_t group_size = 0;  // -1: the whole of K; 0: not said
-  bool zero_point = true;
-  std::vector<std::string> modules_to_not_convert;  // substring match on a module's path
-};
-
 // The tensors of one quantised linear by their suffix: "qweight", "qzeros", "scales", "bias".
 using LinearTensors = std::map<std::string, TensorView, std::less<>>;
 
+// Some modules of a checkpoint by their paths, "model.layers.0.mlp.up_proj".
+struct ModulePattern {
+  enum class Kind {
+    kEvery,     // every module
+    kExact,     // the path is `text`
+    kContains,  // `text` is somewhere in the path
+    kRegex,     // `text` is a regular expression that the beginning of the path matches
+  };
+  Kind kind = Kind::kEvery;
+  std::string text;
+
+  friend bool operator==(const ModulePattern&, const ModulePattern&) = default;
+};
+
+// What one linear's decode is told.
+struct LinearRule {
+  std::vector<ModulePattern> targets;  // of the linears that it is for: any of these
+  Setting settings;                    // Format::settings, and no others
+};
+
+// What a format makes of a checkpoint's settings: which linears are quantised, and how.
+struct QuantConfig {
+  std::vector<LinearRule> rules;        // the first that matches a linear is its own
+  std::vector<ModulePattern> left_out;  // linears that are not quantised, whatever the rules say
+  std::string note;                     // for the log: what of the settings has no effect here
+};
+
+// One rule for every linear but those that `config` leaves out by "modules_to_not_convert".
+absl::StatusOr<QuantConfig> OneRule(const Setting& config, Setting settings);
+
 struct Format {
-  absl::string_view name;  // as quantization_config.quant_method names it
+  // Unique. PackedWeight.format, WeightInfo.format, and the folder of its goldens.
+  absl::string_view name;
+  // As quantization_config.quant_method says it. Several formats may have the same.
+  absl::string_view quant_method;
 
-  // Empty when this format reads checkpoints with that config, else the reason why not.
-  std::string (*refuses)(const QuantConfig& config);
-
-  // Suffixes of the tensors that make up one linear; the first one marks a linear as quantised.
+  // Suffixes of the tensors that make up one linear. The first is that of the codes: it marks a
+  // linear as quantised.
   absl::Span<const absl::string_view> suffixes;
   // Of those, the ones that may be missing.
   absl::Span<const absl::string_view> optional_suffixes;
+  // Types of a tensor of codes. Of another type it belongs to a linear that is not quantised, which
+  // matters where the suffix is as common as "weight". Empty: any.
+  absl::Span<const absl::string_view> code_dtypes;
+  // Names of the settings that decode knows, which are those of an inline weight.
+  absl::Span<const absl::string_view> settings;
 
-  // Decodes one linear. INVALID_ARGUMENT naming the tensor (suffix), what was found and what was
-  // expected.
-  absl::StatusOr<CanonicalWeight> (*decode)(const QuantConfig& config,
-                                            const LinearTensors& tensors);
+  // The settings of a checkpoint of this quant_method. UNIMPLEMENTED saying what of them this
+  // format does not read; INVALID_ARGUMENT when no format could.
+  absl::StatusOr<QuantConfig> (*read)(const Setting& config);
+
+  // Decodes one linear. INVALID_ARGUMENT naming the setting, or the tensor by its suffix, what was
+  // found and what was expected.
+  absl::StatusOr<HostWeight> (*decode)(const Setting& settings, const LinearTensors& tensors);
 };
+
+extern const Format kAwqFormat;                // awq.cc
+extern const Format kIntQuantizedFormat;       // int_quantized.cc
+extern const Format kPlainFormat;              // plain.cc
+extern const Format kFasterTransformerFormat;  // fastertransformer.cc
+extern const Format kGemliteFormat;            // gemlite.cc
 
 // Every format, in the order they are tried.
 absl::Span<const Format* const> AllFormats();
 
-// The first format that accepts the config. UNIMPLEMENTED with what was found and every reason of
-// refusal.
-absl::StatusOr<const Format*> FindFormat(const QuantConfig& config);
+// The format of that name, or null.
+const Format* FormatNamed(absl::string_view name);
+
+// The first format that reads a checkpoint with that quantization_config, and what it made of it.
+// UNIMPLEMENTED with what was found and what every format missed.
+struct FoundFormat {
+  const Format* format = nullptr;
+  std::string quant_method;
+  QuantConfig config;
+};
+absl::StatusOr<FoundFormat> FindFormat(const Setting& config);
 
 }  // namespace awqd

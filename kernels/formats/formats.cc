@@ -1,29 +1,56 @@
 // The table of formats, in the order they are tried: the first that accepts wins.
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "kernels/formats/awq.h"
+#include "kernels/base/status.h"
 #include "kernels/formats/format.h"
 
 namespace awqd {
 
+absl::StatusOr<QuantConfig> OneRule(const Setting& config, Setting settings) {
+  QuantConfig out;
+  out.rules = {{.targets = {{}}, .settings = std::move(settings)}};
+  AWQD_ASSIGN_OR_RETURN(const std::vector<std::string> modules,
+                        ReadStrings(config, "modules_to_not_convert"));
+  for (const std::string& module : modules) {
+    out.left_out.push_back({ModulePattern::Kind::kContains, module});
+  }
+  return out;
+}
+
 absl::Span<const Format* const> AllFormats() {
   static const Format* const formats[] = {
-      &kAwqFormat,
+      &kAwqFormat, &kIntQuantizedFormat, &kPlainFormat, &kFasterTransformerFormat, &kGemliteFormat,
   };
   return formats;
 }
 
-absl::StatusOr<const Format*> FindFormat(const QuantConfig& config) {
-  std::string tried;
+const Format* FormatNamed(absl::string_view name) {
   for (const Format* format : AllFormats()) {
-    const std::string why = format->refuses(config);
-    if (why.empty()) return format;
-    absl::StrAppend(&tried, tried.empty() ? "" : "; ", format->name, ": ", why);
+    if (format->name == name) return format;
   }
-  return absl::UnimplementedError(absl::StrCat(
-      "quantization_config: got quant_method \"", absl::CHexEscape(config.quant_method),
-      "\", version \"", absl::CHexEscape(config.version), "\", bits ", config.bits,
-      ", expected a format that this server reads (", tried, ")"));
+  return nullptr;
+}
+
+absl::StatusOr<FoundFormat> FindFormat(const Setting& config) {
+  AWQD_ASSIGN_OR_RETURN(const std::string method, ReadWord(config, "quant_method"));
+  if (method.empty()) {
+    return BadValue("quant_method", "nothing", "for example \"awq\"");
+  }
+  std::string missed;
+  for (const Format* format : AllFormats()) {
+    absl::StrAppend(&missed, missed.empty() ? "" : "; ", format->name, ": ");
+    if (format->quant_method != method) {
+      absl::StrAppend(&missed, "quant_method is not \"", format->quant_method, "\"");
+      continue;
+    }
+    absl::StatusOr<QuantConfig> read = format->read(config);
+    if (read.ok()) return FoundFormat{format, method, *std::move(read)};
+    if (!absl::IsUnimplemented(read.status())) return read.status();
+    absl::StrAppend(&missed, read.status().message());
+  }
+  return absl::UnimplementedError(absl::StrCat("got quant_method \"", absl::CHexEscape(method),
+                                               "\", expected a format that this server reads (",
+                                               missed, ")"));
 }
 
 }  // namespace awqd

@@ -1,12 +1,21 @@
-// Layout "k16", for schemes of up to 4 bits.
+// Layout "k16": any weight but one whose groups are a few rows.
 //
-// Codes: [N/8 tiles][blocks][8 columns][16 words]. Nibble j of word i of a column's block b is the
-// code of padded row 128 b + 16 j + i, so a shift by 4 j leaves 16 consecutive rows in the low
-// nibbles of 16 lanes, and a table look-up that reads only 4 index bits needs no mask. A tile is
-// one stream from its first block to its last.
-// Groups are padded to a multiple of 16 rows with codes equal to their zero point: weights of 0.
-// Scales: [N/8][K/g][8] as stored. Zeros: [N/8][K/g][8], one byte each (none when symmetric).
-// README.md has a worked example.
+// Codes: [N/8 tiles][blocks][8 columns][a block]. A block holds rows 128 b .. 128 b + 127 of a
+// padded column, as 16 lanes; lane i has the rows 16 j + i, j = 0..7.
+//
+//   bits     a lane's codes              where the lane lies in its block
+//   4        32 bits, row j at bit 4 j   word i
+//   2        16 bits, row j at bit 2 j   half word i
+//   1         8 bits, row j at bit j     byte i
+//   3        24 bits, row j at bit 3 j   lower 16 as half word i, upper 8 as byte 32 + i
+//   8                                    row j is byte 16 j + i: rows follow each other
+//
+// Shifted right by `bits` j, the low bits of 16 lanes are the codes of 16 consecutive rows.
+// Integers of 5 to 8 bits have their upper bit flipped: read as signed, they are the code less 128.
+//
+// Groups are padded to a multiple of 16 rows with the codes nearest to their zero, columns with
+// scales and zeros of 0. Scales and zeros: [N/8][groups][8] as stored, for every column one, also
+// where columns share them. README.md has a worked example of every width.
 #include "kernels/layouts/k16.h"
 
 #include <algorithm>
@@ -17,18 +26,21 @@
 namespace awqd {
 namespace {
 
+// Fewer would more than double the weight: groups are padded to 16 rows.
+constexpr int64_t kLeastGroup = 8;
+
 std::string Refuses(const WeightShape& shape) {
-  return CodeBits(shape.scheme.bits) > 4 ? "codes of more than 4 bits" : "";
+  if (shape.groups() == 1 || shape.group_rows() >= kLeastGroup) return "";
+  return "holds groups of 8 rows at least";
 }
 
-LayoutExtent Extent(const WeightShape& shape) {
+void AddSections(const WeightShape& shape, Sections* sections) {
+  const WeightDescription& d = shape.description;
   const K16Shape k16(shape);
-  const int64_t cells = shape.groups() * shape.n;
-  LayoutExtent out;
-  out.codes_bytes = shape.n * k16.blocks * K16Shape::kWordsPerBlock * 4;
-  out.scales_bytes = cells * SizeOf(shape.scheme.scale_dtype);
-  out.zeros_bytes = shape.scheme.zero_kind == ZeroKind::kInteger ? cells : 0;
-  return out;
+  const int64_t cells = k16.tiles * k16.groups * K16Shape::kTile;
+  sections->Add(Part::kCodes, k16.tiles * k16.blocks * k16.tile_block_bytes());
+  sections->Add(Part::kScales, cells * d.scale_bytes());
+  sections->Add(Part::kZeros, cells * d.zero_bytes());
 }
 
 // Where a padded row comes from.
@@ -37,137 +49,237 @@ struct Source {
   int64_t row = -1;  // of the weight, or -1 for padding
 };
 
-class RowMap {
- public:
-  explicit RowMap(const WeightShape& shape)
-      : group_size_(shape.scheme.group_size),
-        padded_group_(K16Shape(shape).runs_per_group * K16Shape::kRun),
-        groups_(shape.groups()) {}
-
-  Source At(int64_t padded_row) const {
-    Source out{padded_row / padded_group_, -1};
-    const int64_t offset = padded_row % padded_group_;
-    if (out.group < groups_ && offset < group_size_) out.row = out.group * group_size_ + offset;
-    return out;
-  }
-
- private:
-  int64_t group_size_, padded_group_, groups_;
-};
-
-// The codes of 8 columns of one row as nibbles, from 2 or 4 bits each.
-uint32_t LoadTileRow(const CanonicalWeight& w, int64_t row, int64_t tile) {
-  const int bits = w.code_bits();
-  uint32_t packed = 0;
-  std::memcpy(&packed, w.codes.data() + row * w.row_bytes() + tile * bits, bits);
-  if (bits == 4) return packed;
-  uint32_t out = 0;
-  for (int c = 0; c < 8; ++c) out |= (packed >> (2 * c) & 3u) << (4 * c);
+Source SourceOf(const WeightShape& shape, const K16Shape& k16, int64_t padded_row) {
+  const int64_t padded_group = k16.runs_per_group * K16Shape::kRun;
+  Source out{padded_row / padded_group, -1};
+  const int64_t offset = padded_row % padded_group;
+  const int64_t row = out.group * shape.group_rows() + offset;
+  if (out.group < k16.groups && offset < shape.group_rows() && row < shape.k) out.row = row;
   return out;
 }
 
-void StoreTileRow(CanonicalWeight* w, int64_t row, int64_t tile, uint32_t nibbles) {
-  const int bits = w->code_bits();
-  uint32_t packed = nibbles;
-  if (bits == 2) {
-    packed = 0;
-    for (int c = 0; c < 8; ++c) packed |= (nibbles >> (4 * c) & 3u) << (2 * c);
-  }
-  std::memcpy(w->codes.data() + row * w->row_bytes() + tile * bits, &packed, bits);
+// HostWeight::EightCodes, by loads of known size wherever a tile is whole.
+uint64_t TileRow(const HostWeight& w, int64_t row, int64_t tile) {
+  const int bits = w.code_bits();
+  if ((tile + 1) * 8 > w.n || bits == 2) return w.EightCodes(row, tile * 8);
+  const uint8_t* at = w.codes.data() + row * w.row_bytes() + tile * bits;
+  uint32_t low = 0, high = 0;
+  std::memcpy(&low, at, 4);
+  if (bits == 8) std::memcpy(&high, at + 4, 4);
+  return static_cast<uint64_t>(high) << 32 | low;
 }
 
-uint32_t PaddingRow(const CanonicalWeight& w, int64_t group, int64_t tile) {
-  if (group >= w.groups()) return 0;
+// --- Codes of up to 4 bits: eight rows at a time, as nibbles ---
+
+// Eight nibbles <-> eight codes of `bits` each, side by side.
+uint32_t Squeeze(uint32_t nibbles, int bits) {
+  if (bits == 4) return nibbles;
+  uint32_t out = 0;
+  for (int j = 0; j < 8; ++j) out |= (nibbles >> (4 * j) & ((1u << bits) - 1)) << (bits * j);
+  return out;
+}
+
+uint32_t Spread(uint32_t codes, int bits) {
+  if (bits == 4) return codes;
+  uint32_t out = 0;
+  for (int j = 0; j < 8; ++j) out |= (codes >> (bits * j) & ((1u << bits) - 1)) << (4 * j);
+  return out;
+}
+
+// The codes of 8 columns of one row as nibbles.
+uint32_t LoadTileRow(const HostWeight& w, int64_t row, int64_t tile) {
+  return Spread(static_cast<uint32_t>(TileRow(w, row, tile)), w.code_bits());
+}
+
+// Writes 8 columns of `bits` each, or what is left of a row.
+void StoreTileRow(HostWeight* w, int64_t row, int64_t tile, uint64_t packed) {
+  const int64_t columns = std::min<int64_t>(8, w->n - tile * 8);
+  std::memcpy(w->codes.data() + row * w->row_bytes() + tile * w->code_bits(), &packed,
+              CeilDiv(columns * w->code_bits(), 8));
+}
+
+// The code nearest to the zero of a group and column: with an integer zero a weight of 0, or the
+// least that there is.
+int PaddingCode(const HostWeight& w, int64_t group, int64_t col) {
+  const WeightDescription& d = w.description;
+  if (!d.is_integer() || d.real_zeros() || group >= w.groups() || col >= w.n) return 0;
+  return std::min(w.Zero(group, col), (1 << d.bits) - 1);
+}
+
+uint32_t PaddingRow(const HostWeight& w, int64_t group, int64_t tile) {
   uint32_t out = 0;
   for (int c = 0; c < 8; ++c) {
-    out |= static_cast<uint32_t>(w.Zero(group, tile * 8 + c) & 15) << (4 * c);
+    out |= static_cast<uint32_t>(PaddingCode(w, group, tile * 8 + c)) << (4 * c);
   }
   return out;
 }
 
-// Calls visit(sources of 8 words, tile, first word of the packed codes). Tiles some at a time: what
-// is packed stays in the L1 cache until its lines are full, and neighbours share the lines of the
-// canonical codes.
+// A lane's 8 * bits bits, in the parts that the table above lists.
+void StoreLane(uint32_t lane, int bits, int64_t i, uint8_t* block) {
+  if (bits == 3) {
+    std::memcpy(block + 2 * i, &lane, 2);
+    block[32 + i] = static_cast<uint8_t>(lane >> 16);
+  } else {
+    std::memcpy(block + bits * i, &lane, bits);
+  }
+}
+
+uint32_t LoadLane(const uint8_t* block, int bits, int64_t i) {
+  uint32_t lane = 0;
+  if (bits == 3) {
+    std::memcpy(&lane, block + 2 * i, 2);
+    return lane | static_cast<uint32_t>(block[32 + i]) << 16;
+  }
+  std::memcpy(&lane, block + bits * i, bits);
+  return lane;
+}
+
+// Calls visit(sources of 8 runs, tile, lane, first byte of the tile's block). Tiles some at a time:
+// what is packed stays in the L1 cache until its lines are full, and neighbours share the lines of
+// the canonical codes.
 template <typename Visit>
-void ForEachWordGroup(const WeightShape& shape, ColumnRange columns, Visit visit) {
+void ForEachLane(const WeightShape& shape, ColumnRange columns, Visit visit) {
   constexpr int64_t kTilesAtATime = 32;
   const K16Shape k16(shape);
-  const RowMap map(shape);
-  const int64_t end = columns.end / K16Shape::kTile;
+  const int64_t end = CeilDiv(columns.end, K16Shape::kTile);
   for (int64_t b = 0; b < k16.blocks; ++b) {
     for (int64_t t0 = columns.begin / K16Shape::kTile; t0 < end; t0 += kTilesAtATime) {
-      for (int64_t i = 0; i < K16Shape::kWordsPerBlock; ++i) {
+      for (int64_t i = 0; i < K16Shape::kRun; ++i) {
         Source sources[8];
-        for (int64_t j = 0; j < 8; ++j) sources[j] = map.At(128 * b + 16 * j + i);
+        for (int64_t j = 0; j < 8; ++j) {
+          sources[j] = SourceOf(shape, k16, K16Shape::kBlockRows * b + 16 * j + i);
+        }
         for (int64_t t = t0; t < std::min(end, t0 + kTilesAtATime); ++t) {
-          visit(sources, t, ((t * k16.blocks + b) * 8) * K16Shape::kWordsPerBlock + i);
+          visit(sources, t, i, (t * k16.blocks + b) * k16.tile_block_bytes());
         }
       }
     }
   }
 }
 
-// Copies [G][N] cells to [N/8][G][8], or back.
-void PackCells(const uint8_t* in, const CanonicalWeight& w, ColumnRange columns, int64_t size,
-               uint8_t* out) {
-  for (int64_t g = 0; g < w.groups(); ++g) {
-    for (int64_t t = columns.begin / 8; t < columns.end / 8; ++t) {
-      std::memcpy(out + (t * w.groups() + g) * 8 * size, in + (g * w.n + t * 8) * size, 8 * size);
-    }
-  }
+void PackLanes(const HostWeight& w, ColumnRange columns, uint8_t* codes) {
+  const K16Shape k16(w.shape());
+  ForEachLane(w.shape(), columns,
+              [&](const Source* sources, int64_t tile, int64_t i, int64_t first) {
+                uint32_t words[8];
+                for (int j = 0; j < 8; ++j) {
+                  words[j] = sources[j].row >= 0 ? LoadTileRow(w, sources[j].row, tile)
+                                                 : PaddingRow(w, sources[j].group, tile);
+                }
+                TransposeNibbles(words);
+                for (int c = 0; c < 8; ++c) {
+                  StoreLane(Squeeze(words[c], k16.bits), k16.bits, i,
+                            codes + first + c * k16.block_bytes());
+                }
+              });
 }
 
-void UnpackCells(const uint8_t* in, int64_t groups, int64_t n, int64_t size, uint8_t* out) {
+void UnpackLanes(const uint8_t* codes, HostWeight* w) {
+  const K16Shape k16(w->shape());
+  ForEachLane(
+      w->shape(), {0, w->n}, [&](const Source* sources, int64_t tile, int64_t i, int64_t first) {
+        uint32_t words[8];
+        for (int c = 0; c < 8; ++c) {
+          words[c] = Spread(LoadLane(codes + first + c * k16.block_bytes(), k16.bits, i), k16.bits);
+        }
+        TransposeNibbles(words);
+        for (int j = 0; j < 8; ++j) {
+          if (sources[j].row < 0) continue;
+          StoreTileRow(w, sources[j].row, tile, Squeeze(words[j], w->code_bits()));
+        }
+      });
+}
+
+// --- Codes of 8 bits ---
+
+// What stored bytes differ by from codes: integers are stored as if signed.
+uint8_t Flip(const WeightDescription& d) { return d.is_integer() ? 0x80 : 0; }
+
+void PackBytes(const HostWeight& w, ColumnRange columns, uint8_t* codes) {
+  const uint8_t flip = Flip(w.description);
+  const int64_t block = K16Shape(w.shape()).block_bytes();
+  ForEachLane(
+      w.shape(), columns, [&](const Source* sources, int64_t tile, int64_t i, int64_t first) {
+        for (int j = 0; j < 8; ++j) {
+          uint8_t* out = codes + first + 16 * j + i;
+          const uint64_t row = sources[j].row >= 0 ? TileRow(w, sources[j].row, tile) : 0;
+          for (int c = 0; c < 8; ++c) {
+            const int code = sources[j].row >= 0 ? static_cast<int>(row >> (8 * c) & 255)
+                                                 : PaddingCode(w, sources[j].group, tile * 8 + c);
+            out[c * block] = static_cast<uint8_t>(code ^ flip);
+          }
+        }
+      });
+}
+
+void UnpackBytes(const uint8_t* codes, HostWeight* w) {
+  const uint8_t flip = Flip(w->description);
+  const int64_t block = K16Shape(w->shape()).block_bytes();
+  ForEachLane(w->shape(), {0, w->n},
+              [&](const Source* sources, int64_t tile, int64_t i, int64_t first) {
+                for (int j = 0; j < 8; ++j) {
+                  if (sources[j].row < 0) continue;
+                  const uint8_t* in = codes + first + 16 * j + i;
+                  uint64_t row = 0;
+                  for (int c = 0; c < 8; ++c) {
+                    row |= static_cast<uint64_t>(in[c * block] ^ flip) << (8 * c);
+                  }
+                  StoreTileRow(w, sources[j].row, tile, row);
+                }
+              });
+}
+
+// --- Scales and zeros ---
+
+// Copies [groups][column blocks] cells of `size` bytes to [N/8][groups][8].
+void PackCells(const std::vector<uint8_t>& in, const HostWeight& w, ColumnRange columns,
+               int64_t size, uint8_t* out) {
+  if (in.empty()) return;
+  const int64_t groups = w.groups();
   for (int64_t g = 0; g < groups; ++g) {
-    for (int64_t t = 0; t < n / 8; ++t) {
-      std::memcpy(out + (g * n + t * 8) * size, in + (t * groups + g) * 8 * size, 8 * size);
+    for (int64_t t = columns.begin / 8; t < CeilDiv(columns.end, 8); ++t) {
+      uint8_t* cells = out + (t * groups + g) * 8 * size;
+      const int64_t count = std::min<int64_t>(8, w.n - t * 8);
+      if (w.description.block_cols == 1 && count == 8) {
+        std::memcpy(cells, in.data() + (g * w.n + t * 8) * size, 8 * size);
+        continue;
+      }
+      std::memset(cells, 0, 8 * size);
+      for (int64_t c = 0; c < count; ++c) {
+        std::memcpy(cells + c * size, in.data() + w.Cell(g, t * 8 + c) * size, size);
+      }
     }
   }
 }
 
-void Pack(const CanonicalWeight& w, ColumnRange columns, uint8_t* out) {
-  const WeightShape shape{w.k, w.n, w.scheme};
-  const LayoutExtent extent = Extent(shape);
-  ForEachWordGroup(shape, columns, [&](const Source* sources, int64_t tile, int64_t first) {
-    uint32_t words[8];
-    for (int j = 0; j < 8; ++j) {
-      words[j] = sources[j].row >= 0 ? LoadTileRow(w, sources[j].row, tile)
-                                     : PaddingRow(w, sources[j].group, tile);
+void UnpackCells(const uint8_t* in, int64_t size, const HostWeight& w, std::vector<uint8_t>* out) {
+  if (out->empty()) return;
+  const int64_t groups = w.groups(), step = w.shape().block_cols();
+  for (int64_t g = 0; g < groups; ++g) {
+    for (int64_t n = 0; n < w.n; n += step) {
+      std::memcpy(out->data() + w.Cell(g, n) * size, in + ((n / 8 * groups + g) * 8 + n % 8) * size,
+                  size);
     }
-    TransposeNibbles(words);
-    for (int c = 0; c < 8; ++c) {
-      std::memcpy(out + (first + c * K16Shape::kWordsPerBlock) * 4, &words[c], 4);
-    }
-  });
-  const int64_t size = SizeOf(w.scheme.scale_dtype);
-  PackCells(w.scales.data(), w, columns, size, out + extent.scales_offset());
-  if (!w.zeros.empty()) {
-    PackCells(w.zeros.data(), w, columns, 1, out + extent.zeros_offset());
   }
 }
 
-void Unpack(const uint8_t* in, CanonicalWeight* w) {
-  const WeightShape shape{w->k, w->n, w->scheme};
-  const LayoutExtent extent = Extent(shape);
-  ForEachWordGroup(shape, {0, w->n}, [&](const Source* sources, int64_t tile, int64_t first) {
-    uint32_t words[8];
-    for (int c = 0; c < 8; ++c) {
-      std::memcpy(&words[c], in + (first + c * K16Shape::kWordsPerBlock) * 4, 4);
-    }
-    TransposeNibbles(words);
-    for (int j = 0; j < 8; ++j) {
-      if (sources[j].row >= 0) StoreTileRow(w, sources[j].row, tile, words[j]);
-    }
-  });
-  const int64_t size = SizeOf(w->scheme.scale_dtype);
-  UnpackCells(in + extent.scales_offset(), w->groups(), w->n, size, w->scales.data());
-  if (!w->zeros.empty()) {
-    UnpackCells(in + extent.zeros_offset(), w->groups(), w->n, 1, w->zeros.data());
-  }
+void Pack(const HostWeight& w, ColumnRange columns, const Sections& sections, uint8_t* out) {
+  const auto pack = K16Shape(w.shape()).bits == 8 ? PackBytes : PackLanes;
+  pack(w, columns, out + sections.offset(Part::kCodes));
+  PackCells(w.scales, w, columns, w.description.scale_bytes(),
+            out + sections.offset(Part::kScales));
+  PackCells(w.zeros, w, columns, w.description.zero_bytes(), out + sections.offset(Part::kZeros));
+}
+
+void Unpack(const WeightShape& shape, const uint8_t* in, const Sections& sections, HostWeight* w) {
+  const auto unpack = K16Shape(shape).bits == 8 ? UnpackBytes : UnpackLanes;
+  unpack(in + sections.offset(Part::kCodes), w);
+  UnpackCells(in + sections.offset(Part::kScales), shape.description.scale_bytes(), *w, &w->scales);
+  UnpackCells(in + sections.offset(Part::kZeros), shape.description.zero_bytes(), *w, &w->zeros);
 }
 
 }  // namespace
 
-const Layout kK16Layout = {"k16", Refuses, Extent, Pack, Unpack};
+const Layout kK16Layout = {"k16", Refuses, AddSections, Pack, Unpack};
 
 }  // namespace awqd

@@ -1,4 +1,5 @@
-// Layout "k16": runs of 16 along K, for decoding with a 16-entry table in a vector register.
+// The numbers of layout "k16": runs of 16 along K, for decoding into a vector register of 16
+// floats.
 #pragma once
 
 #include <cstdint>
@@ -7,29 +8,33 @@
 
 namespace awqd {
 
-extern const Layout kK16Layout;
-
 // Numbers that the layout and its readers share. A "run" is 16 consecutive rows of one group; a
-// "block" is 8 runs of one column, 64 bytes; a "tile" is 8 columns. Groups are padded to whole
-// runs.
+// "block" is 8 runs of one column; a "tile" is 8 columns. Groups are padded to whole runs, columns
+// to whole blocks, and N to whole tiles.
 struct K16Shape {
   static constexpr int64_t kRun = 16;
   static constexpr int64_t kRunsPerBlock = 8;
+  static constexpr int64_t kBlockRows = kRun * kRunsPerBlock;
   static constexpr int64_t kTile = 8;
-  static constexpr int64_t kWordsPerBlock = 16;
 
   int64_t tiles = 0;
   int64_t groups = 0;
-  int64_t runs_per_group = 0;
-  int64_t runs = 0;    // of one column
-  int64_t blocks = 0;  // of one column
+  int64_t runs_per_group = 0;  // but for the last group, which may be short
+  int64_t runs = 0;            // of one column
+  int64_t blocks = 0;          // of one column
+  int bits = 0;                // that a code takes: its own, or 8 from 5 on
 
   explicit K16Shape(const WeightShape& shape)
-      : tiles(shape.n / kTile),
+      : tiles(CeilDiv(shape.n, kTile)),
         groups(shape.groups()),
-        runs_per_group(CeilDiv(shape.scheme.group_size, kRun)),
-        runs(groups * runs_per_group),
-        blocks(CeilDiv(runs, kRunsPerBlock)) {}
+        runs_per_group(CeilDiv(shape.group_rows(), kRun)),
+        runs((groups - 1) * runs_per_group +
+             CeilDiv(shape.k - (groups - 1) * shape.group_rows(), kRun)),
+        blocks(CeilDiv(runs, kRunsPerBlock)),
+        bits(shape.description.bits <= 4 ? shape.description.bits : 8) {}
+
+  int64_t block_bytes() const { return kRun * bits; }
+  int64_t tile_block_bytes() const { return kTile * block_bytes(); }
 };
 
 }  // namespace awqd

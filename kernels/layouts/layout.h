@@ -1,13 +1,13 @@
 // Layout: a byte order that kernels read, and the host code that packs and unpacks it.
 //
 // One weight has one layout in memory. A layout is host code only, so that it is tested without a
-// GPU; unpack must invert pack exactly.
+// GPU; Unpack must invert pack exactly. It orders codes, zeros and scales; the other parts of a
+// weight are the same in every layout (PrepareWeight).
 #pragma once
 
 #include <cstdint>
 #include <string>
 
-#include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "kernels/weight.h"
@@ -28,23 +28,51 @@ struct Layout {
   // Empty when the layout can hold weights of this shape, else the reason why not.
   std::string (*refuses)(const WeightShape& shape);
 
-  // Bytes of each section. Only for shapes that are not refused.
-  LayoutExtent (*extent)(const WeightShape& shape);
+  // Adds what it needs of Part::kCodes, kScales and kZeros. Only for shapes that are not refused.
+  void (*add_sections)(const WeightShape& shape, Sections* sections);
 
-  // Writes what some columns are packed to, at their place in `out`: extent.total() bytes of host
-  // memory, which the ranges [0, N) together fill but for the gaps between sections. Threads may
-  // pack disjoint ranges at the same time.
-  void (*pack)(const CanonicalWeight& weight, ColumnRange columns, uint8_t* out);
+  // Writes what some columns are packed to, at their place in `out`: sections.total() bytes of host
+  // memory. The ranges [0, N) together fill the sections that add_sections added. Threads may pack
+  // disjoint ranges at the same time.
+  void (*pack)(const HostWeight& weight, ColumnRange columns, const Sections& sections,
+               uint8_t* out);
 
-  // Inverse of pack: fills codes, zeros and scales of `out`, whose k, n and scheme are set and
-  // whose vectors have their final sizes.
-  void (*unpack)(const uint8_t* in, CanonicalWeight* out);
+  // Inverse of pack: fills codes, zeros and scales of `out`, a MakeEmpty weight. `in` has every
+  // section.
+  void (*unpack)(const WeightShape& shape, const uint8_t* in, const Sections& sections,
+                 HostWeight* out);
+
+  // Whether a weight of this shape needs Part::kOuter although its description has no outer:
+  // because the layout keeps only a part of each scale beside the codes, or because its rows always
+  // multiply by that part. Null: never.
+  bool (*moves_scales)(const WeightShape& shape) = nullptr;
+  // What is left of the scales of columns [0, N), 1 without any: FP32 [N]. Weights and sums are
+  // multiplied by it.
+  void (*moved_scales)(const HostWeight& weight, float* out) = nullptr;
 };
+
+extern const Layout kPlainLayout;  // plain.cc
+extern const Layout kK16Layout;    // k16.cc, with its numbers in k16.h
+extern const Layout kMma16Layout;  // mma16.cc, with its numbers in mma16.h
 
 // Every layout, in a fixed order. Round-trip tests walk this.
 absl::Span<const Layout* const> AllLayouts();
 
-// The layout of that name, or null.
-const Layout* FindLayout(absl::string_view name);
+// Sections of a weight of this shape in `layout`, the outer included; of order, factor and bias
+// only what `weight` has, if it is given.
+Sections SectionsOf(const Layout& layout, const WeightShape& shape,
+                    const HostWeight* weight = nullptr);
+
+// Writes the sections that are the same in every layout.
+void PackCommonParts(const Layout& layout, const HostWeight& weight, const Sections& sections,
+                     uint8_t* out);
+
+// A weight of this shape whose parts have their sizes and hold zeros; without order, factor, bias
+// and table.
+HostWeight MakeEmpty(const WeightShape& shape);
+
+// What was packed to `in`, without order, factor and bias.
+HostWeight Unpack(const Layout& layout, const WeightShape& shape, const Sections& sections,
+                  const uint8_t* in);
 
 }  // namespace awqd

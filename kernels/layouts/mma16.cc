@@ -1,53 +1,143 @@
 // Layout "mma16": records of 64 out features x 128 in features in tensor-core fragment order.
 //
 //   record            at ((n / 64) * BlocksK + k / 128) * RecordBytes
-//     unit            (i, h) = (n % 64 / 16, k % 128 / 64) at (2 i + h) * 512
-//       lane          (n % 8) * 4 + k % 8 / 2, at 16 bytes each: lane `l` of a warp owns row l / 4
-//       and column
-//                     pair l % 4 of every 8 x 8 quarter of a fragment
-//         word        k % 64 / 16
-//           nibble    0 4 1 5 2 6 3 7 [e],  e = k % 2 + 2 * (n % 16 / 8) + 4 * (k % 16 / 8)
-//     meta            j = k % 128 / (128 / metas), at 4096 + 160 j
+//     unit            (i, h) = (n % 64 / 16, k % 128 / 64) at (2 i + h) * UnitBytes
+//       lane          (n % 8) * 4 + k % 8 / 2: lane `l` of a warp owns row l / 4 and column pair
+//                     l % 4 of every 8 x 8 quarter of a fragment
+//       step          s = k % 64 / 16, a fragment of 16 x 16: pair p = n % 16 / 8 + 2 (k % 16 / 8)
+//                     of a lane's two codes k % 2 = 0, 1
+//     meta            j = k % 128 / (128 / metas), behind the codes at MetaBytes j
 //       scale         16 bits at (n % 64 / 16) * 32 + (n % 8) * 4 + (n % 16 / 8) * 2
-//       zero          nibble n % 16 / 8 of the byte at 128 + (n % 64 / 16) * 8 + n % 8
+//       zero          of 4 bits: nibble n % 16 / 8 of the byte at 128 + (n % 64 / 16) * 8 + n % 8;
+//                     of 8: the byte at 128 + (n % 64 / 16) * 16 + (n % 8) * 2 + n % 16 / 8
+//
+// A lane's codes of a unit, in 32-bit words; the code of k % 2 = 1 always lies 16 bits above that
+// of k % 2 = 0 (modulo 32 in the last line):
+//
+//   bits  words          word            bit of pair p at step s
+//   8     8, as 2 x 4    2 s + p % 2     8 (p / 2); words 0..3 of all lanes, then words 4..7
+//   4     4              s               4 p
+//   2     2              s / 2           8 (s % 2) + 2 p
+//   1     1              0               {2, 3, 10, 11}[s] + 2 p, modulo 32
+//   3     2 and 1        as 2 bits for the lower two bits, then as 1 bit for the upper one
 //
 // Padding decodes to 0: along N (to 64) code, zero and scale are 0; along K (to 128) codes are the
-// zero points of the last group, whose meta serves them where a group is all of K. Symmetric
-// schemes store their zero point, 2^(bits-1), like any other.
+// zero points of the last group, whose meta serves them where a group is all of K. Constant zeros
+// are stored like any other.
+//
+// Scales in records are FP16. A column of BF16 scales is stored times a power of two that brings
+// its largest to [128, 256), and Part::kOuter has what it takes back: exact, as BF16 has fewer
+// significant bits, while the column's scales lie within 24 octaves. One scale per column that is
+// not FP16, or of 8-bit codes, is Part::kOuter itself, and records have the scale 1 or none.
+// Records without any always have a Part::kOuter, of ones if need be.
 #include "kernels/layouts/mma16.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/layouts/nibbles.h"
+#include "kernels/exact.h"
 
 namespace awqd {
 namespace {
 
 using namespace mma16;  // NOLINT: the geometry of this very file
 
-std::string Refuses(const WeightShape& shape) {
-  const QuantScheme& s = shape.scheme;
-  if (CodeBits(s.bits) != 4) return absl::StrCat("holds 4-bit codes, got ", s.bits, " bits");
-  if (SizeOf(s.scale_dtype) != 2) {
-    return absl::StrCat("holds 16-bit scales, got ", Name(s.scale_dtype));
+// Of a column's scales: from 2^7 down to 2^-17, of which an FP16 denormal holds 8 bits.
+constexpr int kMostOctaves = 24;
+constexpr int kTopOctave = 7;
+
+bool PerColumn(const WeightShape& shape) { return shape.groups() == 1; }
+
+// Whether the whole scale is Part::kOuter.
+bool ScaleIsOuter(const WeightShape& shape) {
+  const WeightDescription& d = shape.description;
+  if (!d.scale_dtype || !PerColumn(shape)) return false;
+  return d.bits == 8 || *d.scale_dtype != DType::kFp16;
+}
+
+bool IsNormalised(const WeightShape& shape) {
+  return shape.description.scale_dtype == DType::kBf16 && !PerColumn(shape);
+}
+
+// Whether Part::kOuter is 1 everywhere: rows of bare records always multiply by it.
+bool OuterIsOnes(const WeightShape& shape) {
+  const WeightDescription& d = shape.description;
+  return HasBareRecords(shape) && !d.scale_dtype && d.outer == OuterKind::kNone;
+}
+
+bool MovesScales(const WeightShape& shape) {
+  return ScaleIsOuter(shape) || IsNormalised(shape) || OuterIsOnes(shape);
+}
+
+bool HoldsBits(int bits) { return bits <= 4 || bits == 8; }
+
+std::string RefusesScales(const WeightShape& shape) {
+  const WeightDescription& d = shape.description;
+  if (d.block_cols != 1 && d.scale_dtype) return "holds a scale for each column";
+  if (MovesScales(shape) && d.outer != OuterKind::kNone) {
+    return "holds no outer scale beside these scales";
   }
-  if (s.group_size != shape.k && s.group_size % kRowTile != 0) {
-    return absl::StrCat("group size ", s.group_size, " is neither K nor a multiple of ", kRowTile);
+  if (!d.scale_dtype || ScaleIsOuter(shape)) return "";
+  if (*d.scale_dtype != DType::kFp16 && *d.scale_dtype != DType::kBf16) {
+    return absl::StrCat("holds FP16 and BF16 scales of groups, got ", Name(*d.scale_dtype));
+  }
+  if (IsNormalised(shape) && shape.scale_octaves > kMostOctaves) {
+    return absl::StrCat("holds BF16 scales of a column within ", kMostOctaves, " octaves, got ",
+                        shape.scale_octaves);
   }
   return "";
 }
 
-int Metas(const WeightShape& shape) { return MetasPerRecord(shape.k, shape.scheme.group_size); }
-
-LayoutExtent Extent(const WeightShape& shape) {
-  // One section: scales and zeros lie beside the codes they decode.
-  return {.codes_bytes = TilesN(shape.n) * BlocksK(shape.k) * RecordBytes(Metas(shape))};
+std::string Refuses(const WeightShape& shape) {
+  const WeightDescription& d = shape.description;
+  if (!d.is_integer() || !HoldsBits(d.bits)) {
+    return absl::StrCat("holds integer codes of 1, 2, 3, 4 and 8 bits, got ", ToString(d));
+  }
+  if (d.real_zeros()) return "holds integer zeros";
+  if (d.zero_kind == ZeroKind::kConstant && d.zero >= 1 << d.bits) {
+    return absl::StrCat("holds zeros of as many bits as codes, got ", d.zero);
+  }
+  if (shape.group_rows() != shape.k && shape.group_rows() % kRowTile != 0) {
+    return absl::StrCat("group size ", shape.group_rows(), " is neither K nor a multiple of ",
+                        kRowTile);
+  }
+  return RefusesScales(shape);
 }
 
+void AddSections(const WeightShape& shape, Sections* sections) {
+  // One section: scales and zeros lie beside the codes they decode.
+  sections->Add(Part::kCodes, TilesN(shape.n) * BlocksK(shape.k) * RecordBytes(shape));
+}
+
+// --- Scales ---
+
+// The power of two that the scales of each column in [begin, end) are multiplied by.
+std::vector<float> Normalisers(const HostWeight& w, ColumnRange columns) {
+  std::vector<float> out(columns.end - columns.begin, 1.0f);
+  if (!IsNormalised(w.shape())) return out;
+  for (int64_t n = columns.begin; n < columns.end; ++n) {
+    float most = 0;
+    for (int64_t g = 0; g < w.groups(); ++g) most = std::max(most, std::fabs(w.Scale(g, n)));
+    if (most > 0) out[n - columns.begin] = std::ldexp(1.0f, kTopOctave - std::ilogb(most));
+  }
+  return out;
+}
+
+void MovedScales(const HostWeight& w, float* out) {
+  if (ScaleIsOuter(w.shape()) || OuterIsOnes(w.shape())) {
+    for (int64_t n = 0; n < w.n; ++n) out[n] = w.Scale(0, n);  // 1 without
+    return;
+  }
+  const std::vector<float> factors = Normalisers(w, {0, w.n});
+  for (int64_t n = 0; n < w.n; ++n) out[n] = 1.0f / factors[n];
+}
+
+// --- Records ---
+
 // Calls fn(record index, first n, first k) for every record of some columns. Rows outermost:
-// neighbours share the cache lines of the canonical codes.
+// neighbours share the cache lines of the codes.
 template <typename Fn>
 void ForEachRecord(ColumnRange columns, int64_t k, Fn fn) {
   for (int64_t block = 0; block < BlocksK(k); ++block) {
@@ -57,65 +147,7 @@ void ForEachRecord(ColumnRange columns, int64_t k, Fn fn) {
   }
 }
 
-// The words of the 8 lanes that own one pair of columns of K (lane % 4) of a fragment are the
-// nibbles of 8 canonical words, 8 out features of one row each, turned around. Those words, by the
-// nibble that they become: rows 2 pair + {0, 8} + {0, 1}, out features {0..7, 8..15}.
-struct Corner {
-  int k;
-  int n;
-};
-constexpr Corner kCorners[8] = {{0, 0}, {0, 8}, {8, 0}, {8, 8}, {1, 0}, {1, 8}, {9, 0}, {9, 8}};
-
-// Calls fn(first of the lanes' words in the record, corner of the canonical words) for every such
-// group; lanes are 16 words apart.
-template <typename Fn>
-void ForEachLaneGroup(int64_t n0, int64_t k0, Fn fn) {
-  for (int unit = 0; unit < kCodesBytes / kUnitBytes; ++unit) {
-    for (int step = 0; step < 4; ++step) {
-      for (int pair = 0; pair < 4; ++pair) {
-        fn(unit * 128 + pair * 4 + step, n0 + unit / 2 * kRowTile,
-           k0 + unit % 2 * kUnitK + step * 16 + 2 * pair);
-      }
-    }
-  }
-}
-
-// The codes of weights of 0 in the last group, for columns [column, column + 8).
-uint32_t ZeroCodes(const CanonicalWeight& w, int64_t column) {
-  uint32_t word = 0;
-  for (int i = 0; i < 8; ++i) word |= w.Zero(w.groups() - 1, column + i) << 4 * i;
-  return word;
-}
-
-void PackCodes(const CanonicalWeight& w, int64_t n0, int64_t k0, uint8_t* record) {
-  ForEachLaneGroup(n0, k0, [&](int first, int64_t n, int64_t k) {
-    uint32_t words[8] = {};
-    for (int i = 0; i < 8; ++i) {
-      const int64_t row = k + kCorners[i].k, column = n + kCorners[i].n;
-      if (column >= w.n) continue;
-      if (row < w.k) {
-        std::memcpy(&words[i], w.codes.data() + row * w.row_bytes() + column / 2, 4);
-      } else {
-        words[i] = ZeroCodes(w, column);
-      }
-    }
-    TransposeNibbles(words);
-    for (int r = 0; r < 8; ++r) std::memcpy(record + (first + 16 * r) * 4, &words[r], 4);
-  });
-}
-
-void UnpackCodes(const uint8_t* record, int64_t n0, int64_t k0, CanonicalWeight* w) {
-  ForEachLaneGroup(n0, k0, [&](int first, int64_t n, int64_t k) {
-    uint32_t words[8];
-    for (int r = 0; r < 8; ++r) std::memcpy(&words[r], record + (first + 16 * r) * 4, 4);
-    TransposeNibbles(words);
-    for (int i = 0; i < 8; ++i) {
-      const int64_t row = k + kCorners[i].k, column = n + kCorners[i].n;
-      if (row >= w->k || column >= w->n) continue;
-      std::memcpy(w->codes.data() + row * w->row_bytes() + column / 2, &words[i], 4);
-    }
-  });
-}
+// --- Metas ---
 
 struct MetaPlace {
   int scale;  // bytes from the meta's start
@@ -123,61 +155,100 @@ struct MetaPlace {
   int zero_shift;
 };
 
-MetaPlace PlaceOf(int column) {
+MetaPlace PlaceOf(int bits, int column) {
   const int tile = column / kRowTile, row = column % 8, upper = column % kRowTile / 8;
-  return {tile * 32 + row * 4 + upper * 2, kMetaScalesBytes + tile * 8 + row, 4 * upper};
+  const int scale = tile * 32 + row * 4 + upper * 2;
+  if (ZeroBits(bits) == 8) return {scale, kMetaScalesBytes + tile * 16 + row * 2 + upper, 0};
+  return {scale, kMetaScalesBytes + tile * 8 + row, 4 * upper};
 }
 
-void PackMetas(const CanonicalWeight& w, int64_t n0, int64_t k0, int metas, uint8_t* out) {
-  std::memset(out, 0, metas * kMetaBytes);
+uint16_t RecordScale(const HostWeight& w, int64_t group, int64_t column, float normaliser) {
+  const WeightShape shape = w.shape();
+  if (!w.description.scale_dtype || ScaleIsOuter(shape)) return 0x3c00;  // 1
+  if (!IsNormalised(shape)) {
+    uint16_t bits;
+    std::memcpy(&bits, w.scales.data() + 2 * w.Cell(group, column), 2);
+    return bits;
+  }
+  return FloatToHalf(w.Scale(group, column) * normaliser);
+}
+
+// Calls fn(first byte of the meta, place in it, group, column) for every scale of a record.
+template <typename Fn>
+void ForEachCell(const HostWeight& w, int64_t n0, int64_t k0, int metas, Fn fn) {
+  const int bits = w.description.bits;
   for (int j = 0; j < metas; ++j) {
     const int64_t k = k0 + j * (kBlockK / metas);
     if (k >= w.k) break;
-    const int64_t group = k / w.scheme.group_size;
-    uint8_t* meta = out + j * kMetaBytes;
+    const int64_t group = k / w.group_rows();
     for (int column = 0; column < std::min<int64_t>(kTileN, w.n - n0); ++column) {
-      const MetaPlace place = PlaceOf(column);
-      std::memcpy(meta + place.scale, w.scales.data() + 2 * (group * w.n + n0 + column), 2);
-      meta[place.zero] |= w.Zero(group, n0 + column) << place.zero_shift;
+      fn(j * MetaBytes(bits), PlaceOf(bits, column), group, n0 + column);
     }
   }
 }
 
-void UnpackMetas(const uint8_t* in, int64_t n0, int64_t k0, int metas, CanonicalWeight* w) {
-  for (int j = 0; j < metas; ++j) {
-    const int64_t k = k0 + j * (kBlockK / metas);
-    if (k >= w->k) break;
-    const int64_t group = k / w->scheme.group_size;
-    const uint8_t* meta = in + j * kMetaBytes;
-    for (int column = 0; column < std::min<int64_t>(kTileN, w->n - n0); ++column) {
-      const MetaPlace place = PlaceOf(column);
-      const int64_t at = group * w->n + n0 + column;
-      std::memcpy(w->scales.data() + 2 * at, meta + place.scale, 2);
-      if (!w->zeros.empty()) w->zeros[at] = meta[place.zero] >> place.zero_shift & 0xf;
-    }
+// The stored scale again, from what a record and Part::kOuter have of it.
+void RestoreScale(HostWeight* w, int64_t group, int64_t column, uint16_t record, float outer) {
+  const WeightShape shape = w->shape();
+  const int64_t cell = w->Cell(group, column);
+  if (ScaleIsOuter(shape) || IsNormalised(shape)) {
+    StoreElement(w->scales.data(), *w->description.scale_dtype, cell,
+                 ScaleIsOuter(shape) ? outer : HalfToFloat(record) * outer);
+  } else {
+    std::memcpy(w->scales.data() + 2 * cell, &record, 2);
   }
 }
 
-void Pack(const CanonicalWeight& w, ColumnRange columns, uint8_t* out) {
-  const int metas = Metas({w.k, w.n, w.scheme});
+void UnpackMetas(const uint8_t* in, int64_t n0, int64_t k0, int metas, const float* outer,
+                 HostWeight* w) {
+  const int mask = (1 << ZeroBits(w->description.bits)) - 1;
+  ForEachCell(*w, n0, k0, metas, [&](int first, MetaPlace place, int64_t group, int64_t n) {
+    uint16_t scale;
+    std::memcpy(&scale, in + first + place.scale, 2);
+    if (!w->scales.empty()) RestoreScale(w, group, n, scale, outer == nullptr ? 1 : outer[n]);
+    if (w->zeros.empty()) return;
+    w->zeros[w->Cell(group, n)] = in[first + place.zero] >> place.zero_shift & mask;
+  });
+}
+
+// --- Both ---
+
+void Pack(const HostWeight& w, ColumnRange columns, const Sections& sections, uint8_t* out) {
+  const WeightShape shape = w.shape();
+  const std::vector<float> normalisers = Normalisers(w, columns);
+  const int metas = MetasPerRecord(shape), codes = CodesBytes(w.description.bits);
+  uint8_t* const records = out + sections.offset(Part::kCodes);
   ForEachRecord(columns, w.k, [&](int64_t index, int64_t n0, int64_t k0) {
-    uint8_t* record = out + index * RecordBytes(metas);
+    uint8_t* const record = records + index * RecordBytes(shape);
     PackCodes(w, n0, k0, record);
-    PackMetas(w, n0, k0, metas, record + kCodesBytes);
+    uint8_t* const meta = record + codes;
+    std::memset(meta, 0, RecordBytes(shape) - codes);
+    ForEachCell(w, n0, k0, metas, [&](int first, MetaPlace place, int64_t group, int64_t n) {
+      const uint16_t scale = RecordScale(w, group, n, normalisers[n - columns.begin]);
+      std::memcpy(meta + first + place.scale, &scale, 2);
+      meta[first + place.zero] |= w.Zero(group, n) << place.zero_shift;
+    });
   });
 }
 
-void Unpack(const uint8_t* in, CanonicalWeight* w) {
-  const int metas = Metas({w->k, w->n, w->scheme});
+void Unpack(const WeightShape& shape, const uint8_t* in, const Sections& sections, HostWeight* w) {
+  const int metas = MetasPerRecord(shape);
+  const int bytes = RecordBytes(shape), codes = CodesBytes(shape.description.bits);
+  const uint8_t* const records = in + sections.offset(Part::kCodes);
+  const float* outer = sections.Has(Part::kOuter)
+                           ? reinterpret_cast<const float*>(in + sections.offset(Part::kOuter))
+                           : nullptr;
   ForEachRecord({0, w->n}, w->k, [&](int64_t index, int64_t n0, int64_t k0) {
-    const uint8_t* record = in + index * RecordBytes(metas);
+    const uint8_t* record = records + index * bytes;
     UnpackCodes(record, n0, k0, w);
-    UnpackMetas(record + kCodesBytes, n0, k0, metas, w);
+    UnpackMetas(record + codes, n0, k0, metas, outer, w);
   });
+  if (metas > 0 || w->scales.empty()) return;
+  for (int64_t n = 0; n < w->n; ++n) RestoreScale(w, 0, n, 0, outer[n]);
 }
 
 }  // namespace
 
-const Layout kMma16Layout = {"mma16", Refuses, Extent, Pack, Unpack};
+const Layout kMma16Layout = {"mma16", Refuses, AddSections, Pack, Unpack, MovesScales, MovedScales};
 
 }  // namespace awqd

@@ -1,9 +1,9 @@
-// Declares the layout "mma16" and its geometry, which kernels share with the packer.
+// The geometry of layout "mma16", which kernels share with the packer.
 //
-// Weights are the A operand of m16n8k16 (rows = out features), four fragments per 16-byte load. The
-// unit of storage is a record: 64 out features x 128 in features, codes first, then what decodes
-// them, so that one contiguous read brings all that a block needs for one step. Records follow each
-// other along K, then along N. README.md has the worked example.
+// Weights are the A operand of m16n8k16 (rows = out features). The unit of storage is a record: 64
+// out features x 128 in features, codes first, then what decodes them, so that one contiguous read
+// brings all that a block needs for one step. Records follow each other along K, then along N.
+// Codes of 1, 2, 3, 4 and 8 bits take their own width. README.md has the worked examples.
 #pragma once
 
 #include <cstdint>
@@ -11,34 +11,63 @@
 #include "kernels/base/math.h"
 #include "kernels/layouts/layout.h"
 
-namespace awqd {
+namespace awqd::mma16 {
 
-extern const Layout kMma16Layout;
+inline constexpr int kTileN = 64;    // out features of a record
+inline constexpr int kBlockK = 128;  // in features of a record
+inline constexpr int kRowTile = 16;  // out features of a fragment
+inline constexpr int kUnitK = 64;    // in features of a unit: four steps of 16
 
-namespace mma16 {
+// A unit is what a warp reads at a time: 16 out features x 64 in features.
+constexpr int UnitBytes(int bits) { return kRowTile * kUnitK * bits / 8; }
+constexpr int CodesBytes(int bits) { return kTileN * kBlockK * bits / 8; }
 
-inline constexpr int kTileN = 64;       // out features of a record
-inline constexpr int kBlockK = 128;     // in features of a record
-inline constexpr int kRowTile = 16;     // out features of a fragment
-inline constexpr int kUnitK = 64;       // in features of one lane's 16 bytes: four steps of 16
-inline constexpr int kUnitBytes = 512;  // 32 lanes x 16 bytes
-inline constexpr int kCodesBytes = kTileN * kBlockK / 2;
-// One meta: 64 scales (16 bits), then 64 zero points (4 bits).
+// One meta: 64 scales (FP16), then 64 zeros, of 4 bits for codes of up to 4 and else of 8.
 inline constexpr int kMetaScalesBytes = kTileN * 2;
-inline constexpr int kMetaBytes = kMetaScalesBytes + kTileN / 2;
+constexpr int ZeroBits(int bits) { return bits <= 4 ? 4 : 8; }
+constexpr int MetaBytes(int bits) { return kMetaScalesBytes + kTileN * ZeroBits(bits) / 8; }
 
-// Metas per record, 1, 2, 4 or 8: each serves 128 / that many rows of K. A group longer than its
-// share is repeated, so that kernels never divide by the group size. Group sizes are multiples of
-// 16, or K itself.
-constexpr int MetasPerRecord(int64_t k, int64_t group_size) {
-  if (group_size == k || group_size % 128 == 0) return 1;
-  if (group_size % 64 == 0) return 2;
-  return group_size % 32 == 0 ? 4 : 8;
+// Whether records hold no scales and no zeros: codes of 8 bits with one scale per column and the
+// same zero everywhere. The scales are Part::kOuter then, and the zero is a number in the kernel's
+// hand. Of fewer bits there is one kind of record less to compile.
+constexpr bool HasBareRecords(const WeightShape& shape) {
+  const WeightDescription& d = shape.description;
+  return d.bits == 8 && d.zero_kind == ZeroKind::kConstant &&
+         (d.block_rows == 0 || d.block_rows == shape.k || !d.scale_dtype);
 }
 
-constexpr int RecordBytes(int metas) { return kCodesBytes + metas * kMetaBytes; }
+// Metas per record, 0, 1, 2, 4 or 8: each serves 128 / that many rows of K. A group longer than its
+// share is repeated, so that kernels never divide by the group size. Group sizes are multiples of
+// 16, or K itself.
+constexpr int MetasPerRecord(const WeightShape& shape) {
+  if (HasBareRecords(shape)) return 0;
+  const int64_t rows = shape.group_rows();
+  if (rows == shape.k || rows % 128 == 0) return 1;
+  if (rows % 64 == 0) return 2;
+  return rows % 32 == 0 ? 4 : 8;
+}
+
+constexpr int RecordBytes(int bits, int metas) {
+  return CodesBytes(bits) + metas * MetaBytes(bits);
+}
+constexpr int RecordBytes(const WeightShape& shape) {
+  return RecordBytes(shape.description.bits, MetasPerRecord(shape));
+}
 constexpr int64_t TilesN(int64_t n) { return CeilDiv(n, kTileN); }
 constexpr int64_t BlocksK(int64_t k) { return CeilDiv(k, kBlockK); }
 
-}  // namespace mma16
-}  // namespace awqd
+// Where a code lies in the codes of a record: bits [bit, bit + width) of its byte `byte`. A 3-bit
+// code lies in two planes, its lower two bits in one and its upper bit in the other.
+struct CodePlace {
+  int byte = 0;
+  int bit = 0;
+};
+// `plane` 0, or 1 for the upper bit of 3; `n` in [0, 64), `k` in [0, 128).
+CodePlace PlaceOfCode(int bits, int plane, int n, int k);
+
+// Writes the CodesBytes of the record whose first code is that of column n0 and row k0, padding
+// included. For the packer alone, as its inverse.
+void PackCodes(const HostWeight& weight, int64_t n0, int64_t k0, uint8_t* record);
+void UnpackCodes(const uint8_t* record, int64_t n0, int64_t k0, HostWeight* weight);
+
+}  // namespace awqd::mma16

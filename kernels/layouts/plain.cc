@@ -1,26 +1,26 @@
-// Layout "plain": the canonical order itself. Codes [K, N] row-major, packed least significant
-// first along N; scales [K/g, N] as stored; zeros [K/g, N] one byte each (none for symmetric
-// schemes).
+// Layout "plain": the parts as a HostWeight has them. Codes [K, N] row-major, packed least
+// significant first along N; scales and zeros [groups, column blocks] as stored.
 //
-// Any legal shape. Read by the reference and by the simple CUDA rows; README.md has a worked
+// Any legal weight. Read by the reference and by the simple CUDA rows; README.md has a worked
 // example.
-#include "kernels/layouts/plain.h"
-
+#include <algorithm>
 #include <cstring>
+
+#include "kernels/layouts/layout.h"
 
 namespace awqd {
 namespace {
 
 std::string Refuses(const WeightShape&) { return ""; }
 
-LayoutExtent Extent(const WeightShape& shape) {
-  LayoutExtent out;
-  out.codes_bytes = shape.k * CeilDiv(shape.n * CodeBits(shape.scheme.bits), 8);
-  out.scales_bytes = shape.groups() * shape.n * SizeOf(shape.scheme.scale_dtype);
-  out.zeros_bytes = shape.scheme.zero_kind == ZeroKind::kInteger ? shape.groups() * shape.n : 0;
-  return out;
+void AddSections(const WeightShape& shape, Sections* sections) {
+  const WeightDescription& d = shape.description;
+  sections->Add(Part::kCodes, shape.k * CeilDiv(shape.n * CodeBits(d.bits), 8));
+  sections->Add(Part::kScales, shape.cells() * d.scale_bytes());
+  sections->Add(Part::kZeros, shape.cells() * d.zero_bytes());
 }
 
+// Bytes [begin, end) of every row.
 void CopyColumns(const std::vector<uint8_t>& in, int64_t rows, int64_t begin, int64_t end,
                  uint8_t* out) {
   const int64_t stride = static_cast<int64_t>(in.size()) / rows;
@@ -29,28 +29,35 @@ void CopyColumns(const std::vector<uint8_t>& in, int64_t rows, int64_t begin, in
   }
 }
 
-void Pack(const CanonicalWeight& w, ColumnRange columns, uint8_t* out) {
-  const LayoutExtent extent = Extent({w.k, w.n, w.scheme});
-  const auto [begin, end] = columns;
-  const int64_t scale = SizeOf(w.scheme.scale_dtype);
-  CopyColumns(w.codes, w.k, begin * w.code_bits() / 8, CeilDiv(end * w.code_bits(), 8), out);
-  CopyColumns(w.scales, w.groups(), begin * scale, end * scale, out + extent.scales_offset());
-  if (!w.zeros.empty()) {
-    CopyColumns(w.zeros, w.groups(), begin, end, out + extent.zeros_offset());
-  }
+// Of a part with one cell per column block: those whose first column is in the range.
+void CopyCells(const HostWeight& w, const std::vector<uint8_t>& in, ColumnRange columns,
+               uint8_t* out) {
+  if (in.empty()) return;
+  const WeightShape shape = w.shape();
+  const int64_t size = static_cast<int64_t>(in.size()) / shape.cells();
+  const int64_t block = shape.block_cols();
+  CopyColumns(in, shape.groups(), CeilDiv(columns.begin, block) * size,
+              CeilDiv(columns.end, block) * size, out);
 }
 
-void Unpack(const uint8_t* in, CanonicalWeight* w) {
-  const LayoutExtent extent = Extent({w->k, w->n, w->scheme});
-  std::memcpy(w->codes.data(), in, w->codes.size());
-  std::memcpy(w->scales.data(), in + extent.scales_offset(), w->scales.size());
-  if (!w->zeros.empty()) {
-    std::memcpy(w->zeros.data(), in + extent.zeros_offset(), w->zeros.size());
-  }
+void Pack(const HostWeight& w, ColumnRange columns, const Sections& sections, uint8_t* out) {
+  CopyColumns(w.codes, w.k, columns.begin * w.code_bits() / 8,
+              CeilDiv(columns.end * w.code_bits(), 8), out + sections.offset(Part::kCodes));
+  CopyCells(w, w.scales, columns, out + sections.offset(Part::kScales));
+  CopyCells(w, w.zeros, columns, out + sections.offset(Part::kZeros));
+}
+
+void Unpack(const WeightShape&, const uint8_t* in, const Sections& sections, HostWeight* w) {
+  const auto copy = [&](Part part, std::vector<uint8_t>* to) {
+    std::copy_n(in + sections.offset(part), to->size(), to->begin());
+  };
+  copy(Part::kCodes, &w->codes);
+  copy(Part::kScales, &w->scales);
+  copy(Part::kZeros, &w->zeros);
 }
 
 }  // namespace
 
-const Layout kPlainLayout = {"plain", Refuses, Extent, Pack, Unpack};
+const Layout kPlainLayout = {"plain", Refuses, AddSections, Pack, Unpack};
 
 }  // namespace awqd

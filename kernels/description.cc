@@ -1,0 +1,233 @@
+// Validation, printing and parsing of WeightDescription.
+#include "kernels/description.h"
+
+#include "absl/algorithm/container.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "kernels/base/status.h"
+
+namespace awqd {
+namespace {
+
+// As stored.
+constexpr DType kScaleTypes[] = {DType::kFp16, DType::kBf16, DType::kFp32,
+                                 DType::kE4m3, DType::kE8m0, DType::kInt8};
+
+// After a '+' or a ':'.
+std::string Printed(DType dtype) { return absl::AsciiStrToLower(Name(dtype)); }
+
+std::string PrintedCode(const WeightDescription& d) {
+  switch (d.code) {
+    case CodeKind::kE2m1:
+      return "e2m1";
+    case CodeKind::kE4m3:
+      return "e4m3";
+    case CodeKind::kTable:
+      return "t4";
+    case CodeKind::kUnsigned:
+      break;
+  }
+  return absl::StrCat("w", d.bits);
+}
+
+std::string PrintedBlock(const WeightDescription& d) {
+  if (d.block_cols == 1) return d.block_rows == 0 ? "c" : absl::StrCat("g", d.block_rows);
+  if (d.block_rows == 0 && d.block_cols == 0) return "t";
+  return absl::StrCat("b", d.block_rows, "x", d.block_cols);
+}
+
+std::string PrintedZero(const WeightDescription& d) {
+  const std::string type =
+      d.zero_dtype == DType::kFp16 ? "" : absl::StrCat(":", Printed(d.zero_dtype));
+  switch (d.zero_kind) {
+    case ZeroKind::kStored:
+      return "z";
+    case ZeroKind::kRealBefore:
+      return "r" + type;
+    case ZeroKind::kRealAfter:
+      return "o" + type;
+    case ZeroKind::kConstant:
+      break;
+  }
+  if (d.is_integer() && d.symmetric()) return "s";
+  return d.zero == 0 ? "" : absl::StrCat("m", d.zero);
+}
+
+// Takes leading decimal digits off `text`.
+bool ConsumeNumber(absl::string_view* text, int64_t* value) {
+  size_t digits = 0;
+  while (digits < text->size() && absl::ascii_isdigit((*text)[digits])) ++digits;
+  if (digits == 0 || !absl::SimpleAtoi(text->substr(0, digits), value)) return false;
+  text->remove_prefix(digits);
+  return true;
+}
+
+bool ConsumeDType(absl::string_view* text, DType* dtype) {
+  for (const DType type : kScaleTypes) {
+    if (!absl::ConsumePrefix(text, Printed(type))) continue;
+    *dtype = type;
+    return true;
+  }
+  return false;
+}
+
+bool ConsumeCode(absl::string_view* text, WeightDescription* out) {
+  int64_t bits = 0;
+  if (absl::ConsumePrefix(text, "w")) {
+    if (!ConsumeNumber(text, &bits) || bits < 1 || bits > 8) return false;
+    out->bits = static_cast<int>(bits);
+    return true;
+  }
+  out->code = CodeKind::kE2m1;
+  if (absl::ConsumePrefix(text, "e2m1")) return true;
+  out->code = CodeKind::kTable;
+  if (absl::ConsumePrefix(text, "t4")) return true;
+  out->code = CodeKind::kE4m3;
+  out->bits = 8;
+  return absl::ConsumePrefix(text, "e4m3");
+}
+
+bool ConsumeBlock(absl::string_view* text, WeightDescription* out) {
+  if (absl::ConsumePrefix(text, "c")) return true;
+  if (absl::ConsumePrefix(text, "t")) {
+    out->block_cols = 0;
+    return true;
+  }
+  if (absl::ConsumePrefix(text, "b")) {
+    return ConsumeNumber(text, &out->block_rows) && absl::ConsumePrefix(text, "x") &&
+           ConsumeNumber(text, &out->block_cols) && out->block_cols != 1;
+  }
+  return absl::ConsumePrefix(text, "g") && ConsumeNumber(text, &out->block_rows) &&
+         out->block_rows > 0;
+}
+
+bool ConsumeZero(absl::string_view* text, WeightDescription* out) {
+  out->zero_kind = ZeroKind::kConstant;
+  int64_t constant = 0;
+  if (absl::ConsumePrefix(text, "z")) {
+    out->zero_kind = ZeroKind::kStored;
+  } else if (absl::ConsumePrefix(text, "s")) {
+    out->zero = 1 << (out->bits - 1);
+  } else if (absl::ConsumePrefix(text, "m")) {
+    if (!ConsumeNumber(text, &constant) || constant > 255) return false;
+    out->zero = static_cast<int>(constant);
+  } else if (absl::ConsumePrefix(text, "r")) {
+    out->zero_kind = ZeroKind::kRealBefore;
+  } else if (absl::ConsumePrefix(text, "o")) {
+    out->zero_kind = ZeroKind::kRealAfter;
+  }
+  return !out->real_zeros() || !absl::ConsumePrefix(text, ":") ||
+         ConsumeDType(text, &out->zero_dtype);
+}
+
+bool ConsumeScale(absl::string_view* text, WeightDescription* out) {
+  if (!absl::ConsumePrefix(text, "+")) return true;
+  if (absl::ConsumePrefix(text, "1")) {
+    out->scale_dtype.reset();
+    return true;
+  }
+  return ConsumeDType(text, &*out->scale_dtype);
+}
+
+bool ConsumeOuter(absl::string_view* text, WeightDescription* out) {
+  if (absl::ConsumePrefix(text, "*c")) out->outer = OuterKind::kColumn;
+  if (absl::ConsumePrefix(text, "*t")) out->outer = OuterKind::kOne;
+  return text->empty();
+}
+
+absl::Status ValidateCode(const WeightDescription& d) {
+  switch (d.code) {
+    case CodeKind::kUnsigned:
+      return d.bits >= 1 && d.bits <= 8 ? absl::OkStatus() : BadValue("bits", d.bits, "1 to 8");
+    case CodeKind::kE2m1:
+    case CodeKind::kTable:
+      return d.bits == 4 ? absl::OkStatus() : BadValue("bits", d.bits, "4 for codes e2m1 and t4");
+    case CodeKind::kE4m3:
+      return d.bits == 8 ? absl::OkStatus() : BadValue("bits", d.bits, "8 for codes e4m3");
+  }
+  return BadValue("code", static_cast<int64_t>(d.code), "a known kind");
+}
+
+absl::Status ValidateZero(const WeightDescription& d) {
+  if (d.real_zeros()) {
+    if (IsFloating(d.zero_dtype)) return absl::OkStatus();
+    return BadValue("zero dtype", Name(d.zero_dtype), "FP16, BF16 or FP32 for a real zero");
+  }
+  if (!d.is_integer() && (d.zero_kind == ZeroKind::kStored || d.zero != 0)) {
+    return BadValue("zero", "an integer", "none or a real one for codes that are no integers");
+  }
+  if (d.zero_kind == ZeroKind::kConstant && (d.zero < 0 || d.zero > 255)) {
+    return BadValue("zero", d.zero, "0 to 255");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ValidateBlock(const WeightDescription& d, int64_t k, int64_t n) {
+  if (d.block_rows < 0 || d.block_rows > k) {
+    return BadValue("group_size", d.block_rows,
+                    absl::StrCat("1 to K = ", k, ", or 0 for all of K"));
+  }
+  if (d.block_cols < 0 || d.block_cols > n) {
+    return BadValue("block columns", d.block_cols,
+                    absl::StrCat("1 to N = ", n, ", or 0 for all of N"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+WeightDescription Symmetric(int bits, int64_t block_rows, DType scale) {
+  WeightDescription out = Asymmetric(bits, block_rows, scale);
+  out.zero_kind = ZeroKind::kConstant;
+  out.zero = 1 << (bits - 1);
+  return out;
+}
+
+WeightDescription Asymmetric(int bits, int64_t block_rows, DType scale) {
+  WeightDescription out;
+  out.bits = bits;
+  out.block_rows = block_rows;
+  out.scale_dtype = scale;
+  return out;
+}
+
+absl::Status Validate(const WeightDescription& d, int64_t k, int64_t n) {
+  if (k < 1) return BadValue("K (in features)", k, "at least 1");
+  if (n < 1) return BadValue("N (out features)", n, "at least 1");
+  AWQD_RETURN_IF_ERROR(ValidateCode(d));
+  AWQD_RETURN_IF_ERROR(ValidateBlock(d, k, n));
+  AWQD_RETURN_IF_ERROR(ValidateZero(d));
+  if (d.scale_dtype && !absl::c_linear_search(kScaleTypes, *d.scale_dtype)) {
+    return BadValue("scale dtype", Name(*d.scale_dtype), "FP16, BF16, FP32, E4M3, E8M0 or INT8");
+  }
+  return absl::OkStatus();
+}
+
+std::string ToString(const WeightDescription& d) {
+  std::string out = absl::StrCat(PrintedCode(d), PrintedBlock(d), PrintedZero(d));
+  if (!d.scale_dtype) {
+    out += "+1";
+  } else if (*d.scale_dtype != DType::kFp16) {
+    absl::StrAppend(&out, "+", Printed(*d.scale_dtype));
+  }
+  if (d.outer == OuterKind::kColumn) out += "*c";
+  if (d.outer == OuterKind::kOne) out += "*t";
+  return out;
+}
+
+absl::StatusOr<WeightDescription> ParseDescription(absl::string_view text) {
+  WeightDescription out;
+  absl::string_view rest = text;
+  if (ConsumeCode(&rest, &out) && ConsumeBlock(&rest, &out) && ConsumeZero(&rest, &out) &&
+      ConsumeScale(&rest, &out) && ConsumeOuter(&rest, &out)) {
+    return out;
+  }
+  return BadValue("weight description",
+                  absl::StrCat("\"", absl::CHexEscape(text.substr(0, 64)), "\""),
+                  "for example \"w4g128z\"");
+}
+
+}  // namespace awqd

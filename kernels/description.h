@@ -1,0 +1,92 @@
+// WeightDescription: the arithmetic that is left once a checkpoint format has been decoded.
+//
+//   W[k, n] = (decode(code[i, n]) - zero[i / gk, n / gn]) * scale[i / gk, n / gn] * outer[n]
+//
+// Row i of what is stored is in-feature k = order[i]; without an order i = k. Blocks of gk rows x
+// gn columns share a zero and a scale; the last block of either direction may be short. AWQ, GPTQ
+// and compressed-tensors int4 have the same description. It says nothing of activations: what is
+// done with them belongs to the operation. Nor does it say whether a weight has an order, a factor
+// or a bias: every kernel serves those (README.md, stage and finish).
+//
+// Printed in the order of the formula (ToString):
+//
+//   code    w1 .. w8 (unsigned integers), e2m1, e4m3, t4 (4 bits into a table of 16)
+//   block   g128 (128 x 1), c (K x 1, a scale per column), t (one for all), b128x128
+//   zero    z stored, s 2^(bits-1), m5 the constant 5, r real before the scale, o real after it;
+//           nothing: 0. Real ones other than FP16 say their type: r:bf16
+//   scale   nothing: FP16; else +bf16, +fp32, +e4m3, +e8m0, +int8, or +1 for none
+//   outer   *c per column, *t one for all
+//
+// "w4g128z", "w8cs+fp32", "e2m1g16+e4m3*t".
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "kernels/types.h"
+
+namespace awqd {
+
+enum class CodeKind : uint8_t {
+  kUnsigned,  // 0 .. 2^bits - 1. Signed codes become unsigned with a constant zero of 2^(bits-1)
+  kE2m1,      // 4 bits: 0 0.5 1 1.5 2 3 4 6, and the same negative
+  kE4m3,      // 8 bits, with NaN and without infinity
+  kTable,     // 4 bits: an index into 16 FP32 values that come with the weight
+};
+
+enum class ZeroKind : uint8_t {
+  kConstant,    // one for all: WeightDescription::zero
+  kStored,      // an unsigned integer of the code's bits per block
+  kRealBefore,  // a real number per block: (code - zero) * scale
+  kRealAfter,   // a real number per block: code * scale - zero
+};
+
+enum class OuterKind : uint8_t { kNone, kOne, kColumn };
+
+struct WeightDescription {
+  CodeKind code = CodeKind::kUnsigned;
+  int bits = 4;            // of a code: 1..8; 4 for kE2m1 and kTable, 8 for kE4m3
+  int64_t block_rows = 0;  // gk; 0: all of K
+  int64_t block_cols = 1;  // gn; 0: all of N
+  ZeroKind zero_kind = ZeroKind::kStored;
+  int zero = 0;                                     // of kConstant
+  DType zero_dtype = DType::kFp16;                  // of the real kinds, as stored
+  std::optional<DType> scale_dtype = DType::kFp16;  // as stored; none: 1
+  OuterKind outer = OuterKind::kNone;
+
+  bool symmetric() const { return zero_kind == ZeroKind::kConstant && zero == 1 << (bits - 1); }
+  bool real_zeros() const {
+    return zero_kind == ZeroKind::kRealBefore || zero_kind == ZeroKind::kRealAfter;
+  }
+  // Bytes of one as stored; 0 without.
+  int64_t scale_bytes() const { return scale_dtype ? SizeOf(*scale_dtype) : 0; }
+  int64_t zero_bytes() const {
+    if (zero_kind == ZeroKind::kConstant) return 0;
+    return real_zeros() ? SizeOf(zero_dtype) : 1;
+  }
+  bool is_integer() const { return code == CodeKind::kUnsigned; }
+
+  friend bool operator==(const WeightDescription&, const WeightDescription&) = default;
+};
+
+// 2^(bits-1), the zero of codes that were signed.
+WeightDescription Symmetric(int bits, int64_t block_rows, DType scale = DType::kFp16);
+// One stored zero and one scale per `block_rows` rows of a column.
+WeightDescription Asymmetric(int bits, int64_t block_rows, DType scale = DType::kFp16);
+
+// Bits that a code takes in a HostWeight: the description's, rounded up to 2, 4 or 8.
+constexpr int CodeBits(int bits) { return bits <= 2 ? 2 : bits <= 4 ? 4 : 8; }
+
+// INVALID_ARGUMENT naming the part, what was got and what was expected. `k`, `n`: in and out
+// features of the weight, any from 1.
+absl::Status Validate(const WeightDescription& description, int64_t k, int64_t n);
+
+std::string ToString(const WeightDescription& description);
+// Inverse of ToString.
+absl::StatusOr<WeightDescription> ParseDescription(absl::string_view text);
+
+}  // namespace awqd

@@ -1,0 +1,135 @@
+// The codes of a record of layout "mma16": where each lies (the table at the head of mma16.cc), and
+// packing them.
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/layouts/mma16.h"
+#include "kernels/layouts/nibbles.h"
+
+namespace awqd::mma16 {
+namespace {
+
+// The code that stands at [k, n], past the last row one that decodes to 0.
+int CodeAt(const HostWeight& w, int64_t k, int64_t n) {
+  if (n >= w.n) return 0;
+  return k < w.k ? w.Code(k, n) : w.Zero(w.groups() - 1, n);
+}
+
+// Any width, code by code.
+void PackAnyCodes(const HostWeight& w, int64_t n0, int64_t k0, uint8_t* record) {
+  const int bits = w.description.bits;
+  std::memset(record, 0, CodesBytes(bits));
+  for (int k = 0; k < kBlockK; ++k) {
+    for (int n = 0; n < kTileN; ++n) {
+      const int code = CodeAt(w, k0 + k, n0 + n);
+      const CodePlace low = PlaceOfCode(bits, 0, n, k);
+      if (bits != 3) {
+        record[low.byte] |= code << low.bit;
+        continue;
+      }
+      const CodePlace high = PlaceOfCode(bits, 1, n, k);
+      record[low.byte] |= (code & 3) << low.bit;
+      record[high.byte] |= (code >> 2) << high.bit;
+    }
+  }
+}
+
+void StoreCode(HostWeight* w, int64_t row, int64_t col, int code) {
+  const int bits = w->code_bits();
+  uint8_t& byte = w->codes[row * w->row_bytes() + col * bits / 8];
+  const int shift = col * bits % 8;
+  byte = static_cast<uint8_t>((byte & ~(((1 << bits) - 1) << shift)) | code << shift);
+}
+
+// 4 bits, which nearly all weights have, go faster: the words of the 8 lanes that own one pair of
+// columns of K (lane % 4) of a fragment are the nibbles of 8 words of codes, 8 out features of one
+// row each, turned around. Those words, by the nibble that they become: rows 2 pair + {0, 8} +
+// {0, 1}, out features {0..7, 8..15}.
+struct Corner {
+  int k;
+  int n;
+};
+constexpr Corner kCorners[8] = {{0, 0}, {0, 8}, {8, 0}, {8, 8}, {1, 0}, {1, 8}, {9, 0}, {9, 8}};
+
+// The codes of weights of 0 in the last group, for columns [column, column + 8).
+uint32_t ZeroCodes(const HostWeight& w, int64_t column) {
+  uint32_t word = 0;
+  for (int i = 0; i < std::min<int64_t>(8, w.n - column); ++i) {
+    word |= static_cast<uint32_t>(w.Zero(w.groups() - 1, column + i)) << 4 * i;
+  }
+  return word;
+}
+
+// Calls fn(first of the lanes' words in the record, n and k of the words' corner) for every group
+// of 8 lanes; their words are 16 words apart.
+template <typename Fn>
+void ForEachLaneGroup(int64_t n0, int64_t k0, Fn fn) {
+  for (int unit = 0; unit < CodesBytes(4) / UnitBytes(4); ++unit) {
+    for (int step = 0; step < 4; ++step) {
+      for (int pair = 0; pair < 4; ++pair) {
+        fn(unit * 128 + pair * 4 + step, n0 + unit / 2 * kRowTile,
+           k0 + unit % 2 * kUnitK + step * 16 + 2 * pair);
+      }
+    }
+  }
+}
+
+void PackNibbles(const HostWeight& w, int64_t n0, int64_t k0, uint8_t* record) {
+  ForEachLaneGroup(n0, k0, [&](int first, int64_t n, int64_t k) {
+    uint32_t words[8] = {};
+    for (int i = 0; i < 8; ++i) {
+      const int64_t row = k + kCorners[i].k, column = n + kCorners[i].n;
+      if (column >= w.n) continue;
+      words[i] =
+          row < w.k ? static_cast<uint32_t>(w.EightCodes(row, column)) : ZeroCodes(w, column);
+    }
+    TransposeNibbles(words);
+    for (int r = 0; r < 8; ++r) std::memcpy(record + (first + 16 * r) * 4, &words[r], 4);
+  });
+}
+
+}  // namespace
+
+void PackCodes(const HostWeight& w, int64_t n0, int64_t k0, uint8_t* record) {
+  w.description.bits == 4 ? PackNibbles(w, n0, k0, record) : PackAnyCodes(w, n0, k0, record);
+}
+
+void UnpackCodes(const uint8_t* record, int64_t n0, int64_t k0, HostWeight* w) {
+  const int bits = w->description.bits;
+  const int width = bits == 3 ? 2 : bits, mask = (1 << width) - 1;
+  for (int k = 0; k < std::min<int64_t>(kBlockK, w->k - k0); ++k) {
+    for (int n = 0; n < std::min<int64_t>(kTileN, w->n - n0); ++n) {
+      const CodePlace low = PlaceOfCode(bits, 0, n, k);
+      int code = record[low.byte] >> low.bit & mask;
+      if (bits == 3) {
+        const CodePlace high = PlaceOfCode(bits, 1, n, k);
+        code |= (record[high.byte] >> high.bit & 1) << 2;
+      }
+      StoreCode(w, k0 + k, n0 + n, code);
+    }
+  }
+}
+
+CodePlace PlaceOfCode(int bits, int plane, int n, int k) {
+  constexpr int kOneBit[4] = {2, 3, 10, 11};
+  const int unit = (n / kRowTile * 2 + k / kUnitK) * UnitBytes(bits);
+  const int lane = n % 8 * 4 + k % 8 / 2;
+  const int step = k % kUnitK / 16, pair = n % kRowTile / 8 + 2 * (k % 16 / 8);
+  const int upper = 16 * (k % 2);
+  int word = 0, bit = 0, lane_bytes = 0, base = unit;
+  if (bits == 8) {
+    word = 2 * step + pair % 2, bit = 8 * (pair / 2), lane_bytes = 16;
+    base += word / 4 * 512, word %= 4;
+  } else if (bits == 4) {
+    word = step, bit = 4 * pair, lane_bytes = 16;
+  } else if (bits == 2 || (bits == 3 && plane == 0)) {
+    word = step / 2, bit = 8 * (step % 2) + 2 * pair, lane_bytes = 8;
+  } else {
+    bit = kOneBit[step] + 2 * pair, lane_bytes = 4;
+    if (bits == 3) base += UnitBytes(2);
+  }
+  bit = (bit + upper) % 32;
+  return {base + lane * lane_bytes + word * 4 + bit / 8, bit % 8};
+}
+
+}  // namespace awqd::mma16

@@ -1,0 +1,93 @@
+// PrepareWeight: a weight's layout and rows are chosen, and it is packed into a device's memory.
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <thread>
+
+#include "kernels/base/huge_pages.h"
+#include "kernels/base/status.h"
+#include "kernels/kernels.h"
+
+namespace awqd {
+namespace {
+
+// Bytes that one more thread packs in about as long as it takes to start.
+constexpr int64_t kBytesPerThread = int64_t{1} << 20;
+constexpr int64_t kMaxThreads = 8;  // packing soon waits for memory
+
+// Gaps between sections are copied to the device like everything else.
+void ClearGaps(const Sections& sections, uint8_t* out) {
+  for (int part = 0; part < kParts; ++part) {
+    const int64_t bytes = sections.bytes(static_cast<Part>(part));
+    uint8_t* const end = out + sections.offset(static_cast<Part>(part)) + bytes;
+    std::memset(end, 0, RoundUp(bytes, Sections::kAlign) - bytes);
+  }
+}
+
+// Packs all columns into `out`, uninitialised host memory, on a few threads of its own: loading
+// comes before serving, and has no claim on the threads that serve.
+void PackAll(const HostWeight& weight, const DeviceWeight& like, uint8_t* out) {
+  ClearGaps(like.sections, out);
+  const int64_t steps = CeilDiv(weight.n, ColumnRange::kStep);
+  const int64_t cores = std::thread::hardware_concurrency();
+  const int64_t parts = std::clamp<int64_t>(
+      std::min({like.sections.total() / kBytesPerThread, steps, cores}), 1, kMaxThreads);
+  const auto pack = [&](int64_t part) {
+    const int64_t begin = steps * part / parts * ColumnRange::kStep;
+    const int64_t end = steps * (part + 1) / parts * ColumnRange::kStep;
+    like.layout->pack(weight, {begin, std::min(end, weight.n)}, like.sections, out);
+  };
+  std::vector<std::thread> threads;
+  threads.reserve(parts);
+  for (int64_t part = 1; part < parts; ++part) {
+    try {
+      threads.emplace_back(pack, part);
+    } catch (const std::exception&) {  // the process may start no more
+      pack(part);
+    }
+  }
+  pack(0);
+  PackCommonParts(*like.layout, weight, like.sections, out);
+  for (std::thread& thread : threads) thread.join();
+}
+
+// Straight into the device's memory where the host can reach it.
+absl::Status Pack(const HostWeight& weight, Device& device, DeviceWeight* out) {
+  const int64_t bytes = out->sections.total();
+  if (device.host_addressable()) {
+    PackAll(weight, *out, static_cast<uint8_t*>(out->storage.data()));
+    return absl::OkStatus();
+  }
+  const std::unique_ptr<uint8_t[]> host(new uint8_t[bytes]);
+  AdviseHugePages(host.get(), bytes);
+  PackAll(weight, *out, host.get());
+  AWQD_ASSIGN_OR_RETURN(std::unique_ptr<Stream> stream, device.CreateCopyStream());
+  AWQD_RETURN_IF_ERROR(device.CopyToDevice(out->storage.data(), host.get(), bytes, stream->view()));
+  return stream->Synchronize();
+}
+
+}  // namespace
+
+absl::StatusOr<int64_t> PreparedBytes(const HostWeight& weight, const DeviceInfo& device) {
+  const WeightShape shape = ShapeOf(weight);
+  AWQD_ASSIGN_OR_RETURN(Plan plan, Select(shape, device, AllKernels()));
+  return SectionsOf(*plan.layout, shape, &weight).total();
+}
+
+absl::StatusOr<std::shared_ptr<const DeviceWeight>> PrepareWeight(
+    const HostWeight& weight, Device& device, absl::Span<const KernelRow* const> rows) {
+  AWQD_RETURN_IF_ERROR(Validate(weight));
+  auto out = std::make_shared<DeviceWeight>();
+  out->shape = ShapeOf(weight);
+  out->format = weight.format;
+  out->device = &device;
+  AWQD_ASSIGN_OR_RETURN(Plan plan, Select(out->shape, device.info(), rows));
+  out->layout = plan.layout;
+  out->plan = std::move(plan.rows);
+  out->sections = SectionsOf(*out->layout, out->shape, &weight);
+  AWQD_ASSIGN_OR_RETURN(out->storage, device.Allocate(MemoryKind::kWeights, out->sections.total()));
+  AWQD_RETURN_IF_ERROR(Pack(weight, device, out.get()));
+  return std::shared_ptr<const DeviceWeight>(std::move(out));
+}
+
+}  // namespace awqd

@@ -1,0 +1,108 @@
+// What stands before and after a row's product, the same for every row of a backend:
+//
+//   x --stage--> x' --product--> sums --finish--> y
+//
+// Stage brings the columns of x into the order of stored rows, multiplies them by the weight's
+// factor, and makes of them what the row can read; for quantised activations it rounds them to
+// INT8. Finish adds the bias, applies the activation function and rounds. Where there is nothing to
+// do neither runs: the row reads the caller's x and writes y, bias included.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "kernels/registry.h"
+
+namespace awqd {
+
+struct StageArgs {
+  ConstMatrixView x;               // [M, K], the caller's
+  const int32_t* order = nullptr;  // int32 [K] or null
+  const float* factor = nullptr;   // FP32 [K] by in-feature, or null
+  Staged want = Staged::kAny;
+  // With Staged::kQuantized, of x' (by stored rows, times the factor) in FP32:
+  //   a = max |x'| / 127 of the token, 1 where that is 0; or scales[m]
+  //   q = x' / a rounded to nearest even, within [-127, 127]; or within [-128, 127]
+  // A token that holds a NaN or an infinity has q = 0 and a = NaN, so that its result is NaN.
+  ActivationQuantization quantization = ActivationQuantization::kNone;
+  const float* scales = nullptr;  // FP32 [M], of kStatic
+  void* out = nullptr;            // of Steps::staged_bytes
+};
+
+// What stage made: rows of x' in `x`, `stride` elements apart, and what their sums are to be
+// multiplied by (FP32 [M], or null).
+struct StagedTokens {
+  ConstMatrixView x;
+  int64_t stride = 0;
+  const float* scale = nullptr;
+};
+
+// y = round(act(sums + bias)).
+struct FinishArgs {
+  const float* sums = nullptr;  // [rows, cols], ld_sums apart; may be the memory of y
+  int64_t ld_sums = 0;
+  const float* bias = nullptr;  // FP32 [cols] or null
+  ActivationFunction activation = ActivationFunction::kNone;
+  void* y = nullptr;
+  int64_t ld_y = 0;
+  DType y_dtype = DType::kFp16;
+  int64_t rows = 0;
+  int64_t cols = 0;
+};
+
+// Rows [row_begin, row_begin + rows) by in-feature of a block that was decoded by stored rows.
+struct ReorderArgs {
+  const void* in = nullptr;  // [K, cols] by stored rows
+  const int32_t* order = nullptr;
+  int64_t k = 0;
+  int64_t cols = 0;
+  int64_t element_bytes = 0;
+  int64_t row_begin = 0;
+  int64_t rows = 0;
+  void* out = nullptr;  // [rows], ld_out elements apart
+  int64_t ld_out = 0;
+};
+
+// out[i] = in[rows[i]]: rows brought into the order of the experts that multiply them.
+struct GatherArgs {
+  const void* in = nullptr;
+  const int32_t* rows = nullptr;  // int32 [count]
+  int64_t count = 0;
+  int64_t row_bytes = 0;
+  void* out = nullptr;  // [count], not the memory of `in`
+};
+
+// gate[i] *= up[i] in FP32: the middle of a gated MLP.
+struct GateArgs {
+  float* gate = nullptr;
+  const float* up = nullptr;
+  int64_t count = 0;
+};
+
+// y[i, n] = round(sum over j of weights[i * terms + j] * in[rows[i * terms + j], n]), added in FP32
+// in the order of j, so that the bits do not depend on the order of the rows.
+struct CombineArgs {
+  const float* in = nullptr;  // FP32 [.., cols]
+  int64_t cols = 0;
+  const int32_t* rows = nullptr;   // int32 [count * terms]
+  const float* weights = nullptr;  // FP32 [count * terms], or null: all are 1
+  int64_t count = 0;
+  int64_t terms = 1;
+  void* y = nullptr;  // [count, cols]
+  DType y_dtype = DType::kFp16;
+};
+
+struct Steps {
+  // Whether a row that wants `want` can read x where it is.
+  bool (*ready)(Staged want, const ConstMatrixView& x);
+  int64_t (*staged_bytes)(Staged want, int64_t m, int64_t k);
+  absl::Status (*stage)(const StageArgs&, StagedTokens* out, Device&, StreamView);
+  absl::Status (*finish)(const FinishArgs&, Device&, StreamView);
+  absl::Status (*reorder)(const ReorderArgs&, Device&, StreamView);
+  // Between the products of experts and of a gated MLP.
+  absl::Status (*gather)(const GatherArgs&, Device&, StreamView);
+  absl::Status (*gate)(const GateArgs&, Device&, StreamView);
+  absl::Status (*combine)(const CombineArgs&, Device&, StreamView);
+};
+
+}  // namespace awqd
