@@ -7,8 +7,17 @@ namespace awqd {
 
 absl::Span<const KernelRow* const> CpuKernels() {
   static const KernelRow* const rows[] = {
-      &kCpuDequantizeW4,        &kCpuQmatmulA16W4,    &kCpuDenseW4,
-      &kCpuReferenceDequantize, &kCpuReferenceMatmul,
+      &kCpuDequantize,
+      &kCpuQmatmulA16,
+      &kCpuDense,
+      &kCpuPlainDequantize,
+      &kCpuPlainMatmul,
+      &kCpuQmatmulA8,
+      &kCpuQmatmulA8Scaled,
+      &kCpuReferenceDequantize,
+      &kCpuReferenceMatmul,
+      &kCpuReferenceIntegerMatmul,
+      &kCpuReferenceQuantizedMatmul,
   };
   return rows;
 }

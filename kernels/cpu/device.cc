@@ -1,4 +1,4 @@
-// CpuDevice: aligned host memory under a budget, streams that have nothing to wait for.
+// CpuDevice: aligned host memory under a budget, streams on which work is done at once.
 #include "kernels/cpu/device.h"
 
 #include <algorithm>
@@ -12,7 +12,6 @@
 #include "absl/strings/strip.h"
 #include "kernels/backends.h"
 #include "kernels/base/huge_pages.h"
-#include "kernels/cpu/isa.h"
 #include "kernels/cpu/memory_facts.h"
 
 namespace awqd {
@@ -34,6 +33,19 @@ std::string CpuName() {
     if (colon != absl::string_view::npos) return std::string(rest.substr(colon + 2));
   }
   return "CPU";
+}
+
+CpuIsa MachineIsa() {
+#if defined(AWQD_CPU_X86)
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                    __builtin_cpu_supports("f16c");
+  const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  if (avx2 && avx512) return CpuIsa::kAvx512;
+  if (avx2) return CpuIsa::kAvx2;
+#endif
+  return CpuIsa::kPortable;
 }
 
 DeviceInfo Describe(int threads, std::optional<int> index, bool batch_invariant) {
@@ -74,6 +86,16 @@ absl::Status NoRoom(int64_t bytes, int64_t free) {
 }
 
 }  // namespace
+
+CpuIsa DetectIsa() {
+  const CpuIsa best = MachineIsa();
+  const char* wish = std::getenv("AWQD_CPU_ISA");
+  if (wish == nullptr) return best;
+  for (const CpuIsa isa : {CpuIsa::kPortable, CpuIsa::kAvx2, CpuIsa::kAvx512}) {
+    if (Name(isa) == absl::string_view(wish)) return std::min(isa, best);
+  }
+  return best;
+}
 
 CpuDevice::CpuDevice(int threads, int64_t budget_bytes, std::optional<int> index,
                      bool batch_invariant)

@@ -10,6 +10,11 @@
 
 namespace awqd {
 
+// The best instruction set that this machine and this build have. The environment variable
+// AWQD_CPU_ISA (portable, avx2 or avx512) lowers it, so that one machine can test every body; it
+// never raises it, and another value is ignored.
+CpuIsa DetectIsa();
+
 // Thread-safe. Must outlive the buffers, streams and weights made on it.
 class CpuDevice final : public Device {
  public:

@@ -2,7 +2,9 @@
 #include "kernels/cpu/k16_access.h"
 
 #include <algorithm>
+#include <array>
 
+#include "kernels/exact.h"
 #include "kernels/layouts/k16.h"
 
 namespace awqd::cpu {
@@ -10,6 +12,26 @@ namespace {
 
 // Elements, about 10 us of work: fewer are not worth another thread.
 constexpr int64_t kExpandedPerTask = int64_t{1} << 16;
+
+using ByteValues = std::array<float, 256>;
+
+ByteValues MakeValues(DType dtype) {
+  ByteValues out;
+  for (int i = 0; i < 256; ++i) {
+    const auto bits = static_cast<uint8_t>(i);
+    out[i] = LoadElement(&bits, dtype, 0);
+  }
+  return out;
+}
+
+// What a scale of one byte stands for; null for others.
+const float* ValuesOf(DType dtype) {
+  static const ByteValues e4m3 = MakeValues(DType::kE4m3), e8m0 = MakeValues(DType::kE8m0),
+                          int8 = MakeValues(DType::kInt8);
+  if (dtype == DType::kE4m3) return e4m3.data();
+  if (dtype == DType::kE8m0) return e8m0.data();
+  return dtype == DType::kInt8 ? int8.data() : nullptr;
+}
 
 }  // namespace
 
@@ -23,42 +45,68 @@ const Bodies& BodiesFor(CpuIsa isa) {
 }
 
 Element ElementOf(DType dtype) {
+  if (SizeOf(dtype) == 1) return Element::kByte;
   if (dtype == DType::kFp32) return Element::kFp32;
   return dtype == DType::kFp16 ? Element::kFp16 : Element::kBf16;
 }
 
 K16Weight DescribeK16(const WeightShape& shape) {
+  const WeightDescription& d = shape.description;
   const K16Shape k16(shape);
   K16Weight out;
-  out.zero = static_cast<float>(1 << (shape.scheme.bits - 1));
-  out.scale_type = ElementOf(shape.scheme.scale_dtype);
+  out.code = d.code == CodeKind::kE4m3 ? Code::kE4m3
+             : d.is_integer()          ? Code::kInteger
+                                       : Code::kValue;
+  out.zero = static_cast<float>(d.zero_kind == ZeroKind::kConstant ? d.zero : 0);
+  out.zero_type = d.real_zeros() ? ElementOf(d.zero_dtype) : Element::kByte;
+  out.zero_bytes = d.real_zeros() ? static_cast<int>(SizeOf(d.zero_dtype)) : 1;
+  out.zero_after = d.zero_kind == ZeroKind::kRealAfter;
+  out.scale_type = Element::kByte;
+  if (d.scale_dtype) {
+    out.scale_type = ElementOf(*d.scale_dtype);
+    out.scale_values = ValuesOf(*d.scale_dtype);
+    out.scale_bytes = static_cast<int>(SizeOf(*d.scale_dtype));
+  }
+  out.round_to_half = d.is_integer() && !d.real_zeros() && d.scale_dtype == DType::kFp16 &&
+                      d.outer == OuterKind::kNone;
+  out.integers = !d.real_zeros() && d.scale_dtype.value_or(DType::kInt8) == DType::kInt8;
+  out.scale_sums = k16.bits == 8 && k16.groups == 1 && d.zero_kind == ZeroKind::kConstant &&
+                   d.zero == (d.is_integer() ? 128 : 0);
+  out.bits = k16.bits;
+  out.block_bytes = k16.block_bytes();
   out.k = shape.k;
   out.n = shape.n;
-  out.group_size = shape.scheme.group_size;
+  out.group_size = shape.group_rows();
   out.groups = k16.groups;
   out.runs_per_group = k16.runs_per_group;
+  out.runs = k16.runs;
+  out.tiles = k16.tiles;
   out.blocks = k16.blocks;
   return out;
 }
 
 K16Weight AccessK16(const DeviceWeight& weight) {
+  const WeightDescription& d = weight.shape.description;
   K16Weight out = DescribeK16(weight.shape);
-  out.codes = reinterpret_cast<const uint32_t*>(weight.codes());
+  out.codes = weight.codes();
   out.scales = weight.scales();
-  const bool stored = weight.shape.scheme.zero_kind == ZeroKind::kInteger;
-  out.zeros = stored ? weight.zeros() : nullptr;
+  out.zeros = weight.zeros();
+  out.outer = weight.outer();
+  for (int i = 0; i < 16; ++i) {
+    out.values[i] = DecodeCode(d.code, weight.table(), i & ((1 << d.bits) - 1));
+  }
   return out;
 }
 
-KernelRow FastRow(absl::string_view name, Op op) {
-  KernelRow row;
-  row.name = name;
-  row.op = op;
-  row.device = DeviceKind::kCpu;
-  row.bits_mask = kK16Bits;
-  row.layout = &kK16Layout;
-  row.priority = 10;
-  return row;
+void WidenToken(const K16Weight& w, const int8_t* x, int16_t* out) {
+  std::fill(out, out + w.blocks * K16Shape::kBlockRows, int16_t{0});
+  for (int64_t run = 0; run < w.runs; ++run) {
+    const int64_t group = run / w.runs_per_group, in_group = run % w.runs_per_group;
+    const int64_t first = group * w.group_size + in_group * K16Shape::kRun;
+    const int64_t count =
+        std::min({K16Shape::kRun, w.group_size - in_group * K16Shape::kRun, w.k - first});
+    std::copy(x + first, x + first + count, out + run * K16Shape::kRun);
+  }
 }
 
 void ExpandRows(const ConstMatrixView& x, int64_t row_begin, int64_t rows, const K16Weight& weight,
@@ -66,21 +114,21 @@ void ExpandRows(const ConstMatrixView& x, int64_t row_begin, int64_t rows, const
   const Bodies& bodies = BodiesFor(device.info().isa);
   const Element type = ElementOf(x.dtype);
   const int64_t size = SizeOf(x.dtype);
-  const int64_t run = K16Shape::kRun;
-  const bool whole = !padded || weight.group_size % run == 0;
+  // Rows that lie together, and floats from one such piece to the next.
+  const bool whole = !padded || weight.group_size % K16Shape::kRun == 0;
   const int64_t piece = whole ? x.cols : weight.group_size;
-  const int64_t step = whole ? x.cols : weight.runs_per_group * run;
-  const auto expand = [&](int64_t m) {
+  const int64_t step = whole ? x.cols : weight.runs_per_group * K16Shape::kRun;
+  const int64_t end = padded ? weight.runs * K16Shape::kRun : x.cols;
+  device.pool().ForEachRow(rows, x.cols, kExpandedPerTask, [&](int64_t m) {
     const char* in = static_cast<const char*>(x.data) + (row_begin + m) * x.cols * size;
-    float* to = out + m * stride;
-    for (int64_t k = 0; k < x.cols; k += piece, to += step) {
-      bodies.to_float(in + k * size, type, piece, to);
-      for (int64_t pad = piece; pad < step; ++pad) to[pad] = 0;
+    float* const to = out + m * stride;
+    int64_t at = 0;
+    for (int64_t k = 0; k < x.cols; k += piece, at += step) {
+      const int64_t count = std::min(piece, x.cols - k);
+      bodies.to_float(in + k * size, type, count, to + at);
+      std::fill(to + at + count, to + std::min(at + step, end), 0.0f);
     }
-  };
-  const int64_t each = std::max<int64_t>(1, kExpandedPerTask / std::max<int64_t>(1, x.cols));
-  device.pool().ParallelFor(CeilDiv(rows, each), [&](int64_t task, int) {
-    for (int64_t m = task * each; m < std::min(rows, (task + 1) * each); ++m) expand(m);
+    std::fill(to + std::min(at, end), to + end, 0.0f);
   });
 }
 

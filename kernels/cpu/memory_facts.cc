@@ -44,24 +44,18 @@ struct CgroupFiles {
   std::string limit, used, stat, inactive_file;
 };
 
-CgroupFiles Version2(const std::string& root) {
-  const std::string folder = root + "/sys/fs/cgroup/memory.";
-  return {folder + "max", folder + "current", folder + "stat", "inactive_file"};
-}
-
-CgroupFiles Version1(const std::string& root) {
-  const std::string folder = root + "/sys/fs/cgroup/memory/memory.";
-  return {folder + "limit_in_bytes", folder + "usage_in_bytes", folder + "stat",
-          "total_inactive_file"};
-}
-
 struct Cgroup {
   CgroupFiles files;
   int64_t limit = kUnknown;
 };
 
 Cgroup FindCgroup(const std::string& root) {
-  for (const CgroupFiles& files : {Version2(root), Version1(root)}) {
+  const std::string v2 = root + "/sys/fs/cgroup/memory.";
+  const std::string v1 = root + "/sys/fs/cgroup/memory/memory.";
+  for (const CgroupFiles& files :
+       {CgroupFiles{v2 + "max", v2 + "current", v2 + "stat", "inactive_file"},
+        CgroupFiles{v1 + "limit_in_bytes", v1 + "usage_in_bytes", v1 + "stat",
+                    "total_inactive_file"}}) {
     if (const auto limit = ReadNumber(files.limit)) return {files, *limit};
   }
   return {};

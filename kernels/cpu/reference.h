@@ -8,19 +8,44 @@
 
 namespace awqd {
 
-// "cpu/reference": both operations, any scheme with 16-bit activations, any layout.
+// "cpu/reference": every operation, any description, any layout.
 extern const KernelRow kCpuReferenceDequantize;
 extern const KernelRow kCpuReferenceMatmul;
+extern const KernelRow kCpuReferenceIntegerMatmul;
+extern const KernelRow kCpuReferenceQuantizedMatmul;
 
-// (q - z) * s for element (row, col), exactly: 9 bits times at most 24 fit a double.
-double ExactWeight(const CanonicalWeight& weight, int64_t row, int64_t col);
+// What a product is made of besides its weight. Everything in host memory.
+struct ReferenceInput {
+  ConstMatrixView x;            // [M, K]
+  const float* bias = nullptr;  // FP32 [N], or null for none
+  ActivationFunction activation = ActivationFunction::kNone;
+};
 
-// The weight that a product multiplies by. With FP16 scales it is what Dequantize to FP16 returns,
-// one rounding of the exact weight; with BF16 and FP32 scales it is the exact weight.
-double ProductWeight(const CanonicalWeight& weight, int64_t row, int64_t col);
+// The definition, [M, N] row-major in double:
+//   y[m, n] = act(sum over stored rows i of x[m, order[i]] * factor[order[i]] * w[i, n] + bias[n])
+// with w as in exact.h. Kernels may round activations times factor, and weights, to 16 bits first.
+std::vector<double> ReferenceProduct(const HostWeight& weight, const ReferenceInput& input);
 
-// x @ W + bias, [x.rows, N] row-major. `x` in host memory; `bias` FP32 [N] or null.
-std::vector<double> ReferenceProduct(const CanonicalWeight& weight, const ConstMatrixView& x,
-                                     const float* bias);
+// The definition of the product of INT8 activations, [M, N] row-major:
+//   y[m, n] = sum over stored rows i of x[m, order[i]] * (code[i, n] - zero of its block)
+std::vector<int64_t> ReferenceIntegers(const HostWeight& weight, const int8_t* x, int64_t tokens);
+
+// Quantised activations: q INT8 [M, K] by in-feature, scale FP32 [M].
+struct ReferenceQuantized {
+  const int8_t* q = nullptr;
+  const float* scale = nullptr;
+  int64_t tokens = 0;
+  const float* bias = nullptr;  // FP32 [N], or null for none
+  ActivationFunction activation = ActivationFunction::kNone;
+};
+
+// The definition of their product, [M, N] row-major:
+//   y[m, n] = act(scale[m] * sum over stored rows i of q[m, order[i]] * W[i, n] + bias[n])
+// with W of description.h in double, of integer codes. No factor: it is in q already.
+std::vector<double> ReferenceProduct(const HostWeight& weight, const ReferenceQuantized& input);
+
+// The activation function of `value`: NONE, max(0, v), v * Phi(v) with the normal distribution's
+// Phi (GELU in its exact form), v / (1 + exp(-v)).
+double Activate(ActivationFunction activation, double value);
 
 }  // namespace awqd

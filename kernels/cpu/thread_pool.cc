@@ -11,6 +11,7 @@
 #include <string>
 
 #include "absl/strings/numbers.h"
+#include "kernels/base/math.h"
 
 namespace awqd {
 namespace {
@@ -121,6 +122,14 @@ void ThreadPool::ParallelFor(int64_t tasks, Body body) {
   for (uint32_t left = unfinished_.load(std::memory_order_acquire); left != 0;) {
     left = AwaitChange(unfinished_, left);
   }
+}
+
+void ThreadPool::ForEachRow(int64_t rows, int64_t cols, int64_t per_task,
+                            absl::FunctionRef<void(int64_t)> fn) {
+  const int64_t each = std::max<int64_t>(1, per_task / std::max<int64_t>(1, cols));
+  ParallelFor(CeilDiv(rows, each), [&](int64_t task, int) {
+    for (int64_t row = task * each; row < std::min(rows, (task + 1) * each); ++row) fn(row);
+  });
 }
 
 }  // namespace awqd

@@ -32,6 +32,11 @@ class ThreadPool {
   // Must not be called from within a body.
   void ParallelFor(int64_t tasks, absl::FunctionRef<void(int64_t task, int thread)> body);
 
+  // Calls fn(row) for every row, of `cols` elements each: as many rows a task as have `per_task`
+  // elements.
+  void ForEachRow(int64_t rows, int64_t cols, int64_t per_task,
+                  absl::FunctionRef<void(int64_t row)> fn);
+
  private:
   using Body = absl::FunctionRef<void(int64_t, int)>;
 

@@ -7,8 +7,8 @@
 
 namespace awqd::cuda {
 
-// A kernel launched with these must call WaitForEarlierKernels in every block before it touches
-// anything but weights. Below sm_90 there are none.
+// Launch attributes. A kernel launched with them must call WaitForEarlierKernels in every block
+// before it touches anything but weights. Empty below sm_90.
 struct Attributes {
   cudaLaunchAttribute list[2];
   int count = 0;

@@ -1,4 +1,4 @@
-// How many chains: as many as a single token needs to fill the device, and no more.
+// How many chains a weight has: as many as a single token needs to fill the device, and no more.
 #include "kernels/cuda/common/chains.h"
 
 #include <cstdint>
@@ -8,15 +8,15 @@
 namespace awqd::cuda {
 namespace {
 
-// Shorter chains spend more on joining than they gain. H100, 2026-11-21, 4096 x 4096, one token:
-// chains of 8 records 6.4 us, of 4 6.9.
+// Records of the shortest chain worth having: shorter ones cost more to add up than they gain.
+// H100, 2026-11-21, 4096 x 4096, one token: chains of 8 records 6.4 us, of 4 6.9.
 constexpr int64_t kLeastRecords = 8;
-// Nor blocks that share fewer than this.
+// Records that a block must have, at least, to share a tile's chains with others.
 constexpr int64_t kLeastRecordsOfBlock = 4;
 // The largest cluster that every device must accept.
 constexpr int kMostBlocks = 8;
-// What a block of four chains may need.
-constexpr int64_t kFourChainsBytes = 211968;
+// The most shared memory that a block of four chains needs.
+constexpr int64_t kFourChainsBytes = 208896;
 
 }  // namespace
 
@@ -42,7 +42,7 @@ Chains MatmulChains(const WeightShape& shape, const DeviceInfo& device) {
          records / (2 * out.split) >= kLeastRecordsOfBlock) {
     out.split *= 2;
   }
-  if (takes_four(out.split)) out.groups = 4;
+  if (takes_four(out.split)) out.per_block = 4;
   out.length = static_cast<int>(CeilDiv(records, int64_t{out.count()}));
   return out;
 }

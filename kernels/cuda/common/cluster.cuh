@@ -1,10 +1,10 @@
-// Transaction barriers in shared memory, and what the blocks of a cluster do with each other's.
-// Device code only; sm_90 and later, below that blocks stand alone and these do nothing.
+// Transaction barriers in shared memory, and access to the shared memory of other blocks of a
+// cluster. Device code only, for sm_90 and later; below, there are no clusters and these functions
+// do nothing.
 //
-// Nothing but the fence of fresh barriers has release semantics at the scope of a cluster: ptxas
-// (13.0) makes of them a fence of the whole GPU, MEMBAR.ALL.GPU, which waits for every store of the
-// thread to be acknowledged by L2. What must be ordered is ordered by the barrier that data arrives
-// at.
+// Only BarrierInitFence has release semantics at cluster scope. ptxas (13.0) turns such a release
+// into MEMBAR.ALL.GPU, a fence of the whole GPU, which waits until L2 has acknowledged every store
+// of the thread. Data is ordered by the barrier that it arrives at instead.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -51,21 +51,22 @@ __device__ __forceinline__ void BarrierWait(uint32_t barrier, uint32_t parity) {
 
 // ---- clusters ----------------------------------------------------------------------------------
 
-// Says that this block has started and its fresh barriers are shown (BarrierInitFence).
+// Arrives at the cluster's barrier: this block has started, and other blocks can see its fresh
+// barriers (BarrierInitFence).
 __device__ __forceinline__ void ClusterArrive() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
 #endif
 }
 
-// Waits until every thread of the cluster has said so.
+// Waits until every thread of the cluster has called ClusterArrive.
 __device__ __forceinline__ void ClusterWait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.wait;" ::: "memory");
 #endif
 }
 
-// The address in block `rank` of the cluster of what is at `address` in this one.
+// The address of the same place as `address`, but in block `rank` of the cluster.
 __device__ __forceinline__ uint32_t AddressInBlock(uint32_t address, uint32_t rank) {
   uint32_t remote = address;
 #if __CUDA_ARCH__ >= 900

@@ -140,6 +140,112 @@ AWQD_HD Pairs BiasedInt4ToBf16(uint32_t word) {
            Sub2Bf16(Lop3<kAndOr>(word >> 12, kLowCodes, kExponent), kBias)}};
 }
 
+// ---- 1, 2 and 3 bits
+// ----------------------------------------------------------------------------------------------
+
+// A word holds pairs too, the second code 16 bits above the first. Of 2 bits, pair p lies at bit 2p
+// (of a step's 8 bits of each half). Of 1 bit, after a rotation, at bit 2p + 2, which is also where
+// the upper bit of a 3-bit code belongs whose lower two come like 2 bits.
+AWQD_HD constexpr uint32_t TwoBits(int p) { return 0x00030003u << 2 * p; }
+AWQD_HD constexpr uint32_t OneBit(int p) { return 0x00040004u << 2 * p; }
+// 4^-p, as fp16 pairs.
+AWQD_HD constexpr uint32_t QuartersFp16(int p) { return 0x3C003C00u - 0x08000800u * p; }
+// 2^127 4^-p, as bf16 pairs: what makes q / 64 of a code that lies 2 p bits high.
+AWQD_HD constexpr uint32_t FromBf16(int p) { return 0x7F007F00u - 0x01000100u * p; }
+
+// Zeros of a byte of two zero points (lower: row r, upper: row r + 8), in both halves of `both`, as
+// pair p takes them: 1024 + z for p = 0 of 2 and 3 bits, else -(1024 4^-p + z), and of 1 bit
+// -(1024 4^-(p + 1) + z). Exact for z below 8.
+AWQD_HD void PairZerosFp16(uint32_t both, uint32_t (&zeros)[4]) {
+  const uint32_t low = both & kLowCodes, high = both & kHighCodes;
+  zeros[0] = low | 0x64006400;
+  zeros[1] = high >> 2 | 0xDC00DC00;
+  zeros[2] = low << 4 | 0xD400D400;
+  zeros[3] = high << 2 | 0xCC00CC00;
+}
+AWQD_HD void BitZerosFp16(uint32_t both, uint32_t (&zeros)[4]) {
+  const uint32_t low = both & kLowCodes, high = both & kHighCodes;
+  zeros[0] = low << 2 | 0xDC00DC00;
+  zeros[1] = high | 0xD400D400;
+  zeros[2] = low << 6 | 0xCC00CC00;
+  zeros[3] = high << 4 | 0xC400C400;
+}
+
+// The pairs of one step, q with its place value in an fp16 of exponent 1024. `low`: the step's 8
+// bits of each half on the right.
+AWQD_HD Pairs Int2PlusBias(uint32_t low) {
+  Pairs out;
+#ifdef __CUDA_ARCH__
+#pragma unroll
+#endif
+  for (int p = 0; p < 4; ++p) out.v[p] = Lop3<kAndOr>(low, TwoBits(p), 0x64006400);
+  return out;
+}
+AWQD_HD Pairs Int1PlusBias(uint32_t rotated) {
+  Pairs out;
+#ifdef __CUDA_ARCH__
+#pragma unroll
+#endif
+  for (int p = 0; p < 4; ++p) out.v[p] = Lop3<kAndOr>(rotated, OneBit(p), 0x64006400);
+  return out;
+}
+AWQD_HD Pairs Int3PlusBias(uint32_t low, uint32_t rotated) {
+  Pairs out = Int1PlusBias(rotated);
+#ifdef __CUDA_ARCH__
+#pragma unroll
+#endif
+  for (int p = 0; p < 4; ++p) out.v[p] = Lop3<kAndOr>(low, TwoBits(p), out.v[p]);
+  return out;
+}
+
+// q - z, exactly, of what the three above return; zeros of PairZerosFp16 for 2 and 3 bits (kFirst
+// 0) and of BitZerosFp16 for 1 (kFirst 1).
+template <int kFirst>
+AWQD_HD Pairs MinusZeroFp16(Pairs biased, const uint32_t (&zeros)[4]) {
+#ifdef __CUDA_ARCH__
+#pragma unroll
+#endif
+  for (int p = 0; p < 4; ++p) {
+    biased.v[p] = p + kFirst == 0 ? Sub2Fp16(biased.v[p], zeros[p])
+                                  : Fma2Fp16(biased.v[p], QuartersFp16(p + kFirst), zeros[p]);
+  }
+  return biased;
+}
+
+// (q - z) / 64 of one step, exactly; `zeros` per pair as -z / 64.
+AWQD_HD Pairs Int2MinusZeroBf16(uint32_t low, const uint32_t (&zeros)[4]) {
+  Pairs out;
+#ifdef __CUDA_ARCH__
+#pragma unroll
+#endif
+  for (int p = 0; p < 4; ++p) out.v[p] = Fma2Bf16(low & TwoBits(p), FromBf16(p), zeros[p]);
+  return out;
+}
+// The bit of pair 3 is a bf16 of exponent field 2 and no mantissa: still 2^8 times the unit.
+AWQD_HD Pairs Int1MinusZeroBf16(uint32_t rotated, const uint32_t (&zeros)[4]) {
+  Pairs out;
+#ifdef __CUDA_ARCH__
+#pragma unroll
+#endif
+  for (int p = 0; p < 4; ++p) {
+    out.v[p] = Fma2Bf16(rotated & OneBit(p), FromBf16(p + 1), zeros[p]);
+  }
+  return out;
+}
+AWQD_HD Pairs Int3MinusZeroBf16(uint32_t low, uint32_t rotated, const uint32_t (&zeros)[4]) {
+  Pairs out;
+#ifdef __CUDA_ARCH__
+#pragma unroll
+#endif
+  for (int p = 0; p < 4; ++p) {
+    uint32_t codes = Lop3<kAndOr>(low, TwoBits(p), rotated & OneBit(p));
+    // Of pair 3 the upper bit passes those that count evenly.
+    if (p == 3) codes >>= 6;
+    out.v[p] = Fma2Bf16(codes, FromBf16(p == 3 ? 0 : p), zeros[p]);
+  }
+  return out;
+}
+
 // ---- 8 bits
 // ------------------------------------------------------------------------------------------------------
 
@@ -181,5 +287,18 @@ AWQD_HD void BiasedInt8ToBf16(uint32_t word, uint32_t (&out)[2]) {
   out[0] = Prmt(bits[0], bits[1], 0x7632);
   out[1] = Prmt(bits[2], bits[3], 0x7632);
 }
+
+// A byte on its own is a bf16 as well: q 2^-133, and 2^127 makes q / 64 of it. So (q - z) / 64 of
+// the pairs (0,1) and (2,3) of a word, exactly, for 4 operations where the way through fp32 takes
+// ten. `zero`: -z / 64.
+AWQD_HD void Int8MinusZeroBf16(uint32_t word, uint32_t zero, uint32_t (&out)[2]) {
+  out[0] = Fma2Bf16(word & 0x00ff00ff, kFromLowBf16, zero);
+  out[1] = Fma2Bf16(Prmt(word, 0, 0x4341), kFromLowBf16, zero);
+}
+
+// A zero point of 8 bits, in both halves of `both`, as Int8MinusZeroFp16 and Int8MinusZeroBf16
+// take it.
+AWQD_HD uint32_t ByteZeroFp16(uint32_t both) { return both | 0x64006400; }
+AWQD_HD uint32_t ByteZeroBf16(uint32_t both) { return Mul2Bf16(both, kFromLowBf16 | kMinusZero2); }
 
 }  // namespace awqd::cuda

@@ -1,18 +1,217 @@
 // Reads the layout "mma16" from shared memory into matrix fragments. Device code only.
 //
-// A lane's word is one A fragment of m16n8k16: pairs 0 and 2 belong to row lane / 4, pairs 1 and 3
-// to row lane / 4 + 8. So each row needs one zero form only: the low one for the first, the high
-// one for the second.
+// A record kind is a template parameter: the width of its codes and how many metas it has. Rings,
+// consumers and epilogues are written once over it. A lane's codes of a step, 16 of K, are one A
+// fragment of m16n8k16: pairs 0 and 2 belong to row lane / 4, pairs 1 and 3 to row lane / 4 + 8.
 #pragma once
 
 #include <cstdint>
 
 #include "kernels/cuda/common/dequant.cuh"
 #include "kernels/cuda/common/ptx.cuh"
+#include "kernels/layouts/mma16.h"
 
 namespace awqd::cuda {
 
-// What decodes a lane's two rows: zeros and scales as the pairs of dequant.cuh expect them.
+// Records of codes of kBits_ bits with at most kMetas_ metas: 0 (bare), 1, 2, or 8 for 4 and 8,
+// which a call tells.
+template <int kBits_, int kMetas_>
+struct Record {
+  static constexpr int kBits = kBits_;
+  static constexpr int kMetas = kMetas_;
+  static constexpr bool kBare = kMetas == 0;
+  // Groups of K shorter than 64: the scales change within a unit.
+  static constexpr bool kFine = kMetas > 2;
+  static constexpr int kUnitBytes = mma16::UnitBytes(kBits);
+  static constexpr int kCodesBytes = mma16::CodesBytes(kBits);
+  static constexpr int kMetaBytes = mma16::MetaBytes(kBits);
+};
+
+// ---- codes -------------------------------------------------------------------------------------
+
+// A lane's codes of one unit, four steps. LaneOffset: where they begin in the unit.
+template <int kBits>
+struct LaneCodes;
+
+template <>
+struct LaneCodes<4> {
+  uint4 words;
+
+  static __device__ __forceinline__ uint32_t LaneOffset(uint32_t lane) { return lane * 16; }
+  __device__ __forceinline__ void Load(uint32_t at) { words = LoadShared16(at); }
+  __device__ __forceinline__ void LoadGlobal(const uint8_t* at) { words = LoadStreaming(at); }
+  __device__ __forceinline__ uint32_t Word(int step) const {
+    return step == 0 ? words.x : step == 1 ? words.y : step == 2 ? words.z : words.w;
+  }
+};
+
+template <>
+struct LaneCodes<8> {
+  uint4 words[2];  // of two steps each: row, row + 8, row, row + 8
+
+  static __device__ __forceinline__ uint32_t LaneOffset(uint32_t lane) { return lane * 16; }
+  __device__ __forceinline__ void Load(uint32_t at) {
+    words[0] = LoadShared16(at), words[1] = LoadShared16(at + 512);
+  }
+  __device__ __forceinline__ void LoadGlobal(const uint8_t* at) {
+    words[0] = LoadStreaming(at), words[1] = LoadStreaming(at + 512);
+  }
+  __device__ __forceinline__ uint32_t Word(int step, int upper) const {
+    const uint4& w = words[step / 2];
+    return step % 2 == 0 ? (upper == 0 ? w.x : w.y) : (upper == 0 ? w.z : w.w);
+  }
+};
+
+template <>
+struct LaneCodes<2> {
+  uint2 words;  // of two steps each
+
+  static __device__ __forceinline__ uint32_t LaneOffset(uint32_t lane) { return lane * 8; }
+  __device__ __forceinline__ void Load(uint32_t at) { words = LoadShared8(at); }
+  __device__ __forceinline__ void LoadGlobal(const uint8_t* at) {
+    words = __ldg(reinterpret_cast<const uint2*>(at));
+  }
+  // The step's 8 bits of each half on the right.
+  __device__ __forceinline__ uint32_t Low(int step) const {
+    const uint32_t word = step < 2 ? words.x : words.y;
+    return step % 2 == 0 ? word : word >> 8;
+  }
+};
+
+template <>
+struct LaneCodes<1> {
+  uint32_t word;
+
+  static __device__ __forceinline__ uint32_t LaneOffset(uint32_t lane) { return lane * 4; }
+  __device__ __forceinline__ void Load(uint32_t at) { word = LoadShared4(at); }
+  __device__ __forceinline__ void LoadGlobal(const uint8_t* at) {
+    word = __ldg(reinterpret_cast<const uint32_t*>(at));
+  }
+  // The step's bits where 3-bit codes have their upper one.
+  __device__ __forceinline__ uint32_t Rotated(int step) const {
+    const int by = step / 2 * 8 + step % 2;
+    return by == 0 ? word : __funnelshift_r(word, word, by);
+  }
+};
+
+template <>
+struct LaneCodes<3> {
+  LaneCodes<2> low;
+  LaneCodes<1> high;
+
+  // Of the lower plane; the upper one's lanes are half as far apart.
+  static __device__ __forceinline__ uint32_t LaneOffset(uint32_t lane) { return lane * 8; }
+  __device__ __forceinline__ void Load(uint32_t at) {
+    low.Load(at);
+    high.Load(at + mma16::UnitBytes(2) - threadIdx.x % 32 * 4);
+  }
+  __device__ __forceinline__ void LoadGlobal(const uint8_t* at) {
+    low.LoadGlobal(at);
+    high.LoadGlobal(at + mma16::UnitBytes(2) - threadIdx.x % 32 * 4);
+  }
+};
+
+// ---- metas -------------------------------------------------------------------------------------
+
+// A lane's two scales (row, row + 8) and its two zeros, of 4 bits in a byte or of 8 in two.
+struct LaneMetaBits {
+  uint32_t scales;
+  uint32_t zeros;
+};
+
+// Where in the meta at `meta` they lie; `row_tile` 0..3.
+__device__ __forceinline__ uint32_t ScalesAddress(uint32_t meta, uint32_t row_tile, uint32_t lane) {
+  return meta + row_tile * 32 + lane / 4 * 4;
+}
+template <int kBits>
+__device__ __forceinline__ uint32_t ZerosAddress(uint32_t meta, uint32_t row_tile, uint32_t lane) {
+  constexpr int kBytes = mma16::ZeroBits(kBits) / 4;
+  return meta + mma16::kMetaScalesBytes + (row_tile * 8 + lane / 4) * kBytes;
+}
+template <int kBits>
+__device__ __forceinline__ uint32_t LoadZeros(uint32_t address) {
+  return kBits == 8 ? LoadShared2(address) : LoadShared1(address);
+}
+
+// ---- arithmetic --------------------------------------------------------------------------------
+
+// q - z of a lane's fragment in fp16, exactly.
+template <int kBits>
+__device__ __forceinline__ Pairs MinusZero(const LaneCodes<kBits>& codes, int step,
+                                           const uint32_t (&zeros)[4]) {
+  if constexpr (kBits == 4) {
+    return Int4MinusZeroFp16(codes.Word(step), zeros);
+  } else if constexpr (kBits == 8) {
+    Pairs out;
+#pragma unroll
+    for (int upper = 0; upper < 2; ++upper) {
+      uint32_t pairs[2];
+      Int8MinusZeroFp16(codes.Word(step, upper), {zeros[upper], zeros[upper]}, pairs);
+      out.v[upper] = pairs[0], out.v[2 + upper] = pairs[1];
+    }
+    return out;
+  } else if constexpr (kBits == 2) {
+    return MinusZeroFp16<0>(Int2PlusBias(codes.Low(step)), zeros);
+  } else if constexpr (kBits == 1) {
+    return MinusZeroFp16<1>(Int1PlusBias(codes.Rotated(step)), zeros);
+  } else {
+    return MinusZeroFp16<0>(Int3PlusBias(codes.low.Low(step), codes.high.Rotated(step)), zeros);
+  }
+}
+
+// (q - z) / 64 in bf16, exactly.
+template <int kBits>
+__device__ __forceinline__ Pairs MinusZeroOf64(const LaneCodes<kBits>& codes, int step,
+                                               const uint32_t (&zeros)[4]) {
+  if constexpr (kBits == 4) {
+    return Int4MinusZeroBf16(codes.Word(step), zeros);
+  } else if constexpr (kBits == 8) {
+    Pairs out;
+#pragma unroll
+    for (int upper = 0; upper < 2; ++upper) {
+      uint32_t pairs[2];
+      Int8MinusZeroBf16(codes.Word(step, upper), zeros[upper], pairs);
+      out.v[upper] = pairs[0], out.v[2 + upper] = pairs[1];
+    }
+    return out;
+  } else if constexpr (kBits == 2) {
+    return Int2MinusZeroBf16(codes.Low(step), zeros);
+  } else if constexpr (kBits == 1) {
+    return Int1MinusZeroBf16(codes.Rotated(step), zeros);
+  } else {
+    return Int3MinusZeroBf16(codes.low.Low(step), codes.high.Rotated(step), zeros);
+  }
+}
+
+// A lane's two zeros as the pairs of MinusZero take them.
+template <int kBits>
+__device__ __forceinline__ void ExpandZerosFp16(uint32_t bits, uint32_t (&zeros)[4]) {
+  const uint32_t both = Both(bits);
+  if constexpr (kBits == 4) {
+    zeros[0] = zeros[2] = LowZeroFp16(both), zeros[1] = zeros[3] = HighZeroFp16(both);
+  } else if constexpr (kBits == 8) {
+    zeros[0] = zeros[2] = ByteZeroFp16(Prmt(bits, 0, 0x4040));
+    zeros[1] = zeros[3] = ByteZeroFp16(Prmt(bits, 0, 0x4141));
+  } else if constexpr (kBits == 1) {
+    BitZerosFp16(both, zeros);
+  } else {
+    PairZerosFp16(both, zeros);
+  }
+}
+
+// The same for MinusZeroOf64.
+template <int kBits>
+__device__ __forceinline__ void ExpandZerosBf16(uint32_t bits, uint32_t (&zeros)[4]) {
+  if constexpr (kBits == 8) {
+    zeros[0] = zeros[2] = ByteZeroBf16(Prmt(bits, 0, 0x4040));
+    zeros[1] = zeros[3] = ByteZeroBf16(Prmt(bits, 0, 0x4141));
+  } else {
+    const uint32_t both = Both(bits);
+    zeros[0] = zeros[2] = LowZeroBf16(both), zeros[1] = zeros[3] = HighZeroBf16(both);
+  }
+}
+
+// What decodes a lane's two rows: zeros and scales as the pairs of a fragment expect them.
 struct LaneMetaFp16 {
   uint32_t zeros[4];
   uint32_t scales[4];
@@ -24,41 +223,31 @@ struct LaneMetaBf16 {
   uint32_t low[4];
 };
 
-// A lane's two scales (row, row + 8) and its byte of two zero points.
-struct LaneMetaBits {
-  uint32_t scales;
-  uint32_t zeros;
-};
-
-// Where in the meta at `meta` they lie; `row_tile` 0..3.
-__device__ __forceinline__ uint32_t ScalesAddress(uint32_t meta, uint32_t row_tile, uint32_t lane) {
-  return meta + row_tile * 32 + lane / 4 * 4;
-}
-__device__ __forceinline__ uint32_t ZerosAddress(uint32_t meta, uint32_t row_tile, uint32_t lane) {
-  return meta + 128 + row_tile * 8 + lane / 4;
-}
-
-__device__ __forceinline__ LaneMetaFp16 ExpandFp16(LaneMetaBits bits) {
-  const uint32_t zeros = Both(bits.zeros);
-  const uint32_t low = LowZeroFp16(zeros), high = HighZeroFp16(zeros);
-  const uint32_t first = Prmt(bits.scales, 0, 0x1010), second = Prmt(bits.scales, 0, 0x3232);
-  return {{low, high, low, high}, {first, second, first, second}};
-}
-
-__device__ __forceinline__ LaneMetaBf16 ExpandBf16(LaneMetaBits bits) {
-  const uint32_t zeros = Both(bits.zeros);
-  const uint32_t z0 = LowZeroBf16(zeros), z1 = HighZeroBf16(zeros);
-  const SplitScale s0 = SplitToBf16(bits.scales & 0xffff), s1 = SplitToBf16(bits.scales >> 16);
-  return {{z0, z1, z0, z1}, {s0.high, s1.high, s0.high, s1.high}, {s0.low, s1.low, s0.low, s1.low}};
-}
-
-// The arithmetic of one activation type: how fragments are decoded and multiplied.
+// The arithmetic of one activation type with one kind of records: how fragments are decoded and
+// multiplied. Of bare records the sums are short of the scale, and with bf16 of 64 (mma16.h).
+template <class Record>
 struct Fp16Math {
   static constexpr bool kBf16 = false;
+  static constexpr int kBits = Record::kBits;
   using Meta = LaneMetaFp16;
-  static __device__ __forceinline__ Meta Expand(LaneMetaBits bits) { return ExpandFp16(bits); }
-  static __device__ __forceinline__ Pairs Decode(uint32_t word, const Meta& meta) {
-    return Int4ToFp16(word, meta.zeros, meta.scales);
+
+  static __device__ __forceinline__ Meta Expand(LaneMetaBits bits) {
+    Meta out;
+    ExpandZerosFp16<kBits>(bits.zeros, out.zeros);
+    if constexpr (!Record::kBare) {
+      out.scales[0] = out.scales[2] = Prmt(bits.scales, 0, 0x1010);
+      out.scales[1] = out.scales[3] = Prmt(bits.scales, 0, 0x3232);
+    }
+    return out;
+  }
+  static __device__ __forceinline__ Pairs Decode(const LaneCodes<kBits>& codes, int step,
+                                                 const Meta& meta) {
+    Pairs out = MinusZero<kBits>(codes, step, meta.zeros);
+    if constexpr (!Record::kBare) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) out.v[i] = Mul2Fp16(out.v[i], meta.scales[i]);
+    }
+    return out;
   }
   static __device__ __forceinline__ void Mma(float (&d)[4], const Pairs& a, uint32_t b0,
                                              uint32_t b1) {
@@ -66,17 +255,44 @@ struct Fp16Math {
   }
 };
 
+template <class Record>
 struct Bf16Math {
   static constexpr bool kBf16 = true;
+  static constexpr int kBits = Record::kBits;
   using Meta = LaneMetaBf16;
-  static __device__ __forceinline__ Meta Expand(LaneMetaBits bits) { return ExpandBf16(bits); }
-  static __device__ __forceinline__ Pairs Decode(uint32_t word, const Meta& meta) {
-    return Int4ToBf16(word, meta.zeros, meta.high, meta.low);
+
+  static __device__ __forceinline__ Meta Expand(LaneMetaBits bits) {
+    Meta out;
+    ExpandZerosBf16<kBits>(bits.zeros, out.zeros);
+    if constexpr (!Record::kBare) {
+      const SplitScale s0 = SplitToBf16(bits.scales & 0xffff), s1 = SplitToBf16(bits.scales >> 16);
+      out.high[0] = out.high[2] = s0.high, out.high[1] = out.high[3] = s1.high;
+      out.low[0] = out.low[2] = s0.low, out.low[1] = out.low[3] = s1.low;
+    }
+    return out;
+  }
+  // Of up to 4 bits the sum is rounded once: (q - z) / 64 * low is exact. Of 8 it may be off by a
+  // 2^-9th of the low part, a 2^-8th of the scale.
+  static __device__ __forceinline__ Pairs Decode(const LaneCodes<kBits>& codes, int step,
+                                                 const Meta& meta) {
+    Pairs out = MinusZeroOf64<kBits>(codes, step, meta.zeros);
+    if constexpr (!Record::kBare) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        out.v[i] = Fma2Bf16(out.v[i], meta.high[i], Mul2Bf16(out.v[i], meta.low[i]));
+      }
+    }
+    return out;
   }
   static __device__ __forceinline__ void Mma(float (&d)[4], const Pairs& a, uint32_t b0,
                                              uint32_t b1) {
     MmaBf16(d, a.v, b0, b1);
   }
 };
+
+// The zeros of bare records, all alike, as a meta has them.
+__device__ __forceinline__ LaneMetaBits BareMeta(int zero) {
+  return {0, static_cast<uint32_t>(zero) * 0x0101u};
+}
 
 }  // namespace awqd::cuda

@@ -12,8 +12,8 @@ __device__ __forceinline__ uint32_t SharedAddress(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// The value, which the compiler can no longer compute anew wherever it is used: it would rather do
-// so in every step of a loop than keep a register.
+// Returns `value` in a way that the compiler cannot see through, so that it keeps the value in a
+// register. Otherwise it may compute the value anew in every step of a loop.
 __device__ __forceinline__ int Keep(int value) {
   return __shfl_sync(0xffffffffu, value, threadIdx.x % 32);
 }
@@ -53,19 +53,19 @@ __device__ __forceinline__ void CommitGroup() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-// Waits until at most `kPending` of this thread's latest groups are under way.
+// Waits until at most the latest `kPending` commits of this thread's copies are under way.
 template <int kPending>
 __device__ __forceinline__ void WaitGroup() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// Waits for `kThreads` threads of the block; barrier `id` 1..15 is theirs.
+// Waits at named barrier `id`, 1..15, until `kThreads` threads of the block have come to it.
 template <int kThreads>
 __device__ __forceinline__ void NamedBarrier(int id) {
   asm volatile("barrier.cta.sync %0, %1;" ::"r"(id), "n"(kThreads) : "memory");
 }
 
-// Is one of them without waiting for the others.
+// Counts as one of these threads without waiting for the others.
 template <int kThreads>
 __device__ __forceinline__ void NamedBarrierArrive(int id) {
   asm volatile("barrier.cta.arrive %0, %1;" ::"r"(id), "n"(kThreads) : "memory");
@@ -84,6 +84,18 @@ __device__ __forceinline__ uint4 LoadShared16(uint32_t address) {
 __device__ __forceinline__ uint32_t LoadShared4(uint32_t address) {
   uint32_t v;
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address));
+  return v;
+}
+
+__device__ __forceinline__ uint2 LoadShared8(uint32_t address) {
+  uint2 v;
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address));
+  return v;
+}
+
+__device__ __forceinline__ uint32_t LoadShared2(uint32_t address) {
+  uint32_t v;
+  asm volatile("{.reg .u16 h; ld.shared.u16 h, [%1]; cvt.u32.u16 %0, h;}" : "=r"(v) : "r"(address));
   return v;
 }
 
@@ -129,6 +141,16 @@ __device__ __forceinline__ void MmaBf16(float (&d)[4], const uint32_t (&a)[4], u
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
       "{%8, %9}, {%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// d[16 x 8] += a[16 x 32] b[32 x 8] of unsigned and signed bytes, modulo 2^32.
+__device__ __forceinline__ void MmaU8S8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0,
+                                        uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 

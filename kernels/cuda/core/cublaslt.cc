@@ -16,8 +16,8 @@ namespace {
 #define AWQD_STRINGIFY_INNER(x) #x
 #define AWQD_STRINGIFY(x) AWQD_STRINGIFY_INNER(x)
 
-// The release that this was compiled against first; its neighbours have the same opaque structs,
-// whose sizes every Init function checks.
+// Tried in this order: first the release that this was compiled against. Its neighbours have the
+// same opaque structs; every Init function checks their sizes.
 constexpr const char* kNames[] = {
     "libcublasLt.so." AWQD_STRINGIFY(CUBLAS_VER_MAJOR),
     "libcublasLt.so.13",

@@ -90,7 +90,8 @@ class CudaStream final : public Stream {
     if (counters_ != nullptr) (void)Report(cudaFree(counters_), "cudaFree");
     (void)Report(cudaStreamDestroy(stream_), "cudaStreamDestroy");
   }
-  // A stream's counters are part of it, as what the driver keeps for it is: outside the budget.
+  // A stream's counters do not count towards the budget, as what the driver allocates for a stream
+  // does not.
   absl::Status AddCounters() {
     constexpr size_t kBytes = kStreamCounters * sizeof(uint32_t);
     AWQD_CUDA_RETURN_IF_ERROR(cudaMalloc(&counters_, kBytes));

@@ -25,7 +25,7 @@ class CudaDevice final : public Device {
   int64_t UsedBytes() const override { return memory_->UsedBytes(); }
   absl::StatusOr<Buffer> Allocate(MemoryKind kind, int64_t bytes) override;
   absl::StatusOr<std::unique_ptr<Stream>> CreateStream() override;
-  // Without counters, which cudaFree waits for the whole device to free.
+  // A stream without counters: freeing counters (cudaFree) would wait for the whole device.
   absl::StatusOr<std::unique_ptr<Stream>> CreateCopyStream() override;
   absl::Status CopyToDevice(void* device, const void* host, int64_t bytes,
                             StreamView stream) override;

@@ -69,8 +69,8 @@ struct Launcher<Kernel, void (*)(Params...)> {
     std::atomic<int64_t>& most = granted[CurrentDevice() & 63];
     if (most.load(std::memory_order_acquire) >= bytes) return absl::OkStatus();
     AWQD_RETURN_IF_ERROR(AllowSharedMemory(reinterpret_cast<const void*>(Kernel), name, bytes));
-    // Two threads with different sizes may race: the loser's smaller figure only costs one more
-    // call, because AllowSharedMemory never lowers the limit.
+    // Two threads with different sizes may race. If the smaller size is remembered, the next launch
+    // makes one call too many; AllowSharedMemory never lowers the limit.
     int64_t seen = most.load();
     while (seen < bytes && !most.compare_exchange_weak(seen, bytes)) {
     }

@@ -1,9 +1,10 @@
 // Device memory of one GPU: two pools under one budget, and pinned host memory.
 //
-// Built on private CUDA memory pools because their frees do not stop the whole device, as cudaFree
-// does: a model can be unloaded while another serves. The pools keep nothing back: what a buffer
-// frees goes to the driver at once. A pool takes memory in pieces of 32 MiB, so weights have one of
-// their own: no long-lived scratch buffer can hold on to a piece that they leave.
+// Built on private CUDA memory pools. Frees to a pool do not stop the whole device, as cudaFree
+// does, so a model can be unloaded while another serves. The pools keep nothing: freed memory goes
+// to the driver at once. A pool takes memory from the driver 32 MiB at a time. Weights have a pool
+// of their own, because a long-lived scratch buffer in the same 32 MiB would keep them from the
+// driver.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -51,7 +52,7 @@ class DeviceMemory : public std::enable_shared_from_this<DeviceMemory> {
   const int device_;
   std::atomic<int64_t> budget_;
   std::atomic<int64_t> used_ = 0;
-  Mutex mutex_;  // keeps "free, wait, trim" in one piece
+  Mutex mutex_;  // keeps "free, wait, trim" together
   // Null: the driver has no pools, plain cudaMalloc serves.
   cudaMemPool_t scratch_ = nullptr;
   cudaMemPool_t weights_ = nullptr;

@@ -1,12 +1,10 @@
 // dense/matmul_a16: decodes the weight slab by slab and multiplies each with cuBLASLt.
 //
 // Computes: y = x @ W (+ bias), FP32 accumulation, one rounding to y's dtype.
-// Weight layout: any; the plan's dequantize row reads it. Bits: any that this row decodes.
+// Weight layout: any; the plan's dequantize row reads it. Weights: any that this row decodes.
 // Work split: slabs of columns (slabs.h), in stream order: decode slab, multiply, next slab into
 //   the same memory. With many tokens a slab stays in L2 between its two kernels.
-// W's dtype follows x: FP16 and BF16 as they are. FP32 x is multiplied in plain FP32 (it is for
-//   checking, not for speed): FP16-scaled weights are rounded to FP16 like in every other path and
-//   then widened, others are decoded to FP32.
+// W's dtype follows x. FP32 x is multiplied in plain FP32: it is for checking, not for speed.
 // Bias, and outputs that cuBLASLt does not write (BF16 from FP16, say), go through FP32 sums and
 //   one kernel, so that there is one rounding there too; cuBLASLt's bias epilogue would need the
 //   bias in the output's type.
@@ -17,8 +15,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status.h"
+#include "kernels/cuda/common/steps.h"
 #include "kernels/cuda/core/error.h"
-#include "kernels/cuda/dense/finish.h"
 #include "kernels/cuda/dense/gemm.h"
 #include "kernels/cuda/dense/slabs.h"
 
@@ -56,19 +54,10 @@ absl::Status Decode(const Context& c, DType dtype, const Slab& slab, void* out) 
   return row.dequantize(args, c.stream);
 }
 
-// Fills slab->data with the weights as x's dtype needs them.
+// Fills slab->data with the weights in x's dtype.
 absl::Status DecodeFor(const Context& c, Slab* slab) {
-  const DType x = c.args.x.dtype;
   slab->data = c.base();
-  const WeightShape& shape = c.args.weight->shape;
-  if (x != DType::kFp32 || shape.scheme.scale_dtype != DType::kFp16) {
-    return Decode(c, x, *slab, c.base());
-  }
-  const int64_t count = shape.k * slab->count;
-  // FP32 first: it is the one that must stay aligned.
-  char* const narrow = c.base() + count * SizeOf(DType::kFp32);
-  AWQD_RETURN_IF_ERROR(Decode(c, DType::kFp16, *slab, narrow));
-  return Widen(narrow, reinterpret_cast<float*>(c.base()), count, c.stream);
+  return Decode(c, c.args.x.dtype, *slab, c.base());
 }
 
 GemmArgs Product(const Context& c, const Slab& slab, int64_t row, int64_t rows) {
@@ -98,9 +87,15 @@ absl::Status MultiplyDirect(const Context& c, const Slab& slab) {
   gemm.out = a.y.dtype;
   AWQD_RETURN_IF_ERROR(Gemm(gemm, c.stream));
   if (a.bias == nullptr) return absl::OkStatus();
-  return Finish({static_cast<const float*>(gemm.y), a.y.cols, a.bias + slab.begin, gemm.y,
-                 a.y.dtype, a.y.cols, a.x.rows, slab.count},
-                c.stream);
+  return cuda::Finish({.sums = static_cast<const float*>(gemm.y),
+                       .ld_sums = a.y.cols,
+                       .bias = a.bias + slab.begin,
+                       .y = gemm.y,
+                       .ld_y = a.y.cols,
+                       .y_dtype = a.y.dtype,
+                       .rows = a.x.rows,
+                       .cols = slab.count},
+                      *a.weight->device, c.stream);
 }
 
 absl::Status MultiplyThroughScratch(const Context& c, const Slab& slab, int64_t rows_per_pass) {
@@ -112,10 +107,15 @@ absl::Status MultiplyThroughScratch(const Context& c, const Slab& slab, int64_t 
     gemm.ld_y = slab.count;
     gemm.out = DType::kFp32;
     AWQD_RETURN_IF_ERROR(Gemm(gemm, c.stream));
-    AWQD_RETURN_IF_ERROR(
-        Finish({c.scratch(), slab.count, a.bias != nullptr ? a.bias + slab.begin : nullptr,
-                OutputAt(a, row, slab.begin), a.y.dtype, a.y.cols, rows, slab.count},
-               c.stream));
+    AWQD_RETURN_IF_ERROR(cuda::Finish({.sums = c.scratch(),
+                                       .ld_sums = slab.count,
+                                       .bias = a.bias != nullptr ? a.bias + slab.begin : nullptr,
+                                       .y = OutputAt(a, row, slab.begin),
+                                       .ld_y = a.y.cols,
+                                       .y_dtype = a.y.dtype,
+                                       .rows = rows,
+                                       .cols = slab.count},
+                                      *a.weight->device, c.stream));
   }
   return absl::OkStatus();
 }
@@ -140,8 +140,7 @@ KernelRow Row() {
   row.op = Op::kMatmul;
   row.path = Path::kDequantize;
   row.device = DeviceKind::kCuda;
-  row.bits_mask = 0b111111110;
-  row.scales = kFloatingMask;
+  row.claims = kEverything;
   row.min_arch = 80;
   row.refuses = Refuses;
   row.workspace_bytes = WorkspaceBytes;

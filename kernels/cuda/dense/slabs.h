@@ -12,7 +12,7 @@ namespace awqd::dense {
 // Bytes and offsets of the workspace's sections, each 256-byte aligned. The same for every m, since
 // a workspace sized for many tokens also serves few.
 struct Workspace {
-  int64_t slab_bytes = 0;     // the decoded weight, in the dtypes that the product needs
+  int64_t slab_bytes = 0;     // the decoded weight, in the dtype of the activations
   int64_t scratch_bytes = 0;  // FP32 sums, for outputs that cuBLASLt does not round as we do
   int64_t blas_bytes = 0;     // cuBLASLt's own
 
@@ -21,9 +21,8 @@ struct Workspace {
   int64_t total() const { return slab_bytes + scratch_bytes + blas_bytes; }
 };
 
-// Bytes that one decoded weight takes in the workspace while activations are `x`: FP16 and BF16
-// two; FP32 six, because FP16-scaled weights are decoded to FP16 and then widened.
-constexpr int64_t SlabBytesPerWeight(DType x) { return x == DType::kFp32 ? 6 : 2; }
+// Bytes that one decoded weight takes in the workspace while activations are `x`.
+constexpr int64_t SlabBytesPerWeight(DType x) { return SizeOf(x); }
 
 // Columns per slab (a multiple of 8; the last slab may be narrower) for m tokens of dtype `x`: wide
 // for few tokens, so that products fill the GPU; narrow enough to stay in L2 for many.

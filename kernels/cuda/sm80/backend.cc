@@ -7,10 +7,8 @@ namespace awqd {
 
 absl::Span<const KernelRow* const> Sm80Kernels() {
   static const KernelRow* const rows[] = {
-      &cuda::QMatmulA16W4(),
-      &cuda::DequantizeW4(),
-      &cuda::PlainMatmulRow(),
-      &cuda::PlainDequantizeRow(),
+      &cuda::QMatmulA16(),     &cuda::QMatmulA8(),         &cuda::DequantizeRow(),
+      &cuda::PlainMatmulRow(), &cuda::PlainQMatmulA8Row(), &cuda::PlainDequantizeRow(),
   };
   return rows;
 }

@@ -1,5 +1,5 @@
-// What a group of warps of the fused product does with its ring: decodes weights and multiplies.
-// Device code only.
+// What a consumer, four warps of the fused product, does with its ring: decodes weights and
+// multiplies. Device code only.
 #pragma once
 
 #include "kernels/cuda/common/mma16.cuh"
@@ -16,11 +16,17 @@ using Sums = float[Config::kRowTiles][Config::kTokenTiles][4];
 template <class Math, class Config>
 class Consumer {
  public:
-  __device__ __forceinline__ Consumer(const Slot<Config>& slot, uint32_t ring) : slot_(slot) {
-    const int lane = threadIdx.x % 32, row_tile = GroupThread() / 32;
-    codes_ = ring + row_tile * 2 * mma16::kUnitBytes + lane * 16;
-    scales_ = ScalesAddress(ring + mma16::kCodesBytes, row_tile, lane);
-    zeros_ = ZerosAddress(ring + mma16::kCodesBytes, row_tile, lane);
+  // `zero`: of bare records.
+  __device__ __forceinline__ Consumer(const Slot<Config>& slot, uint32_t ring, int zero)
+      : slot_(slot) {
+    if (Record::kBare) {
+#pragma unroll
+      for (int r = 0; r < Config::kRowTiles; ++r) meta_[r] = Math::Expand(BareMeta(zero));
+    }
+    const int lane = threadIdx.x % 32, row_tile = ConsumerThread() / 32;
+    codes_ = ring + row_tile * 2 * Record::kUnitBytes + Codes::LaneOffset(lane);
+    scales_ = ScalesAddress(ring + Record::kCodesBytes, row_tile, lane);
+    zeros_ = ZerosAddress<Record::kBits>(ring + Record::kCodesBytes, row_tile, lane);
 #pragma unroll
     for (int pair = 0; pair < 2; ++pair) {
       const int chunk = (pair * 4 + lane / 8) ^ (lane % 8);
@@ -37,32 +43,33 @@ class Consumer {
   }
 
  private:
+  using Record = typename Config::Record;
+  using Codes = LaneCodes<Record::kBits>;
+
   __device__ __forceinline__ typename Math::Meta Meta(int r, int which) const {
-    const int offset = r * slot_.record_bytes + which * mma16::kMetaBytes;
-    return Math::Expand({LoadShared4(scales_ + offset), LoadShared1(zeros_ + offset)});
+    const int offset = r * slot_.record_bytes + which * Record::kMetaBytes;
+    return Math::Expand({LoadShared4(scales_ + offset), LoadZeros<Record::kBits>(zeros_ + offset)});
   }
 
   // Half a record of K, 64 rows.
   __device__ __forceinline__ void AccumulateHalf(int half, Sums<Config>& sums) {
-    uint4 codes[Config::kRowTiles];
+    Codes codes[Config::kRowTiles];
 #pragma unroll
     for (int r = 0; r < Config::kRowTiles; ++r) {
-      codes[r] = LoadShared16(codes_ + r * slot_.record_bytes + half * mma16::kUnitBytes);
-      if (Config::kMetas == 2 || (Config::kMetas == 1 && half == 0)) meta_[r] = Meta(r, half);
+      codes[r].Load(codes_ + r * slot_.record_bytes + half * Record::kUnitBytes);
+      if (Record::kMetas == 2 || (Record::kMetas == 1 && half == 0)) meta_[r] = Meta(r, half);
     }
 #pragma unroll
     for (int pair = 0; pair < 2; ++pair) {
       Pairs a[Config::kRowTiles][2];
 #pragma unroll
       for (int r = 0; r < Config::kRowTiles; ++r) {
-        const uint32_t words[2] = {pair == 0 ? codes[r].x : codes[r].z,
-                                   pair == 0 ? codes[r].y : codes[r].w};
 #pragma unroll
         for (int s = 0; s < 2; ++s) {
-          if (Config::kFineGroups) {
+          if (Record::kFine) {
             meta_[r] = Meta(r, (half * 4 + pair * 2 + s) * slot_.metas() / 8);
           }
-          a[r][s] = Math::Decode(words[s], meta_[r]);
+          a[r][s] = Math::Decode(codes[r], pair * 2 + s, meta_[r]);
         }
       }
 #pragma unroll

@@ -8,8 +8,8 @@ namespace awqd::cuda {
 namespace {
 
 // Where the chains' sums of the rows that this block stores meet in its shared memory: one slot per
-// chain, [token][row]. Alone they lie in the groups' rings; in a cluster beside them, because the
-// others may still be multiplying when the first sums come.
+// chain, [token][row]. Alone they lie in the consumers' rings; in a cluster beside them, because
+// the others may still be multiplying when the first sums come.
 struct Joint {
   uint32_t slots;  // the first chain's
   int slot_bytes;
@@ -25,7 +25,7 @@ __device__ __forceinline__ Joint JointOf(const QMatmulParams& p, uint32_t rings,
   const int rank = static_cast<int>(blockIdx.x) & (p.split - 1);
   Joint out{rings, ring_bytes, Config::kRowsShift, p.split, rank};
   if (p.split == 1) return out;
-  out.slots += Config::kGroups * ring_bytes + kJointBarrierBytes;
+  out.slots += Config::kConsumers * ring_bytes + kJointBarrierBytes;
   out.shift -= __ffs(p.split) - 1;
   out.slot_bytes = Config::kTokens * SumStride(out.rows()) * 4;
   return out;
@@ -51,7 +51,8 @@ __device__ __forceinline__ void ExpectSums(const Joint& joint, int tokens) {
   }
   __syncwarp();
   if (threadIdx.x == 0) {
-    BarrierExpect(JointBarrier(joint), joint.blocks * Config::kGroups * tokens * joint.rows() * 4);
+    BarrierExpect(JointBarrier(joint),
+                  joint.blocks * Config::kConsumers * tokens * joint.rows() * 4);
   }
   ClusterArrive();
 }
@@ -59,7 +60,7 @@ __device__ __forceinline__ void ExpectSums(const Joint& joint, int tokens) {
 // Calls store(row of the tile, token of the tile, sum) for what this thread accumulated.
 template <class Config, class Store>
 __device__ __forceinline__ void ForEachSum(const Sums<Config>& sums, Store store) {
-  const int lane = threadIdx.x % 32, row_tile = GroupThread() / 32;
+  const int lane = threadIdx.x % 32, row_tile = ConsumerThread() / 32;
 #pragma unroll
   for (int r = 0; r < Config::kRowTiles; ++r) {
 #pragma unroll
@@ -73,12 +74,12 @@ __device__ __forceinline__ void ForEachSum(const Sums<Config>& sums, Store store
   }
 }
 
-// Leaves the group's sums in its slot of this block, which stands alone.
+// Leaves a consumer's sums in its slot of this block, which stands alone.
 template <class Config>
-__device__ __forceinline__ void StoreSums(const Joint& joint, int group, const Sums<Config>& sums) {
+__device__ __forceinline__ void StoreSums(const Joint& joint, int index, const Sums<Config>& sums) {
   constexpr int kStride = SumStride(Config::kRows);
   ForEachSum<Config>(sums, [&](int row, int token, float sum) {
-    StoreShared4(joint.slots + group * joint.slot_bytes + (token * kStride + row) * 4,
+    StoreShared4(joint.slots + index * joint.slot_bytes + (token * kStride + row) * 4,
                  __float_as_uint(sum));
   });
 }
@@ -98,15 +99,25 @@ __device__ __forceinline__ void PushSums(const Joint& joint, int chain, int toke
   });
 }
 
+// The first `count` of four values of columns, at most; 0 past them.
+__device__ __forceinline__ float4 LoadFour(const float* at, int count) {
+  return {at[0], count > 1 ? at[1] : 0, count > 2 ? at[2] : 0, count > 3 ? at[3] : 0};
+}
+
+// y_wide promises that N is a multiple of 4.
 __device__ __forceinline__ void StoreFour(const QMatmulParams& p, int64_t token, int64_t n,
-                                          float4 v) {
+                                          int count, float4 v) {
   const int64_t at = token * p.n + n;
   if (p.y_dtype == DType::kFp32) {
     float* y = static_cast<float*>(p.y) + at;
     if (p.y_wide) {
       *reinterpret_cast<float4*>(y) = v;
     } else {
-      y[0] = v.x, y[1] = v.y, y[2] = v.z, y[3] = v.w;
+      const float each[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (i < count) y[i] = each[i];
+      }
     }
     return;
   }
@@ -117,7 +128,10 @@ __device__ __forceinline__ void StoreFour(const QMatmulParams& p, int64_t token,
   if (p.y_wide) {
     *reinterpret_cast<uint2*>(y) = bits;
   } else {
-    y[0] = bits.x & 0xffff, y[1] = bits.x >> 16, y[2] = bits.y & 0xffff, y[3] = bits.y >> 16;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i < count) y[i] = (i < 2 ? bits.x : bits.y) >> i % 2 * 16 & 0xffff;
+    }
   }
 }
 
@@ -137,7 +151,7 @@ __device__ __forceinline__ void Finish(const QMatmulParams& p, const Joint& join
 #pragma unroll 1
     for (int block = 0; block < joint.blocks; ++block) {
 #pragma unroll
-      for (int group = 0; group < Config::kGroups; ++group, at += joint.slot_bytes) {
+      for (int i = 0; i < Config::kConsumers; ++i, at += joint.slot_bytes) {
         const uint4 part = LoadShared16(at);
         v.x += __uint_as_float(part.x), v.y += __uint_as_float(part.y);
         v.z += __uint_as_float(part.z), v.w += __uint_as_float(part.w);
@@ -147,10 +161,16 @@ __device__ __forceinline__ void Finish(const QMatmulParams& p, const Joint& join
       const float s = p.x_scale[first_token + token];
       v.x *= s, v.y *= s, v.z *= s, v.w *= s;
     }
-    if (p.bias != nullptr) {
-      v.x += p.bias[n], v.y += p.bias[n + 1], v.z += p.bias[n + 2], v.w += p.bias[n + 3];
+    const int count = static_cast<int>(min(p.n - n, int64_t{4}));
+    if (p.outer != nullptr) {
+      const float4 s = LoadFour(p.outer + n, count);
+      v.x *= s.x * p.unit, v.y *= s.y * p.unit, v.z *= s.z * p.unit, v.w *= s.w * p.unit;
     }
-    StoreFour(p, first_token + token, n, v);
+    if (p.bias != nullptr) {
+      const float4 b = LoadFour(p.bias + n, count);
+      v.x += b.x, v.y += b.y, v.z += b.z, v.w += b.w;
+    }
+    StoreFour(p, first_token + token, n, count, v);
   }
 }
 

@@ -1,7 +1,9 @@
-// Row sm80/plain_matmul: the product with a weight of any scheme in the layout "plain", slowly.
+// Rows sm80/plain_matmul and sm80/plain_qmatmul_a8: the products with any weight in the layout
+// "plain", slowly.
 //
-// One thread per output column and token, plain arithmetic in fp32, the same rounding of weights as
-// everywhere: fp16 for FP16 and FP32 activations, bf16 for BF16. Limits: none.
+// One thread per output column and token, plain arithmetic with the exact weight: in fp32, or of
+// INT8 activations in INT32.
+// Limits: none.
 #include "kernels/cuda/sm80/plain.cuh"
 
 namespace awqd::cuda {
@@ -16,13 +18,32 @@ __global__ __launch_bounds__(kPlainThreads) void PlainMatmul(PlainWeight w, cons
   for (int64_t row = blockIdx.y; row < m; row += gridDim.y) {
     float sum = 0;
     for (int64_t i = 0; i < k; ++i) {
-      const float exact = PlainElement(w, i, n);
-      const float weight = x_dtype == DType::kBf16 ? Bf16ToFloat(FloatToBf16(exact))
-                                                   : HalfToFloat(FloatToHalf(exact));
-      sum += LoadPlain(x, x_dtype, row * k + i) * weight;
+      sum += LoadPlain(x, x_dtype, row * k + i) * PlainElement(w, i, n);
     }
     StorePlain(y, y_dtype, row * w.n + n, bias == nullptr ? sum : sum + bias[n]);
   }
+}
+
+__global__ __launch_bounds__(kPlainThreads) void PlainIntegers(PlainWeight w, const int8_t* x,
+                                                               int32_t* y, int64_t m, int64_t k) {
+  const int64_t n = blockIdx.x * int64_t{kPlainThreads} + threadIdx.x;
+  if (n >= w.n) return;
+  for (int64_t row = blockIdx.y; row < m; row += gridDim.y) {
+    int32_t sum = 0;
+    for (int64_t i = 0; i < k; ++i) {
+      sum += x[row * k + i] * static_cast<int32_t>(PlainElement(w, i, n));
+    }
+    y[row * w.n + n] = sum;
+  }
+}
+
+absl::Status RunIntegers(const MatmulArgs& args, StreamView stream) {
+  AWQD_RETURN_IF_ERROR(UseDevice(args.weight->device->info().index));
+  const LaunchConfig config{
+      .grid = PlainGrid(args.y.cols, args.y.rows), .block = kPlainThreads, .stream = stream};
+  return Launch<PlainIntegers>("sm80/plain_qmatmul_a8", config, ViewPlain(*args.weight),
+                               static_cast<const int8_t*>(args.x.data),
+                               static_cast<int32_t*>(args.y.data), args.x.rows, args.x.cols);
 }
 
 absl::Status RunMatmul(const MatmulArgs& args, StreamView stream) {
@@ -41,6 +62,19 @@ const KernelRow& PlainMatmulRow() {
     KernelRow out = PlainRow("sm80/plain_matmul", Op::kMatmul);
     out.batch_invariant = true;
     out.matmul = RunMatmul;
+    return out;
+  }();
+  return row;
+}
+
+const KernelRow& PlainQMatmulA8Row() {
+  static const KernelRow row = [] {
+    KernelRow out = PlainRow("sm80/plain_qmatmul_a8", Op::kIntegerMatmul);
+    out.claims = kIntegers;
+    out.inputs = MaskOf(DType::kInt8);
+    out.outputs = MaskOf(DType::kInt32);
+    out.batch_invariant = true;
+    out.matmul = RunIntegers;
     return out;
   }();
   return row;

@@ -1,28 +1,25 @@
-// The ring of a group of warps of the fused product: what a slot holds, and who fills it. Device
-// code only.
+// The ring of a consumer, four warps of the fused product: what a slot holds, and who fills it.
+// Device code only.
 #pragma once
 
-#include "kernels/cuda/common/ptx.cuh"
-#include "kernels/cuda/sm80/qmatmul_a16w4.h"
+#include "kernels/cuda/common/mma16.cuh"
+#include "kernels/cuda/sm80/qmatmul.h"
 #include "kernels/layouts/mma16.h"
 
 namespace awqd::cuda {
 namespace {
 
-constexpr int kGroupThreads = 128;
+constexpr int kConsumerThreads = 128;
 
-template <int kTokens_, int kRowTiles_, int kGroups_, int kStages_, int kBlocks_, int kMetas_>
+template <class Record_, MatmulVariant kTile>
 struct QMatmulConfig {
-  static constexpr int kTokens = kTokens_;
-  static constexpr int kRowTiles = kRowTiles_;
-  static constexpr int kGroups = kGroups_;
-  static constexpr int kThreads = kGroups * kGroupThreads;
-  static constexpr int kStages = kStages_;
-  static constexpr int kBlocks = kBlocks_;
-  // Per record: 1, 2, or at most 8, which a call tells.
-  static constexpr int kMetas = kMetas_;
-  // Groups of K shorter than 64: the scales change within a lane's 16 bytes.
-  static constexpr bool kFineGroups = kMetas > 2;
+  using Record = Record_;
+  static constexpr int kTokens = kTile.tokens;
+  static constexpr int kRowTiles = kTile.row_tiles;
+  static constexpr int kConsumers = kTile.chains;
+  static constexpr int kThreads = kConsumers * kConsumerThreads;
+  static constexpr int kStages = kTile.stages;
+  static constexpr int kBlocks = kTile.blocks;
   static constexpr int kRows = kRowTiles * mma16::kTileN;
   static constexpr int kRowsShift = kRowTiles == 1 ? 6 : 7;
   static_assert(kRows == 1 << kRowsShift);
@@ -30,12 +27,12 @@ struct QMatmulConfig {
   // Halves of a record at a time: both, unless their codes would not fit the registers.
   static constexpr int kHalves = kTokens * kRowTiles < 96 ? 2 : 1;
   static constexpr int kTokenBytes = mma16::kBlockK * 2;
-  static_assert(kStages * (kRowTiles * mma16::kCodesBytes + kTokens * kTokenBytes) >=
+  static_assert(kStages * (kRowTiles * Record::kCodesBytes + kTokens * kTokenBytes) >=
                     4 * kTokens * SumStride(kRows),
                 "a block that stands alone joins its sums in the rings' memory");
 };
 
-__device__ __forceinline__ int GroupThread() { return threadIdx.x % kGroupThreads; }
+__device__ __forceinline__ int ConsumerThread() { return threadIdx.x % kConsumerThreads; }
 
 // Bytes of one slot of the ring: the records of all row tiles, then the tokens.
 template <class Config>
@@ -43,10 +40,11 @@ struct Slot {
   int record_bytes;
 
   __device__ __forceinline__ explicit Slot(int metas)
-      : record_bytes(mma16::kCodesBytes +
-                     (Config::kFineGroups ? metas : Config::kMetas) * mma16::kMetaBytes) {}
+      : record_bytes(Config::Record::kCodesBytes +
+                     (Config::Record::kFine ? metas : Config::Record::kMetas) *
+                         Config::Record::kMetaBytes) {}
   __device__ __forceinline__ int metas() const {
-    return (record_bytes - mma16::kCodesBytes) / mma16::kMetaBytes;
+    return (record_bytes - Config::Record::kCodesBytes) / Config::Record::kMetaBytes;
   }
   // Where they begin.
   __device__ __forceinline__ int tokens() const { return Config::kRowTiles * record_bytes; }
@@ -79,15 +77,15 @@ class TileLoader {
   __device__ __forceinline__ TileLoader(const QMatmulParams& p, const Slot<Config>& slot,
                                         uint32_t ring, int64_t tile, int64_t first_token,
                                         int64_t first_block)
-      : slot_(slot), codes_(ring + GroupThread() * 16), x_step_(kTokensPerStep * p.x_stride) {
+      : slot_(slot), codes_(ring + ConsumerThread() * 16), x_step_(kTokensPerStep * p.x_stride) {
     const int64_t last = (p.n + mma16::kTileN - 1) / mma16::kTileN - 1;
 #pragma unroll
     for (int r = 0; r < Config::kRowTiles; ++r) {
       // A row tile past the end repeats the last one; its results are never stored.
       const int64_t record = min(tile + r, last) * p.k_blocks + first_block;
-      weights_[r] = p.records + record * slot.record_bytes + GroupThread() * 16;
+      weights_[r] = p.records + record * slot.record_bytes + ConsumerThread() * 16;
     }
-    const int token = GroupThread() / kChunks, chunk = GroupThread() % kChunks;
+    const int token = ConsumerThread() / kChunks, chunk = ConsumerThread() % kChunks;
     // 16-byte chunks are XOR-ed with the token so that ldmatrix meets no bank twice.
     tokens_ = ring + slot.tokens() + token * Config::kTokenBytes + ((chunk ^ (token & 7)) * 16);
     const int64_t col = first_block * mma16::kBlockK + chunk * 8;
@@ -104,11 +102,13 @@ class TileLoader {
     for (int r = 0; r < Config::kRowTiles; ++r) {
       const uint32_t to = codes_ + r * slot_.record_bytes;
 #pragma unroll
-      for (int at = 0; at < mma16::kCodesBytes; at += kGroupThreads * 16) {
-        CopyAsync16(to + at, weights_[r] + at);
+      for (int at = 0; at < kCodesBytes; at += kConsumerThreads * 16) {
+        if (kCodesBytes - at >= kConsumerThreads * 16 || ConsumerThread() * 16 < kCodesBytes - at) {
+          CopyAsync16(to + at, weights_[r] + at);
+        }
       }
-      if (GroupThread() < slot_.metas() * (mma16::kMetaBytes / 16)) {
-        CopyAsync16(to + mma16::kCodesBytes, weights_[r] + mma16::kCodesBytes);
+      if (ConsumerThread() < slot_.metas() * (Config::Record::kMetaBytes / 16)) {
+        CopyAsync16(to + kCodesBytes, weights_[r] + kCodesBytes);
       }
       weights_[r] += slot_.record_bytes;
     }
@@ -121,24 +121,25 @@ class TileLoader {
   __device__ __forceinline__ void Prefetch(int blocks) const {
 #pragma unroll
     for (int r = 0; r < Config::kRowTiles; ++r) {
-      const uint8_t* from = weights_[r] - GroupThread() * 16;
-      for (int at = GroupThread() * 128; at < blocks * slot_.record_bytes;
-           at += kGroupThreads * 128) {
+      const uint8_t* from = weights_[r] - ConsumerThread() * 16;
+      for (int at = ConsumerThread() * 128; at < blocks * slot_.record_bytes;
+           at += kConsumerThreads * 128) {
         PrefetchL2(from + at);
       }
     }
   }
 
  private:
+  static constexpr int kCodesBytes = Config::Record::kCodesBytes;
   static constexpr int kChunks = mma16::kBlockK / 8;
-  static constexpr int kTokensPerStep = kGroupThreads / kChunks;
+  static constexpr int kTokensPerStep = kConsumerThreads / kChunks;
 
   // Activations as [token][128]; zeros past m and k.
   __device__ __forceinline__ void LoadTokens() {
 #pragma unroll
     for (int s = 0; s < (Config::kTokens + kTokensPerStep - 1) / kTokensPerStep; ++s) {
       const int left = Config::kTokens - s * kTokensPerStep;
-      if (left < kTokensPerStep && GroupThread() >= left * kChunks) break;
+      if (left < kTokensPerStep && ConsumerThread() >= left * kChunks) break;
       const bool valid = k_left_ > 0 && tokens_left_ > s * kTokensPerStep;
       // Where there is nothing to read the address may be anything.
       CopyAsync16OrZero(tokens_ + s * kTokensPerStep * Config::kTokenBytes, x_ + s * x_step_,

@@ -5,9 +5,11 @@
 
 namespace awqd::cuda {
 
-const KernelRow& DequantizeW4();
-const KernelRow& QMatmulA16W4();
+const KernelRow& DequantizeRow();
+const KernelRow& QMatmulA16();
+const KernelRow& QMatmulA8();
 const KernelRow& PlainDequantizeRow();
 const KernelRow& PlainMatmulRow();
+const KernelRow& PlainQMatmulA8Row();
 
 }  // namespace awqd::cuda

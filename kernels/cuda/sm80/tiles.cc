@@ -10,21 +10,6 @@ namespace {
 
 static_assert(kRecordN == mma16::kTileN && kRecordK == mma16::kBlockK);
 
-// LaunchTile in qmatmul_a16w4.cuh compiles exactly these. They fit 227 KB up to 48 tokens; from
-// there on, where Hopper takes another row, 163 KB. H100, 2026-11-21: a register bound that spills
-// costs most: 32 tokens of 4096 x 28672 took 50.5 us with three blocks of two row tiles, 36.7 with
-// two. Four groups have a multiprocessor to themselves (chains.h), and the registers: BF16, one
-// token of 28672 x 8192 48.2 us, with room for two blocks 51.8. Where blocks are more than three
-// for each, there are two row tiles or many waves of them, and registers are worth more than a
-// fourth place: BF16, one token of 8192 x 57344 93.4 us instead of 101.4.
-constexpr MatmulVariant kVariants[] = {
-    {8, 1, 2, 4, 2},   {8, 2, 2, 3, 3},   {8, 1, 4, 4, 1},  {16, 1, 2, 3, 4}, {16, 2, 2, 3, 2},
-    {16, 1, 4, 3, 1},  {24, 1, 2, 3, 3},  {24, 2, 2, 3, 2}, {24, 1, 4, 3, 1}, {32, 1, 2, 3, 3},
-    {32, 2, 2, 3, 2},  {32, 1, 4, 3, 1},  {48, 1, 2, 3, 2}, {48, 2, 2, 2, 2}, {48, 1, 4, 3, 1},
-    {64, 1, 2, 2, 2},  {64, 2, 2, 2, 2},  {64, 1, 4, 2, 1}, {96, 1, 2, 2, 1}, {96, 2, 2, 2, 1},
-    {128, 1, 2, 2, 1}, {128, 2, 2, 2, 1},
-};
-
 // Whether the chains of one block are dealt out to two, of two row tiles each: where K is long,
 // activations are read as often as weights, and this halves them. H100, 2026-11-22, 16 tokens:
 // 28672 x 8192 47.8 us instead of 50.3, 8192 x 8192 16.7 instead of 16.6; 8 tokens: 45.8 instead of
@@ -32,33 +17,38 @@ constexpr MatmulVariant kVariants[] = {
 bool DealsOut(const Chains& chains, int tokens, DType x, const DeviceInfo& device) {
   constexpr int kLongChain = 32;  // records
   return x != DType::kBf16 && tokens == 16 && device.arch >= 90 && chains.split == 1 &&
-         chains.groups == 4 && chains.length >= kLongChain;
+         chains.per_block == 4 && chains.length >= kLongChain;
 }
 
-bool Fits(const MatmulVariant& variant, int metas, int split, const DeviceInfo& device) {
-  return MatmulSharedBytes(variant, metas, split) <= device.shared_bytes_per_block;
+bool Fits(const MatmulVariant& variant, int record_bytes, int split, const DeviceInfo& device) {
+  return MatmulSharedBytes(variant, record_bytes, split) <= device.shared_bytes_per_block;
 }
 
 }  // namespace
 
-absl::Span<const MatmulVariant> MatmulVariants() { return kVariants; }
+absl::Span<const MatmulVariant> MatmulVariants(const WeightShape& shape) {
+  if (shape.description.bits == 8) return kTiles8;
+  if (shape.description.bits < 4) return kNarrowTiles;
+  return mma16::MetasPerRecord(shape) == 1 ? absl::MakeConstSpan(kTiles4) : kFewTiles4;
+}
 
-int64_t MatmulSharedBytes(const MatmulVariant& variant, int metas, int split) {
-  const int64_t stage =
-      variant.row_tiles * mma16::RecordBytes(metas) + variant.tokens * mma16::kBlockK * 2;
-  const int64_t rings = variant.groups * variant.stages * stage;
+int64_t MatmulSharedBytes(const MatmulVariant& variant, int record_bytes, int split) {
+  const int64_t stage = variant.row_tiles * record_bytes + variant.tokens * mma16::kBlockK * 2;
+  const int64_t rings = variant.chains * variant.stages * stage;
   if (split == 1) return rings;
   const int64_t slot = variant.tokens * SumStride(variant.row_tiles * mma16::kTileN / split) * 4;
-  return rings + kJointBarrierBytes + split * variant.groups * slot;
+  return rings + kJointBarrierBytes + split * variant.chains * slot;
 }
 
 MatmulTile ChooseMatmulTile(const WeightShape& shape, int64_t m, const DeviceInfo& device,
                             DType x) {
-  const int metas = mma16::MetasPerRecord(shape.k, shape.scheme.group_size);
+  const int record = mma16::RecordBytes(shape);
+  const absl::Span<const MatmulVariant> variants = MatmulVariants(shape);
   const Chains chains = MatmulChains(shape, device);
-  int tokens = kVariants[0].tokens;
-  for (const MatmulVariant& variant : kVariants) {
-    if (variant.groups != chains.groups || !Fits(variant, metas, chains.split, device)) continue;
+  int tokens = variants[0].tokens;
+  for (const MatmulVariant& variant : variants) {
+    if (variant.chains != chains.per_block || !Fits(variant, record, chains.split, device))
+      continue;
     tokens = variant.tokens;
     if (tokens >= m) break;
   }
@@ -72,9 +62,9 @@ MatmulTile ChooseMatmulTile(const WeightShape& shape, int64_t m, const DeviceInf
   MatmulTile tile{tokens, 1, chains};
   // What has room for four chains has room for this.
   if (DealsOut(chains, tokens, x, device)) return {tokens, 2, {2, 2, chains.length}};
-  for (const MatmulVariant& variant : kVariants) {
-    if (fills && variant.tokens == tokens && variant.groups == chains.groups &&
-        Fits(variant, metas, chains.split, device)) {
+  for (const MatmulVariant& variant : variants) {
+    if (fills && variant.tokens == tokens && variant.chains == chains.per_block &&
+        Fits(variant, record, chains.split, device)) {
       tile.row_tiles = variant.row_tiles;
     }
   }
@@ -89,14 +79,14 @@ int MatmulPrefetch(const MatmulTile& tile, int64_t m, int64_t n, const DeviceInf
   return tile.tokens <= 8 ? 2 : 1;
 }
 
-int64_t MatmulLaunchBytes(const MatmulVariant& variant, int metas, int64_t blocks, int split,
+int64_t MatmulLaunchBytes(const MatmulVariant& variant, int record_bytes, int64_t blocks, int split,
                           const DeviceInfo& device) {
   // Each block costs 1 KB more than it asks for, and the opt-in maximum already leaves that out.
   constexpr int64_t kReserved = 1024;
   int64_t per_sm = std::max<int64_t>(1, CeilDiv(blocks, device.sm_count));
   if (split > 2) ++per_sm;
   const int64_t share = (device.shared_bytes_per_block + kReserved) / per_sm - kReserved;
-  return std::max(MatmulSharedBytes(variant, metas, split), share / 128 * 128);
+  return std::max(MatmulSharedBytes(variant, record_bytes, split), share / 128 * 128);
 }
 
 }  // namespace awqd::cuda

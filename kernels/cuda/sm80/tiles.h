@@ -6,6 +6,7 @@
 
 #include "absl/types/span.h"
 #include "kernels/cuda/common/chains.h"
+#include "kernels/cuda/sm80/tile_list.h"
 #include "kernels/types.h"
 #include "kernels/weight.h"
 
@@ -15,25 +16,14 @@ namespace awqd::cuda {
 struct MatmulTile {
   int tokens = 8;
   int row_tiles = 1;
-  // One per group of 4 warps, chains.groups of these per block, chains.split blocks in a cluster.
+  // One per consumer, chains.per_block of these per block, chains.split blocks in a cluster.
   Chains chains;
 
   friend bool operator==(const MatmulTile&, const MatmulTile&) = default;
 };
 
-// What is compiled for one (tokens, row_tiles, groups).
-struct MatmulVariant {
-  int tokens;
-  int row_tiles;
-  int groups;
-  int stages;  // depth of each group's ring in shared memory
-  int blocks;  // blocks that should fit a multiprocessor: bounds the registers
-
-  friend bool operator==(const MatmulVariant&, const MatmulVariant&) = default;
-};
-
-// In ascending order of tokens, then of row tiles for the same groups.
-absl::Span<const MatmulVariant> MatmulVariants();
+// What is compiled for weights like this one.
+absl::Span<const MatmulVariant> MatmulVariants(const WeightShape& shape);
 
 // Floats between the tokens of a chain's sums in shared memory: 4 more than the rows, so that a
 // warp's fragments meet no bank twice.
@@ -42,14 +32,14 @@ constexpr int SumStride(int rows) { return rows + 4; }
 // For the barrier of the sums of a cluster, before them.
 inline constexpr int kJointBarrierBytes = 16;
 
-// Dynamic shared memory of a block; `metas` as in mma16.h. The rings of its groups and, where
-// `split` blocks of a cluster share the chains, the sums that it gets of all of them.
-int64_t MatmulSharedBytes(const MatmulVariant& variant, int metas, int split);
+// Dynamic shared memory of a block; `record_bytes` as in mma16.h. The rings of its consumers and,
+// where `split` blocks of a cluster share the chains, the sums that it gets of all of them.
+int64_t MatmulSharedBytes(const MatmulVariant& variant, int record_bytes, int split);
 
 // Dynamic shared memory that a launch of `blocks` blocks asks for: so much that no multiprocessor
 // takes more than its even share. A kernel that starts under the tail of the one before would
 // otherwise be packed onto the multiprocessors that are free first, and run at half speed there.
-int64_t MatmulLaunchBytes(const MatmulVariant& variant, int metas, int64_t blocks, int split,
+int64_t MatmulLaunchBytes(const MatmulVariant& variant, int record_bytes, int64_t blocks, int split,
                           const DeviceInfo& device);
 
 // Records of each chain, at most what the ring holds, that a block brings into L2 before it may

@@ -6,7 +6,7 @@
 namespace awqd {
 
 absl::Span<const KernelRow* const> Sm90aKernels() {
-  static const KernelRow* const rows[] = {&cuda::PersistentA16W4Row(), &cuda::ChainedA16W4Row()};
+  static const KernelRow* const rows[] = {&cuda::PersistentA16Row(), &cuda::ChainedA16Row()};
   return rows;
 }
 

@@ -1,5 +1,5 @@
-// Bulk copies and the other sm_90 means of a producer and its consumers.
-// Device code only.
+// The sm_90 instructions that producers and consumers use beside wgmma: bulk copies, arrivals,
+// register counts. Device code only.
 #pragma once
 
 #include <cuda.h>
@@ -16,9 +16,9 @@ __device__ __forceinline__ void BarrierArrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// Arrives at the barrier at the same address in block `rank` of the cluster. Not with release at
-// cluster scope: that is a fence of the whole GPU (1900 cycles a step instead of 400), and all that
-// it must order are reads by instructions that have completed.
+// Arrives at the barrier at the same address in block `rank` of the cluster. It has no release at
+// cluster scope, which would be a fence of the whole GPU: 1900 cycles a step instead of 400. None
+// is needed, because it orders reads only, by instructions that have completed.
 __device__ __forceinline__ void BarrierArrive(uint32_t barrier, uint32_t rank) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(AddressInBlock(barrier, rank))
                : "memory");
@@ -26,7 +26,7 @@ __device__ __forceinline__ void BarrierArrive(uint32_t barrier, uint32_t rank) {
 
 // ---- copies to shared memory that complete on a barrier ----------------------------------------
 
-// `bytes` a multiple of 16, both ends 16-byte aligned.
+// `bytes` is a multiple of 16, both addresses are 16-byte aligned.
 __device__ __forceinline__ void BulkCopy(uint32_t shared, const void* global, int bytes,
                                          uint32_t barrier) {
   asm volatile(
@@ -46,7 +46,7 @@ __device__ __forceinline__ void TensorCopy(uint32_t shared, const CUtensorMap* m
       : "memory");
 }
 
-// The same into the same place of every block of the cluster that `blocks` has a bit for; each
+// The same into every block of the cluster whose bit is set in `blocks`, at the same address; each
 // block's own barrier counts the bytes.
 __device__ __forceinline__ void TensorCopyMulticast(uint32_t shared, const CUtensorMap* map, int x,
                                                     int y, uint32_t barrier, uint16_t blocks) {
@@ -73,7 +73,7 @@ __device__ __forceinline__ void ShrinkRegisters() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// ---- meeting points of blocks in global memory -------------------------------------------------
+// ---- announcements between blocks in global memory ---------------------------------------------
 
 __device__ __forceinline__ uint32_t LoadAcquire(const uint32_t* at) {
   uint32_t v;

@@ -1,5 +1,5 @@
-// Consumers that keep the order of sums of common/chains.h: a chain is one accumulator, chains are
-// added from the first to the last. Device code only.
+// Consumers that keep the order of sums of common/chains.h: each chain is summed in one
+// accumulator, and the chains are added from the first to the last. Device code only.
 #pragma once
 
 #include "kernels/cuda/sm90a/consumer.cuh"
@@ -8,14 +8,15 @@
 namespace awqd::cuda {
 namespace {
 
-// What the cluster that has a tile's first steps leaves to the next: the sum of its whole chains,
-// and the chain that the cut goes through.
+// The slots in which a cluster that has a tile's first steps leaves its sums to the next cluster:
+// the total of its whole chains, and the open chain, which the cut goes through.
 constexpr int kTotalSlot = 0;
 constexpr int kOpenSlot = 1;
-// Where the total of a tile that this cluster finishes is parked.
+// The slot in which a cluster parks the total of a tile that it finishes.
 constexpr int kParkSlot = 2;
 
-// What a piece that begins within its tile is left.
+// For a piece that does not begin its tile: whether the cluster before leaves it a total, and an
+// open chain.
 __device__ __forceinline__ bool HasTotal(const PersistentParams& p, const Piece& piece) {
   return piece.begin >= p.chain;
 }
@@ -45,8 +46,9 @@ __device__ __forceinline__ void Resume(const PersistentParams& p, const Piece& p
   }
 }
 
-// sums = all of a tile in parts: of the first part the sum, of the others every chain. This
-// cluster has the last part; it put down all its chains but the last, which `last` holds.
+// Finishes a tile in parts on the cluster that has the last part. sums = the first part's total,
+// plus every chain of the other parts. This cluster has put down all its chains but the last, which
+// `last` holds.
 template <class Config>
 __device__ __forceinline__ void Join(const PersistentParams& p, int cluster, int record,
                                      int own_chains, const Sums<Config>& last, Sums<Config>& sums) {
@@ -68,15 +70,16 @@ __device__ __forceinline__ void Join(const PersistentParams& p, int cluster, int
   for (int i = 0; i < Config::kSums; ++i) sums[i] += last[i];
 }
 
-// ComputePiece in qmatmul_a16w4.cuh, chain by chain: `open` is the chain under way, `total`
-// the sum of those before it.
+// ComputePiece of qmatmul.cuh, chain by chain: `open` has the sums of the chain under way, `total`
+// those of the chains before it.
 template <class Config>
 __device__ __forceinline__ bool ComputeChains(const PersistentParams& p, Consumer<Config>& consumer,
                                               const Piece& piece, int cluster, int record,
                                               Sums<Config>& total) {
   const int k_blocks = p.schedule.k_blocks, chain = p.chain;
   const bool ends = piece.end == k_blocks;
-  // Where others come before, chains cannot be added up yet.
+  // In parts: a part that is not the first cannot add up its chains before it has the total of the
+  // parts before it.
   const bool waits = p.schedule.parts > 0 && piece.begin > 0;
   Sums<Config> open;
   bool resumes = false;
@@ -115,16 +118,16 @@ __device__ __forceinline__ bool ComputeChains(const PersistentParams& p, Consume
   return false;
 }
 
-// ComputeChains where the sums of a chain fill the registers: the total of those before it is
-// parked in global memory, in L2, by the thread that reads it back. Its tiles are cut once at most.
-// `open` becomes the sum of all.
+// ComputeChains where the sums of one chain fill the registers. Each thread parks the total of the
+// chains before in global memory, where it stays in L2, and reads it back at the chain's end. A
+// tile is cut once at most. In the end `open` has the sums of all chains.
 template <class Config>
 __device__ __forceinline__ bool ComputeParked(const PersistentParams& p, Consumer<Config>& consumer,
                                               const Piece& piece, int cluster, int record,
                                               Sums<Config>& open) {
   const int chain = p.chain;
   const bool ends = piece.end == p.schedule.k_blocks;
-  // A total that is left to the next cluster is parked where that one looks for it.
+  // A total that the next cluster needs is parked where that cluster looks for it.
   const int park = SetOf<Config>(p, cluster, ends ? kParkSlot : kTotalSlot, record);
   float4* const parked = SetAddress<Config>(p, park);
   const float4* total = nullptr;

@@ -9,23 +9,23 @@
 namespace awqd::cuda {
 namespace {
 
-// Four fragments of 16 rows x 16 k, as one lane holds them.
+// Four fragments of 16 rows x 16 k, as one lane of a warp holds them.
 using Operand = uint32_t[4][4];
 
-// What 64 of K are decoded with: one scale and zero point of each row, or with short quantisation
-// groups four.
+// What 64 of K are decoded with: one scale and zero point for each row, or four where groups are
+// shorter than 64.
 template <class Config>
 struct HalfMeta {
   using Math = typename Config::Math;
-  static constexpr int kParts = Config::kFine ? 4 : 1;
+  static constexpr int kParts = Config::Record::kFine ? 4 : 1;
   LaneMetaBits bits[kParts];
-  typename Math::Meta meta;  // of the part in use
+  typename Math::Meta meta;  // of those bits that are in use
 
   __device__ __forceinline__ void Expand(int part) { meta = Math::Expand(bits[part]); }
 };
 
-// Where a thread of a consumer finds its share of a slot of the ring: addresses that move on
-// by addition, because the compiler would rather compute them anew than keep them.
+// Where a thread of a consumer reads in the current slot. The addresses are advanced by addition;
+// left to itself, the compiler computes them anew in every step.
 template <class Config>
 struct Place {
   uint32_t codes;
@@ -38,15 +38,16 @@ struct Place {
   __device__ __forceinline__ Place(const Ring<Config>& ring, int record, int slice) {
     const uint32_t lane = threadIdx.x % 32, row_tile = threadIdx.x / 32 % 4;
     const uint32_t at = ring.Record(slice, record);
-    codes = at + row_tile * 2 * mma16::kUnitBytes + lane * 16;
-    scales = ScalesAddress(at + mma16::kCodesBytes, row_tile, lane);
-    zeros = ZerosAddress(at + mma16::kCodesBytes, row_tile, lane);
+    using Record = typename Config::Record;
+    codes = at + row_tile * 2 * Record::kUnitBytes + LaneCodes<Record::kBits>::LaneOffset(lane);
+    scales = ScalesAddress(at + Record::kCodesBytes, row_tile, lane);
+    zeros = ZerosAddress<Record::kBits>(at + Record::kCodesBytes, row_tile, lane);
     tokens = TokensDescriptor(ring.Tokens(slice));
     full = ring.Full(slice);
   }
 
-  // To the slice's next slot. `record_bytes`: of all records of a slot. `last`: `full` of the
-  // slice's last slot.
+  // Goes on to the slice's next slot. `record_bytes`: bytes of all records of a slot. `last`: the
+  // barrier `full` of the slice's last slot.
   __device__ __forceinline__ void Advance(int record_bytes, uint32_t last) {
     constexpr int kNext = Config::kSlices, kBack = kNext - Config::kSlots;
     const bool wrap = full == last;
@@ -61,23 +62,25 @@ struct Place {
 template <class Config>
 class Consumer {
  public:
-  // `record`: of the block's, which this warpgroup takes.
+  // `record`: which of the block's records this consumer decodes.
   __device__ __forceinline__ Consumer(const PersistentParams& p, const Ring<Config>& ring,
                                       int record, int slice = 0)
       : metas_(Metas<Config>(p)),
         record_bytes_(Config::kRecords * ring.record_bytes),
         last_(ring.Full(Config::kSlots - Config::kSlices + slice)),
-        at_(ring, record, slice) {}
+        at_(ring, record, slice) {
+    if (Record::kBare) meta_.meta = Math::Expand(BareMeta(p.zero));
+  }
 
-  // Waits for the first step and reads of it what Run expects to be read.
+  // Waits for the next step to be in the ring and reads its first codes. Call it before Run.
   __device__ __forceinline__ void Enter() {
     BarrierWait(at_.full, at_.parity);
     Read<0>();
   }
 
-  // sums = W^T x over steps [begin, end) of a piece, at least one, or with `add` sums += it; the
-  // ring carries the piece up to piece_end. While the tensor cores work on one half of a step, the
-  // next is read and decoded.
+  // Over steps [begin, end) of a piece, at least one: sums = W^T x, or with `add` sums += W^T x.
+  // The ring holds the piece's steps up to piece_end; if more follow, the next one is entered.
+  // While the tensor cores work on one half of a step, the next half is read and decoded.
   __device__ __forceinline__ void Run(int begin, int end, int piece_end, int add,
                                       Sums<Config>& sums) {
     if constexpr (kInHalves) {
@@ -92,22 +95,26 @@ class Consumer {
 
  private:
   using Math = typename Config::Math;
+  using Record = typename Config::Record;
+  // Of bare records there is nothing to expand: all have the meta that they began with.
+  static constexpr bool kExpands = !Record::kFine && !Record::kBare;
 
-  // A product waits to be issued until the tensor cores take it, and what follows in its warp waits
-  // with it. So codes are read before it and operands are decoded in twos, which costs a wait more
-  // for each half, and registers: three consumers have too few for two sums or for decoding to
-  // BF16. From 136 tokens on a product takes longer than decoding, and of twos only the wait is
-  // left. NOTES.md, 37 and 39, has what each is worth.
+  // A wgmma blocks its warp until the tensor cores take it, and the instructions after it wait too.
+  // So codes are read before the wgmma, and operands are decoded in twos instead of fours: the warp
+  // decodes two while the tensor cores multiply two. This costs one more wait for each half, and
+  // registers, of which three consumers have too few for two sets of sums or for BF16. From 136
+  // tokens on a wgmma takes longer than decoding, so only the cost is left. NOTES.md, versions 37
+  // and 39, has the figures.
   static constexpr bool kHasRegisters =
       Config::kRecords < 3 || (Config::kSets == 1 && !Math::kBf16);
   static constexpr bool kWaits = Config::kTokens >= 80 && Config::kTokens <= 128;
   static constexpr int kAtATime = kWaits && kHasRegisters ? 2 : 4;
 
-  // Decodes kAtATime operands of the next half after as many products of this one.
+  // After kAtATime products of one half, decodes as many operands of the next half.
   __device__ __forceinline__ void Steps(int left, int add, Sums<Config>& sums) {
-    // Nobody releases what was before the first step.
+    // Before the first step there is no slot to release.
     uint32_t releases = 0;
-    if (!Config::kFine) meta_.Expand(0);
+    if (kExpands) meta_.Expand(0);
     Decode(0, 4, operands_[0]);
     for (;;) {
       Read<1>();
@@ -115,9 +122,9 @@ class Consumer {
       for (int s = 0; s < 4; s += kAtATime) {
         Multiply<0>(s, s == 0 ? add : 1, at_.tokens, sums);
         WgmmaWait<4 / kAtATime>();
-        // All that read the step before is done.
+        // By now every wgmma that reads the slot before has completed.
         if (s + kAtATime == 4) Release(before_, releases);
-        if (s == 0 && Config::kMetas == 2) meta_.Expand(0);
+        if (s == 0 && Record::kMetas == 2) meta_.Expand(0);
         Decode(s, kAtATime, operands_[1]);
       }
       before_ = at_.full;
@@ -129,7 +136,7 @@ class Consumer {
         return;
       }
       Enter();
-      if (!Config::kFine) meta_.Expand(0);
+      if (kExpands) meta_.Expand(0);
 #pragma unroll
       for (int s = 0; s < 4; s += kAtATime) {
         if (s > 0) Multiply<1>(s, 1, tokens, sums);
@@ -141,21 +148,21 @@ class Consumer {
     }
   }
 
-  // The same for pairs of blocks with few tokens, half by half: in the order above they take 2 to
-  // 3 % longer and with BF16 5 %, though the compiler's loops differ by a handful of instructions.
+  // The same in another order, for pairs of blocks with few tokens: with the order above they take
+  // 2 to 3 % longer, with BF16 5 %, though the compiled loops differ by a few instructions only.
   static constexpr bool kInHalves = Config::kCluster == 2 && Config::kTokens <= 48;
 
   __device__ __forceinline__ void StepsInHalves(int left, int add, Sums<Config>& sums) {
     static_assert(kAtATime == 4);
     uint32_t releases = 0;
     for (;;) {
-      if (!Config::kFine) meta_.Expand(0);
+      if (kExpands) meta_.Expand(0);
       Decode(0, 4, operands_[0]);
       Multiply<0>(0, add, at_.tokens, sums);
       Read<1>();
       WgmmaWait<1>();
       Release(before_, releases);
-      if (Config::kMetas == 2) meta_.Expand(0);
+      if (Record::kMetas == 2) meta_.Expand(0);
       Decode(0, 4, operands_[1]);
       Multiply<1>(0, 1, at_.tokens, sums);
       before_ = at_.full;
@@ -168,32 +175,33 @@ class Consumer {
     }
   }
 
-  // The codes of 64 of K and, unless the first half's serve the second as well, what decodes them.
+  // Reads the codes of half a step, and its scales and zero points unless the second half has the
+  // same as the first.
   template <int kHalf>
   __device__ __forceinline__ void Read() {
-    codes_ = LoadShared16(at_.codes + kHalf * mma16::kUnitBytes);
-    if constexpr (kHalf == 0 || Config::kMetas > 1) {
+    codes_.Load(at_.codes + kHalf * Record::kUnitBytes);
+    if constexpr (!Record::kBare && (kHalf == 0 || Record::kMetas > 1)) {
 #pragma unroll
       for (int s = 0; s < HalfMeta<Config>::kParts; ++s) {
-        const int which = Config::kFine ? (kHalf * 4 + s) * metas_ / 8 : kHalf;
-        meta_.bits[s] = {LoadShared4(at_.scales + which * mma16::kMetaBytes),
-                         LoadShared1(at_.zeros + which * mma16::kMetaBytes)};
+        const int which = Record::kFine ? (kHalf * 4 + s) * metas_ / 8 : kHalf;
+        meta_.bits[s] = {LoadShared4(at_.scales + which * Record::kMetaBytes),
+                         LoadZeros<Record::kBits>(at_.zeros + which * Record::kMetaBytes)};
       }
     }
   }
 
   __device__ __forceinline__ void Decode(int first, int count, Operand& out) {
-    const uint32_t words[4] = {codes_.x, codes_.y, codes_.z, codes_.w};
 #pragma unroll
     for (int s = first; s < first + count; ++s) {
-      if (Config::kFine) meta_.Expand(s);
-      const Pairs pairs = Math::Decode(words[s], meta_.meta);
+      if (Record::kFine) meta_.Expand(s);
+      const Pairs pairs = Math::Decode(codes_, s, meta_.meta);
 #pragma unroll
       for (int i = 0; i < 4; ++i) out[s][i] = pairs.v[i];
     }
   }
 
-  // By kAtATime operands of a half. `descriptor`: of the step's tokens, its lower word.
+  // Multiplies kAtATime operands of a half. `descriptor`: the lower word of that of the step's
+  // tokens.
   template <int kHalf>
   __device__ __forceinline__ void Multiply(int first, int add, uint32_t descriptor,
                                            Sums<Config>& sums) {
@@ -208,7 +216,8 @@ class Consumer {
     WgmmaCommit();
   }
 
-  // Every warp says for itself that it has read a slot, to the `blocks` that write into it.
+  // Each warp arrives at the barrier `empty` of a slot that it has read, in all of the `blocks`
+  // that write into the slot.
   __device__ __forceinline__ void Release(uint32_t full, uint32_t blocks) const {
     __syncwarp();
     const uint32_t lane = threadIdx.x % 32, empty = full + 8;
@@ -217,14 +226,14 @@ class Consumer {
     }
   }
 
-  const int metas_;         // per record
+  const int metas_;         // of each record
   const int record_bytes_;  // of all records of a slot
   const uint32_t last_;     // `full` of the slice's last slot
   Place<Config> at_;
   uint32_t before_ = 0;  // `full` of the slot before
-  uint4 codes_;
+  LaneCodes<Record::kBits> codes_;
   HalfMeta<Config> meta_;
-  Operand operands_[2];  // of the halves of a step
+  Operand operands_[2];  // one for each half of a step
 };
 
 }  // namespace

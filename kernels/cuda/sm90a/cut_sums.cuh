@@ -1,5 +1,6 @@
 // Sums of cut tiles on their way from one cluster to another, through global memory and without
-// atomics. Device code only.
+// atomics: one puts a set down and announces it, the other waits for it and picks it up. Device
+// code only.
 #pragma once
 
 #include "kernels/cuda/common/ptx.cuh"
@@ -8,15 +9,15 @@
 namespace awqd::cuda {
 namespace {
 
-// The number of what one consumer puts down in `slot` of its counterpart in `cluster`; also
-// that of its counter.
+// The number of a set in global memory: slot `slot` of the consumer of `record` in `cluster`. Its
+// counter has the same number.
 template <class Config>
 __device__ __forceinline__ int SetOf(const PersistentParams& p, int cluster, int slot, int record) {
   const int rank = blockIdx.x % Config::kCluster;
   return ((cluster * p.slots + slot) * Config::kCluster + rank) * Config::kRecords + record;
 }
 
-// This thread's first float4 in it; the next follow kWarpgroupThreads apart.
+// This thread's first float4 of a set; the next ones lie kWarpgroupThreads apart.
 template <class Config>
 __device__ __forceinline__ float4* SetAddress(const PersistentParams& p, int set) {
   return reinterpret_cast<float4*>(p.sums) +
@@ -32,16 +33,16 @@ __device__ __forceinline__ void WriteSet(float4* to, const Sums<Config>& sums) {
   }
 }
 
-// Says that the whole warpgroup has written a set.
+// Announces a set that the whole warpgroup has written.
 __device__ __forceinline__ void AnnounceSet(const PersistentParams& p, int set, int record) {
   NamedBarrier<kWarpgroupThreads>(1 + record);
-  // Through the barrier this covers what the whole warpgroup wrote.
+  // After the barrier this release covers the stores of the whole warpgroup.
   if (threadIdx.x % kWarpgroupThreads == 0) StoreRelease(p.counters + set, 1);
 }
 
-// Of a consumer and the warp that announces what it puts down.
+// A consumer and the warp that announces what it puts down meet at a named barrier.
 constexpr int kAnnounceThreads = kWarpgroupThreads + 32;
-constexpr int kAnnounceBarrier = 8;  // of the first record
+constexpr int kAnnounceBarrier = 8;  // that of the first record
 
 template <class Config>
 __device__ __forceinline__ void PutDown(const PersistentParams& p, int cluster, int slot,
@@ -55,8 +56,8 @@ __device__ __forceinline__ void PutDown(const PersistentParams& p, int cluster, 
   }
 }
 
-// What a warp beside the consumers does, so that these need not wait until what they wrote has
-// arrived in L2, about a microsecond.
+// What the announcing warp does. A release waits until all stores before it have arrived in L2,
+// about a microsecond; this warp waits instead of the consumers.
 template <class Config>
 __device__ __forceinline__ void AnnouncePutDown(const PersistentParams& p, int cluster) {
   Pieces pieces(p.schedule, cluster);
@@ -71,21 +72,22 @@ __device__ __forceinline__ void AnnouncePutDown(const PersistentParams& p, int c
   }
 }
 
-// Waits until a set is there, and leaves its counter as the next kernel of the stream expects it.
-// Every look is 0.7 us: to be called by as many threads as there are sets.
+// Waits until a set is there, then sets its counter to zero for the next kernel of the stream. Each
+// load of a counter takes 0.7 us, so each set should be awaited by a thread of its own.
 __device__ __forceinline__ void AwaitSet(const PersistentParams& p, int set) {
   while (LoadAcquire(p.counters + set) == 0) {
   }
   p.counters[set] = 0;
 }
 
-// Of `sums` floats in equal batches of at most 64, multiples of four; the last may be smaller.
+// How many of `sums` floats to load at a time: at most 64, a multiple of four, in loads of equal
+// size but for the last.
 constexpr int BatchOf(int sums) {
   const int batches = (sums + 63) / 64;
   return (sums / 4 + batches - 1) / batches * 4;
 }
 
-// sums = a set, or with `kAdd` sums += it. `from`: this thread's first float4 in it.
+// sums = a set, or with `kAdd` sums += a set. `from`: this thread's first float4 of it.
 template <class Config, bool kAdd>
 __device__ __forceinline__ void ReadSet(const float4* from, Sums<Config>& sums) {
   // Floats in flight at a time.
@@ -113,7 +115,7 @@ __device__ __forceinline__ void PickUp(const PersistentParams& p, int set, Sums<
   ReadSet<Config, kAdd>(SetAddress<Config>(p, set), sums);
 }
 
-// sums += what the clusters first .. last - 1 put down, in this order.
+// sums += the sets of the clusters first .. last - 1, in this order.
 template <class Config>
 __device__ __forceinline__ void AddEarlier(const PersistentParams& p, int record, int first,
                                            int last, Sums<Config>& sums) {

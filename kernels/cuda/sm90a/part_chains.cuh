@@ -1,5 +1,5 @@
-// What a part of a tile computes, and what it stores in the end; where the order of sums is kept,
-// chain by chain, some of which go through global memory. Device code only.
+// What a part of a tile computes and which tokens each slice stores. Where the order of sums is
+// kept, a part is computed chain by chain; some chains go through global memory. Device code only.
 #pragma once
 
 #include "kernels/cuda/sm90a/consumer.cuh"
@@ -8,9 +8,9 @@
 namespace awqd::cuda {
 namespace {
 
-// What a slice of a part stores in the end: equal shares of the tile's tokens, in eights, so that
-// the last slices may have fewer or none. Slices are numbered in the order of K, through all parts
-// of a tile.
+// The tokens that a slice stores in the end. The tile's tokens are divided equally among all
+// slices, in multiples of eight, so that the last slices may have fewer or none. Slices are
+// numbered in the order of K, through all parts of a tile.
 template <class Config>
 struct Share {
   static constexpr int kSlices = Config::kParts * Config::kSlices;
@@ -20,24 +20,24 @@ struct Share {
   static_assert(kEqual || !Config::kPutsDown);
   static constexpr int kBlockTokens = Config::kSlices * kTokens;
   static_assert((Config::kParts - 1) * kBlockTokens < Config::kTokens);
-  // That others send for a token: half a sum of each thread.
+  // Bytes that the other slices send for one token: half a sum of each thread.
   static constexpr int kSentBytes =
       (kSlices - 1) * Config::kSets * Config::kRecords * kWarpgroupThreads * int{sizeof(float)} / 2;
   static_assert(kBlockTokens * kSentBytes <= Config::kSlots * Config::kSlotBytes);
 
-  // That others send to block `rank`.
+  // Bytes that other slices send to block `rank`.
   static __device__ __forceinline__ int Bytes(int rank) {
     return min(Config::kTokens - rank * kBlockTokens, kBlockTokens) * kSentBytes;
   }
 };
 
-// What a slice holds in registers when its steps are done: its sum, or where the order of sums is
-// kept each of its chains, or the last one of those that it put down.
+// What a slice holds in registers when its steps are done: its sums; where the order of sums is
+// kept, those of each of its chains, or of its last chain only if it put down the others.
 template <class Config>
 using SliceSums = Sums<Config>[Config::kSets];
 
-// Computes a slice whose sums all stay in registers. They begin at zero instead of as an
-// accumulator that is ignored, which chains must; see NOTES.md.
+// Computes a slice whose sums all stay in registers. Sums are set to zero first; letting the first
+// wgmma ignore them instead would make ptxas serialise wgmma (NOTES.md).
 template <class Config>
 __device__ __forceinline__ void RunSlice(const PersistentParams& p, Consumer<Config>& consumer,
                                          const Piece& piece, SliceSums<Config>& sums) {
@@ -51,10 +51,10 @@ __device__ __forceinline__ void RunSlice(const PersistentParams& p, Consumer<Con
   }
 }
 
-// The same where registers have no room for every chain. The first part adds its chains up as it
-// goes, if there is room for that. Otherwise each chain but the last is put down in global memory,
-// in L2, where both parts read their share of it; it is announced half-way through the last chain,
-// when all has arrived and the fence waits for nothing.
+// The same where registers have no room for every chain. If they have room for a total, the first
+// part adds each chain to it at once. Otherwise a part puts each chain but its last down in global
+// memory, where it stays in L2 until both parts read what they need of it. They are announced
+// half-way through the last chain: by then the stores have arrived, so the fence need not wait.
 template <class Config>
 __device__ __forceinline__ void RunPartInTurn(const PersistentParams& p, Consumer<Config>& consumer,
                                               const Piece& piece, int record, Sums<Config>& sums) {
@@ -89,11 +89,11 @@ __device__ __forceinline__ void RunPartInTurn(const PersistentParams& p, Consume
   }
 }
 
-// What a part put down, as a thread reads its share of it.
+// Reads what a part put down, as far as this thread stores the tokens.
 template <class Config>
 class PutDownChains {
  public:
-  // Waits for it, where it is the other part's.
+  // Waits until it is there, if the other part put it down.
   __device__ __forceinline__ PutDownChains(const PersistentParams& p, int part, int rank,
                                            int record)
       : first_(part == 0) {
@@ -118,7 +118,8 @@ class PutDownChains {
     }
   }
 
-  // own += all of them in their order, those first that Load read; the first part's begin it.
+  // own += all chains in their order; call Load first. The first chain of the first part replaces
+  // `own`.
   __device__ __forceinline__ void Add(Sums<Share<Config>>& own) {
     while (left_ > 0) {
 #pragma unroll

@@ -1,6 +1,6 @@
-// Tiles cut along K into parts that the blocks of a cluster take, and these into slices for the
-// consumers of a block: each slice stores a share of the tokens and gets the others' sums of it
-// through distributed shared memory. Device code only.
+// Tiles in parts: the K of a tile is divided among the blocks of a cluster (parts), and the K of a
+// part among the consumers of a block (slices). In the end each slice stores some of the tokens:
+// the other slices send it their sums of these through distributed shared memory. Device code only.
 #pragma once
 
 #include "kernels/cuda/common/cluster.cuh"
@@ -10,8 +10,8 @@
 namespace awqd::cuda {
 namespace {
 
-// Where this thread's counterpart in slice `from` leaves set `set` of what it sends to slice `to`,
-// in the block of that one.
+// The address, within the block of slice `to`, at which slice `from` leaves the values of set `set`
+// for this thread's place in the warpgroup.
 template <class Config>
 __device__ __forceinline__ uint32_t SentAddress(const Ring<Config>& ring, int from, int to, int set,
                                                 int record) {
@@ -22,7 +22,7 @@ __device__ __forceinline__ uint32_t SentAddress(const Ring<Config>& ring, int fr
                          16;
 }
 
-// Sends slice `to` its share of this one's sums.
+// Sends slice `to` this slice's sums of the tokens that slice `to` stores.
 template <class Config>
 __device__ __forceinline__ void Send(const Ring<Config>& ring, int slice, int to, int record,
                                      const SliceSums<Config>& sums) {
@@ -40,14 +40,14 @@ __device__ __forceinline__ void Send(const Ring<Config>& ring, int slice, int to
   }
 }
 
-// Whether the first chain of all is this one of those in registers.
+// Whether this set of this slice holds the tile's first chain, to which the others are added.
 template <class Config>
 __device__ __forceinline__ bool Begins(int slice, int set) {
   return (!Config::kPutsDown || Config::kFirstAddsUp) && slice + set == 0;
 }
 
-// own += what slice `from` sent, set by set; the first set of the first slice begins it. Where this
-// slice has fewer tokens, what is read of the others is never stored.
+// own += what slice `from` sent, set by set; the tile's first chain replaces `own`. Where this
+// slice has fewer tokens than others, results of the missing ones are never stored.
 template <class Config>
 __device__ __forceinline__ void AddSent(const Ring<Config>& ring, int from, int slice, int record,
                                         Sums<Share<Config>>& own) {
@@ -65,7 +65,7 @@ __device__ __forceinline__ void AddSent(const Ring<Config>& ring, int from, int 
   }
 }
 
-// The same for this slice's own.
+// The same for the sums that this slice has itself.
 template <class Config>
 __device__ __forceinline__ void AddOwn(int slice, const SliceSums<Config>& sums,
                                        Sums<Share<Config>>& own) {
@@ -81,7 +81,7 @@ __device__ __forceinline__ void AddOwn(int slice, const SliceSums<Config>& sums,
   }
 }
 
-// own += what slice `from` has in its registers.
+// own += the sums of slice `from`, its own or sent ones.
 template <class Config>
 __device__ __forceinline__ void AddSlice(const Ring<Config>& ring, int from, int slice, int record,
                                          const SliceSums<Config>& sums, Sums<Share<Config>>& own) {
@@ -92,8 +92,8 @@ __device__ __forceinline__ void AddSlice(const Ring<Config>& ring, int from, int
   }
 }
 
-// own = the sums of this slice's tokens over all slices in the order of K. The ring of a block
-// becomes the place for those of the others once all consumers are through.
+// own = the sums of the tokens that this slice stores, over all slices in the order of K. They are
+// sent into the rings, once all consumers of the cluster have read their last slot.
 template <class Config>
 __device__ __forceinline__ void Exchange(const PersistentParams& p, const Ring<Config>& ring,
                                          int slice, int record, const SliceSums<Config>& sums,
@@ -109,7 +109,7 @@ __device__ __forceinline__ void Exchange(const PersistentParams& p, const Ring<C
     chains.Add(own);
   }
   BarrierWait(ring.Through(), 0);
-  // `slice` is no constant, but which registers to take must be one.
+  // Registers cannot be indexed at run time, so the loop is unrolled over all slices.
 #pragma unroll
   for (int to = 0; to < Share<Config>::kSlices; ++to) {
     if (to != slice) Send<Config>(ring, slice, to, record, sums);

@@ -1,7 +1,8 @@
-// What the parts of the persistent product's kernel share: the configuration of an instantiation,
-// the ring in shared memory, the place of a tile.
+// What all files of the persistent product's kernel use: the configuration of an instantiation, the
+// addresses of the ring, the place of a tile in the output.
 #pragma once
 
+#include "kernels/cuda/common/mma16.cuh"
 #include "kernels/cuda/sm90a/bulk.cuh"
 #include "kernels/cuda/sm90a/qmatmul.h"
 #include "kernels/layouts/mma16.h"
@@ -11,7 +12,7 @@ namespace {
 
 constexpr int kWarpgroupThreads = 128;
 
-// Of a thread, by the consumers of its block.
+// Registers of a thread, by the number of consumers in its block.
 constexpr int ConsumerRegisters(int consumers) {
   return consumers <= 2 ? 232 : consumers == 3 ? 160 : 112;
 }
@@ -21,36 +22,35 @@ constexpr int ProducerRegisters(int consumers) {
 
 // What an instantiation of the kernel is compiled for: the arithmetic of the activations' type, a
 // kind of records, a tile, and whether the order of sums is kept.
-template <class Math_, RecordKind kKind, bool kChained_, PersistentTile kTile>
+template <bool kBf16, RecordKind kKind, bool kChained_, PersistentTile kTile>
 struct PersistentConfig {
-  using Math = Math_;
-  // Per record: 1, 2, or at most 8, which a call tells.
-  static constexpr int kMetas = MostMetas(kKind);
-  // Groups of K shorter than 64: the scales change within a lane's 16 bytes.
-  static constexpr bool kFine = kMetas > 2;
+  using Record = cuda::Record<BitsOf(kKind), MostMetas(kKind)>;
+  using Math = std::conditional_t<kBf16, Bf16Math<Record>, Fp16Math<Record>>;
   static constexpr int kTokens = kTile.tokens;
-  static constexpr int kRecords = kTile.records;  // side by side, of 64 features each
+  static constexpr int kRecords = kTile.records;  // side by side along N
   static constexpr int kCluster = kTile.cluster;
-  static constexpr int kParts = kTile.parts;  // of a tile along K, a block of a cluster each
+  static constexpr int kParts = kTile.parts;  // of a tile's K, one for each block of a cluster
   static_assert(kCluster == 1 || kParts == 1);
-  static constexpr int kSlices = kTile.slices;  // of a part along K, consumers of one block
+  static constexpr int kSlices = kTile.slices;  // of a part's K, one for each consumer of a record
   static_assert(kSlices == 1 || kParts > 1);
   static constexpr int kConsumers = kRecords * kSlices;  // warpgroups
   // Keeps the order of sums of common/chains.h.
   static constexpr bool kChained = kChained_;
-  // Whether the chains of a part, but for its last, are put down in global memory.
+  // Whether a part writes all its chains but the last to global memory.
   static constexpr bool kPutsDown = kTile.sets == 0;
   static constexpr int kSets = kPutsDown ? 1 : kTile.sets;  // of sums in a thread's registers
   static_assert(kTile.sets == 1 || (kChained && kParts > 1));
   static_assert(!kPutsDown || (kParts == 2 && kSlices == 1));
   static constexpr bool kFirstAddsUp = kPutsDown && PersistentFirstAddsUp(kRecords);
-  // Registers have room for one chain alone.
+  // Whether registers have room for one set of sums only.
   static constexpr bool kParks = kChained && PersistentParks(kTokens);
-  // Whether a warp of its own announces what consumers put down: 4096 x 28672 at 64 tokens 33.7 us
-  // -> 32.9, 8192 x 10240 25.4 -> 24.8 (H100, 2026-11-23); from 96 tokens on nothing.
+  // Whether a warp of its own, instead of the consumer, announces sums that were put down. At 64
+  // tokens 4096 x 28672 takes 32.9 us instead of 33.7, 8192 x 10240 24.8 instead of 25.4 (H100,
+  // 2026-11-23); from 96 tokens on nothing is gained.
   static constexpr bool kAnnounces = !kChained && kParts == 1 && kTokens <= 64;
   static constexpr int kThreads = (kConsumers + 1) * kWarpgroupThreads;
-  // Consumers hold the sums. A block trades within the registers that it was started with.
+  // Consumers hold the sums, so producers give registers to them. Together they have no more than
+  // the block was started with.
   static constexpr int kStartRegisters = 65536 / kThreads / 8 * 8;
   static constexpr int kConsumerRegisters = ConsumerRegisters(kConsumers);
   static constexpr int kProducerRegisters = ProducerRegisters(kConsumers);
@@ -63,7 +63,8 @@ struct PersistentConfig {
   static constexpr int kSums = kTokens / 2;
 };
 
-// Addresses in shared memory: the tokens of every slot, their records, the barriers.
+// Addresses in shared memory: the tokens of all slots, then the records of all slots, then the
+// barriers.
 template <class Config>
 struct Ring {
   uint32_t base;
@@ -80,13 +81,13 @@ struct Ring {
     return base + Config::kSlots * Config::kSlotBytes + slot * 16;
   }
   __device__ __forceinline__ uint32_t Empty(int slot) const { return Full(slot) + 8; }
-  // Counts the consumers of all parts that are through with their rings, then the bytes of sums
-  // that came.
+  // For tiles in parts. Through: a barrier that counts the consumers, of all parts, that no longer
+  // need their ring. Arrived: a barrier that counts the bytes of sums that other blocks sent.
   __device__ __forceinline__ uint32_t Through() const { return Full(Config::kSlots); }
   __device__ __forceinline__ uint32_t Arrived() const { return Through() + 8; }
 };
 
-// A position in the ring: the slot and how often it was passed.
+// A position in the ring: the slot, and the parity of how often the ring was gone through.
 template <class Config>
 struct Cursor {
   int slot = 0;
@@ -100,19 +101,20 @@ struct Cursor {
   }
 };
 
-// Steps of every slice of a part but perhaps its last. The steps of the slices alternate in the
-// ring, so that each has every kSlices-th slot of it.
+// Steps of a slice; the last slice of a part may have fewer. In the ring the steps of the slices
+// alternate, so that each slice has every kSlices-th slot.
 template <class Config>
 __device__ __forceinline__ int SliceSteps(const PersistentParams& p, const Piece& piece) {
   if (Config::kSlices == 1) return piece.end - piece.begin;
   return (p.schedule.part_steps + Config::kSlices - 1) / Config::kSlices;
 }
 
-// Where a tile lies in the output. Token tiles run fastest within a band of them, so that the tiles
-// in flight at a time share both their weights and their tokens in L2.
+// Where a tile lies in the output. Tiles are numbered in bands of up to eight tiles of tokens;
+// within a band the tile of tokens changes fastest. So the tiles that are computed at the same time
+// share weights and tokens in L2.
 struct TilePlace {
-  int columns;  // cluster tiles along N
-  int tokens;   // token tiles
+  int columns;  // number of the cluster's tile along N
+  int tokens;   // number of the tile of tokens
 };
 
 __device__ __forceinline__ TilePlace PlaceOf(int tile, int token_tiles, int column_tiles) {
@@ -123,10 +125,10 @@ __device__ __forceinline__ TilePlace PlaceOf(int tile, int token_tiles, int colu
   return {within / height, band * kBand + within % height};
 }
 
-// Per record.
+// Metas of each record.
 template <class Config>
 __device__ __forceinline__ int Metas(const PersistentParams& p) {
-  return Config::kFine ? p.metas : Config::kMetas;
+  return Config::Record::kFine ? p.metas : Config::Record::kMetas;
 }
 
 template <class Config>
@@ -135,8 +137,7 @@ __device__ __forceinline__ int ColumnTiles(const PersistentParams& p) {
   return (p.tiles_n + kPerCluster - 1) / kPerCluster;
 }
 
-// What a thread of a consumer accumulates: for each eight tokens the fragment of an m16n8
-// product.
+// The sums of one thread of a consumer: for each eight tokens its fragment of an m16n8 product.
 template <class Config>
 using Sums = float[Config::kSums];
 

@@ -7,8 +7,8 @@
 namespace awqd::cuda {
 namespace {
 
-// One thread brings the weights, which depend on no earlier kernel; another the tokens. Addresses
-// move on by addition: there is no time for more.
+// One thread loads the weights, which depend on no earlier kernel; another loads the tokens.
+// Addresses are advanced by addition: a producer has no time for more arithmetic.
 template <class Config>
 __device__ __forceinline__ void ProduceWeights(const PersistentParams& p, const Ring<Config>& ring,
                                                int cluster, int rank) {
@@ -24,7 +24,7 @@ __device__ __forceinline__ void ProduceWeights(const PersistentParams& p, const 
     for (int s = 0; s < Config::kSlices; ++s) {
 #pragma unroll
       for (int g = 0; g < Config::kRecords; ++g) {
-        // A row tile past the end repeats the last one; its results are never stored.
+        // Past the last record of N the last one is read again; its results are never stored.
         record[s][g] = p.records + min(first + g, p.tiles_n - 1) * row_bytes +
                        int64_t{piece.begin + s * slice_steps} * ring.record_bytes;
       }
@@ -43,8 +43,8 @@ __device__ __forceinline__ void ProduceWeights(const PersistentParams& p, const 
       }
     }
   }
-  // No block may leave while another still arrives at it. A barrier of the cluster would cost a
-  // fence of the whole GPU behind the output.
+  // No block may end while others still arrive at its barriers. Waiting for its own slots is
+  // enough; a barrier of the cluster would cost a fence of the whole GPU after the output.
   if (Config::kCluster > 1) {
     for (int slot = 0; slot < Config::kSlots; ++slot, at.Advance()) {
       BarrierWait(ring.Empty(at.slot), at.parity ^ 1);
@@ -52,10 +52,10 @@ __device__ __forceinline__ void ProduceWeights(const PersistentParams& p, const 
   }
 }
 
-// Of half a step, swizzled.
+// Bytes of half a step of one token, as they lie swizzled in shared memory.
 constexpr int kTokenRowBytes = 128;
 
-// This block's share of the tokens, for the whole cluster.
+// Loads this block's tokens for the whole cluster.
 template <class Config>
 __device__ __forceinline__ void ProduceTokens(const PersistentParams& p, const Ring<Config>& ring,
                                               int cluster, int rank) {
@@ -64,8 +64,8 @@ __device__ __forceinline__ void ProduceTokens(const PersistentParams& p, const R
   Pieces pieces(p.schedule, cluster);
   for (Piece piece; pieces.Next(&piece);) {
     const TilePlace place = PlaceOf(piece.tile, p.token_tiles, ColumnTiles<Config>(p));
-    // Rows past the last token are left as they are: to fill one with zeros takes longer than to
-    // read it, and what is computed from them is never stored.
+    // Rows past the last token are not loaded. Filling one with zeros takes the copy engine longer
+    // than loading it, and results of these rows are never stored.
     const bool last = place.tokens == p.token_tiles - 1;
     const CUtensorMap* const map = last ? &p.x_last : &p.x;
     const int rows = last ? p.last_rows : Config::kTokens / Config::kCluster;

@@ -1,13 +1,16 @@
-// The kernel of the fused product y = x W (+ bias), 16-bit activations, 4-bit codes, sm_90a.
+// The kernel of the fused product y = x W (+ bias), 16-bit activations, integer codes, sm_90a.
 //
-// Layout: mma16. Weights are wgmma's A operand, decoded from shared memory into registers, once per
-// block whatever the number of tokens; tokens are its B operand, read by the tensor cores from
-// shared memory. NOTES.md begins with a picture. tile_list.h says which tiles there are, schedule.h
-// who computes what. Sums of a tile that is cut along K meet in global memory in the order of K,
-// without atomics (cut_sums.cuh), or where the blocks of a cluster take parts of a tile, in their
-// shared memory (parts.cuh); chained.cuh and part_chains.cuh keep an order that does not depend on
-// the tiles. Limits: K up to 4194304; none on N and m: the layout pads N and K, the copy engine
-// reads zeros past k, and what comes of rows past m is not stored.
+// Layout: mma16. Weights are wgmma's A operand: a block decodes them from shared memory into
+// registers, once for all tokens of its tile. Tokens are the B operand, which the tensor cores read
+// from shared memory. NOTES.md begins with a picture.
+//
+// Work split: tile_list.h lists the tiles, schedule.h says who computes what. The sums of a tile
+// that is cut along K meet in global memory, in the order of K and without atomics (cut_sums.cuh).
+// Those of a tile in parts meet in the shared memory of its cluster (parts.cuh). chained.cuh and
+// part_chains.cuh keep an order of sums that does not depend on the tile.
+//
+// Limits: K up to 4194304; none on N and m. The layout pads N and K, the copy engine reads zeros
+// past k, and results of rows past m are not stored.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +33,7 @@
 namespace awqd::cuda {
 namespace {
 
-// `Part`: of a tile's tokens, from `token` on.
+// Stores the sums of a whole tile, or of the tokens of `Part`, which begin at `token` of the tile.
 template <class Config, class Part = Config>
 __device__ __forceinline__ void StoreTile(const PersistentParams& p, int tile, int record,
                                           Sums<Part>& sums, int token = 0) {
@@ -43,7 +46,7 @@ __device__ __forceinline__ void StoreTile(const PersistentParams& p, int tile, i
   Store<Part>(p, {row, first + token, end}, sums);
 }
 
-// A slice of this block's part of the only tile that its cluster takes.
+// Computes one slice of this block's part. Where tiles are in parts, a cluster has one tile only.
 template <class Config>
 __device__ __forceinline__ void ConsumeSlice(const PersistentParams& p, const Ring<Config>& ring,
                                              int warpgroup) {
@@ -70,8 +73,8 @@ __device__ __forceinline__ void ConsumeSlice(const PersistentParams& p, const Ri
                                    slice_of_tile * Share<Config>::kTokens);
 }
 
-// sums = those of a piece that ends its tile, with what the clusters before put down; false where
-// they were put down for a cluster after.
+// Computes a piece. True: it was the last of its tile, and `sums` are those of the whole tile, the
+// earlier clusters' included. False: the sums were put down for a later cluster.
 template <class Config>
 __device__ __forceinline__ bool ComputePiece(const PersistentParams& p, Consumer<Config>& consumer,
                                              const Piece& piece, int cluster, int record,
@@ -105,8 +108,8 @@ __device__ __forceinline__ void Consume(const PersistentParams& p, const Ring<Co
       done = ComputePiece(p, consumer, piece, cluster, record, sums);
     }
     if (done) StoreTile<Config>(p, piece.tile, record, sums);
-    // Or the compiler takes the warp for divided and the loop over steps does without the uniform
-    // registers: 40 instructions a step more.
+    // Without this the compiler assumes that the warp has diverged and uses no uniform registers in
+    // the loop over steps: 40 instructions a step more.
     __syncwarp();
   }
 }
@@ -116,9 +119,10 @@ __global__ __launch_bounds__(Config::kThreads, /*blocks=*/1) void FusedProduct(
     const __grid_constant__ PersistentParams p) {
   extern __shared__ __align__(1024) uint8_t shared[];
   LaunchDependents();
-  // Through a shuffle, or the compiler computes the address anew in every step of the loop.
-  const Ring<Config> ring{__shfl_sync(0xffffffffu, SharedAddress(shared), 0),
-                          mma16::kCodesBytes + Metas<Config>(p) * mma16::kMetaBytes};
+  // The shuffle keeps the compiler from computing the address anew in every step.
+  const Ring<Config> ring{
+      __shfl_sync(0xffffffffu, SharedAddress(shared), 0),
+      Config::Record::kCodesBytes + Metas<Config>(p) * Config::Record::kMetaBytes};
   if (threadIdx.x == 0) {
     PrefetchMap(&p.x);
     PrefetchMap(&p.x_last);
@@ -143,7 +147,7 @@ __global__ __launch_bounds__(Config::kThreads, /*blocks=*/1) void FusedProduct(
     if (Config::kParts > 1) ClusterArrive();
   }
   const int cluster = blockIdx.x / Config::kCluster;
-  // The same for a whole warp, and known to be.
+  // Through a shuffle, so that the compiler knows that the whole warp has the same value.
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroupThreads, 0);
   if (warpgroup == Config::kConsumers) {
     ShrinkRegisters<Config::kProducerRegisters>();
@@ -188,9 +192,12 @@ inline absl::Status NoSuchTile(const PersistentTile& tile) {
                                           tile.slices, " slices was compiled"));
 }
 
-template <bool kChained>
+template <RecordKind kKind, bool kChained>
 constexpr auto& TileList() {
-  if constexpr (kChained) {
+  if constexpr (BitsOf(kKind) == 8) {
+    static_assert(!kChained);
+    return kFreeTiles8;
+  } else if constexpr (kChained) {
     return kChainedTiles4;
   } else {
     return kFreeTiles4;
@@ -199,41 +206,37 @@ constexpr auto& TileList() {
 
 using Launcher = absl::Status (*)(const PersistentParams&, const DeviceInfo&, StreamView);
 
-// The kernel for one kind of records and entry of the list, or null.
-template <class Math, RecordKind kKind, bool kChained, size_t kIndex>
+// The kernel for one kind of records and one entry of the list; null if it is not compiled.
+template <bool kBf16, RecordKind kKind, bool kChained, size_t kIndex>
 constexpr Launcher LauncherOf() {
-  constexpr const TileCost& listed = TileList<kChained>()[kIndex];
+  constexpr const TileCost& listed = TileList<kKind, kChained>()[kIndex];
   if constexpr ((listed.kinds & kKind) != 0) {
-    return LaunchConfigured<PersistentConfig<Math, kKind, kChained, listed.tile>>;
+    return LaunchConfigured<PersistentConfig<kBf16, kKind, kChained, listed.tile>>;
   } else {
     return nullptr;
   }
 }
 
-template <class Math, RecordKind kKind, bool kChained, size_t... kIndex>
+template <bool kBf16, RecordKind kKind, bool kChained, size_t... kIndex>
 Launcher FindLauncher(const PersistentTile& tile, std::index_sequence<kIndex...>) {
-  constexpr auto& list = TileList<kChained>();
+  constexpr auto& list = TileList<kKind, kChained>();
   Launcher found = nullptr;
-  ((found = list[kIndex].tile == tile ? LauncherOf<Math, kKind, kChained, kIndex>() : found), ...);
+  ((found = list[kIndex].tile == tile ? LauncherOf<kBf16, kKind, kChained, kIndex>() : found), ...);
   return found;
 }
 
 }  // namespace
 
-template <bool kBf16, bool kChained>
+template <bool kBf16, bool kChained, RecordKind... kKinds>
 absl::Status LaunchProduct(const PersistentParams& p, const PersistentTile& tile,
                            const DeviceInfo& device, StreamView stream) {
-  using Math = std::conditional_t<kBf16, Bf16Math, Fp16Math>;
-  constexpr std::make_index_sequence<std::size(TileList<kChained>())> kAll;
-  const RecordKind kind = KindOf(p.metas);
+  const RecordKind kind = KindOf(p.bits, p.metas);
   Launcher launch = nullptr;
-  if (kind == kOneMeta) {
-    launch = FindLauncher<Math, kOneMeta, kChained>(tile, kAll);
-  } else if (kind == kTwoMetas) {
-    launch = FindLauncher<Math, kTwoMetas, kChained>(tile, kAll);
-  } else {
-    launch = FindLauncher<Math, kFineMetas, kChained>(tile, kAll);
-  }
+  ((kind == kKinds
+        ? void(launch = FindLauncher<kBf16, kKinds, kChained>(
+                   tile, std::make_index_sequence<std::size(TileList<kKinds, kChained>())>()))
+        : void()),
+   ...);
   return launch == nullptr ? NoSuchTile(tile) : launch(p, device, stream);
 }
 

@@ -1,4 +1,4 @@
-// What the fused product's launcher hands to the instantiations of its kernel.
+// The parameters of the fused product's kernel.
 #pragma once
 
 #include <cuda.h>
@@ -15,30 +15,34 @@ namespace awqd::cuda {
 
 struct PersistentParams {
   CUtensorMap x;           // [m, k] of 16-bit elements, boxes of 64 k x a block's tokens
-  CUtensorMap x_last;      // the same for the last tile of tokens, boxes of last_rows
+  CUtensorMap x_last;      // the same for the last tile of tokens, boxes of 64 k x last_rows
   const uint8_t* records;  // layout mma16
-  const float* x_scale;    // [m], what each row of x is to be multiplied by; null: 1
+  const float* x_scale;    // [m], a factor for each row of sums; null: 1
+  const float* outer;      // [n], a factor for each column of sums; null: 1
+  float unit;              // a factor for all sums beside `outer`: kBareUnitBf16, or 1
   void* y;                 // [m, n] of y_dtype
   const float* bias;       // [n] or null
-  float* sums;             // of cut tiles
-  uint32_t* counters;      // of the stream, zero
+  float* sums;             // room for the sums of cut tiles
+  uint32_t* counters;      // those of the stream, zero
   Schedule schedule;
-  int slots;  // for sums, per cluster
+  int slots;  // sets of sums for each consumer in `sums`
   int chain;  // steps of a chain where the order of sums is kept
   int token_tiles;
-  int last_rows;
+  int last_rows;  // tokens that a block copies for the last tile of tokens
   int64_t m;
   int64_t n;
   int tiles_n;  // records along N
-  int metas;    // per record: 1, 2, 4 or 8
+  int bits;     // of codes
+  int metas;    // of each record: 0, 1, 2, 4 or 8
+  int zero;     // of bare records
   DType y_dtype;
   bool y_wide;  // four elements of y may be stored at once
 };
 
-// For activations of FP16 or BF16; kChained: tiles that keep the order of sums of common/chains.h.
-// The instantiations are spread over several files, so that they compile side by side
-// (CMakeLists.txt).
-template <bool kBf16, bool kChained>
+// kBf16: activations are BF16, otherwise FP16. kChained: keeps the order of sums of
+// common/chains.h. kKinds: the kinds of records that this instantiation serves. Each instantiation
+// has a file of its own, so that they compile side by side (CMakeLists.txt).
+template <bool kBf16, bool kChained, RecordKind... kKinds>
 absl::Status LaunchProduct(const PersistentParams& params, const PersistentTile& tile,
                            const DeviceInfo& device, StreamView stream);
 

@@ -6,13 +6,13 @@
 
 namespace awqd::cuda {
 
-const KernelRow& PersistentA16W4Row();
-const KernelRow& ChainedA16W4Row();
+const KernelRow& PersistentA16Row();
+const KernelRow& ChainedA16Row();
 
-// The same products with a tile of PersistentTiles() or ChainedTiles() instead of the fastest, so
-// that every one can be tested. In parts, a tile takes weights of parts * slices * sets chains or,
-// where sums keep no order, of as many steps as parts, and no more tokens than fit its blocks at a
-// time.
+// For tests: the same products with the given tile of PersistentTiles() or ChainedTiles() instead
+// of the fastest. A tile in parts has conditions: with RunChainedTile and sets > 0 the weight has
+// parts * slices * sets chains, with RunPersistentTile every slice has at least one step, and all
+// its blocks fit the device at once.
 absl::Status RunPersistentTile(const MatmulArgs& args, const PersistentTile& tile,
                                StreamView stream);
 absl::Status RunChainedTile(const MatmulArgs& args, const PersistentTile& tile, StreamView stream);

@@ -1,20 +1,22 @@
-// Who computes what in the persistent product: tiles of the output, cut along K where they would
-// not fill the device evenly.
+// Who computes what in the persistent product. Tiles are cut along K where whole tiles would not
+// give every cluster equal work.
 //
-// A tile is what one cluster accumulates at a time, `k_blocks` steps long. The first `split` tiles
-// are laid end to end and cut into equal runs of steps, one per cluster, wherever the cut falls;
-// the other tiles are dealt out whole, one per cluster and round. A tile that was cut is finished
-// by the cluster that has its last step: it adds the sums of the earlier ones in the order of K. So
-// every sum has a fixed order and every cluster equal work.
+// A tile is `k_blocks` steps long. The first `split` tiles are laid end to end and cut into equal
+// runs of steps, one for each cluster; a cut may fall within a tile. The other tiles are dealt out
+// whole, one to each cluster in each round. The cluster that has the last step of a cut tile
+// finishes it: it adds the sums of the earlier clusters in the order of K. So a sum has the same
+// order in every call, and every cluster has equal work.
 //
-// A cluster takes its run backwards. The piece whose tile ends in somebody else's run comes first,
-// and the piece that needs the sums of others comes last, when these have long been written. Nobody
-// waits for a cluster of a higher number; blocks are started in ascending order, so that a cluster
+// A cluster's run touches at least one tile; the steps of one tile in it are a piece. A cluster
+// computes its pieces backwards. First comes the piece whose tile a later cluster finishes. Last
+// comes the piece that needs the sums of earlier clusters, which by then have written them. A
+// cluster only waits for clusters of lower numbers. Blocks start in ascending order, so a cluster
 // that is waited for is always running.
 //
-// Where the order of sums must be that of common/chains.h, tiles that are fewer than clusters are
-// cut between chains into parts, one per cluster, instead of anywhere. Where they are not fewer, no
-// tile is cut more than once, and the second cluster goes on from the sums of the first.
+// Where the order of sums must be that of common/chains.h, cuts fall between chains: tiles that are
+// fewer than the clusters are cut into parts of whole chains, one for each cluster. Where tiles are
+// as many as the clusters or more, no tile is cut more than once, and the second cluster goes on
+// from the sums of the first.
 #pragma once
 
 #include <cstdint>
@@ -31,22 +33,23 @@ struct Schedule {
   int clusters = 1;
   int k_blocks = 1;
   int split = 0;       // tiles that are cut
-  int rounds = 0;      // whole tiles per cluster
-  int parts = 0;       // of each cut tile, 0: cuts are anywhere
-  int part_steps = 0;  // of each part; the last may be shorter
+  int rounds = 0;      // whole tiles for each cluster
+  int parts = 0;       // parts of each cut tile; 0: cuts fall anywhere
+  int part_steps = 0;  // steps of each part; the last may be shorter
 
   int tiles() const { return split + rounds * clusters; }
 };
 
-// Steps [begin, end) of a tile.
+// Steps [begin, end) of a tile, computed by one cluster.
 struct Piece {
   int tile = 0;
   int begin = 0;
   int end = 0;
 };
 
-// Whole rounds as long as what remains fills every cluster at least once and less than twice, so
-// that cuts are few and short of nobody.
+// Tiles that divide evenly among the clusters are dealt out whole. Otherwise whole rounds are dealt
+// out as long as at least one tile for each cluster remains afterwards; what remains is cut. So few
+// tiles are cut, and the cut ones give every cluster work.
 inline Schedule MakeSchedule(int tiles, int k_blocks, int clusters) {
   Schedule s{clusters, k_blocks, tiles, 0};
   if (tiles % clusters == 0) {
@@ -58,9 +61,9 @@ inline Schedule MakeSchedule(int tiles, int k_blocks, int clusters) {
   return s;
 }
 
-// The largest k_blocks: with it the products below, of fewer than 2 * clusters cut tiles and at
-// most 256 clusters, fit 32 bits. A 64-bit division is a call that needs more registers than a
-// producer keeps.
+// The largest k_blocks. Fewer than 2 * clusters tiles are cut and there are at most 256 clusters,
+// so the products below fit 32 bits. A 64-bit division would be a call that needs more registers
+// than a producer keeps.
 inline constexpr int kMostKBlocks = 1 << 15;
 
 // Every tile in `parts` parts.
@@ -68,7 +71,7 @@ inline Schedule MakeParts(int tiles, int k_blocks, int parts, int part_steps) {
   return {tiles * parts, k_blocks, tiles, 0, parts, part_steps};
 }
 
-// First step of a cluster's run over the cut tiles.
+// The first step of a cluster's run, counted over all cut tiles.
 AWQD_SCHEDULE_FN int RunBegin(const Schedule& s, int cluster) {
   if (s.parts > 0) {
     const int tile = cluster / s.parts;
@@ -77,13 +80,13 @@ AWQD_SCHEDULE_FN int RunBegin(const Schedule& s, int cluster) {
   return static_cast<uint32_t>(s.split) * s.k_blocks * cluster / s.clusters;
 }
 
-// The cluster whose run holds `step`: the last one whose run begins at or before it. Not for parts.
+// The cluster whose run holds `step`. Not for tiles in parts.
 AWQD_SCHEDULE_FN int RunOf(const Schedule& s, int step) {
   const uint32_t steps = static_cast<uint32_t>(s.split) * s.k_blocks;
   return ((static_cast<uint32_t>(step) + 1) * s.clusters - 1) / steps;
 }
 
-// A cluster's pieces in the order in which it takes them.
+// The pieces of a cluster in the order in which it computes them.
 class Pieces {
  public:
   AWQD_SCHEDULE_FN Pieces(const Schedule& s, int cluster)

@@ -1,4 +1,4 @@
-// Output of the persistent product: scale and bias in fp32, one rounding, stores. Device code only.
+// Finishes sums: the token's scale and the bias in fp32, one rounding, stores. Device code only.
 #pragma once
 
 #include "kernels/cuda/common/ptx.cuh"
@@ -7,7 +7,7 @@
 namespace awqd::cuda {
 namespace {
 
-// A warp's share of a tile in the output: 16 features x kTokens tokens.
+// What a warp stores of a tile: 16 features x kTokens tokens, and where it begins.
 struct Corner {
   int64_t row;    // first feature
   int64_t token;  // first token
@@ -27,6 +27,18 @@ __device__ __forceinline__ void ScaleTokens(const PersistentParams& p, const Cor
 }
 
 template <class Config>
+__device__ __forceinline__ void ScaleFeatures(const PersistentParams& p, const Corner& at,
+                                              Sums<Config>& sums) {
+  const int64_t row = at.row + threadIdx.x % 32 / 4;
+  const float s0 = row < p.n ? p.outer[row] * p.unit : 0;
+  const float s1 = row + 8 < p.n ? p.outer[row + 8] * p.unit : 0;
+#pragma unroll
+  for (int i = 0; i < Config::kSums; i += 4) {
+    sums[i] *= s0, sums[i + 1] *= s0, sums[i + 2] *= s1, sums[i + 3] *= s1;
+  }
+}
+
+template <class Config>
 __device__ __forceinline__ void AddBias(const PersistentParams& p, const Corner& at,
                                         Sums<Config>& sums) {
   const int64_t row = at.row + threadIdx.x % 32 / 4;
@@ -38,7 +50,7 @@ __device__ __forceinline__ void AddBias(const PersistentParams& p, const Corner&
   }
 }
 
-// Lanes of eight rows write 32 bytes together as they are.
+// No exchange between lanes: the eight lanes that hold one token write 32 bytes side by side.
 template <class Config>
 __device__ __forceinline__ void StoreFp32(const PersistentParams& p, const Corner& at,
                                           const Sums<Config>& sums) {
@@ -51,8 +63,9 @@ __device__ __forceinline__ void StoreFp32(const PersistentParams& p, const Corne
   }
 }
 
-// Two row tiles of eight features meet as 16-bit pairs: afterwards each lane has four consecutive
-// features of one token. Even lanes serve the first row tile, odd ones the second.
+// Transposes the 16 features x 8 tokens of a warp as 16-bit pairs. Afterwards each lane has four
+// consecutive features of one token: even lanes of the first eight features, odd lanes of the
+// second.
 template <bool kHalf>
 __device__ __forceinline__ uint2 FourFeatures(const float* d) {
   const uint32_t upper = TransposeMatrix(kHalf ? ToFp16x2(d[0], d[1]) : ToBf16x2(d[0], d[1]));
@@ -62,7 +75,7 @@ __device__ __forceinline__ uint2 FourFeatures(const float* d) {
   return odd ? uint2{other, lower} : uint2{upper, other};
 }
 
-// The first `count` of four elements, at most.
+// Stores the first `count` elements, at most four.
 __device__ __forceinline__ void StoreSome(uint16_t* y, uint2 v, int count, bool wide) {
   if (wide && count >= 4) {
     *reinterpret_cast<uint2*>(y) = v;
@@ -74,8 +87,8 @@ __device__ __forceinline__ void StoreSome(uint16_t* y, uint2 v, int count, bool 
   }
 }
 
-// Eight tokens at a time, 32 bytes of each. `kWide`: the row tile lies within the output and four
-// elements may be stored at once; anything else is rare and takes much more code.
+// Stores eight tokens at a time, 32 bytes of each. `kWide`: all 16 features lie within the output
+// and four elements may be stored at once. The other case is rare and takes much more code.
 template <class Config, bool kHalf, bool kWide>
 __device__ __forceinline__ void Store16(const PersistentParams& p, const Corner& at,
                                         const Sums<Config>& sums) {
@@ -99,6 +112,7 @@ template <class Config>
 __device__ __forceinline__ void Store(const PersistentParams& p, const Corner& at,
                                       Sums<Config>& sums) {
   if (p.x_scale != nullptr) ScaleTokens<Config>(p, at, sums);
+  if (p.outer != nullptr) ScaleFeatures<Config>(p, at, sums);
   if (p.bias != nullptr) AddBias<Config>(p, at, sums);
   const bool wide = p.y_wide && at.row + mma16::kRowTile <= p.n;
   if (p.y_dtype == DType::kFp32) {

@@ -1,10 +1,10 @@
-// The model of what a tile costs that tiles.cc chooses by.
+// The cost model: how long a product takes with a given tile. tiles.cc chooses by it.
 //
-// A call takes the steps of its clusters, which depend on the tile (tile_list.h), and what is
-// around them, which depends on how large tiles are and how they are cut. The latter is fitted to
-// 2359 cases with FP16 and 4 bits together, 227 tiles at one to four tiles of tokens of eight layer
-// shapes from 4096 x 4096 to 8192 x 57344; H100, 2026-11-23. What is chosen takes 0.2 % longer than
-// the fastest that was timed, on average.
+// Time is the number of steps times what a step costs, plus what happens around the steps. The cost
+// of a step is in tile_list.h. What is around the steps depends on how large tiles are and how they
+// are cut; the constants below were fitted to 2359 timings with FP16 and 4 bits: 227 tiles, one to
+// four tiles of tokens, eight layer shapes from 4096 x 4096 to 8192 x 57344; H100, 2026-11-23. The
+// tile that is chosen takes on average 0.2 % longer than the fastest that was timed.
 #pragma once
 
 #include <numeric>
@@ -15,47 +15,48 @@
 
 namespace awqd::cuda {
 
-// What is around the steps, in microseconds. `size`: of a block's tile, 1 for 128 tokens x 64
-// features.
+// ---- What is around the steps, in microseconds -------------------------------------------------
+// `size` is that of a block's tile: 1 for 128 tokens x 64 columns.
 constexpr double TileSize(const PersistentTile& tile) { return tile.tokens * tile.records / 128.0; }
 
-// Steps take less time by this share of the multiprocessors that are idle: what there is of power
-// and L2 is for the others.
+// A step is faster while some multiprocessors are idle, because the others have more power and L2
+// bandwidth each: by this factor times the idle fraction.
 inline constexpr double kIdleGain = 0.3;
 
-// Of parts that meet in a cluster: to start, to exchange sums, to store; more with slices.
+// Tiles in parts: to start, to exchange sums in the cluster, to store; more with slices.
 constexpr double PartsUs(double size) { return 3.1 + size; }
 inline constexpr double kSlicesUs = 0.45;
 
-// Of other tiles: to start, more for pairs of blocks; to store each.
+// Other tiles: to start; what pairs of blocks take more to start; to store each tile.
 inline constexpr double kStartUs = 1.2;
 inline constexpr double kPairUs = 1.0;
 constexpr double StoreUs(double size) { return size; }
 
-// Where tiles are cut anywhere: to put sums down; to take over those of an earlier cluster.
+// Tiles that may be cut at any step: to write sums to global memory; to read those of an earlier
+// cluster.
 constexpr double PutDownUs(double size) { return 1.2 * size; }
 constexpr double TakeOverUs(double size) { return 0.9 + 0.2 * size; }
 
-// Where the order of sums is kept: to go on from the sums of the cluster before; to meet the other
-// parts of a tile, to take over from each of them, and each of its chains; to put down a chain
-// before a part's last, all blocks at once; the same for a record of a part that meets the other in
-// a cluster.
+// Where the order of sums is kept.
+// To go on from the sums of the cluster before.
 inline constexpr double kGoOnUs = 6.0;
+// To wait for the other parts of a tile; to read what each of them wrote, and each of its chains.
 inline constexpr double kMeetPartsUs = 0.9;
 inline constexpr double kTakeOverPartUs = 0.6;
 constexpr double TakeOverChainUs(double size) { return 0.5 * size; }
+// To write a chain that is not the part's last. All blocks do it at once.
 constexpr double PutDownChainUs(double size) { return 0.2 * size * size; }
+// The same for each record, where the parts are blocks of one cluster.
 inline constexpr double kPutDownChainOfRecordUs = 0.8;
 
-// To add a chain to the total of those before: parked in global memory, or from 176 tokens on
-// partly in local memory.
+// To add a chain to the total of those before. The total is in global memory (PersistentParks), or
+// with 176 and 192 tokens partly in local memory.
 constexpr double JoinUs(int tokens) {
   return PersistentParks(tokens) ? 2.3 : tokens > 160 ? 0.4 : 0;
 }
 
-// Clusters that the sums of a cut tile come from, at most. Without their common divisor, `runs`
-// runs of steps are as long as `tiles` tiles, and these begin at every multiple of 1 / tiles within
-// a run.
+// The most clusters that compute one cut tile. Divided by their common divisor, `runs` runs of
+// steps are as long as `tiles` tiles; a tile may begin at any multiple of 1 / tiles of a run.
 inline int MostClustersOfTile(const Schedule& s) {
   const int common = std::gcd(s.split, s.clusters);
   const int tiles = s.split / common, runs = s.clusters / common;
@@ -72,12 +73,12 @@ inline double PartsMicroseconds(const PersistentTile& tile, double steps_us) {
   return steps_us + PartsUs(TileSize(tile)) + (tile.slices > 1 ? kSlicesUs : 0);
 }
 
-// Of `tiles` tiles for each cluster, without what cuts cost.
+// Time of `tiles` whole tiles for each cluster; what cuts cost is not in it.
 inline double TilesMicroseconds(const PersistentTile& tile, double steps_us, double tiles) {
   return steps_us + kStartUs + (tile.cluster > 1 ? kPairUs : 0) + tiles * StoreUs(TileSize(tile));
 }
 
-// Of the product that is cut so into tiles of this kind, with activations of dtype `x`.
+// Time of a product with this schedule and tile, with activations of dtype `x`.
 inline double Microseconds(const Schedule& s, const TileCost& cost, DType x, int sm_count) {
   const PersistentTile& tile = cost.tile;
   const double step_us = StepUs(s, cost, x, sm_count), size = TileSize(tile);
@@ -88,7 +89,7 @@ inline double Microseconds(const Schedule& s, const TileCost& cost, DType x, int
   return whole + PutDownUs(size) + (MostClustersOfTile(s) - 1) * TakeOverUs(size);
 }
 
-// The same where the order of sums is kept, of a weight of so many chains of `length` steps.
+// The same where the order of sums is kept; the weight has `chains` chains of `length` steps.
 inline double ChainedMicroseconds(const Schedule& s, const TileCost& cost, DType x, int chains,
                                   int length, int sm_count) {
   const PersistentTile& tile = cost.tile;

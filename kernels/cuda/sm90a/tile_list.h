@@ -1,11 +1,13 @@
-// The tiles that are compiled, and what a step of each costs: the one list that kernels are made
-// from and that tiles.cc chooses from.
+// The tiles that are compiled, and what a step of each costs. Kernels are instantiated from this
+// list, and tiles.cc chooses from it.
 //
-// Microseconds on an H100, 2026-11-23: fitted to 5201 cases with activations of both types, one to
-// four tiles of tokens of eight layer shapes from 4096 x 4096 to 8192 x 57344
-// (tests/bench/tile_costs.py), 2.7 % off (root mean square). Of the 134 tiles that were timed
-// these are left. Without any of the others no count of tokens of tests/gpu/bench.sh becomes
-// slower, and none of its --sweep by more than 7 %, 0.7 % on average; NOTES.md, version 40.
+// Costs are microseconds on an H100, 2026-11-23. tests/bench/tile_costs.py fitted them to 5201
+// timings: both types of activations, one to four tiles of tokens, eight layer shapes from 4096 x
+// 4096 to 8192 x 57344. The fit is 2.7 % off (root mean square).
+//
+// 134 tiles were timed; the list has those that are worth compiling. Without the others no token
+// count of tests/gpu/bench.sh becomes slower. Of the counts of its --sweep none becomes slower by
+// more than 7 %; the mean is 0.7 %. NOTES.md, version 40.
 #pragma once
 
 #include <cstdint>
@@ -16,18 +18,19 @@ namespace awqd::cuda {
 
 struct TileCost {
   PersistentTile tile;
-  // A step, 128 of K, while no multiprocessor is idle, with activations of either type. Decoding to
-  // BF16 takes longer; where the tensor cores are the limit its products draw less power.
+  // Microseconds of a step, 128 of K, while no multiprocessor is idle. BF16 takes longer where
+  // decoding is the limit, and less time where the tensor cores are: they draw less power.
   double fp16_us;
   double bf16_us;
-  // The kinds of records that it is compiled for, bits of RecordKind. Groups of 128 and more, which
-  // nearly all weights have, get every tile; the others make do with few.
+  // The kinds of records that it is compiled for, bits of RecordKind. Nearly all weights have
+  // groups of 128 or more: these get every tile, the others a few.
   uint32_t kinds = kOneMeta;
 };
 
 inline constexpr uint32_t kEvery = kOneMeta | kTwoMetas | kFineMetas;
 
-// Products that are free in the order of their sums.
+// {tokens, records, cluster, parts, sets, slices}, then the costs. Products whose order of sums is
+// free.
 inline constexpr TileCost kFreeTiles4[] = {
     {{32, 1, 1, 2, 1, 2}, 0.197, 0.236, kEvery},
     {{32, 2, 1, 2, 1, 2}, 0.395, 0.443, kEvery},
@@ -82,7 +85,7 @@ inline constexpr TileCost kFreeTiles4[] = {
     {{256, 2, 2}, 1.308, 1.267, kEvery},
 };
 
-// The same for products that keep it.
+// Products that keep the order of sums.
 inline constexpr TileCost kChainedTiles4[] = {
     {{32, 1, 1, 2, 1, 2}, 0.205, 0.237, kEvery},
     {{32, 1, 1, 2, 2, 2}, 0.203, 0.241, kEvery},
@@ -127,6 +130,23 @@ inline constexpr TileCost kChainedTiles4[] = {
     {{176, 2, 2}, 0.930, 0.915},
     {{192, 2, 2}, 1.030, 1.022, kEvery},
     {{256, 2, 2}, 1.398, 1.385},
+};
+
+inline constexpr uint32_t kBoth8 = kBare8 | kOneMeta8;
+
+// Products of 8-bit codes whose order of sums is free. Records are twice as large, so rings have
+// fewer slots. H100, 2026-11-24: fitted to 2075 cases of four layer shapes at 20 counts of tokens
+// from 17 to 4096 with activations of both types, 28 tiles. These are the fewest with which no case
+// takes more than 2 % longer than with all. Groups of 128 make do with five.
+inline constexpr TileCost kFreeTiles8[] = {
+    {{32, 1, 1, 2, 1, 2}, 0.339, 0.339, kBare8}, {{32, 2, 2}, 0.748, 0.748, kBoth8},
+    {{48, 2, 1, 2}, 0.610, 0.568, kBare8},       {{64, 1, 1, 2, 1, 2}, 0.373, 0.371, kBare8},
+    {{64, 2, 1, 2}, 0.646, 0.640, kBare8},       {{64, 2, 2}, 0.752, 0.750, kBoth8},
+    {{96, 2, 1, 2}, 0.694, 0.689, kBare8},       {{96, 3, 1}, 1.030, 1.038, kBare8},
+    {{128, 1, 1, 2}, 0.420, 0.414, kBare8},      {{128, 2, 1, 2}, 0.757, 0.753, kBoth8},
+    {{128, 2, 2}, 0.715, 0.704, kBoth8},         {{160, 2, 1, 2}, 0.843, 0.844, kBare8},
+    {{160, 2, 2}, 0.848, 0.828, kBare8},         {{192, 2, 1, 2}, 0.993, 0.979, kBare8},
+    {{192, 2, 2}, 0.991, 0.968, kBoth8},
 };
 
 }  // namespace awqd::cuda

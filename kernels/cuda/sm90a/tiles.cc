@@ -18,7 +18,11 @@ namespace {
 static_assert(kRecordN == mma16::kTileN && kRecordK == mma16::kBlockK);
 
 RecordKind KindOfRecords(const WeightShape& shape) {
-  return KindOf(mma16::MetasPerRecord(shape.k, shape.scheme.group_size));
+  return KindOf(shape.description.bits, mma16::MetasPerRecord(shape));
+}
+
+absl::Span<const TileCost> FreeTiles(const WeightShape& shape) {
+  return shape.description.bits == 8 ? absl::MakeConstSpan(kFreeTiles8) : kFreeTiles4;
 }
 
 // Those of a list that are compiled for weights like this one.
@@ -103,7 +107,7 @@ int64_t LargestSums(absl::Span<const TileCost> candidates) {
 }  // namespace
 
 std::vector<PersistentTile> PersistentTiles(const WeightShape& shape) {
-  return Compiled(kFreeTiles4, shape);
+  return Compiled(FreeTiles(shape), shape);
 }
 
 std::vector<PersistentTile> ChainedTiles(const WeightShape& shape) {
@@ -181,7 +185,7 @@ namespace {
 // A product as the choice sees it: which tiles it can have, and what each costs. This one is free
 // in the order of its sums.
 struct FreeProduct {
-  static absl::Span<const TileCost> Candidates() { return kFreeTiles4; }
+  absl::Span<const TileCost> Candidates() const { return FreeTiles(shape); }
 
   bool Allows(const TileCost& candidate) const {
     const PersistentTile& tile = candidate.tile;
@@ -203,7 +207,7 @@ struct FreeProduct {
 
 // The same where the order of sums is kept.
 struct ChainedProduct {
-  static absl::Span<const TileCost> Candidates() { return kChainedTiles4; }
+  absl::Span<const TileCost> Candidates() const { return kChainedTiles4; }
 
   bool Allows(const TileCost& candidate) const {
     return HasPartsFor(candidate.tile, filled_chains) && any.Allows(candidate);

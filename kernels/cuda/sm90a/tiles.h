@@ -1,5 +1,6 @@
-// The tiles of the fused product and the choice among them: host arithmetic over a problem and a
-// device, so that it is tested with invented devices. NOTES.md begins with a picture of the words.
+// The tiles of the fused product and the choice among them. It is host arithmetic on a weight's
+// shape, a number of tokens and a device, so tests run it with invented devices. NOTES.md begins
+// with a picture and explains the words.
 #pragma once
 
 #include <cstdint>
@@ -12,57 +13,63 @@
 
 namespace awqd::cuda {
 
-// The piece of y that a block, or a cluster of blocks, computes at a time: `tokens` rows of y by
-// 64 * records columns for each block. One record of the weight is 64 columns wide, and a warpgroup
-// of four warps, a consumer, decodes and multiplies it.
+// A tile of y: what a thread block computes at a time, `tokens` rows of y x 64 * records columns.
+// A record of the weight is 64 columns wide; one consumer, a warpgroup of four warps, decodes it
+// and multiplies. With `cluster` > 1 the cluster's tile has as many times the columns.
 struct PersistentTile {
   int tokens = 256;
   int records = 2;  // side by side along N, in one block
-  // Blocks side by side along N, in one thread block cluster. They read the same tokens, so each
-  // copies its share of them into the shared memory of all.
+  // Blocks of a cluster that lie side by side along N. They need the same tokens: each block loads
+  // some of them and writes these into the shared memory of all (multicast).
   int cluster = 2;
-  // Parts of K, one block of a cluster each: the blocks compute the same tile over different K,
-  // then add up their sums through each other's shared memory. Either `parts` or `cluster` is 1.
+  // Parts: the tile's K is divided among this many blocks of a cluster. They add up their sums
+  // through each other's shared memory. Either `parts` or `cluster` is 1.
   int parts = 1;
-  // With the order of sums kept (common/chains.h) and parts > 1: chains of K that a thread keeps
-  // apart in registers. The weight then has exactly parts * slices * sets chains. 0: any number of
-  // chains; all but a part's last one go through global memory.
+  // Only where the order of sums is kept (common/chains.h) and parts > 1: how many chains a thread
+  // keeps in registers, one set of sums for each. The weight must then have exactly parts * slices
+  // * sets chains. 0: any number of chains; a part writes all but its last to global memory.
   int sets = 1;
-  // Slices of a part's K, one consumer of the block each. A narrow tile has too little work in a
-  // step for one consumer to keep up with memory, so two take turns at the steps.
+  // Slices: a part's K is divided among this many consumers of its block. A narrow tile has so
+  // little arithmetic in a step that one consumer, waiting for each load, is slower than memory;
+  // two hide each other's waits.
   int slices = 1;
 
   friend bool operator==(const PersistentTile&, const PersistentTile&) = default;
 };
 
-// Records differ in their scales and zero points ("metas", layouts/mma16.h). A kernel is compiled
-// for one kind; these are bits of a mask.
+// Kinds of records: the width of their codes, and how many metas (scales and zero points,
+// layouts/mma16.h) a record has. A kernel is compiled for one kind. Bits of a mask.
 enum RecordKind : uint32_t {
-  kOneMeta = 1,    // groups of 128 and its multiples, or of all of K
-  kTwoMetas = 2,   // groups of 64
-  kFineMetas = 4,  // groups of 16 and 32: four or eight metas, which a call tells
+  kOneMeta = 1,    // 4 bits, groups of 128 and its multiples, or of all of K
+  kTwoMetas = 2,   // 4 bits, groups of 64
+  kFineMetas = 4,  // 4 bits, groups of 16 and 32: eight or four metas, known at run time
+  kBare8 = 8,      // 8 bits, a scale for each column: no meta
+  kOneMeta8 = 16,  // 8 bits, groups of 128 and its multiples
 };
-constexpr RecordKind KindOf(int metas) {
+constexpr RecordKind KindOf(int bits, int metas) {
+  if (bits == 8) return metas == 0 ? kBare8 : kOneMeta8;
   return metas == 1 ? kOneMeta : metas == 2 ? kTwoMetas : kFineMetas;
 }
-// The most metas of a kind.
+constexpr int BitsOf(RecordKind kind) { return kind >= kBare8 ? 8 : 4; }
+// The most metas that a record of this kind has.
 constexpr int MostMetas(RecordKind kind) {
-  return kind == kOneMeta ? 1 : kind == kTwoMetas ? 2 : 8;
+  if (kind == kBare8) return 0;
+  return kind == kOneMeta || kind == kOneMeta8 ? 1 : kind == kTwoMetas ? 2 : 8;
 }
 
-// What is compiled for weights like this one.
+// The tiles that are compiled for weights of this shape.
 std::vector<PersistentTile> PersistentTiles(const WeightShape& shape);
 
-// A slot of the ring holds a step, 128 of K: its tokens and its records. One meta takes the room of
-// two, so that both kinds have rings of equal depth.
+// A slot of the ring holds one step, 128 of K: the tokens and the records. A record of one meta is
+// given the room of two, so that both kinds have as many slots.
 constexpr int SlotBytes(const PersistentTile& tile, RecordKind kind) {
   const int metas = kind == kOneMeta ? 2 : MostMetas(kind);
-  return tile.tokens * mma16::kBlockK * 2 + tile.records * mma16::RecordBytes(metas);
+  return tile.tokens * mma16::kBlockK * 2 + tile.records * mma16::RecordBytes(BitsOf(kind), metas);
 }
 
-// As deep as the shared memory of sm_90 (228 KB, of which each block takes 1 KB for itself) allows
-// with two barriers of 8 bytes for each slot, and two more; beyond 16 slots nothing is gained.
-// Every slice has as many.
+// As many slots as fit the shared memory of sm_90: 228 KB, less 1 KB that CUDA takes for each
+// block, two barriers of 8 bytes for each slot and two more for the block. More than 16 slots gain
+// nothing. A multiple of `slices`, because every slice has as many slots as the others.
 constexpr int RingSlots(const PersistentTile& tile, RecordKind kind) {
   constexpr int kRoom = 227 * 1024 - 16;
   const int slots = kRoom / (SlotBytes(tile, kind) + 16);
@@ -73,48 +80,50 @@ constexpr int SharedBytes(const PersistentTile& tile, RecordKind kind) {
   return RingSlots(tile, kind) * (SlotBytes(tile, kind) + 16) + 16;
 }
 
-// Whether a consumer that keeps the order of sums has registers for one chain alone. It then parks
-// the total of the chains before in global memory. With 176 and 192 tokens the compiler keeps a
-// part of the total in local memory between chains.
+// Where the order of sums is kept, a consumer needs two sets of sums: those of the chain that it
+// computes and the total of the chains before. True where registers have room for one set only; the
+// total then waits in global memory ("parks"). With 176 and 192 tokens both sets fit, but the
+// compiler keeps some of the total in local memory between chains.
 constexpr bool PersistentParks(int tokens) { return tokens > 192; }
 
-// Whether the first part of a tile has registers to add its chains up as it goes, where `sets` is
-// 0. With three records it has not.
+// Where `sets` is 0: whether the first part of a tile has registers for a total, so that it can add
+// each chain to it at once. With three records it has not.
 constexpr bool PersistentFirstAddsUp(int records) { return records <= 2; }
 
-// Floats of a block's sums, as it hands them over in global memory.
+// Floats of all sums of a block, as it writes them to global memory for another block.
 constexpr int64_t PersistentSlotFloats(const PersistentTile& tile) {
   return int64_t{tile.tokens} * tile.records * mma16::kTileN;
 }
 
-// Fewer clusters than fit where that makes their shares even.
+// Who computes what. Takes fewer clusters than the device holds where each then has equally many
+// steps.
 Schedule PersistentSchedule(const WeightShape& shape, int64_t m, const PersistentTile& tile,
                             const DeviceInfo& device);
 
-// Rows of tokens that a block copies for a full tile, and for the last one.
+// How many tokens a block copies: of a full tile, and of the last tile of m tokens.
 constexpr int TokenRows(const PersistentTile& tile) { return tile.tokens / tile.cluster; }
 int LastTokenRows(int64_t m, const PersistentTile& tile);
 
-// Room for the sums of tiles that are cut along K, whatever tile is chosen; a multiple of 256.
+// Bytes for the sums of tiles that are cut along K, enough for every tile; a multiple of 256.
 int64_t PersistentSumsBytes(const DeviceInfo& device);
 
-// The tile that a model of its cost, fitted to measurements, finds fastest for activations of dtype
+// The tile that the cost model (tile_costs.h) expects to be the fastest for activations of dtype
 // `x`.
 PersistentTile ChoosePersistentTile(const WeightShape& shape, int64_t m, const DeviceInfo& device,
                                     DType x = DType::kFp16);
 
-// Every tile among which that is chosen, with what the model gives for it: what awqd_bench --tiles
-// compares with measurements.
+// Every tile that ChoosePersistentTile chooses from, with the time that the model expects.
+// `awqd_bench --tiles` compares it with measurements.
 struct RatedTile {
   PersistentTile tile;
   double microseconds = 0;
-  double steps_us = 0;  // of these, what is in proportion to a step
+  double steps_us = 0;  // the part of it that grows with the number of steps
 };
 std::vector<RatedTile> RatePersistentTiles(const WeightShape& shape, int64_t m,
                                            const DeviceInfo& device, DType x);
 
-// The same for tiles that keep the order of sums of common/chains.h. `slots`: places for the sums
-// of a cluster in global memory.
+// The same for tiles that keep the order of sums of common/chains.h. ChainedSlots: how many sets of
+// sums a consumer may have in global memory at a time.
 std::vector<PersistentTile> ChainedTiles(const WeightShape& shape);
 Schedule ChainedSchedule(const WeightShape& shape, int64_t m, const PersistentTile& tile,
                          const DeviceInfo& device);

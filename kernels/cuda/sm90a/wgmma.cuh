@@ -1,5 +1,5 @@
-// The asynchronous matrix instruction of sm_90a with A in registers, and what orders it. Device
-// code only.
+// wgmma, the asynchronous matrix instruction of sm_90a, with A in registers, and the instructions
+// that order it. Device code only.
 //
 // d[64 x N] += a[64 x 16] b[16 x N] by a warpgroup: warp w holds rows 16 w .. 16 w + 15
 // of a and d, each in the fragment order of mma.m16n8k16, so that a word of layout mma16 decodes
@@ -20,24 +20,25 @@ __device__ __forceinline__ void WgmmaCommit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-// Waits until at most `kPending` of this warpgroup's latest groups are under way.
+// Waits until at most the latest `kPending` commits of this warpgroup are under way.
 template <int kPending>
 __device__ __forceinline__ void WgmmaWait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// The lower word of the descriptor of b at `address` (1024-byte aligned tile, plus 32 bytes for
-// each 16 of k).
+// The lower word of the descriptor of b. `address` is 1024-byte aligned, plus 32 bytes for each 16
+// of k.
 __device__ __forceinline__ uint32_t TokensDescriptor(uint32_t address) {
   constexpr uint32_t kUnused = 1 << 16;
   return kUnused | ((address & 0x3ffff) >> 4);
 }
 
-// What to add to it for the next 16 of k.
+// What to add to that word for the next 16 of k.
 inline constexpr uint32_t kDescriptorStep = 32 >> 4;
 
-// With the upper word, a constant: 128-byte swizzle, 1024 bytes between groups of eight rows. One
-// number of 64 bits moves on by one addition; of two words the compiler moves each as well.
+// The whole descriptor. The upper word is a constant: 128-byte swizzle, 1024 bytes from eight rows
+// to the next eight. As one 64-bit number it is advanced by one addition; from two words the
+// compiler makes two moves more.
 __device__ __forceinline__ uint64_t WholeDescriptor(uint32_t low) {
   constexpr uint64_t kHigh = 0x40000040;
   return kHigh << 32 | low;

@@ -1,0 +1,19 @@
+// The bodies for any machine.
+#include "kernels/cpu/bodies/vec_portable.h"
+// Over the Vec above.
+#include "kernels/cpu/bodies/product_body.h"
+// Over the two above.
+#include "kernels/cpu/bodies/dequantize_body.h"
+#include "kernels/cpu/bodies/integer_body.h"
+#include "kernels/cpu/bodies/kv4_load_body.h"
+#include "kernels/cpu/bodies/kv4_store_body.h"
+#include "kernels/cpu/bodies/scaled_body.h"
+
+namespace awqd::cpu {
+
+const Bodies kPortableBodies = {Product,        Scratch::kFloats, Dequantize,
+                                Columns,        ToFloat,          FromFloat,
+                                IntegerProduct, ScaledProduct,    ScaledScratch::kBytes,
+                                Kv4Ranges,      Kv4Codes,         Kv4Elements};
+
+}  // namespace awqd::cpu

@@ -1,0 +1,107 @@
+// cpu/qmatmul_a16: the fused product.
+//
+// Computes y = x @ W + bias with FP32 accumulation. Weight layout: k16. Work split: tiles of 8
+// columns by blocks of rows; x is expanded to FP32 once. A row's bits depend on the row and the
+// weight only (bodies/product_body.h). Limits: those of the layout.
+#include <algorithm>
+
+#include "kernels/cpu/k16_access.h"
+#include "kernels/cpu/rows.h"
+
+namespace awqd {
+namespace {
+
+using cpu::Bodies;
+using cpu::K16Weight;
+
+// Rows expanded at a time: bounds the workspace.
+constexpr int64_t kMaxRows = 192;
+// 64 columns: enough that a task of one row takes microseconds, few enough that threads end
+// together.
+constexpr int64_t kMaxTilesPerTask = 8;
+constexpr int64_t kMinRowsPerTask = 12;
+// Products of fewer multiplications run on one thread, about 30 us: waking another takes as long
+// as it saves, and under load it takes a core from those that serve other requests.
+constexpr int64_t kAlone = int64_t{1} << 20;
+
+// One odd cache line more than the row: rows of a power of two would share cache sets.
+int64_t Stride(const K16Weight& w) { return w.runs * 16 + 16; }
+
+int64_t Workspace(const WeightShape& shape, const DeviceInfo& device, int64_t m) {
+  const K16Weight w = cpu::DescribeK16(shape);
+  const int64_t rows = std::min(m, kMaxRows);
+  const int64_t scratch = cpu::BodiesFor(device.isa).scratch_floats * device.threads;
+  return (rows * Stride(w) + scratch) * static_cast<int64_t>(sizeof(float));
+}
+
+// How the tiles and rows of one pass are cut into tasks.
+struct Cut {
+  int64_t tiles_per_task = 1;
+  int64_t tile_tasks = 1;
+  int64_t row_tasks = 1;
+};
+
+Cut ChooseCut(const K16Weight& w, int64_t rows, int64_t threads) {
+  const int64_t tiles = w.tiles;
+  Cut cut;
+  if (rows * w.k <= kAlone / std::max<int64_t>(1, w.n)) {
+    return {.tiles_per_task = tiles, .tile_tasks = 1, .row_tasks = 1};
+  }
+  cut.tiles_per_task = std::clamp<int64_t>(tiles / (threads * 8), 1, kMaxTilesPerTask);
+  cut.tile_tasks = CeilDiv(tiles, cut.tiles_per_task);
+  cut.row_tasks =
+      std::clamp<int64_t>(CeilDiv(threads * 4, cut.tile_tasks), 1, CeilDiv(rows, kMinRowsPerTask));
+  return cut;
+}
+
+void RunPass(const K16Weight& w, const cpu::ProductTask& pass, float* scratch, CpuDevice& device) {
+  const Bodies& bodies = cpu::BodiesFor(device.info().isa);
+  const int64_t tiles = w.tiles;
+  const Cut cut = ChooseCut(w, pass.rows, device.info().threads);
+  const int64_t size = pass.y_type == cpu::Element::kFp32 ? 4 : 2;
+  device.pool().ParallelFor(cut.tile_tasks * cut.row_tasks, [&](int64_t index, int thread) {
+    const int64_t part = index % cut.row_tasks;
+    const int64_t first = pass.rows * part / cut.row_tasks;
+    cpu::ProductTask task = pass;
+    task.rows = pass.rows * (part + 1) / cut.row_tasks - first;
+    task.x = pass.x + first * pass.x_stride;
+    task.y = static_cast<char*>(pass.y) + first * pass.y_stride * size;
+    task.tile_begin = index / cut.row_tasks * cut.tiles_per_task;
+    task.tile_end = std::min(task.tile_begin + cut.tiles_per_task, tiles);
+    task.scratch = scratch + thread * bodies.scratch_floats;
+    bodies.product(w, task);
+  });
+}
+
+absl::Status Matmul(const MatmulArgs& args, StreamView) {
+  CpuDevice& device = CpuDevice::Of(args.weight->device);
+  const K16Weight w = cpu::AccessK16(*args.weight);
+  const int64_t chunk = std::min(args.x.rows, kMaxRows);
+  float* expanded = static_cast<float*>(args.workspace);
+  cpu::ProductTask pass;
+  pass.x = expanded;
+  pass.x_stride = Stride(w);
+  pass.bias = args.bias;
+  pass.y_stride = args.y.cols;
+  pass.y_type = cpu::ElementOf(args.y.dtype);
+  for (int64_t m = 0; m < args.x.rows; m += chunk) {
+    pass.rows = std::min(chunk, args.x.rows - m);
+    pass.y = static_cast<char*>(args.y.data) + m * args.y.cols * SizeOf(args.y.dtype);
+    cpu::ExpandRows(args.x, m, pass.rows, w, /*padded=*/true, pass.x_stride, expanded, device);
+    RunPass(w, pass, expanded + chunk * pass.x_stride, device);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+const KernelRow kCpuQmatmulA16 = {.name = "cpu/qmatmul_a16",
+                                  .op = Op::kMatmul,
+                                  .claims = kEverything,
+                                  .layout = &kK16Layout,
+                                  .batch_invariant = true,
+                                  .priority = 10,
+                                  .workspace_bytes = Workspace,
+                                  .matmul = Matmul};
+
+}  // namespace awqd

@@ -1,0 +1,107 @@
+// cpu/qmatmul_a8_scaled: the product of quantised activations.
+//
+// Computes y = a * (q @ W) + bias of INT8 q and a scale a for each token. Sums of q * code are
+// exact over each group, whatever its length; scaled sums of groups are added in FP32 in their
+// order, then outer scale, a and bias follow (bodies/scaled_body.h). Weight layout: k16. Work
+// split: some tiles of 8 columns a task, for up to 192 tokens, whose q is widened to 16 bits first,
+// its groups padded as the layout has them. Limits: those of the layout.
+#include <algorithm>
+
+#include "kernels/cpu/k16_access.h"
+#include "kernels/cpu/rows.h"
+
+namespace awqd {
+namespace {
+
+using cpu::K16Weight;
+
+// A panel of the bodies, and the most that are worth a task: what comes next is fetched meanwhile.
+constexpr int64_t kPanelTiles = 4;
+constexpr int64_t kMaxTilesPerTask = 32;
+constexpr int64_t kBlockRows = 128;
+// Products of fewer multiplications run on one thread: waking another takes as long as it saves.
+constexpr int64_t kAlone = int64_t{1} << 20;
+
+int64_t Stride(const K16Weight& w) { return w.blocks * kBlockRows; }
+
+// The parts of the workspace, one after the other.
+struct Parts {
+  int64_t scratch_bytes, widened_bytes, sums_bytes;
+
+  Parts(const K16Weight& w, const cpu::Bodies& bodies, int64_t threads, int64_t m)
+      : scratch_bytes(bodies.scaled_scratch_bytes * threads),
+        widened_bytes(std::min(m, cpu::kScaledRows) * Stride(w) * 2),
+        sums_bytes(std::min(m, cpu::kScaledRows) * w.groups * 4) {}
+};
+
+int64_t Workspace(const WeightShape& shape, const DeviceInfo& device, int64_t m) {
+  const Parts parts(cpu::DescribeK16(shape), cpu::BodiesFor(device.isa), device.threads, m);
+  return parts.scratch_bytes + parts.widened_bytes + parts.sums_bytes;
+}
+
+int64_t TilesPerTask(const K16Weight& w, int64_t rows, int64_t threads) {
+  if (rows * w.k <= kAlone / w.n) return w.tiles;
+  const int64_t some = RoundUp(w.tiles / (threads * 8), kPanelTiles);
+  return std::clamp(some, kPanelTiles, kMaxTilesPerTask);
+}
+
+// Of one token, over the rows of each group.
+void SumGroups(const K16Weight& w, const int8_t* x, float* sums) {
+  for (int64_t group = 0; group < w.groups; ++group) {
+    const int64_t begin = group * w.group_size, end = std::min(begin + w.group_size, w.k);
+    int64_t sum = 0;
+    for (int64_t k = begin; k < end; ++k) sum += x[k];
+    sums[group] = static_cast<float>(sum);
+  }
+}
+
+absl::Status Matmul(const MatmulArgs& args, StreamView) {
+  CpuDevice& device = CpuDevice::Of(args.weight->device);
+  const cpu::Bodies& bodies = cpu::BodiesFor(device.info().isa);
+  const K16Weight w = cpu::AccessK16(*args.weight);
+  const Parts parts(w, bodies, device.info().threads, args.x.rows);
+  char* const scratch = static_cast<char*>(args.workspace);
+  auto* const widened = reinterpret_cast<int16_t*>(scratch + parts.scratch_bytes);
+  auto* const sums = reinterpret_cast<float*>(scratch + parts.scratch_bytes + parts.widened_bytes);
+  const bool real_zeros = args.weight->shape.description.real_zeros();
+  for (int64_t first = 0; first < args.x.rows; first += cpu::kScaledRows) {
+    const int64_t count = std::min(cpu::kScaledRows, args.x.rows - first);
+    device.pool().ForEachRow(count, w.k, kAlone / 16, [&](int64_t m) {
+      const int8_t* const x = static_cast<const int8_t*>(args.x.data) + (first + m) * w.k;
+      cpu::WidenToken(w, x, widened + m * Stride(w));
+      if (real_zeros) SumGroups(w, x, sums + m * w.groups);
+    });
+    const int64_t tiles = TilesPerTask(w, count, device.info().threads);
+    device.pool().ParallelFor(CeilDiv(w.tiles, tiles), [&](int64_t task, int thread) {
+      const int64_t y = first * args.y.cols * SizeOf(args.y.dtype);
+      bodies.scaled_product(w, {.x = widened,
+                                .x_stride = Stride(w),
+                                .x_sums = real_zeros ? sums : nullptr,
+                                .x_scale = args.x_scale + first,
+                                .rows = count,
+                                .tile_begin = task * tiles,
+                                .tile_end = std::min((task + 1) * tiles, w.tiles),
+                                .bias = args.bias,
+                                .y = static_cast<char*>(args.y.data) + y,
+                                .y_stride = args.y.cols,
+                                .y_type = cpu::ElementOf(args.y.dtype),
+                                .scratch = scratch + thread * bodies.scaled_scratch_bytes});
+    });
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+const KernelRow kCpuQmatmulA8Scaled = {.name = "cpu/qmatmul_a8_scaled",
+                                       .op = Op::kQuantizedActivations,
+                                       .claims = kIntegerCodes,
+                                       .staged = Staged::kQuantized,
+                                       .inputs = kFloatingMask | MaskOf(DType::kInt8),
+                                       .layout = &kK16Layout,
+                                       .batch_invariant = true,
+                                       .priority = 10,
+                                       .workspace_bytes = Workspace,
+                                       .matmul = Matmul};
+
+}  // namespace awqd

@@ -1,0 +1,237 @@
+// Stage and finish on the CPU: order and factor before a product, the activation function after it.
+// And the steps between the products of experts.
+#include "kernels/steps.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "kernels/backends.h"
+#include "kernels/base/math.h"
+#include "kernels/cpu/device.h"
+#include "kernels/cpu/k16_access.h"
+#include "kernels/exact.h"
+
+namespace awqd {
+namespace {
+
+// Elements of a task: fewer are not worth another thread.
+constexpr int64_t kPerTask = int64_t{1} << 15;
+
+ThreadPool& Pool(Device& device) { return CpuDevice::Of(&device).pool(); }
+
+// Rows here read any type wherever it is, but for those that want integers.
+bool Ready(Staged want, const ConstMatrixView& x) {
+  return want != Staged::kQuantized || x.dtype == DType::kInt8;
+}
+
+// Where the scales of INT8 tokens lie behind them.
+int64_t ScalesOffset(int64_t m, int64_t k) { return RoundUp(m * k, sizeof(float)); }
+
+int64_t StagedBytes(Staged want, int64_t m, int64_t k) {
+  return want == Staged::kQuantized ? ScalesOffset(m, k) + m * 4 : m * k * 4;
+}
+
+// Elements [begin, begin + count) of a row of x' in FP32: a product of two 16-bit numbers is exact
+// there.
+void LoadStaged(const StageArgs& args, int64_t m, int64_t begin, int64_t count, float* out,
+                const cpu::Bodies& bodies) {
+  const int64_t row = m * args.x.cols;
+  if (args.order != nullptr) {
+    for (int64_t i = 0; i < count; ++i) {
+      out[i] = LoadElement(args.x.data, args.x.dtype, row + args.order[begin + i]);
+    }
+  } else {
+    const char* const x = static_cast<const char*>(args.x.data);
+    bodies.to_float(x + (row + begin) * SizeOf(args.x.dtype), cpu::ElementOf(args.x.dtype), count,
+                    out);
+  }
+  if (args.factor == nullptr) return;
+  for (int64_t i = 0; i < count; ++i) {
+    out[i] *= args.factor[args.order == nullptr ? begin + i : args.order[begin + i]];
+  }
+}
+
+// --- To INT8 ---
+
+constexpr int64_t kChunk = 512;
+constexpr int32_t kInfinity = 0x7f800000;  // the bits of larger magnitudes are those of NaNs
+
+// The bits of the largest magnitude, which order magnitudes as integers do.
+int32_t Largest(const float* values, int64_t count) {
+  int32_t largest = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    largest = std::max(largest, std::bit_cast<int32_t>(values[i]) & 0x7fffffff);
+  }
+  return largest;
+}
+
+// Rounded to nearest even: the sum with 1.5 * 2^23 has no bits below 1. Clamped before, because the
+// bounds are integers.
+void RoundToInt8(const float* values, int64_t count, float scale, float least, int8_t* out) {
+  constexpr float kMagic = 0x1.8p23f;
+  for (int64_t i = 0; i < count; ++i) {
+    const float value = std::min(std::max(values[i] / scale, least), 127.0f);
+    out[i] = static_cast<int8_t>(std::bit_cast<int32_t>(value + kMagic) -
+                                 std::bit_cast<int32_t>(kMagic));
+  }
+}
+
+// One token; returns its scale.
+float QuantizeToken(const StageArgs& args, int64_t m, int8_t* out, const cpu::Bodies& bodies) {
+  const int64_t k = args.x.cols;
+  const bool given = args.quantization == ActivationQuantization::kStatic;
+  float chunk[kChunk];
+  int32_t largest = 0;
+  for (int64_t i = 0; i < k; i += kChunk) {
+    const int64_t count = std::min(kChunk, k - i);
+    LoadStaged(args, m, i, count, chunk, bodies);
+    largest = std::max(largest, Largest(chunk, count));
+  }
+  if (largest >= kInfinity) {
+    std::fill(out, out + k, int8_t{0});
+    return std::numeric_limits<float>::quiet_NaN();
+  }
+  float scale = given ? args.scales[m] : std::bit_cast<float>(largest) / 127;
+  if (scale == 0) scale = 1;
+  for (int64_t i = 0; i < k; i += kChunk) {
+    const int64_t count = std::min(kChunk, k - i);
+    LoadStaged(args, m, i, count, chunk, bodies);
+    RoundToInt8(chunk, count, scale, given ? -128 : -127, out + i);
+  }
+  return scale;
+}
+
+void Quantize(const StageArgs& args, StagedTokens* out, Device& device) {
+  const int64_t m = args.x.rows, k = args.x.cols;
+  const cpu::Bodies& bodies = cpu::BodiesFor(device.info().isa);
+  auto* const staged = static_cast<int8_t*>(args.out);
+  auto* const scales = reinterpret_cast<float*>(staged + ScalesOffset(m, k));
+  Pool(device).ForEachRow(m, k, kPerTask, [&](int64_t row) {
+    scales[row] = QuantizeToken(args, row, staged + row * k, bodies);
+  });
+  out->x = {staged, DType::kInt8, m, k};
+  out->scale = scales;
+}
+
+// INT8 keeps its type: an order is all that there can be.
+void StageIntegers(const StageArgs& args, StagedTokens* out, Device& device) {
+  const int64_t k = args.x.cols;
+  const int8_t* const x = static_cast<const int8_t*>(args.x.data);
+  int8_t* const staged = static_cast<int8_t*>(args.out);
+  Pool(device).ForEachRow(args.x.rows, k, kPerTask, [&](int64_t m) {
+    for (int64_t i = 0; i < k; ++i) staged[m * k + i] = x[m * k + args.order[i]];
+  });
+  out->x = {staged, DType::kInt8, args.x.rows, k};
+}
+
+absl::Status Stage(const StageArgs& args, StagedTokens* out, Device& device, StreamView) {
+  const int64_t k = args.x.cols;
+  out->stride = k;
+  if (args.x.dtype == DType::kInt8) {
+    StageIntegers(args, out, device);
+    return absl::OkStatus();
+  }
+  if (args.want == Staged::kQuantized) {
+    Quantize(args, out, device);
+    return absl::OkStatus();
+  }
+  float* const staged = static_cast<float*>(args.out);
+  const cpu::Bodies& bodies = cpu::BodiesFor(device.info().isa);
+  Pool(device).ForEachRow(args.x.rows, k, kPerTask,
+                          [&](int64_t m) { LoadStaged(args, m, 0, k, staged + m * k, bodies); });
+  out->x = {staged, DType::kFp32, args.x.rows, k};
+  return absl::OkStatus();
+}
+
+float ActivateFloat(ActivationFunction activation, float v) {
+  switch (activation) {
+    case ActivationFunction::kNone:
+      return v;
+    case ActivationFunction::kRelu:
+      return v < 0 ? 0 : v;
+    case ActivationFunction::kGelu:
+      return 0.5f * v * std::erfc(v * -0.70710678f);
+    case ActivationFunction::kSilu:
+      return v / (1 + std::exp(-v));
+  }
+  return v;
+}
+
+absl::Status Finish(const FinishArgs& args, Device& device, StreamView) {
+  Pool(device).ForEachRow(args.rows, args.cols, kPerTask, [&](int64_t m) {
+    for (int64_t n = 0; n < args.cols; ++n) {
+      const float sum = args.sums[m * args.ld_sums + n];
+      const float value = args.bias == nullptr ? sum : sum + args.bias[n];
+      StoreElement(args.y, args.y_dtype, m * args.ld_y + n, ActivateFloat(args.activation, value));
+    }
+  });
+  return absl::OkStatus();
+}
+
+absl::Status Reorder(const ReorderArgs& args, Device& device, StreamView) {
+  const int64_t bytes = args.cols * args.element_bytes;
+  Pool(device).ForEachRow(args.k, args.cols, kPerTask, [&](int64_t row) {
+    const int64_t to = args.order[row] - args.row_begin;
+    if (to < 0 || to >= args.rows) return;
+    std::memcpy(static_cast<char*>(args.out) + to * args.ld_out * args.element_bytes,
+                static_cast<const char*>(args.in) + row * bytes, bytes);
+  });
+  return absl::OkStatus();
+}
+
+absl::Status Gather(const GatherArgs& args, Device& device, StreamView) {
+  const auto* const in = static_cast<const char*>(args.in);
+  auto* const out = static_cast<char*>(args.out);
+  Pool(device).ForEachRow(args.count, args.row_bytes, kPerTask, [&](int64_t i) {
+    std::memcpy(out + i * args.row_bytes, in + args.rows[i] * args.row_bytes, args.row_bytes);
+  });
+  return absl::OkStatus();
+}
+
+absl::Status Gate(const GateArgs& args, Device& device, StreamView) {
+  Pool(device).ParallelFor(CeilDiv(args.count, kPerTask), [&](int64_t task, int) {
+    const int64_t end = std::min(args.count, (task + 1) * kPerTask);
+    for (int64_t i = task * kPerTask; i < end; ++i) args.gate[i] *= args.up[i];
+  });
+  return absl::OkStatus();
+}
+
+// Columns of a row that are summed at a time, so that the sums stay in the first cache.
+constexpr int64_t kCombined = 256;
+
+void CombineRow(const CombineArgs& args, int64_t i, int64_t begin, int64_t end) {
+  float sums[kCombined] = {};
+  for (int64_t j = i * args.terms; j < (i + 1) * args.terms; ++j) {
+    const float* const in = args.in + args.rows[j] * args.cols + begin;
+    const float weight = args.weights == nullptr ? 1.0f : args.weights[j];
+    if (j == i * args.terms) {  // not 0 + in: that would turn -0 into +0
+      for (int64_t n = 0; n < end - begin; ++n) sums[n] = weight * in[n];
+    } else {
+      for (int64_t n = 0; n < end - begin; ++n) sums[n] += weight * in[n];
+    }
+  }
+  for (int64_t n = begin; n < end; ++n) {
+    StoreElement(args.y, args.y_dtype, i * args.cols + n, sums[n - begin]);
+  }
+}
+
+absl::Status Combine(const CombineArgs& args, Device& device, StreamView) {
+  Pool(device).ForEachRow(args.count, args.cols * args.terms, kPerTask, [&](int64_t i) {
+    for (int64_t n = 0; n < args.cols; n += kCombined) {
+      CombineRow(args, i, n, std::min(args.cols, n + kCombined));
+    }
+  });
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+const Steps& CpuSteps() {
+  static const Steps steps = {Ready, StagedBytes, Stage, Finish, Reorder, Gather, Gate, Combine};
+  return steps;
+}
+
+}  // namespace awqd

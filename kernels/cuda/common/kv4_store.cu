@@ -1,0 +1,148 @@
+// KV4's store on CUDA devices (kernels/kv4.h). Rows stay in registers between their range and their
+// codes. kv4.cuh says how rows are divided, and with what limits.
+#include "kernels/cuda/common/kv4.cuh"
+
+namespace awqd::cuda {
+namespace {
+
+constexpr unsigned kFullWarp = 0xffffffffu;
+
+__device__ __forceinline__ void Widen(float v, kv4::Range* range) {
+  range->min = kv4::Smaller(v, range->min);
+  range->max = kv4::Larger(v, range->max);
+}
+__device__ __forceinline__ void WidenByFinite(float v, kv4::Range* range) {
+  if (kv4::IsFinite(v)) Widen(v, range);
+}
+
+// Of all lanes of a row.
+__device__ __forceinline__ kv4::Range Together(kv4::Range range, int lanes) {
+  for (int step = lanes / 2; step > 0; step /= 2) {
+    range.min = kv4::Smaller(__shfl_xor_sync(kFullWarp, range.min, step), range.min);
+    range.max = kv4::Larger(__shfl_xor_sync(kFullWarp, range.max, step), range.max);
+  }
+  return range;
+}
+
+// Scale and zero of a row: the caller's, or those of its range, which `writes` says to write.
+__device__ __forceinline__ kv4::RowScale RowScaleOf(const Kv4StoreArgs& a, kv4::Range finite,
+                                                    int64_t row, bool writes) {
+  if (a.per != Kv4Per::kRow) {
+    const int64_t at = ScaleIndex(a.shape, a.per, row);
+    return {ReadScale(a.given_scale, a.scale_dtype, at),
+            ReadScale(a.given_zero, a.scale_dtype, at)};
+  }
+  const bool fp16 = a.scale_dtype == DType::kFp16;
+  const kv4::RowScale out = kv4::ScaleOf(finite, kv4::LimitsOf(fp16),
+                                         [fp16](float value) { return RoundTo(fp16, value); });
+  if (writes) {
+    WriteScale(a.scale, a.scale_dtype, row, out.scale);
+    WriteScale(a.zero, a.scale_dtype, row, out.zero);
+  }
+  return out;
+}
+
+// kWords: words that a lane holds, `lanes` apart.
+template <DType kType, int kWords>
+__global__ __launch_bounds__(kKv4Threads) void StoreKernel(Kv4StoreArgs a, int lanes) {
+  const int64_t rows = a.shape.rows(), dim = a.shape.head_dim;
+  const int words = static_cast<int>(dim / 8);
+  const int lane = threadIdx.x & (lanes - 1);
+  const int64_t per_block = kKv4Threads / lanes;
+  // All lanes of a warp stay together, because they exchange ranges.
+  const int64_t in_block = threadIdx.x / lanes, in_warp = threadIdx.x % kWarpLanes / lanes;
+  for (int64_t row = blockIdx.x * per_block + in_block; row - in_warp < rows;
+       row += gridDim.x * per_block) {
+    const bool there = row < rows;
+    float v[kWords][8];
+    kv4::Range range;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      const int word = lane + i * lanes;
+      if (!there || word >= words) continue;
+      LoadWord<kType>(a.x, row * dim + word * 8, v[i]);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) Widen(v[i][j], &range);
+    }
+    range = Together(range, lanes);
+    // Rows with infinities are few: they go over their registers once more.
+    if (__any_sync(kFullWarp, range.min == -kv4::kInfinity || range.max == kv4::kInfinity)) {
+      range = {};
+#pragma unroll
+      for (int i = 0; i < kWords; ++i) {
+        if (!there || lane + i * lanes >= words) continue;
+#pragma unroll
+        for (int j = 0; j < 8; ++j) WidenByFinite(v[i][j], &range);
+      }
+      range = Together(range, lanes);
+    }
+    if (!there) continue;
+    const kv4::RowScale scale = RowScaleOf(a, range, row, lane == 0);
+    const float inverse = kv4::Div(1, scale.scale);
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      const int word = lane + i * lanes;
+      if (word >= words) continue;
+      uint32_t codes = 0;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) codes |= kv4::CodeOf(v[i][j], inverse, scale.zero) << (4 * j);
+      reinterpret_cast<uint32_t*>(a.codes + row * (dim / 2))[word] = codes;
+    }
+  }
+}
+
+template <DType kType>
+__global__ __launch_bounds__(kKv4Threads) void StoreAnyKernel(Kv4StoreArgs a) {
+  const int64_t rows = a.shape.rows(), dim = a.shape.head_dim, bytes = a.shape.row_bytes();
+  const int lane = threadIdx.x % kWarpLanes;
+  constexpr int64_t kPerBlock = kKv4Threads / kWarpLanes;
+  for (int64_t row = blockIdx.x * kPerBlock + threadIdx.x / kWarpLanes; row < rows;
+       row += gridDim.x * kPerBlock) {
+    kv4::Range range;
+    for (int64_t i = lane; i < dim; i += kWarpLanes) {
+      WidenByFinite(LoadOne<kType>(a.x, row * dim + i), &range);
+    }
+    const kv4::RowScale scale = RowScaleOf(a, Together(range, kWarpLanes), row, lane == 0);
+    const float inverse = kv4::Div(1, scale.scale);
+    for (int64_t i = lane; i < bytes; i += kWarpLanes) {
+      const int64_t at = row * dim + 2 * i;
+      uint32_t pair = kv4::CodeOf(LoadOne<kType>(a.x, at), inverse, scale.zero);
+      if (2 * i + 1 < dim) {
+        pair |= kv4::CodeOf(LoadOne<kType>(a.x, at + 1), inverse, scale.zero) << 4;
+      }
+      a.codes[row * bytes + i] = static_cast<uint8_t>(pair);
+    }
+  }
+}
+
+template <DType kType>
+absl::Status StoreAs(const Kv4StoreArgs& args, StreamView stream) {
+  const int64_t rows = args.shape.rows();
+  const Kv4Division by = DivideKv4(args.shape.head_dim, args.x, args.codes);
+  if (by.lanes == 0) {
+    return Launch<StoreAnyKernel<kType>>("common/kv4", Kv4Config(rows, kWarpLanes, stream), args);
+  }
+  const LaunchConfig config = Kv4Config(rows, by.lanes, stream);
+  return by.words == 2 ? Launch<StoreKernel<kType, 2>>("common/kv4", config, args, by.lanes)
+                       : Launch<StoreKernel<kType, 4>>("common/kv4", config, args, by.lanes);
+}
+
+}  // namespace
+
+absl::Status StoreKv4(const Kv4StoreArgs& args, Device& device, StreamView stream) {
+  AWQD_RETURN_IF_ERROR(UseDevice(device.info().index));
+  if (args.x_dtype == DType::kFp16) return StoreAs<DType::kFp16>(args, stream);
+  if (args.x_dtype == DType::kBf16) return StoreAs<DType::kBf16>(args, stream);
+  return StoreAs<DType::kFp32>(args, stream);
+}
+
+}  // namespace awqd::cuda
+
+namespace awqd {
+
+const Kv4Ops& CudaKv4() {
+  static const Kv4Ops ops = {"common/kv4", cuda::StoreKv4, cuda::LoadKv4};
+  return ops;
+}
+
+}  // namespace awqd

@@ -1,0 +1,21 @@
+// What the rows of layout "mma16" have in common on the host's side.
+#pragma once
+
+#include "kernels/layouts/mma16.h"
+#include "kernels/registry.h"
+
+namespace awqd::cuda {
+
+// Records without scales decode to bf16 as 64ths of integers (dequant.cuh): what their sums are
+// still to be multiplied by.
+inline constexpr float kBareUnitBf16 = 64;
+
+// What the layout does not hold it refuses.
+inline Claims Mma16Claims() {
+  return {.bits = 1u << 1 | 1u << 2 | 1u << 3 | 1u << 4 | 1u << 8,
+          .scales = kFloatingMask,
+          .group_multiple = mma16::kRowTile,
+          .column_blocks = false};
+}
+
+}  // namespace awqd::cuda

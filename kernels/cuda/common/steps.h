@@ -1,0 +1,19 @@
+// Stage and finish on CUDA devices (kernels/steps.h).
+#pragma once
+
+#include "kernels/base/status.h"
+#include "kernels/cuda/core/error.h"
+#include "kernels/steps.h"
+
+namespace awqd::cuda {
+
+bool TokensAreReady(Staged want, const ConstMatrixView& x);
+int64_t StagedBytes(Staged want, int64_t m, int64_t k);
+absl::Status Stage(const StageArgs& args, StagedTokens* out, Device& device, StreamView stream);
+absl::Status Finish(const FinishArgs& args, Device& device, StreamView stream);
+absl::Status Reorder(const ReorderArgs& args, Device& device, StreamView stream);
+absl::Status Gather(const GatherArgs& args, Device& device, StreamView stream);
+absl::Status Gate(const GateArgs& args, Device& device, StreamView stream);
+absl::Status Combine(const CombineArgs& args, Device& device, StreamView stream);
+
+}  // namespace awqd::cuda

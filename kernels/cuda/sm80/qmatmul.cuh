@@ -1,0 +1,151 @@
+// The kernel of the fused product y = x W (+ bias), 16-bit activations, integer codes.
+//
+// Layout: mma16. Weights are the A operand (rows = out features) and tokens the columns of B, so
+// that a block decodes each weight once whatever the number of tokens; accumulation in fp32. Work
+// split: a block owns 64 * kRowTiles out features x kTokens tokens. Each of its kConsumers
+// consumers of 4 warps takes a chain of K (common/chains.h) with a cp.async ring and a barrier of
+// its own, so that one decodes while another waits; warp w of a consumer takes fragment row w of
+// each record. Chains are added from the first to the last, by a block that stands alone for the
+// whole tile, by the blocks of a cluster each for a share of its rows: whoever has a sum stores it
+// into the shared memory of the block that adds it. A sum's order depends on the chains alone, and
+// they on K, N and the device: a token has the same bits in every tile and batch. Limits: 65535
+// tiles of tokens; none on K and N (the layout pads them, x is zero-filled past m and k).
+#pragma once
+
+#include <cstddef>
+#include <iterator>
+#include <type_traits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/cuda/common/attributes.h"
+#include "kernels/cuda/core/launch.h"
+#include "kernels/cuda/sm80/consumer.cuh"
+#include "kernels/cuda/sm80/joint.cuh"
+#include "kernels/cuda/sm80/ring.cuh"
+
+namespace awqd::cuda {
+namespace {
+
+template <class Math, class Config>
+__global__ __launch_bounds__(Config::kThreads, Config::kBlocks) void QMatmulA16(
+    const __grid_constant__ QMatmulParams p) {
+  extern __shared__ __align__(128) uint8_t shared[];
+  LaunchDependents();
+  const int64_t tile = blockIdx.x / p.split;
+  // Of the consumer in its block. The same for a whole warp, and known to be.
+  const int index = __shfl_sync(0xffffffffu, threadIdx.x / kConsumerThreads, 0);
+  const int chain = blockIdx.x % p.split * Config::kConsumers + index;
+  const int64_t first_token = static_cast<int64_t>(blockIdx.y) * Config::kTokens;
+  const int begin = min(chain * p.chain_blocks, p.k_blocks);
+  const int end = min(begin + p.chain_blocks, p.k_blocks);
+  const Slot<Config> slot(p.metas);
+  const int ring_bytes = Config::kStages * slot.bytes();
+  const uint32_t ring = SharedAddress(shared) + index * ring_bytes;
+  const Joint joint = JointOf<Config>(p, SharedAddress(shared), ring_bytes);
+  const int tokens = TokensOf<Config>(p, first_token);
+  if (p.split > 1) ExpectSums<Config>(joint, tokens);
+  TileLoader<Config> loader(p, slot, ring, tile * Config::kRowTiles, first_token, begin);
+  loader.Prefetch(min(end - begin, min(Config::kStages, p.prefetch)));
+  WaitForEarlierKernels();
+
+#pragma unroll
+  for (int s = 0; s < Config::kStages - 1; ++s) {
+    if (begin + s < end) loader.Load();
+    CommitGroup();
+  }
+  Sums<Config> sums = {};
+  Consumer<Math, Config> consumer(slot, ring, p.zero);
+  for (int block = begin; block < end; ++block) {
+    WaitGroup<Config::kStages - 2>();
+    NamedBarrier<kConsumerThreads>(1 + index);
+    if (block + Config::kStages - 1 < end) loader.Load();
+    CommitGroup();
+    consumer.Accumulate(sums);
+  }
+  if (p.split > 1) {
+    ClusterWait();
+    PushSums<Config>(joint, chain, tokens, sums);
+    BarrierWait(JointBarrier(joint), 0);
+  } else {
+    // Other warps of the consumer may still read the ring.
+    WaitGroup<0>();
+    NamedBarrier<kConsumerThreads>(1 + index);
+    StoreSums<Config>(joint, index, sums);
+    __syncthreads();
+  }
+  Finish<Config>(p, joint, tile * Config::kRows, first_token);
+}
+
+template <class Math, class Config>
+absl::Status LaunchConfigured(const QMatmulParams& p, const MatmulVariant& variant,
+                              const DeviceInfo& device, StreamView stream) {
+  const Attributes attributes = OverlappedLaunch(device, p.split);
+  const int64_t columns = CeilDiv(p.n, Config::kRows) * p.split;
+  const int64_t rows = CeilDiv(p.m, int64_t{Config::kTokens});
+  const int record_bytes = mma16::RecordBytes(Config::Record::kBits, p.metas);
+  LaunchConfig config{
+      .grid = {static_cast<unsigned>(columns), static_cast<unsigned>(rows)},
+      .block = Config::kThreads,
+      .shared_bytes = MatmulLaunchBytes(variant, record_bytes, columns * rows, p.split, device),
+      .stream = stream,
+      .attributes = attributes.list,
+      .attribute_count = attributes.count,
+  };
+  return Launch<QMatmulA16<Math, Config>>("sm80/qmatmul_a16", config, p);
+}
+
+using Launcher = absl::Status (*)(const QMatmulParams&, const MatmulVariant&, const DeviceInfo&,
+                                  StreamView);
+
+template <class Math, class Record, size_t... kIndex>
+absl::Status LaunchTile(const QMatmulParams& p, const MatmulTile& tile, const DeviceInfo& device,
+                        StreamView stream, std::index_sequence<kIndex...>) {
+  constexpr auto& tiles = TilesOf<Record::kBits, Record::kMetas>();
+  const auto is_tile = [&](const MatmulVariant& v) {
+    return v.tokens == tile.tokens && v.row_tiles == tile.row_tiles &&
+           v.chains == tile.chains.per_block;
+  };
+  Launcher launch = nullptr;
+  const MatmulVariant* variant = nullptr;
+  ((is_tile(tiles[kIndex]) ? (launch = LaunchConfigured<Math, QMatmulConfig<Record, tiles[kIndex]>>,
+                              variant = &tiles[kIndex], void())
+                           : void()),
+   ...);
+  if (launch != nullptr) return launch(p, *variant, device, stream);
+  return absl::InternalError(
+      absl::StrCat("sm80/qmatmul_a16: no tile of ", tile.tokens, " tokens x ", tile.row_tiles,
+                   " row tiles x ", tile.chains.per_block, " chains in a block was compiled"));
+}
+
+template <bool kBf16, int kBits, int kMetas>
+absl::Status LaunchRecords(const QMatmulParams& p, const MatmulTile& tile, const DeviceInfo& device,
+                           StreamView stream) {
+  using Kind = Record<kBits, kMetas>;
+  using Math = std::conditional_t<kBf16, Bf16Math<Kind>, Fp16Math<Kind>>;
+  constexpr size_t kCount = std::size(TilesOf<kBits, kMetas>());
+  return LaunchTile<Math, Kind>(p, tile, device, stream, std::make_index_sequence<kCount>());
+}
+
+}  // namespace
+
+template <bool kBf16, int kBits>
+absl::Status LaunchQMatmul(const QMatmulParams& p, const MatmulTile& tile, const DeviceInfo& device,
+                           StreamView stream) {
+  switch (CompiledMetas(kBits, p.metas)) {
+    case 0:
+      if constexpr (kBits == 8) return LaunchRecords<kBf16, kBits, 0>(p, tile, device, stream);
+      break;
+    case 1:
+      return LaunchRecords<kBf16, kBits, 1>(p, tile, device, stream);
+    case 2:
+      if constexpr (kBits == 4) return LaunchRecords<kBf16, kBits, 2>(p, tile, device, stream);
+      break;
+    case 8:
+      return LaunchRecords<kBf16, kBits, 8>(p, tile, device, stream);
+  }
+  return absl::InternalError(absl::StrCat("sm80/qmatmul_a16: no kernel for records of ", kBits,
+                                          " bits and ", p.metas, " metas was compiled"));
+}
+
+}  // namespace awqd::cuda

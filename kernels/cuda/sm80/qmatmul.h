@@ -1,0 +1,41 @@
+// What the fused product's launcher hands to the instantiations of its kernel.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "kernels/cuda/sm80/tiles.h"
+#include "kernels/device.h"
+#include "kernels/types.h"
+
+namespace awqd::cuda {
+
+struct QMatmulParams {
+  const uint8_t* records;  // layout mma16
+  const void* x;           // [m, k] of 16-bit elements, rows and base 16-byte aligned
+  int64_t x_stride;        // elements between rows, a multiple of 8
+  const float* x_scale;    // [m], what each row of sums is to be multiplied by; null: 1
+  const float* outer;      // [n], the same for each column
+  float unit;              // what comes with it: kBareUnitBf16, or 1
+  void* y;                 // [m, n] of y_dtype
+  DType y_dtype;
+  const float* bias;  // [n] or null
+  int64_t m;
+  int64_t n;
+  int64_t k;
+  int k_blocks;
+  int chain_blocks;  // of each chain
+  int metas;         // per record: 0, 1, 2, 4 or 8
+  int zero;          // of bare records
+  int split;         // blocks of a cluster that the chains are dealt out to
+  int prefetch;      // records of each chain that are brought into L2 before x is known
+  bool y_wide;       // four elements of y may be stored at once
+};
+
+// For activations of FP16 or BF16 and codes of kBits bits. The instantiations are spread over
+// several files, so that they compile side by side (CMakeLists.txt).
+template <bool kBf16, int kBits>
+absl::Status LaunchQMatmul(const QMatmulParams& params, const MatmulTile& tile,
+                           const DeviceInfo& device, StreamView stream);
+
+}  // namespace awqd::cuda

@@ -1,0 +1,78 @@
+// The tiles of the fused product that are compiled: the lists that kernels are made from and that
+// tiles.cc chooses from.
+#pragma once
+
+#include <cstddef>
+#include <iterator>
+
+#include "kernels/layouts/mma16.h"
+
+namespace awqd::cuda {
+
+// What is compiled for one (tokens, row_tiles, chains).
+struct MatmulVariant {
+  int tokens;
+  int row_tiles;
+  int chains;  // of K in a block: a consumer, four warps, each
+  int stages;  // depth of each consumer's ring in shared memory
+  int blocks;  // blocks that should fit a multiprocessor: bounds the registers
+
+  friend bool operator==(const MatmulVariant&, const MatmulVariant&) = default;
+};
+
+// Each list is in ascending order of tokens, then of row tiles for as many chains.
+//
+// 4-bit codes in groups of 128 and more, or of all of K. They fit 227 KB up to 48 tokens; from
+// there on, where Hopper takes another row, 163 KB. H100, 2026-11-21: a register bound that spills
+// costs most: 32 tokens of 4096 x 28672 took 50.5 us with three blocks of two row tiles, 36.7 with
+// two. Four chains have a multiprocessor to themselves (chains.h), and the registers: BF16, one
+// token of 28672 x 8192 48.2 us, with room for two blocks 51.8. Where blocks are more than three
+// for each, there are two row tiles or many waves of them, and registers are worth more than a
+// fourth place: BF16, one token of 8192 x 57344 93.4 us instead of 101.4.
+inline constexpr MatmulVariant kTiles4[] = {
+    {8, 1, 2, 4, 2},   {8, 2, 2, 3, 3},   {8, 1, 4, 4, 1},  {16, 1, 2, 3, 4}, {16, 2, 2, 3, 2},
+    {16, 1, 4, 3, 1},  {24, 1, 2, 3, 3},  {24, 2, 2, 3, 2}, {24, 1, 4, 3, 1}, {32, 1, 2, 3, 3},
+    {32, 2, 2, 3, 2},  {32, 1, 4, 3, 1},  {48, 1, 2, 3, 2}, {48, 2, 2, 2, 2}, {48, 1, 4, 3, 1},
+    {64, 1, 2, 2, 2},  {64, 2, 2, 2, 2},  {64, 1, 4, 2, 1}, {96, 1, 2, 2, 1}, {96, 2, 2, 2, 1},
+    {128, 1, 2, 2, 1}, {128, 2, 2, 2, 1},
+};
+// 4-bit codes in shorter groups: the others are rounded up to these.
+inline constexpr MatmulVariant kFewTiles4[] = {
+    {8, 1, 2, 4, 2},  {8, 2, 2, 3, 3},  {8, 1, 4, 4, 1},   {16, 1, 2, 3, 4},
+    {16, 2, 2, 3, 2}, {16, 1, 4, 3, 1}, {32, 1, 2, 3, 3},  {32, 1, 4, 3, 1},
+    {64, 1, 2, 2, 2}, {64, 1, 4, 2, 1}, {128, 1, 2, 2, 1},
+};
+// 8-bit codes: records are twice as large.
+inline constexpr MatmulVariant kTiles8[] = {
+    {8, 1, 2, 4, 2},  {8, 2, 2, 3, 1},  {8, 1, 4, 4, 1},  {16, 1, 2, 3, 3},
+    {16, 2, 2, 3, 1}, {16, 1, 4, 3, 1}, {32, 1, 2, 2, 2}, {32, 1, 4, 2, 1},
+    {64, 1, 2, 2, 2}, {64, 1, 4, 2, 1}, {96, 1, 2, 2, 1},
+};
+// 1 to 3 bits: records are small, so more of them have to be under way.
+inline constexpr MatmulVariant kNarrowTiles[] = {
+    {8, 1, 2, 6, 2},  {8, 2, 2, 4, 3},  {8, 1, 4, 6, 1},   {16, 1, 2, 4, 3},
+    {16, 2, 2, 4, 2}, {16, 1, 4, 4, 1}, {32, 1, 2, 3, 3},  {32, 1, 4, 3, 1},
+    {64, 1, 2, 2, 2}, {64, 1, 4, 2, 1}, {128, 1, 2, 2, 1},
+};
+
+// Records are compiled for 0, 1 and 2 metas, and for as many as a call tells, up to 8. Those of 2
+// are told too but for 4 bits, which most weights have.
+constexpr int CompiledMetas(int bits, int metas) {
+  if (metas <= 1 || (metas == 2 && bits == 4)) return metas;
+  return 8;
+}
+
+template <int kBits, int kMetas>
+constexpr auto& TilesOf() {
+  if constexpr (kBits == 8) {
+    return kTiles8;
+  } else if constexpr (kBits < 4) {
+    return kNarrowTiles;
+  } else if constexpr (kMetas == 1) {
+    return kTiles4;
+  } else {
+    return kFewTiles4;
+  }
+}
+
+}  // namespace awqd::cuda
