@@ -1,8 +1,9 @@
 # Targets `bundle` and `gpu_bundle`: one relocatable folder, and a tarball of it, that runs on any x86-64 Linux
 # with the same or a newer glibc and without the packages that the build needed.
 #
-# Binaries carry RPATH $ORIGIN/../lib. It is the old tag on purpose: a RUNPATH serves only a binary's own
-# needs, an RPATH also those of its libraries (gRPC's need of Abseil), so no library has to be rewritten.
+# Binaries carry RPATH $ORIGIN/../lib, the old tag on purpose. With RUNPATH, the loader would look there only for
+# libraries that the binary itself names; with RPATH it does so also for those that its libraries name (Abseil for
+# gRPC). So no library has to be changed.
 if(NOT CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" OR AWQD_SANITIZE OR NOT TARGET awqd)
   return()
 endif()

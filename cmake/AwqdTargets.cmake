@@ -1,4 +1,4 @@
-# Helpers every room uses, so that warnings, sanitizers and include roots are said once.
+# Functions that every room uses, so that warnings, sanitizers and include folders are stated once.
 
 # Flags of our own code only: generated and third-party code never gets them.
 add_library(awqd_flags INTERFACE)
@@ -44,6 +44,12 @@ function(awqd_test name)
   cmake_parse_arguments(ARG "" "TIMEOUT" "SRCS;DEPS;LABELS;ENV" ${ARGN})
   add_executable(${name} ${ARG_SRCS})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
+  # Up to half of a test's compile time is optimisation that pays nothing back; what it tests keeps its own.
+  target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-O1>)
+  # Checks of undefined behaviour double the compile time of a test. They belong in what it tests.
+  if(AWQD_SANITIZE MATCHES "undefined")
+    target_compile_options(${name} PRIVATE -fno-sanitize=undefined)
+  endif()
   target_compile_definitions(${name} PRIVATE AWQD_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
                                              AWQD_BINARY_DIR="${PROJECT_BINARY_DIR}")
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} GTest::gmock_main awqd_flags)

@@ -45,6 +45,16 @@ foreach(library IN LISTS libraries)
 endforeach()
 
 file(COPY ${SOURCE}/README.md ${SOURCE}/LICENSE ${SOURCE}/NOTICE DESTINATION ${dir})
+# The drawings and documents that README.md links to, where it looks for them.
+file(READ ${SOURCE}/README.md readme)
+string(REGEX MATCHALL "\\([A-Za-z0-9_./-]+[#)]" links "${readme}")
+foreach(link IN LISTS links)
+  string(REGEX REPLACE "[(#)]" "" link "${link}")
+  if(EXISTS ${SOURCE}/${link} AND NOT IS_DIRECTORY ${SOURCE}/${link})
+    cmake_path(GET link PARENT_PATH folder)
+    file(COPY ${SOURCE}/${link} DESTINATION ${dir}/${folder})
+  endif()
+endforeach()
 file(GLOB models RELATIVE ${SOURCE}/tests/data/awq ${SOURCE}/tests/data/awq/*/config.json)
 foreach(model IN LISTS models)
   cmake_path(GET model PARENT_PATH model)
@@ -63,7 +73,8 @@ if(KIND STREQUAL "gpu_bundle")
   endforeach()
 endif()
 
-# The GPU tests are a dozen binaries with the same kernels: a window longer than one of them packs 200 MiB into 19.
+# The GPU tests are a dozen binaries with the same kernels. A compression window longer than one binary packs their
+# 200 MiB into 19.
 find_program(xz xz)
 if(KIND STREQUAL "gpu_bundle" AND xz)
   set(archive ${NAME}.tar.xz)

@@ -1,6 +1,4 @@
 // Sizes, thresholds and permissions as people type them.
-#include "server/flag_values.h"
-
 #include <cstdint>
 #include <limits>
 #include <map>
@@ -9,6 +7,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "server/engine/threshold_table.h"
+#include "server/flags.h"
 
 namespace awqd {
 

@@ -3,11 +3,11 @@
 
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "server/flag_values.h"
 
 namespace awqd {
 namespace {
@@ -53,6 +53,45 @@ class Table {
     Number(name, value, min, max, help)->transform(CLI::Validator(ParseBytes, "BYTES", "bytes"));
   }
 
+  // `value` as a number of `unit`, from `min` to `max` of them.
+  void Duration(const std::string& name, absl::Duration& value, absl::Duration unit,
+                std::pair<double, double> range, const std::string& help) {
+    const auto set = [&value, unit](double number) { value = number * unit; };
+    Dress(name, app_->add_option_function<double>("--" + name, set, help))
+        ->default_str(absl::StrCat(absl::FDivDuration(value, unit)))
+        ->check(NumberFrom(range.first, range.second));
+  }
+
+  // Seconds, of which 0 means for ever.
+  void Limit(const std::string& name, absl::Duration& value, const std::string& help) {
+    const auto set = [&value](double seconds) {
+      value = seconds == 0 ? absl::InfiniteDuration() : absl::Seconds(seconds);
+    };
+    Dress(name, app_->add_option_function<double>("--" + name, set, help))
+        ->default_str("0")
+        ->check(NumberFrom(0, 1e9));
+  }
+
+  // One of several words.
+  template <typename T>
+  void Choice(const std::string& name, T& value,
+              const std::vector<std::pair<std::string, T>>& choices, const std::string& help) {
+    std::vector<std::string> words;
+    std::string preset;
+    for (const auto& [word, meaning] : choices) {
+      words.push_back(word);
+      if (meaning == value) preset = word;
+    }
+    const auto set = [&value, choices](const std::string& text) {
+      for (const auto& [word, meaning] : choices) {
+        if (word == text) value = meaning;
+      }
+    };
+    Dress(name, app_->add_option_function<std::string>("--" + name, set, help))
+        ->default_str(preset)
+        ->check(CLI::IsMember(words));
+  }
+
   void Flag(const std::string& name, bool& value, const std::string& help) {
     Dress(name, app_->add_flag("--" + name + ",!--no_" + name, value, help));
   }
@@ -68,8 +107,7 @@ class Table {
   std::string group_;
 };
 
-void AddModelFlags(Table& table, Flags& flags) {
-  Options& options = flags.options;
+void AddModelFlags(Table& table, Options& options) {
   table.Group("Models");
   table.Add(
       "model_repository", options.model_repository,
@@ -87,16 +125,17 @@ void AddModelFlags(Table& table, Flags& flags) {
             "auto: cuda:0 when it can be used, else the CPU. Or cpu, or cuda:N, or several such as "
             "cuda:0,cuda:1, which end the server when one is not there. cpu:0,cpu:1 are devices "
             "that share the cores, to try several without GPUs.");
-  table
-      .Add(
-          "shard", flags.shard,
-          "What several devices do. replicas: each holds every model, and a request runs on the "
-          "one with the fewest tokens waiting or running; for models that fit, and for throughput. "
-          "columns: each holds its share of the columns of every weight, and a request runs on all "
-          "of them; for models that are larger than one device. models: each model lives whole on "
-          "the device with most free memory when it is loaded; for many small models. Of no "
-          "consequence with one device.")
-      ->check(CLI::IsMember({"replicas", "columns", "models"}));
+  table.Choice<model::Sharding>(
+      "shard", options.sharding,
+      {{"replicas", model::Sharding::kReplicas},
+       {"columns", model::Sharding::kColumns},
+       {"models", model::Sharding::kModels}},
+      "How several devices serve models. replicas: each holds every model, and a request runs on "
+      "the one with the fewest tokens waiting or running; for models that fit, and for throughput. "
+      "columns: each holds its share of the columns of every weight, and a request runs on all of "
+      "them; for models that are larger than one device. models: each model lives whole on the "
+      "device with most free memory when it is loaded; for many small models. Has no effect with "
+      "one device.");
   table.Number(
       "cpu_threads", options.cpu_threads, 0, 4096,
       "Threads of CPU kernels. 0: as many as the process may use; fewer leave cores to gRPC "
@@ -111,8 +150,8 @@ void AddModelFlags(Table& table, Flags& flags) {
              "beyond that 1.0 to 1.2 times as slow on an H100.");
 }
 
-void AddListenFlags(Table& table, Flags& flags) {
-  services::Options& rpc = flags.options.rpc;
+void AddListenFlags(Table& table, Options& options) {
+  services::Options& rpc = options.rpc;
   table.Group("Listening");
   table
       .Add("address", rpc.transport.addresses,
@@ -124,13 +163,13 @@ void AddListenFlags(Table& table, Flags& flags) {
       ->expected(1)
       ->take_all();
   table
-      .Add("unix_socket_mode", flags.unix_socket_mode,
+      .Add("unix_socket_mode", rpc.transport.unix_socket_mode,
            "Permissions of socket files, in octal: whoever may write to one may connect. 0600 for "
            "the server's own user, 0660 for its group, 0666 for everybody who reaches the "
            "directory.")
       ->default_str("0660")
       ->transform(CLI::Validator(ParseMode, "OCTAL", "mode"));
-  table.Add("port_file", flags.options.port_file,
+  table.Add("port_file", options.port_file,
             "File that the bound port is written to once the server listens, for scripts that use "
             "port 0; 0 when it listens on sockets only.");
   table.Flag("reflection", rpc.reflection,
@@ -138,8 +177,8 @@ void AddListenFlags(Table& table, Flags& flags) {
              "--no_reflection where the API should not describe itself.");
 }
 
-void AddBoundFlags(Table& table, Flags& flags) {
-  services::Options& rpc = flags.options.rpc;
+void AddBoundFlags(Table& table, Options& options) {
+  services::Options& rpc = options.rpc;
   transport::Options& transport = rpc.transport;
   table.Group("Bounds");
   table.Bytes("max_receive_message_bytes", transport.max_receive_message_bytes, kMinMessageBytes,
@@ -152,17 +191,18 @@ void AddBoundFlags(Table& table, Flags& flags) {
               "as much: gRPC's own default for them is 4 MiB.");
   table.Bytes("max_inline_weight_bytes", rpc.max_inline_weight_bytes, 0, kMaxMessageBytes,
               "Tensor bytes of a weight carried in a request. 0 refuses inline weights.");
-  table.Bytes("memory_quota_bytes", flags.memory_quota_bytes, 0, kAnyBytes,
+  table.Bytes("memory_quota_bytes", transport.memory_quota_bytes, 0, kAnyBytes,
               "Bytes gRPC may hold for messages that are being received. 0: 16 x "
               "max_receive_message_bytes. At least twice the largest message times the uploads "
               "that run at once; when it is used up, gRPC closes connections and ends calls with "
               "UNAVAILABLE or RESOURCE_EXHAUSTED.");
-  table.Bytes("max_in_flight_bytes", rpc.in_flight_bytes, 0, kAnyBytes,
-              "Bytes of requests being parsed, queued or running and of answers not yet sent, over "
-              "all calls; what would pass it is refused with RESOURCE_EXHAUSTED before it is "
-              "parsed. 0: 16 x (max_receive_message_bytes + max_send_message_bytes). Half of what "
-              "the process may take beside weights, because gRPC holds a message while it is "
-              "copied; at least the two message limits together.");
+  table.Bytes(
+      "max_in_flight_bytes", rpc.in_flight_bytes, 0, kAnyBytes,
+      "Bytes of requests being parsed, queued or running and of answers not yet sent, over "
+      "all calls; what would pass it is refused with RESOURCE_EXHAUSTED before it is "
+      "parsed. 0: 16 x (max_receive_message_bytes + max_send_message_bytes). Set it to "
+      "half of the memory left beside the weights, because gRPC still holds a message while "
+      "it is copied. At least both message limits together.");
   table.Number(
       "rpc_threads", rpc.rpc_threads, 0, 256,
       "Threads that receive requests and send answers, and on the CPU run short products "
@@ -181,8 +221,8 @@ void AddBoundFlags(Table& table, Flags& flags) {
               "slow reader, large ones save calls.");
 }
 
-void AddSharedMemoryFlags(Table& table, Flags& flags) {
-  services::SharedMemoryOptions& shared = flags.options.rpc.shared_memory;
+void AddSharedMemoryFlags(Table& table, Options& options) {
+  services::SharedMemoryOptions& shared = options.rpc.shared_memory;
   table.Group("Shared memory");
   table.Add("shared_memory_prefix", shared.prefix,
             "Takes tensors from, and writes answers to, POSIX shared-memory objects of clients on "
@@ -194,8 +234,8 @@ void AddSharedMemoryFlags(Table& table, Flags& flags) {
                "file. Their bytes count for max_in_flight_bytes.");
 }
 
-void AddBatchFlags(Table& table, Flags& flags) {
-  engine::EngineOptions& engine = flags.options.engine;
+void AddBatchFlags(Table& table, Options& options) {
+  engine::EngineOptions& engine = options.engine;
   batching::BatchOptions& batching = engine.batching;
   table.Group("Batching");
   table
@@ -210,16 +250,18 @@ void AddBatchFlags(Table& table, Flags& flags) {
   table.Number("max_batch_tokens", batching.max_batch_tokens, int64_t{1}, int64_t{1} << 40,
                "Tokens that are merged into one batch. More than a few hundred add latency without "
                "saving weight traffic.");
-  table.Number(
-      "max_queue_delay_us", flags.max_queue_delay_us, 0.0, 60e6,
-      "How long the oldest request may wait for company while the device is idle. 0: an idle "
+  table.Duration(
+      "max_queue_delay_us", batching.max_queue_delay, absl::Microseconds(1), {0.0, 60e6},
+      "How long the oldest request waits for others to merge with while the device is idle. 0: an "
+      "idle "
       "device starts at once and batches form under load.");
-  table.Number("max_starvation_ms", flags.max_starvation_ms, 0.0, 3.6e6,
-               "A request that has waited this long goes before every priority: the bound on what "
-               "urgent traffic can do to the rest.");
+  table.Duration(
+      "max_starvation_ms", batching.max_starvation, absl::Milliseconds(1), {0.0, 3.6e6},
+      "A request that has waited this long goes before every priority, so urgent requests "
+      "cannot delay it longer.");
   table.Number(
       "max_queued_requests", batching.max_queued_tasks, int64_t{1}, int64_t{1} << 32,
-      "Requests that may wait; the next is refused with RESOURCE_EXHAUSTED. Choose so that a "
+      "How many requests may wait; one more is refused with RESOURCE_EXHAUSTED. Choose so that a "
       "full queue drains within the clients' deadlines.");
   table.Number("max_queued_tokens", batching.max_queued_tokens, int64_t{1}, int64_t{1} << 40,
                "As max_queued_requests, in tokens.");
@@ -237,54 +279,57 @@ void AddBatchFlags(Table& table, Flags& flags) {
       "next. -1: a quarter of the cores, at most four, on a GPU; none on the CPU.");
 }
 
-void AddLifecycleFlags(Table& table, Flags& flags) {
+void AddLifecycleFlags(Table& table, Options& options) {
+  transport::Options& transport = options.rpc.transport;
   table.Group("Lifecycle");
-  table.Number("drain_delay_ms", flags.drain_delay_ms, 0, 600000,
-               "After SIGTERM: how long to go on serving with health NOT_SERVING, so that load "
-               "balancers look away first. In Kubernetes a few seconds.");
-  table.Number("drain_timeout_s", flags.drain_timeout_s, 0.0, 86400.0,
-               "After that: how long calls in flight may take before they are cancelled. With the "
-               "delay, less than the time the supervisor waits before SIGKILL.");
-  table.Number("keepalive_time_s", flags.keepalive_time_s, 1.0, 86400.0,
-               "Silence after which a connection is pinged, to find clients that vanished.");
-  table.Number("keepalive_timeout_s", flags.keepalive_timeout_s, 1.0, 86400.0,
-               "How long that ping may stay unanswered before the connection is closed.");
-  table.Number(
-      "min_ping_interval_s", flags.min_ping_interval_s, 0.0, 86400.0,
+  table.Duration("drain_delay_ms", options.drain_delay, absl::Milliseconds(1), {0, 600000},
+                 "After SIGTERM: how long to go on serving with health NOT_SERVING, so that load "
+                 "balancers stop sending first. In Kubernetes a few seconds.");
+  table.Duration(
+      "drain_timeout_s", options.drain_timeout, absl::Seconds(1), {0.0, 86400.0},
+      "After that: how long calls in flight may take before they are cancelled. With the "
+      "delay, less than the time the supervisor waits before SIGKILL.");
+  table.Duration("keepalive_time_s", transport.keepalive_time, absl::Seconds(1), {1.0, 86400.0},
+                 "Silence after which a connection is pinged, to find clients that vanished.");
+  table.Duration("keepalive_timeout_s", transport.keepalive_timeout, absl::Seconds(1),
+                 {1.0, 86400.0},
+                 "How long that ping may stay unanswered before the connection is closed.");
+  table.Duration(
+      "min_ping_interval_s", transport.min_ping_interval, absl::Seconds(1), {0.0, 86400.0},
       "Clients that ping an idle connection more often than this are sent away. At most their "
       "keepalive time.");
-  table.Number(
-      "max_connection_idle_s", flags.max_connection_idle_s, 0.0, 1e9,
+  table.Limit(
+      "max_connection_idle_s", transport.max_connection_idle,
       "Close connections without calls after this long, at once: a call sent in that moment "
       "fails with UNAVAILABLE. 0: never.");
-  table.Number(
-      "max_connection_age_s", flags.max_connection_age_s, 0.0, 1e9,
-      "Close connections after this long, so that clients look for new servers. 0: never.");
-  table.Number(
-      "max_connection_age_grace_s", flags.max_connection_age_grace_s, 0.0, 1e9,
-      "How long calls may go on on a connection that is too old; then they are cut off. 0: "
+  table.Limit("max_connection_age_s", transport.max_connection_age,
+              "Close connections after this long, so that clients look for new servers. 0: never.");
+  table.Limit(
+      "max_connection_age_grace_s", transport.max_connection_age_grace,
+      "How long calls may continue on a connection that is too old, before they are cut off. 0: "
       "as long as they take. Longer than the longest call and stream that is still wanted.");
   table.Group("Logging");
-  table
-      .Add("log_level", flags.log_level,
-           "debug, info, warning or error. debug has a line per request.")
-      ->check(CLI::IsMember({"debug", "info", "warning", "error"}));
-  table
-      .Add("log_format", flags.log_format,
-           "text for people, json (one object a line) for machines.")
-      ->check(CLI::IsMember({"text", "json"}));
+  table.Choice<obs::LogLevel>("log_level", options.log_level,
+                              {{"debug", obs::LogLevel::kDebug},
+                               {"info", obs::LogLevel::kInfo},
+                               {"warning", obs::LogLevel::kWarning},
+                               {"error", obs::LogLevel::kError}},
+                              "debug, info, warning or error. debug has a line per request.");
+  table.Choice<obs::LogFormat>("log_format", options.log_format,
+                               {{"text", obs::LogFormat::kText}, {"json", obs::LogFormat::kJson}},
+                               "text for people, json (one object a line) for machines.");
 }
 
 }  // namespace
 
-void AddFlags(CLI::App* app, Flags* flags) {
+void AddFlags(CLI::App* app, Options* options) {
   Table table(app);
-  AddModelFlags(table, *flags);
-  AddListenFlags(table, *flags);
-  AddBoundFlags(table, *flags);
-  AddSharedMemoryFlags(table, *flags);
-  AddBatchFlags(table, *flags);
-  AddLifecycleFlags(table, *flags);
+  AddModelFlags(table, *options);
+  AddListenFlags(table, *options);
+  AddBoundFlags(table, *options);
+  AddSharedMemoryFlags(table, *options);
+  AddBatchFlags(table, *options);
+  AddLifecycleFlags(table, *options);
 }
 
 }  // namespace awqd

@@ -1,7 +1,6 @@
-// The flags, before they become Options.
+// The flags, and what people type for them.
 #pragma once
 
-#include <cstdint>
 #include <string>
 
 #include "CLI/CLI.hpp"
@@ -9,29 +8,20 @@
 
 namespace awqd {
 
-// What flags are read into: Options where the types agree, else plain numbers with units in their
-// names. Values are in range once CLI11 has parsed them.
-struct Flags {
-  Options options;
-  int64_t drain_delay_ms = 0;
-  double drain_timeout_s = 30;
-  double max_queue_delay_us = 0;
-  double max_starvation_ms = 500;
-  double keepalive_time_s = 120;
-  double keepalive_timeout_s = 20;
-  double min_ping_interval_s = 10;
-  double max_connection_idle_s = 0;
-  double max_connection_age_s = 0;
-  double max_connection_age_grace_s = 0;
-  int64_t memory_quota_bytes = 0;
-  int unix_socket_mode = 0660;
-  std::string shard = "replicas";
-  std::string log_level = "info";
-  std::string log_format = "text";
-};
+// Registers every flag, with its group, its help and its environment twin, to be read into
+// `options`, which must outlive `app`. Values are in range once CLI11 has parsed them.
+void AddFlags(CLI::App* app, Options* options);
 
-// Registers every flag, with its group, its help and its environment twin, to be read into `flags`,
-// which must outlive `app`.
-void AddFlags(CLI::App* app, Flags* flags);
+// What people type -> what CLI11 reads as a number. Each rewrites its text; its result is the
+// error, or nothing, as CLI11's transformations have it.
+
+// "64MiB" -> "67108864". Units k, m, g, with or without b or ib, in either case.
+std::string ParseBytes(std::string& text);
+
+// "auto" and "default" -> ThresholdTable's words for them; a count stays as it is.
+std::string ParseThreshold(std::string& text);
+
+// "0660" -> "432", that number: permissions in octal, up to 0777.
+std::string ParseMode(std::string& text);
 
 }  // namespace awqd

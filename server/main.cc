@@ -1,17 +1,20 @@
 // awqd: flags -> Options -> Server -> run until a signal. Exit codes: 0 stopped by a signal or
 // printed what was asked for, 1 could not start or go on, 2 bad flags.
+#include <fcntl.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <memory>
 #include <string>
+#include <thread>
 
 #include "absl/status/statusor.h"
 #include "server/obs/logging.h"
 #include "server/options.h"
 #include "server/server.h"
-#include "server/signals.h"
 
 namespace {
 
@@ -30,12 +33,53 @@ void RaiseOpenFiles() {
   setrlimit(RLIMIT_NOFILE, &limit);  // where it is refused, the old limit serves on
 }
 
+// SIGTERM and SIGINT: the first asks for an orderly end, the second ends the process at once. They
+// are blocked in every thread but one, which waits for them: so no handler interrupts other code,
+// and none depends on which thread the kernel picks.
+
+// The first of the pair becomes readable at the first signal.
+int g_pipe[2] = {-1, -1};
+
+sigset_t Stopping() {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGTERM);
+  sigaddset(&set, SIGINT);
+  return set;
+}
+
+void WaitForSignals() {
+  const sigset_t stopping = Stopping();
+  int number = 0;
+  sigwait(&stopping, &number);
+  const char byte = 1;
+  // It ends in the orderly way only if that is known; otherwise as the signal does by itself.
+  if (write(g_pipe[1], &byte, 1) == 1) sigwait(&stopping, &number);
+  _exit(128 + number);
+}
+
+// For the calling thread and all that start later, so that a signal that comes during start-up is
+// kept for AwaitSignals and threads that libraries start have it blocked too; uses libc only. Also
+// ignores SIGPIPE, and SIGXFSZ, so that writes past a limit on file sizes fail instead.
+void BlockSignals() {
+  const sigset_t stopping = Stopping();
+  pthread_sigmask(SIG_BLOCK, &stopping, nullptr);
+  signal(SIGPIPE, SIG_IGN);
+  signal(SIGXFSZ, SIG_IGN);
+}
+
+// Starts the thread that waits for them. Once, first in main.
+void AwaitSignals() {
+  if (pipe2(g_pipe, O_CLOEXEC | O_NONBLOCK) != 0) g_pipe[0] = g_pipe[1] = -1;
+  std::thread(WaitForSignals).detach();
+}
+
 int Serve(const awqd::Options& options) {
   RaiseOpenFiles();
   awqd::obs::SetUpLogging(options.log_level, options.log_format);
   absl::StatusOr<std::unique_ptr<awqd::Server>> server = awqd::Server::Create(options);
   if (!server.ok()) return Fail(1, server.status());
-  const absl::Status status = (*server)->Run(awqd::SignalFd());
+  const absl::Status status = (*server)->Run(g_pipe[0]);
   return status.ok() ? 0 : Fail(1, status);
 }
 
@@ -43,13 +87,13 @@ int Serve(const awqd::Options& options) {
 // tens of milliseconds), so that a signal soon after exec still ends in exit code 0.
 using Initializer = void (*)(int, char**, char**);
 [[gnu::section(".preinit_array"), gnu::used]] const Initializer kBeforeLibraries =
-    [](int, char**, char**) { awqd::BlockSignals(); };
+    [](int, char**, char**) { BlockSignals(); };
 
 }  // namespace
 
 int main(int argc, char** argv) {
   try {
-    awqd::AwaitSignals();
+    AwaitSignals();
     absl::StatusOr<awqd::CommandLine> line = awqd::ParseCommandLine(argc, argv);
     if (!line.ok()) return Fail(2, line.status());
     if (!line->print.empty()) {

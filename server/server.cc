@@ -19,6 +19,7 @@
 #include "server/engine/local_engine.h"
 #include "server/engine/routing_engine.h"
 #include "server/idle_memory.h"
+#include "server/model/file.h"
 #include "server/model/model_store.h"
 #include "server/obs/logging.h"
 #include "server/services/rpc_server.h"
@@ -60,10 +61,7 @@ absl::StatusOr<std::vector<OpenedDevice>> Open(const Options& options,
 absl::StatusOr<std::vector<std::string>> ModelsToLoad(const Options& options,
                                                       const model::ModelStore& store) {
   const auto found = store.Discover();
-  if (!found.ok()) {
-    return absl::Status(found.status().code(),
-                        absl::StrCat("--model_repository: ", found.status().message()));
-  }
+  if (!found.ok()) return model::Prefixed("--model_repository", found.status());
   std::vector<std::string> all;
   for (const auto& [name, opened] : *found) {
     all.push_back(name);
@@ -76,9 +74,8 @@ absl::StatusOr<std::vector<std::string>> ModelsToLoad(const Options& options,
   // Those that cannot be opened too: they fail to load, rather than be missing in silence.
   if (options.load_models.empty()) return all;
   for (const std::string& name : options.load_models) {
-    if (absl::Status status = model::CheckModelName(name); !status.ok()) {
-      return absl::InvalidArgumentError(absl::StrCat("--load_model: ", status.message()));
-    }
+    const absl::Status status = model::CheckModelName(name);
+    if (!status.ok()) return model::Prefixed("--load_model", status);
   }
   return options.load_models;
 }
@@ -98,7 +95,8 @@ std::vector<std::shared_ptr<const model::PlacedWeight>> OneOfEachShape(const mod
   std::map<std::string, std::shared_ptr<const model::PlacedWeight>> shapes;
   for (const auto& [path, weight] : model.weights) {
     const WeightShape& shape = weight->shape;
-    shapes.emplace(absl::StrCat(ToString(shape.scheme), " [", shape.k, ", ", shape.n, "]"), weight);
+    shapes.emplace(absl::StrCat(ToString(shape.description), " [", shape.k, ", ", shape.n, "]"),
+                   weight);
   }
   std::vector<std::shared_ptr<const model::PlacedWeight>> out;
   for (auto& [shape, weight] : shapes) out.push_back(std::move(weight));
@@ -115,7 +113,7 @@ absl::Status WarmUp(const model::Model& model, engine::Engine& engine) {
         obs::LogLevel::kInfo, "plan",
         {{"model", model.name},
          {"shape", absl::StrCat("[", shape.k, ", ", shape.n, "]")},
-         {"scheme", ToString(shape.scheme)},
+         {"scheme", ToString(shape.description)},
          {"devices", weight->devices()},
          {"columns_each", first.shape.n},
          {"token_threshold", engine.TokenThreshold(first)},

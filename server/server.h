@@ -5,7 +5,6 @@
 // delay, no new calls, calls in flight, engine, weights.
 #pragma once
 
-#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>

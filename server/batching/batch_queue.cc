@@ -15,7 +15,8 @@ absl::Status Full(absl::string_view what, int64_t queued, int64_t more, int64_t 
                                                    " more asked for, the limit is ", limit));
 }
 
-// The key a task is queued under: its own, or one that no other task shares.
+// The key under which a task is queued: its own; for a task that never merges, one that no other
+// task has.
 BatchKey LineKey(const Task& task) {
   const BatchKey key = task.key();
   return key.subject != nullptr ? key : BatchKey{&task, ~uint32_t{0}};
@@ -29,8 +30,8 @@ absl::Status BatchQueue::CheckRoom(const Task& task) const {
   if (size_ >= options_.max_queued_tasks) {
     return Full("requests", size_, 1, options_.max_queued_tasks);
   }
-  // A task larger than a bound is let into an empty queue: the bounds are on what waits, not on
-  // what a task may be.
+  // An empty queue accepts a task that is larger than a bound: bounds are on how much waits, not on
+  // how large a task may be.
   if (size_ == 0) return absl::OkStatus();
   if (task.tokens() > options_.max_queued_tokens - tokens_) {
     return Full("tokens", tokens_, task.tokens(), options_.max_queued_tokens);
@@ -132,8 +133,8 @@ absl::Time BatchQueue::NextBatch(bool hurry) const {
 std::vector<Ticket> BatchQueue::Collect(const Line& line, absl::Time now) const {
   std::vector<Ticket> taken;
   int64_t tokens = 0;
-  // False once an entry does not fit: it closes the batch, so that no smaller late-comer overtakes
-  // it.
+  // Returns false once an entry does not fit. The batch ends there, so that no smaller task
+  // overtakes that entry.
   const auto add = [&](const Entry& entry) {
     if (!taken.empty() && tokens + entry.task->tokens() > options_.max_batch_tokens) return false;
     taken.push_back(entry.ticket);

@@ -1,7 +1,7 @@
 // BatchQueue: what waits, and which of it leaves next. No threads, no locks, no clock of its own.
 //
-// Tasks of one key wait in one line, ordered by priority and then by arrival. A batch is the front
-// of the most urgent line, up to max_batch_tokens.
+// Tasks with equal keys wait in one line, ordered by priority and then by arrival. A batch is the
+// front of the most urgent line, up to max_batch_tokens.
 #pragma once
 
 #include <cstdint>
@@ -16,26 +16,27 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "server/batching/batch.h"
-#include "server/batching/scheduler.h"
 #include "server/batching/task.h"
 
 namespace awqd::batching {
 
+// Names an accepted task; never reused within a queue.
+using Ticket = uint64_t;
+
 struct BatchOptions {
-  // Tokens a batch holds at most. A larger one amortises the weights over more tokens until the
-  // matmul is bound by arithmetic (a few hundred tokens); beyond that it only adds latency. A
-  // single larger task still runs, alone.
+  // Tokens of a batch at most. A larger batch reads the weight once for more tokens. That pays
+  // until the product is bound by arithmetic, at a few hundred tokens; beyond that it only adds
+  // latency. A single task that is larger still runs, alone.
   int64_t max_batch_tokens = 2048;
-  // How long the oldest of the tasks with one key may wait for company while a worker is idle. 0,
-  // the default, is work conserving: an idle worker starts at once and batches form only while all
+  // How long the oldest of the tasks with equal keys waits for others to merge with while a worker
+  // is idle. 0, the default: an idle worker starts at once, and batches form only while all workers
   // are busy. Raise it only when throughput matters more than the latency of a lone request.
   absl::Duration max_queue_delay = absl::ZeroDuration();
-  // A task that has waited this long goes before every priority: the bound on starvation by urgent
-  // traffic.
+  // A task that has waited this long goes before tasks of every priority, so that urgent ones
+  // cannot keep it waiting for ever.
   absl::Duration max_starvation = absl::Milliseconds(500);
-  // What may wait; the next task is refused. Choose so that a full queue drains within the callers'
-  // deadlines.
+  // How much may wait; a task beyond that is refused. Choose them so that a full queue drains
+  // within the callers' deadlines.
   int64_t max_queued_tasks = 4096;
   int64_t max_queued_tokens = 65536;
   int64_t max_queued_bytes = int64_t{512} << 20;
@@ -50,22 +51,22 @@ class BatchQueue {
  public:
   explicit BatchQueue(const BatchOptions& options) : options_(options) {}
 
-  // Takes the task only on OK. RESOURCE_EXHAUSTED naming the bound that was reached.
+  // Takes ownership of the task only on OK. RESOURCE_EXHAUSTED: names the bound that was reached.
   absl::StatusOr<Ticket> Push(std::unique_ptr<Task>* task, absl::Time now);
 
-  // The task, or null when it is not queued.
+  // Takes the task out; null when it is not queued.
   std::unique_ptr<Task> Remove(Ticket ticket);
 
-  // Every task whose deadline is at or before `now`.
+  // Takes out every task whose deadline is at or before `now`.
   std::vector<std::unique_ptr<Task>> TakeExpired(absl::Time now);
-  // The earliest deadline queued; InfiniteFuture without one.
+  // The earliest deadline of a queued task; InfiniteFuture without one.
   absl::Time NextDeadline() const;
 
-  // The earliest time at which Pop returns a batch (in the past when one is ready); InfiniteFuture
-  // when empty. `hurry` ignores max_queue_delay.
+  // The earliest time at which Pop returns a batch, in the past when one is ready; InfiniteFuture
+  // when nothing is queued. `hurry` ignores max_queue_delay.
   absl::Time NextBatch(bool hurry) const;
-  // The most urgent batch that is ready, or an empty one; empty also when that batch costs more
-  // than `max_cost`.
+  // Takes out the most urgent batch that is ready. Returns an empty batch when none is ready, or
+  // when that batch costs more than `max_cost`.
   Batch Pop(absl::Time now, bool hurry, int64_t max_cost = Task::kUnknownCost);
 
   int64_t size() const { return size_; }
@@ -95,13 +96,13 @@ class BatchQueue {
   };
 
   absl::Status CheckRoom(const Task& task) const;
-  // The front entry of the line that has waited longest.
+  // The entry of the line that has waited longest.
   static const Entry& Oldest(const Line& line);
   absl::Time ReadyAt(const BatchKey& key, const Line& line, bool hurry) const;
   // True when `a` should leave before `b`.
   bool Before(const Line& a, const Line& b, absl::Time now) const;
   bool Starving(const Entry& entry, absl::Time now) const;
-  // The tasks of the line that form its next batch, in order.
+  // The tasks that form the line's next batch, in order.
   std::vector<Ticket> Collect(const Line& line, absl::Time now) const;
   // True when these tasks together cost at most `max_cost`.
   bool CostsAtMost(int64_t max_cost, const std::vector<Ticket>& tickets) const;

@@ -12,10 +12,11 @@ namespace {
 
 constexpr int kNoLane = -1;
 
-// Far moments are looked at again after a while, so that nothing overflows.
+// A thread that waits for a later moment wakes after this and waits again, so that no time
+// overflows.
 constexpr absl::Duration kLongestWait = absl::Minutes(1);
 
-// A moment of the injected clock as one that a condition variable can wait for.
+// A time of the injected clock as one of the clock that condition variables use.
 std::chrono::steady_clock::time_point WakeAt(absl::Time moment, absl::Time now) {
   const absl::Duration wait = std::clamp(moment - now, absl::ZeroDuration(), kLongestWait);
   return std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(wait);
@@ -56,8 +57,8 @@ absl::StatusOr<Ticket> BatchScheduler::Schedule(std::unique_ptr<Task>* task, Run
   if (draining_) return absl::UnavailableError("the server is draining");
   absl::StatusOr<Ticket> ticket = queue_.Push(task, clock_->Now());
   if (!ticket.ok()) return ticket;
-  // A worker without a lane could do nothing; who has the lane looks at the queue again. Waiting
-  // for company is a worker's.
+  // If no lane is free, no worker need be woken: whoever gives a lane back looks at the queue. With
+  // max_queue_delay a worker must wait for the delay, so callers run nothing.
   const bool callers = runner == Runner::kCaller && !waits_for_company_;
   if (!callers && !free_lanes_.empty()) work_.NotifyOne();
   if (deadline < reaper_wakes_) {
@@ -79,7 +80,7 @@ Batch BatchScheduler::BatchForCaller(absl::Time now, int64_t max_cost, int* lane
     *lane = TakeLane();
     ++running_now_;
   }
-  // What costs too much, or could run beside this batch, is for a worker.
+  // A worker takes a batch that costs too much, or one that can run beside this one.
   if (queue_.size() > 0 && !free_lanes_.empty()) work_.NotifyOne();
   return batch;
 }
@@ -184,7 +185,7 @@ Batch BatchScheduler::NextBatch(int* lane) {
       MutexLock lock(&mu_);
       if (*lane != kNoLane) free_lanes_.push_back(std::exchange(*lane, kNoLane));
       now = clock_->Now();
-      // What expired leaves before a batch is formed, whether or not the reaper was quick enough.
+      // Expired tasks leave before a batch is formed, even if the reaper has not woken yet.
       expired = queue_.TakeExpired(now);
       if (expired.empty()) {
         const bool held = Held();

@@ -1,10 +1,12 @@
-// BatchScheduler: worker threads that take batches from a BatchQueue, and one that fails what
-// expires meanwhile.
+// BatchScheduler: worker threads that take batches from a BatchQueue, and the reaper, a thread that
+// fails tasks whose deadline passes while they wait.
 //
-// Threads: Schedule, RunQueued, Cancel and queued_tasks from anywhere; Drain from anywhere but a
-// worker. Task::Fail and the executor run without the lock held.
+// Threads: Schedule, RunQueued, Cancel and queued_tasks may be called on any thread, Drain on any
+// but a worker. Task::Fail and the executor are called without the lock held.
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -14,42 +16,67 @@
 #include "kernels/base/mutex.h"
 #include "server/batching/batch_queue.h"
 #include "server/batching/clock.h"
-#include "server/batching/scheduler.h"
 
 namespace awqd::batching {
 
-class BatchScheduler final : public Scheduler {
+// Runs a batch on the calling thread and completes every task in it. There are as many lanes as
+// workers, numbered from 0. Two calls at the same time never have the same lane, so an executor can
+// keep a stream and buffers for each lane. Must not throw.
+using BatchExecutor = std::function<void(int lane, Batch batch)>;
+
+// Who runs an accepted task.
+enum class Runner {
+  kWorker,  // a worker: one is woken, if one is idle
+  kCaller,  // the calling thread: it will call RunQueued soon, and no worker is woken
+};
+
+class BatchScheduler {
  public:
   // `workers`: threads that call the executor, each with one batch at a time.
   BatchScheduler(const BatchOptions& options, int workers, BatchExecutor executor,
                  const Clock* clock = &Clock::Real());
   // Drains.
-  ~BatchScheduler() override;
+  ~BatchScheduler();
 
-  using Scheduler::Schedule;
-  absl::StatusOr<Ticket> Schedule(std::unique_ptr<Task>* task, Runner runner) override;
-  bool RunQueued(int64_t max_cost) override;
-  bool Cancel(Ticket ticket) override;
-  void Hurry() override;
-  void Drain() override;
-  int64_t queued_tasks() const override;
+  // Never blocks. Takes ownership only on OK; then exactly one of Task::Fail and the executor gets
+  // the task. RESOURCE_EXHAUSTED when the queue is full, UNAVAILABLE when draining.
+  absl::StatusOr<Ticket> Schedule(std::unique_ptr<Task>* task, Runner runner = Runner::kWorker);
 
-  // For tests: no batch leaves until `tasks` are queued (or the scheduler drains).
+  // Runs the next batch on the calling thread, if it costs no more than `max_cost` and a lane is
+  // free. For threads that schedule tasks so short that waking a worker would cost more. True:
+  // tasks are left and this thread must call again; it may do other things before. False: nothing
+  // is left, or a worker or the thread that has the lane will take it.
+  bool RunQueued(int64_t max_cost);
+
+  // Takes a queued task out at once and fails it with CANCELLED. False when it is no longer queued.
+  bool Cancel(Ticket ticket);
+
+  // From now on no task waits for others to merge with. For a shutdown, while calls in progress
+  // still schedule tasks.
+  void Hurry();
+
+  // Refuses new tasks from now on and returns once every accepted one has been completed.
+  void Drain();
+
+  // Tasks that were accepted and not yet handed to the executor.
+  int64_t queued_tasks() const;
+
+  // For tests: no batch leaves until `tasks` tasks are queued or the scheduler drains.
   void HoldUntil(int64_t tasks);
-  // For tests: workers that sleep.
+  // For tests: how many workers sleep.
   int sleeping_workers() const;
   // For tests with a clock that stands still: looks at deadlines and delays again.
   void Poke();
 
  private:
   void Work();
-  // Gives *lane back, unless it is none; the next batch and the lane that it runs on, or an empty
-  // one when draining and nothing is left. Blocks.
+  // Gives *lane back if there is one. Then waits for the next batch, and sets *lane to the lane
+  // that it runs on. Returns an empty batch when the scheduler drains and nothing is left.
   Batch NextBatch(int* lane);
   int TakeLane() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // No batch leaves now: a hold, or no lane.
+  // True when no batch may leave now: because of HoldUntil, or because no lane is free.
   bool Held() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // The next batch for a caller of RunQueued, and a lane; or an empty one.
+  // The next batch for a caller of RunQueued, and a lane for it; or an empty batch.
   Batch BatchForCaller(absl::Time now, int64_t max_cost, int* lane)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Reap();
@@ -58,18 +85,18 @@ class BatchScheduler final : public Scheduler {
   const Clock* const clock_;
   const bool waits_for_company_;
   mutable Mutex mu_;
-  CondVar work_;    // a task came, a lane came back, a hold ended, or draining began
-  CondVar expiry_;  // a deadline comes before reaper_wakes_, or draining ended
+  CondVar work_;    // a task came, a lane was given back, a hold ended, or draining began
+  CondVar expiry_;  // a deadline earlier than reaper_wakes_ came, or draining ended
   BatchQueue queue_ ABSL_GUARDED_BY(mu_);
   std::vector<int> free_lanes_ ABSL_GUARDED_BY(mu_);
-  // When the reaper looks again by itself. Deadlines later than that need not wake it.
+  // When the reaper wakes by itself. Deadlines later than that need not wake it.
   absl::Time reaper_wakes_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();
   int64_t running_now_ ABSL_GUARDED_BY(mu_) = 0;  // calls of RunQueued that have a lane
   int sleeping_ ABSL_GUARDED_BY(mu_) = 0;
   int64_t hold_until_ ABSL_GUARDED_BY(mu_) = 0;
   bool hurry_ ABSL_GUARDED_BY(mu_) = false;  // max_queue_delay no longer counts
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
-  bool stopped_ ABSL_GUARDED_BY(mu_) = false;  // workers are gone; the reaper goes too
+  bool stopped_ ABSL_GUARDED_BY(mu_) = false;  // workers have ended; the reaper must end too
   Mutex join_mu_;
   std::vector<std::thread> workers_ ABSL_GUARDED_BY(join_mu_);
   std::thread reaper_ ABSL_GUARDED_BY(join_mu_);

@@ -13,4 +13,14 @@ class Clock {
   static const Clock& Real();
 };
 
+class RealClock final : public Clock {
+ public:
+  absl::Time Now() const override { return absl::Now(); }
+};
+
+inline const Clock& Clock::Real() {
+  static const RealClock* const clock = new RealClock;
+  return *clock;
+}
+
 }  // namespace awqd::batching

@@ -1,9 +1,9 @@
-// Policy: the token-count heuristic. Fewer tokens than the threshold: fused kernel; otherwise
-// dequantise + dense.
+// Policy: which path a product takes, by the number of tokens in its batch. Below the threshold the
+// fused path, from it on the path dequantize.
 //
-// The default of 256 is vLLM's (AWQLinearMethod.apply, vllm PR #2566): from there on a dense
-// product of a weight that was decoded once is cheaper than decoding it again for every tile of
-// tokens.
+// The default of 256 is vLLM's (AWQLinearMethod.apply, vllm PR #2566). From there on, decoding the
+// weight once and multiplying it by a dense product is cheaper than decoding it again for every
+// tile of tokens.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 namespace awqd::batching {
 
 struct TokenPolicy {
-  int64_t threshold = 256;  // 0: always dequantise + dense
+  int64_t threshold = 256;  // 0: always the path dequantize
 
   constexpr bool UseFused(int64_t tokens) const { return tokens < threshold; }
 };

@@ -1,21 +1,25 @@
-// Task: one unit of queued work. The batching room knows its size, urgency and fate, never what it
-// computes.
+// Task: one request as the queue sees it, and Batch: tasks that leave the queue together. The
+// batching room knows a task's size, its urgency and how it ends, never what it computes.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <limits>
+#include <memory>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 
 namespace awqd::batching {
 
-// Tasks with equal keys may run as one batch: the same operation, weight and element types. A null
+// Tasks with equal keys may run as one batch: the same operation, weights and element types. A null
 // subject never merges.
 struct BatchKey {
   const void* subject = nullptr;
   uint32_t variant = 0;
-  const void* kind = nullptr;  // tasks of different kinds never merge
+  const void* kind = nullptr;               // tasks of different kinds never merge
+  std::array<const void*, 2> further = {};  // subjects of an operation that has several
 
   friend bool operator==(const BatchKey&, const BatchKey&) = default;
 };
@@ -24,13 +28,14 @@ class Task {
  public:
   virtual ~Task() = default;
 
-  // Tokens (rows of activations); what batches are bounded by. 0 is legal.
+  // Tokens; batches are bounded by their sum. 0 is legal.
   virtual int64_t tokens() const = 0;
-  // Bytes of payload held while queued.
+  // Bytes of payload that the task holds while it is queued.
   virtual int64_t bytes() const = 0;
   virtual BatchKey key() const { return {}; }
-  // What executing it costs, in a unit of the executor's; it adds up over a batch. For
-  // Scheduler::RunQueued, which is never given a task of unknown cost.
+  // What running it costs, in a unit that the executor chooses. The cost of a batch is the sum over
+  // its tasks. BatchScheduler::RunQueued compares it with what its caller allows, and never runs a
+  // task of unknown cost.
   virtual int64_t cost() const { return kUnknownCost; }
   static constexpr int64_t kUnknownCost = std::numeric_limits<int64_t>::max();
 
@@ -42,6 +47,15 @@ class Task {
   int priority = 0;
   absl::Time deadline = absl::InfiniteFuture();
   absl::Time enqueued = absl::InfinitePast();  // set by the queue
+};
+
+// Nothing joins a batch once it has left.
+struct Batch {
+  // One task, or several with equal keys; in the order in which their rows are concatenated.
+  std::vector<std::unique_ptr<Task>> tasks;
+  int64_t tokens = 0;  // sum over tasks
+
+  bool empty() const { return tasks.empty(); }
 };
 
 }  // namespace awqd::batching

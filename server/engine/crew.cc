@@ -1,4 +1,4 @@
-// A list of jobs under one lock: shares are few, so that the lock is taken seldom.
+// A list of jobs under one lock: jobs are divided into few chunks, so the lock is seldom taken.
 #include "server/engine/crew.h"
 
 #include <algorithm>

@@ -42,7 +42,7 @@ class Crew {
 
   Mutex mu_;
   CondVar work_;                               // a job came, or the end
-  CondVar done_;                               // a job's last share was done
+  CondVar done_;                               // the last chunk of a job was done
   std::list<Job*> jobs_ ABSL_GUARDED_BY(mu_);  // with something to take; owned by Share
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   std::vector<std::thread> threads_;

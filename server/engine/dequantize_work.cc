@@ -3,7 +3,6 @@
 
 #include "kernels/base/status.h"
 #include "kernels/kernels.h"
-#include "server/engine/column_cut.h"
 #include "server/engine/lane.h"
 
 namespace awqd::engine {
@@ -26,8 +25,10 @@ absl::Status DequantizeWork::Run(Lane& lane, const batching::Batch& /*batch*/, c
   args.out = {target, out_dtype, rows, cols};
   args.row_begin = row_begin;
   args.col_begin = col_begin;
+  const int64_t scratch = DequantizeWorkspaceBytes(*args.weight, cols, out_dtype);
+  AWQD_ASSIGN_OR_RETURN(void* workspace, lane.Workspace(scratch));
   const KernelRow* ran = nullptr;
-  AWQD_RETURN_IF_ERROR(awqd::Dequantize(args, lane.stream(), &ran));
+  AWQD_RETURN_IF_ERROR(awqd::Dequantize(args, workspace, lane.stream(), &ran));
   AddKernel(ran, report);
   return lane.Fetch(result, target, result_bytes());
 }

@@ -71,14 +71,18 @@ class Engine {
   // Whether RunQueued ever runs anything. Does not change.
   virtual bool callers_run() const { return false; }
 
-  // Puts an inline weight of a stateless call on one of the engine's devices; freed with the last
-  // reference. Blocks for the packing, so callers bound its size first.
+  // Puts an inline weight of a stateless call on one of the engine's devices, on `device` unless
+  // that is null; freed with the last reference. Blocks for the packing, so callers bound its size
+  // first.
   virtual absl::StatusOr<std::shared_ptr<const model::PlacedWeight>> Prepare(
-      const CanonicalWeight& weight) = 0;
+      const HostWeight& weight, const Device* device) = 0;
+  absl::StatusOr<std::shared_ptr<const model::PlacedWeight>> Prepare(const HostWeight& weight) {
+    return Prepare(weight, nullptr);
+  }
 
   // Runs the weight's kernels once for the token counts that users send first, so that no request
-  // pays for modules, handles and buffers coming up. Blocks until done; called before a model is
-  // shown ready.
+  // waits while modules, handles and buffers are created. Blocks until done; called before a model
+  // is shown ready.
   virtual absl::Status WarmUp(const std::shared_ptr<const model::PlacedWeight>& /*weight*/) {
     return absl::OkStatus();
   }

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "kernels/base/math.h"
 #include "kernels/base/status.h"
 
 namespace awqd::engine {
@@ -13,6 +14,8 @@ namespace {
 // From here on a piece is worth a copy to the device of its own; smaller ones share one, because
 // starting a copy costs as much as gathering this many bytes.
 constexpr int64_t kOwnCopyBytes = 64 << 10;
+// Of what a lane hands out.
+constexpr int64_t kAlign = 256;
 
 }  // namespace
 
@@ -117,9 +120,30 @@ absl::StatusOr<void*> Lane::Target(void* host, int64_t bytes) {
   return Grow(&y_device_, MemoryKind::kDevice, bytes);
 }
 
-absl::Status Lane::Fetch(void* host, const void* target, int64_t bytes) {
+absl::StatusOr<Lane::Targets> Lane::TargetsOf(absl::Span<const ResultPiece> pieces) {
+  int64_t bytes = 0;
+  for (const ResultPiece& piece : pieces) bytes += RoundUp(piece.bytes, kAlign);
+  char* next = nullptr;
   if (!direct_) {
-    AWQD_RETURN_IF_ERROR(device_->CopyToHost(host, target, bytes, stream_->view()));
+    AWQD_ASSIGN_OR_RETURN(next, Grow(&y_device_, MemoryKind::kDevice, bytes));
+  }
+  Targets out;
+  for (const ResultPiece& piece : pieces) {
+    out.push_back(direct_ ? piece.data : next);
+    if (!direct_) next += RoundUp(piece.bytes, kAlign);
+  }
+  return out;
+}
+
+absl::Status Lane::Fetch(void* host, const void* target, int64_t bytes) {
+  const ResultPiece piece = {static_cast<char*>(host), bytes};
+  return Fetch({&piece, 1}, {const_cast<void*>(target)});
+}
+
+absl::Status Lane::Fetch(absl::Span<const ResultPiece> pieces, const Targets& targets) {
+  for (size_t i = 0; i < pieces.size() && !direct_; ++i) {
+    AWQD_RETURN_IF_ERROR(
+        device_->CopyToHost(pieces[i].data, targets[i], pieces[i].bytes, stream_->view()));
   }
   uploads_used_ = 0;
   return stream_->Synchronize();

@@ -12,6 +12,7 @@
 #include <memory>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -29,6 +30,12 @@ struct RowPiece {
 
 // Rows of all pieces.
 int64_t Rows(absl::Span<const RowPiece> pieces);
+
+// Some of a result, in staging memory.
+struct ResultPiece {
+  char* data = nullptr;
+  int64_t bytes = 0;
+};
 
 struct LaneOptions {
   Device* device = nullptr;
@@ -64,8 +71,13 @@ class Lane {
   absl::StatusOr<void*> Workspace(int64_t bytes);
   // Where kernels write a result that Fetch brings to `host`, staging memory.
   absl::StatusOr<void*> Target(void* host, int64_t bytes);
+  // The same for a result of several arrays, in as many places.
+  using Targets = absl::InlinedVector<void*, 4>;
+  absl::StatusOr<Targets> TargetsOf(absl::Span<const ResultPiece> pieces);
   // Brings the result to `host` and waits for the stream.
   absl::Status Fetch(void* host, const void* target, int64_t bytes);
+  absl::Status Fetch(absl::Span<const ResultPiece> pieces, const Targets& targets);
+  Device& device() { return *device_; }
 
   // Waits for what a work that failed has left on the stream, so that its memory may go.
   void Settle();

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
+#include <set>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -17,7 +19,7 @@
 #include "server/batching/batch_scheduler.h"
 #include "server/engine/crew.h"
 #include "server/engine/lane.h"
-#include "server/engine/warm_up.h"
+#include "server/engine/matmul_work.h"
 
 namespace awqd::engine {
 namespace {
@@ -53,6 +55,24 @@ int AnswerThreads(const Device& device, int wanted) {
 
 Work& WorkOf(const std::unique_ptr<batching::Task>& task) { return static_cast<Work&>(*task); }
 
+// One token a work, so that the buffer in which small requests are gathered comes up as well.
+absl::StatusOr<batching::Batch> ZeroTokens(const std::shared_ptr<const model::PlacedWeight>& weight,
+                                           int64_t tokens, Path path, StagingPool& staging) {
+  MatmulWork work;
+  work.weight = weight;
+  work.rows = 1;
+  work.path = path;
+  const int64_t row_bytes = weight->shape.k * SizeOf(work.x_dtype);
+  AWQD_ASSIGN_OR_RETURN(const Payload x, staging.Get(tokens * row_bytes));
+  std::memset(x.data(), 0, x.size());
+  batching::Batch batch = {.tokens = tokens};
+  for (int64_t token = 0; token < tokens; ++token) {
+    work.x = x.Slice(token * row_bytes, row_bytes);
+    batch.tasks.push_back(std::make_unique<MatmulWork>(work));
+  }
+  return batch;
+}
+
 // A worker's lane. The lock is the worker's own but for warm-up, which runs on every lane in turn.
 struct LaneSlot {
   Mutex mu;
@@ -61,47 +81,43 @@ struct LaneSlot {
 
 class LocalEngine final : public Engine {
  public:
-  LocalEngine(Device* device, const EngineOptions& options, std::unique_ptr<StagingPool> staging,
-              std::unique_ptr<ThresholdTable> thresholds,
-              std::vector<std::unique_ptr<LaneSlot>> lanes)
+  LocalEngine(Device* device, const EngineOptions& options)
       : device_(device),
         options_(options),
-        staging_(std::move(staging)),
-        thresholds_(std::move(thresholds)),
-        lanes_(std::move(lanes)),
-        crew_(AnswerThreads(*device, options.answer_threads)) {
-    scheduler_ = std::make_unique<batching::BatchScheduler>(
-        options.batching, static_cast<int>(lanes_.size()),
-        [this](int worker, batching::Batch batch) {
-          MutexLock lock(&lanes_[worker]->mu);
-          Execute(*lanes_[worker]->lane, batch);
-        });
-  }
+        staging_(device, options.staging_bytes),
+        thresholds_(options.token_threshold, device),
+        crew_(AnswerThreads(*device, options.answer_threads)) {}
+
+  // Once, before all else.
+  absl::Status Start();
 
   // A handle may keep the scheduler alive a moment longer; its threads must not outlive the lanes.
-  ~LocalEngine() override { scheduler_->Drain(); }
+  ~LocalEngine() override {
+    if (scheduler_ != nullptr) scheduler_->Drain();
+  }
 
   using Engine::Submit;
   absl::StatusOr<TaskHandle> Submit(std::unique_ptr<Work>* work, const SubmitOptions& options,
                                     TaskDone done) override;
   bool RunQueued() override { return callers_run() && scheduler_->RunQueued(CallersShare()); }
   bool callers_run() const override { return device_->host_addressable(); }
-  absl::StatusOr<std::shared_ptr<const model::PlacedWeight>> Prepare(
-      const CanonicalWeight& weight) override {
+  using Engine::Prepare;
+  absl::StatusOr<std::shared_ptr<const model::PlacedWeight>> Prepare(const HostWeight& weight,
+                                                                     const Device*) override {
     AWQD_ASSIGN_OR_RETURN(std::shared_ptr<const DeviceWeight> here,
                           PrepareWeight(weight, *device_));
     return model::Whole(std::move(here));
   }
   absl::Status WarmUp(const std::shared_ptr<const model::PlacedWeight>& weight) override;
 
-  StagingPool& staging() override { return *staging_; }
+  StagingPool& staging() override { return staging_; }
   void FreeKeptMemory() override;
   void Hurry() override { scheduler_->Hurry(); }
   void Drain() override { scheduler_->Drain(); }
   const Device& device() const override { return *device_; }
   int64_t token_threshold() const override { return options_.token_threshold; }
   int64_t TokenThreshold(const DeviceWeight& weight) const override {
-    return thresholds_->For(weight);
+    return thresholds_.For(weight);
   }
   int64_t queued_tasks() const override { return scheduler_->queued_tasks(); }
 
@@ -112,19 +128,20 @@ class LocalEngine final : public Engine {
   void Execute(Lane& lane, batching::Batch& batch);
   absl::Status Run(Lane& lane, const batching::Batch& batch, Payload* results,
                    ExecutionReport* report);
+  absl::Status RunOnEveryLane(const batching::Batch& batch);
   void CheckDevice(const absl::Status& status);
 
   Device* const device_;
   const EngineOptions options_;
-  const std::unique_ptr<StagingPool> staging_;
-  const std::unique_ptr<ThresholdTable> thresholds_;
-  const std::vector<std::unique_ptr<LaneSlot>> lanes_;
+  StagingPool staging_;
+  ThresholdTable thresholds_;
+  std::vector<std::unique_ptr<LaneSlot>> lanes_;
   Crew crew_;  // answers large batches
   std::atomic<bool> fault_reported_{false};
   // Warm-ups in progress.
   std::atomic<int> warming_up_{0};
   // Shared with the handles, which may outlive the engine.
-  std::shared_ptr<batching::Scheduler> scheduler_;
+  std::shared_ptr<batching::BatchScheduler> scheduler_;
 };
 
 int64_t LocalEngine::CallersShare() const {
@@ -149,9 +166,10 @@ absl::StatusOr<TaskHandle> LocalEngine::Submit(std::unique_ptr<Work>* work,
     work->reset(static_cast<Work*>(task.release()));
     return ticket.status();
   }
-  return TaskHandle([scheduler = std::weak_ptr<batching::Scheduler>(scheduler_), ticket = *ticket] {
-    if (auto alive = scheduler.lock()) alive->Cancel(ticket);
-  });
+  return TaskHandle(
+      [scheduler = std::weak_ptr<batching::BatchScheduler>(scheduler_), ticket = *ticket] {
+        if (auto alive = scheduler.lock()) alive->Cancel(ticket);
+      });
 }
 
 void LocalEngine::Execute(Lane& lane, batching::Batch& batch) {
@@ -186,7 +204,7 @@ absl::Status LocalEngine::Run(Lane& lane, const batching::Batch& batch, Payload*
   int64_t bytes = 0;
   for (const std::unique_ptr<batching::Task>& task : batch.tasks)
     bytes += WorkOf(task).result_bytes();
-  AWQD_ASSIGN_OR_RETURN(*results, staging_->Get(bytes));
+  AWQD_ASSIGN_OR_RETURN(*results, staging_.Get(bytes));
   absl::Status status = WorkOf(batch.tasks.front()).Run(lane, batch, results->data(), report);
   if (!status.ok()) lane.Settle();
   return status;
@@ -201,7 +219,7 @@ void LocalEngine::FreeKeptMemory() {
   // Making pinned memory takes the driver longer than a small request takes, so that the buffers of
   // a burst of those stay. Lanes' own pinned memory was sized by warm-up and stays as well.
   constexpr int64_t kRestPinned = int64_t{32} << 20;
-  staging_->FreeKept(device_->host_addressable() ? 0 : kRestPinned);
+  staging_.FreeKept(device_->host_addressable() ? 0 : kRestPinned);
   for (const std::unique_ptr<LaneSlot>& slot : lanes_) {
     if (!slot->mu.TryLock()) continue;  // at work, so not idle after all
     slot->lane->FreeHostBuffers();
@@ -209,45 +227,65 @@ void LocalEngine::FreeKeptMemory() {
   }
 }
 
+// Every row of the plan, for its smallest token count and for its largest. An operation whose
+// kernels these products do not bring up adds its batches here.
 absl::Status LocalEngine::WarmUp(const std::shared_ptr<const model::PlacedWeight>& weight) {
   ++warming_up_;
   const absl::Cleanup done = [this] { --warming_up_; };
-  AWQD_RETURN_IF_ERROR(thresholds_->Measure(*weight->parts.front().weight));
+  AWQD_RETURN_IF_ERROR(thresholds_.Measure(*weight->parts.front().weight));
   // On a GPU the largest batch brings every buffer to its final size. The CPU has no modules,
   // handles or pinned buffers to bring up: one token shows that the plan runs.
   const int64_t most = device_->host_addressable() ? 1 : options_.batching.max_batch_tokens;
-  return RunWarmUp(weight, most, *staging_, [this](const batching::Batch& batch) {
-    for (const std::unique_ptr<LaneSlot>& slot : lanes_) {
-      MutexLock lock(&slot->mu);
-      Payload results;
-      ExecutionReport report;
-      AWQD_RETURN_IF_ERROR(Run(*slot->lane, batch, &results, &report));
+  for (const PlanEntry& entry : weight->parts.front().weight->plan.matmul) {
+    if (entry.min_m > most) continue;
+    const int64_t end = entry.max_m < 0 ? most : std::min(entry.max_m, most);
+    for (int64_t tokens : std::set<int64_t>{std::max<int64_t>(1, entry.min_m), end}) {
+      AWQD_ASSIGN_OR_RETURN(const batching::Batch batch,
+                            ZeroTokens(weight, tokens, entry.path, staging_));
+      AWQD_RETURN_IF_ERROR(RunOnEveryLane(batch));
     }
-    return absl::OkStatus();
-  });
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LocalEngine::RunOnEveryLane(const batching::Batch& batch) {
+  for (const std::unique_ptr<LaneSlot>& slot : lanes_) {
+    MutexLock lock(&slot->mu);
+    Payload results;
+    ExecutionReport report;
+    AWQD_RETURN_IF_ERROR(Run(*slot->lane, batch, &results, &report));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LocalEngine::Start() {
+  const int wanted = options_.lanes > 0 ? options_.lanes : device_->host_addressable() ? 1 : 2;
+  const LaneOptions lane_options = {
+      .device = device_,
+      .staging = &staging_,
+      .thresholds = &thresholds_,
+      .max_rows = std::max<int64_t>(1, options_.batching.max_batch_tokens)};
+  for (int i = 0; i < wanted; ++i) {
+    AWQD_ASSIGN_OR_RETURN(std::unique_ptr<Lane> lane, Lane::Create(lane_options));
+    lanes_.push_back(std::make_unique<LaneSlot>());
+    MutexLock lock(&lanes_.back()->mu);
+    lanes_.back()->lane = std::move(lane);
+  }
+  scheduler_ = std::make_shared<batching::BatchScheduler>(
+      options_.batching, wanted, [this](int worker, batching::Batch batch) {
+        MutexLock lock(&lanes_[worker]->mu);
+        Execute(*lanes_[worker]->lane, batch);
+      });
+  return absl::OkStatus();
 }
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Engine>> MakeLocalEngine(Device* device,
                                                         const EngineOptions& options) {
-  const int wanted = options.lanes > 0 ? options.lanes : device->host_addressable() ? 1 : 2;
-  auto staging = std::make_unique<StagingPool>(device, options.staging_bytes);
-  auto thresholds = std::make_unique<ThresholdTable>(options.token_threshold, device);
-  const LaneOptions lane_options = {
-      .device = device,
-      .staging = staging.get(),
-      .thresholds = thresholds.get(),
-      .max_rows = std::max<int64_t>(1, options.batching.max_batch_tokens)};
-  std::vector<std::unique_ptr<LaneSlot>> lanes;
-  for (int i = 0; i < wanted; ++i) {
-    AWQD_ASSIGN_OR_RETURN(std::unique_ptr<Lane> lane, Lane::Create(lane_options));
-    lanes.push_back(std::make_unique<LaneSlot>());
-    MutexLock lock(&lanes.back()->mu);
-    lanes.back()->lane = std::move(lane);
-  }
-  return std::unique_ptr<Engine>(std::make_unique<LocalEngine>(
-      device, options, std::move(staging), std::move(thresholds), std::move(lanes)));
+  auto engine = std::make_unique<LocalEngine>(device, options);
+  AWQD_RETURN_IF_ERROR(engine->Start());
+  return std::unique_ptr<Engine>(std::move(engine));
 }
 
 }  // namespace awqd::engine

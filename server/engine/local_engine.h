@@ -1,4 +1,4 @@
-// The engine over one local device: batching in front, one lane per worker behind.
+// The engine of one device: a scheduler, and a lane for each of its workers.
 #pragma once
 
 #include <cstdint>

@@ -2,13 +2,11 @@
 #include "server/engine/matmul_work.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "absl/container/inlined_vector.h"
 #include "kernels/base/status.h"
 #include "kernels/kernels.h"
 #include "server/batching/policy.h"
-#include "server/engine/column_cut.h"
 #include "server/engine/lane.h"
 
 namespace awqd::engine {
@@ -25,8 +23,9 @@ int64_t MatmulWork::cost() const {
 batching::BatchKey MatmulWork::merge_key() const {
   if (!bias.empty()) return {};
   const uint32_t asked = path.has_value() ? 1 + static_cast<uint32_t>(*path) : 0;
-  return {&here(),
-          asked << 16 | static_cast<uint32_t>(x_dtype) << 8 | static_cast<uint32_t>(out_dtype)};
+  return {&here(), static_cast<uint32_t>(quantization) << 28 |
+                       static_cast<uint32_t>(activation) << 24 | asked << 16 |
+                       static_cast<uint32_t>(x_dtype) << 8 | static_cast<uint32_t>(out_dtype)};
 }
 
 absl::StatusOr<WorkCut> MatmulWork::Cut() const {
@@ -40,35 +39,59 @@ absl::StatusOr<WorkCut> MatmulWork::Cut() const {
   });
 }
 
+void MatmulWork::AppendScales(std::vector<float>* out) const {
+  if (scales.size() == 1) {
+    out->insert(out->end(), rows, scales[0]);
+  } else {
+    out->insert(out->end(), scales.begin(), scales.end());
+  }
+}
+
 absl::Status MatmulWork::Run(Lane& lane, const batching::Batch& batch, char* result,
                              ExecutionReport* report) const {
   const Path taken = path.value_or(PathFor(lane, here(), batch.tokens));
   absl::InlinedVector<RowPiece, 8> pieces;
   pieces.reserve(batch.tasks.size());
+  std::vector<float> all_scales;
   for (const std::unique_ptr<batching::Task>& task : batch.tasks) {
     const auto& work = static_cast<const MatmulWork&>(*task);
     pieces.push_back({work.x.data(), work.rows});
+    work.AppendScales(&all_scales);
   }
+  // Of no tokens as well the scales say which product it is.
+  if (!scales.empty() && all_scales.empty()) all_scales = {scales[0]};
   const int64_t most = lane.max_rows();
-  if (pieces.size() > 1 || rows <= most) return Multiply(lane, pieces, taken, result, report);
+  if (pieces.size() > 1 || rows <= most) {
+    return Multiply(lane, pieces, all_scales, taken, result, report);
+  }
   // One work larger than a batch may be: in steps, so that the lane's buffers stay bounded.
   const int64_t x_row = here().shape.k * SizeOf(x_dtype);
   const int64_t y_row = here().shape.n * SizeOf(out_dtype);
   for (int64_t row = 0; row < rows; row += most) {
     const RowPiece piece{x.data() + row * x_row, std::min(most, rows - row)};
-    AWQD_RETURN_IF_ERROR(Multiply(lane, {&piece, 1}, taken, result + row * y_row, report));
+    const auto part = absl::MakeConstSpan(all_scales);
+    const auto own = part.empty() ? part : part.subspan(row, piece.rows);
+    AWQD_RETURN_IF_ERROR(Multiply(lane, {&piece, 1}, own, taken, result + row * y_row, report));
   }
   return absl::OkStatus();
 }
 
-absl::Status MatmulWork::Multiply(Lane& lane, absl::Span<const RowPiece> pieces, Path taken,
-                                  char* y, ExecutionReport* report) const {
+absl::Status MatmulWork::Multiply(Lane& lane, absl::Span<const RowPiece> pieces,
+                                  absl::Span<const float> token_scales, Path taken, char* y,
+                                  ExecutionReport* report) const {
   const int64_t k = here().shape.k, n = here().shape.n;
   const int64_t m = Rows(pieces);
   const int64_t y_bytes = m * n * SizeOf(out_dtype);
   MatmulArgs args;
   args.weight = &here();
-  args.bias = here().bias_data();
+  args.bias = here().bias();
+  args.activation = activation;
+  args.quantization = quantization;
+  if (!token_scales.empty()) {
+    AWQD_ASSIGN_OR_RETURN(const void* there,
+                          lane.Upload(token_scales.data(), token_scales.size() * sizeof(float)));
+    args.scales = static_cast<const float*>(there);
+  }
   if (!bias.empty()) {
     AWQD_ASSIGN_OR_RETURN(const void* own, lane.Upload(bias.data(), n * sizeof(float)));
     args.bias = static_cast<const float*>(own);
@@ -88,8 +111,10 @@ Path PathFor(const Lane& lane, const DeviceWeight& weight, int64_t tokens) {
 
 absl::Status RunProduct(Lane& lane, MatmulArgs args, Path path, ExecutionReport* report) {
   // Either path may run (QuantizedMatmul falls back), so the workspace serves both.
-  const int64_t bytes = std::max(WorkspaceBytes(*args.weight, Path::kFused, args.x.rows),
-                                 WorkspaceBytes(*args.weight, path, args.x.rows));
+  const auto bytes_on = [&](Path taken) {
+    return WorkspaceBytes(*args.weight, taken, args.x.rows, args.activation, ProductOf(args));
+  };
+  const int64_t bytes = std::max(bytes_on(Path::kFused), bytes_on(path));
   AWQD_ASSIGN_OR_RETURN(args.workspace, lane.Workspace(bytes));
   const KernelRow* ran = nullptr;
   AWQD_RETURN_IF_ERROR(QuantizedMatmul(args, path, lane.stream(), &ran));

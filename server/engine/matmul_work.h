@@ -12,13 +12,12 @@ namespace awqd {
 struct MatmulArgs;
 }
 
-namespace awqd::engine {}
-
 namespace awqd::engine {
 
 struct RowPiece;
 
-// y[rows, N] = x[rows, K] @ W (+ bias); a row is a token.
+// y[rows, N] = activation(x[rows, K] @ W (+ bias)); a row is a token. Of quantised activations
+// activation(a * (q @ W) (+ bias)).
 class MatmulWork final : public Work {
  public:
   std::shared_ptr<const model::PlacedWeight> weight;
@@ -28,6 +27,11 @@ class MatmulWork final : public Work {
   int64_t rows = 0;
   std::vector<float> bias;   // [N] override, or empty for the weight's own
   std::optional<Path> path;  // none: the token-count policy decides
+  ActivationFunction activation = ActivationFunction::kNone;
+  // Floating x is made INT8 first; kNone for x that is INT8.
+  ActivationQuantization quantization = ActivationQuantization::kNone;
+  // Of INT8 x with a floating result, and of kStatic: one for each row, or one for all. Else empty.
+  std::vector<float> scales;
 
   const DeviceWeight& here() const { return *weight->parts[part].weight; }
 
@@ -39,7 +43,8 @@ class MatmulWork final : public Work {
   int64_t bytes() const override { return x.size(); }
   int64_t result_bytes() const override { return rows * here().shape.n * SizeOf(out_dtype); }
   int64_t cost() const override;
-  // Same weight, element types and asked-for path. A bias of the request's own keeps it alone.
+  // Same weight, element types, activation function, quantisation and asked-for path; scales may
+  // differ, because in a batch every token has its own. A bias of the request's own keeps it alone.
   batching::BatchKey merge_key() const override;
   absl::StatusOr<WorkCut> Cut() const override;
   absl::Status Run(Lane& lane, const batching::Batch& batch, char* result,
@@ -47,9 +52,13 @@ class MatmulWork final : public Work {
   void FreeInputs() override { x = Payload(); }
 
  private:
-  // Multiplies these rows at once. `y`: staging memory for as many rows of N.
-  absl::Status Multiply(Lane& lane, absl::Span<const RowPiece> pieces, Path taken, char* y,
+  // Multiplies these rows at once. `token_scales`: of each, or none. `y`: staging memory for as
+  // many rows of N.
+  absl::Status Multiply(Lane& lane, absl::Span<const RowPiece> pieces,
+                        absl::Span<const float> token_scales, Path taken, char* y,
                         ExecutionReport* report) const;
+  // Adds the scale of each row.
+  void AppendScales(std::vector<float>* out) const;
 };
 
 // --- The product as a step: from device memory to device memory ---

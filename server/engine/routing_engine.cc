@@ -27,7 +27,7 @@ bool MayFitElsewhere(const absl::Status& status) {
 // A device needs its part of every weight of the work.
 absl::Status CheckTogether(const Work& work) {
   const auto weights = work.weights();
-  for (const auto& weight : weights.subspan(1)) {
+  for (const auto& weight : weights) {
     if (work.part < weight->parts.size() &&
         weight->parts[work.part].weight->device == work.device()) {
       continue;
@@ -53,8 +53,9 @@ class RoutingEngine final : public Engine {
   using Engine::Submit;
   absl::StatusOr<TaskHandle> Submit(std::unique_ptr<Work>* work, const SubmitOptions& options,
                                     TaskDone done) override;
-  absl::StatusOr<std::shared_ptr<const model::PlacedWeight>> Prepare(
-      const CanonicalWeight& weight) override;
+  using Engine::Prepare;
+  absl::StatusOr<std::shared_ptr<const model::PlacedWeight>> Prepare(const HostWeight& weight,
+                                                                     const Device* device) override;
   absl::Status WarmUp(const std::shared_ptr<const model::PlacedWeight>& weight) override {
     for (const model::WeightPart& part : weight->parts) {
       AWQD_RETURN_IF_ERROR(Of(*part.weight).engine->WarmUp(model::Whole(part.weight)));
@@ -102,8 +103,14 @@ class RoutingEngine final : public Engine {
   absl::StatusOr<TaskHandle> SubmitCounted(std::unique_ptr<Work>* work,
                                            const SubmitOptions& options, TaskDone done);
 
-  // A whole weight's parts in the order in which they should be tried.
-  absl::InlinedVector<size_t, 8> Replicas(const model::PlacedWeight& weight);
+  // A work's parts, all whole, in the order in which they should be tried.
+  absl::InlinedVector<size_t, 8> Replicas(const Work& work);
+
+  // Whose device runs part `part` of the work. Every device has one of a work without weights.
+  Member& WithPart(const Work& work, size_t part) const {
+    if (work.weights().empty()) return *members_[part];
+    return Of(*work.weights().front()->parts[part].weight);
+  }
 
   // Every weight was prepared on one of these devices.
   Member& On(const Device* device) const {
@@ -131,7 +138,7 @@ absl::StatusOr<TaskHandle> RoutingEngine::SubmitCounted(std::unique_ptr<Work>* w
                                                         const SubmitOptions& options,
                                                         TaskDone done) {
   AWQD_RETURN_IF_ERROR(CheckTogether(**work));
-  Member& member = On((*work)->device());
+  Member& member = WithPart(**work, (*work)->part);
   const int64_t load = (*work)->load();
   member.outstanding += load;
   auto counted = [&member, load, done = std::move(done)](const absl::Status& status, Payload result,
@@ -147,18 +154,19 @@ absl::StatusOr<TaskHandle> RoutingEngine::SubmitCounted(std::unique_ptr<Work>* w
   return handle;
 }
 
-absl::InlinedVector<size_t, 8> RoutingEngine::Replicas(const model::PlacedWeight& weight) {
+absl::InlinedVector<size_t, 8> RoutingEngine::Replicas(const Work& work) {
   struct Candidate {
     bool unhealthy;
     int64_t outstanding;
     size_t part;
   };
-  const size_t count = weight.parts.size();
+  const auto weights = work.weights();
+  const size_t count = weights.empty() ? members_.size() : weights.front()->parts.size();
   const size_t turn = count > 1 ? turn_.fetch_add(1, std::memory_order_relaxed) : 0;
   absl::InlinedVector<Candidate, 8> candidates;
   for (size_t i = 0; i < count; ++i) {
     const size_t part = (turn + i) % count;
-    const Member& member = Of(*weight.parts[part].weight);
+    const Member& member = WithPart(work, part);
     candidates.push_back({!member.engine->device().healthy(), member.outstanding.load(), part});
   }
   std::stable_sort(candidates.begin(), candidates.end(), [](const auto& a, const auto& b) {
@@ -171,7 +179,7 @@ absl::InlinedVector<size_t, 8> RoutingEngine::Replicas(const model::PlacedWeight
 
 absl::StatusOr<TaskHandle> RoutingEngine::SubmitToOne(std::unique_ptr<Work>* work,
                                                       const SubmitOptions& options, TaskDone done) {
-  const auto parts = Replicas(*(*work)->weights().front());
+  const auto parts = Replicas(**work);
   for (size_t part : parts) {
     (*work)->part = part;
     if (part == parts.back()) break;
@@ -203,7 +211,8 @@ absl::StatusOr<TaskHandle> RoutingEngine::SubmitToParts(std::unique_ptr<Work>* w
 }
 
 absl::StatusOr<std::shared_ptr<const model::PlacedWeight>> RoutingEngine::Prepare(
-    const CanonicalWeight& weight) {
+    const HostWeight& weight, const Device* device) {
+  if (device != nullptr) return On(device).engine->Prepare(weight);
   struct Candidate {
     Member* member;
     int64_t outstanding, free;

@@ -1,5 +1,5 @@
 // StagingPool: host memory that a device copies from and to at full speed, kept for reuse, and
-// Payload, a counted view of it.
+// Payload, a reference-counted view of it.
 //
 // A request's tensor is copied into a pooled buffer once, the device reads it from there, and the
 // result is sent from the buffer that the device wrote. After warm-up no request allocates.

@@ -10,7 +10,7 @@
 #include "absl/time/time.h"
 #include "kernels/base/status.h"
 #include "kernels/kernels.h"
-#include "kernels/registry.h"
+#include "kernels/plan/plan.h"
 
 namespace awqd::engine {
 namespace {
@@ -64,25 +64,16 @@ bool Has(const WeightPlan& plan, Path path) {
                      [path](const PlanEntry& entry) { return entry.path == path; });
 }
 
-// Whether the fused row that serves kDefault tokens and more makes decoding first pointless
-// (KernelRow::replaces_dense).
-bool FusedReplacesDense(const WeightPlan& plan) {
-  return std::any_of(plan.matmul.begin(), plan.matmul.end(), [](const PlanEntry& entry) {
-    return entry.path == Path::kFused && entry.row->replaces_dense &&
-           entry.min_m <= ThresholdTable::kDefault && entry.max_m < 0;
-  });
-}
-
 }  // namespace
 
 std::string ThresholdTable::Key(const DeviceWeight& weight) {
   const DeviceInfo& info = weight.device->info();
-  return absl::StrCat(info.name, " ", ToString(weight.shape.scheme), " ", weight.shape.k, "x",
+  return absl::StrCat(info.name, " ", ToString(weight.shape.description), " ", weight.shape.k, "x",
                       weight.shape.n);
 }
 
 int64_t ThresholdTable::For(const DeviceWeight& weight) const {
-  if (threshold_ == kByKernel) return FusedReplacesDense(weight.plan) ? kNever : kDefault;
+  if (threshold_ == kByKernel) return FusedReplacesDense(weight.plan, kDefault) ? kNever : kDefault;
   if (threshold_ != kAuto) return threshold_;
   MutexLock lock(&mu_);
   const auto it = measured_.find(Key(weight));

@@ -11,12 +11,12 @@
 #include <utility>
 
 #include "absl/container/inlined_vector.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "kernels/types.h"
-#include "server/batching/batch.h"
 #include "server/batching/task.h"
 #include "server/engine/staging.h"
 #include "server/model/placed_weight.h"
@@ -24,8 +24,6 @@
 namespace awqd {
 struct KernelRow;
 }
-
-namespace awqd::engine {}
 
 namespace awqd::engine {
 
@@ -65,6 +63,21 @@ struct WorkCut {
   absl::InlinedVector<WorkPart, 8> parts;
 };
 
+// A result of `rows` rows of the columns `wanted` of `weight`, `element_bytes` each.
+struct ColumnResult {
+  const model::PlacedWeight& weight;
+  model::ColumnSpan wanted;
+  int64_t rows = 0;
+  int64_t element_bytes = 0;
+};
+
+// Cuts such a result at the borders between devices: one part for each part of the weight that
+// holds wanted columns; `make` makes the work that computes `columns` (of the whole weight) there.
+// No column at all is one part of no columns.
+WorkCut CutAtColumns(
+    const ColumnResult& result,
+    absl::FunctionRef<std::unique_ptr<Work>(size_t part, model::ColumnSpan columns)> make);
+
 // One request. Its fields are validated by whoever fills them. Task says what batching asks of it:
 // tokens, bytes held while queued, cost in multiplications.
 class Work : public batching::Task {
@@ -72,7 +85,8 @@ class Work : public batching::Task {
   // The operation, as its RPC is called. For messages.
   virtual absl::string_view name() const = 0;
 
-  // The weights it reads, one or more. Part `part` of each is on the device that runs the work.
+  // The weights it reads. Part `part` of each is on the device that runs the work. A work without
+  // weights runs on any device; `part` is then the number of the device among its engine's.
   virtual absl::Span<const std::shared_ptr<const model::PlacedWeight>> weights() const = 0;
   size_t part = 0;
 
@@ -100,7 +114,7 @@ class Work : public batching::Task {
   // that memory free.
   virtual void FreeInputs() {}
 
-  // Where it runs.
+  // Where a work with weights runs.
   const Device* device() const { return weights().front()->parts[part].weight->device; }
 
   batching::BatchKey key() const final;

@@ -1,19 +1,18 @@
 // Finding a checkpoint's files and the linears in them.
 #include "server/model/checkpoint.h"
 
-#include <algorithm>
-#include <set>
+#include <iterator>
 #include <tuple>
 #include <utility>
 
 #include "absl/algorithm/container.h"
-#include "absl/strings/match.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/huge_pages.h"
 #include "kernels/base/status.h"
 #include "server/model/checkpoint_files.h"
-#include "server/model/quant_config.h"
+#include "server/model/expert_slices.h"
 
 namespace awqd::model {
 namespace {
@@ -43,13 +42,13 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const RepositoryRoot& root, absl::st
 }
 
 absl::Status Checkpoint::FindConfig(const RepositoryRoot& root) {
-  AWQD_ASSIGN_OR_RETURN(config_, ReadQuantConfig(root, name_));
-  absl::StatusOr<const Format*> format = FindFormat(config_);
-  if (!format.ok()) {
-    return absl::Status(format.status().code(),
-                        absl::StrCat(name_, ": ", format.status().message()));
-  }
-  format_ = *format;
+  AWQD_ASSIGN_OR_RETURN(const QuantSettings config, ReadQuantSettings(root, name_));
+  absl::StatusOr<FoundFormat> found = FindFormat(config.settings);
+  if (!found.ok()) return Prefixed(config.place, found.status());
+  found_ = *std::move(found);
+  absl::StatusOr<LinearRules> rules = LinearRules::Make(found_.config);
+  if (!rules.ok()) return Prefixed(config.place, rules.status());
+  rules_ = *std::move(rules);
   return absl::OkStatus();
 }
 
@@ -59,9 +58,8 @@ absl::Status Checkpoint::OpenFiles(const RepositoryRoot& root,
     const std::string path = absl::StrCat(name_, "/", name);
     absl::StatusOr<File> file = root.OpenFile(path);
     if (absl::IsNotFound(file.status())) {
-      return absl::InvalidArgumentError(absl::StrCat(name_, ": shard ", Quoted(name),
-                                                     " is missing, expected every file that ",
-                                                     kIndexFile, " names"));
+      return Invalid(name_, ": shard ", Quoted(name), " is missing, expected every file that ",
+                     kIndexFile, " names");
     }
     if (!file.ok()) return file.status();
     AWQD_ASSIGN_OR_RETURN(SafetensorsFile shard, SafetensorsFile::Open(*std::move(file)));
@@ -75,9 +73,9 @@ absl::Status Checkpoint::IndexTensors() {
     for (const auto& [name, info] : file->tensors()) {
       const auto [it, fresh] = tensors_.emplace(name, TensorLocation{file.get(), &info});
       if (!fresh) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            "tensor ", Quoted(name), ": got it in both ", it->second.file->file().shown_name(),
-            " and ", file->file().shown_name(), ", expected it in one file"));
+        return Invalid("tensor ", Quoted(name), ": got it in both ",
+                       it->second.file->file().shown_name(), " and ", file->file().shown_name(),
+                       ", expected it in one file");
       }
     }
   }
@@ -89,10 +87,10 @@ absl::Status Checkpoint::CheckIndex(const std::map<std::string, std::string>& we
     const auto it = tensors_.find(tensor);
     const std::string path = absl::StrCat(name_, "/", file);
     if (it != tensors_.end() && it->second.file->file().name() == path) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
+    return Invalid(
         name_, "/", kIndexFile, ": tensor ", Quoted(tensor), ": expected in ", Quoted(file),
         it == tensors_.end() ? ", which does not hold it"
-                             : absl::StrCat(", found in ", it->second.file->file().shown_name())));
+                             : absl::StrCat(", found in ", it->second.file->file().shown_name()));
   }
   return absl::OkStatus();
 }
@@ -100,63 +98,98 @@ absl::Status Checkpoint::CheckIndex(const std::map<std::string, std::string>& we
 // Companions without the tensor that marks a linear: a linear that lost its codes, unless only one
 // of several is there, which an unquantised module may well call "scales".
 absl::Status Checkpoint::CheckNoOrphan(absl::string_view path, absl::string_view suffix) const {
-  const absl::string_view marker = format_->suffixes.front();
-  for (absl::string_view needed : format_->suffixes) {
-    if (needed == marker || IsOptional(*format_, needed)) continue;
+  const absl::string_view marker = format().suffixes.front();
+  for (absl::string_view needed : format().suffixes) {
+    if (needed == marker || IsOptional(format(), needed)) continue;
     if (tensors_.count(absl::StrCat(path, ".", needed)) == 0) return absl::OkStatus();
   }
-  if (suffix == marker || tensors_.count(absl::StrCat(path, ".", marker)) > 0) {
-    return absl::OkStatus();
-  }
-  return absl::InvalidArgumentError(absl::StrCat(name_, ": weight ", Quoted(path), ": tensor \"",
-                                                 marker, "\" is missing, though its ", suffix,
-                                                 " are there"));
+  const auto codes = tensors_.find(absl::StrCat(path, ".", marker));
+  if (codes != tensors_.end() && IsMarker(marker, codes->second)) return absl::OkStatus();
+  const std::string found =
+      codes == tensors_.end() ? "is missing"
+                              : absl::StrCat("is ", Quoted(codes->second.info->dtype, 32), ", not ",
+                                             absl::StrJoin(format().code_dtypes, " or "));
+  return Invalid(name_, ": weight ", Quoted(path), ": tensor \"", marker, "\" ", found,
+                 ", though its ", suffix, " are there");
 }
 
-absl::StatusOr<LinearLocation> Checkpoint::MakeLinear(absl::string_view path) const {
-  LinearLocation out;
+bool Checkpoint::IsMarker(absl::string_view suffix, const TensorLocation& tensor) const {
+  if (suffix != format().suffixes.front()) return false;
+  const absl::Span<const absl::string_view> dtypes = format().code_dtypes;
+  return dtypes.empty() || absl::c_linear_search(dtypes, tensor.info->dtype);
+}
+
+absl::StatusOr<LinearLocation> Checkpoint::Locate(absl::string_view path,
+                                                  const Setting& settings) const {
+  LinearLocation out = {.settings = &settings};
   out.path = std::string(path);
-  for (absl::string_view suffix : format_->suffixes) {
+  for (absl::string_view suffix : format().suffixes) {
     const auto it = tensors_.find(absl::StrCat(path, ".", suffix));
     if (it != tensors_.end()) {
       out.tensors.emplace(std::string(suffix), it->second);
       out.bytes += it->second.info->bytes();  // each is at most its file's size: no overflow
-    } else if (!IsOptional(*format_, suffix)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(name_, ": weight ", Quoted(path), ": tensor \"", suffix,
-                       "\" is missing, expected ", absl::StrJoin(format_->suffixes, ", "),
-                       " (optional: ", absl::StrJoin(format_->optional_suffixes, ", "), ")"));
+    } else if (!IsOptional(format(), suffix)) {
+      return Invalid(name_, ": weight ", Quoted(path), ": tensor \"", suffix,
+                     "\" is missing, expected ", absl::StrJoin(format().suffixes, ", "),
+                     " (optional: ", absl::StrJoin(format().optional_suffixes, ", "), ")");
     }
   }
   return out;
 }
 
+absl::Status Checkpoint::AddLinear(LinearLocation linear) {
+  const absl::string_view marker = format().suffixes.front();
+  ignored_tensors_ -= static_cast<int>(linear.tensors.size());
+  if (!HoldsAllExperts(linear, marker)) {
+    linears_.push_back(std::move(linear));
+    return absl::OkStatus();
+  }
+  absl::StatusOr<std::vector<LinearLocation>> experts = SliceExperts(linear, marker, &slices_);
+  if (!experts.ok()) return Prefixed(name_, experts.status());
+  absl::c_move(*experts, std::back_inserter(linears_));
+  return absl::OkStatus();
+}
+
+// An expert may have tensors of its own, or be a slice of others, but not both.
+absl::Status Checkpoint::CheckExpertsOnce() const {
+  absl::flat_hash_set<absl::string_view> own;
+  for (const LinearLocation& linear : linears_) {
+    if (linear.slice_of.empty()) own.insert(linear.path);
+  }
+  for (const LinearLocation& linear : linears_) {
+    if (linear.slice_of.empty() || !own.contains(linear.path)) continue;
+    return Invalid(name_, ": weight ", Quoted(linear.path),
+                   ": got it in tensors of its own and in those of ", Quoted(linear.slice_of),
+                   ", expected it in one of the two");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Checkpoint::FindLinears() {
-  const absl::string_view marker = format_->suffixes.front();
-  int64_t used = 0;
+  const absl::string_view marker = format().suffixes.front();
+  ignored_tensors_ = static_cast<int>(tensors_.size());
   for (const auto& [name, location] : tensors_) {
     const auto [path, suffix] = SplitPath(name);
-    if (!absl::c_linear_search(format_->suffixes, suffix)) continue;
-    if (IsNotConverted(config_, path)) continue;
+    if (!absl::c_linear_search(format().suffixes, suffix)) continue;
+    const Setting* settings = rules_.SettingsOf(path);
+    if (settings == nullptr) continue;
     if (suffix != marker) {
-      if (!IsOptional(*format_, suffix)) AWQD_RETURN_IF_ERROR(CheckNoOrphan(path, suffix));
+      if (!IsOptional(format(), suffix)) AWQD_RETURN_IF_ERROR(CheckNoOrphan(path, suffix));
       continue;
     }
+    if (!IsMarker(suffix, location)) continue;
     if (path.empty()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(location.file->file().shown_name(), ": tensor ", Quoted(name),
-                       ": got no module path before it, expected \"<path>.", marker, "\""));
+      return Invalid(location.file->file().shown_name(), ": tensor ", Quoted(name),
+                     ": got no module path before it, expected \"<path>.", marker, "\"");
     }
-    AWQD_ASSIGN_OR_RETURN(LinearLocation linear, MakeLinear(path));
-    used += static_cast<int64_t>(linear.tensors.size());
-    linears_.push_back(std::move(linear));
+    AWQD_ASSIGN_OR_RETURN(LinearLocation linear, Locate(path, *settings));
+    AWQD_RETURN_IF_ERROR(AddLinear(std::move(linear)));
   }
   if (linears_.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat(name_, ": got no quantised linear among ",
-                                                   tensors_.size(), " tensors, expected some \"",
-                                                   marker, "\""));
+    return Invalid(name_, ": got no quantised linear among ", tensors_.size(),
+                   " tensors, expected some \"", marker, "\"");
   }
-  ignored_tensors_ = static_cast<int>(static_cast<int64_t>(tensors_.size()) - used);
+  AWQD_RETURN_IF_ERROR(CheckExpertsOnce());
   absl::c_sort(linears_, [&](const LinearLocation& a, const LinearLocation& b) {
     const TensorLocation& left = a.tensors.find(marker)->second;
     const TensorLocation& right = b.tensors.find(marker)->second;
@@ -172,14 +205,16 @@ int64_t Checkpoint::total_bytes() const {
   return bytes;
 }
 
-absl::StatusOr<CanonicalWeight> Checkpoint::Read(const LinearLocation& linear,
-                                                 std::vector<uint8_t>* scratch) const {
+absl::StatusOr<HostWeight> Checkpoint::Read(const LinearLocation& linear,
+                                            std::vector<uint8_t>* scratch) const {
   if (static_cast<int64_t>(scratch->size()) < linear.bytes) {
     *scratch = {};  // first free, then allocate
     scratch->reserve(linear.bytes);
     AdviseHugePages(scratch->data(), linear.bytes);
     scratch->resize(linear.bytes);
   }
+  // What the file calls it, which is not what a slice is called.
+  const std::string& stored = linear.slice_of.empty() ? linear.path : linear.slice_of;
   LinearTensors tensors;
   int64_t at = 0;
   for (const auto& [suffix, location] : linear.tensors) {
@@ -188,25 +223,26 @@ absl::StatusOr<CanonicalWeight> Checkpoint::Read(const LinearLocation& linear,
     if (!status.ok()) {
       return absl::Status(status.code(),
                           absl::StrCat(status.message(), " (tensor ",
-                                       Quoted(absl::StrCat(linear.path, ".", suffix)), ")"));
+                                       Quoted(absl::StrCat(stored, ".", suffix)), ")"));
     }
     tensors.emplace(suffix, TensorView{location.info->dtype, location.info->shape, bytes});
     at += location.info->bytes();
   }
-  absl::StatusOr<CanonicalWeight> out = format_->decode(config_, tensors);
+  absl::StatusOr<HostWeight> out = format().decode(*linear.settings, tensors);
   if (out.ok()) return out;
-  const TensorLocation& marker = linear.tensors.find(format_->suffixes.front())->second;
-  return absl::Status(out.status().code(),
-                      absl::StrCat(marker.file->file().shown_name(), ": weight ",
-                                   Quoted(linear.path), ": ", out.status().message()));
+  const TensorLocation& marker = linear.tensors.find(format().suffixes.front())->second;
+  return Prefixed(absl::StrCat(marker.file->file().shown_name(), ": weight ", Quoted(linear.path),
+                               linear.slice_of.empty()
+                                   ? ""
+                                   : absl::StrCat(" (a slice of ", Quoted(linear.slice_of), ")")),
+                  out.status());
 }
 
 absl::Status Checkpoint::CheckUnchanged(const RepositoryRoot& root) const {
   for (const auto& file : files_) {
     const absl::StatusOr<File> now = root.OpenFile(file->file().name());
     if (!now.ok() || !now->SameFileAs(file->file())) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(file->file().shown_name(), ": the file was replaced while it was loaded"));
+      return Invalid(file->file().shown_name(), ": the file was replaced while it was loaded");
     }
     AWQD_RETURN_IF_ERROR(file->file().CheckUnchanged());
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <string>
@@ -12,6 +13,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "kernels/formats/format.h"
+#include "server/model/linear_rules.h"
 #include "server/model/repository_root.h"
 #include "server/model/safetensors.h"
 
@@ -27,6 +29,10 @@ struct LinearLocation {
   std::string path;                                            // "model.layers.0.mlp.up_proj"
   std::map<std::string, TensorLocation, std::less<>> tensors;  // by suffix
   int64_t bytes = 0;                                           // in the files, all tensors
+  const Setting* settings = nullptr;                           // what it is decoded with
+  // Of an expert that is a slice of tensors with all experts: the path that those are under,
+  // "model.layers.0.mlp.experts.up_proj". Else empty.
+  std::string slice_of;
 };
 
 // Opens and checks every header; reads tensors only when asked. Move-only; locations point into it.
@@ -36,8 +42,10 @@ class Checkpoint {
   // not read, INVALID_ARGUMENT anything wrong with the files, each naming file and tensor.
   static absl::StatusOr<Checkpoint> Open(const RepositoryRoot& root, absl::string_view name);
 
-  const QuantConfig& config() const { return config_; }
-  const Format& format() const { return *format_; }
+  const Format& format() const { return *found_.format; }
+  const std::string& quant_method() const { return found_.quant_method; }
+  // For the log: what of its settings has no effect here. Mostly empty.
+  const std::string& note() const { return found_.config.note; }
   // In the order of their place on disk.
   absl::Span<const LinearLocation> linears() const { return linears_; }
   // Tensors that belong to no quantised linear.
@@ -46,8 +54,8 @@ class Checkpoint {
 
   // Reads and decodes one linear. `scratch` holds the raw tensors and is kept between calls so
   // that its memory is reused; contents on return are unspecified.
-  absl::StatusOr<CanonicalWeight> Read(const LinearLocation& linear,
-                                       std::vector<uint8_t>* scratch) const;
+  absl::StatusOr<HostWeight> Read(const LinearLocation& linear,
+                                  std::vector<uint8_t>* scratch) const;
 
   // INVALID_ARGUMENT when a file was written to, truncated or replaced since Open.
   absl::Status CheckUnchanged(const RepositoryRoot& root) const;
@@ -58,14 +66,20 @@ class Checkpoint {
   absl::Status IndexTensors();
   absl::Status CheckIndex(const std::map<std::string, std::string>& weight_map) const;
   absl::Status FindLinears();
-  absl::StatusOr<LinearLocation> MakeLinear(absl::string_view path) const;
+  // Whether a tensor of that suffix marks a linear as quantised.
+  bool IsMarker(absl::string_view suffix, const TensorLocation& tensor) const;
+  absl::StatusOr<LinearLocation> Locate(absl::string_view path, const Setting& settings) const;
+  // One linear, or one for each expert where its tensors hold several.
+  absl::Status AddLinear(LinearLocation linear);
+  absl::Status CheckExpertsOnce() const;
   absl::Status CheckNoOrphan(absl::string_view path, absl::string_view suffix) const;
 
   std::string name_;
-  QuantConfig config_;
-  const Format* format_ = nullptr;
+  FoundFormat found_;
+  LinearRules rules_;
   std::vector<std::unique_ptr<SafetensorsFile>> files_;
   std::map<absl::string_view, TensorLocation> tensors_;  // keys live in files_
+  std::deque<TensorInfo> slices_;                        // stay where they are: linears_ point here
   std::vector<LinearLocation> linears_;
   int ignored_tensors_ = 0;
 };

@@ -1,7 +1,6 @@
-// Settings, index and shards of a checkpoint's directory.
+// Settings, from JSON value by value; index and shards of a checkpoint's directory.
 #include "server/model/checkpoint_files.h"
 
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 #include <utility>
@@ -10,21 +9,49 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status.h"
 #include "server/model/json.h"
-#include "server/model/quant_config.h"
 
 namespace awqd::model {
 namespace {
 
 using Json = nlohmann::json;
 
+constexpr int kMaxConfigDepth = 32;
+// Of all objects and lists together. The longest lists name every module that is not quantised.
+constexpr int64_t kMaxValues = 200'000;
 constexpr int64_t kMaxConfigBytes = 4 << 20;
 constexpr int64_t kMaxIndexBytes = 64 << 20;
 constexpr int kMaxIndexDepth = 8;
 constexpr size_t kMaxShards = 1000;  // each stays open during a load
 
-absl::Status Prefixed(absl::string_view path, const absl::Status& status) {
-  return absl::Status(status.code(), absl::StrCat(path, ": ", status.message()));
-}
+class Converter {
+ public:
+  absl::StatusOr<Setting> Convert(const Json& value) {
+    if (++values_ > kMaxValues) {
+      return Invalid("got more than ", kMaxValues, " values, expected at most that");
+    }
+    Setting out;
+    if (value.is_object()) {
+      for (const auto& [key, member] : value.items()) {
+        AWQD_ASSIGN_OR_RETURN(out.members[key], Convert(member));
+      }
+      return out;
+    }
+    if (value.is_array()) {
+      out.kind = Setting::Kind::kList;
+      for (const Json& entry : value) {
+        AWQD_ASSIGN_OR_RETURN(Setting converted, Convert(entry));
+        out.list.push_back(std::move(converted));
+      }
+      return out;
+    }
+    if (value.is_string()) return Setting::String(value.get<std::string>());
+    if (value.is_null()) return Setting{Setting::Kind::kNull};
+    return Setting{Setting::Kind::kLiteral, value.dump()};
+  }
+
+ private:
+  int64_t values_ = 0;
+};
 
 std::string PathOf(absl::string_view model, absl::string_view file) {
   return absl::StrCat(model, "/", file);
@@ -37,8 +64,7 @@ absl::StatusOr<std::optional<std::string>> ReadSmall(const RepositoryRoot& root,
   if (absl::IsNotFound(file.status())) return std::optional<std::string>();
   if (!file.ok()) return file.status();
   if (file->size() > max_bytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, ": got ", file->size(), " bytes, expected at most ", max_bytes));
+    return Invalid(path, ": got ", file->size(), " bytes, expected at most ", max_bytes);
   }
   std::string text(file->size(), '\0');
   AWQD_RETURN_IF_ERROR(
@@ -55,15 +81,13 @@ absl::StatusOr<std::map<std::string, std::string>> ParseIndex(absl::string_view 
   std::map<std::string, std::string> out;
   for (const auto& [tensor, file] : it->items()) {
     if (!file.is_string()) {
-      return absl::InvalidArgumentError(absl::StrCat("weight_map: tensor ", Quoted(tensor),
-                                                     ": got a ", file.type_name(),
-                                                     ", expected a file name"));
+      return Invalid("weight_map: tensor ", Quoted(tensor), ": got a ", file.type_name(),
+                     ", expected a file name");
     }
     const std::string& name = file.get_ref<const std::string&>();
     if (!IsPlainFileName(name) || !absl::EndsWith(name, ".safetensors")) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("weight_map: tensor ", Quoted(tensor), ": got ", Quoted(name),
-                       ", expected the name of a .safetensors file in the same directory"));
+      return Invalid("weight_map: tensor ", Quoted(tensor), ": got ", Quoted(name),
+                     ", expected the name of a .safetensors file in the same directory");
     }
     out.emplace(tensor, name);
   }
@@ -89,9 +113,8 @@ absl::StatusOr<TensorFiles> FromDirectory(const RepositoryRoot& root, absl::stri
     other |= absl::EndsWith(name, ".bin") || absl::EndsWith(name, ".pt");
   }
   if (!out.names.empty()) return out;
-  return absl::InvalidArgumentError(
-      absl::StrCat(model, ": got no *.safetensors file, expected at least one",
-                   other ? " (.bin and .pt files are not read: convert them)" : ""));
+  return Invalid(model, ": got no *.safetensors file, expected at least one",
+                 other ? " (.bin and .pt files are not read: convert them)" : "");
 }
 
 struct SideFile {
@@ -102,27 +125,51 @@ constexpr SideFile kSideFiles[] = {{"quant_config.json", "awq"}, {"quantize_conf
 
 }  // namespace
 
-absl::StatusOr<QuantConfig> ReadQuantConfig(const RepositoryRoot& root, absl::string_view model) {
+absl::StatusOr<std::optional<Setting>> ParseConfigJson(absl::string_view text) {
+  AWQD_ASSIGN_OR_RETURN(const Json config, ParseJsonObject(text, kMaxConfigDepth));
+  const auto it = config.find("quantization_config");
+  if (it == config.end() || it->is_null()) return std::optional<Setting>();
+  if (!it->is_object()) {
+    return Invalid("quantization_config: got ", Quoted(it->type_name()), ", expected an object");
+  }
+  AWQD_ASSIGN_OR_RETURN(Setting out, Converter().Convert(*it));
+  return std::optional<Setting>(std::move(out));
+}
+
+absl::StatusOr<Setting> ParseQuantConfigJson(absl::string_view text,
+                                             absl::string_view default_method) {
+  AWQD_ASSIGN_OR_RETURN(const Json config, ParseJsonObject(text, kMaxConfigDepth));
+  AWQD_ASSIGN_OR_RETURN(Setting out, Converter().Convert(config));
+  if (FindSetting(out, "quant_method") == nullptr) {
+    out.members["quant_method"] = Setting::String(std::string(default_method));
+  }
+  return out;
+}
+
+absl::StatusOr<QuantSettings> ReadQuantSettings(const RepositoryRoot& root,
+                                                absl::string_view model) {
   const std::string config_path = PathOf(model, kConfigFile);
   AWQD_ASSIGN_OR_RETURN(const auto text, ReadSmall(root, config_path, kMaxConfigBytes));
   if (!text) {
     return absl::NotFoundError(
         absl::StrCat("model ", Quoted(model), ": no ", config_path, " beneath the repository"));
   }
-  const auto config = ParseConfigJson(*text);
+  absl::StatusOr<std::optional<Setting>> config = ParseConfigJson(*text);
   if (!config.ok()) return Prefixed(config_path, config.status());
-  if (*config) return **config;
+  if (*config) {
+    return QuantSettings{**std::move(config), absl::StrCat(config_path, ": quantization_config")};
+  }
   for (const SideFile& side : kSideFiles) {
     const std::string path = PathOf(model, side.name);
     AWQD_ASSIGN_OR_RETURN(const auto side_text, ReadSmall(root, path, kMaxConfigBytes));
     if (!side_text) continue;
-    absl::StatusOr<QuantConfig> out = ParseQuantConfigJson(*side_text, side.default_method);
+    absl::StatusOr<Setting> out = ParseQuantConfigJson(*side_text, side.default_method);
     if (!out.ok()) return Prefixed(path, out.status());
-    return out;
+    return QuantSettings{*std::move(out), path};
   }
-  return absl::InvalidArgumentError(absl::StrCat(
-      config_path, ": quantization_config: got nothing, expected it here or a ", kSideFiles[0].name,
-      " or ", kSideFiles[1].name, " beside it (not a quantised checkpoint?)"));
+  return Invalid(config_path, ": quantization_config: got nothing, expected it here or a ",
+                 kSideFiles[0].name, " or ", kSideFiles[1].name,
+                 " beside it (not a quantised checkpoint?)");
 }
 
 absl::StatusOr<TensorFiles> FindTensorFiles(const RepositoryRoot& root, absl::string_view model) {
@@ -131,8 +178,7 @@ absl::StatusOr<TensorFiles> FindTensorFiles(const RepositoryRoot& root, absl::st
   absl::StatusOr<TensorFiles> out =
       index ? FromIndex(index_path, *index) : FromDirectory(root, model);
   if (out.ok() && out->names.size() > kMaxShards) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(model, ": got ", out->names.size(), " shards, expected at most ", kMaxShards));
+    return Invalid(model, ": got ", out->names.size(), " shards, expected at most ", kMaxShards);
   }
   return out;
 }

@@ -1,7 +1,9 @@
-// Which files of a checkpoint's directory hold its settings and its tensors.
+// Which files of a checkpoint's directory hold its settings and its tensors, and what its JSON
+// files say about quantisation, as a Setting that formats read.
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,9 +17,25 @@ namespace awqd::model {
 constexpr absl::string_view kConfigFile = "config.json";
 constexpr absl::string_view kIndexFile = "model.safetensors.index.json";
 
+// config.json: the object under "quantization_config"; nothing when the key is absent or null.
+// INVALID_ARGUMENT for what is no JSON, no object, or too large.
+absl::StatusOr<std::optional<Setting>> ParseConfigJson(absl::string_view text);
+
+// quant_config.json or quantize_config.json, whose top level has the keys. `default_method` is
+// assumed when the file names no quant_method.
+absl::StatusOr<Setting> ParseQuantConfigJson(absl::string_view text,
+                                             absl::string_view default_method);
+
+// A checkpoint's settings of quantisation, and the file and key that they stand under.
+struct QuantSettings {
+  Setting settings;
+  std::string place;  // "my-model/config.json: quantization_config"
+};
+
 // config.json's quantization_config, else quant_config.json, else quantize_config.json. NOT_FOUND
 // when the directory or its config.json is missing, INVALID_ARGUMENT naming file and key otherwise.
-absl::StatusOr<QuantConfig> ReadQuantConfig(const RepositoryRoot& root, absl::string_view model);
+absl::StatusOr<QuantSettings> ReadQuantSettings(const RepositoryRoot& root,
+                                                absl::string_view model);
 
 struct TensorFiles {
   std::vector<std::string> names;                 // sorted, in the model's directory

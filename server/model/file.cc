@@ -47,8 +47,8 @@ absl::StatusOr<File> File::Adopt(UniqueFd fd, std::string name) {
     return absl::ErrnoToStatus(errno, absl::StrCat(absl::CHexEscape(name), ": fstat"));
   }
   if (!S_ISREG(out.stat_.st_mode)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        absl::CHexEscape(name), ": got ", KindOf(out.stat_.st_mode), ", expected a regular file"));
+    return Invalid(absl::CHexEscape(name), ": got ", KindOf(out.stat_.st_mode),
+                   ", expected a regular file");
   }
   out.fd_ = std::move(fd);
   out.name_ = std::move(name);
@@ -67,9 +67,8 @@ absl::Status File::ReadAt(int64_t offset, absl::Span<uint8_t> out) const {
                                               errno));
     }
     if (got == 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(shown_name(), ": got end of file at byte ", offset + done, ", expected ",
-                       out.size() - done, " more bytes (truncated while it was read?)"));
+      return Invalid(shown_name(), ": got end of file at byte ", offset + done, ", expected ",
+                     out.size() - done, " more bytes (truncated while it was read?)");
     }
     done += static_cast<size_t>(got);
   }
@@ -82,14 +81,13 @@ absl::Status File::CheckUnchanged() const {
     return absl::ErrnoToStatus(errno, absl::StrCat(shown_name(), ": fstat"));
   }
   if (now.st_size != stat_.st_size) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(shown_name(), ": the file changed while it was loaded: got ", now.st_size,
-                     " bytes, expected ", stat_.st_size));
+    return Invalid(shown_name(), ": the file changed while it was loaded: got ", now.st_size,
+                   " bytes, expected ", stat_.st_size);
   }
   // Writers may set the time of modification back (rsync does); that of the change is the kernel's.
   if (!SameTime(now.st_mtim, stat_.st_mtim) || !SameTime(now.st_ctim, stat_.st_ctim)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        shown_name(), ": the file was written to, or its attributes changed, while it was loaded"));
+    return Invalid(shown_name(),
+                   ": the file was written to, or its attributes changed, while it was loaded");
   }
   return absl::OkStatus();
 }
@@ -99,6 +97,16 @@ std::string File::shown_name() const { return absl::CHexEscape(name_); }
 std::string Quoted(absl::string_view text, size_t max_bytes) {
   const bool cut = text.size() > max_bytes;
   return absl::StrCat("\"", absl::CHexEscape(text.substr(0, max_bytes)), cut ? "...\"" : "\"");
+}
+
+absl::string_view ClipUtf8(absl::string_view text, size_t limit) {
+  if (text.size() <= limit) return text;
+  while (limit > 0 && (static_cast<unsigned char>(text[limit]) & 0xc0) == 0x80) --limit;
+  return text.substr(0, limit);
+}
+
+absl::Status Prefixed(absl::string_view prefix, const absl::Status& status) {
+  return absl::Status(status.code(), absl::StrCat(prefix, ": ", status.message()));
 }
 
 }  // namespace awqd::model

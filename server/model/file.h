@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 
@@ -62,8 +63,20 @@ class File {
   struct stat stat_ = {};
 };
 
+// INVALID_ARGUMENT, its message put together as by absl::StrCat.
+template <typename... Parts>
+absl::Status Invalid(const Parts&... parts) {
+  return absl::InvalidArgumentError(absl::StrCat(parts...));
+}
+
 // Text taken from a file or a client, made safe for one line of a message: escaped, at most
 // `max_bytes` of it.
 std::string Quoted(absl::string_view text, size_t max_bytes = 128);
+
+// The longest prefix of at most `limit` bytes that ends between two UTF-8 characters.
+absl::string_view ClipUtf8(absl::string_view text, size_t limit);
+
+// The status with "<prefix>: " before its message.
+absl::Status Prefixed(absl::string_view prefix, const absl::Status& status);
 
 }  // namespace awqd::model

@@ -5,37 +5,68 @@
 #pragma once
 
 #include <cstdint>
-#include <nlohmann/json_fwd.hpp>
+#include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
 namespace awqd::model {
 
-struct JsonScalar {
-  enum class Kind { kNull, kBool, kUnsigned, kNegative, kFloat, kString };
-  Kind kind = Kind::kNull;
-  uint64_t number = 0;     // kUnsigned
-  absl::string_view text;  // kString; valid during the call
-};
-
-// Receives a document in order. The first error ends the parse and is returned by it.
-class JsonEvents {
+// Receives a document in order, and adds the rules that nlohmann's parser does not have. The first
+// error ends the parse and is returned by it.
+class JsonEvents : public nlohmann::json_sax<nlohmann::json> {
  public:
-  virtual ~JsonEvents() = default;
-  virtual absl::Status StartObject() = 0;
-  virtual absl::Status Key(absl::string_view key) = 0;
-  virtual absl::Status EndObject() = 0;
-  virtual absl::Status StartArray() = 0;
-  virtual absl::Status EndArray() = 0;
-  virtual absl::Status Scalar(const JsonScalar& scalar) = 0;
+  explicit JsonEvents(int max_depth) : max_depth_(max_depth) {}
+
+  // Of the parse so far.
+  const absl::Status& status() const { return status_; }
+
+ protected:
+  virtual absl::Status StartObject() { return absl::OkStatus(); }
+  virtual absl::Status Key(absl::string_view /*key*/) { return absl::OkStatus(); }
+  virtual absl::Status EndObject() { return absl::OkStatus(); }
+  virtual absl::Status StartArray() { return absl::OkStatus(); }
+  virtual absl::Status EndArray() { return absl::OkStatus(); }
+  // `number`: a whole one from 0 on. Any other value has neither a number nor a text.
+  virtual absl::Status Scalar(const uint64_t* /*number*/, const std::string* /*text*/) {
+    return absl::OkStatus();
+  }
+
+ private:
+  // nlohmann's events. False ends the parse.
+  bool null() final { return Keep(Scalar(nullptr, nullptr)); }
+  bool boolean(bool) final { return null(); }
+  bool number_integer(number_integer_t value) final {
+    return value < 0 ? null() : number_unsigned(static_cast<uint64_t>(value));
+  }
+  bool number_unsigned(number_unsigned_t value) final { return Keep(Scalar(&value, nullptr)); }
+  bool number_float(number_float_t, const string_t&) final { return null(); }
+  bool string(string_t& value) final { return Keep(Scalar(nullptr, &value)); }
+  bool binary(binary_t&) final { return null(); }  // which text never has
+  bool start_object(size_t) final;
+  bool key(string_t& value) final;
+  bool end_object() final;
+  bool start_array(size_t) final { return Enter() && Keep(StartArray()); }
+  bool end_array() final;
+  bool parse_error(size_t position, const std::string& token,
+                   const nlohmann::detail::exception&) final;
+
+  bool Keep(absl::Status status);
+  bool Enter();
+
+  const int max_depth_;
+  int depth_ = 0;
+  std::vector<absl::flat_hash_set<std::string>> keys_;  // one set per open object
+  absl::Status status_;
 };
 
 // INVALID_ARGUMENT with the place of a syntax error, the duplicate key, the depth, or what `events`
 // returned. Memory is bounded by the text's size.
-absl::Status ParseJson(absl::string_view text, int max_depth, JsonEvents* events);
+absl::Status ParseJson(absl::string_view text, JsonEvents* events);
 
 // The same as a document; its top must be an object.
 absl::StatusOr<nlohmann::json> ParseJsonObject(absl::string_view text, int max_depth);

@@ -3,11 +3,14 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <new>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "kernels/base/status.h"
@@ -51,7 +54,7 @@ absl::StatusOr<std::shared_ptr<const PlacedWeight>> LoadWeight(const Checkpoint&
                                                                const LinearLocation& linear,
                                                                const LoadTarget& target,
                                                                std::vector<uint8_t>* scratch) {
-  AWQD_ASSIGN_OR_RETURN(const CanonicalWeight weight, checkpoint.Read(linear, scratch));
+  AWQD_ASSIGN_OR_RETURN(const HostWeight weight, checkpoint.Read(linear, scratch));
   auto out = PlaceWeight(weight, target.devices, target.cut);
   if (out.ok()) return out;
   const absl::Status& status = out.status();
@@ -68,6 +71,18 @@ void Add(const std::string& path, std::shared_ptr<const PlacedWeight> weight, Mo
   model->weights.emplace(path, std::move(weight));
 }
 
+// Experts that make no stack still serve as weights, so that none of this fails a load.
+void AddStacks(Model* model) {
+  std::map<std::string, std::map<int64_t, std::shared_ptr<const PlacedWeight>>> stacks;
+  for (const auto& [path, weight] : model->weights) {
+    const std::optional<ExpertPath> expert = ParseExpertPath(path);
+    if (expert) stacks[expert->stack].emplace(expert->expert, weight);
+  }
+  for (const auto& [path, experts] : stacks) {
+    model->stacks.emplace(path, MakeStack(path, experts));
+  }
+}
+
 absl::StatusOr<std::shared_ptr<Model>> LoadWeights(const RepositoryRoot& root,
                                                    const std::string& name,
                                                    const LoadTarget& target,
@@ -76,9 +91,12 @@ absl::StatusOr<std::shared_ptr<Model>> LoadWeights(const RepositoryRoot& root,
   AWQD_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(root, name));
   AWQD_RETURN_IF_ERROR(
       CheckRoom(absl::StrCat("model \"", name, "\""), checkpoint.total_bytes(), target));
+  if (log && !checkpoint.note().empty()) {
+    log(absl::StrCat("model \"", name, "\": ", checkpoint.note()));
+  }
   auto model = std::make_shared<Model>();
   model->name = name;
-  model->quant_method = checkpoint.config().quant_method;
+  model->quant_method = checkpoint.quant_method();
   model->ignored_tensors = checkpoint.ignored_tensors();
   Progress progress(name, checkpoint.total_bytes(),
                     static_cast<int64_t>(checkpoint.linears().size()), log, absl::Now);
@@ -94,11 +112,36 @@ absl::StatusOr<std::shared_ptr<Model>> LoadWeights(const RepositoryRoot& root,
     progress.Add(linear.bytes);
   }
   AWQD_RETURN_IF_ERROR(checkpoint.CheckUnchanged(root));
+  AddStacks(model.get());
   model->load_ms = absl::ToInt64Milliseconds(progress.elapsed());
   return model;
 }
 
 }  // namespace
+
+Progress::Progress(std::string model, int64_t total_bytes, int64_t total_weights, ProgressLog log,
+                   NowFunction now)
+    : model_(std::move(model)),
+      total_bytes_(total_bytes),
+      total_weights_(total_weights),
+      log_(std::move(log)),
+      now_(std::move(now)),
+      start_(now_()),
+      last_(start_) {}
+
+void Progress::Add(int64_t bytes) {
+  bytes_ += bytes;
+  ++weights_;
+  const absl::Time now = now_();
+  if (!log_ || now - last_ < kInterval) return;
+  last_ = now;
+  const double seconds = absl::ToDoubleSeconds(now - start_);
+  const double mib = static_cast<double>(bytes_) / (1 << 20);
+  log_(absl::StrFormat(
+      "loading model \"%s\": %d of %d weights, %.0f of %.0f MiB (%d %%), %.0f MiB/s", model_,
+      weights_, total_weights_, mib, static_cast<double>(total_bytes_) / (1 << 20),
+      bytes_ * 100 / std::max<int64_t>(total_bytes_, 1), mib / seconds));
+}
 
 absl::StatusOr<std::shared_ptr<Model>> LoadModel(const RepositoryRoot& root,
                                                  const std::string& name, const LoadTarget& target,

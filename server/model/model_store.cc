@@ -2,6 +2,7 @@
 #include "server/model/model_store.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -30,11 +31,12 @@ size_t Likeness(absl::string_view a, absl::string_view b) {
   return head + tail;
 }
 
-std::string Suggestions(const Model& model, absl::string_view wanted) {
+// Up to five keys of a map of paths, the most similar ones first.
+template <typename Map>
+std::string Suggestions(const Map& paths, absl::string_view wanted) {
   std::vector<std::pair<size_t, absl::string_view>> scored;
-  scored.reserve(model.weights.size());
-  for (const auto& [path, weight] : model.weights)
-    scored.emplace_back(Likeness(path, wanted), path);
+  scored.reserve(paths.size());
+  for (const auto& [path, value] : paths) scored.emplace_back(Likeness(path, wanted), path);
   std::stable_sort(scored.begin(), scored.end(),
                    [](const auto& a, const auto& b) { return a.first > b.first; });
   if (scored.size() > kMaxSuggestions) scored.resize(kMaxSuggestions);
@@ -43,12 +45,36 @@ std::string Suggestions(const Model& model, absl::string_view wanted) {
   });
 }
 
-// At most kMaxMessageBytes of a UTF-8 text, whole characters only.
-std::string Clipped(absl::string_view text) {
-  size_t size = std::min(text.size(), kMaxMessageBytes);
-  const auto inside = [&] { return (static_cast<unsigned char>(text[size]) & 0xc0) == 0x80; };
-  while (size > 0 && size < text.size() && inside()) --size;
-  return std::string(text.substr(0, size));
+// Why the model has no weight of that path.
+std::string NoWeight(const Model& model, absl::string_view wanted) {
+  const std::string others = Suggestions(model.weights, wanted);
+  const auto stack = model.stacks.find(wanted);
+  if (stack == model.stacks.end()) {
+    return absl::StrCat("no weight ", Quoted(wanted), " among ", model.weights.size(),
+                        "; there are ", others);
+  }
+  if (!stack->second.ok()) {
+    return absl::StrCat("got the path of a stack, expected one weight such as ", others, "; ",
+                        stack->second.status().message());
+  }
+  const size_t experts = (*stack->second)->experts.size();
+  return absl::StrCat("got ", Quoted(wanted), ", a stack of ", experts,
+                      experts == 1 ? " expert" : " experts",
+                      " that GroupedQuantizedMatmul takes, expected one weight such as ", others);
+}
+
+// Why the model has no stack of that path.
+std::string NoStack(const Model& model, absl::string_view wanted) {
+  const std::string others = model.stacks.empty()
+                                 ? "the model has none"
+                                 : absl::StrCat("there are ", Suggestions(model.stacks, wanted));
+  if (model.weights.find(wanted) == model.weights.end()) {
+    return absl::StrCat("no stack ", Quoted(wanted), " among ", model.stacks.size(), "; ", others);
+  }
+  const std::optional<ExpertPath> expert = ParseExpertPath(wanted);
+  return absl::StrCat(
+      "got the path of one weight, ", Quoted(wanted), ", expected a stack",
+      expert ? absl::StrCat(" such as ", Quoted(expert->stack)) : absl::StrCat("; ", others));
 }
 
 }  // namespace
@@ -60,10 +86,9 @@ absl::Status CheckModelName(absl::string_view name) {
            (absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '.' || c == '_' || c == '-');
   }
   if (good) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("model name: got ", Quoted(name), " (", name.size(),
-                   " bytes), expected 1 to 128 letters, digits, '.', '_' and '-', not starting "
-                   "with '.'"));
+  return Invalid("model name: got ", Quoted(name), " (", name.size(),
+                 " bytes), expected 1 to 128 letters, digits, '.', '_' and '-', not starting "
+                 "with '.'");
 }
 
 ModelStore::ModelStore(std::string root, std::vector<Device*> devices, Sharding sharding,
@@ -110,7 +135,7 @@ absl::StatusOr<std::shared_ptr<const Model>> ModelStore::EndLoad(
   entry.loading = false;
   load_ended_.NotifyAll();
   if (!loaded.ok()) {
-    entry.message = Clipped(loaded.status().message());
+    entry.message = std::string(ClipUtf8(loaded.status().message(), kMaxMessageBytes));
     // Names that never existed leave nothing behind, however many clients invent.
     const bool invented = absl::IsNotFound(loaded.status()) && entry.loads == 0;
     if (invented) entries_.erase(it);
@@ -179,9 +204,19 @@ absl::StatusOr<std::shared_ptr<const PlacedWeight>> ModelStore::FindWeight(
   AWQD_ASSIGN_OR_RETURN(const std::shared_ptr<const Model> found, Find(model));
   const auto it = found->weights.find(weight);
   if (it != found->weights.end()) return it->second;
-  return absl::NotFoundError(absl::StrCat("model \"", model, "\": no weight ", Quoted(weight),
-                                          " among ", found->weights.size(), "; there are ",
-                                          Suggestions(*found, weight)));
+  return absl::NotFoundError(absl::StrCat("model \"", model, "\": ", NoWeight(*found, weight)));
+}
+
+absl::StatusOr<std::shared_ptr<const WeightStack>> ModelStore::FindStack(
+    absl::string_view model, absl::string_view stack) const {
+  AWQD_ASSIGN_OR_RETURN(const std::shared_ptr<const Model> found, Find(model));
+  const std::string prefix = absl::StrCat("model \"", model, "\"");
+  const auto it = found->stacks.find(stack);
+  if (it == found->stacks.end()) {
+    return absl::NotFoundError(absl::StrCat(prefix, ": ", NoStack(*found, stack)));
+  }
+  if (!it->second.ok()) return Prefixed(prefix, it->second.status());
+  return *it->second;
 }
 
 std::vector<ModelStatus> ModelStore::List() const {
@@ -189,7 +224,7 @@ std::vector<ModelStatus> ModelStore::List() const {
   if (const auto found = Discover(); found.ok()) {
     for (const auto& [name, opened] : *found) {
       const ModelState state = opened.ok() ? ModelState::kUnloaded : ModelState::kFailed;
-      out[name] = {name, state, Clipped(opened.message()), nullptr};
+      out[name] = {name, state, std::string(ClipUtf8(opened.message(), kMaxMessageBytes)), nullptr};
     }
   }
   MutexLock lock(&mu_);

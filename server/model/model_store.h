@@ -17,9 +17,12 @@
 #include "kernels/base/mutex.h"
 #include "kernels/device.h"
 #include "server/model/placed_weight.h"
-#include "server/model/progress.h"
+#include "server/model/weight_stack.h"
 
 namespace awqd::model {
+
+// Takes one line without a line feed. Called on the loading thread.
+using ProgressLog = std::function<void(absl::string_view)>;
 
 // A loaded model. Immutable: requests in flight keep the version they started on alive.
 struct Model {
@@ -27,6 +30,8 @@ struct Model {
   int64_t version = 0;  // counts the loads under this name, from 1
   std::string quant_method;
   std::map<std::string, std::shared_ptr<const PlacedWeight>, std::less<>> weights;  // by path
+  // The experts among them once more, by the stack's path; where they make none, why.
+  std::map<std::string, absl::StatusOr<std::shared_ptr<const WeightStack>>, std::less<>> stacks;
   int ignored_tensors = 0;
   int64_t device_bytes = 0;                   // on all devices
   std::map<const Device*, int64_t> bytes_on;  // on each that holds any of it
@@ -70,8 +75,8 @@ class ModelStore {
   // UNAVAILABLE after CancelLoads. A reload needs room for both versions.
   absl::StatusOr<std::shared_ptr<const Model>> Load(absl::string_view name);
 
-  // What is served under the name, loaded only where nothing is. Waits for a load of it that is in
-  // progress, whose end is as good as its own; when that failed, loads and returns its own error.
+  // What is served under the name, loaded only where nothing is. Waits for a load of this name
+  // that is in progress and returns its result if it succeeds; otherwise loads itself.
   // Fails as Load does.
   absl::StatusOr<std::shared_ptr<const Model>> LoadUnlessServed(absl::string_view name);
 
@@ -82,16 +87,21 @@ class ModelStore {
   absl::StatusOr<std::shared_ptr<const Model>> Find(absl::string_view name) const;
 
   // As Find, and NOT_FOUND naming up to five similar or first paths when the model has no such
-  // weight.
+  // weight. The path of a stack is NOT_FOUND too; the message says what takes it.
   absl::StatusOr<std::shared_ptr<const PlacedWeight>> FindWeight(absl::string_view model,
                                                                  absl::string_view weight) const;
+
+  // As FindWeight, of stacks: the path of one weight is NOT_FOUND and the message names a stack.
+  // FAILED_PRECONDITION, as MakeStack has it, when the experts of that path make none.
+  absl::StatusOr<std::shared_ptr<const WeightStack>> FindStack(absl::string_view model,
+                                                               absl::string_view stack) const;
 
   // Every model that Discover finds and every known name, sorted. A model that was not loaded and
   // cannot be opened counts as failed.
   std::vector<ModelStatus> List() const;
 
-  // Names of the repository's directories that look like models: that have a config.json, or of
-  // which that cannot be told, as their config.json cannot be opened; then with the reason.
+  // Names of the repository's directories with a config.json, and of those whose config.json cannot
+  // be opened, with the reason.
   // NOT_FOUND or PERMISSION_DENIED when the root itself cannot be read.
   absl::StatusOr<std::map<std::string, absl::Status>> Discover() const;
 
@@ -121,7 +131,7 @@ class ModelStore {
       absl::string_view name, absl::StatusOr<std::shared_ptr<Model>> loaded);
   // The devices that a model loaded now is put on.
   std::vector<Device*> Targets() const;
-  // Everything between the two, without the lock.
+  // The load itself, without the lock.
   absl::StatusOr<std::shared_ptr<Model>> LoadFromDisk(const std::string& name) const;
 
   const std::string root_;

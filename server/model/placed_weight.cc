@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -44,7 +45,13 @@ std::vector<uint8_t> TakeBytes(const std::vector<uint8_t>& from, int64_t row_byt
   return out;
 }
 
-absl::Status CheckRoom(const CanonicalWeight& weight, const Device& device) {
+// Columns that a cut must not part, because they share a scale. A scale for all columns is copied.
+int64_t BlockOf(const HostWeight& weight) {
+  const int64_t block = weight.description.block_cols;
+  return block == 0 ? 1 : block;
+}
+
+absl::Status CheckRoom(const HostWeight& weight, const Device& device) {
   AWQD_ASSIGN_OR_RETURN(const int64_t bytes, PreparedBytes(weight, device.info()));
   const int64_t free = device.FreeBytes();
   if (bytes <= free) return absl::OkStatus();
@@ -52,7 +59,7 @@ absl::Status CheckRoom(const CanonicalWeight& weight, const Device& device) {
       absl::StrCat("needs ", bytes, " bytes on ", device.info().id, ", got ", free, " free"));
 }
 
-absl::Status AddPart(const CanonicalWeight& weight, int64_t col_begin, Device& device,
+absl::Status AddPart(const HostWeight& weight, int64_t col_begin, Device& device,
                      PlacedWeight* out) {
   AWQD_RETURN_IF_ERROR(CheckRoom(weight, device));
   AWQD_ASSIGN_OR_RETURN(std::shared_ptr<const DeviceWeight> part, PrepareWeight(weight, device));
@@ -75,30 +82,24 @@ std::string PlacedWeight::devices() const {
 }
 
 absl::string_view Name(Sharding sharding) {
-  switch (sharding) {
-    case Sharding::kReplicas:
-      return "replicas";
-    case Sharding::kColumns:
-      return "columns";
-    case Sharding::kModels:
-      return "models";
-  }
-  return "";
+  constexpr absl::string_view kNames[] = {"replicas", "columns", "models"};
+  return kNames[static_cast<int>(sharding)];
 }
 
 std::shared_ptr<const PlacedWeight> Whole(std::shared_ptr<const DeviceWeight> weight) {
   auto out = std::make_shared<PlacedWeight>();
   out->shape = weight->shape;
   out->format = weight->format;
-  out->has_bias = static_cast<bool>(weight->bias);
+  out->has_bias = weight->sections.Has(Part::kBias);
   out->parts.push_back({std::move(weight), 0});
   return out;
 }
 
-std::vector<ColumnSpan> CutColumns(int64_t n, int64_t parts) {
-  parts = std::clamp<int64_t>(n / kLeastStep, 1, parts);
-  int64_t step = kBestStep;
-  while (step > kLeastStep && !Balanced(n, step, parts)) step /= 2;
+std::vector<ColumnSpan> CutColumns(int64_t n, int64_t parts, int64_t block) {
+  const int64_t least = std::lcm(kLeastStep, block);
+  parts = std::clamp<int64_t>(n / least, 1, parts);
+  int64_t step = std::lcm(kBestStep, block);
+  while (step > least && !Balanced(n, step, parts)) step /= 2;
   std::vector<ColumnSpan> out;
   for (int64_t part = 0; part < parts; ++part) {
     out.push_back(
@@ -108,34 +109,47 @@ std::vector<ColumnSpan> CutColumns(int64_t n, int64_t parts) {
   return out;
 }
 
-CanonicalWeight TakeColumns(const CanonicalWeight& weight, ColumnSpan span) {
-  CanonicalWeight out;
+HostWeight TakeColumns(const HostWeight& weight, ColumnSpan span) {
+  const WeightShape shape = weight.shape();
+  HostWeight out;
   out.k = weight.k;
   out.n = span.end - span.begin;
-  out.scheme = weight.scheme;
+  out.description = weight.description;
   out.format = weight.format;
   out.codes = TakeBytes(weight.codes, weight.row_bytes(), span.begin * weight.code_bits() / 8,
                         out.row_bytes());
-  out.zeros = TakeBytes(weight.zeros, weight.n, span.begin, out.n);
-  const int64_t scale_bytes = SizeOf(weight.scheme.scale_dtype);
-  out.scales = TakeBytes(weight.scales, weight.n * scale_bytes, span.begin * scale_bytes,
-                         out.n * scale_bytes);
-  if (!weight.bias.empty()) {
-    out.bias.assign(weight.bias.begin() + span.begin, weight.bias.begin() + span.end);
-  }
+  // One cell for each column block; blocks that are wider than the whole stay whole.
+  const int64_t block = shape.block_cols(), cells = shape.groups() * shape.column_blocks();
+  const int64_t first = span.begin / block, count = CeilDiv(span.end, block) - first;
+  const auto take = [&](const std::vector<uint8_t>& part) {
+    const int64_t size = static_cast<int64_t>(part.size()) / cells;
+    return TakeBytes(part, shape.column_blocks() * size, first * size, count * size);
+  };
+  out.zeros = take(weight.zeros);
+  out.scales = take(weight.scales);
+  out.table = weight.table;
+  out.order = weight.order;
+  out.factor = weight.factor;
+  const auto take_columns = [&](const std::vector<float>& part) {
+    if (static_cast<int64_t>(part.size()) != weight.n) return part;
+    return std::vector<float>(part.begin() + span.begin, part.begin() + span.end);
+  };
+  out.outer =
+      weight.description.outer == OuterKind::kOne ? weight.outer : take_columns(weight.outer);
+  if (!weight.bias.empty()) out.bias = take_columns(weight.bias);
   return out;
 }
 
-absl::StatusOr<std::shared_ptr<const PlacedWeight>> PlaceWeight(const CanonicalWeight& weight,
+absl::StatusOr<std::shared_ptr<const PlacedWeight>> PlaceWeight(const HostWeight& weight,
                                                                 absl::Span<Device* const> devices,
                                                                 bool cut) {
   AWQD_RETURN_IF_ERROR(Validate(weight));  // before it is cut
   auto out = std::make_shared<PlacedWeight>();
-  out->shape = {weight.k, weight.n, weight.scheme};
+  out->shape = ShapeOf(weight);
   out->format = weight.format;
   out->has_bias = !weight.bias.empty();
   const std::vector<ColumnSpan> spans =
-      CutColumns(weight.n, cut ? static_cast<int64_t>(devices.size()) : 1);
+      CutColumns(weight.n, cut ? static_cast<int64_t>(devices.size()) : 1, BlockOf(weight));
   if (spans.size() > 1) {
     for (size_t i = 0; i < spans.size(); ++i) {
       AWQD_RETURN_IF_ERROR(

@@ -57,17 +57,18 @@ struct ColumnSpan {
 
 // Cuts N columns into at most `parts` spans of nearly the same width, the last one ragged. Borders
 // are multiples of 128, which kernels like best, or of 64 ... 8 where that would leave a device
-// with more than a sixteenth above its share. Fewer spans when N < 8 x parts.
-std::vector<ColumnSpan> CutColumns(int64_t n, int64_t parts);
+// with more than a sixteenth above its share. Fewer spans when N < 8 x parts. `block`: columns that
+// share a scale, which no border parts.
+std::vector<ColumnSpan> CutColumns(int64_t n, int64_t parts, int64_t block = 1);
 
 // Those columns with their zero points, scales and bias, as a weight of their own. `span` is one
 // that CutColumns makes.
-CanonicalWeight TakeColumns(const CanonicalWeight& weight, ColumnSpan span);
+HostWeight TakeColumns(const HostWeight& weight, ColumnSpan span);
 
 // Puts the weight on the devices, one or more: whole on each, or cut among them. Blocks.
 // RESOURCE_EXHAUSTED naming the device that has no room; other errors as PrepareWeight. On an error
 // nothing stays allocated on any of them.
-absl::StatusOr<std::shared_ptr<const PlacedWeight>> PlaceWeight(const CanonicalWeight& weight,
+absl::StatusOr<std::shared_ptr<const PlacedWeight>> PlaceWeight(const HostWeight& weight,
                                                                 absl::Span<Device* const> devices,
                                                                 bool cut);
 

@@ -31,9 +31,8 @@ constexpr int kDirectoryFlags = O_RDONLY | O_CLOEXEC | O_DIRECTORY;
 constexpr int kMostTries = 100;
 
 absl::Status Escapes(absl::string_view relative) {
-  return absl::InvalidArgumentError(
-      absl::StrCat(Quoted(relative, 256), ": got a path that leads out of the model repository, ",
-                   "expected one beneath it (symbolic links must be relative and stay inside)"));
+  return Invalid(Quoted(relative, 256), ": got a path that leads out of the model repository, ",
+                 "expected one beneath it (symbolic links must be relative and stay inside)");
 }
 
 absl::Status FromErrno(int error, absl::string_view relative) {
@@ -42,14 +41,13 @@ absl::Status FromErrno(int error, absl::string_view relative) {
     case EXDEV:
       return Escapes(relative);
     case ELOOP:
-      return absl::InvalidArgumentError(absl::StrCat(name, ": too many symbolic links"));
+      return Invalid(name, ": too many symbolic links");
     case ENOENT:
       return absl::NotFoundError(absl::StrCat(name, ": no such file or directory"));
     case ENOTDIR:
       return absl::NotFoundError(absl::StrCat(name, ": not a directory"));
     case ENXIO:
-      return absl::InvalidArgumentError(
-          absl::StrCat(name, ": got a socket or a device, expected a regular file"));
+      return Invalid(name, ": got a socket or a device, expected a regular file");
     case EAGAIN:
       return absl::UnavailableError(absl::StrCat(
           name, ": another process has a lease on it, or renames directories on its path"));
@@ -62,8 +60,7 @@ absl::Status CheckRelative(absl::string_view relative) {
   if (relative == ".") return absl::OkStatus();
   for (absl::string_view part : absl::StrSplit(relative, '/')) {
     if (!IsPlainFileName(part)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("path ", Quoted(relative, 256), ": expected plain names separated by '/'"));
+      return Invalid("path ", Quoted(relative, 256), ": expected plain names separated by '/'");
     }
   }
   return absl::OkStatus();
@@ -95,7 +92,7 @@ absl::StatusOr<RepositoryRoot> RepositoryRoot::Open(const std::string& path, Res
   const int error = errno;
   const std::string what = absl::StrCat("model repository ", Quoted(path, 1024));
   if (error == ENOTDIR) {
-    return absl::InvalidArgumentError(absl::StrCat(what, ": got a file, expected a directory"));
+    return Invalid(what, ": got a file, expected a directory");
   }
   return absl::ErrnoToStatus(error, what);
 }

@@ -5,6 +5,7 @@
 #include <limits>
 #include <optional>
 #include <tuple>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -21,23 +22,19 @@ constexpr absl::string_view kMetadata = "__metadata__";
 
 // 0 for a dtype that the format does not have.
 int BitsOf(absl::string_view dtype) {
-  struct Entry {
-    absl::string_view name;
-    int bits;
-  };
-  static constexpr Entry kDtypes[] = {{"BOOL", 8}, {"U8", 8},      {"I8", 8},      {"I16", 16},
-                                      {"U16", 16}, {"F16", 16},    {"BF16", 16},   {"I32", 32},
-                                      {"U32", 32}, {"F32", 32},    {"I64", 64},    {"U64", 64},
-                                      {"F64", 64}, {"F8_E4M3", 8}, {"F8_E5M2", 8}, {"F8_E8M0", 8},
-                                      {"F4", 4},   {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"C64", 64}};
-  for (const Entry& entry : kDtypes) {
-    if (entry.name == dtype) return entry.bits;
+  static constexpr std::pair<absl::string_view, int> kDtypes[] = {
+      {"BOOL", 8},    {"U8", 8},    {"I8", 8},      {"I16", 16},    {"U16", 16},
+      {"F16", 16},    {"BF16", 16}, {"I32", 32},    {"U32", 32},    {"F32", 32},
+      {"I64", 64},    {"U64", 64},  {"F64", 64},    {"F8_E4M3", 8}, {"F8_E5M2", 8},
+      {"F8_E8M0", 8}, {"F4", 4},    {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"C64", 64}};
+  for (const auto& [name, bits] : kDtypes) {
+    if (name == dtype) return bits;
   }
   return 0;
 }
 
 absl::Status BadTensor(absl::string_view name, absl::string_view what) {
-  return absl::InvalidArgumentError(absl::StrCat("tensor ", Quoted(name), ": ", what));
+  return Invalid("tensor ", Quoted(name), ": ", what);
 }
 
 // shape x dtype must be whole bytes and exactly what the offsets span.
@@ -91,14 +88,14 @@ absl::Status CheckCover(const TensorMap& tensors, int64_t data_bytes) {
     at = tensor.end;
   }
   if (at == data_bytes) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("tensors cover ", at, " of ", data_bytes,
-                                                 " bytes after the header, expected all of them"));
+  return Invalid("tensors cover ", at, " of ", data_bytes,
+                 " bytes after the header, expected all of them");
 }
 
 // Builds the map while the header is parsed, so that no document of it is ever in memory.
 class HeaderEvents final : public JsonEvents {
  public:
-  explicit HeaderEvents(const SafetensorsLimits& limits) : limits_(limits) {}
+  explicit HeaderEvents(const SafetensorsLimits& limits) : JsonEvents(kMaxDepth), limits_(limits) {}
 
   TensorMap Take() { return std::move(tensors_); }
 
@@ -158,12 +155,13 @@ class HeaderEvents final : public JsonEvents {
     return absl::OkStatus();
   }
 
-  absl::Status Scalar(const JsonScalar& scalar) override {
-    const bool text = scalar.kind == JsonScalar::Kind::kString;
-    if (where_ == Where::kNumbers) return Number(scalar);
-    if (where_ == Where::kMetadata && text) return absl::OkStatus();
-    if (where_ != Where::kTensor || field_ != "dtype" || !text) return Unexpected("a plain value");
-    tensor_.dtype = std::string(scalar.text);
+  absl::Status Scalar(const uint64_t* number, const std::string* text) override {
+    if (where_ == Where::kNumbers) return Number(number);
+    if (where_ == Where::kMetadata && text != nullptr) return absl::OkStatus();
+    if (where_ != Where::kTensor || field_ != "dtype" || text == nullptr) {
+      return Unexpected("a plain value");
+    }
+    tensor_.dtype = *text;
     has_dtype_ = true;
     return absl::OkStatus();
   }
@@ -173,8 +171,8 @@ class HeaderEvents final : public JsonEvents {
 
   absl::Status Unexpected(absl::string_view got) const {
     if (where_ == Where::kMetadata) {
-      return absl::InvalidArgumentError(absl::StrCat("__metadata__: key ", Quoted(field_, 64),
-                                                     ": got ", got, ", expected a string"));
+      return Invalid("__metadata__: key ", Quoted(field_, 64), ": got ", got,
+                     ", expected a string");
     }
     if (where_ == Where::kTensor || where_ == Where::kNumbers) {
       return BadTensor(name_,
@@ -190,24 +188,22 @@ class HeaderEvents final : public JsonEvents {
                                           limits_.max_name_bytes));
     }
     if (static_cast<int64_t>(tensors_.size()) >= limits_.max_tensors) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("got more than ", limits_.max_tensors, " tensors, expected at most that"));
+      return Invalid("got more than ", limits_.max_tensors, " tensors, expected at most that");
     }
     name_ = std::string(name);
     field_.clear();
     return absl::OkStatus();
   }
 
-  absl::Status Number(const JsonScalar& scalar) {
-    if (scalar.kind != JsonScalar::Kind::kUnsigned ||
-        scalar.number > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
+  absl::Status Number(const uint64_t* number) {
+    if (number == nullptr || *number > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
       return BadTensor(name_, absl::StrCat(field_, ": expected whole numbers from 0 to 2^63 - 1"));
     }
     if (numbers_.size() == limits_.max_rank) {
       return BadTensor(name_, absl::StrCat(field_, ": got more than ", limits_.max_rank,
                                            " numbers, expected at most that"));
     }
-    numbers_.push_back(static_cast<int64_t>(scalar.number));
+    numbers_.push_back(static_cast<int64_t>(*number));
     return absl::OkStatus();
   }
 
@@ -232,24 +228,20 @@ class HeaderEvents final : public JsonEvents {
   std::vector<int64_t> numbers_;
 };
 
-absl::Status Prefixed(const File& file, const absl::Status& status) {
-  return absl::Status(status.code(), absl::StrCat(file.shown_name(), ": ", status.message()));
-}
-
 absl::StatusOr<std::string> ReadHeader(const File& file, const SafetensorsLimits& limits) {
   uint8_t raw[kLengthBytes];
   if (file.size() < kLengthBytes) {
-    return absl::InvalidArgumentError(absl::StrCat(file.shown_name(), ": got ", file.size(),
-                                                   " bytes, expected at least 8 (safetensors)"));
+    return Invalid(file.shown_name(), ": got ", file.size(),
+                   " bytes, expected at least 8 (safetensors)");
   }
   AWQD_RETURN_IF_ERROR(file.ReadAt(0, absl::MakeSpan(raw)));
   uint64_t length = 0;
   for (int i = kLengthBytes - 1; i >= 0; --i) length = length << 8 | raw[i];
   const int64_t most = std::min(limits.max_header_bytes, file.size() - kLengthBytes);
   if (length > static_cast<uint64_t>(most)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        file.shown_name(), ": header length: got ", length, " bytes, expected at most ", most,
-        most == limits.max_header_bytes ? "" : " (the rest of the file; truncated?)"));
+    return Invalid(file.shown_name(), ": header length: got ", length, " bytes, expected at most ",
+                   most,
+                   most == limits.max_header_bytes ? "" : " (the rest of the file; truncated?)");
   }
   std::string header(length, '\0');
   AWQD_RETURN_IF_ERROR(file.ReadAt(
@@ -269,8 +261,8 @@ absl::StatusOr<TensorMap> ParseSafetensorsHeader(absl::string_view header, int64
     return absl::InvalidArgumentError("header: expected it to end with '}' and spaces only");
   }
   HeaderEvents events(limits);
-  if (absl::Status status = ParseJson(header, kMaxDepth, &events); !status.ok()) {
-    return absl::Status(status.code(), absl::StrCat("header: ", status.message()));
+  if (absl::Status status = ParseJson(header, &events); !status.ok()) {
+    return Prefixed("header", status);
   }
   TensorMap tensors = events.Take();
   AWQD_RETURN_IF_ERROR(CheckCover(tensors, data_bytes));
@@ -282,7 +274,7 @@ absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(File file, const Safetenso
   const int64_t data_offset = kLengthBytes + static_cast<int64_t>(header.size());
   absl::StatusOr<TensorMap> tensors =
       ParseSafetensorsHeader(header, file.size() - data_offset, limits);
-  if (!tensors.ok()) return Prefixed(file, tensors.status());
+  if (!tensors.ok()) return Prefixed(file.shown_name(), tensors.status());
   return SafetensorsFile(std::move(file), data_offset, *std::move(tensors));
 }
 

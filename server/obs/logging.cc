@@ -56,17 +56,9 @@ class PayloadFlag : public spdlog::custom_flag_formatter {
 LogFormat g_format = LogFormat::kText;
 
 spdlog::level::level_enum Level(LogLevel level) {
-  switch (level) {
-    case LogLevel::kDebug:
-      return spdlog::level::debug;
-    case LogLevel::kInfo:
-      return spdlog::level::info;
-    case LogLevel::kWarning:
-      return spdlog::level::warn;
-    case LogLevel::kError:
-      return spdlog::level::err;
-  }
-  return spdlog::level::info;
+  constexpr spdlog::level::level_enum kLevels[] = {spdlog::level::debug, spdlog::level::info,
+                                                   spdlog::level::warn, spdlog::level::err};
+  return kLevels[static_cast<int>(level)];
 }
 
 std::shared_ptr<spdlog::logger> EventLogger() {

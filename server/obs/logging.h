@@ -21,17 +21,15 @@ enum class LogFormat { kText, kJson };
 // Replaces the process's default logger. Not thread-safe; called once, before threads start.
 void SetUpLogging(LogLevel level, LogFormat format);
 
-// `text` with its control characters escaped: one line whatever is in it.
+// `text` with its control characters escaped, so that it is always one line.
 std::string OneLine(absl::string_view text);
 
-// What a client sent, for a log line: as OneLine, and cut to `max_bytes`.
+// For what a client sent: `text` as OneLine makes it, cut to `max_bytes`.
 std::string LogText(absl::string_view text, size_t max_bytes = 256);
 
 // One named value of an event. Numbers stay numbers in JSON.
 struct LogField {
   LogField(absl::string_view name, absl::string_view text) : name(name), value(text) {}
-  LogField(absl::string_view name, const std::string& text) : name(name), value(text) {}
-  LogField(absl::string_view name, const char* text) : name(name), value(text) {}
   template <typename T, std::enable_if_t<std::is_integral_v<T>, int> = 0>
   LogField(absl::string_view name, T number)
       : name(name), value(absl::StrCat(number)), number(true) {}
@@ -58,7 +56,7 @@ struct RequestLog {
   int64_t bytes_out = 0;
 };
 
-// Whether LogRequest does anything: a request need not be described when it does not.
+// Whether LogRequest writes anything. When it does not, callers need not fill a RequestLog.
 bool LogsRequests();
 
 void LogRequest(const RequestLog& request, const absl::Status& status);

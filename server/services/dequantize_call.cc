@@ -3,19 +3,13 @@
 // A chunk is computed only after the one before it was written, so a client that reads slowly costs
 // one chunk of memory.
 #include <algorithm>
-#include <atomic>
 #include <functional>
 #include <memory>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "kernels/base/status.h"
-#include "server/obs/logging.h"
-#include "server/services/inference.h"
-#include "server/services/task_slot.h"
-#include "server/services/weights.h"
-#include "server/transport/guard.h"
-#include "server/wire/messages.h"
+#include "server/services/flow.h"
+#include "server/services/services.h"
 #include "server/wire/raw_message.h"
 #include "server/wire/status.h"
 #include "server/wire/tensor.h"
@@ -24,41 +18,33 @@
 namespace awqd::services {
 namespace {
 
-// What both methods do until blocks run: check, find the weight, resolve the ranges.
-class DequantizeBase {
+// What both methods do until blocks run: check, find the weight, resolve the ranges. The call is
+// shared between gRPC, until OnDone, and what is still to come back.
+class DequantizeBase : public Flow, public transport::Reactor {
  public:
   DequantizeBase(const Env& env, absl::string_view method, const transport::ServerCall& call)
-      : env_(env), ticket_(env.gate), deadline_(call.deadline()) {
-    log_.method = method;
+      : Flow(env, method, call.deadline()) {}
+
+  // Takes the bytes out of `message` and calls OnJob once, or Settle.
+  void Start(transport::ServerCall* call, grpc::ByteBuffer* message) {
+    self_ = shared_from_this();
+    call->SetReactor(this);
+    Try([&]() -> absl::Status {
+      AWQD_RETURN_IF_ERROR(StillWanted());
+      AWQD_RETURN_IF_ERROR(Open(message, &request_));
+      AWQD_RETURN_IF_ERROR(wire::CheckRequest(request_));
+      AWQD_RETURN_IF_ERROR(OpenShared());
+      return WithWeights<OneWeight>(
+          request_, [this](WeightPtr weight) { return OnWeight(std::move(weight)); });
+    });
   }
+  void OnCancel() override { Cancel(); }
+  void OnDone() override { const std::shared_ptr<Flow> last = std::move(self_); }
 
  protected:
   using BlockDone = std::function<absl::Status(const engine::Payload& result)>;
 
   ~DequantizeBase() = default;
-
-  // Takes the bytes out of `message` and calls OnJob once, or Settle. `self` keeps the call alive
-  // until then.
-  void Begin(std::shared_ptr<DequantizeBase> self, grpc::ByteBuffer* message) {
-    Try([&]() -> absl::Status {
-      AWQD_RETURN_IF_ERROR(StillWanted(slot_, deadline_));
-      AWQD_RETURN_IF_ERROR(Open(message));
-      AWQD_RETURN_IF_ERROR(wire::CheckRequest(request_));
-      AWQD_RETURN_IF_ERROR(OpenShared());
-      if (request_.has_weight()) {
-        AWQD_ASSIGN_OR_RETURN(WeightPtr weight, FindWeight(env_, request_.weight()));
-        return OnWeight(std::move(weight));
-      }
-      auto wanted = [self] { return StillWanted(self->slot_, self->deadline_); };
-      auto then = [self](absl::StatusOr<WeightPtr> weight) {
-        self->Try([&]() -> absl::Status {
-          AWQD_RETURN_IF_ERROR(weight.status());
-          return self->OnWeight(*std::move(weight));
-        });
-      };
-      return PackWeight(env_, request_.packed(), std::move(wanted), std::move(then));
-    });
-  }
 
   // What the answer will hold at a time counts until the call ends.
   absl::Status Reserve(int64_t rows) {
@@ -71,23 +57,21 @@ class DequantizeBase {
   // Opens, or refuses, the shared memory that the request names.
   virtual absl::Status OpenShared() = 0;
   // Answers the call. Called once.
-  virtual void End(const absl::Status& status) = 0;
-  // Shared ownership of the call.
-  virtual std::shared_ptr<DequantizeBase> Self() = 0;
+  virtual void Finish(const absl::Status& status) = 0;
 
   // Runs `rows` rows of the job from `row_begin` on, then `done` on a worker thread.
   absl::Status SubmitBlock(int64_t row_begin, int64_t rows, BlockDone done) {
-    AWQD_RETURN_IF_ERROR(StillWanted(slot_, deadline_));
+    AWQD_RETURN_IF_ERROR(StillWanted());
     auto block = std::make_unique<engine::DequantizeWork>(job_.work);
     block->row_begin = row_begin;
     block->rows = rows;
-    auto on_result = [self = Self(), done = std::move(done)](
+    auto on_result = [this, self = shared_from_this(), done = std::move(done)](
                          const absl::Status& status, const engine::Payload& result,
                          const engine::ExecutionReport& report) {
-      if (self->settled_.load()) return;
-      self->Try([&]() -> absl::Status {
+      if (settled()) return;
+      Try([&]() -> absl::Status {
         AWQD_RETURN_IF_ERROR(status);
-        self->Add(report, result.size());
+        Add(report, result.size());
         return done(result);
       });
     };
@@ -98,55 +82,10 @@ class DequantizeBase {
     return absl::OkStatus();
   }
 
-  // Runs `body`; an error or an exception ends the call.
-  template <typename F>
-  void Try(F&& body) {
-    if (absl::Status status = transport::Guarded(std::forward<F>(body)); !status.ok())
-      Settle(status);
-  }
-
-  void Settle(const absl::Status& status) {
-    if (settled_.exchange(true)) return;
-    job_.work.weight = nullptr;
-    const absl::Status visible = wire::ForClient(status);
-    if (obs::LogsRequests()) Log(visible);
-    End(visible);
-  }
-
-  const Env& env_;
-  const transport::CallGate::Ticket ticket_;
   v1::DequantizeRequest request_;
-  const absl::Time deadline_;
-  const absl::Time started_ = absl::Now();
-  TaskSlot slot_;
   wire::DequantizeJob job_;
-  engine::ExecutionReport report_;  // of all blocks: times added up
 
  private:
-  absl::Status Open(grpc::ByteBuffer* message) {
-    const auto bytes = static_cast<int64_t>(message->Length());
-    log_.bytes_in = bytes;
-    absl::StatusOr<transport::ByteLease> lease = env_.in_flight->Take(bytes, "request");
-    if (!lease.ok()) {
-      message->Clear();
-      return lease.status();
-    }
-    lease_ = *std::move(lease);
-    wire::RawMessage raw;
-    raw.Take(message);
-    if (wire::ParseWhole(raw.pieces(), &request_)) return absl::OkStatus();
-    request_.Clear();
-    return wire::DoesNotParse(bytes, request_);
-  }
-
-  void Log(const absl::Status& status) {
-    log_.request_id = request_.request_id();
-    log_.model = request_.weight().model();
-    log_.weight = request_.weight().weight();
-    log_.total_us = absl::ToInt64Microseconds(absl::Now() - started_);
-    obs::LogRequest(log_, status);
-  }
-
   absl::Status OnWeight(WeightPtr weight) {
     AWQD_ASSIGN_OR_RETURN(job_, wire::BuildDequantize(request_, weight->shape));
     job_.work.weight = std::move(weight);
@@ -155,35 +94,32 @@ class DequantizeBase {
     return OnJob();
   }
 
+  // Times of all blocks are added up.
   void Add(const engine::ExecutionReport& block, int64_t bytes) {
     const int64_t queue_us = report_.queue_us + block.queue_us;
     const int64_t compute_us = report_.compute_us + block.compute_us;
     report_ = block;
-    report_.queue_us = log_.queue_us = queue_us;
-    report_.compute_us = log_.compute_us = compute_us;
+    report_.queue_us = queue_us;
+    report_.compute_us = compute_us;
     log_.bytes_out += bytes;
   }
 
-  std::atomic<bool> settled_{false};
-  transport::ByteLease lease_;
-  obs::RequestLog log_;
+  void Log(const absl::Status& status) override {
+    LogOf(request_.request_id(), OneWeight::Name(request_), status);
+  }
+  void End(const absl::Status& status) override {
+    job_.work.weight = nullptr;
+    Finish(status);
+  }
+
+  std::shared_ptr<Flow> self_;  // gRPC's share
 };
 
 // The answer in one message, or in shared memory.
-class DequantizeCall final : public DequantizeBase,
-                             public transport::Reactor,
-                             public std::enable_shared_from_this<DequantizeCall> {
+class DequantizeCall final : public DequantizeBase {
  public:
   DequantizeCall(const Env& env, transport::UnaryCall* call)
       : DequantizeBase(env, "Dequantize", *call), call_(call) {}
-
-  void Start() {
-    self_ = shared_from_this();
-    call_->SetReactor(this);
-    Begin(self_, call_->request());
-  }
-  void OnCancel() override { slot_.Cancel(); }
-  void OnDone() override { const std::shared_ptr<DequantizeCall> last = std::move(self_); }
 
  private:
   absl::Status OnJob() override {
@@ -193,10 +129,10 @@ class DequantizeCall final : public DequantizeBase,
     return SubmitBlock(job_.work.row_begin, job_.work.rows, [this](const engine::Payload& result) {
       if (!shared_out_) return Answer(result, nullptr);
       if (slot_.cancelled()) return absl::CancelledError("the client cancelled the call");
-      auto then = [self = shared_from_this(), result](const absl::Status& written) {
-        self->Try([&]() -> absl::Status {
+      auto then = [this, self = shared_from_this(), result](const absl::Status& written) {
+        Try([&]() -> absl::Status {
           AWQD_RETURN_IF_ERROR(written);
-          return self->Answer(result, &self->request_.output_shared_memory());
+          return Answer(result, &request_.output_shared_memory());
         });
       };
       env_.shared_memory->Write(std::move(shared_out_), result, std::move(then));
@@ -216,10 +152,9 @@ class DequantizeCall final : public DequantizeBase,
     Settle(absl::OkStatus());
     return absl::OkStatus();
   }
-  void End(const absl::Status& status) override {
+  void Finish(const absl::Status& status) override {
     status.ok() ? call_->Answer(answer_) : call_->Finish(wire::ToGrpc(status));
   }
-  std::shared_ptr<DequantizeBase> Self() override { return shared_from_this(); }
 
   absl::Status OpenShared() override {
     if (!request_.has_output_shared_memory()) return absl::OkStatus();
@@ -232,22 +167,13 @@ class DequantizeCall final : public DequantizeBase,
   transport::UnaryCall* const call_;
   grpc::ByteBuffer answer_;
   SharedRange shared_out_;
-  std::shared_ptr<DequantizeCall> self_;  // gRPC's share
 };
 
-class DequantizeStream final : public DequantizeBase,
-                               public transport::Reactor,
-                               public std::enable_shared_from_this<DequantizeStream> {
+class DequantizeStream final : public DequantizeBase {
  public:
   DequantizeStream(const Env& env, transport::WriteCall* call)
       : DequantizeBase(env, "DequantizeStream", *call), call_(call) {}
 
-  void Start() {
-    self_ = shared_from_this();
-    call_->SetReactor(this);
-    Begin(self_, call_->request());
-  }
-  void OnCancel() override { slot_.Cancel(); }
   void OnWriteDone(bool ok) override {
     Try([&]() -> absl::Status {
       if (!ok) return absl::CancelledError("the client is gone");
@@ -256,7 +182,6 @@ class DequantizeStream final : public DequantizeBase,
       return absl::OkStatus();
     });
   }
-  void OnDone() override { const std::shared_ptr<DequantizeStream> last = std::move(self_); }
 
  private:
   int64_t EndRow() const { return job_.work.row_begin + job_.work.rows; }
@@ -296,10 +221,9 @@ class DequantizeStream final : public DequantizeBase,
                         &env_.engine->staging());
   }
 
-  void End(const absl::Status& status) override {
+  void Finish(const absl::Status& status) override {
     call_->FinishIn(env_.gate->LastWords(), wire::ToGrpc(status));
   }
-  std::shared_ptr<DequantizeBase> Self() override { return shared_from_this(); }
 
   absl::Status OpenShared() override {
     if (!request_.has_output_shared_memory()) return absl::OkStatus();
@@ -310,17 +234,16 @@ class DequantizeStream final : public DequantizeBase,
   transport::WriteCall* const call_;
   int64_t rows_per_chunk_ = 1;
   int64_t next_row_ = 0;
-  std::shared_ptr<DequantizeStream> self_;  // gRPC's share
 };
 
 }  // namespace
 
 void StartDequantizeCall(const Env& env, transport::UnaryCall* call) {
-  std::make_shared<DequantizeCall>(env, call)->Start();
+  std::make_shared<DequantizeCall>(env, call)->Start(call, call->request());
 }
 
 void StartDequantizeStream(const Env& env, transport::WriteCall* call) {
-  std::make_shared<DequantizeStream>(env, call)->Start();
+  std::make_shared<DequantizeStream>(env, call)->Start(call, call->request());
 }
 
 }  // namespace awqd::services

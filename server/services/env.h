@@ -20,6 +20,7 @@ struct Env {
   model::ModelStore* models = nullptr;
   transport::CallGate* gate = nullptr;
   Worker* loads = nullptr;     // LoadModel, UnloadModel
+  Worker* lists = nullptr;     // ListModels
   Worker* packings = nullptr;  // inline weights
   transport::ByteBudget* in_flight = nullptr;
   SharedMemory* shared_memory = nullptr;  // never null, but perhaps off

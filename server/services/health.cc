@@ -3,16 +3,11 @@
 
 #include <deque>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status.h"
 #include "server/obs/logging.h"
-#include "server/services/reply.h"
-#include "server/transport/guard.h"
-#include "server/wire/messages.h"
-#include "server/wire/raw_message.h"
-#include "server/wire/status.h"
+#include "server/services/unary.h"
 
 namespace awqd::services {
 
@@ -75,6 +70,7 @@ class HealthWatch final : public transport::Reactor,
   void OnCancel() override {
     MutexLock lock(&mu_);
     ended_ = true;
+    cancelled_ = true;
     pending_.clear();
     Advance();
   }
@@ -94,7 +90,9 @@ class HealthWatch final : public transport::Reactor,
       call_->StartWrite(wire::Encode(response));
     } else if (ended_) {
       finished_ = true;
-      call_->Finish(grpc::Status(grpc::StatusCode::UNAVAILABLE, "the server is shutting down"));
+      call_->Finish(wire::ToGrpc(cancelled_
+                                     ? absl::CancelledError("the client cancelled the call")
+                                     : absl::UnavailableError("the server is shutting down")));
     }
   }
 
@@ -106,6 +104,7 @@ class HealthWatch final : public transport::Reactor,
   Status last_ ABSL_GUARDED_BY(mu_) = HealthCheckResponse::UNKNOWN;
   bool writing_ ABSL_GUARDED_BY(mu_) = false;
   bool ended_ ABSL_GUARDED_BY(mu_) = false;
+  bool cancelled_ ABSL_GUARDED_BY(mu_) = false;  // by the client
   bool finished_ ABSL_GUARDED_BY(mu_) = false;
 };
 
@@ -144,11 +143,14 @@ void HealthService::Forget(const std::shared_ptr<HealthWatch>& watch) {
 }
 
 void HealthService::ServeOn(transport::CallLoop* loop) {
+  using transport::UnaryCall, transport::WriteCall;
   constexpr int kSlots = 8;
-  loop->Serve<transport::UnaryCall>(kSlots, this, &HealthService::RequestCheck,
-                                    [this](transport::UnaryCall* call) { OnCheck(call); });
-  loop->Serve<transport::WriteCall>(kSlots, this, &HealthService::RequestWatch,
-                                    [this](transport::WriteCall* call) { OnWatch(call); });
+  loop->Serve<UnaryCall>(
+      "grpc.health.v1.Health/Check", kSlots, [this](UnaryCall* call) { OnCheck(call); },
+      transport::WhileDraining::kServed);
+  loop->Serve<WriteCall>(
+      "grpc.health.v1.Health/Watch", kSlots, [this](WriteCall* call) { OnWatch(call); },
+      transport::WhileDraining::kServed);
 }
 
 void HealthService::OnCheck(transport::UnaryCall* call) {

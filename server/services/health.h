@@ -1,7 +1,7 @@
 // The standard health service, grpc.health.v1, with a status per service and Watch.
 //
 // Our own instead of gRPC's built-in one, which says SERVING before any weight is loaded, is not
-// flipped by a shutdown and cannot be described by reflection.
+// flipped by a shutdown, cannot be described by reflection and does not pass the door.
 #pragma once
 
 #include <map>
@@ -11,7 +11,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/string_view.h"
-#include "grpc/health/v1/health.grpc.pb.h"
+#include "grpc/health/v1/health.pb.h"
 #include "kernels/base/mutex.h"
 #include "server/transport/call_loop.h"
 
@@ -19,17 +19,14 @@ namespace awqd::services {
 
 class HealthWatch;
 
-using RawHealth = grpc::health::v1::Health::WithRawMethod_Check<
-    grpc::health::v1::Health::WithRawMethod_Watch<grpc::health::v1::Health::Service>>;
-
 // Thread-safe. Outlives the gRPC server.
-class HealthService final : public RawHealth {
+class HealthService {
  public:
   using Status = grpc::health::v1::HealthCheckResponse::ServingStatus;
 
   // Every service starts as NOT_SERVING; "" stands for the whole server.
   explicit HealthService(std::initializer_list<absl::string_view> services);
-  ~HealthService() override;
+  ~HealthService();
 
   // Sets every service and tells every watcher. Ignored once Stop was called.
   void SetServing(bool serving);
@@ -37,6 +34,7 @@ class HealthService final : public RawHealth {
   // NOT_SERVING for good, and ends every Watch, so that none holds the server's shutdown.
   void Stop();
 
+  // Its calls are answered while the server stops, and do not hold its end back.
   void ServeOn(transport::CallLoop* loop);
 
  private:

@@ -3,7 +3,6 @@
 // Memory is bounded by not reading: an item counts, with the answer that it will have, from its
 // read until its answer was written, so a client that does not read its answers stops being read as
 // well.
-#include <algorithm>
 #include <deque>
 #include <memory>
 #include <set>
@@ -12,8 +11,8 @@
 
 #include "absl/base/thread_annotations.h"
 #include "kernels/base/mutex.h"
-#include "server/services/inference.h"
-#include "server/services/matmul_flow.h"
+#include "server/services/product_flow.h"
+#include "server/services/services.h"
 #include "server/wire/status.h"
 
 namespace awqd::services {
@@ -23,7 +22,7 @@ class MatmulStream final : public transport::Reactor,
                            public std::enable_shared_from_this<MatmulStream> {
  public:
   MatmulStream(const Env& env, transport::StreamCall* call)
-      : env_(env), call_(call), ticket_(env.gate), deadline_(call->deadline()) {}
+      : env_(env), call_(call), deadline_(call->deadline()) {}
 
   // Answers come on threads that gRPC does not know, so the stream is shared between gRPC (until
   // OnDone) and the answers that are still to come.
@@ -177,7 +176,6 @@ class MatmulStream final : public transport::Reactor,
 
   const Env& env_;
   transport::StreamCall* const call_;
-  const transport::CallGate::Ticket ticket_;
   const absl::Time deadline_;
   std::shared_ptr<MatmulStream> self_;  // gRPC's share
   Mutex mu_;

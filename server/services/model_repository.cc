@@ -1,38 +1,22 @@
-// Store structs -> messages, and what touches the disk off the loop's threads.
-#include "server/services/model_repository.h"
-
+// The ModelRepository service: store structs -> messages.
 #include <memory>
 #include <string>
-#include <utility>
 
-#include "absl/strings/str_cat.h"
+#include "awqd/v1/model_repository.pb.h"
 #include "kernels/base/status.h"
+#include "kernels/description.h"
 #include "kernels/layouts/layout.h"
-#include "kernels/registry.h"
-#include "kernels/scheme.h"
+#include "kernels/plan/plan.h"
 #include "server/obs/logging.h"
-#include "server/services/reply.h"
-#include "server/transport/guard.h"
-#include "server/wire/messages.h"
-#include "server/wire/status.h"
-#include "server/wire/validate.h"
+#include "server/services/flow.h"
+#include "server/services/services.h"
+#include "server/services/unary.h"
 
 namespace awqd::services {
 namespace {
 
-v1::ModelState ToProto(model::ModelState state) {
-  switch (state) {
-    case model::ModelState::kUnloaded:
-      return v1::UNLOADED;
-    case model::ModelState::kLoading:
-      return v1::LOADING;
-    case model::ModelState::kReady:
-      return v1::READY;
-    case model::ModelState::kFailed:
-      return v1::FAILED;
-  }
-  return v1::MODEL_STATE_UNSPECIFIED;
-}
+// By model::ModelState.
+constexpr v1::ModelState kStates[] = {v1::UNLOADED, v1::LOADING, v1::READY, v1::FAILED};
 
 void FillSummary(const model::Model& model, v1::ModelSummary* out) {
   out->set_name(model.name);
@@ -40,6 +24,7 @@ void FillSummary(const model::Model& model, v1::ModelSummary* out) {
   out->set_weights(static_cast<int32_t>(model.weights.size()));
   out->set_device_bytes(model.device_bytes);
   out->set_version(model.version);
+  out->set_stacks(static_cast<int32_t>(model.stacks.size()));
 }
 
 void FillPlan(const DeviceWeight& weight, v1::WeightInfo* out) {
@@ -53,6 +38,8 @@ void FillPlan(const DeviceWeight& weight, v1::WeightInfo* out) {
     row->set_tiles(DescribeTiles(entry, weight.shape, weight.device->info()));
   }
   if (plan.dequantize != nullptr) out->set_dequantize_kernel(std::string(plan.dequantize->name));
+  if (plan.integer != nullptr) out->set_integer_kernel(std::string(plan.integer->name));
+  if (plan.quantized != nullptr) out->set_a8_kernel(std::string(plan.quantized->name));
   for (const RefusedRow& refused : plan.refused) {
     v1::RefusedKernel* row = out->add_refused();
     row->set_kernel(refused.name);
@@ -75,7 +62,7 @@ void FillWeight(const std::string& path, const model::PlacedWeight& weight, v1::
   out->set_k(weight.shape.k);
   out->set_n(weight.shape.n);
   out->set_format(weight.format);
-  out->set_scheme(ToString(weight.shape.scheme));
+  out->set_scheme(ToString(weight.shape.description));
   out->set_bytes(weight.bytes());
   out->set_device(weight.devices());
   out->set_has_bias(weight.has_bias);
@@ -85,131 +72,93 @@ void FillWeight(const std::string& path, const model::PlacedWeight& weight, v1::
   FillPlan(first, out);
 }
 
-absl::Status Load(model::ModelStore* models, const std::string& name,
-                  v1::LoadModelResponse* response) {
-  AWQD_ASSIGN_OR_RETURN(const std::shared_ptr<const model::Model> model, models->Load(name));
-  FillSummary(*model, response->mutable_model());
-  response->set_load_ms(model->load_ms);
-  response->set_ignored_tensors(model->ignored_tensors);
-  return absl::OkStatus();
-}
-
-// As FindWeight of weights.h: what was not loaded yet is not missing.
-absl::StatusOr<std::shared_ptr<const model::Model>> FindModel(const Env& env,
-                                                              const std::string& name) {
-  auto model = env.models->Find(name);
-  if (absl::IsNotFound(model.status()) && env.starting.load()) {
-    return absl::UnavailableError(absl::StrCat("model \"", name,
-                                               "\": the server is still loading its models; try "
-                                               "again when its health is SERVING"));
+void FillStack(const std::string& path,
+               const absl::StatusOr<std::shared_ptr<const model::WeightStack>>& made,
+               v1::StackInfo* out) {
+  out->set_path(path);
+  if (!made.ok()) {
+    out->set_refused(std::string(made.status().message()));
+    return;
   }
-  return model;
+  const model::WeightStack& stack = **made;
+  out->set_experts(static_cast<int32_t>(stack.experts.size()));
+  out->set_k(stack.shape().k);
+  out->set_n(stack.shape().n);
+  out->set_scheme(ToString(stack.shape().description));
+  out->set_bytes(stack.bytes());
+  out->set_device(stack.devices());
+  out->set_has_bias(stack.has_bias());
+  out->set_format(stack.experts.front()->format);
 }
 
-absl::Status Get(const Env& env, const std::string& name, v1::GetModelResponse* response) {
-  AWQD_RETURN_IF_ERROR(wire::CheckName(name));
-  AWQD_ASSIGN_OR_RETURN(const std::shared_ptr<const model::Model> model, FindModel(env, name));
-  FillSummary(*model, response->mutable_model());
-  for (const auto& [path, weight] : model->weights) {
+absl::Status Get(const Env& env, const v1::GetModelRequest& request,
+                 v1::GetModelResponse* response) {
+  const absl::StatusOr<std::shared_ptr<const model::Model>> found =
+      env.models->Find(request.name());
+  if (!found.ok()) return MaybeNotYet(env, request.name(), found.status());
+  const model::Model& model = **found;
+  FillSummary(model, response->mutable_model());
+  for (const auto& [path, weight] : model.weights) {
     FillWeight(path, *weight, response->add_weights());
   }
-  response->set_ignored_tensors(model->ignored_tensors);
-  response->set_quant_method(model->quant_method);
+  for (const auto& [path, stack] : model.stacks) FillStack(path, stack, response->add_stacks());
+  response->set_ignored_tensors(model.ignored_tensors);
+  response->set_quant_method(model.quant_method);
   return absl::OkStatus();
 }
 
-// A message and its answer, where the answer is at hand. `body` fills the answer.
-template <typename Request, typename Response, typename F>
-void Answer(const Env& env, transport::UnaryCall* call, F body) {
-  if (env.gate->TurnAway(call)) return;
-  Response response;
-  const absl::Status status = transport::Guarded([&]() -> absl::Status {
-    Request request;
-    AWQD_RETURN_IF_ERROR(wire::Parse(call->request(), &request));
-    return body(request, &response);
-  });
-  Reply(call, status, response);
-}
-
-// The same on the worker: `body` may block. Both end up in the log, as `what`.
-template <typename Request, typename Response, typename F>
-void Offload(const Env& env, transport::UnaryCall* call, absl::string_view what, F body) {
-  if (env.gate->TurnAway(call)) return;
-  Request request;
-  const auto ticket = std::make_shared<transport::CallGate::Ticket>(env.gate);
-  const absl::Status accepted = transport::Guarded([&]() -> absl::Status {
-    AWQD_RETURN_IF_ERROR(wire::Parse(call->request(), &request));
-    AWQD_RETURN_IF_ERROR(wire::CheckName(request.name()));
-    return env.loads->Run([ticket, call, what, name = request.name(), body = std::move(body)] {
-      Response response;
-      const absl::Status status =
-          wire::ForClient(transport::Guarded([&] { return body(name, &response); }));
-      obs::LogEvent(status.ok() ? obs::LogLevel::kInfo : obs::LogLevel::kWarning, what,
-                    {{"model", obs::LogText(name)},
-                     {"status", absl::StatusCodeToString(status.code())},
-                     {"error", obs::LogText(status.message(), wire::kMaxErrorBytes)}});
-      Reply(call, status, response);
-    });
-  });
-  if (!accepted.ok()) call->Finish(wire::ToGrpc(accepted));
-}
-
-absl::Status List(model::ModelStore* models, v1::ListModelsResponse* response) {
-  for (const model::ModelStatus& status : models->List()) {
+absl::Status List(const Env& env, const v1::ListModelsRequest&, v1::ListModelsResponse* response) {
+  for (const model::ModelStatus& status : env.models->List()) {
     v1::ModelSummary* summary = response->add_models();
     if (status.model != nullptr) FillSummary(*status.model, summary);
     summary->set_name(status.name);
-    summary->set_state(ToProto(status.state));
+    summary->set_state(kStates[static_cast<int>(status.state)]);
     summary->set_message(status.message);
   }
   return absl::OkStatus();
 }
 
-}  // namespace
-
-void ModelRepositoryService::StartList(transport::UnaryCall* call) {
-  if (env_.gate->TurnAway(call)) return;
-  const auto ticket = std::make_shared<transport::CallGate::Ticket>(env_.gate);
-  const absl::Status accepted = transport::Guarded([&]() -> absl::Status {
-    v1::ListModelsRequest request;
-    AWQD_RETURN_IF_ERROR(wire::Parse(call->request(), &request));
-    return lists_.Run([ticket, call, models = env_.models] {
-      v1::ListModelsResponse response;
-      const absl::Status status = transport::Guarded([&] { return List(models, &response); });
-      Reply(call, status, response);
-    });
-  });
-  if (!accepted.ok()) call->Finish(wire::ToGrpc(accepted));
+// Runs `body` on a model, and says in the log how it ended.
+template <typename F>
+absl::Status Logged(absl::string_view what, const std::string& name, F body) {
+  const absl::Status status = wire::ForClient(transport::Guarded(body));
+  obs::LogEvent(status.ok() ? obs::LogLevel::kInfo : obs::LogLevel::kWarning, what,
+                {{"model", obs::LogText(name)},
+                 {"status", absl::StatusCodeToString(status.code())},
+                 {"error", obs::LogText(status.message(), wire::kMaxErrorBytes)}});
+  return status;
 }
 
-void ModelRepositoryService::ServeOn(transport::CallLoop* loop) {
-  using Service = ModelRepositoryService;
+absl::Status Load(const Env& env, const v1::LoadModelRequest& request,
+                  v1::LoadModelResponse* response) {
+  return Logged("load model", request.name(), [&]() -> absl::Status {
+    AWQD_ASSIGN_OR_RETURN(const std::shared_ptr<const model::Model> model,
+                          env.models->Load(request.name()));
+    FillSummary(*model, response->mutable_model());
+    response->set_load_ms(model->load_ms);
+    response->set_ignored_tensors(model->ignored_tensors);
+    return absl::OkStatus();
+  });
+}
+
+absl::Status Unload(const Env& env, const v1::UnloadModelRequest& request,
+                    v1::UnloadModelResponse*) {
+  return Logged("unload model", request.name(), [&] { return env.models->Unload(request.name()); });
+}
+
+}  // namespace
+
+void ServeModelRepository(const Env& env, transport::CallLoop* loop) {
+  using transport::UnaryCall;
   constexpr int kSlots = 4;
-  loop->Serve<transport::UnaryCall>(kSlots, this, &Service::RequestListModels,
-                                    [this](transport::UnaryCall* call) { StartList(call); });
-  loop->Serve<transport::UnaryCall>(kSlots, this, &Service::RequestGetModel,
-                                    [this](transport::UnaryCall* call) {
-                                      Answer<v1::GetModelRequest, v1::GetModelResponse>(
-                                          env_, call, [this](const auto& request, auto* response) {
-                                            return Get(env_, request.name(), response);
-                                          });
-                                    });
-  loop->Serve<transport::UnaryCall>(
-      kSlots, this, &Service::RequestLoadModel, [this](transport::UnaryCall* call) {
-        Offload<v1::LoadModelRequest, v1::LoadModelResponse>(
-            env_, call, "load model",
-            [models = env_.models](const std::string& name, v1::LoadModelResponse* response) {
-              return Load(models, name, response);
-            });
-      });
-  loop->Serve<transport::UnaryCall>(
-      kSlots, this, &Service::RequestUnloadModel, [this](transport::UnaryCall* call) {
-        Offload<v1::UnloadModelRequest, v1::UnloadModelResponse>(
-            env_, call, "unload model",
-            [models = env_.models](const std::string& name, v1::UnloadModelResponse*) {
-              return models->Unload(name);
-            });
-      });
+  loop->Serve<UnaryCall>("awqd.v1.ModelRepository/ListModels", kSlots,
+                         [&env](UnaryCall* call) { AnswerOn(env.lists, env, call, List); });
+  loop->Serve<UnaryCall>("awqd.v1.ModelRepository/GetModel", kSlots,
+                         [&env](UnaryCall* call) { Answer(env, call, Get); });
+  loop->Serve<UnaryCall>("awqd.v1.ModelRepository/LoadModel", kSlots,
+                         [&env](UnaryCall* call) { AnswerOn(env.loads, env, call, Load); });
+  loop->Serve<UnaryCall>("awqd.v1.ModelRepository/UnloadModel", kSlots,
+                         [&env](UnaryCall* call) { AnswerOn(env.loads, env, call, Unload); });
 }
 
 }  // namespace awqd::services

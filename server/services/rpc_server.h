@@ -3,14 +3,17 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "server/engine/engine.h"
-#include "server/model/model_store.h"
-#include "server/services/options.h"
+#include "server/services/env.h"
+#include "server/services/health.h"
+#include "server/services/reflection.h"
+#include "server/transport/grpc_server.h"
 
 namespace awqd::services {
 
@@ -21,31 +24,43 @@ class RpcServer {
   static absl::StatusOr<std::unique_ptr<RpcServer>> Start(const Options& options,
                                                           engine::Engine* engine,
                                                           model::ModelStore* models);
-  virtual ~RpcServer() = default;
+  ~RpcServer() { Shutdown(absl::ZeroDuration()); }
 
   // The port that is really bound, also for port 0, of the first TCP address; 0 when there is none.
-  virtual int port() const = 0;
+  int port() const { return grpc_.port(); }
   // "127.0.0.1:43211", "unix:/run/awqd.sock": in the order of the options.
-  virtual const std::vector<std::string>& addresses() const = 0;
+  const std::vector<std::string>& addresses() const { return grpc_.addresses(); }
   const std::string& address() const { return addresses().front(); }
 
   // Every service's health.
-  virtual void SetServing(bool serving) = 0;
+  void SetServing(bool serving) { health_.SetServing(serving); }
   // While true, unknown models are UNAVAILABLE instead of NOT_FOUND.
-  virtual void SetStarting(bool starting) = 0;
+  void SetStarting(bool starting) { env_.starting.store(starting); }
 
   // Ends watches, refuses new calls, waits for those in flight until `grace` has passed, cancels
   // the rest, and returns when none is left. Loads that were accepted run to their end.
-  virtual void Shutdown(absl::Duration grace) = 0;
+  void Shutdown(absl::Duration grace);
 
-  // LoadModel and UnloadModel calls that run or wait.
-  virtual int64_t pending_loads() const = 0;
-
+  // What every call passes: the counts of calls, and the gate that Shutdown closes.
+  transport::Door* door() { return grpc_.door(); }
   // What Options::in_flight_bytes bounds.
-  virtual int64_t in_flight_bytes() const = 0;
-
+  int64_t in_flight_bytes() const { return in_flight_.in_flight(); }
   // What SharedMemoryOptions::max_open bounds.
-  virtual int64_t open_shared_ranges() const = 0;
+  int64_t open_shared_ranges() const { return shared_memory_->open_ranges(); }
+
+ private:
+  RpcServer(const Options& options, engine::Engine* engine, model::ModelStore* models);
+  absl::Status Listen();
+
+  transport::ByteBudget in_flight_;
+  Worker loads_;
+  Worker lists_{"lists of models", 1, 64};
+  Worker packings_;
+  std::unique_ptr<SharedMemory> shared_memory_;
+  Env env_;
+  HealthService health_;
+  std::optional<ReflectionService> reflection_;
+  transport::GrpcServer grpc_;
 };
 
 }  // namespace awqd::services

@@ -1,32 +1,32 @@
-// Facts about the running server, gathered when asked.
-#include "server/services/server_info.h"
-
+// The ServerInfo service: facts about the running server, gathered when asked.
 #include <bit>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/base/status.h"
+#include "awqd/v1/server_info.pb.h"
 #include "kernels/formats/format.h"
 #include "kernels/layouts/layout.h"
-#include "server/services/reply.h"
-#include "server/transport/guard.h"
-#include "server/wire/messages.h"
-#include "server/wire/status.h"
+#include "kernels/plan/plan.h"
+#include "server/services/services.h"
+#include "server/services/unary.h"
 
 namespace awqd::services {
 namespace {
 
-constexpr DType kDTypes[] = {DType::kFp16, DType::kBf16,  DType::kFp32,
-                             DType::kInt8, DType::kUint8, DType::kInt32};
+constexpr DType kDTypes[] = {DType::kFp16,  DType::kBf16,  DType::kFp32, DType::kInt8,
+                             DType::kUint8, DType::kInt32, DType::kE4m3, DType::kE8m0};
 
 // A weight of usual size that the row takes if its device suits; so what remains to refuse it is
 // the device.
 WeightShape ShapeFor(const KernelRow& row) {
   WeightShape shape = {.k = 4096, .n = 4096};
-  shape.scheme.bits = row.bits_mask & (1u << 4) ? 4 : std::countr_zero(row.bits_mask);
-  shape.scheme.group_size = row.group_multiple > 128 ? 4096 : 128;
-  shape.scheme.zero_kind = row.integer_zeros ? ZeroKind::kInteger : ZeroKind::kSymmetric;
-  shape.scheme.activation = row.activation;
+  const Claims& claims = row.claims;
+  const int bits = claims.bits & (1u << 4) ? 4 : std::countr_zero(claims.bits);
+  const int64_t rows = claims.group_multiple > 128 ? 0 : 128;
+  const bool stored = (claims.zeros & MaskOf(ZeroKind::kStored)) != 0;
+  shape.description = stored ? Asymmetric(bits, rows) : Symmetric(bits, rows);
+  if (claims.scales == 0) shape.description.scale_dtype.reset();
   return shape;
 }
 
@@ -57,27 +57,37 @@ void FillLimits(const Env& env, v1::Limits* out) {
   out->set_shared_memory_prefix(env.shared_memory->prefix());
 }
 
+constexpr std::pair<ZeroKind, absl::string_view> kZeroNames[] = {{ZeroKind::kConstant, "constant"},
+                                                                 {ZeroKind::kStored, "stored"},
+                                                                 {ZeroKind::kRealBefore, "real"},
+                                                                 {ZeroKind::kRealAfter, "offset"}};
+
 void FillDTypes(DTypeMask mask, google::protobuf::RepeatedPtrField<std::string>* out) {
   for (DType dtype : kDTypes) {
     if (mask & MaskOf(dtype)) out->Add(std::string(Name(dtype)));
   }
 }
 
-}  // namespace
-
+// One line of the support matrix, with whether `device` can run the row on a weight that suits it.
 void FillKernel(const KernelRow& row, const DeviceInfo& device, v1::KernelInfo* out) {
   out->set_name(std::string(row.name));
-  const bool matmul = row.op == Op::kMatmul;
-  out->set_operation(matmul ? "matmul" : "dequantize");
+  const bool matmul = row.op != Op::kDequantize;
+  out->set_operation(!matmul                               ? "dequantize"
+                     : row.op == Op::kQuantizedActivations ? "matmul_a8"
+                                                           : "matmul");
   if (matmul) {
     out->set_path(std::string(Name(row.path)));
     FillDTypes(row.inputs, out->mutable_activations());
   }
   FillDTypes(row.outputs, out->mutable_outputs());
   for (int bits = 1; bits <= 8; ++bits) {
-    if (row.bits_mask & (1u << bits)) out->add_bits(bits);
+    if (row.claims.bits & (1u << bits)) out->add_bits(bits);
   }
-  out->set_group_multiple(static_cast<int32_t>(row.group_multiple));
+  for (const auto& [kind, name] : kZeroNames) {
+    if (row.claims.zeros & MaskOf(kind)) out->add_zeros(std::string(name));
+  }
+  FillDTypes(row.claims.scales, out->mutable_scales());
+  out->set_group_multiple(static_cast<int32_t>(row.claims.group_multiple));
   out->set_layout(row.layout == nullptr ? "any" : std::string(row.layout->name));
   out->set_min_tokens(row.min_m);
   out->set_max_tokens(row.max_m);
@@ -87,34 +97,29 @@ void FillKernel(const KernelRow& row, const DeviceInfo& device, v1::KernelInfo* 
   out->set_reason(reason);
 }
 
-absl::Status ServerInfoService::Fill(v1::GetServerInfoResponse* response) const {
+absl::Status Fill(const Env& env, const v1::GetServerInfoRequest&,
+                  v1::GetServerInfoResponse* response) {
   response->set_version(AWQD_VERSION);
-  for (const Device* device : env_.engine->devices()) {
-    FillDevice(env_, *device, response->add_devices());
+  for (const Device* device : env.engine->devices()) {
+    FillDevice(env, *device, response->add_devices());
   }
   for (const KernelRow* row : AllKernels()) {
-    FillKernel(*row, env_.engine->device().info(), response->add_kernels());
+    FillKernel(*row, env.engine->device().info(), response->add_kernels());
   }
-  FillLimits(env_, response->mutable_limits());
-  response->set_shard(std::string(Name(env_.models->sharding())));
-  response->set_uptime_s(absl::ToInt64Seconds(absl::Now() - env_.started));
+  FillLimits(env, response->mutable_limits());
+  response->set_shard(std::string(Name(env.models->sharding())));
+  response->set_uptime_s(absl::ToInt64Seconds(absl::Now() - env.started));
   for (const Format* format : AllFormats()) response->add_formats(std::string(format->name));
   return absl::OkStatus();
 }
 
-void ServerInfoService::ServeOn(transport::CallLoop* loop) {
+}  // namespace
+
+void ServeServerInfo(const Env& env, transport::CallLoop* loop) {
   constexpr int kSlots = 4;
   loop->Serve<transport::UnaryCall>(
-      kSlots, this, &ServerInfoService::RequestGetServerInfo, [this](transport::UnaryCall* call) {
-        if (env_.gate->TurnAway(call)) return;
-        v1::GetServerInfoResponse response;
-        const absl::Status status = transport::Guarded([&]() -> absl::Status {
-          v1::GetServerInfoRequest request;
-          AWQD_RETURN_IF_ERROR(wire::Parse(call->request(), &request));
-          return Fill(&response);
-        });
-        Reply(call, status, response);
-      });
+      "awqd.v1.ServerInfo/GetServerInfo", kSlots,
+      [&env](transport::UnaryCall* call) { Answer(env, call, Fill); });
 }
 
 }  // namespace awqd::services

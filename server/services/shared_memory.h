@@ -14,8 +14,8 @@
 //     and out of memory that the device reads and writes at full speed anyway.
 //   - Opened so that nothing of the client's choosing can block or redirect it: no symbolic link,
 //     no FIFO or device, no lease to wait for, no hard link to an object that another name guards.
-//   - One error for everything that the file system could tell: whether an object exists, whose it
-//     is and how large it is, is nobody's business. The log has the reason, at debug level.
+//   - One error for everything that the file system could tell: clients must not learn whether an
+//     object exists, whose it is or how large it is. The log has the reason, at debug level.
 //   - Bounded: ranges that are open together here, their bytes by Env::in_flight.
 #pragma once
 
@@ -54,8 +54,9 @@ class SharedRange {
 
   // Reads the whole range. INVALID_ARGUMENT when the object has become shorter.
   absl::Status Read(char* out) const;
-  // Writes at its beginning; at most size() bytes. INVALID_ARGUMENT when the object does not take
-  // them. An object that has become shorter grows again, within the bounds that it once had.
+  // Writes from the beginning of the range, at most size() bytes. INVALID_ARGUMENT when the object
+  // does not take them. An object that has become shorter grows again, within the bounds that it
+  // once had.
   absl::Status Write(absl::string_view bytes) const;
 
  private:

@@ -38,11 +38,6 @@ void Worker::Stop() {
   }
 }
 
-int64_t Worker::pending() const {
-  MutexLock lock(&mu_);
-  return running_ + static_cast<int64_t>(jobs_.size());
-}
-
 void Worker::Loop() {
   for (;;) {
     std::function<void()> job;
@@ -52,12 +47,8 @@ void Worker::Loop() {
       if (jobs_.empty()) return;
       job = std::move(jobs_.front());
       jobs_.pop_front();
-      ++running_;
     }
     job();
-    job = nullptr;  // what it holds is released before it counts as done
-    MutexLock lock(&mu_);
-    --running_;
   }
 }
 

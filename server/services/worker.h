@@ -29,17 +29,13 @@ class Worker {
   // Refuses new jobs and returns when every accepted one has run.
   void Stop();
 
-  // Jobs that run or wait.
-  int64_t pending() const;
-
  private:
   void Loop();
   const std::string what_;
   const int64_t max_queued_;
-  mutable Mutex mu_;
+  Mutex mu_;
   CondVar changed_;
   std::deque<std::function<void()>> jobs_ ABSL_GUARDED_BY(mu_);
-  int64_t running_ ABSL_GUARDED_BY(mu_) = 0;
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   std::vector<std::thread> threads_;
 };

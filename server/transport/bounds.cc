@@ -16,10 +16,6 @@ int Millis(absl::Duration duration) {
   return static_cast<int>(std::min<int64_t>(absl::ToInt64Milliseconds(duration), int64_t{INT_MAX}));
 }
 
-// Of gRPC's synchronous services, which is reflection alone: a stream keeps a thread for as long as
-// it is open, idle or not.
-constexpr int kMaxSyncThreads = 32;
-
 }  // namespace
 
 void SetBounds(const Options& options, grpc::ServerBuilder* builder) {
@@ -30,7 +26,6 @@ void SetBounds(const Options& options, grpc::ServerBuilder* builder) {
   builder->SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
   grpc::ResourceQuota quota("awqd");
   quota.Resize(static_cast<size_t>(options.memory_quota_bytes));
-  quota.SetMaxThreads(kMaxSyncThreads);
   builder->SetResourceQuota(quota);
   builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, options.max_concurrent_streams);
   builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);

@@ -8,7 +8,7 @@
 namespace awqd::transport {
 
 // Everything that keeps one client from taking the whole process: message sizes, compression,
-// memory and thread quota, streams per connection, keepalive and age of connections.
+// memory quota, streams per connection, keepalive and age of connections.
 void SetBounds(const Options& options, grpc::ServerBuilder* builder);
 
 }  // namespace awqd::transport

@@ -5,6 +5,7 @@
 
 #include "absl/time/clock.h"
 #include "server/transport/call_loop.h"
+#include "server/transport/door.h"
 #include "server/transport/guard.h"
 
 namespace awqd::transport {
@@ -14,6 +15,8 @@ ServerCall::ServerCall(MethodBase* method) : method_(method) {
 }
 
 ServerCall::~ServerCall() = default;
+
+absl::string_view ServerCall::method() const { return method_->entry()->method(); }
 
 absl::Time ServerCall::deadline() const {
   const std::chrono::system_clock::time_point deadline = context_.deadline();
@@ -38,12 +41,17 @@ void ServerCall::OnTaken(bool ok) {
   }
   method->Ask();
   const absl::Status handled = Guarded([&] {
-    method->Handle(this);
+    method->Receive(this);
+    if (method->loop()->door_->Enter(this, *method->entry())) method->Handle(this);
     return absl::OkStatus();
   });
   // What throws before there is a reactor has started nothing; reactors guard what they do.
-  if (!handled.ok() && reactor_ == nullptr) Finish(method->ToGrpc(handled));
+  if (!handled.ok() && reactor_ == nullptr) Finish(method->loop()->to_grpc_(handled));
   HandlerReturned();
+}
+
+void ServerCall::Leave(grpc::StatusCode outcome) {
+  method_->loop()->door_->Leave(*this, method_->entry(), outcome);
 }
 
 void ServerCall::HandlerReturned() {
@@ -67,7 +75,7 @@ void ServerCall::FinishIn(absl::Duration delay, const grpc::Status& status) {
   delayed_ = std::make_unique<Delayed>();
   MutexLock lock(&delayed_->mu);
   delayed_->status = status;
-  delayed_->alarm.Set(method_->queue(), absl::ToChronoTime(absl::Now() + delay),
+  delayed_->alarm.Set(method_->loop()->queue_.get(), absl::ToChronoTime(absl::Now() + delay),
                       static_cast<Event*>(&delay_over_));
 }
 

@@ -6,21 +6,26 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
+#include <cstdint>
 #include <memory>
+#include <string>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "grpcpp/alarm.h"
 #include "grpcpp/completion_queue.h"
+#include "grpcpp/generic/async_generic_service.h"
 #include "grpcpp/server_context.h"
-#include "grpcpp/support/async_stream.h"
-#include "grpcpp/support/async_unary_call.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/status.h"
 #include "kernels/base/mutex.h"
+#include "server/transport/call_gate.h"
 
 namespace awqd::transport {
 
+class Door;
 class MethodBase;
 
 // What a completion queue hands back: every tag is one.
@@ -43,8 +48,8 @@ class EventOf final : public Event {
   Owner* const owner_;
 };
 
-// Hears of a call, on threads of the loop, which must not be blocked. Only OnDone is never called
-// at the same time as another.
+// Receives the events of a call, on threads of the loop. It must not block them. Only OnDone is
+// never called at the same time as another.
 class Reactor {
  public:
   // The client cancelled, its deadline passed, or the connection broke; once at most, after the
@@ -67,14 +72,25 @@ class ServerCall {
   ServerCall(const ServerCall&) = delete;
   ServerCall& operator=(const ServerCall&) = delete;
 
+  // "awqd.v1.ServerInfo/GetServerInfo": from the server's own table, never from the wire.
+  absl::string_view method() const;
+  // "ipv4:10.0.0.7:51034", "unix:": gRPC allocates it.
+  std::string peer() const { return context_.peer(); }
   absl::Time deadline() const;
+  // Of the messages that came and of those that were sent, so far.
+  int64_t received_bytes() const { return received_bytes_.load(std::memory_order_relaxed); }
+  int64_t sent_bytes() const { return sent_bytes_.load(std::memory_order_relaxed); }
+
   // At most once, before any operation and on the handler's thread. A call without one is finished
   // all the same.
   void SetReactor(Reactor* reactor) { reactor_ = reactor; }
 
   // Ends the call, exactly once. Not while a write is in progress. A unary call ends with Answer
   // instead when all is well.
-  void Finish(const grpc::Status& status) { SendStatus(status); }
+  void Finish(const grpc::Status& status) {
+    Leave(status.error_code());
+    SendStatus(status);
+  }
   // The same, `delay` later.
   void FinishIn(absl::Duration delay, const grpc::Status& status);
 
@@ -87,14 +103,24 @@ class ServerCall {
   void Retain() { pending_.fetch_add(1, std::memory_order_relaxed); }
   void Release();
   Reactor* reactor() const { return reactor_; }
+  // The status is known, and sent next.
+  void Leave(grpc::StatusCode outcome);
+  void Received(const grpc::ByteBuffer& message) { Count(message, &received_bytes_); }
+  void Sent(const grpc::ByteBuffer& message) { Count(message, &sent_bytes_); }
 
-  grpc::ServerContext context_;
+  // A generic one, which says the name of a method that is not in the table. The others pay for it
+  // with two empty strings.
+  grpc::GenericServerContext context_;
 
  private:
+  friend class Door;
   friend class MethodBase;
   template <typename Call>
   friend class Method;
 
+  static void Count(const grpc::ByteBuffer& message, std::atomic<int64_t>* bytes) {
+    bytes->fetch_add(static_cast<int64_t>(message.Length()), std::memory_order_relaxed);
+  }
   void OnTaken(bool ok);
   void OnEnded(bool ok);
   void OnFinished(bool ok);
@@ -106,12 +132,18 @@ class ServerCall {
   Reactor* reactor_ = nullptr;
   // The handler, Finish, gRPC's notice of the end, and each read and write in progress.
   std::atomic<int> pending_{3};
-  // Who of the handler's return and the notice of a cancel comes second tells the reactor.
+  // The door's, from Enter on.
+  CallGate::Ticket ticket_;
+  std::chrono::steady_clock::time_point entered_;
+  std::atomic<int64_t> received_bytes_{0};
+  std::atomic<int64_t> sent_bytes_{0};
+  // The handler's return and the cancel may come in either order; the second one tells the reactor.
   std::atomic<bool> one_of_two_{false};
   EventOf<ServerCall, &ServerCall::OnTaken> taken_{this};
   EventOf<ServerCall, &ServerCall::OnEnded> ended_{this};
 
-  // Of FinishIn. The lock is for ThreadSanitizer, which does not see what an alarm orders.
+  // The alarm of FinishIn. The lock is for ThreadSanitizer, which does not see what an alarm
+  // orders.
   struct Delayed {
     grpc::Alarm alarm;
     Mutex mu;
@@ -122,91 +154,6 @@ class ServerCall {
 
  protected:
   EventOf<ServerCall, &ServerCall::OnFinished> finished_{this};
-};
-
-// A request, an answer.
-class UnaryCall final : public ServerCall {
- public:
-  using Responder = grpc::ServerAsyncResponseWriter<grpc::ByteBuffer>;
-  explicit UnaryCall(MethodBase* method) : ServerCall(method), responder_(&context_) {}
-
-  grpc::ByteBuffer* request() { return &request_; }
-  // Ends the call well. gRPC shares the answer's slices from here on.
-  void Answer(const grpc::ByteBuffer& answer) {
-    responder_.Finish(answer, grpc::Status::OK, &finished_);
-  }
-
- private:
-  template <typename Call>
-  friend class Method;
-  void SendStatus(const grpc::Status& status) override {
-    responder_.FinishWithError(status, &finished_);
-  }
-
-  grpc::ByteBuffer request_;
-  Responder responder_;
-};
-
-// A request, a stream of answers.
-class WriteCall final : public ServerCall {
- public:
-  using Responder = grpc::ServerAsyncWriter<grpc::ByteBuffer>;
-  explicit WriteCall(MethodBase* method) : ServerCall(method), responder_(&context_) {}
-
-  grpc::ByteBuffer* request() { return &request_; }
-  // One at a time. gRPC shares the message's slices from here on.
-  void StartWrite(const grpc::ByteBuffer& message) {
-    Retain();
-    responder_.Write(message, &written_);
-  }
-
- private:
-  template <typename Call>
-  friend class Method;
-  void SendStatus(const grpc::Status& status) override { responder_.Finish(status, &finished_); }
-  void OnWritten(bool ok) {
-    reactor()->OnWriteDone(ok);
-    Release();
-  }
-
-  grpc::ByteBuffer request_;
-  Responder responder_;
-  EventOf<WriteCall, &WriteCall::OnWritten> written_{this};
-};
-
-// A stream of requests, a stream of answers.
-class StreamCall final : public ServerCall {
- public:
-  using Responder = grpc::ServerAsyncReaderWriter<grpc::ByteBuffer, grpc::ByteBuffer>;
-  explicit StreamCall(MethodBase* method) : ServerCall(method), responder_(&context_) {}
-
-  // One at a time; beside a write, and also when the call is being finished: it then ends with it.
-  // `message` stays valid until OnReadDone.
-  void StartRead(grpc::ByteBuffer* message) {
-    Retain();
-    responder_.Read(message, &read_);
-  }
-  void StartWrite(const grpc::ByteBuffer& message) {
-    Retain();
-    responder_.Write(message, &written_);
-  }
-
- private:
-  template <typename Call>
-  friend class Method;
-  void SendStatus(const grpc::Status& status) override { responder_.Finish(status, &finished_); }
-  void OnRead(bool ok) {
-    reactor()->OnReadDone(ok);
-    Release();
-  }
-  void OnWritten(bool ok) {
-    reactor()->OnWriteDone(ok);
-    Release();
-  }
-
-  Responder responder_;
-  EventOf<StreamCall, &StreamCall::OnRead> read_{this};
-  EventOf<StreamCall, &StreamCall::OnWritten> written_{this};
 };
 
 }  // namespace awqd::transport

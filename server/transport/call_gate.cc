@@ -5,22 +5,16 @@
 
 namespace awqd::transport {
 
-// Lives until gRPC is done with the call.
-class CallGate::Refusal final : public Reactor {
- public:
-  explicit Refusal(CallGate* gate) : ticket_(gate) {}
-  void OnDone() override { delete this; }
-
- private:
-  const Ticket ticket_;
-};
-
-bool CallGate::TurnAway(ServerCall* call) {
-  if (open()) return false;
+void CallGate::TurnAway(std::function<void()> answer) {
   turned_away_.fetch_add(1);
-  call->SetReactor(new Refusal(this));
-  Answer([call] { call->Finish(Draining()); });
-  return true;
+  {
+    MutexLock lock(&mu_);
+    if (state_.load() == State::kClosed) {
+      waiting_.push_back(std::move(answer));
+      return;
+    }
+  }
+  answer();
 }
 
 grpc::Status CallGate::Draining() {
@@ -61,18 +55,7 @@ void CallGate::Refuse() {
     for (auto& [id, listener] : listeners_) waiting.push_back(std::move(listener));
     listeners_.clear();
   }
-  for (const std::function<void()>& finish : waiting) finish();
-}
-
-void CallGate::Answer(std::function<void()> finish) {
-  {
-    MutexLock lock(&mu_);
-    if (state_.load() == State::kClosed) {
-      waiting_.push_back(std::move(finish));
-      return;
-    }
-  }
-  finish();
+  for (const std::function<void()>& tell : waiting) tell();
 }
 
 }  // namespace awqd::transport

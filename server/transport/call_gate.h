@@ -1,4 +1,5 @@
-// CallGate: which calls are in flight, and what becomes of those that come while the server stops.
+// CallGate: which calls are in flight, and how calls are answered that arrive while the server
+// stops.
 //
 // gRPC answers a call that reaches a stopping server by itself, with CANCELLED, which clients do
 // not retry. So the gate closes before gRPC stops: calls wait behind it, their clients send nothing
@@ -16,26 +17,33 @@
 #include "absl/time/time.h"
 #include "grpcpp/support/status.h"
 #include "kernels/base/mutex.h"
-#include "server/transport/call.h"
 
 namespace awqd::transport {
 
-// To a client and back, also over a long way: what the server allows its clients while it stops.
+// Time for a message to a distant client and back; the server waits this long for clients while it
+// stops.
 inline constexpr absl::Duration kRoundTrip = absl::Milliseconds(100);
 
 // Thread-safe. Outlives the gRPC server.
 class CallGate {
  public:
-  // A call in flight, from its start to its end: a member of what lives as long as the call.
+  // A call in flight, from Hold to its end: a member of what lives as long as the call.
   class Ticket {
    public:
-    explicit Ticket(CallGate* gate) : gate_(gate) { gate_->in_flight_.fetch_add(1); }
-    ~Ticket() { gate_->in_flight_.fetch_sub(1); }
+    Ticket() = default;
+    ~Ticket() {
+      if (gate_ != nullptr) gate_->in_flight_.fetch_sub(1);
+    }
     Ticket(const Ticket&) = delete;
     Ticket& operator=(const Ticket&) = delete;
+    // Once at most.
+    void Hold(CallGate* gate) {
+      gate_ = gate;
+      gate_->in_flight_.fetch_add(1);
+    }
 
    private:
-    CallGate* const gate_;
+    CallGate* gate_ = nullptr;
   };
 
   // Hears of Refuse while it exists, once, on the thread that calls it; for streams, which end
@@ -53,14 +61,14 @@ class CallGate {
     const int64_t id_;
   };
 
-  // First in every handler that does work: false, or the call is answered here.
-  bool TurnAway(ServerCall* call);
+  // For a call that came while the gate was not open: `answer` sends Draining, now or at Refuse.
+  void TurnAway(std::function<void()> answer);
 
   bool open() const { return state_.load(std::memory_order_relaxed) == State::kOpen; }
   // What refused calls are answered with.
   static grpc::Status Draining();
-  // How long a stream holds its end back behind its last message: not at all while the gate is
-  // open. gRPC closes a connection that it has told to go away together with its last call, and a
+  // How long a stream waits after its last message before it ends; zero while the gate is open.
+  // gRPC closes a connection that it has told to go away together with its last call, and a
   // client that acknowledges something before it has read everything then loses the rest (EPIPE).
   absl::Duration LastWords() const;
 
@@ -76,10 +84,7 @@ class CallGate {
 
  private:
   enum class State { kOpen, kClosed, kRefusing };
-  class Refusal;
 
-  // Calls `finish`, now or at Refuse.
-  void Answer(std::function<void()> finish);
   int64_t Listen(std::function<void()> refusing);
 
   std::atomic<State> state_{State::kOpen};

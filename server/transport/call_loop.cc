@@ -1,7 +1,9 @@
 // Take what is there, run what was submitted, sleep.
 #include "server/transport/call_loop.h"
 
+#include "absl/strings/str_cat.h"
 #include "grpc/support/time.h"
+#include "server/obs/logging.h"
 
 namespace awqd::transport {
 namespace {
@@ -14,6 +16,15 @@ constexpr int kEventsInARow = 256;
 // finds nothing says little about the other connections. 32 callers on eight connections: batches
 // of 4 tokens with one look, of 24 with two, and no larger ones with more.
 constexpr int kLooks = 2;
+
+// Of methods that the server does not have.
+constexpr int kUnknownSlots = 4;
+
+void Unimplemented(UnknownCall* call) {
+  call->Finish({grpc::StatusCode::UNIMPLEMENTED,
+                absl::StrCat("method: got \"", obs::LogText(call->asked_for()),
+                             "\", expected one that this server has")});
+}
 
 // Of this thread: it is a loop's that runs what is queued, and something was submitted since the
 // last run_queued.
@@ -29,18 +40,20 @@ void MethodBase::Gone() {
   loop->none_left_.NotifyAll();
 }
 
-grpc::CompletionQueue* MethodBase::queue() const { return loop_->queue_.get(); }
-
-grpc::Status MethodBase::ToGrpc(const absl::Status& status) const {
-  return loop_->to_grpc_(status);
-}
-
-CallLoop::CallLoop(grpc::ServerBuilder* builder, int threads, std::function<bool()> run_queued,
+CallLoop::CallLoop(grpc::ServerBuilder* builder, Door* door, int threads,
+                   std::function<bool()> run_queued,
                    std::function<grpc::Status(const absl::Status&)> to_grpc)
-    : threads_wanted_(threads),
+    : door_(door),
+      threads_wanted_(threads),
       run_queued_(std::move(run_queued)),
       to_grpc_(std::move(to_grpc)),
-      queue_(builder->AddCompletionQueue()) {}
+      queue_(builder->AddCompletionQueue()) {
+  builder->RegisterService(&service_);
+  builder->RegisterAsyncGenericService(&unknown_);
+  Door::Entry* const entry = door_->Add(Door::kUnknownMethod, WhileDraining::kTurnedAway);
+  methods_.emplace_back(std::make_unique<Method<UnknownCall>>(this, entry, -1, Unimplemented),
+                        kUnknownSlots);
+}
 
 CallLoop::~CallLoop() { Stop(); }
 

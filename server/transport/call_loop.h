@@ -15,50 +15,79 @@
 #include <utility>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "grpcpp/generic/async_generic_service.h"
+#include "grpcpp/impl/rpc_service_method.h"
+#include "grpcpp/impl/service_type.h"
 #include "grpcpp/server_builder.h"
 #include "kernels/base/mutex.h"
-#include "server/transport/call.h"
+#include "server/transport/call_kinds.h"
+#include "server/transport/door.h"
 
 namespace awqd::transport {
 
 class CallLoop;
 
-// One method of a service.
+// One method of the server.
 class MethodBase {
  public:
-  explicit MethodBase(CallLoop* loop) : loop_(loop) {}
+  MethodBase(CallLoop* loop, Door::Entry* entry) : loop_(loop), entry_(entry) {}
   virtual ~MethodBase() = default;
   // Asks gRPC for one more call.
   virtual void Ask() = 0;
-  // Runs the handler.
+  // Counts the request that came with the call.
+  virtual void Receive(ServerCall* call) = 0;
+  // Runs the handler of a call that the door let in.
   virtual void Handle(ServerCall* call) = 0;
-  // A call that was asked for is no more.
+  // Called when a call that was asked for will never come.
   void Gone();
-  // The loop's.
-  grpc::CompletionQueue* queue() const;
-  grpc::Status ToGrpc(const absl::Status& status) const;
+  Door::Entry* entry() const { return entry_; }
+  CallLoop* loop() const { return loop_; }
 
  protected:
   CallLoop* const loop_;
+
+ private:
+  Door::Entry* const entry_;
+};
+
+// The methods by their names, all of them raw: gRPC's generated services keep theirs the same way.
+class RawService final : public grpc::Service {
+ public:
+  using Type = grpc::internal::RpcMethod::RpcType;
+
+  // "/package.Service/Method", which lives as long as this. Returns its index.
+  int Add(const char* path, Type type) {
+    AddMethod(new grpc::internal::RpcServiceMethod(path, type, nullptr));
+    MarkMethodRaw(size_);
+    return size_++;
+  }
+  using Service::RequestAsyncBidiStreaming;
+  using Service::RequestAsyncServerStreaming;
+  using Service::RequestAsyncUnary;
+
+ private:
+  int size_ = 0;
 };
 
 class CallLoop {
  public:
-  // The queue is the builder's server's. `run_queued` does what Engine::RunQueued does; null where
-  // that runs nothing, so that no thread looks for company in vain. `to_grpc` spells what a handler
-  // threw.
-  CallLoop(grpc::ServerBuilder* builder, int threads, std::function<bool()> run_queued,
+  // The queue is the builder's server's, and so are the methods, which all stand behind `door`. A
+  // method that is not served is UNIMPLEMENTED, behind the door as well. `run_queued` does what
+  // Engine::RunQueued does; null where that runs nothing, so that no thread looks for company in
+  // vain. `to_grpc` spells what a handler threw.
+  CallLoop(grpc::ServerBuilder* builder, Door* door, int threads, std::function<bool()> run_queued,
            std::function<grpc::Status(const absl::Status&)> to_grpc);
   // Stops.
   ~CallLoop();
 
-  // Before Start. `service` is one of gRPC's asynchronous ones and `ask` its RequestX for a raw
-  // method; of every call, `handler` is told, on a thread of the loop. As many as `slots` calls may
-  // come at once without waiting to be asked for.
-  template <typename Call, typename Service, typename Ask, typename Handler>
-  void Serve(int slots, Service* service, Ask ask, Handler handler);
+  // Before the server is built. Of every call of `method`, "package.Service/Method", `handler` is
+  // told, on a thread of the loop, once the door has let it in. As many as `slots` calls may come
+  // at once without waiting to be asked for.
+  template <typename Call>
+  void Serve(absl::string_view method, int slots, std::function<void(Call*)> handler,
+             WhileDraining while_draining = WhileDraining::kTurnedAway);
 
   // Once the server listens.
   void Start();
@@ -72,6 +101,7 @@ class CallLoop {
 
  private:
   friend class MethodBase;
+  friend class ServerCall;
   template <typename Call>
   friend class Method;
 
@@ -80,6 +110,9 @@ class CallLoop {
   // ended.
   bool TakeOne(bool* more);
 
+  Door* const door_;
+  RawService service_;
+  grpc::AsyncGenericService unknown_;
   const int threads_wanted_;
   const std::function<bool()> run_queued_;
   const std::function<grpc::Status(const absl::Status&)> to_grpc_;
@@ -94,41 +127,53 @@ class CallLoop {
 template <typename Call>
 class Method final : public MethodBase {
  public:
-  using AskFor = std::function<void(Call* call, grpc::ServerCompletionQueue* queue, void* tag)>;
   using Handler = std::function<void(Call*)>;
 
-  Method(CallLoop* loop, AskFor ask, Handler handler)
-      : MethodBase(loop), ask_(std::move(ask)), handler_(std::move(handler)) {}
+  // `index` is the method's in the loop's service.
+  Method(CallLoop* loop, Door::Entry* entry, int index, Handler handler)
+      : MethodBase(loop, entry), index_(index), handler_(std::move(handler)) {}
 
   void Ask() override {
     loop_->calls_.fetch_add(1, std::memory_order_relaxed);
     auto* call = new Call(this);
-    ask_(call, loop_->queue_.get(), static_cast<Event*>(&call->taken_));
+    grpc::ServerCompletionQueue* const queue = loop_->queue_.get();
+    void* const tag = static_cast<Event*>(&call->taken_);
+    if constexpr (std::is_same_v<Call, UnaryCall>) {
+      loop_->service_.RequestAsyncUnary(index_, &call->context_, &call->request_, &call->responder_,
+                                        queue, queue, tag);
+    } else if constexpr (std::is_same_v<Call, WriteCall>) {
+      loop_->service_.RequestAsyncServerStreaming(index_, &call->context_, &call->request_,
+                                                  &call->responder_, queue, queue, tag);
+    } else if constexpr (std::is_same_v<Call, StreamCall>) {
+      loop_->service_.RequestAsyncBidiStreaming(index_, &call->context_, &call->responder_, queue,
+                                                queue, tag);
+    } else {
+      loop_->unknown_.RequestCall(&call->context_, &call->responder_, queue, queue, tag);
+    }
+  }
+  void Receive([[maybe_unused]] ServerCall* call) override {
+    if constexpr (std::is_same_v<Call, UnaryCall> || std::is_same_v<Call, WriteCall>) {
+      call->Received(*static_cast<Call*>(call)->request());
+    }
   }
   void Handle(ServerCall* call) override { handler_(static_cast<Call*>(call)); }
 
-  template <typename Service, typename RequestMethod>
-  static AskFor For(Service* service, RequestMethod request_method) {
-    return [=](Call* call, grpc::ServerCompletionQueue* queue, void* tag) {
-      if constexpr (!std::is_same_v<Call, StreamCall>) {
-        (service->*request_method)(&call->context_, &call->request_, &call->responder_, queue,
-                                   queue, tag);
-      } else {
-        (service->*request_method)(&call->context_, &call->responder_, queue, queue, tag);
-      }
-    };
-  }
-
  private:
-  const AskFor ask_;
+  const int index_;
   const Handler handler_;
 };
 
-template <typename Call, typename Service, typename Ask, typename Handler>
-void CallLoop::Serve(int slots, Service* service, Ask ask, Handler handler) {
-  methods_.emplace_back(
-      std::make_unique<Method<Call>>(this, Method<Call>::For(service, ask), std::move(handler)),
-      slots);
+template <typename Call>
+void CallLoop::Serve(absl::string_view method, int slots, std::function<void(Call*)> handler,
+                     WhileDraining while_draining) {
+  constexpr RawService::Type kType = std::is_same_v<Call, UnaryCall> ? RawService::Type::NORMAL_RPC
+                                     : std::is_same_v<Call, WriteCall>
+                                         ? RawService::Type::SERVER_STREAMING
+                                         : RawService::Type::BIDI_STREAMING;
+  Door::Entry* const entry = door_->Add(method, while_draining);
+  methods_.emplace_back(std::make_unique<Method<Call>>(
+                            this, entry, service_.Add(entry->path(), kType), std::move(handler)),
+                        slots);
 }
 
 }  // namespace awqd::transport

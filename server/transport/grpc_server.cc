@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/time/clock.h"
 #include "grpc/grpc.h"
 #include "grpc/support/log.h"
 #include "grpcpp/security/server_credentials.h"
@@ -57,7 +56,7 @@ GrpcServer::GrpcServer(const Options& options, std::function<bool()> run_queued,
     : options_(options), sockets_(options.unix_socket_mode) {
   PrepareGrpc();
   builder_ = std::make_unique<grpc::ServerBuilder>();
-  loop_ = std::make_unique<CallLoop>(builder_.get(), options.threads, std::move(run_queued),
+  loop_ = std::make_unique<CallLoop>(builder_.get(), &door_, options.threads, std::move(run_queued),
                                      std::move(to_grpc));
 }
 
@@ -102,7 +101,7 @@ absl::Status GrpcServer::Bind() {
 void GrpcServer::Shutdown(absl::Time deadline) {
   if (server_ == nullptr) return;
   sockets_.Remove();
-  ShutDown(server_.get(), &gate_, deadline);
+  ShutDown(server_.get(), door_.gate(), deadline);
   loop_->Stop();
   server_ = nullptr;
 }

@@ -10,8 +10,8 @@
 #include "absl/time/time.h"
 #include "grpcpp/server.h"
 #include "grpcpp/server_builder.h"
-#include "server/transport/call_gate.h"
 #include "server/transport/call_loop.h"
+#include "server/transport/door.h"
 #include "server/transport/options.h"
 #include "server/transport/unix_socket.h"
 
@@ -28,10 +28,9 @@ class GrpcServer {
   GrpcServer(const GrpcServer&) = delete;
   GrpcServer& operator=(const GrpcServer&) = delete;
 
-  // Before Start: services go to the builder, their methods to the loop.
-  grpc::ServerBuilder* builder() { return builder_.get(); }
+  // Methods go here, before Start.
   CallLoop* loop() { return loop_.get(); }
-  CallGate* gate() { return &gate_; }
+  Door* door() { return &door_; }
 
   // Listens. INVALID_ARGUMENT or UNAVAILABLE when an address cannot be listened on. Called once.
   absl::Status Start();
@@ -49,7 +48,7 @@ class GrpcServer {
   absl::Status Bind();
 
   const Options options_;
-  CallGate gate_;
+  Door door_;
   UnixSockets sockets_;
   int port_ = 0;
   std::vector<std::string> addresses_;

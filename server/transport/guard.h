@@ -7,13 +7,13 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 
 namespace awqd::transport {
 
-template <typename T, typename F>
-absl::StatusOr<T> GuardedOr(F&& body) {
+// `body` returns absl::Status.
+template <typename F>
+absl::Status Guarded(F&& body) {
   try {
     return std::forward<F>(body)();
   } catch (const std::bad_alloc&) {
@@ -21,17 +21,6 @@ absl::StatusOr<T> GuardedOr(F&& body) {
   } catch (const std::exception& e) {
     return absl::InternalError(absl::StrCat("exception: ", e.what()));
   }
-}
-
-// `body` returns absl::Status.
-template <typename F>
-absl::Status Guarded(F&& body) {
-  return GuardedOr<bool>([&]() -> absl::StatusOr<bool> {
-           absl::Status status = std::forward<F>(body)();
-           if (!status.ok()) return status;
-           return true;
-         })
-      .status();
 }
 
 }  // namespace awqd::transport

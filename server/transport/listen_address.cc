@@ -4,7 +4,6 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
-#include "kernels/base/status.h"
 #include "server/obs/logging.h"
 
 namespace awqd::transport {

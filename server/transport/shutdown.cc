@@ -1,16 +1,22 @@
 // Gather, announce, refuse, wait, close.
 #include "server/transport/shutdown.h"
 
+#include <linux/sockios.h>
+#include <netinet/in.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+
 #include <algorithm>
 #include <atomic>
+#include <filesystem>
 #include <functional>
 #include <system_error>
 #include <thread>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/time/clock.h"
 #include "grpc/grpc.h"
-#include "server/transport/unsent.h"
 
 namespace awqd::transport {
 namespace {
@@ -50,7 +56,28 @@ std::thread ThreadFor(std::function<void()> body) {
   }
 }
 
+bool IsTcpConnection(int fd) {
+  int protocol = 0, listening = 0;
+  socklen_t size = sizeof(protocol);
+  if (getsockopt(fd, SOL_SOCKET, SO_PROTOCOL, &protocol, &size) != 0) return false;
+  size = sizeof(listening);
+  if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listening, &size) != 0) return false;
+  return protocol == IPPROTO_TCP && listening == 0;
+}
+
 }  // namespace
+
+// Asks the kernel about each socket of the process.
+bool AllSent() {
+  std::error_code error;
+  std::filesystem::directory_iterator files("/proc/self/fd", error);
+  for (; !error && files != std::filesystem::directory_iterator(); files.increment(error)) {
+    int fd = -1, unsent = 0;
+    if (!absl::SimpleAtoi(files->path().filename().string(), &fd) || !IsTcpConnection(fd)) continue;
+    if (ioctl(fd, SIOCOUTQ, &unsent) == 0 && unsent > 0) return false;
+  }
+  return true;
+}
 
 void ShutDown(grpc::Server* server, CallGate* gate, absl::Time deadline) {
   gate->Close();

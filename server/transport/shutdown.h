@@ -19,4 +19,8 @@ namespace awqd::transport {
 // With a `deadline` that has passed, everything is cancelled at once.
 void ShutDown(grpc::Server* server, CallGate* gate, absl::Time deadline);
 
+// True when no TCP connection of this process holds bytes that the peer's kernel has not
+// acknowledged: closing one that does may lose them. Unix domain sockets have nothing on the way.
+bool AllSent();
+
 }  // namespace awqd::transport

@@ -45,7 +45,7 @@ class FieldReader {
     field->bytes = -1;
     switch (tag & 7) {
       case kVarint:
-        // Read here: its end is not known before.
+        // A varint is read here, because its length is not known before.
         if (!Varint(10, &length)) return false;
         field->end = position_;
         break;

@@ -4,10 +4,12 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <deque>
+#include <vector>
 
 #include "absl/container/inlined_vector.h"
 #include "google/protobuf/descriptor.h"
-#include "google/protobuf/io/zero_copy_stream.h"
+#include "google/protobuf/io/zero_copy_stream_impl.h"
 #include "server/wire/field_reader.h"
 
 namespace awqd::wire {
@@ -151,46 +153,6 @@ Runs MakeRuns(Pieces pieces, absl::Span<const Edit> edits) {
   return runs;
 }
 
-class RunsStream final : public google::protobuf::io::ZeroCopyInputStream {
- public:
-  explicit RunsStream(absl::Span<const absl::string_view> runs) : runs_(runs) {}
-
-  bool Next(const void** data, int* size) override {
-    for (; next_ < runs_.size(); ++next_, offset_ = 0) {
-      const absl::string_view rest = runs_[next_].substr(offset_);
-      if (rest.empty()) continue;
-      *data = rest.data();
-      *size = static_cast<int>(rest.size());
-      offset_ += rest.size();
-      count_ += *size;
-      return true;
-    }
-    return false;
-  }
-  void BackUp(int count) override {
-    offset_ -= count;
-    count_ -= count;
-  }
-  bool Skip(int count) override {
-    const void* data = nullptr;
-    for (int size = 0; count > 0; count -= size) {
-      if (!Next(&data, &size)) return false;
-      if (size > count) {
-        BackUp(size - count);
-        size = count;
-      }
-    }
-    return true;
-  }
-  int64_t ByteCount() const override { return count_; }
-
- private:
-  const absl::Span<const absl::string_view> runs_;
-  size_t next_ = 0;
-  size_t offset_ = 0;
-  int64_t count_ = 0;
-};
-
 int64_t SizeOfAll(Pieces pieces) {
   int64_t size = 0;
   for (absl::string_view piece : pieces) size += static_cast<int64_t>(piece.size());
@@ -209,7 +171,13 @@ bool ParseRuns(absl::Span<const absl::string_view> runs, google::protobuf::Messa
     for (absl::string_view run : runs) next = std::copy(run.begin(), run.end(), next);
     return out->ParseFromArray(flat.data(), static_cast<int>(size));
   }
-  RunsStream stream(runs);
+  std::deque<google::protobuf::io::ArrayInputStream> arrays;  // which stay where they are
+  std::vector<google::protobuf::io::ZeroCopyInputStream*> streams;
+  for (absl::string_view run : runs) {
+    streams.push_back(&arrays.emplace_back(run.data(), static_cast<int>(run.size())));
+  }
+  google::protobuf::io::ConcatenatingInputStream stream(streams.data(),
+                                                        static_cast<int>(streams.size()));
   return out->ParseFromZeroCopyStream(&stream);
 }
 
@@ -219,16 +187,15 @@ bool ParseWhole(Pieces pieces, google::protobuf::Message* out) {
   return Sieve(pieces).Passes(*out->GetDescriptor(), SizeOfAll(pieces)) && ParseRuns(pieces, out);
 }
 
-bool ParseMatmul(Pieces pieces, MatmulMessage* out) {
-  out->cut.reset();
+bool ParseCutting(Pieces pieces, google::protobuf::Message* request,
+                  std::optional<WireRange>* raw) {
+  raw->reset();
   const int64_t size = SizeOfAll(pieces);
-  if (!Sieve(pieces).Passes(*QuantizedMatmulRequest::descriptor(), size)) return false;
+  if (!Sieve(pieces).Passes(*request->GetDescriptor(), size)) return false;
   Cutter cutter(pieces, size);
-  if (!cutter.Scan() || !cutter.last_raw()) return ParseRuns(pieces, &out->request);
-  if (!ParseRuns(MakeRuns(pieces, cutter.edits()), &out->request)) return false;
-  // Another member of the oneof may have come after it.
-  if (out->request.activations().contents_case() == v1::Tensor::kRaw) out->cut = cutter.last_raw();
-  return true;
+  if (!cutter.Scan() || !cutter.last_raw()) return ParseRuns(pieces, request);
+  *raw = cutter.last_raw();
+  return ParseRuns(MakeRuns(pieces, cutter.edits()), request);
 }
 
 std::string PeekRequestId(Pieces pieces) {

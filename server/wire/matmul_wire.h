@@ -1,4 +1,4 @@
-// Parses a QuantizedMatmulRequest that lies in pieces, and leaves its activations where they are.
+// Parses a request for products that lies in pieces, and leaves its activations where they are.
 //
 // A request is a few header fields and one payload, activations.raw, which may be megabytes. The
 // generated parser would copy it into a string. Here the payload is cut out first: its place is
@@ -28,15 +28,32 @@ struct WireRange {
   int64_t size = 0;
 };
 
-// What was parsed. When `cut` is set, activations().contents_case() is kRaw, the contents are the
-// bytes of that range, and the field itself is empty; otherwise the request is as ever.
-struct MatmulMessage {
-  v1::QuantizedMatmulRequest request;
+// A request for a product, of any of its methods, as it was parsed. When `cut` is set,
+// activations().contents_case() is kRaw, the contents are the bytes of that range, and the field
+// itself is empty; otherwise the request is as the generated parser made it.
+template <typename Request>
+struct ProductMessage {
+  Request request;
   std::optional<WireRange> cut;
 };
+using MatmulMessage = ProductMessage<v1::QuantizedMatmulRequest>;
 
-// False when the bytes are no QuantizedMatmulRequest, or refused.
-bool ParseMatmul(Pieces pieces, MatmulMessage* out);
+// The parse without the types: `raw` is the last range that was cut out of the activations.
+bool ParseCutting(Pieces pieces, google::protobuf::Message* request, std::optional<WireRange>* raw);
+
+// False when the bytes do not parse as a Request, or are refused.
+template <typename Request>
+bool ParseProduct(Pieces pieces, ProductMessage<Request>* out) {
+  // Field numbers that ParseCutting and PeekRequestId take for granted.
+  static_assert(int{Request::kActivationsFieldNumber} ==
+                int{v1::QuantizedMatmulRequest::kActivationsFieldNumber});
+  static_assert(int{Request::kRequestIdFieldNumber} ==
+                int{v1::QuantizedMatmulRequest::kRequestIdFieldNumber});
+  if (!ParseCutting(pieces, &out->request, &out->cut)) return false;
+  // Another member of the oneof may have come after it.
+  if (out->request.activations().contents_case() != v1::Tensor::kRaw) out->cut.reset();
+  return true;
+}
 
 // False when the bytes are no message of that type, or refused.
 bool ParseWhole(Pieces pieces, google::protobuf::Message* out);

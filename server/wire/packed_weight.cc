@@ -1,13 +1,17 @@
 // Inline weights pass the same decoder as checkpoints do, so that the two cannot differ.
 #include "server/wire/packed_weight.h"
 
-#include <array>
+#include <deque>
 #include <map>
 #include <string>
-#include <utility>
+#include <vector>
 
+#include "absl/algorithm/container.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "kernels/base/status.h"
 #include "kernels/formats/format.h"
@@ -17,86 +21,188 @@
 namespace awqd::wire {
 namespace {
 
-struct Part {
-  absl::string_view name;
-  absl::string_view field;
-  bool present;
-  const v1::Tensor* tensor;
-  DTypeMask dtypes;
-  bool required;
+constexpr size_t kMaxTextBytes = 64;  // of a name or a setting
+constexpr DTypeMask kDTypes =
+    kFloatingMask | MaskOf(DType::kInt8) | MaskOf(DType::kUint8) | MaskOf(DType::kInt32);
+
+// A tensor or a setting that a request gives.
+struct Given {
+  std::string name;
+  std::string field;  // in the request
+  const v1::Tensor* tensor = nullptr;
+  std::string setting;
 };
 
-std::array<Part, 4> PartsOf(const v1::PackedWeight& packed) {
-  const DTypeMask words = MaskOf(DType::kInt32);
-  return {{
-      {"qweight", "packed.qweight", packed.has_qweight(), &packed.qweight(), words, true},
-      {"qzeros", "packed.qzeros", packed.has_qzeros(), &packed.qzeros(), words, true},
-      {"scales", "packed.scales", packed.has_scales(), &packed.scales(), MaskOf(DType::kFp16),
-       true},
-      {"bias", "packed.bias", packed.has_bias(), &packed.bias(), kFloatingMask, false},
-  }};
+// A request's weight in the words of its format, whichever fields it came in.
+struct Inline {
+  const Format* format = nullptr;
+  std::vector<Given> tensors, settings;
+};
+
+// "packed.tensors["qweight"]"; what a client wrote is escaped and cut.
+std::string MapField(absl::string_view map, absl::string_view key) {
+  return absl::StrCat("packed.", map, "[\"", absl::CHexEscape(key.substr(0, kMaxTextBytes)), "\"]");
 }
 
-absl::string_view SafetensorsName(DType dtype) {
-  switch (dtype) {
-    case DType::kFp16:
-      return "F16";
-    case DType::kBf16:
-      return "BF16";
-    case DType::kFp32:
-      return "F32";
-    case DType::kInt32:
-      return "I32";
-    default:
-      return "";
-  }
+absl::StatusOr<const Format*> FormatOf(const v1::PackedWeight& packed) {
+  const std::string& name = packed.format();
+  const Format* format = FormatNamed(name.empty() ? "awq" : absl::string_view(name));
+  if (format != nullptr) return format;
+  const std::string known = absl::StrJoin(
+      AllFormats(), ", ", [](std::string* out, const Format* f) { absl::StrAppend(out, f->name); });
+  return FieldError("packed.format",
+                    absl::StrCat("\"", absl::CHexEscape(name.substr(0, kMaxTextBytes)), "\""),
+                    absl::StrCat("one of ", known));
 }
 
-absl::StatusOr<int64_t> CheckPart(const Part& part) {
-  if (!part.present) {
-    if (!part.required) return 0;
-    return FieldError(part.field, "nothing", "a tensor of the AutoAWQ gemm layout");
-  }
-  AWQD_ASSIGN_OR_RETURN(const TensorInfo info, CheckTensor(*part.tensor, part.dtypes, part.field));
-  const size_t rank = part.required ? 2 : 1;
-  if (info.shape.size() != rank) {
-    return FieldError(absl::StrCat(part.field, ".shape"), ShapeText(info.shape),
-                      absl::StrCat("rank ", rank));
-  }
-  return info.bytes;
+// The fields that are older than `format`, which are those of "awq".
+void AddOldFields(const v1::PackedWeight& packed, Inline* out) {
+  const auto tensor = [&](absl::string_view name, bool present, const v1::Tensor& value) {
+    if (present) out->tensors.push_back({std::string(name), absl::StrCat("packed.", name), &value});
+  };
+  tensor("qweight", packed.has_qweight(), packed.qweight());
+  tensor("qzeros", packed.has_qzeros(), packed.qzeros());
+  tensor("scales", packed.has_scales(), packed.scales());
+  tensor("bias", packed.has_bias(), packed.bias());
+  const auto number = [&](absl::string_view name, int32_t value) {
+    if (value == 0) return;
+    out->settings.push_back(
+        {std::string(name), absl::StrCat("packed.", name), nullptr, absl::StrCat(value)});
+  };
+  number("bits", packed.bits());
+  number("group_size", packed.group_size());
 }
 
-// The decoder speaks of a checkpoint's tensors and config; a client knows the fields of its
+// That the format knows `name`, and that no older field says the same.
+absl::Status CheckName(absl::string_view map, absl::string_view name,
+                       absl::Span<const absl::string_view> known, const Format& format,
+                       const std::vector<Given>& before) {
+  const std::string field = MapField(map, name);
+  if (!absl::c_linear_search(known, name)) {
+    return FieldError(
+        field, "a name unknown to it",
+        absl::StrCat("for format \"", format.name, "\" one of ", absl::StrJoin(known, ", ")));
+  }
+  for (const Given& entry : before) {
+    if (entry.field == absl::StrCat("packed.", name)) {
+      return FieldError(field, absl::StrCat("it beside ", entry.field), "only one of the two");
+    }
+  }
+  return absl::OkStatus();
+}
+
+// By name: a protocol buffer's map has an order of its own each time, and what is wrong first must
+// not depend on it.
+template <typename Map>
+auto ByName(const Map& map) {
+  std::map<absl::string_view, const typename Map::mapped_type*> out;
+  for (const auto& [name, value] : map) out.emplace(name, &value);
+  return out;
+}
+
+absl::StatusOr<Inline> Gather(const v1::PackedWeight& packed) {
+  Inline out;
+  AWQD_ASSIGN_OR_RETURN(out.format, FormatOf(packed));
+  AddOldFields(packed, &out);
+  if (out.format->name != "awq" && !(out.tensors.empty() && out.settings.empty())) {
+    const std::string& field =
+        out.tensors.empty() ? out.settings.front().field : out.tensors.front().field;
+    return FieldError(field, "a value",
+                      absl::StrCat("none with format \"", out.format->name,
+                                   "\": use packed.tensors and packed.settings"));
+  }
+  for (const auto& [suffix, tensor] : ByName(packed.tensors())) {
+    AWQD_RETURN_IF_ERROR(
+        CheckName("tensors", suffix, out.format->suffixes, *out.format, out.tensors));
+    out.tensors.push_back({std::string(suffix), MapField("tensors", suffix), tensor});
+  }
+  for (const auto& [name, value] : ByName(packed.settings())) {
+    AWQD_RETURN_IF_ERROR(
+        CheckName("settings", name, out.format->settings, *out.format, out.settings));
+    if (value->size() > kMaxTextBytes) {
+      return FieldError(MapField("settings", name), absl::StrCat(value->size(), " bytes"),
+                        absl::StrCat("at most ", kMaxTextBytes));
+    }
+    out.settings.push_back({std::string(name), MapField("settings", name), nullptr, *value});
+  }
+  return out;
+}
+
+absl::string_view InCheckpoints(DType dtype) {
+  return absl::c_find_if(kElementTypes,
+                         [dtype](const ElementType& type) { return type.dtype == dtype; })
+      ->in_checkpoints;
+}
+
+// "got dtype I32" -> "got dtype INT32": the names of types as the API has them.
+std::string InApiTypes(absl::string_view text) {
+  std::string out, word;
+  const auto end_word = [&] {
+    for (const ElementType& type : kElementTypes) {
+      if (word == type.in_checkpoints) word = std::string(Name(type.dtype));
+    }
+    out += word;
+    word.clear();
+  };
+  for (const char c : text) {
+    if (absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '_') {
+      word += c;
+      continue;
+    }
+    end_word();
+    out += c;
+  }
+  end_word();
+  return out;
+}
+
+// Where a client finds a part or a setting that the decoder speaks of. What is missing is looked
+// for where the client put the rest.
+std::string FieldNamed(const v1::PackedWeight& packed, absl::string_view map,
+                       absl::string_view name, const std::vector<Given>& entries) {
+  for (const Given& entry : entries) {
+    if (absl::EndsWith(entry.field, absl::StrCat(".", name)) ||
+        entry.field == MapField(map, name)) {
+      return entry.field;
+    }
+  }
+  return packed.format().empty() ? absl::StrCat("packed.", name) : MapField(map, name);
+}
+
+// The decoder speaks of a checkpoint's tensors and settings; a client knows the fields of its
 // request.
-absl::Status InClientsWords(const absl::Status& status) {
-  std::string message(status.message());
+absl::Status InClientsWords(const absl::Status& status, const v1::PackedWeight& packed,
+                            const Inline& weight) {
+  std::string message = InApiTypes(status.message());
   std::string field = "packed";
-  for (absl::string_view name : {"qweight", "qzeros", "scales", "bias"}) {
-    const std::string decoders = absl::StrCat("tensor \"", name, "\"");
-    if (absl::StartsWith(message, decoders)) field = absl::StrCat("packed.", name);
-    message = absl::StrReplaceAll(message, {{decoders, absl::StrCat("packed.", name)}});
+  for (absl::string_view suffix : weight.format->suffixes) {
+    const std::string decoders = absl::StrCat("tensor \"", suffix, "\"");
+    const std::string clients = FieldNamed(packed, "tensors", suffix, weight.tensors);
+    if (absl::StartsWith(message, decoders)) field = clients;
+    message = absl::StrReplaceAll(message, {{decoders, clients}});
   }
-  if (absl::StartsWith(message, "group_size")) {
-    message = absl::StrCat("packed.", message);
-    field = "packed.group_size";
+  for (absl::string_view name : weight.format->settings) {
+    if (!absl::StartsWith(message, absl::StrCat(name, ": "))) continue;
+    field = FieldNamed(packed, "settings", name, weight.settings);
+    message = absl::StrCat(field, message.substr(name.size()));
+  }
+  for (absl::string_view member : {"dtype", "shape"}) {
+    const std::string got = absl::StrCat(field, ": got ", member, " ");
+    if (!absl::StartsWith(message, got)) continue;
+    absl::StrAppend(&field, ".", member);
+    message = absl::StrCat(field, ": got ", message.substr(got.size()));
   }
   return WithField(absl::Status(status.code(), message), field);
 }
 
 }  // namespace
 
-absl::Status CheckPacked(const v1::PackedWeight& packed, int64_t max_bytes) {
-  if (packed.bits() != 0 && packed.bits() != 4) {
-    return FieldError("packed.bits", absl::StrCat(packed.bits()), "4 (0 means 4)");
-  }
-  if (packed.group_size() < -1) {
-    return FieldError("packed.group_size", absl::StrCat(packed.group_size()),
-                      "a divisor of K, -1 for the whole of K, or 0 for K / rows of scales");
-  }
-  int64_t total = 0;
-  for (const Part& part : PartsOf(packed)) {
-    AWQD_ASSIGN_OR_RETURN(const int64_t bytes, CheckPart(part));
-    total += bytes;  // each is bounded by what the message really carries
+absl::Status CheckPacked(const v1::PackedWeight& packed, int64_t max_bytes, int64_t* before) {
+  AWQD_ASSIGN_OR_RETURN(const Inline weight, Gather(packed));
+  int64_t total = before == nullptr ? 0 : *before;
+  for (const Given& part : weight.tensors) {
+    AWQD_ASSIGN_OR_RETURN(const TensorInfo info, CheckTensor(*part.tensor, kDTypes, part.field));
+    total += info.bytes;  // each is bounded by what the message really carries
   }
   if (total > max_bytes) {
     return WithField(absl::ResourceExhaustedError(absl::StrCat(
@@ -104,30 +210,33 @@ absl::Status CheckPacked(const v1::PackedWeight& packed, int64_t max_bytes) {
                          " (the server's max_inline_weight_bytes); load large weights as a model")),
                      "packed");
   }
+  if (before != nullptr) *before = total;
   return absl::OkStatus();
 }
 
-absl::StatusOr<CanonicalWeight> DecodePacked(const v1::PackedWeight& packed) {
-  std::map<absl::string_view, std::string> bytes;  // owns what the views point into
+absl::StatusOr<HostWeight> DecodePacked(const v1::PackedWeight& packed) {
+  AWQD_ASSIGN_OR_RETURN(const Inline weight, Gather(packed));
+  std::deque<std::string> typed;  // owns what some views point into
   LinearTensors tensors;
-  for (const Part& part : PartsOf(packed)) {
-    if (!part.present) continue;
-    AWQD_ASSIGN_OR_RETURN(const TensorInfo info,
-                          CheckTensor(*part.tensor, part.dtypes, part.field));
-    v1::Tensor copy = *part.tensor;
-    AWQD_ASSIGN_OR_RETURN(bytes[part.name], TakeBytes(&copy, info, part.field));
-    const std::string& owned = bytes[part.name];
-    tensors[std::string(part.name)] = {
-        .dtype = std::string(SafetensorsName(info.dtype)),
+  for (const Given& part : weight.tensors) {
+    AWQD_ASSIGN_OR_RETURN(const TensorInfo info, CheckTensor(*part.tensor, kDTypes, part.field));
+    const std::string* bytes = &part.tensor->raw();
+    if (!part.tensor->has_raw()) {
+      AWQD_ASSIGN_OR_RETURN(typed.emplace_back(), TypedBytes(*part.tensor, info, part.field));
+      bytes = &typed.back();
+    }
+    tensors[part.name] = {
+        .dtype = std::string(InCheckpoints(info.dtype)),
         .shape = info.shape,
-        .bytes = {reinterpret_cast<const uint8_t*>(owned.data()), owned.size()}};
+        .bytes = {reinterpret_cast<const uint8_t*>(bytes->data()), bytes->size()}};
   }
-  const QuantConfig config = {
-      .quant_method = "awq", .version = "gemm", .bits = 4, .group_size = packed.group_size()};
-  AWQD_ASSIGN_OR_RETURN(const Format* format, FindFormat(config));
-  absl::StatusOr<CanonicalWeight> weight = format->decode(config, tensors);
-  if (!weight.ok()) return InClientsWords(weight.status());
-  return weight;
+  Setting settings;
+  for (const Given& setting : weight.settings) {
+    settings.members[setting.name] = Setting::Typed(setting.setting);
+  }
+  absl::StatusOr<HostWeight> out = weight.format->decode(settings, tensors);
+  if (!out.ok()) return InClientsWords(out.status(), packed, weight);
+  return out;
 }
 
 }  // namespace awqd::wire

@@ -1,4 +1,4 @@
-// Inline weights of stateless calls: v1.PackedWeight -> CanonicalWeight.
+// Inline weights of stateless calls: v1.PackedWeight -> HostWeight.
 #pragma once
 
 #include <cstdint>
@@ -10,12 +10,15 @@
 
 namespace awqd::wire {
 
-// Cheap enough for a thread of the loop: that every tensor agrees with itself, and that together
-// they stay within `max_bytes` (RESOURCE_EXHAUSTED otherwise). FieldErrors beneath "packed".
-absl::Status CheckPacked(const v1::PackedWeight& packed, int64_t max_bytes);
+// Cheap enough for a thread of the loop: that the format is known and knows every tensor and
+// setting, that every tensor agrees with itself, and that together they stay within `max_bytes`
+// (RESOURCE_EXHAUSTED otherwise). FieldErrors beneath "packed". `before`: the bytes of other
+// weights of the request, which share the limit; this one's are added.
+absl::Status CheckPacked(const v1::PackedWeight& packed, int64_t max_bytes,
+                         int64_t* before = nullptr);
 
-// Decodes through the checkpoint format of the same layout. For a weight that passed CheckPacked;
+// Decodes as a checkpoint of the format is decoded. For a weight that passed CheckPacked;
 // takes as long as copying it a few times.
-absl::StatusOr<CanonicalWeight> DecodePacked(const v1::PackedWeight& packed);
+absl::StatusOr<HostWeight> DecodePacked(const v1::PackedWeight& packed);
 
 }  // namespace awqd::wire

@@ -7,13 +7,19 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "google/protobuf/io/coded_stream.h"
+#include "server/wire/status.h"
 #include "server/wire/tensor.h"
 
 namespace awqd::wire {
 namespace {
 
 using google::protobuf::io::CodedOutputStream;
+
+// These messages hold a name or nothing. What a parser makes of one may be many times its size, and
+// nothing counts it.
+constexpr size_t kMaxBytes = 64 << 10;
 
 constexpr uint32_t kLengthDelimited = 2;
 
@@ -59,6 +65,27 @@ void RawMessage::Free() {
   slices_.clear();
 }
 
+absl::Status Parse(grpc::ByteBuffer* request, google::protobuf::Message* out) {
+  if (const size_t bytes = request->Length(); bytes > kMaxBytes) {
+    request->Clear();
+    return WithField(absl::ResourceExhaustedError(
+                         absl::StrCat("request: got ", bytes, " bytes, expected at most ",
+                                      kMaxBytes, " for a ", out->GetTypeName())),
+                     "request");
+  }
+  RawMessage raw;
+  raw.Take(request);
+  if (ParseWhole(raw.pieces(), out)) return absl::OkStatus();
+  out->Clear();
+  return DoesNotParse(raw.size(), *out);
+}
+
+absl::Status DoesNotParse(int64_t bytes, const google::protobuf::Message& expected) {
+  return FieldError("request", absl::StrCat(bytes, " bytes that do not parse"),
+                    absl::StrCat("a serialized ", expected.GetTypeName(), ", of at most ",
+                                 kMaxFields, " fields and without groups"));
+}
+
 grpc::ByteBuffer Encode(const google::protobuf::MessageLite& message) {
   grpc::Slice slice = NewSlice(message.ByteSizeLong());
   message.SerializeWithCachedSizesToArray(Writable(slice));
@@ -100,6 +127,16 @@ grpc::ByteBuffer Encode(const google::protobuf::MessageLite& message, int field,
   if (raw_size > 0) std::memcpy(next, answer.result.data(), raw_size);
   staging->CountCopy(raw_size);
   return grpc::ByteBuffer(&head, 1);
+}
+
+void FillExecution(const engine::ExecutionReport& report, v1::Execution* out) {
+  out->set_path(report.path == Path::kFused ? v1::FUSED : v1::DEQUANTIZE);
+  out->set_kernel(report.kernel);
+  out->set_device(report.device);
+  out->set_batch_tokens(report.batch_tokens);
+  out->set_batch_requests(report.batch_requests);
+  out->set_queue_us(report.queue_us);
+  out->set_compute_us(report.compute_us);
 }
 
 }  // namespace awqd::wire

@@ -1,17 +1,18 @@
-// Messages of raw methods: what gRPC received as pieces, and answers whose payload is sent from
-// where the device wrote it.
+// Messages as gRPC has them: what it received as pieces, parsed, and answers whose payload is sent
+// from where the device wrote it.
 #pragma once
 
 #include <cstdint>
 
 #include "absl/container/inlined_vector.h"
+#include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "awqd/v1/tensor.pb.h"
-#include "google/protobuf/message_lite.h"
+#include "google/protobuf/message.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/slice.h"
 #include "kernels/types.h"
-#include "server/engine/staging.h"
+#include "server/engine/engine.h"
 #include "server/wire/matmul_wire.h"
 
 namespace awqd::wire {
@@ -37,6 +38,13 @@ class RawMessage {
   int64_t size_ = 0;
 };
 
+// For services whose messages are small. INVALID_ARGUMENT naming the message, when the request is
+// none; RESOURCE_EXHAUSTED, before it is parsed, over 64 KiB. Frees the request's bytes.
+absl::Status Parse(grpc::ByteBuffer* request, google::protobuf::Message* out);
+
+// What ParseProduct and ParseWhole refused, for clients.
+absl::Status DoesNotParse(int64_t bytes, const google::protobuf::Message& expected);
+
 // From this size on a payload is sent from where it lies. Smaller ones are copied into the message,
 // which costs less than a slice of their own, and gives the buffer that they share with the rest of
 // their batch back at once.
@@ -59,5 +67,7 @@ struct Answer {
 // A large raw payload is kept until gRPC has sent it; copies are counted in `staging`.
 grpc::ByteBuffer Encode(const google::protobuf::MessageLite& message, int field,
                         const Answer& answer, engine::StagingPool* staging);
+
+void FillExecution(const engine::ExecutionReport& report, v1::Execution* out);
 
 }  // namespace awqd::wire

@@ -1,4 +1,4 @@
-// The one table of status codes, and the details that go with them.
+// Status codes, and the details that go with them.
 #include "server/wire/status.h"
 
 #include <cstdint>
@@ -10,6 +10,7 @@
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
 #include "server/engine/engine.h"
+#include "server/model/file.h"
 #include "server/obs/logging.h"
 
 namespace awqd::wire {
@@ -19,42 +20,9 @@ constexpr absl::string_view kFieldPayload = "awqd.field";
 // Marks an INTERNAL status whose text was replaced already.
 constexpr absl::string_view kSafePayload = "awqd.safe";
 
-struct CodePair {
-  absl::StatusCode absl_code;
-  grpc::StatusCode grpc_code;
-};
-
-constexpr CodePair kCodes[] = {
-    {absl::StatusCode::kOk, grpc::StatusCode::OK},
-    {absl::StatusCode::kCancelled, grpc::StatusCode::CANCELLED},
-    {absl::StatusCode::kUnknown, grpc::StatusCode::UNKNOWN},
-    {absl::StatusCode::kInvalidArgument, grpc::StatusCode::INVALID_ARGUMENT},
-    {absl::StatusCode::kDeadlineExceeded, grpc::StatusCode::DEADLINE_EXCEEDED},
-    {absl::StatusCode::kNotFound, grpc::StatusCode::NOT_FOUND},
-    {absl::StatusCode::kAlreadyExists, grpc::StatusCode::ALREADY_EXISTS},
-    {absl::StatusCode::kPermissionDenied, grpc::StatusCode::PERMISSION_DENIED},
-    {absl::StatusCode::kResourceExhausted, grpc::StatusCode::RESOURCE_EXHAUSTED},
-    {absl::StatusCode::kFailedPrecondition, grpc::StatusCode::FAILED_PRECONDITION},
-    {absl::StatusCode::kAborted, grpc::StatusCode::ABORTED},
-    {absl::StatusCode::kOutOfRange, grpc::StatusCode::OUT_OF_RANGE},
-    {absl::StatusCode::kUnimplemented, grpc::StatusCode::UNIMPLEMENTED},
-    {absl::StatusCode::kInternal, grpc::StatusCode::INTERNAL},
-    {absl::StatusCode::kUnavailable, grpc::StatusCode::UNAVAILABLE},
-    {absl::StatusCode::kDataLoss, grpc::StatusCode::DATA_LOSS},
-    {absl::StatusCode::kUnauthenticated, grpc::StatusCode::UNAUTHENTICATED},
-};
-
-// The longest prefix of at most `limit` bytes that ends between two UTF-8 characters.
-absl::string_view ClipUtf8(absl::string_view text, size_t limit) {
-  if (text.size() <= limit) return text;
-  size_t end = limit;
-  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;
-  return text.substr(0, end);
-}
-
 std::string Clip(absl::string_view text) {
   if (text.size() <= kMaxErrorBytes) return std::string(text);
-  return absl::StrCat(ClipUtf8(text, kMaxErrorBytes - 3), "...");
+  return absl::StrCat(model::ClipUtf8(text, kMaxErrorBytes - 3), "...");
 }
 
 std::string PayloadOr(const absl::Status& status, absl::string_view url, std::string otherwise) {
@@ -93,11 +61,10 @@ absl::Status WithField(absl::Status status, absl::string_view field) {
 
 std::string FieldOf(const absl::Status& status) { return PayloadOr(status, kFieldPayload, ""); }
 
+// Both number the codes as google.rpc.Code does.
 grpc::StatusCode GrpcCode(absl::StatusCode code) {
-  for (const CodePair& pair : kCodes) {
-    if (pair.absl_code == code) return pair.grpc_code;
-  }
-  return grpc::StatusCode::UNKNOWN;
+  return code <= absl::StatusCode::kUnauthenticated ? static_cast<grpc::StatusCode>(code)
+                                                    : grpc::StatusCode::UNKNOWN;
 }
 
 absl::Status ForClient(const absl::Status& status) {

@@ -21,8 +21,6 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "raw contents are memory order");
 
 constexpr int kMaxRank = 8;
-constexpr DType kAllDTypes[] = {DType::kFp16, DType::kBf16,  DType::kFp32,
-                                DType::kInt8, DType::kUint8, DType::kInt32};
 
 std::string Sub(absl::string_view field, absl::string_view member) {
   return absl::StrCat(field, ".", member);
@@ -30,29 +28,17 @@ std::string Sub(absl::string_view field, absl::string_view member) {
 
 std::string NamesOf(DTypeMask mask) {
   std::vector<absl::string_view> names;
-  for (DType dtype : kAllDTypes) {
-    if (mask & MaskOf(dtype)) names.push_back(Name(dtype));
+  for (const ElementType& type : kElementTypes) {
+    if (mask & MaskOf(type.dtype)) names.push_back(Name(type.dtype));
   }
   return absl::StrJoin(names, ", ");
 }
 
 std::optional<DType> FromProto(v1::DType dtype) {
-  switch (dtype) {
-    case v1::FP16:
-      return DType::kFp16;
-    case v1::BF16:
-      return DType::kBf16;
-    case v1::FP32:
-      return DType::kFp32;
-    case v1::INT8:
-      return DType::kInt8;
-    case v1::UINT8:
-      return DType::kUint8;
-    case v1::INT32:
-      return DType::kInt32;
-    default:
-      return std::nullopt;
+  for (const ElementType& type : kElementTypes) {
+    if (type.api == dtype) return type.dtype;
   }
+  return std::nullopt;
 }
 
 // Zero dimensions do not hide an overflow of the others, so that the order of dimensions does not
@@ -78,42 +64,36 @@ absl::Status CheckShape(absl::string_view field, TensorInfo* info) {
   return absl::OkStatus();
 }
 
-absl::Status CheckCount(absl::string_view field, int64_t got, const TensorInfo& info) {
-  if (got == info.elements) return absl::OkStatus();
-  return FieldError(field, absl::StrCat(got, " values"),
-                    absl::StrCat(info.elements, " for shape ", ShapeText(info.shape)));
-}
-
 absl::Status CheckContents(const v1::Tensor& tensor, const TensorInfo& info,
                            absl::string_view field, std::optional<int64_t> cut_bytes) {
-  const int64_t raw_bytes = cut_bytes.value_or(static_cast<int64_t>(tensor.raw().size()));
   const bool floating = IsFloating(info.dtype);
+  const auto bytes = [&](absl::string_view member, int64_t got,
+                         absl::string_view unit) -> absl::Status {
+    if (got == info.bytes) return absl::OkStatus();
+    return FieldError(
+        Sub(field, member), absl::StrCat(got, unit),
+        absl::StrCat(info.bytes, " for ", Name(info.dtype), " of shape ", ShapeText(info.shape)));
+  };
+  const auto values = [&](absl::string_view member, int64_t got, bool suits,
+                          absl::string_view others) -> absl::Status {
+    if (!suits) {
+      return FieldError(Sub(field, member), absl::StrCat(member, " for ", Name(info.dtype)),
+                        others);
+    }
+    if (got == info.elements) return absl::OkStatus();
+    return FieldError(Sub(field, member), absl::StrCat(got, " values"),
+                      absl::StrCat(info.elements, " for shape ", ShapeText(info.shape)));
+  };
   switch (tensor.contents_case()) {
     case v1::Tensor::kRaw:
-      if (raw_bytes == info.bytes) return absl::OkStatus();
-      return FieldError(
-          Sub(field, "raw"), absl::StrCat(raw_bytes, " bytes"),
-          absl::StrCat(info.bytes, " for ", Name(info.dtype), " of shape ", ShapeText(info.shape)));
+      return bytes("raw", cut_bytes.value_or(static_cast<int64_t>(tensor.raw().size())), " bytes");
     case v1::Tensor::kSharedMemory:
-      if (!cut_bytes) {
-        return FieldError(Sub(field, "shared_memory"), "a range", "contents in the message");
-      }
-      if (*cut_bytes == info.bytes) return absl::OkStatus();
-      return FieldError(
-          Sub(field, "shared_memory.size"), absl::StrCat(*cut_bytes),
-          absl::StrCat(info.bytes, " for ", Name(info.dtype), " of shape ", ShapeText(info.shape)));
+      if (cut_bytes) return bytes("shared_memory.size", *cut_bytes, "");
+      return FieldError(Sub(field, "shared_memory"), "a range", "contents in the message");
     case v1::Tensor::kFloats:
-      if (!floating) {
-        return FieldError(Sub(field, "floats"), absl::StrCat("floats for ", Name(info.dtype)),
-                          "raw or ints");
-      }
-      return CheckCount(Sub(field, "floats"), tensor.floats().values_size(), info);
+      return values("floats", tensor.floats().values_size(), floating, "raw or ints");
     case v1::Tensor::kInts:
-      if (floating) {
-        return FieldError(Sub(field, "ints"), absl::StrCat("ints for ", Name(info.dtype)),
-                          "raw or floats");
-      }
-      return CheckCount(Sub(field, "ints"), tensor.ints().values_size(), info);
+      return values("ints", tensor.ints().values_size(), !floating, "raw or floats");
     case v1::Tensor::CONTENTS_NOT_SET:
       break;
   }
@@ -123,9 +103,10 @@ absl::Status CheckContents(const v1::Tensor& tensor, const TensorInfo& info,
       absl::StrCat("raw, or ", floating ? "floats" : "ints", ", of ", info.elements, " elements"));
 }
 
+// The low bytes of a number.
 template <typename T>
-void Append(T value, std::string* out) {
-  out->append(reinterpret_cast<const char*>(&value), sizeof(value));
+void Append(T value, size_t bytes, std::string* out) {
+  out->append(reinterpret_cast<const char*>(&value), bytes);
 }
 
 absl::StatusOr<std::string> RoundFloats(const v1::FloatValues& floats, DType dtype,
@@ -134,22 +115,17 @@ absl::StatusOr<std::string> RoundFloats(const v1::FloatValues& floats, DType dty
   out.reserve(floats.values_size() * SizeOf(dtype));
   for (int i = 0; i < floats.values_size(); ++i) {
     const float value = floats.values(i);
-    float stored = value;
     if (dtype == DType::kFp32) {
-      Append(value, &out);
-    } else if (dtype == DType::kFp16) {
-      const uint16_t bits = FloatToHalf(value);
-      stored = HalfToFloat(bits);
-      Append(bits, &out);
-    } else {
-      const uint16_t bits = FloatToBf16(value);
-      stored = Bf16ToFloat(bits);
-      Append(bits, &out);
+      Append(value, sizeof(value), &out);
+      continue;
     }
-    if (std::isfinite(value) && !std::isfinite(stored)) {
+    const bool half = dtype == DType::kFp16;
+    const uint16_t bits = half ? FloatToHalf(value) : FloatToBf16(value);
+    if (std::isfinite(value) && !std::isfinite(half ? HalfToFloat(bits) : Bf16ToFloat(bits))) {
       return FieldError(absl::StrCat(field, ".floats.values[", i, "]"), absl::StrCat(value),
                         absl::StrCat("a value within the range of ", Name(dtype)));
     }
+    Append(bits, sizeof(bits), &out);
   }
   return out;
 }
@@ -176,11 +152,7 @@ absl::StatusOr<std::string> NarrowInts(const v1::IntValues& ints, DType dtype,
       return FieldError(absl::StrCat(field, ".ints.values[", i, "]"), absl::StrCat(value),
                         absl::StrCat(range.min, " to ", range.max, " for ", Name(dtype)));
     }
-    if (SizeOf(dtype) == 1) {
-      out.push_back(static_cast<char>(value));
-    } else {
-      Append(static_cast<int32_t>(value), &out);
-    }
+    Append(value, SizeOf(dtype), &out);
   }
   return out;
 }
@@ -198,21 +170,10 @@ absl::StatusOr<DType> ParseDType(v1::DType dtype, DTypeMask allowed, absl::strin
 }
 
 v1::DType ToProto(DType dtype) {
-  switch (dtype) {
-    case DType::kFp16:
-      return v1::FP16;
-    case DType::kBf16:
-      return v1::BF16;
-    case DType::kFp32:
-      return v1::FP32;
-    case DType::kInt8:
-      return v1::INT8;
-    case DType::kUint8:
-      return v1::UINT8;
-    case DType::kInt32:
-      return v1::INT32;
+  for (const ElementType& type : kElementTypes) {
+    if (type.dtype == dtype) return type.api;
   }
-  return v1::DTYPE_UNSPECIFIED;
+  return v1::DTYPE_UNSPECIFIED;  // a type of scales, which no tensor of the API has
 }
 
 // The text is bounded: a refused tensor may claim thousands of dimensions.
@@ -236,20 +197,17 @@ absl::StatusOr<TensorInfo> CheckTensor(const v1::Tensor& tensor, DTypeMask allow
   return info;
 }
 
+absl::StatusOr<std::string> TypedBytes(const v1::Tensor& tensor, const TensorInfo& info,
+                                       absl::string_view field) {
+  if (tensor.has_floats()) return RoundFloats(tensor.floats(), info.dtype, field);
+  if (tensor.has_ints()) return NarrowInts(tensor.ints(), info.dtype, field);
+  return std::string();  // shared memory never: whoever allows it reads it there
+}
+
 absl::StatusOr<std::string> TakeBytes(v1::Tensor* tensor, const TensorInfo& info,
                                       absl::string_view field) {
-  switch (tensor->contents_case()) {
-    case v1::Tensor::kFloats:
-      return RoundFloats(tensor->floats(), info.dtype, field);
-    case v1::Tensor::kInts:
-      return NarrowInts(tensor->ints(), info.dtype, field);
-    case v1::Tensor::kRaw:
-      return std::move(*tensor->mutable_raw());
-    case v1::Tensor::kSharedMemory:  // never: whoever allows it reads it there
-    case v1::Tensor::CONTENTS_NOT_SET:
-      break;
-  }
-  return std::string();
+  if (tensor->has_raw()) return std::move(*tensor->mutable_raw());
+  return TypedBytes(*tensor, info, field);
 }
 
 std::vector<float> FloatsFromBytes(absl::string_view bytes, DType dtype) {
@@ -267,7 +225,8 @@ std::vector<float> FloatsFromBytes(absl::string_view bytes, DType dtype) {
 }
 
 int64_t EncodedBytes(int64_t elements, DType dtype, v1::Encoding encoding) {
-  return elements * (encoding == v1::VALUES ? static_cast<int64_t>(sizeof(float)) : SizeOf(dtype));
+  if (encoding != v1::VALUES) return elements * SizeOf(dtype);
+  return elements * (IsFloating(dtype) ? static_cast<int64_t>(sizeof(float)) : kMostEncodedBytes);
 }
 
 void FillTensor(absl::string_view bytes, DType dtype, absl::Span<const int64_t> shape,
@@ -275,6 +234,17 @@ void FillTensor(absl::string_view bytes, DType dtype, absl::Span<const int64_t> 
   out->set_dtype(ToProto(dtype));
   out->mutable_shape()->Add(shape.begin(), shape.end());
   if (encoding != v1::VALUES) return;
+  auto* const ints = IsFloating(dtype) ? nullptr : out->mutable_ints()->mutable_values();
+  if (dtype == DType::kInt32) {
+    std::vector<int32_t> wide(bytes.size() / sizeof(int32_t));
+    if (!wide.empty()) std::memcpy(wide.data(), bytes.data(), bytes.size());
+    ints->Add(wide.begin(), wide.end());
+    return;
+  }
+  if (ints != nullptr) {
+    for (const char c : bytes) ints->Add(dtype == DType::kUint8 ? static_cast<uint8_t>(c) : c);
+    return;
+  }
   const std::vector<float> values = FloatsFromBytes(bytes, dtype);
   out->mutable_floats()->mutable_values()->Add(values.begin(), values.end());
 }

@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
@@ -14,6 +13,17 @@
 #include "kernels/types.h"
 
 namespace awqd::wire {
+
+// The element types of the API's tensors, and what checkpoints call them.
+struct ElementType {
+  v1::DType api;
+  DType dtype;
+  absl::string_view in_checkpoints;
+};
+inline constexpr ElementType kElementTypes[] = {
+    {v1::FP16, DType::kFp16, "F16"},  {v1::BF16, DType::kBf16, "BF16"},
+    {v1::FP32, DType::kFp32, "F32"},  {v1::INT8, DType::kInt8, "I8"},
+    {v1::UINT8, DType::kUint8, "U8"}, {v1::INT32, DType::kInt32, "I32"}};
 
 // The shape of a tensor that passed CheckTensor: elements x SizeOf(dtype) fits in 63 bits.
 struct TensorInfo {
@@ -39,19 +49,24 @@ absl::StatusOr<TensorInfo> CheckTensor(const v1::Tensor& tensor, DTypeMask allow
                                        absl::string_view field,
                                        std::optional<int64_t> cut_bytes = std::nullopt);
 
-// Contents as row-major little-endian bytes of info.dtype; `raw` is moved out of the tensor. Typed
-// values are rounded to nearest even; a finite value that would become infinite, or an integer
-// outside the dtype, is refused. NaN and infinities pass.
+// Contents that were typed, `floats` or `ints`, as row-major little-endian bytes of info.dtype;
+// nothing for others. Values are rounded to nearest even; a finite value that would become
+// infinite, or an integer outside the dtype, is refused. NaN and infinities pass.
+absl::StatusOr<std::string> TypedBytes(const v1::Tensor& tensor, const TensorInfo& info,
+                                       absl::string_view field);
+// Typed contents as those, `raw` moved out of the tensor.
 absl::StatusOr<std::string> TakeBytes(v1::Tensor* tensor, const TensorInfo& info,
                                       absl::string_view field);
 
 // Floating-point bytes as floats, exactly.
 std::vector<float> FloatsFromBytes(absl::string_view bytes, DType dtype);
 
-// Bytes that a floating-point tensor's contents take in a message.
+// Bytes that a tensor's contents take in a message, at most.
 int64_t EncodedBytes(int64_t elements, DType dtype, v1::Encoding encoding);
 
-// Describes a floating-point result. With the encoding VALUES its contents are written as well; raw
+inline constexpr int64_t kMostEncodedBytes = 10;  // of an element: a negative integer
+
+// Describes a result. With the encoding VALUES its contents are written as well; raw
 // ones go their own way.
 void FillTensor(absl::string_view bytes, DType dtype, absl::Span<const int64_t> shape,
                 v1::Encoding encoding, v1::Tensor* out);

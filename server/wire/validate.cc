@@ -1,74 +1,25 @@
-// Every check on a request that does not need a device.
+// Checks of QuantizedMatmul and Dequantize requests that do not need a device.
 #include "server/wire/validate.h"
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/base/math.h"
 #include "kernels/base/status.h"
-#include "server/model/model_store.h"
-#include "server/obs/logging.h"
-#include "server/wire/status.h"
-#include "server/wire/tensor.h"
+#include "kernels/weight.h"
+#include "server/wire/checks.h"
 
 namespace awqd::wire {
 namespace {
-
-absl::Status CheckRequestId(const std::string& id) {
-  if (static_cast<int64_t>(id.size()) <= kMaxRequestIdBytes) return absl::OkStatus();
-  return FieldError("request_id", absl::StrCat(id.size(), " bytes"),
-                    absl::StrCat("at most ", kMaxRequestIdBytes));
-}
-
-template <typename Request>
-absl::Status CheckEncoding(const Request& request) {
-  const v1::Encoding encoding = request.output_encoding();
-  if (!v1::Encoding_IsValid(encoding)) {
-    return FieldError("output_encoding",
-                      absl::StrCat("the unknown value ", static_cast<int>(encoding)),
-                      "RAW or VALUES");
-  }
-  if (encoding == v1::VALUES && request.has_output_shared_memory()) {
-    return FieldError("output_encoding", "VALUES", "RAW: output_shared_memory holds raw bytes");
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckPath(v1::Path path) {
-  if (v1::Path_IsValid(path)) return absl::OkStatus();
-  return FieldError("path", absl::StrCat("the unknown value ", static_cast<int>(path)),
-                    "AUTO, FUSED or DEQUANTIZE");
-}
-
-// Unspecified means a default, which the caller knows.
-absl::Status CheckOutputDType(v1::DType dtype) {
-  if (dtype == v1::DTYPE_UNSPECIFIED) return absl::OkStatus();
-  return ParseDType(dtype, kFloatingMask, "output_dtype").status();
-}
-
-absl::Status CheckWeightRef(const v1::WeightRef& ref) {
-  if (ref.model().empty()) return FieldError("weight.model", "nothing", "the name of a model");
-  if (absl::Status name = model::CheckModelName(ref.model()); !name.ok()) {
-    return WithField(std::move(name), "weight.model");
-  }
-  if (ref.weight().empty()) {
-    return FieldError("weight.weight", "nothing", "the path of a quantised linear");
-  }
-  if (static_cast<int64_t>(ref.weight().size()) > kMaxWeightPathBytes) {
-    return FieldError("weight.weight", absl::StrCat(ref.weight().size(), " bytes"),
-                      absl::StrCat("at most ", kMaxWeightPathBytes));
-  }
-  return absl::OkStatus();
-}
 
 template <typename Request>
 absl::Status CheckSource(const Request& request) {
   switch (request.source_case()) {
     case Request::kWeight:
-      return CheckWeightRef(request.weight());
+      return CheckWeightRef(request.weight(), "the path of a quantised linear");
     case Request::kPacked:
       return absl::OkStatus();
     case Request::SOURCE_NOT_SET:
@@ -77,56 +28,109 @@ absl::Status CheckSource(const Request& request) {
   return FieldError("weight", "nothing", "weight {model, weight}, or packed");
 }
 
-v1::Encoding EncodingOf(const v1::QuantizedMatmulRequest& request) {
-  if (request.has_output_shared_memory()) return v1::RAW;
-  if (request.output_encoding() != v1::ENCODING_UNSPECIFIED) return request.output_encoding();
-  return request.activations().contents_case() == v1::Tensor::kFloats ? v1::VALUES : v1::RAW;
+constexpr DTypeMask kActivations = kFloatingMask | MaskOf(DType::kInt8);
+
+// INT8 activations without scales.
+bool AreIntegers(const v1::QuantizedMatmulRequest& request) {
+  return request.activations().dtype() == v1::INT8 && !request.has_activation_scales();
 }
 
-std::optional<Path> FromProto(v1::Path path) {
-  if (path == v1::FUSED) return Path::kFused;
-  if (path == v1::DEQUANTIZE) return Path::kDequantize;
-  return std::nullopt;
+DTypeMask OutputTypes(const v1::QuantizedMatmulRequest& request) {
+  return AreIntegers(request) ? MaskOf(DType::kInt32) : kFloatingMask;
 }
 
-// Product of the leading dimensions; CheckTensor already bounded it, except beside a zero K.
-absl::StatusOr<int64_t> Tokens(const TensorInfo& x, int64_t k) {
-  if (x.shape.empty() || x.shape.back() != k) {
-    return FieldError("activations.shape", ShapeText(x.shape),
-                      absl::StrCat("[..., ", k, "]: the weight has K = ", k));
+// That the way in which activations are quantised suits them, and has scales where it needs any.
+absl::Status CheckQuantization(const v1::QuantizedMatmulRequest& request) {
+  const v1::ActivationQuantization how = request.activation_quantization();
+  AWQD_RETURN_IF_ERROR(CheckEnum(v1::ActivationQuantization_IsValid(how), how,
+                                 "activation_quantization",
+                                 "ACTIVATIONS_AS_SENT, INT8_PER_TOKEN or INT8_STATIC"));
+  const std::string name = v1::ActivationQuantization_Name(how);
+  const bool int8 = request.activations().dtype() == v1::INT8;
+  if (int8 && how != v1::ACTIVATIONS_AS_SENT) {
+    return FieldError("activation_quantization", name,
+                      "ACTIVATIONS_AS_SENT: the activations are INT8 already");
   }
-  return k == 0 ? 0 : x.elements / k;
-}
-
-absl::StatusOr<std::vector<float>> TakeBias(v1::Tensor* bias, int64_t n) {
-  AWQD_ASSIGN_OR_RETURN(const TensorInfo info, CheckTensor(*bias, kFloatingMask, "bias"));
-  if (info.shape.size() != 1 || info.shape[0] != n) {
-    return FieldError("bias.shape", ShapeText(info.shape),
-                      absl::StrCat("[", n, "]: the weight has N = ", n));
+  if (request.has_activation_scales()) {
+    if (int8 || how == v1::INT8_STATIC) return absl::OkStatus();
+    return FieldError("activation_scales", "a tensor",
+                      how == v1::INT8_PER_TOKEN
+                          ? "none with INT8_PER_TOKEN: each token has its own"
+                          : "none with floating activations that are multiplied as they are; "
+                            "activation_quantization INT8_STATIC rounds them to INT8");
   }
-  AWQD_ASSIGN_OR_RETURN(const std::string bytes, TakeBytes(bias, info, "bias"));
-  return FloatsFromBytes(bytes, info.dtype);
+  if (how != v1::INT8_STATIC) return absl::OkStatus();
+  return FieldError("activation_scales", "nothing", "an FP32 tensor of one element");
 }
 
-// The answer's content bytes, when they fit beside the rest of a message.
-absl::Status CheckAnswerFits(int64_t elements, DType dtype, v1::Encoding encoding, int64_t max_send,
-                             absl::string_view advice) {
-  const std::optional<int64_t> wide = CheckedMul(elements, sizeof(float));
-  const int64_t room = max_send - kResponseOverheadBytes;
-  if (wide && EncodedBytes(elements, dtype, encoding) <= room) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "output: got ", wide ? absl::StrCat(EncodedBytes(elements, dtype, encoding)) : "over 2^63",
-      " bytes, expected at most ", room, " (the server's max_send_message_bytes is ", max_send,
-      "); ", advice));
+// INT8 activations give the exact INT32 sums, and nothing is done to those.
+absl::Status CheckIntegerProduct(const v1::QuantizedMatmulRequest& request) {
+  if (!AreIntegers(request)) return absl::OkStatus();
+  constexpr absl::string_view kWhy = " for INT8 activations";
+  if (request.has_bias()) return FieldError("bias", "a tensor", absl::StrCat("none", kWhy));
+  if (request.activation_function() != v1::NONE) {
+    return FieldError("activation_function",
+                      v1::ActivationFunction_Name(request.activation_function()),
+                      absl::StrCat("NONE", kWhy));
+  }
+  return absl::OkStatus();
 }
 
-// An answer that is written to shared memory has to fit there, and in no message.
-absl::Status CheckAnswerFits(int64_t elements, DType dtype, const v1::SharedMemory& range) {
-  const std::optional<int64_t> bytes = CheckedMul(elements, SizeOf(dtype));
-  if (bytes && *bytes <= range.size()) return absl::OkStatus();
-  return FieldError("output_shared_memory.size", absl::StrCat(range.size()),
-                    absl::StrCat("at least ", bytes ? absl::StrCat(*bytes) : "2^63",
-                                 ", the bytes of the answer"));
+// The scales of activations of that shape: one for each token, or one for all.
+absl::StatusOr<std::vector<float>> TakeScales(v1::QuantizedMatmulRequest* request,
+                                              const TensorInfo& activations) {
+  constexpr absl::string_view kField = "activation_scales";
+  v1::Tensor* tensor = request->mutable_activation_scales();
+  AWQD_ASSIGN_OR_RETURN(const TensorInfo info, CheckTensor(*tensor, MaskOf(DType::kFp32), kField));
+  std::vector<int64_t> tokens = activations.shape;
+  tokens.pop_back();
+  const bool for_tokens = request->activation_quantization() != v1::INT8_STATIC;
+  if (info.elements != 1 && !(for_tokens && info.shape == tokens)) {
+    return FieldError(absl::StrCat(kField, ".shape"), ShapeText(info.shape),
+                      for_tokens ? absl::StrCat(ShapeText(tokens),
+                                                ", the leading dimensions of the activations, or "
+                                                "one element for all")
+                                 : "one element, of all tokens");
+  }
+  AWQD_ASSIGN_OR_RETURN(const std::string bytes, TakeBytes(tensor, info, kField));
+  std::vector<float> scales = FloatsFromBytes(bytes, info.dtype);
+  for (size_t i = 0; i < scales.size(); ++i) {
+    if (scales[i] > 0 && std::isfinite(scales[i])) continue;
+    return FieldError(kField, absl::StrCat(scales[i], " at element ", i),
+                      "positive finite numbers");
+  }
+  // Of no tokens any will do.
+  if (scales.empty()) scales = {1};
+  return scales;
+}
+
+// What INT8 activations, sent or made, ask of the weight; fills the work's output type, scales and
+// quantisation.
+absl::Status BuildActivations(v1::QuantizedMatmulRequest* request, const TensorInfo& info,
+                              const WeightShape& weight, engine::MatmulWork* work) {
+  const bool int8 = info.dtype == DType::kInt8;
+  work->quantization = FromProto(request->activation_quantization());
+  if (AreIntegers(*request)) {
+    if (const std::string why = WhyNoIntegers(weight); !why.empty()) {
+      return FieldError("activations.dtype", "INT8",
+                        absl::StrCat("FP16, BF16 or FP32, because ", why));
+    }
+    work->out_dtype = DType::kInt32;
+    return absl::OkStatus();
+  }
+  AWQD_ASSIGN_OR_RETURN(work->out_dtype,
+                        OutputDType(request->output_dtype(), int8 ? DType::kFp16 : info.dtype));
+  if (!int8 && work->quantization == ActivationQuantization::kNone) return absl::OkStatus();
+  if (const std::string why = WhyNoQuantizedActivations(weight); !why.empty()) {
+    return int8 ? FieldError("activations.dtype", "INT8",
+                             absl::StrCat("FP16, BF16 or FP32, because ", why))
+                : FieldError("activation_quantization",
+                             v1::ActivationQuantization_Name(request->activation_quantization()),
+                             absl::StrCat("ACTIVATIONS_AS_SENT, because ", why));
+  }
+  if (!request->has_activation_scales()) return absl::OkStatus();
+  AWQD_ASSIGN_OR_RETURN(work->scales, TakeScales(request, info));
+  return absl::OkStatus();
 }
 
 struct Bounds {
@@ -149,78 +153,45 @@ absl::StatusOr<Bounds> ResolveRange(const v1::Range& range, int64_t size, absl::
 
 absl::Status CheckRequest(const v1::QuantizedMatmulRequest& request,
                           std::optional<int64_t> cut_bytes) {
-  AWQD_RETURN_IF_ERROR(CheckRequestId(request.request_id()));
   AWQD_RETURN_IF_ERROR(CheckSource(request));
-  if (!request.has_activations()) {
-    return FieldError("activations", "nothing", "a tensor of shape [..., K]");
-  }
-  AWQD_RETURN_IF_ERROR(
-      CheckTensor(request.activations(), kFloatingMask, "activations", cut_bytes).status());
-  if (request.activations().shape_size() == 0) {
-    return FieldError("activations.shape", "rank 0", "rank 1 to 8: [..., K]");
-  }
-  AWQD_RETURN_IF_ERROR(CheckOutputDType(request.output_dtype()));
-  AWQD_RETURN_IF_ERROR(CheckPath(request.path()));
-  return CheckEncoding(request);
+  AWQD_RETURN_IF_ERROR(CheckProduct(request, cut_bytes, kActivations, OutputTypes(request)));
+  AWQD_RETURN_IF_ERROR(CheckQuantization(request));
+  return CheckIntegerProduct(request);
 }
 
 absl::Status CheckRequest(const v1::DequantizeRequest& request) {
   AWQD_RETURN_IF_ERROR(CheckRequestId(request.request_id()));
   AWQD_RETURN_IF_ERROR(CheckSource(request));
-  AWQD_RETURN_IF_ERROR(CheckOutputDType(request.output_dtype()));
-  return CheckEncoding(request);
+  AWQD_RETURN_IF_ERROR(OutputDType(request.output_dtype(), DType::kFp16).status());
+  return CheckEncoding(request.output_encoding(), request.has_output_shared_memory());
 }
 
-absl::Status CheckName(const std::string& name) {
-  if (name.empty()) return FieldError("name", "nothing", "the name of a model");
-  absl::Status status = model::CheckModelName(name);
-  return status.ok() ? status : WithField(std::move(status), "name");
-}
+absl::Status CheckName(const std::string& name) { return CheckModel(name, "name"); }
 
 absl::StatusOr<MatmulJob> BuildMatmul(v1::QuantizedMatmulRequest* request,
                                       const WeightShape& weight, int64_t max_send_bytes,
                                       std::optional<int64_t> cut_bytes) {
-  v1::Tensor* x = request->mutable_activations();
-  AWQD_ASSIGN_OR_RETURN(const TensorInfo info,
-                        CheckTensor(*x, kFloatingMask, "activations", cut_bytes));
+  AWQD_ASSIGN_OR_RETURN(const TensorInfo info, CheckTensor(request->activations(), kActivations,
+                                                           "activations", cut_bytes));
   MatmulJob job;
   AWQD_ASSIGN_OR_RETURN(job.work.rows, Tokens(info, weight.k));
   job.work.x_dtype = info.dtype;
-  job.work.out_dtype = info.dtype;
-  if (request->output_dtype() != v1::DTYPE_UNSPECIFIED) {
-    AWQD_ASSIGN_OR_RETURN(job.work.out_dtype,
-                          ParseDType(request->output_dtype(), kFloatingMask, "output_dtype"));
-  }
-  job.work.path = FromProto(request->path());
-  job.encoding = EncodingOf(*request);
+  AWQD_RETURN_IF_ERROR(BuildActivations(request, info, weight, &job.work));
   job.output_shape = info.shape;
   job.output_shape.back() = weight.n;
-  const std::optional<int64_t> elements = CheckedMul(job.work.rows, weight.n);
-  AWQD_RETURN_IF_ERROR(request->has_output_shared_memory()
-                           ? CheckAnswerFits(elements.value_or(INT64_MAX), job.work.out_dtype,
-                                             request->output_shared_memory())
-                           : CheckAnswerFits(elements.value_or(INT64_MAX), job.work.out_dtype,
-                                             job.encoding, max_send_bytes,
-                                             "send fewer tokens per request"));
-  job.answer_bytes = EncodedBytes(*elements, job.work.out_dtype, job.encoding);
   if (request->has_bias()) {
-    AWQD_ASSIGN_OR_RETURN(job.work.bias, TakeBias(request->mutable_bias(), weight.n));
+    AWQD_ASSIGN_OR_RETURN(job.work.bias, TakeFloats(request->mutable_bias(), {weight.n}, "bias",
+                                                    absl::StrCat("the weight has N = ", weight.n)));
   }
-  job.x_bytes = info.bytes;
-  const bool elsewhere = x->has_shared_memory() || (cut_bytes && x->has_raw());
-  if (!elsewhere) {
-    AWQD_ASSIGN_OR_RETURN(job.x, TakeBytes(x, info, "activations"));
-  }
+  AWQD_RETURN_IF_ERROR(FillProduct(request, info, job.work.rows, max_send_bytes, cut_bytes, &job));
   return job;
 }
 
 absl::StatusOr<DequantizeJob> BuildDequantize(const v1::DequantizeRequest& request,
                                               const WeightShape& weight) {
   DequantizeJob job;
-  if (request.output_dtype() != v1::DTYPE_UNSPECIFIED) {
-    AWQD_ASSIGN_OR_RETURN(job.work.out_dtype,
-                          ParseDType(request.output_dtype(), kFloatingMask, "output_dtype"));
-  }
+  AWQD_ASSIGN_OR_RETURN(job.work.out_dtype,
+                        OutputDType(request.output_dtype(), job.work.out_dtype));
   AWQD_ASSIGN_OR_RETURN(const Bounds rows, ResolveRange(request.rows(), weight.k, "rows", "K"));
   AWQD_ASSIGN_OR_RETURN(const Bounds cols,
                         ResolveRange(request.columns(), weight.n, "columns", "N"));
@@ -234,19 +205,15 @@ absl::StatusOr<DequantizeJob> BuildDequantize(const v1::DequantizeRequest& reque
 
 absl::Status CheckFits(const v1::DequantizeRequest& request, const DequantizeJob& job,
                        int64_t max_send_bytes) {
-  const std::optional<int64_t> elements = CheckedMul(job.work.rows, job.work.cols);
-  if (request.has_output_shared_memory()) {
-    return CheckAnswerFits(elements.value_or(INT64_MAX), job.work.out_dtype,
-                           request.output_shared_memory());
-  }
-  return CheckAnswerFits(elements.value_or(INT64_MAX), job.work.out_dtype, job.encoding,
+  const engine::DequantizeWork& work = job.work;
+  return CheckAnswerFits(request, {work.rows, work.cols, work.out_dtype, job.encoding},
                          max_send_bytes, "call DequantizeStream, or ask for fewer rows or columns");
 }
 
 absl::StatusOr<int64_t> RowsPerChunk(const DequantizeJob& job, int64_t chunk_bytes,
                                      int64_t max_send_bytes) {
-  AWQD_RETURN_IF_ERROR(CheckAnswerFits(job.work.cols, job.work.out_dtype, job.encoding,
-                                       max_send_bytes, "ask for fewer columns"));
+  AWQD_RETURN_IF_ERROR(CheckSendable(job.work.cols, job.work.out_dtype, job.encoding,
+                                     max_send_bytes, "ask for fewer columns"));
   const int64_t row_bytes = EncodedBytes(job.work.cols, job.work.out_dtype, job.encoding);
   const int64_t budget = std::min(chunk_bytes, max_send_bytes - kResponseOverheadBytes);
   return std::max<int64_t>(1, budget / std::max<int64_t>(1, row_bytes));

@@ -34,18 +34,20 @@ absl::Status CheckRequest(const v1::DequantizeRequest& request);
 // A name in ModelRepository requests, before it goes anywhere near a file system.
 absl::Status CheckName(const std::string& name);
 
-// A product, and how its answer is spelled. work.weight and work.x stay empty.
-struct MatmulJob {
-  engine::MatmulWork work;
+// A product, and how its answer is spelled. work.x stays empty.
+template <typename Work>
+struct ProductJob {
+  Work work;
   int64_t x_bytes = 0;
   std::string x;  // the activations' bytes, unless they are not in the message
   std::vector<int64_t> output_shape;
   int64_t answer_bytes = 0;  // of the answer's contents
   v1::Encoding encoding = v1::RAW;
 };
+using MatmulJob = ProductJob<engine::MatmulWork>;
 
 // Moves the payload out of a request that passed CheckRequest. RESOURCE_EXHAUSTED when the answer
-// is to be sent and would pass `max_send_bytes`.
+// is to be sent and would pass `max_send_bytes`. work.weight stays null.
 absl::StatusOr<MatmulJob> BuildMatmul(v1::QuantizedMatmulRequest* request,
                                       const WeightShape& weight, int64_t max_send_bytes,
                                       std::optional<int64_t> cut_bytes = std::nullopt);

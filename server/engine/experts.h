@@ -1,0 +1,99 @@
+// What the works of experts share: tokens sorted by the experts that multiply them, and the product
+// of a stack of weights as a step.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "server/engine/work.h"
+#include "server/model/weight_stack.h"
+
+namespace awqd::engine {
+
+// A *row* is one choice of a token: its activations times the weight of one expert. Rows of one
+// expert lie together, in the order of their tokens.
+struct ExpertOrder {
+  std::vector<int64_t> ends;    // [experts]: where the rows of each end
+  std::vector<int32_t> tokens;  // [rows]: whose activations
+  std::vector<int32_t> rows;    // [tokens * top_k]: the row of each choice
+};
+
+// `ids` [tokens, top_k], each in [0, experts).
+ExpertOrder SortByExpert(absl::Span<const int32_t> ids, int64_t top_k, int64_t experts);
+
+// Tokens on a lane's device, in the order of their experts.
+struct RoutedTokens {
+  ConstMatrixView x;               // [rows, K]
+  absl::Span<const int64_t> ends;  // of each expert's rows
+  const int32_t* rows = nullptr;   // int32 [tokens, top_k]; null: row i is token i
+  const float* weights = nullptr;  // FP32 [tokens, top_k], the router's; null: not summed
+};
+
+// Tokens that experts multiply, or that all go to one weight. The base of the works that do.
+class RoutedWork : public Work {
+ public:
+  Payload x;  // rows x K of x_dtype, from Engine::staging
+  DType x_dtype = DType::kFp16;
+  DType out_dtype = DType::kFp16;
+  int64_t rows = 0;  // tokens
+  int64_t top_k = 1;
+  std::vector<int32_t> ids;           // [rows, top_k], or empty: a weight without experts
+  std::vector<float> router_weights;  // [rows, top_k], or empty: every choice is a row of y
+  std::optional<Path> path;           // none: the token-count policy decides, for each expert
+  ActivationFunction activation = ActivationFunction::kNone;
+
+  int64_t tokens() const override { return rows * top_k; }
+  int64_t bytes() const override;
+  int64_t result_bytes() const override;
+  int64_t cost() const override;
+  void FreeInputs() override { x = Payload(); }
+  absl::Status Run(Lane& lane, const batching::Batch& batch, char* result,
+                   ExecutionReport* report) const final;
+
+ protected:
+  // The shape that goes in, and the one that comes out.
+  virtual const WeightShape& first() const = 0;
+  virtual const WeightShape& last() const = 0;
+  virtual int64_t experts() const = 0;
+  // Multiplications of a row.
+  virtual double row_cost() const = 0;
+  // Works with equal variants may merge, if they have the same weights.
+  uint32_t variant() const;
+
+  // Enqueues everything, from these tokens to `y`, staging memory, and fetches it.
+  virtual absl::Status Compute(Lane& lane, const RoutedTokens& routed, char* y,
+                               ExecutionReport* report) const = 0;
+
+  // The device that holds the weights, for steps between their products.
+  Device& on() const { return *weights().front()->parts[part].weight->device; }
+
+  // The last step: FP32 rows [rows, N] of the last product become y. Fetches it.
+  absl::Status Combine(Lane& lane, const RoutedTokens& routed, const void* sums, char* y) const;
+
+ private:
+  struct Piece;
+
+  absl::Status RunPieces(Lane& lane, absl::Span<const Piece> pieces, char* y,
+                         ExecutionReport* report) const;
+  int64_t y_row_bytes() const;  // of a token
+};
+
+// y = activation(x @ W + bias), the rows of each expert with its own weight.
+struct ExpertProduct {
+  const model::WeightStack* stack = nullptr;
+  size_t part = 0;  // Work::part
+  ConstMatrixView x;
+  MatrixView y;
+  absl::Span<const int64_t> ends;
+  const float* bias = nullptr;  // FP32 [experts, N] on the device; null: the weights' own
+  ActivationFunction activation = ActivationFunction::kNone;
+  std::optional<Path> path;
+};
+
+// Enqueues the products of the experts that have rows, and adds their kernels to `report`.
+absl::Status RunExperts(Lane& lane, const ExpertProduct& product, ExecutionReport* report);
+
+}  // namespace awqd::engine

@@ -1,0 +1,77 @@
+// KV4 (kernels/kv4.h) as works: a block of keys or values to 4-bit codes, and back.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/kv4.h"
+#include "server/engine/work.h"
+
+namespace awqd::engine {
+
+// What both have in common: they read no weight, so any device may run them; they never merge.
+class Kv4Work : public Work {
+ public:
+  Kv4Shape shape;
+  DType scale_dtype = DType::kFp16;
+  Kv4Per per = Kv4Per::kRow;
+
+  absl::Span<const std::shared_ptr<const model::PlacedWeight>> weights() const final { return {}; }
+  int64_t tokens() const final { return shape.tokens; }
+  int64_t cost() const final;
+
+  // Of an array of scales, or of zeros.
+  int64_t scale_bytes() const { return Kv4Scales(shape, per) * SizeOf(scale_dtype); }
+
+ protected:
+  // The same for `count` tokens.
+  Kv4Shape Tokens(int64_t count) const { return {count, shape.heads, shape.head_dim}; }
+};
+
+// The result is the codes, UINT8 [tokens, heads, ceil(head_dim / 2)]. Per Kv4Per::kRow the scales,
+// [tokens, heads] of scale_dtype, follow at scale_offset, and the zeros at zero_offset; bytes
+// between are 0.
+class Kv4StoreWork final : public Kv4Work {
+ public:
+  Payload x;  // [tokens, heads, head_dim] of x_dtype, from Engine::staging
+  DType x_dtype = DType::kFp16;
+  // Of scale_dtype, as many as `per` says; per Kv4Per::kRow none, as they are computed.
+  Payload given_scale, given_zero;
+
+  static constexpr int64_t kAlign = 256;
+  int64_t scale_offset() const;
+  int64_t zero_offset() const;
+
+  absl::string_view name() const override { return "QuantizeKv"; }
+  int64_t bytes() const override { return x.size() + given_scale.size() + given_zero.size(); }
+  int64_t result_bytes() const override;
+  absl::Status Run(Lane& lane, const batching::Batch& batch, char* result,
+                   ExecutionReport* report) const override;
+  void FreeInputs() override { x = given_scale = given_zero = Payload(); }
+
+ private:
+  // `count` tokens from `begin` on, as one step.
+  absl::Status RunTokens(Lane& lane, int64_t begin, int64_t count, char* result) const;
+};
+
+// The result is the elements, [tokens, heads, head_dim] of out_dtype.
+class Kv4LoadWork final : public Kv4Work {
+ public:
+  Payload codes;        // UINT8 [tokens, heads, ceil(head_dim / 2)]
+  Payload scale, zero;  // of scale_dtype, as many as `per` says
+  Kv4Form form = Kv4Form::kExact;
+  DType out_dtype = DType::kFp16;
+
+  absl::string_view name() const override { return "DequantizeKv"; }
+  int64_t bytes() const override { return codes.size() + scale.size() + zero.size(); }
+  int64_t result_bytes() const override {
+    return shape.rows() * shape.head_dim * SizeOf(out_dtype);
+  }
+  absl::Status Run(Lane& lane, const batching::Batch& batch, char* result,
+                   ExecutionReport* report) const override;
+  void FreeInputs() override { codes = scale = zero = Payload(); }
+
+ private:
+  absl::Status RunTokens(Lane& lane, int64_t begin, int64_t count, char* result) const;
+};
+
+}  // namespace awqd::engine

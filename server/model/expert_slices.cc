@@ -1,0 +1,87 @@
+// Checking and cutting tensors that hold all experts.
+#include "server/model/expert_slices.h"
+
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "kernels/base/status.h"
+#include "server/model/expert_path.h"
+
+namespace awqd::model {
+namespace {
+
+constexpr size_t kMarkerRank = 3;
+
+absl::Status BadShape(const LinearLocation& linear, absl::string_view suffix,
+                      const TensorInfo& tensor, absl::string_view expected) {
+  return Invalid("weight ", Quoted(linear.path), ": tensor \"", suffix, "\": shape: got [",
+                 absl::StrJoin(tensor.shape, ", "), "] of ", tensor.dtype, ", expected ", expected);
+}
+
+absl::StatusOr<int64_t> CountExperts(const LinearLocation& linear, absl::string_view marker) {
+  const TensorInfo& codes = *linear.tensors.find(marker)->second.info;
+  const int64_t experts = codes.shape.front();
+  if (experts < 1 || experts > kMaxExperts) {
+    return BadShape(linear, marker, codes,
+                    absl::StrCat("1 to ", kMaxExperts, " experts in the first dimension"));
+  }
+  for (const auto& [suffix, location] : linear.tensors) {
+    const TensorInfo& tensor = *location.info;
+    if (tensor.shape.empty() || tensor.shape.front() != experts) {
+      return BadShape(
+          linear, suffix, tensor,
+          absl::StrCat(experts, " experts in the first dimension, as tensor \"", marker, "\" has"));
+    }
+    if (tensor.bytes() % experts != 0) {  // which types of less than a byte may have
+      return BadShape(linear, suffix, tensor, "whole bytes for each expert");
+    }
+  }
+  return experts;
+}
+
+TensorInfo Slice(const TensorInfo& tensor, int64_t expert, int64_t experts) {
+  const int64_t bytes = tensor.bytes() / experts;
+  TensorInfo out;
+  out.dtype = tensor.dtype;
+  out.shape.assign(tensor.shape.begin() + 1, tensor.shape.end());
+  out.begin = tensor.begin + expert * bytes;
+  out.end = out.begin + bytes;
+  return out;
+}
+
+}  // namespace
+
+bool HoldsAllExperts(const LinearLocation& linear, absl::string_view marker) {
+  return IsPathOfAllExperts(linear.path) &&
+         linear.tensors.find(marker)->second.info->shape.size() == kMarkerRank;
+}
+
+absl::StatusOr<std::vector<LinearLocation>> SliceExperts(const LinearLocation& linear,
+                                                         absl::string_view marker,
+                                                         std::deque<TensorInfo>* slices) {
+  AWQD_ASSIGN_OR_RETURN(const int64_t experts, CountExperts(linear, marker));
+  // A header of a few bytes for each tensor must not take memory for each expert without bound.
+  const int64_t most = SafetensorsLimits().max_tensors;
+  const auto tensors = static_cast<int64_t>(linear.tensors.size());
+  if (static_cast<int64_t>(slices->size()) + experts * tensors > most) {
+    return Invalid("weight ", Quoted(linear.path), ": ", experts, " experts: got more than ", most,
+                   " tensors of experts, expected at most that");
+  }
+  std::vector<LinearLocation> out;
+  for (int64_t expert = 0; expert < experts; ++expert) {
+    LinearLocation& one = out.emplace_back();
+    one.path = PathOfExpert(linear.path, expert);
+    one.slice_of = linear.path;
+    one.settings = linear.settings;
+    for (const auto& [suffix, location] : linear.tensors) {
+      const TensorInfo& slice = slices->emplace_back(Slice(*location.info, expert, experts));
+      one.tensors.emplace(suffix, TensorLocation{location.file, &slice});
+      one.bytes += slice.bytes();
+    }
+  }
+  return out;
+}
+
+}  // namespace awqd::model

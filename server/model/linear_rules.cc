@@ -1,0 +1,89 @@
+// Matching of module paths.
+#include "server/model/linear_rules.h"
+
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "kernels/base/status.h"
+#include "server/model/file.h"
+
+namespace awqd::model {
+namespace {
+
+constexpr size_t kMaxRegexBytes = 1024;
+constexpr size_t kMaxRegexes = 10'000;
+constexpr int64_t kRegexMemory = 1 << 20;  // of one, compiled
+
+}  // namespace
+
+LinearRules::Pattern::Pattern(const ModulePattern& pattern) : pattern_(pattern) {
+  if (pattern.kind != ModulePattern::Kind::kRegex) return;
+  RE2::Options options(RE2::Quiet);
+  options.set_max_mem(kRegexMemory);
+  regex_ = std::make_unique<RE2>(pattern.text, options);
+}
+
+bool LinearRules::Pattern::Matches(absl::string_view path) const {
+  switch (pattern_.kind) {
+    case ModulePattern::Kind::kEvery:
+      return true;
+    case ModulePattern::Kind::kExact:
+      return path == pattern_.text;
+    case ModulePattern::Kind::kContains:
+      return absl::StrContains(path, pattern_.text);
+    case ModulePattern::Kind::kRegex:
+      return regex_->Match({path.data(), path.size()}, 0, path.size(), RE2::ANCHOR_START, nullptr,
+                           0);
+  }
+  return false;
+}
+
+absl::StatusOr<std::vector<LinearRules::Pattern>> LinearRules::Compile(
+    const std::vector<ModulePattern>& patterns) {
+  std::vector<Pattern> out;
+  size_t regexes = 0;
+  for (const ModulePattern& pattern : patterns) {
+    const bool regex = pattern.kind == ModulePattern::Kind::kRegex;
+    regexes += regex ? 1 : 0;
+    if (regex && pattern.text.size() > kMaxRegexBytes) {
+      return Invalid("pattern of modules: got ", pattern.text.size(),
+                     " bytes of a regular expression, expected at most ", kMaxRegexBytes);
+    }
+    if (regexes > kMaxRegexes) {
+      return Invalid("patterns of modules: got more than ", kMaxRegexes, " regular expressions");
+    }
+    out.emplace_back(pattern);
+    if (const std::string error = out.back().error(); !error.empty()) {
+      return Invalid("pattern of modules: got ", Quoted(pattern.text, 64),
+                     ", expected a regular expression of RE2 (", Quoted(error, 64), ")");
+    }
+  }
+  return out;
+}
+
+bool LinearRules::AnyMatches(const std::vector<Pattern>& patterns, absl::string_view path) {
+  for (const Pattern& pattern : patterns) {
+    if (pattern.Matches(path)) return true;
+  }
+  return false;
+}
+
+absl::StatusOr<LinearRules> LinearRules::Make(const QuantConfig& config) {
+  LinearRules out;
+  AWQD_ASSIGN_OR_RETURN(out.left_out_, Compile(config.left_out));
+  for (const LinearRule& rule : config.rules) {
+    AWQD_ASSIGN_OR_RETURN(std::vector<Pattern> targets, Compile(rule.targets));
+    out.rules_.push_back({std::move(targets), std::make_unique<const Setting>(rule.settings)});
+  }
+  return out;
+}
+
+const Setting* LinearRules::SettingsOf(absl::string_view path) const {
+  if (AnyMatches(left_out_, path)) return nullptr;
+  for (const Rule& rule : rules_) {
+    if (AnyMatches(rule.targets, path)) return rule.settings.get();
+  }
+  return nullptr;
+}
+
+}  // namespace awqd::model

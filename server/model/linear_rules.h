@@ -1,0 +1,51 @@
+// LinearRules: which linears of a checkpoint are quantised, and with which settings.
+#pragma once
+
+#include <re2/re2.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "kernels/formats/format.h"
+
+namespace awqd::model {
+
+// The patterns of a QuantConfig, ready to be matched. Regular expressions are RE2's, which take
+// time in proportion to the path, and match from its beginning as Python's re.match does.
+// Move-only.
+class LinearRules {
+ public:
+  // INVALID_ARGUMENT for a regular expression that RE2 does not take (a look-ahead, say), is longer
+  // than 1024 bytes, or is one too many.
+  static absl::StatusOr<LinearRules> Make(const QuantConfig& config);
+
+  // What the linear at `path` is decoded with. Null when it is not quantised.
+  const Setting* SettingsOf(absl::string_view path) const;
+
+ private:
+  class Pattern {
+   public:
+    explicit Pattern(const ModulePattern& pattern);
+    // Empty, or why the expression cannot be used.
+    std::string error() const { return regex_ == nullptr || regex_->ok() ? "" : regex_->error(); }
+    bool Matches(absl::string_view path) const;
+
+   private:
+    ModulePattern pattern_;
+    std::unique_ptr<const RE2> regex_;
+  };
+  struct Rule {
+    std::vector<Pattern> targets;
+    std::unique_ptr<const Setting> settings;  // stays where it is when the rules move
+  };
+  static absl::StatusOr<std::vector<Pattern>> Compile(const std::vector<ModulePattern>& patterns);
+  static bool AnyMatches(const std::vector<Pattern>& patterns, absl::string_view path);
+
+  std::vector<Rule> rules_;
+  std::vector<Pattern> left_out_;
+};
+
+}  // namespace awqd::model

@@ -1,0 +1,141 @@
+// Flow: what the ways of a product and of a Dequantize through the services share: whether the
+// call is still wanted, its share of the bytes in flight, its weight, its end and its line in the
+// log.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "google/protobuf/message.h"
+#include "grpcpp/support/byte_buffer.h"
+#include "kernels/base/mutex.h"
+#include "kernels/base/status.h"
+#include "server/engine/engine.h"
+#include "server/obs/logging.h"
+#include "server/services/env.h"
+#include "server/services/sources.h"
+#include "server/transport/byte_budget.h"
+#include "server/transport/guard.h"
+
+namespace awqd::services {
+
+// The task of a call that is in flight, and whether the call was cancelled. Thread-safe.
+class TaskSlot {
+ public:
+  // A cancel that came before the handle did is applied to it at once.
+  void Set(engine::TaskHandle handle) {
+    {
+      MutexLock lock(&mu_);
+      if (!cancelled_) {
+        handle_ = std::move(handle);
+        return;
+      }
+    }
+    handle.Cancel();
+  }
+  void Cancel() {
+    engine::TaskHandle handle;
+    {
+      MutexLock lock(&mu_);
+      cancelled_ = true;
+      handle = handle_;
+    }
+    handle.Cancel();
+  }
+  bool cancelled() const {
+    MutexLock lock(&mu_);
+    return cancelled_;
+  }
+
+ private:
+  mutable Mutex mu_;
+  engine::TaskHandle handle_ ABSL_GUARDED_BY(mu_);
+  bool cancelled_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+// Holds its share of Env::in_flight until it is destroyed.
+class Flow : public std::enable_shared_from_this<Flow> {
+ public:
+  // Withdraws what has not started; the flow still ends.
+  void Cancel() { slot_.Cancel(); }
+
+ protected:
+  // `method` names the flow in the log.
+  Flow(const Env& env, absl::string_view method, absl::Time deadline)
+      : env_(env), deadline_(deadline) {
+    log_.method = method;
+  }
+  ~Flow() = default;
+
+  // DEADLINE_EXCEEDED or CANCELLED when there is no point in going on.
+  absl::Status StillWanted() const;
+
+  // Takes the bytes out of `message`, and their number from the budget, and parses them whole.
+  absl::Status Open(grpc::ByteBuffer* message, google::protobuf::Message* request);
+
+  // Calls then(weights) once with the weights of the request's source, loaded ones at once, inline
+  // ones from a worker thread; or returns an error, or settles. The request must live until then.
+  // Inline weights are packed only if the call is still wanted when its turn has come: packing
+  // takes long, and a call that has ended while it waited would take the time of those behind it.
+  template <typename Source, typename Request, typename Then>
+  absl::Status WithWeights(const Request& request, Then then) {
+    if (!request.has_packed()) {
+      AWQD_ASSIGN_OR_RETURN(typename Source::Weights weights, Source::Find(env_, request));
+      return then(std::move(weights));
+    }
+    AWQD_RETURN_IF_ERROR(Source::Check(env_, request.packed()));
+    return env_.packings->Run([this, self = shared_from_this(), &request, then] {
+      Try([&]() -> absl::Status {
+        AWQD_RETURN_IF_ERROR(StillWanted());
+        AWQD_ASSIGN_OR_RETURN(typename Source::Weights weights,
+                              Source::Pack(env_, request.packed()));
+        return then(std::move(weights));
+      });
+    });
+  }
+
+  // Runs `body`; an error or an exception ends the flow.
+  template <typename F>
+  void Try(F&& body) {
+    if (absl::Status status = transport::Guarded(std::forward<F>(body)); !status.ok()) {
+      Settle(status);
+    }
+  }
+  // Ends the flow, if nothing has yet.
+  void Settle(const absl::Status& status);
+  bool settled() const { return settled_.load(); }
+  // Both with the status as clients may see it, once: first the line in the log, if it is wanted.
+  virtual void Log(const absl::Status& status) = 0;
+  virtual void End(const absl::Status& status) = 0;
+
+  // `name`: as the request's source has it.
+  void LogOf(const std::string& request_id, LogName name, const absl::Status& status) {
+    log_.request_id = request_id;
+    log_.model = std::move(name.model);
+    log_.weight = std::move(name.weight);
+    log_.queue_us = report_.queue_us;
+    log_.compute_us = report_.compute_us;
+    log_.total_us = absl::ToInt64Microseconds(absl::Now() - started_);
+    obs::LogRequest(log_, status);
+  }
+
+  const Env& env_;
+  const absl::Time deadline_;
+  const absl::Time started_ = absl::Now();
+  TaskSlot slot_;
+  transport::ByteLease lease_;
+  engine::ExecutionReport report_;
+  obs::RequestLog log_;
+
+ private:
+  std::atomic<bool> settled_{false};
+};
+
+}  // namespace awqd::services

@@ -1,0 +1,106 @@
+// ProductFlow: one request for products from message to answer, whether it came alone or on a
+// stream: QuantizedMatmul, GroupedQuantizedMatmul, GatedMlp.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "grpcpp/support/byte_buffer.h"
+#include "server/services/flow.h"
+#include "server/services/sources.h"
+#include "server/wire/experts_wire.h"
+#include "server/wire/matmul_wire.h"
+#include "server/wire/raw_message.h"
+#include "server/wire/validate.h"
+
+namespace awqd::services {
+
+// What the flows differ in: messages, source, and how a request becomes a work.
+struct MatmulMethod {
+  using Request = v1::QuantizedMatmulRequest;
+  using Response = v1::QuantizedMatmulResponse;
+  using Source = OneWeight;
+  using Work = engine::MatmulWork;
+  static absl::StatusOr<wire::MatmulJob> Build(Request* request, WeightPtr weight, int64_t max_send,
+                                               std::optional<int64_t> cut_bytes);
+};
+struct GroupedMatmulMethod {
+  using Request = v1::GroupedQuantizedMatmulRequest;
+  using Response = v1::GroupedQuantizedMatmulResponse;
+  using Source = OneStack;
+  using Work = engine::GroupedMatmulWork;
+  static constexpr auto Build = wire::BuildGroupedMatmul;
+};
+struct GatedMlpMethod {
+  using Request = v1::GatedMlpRequest;
+  using Response = v1::GatedMlpResponse;
+  using Source = MlpProjections;
+  using Work = engine::GatedMlpWork;
+  static constexpr auto Build = wire::BuildGatedMlp;
+};
+
+// Its owner keeps it until the answer was sent.
+template <typename Method>
+class ProductFlow final : public Flow {
+ public:
+  using Request = typename Method::Request;
+  using Response = typename Method::Response;
+  using Source = typename Method::Source;
+  using Job = wire::ProductJob<typename Method::Work>;
+
+  // Called exactly once, on any thread, possibly before Start returns. `answer` is a
+  // Response when the status is OK.
+  using Done = std::function<void(const absl::Status&, grpc::ByteBuffer answer)>;
+
+  ProductFlow(const Env& env, absl::string_view method, absl::Time deadline, Done done);
+
+  // Takes the bytes out of `message`. Never blocks.
+  void Start(grpc::ByteBuffer* message);
+
+  // From `done` on. Empty when the client sent none, or one that is too long to be echoed.
+  absl::string_view request_id() const;
+  // What the request and its answer hold, or will. Thread-safe.
+  int64_t held_bytes() const { return held_bytes_.load(std::memory_order_relaxed); }
+
+ private:
+  absl::Status Begin(grpc::ByteBuffer* message);
+  absl::Status Open(grpc::ByteBuffer* message);
+  absl::Status OpenShared();
+  absl::Status OnWeights(typename Source::Weights weights);
+  absl::StatusOr<engine::Payload> Stage(const Job& job);
+  void OnResult(const absl::Status& status, const engine::Payload& result,
+                const engine::ExecutionReport& report);
+  void Answer(const absl::Status& status, const engine::Payload& result);
+  void Log(const absl::Status& status) override {
+    LogOf(parsed_.request.request_id(), Source::Name(parsed_.request), status);
+  }
+  void End(const absl::Status& status) override;
+  // Frees the request but for what the answer and the log repeat.
+  void ForgetRequest();
+
+  // Bytes of the activations, where they are not in parsed_.request.
+  std::optional<int64_t> cut_bytes() const;
+
+  Done done_;
+  std::atomic<int64_t> held_bytes_{0};
+
+  wire::RawMessage message_;  // until its payload was staged
+  wire::ProductMessage<Request> parsed_;
+  SharedRange shared_x_;    // until it was staged
+  SharedRange shared_out_;  // until the answer was written there
+  std::vector<int64_t> output_shape_;
+  DType output_dtype_ = DType::kFp16;
+  v1::Encoding encoding_ = v1::RAW;
+  grpc::ByteBuffer answer_;
+};
+
+using MatmulFlow = ProductFlow<MatmulMethod>;
+using GroupedMatmulFlow = ProductFlow<GroupedMatmulMethod>;
+using GatedMlpFlow = ProductFlow<GatedMlpMethod>;
+
+}  // namespace awqd::services

@@ -1,0 +1,78 @@
+// The standard reflection service, grpc.reflection.v1 and its older package v1alpha, whose messages
+// are the same.
+//
+// Our own instead of gRPC's, which keeps a thread for each open stream and does not pass the door.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "google/protobuf/descriptor.h"
+#include "grpc/reflection/v1/reflection.pb.h"
+#include "server/transport/call_loop.h"
+#include "server/transport/door.h"
+
+namespace awqd::services {
+
+// What reflection tells of the server's services, out of the descriptors that are linked in.
+// Thread-safe. Built once, with a pool of its own: a search then takes no lock, and files are
+// serialized already, because answers are made on the threads that serve products.
+class Schema {
+ public:
+  // Serialized FileDescriptorProtos: the file asked for, then all that it imports.
+  using Files = std::vector<absl::string_view>;
+
+  // The files of `services`, by full name, and of the details that errors carry.
+  explicit Schema(const std::vector<std::string>& services);
+
+  // NOT_FOUND for what these files do not have.
+  absl::StatusOr<Files> FileByName(const std::string& name) const;
+  absl::StatusOr<Files> FileOfSymbol(const std::string& symbol) const;
+  absl::StatusOr<Files> FileOfExtension(const std::string& type, int number) const;
+  absl::StatusOr<std::vector<int>> ExtensionsOf(const std::string& type) const;
+
+ private:
+  using File = google::protobuf::FileDescriptor;
+
+  void Add(const File* file);
+  // `field` of the request asked for `name`; null: there is none.
+  absl::StatusOr<Files> WithImports(const File* file, absl::string_view field,
+                                    absl::string_view name) const;
+
+  google::protobuf::DescriptorPool pool_;
+  std::map<std::string, std::string> serialized_;  // by the name of the file
+};
+
+// Thread-safe. Outlives the gRPC server.
+class ReflectionService {
+ public:
+  using Request = grpc::reflection::v1::ServerReflectionRequest;
+  using Response = grpc::reflection::v1::ServerReflectionResponse;
+
+  // Streams of both packages that may be open at once; the next one is RESOURCE_EXHAUSTED.
+  static constexpr int kMaxOpen = 32;
+
+  // Tells of the services whose methods have been served by now, and of itself.
+  explicit ReflectionService(transport::Door* door);
+
+  void ServeOn(transport::CallLoop* loop);
+
+  // The answer to one request of a stream.
+  Response Answer(const Request& request) const;
+
+ private:
+  class Stream;
+
+  void Start(transport::StreamCall* call);
+
+  transport::CallGate* const gate_;
+  const std::vector<std::string> services_;
+  const Schema schema_;
+  std::atomic<int> open_{0};
+};
+
+}  // namespace awqd::services

@@ -1,0 +1,122 @@
+// Loaded weights by name, inline ones packed together on one device.
+#include "server/services/sources.h"
+
+#include <map>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status.h"
+#include "server/wire/status.h"
+
+namespace awqd::services {
+namespace {
+
+absl::StatusOr<StackPtr> FindStack(const Env& env, const std::string& model,
+                                   const std::string& path) {
+  absl::StatusOr<StackPtr> stack = env.models->FindStack(model, path);
+  if (!stack.ok()) return MaybeNotYet(env, model, stack.status());
+  return stack;
+}
+
+// On `*device`, which the first one chooses.
+absl::StatusOr<StackPtr> PackStack(const Env& env, const v1::PackedStack& packed,
+                                   absl::string_view field, const Device** device) {
+  AWQD_ASSIGN_OR_RETURN(const std::vector<HostWeight> weights, wire::DecodePacked(packed, field));
+  std::map<int64_t, WeightPtr> experts;
+  for (const HostWeight& weight : weights) {
+    AWQD_ASSIGN_OR_RETURN(WeightPtr placed, env.engine->Prepare(weight, *device));
+    *device = placed->parts.front().weight->device;
+    experts.emplace(static_cast<int64_t>(experts.size()), std::move(placed));
+  }
+  absl::StatusOr<StackPtr> stack = model::MakeStack(std::string(field), experts);
+  if (stack.ok()) return stack;
+  // A checkpoint's experts are as they are; a request's can be mended.
+  return wire::WithField(absl::InvalidArgumentError(stack.status().message()), field);
+}
+
+// A projection by its own path, or by the common one.
+std::string PathOf(const v1::GatedMlpRef& mlp, const std::string& own, absl::string_view name) {
+  return own.empty() ? absl::StrCat(mlp.path(), ".", name) : own;
+}
+
+}  // namespace
+
+absl::Status MaybeNotYet(const Env& env, absl::string_view model, const absl::Status& status) {
+  if (!absl::IsNotFound(status) || !env.starting.load()) return status;
+  return absl::UnavailableError(absl::StrCat("model \"", model,
+                                             "\": the server is still loading its models; try "
+                                             "again when its health is SERVING"));
+}
+
+absl::StatusOr<WeightPtr> OneWeight::FindRef(const Env& env, const v1::WeightRef& ref) {
+  absl::StatusOr<WeightPtr> weight = env.models->FindWeight(ref.model(), ref.weight());
+  if (!weight.ok()) return MaybeNotYet(env, ref.model(), weight.status());
+  return weight;
+}
+
+absl::StatusOr<WeightPtr> OneWeight::Pack(const Env& env, const v1::PackedWeight& packed) {
+  AWQD_ASSIGN_OR_RETURN(const HostWeight weight, wire::DecodePacked(packed));
+  return env.engine->Prepare(weight);
+}
+
+v1::WeightRef OneWeight::Known(const v1::WeightRef& ref) {
+  v1::WeightRef out;
+  out.set_model(ref.model());
+  out.set_weight(ref.weight());
+  return out;
+}
+
+absl::StatusOr<StackPtr> OneStack::Find(const Env& env,
+                                        const v1::GroupedQuantizedMatmulRequest& request) {
+  return FindStack(env, request.weight().model(), request.weight().weight());
+}
+
+absl::StatusOr<StackPtr> OneStack::Pack(const Env& env, const v1::PackedStack& packed) {
+  const Device* device = nullptr;
+  return PackStack(env, packed, "packed", &device);
+}
+
+absl::StatusOr<wire::MlpStacks> MlpProjections::Find(const Env& env,
+                                                     const v1::GatedMlpRequest& request) {
+  const v1::GatedMlpRef& mlp = request.mlp();
+  const std::string gate = PathOf(mlp, mlp.gate(), "gate_proj");
+  wire::MlpStacks out = {.experts = absl::StrContains(gate, "*")};
+  const auto find = [&](const std::string& path) -> absl::StatusOr<StackPtr> {
+    if (out.experts) return FindStack(env, mlp.model(), path);
+    AWQD_ASSIGN_OR_RETURN(WeightPtr weight, env.models->FindWeight(mlp.model(), path));
+    return model::StackOfOne(std::move(weight));
+  };
+  const auto found = [&]() -> absl::Status {
+    AWQD_ASSIGN_OR_RETURN(out.gate, find(gate));
+    AWQD_ASSIGN_OR_RETURN(out.up, find(PathOf(mlp, mlp.up(), "up_proj")));
+    AWQD_ASSIGN_OR_RETURN(out.down, find(PathOf(mlp, mlp.down(), "down_proj")));
+    return absl::OkStatus();
+  }();
+  if (!found.ok()) return MaybeNotYet(env, mlp.model(), found);
+  return out;
+}
+
+absl::StatusOr<wire::MlpStacks> MlpProjections::Pack(const Env& env,
+                                                     const v1::PackedGatedMlp& packed) {
+  const Device* device = nullptr;
+  wire::MlpStacks out = {.experts = packed.gate().experts_size() > 1};
+  AWQD_ASSIGN_OR_RETURN(out.gate, PackStack(env, packed.gate(), "packed.gate", &device));
+  AWQD_ASSIGN_OR_RETURN(out.up, PackStack(env, packed.up(), "packed.up", &device));
+  AWQD_ASSIGN_OR_RETURN(out.down, PackStack(env, packed.down(), "packed.down", &device));
+  return out;
+}
+
+LogName MlpProjections::Name(const v1::GatedMlpRequest& request) {
+  const v1::GatedMlpRef& mlp = request.mlp();
+  return {mlp.model(), mlp.path().empty() ? mlp.gate() : mlp.path()};
+}
+
+void MlpProjections::KeepName(const v1::GatedMlpRequest& from, v1::GatedMlpRequest* to) {
+  if (!from.has_mlp()) return;
+  to->mutable_mlp()->set_model(from.mlp().model());
+  to->mutable_mlp()->set_path(from.mlp().path());
+  to->mutable_mlp()->set_gate(from.mlp().gate());
+}
+
+}  // namespace awqd::services

@@ -1,0 +1,64 @@
+// How a unary call with a small answer is handled.
+#pragma once
+
+#include <utility>
+
+#include "absl/status/status.h"
+#include "google/protobuf/message_lite.h"
+#include "kernels/base/status.h"
+#include "server/services/env.h"
+#include "server/transport/call_kinds.h"
+#include "server/transport/guard.h"
+#include "server/wire/raw_message.h"
+#include "server/wire/status.h"
+#include "server/wire/validate.h"
+
+namespace awqd::services {
+
+// Ends the call with the message, or with the error as clients may see it.
+inline void Reply(transport::UnaryCall* call, const absl::Status& status,
+                  const google::protobuf::MessageLite& message) {
+  status.ok() ? call->Answer(wire::Encode(message)) : call->Finish(wire::ToGrpc(status));
+}
+
+// The name in a request is a model's, and checked before anything else.
+template <typename Request>
+absl::Status ParseNamed(transport::UnaryCall* call, Request* request) {
+  AWQD_RETURN_IF_ERROR(wire::Parse(call->request(), request));
+  if constexpr (requires { request->name(); }) return wire::CheckName(request->name());
+  return absl::OkStatus();
+}
+
+// Fills an answer from a request.
+template <typename Request, typename Response>
+using Filler = absl::Status (*)(const Env& env, const Request& request, Response* response);
+
+// Answers where the answer is at hand.
+template <typename Request, typename Response>
+void Answer(const Env& env, transport::UnaryCall* call, Filler<Request, Response> fill) {
+  Response response;
+  const absl::Status status = transport::Guarded([&]() -> absl::Status {
+    Request request;
+    AWQD_RETURN_IF_ERROR(ParseNamed(call, &request));
+    return fill(env, request, &response);
+  });
+  Reply(call, status, response);
+}
+
+// The same on `worker`: `fill` may block.
+template <typename Request, typename Response>
+void AnswerOn(Worker* worker, const Env& env, transport::UnaryCall* call,
+              Filler<Request, Response> fill) {
+  const absl::Status accepted = transport::Guarded([&]() -> absl::Status {
+    Request request;
+    AWQD_RETURN_IF_ERROR(ParseNamed(call, &request));
+    return worker->Run([&env, call, fill, request = std::move(request)] {
+      Response response;
+      const absl::Status status = transport::Guarded([&] { return fill(env, request, &response); });
+      Reply(call, status, response);
+    });
+  });
+  if (!accepted.ok()) call->Finish(wire::ToGrpc(accepted));
+}
+
+}  // namespace awqd::services

@@ -1,0 +1,185 @@
+// Shapes of blocks, codes, scales and zeros.
+#include "server/wire/kv_wire.h"
+
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/base/math.h"
+#include "kernels/base/status.h"
+#include "server/wire/checks.h"
+#include "server/wire/validate.h"
+
+namespace awqd::wire {
+namespace {
+
+constexpr DTypeMask kScaleTypes = MaskOf(DType::kFp16) | MaskOf(DType::kFp32);
+
+template <typename Request>
+absl::Status CheckCommon(const Request& request) {
+  AWQD_RETURN_IF_ERROR(CheckRequestId(request.request_id()));
+  AWQD_RETURN_IF_ERROR(CheckEncoding(request.output_encoding(), /*to_shared_memory=*/false));
+  if (request.has_scales() == request.has_zeros()) return absl::OkStatus();
+  return request.has_scales() ? FieldError("zeros", "nothing", "a tensor beside the scales")
+                              : FieldError("scales", "nothing", "a tensor beside the zeros");
+}
+
+template <typename Request>
+v1::Encoding EncodingFor(const Request& request, const v1::Tensor& in) {
+  if (request.output_encoding() != v1::ENCODING_UNSPECIFIED) return request.output_encoding();
+  return in.has_floats() || in.has_ints() ? v1::VALUES : v1::RAW;
+}
+
+// [tokens, heads, last] of the tensor.
+absl::StatusOr<TensorInfo> CheckBlock(const v1::Tensor& tensor, bool there, DTypeMask types,
+                                      absl::string_view field, absl::string_view last) {
+  const std::string expected = absl::StrCat("[tokens, heads, ", last, "]");
+  if (!there) return FieldError(field, "nothing", absl::StrCat("a tensor ", expected));
+  AWQD_ASSIGN_OR_RETURN(TensorInfo info, CheckTensor(tensor, types, field));
+  if (info.shape.size() == 3 && info.shape[1] > 0 && info.shape[2] > 0) return info;
+  return FieldError(absl::StrCat(field, ".shape"), ShapeText(info.shape),
+                    absl::StrCat(expected, " with at least one head and one element of it"));
+}
+
+// What the scales of that shape are for. `rows`: whether there may be one for each head and token.
+absl::StatusOr<Kv4Per> PerOf(const std::vector<int64_t>& shape, const Kv4Shape& block, bool rows) {
+  if (shape == std::vector<int64_t>{1}) return Kv4Per::kTensor;
+  if (shape == std::vector<int64_t>{block.heads}) return Kv4Per::kHead;
+  const std::vector<int64_t> all = {block.tokens, block.heads};
+  if (rows && shape == all) return Kv4Per::kRow;
+  return FieldError("scales.shape", ShapeText(shape),
+                    absl::StrCat(rows ? absl::StrCat(ShapeText(all), ", ") : "", "[", block.heads,
+                                 "] or [1]: there are ", block.heads, " heads"));
+}
+
+// Given scales and zeros, alike; their bytes into the job.
+template <typename Request, typename Job>
+absl::Status TakeScales(Request* request, bool rows, Job* job) {
+  AWQD_ASSIGN_OR_RETURN(const TensorInfo scales,
+                        CheckTensor(request->scales(), kScaleTypes, "scales"));
+  AWQD_ASSIGN_OR_RETURN(const TensorInfo zeros,
+                        CheckTensor(request->zeros(), kScaleTypes, "zeros"));
+  if (zeros.dtype != scales.dtype) {
+    return FieldError("zeros.dtype", Name(zeros.dtype),
+                      absl::StrCat(Name(scales.dtype), ", that of the scales"));
+  }
+  if (zeros.shape != scales.shape) {
+    return FieldError("zeros.shape", ShapeText(zeros.shape),
+                      absl::StrCat(ShapeText(scales.shape), ", that of the scales"));
+  }
+  AWQD_ASSIGN_OR_RETURN(job->work.per, PerOf(scales.shape, job->work.shape, rows));
+  job->work.scale_dtype = scales.dtype;
+  AWQD_ASSIGN_OR_RETURN(job->scale, TakeBytes(request->mutable_scales(), scales, "scales"));
+  AWQD_ASSIGN_OR_RETURN(job->zero, TakeBytes(request->mutable_zeros(), zeros, "zeros"));
+  return absl::OkStatus();
+}
+
+absl::Status CheckFits(int64_t bytes, int64_t max_send_bytes) {
+  const int64_t room = max_send_bytes - kResponseOverheadBytes;
+  if (bytes <= room) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("output: got ", bytes, " bytes, expected at most ", room,
+                   " (the server's max_send_message_bytes is ", max_send_bytes,
+                   "); send fewer tokens per request"));
+}
+
+std::vector<int64_t> CodesShape(const Kv4Shape& shape) {
+  return {shape.tokens, shape.heads, shape.row_bytes()};
+}
+
+}  // namespace
+
+absl::StatusOr<QuantizeKvJob> BuildKv(v1::QuantizeKvRequest* request, int64_t max_send_bytes) {
+  AWQD_RETURN_IF_ERROR(CheckCommon(*request));
+  AWQD_ASSIGN_OR_RETURN(const TensorInfo x, CheckBlock(request->block(), request->has_block(),
+                                                       kFloatingMask, "block", "head_dim"));
+  QuantizeKvJob job;
+  job.work.shape = {x.shape[0], x.shape[1], x.shape[2]};
+  job.work.x_dtype = x.dtype;
+  if (request->scale_dtype() != v1::DTYPE_UNSPECIFIED) {
+    AWQD_ASSIGN_OR_RETURN(job.work.scale_dtype,
+                          ParseDType(request->scale_dtype(), kScaleTypes, "scale_dtype"));
+  }
+  if (request->has_scales()) {
+    const DType asked = job.work.scale_dtype;
+    AWQD_RETURN_IF_ERROR(TakeScales(request, /*rows=*/false, &job));
+    if (request->scale_dtype() != v1::DTYPE_UNSPECIFIED && asked != job.work.scale_dtype) {
+      return FieldError("scale_dtype", Name(asked),
+                        absl::StrCat(Name(job.work.scale_dtype), ", that of the scales"));
+    }
+  }
+  job.encoding = EncodingFor(*request, request->block());
+  AWQD_RETURN_IF_ERROR(CheckFits(AnswerBytes(job), max_send_bytes));
+  AWQD_ASSIGN_OR_RETURN(job.x, TakeBytes(request->mutable_block(), x, "block"));
+  return job;
+}
+
+absl::StatusOr<DequantizeKvJob> BuildKv(v1::DequantizeKvRequest* request, int64_t max_send_bytes) {
+  AWQD_RETURN_IF_ERROR(CheckCommon(*request));
+  AWQD_ASSIGN_OR_RETURN(const TensorInfo codes,
+                        CheckBlock(request->codes(), request->has_codes(), MaskOf(DType::kUint8),
+                                   "codes", "ceil(head_dim / 2)"));
+  const int64_t head_dim = request->head_dim() == 0 ? 2 * codes.shape[2] : request->head_dim();
+  if (CeilDiv(head_dim, 2) != codes.shape[2]) {
+    return FieldError("head_dim", absl::StrCat(head_dim),
+                      absl::StrCat(2 * codes.shape[2] - 1, " or ", 2 * codes.shape[2],
+                                   ": a head has ", codes.shape[2], " bytes of codes"));
+  }
+  if (!request->has_scales()) return FieldError("scales", "nothing", "a tensor");
+  DequantizeKvJob job;
+  job.work.shape = {codes.shape[0], codes.shape[1], head_dim};
+  AWQD_RETURN_IF_ERROR(TakeScales(request, /*rows=*/true, &job));
+  AWQD_ASSIGN_OR_RETURN(job.work.out_dtype, OutputDType(request->output_dtype(), DType::kFp16));
+  AWQD_RETURN_IF_ERROR(
+      CheckEnum(v1::KvForm_IsValid(request->form()), request->form(), "form", "EXACT or FMA"));
+  if (request->form() == v1::FMA) {
+    job.work.form = Kv4Form::kFused;
+    if (job.work.out_dtype != DType::kFp16) {
+      return FieldError("form", "FMA", "EXACT: the output is not FP16");
+    }
+  }
+  job.encoding = EncodingFor(*request, request->codes());
+  AWQD_RETURN_IF_ERROR(CheckFits(AnswerBytes(job), max_send_bytes));
+  AWQD_ASSIGN_OR_RETURN(job.codes, TakeBytes(request->mutable_codes(), codes, "codes"));
+  return job;
+}
+
+int64_t AnswerBytes(const QuantizeKvJob& job) {
+  const engine::Kv4StoreWork& work = job.work;
+  const int64_t codes = EncodedBytes(work.shape.code_bytes(), DType::kUint8, job.encoding);
+  if (work.per != Kv4Per::kRow) return codes;
+  return codes + 2 * EncodedBytes(work.shape.rows(), work.scale_dtype, job.encoding);
+}
+
+int64_t AnswerBytes(const DequantizeKvJob& job) {
+  const engine::Kv4LoadWork& work = job.work;
+  return EncodedBytes(work.shape.rows() * work.shape.head_dim, work.out_dtype, job.encoding);
+}
+
+v1::QuantizeKvResponse ResponseOf(const QuantizeKvJob& job, const engine::Payload& result,
+                                  std::vector<int64_t>* shape, Answer* first) {
+  const engine::Kv4StoreWork& work = job.work;
+  v1::QuantizeKvResponse out;
+  *shape = CodesShape(work.shape);
+  *first = {result.Slice(0, work.shape.code_bytes()), DType::kUint8, *shape, job.encoding};
+  if (work.per != Kv4Per::kRow) return out;
+  const auto fill = [&](int64_t offset, v1::Tensor* tensor) {
+    const absl::string_view bytes = result.view().substr(offset, work.scale_bytes());
+    FillTensor(bytes, work.scale_dtype, {{work.shape.tokens, work.shape.heads}}, job.encoding,
+               tensor);
+    if (job.encoding != v1::VALUES) tensor->set_raw(std::string(bytes));
+  };
+  fill(work.scale_offset(), out.mutable_scales());
+  fill(work.zero_offset(), out.mutable_zeros());
+  return out;
+}
+
+v1::DequantizeKvResponse ResponseOf(const DequantizeKvJob& job, const engine::Payload& result,
+                                    std::vector<int64_t>* shape, Answer* first) {
+  const Kv4Shape& block = job.work.shape;
+  *shape = {block.tokens, block.heads, block.head_dim};
+  *first = {result, job.work.out_dtype, *shape, job.encoding};
+  return {};
+}
+
+}  // namespace awqd::wire
