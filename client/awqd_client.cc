@@ -13,7 +13,6 @@
 #include "awqd/v1/model_repository.grpc.pb.h"
 #include "awqd/v1/server_info.grpc.pb.h"
 #include "client/convert.h"
-#include "client/matmul_stream.h"
 #include "grpc/health/v1/health.grpc.pb.h"
 #include "grpcpp/grpcpp.h"
 
@@ -62,6 +61,73 @@ grpc::ChannelArguments ChannelArgs(const ClientOptions& options) {
   return args;
 }
 
+template <typename Request>
+Request Named(absl::string_view model) {
+  Request request;
+  request.set_name(std::string(model));
+  return request;
+}
+
+class StreamOverGrpc : public MatmulStream {
+ public:
+  // `stub` must outlive it.
+  StreamOverGrpc(v1::QuantizedInference::Stub& stub, const CallOptions& options) {
+    Prepare(context_, options);
+    stream_ = stub.QuantizedMatmulStream(&context_);
+  }
+  ~StreamOverGrpc() override {
+    if (finished_) return;
+    context_.TryCancel();
+    // gRPC wants a stream read to its end and finished before it goes.
+    v1::QuantizedMatmulResponse unread;
+    while (stream_->Read(&unread)) {
+    }
+    stream_->Finish().IgnoreError();
+  }
+
+  absl::Status Send(MatmulCall call) override {
+    const v1::QuantizedMatmulRequest request = ToRequest(std::move(call));
+    if (absl::Status status = CheckSize(request); !status.ok()) return status;
+    if (stream_->Write(request)) return absl::OkStatus();
+    return absl::UnavailableError("the stream has ended; Receive tells why");
+  }
+
+  absl::Status CloseSend() override {
+    if (stream_->WritesDone()) return absl::OkStatus();
+    return absl::UnavailableError("the stream has ended; Receive tells why");
+  }
+
+  absl::StatusOr<std::optional<Answer>> Receive() override {
+    v1::QuantizedMatmulResponse response;
+    if (finished_ || !stream_->Read(&response)) return End();
+    if (response.has_error()) {
+      return Answer{response.request_id(),
+                    absl::Status(static_cast<absl::StatusCode>(response.error().code()),
+                                 response.error().message())};
+    }
+    std::string id = response.request_id();
+    return Answer{std::move(id), ToResult(std::move(response))};
+  }
+
+  void Cancel() override { context_.TryCancel(); }
+
+ private:
+  absl::StatusOr<std::optional<Answer>> End() {
+    if (!finished_) {
+      finished_ = true;
+      final_ = FromGrpc(stream_->Finish());
+    }
+    if (!final_.ok()) return final_;
+    return std::nullopt;
+  }
+
+  grpc::ClientContext context_;
+  std::unique_ptr<grpc::ClientReaderWriter<v1::QuantizedMatmulRequest, v1::QuantizedMatmulResponse>>
+      stream_;
+  bool finished_ = false;
+  absl::Status final_;
+};
+
 class ClientOverGrpc : public Client {
  public:
   ClientOverGrpc(std::shared_ptr<grpc::Channel> channel, absl::Duration timeout)
@@ -74,15 +140,23 @@ class ClientOverGrpc : public Client {
 
   absl::StatusOr<MatmulResult> QuantizedMatmul(MatmulCall call,
                                                const CallOptions& options) override {
-    auto response = Unary<v1::QuantizedMatmulResponse>(
-        *inference_, &v1::QuantizedInference::Stub::QuantizedMatmul, ToRequest(std::move(call)),
-        options);
-    if (!response.ok()) return response.status();
-    return ToResult(*std::move(response));
+    return Product<v1::QuantizedMatmulResponse>(&v1::QuantizedInference::Stub::QuantizedMatmul,
+                                                std::move(call), options);
+  }
+
+  absl::StatusOr<MatmulResult> GroupedQuantizedMatmul(GroupedMatmulCall call,
+                                                      const CallOptions& options) override {
+    return Product<v1::GroupedQuantizedMatmulResponse>(
+        &v1::QuantizedInference::Stub::GroupedQuantizedMatmul, std::move(call), options);
+  }
+
+  absl::StatusOr<MatmulResult> GatedMlp(GatedMlpCall call, const CallOptions& options) override {
+    return Product<v1::GatedMlpResponse>(&v1::QuantizedInference::Stub::GatedMlp, std::move(call),
+                                         options);
   }
 
   std::unique_ptr<MatmulStream> QuantizedMatmulStream(const CallOptions& options) override {
-    return OpenMatmulStream(*inference_, WithTimeout(options));
+    return std::make_unique<StreamOverGrpc>(*inference_, WithTimeout(options));
   }
 
   absl::StatusOr<DequantizeResult> Dequantize(const DequantizeCall& call,
@@ -124,6 +198,26 @@ class ClientOverGrpc : public Client {
     return execution;
   }
 
+  absl::StatusOr<QuantizeKvResult> QuantizeKv(QuantizeKvCall call,
+                                              const CallOptions& options) override {
+    auto response =
+        Unary<v1::QuantizeKvResponse>(*inference_, &v1::QuantizedInference::Stub::QuantizeKv,
+                                      ToRequest(std::move(call)), options);
+    if (!response.ok()) return response.status();
+    return ToResult(*std::move(response));
+  }
+
+  absl::StatusOr<DequantizeKvResult> DequantizeKv(DequantizeKvCall call,
+                                                  const CallOptions& options) override {
+    auto response =
+        Unary<v1::DequantizeKvResponse>(*inference_, &v1::QuantizedInference::Stub::DequantizeKv,
+                                        ToRequest(std::move(call)), options);
+    if (!response.ok()) return response.status();
+    absl::StatusOr<Tensor> output = FromProto(std::move(*response->mutable_output()));
+    if (!output.ok()) return output.status();
+    return DequantizeKvResult{*std::move(output), response->execution()};
+  }
+
   absl::StatusOr<v1::ListModelsResponse> ListModels(const CallOptions& options) override {
     return Unary<v1::ListModelsResponse>(*repository_, &v1::ModelRepository::Stub::ListModels,
                                          v1::ListModelsRequest(), options);
@@ -131,25 +225,19 @@ class ClientOverGrpc : public Client {
 
   absl::StatusOr<v1::GetModelResponse> GetModel(absl::string_view name,
                                                 const CallOptions& options) override {
-    v1::GetModelRequest request;
-    request.set_name(std::string(name));
-    return Unary<v1::GetModelResponse>(*repository_, &v1::ModelRepository::Stub::GetModel, request,
-                                       options);
+    return Unary<v1::GetModelResponse>(*repository_, &v1::ModelRepository::Stub::GetModel,
+                                       Named<v1::GetModelRequest>(name), options);
   }
 
   absl::StatusOr<v1::LoadModelResponse> LoadModel(absl::string_view name,
                                                   const CallOptions& options) override {
-    v1::LoadModelRequest request;
-    request.set_name(std::string(name));
     return Unary<v1::LoadModelResponse>(*repository_, &v1::ModelRepository::Stub::LoadModel,
-                                        request, options);
+                                        Named<v1::LoadModelRequest>(name), options);
   }
 
   absl::Status UnloadModel(absl::string_view name, const CallOptions& options) override {
-    v1::UnloadModelRequest request;
-    request.set_name(std::string(name));
     return Unary<v1::UnloadModelResponse>(*repository_, &v1::ModelRepository::Stub::UnloadModel,
-                                          request, options)
+                                          Named<v1::UnloadModelRequest>(name), options)
         .status();
   }
 
@@ -185,6 +273,13 @@ class ClientOverGrpc : public Client {
     const grpc::Status status = (stub.*method)(&context, request, &response);
     if (!status.ok()) return FromGrpc(status);
     return response;
+  }
+
+  template <typename Response, typename Method, typename Call>
+  absl::StatusOr<MatmulResult> Product(Method method, Call call, const CallOptions& options) {
+    auto response = Unary<Response>(*inference_, method, ToRequest(std::move(call)), options);
+    if (!response.ok()) return response.status();
+    return ToResult(*std::move(response));
   }
 
   absl::StatusOr<DequantizeResult> DequantizeIntoMemory(const DequantizeCall& call,

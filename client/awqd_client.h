@@ -57,15 +57,21 @@ struct WeightName {
   std::string model;
   std::string name;
 };
-// That, or a weight that travels in the request.
+// Such a name, or a weight that travels in the request.
 using WeightSource = std::variant<WeightName, v1::PackedWeight>;
 
 struct MatmulCall {
   WeightSource weight;
-  Tensor activations;                          // FP16, BF16 or FP32 [..., K]
+  // FP16, BF16 or FP32 [..., K]; INT8 for a weight of integers, or with activation_scales.
+  Tensor activations;
   std::optional<Tensor> bias = std::nullopt;   // [N], instead of the weight's own
   DType output_dtype = v1::DTYPE_UNSPECIFIED;  // the activations'
   v1::Path path = v1::AUTO;
+  v1::ActivationFunction activation_function = v1::NONE;  // of the product and its bias
+  // Whether the server rounds floating activations to INT8 first.
+  v1::ActivationQuantization activation_quantization = v1::ACTIVATIONS_AS_SENT;
+  // FP32: of INT8 activations one for each token, or one for all; one element for INT8_STATIC.
+  std::optional<Tensor> activation_scales = std::nullopt;
   int32_t priority = 0;
   std::string request_id = "";
   // Where the activations lie instead of in activations.bytes, and where the answer is to be
@@ -74,8 +80,48 @@ struct MatmulCall {
   std::optional<v1::SharedMemory> shared_output = std::nullopt;
 };
 
+// Which experts each token goes to.
+struct Routing {
+  Tensor expert_ids;  // INT32 [..., top_k], from 0
+  // FP16, BF16 or FP32, of that shape: the answer has one row a token then. Without them it has
+  // one for each choice.
+  std::optional<Tensor> router_weights = std::nullopt;
+};
+
+// A product of experts: the fields that MatmulCall has too mean the same.
+struct GroupedMatmulCall {
+  // A stack of a loaded model, "model.layers.0.mlp.experts.*.up_proj", or one in the request.
+  std::variant<WeightName, v1::PackedStack> stack;
+  Tensor activations;
+  Routing routing;
+  std::optional<Tensor> bias = std::nullopt;  // [experts, N], instead of the experts' own
+  DType output_dtype = v1::DTYPE_UNSPECIFIED;
+  v1::Path path = v1::AUTO;
+  v1::ActivationFunction activation_function = v1::NONE;
+  int32_t priority = 0;
+  std::string request_id = "";
+  std::optional<v1::SharedMemory> shared_activations = std::nullopt;
+  std::optional<v1::SharedMemory> shared_output = std::nullopt;
+};
+
+// y = down(activation_function(gate(x)) * up(x)).
+struct GatedMlpCall {
+  std::variant<v1::GatedMlpRef, v1::PackedGatedMlp> mlp;
+  Tensor activations;
+  std::optional<Routing> routing = std::nullopt;  // of projections that are stacks of experts
+  DType output_dtype = v1::DTYPE_UNSPECIFIED;
+  v1::Path path = v1::AUTO;
+  v1::ActivationFunction activation_function = v1::SILU;
+  int32_t priority = 0;
+  std::string request_id = "";
+  std::optional<v1::SharedMemory> shared_activations = std::nullopt;
+  std::optional<v1::SharedMemory> shared_output = std::nullopt;
+};
+
 struct MatmulResult {
-  Tensor output;  // [..., N]; without bytes when they are in shared_output
+  // [..., N], of experts without router weights [..., top_k, N]; without bytes when they are in
+  // shared_output.
+  Tensor output;
   v1::Execution execution;
   std::string request_id;
 };
@@ -95,7 +141,39 @@ struct DequantizeResult {
   v1::Execution execution;
 };
 
-// A block of rows of a dequantised weight, and how far the whole has come.
+// Keys or values of a cache to 4-bit codes.
+struct QuantizeKvCall {
+  Tensor block;                               // FP16, BF16 or FP32 [tokens, heads, head_dim]
+  DType scale_dtype = v1::DTYPE_UNSPECIFIED;  // FP16, or that of the given scales
+  // Both or neither: FP16 or FP32, [1] or [heads]. Without them each head of each token has its
+  // own.
+  std::optional<Tensor> scales = std::nullopt, zeros = std::nullopt;
+  int32_t priority = 0;
+  std::string request_id = "";
+};
+
+struct QuantizeKvResult {
+  Tensor codes;                         // UINT8 [tokens, heads, ceil(head_dim / 2)]
+  std::optional<Tensor> scales, zeros;  // [tokens, heads]; none where the call gave them
+  v1::Execution execution;
+};
+
+// And back.
+struct DequantizeKvCall {
+  Tensor codes, scales, zeros;  // as QuantizeKvResult has them, or the given ones
+  int64_t head_dim = 0;         // 0: twice the last dimension of the codes
+  DType output_dtype = v1::FP16;
+  v1::KvForm form = v1::EXACT;
+  int32_t priority = 0;
+  std::string request_id = "";
+};
+
+struct DequantizeKvResult {
+  Tensor output;  // [tokens, heads, head_dim]
+  v1::Execution execution;
+};
+
+// A block of rows of a dequantised weight, and how many rows there will be.
 struct DequantizeBlock {
   int64_t first_row = 0;  // from 0 within the answer
   Tensor values;          // [rows, total_columns]
@@ -138,6 +216,10 @@ class Client {
 
   virtual absl::StatusOr<MatmulResult> QuantizedMatmul(MatmulCall call,
                                                        const CallOptions& options = {}) = 0;
+  virtual absl::StatusOr<MatmulResult> GroupedQuantizedMatmul(GroupedMatmulCall call,
+                                                              const CallOptions& options = {}) = 0;
+  virtual absl::StatusOr<MatmulResult> GatedMlp(GatedMlpCall call,
+                                                const CallOptions& options = {}) = 0;
   // The deadline covers the whole life of the stream; none unless given here.
   virtual std::unique_ptr<MatmulStream> QuantizedMatmulStream(
       const CallOptions& options = {.timeout = absl::InfiniteDuration()}) = 0;
@@ -151,6 +233,11 @@ class Client {
   virtual absl::StatusOr<v1::Execution> DequantizeBlocks(const DequantizeCall& call,
                                                          const BlockSink& sink,
                                                          const CallOptions& options = {}) = 0;
+
+  virtual absl::StatusOr<QuantizeKvResult> QuantizeKv(QuantizeKvCall call,
+                                                      const CallOptions& options = {}) = 0;
+  virtual absl::StatusOr<DequantizeKvResult> DequantizeKv(DequantizeKvCall call,
+                                                          const CallOptions& options = {}) = 0;
 
   virtual absl::StatusOr<v1::ListModelsResponse> ListModels(const CallOptions& options = {}) = 0;
   virtual absl::StatusOr<v1::GetModelResponse> GetModel(absl::string_view name,

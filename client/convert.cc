@@ -13,14 +13,40 @@
 namespace awqd::client {
 namespace {
 
-template <typename Request>
-void SetSource(const WeightSource& source, Request& request) {
+template <typename Packed, typename Request>
+void SetSource(const std::variant<WeightName, Packed>& source, Request& request) {
   if (const auto* name = std::get_if<WeightName>(&source)) {
     request.mutable_weight()->set_model(name->model);
     request.mutable_weight()->set_weight(name->name);
   } else {
-    *request.mutable_packed() = std::get<v1::PackedWeight>(source);
+    *request.mutable_packed() = std::get<Packed>(source);
   }
+}
+
+template <typename Request>
+void SetRouting(Routing routing, Request& request) {
+  *request.mutable_expert_ids() = ToProto(std::move(routing.expert_ids));
+  if (routing.router_weights.has_value()) {
+    *request.mutable_router_weights() = ToProto(*std::move(routing.router_weights));
+  }
+}
+
+// The fields that all calls for products have.
+template <typename Call, typename Request>
+void SetProduct(Call call, Request& request) {
+  *request.mutable_activations() = ToProto(std::move(call.activations));
+  if (call.shared_activations) {
+    *request.mutable_activations()->mutable_shared_memory() = *std::move(call.shared_activations);
+  }
+  if (call.shared_output) {
+    *request.mutable_output_shared_memory() = *std::move(call.shared_output);
+  }
+  request.set_output_dtype(call.output_dtype);
+  request.set_path(call.path);
+  request.set_activation_function(call.activation_function);
+  request.set_priority(call.priority);
+  request.set_request_id(std::move(call.request_id));
+  request.set_output_encoding(v1::RAW);
 }
 
 // Rows or columns that a range leaves of `extent` (-1 unknown), -1 when it cannot be told.
@@ -59,19 +85,33 @@ absl::Status FromGrpc(const grpc::Status& status) {
 v1::QuantizedMatmulRequest ToRequest(MatmulCall call) {
   v1::QuantizedMatmulRequest request;
   SetSource(call.weight, request);
-  *request.mutable_activations() = ToProto(std::move(call.activations));
-  if (call.shared_activations) {
-    *request.mutable_activations()->mutable_shared_memory() = *std::move(call.shared_activations);
-  }
-  if (call.shared_output) {
-    *request.mutable_output_shared_memory() = *std::move(call.shared_output);
-  }
   if (call.bias.has_value()) *request.mutable_bias() = ToProto(*std::move(call.bias));
-  request.set_output_dtype(call.output_dtype);
-  request.set_path(call.path);
-  request.set_priority(call.priority);
-  request.set_request_id(std::move(call.request_id));
-  request.set_output_encoding(v1::RAW);
+  request.set_activation_quantization(call.activation_quantization);
+  if (call.activation_scales.has_value()) {
+    *request.mutable_activation_scales() = ToProto(*std::move(call.activation_scales));
+  }
+  SetProduct(std::move(call), request);
+  return request;
+}
+
+v1::GroupedQuantizedMatmulRequest ToRequest(GroupedMatmulCall call) {
+  v1::GroupedQuantizedMatmulRequest request;
+  SetSource(call.stack, request);
+  SetRouting(std::move(call.routing), request);
+  if (call.bias.has_value()) *request.mutable_bias() = ToProto(*std::move(call.bias));
+  SetProduct(std::move(call), request);
+  return request;
+}
+
+v1::GatedMlpRequest ToRequest(GatedMlpCall call) {
+  v1::GatedMlpRequest request;
+  if (auto* ref = std::get_if<v1::GatedMlpRef>(&call.mlp)) {
+    *request.mutable_mlp() = std::move(*ref);
+  } else {
+    *request.mutable_packed() = std::get<v1::PackedGatedMlp>(std::move(call.mlp));
+  }
+  if (call.routing.has_value()) SetRouting(*std::move(call.routing), request);
+  SetProduct(std::move(call), request);
   return request;
 }
 
@@ -94,15 +134,49 @@ v1::DequantizeRequest ToRequest(const DequantizeCall& call) {
   return request;
 }
 
+v1::QuantizeKvRequest ToRequest(QuantizeKvCall call) {
+  v1::QuantizeKvRequest request;
+  *request.mutable_block() = ToProto(std::move(call.block));
+  request.set_scale_dtype(call.scale_dtype);
+  if (call.scales.has_value()) *request.mutable_scales() = ToProto(*std::move(call.scales));
+  if (call.zeros.has_value()) *request.mutable_zeros() = ToProto(*std::move(call.zeros));
+  request.set_priority(call.priority);
+  request.set_request_id(std::move(call.request_id));
+  request.set_output_encoding(v1::RAW);
+  return request;
+}
+
+v1::DequantizeKvRequest ToRequest(DequantizeKvCall call) {
+  v1::DequantizeKvRequest request;
+  *request.mutable_codes() = ToProto(std::move(call.codes));
+  *request.mutable_scales() = ToProto(std::move(call.scales));
+  *request.mutable_zeros() = ToProto(std::move(call.zeros));
+  request.set_head_dim(call.head_dim);
+  request.set_output_dtype(call.output_dtype);
+  request.set_form(call.form);
+  request.set_priority(call.priority);
+  request.set_request_id(std::move(call.request_id));
+  request.set_output_encoding(v1::RAW);
+  return request;
+}
+
+absl::StatusOr<QuantizeKvResult> ToResult(v1::QuantizeKvResponse response) {
+  absl::StatusOr<Tensor> codes = FromProto(std::move(*response.mutable_codes()));
+  if (!codes.ok()) return codes.status();
+  QuantizeKvResult out = {*std::move(codes), std::nullopt, std::nullopt, response.execution()};
+  if (!response.has_scales()) return out;
+  absl::StatusOr<Tensor> scales = FromProto(std::move(*response.mutable_scales()));
+  if (!scales.ok()) return scales.status();
+  absl::StatusOr<Tensor> zeros = FromProto(std::move(*response.mutable_zeros()));
+  if (!zeros.ok()) return zeros.status();
+  out.scales = *std::move(scales);
+  out.zeros = *std::move(zeros);
+  return out;
+}
+
 absl::StatusOr<Tensor> ToOutput(v1::Tensor proto) {
   if (!proto.has_shared_memory()) return FromProto(std::move(proto));
   return Tensor{proto.dtype(), {proto.shape().begin(), proto.shape().end()}, ""};
-}
-
-absl::StatusOr<MatmulResult> ToResult(v1::QuantizedMatmulResponse response) {
-  absl::StatusOr<Tensor> output = ToOutput(std::move(*response.mutable_output()));
-  if (!output.ok()) return output.status();
-  return MatmulResult{*std::move(output), response.execution(), response.request_id()};
 }
 
 int64_t KnownAnswerBytes(const DequantizeCall& call) {

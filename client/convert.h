@@ -14,25 +14,37 @@ namespace awqd::client {
 // Sets what a call takes from `options`: its deadline and whether it waits for a server.
 void Prepare(grpc::ClientContext& context, const CallOptions& options);
 
-// INVALID_ARGUMENT for a request that gRPC cannot serialise and would end the process for: Protocol
-// Buffers count a message's bytes in an int.
+// INVALID_ARGUMENT for a request of 2 GiB or more: Protocol Buffers count a message's bytes in an
+// int, and gRPC ends the process when it cannot serialise a message.
 absl::Status CheckSize(const google::protobuf::MessageLite& request);
 
 // Code and message unchanged; the details as kErrorDetailsPayload.
 absl::Status FromGrpc(const grpc::Status& status);
 
 v1::QuantizedMatmulRequest ToRequest(MatmulCall call);
+v1::GroupedQuantizedMatmulRequest ToRequest(GroupedMatmulCall call);
+v1::GatedMlpRequest ToRequest(GatedMlpCall call);
 v1::DequantizeRequest ToRequest(const DequantizeCall& call);
+
+v1::QuantizeKvRequest ToRequest(QuantizeKvCall call);
+v1::DequantizeKvRequest ToRequest(DequantizeKvCall call);
+absl::StatusOr<QuantizeKvResult> ToResult(v1::QuantizeKvResponse response);
 
 // INTERNAL when the server's tensor is malformed. One that lies in shared memory has no bytes.
 absl::StatusOr<Tensor> ToOutput(v1::Tensor proto);
-absl::StatusOr<MatmulResult> ToResult(v1::QuantizedMatmulResponse response);
+template <typename Response>
+absl::StatusOr<MatmulResult> ToResult(Response response) {
+  absl::StatusOr<Tensor> output = ToOutput(std::move(*response.mutable_output()));
+  if (!output.ok()) return output.status();
+  return MatmulResult{*std::move(output), response.execution(), response.request_id()};
+}
 
 // Bytes of the answer when the call alone tells (ranges with both ends, or an inline weight),
 // otherwise -1.
 int64_t KnownAnswerBytes(const DequantizeCall& call);
 
-// Follows the chunks of one answer: each must continue the one before and agree with its totals.
+// Checks the messages (chunks) of one streamed answer: each must continue the one before and agree
+// with it about the whole.
 class ChunkOrder {
  public:
   // The block that the chunk carries. INTERNAL when it does not fit.

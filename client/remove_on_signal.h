@@ -1,4 +1,4 @@
-// RemoveOnSignal: a file, or a shared-memory object, that a signal takes away with the process.
+// RemoveOnSignal: a file or a shared-memory object that is removed when a signal ends the process.
 #pragma once
 
 #include <utility>

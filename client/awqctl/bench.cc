@@ -1,6 +1,10 @@
 // awqctl bench: runs the plan, shows progress, a table, and writes what was asked for.
 #include "client/bench/bench.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
 #include <utility>
 #include <vector>
 
@@ -8,15 +12,15 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "client/awqctl/commands.h"
-#include "client/awqctl/report_file.h"
+#include "client/awqctl/product.h"
 #include "client/bench/report.h"
+#include "client/files/tensor_file.h"
+#include "client/remove_on_signal.h"
 
 namespace awqd::awqctl {
 namespace {
 
 using bench::PointResult;
-
-constexpr char kClearLine[] = "\r\x1b[K";
 
 // 950 us, 1.23 ms, 45.6 s
 std::string Time(double ns) {
@@ -39,9 +43,9 @@ std::vector<std::string> Row(const PointResult& result) {
   std::vector<std::string> row = {result.point.Name(), Count(rates.requests), Count(rates.tokens),
                                   Count(rates.bytes / 1e6)};
   for (const bench::NamedQuantile& quantile : bench::kQuantiles) {
-    row.push_back(Time(static_cast<double>(tally.latency.QuantileNs(quantile.share))));
+    row.push_back(Time(tally.latency.QuantileNs(quantile.share)));
   }
-  row.push_back(Time(static_cast<double>(tally.latency.max_ns())));
+  row.push_back(Time(tally.latency.max_ns()));
   row.push_back(absl::StrCat(tally.errors() + tally.malformed + result.load.unsent));
   const bool ran = tally.executed > 0;
   row.push_back(ran ? absl::StrFormat("%.1f", tally.batch_tokens / executed) : "-");
@@ -67,9 +71,8 @@ std::string Remarks(const bench::Plan& plan, const PointResult& result) {
                      ", the first: ", Printable(tally.first_message[code])));
   }
   if (tally.refused.count() > 0) {
-    add(absl::StrCat("refusals answered in p99 ",
-                     Time(static_cast<double>(tally.refused.QuantileNs(0.99))), ", max ",
-                     Time(static_cast<double>(tally.refused.max_ns()))));
+    add(absl::StrCat("refusals answered in p99 ", Time(tally.refused.QuantileNs(0.99)), ", max ",
+                     Time(tally.refused.max_ns())));
   }
   if (tally.malformed > 0) add(absl::StrCat(tally.malformed, " answers that do not parse"));
   if (result.load.unsent > 0) {
@@ -77,16 +80,14 @@ std::string Remarks(const bench::Plan& plan, const PointResult& result) {
                      " were unanswered (--max_in_flight)"));
   }
   if (result.point.open() && tally.lag.QuantileNs(0.99) > 1000000) {
-    add(absl::StrCat("requests were sent late, p99 ",
-                     Time(static_cast<double>(tally.lag.QuantileNs(0.99))),
+    add(absl::StrCat("requests were sent late, p99 ", Time(tally.lag.QuantileNs(0.99)),
                      ": this generator had no free call or no free core"));
   }
   if (result.health_probed) {
-    add(absl::StrCat("health Check p99 ",
-                     Time(static_cast<double>(result.health.latency.QuantileNs(0.99))), ", max ",
-                     Time(static_cast<double>(result.health.latency.max_ns())), " of ",
-                     result.health.latency.count(), "; ", result.health.failed, " failed, ",
-                     result.health.not_serving, " not serving"));
+    add(absl::StrCat("health Check p99 ", Time(result.health.latency.QuantileNs(0.99)), ", max ",
+                     Time(result.health.latency.max_ns()), " of ", result.health.latency.count(),
+                     "; ", result.health.failed, " failed, ", result.health.not_serving,
+                     " not serving"));
   }
   return text;
 }
@@ -107,10 +108,9 @@ void ShowProgress(const bench::LoadPoint& point, const bench::LoadProgress& now,
   const double rate =
       now.seconds > 0 ? static_cast<double>(now.answers + now.errors) / now.seconds : 0;
   console.err << kClearLine << absl::StrFormat("%s  %3.0f %%  ", point.Name(), now.share * 100)
-              << (now.warming_up
-                      ? "warming up"
-                      : absl::StrFormat("%s answers/s  p99 %s  %d errors", Count(rate),
-                                        Time(static_cast<double>(now.p99_ns)), now.errors))
+              << (now.warming_up ? "warming up"
+                                 : absl::StrFormat("%s answers/s  p99 %s  %d errors", Count(rate),
+                                                   Time(now.p99_ns), now.errors))
               << std::flush;
 }
 
@@ -125,22 +125,48 @@ std::string Title(const bench::Plan& plan) {
                       tokens);
 }
 
-// What --json_file and --svg ask for.
-struct ReportFiles {
-  ReportFile json;
-  ReportFile svg;
+// A file that is opened before the work and written after it. Unless Write was called, the file is
+// left as it was found, by signals too where RemoveFilesOnSignals was called.
+class ReportFile {
+ public:
+  ReportFile() = default;
+  ReportFile(const ReportFile&) = delete;
+  ReportFile& operator=(const ReportFile&) = delete;
+  ~ReportFile() {
+    if (fd_ >= 0) close(fd_);
+    if (created_) unlink(path_.c_str());
+  }
 
-  absl::Status Open(const BenchFlags& flags) {
-    absl::Status status = json.Open(flags.json_file);
-    status.Update(svg.Open(flags.svg));
-    return status;
+  // An error says why `path` cannot be written. An empty path is no file: OK, and so is Write.
+  absl::Status Open(const std::string& path) {
+    if (path.empty()) return absl::OkStatus();
+    path_ = path;
+    fd_ = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    created_ = fd_ >= 0;
+    if (created_) on_signal_ = client::RemoveOnSignal(path);
+    // A device or what another bench left.
+    if (fd_ < 0 && errno == EEXIST) fd_ = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+    return fd_ < 0 ? client::FileError("write", path) : absl::OkStatus();
   }
-  // Both, whatever becomes of the first: the load is over and will not be run again.
-  absl::Status Write(const std::string& json_text, const std::string& svg_text) {
-    absl::Status status = json.Write(json_text);
-    status.Update(svg.Write(svg_text));
-    return status;
+
+  // Once; replaces what the file holds.
+  absl::Status Write(absl::string_view text) {
+    if (fd_ < 0) return absl::OkStatus();
+    created_ = false;
+    on_signal_ = client::RemoveOnSignal();
+    // A pipe or a terminal has nothing to truncate.
+    if (ftruncate(fd_, 0) != 0 && errno != EINVAL) return client::FileError("write", path_);
+    if (absl::Status status = client::WriteAll(fd_, text, path_); !status.ok()) return status;
+    // Where a network file system tells that it is full.
+    return close(std::exchange(fd_, -1)) == 0 ? absl::OkStatus()
+                                              : client::FileError("write", path_);
   }
+
+ private:
+  std::string path_;
+  int fd_ = -1;
+  bool created_ = false;  // by Open, and empty still
+  client::RemoveOnSignal on_signal_;
 };
 
 // The first answer that was not OK when no answer was: a bench of nothing is a failed call.
@@ -162,24 +188,31 @@ absl::Status NothingAnswered(const std::vector<PointResult>& results) {
 int Bench(const Flags& flags, client::Client& client, Console& console) {
   bench::Plan plan = flags.bench.plan;
   if (plan.points.empty()) plan.points.push_back({.concurrency = 1});
-  ReportFiles files;
-  if (absl::Status status = files.Open(flags.bench); !status.ok()) {
-    return FileFailed(status, console);
+  ReportFile json_file, svg_file;
+  absl::Status opened = json_file.Open(flags.bench.json_file);
+  opened.Update(svg_file.Open(flags.bench.svg));
+  if (!opened.ok()) return FileFailed(opened, console);
+  for (bench::WeightShare& share : plan.weights) {
+    const ProductPaths paths =
+        share.mlp ? PathsOfMlp(share.weight) : ProductPaths{share.weight, share.weight};
+    const auto target = FindTarget(flags, client, share.model, paths);
+    if (!target.ok()) return CallFailed(target.status(), flags, client, console);
+    share.k = target->k;
+    share.n = target->n;
+    share.experts = target->experts;
   }
-  const absl::Status found = bench::FindShapes(client, Deadline(flags, absl::Seconds(60)), plan);
-  if (!found.ok()) return CallFailed(found, flags, client, console);
   if (flags.bench.shared_memory) {
     auto prefix = SharedMemoryPrefix(flags, client);
     if (!prefix.ok()) return CallFailed(prefix.status(), flags, client, console);
     plan.shared_memory_prefix = *std::move(prefix);
   }
-  bench::BenchEvents events;
+  bench::BenchProgress progress;
   if (console.terminal) {
-    events.progress = [&](const bench::LoadPoint& point, const bench::LoadProgress& now) {
+    progress = [&](const bench::LoadPoint& point, const bench::LoadProgress& now) {
       ShowProgress(point, now, console);
     };
   }
-  const auto results = bench::RunBench(flags.address, plan, events);
+  const auto results = bench::RunBench(flags.address, plan, progress);
   if (console.terminal) console.err << kClearLine << std::flush;
   if (!results.ok()) return CallFailed(results.status(), flags, client, console);
   const std::string json = bench::ToJson(flags.address, plan, *results);
@@ -188,7 +221,9 @@ int Bench(const Flags& flags, client::Client& client, Console& console) {
   } else {
     PrintTable(plan, *results, console);
   }
-  const absl::Status written = files.Write(json, bench::ToSvg(Title(plan), *results));
+  // Both, whatever becomes of the first: the load is over and will not be run again.
+  absl::Status written = json_file.Write(json);
+  written.Update(svg_file.Write(bench::ToSvg(Title(plan), *results)));
   if (!written.ok()) return FileFailed(written, console);
   const absl::Status nothing = NothingAnswered(*results);
   return nothing.ok() ? kOk : CallFailed(nothing, flags, client, console);

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "absl/status/status.h"
-#include "client/awqctl/console.h"
 #include "client/awqctl/flags.h"
 #include "client/awqd_client.h"
 #include "client/shared_memory.h"
@@ -18,6 +17,8 @@ int Unload(const Flags& flags, client::Client& client, Console& console);
 int Kernels(const Flags& flags, client::Client& client, Console& console);
 int Dequantize(const Flags& flags, client::Client& client, Console& console);
 int Matmul(const Flags& flags, client::Client& client, Console& console);
+int Mlp(const Flags& flags, client::Client& client, Console& console);
+int QuantizeKv(const Flags& flags, client::Client& client, Console& console);
 int Healthcheck(const Flags& flags, client::Client& client, Console& console);
 int Bench(const Flags& flags, client::Client& client, Console& console);
 int Compare(const Flags& flags, Console& console);
@@ -34,8 +35,9 @@ int BadArguments(const absl::Status& status, Console& console);
 // The command's deadline: what --timeout says, or `otherwise`.
 client::CallOptions Deadline(const Flags& flags, absl::Duration otherwise);
 
-// The weight that the command names, as its model's GetModel tells it.
-absl::StatusOr<v1::WeightInfo> FindWeight(const Flags& flags, client::Client& client);
+// A weight as its model's GetModel tells it.
+absl::StatusOr<v1::WeightInfo> FindWeight(const Flags& flags, client::Client& client,
+                                          const client::WeightName& wanted);
 
 // For --shared_memory: the prefix that the server asks for, FAILED_PRECONDITION when it takes none,
 // and an object with it.

@@ -15,6 +15,9 @@ struct Console {
   bool terminal = false;  // whether `err` is one
 };
 
+// Empties the line of a terminal that the cursor is in.
+inline constexpr char kClearLine[] = "\r\x1b[K";
+
 // Control characters as \xNN: what a server sends must not steer the terminal. UTF-8 stays.
 std::string Printable(absl::string_view text);
 

@@ -63,8 +63,27 @@ CLI::Option* AddDType(CLI::App* app, const std::string& flag, v1::DType& target,
 CLI::Option* AddPath(CLI::App* app, v1::Path& target) {
   const Words<v1::Path> words = {
       {"auto", v1::AUTO}, {"fused", v1::FUSED}, {"dequantize", v1::DEQUANTIZE}};
-  return AddWord(app, "--path", target, words, "auto (default), fused or dequantize")
+  return AddWord(app, "--path", target, words,
+                 "How to compute: auto (default), fused or dequantize")
       ->type_name("PATH");
+}
+
+CLI::Option* AddActivationFunction(CLI::App* app, v1::ActivationFunction& target) {
+  const Words<v1::ActivationFunction> words = {
+      {"none", v1::NONE}, {"relu", v1::RELU}, {"gelu", v1::GELU}, {"silu", v1::SILU}};
+  return AddWord(app, "--activation_function", target, words,
+                 "Of the result and its bias: none (default), relu, gelu (by erf) or silu")
+      ->type_name("FUNCTION");
+}
+
+CLI::Option* AddQuantization(CLI::App* app, v1::ActivationQuantization& target) {
+  const Words<v1::ActivationQuantization> words = {{"none", v1::ACTIVATIONS_AS_SENT},
+                                                   {"per_token", v1::INT8_PER_TOKEN},
+                                                   {"static", v1::INT8_STATIC}};
+  return AddWord(app, "--quantize_activations", target, words,
+                 "Round activations to INT8 in the server: none (default), per_token (by the "
+                 "largest of each) or static (by --activation_scale)")
+      ->type_name("HOW");
 }
 
 }  // namespace awqd::awqctl

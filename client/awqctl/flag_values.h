@@ -7,7 +7,7 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/ascii.h"
-#include "awqd/v1/tensor.pb.h"
+#include "client/awqctl/flags.h"
 
 namespace awqd::awqctl {
 
@@ -48,5 +48,13 @@ CLI::Option* AddDType(CLI::App* app, const std::string& flag, v1::DType& target,
                       const std::string& help);
 // --path: auto, fused or dequantize.
 CLI::Option* AddPath(CLI::App* app, v1::Path& target);
+// --activation_function: none, relu, gelu or silu.
+CLI::Option* AddActivationFunction(CLI::App* app, v1::ActivationFunction& target);
+
+// --quantize_activations: none, per_token or static.
+CLI::Option* AddQuantization(CLI::App* app, v1::ActivationQuantization& target);
+
+// Every flag of awqctl bench. `sub` must not outlive `flags`.
+void AddBenchFlags(CLI::App* sub, BenchFlags& flags);
 
 }  // namespace awqd::awqctl

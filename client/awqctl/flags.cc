@@ -7,13 +7,11 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "client/awqctl/console.h"
+#include "client/awqctl/commands.h"
 #include "client/awqctl/flag_values.h"
 
 namespace awqd::awqctl {
 namespace {
-
-using Command = Flags::Command;
 
 constexpr char kAbout[] =
     "awqctl: talks to an awqd server.\n\n"
@@ -73,18 +71,24 @@ class App {
     app_.fallthrough();
     app_.footer(kExitCodes);
     app_.add_option("--address", flags_.address,
-                    "Server: host:port or unix:/path; of several the first")
+                    "Address of the server: host:port or unix:/path; of a list, the first")
         ->envname("AWQD_ADDRESS")
         ->capture_default_str();
-    app_.add_option("--timeout", timeout_s_,
-                    "Seconds a call may take; 0 = no limit (default 60; none for load and "
-                    "dequantize; 5 for healthcheck)")
+    app_.add_option_function<double>(
+            "--timeout",
+            [this](const double& seconds) {
+              flags_.timeout = seconds == 0 ? absl::InfiniteDuration() : absl::Seconds(seconds);
+            },
+            "Seconds a call may take; 0 = no limit (default 60; none for load and "
+            "dequantize; 5 for healthcheck)")
         ->check(NumberFrom(0, 1e9));
     app_.add_flag("--json", flags_.json, "Print JSON for programs");
     AddServerCommands();
     AddModelCommands();
     AddDequantize();
     AddMatmul();
+    AddMlp();
+    AddQuantizeKv();
     AddCompare();
     AddHealthcheck();
     AddBench();
@@ -92,18 +96,8 @@ class App {
 
   CLI::App& cli() { return app_; }
 
-  // Fills what CLI11 could not parse by itself.
-  void Finish() {
-    if (timeout_s_.has_value()) {
-      flags_.timeout = *timeout_s_ == 0 ? absl::InfiniteDuration() : absl::Seconds(*timeout_s_);
-    }
-    flags_.wait = absl::Seconds(wait_s_);
-    // The server reads the same AWQD_ADDRESS, which may name several.
-    flags_.address.resize(std::min(flags_.address.find(','), flags_.address.size()));
-  }
-
  private:
-  CLI::App* Add(Command command, const char* name, const std::string& about) {
+  CLI::App* Add(Command* command, const char* name, const std::string& about) {
     CLI::App* sub = app_.add_subcommand(name, about);
     sub->callback([this, command] { flags_.command = command; });
     return sub;
@@ -116,46 +110,48 @@ class App {
   }
 
   void AddSharedMemory(CLI::App* sub) {
-    sub->add_flag("--shared_memory", flags_.shared_memory,
-                  "Pass tensors in shared memory instead of messages, to a server on this machine "
-                  "that runs with --shared_memory_prefix and may open files of this user");
+    sub->add_flag(
+        "--shared_memory", flags_.shared_memory,
+        "Pass tensors in shared memory instead of messages. The server must be on this "
+        "machine, run with --shared_memory_prefix, and be allowed to open this user's files");
   }
 
   void AddServerCommands() {
-    Add(Command::kStatus, "status", "Version, devices, limits and models of the server");
-    CLI::App* kernels = Add(Command::kKernels, "kernels",
+    Add(Status, "status", "Version, devices, limits and models of the server");
+    CLI::App* kernels = Add(Kernels, "kernels",
                             "The support matrix: every kernel, and whether this server can run it");
-    kernels->add_flag("--markdown", flags_.markdown, "As a Markdown table");
+    kernels->add_flag("--markdown", flags_.markdown, "Print a Markdown table");
   }
 
   void AddModelCommands() {
     CLI::App* models =
-        Add(Command::kModels, "models", "List models, or one model's weights with their kernels");
+        Add(Models, "models", "List models, or one model's weights with their kernels");
     models->add_option("model", flags_.model, "Name of a loaded model");
-    CLI::App* load =
-        Add(Command::kLoad, "load",
-            "Load a model, or reload it: requests in flight finish on the old weights");
+    CLI::App* load = Add(
+        Load, "load", "Load a model, or reload it; requests in flight finish with the old weights");
     load->add_option("model", flags_.model, "A directory of the server's model repository")
         ->required();
-    CLI::App* unload = Add(Command::kUnload, "unload", "Unload a model");
+    CLI::App* unload = Add(Unload, "unload", "Unload a model");
     unload->add_option("model", flags_.model, "Name of a loaded model")->required();
   }
 
   void AddDequantize() {
-    CLI::App* sub = Add(Command::kDequantize, "dequantize",
+    CLI::App* sub = Add(Dequantize, "dequantize",
                         "Write a weight, or a block of it, to a .npy or .safetensors file.\n"
-                        "Any size: rows arrive in blocks and are never all in memory; the file "
-                        "appears when complete.\n\n"
+                        "Rows arrive in blocks, so the weight may be larger than memory. The file "
+                        "appears when it is complete.\n\n"
                         "Example: awqctl dequantize my-model layers.0.q_proj -o q.npy "
                         "--rows 0:128");
     AddWeight(sub);
     sub->add_option("-o,--output", flags_.output, "File to write: .npy or .safetensors")
         ->required();
-    AddDType(sub, "--dtype", flags_.dtype, "fp16 (default), bf16 (.safetensors only) or fp32");
+    AddDType(sub, "--dtype", flags_.dtype,
+             "Type to write: fp16 (default), bf16 (.safetensors only) or fp32");
     AddRange(sub, "--rows", flags_.row_begin, flags_.row_end, "Rows (of K)");
     AddRange(sub, "--columns", flags_.column_begin, flags_.column_end, "Columns (of N)");
     AddSharedMemory(sub);
-    sub->add_flag("-q,--quiet", flags_.quiet, "No progress bar (there is none without a terminal)");
+    sub->add_flag("-q,--quiet", flags_.quiet,
+                  "Show no progress bar (without a terminal there is none)");
   }
 
   void AddRange(CLI::App* sub, const char* name, int64_t& begin, int64_t& end, const char* help) {
@@ -165,37 +161,106 @@ class App {
              const std::string error = ParseRange(text, begin, end);
              if (!error.empty()) throw CLI::ValidationError(name, error);
            },
-           std::string(help) + " begin:end, half-open; default all")
+           std::string(help) + " begin:end; end is not included; default all")
         ->type_name("BEGIN:END");
   }
 
   void AddMatmul() {
-    CLI::App* sub = Add(Command::kMatmul, "matmul",
-                        "Multiply activations [..., K] by a weight [K, N] and say what ran.\n\n"
-                        "Examples: awqctl matmul my-model layers.0.q_proj x.npy -o y.npy\n"
-                        "          awqctl matmul my-model layers.0.q_proj --random 256 --path "
-                        "fused");
+    CLI::App* sub =
+        Add(Matmul, "matmul",
+            "Multiply activations [..., K] by a weight [K, N] and say which kernel ran.\n"
+            "A path with '*' is a stack of experts: each token goes to its own of them.\n\n"
+            "Examples: awqctl matmul my-model layers.0.q_proj x.npy -o y.npy\n"
+            "          awqctl matmul my-model layers.0.q_proj --random 256 --path "
+            "fused\n"
+            "          awqctl matmul my-model 'layers.0.mlp.experts.*.up_proj' --random 64 "
+            "--top_k 2");
     AddWeight(sub);
+    AddProduct(Matmul, sub);
+    sub->add_option("--bias", flags_.bias,
+                    "Bias to use instead of the weight's own: .npy of N numbers, of experts "
+                    "[experts, N]");
+    AddQuantization(sub, flags_.quantize_activations);
+    CLI::Option* scale =
+        sub->add_option("--activation_scale", flags_.activation_scale,
+                        "Of --quantize_activations static, or of int8 activations: the scale of "
+                        "all tokens");
+    sub->add_option("--activation_scales", flags_.activation_scales,
+                    "Of int8 activations: .npy with the scale of each token")
+        ->excludes(scale);
+  }
+
+  void AddMlp() {
+    CLI::App* sub = Add(
+        Mlp, "mlp",
+        "Run a gated MLP in one call: y = down(activation_function(gate(x)) * up(x)).\n\n"
+        "Examples: awqctl mlp my-model model.layers.0.mlp --random 16\n"
+        "          awqctl mlp my-model 'model.layers.0.mlp.experts.*' x.npy --expert_ids ids.npy "
+        "--router_weights weights.npy -o y.npy");
+    sub->add_option("model", flags_.model, "Name of a loaded model")->required();
+    sub->add_option("path", flags_.weight,
+                    "What the paths of gate_proj, up_proj and down_proj have in common")
+        ->required();
+    sub->add_option("--gate", flags_.gate, "Path of the gate, where it is called otherwise");
+    sub->add_option("--up", flags_.up, "Path of the up projection, likewise");
+    sub->add_option("--down", flags_.down, "Path of the down projection, likewise");
+    AddProduct(Mlp, sub);
+  }
+
+  // What matmul and mlp have in common.
+  void AddProduct(Command* command, CLI::App* sub) {
     CLI::Option* input =
         sub->add_option("input", flags_.input, "Activations: .npy of float16 or float32");
     sub->add_option("--random", flags_.random_tokens,
-                    "Instead of a file: this many rows, uniform in [-1, 1)")
+                    "Instead of a file: send this many rows, drawn uniformly from [-1, 1)")
         ->check(CLI::Range(int64_t{0}, int64_t{1} << 24))
         ->excludes(input);
-    sub->add_option("--seed", flags_.seed, "Of --random")->capture_default_str();
+    sub->add_option("--seed", flags_.seed, "Seed of --random")->capture_default_str();
     sub->add_option("-o,--output", flags_.output,
                     "Write the result as .npy (bf16 as float32, which holds it exactly)");
     AddPath(sub, flags_.path);
+    AddActivationFunction(sub, flags_.activation_function);
     AddDType(sub, "--dtype", flags_.dtype,
-             "Of the activations as sent: fp16, bf16 or fp32 (default: the file's; fp16 with "
-             "--random)");
-    AddDType(sub, "--output_dtype", flags_.output_dtype, "fp16, bf16 or fp32 (default: --dtype)");
-    sub->add_option("--bias", flags_.bias, "Used instead of the weight's own: .npy [N]");
+             "Type in which activations are sent: fp16, bf16 or fp32 (default: the file's; fp16 "
+             "with --random)");
+    AddDType(sub, "--output_dtype", flags_.output_dtype,
+             "Type of the result: fp16, bf16 or fp32 (default: --dtype)");
+    CLI::Option* ids = sub->add_option("--expert_ids", flags_.expert_ids,
+                                       "Experts of each token: .npy of int32 [..., top_k]");
+    sub->add_option("--router_weights", flags_.router_weights,
+                    "Weights of each token's experts, of the shape of --expert_ids; without them "
+                    "every choice is a row of the result")
+        ->needs(ids);
+    sub->add_option("--top_k", flags_.top_k,
+                    "With --random: so many experts for each token, drawn with weights (default 2)")
+        ->check(CLI::Range(int64_t{1}, int64_t{64}))
+        ->excludes(ids);
     AddSharedMemory(sub);
+    sub->callback([this, command, sub] {
+      flags_.command = command;
+      if (!flags_.input.empty() || flags_.random_tokens) return;
+      throw CLI::ValidationError(sub->get_name(), "expected an input file or --random");
+    });
+  }
+
+  void AddQuantizeKv() {
+    CLI::App* sub =
+        Add(QuantizeKv, "quantize-kv",
+            "Quantize a block of keys or values [tokens, heads, head_dim] to 4-bit codes with a "
+            "scale and a zero for each head of each token, and say what that loses.\n\n"
+            "Example: awqctl quantize-kv keys.npy -o keys");
+    sub->add_option("input", flags_.input, "The block: .npy of float16 or float32")->required();
+    sub->add_option("-o,--output", flags_.output,
+                    "Write PREFIX.codes.npy, PREFIX.scales.npy and PREFIX.zeros.npy")
+        ->type_name("PREFIX");
+    AddDType(sub, "--dtype", flags_.dtype,
+             "Type in which the block is sent: fp16, bf16 or fp32 (default: the file's)");
+    AddDType(sub, "--scale_dtype", flags_.scale_dtype,
+             "Type of scales and zeros: fp16 (default) or fp32");
   }
 
   void AddCompare() {
-    CLI::App* sub = Add(Command::kCompare, "compare",
+    CLI::App* sub = Add(nullptr, "compare",
                         "Compare two .npy files; exit 1 when they differ. Needs no server.\n"
                         "The relative error is |A - B| / |B| over all elements (Frobenius norm).");
     sub->add_option("actual", flags_.actual, "A.npy")->required();
@@ -210,31 +275,33 @@ class App {
   }
 
   void AddHealthcheck() {
-    CLI::App* sub = Add(Command::kHealthcheck, "healthcheck",
-                        "Ask grpc.health.v1; exit codes as grpc_health_probe: 0 serving, "
-                        "1 arguments, 2 connect, 3 call, 4 not serving");
-    sub->add_option("--service", flags_.service,
-                    "For example awqd.v1.QuantizedInference; default: the whole server");
-    sub->add_option("--wait", wait_s_, "Keep asking for this many seconds until it serves")
+    CLI::App* sub = Add(Healthcheck, "healthcheck",
+                        "Ask grpc.health.v1. Exit codes are those of grpc_health_probe: 0 serving, "
+                        "1 bad arguments, 2 no connection, 3 the call failed, 4 not serving");
+    sub->add_option(
+        "--service", flags_.service,
+        "Service to ask about, such as awqd.v1.QuantizedInference; default: the whole server");
+    sub->add_option_function<double>(
+           "--wait", [this](const double& seconds) { flags_.wait = absl::Seconds(seconds); },
+           "Keep asking for this many seconds until it serves")
         ->check(NumberFrom(0, 1e9));
   }
 
   void AddBench() {
-    CLI::App* sub =
-        Add(Command::kBench, "bench",
-            "Load the server with QuantizedMatmul calls and measure latency and throughput.\n\n"
-            "Examples:\n"
-            "  awqctl bench --weight my-model/layers.0.q_proj --concurrency 1..256 --svg plot.svg\n"
-            "  awqctl bench --weight my-model/layers.0.q_proj --rate 1000,2000 --deadline_ms 20\n"
-            "  awqctl bench --weight m/a:3 --weight m/b --tokens 1:8,16:2,256 --concurrency 32 "
-            "--health");
+    CLI::App* sub = Add(
+        Bench, "bench",
+        "Load the server with products, of experts too, and gated MLPs, and measure latency and "
+        "throughput.\n\n"
+        "Examples:\n"
+        "  awqctl bench --weight my-model/layers.0.q_proj --concurrency 1..256 --svg plot.svg\n"
+        "  awqctl bench --weight my-model/layers.0.q_proj --rate 1000,2000 --deadline_ms 20\n"
+        "  awqctl bench --weight m/a:3 --weight m/b --tokens 1:8,16:2,256 --concurrency 32 "
+        "--health");
     AddBenchFlags(sub, flags_.bench);
   }
 
   Flags& flags_;
   CLI::App app_;
-  std::optional<double> timeout_s_;
-  double wait_s_ = 0;
 };
 
 }  // namespace
@@ -246,33 +313,22 @@ std::optional<Flags> ParseFlags(const std::vector<std::string>& args, std::ostre
   std::vector<std::string> reversed(args.rbegin(), args.rend());  // as CLI11 wants it
   try {
     app.cli().parse(reversed);
+    // The server reads the same AWQD_ADDRESS, which may name several.
+    flags.address.resize(std::min(flags.address.find(','), flags.address.size()));
+    return flags;
   } catch (const CLI::CallForHelp&) {
     out << app.cli().help();
     exit_code = kOk;
-    return std::nullopt;
   } catch (const CLI::ParseError& error) {
-    const bool no_command =
-        app.cli().get_subcommands().empty() &&
-        error.get_exit_code() == static_cast<int>(CLI::ExitCodes::RequiredError);
+    const auto commands = app.cli().get_subcommands();
+    const bool no_command = commands.empty() && error.get_exit_code() ==
+                                                    static_cast<int>(CLI::ExitCodes::RequiredError);
     err << "awqctl: " << Printable(no_command ? CommandError(app.cli()) : error.what())
-        << " (awqctl --help tells more)\n";
+        << " (awqctl " << (commands.empty() ? "" : commands[0]->get_name() + " ")
+        << "--help tells more)\n";
     exit_code = kBadArguments;
-    return std::nullopt;
   }
-  app.Finish();
-  const std::string bench_error =
-      flags.command == Command::kBench ? CheckBenchFlags(flags.bench) : "";
-  if (!bench_error.empty()) {
-    err << "awqctl: " << bench_error << " (awqctl bench --help tells more)\n";
-    exit_code = kBadArguments;
-    return std::nullopt;
-  }
-  if (flags.command == Command::kMatmul && flags.input.empty() && !flags.random_tokens) {
-    err << "awqctl: matmul: expected an input file or --random (awqctl matmul --help tells more)\n";
-    exit_code = kBadArguments;
-    return std::nullopt;
-  }
-  return flags;
+  return std::nullopt;
 }
 
 }  // namespace awqd::awqctl

@@ -7,8 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "client/awqctl/bench_flags.h"
+#include "client/awqctl/console.h"
 #include "client/awqd_client.h"
+#include "client/bench/plan.h"
 
 namespace awqd::awqctl {
 
@@ -21,20 +22,19 @@ inline constexpr int kCallFailed = 3;
 inline constexpr int kNotServing = 4;
 inline constexpr int kFileFailed = 5;
 
+struct BenchFlags {
+  bench::Plan plan;
+  bool shared_memory = false;
+  std::string svg;        // file to write, empty: none
+  std::string json_file;  // likewise
+};
+
+struct Flags;
+// What a command does after its flags were read; its exit code.
+using Command = int(const Flags& flags, client::Client& client, Console& console);
+
 struct Flags {
-  enum class Command {
-    kStatus,
-    kModels,
-    kLoad,
-    kUnload,
-    kKernels,
-    kDequantize,
-    kMatmul,
-    kCompare,
-    kHealthcheck,
-    kBench
-  };
-  Command command = Command::kStatus;
+  Command* command = nullptr;  // of compare, which asks no server: null
 
   std::string address = "127.0.0.1:8001";
   std::optional<absl::Duration> timeout;  // none: the command's own default
@@ -49,13 +49,24 @@ struct Flags {
   // dequantize
   int64_t row_begin = 0, row_end = 0, column_begin = 0, column_end = 0;
   bool quiet = false;
-  bool shared_memory = false;  // dequantize, matmul
-  // matmul
+  bool shared_memory = false;  // dequantize, matmul, mlp
+  // matmul, mlp
   std::string input;
   std::string bias;
   std::optional<int64_t> random_tokens;
   uint64_t seed = 1;
   v1::Path path = v1::AUTO;
+  v1::ActivationFunction activation_function = v1::NONE;
+  // matmul and mlp of experts
+  std::string expert_ids;
+  std::string router_weights;
+  std::optional<int64_t> top_k;
+  // mlp: paths of projections that are not called <weight>.gate_proj and so on
+  std::string gate, up, down;
+  client::DType scale_dtype = v1::DTYPE_UNSPECIFIED;  // quantize-kv
+  v1::ActivationQuantization quantize_activations = v1::ACTIVATIONS_AS_SENT;
+  std::optional<double> activation_scale;  // at most one of the two is given
+  std::string activation_scales;
   // kernels
   bool markdown = false;
   // compare

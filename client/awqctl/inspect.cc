@@ -1,11 +1,17 @@
 // awqctl status, models, load, unload, kernels and healthcheck.
 #include <algorithm>
+#include <map>
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "client/awqctl/commands.h"
 
@@ -56,30 +62,104 @@ std::string Where(const v1::WeightInfo& weight) {
   return absl::StrJoin(parts, ", ");
 }
 
+using Stacks = std::map<std::string, const v1::StackInfo*, std::less<>>;
+
+Stacks UsableStacks(const v1::GetModelResponse& model) {
+  Stacks out;
+  for (const v1::StackInfo& stack : model.stacks()) {
+    if (stack.refused().empty()) out.emplace(stack.path(), &stack);
+  }
+  return out;
+}
+
+// The stack that the weight of that path is an expert of, and the expert's number; null for other
+// weights. Their paths are the same but for the number, where the stack's has "*".
+std::pair<const v1::StackInfo*, int> StackOf(const std::string& path, const Stacks& stacks) {
+  std::vector<absl::string_view> components = absl::StrSplit(path, '.');
+  for (absl::string_view& component : components) {
+    int expert = 0;
+    if (!absl::SimpleAtoi(component, &expert) || absl::StrCat(expert) != component) continue;
+    const absl::string_view number = std::exchange(component, "*");
+    const auto it = stacks.find(absl::StrJoin(components, "."));
+    if (it != stacks.end() && expert >= 0 && expert < it->second->experts()) {
+      return {it->second, expert};
+    }
+    component = number;
+  }
+  return {nullptr, 0};
+}
+
+// "fused 1-255 cpu/qmatmul_a16", and what quantised activations take.
+std::vector<std::string> PlanLines(const v1::WeightInfo& weight) {
+  std::vector<std::string> out;
+  for (const v1::PlanEntry& entry : weight.plan()) {
+    out.push_back(absl::StrCat(PathName(entry.path()), " ",
+                               TokenRange(entry.min_tokens(), entry.max_tokens()), " ",
+                               entry.kernel()));
+  }
+  if (!weight.a8_kernel().empty()) {
+    out.push_back(absl::StrCat("quantised activations ", weight.a8_kernel()));
+  }
+  return out;
+}
+
+// A line for each weight that is no expert of a usable stack, and one for each usable stack, of
+// which expert 0 tells the layout, the place and the kernels.
+Table WeightTable(const v1::GetModelResponse& model, const Stacks& stacks) {
+  std::vector<std::string> header = {"WEIGHT", "K",      "N",    "SCHEME", "LAYOUT",
+                                     "MEMORY", "DEVICE", "BIAS", "KERNELS"};
+  if (!stacks.empty()) header.insert(header.begin() + 1, "EXPERTS");
+  Table table(header);
+  for (const v1::WeightInfo& weight : model.weights()) {
+    const auto [stack, expert] = StackOf(weight.path(), stacks);
+    if (stack != nullptr && expert != 0) continue;
+    std::vector<std::string> row = {stack != nullptr ? stack->path() : weight.path(),
+                                    absl::StrCat(weight.k()),
+                                    absl::StrCat(weight.n()),
+                                    weight.scheme(),
+                                    weight.layout(),
+                                    Bytes(stack != nullptr ? stack->bytes() : weight.bytes()),
+                                    Where(weight),
+                                    weight.has_bias() ? "yes" : "no",
+                                    absl::StrJoin(PlanLines(weight), "; ")};
+    if (!stacks.empty()) {
+      row.insert(row.begin() + 1, stack != nullptr ? absl::StrCat(stack->experts()) : "-");
+    }
+    table.Add(std::move(row));
+  }
+  return table;
+}
+
+// "4096 x 4096, sm90a/qmatmul_a16: 64: 64x192 on 132 blocks": weights of one shape are cut alike.
+std::set<std::string> TileLines(const v1::GetModelResponse& model) {
+  std::set<std::string> out;
+  for (const v1::WeightInfo& weight : model.weights()) {
+    for (const v1::PlanEntry& entry : weight.plan()) {
+      if (entry.tiles().empty()) continue;
+      out.insert(absl::StrCat(weight.k(), " x ", weight.n(), ", ", Printable(entry.kernel()), ": ",
+                              Printable(entry.tiles()), "\n"));
+    }
+  }
+  return out;
+}
+
 void PrintWeights(const v1::GetModelResponse& model, Console& console) {
   const v1::ModelSummary& summary = model.model();
   console.out << Printable(summary.name()) << ": " << StateName(summary) << ", version "
               << summary.version() << ", " << Printable(model.quant_method()) << ", "
-              << model.weights_size() << " weights, " << Bytes(summary.device_bytes()) << ", "
-              << model.ignored_tensors() << " other tensors ignored\n\n";
-  // Weights of one shape are cut alike.
-  std::set<std::string> tiles;
-  Table table({"WEIGHT", "K", "N", "SCHEME", "LAYOUT", "MEMORY", "DEVICE", "BIAS", "KERNELS"});
-  for (const v1::WeightInfo& weight : model.weights()) {
-    std::vector<std::string> plan;
-    for (const v1::PlanEntry& entry : weight.plan()) {
-      plan.push_back(absl::StrCat(PathName(entry.path()), " ",
-                                  TokenRange(entry.min_tokens(), entry.max_tokens()), " ",
-                                  entry.kernel()));
-      if (entry.tiles().empty()) continue;
-      tiles.insert(absl::StrCat(weight.k(), " x ", weight.n(), ", ", Printable(entry.kernel()),
-                                ": ", Printable(entry.tiles()), "\n"));
-    }
-    table.Add({weight.path(), absl::StrCat(weight.k()), absl::StrCat(weight.n()), weight.scheme(),
-               weight.layout(), Bytes(weight.bytes()), Where(weight),
-               weight.has_bias() ? "yes" : "no", absl::StrJoin(plan, "; ")});
+              << model.weights_size() << " weights, "
+              << (model.stacks_size() > 0 ? absl::StrCat(model.stacks_size(), " stacks, ") : "")
+              << Bytes(summary.device_bytes()) << ", " << model.ignored_tensors()
+              << " other tensors ignored\n\n"
+              << WeightTable(model, UsableStacks(model)).Text();
+  std::vector<std::string> refused;
+  for (const v1::StackInfo& stack : model.stacks()) {
+    if (!stack.refused().empty()) refused.push_back(Printable(stack.refused()) + "\n");
   }
-  console.out << table.Text();
+  if (!refused.empty()) {
+    console.out << "\nstacks that cannot be used:\n" << absl::StrJoin(refused, "");
+  }
+  const std::set<std::string> tiles = TileLines(model);
   if (!tiles.empty()) console.out << "\ntiles of tokens x columns:\n" << absl::StrJoin(tiles, "");
 }
 
@@ -88,12 +168,6 @@ std::string Threshold(int64_t tokens) {
   if (tokens == -1) return "fused below a count measured for each shape";
   if (tokens < 0) return "fused below 256 tokens, or always where that kernel is faster";
   return absl::StrCat("fused below ", tokens, " tokens");
-}
-
-// What several devices do, as the server states it.
-std::string Sharing(const v1::GetServerInfoResponse& info) {
-  if (info.devices_size() < 2) return "";
-  return absl::StrCat("shard: ", Printable(info.shard()), "\n");
 }
 
 }  // namespace
@@ -109,10 +183,11 @@ int Status(const Flags& flags, client::Client& client, Console& console) {
   const auto models = client.ListModels(deadline);
   if (!models.ok()) return CallFailed(models.status(), flags, client, console);
   const v1::Limits& limits = info->limits();
+  const std::string shard = absl::StrCat("shard: ", Printable(info->shard()), "\n");
   console.out << "awqd " << Printable(info->version()) << " at " << flags.address << ", up "
               << absl::FormatDuration(absl::Seconds(info->uptime_s())) << ", reads "
               << Printable(absl::StrJoin(info->formats(), ", ")) << "\n\n"
-              << DeviceTable(*info).Text() << Sharing(*info) << "\n"
+              << DeviceTable(*info).Text() << (info->devices_size() > 1 ? shard : "") << "\n"
               << "limits: receive " << Bytes(limits.max_receive_bytes()) << ", send "
               << Bytes(limits.max_send_bytes()) << ", " << Threshold(limits.token_threshold())
               << ", batch " << limits.max_batch_tokens() << " tokens, queue "

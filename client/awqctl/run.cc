@@ -9,39 +9,13 @@
 namespace awqd::awqctl {
 namespace {
 
-int Dispatch(const Flags& flags, client::Client& client, Console& console) {
-  switch (flags.command) {
-    case Flags::Command::kStatus:
-      return Status(flags, client, console);
-    case Flags::Command::kModels:
-      return Models(flags, client, console);
-    case Flags::Command::kLoad:
-      return Load(flags, client, console);
-    case Flags::Command::kUnload:
-      return Unload(flags, client, console);
-    case Flags::Command::kKernels:
-      return Kernels(flags, client, console);
-    case Flags::Command::kDequantize:
-      return Dequantize(flags, client, console);
-    case Flags::Command::kMatmul:
-      return Matmul(flags, client, console);
-    case Flags::Command::kCompare:
-      break;  // has no client
-    case Flags::Command::kHealthcheck:
-      return Healthcheck(flags, client, console);
-    case Flags::Command::kBench:
-      return Bench(flags, client, console);
-  }
-  return kBadArguments;
-}
-
 int Run(const Flags& flags, Console& console) {
   // First: whatever address the environment names, no server is asked.
-  if (flags.command == Flags::Command::kCompare) return Compare(flags, console);
+  if (flags.command == nullptr) return Compare(flags, console);
   absl::StatusOr<std::unique_ptr<client::Client>> client = client::Client::Create(
       {.address = flags.address, .max_reconnect_delay = absl::Milliseconds(250)});
   if (!client.ok()) return BadArguments(client.status(), console);
-  return Dispatch(flags, **client, console);
+  return flags.command(flags, **client, console);
 }
 
 }  // namespace
@@ -83,14 +57,15 @@ client::CallOptions Deadline(const Flags& flags, absl::Duration otherwise) {
   return {.timeout = flags.timeout.value_or(otherwise)};
 }
 
-absl::StatusOr<v1::WeightInfo> FindWeight(const Flags& flags, client::Client& client) {
-  const auto model = client.GetModel(flags.model, Deadline(flags, absl::Seconds(60)));
+absl::StatusOr<v1::WeightInfo> FindWeight(const Flags& flags, client::Client& client,
+                                          const client::WeightName& wanted) {
+  const auto model = client.GetModel(wanted.model, Deadline(flags, absl::Seconds(60)));
   if (!model.ok()) return model.status();
   for (const v1::WeightInfo& weight : model->weights()) {
-    if (weight.path() == flags.weight) return weight;
+    if (weight.path() == wanted.name) return weight;
   }
-  return absl::NotFoundError(absl::StrCat("model '", flags.model, "' has no weight '", flags.weight,
-                                          "'; 'awqctl models ", flags.model, "' lists them"));
+  return absl::NotFoundError(absl::StrCat("model '", wanted.model, "' has no weight '", wanted.name,
+                                          "'; 'awqctl models ", wanted.model, "' lists them"));
 }
 
 absl::StatusOr<std::string> SharedMemoryPrefix(const Flags& flags, client::Client& client) {
@@ -98,7 +73,7 @@ absl::StatusOr<std::string> SharedMemoryPrefix(const Flags& flags, client::Clien
   if (!info.ok()) return info.status();
   if (!info->limits().shared_memory_prefix().empty()) return info->limits().shared_memory_prefix();
   return absl::FailedPreconditionError(
-      "shared memory: the server takes none; it runs without --shared_memory_prefix");
+      "shared memory: the server accepts none, because it runs without --shared_memory_prefix");
 }
 
 absl::StatusOr<client::SharedMemory> CreateSharedMemory(const Flags& flags, client::Client& client,

@@ -1,15 +1,15 @@
 // Connections, one call of each kind, then the points.
 #include "client/bench/bench.h"
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
+#include <thread>
 #include <utility>
 
-#include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
 #include "client/bench/payload.h"
-#include "client/bench/response.h"
 #include "client/convert.h"
+#include "grpc/health/v1/health.grpc.pb.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/security/credentials.h"
@@ -21,6 +21,8 @@ using Channels = std::vector<std::shared_ptr<grpc::Channel>>;
 
 constexpr auto kConnectLimit = std::chrono::seconds(10);
 constexpr auto kFirstCallLimit = std::chrono::minutes(2);
+constexpr auto kHealthInterval = std::chrono::milliseconds(10);
+constexpr auto kHealthLimit = std::chrono::seconds(5);
 
 absl::StatusOr<Channels> Connect(const std::string& address, int count) {
   grpc::ChannelArguments args;
@@ -48,7 +50,7 @@ absl::Status TryOnce(const std::shared_ptr<grpc::Channel>& channel, const Payloa
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + kFirstCallLimit);
   grpc::CompletionQueue queue;
-  const auto call = stub.PrepareUnaryCall(&context, kMatmulMethod, payload.request, &queue);
+  const auto call = stub.PrepareUnaryCall(&context, payload.method, payload.request, &queue);
   call->StartCall();
   grpc::ByteBuffer response;
   grpc::Status status;
@@ -61,9 +63,30 @@ absl::Status TryOnce(const std::shared_ptr<grpc::Channel>& channel, const Payloa
   }
   if (!status.ok()) return client::FromGrpc(status);
   if (!ReadResponse(response).has_value()) {
-    return absl::InternalError("the answer is not a QuantizedMatmulResponse");
+    return absl::InternalError("the answer is not one of a product");
   }
   return absl::OkStatus();
+}
+
+// Checks the server's health, one blocking call after another, until it is told to stop.
+void ProbeHealth(const std::stop_token& stop, const std::shared_ptr<grpc::Channel>& channel,
+                 HealthFacts& facts) {
+  const auto stub = grpc::health::v1::Health::NewStub(channel);
+  auto next = std::chrono::steady_clock::now();
+  while (!stop.stop_requested()) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + kHealthLimit);
+    grpc::health::v1::HealthCheckResponse response;
+    const int64_t sent_ns = NowNs();
+    if (stub->Check(&context, grpc::health::v1::HealthCheckRequest(), &response).ok()) {
+      facts.latency.Add(NowNs() - sent_ns);
+      if (response.status() != grpc::health::v1::HealthCheckResponse::SERVING) ++facts.not_serving;
+    } else {
+      ++facts.failed;
+    }
+    next = std::max(next + kHealthInterval, std::chrono::steady_clock::now());
+    std::this_thread::sleep_until(next);
+  }
 }
 
 absl::StatusOr<PointResult> RunPoint(const std::string& address, const Plan& plan,
@@ -71,15 +94,19 @@ absl::StatusOr<PointResult> RunPoint(const std::string& address, const Plan& pla
                                      const Channels& channels, const ProgressSink& progress) {
   PointResult result;
   result.point = point;
-  std::unique_ptr<HealthProbe> probe;
+  result.health_probed = plan.health;
+  std::jthread probe;
   if (plan.health) {
+    // Its own connection: behind the load's requests a Check would measure their queue.
     auto own = Connect(address, 1);
     if (!own.ok()) return own.status();
-    probe = std::make_unique<HealthProbe>(own->front());
+    probe = std::jthread([channel = own->front(), &result](const std::stop_token& stop) {
+      ProbeHealth(stop, channel, result.health);
+    });
   }
   auto load = RunLoad(plan, point, payloads, channels, progress);
-  if (probe != nullptr) result.health = probe->Stop();
-  result.health_probed = plan.health;
+  probe.request_stop();
+  if (probe.joinable()) probe.join();
   if (!load.ok()) return load.status();
   result.load = *std::move(load);
   return result;
@@ -87,26 +114,8 @@ absl::StatusOr<PointResult> RunPoint(const std::string& address, const Plan& pla
 
 }  // namespace
 
-absl::Status FindShapes(client::Client& client, const client::CallOptions& options, Plan& plan) {
-  for (WeightShare& wanted : plan.weights) {
-    const auto model = client.GetModel(wanted.model, options);
-    if (!model.ok()) return model.status();
-    for (const v1::WeightInfo& weight : model->weights()) {
-      if (weight.path() != wanted.weight) continue;
-      wanted.k = weight.k();
-      wanted.n = weight.n();
-    }
-    if (wanted.k == 0) {
-      return absl::NotFoundError(absl::StrCat("model '", wanted.model, "' has no weight '",
-                                              wanted.weight, "'; 'awqctl models ", wanted.model,
-                                              "' lists them"));
-    }
-  }
-  return absl::OkStatus();
-}
-
 absl::StatusOr<std::vector<PointResult>> RunBench(const std::string& address, const Plan& plan,
-                                                  const BenchEvents& events) {
+                                                  const BenchProgress& progress) {
   auto payloads = Payloads::Make(plan);
   if (!payloads.ok()) return payloads.status();
   auto channels = Connect(address, plan.channels);
@@ -116,14 +125,11 @@ absl::StatusOr<std::vector<PointResult>> RunBench(const std::string& address, co
   }
   std::vector<PointResult> results;
   for (const LoadPoint& point : plan.points) {
-    ProgressSink progress;
-    if (events.progress) {
-      progress = [&](const LoadProgress& now) { events.progress(point, now); };
-    }
-    auto result = RunPoint(address, plan, point, *payloads, *channels, progress);
+    ProgressSink sink;
+    if (progress) sink = [&](const LoadProgress& now) { progress(point, now); };
+    auto result = RunPoint(address, plan, point, *payloads, *channels, sink);
     if (!result.ok()) return result.status();
     results.push_back(*std::move(result));
-    if (events.point_done) events.point_done(results.back());
   }
   return results;
 }

@@ -15,7 +15,6 @@
 #include <utility>
 
 #include "client/bench/arrivals.h"
-#include "client/bench/clock.h"
 #include "grpcpp/client_context.h"
 #include "grpcpp/generic/generic_stub.h"
 
@@ -136,8 +135,8 @@ class Load {
     const absl::Duration left =
         std::min(plan_.deadline, kLongestCall) - absl::Nanoseconds(call.sent_ns - due_ns);
     call.context->set_deadline(std::chrono::system_clock::now() + absl::ToChronoNanoseconds(left));
-    call.stub->UnaryCall(&*call.context, kMatmulMethod, grpc::StubOptions(), &call.payload->request,
-                         &call.response,
+    call.stub->UnaryCall(&*call.context, call.payload->method, grpc::StubOptions(),
+                         &call.payload->request, &call.response,
                          [this, &call](const grpc::Status& status) { Finish(call, status); });
   }
 

@@ -28,11 +28,7 @@ absl::StatusOr<client::Tensor> Activations(v1::DType dtype, int64_t tokens, int6
     return absl::InvalidArgumentError(
         absl::StrCat("tokens: ", tokens, " x ", k, " values do not fit one request"));
   }
-  std::mt19937_64 engine(seed);
-  std::vector<float> values(static_cast<size_t>(std::min(count, kDrawn)));
-  for (float& value : values) {
-    value = static_cast<float>(static_cast<double>(engine() >> 11) * 0x1p-52 - 1.0);
-  }
+  const std::vector<float> values = UniformValues(std::min(count, kDrawn), seed);
   auto drawn = client::Tensor::FromFloats(dtype, {static_cast<int64_t>(values.size())}, values);
   if (!drawn.ok()) return drawn.status();
   const size_t bytes = static_cast<size_t>(count * client::SizeOf(dtype));
@@ -45,8 +41,8 @@ absl::StatusOr<client::Tensor> Activations(v1::DType dtype, int64_t tokens, int6
 }
 
 // Moves the activations of `request` into shared memory, and asks for the answer there.
-absl::Status Share(const Plan& plan, int64_t answer_elements, v1::QuantizedMatmulRequest& request,
-                   Payload& payload) {
+template <typename Request>
+absl::Status Share(const Plan& plan, int64_t answer_elements, Request& request, Payload& payload) {
   const std::string x = request.activations().raw();
   const v1::DType dtype =
       plan.output_dtype == v1::DTYPE_UNSPECIFIED ? plan.dtype : plan.output_dtype;
@@ -63,18 +59,17 @@ absl::Status Share(const Plan& plan, int64_t answer_elements, v1::QuantizedMatmu
   return absl::OkStatus();
 }
 
-absl::StatusOr<Payload> MakePayload(const Plan& plan, const WeightShare& weight, int64_t tokens) {
+// `request` has its source.
+template <typename Request>
+absl::StatusOr<Payload> Finish(const Plan& plan, const WeightShare& weight, int64_t tokens,
+                               const char* method, Request request) {
   auto activations = Activations(plan.dtype, tokens, weight.k, plan.seed);
   if (!activations.ok()) return activations.status();
-  v1::QuantizedMatmulRequest request;
-  request.mutable_weight()->set_model(weight.model);
-  request.mutable_weight()->set_weight(weight.weight);
   *request.mutable_activations() = client::ToProto(*std::move(activations));
   request.set_output_dtype(plan.output_dtype);
   request.set_path(plan.path);
   request.set_priority(plan.priority);
-  Payload payload;
-  payload.tokens = tokens;
+  Payload payload = {.method = method, .tokens = tokens};
   if (!plan.shared_memory_prefix.empty()) {
     absl::Status status = Share(plan, tokens * weight.n, request, payload);
     if (!status.ok()) return status;
@@ -86,7 +81,81 @@ absl::StatusOr<Payload> MakePayload(const Plan& plan, const WeightShare& weight,
   return payload;
 }
 
+template <typename Request>
+absl::Status Route(const Plan& plan, const WeightShare& weight, int64_t tokens, Request& request) {
+  auto routing = RandomRouting(tokens, plan.top_k, weight.experts, plan.seed);
+  if (!routing.ok()) return routing.status();
+  *request.mutable_expert_ids() = client::ToProto(std::move(routing->expert_ids));
+  *request.mutable_router_weights() = client::ToProto(*std::move(routing->router_weights));
+  return absl::OkStatus();
+}
+
+template <typename Request>
+Request Of(const WeightShare& weight) {
+  Request request;
+  request.mutable_weight()->set_model(weight.model);
+  request.mutable_weight()->set_weight(weight.weight);
+  return request;
+}
+
+absl::StatusOr<Payload> MakePayload(const Plan& plan, const WeightShare& weight, int64_t tokens) {
+  if (weight.mlp) {
+    v1::GatedMlpRequest request;
+    request.mutable_mlp()->set_model(weight.model);
+    request.mutable_mlp()->set_path(weight.weight);
+    request.set_activation_function(v1::SILU);
+    if (weight.experts > 0) {
+      if (auto status = Route(plan, weight, tokens, request); !status.ok()) return status;
+    }
+    return Finish(plan, weight, tokens, "/awqd.v1.QuantizedInference/GatedMlp", request);
+  }
+  if (weight.experts > 0) {
+    auto request = Of<v1::GroupedQuantizedMatmulRequest>(weight);
+    if (auto status = Route(plan, weight, tokens, request); !status.ok()) return status;
+    return Finish(plan, weight, tokens, "/awqd.v1.QuantizedInference/GroupedQuantizedMatmul",
+                  request);
+  }
+  return Finish(plan, weight, tokens, "/awqd.v1.QuantizedInference/QuantizedMatmul",
+                Of<v1::QuantizedMatmulRequest>(weight));
+}
+
 }  // namespace
+
+std::vector<float> UniformValues(int64_t count, uint64_t seed) {
+  std::mt19937_64 engine(seed);
+  std::vector<float> values(static_cast<size_t>(count));
+  for (float& value : values) {
+    value = static_cast<float>(static_cast<double>(engine() >> 11) * 0x1p-52 - 1.0);
+  }
+  return values;
+}
+
+absl::StatusOr<client::Routing> RandomRouting(int64_t tokens, int64_t top_k, int64_t experts,
+                                              uint64_t seed) {
+  if (top_k > experts) {
+    return absl::InvalidArgumentError(absl::StrCat("top_k: got ", top_k, ", expected at most ",
+                                                   experts, ", the number of experts"));
+  }
+  std::mt19937_64 random(seed);
+  std::vector<int32_t> all(experts), ids;
+  for (int64_t e = 0; e < experts; ++e) all[e] = static_cast<int32_t>(e);
+  std::vector<float> weights;
+  for (int64_t token = 0; token < tokens; ++token) {
+    float sum = 0;
+    for (int64_t j = 0; j < top_k; ++j) {
+      std::swap(all[j], all[j + static_cast<int64_t>(random() % (experts - j))]);
+      ids.push_back(all[j]);
+      weights.push_back(1 + static_cast<float>(random() % 1024) / 1024);
+      sum += weights.back();
+    }
+    for (int64_t j = 0; j < top_k; ++j) weights[token * top_k + j] /= sum;
+  }
+  const std::vector<int64_t> shape = {tokens, top_k};
+  auto router = client::Tensor::FromFloats(v1::FP32, shape, weights);
+  if (!router.ok()) return router.status();
+  std::string bytes(reinterpret_cast<const char*>(ids.data()), ids.size() * sizeof(int32_t));
+  return client::Routing{{v1::INT32, shape, std::move(bytes)}, *std::move(router)};
+}
 
 absl::StatusOr<Payloads> Payloads::Make(const Plan& plan) {
   Payloads made;

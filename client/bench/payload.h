@@ -5,17 +5,25 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "client/awqd_client.h"
 #include "client/bench/plan.h"
 #include "client/shared_memory.h"
 #include "grpcpp/support/byte_buffer.h"
 
 namespace awqd::bench {
 
-// The full name of the method that they are requests of.
-inline constexpr char kMatmulMethod[] = "/awqd.v1.QuantizedInference/QuantizedMatmul";
+// Uniform in [-1, 1). The same numbers on every platform, which the standard library's
+// distributions are not.
+std::vector<float> UniformValues(int64_t count, uint64_t seed);
+
+// Each token goes to `top_k` different ones of `experts`, by weights that sum to 1.
+// INVALID_ARGUMENT when there are not so many.
+absl::StatusOr<client::Routing> RandomRouting(int64_t tokens, int64_t top_k, int64_t experts,
+                                              uint64_t seed);
 
 struct Payload {
-  grpc::ByteBuffer request;  // copies share the bytes
+  const char* method = nullptr;  // full name of the method that it is a request of
+  grpc::ByteBuffer request;      // copies share the bytes
   int64_t tokens = 0;
   int64_t request_bytes = 0;  // of the message and, in shared memory, the activations
   client::SharedMemory memory;
@@ -25,8 +33,8 @@ struct Payload {
 // Immutable once made; safe from any thread.
 class Payloads {
  public:
-  // Every weight with every number of tokens; activations are uniform in [-1, 1) and follow the
-  // plan's seed. INVALID_ARGUMENT when a request would pass 2 GiB.
+  // Every weight, stack and MLP with every number of tokens; activations are uniform in [-1, 1) and
+  // follow the plan's seed. INVALID_ARGUMENT when a request would pass 2 GiB.
   static absl::StatusOr<Payloads> Make(const Plan& plan);
 
   // `uniform` in [0, 1): the payload whose share of the sum it falls into.

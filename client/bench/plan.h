@@ -25,10 +25,12 @@ struct LoadPoint {
 
 struct WeightShare {
   std::string model;
-  std::string weight;
+  std::string weight;  // of a weight or a stack of experts; of an MLP what its projections share
   double share = 1;
-  // Of the weight; filled from the server.
-  int64_t k = 0, n = 0;
+  // How wide activations and answers are, and of how many experts (0: none); filled from the
+  // server.
+  int64_t k = 0, n = 0, experts = 0;
+  bool mlp = false;
 };
 
 struct TokensShare {
@@ -39,6 +41,7 @@ struct TokensShare {
 struct Plan {
   std::vector<WeightShare> weights;
   std::vector<TokensShare> tokens = {{}};
+  int64_t top_k = 2;  // experts of each token, of weights that are stacks
   v1::DType dtype = v1::FP16;
   v1::DType output_dtype = v1::DTYPE_UNSPECIFIED;  // the activations'
   v1::Path path = v1::AUTO;
@@ -52,7 +55,8 @@ struct Plan {
   absl::Duration warmup = absl::Seconds(1);
   absl::Duration duration = absl::Seconds(5);  // measured, per point
   int64_t requests = 0;                        // instead of a duration; 0: none
-  // Of a call, from the time it is due. Also what goodput is counted under; infinite: none.
+  // The deadline of a request, from when it is due. Goodput counts requests that meet it. Infinite:
+  // none.
   absl::Duration deadline = absl::InfiniteDuration();
   int channels = 8;          // connections; callers are dealt out to them in turn
   int max_in_flight = 4096;  // of an open loop; what is due beyond waits, and its wait counts

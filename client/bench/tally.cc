@@ -1,15 +1,24 @@
-// Counting answers.
+// Reading and counting answers.
 #include "client/bench/tally.h"
 
 #include <algorithm>
 #include <numeric>
 
 #include "absl/status/status.h"
+#include "google/protobuf/io/coded_stream.h"
+#include "google/protobuf/wire_format_lite.h"
+#include "grpcpp/support/proto_buffer_reader.h"
 
 namespace awqd::bench {
 namespace {
 
+using google::protobuf::internal::WireFormatLite;
+
 constexpr int64_t kNsPerUs = 1000;
+
+constexpr uint32_t Tag(int field) {
+  return WireFormatLite::MakeTag(field, WireFormatLite::WIRETYPE_LENGTH_DELIMITED);
+}
 
 void CountDue(const Answer& answer, const grpc::Status& status, const ResponseFacts* facts,
               Tally& tally) {
@@ -40,6 +49,34 @@ void CountDue(const Answer& answer, const grpc::Status& status, const ResponseFa
 
 std::string CodeName(int code) {
   return absl::StatusCodeToString(static_cast<absl::StatusCode>(code));
+}
+
+std::optional<ResponseFacts> ReadResponse(grpc::ByteBuffer& response) {
+  // Walks the top level of the message.
+  grpc::ProtoBufferReader reader(&response);
+  if (!reader.status().ok()) return std::nullopt;
+  google::protobuf::io::CodedInputStream input(&reader);
+  ResponseFacts facts;
+  while (const uint32_t tag = input.ReadTag()) {
+    uint32_t length = 0;
+    std::string bytes;
+    bool ok = true;
+    switch (tag) {
+      case Tag(v1::QuantizedMatmulResponse::kOutputFieldNumber):
+        ok = input.ReadVarint32(&length) && input.Skip(static_cast<int>(length));
+        facts.output_bytes = length;
+        break;
+      case Tag(v1::QuantizedMatmulResponse::kExecutionFieldNumber):
+        ok = input.ReadVarint32(&length) && input.ReadString(&bytes, static_cast<int>(length)) &&
+             facts.execution.ParseFromString(bytes);
+        break;
+      default:
+        ok = WireFormatLite::SkipField(&input, tag);
+    }
+    if (!ok) return std::nullopt;
+  }
+  if (!input.ConsumedEntireMessage()) return std::nullopt;
+  return facts;
 }
 
 int64_t Tally::errors() const {

@@ -1,13 +1,15 @@
-// Tally: what is counted of the answers to one load point.
+// Tally: what is read of the answers to one load point, and what is counted of them.
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "client/bench/histogram.h"
 #include "client/bench/plan.h"
-#include "client/bench/response.h"
+#include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/status.h"
 
 namespace awqd::bench {
@@ -17,6 +19,21 @@ inline constexpr int kCodes = 17;
 
 // "RESOURCE_EXHAUSTED"
 std::string CodeName(int code);
+
+// Nanoseconds of the monotonic clock since an arbitrary start.
+inline int64_t NowNs() {
+  return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// What a bench wants to know of a serialised QuantizedMatmulResponse.
+struct ResponseFacts {
+  int64_t output_bytes = 0;  // of field `output`, its header included
+  v1::Execution execution;
+};
+
+// nullopt when the bytes are not such a message. The tensor is skipped, not copied. `response` is
+// left as it was.
+std::optional<ResponseFacts> ReadResponse(grpc::ByteBuffer& response);
 
 // One answer, with what became known of it. Times are of NowNs().
 struct Answer {
@@ -30,7 +47,7 @@ struct Answer {
 
 // Not thread-safe.
 struct Tally {
-  // Of answers that were due in the window.
+  // Of requests that were due in the window.
   Histogram latency;  // OK, from when it was due
   Histogram refused;  // RESOURCE_EXHAUSTED, from when it was sent
   Histogram lag;      // from due to sent, of every answer

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <exception>
@@ -11,7 +12,6 @@
 #include <optional>
 #include <utility>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -32,6 +32,7 @@ struct TypeRow {
   int64_t size;
   DType dtype;  // DTYPE_UNSPECIFIED: no request carries it
 };
+// In the order of NpyType.
 constexpr TypeRow kTypes[] = {{NpyType::kF2, "<f2", 2, v1::FP16},
                               {NpyType::kF4, "<f4", 4, v1::FP32},
                               {NpyType::kF8, "<f8", 8, v1::DTYPE_UNSPECIFIED},
@@ -39,12 +40,7 @@ constexpr TypeRow kTypes[] = {{NpyType::kF2, "<f2", 2, v1::FP16},
                               {NpyType::kI1, "|i1", 1, v1::INT8},
                               {NpyType::kU1, "|u1", 1, v1::UINT8}};
 
-const TypeRow& RowOf(NpyType type) {
-  for (const TypeRow& row : kTypes) {
-    if (row.type == type) return row;
-  }
-  return kTypes[0];
-}
+const TypeRow& RowOf(NpyType type) { return kTypes[static_cast<size_t>(type)]; }
 
 absl::Status Bad(absl::string_view got, absl::string_view expected) {
   // A hostile header must not flood the terminal.
@@ -58,14 +54,14 @@ class DictParser {
   explicit DictParser(absl::string_view text) : text_(text) {}
 
   absl::StatusOr<NpyHeader> Parse() {
-    if (!Take('{')) return Bad(text_, "'{'");
-    while (!Take('}')) {
+    if (!Take("{")) return Bad(text_, "'{'");
+    for (bool comma = true; !Take("}"); comma = Take(",")) {
+      if (!comma) return Bad(text_, "',' or '}'");
       if (absl::Status status = ParseEntry(); !status.ok()) return status;
-      if (!Take(',') && !Peek('}')) return Bad(text_, "',' or '}'");
     }
     Space();
     if (!text_.empty()) return Bad(text_, "nothing after the dictionary");
-    if (!type_ || !fortran_ || !shape_) return Bad("", "'descr', 'fortran_order' and 'shape'");
+    if (!type_ || !ordered_ || !shape_) return Bad("", "'descr', 'fortran_order' and 'shape'");
     NpyHeader header{*type_, *std::move(shape_)};
     const absl::StatusOr<int64_t> count = ElementCount(header.shape);
     if (!count.ok()) return count.status();
@@ -76,17 +72,10 @@ class DictParser {
   }
 
  private:
-  void Space() {
-    while (!text_.empty() && (text_[0] == ' ' || text_[0] == '\n')) text_.remove_prefix(1);
-  }
-  bool Peek(char c) {
+  void Space() { text_.remove_prefix(std::min(text_.find_first_not_of(" \n"), text_.size())); }
+  bool Take(absl::string_view token) {
     Space();
-    return !text_.empty() && text_[0] == c;
-  }
-  bool Take(char c) {
-    if (!Peek(c)) return false;
-    text_.remove_prefix(1);
-    return true;
+    return absl::ConsumePrefix(&text_, token);
   }
 
   absl::StatusOr<absl::string_view> String() {
@@ -102,9 +91,9 @@ class DictParser {
   absl::Status ParseEntry() {
     const absl::StatusOr<absl::string_view> key = String();
     if (!key.ok()) return key.status();
-    if (!Take(':')) return Bad(text_, "':'");
+    if (!Take(":")) return Bad(text_, "':'");
     if (*key == "descr" && !type_) return ParseDescr();
-    if (*key == "fortran_order" && !fortran_) return ParseOrder();
+    if (*key == "fortran_order" && !ordered_) return ParseOrder();
     if (*key == "shape" && !shape_) return ParseShape();
     return Bad(*key, "'descr', 'fortran_order' and 'shape', each once");
   }
@@ -122,32 +111,28 @@ class DictParser {
   }
 
   absl::Status ParseOrder() {
-    Space();
-    if (absl::ConsumePrefix(&text_, "False")) {
-      fortran_ = false;
-      return absl::OkStatus();
-    }
-    if (absl::StartsWith(text_, "True")) {
+    if (Take("True")) {
       return Bad("fortran_order: True", "C order (numpy.ascontiguousarray makes it)");
     }
-    return Bad(text_, "False");
+    if (!Take("False")) return Bad(text_, "False");
+    ordered_ = true;
+    return absl::OkStatus();
   }
 
   absl::Status ParseShape() {
-    if (!Take('(')) return Bad(text_, "'('");
+    if (!Take("(")) return Bad(text_, "'('");
     std::vector<int64_t> shape;
     bool comma = true;
-    while (!Take(')')) {
+    while (!Take(")")) {
       if (!comma) return Bad(text_, "',' or ')'");
       Space();
-      size_t digits = 0;
-      while (digits < text_.size() && absl::ascii_isdigit(text_[digits])) ++digits;
+      const size_t digits = std::min(text_.find_first_not_of("0123456789"), text_.size());
       int64_t dim = 0;
       if (!absl::SimpleAtoi(text_.substr(0, digits), &dim)) return Bad(text_, "a dimension");
       text_.remove_prefix(digits);
       shape.push_back(dim);
       if (shape.size() > 8) return Bad("rank 9 or more", "at most 8 dimensions");
-      comma = Take(',');
+      comma = Take(",");
     }
     // "(3)" is a number in Python, "(3,)" a tuple; NumPy writes only the latter.
     if (shape.size() == 1 && !comma) return Bad("shape (n)", "shape (n,)");
@@ -157,7 +142,7 @@ class DictParser {
 
   absl::string_view text_;
   std::optional<NpyType> type_;
-  std::optional<bool> fortran_;
+  bool ordered_ = false;  // fortran_order was read
   std::optional<std::vector<int64_t>> shape_;
 };
 

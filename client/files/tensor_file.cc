@@ -11,12 +11,25 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "client/files/npy.h"
 #include "nlohmann/json.hpp"
 
 namespace awqd::client {
 namespace {
+
+// "F16", "BF16", "F32", "I8", "U8", "I32".
+std::string SafetensorsType(DType dtype) {
+  return absl::StrReplaceAll(Name(dtype), {{"FP", "F"}, {"UINT", "U"}, {"INT", "I"}});
+}
+
+std::string PartialName(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  const size_t base = slash == std::string::npos ? 0 : slash + 1;
+  return absl::StrCat(path.substr(0, base), ".", path.substr(base), ".partial-", getpid());
+}
+
+}  // namespace
 
 absl::Status FileError(absl::string_view what, const std::string& path) {
   const int error = errno;
@@ -28,30 +41,15 @@ absl::Status FileError(absl::string_view what, const std::string& path) {
   return absl::FailedPreconditionError(message);
 }
 
-absl::string_view SafetensorsType(DType dtype) {
-  switch (dtype) {
-    case v1::FP16:
-      return "F16";
-    case v1::BF16:
-      return "BF16";
-    case v1::FP32:
-      return "F32";
-    case v1::INT8:
-      return "I8";
-    case v1::UINT8:
-      return "U8";
-    default:
-      return "I32";
+absl::Status WriteAll(int fd, absl::string_view bytes, const std::string& path) {
+  while (!bytes.empty()) {
+    const ssize_t written = write(fd, bytes.data(), bytes.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) return FileError("write", path);
+    bytes.remove_prefix(static_cast<size_t>(written));
   }
+  return absl::OkStatus();
 }
-
-std::string PartialName(const std::string& path) {
-  const size_t slash = path.rfind('/');
-  const size_t base = slash == std::string::npos ? 0 : slash + 1;
-  return absl::StrCat(path.substr(0, base), ".", path.substr(base), ".partial-", getpid());
-}
-
-}  // namespace
 
 absl::StatusOr<TensorFileFormat> TensorFileFormatOf(absl::string_view path, DType dtype) {
   if (absl::EndsWith(path, ".safetensors")) return TensorFileFormat::kSafetensors;
@@ -69,9 +67,8 @@ std::string MakeSafetensorsHeader(absl::string_view tensor_name, DType dtype,
   for (const int64_t dim : shape) bytes *= dim;
   nlohmann::ordered_json header;
   header["__metadata__"] = {{"producer", "awqctl"}};
-  header[std::string(tensor_name)] = {{"dtype", std::string(SafetensorsType(dtype))},
-                                      {"shape", shape},
-                                      {"data_offsets", {int64_t{0}, bytes}}};
+  header[std::string(tensor_name)] = {
+      {"dtype", SafetensorsType(dtype)}, {"shape", shape}, {"data_offsets", {int64_t{0}, bytes}}};
   // `replace`: a name that is not UTF-8 must not throw.
   std::string json = header.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   json.resize((json.size() + 7) / 8 * 8, ' ');
@@ -101,7 +98,7 @@ absl::StatusOr<std::unique_ptr<TensorFileWriter>> TensorFileWriter::Create(
   if (fd < 0) return FileError("write", path);
   std::unique_ptr<TensorFileWriter> writer(
       new TensorFileWriter(path, std::move(partial), fd, bytes));
-  if (absl::Status status = writer->Write(header); !status.ok()) return status;
+  if (absl::Status status = WriteAll(fd, header, path); !status.ok()) return status;
   return writer;
 }
 
@@ -118,23 +115,13 @@ TensorFileWriter::~TensorFileWriter() {
   unlink(partial_.c_str());
 }
 
-absl::Status TensorFileWriter::Write(absl::string_view bytes) {
-  while (!bytes.empty()) {
-    const ssize_t written = write(fd_, bytes.data(), bytes.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) return FileError("write", path_);
-    bytes.remove_prefix(static_cast<size_t>(written));
-  }
-  return absl::OkStatus();
-}
-
 absl::Status TensorFileWriter::Append(absl::string_view bytes) {
   if (static_cast<uint64_t>(remaining_) < bytes.size()) {
     return absl::FailedPreconditionError(absl::StrCat(
         path_, ": got ", bytes.size(), " bytes where ", remaining_, " were left to write"));
   }
   remaining_ -= static_cast<int64_t>(bytes.size());
-  return Write(bytes);
+  return WriteAll(fd_, bytes, path_);
 }
 
 absl::Status TensorFileWriter::Commit() {

@@ -14,6 +14,11 @@
 
 namespace awqd::client {
 
+// What errno says: "cannot <what> <path>: <why>".
+absl::Status FileError(absl::string_view what, const std::string& path);
+// Writes all of `bytes`, or says why `path`, which `fd` is, cannot be written.
+absl::Status WriteAll(int fd, absl::string_view bytes, const std::string& path);
+
 enum class TensorFileFormat { kNpy, kSafetensors };
 
 // By the extension. INVALID_ARGUMENT for another one, and for BF16 as .npy.
@@ -42,7 +47,6 @@ class TensorFileWriter {
 
  private:
   TensorFileWriter(std::string path, std::string partial, int fd, int64_t remaining);
-  absl::Status Write(absl::string_view bytes);
 
   const std::string path_;
   const std::string partial_;
