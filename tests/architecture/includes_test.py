@@ -13,7 +13,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # What a header outside the project belongs to; the first pattern that matches decides, "std" when none does.
 FAMILIES = [
     ("absl", r"^absl/"),
-    ("proto", r"^(awqd/v1|google/(protobuf|rpc)|grpc/health)/"),
+    ("proto", r"^(awqd/v1|google/(protobuf|rpc)|grpc/(health|reflection))/"),
     # What a message is received in and answered with; a room that may include grpc may include these.
     ("grpc_data", r"^grpcpp/support/(byte_buffer|slice|status)\.h$"),
     ("grpc", r"^grpc(pp|\+\+)?/"),
@@ -25,26 +25,33 @@ FAMILIES = [
 ]
 
 BASE = ["kernels/base/"]
-GROUND = BASE + ["kernels/types.h", "kernels/scheme.h", "kernels/device.h", "kernels/weight.h"]
+GROUND = BASE + ["kernels/types.h", "kernels/description.h", "kernels/device.h", "kernels/weight.h",
+                 "kernels/exact.h"]
 # A kernel reads its layout, so it may know the constants of one; a layout knows no kernel.
-ROW = GROUND + ["kernels/layouts/", "kernels/registry.h"]
-FACE = GROUND + ["kernels/registry.h", "kernels/layouts/layout.h", "kernels/kernels.h"]
+ROW = GROUND + ["kernels/layouts/", "kernels/registry.h", "kernels/steps.h", "kernels/kv4"]
+FACE = GROUND + ["kernels/registry.h", "kernels/plan/plan.h", "kernels/layouts/layout.h", "kernels/kernels.h",
+                 "kernels/kv4.h"]
 
 # (room, project headers it may include besides its own, families it may include besides std). The longest room
 # that is a prefix of a file's path decides.
 ROOMS = [
     ("kernels/base/", [], ["absl"]),
     ("kernels/types.", BASE, ["absl"]),
-    ("kernels/scheme.", BASE + ["kernels/types.h"], ["absl"]),
-    ("kernels/device.", BASE + ["kernels/types.h", "kernels/scheme.h"], ["absl"]),
+    ("kernels/description.", BASE + ["kernels/types.h"], ["absl"]),
+    ("kernels/device.", BASE + ["kernels/types.h"], ["absl"]),
     ("kernels/weight.", GROUND, ["absl"]),
+    ("kernels/exact.", GROUND, ["absl"]),
+    ("kernels/steps.", GROUND + ["kernels/registry.h"], ["absl"]),
+    ("kernels/kv4", GROUND + ["kernels/backends.h"], ["absl"]),
+    ("kernels/plan/", GROUND + ["kernels/registry.h", "kernels/layouts/layout.h"], ["absl"]),
     ("kernels/registry.", GROUND + ["kernels/layouts/layout.h"], ["absl"]),
     ("kernels/formats/", GROUND, ["absl", "json"]),
     ("kernels/layouts/", GROUND, ["absl"]),
-    ("kernels/backends.", FACE, ["absl"]),
-    ("kernels/kernels.", FACE + ["kernels/backends.h"], ["absl"]),
+    ("kernels/backends.", FACE + ["kernels/steps.h"], ["absl"]),
+    ("kernels/kernels.", FACE + ["kernels/backends.h", "kernels/steps.h"], ["absl"]),
+    ("kernels/prepare.", FACE, ["absl"]),
     ("kernels/cpu/", ROW + ["kernels/backends.h"], ["absl", "blas"]),
-    ("kernels/cuda/common/", GROUND + ["kernels/cuda/core/"], ["absl", "cuda"]),
+    ("kernels/cuda/common/", ROW + ["kernels/cuda/core/"], ["absl", "cuda"]),
     ("kernels/cuda/core/", GROUND, ["absl", "cuda"]),
     # One folder (an architecture, or dense/): its own files, common/ and core/, never another folder's.
     ("kernels/cuda/", ROW + ["kernels/backends.h", "kernels/cuda/common/", "kernels/cuda/core/"], ["absl", "cuda"]),
@@ -121,8 +128,8 @@ class Includes(unittest.TestCase):
 
     def test_the_check_can_fail(self):
         for path, header in [("kernels/cuda/sm80/x.cu", "kernels/cuda/sm90a/y.h"),
-                             ("kernels/cpu/x.cc", "kernels/formats/awq.h"),
-                             ("kernels/formats/x.cc", "kernels/layouts/plain.h"),
+                             ("kernels/cpu/x.cc", "kernels/formats/format.h"),
+                             ("kernels/formats/x.cc", "kernels/layouts/layout.h"),
                              ("server/batching/x.cc", "kernels/types.h"),
                              ("server/engine/x.cc", "awqd/v1/tensor.pb.h"),
                              ("server/transport/x.cc", "awqd/v1/tensor.pb.h"),

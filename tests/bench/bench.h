@@ -12,7 +12,7 @@
 
 #include "absl/status/status.h"
 #include "kernels/device.h"
-#include "kernels/registry.h"
+#include "kernels/plan/plan.h"
 #include "kernels/weight.h"
 
 namespace awqd::bench {

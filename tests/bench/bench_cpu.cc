@@ -108,7 +108,7 @@ class CpuMachine final : public Machine {
     for (int i = 0; i < 6; ++i) {
       const auto start = Clock::now();
       const DequantizeArgs args = {weight.get(), {dense.data(), DType::kFp32, spec.k, spec.n}};
-      if (!Dequantize(args, {}).ok()) std::abort();
+      if (!Dequantize(args, nullptr, {}).ok()) std::abort();
       cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, static_cast<int>(spec.m),
                   static_cast<int>(spec.n), static_cast<int>(spec.k), 1.0f, x.data(),
                   static_cast<int>(spec.k), static_cast<const float*>(dense.data()),

@@ -2,12 +2,14 @@
 //
 //   awqd_bench [--device=cpu] [--shapes=4096x4096,4096x14336] [--m=1,8,256] [--rows=substring,...]
 //              [--isa=portable|avx2|avx512] [--x=fp16|bf16] [--served] [--floors=none]
-//              [--in_turn] [--tiles] [--batch_invariant]
+//              [--in_turn] [--tiles] [--batch_invariant] [--weight=w4g128z]
 //
+// --weight: the description of the weights, as kernels/description.h prints it. Of one without a
+// scale, such as w4cz+1, the rows of INT8 activations run too.
 // --served: only the rows, and the tokens for each, that a server would choose.
 // --in_turn: the fused products that a server would choose, of all shapes one after the other, as
 // the layers of a model are, beside the sum of their times alone.
-// --tiles: every tile that the choice of sm90a/qmatmul_a16w4 finds within a quarter of the fastest,
+// --tiles: every tile that the choice of sm90a/qmatmul_a16 finds within a quarter of the fastest,
 // beside what it expected.
 // --batch_invariant: opens the device as a server with this flag does.
 // Each case is checked before it is timed; a wrong result ends the run with status 1.
@@ -43,6 +45,7 @@ struct Flags {
   bool tiles = false;    // of the persistent product, beside the model of their costs
   bool batch_invariant = false;
   DType x = DType::kFp16;
+  WeightDescription description = Asymmetric(4, 128);
 };
 
 int64_t Number(absl::string_view text) {
@@ -63,6 +66,10 @@ Flags Parse(int argc, char** argv) {
       flags.rows = std::string(arg);
     } else if (absl::ConsumePrefix(&arg, "--isa=")) {
       flags.isa = std::string(arg);
+    } else if (absl::ConsumePrefix(&arg, "--weight=")) {
+      auto description = ParseDescription(arg);
+      if (!description.ok()) Fail(std::string(description.status().message()));
+      flags.description = *description;
     } else if (arg == "--floors=none") {
       flags.floors = false;
     } else if (arg == "--served") {
@@ -87,7 +94,7 @@ Flags Parse(int argc, char** argv) {
     } else {
       Fail(absl::StrCat("unknown flag ", argv[i],
                         ", expected --device --shapes --m --rows --isa --x=fp16|bf16 --served "
-                        "--floors=none --in_turn --tiles --batch_invariant"));
+                        "--floors=none --in_turn --tiles --batch_invariant --weight"));
     }
   }
   return flags;
@@ -101,7 +108,7 @@ bool IsAsked(absl::string_view name, const std::string& asked) {
   return false;
 }
 
-void Print(const Result& r, Machine& machine) {
+void Print(const Result& r, const std::string& weight, Machine& machine) {
   std::string floors, json;
   if (machine.device().info().batch_invariant) json = ",\"batch_invariant\":true";
   for (const Floor& floor : r.floors) {
@@ -109,44 +116,49 @@ void Print(const Result& r, Machine& machine) {
                           r.microseconds / floor.microseconds);
     absl::StrAppendFormat(&json, ",\"%s_us\":%.2f", floor.name, floor.microseconds);
   }
-  std::printf("%-22s %6d x %-6d M %-5d %-5s %10.2f us%s\n", std::string(r.spec.row->name).c_str(),
-              static_cast<int>(r.spec.k), static_cast<int>(r.spec.n), static_cast<int>(r.spec.m),
+  std::printf("%-22s %-9s %6d x %-6d M %-5d %-5s %10.2f us%s\n",
+              std::string(r.spec.row->name).c_str(), weight.c_str(), static_cast<int>(r.spec.k),
+              static_cast<int>(r.spec.n), static_cast<int>(r.spec.m),
               std::string(Name(r.spec.dtype)).c_str(), r.microseconds, floors.c_str());
   std::printf(
-      "{\"row\":\"%s\",\"k\":%d,\"n\":%d,\"m\":%d,\"dtype\":\"%s\",\"us\":%.2f,"
+      "{\"row\":\"%s\",\"weight\":\"%s\",\"k\":%d,\"n\":%d,\"m\":%d,\"dtype\":\"%s\",\"us\":%.2f,"
       "\"error\":%.2e%s}\n",
-      std::string(r.spec.row->name).c_str(), static_cast<int>(r.spec.k), static_cast<int>(r.spec.n),
-      static_cast<int>(r.spec.m), std::string(Name(r.spec.dtype)).c_str(), r.microseconds, r.error,
-      json.c_str());
+      std::string(r.spec.row->name).c_str(), weight.c_str(), static_cast<int>(r.spec.k),
+      static_cast<int>(r.spec.n), static_cast<int>(r.spec.m),
+      std::string(Name(r.spec.dtype)).c_str(), r.microseconds, r.error, json.c_str());
   std::fflush(stdout);
 }
 
 bool Serves(const Plan& plan, const KernelRow& row) {
-  return plan.rows.dequantize == &row ||
+  return plan.rows.dequantize == &row || plan.rows.integer == &row || plan.rows.quantized == &row ||
          std::any_of(plan.rows.matmul.begin(), plan.rows.matmul.end(),
                      [&](const PlanEntry& entry) { return entry.row == &row; });
 }
 
 void RunRow(const KernelRow& row, const Flags& flags, Machine& machine) {
   for (const auto& [k, n] : flags.shapes) {
-    QuantScheme scheme;
-    scheme.group_size = std::min<int64_t>(128, k);
-    if (std::string why = WhyNot(row, {k, n, scheme}, machine.device().info()); !why.empty()) {
+    const WeightShape shape = {k, n, flags.description};
+    if (std::string why = WhyNot(row, shape, machine.device().info()); !why.empty()) {
       std::printf("%s: skipped: %s\n", std::string(row.name).c_str(), why.c_str());
       continue;
     }
     Plan plan;
     if (flags.served) {
-      plan = Select({k, n, scheme}, machine.device().info(), AllKernels()).value();
+      plan = Select(shape, machine.device().info(), AllKernels()).value();
       if (!Serves(plan, row)) continue;
     }
-    const Copies copies = Prepare(row, k, n, machine.cold_bytes(), machine);
+    const Copies copies = Prepare(row, shape, machine.cold_bytes(), machine);
     std::vector<Result> results;
     if (row.op == Op::kDequantize) {
       for (DType dtype : {DType::kFp16, DType::kBf16, DType::kFp32}) {
         if (row.outputs & MaskOf(dtype)) {
           results.push_back(TimeDequantize({&row, k, n, 0, dtype}, copies, machine));
         }
+      }
+    } else if (row.op == Op::kIntegerMatmul || row.op == Op::kQuantizedActivations) {
+      const DType x = row.op == Op::kIntegerMatmul ? DType::kInt8 : flags.x;
+      for (int64_t m : flags.m) {
+        results.push_back(TimeProduct({&row, k, n, m, x}, copies, machine));
       }
     } else {
       for (int64_t m : flags.m) {
@@ -161,7 +173,7 @@ void RunRow(const KernelRow& row, const Flags& flags, Machine& machine) {
         result.floors =
             machine.Floors(result.spec, copies.weights[0]->storage.size(), copies.weights[0]);
       }
-      Print(result, machine);
+      Print(result, ToString(flags.description), machine);
     }
   }
 }
@@ -175,10 +187,10 @@ void RunInTurn(const Flags& flags, Machine& machine) {
     int rounds = std::numeric_limits<int>::max();
     for (int i = 0; i < shapes; ++i) {
       const auto [k, n] = flags.shapes[i];
-      const QuantScheme scheme{.group_size = std::min<int64_t>(128, k)};
-      const Plan plan = Select({k, n, scheme}, machine.device().info(), AllKernels()).value();
+      const Plan plan =
+          Select({k, n, flags.description}, machine.device().info(), AllKernels()).value();
       const Case spec{plan.rows.Matmul(Path::kFused, m), k, n, m, flags.x};
-      copies[i] = Prepare(*spec.row, k, n, machine.cold_bytes(), machine);
+      copies[i] = Prepare(*spec.row, {k, n, flags.description}, machine.cold_bytes(), machine);
       alone += TimeProduct(spec, copies[i], machine).microseconds;
       rounds = std::min(rounds, static_cast<int>(copies[i].weights.size()));
       products.push_back(std::make_unique<Product>(spec, copies[i], machine));
@@ -197,7 +209,7 @@ void RunInTurn(const Flags& flags, Machine& machine) {
 
 void RunTiles(const Flags& flags, [[maybe_unused]] Machine& machine) {
 #ifdef AWQD_CUDA
-  TimeTiles(flags.shapes, flags.m, flags.x, machine);
+  TimeTiles(flags.shapes, flags.description, flags.m, flags.x, machine);
 #else
   Fail(absl::StrCat("--tiles: got ", flags.device, ", expected a build with CUDA"));
 #endif

@@ -5,10 +5,10 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/cpu/elements.h"
-#include "kernels/cpu/reference.h"
+#include "kernels/exact.h"
 #include "kernels/kernels.h"
 #include "tests/testing/test_device.h"
 
@@ -38,24 +38,15 @@ std::vector<uint8_t> Download(Device& device, const Buffer& buffer) {
   return out;
 }
 
-// What `row` multiplies by: on GPUs, where the operand has the activations' type, BF16 activations
-// meet what Dequantize to BF16 returns.
-double MultipliedWeight(const KernelRow& row, DType x, const CanonicalWeight& w, int64_t k,
-                        int64_t n) {
-  if (row.device != DeviceKind::kCuda || x != DType::kBf16) return ProductWeight(w, k, n);
-  return Bf16ToFloat(FloatToBf16(RoundToOdd(ExactWeight(w, k, n))));
-}
-
 // Some columns of the first, a middle and the last token against double.
-double ProductError(const KernelRow& row, const CanonicalWeight& w, const std::vector<uint8_t>& x,
+double ProductError(const HostWeight& w, const std::vector<uint8_t>& x,
                     const std::vector<uint8_t>& y, int64_t m, DType dtype) {
   double error = 0, norm = 0;
   for (int64_t token : {int64_t{0}, m / 2, m - 1}) {
-    for (int64_t n = 3; n < w.n; n += w.n / 7) {
+    for (int64_t n = 3; n < w.n; n += std::max<int64_t>(1, w.n / 7)) {
       double want = 0;
       for (int64_t k = 0; k < w.k; ++k) {
-        want += static_cast<double>(GetElement(x, dtype, token * w.k + k)) *
-                MultipliedWeight(row, dtype, w, k, n);
+        want += static_cast<double>(GetElement(x, dtype, token * w.k + k)) * WeightValue(w, k, n);
       }
       const double got = GetElement(y, dtype, token * w.n + n);
       error += (got - want) * (got - want);
@@ -63,6 +54,29 @@ double ProductError(const KernelRow& row, const CanonicalWeight& w, const std::v
     }
   }
   return std::sqrt(error / norm);
+}
+
+// The same columns and tokens, exactly.
+bool AreExact(const HostWeight& w, const std::vector<uint8_t>& x, const std::vector<uint8_t>& y,
+              int64_t m) {
+  for (int64_t token : {int64_t{0}, m / 2, m - 1}) {
+    for (int64_t n = 3; n < w.n; n += std::max<int64_t>(1, w.n / 7)) {
+      int64_t want = 0;
+      for (int64_t k = 0; k < w.k; ++k) {
+        want += static_cast<int8_t>(x[token * w.k + k]) *
+                (w.Code(k, n) - w.Zero(k / w.group_rows(), n));
+      }
+      int32_t got;
+      std::memcpy(&got, y.data() + (token * w.n + n) * 4, sizeof(got));
+      if (got != want) return false;
+    }
+  }
+  return true;
+}
+
+// Of y, as a server answers.
+DType Answer(DType activations) {
+  return activations == DType::kInt8 ? DType::kInt32 : activations;
 }
 
 void Check(const absl::Status& status) {
@@ -76,12 +90,10 @@ void Fail(const std::string& why) {
   std::exit(1);
 }
 
-Copies Prepare(const KernelRow& row, int64_t k, int64_t n, int64_t bytes, Machine& machine) {
+Copies Prepare(const KernelRow& row, const WeightShape& shape, int64_t bytes, Machine& machine) {
   Copies out;
-  testing::WeightSpec spec;
-  spec.k = k;
-  spec.n = n;
-  out.canonical = testing::RandomWeight(spec);
+  out.canonical =
+      testing::RandomWeight({.k = shape.k, .n = shape.n, .description = shape.description});
   do {
     auto weight = testing::PrepareFor(row, out.canonical, machine.device());
     if (!weight.ok()) Fail(weight.status().ToString());
@@ -96,27 +108,37 @@ Product::Product(const Case& spec, const Copies& copies, Machine& machine)
   Device& device = machine.device();
   const std::vector<uint8_t> x = RandomMatrix(spec.m, spec.k, spec.dtype, 5);
   x_ = Upload(device, x);
-  y_ = Upload(device, std::vector<uint8_t>(spec.m * spec.n * SizeOf(spec.dtype), 0xff));
-  workspace_ =
-      device
-          .Allocate(MemoryKind::kDevice, WorkspaceBytes(*copies.weights[0], spec.row->path, spec.m))
-          .value();
+  y_ = Upload(device, std::vector<uint8_t>(spec.m * spec.n * SizeOf(Answer(spec.dtype)), 0xff));
+  const int64_t scratch = WorkspaceBytes(*copies.weights[0], spec.row->path, spec.m,
+                                         ActivationFunction::kNone, spec.row->op);
+  workspace_ = device.Allocate(MemoryKind::kDevice, scratch).value();
   auto stream = device.CreateStream().value();
   Run(0, stream->view());
   Check(stream->Synchronize());
-  error_ = ProductError(*spec.row, copies.canonical, x, Download(device, y_), spec.m, spec.dtype);
-  // The one rounding of y: half a unit in the last place of FP16, of BF16.
-  if (!(error_ <= (spec.dtype == DType::kFp16 ? 1e-3 : 4e-3))) {
+  if (spec.dtype == DType::kInt8) {
+    if (AreExact(copies.canonical, x, Download(device, y_), spec.m)) return;
+    Fail(absl::StrCat(spec.row->name, ": wrong integers"));
+  }
+  error_ = ProductError(copies.canonical, x, Download(device, y_), spec.m, spec.dtype);
+  // The roundings of y and of the weight: half a unit in the last place of FP16, of BF16. And of
+  // activations to INT8, which are off by 1 / sqrt(12) of 1/127 of the largest of some thousand.
+  const double allowed = spec.row->op == Op::kQuantizedActivations ? 2e-2
+                         : spec.dtype == DType::kFp16              ? 1e-3
+                                                                   : 4e-3;
+  if (!(error_ <= allowed)) {
     Fail(absl::StrCat(spec.row->name, ": error ", error_));
   }
 }
 
 void Product::Run(int i, StreamView stream) const {
-  const MatmulArgs args = {copies_.weights[i].get(),
-                           {x_.data(), spec_.dtype, spec_.m, spec_.k},
-                           {y_.data(), spec_.dtype, spec_.m, spec_.n},
-                           nullptr,
-                           workspace_.data()};
+  MatmulArgs args = {copies_.weights[i].get(),
+                     {x_.data(), spec_.dtype, spec_.m, spec_.k},
+                     {y_.data(), Answer(spec_.dtype), spec_.m, spec_.n},
+                     nullptr,
+                     workspace_.data()};
+  if (spec_.row->op == Op::kQuantizedActivations) {
+    args.quantization = ActivationQuantization::kPerToken;
+  }
   Check(spec_.product ? spec_.product(args, stream)
                       : QuantizedMatmul(args, spec_.row->path, stream));
 }
@@ -134,7 +156,8 @@ Result TimeDequantize(const Case& spec, const Copies& copies, Machine& machine) 
   const Buffer out =
       Upload(device, std::vector<uint8_t>(spec.k * spec.n * SizeOf(spec.dtype), 0xff));
   const Call call = [&](int i, StreamView stream) {
-    Check(Dequantize({copies.weights[i].get(), {out.data(), spec.dtype, spec.k, spec.n}}, stream));
+    Check(Dequantize({copies.weights[i].get(), {out.data(), spec.dtype, spec.k, spec.n}}, nullptr,
+                     stream));
   };
   auto stream = device.CreateStream().value();
   call(0, stream->view());
@@ -142,7 +165,7 @@ Result TimeDequantize(const Case& spec, const Copies& copies, Machine& machine) 
   const std::vector<uint8_t> got = Download(device, out);
   for (int64_t i = 0; i < spec.k * spec.n; i += 97) {
     std::vector<uint8_t> want(SizeOf(spec.dtype));
-    StoreElement(want.data(), spec.dtype, 0, ExactWeight(copies.canonical, i / spec.n, i % spec.n));
+    StoreElement(want.data(), spec.dtype, 0, WeightValue(copies.canonical, i / spec.n, i % spec.n));
     if (!std::equal(want.begin(), want.end(), got.begin() + i * SizeOf(spec.dtype))) {
       Fail(absl::StrCat(spec.row->name, ": wrong bits at element ", i));
     }

@@ -15,14 +15,14 @@ namespace awqd::bench {
 // Prints why and ends the program with status 1.
 [[noreturn]] void Fail(const std::string& why);
 
-// Copies of one random weight, int4 with zero points in groups of 128 (of K, where that is less).
+// Copies of one random weight.
 struct Copies {
-  CanonicalWeight canonical;
+  HostWeight canonical;
   std::vector<std::shared_ptr<const DeviceWeight>> weights;
 };
 
 // At least two, and at least `bytes` altogether.
-Copies Prepare(const KernelRow& row, int64_t k, int64_t n, int64_t bytes, Machine& machine);
+Copies Prepare(const KernelRow& row, const WeightShape& shape, int64_t bytes, Machine& machine);
 
 // A product on its own random activations, checked against double when it is made.
 class Product {

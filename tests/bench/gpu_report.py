@@ -25,6 +25,7 @@ SERIES = [  # key, label, colour, dashes
 ]
 WIDE = 16  # counts of tokens, from which a table has a row for each instead of a column
 MARK = re.compile(r"<!-- gpu_report: (\S+) (\S+) -->")
+LABEL = (7, 8)  # pixels: a digit of an axis is at most so wide, two labels are at least so far apart
 SLOWER = 1.05  # than a larger count: more is a fault of the choice of tiles
 
 
@@ -161,6 +162,17 @@ def ticks(low, high):
     return [t for t in out if low <= t <= high]
 
 
+def token_labels(counts, place):
+    """The powers of two among the counts, or of four, of eight, ...: the first of these whose labels keep apart."""
+    powers = [m for m in counts if m & (m - 1) == 0]
+    for step in range(1, 2 + max(powers, default=1).bit_length()):
+        shown = [m for m in powers if (m.bit_length() - 1) % step == 0]
+        if all(place(b) - place(a) >= LABEL[0] * (len(str(a)) + len(str(b))) / 2 + LABEL[1]
+               for a, b in zip(shown, shown[1:])):
+            break
+    return shown
+
+
 def panel(shape, by_m, left, top):
     """SVG of one shape."""
     width, height = PANEL[0] - MARGIN[0] - MARGIN[2], PANEL[1] - MARGIN[1] - MARGIN[3]
@@ -169,21 +181,20 @@ def panel(shape, by_m, left, top):
     low, high = min(values) / 1.15, max(values) * 1.15
     x0, x1 = math.log(counts[0]), math.log(max(counts[-1], counts[0] + 1))
 
+    def across(m):
+        return left + MARGIN[0] + width * (math.log(m) - x0) / (x1 - x0)
+
     def place(m, us):
-        x = left + MARGIN[0] + width * (math.log(m) - x0) / (x1 - x0)
         y = top + MARGIN[1] + height * (1 - math.log(us / low) / math.log(high / low))
-        return f"{x:.1f},{y:.1f}"
+        return f"{across(m):.1f},{y:.1f}"
 
     out = [f'<text x="{left + MARGIN[0]}" y="{top + 20}" class="t">{shape[0]} x {shape[1]}</text>']
     for us in ticks(low, high):
         x, y = place(counts[0], us).split(",")
         out.append(f'<path d="M{x},{y}h{width}" class="g"/><text x="{float(x) - 6:.1f}" y="{float(y) + 4:.1f}" '
                    f'class="r">{us:g}</text>')
-    for m in counts:
-        if m & (m - 1):
-            continue  # powers of two have the room for their names
-        x = place(m, low).split(",")[0]
-        out.append(f'<text x="{x}" y="{top + PANEL[1] - 22}" class="c">{m}</text>')
+    for m in token_labels(counts, across):
+        out.append(f'<text x="{across(m):.1f}" y="{top + PANEL[1] - 22}" class="c">{m}</text>')
     for key, _, colour, dashes in SERIES:
         points = [place(m, by_m[m][key]) for m in counts if low <= by_m[m].get(key, 0)]
         if points:

@@ -12,7 +12,7 @@ import gpu_report  # noqa: E402
 
 
 def product(m, us, cublaslt_us, **more):
-    return {"row": "sm90a/qmatmul_a16w4", "k": 4096, "n": 6144, "m": m, "us": us, "stream_us": 5.0,
+    return {"row": "sm90a/qmatmul_a16", "k": 4096, "n": 6144, "m": m, "us": us, "stream_us": 5.0,
             "cublaslt_us": cublaslt_us, **more}
 
 
@@ -79,6 +79,17 @@ class GpuReportTest(unittest.TestCase):
         labels = {text.text for text in picture.iter(space + "text")}
         self.assertLessEqual({"1", "64"}, labels)
         self.assertNotIn("48", labels)
+
+    def test_labels_of_the_tokens_keep_apart(self):
+        counts = [2**i for i in range(13)]
+        _, products = report([product(m, 12.0 + m, 48.0 + m) for m in counts])
+        picture = ElementTree.fromstring(gpu_report.svg(products, "a GPU"))
+        labels = [text for text in picture.iter("{http://www.w3.org/2000/svg}text") if text.get("class") == "c"]
+        self.assertEqual([label.text for label in labels], ["1", "4", "16", "64", "256", "1024", "4096"])
+        ends = [(float(label.get("x")) - 3.5 * len(label.text), float(label.get("x")) + 3.5 * len(label.text))
+                for label in labels]
+        for (_, end), (begin, _) in zip(ends, ends[1:]):
+            self.assertGreaterEqual(begin - end, 8)
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ class Tiles {
       : x_(x),
         machine_(machine),
         chained_(machine.device().info().batch_invariant),
-        row_(chained_ ? cuda::ChainedA16W4Row() : cuda::PersistentA16W4Row()) {}
+        row_(chained_ ? cuda::ChainedA16Row() : cuda::PersistentA16Row()) {}
 
   const KernelRow& row() const { return row_; }
   const Summary& summary() const { return summary_; }
@@ -75,7 +75,7 @@ class Tiles {
     for (const RatedTile& tile : rated) {
       if (tile.microseconds > kWithin * rated[0].microseconds) break;
       const Result result = Time({&row_, shape.k, shape.n, m, x_}, tile.tile, copies);
-      Print(result, tile);
+      Print(result, tile, ToString(shape.description));
       summary_.AddTile(result.microseconds, tile.microseconds);
       if (chosen == 0) chosen = fastest = result.microseconds;
       fastest = std::min(fastest, result.microseconds);
@@ -92,7 +92,7 @@ class Tiles {
     return TimeProduct(spec, copies, machine_);
   }
 
-  static void Print(const Result& r, const RatedTile& tile) {
+  static void Print(const Result& r, const RatedTile& tile, const std::string& weight) {
     const Case& spec = r.spec;
     const std::string text = Text(tile.tile), dtype(Name(spec.dtype));
     const int k = static_cast<int>(spec.k), n = static_cast<int>(spec.n),
@@ -101,10 +101,11 @@ class Tiles {
                 m, dtype.c_str(), text.c_str(), r.microseconds, tile.microseconds,
                 tile.microseconds / r.microseconds);
     std::printf(
-        "{\"row\":\"%s\",\"tile\":\"%s\",\"k\":%d,\"n\":%d,\"m\":%d,\"dtype\":\"%s\","
+        "{\"row\":\"%s\",\"weight\":\"%s\",\"tile\":\"%s\",\"k\":%d,\"n\":%d,\"m\":%d,\"dtype\":\"%"
+        "s\","
         "\"us\":%.2f,\"model_us\":%.2f,\"model_steps_us\":%.2f}\n",
-        std::string(spec.row->name).c_str(), text.c_str(), k, n, m, dtype.c_str(), r.microseconds,
-        tile.microseconds, tile.steps_us);
+        std::string(spec.row->name).c_str(), weight.c_str(), text.c_str(), k, n, m, dtype.c_str(),
+        r.microseconds, tile.microseconds, tile.steps_us);
     std::fflush(stdout);
   }
 
@@ -118,13 +119,14 @@ class Tiles {
 }  // namespace
 
 void TimeTiles(const std::vector<std::pair<int64_t, int64_t>>& shapes,
-               const std::vector<int64_t>& tokens, DType x, Machine& machine) {
+               const WeightDescription& description, const std::vector<int64_t>& tokens, DType x,
+               Machine& machine) {
   Tiles tiles(x, machine);
   if (const int arch = machine.device().info().arch; arch != tiles.row().min_arch) {
     Fail(absl::StrCat("--tiles: got a device of arch ", arch, ", expected ", tiles.row().min_arch));
   }
   for (const auto& [k, n] : shapes) {
-    const Copies copies = Prepare(tiles.row(), k, n, machine.cold_bytes(), machine);
+    const Copies copies = Prepare(tiles.row(), {k, n, description}, machine.cold_bytes(), machine);
     for (int64_t m : tokens) {
       if (m >= tiles.row().min_m) tiles.TimeAll(m, copies);
     }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Soak: minutes of mixed load (products alone and on streams, weights by name and in the request, blocks of
-# weights, short deadlines, bursts) from clients that are killed at random points. After it, idle again, the
+# Soak: minutes of mixed load (products alone and on streams, weights by name and in the request, of experts, gated
+# MLPs, blocks of weights, key/value caches, short deadlines, bursts) from clients that are killed at random points. After it, idle again, the
 # server must hold at most 2 % and 10 MiB more resident memory than before, exactly the file descriptors, and on a
 # GPU exactly the device memory; and it must stop within 5 seconds.
 #
@@ -48,7 +48,7 @@ device_mib() {
 start_client() {
   seed=$((seed + 1))
   if ((seed % 4 == 0)); then
-    "$bin/awqctl" --address "$address" bench --weight "first/a" --weight "second/a" --tokens 1:4,16 \
+    "$bin/awqctl" --address "$address" bench --weight "first/a" --weight "second/a" --mlp "second/m.experts.*" --tokens 1:4,16 \
       --concurrency 64 --duration 600 >>"$out/clients.log" 2>&1 &
   else
     "$bin/awqd_soak_client" "$address" first,second 4 "$seed" >>"$out/clients.log" 2>&1 &
@@ -97,7 +97,12 @@ idle() {
 
 for name in first second; do
   shapes=(a=1024x2048 b=2048x1024)
-  [[ $name == second ]] && shapes=(a=384x1536)
+  if [[ $name == second ]]; then
+    shapes=(a=384x1536)
+    for expert in 0 1 2; do
+      shapes+=("m.experts.$expert.gate_proj=384x512" "m.experts.$expert.up_proj=384x512" "m.experts.$expert.down_proj=512x384")
+    done
+  fi
   python3 "$here/make_checkpoint.py" "$out/models/$name" "${shapes[@]}" || exit 1
 done
 # CUDA loads a kernel's code when it is first called, 2 MiB of device memory at a time; a number of merged tokens

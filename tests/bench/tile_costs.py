@@ -21,10 +21,10 @@ ARRAY = re.compile(r"TileCost (k\w+)\[\] = \{(.*?)\n\};", re.S)
 ROW = re.compile(r"\{(\{[0-9, ]+\}), ([0-9.]+), ([0-9.]+)")
 
 
-def array_of(row):
-    """The name of the array that lists the tiles of a row of the registry."""
-    bits = re.search(r"a16w(\d)", row)[1]
-    return ("kChainedTiles" if row.endswith("_chained") else "kFreeTiles") + bits
+def array_of(run):
+    """The name of the array that lists the tiles of a row of the registry for such weights."""
+    bits = re.match(r"w(\d)", run["weight"])[1]
+    return ("kChainedTiles" if run["row"].endswith("_chained") else "kFreeTiles") + bits
 
 
 def load(paths):
@@ -35,14 +35,14 @@ def load(paths):
         runs += [json.loads(line) for line in lines if '"tile"' in line]
 
     def product(run):
-        return run["row"], run["k"], run["n"], run["m"], run["dtype"]
+        return run["row"], run["weight"], run["k"], run["n"], run["m"], run["dtype"]
     fastest = collections.defaultdict(lambda: math.inf)
     for run in runs:
         fastest[product(run)] = min(fastest[product(run)], run["us"])
     out = collections.defaultdict(list)
     for run in runs:
         weight = 1 if run["us"] < NEAR * fastest[product(run)] else FAR_WEIGHT
-        out[array_of(run["row"]), run["tile"], run["dtype"]].append(
+        out[array_of(run), run["tile"], run["dtype"]].append(
             (run["us"], run["model_us"], run["model_steps_us"], weight))
     return out
 

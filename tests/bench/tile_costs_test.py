@@ -18,8 +18,8 @@ inline constexpr TileCost kChainedTiles4[] = {
 """
 
 
-def run(us, model_us, steps_us, tile="{64, 3, 1}", dtype="FP16", row="sm90a/qmatmul_a16w4", m=64):
-    return {"row": row, "tile": tile, "k": 4096, "n": 28672, "m": m, "dtype": dtype, "us": us, "model_us": model_us,
+def run(us, model_us, steps_us, tile="{64, 3, 1}", dtype="FP16", row="sm90a/qmatmul_a16", m=64):
+    return {"row": row, "weight": "w4g128z", "tile": tile, "k": 4096, "n": 28672, "m": m, "dtype": dtype, "us": us, "model_us": model_us,
             "model_steps_us": steps_us}
 
 
@@ -37,7 +37,7 @@ class TileCostsTest(unittest.TestCase):
         self.assertEqual(text, HEADER.replace("{{64, 3, 1}, 0.700, 0.800,", "{{64, 3, 1}, 1.050, 0.800,"))
 
     def test_types_and_the_order_of_sums_have_steps_of_their_own(self):
-        text = tile_costs.fit(HEADER, load([run(25, 45, 40, dtype="BF16", row="sm90a/qmatmul_a16w4_chained")]))
+        text = tile_costs.fit(HEADER, load([run(25, 45, 40, dtype="BF16", row="sm90a/qmatmul_a16_chained")]))
         self.assertEqual(text, HEADER.replace("{{64, 3, 1}, 0.720, 0.820}", "{{64, 3, 1}, 0.720, 0.410}"))
 
     def test_what_is_no_choice_counts_for_less(self):
@@ -50,7 +50,7 @@ class TileCostsTest(unittest.TestCase):
     def test_every_row_of_the_header_is_read(self):
         header = tile_costs.HEADER.read_text(encoding="utf-8")
         arrays = {match[1]: len(tile_costs.ROW.findall(match[2])) for match in tile_costs.ARRAY.finditer(header)}
-        self.assertEqual(list(arrays), ["kFreeTiles4", "kChainedTiles4"])
+        self.assertEqual(list(arrays), ["kFreeTiles4", "kChainedTiles4", "kFreeTiles8"])
         self.assertEqual(sum(arrays.values()), header.count("}, 0.") + header.count("}, 1."))
         self.assertEqual(tile_costs.fit(header, {}), header)
 

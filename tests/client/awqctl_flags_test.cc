@@ -89,6 +89,19 @@ TEST(AwqctlFlags, PathsAndArrivalsAreWords) {
     args.push_back("fused");
     EXPECT_TRUE(Parse(args).has_value());
   }
+  EXPECT_THAT(Refusal({"matmul", "m", "w", "--random", "1", "--activation_function", "tanh"}),
+              HasSubstr("--activation_function: got 'tanh', expected none, relu, gelu or silu"));
+  EXPECT_THAT(Refusal({"matmul", "m", "w", "--random", "1", "--quantize_activations", "int4"}),
+              HasSubstr("--quantize_activations: got 'int4', expected none, per_token or static"));
+  EXPECT_THAT(Refusal({"matmul", "m", "w", "x.npy", "--activation_scale", "1",
+                       "--activation_scales", "a.npy"}),
+              HasSubstr("--activation_scale"));
+  EXPECT_EQ(Parse({"matmul", "m", "w", "--random", "1", "--quantize_activations", "per_token"})
+                ->quantize_activations,
+            v1::INT8_PER_TOKEN);
+  EXPECT_EQ(Parse({"matmul", "m", "w", "--random", "1", "--activation_function", "SiLU"})
+                ->activation_function,
+            v1::SILU);
   EXPECT_THAT(Refusal({"bench", "--weight", "m/w", "--arrivals", "sometimes"}),
               HasSubstr("--arrivals: got 'sometimes', expected poisson or constant"));
   EXPECT_FALSE(Parse({"bench", "--weight", "m/w", "--arrivals", "constant"})->bench.plan.poisson);
@@ -106,6 +119,7 @@ TEST(AwqctlFlags, NamesTheCommandThatWasMeant) {
   EXPECT_THAT(Refusal({}), HasSubstr("got no command, expected status, "));
   EXPECT_THAT(Refusal({"status", "--bogus"}), HasSubstr("--bogus"));
   EXPECT_THAT(Refusal({"load"}), Not(HasSubstr("command")));
+  EXPECT_THAT(Refusal({"load"}), HasSubstr("(awqctl load --help tells more)"));
 }
 
 }  // namespace

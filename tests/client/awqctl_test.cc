@@ -135,6 +135,51 @@ TEST_F(AwqctlTest, StatusModelsLoadUnload) {
   EXPECT_EQ(Run({"unload", "m"}), kOk);
 }
 
+// Adds experts 0 .. `experts` - 1 of one stack to a model's answer.
+void AddStack(const std::string& projection, int experts, v1::GetModelResponse* model) {
+  v1::StackInfo& stack = *model->add_stacks();
+  stack.set_path("l.experts.*." + projection);
+  stack.set_experts(experts);
+  stack.set_bytes(int64_t{experts} << 20);
+  for (int i = 0; i < experts; ++i) {
+    v1::WeightInfo& weight = *model->add_weights();
+    weight.set_path("l.experts." + std::to_string(i) + "." + projection);
+    weight.set_bytes(1 << 20);
+    weight.set_layout("plain");
+  }
+}
+
+TEST_F(AwqctlTest, AStackIsOneLineInsteadOfItsExperts) {
+  EXPECT_EQ(Run({"models", "m"}), kOk);
+  EXPECT_THAT(out_, Not(HasSubstr("EXPERTS"))) << "without stacks there is no such column";
+  EXPECT_THAT(out_, Not(HasSubstr("stacks")));
+  v1::GetModelResponse& model = server_.repository.more;
+  AddStack("up", 12, &model);
+  AddStack("down", 2, &model);
+  model.mutable_stacks(1)->set_refused("stack \"l.experts.*.down\": bad\x1b");
+  model.add_weights()->set_path("l.experts.01.up");
+  model.add_weights()->set_path("l.experts.12.up");
+  EXPECT_EQ(Run({"models", "m"}), kOk);
+  EXPECT_THAT(out_, HasSubstr(", 17 weights, 2 stacks, "));
+  EXPECT_THAT(out_, testing::ContainsRegex("WEIGHT  +EXPERTS  +K "));
+  EXPECT_THAT(out_, testing::ContainsRegex("\nw  +-  +4  +4 "));
+  EXPECT_THAT(out_, testing::ContainsRegex("\nl.experts.[*].up  +12 .* plain  +12.0 MiB"));
+  for (int i = 0; i < 12; ++i) {
+    EXPECT_THAT(out_, Not(HasSubstr("l.experts." + std::to_string(i) + ".up")));
+  }
+  // What is no expert of a usable stack keeps its line.
+  for (const char* path : {"0.down", "1.down", "01.up", "12.up"}) {
+    EXPECT_THAT(out_, HasSubstr(std::string("\nl.experts.") + path)) << path;
+  }
+  EXPECT_THAT(out_, HasSubstr("\nstacks that cannot be used:\n"
+                              "stack \"l.experts.*.down\": bad\\x1b\n"));
+  EXPECT_EQ(Run({"--json", "models", "m"}), kOk);
+  const nlohmann::json json = nlohmann::json::parse(out_);
+  EXPECT_EQ(json["weights"].size(), 17u);
+  ASSERT_EQ(json["stacks"].size(), 2u);
+  EXPECT_EQ(json["stacks"][0]["experts"], 12);
+}
+
 TEST_F(AwqctlTest, JsonIsJson) {
   for (const std::vector<std::string>& args : {std::vector<std::string>{"status"},
                                                {"models"},
@@ -187,15 +232,35 @@ TEST_F(AwqctlTest, MatmulFromAFile) {
   const std::string x = Floats("x.npy", {1.0f, -2.0f});
   const std::string bias = Floats("b.npy", {5.0f});
   EXPECT_EQ(Run({"matmul", "m", "w", x, "-o", Path("y.npy"), "--dtype", "fp16", "--bias", bias,
-                 "--path", "dequantize"}),
+                 "--path", "dequantize", "--activation_function", "gelu"}),
             kOk)
       << err_;
   EXPECT_THAT(out_, HasSubstr("path fused  kernel fake/echo"));
   EXPECT_THAT(out_, HasSubstr("latency"));
   EXPECT_EQ(server_.inference.last_matmul.activations().dtype(), v1::FP16);
   EXPECT_EQ(server_.inference.last_matmul.path(), v1::DEQUANTIZE);
+  EXPECT_EQ(server_.inference.last_matmul.activation_function(), v1::GELU);
   EXPECT_EQ(server_.inference.last_matmul.bias().shape(0), 1);
   EXPECT_THAT(client::ReadNpy(Path("y.npy"))->ToDoubles(), testing::ElementsAre(1, -2));
+}
+
+TEST_F(AwqctlTest, MatmulOfQuantisedActivations) {
+  const std::string x = Floats("x.npy", {1.0f, -2.0f});
+  const auto run = [&](std::vector<std::string> flags) {
+    flags.insert(flags.begin(), {"matmul", "m", "w", x});
+    EXPECT_EQ(Run(flags), kOk) << err_;
+    return server_.inference.last_matmul;
+  };
+  v1::QuantizedMatmulRequest sent = run({"--quantize_activations", "per_token"});
+  EXPECT_EQ(sent.activation_quantization(), v1::INT8_PER_TOKEN);
+  EXPECT_FALSE(sent.has_activation_scales());
+  sent = run({"--quantize_activations", "static", "--activation_scale", "0.5"});
+  EXPECT_EQ(sent.activation_quantization(), v1::INT8_STATIC);
+  EXPECT_EQ(sent.activation_scales().dtype(), v1::FP32);
+  EXPECT_EQ(sent.activation_scales().raw(), std::string("\0\0\0\x3f", 4));
+  sent = run({"--activation_scales", Floats("a.npy", {3.0f})});
+  EXPECT_EQ(sent.activation_quantization(), v1::ACTIVATIONS_AS_SENT);
+  EXPECT_EQ(sent.activation_scales().raw().size(), 4u);
 }
 
 TEST_F(AwqctlTest, MatmulWritesBf16AsFloat32) {

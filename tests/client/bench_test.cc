@@ -1,12 +1,12 @@
 // The parts of awqctl bench: histogram, lists, arrivals, payloads, counting, reports.
 #include <cmath>
+#include <set>
 
 #include "client/bench/arrivals.h"
 #include "client/bench/histogram.h"
 #include "client/bench/payload.h"
 #include "client/bench/plan.h"
 #include "client/bench/report.h"
-#include "client/bench/response.h"
 #include "client/bench/tally.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -140,6 +140,47 @@ TEST(PayloadsTest, AreWholeRequestsPickedByShare) {
   EXPECT_EQ(request.activations().shape(0), 2);
   EXPECT_EQ(request.path(), v1::FUSED);
   EXPECT_EQ(payloads->all()[1].request_bytes, static_cast<int64_t>(slice.size()));
+}
+
+TEST(PayloadsTest, MixesExpertsAndMlps) {
+  Plan plan;
+  plan.weights = {{"m", "experts.*.up", 1, 4, 8, 5},
+                  {"m", "mlp", 1, 4, 8, 0, true},
+                  {"m", "experts.*", 1, 4, 8, 5, true}};
+  plan.tokens = {{3, 1}};
+  plan.top_k = 4;
+  const auto payloads = Payloads::Make(plan);
+  ASSERT_TRUE(payloads.ok()) << payloads.status();
+  EXPECT_THAT(payloads->all()[0].method, testing::EndsWith("/GroupedQuantizedMatmul"));
+  grpc::Slice slice;
+  ASSERT_TRUE(payloads->all()[2].request.DumpToSingleSlice(&slice).ok());
+  v1::GatedMlpRequest request;
+  ASSERT_TRUE(request.ParseFromArray(slice.begin(), static_cast<int>(slice.size())));
+  EXPECT_EQ(request.mlp().path(), "experts.*");
+  EXPECT_EQ(request.expert_ids().shape(1), 4);
+  EXPECT_EQ(request.router_weights().raw().size(), 3u * 4 * 4);
+  ASSERT_TRUE(payloads->all()[1].request.DumpToSingleSlice(&slice).ok());
+  ASSERT_TRUE(request.ParseFromArray(slice.begin(), static_cast<int>(slice.size())));
+  EXPECT_FALSE(request.has_expert_ids());
+  plan.top_k = 6;
+  EXPECT_THAT(Payloads::Make(plan).status().message(), HasSubstr("top_k: got 6, expected at most"));
+}
+
+TEST(RandomRoutingTest, ChoosesDifferentExpertsByWeightsThatSumToOne) {
+  const auto routing = RandomRouting(50, 3, 8, 1);
+  ASSERT_TRUE(routing.ok()) << routing.status();
+  const auto* ids = reinterpret_cast<const int32_t*>(routing->expert_ids.bytes.data());
+  const std::vector<float> weights = *routing->router_weights->ToFloats();
+  std::set<int32_t> all;
+  for (int token = 0; token < 50; ++token) {
+    const std::set<int32_t> chosen(ids + token * 3, ids + token * 3 + 3);
+    EXPECT_EQ(chosen.size(), 3u);
+    all.insert(chosen.begin(), chosen.end());
+    EXPECT_NEAR(weights[token * 3] + weights[token * 3 + 1] + weights[token * 3 + 2], 1, 1e-6);
+  }
+  EXPECT_EQ(*all.begin(), 0);
+  EXPECT_EQ(*all.rbegin(), 7);
+  EXPECT_EQ(RandomRouting(50, 3, 8, 1)->expert_ids.bytes, routing->expert_ids.bytes);
 }
 
 TEST(PayloadsTest, RefusesWhatNoMessageHolds) {

@@ -51,6 +51,9 @@ TEST_F(ClientTest, SendsEveryFieldOfAMatmul) {
   call.bias = *Tensor::FromFloats(v1::FP32, {2}, {3.0f, 4.0f});
   call.output_dtype = v1::FP16;
   call.path = v1::DEQUANTIZE;
+  call.activation_function = v1::SILU;
+  call.activation_quantization = v1::INT8_STATIC;
+  call.activation_scales = *Tensor::FromFloats(v1::FP32, {1}, {0.5f});
   call.priority = -3;
   const auto result = client_->QuantizedMatmul(call);
   ASSERT_TRUE(result.ok()) << result.status();
@@ -63,8 +66,82 @@ TEST_F(ClientTest, SendsEveryFieldOfAMatmul) {
   EXPECT_EQ(sent.bias().raw().size(), 8u);
   EXPECT_EQ(sent.output_dtype(), v1::FP16);
   EXPECT_EQ(sent.path(), v1::DEQUANTIZE);
+  EXPECT_EQ(sent.activation_function(), v1::SILU);
+  EXPECT_EQ(sent.activation_quantization(), v1::INT8_STATIC);
+  EXPECT_EQ(sent.activation_scales().raw().size(), 4u);
   EXPECT_EQ(sent.priority(), -3);
   EXPECT_EQ(sent.output_encoding(), v1::RAW);
+}
+
+TEST_F(ClientTest, SendsEveryFieldOfAGroupedProductAndAnMlp) {
+  const Tensor ids = {v1::INT32, {1, 2}, std::string(8, '\1')};
+  const Tensor router = *Tensor::FromFloats(v1::FP32, {1, 2}, {0.25f, 0.75f});
+  GroupedMatmulCall grouped = {.stack = WeightName{"m", "experts.*.up"},
+                               .activations = Call().activations,
+                               .routing = {ids, router},
+                               .bias = router,
+                               .output_dtype = v1::BF16,
+                               .path = v1::FUSED,
+                               .activation_function = v1::GELU,
+                               .priority = 2,
+                               .request_id = "g"};
+  const auto y = client_->GroupedQuantizedMatmul(grouped);
+  ASSERT_TRUE(y.ok()) << y.status();
+  EXPECT_EQ(y->request_id, "g");
+  EXPECT_EQ(y->output.dtype, v1::BF16);
+  const auto& sent = server_.inference.last_grouped;
+  EXPECT_EQ(sent.weight().weight(), "experts.*.up");
+  EXPECT_EQ(sent.expert_ids().raw(), ids.bytes);
+  EXPECT_EQ(sent.router_weights().raw(), router.bytes);
+  EXPECT_EQ(sent.bias().raw(), router.bytes);
+  EXPECT_EQ(sent.path(), v1::FUSED);
+  EXPECT_EQ(sent.activation_function(), v1::GELU);
+  EXPECT_EQ(sent.priority(), 2);
+  EXPECT_EQ(sent.output_encoding(), v1::RAW);
+
+  v1::GatedMlpRef ref;
+  ref.set_model("m");
+  ref.set_path("mlp");
+  ASSERT_TRUE(client_->GatedMlp({.mlp = ref, .activations = Call().activations}).ok());
+  EXPECT_EQ(server_.inference.last_mlp.mlp().path(), "mlp");
+  EXPECT_EQ(server_.inference.last_mlp.activation_function(), v1::SILU);
+  EXPECT_FALSE(server_.inference.last_mlp.has_expert_ids());
+  v1::PackedGatedMlp packed;
+  packed.mutable_up()->add_experts()->set_format("plain");
+  ASSERT_TRUE(
+      client_->GatedMlp({.mlp = packed, .activations = Call().activations, .routing = Routing{ids}})
+          .ok());
+  EXPECT_EQ(server_.inference.last_mlp.packed().up().experts(0).format(), "plain");
+  EXPECT_EQ(server_.inference.last_mlp.expert_ids().raw(), ids.bytes);
+  EXPECT_FALSE(server_.inference.last_mlp.has_router_weights());
+}
+
+TEST_F(ClientTest, SendsEveryFieldOfKv) {
+  const Tensor block = *Tensor::FromFloats(v1::BF16, {1, 1, 2}, {1.0f, 2.0f});
+  const Tensor scales = *Tensor::FromFloats(v1::FP16, {1}, {0.5f});
+  const auto computed = client_->QuantizeKv({.block = block, .scale_dtype = v1::FP32});
+  ASSERT_TRUE(computed.ok()) << computed.status();
+  EXPECT_EQ(computed->codes.dtype, v1::UINT8);
+  EXPECT_TRUE(computed->scales.has_value() && computed->zeros.has_value());
+  EXPECT_EQ(server_.inference.last_quantize_kv.block().raw(), block.bytes);
+  EXPECT_EQ(server_.inference.last_quantize_kv.scale_dtype(), v1::FP32);
+  EXPECT_FALSE(server_.inference.last_quantize_kv.has_scales());
+  const auto given = client_->QuantizeKv(
+      {.block = block, .scales = scales, .zeros = scales, .priority = 4, .request_id = "kv"});
+  ASSERT_TRUE(given.ok()) << given.status();
+  EXPECT_FALSE(given->scales.has_value());
+  EXPECT_EQ(server_.inference.last_quantize_kv.zeros().raw(), scales.bytes);
+  EXPECT_EQ(server_.inference.last_quantize_kv.priority(), 4);
+  EXPECT_EQ(server_.inference.last_quantize_kv.request_id(), "kv");
+  const auto back = client_->DequantizeKv({.codes = computed->codes,
+                                           .scales = scales,
+                                           .zeros = scales,
+                                           .head_dim = 3,
+                                           .output_dtype = v1::FP16,
+                                           .form = v1::FMA});
+  ASSERT_TRUE(back.ok()) << back.status();
+  EXPECT_EQ(server_.inference.last_dequantize_kv.head_dim(), 3);
+  EXPECT_EQ(server_.inference.last_dequantize_kv.form(), v1::FMA);
 }
 
 TEST_F(ClientTest, KeepsCodeMessageAndDetails) {

@@ -24,12 +24,43 @@ class FakeInference : public v1::QuantizedInference::Service {
       std::lock_guard<std::mutex> lock(mutex_);  // a bench calls from several threads at once
       last_matmul = *request;
     }
-    *response->mutable_output() = request->activations();
-    if (request->output_dtype() == v1::BF16) response->mutable_output()->set_dtype(v1::BF16);
-    response->mutable_execution()->set_kernel("fake/echo");
-    response->mutable_execution()->set_path(v1::FUSED);
-    response->mutable_execution()->set_device("cpu");
-    response->set_request_id(request->request_id());
+    Echo(*request, response);
+    return status;
+  }
+
+  grpc::Status GroupedQuantizedMatmul(grpc::ServerContext*,
+                                      const v1::GroupedQuantizedMatmulRequest* request,
+                                      v1::GroupedQuantizedMatmulResponse* response) override {
+    last_grouped = *request;
+    Echo(*request, response);
+    return status;
+  }
+  grpc::Status GatedMlp(grpc::ServerContext*, const v1::GatedMlpRequest* request,
+                        v1::GatedMlpResponse* response) override {
+    last_mlp = *request;
+    Echo(*request, response);
+    return status;
+  }
+
+  // One code for each byte, and no scales unless the request has none.
+  grpc::Status QuantizeKv(grpc::ServerContext*, const v1::QuantizeKvRequest* request,
+                          v1::QuantizeKvResponse* response) override {
+    last_quantize_kv = *request;
+    *response->mutable_codes() = request->block();
+    response->mutable_codes()->set_dtype(v1::UINT8);
+    response->mutable_codes()->mutable_raw()->resize(ElementsOf(request->block()));
+    if (request->has_scales()) return status;
+    for (v1::Tensor* tensor : {response->mutable_scales(), response->mutable_zeros()}) {
+      tensor->set_dtype(v1::FP16);
+      tensor->add_shape(1);
+      tensor->set_raw("12");
+    }
+    return status;
+  }
+  grpc::Status DequantizeKv(grpc::ServerContext*, const v1::DequantizeKvRequest* request,
+                            v1::DequantizeKvResponse* response) override {
+    last_dequantize_kv = *request;
+    *response->mutable_output() = request->codes();
     return status;
   }
 
@@ -93,9 +124,29 @@ class FakeInference : public v1::QuantizedInference::Service {
   int unary_calls = 0;
   int stream_calls = 0;
   v1::QuantizedMatmulRequest last_matmul;
+  v1::GroupedQuantizedMatmulRequest last_grouped;
+  v1::GatedMlpRequest last_mlp;
+  v1::QuantizeKvRequest last_quantize_kv;
+  v1::DequantizeKvRequest last_dequantize_kv;
   v1::DequantizeRequest last_dequantize;
 
  private:
+  template <typename Request, typename Response>
+  static void Echo(const Request& request, Response* response) {
+    *response->mutable_output() = request.activations();
+    if (request.output_dtype() == v1::BF16) response->mutable_output()->set_dtype(v1::BF16);
+    response->mutable_execution()->set_kernel("fake/echo");
+    response->mutable_execution()->set_path(v1::FUSED);
+    response->mutable_execution()->set_device("cpu");
+    response->set_request_id(request.request_id());
+  }
+
+  static size_t ElementsOf(const v1::Tensor& tensor) {
+    size_t elements = 1;
+    for (const int64_t dim : tensor.shape()) elements *= dim;
+    return elements;
+  }
+
   std::mutex mutex_;
 };
 
@@ -123,6 +174,7 @@ class FakeRepository : public v1::ModelRepository::Service {
     plan.set_max_tokens(255);
     plan.set_kernel("fake/echo");
     plan.set_tiles("1-128: 8x64");
+    response->MergeFrom(more);
     return status;
   }
   grpc::Status LoadModel(grpc::ServerContext*, const v1::LoadModelRequest* request,
@@ -137,6 +189,7 @@ class FakeRepository : public v1::ModelRepository::Service {
 
   grpc::Status status;
   int64_t k = 4;
+  v1::GetModelResponse more;  // of "m"
 };
 
 class FakeServerInfo : public v1::ServerInfo::Service {

@@ -1,7 +1,6 @@
 // A weight of more than 2^31 elements: indices must not wrap.
 #include "gtest/gtest.h"
-#include "kernels/cpu/elements.h"
-#include "kernels/cpu/reference.h"
+#include "kernels/exact.h"
 #include "kernels/kernels.h"
 #include "tests/testing/guarded_buffer.h"
 #include "tests/testing/matchers.h"
@@ -52,7 +51,7 @@ class Large : public ::testing::Test {
       double sum = 0;
       for (int64_t k = 0; k < kK; ++k) {
         const double element = GetElement(x, DType::kFp16, (m - 1) * kK + k);
-        sum += element * ProductWeight(weight_, k, n);
+        sum += element * WeightValue(weight_, k, n);
       }
       const double off = GetElement(got, DType::kFp32, (m - 1) * kN + n) - sum;
       error += off * off;
@@ -61,7 +60,7 @@ class Large : public ::testing::Test {
     EXPECT_LE(std::sqrt(error / norm), 1e-3) << m << " tokens";
   }
 
-  CanonicalWeight weight_;
+  HostWeight weight_;
   std::shared_ptr<const DeviceWeight> prepared_;
 };
 
@@ -71,12 +70,12 @@ TEST_F(Large, LastRowsAndColumnsAreRight) {
   const int64_t rows = 3;
   auto out = GuardedBuffer::Create(device, rows * kN * 2).value();
   ASSERT_THAT(Dequantize({prepared_.get(), {out.data(), DType::kFp16, rows, kN}, kK - rows, 0},
-                         stream->view()),
+                         nullptr, stream->view()),
               IsOk());
   ASSERT_THAT(stream->Synchronize(), IsOk());
   std::vector<uint8_t> want(out.size());
   for (int64_t i = 0; i < rows * kN; ++i) {
-    StoreElement(want.data(), DType::kFp16, i, ExactWeight(weight_, kK - rows + i / kN, i % kN));
+    StoreElement(want.data(), DType::kFp16, i, WeightValue(weight_, kK - rows + i / kN, i % kN));
   }
   EXPECT_EQ(FirstDifference(out.Read().value(), want), -1);
 

@@ -17,6 +17,11 @@ home="$work/moved here"
 for file in README.md LICENSE NOTICE licenses lib bin/awqd bin/awqctl; do
   [[ -e "$home/$file" ]] || die "the bundle lacks $file"
 done
+links="$(grep -oE '\]\([^):#]+' "$home/README.md" | cut -c3- | sort -u)"
+grep -q '\.svg$' <<<"$links" || die "expected README.md to show drawings, got the links: $links"
+while read -r file; do
+  [[ -e "$home/$file" ]] || die "the bundle lacks $file, which its README.md links to"
+done <<<"$links"
 for name in awqd awqctl; do
   resolved="$(env -i /usr/bin/ldd "$home/bin/$name")"
   grep -q 'not found' <<<"$resolved" && die "$name lacks libraries: $resolved"

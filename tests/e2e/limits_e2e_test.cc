@@ -134,7 +134,7 @@ TEST_F(LimitsTest, RequestsOfAStreamThatNobodyReadsLeaveNothing) {
   padded.clear_request_id();
   padded.GetReflection()->MutableUnknownFields(&padded)->AddLengthDelimited(
       1000, std::string(16 * kLimit, 'x'));
-  const int64_t before = server_->peak_rss_bytes();
+  [[maybe_unused]] const int64_t before = server_->peak_rss_bytes();
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
   const auto stream = stub_->QuantizedMatmulStream(&context);
@@ -154,13 +154,10 @@ TEST_F(LimitsTest, RequestsOfAStreamThatNobodyReadsLeaveNothing) {
   }
   EXPECT_TRUE(stream->Finish().ok());
   EXPECT_EQ(failed, kFailing);
-#ifdef __SANITIZE_THREAD__
-  constexpr int kResident = 3;  // it keeps two bytes of its own beside each
-#else
-  constexpr int kResident = 1;
-#endif
+#ifndef __SANITIZE_THREAD__  // it keeps notes on every address ever used, those of freed memory too
   // Of the 352 MiB that were sent.
-  EXPECT_LT(server_->peak_rss_bytes() - before, kResident * 192 * kLimit);
+  EXPECT_LT(server_->peak_rss_bytes() - before, 192 * kLimit);
+#endif
   EXPECT_EQ(server_->Stop().code, 0);
 }
 

@@ -8,7 +8,7 @@
 #include "gmock/gmock.h"
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
-#include "tests/e2e/server_process.h"
+#include "tests/e2e/shared_server_test.h"
 #include "tests/e2e/synthetic_awq.h"
 
 namespace awqd {
@@ -26,23 +26,10 @@ uint16_t Bits(const std::string& bytes, int64_t index) {
 }
 bool IsNan(uint16_t half) { return (half & 0x7fff) > 0x7c00; }
 
-class OddValuesTest : public testing::Test {
+class OddValuesTest : public SharedServerTest {
  protected:
-  static void SetUpTestSuite() {
-    repository_ = new TempFolder;
-    server_ = new ServerProcess({"--model_repository=" + repository_->path()});
-    ASSERT_TRUE(server_->WaitServing()) << server_->log();
-  }
-  static void TearDownTestSuite() {
-    const ExitReport report = server_->Stop();
-    EXPECT_EQ(report.code, 0) << report.log;
-    delete server_;
-    delete repository_;
-  }
-
   OddValuesTest()
-      : client_(server_->NewClient()),
-        stub_(v1::QuantizedInference::NewStub(
+      : stub_(v1::QuantizedInference::NewStub(
             grpc::CreateChannel(server_->address(), grpc::InsecureChannelCredentials()))) {}
 
   // Dequantize gives the bits of the definition, whatever NaN it chooses.
@@ -102,20 +89,15 @@ class OddValuesTest : public testing::Test {
     return request;
   }
 
-  static TempFolder* repository_;
-  static ServerProcess* server_;
-  const std::unique_ptr<client::Client> client_;
   const std::unique_ptr<v1::QuantizedInference::Stub> stub_;
 };
-TempFolder* OddValuesTest::repository_ = nullptr;
-ServerProcess* OddValuesTest::server_ = nullptr;
 
 TEST_F(OddValuesTest, ScalesThatAreNoOrdinaryNumbers) {
   SyntheticAwq weight = SyntheticAwq::Random(kK, kN, kGroup, 3);
-  // Each in a column of its own, in both groups: quiet and signalling NaN, infinities, denormals,
-  // zeros. The rest stays ordinary and must not notice.
-  const uint16_t odd[] = {0x7e00, 0x7d01, 0x7c00, 0xfc00, 0x0001, 0x83ff, 0x0000, 0x8000};
-  for (int64_t i = 0; i < 8; ++i) weight.scales[i] = weight.scales[kN + i] = odd[i];
+  // Each in a column of its own, in both groups: infinities, denormals, zeros. The rest stays
+  // ordinary and must not notice.
+  const uint16_t odd[] = {0x7c00, 0xfc00, 0x0001, 0x83ff, 0x0000, 0x8000};
+  for (int64_t i = 0; i < 6; ++i) weight.scales[i] = weight.scales[kN + i] = odd[i];
   ExpectExact(weight);
   for (const v1::Path path : {v1::FUSED, v1::DEQUANTIZE}) {
     SCOPED_TRACE(v1::Path_Name(path));
@@ -123,6 +105,17 @@ TEST_F(OddValuesTest, ScalesThatAreNoOrdinaryNumbers) {
   }
   weight.scales[9] = 0x7bff;  // 65504: its multiples round to infinity
   ExpectExact(weight);
+}
+
+TEST_F(OddValuesTest, ScalesThatAreNoNumbersAreRefused) {
+  for (const uint16_t nan : {0x7e00, 0x7d01, 0xfe00}) {
+    SyntheticAwq weight = SyntheticAwq::Random(kK, kN, kGroup, 3);
+    weight.scales[kN + 5] = nan;
+    const absl::Status status = client_->Dequantize({.weight = weight.ToPacked()}).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr("packed.scales: got NaN at element 29, expected numbers"));
+  }
 }
 
 TEST_F(OddValuesTest, EveryCornerOfCodesAndZeroPoints) {

@@ -1,4 +1,4 @@
-// Fuzzes the cutter of QuantizedMatmulRequests against the generated parser: same verdict (but for
+// Fuzzes the cutter of requests for products against the generated parser: same verdict (but for
 // groups and the number of fields), same message, whatever the bytes and however they are split.
 #include <cstdio>
 #include <cstdlib>

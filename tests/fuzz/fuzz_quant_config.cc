@@ -1,8 +1,9 @@
-// Fuzzes the parsers of config.json and of the side files.
+// Fuzzes the parsers of config.json and of the side files, and what formats make of them.
 #include <cstdint>
 #include <cstdlib>
 
-#include "server/model/quant_config.h"
+#include "server/model/checkpoint_files.h"
+#include "server/model/linear_rules.h"
 
 namespace {
 
@@ -11,15 +12,29 @@ void Require(bool holds) {
   if (!holds) std::abort();
 }
 
-void CheckAccepted(const awqd::QuantConfig& config) {
-  Require(!config.quant_method.empty());
-  if (config.quant_method != "awq") return;
-  Require(config.bits >= 1 && config.bits <= 32);
-  Require(config.group_size == -1 || config.group_size >= 1);
-  for (const std::string& module : config.modules_to_not_convert) Require(!module.empty());
-  Require(!awqd::model::IsNotConverted(config, ""));
-  const bool found = awqd::FindFormat(config).ok();
-  Require(!found || config.bits == 4);
+bool IsInvalid(const absl::Status& status) {
+  return status.code() == absl::StatusCode::kInvalidArgument;
+}
+
+void CheckParsed(const awqd::Setting& settings) {
+  const auto found = awqd::FindFormat(settings);
+  if (!found.ok()) {
+    Require(IsInvalid(found.status()) || absl::IsUnimplemented(found.status()));
+    return;
+  }
+  Require(found->format->quant_method == found->quant_method);
+  const auto rules = awqd::model::LinearRules::Make(found->config);
+  Require(rules.ok() || IsInvalid(rules.status()));
+  for (const awqd::LinearRule& rule : found->config.rules) {
+    for (const auto& [name, value] : rule.settings.members) {
+      bool known = false;
+      for (absl::string_view setting : found->format->settings) known |= setting == name;
+      Require(known);
+    }
+    // What a format read it can decode with: only the tensors are missing.
+    Require(IsInvalid(found->format->decode(rule.settings, {}).status()));
+  }
+  if (rules.ok()) (void)rules->SettingsOf("model.layers.0.mlp.up_proj");
 }
 
 }  // namespace
@@ -27,10 +42,10 @@ void CheckAccepted(const awqd::QuantConfig& config) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const absl::string_view text(reinterpret_cast<const char*>(data), size);
   const auto config = awqd::model::ParseConfigJson(text);
-  if (config.ok() && config->has_value()) CheckAccepted(**config);
+  if (config.ok() && config->has_value()) CheckParsed(**config);
   const auto side = awqd::model::ParseQuantConfigJson(text, "awq");
-  if (side.ok()) CheckAccepted(*side);
-  Require(config.ok() || config.status().code() == absl::StatusCode::kInvalidArgument);
-  Require(side.ok() || side.status().code() == absl::StatusCode::kInvalidArgument);
+  if (side.ok()) CheckParsed(*side);
+  Require(config.ok() || IsInvalid(config.status()));
+  Require(side.ok() || IsInvalid(side.status()));
   return 0;
 }

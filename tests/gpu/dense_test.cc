@@ -40,7 +40,7 @@ class GpuDenseTest : public ::testing::Test {
     testing::WeightSpec spec;
     spec.k = kK;
     spec.n = kN;
-    spec.scheme.group_size = 64;
+    spec.description.block_rows = 64;
     spec.bias = true;
     weight_ = testing::RandomWeight(spec);
     auto prepared = PrepareWeight(weight_, *device_);
@@ -66,7 +66,7 @@ class GpuDenseTest : public ::testing::Test {
     args.weight = prepared_.get();
     args.x = {x_there->data(), c.in, c.m, kK};
     args.y = {y_there->data(), c.out, c.m, kN};
-    args.bias = c.bias ? prepared_->bias_data() : nullptr;
+    args.bias = c.bias ? prepared_->bias() : nullptr;
     args.workspace = space->data();
     const absl::Status ran = dense::MatmulInSlabs(args, c.columns, stream_->view());
     EXPECT_TRUE(ran.ok()) << ran;
@@ -78,7 +78,7 @@ class GpuDenseTest : public ::testing::Test {
     return y.ok() ? *std::move(y) : std::vector<uint8_t>();
   }
 
-  CanonicalWeight weight_;
+  HostWeight weight_;
   std::unique_ptr<Device> device_;
   std::unique_ptr<Stream> stream_;
   std::shared_ptr<const DeviceWeight> prepared_;
@@ -95,8 +95,8 @@ TEST_F(GpuDenseTest, EveryDtypeBiasAndSlabWidth) {
           const auto x = testing::RandomMatrix(m, kK, in, ++seed);
           const Case c{in, out, bias, m, columns};
           const auto y = Run(c, x);
-          const auto want = ReferenceProduct(weight_, {x.data(), in, m, kK},
-                                             bias ? weight_.bias.data() : nullptr);
+          const auto want = ReferenceProduct(
+              weight_, {.x = {x.data(), in, m, kK}, .bias = bias ? weight_.bias.data() : nullptr});
           EXPECT_LE(testing::FrobeniusError(y, out, want), testing::ProductTolerance(out, in));
           EXPECT_EQ(testing::FirstDifference(y, Run(c, x)), -1);
         }
@@ -108,7 +108,7 @@ TEST_F(GpuDenseTest, EveryDtypeBiasAndSlabWidth) {
 TEST_F(GpuDenseTest, Fp32ActivationsAreNotTf32) {
   const auto x = testing::RandomMatrix(33, kK, DType::kFp32, 5);
   const auto y = Run({DType::kFp32, DType::kFp32, false, 33, 128}, x);
-  const auto want = ReferenceProduct(weight_, {x.data(), DType::kFp32, 33, kK}, nullptr);
+  const auto want = ReferenceProduct(weight_, {.x = {x.data(), DType::kFp32, 33, kK}});
   EXPECT_LE(testing::FrobeniusError(y, DType::kFp32, want), 2e-6);
 }
 

@@ -130,7 +130,7 @@ TEST_F(GpuDeviceTest, AnUnloadedWeightLeavesNothing) {
   spec.k = 4096;
   spec.n = 4096;
   spec.bias = true;
-  const CanonicalWeight weight = testing::RandomWeight(spec);
+  const HostWeight weight = testing::RandomWeight(spec);
   const auto once = [&] {
     auto prepared = PrepareWeight(weight, *device_);
     ASSERT_TRUE(prepared.ok()) << prepared.status();

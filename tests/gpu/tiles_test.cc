@@ -33,34 +33,35 @@ constexpr int64_t kMostTokens = 2 * 256 + 5;
 // Four and eight chains of K, of even and uneven length; N and, in two, K that fill no tile; scales
 // once per record, twice and four times: kernels are compiled for one, two and more.
 struct Shape {
-  int64_t k, n, group;
+  int64_t k, n;
+  const char* description;
 };
-constexpr Shape kShapes[] = {{1024, 456, 128}, {1024, 456, 64}, {1376, 456, 32},
-                             {2048, 456, 128}, {2048, 456, 64}, {2720, 456, 32}};
+constexpr Shape kShapes[] = {{1024, 456, "w4g128z"}, {1024, 456, "w4g64z"}, {1376, 456, "w4g32z"},
+                             {2048, 456, "w4g128z"}, {2048, 456, "w4g64z"}, {2720, 456, "w4g32z"},
+                             {1024, 456, "w8cs"},    {1024, 456, "w8g128z"}};
 
-// That every tile is compiled for.
-WeightShape Commonest() {
-  WeightShape shape{kShapes[0].k, kShapes[0].n, {}};
-  shape.scheme.group_size = kShapes[0].group;
-  return shape;
+WeightShape ShapeOf(const Shape& shape) {
+  return {shape.k, shape.n, ParseDescription(shape.description).value()};
 }
+
+// The shapes that every tile of 4-bit and of 8-bit codes is compiled for.
+WeightShape Commonest(int bits) { return ShapeOf(kShapes[bits == 8 ? 6 : 0]); }
 
 class Problem {
  public:
   Problem(Device& device, const Shape& shape, DType dtype) : device_(device), dtype_(dtype) {
-    testing::WeightSpec spec;
-    spec.k = shape.k;
-    spec.n = shape.n;
-    spec.scheme.group_size = shape.group;
-    spec.bias = true;
-    const CanonicalWeight canonical = testing::RandomWeight(spec);
-    weight_ = testing::PrepareFor(cuda::ChainedA16W4Row(), canonical, device).value();
+    const HostWeight canonical =
+        testing::RandomWeight({.k = shape.k,
+                               .n = shape.n,
+                               .description = ParseDescription(shape.description).value(),
+                               .bias = true});
+    weight_ = testing::PrepareFor(cuda::PersistentA16Row(), canonical, device).value();
     const auto x = testing::RandomMatrix(kMostTokens, shape.k, dtype, 7);
-    want_ =
-        ReferenceProduct(canonical, {x.data(), dtype, kMostTokens, shape.k}, canonical.bias.data());
+    want_ = ReferenceProduct(
+        canonical, {.x = {x.data(), dtype, kMostTokens, shape.k}, .bias = canonical.bias.data()});
     x_ = GuardedBuffer::Create(device, static_cast<int64_t>(x.size())).value();
     EXPECT_TRUE(x_->Fill(x).ok());
-    const KernelRow& ordered = *FindKernel("sm80/qmatmul_a16w4");
+    const KernelRow& ordered = *FindKernel("sm80/qmatmul_a16");
     ordered_ = Run(
         kMostTokens, ordered,
         [&](const MatmulArgs& args, StreamView stream) { return ordered.matmul(args, stream); },
@@ -85,13 +86,15 @@ class Problem {
   std::vector<uint8_t> Run(int64_t m, const KernelRow& row, Product product, DType out) {
     auto y = GuardedBuffer::Create(device_, m * shape().n * SizeOf(out)).value();
     auto workspace =
-        GuardedBuffer::CreateScratch(device_, row.workspace_bytes(shape(), device_.info(), m))
+        GuardedBuffer::CreateScratch(device_, row.workspace_bytes == nullptr
+                                                  ? 0
+                                                  : row.workspace_bytes(shape(), device_.info(), m))
             .value();
     auto stream = device_.CreateStream().value();
     const MatmulArgs args = {weight_.get(),
                              {x_->data(), dtype_, m, shape().k},
                              {y.data(), out, m, shape().n},
-                             weight_->bias_data(),
+                             weight_->bias(),
                              workspace.data()};
     const absl::Status ran = product(args, stream->view());
     EXPECT_TRUE(ran.ok()) << ran;
@@ -116,7 +119,8 @@ class Problem {
   std::vector<uint8_t> ordered_;
 };
 
-using Param = std::tuple<bool, PersistentTile, DType>;
+// Whether the order of sums is kept, bits of a code, the tile, the type of activations.
+using Param = std::tuple<bool, int, PersistentTile, DType>;
 
 class PersistentTileTest : public ::testing::TestWithParam<Param> {
  protected:
@@ -146,14 +150,15 @@ class PersistentTileTest : public ::testing::TestWithParam<Param> {
 };
 
 TEST_P(PersistentTileTest, IsRightAroundItsEdges) {
-  const auto& [chained, tile, dtype] = GetParam();
-  const KernelRow& row = chained ? cuda::ChainedA16W4Row() : cuda::PersistentA16W4Row();
+  const auto& [chained, bits, tile, dtype] = GetParam();
+  const KernelRow& row = chained ? cuda::ChainedA16Row() : cuda::PersistentA16Row();
   const auto product = [&, run = chained ? cuda::RunChainedTile : cuda::RunPersistentTile,
                         of = tile](const MatmulArgs& args, StreamView stream) {
     return run(args, of, stream);
   };
   int suited = 0;
   for (int shape = 0; shape < static_cast<int>(std::size(kShapes)); ++shape) {
+    if (ShapeOf(kShapes[shape]).description.bits != bits) continue;
     Problem& problem = Find(shape, dtype);
     if (!problem.Suits(tile, chained)) continue;
     ++suited;
@@ -162,8 +167,8 @@ TEST_P(PersistentTileTest, IsRightAroundItsEdges) {
     for (int64_t m : {1, tile.tokens - 1, tile.tokens, tile.tokens + 1, 2 * tile.tokens + 5}) {
       const DType out = wide ? DType::kFp32 : dtype;
       wide = !wide;
-      SCOPED_TRACE(absl::StrCat("K ", problem.shape().k, ", groups of ", kShapes[shape].group,
-                                ", M ", m, ", ", Name(out)));
+      SCOPED_TRACE(absl::StrCat("K ", problem.shape().k, " ", kShapes[shape].description, ", M ", m,
+                                ", ", Name(out)));
       const auto y = problem.Run(m, row, product, out);
       EXPECT_LE(testing::FrobeniusError(y, out, problem.Want(m)),
                 testing::ProductTolerance(out, dtype));
@@ -173,28 +178,30 @@ TEST_P(PersistentTileTest, IsRightAroundItsEdges) {
       EXPECT_EQ(testing::FirstDifference(y, problem.Run(m, row, product, out)), -1) << "run again";
     }
   }
-  // Of three kinds of records, or of the commonest alone.
-  const int lengths = tile.sets == 0 ? 2 : 1;
-  EXPECT_TRUE(suited == 3 * lengths || suited == lengths) << suited;
+  // Of every kind of records, or of the commonest alone.
+  const int lengths = tile.sets == 0 ? 2 : 1, kinds = bits == 8 ? 2 : 3;
+  EXPECT_TRUE(suited == kinds * lengths || suited == lengths) << suited;
 }
 
 std::string NameOf(const ::testing::TestParamInfo<Param>& info) {
-  const auto& [chained, tile, dtype] = info.param;
-  return absl::StrCat(chained ? "chained_" : "", tile.tokens, "_tokens_", tile.records, "_records_",
-                      tile.cluster, "_cluster_", tile.parts, "_parts_", tile.sets, "_sets_",
-                      tile.slices, "_slices_", Name(dtype));
+  const auto& [chained, bits, tile, dtype] = info.param;
+  return absl::StrCat(chained ? "chained_" : "", "w", bits, "_", tile.tokens, "_tokens_",
+                      tile.records, "_records_", tile.cluster, "_cluster_", tile.parts, "_parts_",
+                      tile.sets, "_sets_", tile.slices, "_slices_", Name(dtype));
+}
+
+auto Every(bool chained, int bits, const std::vector<PersistentTile>& tiles) {
+  return ::testing::Combine(::testing::Values(chained), ::testing::Values(bits),
+                            ::testing::ValuesIn(tiles),
+                            ::testing::Values(DType::kFp16, DType::kBf16));
 }
 
 INSTANTIATE_TEST_SUITE_P(Tiles, PersistentTileTest,
-                         ::testing::Combine(::testing::Values(false),
-                                            ::testing::ValuesIn(cuda::PersistentTiles(Commonest())),
-                                            ::testing::Values(DType::kFp16, DType::kBf16)),
-                         NameOf);
+                         Every(false, 4, cuda::PersistentTiles(Commonest(4))), NameOf);
 INSTANTIATE_TEST_SUITE_P(ChainedTiles, PersistentTileTest,
-                         ::testing::Combine(::testing::Values(true),
-                                            ::testing::ValuesIn(cuda::ChainedTiles(Commonest())),
-                                            ::testing::Values(DType::kFp16, DType::kBf16)),
-                         NameOf);
+                         Every(true, 4, cuda::ChainedTiles(Commonest(4))), NameOf);
+INSTANTIATE_TEST_SUITE_P(TilesOf8Bits, PersistentTileTest,
+                         Every(false, 8, cuda::PersistentTiles(Commonest(8))), NameOf);
 
 }  // namespace
 }  // namespace awqd

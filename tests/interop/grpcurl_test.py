@@ -73,6 +73,18 @@ class Reflection(unittest.TestCase):
         self.assertEqual(answer["output"]["shape"], ["1", "8"])
         self.assertEqual(answer["output"]["floats"]["values"], list(range(8)))
 
+    def test_plain_weight_with_an_activation_function(self):
+        answer = self.call("awqd.v1.QuantizedInference/QuantizedMatmul", """{
+            "packed": {"format": "plain", "settings": {"bits": "8", "symmetric": "true"}, "tensors": {
+                "codes": {"dtype": "UINT8", "shape": [2, 3], "ints": {"values": [129, 130, 131, 127, 126, 125]}},
+                "scales": {"dtype": "FP32", "shape": [1, 3], "floats": {"values": [0.5, 0.25, 2]}},
+                "bias": {"dtype": "FP32", "shape": [3], "floats": {"values": [0, 0, -1]}}}},
+            "activations": {"dtype": "FP32", "shape": [2, 2], "floats": {"values": [3, 1, 1, 3]}},
+            "activation_function": "RELU"
+        }""")
+        # (code - 128) * scale is [[0.5, 0.5, 6], [-0.5, -0.5, -6]].
+        self.assertEqual(answer["output"]["floats"]["values"], [1, 1, 11, 0, 0, 0])
+
     def test_model_weight(self):
         name = {"model": self.model, "weight": self.weight}
         block = self.call("awqd.v1.QuantizedInference/Dequantize", json.dumps(
@@ -120,10 +132,11 @@ class Reflection(unittest.TestCase):
         self.assertEqual((output["shape"], output["floats"]["values"]), (["8"], [0, 3, 6, 9, 12, 15, 18, 21]))
 
     def test_readme_calls_work(self):
-        """Every grpcurl line of the README, as it stands there but for the port."""
-        blocks = re.findall(r"^    (grpcurl .*?)(?=^\S|^$)", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+        """Every grpcurl line of the READMEs, as it stands there but for the port."""
+        documents = "\n".join((ROOT / name).read_text() for name in ("README.md", "client/README.md"))
+        blocks = re.findall(r"^    (grpcurl .*?)(?=^\S|^$)", documents, re.MULTILINE | re.DOTALL)
         calls = [block for block in blocks if "127.0.0.1:8001" in block]
-        self.assertGreaterEqual(len(calls), 2)
+        self.assertGreaterEqual(len(calls), 3)
         for text in calls:
             script = text.replace("127.0.0.1:8001", self.address)
             done = subprocess.run(["bash", "-ec", script], capture_output=True, text=True, timeout=60, check=False)

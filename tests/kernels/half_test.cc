@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "gtest/gtest.h"
-#include "kernels/cpu/elements.h"
+#include "kernels/exact.h"
 
 namespace awqd {
 namespace {

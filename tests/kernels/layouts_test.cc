@@ -1,5 +1,7 @@
 // Every layout inverts itself: layouts x bits x zeros x shapes.
 #include <algorithm>
+#include <cstring>
+#include <set>
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
@@ -17,92 +19,171 @@ struct Shape {
 
 constexpr Shape kShapes[] = {{1, 8, 1},     {7, 8, 7},      {32, 8, 16},      {64, 72, 32},
                              {70, 64, 7},   {130, 72, 10},  {264, 136, 24},   {128, 192, 128},
-                             {256, 64, 64}, {384, 320, 96}, {1024, 128, 128}, {2048, 64, 2048}};
+                             {256, 64, 64}, {384, 320, 96}, {1024, 128, 128}, {2048, 64, 2048},
+                             {33, 1, 33},   {100, 3, 32},   {200, 70, 16},    {300, 131, 128}};
+
+constexpr const char* kDescriptions[] = {
+    "w1g1z",        "w1g1s",         "w2g1z",       "w2g1s+bf16",     "w3g1z",      "w3g1s",
+    "w3g1z+bf16",   "w4g1z",         "w4g1s",       "w4g1z+bf16",     "w4g1s+fp32", "w4cz",
+    "w4cs+bf16",    "w4cs+fp32",     "w5g1z",       "w6g1s",          "w7g1z",      "w8g1z",
+    "w8g1s",        "w8g1s+bf16",    "w8g1z+fp32",  "w8cs",           "w8cs+fp32",  "w8cz+bf16",
+    "w8cz+1",       "w8cs+1*c",      "w4g1m3",      "w2g1r",          "w4g1r:fp32", "w4g1o",
+    "w4g1z+int8*c", "e2m1g1+e4m3*t", "e2m1g1+e8m0", "e4m3b16x8+fp32", "e4m3c",      "t4g1+fp32"};
+
+// A description whose groups, where it has any, are of `group` rows.
+WeightDescription Described(const char* text, int64_t group) {
+  WeightDescription out = ParseDescription(text).value();
+  if (out.block_rows == 1) out.block_rows = group;
+  return out;
+}
 
 TEST(Layouts, UnpackInvertsPack) {
   int round_trips = 0;
   for (const Layout* layout : AllLayouts()) {
-    for (int bits = 1; bits <= 8; ++bits) {
-      for (ZeroKind zeros : {ZeroKind::kInteger, ZeroKind::kSymmetric}) {
-        for (DType scales : {DType::kFp16, DType::kBf16, DType::kFp32}) {
-          for (const Shape& shape : kShapes) {
-            testing::WeightSpec spec;
-            spec.k = shape.k;
-            spec.n = shape.n;
-            spec.scheme = {bits, shape.group, zeros, scales, Activation::kA16};
-            spec.scales = testing::Scales::kExtreme;
-            const WeightShape facts{shape.k, shape.n, spec.scheme};
-            if (!layout->refuses(facts).empty()) continue;
-            SCOPED_TRACE(
-                absl::StrCat(layout->name, " ", ToString(spec.scheme), " ", shape.k, "x", shape.n));
-            const CanonicalWeight weight = testing::RandomWeight(spec);
-            ASSERT_TRUE(Validate(weight).ok());
-            // Not zeros: pack must not count on them. In pieces, as threads pack.
-            std::vector<uint8_t> packed(layout->extent(facts).total(), 0xa5);
-            for (int64_t n = 0; n < shape.n; n += ColumnRange::kStep) {
-              layout->pack(weight, {n, std::min(shape.n, n + ColumnRange::kStep)}, packed.data());
-            }
-            CanonicalWeight back = weight;
-            std::fill(back.codes.begin(), back.codes.end(), 0xee);
-            std::fill(back.zeros.begin(), back.zeros.end(), 0xee);
-            std::fill(back.scales.begin(), back.scales.end(), 0xee);
-            layout->unpack(packed.data(), &back);
-            EXPECT_EQ(back.codes, weight.codes);
-            EXPECT_EQ(back.zeros, weight.zeros);
-            EXPECT_EQ(back.scales, weight.scales);
-            ++round_trips;
+    for (const char* text : kDescriptions) {
+      for (const Shape& shape : kShapes) {
+        for (testing::Scales scales : {testing::Scales::kOrdinary, testing::Scales::kExtreme}) {
+          const WeightDescription d = Described(text, shape.group);
+          if (!Validate(d, shape.k, shape.n).ok()) continue;
+          const HostWeight weight = testing::RandomWeight(
+              {.k = shape.k, .n = shape.n, .description = d, .scales = scales});
+          ASSERT_TRUE(Validate(weight).ok());
+          const WeightShape facts = ShapeOf(weight);
+          if (!layout->refuses(facts).empty()) continue;
+          SCOPED_TRACE(absl::StrCat(layout->name, " ", ToString(weight.description), " ", shape.k,
+                                    "x", shape.n));
+          // Not zeros: pack must not count on them. In pieces, as threads pack.
+          const Sections sections = SectionsOf(*layout, facts);
+          std::vector<uint8_t> packed(sections.total(), 0xa5);
+          for (int64_t n = 0; n < shape.n; n += ColumnRange::kStep) {
+            layout->pack(weight, {n, std::min(shape.n, n + ColumnRange::kStep)}, sections,
+                         packed.data());
           }
+          PackCommonParts(*layout, weight, sections, packed.data());
+          const HostWeight back = Unpack(*layout, facts, sections, packed.data());
+          EXPECT_EQ(back.codes, weight.codes);
+          EXPECT_EQ(back.zeros, weight.zeros);
+          EXPECT_EQ(back.scales, weight.scales);
+          EXPECT_EQ(back.outer, weight.outer);
+          ++round_trips;
         }
       }
     }
   }
-  EXPECT_GT(round_trips, 500);
+  EXPECT_GT(round_trips, 1500);
 }
 
-TEST(Layouts, AreFoundByName) {
-  for (const Layout* layout : AllLayouts()) EXPECT_EQ(FindLayout(layout->name), layout);
-  EXPECT_EQ(FindLayout("nothing"), nullptr);
+TEST(Layouts, HaveNamesOfTheirOwn) {
+  std::set<absl::string_view> names;
+  for (const Layout* layout : AllLayouts()) EXPECT_TRUE(names.insert(layout->name).second);
 }
 
-// The worked example of kernels/layouts/README.md.
-TEST(K16, PutsRow16jPlusIInNibbleJOfWordI) {
-  CanonicalWeight w;
-  w.k = 128;
-  w.n = 8;
-  w.scheme.group_size = 128;
-  w.codes.resize(128 * 4);
-  w.scales.resize(16);
-  w.zeros.resize(8);
-  // Column 2 of rows 3, 19, 35, ... 115 holds 0, 1, ... 7.
-  for (int j = 0; j < 8; ++j) w.codes[(3 + 16 * j) * 4 + 1] = static_cast<uint8_t>(j);
-  std::vector<uint8_t> packed(kK16Layout.extent({w.k, w.n, w.scheme}).total());
-  kK16Layout.pack(w, {0, w.n}, packed.data());
-  const uint8_t* word = packed.data() + (2 * 16 + 3) * 4;
-  EXPECT_EQ(word[0], 0x10);
-  EXPECT_EQ(word[1], 0x32);
-  EXPECT_EQ(word[2], 0x54);
-  EXPECT_EQ(word[3], 0x76);
+// Layout k16 of a weight of zeros but for column 2, where rows first + step j hold j, in as many
+// bits as there are.
+std::vector<uint8_t> PackedK16(int bits, int64_t first, int64_t step) {
+  HostWeight w = MakeEmpty({128, 8, Asymmetric(bits, 0)});
+  for (int j = 0; j < 8; ++j) {
+    const int64_t bit = (first + step * j) * w.row_bytes() * 8 + 2 * w.code_bits();
+    w.codes[bit / 8] |= static_cast<uint8_t>((j & ((1 << bits) - 1)) << (bit % 8));
+  }
+  const Sections sections = SectionsOf(kK16Layout, w.shape());
+  std::vector<uint8_t> packed(sections.total());
+  kK16Layout.pack(w, {0, w.n}, sections, packed.data());
+  return packed;
 }
 
-// Every offset of the table at the head of kernels/layouts/mma16.cc.
+// The worked examples of kernels/layouts/README.md.
+TEST(K16, PutsARowOfALaneAtItsBits) {
+  struct Example {
+    int bits;
+    std::vector<std::pair<int64_t, uint8_t>> bytes;  // place and value
+  };
+  const Example examples[] = {
+      {4, {{140, 0x10}, {141, 0x32}, {142, 0x54}, {143, 0x76}}},
+      {3, {{102, 0x88}, {103, 0xc6}, {131, 0xfa}}},
+      {2, {{70, 0xe4}, {71, 0xe4}}},
+      {1, {{35, 0xaa}}},
+  };
+  for (const Example& example : examples) {
+    const std::vector<uint8_t> packed = PackedK16(example.bits, 3, 16);
+    EXPECT_EQ(SectionsOf(kK16Layout, {128, 8, Asymmetric(example.bits, 0)}).bytes(Part::kCodes),
+              128 * example.bits);
+    for (const auto& [at, byte] : example.bytes) EXPECT_EQ(packed[at], byte) << example.bits;
+  }
+}
+
+TEST(K16, PutsRowsOfBytesSideBySide) {
+  for (int bits : {5, 6, 7, 8}) {
+    const std::vector<uint8_t> packed = PackedK16(bits, 0, 1);
+    for (int j = 0; j < 8; ++j) EXPECT_EQ(packed[256 + j], 0x80 + j) << bits;
+  }
+}
+
+// Where the table at the head of kernels/layouts/mma16.cc says that a lane's codes lie: the word
+// among all of the record, and the bit in it. `plane` 1: the upper bit of 3.
+struct Place {
+  int64_t word, bit;
+};
+
+Place PlaceByTable(int bits, int plane, int64_t n, int64_t k) {
+  const int64_t unit = 2 * (n % 64 / 16) + k % 128 / 64, lane = n % 8 * 4 + k % 8 / 2;
+  const int64_t step = k % 64 / 16, pair = n % 16 / 8 + 2 * (k % 16 / 8), upper = 16 * (k % 2);
+  const int64_t first = unit * 32 * bits;  // words
+  switch (bits) {
+    case 8:
+      return {first + step / 2 * 128 + lane * 4 + step % 2 * 2 + pair % 2, 8 * (pair / 2) + upper};
+    case 4:
+      return {first + lane * 4 + step, 4 * pair + upper};
+    case 2:
+      return {first + lane * 2 + step / 2, 8 * (step % 2) + 2 * pair + upper};
+    case 3:
+      if (plane == 0) return {first + lane * 2 + step / 2, 8 * (step % 2) + 2 * pair + upper};
+      break;
+  }
+  const int64_t steps[4] = {2, 3, 10, 11};
+  return {first + (bits == 3 ? 64 : 0) + lane, (steps[step] + 2 * pair + upper) % 32};
+}
+
+// The kernel rows of such records multiply by it without looking whether it is there.
+TEST(Mma16, RecordsWithoutScalesHaveAnOuterOne) {
+  for (const char* text : {"w8c+1", "w8cs+1", "w8g128s+1", "w8cs+1*c", "w8cs"}) {
+    const HostWeight weight =
+        testing::RandomWeight({.k = 256, .n = 72, .description = ParseDescription(text).value()});
+    ASSERT_EQ(mma16::MetasPerRecord(weight.shape()), 0) << text;
+    const Sections sections = SectionsOf(kMma16Layout, weight.shape());
+    ASSERT_EQ(sections.bytes(Part::kOuter), 72 * 4) << text;
+    std::vector<uint8_t> packed(sections.total());
+    PackCommonParts(kMma16Layout, weight, sections, packed.data());
+    const float* outer =
+        reinterpret_cast<const float*>(packed.data() + sections.offset(Part::kOuter));
+    for (int n = 0; n < 72; ++n) {
+      EXPECT_EQ(outer[n], weight.Scale(0, n) * weight.Outer(n)) << text << " column " << n;
+    }
+  }
+}
+
 TEST(Mma16, PutsEveryCodeWhereItsTableSays) {
-  testing::WeightSpec spec;
-  spec.k = 200;  // 2 blocks, the last one padded
-  spec.n = 136;  // 3 tiles, the last one padded
-  spec.scheme.group_size = 200;
-  const CanonicalWeight w = testing::RandomWeight(spec);
-  std::vector<uint8_t> packed(kMma16Layout.extent({w.k, w.n, w.scheme}).total(), 0xa5);
-  kMma16Layout.pack(w, {0, w.n}, packed.data());
-  constexpr int kNibble[8] = {0, 4, 1, 5, 2, 6, 3, 7};
-  for (int64_t n = 0; n < 192; ++n) {
-    for (int64_t k = 0; k < 256; ++k) {
-      const int64_t record = (n / 64 * 2 + k / 128) * mma16::RecordBytes(1);
-      const int64_t unit = (2 * (n % 64 / 16) + k % 128 / 64) * 512;
-      const int64_t lane = n % 8 * 4 + k % 8 / 2, word = k % 64 / 16;
-      const int64_t nibble = kNibble[k % 2 + 2 * (n % 16 / 8) + 4 * (k % 16 / 8)];
-      const uint8_t byte = packed[record + unit + lane * 16 + word * 4 + nibble / 2];
-      const int want = n >= w.n ? 0 : k < w.k ? w.Code(k, n) : w.Zero(0, n);
-      ASSERT_EQ(byte >> (nibble % 2 * 4) & 15, want) << "k " << k << " n " << n;
+  for (int bits : {1, 2, 3, 4, 8}) {
+    // 2 blocks along K and 3 tiles along N, the last ones padded.
+    const HostWeight w =
+        testing::RandomWeight({.k = 200, .n = 133, .description = Asymmetric(bits, 0)});
+    const Sections sections = SectionsOf(kMma16Layout, w.shape());
+    std::vector<uint8_t> packed(sections.total(), 0xa5);
+    kMma16Layout.pack(w, {0, w.n}, sections, packed.data());
+    const int width = bits == 3 ? 2 : bits;
+    const auto read = [&](int64_t record, const Place& at, int count) {
+      uint32_t word;
+      std::memcpy(&word, packed.data() + record + at.word * 4, 4);
+      return static_cast<int>(word >> at.bit & ((1u << count) - 1));
+    };
+    for (int64_t n = 0; n < 192; ++n) {
+      for (int64_t k = 0; k < 256; ++k) {
+        const int64_t record = (n / 64 * 2 + k / 128) * mma16::RecordBytes(bits, 1);
+        int got = read(record, PlaceByTable(bits, 0, n, k), width);
+        if (bits == 3) got |= read(record, PlaceByTable(bits, 1, n, k), 1) << 2;
+        const int want = n >= w.n ? 0 : k < w.k ? w.Code(k, n) : w.Zero(0, n);
+        ASSERT_EQ(got, want) << "bits " << bits << " k " << k << " n " << n;
+      }
     }
   }
 }

@@ -1,10 +1,8 @@
 // Select with invented devices and rows: refusals, priorities, token ranges, one layout.
-#include "kernels/registry.h"
-
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kernels/layouts/k16.h"
-#include "kernels/layouts/plain.h"
+#include "kernels/layouts/layout.h"
+#include "kernels/plan/plan.h"
 
 namespace awqd {
 namespace {
@@ -17,7 +15,7 @@ KernelRow Row(absl::string_view name, Op op, const Layout* layout, int priority)
   row.op = op;
   row.layout = layout;
   row.priority = priority;
-  row.bits_mask = 1u << 4;
+  row.claims.bits = 1u << 4;
   return row;
 }
 
@@ -26,7 +24,7 @@ class SelectTest : public ::testing::Test {
   SelectTest() {
     shape_.k = 256;
     shape_.n = 64;
-    shape_.scheme.group_size = 128;
+    shape_.description = Asymmetric(4, 128);
     cuda_.kind = DeviceKind::kCuda;
     cuda_.id = "cuda:0";
     cuda_.arch = 90;
@@ -51,6 +49,58 @@ TEST_F(SelectTest, HighestPriorityWinsWithinItsTokens) {
   EXPECT_EQ(plan->rows.Matmul(Path::kDequantize, 17), nullptr);
   EXPECT_EQ(plan->rows.dequantize, &dequantize_);
   EXPECT_THAT(Explain(*plan, shape_, cpu_), HasSubstr("a/small"));
+}
+
+TEST_F(SelectTest, IntegersHaveARowOfTheirOwn) {
+  KernelRow integers = Row("a/integers", Op::kIntegerMatmul, &kPlainLayout, 99);
+  const KernelRow* rows[] = {&integers, &any_, &dequantize_};
+  auto plan = Select(shape_, cpu_, rows);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->rows.integer, nullptr);
+  ASSERT_EQ(plan->rows.refused.size(), 1u);
+  EXPECT_EQ(plan->rows.refused[0].reason, "the weight has scales: w4g128z");
+  shape_.description.scale_dtype.reset();
+  plan = Select(shape_, cpu_, rows);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->rows.integer, &integers);
+  EXPECT_EQ(plan->rows.Matmul(Path::kFused, 1), &any_) << "whatever its priority";
+  EXPECT_THAT(Explain(*plan, shape_, cpu_), HasSubstr("INT8: a/integers"));
+}
+
+TEST_F(SelectTest, QuantisedActivationsHaveARowOfTheirOwn) {
+  KernelRow quantized = Row("a/quantized", Op::kQuantizedActivations, &kPlainLayout, 99);
+  quantized.claims = kIntegerCodes;
+  const KernelRow* rows[] = {&quantized, &any_, &dequantize_};
+  auto plan = Select(shape_, cpu_, rows);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->rows.quantized, &quantized);
+  EXPECT_EQ(plan->rows.integer, nullptr);
+  EXPECT_EQ(plan->rows.Matmul(Path::kFused, 1), &any_) << "whatever its priority";
+  EXPECT_THAT(Explain(*plan, shape_, cpu_), HasSubstr("quantised activations: a/quantized"));
+  shape_.description = ParseDescription("e2m1g32").value();
+  EXPECT_EQ(WhyNoQuantizedActivations(shape_), "codes are no integers: e2m1g32");
+  quantized.claims = kEverything;
+  EXPECT_EQ(WhyNot(quantized, shape_, cpu_), "codes are no integers: e2m1g32");
+}
+
+TEST(WhyNoIntegers, NamesThePart) {
+  const auto why = [](const char* description, int64_t k) {
+    return WhyNoIntegers({.k = k, .n = 8, .description = ParseDescription(description).value()});
+  };
+  EXPECT_EQ(why("w4g128z+1", 4096), "");
+  EXPECT_EQ(why("w4cz", 4096), "the weight has scales: w4cz");
+  EXPECT_EQ(why("w4cz+1*t", 4096), "the weight has scales: w4cz+1*t");
+  EXPECT_EQ(why("w4cr+1", 4096), "codes and zeros are no integers: w4cr+1");
+  EXPECT_EQ(why("e2m1c+1", 4096), "codes and zeros are no integers: e2m1c+1");
+  // 128 * 255 * 65793 = 2^31 - 1 - 128.
+  EXPECT_EQ(why("w8c+1", 65793), "");
+  EXPECT_EQ(why("w8c+1", 65794), "sums of w8c+1 may pass INT32 from K = 65794 on, got 65794");
+  EXPECT_EQ(why("w8cz+1", 65794), "sums of w8cz+1 may pass INT32 from K = 65794 on, got 65794");
+  // |code - zero| is at most 128.
+  EXPECT_EQ(why("w8cs+1", 131071), "");
+  EXPECT_EQ(why("w8cs+1", 131072), "sums of w8cs+1 may pass INT32 from K = 131072 on, got 131072");
+  EXPECT_EQ(why("w1c+1", 1 << 24),
+            "sums of w1c+1 may pass INT32 from K = 16777216 on, got 16777216");
 }
 
 TEST_F(SelectTest, SaysHowAKernelCutsTheProduct) {
@@ -113,7 +163,7 @@ TEST_F(SelectTest, ABatchInvariantDeviceTakesOnlyRowsThatAre) {
 }
 
 TEST_F(SelectTest, NoRowIsUnimplementedWithEveryReason) {
-  shape_.scheme.bits = 8;
+  shape_.description.bits = 8;
   const KernelRow* rows[] = {&any_, &dequantize_};
   const auto plan = Select(shape_, cpu_, rows);
   EXPECT_EQ(plan.status().code(), absl::StatusCode::kUnimplemented);
@@ -133,13 +183,13 @@ TEST_F(SelectTest, WhyNotSaysWhatIsMissing) {
   row.max_arch = 80;
   EXPECT_THAT(WhyNot(row, shape_, cuda_), HasSubstr("sm_80"));
   row = any_;
-  row.group_multiple = 100;
+  row.claims.group_multiple = 100;
   EXPECT_THAT(WhyNot(row, shape_, cpu_), HasSubstr("group size 128"));
   row = any_;
-  row.integer_zeros = false;
+  row.claims.zeros = MaskOf(ZeroKind::kConstant);
   EXPECT_THAT(WhyNot(row, shape_, cpu_), HasSubstr("zero points"));
   row = any_;
-  row.scales = MaskOf(DType::kBf16);
+  row.claims.scales = MaskOf(DType::kBf16);
   EXPECT_THAT(WhyNot(row, shape_, cpu_), HasSubstr("FP16 scales"));
 }
 

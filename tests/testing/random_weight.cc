@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "kernels/base/half.h"
+#include "kernels/layouts/layout.h"
 
 namespace awqd::testing {
 namespace {
@@ -53,42 +54,85 @@ uint32_t RandomScale(Random* random, DType dtype, Scales kind) {
   return ToBits(random->Below(2) == 0 ? magnitude : -magnitude, dtype);
 }
 
-}  // namespace
-
-CanonicalWeight RandomWeight(const WeightSpec& spec) {
-  CanonicalWeight out;
-  out.k = spec.k;
-  out.n = spec.n;
-  out.scheme = spec.scheme;
-  out.format = "random";
-  if (out.scheme.group_size == 0) out.scheme.group_size = std::min<int64_t>(128, spec.k);
-  Random random(spec.seed);
-  const int code_bits = out.code_bits();
-  const uint8_t mask = static_cast<uint8_t>((1 << out.scheme.bits) - 1);
-  out.codes.resize(out.k * out.row_bytes());
-  for (uint8_t& byte : out.codes) {
-    const uint64_t bits = random.Next();
+void FillCodes(Random* random, HostWeight* w) {
+  const int code_bits = w->code_bits();
+  const uint8_t mask = static_cast<uint8_t>((1 << w->description.bits) - 1);
+  for (uint8_t& byte : w->codes) {
+    const uint64_t bits = random->Next();
     byte = 0;
     for (int at = 0; at < 8; at += code_bits) {
       byte |= static_cast<uint8_t>((bits >> at * 4 & mask) << at);
     }
+    // The codes that are NaN.
+    if (w->description.code == CodeKind::kE4m3 && (byte & 0x7f) == 0x7f) byte ^= 1;
   }
-  const int64_t cells = out.groups() * out.n;
-  if (out.scheme.zero_kind == ZeroKind::kInteger) {
-    out.zeros.resize(cells);
-    for (uint8_t& zero : out.zeros) {
-      zero = static_cast<uint8_t>(random.Below(1u << out.scheme.bits));
-    }
+  // Past N.
+  const int64_t row = w->row_bytes(), spare = row * 8 - w->n * code_bits;
+  for (int64_t i = 1; spare > 0 && i <= w->k; ++i) w->codes[i * row - 1] &= 0xff >> spare;
+}
+
+void FillZeros(Random* random, HostWeight* w) {
+  const WeightDescription& d = w->description;
+  if (d.zero_kind == ZeroKind::kStored) {
+    for (uint8_t& zero : w->zeros) zero = static_cast<uint8_t>(random->Below(1u << d.bits));
+    return;
   }
-  const int64_t size = SizeOf(out.scheme.scale_dtype);
-  out.scales.resize(cells * size);
+  // Before the scale a zero is of the size of codes, after it of weights.
+  const float size = d.zero_kind == ZeroKind::kRealBefore ? (1 << d.bits) : 0.1f;
+  for (size_t i = 0; i < w->zeros.size() / SizeOf(d.zero_dtype); ++i) {
+    SetElement(&w->zeros, d.zero_dtype, static_cast<int64_t>(i), size * random->Unit());
+  }
+}
+
+void FillScales(Random* random, Scales kind, HostWeight* w) {
+  if (!w->description.scale_dtype) return;
+  const DType dtype = *w->description.scale_dtype;
+  const int64_t size = SizeOf(dtype), cells = static_cast<int64_t>(w->scales.size()) / size;
   for (int64_t i = 0; i < cells; ++i) {
-    const uint32_t bits = RandomScale(&random, out.scheme.scale_dtype, spec.scales);
-    std::memcpy(out.scales.data() + i * size, &bits, size);
+    uint32_t bits = 0;
+    if (IsFloating(dtype)) {
+      bits = RandomScale(random, dtype, kind);
+    } else if (dtype == DType::kE8m0) {
+      bits = 118 + random->Below(8);
+    } else if (dtype == DType::kE4m3) {
+      bits = random->Below(0x7f);
+    } else {
+      bits = 1 + random->Below(17);
+    }
+    std::memcpy(w->scales.data() + i * size, &bits, size);
   }
+}
+
+void FillOrder(Random* random, HostWeight* w) {
+  w->order.resize(w->k);
+  for (int64_t i = 0; i < w->k; ++i) w->order[i] = static_cast<int32_t>(i);
+  for (int64_t i = w->k - 1; i > 0; --i) {
+    std::swap(w->order[i], w->order[random->Below(static_cast<uint32_t>(i + 1))]);
+  }
+}
+
+}  // namespace
+
+HostWeight RandomWeight(const WeightSpec& spec) {
+  WeightShape shape = {spec.k, spec.n, spec.description};
+  if (shape.description.block_rows >= spec.k) shape.description.block_rows = 0;
+  HostWeight out = MakeEmpty(shape);
+  out.format = "random";
+  Random random(spec.seed);
+  FillCodes(&random, &out);
+  FillZeros(&random, &out);
+  FillScales(&random, spec.scales, &out);
+  if (spec.description.code == CodeKind::kTable) {
+    for (int i = 0; i < 16; ++i) out.table.push_back(random.Normal());
+  }
+  for (float& outer : out.outer) outer = 0.5f + random.Unit();
   if (spec.bias) {
     out.bias.resize(out.n);
     for (float& b : out.bias) b = HalfToFloat(FloatToHalf(random.Normal()));
+  }
+  if (spec.order) FillOrder(&random, &out);
+  if (spec.factor) {
+    for (int64_t i = 0; i < out.k; ++i) out.factor.push_back(0.5f + random.Unit());
   }
   return out;
 }
@@ -96,6 +140,10 @@ CanonicalWeight RandomWeight(const WeightSpec& spec) {
 std::vector<uint8_t> RandomMatrix(int64_t rows, int64_t cols, DType dtype, uint64_t seed) {
   std::vector<uint8_t> out(rows * cols * SizeOf(dtype));
   Random random(seed ^ 0x5bd1e995u);
+  if (dtype == DType::kInt8) {
+    for (uint8_t& value : out) value = static_cast<uint8_t>(random.Next());
+    return out;
+  }
   for (int64_t i = 0; i < rows * cols; ++i) SetElement(&out, dtype, i, random.Normal());
   return out;
 }

@@ -17,16 +17,19 @@ enum class Scales : uint8_t {
 struct WeightSpec {
   int64_t k = 128;
   int64_t n = 64;
-  QuantScheme scheme;  // group_size 0 means 128, or K where that is less
+  // Groups of more than K rows become one of all of K.
+  WeightDescription description = Asymmetric(4, 128);
   Scales scales = Scales::kOrdinary;
   bool bias = false;
+  bool order = false;
+  bool factor = false;
   uint64_t seed = 1;
 };
 
 // A legal weight; the same for the same spec on every machine.
-CanonicalWeight RandomWeight(const WeightSpec& spec);
+HostWeight RandomWeight(const WeightSpec& spec);
 
-// [rows, cols] of `dtype`, standard normal, as bytes.
+// [rows, cols] of `dtype`, as bytes: standard normal, INT8 uniform.
 std::vector<uint8_t> RandomMatrix(int64_t rows, int64_t cols, DType dtype, uint64_t seed);
 
 // Raw bits of one value of a 16- or 32-bit float type, in a matrix of bytes.

@@ -30,9 +30,11 @@ bool FullRun() {
 }
 
 std::string TestName(const KernelRow& row) {
-  std::string out =
-      absl::StrCat(row.name, "_",
-                   row.op == Op::kDequantize ? absl::string_view("dequantize_op") : Name(row.path));
+  const absl::string_view work = row.op == Op::kDequantize             ? "dequantize_op"
+                                 : row.op == Op::kIntegerMatmul        ? "integers"
+                                 : row.op == Op::kQuantizedActivations ? "quantized"
+                                                                       : Name(row.path);
+  std::string out = absl::StrCat(row.name, "_", work);
   for (char& c : out) {
     if (!absl::ascii_isalnum(c)) c = '_';
   }
@@ -51,7 +53,7 @@ std::vector<const KernelRow*> OnlyRow(const KernelRow& row) {
 }
 
 absl::StatusOr<std::shared_ptr<const DeviceWeight>> PrepareFor(const KernelRow& row,
-                                                               const CanonicalWeight& weight,
+                                                               const HostWeight& weight,
                                                                Device& device) {
   return PrepareWeight(weight, device, OnlyRow(row));
 }

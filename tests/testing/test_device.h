@@ -7,7 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/device.h"
-#include "kernels/registry.h"
+#include "kernels/plan/plan.h"
 #include "kernels/weight.h"
 
 namespace awqd::testing {
@@ -19,7 +19,7 @@ Device& TestDevice();
 // True with AWQD_TEST_FULL=1: more shapes, more token counts.
 bool FullRun();
 
-// "cpu_qmatmul_a16w4_fused": a row as the name of a test.
+// "cpu_qmatmul_a16_fused": a row as the name of a test.
 std::string TestName(const KernelRow& row);
 
 // `row` with the rows of the other operation that read its layout, so that Select has no choice.
@@ -27,7 +27,7 @@ std::vector<const KernelRow*> OnlyRow(const KernelRow& row);
 
 // Prepares the weight for `row` alone.
 absl::StatusOr<std::shared_ptr<const DeviceWeight>> PrepareFor(const KernelRow& row,
-                                                               const CanonicalWeight& weight,
+                                                               const HostWeight& weight,
                                                                Device& device);
 
 }  // namespace awqd::testing

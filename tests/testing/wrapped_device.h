@@ -48,6 +48,7 @@ class WrappedDevice final : public Device {
     return inner_->CopyToHost(host, device, bytes, stream);
   }
   bool host_addressable() const override { return host_addressable_; }
+  Device& backend() override { return inner_->backend(); }
   bool healthy() const override { return !broken_; }
 
  private:

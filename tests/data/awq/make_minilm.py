@@ -214,7 +214,7 @@ def write_goldens(out, source, tensors, token_ids):
         file, x = activations[weight.shape[0]]
         write_npy(out / f"{path}.matmul.npy", product(tensors, weights, path, x).astype("<f8"))
         case = {"model": MODEL, "weight": path, "k": weight.shape[0], "n": weight.shape[1],
-                "dequantized_fnv1a64": fnv1a64(weight.tobytes()), "activations": file, "matmul": f"{path}.matmul.npy"}
+                "description": f"w4g{GROUP}z", "dequantized_fnv1a64": fnv1a64(weight.tobytes()), "activations": file, "matmul": f"{path}.matmul.npy"}
         if path == LINEARS[0]:  # one in full, to look at and to compare element by element
             case["dequantized"] = f"{path}.dequantized.npy"
             write_npy(out / case["dequantized"], weight)

@@ -1,17 +1,16 @@
 // AutoAWQ "gemm": the order of nibbles, and every refusal.
-#include "kernels/formats/awq.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <array>
 #include <cstring>
-#include <functional>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "kernels/base/half.h"
+#include "kernels/formats/format.h"
+#include "tests/kernels/formats/linear.h"
 
 namespace awqd {
 namespace {
@@ -21,40 +20,12 @@ using ::testing::HasSubstr;
 
 constexpr std::array<int, 8> kPackOrder = {0, 2, 4, 6, 1, 3, 5, 7};
 
-// A linear whose tensors own their bytes, so that tests can spoil one thing at a time.
-struct Linear {
-  QuantConfig config = {.quant_method = "awq", .version = "gemm", .bits = 4, .group_size = 32};
-  struct Tensor {
-    std::string dtype;
-    std::vector<int64_t> shape;
-    std::vector<uint8_t> bytes;
-  };
-  std::map<std::string, Tensor> tensors;
-
-  absl::StatusOr<CanonicalWeight> Decode() const {
-    LinearTensors views;
-    for (const auto& [name, tensor] : tensors) {
-      views.emplace(name, TensorView{tensor.dtype, tensor.shape, tensor.bytes});
-    }
-    return kAwqFormat.decode(config, views);
-  }
-  void Reshape(const std::string& name, std::vector<int64_t> shape) {
-    Tensor& tensor = tensors[name];
-    tensor.shape = std::move(shape);
-    int64_t bytes = tensor.dtype == "I32" || tensor.dtype == "F32" ? 4 : 2;
-    for (int64_t dim : tensor.shape) bytes *= dim;
-    tensor.bytes.assign(bytes, 0);
-  }
-};
-
 Linear MakeLinear(int64_t k, int64_t n, int64_t group_size) {
-  Linear out;
-  out.config.group_size = group_size;
-  out.tensors = {
-      {"qweight", {"I32", {}, {}}}, {"qzeros", {"I32", {}, {}}}, {"scales", {"F16", {}, {}}}};
-  out.Reshape("qweight", {k, n / 8});
-  out.Reshape("qzeros", {k / group_size, n / 8});
-  out.Reshape("scales", {k / group_size, n});
+  Linear out = {.format = &kAwqFormat};
+  out.Set("group_size", group_size);
+  out.Add("qweight", "I32", {k, n / 8});
+  out.Add("qzeros", "I32", {k / group_size, n / 8});
+  out.Add("scales", "F16", {k / group_size, n});
   return out;
 }
 
@@ -62,6 +33,8 @@ void Randomise(Linear* linear, uint32_t seed) {
   std::mt19937 random(seed);
   for (auto& [name, tensor] : linear->tensors) {
     for (uint8_t& byte : tensor.bytes) byte = static_cast<uint8_t>(random());
+    if (name != "scales") continue;
+    for (size_t i = 1; i < tensor.bytes.size(); i += 2) tensor.bytes[i] &= 0xbb;  // no NaN
   }
 }
 
@@ -122,7 +95,7 @@ TEST(AwqFormat, ShapesAndGroups) {
     ASSERT_TRUE(weight.ok()) << weight.status();
     ASSERT_TRUE(Validate(*weight).ok()) << Validate(*weight);
     EXPECT_EQ(weight->format, "awq");
-    EXPECT_EQ(weight->scheme, (QuantScheme{.bits = 4, .group_size = s.group}));
+    EXPECT_EQ(weight->description, Asymmetric(4, s.group == weight->k ? 0 : s.group));
     EXPECT_EQ(weight->scales, linear.tensors["scales"].bytes);
     int64_t wrong = 0;
     for (int64_t row = 0; row < s.k; ++row) {
@@ -151,7 +124,7 @@ TEST(AwqFormat, UnalignedBytes) {
     views.emplace(name, TensorView{tensor.dtype, tensor.shape,
                                    absl::MakeConstSpan(shifted.back()).subspan(1)});
   }
-  const auto weight = kAwqFormat.decode(linear.config, views);
+  const auto weight = kAwqFormat.decode(linear.settings, views);
   ASSERT_TRUE(weight.ok() && expected.ok());
   EXPECT_EQ(weight->codes, expected->codes);
   EXPECT_EQ(weight->zeros, expected->zeros);
@@ -160,27 +133,40 @@ TEST(AwqFormat, UnalignedBytes) {
 
 TEST(AwqFormat, GroupSizeMinusOneIsAllOfK) {
   Linear linear = MakeLinear(96, 8, 96);
-  linear.config.group_size = -1;
+  linear.Set("group_size", -1);
   const auto weight = linear.Decode();
   ASSERT_TRUE(weight.ok()) << weight.status();
-  EXPECT_EQ(weight->scheme.group_size, 96);
+  EXPECT_EQ(weight->description, Asymmetric(4, 0));
 }
 
 TEST(AwqFormat, UnsaidGroupSizeFollowsFromScales) {
   Linear linear = MakeLinear(96, 8, 32);
-  linear.config.group_size = 0;
+  linear.settings.members.erase("group_size");
   const auto weight = linear.Decode();
   ASSERT_TRUE(weight.ok()) << weight.status();
-  EXPECT_EQ(weight->scheme.group_size, 32);
+  EXPECT_EQ(weight->description, Asymmetric(4, 32));
 }
 
-TEST(AwqFormat, UnsaidBitsAndVersionAreFourAndGemm) {
-  Linear linear = MakeLinear(32, 8, 32);
-  linear.config.bits = 0;
-  linear.config.version = "";
+TEST(AwqFormat, SettingsUnderEveryName) {
+  Linear linear = MakeLinear(96, 8, 32);
+  linear.settings.members = {{"w_bit", Setting::Typed("4")},
+                             {"q_group_size", Setting::Typed("32")},
+                             {"format", Setting::Typed("GEMM")},
+                             {"zero_point", Setting::Typed("false")}};
   const auto weight = linear.Decode();
   ASSERT_TRUE(weight.ok()) << weight.status();
-  EXPECT_EQ(weight->scheme.bits, 4);
+  EXPECT_EQ(weight->description, Asymmetric(4, 32));
+}
+
+TEST(AwqFormat, ScalesOfBf16) {
+  Linear linear = MakeLinear(64, 8, 32);
+  linear.tensors["scales"].dtype = "BF16";
+  const uint16_t bits = FloatToBf16(0.3f);
+  std::memcpy(linear.tensors["scales"].bytes.data(), &bits, 2);
+  const auto weight = linear.Decode();
+  ASSERT_TRUE(weight.ok()) << weight.status();
+  EXPECT_EQ(ToString(weight->description), "w4g32z+bf16");
+  EXPECT_EQ(weight->Scale(0, 0), Bf16ToFloat(bits));
 }
 
 TEST(AwqFormat, BiasOfEachFloatingType) {
@@ -205,67 +191,47 @@ TEST(AwqFormat, BiasOfEachFloatingType) {
 
 TEST(AwqFormat, OddScalesPassUnchanged) {
   Linear linear = MakeLinear(32, 8, 32);
-  const uint16_t bits[8] = {0x7e00, 0x7c00, 0xfc00, 0x0001, 0x8001, 0x0000, 0x8000, 0x7bff};
+  const uint16_t bits[8] = {0x3c00, 0x7c00, 0xfc00, 0x0001, 0x8001, 0x0000, 0x8000, 0x7bff};
   std::memcpy(linear.tensors["scales"].bytes.data(), bits, sizeof(bits));
   const auto weight = linear.Decode();
   ASSERT_TRUE(weight.ok()) << weight.status();
   EXPECT_EQ(std::memcmp(weight->scales.data(), bits, sizeof(bits)), 0);
 }
 
-struct Refusal {
-  std::string name;
-  std::function<void(Linear*)> spoil;
-  std::vector<std::string> says;
-};
-
-void PrintTo(const Refusal& refusal, std::ostream* out) { *out << refusal.name; }
-
 class AwqRefusal : public ::testing::TestWithParam<Refusal> {};
 
 TEST_P(AwqRefusal, NamesTensorFoundAndExpected) {
-  Linear linear = MakeLinear(64, 16, 32);
-  ASSERT_TRUE(linear.Decode().ok());
-  GetParam().spoil(&linear);
-  const auto weight = linear.Decode();
-  EXPECT_EQ(weight.status().code(), absl::StatusCode::kInvalidArgument);
-  for (const std::string& text : GetParam().says) {
-    EXPECT_THAT(std::string(weight.status().message()), HasSubstr(text));
-  }
+  ExpectRefused(MakeLinear(64, 16, 32), GetParam());
 }
 
 std::vector<Refusal> Refusals() {
-  const auto dtype = [](const std::string& tensor, const std::string& to) {
-    return [=](Linear* l) { l->tensors[tensor].dtype = to; };
-  };
-  const auto shape = [](const std::string& tensor, std::vector<int64_t> to) {
-    return [=](Linear* l) { l->Reshape(tensor, to); };
-  };
-  const auto erase = [](const std::string& tensor) {
-    return [=](Linear* l) { l->tensors.erase(tensor); };
-  };
-  const auto group = [](int64_t size) { return [=](Linear* l) { l->config.group_size = size; }; };
-  const auto version = [](const std::string& to) {
-    return [=](Linear* l) { l->config.version = to; };
-  };
   return {
-      {"QweightMissing", erase("qweight"), {"\"qweight\": got nothing, expected I32 [K, N/8]"}},
-      {"ScalesMissing", erase("scales"), {"\"scales\": got nothing, expected F16"}},
-      {"QzerosMissing", erase("qzeros"), {"\"qzeros\": got nothing, expected I32"}},
+      {"QweightMissing", Without("qweight"), {"\"qweight\": got nothing, expected I32 [K, N/8]"}},
+      {"ScalesMissing",
+       Without("scales"),
+       {"\"scales\": got nothing, expected F16 or BF16 [K/group_size, N]"}},
+      {"QzerosMissing", Without("qzeros"), {"\"qzeros\": got nothing, expected I32"}},
       {"QzerosMissingBecauseSymmetric",
        [](Linear* l) {
-         l->config.zero_point = false;
+         l->Set("zero_point", Setting::Literal(false));
          l->tensors.erase("qzeros");
        },
        {"\"qzeros\": got nothing (zero_point is false), expected I32"}},
-      {"QweightDtype", dtype("qweight", "U32"), {"\"qweight\": got dtype U32, expected I32"}},
-      {"QzerosDtype", dtype("qzeros", "F16"), {"\"qzeros\": got dtype F16, expected I32"}},
-      {"ScalesDtype", dtype("scales", "BF16"), {"\"scales\": got dtype BF16, expected F16"}},
-      {"QweightRank", shape("qweight", {128}), {"\"qweight\": got shape [128], expected rank 2"}},
+      {"QweightDtype", WithDtype("qweight", "U32"), {"\"qweight\": got dtype U32, expected I32"}},
+      {"QzerosDtype", WithDtype("qzeros", "F16"), {"\"qzeros\": got dtype F16, expected I32"}},
+      {"ScalesDtype",
+       WithDtype("scales", "F32"),
+       {"\"scales\": got dtype F32, expected F16 or BF16"}},
+      {"QweightRank",
+       WithShape("qweight", {128}),
+       {"\"qweight\": got shape [128], expected rank 2"}},
       {"ScalesRank",
-       shape("scales", {1, 2, 16}),
+       WithShape("scales", {1, 2, 16}),
        {"\"scales\": got shape [1, 2, 16], expected rank 2"}},
-      {"QzerosRank", shape("qzeros", {}), {"\"qzeros\": got shape [], expected rank 2"}},
-      {"QweightNoRows", shape("qweight", {0, 2}), {"\"qweight\": got shape [0, 2]", "at least 1"}},
+      {"QzerosRank", WithShape("qzeros", {}), {"\"qzeros\": got shape [], expected rank 2"}},
+      {"QweightNoRows",
+       WithShape("qweight", {0, 2}),
+       {"\"qweight\": got shape [0, 2]", "at least 1"}},
       {"ScalesNegative",
        [](Linear* l) {
          l->tensors["scales"].shape = {-2, 16};
@@ -277,38 +243,42 @@ std::vector<Refusal> Refusals() {
        },
        {"\"qweight\": got shape [4294967296, 4294967296]", "2^63"}},
       {"QweightOneByteShort",
-       [](Linear* l) { l->tensors["qweight"].bytes.pop_back(); },
+       Short("qweight"),
        {"\"qweight\": got 511 bytes, expected 512 for I32 [64, 2]"}},
       {"ScalesOneByteLong",
        [](Linear* l) { l->tensors["scales"].bytes.push_back(0); },
        {"\"scales\": got 65 bytes, expected 64"}},
       {"NNotMultipleOfEight",
-       shape("scales", {2, 12}),
+       WithShape("scales", {2, 12}),
        {"\"scales\": got N = 12", "multiple of 8"}},
       {"ScalesColumns",
-       shape("scales", {2, 24}),
+       WithShape("scales", {2, 24}),
        {"\"qweight\": got shape [64, 2], expected [64, 3]", "N = 24 of tensor \"scales\""}},
       {"ScalesRows",
-       shape("scales", {3, 16}),
-       {"\"scales\": got 3 rows, expected 2 (K = 64 by group_size 32)"}},
-      {"QzerosRows", shape("qzeros", {1, 2}), {"\"qzeros\": got shape [1, 2], expected [2, 2]"}},
-      {"QzerosColumns", shape("qzeros", {2, 3}), {"\"qzeros\": got shape [2, 3], expected [2, 2]"}},
-      {"GroupDoesNotDivide", group(48), {"group_size: got 48", "a divisor of K = 64"}},
-      {"GroupPastK", group(128), {"group_size: got 128", "a divisor of K = 64"}},
-      {"GroupBelowMinusOne", group(-2), {"group_size: got -2", "expected -1 or a divisor"}},
-      {"GroupOfAllKDisagrees", group(-1), {"\"scales\": got 2 rows, expected 1"}},
+       WithShape("scales", {3, 16}),
+       {"\"scales\": got 3 groups, expected 2 (K = 64 in groups of 32)"}},
+      {"QzerosRows",
+       WithShape("qzeros", {1, 2}),
+       {"\"qzeros\": got shape [1, 2], expected [2, 2]"}},
+      {"QzerosColumns",
+       WithShape("qzeros", {2, 3}),
+       {"\"qzeros\": got shape [2, 3], expected [2, 2]"}},
+      {"GroupDoesNotDivide", With("group_size", 48), {"group_size: got 48", "a divisor of K = 64"}},
+      {"GroupPastK", With("group_size", 128), {"group_size: got 128", "a divisor of K = 64"}},
+      {"GroupBelowMinusOne", With("group_size", -2), {"group_size: got -2", "at least -1"}},
+      {"GroupOfAllKDisagrees", With("group_size", -1), {"\"scales\": got 2 groups, expected 1"}},
       {"UnsaidGroupRagged",
        [](Linear* l) {
-         l->config.group_size = 0;
+         l->settings.members.erase("group_size");
          l->Reshape("scales", {3, 16});
        },
-       {"\"scales\": got 3 rows, expected a divisor of K = 64"}},
+       {"\"scales\": got 3 groups, expected a divisor of K = 64"}},
       {"UnsaidGroupMoreRowsThanK",
        [](Linear* l) {
-         l->config.group_size = 0;
+         l->settings.members.erase("group_size");
          l->Reshape("scales", {128, 16});
        },
-       {"\"scales\": got 128 rows, expected a divisor of K = 64"}},
+       {"\"scales\": got 128 groups, expected a divisor of K = 64"}},
       {"BiasDtype",
        [](Linear* l) {
          l->Reshape("bias", {16});
@@ -327,25 +297,33 @@ std::vector<Refusal> Refusals() {
          l->Reshape("bias", {8});
        },
        {"\"bias\": got shape [8], expected [16]"}},
-      {"EightBits", [](Linear* l) { l->config.bits = 8; }, {"bits: got 8, expected 4"}},
-      {"Method",
-       [](Linear* l) { l->config.quant_method = "gptq"; },
-       {"quant_method: got \"gptq\", expected \"awq\""}},
-      {"Gemv", version("gemv"), {"version: got \"gemv\", expected \"gemm\"", "along K"}},
-      {"GemvFast", version("gemv_fast"), {"version: got \"gemv_fast\"", "16-bit"}},
-      {"Marlin", version("marlin"), {"version: got \"marlin\"", "kernel's order"}},
-      {"UnknownVersion", version("gemm2"), {"version: got \"gemm2\"", "knows"}},
+      {"GroupOfNothing",
+       With("group_size", 0),
+       {"group_size: got 0, expected -1 (all of K) or at least 1"}},
+      {"GroupIsNoNumber",
+       With("group_size", Setting::String("32")),
+       {"group_size: got \"32\", expected a whole"}},
+      {"ScaleIsNan",
+       [](Linear* l) { l->Put<uint16_t>("scales", 17, 0x7e00); },
+       {"\"scales\": got NaN at element 17, expected numbers"}},
+      {"EightBits", With("bits", 8), {"bits: got 8, expected 4"}},
+      {"Gemv",
+       With("version", Setting::String("gemv")),
+       {"version: got \"gemv\", expected \"gemm\"", "along K"}},
+      {"GemvFast",
+       With("version", Setting::String("GEMV_fast")),
+       {"version: got \"gemv_fast\"", "16-bit"}},
+      {"Marlin",
+       With("checkpoint_format", Setting::String("marlin")),
+       {"version: got \"marlin\"", "kernel's order"}},
+      {"UnknownVersion",
+       With("version", Setting::String("gemm2")),
+       {"version: got \"gemm2\"", "knows"}},
   };
 }
 
 INSTANTIATE_TEST_SUITE_P(All, AwqRefusal, ::testing::ValuesIn(Refusals()),
                          [](const auto& info) { return info.param.name; });
-
-TEST(AwqFormat, RefusesAConfigWithTheSameWords) {
-  EXPECT_EQ(kAwqFormat.refuses({.quant_method = "awq", .version = "gemm", .bits = 4}), "");
-  EXPECT_THAT(kAwqFormat.refuses({.quant_method = "awq", .version = "gemm", .bits = 3}),
-              HasSubstr("bits: got 3"));
-}
 
 }  // namespace
 }  // namespace awqd

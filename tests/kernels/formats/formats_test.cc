@@ -12,44 +12,88 @@ namespace {
 
 using ::testing::HasSubstr;
 
+Setting Method(const std::string& method) {
+  Setting out;
+  out.members["quant_method"] = Setting::String(method);
+  return out;
+}
+
 TEST(Formats, EveryRowIsComplete) {
   std::set<absl::string_view> names;
   ASSERT_FALSE(AllFormats().empty());
   for (const Format* format : AllFormats()) {
-    EXPECT_TRUE(names.insert(format->name).second) << format->name << " is there twice";
-    EXPECT_NE(format->refuses, nullptr) << format->name;
-    EXPECT_NE(format->decode, nullptr) << format->name;
-    EXPECT_FALSE(format->suffixes.empty()) << format->name;
+    SCOPED_TRACE(std::string(format->name));
+    EXPECT_TRUE(names.insert(format->name).second) << "is there twice";
+    EXPECT_EQ(FormatNamed(format->name), format);
+    EXPECT_FALSE(format->quant_method.empty());
+    EXPECT_NE(format->read, nullptr);
+    EXPECT_NE(format->decode, nullptr);
+    ASSERT_FALSE(format->suffixes.empty());
     for (absl::string_view optional : format->optional_suffixes) {
-      EXPECT_THAT(format->suffixes, ::testing::Contains(optional)) << format->name;
-      EXPECT_NE(optional, format->suffixes.front()) << format->name;
+      EXPECT_THAT(format->suffixes, ::testing::Contains(optional));
+      EXPECT_NE(optional, format->suffixes.front());
     }
+  }
+  EXPECT_EQ(FormatNamed("no such format"), nullptr);
+}
+
+// Every format says which tensor it misses, and the code is the client's fault.
+TEST(Formats, NothingIsRefusedByEach) {
+  for (const Format* format : AllFormats()) {
+    SCOPED_TRACE(std::string(format->name));
+    const absl::Status status = format->decode({}, {}).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), HasSubstr(": got nothing, expected "));
   }
 }
 
 TEST(Formats, FindsAwq) {
-  const auto format = FindFormat({.quant_method = "awq", .version = "gemm", .bits = 4});
-  ASSERT_TRUE(format.ok()) << format.status();
-  EXPECT_EQ((*format)->name, "awq");
+  Setting config = Method("AWQ");
+  config.members["bits"] = Setting::Literal(int64_t{4});
+  config.members["group_size"] = Setting::Literal(int64_t{128});
+  const auto found = FindFormat(config);
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_EQ(found->format->name, "awq");
+  EXPECT_EQ(found->quant_method, "awq");
 }
 
-TEST(Formats, SaysWhatWasFoundAndWhatWasTried) {
-  const auto format = FindFormat({.quant_method = "bitsandbytes", .version = "nf4", .bits = 4});
-  EXPECT_EQ(format.status().code(), absl::StatusCode::kUnimplemented);
-  const std::string message(format.status().message());
-  EXPECT_THAT(message, HasSubstr("quant_method \"bitsandbytes\", version \"nf4\", bits 4"));
+TEST(Formats, SaysWhatWasFoundAndWhatEachFormatMissed) {
+  const auto other = FindFormat(Method("bitsandbytes"));
+  EXPECT_EQ(other.status().code(), absl::StatusCode::kUnimplemented);
+  const std::string message(other.status().message());
+  EXPECT_THAT(message, HasSubstr("got quant_method \"bitsandbytes\""));
   for (const Format* tried : AllFormats()) {
-    EXPECT_THAT(message, HasSubstr(std::string(tried->name) + ": "));
+    EXPECT_THAT(message, HasSubstr(std::string(tried->name) + ": quant_method is not"));
   }
+  Setting config = Method("awq");
+  config.members["version"] = Setting::String("gemv");
+  const auto version = FindFormat(config);
+  EXPECT_EQ(version.status().code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(std::string(version.status().message()), HasSubstr("awq: version: got \"gemv\""));
+}
+
+TEST(Formats, SettingsThatNoFormatCouldReadAreInvalid) {
+  const auto nothing = FindFormat({});
+  EXPECT_EQ(nothing.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(nothing.status().message()), HasSubstr("quant_method: got nothing"));
+  Setting config = Method("awq");
+  config.members["bits"] = Setting::String("four");
+  EXPECT_EQ(FindFormat(config).status().code(), absl::StatusCode::kInvalidArgument);
+  config.members["quant_method"] = Setting::String(std::string(65, 'q'));
+  EXPECT_THAT(std::string(FindFormat(config).status().message()), HasSubstr("at most 64 bytes"));
+  config.members["quant_method"] = Setting::Literal(int64_t{4});
+  EXPECT_THAT(std::string(FindFormat(config).status().message()),
+              HasSubstr("quant_method: got 4, expected a string"));
 }
 
 TEST(Formats, WhatWasFoundIsEscaped) {
-  const auto method = FindFormat({.quant_method = "a\nb", .version = "\xc3\xa9", .bits = 4});
-  EXPECT_THAT(std::string(method.status().message()),
-              HasSubstr("quant_method \"a\\nb\", version \"\\xc3\\xa9\", bits 4"));
-  const auto version = FindFormat({.quant_method = "awq", .version = "a\nb", .bits = 4});
-  EXPECT_THAT(std::string(version.status().message()), HasSubstr("version: got \"a\\nb\""));
-  EXPECT_EQ(version.status().message().find('\n'), absl::string_view::npos);
+  const auto method = FindFormat(Method("a\n\xc3\xa9"));
+  EXPECT_THAT(std::string(method.status().message()), HasSubstr("quant_method \"a\\n\\xc3\\xa9\""));
+  Setting config = Method("awq");
+  config.members["version"] = Setting::String("a\nb");
+  const absl::Status version = FindFormat(config).status();
+  EXPECT_THAT(std::string(version.message()), HasSubstr("version: got \"a\\nb\""));
+  EXPECT_EQ(version.message().find('\n'), absl::string_view::npos);
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "kernels/base/half.h"
+#include "kernels/exact.h"
 #include "server/model/checkpoint.h"
 #include "tests/testing/npy.h"
 
@@ -76,15 +77,12 @@ class Golden : public ::testing::TestWithParam<Case> {
     ASSERT_TRUE(Validate(weight_).ok()) << Validate(weight_);
     for (int64_t row = 0; row < weight_.k; ++row) {
       for (int64_t column = 0; column < weight_.n; ++column) {
-        const int64_t group = row / weight_.scheme.group_size;
-        const float integer =
-            static_cast<float>(weight_.Code(row, column) - weight_.Zero(group, column));
-        dequantized_.push_back(FloatToHalf(integer * weight_.Scale(group, column)));
+        dequantized_.push_back(FloatToHalf(WeightValue(weight_, row, column)));
       }
     }
   }
 
-  CanonicalWeight weight_;
+  HostWeight weight_;
   std::vector<uint16_t> dequantized_;  // [K, N] bits of FP16
 };
 
@@ -99,6 +97,8 @@ uint64_t Fnv1a64(const void* data, size_t size) {
 TEST_P(Golden, DequantizesBitForBit) {
   EXPECT_EQ(weight_.k, GetParam().json.at("k"));
   EXPECT_EQ(weight_.n, GetParam().json.at("n"));
+  EXPECT_EQ(weight_.format, GetParam().format);
+  EXPECT_EQ(ToString(weight_.description), GetParam().Text("description"));
   EXPECT_EQ(absl::StrFormat("%016x", Fnv1a64(dequantized_.data(), 2 * dequantized_.size())),
             GetParam().Text("dequantized_fnv1a64"));
   if (!GetParam().json.contains("dequantized")) return;
@@ -140,7 +140,8 @@ TEST_P(Golden, ProductWithBiasAgreesInDouble) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Golden, ::testing::ValuesIn(AllCases()), [](const auto& info) {
-  std::string name = absl::StrCat(info.param.format, "_", info.param.Text("weight"));
+  std::string name = absl::StrCat(info.param.format, "_", info.param.Text("model"), "_",
+                                  info.param.Text("weight"));
   for (char& c : name) c = absl::ascii_isalnum(static_cast<unsigned char>(c)) ? c : '_';
   return name;
 });

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <future>
@@ -24,12 +25,12 @@ namespace awqd::engine {
 inline constexpr int64_t kK = 64;
 inline constexpr int64_t kN = 24;
 
-inline CanonicalWeight RandomWeight() {
+inline HostWeight RandomWeight() {
   std::mt19937 random(3);
-  CanonicalWeight w;
+  HostWeight w;
   w.k = kK;
   w.n = kN;
-  w.scheme.group_size = 32;
+  w.description = Asymmetric(4, 32);
   w.codes.resize(w.k * w.row_bytes());
   for (uint8_t& byte : w.codes) byte = random();
   w.zeros.resize(w.groups() * kN);
@@ -44,7 +45,7 @@ inline CanonicalWeight RandomWeight() {
 }
 
 // What x @ W + bias must be, in double, with the weights that Dequantize returns.
-inline std::vector<double> Expected(const CanonicalWeight& w, const std::vector<float>& x,
+inline std::vector<double> Expected(const HostWeight& w, const std::vector<float>& x,
                                     const std::vector<float>& bias) {
   const int64_t tokens = x.size() / kK;
   std::vector<double> y(tokens * kN);
@@ -52,7 +53,7 @@ inline std::vector<double> Expected(const CanonicalWeight& w, const std::vector<
     for (int64_t n = 0; n < kN; ++n) {
       double sum = bias[n];
       for (int64_t k = 0; k < kK; ++k) {
-        const int64_t group = k / w.scheme.group_size;
+        const int64_t group = k / w.group_rows();
         const float value = (w.Code(k, n) - w.Zero(group, n)) * w.Scale(group, n);
         sum += x[m * kK + k] * static_cast<double>(HalfToFloat(FloatToHalf(value)));
       }
@@ -60,6 +61,12 @@ inline std::vector<double> Expected(const CanonicalWeight& w, const std::vector<
     }
   }
   return y;
+}
+
+inline double Apply(ActivationFunction activation, double x) {
+  if (activation == ActivationFunction::kRelu) return std::max(x, 0.0);
+  if (activation == ActivationFunction::kSilu) return x / (1 + std::exp(-x));
+  return activation == ActivationFunction::kGelu ? x * (1 + std::erf(x / std::sqrt(2.0))) / 2 : x;
 }
 
 struct Answer {
@@ -127,7 +134,7 @@ class LocalEngineOnCpu : public ::testing::TestWithParam<bool> {
     }
   }
 
-  const CanonicalWeight canonical_ = RandomWeight();
+  const HostWeight canonical_ = RandomWeight();
   std::mt19937 random_{11};
   std::unique_ptr<testing::WrappedDevice> device_;
   std::shared_ptr<const DeviceWeight> weight_;

@@ -117,6 +117,95 @@ TEST_P(LocalEngineTest, MergesWhatGathersAndSplitsTheResult) {
   }
 }
 
+// Works of one activation function leave together, and apart from those of another.
+TEST_P(LocalEngineTest, ActivationFunctionsAreAppliedAndKeptApart) {
+  EngineOptions options;
+  options.batching.max_queue_delay = absl::Milliseconds(100);
+  options.batching.max_batch_tokens = 4;
+  Start(options);
+  const std::vector<float> x = RandomRows(2);
+  const auto product = [&](ActivationFunction activation) {
+    MatmulWork work = Product(x);
+    work.activation = activation;
+    return Submit(std::move(work));
+  };
+  std::vector<std::pair<ActivationFunction, std::future<Answer>>> answers;
+  for (int i = 0; i < 2; ++i) {
+    for (const auto activation : {ActivationFunction::kNone, ActivationFunction::kRelu,
+                                  ActivationFunction::kSilu, ActivationFunction::kGelu}) {
+      answers.emplace_back(activation, product(activation));
+    }
+  }
+  const std::vector<double> sums = Expected(canonical_, x, canonical_.bias);
+  for (auto& [activation, future] : answers) {
+    const Answer answer = future.get();
+    ASSERT_TRUE(answer.status.ok()) << answer.status;
+    EXPECT_EQ(answer.report.batch_requests, 2);
+    for (size_t i = 0; i < sums.size(); ++i) {
+      const double sum = sums[i];
+      const double expected = Apply(activation, sum);
+      float got;
+      std::memcpy(&got, answer.bytes.data() + i * 4, 4);
+      ASSERT_NEAR(got, expected, 1e-4 * (1 + std::abs(sum))) << Name(activation) << " " << i;
+    }
+  }
+}
+
+// In a batch every token has the scale of its own work.
+TEST_P(LocalEngineTest, MergesQuantisedActivationsWithScalesOfTheirOwn) {
+  EngineOptions options;
+  options.batching.max_queue_delay = absl::Milliseconds(200);
+  options.batching.max_batch_tokens = 6;
+  Start(options);
+  const auto work = [&](int64_t rows, std::vector<float> scales) {
+    MatmulWork out = Product(RandomRows(rows));
+    out.quantization = ActivationQuantization::kStatic;
+    out.out_dtype = DType::kFp32;
+    out.scales = std::move(scales);
+    return out;
+  };
+  const MatmulWork works[] = {work(2, {0.5f}), work(1, {0.01f}), work(3, {1, 0.25f, 2})};
+  std::vector<Payload> alone;
+  for (const MatmulWork& one : works) {
+    Answer answer = Submit(MatmulWork(one)).get();
+    ASSERT_TRUE(answer.status.ok()) << answer.status;
+    EXPECT_EQ(answer.report.kernel, "cpu/qmatmul_a8_scaled");
+    alone.push_back(answer.bytes);
+  }
+  std::vector<std::future<Answer>> together;
+  for (const MatmulWork& one : works) together.push_back(Submit(MatmulWork(one)));
+  for (size_t i = 0; i < together.size(); ++i) {
+    Answer answer = together[i].get();
+    ASSERT_TRUE(answer.status.ok()) << answer.status;
+    EXPECT_EQ(answer.report.batch_requests, 3);
+    EXPECT_EQ(absl::string_view(answer.bytes.data(), answer.bytes.size()),
+              absl::string_view(alone[i].data(), alone[i].size()));
+  }
+}
+
+// More rows than a batch has tokens: each step has its own scales.
+TEST_P(LocalEngineTest, ScalesOfALargeRequestAreSplitWithIt) {
+  EngineOptions options;
+  options.batching.max_batch_tokens = 2;
+  Start(options);
+  MatmulWork work = Product(RandomRows(5));
+  work.quantization = ActivationQuantization::kStatic;
+  work.out_dtype = DType::kFp32;
+  work.scales = {0.5f, 0.01f, 1, 0.25f, 2};
+  const Answer all = Submit(MatmulWork(work)).get();
+  ASSERT_TRUE(all.status.ok()) << all.status;
+  for (int64_t row = 0; row < work.rows; ++row) {
+    MatmulWork one = work;
+    one.rows = 1;
+    one.x = work.x.Slice(row * kK * 4, kK * 4);
+    one.scales = {work.scales[row]};
+    const Answer answer = Submit(std::move(one)).get();
+    ASSERT_TRUE(answer.status.ok()) << answer.status;
+    EXPECT_EQ(absl::string_view(answer.bytes.data(), kN * 4),
+              absl::string_view(all.bytes.data() + row * kN * 4, kN * 4));
+  }
+}
+
 TEST_P(LocalEngineTest, SeveralThreadsAnswerALargeBatch) {
   EngineOptions options;
   options.answer_threads = 1;

@@ -106,8 +106,8 @@ class PuppetEngine final : public Engine {
     if (at_once_.has_value()) Answer(index, *at_once_);
     return TaskHandle([this, index] { CancelTask(index); });
   }
-  absl::StatusOr<std::shared_ptr<const model::PlacedWeight>> Prepare(
-      const CanonicalWeight& weight) override {
+  absl::StatusOr<std::shared_ptr<const model::PlacedWeight>> Prepare(const HostWeight& weight,
+                                                                     const Device*) override {
     if (!refuse_.ok()) return refuse_;
     return model::Whole(ShapeOn(&device_, weight.n));
   }

@@ -120,7 +120,7 @@ TEST_F(ReplicasTest, AWeightOfOneDeviceStaysThere) {
 
 TEST_F(ReplicasTest, InlineWeightsGoWhereLeastIsToDoAndThereIsRoom) {
   Start(2);
-  CanonicalWeight inline_weight;
+  HostWeight inline_weight;
   inline_weight.n = 8;
   puppets_[0]->puppet_device()->SetBudget(1000);
   puppets_[1]->puppet_device()->SetBudget(2000);

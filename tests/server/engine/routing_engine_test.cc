@@ -33,11 +33,10 @@ class RoutingEngineTest : public ::testing::Test {
     engine_ = MakeRoutingEngine(std::move(engines));
   }
 
-  static CanonicalWeight Weight() {
-    CanonicalWeight w;
+  static HostWeight Weight() {
+    HostWeight w;
     w.k = 16;
     w.n = 8;
-    w.scheme.group_size = 16;
     w.codes.assign(16 * 4, 0x21);
     w.zeros.assign(8, 0);
     w.scales.assign(16, 0);

@@ -8,7 +8,6 @@
 
 #include "kernels/base/status.h"
 #include "kernels/kernels.h"
-#include "server/engine/column_cut.h"
 #include "server/engine/lane.h"
 #include "server/engine/matmul_work.h"
 

@@ -37,7 +37,7 @@ std::vector<float> Values(int64_t count, uint64_t seed) {
 }
 
 // x @ W + bias in double, with the weights that Dequantize gives.
-std::vector<double> Product(const std::vector<double>& x, const CanonicalWeight& w,
+std::vector<double> Product(const std::vector<double>& x, const HostWeight& w,
                             const std::vector<float>& bias) {
   const auto rows = static_cast<int64_t>(x.size()) / w.k;
   std::vector<double> y(rows * w.n);
@@ -45,7 +45,7 @@ std::vector<double> Product(const std::vector<double>& x, const CanonicalWeight&
     const int64_t row = i / w.n, col = i % w.n;
     double sum = bias.empty() ? 0 : bias[col];
     for (int64_t k = 0; k < w.k; ++k) {
-      const int64_t group = k / w.scheme.group_size;
+      const int64_t group = k / w.group_rows();
       const float value = (w.Code(k, col) - w.Zero(group, col)) * w.Scale(group, col);
       sum += x[row * w.k + k] * static_cast<double>(HalfToFloat(FloatToHalf(value)));
     }
@@ -122,8 +122,8 @@ class TwoStepWorkTest : public ::testing::TestWithParam<bool> {
     EXPECT_LE(testing::FrobeniusError(got, DType::kFp32, expected), (kK + kMiddle) * 0x1p-24);
   }
 
-  const CanonicalWeight canonical_a_ = testing::RandomWeight({.k = kK, .n = kMiddle, .seed = 1});
-  const CanonicalWeight canonical_b_ = testing::RandomWeight({.k = kMiddle, .n = kN, .seed = 2});
+  const HostWeight canonical_a_ = testing::RandomWeight({.k = kK, .n = kMiddle, .seed = 1});
+  const HostWeight canonical_b_ = testing::RandomWeight({.k = kMiddle, .n = kN, .seed = 2});
   std::atomic<int> runs_{0};
   std::unique_ptr<testing::WrappedDevice> device_;
   std::vector<std::unique_ptr<Device>> devices_;

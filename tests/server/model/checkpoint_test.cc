@@ -105,6 +105,65 @@ TEST_F(CheckpointTest, ModulesNotConvertedAreIgnored) {
   EXPECT_EQ(checkpoint->ignored_tensors(), 2);
 }
 
+// --- Formats whose codes are called as any weight is ---
+
+std::string IntQuantizedConfig(absl::string_view activations = "null") {
+  return absl::StrCat(
+      "{\"quantization_config\":{\"quant_method\":\"compressed-tensors\",\"format\":"
+      "\"int-quantized\",\"config_groups\":{\"group_0\":{\"targets\":[\"Linear\"],\"weights\":{"
+      "\"num_bits\":8,\"strategy\":\"channel\"},\"input_activations\":",
+      activations, "}},\"ignore\":[\"lm_head\",\"re:.*gate$\"]}}");
+}
+
+TestTensors IntQuantizedLinear(const std::string& path) {
+  return {{path + ".weight", {"I8", {3, 4}, std::string(12, '\1')}},
+          {path + ".weight_scale", {"F32", {3, 1}, std::string(12, '\0')}}};
+}
+
+TEST_F(CheckpointTest, LinearsThatAreNotQuantisedAreLeftOut) {
+  directory_.Write("m/config.json", IntQuantizedConfig("{\"num_bits\":8}"));
+  TestTensors tensors = Merge(IntQuantizedLinear("l.up"), IntQuantizedLinear("l.gate"));
+  tensors["norm.weight"] = {"BF16", {4}, std::string(8, '\0')};
+  tensors["l.plain.weight"] = {"BF16", {3, 4}, std::string(24, '\0')};
+  tensors["l.plain.bias"] = {"BF16", {3}, std::string(6, '\0')};
+  tensors["lm_head.weight"] = {"I8", {3, 4}, std::string(12, '\0')};
+  directory_.Write("m/model.safetensors", SafetensorsOf(tensors));
+  const auto checkpoint = Open();
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  EXPECT_EQ(checkpoint->format().name, "int-quantized");
+  EXPECT_EQ(checkpoint->quant_method(), "compressed-tensors");
+  EXPECT_THAT(checkpoint->note(), HasSubstr("input_activations has no effect"));
+  ASSERT_EQ(checkpoint->linears().size(), 1u);
+  EXPECT_EQ(checkpoint->linears()[0].path, "l.up");
+  EXPECT_EQ(checkpoint->ignored_tensors(), 6);
+  std::vector<uint8_t> scratch;
+  const auto weight = checkpoint->Read(checkpoint->linears()[0], &scratch);
+  ASSERT_TRUE(weight.ok()) << weight.status();
+  EXPECT_EQ(ToString(weight->description), "w8cs+fp32");
+}
+
+TEST_F(CheckpointTest, AScaleWithoutCodesIsNoSilentLoss) {
+  directory_.Write("m/config.json", IntQuantizedConfig());
+  TestTensors tensors = Merge(IntQuantizedLinear("l.up"), IntQuantizedLinear("l.down"));
+  tensors["l.down.weight"] = {"F16", {3, 4}, std::string(24, '\0')};
+  directory_.Write("m/model.safetensors", SafetensorsOf(tensors));
+  ExpectRefused("weight \"l.down\": tensor \"weight\" is \"F16\", not I8, though its weight_scale");
+  tensors.erase("l.down.weight_scale");
+  directory_.Write("m/model.safetensors", SafetensorsOf(tensors));
+  EXPECT_TRUE(Open().ok()) << Open().status();
+  tensors.erase("l.up.weight_scale");
+  directory_.Write("m/model.safetensors", SafetensorsOf(tensors));
+  ExpectRefused("weight \"l.up\": tensor \"weight_scale\" is missing");
+}
+
+TEST_F(CheckpointTest, APatternThatCannotBeReadNamesTheFile) {
+  std::string config = IntQuantizedConfig();
+  config.replace(config.find("re:.*gate$"), 10, "re:(?!gate)");
+  directory_.Write("m/config.json", config);
+  directory_.Write("m/model.safetensors", SafetensorsOf(IntQuantizedLinear("l.up")));
+  ExpectRefused("m/config.json: quantization_config: pattern of modules: got \"(?!gate)\"");
+}
+
 TEST_F(CheckpointTest, SideFiles) {
   directory_.Write("m/config.json", "{}");
   directory_.Write("m/model.safetensors", SafetensorsOf(linear_));
@@ -135,7 +194,8 @@ TEST_F(CheckpointTest, MissingThings) {
 TEST_F(CheckpointTest, FormatsThatAreNotRead) {
   directory_.Write("m/config.json",
                    "{\"quantization_config\":{\"quant_method\":\"gptq\",\"bits\":4}}");
-  Expect(absl::StatusCode::kUnimplemented, "m: quantization_config: got quant_method \"gptq\"");
+  Expect(absl::StatusCode::kUnimplemented,
+         "m/config.json: quantization_config: got quant_method \"gptq\"");
   directory_.Write(
       "m/config.json",
       "{\"quantization_config\":{\"quant_method\":\"awq\",\"bits\":8,\"group_size\":32}}");

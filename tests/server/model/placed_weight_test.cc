@@ -61,12 +61,10 @@ TEST(TakeColumnsTest, EveryMemberOfTheCutIsThatOfTheWhole) {
   for (int bits : {2, 3, 4, 8}) {
     for (int64_t n : {24, 200, 1000}) {
       WeightSpec spec{.k = 64, .n = n, .bias = true};
-      spec.scheme.bits = bits;
-      spec.scheme.group_size = 32;
-      if (bits == 8) spec.scheme.zero_kind = ZeroKind::kSymmetric;
-      const CanonicalWeight whole = RandomWeight(spec);
+      spec.description = bits == 8 ? Symmetric(bits, 32) : Asymmetric(bits, 32);
+      const HostWeight whole = RandomWeight(spec);
       for (const ColumnSpan& span : CutColumns(n, 3)) {
-        const CanonicalWeight part = TakeColumns(whole, span);
+        const HostWeight part = TakeColumns(whole, span);
         ASSERT_TRUE(Validate(part).ok()) << Validate(part);
         ASSERT_EQ(part.n, span.end - span.begin);
         for (int64_t col = 0; col < part.n; ++col) {
@@ -88,7 +86,7 @@ TEST(TakeColumnsTest, EveryMemberOfTheCutIsThatOfTheWhole) {
 TEST(PlaceWeightTest, WholeOnEach) {
   const auto a = NewDevice(), b = NewDevice();
   Device* const devices[] = {a.get(), b.get()};
-  const CanonicalWeight weight = RandomWeight({.k = 128, .n = 256, .bias = true});
+  const HostWeight weight = RandomWeight({.k = 128, .n = 256, .bias = true});
   auto placed = PlaceWeight(weight, devices, /*cut=*/false);
   ASSERT_TRUE(placed.ok()) << placed.status();
   EXPECT_FALSE((*placed)->cut());
@@ -105,7 +103,7 @@ TEST(PlaceWeightTest, WholeOnEach) {
 TEST(PlaceWeightTest, CutAmongThem) {
   const auto a = NewDevice(), b = NewDevice();
   Device* const devices[] = {a.get(), b.get()};
-  const CanonicalWeight weight = RandomWeight({.k = 128, .n = 264, .bias = true});
+  const HostWeight weight = RandomWeight({.k = 128, .n = 264, .bias = true});
   const auto placed = PlaceWeight(weight, devices, /*cut=*/true);
   ASSERT_TRUE(placed.ok()) << placed.status();
   EXPECT_TRUE((*placed)->cut());

@@ -85,6 +85,29 @@ inline TestTensors Merge(TestTensors a, const TestTensors& b) {
   return a;
 }
 
+// One AWQ linear, K = 64, N = 16, groups of 32, of which no two numbers below 16 make the same.
+inline TestTensors AwqExpert(const std::string& path, int number) {
+  TestTensors out = AwqLinear(path, 64, 16, 32, static_cast<char>(0x11 * number));
+  out[path + ".qzeros"].bytes.back() = static_cast<char>(0x10 + number);
+  out[path + ".scales"].bytes.back() = static_cast<char>(0x20 + number);
+  return out;
+}
+
+// Linears of one path as one whose tensors hold all of them, one behind the other.
+inline TestTensors AllExperts(const std::vector<TestTensors>& experts) {
+  TestTensors out;
+  for (const TestTensors& expert : experts) {
+    for (const auto& [name, tensor] : expert) {
+      TestTensor& all = out[name];
+      all.dtype = tensor.dtype;
+      all.shape = tensor.shape;
+      all.shape.insert(all.shape.begin(), static_cast<int64_t>(experts.size()));
+      all.bytes += tensor.bytes;
+    }
+  }
+  return out;
+}
+
 inline std::string AwqConfig(int group = 32, absl::string_view extra = "") {
   return absl::StrCat(
       "{\"model_type\":\"test\",\"quantization_config\":{\"quant_method\":\"awq\",\"bits\":4,"

@@ -109,8 +109,8 @@ class FakeEngine final : public engine::Engine {
     }
     return Take(bytes, load, std::move(done));
   }
-  absl::StatusOr<std::shared_ptr<const model::PlacedWeight>> Prepare(
-      const CanonicalWeight& weight) override {
+  absl::StatusOr<std::shared_ptr<const model::PlacedWeight>> Prepare(const HostWeight& weight,
+                                                                     const Device*) override {
     {
       MutexLock lock(&mu_);
       ++prepares_;

@@ -1,10 +1,9 @@
-// What keeps clients within bounds: message sizes, compression, unknown methods, reflection,
-// threads.
-#include <grpcpp/generic/generic_stub.h>
+// What keeps clients within bounds: message sizes, compression, unknown methods, threads.
 #include <pthread.h>
 
 #include <vector>
 
+#include "tests/server/services/raw_call.h"
 #include "tests/server/services/rpc_fixture.h"
 
 namespace awqd::services {
@@ -46,25 +45,6 @@ TEST_F(LimitsTest, CompressedRequestsAreRefused) {
     EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED);
     EXPECT_THAT(status.error_message(), testing::HasSubstr("disabled"));
   }
-}
-
-// A call by method name, so that methods and bytes that no stub would send can be.
-grpc::Status RawCall(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
-                     const std::string& payload) {
-  grpc::GenericStub stub(channel);
-  grpc::ClientContext context;
-  grpc::CompletionQueue queue;
-  const grpc::Slice slice(payload);
-  const grpc::ByteBuffer request(&slice, 1);
-  grpc::ByteBuffer response;
-  grpc::Status status;
-  const auto call = stub.PrepareUnaryCall(&context, method, request, &queue);
-  call->StartCall();
-  call->Finish(&response, &status, nullptr);
-  void* tag;
-  bool ok;
-  queue.Next(&tag, &ok);
-  return status;
 }
 
 TEST_F(LimitsTest, UnknownMethodsAreUnimplemented) {
@@ -139,66 +119,6 @@ TEST_F(LimitsTest, TwoServersNeverShareAPort) {
   EXPECT_THAT(std::string(status.message()), testing::HasSubstr(server_->address()));
 }
 
-constexpr char kReflection[] = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo";
-
-class NoReflectionTest : public RpcTest {
-  void Configure(Options* options) override { options->reflection = false; }
-};
-
-TEST_F(NoReflectionTest, ReflectionCanBeSwitchedOff) {
-  EXPECT_EQ(RawCall(channel_, kReflection, "").error_code(), grpc::StatusCode::UNIMPLEMENTED);
-}
-
-int ThreadsOfThisProcess() {
-  std::ifstream status("/proc/self/status");
-  int threads = 0;
-  for (std::string word; status >> word;) {
-    if (word == "Threads:") status >> threads;
-  }
-  return threads;
-}
-
-TEST_F(LimitsTest, IdleReflectionStreamsTakeABoundedNumberOfThreads) {
-  constexpr int kStreams = 200, kThreads = 32;
-  v1::QuantizedMatmulResponse response;
-  ASSERT_TRUE(Matmul(GoodMatmul(), &response).ok());
-  const int before = ThreadsOfThisProcess();
-  grpc::GenericStub stub(channel_);
-  grpc::CompletionQueue queue;
-  struct Stream {
-    grpc::ClientContext context;
-    std::unique_ptr<grpc::GenericClientAsyncReaderWriter> call;
-    grpc::Status status;
-  };
-  std::vector<Stream> streams(kStreams);
-  const auto next = [&queue]() -> Stream* {
-    void* tag = nullptr;
-    bool ok = false;
-    EXPECT_TRUE(queue.Next(&tag, &ok));
-    return static_cast<Stream*>(tag);
-  };
-  for (Stream& stream : streams) {
-    Deadline(&stream.context);
-    stream.call = stub.PrepareCall(&stream.context, kReflection, &queue);
-    stream.call->StartCall(nullptr);
-    stream.call->Finish(&stream.status, &stream);
-  }
-  for (int refused = 0; refused < kStreams - kThreads;) {
-    const Stream* stream = next();
-    if (stream == nullptr) continue;
-    ++refused;
-    ASSERT_EQ(stream->status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
-  }
-  EXPECT_LE(ThreadsOfThisProcess(), before + kThreads);
-  EXPECT_TRUE(Matmul(GoodMatmul(), &response).ok());
-  for (Stream& stream : streams) stream.context.TryCancel();
-  queue.Shutdown();
-  void* tag = nullptr;
-  for (bool ok = false; queue.Next(&tag, &ok);) {
-  }
-  EXPECT_TRUE(Eventually([&] { return RawCall(channel_, kReflection, "").ok(); }));
-}
-
 // Sets for its lifetime that no thread can be made: a stack would have to fill the address space.
 class NoThreads {
  public:
@@ -231,10 +151,6 @@ TEST_F(LimitsTest, ShutsDownWhereNoThreadCanBeMade) {
   EXPECT_LT(absl::Now() - begin, absl::Seconds(10));
   server_ = nullptr;
   EXPECT_EQ(Matmul(GoodMatmul(), &response).error_code(), grpc::StatusCode::UNAVAILABLE);
-}
-
-TEST_F(LimitsTest, ReflectionAnswersByDefault) {
-  EXPECT_NE(RawCall(channel_, kReflection, "").error_code(), grpc::StatusCode::UNIMPLEMENTED);
 }
 
 }  // namespace

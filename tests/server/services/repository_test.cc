@@ -28,7 +28,7 @@ TEST_F(RepositoryTest, ListsAndDescribes) {
   ASSERT_TRUE(repository_->GetModel(&get_context, request, &model).ok());
   EXPECT_EQ(model.weights(0).path(), "layer");
   EXPECT_EQ(model.weights(0).k(), 128);
-  EXPECT_EQ(model.weights(0).scheme(), "a16w4g128z");
+  EXPECT_EQ(model.weights(0).scheme(), "w4cz");
   EXPECT_EQ(model.weights(0).device(), "cpu");
   ASSERT_EQ(model.weights(0).parts_size(), 1);
   EXPECT_EQ(model.weights(0).parts(0).device(), "cpu");
@@ -37,6 +37,45 @@ TEST_F(RepositoryTest, ListsAndDescribes) {
   EXPECT_EQ(model.weights(0).parts(0).bytes(), model.weights(0).bytes());
   EXPECT_GT(model.weights(0).plan_size(), 0);
   EXPECT_FALSE(model.weights(0).dequantize_kernel().empty());
+}
+
+TEST_F(RepositoryTest, DescribesStacks) {
+  WriteTinyModel(root_ / "tiny", {{"l.experts.0.down", 16},
+                                  {"l.experts.1.down", 32},
+                                  {"l.experts.0.up", 16},
+                                  {"l.experts.1.up", 16}});
+  v1::LoadModelRequest load;
+  load.set_name("tiny");
+  v1::LoadModelResponse loaded;
+  grpc::ClientContext load_context;
+  ASSERT_TRUE(repository_->LoadModel(&load_context, load, &loaded).ok());
+  EXPECT_EQ(loaded.model().stacks(), 2);
+
+  v1::GetModelRequest request;
+  request.set_name("tiny");
+  v1::GetModelResponse model;
+  grpc::ClientContext context;
+  ASSERT_TRUE(repository_->GetModel(&context, request, &model).ok());
+  EXPECT_EQ(model.model().stacks(), 2);
+  EXPECT_EQ(model.weights_size(), 4);
+  ASSERT_EQ(model.stacks_size(), 2);
+  const v1::StackInfo& refused = model.stacks(0);
+  EXPECT_EQ(refused.path(), "l.experts.*.down");
+  EXPECT_EQ(refused.experts(), 0);
+  EXPECT_EQ(refused.refused(),
+            "stack \"l.experts.*.down\": expert 1: N: got 32, expected 16, as expert 0 has");
+  const v1::StackInfo& stack = model.stacks(1);
+  EXPECT_EQ(stack.path(), "l.experts.*.up");
+  EXPECT_EQ(stack.refused(), "");
+  EXPECT_EQ(stack.experts(), 2);
+  EXPECT_EQ(stack.k(), 128);
+  EXPECT_EQ(stack.n(), 16);
+  EXPECT_EQ(stack.scheme(), "w4cz");
+  EXPECT_EQ(stack.format(), "awq");
+  EXPECT_EQ(stack.device(), "cpu");
+  EXPECT_FALSE(stack.has_bias());
+  EXPECT_EQ(model.weights(1).path(), "l.experts.0.up");
+  EXPECT_EQ(stack.bytes(), model.weights(1).bytes() + model.weights(3).bytes());
 }
 
 TEST_F(RepositoryTest, UnloadsAndLoads) {
@@ -179,13 +218,29 @@ TEST_F(RepositoryTest, ServerInfoTellsDeviceKernelsAndLimits) {
   EXPECT_GT(info.devices(0).weights_bytes(), 0);
   EXPECT_EQ(info.limits().max_receive_bytes(), kMessageLimit);
   EXPECT_EQ(info.limits().token_threshold(), 256);
-  EXPECT_THAT(info.formats(), testing::Contains("awq"));
+  EXPECT_THAT(info.formats(), testing::IsSupersetOf({"awq", "plain", "fastertransformer"}));
   bool reference = false;
+  int integers = 0, quantized = 0;
   for (const v1::KernelInfo& kernel : info.kernels()) {
     EXPECT_EQ(kernel.available(), kernel.reason().empty()) << kernel.name();
+    EXPECT_THAT(kernel.zeros(), testing::Contains("stored")) << kernel.name();
+    if (kernel.operation() == "matmul_a8") {
+      ++quantized;
+      EXPECT_THAT(kernel.activations(), testing::ElementsAre("FP16", "BF16", "FP32", "INT8"));
+      EXPECT_THAT(kernel.outputs(), testing::ElementsAre("FP16", "BF16", "FP32"));
+      EXPECT_THAT(kernel.zeros(), testing::Contains("offset"));
+    } else if (testing::Value(kernel.activations(), testing::Contains("INT8"))) {
+      ++integers;
+      EXPECT_THAT(kernel.scales(), testing::IsEmpty()) << kernel.name();
+      EXPECT_THAT(kernel.outputs(), testing::ElementsAre("INT32")) << kernel.name();
+    } else {
+      EXPECT_THAT(kernel.scales(), testing::Contains("FP16")) << kernel.name();
+    }
     if (kernel.needs() == "cpu") reference |= kernel.available();
   }
   EXPECT_TRUE(reference);
+  EXPECT_GE(integers, 2) << "the CPU's, and the reference";
+  EXPECT_GE(quantized, 2);
 }
 
 }  // namespace

@@ -11,6 +11,8 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "awqd/v1/inference.grpc.pb.h"
 #include "awqd/v1/model_repository.grpc.pb.h"
@@ -23,8 +25,10 @@
 
 namespace awqd::services {
 
-// Writes a checkpoint of zeros with two linears.
-inline void WriteTinyModel(const std::filesystem::path& dir) {
+// Writes a checkpoint of zeros with linears of these paths and N.
+inline void WriteTinyModel(const std::filesystem::path& dir,
+                           const std::vector<std::pair<std::string, int64_t>>& linears = {
+                               {"layer", 16}, {"wide", 4096}}) {
   std::filesystem::create_directories(dir);
   std::ofstream(dir / "config.json")
       << R"({"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128,)"
@@ -40,7 +44,7 @@ inline void WriteTinyModel(const std::filesystem::path& dir) {
               "]}";
     offset = end;
   };
-  for (const auto& [path, n] : {std::pair<std::string, int64_t>{"layer", 16}, {"wide", 4096}}) {
+  for (const auto& [path, n] : linears) {
     add(path + ".qweight", "I32", 128, n / 8, 4);
     add(path + ".qzeros", "I32", 1, n / 8, 4);
     add(path + ".scales", "F16", 1, n, 2);

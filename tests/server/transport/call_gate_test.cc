@@ -8,7 +8,7 @@
 #include <string>
 
 #include "gtest/gtest.h"
-#include "server/transport/unsent.h"
+#include "server/transport/shutdown.h"
 
 namespace awqd::transport {
 namespace {
@@ -17,11 +17,29 @@ TEST(CallGate, CountsTickets) {
   CallGate gate;
   EXPECT_EQ(gate.in_flight(), 0);
   {
-    const CallGate::Ticket one(&gate), two(&gate);
+    CallGate::Ticket one, two;
+    EXPECT_EQ(gate.in_flight(), 0) << "nobody holds one";
+    one.Hold(&gate);
+    two.Hold(&gate);
     EXPECT_EQ(gate.in_flight(), 2);
   }
   EXPECT_EQ(gate.in_flight(), 0);
-  EXPECT_FALSE(gate.TurnAway(nullptr)) << "it is open";
+}
+
+TEST(CallGate, AnswersCallsThatWaitWhenItRefusesAndLaterOnesAtOnce) {
+  CallGate gate;
+  int waiting = 0, late = 0;
+  EXPECT_TRUE(gate.open());
+  gate.Close();
+  EXPECT_FALSE(gate.open());
+  gate.TurnAway([&] { ++waiting; });
+  EXPECT_EQ(waiting, 0);
+  gate.Refuse();
+  gate.Refuse();
+  EXPECT_EQ(waiting, 1);
+  gate.TurnAway([&] { ++late; });
+  EXPECT_EQ(late, 1);
+  EXPECT_EQ(gate.turned_away(), 2);
 }
 
 TEST(CallGate, TellsListenersOnceAndOnlyThoseThatExist) {

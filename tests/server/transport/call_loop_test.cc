@@ -1,125 +1,14 @@
 // The loop and its calls, with handlers of the test's own on a real port: every order in which a
 // call's events can come, and when what was submitted is run.
-#include "server/transport/call_loop.h"
-
-#include <grpcpp/create_channel.h>
-#include <grpcpp/security/credentials.h>
-#include <grpcpp/security/server_credentials.h>
-#include <grpcpp/server.h>
-
 #include <algorithm>
-#include <chrono>
-#include <functional>
 #include <new>
-#include <string>
-#include <thread>
 
-#include "awqd/v1/inference.grpc.pb.h"
-#include "gtest/gtest.h"
-#include "server/wire/status.h"
+#include "tests/server/transport/loop_fixture.h"
 
 namespace awqd::transport {
 namespace {
 
-using Inference = v1::QuantizedInference;
-using RawInference =
-    Inference::WithRawMethod_QuantizedMatmul<Inference::WithRawMethod_QuantizedMatmulStream<
-        Inference::WithRawMethod_DequantizeStream<Inference::Service>>>;
-
-// The bytes of an empty message, which every message type can be parsed from.
-grpc::ByteBuffer EmptyMessage() {
-  const grpc::Slice nothing("");
-  return grpc::ByteBuffer(&nothing, 1);
-}
-
-// Counts what it hears; deleted by the test, so that a late event would be seen.
-class Recorder final : public Reactor {
- public:
-  void OnCancel() override {
-    ++cancels;
-    if (on_cancel) on_cancel();
-  }
-  void OnReadDone(bool ok) override {
-    ok ? ++reads : ++failed_reads;
-    if (on_read) on_read(ok);
-  }
-  void OnWriteDone(bool ok) override {
-    ok ? ++writes : ++failed_writes;
-    if (on_write) on_write();
-  }
-  void OnDone() override { ++dones; }
-
-  std::function<void()> on_cancel, on_write;
-  std::function<void(bool)> on_read;
-  std::atomic<int> cancels{0}, reads{0}, failed_reads{0}, writes{0}, failed_writes{0}, dones{0};
-};
-
-class CallLoopTest : public testing::TestWithParam<int> {
- protected:
-  // Serves with `run_queued`; the handlers are those that the test has set.
-  void Start(
-      std::function<bool()> run_queued = [] { return false; }, int slots = 2) {
-    grpc::ServerBuilder builder;
-    int port = 0;
-    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
-    builder.RegisterService(&service_);
-    loop_ = std::make_unique<CallLoop>(&builder, GetParam(), std::move(run_queued), wire::ToGrpc);
-    loop_->Serve<UnaryCall>(slots, &service_, &RawInference::RequestQuantizedMatmul,
-                            [this](UnaryCall* call) { unary_(call); });
-    loop_->Serve<StreamCall>(slots, &service_, &RawInference::RequestQuantizedMatmulStream,
-                             [this](StreamCall* call) { stream_(call); });
-    loop_->Serve<WriteCall>(slots, &service_, &RawInference::RequestDequantizeStream,
-                            [this](WriteCall* call) { write_(call); });
-    server_ = builder.BuildAndStart();
-    ASSERT_NE(server_, nullptr);
-    loop_->Start();
-    stub_ = Inference::NewStub(grpc::CreateChannel("127.0.0.1:" + std::to_string(port),
-                                                   grpc::InsecureChannelCredentials()));
-  }
-
-  // Every test ends with it, while what its handlers refer to exists.
-  void Stop() {
-    if (loop_ == nullptr) return;
-    server_->Shutdown(std::chrono::system_clock::now());
-    loop_->Stop();
-    server_ = nullptr;
-    loop_ = nullptr;
-  }
-  void TearDown() override { Stop(); }
-
-  static bool Eventually(const std::function<bool()>& condition) {
-    for (int i = 0; i < 2000 && !condition(); ++i) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    }
-    return condition();
-  }
-
-  grpc::Status Call() {
-    grpc::ClientContext context;
-    v1::QuantizedMatmulResponse response;
-    return stub_->QuantizedMatmul(&context, {}, &response);
-  }
-  // Each of `threads` calls `times` times and is answered.
-  void CallFromThreads(int threads, int times) {
-    std::vector<std::thread> callers;
-    for (int t = 0; t < threads; ++t) {
-      callers.emplace_back([=, this] {
-        for (int i = 0; i < times; ++i) EXPECT_TRUE(Call().ok());
-      });
-    }
-    for (std::thread& caller : callers) caller.join();
-  }
-
-  RawInference service_;
-  std::function<void(UnaryCall*)> unary_ = [](UnaryCall* call) { call->Answer(EmptyMessage()); };
-  std::function<void(StreamCall*)> stream_ = [](StreamCall* call) {
-    call->Finish(grpc::Status::OK);
-  };
-  std::function<void(WriteCall*)> write_ = [](WriteCall* call) { call->Finish(grpc::Status::OK); };
-  std::unique_ptr<CallLoop> loop_;
-  std::unique_ptr<grpc::Server> server_;
-  std::unique_ptr<Inference::Stub> stub_;
-};
+using CallLoopTest = LoopTest;
 
 INSTANTIATE_TEST_SUITE_P(Threads, CallLoopTest, testing::Values(1, 4));
 
@@ -334,7 +223,7 @@ TEST_P(CallLoopTest, StopWaitsForCallsInProgress) {
   EXPECT_EQ(recorder.dones, 1);
 }
 
-class CallLoopOfOneThreadTest : public CallLoopTest {};
+class CallLoopOfOneThreadTest : public LoopTest {};
 INSTANTIATE_TEST_SUITE_P(Threads, CallLoopOfOneThreadTest, testing::Values(1));
 
 // What came together is run together. The thread is held in its first handler so that the other

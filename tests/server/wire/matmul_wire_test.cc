@@ -1,4 +1,4 @@
-// ParseMatmul: every way to spell a request means what it means to the generated parser, in pieces
+// ParseProduct: every way to spell a request means what it means to the generated parser, in pieces
 // of any size, and the payload is cut out rather than copied.
 #include "server/wire/matmul_wire.h"
 
@@ -42,7 +42,7 @@ std::optional<std::string> CutOf(const std::string& bytes) {
   for (uint32_t seed = 0; seed < 20; ++seed) EXPECT_EQ(WireDifference(bytes, seed), "");
   MatmulMessage message;
   const absl::string_view piece = bytes;
-  EXPECT_TRUE(ParseMatmul({&piece, 1}, &message));
+  EXPECT_TRUE(ParseProduct({&piece, 1}, &message));
   if (!message.cut) return std::nullopt;
   return bytes.substr(message.cut->begin, message.cut->size);
 }
@@ -107,7 +107,7 @@ bool Parses(const std::string& bytes) {
   for (uint32_t seed = 0; seed < 20; ++seed) EXPECT_EQ(WireDifference(bytes, seed), "");
   MatmulMessage message;
   const absl::string_view piece = bytes;
-  return ParseMatmul({&piece, 1}, &message);
+  return ParseProduct({&piece, 1}, &message);
 }
 
 TEST(MatmulWire, GroupsAreRefusedWhereTheParserWouldMeetThem) {
@@ -142,6 +142,29 @@ TEST(MatmulWire, FieldsAreCountedAndPackedValuesAreNot) {
   EXPECT_TRUE(Parses(request.SerializeAsString()));
 }
 
+// An inline weight of any format has maps, whose entries are messages to the parser.
+TEST(MatmulWire, EntriesOfMapsCountAsFields) {
+  v1::QuantizedMatmulRequest request = GoodMatmul();
+  v1::PackedWeight& packed = *request.mutable_packed();
+  packed.set_format("plain");
+  (*packed.mutable_settings())["symmetric"] = std::string("true");
+  (*packed.mutable_tensors())["codes"] = RawTensor(v1::UINT8, {128, 16}, 2048);
+  (*packed.mutable_tensors())["scales"] = RawTensor(v1::FP16, {1, 16}, 32);
+  EXPECT_EQ(CutOf(request.SerializeAsString()), request.activations().raw());
+  const auto in_packed = [](const std::string& contents) {
+    return Bytes(v1::QuantizedMatmulRequest::kPackedFieldNumber, contents);
+  };
+  constexpr int kSettings = v1::PackedWeight::kSettingsFieldNumber;
+  std::string entries;
+  for (int i = 0; i < kMaxFields; ++i) entries += Bytes(kSettings, "");
+  EXPECT_FALSE(Parses(in_packed(entries)));
+  EXPECT_TRUE(Parses(in_packed(entries.substr(0, entries.size() / 2))));
+  const std::string group = "\x1b\x1c";  // of field 3, in an entry and in an entry's tensor
+  EXPECT_FALSE(Parses(in_packed(Bytes(kSettings, group))));
+  EXPECT_FALSE(Parses(in_packed(
+      Bytes(v1::PackedWeight::kTensorsFieldNumber, Bytes(1, "codes") + Bytes(2, group)))));
+}
+
 TEST(MatmulWire, LongHeadsAreParsedInPieces) {
   v1::QuantizedMatmulRequest request = GoodMatmul();
   *request.mutable_packed() = GoodPacked();
@@ -164,7 +187,7 @@ TEST(MatmulWire, GarbageIsRefused) {
       EXPECT_EQ(WireDifference(bytes, seed), "");
       const std::vector<absl::string_view> pieces = InPieces(bytes, seed);
       MatmulMessage message;
-      EXPECT_FALSE(ParseMatmul(pieces, &message)) << testing::PrintToString(bytes);
+      EXPECT_FALSE(ParseProduct(pieces, &message)) << testing::PrintToString(bytes);
     }
   }
 }
@@ -241,7 +264,7 @@ TEST(MatmulWire, AgreesWithTheGeneratedParserOnRandomMessages) {
     ASSERT_EQ(WireDifference(bytes, i), "") << i << ": " << testing::PrintToString(bytes);
     MatmulMessage message;
     const absl::string_view piece = bytes;
-    if (!ParseMatmul({&piece, 1}, &message)) continue;
+    if (!ParseProduct({&piece, 1}, &message)) continue;
     ++parsed;
     cut += message.cut.has_value();
   }

@@ -1,6 +1,7 @@
 // Inline weights: good ones decode, bad ones name the client's field.
 #include "server/wire/packed_weight.h"
 
+#include <cmath>
 #include <functional>
 
 #include "gmock/gmock.h"
@@ -21,10 +22,10 @@ TEST(PackedWeight, DecodesRawAndTypedTensors) {
   zeros->mutable_ints()->add_values(0x75316420);
   zeros->mutable_ints()->add_values(-1);
   ASSERT_TRUE(CheckPacked(packed, 4096).ok());
-  const CanonicalWeight weight = *DecodePacked(packed);
+  const HostWeight weight = *DecodePacked(packed);
   EXPECT_EQ(weight.k, 128);
   EXPECT_EQ(weight.n, 16);
-  EXPECT_EQ(weight.scheme.group_size, 128);
+  EXPECT_EQ(weight.group_rows(), 128);
   for (int column = 0; column < 8; ++column) EXPECT_EQ(weight.Zero(0, column), column);
   EXPECT_EQ(weight.Zero(0, 15), 15);
 }
@@ -34,8 +35,8 @@ TEST(PackedWeight, TakesTheWholeOfKAsOneGroup) {
   packed.set_group_size(-1);
   packed.set_bits(4);
   *packed.mutable_bias() = RawTensor(v1::BF16, {16}, 32);
-  const CanonicalWeight weight = *DecodePacked(packed);
-  EXPECT_EQ(weight.scheme.group_size, 128);
+  const HostWeight weight = *DecodePacked(packed);
+  EXPECT_EQ(weight.group_rows(), 128);
   EXPECT_EQ(weight.bias.size(), 16u);
 }
 
@@ -61,35 +62,180 @@ TEST(PackedWeight, NamesTheBadField) {
   EXPECT_EQ(Spoilt([](P* p) { p->set_group_size(64); }), "packed.scales");
   EXPECT_EQ(Spoilt([](P* p) { p->mutable_qweight()->set_dtype(v1::FP32); }),
             "packed.qweight.dtype");
+  EXPECT_EQ(Spoilt([](P* p) { p->mutable_qweight()->set_dtype(v1::DTYPE_UNSPECIFIED); }),
+            "packed.qweight.dtype");
   EXPECT_EQ(Spoilt([](P* p) { *p->mutable_qweight() = RawTensor(v1::INT32, {256}, 1024); }),
             "packed.qweight.shape");
   EXPECT_EQ(Spoilt([](P* p) {
               *p->mutable_qweight() = RawTensor(v1::INT32, {128, 3}, 1536);
             }),
-            "packed.qweight");
+            "packed.qweight.shape");
   EXPECT_EQ(Spoilt([](P* p) {
               *p->mutable_qweight() = RawTensor(v1::INT32, {0, 2}, 0);
             }),
-            "packed.qweight");
+            "packed.qweight.shape");
   EXPECT_EQ(Spoilt([](P* p) {
               *p->mutable_qzeros() = RawTensor(v1::INT32, {2, 2}, 16);
             }),
-            "packed.qzeros");
+            "packed.qzeros.shape");
   EXPECT_EQ(Spoilt([](P* p) {
-              *p->mutable_scales() = RawTensor(v1::BF16, {1, 16}, 32);
+              *p->mutable_scales() = RawTensor(v1::FP32, {1, 16}, 64);
             }),
             "packed.scales.dtype");
   EXPECT_EQ(Spoilt([](P* p) {
               *p->mutable_scales() = RawTensor(v1::FP16, {3, 16}, 96);
             }),
             "packed.scales");
-  EXPECT_EQ(Spoilt([](P* p) { *p->mutable_bias() = RawTensor(v1::FP16, {8}, 16); }), "packed.bias");
+  EXPECT_EQ(Spoilt([](P* p) { p->mutable_scales()->mutable_raw()->at(3) = '\x7e'; }),
+            "packed.scales");  // an FP16 NaN
+  EXPECT_EQ(Spoilt([](P* p) { *p->mutable_bias() = RawTensor(v1::FP16, {8}, 16); }),
+            "packed.bias.shape");
   EXPECT_EQ(Spoilt([](P* p) {
               *p->mutable_bias() = RawTensor(v1::FP16, {1, 16}, 32);
             }),
             "packed.bias.shape");
   EXPECT_EQ(Spoilt([](P* p) { p->mutable_scales()->mutable_raw()->pop_back(); }),
             "packed.scales.raw");
+  EXPECT_EQ(Spoilt([](P* p) { p->mutable_scales()->mutable_shared_memory()->set_size(32); }),
+            "packed.scales.shared_memory");
+}
+
+TEST(PackedWeight, MessagesSpeakOfTheRequest) {
+  v1::PackedWeight packed = GoodPacked();
+  *packed.mutable_scales() = RawTensor(v1::FP32, {1, 16}, 64);
+  EXPECT_EQ(std::string(DecodePacked(packed).status().message()),
+            "packed.scales.dtype: got FP32, expected FP16 or BF16");
+  packed = GoodPacked();
+  packed.clear_qzeros();
+  EXPECT_THAT(std::string(DecodePacked(packed).status().message()),
+              HasSubstr("packed.qzeros: got nothing, expected INT32 [K/group_size, N/8]"));
+}
+
+// --- By the name of a format ---
+
+v1::PackedWeight Named() {
+  const v1::PackedWeight old = GoodPacked();
+  v1::PackedWeight packed;
+  packed.set_format("awq");
+  auto& tensors = *packed.mutable_tensors();
+  tensors["qweight"] = old.qweight();
+  tensors["qzeros"] = old.qzeros();
+  tensors["scales"] = old.scales();
+  (*packed.mutable_settings())["group_size"] = "128";
+  return packed;
+}
+
+TEST(PackedWeight, OldFieldsAndNamedOnesAreTheSame) {
+  const HostWeight old = *DecodePacked(GoodPacked());
+  v1::PackedWeight packed = Named();
+  ASSERT_TRUE(CheckPacked(packed, 1 << 20).ok());
+  auto named = DecodePacked(packed);
+  ASSERT_TRUE(named.ok()) << named.status();
+  EXPECT_EQ(named->codes, old.codes);
+  EXPECT_EQ(named->description, old.description);
+  EXPECT_EQ(named->format, "awq");
+  packed.clear_format();
+  packed.mutable_tensors()->erase("scales");
+  *packed.mutable_scales() = GoodPacked().scales();
+  named = DecodePacked(packed);
+  ASSERT_TRUE(named.ok()) << named.status();
+  EXPECT_EQ(named->scales, old.scales);
+}
+
+TEST(PackedWeight, NamesTheBadEntry) {
+  using P = v1::PackedWeight;
+  const auto spoilt = [](const std::function<void(P*)>& spoil) {
+    return Spoilt([&](P* p) {
+      *p = Named();
+      spoil(p);
+    });
+  };
+  EXPECT_EQ(spoilt([](P* p) { p->set_format("gguf"); }), "packed.format");
+  EXPECT_EQ(spoilt([](P* p) { p->set_format(std::string(5000, '\x01')); }), "packed.format");
+  EXPECT_EQ(spoilt([](P* p) { (*p->mutable_tensors())["w\n"] = {}; }), "packed.tensors[\"w\\n\"]");
+  EXPECT_EQ(spoilt([](P* p) { (*p->mutable_tensors())["bias"] = {}; }),
+            "packed.tensors[\"bias\"].dtype");
+  EXPECT_EQ(spoilt([](P* p) { p->mutable_tensors()->erase("scales"); }),
+            "packed.tensors[\"scales\"]");
+  EXPECT_EQ(spoilt([](P* p) { *p->mutable_scales() = p->tensors().at("scales"); }),
+            "packed.tensors[\"scales\"]");
+  EXPECT_EQ(spoilt([](P* p) { (*p->mutable_settings())["sizes"] = std::string("1"); }),
+            "packed.settings[\"sizes\"]");
+  EXPECT_EQ(spoilt([](P* p) { p->set_group_size(128); }), "packed.settings[\"group_size\"]");
+  EXPECT_EQ(spoilt([](P* p) { (*p->mutable_settings())["group_size"] = std::string("x"); }),
+            "packed.settings[\"group_size\"]");
+  EXPECT_EQ(spoilt([](P* p) { (*p->mutable_settings())["group_size"] = std::string(65, '1'); }),
+            "packed.settings[\"group_size\"]");
+  EXPECT_EQ(spoilt([](P* p) { (*p->mutable_settings())["version"] = "gemv"; }),
+            "packed.settings[\"version\"]");
+  EXPECT_EQ(spoilt([](P* p) { (*p->mutable_settings())["zero_point"] = "maybe"; }),
+            "packed.settings[\"zero_point\"]");
+}
+
+// --- Other formats ---
+
+// As a person types it: K = 2, N = 3, 8 bits, symmetric.
+v1::PackedWeight Plain() {
+  v1::PackedWeight packed;
+  packed.set_format("plain");
+  (*packed.mutable_settings())["symmetric"] = std::string("true");
+  v1::Tensor& codes = (*packed.mutable_tensors())["codes"];
+  codes.set_dtype(v1::UINT8);
+  for (const int64_t dim : {2, 3}) codes.add_shape(dim);
+  for (const int64_t code : {129, 130, 131, 127, 126, 125}) {
+    codes.mutable_ints()->add_values(code);
+  }
+  v1::Tensor& scales = (*packed.mutable_tensors())["scales"];
+  scales.set_dtype(v1::FP32);
+  for (const int64_t dim : {1, 3}) scales.add_shape(dim);
+  for (const float scale : {0.5f, 0.25f, 2.0f}) scales.mutable_floats()->add_values(scale);
+  return packed;
+}
+
+TEST(PackedWeight, PlainByHand) {
+  const v1::PackedWeight packed = Plain();
+  ASSERT_TRUE(CheckPacked(packed, 6 + 12).ok());
+  const auto weight = DecodePacked(packed);
+  ASSERT_TRUE(weight.ok()) << weight.status();
+  EXPECT_EQ(weight->format, "plain");
+  EXPECT_EQ(ToString(weight->description), "w8cs+fp32");
+  EXPECT_EQ(weight->Code(1, 2), 125);
+  EXPECT_EQ(weight->Scale(0, 2), 2.0f);
+}
+
+TEST(PackedWeight, OtherFormatsNameTheBadEntry) {
+  using P = v1::PackedWeight;
+  const auto spoilt = [](const std::function<void(P*)>& spoil) {
+    return Spoilt([&](P* p) {
+      *p = Plain();
+      spoil(p);
+    });
+  };
+  const auto tensor = [](P* p, const char* name) -> v1::Tensor& {
+    return (*p->mutable_tensors())[name];
+  };
+  EXPECT_EQ(spoilt([&](P* p) { tensor(p, "codes").mutable_ints()->set_values(4, 256); }),
+            "packed.tensors[\"codes\"].ints.values[4]");
+  EXPECT_EQ(spoilt([&](P* p) { tensor(p, "codes").mutable_ints()->add_values(0); }),
+            "packed.tensors[\"codes\"].ints");
+  EXPECT_EQ(spoilt([&](P* p) { tensor(p, "codes").mutable_shape()->Set(0, int64_t{1} << 62); }),
+            "packed.tensors[\"codes\"].shape");
+  EXPECT_EQ(spoilt([&](P* p) { tensor(p, "scales").mutable_floats()->set_values(0, NAN); }),
+            "packed.tensors[\"scales\"]");
+  EXPECT_EQ(spoilt([&](P* p) { tensor(p, "scales").set_dtype(v1::INT32); }),
+            "packed.tensors[\"scales\"].floats");
+  EXPECT_EQ(spoilt([](P* p) { (*p->mutable_settings())["bits"] = std::string("7"); }),
+            "packed.tensors[\"codes\"]");
+  EXPECT_EQ(spoilt([](P* p) { p->mutable_settings()->clear(); }), "packed.tensors[\"zeros\"]");
+  EXPECT_EQ(spoilt([](P* p) { p->set_group_size(2); }), "packed.group_size");
+  EXPECT_EQ(spoilt([&](P* p) { *p->mutable_bias() = tensor(p, "scales"); }), "packed.bias");
+  EXPECT_EQ(spoilt([](P* p) { p->set_format("fastertransformer"); }), "packed.tensors[\"codes\"]");
+}
+
+TEST(PackedWeight, EveryFormatCountsItsBytes) {
+  const absl::Status status = CheckPacked(Plain(), 6 + 11);
+  EXPECT_TRUE(absl::IsResourceExhausted(status));
+  EXPECT_EQ(FieldOf(status), "packed");
 }
 
 TEST(PackedWeight, IsBounded) {

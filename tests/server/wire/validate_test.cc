@@ -1,11 +1,13 @@
 // Every branch of validation: a good request spoilt in one field names that field.
 #include "server/wire/validate.h"
 
+#include <cmath>
 #include <functional>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/wire/status.h"
+#include "server/wire/tensor.h"
 #include "tests/server/requests.h"
 
 namespace awqd::wire {
@@ -15,7 +17,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 constexpr int64_t kLimit = 1 << 20;
-const WeightShape kShape = {.k = 128, .n = 16, .scheme = {.bits = 4, .group_size = 128}};
+const WeightShape kShape = {.k = 128, .n = 16, .description = Asymmetric(4, 128)};
 
 std::string Spoilt(const std::function<void(v1::QuantizedMatmulRequest*)>& spoil) {
   v1::QuantizedMatmulRequest request = GoodMatmul();
@@ -36,8 +38,13 @@ TEST(Matmul, NamesTheBadField) {
   EXPECT_EQ(Spoilt([](R* r) { r->mutable_weight()->set_weight(std::string(1025, 'w')); }),
             "weight.weight");
   EXPECT_EQ(Spoilt([](R* r) { r->clear_activations(); }), "activations");
-  EXPECT_EQ(Spoilt([](R* r) { r->mutable_activations()->set_dtype(v1::INT8); }),
+  EXPECT_EQ(Spoilt([](R* r) { r->mutable_activations()->set_dtype(v1::UINT8); }),
             "activations.dtype");
+  EXPECT_EQ(Spoilt([](R* r) {
+              *r->mutable_activations() = RawTensor(v1::INT8, {2, 128}, 256);
+            }),
+            "activations.dtype")
+      << "the weight has scales";
   EXPECT_EQ(Spoilt([](R* r) { *r->mutable_activations() = RawTensor(v1::FP16, {}, 2); }),
             "activations.shape");
   EXPECT_EQ(Spoilt([](R* r) {
@@ -52,6 +59,9 @@ TEST(Matmul, NamesTheBadField) {
             "activations.raw");
   EXPECT_EQ(Spoilt([](R* r) { r->set_output_dtype(v1::INT32); }), "output_dtype");
   EXPECT_EQ(Spoilt([](R* r) { r->set_path(static_cast<v1::Path>(9)); }), "path");
+  EXPECT_EQ(
+      Spoilt([](R* r) { r->set_activation_function(static_cast<v1::ActivationFunction>(4)); }),
+      "activation_function");
   EXPECT_EQ(Spoilt([](R* r) { r->set_output_encoding(static_cast<v1::Encoding>(9)); }),
             "output_encoding");
   EXPECT_EQ(Spoilt([](R* r) { *r->mutable_bias() = RawTensor(v1::FP32, {15}, 60); }), "bias.shape");
@@ -61,6 +71,130 @@ TEST(Matmul, NamesTheBadField) {
             "bias.shape");
   EXPECT_EQ(Spoilt([](R* r) { *r->mutable_bias() = RawTensor(v1::UINT8, {16}, 16); }),
             "bias.dtype");
+}
+
+// A weight of integers: INT8 activations give INT32, and nothing else.
+TEST(Matmul, OfIntegers) {
+  WeightShape shape = kShape;
+  shape.description.scale_dtype.reset();
+  const auto build = [&](const std::function<void(v1::QuantizedMatmulRequest*)>& change) {
+    v1::QuantizedMatmulRequest request = GoodMatmul();
+    *request.mutable_activations() = RawTensor(v1::INT8, {2, 128}, 256);
+    change(&request);
+    const absl::Status status = CheckRequest(request);
+    return status.ok() ? BuildMatmul(&request, shape, kLimit) : status;
+  };
+  using R = v1::QuantizedMatmulRequest;
+  for (const v1::DType dtype : {v1::DTYPE_UNSPECIFIED, v1::INT32}) {
+    const auto job = build([&](R* r) { r->set_output_dtype(dtype); });
+    ASSERT_TRUE(job.ok()) << job.status();
+    EXPECT_EQ(job->work.x_dtype, DType::kInt8);
+    EXPECT_EQ(job->work.out_dtype, DType::kInt32);
+    EXPECT_EQ(job->answer_bytes, 2 * 16 * 4);
+  }
+  const auto typed = build([](R* r) {
+    v1::Tensor* x = r->mutable_activations();
+    for (int i = 0; i < 256; ++i) x->mutable_ints()->add_values(i - 128);
+  });
+  ASSERT_TRUE(typed.ok()) << typed.status();
+  EXPECT_EQ(typed->encoding, v1::VALUES);
+  EXPECT_EQ(typed->answer_bytes, 2 * 16 * kMostEncodedBytes);
+  const auto refused = [&](const std::function<void(R*)>& spoil) {
+    return FieldOf(build(spoil).status());
+  };
+  EXPECT_EQ(refused([](R* r) { r->set_output_dtype(v1::FP32); }), "output_dtype");
+  EXPECT_EQ(refused([](R* r) { r->set_activation_function(v1::GELU); }), "activation_function");
+  EXPECT_EQ(refused([](R* r) { *r->mutable_bias() = RawTensor(v1::FP32, {16}, 64); }), "bias");
+  EXPECT_EQ(refused([](R* r) {
+              *r->mutable_activations() = RawTensor(v1::FP16, {2, 128}, 512);
+              r->set_output_dtype(v1::INT32);
+            }),
+            "output_dtype");
+}
+
+v1::Tensor Scales(std::vector<int64_t> shape, const std::vector<float>& values) {
+  v1::Tensor out;
+  out.set_dtype(v1::FP32);
+  for (const int64_t dim : shape) out.add_shape(dim);
+  for (const float value : values) out.mutable_floats()->add_values(value);
+  return out;
+}
+
+// Of a weight with scales: floating results.
+TEST(Matmul, OfQuantisedActivations) {
+  using R = v1::QuantizedMatmulRequest;
+  const auto build = [](const std::function<void(R*)>& change) -> absl::StatusOr<MatmulJob> {
+    R request = GoodMatmul();
+    change(&request);
+    const absl::Status status = CheckRequest(request);
+    return status.ok() ? BuildMatmul(&request, kShape, kLimit) : status;
+  };
+  auto job = build([](R* r) { r->set_activation_quantization(v1::INT8_PER_TOKEN); });
+  ASSERT_TRUE(job.ok()) << job.status();
+  EXPECT_EQ(job->work.quantization, ActivationQuantization::kPerToken);
+  EXPECT_EQ(job->work.out_dtype, job->work.x_dtype);
+  EXPECT_TRUE(job->work.scales.empty());
+  job = build([](R* r) {
+    r->set_activation_quantization(v1::INT8_STATIC);
+    *r->mutable_activation_scales() = Scales({1, 1}, {0.5f});
+  });
+  ASSERT_TRUE(job.ok()) << job.status();
+  EXPECT_EQ(job->work.quantization, ActivationQuantization::kStatic);
+  EXPECT_THAT(job->work.scales, ElementsAre(0.5f));
+  const auto int8 = [&](v1::Tensor scales, v1::DType out = v1::DTYPE_UNSPECIFIED) {
+    return build([&](R* r) {
+      *r->mutable_activations() = RawTensor(v1::INT8, {2, 1, 128}, 256);
+      *r->mutable_activation_scales() = scales;
+      r->set_output_dtype(out);
+    });
+  };
+  job = int8(Scales({2, 1}, {1, 2}));
+  ASSERT_TRUE(job.ok()) << job.status();
+  EXPECT_EQ(job->work.quantization, ActivationQuantization::kNone);
+  EXPECT_THAT(job->work.scales, ElementsAre(1, 2));
+  EXPECT_EQ(job->work.out_dtype, DType::kFp16);
+  EXPECT_EQ(int8(Scales({}, {3}), v1::FP32)->work.out_dtype, DType::kFp32);
+  EXPECT_EQ(FieldOf(int8(Scales({2}, {1, 2})).status()), "activation_scales.shape");
+  EXPECT_EQ(FieldOf(int8(Scales({1}, {0})).status()), "activation_scales");
+  EXPECT_EQ(FieldOf(int8(Scales({1}, {HUGE_VALF})).status()), "activation_scales");
+  EXPECT_EQ(FieldOf(int8(RawTensor(v1::FP16, {1}, 2)).status()), "activation_scales.dtype");
+  EXPECT_EQ(FieldOf(int8(Scales({1}, {1}), v1::INT32).status()), "output_dtype");
+}
+
+TEST(Matmul, RefusesQuantisationWhereItMeansNothing) {
+  using R = v1::QuantizedMatmulRequest;
+  EXPECT_EQ(Spoilt([](R* r) {
+              r->set_activation_quantization(static_cast<v1::ActivationQuantization>(3));
+            }),
+            "activation_quantization");
+  EXPECT_EQ(Spoilt([](R* r) { *r->mutable_activation_scales() = Scales({1}, {1}); }),
+            "activation_scales");
+  EXPECT_EQ(Spoilt([](R* r) {
+              r->set_activation_quantization(v1::INT8_PER_TOKEN);
+              *r->mutable_activation_scales() = Scales({1}, {1});
+            }),
+            "activation_scales");
+  EXPECT_EQ(Spoilt([](R* r) { r->set_activation_quantization(v1::INT8_STATIC); }),
+            "activation_scales");
+  EXPECT_EQ(Spoilt([](R* r) {
+              r->set_activation_quantization(v1::INT8_STATIC);
+              *r->mutable_activation_scales() = Scales({2}, {1, 1});
+            }),
+            "activation_scales.shape");
+  EXPECT_EQ(Spoilt([](R* r) {
+              *r->mutable_activations() = RawTensor(v1::INT8, {2, 128}, 256);
+              r->set_activation_quantization(v1::INT8_PER_TOKEN);
+            }),
+            "activation_quantization");
+  WeightShape floats = kShape;
+  floats.description = ParseDescription("e2m1g32").value();
+  R request = GoodMatmul();
+  request.set_activation_quantization(v1::INT8_PER_TOKEN);
+  const absl::Status status = BuildMatmul(&request, floats, kLimit).status();
+  EXPECT_EQ(FieldOf(status), "activation_quantization");
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("got INT8_PER_TOKEN, expected ACTIVATIONS_AS_SENT, because codes are no "
+                        "integers: e2m1g32"));
 }
 
 TEST(Matmul, TakesAnIdOfExactlyTheLimit) {
@@ -107,10 +241,20 @@ TEST(Matmul, TakesBiasDTypePathAndEncoding) {
   EXPECT_EQ(job.work.bias[15], 15.0f);
   EXPECT_EQ(job.work.out_dtype, DType::kFp32);
   EXPECT_EQ(job.work.path, Path::kDequantize);
+  EXPECT_EQ(job.work.activation, ActivationFunction::kNone);
   EXPECT_EQ(job.encoding, v1::VALUES);
   request = GoodMatmul();
   request.set_path(v1::FUSED);
   EXPECT_EQ(BuildMatmul(&request, kShape, kLimit)->work.path, Path::kFused);
+  request = GoodMatmul();
+  for (const auto& [asked, built] : {std::pair{v1::RELU, ActivationFunction::kRelu},
+                                     {v1::GELU, ActivationFunction::kGelu},
+                                     {v1::SILU, ActivationFunction::kSilu},
+                                     {v1::NONE, ActivationFunction::kNone}}) {
+    request.set_activation_function(asked);
+    v1::QuantizedMatmulRequest copy = request;
+    EXPECT_EQ(BuildMatmul(&copy, kShape, kLimit)->work.activation, built);
+  }
 }
 
 TEST(Matmul, AnswersInTheSpellingOfTheRequest) {

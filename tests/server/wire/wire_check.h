@@ -1,4 +1,4 @@
-// Compares ParseMatmul with the generated parser, and what is refused besides, on the same bytes;
+// Compares ParseProduct with the generated parser, and what is refused besides, on the same bytes;
 // for a test and a fuzz target.
 #pragma once
 
@@ -7,6 +7,7 @@
 
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/io/coded_stream.h"
+#include "google/protobuf/io/zero_copy_stream_impl_lite.h"
 #include "google/protobuf/wire_format_lite.h"
 #include "server/wire/matmul_wire.h"
 
@@ -56,15 +57,27 @@ inline bool IsRefused(absl::string_view bytes, const google::protobuf::Descripto
   return false;
 }
 
+// Maps in the order of their keys, so that equal messages have equal bytes.
+inline std::string SortedBytes(const google::protobuf::Message& message) {
+  std::string out;
+  google::protobuf::io::StringOutputStream stream(&out);
+  google::protobuf::io::CodedOutputStream coded(&stream);
+  coded.SetSerializationDeterministic(true);
+  message.SerializeToCodedStream(&coded);
+  coded.Trim();
+  return out;
+}
+
 // Empty, or how the two parsers differ.
-inline std::string WireDifference(absl::string_view bytes, uint32_t seed) {
-  v1::QuantizedMatmulRequest expected;
+template <typename Request>
+std::string WireDifferenceOf(absl::string_view bytes, uint32_t seed) {
+  Request expected;
   int fields = 0;
   const bool parses = expected.ParseFromArray(bytes.data(), static_cast<int>(bytes.size())) &&
-                      !IsRefused(bytes, *v1::QuantizedMatmulRequest::descriptor(), &fields);
+                      !IsRefused(bytes, *Request::descriptor(), &fields);
   const std::vector<absl::string_view> pieces = InPieces(bytes, seed);
-  MatmulMessage got;
-  if (ParseMatmul(pieces, &got) != parses) {
+  ProductMessage<Request> got;
+  if (ParseProduct(pieces, &got) != parses) {
     return parses ? "refuses what is a request" : "accepts what is none, or refused";
   }
   if (!parses) return "";
@@ -81,9 +94,19 @@ inline std::string WireDifference(absl::string_view bytes, uint32_t seed) {
     raw->resize(got.cut->size);
     CopyRange(pieces, *got.cut, raw->data());
   }
-  if (got.request.SerializeAsString() == expected.SerializeAsString()) return "";
+  if (SortedBytes(got.request) == SortedBytes(expected)) return "";
   return "parses to \"" + got.request.ShortDebugString() + "\" instead of \"" +
          expected.ShortDebugString() + "\"";
+}
+
+// For a request of every method, which the same bytes may be.
+inline std::string WireDifference(absl::string_view bytes, uint32_t seed) {
+  for (const auto difference : {WireDifferenceOf<v1::QuantizedMatmulRequest>,
+                                WireDifferenceOf<v1::GroupedQuantizedMatmulRequest>,
+                                WireDifferenceOf<v1::GatedMlpRequest>}) {
+    if (std::string found = difference(bytes, seed); !found.empty()) return found;
+  }
+  return "";
 }
 
 }  // namespace awqd::wire

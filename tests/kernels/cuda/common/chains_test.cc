@@ -25,8 +25,8 @@ TEST(MatmulChains, FillTheDeviceWithTheFewestBlocks) {
 TEST(MatmulChains, AreFourInOneBlockWhereThatFillsTheDevice) {
   EXPECT_EQ(MatmulChains(Weight(4096, 6144), H100()), (Chains{1, 4, 8}));
   EXPECT_EQ(MatmulChains(Weight(8192, 8192), H100()), (Chains{1, 4, 16}));
-  EXPECT_EQ(MatmulChains(Weight(2048, 8192), H100()).groups, 2) << "they would be too short";
-  EXPECT_EQ(MatmulChains(Weight(8192, 8192), Gpu(86, 84, 101376)).groups, 2)
+  EXPECT_EQ(MatmulChains(Weight(2048, 8192), H100()).per_block, 2) << "they would be too short";
+  EXPECT_EQ(MatmulChains(Weight(8192, 8192), Gpu(86, 84, 101376)).per_block, 2)
       << "shared memory does not hold four rings";
 }
 

@@ -204,5 +204,70 @@ TEST(Int8MinusZero, IsExactForEveryPair) {
   }
 }
 
+// The way of a byte through bf16's small numbers gives what the way through fp32 does.
+TEST(Int8MinusZeroBf16, IsExactForEveryPair) {
+  for (int z = 0; z < 256; ++z) {
+    const uint32_t zero = ByteZeroBf16(Both(z));
+    ASSERT_EQ(ByteZeroFp16(Both(z)), Both(FloatToHalf(1024 + z)));
+    for (int q = 0; q < 256; ++q) {
+      const int e[4] = {q, z, 255 - q, (q + 129) % 256};
+      uint32_t got[2];
+      Int8MinusZeroBf16(PackInt8(e[0], e[1], e[2], e[3]), zero, got);
+      for (int i = 0; i < 4; ++i) ASSERT_EQ(Lane(got, i), FloatToBf16((e[i] - z) / 64.0f));
+    }
+  }
+}
+
+// Codes of a step where the layout has them: of 2 bits at bit 2 p + 16 (e % 2), of 1 bit two
+// higher.
+uint32_t PackPairs(const std::array<int, 8>& codes, int first_bit) {
+  uint32_t word = 0;
+  for (int e = 0; e < 8; ++e) {
+    word |= static_cast<uint32_t>(codes[e]) << (first_bit + 2 * (e / 2) + 16 * (e % 2));
+  }
+  return word;
+}
+
+// Every code at every place, with its neighbours' bits set and clear, and what does not belong to
+// the step set as well: rows r and r + 8 have zeros of their own.
+template <int kBits>
+void ExpectNarrowCodesAreExact() {
+  constexpr int kCodes = 1 << kBits;
+  for (int first = 0; first < kCodes; ++first) {
+    for (int step = 0; step < kCodes; ++step) {
+      std::array<int, 8> codes, low, high;
+      for (int e = 0; e < 8; ++e) {
+        codes[e] = (first + step * e) % kCodes;
+        low[e] = kBits == 3 ? codes[e] & 3 : codes[e];
+        high[e] = kBits == 3 ? codes[e] >> 2 : codes[e];
+      }
+      const uint32_t two = PackPairs(low, 0) | 0xff00ff00, one = PackPairs(high, 2) | 0xfeabfeab;
+      for (int z = 0; z < kCodes * kCodes; ++z) {
+        const int zeros[2] = {z % kCodes, z / kCodes};
+        const uint32_t both = Both(zeros[0] | zeros[1] << 4);
+        uint32_t fp16_zeros[4];
+        kBits == 1 ? BitZerosFp16(both, fp16_zeros) : PairZerosFp16(both, fp16_zeros);
+        const uint32_t b0 = LowZeroBf16(both), b1 = HighZeroBf16(both);
+        const uint32_t bf16_zeros[4] = {b0, b1, b0, b1};
+        const Pairs fp16 = kBits == 1   ? MinusZeroFp16<1>(Int1PlusBias(one), fp16_zeros)
+                           : kBits == 2 ? MinusZeroFp16<0>(Int2PlusBias(two), fp16_zeros)
+                                        : MinusZeroFp16<0>(Int3PlusBias(two, one), fp16_zeros);
+        const Pairs bf16 = kBits == 1   ? Int1MinusZeroBf16(one, bf16_zeros)
+                           : kBits == 2 ? Int2MinusZeroBf16(two, bf16_zeros)
+                                        : Int3MinusZeroBf16(two, one, bf16_zeros);
+        for (int e = 0; e < 8; ++e) {
+          const int want = codes[e] - zeros[e / 2 % 2];
+          ASSERT_EQ(Lane(fp16, e), FloatToHalf(want)) << codes[e] << " at " << e;
+          ASSERT_EQ(Lane(bf16, e), FloatToBf16(want / 64.0f)) << codes[e] << " at " << e;
+        }
+      }
+    }
+  }
+}
+
+TEST(Int1MinusZero, IsExactForEveryCode) { ExpectNarrowCodesAreExact<1>(); }
+TEST(Int2MinusZero, IsExactForEveryCode) { ExpectNarrowCodesAreExact<2>(); }
+TEST(Int3MinusZero, IsExactForEveryCode) { ExpectNarrowCodesAreExact<3>(); }
+
 }  // namespace
 }  // namespace awqd::cuda

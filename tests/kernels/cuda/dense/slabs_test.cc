@@ -20,7 +20,7 @@ WeightShape Shape(int64_t k, int64_t n) {
   WeightShape shape;
   shape.k = k;
   shape.n = n;
-  shape.scheme.group_size = k;
+  shape.description = Asymmetric(4, 0);
   return shape;
 }
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <vector>
 
 #include "kernels/cuda/common/chains.h"
 #include "kernels/layouts/mma16.h"
@@ -14,7 +15,17 @@ namespace {
 
 WeightShape Weight(int64_t k, int64_t n, int64_t group = 128) {
   WeightShape out{k, n, {}};
-  out.scheme.group_size = group;
+  out.description = Asymmetric(4, group);
+  return out;
+}
+
+// One weight of every kind of records.
+std::vector<WeightShape> EveryKind() {
+  std::vector<WeightShape> out;
+  for (int bits : {1, 2, 3, 4, 8}) {
+    for (int64_t group : {16, 32, 64, 128}) out.push_back({4096, 4096, Asymmetric(bits, group)});
+  }
+  out.push_back({4096, 4096, Symmetric(8, 0)});
   return out;
 }
 
@@ -69,16 +80,16 @@ TEST(ChooseMatmulTile, HasWideTilesForGpusWithLessSharedMemory) {
 }
 
 void ExpectFits(const WeightShape& weight, int64_t m, const DeviceInfo& device) {
-  const int metas = mma16::MetasPerRecord(weight.k, weight.scheme.group_size);
+  const int record = mma16::RecordBytes(weight);
   const MatmulTile tile = ChooseMatmulTile(weight, m, device);
   bool compiled = false;
-  for (const MatmulVariant& variant : MatmulVariants()) {
+  for (const MatmulVariant& variant : MatmulVariants(weight)) {
     if (variant.tokens != tile.tokens || variant.row_tiles != tile.row_tiles ||
-        variant.groups != tile.chains.groups) {
+        variant.chains != tile.chains.per_block) {
       continue;
     }
     compiled = true;
-    EXPECT_LE(MatmulSharedBytes(variant, metas, tile.chains.split), device.shared_bytes_per_block);
+    EXPECT_LE(MatmulSharedBytes(variant, record, tile.chains.split), device.shared_bytes_per_block);
   }
   EXPECT_TRUE(compiled) << tile.tokens << " x " << tile.row_tiles;
 }
@@ -89,7 +100,10 @@ TEST(ChooseMatmulTile, StaysWithinSharedMemory) {
     for (const int64_t group : {16, 128}) {
       for (int64_t m = 1; m < 300; ++m) {
         ExpectFits(Weight(4096, 28672, group), m, Gpu(80, 84, bytes));
-        if (bytes < 101376) continue;  // no GPU that has clusters has less
+        if (bytes < 101376) continue;  // no GPU of compute capability 8.0 and later has less
+        for (int bits : {1, 2, 3, 8}) {
+          ExpectFits({4096, 28672, Asymmetric(bits, group)}, m, Gpu(80, 84, bytes));
+        }
         // Of two blocks, and of eight.
         ExpectFits(Weight(14336, 4096, group), m, Gpu(90, 132, bytes));
         ExpectFits(Weight(4096, 512, group), m, Gpu(90, 132, bytes));
@@ -103,13 +117,16 @@ TEST(ChooseMatmulTile, StaysWithinSharedMemory) {
 TEST(ChooseMatmulTile, HasFourChainsOnlyWhereEveryTileOfThemFits) {
   const int64_t needed = [] {
     int64_t most = 0;
-    for (const MatmulVariant& variant : MatmulVariants()) {
-      if (variant.groups == 4) most = std::max(most, MatmulSharedBytes(variant, 8, 1));
+    for (const WeightShape& weight : EveryKind()) {
+      for (const MatmulVariant& variant : MatmulVariants(weight)) {
+        if (variant.chains != 4) continue;
+        most = std::max(most, MatmulSharedBytes(variant, mma16::RecordBytes(weight), 1));
+      }
     }
     return most;
   }();
-  EXPECT_EQ(ChooseMatmulTile(Weight(8192, 8192), 1, Gpu(90, 132, needed)).chains.groups, 4);
-  EXPECT_EQ(ChooseMatmulTile(Weight(8192, 8192), 1, Gpu(90, 132, needed - 1)).chains.groups, 2);
+  EXPECT_EQ(ChooseMatmulTile(Weight(8192, 8192), 1, Gpu(90, 132, needed)).chains.per_block, 4);
+  EXPECT_EQ(ChooseMatmulTile(Weight(8192, 8192), 1, Gpu(90, 132, needed - 1)).chains.per_block, 2);
 }
 
 TEST(MatmulPrefetch, LeavesRoomForTheActivationsUnlessBlocksComeInWaves) {
@@ -119,23 +136,27 @@ TEST(MatmulPrefetch, LeavesRoomForTheActivationsUnlessBlocksComeInWaves) {
   EXPECT_EQ(prefetch(8192, 8192, 1), 2);
   EXPECT_EQ(prefetch(8192, 8192, 16), 1);
   EXPECT_GE(prefetch(8192, 10240, 1), 4) << "the whole ring, in clusters as well";
-  for (const MatmulVariant& variant : MatmulVariants()) {
+  for (const MatmulVariant& variant : MatmulVariants(Weight(8192, 57344))) {
     EXPECT_GE(prefetch(8192, 57344, variant.tokens), variant.stages) << "the whole ring";
   }
 }
 
 TEST(MatmulLaunchBytes, SpreadsBlocksEvenly) {
-  const MatmulVariant& variant = MatmulVariants()[0];
+  const MatmulVariant& variant = MatmulVariants(Weight(4096, 4096))[0];
+  const int record = mma16::RecordBytes(4, 1);
   // One block each: so much that no second one fits.
-  EXPECT_GT(2 * (MatmulLaunchBytes(variant, 1, 128, 2, H100()) + 1024), 233472);
+  EXPECT_GT(2 * (MatmulLaunchBytes(variant, record, 128, 2, H100()) + 1024), 233472);
   // Two each: two fit, three do not.
-  const int64_t two = MatmulLaunchBytes(variant, 1, 200, 1, H100());
+  const int64_t two = MatmulLaunchBytes(variant, record, 200, 1, H100());
   EXPECT_LE(2 * (two + 1024), 233472);
   EXPECT_GT(3 * (two + 1024), 233472);
   // Many: what the kernel needs.
-  EXPECT_EQ(MatmulLaunchBytes(variant, 1, 100000, 1, H100()), MatmulSharedBytes(variant, 1, 1));
-  for (const MatmulVariant& v : MatmulVariants()) {
-    EXPECT_LE(MatmulLaunchBytes(v, 8, 1, 1, H100()), 232448);
+  EXPECT_EQ(MatmulLaunchBytes(variant, record, 100000, 1, H100()),
+            MatmulSharedBytes(variant, record, 1));
+  for (const WeightShape& weight : EveryKind()) {
+    for (const MatmulVariant& v : MatmulVariants(weight)) {
+      EXPECT_LE(MatmulLaunchBytes(v, mma16::RecordBytes(weight), 1, 1, H100()), 232448);
+    }
   }
 }
 

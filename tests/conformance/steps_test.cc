@@ -1,0 +1,135 @@
+// The steps between the products of experts and in a gated MLP, on the device that AWQD_TEST_DEVICE
+// names: bit for bit what FP32 arithmetic in the order of the definition gives.
+#include <cmath>
+#include <random>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kernels/exact.h"
+#include "kernels/kernels.h"
+#include "tests/testing/guarded_buffer.h"
+#include "tests/testing/matchers.h"
+#include "tests/testing/random_weight.h"
+#include "tests/testing/test_device.h"
+
+namespace awqd::testing {
+namespace {
+
+using Bytes = std::vector<uint8_t>;
+
+template <typename T>
+Bytes BytesOf(const std::vector<T>& values) {
+  const auto* const begin = reinterpret_cast<const uint8_t*>(values.data());
+  return {begin, begin + values.size() * sizeof(T)};
+}
+
+class StepsTest : public ::testing::Test {
+ protected:
+  GuardedBuffer Filled(const Bytes& bytes, int64_t misalign = 0) {
+    auto buffer =
+        GuardedBuffer::Create(device_, static_cast<int64_t>(bytes.size()), misalign).value();
+    EXPECT_THAT(buffer.Fill(bytes), IsOk());
+    return buffer;
+  }
+  // What a step left, once it is done.
+  Bytes Take(const absl::Status& enqueued, const GuardedBuffer& buffer) {
+    EXPECT_THAT(enqueued, IsOk());
+    EXPECT_THAT(stream_->Synchronize(), IsOk());
+    EXPECT_THAT(buffer.CheckBands(), IsOk());
+    return buffer.Read().value();
+  }
+  std::vector<int32_t> RandomRows(int64_t count, int64_t below) {
+    std::vector<int32_t> out;
+    for (int64_t i = 0; i < count; ++i) out.push_back(static_cast<int32_t>(random_() % below));
+    return out;
+  }
+
+  Device& device_ = TestDevice();
+  std::unique_ptr<Stream> stream_ = device_.CreateStream().value();
+  std::mt19937_64 random_{5};
+};
+
+TEST_F(StepsTest, GatherCopiesRowsOfAnySizeAndAlignment) {
+  for (int64_t row_bytes : {1, 2, 6, 16, 130, 4096, 8208}) {
+    for (int64_t misalign : {0, 2}) {
+      constexpr int64_t kIn = 37, kOut = 301;
+      Bytes in(kIn * row_bytes);
+      for (uint8_t& byte : in) byte = static_cast<uint8_t>(random_());
+      const std::vector<int32_t> rows = RandomRows(kOut, kIn);
+      const GuardedBuffer from = Filled(in, misalign), order = Filled(BytesOf(rows));
+      const GuardedBuffer out = GuardedBuffer::Create(device_, kOut * row_bytes).value();
+      const GatherArgs args = {from.data(), static_cast<const int32_t*>(order.data()), kOut,
+                               row_bytes, out.data()};
+      Bytes want;
+      for (int32_t row : rows) {
+        want.insert(want.end(), in.begin() + row * row_bytes, in.begin() + (row + 1) * row_bytes);
+      }
+      EXPECT_EQ(Take(GatherRows(args, device_, stream_->view()), out), want)
+          << row_bytes << " bytes, " << misalign << " off";
+    }
+  }
+}
+
+TEST_F(StepsTest, GateIsOneMultiplication) {
+  for (int64_t count : {1, 255, 256, 100003}) {
+    const Bytes gate = RandomMatrix(1, count, DType::kFp32, 1);
+    const Bytes up = RandomMatrix(1, count, DType::kFp32, 2);
+    const GuardedBuffer a = Filled(gate), b = Filled(up);
+    Bytes want(gate.size());
+    for (int64_t i = 0; i < count; ++i) {
+      const float product = GetElement(gate, DType::kFp32, i) * GetElement(up, DType::kFp32, i);
+      SetElement(&want, DType::kFp32, i, product);
+    }
+    const GateArgs args = {static_cast<float*>(a.data()), static_cast<const float*>(b.data()),
+                           count};
+    EXPECT_EQ(Take(MultiplyByUp(args, device_, stream_->view()), a), want) << count;
+  }
+}
+
+TEST_F(StepsTest, CombineAddsInTheOrderOfChoices) {
+  constexpr int64_t kIn = 41, kCount = 29;
+  for (int64_t cols : {1, 40, 257, 1024}) {
+    for (const auto& [terms, weighted] :
+         {std::pair<int64_t, bool>{1, false}, {2, true}, {8, true}}) {
+      const Bytes in = RandomMatrix(kIn, cols, DType::kFp32, 3);
+      const Bytes weights = RandomMatrix(kCount, terms, DType::kFp32, 4);
+      const std::vector<int32_t> rows = RandomRows(kCount * terms, kIn);
+      const GuardedBuffer from = Filled(in), order = Filled(BytesOf(rows)), by = Filled(weights);
+      for (DType out : {DType::kFp16, DType::kBf16, DType::kFp32}) {
+        const GuardedBuffer y = GuardedBuffer::Create(device_, kCount * cols * SizeOf(out)).value();
+        CombineArgs args = {.in = static_cast<const float*>(from.data()),
+                            .cols = cols,
+                            .rows = static_cast<const int32_t*>(order.data()),
+                            .count = kCount,
+                            .terms = terms,
+                            .y = y.data(),
+                            .y_dtype = out};
+        if (weighted) args.weights = static_cast<const float*>(by.data());
+        Bytes want(y.size());
+        for (int64_t i = 0; i < kCount * cols; ++i) {
+          const int64_t row = i / cols, col = i % cols;
+          float sum = 0;
+          for (int64_t j = row * terms; j < (row + 1) * terms; ++j) {
+            const float value = GetElement(in, DType::kFp32, rows[j] * cols + col);
+            // Rounded apart: volatile keeps the compiler from fusing them.
+            const volatile float term =
+                weighted ? GetElement(weights, DType::kFp32, j) * value : value;
+            sum = j == row * terms ? term : sum + term;
+          }
+          StoreElement(want.data(), out, i, sum);
+        }
+        EXPECT_EQ(Take(CombineRows(args, device_, stream_->view()), y), want)
+            << cols << " columns, " << terms << " terms, " << Name(out);
+      }
+    }
+  }
+}
+
+TEST_F(StepsTest, NothingToDoSucceeds) {
+  EXPECT_THAT(GatherRows({}, device_, stream_->view()), IsOk());
+  EXPECT_THAT(MultiplyByUp({}, device_, stream_->view()), IsOk());
+  EXPECT_THAT(CombineRows({}, device_, stream_->view()), IsOk());
+}
+
+}  // namespace
+}  // namespace awqd::testing

@@ -1,0 +1,108 @@
+// The real server is stopped at the worst moments.
+#include <signal.h>
+
+#include <chrono>
+
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "grpc/health/v1/health.grpc.pb.h"
+#include "grpcpp/grpcpp.h"
+#include "gtest/gtest.h"
+#include "tests/e2e/lifecycle/lifecycle_fixture.h"
+
+namespace awqd {
+namespace {
+
+using testing::HasSubstr;
+
+TEST_F(LifecycleTest, StopsWhenIdle) {
+  for (const int signal_number : {SIGTERM, SIGINT}) {
+    ServerProcess server(Args());
+    ASSERT_TRUE(server.WaitServing()) << server.log();
+    server.Signal(signal_number);
+    const ExitReport report = server.Wait();
+    EXPECT_EQ(report.code, 0) << report.log;
+    EXPECT_LT(report.took, absl::Seconds(5));
+  }
+}
+
+TEST_F(LifecycleTest, StopsWithinMillisecondsOfStart) {
+  for (int ms = 0; ms <= 30; ms += 2) {
+    ServerProcess server(Args());
+    absl::SleepFor(absl::Milliseconds(ms));
+    const ExitReport report = server.Stop();
+    EXPECT_TRUE(report.exited) << ms;
+    // Before main, only the default action can answer the signal.
+    if (!report.log.empty() || report.code != 128 + SIGTERM) {
+      EXPECT_EQ(report.code, 0) << ms << " ms: " << report.log;
+    }
+  }
+}
+
+TEST_F(LifecycleTest, StopsDuringALoad) {
+  WriteBigModels();
+  ServerProcess server(Args());
+  ASSERT_TRUE(server.WaitListening()) << server.log();
+  const ExitReport report = server.Stop();
+  EXPECT_EQ(report.code, 0) << report.log;
+  EXPECT_THAT(report.log, testing::Not(HasSubstr("ready"))) << "it was still loading";
+  const size_t stopping = report.log.find(" stopping ");
+  ASSERT_NE(stopping, std::string::npos) << report.log;
+  int loads = 0;
+  for (size_t at = stopping; (at = report.log.find(" loaded ", at + 1)) != std::string::npos;) {
+    ++loads;
+  }
+  EXPECT_LE(loads, 1) << "one may have been at its end\n" << report.log;
+}
+
+TEST_F(LifecycleTest, AnswersWhatWasQueuedWhenStopped) {
+  ServerProcess server(Args({"--max_queue_delay_us=60000000", "--max_queued_requests=6"}));
+  ASSERT_TRUE(server.WaitServing()) << server.log();
+  const auto client = server.NewClient();
+  Calls calls(*client, 7);
+  calls.AwaitFirst();
+  server.Signal(SIGTERM);
+  EXPECT_EQ(Served(calls.Join()), 6);
+  const ExitReport report = server.Wait();
+  EXPECT_EQ(report.code, 0) << report.log;
+  EXPECT_LT(report.took, absl::Seconds(20)) << "nothing waits for company while stopping";
+}
+
+TEST_F(LifecycleTest, WatchSeesTheEndAndDoesNotDelayIt) {
+  ServerProcess server(Args());
+  ASSERT_TRUE(server.WaitServing()) << server.log();
+  const auto stub = grpc::health::v1::Health::NewStub(
+      grpc::CreateChannel(server.address(), grpc::InsecureChannelCredentials()));
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(30));
+  const auto watch = stub->Watch(&context, {});
+  grpc::health::v1::HealthCheckResponse health;
+  ASSERT_TRUE(watch->Read(&health));
+  EXPECT_EQ(health.status(), health.SERVING);
+  server.Signal(SIGTERM);
+  ASSERT_TRUE(watch->Read(&health));
+  EXPECT_EQ(health.status(), health.NOT_SERVING);
+  EXPECT_FALSE(watch->Read(&health));
+  watch->Finish().IgnoreError();
+  const ExitReport report = server.Wait();
+  EXPECT_EQ(report.code, 0) << report.log;
+  EXPECT_LT(report.took, absl::Seconds(5));
+}
+
+TEST_F(LifecycleTest, SecondSignalEndsItAtOnce) {
+  ServerProcess server(Args({"--drain_delay_ms=60000"}));
+  ASSERT_TRUE(server.WaitServing()) << server.log();
+  server.Signal(SIGTERM);
+  const auto client = server.NewClient();
+  for (int i = 0; i < 1000 && client->IsServing("").value_or(false); ++i) {
+    absl::SleepFor(absl::Milliseconds(5));
+  }
+  EXPECT_TRUE(client->QuantizedMatmul(Call()).ok()) << "the drain delay still serves";
+  server.Signal(SIGTERM);
+  const ExitReport report = server.Wait();
+  EXPECT_EQ(report.code, 128 + SIGTERM) << report.log;
+  EXPECT_LT(report.took, absl::Seconds(2));
+}
+
+}  // namespace
+}  // namespace awqd

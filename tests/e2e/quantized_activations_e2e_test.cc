@@ -1,0 +1,193 @@
+// Quantised activations through the real server: the goldens of tests/data/qserve_w4a8, rounded by
+// the server and sent as INT8, alone and merged, and what is refused.
+#include <cmath>
+#include <fstream>
+
+#include "absl/strings/str_cat.h"
+#include "client/files/npy.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+#include "tests/e2e/shared_server_test.h"
+
+namespace awqd {
+namespace {
+
+using client::MatmulCall;
+using client::Tensor;
+using Json = nlohmann::json;
+using testing::HasSubstr;
+
+std::string Path(const std::string& name) {
+  return absl::StrCat(AWQD_SOURCE_DIR, "/tests/data/qserve_w4a8/", name);
+}
+
+std::vector<Json> Cases() {
+  const Json all = Json::parse(std::ifstream(Path("cases.json")));
+  return all.at("cases").get<std::vector<Json>>();
+}
+
+std::string PartOf(const Json& golden, const std::string& part) {
+  return Path(absl::StrCat(golden.at("name").get<std::string>(), ".", part, ".npy"));
+}
+
+Tensor Read(const Json& golden, const std::string& part) {
+  return *client::ToTensor(*client::ReadNpy(PartOf(golden, part)));
+}
+
+v1::PackedWeight Weight(const Json& golden) {
+  v1::PackedWeight out;
+  out.set_format("plain");
+  for (const auto& [name, value] : golden.at("settings").items()) {
+    (*out.mutable_settings())[name] = value.get<std::string>();
+  }
+  for (const Json& name : golden.at("tensors")) {
+    (*out.mutable_tensors())[name] = client::ToProto(Read(golden, name));
+  }
+  return out;
+}
+
+// What the server is to round.
+MatmulCall Floating(const Json& golden) {
+  MatmulCall call = {.weight = Weight(golden), .activations = Read(golden, "activations")};
+  call.activation_quantization = v1::INT8_PER_TOKEN;
+  if (!golden.at("static_scale").is_null()) {
+    call.activation_quantization = v1::INT8_STATIC;
+    const std::vector<float> scale = {golden.at("static_scale").get<float>()};
+    call.activation_scales = *Tensor::FromFloats(v1::FP32, {1}, scale);
+  }
+  return call;
+}
+
+// What was rounded before.
+MatmulCall Int8(const Json& golden) {
+  return {.weight = Weight(golden),
+          .activations = Read(golden, "q"),
+          .activation_scales = Read(golden, "token_scales")};
+}
+
+double Error(const Tensor& got, const Json& golden) {
+  const std::vector<float> values = *got.ToFloats();
+  const std::vector<double> want = client::ReadNpy(PartOf(golden, "product"))->ToDoubles();
+  double error = 0, norm = 0;
+  for (size_t i = 0; i < want.size(); ++i) {
+    error += (values.at(i) - want[i]) * (values[i] - want[i]);
+    norm += want[i] * want[i];
+  }
+  return std::sqrt(error / norm);
+}
+
+class QuantizedActivationsTest : public SharedServerTest {
+ protected:
+  // The refusal of a good call of the first golden that was spoilt.
+  std::string Refused(const std::function<void(MatmulCall*)>& spoil, bool int8 = false) {
+    const Json golden = Cases().front();
+    MatmulCall call = int8 ? Int8(golden) : Floating(golden);
+    EXPECT_TRUE(client_->QuantizedMatmul(call).ok());
+    spoil(&call);
+    const auto y = client_->QuantizedMatmul(std::move(call));
+    EXPECT_EQ(y.status().code(), absl::StatusCode::kInvalidArgument) << y.status();
+    return std::string(y.status().message());
+  }
+};
+
+TEST_F(QuantizedActivationsTest, GiveWhatNumpyGives) {
+  ASSERT_EQ(Cases().size(), 4u);
+  for (const Json& golden : Cases()) {
+    SCOPED_TRACE(golden.at("name"));
+    std::string bits;
+    for (MatmulCall call : {Floating(golden), Int8(golden)}) {
+      call.output_dtype = v1::FP32;
+      const auto y = client_->QuantizedMatmul(call);
+      ASSERT_TRUE(y.ok()) << y.status();
+      EXPECT_THAT(y->execution.kernel(), HasSubstr("qmatmul_a8_scaled"));
+      EXPECT_LE(Error(y->output, golden), 1e-6);
+      // The same, because the server rounds as NumPy does.
+      if (!bits.empty()) {
+        EXPECT_EQ(y->output.bytes, bits);
+      }
+      bits = y->output.bytes;
+      call.output_dtype = v1::DTYPE_UNSPECIFIED;
+      const auto narrow = client_->QuantizedMatmul(call);
+      ASSERT_TRUE(narrow.ok()) << narrow.status();
+      EXPECT_EQ(narrow->output.dtype, call.activations.dtype == v1::FP32 ? v1::FP32 : v1::FP16);
+      EXPECT_LE(Error(narrow->output, golden), 5e-4);
+    }
+  }
+}
+
+TEST_F(QuantizedActivationsTest, ManyOnOneStreamWithScalesOfTheirOwn) {
+  const Json golden = Cases().front();
+  const std::vector<float> half = {0.5f};
+  std::vector<std::string> want;
+  std::vector<MatmulCall> calls = {Floating(golden), Int8(golden), Int8(golden)};
+  calls[2].activation_scales = *Tensor::FromFloats(v1::FP32, {}, half);
+  for (const MatmulCall& call : calls) {
+    want.push_back(client_->QuantizedMatmul(call)->output.bytes);
+  }
+  EXPECT_NE(want[1], want[2]);
+  const auto stream = client_->QuantizedMatmulStream({.timeout = absl::Seconds(60)});
+  for (int i = 0; i < 30; ++i) {
+    MatmulCall call = calls[i % calls.size()];
+    call.request_id = absl::StrCat(i);
+    ASSERT_TRUE(stream->Send(std::move(call)).ok());
+  }
+  ASSERT_TRUE(stream->CloseSend().ok());
+  int answers = 0;
+  for (auto answer = stream->Receive(); answer.ok() && answer->has_value();
+       answer = stream->Receive(), ++answers) {
+    ASSERT_TRUE((*answer)->result.ok()) << (*answer)->result.status();
+    const int id = std::stoi((*answer)->request_id);
+    EXPECT_EQ((*answer)->result->output.bytes, want[id % calls.size()]);
+  }
+  EXPECT_EQ(answers, 30);
+}
+
+TEST_F(QuantizedActivationsTest, TakeABiasAndAnActivationFunctionAndNoTokens) {
+  const Json golden = Cases().front();
+  MatmulCall call = Int8(golden);
+  call.output_dtype = v1::FP32;
+  call.activation_function = v1::RELU;
+  const std::vector<float> thousand(40, -1000.0f);
+  call.bias = *Tensor::FromFloats(v1::FP32, {40}, thousand);
+  const auto y = client_->QuantizedMatmul(call);
+  ASSERT_TRUE(y.ok()) << y.status();
+  const std::vector<double> product = client::ReadNpy(PartOf(golden, "product"))->ToDoubles();
+  const std::vector<float> got = *y->output.ToFloats();
+  for (size_t i = 0; i < got.size(); ++i) {
+    EXPECT_NEAR(got[i], std::max(0.0, product[i] - 1000), 1e-3) << i;
+  }
+  call = Int8(golden);
+  call.activations = {.dtype = v1::INT8, .shape = {0, 256}, .bytes = ""};
+  call.activation_scales = *Tensor::FromFloats(v1::FP32, {0}, {});
+  const auto none = client_->QuantizedMatmul(call);
+  ASSERT_TRUE(none.ok()) << none.status();
+  EXPECT_EQ(none->output.dtype, v1::FP16);
+  EXPECT_TRUE(none->output.bytes.empty());
+}
+
+TEST_F(QuantizedActivationsTest, SayWhatIsWrong) {
+  const auto scales = [](std::vector<int64_t> shape, float value) {
+    std::vector<float> values(*client::ElementCount(shape), value);
+    return *Tensor::FromFloats(v1::FP32, std::move(shape), values);
+  };
+  EXPECT_THAT(Refused([&](MatmulCall* c) { c->activation_scales = scales({6}, 1); }),
+              HasSubstr("activation_scales: got a tensor, expected none with INT8_PER_TOKEN"));
+  EXPECT_THAT(Refused([](MatmulCall* c) { c->activation_quantization = v1::INT8_STATIC; }),
+              HasSubstr("activation_scales: got nothing, expected an FP32 tensor of one element"));
+  EXPECT_THAT(Refused([&](MatmulCall* c) { c->activation_scales = scales({5}, 1); }, true),
+              HasSubstr("activation_scales.shape: got [5], expected [6], the leading dimensions"));
+  EXPECT_THAT(
+      Refused([&](MatmulCall* c) { c->activation_scales = scales({6}, -1); }, true),
+      HasSubstr("activation_scales: got -1 at element 0, expected positive finite numbers"));
+  EXPECT_THAT(Refused([&](MatmulCall* c) { c->activation_scales = scales({1}, NAN); }, true),
+              HasSubstr("activation_scales: got nan at element 0"));
+  EXPECT_THAT(
+      Refused([](MatmulCall* c) { c->activation_quantization = v1::INT8_PER_TOKEN; }, true),
+      HasSubstr("got INT8_PER_TOKEN, expected ACTIVATIONS_AS_SENT: the activations are INT8"));
+  EXPECT_THAT(Refused([](MatmulCall* c) { c->output_dtype = v1::INT32; }, true),
+              HasSubstr("output_dtype: got INT32, expected FP16, BF16, FP32"));
+}
+
+}  // namespace
+}  // namespace awqd

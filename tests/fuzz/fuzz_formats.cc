@@ -1,0 +1,109 @@
+// Fuzzes the decoding of every format: any settings, and tensors of any dtype, shape and contents.
+//
+// Input: the format, its settings, then per tensor a dtype, a rank and dimensions, and its data.
+// Numbers that do not fit a format end at its first check, so shapes are drawn from few values.
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/exact.h"
+#include "kernels/formats/format.h"
+
+namespace {
+
+void Require(bool holds) {
+  if (!holds) std::abort();
+}
+
+// Takes bytes off the front of the input; zeros once it is used up.
+class Input {
+ public:
+  Input(const uint8_t* data, size_t size) : data_(data), size_(size) {}
+  uint8_t Byte() {
+    if (size_ == 0) return 0;
+    --size_;
+    return *data_++;
+  }
+  // Small mostly, since equal dimensions must meet for a decode; sometimes huge or negative.
+  int64_t Dimension() {
+    const uint8_t byte = Byte();
+    if (byte < 0xf0) return byte;
+    return static_cast<int64_t>(uint64_t{Byte()} << (8 * (byte & 7)));
+  }
+
+ private:
+  const uint8_t* data_;
+  size_t size_;
+};
+
+constexpr const char* kDtypes[] = {"I32", "F16", "BF16", "F32", "U8", "I8", "F64"};
+constexpr const char* kWords[] = {"true", "false", "channel", "group",   "tensor",
+                                  "gemm", "",      "x",       "multiply"};
+constexpr int64_t kMaxBytes = 1 << 18;
+
+// Absent, a small number, or a word that some format knows.
+void AddSetting(absl::string_view name, Input* in, awqd::Setting* settings) {
+  const uint8_t head = in->Byte();
+  if (head < 0x40) return;
+  const std::string text = head < 0xc0 ? absl::StrCat(static_cast<int8_t>(in->Byte()))
+                                       : kWords[(head - 0xc0) % std::size(kWords)];
+  settings->members[std::string(name)] = awqd::Setting::Typed(text);
+}
+
+// Bytes that fit the shape where that is small, so that decoding gets past the first check.
+int64_t FittingBytes(const awqd::TensorView& tensor) {
+  int64_t bytes = tensor.dtype == "I32" || tensor.dtype == "F32"    ? 4
+                  : tensor.dtype == "F16" || tensor.dtype == "BF16" ? 2
+                                                                    : 1;
+  for (int64_t dim : tensor.shape) {
+    if (dim <= 0 || dim > kMaxBytes / bytes) return 0;
+    bytes *= dim;
+  }
+  return bytes;
+}
+
+// Every part is there, in its size, and the value of every element can be read.
+void CheckDecoded(const awqd::Format& format, const awqd::HostWeight& weight) {
+  Require(awqd::Validate(weight).ok());
+  Require(weight.format == format.name);
+  for (int64_t row : {int64_t{0}, weight.k - 1}) {
+    for (int64_t col : {int64_t{0}, weight.n - 1}) (void)awqd::WeightValue(weight, row, col);
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  Input in(data, size);
+  const auto formats = awqd::AllFormats();
+  const awqd::Format& format = *formats[in.Byte() % formats.size()];
+  awqd::Setting settings;
+  for (absl::string_view name : format.settings) AddSetting(name, &in, &settings);
+  std::vector<std::vector<uint8_t>> storage;
+  storage.reserve(format.suffixes.size());
+  awqd::LinearTensors tensors;
+  for (absl::string_view suffix : format.suffixes) {
+    const uint8_t head = in.Byte();
+    if (head & 0x80) continue;
+    awqd::TensorView tensor;
+    tensor.dtype = kDtypes[(head & 7) % 7];
+    for (int rank = head >> 4 & 3; rank > 0; --rank) tensor.shape.push_back(in.Dimension());
+    storage.emplace_back(FittingBytes(tensor) + (head & 8 ? 1 : 0));
+    for (size_t i = 0; i < std::min<size_t>(storage.back().size(), 64); ++i) {
+      storage.back()[i] = in.Byte();
+    }
+    tensor.bytes = storage.back();
+    tensors.emplace(std::string(suffix), tensor);
+  }
+  const auto weight = format.decode(settings, tensors);
+  if (weight.ok()) {
+    CheckDecoded(format, *weight);
+  } else {
+    Require(weight.status().code() == absl::StatusCode::kInvalidArgument);
+  }
+  return 0;
+}

@@ -1,0 +1,93 @@
+// Bytes of integer codes against the layout's packer: what each lane of m16n8k32 multiplies.
+#include "kernels/cuda/common/integers.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <set>
+#include <vector>
+
+#include "kernels/layouts/layout.h"
+#include "kernels/layouts/mma16.h"
+#include "tests/testing/random_weight.h"
+
+namespace awqd::cuda {
+namespace {
+
+uint32_t Load(const uint8_t* at) {
+  uint32_t out;
+  std::memcpy(&out, at, sizeof(out));
+  return out;
+}
+
+// What a lane of a warp reads of a unit, as LaneCodes of mma16.cuh does.
+StepBytes LaneBytes(int bits, const uint8_t* unit, int lane, int step) {
+  const auto halves = [&](const uint8_t* plane) {
+    return Load(plane + lane * 8 + step / 2 * 4) >> (step % 2 * 8);
+  };
+  const auto rotated = [&](const uint8_t* plane) {
+    const uint32_t word = Load(plane + lane * 4);
+    const int by = step / 2 * 8 + step % 2;
+    return by == 0 ? word : word >> by | word << (32 - by);
+  };
+  switch (bits) {
+    case 1:
+      return Int1Bytes(rotated(unit));
+    case 2:
+      return Int2Bytes(halves(unit));
+    case 3:
+      return Int3Bytes(halves(unit), rotated(unit + mma16::UnitBytes(2)));
+    case 4:
+      return Int4Bytes(Load(unit + lane * 16 + step * 4));
+    default: {
+      const uint8_t* words = unit + step / 2 * 512 + lane * 16 + step % 2 * 8;
+      return {Load(words), Load(words + 4)};
+    }
+  }
+}
+
+class Integers : public ::testing::TestWithParam<int> {};
+
+TEST_P(Integers, BytesAreTheCodesInTheOrderOfStagedActivations) {
+  const int bits = GetParam();
+  testing::WeightSpec spec;
+  spec.k = mma16::kBlockK;
+  spec.n = mma16::kTileN;
+  spec.description = Symmetric(bits, 0);
+  spec.description.scale_dtype.reset();
+  const HostWeight weight = testing::RandomWeight(spec);
+  const Sections sections = SectionsOf(kMma16Layout, weight.shape(), &weight);
+  std::vector<uint8_t> packed(sections.total());
+  kMma16Layout.pack(weight, {0, weight.n}, sections, packed.data());
+  for (int warp = 0; warp < 8; ++warp) {
+    const uint8_t* unit =
+        packed.data() + sections.offset(Part::kCodes) + warp * mma16::UnitBytes(bits);
+    for (int lane = 0; lane < 32; ++lane) {
+      for (int step = 0; step < 4; ++step) {
+        const StepBytes bytes = LaneBytes(bits, unit, lane, step);
+        for (int byte = 0; byte < 4; ++byte) {
+          const int place = lane % 4 * kIntegerLaneBytes + step * 4 + byte;
+          const int k = warp % 2 * mma16::kUnitK + IntegerSource(place);
+          const int n = warp / 2 * mma16::kRowTile + lane / 4;
+          ASSERT_EQ(bytes.low >> (8 * byte) & 255, static_cast<uint32_t>(weight.Code(k, n)))
+              << "warp " << warp << " lane " << lane << " step " << step << " byte " << byte;
+          ASSERT_EQ(bytes.high >> (8 * byte) & 255, static_cast<uint32_t>(weight.Code(k, n + 8)))
+              << "warp " << warp << " lane " << lane << " step " << step << " byte " << byte;
+        }
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Bits, Integers, ::testing::Values(1, 2, 3, 4, 8));
+
+TEST(IntegerSource, IsAPermutation) {
+  std::set<int> seen;
+  for (int at = 0; at < kIntegerRun; ++at) seen.insert(IntegerSource(at));
+  EXPECT_EQ(seen.size(), static_cast<size_t>(kIntegerRun));
+  EXPECT_EQ(*seen.begin(), 0);
+  EXPECT_EQ(*seen.rbegin(), kIntegerRun - 1);
+}
+
+}  // namespace
+}  // namespace awqd::cuda

@@ -1,0 +1,140 @@
+// Which tile is chosen for a weight and a number of tokens.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "kernels/cuda/common/chains.h"
+#include "kernels/cuda/sm90a/tiles.h"
+#include "tests/kernels/cuda/gpus.h"
+#include "tests/kernels/cuda/sm90a/shapes.h"
+
+namespace awqd::cuda {
+namespace {
+
+TEST(PersistentTilesTest, TheChosenTileIsCompiled) {
+  for (const int64_t group : {128, 64, 32}) {
+    for (int64_t m : {1, 17, 33, 64, 65, 128, 129, 256, 300, 1024, 4096, 100000}) {
+      for (const auto& [k, n] : {std::pair{4096, 4096}, {14336, 4096}, {4096, 28672}, {128, 8}}) {
+        const WeightShape shape = Shape(k, n, group);
+        const std::vector<PersistentTile> tiles = PersistentTiles(shape);
+        const std::vector<PersistentTile> chained = ChainedTiles(shape);
+        const PersistentTile tile = ChoosePersistentTile(shape, m, H100());
+        EXPECT_EQ(std::count(tiles.begin(), tiles.end(), tile), 1) << m << " " << k;
+        const PersistentTile other = ChooseChainedTile(shape, m, H100());
+        EXPECT_EQ(std::count(chained.begin(), chained.end(), other), 1) << m << " " << k;
+      }
+    }
+  }
+}
+
+// What awqd_bench --tiles measures is what the choice is made among.
+TEST(PersistentTilesTest, TheChosenTileIsTheBestRated) {
+  const auto best = [](const std::vector<RatedTile>& rated) {
+    EXPECT_GT(rated.size(), 1u);
+    for (const RatedTile& tile : rated) {
+      EXPECT_GT(tile.steps_us, 0);
+      EXPECT_LT(tile.steps_us, tile.microseconds);
+    }
+    return std::min_element(rated.begin(), rated.end(),
+                            [](const RatedTile& a, const RatedTile& b) {
+                              return a.microseconds < b.microseconds;
+                            })
+        ->tile;
+  };
+  for (int64_t m : {17, 64, 96, 300, 1024}) {
+    for (DType x : {DType::kFp16, DType::kBf16}) {
+      for (const auto& [k, n] : {std::pair{4096, 4096}, {14336, 4096}, {8192, 10240}}) {
+        const WeightShape shape = Shape(k, n);
+        EXPECT_EQ(best(RatePersistentTiles(shape, m, H100(), x)),
+                  ChoosePersistentTile(shape, m, H100(), x));
+        EXPECT_EQ(best(RateChainedTiles(shape, m, H100(), x)),
+                  ChooseChainedTile(shape, m, H100(), x));
+      }
+    }
+  }
+}
+
+TEST(PersistentTilesTest, FewTokensGetNarrowTilesAndManyWideOnes) {
+  const auto choice = [](int64_t k, int64_t n, int64_t m) {
+    return ChoosePersistentTile(Shape(k, n), m, H100());
+  };
+  EXPECT_EQ(choice(4096, 4096, 24), (PersistentTile{32, 1, 1, 2, 1, 2}));
+  EXPECT_EQ(choice(4096, 6144, 32), (PersistentTile{32, 2, 1, 2, 1, 2}));
+  EXPECT_EQ(choice(4096, 4096, 32), (PersistentTile{32, 1, 1, 2, 1, 2}));
+  EXPECT_EQ(choice(14336, 4096, 32), (PersistentTile{32, 1, 1, 2, 1, 2}));
+  EXPECT_EQ(choice(28672, 8192, 32), (PersistentTile{32, 2, 1, 2, 1, 2}));
+  EXPECT_EQ(choice(8192, 10240, 32), (PersistentTile{40, 3, 1, 2}));
+  EXPECT_EQ(choice(4096, 28672, 32), (PersistentTile{32, 2, 2}));
+  EXPECT_EQ(choice(4096, 28672, 64), (PersistentTile{64, 3, 1}));
+  EXPECT_EQ(choice(4096, 4096, 64), (PersistentTile{64, 1, 1, 2, 1, 2}));
+  EXPECT_EQ(choice(14336, 4096, 64), (PersistentTile{64, 1, 1, 2, 1, 2}));
+  EXPECT_EQ(choice(8192, 8192, 64), (PersistentTile{64, 2, 1, 2}));
+  EXPECT_EQ(choice(8192, 10240, 64), (PersistentTile{64, 2, 2}));
+  EXPECT_EQ(choice(4096, 28672, 65), (PersistentTile{80, 3, 1}));
+  EXPECT_EQ(choice(4096, 28672, 96), (PersistentTile{96, 3, 1}));
+  EXPECT_EQ(choice(4096, 4096, 128), (PersistentTile{128, 1, 1, 2}));
+  EXPECT_EQ(choice(8192, 8192, 128), (PersistentTile{128, 2, 1, 2}));
+  EXPECT_EQ(choice(4096, 6144, 512), (PersistentTile{128, 3, 1}));
+  EXPECT_EQ(choice(14336, 4096, 256), (PersistentTile{256, 1, 1, 2}));
+  EXPECT_EQ(choice(8192, 8192, 256), (PersistentTile{128, 2, 1}));
+  EXPECT_EQ(choice(4096, 28672, 4096), (PersistentTile{256, 2, 2}));
+}
+
+TEST(PersistentTilesTest, EightChainsAreDealtOutToTwoPartsAndTheirSlices) {
+  const auto chained = [](int64_t m) { return ChooseChainedTile(Shape(14336, 4096), m, H100()); };
+  EXPECT_EQ(chained(32), (PersistentTile{32, 1, 1, 2, 2, 2}));
+  EXPECT_EQ(chained(64), (PersistentTile{64, 1, 1, 2, 2, 2}));
+  EXPECT_EQ(chained(96), (PersistentTile{96, 1, 1, 2, 2, 2}));
+  EXPECT_EQ(chained(128), (PersistentTile{128, 1, 1, 2, 2, 2}));
+  EXPECT_EQ(chained(160), (PersistentTile{160, 1, 1, 2, 0}));
+  EXPECT_EQ(chained(256), (PersistentTile{128, 2, 1, 2, 0}));
+}
+
+// Blocks of three records have no registers for a total.
+TEST(PersistentTilesTest, PartsOfThreeRecordsPutDownOneChainAtMost) {
+  const WeightShape four = Shape(8192, 10240);
+  EXPECT_EQ(MatmulChains(four, H100()).count(), 4);
+  EXPECT_EQ(ChooseChainedTile(four, 128, H100()), (PersistentTile{128, 3, 1, 2, 0}));
+  const WeightShape eight = Shape(14336, 4096);
+  EXPECT_EQ(MatmulChains(eight, H100()).count(), 8);
+  for (int64_t m = 17; m < 1100; ++m) {
+    const PersistentTile tile = ChooseChainedTile(eight, m, H100());
+    EXPECT_FALSE(tile.sets == 0 && tile.records == 3) << m;
+  }
+}
+
+TEST(PersistentTilesTest, AFewTokensBeyondATileAreNotAWholeTileMore) {
+  const auto choice = [](int64_t k, int64_t n, int64_t m) {
+    return ChoosePersistentTile(Shape(k, n), m, H100());
+  };
+  EXPECT_EQ(choice(4096, 4096, 129), (PersistentTile{160, 1, 1, 2}));
+  EXPECT_EQ(choice(4096, 28672, 160), (PersistentTile{160, 2, 2}));
+  EXPECT_EQ(choice(8192, 57344, 161), (PersistentTile{176, 2, 2}));
+  EXPECT_EQ(choice(8192, 8192, 193), (PersistentTile{208, 2, 1, 2}));
+  EXPECT_EQ(choice(4096, 28672, 257), (PersistentTile{136, 3, 1}));
+  EXPECT_EQ(choice(4096, 28672, 320), (PersistentTile{160, 2, 2}));
+  EXPECT_EQ(choice(4096, 6144, 385), (PersistentTile{112, 3, 1}));
+  EXPECT_EQ(choice(4096, 6144, 641), (PersistentTile{176, 3, 1}));
+  EXPECT_EQ(choice(4096, 28672, 384), (PersistentTile{192, 2, 2}));
+  EXPECT_EQ(choice(28672, 8192, 576), (PersistentTile{192, 2, 2}));
+  const auto chained = [](int64_t k, int64_t n, int64_t m) {
+    return ChooseChainedTile(Shape(k, n), m, H100());
+  };
+  EXPECT_EQ(chained(8192, 10240, 96), (PersistentTile{96, 3, 1}));
+  EXPECT_EQ(chained(8192, 8192, 129), (PersistentTile{136, 2, 1, 2, 2}));
+  EXPECT_EQ(chained(8192, 8192, 160), (PersistentTile{160, 2, 1, 2, 2}));
+  EXPECT_EQ(chained(8192, 57344, 65), (PersistentTile{80, 3, 1}));
+  EXPECT_EQ(chained(4096, 28672, 704), (PersistentTile{176, 2, 2}));
+  EXPECT_EQ(chained(28672, 8192, 384), (PersistentTile{192, 2, 2}));
+}
+
+TEST(PersistentTilesTest, BFloat16TakesWiderTilesWhereDecodingIsTheLimit) {
+  const WeightShape shape = Shape(4096, 6144);
+  EXPECT_EQ(ChoosePersistentTile(shape, 384, H100(), DType::kFp16), (PersistentTile{96, 3, 1}));
+  EXPECT_EQ(ChoosePersistentTile(shape, 384, H100(), DType::kBf16), (PersistentTile{128, 2, 1}));
+}
+
+}  // namespace
+}  // namespace awqd::cuda

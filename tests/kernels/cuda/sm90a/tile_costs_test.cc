@@ -1,0 +1,59 @@
+// The cost model that tiles are chosen by.
+#include "kernels/cuda/sm90a/tile_costs.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "kernels/cuda/sm90a/schedule.h"
+
+namespace awqd::cuda {
+namespace {
+
+int ClustersOfTile(const Schedule& s) {
+  std::vector<int> clusters(s.tiles());
+  for (int cluster = 0; cluster < s.clusters; ++cluster) {
+    Pieces pieces(s, cluster);
+    for (Piece piece; pieces.Next(&piece);) ++clusters[piece.tile];
+  }
+  return *std::max_element(clusters.begin(), clusters.end());
+}
+
+// With so many steps that a run's end, a whole step, is as good as its fraction.
+TEST(TileCostTest, KnowsHowManyClustersMeetInATile) {
+  for (int tiles : {1, 2, 3, 22, 32, 48, 54, 64, 66, 88, 131, 132, 133, 144, 160, 224, 264, 1792}) {
+    for (int clusters : {66, 132}) {
+      const Schedule s = MakeSchedule(tiles, 1000, clusters);
+      if (s.split == 0) continue;
+      EXPECT_EQ(MostClustersOfTile(s), ClustersOfTile(s)) << tiles << " on " << clusters;
+    }
+  }
+}
+
+// A step with more tokens takes longer, and no longer than in proportion; within what is measured.
+TEST(TileCostTest, StepsGrowWithTilesAndNoFaster) {
+  for (const TileCost& a : kFreeTiles4) {
+    for (const TileCost& b : kFreeTiles4) {
+      const PersistentTile wider{b.tile.tokens, a.tile.records, a.tile.cluster,
+                                 a.tile.parts,  a.tile.sets,    a.tile.slices};
+      if (!(b.tile == wider) || b.tile.tokens <= a.tile.tokens) continue;
+      EXPECT_GT(b.fp16_us, 0.98 * a.fp16_us) << a.tile.tokens << " " << b.tile.tokens;
+      EXPECT_LT(b.fp16_us / b.tile.tokens, 1.05 * a.fp16_us / a.tile.tokens)
+          << a.tile.tokens << " " << b.tile.tokens << " x " << a.tile.records;
+    }
+  }
+}
+
+TEST(TileCostTest, WhatIsCutCostsMoreThanWhatIsWhole) {
+  const TileCost tile{{128, 2, 1}, 0.7, 0.8};
+  const double whole = Microseconds(MakeSchedule(132, 32, 132), tile, DType::kFp16, 132);
+  EXPECT_LT(whole, Microseconds(MakeSchedule(131, 32, 132), tile, DType::kFp16, 132));
+  EXPECT_NEAR(whole, 32 * 0.7 + kStartUs + StoreUs(2), 1e-9);
+  // Half as many tiles have half the steps and a cut each.
+  EXPECT_NEAR(Microseconds(MakeSchedule(66, 32, 132), tile, DType::kBf16, 132),
+              16 * 0.8 + kStartUs + StoreUs(2) / 2 + PutDownUs(2) + TakeOverUs(2), 1e-9);
+}
+
+}  // namespace
+}  // namespace awqd::cuda

@@ -1,0 +1,91 @@
+// AutoAWQ's settings of a checkpoint, under every name, and what is refused of them.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "kernels/formats/format.h"
+
+namespace awqd {
+namespace {
+
+using ::testing::HasSubstr;
+
+Setting Config() {
+  Setting out;
+  out.members = {{"bits", Setting::Literal(int64_t{4})},
+                 {"group_size", Setting::Literal(int64_t{128})}};
+  return out;
+}
+
+TEST(AwqFormat, ReadsSettings) {
+  Setting config = Config();
+  config.members["version"] = Setting::String("GEMM");
+  config.members["zero_point"] = Setting::Literal(true);
+  Setting& modules = config.members["modules_to_not_convert"];
+  modules.kind = Setting::Kind::kList;
+  modules.list = {Setting::String("lm_head"), Setting::String("visual")};
+  const auto read = kAwqFormat.read(config);
+  ASSERT_TRUE(read.ok()) << read.status();
+  ASSERT_EQ(read->rules.size(), 1u);
+  EXPECT_EQ(read->rules[0].targets, std::vector<ModulePattern>(1));
+  EXPECT_EQ(read->rules[0].settings.members.at("group_size"), Setting::Literal(int64_t{128}));
+  for (const auto& [name, value] : read->rules[0].settings.members) {
+    EXPECT_THAT(kAwqFormat.settings, ::testing::Contains(absl::string_view(name)));
+  }
+  const ModulePattern visual = {ModulePattern::Kind::kContains, "visual"};
+  EXPECT_THAT(read->left_out, ::testing::ElementsAre(::testing::_, visual));
+}
+
+TEST(AwqFormat, ReadsOldNames) {
+  Setting config;
+  config.members = {{"w_bit", Setting::Literal(int64_t{4})},
+                    {"bits", Setting::Literal(int64_t{4})},
+                    {"q_group_size", Setting::Literal(int64_t{-1})}};
+  const auto read = kAwqFormat.read(config);
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->rules[0].settings.members.at("group_size"), Setting::Literal(int64_t{-1}));
+}
+
+TEST(AwqFormat, RefusesSettings) {
+  struct Bad {
+    std::string name;
+    Setting value;
+    absl::StatusCode code;
+    std::string says;
+  };
+  constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+  constexpr auto kOther = absl::StatusCode::kUnimplemented;
+  const Setting null = {Setting::Kind::kNull};
+  Setting list = {Setting::Kind::kList};
+  list.list = {Setting::String("")};
+  for (const Bad& bad : {
+           Bad{"bits", null, kInvalid, "bits (or w_bit): got nothing"},
+           Bad{"bits", Setting::Literal(int64_t{3}), kOther, "bits: got 3, expected 4"},
+           Bad{"bits", Setting::Literal(int64_t{0}), kInvalid, "bits: got 0"},
+           Bad{"w_bit", Setting::Literal(int64_t{8}), kInvalid,
+               "bits: got 4, expected the same as w_bit"},
+           Bad{"group_size", null, kInvalid, "group_size (or q_group_size): got nothing"},
+           Bad{"group_size",
+               {Setting::Kind::kLiteral, "9223372036854775808"},
+               kInvalid,
+               "group_size: got 9223372036854775808"},
+           Bad{"version", Setting::String("gemv"), kOther, "version: got \"gemv\""},
+           Bad{"zero_point", Setting::Literal(int64_t{1}), kInvalid,
+               "zero_point: got 1, expected true or false"},
+           Bad{"modules_to_not_convert", Setting::String("lm_head"), kInvalid,
+               "modules_to_not_convert: got \"lm_head\", expected null or a list"},
+           Bad{"modules_to_not_convert", list, kInvalid, "strings that are not empty"},
+       }) {
+    Setting config = Config();
+    config.members[bad.name] = bad.value;
+    const auto read = kAwqFormat.read(config);
+    EXPECT_EQ(read.status().code(), bad.code) << bad.says;
+    EXPECT_THAT(std::string(read.status().message()), HasSubstr(bad.says));
+  }
+}
+
+}  // namespace
+}  // namespace awqd

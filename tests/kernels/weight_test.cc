@@ -1,0 +1,134 @@
+// HostWeight: Validate names the part that is wrong; values follow the formula of exact.h.
+#include "kernels/weight.h"
+
+#include <cmath>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kernels/base/float8.h"
+#include "kernels/exact.h"
+#include "tests/testing/random_weight.h"
+
+namespace awqd {
+namespace {
+
+using ::testing::HasSubstr;
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+HostWeight Random(const char* description, bool order = false, bool factor = false) {
+  return testing::RandomWeight({.k = 40,
+                                .n = 12,
+                                .description = ParseDescription(description).value(),
+                                .bias = true,
+                                .order = order,
+                                .factor = factor});
+}
+
+std::string Error(const HostWeight& weight) { return Validate(weight).ToString(); }
+
+TEST(HostWeight, ValidateNamesThePart) {
+  const HostWeight good = Random("w3g16z*c", true, true);
+  ASSERT_TRUE(Validate(good).ok()) << Validate(good);
+  HostWeight w = good;
+  w.codes.pop_back();
+  EXPECT_THAT(Error(w), HasSubstr("codes: got 239 bytes, expected 240"));
+  w = good;
+  w.codes[7] = 0x80;
+  EXPECT_THAT(Error(w), HasSubstr("codes: got one above 7 in row 1, expected 3 bits"));
+  w = good;
+  w.zeros[5] = 8;
+  EXPECT_THAT(Error(w), HasSubstr("zeros: got 8 at index 5, expected 0 to 7"));
+  w = good;
+  w.zeros.clear();
+  EXPECT_THAT(Error(w), HasSubstr("zeros: got 0 bytes, expected 36"));
+  w = good;
+  w.scales.resize(70);
+  EXPECT_THAT(Error(w), HasSubstr("scales: got 70 bytes, expected 72"));
+  w = good;
+  w.outer.pop_back();
+  EXPECT_THAT(Error(w), HasSubstr("outer: got 11 values, expected 12"));
+  w = good;
+  w.factor[39] = kNan;
+  EXPECT_THAT(Error(w), HasSubstr("factor: got NaN at index 39"));
+  w = good;
+  w.order[3] = w.order[4];
+  EXPECT_THAT(Error(w), HasSubstr("order: got"));
+  w = good;
+  w.order[3] = 40;
+  EXPECT_THAT(Error(w), HasSubstr("order: got 40 at index 3, expected each of 0 to 39 once"));
+  w = good;
+  w.bias.pop_back();
+  EXPECT_THAT(Error(w), HasSubstr("bias: got 11 values"));
+  w = Random("t4g16+fp32");
+  w.table.pop_back();
+  EXPECT_THAT(Error(w), HasSubstr("table: got 15 values, expected 16"));
+}
+
+// The formula in double, each part as it is defined.
+double InDouble(const HostWeight& w, int64_t row, int64_t col) {
+  const WeightDescription& d = w.description;
+  const int64_t group = row / w.group_rows();
+  const double code = DecodeCode(d.code, w.table.data(), w.Code(row, col)),
+               scale = w.Scale(group, col);
+  const double zero = d.real_zeros() ? w.RealZero(group, col) : w.Zero(group, col);
+  const double value =
+      d.zero_kind == ZeroKind::kRealAfter ? code * scale - zero : (code - zero) * scale;
+  return value * w.Outer(col);
+}
+
+TEST(Exact, IsTheFormulaUpToItsRoundings) {
+  for (const char* text : {"w4g16z", "w8cs", "w8g16z+bf16", "w1g8s", "w4g16r", "w4g16o+fp32",
+                           "w4g16z+int8*c", "e2m1g16+e4m3*t", "e2m1g8+e8m0", "e4m3b16x4+fp32",
+                           "t4g16+fp32", "w4cs+fp32", "w8cz+1", "w5g7m3*t"}) {
+    const HostWeight w = Random(text);
+    ASSERT_TRUE(Validate(w).ok()) << text << Validate(w);
+    const bool exact = w.description.is_integer() && !w.description.real_zeros() &&
+                       w.description.outer == OuterKind::kNone &&
+                       w.description.scale_dtype != DType::kFp32;
+    for (int64_t i = 0; i < w.k * w.n; ++i) {
+      const double want = InDouble(w, i / w.n, i % w.n);
+      const double got = WeightValue(w, i / w.n, i % w.n);
+      if (exact) {
+        ASSERT_EQ(got, want) << text << " element " << i;
+      } else {
+        // Three roundings; a difference of a real zero may cancel up to the size of its terms.
+        ASSERT_NEAR(got, want, (std::fabs(want) + 8) * 0x1p-22) << text << " element " << i;
+      }
+    }
+  }
+}
+
+TEST(Float8, SpellsTheValuesOfItsSpecifications) {
+  EXPECT_EQ(E4m3ToFloat(0x00), 0.0f);
+  EXPECT_EQ(E4m3ToFloat(0x01), 0x1p-9f);
+  EXPECT_EQ(E4m3ToFloat(0x08), 0x1p-6f);
+  EXPECT_EQ(E4m3ToFloat(0x38), 1.0f);
+  EXPECT_EQ(E4m3ToFloat(0xb9), -1.125f);
+  EXPECT_EQ(E4m3ToFloat(0x7e), 448.0f);
+  EXPECT_TRUE(std::isnan(E4m3ToFloat(0x7f)));
+  EXPECT_TRUE(std::isnan(E4m3ToFloat(0xff)));
+  EXPECT_EQ(E8m0ToFloat(127), 1.0f);
+  EXPECT_EQ(E8m0ToFloat(0), 0x1p-127f);
+  EXPECT_EQ(E8m0ToFloat(254), 0x1p127f);
+  EXPECT_TRUE(std::isnan(E8m0ToFloat(255)));
+  const float e2m1[16] = {0,     0.5f,  1,     1.5f,  2,     3,     4,     6,
+                          -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+  for (uint8_t i = 0; i < 16; ++i) EXPECT_EQ(E2m1ToFloat(i), e2m1[i]);
+}
+
+TEST(HostWeight, CountsTheOctavesOfItsScales) {
+  HostWeight w = Random("w4g8z+bf16");
+  const auto set = [&](int64_t cell, uint16_t bits) { std::memcpy(&w.scales[cell * 2], &bits, 2); };
+  for (int64_t cell = 0; cell < 60; ++cell) set(cell, 0x3f80);  // 1
+  EXPECT_EQ(ShapeOf(w).scale_octaves, 0);
+  set(5, 0x3f00);   // column 5: 0.5
+  set(17, 0x4000);  // column 5: 2
+  set(29, 0x0000);  // zeros do not count
+  set(6, 0x4080);   // column 6: 4
+  EXPECT_EQ(ShapeOf(w).scale_octaves, 2);
+}
+
+}  // namespace
+}  // namespace awqd

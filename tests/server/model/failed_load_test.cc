@@ -1,0 +1,112 @@
+// Loads that fail: what is told of them, what is still served, and that nothing is kept.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+
+#include "absl/strings/str_cat.h"
+#include "server/model/model_store.h"
+#include "tests/server/model/model_store_fixture.h"
+
+namespace awqd::model {
+namespace {
+
+using ::awqd::testing::AwqLinear;
+using ::awqd::testing::Merge;
+using ::awqd::testing::SafetensorsOf;
+using ::awqd::testing::TestTensors;
+using ::testing::HasSubstr;
+
+constexpr absl::StatusCode kInvalid = absl::StatusCode::kInvalidArgument;
+
+TEST_F(ModelStoreTest, FailedFirstLoadIsShown) {
+  directory_.Write("m/config.json", "{}");
+  EXPECT_EQ(store_->Load("m").status().code(), kInvalid);
+  const ModelStatus status = StatusOf("m");
+  EXPECT_EQ(status.state, ModelState::kFailed);
+  EXPECT_THAT(status.message, HasSubstr("quantization_config"));
+  EXPECT_THAT(std::string(store_->Find("m").status().message()), HasSubstr("last load failed"));
+  WriteModel("m");
+  EXPECT_TRUE(store_->Load("m").ok());
+  EXPECT_EQ(StatusOf("m").message, "");
+}
+
+// Names on disk are any bytes, but what is told of them travels as UTF-8.
+TEST_F(ModelStoreTest, MessagesAreShortUtf8) {
+  directory_.Write("m/caf\xe9.safetensors", "no checkpoint");
+  EXPECT_FALSE(store_->Load("m").ok());
+  EXPECT_THAT(StatusOf("m").message, HasSubstr("m/caf\\xe9.safetensors: "));
+  std::filesystem::remove(directory_.At("m/caf\xe9.safetensors"));
+
+  // The cut at 1024 bytes would fall within a character of two.
+  std::string text = "x";
+  while (text.size() < 2000) text += "\xc3\xa9";
+  store_->set_before_serving([&](const Model&) { return absl::InternalError(text); });
+  EXPECT_FALSE(store_->Load("m").ok());
+  EXPECT_EQ(StatusOf("m").message, text.substr(0, 1023));
+}
+
+TEST_F(ModelStoreTest, FailedReloadKeepsServing) {
+  const auto first = store_->Load("m");
+  ASSERT_TRUE(first.ok());
+  ASSERT_EQ(truncate(directory_.At("m/model.safetensors").c_str(), 1000), 0);
+  EXPECT_EQ(store_->Load("m").status().code(), kInvalid);
+  EXPECT_EQ(*store_->Find("m"), *first);
+  EXPECT_EQ(StatusOf("m").state, ModelState::kReady);
+  EXPECT_THAT(StatusOf("m").message, HasSubstr("m/model.safetensors"));
+  EXPECT_EQ(device_->UsedBytes(), (*first)->device_bytes);
+}
+
+TEST_F(ModelStoreTest, LargerThanTheBudget) {
+  const auto first = store_->Load("m");
+  ASSERT_TRUE(first.ok());
+  const int64_t used = device_->UsedBytes();
+  // From one byte of room to one byte too few: refused up front, and after some weights.
+  for (int64_t room : {int64_t{1}, used / 2, used - 1}) {
+    device_->SetBudget(used + room);
+    const auto second = store_->Load("m");
+    EXPECT_EQ(second.status().code(), absl::StatusCode::kResourceExhausted) << second.status();
+    EXPECT_EQ(device_->UsedBytes(), used);
+    EXPECT_EQ(*store_->Find("m"), *first);
+  }
+  device_->SetBudget(2 * used);
+  EXPECT_TRUE(store_->Load("m").ok());
+}
+
+TEST_F(ModelStoreTest, HugeSparseFileIsRefusedBeforeItIsRead) {
+  const int64_t k = int64_t{1} << 38;
+  const std::string header = absl::StrCat(
+      "{\"w.qweight\":{\"dtype\":\"I32\",\"shape\":[", k, ",1],\"data_offsets\":[0,", 4 * k,
+      "]},\"w.qzeros\":{\"dtype\":\"I32\",\"shape\":[0],\"data_offsets\":[", 4 * k, ",", 4 * k,
+      "]},\"w.scales\":{\"dtype\":\"F16\",\"shape\":[0],\"data_offsets\":[", 4 * k, ",", 4 * k,
+      "]}}");
+  directory_.Write("m/model.safetensors", awqd::testing::Safetensors(header, ""));
+  const std::string path = directory_.At("m/model.safetensors");
+  if (truncate(path.c_str(), 8 + static_cast<int64_t>(header.size()) + 4 * k) != 0) {
+    GTEST_SKIP() << "the temporary directory's file system has no sparse files of 1 TiB";
+  }
+  EXPECT_EQ(store_->Load("m").status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(device_->UsedBytes(), 0);
+}
+
+TEST_F(ModelStoreTest, AHundredFailingLoadsLeaveMemoryUnchanged) {
+  // The second of two weights is bad, so that every load has something to free.
+  TestTensors tensors = Merge(AwqLinear("a", 64, 128, 32), AwqLinear("b", 64, 128, 64));
+  directory_.Write("m/model.safetensors", SafetensorsOf(tensors));
+  for (int i = 0; i < 100; ++i) {
+    const auto model = store_->Load("m");
+    EXPECT_EQ(model.status().code(), kInvalid);
+    EXPECT_THAT(std::string(model.status().message()),
+                HasSubstr("weight \"b\": tensor \"scales\""));
+    EXPECT_EQ(device_->UsedBytes(), 0);
+  }
+  int64_t open_files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    open_files += entry.is_symlink();
+  }
+  EXPECT_LT(open_files, 50);
+}
+
+}  // namespace
+}  // namespace awqd::model

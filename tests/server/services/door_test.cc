@@ -1,0 +1,96 @@
+// Every call of the running server passes the door: the methods are those that reflection lists, so
+// that a new one which avoids the door fails here.
+#include "server/transport/door.h"
+
+#include <map>
+
+#include "tests/server/services/raw_call.h"
+#include "tests/server/services/rpc_fixture.h"
+
+namespace awqd::services {
+namespace {
+
+using transport::Door;
+using transport::MethodCalls;
+
+constexpr char kCheck[] = "grpc.health.v1.Health/Check";
+// Ends when the client wants it to.
+constexpr char kWatch[] = "grpc.health.v1.Health/Watch";
+
+class EveryMethodTest : public RpcTest {
+ protected:
+  std::map<std::string, MethodCalls> Counted() const {
+    std::map<std::string, MethodCalls> by_method;
+    for (MethodCalls& calls : server_->door()->Calls()) by_method[calls.method] = std::move(calls);
+    return by_method;
+  }
+
+  // An empty message, and how the call ended.
+  grpc::Status Call(const std::string& method) {
+    if (method != kWatch) return RawCall(channel_, "/" + method, "");
+    RawStream watch(channel_, "/" + method);
+    std::string first;
+    EXPECT_TRUE(watch.Write("") && watch.WritesDone() && watch.Read(&first));
+    watch.Cancel();
+    return watch.Finish();
+  }
+
+  // One call of `method`: that and nothing else is counted, with the outcome that the client saw.
+  void CallIsCounted(const std::string& method, const std::string& as) {
+    const std::map<std::string, MethodCalls> before = Counted();
+    ASSERT_TRUE(before.contains(as)) << as << " is not in the door's table";
+    const grpc::StatusCode code = Call(method).error_code();
+    ASSERT_TRUE(Eventually([&] { return Counted()[as].total() > before.at(as).total(); }))
+        << method << " did not pass the door";
+    for (auto& [name, calls] : Counted()) {
+      std::array<int64_t, MethodCalls::kOutcomes> expected = before.at(name).outcomes;
+      if (name == as) ++expected[code];
+      EXPECT_EQ(calls.outcomes, expected) << name << " after a call of " << method;
+    }
+  }
+};
+
+TEST_F(EveryMethodTest, PassesTheDoorOnceWithItsNameAndOutcome) {
+  const std::set<std::string> methods = MethodsByReflection(channel_);
+  EXPECT_THAT(methods, testing::IsSupersetOf({kCheck, kWatch, "awqd.v1.ServerInfo/GetServerInfo",
+                                              "awqd.v1.QuantizedInference/QuantizedMatmulStream",
+                                              kReflection + 1, kReflectionAlpha + 1}));
+  for (const std::string& method : methods) CallIsCounted(method, method);
+}
+
+TEST_F(EveryMethodTest, OfTheDoorIsDescribedByReflection) {
+  std::set<std::string> table;
+  for (const auto& [method, calls] : Counted()) table.insert(method);
+  table.erase(std::string(Door::kUnknownMethod));
+  EXPECT_EQ(table, MethodsByReflection(channel_));
+}
+
+TEST_F(EveryMethodTest, ThatDoesNotExistPassesTheDoor) {
+  const size_t methods = Counted().size();
+  for (const char* method : {"awqd.v1.QuantizedInference/Nope", "no.Service/Nope", "x"}) {
+    CallIsCounted(method, std::string(Door::kUnknownMethod));
+  }
+  EXPECT_EQ(Counted().size(), methods) << "names from the wire take no memory";
+}
+
+// The gate alone, so that every method can still be called while it refuses.
+TEST_F(EveryMethodTest, ButHealthIsTurnedAwayWhileDraining) {
+  std::set<std::string> methods = MethodsByReflection(channel_);
+  methods.insert("no.Service/Nope");
+  server_->door()->gate()->Close();
+  server_->door()->gate()->Refuse();
+  for (const std::string& method : methods) {
+    const grpc::StatusCode code = Call(method).error_code();
+    if (method == kCheck) {
+      EXPECT_EQ(code, grpc::StatusCode::OK);
+    } else if (method == kWatch) {
+      EXPECT_EQ(code, grpc::StatusCode::CANCELLED) << "as its client wanted";
+    } else {
+      EXPECT_EQ(code, grpc::StatusCode::UNAVAILABLE) << method;
+    }
+  }
+  EXPECT_EQ(server_->door()->gate()->turned_away(), static_cast<int64_t>(methods.size()) - 2);
+}
+
+}  // namespace
+}  // namespace awqd::services

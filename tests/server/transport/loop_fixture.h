@@ -1,0 +1,129 @@
+// LoopTest: a loop behind a door on a real port, with handlers of the test's own.
+#pragma once
+
+#include <grpcpp/create_channel.h>
+#include <grpcpp/security/credentials.h>
+#include <grpcpp/security/server_credentials.h>
+#include <grpcpp/server.h>
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "awqd/v1/inference.grpc.pb.h"
+#include "gtest/gtest.h"
+#include "server/transport/call_loop.h"
+#include "server/transport/door.h"
+#include "server/wire/status.h"
+
+namespace awqd::transport {
+
+// The bytes of an empty message, which every message type can be parsed from.
+inline grpc::ByteBuffer EmptyMessage() {
+  const grpc::Slice nothing("");
+  return grpc::ByteBuffer(&nothing, 1);
+}
+
+// Counts what it hears; deleted by the test, so that a late event would be seen.
+class Recorder final : public Reactor {
+ public:
+  void OnCancel() override {
+    ++cancels;
+    if (on_cancel) on_cancel();
+  }
+  void OnReadDone(bool ok) override {
+    ok ? ++reads : ++failed_reads;
+    if (on_read) on_read(ok);
+  }
+  void OnWriteDone(bool ok) override {
+    ok ? ++writes : ++failed_writes;
+    if (on_write) on_write();
+  }
+  void OnDone() override { ++dones; }
+
+  std::function<void()> on_cancel, on_write;
+  std::function<void(bool)> on_read;
+  std::atomic<int> cancels{0}, reads{0}, failed_reads{0}, writes{0}, failed_writes{0}, dones{0};
+};
+
+// A method of each kind, over a loop of as many threads as the parameter says.
+class LoopTest : public testing::TestWithParam<int> {
+ protected:
+  static constexpr char kUnary[] = "awqd.v1.QuantizedInference/QuantizedMatmul";
+  static constexpr char kStream[] = "awqd.v1.QuantizedInference/QuantizedMatmulStream";
+  static constexpr char kWrite[] = "awqd.v1.QuantizedInference/DequantizeStream";
+  // Answered as kUnary is, also while the server stops.
+  static constexpr char kAlways[] = "awqd.v1.QuantizedInference/Dequantize";
+
+  // Serves with `run_queued`; the handlers are those that the test has set.
+  void Start(
+      std::function<bool()> run_queued = [] { return false; }, int slots = 2) {
+    grpc::ServerBuilder builder;
+    int port = 0;
+    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+    loop_ = std::make_unique<CallLoop>(&builder, &door_, GetParam(), std::move(run_queued),
+                                       wire::ToGrpc);
+    loop_->Serve<UnaryCall>(kUnary, slots, [this](UnaryCall* call) { unary_(call); });
+    loop_->Serve<StreamCall>(kStream, slots, [this](StreamCall* call) { stream_(call); });
+    loop_->Serve<WriteCall>(kWrite, slots, [this](WriteCall* call) { write_(call); });
+    loop_->Serve<UnaryCall>(
+        kAlways, slots, [this](UnaryCall* call) { unary_(call); }, WhileDraining::kServed);
+    server_ = builder.BuildAndStart();
+    ASSERT_NE(server_, nullptr);
+    loop_->Start();
+    channel_ = grpc::CreateChannel("127.0.0.1:" + std::to_string(port),
+                                   grpc::InsecureChannelCredentials());
+    stub_ = v1::QuantizedInference::NewStub(channel_);
+  }
+
+  // Every test ends with it, while what its handlers refer to exists.
+  void Stop() {
+    if (loop_ == nullptr) return;
+    server_->Shutdown(std::chrono::system_clock::now());
+    loop_->Stop();
+    server_ = nullptr;
+    loop_ = nullptr;
+  }
+  void TearDown() override { Stop(); }
+
+  static bool Eventually(const std::function<bool()>& condition) {
+    for (int i = 0; i < 2000 && !condition(); ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    return condition();
+  }
+
+  grpc::Status Call() {
+    grpc::ClientContext context;
+    v1::QuantizedMatmulResponse response;
+    return stub_->QuantizedMatmul(&context, {}, &response);
+  }
+  // Each of `threads` calls `times` times and is answered.
+  void CallFromThreads(int threads, int times) {
+    std::vector<std::thread> callers;
+    for (int t = 0; t < threads; ++t) {
+      callers.emplace_back([=, this] {
+        for (int i = 0; i < times; ++i) EXPECT_TRUE(Call().ok());
+      });
+    }
+    for (std::thread& caller : callers) caller.join();
+  }
+
+  Door door_;
+  std::function<void(UnaryCall*)> unary_ = [](UnaryCall* call) { call->Answer(EmptyMessage()); };
+  std::function<void(StreamCall*)> stream_ = [](StreamCall* call) {
+    call->Finish(grpc::Status::OK);
+  };
+  std::function<void(WriteCall*)> write_ = [](WriteCall* call) { call->Finish(grpc::Status::OK); };
+  std::unique_ptr<CallLoop> loop_;
+  std::unique_ptr<grpc::Server> server_;
+  std::shared_ptr<grpc::Channel> channel_;
+  std::unique_ptr<v1::QuantizedInference::Stub> stub_;
+};
+
+}  // namespace awqd::transport
