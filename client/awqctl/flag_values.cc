@@ -79,10 +79,12 @@ CLI::Option* AddActivationFunction(CLI::App* app, v1::ActivationFunction& target
 CLI::Option* AddQuantization(CLI::App* app, v1::ActivationQuantization& target) {
   const Words<v1::ActivationQuantization> words = {{"none", v1::ACTIVATIONS_AS_SENT},
                                                    {"per_token", v1::INT8_PER_TOKEN},
-                                                   {"static", v1::INT8_STATIC}};
+                                                   {"static", v1::INT8_STATIC},
+                                                   {"declared", v1::INT8_AS_DECLARED}};
   return AddWord(app, "--quantize_activations", target, words,
                  "Round activations to INT8 in the server: none (default), per_token (by the "
-                 "largest of each) or static (by --activation_scale)")
+                 "largest of each), static (by --activation_scale) or declared (as the checkpoint "
+                 "says)")
       ->type_name("HOW");
 }
 

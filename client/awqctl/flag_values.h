@@ -51,7 +51,7 @@ CLI::Option* AddPath(CLI::App* app, v1::Path& target);
 // --activation_function: none, relu, gelu or silu.
 CLI::Option* AddActivationFunction(CLI::App* app, v1::ActivationFunction& target);
 
-// --quantize_activations: none, per_token or static.
+// --quantize_activations: none, per_token, static or declared.
 CLI::Option* AddQuantization(CLI::App* app, v1::ActivationQuantization& target);
 
 // Every flag of awqctl bench. `sub` must not outlive `flags`.

@@ -89,6 +89,13 @@ std::pair<const v1::StackInfo*, int> StackOf(const std::string& path, const Stac
   return {nullptr, 0};
 }
 
+// What the checkpoint says of activations.
+std::string Declared(const v1::WeightInfo& weight) {
+  if (weight.activations() == v1::INT8_PER_TOKEN) return " (declared: per_token)";
+  if (weight.activations() != v1::INT8_STATIC) return "";
+  return absl::StrCat(" (declared: static, scale ", weight.activation_scale(), ")");
+}
+
 // "fused 1-255 cpu/qmatmul_a16", and what quantised activations take.
 std::vector<std::string> PlanLines(const v1::WeightInfo& weight) {
   std::vector<std::string> out;
@@ -98,7 +105,7 @@ std::vector<std::string> PlanLines(const v1::WeightInfo& weight) {
                                entry.kernel()));
   }
   if (!weight.a8_kernel().empty()) {
-    out.push_back(absl::StrCat("quantised activations ", weight.a8_kernel()));
+    out.push_back(absl::StrCat("quantised activations ", weight.a8_kernel(), Declared(weight)));
   }
   return out;
 }

@@ -4,13 +4,15 @@
 //   weight_scale F16, BF16 or F32: [N, 1] per channel, [N, groups] per group, [1] per tensor
 //   weight_zero_point I8 of the same shape: 0 everywhere, as the codes are symmetric
 //   bias [N], optional
+//   input_scale F16, BF16 or F32 [1]: what static activations are divided by (DeclaredActivations)
+//   input_zero_point I8 [1]: 0
 //
 // Its settings:
 //
 //   {"quant_method": "compressed-tensors", "format": "int-quantized",
 //    "config_groups": {"group_0": {"targets": ["Linear", "re:.*mlp.*"],
 //                                  "weights": {"num_bits": 8, "strategy": "channel", ...},
-//                                  "input_activations": null}},
+//                                  "input_activations": {"num_bits": 8, "dynamic": true, ...}}},
 //    "ignore": ["lm_head", "re:.*gate$"]}
 #include "absl/algorithm/container.h"
 #include "absl/strings/escaping.h"
@@ -24,10 +26,13 @@
 namespace awqd {
 namespace {
 
-constexpr absl::string_view kSuffixes[] = {"weight", "weight_scale", "weight_zero_point", "bias"};
-constexpr absl::string_view kOptional[] = {"weight_zero_point", "bias"};
+constexpr absl::string_view kSuffixes[] = {"weight", "weight_scale", "weight_zero_point",
+                                           "bias",   "input_scale",  "input_zero_point"};
+constexpr absl::string_view kOptional[] = {"weight_zero_point", "bias", "input_scale",
+                                           "input_zero_point"};
 constexpr absl::string_view kCodeTypes[] = {"I8"};
-constexpr absl::string_view kSettings[] = {"group_size", "num_bits", "strategy", "symmetric"};
+constexpr absl::string_view kSettings[] = {"activations", "group_size", "num_bits", "strategy",
+                                           "symmetric"};
 
 enum class Strategy { kChannel, kGroup, kTensor };
 
@@ -35,7 +40,17 @@ struct Settings {
   int bits = 8;
   Strategy strategy = Strategy::kChannel;
   int64_t group_size = 0;  // of kGroup
+  ActivationQuantization activations = ActivationQuantization::kNone;
 };
+
+absl::StatusOr<ActivationQuantization> ReadActivations(const Setting& object) {
+  AWQD_ASSIGN_OR_RETURN(const std::string how, ReadWord(object, "activations"));
+  if (how.empty()) return ActivationQuantization::kNone;
+  if (how == "dynamic") return ActivationQuantization::kPerToken;
+  if (how == "static") return ActivationQuantization::kStatic;
+  return UnreadSetting("activations", absl::StrCat("\"", absl::CHexEscape(how), "\""),
+                       "\"dynamic\" or \"static\"");
+}
 
 absl::StatusOr<Strategy> ReadStrategy(const Setting& object, int64_t group_size) {
   AWQD_ASSIGN_OR_RETURN(const std::string strategy, ReadWord(object, "strategy"));
@@ -54,6 +69,7 @@ absl::StatusOr<Settings> ReadSettings(const Setting& object) {
   AWQD_ASSIGN_OR_RETURN(out.group_size, ReadGroupSize(object));
   AWQD_ASSIGN_OR_RETURN(const auto symmetric, ReadBool(object, "symmetric"));
   AWQD_ASSIGN_OR_RETURN(out.strategy, ReadStrategy(object, out.group_size));
+  AWQD_ASSIGN_OR_RETURN(out.activations, ReadActivations(object));
   out.bits = static_cast<int>(bits.value_or(8));
   if (out.bits != 8 && out.bits != 4)
     return UnreadSetting("num_bits", absl::StrCat(out.bits), "8 or 4");
@@ -79,6 +95,25 @@ absl::StatusOr<Setting> ReadWeights(const Setting& weights) {
   return OnlySettings(weights, kSettings);
 }
 
+// The setting "activations" of a group's "input_activations": INT8 about 0, a scale for each token
+// or one for all. Empty for what is not done here: then only weights are quantised.
+absl::StatusOr<std::string> ReadInput(const Setting& input) {
+  if (input.kind != Setting::Kind::kObject)
+    return BadSetting("input_activations", input, "an object");
+  AWQD_ASSIGN_OR_RETURN(const auto bits, ReadInteger(input, "num_bits", 1, 32));
+  AWQD_ASSIGN_OR_RETURN(const std::string type, ReadWord(input, "type"));
+  AWQD_ASSIGN_OR_RETURN(const auto symmetric, ReadBool(input, "symmetric"));
+  AWQD_ASSIGN_OR_RETURN(const std::string strategy, ReadWord(input, "strategy"));
+  if (bits.value_or(8) != 8 || (!type.empty() && type != "int") || !symmetric.value_or(true)) {
+    return "";
+  }
+  // Elsewhere it may be "local", for scales of groups.
+  const absl::StatusOr<std::optional<bool>> dynamic = ReadBool(input, "dynamic");
+  if (!dynamic.ok()) return "";
+  if (dynamic->value_or(false)) return strategy.empty() || strategy == "token" ? "dynamic" : "";
+  return strategy.empty() || strategy == "tensor" ? "static" : "";
+}
+
 // A target is "re:" and a regular expression, the class of a module, or the path of one. A
 // checkpoint names no classes. "Linear" is every linear, and what it leaves out shows in the
 // tensors; other classes match no path, as their layers are not linears.
@@ -96,8 +131,8 @@ absl::StatusOr<std::vector<ModulePattern>> Patterns(const Setting& object, absl:
   return out;
 }
 
-// `format` is that of the checkpoint, which a group may override.
-absl::StatusOr<LinearRule> ReadGroup(const Setting& group, std::string format) {
+// `format` is that of the checkpoint, which a group may override. `note`: of what has no effect.
+absl::StatusOr<LinearRule> ReadGroup(const Setting& group, std::string format, std::string* note) {
   if (group.kind != Setting::Kind::kObject) return BadSetting("group", group, "an object");
   AWQD_ASSIGN_OR_RETURN(const std::string own, ReadWord(group, "format"));
   if (!own.empty()) format = own;
@@ -110,6 +145,14 @@ absl::StatusOr<LinearRule> ReadGroup(const Setting& group, std::string format) {
   AWQD_ASSIGN_OR_RETURN(const Setting* weights, ReadObject(group, "weights"));
   if (weights == nullptr) return UnreadSetting("weights", "nothing", "their quantisation");
   AWQD_ASSIGN_OR_RETURN(out.settings, ReadWeights(*weights));
+  const Setting* const input = FindSetting(group, "input_activations");
+  if (input == nullptr) return out;
+  AWQD_ASSIGN_OR_RETURN(const std::string how, ReadInput(*input));
+  if (how.empty()) {
+    *note = "input_activations has no effect: it is not symmetric int8, by tokens or of one scale";
+  } else {
+    out.settings.members["activations"] = Setting::String(how);
+  }
   return out;
 }
 
@@ -121,14 +164,11 @@ absl::StatusOr<QuantConfig> Read(const Setting& config) {
   }
   QuantConfig out;
   for (const auto& [name, group] : groups->members) {
-    absl::StatusOr<LinearRule> rule = ReadGroup(group, format);
+    absl::StatusOr<LinearRule> rule = ReadGroup(group, format, &out.note);
     if (!rule.ok()) {
       return absl::Status(rule.status().code(),
                           absl::StrCat("config_groups.", absl::CHexEscape(name.substr(0, 64)), ".",
                                        rule.status().message()));
-    }
-    if (FindSetting(group, "input_activations") != nullptr) {
-      out.note = "input_activations has no effect: activations are not quantised, only weights are";
     }
     out.rules.push_back(*std::move(rule));
   }
@@ -192,6 +232,26 @@ absl::Status DecodeScales(const Settings& settings, const TensorView& scale, Hos
   return absl::OkStatus();
 }
 
+absl::StatusOr<DeclaredActivations> DecodeActivations(const Settings& settings,
+                                                      const LinearTensors& tensors) {
+  DeclaredActivations out = {.how = settings.activations};
+  if (out.how != ActivationQuantization::kStatic) return out;
+  AWQD_ASSIGN_OR_RETURN(const TensorView* scale,
+                        NeedTensor(tensors, "input_scale", "F16, BF16 or F32 [1]"));
+  AWQD_RETURN_IF_ERROR(CheckScales("input_scale", *scale, 1, true).status());
+  AWQD_RETURN_IF_ERROR(CheckShape("input_scale", *scale, {1}, "one for all activations"));
+  AWQD_ASSIGN_OR_RETURN(const std::vector<float> values, ToFloats("input_scale", *scale));
+  out.scale = values[0];
+  if (!(out.scale > 0)) {
+    return BadTensor("input_scale", absl::StrCat(out.scale), "a positive number");
+  }
+  const TensorView* const zero = FindTensor(tensors, "input_zero_point");
+  if (zero == nullptr) return out;
+  AWQD_RETURN_IF_ERROR(CheckTensor("input_zero_point", *zero, {"I8"}, 1));
+  if (absl::c_all_of(zero->bytes, [](uint8_t byte) { return byte == 0; })) return out;
+  return BadTensor("input_zero_point", "another value than 0", "0: INT8 activations are about 0");
+}
+
 absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& tensors) {
   const absl::StatusOr<Settings> settings = ReadSettings(object);
   if (!settings.ok()) return absl::InvalidArgumentError(settings.status().message());
@@ -206,6 +266,7 @@ absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& te
   AWQD_RETURN_IF_ERROR(DecodeScales(*settings, *scale, &out));
   AWQD_RETURN_IF_ERROR(CheckZeroPoint(tensors, *scale));
   AWQD_ASSIGN_OR_RETURN(out.bias, DecodeBias(tensors, out.n));
+  AWQD_ASSIGN_OR_RETURN(out.activations, DecodeActivations(*settings, tensors));
   std::vector<uint8_t> codes = Transposed(weight->bytes, out.n, out.k, 1);
   AWQD_RETURN_IF_ERROR(MakeUnsigned(settings->bits, out.n, &codes));
   out.codes =

@@ -116,6 +116,7 @@ HostWeight TakeColumns(const HostWeight& weight, ColumnSpan span) {
   out.n = span.end - span.begin;
   out.description = weight.description;
   out.format = weight.format;
+  out.activations = weight.activations;
   out.codes = TakeBytes(weight.codes, weight.row_bytes(), span.begin * weight.code_bits() / 8,
                         out.row_bytes());
   // One cell for each column block; blocks that are wider than the whole stay whole.

@@ -41,6 +41,7 @@ struct PlacedWeight {
   // columns from 0 to N in order.
   std::vector<WeightPart> parts;
 
+  const DeclaredActivations& activations() const { return parts.front().weight->activations; }
   bool cut() const { return parts.front().weight->shape.n != shape.n; }
   int64_t bytes() const;        // on all devices
   std::string devices() const;  // "cuda:0,cuda:1"

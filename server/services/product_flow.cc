@@ -13,8 +13,8 @@ namespace awqd::services {
 absl::StatusOr<wire::MatmulJob> MatmulMethod::Build(Request* request, WeightPtr weight,
                                                     int64_t max_send,
                                                     std::optional<int64_t> cut_bytes) {
-  AWQD_ASSIGN_OR_RETURN(wire::MatmulJob job,
-                        wire::BuildMatmul(request, weight->shape, max_send, cut_bytes));
+  AWQD_ASSIGN_OR_RETURN(wire::MatmulJob job, wire::BuildMatmul(request, weight->shape, max_send,
+                                                               cut_bytes, weight->activations()));
   job.work.weight = std::move(weight);
   return job;
 }

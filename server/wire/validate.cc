@@ -44,7 +44,8 @@ absl::Status CheckQuantization(const v1::QuantizedMatmulRequest& request) {
   const v1::ActivationQuantization how = request.activation_quantization();
   AWQD_RETURN_IF_ERROR(CheckEnum(v1::ActivationQuantization_IsValid(how), how,
                                  "activation_quantization",
-                                 "ACTIVATIONS_AS_SENT, INT8_PER_TOKEN or INT8_STATIC"));
+                                 "ACTIVATIONS_AS_SENT, INT8_PER_TOKEN, INT8_STATIC or "
+                                 "INT8_AS_DECLARED"));
   const std::string name = v1::ActivationQuantization_Name(how);
   const bool int8 = request.activations().dtype() == v1::INT8;
   if (int8 && how != v1::ACTIVATIONS_AS_SENT) {
@@ -54,8 +55,9 @@ absl::Status CheckQuantization(const v1::QuantizedMatmulRequest& request) {
   if (request.has_activation_scales()) {
     if (int8 || how == v1::INT8_STATIC) return absl::OkStatus();
     return FieldError("activation_scales", "a tensor",
-                      how == v1::INT8_PER_TOKEN
-                          ? "none with INT8_PER_TOKEN: each token has its own"
+                      how == v1::INT8_PER_TOKEN ? "none with INT8_PER_TOKEN: each token has its own"
+                      : how == v1::INT8_AS_DECLARED
+                          ? "none with INT8_AS_DECLARED: the checkpoint has them"
                           : "none with floating activations that are multiplied as they are; "
                             "activation_quantization INT8_STATIC rounds them to INT8");
   }
@@ -107,9 +109,15 @@ absl::StatusOr<std::vector<float>> TakeScales(v1::QuantizedMatmulRequest* reques
 // What INT8 activations, sent or made, ask of the weight; fills the work's output type, scales and
 // quantisation.
 absl::Status BuildActivations(v1::QuantizedMatmulRequest* request, const TensorInfo& info,
-                              const WeightShape& weight, engine::MatmulWork* work) {
+                              const WeightShape& weight, const DeclaredActivations& declared,
+                              engine::MatmulWork* work) {
   const bool int8 = info.dtype == DType::kInt8;
-  work->quantization = FromProto(request->activation_quantization());
+  const bool as_declared = request->activation_quantization() == v1::INT8_AS_DECLARED;
+  work->quantization = as_declared ? declared.how : FromProto(request->activation_quantization());
+  if (as_declared && declared.how == ActivationQuantization::kNone) {
+    return FieldError("activation_quantization", "INT8_AS_DECLARED",
+                      "another: the weight's checkpoint declares none");
+  }
   if (AreIntegers(*request)) {
     if (const std::string why = WhyNoIntegers(weight); !why.empty()) {
       return FieldError("activations.dtype", "INT8",
@@ -127,6 +135,9 @@ absl::Status BuildActivations(v1::QuantizedMatmulRequest* request, const TensorI
                 : FieldError("activation_quantization",
                              v1::ActivationQuantization_Name(request->activation_quantization()),
                              absl::StrCat("ACTIVATIONS_AS_SENT, because ", why));
+  }
+  if (as_declared && declared.how == ActivationQuantization::kStatic) {
+    work->scales = {declared.scale};
   }
   if (!request->has_activation_scales()) return absl::OkStatus();
   AWQD_ASSIGN_OR_RETURN(work->scales, TakeScales(request, info));
@@ -170,13 +181,14 @@ absl::Status CheckName(const std::string& name) { return CheckModel(name, "name"
 
 absl::StatusOr<MatmulJob> BuildMatmul(v1::QuantizedMatmulRequest* request,
                                       const WeightShape& weight, int64_t max_send_bytes,
-                                      std::optional<int64_t> cut_bytes) {
+                                      std::optional<int64_t> cut_bytes,
+                                      const DeclaredActivations& declared) {
   AWQD_ASSIGN_OR_RETURN(const TensorInfo info, CheckTensor(request->activations(), kActivations,
                                                            "activations", cut_bytes));
   MatmulJob job;
   AWQD_ASSIGN_OR_RETURN(job.work.rows, Tokens(info, weight.k));
   job.work.x_dtype = info.dtype;
-  AWQD_RETURN_IF_ERROR(BuildActivations(request, info, weight, &job.work));
+  AWQD_RETURN_IF_ERROR(BuildActivations(request, info, weight, declared, &job.work));
   job.output_shape = info.shape;
   job.output_shape.back() = weight.n;
   if (request->has_bias()) {

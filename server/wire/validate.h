@@ -50,7 +50,8 @@ using MatmulJob = ProductJob<engine::MatmulWork>;
 // is to be sent and would pass `max_send_bytes`. work.weight stays null.
 absl::StatusOr<MatmulJob> BuildMatmul(v1::QuantizedMatmulRequest* request,
                                       const WeightShape& weight, int64_t max_send_bytes,
-                                      std::optional<int64_t> cut_bytes = std::nullopt);
+                                      std::optional<int64_t> cut_bytes = std::nullopt,
+                                      const DeclaredActivations& declared = {});
 
 // A block of a weight. work.weight stays null.
 struct DequantizeJob {
