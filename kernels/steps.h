@@ -72,11 +72,17 @@ struct GatherArgs {
   void* out = nullptr;  // [count], not the memory of `in`
 };
 
-// gate[i] *= up[i] in FP32: the middle of a gated MLP.
+// gate[i] = activation(gate[i]) * up[i] in FP32: the middle of a gated MLP. With `half` the result
+// goes there instead, on GPUs alone: as stage makes FP16 of FP32 rows, each times a power of two of
+// its own.
 struct GateArgs {
   float* gate = nullptr;
   const float* up = nullptr;
   int64_t count = 0;
+  ActivationFunction activation = ActivationFunction::kNone;
+  uint16_t* half = nullptr;     // FP16 [count / cols, cols]
+  int64_t cols = 0;             // of `half`
+  float* half_scale = nullptr;  // FP32 [count / cols]: what sums of its rows are multiplied by
 };
 
 // y[i, n] = round(sum over j of weights[i * terms + j] * in[rows[i * terms + j], n]), added in FP32

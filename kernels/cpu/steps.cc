@@ -194,7 +194,9 @@ absl::Status Gather(const GatherArgs& args, Device& device, StreamView) {
 absl::Status Gate(const GateArgs& args, Device& device, StreamView) {
   Pool(device).ParallelFor(CeilDiv(args.count, kPerTask), [&](int64_t task, int) {
     const int64_t end = std::min(args.count, (task + 1) * kPerTask);
-    for (int64_t i = task * kPerTask; i < end; ++i) args.gate[i] *= args.up[i];
+    for (int64_t i = task * kPerTask; i < end; ++i) {
+      args.gate[i] = ActivateFloat(args.activation, args.gate[i]) * args.up[i];
+    }
   });
   return absl::OkStatus();
 }

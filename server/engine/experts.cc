@@ -150,7 +150,40 @@ absl::Status RoutedWork::Combine(Lane& lane, const RoutedTokens& routed, const v
   return lane.Fetch(y, target, y_bytes);
 }
 
-absl::Status RunExperts(Lane& lane, const ExpertProduct& product, ExecutionReport* report) {
+namespace {
+
+// The arguments, and the weights that they point to.
+struct Grouped {
+  std::vector<const DeviceWeight*> experts;
+  GroupedArgs args;
+
+  explicit Grouped(const ExpertProduct& product) {
+    for (const model::WeightStack* stack : {product.stack, product.also}) {
+      if (stack == nullptr) continue;
+      for (const auto& expert : stack->experts) {
+        experts.push_back(expert->parts[product.part].weight.get());
+      }
+    }
+    args = {.experts = experts,
+            .ends = product.ends,
+            .x = product.x,
+            .y = product.y,
+            .bias = product.bias,
+            .x_scale = product.x_scale,
+            .activation = product.activation};
+  }
+  Grouped(const Grouped&) = delete;
+  Grouped& operator=(const Grouped&) = delete;
+
+  // Null: they run one by one.
+  const KernelRow* Row(const ExpertProduct& product) const {
+    const bool one = product.stack->experts.size() == 1;
+    return one || product.path == Path::kDequantize ? nullptr : GroupedRow(args);
+  }
+};
+
+// Expert by expert, of one stack.
+absl::Status RunOneByOne(Lane& lane, const ExpertProduct& product, ExecutionReport* report) {
   const int64_t x_row = product.x.cols * SizeOf(product.x.dtype);
   const int64_t y_row = product.y.cols * SizeOf(product.y.dtype);
   int64_t begin = 0;
@@ -170,6 +203,37 @@ absl::Status RunExperts(Lane& lane, const ExpertProduct& product, ExecutionRepor
     AWQD_RETURN_IF_ERROR(RunProduct(lane, args, path, report));
   }
   return absl::OkStatus();
+}
+
+// All at once.
+absl::Status RunGrouped(Lane& lane, GroupedArgs args, const KernelRow& row,
+                        ExecutionReport* report) {
+  const std::string table = GroupedTable(args, row);
+  AWQD_ASSIGN_OR_RETURN(args.table, lane.Upload(table.data(), static_cast<int64_t>(table.size())));
+  AWQD_ASSIGN_OR_RETURN(args.workspace, lane.Workspace(GroupedWorkspaceBytes(args, row)));
+  AWQD_RETURN_IF_ERROR(GroupedMatmul(args, row, lane.stream()));
+  AddKernel(&row, report);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+bool RunsAtOnce(const ExpertProduct& product) { return Grouped(product).Row(product) != nullptr; }
+
+absl::Status RunExperts(Lane& lane, const ExpertProduct& product, ExecutionReport* report) {
+  const Grouped grouped(product);
+  if (const KernelRow* const row = grouped.Row(product)) {
+    return RunGrouped(lane, grouped.args, *row, report);
+  }
+  if (product.also == nullptr) return RunOneByOne(lane, product, report);
+  ExpertProduct alone = product;
+  alone.also = nullptr;
+  alone.y.rows = product.x.rows;
+  AWQD_RETURN_IF_ERROR(RunExperts(lane, alone, report));
+  alone.stack = product.also;
+  alone.y.data = static_cast<char*>(product.y.data) +
+                 product.x.rows * product.y.cols * SizeOf(product.y.dtype);
+  return RunExperts(lane, alone, report);
 }
 
 }  // namespace awqd::engine

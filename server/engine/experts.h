@@ -84,14 +84,21 @@ class RoutedWork : public Work {
 // y = activation(x @ W + bias), the rows of each expert with its own weight.
 struct ExpertProduct {
   const model::WeightStack* stack = nullptr;
+  // A second stack of the same shape, which multiplies the same rows; they follow in y. Null: none.
+  const model::WeightStack* also = nullptr;
   size_t part = 0;  // Work::part
   ConstMatrixView x;
+  // FP32 [rows], what the sums of each row are multiplied by; for RunsAtOnce alone.
+  const float* x_scale = nullptr;
   MatrixView y;
   absl::Span<const int64_t> ends;
   const float* bias = nullptr;  // FP32 [experts, N] on the device; null: the weights' own
   ActivationFunction activation = ActivationFunction::kNone;
   std::optional<Path> path;
 };
+
+// Whether one kernel takes all of these products.
+bool RunsAtOnce(const ExpertProduct& product);
 
 // Enqueues the products of the experts that have rows, and adds their kernels to `report`.
 absl::Status RunExperts(Lane& lane, const ExpertProduct& product, ExecutionReport* report);

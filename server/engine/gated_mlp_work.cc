@@ -10,7 +10,7 @@
 namespace awqd::engine {
 namespace {
 
-constexpr size_t kGateSlot = 1, kUpSlot = 2, kDownSlot = 3;
+constexpr size_t kMiddleSlot = 1, kDownSlot = 2, kHalfSlot = 3, kHalfScaleSlot = 4;
 
 }  // namespace
 
@@ -34,26 +34,19 @@ double GatedMlpWork::row_cost() const {
 absl::Status GatedMlpWork::Compute(Lane& lane, const RoutedTokens& routed, char* y,
                                    ExecutionReport* report) const {
   const int64_t rows = routed.x.rows, middle = first().n, n = last().n;
-  AWQD_ASSIGN_OR_RETURN(void* gate, lane.Scratch(kGateSlot, rows * middle * 4));
-  AWQD_ASSIGN_OR_RETURN(void* up, lane.Scratch(kUpSlot, rows * middle * 4));
+  // The rows of gate, then those of up.
+  AWQD_ASSIGN_OR_RETURN(void* both, lane.Scratch(kMiddleSlot, 2 * rows * middle * 4));
   ExpertProduct product = {.stack = gate_.get(),
+                           .also = up_.get(),
                            .part = part,
                            .x = routed.x,
-                           .y = {gate, DType::kFp32, rows, middle},
+                           .y = {both, DType::kFp32, 2 * rows, middle},
                            .ends = routed.ends,
-                           .activation = activation,
                            .path = path};
   AWQD_RETURN_IF_ERROR(RunExperts(lane, product, report));
-  product.stack = up_.get();
-  product.y.data = up;
-  product.activation = ActivationFunction::kNone;
-  AWQD_RETURN_IF_ERROR(RunExperts(lane, product, report));
-  AWQD_RETURN_IF_ERROR(MultiplyByUp({.gate = static_cast<float*>(gate),
-                                     .up = static_cast<const float*>(up),
-                                     .count = rows * middle},
-                                    on(), lane.stream()));
   product.stack = down_.get();
-  product.x = {gate, DType::kFp32, rows, middle};
+  product.also = nullptr;
+  AWQD_RETURN_IF_ERROR(Join(lane, static_cast<float*>(both), rows, &product));
   if (routed.rows != nullptr) {
     AWQD_ASSIGN_OR_RETURN(void* sums, lane.Scratch(kDownSlot, rows * n * 4));
     product.y = {sums, DType::kFp32, rows, n};
@@ -65,6 +58,26 @@ absl::Status GatedMlpWork::Compute(Lane& lane, const RoutedTokens& routed, char*
   product.y = {target, out_dtype, rows, n};
   AWQD_RETURN_IF_ERROR(RunExperts(lane, product, report));
   return lane.Fetch(y, target, y_bytes);
+}
+
+absl::Status GatedMlpWork::Join(Lane& lane, float* both, int64_t rows, ExpertProduct* down) const {
+  const int64_t middle = first().n;
+  GateArgs args = {
+      .gate = both, .up = both + rows * middle, .count = rows * middle, .activation = activation};
+  // One kernel for all experts reads FP16 with a scale for each row. Else stage makes it, of FP32.
+  down->x = {nullptr, DType::kFp16, rows, middle};
+  if (middle % 8 == 0 && RunsAtOnce(*down)) {
+    AWQD_ASSIGN_OR_RETURN(void* half, lane.Scratch(kHalfSlot, rows * middle * 2));
+    AWQD_ASSIGN_OR_RETURN(void* scale, lane.Scratch(kHalfScaleSlot, rows * 4));
+    args.half = static_cast<uint16_t*>(half);
+    args.half_scale = static_cast<float*>(scale);
+    args.cols = middle;
+    down->x.data = half;
+    down->x_scale = args.half_scale;
+  } else {
+    down->x = {both, DType::kFp32, rows, middle};
+  }
+  return MultiplyByUp(args, on(), lane.stream());
 }
 
 }  // namespace awqd::engine

@@ -35,6 +35,10 @@ class GatedMlpWork final : public RoutedWork {
                        ExecutionReport* report) const override;
 
  private:
+  // Enqueues what lies between: activation(gate) * up, which `down` is to multiply. `both`: the
+  // rows of gate, then those of up.
+  absl::Status Join(Lane& lane, float* both, int64_t rows, ExpertProduct* down) const;
+
   const DeviceWeight& Here(const model::WeightStack& stack) const {
     return *stack.experts.front()->parts[part].weight;
   }
