@@ -64,7 +64,7 @@ absl::Status CheckIntegers(const MatmulArgs& args) {
 
 absl::Status CheckQuantized(const MatmulArgs& args) {
   const DeviceWeight& weight = *args.weight;
-  if (weight.plan.quantized == nullptr) {
+  if (weight.plan.quantized.empty()) {
     const std::string why = WhyNoQuantizedActivations(weight.shape);
     return why.empty()
                ? absl::UnimplementedError(absl::StrCat(
@@ -94,9 +94,18 @@ bool MustReorder(const DeviceWeight& weight) {
   return weight.sections.Has(Part::kOrder) || weight.sections.Has(Part::kFactor);
 }
 
-// Of the products whose INT8 activations are multiplied as integers.
-const KernelRow* RowOfIntegers(const WeightPlan& plan, Op op) {
-  return op == Op::kIntegerMatmul ? plan.integer : plan.quantized;
+// For m tokens, at least one.
+const KernelRow* RowFor(const WeightPlan& plan, Op op, Path path, int64_t m) {
+  switch (op) {
+    case Op::kIntegerMatmul:
+      return plan.integer;
+    case Op::kQuantizedActivations:
+      return plan.Quantized(m);
+    default: {
+      const KernelRow* row = plan.Matmul(path, m);
+      return row != nullptr ? row : plan.Matmul(Other(path), m);
+    }
+  }
 }
 
 // The parts of a product's workspace, one after the other.
@@ -216,12 +225,14 @@ Op ProductOf(const MatmulArgs& args) {
 
 int64_t WorkspaceBytes(const DeviceWeight& weight, Path path, int64_t m,
                        ActivationFunction activation, Op op) {
-  if (op != Op::kMatmul) {
-    const KernelRow* row = RowOfIntegers(weight.plan, op);
-    return row == nullptr ? 0 : PlanWorkspace(weight, *row, m, activation).total();
+  const WeightPlan& plan = weight.plan;
+  if (op == Op::kIntegerMatmul) {
+    return plan.integer == nullptr ? 0
+                                   : PlanWorkspace(weight, *plan.integer, m, activation).total();
   }
+  if (op == Op::kQuantizedActivations) path = Path::kFused;
   int64_t bytes = 0;
-  for (const PlanEntry& entry : weight.plan.matmul) {
+  for (const PlanEntry& entry : op == Op::kMatmul ? plan.matmul : plan.quantized) {
     if (entry.path != path || entry.min_m > m) continue;
     const int64_t at = entry.max_m < 0 ? m : std::min(m, entry.max_m);
     bytes = std::max(bytes, PlanWorkspace(weight, *entry.row, at, activation).total());
@@ -236,9 +247,7 @@ absl::Status QuantizedMatmul(const MatmulArgs& args, Path path, StreamView strea
   const Op op = ProductOf(args);
   if (op == Op::kIntegerMatmul) AWQD_RETURN_IF_ERROR(CheckIntegers(args));
   if (op == Op::kQuantizedActivations) AWQD_RETURN_IF_ERROR(CheckQuantized(args));
-  const WeightPlan& plan = args.weight->plan;
-  const KernelRow* row = op == Op::kMatmul ? plan.Matmul(path, m) : RowOfIntegers(plan, op);
-  if (row == nullptr) row = plan.Matmul(Other(path), m);
+  const KernelRow* row = RowFor(args.weight->plan, op, path, m);
   if (row == nullptr) {
     return absl::UnimplementedError(absl::StrCat("no kernel in the plan for M = ", m));
   }

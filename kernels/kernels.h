@@ -75,6 +75,17 @@ int64_t DequantizeWorkspaceBytes(const DeviceWeight& weight, int64_t cols, DType
 absl::Status Dequantize(const DequantizeArgs& args, void* workspace, StreamView stream,
                         const KernelRow** ran = nullptr);
 
+// --- The products of a stack of experts by one kernel ---
+// Every argument but `table` and `workspace` is set when they are asked for.
+
+// The row of the plan that takes these products, or null: then each expert's is a QuantizedMatmul.
+const KernelRow* GroupedRow(const GroupedArgs& args);
+// What is to be copied to the device for GroupedArgs::table.
+std::string GroupedTable(const GroupedArgs& args, const KernelRow& row);
+int64_t GroupedWorkspaceBytes(const GroupedArgs& args, const KernelRow& row);
+// Enqueues them. At least one row.
+absl::Status GroupedMatmul(const GroupedArgs& args, const KernelRow& row, StreamView stream);
+
 // --- Between the products of experts and of a gated MLP ---
 // Arguments: kernels/steps.h. They enqueue one kernel each; nothing to do succeeds.
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
@@ -41,6 +42,35 @@ struct MatmulArgs {
   const float* x_scale = nullptr;  // FP32 [M], what each row of sums is multiplied by; null: 1
 };
 
+// The products of a stack of experts: y = x @ W[e] + bias[e] for the rows of each expert e, which
+// lie together. All experts have the shape and the plan of the first; none has an order or a
+// factor. Several stacks may multiply the same rows: their results follow each other in y.
+struct GroupedArgs {
+  absl::Span<const DeviceWeight* const> experts;  // [stacks * experts]
+  absl::Span<const int64_t> ends;                 // of each expert's rows, in host memory
+  ConstMatrixView x;                              // [rows, K], as of MatmulArgs
+  MatrixView y;                                   // [stacks * rows, N]
+  // FP32 [stacks * experts, N], or null for the weights' own.
+  const float* bias = nullptr;
+  // FP32 [rows], what the sums of each row are multiplied by; null: 1. Of FP32 x stage sets it.
+  const float* x_scale = nullptr;
+  // What GroupedTable gave, in the device's memory, 256-byte aligned.
+  const void* table = nullptr;
+  void* workspace = nullptr;  // GroupedWorkspaceBytes; 256-byte aligned
+  ActivationFunction activation = ActivationFunction::kNone;  // kNone for a row of the registry
+
+  int64_t x_stride = 0;  // set by stage, for rows of the registry alone
+
+  int64_t stacks() const { return static_cast<int64_t>(experts.size() / ends.size()); }
+  int64_t rows() const { return ends.empty() ? 0 : ends.back(); }
+  // Experts that have rows.
+  int64_t active() const {
+    int64_t count = 0, begin = 0;
+    for (const int64_t end : ends) count += end > std::exchange(begin, end);
+    return count;
+  }
+};
+
 // out = W[row_begin : row_begin + out.rows, col_begin : col_begin + out.cols], with the bits that
 // exact.h says. Rows are in-features for the caller, stored rows for a row of the registry.
 struct DequantizeArgs {
@@ -56,6 +86,7 @@ enum class Op : uint8_t {
   kIntegerMatmul,  // y = x @ (code - zero), INT8 to INT32, exact
   // Floating y = x_scale * (x @ W) + bias of INT8 x, whose products with codes are summed exactly.
   kQuantizedActivations,
+  kGroupedMatmul,  // floating activations, a stack of weights
 };
 
 // What a row needs of activations before it can read them.
@@ -112,9 +143,10 @@ struct KernelRow {
   DTypeMask outputs = kFloatingMask;  // dtypes of y
   // The layout it reads; null: any, through Layout::unpack (the reference) or another row.
   const Layout* layout = nullptr;
-  int min_arch = 0;    // CUDA: lowest compute capability x 10
-  int max_arch = 0;    // CUDA: highest, 0 for no bound
-  int64_t min_m = 0;   // tokens it serves
+  int min_arch = 0;  // CUDA: lowest compute capability x 10
+  int max_arch = 0;  // CUDA: highest, 0 for no bound
+  // Tokens it serves; of kGroupedMatmul the rows of each expert that has some, on average.
+  int64_t min_m = 0;
   int64_t max_m = -1;  // inclusive; -1: no bound
   // A fused matmul that was measured against decoding the weight first, at every count of tokens
   // that it serves and every shape of a model's layers, and is faster or within 5 %.
@@ -133,6 +165,9 @@ struct KernelRow {
   int64_t (*workspace_bytes)(const WeightShape&, const DeviceInfo&, int64_t m) = nullptr;
   absl::Status (*matmul)(const MatmulArgs&, StreamView) = nullptr;
   absl::Status (*dequantize)(const DequantizeArgs&, StreamView) = nullptr;
+  // Of kGroupedMatmul: what it wants to find at GroupedArgs::table; and the products.
+  std::string (*grouped_table)(const GroupedArgs&) = nullptr;
+  absl::Status (*grouped)(const GroupedArgs&, StreamView) = nullptr;
 };
 
 // Rows of every backend that this binary holds, in a fixed order.

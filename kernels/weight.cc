@@ -165,13 +165,27 @@ WeightShape ShapeOf(const HostWeight& w) {
   return out;
 }
 
-const KernelRow* WeightPlan::Matmul(Path path, int64_t m) const {
-  for (const PlanEntry& entry : matmul) {
+namespace {
+
+const KernelRow* RowFor(const std::vector<PlanEntry>& entries, Path path, int64_t m) {
+  for (const PlanEntry& entry : entries) {
     if (entry.path == path && m >= entry.min_m && (entry.max_m < 0 || m <= entry.max_m)) {
       return entry.row;
     }
   }
   return nullptr;
+}
+
+}  // namespace
+
+const KernelRow* WeightPlan::Matmul(Path path, int64_t m) const { return RowFor(matmul, path, m); }
+
+const KernelRow* WeightPlan::Quantized(int64_t m) const {
+  return RowFor(quantized, Path::kFused, m);
+}
+
+const KernelRow* WeightPlan::Grouped(int64_t rows) const {
+  return RowFor(grouped, Path::kFused, rows);
 }
 
 }  // namespace awqd

@@ -46,6 +46,13 @@ std::string WhyNoIntegers(const WeightShape& shape);
 // of each kernel: the CPU's go on in INT64.
 std::string WhyNoQuantizedActivations(const WeightShape& shape);
 
+// How a checkpoint says that activations are to be quantised before a product with the weight. It
+// is told to clients, and done when they ask for it.
+struct DeclaredActivations {
+  ActivationQuantization how = ActivationQuantization::kNone;  // kNone: it says nothing
+  float scale = 0;                                             // of kStatic
+};
+
 // What every checkpoint format decodes to.
 struct HostWeight {
   int64_t k = 0;
@@ -67,6 +74,7 @@ struct HostWeight {
   std::vector<float> factor;   // [K] by in-feature, or empty: what activations are multiplied by
   // [N], or empty. FP32 holds FP16 and BF16 values exactly, here and in the parts above.
   std::vector<float> bias;
+  DeclaredActivations activations;
 
   // Without scale_octaves: what the size of every part follows from.
   WeightShape shape() const { return {k, n, description}; }
@@ -164,12 +172,18 @@ struct RefusedRow {
 struct WeightPlan {
   std::vector<PlanEntry> matmul;  // ascending m within a path
   const KernelRow* dequantize = nullptr;
-  const KernelRow* integer = nullptr;    // of INT8 activations, at any m; null: takes none
-  const KernelRow* quantized = nullptr;  // of quantised activations, likewise
+  const KernelRow* integer = nullptr;  // of INT8 activations, at any m; null: takes none
+  std::vector<PlanEntry> quantized;    // of quantised activations, ascending m; may be empty
+  // Of a stack of weights like this one, ascending rows of an expert on average; may be empty.
+  std::vector<PlanEntry> grouped;
   std::vector<RefusedRow> refused;
 
   // The row for m tokens on `path`, or null when the path has none.
   const KernelRow* Matmul(Path path, int64_t m) const;
+  // The row for m quantised tokens, or null.
+  const KernelRow* Quantized(int64_t m) const;
+  // The row for a stack whose experts have so many rows on average, or null.
+  const KernelRow* Grouped(int64_t rows) const;
 };
 
 // A weight in a device's memory. Immutable once made; freed when the last owner lets go.
@@ -180,6 +194,7 @@ struct DeviceWeight {
   Sections sections;
   Buffer storage;  // device memory, sections.total() bytes
   Device* device = nullptr;
+  DeclaredActivations activations;
   WeightPlan plan;
 
   // Null where the weight has no such part.

@@ -25,11 +25,12 @@
 // zero points of the last group, whose meta serves them where a group is all of K. Constant zeros
 // are stored like any other.
 //
-// Scales in records are FP16. A column of BF16 scales is stored times a power of two that brings
-// its largest to [128, 256), and Part::kOuter has what it takes back: exact, as BF16 has fewer
-// significant bits, while the column's scales lie within 24 octaves. One scale per column that is
-// not FP16, or of 8-bit codes, is Part::kOuter itself, and records have the scale 1 or none.
-// Records without any always have a Part::kOuter, of ones if need be.
+// Scales in records are FP16; those that are INT8 are exact there. A column of BF16 scales is
+// stored times a power of two that brings its largest to [128, 256), and Part::kOuter has what it
+// takes back: exact, as BF16 has fewer significant bits, while the column's scales lie within 24
+// octaves. One scale per column that is not FP16, or of 8-bit codes, is Part::kOuter itself, and
+// records have the scale 1 or none. Records without any always have a Part::kOuter, of ones if need
+// be.
 #include "kernels/layouts/mma16.h"
 
 #include <algorithm>
@@ -80,8 +81,11 @@ std::string RefusesScales(const WeightShape& shape) {
     return "holds no outer scale beside these scales";
   }
   if (!d.scale_dtype || ScaleIsOuter(shape)) return "";
-  if (*d.scale_dtype != DType::kFp16 && *d.scale_dtype != DType::kBf16) {
-    return absl::StrCat("holds FP16 and BF16 scales of groups, got ", Name(*d.scale_dtype));
+  // (code - zero) * scale is exact in FP16 for INT8 scales of codes of up to 4 bits.
+  const bool int8 = *d.scale_dtype == DType::kInt8 && d.bits <= 4;
+  if (*d.scale_dtype != DType::kFp16 && *d.scale_dtype != DType::kBf16 && !int8) {
+    return absl::StrCat("holds scales of groups in FP16, BF16, or INT8 of up to 4 bits, got ",
+                        Name(*d.scale_dtype));
   }
   if (IsNormalised(shape) && shape.scale_octaves > kMostOctaves) {
     return absl::StrCat("holds BF16 scales of a column within ", kMostOctaves, " octaves, got ",
@@ -165,7 +169,7 @@ MetaPlace PlaceOf(int bits, int column) {
 uint16_t RecordScale(const HostWeight& w, int64_t group, int64_t column, float normaliser) {
   const WeightShape shape = w.shape();
   if (!w.description.scale_dtype || ScaleIsOuter(shape)) return 0x3c00;  // 1
-  if (!IsNormalised(shape)) {
+  if (*w.description.scale_dtype == DType::kFp16) {
     uint16_t bits;
     std::memcpy(&bits, w.scales.data() + 2 * w.Cell(group, column), 2);
     return bits;
@@ -191,11 +195,16 @@ void ForEachCell(const HostWeight& w, int64_t n0, int64_t k0, int metas, Fn fn) 
 void RestoreScale(HostWeight* w, int64_t group, int64_t column, uint16_t record, float outer) {
   const WeightShape shape = w->shape();
   const int64_t cell = w->Cell(group, column);
-  if (ScaleIsOuter(shape) || IsNormalised(shape)) {
-    StoreElement(w->scales.data(), *w->description.scale_dtype, cell,
-                 ScaleIsOuter(shape) ? outer : HalfToFloat(record) * outer);
+  const DType dtype = *w->description.scale_dtype;
+  const float scale = ScaleIsOuter(shape)   ? outer
+                      : IsNormalised(shape) ? HalfToFloat(record) * outer
+                                            : HalfToFloat(record);
+  if (dtype == DType::kInt8) {
+    w->scales[cell] = static_cast<uint8_t>(static_cast<int8_t>(scale));
+  } else if (dtype == DType::kFp16 && !ScaleIsOuter(shape)) {
+    std::memcpy(w->scales.data() + 2 * cell, &record, 2);  // its bits, those of a NaN too
   } else {
-    std::memcpy(w->scales.data() + 2 * cell, &record, 2);
+    StoreElement(w->scales.data(), dtype, cell, scale);
   }
 }
 

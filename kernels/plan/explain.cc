@@ -40,8 +40,11 @@ std::string Explain(const Plan& plan, const WeightShape& shape, const DeviceInfo
   }
   absl::StrAppend(&out, "; dequantize: ", plan.rows.dequantize->name);
   if (plan.rows.integer != nullptr) absl::StrAppend(&out, "; INT8: ", plan.rows.integer->name);
-  if (plan.rows.quantized != nullptr) {
-    absl::StrAppend(&out, "; quantised activations: ", plan.rows.quantized->name);
+  for (const PlanEntry& entry : plan.rows.quantized) {
+    absl::StrAppend(&out, "; quantised activations M >= ", entry.min_m, ": ", entry.row->name);
+  }
+  for (const PlanEntry& entry : plan.rows.grouped) {
+    absl::StrAppend(&out, "; experts M >= ", entry.min_m, ": ", entry.row->name);
   }
   for (const RefusedRow& row : plan.rows.refused) {
     absl::StrAppend(&out, "; refused ", row.name, ": ", row.reason);

@@ -19,7 +19,8 @@ std::string WhyNotDevice(const KernelRow& row, const DeviceInfo& device) {
     return absl::StrCat("built for ", Architecture(row.max_arch), " at most, the device is ",
                         Architecture(device.arch));
   }
-  if (device.batch_invariant && row.op == Op::kMatmul && !row.batch_invariant) {
+  const bool is_exact = row.op == Op::kDequantize || row.op == Op::kIntegerMatmul;
+  if (device.batch_invariant && !is_exact && !row.batch_invariant) {
     return "its sums depend on the batch";
   }
   return "";

@@ -23,32 +23,33 @@ bool StepsAside(const KernelRow& row, absl::Span<const KernelRow* const> rows) {
          });
 }
 
-// The highest priority row of `rows` for m tokens on `path`; among equals the first.
+// The highest priority row of `rows` for m tokens on `path`; among equals the first. Rows of other
+// operations than a product of floating activations are all of Path::kFused.
 const KernelRow* Best(const Rows& rows, Op op, Path path, int64_t m) {
   const KernelRow* best = nullptr;
   for (const KernelRow* row : rows) {
-    if (row->op != op || (op == Op::kMatmul && row->path != path)) continue;
-    if (op == Op::kMatmul && (m < row->min_m || (row->max_m >= 0 && m > row->max_m))) continue;
+    if (row->op != op || row->path != path) continue;
+    if (m < row->min_m || (row->max_m >= 0 && m > row->max_m)) continue;
     if (best == nullptr || row->priority > best->priority) best = row;
   }
   return best;
 }
 
 // Token counts at which the answer of Best can change.
-std::set<int64_t> Breakpoints(const Rows& rows, Path path) {
+std::set<int64_t> Breakpoints(const Rows& rows, Op op, Path path) {
   std::set<int64_t> points = {1};
   for (const KernelRow* row : rows) {
-    if (row->op != Op::kMatmul || row->path != path) continue;
+    if (row->op != op || row->path != path) continue;
     points.insert(std::max<int64_t>(row->min_m, 1));
     if (row->max_m >= 0) points.insert(row->max_m + 1);
   }
   return points;
 }
 
-void PlanPath(const Rows& rows, Path path, std::vector<PlanEntry>* plan) {
-  const std::set<int64_t> points = Breakpoints(rows, path);
+void PlanPath(const Rows& rows, Op op, Path path, std::vector<PlanEntry>* plan) {
+  const std::set<int64_t> points = Breakpoints(rows, op, path);
   for (auto it = points.begin(); it != points.end(); ++it) {
-    const KernelRow* row = Best(rows, Op::kMatmul, path, *it);
+    const KernelRow* row = Best(rows, op, path, *it);
     if (row == nullptr) continue;
     const int64_t end = std::next(it) == points.end() ? -1 : *std::next(it) - 1;
     if (!plan->empty() && plan->back().path == path && plan->back().row == row &&
@@ -74,11 +75,12 @@ Candidate PlanInLayout(const Layout* layout, const Rows& rows) {
   for (const KernelRow* row : rows) {
     if (row->layout == layout || row->layout == nullptr) readers.push_back(row);
   }
-  PlanPath(readers, Path::kFused, &out.plan.matmul);
-  PlanPath(readers, Path::kDequantize, &out.plan.matmul);
+  PlanPath(readers, Op::kMatmul, Path::kFused, &out.plan.matmul);
+  PlanPath(readers, Op::kMatmul, Path::kDequantize, &out.plan.matmul);
+  PlanPath(readers, Op::kQuantizedActivations, Path::kFused, &out.plan.quantized);
+  PlanPath(readers, Op::kGroupedMatmul, Path::kFused, &out.plan.grouped);
   out.plan.dequantize = Best(readers, Op::kDequantize, Path::kFused, 1);
   out.plan.integer = Best(readers, Op::kIntegerMatmul, Path::kFused, 1);
-  out.plan.quantized = Best(readers, Op::kQuantizedActivations, Path::kFused, 1);
   if (out.plan.matmul.empty() || out.plan.dequantize == nullptr) return out;
   int best = out.plan.matmul.front().row->priority;
   for (const PlanEntry& entry : out.plan.matmul) best = std::max(best, entry.row->priority);

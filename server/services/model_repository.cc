@@ -27,6 +27,16 @@ void FillSummary(const model::Model& model, v1::ModelSummary* out) {
   out->set_stacks(static_cast<int32_t>(model.stacks.size()));
 }
 
+// "a/row", or "a/row, b/row from 33 tokens on".
+std::string KernelsOf(const std::vector<PlanEntry>& entries) {
+  std::string out;
+  for (const PlanEntry& entry : entries) {
+    absl::StrAppend(&out, out.empty() ? "" : ", ", entry.row->name);
+    if (entry.min_m > 1) absl::StrAppend(&out, " from ", entry.min_m, " tokens on");
+  }
+  return out;
+}
+
 void FillPlan(const DeviceWeight& weight, v1::WeightInfo* out) {
   const WeightPlan& plan = weight.plan;
   for (const PlanEntry& entry : plan.matmul) {
@@ -39,12 +49,17 @@ void FillPlan(const DeviceWeight& weight, v1::WeightInfo* out) {
   }
   if (plan.dequantize != nullptr) out->set_dequantize_kernel(std::string(plan.dequantize->name));
   if (plan.integer != nullptr) out->set_integer_kernel(std::string(plan.integer->name));
-  if (plan.quantized != nullptr) out->set_a8_kernel(std::string(plan.quantized->name));
+  if (!plan.quantized.empty()) out->set_a8_kernel(KernelsOf(plan.quantized));
   for (const RefusedRow& refused : plan.refused) {
     v1::RefusedKernel* row = out->add_refused();
     row->set_kernel(refused.name);
     row->set_reason(refused.reason);
   }
+}
+
+v1::ActivationQuantization ToProto(ActivationQuantization how) {
+  if (how == ActivationQuantization::kPerToken) return v1::INT8_PER_TOKEN;
+  return how == ActivationQuantization::kStatic ? v1::INT8_STATIC : v1::ACTIVATIONS_AS_SENT;
 }
 
 void FillParts(const model::PlacedWeight& weight, v1::WeightInfo* out) {
@@ -66,6 +81,8 @@ void FillWeight(const std::string& path, const model::PlacedWeight& weight, v1::
   out->set_bytes(weight.bytes());
   out->set_device(weight.devices());
   out->set_has_bias(weight.has_bias);
+  out->set_activations(ToProto(weight.activations().how));
+  out->set_activation_scale(weight.activations().scale);
   FillParts(weight, out);
   const DeviceWeight& first = *weight.parts.front().weight;
   out->set_layout(std::string(first.layout->name));

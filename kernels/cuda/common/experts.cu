@@ -6,7 +6,10 @@
 #include <algorithm>
 
 #include "kernels/base/math.h"
+#include "kernels/cuda/common/activate.cuh"
+#include "kernels/cuda/common/half_rows.cuh"
 #include "kernels/cuda/common/packed.cuh"
+#include "kernels/cuda/common/ptx.cuh"
 #include "kernels/cuda/common/steps.h"
 #include "kernels/cuda/core/launch.h"
 
@@ -26,6 +29,7 @@ dim3 Grid(int64_t cols, int64_t rows) {
 // `units`: of T in a row.
 template <typename T>
 __global__ __launch_bounds__(kThreads) void GatherKernel(GatherArgs a, int64_t units) {
+  LaunchDependents();  // a product, which reads its weights meanwhile
   const int64_t unit = blockIdx.x * int64_t{kThreads} + threadIdx.x;
   if (unit >= units) return;
   for (int64_t row = blockIdx.y; row < a.count; row += gridDim.y) {
@@ -35,10 +39,63 @@ __global__ __launch_bounds__(kThreads) void GatherKernel(GatherArgs a, int64_t u
 }
 
 __global__ __launch_bounds__(kThreads) void GateKernel(GateArgs a) {
+  LaunchDependents();  // a product, which reads its weights meanwhile
   const int64_t step = int64_t{gridDim.x} * kThreads;
   for (int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x; i < a.count; i += step) {
-    a.gate[i] *= a.up[i];
+    a.gate[i] = Activate(a.activation, a.gate[i]) * a.up[i];
   }
+}
+
+// One row for a block, so that a few rows do not take long: 16 bytes a thread, twice.
+constexpr int kRowThreads = 1024;
+
+__device__ __forceinline__ float4 Gated(const GateArgs& a, int64_t at) {
+  const float4 gate = *reinterpret_cast<const float4*>(a.gate + at);
+  const float4 up = *reinterpret_cast<const float4*>(a.up + at);
+  return {Activate(a.activation, gate.x) * up.x, Activate(a.activation, gate.y) * up.y,
+          Activate(a.activation, gate.z) * up.z, Activate(a.activation, gate.w) * up.w};
+}
+
+__device__ __forceinline__ float FiniteMagnitude(float v) {
+  return fabsf(v) <= kLargestFloat ? fabsf(v) : 0;
+}
+
+// The larger magnitude of all threads, the same in every thread.
+__device__ float LargestOfBlock(float largest) {
+  __shared__ float by_warp[kRowThreads / 32];
+  for (int step = 16; step > 0; step /= 2) {
+    largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, step));
+  }
+  if (threadIdx.x % 32 == 0) by_warp[threadIdx.x / 32] = largest;
+  __syncthreads();
+#pragma unroll
+  for (int w = 0; w < kRowThreads / 32; ++w) largest = fmaxf(largest, by_warp[w]);
+  return largest;
+}
+
+// `cols` is a multiple of 4. kKeeps: shared memory holds a row, so that gate and up are read once.
+template <bool kKeeps>
+__global__ __launch_bounds__(kRowThreads) void GateToHalfKernel(GateArgs a) {
+  LaunchDependents();  // a product, which reads its weights meanwhile
+  extern __shared__ float4 kept[];
+  const int64_t row = blockIdx.x, first = row * a.cols;
+  float largest = 0;
+#pragma unroll 4
+  for (int64_t i = threadIdx.x * 4; i < a.cols; i += kRowThreads * 4) {
+    const float4 v = Gated(a, first + i);
+    if (kKeeps) kept[i / 4] = v;
+    largest = fmaxf(largest, fmaxf(fmaxf(FiniteMagnitude(v.x), FiniteMagnitude(v.y)),
+                                   fmaxf(FiniteMagnitude(v.z), FiniteMagnitude(v.w))));
+  }
+  const int exponent = HalfExponent(LargestOfBlock(largest));
+  const float down = ldexpf(1.0f, -exponent);
+#pragma unroll 4
+  for (int64_t i = threadIdx.x * 4; i < a.cols; i += kRowThreads * 4) {
+    const float4 v = kKeeps ? kept[i / 4] : Gated(a, first + i);
+    *reinterpret_cast<uint2*>(a.half + first + i) = {ToFp16x2(v.x * down, v.y * down),
+                                                     ToFp16x2(v.z * down, v.w * down)};
+  }
+  if (threadIdx.x == 0) a.half_scale[row] = ldexpf(1.0f, exponent);
 }
 
 // The bits of the CPU: no fused multiply-adds.
@@ -89,6 +146,18 @@ absl::Status Gather(const GatherArgs& args, Device& device, StreamView stream) {
 
 absl::Status Gate(const GateArgs& args, Device& device, StreamView stream) {
   AWQD_RETURN_IF_ERROR(UseDevice(device.info().index));
+  if (args.half != nullptr) {
+    // Two blocks of a multiprocessor.
+    constexpr int64_t kMostKept = 96 * 1024;
+    LaunchConfig config{.grid = static_cast<unsigned>(args.count / args.cols),
+                        .block = kRowThreads,
+                        .stream = stream};
+    if (args.cols * 4 > kMostKept) {
+      return Launch<GateToHalfKernel<false>>("common/gate", config, args);
+    }
+    config.shared_bytes = args.cols * 4;
+    return Launch<GateToHalfKernel<true>>("common/gate", config, args);
+  }
   const auto blocks = static_cast<unsigned>(std::min(CeilDiv(args.count, kThreads), kMaxBlocks));
   return Launch<GateKernel>("common/gate", {.grid = blocks, .block = kThreads, .stream = stream},
                             args);

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "kernels/base/math.h"
+#include "kernels/cuda/common/activate.cuh"
 #include "kernels/cuda/common/packed.cuh"
 #include "kernels/cuda/common/steps.h"
 #include "kernels/cuda/core/launch.h"
@@ -18,19 +19,6 @@ constexpr int64_t kMaxGridY = 65535;
 dim3 Grid(int64_t cols, int64_t rows) {
   return {static_cast<unsigned>(CeilDiv(cols, kThreads)),
           static_cast<unsigned>(std::min(rows, kMaxGridY))};
-}
-
-__device__ __forceinline__ float Activate(ActivationFunction activation, float v) {
-  switch (activation) {
-    case ActivationFunction::kRelu:
-      return v < 0 ? 0 : v;
-    case ActivationFunction::kGelu:
-      return 0.5f * v * erfcf(v * -0.70710678f);
-    case ActivationFunction::kSilu:
-      return v / (1 + expf(-v));
-    default:
-      return v;
-  }
 }
 
 // `sums` and `y` may be the same memory: each element is read and written by one thread.

@@ -36,14 +36,21 @@ AWQD_HD StepBytes Int3Bytes(uint32_t halves, uint32_t rotated) {
   return {two.low | one.low << 2, two.high | one.high << 2};
 }
 
-inline constexpr int kIntegerRun = 64;         // in-features that are reordered among themselves
-inline constexpr int kIntegerLaneBytes = 16;   // of a lane: four of each of four steps
+// What codes of up to 4 bits are added to: 128 - zero in every byte.
+AWQD_HD uint32_t BelowZero(uint32_t zero) { return 0x80808080u - zero * 0x01010101u; }
+
+// code - zero as signed bytes, of BelowZero: no byte carries into the next.
+AWQD_HD uint32_t MinusZeroBytes(uint32_t codes, uint32_t below) {
+  return (codes + below) ^ 0x80808080u;
+}
+
+// code - 128 as signed bytes, of codes of 8 bits.
+AWQD_HD uint32_t MinusHalfBytes(uint32_t codes) { return codes ^ 0x80808080u; }
+
+inline constexpr int kIntegerRun = 16;         // in-features that are reordered among themselves
 inline constexpr int64_t kIntegerBlock = 128;  // rows of x are padded to a multiple
 
-// The in-feature, of 64, at place `at` of 64 staged ones: lane after lane of c, step after step.
-AWQD_HD constexpr int IntegerSource(int at) {
-  const int c = at / kIntegerLaneBytes, step = at % kIntegerLaneBytes / 4, byte = at % 4;
-  return step * 16 + 2 * c + byte / 2 + byte % 2 * 8;
-}
+// The in-feature, of a run, at place `at` of a staged run: lane after lane of c.
+AWQD_HD constexpr int IntegerSource(int at) { return at / 4 * 2 + at % 4 / 2 + at % 2 * 8; }
 
 }  // namespace awqd::cuda

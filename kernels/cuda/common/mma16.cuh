@@ -227,6 +227,7 @@ struct LaneMetaBf16 {
 // multiplied. Of bare records the sums are short of the scale, and with bf16 of 64 (mma16.h).
 template <class Record>
 struct Fp16Math {
+  using X = uint16_t;
   static constexpr bool kBf16 = false;
   static constexpr int kBits = Record::kBits;
   using Meta = LaneMetaFp16;
@@ -257,6 +258,7 @@ struct Fp16Math {
 
 template <class Record>
 struct Bf16Math {
+  using X = uint16_t;
   static constexpr bool kBf16 = true;
   static constexpr int kBits = Record::kBits;
   using Meta = LaneMetaBf16;

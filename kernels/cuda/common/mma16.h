@@ -13,7 +13,7 @@ inline constexpr float kBareUnitBf16 = 64;
 // What the layout does not hold it refuses.
 inline Claims Mma16Claims() {
   return {.bits = 1u << 1 | 1u << 2 | 1u << 3 | 1u << 4 | 1u << 8,
-          .scales = kFloatingMask,
+          .scales = kFloatingMask | MaskOf(DType::kInt8),
           .group_multiple = mma16::kRowTile,
           .column_blocks = false};
 }

@@ -1,8 +1,12 @@
 // Stage: what is done to activations before a row of the registry reads them. Order and factor of
 // the weight, and for tensor cores 16 bits, rows that begin on 16 bytes, zeros behind them.
+#include <algorithm>
+
 #include "kernels/base/math.h"
+#include "kernels/cuda/common/half_rows.cuh"
 #include "kernels/cuda/common/integers.h"
 #include "kernels/cuda/common/packed.cuh"
+#include "kernels/cuda/common/ptx.cuh"
 #include "kernels/cuda/common/steps.h"
 #include "kernels/cuda/core/launch.h"
 
@@ -10,7 +14,6 @@ namespace awqd::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr float kLargest = 3.4028235e38f;
 
 // Element i of a row of x', in FP32.
 struct Reader {
@@ -40,7 +43,7 @@ __device__ float LargestFinite(const Reader& x, int64_t row) {
   float largest = 0;
   for (int64_t i = threadIdx.x; i < x.k; i += kThreads) {
     const float v = fabsf(x.At(row, i));
-    if (v <= kLargest) largest = fmaxf(largest, v);
+    if (v <= kLargestFloat) largest = fmaxf(largest, v);
   }
   for (int step = 16; step > 0; step /= 2) {
     largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, step));
@@ -51,14 +54,13 @@ __device__ float LargestFinite(const Reader& x, int64_t row) {
   return largest;
 }
 
-// FP32 rows become fp16 times a power of two of their own (in `scale`), so that no finite value
-// overflows and rounding is relative to the row's largest. Block = one row. Exponents: the row's
-// largest goes to [2^14, 2^15), half of what fp16 can hold.
+// FP32 rows become fp16 times a power of two of their own, in `scale` (half_rows.cuh). Block = one
+// row.
 __global__ __launch_bounds__(kThreads) void StageAsFp16(Reader x, uint16_t* out, int64_t stride,
                                                         float* scale) {
+  LaunchDependents();  // a product, which reads its weights meanwhile
   const int64_t row = blockIdx.x;
-  const float largest = LargestFinite(x, row);
-  const int exponent = largest == 0 ? 0 : max(-100, ilogbf(largest) - 14);
+  const int exponent = HalfExponent(LargestFinite(x, row));
   const float down = ldexpf(1.0f, -exponent);
   for (int64_t i = threadIdx.x; i < stride; i += kThreads) {
     out[row * stride + i] = ToFp16x2(i < x.k ? x.At(row, i) * down : 0.0f, 0) & 0xffff;
@@ -68,6 +70,7 @@ __global__ __launch_bounds__(kThreads) void StageAsFp16(Reader x, uint16_t* out,
 
 // Rows in their own type, zero from K to the stride. Block = one row.
 __global__ __launch_bounds__(kThreads) void StageInPlace(Reader x, void* out, int64_t stride) {
+  LaunchDependents();  // a product, which reads its weights meanwhile
   const int64_t row = blockIdx.x;
   for (int64_t i = threadIdx.x; i < stride; i += kThreads) {
     const float value = i < x.k ? x.At(row, i) : 0.0f;
@@ -81,13 +84,20 @@ __global__ __launch_bounds__(kThreads) void StageInPlace(Reader x, void* out, in
   }
 }
 
+// Where place `at` of a staged row of INT8 comes from; `reordered`: of a tensor core.
+__device__ __forceinline__ int64_t IntegerColumn(int64_t at, bool reordered) {
+  if (!reordered) return at;
+  const int place = static_cast<int>(at % kIntegerRun);
+  return at - place + IntegerSource(place);
+}
+
 // INT8 keeps its type; `reordered`: of a tensor core. Block = one row.
 __global__ __launch_bounds__(kThreads) void StageIntegers(Reader x, int8_t* out, int64_t stride,
                                                           bool reordered) {
+  LaunchDependents();  // a product, which reads its weights meanwhile
   const int64_t row = blockIdx.x;
   for (int64_t at = threadIdx.x; at < stride; at += kThreads) {
-    const int place = static_cast<int>(at % kIntegerRun);
-    const int64_t i = reordered ? at - place + IntegerSource(place) : at;
+    const int64_t i = IntegerColumn(at, reordered);
     int8_t value = 0;
     if (i < x.k) {
       const int64_t from = x.order == nullptr ? i : x.order[i];
@@ -95,6 +105,124 @@ __global__ __launch_bounds__(kThreads) void StageIntegers(Reader x, int8_t* out,
     }
     out[row * stride + at] = value;
   }
+}
+
+// ---- floating rows to INT8 ----------------------------------------------------------------------
+
+constexpr int kMostRunThreads = 1024;
+constexpr int kInfinityBits = 0x7f800000;
+
+// A run of 16 elements of x', zero from K on. `wide`: they lie together on 16 bytes.
+__device__ __forceinline__ void LoadRun(const Reader& x, int64_t row, int64_t first, bool wide,
+                                        float (&v)[kIntegerRun]) {
+  if (!wide || first + kIntegerRun > x.k) {
+#pragma unroll
+    for (int i = 0; i < kIntegerRun; ++i) v[i] = first + i < x.k ? x.At(row, first + i) : 0.0f;
+    return;
+  }
+  const int64_t at = row * x.k + first;
+  if (x.dtype == DType::kFp32) {
+    const float4* const from = reinterpret_cast<const float4*>(static_cast<const float*>(x.x) + at);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float4 four = from[i];
+      v[4 * i] = four.x, v[4 * i + 1] = four.y, v[4 * i + 2] = four.z, v[4 * i + 3] = four.w;
+    }
+    return;
+  }
+  const uint4* const from = reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(x.x) + at);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const uint4 eight = from[half];
+    const uint32_t pairs[4] = {eight.x, eight.y, eight.z, eight.w};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const uint16_t bits = pairs[i / 2] >> (i % 2 * 16) & 0xffff;
+      v[half * 8 + i] = x.dtype == DType::kFp16 ? Fp16ToFloat(bits) : Bf16ToFloat(bits);
+    }
+  }
+}
+
+// The bits of the largest magnitude of all threads, which order magnitudes as integers do, those of
+// an infinity and of NaNs last. The same in every thread.
+__device__ int LargestOfBlock(int largest) {
+  __shared__ int by_warp[kMostRunThreads / 32];
+  largest = __reduce_max_sync(0xffffffff, largest);
+  if (threadIdx.x % 32 == 0) by_warp[threadIdx.x / 32] = largest;
+  __syncthreads();
+  for (unsigned w = 0; w < blockDim.x / 32; ++w) largest = max(largest, by_warp[w]);
+  return largest;
+}
+
+// As StageArgs says. `least`: -127 or -128.
+__device__ __forceinline__ void StoreRun(const float (&v)[kIntegerRun], float scale, float least,
+                                         bool reordered, int8_t* out, int64_t room) {
+  uint32_t words[kIntegerRun / 4] = {};
+#pragma unroll
+  for (int at = 0; at < kIntegerRun; ++at) {
+    const float of = reordered ? v[IntegerSource(at)] : v[at];
+    const int q = __float2int_rn(fminf(fmaxf(of / scale, least), 127));
+    words[at / 4] |= (static_cast<uint32_t>(q) & 255) << (at % 4 * 8);
+  }
+  if (room >= kIntegerRun && reinterpret_cast<uintptr_t>(out) % 16 == 0) {
+    *reinterpret_cast<uint4*>(out) = {words[0], words[1], words[2], words[3]};
+    return;
+  }
+#pragma unroll
+  for (int at = 0; at < kIntegerRun; ++at) {
+    if (at < room) out[at] = static_cast<int8_t>(words[at / 4] >> (at % 4 * 8));
+  }
+}
+
+struct Int8Rows {
+  int8_t* out;  // [rows, stride]
+  int64_t stride;
+  float* scales;       // out
+  const float* given;  // [rows] or null
+  bool reordered;
+  bool wide;
+};
+
+// Floating rows become INT8 and a scale, as StageArgs says. Block = one row, a thread takes runs of
+// 16. A row that has no more runs than the block has threads is read once.
+__global__ __launch_bounds__(kMostRunThreads) void StageAsInt8(Reader x, Int8Rows to) {
+  LaunchDependents();  // a product, which reads its weights meanwhile
+  const int64_t row = blockIdx.x, step = int64_t{blockDim.x} * kIntegerRun;
+  const int64_t mine = threadIdx.x * kIntegerRun;
+  float v[kIntegerRun];
+  int largest = 0;
+  for (int64_t first = mine; first < x.k; first += step) {
+    LoadRun(x, row, first, to.wide, v);
+#pragma unroll
+    for (int i = 0; i < kIntegerRun; ++i) {
+      largest = max(largest, __float_as_int(v[i]) & 0x7fffffff);
+    }
+  }
+  largest = LargestOfBlock(largest);
+  const bool finite = largest < kInfinityBits;
+  float scale = to.given == nullptr ? __int_as_float(largest) / 127 : to.given[row];
+  if (scale == 0) scale = 1;
+  const float least = to.given == nullptr ? -127 : -128;
+  for (int64_t first = mine; first < to.stride; first += step) {
+    if (step < to.stride || first >= x.k) LoadRun(x, row, first, to.wide, v);
+#pragma unroll
+    for (int i = 0; i < kIntegerRun; ++i) v[i] = finite ? v[i] : 0;
+    StoreRun(v, scale, least, to.reordered, to.out + row * to.stride + first, to.stride - first);
+  }
+  if (threadIdx.x == 0) to.scales[row] = finite ? scale : __int_as_float(0x7fc00000);
+}
+
+absl::Status LaunchAsInt8(const Reader& x, int64_t rows, const Int8Rows& to, StreamView stream) {
+  const int64_t runs = CeilDiv(to.stride, int64_t{kIntegerRun});
+  const LaunchConfig config{
+      .grid = static_cast<unsigned>(rows),
+      .block = static_cast<unsigned>(std::min<int64_t>(RoundUp(runs, 32), kMostRunThreads)),
+      .stream = stream};
+  return Launch<StageAsInt8>("common/stage", config, x, to);
+}
+
+bool IsIntegers(Staged want) {
+  return want == Staged::kTensorCoreIntegers || want == Staged::kQuantized;
 }
 
 int64_t Stride(Staged want, int64_t k) {
@@ -107,12 +235,13 @@ int64_t Stride(Staged want, int64_t k) {
 bool TokensAreReady(Staged want, const ConstMatrixView& x) {
   if (want == Staged::kAny) return true;
   if (want == Staged::kTensorCoreIntegers) return false;
+  if (want == Staged::kQuantized) return x.dtype == DType::kInt8;
   return x.dtype != DType::kFp32 && x.cols % 8 == 0 &&
          reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
 }
 
 int64_t StagedBytes(Staged want, int64_t m, int64_t k) {
-  const int64_t element = want == Staged::kAny ? 4 : 2;
+  const int64_t element = want == Staged::kAny ? 4 : IsIntegers(want) ? 1 : 2;
   return RoundUp(m * Stride(want, k) * element, 256) + RoundUp(m * 4, 256);
 }
 
@@ -123,18 +252,39 @@ absl::Status Stage(const StageArgs& args, StagedTokens* out, Device& device, Str
   const LaunchConfig config{
       .grid = static_cast<unsigned>(x.rows), .block = kThreads, .stream = stream};
   const Reader reader = {x.data, x.dtype, args.order, args.factor, x.cols};
+  const bool reordered = args.want == Staged::kTensorCoreIntegers;
   out->x = {args.out, x.dtype, x.rows, x.cols};
   out->stride = stride;
   if (x.dtype == DType::kInt8) {
     return Launch<StageIntegers>("common/stage", config, reader, static_cast<int8_t*>(args.out),
-                                 stride, args.want == Staged::kTensorCoreIntegers);
+                                 stride, reordered);
+  }
+  const auto scales_at = [&](int64_t element) {
+    return reinterpret_cast<float*>(static_cast<char*>(args.out) +
+                                    RoundUp(x.rows * stride * element, 256));
+  };
+  if (IsIntegers(args.want)) {
+    out->x.dtype = DType::kInt8;
+    float* const scales = scales_at(1);
+    out->scale = scales;
+    // Rows of K elements on 16 bytes, in their order.
+    const bool wide = args.order == nullptr && args.factor == nullptr &&
+                      x.cols * SizeOf(x.dtype) % 16 == 0 &&
+                      reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
+    return LaunchAsInt8(reader, x.rows,
+                        {.out = static_cast<int8_t*>(args.out),
+                         .stride = stride,
+                         .scales = scales,
+                         .given = args.scales,
+                         .reordered = reordered,
+                         .wide = wide},
+                        stream);
   }
   if (args.want == Staged::kAny || x.dtype != DType::kFp32) {
     return Launch<StageInPlace>("common/stage", config, reader, args.out, stride);
   }
   out->x.dtype = DType::kFp16;
-  float* const scale =
-      reinterpret_cast<float*>(static_cast<char*>(args.out) + RoundUp(x.rows * stride * 2, 256));
+  float* const scale = scales_at(2);
   out->scale = scale;
   return Launch<StageAsFp16>("common/stage", config, reader, static_cast<uint16_t*>(args.out),
                              stride, scale);

@@ -77,14 +77,21 @@ __device__ inline float PlainCode(const PlainWeight& w, int64_t k, int64_t n) {
   }
 }
 
+struct PlainScale {
+  float scale, zero;
+};
+__device__ inline PlainScale PlainScaleOf(const PlainWeight& w, int64_t group, int64_t n) {
+  const int64_t at = group * w.column_blocks + n / w.block_cols;
+  return {w.scales == nullptr ? 1 : LoadPlain(w.scales, w.scale_dtype, at),
+          w.zeros == nullptr                 ? w.zero
+          : w.zero_kind == ZeroKind::kStored ? w.zeros[at]
+                                             : LoadPlain(w.zeros, w.zero_dtype, at)};
+}
+
 // The formula of kernels/exact.h, rounded at every step: no operation is fused with another.
 __device__ inline float PlainElement(const PlainWeight& w, int64_t k, int64_t n) {
-  const int64_t at = k / w.group_rows * w.column_blocks + n / w.block_cols;
   const float code = PlainCode(w, k, n);
-  const float scale = w.scales == nullptr ? 1 : LoadPlain(w.scales, w.scale_dtype, at);
-  const float zero = w.zeros == nullptr                 ? w.zero
-                     : w.zero_kind == ZeroKind::kStored ? w.zeros[at]
-                                                        : LoadPlain(w.zeros, w.zero_dtype, at);
+  const auto [scale, zero] = PlainScaleOf(w, k / w.group_rows, n);
   const float value = w.zero_kind == ZeroKind::kRealAfter ? __fsub_rn(__fmul_rn(code, scale), zero)
                                                           : __fmul_rn(__fsub_rn(code, zero), scale);
   return w.outer == nullptr ? value : __fmul_rn(value, w.outer[n]);

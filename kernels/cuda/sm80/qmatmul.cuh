@@ -1,4 +1,4 @@
-// The kernel of the fused product y = x W (+ bias), 16-bit activations, integer codes.
+// The kernel of the fused product y = x W (+ bias), integer codes, activations of 16 bits or INT8.
 //
 // Layout: mma16. Weights are the A operand (rows = out features) and tokens the columns of B, so
 // that a block decodes each weight once whatever the number of tokens; accumulation in fp32. Work
@@ -21,22 +21,50 @@
 #include "kernels/cuda/common/attributes.h"
 #include "kernels/cuda/core/launch.h"
 #include "kernels/cuda/sm80/consumer.cuh"
+#include "kernels/cuda/sm80/integer_consumer.cuh"
 #include "kernels/cuda/sm80/joint.cuh"
 #include "kernels/cuda/sm80/ring.cuh"
 
 namespace awqd::cuda {
 namespace {
 
-template <class Math, class Config>
-__global__ __launch_bounds__(Config::kThreads, Config::kBlocks) void QMatmulA16(
-    const __grid_constant__ QMatmulParams p) {
+// In messages.
+constexpr absl::string_view kName = "the fused product of sm80";
+
+// y from a row on.
+__device__ __forceinline__ void* ShiftRows(const QMatmulParams& p, int64_t rows) {
+  const int64_t elements = rows * p.n;
+  return static_cast<char*>(p.y) + elements * (p.y_dtype == DType::kFp32 ? 4 : 2);
+}
+
+// What this block computes. `first_token`: of its tile.
+template <class Config, bool kGrouped>
+__device__ __forceinline__ QMatmulParams ParamsOfBlock(const QMatmulParams& all,
+                                                       int64_t* first_token) {
+  QMatmulParams p = all;
+  if constexpr (kGrouped) {
+    const GroupedTile tile = all.tiles[blockIdx.y];
+    p.records = tile.records, p.outer = tile.outer, p.bias = tile.bias;
+    p.m = tile.end_token;
+    p.y = ShiftRows(all, tile.y_shift);
+    *first_token = tile.first_token;
+  } else {
+    *first_token = static_cast<int64_t>(blockIdx.y) * Config::kTokens;
+  }
+  return p;
+}
+
+template <class Math, class Config, bool kGrouped = false>
+__global__ __launch_bounds__(Config::kThreads, Config::kBlocks) void FusedProduct(
+    const __grid_constant__ QMatmulParams params) {
   extern __shared__ __align__(128) uint8_t shared[];
   LaunchDependents();
+  int64_t first_token;
+  const QMatmulParams p = ParamsOfBlock<Config, kGrouped>(params, &first_token);
   const int64_t tile = blockIdx.x / p.split;
   // Of the consumer in its block. The same for a whole warp, and known to be.
   const int index = __shfl_sync(0xffffffffu, threadIdx.x / kConsumerThreads, 0);
   const int chain = blockIdx.x % p.split * Config::kConsumers + index;
-  const int64_t first_token = static_cast<int64_t>(blockIdx.y) * Config::kTokens;
   const int begin = min(chain * p.chain_blocks, p.k_blocks);
   const int end = min(begin + p.chain_blocks, p.k_blocks);
   const Slot<Config> slot(p.metas);
@@ -77,75 +105,90 @@ __global__ __launch_bounds__(Config::kThreads, Config::kBlocks) void QMatmulA16(
   Finish<Config>(p, joint, tile * Config::kRows, first_token);
 }
 
-template <class Math, class Config>
+template <class Math, class Config, bool kGrouped>
 absl::Status LaunchConfigured(const QMatmulParams& p, const MatmulVariant& variant,
                               const DeviceInfo& device, StreamView stream) {
   const Attributes attributes = OverlappedLaunch(device, p.split);
   const int64_t columns = CeilDiv(p.n, Config::kRows) * p.split;
-  const int64_t rows = CeilDiv(p.m, int64_t{Config::kTokens});
+  const int64_t rows = kGrouped ? p.tile_count : CeilDiv(p.m, int64_t{Config::kTokens});
   const int record_bytes = mma16::RecordBytes(Config::Record::kBits, p.metas);
   LaunchConfig config{
       .grid = {static_cast<unsigned>(columns), static_cast<unsigned>(rows)},
       .block = Config::kThreads,
-      .shared_bytes = MatmulLaunchBytes(variant, record_bytes, columns * rows, p.split, device),
+      .shared_bytes = MatmulLaunchBytes(variant, {record_bytes, sizeof(typename Config::X)},
+                                        columns * rows, p.split, device),
       .stream = stream,
       .attributes = attributes.list,
       .attribute_count = attributes.count,
   };
-  return Launch<QMatmulA16<Math, Config>>("sm80/qmatmul_a16", config, p);
+  return Launch<FusedProduct<Math, Config, kGrouped>>(kName, config, p);
 }
 
 using Launcher = absl::Status (*)(const QMatmulParams&, const MatmulVariant&, const DeviceInfo&,
                                   StreamView);
 
-template <class Math, class Record, size_t... kIndex>
+template <class Math, class Record, bool kGrouped, size_t... kIndex>
 absl::Status LaunchTile(const QMatmulParams& p, const MatmulTile& tile, const DeviceInfo& device,
                         StreamView stream, std::index_sequence<kIndex...>) {
-  constexpr auto& tiles = TilesOf<Record::kBits, Record::kMetas>();
+  using X = typename Math::X;
+  constexpr auto& tiles = TilesOf<Record::kBits, Record::kMetas, sizeof(X) == 1, kGrouped>();
   const auto is_tile = [&](const MatmulVariant& v) {
     return v.tokens == tile.tokens && v.row_tiles == tile.row_tiles &&
            v.chains == tile.chains.per_block;
   };
   Launcher launch = nullptr;
   const MatmulVariant* variant = nullptr;
-  ((is_tile(tiles[kIndex]) ? (launch = LaunchConfigured<Math, QMatmulConfig<Record, tiles[kIndex]>>,
-                              variant = &tiles[kIndex], void())
-                           : void()),
+  ((is_tile(tiles[kIndex])
+        ? (launch = LaunchConfigured<Math, QMatmulConfig<Record, tiles[kIndex], X>, kGrouped>,
+           variant = &tiles[kIndex], void())
+        : void()),
    ...);
   if (launch != nullptr) return launch(p, *variant, device, stream);
-  return absl::InternalError(
-      absl::StrCat("sm80/qmatmul_a16: no tile of ", tile.tokens, " tokens x ", tile.row_tiles,
-                   " row tiles x ", tile.chains.per_block, " chains in a block was compiled"));
+  return absl::InternalError(absl::StrCat(kName, ": no tile of ", tile.tokens, " tokens x ",
+                                          tile.row_tiles, " row tiles x ", tile.chains.per_block,
+                                          " chains in a block was compiled"));
 }
 
-template <bool kBf16, int kBits, int kMetas>
+template <DType kX, class Record>
+using MathOf =
+    std::conditional_t<kX == DType::kInt8, Int8Math<Record>,
+                       std::conditional_t<kX == DType::kBf16, Bf16Math<Record>, Fp16Math<Record>>>;
+
+template <DType kX, int kBits, int kMetas, bool kGrouped = false>
 absl::Status LaunchRecords(const QMatmulParams& p, const MatmulTile& tile, const DeviceInfo& device,
                            StreamView stream) {
   using Kind = Record<kBits, kMetas>;
-  using Math = std::conditional_t<kBf16, Bf16Math<Kind>, Fp16Math<Kind>>;
-  constexpr size_t kCount = std::size(TilesOf<kBits, kMetas>());
-  return LaunchTile<Math, Kind>(p, tile, device, stream, std::make_index_sequence<kCount>());
+  constexpr size_t kCount = std::size(TilesOf<kBits, kMetas, kX == DType::kInt8, kGrouped>());
+  return LaunchTile<MathOf<kX, Kind>, Kind, kGrouped>(p, tile, device, stream,
+                                                      std::make_index_sequence<kCount>());
 }
 
 }  // namespace
 
-template <bool kBf16, int kBits>
+template <DType kX, int kBits>
 absl::Status LaunchQMatmul(const QMatmulParams& p, const MatmulTile& tile, const DeviceInfo& device,
                            StreamView stream) {
   switch (CompiledMetas(kBits, p.metas)) {
     case 0:
-      if constexpr (kBits == 8) return LaunchRecords<kBf16, kBits, 0>(p, tile, device, stream);
+      if constexpr (kBits == 8) return LaunchRecords<kX, kBits, 0>(p, tile, device, stream);
       break;
     case 1:
-      return LaunchRecords<kBf16, kBits, 1>(p, tile, device, stream);
+      return LaunchRecords<kX, kBits, 1>(p, tile, device, stream);
     case 2:
-      if constexpr (kBits == 4) return LaunchRecords<kBf16, kBits, 2>(p, tile, device, stream);
+      if constexpr (kBits == 4) return LaunchRecords<kX, kBits, 2>(p, tile, device, stream);
       break;
     case 8:
-      return LaunchRecords<kBf16, kBits, 8>(p, tile, device, stream);
+      return LaunchRecords<kX, kBits, 8>(p, tile, device, stream);
   }
-  return absl::InternalError(absl::StrCat("sm80/qmatmul_a16: no kernel for records of ", kBits,
-                                          " bits and ", p.metas, " metas was compiled"));
+  return absl::InternalError(absl::StrCat(kName, ": no kernel for records of ", kBits, " bits and ",
+                                          p.metas, " metas was compiled"));
+}
+
+template <DType kX>
+absl::Status LaunchGrouped(const QMatmulParams& p, const MatmulTile& tile, const DeviceInfo& device,
+                           StreamView stream) {
+  return p.metas == 1 ? LaunchRecords<kX, 4, 1, true>(p, tile, device, stream)
+                      : LaunchRecords<kX, 4, 8, true>(p, tile, device, stream);
 }
 
 }  // namespace awqd::cuda

@@ -2,18 +2,26 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "absl/status/status.h"
+#include "kernels/cuda/common/grouped.h"
 #include "kernels/cuda/sm80/tiles.h"
 #include "kernels/device.h"
 #include "kernels/types.h"
 
-namespace awqd::cuda {
+namespace awqd {
+
+// kernels/registry.h, which the kernels themselves need not see.
+struct MatmulArgs;
+struct GroupedArgs;
+
+namespace cuda {
 
 struct QMatmulParams {
   const uint8_t* records;  // layout mma16
-  const void* x;           // [m, k] of 16-bit elements, rows and base 16-byte aligned
-  int64_t x_stride;        // elements between rows, a multiple of 8
+  const void* x;           // [m, k], rows and base 16-byte aligned
+  int64_t x_stride;        // elements between rows, 16 bytes or a multiple
   const float* x_scale;    // [m], what each row of sums is to be multiplied by; null: 1
   const float* outer;      // [n], the same for each column
   float unit;              // what comes with it: kBareUnitBf16, or 1
@@ -30,12 +38,27 @@ struct QMatmulParams {
   int split;         // blocks of a cluster that the chains are dealt out to
   int prefetch;      // records of each chain that are brought into L2 before x is known
   bool y_wide;       // four elements of y may be stored at once
+  // Of a grouped product, one for each row of blocks; instead of records, outer, bias and m.
+  const GroupedTile* tiles;
+  int tile_count;
 };
 
-// For activations of FP16 or BF16 and codes of kBits bits. The instantiations are spread over
-// several files, so that they compile side by side (CMakeLists.txt).
-template <bool kBf16, int kBits>
+// For activations of dtype kX, FP16, BF16 or INT8, and codes of kBits bits. The instantiations are
+// spread over several files, so that they compile side by side (CMakeLists.txt).
+template <DType kX, int kBits>
 absl::Status LaunchQMatmul(const QMatmulParams& params, const MatmulTile& tile,
                            const DeviceInfo& device, StreamView stream);
 
-}  // namespace awqd::cuda
+// The products of a stack of experts, weights of 4-bit codes.
+template <DType kX>
+absl::Status LaunchGrouped(const QMatmulParams& params, const MatmulTile& tile,
+                           const DeviceInfo& device, StreamView stream);
+
+// A row's matmul: of the type of args.x, FP16, BF16 or INT8, as stage left it.
+absl::Status RunQMatmul(const MatmulArgs& args, StreamView stream);
+
+// "8x64 in 4 chains of K over 2 blocks".
+std::string DescribeMatmulTile(const MatmulTile& tile);
+
+}  // namespace cuda
+}  // namespace awqd

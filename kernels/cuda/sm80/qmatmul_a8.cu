@@ -12,8 +12,7 @@
 #include <algorithm>
 
 #include "kernels/base/status.h"
-#include "kernels/cuda/common/integers.h"
-#include "kernels/cuda/common/mma16.cuh"
+#include "kernels/cuda/common/integers.cuh"
 #include "kernels/cuda/common/mma16.h"
 #include "kernels/cuda/core/error.h"
 #include "kernels/cuda/core/launch.h"
@@ -41,32 +40,6 @@ struct IntegerParams {
   bool add;  // to y, which other blocks add to
 };
 
-// The codes of one step of a lane as bytes.
-template <int kBits>
-__device__ __forceinline__ StepBytes BytesOf(const LaneCodes<kBits>& codes, int step) {
-  if constexpr (kBits == 8) {
-    return {codes.Word(step, 0), codes.Word(step, 1)};
-  } else if constexpr (kBits == 4) {
-    return Int4Bytes(codes.Word(step));
-  } else if constexpr (kBits == 2) {
-    return Int2Bytes(codes.Low(step));
-  } else if constexpr (kBits == 1) {
-    return Int1Bytes(codes.Rotated(step));
-  } else {
-    return Int3Bytes(codes.low.Low(step), codes.high.Rotated(step));
-  }
-}
-
-// A lane's two zeros in every byte.
-template <int kBits>
-__device__ __forceinline__ StepBytes ZeroBytes(uint32_t zeros) {
-  if constexpr (kBits == 8) {
-    return {Prmt(zeros, 0, 0), Prmt(zeros, 0, 0x1111)};
-  } else {
-    return {(zeros & 15) * 0x01010101u, (zeros >> 4 & 15) * 0x01010101u};
-  }
-}
-
 template <int kTiles>
 struct Sums {
   int codes[kTiles][4] = {};
@@ -90,13 +63,17 @@ __device__ __forceinline__ void MultiplyUnit(const IntegerParams& p, int64_t blo
                         (row_tile * 8 + lane / 4) * kBytes;
     return ZeroBytes<kBits>(kBytes == 1 ? __ldg(at) : __ldg(reinterpret_cast<const uint16_t*>(at)));
   };
-  uint4 x[kTiles];
+  uint32_t x[kTiles][4];  // by steps
 #pragma unroll
   for (int t = 0; t < kTiles; ++t) {
     const int64_t row = token + t * 8 + lane / 4;
-    const int8_t* at = p.x + row * p.stride + block_k * mma16::kBlockK + half * mma16::kUnitK +
-                       lane % 4 * kIntegerLaneBytes;
-    x[t] = row < p.m ? __ldg(reinterpret_cast<const uint4*>(at)) : uint4{};
+    const int8_t* at =
+        p.x + row * p.stride + block_k * mma16::kBlockK + half * mma16::kUnitK + lane % 4 * 4;
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      x[t][step] =
+          row < p.m ? __ldg(reinterpret_cast<const uint32_t*>(at + step * kIntegerRun)) : 0;
+    }
   }
   StepBytes zero = zero_of(0);
 #pragma unroll
@@ -108,9 +85,8 @@ __device__ __forceinline__ void MultiplyUnit(const IntegerParams& p, int64_t blo
     const uint32_t of_zeros[4] = {zero.low, zero.high, next.low, next.high};
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
-      const uint32_t b0 = step == 0 ? x[t].x : x[t].z, b1 = step == 0 ? x[t].y : x[t].w;
-      MmaU8S8(sums->codes[t], of_codes, b0, b1);
-      MmaU8S8(sums->zeros[t], of_zeros, b0, b1);
+      MmaU8S8(sums->codes[t], of_codes, x[t][step], x[t][step + 1]);
+      MmaU8S8(sums->zeros[t], of_zeros, x[t][step], x[t][step + 1]);
     }
   }
 }

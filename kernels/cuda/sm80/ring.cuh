@@ -11,9 +11,11 @@ namespace {
 
 constexpr int kConsumerThreads = 128;
 
-template <class Record_, MatmulVariant kTile>
+// X: the elements of activations.
+template <class Record_, MatmulVariant kTile, class X_>
 struct QMatmulConfig {
   using Record = Record_;
+  using X = X_;
   static constexpr int kTokens = kTile.tokens;
   static constexpr int kRowTiles = kTile.row_tiles;
   static constexpr int kConsumers = kTile.chains;
@@ -26,7 +28,7 @@ struct QMatmulConfig {
   static constexpr int kTokenTiles = kTokens / 8;
   // Halves of a record at a time: both, unless their codes would not fit the registers.
   static constexpr int kHalves = kTokens * kRowTiles < 96 ? 2 : 1;
-  static constexpr int kTokenBytes = mma16::kBlockK * 2;
+  static constexpr int kTokenBytes = mma16::kBlockK * static_cast<int>(sizeof(X));
   static_assert(kStages * (kRowTiles * Record::kCodesBytes + kTokens * kTokenBytes) >=
                     4 * kTokens * SumStride(kRows),
                 "a block that stands alone joins its sums in the rings' memory");
@@ -88,11 +90,11 @@ class TileLoader {
     const int token = ConsumerThread() / kChunks, chunk = ConsumerThread() % kChunks;
     // 16-byte chunks are XOR-ed with the token so that ldmatrix meets no bank twice.
     tokens_ = ring + slot.tokens() + token * Config::kTokenBytes + ((chunk ^ (token & 7)) * 16);
-    const int64_t col = first_block * mma16::kBlockK + chunk * 8;
+    const int64_t col = first_block * mma16::kBlockK + chunk * kChunk;
     k_left_ = static_cast<int>(p.k - col);
     const int64_t left = p.m - first_token - token;
     tokens_left_ = Keep(static_cast<int>(min(left, int64_t{Config::kTokens})));
-    x_ = static_cast<const uint16_t*>(p.x);
+    x_ = static_cast<const X*>(p.x);
     if (left > 0) x_ += (first_token + token) * p.x_stride + col;
   }
 
@@ -131,7 +133,9 @@ class TileLoader {
 
  private:
   static constexpr int kCodesBytes = Config::Record::kCodesBytes;
-  static constexpr int kChunks = mma16::kBlockK / 8;
+  using X = typename Config::X;
+  static constexpr int kChunk = 16 / sizeof(X);  // elements
+  static constexpr int kChunks = mma16::kBlockK / kChunk;
   static constexpr int kTokensPerStep = kConsumerThreads / kChunks;
 
   // Activations as [token][128]; zeros past m and k.
@@ -155,7 +159,7 @@ class TileLoader {
   uint32_t tokens_;  // and of their tokens
   int k_left_;
   int tokens_left_;
-  const uint16_t* x_;
+  const X* x_;
   const int64_t x_step_;
   const uint8_t* weights_[Config::kRowTiles];
 };

@@ -8,8 +8,11 @@ namespace awqd::cuda {
 const KernelRow& DequantizeRow();
 const KernelRow& QMatmulA16();
 const KernelRow& QMatmulA8();
+const KernelRow& QMatmulA8Scaled();
+const KernelRow& QMatmulGrouped();
 const KernelRow& PlainDequantizeRow();
 const KernelRow& PlainMatmulRow();
 const KernelRow& PlainQMatmulA8Row();
+const KernelRow& PlainQMatmulA8ScaledRow();
 
 }  // namespace awqd::cuda

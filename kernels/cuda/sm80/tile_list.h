@@ -55,6 +55,20 @@ inline constexpr MatmulVariant kNarrowTiles[] = {
     {64, 1, 2, 2, 2}, {64, 1, 4, 2, 1}, {128, 1, 2, 2, 1},
 };
 
+// INT8 activations, codes of any width. Tokens take half the room, sums of integers beside those in
+// FP32 twice the registers.
+inline constexpr MatmulVariant kInt8Tiles[] = {
+    {8, 1, 2, 4, 2},  {8, 1, 4, 4, 1},  {16, 1, 2, 3, 3}, {16, 1, 4, 3, 1},  {32, 1, 2, 3, 2},
+    {32, 1, 4, 3, 1}, {64, 1, 2, 2, 1}, {64, 1, 4, 2, 1}, {128, 1, 2, 2, 1},
+};
+
+// Grouped products. Experts fill the GPU together, so K is not cut among blocks: two chains in a
+// block, four where K is long. A tile holds rows of one expert.
+inline constexpr MatmulVariant kGroupedTiles[] = {
+    {8, 1, 2, 4, 3},  {8, 1, 4, 4, 1},  {16, 1, 2, 3, 3}, {16, 1, 4, 3, 1},
+    {32, 1, 2, 3, 3}, {32, 1, 4, 3, 1}, {64, 1, 2, 2, 2}, {64, 1, 4, 2, 1},
+};
+
 // Records are compiled for 0, 1 and 2 metas, and for as many as a call tells, up to 8. Those of 2
 // are told too but for 4 bits, which most weights have.
 constexpr int CompiledMetas(int bits, int metas) {
@@ -62,9 +76,13 @@ constexpr int CompiledMetas(int bits, int metas) {
   return 8;
 }
 
-template <int kBits, int kMetas>
+template <int kBits, int kMetas, bool kInt8, bool kGrouped>
 constexpr auto& TilesOf() {
-  if constexpr (kBits == 8) {
+  if constexpr (kGrouped) {
+    return kGroupedTiles;
+  } else if constexpr (kInt8) {
+    return kInt8Tiles;
+  } else if constexpr (kBits == 8) {
     return kTiles8;
   } else if constexpr (kBits < 4) {
     return kNarrowTiles;

@@ -16,24 +16,26 @@ static_assert(kRecordN == mma16::kTileN && kRecordK == mma16::kBlockK);
 // 44.9. To BF16 two row tiles decode too slowly: 62.4 instead of 56.5.
 bool DealsOut(const Chains& chains, int tokens, DType x, const DeviceInfo& device) {
   constexpr int kLongChain = 32;  // records
-  return x != DType::kBf16 && tokens == 16 && device.arch >= 90 && chains.split == 1 &&
+  return x == DType::kFp16 && tokens == 16 && device.arch >= 90 && chains.split == 1 &&
          chains.per_block == 4 && chains.length >= kLongChain;
 }
 
-bool Fits(const MatmulVariant& variant, int record_bytes, int split, const DeviceInfo& device) {
-  return MatmulSharedBytes(variant, record_bytes, split) <= device.shared_bytes_per_block;
+bool Fits(const MatmulVariant& variant, RingBytes bytes, int split, const DeviceInfo& device) {
+  return MatmulSharedBytes(variant, bytes, split) <= device.shared_bytes_per_block;
 }
 
 }  // namespace
 
-absl::Span<const MatmulVariant> MatmulVariants(const WeightShape& shape) {
+absl::Span<const MatmulVariant> MatmulVariants(const WeightShape& shape, DType x) {
+  if (x == DType::kInt8) return kInt8Tiles;
   if (shape.description.bits == 8) return kTiles8;
   if (shape.description.bits < 4) return kNarrowTiles;
   return mma16::MetasPerRecord(shape) == 1 ? absl::MakeConstSpan(kTiles4) : kFewTiles4;
 }
 
-int64_t MatmulSharedBytes(const MatmulVariant& variant, int record_bytes, int split) {
-  const int64_t stage = variant.row_tiles * record_bytes + variant.tokens * mma16::kBlockK * 2;
+int64_t MatmulSharedBytes(const MatmulVariant& variant, RingBytes bytes, int split) {
+  const int64_t stage =
+      variant.row_tiles * bytes.record + variant.tokens * mma16::kBlockK * bytes.x;
   const int64_t rings = variant.chains * variant.stages * stage;
   if (split == 1) return rings;
   const int64_t slot = variant.tokens * SumStride(variant.row_tiles * mma16::kTileN / split) * 4;
@@ -42,13 +44,12 @@ int64_t MatmulSharedBytes(const MatmulVariant& variant, int record_bytes, int sp
 
 MatmulTile ChooseMatmulTile(const WeightShape& shape, int64_t m, const DeviceInfo& device,
                             DType x) {
-  const int record = mma16::RecordBytes(shape);
-  const absl::Span<const MatmulVariant> variants = MatmulVariants(shape);
+  const RingBytes bytes = {mma16::RecordBytes(shape), static_cast<int>(SizeOf(x))};
+  const absl::Span<const MatmulVariant> variants = MatmulVariants(shape, x);
   const Chains chains = MatmulChains(shape, device);
   int tokens = variants[0].tokens;
   for (const MatmulVariant& variant : variants) {
-    if (variant.chains != chains.per_block || !Fits(variant, record, chains.split, device))
-      continue;
+    if (variant.chains != chains.per_block || !Fits(variant, bytes, chains.split, device)) continue;
     tokens = variant.tokens;
     if (tokens >= m) break;
   }
@@ -64,9 +65,27 @@ MatmulTile ChooseMatmulTile(const WeightShape& shape, int64_t m, const DeviceInf
   if (DealsOut(chains, tokens, x, device)) return {tokens, 2, {2, 2, chains.length}};
   for (const MatmulVariant& variant : variants) {
     if (fills && variant.tokens == tokens && variant.chains == chains.per_block &&
-        Fits(variant, record, chains.split, device)) {
+        Fits(variant, bytes, chains.split, device)) {
       tile.row_tiles = variant.row_tiles;
     }
+  }
+  return tile;
+}
+
+MatmulTile ChooseGroupedTile(const WeightShape& shape, int64_t rows, const DeviceInfo& device) {
+  constexpr int kLongK = 64;  // records
+  const int k_blocks = static_cast<int>(mma16::BlocksK(shape.k));
+  const RingBytes bytes = {mma16::RecordBytes(shape)};
+  const bool four_fit = std::all_of(std::begin(kGroupedTiles), std::end(kGroupedTiles),
+                                    [&](const MatmulVariant& variant) {
+                                      return variant.chains != 4 || Fits(variant, bytes, 1, device);
+                                    });
+  const int chains = k_blocks >= kLongK && four_fit ? 4 : 2;
+  MatmulTile tile{0, 1, {1, chains, (k_blocks + chains - 1) / chains}};
+  for (const MatmulVariant& variant : kGroupedTiles) {
+    if (variant.chains != chains) continue;
+    tile.tokens = variant.tokens;
+    if (tile.tokens >= rows) break;
   }
   return tile;
 }
@@ -79,14 +98,14 @@ int MatmulPrefetch(const MatmulTile& tile, int64_t m, int64_t n, const DeviceInf
   return tile.tokens <= 8 ? 2 : 1;
 }
 
-int64_t MatmulLaunchBytes(const MatmulVariant& variant, int record_bytes, int64_t blocks, int split,
+int64_t MatmulLaunchBytes(const MatmulVariant& variant, RingBytes bytes, int64_t blocks, int split,
                           const DeviceInfo& device) {
   // Each block costs 1 KB more than it asks for, and the opt-in maximum already leaves that out.
   constexpr int64_t kReserved = 1024;
   int64_t per_sm = std::max<int64_t>(1, CeilDiv(blocks, device.sm_count));
   if (split > 2) ++per_sm;
   const int64_t share = (device.shared_bytes_per_block + kReserved) / per_sm - kReserved;
-  return std::max(MatmulSharedBytes(variant, record_bytes, split), share / 128 * 128);
+  return std::max(MatmulSharedBytes(variant, bytes, split), share / 128 * 128);
 }
 
 }  // namespace awqd::cuda

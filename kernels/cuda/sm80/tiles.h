@@ -22,8 +22,8 @@ struct MatmulTile {
   friend bool operator==(const MatmulTile&, const MatmulTile&) = default;
 };
 
-// What is compiled for weights like this one.
-absl::Span<const MatmulVariant> MatmulVariants(const WeightShape& shape);
+// What is compiled for weights like this one and activations of dtype `x`.
+absl::Span<const MatmulVariant> MatmulVariants(const WeightShape& shape, DType x);
 
 // Floats between the tokens of a chain's sums in shared memory: 4 more than the rows, so that a
 // warp's fragments meet no bank twice.
@@ -32,14 +32,20 @@ constexpr int SumStride(int rows) { return rows + 4; }
 // For the barrier of the sums of a cluster, before them.
 inline constexpr int kJointBarrierBytes = 16;
 
-// Dynamic shared memory of a block; `record_bytes` as in mma16.h. The rings of its consumers and,
-// where `split` blocks of a cluster share the chains, the sums that it gets of all of them.
-int64_t MatmulSharedBytes(const MatmulVariant& variant, int record_bytes, int split);
+// What a block's ring is made of: records, as in mma16.h, and elements of activations.
+struct RingBytes {
+  int record = 0;
+  int x = 2;
+};
+
+// Dynamic shared memory of a block. The rings of its consumers and, where `split` blocks of a
+// cluster share the chains, the sums that it gets of all of them.
+int64_t MatmulSharedBytes(const MatmulVariant& variant, RingBytes bytes, int split);
 
 // Dynamic shared memory that a launch of `blocks` blocks asks for: so much that no multiprocessor
 // takes more than its even share. A kernel that starts under the tail of the one before would
 // otherwise be packed onto the multiprocessors that are free first, and run at half speed there.
-int64_t MatmulLaunchBytes(const MatmulVariant& variant, int record_bytes, int64_t blocks, int split,
+int64_t MatmulLaunchBytes(const MatmulVariant& variant, RingBytes bytes, int64_t blocks, int split,
                           const DeviceInfo& device);
 
 // Records of each chain, at most what the ring holds, that a block brings into L2 before it may
@@ -53,5 +59,9 @@ int MatmulPrefetch(const MatmulTile& tile, int64_t m, int64_t n, const DeviceInf
 // For activations of dtype `x`. The chains are the same for all of them.
 MatmulTile ChooseMatmulTile(const WeightShape& shape, int64_t m, const DeviceInfo& device,
                             DType x = DType::kFp16);
+
+// For a grouped product in which an expert has `rows` rows on average. The chains depend on K
+// alone, and the device, so a row has the same bits whatever the others are.
+MatmulTile ChooseGroupedTile(const WeightShape& shape, int64_t rows, const DeviceInfo& device);
 
 }  // namespace awqd::cuda

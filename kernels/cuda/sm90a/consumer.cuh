@@ -59,8 +59,12 @@ struct Place {
   }
 };
 
+template <class Config, bool kInt8 = Config::kInt8>
+class Consumer;
+
+// Of activations of 16 bits.
 template <class Config>
-class Consumer {
+class Consumer<Config, false> {
  public:
   // `record`: which of the block's records this consumer decodes.
   __device__ __forceinline__ Consumer(const PersistentParams& p, const Ring<Config>& ring,

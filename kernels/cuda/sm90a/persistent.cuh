@@ -21,11 +21,13 @@ constexpr int ProducerRegisters(int consumers) {
 }
 
 // What an instantiation of the kernel is compiled for: the arithmetic of the activations' type, a
-// kind of records, a tile, and whether the order of sums is kept.
-template <bool kBf16, RecordKind kKind, bool kChained_, PersistentTile kTile>
+// kind of records, a tile, whether the order of sums is kept, and whether tiles are of experts.
+template <DType kX, RecordKind kKind, bool kChained_, PersistentTile kTile, bool kGrouped_ = false>
 struct PersistentConfig {
   using Record = cuda::Record<BitsOf(kKind), MostMetas(kKind)>;
-  using Math = std::conditional_t<kBf16, Bf16Math<Record>, Fp16Math<Record>>;
+  using Math = std::conditional_t<kX == DType::kBf16, Bf16Math<Record>, Fp16Math<Record>>;
+  static constexpr bool kInt8 = kX == DType::kInt8;  // without Math
+  static constexpr int kXBytes = kInt8 ? 1 : 2;
   static constexpr int kTokens = kTile.tokens;
   static constexpr int kRecords = kTile.records;  // side by side along N
   static constexpr int kCluster = kTile.cluster;
@@ -36,6 +38,7 @@ struct PersistentConfig {
   static constexpr int kConsumers = kRecords * kSlices;  // warpgroups
   // Keeps the order of sums of common/chains.h.
   static constexpr bool kChained = kChained_;
+  static constexpr bool kGrouped = kGrouped_;
   // Whether a part writes all its chains but the last to global memory.
   static constexpr bool kPutsDown = kTile.sets == 0;
   static constexpr int kSets = kPutsDown ? 1 : kTile.sets;  // of sums in a thread's registers
@@ -56,10 +59,10 @@ struct PersistentConfig {
   static constexpr int kProducerRegisters = ProducerRegisters(kConsumers);
   static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <=
                 (kConsumers + 1) * kStartRegisters);
-  static constexpr int kSlotBytes = SlotBytes(kTile, kKind);
-  static constexpr int kSlots = RingSlots(kTile, kKind);
-  static constexpr int kSharedBytes = SharedBytes(kTile, kKind);
-  static constexpr int kTokenBytes = kTokens * mma16::kBlockK * 2;
+  static constexpr int kSlotBytes = SlotBytes(kTile, kKind, kXBytes);
+  static constexpr int kSlots = RingSlots(kTile, kKind, kXBytes);
+  static constexpr int kSharedBytes = SharedBytes(kTile, kKind, kXBytes);
+  static constexpr int kTokenBytes = kTokens * mma16::kBlockK * kXBytes;
   static constexpr int kSums = kTokens / 2;
 };
 

@@ -3,6 +3,7 @@
 
 #include "kernels/cuda/common/ptx.cuh"
 #include "kernels/cuda/sm90a/persistent.cuh"
+#include "kernels/cuda/sm90a/tensor_map.h"
 
 namespace awqd::cuda {
 namespace {
@@ -19,13 +20,15 @@ __device__ __forceinline__ void ProduceWeights(const PersistentParams& p, const 
     const TilePlace place = PlaceOf(piece.tile, p.token_tiles, ColumnTiles<Config>(p));
     const int first = (place.columns * Config::kCluster + rank) * Config::kRecords;
     const int slice_steps = SliceSteps<Config>(p, piece);
+    const uint8_t* records = p.records;
+    if constexpr (Config::kGrouped) records = p.tiles[place.tokens].records;
     const uint8_t* record[Config::kSlices][Config::kRecords];
 #pragma unroll
     for (int s = 0; s < Config::kSlices; ++s) {
 #pragma unroll
       for (int g = 0; g < Config::kRecords; ++g) {
         // Past the last record of N the last one is read again; its results are never stored.
-        record[s][g] = p.records + min(first + g, p.tiles_n - 1) * row_bytes +
+        record[s][g] = records + min(first + g, p.tiles_n - 1) * row_bytes +
                        int64_t{piece.begin + s * slice_steps} * ring.record_bytes;
       }
     }
@@ -66,11 +69,13 @@ __device__ __forceinline__ void ProduceTokens(const PersistentParams& p, const R
     const TilePlace place = PlaceOf(piece.tile, p.token_tiles, ColumnTiles<Config>(p));
     // Rows past the last token are not loaded. Filling one with zeros takes the copy engine longer
     // than loading it, and results of these rows are never stored.
-    const bool last = place.tokens == p.token_tiles - 1;
+    // Those past an expert's last row are the next one's.
+    const bool last = !Config::kGrouped && place.tokens == p.token_tiles - 1;
     const CUtensorMap* const map = last ? &p.x_last : &p.x;
     const int rows = last ? p.last_rows : Config::kTokens / Config::kCluster;
-    const int token = place.tokens * Config::kTokens + rank * rows;
-    const int bytes = Config::kCluster * rows * 2 * kTokenRowBytes;
+    int token = place.tokens * Config::kTokens + rank * rows;
+    if constexpr (Config::kGrouped) token = p.tiles[place.tokens].first_token + rank * rows;
+    const int bytes = Config::kCluster * rows * Config::kXBytes * kTokenRowBytes;
     const int slice_steps = SliceSteps<Config>(p, piece);
     for (int step = piece.begin; step < piece.begin + slice_steps; ++step) {
 #pragma unroll
@@ -80,10 +85,10 @@ __device__ __forceinline__ void ProduceTokens(const PersistentParams& p, const R
         BarrierWait(ring.Empty(at.slot), at.parity ^ 1);
         BarrierExpect(ring.Full(at.slot), bytes);
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
+        for (int half = 0; half < Config::kXBytes; ++half) {
           const uint32_t to =
               ring.Tokens(at.slot) + (half * Config::kTokens + rank * rows) * kTokenRowBytes;
-          const int k = of_slice * mma16::kBlockK + half * 64;
+          const int k = (of_slice * Config::kXBytes + half) * kMapColumns;
           if (Config::kCluster == 1) {
             TensorCopy(to, map, k, token, ring.Full(at.slot));
           } else {

@@ -1,4 +1,5 @@
-// The kernel of the fused product y = x W (+ bias), 16-bit activations, integer codes, sm_90a.
+// The kernel of the fused product y = x W (+ bias), integer codes, activations of 16 bits or INT8,
+// sm_90a.
 //
 // Layout: mma16. Weights are wgmma's A operand: a block decodes them from shared memory into
 // registers, once for all tokens of its tile. Tokens are the B operand, which the tensor cores read
@@ -25,6 +26,7 @@
 #include "kernels/cuda/sm90a/chained.cuh"
 #include "kernels/cuda/sm90a/consumer.cuh"
 #include "kernels/cuda/sm90a/cut_sums.cuh"
+#include "kernels/cuda/sm90a/integer_consumer.cuh"
 #include "kernels/cuda/sm90a/parts.cuh"
 #include "kernels/cuda/sm90a/producers.cuh"
 #include "kernels/cuda/sm90a/store.cuh"
@@ -41,9 +43,15 @@ __device__ __forceinline__ void StoreTile(const PersistentParams& p, int tile, i
   const int rank = blockIdx.x % Config::kCluster;
   const int64_t of_all = (place.columns * Config::kCluster + rank) * Config::kRecords + record;
   const int64_t row = of_all * mma16::kTileN + threadIdx.x / 32 % 4 * int64_t{mma16::kRowTile};
-  const int64_t first = int64_t{place.tokens} * Config::kTokens;
-  const int64_t end = Share<Config>::kEqual ? p.m : min(p.m, first + Config::kTokens);
-  Store<Part>(p, {row, first + token, end}, sums);
+  if constexpr (Config::kGrouped) {
+    const GroupedTile of = p.tiles[place.tokens];
+    Store<Part>(p, {row, of.first_token + token, of.end_token, of.outer, of.bias, of.y_shift},
+                sums);
+  } else {
+    const int64_t first = int64_t{place.tokens} * Config::kTokens;
+    const int64_t end = Share<Config>::kEqual ? p.m : min(p.m, first + Config::kTokens);
+    Store<Part>(p, {row, first + token, end, p.outer, p.bias, 0}, sums);
+  }
 }
 
 // Computes one slice of this block's part. Where tiles are in parts, a cluster has one tile only.
@@ -192,9 +200,12 @@ inline absl::Status NoSuchTile(const PersistentTile& tile) {
                                           tile.slices, " slices was compiled"));
 }
 
-template <RecordKind kKind, bool kChained>
+template <DType kX, RecordKind kKind, bool kChained>
 constexpr auto& TileList() {
-  if constexpr (BitsOf(kKind) == 8) {
+  if constexpr (kX == DType::kInt8) {
+    static_assert(!kChained);
+    return kFreeTilesInt8;
+  } else if constexpr (BitsOf(kKind) == 8) {
     static_assert(!kChained);
     return kFreeTiles8;
   } else if constexpr (kChained) {
@@ -207,36 +218,59 @@ constexpr auto& TileList() {
 using Launcher = absl::Status (*)(const PersistentParams&, const DeviceInfo&, StreamView);
 
 // The kernel for one kind of records and one entry of the list; null if it is not compiled.
-template <bool kBf16, RecordKind kKind, bool kChained, size_t kIndex>
+template <DType kX, RecordKind kKind, bool kChained, size_t kIndex>
 constexpr Launcher LauncherOf() {
-  constexpr const TileCost& listed = TileList<kKind, kChained>()[kIndex];
+  constexpr const TileCost& listed = TileList<kX, kKind, kChained>()[kIndex];
   if constexpr ((listed.kinds & kKind) != 0) {
-    return LaunchConfigured<PersistentConfig<kBf16, kKind, kChained, listed.tile>>;
+    return LaunchConfigured<PersistentConfig<kX, kKind, kChained, listed.tile>>;
   } else {
     return nullptr;
   }
 }
 
-template <bool kBf16, RecordKind kKind, bool kChained, size_t... kIndex>
+template <DType kX, RecordKind kKind, bool kChained, size_t... kIndex>
 Launcher FindLauncher(const PersistentTile& tile, std::index_sequence<kIndex...>) {
-  constexpr auto& list = TileList<kKind, kChained>();
+  constexpr auto& list = TileList<kX, kKind, kChained>();
   Launcher found = nullptr;
-  ((found = list[kIndex].tile == tile ? LauncherOf<kBf16, kKind, kChained, kIndex>() : found), ...);
+  ((found = list[kIndex].tile == tile ? LauncherOf<kX, kKind, kChained, kIndex>() : found), ...);
   return found;
 }
 
 }  // namespace
 
-template <bool kBf16, bool kChained, RecordKind... kKinds>
+template <DType kX, bool kChained, RecordKind... kKinds>
 absl::Status LaunchProduct(const PersistentParams& p, const PersistentTile& tile,
                            const DeviceInfo& device, StreamView stream) {
   const RecordKind kind = KindOf(p.bits, p.metas);
   Launcher launch = nullptr;
   ((kind == kKinds
-        ? void(launch = FindLauncher<kBf16, kKinds, kChained>(
-                   tile, std::make_index_sequence<std::size(TileList<kKinds, kChained>())>()))
+        ? void(launch = FindLauncher<kX, kKinds, kChained>(
+                   tile, std::make_index_sequence<std::size(TileList<kX, kKinds, kChained>())>()))
         : void()),
    ...);
+  return launch == nullptr ? NoSuchTile(tile) : launch(p, device, stream);
+}
+
+namespace {
+
+template <DType kX, size_t... kIndex>
+Launcher FindGroupedLauncher(const PersistentTile& tile, std::index_sequence<kIndex...>) {
+  Launcher found = nullptr;
+  ((found = kGroupedTiles4[kIndex].tile == tile
+                ? LaunchConfigured<
+                      PersistentConfig<kX, kOneMeta, false, kGroupedTiles4[kIndex].tile, true>>
+                : found),
+   ...);
+  return found;
+}
+
+}  // namespace
+
+template <DType kX>
+absl::Status LaunchGroupedProduct(const PersistentParams& p, const PersistentTile& tile,
+                                  const DeviceInfo& device, StreamView stream) {
+  const Launcher launch =
+      FindGroupedLauncher<kX>(tile, std::make_index_sequence<std::size(kGroupedTiles4)>());
   return launch == nullptr ? NoSuchTile(tile) : launch(p, device, stream);
 }
 

@@ -4,18 +4,26 @@
 #include <cuda.h>
 
 #include <cstdint>
+#include <string>
 
 #include "absl/status/status.h"
+#include "kernels/cuda/common/grouped.h"
 #include "kernels/cuda/sm90a/schedule.h"
 #include "kernels/cuda/sm90a/tiles.h"
 #include "kernels/device.h"
 #include "kernels/types.h"
 
-namespace awqd::cuda {
+namespace awqd {
+
+// kernels/registry.h, which the kernels themselves need not see.
+struct MatmulArgs;
+struct GroupedArgs;
+
+namespace cuda {
 
 struct PersistentParams {
-  CUtensorMap x;           // [m, k] of 16-bit elements, boxes of 64 k x a block's tokens
-  CUtensorMap x_last;      // the same for the last tile of tokens, boxes of 64 k x last_rows
+  CUtensorMap x;       // [m, k], boxes of 128 bytes of k x a block's tokens
+  CUtensorMap x_last;  // the same for the last tile of tokens, boxes of as many bytes x last_rows
   const uint8_t* records;  // layout mma16
   const float* x_scale;    // [m], a factor for each row of sums; null: 1
   const float* outer;      // [n], a factor for each column of sums; null: 1
@@ -35,15 +43,36 @@ struct PersistentParams {
   int bits;     // of codes
   int metas;    // of each record: 0, 1, 2, 4 or 8
   int zero;     // of bare records
+  bool folds;   // INT8: sums of integers are scaled after every step, not once after the last
   DType y_dtype;
-  bool y_wide;  // four elements of y may be stored at once
+  const GroupedTile* tiles;  // of a grouped product, instead of records, outer, bias, x_last and m
+  bool y_wide;               // four elements of y may be stored at once
 };
 
-// kBf16: activations are BF16, otherwise FP16. kChained: keeps the order of sums of
+// kX: the type of activations, FP16, BF16 or INT8. kChained: keeps the order of sums of
 // common/chains.h. kKinds: the kinds of records that this instantiation serves. Each instantiation
 // has a file of its own, so that they compile side by side (CMakeLists.txt).
-template <bool kBf16, bool kChained, RecordKind... kKinds>
+template <DType kX, bool kChained, RecordKind... kKinds>
 absl::Status LaunchProduct(const PersistentParams& params, const PersistentTile& tile,
                            const DeviceInfo& device, StreamView stream);
 
-}  // namespace awqd::cuda
+// The products of a stack of experts, weights of one meta and 4 bits.
+template <DType kX>
+absl::Status LaunchGroupedProduct(const PersistentParams& params, const PersistentTile& tile,
+                                  const DeviceInfo& device, StreamView stream);
+
+// The rows' matmuls: of args.x as stage left it, with the fastest tile. RunChainedProduct keeps the
+// order of sums and takes no INT8.
+absl::Status RunProduct(const MatmulArgs& args, StreamView stream);
+absl::Status RunChainedProduct(const MatmulArgs& args, StreamView stream);
+
+// The same for GroupedArgs, and what it wants at GroupedArgs::table.
+absl::Status RunGroupedProduct(const GroupedArgs& args, StreamView stream);
+std::string GroupedProductTable(const GroupedArgs& args);
+
+// Which tile that is, for a person: "128x256 on 66 pairs of blocks".
+std::string DescribeTile(const WeightShape& shape, const DeviceInfo& device, int64_t m, DType x);
+std::string DescribeChainedTile(const WeightShape& shape, const DeviceInfo& device, int64_t m);
+
+}  // namespace cuda
+}  // namespace awqd

@@ -1,16 +1,12 @@
-// Row sm90a/qmatmul_a16: the fused product on Hopper's tensor cores, 17 tokens and more.
+// Rows sm90a/qmatmul_a16 and sm90a/qmatmul_a16_chained: the fused product on Hopper's tensor cores,
+// 17 tokens and more.
 #include <cstdint>
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/base/math.h"
-#include "kernels/base/status.h"
-#include "kernels/cuda/common/chains.h"
 #include "kernels/cuda/common/mma16.h"
-#include "kernels/cuda/core/error.h"
 #include "kernels/cuda/sm90a/qmatmul.h"
 #include "kernels/cuda/sm90a/rows.h"
-#include "kernels/cuda/sm90a/tensor_map.h"
 #include "kernels/layouts/mma16.h"
 
 namespace awqd::cuda {
@@ -22,138 +18,8 @@ namespace {
 // take 6.6 and 6.8, of 14336 x 4096 15.5 and 14.2, all layers of an 8B model in turn 61.6 and 61.7.
 constexpr int64_t kLeastTokens = 17;
 
-absl::Status MapX(const void* data, int64_t stride, const MatmulArgs& args,
-                  const PersistentTile& tile, PersistentParams* p) {
-  const int64_t m = args.x.rows;
-  p->last_rows = LastTokenRows(m, tile);
-  AWQD_RETURN_IF_ERROR(MapTokens(data, m, stride, stride, p->last_rows, &p->x_last));
-  if (m <= tile.tokens || p->last_rows == TokenRows(tile)) {
-    p->x = p->x_last;
-    return absl::OkStatus();
-  }
-  return MapTokens(data, m, stride, stride, TokenRows(tile), &p->x);
-}
-
-// Tokens as stage left them.
-absl::Status FillX(const MatmulArgs& args, const PersistentTile& tile, PersistentParams* p) {
-  p->x_scale = args.x_scale;
-  return MapX(args.x.data, args.x_stride == 0 ? args.x.cols : args.x_stride, args, tile, p);
-}
-
-// What differs between the two rows.
-struct Work {
-  PersistentTile tile;
-  Schedule schedule;
-  int slots = 1;  // for sums, per cluster
-  int chain = 0;  // steps, 0: sums keep no order
-  int64_t sums_bytes = 0;
-};
-
-Work PlanTile(const WeightShape& shape, int64_t m, const PersistentTile& tile,
-              const DeviceInfo& device) {
-  Work out;
-  out.tile = tile;
-  out.schedule = PersistentSchedule(shape, m, tile, device);
-  out.sums_bytes = PersistentSumsBytes(device);
-  return out;
-}
-
-Work PlanChainedTile(const WeightShape& shape, int64_t m, const PersistentTile& tile,
-                     const DeviceInfo& device) {
-  Work out;
-  out.tile = tile;
-  out.schedule = ChainedSchedule(shape, m, tile, device);
-  out.chain = MatmulChains(shape, device).length;
-  out.slots = ChainedSlots(out.schedule, out.chain, tile);
-  out.sums_bytes = ChainedSumsBytes(shape, device);
-  return out;
-}
-
-Work Plan(const WeightShape& shape, int64_t m, DType x, const DeviceInfo& device) {
-  return PlanTile(shape, m, ChoosePersistentTile(shape, m, device, x), device);
-}
-
-Work PlanChained(const WeightShape& shape, int64_t m, DType x, const DeviceInfo& device) {
-  return PlanChainedTile(shape, m, ChooseChainedTile(shape, m, device, x), device);
-}
-
-template <bool kBf16>
-absl::Status LaunchAs(const PersistentParams& p, const PersistentTile& tile, bool chained,
-                      const DeviceInfo& device, StreamView stream) {
-  if (p.bits == 8) {
-    return LaunchProduct<kBf16, false, kBare8, kOneMeta8>(p, tile, device, stream);
-  }
-  if (chained) {
-    return LaunchProduct<kBf16, true, kOneMeta, kTwoMetas, kFineMetas>(p, tile, device, stream);
-  }
-  return LaunchProduct<kBf16, false, kOneMeta, kTwoMetas, kFineMetas>(p, tile, device, stream);
-}
-
-absl::Status LaunchKind(const PersistentParams& p, const PersistentTile& tile, bool bf16,
-                        bool chained, const DeviceInfo& device, StreamView stream) {
-  return bf16 ? LaunchAs<true>(p, tile, chained, device, stream)
-              : LaunchAs<false>(p, tile, chained, device, stream);
-}
-
-absl::Status Launch(const MatmulArgs& args, const Work& work, StreamView stream) {
-  const DeviceInfo& device = args.weight->device->info();
-  const WeightShape& shape = args.weight->shape;
-  AWQD_RETURN_IF_ERROR(UseDevice(device.index));
-  if (stream.counters == nullptr) {
-    return absl::InvalidArgumentError(
-        "sm90a/qmatmul_a16: got a stream without counters, expected one of Device::CreateStream");
-  }
-  const PersistentTile& tile = work.tile;
-  PersistentParams p{};
-  p.schedule = work.schedule;
-  p.slots = work.slots;
-  p.chain = work.chain;
-  p.sums = static_cast<float*>(args.workspace);
-  AWQD_RETURN_IF_ERROR(FillX(args, tile, &p));
-  p.records = args.weight->codes();
-  p.y = args.y.data;
-  p.y_dtype = args.y.dtype;
-  p.bias = args.bias;
-  p.counters = stream.counters;
-  p.token_tiles = static_cast<int>(CeilDiv(args.x.rows, int64_t{tile.tokens}));
-  p.m = args.x.rows;
-  p.n = shape.n;
-  p.tiles_n = static_cast<int>(mma16::TilesN(shape.n));
-  p.bits = shape.description.bits;
-  p.metas = mma16::MetasPerRecord(shape);
-  p.zero = shape.description.zero;
-  p.outer = args.weight->outer();
-  p.unit = p.metas == 0 && args.x.dtype == DType::kBf16 ? kBareUnitBf16 : 1;
-  p.y_wide = shape.n % 4 == 0 &&
-             reinterpret_cast<uintptr_t>(args.y.data) % (4 * SizeOf(args.y.dtype)) == 0;
-  const bool bf16 = args.x.dtype == DType::kBf16;
-  return LaunchKind(p, tile, bf16, /*chained=*/work.chain > 0, device, stream);
-}
-
-absl::Status Run(const MatmulArgs& args, StreamView stream) {
-  const DeviceInfo& device = args.weight->device->info();
-  return Launch(args, Plan(args.weight->shape, args.x.rows, args.x.dtype, device), stream);
-}
-
-absl::Status RunChained(const MatmulArgs& args, StreamView stream) {
-  const DeviceInfo& device = args.weight->device->info();
-  return Launch(args, PlanChained(args.weight->shape, args.x.rows, args.x.dtype, device), stream);
-}
-
-std::string Describe(const Work& work) {
-  const PersistentTile& tile = work.tile;
-  return absl::StrCat(tile.tokens, "x", tile.cluster * tile.records * mma16::kTileN,
-                      tile.parts > 1 ? absl::StrCat(" in ", tile.parts, " parts") : "",
-                      tile.slices > 1 ? absl::StrCat(" of ", tile.slices, " slices") : "", " on ",
-                      work.schedule.clusters, tile.cluster > 1 ? " pairs of blocks" : " blocks");
-}
-
 std::string Tile(const WeightShape& shape, const DeviceInfo& device, int64_t m) {
-  return Describe(Plan(shape, m, DType::kFp16, device));
-}
-
-std::string ChainedTile(const WeightShape& shape, const DeviceInfo& device, int64_t m) {
-  return Describe(PlanChained(shape, m, DType::kFp16, device));
+  return DescribeTile(shape, device, m, DType::kFp16);
 }
 
 std::string Refuses(const WeightShape& shape, const DeviceInfo&) {
@@ -184,17 +50,6 @@ Claims Claims4And8() {
 
 }  // namespace
 
-absl::Status RunPersistentTile(const MatmulArgs& args, const PersistentTile& tile,
-                               StreamView stream) {
-  const DeviceInfo& device = args.weight->device->info();
-  return Launch(args, PlanTile(args.weight->shape, args.x.rows, tile, device), stream);
-}
-
-absl::Status RunChainedTile(const MatmulArgs& args, const PersistentTile& tile, StreamView stream) {
-  const DeviceInfo& device = args.weight->device->info();
-  return Launch(args, PlanChainedTile(args.weight->shape, args.x.rows, tile, device), stream);
-}
-
 const KernelRow& PersistentA16Row() {
   static const KernelRow row = {
       .name = "sm90a/qmatmul_a16",
@@ -213,7 +68,7 @@ const KernelRow& PersistentA16Row() {
       .refuses = Refuses,
       .tile = Tile,
       .workspace_bytes = Workspace,
-      .matmul = Run,
+      .matmul = RunProduct,
   };
   return row;
 }
@@ -226,9 +81,9 @@ const KernelRow& ChainedA16Row() {
     out.claims.bits = 1u << 4;
     // Above sm80/qmatmul_a16, whose sums have the same order, and below the row that keeps none.
     out.priority = 15;
-    out.tile = ChainedTile;
+    out.tile = DescribeChainedTile;
     out.workspace_bytes = ChainedWorkspace;
-    out.matmul = RunChained;
+    out.matmul = RunChainedProduct;
     return out;
   }();
   return row;

@@ -8,6 +8,8 @@ namespace awqd::cuda {
 
 const KernelRow& PersistentA16Row();
 const KernelRow& ChainedA16Row();
+const KernelRow& PersistentA8ScaledRow();
+const KernelRow& PersistentGroupedRow();
 
 // For tests: the same products with the given tile of PersistentTiles() or ChainedTiles() instead
 // of the fastest. A tile in parts has conditions: with RunChainedTile and sets > 0 the weight has

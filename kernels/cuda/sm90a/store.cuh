@@ -9,9 +9,12 @@ namespace {
 
 // What a warp stores of a tile: 16 features x kTokens tokens, and where it begins.
 struct Corner {
-  int64_t row;    // first feature
-  int64_t token;  // first token
-  int64_t end;    // past the last token to store
+  int64_t row;         // first feature
+  int64_t token;       // first token
+  int64_t end;         // past the last token to store
+  const float* outer;  // of all features, or null
+  const float* bias;   // likewise
+  int64_t shift;       // rows of y before that of token 0
 };
 
 template <class Config>
@@ -30,8 +33,8 @@ template <class Config>
 __device__ __forceinline__ void ScaleFeatures(const PersistentParams& p, const Corner& at,
                                               Sums<Config>& sums) {
   const int64_t row = at.row + threadIdx.x % 32 / 4;
-  const float s0 = row < p.n ? p.outer[row] * p.unit : 0;
-  const float s1 = row + 8 < p.n ? p.outer[row + 8] * p.unit : 0;
+  const float s0 = row < p.n ? at.outer[row] * p.unit : 0;
+  const float s1 = row + 8 < p.n ? at.outer[row + 8] * p.unit : 0;
 #pragma unroll
   for (int i = 0; i < Config::kSums; i += 4) {
     sums[i] *= s0, sums[i + 1] *= s0, sums[i + 2] *= s1, sums[i + 3] *= s1;
@@ -42,8 +45,8 @@ template <class Config>
 __device__ __forceinline__ void AddBias(const PersistentParams& p, const Corner& at,
                                         Sums<Config>& sums) {
   const int64_t row = at.row + threadIdx.x % 32 / 4;
-  const float b0 = row < p.n ? p.bias[row] : 0;
-  const float b1 = row + 8 < p.n ? p.bias[row + 8] : 0;
+  const float b0 = row < p.n ? at.bias[row] : 0;
+  const float b1 = row + 8 < p.n ? at.bias[row + 8] : 0;
 #pragma unroll
   for (int i = 0; i < Config::kSums; i += 4) {
     sums[i] += b0, sums[i + 1] += b0, sums[i + 2] += b1, sums[i + 3] += b1;
@@ -59,7 +62,7 @@ __device__ __forceinline__ void StoreFp32(const PersistentParams& p, const Corne
   for (int i = 0; i < Config::kSums; ++i) {
     const int64_t token = at.token + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
     const int64_t n = row + i % 4 / 2 * 8;
-    if (token < at.end && n < p.n) static_cast<float*>(p.y)[token * p.n + n] = sums[i];
+    if (token < at.end && n < p.n) static_cast<float*>(p.y)[(at.shift + token) * p.n + n] = sums[i];
   }
 }
 
@@ -95,7 +98,7 @@ __device__ __forceinline__ void Store16(const PersistentParams& p, const Corner&
   const int lane = threadIdx.x % 32;
   const int64_t row = at.row + lane % 2 * 8 + lane % 4 / 2 * 4;
   int64_t token = at.token + lane / 4;
-  uint16_t* y = static_cast<uint16_t*>(p.y) + token * p.n + row;
+  uint16_t* y = static_cast<uint16_t*>(p.y) + (at.shift + token) * p.n + row;
 #pragma unroll
   for (int i = 0; i < Config::kSums; i += 4, token += 8, y += 8 * p.n) {
     const uint2 v = FourFeatures<kHalf>(sums + i);
@@ -112,8 +115,8 @@ template <class Config>
 __device__ __forceinline__ void Store(const PersistentParams& p, const Corner& at,
                                       Sums<Config>& sums) {
   if (p.x_scale != nullptr) ScaleTokens<Config>(p, at, sums);
-  if (p.outer != nullptr) ScaleFeatures<Config>(p, at, sums);
-  if (p.bias != nullptr) AddBias<Config>(p, at, sums);
+  if (at.outer != nullptr) ScaleFeatures<Config>(p, at, sums);
+  if (at.bias != nullptr) AddBias<Config>(p, at, sums);
   const bool wide = p.y_wide && at.row + mma16::kRowTile <= p.n;
   if (p.y_dtype == DType::kFp32) {
     StoreFp32<Config>(p, at, sums);

@@ -26,15 +26,16 @@ absl::StatusOr<Encode> FindEncode() {
 
 }  // namespace
 
-absl::Status MapTokens(const void* data, int64_t rows, int64_t cols, int64_t stride, int box_rows,
-                       CUtensorMap* map) {
+absl::Status MapTokens(const void* data, int64_t rows, int64_t cols, int64_t stride,
+                       int element_bytes, int box_rows, CUtensorMap* map) {
   static const absl::StatusOr<Encode> encode = FindEncode();
   AWQD_RETURN_IF_ERROR(encode.status());
-  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(cols), static_cast<cuuint64_t>(rows)};
-  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(stride) * 2};
-  const cuuint32_t box[2] = {64, static_cast<cuuint32_t>(box_rows)};
+  // The engine moves bits, and counts in 16 of them: one type serves all.
+  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(cols * element_bytes / 2),
+                               static_cast<cuuint64_t>(rows)};
+  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(stride * element_bytes)};
+  const cuuint32_t box[2] = {kMapColumns, static_cast<cuuint32_t>(box_rows)};
   const cuuint32_t steps[2] = {1, 1};
-  // The engine moves bits: one 16-bit type serves both.
   const CUresult result =
       (*encode)(map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, const_cast<void*>(data), sizes, strides,
                 box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,

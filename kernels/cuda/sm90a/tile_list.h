@@ -149,4 +149,20 @@ inline constexpr TileCost kFreeTiles8[] = {
     {{192, 2, 2}, 0.991, 0.968, kBoth8},
 };
 
+// Grouped products, whose tiles are those of many experts: none is in parts. Costs as above.
+inline constexpr TileCost kGroupedTiles4[] = {
+    {{32, 2, 2}, 0.429, 0.481},  {{64, 2, 2}, 0.479, 0.543},  {{64, 3, 1}, 0.695, 0.791},
+    {{128, 3, 1}, 1.014, 1.047}, {{160, 2, 2}, 0.819, 0.803}, {{256, 2, 2}, 1.308, 1.267},
+};
+
+inline constexpr uint32_t kOfInt8 = kOneMeta | kBoth8;
+
+// Products of INT8 activations. Sums are kept twice, as integers and in FP32, so tiles have at most
+// 128 tokens and two consumers.
+inline constexpr TileCost kFreeTilesInt8[] = {
+    {{64, 1, 1, 2}, 0.190, 0.190, kOfInt8},  {{64, 2, 2}, 0.260, 0.260, kOfInt8},
+    {{64, 2, 1, 2}, 0.280, 0.280, kOfInt8},  {{128, 1, 1, 2}, 0.280, 0.280, kOfInt8},
+    {{128, 2, 1, 2}, 0.440, 0.440, kOfInt8}, {{128, 2, 2}, 0.440, 0.440, kOfInt8},
+};
+
 }  // namespace awqd::cuda

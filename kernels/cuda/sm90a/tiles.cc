@@ -21,7 +21,8 @@ RecordKind KindOfRecords(const WeightShape& shape) {
   return KindOf(shape.description.bits, mma16::MetasPerRecord(shape));
 }
 
-absl::Span<const TileCost> FreeTiles(const WeightShape& shape) {
+absl::Span<const TileCost> FreeTiles(const WeightShape& shape, DType x) {
+  if (x == DType::kInt8) return kFreeTilesInt8;
   return shape.description.bits == 8 ? absl::MakeConstSpan(kFreeTiles8) : kFreeTiles4;
 }
 
@@ -106,17 +107,18 @@ int64_t LargestSums(absl::Span<const TileCost> candidates) {
 
 }  // namespace
 
-std::vector<PersistentTile> PersistentTiles(const WeightShape& shape) {
-  return Compiled(FreeTiles(shape), shape);
+std::vector<PersistentTile> PersistentTiles(const WeightShape& shape, DType x) {
+  return Compiled(FreeTiles(shape, x), shape);
 }
 
 std::vector<PersistentTile> ChainedTiles(const WeightShape& shape) {
   return Compiled(kChainedTiles4, shape);
 }
 
-Schedule PersistentSchedule(const WeightShape& shape, int64_t m, const PersistentTile& tile,
-                            const DeviceInfo& device) {
-  const int64_t tiles = Tiles(shape, m, tile), k_blocks = mma16::BlocksK(shape.k);
+namespace {
+
+Schedule ScheduleTiles(int64_t tiles, int64_t k_blocks, const PersistentTile& tile,
+                       const DeviceInfo& device) {
   if (tile.parts > 1) {
     return MakeParts(static_cast<int>(tiles), static_cast<int>(k_blocks), tile.parts,
                      static_cast<int>(CeilDiv(k_blocks, int64_t{tile.parts})));
@@ -126,6 +128,18 @@ Schedule PersistentSchedule(const WeightShape& shape, int64_t m, const Persisten
   if (const int64_t even = EvenClusters(tiles, k_blocks, most)) clusters = even;
   return MakeSchedule(static_cast<int>(tiles), static_cast<int>(k_blocks),
                       static_cast<int>(clusters));
+}
+
+}  // namespace
+
+Schedule PersistentSchedule(const WeightShape& shape, int64_t m, const PersistentTile& tile,
+                            const DeviceInfo& device) {
+  return ScheduleTiles(Tiles(shape, m, tile), mma16::BlocksK(shape.k), tile, device);
+}
+
+Schedule GroupedSchedule(const WeightShape& shape, int64_t token_tiles, const PersistentTile& tile,
+                         const DeviceInfo& device) {
+  return ScheduleTiles(token_tiles * Tiles(shape, 1, tile), mma16::BlocksK(shape.k), tile, device);
 }
 
 int LastTokenRows(int64_t m, const PersistentTile& tile) {
@@ -185,7 +199,7 @@ namespace {
 // A product as the choice sees it: which tiles it can have, and what each costs. This one is free
 // in the order of its sums.
 struct FreeProduct {
-  absl::Span<const TileCost> Candidates() const { return FreeTiles(shape); }
+  absl::Span<const TileCost> Candidates() const { return FreeTiles(shape, x); }
 
   bool Allows(const TileCost& candidate) const {
     const PersistentTile& tile = candidate.tile;
@@ -255,6 +269,19 @@ PersistentTile ChoosePersistentTile(const WeightShape& shape, int64_t m, const D
 PersistentTile ChooseChainedTile(const WeightShape& shape, int64_t m, const DeviceInfo& device,
                                  DType x) {
   return Fastest(ChainedProduct{{shape, m, device, x}});
+}
+
+PersistentTile ChooseGroupedTile90(const WeightShape& shape, const DeviceInfo& device, DType x,
+                                   absl::FunctionRef<int64_t(int64_t tokens)> token_tiles) {
+  PersistentTile best;
+  double least = std::numeric_limits<double>::infinity();
+  for (const TileCost& candidate : kGroupedTiles4) {
+    const Schedule s =
+        GroupedSchedule(shape, token_tiles(candidate.tile.tokens), candidate.tile, device);
+    const double us = Microseconds(s, candidate, x, device.sm_count);
+    if (us < least) best = candidate.tile, least = us;
+  }
+  return best;
 }
 
 std::vector<RatedTile> RatePersistentTiles(const WeightShape& shape, int64_t m,

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "kernels/cuda/sm90a/schedule.h"
 #include "kernels/layouts/mma16.h"
 #include "kernels/types.h"
@@ -57,27 +58,28 @@ constexpr int MostMetas(RecordKind kind) {
   return kind == kOneMeta || kind == kOneMeta8 ? 1 : kind == kTwoMetas ? 2 : 8;
 }
 
-// The tiles that are compiled for weights of this shape.
-std::vector<PersistentTile> PersistentTiles(const WeightShape& shape);
+// The tiles that are compiled for weights of this shape and activations of dtype `x`.
+std::vector<PersistentTile> PersistentTiles(const WeightShape& shape, DType x = DType::kFp16);
 
-// A slot of the ring holds one step, 128 of K: the tokens and the records. A record of one meta is
-// given the room of two, so that both kinds have as many slots.
-constexpr int SlotBytes(const PersistentTile& tile, RecordKind kind) {
+// A slot of the ring holds one step, 128 of K: the tokens, `x_bytes` an element, and the records. A
+// record of one meta is given the room of two, so that both kinds have as many slots.
+constexpr int SlotBytes(const PersistentTile& tile, RecordKind kind, int x_bytes = 2) {
   const int metas = kind == kOneMeta ? 2 : MostMetas(kind);
-  return tile.tokens * mma16::kBlockK * 2 + tile.records * mma16::RecordBytes(BitsOf(kind), metas);
+  return tile.tokens * mma16::kBlockK * x_bytes +
+         tile.records * mma16::RecordBytes(BitsOf(kind), metas);
 }
 
 // As many slots as fit the shared memory of sm_90: 228 KB, less 1 KB that CUDA takes for each
 // block, two barriers of 8 bytes for each slot and two more for the block. More than 16 slots gain
 // nothing. A multiple of `slices`, because every slice has as many slots as the others.
-constexpr int RingSlots(const PersistentTile& tile, RecordKind kind) {
+constexpr int RingSlots(const PersistentTile& tile, RecordKind kind, int x_bytes = 2) {
   constexpr int kRoom = 227 * 1024 - 16;
-  const int slots = kRoom / (SlotBytes(tile, kind) + 16);
+  const int slots = kRoom / (SlotBytes(tile, kind, x_bytes) + 16);
   return (slots < 16 ? slots : 16) / tile.slices * tile.slices;
 }
 
-constexpr int SharedBytes(const PersistentTile& tile, RecordKind kind) {
-  return RingSlots(tile, kind) * (SlotBytes(tile, kind) + 16) + 16;
+constexpr int SharedBytes(const PersistentTile& tile, RecordKind kind, int x_bytes = 2) {
+  return RingSlots(tile, kind, x_bytes) * (SlotBytes(tile, kind, x_bytes) + 16) + 16;
 }
 
 // Where the order of sums is kept, a consumer needs two sets of sums: those of the chain that it
@@ -100,6 +102,10 @@ constexpr int64_t PersistentSlotFloats(const PersistentTile& tile) {
 Schedule PersistentSchedule(const WeightShape& shape, int64_t m, const PersistentTile& tile,
                             const DeviceInfo& device);
 
+// The same for a grouped product of so many tiles of tokens.
+Schedule GroupedSchedule(const WeightShape& shape, int64_t token_tiles, const PersistentTile& tile,
+                         const DeviceInfo& device);
+
 // How many tokens a block copies: of a full tile, and of the last tile of m tokens.
 constexpr int TokenRows(const PersistentTile& tile) { return tile.tokens / tile.cluster; }
 int LastTokenRows(int64_t m, const PersistentTile& tile);
@@ -121,6 +127,11 @@ struct RatedTile {
 };
 std::vector<RatedTile> RatePersistentTiles(const WeightShape& shape, int64_t m,
                                            const DeviceInfo& device, DType x);
+
+// The tile that the model expects to be the fastest for a grouped product. `token_tiles`: how many
+// tiles its rows make, of so many tokens each.
+PersistentTile ChooseGroupedTile90(const WeightShape& shape, const DeviceInfo& device, DType x,
+                                   absl::FunctionRef<int64_t(int64_t tokens)> token_tiles);
 
 // The same for tiles that keep the order of sums of common/chains.h. ChainedSlots: how many sets of
 // sums a consumer may have in global memory at a time.

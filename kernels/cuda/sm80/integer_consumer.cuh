@@ -1,0 +1,199 @@
+// The consumer of INT8 activations: products of bytes are summed in INT32 over the part of a record
+// that has one scale, then scaled and added up in FP32. Device code only.
+#pragma once
+
+#include "kernels/cuda/common/integers.cuh"
+#include "kernels/cuda/sm80/consumer.cuh"
+
+namespace awqd::cuda {
+namespace {
+
+// What a lane decodes its two rows with. `rest`: of codes of 8 bits, zero - 128 in every byte.
+struct LaneMetaInt8 {
+  StepBytes below;
+  StepBytes rest;
+  float scale_low, scale_high;
+};
+
+template <class Record_>
+struct Int8Math {
+  using X = int8_t;
+  using Record = Record_;
+  using Meta = LaneMetaInt8;
+  static constexpr int kBits = Record::kBits;
+
+  static __device__ __forceinline__ Meta Expand(LaneMetaBits bits) {
+    Meta out;
+    out.below = BelowZeros<kBits>(bits.zeros);
+    const StepBytes zeros = ZeroBytes<kBits>(bits.zeros);
+    out.rest = {MinusHalfBytes(zeros.low), MinusHalfBytes(zeros.high)};
+    out.scale_low = Record::kBare ? 1 : Fp16ToFloat(bits.scales & 0xffff);
+    out.scale_high = Record::kBare ? 1 : Fp16ToFloat(bits.scales >> 16);
+    return out;
+  }
+};
+
+template <class Record, class Config>
+class Consumer<Int8Math<Record>, Config> {
+ public:
+  // `zero`: of bare records.
+  __device__ __forceinline__ Consumer(const Slot<Config>& slot, uint32_t ring, int zero)
+      : slot_(slot), zero_(zero) {
+    const int lane = threadIdx.x % 32, row_tile = ConsumerThread() / 32;
+    codes_ = ring + row_tile * 2 * Record::kUnitBytes + Codes::LaneOffset(lane);
+    scales_ = ScalesAddress(ring + Record::kCodesBytes, row_tile, lane);
+    zeros_ = ZerosAddress<Record::kBits>(ring + Record::kCodesBytes, row_tile, lane);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int chunk = (half * 4 + lane / 8) ^ (lane % 8);
+      tokens_[half] = ring + slot.tokens() + lane % 8 * Config::kTokenBytes + chunk * 16;
+    }
+  }
+
+  // sums += of the next slot.
+  __device__ __forceinline__ void Accumulate(Sums<Config>& sums) {
+#pragma unroll
+    for (int r = 0; r < Config::kRowTiles; ++r) {
+      if constexpr (Record::kFine) {
+        AddFine(r, sums[r]);
+      } else {
+        AddRecord(r, sums[r]);
+      }
+    }
+    const int next = walk_.Advance(slot_);
+    codes_ += next, scales_ += next, zeros_ += next, tokens_[0] += next, tokens_[1] += next;
+  }
+
+ private:
+  using Math = Int8Math<Record>;
+  using Codes = LaneCodes<Record::kBits>;
+  using RowSums = float[Config::kTokenTiles][4];
+  using RowIntegers = int[Config::kTokenTiles][4];
+  static constexpr int kBits = Record::kBits;
+
+  __device__ __forceinline__ typename Math::Meta Meta(int r, int which) const {
+    if constexpr (Record::kBare) return Math::Expand(BareMeta(zero_));
+    const int offset = r * slot_.record_bytes + which * Record::kMetaBytes;
+    return Math::Expand({LoadShared4(scales_ + offset), LoadZeros<kBits>(zeros_ + offset)});
+  }
+
+  __device__ __forceinline__ Codes LoadCodes(int r, int half) const {
+    Codes out;
+    out.Load(codes_ + r * slot_.record_bytes + half * Record::kUnitBytes);
+    return out;
+  }
+
+  // Tokens of a token tile: what its four steps of 16 of K, half a record, are to a lane.
+  __device__ __forceinline__ void LoadTokens(int half, int j, uint32_t (&b)[4]) const {
+    LoadMatrices(tokens_[half] + j * 8 * Config::kTokenBytes, b);
+  }
+
+  // Of groups of 64 and more.
+  __device__ __forceinline__ void AddRecord(int r, RowSums& sums) const {
+    RowIntegers integers = {};
+    typename Math::Meta meta = Meta(r, 0);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (Record::kMetas == 2 && half == 1) meta = Meta(r, 1);
+      const Codes codes = LoadCodes(r, half);
+      uint32_t a[2][4];
+      DecodeSigned<kBits>(codes, 0, meta.below, a[0]);
+      DecodeSigned<kBits>(codes, 2, meta.below, a[1]);
+#pragma unroll
+      for (int j = 0; j < Config::kTokenTiles; ++j) {
+        uint32_t b[4];
+        LoadTokens(half, j, b);
+        MmaS8(integers[j], a[0], b[0], b[1]);
+        MmaS8(integers[j], a[1], b[2], b[3]);
+      }
+      if constexpr (kBits == 8) TakeOffRest(half, meta, integers);
+      if (Record::kMetas == 2 && half == 0) Fold(meta, integers, sums);
+    }
+    Fold(meta, integers, sums);
+  }
+
+  // integers -= (zero - 128) times the tokens, where a zero of the warp is not 128.
+  __device__ __forceinline__ void TakeOffRest(int half, const typename Math::Meta& meta,
+                                              RowIntegers& integers) const {
+    if (!__any_sync(0xffffffffu, (meta.rest.low | meta.rest.high) != 0)) return;
+    const uint32_t a[4] = {meta.rest.low, meta.rest.high, meta.rest.low, meta.rest.high};
+#pragma unroll
+    for (int j = 0; j < Config::kTokenTiles; ++j) {
+      uint32_t b[4];
+      LoadTokens(half, j, b);
+      int rest[4] = {};
+      MmaS8(rest, a, b[0], b[1]);
+      MmaS8(rest, a, b[2], b[3]);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) integers[j][i] -= rest[i];
+    }
+  }
+
+  // sums += scale * integers; integers = 0.
+  __device__ __forceinline__ void Fold(const typename Math::Meta& meta, RowIntegers& integers,
+                                       RowSums& sums) const {
+#pragma unroll
+    for (int j = 0; j < Config::kTokenTiles; ++j) AddScaled(meta, integers[j], sums[j]);
+  }
+  static __device__ __forceinline__ void AddScaled(const typename Math::Meta& meta,
+                                                   int (&integers)[4], float (&sums)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      sums[i] =
+          fmaf(__int2float_rn(integers[i]), i < 2 ? meta.scale_low : meta.scale_high, sums[i]);
+      integers[i] = 0;
+    }
+  }
+
+  // Of groups of 16 and 32: a scale for each step.
+  __device__ __forceinline__ void AddFine(int r, RowSums& sums) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const Codes codes = LoadCodes(r, half);
+#pragma unroll
+      for (int pair = 0; pair < 2; ++pair) {
+        uint32_t a[2][2];
+        typename Math::Meta meta[2];
+#pragma unroll
+        for (int s = 0; s < 2; ++s) {
+          const int step = pair * 2 + s;
+          meta[s] = Meta(r, (half * 4 + step) * slot_.metas() / 8);
+          uint32_t both[4];
+          DecodeSigned<kBits>(codes, step, meta[s].below, both);
+          a[s][0] = both[0], a[s][1] = both[1];
+        }
+#pragma unroll
+        for (int j = 0; j < Config::kTokenTiles; ++j) {
+          uint32_t b[4];
+          LoadTokens(half, j, b);
+#pragma unroll
+          for (int s = 0; s < 2; ++s) AddStep(meta[s], a[s], b[pair * 2 + s], sums[j]);
+        }
+      }
+    }
+  }
+  static __device__ __forceinline__ void AddStep(const typename Math::Meta& meta,
+                                                 const uint32_t (&a)[2], uint32_t b,
+                                                 float (&sums)[4]) {
+    int integers[4] = {};
+    MmaS8OfSixteen(integers, a[0], a[1], b);
+    if constexpr (kBits == 8) {
+      int rest[4] = {};
+      MmaS8OfSixteen(rest, meta.rest.low, meta.rest.high, b);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) integers[i] -= rest[i];
+    }
+    AddScaled(meta, integers, sums);
+  }
+
+  const Slot<Config> slot_;
+  Walk<Config> walk_;
+  const int zero_;
+  uint32_t codes_;
+  uint32_t scales_;
+  uint32_t zeros_;
+  uint32_t tokens_[2];  // of each half of K
+};
+
+}  // namespace
+}  // namespace awqd::cuda

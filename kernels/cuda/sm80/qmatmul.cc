@@ -1,0 +1,85 @@
+// What the rows of the fused product share: from a call to the instantiation that serves it.
+#include "kernels/cuda/sm80/qmatmul.h"
+
+#include <cstdint>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status.h"
+#include "kernels/cuda/common/mma16.h"
+#include "kernels/cuda/core/error.h"
+#include "kernels/layouts/mma16.h"
+#include "kernels/registry.h"
+
+namespace awqd::cuda {
+namespace {
+
+QMatmulParams MakeParams(const MatmulArgs& args, const MatmulTile& tile, const DeviceInfo& device) {
+  const WeightShape& shape = args.weight->shape;
+  const uintptr_t y_quad = 4 * SizeOf(args.y.dtype);
+  QMatmulParams p{};
+  p.records = args.weight->codes();
+  p.x = args.x.data;
+  p.x_stride = args.x_stride == 0 ? args.x.cols : args.x_stride;
+  p.x_scale = args.x_scale;
+  p.outer = args.weight->outer();
+  p.y = args.y.data;
+  p.y_dtype = args.y.dtype;
+  p.bias = args.bias;
+  p.m = args.x.rows;
+  p.n = shape.n;
+  // INT8 is zero from K to the stride.
+  p.k = args.x.dtype == DType::kInt8 ? p.x_stride : shape.k;
+  p.k_blocks = static_cast<int>(mma16::BlocksK(shape.k));
+  p.metas = mma16::MetasPerRecord(shape);
+  p.zero = shape.description.zero;
+  p.unit = p.metas == 0 && args.x.dtype == DType::kBf16 ? kBareUnitBf16 : 1;
+  p.chain_blocks = tile.chains.length;
+  p.split = tile.chains.split;
+  p.prefetch = MatmulPrefetch(tile, args.x.rows, shape.n, device);
+  p.y_wide = shape.n % 4 == 0 && reinterpret_cast<uintptr_t>(args.y.data) % y_quad == 0;
+  return p;
+}
+
+template <int kBits>
+absl::Status LaunchBits(const QMatmulParams& p, const MatmulTile& tile, DType x,
+                        const DeviceInfo& device, StreamView stream) {
+  switch (x) {
+    case DType::kInt8:
+      return LaunchQMatmul<DType::kInt8, kBits>(p, tile, device, stream);
+    case DType::kBf16:
+      return LaunchQMatmul<DType::kBf16, kBits>(p, tile, device, stream);
+    default:
+      return LaunchQMatmul<DType::kFp16, kBits>(p, tile, device, stream);
+  }
+}
+
+}  // namespace
+
+absl::Status RunQMatmul(const MatmulArgs& args, StreamView stream) {
+  const DeviceInfo& device = args.weight->device->info();
+  AWQD_RETURN_IF_ERROR(UseDevice(device.index));
+  const WeightShape& shape = args.weight->shape;
+  const MatmulTile tile = ChooseMatmulTile(shape, args.x.rows, device, args.x.dtype);
+  const QMatmulParams p = MakeParams(args, tile, device);
+  switch (shape.description.bits) {
+    case 1:
+      return LaunchBits<1>(p, tile, args.x.dtype, device, stream);
+    case 2:
+      return LaunchBits<2>(p, tile, args.x.dtype, device, stream);
+    case 3:
+      return LaunchBits<3>(p, tile, args.x.dtype, device, stream);
+    case 4:
+      return LaunchBits<4>(p, tile, args.x.dtype, device, stream);
+    default:
+      return LaunchBits<8>(p, tile, args.x.dtype, device, stream);
+  }
+}
+
+std::string DescribeMatmulTile(const MatmulTile& tile) {
+  return absl::StrCat(
+      tile.tokens, "x", tile.row_tiles * mma16::kTileN, " in ", tile.chains.count(), " chains of K",
+      tile.chains.split > 1 ? absl::StrCat(" over ", tile.chains.split, " blocks") : "");
+}
+
+}  // namespace awqd::cuda

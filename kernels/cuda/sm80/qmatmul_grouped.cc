@@ -1,0 +1,81 @@
+// Row sm80/qmatmul_grouped: the products of a stack of experts by one kernel, that of
+// sm80/qmatmul_a16 with a table of tiles: each names its rows and the expert that multiplies them.
+#include <string>
+
+#include "kernels/base/math.h"
+#include "kernels/base/status.h"
+#include "kernels/cuda/common/grouped.h"
+#include "kernels/cuda/common/mma16.h"
+#include "kernels/cuda/core/error.h"
+#include "kernels/cuda/sm80/qmatmul.h"
+#include "kernels/cuda/sm80/rows.h"
+#include "kernels/layouts/mma16.h"
+
+namespace awqd::cuda {
+namespace {
+
+// From here on products of their own are faster, because an expert fills the GPU.
+constexpr int64_t kMostRows = 96;
+// Records of each chain that a block brings into L2 before its tokens are known.
+constexpr int kPrefetch = 2;
+
+const WeightShape& ShapeOf(const GroupedArgs& args) { return args.experts.front()->shape; }
+
+MatmulTile TileOf(const GroupedArgs& args) {
+  return ChooseGroupedTile(ShapeOf(args), CeilDiv(args.rows(), args.active()),
+                           args.experts.front()->device->info());
+}
+
+std::string Table(const GroupedArgs& args) { return GroupedTiles(args, TileOf(args).tokens); }
+
+absl::Status Run(const GroupedArgs& args, StreamView stream) {
+  const DeviceInfo& device = args.experts.front()->device->info();
+  AWQD_RETURN_IF_ERROR(UseDevice(device.index));
+  const WeightShape& shape = ShapeOf(args);
+  const MatmulTile tile = TileOf(args);
+  QMatmulParams p{};
+  p.x = args.x.data;
+  p.x_stride = args.x_stride == 0 ? args.x.cols : args.x_stride;
+  p.x_scale = args.x_scale;
+  p.unit = 1;
+  p.y = args.y.data;
+  p.y_dtype = args.y.dtype;
+  p.n = shape.n;
+  p.k = shape.k;
+  p.k_blocks = static_cast<int>(mma16::BlocksK(shape.k));
+  p.metas = mma16::MetasPerRecord(shape);
+  p.chain_blocks = tile.chains.length;
+  p.split = 1;
+  p.prefetch = kPrefetch;
+  p.y_wide = shape.n % 4 == 0 &&
+             reinterpret_cast<uintptr_t>(args.y.data) % (4 * SizeOf(args.y.dtype)) == 0;
+  p.tiles = static_cast<const GroupedTile*>(args.table);
+  p.tile_count = static_cast<int>(GroupedTileCount(args, tile.tokens));
+  return args.x.dtype == DType::kBf16 ? LaunchGrouped<DType::kBf16>(p, tile, device, stream)
+                                      : LaunchGrouped<DType::kFp16>(p, tile, device, stream);
+}
+
+}  // namespace
+
+const KernelRow& QMatmulGrouped() {
+  static const KernelRow row = [] {
+    KernelRow out;
+    out.name = "sm80/qmatmul_grouped";
+    out.op = Op::kGroupedMatmul;
+    out.device = DeviceKind::kCuda;
+    out.claims = Mma16Claims();
+    out.claims.bits = 1u << 4;
+    out.staged = Staged::kTensorCore;
+    out.layout = &kMma16Layout;
+    out.min_arch = 80;
+    out.max_m = kMostRows;
+    out.batch_invariant = true;
+    out.priority = 10;
+    out.grouped_table = Table;
+    out.grouped = Run;
+    return out;
+  }();
+  return row;
+}
+
+}  // namespace awqd::cuda
