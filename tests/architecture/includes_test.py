@@ -49,6 +49,7 @@ ROOMS = [
     ("kernels/layouts/", GROUND, ["absl"]),
     ("kernels/backends.", FACE + ["kernels/steps.h"], ["absl"]),
     ("kernels/kernels.", FACE + ["kernels/backends.h", "kernels/steps.h"], ["absl"]),
+    ("kernels/grouped.", FACE + ["kernels/backends.h", "kernels/steps.h"], ["absl"]),
     ("kernels/prepare.", FACE, ["absl"]),
     ("kernels/cpu/", ROW + ["kernels/backends.h"], ["absl", "blas"]),
     ("kernels/cuda/common/", ROW + ["kernels/cuda/core/"], ["absl", "cuda"]),

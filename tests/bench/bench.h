@@ -54,6 +54,8 @@ class Machine {
   virtual double Time(int copies, const Call& call) = 0;
   // Printed once: bandwidths and the like.
   virtual std::string Facts() = 0;
+  // What bounds work that reads and writes `bytes` and makes `flops` operations, cold.
+  virtual std::vector<Floor> LayerFloors(int64_t bytes, double flops) = 0;
   // Floors for a case whose packed weight has `packed_bytes`.
   virtual std::vector<Floor> Floors(const Case& spec, int64_t packed_bytes,
                                     const std::shared_ptr<const DeviceWeight>& weight) = 0;

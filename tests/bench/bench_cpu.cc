@@ -51,6 +51,9 @@ class CpuMachine final : public Machine {
                            copy_ / 1e3);
   }
 
+  std::vector<Floor> LayerFloors(int64_t bytes, double) override {
+    return {{"stream", static_cast<double>(bytes) / read_}};
+  }
   std::vector<Floor> Floors(const Case& spec, int64_t packed_bytes,
                             const std::shared_ptr<const DeviceWeight>& weight) override {
     if (spec.m == 0) {

@@ -3,6 +3,7 @@
 //   awqd_bench [--device=cpu] [--shapes=4096x4096,4096x14336] [--m=1,8,256] [--rows=substring,...]
 //              [--isa=portable|avx2|avx512] [--x=fp16|bf16] [--served] [--floors=none]
 //              [--in_turn] [--tiles] [--batch_invariant] [--weight=w4g128z]
+//              [--experts=8x2 [--one_by_one]] [--kv4=8192x8x128]
 //
 // --weight: the description of the weights, as kernels/description.h prints it. Of one without a
 // scale, such as w4cz+1, the rows of INT8 activations run too.
@@ -11,6 +12,9 @@
 // the layers of a model are, beside the sum of their times alone.
 // --tiles: every tile that the choice of sm90a/qmatmul_a16 finds within a quarter of the fastest,
 // beside what it expected.
+// --experts: experts x choices of a token. Mixtures of these experts, whose sizes are the shapes,
+// for each of the counts of tokens; --one_by_one: without kernels that take several experts.
+// --kv4: tokens x heads x elements of a head, stored and loaded.
 // --batch_invariant: opens the device as a server with this flag does.
 // Each case is checked before it is timed; a wrong result ends the run with status 1.
 #include <algorithm>
@@ -26,6 +30,7 @@
 #include "kernels/kernels.h"
 #include "tests/bench/bench.h"
 #include "tests/bench/cases.h"
+#include "tests/bench/layers.h"
 #ifdef AWQD_CUDA
 #include "tests/bench/gpu_tiles.h"
 #endif
@@ -44,6 +49,9 @@ struct Flags {
   bool in_turn = false;  // the shapes one after the other
   bool tiles = false;    // of the persistent product, beside the model of their costs
   bool batch_invariant = false;
+  int64_t experts = 0, top_k = 0;  // of a mixture, whose layers the shapes are
+  bool one_by_one = false;         // its experts
+  std::vector<int64_t> kv4;        // tokens, heads, elements of a head
   DType x = DType::kFp16;
   WeightDescription description = Asymmetric(4, 128);
 };
@@ -54,6 +62,14 @@ int64_t Number(absl::string_view text) {
     Fail(absl::StrCat("got \"", text, "\", expected a positive number"));
   }
   return value;
+}
+
+// "8x2", so many numbers.
+std::vector<int64_t> Numbers(absl::string_view text, size_t count) {
+  std::vector<int64_t> out;
+  for (absl::string_view part : absl::StrSplit(text, 'x')) out.push_back(Number(part));
+  if (out.size() != count) Fail(absl::StrCat("got \"", text, "\", expected ", count, " numbers"));
+  return out;
 }
 
 Flags Parse(int argc, char** argv) {
@@ -80,6 +96,13 @@ Flags Parse(int argc, char** argv) {
       flags.tiles = true;
     } else if (arg == "--batch_invariant") {
       flags.batch_invariant = true;
+    } else if (arg == "--one_by_one") {
+      flags.one_by_one = true;
+    } else if (absl::ConsumePrefix(&arg, "--experts=")) {
+      const std::vector<int64_t> numbers = Numbers(arg, 2);
+      flags.experts = numbers[0], flags.top_k = numbers[1];
+    } else if (absl::ConsumePrefix(&arg, "--kv4=")) {
+      flags.kv4 = Numbers(arg, 3);
     } else if (arg == "--x=fp16" || arg == "--x=bf16") {
       flags.x = arg == "--x=fp16" ? DType::kFp16 : DType::kBf16;
     } else if (absl::ConsumePrefix(&arg, "--m=")) {
@@ -94,7 +117,8 @@ Flags Parse(int argc, char** argv) {
     } else {
       Fail(absl::StrCat("unknown flag ", argv[i],
                         ", expected --device --shapes --m --rows --isa --x=fp16|bf16 --served "
-                        "--floors=none --in_turn --tiles --batch_invariant --weight"));
+                        "--floors=none --in_turn --tiles --batch_invariant --weight --experts "
+                        "--one_by_one --kv4"));
     }
   }
   return flags;
@@ -129,13 +153,18 @@ void Print(const Result& r, const std::string& weight, Machine& machine) {
   std::fflush(stdout);
 }
 
-bool Serves(const Plan& plan, const KernelRow& row) {
-  return plan.rows.dequantize == &row || plan.rows.integer == &row || plan.rows.quantized == &row ||
-         std::any_of(plan.rows.matmul.begin(), plan.rows.matmul.end(),
+bool HasRow(const std::vector<PlanEntry>& entries, const KernelRow& row) {
+  return std::any_of(entries.begin(), entries.end(),
                      [&](const PlanEntry& entry) { return entry.row == &row; });
 }
 
+bool Serves(const Plan& plan, const KernelRow& row) {
+  return plan.rows.dequantize == &row || plan.rows.integer == &row ||
+         HasRow(plan.rows.quantized, row) || HasRow(plan.rows.matmul, row);
+}
+
 void RunRow(const KernelRow& row, const Flags& flags, Machine& machine) {
+  if (row.op == Op::kGroupedMatmul) return;  // takes a stack of weights, not one
   for (const auto& [k, n] : flags.shapes) {
     const WeightShape shape = {k, n, flags.description};
     if (std::string why = WhyNot(row, shape, machine.device().info()); !why.empty()) {
@@ -158,6 +187,10 @@ void RunRow(const KernelRow& row, const Flags& flags, Machine& machine) {
     } else if (row.op == Op::kIntegerMatmul || row.op == Op::kQuantizedActivations) {
       const DType x = row.op == Op::kIntegerMatmul ? DType::kInt8 : flags.x;
       for (int64_t m : flags.m) {
+        if (m < row.min_m || (row.max_m >= 0 && m > row.max_m)) continue;
+        if (flags.served && row.op == Op::kQuantizedActivations && plan.rows.Quantized(m) != &row) {
+          continue;
+        }
         results.push_back(TimeProduct({&row, k, n, m, x}, copies, machine));
       }
     } else {
@@ -238,6 +271,18 @@ int Main(int argc, char** argv) {
   }
   if (flags.tiles) {
     RunTiles(flags, *machine);
+    return 0;
+  }
+  if (!flags.kv4.empty()) {
+    TimeKv4(flags.kv4[0], flags.kv4[1], flags.kv4[2], *machine);
+    return 0;
+  }
+  if (flags.experts > 0) {
+    for (const auto& [hidden, middle] : flags.shapes) {
+      TimeMixture({flags.experts, flags.top_k, hidden, middle, flags.description, flags.x,
+                   flags.one_by_one},
+                  flags.m, *machine);
+    }
     return 0;
   }
   for (const KernelRow* row : AllKernels()) {

@@ -18,26 +18,6 @@ namespace {
 using ::awqd::testing::GetElement;
 using ::awqd::testing::RandomMatrix;
 
-Buffer Upload(Device& device, const std::vector<uint8_t>& bytes) {
-  Buffer out = device.Allocate(MemoryKind::kDevice, bytes.size()).value();
-  auto stream = device.CreateStream().value();
-  if (!device.CopyToDevice(out.data(), bytes.data(), bytes.size(), stream->view()).ok() ||
-      !stream->Synchronize().ok()) {
-    Fail("copy to the device failed");
-  }
-  return out;
-}
-
-std::vector<uint8_t> Download(Device& device, const Buffer& buffer) {
-  std::vector<uint8_t> out(buffer.size());
-  auto stream = device.CreateStream().value();
-  if (!device.CopyToHost(out.data(), buffer.data(), out.size(), stream->view()).ok() ||
-      !stream->Synchronize().ok()) {
-    Fail("copy from the device failed");
-  }
-  return out;
-}
-
 // Some columns of the first, a middle and the last token against double.
 double ProductError(const HostWeight& w, const std::vector<uint8_t>& x,
                     const std::vector<uint8_t>& y, int64_t m, DType dtype) {
@@ -79,11 +59,31 @@ DType Answer(DType activations) {
   return activations == DType::kInt8 ? DType::kInt32 : activations;
 }
 
+}  // namespace
+
+Buffer Upload(Device& device, const std::vector<uint8_t>& bytes) {
+  Buffer out = device.Allocate(MemoryKind::kDevice, bytes.size()).value();
+  auto stream = device.CreateStream().value();
+  if (!device.CopyToDevice(out.data(), bytes.data(), bytes.size(), stream->view()).ok() ||
+      !stream->Synchronize().ok()) {
+    Fail("copy to the device failed");
+  }
+  return out;
+}
+
+std::vector<uint8_t> Download(Device& device, const Buffer& buffer) {
+  std::vector<uint8_t> out(buffer.size());
+  auto stream = device.CreateStream().value();
+  if (!device.CopyToHost(out.data(), buffer.data(), out.size(), stream->view()).ok() ||
+      !stream->Synchronize().ok()) {
+    Fail("copy from the device failed");
+  }
+  return out;
+}
+
 void Check(const absl::Status& status) {
   if (!status.ok()) Fail(status.ToString());
 }
-
-}  // namespace
 
 void Fail(const std::string& why) {
   std::fprintf(stderr, "awqd_bench: %s\n", why.c_str());

@@ -15,6 +15,12 @@ namespace awqd::bench {
 // Prints why and ends the program with status 1.
 [[noreturn]] void Fail(const std::string& why);
 
+void Check(const absl::Status& status);  // fails with it
+
+// Device memory with these bytes, and the bytes of device memory.
+Buffer Upload(Device& device, const std::vector<uint8_t>& bytes);
+std::vector<uint8_t> Download(Device& device, const Buffer& buffer);
+
 // Copies of one random weight.
 struct Copies {
   HostWeight canonical;

@@ -116,6 +116,11 @@ class CudaMachine final : public Machine {
         read_ / 1e6);
   }
 
+  std::vector<Floor> LayerFloors(int64_t bytes, double flops) override {
+    constexpr double kFlopsPerUs = 750e6;  // of 16-bit tensor cores, what the best kernels reach
+    return {{"stream", static_cast<double>(bytes) / read_}, {"tensor", flops / kFlopsPerUs}};
+  }
+
   std::vector<Floor> Floors(const Case& spec, int64_t packed_bytes,
                             const std::shared_ptr<const DeviceWeight>&) override {
     if (spec.m == 0) return {{"expand", ExpandFloor(spec, packed_bytes)}};

@@ -50,7 +50,8 @@ class TileCostsTest(unittest.TestCase):
     def test_every_row_of_the_header_is_read(self):
         header = tile_costs.HEADER.read_text(encoding="utf-8")
         arrays = {match[1]: len(tile_costs.ROW.findall(match[2])) for match in tile_costs.ARRAY.finditer(header)}
-        self.assertEqual(list(arrays), ["kFreeTiles4", "kChainedTiles4", "kFreeTiles8"])
+        self.assertEqual(list(arrays), ["kFreeTiles4", "kChainedTiles4", "kFreeTiles8", "kGroupedTiles4",
+                                        "kFreeTilesInt8"])
         self.assertEqual(sum(arrays.values()), header.count("}, 0.") + header.count("}, 1."))
         self.assertEqual(tile_costs.fit(header, {}), header)
 

@@ -76,8 +76,8 @@ TEST_P(QuantizedConformance, MatchesTheDefinition) {
   Bench bench(row(), prepared_);
   const Tokens tokens = RandomTokens(shape().max_m, weight.k, 32);
   const std::vector<double> want = Definition(weight, tokens, shape().max_m);
-  for (int64_t m : {0, 1, 2, 7, 33, 200}) {
-    if (m > shape().max_m) continue;
+  for (int64_t m : {0, 1, 2, 7, 33, 64, 130, 200, 300}) {
+    if (m > shape().max_m || !Serves(row(), m)) continue;
     const Quantized scales = {
         .scales = {tokens.scales.begin(), tokens.scales.begin() + m + (m == 0)}};
     const Product product = bench.Run(tokens.Bytes(), DType::kInt8, DType::kFp32, m, m == 7 ? 3 : 1,
@@ -90,6 +90,7 @@ TEST_P(QuantizedConformance, MatchesTheDefinition) {
 }
 
 TEST_P(QuantizedConformance, ATokenHasTheSameBitsInEveryBatch) {
+  if (!row().batch_invariant) GTEST_SKIP() << "the row does not say so";
   const HostWeight weight = MakeWeight(shape(), Scales::kOrdinary, true, 33);
   if (std::string why = Prepare(weight); !why.empty()) GTEST_SKIP() << why;
   Bench bench(row(), prepared_);
@@ -128,7 +129,11 @@ std::vector<Shape> QuantizedShapes() {
                                                         {4200, 40, "w8g128z+int8*c", 33},
                                                         {3000, 40, "w4g1024o", 33},
                                                         {2100, 19, "w8g600z+fp32", 33},
-                                                        {1024, 264, "w4g128z", 200},
+                                                        {1024, 136, "w4g128z", 300},
+                                                        {1152, 72, "w4g384z+int8*c", 130},
+                                                        {1000, 330, "w4cs+bf16", 64},
+                                                        {4096, 72, "w8cs", 130},
+                                                        {512, 136, "w8g128s", 130},
                                                         {130, 72, "w4g10s", 33},
                                                         {60, 24, "w8b12x0z+e8m0", 33},
                                                         {130, 40, "w4b32x16z+e4m3", 33}}) {
@@ -184,18 +189,19 @@ TEST_P(QuantizedStage, Int8FollowsTheOrderAndRefusesAFactor) {
   };
   const HostWeight weight = make(false);
   if (std::string why = Prepare(weight); !why.empty()) GTEST_SKIP() << why;
-  const Tokens tokens = RandomTokens(7, weight.k, 38);
+  const int64_t rows = std::max<int64_t>(7, row().min_m);
+  const Tokens tokens = RandomTokens(rows, weight.k, 38);
   const Product product = Bench(row(), prepared_)
-                              .Run(tokens.Bytes(), DType::kInt8, DType::kFp16, 7, 2,
+                              .Run(tokens.Bytes(), DType::kInt8, DType::kFp16, rows, 2,
                                    ActivationFunction::kSilu, {.scales = tokens.scales});
   EXPECT_LE(FrobeniusError(product.y, DType::kFp16,
-                           Definition(weight, tokens, 7, ActivationFunction::kSilu)),
+                           Definition(weight, tokens, rows, ActivationFunction::kSilu)),
             ProductTolerance(DType::kFp16, DType::kFp16));
   ASSERT_EQ(Prepare(make(true)), "");
   const float scale = 1;
   const MatmulArgs args = {.weight = prepared_.get(),
-                           .x = {nullptr, DType::kInt8, 1, weight.k},
-                           .y = {nullptr, DType::kFp16, 1, weight.n},
+                           .x = {nullptr, DType::kInt8, rows, weight.k},
+                           .y = {nullptr, DType::kFp16, rows, weight.n},
                            .scales = &scale};
   EXPECT_EQ(QuantizedMatmul(args, Path::kFused, {}).message(),
             "activations dtype: got INT8, expected a floating type: the weight has a factor");
@@ -206,7 +212,8 @@ TEST_P(QuantizedStage, Int8FollowsTheOrderAndRefusesAFactor) {
 TEST_P(QuantizedStage, OddTokens) {
   const HostWeight weight = MakeWeight(shape(), Scales::kOrdinary, false, 39);
   if (std::string why = Prepare(weight); !why.empty()) GTEST_SKIP() << why;
-  std::vector<uint8_t> x = RandomMatrix(5, weight.k, DType::kFp32, 40);
+  const int64_t rows = std::max<int64_t>(5, row().min_m);
+  std::vector<uint8_t> x = RandomMatrix(rows, weight.k, DType::kFp32, 40);
   std::fill(x.begin(), x.begin() + weight.k * 4, 0);
   SetElement(&x, DType::kFp32, weight.k + 3, std::numeric_limits<float>::quiet_NaN());
   SetElement(&x, DType::kFp32, 2 * weight.k + 5, -std::numeric_limits<float>::infinity());
@@ -216,8 +223,8 @@ TEST_P(QuantizedStage, OddTokens) {
     const bool given = how == ActivationQuantization::kStatic;
     const Product product =
         Bench(row(), prepared_)
-            .Run(x, DType::kFp32, DType::kFp32, 5, 1, ActivationFunction::kNone,
-                 {how, given ? std::vector<float>(5, 0.5f) : std::vector<float>()});
+            .Run(x, DType::kFp32, DType::kFp32, rows, 1, ActivationFunction::kNone,
+                 {how, given ? std::vector<float>(rows, 0.5f) : std::vector<float>()});
     for (int64_t n = 0; n < weight.n; ++n) {
       EXPECT_EQ(GetElement(product.y, DType::kFp32, n), 0);
       EXPECT_TRUE(std::isnan(GetElement(product.y, DType::kFp32, weight.n + n)));

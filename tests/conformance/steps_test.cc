@@ -70,6 +70,60 @@ TEST_F(StepsTest, GatherCopiesRowsOfAnySizeAndAlignment) {
   }
 }
 
+// Within what libraries make of exp and erf.
+TEST_F(StepsTest, GateAppliesTheActivationFunctionFirst) {
+  const std::vector<float> gate = {-90, -2, -0.5f, -0.0f, 0.25f, 1, 3, 60}, up(8, 2);
+  for (const auto& [activation, of] :
+       {std::pair<ActivationFunction, double (*)(double)>{
+            ActivationFunction::kRelu, [](double v) { return std::max(v, 0.0); }},
+        {ActivationFunction::kGelu, [](double v) { return v / 2 * std::erfc(-v / std::sqrt(2)); }},
+        {ActivationFunction::kSilu, [](double v) { return v / (1 + std::exp(-v)); }}}) {
+    const GuardedBuffer a = Filled(BytesOf(gate)), b = Filled(BytesOf(up));
+    const GateArgs args = {static_cast<float*>(a.data()), static_cast<const float*>(b.data()), 8,
+                           activation};
+    const Bytes got = Take(MultiplyByUp(args, device_, stream_->view()), a);
+    for (int64_t i = 0; i < 8; ++i) {
+      EXPECT_NEAR(GetElement(got, DType::kFp32, i), 2 * of(gate[i]), 1e-6 * std::abs(gate[i]))
+          << Name(activation) << " of " << gate[i];
+    }
+  }
+}
+
+// FP16 times a power of two of each row, which keeps 11 bits of the row's largest.
+TEST_F(StepsTest, GateGivesFp16WithAScaleForEachRow) {
+  if (device_.host_addressable()) GTEST_SKIP() << "GPUs alone";
+  constexpr int64_t kRows = 5, kCols = 4504;
+  std::vector<float> gate, up;
+  for (int64_t i = 0; i < kRows * kCols; ++i) {
+    gate.push_back(std::ldexp(static_cast<float>(i % 97) - 48, static_cast<int>(i / kCols) * 9));
+    up.push_back(static_cast<float>(i % 31) / 16);
+  }
+  const GuardedBuffer a = Filled(BytesOf(gate)), b = Filled(BytesOf(up));
+  const GuardedBuffer half = GuardedBuffer::Create(device_, kRows * kCols * 2).value();
+  const GuardedBuffer scale = GuardedBuffer::Create(device_, kRows * 4).value();
+  const GateArgs args = {.gate = static_cast<float*>(a.data()),
+                         .up = static_cast<const float*>(b.data()),
+                         .count = kRows * kCols,
+                         .half = static_cast<uint16_t*>(half.data()),
+                         .cols = kCols,
+                         .half_scale = static_cast<float*>(scale.data())};
+  const Bytes got = Take(MultiplyByUp(args, device_, stream_->view()), half);
+  const Bytes scales = scale.Read().value();
+  for (int64_t row = 0; row < kRows; ++row) {
+    const double of_row = GetElement(scales, DType::kFp32, row);
+    double largest = 0;
+    for (int64_t i = row * kCols; i < (row + 1) * kCols; ++i) {
+      largest = std::max(largest, std::abs(double{gate[i]} * up[i]));
+    }
+    for (int64_t i = row * kCols; i < (row + 1) * kCols; ++i) {
+      const double want = double{gate[i]} * up[i];
+      ASSERT_NEAR(GetElement(got, DType::kFp16, i) * of_row, want,
+                  std::max(std::abs(want), largest * 0x1p-15) * 0x1p-10)
+          << "row " << row << " column " << i % kCols;
+    }
+  }
+}
+
 TEST_F(StepsTest, GateIsOneMultiplication) {
   for (int64_t count : {1, 255, 256, 100003}) {
     const Bytes gate = RandomMatrix(1, count, DType::kFp32, 1);

@@ -12,6 +12,7 @@
 #include "gtest/gtest.h"
 #include "tests/e2e/golden_models.h"
 #include "tests/e2e/shared_server_test.h"
+#include "tests/testing/places.h"
 
 namespace awqd {
 namespace {
@@ -28,9 +29,7 @@ using testing::HasSubstr;
 constexpr int kExperts = 5;
 constexpr char kGate[] = "moe.experts.*.gate_proj";
 
-std::string Data(const std::string& name) {
-  return std::string(AWQD_SOURCE_DIR) + "/tests/data/experts/" + name;
-}
+std::string Data(const std::string& name) { return DataPath("experts/" + name); }
 
 std::string Npy(const std::string& name) { return Data("goldens/" + name + ".npy"); }
 

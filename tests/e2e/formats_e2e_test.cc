@@ -143,6 +143,30 @@ TEST_P(GoldenTest, FromACheckpointsFolder) {
   }
 }
 
+// compressed-tensors tells how activations were quantised when the weights were.
+TEST_P(GoldenTest, QuantisesActivationsAsTheCheckpointDeclares) {
+  const GoldenCase& golden = GetParam();
+  const auto model = client_->GetModel(Model(golden));
+  ASSERT_TRUE(model.ok()) << model.status();
+  const bool declares = golden.format == "int-quantized" && golden.model == "w8-channel";
+  for (const v1::WeightInfo& info : model->weights()) {
+    EXPECT_EQ(info.activations(), declares ? v1::INT8_PER_TOKEN : v1::ACTIVATIONS_AS_SENT);
+  }
+  MatmulCall call = {.weight = Source(), .activations = x_};
+  call.activation_quantization = v1::INT8_AS_DECLARED;
+  const auto declared = client_->QuantizedMatmul(call);
+  if (!declares) {
+    EXPECT_EQ(declared.status().code(), absl::StatusCode::kInvalidArgument) << declared.status();
+    return;
+  }
+  ASSERT_TRUE(declared.ok()) << declared.status();
+  call.activation_quantization = v1::INT8_PER_TOKEN;
+  const auto asked = client_->QuantizedMatmul(call);
+  ASSERT_TRUE(asked.ok()) << asked.status();
+  EXPECT_EQ(declared->output.bytes, asked->output.bytes);
+  EXPECT_LE(RelativeError(declared->output, Product(x_, bias_)), 2e-2);
+}
+
 TEST_P(GoldenTest, InTheRequestItIsTheSame) {
   const WeightSource inline_weight = InlineOf(GetParam());
   for (const v1::DType dtype : {v1::FP16, v1::BF16, v1::FP32}) {

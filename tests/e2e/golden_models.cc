@@ -8,15 +8,14 @@
 #include <map>
 
 #include "nlohmann/json.hpp"
+#include "tests/testing/places.h"
 
 namespace awqd {
 namespace {
 
 using Json = nlohmann::json;
 
-std::string Data(const std::string& format) {
-  return std::string(AWQD_SOURCE_DIR) + "/tests/data/" + format;
-}
+std::string Data(const std::string& format) { return DataPath(format); }
 
 Json ParseFile(const std::string& path) { return Json::parse(std::ifstream(path)); }
 

@@ -6,6 +6,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/e2e/shared_server_test.h"
+#include "tests/testing/places.h"
 
 namespace awqd {
 namespace {
@@ -29,8 +30,7 @@ constexpr Case kCases[] = {{"fp16-64", 64, v1::FP16, false},
                            {"heads-32", 32, v1::FP16, true}};
 
 std::string Npy(const Case& golden, const std::string& name) {
-  return std::string(AWQD_SOURCE_DIR) + "/tests/data/kv4/goldens/" + golden.name + "/" + name +
-         ".npy";
+  return DataPath("kv4/goldens/") + golden.name + "/" + name + ".npy";
 }
 Tensor Read(const Case& golden, const std::string& name) {
   return *client::ToTensor(*client::ReadNpy(Npy(golden, name)));

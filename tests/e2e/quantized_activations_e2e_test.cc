@@ -9,6 +9,7 @@
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 #include "tests/e2e/shared_server_test.h"
+#include "tests/testing/places.h"
 
 namespace awqd {
 namespace {
@@ -18,9 +19,7 @@ using client::Tensor;
 using Json = nlohmann::json;
 using testing::HasSubstr;
 
-std::string Path(const std::string& name) {
-  return absl::StrCat(AWQD_SOURCE_DIR, "/tests/data/qserve_w4a8/", name);
-}
+std::string Path(const std::string& name) { return DataPath("qserve_w4a8/" + name); }
 
 std::vector<Json> Cases() {
   const Json all = Json::parse(std::ifstream(Path("cases.json")));

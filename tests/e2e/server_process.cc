@@ -18,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "gtest/gtest.h"
+#include "tests/testing/places.h"
 
 namespace awqd {
 namespace {
@@ -89,10 +90,10 @@ TempFolder::~TempFolder() {
   if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
 }
 
-std::string DemoRepository() { return std::string(AWQD_SOURCE_DIR) + "/tests/data/awq"; }
+std::string DemoRepository() { return DataPath("awq"); }
 std::string Golden(const std::string& name) { return DemoRepository() + "/goldens/" + name; }
 std::string BinaryPath(const std::string& name) {
-  return std::string(AWQD_BINARY_DIR) + "/bin/" + name;
+  return FromEnvironment("AWQD_TEST_BIN", std::string(AWQD_BINARY_DIR) + "/bin") + "/" + name;
 }
 
 ExitReport RunProgram(const std::string& program, const std::vector<std::string>& args,
@@ -106,7 +107,8 @@ ServerProcess::ServerProcess(std::vector<std::string> args, const std::string& a
   const bool has_device = std::any_of(args.begin(), args.end(), [](const std::string& arg) {
     return absl::StartsWith(arg, "--device=");
   });
-  if (!has_device) args.insert(args.begin(), "--device=cpu");
+  const std::string device = FromEnvironment("AWQD_TEST_DEVICE", "cpu");
+  if (!has_device) args.insert(args.begin(), "--device=" + device);
   args.insert(args.begin(), {"--address=" + address, "--port_file=" + (folder_ / "port")});
   pid_ = Spawn(BinaryPath("awqd"), args, folder_ / "log");
 }

@@ -2,6 +2,7 @@
 // oracle; those that keep the order of sums also bit for bit against the sm80 row, which has the
 // same. Conformance covers the tiles that are chosen. Skips without a GPU of that architecture.
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <optional>
@@ -14,8 +15,10 @@
 #include "kernels/backends.h"
 #include "kernels/cpu/reference.h"
 #include "kernels/cuda/common/chains.h"
+#include "kernels/cuda/common/integers.h"
 #include "kernels/cuda/sm90a/rows.h"
 #include "kernels/kernels.h"
+#include "kernels/plan/plan.h"
 #include "tests/testing/guarded_buffer.h"
 #include "tests/testing/matchers.h"
 #include "tests/testing/random_weight.h"
@@ -57,6 +60,10 @@ class Problem {
                                .bias = true});
     weight_ = testing::PrepareFor(cuda::PersistentA16Row(), canonical, device).value();
     const auto x = testing::RandomMatrix(kMostTokens, shape.k, dtype, 7);
+    if (dtype == DType::kInt8) {
+      UseIntegers(canonical, x);
+      return;
+    }
     want_ = ReferenceProduct(
         canonical, {.x = {x.data(), dtype, kMostTokens, shape.k}, .bias = canonical.bias.data()});
     x_ = GuardedBuffer::Create(device, static_cast<int64_t>(x.size())).value();
@@ -70,11 +77,15 @@ class Problem {
 
   const WeightShape& shape() const { return weight_->shape; }
 
+  // Whether the tile's row takes such a weight.
+  bool Serves(const KernelRow& row) const { return WhyNot(row, shape(), device_.info()).empty(); }
+
   // Whether the tile is compiled for such a weight, and takes it: parts that keep chains apart in
   // registers serve one number of them, in global memory every one; all other tiles are run on
   // four.
   bool Suits(const PersistentTile& tile, bool chained) const {
-    const auto tiles = chained ? cuda::ChainedTiles(shape()) : cuda::PersistentTiles(shape());
+    const auto tiles =
+        chained ? cuda::ChainedTiles(shape()) : cuda::PersistentTiles(shape(), dtype_);
     if (std::count(tiles.begin(), tiles.end(), tile) == 0) return false;
     const int chains = cuda::MatmulChains(shape(), device_.info()).count();
     if (tile.sets == 0) return true;
@@ -91,11 +102,14 @@ class Problem {
                                                   : row.workspace_bytes(shape(), device_.info(), m))
             .value();
     auto stream = device_.CreateStream().value();
-    const MatmulArgs args = {weight_.get(),
-                             {x_->data(), dtype_, m, shape().k},
-                             {y.data(), out, m, shape().n},
-                             weight_->bias(),
-                             workspace.data()};
+    const MatmulArgs args = {
+        .weight = weight_.get(),
+        .x = {x_->data(), dtype_, m, shape().k},
+        .y = {y.data(), out, m, shape().n},
+        .bias = weight_->bias(),
+        .workspace = workspace.data(),
+        .x_stride = stride_,
+        .x_scale = scales_ ? static_cast<const float*>(scales_->data()) : nullptr};
     const absl::Status ran = product(args, stream->view());
     EXPECT_TRUE(ran.ok()) << ran;
     EXPECT_TRUE(stream->Synchronize().ok());
@@ -111,10 +125,40 @@ class Problem {
   }
 
  private:
+  // Tokens as stage leaves them, and their scales.
+  void UseIntegers(const HostWeight& canonical, const std::vector<uint8_t>& x) {
+    const int64_t k = canonical.k;
+    stride_ = RoundUp(k, cuda::kIntegerBlock);
+    std::vector<int8_t> q(kMostTokens * k);
+    std::vector<uint8_t> staged(kMostTokens * stride_);
+    std::memcpy(q.data(), x.data(), q.size());
+    for (int64_t m = 0; m < kMostTokens; ++m) {
+      for (int64_t at = 0; at < stride_; ++at) {
+        const int place = static_cast<int>(at % cuda::kIntegerRun);
+        const int64_t from = at - place + cuda::IntegerSource(place);
+        if (from < k) staged[m * stride_ + at] = x[m * k + from];
+      }
+    }
+    std::vector<float> scales;
+    for (int64_t m = 0; m < kMostTokens; ++m) scales.push_back(0.01f + 0.001f * (m % 5));
+    want_ = ReferenceProduct(canonical, {.q = q.data(),
+                                         .scale = scales.data(),
+                                         .tokens = kMostTokens,
+                                         .bias = canonical.bias.data()});
+    x_ = GuardedBuffer::Create(device_, static_cast<int64_t>(staged.size())).value();
+    EXPECT_TRUE(x_->Fill(staged).ok());
+    std::vector<uint8_t> bytes(scales.size() * 4);
+    std::memcpy(bytes.data(), scales.data(), bytes.size());
+    scales_ = GuardedBuffer::Create(device_, static_cast<int64_t>(bytes.size())).value();
+    EXPECT_TRUE(scales_->Fill(bytes).ok());
+  }
+
   Device& device_;
   DType dtype_;
+  int64_t stride_ = 0;
   std::shared_ptr<const DeviceWeight> weight_;
   std::optional<GuardedBuffer> x_;
+  std::optional<GuardedBuffer> scales_;
   std::vector<double> want_;
   std::vector<uint8_t> ordered_;
 };
@@ -151,7 +195,9 @@ class PersistentTileTest : public ::testing::TestWithParam<Param> {
 
 TEST_P(PersistentTileTest, IsRightAroundItsEdges) {
   const auto& [chained, bits, tile, dtype] = GetParam();
-  const KernelRow& row = chained ? cuda::ChainedA16Row() : cuda::PersistentA16Row();
+  const KernelRow& row = chained                 ? cuda::ChainedA16Row()
+                         : dtype == DType::kInt8 ? cuda::PersistentA8ScaledRow()
+                                                 : cuda::PersistentA16Row();
   const auto product = [&, run = chained ? cuda::RunChainedTile : cuda::RunPersistentTile,
                         of = tile](const MatmulArgs& args, StreamView stream) {
     return run(args, of, stream);
@@ -160,25 +206,27 @@ TEST_P(PersistentTileTest, IsRightAroundItsEdges) {
   for (int shape = 0; shape < static_cast<int>(std::size(kShapes)); ++shape) {
     if (ShapeOf(kShapes[shape]).description.bits != bits) continue;
     Problem& problem = Find(shape, dtype);
-    if (!problem.Suits(tile, chained)) continue;
+    if (!problem.Serves(row) || !problem.Suits(tile, chained)) continue;
     ++suited;
     // Stored in 16 and in 32 bits by turns; by the next shape the other way about.
     bool wide = shape % 2 == 0;
     for (int64_t m : {1, tile.tokens - 1, tile.tokens, tile.tokens + 1, 2 * tile.tokens + 5}) {
-      const DType out = wide ? DType::kFp32 : dtype;
+      const DType out = wide ? DType::kFp32 : dtype == DType::kInt8 ? DType::kFp16 : dtype;
       wide = !wide;
       SCOPED_TRACE(absl::StrCat("K ", problem.shape().k, " ", kShapes[shape].description, ", M ", m,
                                 ", ", Name(out)));
       const auto y = problem.Run(m, row, product, out);
       EXPECT_LE(testing::FrobeniusError(y, out, problem.Want(m)),
-                testing::ProductTolerance(out, dtype));
+                dtype == DType::kInt8 && out == DType::kFp32
+                    ? 1e-6
+                    : testing::ProductTolerance(out, dtype));
       if (chained && out == DType::kFp32) {
         EXPECT_EQ(testing::FirstDifference(y, problem.Ordered(m)), -1);
       }
       EXPECT_EQ(testing::FirstDifference(y, problem.Run(m, row, product, out)), -1) << "run again";
     }
   }
-  // Of every kind of records, or of the commonest alone.
+  // Of every kind of records, or of the commonest alone; INT8 takes no 8-bit zeros but 128.
   const int lengths = tile.sets == 0 ? 2 : 1, kinds = bits == 8 ? 2 : 3;
   EXPECT_TRUE(suited == kinds * lengths || suited == lengths) << suited;
 }
@@ -196,12 +244,21 @@ auto Every(bool chained, int bits, const std::vector<PersistentTile>& tiles) {
                             ::testing::Values(DType::kFp16, DType::kBf16));
 }
 
+auto EveryOfInt8(int bits) {
+  return ::testing::Combine(
+      ::testing::Values(false), ::testing::Values(bits),
+      ::testing::ValuesIn(cuda::PersistentTiles(Commonest(bits), DType::kInt8)),
+      ::testing::Values(DType::kInt8));
+}
+
 INSTANTIATE_TEST_SUITE_P(Tiles, PersistentTileTest,
                          Every(false, 4, cuda::PersistentTiles(Commonest(4))), NameOf);
 INSTANTIATE_TEST_SUITE_P(ChainedTiles, PersistentTileTest,
                          Every(true, 4, cuda::ChainedTiles(Commonest(4))), NameOf);
 INSTANTIATE_TEST_SUITE_P(TilesOf8Bits, PersistentTileTest,
                          Every(false, 8, cuda::PersistentTiles(Commonest(8))), NameOf);
+INSTANTIATE_TEST_SUITE_P(TilesOfInt8, PersistentTileTest, EveryOfInt8(4), NameOf);
+INSTANTIATE_TEST_SUITE_P(TilesOfInt8And8Bits, PersistentTileTest, EveryOfInt8(8), NameOf);
 
 }  // namespace
 }  // namespace awqd

@@ -18,6 +18,7 @@
 #include "tests/testing/guarded_buffer.h"
 #include "tests/testing/matchers.h"
 #include "tests/testing/npy.h"
+#include "tests/testing/places.h"
 #include "tests/testing/random_weight.h"
 #include "tests/testing/test_device.h"
 
@@ -376,9 +377,9 @@ TEST_F(Kv4Test, RefusalsNameTheField) {
 }
 
 TEST_F(Kv4Test, Goldens) {
-  const std::string folder = absl::StrCat(AWQD_SOURCE_DIR, "/tests/data/kv4/goldens/");
+  const std::string folder = DataPath("kv4/goldens/");
   std::ifstream file(folder + "cases.json");
-  if (!file) GTEST_SKIP() << "not on this machine: " << folder;
+  ASSERT_TRUE(file.good()) << folder;
   const nlohmann::json goldens = nlohmann::json::parse(file);
   for (const auto& json : goldens.at("cases")) {
     const std::string name = json.at("name").get<std::string>();

@@ -73,10 +73,11 @@ TEST_F(SelectTest, QuantisedActivationsHaveARowOfTheirOwn) {
   const KernelRow* rows[] = {&quantized, &any_, &dequantize_};
   auto plan = Select(shape_, cpu_, rows);
   ASSERT_TRUE(plan.ok()) << plan.status();
-  EXPECT_EQ(plan->rows.quantized, &quantized);
+  EXPECT_EQ(plan->rows.Quantized(1), &quantized);
+  EXPECT_EQ(plan->rows.Quantized(5000), &quantized);
   EXPECT_EQ(plan->rows.integer, nullptr);
   EXPECT_EQ(plan->rows.Matmul(Path::kFused, 1), &any_) << "whatever its priority";
-  EXPECT_THAT(Explain(*plan, shape_, cpu_), HasSubstr("quantised activations: a/quantized"));
+  EXPECT_THAT(Explain(*plan, shape_, cpu_), HasSubstr("quantised activations M >= 1: a/quantized"));
   shape_.description = ParseDescription("e2m1g32").value();
   EXPECT_EQ(WhyNoQuantizedActivations(shape_), "codes are no integers: e2m1g32");
   quantized.claims = kEverything;

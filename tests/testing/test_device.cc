@@ -33,6 +33,7 @@ std::string TestName(const KernelRow& row) {
   const absl::string_view work = row.op == Op::kDequantize             ? "dequantize_op"
                                  : row.op == Op::kIntegerMatmul        ? "integers"
                                  : row.op == Op::kQuantizedActivations ? "quantized"
+                                 : row.op == Op::kGroupedMatmul        ? "grouped"
                                                                        : Name(row.path);
   std::string out = absl::StrCat(row.name, "_", work);
   for (char& c : out) {

@@ -77,6 +77,21 @@ TEST(IntQuantizedFormat, ZeroPointsOfNothing) {
   EXPECT_TRUE(linear.Decode().ok()) << linear.Decode().status();
 }
 
+TEST(IntQuantizedFormat, DeclaredActivations) {
+  Linear linear = MakeLinear();
+  EXPECT_EQ(linear.Decode()->activations.how, ActivationQuantization::kNone);
+  linear.Set("activations", Setting::Typed("dynamic"));
+  EXPECT_EQ(linear.Decode()->activations.how, ActivationQuantization::kPerToken);
+  linear.Set("activations", Setting::Typed("static"));
+  linear.Add("input_scale", "BF16", {1});
+  linear.Put<uint16_t>("input_scale", 0, 0x3e80);
+  linear.Add("input_zero_point", "I8", {1});
+  const auto weight = linear.Decode();
+  ASSERT_TRUE(weight.ok()) << weight.status();
+  EXPECT_EQ(weight->activations.how, ActivationQuantization::kStatic);
+  EXPECT_EQ(weight->activations.scale, 0.25f);
+}
+
 class IntQuantizedRefusal : public ::testing::TestWithParam<Refusal> {};
 
 TEST_P(IntQuantizedRefusal, NamesThePart) { ExpectRefused(MakeLinear(), GetParam()); }
@@ -114,6 +129,27 @@ std::vector<Refusal> Refusals() {
          l->Put<int8_t>("weight_zero_point", 2, 1);
        },
        {"\"weight_zero_point\": got other values than 0"}},
+      {"ActivationsHow",
+       With("activations", Setting::Typed("some")),
+       {"activations: got \"some\""}},
+      {"InputScaleMissing",
+       With("activations", Setting::Typed("static")),
+       {"\"input_scale\": got nothing, expected F16, BF16 or F32 [1]"}},
+      {"InputScaleOfZero",
+       [](Linear* l) {
+         l->Set("activations", Setting::Typed("static"));
+         l->Add("input_scale", "F32", {1});
+       },
+       {"\"input_scale\": got 0, expected a positive number"}},
+      {"InputZeroPoint",
+       [](Linear* l) {
+         l->Set("activations", Setting::Typed("static"));
+         l->Add("input_scale", "F32", {1});
+         l->Put<float>("input_scale", 0, 1);
+         l->Add("input_zero_point", "I8", {1});
+         l->Put<int8_t>("input_zero_point", 0, 3);
+       },
+       {"\"input_zero_point\": got another value than 0"}},
       {"ZeroPointDtype",
        [](Linear* l) {
          l->Add("weight_zero_point", "F16", {3, 1});
@@ -185,12 +221,30 @@ TEST(IntQuantizedFormat, ReadsGroupsAndWhatIsLeftOut) {
   EXPECT_EQ(found->config.rules[0].settings.members.count("type"), 0u);
 }
 
-TEST(IntQuantizedFormat, QuantisedActivationsAreNoted) {
-  Setting config = Config();
-  Group(config).members["input_activations"] = Weights();
-  const auto found = FindFormat(config);
-  ASSERT_TRUE(found.ok()) << found.status();
-  EXPECT_THAT(found->config.note, HasSubstr("input_activations has no effect"));
+// What config.json says of them, as the setting of a linear; empty where it has no effect.
+TEST(IntQuantizedFormat, QuantisedActivationsAreDeclared) {
+  const auto declared = [](std::map<std::string, Setting, std::less<>> members) {
+    Setting config = Config();
+    Group(config).members["input_activations"] = Object(std::move(members));
+    const auto found = FindFormat(config);
+    EXPECT_TRUE(found.ok()) << found.status();
+    const Setting* const setting = FindSetting(found->config.rules.front().settings, "activations");
+    EXPECT_EQ(setting == nullptr, !found->config.note.empty()) << found->config.note;
+    return setting == nullptr ? "" : setting->text;
+  };
+  const Setting yes = Setting::Literal(true), no = Setting::Literal(false);
+  EXPECT_EQ(declared({{"num_bits", Setting::Literal(int64_t{8})},
+                      {"type", Setting::String("int")},
+                      {"symmetric", yes},
+                      {"strategy", Setting::String("token")},
+                      {"dynamic", yes}}),
+            "dynamic");
+  EXPECT_EQ(declared({{"strategy", Setting::String("tensor")}, {"dynamic", no}}), "static");
+  EXPECT_EQ(declared({{"num_bits", Setting::Literal(int64_t{4})}, {"dynamic", yes}}), "");
+  EXPECT_EQ(declared({{"type", Setting::String("float")}, {"dynamic", yes}}), "");
+  EXPECT_EQ(declared({{"symmetric", no}, {"dynamic", yes}}), "");
+  EXPECT_EQ(declared({{"strategy", Setting::String("group")}, {"dynamic", yes}}), "");
+  EXPECT_EQ(declared({{"dynamic", Setting::String("local")}}), "");
 }
 
 TEST(IntQuantizedFormat, RefusesSettings) {

@@ -121,7 +121,7 @@ TestTensors IntQuantizedLinear(const std::string& path) {
 }
 
 TEST_F(CheckpointTest, LinearsThatAreNotQuantisedAreLeftOut) {
-  directory_.Write("m/config.json", IntQuantizedConfig("{\"num_bits\":8}"));
+  directory_.Write("m/config.json", IntQuantizedConfig("{\"num_bits\":4}"));
   TestTensors tensors = Merge(IntQuantizedLinear("l.up"), IntQuantizedLinear("l.gate"));
   tensors["norm.weight"] = {"BF16", {4}, std::string(8, '\0')};
   tensors["l.plain.weight"] = {"BF16", {3, 4}, std::string(24, '\0')};

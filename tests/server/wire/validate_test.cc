@@ -161,10 +161,29 @@ TEST(Matmul, OfQuantisedActivations) {
   EXPECT_EQ(FieldOf(int8(Scales({1}, {1}), v1::INT32).status()), "output_dtype");
 }
 
+// As the weight's checkpoint says.
+TEST(Matmul, OfActivationsQuantisedAsDeclared) {
+  const auto build = [](const DeclaredActivations& declared) {
+    v1::QuantizedMatmulRequest request = GoodMatmul();
+    request.set_activation_quantization(v1::INT8_AS_DECLARED);
+    const absl::Status status = CheckRequest(request);
+    return status.ok() ? BuildMatmul(&request, kShape, kLimit, std::nullopt, declared) : status;
+  };
+  auto job = build({.how = ActivationQuantization::kPerToken});
+  ASSERT_TRUE(job.ok()) << job.status();
+  EXPECT_EQ(job->work.quantization, ActivationQuantization::kPerToken);
+  EXPECT_TRUE(job->work.scales.empty());
+  job = build({.how = ActivationQuantization::kStatic, .scale = 0.25f});
+  ASSERT_TRUE(job.ok()) << job.status();
+  EXPECT_EQ(job->work.quantization, ActivationQuantization::kStatic);
+  EXPECT_THAT(job->work.scales, ElementsAre(0.25f));
+  EXPECT_EQ(FieldOf(build({}).status()), "activation_quantization");
+}
+
 TEST(Matmul, RefusesQuantisationWhereItMeansNothing) {
   using R = v1::QuantizedMatmulRequest;
   EXPECT_EQ(Spoilt([](R* r) {
-              r->set_activation_quantization(static_cast<v1::ActivationQuantization>(3));
+              r->set_activation_quantization(static_cast<v1::ActivationQuantization>(4));
             }),
             "activation_quantization");
   EXPECT_EQ(Spoilt([](R* r) { *r->mutable_activation_scales() = Scales({1}, {1}); }),
@@ -175,6 +194,11 @@ TEST(Matmul, RefusesQuantisationWhereItMeansNothing) {
             }),
             "activation_scales");
   EXPECT_EQ(Spoilt([](R* r) { r->set_activation_quantization(v1::INT8_STATIC); }),
+            "activation_scales");
+  EXPECT_EQ(Spoilt([](R* r) {
+              r->set_activation_quantization(v1::INT8_AS_DECLARED);
+              *r->mutable_activation_scales() = Scales({1}, {1});
+            }),
             "activation_scales");
   EXPECT_EQ(Spoilt([](R* r) {
               r->set_activation_quantization(v1::INT8_STATIC);

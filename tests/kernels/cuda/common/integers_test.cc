@@ -66,8 +66,8 @@ TEST_P(Integers, BytesAreTheCodesInTheOrderOfStagedActivations) {
       for (int step = 0; step < 4; ++step) {
         const StepBytes bytes = LaneBytes(bits, unit, lane, step);
         for (int byte = 0; byte < 4; ++byte) {
-          const int place = lane % 4 * kIntegerLaneBytes + step * 4 + byte;
-          const int k = warp % 2 * mma16::kUnitK + IntegerSource(place);
+          const int k =
+              warp % 2 * mma16::kUnitK + step * kIntegerRun + IntegerSource(lane % 4 * 4 + byte);
           const int n = warp / 2 * mma16::kRowTile + lane / 4;
           ASSERT_EQ(bytes.low >> (8 * byte) & 255, static_cast<uint32_t>(weight.Code(k, n)))
               << "warp " << warp << " lane " << lane << " step " << step << " byte " << byte;
@@ -80,6 +80,22 @@ TEST_P(Integers, BytesAreTheCodesInTheOrderOfStagedActivations) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Bits, Integers, ::testing::Values(1, 2, 3, 4, 8));
+
+TEST(MinusZeroBytes, AreExactForEveryCodeAndZero) {
+  for (int zero = 0; zero < 16; ++zero) {
+    for (int code = 0; code < 16; ++code) {
+      const uint32_t codes = code | (15 - code) << 8 | 15 << 24;
+      const uint32_t got = MinusZeroBytes(codes, BelowZero(zero));
+      for (int byte = 0; byte < 4; ++byte) {
+        EXPECT_EQ(static_cast<int8_t>(got >> (8 * byte)),
+                  static_cast<int>(codes >> (8 * byte) & 255) - zero);
+      }
+    }
+  }
+  for (int code = 0; code < 256; ++code) {
+    EXPECT_EQ(static_cast<int8_t>(MinusHalfBytes(code * 0x01010101u) >> 16), code - 128);
+  }
+}
 
 TEST(IntegerSource, IsAPermutation) {
   std::set<int> seen;

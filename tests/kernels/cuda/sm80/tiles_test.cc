@@ -80,18 +80,21 @@ TEST(ChooseMatmulTile, HasWideTilesForGpusWithLessSharedMemory) {
 }
 
 void ExpectFits(const WeightShape& weight, int64_t m, const DeviceInfo& device) {
-  const int record = mma16::RecordBytes(weight);
-  const MatmulTile tile = ChooseMatmulTile(weight, m, device);
-  bool compiled = false;
-  for (const MatmulVariant& variant : MatmulVariants(weight)) {
-    if (variant.tokens != tile.tokens || variant.row_tiles != tile.row_tiles ||
-        variant.chains != tile.chains.per_block) {
-      continue;
+  for (DType x : {DType::kFp16, DType::kInt8}) {
+    const RingBytes bytes = {mma16::RecordBytes(weight), static_cast<int>(SizeOf(x))};
+    const MatmulTile tile = ChooseMatmulTile(weight, m, device, x);
+    bool compiled = false;
+    for (const MatmulVariant& variant : MatmulVariants(weight, x)) {
+      if (variant.tokens != tile.tokens || variant.row_tiles != tile.row_tiles ||
+          variant.chains != tile.chains.per_block) {
+        continue;
+      }
+      compiled = true;
+      EXPECT_LE(MatmulSharedBytes(variant, bytes, tile.chains.split),
+                device.shared_bytes_per_block);
     }
-    compiled = true;
-    EXPECT_LE(MatmulSharedBytes(variant, record, tile.chains.split), device.shared_bytes_per_block);
+    EXPECT_TRUE(compiled) << Name(x) << ": " << tile.tokens << " x " << tile.row_tiles;
   }
-  EXPECT_TRUE(compiled) << tile.tokens << " x " << tile.row_tiles;
 }
 
 TEST(ChooseMatmulTile, StaysWithinSharedMemory) {
@@ -118,15 +121,41 @@ TEST(ChooseMatmulTile, HasFourChainsOnlyWhereEveryTileOfThemFits) {
   const int64_t needed = [] {
     int64_t most = 0;
     for (const WeightShape& weight : EveryKind()) {
-      for (const MatmulVariant& variant : MatmulVariants(weight)) {
+      for (const MatmulVariant& variant : MatmulVariants(weight, DType::kFp16)) {
         if (variant.chains != 4) continue;
-        most = std::max(most, MatmulSharedBytes(variant, mma16::RecordBytes(weight), 1));
+        most = std::max(most, MatmulSharedBytes(variant, {mma16::RecordBytes(weight)}, 1));
       }
     }
     return most;
   }();
   EXPECT_EQ(ChooseMatmulTile(Weight(8192, 8192), 1, Gpu(90, 132, needed)).chains.per_block, 4);
   EXPECT_EQ(ChooseMatmulTile(Weight(8192, 8192), 1, Gpu(90, 132, needed - 1)).chains.per_block, 2);
+}
+
+// So that a row has the same bits whatever the others are; and rings fit GPUs of 99, 163 and 227
+// KB.
+TEST(ChooseGroupedTile, HasChainsThatDependOnTheWeightAlone) {
+  for (const int64_t bytes : {101376, 166912, 232448}) {
+    const DeviceInfo device = Gpu(80, 84, bytes);
+    for (const int64_t group : {16, 128}) {
+      for (const int64_t k : {128, 2048, 4096, 8192, 14336}) {
+        const WeightShape weight = Weight(k, 4096, group);
+        const Chains chains = ChooseGroupedTile(weight, 1, device).chains;
+        EXPECT_GE(chains.count() * chains.length, mma16::BlocksK(k));
+        for (int64_t rows = 1; rows < 200; ++rows) {
+          const MatmulTile tile = ChooseGroupedTile(weight, rows, device);
+          EXPECT_EQ(tile.chains, chains);
+          EXPECT_GE(tile.tokens, std::min<int64_t>(rows, 64));
+          const auto variant = std::find_if(
+              std::begin(kGroupedTiles), std::end(kGroupedTiles), [&](const MatmulVariant& v) {
+                return v.tokens == tile.tokens && v.chains == chains.per_block;
+              });
+          ASSERT_NE(variant, std::end(kGroupedTiles)) << tile.tokens;
+          EXPECT_LE(MatmulSharedBytes(*variant, {mma16::RecordBytes(weight)}, 1), bytes);
+        }
+      }
+    }
+  }
 }
 
 TEST(MatmulPrefetch, LeavesRoomForTheActivationsUnlessBlocksComeInWaves) {
@@ -136,26 +165,26 @@ TEST(MatmulPrefetch, LeavesRoomForTheActivationsUnlessBlocksComeInWaves) {
   EXPECT_EQ(prefetch(8192, 8192, 1), 2);
   EXPECT_EQ(prefetch(8192, 8192, 16), 1);
   EXPECT_GE(prefetch(8192, 10240, 1), 4) << "the whole ring, in clusters as well";
-  for (const MatmulVariant& variant : MatmulVariants(Weight(8192, 57344))) {
+  for (const MatmulVariant& variant : MatmulVariants(Weight(8192, 57344), DType::kFp16)) {
     EXPECT_GE(prefetch(8192, 57344, variant.tokens), variant.stages) << "the whole ring";
   }
 }
 
 TEST(MatmulLaunchBytes, SpreadsBlocksEvenly) {
-  const MatmulVariant& variant = MatmulVariants(Weight(4096, 4096))[0];
+  const MatmulVariant& variant = MatmulVariants(Weight(4096, 4096), DType::kFp16)[0];
   const int record = mma16::RecordBytes(4, 1);
   // One block each: so much that no second one fits.
-  EXPECT_GT(2 * (MatmulLaunchBytes(variant, record, 128, 2, H100()) + 1024), 233472);
+  EXPECT_GT(2 * (MatmulLaunchBytes(variant, {record}, 128, 2, H100()) + 1024), 233472);
   // Two each: two fit, three do not.
-  const int64_t two = MatmulLaunchBytes(variant, record, 200, 1, H100());
+  const int64_t two = MatmulLaunchBytes(variant, {record}, 200, 1, H100());
   EXPECT_LE(2 * (two + 1024), 233472);
   EXPECT_GT(3 * (two + 1024), 233472);
   // Many: what the kernel needs.
-  EXPECT_EQ(MatmulLaunchBytes(variant, record, 100000, 1, H100()),
-            MatmulSharedBytes(variant, record, 1));
+  EXPECT_EQ(MatmulLaunchBytes(variant, {record}, 100000, 1, H100()),
+            MatmulSharedBytes(variant, {record}, 1));
   for (const WeightShape& weight : EveryKind()) {
-    for (const MatmulVariant& v : MatmulVariants(weight)) {
-      EXPECT_LE(MatmulLaunchBytes(v, mma16::RecordBytes(weight), 1, 1, H100()), 232448);
+    for (const MatmulVariant& v : MatmulVariants(weight, DType::kFp16)) {
+      EXPECT_LE(MatmulLaunchBytes(v, {mma16::RecordBytes(weight)}, 1, 1, H100()), 232448);
     }
   }
 }

@@ -136,5 +136,22 @@ TEST(PersistentTilesTest, BFloat16TakesWiderTilesWhereDecodingIsTheLimit) {
   EXPECT_EQ(ChoosePersistentTile(shape, 384, H100(), DType::kBf16), (PersistentTile{128, 2, 1}));
 }
 
+// Few rows of many experts want narrow tiles; many rows wide ones.
+TEST(GroupedTiles, SuitTheRowsOfAnExpert) {
+  const auto choose = [](int64_t experts, int64_t rows) {
+    return ChooseGroupedTile90(Shape(4096, 14336), H100(), DType::kFp16, [&](int64_t tokens) {
+      return experts * ((rows + tokens - 1) / tokens);
+    });
+  };
+  EXPECT_EQ(choose(8, 20).tokens, 32);
+  EXPECT_EQ(choose(8, 60).tokens, 64);
+  EXPECT_GE(choose(8, 1024).tokens, 128);
+  for (const PersistentTile& tile : {choose(8, 20), choose(8, 100), choose(256, 300)}) {
+    EXPECT_EQ(tile.parts, 1);
+    const Schedule s = GroupedSchedule(Shape(4096, 14336), 100, tile, H100());
+    EXPECT_LE(s.clusters * tile.cluster, H100().sm_count);
+  }
+}
+
 }  // namespace
 }  // namespace awqd::cuda

@@ -1,0 +1,352 @@
+// Mixtures of experts and the 4-bit key/value cache, timed.
+#include "tests/bench/layers.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <numeric>
+#include <random>
+#include <tuple>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/math.h"
+#include "kernels/kernels.h"
+#include "kernels/kv4.h"
+#include "tests/bench/cases.h"
+#include "tests/testing/random_weight.h"
+#include "tests/testing/test_device.h"
+
+namespace awqd::bench {
+namespace {
+
+// Experts that are alike but lie in memory of their own; and a product's table for each routing.
+struct Stack {
+  std::vector<std::shared_ptr<const DeviceWeight>> weights;
+  std::vector<const DeviceWeight*> experts;
+  std::vector<Buffer> tables;
+};
+
+template <typename T>
+Buffer UploadOf(Device& device, const std::vector<T>& values) {
+  std::vector<uint8_t> bytes(std::max<size_t>(values.size() * sizeof(T), 1));
+  if (!values.empty()) std::memcpy(bytes.data(), values.data(), values.size() * sizeof(T));
+  return Upload(device, bytes);
+}
+
+Buffer Room(Device& device, int64_t bytes) {
+  return device.Allocate(MemoryKind::kDevice, std::max<int64_t>(bytes, 256)).value();
+}
+
+Stack MakeStack(int64_t count, const WeightShape& shape, uint64_t seed, Device& device) {
+  const HostWeight host = testing::RandomWeight(
+      {.k = shape.k, .n = shape.n, .description = shape.description, .seed = seed});
+  Stack out;
+  out.weights = {PrepareWeight(host, device).value()};
+  const DeviceWeight& first = *out.weights[0];
+  const std::vector<uint8_t> packed = Download(device, first.storage);
+  while (static_cast<int64_t>(out.weights.size()) < count) {
+    auto copy = std::make_shared<DeviceWeight>();
+    copy->shape = first.shape, copy->layout = first.layout, copy->sections = first.sections;
+    copy->device = first.device, copy->plan = first.plan;
+    copy->storage = Upload(device, packed);
+    out.weights.push_back(std::move(copy));
+  }
+  for (const auto& weight : out.weights) out.experts.push_back(weight.get());
+  return out;
+}
+
+// Which rows go to which experts, of one call.
+struct Routing {
+  std::vector<int64_t> ends;
+  int64_t active = 0;
+  Buffer sources, rows, weights;  // int32 [rows], int32 [tokens * top_k], FP32 likewise
+};
+
+Routing MakeRouting(const MixtureCase& spec, int64_t tokens, uint64_t seed, Device& device) {
+  std::mt19937_64 random(seed);
+  std::vector<std::vector<int32_t>> of_expert(spec.experts);
+  std::vector<int32_t> all(spec.experts);
+  std::iota(all.begin(), all.end(), 0);
+  for (int64_t t = 0; t < tokens; ++t) {
+    for (int64_t j = 0; j < spec.top_k; ++j) {
+      std::swap(all[j], all[j + random() % (spec.experts - j)]);
+      of_expert[all[j]].push_back(static_cast<int32_t>(t * spec.top_k + j));
+    }
+  }
+  Routing out;
+  std::vector<int32_t> sources, rows(tokens * spec.top_k);
+  for (const std::vector<int32_t>& choices : of_expert) {
+    for (int32_t choice : choices) {
+      rows[choice] = static_cast<int32_t>(sources.size());
+      sources.push_back(static_cast<int32_t>(choice / spec.top_k));
+    }
+    out.active += !choices.empty();
+    out.ends.push_back(static_cast<int64_t>(sources.size()));
+  }
+  out.sources = UploadOf(device, sources);
+  out.rows = UploadOf(device, rows);
+  out.weights = UploadOf(device, std::vector<float>(rows.size(), 1.0f / spec.top_k));
+  return out;
+}
+
+// A layer, and the buffers of calls of up to `tokens` tokens.
+class Mixture {
+ public:
+  Mixture(const MixtureCase& spec, int64_t tokens, int routings, Machine& machine)
+      : spec_(spec), tokens_(tokens), device_(machine.device()) {
+    const WeightShape in = {spec.hidden, spec.middle, spec.description};
+    const WeightShape out = {spec.middle, spec.hidden, spec.description};
+    gate_and_up_ = MakeStack(2 * spec.experts, in, 1, device_);
+    down_ = MakeStack(spec.experts, out, 3, device_);
+    const int64_t rows = tokens * spec.top_k;
+    x_ = Upload(device_, testing::RandomMatrix(tokens, spec.hidden, spec.x, 5));
+    sorted_ = Room(device_, rows * spec.hidden * SizeOf(spec.x));
+    middle_ = Room(device_, 2 * rows * spec.middle * 4);
+    half_ = Room(device_, rows * spec.middle * 2);
+    half_scale_ = Room(device_, rows * 4);
+    sums_ = Room(device_, rows * spec.hidden * 4);
+    y_ = Room(device_, tokens * spec.hidden * SizeOf(spec.x));
+    for (int i = 0; i < routings; ++i) {
+      routings_.push_back(MakeRouting(spec, tokens, 100 + i, device_));
+    }
+    MakeTables();
+  }
+
+  void Run(int i, StreamView stream) {
+    const Routing& to = routings_[i];
+    const int64_t rows = tokens_ * spec_.top_k;
+    Check(GatherRows({.in = x_.data(),
+                      .rows = static_cast<const int32_t*>(to.sources.data()),
+                      .count = rows,
+                      .row_bytes = spec_.hidden * SizeOf(spec_.x),
+                      .out = sorted_.data()},
+                     device_, stream));
+    const ConstMatrixView x = {sorted_.data(), spec_.x, rows, spec_.hidden};
+    Multiply(gate_and_up_, i, {.x = x}, middle_, stream);
+    auto* const gate = static_cast<float*>(middle_.data());
+    GateArgs join = {.gate = gate,
+                     .up = gate + rows * spec_.middle,
+                     .count = rows * spec_.middle,
+                     .activation = ActivationFunction::kSilu};
+    Tokens middle = {{gate, DType::kFp32, rows, spec_.middle}};
+    if (RowFor(down_, i, DType::kFp16) != nullptr) {
+      join.half = static_cast<uint16_t*>(half_.data());
+      join.half_scale = static_cast<float*>(half_scale_.data());
+      join.cols = spec_.middle;
+      middle = {{half_.data(), DType::kFp16, rows, spec_.middle}, join.half_scale};
+    }
+    Check(MultiplyByUp(join, device_, stream));
+    Multiply(down_, i, middle, sums_, stream);
+    Check(CombineRows({.in = static_cast<const float*>(sums_.data()),
+                       .cols = spec_.hidden,
+                       .rows = static_cast<const int32_t*>(to.rows.data()),
+                       .weights = static_cast<const float*>(to.weights.data()),
+                       .count = tokens_,
+                       .terms = spec_.top_k,
+                       .y = y_.data(),
+                       .y_dtype = spec_.x},
+                      device_, stream));
+  }
+
+  std::vector<uint8_t> y() const { return Download(device_, y_); }
+  void set_one_by_one(bool value) { spec_.one_by_one = value; }
+  // Bytes of the experts that a call touches, on average over its routings.
+  double touched_bytes() const {
+    double experts = 0;
+    for (const Routing& to : routings_) experts += static_cast<double>(to.active);
+    const double each = 2 * gate_and_up_.weights[0]->bytes() + down_.weights[0]->bytes();
+    return experts / routings_.size() * each;
+  }
+  std::string kernel() const {
+    const KernelRow* const row = RowFor(gate_and_up_, 0, spec_.x);
+    return row == nullptr ? "one by one" : std::string(row->name);
+  }
+
+ private:
+  // Rows of activations and, if they have any, their scales.
+  struct Tokens {
+    ConstMatrixView x;
+    const float* scale = nullptr;
+  };
+
+  GroupedArgs Args(const Stack& stack, int i, const Tokens& tokens, void* y) const {
+    GroupedArgs out = {.experts = stack.experts, .ends = routings_[i].ends, .x = tokens.x};
+    out.x_scale = tokens.scale;
+    out.y = {y, DType::kFp32, out.stacks() * tokens.x.rows, stack.weights[0]->shape.n};
+    return out;
+  }
+  const KernelRow* RowFor(const Stack& stack, int i, DType x) const {
+    return spec_.one_by_one ? nullptr : GroupedRow(Args(stack, i, {{nullptr, x, 0, 0}}, nullptr));
+  }
+
+  // What the engine uploads for each product.
+  void MakeTables() {
+    const int64_t rows = tokens_ * spec_.top_k;
+    for (Stack* stack : {&gate_and_up_, &down_}) {
+      const DType in = stack == &down_ ? DType::kFp16 : spec_.x;
+      for (int i = 0; i < static_cast<int>(routings_.size()); ++i) {
+        const GroupedArgs args =
+            Args(*stack, i, {{nullptr, in, rows, stack->weights[0]->shape.k}}, nullptr);
+        const KernelRow* const row = GroupedRow(args);
+        const std::string table = row == nullptr ? " " : GroupedTable(args, *row);
+        stack->tables.push_back(Upload(device_, {table.begin(), table.end()}));
+      }
+    }
+  }
+
+  void Multiply(const Stack& stack, int i, const Tokens& tokens, const Buffer& y,
+                StreamView stream) {
+    GroupedArgs args = Args(stack, i, tokens, y.data());
+    const KernelRow* const row = RowFor(stack, i, tokens.x.dtype);
+    if (row == nullptr) return MultiplyOneByOne(args, stream);
+    args.table = stack.tables[i].data();
+    args.workspace = Workspace(GroupedWorkspaceBytes(args, *row));
+    Check(GroupedMatmul(args, *row, stream));
+  }
+
+  void MultiplyOneByOne(const GroupedArgs& all, StreamView stream) {
+    const int64_t experts = static_cast<int64_t>(all.ends.size());
+    for (int64_t e = 0; e < experts * all.stacks(); ++e) {
+      const int64_t number = e % experts, begin = number == 0 ? 0 : all.ends[number - 1];
+      const int64_t rows = all.ends[number] - begin, y_row = e / experts * all.rows() + begin;
+      if (rows == 0) continue;
+      MatmulArgs args;
+      args.weight = all.experts[e];
+      args.x = {static_cast<const char*>(all.x.data) + begin * all.x.cols * SizeOf(all.x.dtype),
+                all.x.dtype, rows, all.x.cols};
+      args.y = {static_cast<float*>(all.y.data) + y_row * all.y.cols, DType::kFp32, rows,
+                all.y.cols};
+      args.workspace = Workspace(WorkspaceBytes(*args.weight, Path::kFused, rows));
+      Check(QuantizedMatmul(args, Path::kFused, stream));
+    }
+  }
+
+  // Grows in the first, uncaptured calls.
+  void* Workspace(int64_t bytes) {
+    if (workspace_.size() < bytes) workspace_ = Room(device_, bytes * 2);
+    return workspace_.data();
+  }
+
+  MixtureCase spec_;
+  const int64_t tokens_;
+  Device& device_;
+  Stack gate_and_up_, down_;
+  std::vector<Routing> routings_;
+  Buffer x_, sorted_, middle_, half_, half_scale_, sums_, y_, workspace_;
+};
+
+double Difference(const std::vector<uint8_t>& a, const std::vector<uint8_t>& b, DType dtype) {
+  double wrong = 0, all = 0;
+  const int64_t count = static_cast<int64_t>(a.size()) / SizeOf(dtype);
+  for (int64_t i = 0; i < count; ++i) {
+    const double x = testing::GetElement(a, dtype, i), y = testing::GetElement(b, dtype, i);
+    wrong += (x - y) * (x - y), all += y * y;
+  }
+  return std::sqrt(wrong / std::max(all, 1e-300));
+}
+
+// So many that a round touches more weights than caches hold.
+int Routings(const MixtureCase& spec, int64_t tokens, Machine& machine) {
+  const double experts = std::min<double>(spec.experts, tokens * spec.top_k);
+  const double bytes = experts * 3 * spec.hidden * spec.middle / 2;
+  return static_cast<int>(std::clamp<double>(machine.cold_bytes() / bytes + 1, 2, 32));
+}
+
+}  // namespace
+
+void TimeMixture(const MixtureCase& spec, const std::vector<int64_t>& tokens, Machine& machine) {
+  for (int64_t m : tokens) {
+    const int routings = Routings(spec, m, machine);
+    Mixture layer(spec, m, routings, machine);
+    auto stream = machine.device().CreateStream().value();
+    const auto answer = [&](bool one_by_one) {
+      layer.set_one_by_one(one_by_one);
+      for (int i = routings - 1; i >= 0; --i) layer.Run(i, stream->view());
+      Check(stream->Synchronize());
+      return layer.y();
+    };
+    const std::vector<uint8_t> want = answer(true);
+    const double error = Difference(answer(spec.one_by_one), want, spec.x);
+    if (!(error <= 4e-3)) Fail(absl::StrCat("experts: error ", error));
+    const double us = machine.Time(routings, [&](int i, StreamView s) { layer.Run(i, s); });
+    const double bytes = layer.touched_bytes();
+    const double flops = 6.0 * m * spec.top_k * spec.hidden * spec.middle;
+    const std::vector<Floor> floors = machine.LayerFloors(static_cast<int64_t>(bytes), flops);
+    double floor = 0;
+    std::string json;
+    for (const Floor& f : floors) {
+      floor = std::max(floor, f.microseconds);
+      absl::StrAppend(&json, ",\"", f.name, "_us\":", f.microseconds);
+    }
+    std::printf(
+        "experts %lld top %lld %6lld x %-6lld tokens %-5lld %-22s %10.2f us  floor %10.2f  %.2f\n",
+        static_cast<long long>(spec.experts), static_cast<long long>(spec.top_k),
+        static_cast<long long>(spec.hidden), static_cast<long long>(spec.middle),
+        static_cast<long long>(m), layer.kernel().c_str(), us, floor, us / floor);
+    std::printf(
+        "{\"row\":\"experts\",\"kernel\":\"%s\",\"experts\":%lld,\"top_k\":%lld,\"k\":%lld,"
+        "\"n\":%lld,\"m\":%lld,\"us\":%.2f,\"error\":%.2e%s}\n",
+        layer.kernel().c_str(), static_cast<long long>(spec.experts),
+        static_cast<long long>(spec.top_k), static_cast<long long>(spec.hidden),
+        static_cast<long long>(spec.middle), static_cast<long long>(m), us, error, json.c_str());
+    std::fflush(stdout);
+  }
+}
+
+void TimeKv4(int64_t tokens, int64_t heads, int64_t head_dim, Machine& machine) {
+  Device& device = machine.device();
+  const Kv4Shape shape = {tokens, heads, head_dim};
+  const int64_t elements = shape.rows() * head_dim, wide = elements * 2;
+  const int64_t narrow = shape.code_bytes() + shape.rows() * 4;
+  const int copies = static_cast<int>(std::max<int64_t>(2, machine.cold_bytes() / narrow + 1));
+  const std::vector<uint8_t> x = testing::RandomMatrix(shape.rows(), head_dim, DType::kFp16, 6);
+  struct Copy {
+    Buffer x, codes, scale, zero;
+  };
+  std::vector<Copy> all(copies);
+  for (Copy& copy : all) {
+    copy = {Upload(device, x), Room(device, shape.code_bytes()), Room(device, shape.rows() * 2),
+            Room(device, shape.rows() * 2)};
+  }
+  const auto store = [&](int i, StreamView stream) {
+    Check(Kv4Store({.shape = shape,
+                    .x = all[i].x.data(),
+                    .codes = static_cast<uint8_t*>(all[i].codes.data()),
+                    .scale = all[i].scale.data(),
+                    .zero = all[i].zero.data()},
+                   device, stream));
+  };
+  const auto load = [&](Kv4Form form) {
+    return [&, form](int i, StreamView stream) {
+      Check(Kv4Load({.shape = shape,
+                     .codes = static_cast<const uint8_t*>(all[i].codes.data()),
+                     .scale = all[i].scale.data(),
+                     .zero = all[i].zero.data(),
+                     .form = form,
+                     .out = all[i].x.data()},
+                    device, stream));
+    };
+  };
+  const double stored = machine.Time(copies, store);
+  const double exact = machine.Time(copies, load(Kv4Form::kExact));
+  const double error = Difference(Download(device, all[0].x), x, DType::kFp16);
+  if (!(error <= 0.1)) Fail(absl::StrCat("kv4: error ", error));
+  const double fused = machine.Time(copies, load(Kv4Form::kFused));
+  const double floor = machine.LayerFloors(wide + narrow, 0).front().microseconds;
+  const std::tuple<const char*, double> lines[] = {
+      {"kv4 store", stored}, {"kv4 load, exact", exact}, {"kv4 load, fused", fused}};
+  for (const auto& [name, us] : lines) {
+    std::printf("%-16s %lld x %lld x %lld %10.2f us  stream %10.2f  %.2f\n", name,
+                static_cast<long long>(tokens), static_cast<long long>(heads),
+                static_cast<long long>(head_dim), us, floor, us / floor);
+    std::printf(
+        "{\"row\":\"%s\",\"tokens\":%lld,\"heads\":%lld,\"head_dim\":%lld,\"us\":%.2f,"
+        "\"stream_us\":%.2f}\n",
+        name, static_cast<long long>(tokens), static_cast<long long>(heads),
+        static_cast<long long>(head_dim), us, floor);
+  }
+  std::fflush(stdout);
+}
+
+}  // namespace awqd::bench

@@ -1,0 +1,31 @@
+// What is no product of one weight: a mixture of experts as the engine runs it, and the 4-bit
+// key/value cache.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "tests/bench/bench.h"
+
+namespace awqd::bench {
+
+struct MixtureCase {
+  int64_t experts = 8;
+  int64_t top_k = 2;
+  int64_t hidden = 4096;
+  int64_t middle = 14336;
+  WeightDescription description;
+  DType x = DType::kFp16;
+  bool one_by_one = false;  // never by one kernel
+};
+
+// Times y = sum over a token's experts of w * down(silu(gate(x)) * up(x)) for each count of tokens,
+// every copy of the call with a routing of its own: gathering rows, three products, what lies
+// between them, and the weighted sum. Prints a line and JSON for each.
+void TimeMixture(const MixtureCase& spec, const std::vector<int64_t>& tokens, Machine& machine);
+
+// Times store and load of keys or values of this shape, of FP16, a scale and a zero for each row.
+// Loads are checked against what a store made.
+void TimeKv4(int64_t tokens, int64_t heads, int64_t head_dim, Machine& machine);
+
+}  // namespace awqd::bench
