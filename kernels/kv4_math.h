@@ -148,10 +148,15 @@ AWQD_KV4_INLINE RowScale ScaleOf(Range finite, ScaleLimits limits, Round round) 
   return IsSpecial(finite, rounded.zero) ? SpecialScale(finite, limits, round) : rounded;
 }
 
-// `inverse`: Div(1, scale). A sum with 1.5 * 2^23 is rounded to an integer.
-AWQD_KV4_INLINE uint32_t CodeOf(float x, float inverse, float zero) {
+// A code plus kCodeMagic. `inverse`: Div(1, scale). A sum with 1.5 * 2^23 is rounded to an integer.
+inline constexpr uint32_t kCodeMagic = 0x4B400000;  // the bits of 1.5 * 2^23
+AWQD_KV4_INLINE uint32_t CodeAndMagic(float x, float inverse, float zero) {
   const float real = Add(Mul(x, inverse), zero);
-  return BitsOf(Add(Smaller(Larger(real, 0), 15), 0x1.8p23f)) & 15;
+  return BitsOf(Add(Smaller(Larger(real, 0), 15), 0x1.8p23f));
+}
+
+AWQD_KV4_INLINE uint32_t CodeOf(float x, float inverse, float zero) {
+  return CodeAndMagic(x, inverse, zero) & 15;
 }
 
 // `u`: a code. Before the rounding to the output type.

@@ -49,6 +49,22 @@ __device__ __forceinline__ void StoreOne(void* out, int64_t at, float value) {
   }
 }
 
+// 8 elements of 16 bits.
+template <DType kType>
+__device__ __forceinline__ void PairsToFloats(const uint4& from, float (&v)[8]) {
+  const uint32_t pairs[4] = {from.x, from.y, from.z, from.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if constexpr (kType == DType::kFp16) {
+      v[2 * i] = Fp16ToFloat(pairs[i] & 0xffff);
+      v[2 * i + 1] = HighHalf(pairs[i]);
+    } else {
+      v[2 * i] = kv4::FloatOf(pairs[i] << 16);
+      v[2 * i + 1] = kv4::FloatOf(pairs[i] & 0xffff0000u);
+    }
+  }
+}
+
 // 8 elements on 16 bytes.
 template <DType kType>
 __device__ __forceinline__ void LoadWord(const void* x, int64_t at, float (&v)[8]) {
@@ -58,18 +74,7 @@ __device__ __forceinline__ void LoadWord(const void* x, int64_t at, float (&v)[8
     v[0] = low.x, v[1] = low.y, v[2] = low.z, v[3] = low.w;
     v[4] = high.x, v[5] = high.y, v[6] = high.z, v[7] = high.w;
   } else {
-    const uint4 from = *reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(x) + at);
-    const uint32_t pairs[4] = {from.x, from.y, from.z, from.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if constexpr (kType == DType::kFp16) {
-        v[2 * i] = Fp16ToFloat(pairs[i] & 0xffff);
-        v[2 * i + 1] = HighHalf(pairs[i]);
-      } else {
-        v[2 * i] = kv4::FloatOf(pairs[i] << 16);
-        v[2 * i + 1] = kv4::FloatOf(pairs[i] & 0xffff0000u);
-      }
-    }
+    PairsToFloats<kType>(*reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(x) + at), v);
   }
 }
 
@@ -112,21 +117,22 @@ __device__ __forceinline__ int64_t ScaleIndex(const Kv4Shape& shape, Kv4Per per,
   return static_cast<uint32_t>(row) % static_cast<uint32_t>(shape.heads);
 }
 
-// How rows of whole words are divided: two words a lane, so that what a lane does once for a row
-// counts less; four where 32 lanes would not do.
+// How rows of whole words are divided: so many words a lane that what it does once for a row counts
+// less. Four where 32 lanes would not do with two.
 struct Kv4Division {
   int lanes = 0;  // 0: element by element
   int words = 2;
 };
 
-Kv4Division DivideKv4(int64_t head_dim, const void* elements, const void* codes) {
+// `words`: 2 or 4, that a lane had best take.
+Kv4Division DivideKv4(int64_t head_dim, const void* elements, const void* codes, int words) {
   const auto on = [](const void* pointer, uintptr_t bytes) {
     return reinterpret_cast<uintptr_t>(pointer) % bytes == 0;
   };
   if (head_dim % 8 != 0 || head_dim > 1024 || !on(elements, 16) || !on(codes, 4)) return {};
-  Kv4Division out = {.lanes = 1};
-  while (out.lanes < kWarpLanes && out.lanes * 2 * 8 < head_dim) out.lanes *= 2;
-  if (out.lanes * 2 * 8 < head_dim) out.words = 4;
+  Kv4Division out = {.lanes = 1, .words = words};
+  while (out.lanes < kWarpLanes && out.lanes * words * 8 < head_dim) out.lanes *= 2;
+  if (out.lanes * words * 8 < head_dim) out.words = 4;
   return out;
 }
 

@@ -87,7 +87,7 @@ __global__ __launch_bounds__(kKv4Threads) void LoadAnyKernel(Kv4LoadArgs a) {
 template <DType kType, bool kFused>
 absl::Status LoadAs(const Kv4LoadArgs& args, StreamView stream) {
   const int64_t rows = args.shape.rows();
-  const Kv4Division by = DivideKv4(args.shape.head_dim, args.out, args.codes);
+  const Kv4Division by = DivideKv4(args.shape.head_dim, args.out, args.codes, 2);
   if (by.lanes == 0) {
     return Launch<LoadAnyKernel<kType, kFused>>("common/kv4", Kv4Config(rows, kWarpLanes, stream),
                                                 args);

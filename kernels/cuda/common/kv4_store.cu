@@ -42,6 +42,94 @@ __device__ __forceinline__ kv4::RowScale RowScaleOf(const Kv4StoreArgs& a, kv4::
   return out;
 }
 
+// Eight codes, the first in the lowest bits. What stands above a code's four bits is taken off
+// once.
+__device__ __forceinline__ uint32_t CodesOf(const float (&v)[8], float inverse, float zero) {
+  constexpr uint32_t kMagics = kv4::kCodeMagic * 0x11111111u;
+  uint32_t word = 0;
+#pragma unroll
+  for (int j = 7; j >= 0; --j) word = word * 16 + kv4::CodeAndMagic(v[j], inverse, zero);
+  return word - kMagics;
+}
+
+// ---- Words of 8 elements ----
+
+// Two 16-bit elements at a time: the smaller and the larger of each half; of a NaN the other.
+template <DType kType>
+__device__ __forceinline__ uint32_t SmallerPairs(uint32_t a, uint32_t b) {
+  uint32_t out;
+  if constexpr (kType == DType::kFp16) {
+    asm("min.f16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
+  } else {
+    asm("min.bf16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
+  }
+  return out;
+}
+template <DType kType>
+__device__ __forceinline__ uint32_t LargerPairs(uint32_t a, uint32_t b) {
+  uint32_t out;
+  if constexpr (kType == DType::kFp16) {
+    asm("max.f16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
+  } else {
+    asm("max.bf16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
+  }
+  return out;
+}
+
+// As it was loaded.
+template <DType kType>
+struct Word {
+  uint4 pairs;
+
+  __device__ __forceinline__ void Load(const void* x, int64_t at) {
+    pairs = *reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(x) + at);
+  }
+  __device__ __forceinline__ void ToFloats(float (&v)[8]) const { PairsToFloats<kType>(pairs, v); }
+};
+template <>
+struct Word<DType::kFp32> {
+  float v[8];
+
+  __device__ __forceinline__ void Load(const void* x, int64_t at) {
+    LoadWord<DType::kFp32>(x, at, v);
+  }
+  __device__ __forceinline__ void ToFloats(float (&out)[8]) const {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) out[j] = v[j];
+  }
+};
+
+// The range of the words that it is given.
+template <DType kType>
+struct WordRange {
+  static constexpr uint32_t kInfinities = kType == DType::kFp16 ? 0x7c007c00u : 0x7f807f80u;
+  uint32_t min = kInfinities, max = kInfinities | 0x80008000u;
+
+  __device__ __forceinline__ void Add(const Word<kType>& word) {
+    const uint32_t pairs[4] = {word.pairs.x, word.pairs.y, word.pairs.z, word.pairs.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      min = SmallerPairs<kType>(pairs[i], min);
+      max = LargerPairs<kType>(pairs[i], max);
+    }
+  }
+  __device__ __forceinline__ kv4::Range Get() const {
+    float v[8];
+    PairsToFloats<kType>({min, max, min, max}, v);
+    return {kv4::Smaller(v[0], v[1]), kv4::Larger(v[2], v[3])};
+  }
+};
+template <>
+struct WordRange<DType::kFp32> {
+  kv4::Range range;
+
+  __device__ __forceinline__ void Add(const Word<DType::kFp32>& word) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) Widen(word.v[j], &range);
+  }
+  __device__ __forceinline__ kv4::Range Get() const { return range; }
+};
+
 // kWords: words that a lane holds, `lanes` apart.
 template <DType kType, int kWords>
 __global__ __launch_bounds__(kKv4Threads) void StoreKernel(Kv4StoreArgs a, int lanes) {
@@ -54,25 +142,26 @@ __global__ __launch_bounds__(kKv4Threads) void StoreKernel(Kv4StoreArgs a, int l
   for (int64_t row = blockIdx.x * per_block + in_block; row - in_warp < rows;
        row += gridDim.x * per_block) {
     const bool there = row < rows;
-    float v[kWords][8];
-    kv4::Range range;
+    Word<kType> held[kWords];
+    WordRange<kType> own;
 #pragma unroll
     for (int i = 0; i < kWords; ++i) {
       const int word = lane + i * lanes;
       if (!there || word >= words) continue;
-      LoadWord<kType>(a.x, row * dim + word * 8, v[i]);
-#pragma unroll
-      for (int j = 0; j < 8; ++j) Widen(v[i][j], &range);
+      held[i].Load(a.x, row * dim + word * 8);
+      own.Add(held[i]);
     }
-    range = Together(range, lanes);
+    kv4::Range range = Together(own.Get(), lanes);
+    float v[8];
     // Rows with infinities are few: they go over their registers once more.
     if (__any_sync(kFullWarp, range.min == -kv4::kInfinity || range.max == kv4::kInfinity)) {
       range = {};
 #pragma unroll
       for (int i = 0; i < kWords; ++i) {
         if (!there || lane + i * lanes >= words) continue;
+        held[i].ToFloats(v);
 #pragma unroll
-        for (int j = 0; j < 8; ++j) WidenByFinite(v[i][j], &range);
+        for (int j = 0; j < 8; ++j) WidenByFinite(v[j], &range);
       }
       range = Together(range, lanes);
     }
@@ -83,10 +172,9 @@ __global__ __launch_bounds__(kKv4Threads) void StoreKernel(Kv4StoreArgs a, int l
     for (int i = 0; i < kWords; ++i) {
       const int word = lane + i * lanes;
       if (word >= words) continue;
-      uint32_t codes = 0;
-#pragma unroll
-      for (int j = 0; j < 8; ++j) codes |= kv4::CodeOf(v[i][j], inverse, scale.zero) << (4 * j);
-      reinterpret_cast<uint32_t*>(a.codes + row * (dim / 2))[word] = codes;
+      held[i].ToFloats(v);
+      reinterpret_cast<uint32_t*>(a.codes + row * (dim / 2))[word] =
+          CodesOf(v, inverse, scale.zero);
     }
   }
 }
@@ -115,10 +203,11 @@ __global__ __launch_bounds__(kKv4Threads) void StoreAnyKernel(Kv4StoreArgs a) {
   }
 }
 
+// Four words a lane: a row's three divisions are done by each of its lanes.
 template <DType kType>
 absl::Status StoreAs(const Kv4StoreArgs& args, StreamView stream) {
   const int64_t rows = args.shape.rows();
-  const Kv4Division by = DivideKv4(args.shape.head_dim, args.x, args.codes);
+  const Kv4Division by = DivideKv4(args.shape.head_dim, args.x, args.codes, 4);
   if (by.lanes == 0) {
     return Launch<StoreAnyKernel<kType>>("common/kv4", Kv4Config(rows, kWarpLanes, stream), args);
   }
