@@ -10,6 +10,7 @@
 #include <tuple>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "kernels/base/math.h"
 #include "kernels/kernels.h"
 #include "kernels/kv4.h"
@@ -279,17 +280,13 @@ void TimeMixture(const MixtureCase& spec, const std::vector<int64_t>& tokens, Ma
       floor = std::max(floor, f.microseconds);
       absl::StrAppend(&json, ",\"", f.name, "_us\":", f.microseconds);
     }
-    std::printf(
-        "experts %lld top %lld %6lld x %-6lld tokens %-5lld %-22s %10.2f us  floor %10.2f  %.2f\n",
-        static_cast<long long>(spec.experts), static_cast<long long>(spec.top_k),
-        static_cast<long long>(spec.hidden), static_cast<long long>(spec.middle),
-        static_cast<long long>(m), layer.kernel().c_str(), us, floor, us / floor);
-    std::printf(
-        "{\"row\":\"experts\",\"kernel\":\"%s\",\"experts\":%lld,\"top_k\":%lld,\"k\":%lld,"
-        "\"n\":%lld,\"m\":%lld,\"us\":%.2f,\"error\":%.2e%s}\n",
-        layer.kernel().c_str(), static_cast<long long>(spec.experts),
-        static_cast<long long>(spec.top_k), static_cast<long long>(spec.hidden),
-        static_cast<long long>(spec.middle), static_cast<long long>(m), us, error, json.c_str());
+    absl::PrintF("experts %d top %d %6d x %-6d tokens %-5d %-22s %10.2f us  floor %10.2f  %.2f\n",
+                 spec.experts, spec.top_k, spec.hidden, spec.middle, m, layer.kernel(), us, floor,
+                 us / floor);
+    absl::PrintF(
+        "{\"row\":\"experts\",\"kernel\":\"%s\",\"experts\":%d,\"top_k\":%d,\"k\":%d,"
+        "\"n\":%d,\"m\":%d,\"us\":%.2f,\"error\":%.2e%s}\n",
+        layer.kernel(), spec.experts, spec.top_k, spec.hidden, spec.middle, m, us, error, json);
     std::fflush(stdout);
   }
 }
@@ -337,14 +334,12 @@ void TimeKv4(int64_t tokens, int64_t heads, int64_t head_dim, Machine& machine) 
   const std::tuple<const char*, double> lines[] = {
       {"kv4 store", stored}, {"kv4 load, exact", exact}, {"kv4 load, fused", fused}};
   for (const auto& [name, us] : lines) {
-    std::printf("%-16s %lld x %lld x %lld %10.2f us  stream %10.2f  %.2f\n", name,
-                static_cast<long long>(tokens), static_cast<long long>(heads),
-                static_cast<long long>(head_dim), us, floor, us / floor);
-    std::printf(
-        "{\"row\":\"%s\",\"tokens\":%lld,\"heads\":%lld,\"head_dim\":%lld,\"us\":%.2f,"
+    absl::PrintF("%-16s %d x %d x %d %10.2f us  stream %10.2f  %.2f\n", name, tokens, heads,
+                 head_dim, us, floor, us / floor);
+    absl::PrintF(
+        "{\"row\":\"%s\",\"tokens\":%d,\"heads\":%d,\"head_dim\":%d,\"us\":%.2f,"
         "\"stream_us\":%.2f}\n",
-        name, static_cast<long long>(tokens), static_cast<long long>(heads),
-        static_cast<long long>(head_dim), us, floor);
+        name, tokens, heads, head_dim, us, floor);
   }
   std::fflush(stdout);
 }

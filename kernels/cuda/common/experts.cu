@@ -13,6 +13,7 @@
 #include "kernels/cuda/common/steps.h"
 #include "kernels/cuda/core/launch.h"
 
+// Kernels before a product let it begin at once: it brings its weights in meanwhile.
 namespace awqd::cuda {
 namespace {
 
@@ -29,7 +30,7 @@ dim3 Grid(int64_t cols, int64_t rows) {
 // `units`: of T in a row.
 template <typename T>
 __global__ __launch_bounds__(kThreads) void GatherKernel(GatherArgs a, int64_t units) {
-  LaunchDependents();  // a product, which reads its weights meanwhile
+  LaunchDependents();
   const int64_t unit = blockIdx.x * int64_t{kThreads} + threadIdx.x;
   if (unit >= units) return;
   for (int64_t row = blockIdx.y; row < a.count; row += gridDim.y) {
@@ -39,14 +40,14 @@ __global__ __launch_bounds__(kThreads) void GatherKernel(GatherArgs a, int64_t u
 }
 
 __global__ __launch_bounds__(kThreads) void GateKernel(GateArgs a) {
-  LaunchDependents();  // a product, which reads its weights meanwhile
+  LaunchDependents();
   const int64_t step = int64_t{gridDim.x} * kThreads;
   for (int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x; i < a.count; i += step) {
     a.gate[i] = Activate(a.activation, a.gate[i]) * a.up[i];
   }
 }
 
-// One row for a block, so that a few rows do not take long: 16 bytes a thread, twice.
+// A block has one row, and as many threads as it can: few rows are few blocks.
 constexpr int kRowThreads = 1024;
 
 __device__ __forceinline__ float4 Gated(const GateArgs& a, int64_t at) {
@@ -76,7 +77,7 @@ __device__ float LargestOfBlock(float largest) {
 // `cols` is a multiple of 4. kKeeps: shared memory holds a row, so that gate and up are read once.
 template <bool kKeeps>
 __global__ __launch_bounds__(kRowThreads) void GateToHalfKernel(GateArgs a) {
-  LaunchDependents();  // a product, which reads its weights meanwhile
+  LaunchDependents();
   extern __shared__ float4 kept[];
   const int64_t row = blockIdx.x, first = row * a.cols;
   float largest = 0;

@@ -67,18 +67,6 @@ __device__ __forceinline__ void PairsToFloats(const uint4& from, float (&v)[8]) 
 
 // 8 elements on 16 bytes.
 template <DType kType>
-__device__ __forceinline__ void LoadWord(const void* x, int64_t at, float (&v)[8]) {
-  if constexpr (kType == DType::kFp32) {
-    const float4* const from = reinterpret_cast<const float4*>(static_cast<const float*>(x) + at);
-    const float4 low = from[0], high = from[1];
-    v[0] = low.x, v[1] = low.y, v[2] = low.z, v[3] = low.w;
-    v[4] = high.x, v[5] = high.y, v[6] = high.z, v[7] = high.w;
-  } else {
-    PairsToFloats<kType>(*reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(x) + at), v);
-  }
-}
-
-template <DType kType>
 __device__ __forceinline__ void StoreWord(void* out, int64_t at, const float (&v)[8]) {
   if constexpr (kType == DType::kFp32) {
     float4* const to = reinterpret_cast<float4*>(static_cast<float*>(out) + at);

@@ -91,7 +91,10 @@ struct Word<DType::kFp32> {
   float v[8];
 
   __device__ __forceinline__ void Load(const void* x, int64_t at) {
-    LoadWord<DType::kFp32>(x, at, v);
+    const float4* const from = reinterpret_cast<const float4*>(static_cast<const float*>(x) + at);
+    const float4 low = from[0], high = from[1];
+    v[0] = low.x, v[1] = low.y, v[2] = low.z, v[3] = low.w;
+    v[4] = high.x, v[5] = high.y, v[6] = high.z, v[7] = high.w;
   }
   __device__ __forceinline__ void ToFloats(float (&out)[8]) const {
 #pragma unroll

@@ -10,6 +10,7 @@
 #include "kernels/cuda/common/steps.h"
 #include "kernels/cuda/core/launch.h"
 
+// Kernels before a product let it begin at once: it brings its weights in meanwhile.
 namespace awqd::cuda {
 namespace {
 
@@ -58,7 +59,7 @@ __device__ float LargestFinite(const Reader& x, int64_t row) {
 // row.
 __global__ __launch_bounds__(kThreads) void StageAsFp16(Reader x, uint16_t* out, int64_t stride,
                                                         float* scale) {
-  LaunchDependents();  // a product, which reads its weights meanwhile
+  LaunchDependents();
   const int64_t row = blockIdx.x;
   const int exponent = HalfExponent(LargestFinite(x, row));
   const float down = ldexpf(1.0f, -exponent);
@@ -70,7 +71,7 @@ __global__ __launch_bounds__(kThreads) void StageAsFp16(Reader x, uint16_t* out,
 
 // Rows in their own type, zero from K to the stride. Block = one row.
 __global__ __launch_bounds__(kThreads) void StageInPlace(Reader x, void* out, int64_t stride) {
-  LaunchDependents();  // a product, which reads its weights meanwhile
+  LaunchDependents();
   const int64_t row = blockIdx.x;
   for (int64_t i = threadIdx.x; i < stride; i += kThreads) {
     const float value = i < x.k ? x.At(row, i) : 0.0f;
@@ -94,7 +95,7 @@ __device__ __forceinline__ int64_t IntegerColumn(int64_t at, bool reordered) {
 // INT8 keeps its type; `reordered`: of a tensor core. Block = one row.
 __global__ __launch_bounds__(kThreads) void StageIntegers(Reader x, int8_t* out, int64_t stride,
                                                           bool reordered) {
-  LaunchDependents();  // a product, which reads its weights meanwhile
+  LaunchDependents();
   const int64_t row = blockIdx.x;
   for (int64_t at = threadIdx.x; at < stride; at += kThreads) {
     const int64_t i = IntegerColumn(at, reordered);
@@ -186,7 +187,7 @@ struct Int8Rows {
 // Floating rows become INT8 and a scale, as StageArgs says. Block = one row, a thread takes runs of
 // 16. A row that has no more runs than the block has threads is read once.
 __global__ __launch_bounds__(kMostRunThreads) void StageAsInt8(Reader x, Int8Rows to) {
-  LaunchDependents();  // a product, which reads its weights meanwhile
+  LaunchDependents();
   const int64_t row = blockIdx.x, step = int64_t{blockDim.x} * kIntegerRun;
   const int64_t mine = threadIdx.x * kIntegerRun;
   float v[kIntegerRun];

@@ -3,8 +3,6 @@
 #include <cstdint>
 #include <string>
 
-#include "absl/strings/str_cat.h"
-#include "kernels/cuda/common/mma16.h"
 #include "kernels/cuda/sm90a/qmatmul.h"
 #include "kernels/cuda/sm90a/rows.h"
 #include "kernels/layouts/mma16.h"
@@ -23,29 +21,11 @@ std::string Tile(const WeightShape& shape, const DeviceInfo& device, int64_t m) 
 }
 
 std::string Refuses(const WeightShape& shape, const DeviceInfo&) {
-  const int metas = mma16::MetasPerRecord(shape);
-  if (shape.description.bits == 8 && metas > 1) {
-    return absl::StrCat("group size ", shape.group_rows(), " of 8-bit codes is no multiple of ",
-                        mma16::kBlockK);
-  }
-  if (mma16::BlocksK(shape.k) <= kMostKBlocks) return "";
-  return absl::StrCat("got K ", shape.k, ", expected at most ",
-                      int64_t{kMostKBlocks} * mma16::kBlockK);
-}
-
-// The sums of cut tiles.
-int64_t Workspace(const WeightShape&, const DeviceInfo& device, int64_t) {
-  return PersistentSumsBytes(device);
+  return RefusesRecords(shape, shape.description.bits == 8 ? 1 : kEveryMeta);
 }
 
 int64_t ChainedWorkspace(const WeightShape& shape, const DeviceInfo& device, int64_t) {
   return ChainedSumsBytes(shape, device);
-}
-
-Claims Claims4And8() {
-  Claims out = Mma16Claims();
-  out.bits = 1u << 4 | 1u << 8;
-  return out;
 }
 
 }  // namespace
@@ -56,7 +36,7 @@ const KernelRow& PersistentA16Row() {
       .op = Op::kMatmul,
       .path = Path::kFused,
       .device = DeviceKind::kCuda,
-      .claims = Claims4And8(),
+      .claims = ClaimsOfBits(kFourBits | kEightBits),
       .staged = Staged::kTensorCore,
       .layout = &kMma16Layout,
       .min_arch = 90,
@@ -67,7 +47,7 @@ const KernelRow& PersistentA16Row() {
       .priority = 20,
       .refuses = Refuses,
       .tile = Tile,
-      .workspace_bytes = Workspace,
+      .workspace_bytes = WorkspaceOfSums,
       .matmul = RunProduct,
   };
   return row;
@@ -78,7 +58,7 @@ const KernelRow& ChainedA16Row() {
     KernelRow out = PersistentA16Row();
     out.name = "sm90a/qmatmul_a16_chained";
     out.batch_invariant = true;
-    out.claims.bits = 1u << 4;
+    out.claims = ClaimsOfBits(kFourBits);
     // Above sm80/qmatmul_a16, whose sums have the same order, and below the row that keeps none.
     out.priority = 15;
     out.tile = DescribeChainedTile;

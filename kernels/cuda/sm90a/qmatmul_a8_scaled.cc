@@ -6,8 +6,6 @@
 #include <cstdint>
 #include <string>
 
-#include "absl/strings/str_cat.h"
-#include "kernels/cuda/common/mma16.h"
 #include "kernels/cuda/sm90a/qmatmul.h"
 #include "kernels/cuda/sm90a/rows.h"
 #include "kernels/layouts/mma16.h"
@@ -23,26 +21,10 @@ std::string Tile(const WeightShape& shape, const DeviceInfo& device, int64_t m) 
 
 std::string Refuses(const WeightShape& shape, const DeviceInfo&) {
   const WeightDescription& d = shape.description;
-  if (mma16::MetasPerRecord(shape) > 1) {
-    return absl::StrCat("group size ", shape.group_rows(), " is no multiple of ", mma16::kBlockK);
-  }
   if (d.bits == 8 && (d.zero_kind != ZeroKind::kConstant || d.zero != 128)) {
     return "zeros of 8-bit codes are not all 128";
   }
-  if (mma16::BlocksK(shape.k) <= kMostKBlocks) return "";
-  return absl::StrCat("got K ", shape.k, ", expected at most ",
-                      int64_t{kMostKBlocks} * mma16::kBlockK);
-}
-
-// The sums of cut tiles.
-int64_t Workspace(const WeightShape&, const DeviceInfo& device, int64_t) {
-  return PersistentSumsBytes(device);
-}
-
-Claims Claims4And8() {
-  Claims out = Mma16Claims();
-  out.bits = 1u << 4 | 1u << 8;
-  return out;
+  return RefusesRecords(shape, 1);
 }
 
 }  // namespace
@@ -53,7 +35,7 @@ const KernelRow& PersistentA8ScaledRow() {
       .op = Op::kQuantizedActivations,
       .path = Path::kFused,
       .device = DeviceKind::kCuda,
-      .claims = Claims4And8(),
+      .claims = ClaimsOfBits(kFourBits | kEightBits),
       .staged = Staged::kTensorCoreIntegers,
       .inputs = kFloatingMask | MaskOf(DType::kInt8),
       .layout = &kMma16Layout,
@@ -63,7 +45,7 @@ const KernelRow& PersistentA8ScaledRow() {
       .priority = 20,
       .refuses = Refuses,
       .tile = Tile,
-      .workspace_bytes = Workspace,
+      .workspace_bytes = WorkspaceOfSums,
       .matmul = RunProduct,
   };
   return row;

@@ -3,8 +3,6 @@
 #include <cstdint>
 #include <string>
 
-#include "absl/strings/str_cat.h"
-#include "kernels/cuda/common/mma16.h"
 #include "kernels/cuda/sm90a/qmatmul.h"
 #include "kernels/cuda/sm90a/rows.h"
 #include "kernels/layouts/mma16.h"
@@ -16,17 +14,7 @@ namespace {
 constexpr int64_t kLeastRows = 17;
 
 std::string Refuses(const WeightShape& shape, const DeviceInfo&) {
-  if (mma16::MetasPerRecord(shape) != 1) {
-    return absl::StrCat("group size ", shape.group_rows(), " is no multiple of ", mma16::kBlockK);
-  }
-  if (mma16::BlocksK(shape.k) <= kMostKBlocks) return "";
-  return absl::StrCat("got K ", shape.k, ", expected at most ",
-                      int64_t{kMostKBlocks} * mma16::kBlockK);
-}
-
-// The sums of cut tiles.
-int64_t Workspace(const WeightShape&, const DeviceInfo& device, int64_t) {
-  return PersistentSumsBytes(device);
+  return RefusesRecords(shape, 1);
 }
 
 }  // namespace
@@ -37,8 +25,7 @@ const KernelRow& PersistentGroupedRow() {
     out.name = "sm90a/qmatmul_grouped";
     out.op = Op::kGroupedMatmul;
     out.device = DeviceKind::kCuda;
-    out.claims = Mma16Claims();
-    out.claims.bits = 1u << 4;
+    out.claims = ClaimsOfBits(kFourBits);
     out.staged = Staged::kTensorCore;
     out.layout = &kMma16Layout;
     out.min_arch = 90;
@@ -46,7 +33,7 @@ const KernelRow& PersistentGroupedRow() {
     out.min_m = kLeastRows;
     out.priority = 20;
     out.refuses = Refuses;
-    out.workspace_bytes = Workspace;
+    out.workspace_bytes = WorkspaceOfSums;
     out.grouped_table = GroupedProductTable;
     out.grouped = RunGroupedProduct;
     return out;

@@ -1,6 +1,11 @@
 // The rows of this folder, one function per source file.
 #pragma once
 
+#include <cstdint>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/cuda/common/mma16.h"
 #include "kernels/cuda/sm90a/tiles.h"
 #include "kernels/registry.h"
 
@@ -10,6 +15,34 @@ const KernelRow& PersistentA16Row();
 const KernelRow& ChainedA16Row();
 const KernelRow& PersistentA8ScaledRow();
 const KernelRow& PersistentGroupedRow();
+
+// ---- What the rows share ------------------------------------------------------------------------
+
+// The layout's, of these widths of codes.
+inline Claims ClaimsOfBits(uint32_t bits) {
+  Claims out = Mma16Claims();
+  out.bits = bits;
+  return out;
+}
+inline constexpr uint32_t kFourBits = 1u << 4, kEightBits = 1u << 8;
+inline constexpr int kEveryMeta = 8;  // the most that a record has
+
+// KernelRow::refuses, of groups that have more scales in a record than `most_metas`, and of a K
+// past what a schedule can count.
+inline std::string RefusesRecords(const WeightShape& shape, int most_metas) {
+  if (mma16::MetasPerRecord(shape) > most_metas) {
+    return absl::StrCat("group size ", shape.group_rows(), " of ", shape.description.bits,
+                        "-bit codes is no multiple of ", mma16::kBlockK / most_metas);
+  }
+  if (mma16::BlocksK(shape.k) <= kMostKBlocks) return "";
+  return absl::StrCat("got K ", shape.k, ", expected at most ",
+                      int64_t{kMostKBlocks} * mma16::kBlockK);
+}
+
+// KernelRow::workspace_bytes: the sums of cut tiles.
+inline int64_t WorkspaceOfSums(const WeightShape&, const DeviceInfo& device, int64_t) {
+  return PersistentSumsBytes(device);
+}
 
 // For tests: the same products with the given tile of PersistentTiles() or ChainedTiles() instead
 // of the fastest. A tile in parts has conditions: with RunChainedTile and sets > 0 the weight has
