@@ -7,9 +7,9 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "checkpoint/file.h"
 #include "kernels/base/status.h"
 #include "server/flags.h"
-#include "server/model/file.h"
 #include "server/transport/listen_address.h"
 
 namespace awqd {

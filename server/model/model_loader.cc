@@ -13,8 +13,8 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "checkpoint/checkpoint.h"
 #include "kernels/base/status.h"
-#include "server/model/checkpoint.h"
 
 namespace awqd::model {
 namespace {

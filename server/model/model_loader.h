@@ -10,9 +10,9 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "checkpoint/repository_root.h"
 #include "kernels/device.h"
 #include "server/model/model_store.h"
-#include "server/model/repository_root.h"
 
 namespace awqd::model {
 

@@ -8,10 +8,10 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "checkpoint/checkpoint_files.h"
+#include "checkpoint/repository_root.h"
 #include "kernels/base/status.h"
-#include "server/model/checkpoint_files.h"
 #include "server/model/model_loader.h"
-#include "server/model/repository_root.h"
 
 namespace awqd::model {
 namespace {

@@ -7,8 +7,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "checkpoint/file.h"
 #include "kernels/description.h"
-#include "server/model/file.h"
 
 namespace awqd::model {
 namespace {

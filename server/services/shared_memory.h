@@ -29,8 +29,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "awqd/v1/tensor.pb.h"
+#include "checkpoint/file.h"
 #include "server/engine/staging.h"
-#include "server/model/file.h"
 #include "server/services/worker.h"
 
 namespace awqd::services {

@@ -7,10 +7,10 @@
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "checkpoint/file.h"
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
 #include "server/engine/engine.h"
-#include "server/model/file.h"
 #include "server/obs/logging.h"
 
 namespace awqd::wire {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Who may include whom: checks every #include of kernels/, server/ and client/ against the table of CONTRIBUTING.md.
+"""Who may include whom: checks every #include of the rooms (all but tests/) against the table of CONTRIBUTING.md.
 
 Also warns (without failing) about files that pass the sizes of CONTRIBUTING.md.
 """
@@ -56,17 +56,18 @@ ROOMS = [
     ("kernels/cuda/core/", GROUND, ["absl", "cuda"]),
     # One folder (an architecture, or dense/): its own files, common/ and core/, never another folder's.
     ("kernels/cuda/", ROW + ["kernels/backends.h", "kernels/cuda/common/", "kernels/cuda/core/"], ["absl", "cuda"]),
+    ("checkpoint/", GROUND + ["kernels/formats/format.h"], ["absl", "json"]),
     ("server/batching/", BASE, ["absl"]),
-    ("server/model/", FACE + ["kernels/formats/format.h"], ["absl", "json", "spdlog"]),
+    ("server/model/", FACE + ["checkpoint/", "kernels/formats/format.h"], ["absl", "spdlog"]),
     ("server/engine/", FACE + ["server/batching/", "server/model/"], ["absl", "spdlog"]),
     ("server/obs/", BASE, ["absl", "json", "spdlog"]),
     ("server/transport/", BASE + ["server/obs/"], ["absl", "grpc", "grpc_data"]),
-    ("server/wire/", GROUND + ["kernels/formats/format.h", "server/engine/", "server/model/", "server/obs/"],
+    ("server/wire/", GROUND + ["kernels/formats/format.h", "checkpoint/file.h", "server/engine/", "server/model/", "server/obs/"],
      ["absl", "proto", "grpc_data"]),
-    ("server/services/", FACE + ["kernels/formats/format.h", "server/transport/", "server/wire/", "server/engine/",
+    ("server/services/", FACE + ["kernels/formats/format.h", "checkpoint/file.h", "server/transport/", "server/wire/", "server/engine/",
                                  "server/model/", "server/obs/"], ["absl", "proto", "grpc", "grpc_data"]),
     # The wiring: main, options, server.
-    ("server/", ["kernels/", "server/"], ["absl", "proto", "grpc", "grpc_data", "spdlog", "cli", "json"]),
+    ("server/", ["kernels/", "checkpoint/", "server/"], ["absl", "proto", "grpc", "grpc_data", "spdlog", "cli", "json"]),
     ("client/", [], ["absl", "proto", "grpc", "grpc_data", "cli", "json"]),
 ]
 
@@ -113,11 +114,18 @@ def sources(top):
     return sorted(path for path in (ROOT / top).rglob("*") if path.suffix in SOURCES)
 
 
+TOPS = ["kernels", "checkpoint", "server", "client"]
+
+
+def every_source():
+    return [path for top in TOPS for path in sources(top)]
+
+
 class Includes(unittest.TestCase):
 
     def test_every_include_is_allowed(self):
         found, checked = [], 0
-        for path in sources("kernels") + sources("server") + sources("client"):
+        for path in every_source():
             relative = path.relative_to(ROOT).as_posix()
             for bracket, header in INCLUDE.findall(path.read_text(encoding="utf-8")):
                 why = violation(relative, header, bracket == '"')
@@ -131,6 +139,8 @@ class Includes(unittest.TestCase):
         for path, header in [("kernels/cuda/sm80/x.cu", "kernels/cuda/sm90a/y.h"),
                              ("kernels/cpu/x.cc", "kernels/formats/format.h"),
                              ("kernels/formats/x.cc", "kernels/layouts/layout.h"),
+                             ("checkpoint/x.cc", "kernels/kernels.h"),
+                             ("checkpoint/x.cc", "server/model/model_store.h"),
                              ("server/batching/x.cc", "kernels/types.h"),
                              ("server/engine/x.cc", "awqd/v1/tensor.pb.h"),
                              ("server/transport/x.cc", "awqd/v1/tensor.pb.h"),
@@ -146,12 +156,12 @@ class Includes(unittest.TestCase):
 
     def test_first_line_says_what_the_file_is_for(self):
         bare = [path.relative_to(ROOT).as_posix()
-                for top in ("kernels", "server", "client", "tests") for path in sources(top)
+                for top in TOPS + ["tests"] for path in sources(top)
                 if not path.read_text(encoding="utf-8").startswith("//")]
         self.assertEqual(bare, [])
 
     def test_sizes(self):
-        for path in sources("kernels") + sources("server") + sources("client"):
+        for path in every_source():
             lines = len(path.read_text(encoding="utf-8").splitlines())
             if lines > LIMITS[path.suffix]:
                 print(f"warning: {path.relative_to(ROOT)}: {lines} lines, {LIMITS[path.suffix]} is the size to feel bound by")

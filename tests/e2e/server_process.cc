@@ -92,9 +92,6 @@ TempFolder::~TempFolder() {
 
 std::string DemoRepository() { return DataPath("awq"); }
 std::string Golden(const std::string& name) { return DemoRepository() + "/goldens/" + name; }
-std::string BinaryPath(const std::string& name) {
-  return FromEnvironment("AWQD_TEST_BIN", std::string(AWQD_BINARY_DIR) + "/bin") + "/" + name;
-}
 
 ExitReport RunProgram(const std::string& program, const std::vector<std::string>& args,
                       absl::Duration limit) {
@@ -107,8 +104,7 @@ ServerProcess::ServerProcess(std::vector<std::string> args, const std::string& a
   const bool has_device = std::any_of(args.begin(), args.end(), [](const std::string& arg) {
     return absl::StartsWith(arg, "--device=");
   });
-  const std::string device = FromEnvironment("AWQD_TEST_DEVICE", "cpu");
-  if (!has_device) args.insert(args.begin(), "--device=" + device);
+  if (!has_device) args.insert(args.begin(), "--device=" + TestDeviceName());
   args.insert(args.begin(), {"--address=" + address, "--port_file=" + (folder_ / "port")});
   pid_ = Spawn(BinaryPath("awqd"), args, folder_ / "log");
 }

@@ -9,6 +9,7 @@
 
 #include "absl/time/time.h"
 #include "client/awqd_client.h"
+#include "tests/testing/places.h"
 
 namespace awqd {
 
@@ -39,7 +40,6 @@ struct ExitReport {
 // Runs a program to its end; kills it after `limit`.
 ExitReport RunProgram(const std::string& program, const std::vector<std::string>& args,
                       absl::Duration limit = absl::Seconds(20));
-std::string BinaryPath(const std::string& name);
 
 // Not thread-safe. Kills the server when destroyed.
 class ServerProcess {

@@ -2,8 +2,8 @@
 #include <cstdint>
 #include <cstdlib>
 
-#include "server/model/checkpoint_files.h"
-#include "server/model/linear_rules.h"
+#include "checkpoint/checkpoint_files.h"
+#include "checkpoint/linear_rules.h"
 
 namespace {
 

@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <vector>
 
-#include "server/model/safetensors.h"
+#include "checkpoint/safetensors.h"
 
 namespace {
 

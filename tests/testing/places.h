@@ -2,21 +2,17 @@
 // so, in the folder of a bundle on another machine.
 #pragma once
 
-#include <cstdlib>
 #include <string>
 
 namespace awqd {
 
-inline std::string FromEnvironment(const char* name, const std::string& otherwise) {
-  const char* const value = std::getenv(name);
-  return value == nullptr ? otherwise : value;
-}
+// A file of tests/data; AWQD_TEST_DATA names another folder.
+std::string DataPath(const std::string& name);
 
-// A file of tests/data.
-inline std::string DataPath(const std::string& name) {
-  static const std::string folder =
-      FromEnvironment("AWQD_TEST_DATA", std::string(AWQD_SOURCE_DIR) + "/tests/data");
-  return folder + "/" + name;
-}
+// A binary of the build; AWQD_TEST_BIN names another folder.
+std::string BinaryPath(const std::string& name);
+
+// The device that AWQD_TEST_DEVICE names, "cpu" without.
+std::string TestDeviceName();
 
 }  // namespace awqd

@@ -11,10 +11,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "checkpoint/checkpoint.h"
 #include "kernels/base/half.h"
 #include "kernels/exact.h"
-#include "server/model/checkpoint.h"
 #include "tests/testing/npy.h"
+#include "tests/testing/places.h"
 
 namespace awqd {
 namespace {
@@ -26,7 +27,7 @@ struct Case {
   std::string format;
   nlohmann::json json;
 
-  std::string Folder() const { return absl::StrCat(AWQD_SOURCE_DIR, "/tests/data/", format); }
+  std::string Folder() const { return DataPath(format); }
   std::string Text(const char* key) const { return json.at(key).get<std::string>(); }
   std::string Golden(const char* key) const {
     return absl::StrCat(Folder(), "/goldens/", Text(key));
@@ -36,8 +37,7 @@ struct Case {
 void PrintTo(const Case& c, std::ostream* out) { *out << c.format << " " << c.json.dump(); }
 
 std::vector<Case> CasesOf(const Format& format) {
-  std::ifstream file(absl::StrCat(AWQD_SOURCE_DIR, "/tests/data/", std::string(format.name),
-                                  "/goldens/cases.json"));
+  std::ifstream file(DataPath(absl::StrCat(format.name, "/goldens/cases.json")));
   if (!file) return {};
   std::vector<Case> out;
   const nlohmann::json goldens = nlohmann::json::parse(file);

@@ -1,5 +1,5 @@
 // Reading of regular files.
-#include "server/model/file.h"
+#include "checkpoint/file.h"
 
 #include <unistd.h>
 

@@ -7,7 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "server/model/checkpoint.h"
+#include "checkpoint/checkpoint.h"
 
 namespace awqd::model {
 

@@ -1,5 +1,5 @@
 // Which linears a checkpoint's settings choose.
-#include "server/model/linear_rules.h"
+#include "checkpoint/linear_rules.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

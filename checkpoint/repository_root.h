@@ -6,7 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "server/model/file.h"
+#include "checkpoint/file.h"
 
 namespace awqd::model {
 

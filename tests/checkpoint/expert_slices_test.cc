@@ -1,5 +1,5 @@
 // Checkpoints whose tensors hold all experts of a projection, beside ones with tensors for each.
-#include "server/model/expert_slices.h"
+#include "checkpoint/expert_slices.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
-#include "tests/server/model/test_files.h"
+#include "tests/checkpoint/test_files.h"
 
 namespace awqd::model {
 namespace {

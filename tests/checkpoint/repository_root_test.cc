@@ -1,6 +1,6 @@
 // Nothing outside the repository can be opened, nor anything but regular files. Both ways of
 // resolving.
-#include "server/model/repository_root.h"
+#include "checkpoint/repository_root.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -11,7 +11,7 @@
 
 #include <cerrno>
 
-#include "tests/server/model/test_files.h"
+#include "tests/checkpoint/test_files.h"
 #include "tests/testing/readdir_hook.h"
 
 namespace awqd::model {

@@ -1,11 +1,11 @@
 // Matching of module paths.
-#include "server/model/linear_rules.h"
+#include "checkpoint/linear_rules.h"
 
 #include <utility>
 
 #include "absl/strings/match.h"
+#include "checkpoint/file.h"
 #include "kernels/base/status.h"
-#include "server/model/file.h"
 
 namespace awqd::model {
 namespace {

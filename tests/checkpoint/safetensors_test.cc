@@ -1,5 +1,5 @@
 // Every rule of the safetensors container.
-#include "server/model/safetensors.h"
+#include "checkpoint/safetensors.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -9,7 +9,7 @@
 #include <functional>
 #include <limits>
 
-#include "tests/server/model/test_files.h"
+#include "tests/checkpoint/test_files.h"
 
 namespace awqd::model {
 namespace {

@@ -1,5 +1,5 @@
 // Parsing and making the paths of experts.
-#include "server/model/expert_path.h"
+#include "checkpoint/expert_path.h"
 
 #include <vector>
 

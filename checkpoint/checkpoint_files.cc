@@ -1,5 +1,5 @@
 // Settings, from JSON value by value; index and shards of a checkpoint's directory.
-#include "server/model/checkpoint_files.h"
+#include "checkpoint/checkpoint_files.h"
 
 #include <optional>
 #include <set>
@@ -7,8 +7,8 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "checkpoint/json.h"
 #include "kernels/base/status.h"
-#include "server/model/json.h"
 
 namespace awqd::model {
 namespace {

@@ -1,12 +1,13 @@
 // Directories as the Hub has them, and directories with something wrong.
-#include "server/model/checkpoint.h"
+#include "checkpoint/checkpoint.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <set>
 
-#include "tests/server/model/test_files.h"
+#include "tests/checkpoint/test_files.h"
+#include "tests/testing/places.h"
 
 namespace awqd::model {
 namespace {
@@ -303,7 +304,7 @@ TEST_F(CheckpointTest, ReplacedWhileLoading) {
 }
 
 TEST_F(CheckpointTest, RealCheckpoint) {
-  const auto root = RepositoryRoot::Open(std::string(AWQD_SOURCE_DIR) + "/tests/data/awq");
+  const auto root = RepositoryRoot::Open(DataPath("awq"));
   ASSERT_TRUE(root.ok()) << root.status();
   const auto checkpoint = Checkpoint::Open(*root, "all-MiniLM-L6-v2-awq");
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();

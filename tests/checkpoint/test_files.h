@@ -1,4 +1,4 @@
-// Temporary directories and hand-made checkpoints for the tests of server/model.
+// Temporary directories and hand-made checkpoints for tests.
 #pragma once
 
 #include <gtest/gtest.h>

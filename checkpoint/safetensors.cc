@@ -1,5 +1,5 @@
 // The rules of the safetensors container.
-#include "server/model/safetensors.h"
+#include "checkpoint/safetensors.h"
 
 #include <algorithm>
 #include <limits>
@@ -9,9 +9,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "checkpoint/json.h"
 #include "kernels/base/math.h"
 #include "kernels/base/status.h"
-#include "server/model/json.h"
 
 namespace awqd::model {
 namespace {

@@ -9,8 +9,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "checkpoint/repository_root.h"
 #include "kernels/formats/format.h"
-#include "server/model/repository_root.h"
 
 namespace awqd::model {
 

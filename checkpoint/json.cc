@@ -1,10 +1,10 @@
 // Strict JSON on top of nlohmann's event parser.
-#include "server/model/json.h"
+#include "checkpoint/json.h"
 
 #include <utility>
 
+#include "checkpoint/file.h"
 #include "kernels/base/status.h"
-#include "server/model/file.h"
 
 namespace awqd::model {
 bool JsonEvents::Keep(absl::Status status) {

@@ -10,7 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "server/model/file.h"
+#include "checkpoint/file.h"
 
 namespace awqd::model {
 

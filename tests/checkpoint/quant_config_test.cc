@@ -5,7 +5,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "server/model/checkpoint_files.h"
+#include "checkpoint/checkpoint_files.h"
 
 namespace awqd::model {
 namespace {

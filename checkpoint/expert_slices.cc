@@ -1,13 +1,13 @@
 // Checking and cutting tensors that hold all experts.
-#include "server/model/expert_slices.h"
+#include "checkpoint/expert_slices.h"
 
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "checkpoint/expert_path.h"
 #include "kernels/base/status.h"
-#include "server/model/expert_path.h"
 
 namespace awqd::model {
 namespace {

@@ -12,10 +12,10 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "checkpoint/linear_rules.h"
+#include "checkpoint/repository_root.h"
+#include "checkpoint/safetensors.h"
 #include "kernels/formats/format.h"
-#include "server/model/linear_rules.h"
-#include "server/model/repository_root.h"
-#include "server/model/safetensors.h"
 
 namespace awqd::model {
 

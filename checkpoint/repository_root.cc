@@ -1,5 +1,5 @@
 // Opening files beneath the repository root.
-#include "server/model/repository_root.h"
+#include "checkpoint/repository_root.h"
 
 #include <dirent.h>
 #include <fcntl.h>

@@ -1,5 +1,5 @@
 // Finding a checkpoint's files and the linears in them.
-#include "server/model/checkpoint.h"
+#include "checkpoint/checkpoint.h"
 
 #include <iterator>
 #include <tuple>
@@ -9,10 +9,10 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "checkpoint/checkpoint_files.h"
+#include "checkpoint/expert_slices.h"
 #include "kernels/base/huge_pages.h"
 #include "kernels/base/status.h"
-#include "server/model/checkpoint_files.h"
-#include "server/model/expert_slices.h"
 
 namespace awqd::model {
 namespace {
