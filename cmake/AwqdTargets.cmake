@@ -19,12 +19,21 @@ if(AWQD_FUZZ)
   set(CMAKE_CXX_FLAGS "${CMAKE_CXX_FLAGS} -fsanitize=fuzzer-no-link")
 endif()
 
+# Up to half of a test's compile time is optimisation that pays nothing back; what it tests keeps its own.
+set(awqd_test_options $<$<COMPILE_LANGUAGE:CXX>:-O1>)
+# Checks of undefined behaviour double the compile time of a test. They belong in what it tests.
+if(AWQD_SANITIZE MATCHES "undefined")
+  list(APPEND awqd_test_options -fno-sanitize=undefined)
+endif()
+include(AwqdPrecompile)
+
 # awqd_library(name SRCS ... DEPS ...): one room (or part of one) as a static library.
 function(awqd_library name)
   cmake_parse_arguments(ARG "" "" "SRCS;DEPS" ${ARGN})
   add_library(${name} STATIC ${ARG_SRCS})
   target_include_directories(${name} PUBLIC ${PROJECT_SOURCE_DIR})
   target_link_libraries(${name} PUBLIC ${ARG_DEPS} PRIVATE awqd_flags)
+  awqd_precompile(${name} LIBRARY)
 endfunction()
 
 # awqd_own_results(entry variable): the environment that gives one of several entries of an executable a file of
@@ -44,15 +53,9 @@ function(awqd_test name)
   cmake_parse_arguments(ARG "" "TIMEOUT" "SRCS;DEPS;LABELS;ENV" ${ARGN})
   add_executable(${name} ${ARG_SRCS})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
-  # Up to half of a test's compile time is optimisation that pays nothing back; what it tests keeps its own.
-  target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-O1>)
-  # Checks of undefined behaviour double the compile time of a test. They belong in what it tests.
-  if(AWQD_SANITIZE MATCHES "undefined")
-    target_compile_options(${name} PRIVATE -fno-sanitize=undefined)
-  endif()
-  target_compile_definitions(${name} PRIVATE AWQD_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
-                                             AWQD_BINARY_DIR="${PROJECT_BINARY_DIR}")
-  target_link_libraries(${name} PRIVATE ${ARG_DEPS} GTest::gmock_main awqd_flags)
+  target_compile_options(${name} PRIVATE ${awqd_test_options})
+  target_link_libraries(${name} PRIVATE ${ARG_DEPS} awqd_places GTest::gmock_main awqd_flags)
+  awqd_precompile(${name} TEST)
   add_test(NAME ${name} COMMAND ${name})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 300)

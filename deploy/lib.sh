@@ -74,12 +74,20 @@ build_jobs() {
   say $((jobs < cores ? jobs : cores))
 }
 
+# use_ccache: has a compiler cache serve what it holds, where one is installed. Paths count from this checkout, so that
+# what one checkout compiled serves another; a precompiled header counts by its content.
+use_ccache() {
+  command -v ccache >/dev/null || return 0
+  export CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_CUDA_COMPILER_LAUNCHER=ccache
+  export CCACHE_BASEDIR="$ROOT" CCACHE_NOHASHDIR=1 CCACHE_SLOPPINESS=pch_defines,time_macros
+}
+
 # configure <preset> <cmake argument>...: quiet unless it fails.
 configure() {
   local preset="$1" log="$ROOT/build/$1-configure.log"
   shift
   mkdir -p "$ROOT/build"
-  command -v ccache >/dev/null && set -- "$@" -DCMAKE_CXX_COMPILER_LAUNCHER=ccache
+  use_ccache
   (cd "$ROOT" && cmake --preset "$preset" "$@") >"$log" 2>&1 || {
     tail -n 40 "$log" >&2
     die "cmake could not configure preset $preset (full log: $log)"

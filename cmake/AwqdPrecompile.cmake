@@ -1,0 +1,58 @@
+# Precompiled headers (AWQD_PRECOMPILE), for builds whose only purpose is a check: most of what the compiler does for a
+# file here is to read the headers of gRPC, Protocol Buffers, Abseil and GoogleTest. The presets that ship code and
+# run the suite go without, so that a file that forgets to include what it uses does not compile there.
+#
+# One set of headers serves every target of a kind: GCC accepts it only where the flags agree, and a library's
+# (-fPIC) are not an executable's (-fPIE).
+option(AWQD_PRECOMPILE "Precompile the headers that most files include" OFF)
+
+set(awqd_standard_headers
+  <algorithm> <array> <atomic> <chrono> <cmath> <cstdint> <cstdio> <cstdlib> <cstring> <filesystem> <fstream>
+  <functional> <limits> <map> <memory> <mutex> <optional> <random> <set> <sstream> <string> <thread> <utility> <vector>
+  <absl/status/status.h> <absl/status/statusor.h> <absl/strings/match.h> <absl/strings/numbers.h>
+  <absl/strings/str_cat.h> <absl/strings/str_format.h> <absl/strings/str_join.h> <absl/strings/str_split.h>
+  <absl/strings/string_view.h> <absl/time/clock.h> <absl/time/time.h> <absl/types/span.h>)
+set(awqd_server_headers
+  ${awqd_standard_headers} <grpcpp/grpcpp.h> <nlohmann/json.hpp> <awqd/v1/inference.grpc.pb.h>
+  <awqd/v1/model_repository.grpc.pb.h> <awqd/v1/server_info.grpc.pb.h>)
+
+# awqd_precompiled(<name> <LIBRARY|TEST> HEADERS ... DEPS ...): a target that others take their headers from.
+function(awqd_precompiled name kind)
+  cmake_parse_arguments(ARG "" "" "HEADERS;DEPS" ${ARGN})
+  set(source ${PROJECT_BINARY_DIR}/${name}.cc)
+  file(WRITE ${source} "")
+  add_library(${name} OBJECT ${source})
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
+  target_link_libraries(${name} PRIVATE ${ARG_DEPS} awqd_flags)
+  if(kind STREQUAL "TEST")
+    set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
+    target_compile_options(${name} PRIVATE -fPIE ${awqd_test_options})
+  endif()
+  target_precompile_headers(${name} PRIVATE ${ARG_HEADERS})
+endfunction()
+
+# awqd_precompile(<target> <LIBRARY|TEST>): lets a target use the headers of its kind. Folders that must do without
+# gRPC (kernels and what tests them) get a set without it.
+function(awqd_precompile target kind)
+  if(NOT AWQD_PRECOMPILE)
+    return()
+  endif()
+  string(TOLOWER "${kind}" name)
+  cmake_path(RELATIVE_PATH CMAKE_CURRENT_SOURCE_DIR BASE_DIRECTORY ${PROJECT_SOURCE_DIR} OUTPUT_VARIABLE folder)
+  set(deps absl::statusor absl::strings absl::time)
+  if(kind STREQUAL "TEST")
+    list(APPEND deps GTest::gmock)
+    set(test_headers <gmock/gmock.h> <gtest/gtest.h>)
+  endif()
+  if(AWQD_SERVER AND NOT folder MATCHES "^(kernels|tests/(architecture|conformance|kernels|testing))")
+    string(APPEND name "_server")
+    list(APPEND deps awqd_proto nlohmann_json::nlohmann_json)
+    set(headers ${awqd_server_headers} ${test_headers})
+  else()
+    set(headers ${awqd_standard_headers} ${test_headers})
+  endif()
+  if(NOT TARGET awqd_headers_${name})
+    awqd_precompiled(awqd_headers_${name} ${kind} HEADERS ${headers} DEPS ${deps})
+  endif()
+  target_precompile_headers(${target} REUSE_FROM awqd_headers_${name})
+endfunction()
