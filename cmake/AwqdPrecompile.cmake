@@ -3,7 +3,7 @@
 # run the suite go without, so that a file that forgets to include what it uses does not compile there.
 #
 # One set of headers serves every target of a kind: GCC accepts it only where the flags agree, and a library's
-# (-fPIC) are not an executable's (-fPIE).
+# (-fPIC) are not an executable's (-fPIE). All are compiled for threads, which some targets ask for.
 option(AWQD_PRECOMPILE "Precompile the headers that most files include" OFF)
 
 set(awqd_standard_headers
@@ -24,6 +24,7 @@ function(awqd_precompiled name kind)
   add_library(${name} OBJECT ${source})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} awqd_flags)
+  target_compile_options(${name} PRIVATE -pthread)
   if(kind STREQUAL "TEST")
     set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
     target_compile_options(${name} PRIVATE -fPIE ${awqd_test_options})
@@ -44,7 +45,7 @@ function(awqd_precompile target kind)
     list(APPEND deps GTest::gmock)
     set(test_headers <gmock/gmock.h> <gtest/gtest.h>)
   endif()
-  if(AWQD_SERVER AND NOT folder MATCHES "^(kernels|tests/(architecture|conformance|kernels|testing))")
+  if(AWQD_SERVER AND NOT folder MATCHES "^(kernels|checkpoint|tests/(architecture|checkpoint|conformance|kernels|testing))")
     string(APPEND name "_server")
     list(APPEND deps awqd_proto nlohmann_json::nlohmann_json)
     set(headers ${awqd_server_headers} ${test_headers})
@@ -54,5 +55,6 @@ function(awqd_precompile target kind)
   if(NOT TARGET awqd_headers_${name})
     awqd_precompiled(awqd_headers_${name} ${kind} HEADERS ${headers} DEPS ${deps})
   endif()
+  target_compile_options(${target} PRIVATE -pthread)
   target_precompile_headers(${target} REUSE_FROM awqd_headers_${name})
 endfunction()
