@@ -97,6 +97,17 @@ CpuIsa DetectIsa() {
   return best;
 }
 
+bool DetectVnni() {
+  if (DetectIsa() != CpuIsa::kAvx512) return false;
+  const char* wish = std::getenv("AWQD_CPU_ISA");
+  if (wish != nullptr && Name(CpuIsa::kAvx512) == absl::string_view(wish)) return false;
+#if defined(AWQD_CPU_X86)
+  return __builtin_cpu_supports("avx512vnni");
+#else
+  return false;
+#endif
+}
+
 CpuDevice::CpuDevice(int threads, int64_t budget_bytes, std::optional<int> index,
                      bool batch_invariant)
     : info_(Describe(threads, index, batch_invariant)),

@@ -15,6 +15,10 @@ namespace awqd {
 // never raises it, and another value is ignored.
 CpuIsa DetectIsa();
 
+// Whether products of integers may use AVX-512 VNNI: this CPU has it, and AWQD_CPU_ISA asks for no
+// less ("avx512" is AVX-512 without).
+bool DetectVnni();
+
 // Thread-safe. Must outlive the buffers, streams and weights made on it.
 class CpuDevice final : public Device {
  public:
@@ -34,6 +38,8 @@ class CpuDevice final : public Device {
   bool healthy() const override { return true; }
 
   ThreadPool& pool() { return pool_; }
+  // DetectVnni() of when it was opened.
+  bool vnni() const { return vnni_; }
 
   // The device under a weight that a CPU row was given.
   static CpuDevice& Of(Device* device) { return *static_cast<CpuDevice*>(device); }
@@ -43,6 +49,7 @@ class CpuDevice final : public Device {
   bool Reserve(int64_t bytes);
 
   DeviceInfo info_;
+  const bool vnni_ = DetectVnni();
   ThreadPool pool_;
   std::atomic<int64_t> budget_;
   // Shared with the deleters of buffers.

@@ -44,6 +44,13 @@ const Bodies& BodiesFor(CpuIsa isa) {
   return kPortableBodies;
 }
 
+const IntegerBodies& IntegerBodiesFor(const CpuDevice& device) {
+#if defined(AWQD_CPU_X86)
+  if (device.vnni()) return kAvx512VnniBodies;
+#endif
+  return BodiesFor(device.info().isa).integers;
+}
+
 Element ElementOf(DType dtype) {
   if (SizeOf(dtype) == 1) return Element::kByte;
   if (dtype == DType::kFp32) return Element::kFp32;

@@ -9,6 +9,8 @@ namespace awqd::cpu {
 
 // The bodies for an instruction set that this build has.
 const Bodies& BodiesFor(CpuIsa isa);
+// Those of products of integers. Their scratch is that of the instruction set.
+const IntegerBodies& IntegerBodiesFor(const CpuDevice& device);
 
 // A weight whose layout is k16.
 K16Weight AccessK16(const DeviceWeight& weight);

@@ -28,14 +28,15 @@ int64_t Stride(const K16Weight& w) { return w.blocks * kBlockRows; }
 struct Parts {
   int64_t scratch_bytes, widened_bytes, sums_bytes;
 
-  Parts(const K16Weight& w, const cpu::Bodies& bodies, int64_t threads, int64_t m)
+  Parts(const K16Weight& w, const cpu::IntegerBodies& bodies, int64_t threads, int64_t m)
       : scratch_bytes(bodies.scaled_scratch_bytes * threads),
         widened_bytes(std::min(m, cpu::kScaledRows) * Stride(w) * 2),
         sums_bytes(std::min(m, cpu::kScaledRows) * w.groups * 4) {}
 };
 
 int64_t Workspace(const WeightShape& shape, const DeviceInfo& device, int64_t m) {
-  const Parts parts(cpu::DescribeK16(shape), cpu::BodiesFor(device.isa), device.threads, m);
+  const Parts parts(cpu::DescribeK16(shape), cpu::BodiesFor(device.isa).integers, device.threads,
+                    m);
   return parts.scratch_bytes + parts.widened_bytes + parts.sums_bytes;
 }
 
@@ -57,7 +58,7 @@ void SumGroups(const K16Weight& w, const int8_t* x, float* sums) {
 
 absl::Status Matmul(const MatmulArgs& args, StreamView) {
   CpuDevice& device = CpuDevice::Of(args.weight->device);
-  const cpu::Bodies& bodies = cpu::BodiesFor(device.info().isa);
+  const cpu::IntegerBodies& bodies = cpu::IntegerBodiesFor(device);
   const K16Weight w = cpu::AccessK16(*args.weight);
   const Parts parts(w, bodies, device.info().threads, args.x.rows);
   char* const scratch = static_cast<char*>(args.workspace);

@@ -132,6 +132,13 @@ struct ScaledTask {
 };
 inline constexpr int64_t kScaledRows = 192;
 
+// What differs from AVX-512 alone where a machine has VNNI too.
+struct IntegerBodies {
+  void (*integer_product)(const K16Weight&, const IntegerTask&);
+  void (*scaled_product)(const K16Weight&, const ScaledTask&);
+  int64_t scaled_scratch_bytes;
+};
+
 struct Bodies {
   void (*product)(const K16Weight&, const ProductTask&);
   int64_t scratch_floats;  // of a ProductTask
@@ -142,9 +149,7 @@ struct Bodies {
   void (*to_float)(const void* in, Element type, int64_t count, float* out);
   // out[i] = round(in[i] + bias[i]); bias may be null.
   void (*from_float)(const float* in, const float* bias, int64_t count, Element type, void* out);
-  void (*integer_product)(const K16Weight&, const IntegerTask&);
-  void (*scaled_product)(const K16Weight&, const ScaledTask&);
-  int64_t scaled_scratch_bytes;
+  IntegerBodies integers;
   // Least and greatest finite element; of none, +infinity and -infinity.
   void (*kv4_ranges)(const Kv4Rows&, const void* x, float* min, float* max);
   void (*kv4_codes)(const Kv4Rows&, const void* x, const float* inverse, const float* zero,
@@ -156,5 +161,6 @@ extern const Bodies kPortableBodies;
 // Only in builds for x86-64.
 extern const Bodies kAvx2Bodies;
 extern const Bodies kAvx512Bodies;
+extern const IntegerBodies kAvx512VnniBodies;
 
 }  // namespace awqd::cpu

@@ -11,9 +11,15 @@
 
 namespace awqd::cpu {
 
-const Bodies kAvx2Bodies = {Product,        Scratch::kFloats, Dequantize,
-                            Columns,        ToFloat,          FromFloat,
-                            IntegerProduct, ScaledProduct,    ScaledScratch::kBytes,
-                            Kv4Ranges,      Kv4Codes,         Kv4Elements};
+const Bodies kAvx2Bodies = {Product,
+                            Scratch::kFloats,
+                            Dequantize,
+                            Columns,
+                            ToFloat,
+                            FromFloat,
+                            {IntegerProduct, ScaledProduct, ScaledScratch::kBytes},
+                            Kv4Ranges,
+                            Kv4Codes,
+                            Kv4Elements};
 
 }  // namespace awqd::cpu

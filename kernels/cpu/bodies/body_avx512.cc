@@ -13,8 +13,15 @@
 
 namespace awqd::cpu {
 
-const Bodies kAvx512Bodies = {
-    Product,        Scratch::kFloats, DequantizeFast,        Columns,   ToFloat,  FromFloat,
-    IntegerProduct, ScaledProduct,    ScaledScratch::kBytes, Kv4Ranges, Kv4Codes, Kv4Elements};
+const Bodies kAvx512Bodies = {Product,
+                              Scratch::kFloats,
+                              DequantizeFast,
+                              Columns,
+                              ToFloat,
+                              FromFloat,
+                              {IntegerProduct, ScaledProduct, ScaledScratch::kBytes},
+                              Kv4Ranges,
+                              Kv4Codes,
+                              Kv4Elements};
 
 }  // namespace awqd::cpu

@@ -11,9 +11,15 @@
 
 namespace awqd::cpu {
 
-const Bodies kPortableBodies = {Product,        Scratch::kFloats, Dequantize,
-                                Columns,        ToFloat,          FromFloat,
-                                IntegerProduct, ScaledProduct,    ScaledScratch::kBytes,
-                                Kv4Ranges,      Kv4Codes,         Kv4Elements};
+const Bodies kPortableBodies = {Product,
+                                Scratch::kFloats,
+                                Dequantize,
+                                Columns,
+                                ToFloat,
+                                FromFloat,
+                                {IntegerProduct, ScaledProduct, ScaledScratch::kBytes},
+                                Kv4Ranges,
+                                Kv4Codes,
+                                Kv4Elements};
 
 }  // namespace awqd::cpu

@@ -37,7 +37,7 @@ struct Int16Vec : IntegerStores {
   static constexpr int kElements = 32;
   __m512i v = _mm512_setzero_si512();
   static __m512i Load(const int16_t* p) { return _mm512_loadu_si512(p); }
-  void Add(__m512i a, __m512i b) { v = _mm512_add_epi32(v, _mm512_madd_epi16(a, b)); }
+  void Add(__m512i a, __m512i b) { v = AddMultiplied(v, a, b); }
   int32_t Total() const { return _mm512_reduce_add_epi32(v); }
 
   using Lanes = __m512i;

@@ -51,7 +51,7 @@ struct Pairs {
   Pairs Minus(Pairs o) const { return {_mm512_sub_epi16(v, o.v)}; }
   Pairs Times(Pairs o) const { return {_mm512_mullo_epi16(v, o.v)}; }
   // Adds both products of each lane's pairs.
-  void AddProducts(Pairs a, Pairs b) { v = _mm512_add_epi32(v, _mm512_madd_epi16(a.v, b.v)); }
+  void AddProducts(Pairs a, Pairs b) { v = AddMultiplied(v, a.v, b.v); }
   Vec::F ToFloat() const { return _mm512_cvtepi32_ps(v); }
 };
 #elif defined(__AVX2__)

@@ -33,15 +33,6 @@ struct Scratch {
   float* lanes;
 };
 
-// run(Number<count>), for a count from kLeast to kMost.
-template <int kLeast, int kMost, typename Run>
-AWQD_ALWAYS_INLINE inline void WithCount(int64_t count, Run run) {
-  if constexpr (kLeast < kMost) {
-    if (count < kMost) return WithCount<kLeast, kMost - 1>(count, run);
-  }
-  run(Number<kMost>());
-}
-
 // One tile for kRows rows, in passes of as many columns as have registers. Functions of their own:
 // their loops need every register.
 //

@@ -12,6 +12,15 @@
 namespace awqd::cpu {
 namespace {
 
+// run(Number<count>), for a count from kLeast to kMost.
+template <int kLeast, int kMost, typename Run>
+AWQD_ALWAYS_INLINE inline void WithCount(int64_t count, Run run) {
+  if constexpr (kLeast < kMost) {
+    if (count < kMost) return WithCount<kLeast, kMost - 1>(count, run);
+  }
+  run(Number<kMost>());
+}
+
 // Of __builtin_prefetch.
 constexpr int kRead = 0;
 constexpr int kL2Cache = 2;

@@ -8,6 +8,15 @@
 namespace awqd::cpu {
 namespace {
 
+// sums + the products of both 16-bit integers of each lane, modulo 2^32.
+inline __m512i AddMultiplied(__m512i sums, __m512i a, __m512i b) {
+#if defined(__AVX512VNNI__)
+  return _mm512_dpwssd_epi32(sums, a, b);
+#else
+  return _mm512_add_epi32(sums, _mm512_madd_epi16(a, b));
+#endif
+}
+
 struct Vec {
   using F = __m512;
   // Tiles of accumulators that leave registers for the decoded weights and one row of x.
