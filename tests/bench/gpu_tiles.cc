@@ -16,7 +16,7 @@ namespace {
 using cuda::PersistentTile;
 using cuda::RatedTile;
 
-// As in tile_list.h: without what is 1 at the end.
+// As in tile_list_*.h: without what is 1 at the end.
 std::string Text(const PersistentTile& tile) {
   const int fields[] = {tile.tokens, tile.records, tile.cluster,
                         tile.parts,  tile.sets,    tile.slices};

@@ -55,6 +55,7 @@ class Consumer<Config, true> {
   using Integers = int[Config::kSums];
   static constexpr int kBits = Record::kBits;
   static_assert(Record::kMetas <= 1, "one scale serves a record's 128 of K");
+  static_assert(!IntegersFillRegisters(Config::kTokens), "beside them are as many FP32 sums");
 
   struct Scales {
     float low, high;  // of a lane's two rows

@@ -12,6 +12,9 @@
 #include "kernels/cuda/core/error.h"
 #include "kernels/cuda/sm90a/rows.h"
 #include "kernels/cuda/sm90a/tensor_map.h"
+#include "kernels/cuda/sm90a/tile_list_int8.h"
+#include "kernels/cuda/sm90a/tile_list_w4.h"
+#include "kernels/cuda/sm90a/tile_list_w8.h"
 #include "kernels/layouts/mma16.h"
 #include "kernels/registry.h"
 
@@ -77,25 +80,22 @@ Work PlanChained(const WeightShape& shape, int64_t m, DType x, const DeviceInfo&
 template <DType kX>
 absl::Status LaunchAs(const PersistentParams& p, const PersistentTile& tile, bool chained,
                       const DeviceInfo& device, StreamView stream) {
-  if (p.bits == 8) return LaunchProduct<kX, false, kBare8, kOneMeta8>(p, tile, device, stream);
+  if (p.bits == 8)
+    return LaunchProduct<kX, false, kFreeTiles8, kBare8, kOneMeta8>(p, tile, device, stream);
   if (chained) {
-    return LaunchProduct<kX, true, kOneMeta, kTwoMetas, kFineMetas>(p, tile, device, stream);
+    return LaunchProduct<kX, true, kChainedTiles4, kOneMeta, kTwoMetas, kFineMetas>(p, tile, device,
+                                                                                    stream);
   }
-  return LaunchProduct<kX, false, kOneMeta, kTwoMetas, kFineMetas>(p, tile, device, stream);
+  return LaunchProduct<kX, false, kFreeTiles4, kOneMeta, kTwoMetas, kFineMetas>(p, tile, device,
+                                                                                stream);
 }
 
 absl::Status LaunchKind(const PersistentParams& p, const PersistentTile& tile, DType x,
                         bool chained, const DeviceInfo& device, StreamView stream) {
   if (x == DType::kBf16) return LaunchAs<DType::kBf16>(p, tile, chained, device, stream);
   if (x == DType::kFp16) return LaunchAs<DType::kFp16>(p, tile, chained, device, stream);
-  return LaunchProduct<DType::kInt8, false, kOneMeta, kBare8, kOneMeta8>(p, tile, device, stream);
-}
-
-// Whether INT8 products cannot be left in INT32 up to the last step: where scales change along K,
-// or 2^31 might be passed.
-bool FoldsEveryStep(const WeightShape& shape) {
-  constexpr int64_t kMostK = 1 << 16;
-  return shape.group_rows() != shape.k || shape.k > kMostK;
+  return LaunchProduct<DType::kInt8, false, kFreeTilesInt8, kOneMeta, kBare8, kOneMeta8>(
+      p, tile, device, stream);
 }
 
 absl::Status CheckCounters(StreamView stream) {
@@ -148,7 +148,7 @@ absl::Status Launch(const MatmulArgs& args, const Work& work, StreamView stream)
   p.m = args.x.rows;
   p.outer = args.weight->outer();
   if (p.metas == 0 && args.x.dtype == DType::kBf16) p.unit = kBareUnitBf16;
-  p.folds = FoldsEveryStep(shape);
+  p.folds = !IntegersScaleOnce(shape);
   return LaunchKind(p, tile, args.x.dtype, /*chained=*/work.chain > 0, device, stream);
 }
 

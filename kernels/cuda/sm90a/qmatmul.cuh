@@ -5,7 +5,7 @@
 // registers, once for all tokens of its tile. Tokens are the B operand, which the tensor cores read
 // from shared memory. NOTES.md begins with a picture.
 //
-// Work split: tile_list.h lists the tiles, schedule.h says who computes what. The sums of a tile
+// Work split: tile_list_*.h list the tiles, schedule.h says who computes what. The sums of a tile
 // that is cut along K meet in global memory, in the order of K and without atomics (cut_sums.cuh).
 // Those of a tile in parts meet in the shared memory of its cluster (parts.cuh). chained.cuh and
 // part_chains.cuh keep an order of sums that does not depend on the tile.
@@ -26,7 +26,6 @@
 #include "kernels/cuda/sm90a/chained.cuh"
 #include "kernels/cuda/sm90a/consumer.cuh"
 #include "kernels/cuda/sm90a/cut_sums.cuh"
-#include "kernels/cuda/sm90a/integer_consumer.cuh"
 #include "kernels/cuda/sm90a/parts.cuh"
 #include "kernels/cuda/sm90a/producers.cuh"
 #include "kernels/cuda/sm90a/store.cuh"
@@ -200,27 +199,12 @@ inline absl::Status NoSuchTile(const PersistentTile& tile) {
                                           tile.slices, " slices was compiled"));
 }
 
-template <DType kX, RecordKind kKind, bool kChained>
-constexpr auto& TileList() {
-  if constexpr (kX == DType::kInt8) {
-    static_assert(!kChained);
-    return kFreeTilesInt8;
-  } else if constexpr (BitsOf(kKind) == 8) {
-    static_assert(!kChained);
-    return kFreeTiles8;
-  } else if constexpr (kChained) {
-    return kChainedTiles4;
-  } else {
-    return kFreeTiles4;
-  }
-}
-
 using Launcher = absl::Status (*)(const PersistentParams&, const DeviceInfo&, StreamView);
 
 // The kernel for one kind of records and one entry of the list; null if it is not compiled.
-template <DType kX, RecordKind kKind, bool kChained, size_t kIndex>
+template <DType kX, RecordKind kKind, bool kChained, const auto& kList, size_t kIndex>
 constexpr Launcher LauncherOf() {
-  constexpr const TileCost& listed = TileList<kX, kKind, kChained>()[kIndex];
+  constexpr const TileCost& listed = kList[kIndex];
   if constexpr ((listed.kinds & kKind) != 0) {
     return LaunchConfigured<PersistentConfig<kX, kKind, kChained, listed.tile>>;
   } else {
@@ -228,49 +212,25 @@ constexpr Launcher LauncherOf() {
   }
 }
 
-template <DType kX, RecordKind kKind, bool kChained, size_t... kIndex>
+template <DType kX, RecordKind kKind, bool kChained, const auto& kList, size_t... kIndex>
 Launcher FindLauncher(const PersistentTile& tile, std::index_sequence<kIndex...>) {
-  constexpr auto& list = TileList<kX, kKind, kChained>();
   Launcher found = nullptr;
-  ((found = list[kIndex].tile == tile ? LauncherOf<kX, kKind, kChained, kIndex>() : found), ...);
+  ((found = kList[kIndex].tile == tile ? LauncherOf<kX, kKind, kChained, kList, kIndex>() : found),
+   ...);
   return found;
 }
 
 }  // namespace
 
-template <DType kX, bool kChained, RecordKind... kKinds>
+template <DType kX, bool kChained, const auto& kList, RecordKind... kKinds>
 absl::Status LaunchProduct(const PersistentParams& p, const PersistentTile& tile,
                            const DeviceInfo& device, StreamView stream) {
   const RecordKind kind = KindOf(p.bits, p.metas);
   Launcher launch = nullptr;
-  ((kind == kKinds
-        ? void(launch = FindLauncher<kX, kKinds, kChained>(
-                   tile, std::make_index_sequence<std::size(TileList<kX, kKinds, kChained>())>()))
-        : void()),
+  ((kind == kKinds ? void(launch = FindLauncher<kX, kKinds, kChained, kList>(
+                              tile, std::make_index_sequence<std::size(kList)>()))
+                   : void()),
    ...);
-  return launch == nullptr ? NoSuchTile(tile) : launch(p, device, stream);
-}
-
-namespace {
-
-template <DType kX, size_t... kIndex>
-Launcher FindGroupedLauncher(const PersistentTile& tile, std::index_sequence<kIndex...>) {
-  Launcher found = nullptr;
-  ((found = kGroupedTiles4[kIndex].tile == tile
-                ? LaunchConfigured<
-                      PersistentConfig<kX, kOneMeta, false, kGroupedTiles4[kIndex].tile, true>>
-                : found),
-   ...);
-  return found;
-}
-
-}  // namespace
-
-template <DType kX>
-absl::Status LaunchGroupedProduct(const PersistentParams& p, const PersistentTile& tile,
-                                  const DeviceInfo& device, StreamView stream) {
-  const Launcher launch =
-      FindGroupedLauncher<kX>(tile, std::make_index_sequence<std::size(kGroupedTiles4)>());
   return launch == nullptr ? NoSuchTile(tile) : launch(p, device, stream);
 }
 

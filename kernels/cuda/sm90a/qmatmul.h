@@ -50,9 +50,10 @@ struct PersistentParams {
 };
 
 // kX: the type of activations, FP16, BF16 or INT8. kChained: keeps the order of sums of
-// common/chains.h. kKinds: the kinds of records that this instantiation serves. Each instantiation
-// has a file of its own, so that they compile side by side (CMakeLists.txt).
-template <DType kX, bool kChained, RecordKind... kKinds>
+// common/chains.h. kList: its tiles, a list of tile_list_*.h. kKinds: the kinds of records that
+// this instantiation serves. Each instantiation has a file of its own, so that they compile side by
+// side (CMakeLists.txt).
+template <DType kX, bool kChained, const auto& kList, RecordKind... kKinds>
 absl::Status LaunchProduct(const PersistentParams& params, const PersistentTile& tile,
                            const DeviceInfo& device, StreamView stream);
 

@@ -11,6 +11,10 @@
 #include "kernels/base/math.h"
 #include "kernels/cuda/common/chains.h"
 #include "kernels/cuda/sm90a/tile_costs.h"
+#include "kernels/cuda/sm90a/tile_list_grouped.h"
+#include "kernels/cuda/sm90a/tile_list_int8.h"
+#include "kernels/cuda/sm90a/tile_list_w4.h"
+#include "kernels/cuda/sm90a/tile_list_w8.h"
 
 namespace awqd::cuda {
 namespace {
@@ -106,6 +110,11 @@ int64_t LargestSums(absl::Span<const TileCost> candidates) {
 }
 
 }  // namespace
+
+bool IntegersScaleOnce(const WeightShape& shape) {
+  constexpr int64_t kMostK = 1 << 16;
+  return shape.group_rows() == shape.k && shape.k <= kMostK;
+}
 
 std::vector<PersistentTile> PersistentTiles(const WeightShape& shape, DType x) {
   return Compiled(FreeTiles(shape, x), shape);

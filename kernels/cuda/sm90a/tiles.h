@@ -92,6 +92,13 @@ constexpr bool PersistentParks(int tokens) { return tokens > 192; }
 // each chain to it at once. With three records it has not.
 constexpr bool PersistentFirstAddsUp(int records) { return records <= 2; }
 
+// INT8 activations: whether integer sums take the registers that FP32 sums beside them would need.
+constexpr bool IntegersFillRegisters(int tokens) { return tokens > 128; }
+
+// Whether INT8 products may be left in INT32 up to the last step: scales do not change along K, and
+// 2^31 is not passed.
+bool IntegersScaleOnce(const WeightShape& shape);
+
 // Floats of all sums of a block, as it writes them to global memory for another block.
 constexpr int64_t PersistentSlotFloats(const PersistentTile& tile) {
   return int64_t{tile.tokens} * tile.records * mma16::kTileN;
