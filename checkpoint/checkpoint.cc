@@ -9,6 +9,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 #include "checkpoint/checkpoint_files.h"
 #include "checkpoint/expert_slices.h"
 #include "kernels/base/huge_pages.h"
@@ -17,10 +18,21 @@
 namespace awqd::model {
 namespace {
 
-std::pair<absl::string_view, absl::string_view> SplitPath(absl::string_view tensor) {
-  const size_t dot = tensor.rfind('.');
-  if (dot == tensor.npos) return {"", tensor};
-  return {tensor.substr(0, dot), tensor.substr(dot + 1)};
+// The path and the longest of the format's suffixes that the tensor's name ends with; no suffix for
+// another tensor's.
+std::pair<absl::string_view, absl::string_view> SplitPath(const Format& format,
+                                                          absl::string_view tensor) {
+  std::pair<absl::string_view, absl::string_view> out;
+  for (absl::string_view suffix : format.suffixes) {
+    absl::string_view path = tensor;
+    if (suffix.size() <= out.second.size() || !absl::ConsumeSuffix(&path, suffix)) continue;
+    if (path.empty() || absl::ConsumeSuffix(&path, format.separator)) out = {path, suffix};
+  }
+  return out;
+}
+
+std::string NameOf(const Format& format, absl::string_view path, absl::string_view suffix) {
+  return absl::StrCat(path, format.separator, suffix);
 }
 
 bool IsOptional(const Format& format, absl::string_view suffix) {
@@ -101,9 +113,9 @@ absl::Status Checkpoint::CheckNoOrphan(absl::string_view path, absl::string_view
   const absl::string_view marker = format().suffixes.front();
   for (absl::string_view needed : format().suffixes) {
     if (needed == marker || IsOptional(format(), needed)) continue;
-    if (tensors_.count(absl::StrCat(path, ".", needed)) == 0) return absl::OkStatus();
+    if (tensors_.count(NameOf(format(), path, needed)) == 0) return absl::OkStatus();
   }
-  const auto codes = tensors_.find(absl::StrCat(path, ".", marker));
+  const auto codes = tensors_.find(NameOf(format(), path, marker));
   if (codes != tensors_.end() && IsMarker(marker, codes->second)) return absl::OkStatus();
   const std::string found =
       codes == tensors_.end() ? "is missing"
@@ -124,7 +136,7 @@ absl::StatusOr<LinearLocation> Checkpoint::Locate(absl::string_view path,
   LinearLocation out = {.settings = &settings};
   out.path = std::string(path);
   for (absl::string_view suffix : format().suffixes) {
-    const auto it = tensors_.find(absl::StrCat(path, ".", suffix));
+    const auto it = tensors_.find(NameOf(format(), path, suffix));
     if (it != tensors_.end()) {
       out.tensors.emplace(std::string(suffix), it->second);
       out.bytes += it->second.info->bytes();  // each is at most its file's size: no overflow
@@ -140,7 +152,7 @@ absl::StatusOr<LinearLocation> Checkpoint::Locate(absl::string_view path,
 absl::Status Checkpoint::AddLinear(LinearLocation linear) {
   const absl::string_view marker = format().suffixes.front();
   ignored_tensors_ -= static_cast<int>(linear.tensors.size());
-  if (!HoldsAllExperts(linear, marker)) {
+  if (!HoldsAllExperts(linear, format())) {
     linears_.push_back(std::move(linear));
     return absl::OkStatus();
   }
@@ -169,8 +181,8 @@ absl::Status Checkpoint::FindLinears() {
   const absl::string_view marker = format().suffixes.front();
   ignored_tensors_ = static_cast<int>(tensors_.size());
   for (const auto& [name, location] : tensors_) {
-    const auto [path, suffix] = SplitPath(name);
-    if (!absl::c_linear_search(format().suffixes, suffix)) continue;
+    const auto [path, suffix] = SplitPath(format(), name);
+    if (suffix.empty()) continue;
     const Setting* settings = rules_.SettingsOf(path);
     if (settings == nullptr) continue;
     if (suffix != marker) {
@@ -180,7 +192,8 @@ absl::Status Checkpoint::FindLinears() {
     if (!IsMarker(suffix, location)) continue;
     if (path.empty()) {
       return Invalid(location.file->file().shown_name(), ": tensor ", Quoted(name),
-                     ": got no module path before it, expected \"<path>.", marker, "\"");
+                     ": got no module path before it, expected \"<path>", format().separator,
+                     marker, "\"");
     }
     AWQD_ASSIGN_OR_RETURN(LinearLocation linear, Locate(path, *settings));
     AWQD_RETURN_IF_ERROR(AddLinear(std::move(linear)));
@@ -223,7 +236,7 @@ absl::StatusOr<HostWeight> Checkpoint::Read(const LinearLocation& linear,
     if (!status.ok()) {
       return absl::Status(status.code(),
                           absl::StrCat(status.message(), " (tensor ",
-                                       Quoted(absl::StrCat(stored, ".", suffix)), ")"));
+                                       Quoted(NameOf(format(), stored, suffix)), ")"));
     }
     tensors.emplace(suffix, TensorView{location.info->dtype, location.info->shape, bytes});
     at += location.info->bytes();

@@ -121,7 +121,9 @@ struct SideFile {
   absl::string_view name;
   absl::string_view default_method;  // quantize_config.json without quant_method is GPTQ's
 };
-constexpr SideFile kSideFiles[] = {{"quant_config.json", "awq"}, {"quantize_config.json", "gptq"}};
+constexpr SideFile kSideFiles[] = {{"quant_config.json", "awq"},
+                                   {"quantize_config.json", "gptq"},
+                                   {"hf_quant_config.json", "modelopt"}};
 
 }  // namespace
 
@@ -168,7 +170,7 @@ absl::StatusOr<QuantSettings> ReadQuantSettings(const RepositoryRoot& root,
     return QuantSettings{*std::move(out), path};
   }
   return Invalid(config_path, ": quantization_config: got nothing, expected it here or a ",
-                 kSideFiles[0].name, " or ", kSideFiles[1].name,
+                 kSideFiles[0].name, ", ", kSideFiles[1].name, " or ", kSideFiles[2].name,
                  " beside it (not a quantised checkpoint?)");
 }
 

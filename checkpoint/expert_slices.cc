@@ -12,8 +12,6 @@
 namespace awqd::model {
 namespace {
 
-constexpr size_t kMarkerRank = 3;
-
 absl::Status BadShape(const LinearLocation& linear, absl::string_view suffix,
                       const TensorInfo& tensor, absl::string_view expected) {
   return Invalid("weight ", Quoted(linear.path), ": tensor \"", suffix, "\": shape: got [",
@@ -53,9 +51,10 @@ TensorInfo Slice(const TensorInfo& tensor, int64_t expert, int64_t experts) {
 
 }  // namespace
 
-bool HoldsAllExperts(const LinearLocation& linear, absl::string_view marker) {
+bool HoldsAllExperts(const LinearLocation& linear, const Format& format) {
+  const TensorInfo& codes = *linear.tensors.find(format.suffixes.front())->second.info;
   return IsPathOfAllExperts(linear.path) &&
-         linear.tensors.find(marker)->second.info->shape.size() == kMarkerRank;
+         static_cast<int>(codes.shape.size()) == format.code_rank + 1;
 }
 
 absl::StatusOr<std::vector<LinearLocation>> SliceExperts(const LinearLocation& linear,

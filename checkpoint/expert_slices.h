@@ -11,9 +11,9 @@
 
 namespace awqd::model {
 
-// Whether the linear's path is one of all experts ("a.experts.up_proj") and its tensor `marker`,
-// which it has, is of rank 3, where that of one linear has rank 2.
-bool HoldsAllExperts(const LinearLocation& linear, absl::string_view marker);
+// Whether the linear's path is one of all experts ("a.experts.up_proj") and its tensor of codes,
+// which it has, is of one rank more than that of one linear.
+bool HoldsAllExperts(const LinearLocation& linear, const Format& format);
 
 // Expert i ("a.experts.i.up_proj") of E, the first dimension of every tensor, has slice i of each.
 // The slices' facts are added to `slices`, which the result points into. INVALID_ARGUMENT naming

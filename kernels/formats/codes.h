@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/types/span.h"
 
 namespace awqd {
@@ -15,5 +16,15 @@ std::vector<uint8_t> PackCodes(absl::Span<const uint8_t> codes, int64_t rows, in
 // [rows, cols] -> [cols, rows] of elements of 1, 2 or 4 bytes.
 std::vector<uint8_t> Transposed(absl::Span<const uint8_t> from, int64_t rows, int64_t cols,
                                 int64_t element_bytes);
+
+// Codes [cols, rows] as HostWeight::codes holds them, of codes [rows, cols] that `read` unpacks:
+// those of `row` from `col` on, a multiple of 8, to `to`, one to a byte and each below 2^bits.
+using ReadCodes = absl::FunctionRef<void(int64_t row, int64_t col, int64_t count, uint8_t* to)>;
+std::vector<uint8_t> PackTransposed(int64_t rows, int64_t cols, int bits, ReadCodes read);
+
+// The same of codes of 4 bits [rows, cols], `cols` even, two to a byte along `cols`.
+enum class FirstNibble { kLow, kHigh };
+std::vector<uint8_t> TransposedNibbles(absl::Span<const uint8_t> from, int64_t rows, int64_t cols,
+                                       FirstNibble first);
 
 }  // namespace awqd

@@ -69,6 +69,10 @@ struct Format {
   // Types of a tensor of codes. Of another type it belongs to a linear that is not quantised, which
   // matters where the suffix is as common as "weight". Empty: any.
   absl::Span<const absl::string_view> code_dtypes;
+  // Dimensions of the tensor of codes of one linear; one more where it holds all experts.
+  int code_rank = 2;
+  // What stands between a linear's path and a suffix.
+  absl::string_view separator = ".";
   // Names of the settings that decode knows, which are those of an inline weight.
   absl::Span<const absl::string_view> settings;
 
@@ -86,6 +90,12 @@ extern const Format kIntQuantizedFormat;       // int_quantized.cc
 extern const Format kPlainFormat;              // plain.cc
 extern const Format kFasterTransformerFormat;  // fastertransformer.cc
 extern const Format kGemliteFormat;            // gemlite.cc
+extern const Format kFp8Format;                // fp8.cc
+extern const Format kModelOptFormat;           // modelopt.cc
+extern const Format kMxfp4Format;              // mxfp4.cc
+extern const Format kBitsAndBytesFormat;       // bitsandbytes.cc
+extern const Format kBitsAndBytesInt8Format;   // bitsandbytes_int8.cc
+extern const Format kHqqFormat;                // hqq.cc
 
 // Every format, in the order they are tried.
 absl::Span<const Format* const> AllFormats();

@@ -1,6 +1,7 @@
 // Shared checks of tensors. Sizes are computed with care: a shape may be any numbers.
 #include "kernels/formats/tensors.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <optional>
@@ -18,6 +19,8 @@ namespace {
 int64_t ElementBytes(absl::string_view dtype) {
   if (dtype == "I32" || dtype == "F32") return 4;
   if (dtype == "F16" || dtype == "BF16") return 2;
+  if (dtype == "I64") return 8;
+  if (dtype == "F8_E4M3" || dtype == "F8_E8M0") return 1;
   return dtype == "U8" || dtype == "I8" ? 1 : 0;
 }
 
@@ -99,6 +102,24 @@ absl::StatusOr<DType> CheckScales(absl::string_view name, const TensorView& tens
     }
   }
   return type;
+}
+
+absl::Status CheckByteScales(absl::string_view name, const TensorView& tensor, DType type,
+                             size_t rank) {
+  AWQD_RETURN_IF_ERROR(
+      CheckTensor(name, tensor, {type == DType::kE4m3 ? "F8_E4M3" : "F8_E8M0", "U8"}, rank));
+  const auto nan = absl::c_find_if(tensor.bytes, [&](uint8_t bits) {
+    return type == DType::kE4m3 ? (bits & 0x7f) == 0x7f : bits == 0xff;
+  });
+  if (nan == tensor.bytes.end()) return absl::OkStatus();
+  return BadTensor(name, absl::StrCat("NaN at element ", nan - tensor.bytes.begin()), "numbers");
+}
+
+absl::StatusOr<float> ReadNumber(absl::string_view name, const TensorView& tensor) {
+  const size_t rank = std::min<size_t>(tensor.shape.size(), 1);
+  AWQD_ASSIGN_OR_RETURN(const DType type, CheckScales(name, tensor, rank, true));
+  if (rank == 1) AWQD_RETURN_IF_ERROR(CheckShape(name, tensor, {1}, "one number"));
+  return LoadElement(tensor.bytes.data(), type, 0);
 }
 
 DType FloatType(const TensorView& tensor) {

@@ -37,6 +37,12 @@ absl::Status CheckShape(absl::string_view name, const TensorView& tensor,
 absl::StatusOr<DType> CheckScales(absl::string_view name, const TensorView& tensor, size_t rank,
                                   bool fp32);
 
+// Scales of one byte, E4M3 or E8M0, none of them NaN. A request has them as U8.
+absl::Status CheckByteScales(absl::string_view name, const TensorView& tensor, DType type,
+                             size_t rank);
+// The one number of a tensor [] or [1]: F16, BF16 or F32, not NaN.
+absl::StatusOr<float> ReadNumber(absl::string_view name, const TensorView& tensor);
+
 // The type of a tensor that is F16, BF16 or F32.
 DType FloatType(const TensorView& tensor);
 // Every element of a tensor of rank 1 or 2, exactly: U8, I8, I32 up to 2^24 either way, F16, BF16,

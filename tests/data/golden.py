@@ -29,8 +29,29 @@ class Bf16:
         return self.bits.tobytes()
 
 
+class Typed:
+    """Elements of a type that numpy has not, as integers of its bits."""
+
+    def __init__(self, bits, dtype):
+        self.bits, self.dtype, self.shape = np.ascontiguousarray(bits), dtype, bits.shape
+
+    def tobytes(self):
+        return self.bits.tobytes()
+
+
+def e4m3_values():
+    """What the 256 codes of F8_E4M3 stand for, FP32."""
+    bits = np.arange(256)
+    exponent, mantissa = bits >> 3 & 15, bits & 7
+    magnitude = np.where(exponent == 0, np.ldexp(mantissa, -9), np.ldexp(8.0 + mantissa, exponent - 10))
+    magnitude[(bits & 127) == 127] = np.nan
+    return np.copysign(magnitude, 0.5 - (bits >> 7)).astype(np.float32)
+
+
+E2M1_VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+
 DTYPES = {np.dtype("<f2"): "F16", np.dtype("<f4"): "F32", np.dtype("i1"): "I8", np.dtype("u1"): "U8",
-          np.dtype("<i4"): "I32"}
+          np.dtype("<i4"): "I32", np.dtype("<i8"): "I64"}
 
 
 def wide(values):
@@ -52,7 +73,7 @@ def write_json(path, value):
 def write_safetensors(path, tensors):
     header, data = {}, b""
     for name, array in sorted(tensors.items()):
-        dtype = "BF16" if isinstance(array, Bf16) else DTYPES[array.dtype]
+        dtype = "BF16" if isinstance(array, Bf16) else array.dtype if isinstance(array, Typed) else DTYPES[array.dtype]
         raw = array.tobytes()
         header[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [len(data), len(data) + len(raw)]}
         data += raw
@@ -91,14 +112,15 @@ class Goldens:
         write_json(folder / "config.json", {"model_type": "golden", "quantization_config": quantization})
         write_safetensors(folder / "model.safetensors", tensors)
 
-    def case(self, model, path, description, weight, bias=None, integers=None):
+    def case(self, model, path, description, weight, bias=None, integers=None, factor=None):
         """`weight`: FP16 [K, N], what must come out. `integers` [K, N]: the same, of a weight that INT8 activations
-        multiply too."""
+        multiply too. `factor` FP32 [K]: what activations are multiplied by first."""
         k, n = weight.shape
         random = np.random.default_rng(k * 10007 + n)
         x = random.standard_normal((TOKENS, k)).astype(np.float16)
         name = f"{model}.{path}"
-        product = x.astype(np.float64) @ weight.astype(np.float64)
+        scaled = x.astype(np.float64) * (1 if factor is None else factor.astype(np.float64))
+        product = scaled @ weight.astype(np.float64)
         if bias is not None:
             product = product + wide(bias).astype(np.float64)
         case = {"model": model, "weight": path, "k": k, "n": n, "description": description,
@@ -107,6 +129,9 @@ class Goldens:
         if not self.cases:  # one in full, to look at and to compare element by element
             case["dequantized"] = f"{name}.dequantized.npy"
             self.npy(case["dequantized"], weight)
+        if factor is not None:
+            case["factor"] = f"{name}.factor.npy"
+            self.npy(case["factor"], factor.astype("<f4"))
         if integers is not None:
             tokens = random.integers(-128, 128, (TOKENS, k)).astype("i1")
             case["int8_activations"] = f"{name}.int8_activations.npy"
