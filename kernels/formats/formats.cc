@@ -19,7 +19,12 @@ absl::StatusOr<QuantConfig> OneRule(const Setting& config, Setting settings) {
 
 absl::Span<const Format* const> AllFormats() {
   static const Format* const formats[] = {
-      &kAwqFormat, &kIntQuantizedFormat, &kPlainFormat, &kFasterTransformerFormat, &kGemliteFormat,
+      &kAwqFormat,          &kIntQuantizedFormat,
+      &kPlainFormat,        &kFasterTransformerFormat,
+      &kGemliteFormat,      &kFp8Format,
+      &kModelOptFormat,     &kMxfp4Format,
+      &kBitsAndBytesFormat, &kBitsAndBytesInt8Format,
+      &kHqqFormat,
   };
   return formats;
 }

@@ -127,7 +127,8 @@ TEST_P(Golden, ProductWithBiasAgreesInDouble) {
     for (int64_t column = 0; column < weight_.n; ++column) {
       double sum = weight_.bias.empty() ? 0.0 : weight_.bias[column];
       for (int64_t k = 0; k < weight_.k; ++k) {
-        sum += static_cast<double>(HalfToFloat(x->At<uint16_t>(row * weight_.k + k))) *
+        const double factor = weight_.factor.empty() ? 1.0 : weight_.factor[k];
+        sum += factor * HalfToFloat(x->At<uint16_t>(row * weight_.k + k)) *
                HalfToFloat(dequantized_[k * weight_.n + column]);
       }
       const double golden = y->At<double>(row * weight_.n + column);

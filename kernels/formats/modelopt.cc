@@ -1,0 +1,241 @@
+// Format "modelopt", as NVIDIA's Model Optimizer exports its algorithms.
+//
+//   fp8, fp8_per_channel_per_token, fp8_pb_wo: weight F8_E4M3 [N, K]; weight_scale F32, BF16, F16:
+//       [] or [1] for all, [N] per column, [N / 128, K / 128] for blocks
+//   mxfp8: weight F8_E4M3 [N, K]; weight_scale U8 [N, K / 32] = exponent + 127
+//   nvfp4, w4a16_nvfp4, nvfp4_awq: weight U8 [N, K / 2], E2M1, even k in the low half of a byte;
+//       weight_scale F8_E4M3 [N, K / 16]; weight_scale_2 F32 [] or [1], which multiplies
+//   w4a16_awq: weight U8 [N / 2, K], even n in the low half of a byte, two's complement;
+//       weight_scale F32, BF16, F16 [N, K / group_size], [N] or [N, 1]
+//   pre_quant_scale [K], optional, with the 4-bit ones: what activations are multiplied by
+//   bias [N], optional
+//
+// In a request E4M3 is U8. Its settings, of config.json and of hf_quant_config.json:
+//
+//   {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head", "*.self_attn*"]}
+//   {"quantization": {"quant_algo": "NVFP4", "group_size": 16, "exclude_modules": ["lm_head"]}}
+//
+// With "MIXED_PRECISION", "quantized_layers" has a quant_algo and a group_size for each path.
+#include <map>
+#include <utility>
+
+#include "absl/algorithm/container.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "kernels/base/status.h"
+#include "kernels/formats/codes.h"
+#include "kernels/formats/format.h"
+#include "kernels/formats/fp8.h"
+#include "kernels/formats/tensors.h"
+
+namespace awqd {
+namespace {
+
+constexpr absl::string_view kSuffixes[] = {"weight", "weight_scale", "weight_scale_2",
+                                           "pre_quant_scale", "bias"};
+constexpr absl::string_view kOptional[] = {"weight_scale_2", "pre_quant_scale", "bias"};
+constexpr absl::string_view kCodeTypes[] = {"U8", "F8_E4M3"};
+constexpr absl::string_view kSettings[] = {"quant_algo", "group_size"};
+constexpr absl::string_view kMixed = "mixed_precision";
+
+enum class Codes { kFp8, kFp8Blocks, kMxfp8, kE2m1, kInt4 };
+struct Algorithm {
+  absl::string_view name;
+  Codes codes;
+};
+constexpr Algorithm kAlgorithms[] = {{"fp8", Codes::kFp8},
+                                     {"fp8_per_channel_per_token", Codes::kFp8},
+                                     {"fp8_pb_wo", Codes::kFp8Blocks},
+                                     {"mxfp8", Codes::kMxfp8},
+                                     {"nvfp4", Codes::kE2m1},
+                                     {"w4a16_nvfp4", Codes::kE2m1},
+                                     {"nvfp4_awq", Codes::kE2m1},
+                                     {"w4a16_awq", Codes::kInt4}};
+
+// --- Settings ---
+
+struct Settings {
+  Codes codes;
+  int64_t group_size = 0;  // -1: all of K; 0: not said
+};
+
+absl::StatusOr<Settings> ReadSettings(const Setting& object) {
+  AWQD_ASSIGN_OR_RETURN(const std::string name, ReadWord(object, "quant_algo"));
+  AWQD_ASSIGN_OR_RETURN(const int64_t group_size, ReadGroupSize(object));
+  const auto* const found =
+      absl::c_find_if(kAlgorithms, [&](const Algorithm& known) { return known.name == name; });
+  if (found != std::end(kAlgorithms)) return Settings{found->codes, group_size};
+  const std::string expected = absl::StrJoin(
+      kAlgorithms, ", ",
+      [](std::string* out, const Algorithm& known) { absl::StrAppend(out, known.name); });
+  if (name.empty()) return BadValue("quant_algo", "nothing", absl::StrCat("one of ", expected));
+  return UnreadSetting("quant_algo", absl::StrCat("\"", absl::CHexEscape(name), "\""), expected);
+}
+
+// A path, or a wildcard over all of one: "*" stands for any characters, "?" for one.
+ModulePattern Pattern(absl::string_view text) {
+  using Kind = ModulePattern::Kind;
+  if (!absl::c_any_of(text, [](char c) { return c == '*' || c == '?'; })) {
+    return {Kind::kExact, std::string(text)};
+  }
+  std::string regex;
+  for (const char c : text) {
+    if (c == '*') {
+      regex += ".*";
+    } else if (c == '?') {
+      regex += '.';
+    } else {
+      if (absl::string_view("\\^$.|+()[]{}").find(c) != absl::string_view::npos) regex += '\\';
+      regex += c;
+    }
+  }
+  return {Kind::kRegex, regex + "$"};
+}
+
+// One rule for all paths of the same settings.
+absl::StatusOr<std::vector<LinearRule>> ReadLayers(const Setting& object) {
+  AWQD_ASSIGN_OR_RETURN(const Setting* layers, ReadObject(object, "quantized_layers"));
+  if (layers == nullptr || layers->members.empty()) {
+    return BadValue("quantized_layers", "nothing", "at least one layer");
+  }
+  std::map<std::string, LinearRule> rules;
+  for (const auto& [path, layer] : layers->members) {
+    const absl::StatusOr<Settings> settings = ReadSettings(layer);
+    if (!settings.ok()) {
+      return absl::Status(settings.status().code(),
+                          absl::StrCat("quantized_layers.", absl::CHexEscape(path.substr(0, 64)),
+                                       ".", settings.status().message()));
+    }
+    AWQD_ASSIGN_OR_RETURN(const std::string name, ReadWord(layer, "quant_algo"));
+    LinearRule& rule = rules[absl::StrCat(name, " ", settings->group_size)];
+    rule.settings = OnlySettings(layer, kSettings);
+    rule.targets.push_back({ModulePattern::Kind::kExact, path});
+  }
+  std::vector<LinearRule> out;
+  for (auto& [key, rule] : rules) out.push_back(std::move(rule));
+  return out;
+}
+
+absl::StatusOr<QuantConfig> Read(const Setting& config) {
+  AWQD_ASSIGN_OR_RETURN(const Setting* inner, ReadObject(config, "quantization"));
+  const Setting& object = inner == nullptr ? config : *inner;
+  QuantConfig out;
+  AWQD_ASSIGN_OR_RETURN(const std::string name, ReadWord(object, "quant_algo"));
+  if (name == kMixed) {
+    AWQD_ASSIGN_OR_RETURN(out.rules, ReadLayers(object));
+  } else {
+    AWQD_RETURN_IF_ERROR(ReadSettings(object).status());
+    out.rules = {{.targets = {{}}, .settings = OnlySettings(object, kSettings)}};
+  }
+  for (const absl::string_view list : {"ignore", "exclude_modules"}) {
+    AWQD_ASSIGN_OR_RETURN(const std::vector<std::string> modules, ReadStrings(object, list));
+    for (const std::string& module : modules) out.left_out.push_back(Pattern(module));
+  }
+  return out;
+}
+
+// --- Tensors ---
+
+absl::StatusOr<HostWeight> DecodeCodesOfEightBits(Codes codes, const LinearTensors& tensors) {
+  constexpr int64_t kSide = 128, kMxGroup = 32;
+  Fp8Scales scales = {.name = "weight_scale"};
+  if (codes == Codes::kFp8Blocks) {
+    scales = {"weight_scale", Fp8Scales::Kind::kBlocks, kSide, kSide};
+  } else if (codes == Codes::kMxfp8) {
+    scales = {"weight_scale", Fp8Scales::Kind::kBlocks, 1, kMxGroup, true};
+  }
+  return DecodeFp8(scales, tensors);
+}
+
+absl::StatusOr<HostWeight> DecodeE2m1(int64_t group_size, const LinearTensors& tensors) {
+  AWQD_ASSIGN_OR_RETURN(const TensorView* weight, NeedTensor(tensors, "weight", "U8 [N, K/2]"));
+  AWQD_ASSIGN_OR_RETURN(const TensorView* scale,
+                        NeedTensor(tensors, "weight_scale", "F8_E4M3 [N, K/group_size]"));
+  AWQD_ASSIGN_OR_RETURN(const TensorView* outer, NeedTensor(tensors, "weight_scale_2", "F32 []"));
+  AWQD_RETURN_IF_ERROR(CheckTensor("weight", *weight, {"U8"}, 2));
+  AWQD_RETURN_IF_ERROR(CheckByteScales("weight_scale", *scale, DType::kE4m3, 2));
+  HostWeight out;
+  out.n = weight->shape[0];
+  out.k = weight->shape[1] * 2;
+  const int64_t groups = scale->shape[1];
+  AWQD_ASSIGN_OR_RETURN(const int64_t rows,
+                        GroupRows(group_size, out.k, groups, "weight_scale", false));
+  AWQD_RETURN_IF_ERROR(CheckShape("weight_scale", *scale, {out.n, groups}, "[N, K/group_size]"));
+  out.description = {.code = CodeKind::kE2m1,
+                     .block_rows = BlockRows(rows, out.k),
+                     .zero_kind = ZeroKind::kConstant,
+                     .scale_dtype = DType::kE4m3,
+                     .outer = OuterKind::kOne};
+  AWQD_ASSIGN_OR_RETURN(const float number, ReadNumber("weight_scale_2", *outer));
+  out.outer = {number};
+  out.scales = Transposed(scale->bytes, out.n, groups, 1);
+  out.codes = TransposedNibbles(weight->bytes, out.n, out.k, FirstNibble::kLow);
+  return out;
+}
+
+absl::StatusOr<HostWeight> DecodeInt4(int64_t group_size, const LinearTensors& tensors) {
+  AWQD_ASSIGN_OR_RETURN(const TensorView* weight, NeedTensor(tensors, "weight", "U8 [N/2, K]"));
+  AWQD_ASSIGN_OR_RETURN(const TensorView* scale,
+                        NeedTensor(tensors, "weight_scale", "F32, BF16 or F16 [N, K/group_size]"));
+  if (FindTensor(tensors, "weight_scale_2") != nullptr) {
+    return BadTensor("weight_scale_2", "it", "none with quant_algo w4a16_awq");
+  }
+  AWQD_RETURN_IF_ERROR(CheckTensor("weight", *weight, {"U8"}, 2));
+  const size_t rank = scale->shape.size() == 1 ? 1 : 2;
+  AWQD_ASSIGN_OR_RETURN(const DType type, CheckScales("weight_scale", *scale, rank, true));
+  // At least 1 each, and as many bytes as they say: doubled they fit.
+  const int64_t groups = rank == 1 ? 1 : scale->shape[1];
+  HostWeight out;
+  out.n = weight->shape[0] * 2;
+  out.k = weight->shape[1];
+  if (scale->shape[0] != out.n) {
+    return BadTensor("weight_scale", absl::StrCat("shape ", ShapeText(scale->shape)),
+                     absl::StrCat("[", out.n, ", groups]: \"weight\" has two rows a byte"));
+  }
+  AWQD_ASSIGN_OR_RETURN(const int64_t rows, GroupRows(rank == 1 ? -1 : group_size, out.k, groups,
+                                                      "weight_scale", false));
+  out.description = Symmetric(4, BlockRows(rows, out.k), type);
+  out.scales = Transposed(scale->bytes, out.n, groups, SizeOf(type));
+  out.codes = Transposed(weight->bytes, out.n / 2, out.k, 1);
+  for (uint8_t& pair : out.codes) pair ^= 0x88;  // two's complement to 0 .. 15
+  return out;
+}
+
+absl::Status DecodeFactor(const LinearTensors& tensors, HostWeight* out) {
+  const TensorView* const factor = FindTensor(tensors, "pre_quant_scale");
+  if (factor == nullptr) return absl::OkStatus();
+  AWQD_RETURN_IF_ERROR(CheckScales("pre_quant_scale", *factor, 1, true).status());
+  AWQD_RETURN_IF_ERROR(CheckShape("pre_quant_scale", *factor, {out->k}, "K"));
+  AWQD_ASSIGN_OR_RETURN(out->factor, ToFloats("pre_quant_scale", *factor));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<HostWeight> DecodeParts(const Settings& settings, const LinearTensors& tensors) {
+  if (settings.codes == Codes::kE2m1) return DecodeE2m1(settings.group_size, tensors);
+  if (settings.codes == Codes::kInt4) return DecodeInt4(settings.group_size, tensors);
+  return DecodeCodesOfEightBits(settings.codes, tensors);
+}
+
+absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& tensors) {
+  const absl::StatusOr<Settings> settings = ReadSettings(object);
+  if (!settings.ok()) return absl::InvalidArgumentError(settings.status().message());
+  AWQD_ASSIGN_OR_RETURN(HostWeight out, DecodeParts(*settings, tensors));
+  out.format = std::string(kModelOptFormat.name);
+  AWQD_RETURN_IF_ERROR(DecodeFactor(tensors, &out));
+  AWQD_ASSIGN_OR_RETURN(out.bias, DecodeBias(tensors, out.n));
+  return out;
+}
+
+}  // namespace
+
+const Format kModelOptFormat = {.name = "modelopt",
+                                .quant_method = "modelopt",
+                                .suffixes = kSuffixes,
+                                .optional_suffixes = kOptional,
+                                .code_dtypes = kCodeTypes,
+                                .settings = kSettings,
+                                .read = Read,
+                                .decode = Decode};
+
+}  // namespace awqd
