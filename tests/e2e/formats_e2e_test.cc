@@ -48,7 +48,8 @@ double Apply(v1::ActivationFunction function, double x) {
 
 std::vector<GoldenCase> AllCases() {
   std::vector<GoldenCase> out;
-  for (const char* format : {"plain", "int-quantized", "fastertransformer", "gemlite"}) {
+  for (const char* format : {"plain", "int-quantized", "fastertransformer", "gemlite", "fp8",
+                             "modelopt", "mxfp4", "bitsandbytes", "bitsandbytes-int8", "hqq"}) {
     for (GoldenCase& golden : GoldenCases(format)) out.push_back(std::move(golden));
   }
   return out;
@@ -87,6 +88,14 @@ class GoldenTest : public FormatsTest, public testing::WithParamInterface<Golden
     ASSERT_TRUE(w.ok()) << w.status();
     ASSERT_EQ(Fnv1a64(w->output.bytes), golden.dequantized_fnv1a64);
     weight_ = *w->output.ToFloats();
+    if (!golden.factor.empty()) {  // it is no part of W
+      const auto factor = client::ReadNpy(golden.factor);
+      ASSERT_TRUE(factor.ok()) << factor.status();
+      const std::vector<double> factors = factor->ToDoubles();
+      for (int64_t i = 0; i < golden.k * golden.n; ++i) {
+        weight_[i] *= static_cast<float>(factors[i / golden.n]);
+      }
+    }
     // What the golden adds to the product of its first row is the bias.
     bias_ = y->ToDoubles();
     bias_.resize(golden.n);
@@ -122,8 +131,7 @@ TEST_P(GoldenTest, FromACheckpointsFolder) {
   const GoldenCase& golden = GetParam();
   const auto model = client_->GetModel(Model(golden));
   ASSERT_TRUE(model.ok()) << model.status();
-  EXPECT_EQ(model->quant_method(),
-            golden.format == "int-quantized" ? "compressed-tensors" : golden.format);
+  EXPECT_EQ(model->quant_method(), golden.quant_method);
   for (const v1::WeightInfo& info : model->weights()) {
     if (info.path() != golden.weight) continue;
     EXPECT_EQ(info.format(), golden.format);

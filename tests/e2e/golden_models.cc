@@ -20,19 +20,64 @@ std::string Data(const std::string& format) { return DataPath(format); }
 Json ParseFile(const std::string& path) { return Json::parse(std::ifstream(path)); }
 
 v1::DType TypeOf(const std::string& dtype) {
-  static const std::map<std::string, v1::DType> types = {{"F16", v1::FP16}, {"BF16", v1::BF16},
-                                                         {"F32", v1::FP32}, {"I8", v1::INT8},
-                                                         {"U8", v1::UINT8}, {"I32", v1::INT32}};
+  static const std::map<std::string, v1::DType> types = {
+      {"F16", v1::FP16}, {"BF16", v1::BF16}, {"F32", v1::FP32},      {"I8", v1::INT8},
+      {"U8", v1::UINT8}, {"I32", v1::INT32}, {"F8_E4M3", v1::UINT8}, {"F8_E8M0", v1::UINT8}};
   return types.at(dtype);
+}
+
+// Tensors that a format's files have and nothing reads.
+bool IsIgnored(const std::string& format, const std::string& suffix) {
+  if (suffix == "input_scale") return format == "fp8" || format == "modelopt";
+  return format == "hqq" && (suffix == "packing" || suffix == "view_as_float");
 }
 
 std::string TextOf(const Json& value) {
   return value.is_string() ? value.get<std::string>() : value.dump();
 }
 
+// quantization_config, or what ModelOpt has in a file of its own.
+Json ConfigOf(const GoldenCase& golden) {
+  const Json config =
+      ParseFile(golden.Folder() + "/config.json").value("quantization_config", Json());
+  return config.is_null() ? ParseFile(golden.Folder() + "/hf_quant_config.json") : config;
+}
+
+// Where a case's tensors begin in names, and which of so many slices they are, of 1 where they are
+// its own.
+struct Place {
+  std::string prefix;
+  int64_t slice = 0;
+  int64_t slices = 1;
+};
+
+Place PlaceOf(const GoldenCase& golden, const Json& header) {
+  const std::string separator = golden.format == "mxfp4" ? "_" : ".";
+  if (golden.format != "mxfp4" || header.contains(golden.weight + "_blocks")) {
+    return {golden.weight + separator};
+  }
+  // "a.experts.2.b" is slice 2 of "a.experts.b".
+  const size_t last = golden.weight.rfind('.'), number = golden.weight.rfind('.', last - 1);
+  Place out = {golden.weight.substr(0, number) + golden.weight.substr(last) + separator,
+               std::stoll(golden.weight.substr(number + 1))};
+  out.slices = header.at(out.prefix + "blocks").at("shape")[0];
+  return out;
+}
+
 // Those of a group of compressed-tensors whose codes have as many bits as the case's.
 Json SettingsOf(const GoldenCase& golden) {
-  const Json config = ParseFile(golden.Folder() + "/config.json").at("quantization_config");
+  const Json config = ConfigOf(golden);
+  if (config.value("weight_block_size", Json()).is_array()) {
+    return {{"block_n", config["weight_block_size"][0]},
+            {"block_k", config["weight_block_size"][1]}};
+  }
+  if (config.contains("quantization")) return config["quantization"];
+  if (config.contains("quantized_layers")) return config["quantized_layers"][golden.weight];
+  if (golden.format == "hqq") {
+    const Json& params = config.at("quant_config");
+    // Of a linear with a tag, its tensors say it.
+    return params.value("weight_quant_params", Json::object());
+  }
   if (golden.format != "int-quantized") return config;
   for (const auto& [name, group] : config.at("config_groups").items()) {
     const Json& weights = group.at("weights");
@@ -54,8 +99,11 @@ std::vector<GoldenCase> GoldenCases(const std::string& format) {
   };
   for (const Json& c : all.at("cases")) {
     out.push_back({format, c.at("model"), c.at("weight"), c.at("description"), c.at("k"), c.at("n"),
-                   c.at("dequantized_fnv1a64"), path(c, "activations"), path(c, "matmul"),
-                   path(c, "int8_activations"), path(c, "int8_matmul")});
+                   c.at("dequantized_fnv1a64"), path(c, "activations"), path(c, "matmul"), "",
+                   path(c, "factor"), path(c, "int8_activations"), path(c, "int8_matmul")});
+  }
+  for (GoldenCase& golden : out) {
+    golden.quant_method = ConfigOf(golden).value("quant_method", "modelopt");
   }
   return out;
 }
@@ -65,9 +113,10 @@ v1::PackedWeight InlineOf(const GoldenCase& golden) {
   out.set_format(golden.format);
   const Json settings = SettingsOf(golden);
   for (const auto& [name, value] : settings.items()) {
-    static const std::vector<std::string> known = {"bits",        "group_size",   "symmetric",
-                                                   "zero",        "num_bits",     "strategy",
-                                                   "in_features", "out_features", "scale_mode"};
+    static const std::vector<std::string> known = {
+        "bits",     "group_size",  "symmetric",    "zero",       "num_bits",
+        "strategy", "in_features", "out_features", "scale_mode", "block_k",
+        "block_n",  "quant_algo",  "nbits",        "axis"};
     if (value.is_null() || std::find(known.begin(), known.end(), name) == known.end()) continue;
     (*out.mutable_settings())[name] = TextOf(value);
   }
@@ -76,13 +125,24 @@ v1::PackedWeight InlineOf(const GoldenCase& golden) {
   uint64_t length = 0;
   std::memcpy(&length, bytes.data(), sizeof(length));
   const Json header = Json::parse(bytes.substr(8, length));
+  const Place place = PlaceOf(golden, header);
   for (const auto& [name, info] : header.items()) {
-    if (name.rfind(golden.weight + ".", 0) != 0) continue;
-    v1::Tensor& tensor = (*out.mutable_tensors())[name.substr(golden.weight.size() + 1)];
-    tensor.set_dtype(TypeOf(info.at("dtype")));
-    for (const int64_t dim : info.at("shape")) tensor.add_shape(dim);
+    const std::string suffix = name.substr(std::min(name.size(), place.prefix.size()));
+    if (name.rfind(place.prefix, 0) != 0 || IsIgnored(golden.format, suffix)) continue;
+    v1::Tensor& tensor = (*out.mutable_tensors())[suffix];
+    std::vector<int64_t> shape = info.at("shape");
+    if (place.slices > 1) shape.erase(shape.begin());
+    for (const int64_t dim : shape) tensor.add_shape(dim);
     const uint64_t begin = info.at("data_offsets")[0], end = info.at("data_offsets")[1];
-    tensor.set_raw(bytes.substr(8 + length + begin, end - begin));
+    const uint64_t size = (end - begin) / place.slices;
+    const std::string raw = bytes.substr(8 + length + begin + place.slice * size, size);
+    if (info.at("dtype") == "I64") {  // which no request has
+      tensor.set_dtype(v1::INT32);
+      for (size_t i = 0; i < raw.size(); i += 8) *tensor.mutable_raw() += raw.substr(i, 4);
+      continue;
+    }
+    tensor.set_dtype(TypeOf(info.at("dtype")));
+    tensor.set_raw(raw);
   }
   return out;
 }

@@ -20,6 +20,8 @@ struct GoldenCase {
   std::string dequantized_fnv1a64;  // of the FP16 bytes [K, N]
   std::string activations;          // FP16 [tokens, K], .npy
   std::string matmul;               // float64 [tokens, N], bias included
+  std::string quant_method;         // of the checkpoint's settings
+  std::string factor;               // FP32 [K], .npy: what activations are multiplied by; or empty
   // INT8 [tokens, K] and INT32 [tokens, N], .npy; empty for a weight that is no integers.
   std::string int8_activations, int8_matmul;
 

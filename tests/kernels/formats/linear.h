@@ -45,9 +45,11 @@ struct Linear {
   void Reshape(const std::string& name, std::vector<int64_t> shape) {
     Tensor& tensor = tensors[name];
     tensor.shape = std::move(shape);
-    int64_t bytes = tensor.dtype == "I32" || tensor.dtype == "F32" ? 4
-                    : tensor.dtype == "U8" || tensor.dtype == "I8" ? 1
-                                                                   : 2;
+    int64_t bytes =
+        tensor.dtype == "I32" || tensor.dtype == "F32"                                    ? 4
+        : tensor.dtype == "I64"                                                           ? 8
+        : tensor.dtype.starts_with("F8_") || tensor.dtype == "U8" || tensor.dtype == "I8" ? 1
+                                                                                          : 2;
     for (int64_t dim : tensor.shape) bytes *= dim;
     tensor.bytes.assign(bytes, 0);
   }
