@@ -27,7 +27,7 @@ bool LinearRules::Pattern::Matches(absl::string_view path) const {
   switch (pattern_.kind) {
     case ModulePattern::Kind::kEvery:
       return true;
-    case ModulePattern::Kind::kExact:
+    case ModulePattern::Kind::kExact:  // looked up elsewhere
       return path == pattern_.text;
     case ModulePattern::Kind::kContains:
       return absl::StrContains(path, pattern_.text);
@@ -38,11 +38,15 @@ bool LinearRules::Pattern::Matches(absl::string_view path) const {
   return false;
 }
 
-absl::StatusOr<std::vector<LinearRules::Pattern>> LinearRules::Compile(
+absl::StatusOr<LinearRules::Patterns> LinearRules::Compile(
     const std::vector<ModulePattern>& patterns) {
-  std::vector<Pattern> out;
+  Patterns out;
   size_t regexes = 0;
   for (const ModulePattern& pattern : patterns) {
+    if (pattern.kind == ModulePattern::Kind::kExact) {
+      out.exact.insert(pattern.text);
+      continue;
+    }
     const bool regex = pattern.kind == ModulePattern::Kind::kRegex;
     regexes += regex ? 1 : 0;
     if (regex && pattern.text.size() > kMaxRegexBytes) {
@@ -52,8 +56,8 @@ absl::StatusOr<std::vector<LinearRules::Pattern>> LinearRules::Compile(
     if (regexes > kMaxRegexes) {
       return Invalid("patterns of modules: got more than ", kMaxRegexes, " regular expressions");
     }
-    out.emplace_back(pattern);
-    if (const std::string error = out.back().error(); !error.empty()) {
+    out.others.emplace_back(pattern);
+    if (const std::string error = out.others.back().error(); !error.empty()) {
       return Invalid("pattern of modules: got ", Quoted(pattern.text, 64),
                      ", expected a regular expression of RE2 (", Quoted(error, 64), ")");
     }
@@ -61,8 +65,9 @@ absl::StatusOr<std::vector<LinearRules::Pattern>> LinearRules::Compile(
   return out;
 }
 
-bool LinearRules::AnyMatches(const std::vector<Pattern>& patterns, absl::string_view path) {
-  for (const Pattern& pattern : patterns) {
+bool LinearRules::AnyMatches(const Patterns& patterns, absl::string_view path) {
+  if (patterns.exact.contains(path)) return true;
+  for (const Pattern& pattern : patterns.others) {
     if (pattern.Matches(path)) return true;
   }
   return false;
@@ -72,7 +77,7 @@ absl::StatusOr<LinearRules> LinearRules::Make(const QuantConfig& config) {
   LinearRules out;
   AWQD_ASSIGN_OR_RETURN(out.left_out_, Compile(config.left_out));
   for (const LinearRule& rule : config.rules) {
-    AWQD_ASSIGN_OR_RETURN(std::vector<Pattern> targets, Compile(rule.targets));
+    AWQD_ASSIGN_OR_RETURN(Patterns targets, Compile(rule.targets));
     out.rules_.push_back({std::move(targets), std::make_unique<const Setting>(rule.settings)});
   }
   return out;

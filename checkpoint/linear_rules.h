@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "kernels/formats/format.h"
@@ -37,15 +38,20 @@ class LinearRules {
     ModulePattern pattern_;
     std::unique_ptr<const RE2> regex_;
   };
+  // Paths as they are, of which there may be one for each linear, and the others.
+  struct Patterns {
+    absl::flat_hash_set<std::string> exact;
+    std::vector<Pattern> others;
+  };
   struct Rule {
-    std::vector<Pattern> targets;
+    Patterns targets;
     std::unique_ptr<const Setting> settings;  // stays where it is when the rules move
   };
-  static absl::StatusOr<std::vector<Pattern>> Compile(const std::vector<ModulePattern>& patterns);
-  static bool AnyMatches(const std::vector<Pattern>& patterns, absl::string_view path);
+  static absl::StatusOr<Patterns> Compile(const std::vector<ModulePattern>& patterns);
+  static bool AnyMatches(const Patterns& patterns, absl::string_view path);
 
   std::vector<Rule> rules_;
-  std::vector<Pattern> left_out_;
+  Patterns left_out_;
 };
 
 }  // namespace awqd::model
