@@ -37,27 +37,59 @@ void Transpose(const uint8_t* from, int64_t rows, int64_t cols, uint8_t* to) {
   }
 }
 
-// Eight codes, one to a byte, next to one another: `place` bits each.
-uint64_t Pack8(uint64_t bytes, int place) {
-  if (place == 4) {
+// Eight codes, one to a byte, next to one another: kPlace bits each.
+template <int kPlace>
+uint64_t Pack8(uint64_t bytes) {
+  if (kPlace == 4) {
     bytes = (bytes | bytes >> 4) & 0x00ff00ff00ff00ffu;
     bytes = (bytes | bytes >> 8) & 0x0000ffff0000ffffu;
     return (bytes | bytes >> 16) & 0xffffffffu;
   }
-  if (place == 8) return bytes;
+  if (kPlace == 8) return bytes;
   bytes = (bytes | bytes >> 6) & 0x000f000f000f000fu;
   bytes = (bytes | bytes >> 12) & 0x000000ff000000ffu;
   return (bytes | bytes >> 24) & 0xffffu;
 }
 
-// `from` has a multiple of eight bytes, zeros past `count`.
-void PackRow(const uint8_t* from, int64_t count, int place, uint8_t* to) {
-  const int64_t bytes = CeilDiv(count * place, 8);
-  for (int64_t at = 0; at < bytes; at += place) {
-    uint64_t codes;
-    std::memcpy(&codes, from + at / place * 8, sizeof(codes));
-    codes = Pack8(codes, place);
-    std::memcpy(to + at, &codes, std::min<int64_t>(place, bytes - at));
+// Eight rows of eight bytes to eight columns, by halves, quarters and single bytes.
+void Transpose8(uint64_t rows[8]) {
+  constexpr uint64_t kMasks[3] = {0x00000000ffffffffu, 0x0000ffff0000ffffu, 0x00ff00ff00ff00ffu};
+  for (int level = 0; level < 3; ++level) {
+    const int step = 4 >> level, shift = 8 * step;
+    for (int row = 0; row < 8; ++row) {
+      if ((row & step) != 0) continue;
+      uint64_t& low = rows[row];
+      uint64_t& high = rows[row + step];
+      const uint64_t swapped = (low >> shift ^ high) & kMasks[level];
+      low ^= swapped << shift;
+      high ^= swapped;
+    }
+  }
+}
+
+constexpr int64_t kBlock = 64;  // codes of a side: two lie in the first cache
+
+// Writes codes [height, width] of `block` as columns to rows of `to`, `bytes` of which are left.
+template <int kPlace>
+void PackBlock(const uint8_t* block, int64_t height, int64_t width, int64_t row_bytes,
+               int64_t bytes, uint8_t* to) {
+  for (int64_t col = 0; col < width; col += 8) {
+    for (int64_t row = 0; row < height; row += 8) {
+      uint64_t eight[8];
+      for (int i = 0; i < 8; ++i) std::memcpy(&eight[i], block + (row + i) * kBlock + col, 8);
+      Transpose8(eight);
+      const int64_t at = row * kPlace / 8;
+      const bool whole = bytes - at >= kPlace;
+      for (int64_t i = 0; i < 8 && col + i < width; ++i) {
+        const uint64_t packed = Pack8<kPlace>(eight[i]);
+        uint8_t* const out = to + (col + i) * row_bytes + at;
+        if (whole) {
+          std::memcpy(out, &packed, kPlace);
+        } else {
+          std::memcpy(out, &packed, bytes - at);
+        }
+      }
+    }
   }
 }
 
@@ -108,28 +140,21 @@ std::vector<uint8_t> Transposed(absl::Span<const uint8_t> from, int64_t rows, in
 }
 
 std::vector<uint8_t> PackTransposed(int64_t rows, int64_t cols, int bits, ReadCodes read) {
-  constexpr int64_t kBlock = 64;
   const int place = CodeBits(bits);
+  const auto pack = place == 2 ? PackBlock<2> : place == 4 ? PackBlock<4> : PackBlock<8>;
   const int64_t row_bytes = CeilDiv(rows * place, 8);
   std::vector<uint8_t> out = Allocate(cols * row_bytes);
-  const int64_t line = RoundUp(rows, kBlock);
-  std::vector<uint8_t> lines(kBlock * line);  // kBlock columns, one code to a byte
-  uint8_t block[kBlock * kBlock];
+  uint8_t block[kBlock * kBlock] = {};  // one code to a byte
   for (int64_t col0 = 0; col0 < cols; col0 += kBlock) {
-    const int64_t count = std::min(kBlock, cols - col0);
+    const int64_t width = std::min(kBlock, cols - col0);
     for (int64_t row0 = 0; row0 < rows; row0 += kBlock) {
       const int64_t height = std::min(kBlock, rows - row0);
+      if (height < kBlock) std::memset(block, 0, sizeof(block));
       for (int64_t row = 0; row < height; ++row) {
-        read(row0 + row, col0, count, block + row * kBlock);
+        read(row0 + row, col0, width, block + row * kBlock);
       }
-      for (int64_t col = 0; col < count; ++col) {
-        for (int64_t row = 0; row < height; ++row) {
-          lines[col * line + row0 + row] = block[row * kBlock + col];
-        }
-      }
-    }
-    for (int64_t col = 0; col < count; ++col) {
-      PackRow(lines.data() + col * line, rows, place, out.data() + (col0 + col) * row_bytes);
+      const int64_t at = row0 * place / 8;
+      pack(block, height, width, row_bytes, row_bytes - at, out.data() + col0 * row_bytes + at);
     }
   }
   return out;

@@ -41,8 +41,9 @@ class Input {
 };
 
 constexpr const char* kDtypes[] = {"I32", "F16", "BF16", "F32", "U8", "I8", "F64"};
-constexpr const char* kWords[] = {"true", "false", "channel", "group",   "tensor",
-                                  "gemm", "",      "x",       "multiply"};
+constexpr const char* kWords[] = {"true",      "false", "channel", "group",    "tensor",
+                                  "gemm",      "",      "x",       "multiply", "fp8",
+                                  "fp8_pb_wo", "mxfp8", "nvfp4",   "w4a16_awq"};
 constexpr int64_t kMaxBytes = 1 << 18;
 
 // Absent, a small number, or a word that some format knows.

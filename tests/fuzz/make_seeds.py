@@ -22,7 +22,8 @@ FORMATS = {
                 ["qweight", "scales", "zeros", "bias"]),
 }
 DTYPES = ["I32", "F16", "BF16", "F32", "U8", "I8"]
-WORDS = ["true", "false", "channel", "group", "tensor", "gemm", "", "x", "multiply"]
+WORDS = ["true", "false", "channel", "group", "tensor", "gemm", "", "x", "multiply",
+         "fp8", "fp8_pb_wo", "mxfp8", "nvfp4", "w4a16_awq"]
 DATA_BYTES = 64  # of each tensor that an input holds
 
 
