@@ -129,12 +129,11 @@ int64_t LoadInteger(const TensorView& tensor, int64_t index) {
   return value;
 }
 
-// The number of a tensor [] or [1], which has to be `said` where that is not 0; else `said`.
+// The number of a tensor [], which has to be `said` where that is not 0; else `said`.
 absl::StatusOr<int64_t> Agreed(const LinearTensors& tensors, absl::string_view name, int64_t said) {
   const TensorView* const tensor = FindTensor(tensors, name);
   if (tensor == nullptr) return said;
-  AWQD_RETURN_IF_ERROR(CheckTensor(name, *tensor, {"I32", "I64"}, tensor->shape.empty() ? 0 : 1));
-  if (!tensor->shape.empty()) AWQD_RETURN_IF_ERROR(CheckShape(name, *tensor, {1}, "one number"));
+  AWQD_RETURN_IF_ERROR(CheckTensor(name, *tensor, {"I32", "I64"}, 0));
   const int64_t value = LoadInteger(*tensor, 0);
   if (said == 0 || said == value) return value;
   return BadTensor(name, absl::StrCat(value), absl::StrCat(said, ", as the settings say"));
@@ -146,13 +145,12 @@ absl::StatusOr<Settings> ReadAll(const Setting& object, const LinearTensors& ten
   AWQD_ASSIGN_OR_RETURN(const int64_t bits, Agreed(tensors, "nbits", settings->bits));
   Settings out = *settings;
   if (bits == 0) return BadValue("nbits", "nothing", "1, 2, 3, 4, 5, 6 or 8");
-  const absl::Status known = CheckBits(bits);
-  if (!known.ok()) return absl::InvalidArgumentError(known.message());
   out.bits = static_cast<int>(bits);
   AWQD_ASSIGN_OR_RETURN(out.group_size, Agreed(tensors, "group_size", out.group_size));
   AWQD_ASSIGN_OR_RETURN(const int64_t axis, Agreed(tensors, "axis", out.axis));
-  const absl::Status along = CheckAxis(axis);
-  if (!along.ok()) return absl::InvalidArgumentError(along.message());
+  absl::Status known = CheckBits(bits);
+  if (known.ok()) known = CheckAxis(axis);
+  if (!known.ok()) return absl::InvalidArgumentError(known.message());
   return out;
 }
 
@@ -230,7 +228,6 @@ absl::Status CheckWords(const Packing& packing, const TensorView& words) {
 
 absl::Status DecodeCodes(const Packing& packing, const TensorView& words, HostWeight* out) {
   AWQD_RETURN_IF_ERROR(CheckWords(packing, words));
-  const uint8_t* const data = words.bytes.data();
   const int64_t groups = out->k / packing.group;
   const int64_t most = (1 << packing.bits) - 1;
   const auto read = [&](int64_t n, int64_t k, int64_t count, uint8_t* to) {
@@ -239,9 +236,9 @@ absl::Status DecodeCodes(const Packing& packing, const TensorView& words, HostWe
       const int64_t part = std::min(count, packing.group - first);
       const int64_t row = n * groups + k / packing.group;
       if (packing.word_bytes == 4) {
-        packing.Read<uint32_t>(data, row, first, part, to);
+        packing.Read<uint32_t>(words.bytes.data(), row, first, part, to);
       } else {
-        packing.Read<uint8_t>(data, row, first, part, to);
+        packing.Read<uint8_t>(words.bytes.data(), row, first, part, to);
       }
       k += part, count -= part, to += part;
     }
@@ -272,8 +269,9 @@ absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& te
   HostWeight out;
   out.format = std::string(kHqqFormat.name);
   AWQD_RETURN_IF_ERROR(ReadShape(tensors, &out));
-  const int64_t group = settings.group_size <= 0 ? out.k : settings.group_size;
-  if (group > out.k || out.k % group != 0) {
+  const bool all = settings.group_size == 0 || settings.group_size == -1;
+  const int64_t group = all ? out.k : settings.group_size;
+  if (group < 1 || out.k % group != 0) {
     return BadValue("group_size", group, absl::StrCat("-1 or a divisor of K = ", out.k));
   }
   const int64_t rows = out.n * (out.k / group);  // both are below 2^31

@@ -117,6 +117,12 @@ TEST(HqqFormat, Refusals) {
       {"axis", With("axis", 0), {"axis: got 0, expected 1: groups of axis 0 run across"}},
       {"axis of the tensor", number("axis", 0), {"\"axis\": got 0, expected 1"}},
       {"group", With("group_size", 3), {"group_size: got 3, expected -1 or a divisor of K = 8"}},
+      {"negative group",
+       [=](Linear* l) {
+         l->settings.members.erase("group_size");
+         number("group_size", -5)(l);
+       },
+       {"group_size: got -5, expected -1 or a divisor"}},
       {"huge group", number("group_size", 1 << 30), {"\"group_size\": got 1073741824"}},
       {"negative", [](Linear* l) { PutShape(l, -4, 8); }, {"\"shape\": got [-4, 8]"}},
       {"huge",
