@@ -23,16 +23,27 @@ constexpr int64_t kMaxIndexBytes = 64 << 20;
 constexpr int kMaxIndexDepth = 8;
 constexpr size_t kMaxShards = 1000;  // each stays open during a load
 
+// Walks a document in the order of its text, which is that of `keys`.
 class Converter {
  public:
+  explicit Converter(const KeysInOrder* keys) : keys_(*keys) {}
+
+  // The names of the next object's members, once.
+  const std::vector<std::string>& NextKeys() { return keys_[object_++]; }
+  void Skip(const Json& value) {
+    if (value.is_object()) ++object_;
+    if (!value.is_structured()) return;
+    for (const Json& member : value) Skip(member);
+  }
   absl::StatusOr<Setting> Convert(const Json& value) {
     if (++values_ > kMaxValues) {
       return Invalid("got more than ", kMaxValues, " values, expected at most that");
     }
     Setting out;
     if (value.is_object()) {
-      for (const auto& [key, member] : value.items()) {
-        AWQD_ASSIGN_OR_RETURN(out.members[key], Convert(member));
+      out.keys = NextKeys();
+      for (const std::string& key : out.keys) {
+        AWQD_ASSIGN_OR_RETURN(out.members[key], Convert(value.at(key)));
       }
       return out;
     }
@@ -50,6 +61,8 @@ class Converter {
   }
 
  private:
+  const KeysInOrder& keys_;
+  size_t object_ = 0;  // the next one
   int64_t values_ = 0;
 };
 
@@ -128,20 +141,28 @@ constexpr SideFile kSideFiles[] = {{"quant_config.json", "awq"},
 }  // namespace
 
 absl::StatusOr<std::optional<Setting>> ParseConfigJson(absl::string_view text) {
-  AWQD_ASSIGN_OR_RETURN(const Json config, ParseJsonObject(text, kMaxConfigDepth));
-  const auto it = config.find("quantization_config");
+  constexpr char kKey[] = "quantization_config";
+  KeysInOrder keys;
+  AWQD_ASSIGN_OR_RETURN(const Json config, ParseJsonObject(text, kMaxConfigDepth, &keys));
+  const auto it = config.find(kKey);
   if (it == config.end() || it->is_null()) return std::optional<Setting>();
   if (!it->is_object()) {
-    return Invalid("quantization_config: got ", Quoted(it->type_name()), ", expected an object");
+    return Invalid(kKey, ": got ", Quoted(it->type_name()), ", expected an object");
   }
-  AWQD_ASSIGN_OR_RETURN(Setting out, Converter().Convert(*it));
+  Converter converter(&keys);
+  for (const std::string& key : converter.NextKeys()) {
+    if (key == kKey) break;
+    converter.Skip(config.at(key));
+  }
+  AWQD_ASSIGN_OR_RETURN(Setting out, converter.Convert(*it));
   return std::optional<Setting>(std::move(out));
 }
 
 absl::StatusOr<Setting> ParseQuantConfigJson(absl::string_view text,
                                              absl::string_view default_method) {
-  AWQD_ASSIGN_OR_RETURN(const Json config, ParseJsonObject(text, kMaxConfigDepth));
-  AWQD_ASSIGN_OR_RETURN(Setting out, Converter().Convert(config));
+  KeysInOrder keys;
+  AWQD_ASSIGN_OR_RETURN(const Json config, ParseJsonObject(text, kMaxConfigDepth, &keys));
+  AWQD_ASSIGN_OR_RETURN(Setting out, Converter(&keys).Convert(config));
   if (FindSetting(out, "quant_method") == nullptr) {
     out.members["quant_method"] = Setting::String(std::string(default_method));
   }

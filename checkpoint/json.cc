@@ -7,6 +7,33 @@
 #include "kernels/base/status.h"
 
 namespace awqd::model {
+namespace {
+
+class KeyCollector : public JsonEvents {
+ public:
+  KeyCollector(int max_depth, KeysInOrder* keys) : JsonEvents(max_depth), keys_(keys) {}
+
+ private:
+  absl::Status StartObject() override {
+    open_.push_back(keys_->size());
+    keys_->emplace_back();
+    return absl::OkStatus();
+  }
+  absl::Status Key(absl::string_view key) override {
+    (*keys_)[open_.back()].emplace_back(key);
+    return absl::OkStatus();
+  }
+  absl::Status EndObject() override {
+    open_.pop_back();
+    return absl::OkStatus();
+  }
+
+  KeysInOrder* const keys_;
+  std::vector<size_t> open_;  // objects around the place that is read
+};
+
+}  // namespace
+
 bool JsonEvents::Keep(absl::Status status) {
   if (status.ok()) return true;
   status_ = std::move(status);
@@ -58,8 +85,10 @@ absl::Status ParseJson(absl::string_view text, JsonEvents* events) {
   return done ? absl::OkStatus() : absl::InvalidArgumentError("not valid JSON");
 }
 
-absl::StatusOr<nlohmann::json> ParseJsonObject(absl::string_view text, int max_depth) {
-  JsonEvents rules(max_depth);
+absl::StatusOr<nlohmann::json> ParseJsonObject(absl::string_view text, int max_depth,
+                                               KeysInOrder* keys) {
+  KeysInOrder unused;
+  KeyCollector rules(max_depth, keys == nullptr ? &unused : keys);
   AWQD_RETURN_IF_ERROR(ParseJson(text, &rules));
   nlohmann::json out =
       nlohmann::json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);

@@ -68,7 +68,12 @@ class JsonEvents : public nlohmann::json_sax<nlohmann::json> {
 // returned. Memory is bounded by the text's size.
 absl::Status ParseJson(absl::string_view text, JsonEvents* events);
 
-// The same as a document; its top must be an object.
-absl::StatusOr<nlohmann::json> ParseJsonObject(absl::string_view text, int max_depth);
+// The keys of every object of a document; objects and keys as they follow one another.
+using KeysInOrder = std::vector<std::vector<std::string>>;
+
+// The same as a document; its top must be an object. A document sorts its keys: `keys`, which may
+// be null, has them as they were.
+absl::StatusOr<nlohmann::json> ParseJsonObject(absl::string_view text, int max_depth,
+                                               KeysInOrder* keys = nullptr);
 
 }  // namespace awqd::model

@@ -58,6 +58,19 @@ const Setting* FindSetting(const Setting& object, absl::string_view name) {
   return it == object.members.end() || it->second.kind == Kind::kNull ? nullptr : &it->second;
 }
 
+std::vector<std::pair<absl::string_view, const Setting*>> MembersInOrder(const Setting& object) {
+  std::vector<std::pair<absl::string_view, const Setting*>> out;
+  const auto add = [&](absl::string_view name) {
+    const Setting* const value = FindSetting(object, name);
+    if (value != nullptr) out.emplace_back(name, value);
+  };
+  if (object.keys.empty()) {
+    for (const auto& [name, value] : object.members) add(name);
+  }
+  for (const std::string& name : object.keys) add(name);
+  return out;
+}
+
 Setting OnlySettings(const Setting& object, absl::Span<const absl::string_view> names) {
   Setting out;
   for (absl::string_view name : names) {

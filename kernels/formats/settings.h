@@ -33,6 +33,9 @@ struct Setting {
   std::string text;
   std::vector<Setting> list;
   std::map<std::string, Setting, std::less<>> members;
+  // Of an object in a file: the names of its members as they follow one another there, for settings
+  // of which the first that matches counts. Else empty.
+  std::vector<std::string> keys;
 
   static Setting Literal(int64_t number) { return {Kind::kLiteral, absl::StrCat(number)}; }
   static Setting Literal(bool value) { return {Kind::kLiteral, value ? "true" : "false"}; }
@@ -51,6 +54,9 @@ absl::Status UnreadSetting(absl::string_view name, absl::string_view got,
 
 // The member of that name, or null.
 const Setting* FindSetting(const Setting& object, absl::string_view name);
+
+// The members that are not null, as they follow one another in their file.
+std::vector<std::pair<absl::string_view, const Setting*>> MembersInOrder(const Setting& object);
 
 // An object of those members of `object` that have one of the names.
 Setting OnlySettings(const Setting& object, absl::Span<const absl::string_view> names);

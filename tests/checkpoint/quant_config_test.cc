@@ -41,6 +41,28 @@ TEST(QuantConfigJson, NumbersAreNotRoundedIntoRange) {
   EXPECT_FALSE(ReadInteger(*config, "e", 0, 6).ok());
 }
 
+// Of rules the first that matches counts, so their order must not be that of an alphabet.
+TEST(QuantConfigJson, MembersKeepTheirOrder) {
+  const auto config = ParseConfigJson(
+      "{\"a\":{\"x\":[{\"y\":1},{}]},\"quantization_config\":{\"z\":{\"c\":1,\"a\":{\"q\":1,\"p\":"
+      "2},"
+      "\"n\":null,\"b\":3},\"y\":[{\"l\":1,\"k\":2}]},\"b\":{}}");
+  ASSERT_TRUE(config.ok() && config->has_value()) << config.status();
+  const auto names = [](const Setting& object) {
+    std::string out;
+    for (const auto& [name, value] : MembersInOrder(object)) absl::StrAppend(&out, name);
+    return out;
+  };
+  const Setting& all = **config;
+  EXPECT_EQ(names(all), "zy");
+  EXPECT_EQ(names(all.members.at("z")), "cab");
+  EXPECT_EQ(names(all.members.at("z").members.at("a")), "qp");
+  EXPECT_EQ(names(all.members.at("y").list[0]), "lk");
+  const auto side = ParseQuantConfigJson("{\"b\":{\"d\":1,\"c\":2},\"a\":1}", "gptq");
+  ASSERT_TRUE(side.ok()) << side.status();
+  EXPECT_EQ(names(side->members.at("b")), "dc");
+}
+
 TEST(QuantConfigJson, AbsentOrNullIsNothing) {
   for (const char* text : {"{}", "{\"quantization_config\":null}"}) {
     const auto config = ParseConfigJson(text);
