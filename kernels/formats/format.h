@@ -96,6 +96,8 @@ extern const Format kMxfp4Format;              // mxfp4.cc
 extern const Format kBitsAndBytesFormat;       // bitsandbytes.cc
 extern const Format kBitsAndBytesInt8Format;   // bitsandbytes_int8.cc
 extern const Format kHqqFormat;                // hqq.cc
+extern const Format kGptqFormat;               // gptq.cc
+extern const Format kAutoRoundFormat;          // auto_round.cc
 
 // Every format, in the order they are tried.
 absl::Span<const Format* const> AllFormats();

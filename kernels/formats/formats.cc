@@ -24,7 +24,8 @@ absl::Span<const Format* const> AllFormats() {
       &kGemliteFormat,      &kFp8Format,
       &kModelOptFormat,     &kMxfp4Format,
       &kBitsAndBytesFormat, &kBitsAndBytesInt8Format,
-      &kHqqFormat,
+      &kHqqFormat,          &kGptqFormat,
+      &kAutoRoundFormat,
   };
   return formats;
 }

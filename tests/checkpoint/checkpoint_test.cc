@@ -169,7 +169,7 @@ TEST_F(CheckpointTest, SideFiles) {
   directory_.Write("m/config.json", "{}");
   directory_.Write("m/model.safetensors", SafetensorsOf(linear_));
   ExpectRefused("m/config.json: quantization_config: got nothing");
-  directory_.Write("m/quantize_config.json", "{\"bits\":4,\"group_size\":32,\"desc_act\":false}");
+  directory_.Write("m/quantize_config.json", "{\"bits\":1,\"group_size\":32,\"desc_act\":false}");
   Expect(absl::StatusCode::kUnimplemented, "quant_method \"gptq\"");
   directory_.Write(
       "m/quantize_config.json",
@@ -194,9 +194,9 @@ TEST_F(CheckpointTest, MissingThings) {
 
 TEST_F(CheckpointTest, FormatsThatAreNotRead) {
   directory_.Write("m/config.json",
-                   "{\"quantization_config\":{\"quant_method\":\"gptq\",\"bits\":4}}");
+                   "{\"quantization_config\":{\"quant_method\":\"quip\",\"bits\":4}}");
   Expect(absl::StatusCode::kUnimplemented,
-         "m/config.json: quantization_config: got quant_method \"gptq\"");
+         "m/config.json: quantization_config: got quant_method \"quip\"");
   directory_.Write(
       "m/config.json",
       "{\"quantization_config\":{\"quant_method\":\"awq\",\"bits\":8,\"group_size\":32}}");

@@ -112,9 +112,10 @@ class Goldens:
         write_json(folder / "config.json", {"model_type": "golden", "quantization_config": quantization})
         write_safetensors(folder / "model.safetensors", tensors)
 
-    def case(self, model, path, description, weight, bias=None, integers=None, factor=None):
+    def case(self, model, path, description, weight, bias=None, integers=None, factor=None, settings=None):
         """`weight`: FP16 [K, N], what must come out. `integers` [K, N]: the same, of a weight that INT8 activations
-        multiply too. `factor` FP32 [K]: what activations are multiplied by first."""
+        multiply too. `factor` FP32 [K]: what activations are multiplied by first. `settings`: of the weight in a
+        request, where those of its checkpoint do not say it."""
         k, n = weight.shape
         random = np.random.default_rng(k * 10007 + n)
         x = random.standard_normal((TOKENS, k)).astype(np.float16)
@@ -126,6 +127,8 @@ class Goldens:
         case = {"model": model, "weight": path, "k": k, "n": n, "description": description,
                 "dequantized_fnv1a64": fnv1a64(weight.tobytes()), "activations": f"{name}.activations.npy",
                 "matmul": f"{name}.matmul.npy"}
+        if settings is not None:
+            case["settings"] = settings
         if not self.cases:  # one in full, to look at and to compare element by element
             case["dequantized"] = f"{name}.dequantized.npy"
             self.npy(case["dequantized"], weight)

@@ -48,8 +48,9 @@ double Apply(v1::ActivationFunction function, double x) {
 
 std::vector<GoldenCase> AllCases() {
   std::vector<GoldenCase> out;
-  for (const char* format : {"plain", "int-quantized", "fastertransformer", "gemlite", "fp8",
-                             "modelopt", "mxfp4", "bitsandbytes", "bitsandbytes-int8", "hqq"}) {
+  for (const char* format :
+       {"plain", "int-quantized", "fastertransformer", "gemlite", "fp8", "modelopt", "mxfp4",
+        "bitsandbytes", "bitsandbytes-int8", "hqq", "gptq", "auto-round"}) {
     for (GoldenCase& golden : GoldenCases(format)) out.push_back(std::move(golden));
   }
   return out;
@@ -237,8 +238,8 @@ TEST_F(FormatsTest, TheServerNamesItsFormats) {
   const auto info = client_->GetServerInfo();
   ASSERT_TRUE(info.ok()) << info.status();
   const std::vector<std::string> formats(info->formats().begin(), info->formats().end());
-  EXPECT_THAT(formats, testing::IsSupersetOf(
-                           {"awq", "plain", "int-quantized", "fastertransformer", "gemlite"}));
+  EXPECT_THAT(formats, testing::IsSupersetOf({"awq", "plain", "int-quantized", "fastertransformer",
+                                              "gemlite", "gptq", "auto-round"}));
 }
 
 }  // namespace

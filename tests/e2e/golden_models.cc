@@ -36,11 +36,16 @@ std::string TextOf(const Json& value) {
   return value.is_string() ? value.get<std::string>() : value.dump();
 }
 
-// quantization_config, or what ModelOpt has in a file of its own.
+// quantization_config, or what GPTQ or ModelOpt has in a file of its own.
 Json ConfigOf(const GoldenCase& golden) {
   const Json config =
       ParseFile(golden.Folder() + "/config.json").value("quantization_config", Json());
-  return config.is_null() ? ParseFile(golden.Folder() + "/hf_quant_config.json") : config;
+  if (!config.is_null()) return config;
+  std::ifstream gptq(golden.Folder() + "/quantize_config.json");
+  if (!gptq) return ParseFile(golden.Folder() + "/hf_quant_config.json");
+  Json out = Json::parse(gptq);
+  out["quant_method"] = "gptq";
+  return out;
 }
 
 // Where a case's tensors begin in names, and which of so many slices they are, of 1 where they are
@@ -66,6 +71,7 @@ Place PlaceOf(const GoldenCase& golden, const Json& header) {
 
 // Those of a group of compressed-tensors whose codes have as many bits as the case's.
 Json SettingsOf(const GoldenCase& golden) {
+  if (!golden.settings.empty()) return Json::parse(golden.settings);
   const Json config = ConfigOf(golden);
   if (config.value("weight_block_size", Json()).is_array()) {
     return {{"block_n", config["weight_block_size"][0]},
@@ -100,7 +106,8 @@ std::vector<GoldenCase> GoldenCases(const std::string& format) {
   for (const Json& c : all.at("cases")) {
     out.push_back({format, c.at("model"), c.at("weight"), c.at("description"), c.at("k"), c.at("n"),
                    c.at("dequantized_fnv1a64"), path(c, "activations"), path(c, "matmul"), "",
-                   path(c, "factor"), path(c, "int8_activations"), path(c, "int8_matmul")});
+                   path(c, "factor"), path(c, "int8_activations"), path(c, "int8_matmul"),
+                   c.contains("settings") ? c.at("settings").dump() : ""});
   }
   for (GoldenCase& golden : out) {
     golden.quant_method = ConfigOf(golden).value("quant_method", "modelopt");
@@ -114,9 +121,10 @@ v1::PackedWeight InlineOf(const GoldenCase& golden) {
   const Json settings = SettingsOf(golden);
   for (const auto& [name, value] : settings.items()) {
     static const std::vector<std::string> known = {
-        "bits",     "group_size",  "symmetric",    "zero",       "num_bits",
-        "strategy", "in_features", "out_features", "scale_mode", "block_k",
-        "block_n",  "quant_algo",  "nbits",        "axis"};
+        "bits",     "group_size",     "symmetric",    "zero",       "num_bits",
+        "strategy", "in_features",    "out_features", "scale_mode", "block_k",
+        "block_n",  "quant_algo",     "nbits",        "axis",       "checkpoint_format",
+        "desc_act", "packing_format", "sym"};
     if (value.is_null() || std::find(known.begin(), known.end(), name) == known.end()) continue;
     (*out.mutable_settings())[name] = TextOf(value);
   }

@@ -24,6 +24,7 @@ struct GoldenCase {
   std::string factor;               // FP32 [K], .npy: what activations are multiplied by; or empty
   // INT8 [tokens, K] and INT32 [tokens, N], .npy; empty for a weight that is no integers.
   std::string int8_activations, int8_matmul;
+  std::string settings;  // JSON; of a request, where the checkpoint's do not say them; else empty
 
   std::string Folder() const;
   // "plain.w4-groups.layer", for names of tests.

@@ -75,15 +75,18 @@ class Golden : public ::testing::TestWithParam<Case> {
       weight_ = *std::move(weight);
     }
     ASSERT_TRUE(Validate(weight_).ok()) << Validate(weight_);
+    dequantized_.resize(weight_.k * weight_.n);
     for (int64_t row = 0; row < weight_.k; ++row) {
+      const int64_t in_feature = weight_.order.empty() ? row : weight_.order[row];
       for (int64_t column = 0; column < weight_.n; ++column) {
-        dequantized_.push_back(FloatToHalf(WeightValue(weight_, row, column)));
+        dequantized_[in_feature * weight_.n + column] =
+            FloatToHalf(WeightValue(weight_, row, column));
       }
     }
   }
 
   HostWeight weight_;
-  std::vector<uint16_t> dequantized_;  // [K, N] bits of FP16
+  std::vector<uint16_t> dequantized_;  // [K, N] bits of FP16, by in-feature
 };
 
 uint64_t Fnv1a64(const void* data, size_t size) {
