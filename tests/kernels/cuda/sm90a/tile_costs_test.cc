@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/cuda/sm90a/schedule.h"
+#include "kernels/cuda/sm90a/tile_list_w4.h"
 
 namespace awqd::cuda {
 namespace {
