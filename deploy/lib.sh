@@ -94,18 +94,23 @@ configure() {
   }
 }
 
-# build <preset> <target>...: shows progress on a terminal and the failing command otherwise.
+# build <preset> <target>...: shows progress on a terminal and the failing command otherwise. A compiler that crashed
+# gets a second try, once: GCC 12 does so about once in 500 files while it reads a precompiled header.
 build() {
-  local preset="$1" log="$ROOT/build/$1-build.log"
+  local preset="$1" log="$ROOT/build/$1-build.log" command
   shift
+  command=(cmake --build "$ROOT/build/$preset" -j "$(build_jobs)" --target "$@")
   if [[ -t 1 ]]; then
-    cmake --build "$ROOT/build/$preset" -j "$(build_jobs)" --target "$@" || die "the build failed"
+    "${command[@]}" || die "the build failed"
     return
   fi
-  cmake --build "$ROOT/build/$preset" -j "$(build_jobs)" --target "$@" >"$log" 2>&1 || {
-    grep -A 30 -m 3 -E "^FAILED:|error:" "$log" >&2 || tail -n 40 "$log" >&2
-    die "the build failed (full log: $log)"
-  }
+  "${command[@]}" >"$log" 2>&1 && return
+  if grep -q "internal compiler error" "$log"; then
+    warn "the compiler crashed, and is tried once more"
+    "${command[@]}" >"$log" 2>&1 && return
+  fi
+  grep -A 30 -m 3 -E "^FAILED:|error:" "$log" >&2 || tail -n 40 "$log" >&2
+  die "the build failed (full log: $log)"
 }
 
 # start_server <folder with awqd and awqctl> <model repository> <log> <option>...: starts it on a free port of this
