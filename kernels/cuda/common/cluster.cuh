@@ -77,11 +77,11 @@ __device__ __forceinline__ uint32_t AddressInBlock(uint32_t address, uint32_t ra
 
 // Stores into a block of the cluster, itself included; its barrier counts the four bytes when they
 // are there. Both addresses from AddressInBlock.
-__device__ __forceinline__ void PushFloat(uint32_t remote, float value, uint32_t remote_barrier) {
+__device__ __forceinline__ void PushWord(uint32_t remote, uint32_t word, uint32_t remote_barrier) {
 #if __CUDA_ARCH__ >= 900
   asm volatile(
       "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(remote),
-      "r"(__float_as_uint(value)), "r"(remote_barrier)
+      "r"(word), "r"(remote_barrier)
       : "memory");
 #endif
 }

@@ -85,27 +85,50 @@ __global__ __launch_bounds__(kThreads) void StageInPlace(Reader x, void* out, in
   }
 }
 
-// Where place `at` of a staged row of INT8 comes from; `reordered`: of a tensor core.
-__device__ __forceinline__ int64_t IntegerColumn(int64_t at, bool reordered) {
-  if (!reordered) return at;
-  const int place = static_cast<int>(at % kIntegerRun);
-  return at - place + IntegerSource(place);
+// ---- rows of INT8 -------------------------------------------------------------------------------
+
+struct IntegerRows {
+  const int8_t* x;       // [rows, k]
+  const int32_t* order;  // or null
+  int64_t k;
+  int8_t* out;  // [rows, stride]
+  int64_t stride;
+  bool reordered;  // as a tensor core takes them
+  bool wide;       // 16 elements of a row lie together on 16 bytes
+};
+
+// A run of 16 bytes in the order of IntegerSource.
+__device__ __forceinline__ uint4 ReorderRun(const uint4& run) {
+  constexpr uint32_t kLowPairs = 0x5140, kHighPairs = 0x7362;
+  return {Prmt(run.x, run.z, kLowPairs), Prmt(run.x, run.z, kHighPairs),
+          Prmt(run.y, run.w, kLowPairs), Prmt(run.y, run.w, kHighPairs)};
 }
 
-// INT8 keeps its type; `reordered`: of a tensor core. Block = one row.
-__global__ __launch_bounds__(kThreads) void StageIntegers(Reader x, int8_t* out, int64_t stride,
-                                                          bool reordered) {
+// Thread = a run of 16 elements, blockIdx.x = the row, so that one long row is as quick as many.
+__global__ __launch_bounds__(kThreads) void StageIntegers(const __grid_constant__ IntegerRows s) {
   LaunchDependents();
   const int64_t row = blockIdx.x;
-  for (int64_t at = threadIdx.x; at < stride; at += kThreads) {
-    const int64_t i = IntegerColumn(at, reordered);
-    int8_t value = 0;
-    if (i < x.k) {
-      const int64_t from = x.order == nullptr ? i : x.order[i];
-      value = static_cast<const int8_t*>(x.x)[row * x.k + from];
-    }
-    out[row * stride + at] = value;
+  const int64_t first = (int64_t{blockIdx.y} * kThreads + threadIdx.x) * kIntegerRun;
+  const int8_t* const x = s.x + row * s.k;
+  int8_t* const out = s.out + row * s.stride;
+  if (s.wide && first + kIntegerRun <= s.k) {
+    const uint4 run = *reinterpret_cast<const uint4*>(x + first);
+    *reinterpret_cast<uint4*>(out + first) = s.reordered ? ReorderRun(run) : run;
+    return;
   }
+  for (int at = 0; at < kIntegerRun && first + at < s.stride; ++at) {
+    const int64_t i = first + (s.reordered ? IntegerSource(at) : at);
+    out[first + at] = i < s.k ? x[s.order == nullptr ? i : s.order[i]] : 0;
+  }
+}
+
+absl::Status LaunchIntegers(const IntegerRows& rows, int64_t count, StreamView stream) {
+  const int64_t runs = CeilDiv(rows.stride, int64_t{kIntegerRun});
+  const LaunchConfig config{.grid = {static_cast<unsigned>(count),
+                                     static_cast<unsigned>(CeilDiv(runs, int64_t{kThreads}))},
+                            .block = kThreads,
+                            .stream = stream};
+  return Launch<StageIntegers>("common/stage", config, rows);
 }
 
 // ---- floating rows to INT8 ----------------------------------------------------------------------
@@ -222,6 +245,10 @@ absl::Status LaunchAsInt8(const Reader& x, int64_t rows, const Int8Rows& to, Str
   return Launch<StageAsInt8>("common/stage", config, x, to);
 }
 
+bool RowsOnSixteenBytes(const ConstMatrixView& x) {
+  return x.cols * SizeOf(x.dtype) % 16 == 0 && reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
+}
+
 bool IsIntegers(Staged want) {
   return want == Staged::kTensorCoreIntegers || want == Staged::kQuantized;
 }
@@ -257,8 +284,15 @@ absl::Status Stage(const StageArgs& args, StagedTokens* out, Device& device, Str
   out->x = {args.out, x.dtype, x.rows, x.cols};
   out->stride = stride;
   if (x.dtype == DType::kInt8) {
-    return Launch<StageIntegers>("common/stage", config, reader, static_cast<int8_t*>(args.out),
-                                 stride, reordered);
+    return LaunchIntegers(
+        {.x = static_cast<const int8_t*>(x.data),
+         .order = args.order,
+         .k = x.cols,
+         .out = static_cast<int8_t*>(args.out),
+         .stride = stride,
+         .reordered = reordered,
+         .wide = RowsOnSixteenBytes(x) && stride % kIntegerRun == 0 && args.order == nullptr},
+        x.rows, stream);
   }
   const auto scales_at = [&](int64_t element) {
     return reinterpret_cast<float*>(static_cast<char*>(args.out) +
@@ -269,9 +303,7 @@ absl::Status Stage(const StageArgs& args, StagedTokens* out, Device& device, Str
     float* const scales = scales_at(1);
     out->scale = scales;
     // Rows of K elements on 16 bytes, in their order.
-    const bool wide = args.order == nullptr && args.factor == nullptr &&
-                      x.cols * SizeOf(x.dtype) % 16 == 0 &&
-                      reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
+    const bool wide = args.order == nullptr && args.factor == nullptr && RowsOnSixteenBytes(x);
     return LaunchAsInt8(reader, x.rows,
                         {.out = static_cast<int8_t*>(args.out),
                          .stride = stride,

@@ -9,7 +9,7 @@ namespace awqd::cuda {
 namespace {
 
 template <class Config>
-using Sums = float[Config::kRowTiles][Config::kTokenTiles][4];
+using Sums = typename Config::Sum[Config::kRowTiles][Config::kTokenTiles][4];
 
 // Multiplies what lies in the ring, slot by slot: this warp's fragment row of each record times all
 // tokens.

@@ -1,5 +1,6 @@
-// The consumer of INT8 activations: products of bytes are summed in INT32 over the part of a record
-// that has one scale, then scaled and added up in FP32. Device code only.
+// The consumer of INT8 activations: products of bytes are summed in INT32. Either over the part of
+// a record that has one scale, and then scaled and added up in FP32; or, where the sums themselves
+// are asked for, along all of K, modulo 2^32. Device code only.
 #pragma once
 
 #include "kernels/cuda/common/integers.cuh"
@@ -15,9 +16,11 @@ struct LaneMetaInt8 {
   float scale_low, scale_high;
 };
 
-template <class Record_>
+// Sum: float or int.
+template <class Record_, class Sum_>
 struct Int8Math {
   using X = int8_t;
+  using Sum = Sum_;
   using Record = Record_;
   using Meta = LaneMetaInt8;
   static constexpr int kBits = Record::kBits;
@@ -33,8 +36,13 @@ struct Int8Math {
   }
 };
 
-template <class Record, class Config>
-class Consumer<Int8Math<Record>, Config> {
+// What is left may fit where the parts did not.
+__device__ __forceinline__ int MinusModulo(int a, int b) {
+  return static_cast<int>(static_cast<uint32_t>(a) - static_cast<uint32_t>(b));
+}
+
+template <class Record, class Sum, class Config>
+class Consumer<Int8Math<Record, Sum>, Config> {
  public:
   // `zero`: of bare records.
   __device__ __forceinline__ Consumer(const Slot<Config>& slot, uint32_t ring, int zero)
@@ -54,8 +62,10 @@ class Consumer<Int8Math<Record>, Config> {
   __device__ __forceinline__ void Accumulate(Sums<Config>& sums) {
 #pragma unroll
     for (int r = 0; r < Config::kRowTiles; ++r) {
-      if constexpr (Record::kFine) {
+      if constexpr (Record::kFine && !kIntegers) {
         AddFine(r, sums[r]);
+      } else if constexpr (Record::kFine) {
+        AddFineIntegers(r, sums[r]);
       } else {
         AddRecord(r, sums[r]);
       }
@@ -65,11 +75,12 @@ class Consumer<Int8Math<Record>, Config> {
   }
 
  private:
-  using Math = Int8Math<Record>;
+  using Math = Int8Math<Record, Sum>;
   using Codes = LaneCodes<Record::kBits>;
-  using RowSums = float[Config::kTokenTiles][4];
+  using RowSums = Sum[Config::kTokenTiles][4];
   using RowIntegers = int[Config::kTokenTiles][4];
   static constexpr int kBits = Record::kBits;
+  static constexpr bool kIntegers = std::is_same_v<Sum, int>;
 
   __device__ __forceinline__ typename Math::Meta Meta(int r, int which) const {
     if constexpr (Record::kBare) return Math::Expand(BareMeta(zero_));
@@ -90,7 +101,8 @@ class Consumer<Int8Math<Record>, Config> {
 
   // Of groups of 64 and more.
   __device__ __forceinline__ void AddRecord(int r, RowSums& sums) const {
-    RowIntegers integers = {};
+    RowIntegers fresh = {};
+    RowIntegers& integers = IntegersOf(sums, fresh);
     typename Math::Meta meta = Meta(r, 0);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -125,15 +137,26 @@ class Consumer<Int8Math<Record>, Config> {
       MmaS8(rest, a, b[0], b[1]);
       MmaS8(rest, a, b[2], b[3]);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) integers[j][i] -= rest[i];
+      for (int i = 0; i < 4; ++i) integers[j][i] = MinusModulo(integers[j][i], rest[i]);
     }
   }
 
-  // sums += scale * integers; integers = 0.
+  // Where a record's integers are added up: the sums themselves, or `fresh`.
+  static __device__ __forceinline__ RowIntegers& IntegersOf(RowIntegers& sums, RowIntegers&) {
+    return sums;
+  }
+  static __device__ __forceinline__ RowIntegers& IntegersOf(float (&)[Config::kTokenTiles][4],
+                                                            RowIntegers& fresh) {
+    return fresh;
+  }
+
+  // sums += scale * integers; integers = 0. Nothing where they are the sums.
   __device__ __forceinline__ void Fold(const typename Math::Meta& meta, RowIntegers& integers,
                                        RowSums& sums) const {
+    if constexpr (!kIntegers) {
 #pragma unroll
-    for (int j = 0; j < Config::kTokenTiles; ++j) AddScaled(meta, integers[j], sums[j]);
+      for (int j = 0; j < Config::kTokenTiles; ++j) AddScaled(meta, integers[j], sums[j]);
+    }
   }
   static __device__ __forceinline__ void AddScaled(const typename Math::Meta& meta,
                                                    int (&integers)[4], float (&sums)[4]) {
@@ -143,6 +166,41 @@ class Consumer<Int8Math<Record>, Config> {
           fmaf(__int2float_rn(integers[i]), i < 2 ? meta.scale_low : meta.scale_high, sums[i]);
       integers[i] = 0;
     }
+  }
+
+  // Of zeros of groups of 16 to 64: two steps at a time, with zeros of their own.
+  __device__ __forceinline__ void AddFineIntegers(int r, RowIntegers& sums) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const Codes codes = LoadCodes(r, half);
+#pragma unroll
+      for (int pair = 0; pair < 2; ++pair) {
+        uint32_t a[4], rest[4];
+#pragma unroll
+        for (int s = 0; s < 2; ++s) {
+          const int step = pair * 2 + s;
+          const typename Math::Meta meta = Meta(r, (half * 4 + step) * slot_.metas() / 8);
+          uint32_t both[4];
+          DecodeSigned<kBits>(codes, step, meta.below, both);
+          a[2 * s] = both[0], a[2 * s + 1] = both[1];
+          rest[2 * s] = meta.rest.low, rest[2 * s + 1] = meta.rest.high;
+        }
+#pragma unroll
+        for (int j = 0; j < Config::kTokenTiles; ++j) {
+          uint32_t b[4];
+          LoadTokens(half, j, b);
+          MmaS8(sums[j], a, b[pair * 2], b[pair * 2 + 1]);
+          if constexpr (kBits == 8) SubtractProduct(rest, b[pair * 2], b[pair * 2 + 1], sums[j]);
+        }
+      }
+    }
+  }
+  static __device__ __forceinline__ void SubtractProduct(const uint32_t (&a)[4], uint32_t b0,
+                                                         uint32_t b1, int (&sums)[4]) {
+    int product[4] = {};
+    MmaS8(product, a, b0, b1);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums[i] = MinusModulo(sums[i], product[i]);
   }
 
   // Of groups of 16 and 32: a scale for each step.

@@ -74,13 +74,15 @@ __device__ __forceinline__ void ForEachSum(const Sums<Config>& sums, Store store
   }
 }
 
+__device__ __forceinline__ uint32_t WordOf(float sum) { return __float_as_uint(sum); }
+__device__ __forceinline__ uint32_t WordOf(int sum) { return static_cast<uint32_t>(sum); }
+
 // Leaves a consumer's sums in its slot of this block, which stands alone.
 template <class Config>
 __device__ __forceinline__ void StoreSums(const Joint& joint, int index, const Sums<Config>& sums) {
   constexpr int kStride = SumStride(Config::kRows);
-  ForEachSum<Config>(sums, [&](int row, int token, float sum) {
-    StoreShared4(joint.slots + index * joint.slot_bytes + (token * kStride + row) * 4,
-                 __float_as_uint(sum));
+  ForEachSum<Config>(sums, [&](int row, int token, auto sum) {
+    StoreShared4(joint.slots + index * joint.slot_bytes + (token * kStride + row) * 4, WordOf(sum));
   });
 }
 
@@ -90,11 +92,11 @@ __device__ __forceinline__ void PushSums(const Joint& joint, int chain, int toke
                                          const Sums<Config>& sums) {
   const int stride = SumStride(joint.rows());
   const uint32_t slot = joint.slots + chain * joint.slot_bytes;
-  ForEachSum<Config>(sums, [&](int row, int token, float sum) {
+  ForEachSum<Config>(sums, [&](int row, int token, auto sum) {
     const int block = row >> joint.shift;
     const uint32_t to = AddressInBlock(slot + (row - (block << joint.shift)) * 4, block);
     if (token < tokens) {
-      PushFloat(to + token * stride * 4, sum, AddressInBlock(JointBarrier(joint), block));
+      PushWord(to + token * stride * 4, WordOf(sum), AddressInBlock(JointBarrier(joint), block));
     }
   });
 }
@@ -104,22 +106,28 @@ __device__ __forceinline__ float4 LoadFour(const float* at, int count) {
   return {at[0], count > 1 ? at[1] : 0, count > 2 ? at[2] : 0, count > 3 ? at[3] : 0};
 }
 
-// y_wide promises that N is a multiple of 4.
+// Elements of 32 bits. y_wide promises that N is a multiple of 4.
+__device__ __forceinline__ void StoreWords(const QMatmulParams& p, int64_t token, int64_t n,
+                                           int count, uint4 words) {
+  uint32_t* y = static_cast<uint32_t*>(p.y) + token * p.n + n;
+  if (p.y_wide) {
+    *reinterpret_cast<uint4*>(y) = words;
+  } else {
+    const uint32_t each[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i < count) y[i] = each[i];
+    }
+  }
+}
+
 __device__ __forceinline__ void StoreFour(const QMatmulParams& p, int64_t token, int64_t n,
                                           int count, float4 v) {
   const int64_t at = token * p.n + n;
   if (p.y_dtype == DType::kFp32) {
-    float* y = static_cast<float*>(p.y) + at;
-    if (p.y_wide) {
-      *reinterpret_cast<float4*>(y) = v;
-    } else {
-      const float each[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (i < count) y[i] = each[i];
-      }
-    }
-    return;
+    const uint4 words = {__float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(v.z),
+                         __float_as_uint(v.w)};
+    return StoreWords(p, token, n, count, words);
   }
   const bool half = p.y_dtype == DType::kFp16;
   const uint2 bits = {half ? ToFp16x2(v.x, v.y) : ToBf16x2(v.x, v.y),
@@ -135,6 +143,59 @@ __device__ __forceinline__ void StoreFour(const QMatmulParams& p, int64_t token,
   }
 }
 
+// Four sums of neighbouring columns.
+template <class Sum>
+struct Four {
+  Sum x, y, z, w;
+};
+
+__device__ __forceinline__ void AddWords(uint4 words, Four<float>* sums) {
+  sums->x += __uint_as_float(words.x), sums->y += __uint_as_float(words.y);
+  sums->z += __uint_as_float(words.z), sums->w += __uint_as_float(words.w);
+}
+// Modulo 2^32: of sums that fit, parts may not.
+__device__ __forceinline__ void AddWords(uint4 words, Four<uint32_t>* sums) {
+  sums->x += words.x, sums->y += words.y, sums->z += words.z, sums->w += words.w;
+}
+
+// Of all chains in the order of K. `at`: those of the first.
+template <class Config, class Sum>
+__device__ __forceinline__ Four<Sum> AddChains(const Joint& joint, uint32_t at) {
+  Four<Sum> out = {0, 0, 0, 0};
+#pragma unroll 1
+  for (int block = 0; block < joint.blocks; ++block) {
+#pragma unroll
+    for (int i = 0; i < Config::kConsumers; ++i, at += joint.slot_bytes) {
+      AddWords(LoadShared16(at), &out);
+    }
+  }
+  return out;
+}
+
+// FP32 sums to y: times the scales of token and columns, and the bias.
+__device__ __forceinline__ void FinishFour(const QMatmulParams& p, int64_t token, int64_t n,
+                                           int count, Four<float> v) {
+  if (p.x_scale != nullptr) {
+    const float s = p.x_scale[token];
+    v.x *= s, v.y *= s, v.z *= s, v.w *= s;
+  }
+  if (p.outer != nullptr) {
+    const float4 s = LoadFour(p.outer + n, count);
+    v.x *= s.x * p.unit, v.y *= s.y * p.unit, v.z *= s.z * p.unit, v.w *= s.w * p.unit;
+  }
+  if (p.bias != nullptr) {
+    const float4 b = LoadFour(p.bias + n, count);
+    v.x += b.x, v.y += b.y, v.z += b.z, v.w += b.w;
+  }
+  StoreFour(p, token, n, count, {v.x, v.y, v.z, v.w});
+}
+
+// INT32 sums to y as they are, in the places of FP32.
+__device__ __forceinline__ void FinishFour(const QMatmulParams& p, int64_t token, int64_t n,
+                                           int count, Four<uint32_t> v) {
+  StoreWords(p, token, n, count, {v.x, v.y, v.z, v.w});
+}
+
 // Adds the chains in the order of K and stores this block's rows of the tile.
 template <class Config>
 __device__ __forceinline__ void Finish(const QMatmulParams& p, const Joint& joint,
@@ -146,31 +207,10 @@ __device__ __forceinline__ void Finish(const QMatmulParams& p, const Joint& join
     const int token = i >> (joint.shift - 2), row = (i & (quads - 1)) * 4;
     const int64_t n = first + row;
     if (n >= p.n) continue;
-    uint32_t at = joint.slots + (token * SumStride(joint.rows()) + row) * 4;
-    float4 v = {0, 0, 0, 0};
-#pragma unroll 1
-    for (int block = 0; block < joint.blocks; ++block) {
-#pragma unroll
-      for (int i = 0; i < Config::kConsumers; ++i, at += joint.slot_bytes) {
-        const uint4 part = LoadShared16(at);
-        v.x += __uint_as_float(part.x), v.y += __uint_as_float(part.y);
-        v.z += __uint_as_float(part.z), v.w += __uint_as_float(part.w);
-      }
-    }
-    if (p.x_scale != nullptr) {
-      const float s = p.x_scale[first_token + token];
-      v.x *= s, v.y *= s, v.z *= s, v.w *= s;
-    }
-    const int count = static_cast<int>(min(p.n - n, int64_t{4}));
-    if (p.outer != nullptr) {
-      const float4 s = LoadFour(p.outer + n, count);
-      v.x *= s.x * p.unit, v.y *= s.y * p.unit, v.z *= s.z * p.unit, v.w *= s.w * p.unit;
-    }
-    if (p.bias != nullptr) {
-      const float4 b = LoadFour(p.bias + n, count);
-      v.x += b.x, v.y += b.y, v.z += b.z, v.w += b.w;
-    }
-    StoreFour(p, first_token + token, n, count, v);
+    const uint32_t at = joint.slots + (token * SumStride(joint.rows()) + row) * 4;
+    using Sum = std::conditional_t<std::is_same_v<typename Config::Sum, int>, uint32_t, float>;
+    FinishFour(p, first_token + token, n, static_cast<int>(min(p.n - n, int64_t{4})),
+               AddChains<Config, Sum>(joint, at));
   }
 }
 

@@ -44,13 +44,17 @@ QMatmulParams MakeParams(const MatmulArgs& args, const MatmulTile& tile, const D
 template <int kBits>
 absl::Status LaunchBits(const QMatmulParams& p, const MatmulTile& tile, DType x,
                         const DeviceInfo& device, StreamView stream) {
+  constexpr DType kSum = DType::kFp32;
   switch (x) {
     case DType::kInt8:
-      return LaunchQMatmul<DType::kInt8, kBits>(p, tile, device, stream);
+      if (p.y_dtype == DType::kInt32) {
+        return LaunchQMatmul<DType::kInt8, kBits, DType::kInt32>(p, tile, device, stream);
+      }
+      return LaunchQMatmul<DType::kInt8, kBits, kSum>(p, tile, device, stream);
     case DType::kBf16:
-      return LaunchQMatmul<DType::kBf16, kBits>(p, tile, device, stream);
+      return LaunchQMatmul<DType::kBf16, kBits, kSum>(p, tile, device, stream);
     default:
-      return LaunchQMatmul<DType::kFp16, kBits>(p, tile, device, stream);
+      return LaunchQMatmul<DType::kFp16, kBits, kSum>(p, tile, device, stream);
   }
 }
 

@@ -1,15 +1,17 @@
-// The kernel of the fused product y = x W (+ bias), integer codes, activations of 16 bits or INT8.
+// The kernel of the fused product y = x W (+ bias), integer codes, activations of 16 bits or INT8,
+// of which it also gives the sums themselves.
 //
 // Layout: mma16. Weights are the A operand (rows = out features) and tokens the columns of B, so
-// that a block decodes each weight once whatever the number of tokens; accumulation in fp32. Work
-// split: a block owns 64 * kRowTiles out features x kTokens tokens. Each of its kConsumers
-// consumers of 4 warps takes a chain of K (common/chains.h) with a cp.async ring and a barrier of
-// its own, so that one decodes while another waits; warp w of a consumer takes fragment row w of
-// each record. Chains are added from the first to the last, by a block that stands alone for the
-// whole tile, by the blocks of a cluster each for a share of its rows: whoever has a sum stores it
-// into the shared memory of the block that adds it. A sum's order depends on the chains alone, and
-// they on K, N and the device: a token has the same bits in every tile and batch. Limits: 65535
-// tiles of tokens; none on K and N (the layout pads them, x is zero-filled past m and k).
+// that a block decodes each weight once whatever the number of tokens; accumulation in FP32, or of
+// integers in INT32, exact. Work split: a block owns 64 * kRowTiles out features x kTokens tokens.
+// Each of its kConsumers consumers of 4 warps takes a chain of K (common/chains.h) with a cp.async
+// ring and a barrier of its own, so that one decodes while another waits; warp w of a consumer
+// takes fragment row w of each record. Chains are added from the first to the last, by a block that
+// stands alone for the whole tile, by the blocks of a cluster each for a share of its rows: whoever
+// has a sum stores it into the shared memory of the block that adds it. A sum's order depends on
+// the chains alone, and they on K, N and the device: a token has the same bits in every tile and
+// batch. Limits: 65535 tiles of tokens; none on K and N (the layout pads them, x is zero-filled
+// past m and k).
 #pragma once
 
 #include <cstddef>
@@ -127,7 +129,7 @@ absl::Status LaunchConfigured(const QMatmulParams& p, const MatmulVariant& varia
 using Launcher = absl::Status (*)(const QMatmulParams&, const MatmulVariant&, const DeviceInfo&,
                                   StreamView);
 
-template <class Math, class Record, bool kGrouped, size_t... kIndex>
+template <class Math, class Record, class Sum, bool kGrouped, size_t... kIndex>
 absl::Status LaunchTile(const QMatmulParams& p, const MatmulTile& tile, const DeviceInfo& device,
                         StreamView stream, std::index_sequence<kIndex...>) {
   using X = typename Math::X;
@@ -139,7 +141,7 @@ absl::Status LaunchTile(const QMatmulParams& p, const MatmulTile& tile, const De
   Launcher launch = nullptr;
   const MatmulVariant* variant = nullptr;
   ((is_tile(tiles[kIndex])
-        ? (launch = LaunchConfigured<Math, QMatmulConfig<Record, tiles[kIndex], X>, kGrouped>,
+        ? (launch = LaunchConfigured<Math, QMatmulConfig<Record, tiles[kIndex], X, Sum>, kGrouped>,
            variant = &tiles[kIndex], void())
         : void()),
    ...);
@@ -149,36 +151,39 @@ absl::Status LaunchTile(const QMatmulParams& p, const MatmulTile& tile, const De
                                           " chains in a block was compiled"));
 }
 
-template <DType kX, class Record>
+template <DType kX, class Record, class Sum>
 using MathOf =
-    std::conditional_t<kX == DType::kInt8, Int8Math<Record>,
+    std::conditional_t<kX == DType::kInt8, Int8Math<Record, Sum>,
                        std::conditional_t<kX == DType::kBf16, Bf16Math<Record>, Fp16Math<Record>>>;
 
-template <DType kX, int kBits, int kMetas, bool kGrouped = false>
+template <DType kX, int kBits, int kMetas, class Sum = float, bool kGrouped = false>
 absl::Status LaunchRecords(const QMatmulParams& p, const MatmulTile& tile, const DeviceInfo& device,
                            StreamView stream) {
   using Kind = Record<kBits, kMetas>;
   constexpr size_t kCount = std::size(TilesOf<kBits, kMetas, kX == DType::kInt8, kGrouped>());
-  return LaunchTile<MathOf<kX, Kind>, Kind, kGrouped>(p, tile, device, stream,
-                                                      std::make_index_sequence<kCount>());
+  return LaunchTile<MathOf<kX, Kind, Sum>, Kind, Sum, kGrouped>(p, tile, device, stream,
+                                                                std::make_index_sequence<kCount>());
 }
 
 }  // namespace
 
-template <DType kX, int kBits>
+template <DType kX, int kBits, DType kSum>
 absl::Status LaunchQMatmul(const QMatmulParams& p, const MatmulTile& tile, const DeviceInfo& device,
                            StreamView stream) {
-  switch (CompiledMetas(kBits, p.metas)) {
+  using Sum = std::conditional_t<kSum == DType::kInt32, int, float>;
+  switch (CompiledMetas(kBits, p.metas, kSum == DType::kInt32)) {
     case 0:
-      if constexpr (kBits == 8) return LaunchRecords<kX, kBits, 0>(p, tile, device, stream);
+      if constexpr (kBits == 8) return LaunchRecords<kX, kBits, 0, Sum>(p, tile, device, stream);
       break;
     case 1:
-      return LaunchRecords<kX, kBits, 1>(p, tile, device, stream);
+      return LaunchRecords<kX, kBits, 1, Sum>(p, tile, device, stream);
     case 2:
-      if constexpr (kBits == 4) return LaunchRecords<kX, kBits, 2>(p, tile, device, stream);
+      if constexpr (CompiledMetas(kBits, 2, kSum == DType::kInt32) == 2) {
+        return LaunchRecords<kX, kBits, 2, Sum>(p, tile, device, stream);
+      }
       break;
     case 8:
-      return LaunchRecords<kX, kBits, 8>(p, tile, device, stream);
+      return LaunchRecords<kX, kBits, 8, Sum>(p, tile, device, stream);
   }
   return absl::InternalError(absl::StrCat(kName, ": no kernel for records of ", kBits, " bits and ",
                                           p.metas, " metas was compiled"));
@@ -187,8 +192,8 @@ absl::Status LaunchQMatmul(const QMatmulParams& p, const MatmulTile& tile, const
 template <DType kX>
 absl::Status LaunchGrouped(const QMatmulParams& p, const MatmulTile& tile, const DeviceInfo& device,
                            StreamView stream) {
-  return p.metas == 1 ? LaunchRecords<kX, 4, 1, true>(p, tile, device, stream)
-                      : LaunchRecords<kX, 4, 8, true>(p, tile, device, stream);
+  return p.metas == 1 ? LaunchRecords<kX, 4, 1, float, true>(p, tile, device, stream)
+                      : LaunchRecords<kX, 4, 8, float, true>(p, tile, device, stream);
 }
 
 }  // namespace awqd::cuda

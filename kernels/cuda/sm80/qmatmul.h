@@ -43,9 +43,10 @@ struct QMatmulParams {
   int tile_count;
 };
 
-// For activations of dtype kX, FP16, BF16 or INT8, and codes of kBits bits. The instantiations are
-// spread over several files, so that they compile side by side (CMakeLists.txt).
-template <DType kX, int kBits>
+// For activations of dtype kX, FP16, BF16 or INT8, and codes of kBits bits. kSum: FP32, or of INT8
+// activations INT32, which is y then, exact. The instantiations are spread over several files, so
+// that they compile side by side (CMakeLists.txt).
+template <DType kX, int kBits, DType kSum>
 absl::Status LaunchQMatmul(const QMatmulParams& params, const MatmulTile& tile,
                            const DeviceInfo& device, StreamView stream);
 
@@ -54,7 +55,7 @@ template <DType kX>
 absl::Status LaunchGrouped(const QMatmulParams& params, const MatmulTile& tile,
                            const DeviceInfo& device, StreamView stream);
 
-// A row's matmul: of the type of args.x, FP16, BF16 or INT8, as stage left it.
+// A row's matmul: of the type of args.x, FP16, BF16 or INT8, as stage left it. INT32 y are sums.
 absl::Status RunQMatmul(const MatmulArgs& args, StreamView stream);
 
 // "8x64 in 4 chains of K over 2 blocks".

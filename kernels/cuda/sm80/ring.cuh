@@ -11,11 +11,12 @@ namespace {
 
 constexpr int kConsumerThreads = 128;
 
-// X: the elements of activations.
-template <class Record_, MatmulVariant kTile, class X_>
+// X: the elements of activations. Sum: what their products are added up in along K.
+template <class Record_, MatmulVariant kTile, class X_, class Sum_>
 struct QMatmulConfig {
   using Record = Record_;
   using X = X_;
+  using Sum = Sum_;
   static constexpr int kTokens = kTile.tokens;
   static constexpr int kRowTiles = kTile.row_tiles;
   static constexpr int kConsumers = kTile.chains;

@@ -58,8 +58,9 @@ inline constexpr MatmulVariant kNarrowTiles[] = {
 // INT8 activations, codes of any width. Tokens take half the room, sums of integers beside those in
 // FP32 twice the registers.
 inline constexpr MatmulVariant kInt8Tiles[] = {
-    {8, 1, 2, 4, 2},  {8, 1, 4, 4, 1},  {16, 1, 2, 3, 3}, {16, 1, 4, 3, 1},  {32, 1, 2, 3, 2},
-    {32, 1, 4, 3, 1}, {64, 1, 2, 2, 1}, {64, 1, 4, 2, 1}, {128, 1, 2, 2, 1},
+    {8, 1, 2, 4, 2},  {8, 2, 2, 3, 3},  {8, 1, 4, 4, 1},  {16, 1, 2, 3, 3},
+    {16, 2, 2, 3, 2}, {16, 1, 4, 3, 1}, {32, 1, 2, 3, 2}, {32, 1, 4, 3, 1},
+    {64, 1, 2, 2, 1}, {64, 1, 4, 2, 1}, {128, 1, 2, 2, 1},
 };
 
 // Grouped products. Experts fill the GPU together, so K is not cut among blocks: two chains in a
@@ -70,9 +71,9 @@ inline constexpr MatmulVariant kGroupedTiles[] = {
 };
 
 // Records are compiled for 0, 1 and 2 metas, and for as many as a call tells, up to 8. Those of 2
-// are told too but for 4 bits, which most weights have.
-constexpr int CompiledMetas(int bits, int metas) {
-  if (metas <= 1 || (metas == 2 && bits == 4)) return metas;
+// are told too but for 4 bits, which most weights have, where sums are scaled (not `exact`).
+constexpr int CompiledMetas(int bits, int metas, bool exact = false) {
+  if (metas <= 1 || (metas == 2 && bits == 4 && !exact)) return metas;
   return 8;
 }
 
