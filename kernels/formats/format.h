@@ -60,6 +60,8 @@ struct Format {
   absl::string_view name;
   // As quantization_config.quant_method says it. Several formats may have the same.
   absl::string_view quant_method;
+  // Another name that it has there; empty without.
+  absl::string_view other_quant_method;
 
   // Suffixes of the tensors that make up one linear. The first is that of the codes: it marks a
   // linear as quantised.
@@ -98,6 +100,7 @@ extern const Format kBitsAndBytesInt8Format;   // bitsandbytes_int8.cc
 extern const Format kHqqFormat;                // hqq.cc
 extern const Format kGptqFormat;               // gptq.cc
 extern const Format kAutoRoundFormat;          // auto_round.cc
+extern const Format kQServeFormat;             // qserve.cc
 
 // Every format, in the order they are tried.
 absl::Span<const Format* const> AllFormats();

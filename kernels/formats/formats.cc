@@ -25,7 +25,7 @@ absl::Span<const Format* const> AllFormats() {
       &kModelOptFormat,     &kMxfp4Format,
       &kBitsAndBytesFormat, &kBitsAndBytesInt8Format,
       &kHqqFormat,          &kGptqFormat,
-      &kAutoRoundFormat,
+      &kAutoRoundFormat,    &kQServeFormat,
   };
   return formats;
 }
@@ -45,7 +45,7 @@ absl::StatusOr<FoundFormat> FindFormat(const Setting& config) {
   std::string missed;
   for (const Format* format : AllFormats()) {
     absl::StrAppend(&missed, missed.empty() ? "" : "; ", format->name, ": ");
-    if (format->quant_method != method) {
+    if (format->quant_method != method && format->other_quant_method != method) {
       absl::StrAppend(&missed, "quant_method is not \"", format->quant_method, "\"");
       continue;
     }

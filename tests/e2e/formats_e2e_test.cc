@@ -50,7 +50,7 @@ std::vector<GoldenCase> AllCases() {
   std::vector<GoldenCase> out;
   for (const char* format :
        {"plain", "int-quantized", "fastertransformer", "gemlite", "fp8", "modelopt", "mxfp4",
-        "bitsandbytes", "bitsandbytes-int8", "hqq", "gptq", "auto-round"}) {
+        "bitsandbytes", "bitsandbytes-int8", "hqq", "gptq", "auto-round", "qserve"}) {
     for (GoldenCase& golden : GoldenCases(format)) out.push_back(std::move(golden));
   }
   return out;
@@ -152,12 +152,13 @@ TEST_P(GoldenTest, FromACheckpointsFolder) {
   }
 }
 
-// compressed-tensors tells how activations were quantised when the weights were.
+// compressed-tensors tells how activations were quantised when the weights were, and QServe's are.
 TEST_P(GoldenTest, QuantisesActivationsAsTheCheckpointDeclares) {
   const GoldenCase& golden = GetParam();
   const auto model = client_->GetModel(Model(golden));
   ASSERT_TRUE(model.ok()) << model.status();
-  const bool declares = golden.format == "int-quantized" && golden.model == "w8-channel";
+  const bool declares = golden.format == "qserve" ||
+                        (golden.format == "int-quantized" && golden.model == "w8-channel");
   for (const v1::WeightInfo& info : model->weights()) {
     EXPECT_EQ(info.activations(), declares ? v1::INT8_PER_TOKEN : v1::ACTIVATIONS_AS_SENT);
   }

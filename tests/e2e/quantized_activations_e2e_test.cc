@@ -1,6 +1,7 @@
 // Quantised activations through the real server: the goldens of tests/data/qserve_w4a8, rounded by
 // the server and sent as INT8, alone and merged, and what is refused.
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 
 #include "absl/strings/str_cat.h"
@@ -140,6 +141,48 @@ TEST_F(QuantizedActivationsTest, ManyOnOneStreamWithScalesOfTheirOwn) {
     EXPECT_EQ((*answer)->result->output.bytes, want[id % calls.size()]);
   }
   EXPECT_EQ(answers, 30);
+}
+
+// QServe's own checkpoints, per group and per channel: W is what Dequantize gives in FP32, which
+// formats_e2e_test compares with goldens.
+TEST_F(QuantizedActivationsTest, OfQServesCheckpoints) {
+  for (const char* model : {"g128", "g32-zeros", "channels"}) {
+    SCOPED_TRACE(model);
+    std::filesystem::copy(DataPath(absl::StrCat("qserve/", model)), *repository_ / model);
+    const auto loaded = client_->LoadModel(model);
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    for (const v1::WeightInfo& info : client_->GetModel(model)->weights()) {
+      const client::WeightName weight = {model, info.path()};
+      const int64_t k = info.k(), n = info.n(), tokens = 3;
+      const auto dequantized = client_->Dequantize({.weight = weight, .output_dtype = v1::FP32});
+      ASSERT_TRUE(dequantized.ok()) << dequantized.status();
+      const std::vector<float> w = *dequantized->output.ToFloats(), scales = {0.5f, 0.01f, 2.0f};
+      MatmulCall call = {.weight = weight, .activations = {v1::INT8, {tokens, k}, ""}};
+      for (int64_t i = 0; i < tokens * k; ++i) {
+        call.activations.bytes.push_back(static_cast<char>(i * 37 % 255 - 127));
+      }
+      call.activation_scales = *Tensor::FromFloats(v1::FP32, {tokens}, scales);
+      const std::vector<float> none(n, 0.0f);
+      call.bias = *Tensor::FromFloats(v1::FP32, {n}, none);  // instead of the checkpoint's
+      call.output_dtype = v1::FP32;
+      const auto y = client_->QuantizedMatmul(call);
+      ASSERT_TRUE(y.ok()) << y.status();
+      EXPECT_THAT(y->execution.kernel(), HasSubstr("qmatmul_a8_scaled"));
+      const std::vector<float> got = *y->output.ToFloats();
+      double error = 0, norm = 0;
+      for (int64_t i = 0; i < tokens * n; ++i) {
+        double sum = 0;
+        for (int64_t row = 0; row < k; ++row) {
+          const auto q = static_cast<int8_t>(call.activations.bytes[i / n * k + row]);
+          sum += double{q} * scales[i / n] * w[row * n + i % n];
+        }
+        error += (got.at(i) - sum) * (got[i] - sum);
+        norm += sum * sum;
+      }
+      EXPECT_LE(std::sqrt(error / norm), 1e-6) << info.path();
+    }
+    EXPECT_TRUE(client_->UnloadModel(model).ok());
+  }
 }
 
 TEST_F(QuantizedActivationsTest, TakeABiasAndAnActivationFunctionAndNoTokens) {
