@@ -151,7 +151,9 @@ TEST_F(QuantizedActivationsTest, OfQServesCheckpoints) {
     std::filesystem::copy(DataPath(absl::StrCat("qserve/", model)), *repository_ / model);
     const auto loaded = client_->LoadModel(model);
     ASSERT_TRUE(loaded.ok()) << loaded.status();
-    for (const v1::WeightInfo& info : client_->GetModel(model)->weights()) {
+    const auto info_of_model = client_->GetModel(model);
+    ASSERT_TRUE(info_of_model.ok()) << info_of_model.status();
+    for (const v1::WeightInfo& info : info_of_model->weights()) {
       const client::WeightName weight = {model, info.path()};
       const int64_t k = info.k(), n = info.n(), tokens = 3;
       const auto dequantized = client_->Dequantize({.weight = weight, .output_dtype = v1::FP32});
@@ -174,7 +176,7 @@ TEST_F(QuantizedActivationsTest, OfQServesCheckpoints) {
         double sum = 0;
         for (int64_t row = 0; row < k; ++row) {
           const auto q = static_cast<int8_t>(call.activations.bytes[i / n * k + row]);
-          sum += double{q} * scales[i / n] * w[row * n + i % n];
+          sum += 1.0 * q * scales[i / n] * w[row * n + i % n];
         }
         error += (got.at(i) - sum) * (got[i] - sum);
         norm += sum * sum;
