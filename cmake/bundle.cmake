@@ -74,13 +74,13 @@ if(KIND STREQUAL "gpu_bundle")
 endif()
 
 # The GPU tests are a dozen binaries with the same kernels. A compression window longer than one binary packs their
-# 200 MiB into 19.
+# 630 MiB into 25.
 find_program(xz xz)
 if(KIND STREQUAL "gpu_bundle" AND xz)
   set(archive ${NAME}.tar.xz)
   execute_process(COMMAND ${CMAKE_COMMAND} -E tar cf ${NAME}.tar ${NAME} WORKING_DIRECTORY ${OUT}
                   COMMAND_ERROR_IS_FATAL ANY)
-  execute_process(COMMAND ${xz} --force --threads=1 --lzma2=preset=1,dict=64MiB ${NAME}.tar
+  execute_process(COMMAND ${xz} --force --threads=1 --lzma2=preset=1,dict=192MiB ${NAME}.tar
                   WORKING_DIRECTORY ${OUT} COMMAND_ERROR_IS_FATAL ANY)
 else()
   set(archive ${NAME}.tar.gz)

@@ -157,7 +157,7 @@ absl::Status Validate(const HostWeight& w) {
 WeightShape ShapeOf(const HostWeight& w) {
   WeightShape out = w.shape();
   const std::optional<DType> scale = w.description.scale_dtype;
-  if (scale != DType::kBf16 && scale != DType::kFp32) return out;
+  if (scale != DType::kBf16 && scale != DType::kFp32 && scale != DType::kE8m0) return out;
   const int64_t groups = out.groups(), step = out.block_cols();
   for (int64_t col = 0; col < w.n; col += step) {
     out.scale_octaves = std::max(out.scale_octaves, OctavesOfColumn(w, groups, col));

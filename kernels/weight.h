@@ -25,8 +25,8 @@ struct WeightShape {
   int64_t n = 0;  // out features
   WeightDescription description;
   // Least number of octaves that the scales of every column lie within, zeros left out: what a
-  // layout with scales of a narrower exponent has to hold. Measured for BF16 and FP32 scales, else
-  // 0.
+  // layout with scales of a narrower exponent has to hold. Measured for BF16, FP32 and E8M0 scales,
+  // else 0.
   int scale_octaves = 0;
 
   // Rows of K that share a scale, and how often that is; the last group may be short.

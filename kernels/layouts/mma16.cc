@@ -7,8 +7,9 @@
 //       step          s = k % 64 / 16, a fragment of 16 x 16: pair p = n % 16 / 8 + 2 (k % 16 / 8)
 //                     of a lane's two codes k % 2 = 0, 1
 //     meta            j = k % 128 / (128 / metas), behind the codes at MetaBytes j
-//       scale         16 bits at (n % 64 / 16) * 32 + (n % 8) * 4 + (n % 16 / 8) * 2
-//       zero          of 4 bits: nibble n % 16 / 8 of the byte at 128 + (n % 64 / 16) * 8 + n % 8;
+//       scale         16 bits at (n % 64 / 16) * 32 + (n % 8) * 4 + (n % 16 / 8) * 2; 32 at twice
+//       that zero          of 4 bits: nibble n % 16 / 8 of the byte at 128 + (n % 64 / 16) * 8 + n
+//       % 8;
 //                     of 8: the byte at 128 + (n % 64 / 16) * 16 + (n % 8) * 2 + n % 16 / 8
 //
 // A lane's codes of a unit, in 32-bit words; the code of k % 2 = 1 always lies 16 bits above that
@@ -30,14 +31,17 @@
 // takes back: exact, as BF16 has fewer significant bits, while the column's scales lie within 24
 // octaves. One scale per column that is not FP16, or of 8-bit codes, is Part::kOuter itself, and
 // records have the scale 1 or none. Records without any always have a Part::kOuter, of ones if need
-// be.
+// be. E4M3 scales are exact in FP16, those of E8M0 are stored as BF16's are. Of E4M3 codes and of
+// tables records have scales of any type as FP32, and columns may share them.
 #include "kernels/layouts/mma16.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/float8.h"
 #include "kernels/exact.h"
 
 namespace awqd {
@@ -59,7 +63,9 @@ bool ScaleIsOuter(const WeightShape& shape) {
 }
 
 bool IsNormalised(const WeightShape& shape) {
-  return shape.description.scale_dtype == DType::kBf16 && !PerColumn(shape);
+  const WeightDescription& d = shape.description;
+  return (d.scale_dtype == DType::kBf16 || d.scale_dtype == DType::kE8m0) && !PerColumn(shape) &&
+         !HasFloatScales(d.code);
 }
 
 // Whether Part::kOuter is 1 everywhere: rows of bare records always multiply by it.
@@ -72,34 +78,56 @@ bool MovesScales(const WeightShape& shape) {
   return ScaleIsOuter(shape) || IsNormalised(shape) || OuterIsOnes(shape);
 }
 
+// E2M1 and tables have 4 bits, E4M3 has 8.
 bool HoldsBits(int bits) { return bits <= 4 || bits == 8; }
+
+// Whether records hold scales of that type exactly as FP16.
+bool FitsFp16(const WeightDescription& d) {
+  switch (*d.scale_dtype) {
+    case DType::kFp16:
+    case DType::kBf16:  // normalised
+      return true;
+    case DType::kInt8:  // (code - zero) * scale is exact too
+      return d.is_integer() && d.bits <= 4;
+    case DType::kE4m3:
+    case DType::kE8m0:  // normalised
+      return d.code == CodeKind::kE2m1;
+    default:
+      return false;
+  }
+}
 
 std::string RefusesScales(const WeightShape& shape) {
   const WeightDescription& d = shape.description;
-  if (d.block_cols != 1 && d.scale_dtype) return "holds a scale for each column";
+  if (d.block_cols != 1 && d.scale_dtype && !HasFloatScales(d.code)) {
+    return "holds a scale for each column";
+  }
   if (MovesScales(shape) && d.outer != OuterKind::kNone) {
     return "holds no outer scale beside these scales";
   }
-  if (!d.scale_dtype || ScaleIsOuter(shape)) return "";
-  // (code - zero) * scale is exact in FP16 for INT8 scales of codes of up to 4 bits.
-  const bool int8 = *d.scale_dtype == DType::kInt8 && d.bits <= 4;
-  if (*d.scale_dtype != DType::kFp16 && *d.scale_dtype != DType::kBf16 && !int8) {
-    return absl::StrCat("holds scales of groups in FP16, BF16, or INT8 of up to 4 bits, got ",
-                        Name(*d.scale_dtype));
+  if (!d.scale_dtype || ScaleIsOuter(shape) || HasFloatScales(d.code)) return "";
+  if (!FitsFp16(d)) {
+    return absl::StrCat(
+        "holds scales of groups in FP16 and BF16, of up to 4 bits in INT8, of E2M1 "
+        "in E4M3 and E8M0, got ",
+        Name(*d.scale_dtype));
   }
   if (IsNormalised(shape) && shape.scale_octaves > kMostOctaves) {
-    return absl::StrCat("holds BF16 scales of a column within ", kMostOctaves, " octaves, got ",
-                        shape.scale_octaves);
+    return absl::StrCat("holds ", Name(*d.scale_dtype), " scales of a column within ", kMostOctaves,
+                        " octaves, got ", shape.scale_octaves);
   }
   return "";
 }
 
 std::string Refuses(const WeightShape& shape) {
   const WeightDescription& d = shape.description;
-  if (!d.is_integer() || !HoldsBits(d.bits)) {
+  if (!HoldsBits(d.bits)) {
     return absl::StrCat("holds integer codes of 1, 2, 3, 4 and 8 bits, got ", ToString(d));
   }
   if (d.real_zeros()) return "holds integer zeros";
+  if (!d.is_integer() && (d.zero_kind != ZeroKind::kConstant || d.zero != 0)) {
+    return "holds no zeros of codes that are no integers";
+  }
   if (d.zero_kind == ZeroKind::kConstant && d.zero >= 1 << d.bits) {
     return absl::StrCat("holds zeros of as many bits as codes, got ", d.zero);
   }
@@ -159,16 +187,22 @@ struct MetaPlace {
   int zero_shift;
 };
 
-MetaPlace PlaceOf(int bits, int column) {
+MetaPlace PlaceOf(int bits, CodeKind code, int column) {
   const int tile = column / kRowTile, row = column % 8, upper = column % kRowTile / 8;
   const int scale = tile * 32 + row * 4 + upper * 2;
+  if (code != CodeKind::kUnsigned) return {HasFloatScales(code) ? 2 * scale : scale, 0, 0};
   if (ZeroBits(bits) == 8) return {scale, kMetaScalesBytes + tile * 16 + row * 2 + upper, 0};
   return {scale, kMetaScalesBytes + tile * 8 + row, 4 * upper};
 }
 
-uint16_t RecordScale(const HostWeight& w, int64_t group, int64_t column, float normaliser) {
+// As 16 bits, or 32.
+uint32_t RecordScale(const HostWeight& w, int64_t group, int64_t column, float normaliser) {
   const WeightShape shape = w.shape();
-  if (!w.description.scale_dtype || ScaleIsOuter(shape)) return 0x3c00;  // 1
+  const bool one = !w.description.scale_dtype || ScaleIsOuter(shape);
+  if (HasFloatScales(w.description.code)) {
+    return std::bit_cast<uint32_t>(one ? 1.0f : w.Scale(group, column));
+  }
+  if (one) return 0x3c00;
   if (*w.description.scale_dtype == DType::kFp16) {
     uint16_t bits;
     std::memcpy(&bits, w.scales.data() + 2 * w.Cell(group, column), 2);
@@ -181,27 +215,43 @@ uint16_t RecordScale(const HostWeight& w, int64_t group, int64_t column, float n
 template <typename Fn>
 void ForEachCell(const HostWeight& w, int64_t n0, int64_t k0, int metas, Fn fn) {
   const int bits = w.description.bits;
+  const CodeKind code = w.description.code;
   for (int j = 0; j < metas; ++j) {
     const int64_t k = k0 + j * (kBlockK / metas);
     if (k >= w.k) break;
     const int64_t group = k / w.group_rows();
     for (int column = 0; column < std::min<int64_t>(kTileN, w.n - n0); ++column) {
-      fn(j * MetaBytes(bits), PlaceOf(bits, column), group, n0 + column);
+      fn(j * MetaBytes(bits, code), PlaceOf(bits, code, column), group, n0 + column);
     }
   }
 }
 
+// The byte of a type of 8 bits that stands for `value`.
+uint8_t ByteOf(DType dtype, float value) {
+  if (dtype == DType::kInt8) return static_cast<uint8_t>(static_cast<int8_t>(value));
+  for (int byte = 0; byte < 256; ++byte) {
+    const uint8_t at = static_cast<uint8_t>(byte);
+    const float stands_for = dtype == DType::kE4m3 ? E4m3ToFloat(at) : E8m0ToFloat(at);
+    if (std::bit_cast<uint32_t>(stands_for) == std::bit_cast<uint32_t>(value)) return at;
+  }
+  return 0x7f | (std::signbit(value) ? 0x80 : 0);  // NaN, of E4M3
+}
+
 // The stored scale again, from what a record and Part::kOuter have of it.
-void RestoreScale(HostWeight* w, int64_t group, int64_t column, uint16_t record, float outer) {
+void RestoreScale(HostWeight* w, int64_t group, int64_t column, uint32_t record, float outer) {
   const WeightShape shape = w->shape();
   const int64_t cell = w->Cell(group, column);
   const DType dtype = *w->description.scale_dtype;
+  const float in_record = HasFloatScales(w->description.code)
+                              ? std::bit_cast<float>(record)
+                              : HalfToFloat(static_cast<uint16_t>(record));
   const float scale = ScaleIsOuter(shape)   ? outer
-                      : IsNormalised(shape) ? HalfToFloat(record) * outer
-                                            : HalfToFloat(record);
-  if (dtype == DType::kInt8) {
-    w->scales[cell] = static_cast<uint8_t>(static_cast<int8_t>(scale));
-  } else if (dtype == DType::kFp16 && !ScaleIsOuter(shape)) {
+                      : IsNormalised(shape) ? in_record * outer
+                                            : in_record;
+  if (SizeOf(dtype) == 1) {
+    w->scales[cell] = ByteOf(dtype, scale);
+  } else if (dtype == DType::kFp16 && !ScaleIsOuter(shape) &&
+             !HasFloatScales(w->description.code)) {
     std::memcpy(w->scales.data() + 2 * cell, &record, 2);  // its bits, those of a NaN too
   } else {
     StoreElement(w->scales.data(), dtype, cell, scale);
@@ -211,9 +261,10 @@ void RestoreScale(HostWeight* w, int64_t group, int64_t column, uint16_t record,
 void UnpackMetas(const uint8_t* in, int64_t n0, int64_t k0, int metas, const float* outer,
                  HostWeight* w) {
   const int mask = (1 << ZeroBits(w->description.bits)) - 1;
+  const int scale_bytes = HasFloatScales(w->description.code) ? 4 : 2;
   ForEachCell(*w, n0, k0, metas, [&](int first, MetaPlace place, int64_t group, int64_t n) {
-    uint16_t scale;
-    std::memcpy(&scale, in + first + place.scale, 2);
+    uint32_t scale = 0;
+    std::memcpy(&scale, in + first + place.scale, scale_bytes);
     if (!w->scales.empty()) RestoreScale(w, group, n, scale, outer == nullptr ? 1 : outer[n]);
     if (w->zeros.empty()) return;
     w->zeros[w->Cell(group, n)] = in[first + place.zero] >> place.zero_shift & mask;
@@ -226,6 +277,7 @@ void Pack(const HostWeight& w, ColumnRange columns, const Sections& sections, ui
   const WeightShape shape = w.shape();
   const std::vector<float> normalisers = Normalisers(w, columns);
   const int metas = MetasPerRecord(shape), codes = CodesBytes(w.description.bits);
+  const int scale_bytes = HasFloatScales(w.description.code) ? 4 : 2;
   uint8_t* const records = out + sections.offset(Part::kCodes);
   ForEachRecord(columns, w.k, [&](int64_t index, int64_t n0, int64_t k0) {
     uint8_t* const record = records + index * RecordBytes(shape);
@@ -233,9 +285,11 @@ void Pack(const HostWeight& w, ColumnRange columns, const Sections& sections, ui
     uint8_t* const meta = record + codes;
     std::memset(meta, 0, RecordBytes(shape) - codes);
     ForEachCell(w, n0, k0, metas, [&](int first, MetaPlace place, int64_t group, int64_t n) {
-      const uint16_t scale = RecordScale(w, group, n, normalisers[n - columns.begin]);
-      std::memcpy(meta + first + place.scale, &scale, 2);
-      meta[first + place.zero] |= w.Zero(group, n) << place.zero_shift;
+      const uint32_t scale = RecordScale(w, group, n, normalisers[n - columns.begin]);
+      std::memcpy(meta + first + place.scale, &scale, scale_bytes);
+      if (w.description.is_integer()) {
+        meta[first + place.zero] |= w.Zero(group, n) << place.zero_shift;
+      }
     });
   });
 }

@@ -3,7 +3,8 @@
 // Weights are the A operand of m16n8k16 (rows = out features). The unit of storage is a record: 64
 // out features x 128 in features, codes first, then what decodes them, so that one contiguous read
 // brings all that a block needs for one step. Records follow each other along K, then along N.
-// Codes of 1, 2, 3, 4 and 8 bits take their own width. README.md has the worked examples.
+// Integer codes of 1, 2, 3, 4 and 8 bits, E2M1, E4M3 and indices of a table take their own width.
+// README.md has the worked examples.
 #pragma once
 
 #include <cstdint>
@@ -22,10 +23,17 @@ inline constexpr int kUnitK = 64;    // in features of a unit: four steps of 16
 constexpr int UnitBytes(int bits) { return kRowTile * kUnitK * bits / 8; }
 constexpr int CodesBytes(int bits) { return kTileN * kBlockK * bits / 8; }
 
-// One meta: 64 scales (FP16), then 64 zeros, of 4 bits for codes of up to 4 and else of 8.
+// One meta: 64 scales (FP16), then 64 zeros, of 4 bits for codes of up to 4 and else of 8. Codes
+// that are no integers have no zeros; of E4M3 and of tables the scales are FP32.
 inline constexpr int kMetaScalesBytes = kTileN * 2;
 constexpr int ZeroBits(int bits) { return bits <= 4 ? 4 : 8; }
-constexpr int MetaBytes(int bits) { return kMetaScalesBytes + kTileN * ZeroBits(bits) / 8; }
+constexpr bool HasFloatScales(CodeKind code) {
+  return code == CodeKind::kE4m3 || code == CodeKind::kTable;
+}
+constexpr int MetaBytes(int bits, CodeKind code = CodeKind::kUnsigned) {
+  if (code == CodeKind::kUnsigned) return kMetaScalesBytes + kTileN * ZeroBits(bits) / 8;
+  return HasFloatScales(code) ? 2 * kMetaScalesBytes : kMetaScalesBytes;
+}
 
 // Whether records hold no scales and no zeros: codes of 8 bits with one scale per column and the
 // same zero everywhere. The scales are Part::kOuter then, and the zero is a number in the kernel's
@@ -47,11 +55,11 @@ constexpr int MetasPerRecord(const WeightShape& shape) {
   return rows % 32 == 0 ? 4 : 8;
 }
 
-constexpr int RecordBytes(int bits, int metas) {
-  return CodesBytes(bits) + metas * MetaBytes(bits);
+constexpr int RecordBytes(int bits, int metas, CodeKind code = CodeKind::kUnsigned) {
+  return CodesBytes(bits) + metas * MetaBytes(bits, code);
 }
 constexpr int RecordBytes(const WeightShape& shape) {
-  return RecordBytes(shape.description.bits, MetasPerRecord(shape));
+  return RecordBytes(shape.description.bits, MetasPerRecord(shape), shape.description.code);
 }
 constexpr int64_t TilesN(int64_t n) { return CeilDiv(n, kTileN); }
 constexpr int64_t BlocksK(int64_t k) { return CeilDiv(k, kBlockK); }

@@ -1,6 +1,7 @@
 // The codes of a record of layout "mma16": where each lies (the table at the head of mma16.cc), and
 // packing them.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "kernels/layouts/mma16.h"
@@ -9,10 +10,19 @@
 namespace awqd::mma16 {
 namespace {
 
-// The code that stands at [k, n], past the last row one that decodes to 0.
+// What column n is padded with along K: what decodes to 0, or of a table to least. Activations are
+// 0 there.
+int PaddingOf(const HostWeight& w, int64_t n) {
+  if (w.table.empty()) return w.Zero(w.groups() - 1, n);
+  const auto smaller = [](float a, float b) { return std::fabs(a) < std::fabs(b); };
+  return static_cast<int>(std::min_element(w.table.begin(), w.table.end(), smaller) -
+                          w.table.begin());
+}
+
+// The code that stands at [k, n], past the last row that of PaddingOf.
 int CodeAt(const HostWeight& w, int64_t k, int64_t n) {
   if (n >= w.n) return 0;
-  return k < w.k ? w.Code(k, n) : w.Zero(w.groups() - 1, n);
+  return k < w.k ? w.Code(k, n) : PaddingOf(w, n);
 }
 
 // Any width, code by code.
@@ -51,11 +61,11 @@ struct Corner {
 };
 constexpr Corner kCorners[8] = {{0, 0}, {0, 8}, {8, 0}, {8, 8}, {1, 0}, {1, 8}, {9, 0}, {9, 8}};
 
-// The codes of weights of 0 in the last group, for columns [column, column + 8).
-uint32_t ZeroCodes(const HostWeight& w, int64_t column) {
+// PaddingOf for columns [column, column + 8).
+uint32_t PaddingCodes(const HostWeight& w, int64_t column) {
   uint32_t word = 0;
   for (int i = 0; i < std::min<int64_t>(8, w.n - column); ++i) {
-    word |= static_cast<uint32_t>(w.Zero(w.groups() - 1, column + i)) << 4 * i;
+    word |= static_cast<uint32_t>(PaddingOf(w, column + i)) << 4 * i;
   }
   return word;
 }
@@ -81,7 +91,7 @@ void PackNibbles(const HostWeight& w, int64_t n0, int64_t k0, uint8_t* record) {
       const int64_t row = k + kCorners[i].k, column = n + kCorners[i].n;
       if (column >= w.n) continue;
       words[i] =
-          row < w.k ? static_cast<uint32_t>(w.EightCodes(row, column)) : ZeroCodes(w, column);
+          row < w.k ? static_cast<uint32_t>(w.EightCodes(row, column)) : PaddingCodes(w, column);
     }
     TransposeNibbles(words);
     for (int r = 0; r < 8; ++r) std::memcpy(record + (first + 16 * r) * 4, &words[r], 4);

@@ -146,7 +146,8 @@ Place PlaceByTable(int bits, int plane, int64_t n, int64_t k) {
 
 // The kernel rows of such records multiply by it without looking whether it is there.
 TEST(Mma16, RecordsWithoutScalesHaveAnOuterOne) {
-  for (const char* text : {"w8c+1", "w8cs+1", "w8g128s+1", "w8cs+1*c", "w8cs"}) {
+  for (const char* text :
+       {"w8c+1", "w8cs+1", "w8g128s+1", "w8cs+1*c", "w8cs", "e4m3c+bf16", "e4m3t+fp32"}) {
     const HostWeight weight =
         testing::RandomWeight({.k = 256, .n = 72, .description = ParseDescription(text).value()});
     ASSERT_EQ(mma16::MetasPerRecord(weight.shape()), 0) << text;

@@ -15,16 +15,17 @@ namespace awqd::cuda {
 
 // Records of codes of kBits_ bits with at most kMetas_ metas: 0 (bare), 1, 2, or 8 for 4 and 8,
 // which a call tells.
-template <int kBits_, int kMetas_>
+template <int kBits_, int kMetas_, CodeKind kCode_ = CodeKind::kUnsigned>
 struct Record {
   static constexpr int kBits = kBits_;
+  static constexpr CodeKind kCode = kCode_;
   static constexpr int kMetas = kMetas_;
   static constexpr bool kBare = kMetas == 0;
   // Groups of K shorter than 64: the scales change within a unit.
   static constexpr bool kFine = kMetas > 2;
   static constexpr int kUnitBytes = mma16::UnitBytes(kBits);
   static constexpr int kCodesBytes = mma16::CodesBytes(kBits);
-  static constexpr int kMetaBytes = mma16::MetaBytes(kBits);
+  static constexpr int kMetaBytes = mma16::MetaBytes(kBits, kCode);
 };
 
 // ---- codes -------------------------------------------------------------------------------------

@@ -10,12 +10,24 @@ namespace awqd::cuda {
 // still to be multiplied by.
 inline constexpr float kBareUnitBf16 = 64;
 
-// What the layout does not hold it refuses.
+// E4M3 decodes to FP16 as 256ths (float_codes.cuh).
+inline constexpr float kE4m3UnitFp16 = 256;
+
+// What the layout does not hold it refuses. Integer codes.
 inline Claims Mma16Claims() {
   return {.bits = 1u << 1 | 1u << 2 | 1u << 3 | 1u << 4 | 1u << 8,
           .scales = kFloatingMask | MaskOf(DType::kInt8),
           .group_multiple = mma16::kRowTile,
           .column_blocks = false};
+}
+
+// All codes that the layout holds.
+inline Claims Mma16FloatClaims() {
+  Claims out = Mma16Claims();
+  out.codes |= MaskOf(CodeKind::kE2m1) | MaskOf(CodeKind::kE4m3) | MaskOf(CodeKind::kTable);
+  out.scales |= MaskOf(DType::kE4m3) | MaskOf(DType::kE8m0);
+  out.column_blocks = true;
+  return out;
 }
 
 }  // namespace awqd::cuda

@@ -16,12 +16,12 @@ using Sums = typename Config::Sum[Config::kRowTiles][Config::kTokenTiles][4];
 template <class Math, class Config>
 class Consumer {
  public:
-  // `zero`: of bare records.
-  __device__ __forceinline__ Consumer(const Slot<Config>& slot, uint32_t ring, int zero)
+  __device__ __forceinline__ Consumer(const QMatmulParams& p, const Slot<Config>& slot,
+                                      uint32_t ring)
       : slot_(slot) {
     if (Record::kBare) {
 #pragma unroll
-      for (int r = 0; r < Config::kRowTiles; ++r) meta_[r] = Math::Expand(BareMeta(zero));
+      for (int r = 0; r < Config::kRowTiles; ++r) meta_[r] = Math::Expand(BareMeta(p.zero));
     }
     const int lane = threadIdx.x % 32, row_tile = ConsumerThread() / 32;
     codes_ = ring + row_tile * 2 * Record::kUnitBytes + Codes::LaneOffset(lane);

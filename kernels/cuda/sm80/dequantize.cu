@@ -10,77 +10,12 @@
 
 #include "kernels/base/status.h"
 #include "kernels/cuda/common/attributes.h"
-#include "kernels/cuda/common/mma16.cuh"
 #include "kernels/cuda/common/mma16.h"
-#include "kernels/cuda/core/launch.h"
+#include "kernels/cuda/sm80/dequantize.cuh"
 #include "kernels/cuda/sm80/rows.h"
-#include "kernels/layouts/mma16.h"
 
 namespace awqd::cuda {
 namespace {
-
-constexpr int kThreads = 256;
-constexpr int kRowBytes = mma16::kTileN * 2;
-
-struct DequantizeParams {
-  const uint8_t* records;
-  const float* outer;  // [N] or null
-  void* out;
-  int64_t row_begin, rows;  // of K
-  int64_t col_begin, cols;  // of N
-  int64_t first_tile, first_block;
-  int64_t k_blocks;
-  int64_t n;
-  int metas;
-  int zero;     // of bare records
-  bool wide;    // eight elements of out may be stored at once
-  bool stream;  // nobody will find out in L2: let it leave first
-};
-
-template <DType kOut>
-using Element = std::conditional_t<kOut == DType::kFp32, float, uint16_t>;
-
-// Eight consecutive outputs of one thread.
-template <DType kOut>
-struct alignas(16) Eight {
-  static constexpr int kVectors = kOut == DType::kFp32 ? 2 : 1;
-  uint4 v[kVectors];
-};
-
-__device__ __forceinline__ float LowFloat(uint32_t pair) { return Fp16ToFloat(pair & 0xffff); }
-__device__ __forceinline__ float HighFloat(uint32_t pair) { return Fp16ToFloat(pair >> 16); }
-
-// What each column is multiplied by after its scale.
-struct Outer {
-  float v[8];
-};
-
-__device__ __forceinline__ Outer ReadOuter(const DequantizeParams& p, int64_t n) {
-  Outer out;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) out.v[i] = n + i < p.n ? p.outer[n + i] : 0;
-  return out;
-}
-
-template <DType kOut>
-__device__ __forceinline__ Eight<kOut> Round(const float (&v)[8]) {
-  Eight<kOut> out;
-  uint32_t w[8];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if constexpr (kOut == DType::kFp32) {
-      w[2 * i] = __float_as_uint(v[2 * i]), w[2 * i + 1] = __float_as_uint(v[2 * i + 1]);
-    } else {
-      w[i] = kOut == DType::kFp16 ? ToFp16x2(v[2 * i], v[2 * i + 1])
-                                  : ToBf16x2(v[2 * i], v[2 * i + 1]);
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < Eight<kOut>::kVectors; ++i) {
-    out.v[i] = {w[4 * i], w[4 * i + 1], w[4 * i + 2], w[4 * i + 3]};
-  }
-  return out;
-}
 
 // (q - z) * s for four pairs: 9 bits times 11 are exact in fp32.
 template <DType kOut>
@@ -127,12 +62,6 @@ __device__ __forceinline__ void ReadScales(const uint8_t* meta, int chunk, uint3
   scales[3] = Prmt(b.z, b.w, pick);
 }
 
-// Where the 16-byte chunk `chunk` of row k lies: XOR-ed with the row so that neither phase meets a
-// bank twice.
-__device__ __forceinline__ uint32_t ChunkAt(uint32_t tile, int k, int chunk) {
-  return tile + k * kRowBytes + ((chunk ^ (k & 7)) * 16);
-}
-
 template <class Record>
 __device__ __forceinline__ void DecodeUnit(const DequantizeParams& p, const uint8_t* record,
                                            uint32_t tile) {
@@ -158,37 +87,7 @@ __device__ __forceinline__ void DecodeUnit(const DequantizeParams& p, const uint
   for (int step = 0; step < 4; ++step) {
     uint32_t forms[4];
     ExpandZerosFp16<Record::kBits>(zero[step], forms);
-    const Pairs pairs = MinusZero<Record::kBits>(codes, step, forms);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int k = half * mma16::kUnitK + step * 16 + i / 2 * 8 + lane / 4;
-      StoreShared4(ChunkAt(tile, k, row_tile * 2 + i % 2) + lane % 4 * 4,
-                   TransposeMatrix(pairs.v[i]));
-    }
-  }
-}
-
-template <DType kOut>
-__device__ __forceinline__ void Store(const DequantizeParams& p, int64_t row, int64_t col,
-                                      const Eight<kOut>& values) {
-  if (row < 0 || row >= p.rows || col <= -8 || col >= p.cols) return;
-  Element<kOut>* out = static_cast<Element<kOut>*>(p.out) + row * p.cols + col;
-  if (p.wide) {
-#pragma unroll
-    for (int i = 0; i < Eight<kOut>::kVectors; ++i) {
-      uint4* at = reinterpret_cast<uint4*>(out) + i;
-      if (p.stream) {
-        __stcs(at, values.v[i]);
-      } else {
-        *at = values.v[i];
-      }
-    }
-    return;
-  }
-  const Element<kOut>* from = reinterpret_cast<const Element<kOut>*>(&values);
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    if (col + i >= 0 && col + i < p.cols) out[i] = from[i];
+    StorePairs(tile, step, MinusZero<Record::kBits>(codes, step, forms));
   }
 }
 
@@ -268,6 +167,7 @@ absl::Status Run(const DequantizeArgs& args, StreamView stream) {
   const WeightShape& shape = args.weight->shape;
   DequantizeParams p{};
   p.records = args.weight->codes();
+  p.table = args.weight->table();
   p.outer = args.weight->outer();
   p.n = shape.n;
   p.zero = shape.description.zero;
@@ -290,6 +190,9 @@ absl::Status Run(const DequantizeArgs& args, StreamView stream) {
                             .stream = stream,
                             .attributes = attributes.list,
                             .attribute_count = attributes.count};
+  if (!shape.description.is_integer()) {
+    return DequantizeFloats(p, shape.description.code, args.out.dtype, config);
+  }
   const int bits = shape.description.bits;
   switch (args.out.dtype) {
     case DType::kFp16:
@@ -308,7 +211,7 @@ const KernelRow& DequantizeRow() {
       .name = "sm80/dequantize",
       .op = Op::kDequantize,
       .device = DeviceKind::kCuda,
-      .claims = Mma16Claims(),
+      .claims = Mma16FloatClaims(),
       .layout = &kMma16Layout,
       .min_arch = 80,
       .priority = 10,

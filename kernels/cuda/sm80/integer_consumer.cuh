@@ -44,9 +44,9 @@ __device__ __forceinline__ int MinusModulo(int a, int b) {
 template <class Record, class Sum, class Config>
 class Consumer<Int8Math<Record, Sum>, Config> {
  public:
-  // `zero`: of bare records.
-  __device__ __forceinline__ Consumer(const Slot<Config>& slot, uint32_t ring, int zero)
-      : slot_(slot), zero_(zero) {
+  __device__ __forceinline__ Consumer(const QMatmulParams& p, const Slot<Config>& slot,
+                                      uint32_t ring)
+      : slot_(slot), zero_(p.zero) {
     const int lane = threadIdx.x % 32, row_tile = ConsumerThread() / 32;
     codes_ = ring + row_tile * 2 * Record::kUnitBytes + Codes::LaneOffset(lane);
     scales_ = ScalesAddress(ring + Record::kCodesBytes, row_tile, lane);

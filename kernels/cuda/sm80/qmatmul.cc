@@ -14,6 +14,12 @@
 namespace awqd::cuda {
 namespace {
 
+// What sums of bare records are to be multiplied by beside the scale.
+float UnitOf(const WeightDescription& description, DType x) {
+  if (description.code == CodeKind::kE4m3) return x == DType::kBf16 ? 1 : kE4m3UnitFp16;
+  return x == DType::kBf16 ? kBareUnitBf16 : 1;
+}
+
 QMatmulParams MakeParams(const MatmulArgs& args, const MatmulTile& tile, const DeviceInfo& device) {
   const WeightShape& shape = args.weight->shape;
   const uintptr_t y_quad = 4 * SizeOf(args.y.dtype);
@@ -33,7 +39,8 @@ QMatmulParams MakeParams(const MatmulArgs& args, const MatmulTile& tile, const D
   p.k_blocks = static_cast<int>(mma16::BlocksK(shape.k));
   p.metas = mma16::MetasPerRecord(shape);
   p.zero = shape.description.zero;
-  p.unit = p.metas == 0 && args.x.dtype == DType::kBf16 ? kBareUnitBf16 : 1;
+  p.table = args.weight->table();
+  p.unit = p.metas == 0 ? UnitOf(shape.description, args.x.dtype) : 1;
   p.chain_blocks = tile.chains.length;
   p.split = tile.chains.split;
   p.prefetch = MatmulPrefetch(tile, args.x.rows, shape.n, device);
@@ -41,21 +48,26 @@ QMatmulParams MakeParams(const MatmulArgs& args, const MatmulTile& tile, const D
   return p;
 }
 
+// Activations of 16 bits.
+template <CodeKind kCode, int kBits>
+absl::Status LaunchHalves(const QMatmulParams& p, const MatmulTile& tile, DType x,
+                          const DeviceInfo& device, StreamView stream) {
+  constexpr DType kSum = DType::kFp32;
+  return x == DType::kBf16
+             ? LaunchQMatmul<DType::kBf16, kCode, kBits, kSum>(p, tile, device, stream)
+             : LaunchQMatmul<DType::kFp16, kCode, kBits, kSum>(p, tile, device, stream);
+}
+
+// Integer codes.
 template <int kBits>
 absl::Status LaunchBits(const QMatmulParams& p, const MatmulTile& tile, DType x,
                         const DeviceInfo& device, StreamView stream) {
-  constexpr DType kSum = DType::kFp32;
-  switch (x) {
-    case DType::kInt8:
-      if (p.y_dtype == DType::kInt32) {
-        return LaunchQMatmul<DType::kInt8, kBits, DType::kInt32>(p, tile, device, stream);
-      }
-      return LaunchQMatmul<DType::kInt8, kBits, kSum>(p, tile, device, stream);
-    case DType::kBf16:
-      return LaunchQMatmul<DType::kBf16, kBits, kSum>(p, tile, device, stream);
-    default:
-      return LaunchQMatmul<DType::kFp16, kBits, kSum>(p, tile, device, stream);
-  }
+  constexpr CodeKind kCode = CodeKind::kUnsigned;
+  constexpr DType kX = DType::kInt8;
+  if (x != kX) return LaunchHalves<kCode, kBits>(p, tile, x, device, stream);
+  return p.y_dtype == DType::kInt32
+             ? LaunchQMatmul<kX, kCode, kBits, DType::kInt32>(p, tile, device, stream)
+             : LaunchQMatmul<kX, kCode, kBits, DType::kFp32>(p, tile, device, stream);
 }
 
 }  // namespace
@@ -66,17 +78,28 @@ absl::Status RunQMatmul(const MatmulArgs& args, StreamView stream) {
   const WeightShape& shape = args.weight->shape;
   const MatmulTile tile = ChooseMatmulTile(shape, args.x.rows, device, args.x.dtype);
   const QMatmulParams p = MakeParams(args, tile, device);
+  const DType x = args.x.dtype;
+  switch (shape.description.code) {
+    case CodeKind::kE2m1:
+      return LaunchHalves<CodeKind::kE2m1, 4>(p, tile, x, device, stream);
+    case CodeKind::kE4m3:
+      return LaunchHalves<CodeKind::kE4m3, 8>(p, tile, x, device, stream);
+    case CodeKind::kTable:
+      return LaunchHalves<CodeKind::kTable, 4>(p, tile, x, device, stream);
+    case CodeKind::kUnsigned:
+      break;
+  }
   switch (shape.description.bits) {
     case 1:
-      return LaunchBits<1>(p, tile, args.x.dtype, device, stream);
+      return LaunchBits<1>(p, tile, x, device, stream);
     case 2:
-      return LaunchBits<2>(p, tile, args.x.dtype, device, stream);
+      return LaunchBits<2>(p, tile, x, device, stream);
     case 3:
-      return LaunchBits<3>(p, tile, args.x.dtype, device, stream);
+      return LaunchBits<3>(p, tile, x, device, stream);
     case 4:
-      return LaunchBits<4>(p, tile, args.x.dtype, device, stream);
+      return LaunchBits<4>(p, tile, x, device, stream);
     default:
-      return LaunchBits<8>(p, tile, args.x.dtype, device, stream);
+      return LaunchBits<8>(p, tile, x, device, stream);
   }
 }
 

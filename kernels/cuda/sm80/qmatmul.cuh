@@ -1,5 +1,5 @@
-// The kernel of the fused product y = x W (+ bias), integer codes, activations of 16 bits or INT8,
-// of which it also gives the sums themselves.
+// The kernel of the fused product y = x W (+ bias) of activations of 16 bits, or of INT8 and
+// integer codes, of which it also gives the sums themselves.
 //
 // Layout: mma16. Weights are the A operand (rows = out features) and tokens the columns of B, so
 // that a block decodes each weight once whatever the number of tokens; accumulation in FP32, or of
@@ -23,6 +23,7 @@
 #include "kernels/cuda/common/attributes.h"
 #include "kernels/cuda/core/launch.h"
 #include "kernels/cuda/sm80/consumer.cuh"
+#include "kernels/cuda/sm80/float_consumer.cuh"
 #include "kernels/cuda/sm80/integer_consumer.cuh"
 #include "kernels/cuda/sm80/joint.cuh"
 #include "kernels/cuda/sm80/ring.cuh"
@@ -85,7 +86,7 @@ __global__ __launch_bounds__(Config::kThreads, Config::kBlocks) void FusedProduc
     CommitGroup();
   }
   Sums<Config> sums = {};
-  Consumer<Math, Config> consumer(slot, ring, p.zero);
+  Consumer<Math, Config> consumer(p, slot, ring);
   for (int block = begin; block < end; ++block) {
     WaitGroup<Config::kStages - 2>();
     NamedBarrier<kConsumerThreads>(1 + index);
@@ -113,7 +114,8 @@ absl::Status LaunchConfigured(const QMatmulParams& p, const MatmulVariant& varia
   const Attributes attributes = OverlappedLaunch(device, p.split);
   const int64_t columns = CeilDiv(p.n, Config::kRows) * p.split;
   const int64_t rows = kGrouped ? p.tile_count : CeilDiv(p.m, int64_t{Config::kTokens});
-  const int record_bytes = mma16::RecordBytes(Config::Record::kBits, p.metas);
+  using Record = typename Config::Record;
+  const int record_bytes = mma16::RecordBytes(Record::kBits, p.metas, Record::kCode);
   LaunchConfig config{
       .grid = {static_cast<unsigned>(columns), static_cast<unsigned>(rows)},
       .block = Config::kThreads,
@@ -133,7 +135,8 @@ template <class Math, class Record, class Sum, bool kGrouped, size_t... kIndex>
 absl::Status LaunchTile(const QMatmulParams& p, const MatmulTile& tile, const DeviceInfo& device,
                         StreamView stream, std::index_sequence<kIndex...>) {
   using X = typename Math::X;
-  constexpr auto& tiles = TilesOf<Record::kBits, Record::kMetas, sizeof(X) == 1, kGrouped>();
+  constexpr auto& tiles =
+      TilesOf<Record::kCode, Record::kBits, Record::kMetas, sizeof(X) == 1, kGrouped>();
   const auto is_tile = [&](const MatmulVariant& v) {
     return v.tokens == tile.tokens && v.row_tiles == tile.row_tiles &&
            v.chains == tile.chains.per_block;
@@ -152,48 +155,56 @@ absl::Status LaunchTile(const QMatmulParams& p, const MatmulTile& tile, const De
 }
 
 template <DType kX, class Record, class Sum>
-using MathOf =
+using IntegerMathOf =
     std::conditional_t<kX == DType::kInt8, Int8Math<Record, Sum>,
                        std::conditional_t<kX == DType::kBf16, Bf16Math<Record>, Fp16Math<Record>>>;
+template <DType kX, class Record, class Sum>
+using MathOf = std::conditional_t<Record::kCode == CodeKind::kUnsigned,
+                                  IntegerMathOf<kX, Record, Sum>, FloatMath<kX, Record>>;
 
-template <DType kX, int kBits, int kMetas, class Sum = float, bool kGrouped = false>
+template <DType kX, class Record, class Sum, bool kGrouped = false>
 absl::Status LaunchRecords(const QMatmulParams& p, const MatmulTile& tile, const DeviceInfo& device,
                            StreamView stream) {
-  using Kind = Record<kBits, kMetas>;
-  constexpr size_t kCount = std::size(TilesOf<kBits, kMetas, kX == DType::kInt8, kGrouped>());
-  return LaunchTile<MathOf<kX, Kind, Sum>, Kind, Sum, kGrouped>(p, tile, device, stream,
-                                                                std::make_index_sequence<kCount>());
+  constexpr size_t kCount = std::size(
+      TilesOf<Record::kCode, Record::kBits, Record::kMetas, kX == DType::kInt8, kGrouped>());
+  return LaunchTile<MathOf<kX, Record, Sum>, Record, Sum, kGrouped>(
+      p, tile, device, stream, std::make_index_sequence<kCount>());
+}
+
+// Where a kernel for these records is compiled, which CompiledMetas says.
+template <DType kX, CodeKind kCode, int kBits, DType kSum, int kMetas>
+absl::Status LaunchMetas(const QMatmulParams& p, const MatmulTile& tile, const DeviceInfo& device,
+                         StreamView stream) {
+  if constexpr (CompiledMetas(kCode, kBits, kMetas, kSum == DType::kInt32) == kMetas) {
+    using Sum = std::conditional_t<kSum == DType::kInt32, int, float>;
+    return LaunchRecords<kX, Record<kBits, kMetas, kCode>, Sum>(p, tile, device, stream);
+  }
+  return absl::InternalError(absl::StrCat(kName, ": no kernel for records of ", kBits, " bits and ",
+                                          kMetas, " metas was compiled"));
 }
 
 }  // namespace
 
-template <DType kX, int kBits, DType kSum>
+template <DType kX, CodeKind kCode, int kBits, DType kSum>
 absl::Status LaunchQMatmul(const QMatmulParams& p, const MatmulTile& tile, const DeviceInfo& device,
                            StreamView stream) {
-  using Sum = std::conditional_t<kSum == DType::kInt32, int, float>;
-  switch (CompiledMetas(kBits, p.metas, kSum == DType::kInt32)) {
+  switch (CompiledMetas(kCode, kBits, p.metas, kSum == DType::kInt32)) {
     case 0:
-      if constexpr (kBits == 8) return LaunchRecords<kX, kBits, 0, Sum>(p, tile, device, stream);
-      break;
+      return LaunchMetas<kX, kCode, kBits, kSum, 0>(p, tile, device, stream);
     case 1:
-      return LaunchRecords<kX, kBits, 1, Sum>(p, tile, device, stream);
+      return LaunchMetas<kX, kCode, kBits, kSum, 1>(p, tile, device, stream);
     case 2:
-      if constexpr (CompiledMetas(kBits, 2, kSum == DType::kInt32) == 2) {
-        return LaunchRecords<kX, kBits, 2, Sum>(p, tile, device, stream);
-      }
-      break;
-    case 8:
-      return LaunchRecords<kX, kBits, 8, Sum>(p, tile, device, stream);
+      return LaunchMetas<kX, kCode, kBits, kSum, 2>(p, tile, device, stream);
+    default:
+      return LaunchMetas<kX, kCode, kBits, kSum, 8>(p, tile, device, stream);
   }
-  return absl::InternalError(absl::StrCat(kName, ": no kernel for records of ", kBits, " bits and ",
-                                          p.metas, " metas was compiled"));
 }
 
 template <DType kX>
 absl::Status LaunchGrouped(const QMatmulParams& p, const MatmulTile& tile, const DeviceInfo& device,
                            StreamView stream) {
-  return p.metas == 1 ? LaunchRecords<kX, 4, 1, float, true>(p, tile, device, stream)
-                      : LaunchRecords<kX, 4, 8, float, true>(p, tile, device, stream);
+  return p.metas == 1 ? LaunchRecords<kX, Record<4, 1>, float, true>(p, tile, device, stream)
+                      : LaunchRecords<kX, Record<4, 8>, float, true>(p, tile, device, stream);
 }
 
 }  // namespace awqd::cuda

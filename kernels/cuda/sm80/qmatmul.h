@@ -32,21 +32,22 @@ struct QMatmulParams {
   int64_t n;
   int64_t k;
   int k_blocks;
-  int chain_blocks;  // of each chain
-  int metas;         // per record: 0, 1, 2, 4 or 8
-  int zero;          // of bare records
-  int split;         // blocks of a cluster that the chains are dealt out to
-  int prefetch;      // records of each chain that are brought into L2 before x is known
-  bool y_wide;       // four elements of y may be stored at once
+  int chain_blocks;    // of each chain
+  int metas;           // per record: 0, 1, 2, 4 or 8
+  int zero;            // of bare records
+  const float* table;  // [16] of codes that index it
+  int split;           // blocks of a cluster that the chains are dealt out to
+  int prefetch;        // records of each chain that are brought into L2 before x is known
+  bool y_wide;         // four elements of y may be stored at once
   // Of a grouped product, one for each row of blocks; instead of records, outer, bias and m.
   const GroupedTile* tiles;
   int tile_count;
 };
 
-// For activations of dtype kX, FP16, BF16 or INT8, and codes of kBits bits. kSum: FP32, or of INT8
-// activations INT32, which is y then, exact. The instantiations are spread over several files, so
-// that they compile side by side (CMakeLists.txt).
-template <DType kX, int kBits, DType kSum>
+// For activations of dtype kX, FP16, BF16 or, of integer codes, INT8, and codes of kBits bits.
+// kSum: FP32, or of INT8 activations INT32, which is y then, exact. The instantiations are spread
+// over several files, so that they compile side by side (CMakeLists.txt).
+template <DType kX, CodeKind kCode, int kBits, DType kSum>
 absl::Status LaunchQMatmul(const QMatmulParams& params, const MatmulTile& tile,
                            const DeviceInfo& device, StreamView stream);
 

@@ -58,9 +58,15 @@ inline constexpr MatmulVariant kNarrowTiles[] = {
 // INT8 activations, codes of any width. Tokens take half the room, sums of integers beside those in
 // FP32 twice the registers.
 inline constexpr MatmulVariant kInt8Tiles[] = {
-    {8, 1, 2, 4, 2},  {8, 2, 2, 3, 3},  {8, 1, 4, 4, 1},  {16, 1, 2, 3, 3},
-    {16, 2, 2, 3, 2}, {16, 1, 4, 3, 1}, {32, 1, 2, 3, 2}, {32, 1, 4, 3, 1},
+    {8, 1, 2, 4, 2},  {8, 2, 2, 3, 3},  {8, 1, 4, 4, 1},   {16, 1, 2, 3, 3},
+    {16, 2, 2, 3, 2}, {16, 1, 4, 3, 1}, {32, 1, 2, 3, 2},  {32, 1, 4, 3, 1},
     {64, 1, 2, 2, 1}, {64, 1, 4, 2, 1}, {128, 1, 2, 2, 1},
+};
+
+// E2M1, E4M3 and tables of 16. Above 64 tokens decoding first is faster.
+inline constexpr MatmulVariant kFloatTiles[] = {
+    {8, 1, 2, 4, 2},  {8, 1, 4, 4, 1},  {16, 1, 2, 3, 3}, {16, 1, 4, 3, 1},
+    {32, 1, 2, 2, 2}, {32, 1, 4, 2, 1}, {64, 1, 2, 2, 2}, {64, 1, 4, 2, 1},
 };
 
 // Grouped products. Experts fill the GPU together, so K is not cut among blocks: two chains in a
@@ -70,16 +76,28 @@ inline constexpr MatmulVariant kGroupedTiles[] = {
     {32, 1, 2, 3, 3}, {32, 1, 4, 3, 1}, {64, 1, 2, 2, 2}, {64, 1, 4, 2, 1},
 };
 
-// Records are compiled for 0, 1 and 2 metas, and for as many as a call tells, up to 8. Those of 2
-// are told too but for 4 bits, which most weights have, where sums are scaled (not `exact`).
-constexpr int CompiledMetas(int bits, int metas, bool exact = false) {
-  if (metas <= 1 || (metas == 2 && bits == 4 && !exact)) return metas;
-  return 8;
+// The metas of the records that serve those of `metas`. Integers have records of 0, 1 and 2, and of
+// as many as a call tells, up to 8; those of 2 are told too but for 4 bits, which most weights
+// have, where sums are scaled (not `exact`). Scales of E2M1 serve 16 or 32 rows; those of E4M3, a
+// block, and of tables, 64, are compiled.
+constexpr int CompiledMetas(CodeKind code, int bits, int metas, bool exact = false) {
+  switch (code) {
+    case CodeKind::kE2m1:
+      return 8;
+    case CodeKind::kE4m3:
+      return metas <= 1 ? metas : 8;
+    case CodeKind::kTable:
+      return metas == 2 ? metas : 8;
+    default:
+      return metas <= 1 || (metas == 2 && bits == 4 && !exact) ? metas : 8;
+  }
 }
 
-template <int kBits, int kMetas, bool kInt8, bool kGrouped>
+template <CodeKind kCode, int kBits, int kMetas, bool kInt8, bool kGrouped>
 constexpr auto& TilesOf() {
-  if constexpr (kGrouped) {
+  if constexpr (kCode != CodeKind::kUnsigned) {
+    return kFloatTiles;
+  } else if constexpr (kGrouped) {
     return kGroupedTiles;
   } else if constexpr (kInt8) {
     return kInt8Tiles;

@@ -27,6 +27,7 @@ bool Fits(const MatmulVariant& variant, RingBytes bytes, int split, const Device
 }  // namespace
 
 absl::Span<const MatmulVariant> MatmulVariants(const WeightShape& shape, DType x) {
+  if (!shape.description.is_integer()) return kFloatTiles;
   if (x == DType::kInt8) return kInt8Tiles;
   if (shape.description.bits == 8) return kTiles8;
   if (shape.description.bits < 4) return kNarrowTiles;

@@ -1,0 +1,136 @@
+// Dequantize of codes that are no integers, for row sm80/dequantize: decode(code) * scale * outer,
+// each product one rounding in fp32 (exact.h).
+//
+// As dequantize.cu does it, but that a table's codes pass through shared memory as they are: its
+// numbers are fp32, and 16 bits would not hold them.
+#include "kernels/cuda/common/float_codes.cuh"
+#include "kernels/cuda/common/mma16.h"
+#include "kernels/cuda/sm80/dequantize.cuh"
+
+namespace awqd::cuda {
+namespace {
+
+// ---- codes -------------------------------------------------------------------------------------
+
+// A lane's step as 16-bit numbers that ToFloat understands.
+template <CodeKind kCode, int kBits>
+__device__ __forceinline__ Pairs Halves(const LaneCodes<kBits>& codes, int step) {
+  Pairs out;
+  if constexpr (kCode == CodeKind::kE2m1) {
+    out = E2m1ToFp16(codes.Word(step));
+  } else if constexpr (kCode == CodeKind::kE4m3) {
+#pragma unroll
+    for (int upper = 0; upper < 2; ++upper) {
+      const uint32_t word = codes.Word(step, upper);
+      out.v[upper] = E4m3PairToFp16(LowerBytes(word));
+      out.v[2 + upper] = E4m3PairToFp16(UpperBytes(word));
+    }
+  } else {
+#pragma unroll
+    for (int p = 0; p < 4; ++p) out.v[p] = codes.Word(step) >> 4 * p & kLowCodes;
+  }
+  return out;
+}
+
+template <CodeKind kCode>
+__device__ __forceinline__ float ToFloat(uint32_t half, const float* table) {
+  if constexpr (kCode == CodeKind::kTable) return table[half];
+  const float value = Fp16ToFloat(half);
+  return kCode == CodeKind::kE4m3 ? value * kE4m3UnitFp16 : value;
+}
+
+// ---- scales ------------------------------------------------------------------------------------
+
+// Those of the eight columns `chunk` of a record, in order.
+template <class Record>
+__device__ __forceinline__ void ReadFloatScales(const uint8_t* meta, int chunk,
+                                                float (&scales)[8]) {
+  constexpr int kBytes = mma16::HasFloatScales(Record::kCode) ? 4 : 2;
+  const uint8_t* const from = meta + (chunk / 2 * 16 + chunk % 2) * kBytes;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const uint8_t* const at = from + 2 * i * kBytes;
+    scales[i] = kBytes == 4 ? __ldg(reinterpret_cast<const float*>(at))
+                            : Fp16ToFloat(__ldg(reinterpret_cast<const uint16_t*>(at)));
+  }
+}
+
+// ---- the kernel --------------------------------------------------------------------------------
+
+template <class Record>
+__device__ __forceinline__ void DecodeHalves(const uint8_t* record, uint32_t tile) {
+  using Codes = LaneCodes<Record::kBits>;
+  Codes codes;
+  codes.LoadGlobal(record + threadIdx.x / 32 * Record::kUnitBytes +
+                   Codes::LaneOffset(threadIdx.x % 32));
+#pragma unroll
+  for (int step = 0; step < 4; ++step) {
+    StorePairs(tile, step, Halves<Record::kCode, Record::kBits>(codes, step));
+  }
+}
+
+template <DType kOut, class Record>
+__global__ __launch_bounds__(kThreads) void DequantizeFloatsKernel(
+    const __grid_constant__ DequantizeParams p) {
+  __shared__ __align__(128) uint8_t shared[mma16::kBlockK * kRowBytes];
+  __shared__ float table[16];
+  LaunchDependents();
+  const uint32_t tile = SharedAddress(shared);
+  const int64_t tile_n = p.first_tile + blockIdx.x, block_k = p.first_block + blockIdx.y;
+  const int record_bytes = Record::kCodesBytes + p.metas * Record::kMetaBytes;
+  const uint8_t* record = p.records + (tile_n * p.k_blocks + block_k) * record_bytes;
+  const int chunk = threadIdx.x % 8;
+  const int64_t n = tile_n * mma16::kTileN + chunk * 8;
+  if (Record::kCode == CodeKind::kTable && threadIdx.x < 16) {
+    table[threadIdx.x] = __ldg(p.table + threadIdx.x);
+  }
+  DecodeHalves<Record>(record, tile);
+  Outer outer;
+  if (p.outer != nullptr) outer = ReadOuter(p, n);
+  __syncthreads();
+  WaitForEarlierKernels();
+#pragma unroll 1
+  for (int pass = 0; pass < 4; ++pass) {
+    const int k = pass * 32 + threadIdx.x / 8;
+    const uint4 halves = LoadShared16(ChunkAt(tile, k, chunk));
+    const uint32_t pairs[4] = {halves.x, halves.y, halves.z, halves.w};
+    float v[8], scales[8];
+    if (!Record::kBare) {
+      const int which = k * p.metas / mma16::kBlockK;
+      ReadFloatScales<Record>(record + Record::kCodesBytes + which * Record::kMetaBytes, chunk,
+                              scales);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      v[i] = ToFloat<Record::kCode>(pairs[i / 2] >> i % 2 * 16 & 0xffff, table);
+      if (!Record::kBare) v[i] *= scales[i];
+      if (p.outer != nullptr) v[i] *= outer.v[i];
+    }
+    Store<kOut>(p, block_k * mma16::kBlockK + k - p.row_begin, n - p.col_begin, Round<kOut>(v));
+  }
+}
+
+template <class Record>
+absl::Status LaunchTo(const DequantizeParams& p, DType out, const LaunchConfig& config) {
+  constexpr absl::string_view kName = "sm80/dequantize";
+  switch (out) {
+    case DType::kFp16:
+      return Launch<DequantizeFloatsKernel<DType::kFp16, Record>>(kName, config, p);
+    case DType::kBf16:
+      return Launch<DequantizeFloatsKernel<DType::kBf16, Record>>(kName, config, p);
+    default:
+      return Launch<DequantizeFloatsKernel<DType::kFp32, Record>>(kName, config, p);
+  }
+}
+
+}  // namespace
+
+absl::Status DequantizeFloats(const DequantizeParams& p, CodeKind code, DType out,
+                              const LaunchConfig& config) {
+  if (code == CodeKind::kE2m1) return LaunchTo<Record<4, 8, CodeKind::kE2m1>>(p, out, config);
+  if (code == CodeKind::kTable) return LaunchTo<Record<4, 8, CodeKind::kTable>>(p, out, config);
+  return p.metas == 0 ? LaunchTo<Record<8, 0, CodeKind::kE4m3>>(p, out, config)
+                      : LaunchTo<Record<8, 8, CodeKind::kE4m3>>(p, out, config);
+}
+
+}  // namespace awqd::cuda

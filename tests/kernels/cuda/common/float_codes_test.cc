@@ -1,0 +1,79 @@
+// Exhaustive checks of the decodes of kernels/cuda/common/float_codes.cuh through their host
+// bodies.
+#include "kernels/cuda/common/float_codes.cuh"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+
+#include "kernels/base/float8.h"
+
+namespace awqd::cuda {
+namespace {
+
+// Where a word of 4-bit codes has its eight numbers.
+constexpr int kNibble[8] = {0, 4, 1, 5, 2, 6, 3, 7};
+
+uint16_t Lane(const Pairs& pairs, int e) { return pairs.v[e / 2] >> (16 * (e % 2)) & 0xffff; }
+
+// `code` at place e, and others around it that would show if they leaked.
+uint32_t WordWith(int e, uint32_t code, uint32_t others) {
+  return (others * 0x11111111u & ~(0xfu << 4 * kNibble[e])) | code << 4 * kNibble[e];
+}
+
+TEST(E2m1, DecodesEveryCodeInEveryPlace) {
+  for (int e = 0; e < 8; ++e) {
+    for (uint32_t code = 0; code < 16; ++code) {
+      for (uint32_t others = 0; others < 16; ++others) {
+        const uint32_t word = WordWith(e, code, others);
+        const float want = E2m1ToFloat(static_cast<uint8_t>(code));
+        EXPECT_EQ(Lane(E2m1ToFp16(word), e), FloatToHalf(want)) << "code " << code << " at " << e;
+        EXPECT_EQ(Lane(E2m1ToBf16(word), e), FloatToBf16(want)) << "code " << code << " at " << e;
+      }
+    }
+  }
+}
+
+void ExpectE4m3(uint8_t code, float got, bool bf16) {
+  const float want = E4m3ToFloat(code);
+  if (std::isnan(want)) {
+    EXPECT_TRUE(std::isnan(got)) << int{code} << (bf16 ? " bf16" : " fp16");
+  } else {
+    EXPECT_EQ(got, want) << int{code} << (bf16 ? " bf16" : " fp16");
+    EXPECT_EQ(std::signbit(got), std::signbit(want)) << int{code};
+  }
+}
+
+TEST(E4m3, DecodesEveryCodeInEveryPlace) {
+  for (uint32_t code = 0; code < 256; ++code) {
+    for (uint32_t others : {0x00u, 0x7fu, 0x80u, 0xffu, 0x08u}) {
+      for (int byte = 0; byte < 4; ++byte) {
+        const uint32_t word = (others * 0x01010101u & ~(0xffu << 8 * byte)) | code << 8 * byte;
+        const uint32_t pair = byte % 2 == 0 ? LowerBytes(word) : UpperBytes(word);
+        const int shift = byte / 2 * 16;
+        const uint16_t half = E4m3PairToFp16(pair) >> shift & 0xffff;
+        const uint16_t bf16 = E4m3PairToBf16(pair) >> shift & 0xffff;
+        ExpectE4m3(static_cast<uint8_t>(code), HalfToFloat(half) * 256, false);
+        ExpectE4m3(static_cast<uint8_t>(code), Bf16ToFloat(bf16), true);
+      }
+    }
+  }
+}
+
+TEST(LookUp, FindsEveryEntryInEveryPlace) {
+  ByteTables tables = {};
+  const auto entry = [](uint32_t i) { return (0x8001u + 0x1357u * i) & 0xffff; };
+  for (int i = 0; i < 16; ++i) SetEntry(&tables, i, entry(i));
+  for (int e = 0; e < 8; ++e) {
+    for (uint32_t code = 0; code < 16; ++code) {
+      for (uint32_t others = 0; others < 16; ++others) {
+        EXPECT_EQ(Lane(LookUp(tables, WordWith(e, code, others)), e), entry(code))
+            << "code " << code << " at " << e;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace awqd::cuda
