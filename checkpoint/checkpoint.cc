@@ -7,40 +7,16 @@
 
 #include "absl/algorithm/container.h"
 #include "absl/container/flat_hash_set.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/strip.h"
 #include "checkpoint/checkpoint_files.h"
 #include "checkpoint/expert_slices.h"
+#include "checkpoint/tensor_names.h"
 #include "kernels/base/huge_pages.h"
 #include "kernels/base/status.h"
 
 namespace awqd::model {
-namespace {
-
-// The path and the longest of the format's suffixes that the tensor's name ends with; no suffix for
-// another tensor's.
-std::pair<absl::string_view, absl::string_view> SplitPath(const Format& format,
-                                                          absl::string_view tensor) {
-  std::pair<absl::string_view, absl::string_view> out;
-  for (absl::string_view suffix : format.suffixes) {
-    absl::string_view path = tensor;
-    if (suffix.size() <= out.second.size() || !absl::ConsumeSuffix(&path, suffix)) continue;
-    if (path.empty() || absl::ConsumeSuffix(&path, format.separator)) out = {path, suffix};
-  }
-  return out;
-}
-
-std::string NameOf(const Format& format, absl::string_view path, absl::string_view suffix) {
-  return absl::StrCat(path, format.separator, suffix);
-}
-
-bool IsOptional(const Format& format, absl::string_view suffix) {
-  return absl::c_linear_search(format.optional_suffixes, suffix);
-}
-
-}  // namespace
-
 absl::StatusOr<Checkpoint> Checkpoint::Open(const RepositoryRoot& root, absl::string_view name) {
   Checkpoint out;
   out.name_ = std::string(name);
@@ -109,54 +85,54 @@ absl::Status Checkpoint::CheckIndex(const std::map<std::string, std::string>& we
 
 // Companions without the tensor that marks a linear: a linear that lost its codes, unless only one
 // of several is there, which an unquantised module may well call "scales".
-absl::Status Checkpoint::CheckNoOrphan(absl::string_view path, absl::string_view suffix) const {
-  const absl::string_view marker = format().suffixes.front();
-  for (absl::string_view needed : format().suffixes) {
-    if (needed == marker || IsOptional(format(), needed)) continue;
-    if (tensors_.count(NameOf(format(), path, needed)) == 0) return absl::OkStatus();
+absl::Status Checkpoint::CheckNoOrphan(const Format& format, absl::string_view path,
+                                       absl::string_view suffix) const {
+  if (!HasCompanions(format, path)) return absl::OkStatus();
+  const absl::string_view marker = format.suffixes.front();
+  const auto codes = tensors_.find(TensorName(format, path, marker));
+  if (codes != tensors_.end() && IsMarker(format, marker, *codes->second.info)) {
+    return absl::OkStatus();
   }
-  const auto codes = tensors_.find(NameOf(format(), path, marker));
-  if (codes != tensors_.end() && IsMarker(marker, codes->second)) return absl::OkStatus();
-  const std::string found =
-      codes == tensors_.end() ? "is missing"
-                              : absl::StrCat("is ", Quoted(codes->second.info->dtype, 32), ", not ",
-                                             absl::StrJoin(format().code_dtypes, " or "));
+  const std::string found = codes == tensors_.end()
+                                ? "is missing"
+                                : absl::StrCat("is ", Quoted(codes->second.info->dtype, 32),
+                                               ", not ", absl::StrJoin(format.code_dtypes, " or "));
   return Invalid(name_, ": weight ", Quoted(path), ": tensor \"", marker, "\" ", found,
                  ", though its ", suffix, " are there");
 }
 
-bool Checkpoint::IsMarker(absl::string_view suffix, const TensorLocation& tensor) const {
-  if (suffix != format().suffixes.front()) return false;
-  const absl::Span<const absl::string_view> dtypes = format().code_dtypes;
-  return dtypes.empty() || absl::c_linear_search(dtypes, tensor.info->dtype);
+bool Checkpoint::HasCompanions(const Format& format, absl::string_view path) const {
+  return absl::c_all_of(format.suffixes, [&](absl::string_view suffix) {
+    return suffix == format.suffixes.front() || IsOptional(format, suffix) ||
+           tensors_.contains(TensorName(format, path, suffix));
+  });
 }
 
 absl::StatusOr<LinearLocation> Checkpoint::Locate(absl::string_view path,
-                                                  const Setting& settings) const {
-  LinearLocation out = {.settings = &settings};
-  out.path = std::string(path);
-  for (absl::string_view suffix : format().suffixes) {
-    const auto it = tensors_.find(NameOf(format(), path, suffix));
+                                                  const LinearRule& rule) const {
+  const Format& format = *rule.format;
+  LinearLocation out = {.path = std::string(path), .rule = &rule};
+  for (absl::string_view suffix : format.suffixes) {
+    const auto it = tensors_.find(TensorName(format, path, suffix));
     if (it != tensors_.end()) {
       out.tensors.emplace(std::string(suffix), it->second);
       out.bytes += it->second.info->bytes();  // each is at most its file's size: no overflow
-    } else if (!IsOptional(format(), suffix)) {
+    } else if (!IsOptional(format, suffix)) {
       return Invalid(name_, ": weight ", Quoted(path), ": tensor \"", suffix,
-                     "\" is missing, expected ", absl::StrJoin(format().suffixes, ", "),
-                     " (optional: ", absl::StrJoin(format().optional_suffixes, ", "), ")");
+                     "\" is missing, expected ", absl::StrJoin(format.suffixes, ", "),
+                     " (optional: ", absl::StrJoin(format.optional_suffixes, ", "), ")");
     }
   }
   return out;
 }
 
 absl::Status Checkpoint::AddLinear(LinearLocation linear) {
-  const absl::string_view marker = format().suffixes.front();
   ignored_tensors_ -= static_cast<int>(linear.tensors.size());
-  if (!HoldsAllExperts(linear, format())) {
+  if (!HoldsAllExperts(linear)) {
     linears_.push_back(std::move(linear));
     return absl::OkStatus();
   }
-  absl::StatusOr<std::vector<LinearLocation>> experts = SliceExperts(linear, marker, &slices_);
+  absl::StatusOr<std::vector<LinearLocation>> experts = SliceExperts(linear, &slices_);
   if (!experts.ok()) return Prefixed(name_, experts.status());
   absl::c_move(*experts, std::back_inserter(linears_));
   return absl::OkStatus();
@@ -177,35 +153,65 @@ absl::Status Checkpoint::CheckExpertsOnce() const {
   return absl::OkStatus();
 }
 
+// Of a strict format: a tensor that has none of its suffixes.
+absl::Status Checkpoint::CheckNoneUnread(const Format& format, absl::string_view name) const {
+  const absl::string_view path = ModuleOf(format, name);
+  const bool foreign =
+      !format.foreign_ending.empty() && absl::EndsWith(name, format.foreign_ending);
+  if (!foreign && !tensors_.contains(TensorName(format, path, format.suffixes.front()))) {
+    return absl::OkStatus();
+  }
+  const LinearRule* const rule = rules_.RuleOf(path);
+  if (rule == nullptr || rule->format != &format) return absl::OkStatus();
+  return Invalid(name_, ": tensor ", Quoted(name), ": got a name that format ", format.name,
+                 " does not have, expected \"<path>", format.separator, "\" and one of ",
+                 absl::StrJoin(format.suffixes, ", "));
+}
+
+// What a tensor is to the linears of `format`.
+absl::Status Checkpoint::AddTensor(const Format& format, absl::string_view name,
+                                   const TensorLocation& location) {
+  const auto [path, suffix] = SplitTensorName(format, name);
+  if (suffix.empty()) return format.strict ? CheckNoneUnread(format, name) : absl::OkStatus();
+  const bool marks = IsMarker(format, suffix, *location.info);
+  const LinearRule* const rule = rules_.RuleOf(path);
+  if (rule == nullptr && format.strict && marks && HasCompanions(format, path)) {
+    return Invalid(name_, ": weight ", Quoted(path), ": got codes of format ", format.name,
+                   ", expected none: by the settings it is not quantised");
+  }
+  if (rule == nullptr || rule->format != &format) return absl::OkStatus();
+  if (suffix != format.suffixes.front()) {
+    return IsOptional(format, suffix) ? absl::OkStatus() : CheckNoOrphan(format, path, suffix);
+  }
+  if (!marks) return absl::OkStatus();
+  if (path.empty()) {
+    return Invalid(location.file->file().shown_name(), ": tensor ", Quoted(name),
+                   ": got no module path before it, expected \"<path>", format.separator, suffix,
+                   "\"");
+  }
+  AWQD_ASSIGN_OR_RETURN(LinearLocation linear, Locate(path, *rule));
+  return AddLinear(std::move(linear));
+}
+
 absl::Status Checkpoint::FindLinears() {
-  const absl::string_view marker = format().suffixes.front();
+  std::vector<const Format*> formats;  // of the rules, mostly one
+  for (const LinearRule& rule : found_.config.rules) {
+    if (!absl::c_linear_search(formats, rule.format)) formats.push_back(rule.format);
+  }
   ignored_tensors_ = static_cast<int>(tensors_.size());
   for (const auto& [name, location] : tensors_) {
-    const auto [path, suffix] = SplitPath(format(), name);
-    if (suffix.empty()) continue;
-    const Setting* settings = rules_.SettingsOf(path);
-    if (settings == nullptr) continue;
-    if (suffix != marker) {
-      if (!IsOptional(format(), suffix)) AWQD_RETURN_IF_ERROR(CheckNoOrphan(path, suffix));
-      continue;
+    for (const Format* format : formats) {
+      AWQD_RETURN_IF_ERROR(AddTensor(*format, name, location));
     }
-    if (!IsMarker(suffix, location)) continue;
-    if (path.empty()) {
-      return Invalid(location.file->file().shown_name(), ": tensor ", Quoted(name),
-                     ": got no module path before it, expected \"<path>", format().separator,
-                     marker, "\"");
-    }
-    AWQD_ASSIGN_OR_RETURN(LinearLocation linear, Locate(path, *settings));
-    AWQD_RETURN_IF_ERROR(AddLinear(std::move(linear)));
   }
   if (linears_.empty()) {
     return Invalid(name_, ": got no quantised linear among ", tensors_.size(),
-                   " tensors, expected some \"", marker, "\"");
+                   " tensors, expected some \"", format().suffixes.front(), "\"");
   }
   AWQD_RETURN_IF_ERROR(CheckExpertsOnce());
   absl::c_sort(linears_, [&](const LinearLocation& a, const LinearLocation& b) {
-    const TensorLocation& left = a.tensors.find(marker)->second;
-    const TensorLocation& right = b.tensors.find(marker)->second;
+    const TensorLocation& left = a.codes();
+    const TensorLocation& right = b.codes();
     return std::tie(left.file->file().name(), left.info->begin) <
            std::tie(right.file->file().name(), right.info->begin);
   });
@@ -227,6 +233,7 @@ absl::StatusOr<HostWeight> Checkpoint::Read(const LinearLocation& linear,
     scratch->resize(linear.bytes);
   }
   // What the file calls it, which is not what a slice is called.
+  const Format& format = *linear.rule->format;
   const std::string& stored = linear.slice_of.empty() ? linear.path : linear.slice_of;
   LinearTensors tensors;
   int64_t at = 0;
@@ -236,19 +243,19 @@ absl::StatusOr<HostWeight> Checkpoint::Read(const LinearLocation& linear,
     if (!status.ok()) {
       return absl::Status(status.code(),
                           absl::StrCat(status.message(), " (tensor ",
-                                       Quoted(NameOf(format(), stored, suffix)), ")"));
+                                       Quoted(TensorName(format, stored, suffix)), ")"));
     }
     tensors.emplace(suffix, TensorView{location.info->dtype, location.info->shape, bytes});
     at += location.info->bytes();
   }
-  absl::StatusOr<HostWeight> out = format().decode(*linear.settings, tensors);
+  absl::StatusOr<HostWeight> out = format.decode(linear.rule->settings, tensors);
   if (out.ok()) return out;
-  const TensorLocation& marker = linear.tensors.find(format().suffixes.front())->second;
-  return Prefixed(absl::StrCat(marker.file->file().shown_name(), ": weight ", Quoted(linear.path),
-                               linear.slice_of.empty()
-                                   ? ""
-                                   : absl::StrCat(" (a slice of ", Quoted(linear.slice_of), ")")),
-                  out.status());
+  return Prefixed(
+      absl::StrCat(linear.codes().file->file().shown_name(), ": weight ", Quoted(linear.path),
+                   linear.slice_of.empty()
+                       ? ""
+                       : absl::StrCat(" (a slice of ", Quoted(linear.slice_of), ")")),
+      out.status());
 }
 
 absl::Status Checkpoint::CheckUnchanged(const RepositoryRoot& root) const {

@@ -29,10 +29,14 @@ struct LinearLocation {
   std::string path;                                            // "model.layers.0.mlp.up_proj"
   std::map<std::string, TensorLocation, std::less<>> tensors;  // by suffix
   int64_t bytes = 0;                                           // in the files, all tensors
-  const Setting* settings = nullptr;                           // what it is decoded with
+  const LinearRule* rule = nullptr;                            // what it is decoded with
   // Of an expert that is a slice of tensors with all experts: the path that those are under,
   // "model.layers.0.mlp.experts.up_proj". Else empty.
   std::string slice_of;
+
+  const TensorLocation& codes() const {
+    return tensors.find(rule->format->suffixes.front())->second;
+  }
 };
 
 // Opens and checks every header; reads tensors only when asked. Move-only; locations point into it.
@@ -42,6 +46,7 @@ class Checkpoint {
   // not read, INVALID_ARGUMENT anything wrong with the files, each naming file and tensor.
   static absl::StatusOr<Checkpoint> Open(const RepositoryRoot& root, absl::string_view name);
 
+  // The one that reads its settings. A linear may have another of the same quant_method.
   const Format& format() const { return *found_.format; }
   const std::string& quant_method() const { return found_.quant_method; }
   // For the log: what of its settings has no effect here. Mostly empty.
@@ -66,13 +71,17 @@ class Checkpoint {
   absl::Status IndexTensors();
   absl::Status CheckIndex(const std::map<std::string, std::string>& weight_map) const;
   absl::Status FindLinears();
-  // Whether a tensor of that suffix marks a linear as quantised.
-  bool IsMarker(absl::string_view suffix, const TensorLocation& tensor) const;
-  absl::StatusOr<LinearLocation> Locate(absl::string_view path, const Setting& settings) const;
+  absl::Status AddTensor(const Format& format, absl::string_view name,
+                         const TensorLocation& location);
+  absl::StatusOr<LinearLocation> Locate(absl::string_view path, const LinearRule& rule) const;
   // One linear, or one for each expert where its tensors hold several.
   absl::Status AddLinear(LinearLocation linear);
   absl::Status CheckExpertsOnce() const;
-  absl::Status CheckNoOrphan(absl::string_view path, absl::string_view suffix) const;
+  absl::Status CheckNoOrphan(const Format& format, absl::string_view path,
+                             absl::string_view suffix) const;
+  absl::Status CheckNoneUnread(const Format& format, absl::string_view name) const;
+  // Whether every tensor that a linear of that path needs beside its codes is there.
+  bool HasCompanions(const Format& format, absl::string_view path) const;
 
   std::string name_;
   FoundFormat found_;

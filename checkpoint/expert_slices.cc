@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "checkpoint/expert_path.h"
@@ -18,14 +19,20 @@ absl::Status BadShape(const LinearLocation& linear, absl::string_view suffix,
                  absl::StrJoin(tensor.shape, ", "), "] of ", tensor.dtype, ", expected ", expected);
 }
 
-absl::StatusOr<int64_t> CountExperts(const LinearLocation& linear, absl::string_view marker) {
-  const TensorInfo& codes = *linear.tensors.find(marker)->second.info;
+bool IsCut(const LinearLocation& linear, absl::string_view suffix) {
+  return !absl::c_linear_search(linear.rule->format->uncut_suffixes, suffix);
+}
+
+absl::StatusOr<int64_t> CountExperts(const LinearLocation& linear) {
+  const absl::string_view marker = linear.rule->format->suffixes.front();
+  const TensorInfo& codes = *linear.codes().info;
   const int64_t experts = codes.shape.front();
   if (experts < 1 || experts > kMaxExperts) {
     return BadShape(linear, marker, codes,
                     absl::StrCat("1 to ", kMaxExperts, " experts in the first dimension"));
   }
   for (const auto& [suffix, location] : linear.tensors) {
+    if (!IsCut(linear, suffix)) continue;
     const TensorInfo& tensor = *location.info;
     if (tensor.shape.empty() || tensor.shape.front() != experts) {
       return BadShape(
@@ -51,16 +58,14 @@ TensorInfo Slice(const TensorInfo& tensor, int64_t expert, int64_t experts) {
 
 }  // namespace
 
-bool HoldsAllExperts(const LinearLocation& linear, const Format& format) {
-  const TensorInfo& codes = *linear.tensors.find(format.suffixes.front())->second.info;
+bool HoldsAllExperts(const LinearLocation& linear) {
   return IsPathOfAllExperts(linear.path) &&
-         static_cast<int>(codes.shape.size()) == format.code_rank + 1;
+         static_cast<int>(linear.codes().info->shape.size()) == linear.rule->format->code_rank + 1;
 }
 
 absl::StatusOr<std::vector<LinearLocation>> SliceExperts(const LinearLocation& linear,
-                                                         absl::string_view marker,
                                                          std::deque<TensorInfo>* slices) {
-  AWQD_ASSIGN_OR_RETURN(const int64_t experts, CountExperts(linear, marker));
+  AWQD_ASSIGN_OR_RETURN(const int64_t experts, CountExperts(linear));
   // A header of a few bytes for each tensor must not take memory for each expert without bound.
   const int64_t most = SafetensorsLimits().max_tensors;
   const auto tensors = static_cast<int64_t>(linear.tensors.size());
@@ -73,9 +78,10 @@ absl::StatusOr<std::vector<LinearLocation>> SliceExperts(const LinearLocation& l
     LinearLocation& one = out.emplace_back();
     one.path = PathOfExpert(linear.path, expert);
     one.slice_of = linear.path;
-    one.settings = linear.settings;
+    one.rule = linear.rule;
     for (const auto& [suffix, location] : linear.tensors) {
-      const TensorInfo& slice = slices->emplace_back(Slice(*location.info, expert, experts));
+      const TensorInfo& slice = slices->emplace_back(
+          IsCut(linear, suffix) ? Slice(*location.info, expert, experts) : *location.info);
       one.tensors.emplace(suffix, TensorLocation{location.file, &slice});
       one.bytes += slice.bytes();
     }

@@ -13,14 +13,14 @@ namespace awqd::model {
 
 // Whether the linear's path is one of all experts ("a.experts.up_proj") and its tensor of codes,
 // which it has, is of one rank more than that of one linear.
-bool HoldsAllExperts(const LinearLocation& linear, const Format& format);
+bool HoldsAllExperts(const LinearLocation& linear);
 
-// Expert i ("a.experts.i.up_proj") of E, the first dimension of every tensor, has slice i of each.
+// Expert i ("a.experts.i.up_proj") of E, the first dimension of every tensor, has slice i of each,
+// and all of the tensors that the format says are not cut.
 // The slices' facts are added to `slices`, which the result points into. INVALID_ARGUMENT naming
 // the tensor when E is 0, too large, or not the same everywhere, or when the slices of the whole
 // checkpoint are more than the tensors that a file may have.
 absl::StatusOr<std::vector<LinearLocation>> SliceExperts(const LinearLocation& linear,
-                                                         absl::string_view marker,
                                                          std::deque<TensorInfo>* slices);
 
 }  // namespace awqd::model

@@ -78,15 +78,16 @@ absl::StatusOr<LinearRules> LinearRules::Make(const QuantConfig& config) {
   AWQD_ASSIGN_OR_RETURN(out.left_out_, Compile(config.left_out));
   for (const LinearRule& rule : config.rules) {
     AWQD_ASSIGN_OR_RETURN(Patterns targets, Compile(rule.targets));
-    out.rules_.push_back({std::move(targets), std::make_unique<const Setting>(rule.settings)});
+    out.rules_.push_back({std::move(targets), std::make_unique<const LinearRule>(
+                                                  LinearRule{{}, rule.settings, rule.format})});
   }
   return out;
 }
 
-const Setting* LinearRules::SettingsOf(absl::string_view path) const {
+const LinearRule* LinearRules::RuleOf(absl::string_view path) const {
   if (AnyMatches(left_out_, path)) return nullptr;
   for (const Rule& rule : rules_) {
-    if (AnyMatches(rule.targets, path)) return rule.settings.get();
+    if (AnyMatches(rule.targets, path)) return rule.rule.get();
   }
   return nullptr;
 }

@@ -23,8 +23,8 @@ class LinearRules {
   // than 1024 bytes, or is one too many.
   static absl::StatusOr<LinearRules> Make(const QuantConfig& config);
 
-  // What the linear at `path` is decoded with. Null when it is not quantised.
-  const Setting* SettingsOf(absl::string_view path) const;
+  // How the linear at `path` is decoded: a rule without its targets. Null when it is not quantised.
+  const LinearRule* RuleOf(absl::string_view path) const;
 
  private:
   class Pattern {
@@ -45,7 +45,7 @@ class LinearRules {
   };
   struct Rule {
     Patterns targets;
-    std::unique_ptr<const Setting> settings;  // stays where it is when the rules move
+    std::unique_ptr<const LinearRule> rule;  // stays where it is when the rules move
   };
   static absl::StatusOr<Patterns> Compile(const std::vector<ModulePattern>& patterns);
   static bool AnyMatches(const Patterns& patterns, absl::string_view path);

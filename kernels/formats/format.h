@@ -39,10 +39,13 @@ struct ModulePattern {
   friend bool operator==(const ModulePattern&, const ModulePattern&) = default;
 };
 
+struct Format;
+
 // What one linear's decode is told.
 struct LinearRule {
   std::vector<ModulePattern> targets;  // of the linears that it is for: any of these
-  Setting settings;                    // Format::settings, and no others
+  Setting settings;                    // Format::settings of `format`, and no others
+  const Format* format = nullptr;      // null: the one that read it. FindFormat puts it in
 };
 
 // What a format makes of a checkpoint's settings: which linears are quantised, and how.
@@ -75,6 +78,14 @@ struct Format {
   int code_rank = 2;
   // What stands between a linear's path and a suffix.
   absl::string_view separator = ".";
+  // Of the suffixes, those of tensors that are one for all experts where the others are cut.
+  absl::Span<const absl::string_view> uncut_suffixes;
+  // Whether nothing of a quantised linear may go unread: a tensor beside its codes that has none of
+  // the suffixes is an error, and so are codes with their companions that no rule is for.
+  bool strict = false;
+  // Of a strict format: what the names of codes end with that are spelled in a way it has not,
+  // "experts.up_proj_packed". An error too.
+  absl::string_view foreign_ending;
   // Names of the settings that decode knows, which are those of an inline weight.
   absl::Span<const absl::string_view> settings;
 

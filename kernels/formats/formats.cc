@@ -50,7 +50,12 @@ absl::StatusOr<FoundFormat> FindFormat(const Setting& config) {
       continue;
     }
     absl::StatusOr<QuantConfig> read = format->read(config);
-    if (read.ok()) return FoundFormat{format, method, *std::move(read)};
+    if (read.ok()) {
+      for (LinearRule& rule : read->rules) {
+        if (rule.format == nullptr) rule.format = format;
+      }
+      return FoundFormat{format, method, *std::move(read)};
+    }
     if (!absl::IsUnimplemented(read.status())) return read.status();
     absl::StrAppend(&missed, read.status().message());
   }

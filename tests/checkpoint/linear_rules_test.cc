@@ -19,8 +19,8 @@ LinearRule Rule(std::vector<ModulePattern> targets, const std::string& mark) {
 }
 
 std::string MarkOf(const LinearRules& rules, absl::string_view path) {
-  const Setting* settings = rules.SettingsOf(path);
-  return settings == nullptr ? "" : settings->members.at("mark").text;
+  const LinearRule* rule = rules.RuleOf(path);
+  return rule == nullptr ? "" : rule->settings.members.at("mark").text;
 }
 
 TEST(LinearRules, TheFirstThatMatchesUnlessLeftOut) {
@@ -47,7 +47,7 @@ TEST(LinearRules, EveryLinear) {
   QuantConfig config;
   config.rules = {Rule({{}}, "all")};
   EXPECT_EQ(MarkOf(*LinearRules::Make(config), "anything"), "all");
-  EXPECT_EQ(LinearRules::Make({})->SettingsOf("anything"), nullptr);
+  EXPECT_EQ(LinearRules::Make({})->RuleOf("anything"), nullptr);
 }
 
 TEST(LinearRules, RefusesBadExpressions) {

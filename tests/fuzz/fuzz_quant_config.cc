@@ -26,15 +26,16 @@ void CheckParsed(const awqd::Setting& settings) {
   const auto rules = awqd::model::LinearRules::Make(found->config);
   Require(rules.ok() || IsInvalid(rules.status()));
   for (const awqd::LinearRule& rule : found->config.rules) {
+    Require(rule.format->quant_method == found->quant_method);
     for (const auto& [name, value] : rule.settings.members) {
       bool known = false;
-      for (absl::string_view setting : found->format->settings) known |= setting == name;
+      for (absl::string_view setting : rule.format->settings) known |= setting == name;
       Require(known);
     }
     // What a format read it can decode with: only the tensors are missing.
-    Require(IsInvalid(found->format->decode(rule.settings, {}).status()));
+    Require(IsInvalid(rule.format->decode(rule.settings, {}).status()));
   }
-  if (rules.ok()) (void)rules->SettingsOf("model.layers.0.mlp.up_proj");
+  if (rules.ok()) (void)rules->RuleOf("model.layers.0.mlp.up_proj");
 }
 
 }  // namespace
