@@ -1,15 +1,13 @@
-// Checks of GPTQ's tensors, and what g_idx and the zero points become.
+// Checks of GPTQ's tensors, and what the zero points become.
 #include "kernels/formats/gptq_linear.h"
 
-#include <algorithm>
-#include <cstring>
 #include <limits>
-#include <utility>
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/math.h"
 #include "kernels/base/status.h"
+#include "kernels/formats/group_index.h"
 #include "kernels/formats/tensors.h"
 
 namespace awqd {
@@ -46,61 +44,6 @@ absl::Status CheckPlanes(const GptqLinear& settings, int64_t k, int64_t n) {
   }
   return BadTensor("qweight", absl::StrCat("K = ", k, ", N = ", n),
                    "multiples of 32: a bit plane holds 32 codes");
-}
-
-// --- Groups ---
-
-std::vector<int32_t> Integers(const TensorView& tensor) {
-  std::vector<int32_t> out(tensor.shape[0]);
-  std::memcpy(out.data(), tensor.bytes.data(), out.size() * sizeof(int32_t));
-  return out;
-}
-
-// That group j has `rows` rows, and the last one what is left.
-absl::Status CheckCounts(const std::vector<int32_t>& group_of, int64_t groups, int64_t rows) {
-  std::vector<int64_t> counts(groups);
-  for (int32_t group : group_of) ++counts[group];
-  for (int64_t group = 0; group < groups; ++group) {
-    const int64_t left = static_cast<int64_t>(group_of.size()) - group * rows;
-    const int64_t expected = std::min(rows, left);
-    if (counts[group] == expected) continue;
-    return BadTensor(
-        "g_idx", absl::StrCat(counts[group], " in-features of group ", group),
-        absl::StrCat(expected, ": groups are of ", rows, ", but for a short last one"));
-  }
-  return absl::OkStatus();
-}
-
-// Where each in-feature's row goes: behind those before it of its group. Empty when it stays.
-absl::StatusOr<std::vector<int32_t>> Places(const GptqLinear& settings, const TensorView* g_idx,
-                                            int64_t k, int64_t groups, int64_t rows) {
-  if (g_idx == nullptr) {
-    if (groups == 1 || !settings.desc_act.value_or(false)) return std::vector<int32_t>();
-    return BadTensor("g_idx", "nothing", "I32 [K], as desc_act is true");
-  }
-  const std::vector<int32_t> group_of = Integers(*g_idx);
-  int64_t moved = -1;  // the first that is not where k / group_size has it
-  bool zeros = true;
-  for (int64_t i = 0; i < k; ++i) {
-    if (group_of[i] < 0 || group_of[i] >= groups) {
-      return BadTensor("g_idx", absl::StrCat(group_of[i], " at index ", i),
-                       absl::StrCat("0 to ", groups - 1, ", a row of \"scales\""));
-    }
-    if (moved < 0 && group_of[i] != i / rows) moved = i;
-    zeros &= group_of[i] == 0;
-  }
-  // Writers that have no use for it may leave it at 0.
-  if (moved < 0 || (zeros && !settings.desc_act.value_or(false))) return std::vector<int32_t>();
-  if (!settings.desc_act.value_or(true)) {
-    return BadTensor("g_idx", absl::StrCat(group_of[moved], " at index ", moved),
-                     absl::StrCat(moved / rows, ", index / group_size, as desc_act is false"));
-  }
-  AWQD_RETURN_IF_ERROR(CheckCounts(group_of, groups, rows));
-  std::vector<int64_t> next(groups);
-  for (int64_t group = 0; group < groups; ++group) next[group] = group * rows;
-  std::vector<int32_t> out(k);
-  for (int64_t i = 0; i < k; ++i) out[i] = static_cast<int32_t>(next[group_of[i]]++);
-  return out;
 }
 
 // --- Zero points ---
@@ -149,12 +92,13 @@ absl::StatusOr<HostWeight> DecodeGptqLinear(const GptqLinear& settings,
   const int64_t said = settings.group_size > out.k ? -1 : settings.group_size;
   AWQD_ASSIGN_OR_RETURN(const int64_t rows, GroupRows(said, out.k, groups, "scales", true));
   out.description = Asymmetric(settings.bits, BlockRows(rows, out.k), type);
+  const GroupIndex index = {"g_idx", "scales", settings.desc_act, "desc_act is true",
+                            "desc_act is false"};
   AWQD_ASSIGN_OR_RETURN(const std::vector<int32_t> place,
-                        Places(settings, g_idx, out.k, groups, rows));
+                        PlacesByGroup(index, g_idx, out.k, groups, rows));
   AWQD_RETURN_IF_ERROR(DecodeZeros(settings, *qzeros, groups, &out));
   AWQD_ASSIGN_OR_RETURN(out.bias, DecodeBias(tensors, out.n));
-  out.order.resize(place.size());
-  for (size_t i = 0; i < place.size(); ++i) out.order[place[i]] = static_cast<int32_t>(i);
+  out.order = OrderOfPlaces(place);
   out.scales.assign(scales->bytes.begin(), scales->bytes.end());
   out.codes = UnpackGptqRows(qweight->bytes, out.k, out.n, settings.bits, settings.words, place);
   return out;

@@ -118,17 +118,6 @@ absl::StatusOr<QuantConfig> Read(const Setting& config) {
 
 // --- Tensors ---
 
-int64_t LoadInteger(const TensorView& tensor, int64_t index) {
-  if (tensor.dtype == "I64") {
-    int64_t value;
-    std::memcpy(&value, tensor.bytes.data() + index * sizeof(value), sizeof(value));
-    return value;
-  }
-  int32_t value;
-  std::memcpy(&value, tensor.bytes.data() + index * sizeof(value), sizeof(value));
-  return value;
-}
-
 // The number of a tensor [], which has to be `said` where that is not 0; else `said`.
 absl::StatusOr<int64_t> Agreed(const LinearTensors& tensors, absl::string_view name, int64_t said) {
   const TensorView* const tensor = FindTensor(tensors, name);

@@ -25,6 +25,7 @@
 #include "absl/strings/str_join.h"
 #include "kernels/base/status.h"
 #include "kernels/formats/codes.h"
+#include "kernels/formats/e2m1.h"
 #include "kernels/formats/format.h"
 #include "kernels/formats/fp8.h"
 #include "kernels/formats/tensors.h"
@@ -148,29 +149,16 @@ absl::StatusOr<HostWeight> DecodeCodesOfEightBits(Codes codes, const LinearTenso
   return DecodeFp8(scales, tensors);
 }
 
-absl::StatusOr<HostWeight> DecodeE2m1(int64_t group_size, const LinearTensors& tensors) {
-  AWQD_ASSIGN_OR_RETURN(const TensorView* weight, NeedTensor(tensors, "weight", "U8 [N, K/2]"));
-  AWQD_ASSIGN_OR_RETURN(const TensorView* scale,
-                        NeedTensor(tensors, "weight_scale", "F8_E4M3 [N, K/group_size]"));
+absl::StatusOr<HostWeight> DecodeNvfp4(int64_t group_size, const LinearTensors& tensors) {
+  AWQD_ASSIGN_OR_RETURN(HostWeight out, DecodeE2m1({.codes = "weight",
+                                                    .scales = "weight_scale",
+                                                    .scale = DType::kE4m3,
+                                                    .group_size = group_size},
+                                                   tensors));
   AWQD_ASSIGN_OR_RETURN(const TensorView* outer, NeedTensor(tensors, "weight_scale_2", "F32 []"));
-  AWQD_RETURN_IF_ERROR(CheckTensor("weight", *weight, {"U8"}, 2));
-  AWQD_RETURN_IF_ERROR(CheckByteScales("weight_scale", *scale, DType::kE4m3, 2));
-  HostWeight out;
-  out.n = weight->shape[0];
-  out.k = weight->shape[1] * 2;
-  const int64_t groups = scale->shape[1];
-  AWQD_ASSIGN_OR_RETURN(const int64_t rows,
-                        GroupRows(group_size, out.k, groups, "weight_scale", false));
-  AWQD_RETURN_IF_ERROR(CheckShape("weight_scale", *scale, {out.n, groups}, "[N, K/group_size]"));
-  out.description = {.code = CodeKind::kE2m1,
-                     .block_rows = BlockRows(rows, out.k),
-                     .zero_kind = ZeroKind::kConstant,
-                     .scale_dtype = DType::kE4m3,
-                     .outer = OuterKind::kOne};
   AWQD_ASSIGN_OR_RETURN(const float number, ReadNumber("weight_scale_2", *outer));
+  out.description.outer = OuterKind::kOne;
   out.outer = {number};
-  out.scales = Transposed(scale->bytes, out.n, groups, 1);
-  out.codes = TransposedNibbles(weight->bytes, out.n, out.k, FirstNibble::kLow);
   return out;
 }
 
@@ -212,7 +200,7 @@ absl::Status DecodeFactor(const LinearTensors& tensors, HostWeight* out) {
 }
 
 absl::StatusOr<HostWeight> DecodeParts(const Settings& settings, const LinearTensors& tensors) {
-  if (settings.codes == Codes::kE2m1) return DecodeE2m1(settings.group_size, tensors);
+  if (settings.codes == Codes::kE2m1) return DecodeNvfp4(settings.group_size, tensors);
   if (settings.codes == Codes::kInt4) return DecodeInt4(settings.group_size, tensors);
   return DecodeCodesOfEightBits(settings.codes, tensors);
 }

@@ -122,6 +122,17 @@ absl::StatusOr<float> ReadNumber(absl::string_view name, const TensorView& tenso
   return LoadElement(tensor.bytes.data(), type, 0);
 }
 
+int64_t LoadInteger(const TensorView& tensor, int64_t index) {
+  if (tensor.dtype == "I64") {
+    int64_t value;
+    std::memcpy(&value, tensor.bytes.data() + index * sizeof(value), sizeof(value));
+    return value;
+  }
+  int32_t value;
+  std::memcpy(&value, tensor.bytes.data() + index * sizeof(value), sizeof(value));
+  return value;
+}
+
 DType FloatType(const TensorView& tensor) {
   if (tensor.dtype == "F32") return DType::kFp32;
   return tensor.dtype == "F16" ? DType::kFp16 : DType::kBf16;

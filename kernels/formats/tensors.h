@@ -43,6 +43,9 @@ absl::Status CheckByteScales(absl::string_view name, const TensorView& tensor, D
 // The one number of a tensor [] or [1]: F16, BF16 or F32, not NaN.
 absl::StatusOr<float> ReadNumber(absl::string_view name, const TensorView& tensor);
 
+// Element `index` of a tensor that is I64 or I32.
+int64_t LoadInteger(const TensorView& tensor, int64_t index);
+
 // The type of a tensor that is F16, BF16 or F32.
 DType FloatType(const TensorView& tensor);
 // Every element of a tensor of rank 1 or 2, exactly: U8, I8, I32 up to 2^24 either way, F16, BF16,
