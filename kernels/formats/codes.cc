@@ -112,7 +112,33 @@ void UnpackNibbles(const uint8_t* from, int64_t count, FirstNibble first, uint8_
   }
 }
 
+// Eight codes fill kBits bytes.
+template <int kBits>
+void UnpackEights(const uint8_t* from, int64_t count, uint8_t* to) {
+  constexpr uint64_t kMask = (1u << kBits) - 1;
+  int64_t at = 0;
+  for (; at + 8 <= count; at += 8, from += kBits) {
+    uint64_t eight = 0;
+    std::memcpy(&eight, from, kBits);
+    for (int i = 0; i < 8; ++i) to[at + i] = static_cast<uint8_t>(eight >> i * kBits & kMask);
+  }
+  uint64_t rest = 0;
+  std::memcpy(&rest, from, CeilDiv((count - at) * kBits, 8));
+  for (int i = 0; at < count; ++i, ++at) to[at] = static_cast<uint8_t>(rest >> i * kBits & kMask);
+}
+
 }  // namespace
+
+void UnpackStream(const uint8_t* from, int64_t count, int bits, uint8_t* to) {
+  using Unpack = void (*)(const uint8_t* from, int64_t count, uint8_t* to);
+  constexpr Unpack kUnpack[] = {UnpackEights<1>, UnpackEights<2>, UnpackEights<3>, nullptr,
+                                UnpackEights<5>, UnpackEights<6>, UnpackEights<7>, UnpackEights<8>};
+  if (bits == 4) {
+    UnpackNibbles(from, count, FirstNibble::kLow, to);
+  } else {
+    kUnpack[bits - 1](from, count, to);
+  }
+}
 
 std::vector<uint8_t> PackCodes(absl::Span<const uint8_t> codes, int64_t rows, int64_t cols,
                                int bits) {

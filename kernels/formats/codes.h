@@ -17,6 +17,10 @@ std::vector<uint8_t> PackCodes(absl::Span<const uint8_t> codes, int64_t rows, in
 std::vector<uint8_t> Transposed(absl::Span<const uint8_t> from, int64_t rows, int64_t cols,
                                 int64_t element_bytes);
 
+// `count` codes of `bits` bits, 1 to 8, one after the other from the low bits of the first byte on,
+// to one a byte. Reads no byte that holds none of them.
+void UnpackStream(const uint8_t* from, int64_t count, int bits, uint8_t* to);
+
 // Codes [cols, rows] as HostWeight::codes holds them, of codes [rows, cols] that `read` unpacks:
 // those of `row` from `col` on, a multiple of 8, to `to`, one to a byte and each below 2^bits.
 using ReadCodes = absl::FunctionRef<void(int64_t row, int64_t col, int64_t count, uint8_t* to)>;

@@ -98,20 +98,24 @@ struct Format {
   absl::StatusOr<HostWeight> (*decode)(const Setting& settings, const LinearTensors& tensors);
 };
 
-extern const Format kAwqFormat;                // awq.cc
-extern const Format kIntQuantizedFormat;       // int_quantized.cc
-extern const Format kPlainFormat;              // plain.cc
-extern const Format kFasterTransformerFormat;  // fastertransformer.cc
-extern const Format kGemliteFormat;            // gemlite.cc
-extern const Format kFp8Format;                // fp8.cc
-extern const Format kModelOptFormat;           // modelopt.cc
-extern const Format kMxfp4Format;              // mxfp4.cc
-extern const Format kBitsAndBytesFormat;       // bitsandbytes.cc
-extern const Format kBitsAndBytesInt8Format;   // bitsandbytes_int8.cc
-extern const Format kHqqFormat;                // hqq.cc
-extern const Format kGptqFormat;               // gptq.cc
-extern const Format kAutoRoundFormat;          // auto_round.cc
-extern const Format kQServeFormat;             // qserve.cc
+extern const Format kAwqFormat;                 // awq.cc
+extern const Format kIntQuantizedFormat;        // compressed_tensors/int_quantized.cc
+extern const Format kPlainFormat;               // plain.cc
+extern const Format kFasterTransformerFormat;   // fastertransformer.cc
+extern const Format kGemliteFormat;             // gemlite.cc
+extern const Format kFp8Format;                 // fp8.cc
+extern const Format kModelOptFormat;            // modelopt.cc
+extern const Format kMxfp4Format;               // mxfp4.cc
+extern const Format kBitsAndBytesFormat;        // bitsandbytes.cc
+extern const Format kBitsAndBytesInt8Format;    // bitsandbytes_int8.cc
+extern const Format kHqqFormat;                 // hqq.cc
+extern const Format kGptqFormat;                // gptq.cc
+extern const Format kAutoRoundFormat;           // auto_round.cc
+extern const Format kPackQuantizedFormat;       // compressed_tensors/pack_quantized.cc
+extern const Format kFloatQuantizedFormat;      // compressed_tensors/float_quantized.cc
+extern const Format kNvfp4PackQuantizedFormat;  // compressed_tensors/nvfp4_pack_quantized.cc
+extern const Format kMxfp4PackQuantizedFormat;  // compressed_tensors/mxfp4_pack_quantized.cc
+extern const Format kQServeFormat;              // qserve.cc
 
 // Every format, in the order they are tried.
 absl::Span<const Format* const> AllFormats();

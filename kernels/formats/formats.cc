@@ -19,13 +19,24 @@ absl::StatusOr<QuantConfig> OneRule(const Setting& config, Setting settings) {
 
 absl::Span<const Format* const> AllFormats() {
   static const Format* const formats[] = {
-      &kAwqFormat,          &kIntQuantizedFormat,
-      &kPlainFormat,        &kFasterTransformerFormat,
-      &kGemliteFormat,      &kFp8Format,
-      &kModelOptFormat,     &kMxfp4Format,
-      &kBitsAndBytesFormat, &kBitsAndBytesInt8Format,
-      &kHqqFormat,          &kGptqFormat,
-      &kAutoRoundFormat,    &kQServeFormat,
+      &kAwqFormat,
+      &kIntQuantizedFormat,
+      &kPlainFormat,
+      &kFasterTransformerFormat,
+      &kGemliteFormat,
+      &kFp8Format,
+      &kModelOptFormat,
+      &kMxfp4Format,
+      &kBitsAndBytesFormat,
+      &kBitsAndBytesInt8Format,
+      &kHqqFormat,
+      &kGptqFormat,
+      &kAutoRoundFormat,
+      &kPackQuantizedFormat,
+      &kFloatQuantizedFormat,
+      &kNvfp4PackQuantizedFormat,
+      &kMxfp4PackQuantizedFormat,
+      &kQServeFormat,
   };
   return formats;
 }

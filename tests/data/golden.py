@@ -112,10 +112,11 @@ class Goldens:
         write_json(folder / "config.json", {"model_type": "golden", "quantization_config": quantization})
         write_safetensors(folder / "model.safetensors", tensors)
 
-    def case(self, model, path, description, weight, bias=None, integers=None, factor=None, settings=None):
+    def case(self, model, path, description, weight, bias=None, integers=None, factor=None, settings=None,
+             format=None):
         """`weight`: FP16 [K, N], what must come out. `integers` [K, N]: the same, of a weight that INT8 activations
         multiply too. `factor` FP32 [K]: what activations are multiplied by first. `settings`: of the weight in a
-        request, where those of its checkpoint do not say it."""
+        request, where those of its checkpoint do not say it. `format`: its own, where it is not that of the folder."""
         k, n = weight.shape
         random = np.random.default_rng(k * 10007 + n)
         x = random.standard_normal((TOKENS, k)).astype(np.float16)
@@ -129,6 +130,8 @@ class Goldens:
                 "matmul": f"{name}.matmul.npy"}
         if settings is not None:
             case["settings"] = settings
+        if format is not None:
+            case["format"] = format
         if not self.cases:  # one in full, to look at and to compare element by element
             case["dequantized"] = f"{name}.dequantized.npy"
             self.npy(case["dequantized"], weight)

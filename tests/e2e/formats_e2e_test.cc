@@ -50,7 +50,8 @@ std::vector<GoldenCase> AllCases() {
   std::vector<GoldenCase> out;
   for (const char* format :
        {"plain", "int-quantized", "fastertransformer", "gemlite", "fp8", "modelopt", "mxfp4",
-        "bitsandbytes", "bitsandbytes-int8", "hqq", "gptq", "auto-round", "qserve"}) {
+        "bitsandbytes", "bitsandbytes-int8", "hqq", "gptq", "auto-round", "pack-quantized",
+        "float-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized", "qserve"}) {
     for (GoldenCase& golden : GoldenCases(format)) out.push_back(std::move(golden));
   }
   return out;
@@ -135,7 +136,7 @@ TEST_P(GoldenTest, FromACheckpointsFolder) {
   EXPECT_EQ(model->quant_method(), golden.quant_method);
   for (const v1::WeightInfo& info : model->weights()) {
     if (info.path() != golden.weight) continue;
-    EXPECT_EQ(info.format(), golden.format);
+    EXPECT_EQ(info.format(), golden.weight_format);
     EXPECT_EQ(info.scheme(), golden.description);
     EXPECT_EQ(info.k(), golden.k);
     EXPECT_EQ(info.n(), golden.n);
@@ -240,7 +241,9 @@ TEST_F(FormatsTest, TheServerNamesItsFormats) {
   ASSERT_TRUE(info.ok()) << info.status();
   const std::vector<std::string> formats(info->formats().begin(), info->formats().end());
   EXPECT_THAT(formats, testing::IsSupersetOf({"awq", "plain", "int-quantized", "fastertransformer",
-                                              "gemlite", "gptq", "auto-round"}));
+                                              "gemlite", "gptq", "auto-round", "pack-quantized",
+                                              "float-quantized", "nvfp4-pack-quantized",
+                                              "mxfp4-pack-quantized"}));
 }
 
 }  // namespace

@@ -58,14 +58,15 @@ struct Place {
 
 Place PlaceOf(const GoldenCase& golden, const Json& header) {
   const std::string separator = golden.format == "mxfp4" ? "_" : ".";
-  if (golden.format != "mxfp4" || header.contains(golden.weight + "_blocks")) {
-    return {golden.weight + separator};
+  const std::string codes = golden.format == "mxfp4" ? "blocks" : "weight_packed";
+  for (const auto& [name, info] : header.items()) {
+    if (name.rfind(golden.weight + separator, 0) == 0) return {golden.weight + separator};
   }
   // "a.experts.2.b" is slice 2 of "a.experts.b".
   const size_t last = golden.weight.rfind('.'), number = golden.weight.rfind('.', last - 1);
   Place out = {golden.weight.substr(0, number) + golden.weight.substr(last) + separator,
                std::stoll(golden.weight.substr(number + 1))};
-  out.slices = header.at(out.prefix + "blocks").at("shape")[0];
+  out.slices = header.at(out.prefix + codes).at("shape")[0];
   return out;
 }
 
@@ -107,7 +108,8 @@ std::vector<GoldenCase> GoldenCases(const std::string& format) {
     out.push_back({format, c.at("model"), c.at("weight"), c.at("description"), c.at("k"), c.at("n"),
                    c.at("dequantized_fnv1a64"), path(c, "activations"), path(c, "matmul"), "",
                    path(c, "factor"), path(c, "int8_activations"), path(c, "int8_matmul"),
-                   c.contains("settings") ? c.at("settings").dump() : ""});
+                   c.contains("settings") ? c.at("settings").dump() : "",
+                   c.value("format", format)});
   }
   for (GoldenCase& golden : out) {
     golden.quant_method = ConfigOf(golden).value("quant_method", "modelopt");
@@ -117,14 +119,14 @@ std::vector<GoldenCase> GoldenCases(const std::string& format) {
 
 v1::PackedWeight InlineOf(const GoldenCase& golden) {
   v1::PackedWeight out;
-  out.set_format(golden.format);
+  out.set_format(golden.weight_format);
   const Json settings = SettingsOf(golden);
   for (const auto& [name, value] : settings.items()) {
     static const std::vector<std::string> known = {
         "bits",     "group_size",     "symmetric",    "zero",       "num_bits",
         "strategy", "in_features",    "out_features", "scale_mode", "block_k",
         "block_n",  "quant_algo",     "nbits",        "axis",       "checkpoint_format",
-        "desc_act", "packing_format", "sym"};
+        "desc_act", "packing_format", "sym",          "actorder",   "packing"};
     if (value.is_null() || std::find(known.begin(), known.end(), name) == known.end()) continue;
     (*out.mutable_settings())[name] = TextOf(value);
   }
@@ -139,11 +141,12 @@ v1::PackedWeight InlineOf(const GoldenCase& golden) {
     if (name.rfind(place.prefix, 0) != 0 || IsIgnored(golden.format, suffix)) continue;
     v1::Tensor& tensor = (*out.mutable_tensors())[suffix];
     std::vector<int64_t> shape = info.at("shape");
-    if (place.slices > 1) shape.erase(shape.begin());
+    const bool cut = place.slices > 1 && suffix != "weight_shape";
+    if (cut) shape.erase(shape.begin());
     for (const int64_t dim : shape) tensor.add_shape(dim);
     const uint64_t begin = info.at("data_offsets")[0], end = info.at("data_offsets")[1];
-    const uint64_t size = (end - begin) / place.slices;
-    const std::string raw = bytes.substr(8 + length + begin + place.slice * size, size);
+    const uint64_t size = cut ? (end - begin) / place.slices : end - begin;
+    const std::string raw = bytes.substr(8 + length + begin + (cut ? place.slice * size : 0), size);
     if (info.at("dtype") == "I64") {  // which no request has
       tensor.set_dtype(v1::INT32);
       for (size_t i = 0; i < raw.size(); i += 8) *tensor.mutable_raw() += raw.substr(i, 4);

@@ -25,6 +25,7 @@ struct GoldenCase {
   // INT8 [tokens, K] and INT32 [tokens, N], .npy; empty for a weight that is no integers.
   std::string int8_activations, int8_matmul;
   std::string settings;  // JSON; of a request, where the checkpoint's do not say them; else empty
+  std::string weight_format;  // of the linear, which a checkpoint may have several of
 
   std::string Folder() const;
   // "plain.w4-groups.layer", for names of tests.

@@ -100,7 +100,7 @@ uint64_t Fnv1a64(const void* data, size_t size) {
 TEST_P(Golden, DequantizesBitForBit) {
   EXPECT_EQ(weight_.k, GetParam().json.at("k"));
   EXPECT_EQ(weight_.n, GetParam().json.at("n"));
-  EXPECT_EQ(weight_.format, GetParam().format);
+  EXPECT_EQ(weight_.format, GetParam().json.value("format", GetParam().format));
   EXPECT_EQ(ToString(weight_.description), GetParam().Text("description"));
   EXPECT_EQ(absl::StrFormat("%016x", Fnv1a64(dequantized_.data(), 2 * dequantized_.size())),
             GetParam().Text("dequantized_fnv1a64"));

@@ -211,10 +211,12 @@ TEST(IntQuantizedFormat, ReadsGroupsAndWhatIsLeftOut) {
   ASSERT_TRUE(found.ok()) << found.status();
   EXPECT_EQ(found->format, &kIntQuantizedFormat);
   EXPECT_EQ(found->quant_method, "compressed-tensors");
-  ASSERT_EQ(found->config.rules.size(), 2u);
-  EXPECT_THAT(found->config.rules[0].targets, ElementsAre(ModulePattern{Kind::kEvery, ""}));
-  EXPECT_THAT(found->config.rules[1].targets,
-              ElementsAre(ModulePattern{Kind::kRegex, "a.*"}, ModulePattern{Kind::kExact, "b.c"}));
+  // The most particular targets come first.
+  ASSERT_EQ(found->config.rules.size(), 3u);
+  EXPECT_THAT(found->config.rules[0].targets, ElementsAre(ModulePattern{Kind::kExact, "b.c"}));
+  EXPECT_THAT(found->config.rules[1].targets, ElementsAre(ModulePattern{Kind::kRegex, "a.*"}));
+  EXPECT_THAT(found->config.rules[2].targets, ElementsAre(ModulePattern{Kind::kEvery, ""}));
+  EXPECT_EQ(found->config.rules[2].format, &kIntQuantizedFormat);
   EXPECT_THAT(found->config.left_out, ElementsAre(ModulePattern{Kind::kExact, "lm_head"},
                                                   ModulePattern{Kind::kRegex, ".*gate$"}));
   EXPECT_EQ(found->config.note, "");
