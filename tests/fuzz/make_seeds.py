@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes the seeds of fuzz_formats, in the spelling that its comments describe: the golden linears under tests/data, and
-small AutoAWQ ones, whose goldens are too large for it.
+"""Writes the seeds of fuzz_formats, in the spelling that its comments describe: golden linears under tests/data, and small
+AutoAWQ ones, whose goldens are too large for it.
 
 Usage: make_seeds.py
 """
@@ -11,19 +11,37 @@ import struct
 DATA = pathlib.Path(__file__).resolve().parents[1] / "data"
 OUT = pathlib.Path(__file__).resolve().parent / "corpus" / "fuzz_formats"
 
-# As the table has them: AllFormats(), Format::settings, Format::suffixes.
+# As AllFormats() has them: the first byte of an input is a place in it.
+ORDER = ["awq", "int-quantized", "plain", "fastertransformer", "gemlite", "fp8", "modelopt", "mxfp4", "bitsandbytes",
+         "bitsandbytes-int8", "hqq", "gptq", "auto-round", "pack-quantized", "float-quantized", "nvfp4-pack-quantized",
+         "mxfp4-pack-quantized"]
+# Of those that have seeds: Format::settings, Format::suffixes.
 FORMATS = {
     "awq": (["bits", "group_size", "version", "zero_point"], ["qweight", "qzeros", "scales", "bias"]),
-    "int-quantized": (["group_size", "num_bits", "strategy", "symmetric"],
-                      ["weight", "weight_scale", "weight_zero_point", "bias"]),
+    "int-quantized": (["activations", "group_size", "num_bits", "strategy", "symmetric"],
+                      ["weight", "weight_scale", "weight_zero_point", "bias", "input_scale", "input_zero_point"]),
     "plain": (["bits", "group_size", "symmetric", "zero"], ["codes", "zeros", "scales", "bias"]),
     "fastertransformer": (["bits", "group_size"], ["weight", "weight_scale", "bias"]),
     "gemlite": (["bits", "group_size", "in_features", "out_features", "scale_mode"],
                 ["qweight", "scales", "zeros", "bias"]),
+    "pack-quantized": (["activations", "actorder", "group_size", "num_bits", "packing", "strategy", "symmetric"],
+                       ["weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx", "bias",
+                        "input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point"]),
+    "float-quantized": (["block_k", "block_n", "group_size", "strategy"],
+                        ["weight", "weight_scale", "weight_zero_point", "bias", "input_scale", "input_zero_point",
+                         "output_scale", "output_zero_point"]),
+    "nvfp4-pack-quantized": (["group_size"],
+                             ["weight_packed", "weight_scale", "weight_global_scale", "bias", "input_global_scale",
+                              "input_scale", "output_scale", "output_zero_point"]),
+    "mxfp4-pack-quantized": (["group_size"],
+                             ["weight_packed", "weight_scale", "bias", "input_global_scale", "input_scale", "output_scale",
+                              "output_zero_point"]),
 }
+# A request's types, which inputs have, for those of files.
+STANDS_FOR = {"F8_E4M3": "U8", "F8_E8M0": "U8", "I64": "I32"}
 DTYPES = ["I32", "F16", "BF16", "F32", "U8", "I8"]
 WORDS = ["true", "false", "channel", "group", "tensor", "gemm", "", "x", "multiply",
-         "fp8", "fp8_pb_wo", "mxfp8", "nvfp4", "w4a16_awq"]
+         "fp8", "fp8_pb_wo", "mxfp8", "nvfp4", "w4a16_awq", "block", "dense", "padded", "weight"]
 DATA_BYTES = 64  # of each tensor that an input holds
 
 
@@ -41,12 +59,15 @@ def tensor(value):
     if value is None:
         return bytes([0x80])
     dtype, shape, data = value
+    if dtype == "I64":
+        data = b"".join(data[i:i + 4] for i in range(0, len(data), 8))
+    dtype = STANDS_FOR.get(dtype, dtype)
     return bytes([DTYPES.index(dtype) | len(shape) << 4, *shape]) + data[:DATA_BYTES]
 
 
 def write(name, kind, settings, tensors):
     names, suffixes = FORMATS[kind]
-    out = bytes([list(FORMATS).index(kind)])
+    out = bytes([ORDER.index(kind)])
     out += b"".join(setting(settings.get(key)) for key in names)
     out += b"".join(tensor(tensors.get(suffix)) for suffix in suffixes)
     (OUT / name).write_bytes(out)
@@ -78,8 +99,11 @@ def main():
         cases = json.loads((DATA / kind / "goldens" / "cases.json").read_text())["cases"]
         for case in cases:
             folder = DATA / kind / case["model"]
-            write(f"{kind}-{case['model']}-{case['weight']}", kind, settings_of(folder, case["description"][:2]),
-                  linears(folder)[case["weight"]])
+            found = linears(folder)
+            if case["weight"] not in found or case.get("format", kind) != kind:  # a slice, or of another format
+                continue
+            settings = case.get("settings") or settings_of(folder, case["description"][:2])
+            write(f"{kind}-{case['model']}-{case['weight']}", kind, settings, found[case["weight"]])
     awq = {"qweight": ("I32", [16, 2], bytes(range(64))), "qzeros": ("I32", [2, 2], bytes(range(16))),
            "scales": ("F16", [2, 16], b"\x00\x2c" * 32)}
     write("awq", "awq", {"bits": 4, "group_size": 8}, awq)
