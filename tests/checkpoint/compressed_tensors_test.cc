@@ -123,9 +123,7 @@ TEST_F(CompressedTensorsTest, LinearsOfSeveralFormats) {
 
 // All that a linear of one format has is there, but its group says another.
 TEST_F(CompressedTensorsTest, TensorsOfAnotherFormatThanTheGroups) {
-  TestTensors tensors = OneOfEach();
-  tensors.merge(Fp8("l.down"));
-  ExpectRefused(tensors, Config({{"re:l", kPacked}}),
+  ExpectRefused(Merge(Packed("l.up"), Nvfp4("l.nv")), Config({{"Linear", kPacked}}),
                 "\"weight_packed\" is \"U8\", not I32, though its weight_scale are there");
   ExpectRefused(Merge(Packed("l.up"), Fp8("l.down")), Config({{"Linear", kPacked}}),
                 "weight \"l.down\": tensor \"weight_packed\" is missing, though its weight_scale");
