@@ -17,6 +17,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "kernels/base/status.h"
 
 namespace awqd::model {
@@ -97,31 +98,47 @@ absl::StatusOr<RepositoryRoot> RepositoryRoot::Open(const std::string& path, Res
   return absl::ErrnoToStatus(error, what);
 }
 
-absl::StatusOr<UniqueFd> RepositoryRoot::OpenBeneath(const std::string& relative, int flags) const {
+absl::StatusOr<RepositoryRoot> RepositoryRoot::OpenFolder(const std::string& path,
+                                                          const std::string& as, Resolve how) {
+  AWQD_ASSIGN_OR_RETURN(RepositoryRoot out, Open(path, how));
+  out.as_ = as;
+  return out;
+}
+
+absl::StatusOr<std::string> RepositoryRoot::Inside(const std::string& relative) const {
   AWQD_RETURN_IF_ERROR(CheckRelative(relative));
-  if (how_ == Resolve::kCanonicalise) return OpenCanonical(relative, flags);
+  if (as_.empty()) return relative;
+  if (relative == as_) return ".";
+  absl::string_view rest = relative;
+  if (absl::ConsumePrefix(&rest, as_) && absl::ConsumePrefix(&rest, "/")) return std::string(rest);
+  return FromErrno(ENOENT, relative);
+}
+
+absl::StatusOr<UniqueFd> RepositoryRoot::OpenBeneath(const std::string& relative, int flags) const {
+  AWQD_ASSIGN_OR_RETURN(const std::string inside, Inside(relative));
+  if (how_ == Resolve::kCanonicalise) return OpenCanonical(relative, inside, flags);
   open_how how = {};
   how.flags = static_cast<uint64_t>(flags);
   how.resolve = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS;
   int fd = -1;
   int error = EAGAIN;
   for (int i = 0; i < kMostTries && (error == EAGAIN || error == EINTR); ++i) {
-    fd = static_cast<int>(syscall(SYS_openat2, root_.get(), relative.c_str(), &how, sizeof(how)));
+    fd = static_cast<int>(syscall(SYS_openat2, root_.get(), inside.c_str(), &how, sizeof(how)));
     error = fd < 0 ? errno : 0;
   }
   if (fd >= 0) return UniqueFd(fd);
   // Kernels before 5.6, and sandboxes that do not know the call.
-  if (error == ENOSYS || error == EPERM) return OpenCanonical(relative, flags);
+  if (error == ENOSYS || error == EPERM) return OpenCanonical(relative, inside, flags);
   return FromErrno(error, relative);
 }
 
 // The check comes before the open, so what was opened is compared once more: a component swapped
 // for a link in between shows in the descriptor's own path.
 absl::StatusOr<UniqueFd> RepositoryRoot::OpenCanonical(const std::string& relative,
-                                                       int flags) const {
+                                                       const std::string& inside, int flags) const {
   AWQD_ASSIGN_OR_RETURN(const std::string root, RealPath(path_, path_));
   AWQD_ASSIGN_OR_RETURN(const std::string target,
-                        RealPath(absl::StrCat(root, "/", relative), relative));
+                        RealPath(absl::StrCat(root, "/", inside), relative));
   if (!IsBeneath(target, root)) return Escapes(relative);
   UniqueFd fd(open(target.c_str(), flags | O_NOFOLLOW));
   if (!fd.ok()) return FromErrno(errno, relative);

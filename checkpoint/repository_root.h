@@ -23,6 +23,11 @@ class RepositoryRoot {
   static absl::StatusOr<RepositoryRoot> Open(const std::string& path,
                                              Resolve how = Resolve::kKernel);
 
+  // The folder `path` alone, of which paths begin with `as` instead: "as/config.json" is its
+  // config.json, and there is nothing else. Fails as Open does.
+  static absl::StatusOr<RepositoryRoot> OpenFolder(const std::string& path, const std::string& as,
+                                                   Resolve how = Resolve::kKernel);
+
   // A regular file. `relative` is a path of plain components ("model/config.json"). NOT_FOUND,
   // PERMISSION_DENIED, INVALID_ARGUMENT for a special file or a way out of the root, UNAVAILABLE
   // while another process has a lease on it. Never waits for another process.
@@ -34,9 +39,13 @@ class RepositoryRoot {
 
  private:
   absl::StatusOr<UniqueFd> OpenBeneath(const std::string& relative, int flags) const;
-  absl::StatusOr<UniqueFd> OpenCanonical(const std::string& relative, int flags) const;
+  // `inside`: the path from the root on; `relative` is for messages.
+  absl::StatusOr<UniqueFd> OpenCanonical(const std::string& relative, const std::string& inside,
+                                         int flags) const;
+  absl::StatusOr<std::string> Inside(const std::string& relative) const;
 
   std::string path_;
+  std::string as_;  // empty: paths are those from the root on
   UniqueFd root_;
   Resolve how_ = Resolve::kKernel;
 };

@@ -60,7 +60,7 @@ absl::StatusOr<std::vector<OpenedDevice>> Open(const Options& options,
 // before it listens.
 absl::StatusOr<std::vector<std::string>> ModelsToLoad(const Options& options,
                                                       const model::ModelStore& store) {
-  const auto found = store.Discover();
+  const auto found = store.folders().Find();
   if (!found.ok()) return model::Prefixed("--model_repository", found.status());
   std::vector<std::string> all;
   for (const auto& [name, opened] : *found) {

@@ -83,12 +83,12 @@ void AddStacks(Model* model) {
   }
 }
 
-absl::StatusOr<std::shared_ptr<Model>> LoadWeights(const RepositoryRoot& root,
+absl::StatusOr<std::shared_ptr<Model>> LoadWeights(const ModelFolder& folder,
                                                    const std::string& name,
                                                    const LoadTarget& target,
                                                    const std::atomic<bool>& cancelled,
                                                    const ProgressLog& log) {
-  AWQD_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(root, name));
+  AWQD_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(*folder.root, folder.path));
   AWQD_RETURN_IF_ERROR(
       CheckRoom(absl::StrCat("model \"", name, "\""), checkpoint.total_bytes(), target));
   if (log && !checkpoint.note().empty()) {
@@ -111,7 +111,7 @@ absl::StatusOr<std::shared_ptr<Model>> LoadWeights(const RepositoryRoot& root,
     Add(linear.path, std::move(weight), model.get());
     progress.Add(linear.bytes);
   }
-  AWQD_RETURN_IF_ERROR(checkpoint.CheckUnchanged(root));
+  AWQD_RETURN_IF_ERROR(checkpoint.CheckUnchanged(*folder.root));
   AddStacks(model.get());
   model->load_ms = absl::ToInt64Milliseconds(progress.elapsed());
   return model;
@@ -143,13 +143,13 @@ void Progress::Add(int64_t bytes) {
       bytes_ * 100 / std::max<int64_t>(total_bytes_, 1), mib / seconds));
 }
 
-absl::StatusOr<std::shared_ptr<Model>> LoadModel(const RepositoryRoot& root,
-                                                 const std::string& name, const LoadTarget& target,
+absl::StatusOr<std::shared_ptr<Model>> LoadModel(const ModelFolder& folder, const std::string& name,
+                                                 const LoadTarget& target,
                                                  const std::atomic<bool>& cancelled,
                                                  const ProgressLog& log) {
   // The standard library reports exhausted host memory in no other way.
   try {
-    return LoadWeights(root, name, target, cancelled, log);
+    return LoadWeights(folder, name, target, cancelled, log);
   } catch (const std::bad_alloc&) {
     return absl::ResourceExhaustedError(
         absl::StrCat("model \"", name, "\": host memory ran out while it was loaded"));

@@ -10,8 +10,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "checkpoint/repository_root.h"
 #include "kernels/device.h"
+#include "server/model/model_folders.h"
 #include "server/model/model_store.h"
 
 namespace awqd::model {
@@ -54,8 +54,8 @@ class Progress {
 // `version` of the result is 0: the store counts. Peak host memory is about three times the
 // largest weight's packed size. On an error nothing stays allocated on any device. UNAVAILABLE once
 // `cancelled`.
-absl::StatusOr<std::shared_ptr<Model>> LoadModel(const RepositoryRoot& root,
-                                                 const std::string& name, const LoadTarget& target,
+absl::StatusOr<std::shared_ptr<Model>> LoadModel(const ModelFolder& folder, const std::string& name,
+                                                 const LoadTarget& target,
                                                  const std::atomic<bool>& cancelled,
                                                  const ProgressLog& log);
 

@@ -5,18 +5,14 @@
 #include <optional>
 #include <utility>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "checkpoint/checkpoint_files.h"
-#include "checkpoint/repository_root.h"
 #include "kernels/base/status.h"
 #include "server/model/model_loader.h"
 
 namespace awqd::model {
 namespace {
 
-constexpr size_t kMaxNameBytes = 128;
 constexpr size_t kMaxSuggestions = 5;
 // One model's message must not crowd the others out of ListModels.
 constexpr size_t kMaxMessageBytes = 1024;
@@ -79,21 +75,9 @@ std::string NoStack(const Model& model, absl::string_view wanted) {
 
 }  // namespace
 
-absl::Status CheckModelName(absl::string_view name) {
-  bool good = !name.empty() && name.size() <= kMaxNameBytes && name.front() != '.';
-  for (char c : name) {
-    good = good &&
-           (absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '.' || c == '_' || c == '-');
-  }
-  if (good) return absl::OkStatus();
-  return Invalid("model name: got ", Quoted(name), " (", name.size(),
-                 " bytes), expected 1 to 128 letters, digits, '.', '_' and '-', not starting "
-                 "with '.'");
-}
-
-ModelStore::ModelStore(std::string root, std::vector<Device*> devices, Sharding sharding,
+ModelStore::ModelStore(ModelFolders folders, std::vector<Device*> devices, Sharding sharding,
                        ProgressLog log)
-    : root_(std::move(root)),
+    : folders_(std::move(folders)),
       devices_(std::move(devices)),
       sharding_(sharding),
       log_(std::move(log)) {}
@@ -118,10 +102,10 @@ std::vector<Device*> ModelStore::Targets() const {
 }
 
 absl::StatusOr<std::shared_ptr<Model>> ModelStore::LoadFromDisk(const std::string& name) const {
-  AWQD_ASSIGN_OR_RETURN(const RepositoryRoot root, RepositoryRoot::Open(root_));
+  AWQD_ASSIGN_OR_RETURN(const ModelFolder folder, folders_.Locate(name));
   AWQD_ASSIGN_OR_RETURN(
       std::shared_ptr<Model> model,
-      LoadModel(root, name, {Targets(), sharding_ == Sharding::kColumns}, cancelled_, log_));
+      LoadModel(folder, name, {Targets(), sharding_ == Sharding::kColumns}, cancelled_, log_));
   if (before_serving_) AWQD_RETURN_IF_ERROR(before_serving_(*model));
   return model;
 }
@@ -221,7 +205,7 @@ absl::StatusOr<std::shared_ptr<const WeightStack>> ModelStore::FindStack(
 
 std::vector<ModelStatus> ModelStore::List() const {
   std::map<std::string, ModelStatus> out;
-  if (const auto found = Discover(); found.ok()) {
+  if (const auto found = folders_.Find(); found.ok()) {
     for (const auto& [name, opened] : *found) {
       const ModelState state = opened.ok() ? ModelState::kUnloaded : ModelState::kFailed;
       out[name] = {name, state, std::string(ClipUtf8(opened.message(), kMaxMessageBytes)), nullptr};
@@ -242,18 +226,6 @@ std::vector<ModelStatus> ModelStore::List() const {
   std::vector<ModelStatus> list;
   for (auto& [name, status] : out) list.push_back(std::move(status));
   return list;
-}
-
-absl::StatusOr<std::map<std::string, absl::Status>> ModelStore::Discover() const {
-  AWQD_ASSIGN_OR_RETURN(const RepositoryRoot root, RepositoryRoot::Open(root_));
-  AWQD_ASSIGN_OR_RETURN(const std::vector<std::string> names, root.ListDirectory("."));
-  std::map<std::string, absl::Status> out;
-  for (const std::string& name : names) {
-    if (!CheckModelName(name).ok()) continue;
-    const absl::Status opened = root.OpenFile(absl::StrCat(name, "/", kConfigFile)).status();
-    if (!absl::IsNotFound(opened)) out.emplace(name, opened);
-  }
-  return out;
 }
 
 int64_t ModelStore::device_bytes(const Device* device) const {

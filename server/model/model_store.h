@@ -1,4 +1,4 @@
-// ModelStore: directories beneath the repository root -> weights on a device, by name, swapped
+// ModelStore: the folders of models -> weights on a device, by name, swapped
 // atomically.
 #pragma once
 
@@ -16,6 +16,7 @@
 #include "absl/strings/string_view.h"
 #include "kernels/base/mutex.h"
 #include "kernels/device.h"
+#include "server/model/model_folders.h"
 #include "server/model/placed_weight.h"
 #include "server/model/weight_stack.h"
 
@@ -47,21 +48,16 @@ struct ModelStatus {
   std::shared_ptr<const Model> model;  // null unless one is being served
 };
 
-// OK for names that may be looked up beneath the root: letters, digits, '.', '_' and '-', not
-// starting with '.', 1 to 128 bytes. INVALID_ARGUMENT otherwise (the message shows the name
-// escaped).
-absl::Status CheckModelName(absl::string_view name);
-
 // Thread-safe. Loads run on the calling thread.
 class ModelStore {
  public:
-  // `root`: the repository; need not contain anything yet. `devices`, one or more, outlive the
-  // store. `log`, if given, gets a line at most every two seconds of a load, from the loading
-  // thread.
-  ModelStore(std::string root, std::vector<Device*> devices, Sharding sharding,
+  // `folders`: or a repository alone, which need not contain anything yet. `devices`, one or more,
+  // outlive the store. `log`, if given, gets a line at most every two seconds of a load, from the
+  // loading thread.
+  ModelStore(ModelFolders folders, std::vector<Device*> devices, Sharding sharding,
              ProgressLog log = nullptr);
-  ModelStore(std::string root, Device* device)
-      : ModelStore(std::move(root), std::vector<Device*>{device}, Sharding::kReplicas) {}
+  ModelStore(ModelFolders folders, Device* device)
+      : ModelStore(std::move(folders), std::vector<Device*>{device}, Sharding::kReplicas) {}
 
   // Runs on the loading thread before a new version is served; an error fails the load. Set before
   // the first load.
@@ -96,14 +92,12 @@ class ModelStore {
   absl::StatusOr<std::shared_ptr<const WeightStack>> FindStack(absl::string_view model,
                                                                absl::string_view stack) const;
 
-  // Every model that Discover finds and every known name, sorted. A model that was not loaded and
+  // Every model that folders() finds and every known name, sorted. A model that was not loaded and
   // cannot be opened counts as failed.
   std::vector<ModelStatus> List() const;
 
-  // Names of the repository's directories with a config.json, and of those whose config.json cannot
-  // be opened, with the reason.
-  // NOT_FOUND or PERMISSION_DENIED when the root itself cannot be read.
-  absl::StatusOr<std::map<std::string, absl::Status>> Discover() const;
+  // Where models come from.
+  const ModelFolders& folders() const { return folders_; }
 
   // Bytes of the models being served from `device`; an old version that requests still hold is not
   // counted.
@@ -134,7 +128,7 @@ class ModelStore {
   // The load itself, without the lock.
   absl::StatusOr<std::shared_ptr<Model>> LoadFromDisk(const std::string& name) const;
 
-  const std::string root_;
+  const ModelFolders folders_;
   const std::vector<Device*> devices_;
   const Sharding sharding_;
   const ProgressLog log_;

@@ -114,7 +114,7 @@ TEST_F(ModelStoreTest, DiscoverListsDirectoriesWithAConfig) {
   std::filesystem::create_symlink("b", directory_.At("alias"));
   std::filesystem::create_symlink("/etc", directory_.At("outside"));
   std::filesystem::create_symlink("nothing", directory_.At("dangling"));
-  const auto found = store_->Discover();
+  const auto found = store_->folders().Find();
   ASSERT_TRUE(found.ok()) << found.status();
   const absl::Status ok;
   EXPECT_THAT(*found, ElementsAre(Pair("alias", ok), Pair("b", ok), Pair("m", ok),
@@ -134,7 +134,7 @@ TEST_F(ModelStoreTest, ADirectoryThatCannotBeOpenedIsListedWithTheReason) {
 
 TEST_F(ModelStoreTest, MissingRoot) {
   ModelStore store(directory_.At("later"), device_.get());
-  EXPECT_EQ(store.Discover().status().code(), kNotFound);
+  EXPECT_EQ(store.folders().Find().status().code(), kNotFound);
   EXPECT_EQ(store.Load("m").status().code(), kNotFound);
   EXPECT_TRUE(store.List().empty());
   WriteModel("later/m");

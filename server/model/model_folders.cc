@@ -1,0 +1,220 @@
+// Looking models up, in the order of the header's list.
+#include "server/model/model_folders.h"
+
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "checkpoint/checkpoint_files.h"
+#include "checkpoint/hub_cache.h"
+#include "kernels/base/status.h"
+
+namespace awqd::model {
+namespace {
+
+constexpr size_t kMaxNameBytes = 128;
+// A repository such as "/" must not fill the log.
+constexpr size_t kMaxWarnings = 20;
+constexpr absl::string_view kNameRule =
+    "1 to 128 letters, digits, '.', '_' and '-', not starting with '.'";
+
+std::string ConfigOf(absl::string_view folder) { return absl::StrCat(folder, "/", kConfigFile); }
+
+bool HasConfig(const RepositoryRoot& root, absl::string_view folder) {
+  return !absl::IsNotFound(root.OpenFile(ConfigOf(folder)).status());
+}
+
+// The snapshot of a Hub folder with a config.json in it.
+absl::StatusOr<std::string> SnapshotWithConfig(const RepositoryRoot& root,
+                                               absl::string_view folder) {
+  AWQD_ASSIGN_OR_RETURN(std::string snapshot, FindSnapshot(root, folder));
+  AWQD_RETURN_IF_ERROR(root.OpenFile(ConfigOf(snapshot)).status());
+  return snapshot;
+}
+
+// Of a folder that is a root of its own under `name`: as it was downloaded, or one of a Hub cache.
+absl::StatusOr<std::string> PathInFolder(const RepositoryRoot& root, const std::string& name) {
+  const absl::Status plain = root.OpenFile(ConfigOf(name)).status();
+  if (plain.ok()) return name;
+  if (!absl::IsNotFound(plain)) return plain;
+  absl::StatusOr<std::string> snapshot = SnapshotWithConfig(root, name);
+  // Where there is no refs/main, the folder was not meant as one of a cache.
+  return snapshot.ok() || FindSnapshot(root, name).ok() ? snapshot : plain;
+}
+
+// Links of such a folder lead to blobs two folders above it.
+absl::string_view AdviceOnLinks(absl::string_view path) {
+  return absl::StrContains(path, "/snapshots/")
+             ? "; a snapshot of a Hub cache consists of links out of it: give the folder "
+               "models--ORG--NAME above it"
+             : "";
+}
+
+std::string Incomplete(absl::string_view model, const absl::Status& status) {
+  return absl::StrCat(status.message(), ": complete the download with: hf download ", HubId(model));
+}
+
+// What to say of an entry of the repository; nothing about models and about what is no folder.
+std::string WarningOf(const RepositoryRoot& root, const std::string& folder, bool is_model_itself) {
+  const std::string what = absl::StrCat("folder ", Quoted(folder));
+  if (!CheckModelName(folder).ok()) {
+    // Hidden folders are tools' own.
+    const bool meant =
+        folder.front() == '.' ? HasConfig(root, folder) : root.ListDirectory(folder).ok();
+    if (!meant) return "";
+    return absl::StrCat(what, ": no model can have that name: rename it to ", kNameRule,
+                        ", or give it as --model NAME=DIR");
+  }
+  if (HasConfig(root, folder) || IsOtherHubFolder(folder) || !root.ListDirectory(folder).ok()) {
+    return "";
+  }
+  if (const std::optional<std::string> name = HubModelName(folder)) {
+    const absl::Status status = SnapshotWithConfig(root, folder).status();
+    if (!CheckModelName(*name).ok()) {
+      return absl::StrCat(what, ": no model can have the name ", Quoted(*name),
+                          ": give it as --model NAME=DIR");
+    }
+    if (!absl::IsNotFound(status)) return "";
+    return absl::StrCat(what, ": ", Incomplete(*name, status));
+  }
+  // A model's own subfolders are no models, and the first warning says what to do.
+  if (is_model_itself) return "";
+  return absl::StrCat(what, ": no ", kConfigFile, " in it, so it is no model: download it again ",
+                      "with its ", kConfigFile,
+                      ", or give a model that lies deeper as --model NAME=DIR");
+}
+
+}  // namespace
+
+// One of the places where a model of some name may be.
+struct ModelFolders::Candidate {
+  std::string place;  // for messages
+  std::shared_ptr<const RepositoryRoot> root;
+  absl::StatusOr<std::string> path;
+};
+
+absl::Status CheckModelName(absl::string_view name) {
+  bool good = !name.empty() && name.size() <= kMaxNameBytes && name.front() != '.';
+  for (char c : name) {
+    good = good &&
+           (absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '.' || c == '_' || c == '-');
+  }
+  if (good) return absl::OkStatus();
+  return Invalid("model name: got ", Quoted(name), " (", name.size(), " bytes), expected ",
+                 kNameRule);
+}
+
+ModelFolders::ModelFolders(std::string repository, std::vector<NamedFolder> named)
+    : repository_(std::move(repository)), named_(std::move(named)) {}
+
+void ModelFolders::AddNamed(absl::string_view name, std::vector<Candidate>* out) const {
+  for (const NamedFolder& folder : named_) {
+    if (folder.name != name) continue;
+    Candidate candidate = {absl::StrCat("--model ", folder.name, "=", folder.path), nullptr, ""};
+    auto root = RepositoryRoot::OpenFolder(folder.path, folder.name);
+    if (root.ok()) {
+      candidate.root = std::make_shared<RepositoryRoot>(*std::move(root));
+      candidate.path = PathInFolder(*candidate.root, folder.name);
+    } else {
+      candidate.path = root.status();
+    }
+    if (const absl::Status status = candidate.path.status(); !status.ok()) {
+      candidate.path = absl::Status(
+          status.code(),
+          absl::StrCat(candidate.place, ": ", status.message(),
+                       absl::IsInvalidArgument(status) ? AdviceOnLinks(folder.path) : ""));
+    }
+    out->push_back(std::move(candidate));
+  }
+}
+
+absl::Status ModelFolders::AddFromRepository(absl::string_view name, std::vector<Candidate>* out,
+                                             std::string* lacks) const {
+  AWQD_ASSIGN_OR_RETURN(RepositoryRoot opened, RepositoryRoot::Open(repository_));
+  const auto root = std::make_shared<const RepositoryRoot>(std::move(opened));
+  const absl::Status plain = root->OpenFile(ConfigOf(name)).status();
+  if (!absl::IsNotFound(plain)) {
+    out->push_back({absl::StrCat("folder ", Quoted(name)), root,
+                    plain.ok() ? absl::StatusOr<std::string>(std::string(name)) : plain});
+  }
+  const std::string hub = HubFolder(name);
+  if (HasConfig(*root, hub)) return absl::OkStatus();  // a plain folder of that name
+  absl::StatusOr<std::string> snapshot = SnapshotWithConfig(*root, hub);
+  if (absl::IsNotFound(snapshot.status())) {
+    if (root->ListDirectory(hub).ok()) *lacks = Incomplete(name, snapshot.status());
+    return absl::OkStatus();
+  }
+  out->push_back({absl::StrCat("folder ", Quoted(hub)), root, std::move(snapshot)});
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ModelFolder> ModelFolders::Locate(absl::string_view name) const {
+  AWQD_RETURN_IF_ERROR(CheckModelName(name));
+  std::vector<Candidate> found;
+  AddNamed(name, &found);
+  std::string lacks;
+  const absl::Status repository =
+      repository_.empty() ? absl::OkStatus() : AddFromRepository(name, &found, &lacks);
+  if (found.size() > 1) {
+    return Invalid("model ", Quoted(name), ": got it twice, as ", found[0].place, " and as ",
+                   found[1].place, ", expected it once: give one of them another name");
+  }
+  if (found.size() == 1) {
+    AWQD_ASSIGN_OR_RETURN(std::string path, std::move(found[0].path));
+    return ModelFolder{found[0].root, std::move(path)};
+  }
+  AWQD_RETURN_IF_ERROR(repository);
+  if (lacks.empty()) lacks = absl::StrCat("no ", ConfigOf(name), " beneath the repository");
+  return absl::NotFoundError(absl::StrCat("model ", Quoted(name), ": ", lacks));
+}
+
+absl::StatusOr<std::map<std::string, absl::Status>> ModelFolders::Find() const {
+  std::map<std::string, absl::Status> out;
+  for (const NamedFolder& folder : named_) out[folder.name] = Locate(folder.name).status();
+  if (repository_.empty()) return out;
+  AWQD_ASSIGN_OR_RETURN(const RepositoryRoot root, RepositoryRoot::Open(repository_));
+  AWQD_ASSIGN_OR_RETURN(const std::vector<std::string> folders, root.ListDirectory("."));
+  std::set<std::string> names;
+  for (const std::string& folder : folders) {
+    names.insert(folder);
+    if (const std::optional<std::string> name = HubModelName(folder)) names.insert(*name);
+  }
+  for (const std::string& name : names) {
+    if (!CheckModelName(name).ok() || out.contains(name)) continue;
+    const absl::Status status = Locate(name).status();
+    if (!absl::IsNotFound(status)) out.emplace(name, status);
+  }
+  return out;
+}
+
+std::vector<std::string> ModelFolders::Warnings() const {
+  std::vector<std::string> out;
+  if (repository_.empty()) return out;
+  const absl::StatusOr<RepositoryRoot> root = RepositoryRoot::Open(repository_);
+  if (!root.ok()) return out;
+  const absl::StatusOr<std::vector<std::string>> folders = root->ListDirectory(".");
+  if (!folders.ok()) return out;
+  const bool is_model = !absl::IsNotFound(root->OpenFile(kConfigFile).status());
+  if (is_model) {
+    out.push_back(absl::StrCat(
+        "the repository ", Quoted(repository_, 1024),
+        " is itself a model: give the folder above it, or --model NAME=", repository_, " instead"));
+  }
+  size_t more = 0;
+  for (const std::string& folder : *folders) {
+    std::string warning = WarningOf(*root, folder, is_model);
+    if (warning.empty()) continue;
+    if (out.size() < kMaxWarnings) {
+      out.push_back(std::move(warning));
+    } else {
+      ++more;
+    }
+  }
+  if (more > 0) out.push_back(absl::StrCat("and ", more, " more folders that are no models"));
+  return out;
+}
+
+}  // namespace awqd::model
