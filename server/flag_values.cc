@@ -1,4 +1,4 @@
-// Sizes, thresholds and permissions as people type them.
+// Sizes, thresholds, folders and permissions as people type them.
 #include <cstdint>
 #include <limits>
 #include <map>
@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/engine/threshold_table.h"
 #include "server/flags.h"
+#include "server/model/model_folders.h"
 
 namespace awqd {
 
@@ -40,6 +41,15 @@ std::string ParseThreshold(std::string& text) {
   }
   if (absl::SimpleAtoi(text, &tokens) && tokens >= 0) return "";
   return absl::StrCat("got \"", text, "\", expected a number of tokens from 0 on, default or auto");
+}
+
+std::string ParseNamedFolder(const std::string& text, model::NamedFolder* out) {
+  const size_t equals = text.find('=');
+  if (equals == std::string::npos || equals + 1 == text.size()) {
+    return absl::StrCat("got \"", text, "\", expected NAME=DIR");
+  }
+  *out = {text.substr(0, equals), text.substr(equals + 1)};
+  return std::string(model::CheckModelName(out->name).message());
 }
 
 std::string ParseMode(std::string& text) {

@@ -1,13 +1,7 @@
 // The flags. Each help text says what the flag does and how to choose its value.
 #include "server/flags.h"
 
-#include <type_traits>
-#include <utility>
-#include <vector>
-
-#include "absl/strings/ascii.h"
-#include "absl/strings/numbers.h"
-#include "absl/strings/str_cat.h"
+#include "server/flag_table.h"
 
 namespace awqd {
 namespace {
@@ -17,109 +11,30 @@ constexpr int64_t kMaxMessageBytes = (int64_t{1} << 31) - 65536;
 constexpr int64_t kMinMessageBytes = 64 << 10;
 constexpr int64_t kAnyBytes = int64_t{1} << 50;
 
-// As CLI::Range, which lets NaN pass: it is neither below `min` nor above `max`.
-CLI::Validator NumberFrom(double min, double max) {
-  const auto check = [min, max](const std::string& text) -> std::string {
-    double value = 0;
-    if (absl::SimpleAtod(text, &value) && value >= min && value <= max) return "";
-    return absl::StrCat("got \"", text, "\", expected a number from ", min, " to ", max);
-  };
-  return CLI::Validator(check, absl::StrCat("FLOAT in [", min, " - ", max, "]"));
-}
-
-// Registers flags with their environment twins.
-class Table {
- public:
-  explicit Table(CLI::App* app) : app_(app) {}
-
-  void Group(std::string name) { group_ = std::move(name); }
-
-  template <typename T>
-  CLI::Option* Add(const std::string& name, T& value, const std::string& help) {
-    return Dress(name, app_->add_option("--" + name, value, help));
-  }
-
-  template <typename T>
-  CLI::Option* Number(const std::string& name, T& value, std::type_identity_t<T> min,
-                      std::type_identity_t<T> max, const std::string& help) {
-    CLI::Option* const option = Add(name, value, help);
-    if constexpr (std::is_floating_point_v<T>) return option->check(NumberFrom(min, max));
-    return option->check(CLI::Range(min, max));
-  }
-
-  void Bytes(const std::string& name, int64_t& value, int64_t min, int64_t max,
-             const std::string& help) {
-    // Before the check: CLI11 runs last what was added first.
-    Number(name, value, min, max, help)->transform(CLI::Validator(ParseBytes, "BYTES", "bytes"));
-  }
-
-  // `value` as a number of `unit`, from `min` to `max` of them.
-  void Duration(const std::string& name, absl::Duration& value, absl::Duration unit,
-                std::pair<double, double> range, const std::string& help) {
-    const auto set = [&value, unit](double number) { value = number * unit; };
-    Dress(name, app_->add_option_function<double>("--" + name, set, help))
-        ->default_str(absl::StrCat(absl::FDivDuration(value, unit)))
-        ->check(NumberFrom(range.first, range.second));
-  }
-
-  // Seconds, of which 0 means for ever.
-  void Limit(const std::string& name, absl::Duration& value, const std::string& help) {
-    const auto set = [&value](double seconds) {
-      value = seconds == 0 ? absl::InfiniteDuration() : absl::Seconds(seconds);
-    };
-    Dress(name, app_->add_option_function<double>("--" + name, set, help))
-        ->default_str("0")
-        ->check(NumberFrom(0, 1e9));
-  }
-
-  // One of several words.
-  template <typename T>
-  void Choice(const std::string& name, T& value,
-              const std::vector<std::pair<std::string, T>>& choices, const std::string& help) {
-    std::vector<std::string> words;
-    std::string preset;
-    for (const auto& [word, meaning] : choices) {
-      words.push_back(word);
-      if (meaning == value) preset = word;
-    }
-    const auto set = [&value, choices](const std::string& text) {
-      for (const auto& [word, meaning] : choices) {
-        if (word == text) value = meaning;
-      }
-    };
-    Dress(name, app_->add_option_function<std::string>("--" + name, set, help))
-        ->default_str(preset)
-        ->check(CLI::IsMember(words));
-  }
-
-  void Flag(const std::string& name, bool& value, const std::string& help) {
-    Dress(name, app_->add_flag("--" + name + ",!--no_" + name, value, help));
-  }
-
- private:
-  CLI::Option* Dress(const std::string& name, CLI::Option* option) {
-    option->envname("AWQD_" + absl::AsciiStrToUpper(name));
-    option->group(group_);
-    return option;
-  }
-
-  CLI::App* const app_;
-  std::string group_;
-};
-
-void AddModelFlags(Table& table, Options& options) {
+void AddModelFlags(FlagTable& table, Options& options) {
   table.Group("Models");
   table.Add(
       "model_repository", options.model_repository,
-      "Directory whose subdirectories are models, each as downloaded from the Hub. Clients can "
-      "name models beneath it and nothing else.");
+      "Directory whose subdirectories are models, each as downloaded from the Hub; or a cache of "
+      "the Hub itself, such as ~/.cache/huggingface/hub, whose folder models--ORG--NAME is the "
+      "model ORG--NAME. Clients can name models beneath it, and those of --model, and nothing "
+      "else.");
+  table.Folders("model", options.models,
+                "A single folder to serve as the model NAME, beside the repository or without one; "
+                "repeat it for several. Links out of the folder are refused. Loaded at start, "
+                "whatever --load_model says.");
   table
       .Add("load_model", options.load_models,
-           "Model to load at start; repeat it for several. Default: every directory of the "
-           "repository that has a config.json. The server ends when one of them fails to load.")
+           "Model of the repository to load at start; repeat it for several. Default: all of "
+           "them. The server ends when one of them cannot be loaded, once it has tried all; see "
+           "--keep_going. Name the models that you want where the repository is a cache with "
+           "others that are not quantised.")
       ->delimiter(',')
       ->expected(1)
       ->take_all();
+  table.Flag("keep_going", options.keep_going,
+             "Start with the models that can be loaded, were it none, and log why the others "
+             "cannot; for repositories that others fill.");
   table.Group("Device");
   table.Add("device", options.device,
             "auto: cuda:0 when it can be used, else the CPU. Or cpu, or cuda:N, or several such as "
@@ -150,7 +65,7 @@ void AddModelFlags(Table& table, Options& options) {
              "beyond that 1.0 to 1.2 times as slow on an H100.");
 }
 
-void AddListenFlags(Table& table, Options& options) {
+void AddListenFlags(FlagTable& table, Options& options) {
   services::Options& rpc = options.rpc;
   table.Group("Listening");
   table
@@ -177,7 +92,7 @@ void AddListenFlags(Table& table, Options& options) {
              "--no_reflection where the API should not describe itself.");
 }
 
-void AddBoundFlags(Table& table, Options& options) {
+void AddBoundFlags(FlagTable& table, Options& options) {
   services::Options& rpc = options.rpc;
   transport::Options& transport = rpc.transport;
   table.Group("Bounds");
@@ -221,7 +136,7 @@ void AddBoundFlags(Table& table, Options& options) {
               "slow reader, large ones save calls.");
 }
 
-void AddSharedMemoryFlags(Table& table, Options& options) {
+void AddSharedMemoryFlags(FlagTable& table, Options& options) {
   services::SharedMemoryOptions& shared = options.rpc.shared_memory;
   table.Group("Shared memory");
   table.Add("shared_memory_prefix", shared.prefix,
@@ -234,7 +149,7 @@ void AddSharedMemoryFlags(Table& table, Options& options) {
                "file. Their bytes count for max_in_flight_bytes.");
 }
 
-void AddBatchFlags(Table& table, Options& options) {
+void AddBatchFlags(FlagTable& table, Options& options) {
   engine::EngineOptions& engine = options.engine;
   batching::BatchOptions& batching = engine.batching;
   table.Group("Batching");
@@ -279,7 +194,7 @@ void AddBatchFlags(Table& table, Options& options) {
       "next. -1: a quarter of the cores, at most four, on a GPU; none on the CPU.");
 }
 
-void AddLifecycleFlags(Table& table, Options& options) {
+void AddLifecycleFlags(FlagTable& table, Options& options) {
   transport::Options& transport = options.rpc.transport;
   table.Group("Lifecycle");
   table.Duration("drain_delay_ms", options.drain_delay, absl::Milliseconds(1), {0, 600000},
@@ -323,7 +238,7 @@ void AddLifecycleFlags(Table& table, Options& options) {
 }  // namespace
 
 void AddFlags(CLI::App* app, Options* options) {
-  Table table(app);
+  FlagTable table(app);
   AddModelFlags(table, *options);
   AddListenFlags(table, *options);
   AddBoundFlags(table, *options);

@@ -2,6 +2,7 @@
 #include "server/options.h"
 
 #include <algorithm>
+#include <map>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/ascii.h"
@@ -15,12 +16,26 @@
 namespace awqd {
 namespace {
 
+absl::Status CheckEachOnce(const std::vector<model::NamedFolder>& models) {
+  std::map<std::string, std::string> paths;
+  for (const model::NamedFolder& folder : models) {
+    const auto [it, fresh] = paths.emplace(folder.name, folder.path);
+    if (fresh) continue;
+    return absl::InvalidArgumentError(absl::StrCat("--model: got ", folder.name, "=", it->second,
+                                                   " and ", folder.name, "=", folder.path,
+                                                   ", expected each name once"));
+  }
+  return absl::OkStatus();
+}
+
 // The rest: checks that CLI11 cannot make, and defaults that depend on other options.
 absl::Status Complete(Options& options) {
   // Not left to CLI11, which would report it before an unknown flag.
-  if (options.model_repository.empty()) {
-    return absl::InvalidArgumentError("--model_repository: got nothing, expected a directory");
+  if (options.model_repository.empty() && options.models.empty()) {
+    return absl::InvalidArgumentError(
+        "--model_repository: got nothing, expected a directory (or --model NAME=DIR)");
   }
+  AWQD_RETURN_IF_ERROR(CheckEachOnce(options.models));
   for (const std::string& address : options.rpc.transport.addresses) {
     const absl::Status status = transport::ParseListenAddress(address).status();
     if (!status.ok()) return model::Prefixed("--address", status);

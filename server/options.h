@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "server/engine/local_engine.h"
+#include "server/model/model_folders.h"
 #include "server/model/placed_weight.h"
 #include "server/obs/logging.h"
 #include "server/services/options.h"
@@ -16,8 +17,10 @@ namespace awqd {
 
 // Defaults are those of the flags. server/flags.cc says of each how to choose it.
 struct Options {
-  std::string model_repository;
-  std::vector<std::string> load_models;  // empty: every model of the repository
+  std::string model_repository;            // empty: `models` alone
+  std::vector<model::NamedFolder> models;  // legal names, all different
+  std::vector<std::string> load_models;    // of the repository; empty: every one
+  bool keep_going = false;                 // without the models that cannot be loaded
   std::string device = "auto";
   int cpu_threads = 0;
   int64_t device_memory_limit = 0;  // for each device

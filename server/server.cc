@@ -23,6 +23,7 @@
 #include "server/model/model_store.h"
 #include "server/obs/logging.h"
 #include "server/services/rpc_server.h"
+#include "server/start_models.h"
 
 namespace awqd {
 namespace {
@@ -54,30 +55,6 @@ absl::StatusOr<std::vector<OpenedDevice>> Open(const Options& options,
     out.push_back(std::move(opened));
   }
   return out;
-}
-
-// The models to load at start. Names are checked here, so that a typing error ends the server
-// before it listens.
-absl::StatusOr<std::vector<std::string>> ModelsToLoad(const Options& options,
-                                                      const model::ModelStore& store) {
-  const auto found = store.folders().Find();
-  if (!found.ok()) return model::Prefixed("--model_repository", found.status());
-  std::vector<std::string> all;
-  for (const auto& [name, opened] : *found) {
-    all.push_back(name);
-    if (opened.ok()) continue;
-    obs::LogEvent(obs::LogLevel::kWarning, "model cannot be opened",
-                  {{"model", name},
-                   {"status", absl::StatusCodeToString(opened.code())},
-                   {"error", obs::LogText(opened.message(), 1024)}});
-  }
-  // Those that cannot be opened too: they fail to load, rather than be missing in silence.
-  if (options.load_models.empty()) return all;
-  for (const std::string& name : options.load_models) {
-    const absl::Status status = model::CheckModelName(name);
-    if (!status.ok()) return model::Prefixed("--load_model", status);
-  }
-  return options.load_models;
 }
 
 absl::Status WritePort(const std::string& path, int port) {
@@ -133,7 +110,7 @@ class ServerImpl final : public Server {
     std::vector<std::unique_ptr<engine::Engine>> engines;
     for (const OpenedDevice& opened : devices_) devices.push_back(opened.device.get());
     models_ = std::make_unique<model::ModelStore>(
-        options_.model_repository, devices, options_.sharding,
+        model::ModelFolders(options_.model_repository, options_.models), devices, options_.sharding,
         [](absl::string_view line) { obs::LogEvent(obs::LogLevel::kInfo, line, {}); });
     AWQD_ASSIGN_OR_RETURN(std::vector<std::string> names, ModelsToLoad(options_, *models_));
     for (Device* device : devices) {
@@ -176,31 +153,23 @@ class ServerImpl final : public Server {
  private:
   // On the loader thread.
   void LoadAll(const std::vector<std::string>& names) {
-    for (const std::string& name : names) {
-      // Clients may load models by now. One that they have loaded is not loaded again: a reload
-      // needs room for both versions.
-      absl::StatusOr<std::shared_ptr<const model::Model>> model = models_->LoadUnlessServed(name);
-      if (!model.ok()) {
-        load_error_ = model.status();  // names the model itself
-        load_state_ = LoadState::kFailed;
-        return;
-      }
-      obs::LogEvent(obs::LogLevel::kInfo, "loaded",
-                    {{"model", name},
-                     {"weights", (*model)->weights.size()},
-                     {"ignored_tensors", (*model)->ignored_tensors},
-                     {"device_bytes", (*model)->device_bytes},
-                     {"load_ms", (*model)->load_ms}});
-    }
+    const LoadedAtStart result = LoadAtStart(names, stopping_, models_.get());
     if (stopping_) return;
-    if (names.empty()) {
+    if (!result.failed.empty() && !options_.keep_going) {
+      load_error_ = result.Error();
+      load_state_ = LoadState::kFailed;
+      return;
+    }
+    if (result.loaded == 0) {
       obs::LogEvent(obs::LogLevel::kWarning,
-                    "the repository holds no model; serving until one is loaded",
+                    names.empty() ? "the repository holds no model; serving until one is loaded"
+                                  : "no model could be loaded; serving until one is loaded",
                     {{"model_repository", obs::LogText(options_.model_repository, 1024)}});
     }
     rpc_->SetStarting(false);
     rpc_->SetServing(true);
-    obs::LogEvent(obs::LogLevel::kInfo, "ready", {{"models", names.size()}});
+    obs::LogEvent(obs::LogLevel::kInfo, "ready",
+                  {{"models", result.loaded}, {"failed", result.failed.size()}});
     load_state_ = LoadState::kDone;
   }
 

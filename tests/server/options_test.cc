@@ -68,6 +68,34 @@ TEST(Options, ReadsFlags) {
   EXPECT_EQ(options.device_memory_limit, int64_t{2} << 30);
 }
 
+TEST(Options, SingleFoldersStandBesideARepositoryOrAlone) {
+  const Options options =
+      Parse({"--model", "a=/x", "--model=b=/y=z,c=rel/ative", "--keep_going"})->options;
+  EXPECT_EQ(options.model_repository, "");
+  ASSERT_EQ(options.models.size(), 3u);
+  EXPECT_EQ(options.models[0].name, "a");
+  EXPECT_EQ(options.models[0].path, "/x");
+  EXPECT_EQ(options.models[1].name, "b");
+  EXPECT_EQ(options.models[1].path, "/y=z");
+  EXPECT_EQ(options.models[2].path, "rel/ative");
+  EXPECT_TRUE(options.keep_going);
+  EXPECT_FALSE(Parse({"--model_repository=/m"})->options.keep_going);
+  EXPECT_EQ(Parse({"--model_repository=/m", "--model", "a=/x"})->options.models.size(), 1u);
+}
+
+TEST(Options, SingleFoldersHaveLegalNamesEachOnce) {
+  for (const char* text : {"a", "a=", ""}) {
+    EXPECT_THAT(ErrorOf({"--model", text}),
+                HasSubstr(absl::StrCat("--model: got \"", text, "\", expected NAME=DIR")))
+        << text;
+  }
+  for (const char* text : {"=/x", ".a=/x", "a/b=/x", "../a=/x", "a b=/x"}) {
+    EXPECT_THAT(ErrorOf({"--model", text}), HasSubstr("--model: model name: got \"")) << text;
+  }
+  EXPECT_THAT(ErrorOf({"--model", "a=/x", "--model", "a=/y"}),
+              HasSubstr("--model: got a=/x and a=/y, expected each name once"));
+}
+
 TEST(Options, TokenThreshold) {
   const auto threshold = [](const char* flag) {
     return Parse({"--model_repository", "/m", flag})->options.engine.token_threshold;

@@ -1,0 +1,162 @@
+// Where the real server finds its models: a cache of the Hub, single folders, and what it says of
+// those that it cannot load.
+#include <filesystem>
+#include <fstream>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_split.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/e2e/lifecycle/lifecycle_fixture.h"
+#include "tests/testing/hub_files.h"
+
+namespace awqd {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+class FoldersTest : public LifecycleTest {
+ protected:
+  static void WriteModel(const std::string& folder) {
+    SyntheticAwq::Random(256, 64, 64, 1).Write(folder);
+  }
+  static void WriteBroken(const std::string& folder) {
+    WriteModel(folder);
+    std::ofstream(folder + "/model.safetensors") << "not a checkpoint at all";
+  }
+  // The one line that a server ends with.
+  static std::string LastWords(const ExitReport& report, int code) {
+    EXPECT_TRUE(report.exited);
+    EXPECT_EQ(report.code, code) << report.log;
+    std::vector<std::string> found;
+    for (const absl::string_view line : absl::StrSplit(report.log, '\n')) {
+      if (absl::StartsWith(line, "awqd: ")) found.emplace_back(line);
+    }
+    EXPECT_EQ(found.size(), 1u) << report.log;
+    return found.empty() ? "" : found.front();
+  }
+  static void ExpectServes(const ServerProcess& server, const std::string& model) {
+    const auto answer = server.NewClient()->QuantizedMatmul(Call(model));
+    EXPECT_TRUE(answer.ok()) << answer.status();
+  }
+
+  TempFolder cache_, elsewhere_;
+};
+
+TEST_F(FoldersTest, ServesACacheOfTheHub) {
+  WriteModel(elsewhere_ / "staging");
+  testing::MakeHubDownload(elsewhere_ / "staging", cache_.path(), "models--org--name");
+  std::filesystem::create_directories(cache_ / "datasets--org--data/refs");
+  std::filesystem::create_directories(cache_ / ".locks/models--org--name");
+  ServerProcess server({"--model_repository=" + cache_.path()});
+  ASSERT_TRUE(server.WaitServing()) << server.log();
+  EXPECT_THAT(server.log(), Not(HasSubstr(" W "))) << "data sets and locks are no matter";
+  ExpectServes(server, "org--name");
+  const auto client = server.NewClient();
+  ASSERT_TRUE(client->LoadModel("org--name").ok()) << "again";
+  EXPECT_TRUE(absl::IsNotFound(client->LoadModel("models--org--name").status()));
+  EXPECT_EQ(server.Stop().code, 0);
+}
+
+TEST_F(FoldersTest, LinksOutOfTheCacheAreRefused) {
+  WriteModel(elsewhere_ / "staging");
+  testing::MakeHubDownload(elsewhere_ / "staging", cache_.path(), "models--org--name");
+  std::filesystem::rename(cache_ / "models--org--name/blobs", elsewhere_ / "blobs");
+  std::filesystem::create_symlink(elsewhere_ / "blobs", cache_ / "models--org--name/blobs");
+  EXPECT_THAT(LastWords(ServerProcess({"--model_repository=" + cache_.path()}).Wait(), 1),
+              AllOf(HasSubstr("models--org--name/snapshots/"), HasSubstr("leads out of")));
+}
+
+TEST_F(FoldersTest, ServesSingleFoldersWithoutARepository) {
+  WriteModel(elsewhere_ / "a");
+  WriteModel(elsewhere_ / "b");
+  ServerProcess server({"--model=x=" + (elsewhere_ / "a"), "--model=y=" + (elsewhere_ / "b")});
+  ASSERT_TRUE(server.WaitServing()) << server.log();
+  ExpectServes(server, "x");
+  ExpectServes(server, "y");
+  const auto client = server.NewClient();
+  EXPECT_TRUE(absl::IsNotFound(client->LoadModel("a").status())) << "only by its new name";
+  EXPECT_EQ(client->ListModels()->models_size(), 2);
+  EXPECT_EQ(server.Stop().code, 0);
+}
+
+TEST_F(FoldersTest, ServesSingleFoldersBesideARepository) {
+  WriteModel(elsewhere_ / "a");
+  ServerProcess server(Args({"--model=x=" + (elsewhere_ / "a")}));
+  ASSERT_TRUE(server.WaitServing()) << server.log();
+  ExpectServes(server, "x");
+  ExpectServes(server, "m");
+  EXPECT_EQ(server.Stop().code, 0);
+}
+
+TEST_F(FoldersTest, ANameForTwoFoldersIsRefusedNamingBoth) {
+  WriteModel(elsewhere_ / "a");
+  EXPECT_THAT(LastWords(ServerProcess(Args({"--model=m=" + (elsewhere_ / "a")})).Wait(), 1),
+              AllOf(HasSubstr("--model m=" + (elsewhere_ / "a")), HasSubstr("folder \"m\"")));
+  EXPECT_THAT(LastWords(ServerProcess({"--model=x=/a", "--model=x=/b"}).Wait(), 2),
+              AllOf(HasSubstr("x=/a"), HasSubstr("x=/b")));
+}
+
+TEST_F(FoldersTest, TheStartReportsEveryModelThatCannotBeLoaded) {
+  WriteBroken(repository_ / "b");
+  WriteBroken(repository_ / "n");
+  const ExitReport report = ServerProcess(Args()).Wait();
+  EXPECT_THAT(LastWords(report, 1),
+              AllOf(HasSubstr("2 of 3 models cannot be loaded"), HasSubstr("b/model.safetensors"),
+                    HasSubstr("n/model.safetensors")));
+  EXPECT_THAT(report.log, HasSubstr("model cannot be loaded model=b"));
+  EXPECT_THAT(report.log, HasSubstr("model cannot be loaded model=n"));
+  EXPECT_THAT(report.log, Not(HasSubstr(" ready ")));
+}
+
+TEST_F(FoldersTest, KeepGoingServesWhatLoadsAndReportsTheRest) {
+  WriteBroken(repository_ / "b");
+  WriteBroken(repository_ / "n");
+  ServerProcess server(Args({"--keep_going"}));
+  ASSERT_TRUE(server.WaitServing()) << server.log();
+  ExpectServes(server, "m");
+  EXPECT_THAT(server.log(), AllOf(HasSubstr("model cannot be loaded model=b"),
+                                  HasSubstr("model cannot be loaded model=n"),
+                                  HasSubstr("ready models=1 failed=2")));
+  const auto models = server.NewClient()->ListModels();
+  ASSERT_TRUE(models.ok() && models->models_size() == 3) << models.status();
+  EXPECT_EQ(models->models(0).state(), v1::FAILED);
+  EXPECT_THAT(models->models(0).message(), HasSubstr("b/model.safetensors"));
+  EXPECT_EQ(models->models(1).state(), v1::READY);
+  EXPECT_EQ(server.Stop().code, 0);
+}
+
+TEST_F(FoldersTest, KeepGoingStartsWithNoModelAtAll) {
+  ServerProcess server(Args({"--keep_going", "--load_model=absent"}));
+  ASSERT_TRUE(server.WaitServing()) << server.log();
+  EXPECT_THAT(server.log(), AllOf(HasSubstr("model cannot be loaded model=absent"),
+                                  HasSubstr("no model could be loaded")));
+  EXPECT_TRUE(server.NewClient()->LoadModel("m").ok());
+  ExpectServes(server, "m");
+  EXPECT_EQ(server.Stop().code, 0);
+}
+
+TEST_F(FoldersTest, WarnsOnceOfEachFolderThatIsNoModel) {
+  WriteModel(repository_ / "bad name");
+  std::filesystem::create_directory(repository_ / "empty");
+  ServerProcess server(Args());
+  ASSERT_TRUE(server.WaitServing()) << server.log();
+  const auto client = server.NewClient();
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(client->ListModels()->models_size(), 1);
+  const std::vector<std::string> lines = absl::StrSplit(server.log(), '\n');
+  EXPECT_THAT(lines,
+              ::testing::Contains(HasSubstr("folder \"bad name\": no model can have")).Times(1));
+  EXPECT_THAT(lines, ::testing::Contains(HasSubstr("folder \"empty\": no config.json")).Times(1));
+  EXPECT_EQ(server.Stop().code, 0);
+  // The folder of a model in the place of a repository of models.
+  ServerProcess wrong({"--model_repository=" + (repository_ / "m")});
+  ASSERT_TRUE(wrong.WaitServing()) << wrong.log();
+  EXPECT_THAT(wrong.log(), AllOf(HasSubstr("is itself a model: give the folder above it"),
+                                 HasSubstr("the repository holds no model")));
+  EXPECT_EQ(wrong.Stop().code, 0);
+}
+
+}  // namespace
+}  // namespace awqd
