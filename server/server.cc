@@ -22,6 +22,7 @@
 #include "server/idle_memory.h"
 #include "server/model/model_store.h"
 #include "server/obs/logging.h"
+#include "server/obs/terminal.h"
 #include "server/services/rpc_server.h"
 #include "server/start_models.h"
 
@@ -111,7 +112,8 @@ class ServerImpl final : public Server {
     for (const OpenedDevice& opened : devices_) devices.push_back(opened.device.get());
     models_ = std::make_unique<model::ModelStore>(
         model::ModelFolders(options_.model_repository, options_.models), devices, options_.sharding,
-        [](absl::string_view line) { obs::LogEvent(obs::LogLevel::kInfo, line, {}); });
+        [](absl::string_view line) { obs::LogEvent(obs::LogLevel::kInfo, line, {}); },
+        obs::ShowsStatusLine() ? model::ProgressLog(obs::ShowStatusLine) : nullptr);
     AWQD_ASSIGN_OR_RETURN(std::vector<std::string> names, ModelsToLoad(options_, *models_));
     for (Device* device : devices) {
       AWQD_ASSIGN_OR_RETURN(std::unique_ptr<engine::Engine> engine,

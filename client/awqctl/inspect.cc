@@ -27,7 +27,12 @@ std::string TokenRange(int64_t min_tokens, int64_t max_tokens) {
   return absl::StrCat(min_tokens, "-", max_tokens);
 }
 
-std::string StateName(const v1::ModelSummary& model) { return v1::ModelState_Name(model.state()); }
+// "READY", "LOADING 43 %"
+std::string StateName(const v1::ModelSummary& model) {
+  const std::string& name = v1::ModelState_Name(model.state());
+  if (model.state() != v1::LOADING) return name;
+  return absl::StrCat(name, " ", static_cast<int>(100 * model.loaded_share()), " %");
+}
 
 Table ModelTable(const v1::ListModelsResponse& models) {
   Table table({"MODEL", "STATE", "WEIGHTS", "MEMORY", "VERSION", "MESSAGE"});

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "checkpoint/checkpoint.h"
@@ -87,19 +86,19 @@ absl::StatusOr<std::shared_ptr<Model>> LoadWeights(const ModelFolder& folder,
                                                    const std::string& name,
                                                    const LoadTarget& target,
                                                    const std::atomic<bool>& cancelled,
-                                                   const ProgressLog& log) {
+                                                   const ProgressSinks& sinks) {
   AWQD_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(*folder.root, folder.path));
   AWQD_RETURN_IF_ERROR(
       CheckRoom(absl::StrCat("model \"", name, "\""), checkpoint.total_bytes(), target));
-  if (log && !checkpoint.note().empty()) {
-    log(absl::StrCat("model \"", name, "\": ", checkpoint.note()));
+  if (sinks.log && !checkpoint.note().empty()) {
+    sinks.log(absl::StrCat("model \"", name, "\": ", checkpoint.note()));
   }
   auto model = std::make_shared<Model>();
   model->name = name;
   model->quant_method = checkpoint.quant_method();
   model->ignored_tensors = checkpoint.ignored_tensors();
   Progress progress(name, checkpoint.total_bytes(),
-                    static_cast<int64_t>(checkpoint.linears().size()), log, absl::Now);
+                    static_cast<int64_t>(checkpoint.linears().size()), sinks, absl::Now);
   std::vector<uint8_t> scratch;
   for (const LinearLocation& linear : checkpoint.linears()) {
     if (cancelled) {
@@ -119,37 +118,13 @@ absl::StatusOr<std::shared_ptr<Model>> LoadWeights(const ModelFolder& folder,
 
 }  // namespace
 
-Progress::Progress(std::string model, int64_t total_bytes, int64_t total_weights, ProgressLog log,
-                   NowFunction now)
-    : model_(std::move(model)),
-      total_bytes_(total_bytes),
-      total_weights_(total_weights),
-      log_(std::move(log)),
-      now_(std::move(now)),
-      start_(now_()),
-      last_(start_) {}
-
-void Progress::Add(int64_t bytes) {
-  bytes_ += bytes;
-  ++weights_;
-  const absl::Time now = now_();
-  if (!log_ || now - last_ < kInterval) return;
-  last_ = now;
-  const double seconds = absl::ToDoubleSeconds(now - start_);
-  const double mib = static_cast<double>(bytes_) / (1 << 20);
-  log_(absl::StrFormat(
-      "loading model \"%s\": %d of %d weights, %.0f of %.0f MiB (%d %%), %.0f MiB/s", model_,
-      weights_, total_weights_, mib, static_cast<double>(total_bytes_) / (1 << 20),
-      bytes_ * 100 / std::max<int64_t>(total_bytes_, 1), mib / seconds));
-}
-
 absl::StatusOr<std::shared_ptr<Model>> LoadModel(const ModelFolder& folder, const std::string& name,
                                                  const LoadTarget& target,
                                                  const std::atomic<bool>& cancelled,
-                                                 const ProgressLog& log) {
+                                                 const ProgressSinks& sinks) {
   // The standard library reports exhausted host memory in no other way.
   try {
-    return LoadWeights(folder, name, target, cancelled, log);
+    return LoadWeights(folder, name, target, cancelled, sinks);
   } catch (const std::bad_alloc&) {
     return absl::ResourceExhaustedError(
         absl::StrCat("model \"", name, "\": host memory ran out while it was loaded"));

@@ -76,22 +76,23 @@ std::string NoStack(const Model& model, absl::string_view wanted) {
 }  // namespace
 
 ModelStore::ModelStore(ModelFolders folders, std::vector<Device*> devices, Sharding sharding,
-                       ProgressLog log)
+                       ProgressLog log, ProgressLog bar)
     : folders_(std::move(folders)),
       devices_(std::move(devices)),
       sharding_(sharding),
-      log_(std::move(log)) {}
+      log_(std::move(log)),
+      bar_(std::move(bar)) {}
 
-absl::Status ModelStore::BeginLoad(absl::string_view name) {
+absl::StatusOr<std::shared_ptr<std::atomic<float>>> ModelStore::BeginLoad(absl::string_view name) {
   if (cancelled_) return absl::UnavailableError("the server is shutting down");
   MutexLock lock(&mu_);
   Entry& entry = entries_[std::string(name)];
-  if (entry.loading) {
+  if (entry.loading != nullptr) {
     return absl::AlreadyExistsError(
         absl::StrCat("model \"", name, "\": a load of it is in progress"));
   }
-  entry.loading = true;
-  return absl::OkStatus();
+  entry.loading = std::make_shared<std::atomic<float>>(0.0f);
+  return entry.loading;
 }
 
 std::vector<Device*> ModelStore::Targets() const {
@@ -101,11 +102,12 @@ std::vector<Device*> ModelStore::Targets() const {
   })};
 }
 
-absl::StatusOr<std::shared_ptr<Model>> ModelStore::LoadFromDisk(const std::string& name) const {
+absl::StatusOr<std::shared_ptr<Model>> ModelStore::LoadFromDisk(const std::string& name,
+                                                                std::atomic<float>* share) const {
   AWQD_ASSIGN_OR_RETURN(const ModelFolder folder, folders_.Locate(name));
-  AWQD_ASSIGN_OR_RETURN(
-      std::shared_ptr<Model> model,
-      LoadModel(folder, name, {Targets(), sharding_ == Sharding::kColumns}, cancelled_, log_));
+  AWQD_ASSIGN_OR_RETURN(std::shared_ptr<Model> model,
+                        LoadModel(folder, name, {Targets(), sharding_ == Sharding::kColumns},
+                                  cancelled_, {log_, bar_, share}));
   if (before_serving_) AWQD_RETURN_IF_ERROR(before_serving_(*model));
   return model;
 }
@@ -116,7 +118,7 @@ absl::StatusOr<std::shared_ptr<const Model>> ModelStore::EndLoad(
   MutexLock lock(&mu_);
   const auto it = entries_.find(name);
   Entry& entry = it->second;
-  entry.loading = false;
+  entry.loading = nullptr;
   load_ended_.NotifyAll();
   if (!loaded.ok()) {
     entry.message = std::string(ClipUtf8(loaded.status().message(), kMaxMessageBytes));
@@ -133,8 +135,8 @@ absl::StatusOr<std::shared_ptr<const Model>> ModelStore::EndLoad(
 
 absl::StatusOr<std::shared_ptr<const Model>> ModelStore::Load(absl::string_view name) {
   AWQD_RETURN_IF_ERROR(CheckModelName(name));
-  AWQD_RETURN_IF_ERROR(BeginLoad(name));
-  return EndLoad(name, LoadFromDisk(std::string(name)));
+  AWQD_ASSIGN_OR_RETURN(const std::shared_ptr<std::atomic<float>> share, BeginLoad(name));
+  return EndLoad(name, LoadFromDisk(std::string(name), share.get()));
 }
 
 absl::StatusOr<std::shared_ptr<const Model>> ModelStore::LoadUnlessServed(absl::string_view name) {
@@ -143,7 +145,7 @@ absl::StatusOr<std::shared_ptr<const Model>> ModelStore::LoadUnlessServed(absl::
       MutexLock lock(&mu_);
       for (auto it = entries_.find(name); it != entries_.end(); it = entries_.find(name)) {
         if (it->second.model != nullptr) return it->second.model;
-        if (!it->second.loading || cancelled_) break;
+        if (it->second.loading == nullptr || cancelled_) break;
         load_ended_.Wait(&mu_);
       }
     }
@@ -175,7 +177,7 @@ absl::StatusOr<std::shared_ptr<const Model>> ModelStore::Find(absl::string_view 
   }
   const Entry& entry = it->second;
   if (entry.model != nullptr) return entry.model;
-  if (entry.loading) {
+  if (entry.loading != nullptr) {
     return absl::UnavailableError(absl::StrCat("model \"", name, "\": still loading"));
   }
   return absl::NotFoundError(absl::StrCat(
@@ -215,9 +217,12 @@ std::vector<ModelStatus> ModelStore::List() const {
   for (const auto& [name, entry] : entries_) {
     ModelStatus& status = out[name];
     status = {name, ModelState::kUnloaded, entry.message, entry.model};
+    status.loaded_share = entry.loading != nullptr ? entry.loading->load()
+                          : entry.model != nullptr ? 1.0f
+                                                   : 0.0f;
     if (entry.model != nullptr) {
       status.state = ModelState::kReady;
-    } else if (entry.loading) {
+    } else if (entry.loading != nullptr) {
       status.state = ModelState::kLoading;
     } else if (!entry.message.empty()) {
       status.state = ModelState::kFailed;

@@ -18,12 +18,10 @@
 #include "kernels/device.h"
 #include "server/model/model_folders.h"
 #include "server/model/placed_weight.h"
+#include "server/model/progress.h"
 #include "server/model/weight_stack.h"
 
 namespace awqd::model {
-
-// Takes one line without a line feed. Called on the loading thread.
-using ProgressLog = std::function<void(absl::string_view)>;
 
 // A loaded model. Immutable: requests in flight keep the version they started on alive.
 struct Model {
@@ -46,6 +44,8 @@ struct ModelStatus {
   ModelState state = ModelState::kUnloaded;
   std::string message;                 // why it failed, UTF-8, at most 1 KiB
   std::shared_ptr<const Model> model;  // null unless one is being served
+  // Of the bytes of the load in progress, from 0 to 1; without one, 1 where a model is served.
+  float loaded_share = 0;
 };
 
 // Thread-safe. Loads run on the calling thread.
@@ -55,7 +55,7 @@ class ModelStore {
   // outlive the store. `log`, if given, gets a line at most every two seconds of a load, from the
   // loading thread.
   ModelStore(ModelFolders folders, std::vector<Device*> devices, Sharding sharding,
-             ProgressLog log = nullptr);
+             ProgressLog log = nullptr, ProgressLog bar = nullptr);
   ModelStore(ModelFolders folders, Device* device)
       : ModelStore(std::move(folders), std::vector<Device*>{device}, Sharding::kReplicas) {}
 
@@ -115,23 +115,26 @@ class ModelStore {
  private:
   struct Entry {
     std::shared_ptr<const Model> model;
-    bool loading = false;
+    std::shared_ptr<std::atomic<float>> loading;  // its share; null: no load is in progress
     std::string message;
     int64_t loads = 0;
   };
 
-  absl::Status BeginLoad(absl::string_view name);
+  // Its share, to be kept up to date.
+  absl::StatusOr<std::shared_ptr<std::atomic<float>>> BeginLoad(absl::string_view name);
   absl::StatusOr<std::shared_ptr<const Model>> EndLoad(
       absl::string_view name, absl::StatusOr<std::shared_ptr<Model>> loaded);
   // The devices that a model loaded now is put on.
   std::vector<Device*> Targets() const;
   // The load itself, without the lock.
-  absl::StatusOr<std::shared_ptr<Model>> LoadFromDisk(const std::string& name) const;
+  absl::StatusOr<std::shared_ptr<Model>> LoadFromDisk(const std::string& name,
+                                                      std::atomic<float>* share) const;
 
   const ModelFolders folders_;
   const std::vector<Device*> devices_;
   const Sharding sharding_;
   const ProgressLog log_;
+  const ProgressLog bar_;
   BeforeServing before_serving_;
   std::atomic<bool> cancelled_{false};
   mutable Mutex mu_;

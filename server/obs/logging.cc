@@ -7,6 +7,7 @@
 
 #include "absl/strings/escaping.h"
 #include "nlohmann/json.hpp"
+#include "server/obs/terminal.h"
 #include "spdlog/pattern_formatter.h"
 #include "spdlog/sinks/stdout_sinks.h"
 #include "spdlog/spdlog.h"
@@ -97,7 +98,11 @@ void SetUpLogging(LogLevel level, LogFormat format) {
   formatter->set_pattern(format == LogFormat::kJson
                              ? R"({"time":"%Y-%m-%dT%H:%M:%S.%f%z","level":"%l","thread":%t,%*})"
                              : "%Y-%m-%dT%H:%M:%S.%f%z %L %t %*");
-  auto sink = std::make_shared<spdlog::sinks::stderr_sink_mt>();
+  ForgetTerminalSink();
+  const std::shared_ptr<spdlog::sinks::sink> sink =
+      format == LogFormat::kText && StderrIsTerminal()
+          ? MakeTerminalSink()
+          : std::make_shared<spdlog::sinks::stderr_sink_mt>();
   sink->set_formatter(std::move(formatter));
   for (const char* name : {kEventLogger, ""}) {
     auto logger = std::make_shared<spdlog::logger>(name, sink);

@@ -25,6 +25,7 @@ void FillSummary(const model::Model& model, v1::ModelSummary* out) {
   out->set_device_bytes(model.device_bytes);
   out->set_version(model.version);
   out->set_stacks(static_cast<int32_t>(model.stacks.size()));
+  out->set_loaded_share(1);
 }
 
 // "a/row", or "a/row, b/row from 33 tokens on".
@@ -131,6 +132,7 @@ absl::Status List(const Env& env, const v1::ListModelsRequest&, v1::ListModelsRe
     summary->set_name(status.name);
     summary->set_state(kStates[static_cast<int>(status.state)]);
     summary->set_message(status.message);
+    summary->set_loaded_share(status.loaded_share);
   }
   return absl::OkStatus();
 }

@@ -129,6 +129,10 @@ TEST_F(AwqctlTest, StatusModelsLoadUnload) {
   EXPECT_EQ(Run({"models", "m"}), kOk);
   EXPECT_THAT(out_, HasSubstr("fused 0-255 fake/echo"));
   EXPECT_THAT(out_, HasSubstr("4 x 4, fake/echo: 1-128: 8x64\n"));
+  server_.repository.share = 0.435f;
+  EXPECT_EQ(Run({"models"}), kOk);
+  EXPECT_THAT(out_, HasSubstr("LOADING 43 %"));
+  server_.repository.share = 1;
   EXPECT_EQ(Run({"models", "x"}), kCallFailed);
   EXPECT_EQ(Run({"load", "m"}), kOk);
   EXPECT_THAT(out_, HasSubstr("loaded m"));

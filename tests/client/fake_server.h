@@ -157,7 +157,8 @@ class FakeRepository : public v1::ModelRepository::Service {
                           v1::ListModelsResponse* response) override {
     v1::ModelSummary& model = *response->add_models();
     model.set_name("m");
-    model.set_state(v1::READY);
+    model.set_state(share < 1 ? v1::LOADING : v1::READY);
+    model.set_loaded_share(share);
     model.set_message("a\x1b[31mb");
     return status;
   }
@@ -189,6 +190,7 @@ class FakeRepository : public v1::ModelRepository::Service {
 
   grpc::Status status;
   int64_t k = 4;
+  float share = 1;  // loaded of "m"
   v1::GetModelResponse more;  // of "m"
 };
 

@@ -132,6 +132,31 @@ TEST_F(ModelStoreTest, ADirectoryThatCannotBeOpenedIsListedWithTheReason) {
   EXPECT_EQ(store_->Load("outside").status().code(), kInvalid);
 }
 
+TEST_F(ModelStoreTest, ListsTheShareOfALoadInProgress) {
+  std::vector<std::pair<ModelState, float>> seen;
+  store_ = std::make_unique<ModelStore>(directory_.path(), std::vector<Device*>{device_.get()},
+                                        Sharding::kReplicas, nullptr, [&](absl::string_view) {
+                                          const ModelStatus status = StatusOf("m");
+                                          seen.emplace_back(status.state, status.loaded_share);
+                                        });
+  EXPECT_EQ(StatusOf("m").loaded_share, 0.0f);
+  ASSERT_TRUE(store_->Load("m").ok());
+  ASSERT_GE(seen.size(), 2u) << "the first and the last that a bar shows";
+  EXPECT_EQ(seen.front(), std::pair(ModelState::kLoading, 0.0f));
+  EXPECT_EQ(seen.back(), std::pair(ModelState::kLoading, 1.0f));
+  EXPECT_EQ(StatusOf("m").loaded_share, 1.0f);
+  seen.clear();
+  ASSERT_TRUE(store_->Load("m").ok());
+  EXPECT_EQ(seen.front(), std::pair(ModelState::kReady, 0.0f)) << "of the new version";
+  EXPECT_EQ(StatusOf("m").loaded_share, 1.0f);
+  ASSERT_TRUE(store_->Unload("m").ok());
+  EXPECT_EQ(StatusOf("m").loaded_share, 0.0f);
+  directory_.Write("m/model.safetensors", "broken");
+  EXPECT_FALSE(store_->Load("m").ok());
+  EXPECT_EQ(StatusOf("m").state, ModelState::kFailed);
+  EXPECT_EQ(StatusOf("m").loaded_share, 0.0f);
+}
+
 TEST_F(ModelStoreTest, MissingRoot) {
   ModelStore store(directory_.At("later"), device_.get());
   EXPECT_EQ(store.folders().Find().status().code(), kNotFound);

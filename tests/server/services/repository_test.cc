@@ -50,6 +50,13 @@ TEST_F(RepositoryTest, DescribesStacks) {
   grpc::ClientContext load_context;
   ASSERT_TRUE(repository_->LoadModel(&load_context, load, &loaded).ok());
   EXPECT_EQ(loaded.model().stacks(), 2);
+  EXPECT_EQ(loaded.model().loaded_share(), 1.0f);
+  grpc::ClientContext list_context;
+  v1::ListModelsResponse list;
+  ASSERT_TRUE(repository_->ListModels(&list_context, {}, &list).ok());
+  for (const v1::ModelSummary& summary : list.models()) {
+    EXPECT_EQ(summary.loaded_share(), summary.name() == "tiny" ? 1.0f : 0.0f) << summary.name();
+  }
 
   v1::GetModelRequest request;
   request.set_name("tiny");

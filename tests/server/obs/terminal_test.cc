@@ -1,0 +1,87 @@
+// The last line of a terminal, beneath the log.
+#include "server/obs/terminal.h"
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "server/obs/logging.h"
+#include "tests/testing/pseudo_terminal.h"
+
+namespace awqd::obs {
+namespace {
+
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+constexpr char kErase[] = "\r\x1b[K";
+
+class TerminalTest : public ::testing::Test {
+ protected:
+  TerminalTest() : stderr_(dup(STDERR_FILENO)) {
+    setenv("TERM", "xterm", 1);
+    EXPECT_EQ(dup2(terminal_.slave(), STDERR_FILENO), STDERR_FILENO);
+    SetUpLogging(LogLevel::kInfo, LogFormat::kText);
+  }
+  ~TerminalTest() override {
+    dup2(stderr_, STDERR_FILENO);
+    close(stderr_);
+    SetUpLogging(LogLevel::kInfo, LogFormat::kText);
+  }
+
+  const awqd::testing::PseudoTerminal terminal_{40};
+  const int stderr_;
+};
+
+TEST_F(TerminalTest, TheLastLineStaysBeneathTheLog) {
+  ASSERT_TRUE(ShowsStatusLine());
+  LogEvent(LogLevel::kInfo, "first", {});
+  EXPECT_THAT(terminal_.Read(), EndsWith(" first\r\n")) << "no line to erase yet";
+  ShowStatusLine("10 %");
+  EXPECT_EQ(terminal_.Read(), std::string(kErase) + "10 %");
+  LogEvent(LogLevel::kInfo, "second", {});
+  const std::string log = terminal_.Read();
+  EXPECT_THAT(log, StartsWith(kErase));
+  EXPECT_THAT(log, EndsWith(std::string(" second\r\n") + "10 %"));
+  ShowStatusLine("20 %");
+  EXPECT_EQ(terminal_.Read(), std::string(kErase) + "20 %");
+  ShowStatusLine("");
+  EXPECT_EQ(terminal_.Read(), kErase);
+  ShowStatusLine("");
+  EXPECT_EQ(terminal_.Read(), "") << "there was none";
+  LogEvent(LogLevel::kInfo, "third", {});
+  EXPECT_THAT(terminal_.Read(), EndsWith(" third\r\n"));
+}
+
+TEST_F(TerminalTest, ItIsOneLineOfTheTerminal) {
+  ShowStatusLine(std::string(100, 'x') + "\n");
+  EXPECT_EQ(terminal_.Read(), kErase + std::string(39, 'x'));
+  ShowStatusLine("a\x1b[31m\nb");
+  EXPECT_EQ(terminal_.Read(), std::string(kErase) + "a\\x1b[31m\\nb");
+}
+
+TEST_F(TerminalTest, OnlyForTextOnATerminalThatCanErase) {
+  SetUpLogging(LogLevel::kInfo, LogFormat::kJson);
+  EXPECT_FALSE(ShowsStatusLine());
+  ShowStatusLine("10 %");
+  EXPECT_EQ(terminal_.Read(), "");
+  setenv("TERM", "dumb", 1);
+  SetUpLogging(LogLevel::kInfo, LogFormat::kText);
+  EXPECT_FALSE(ShowsStatusLine());
+  setenv("TERM", "xterm", 1);
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  dup2(ends[1], STDERR_FILENO);
+  SetUpLogging(LogLevel::kInfo, LogFormat::kText);
+  EXPECT_FALSE(ShowsStatusLine());
+  close(ends[0]);
+  close(ends[1]);
+}
+
+}  // namespace
+}  // namespace awqd::obs
