@@ -23,26 +23,31 @@ constexpr absl::string_view kNameRule =
 
 std::string ConfigOf(absl::string_view folder) { return absl::StrCat(folder, "/", kConfigFile); }
 
-bool HasConfig(const RepositoryRoot& root, absl::string_view folder) {
-  return !absl::IsNotFound(root.OpenFile(ConfigOf(folder)).status());
+// What makes a folder a model's. NOT_FOUND: it is none; another error: it is one that failed.
+absl::Status OpenModel(const RepositoryRoot& root, absl::string_view folder) {
+  return root.OpenFile(ConfigOf(folder)).status();
 }
 
-// The snapshot of a Hub folder with a config.json in it.
-absl::StatusOr<std::string> SnapshotWithConfig(const RepositoryRoot& root,
-                                               absl::string_view folder) {
+bool IsModel(const RepositoryRoot& root, absl::string_view folder) {
+  return !absl::IsNotFound(OpenModel(root, folder));
+}
+
+// FindSnapshot, of a snapshot that is a model.
+absl::StatusOr<std::string> FindModelSnapshot(const RepositoryRoot& root,
+                                              absl::string_view folder) {
   AWQD_ASSIGN_OR_RETURN(std::string snapshot, FindSnapshot(root, folder));
-  AWQD_RETURN_IF_ERROR(root.OpenFile(ConfigOf(snapshot)).status());
+  AWQD_RETURN_IF_ERROR(OpenModel(root, snapshot));
   return snapshot;
 }
 
 // Of a folder that is a root of its own under `name`: as it was downloaded, or one of a Hub cache.
 absl::StatusOr<std::string> PathInFolder(const RepositoryRoot& root, const std::string& name) {
-  const absl::Status plain = root.OpenFile(ConfigOf(name)).status();
+  const absl::Status plain = OpenModel(root, name);
   if (plain.ok()) return name;
   if (!absl::IsNotFound(plain)) return plain;
-  absl::StatusOr<std::string> snapshot = SnapshotWithConfig(root, name);
   // Where there is no refs/main, the folder was not meant as one of a cache.
-  return snapshot.ok() || FindSnapshot(root, name).ok() ? snapshot : plain;
+  if (absl::IsNotFound(FindSnapshot(root, name).status())) return plain;
+  return FindModelSnapshot(root, name);
 }
 
 // Links of such a folder lead to blobs two folders above it.
@@ -63,16 +68,16 @@ std::string WarningOf(const RepositoryRoot& root, const std::string& folder, boo
   if (!CheckModelName(folder).ok()) {
     // Hidden folders are tools' own.
     const bool meant =
-        folder.front() == '.' ? HasConfig(root, folder) : root.ListDirectory(folder).ok();
+        folder.front() == '.' ? IsModel(root, folder) : root.ListDirectory(folder).ok();
     if (!meant) return "";
     return absl::StrCat(what, ": no model can have that name: rename it to ", kNameRule,
                         ", or give it as --model NAME=DIR");
   }
-  if (HasConfig(root, folder) || IsOtherHubFolder(folder) || !root.ListDirectory(folder).ok()) {
+  if (IsModel(root, folder) || IsOtherHubFolder(folder) || !root.ListDirectory(folder).ok()) {
     return "";
   }
   if (const std::optional<std::string> name = HubModelName(folder)) {
-    const absl::Status status = SnapshotWithConfig(root, folder).status();
+    const absl::Status status = FindModelSnapshot(root, folder).status();
     if (!CheckModelName(*name).ok()) {
       return absl::StrCat(what, ": no model can have the name ", Quoted(*name),
                           ": give it as --model NAME=DIR");
@@ -135,14 +140,14 @@ absl::Status ModelFolders::AddFromRepository(absl::string_view name, std::vector
                                              std::string* lacks) const {
   AWQD_ASSIGN_OR_RETURN(RepositoryRoot opened, RepositoryRoot::Open(repository_));
   const auto root = std::make_shared<const RepositoryRoot>(std::move(opened));
-  const absl::Status plain = root->OpenFile(ConfigOf(name)).status();
+  const absl::Status plain = OpenModel(*root, name);
   if (!absl::IsNotFound(plain)) {
     out->push_back({absl::StrCat("folder ", Quoted(name)), root,
                     plain.ok() ? absl::StatusOr<std::string>(std::string(name)) : plain});
   }
   const std::string hub = HubFolder(name);
-  if (HasConfig(*root, hub)) return absl::OkStatus();  // a plain folder of that name
-  absl::StatusOr<std::string> snapshot = SnapshotWithConfig(*root, hub);
+  if (IsModel(*root, hub)) return absl::OkStatus();  // a plain folder of that name
+  absl::StatusOr<std::string> snapshot = FindModelSnapshot(*root, hub);
   if (absl::IsNotFound(snapshot.status())) {
     if (root->ListDirectory(hub).ok()) *lacks = Incomplete(name, snapshot.status());
     return absl::OkStatus();

@@ -143,6 +143,14 @@ TEST_F(ModelFoldersTest, ANamedFolderMayBeOneOfAHubCache) {
               HasSubstr(absl::StrCat("x/snapshots/", kHubHash, "/config.json")));
 }
 
+TEST_F(ModelFoldersTest, ANamedHubFolderWithABadRevisionSaysSo) {
+  WriteHub("models--org--name");
+  std::ofstream(repository_ + "/models--org--name/refs/main") << "main";
+  const ModelFolders folders("", {{"x", repository_ + "/models--org--name"}});
+  EXPECT_THAT(MessageOf(folders, "x", kInvalid),
+              AllOf(HasSubstr("x/refs/main"), HasSubstr("expected a commit hash")));
+}
+
 TEST_F(ModelFoldersTest, ANameThatStandsForTwoFoldersIsRefusedNamingBoth) {
   WriteHub("models--org--name");
   WriteModel("repository/org--name");
@@ -171,10 +179,13 @@ TEST_F(ModelFoldersTest, FoldersThatAreNoModelsAreOneWarningEach) {
   directory_.Write("repository/.git/HEAD", "");
   directory_.Write("repository/org/name/config.json", "{}");
   directory_.Write("repository/notes.txt", "");
+  directory_.Write("repository/models--.x/refs/main", kHubHash);
   WriteModel("repository/good");
   EXPECT_THAT(Folders().Warnings(),
               ElementsAre(AllOf(HasSubstr("folder \".hidden\""), HasSubstr("rename it to 1 to")),
                           AllOf(HasSubstr("folder \"bad name\""), HasSubstr("rename it to 1 to")),
+                          AllOf(HasSubstr("folder \"models--.x\": no model can have the name"),
+                                HasSubstr("give it as --model NAME=DIR")),
                           AllOf(HasSubstr("folder \"org\": no config.json in it"),
                                 HasSubstr("--model NAME=DIR"))));
 }
