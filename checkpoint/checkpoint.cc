@@ -88,17 +88,21 @@ absl::Status Checkpoint::CheckIndex(const std::map<std::string, std::string>& we
 absl::Status Checkpoint::CheckNoOrphan(const Format& format, absl::string_view path,
                                        absl::string_view suffix) const {
   if (!HasCompanions(format, path)) return absl::OkStatus();
+  if (HasCodes(format, path)) return absl::OkStatus();
   const absl::string_view marker = format.suffixes.front();
   const auto codes = tensors_.find(TensorName(format, path, marker));
-  if (codes != tensors_.end() && IsMarker(format, marker, *codes->second.info)) {
-    return absl::OkStatus();
-  }
   const std::string found = codes == tensors_.end()
                                 ? "is missing"
                                 : absl::StrCat("is ", Quoted(codes->second.info->dtype, 32),
                                                ", not ", absl::StrJoin(format.code_dtypes, " or "));
   return Invalid(name_, ": weight ", Quoted(path), ": tensor \"", marker, "\" ", found,
                  ", though its ", suffix, " are there");
+}
+
+bool Checkpoint::HasCodes(const Format& format, absl::string_view path) const {
+  const absl::string_view marker = format.suffixes.front();
+  const auto codes = tensors_.find(TensorName(format, path, marker));
+  return codes != tensors_.end() && IsMarker(format, marker, *codes->second.info);
 }
 
 bool Checkpoint::HasCompanions(const Format& format, absl::string_view path) const {
@@ -158,9 +162,7 @@ absl::Status Checkpoint::CheckNoneUnread(const Format& format, absl::string_view
   const absl::string_view path = ModuleOf(format, name);
   const bool foreign =
       !format.foreign_ending.empty() && absl::EndsWith(name, format.foreign_ending);
-  if (!foreign && !tensors_.contains(TensorName(format, path, format.suffixes.front()))) {
-    return absl::OkStatus();
-  }
+  if (!foreign && !HasCodes(format, path)) return absl::OkStatus();
   const LinearRule* const rule = rules_.RuleOf(path);
   if (rule == nullptr || rule->format != &format) return absl::OkStatus();
   return Invalid(name_, ": tensor ", Quoted(name), ": got a name that format ", format.name,

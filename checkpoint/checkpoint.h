@@ -80,7 +80,9 @@ class Checkpoint {
   absl::Status CheckNoOrphan(const Format& format, absl::string_view path,
                              absl::string_view suffix) const;
   absl::Status CheckNoneUnread(const Format& format, absl::string_view name) const;
-  // Whether every tensor that a linear of that path needs beside its codes is there.
+  // Whether the tensor that marks a linear of that path is there, and every tensor that it needs
+  // beside its codes.
+  bool HasCodes(const Format& format, absl::string_view path) const;
   bool HasCompanions(const Format& format, absl::string_view path) const;
 
   std::string name_;

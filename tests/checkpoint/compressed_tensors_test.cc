@@ -159,7 +159,10 @@ TEST_F(CompressedTensorsTest, NothingBesideCodesGoesUnread) {
   tensors = OneOfEach();
   tensors["l.other"] = {"U8", {1}, "a"};
   tensors["l.up.norm.weight"] = {"BF16", {1}, "ab"};
-  EXPECT_TRUE(Open(tensors, Mixed()).ok()) << "of other modules";
+  tensors["l.router.fp8.weight"] = {"BF16", {1, 1}, "ab"};  // a group's, but not quantised
+  tensors["l.router.fp8.score_bias"] = {"F32", {1}, "abcd"};
+  const auto checkpoint = Open(tensors, Mixed());
+  EXPECT_TRUE(checkpoint.ok()) << "of other modules: " << checkpoint.status();
   tensors["l.experts.gate_up_proj_packed"] = {"I32", {1, 1, 1}, "abcd"};
   ExpectRefused(tensors, Mixed(), "tensor \"l.experts.gate_up_proj_packed\": got a name");
 }

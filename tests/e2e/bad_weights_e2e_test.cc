@@ -111,6 +111,26 @@ std::vector<BadCase> BadCases() {
       {"fastertransformer", "bits", set("bits", "5")},
       {"fastertransformer", "group_size", set("group_size", "1024")},
       {"fastertransformer", "bias", typed("bias", v1::INT8)},
+      {"pack-quantized", "weight_packed", missing("weight_packed")},
+      {"pack-quantized", "weight_packed", truncated("weight_packed")},
+      {"pack-quantized", "weight_packed", typed("weight_packed", v1::UINT8)},
+      {"pack-quantized", "weight_packed", set("num_bits", "8")},
+      {"pack-quantized", "weight_shape", missing("weight_shape")},
+      {"pack-quantized", "weight_shape", taller("weight_packed")},
+      {"pack-quantized", "weight_scale", nan("weight_scale", std::string("\xc1\x7f", 2))},
+      {"pack-quantized", "weight_scale", set("group_size", "64")},
+      {"pack-quantized", "num_bits", set("num_bits", "9")},
+      {"pack-quantized", "weight_zero_point", set("symmetric", "false")},
+      {"pack-quantized", "weight_g_idx", set("actorder", "group")},
+      {"pack-quantized", "weight_colour",
+       [](P* p) { (*p->mutable_tensors())["weight_colour"] = Part(p, "weight_shape"); }},
+      {"float-quantized", "weight_scale", taller("weight_scale")},
+      {"float-quantized", "weight_scale", set("strategy", "tensor")},
+      {"float-quantized", "weight", typed("weight", v1::INT8)},
+      {"nvfp4-pack-quantized", "weight_global_scale", nan("weight_global_scale", single_nan)},
+      {"nvfp4-pack-quantized", "weight_scale", truncated("weight_scale")},
+      {"mxfp4-pack-quantized", "weight_scale", nan("weight_scale", "\xff")},
+      {"mxfp4-pack-quantized", "weight_scale", taller("weight_packed")},
   };
 }
 
@@ -132,7 +152,7 @@ TEST_F(BadWeightsTest, BadPartsAreNamedAndNothingIsKept) {
 TEST_F(BadWeightsTest, ABrokenCheckpointIsNotLoaded) {
   const auto client = server_.NewClient();
   const int64_t before = WeightsBytes();
-  for (const char* format : {"plain", "int-quantized", "fastertransformer"}) {
+  for (const char* format : {"plain", "int-quantized", "fastertransformer", "pack-quantized"}) {
     const GoldenCase golden = GoldenCases(format).front();
     const std::string name = absl::StrCat("broken.", format);
     const std::string folder = repository_ / name;
