@@ -14,7 +14,7 @@ OUT = pathlib.Path(__file__).resolve().parent / "corpus" / "fuzz_formats"
 # As AllFormats() has them: the first byte of an input is a place in it.
 ORDER = ["awq", "int-quantized", "plain", "fastertransformer", "gemlite", "fp8", "modelopt", "mxfp4", "bitsandbytes",
          "bitsandbytes-int8", "hqq", "gptq", "auto-round", "pack-quantized", "float-quantized", "nvfp4-pack-quantized",
-         "mxfp4-pack-quantized"]
+         "mxfp4-pack-quantized", "qserve"]
 # Of those that have seeds: Format::settings, Format::suffixes.
 FORMATS = {
     "awq": (["bits", "group_size", "version", "zero_point"], ["qweight", "qzeros", "scales", "bias"]),
