@@ -108,7 +108,7 @@ bool Checkpoint::HasCodes(const Format& format, absl::string_view path) const {
 bool Checkpoint::HasCompanions(const Format& format, absl::string_view path) const {
   return absl::c_all_of(format.suffixes, [&](absl::string_view suffix) {
     return suffix == format.suffixes.front() || IsOptional(format, suffix) ||
-           tensors_.contains(TensorName(format, path, suffix));
+           IsCommon(format, suffix) || tensors_.contains(TensorName(format, path, suffix));
   });
 }
 
@@ -183,7 +183,7 @@ absl::Status Checkpoint::AddTensor(const Format& format, absl::string_view name,
   }
   if (rule == nullptr || rule->format != &format) return absl::OkStatus();
   if (suffix != format.suffixes.front()) {
-    return IsOptional(format, suffix) ? absl::OkStatus() : CheckNoOrphan(format, path, suffix);
+    return TellsOfLinear(format, suffix) ? CheckNoOrphan(format, path, suffix) : absl::OkStatus();
   }
   if (!marks) return absl::OkStatus();
   if (path.empty()) {

@@ -26,6 +26,20 @@ bool IsOptional(const Format& format, absl::string_view suffix) {
   return absl::c_linear_search(format.optional_suffixes, suffix);
 }
 
+bool IsCommon(const Format& format, absl::string_view suffix) {
+  return absl::c_linear_search(format.common_suffixes, suffix);
+}
+
+bool TellsOfLinear(const Format& format, absl::string_view suffix) {
+  if (IsCommon(format, suffix)) return false;
+  const auto needed = [&](absl::string_view other) {
+    return other != format.suffixes.front() && !IsOptional(format, other);
+  };
+  return needed(suffix) || absl::c_all_of(format.suffixes, [&](absl::string_view other) {
+           return !needed(other) || IsCommon(format, other);
+         });
+}
+
 bool IsMarker(const Format& format, absl::string_view suffix, const TensorInfo& tensor) {
   if (suffix != format.suffixes.front()) return false;
   return format.code_dtypes.empty() || absl::c_linear_search(format.code_dtypes, tensor.dtype);

@@ -20,6 +20,11 @@ SplitName SplitTensorName(const Format& format, absl::string_view tensor);
 std::string TensorName(const Format& format, absl::string_view path, absl::string_view suffix);
 
 bool IsOptional(const Format& format, absl::string_view suffix);
+bool IsCommon(const Format& format, absl::string_view suffix);
+
+// Whether a tensor of that suffix tells of a linear, its codes there or not: a needed one, or,
+// where those are all common, any that is not.
+bool TellsOfLinear(const Format& format, absl::string_view suffix);
 
 // Whether a tensor of that suffix marks a linear as quantised in this format.
 bool IsMarker(const Format& format, absl::string_view suffix, const TensorInfo& tensor);

@@ -1,82 +1,38 @@
-// Format AutoAWQ "gemm": qweight I32 [K, N/8], qzeros I32 [G, N/8], scales F16 or BF16 [G, N],
-// optional bias [N]; G = K / group_size.
+// Format "awq": AutoAWQ's version gemm, which GPTQModel writes too.
 //
-// A 32-bit word holds 8 adjacent columns of one row; nibble i (bits 4i .. 4i+3) is column
-// 0 2 4 6 1 3 5 7 [i]. W[k,n] = (q - z) * s, z an unsigned 4-bit integer without any offset.
+//   qweight I32 [K, words of N]            W[k, n] = (q - z) * scales[k / g, n]
+//   qzeros I32 [K/g, words of N], optional where zero_point is false: z = 2^(bits-1)
+//   scales F16 or BF16 [K/g, N]
+//   bias [N], optional
+//
+// Of 4 bits a 32-bit word holds 8 adjacent columns of one row; nibble i (bits 4i .. 4i+3) is column
+// 0 2 4 6 1 3 5 7 [i]. Other widths, 2 to 8 bits, are one code after the other from the low bits
+// on. z is an unsigned integer without any offset. Facts: GPTQModel 7.7.0,
+// quantization/awq/utils/packing_utils.py.
 #include <cstring>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/huge_pages.h"
 #include "kernels/base/status.h"
+#include "kernels/formats/awq_linear.h"
+#include "kernels/formats/codes.h"
 #include "kernels/formats/format.h"
+#include "kernels/formats/gptq_words.h"
 #include "kernels/formats/tensors.h"
 
 namespace awqd {
 namespace {
 
-constexpr int kBits = 4;
-constexpr int kCodesPerWord = 8;
+constexpr int kCodesPerWord = 8;  // of 4 bits
 
 constexpr absl::string_view kSuffixes[] = {"qweight", "qzeros", "scales", "bias"};
-constexpr absl::string_view kOptional[] = {"bias"};
-constexpr absl::string_view kSettings[] = {"bits", "group_size", "version", "zero_point"};
+constexpr absl::string_view kOptional[] = {"qzeros", "bias"};
+// AutoAWQ's scaled activation functions have scales as well.
+constexpr absl::string_view kCommon[] = {"scales", "bias"};
+constexpr absl::string_view kVersions[] = {"", "gemm"};
+constexpr AwqVersion kVersion = {.names = kVersions, .min_bits = 2, .max_bits = 8};
 
-// --- Settings ---
-
-absl::Status CheckVersion(absl::string_view version) {
-  if (version.empty() || version == "gemm") return absl::OkStatus();
-  absl::string_view why = "is not a version of AutoAWQ that this server knows";
-  if (version == "gemv") why = "packs along K, with padded scales";
-  if (version == "gemv_fast") why = "stores 16-bit interleaved codes and no integer zero points";
-  if (version == "marlin") why = "stores codes in a kernel's order and no zero points";
-  const std::string got = absl::StrCat("\"", absl::CHexEscape(version), "\"");
-  return UnreadSetting("version", got, absl::StrCat("\"gemm\" (", got, " ", why, ")"));
-}
-
-// GPTQModel writes the version as "format", or "checkpoint_format".
-absl::StatusOr<std::string> Version(const Setting& object) {
-  for (absl::string_view name : {"version", "format", "checkpoint_format"}) {
-    AWQD_ASSIGN_OR_RETURN(std::string version, ReadWord(object, name));
-    if (!version.empty()) return version;
-  }
-  return std::string();
-}
-
-struct Settings {
-  int64_t group_size = 0;  // -1: all of K; 0: not said
-  bool zero_point = true;
-};
-
-// UNIMPLEMENTED for other versions and widths.
-absl::StatusOr<Settings> ReadSettings(const Setting& object) {
-  AWQD_ASSIGN_OR_RETURN(const std::string version, Version(object));
-  AWQD_ASSIGN_OR_RETURN(const auto bits, ReadInteger(object, "bits", 1, 32, "w_bit"));
-  AWQD_ASSIGN_OR_RETURN(const int64_t group_size, ReadGroupSize(object, "q_group_size"));
-  AWQD_ASSIGN_OR_RETURN(const auto zero_point, ReadBool(object, "zero_point"));
-  AWQD_RETURN_IF_ERROR(CheckVersion(version));
-  if (bits.value_or(kBits) != kBits) {
-    return UnreadSetting("bits", absl::StrCat(*bits), "4 (the gemm layout holds 4-bit codes only)");
-  }
-  return Settings{group_size, zero_point.value_or(true)};
-}
-
-absl::StatusOr<QuantConfig> Read(const Setting& config) {
-  AWQD_ASSIGN_OR_RETURN(const Settings settings, ReadSettings(config));
-  if (FindSetting(config, "bits") == nullptr && FindSetting(config, "w_bit") == nullptr) {
-    return BadValue("bits (or w_bit)", "nothing", "a number");
-  }
-  if (settings.group_size == 0) {
-    return BadValue("group_size (or q_group_size)", "nothing", "-1 (all of K) or at least 1");
-  }
-  Setting rule;
-  rule.members = {{"bits", Setting::Literal(int64_t{kBits})},
-                  {"group_size", Setting::Literal(settings.group_size)},
-                  {"zero_point", Setting::Literal(settings.zero_point)}};
-  return OneRule(config, std::move(rule));
-}
-
-// --- Tensors ---
+absl::StatusOr<QuantConfig> Read(const Setting& config) { return ReadAwqConfig(config, kVersion); }
 
 // Puts a zero nibble above each of the four nibbles of `half`.
 inline uint32_t Spread(uint32_t half) {
@@ -110,52 +66,75 @@ void DecodeCodes(absl::Span<const uint8_t> words, std::vector<uint8_t>* codes) {
 }
 
 // One byte per zero point.
-void DecodeZeros(absl::Span<const uint8_t> words, std::vector<uint8_t>* zeros) {
-  zeros->resize(words.size() * 2);
+std::vector<uint8_t> DecodeZeros(absl::Span<const uint8_t> words) {
+  std::vector<uint8_t> zeros(words.size() * 2);
   for (size_t i = 0; i < words.size(); i += sizeof(uint32_t)) {
     const uint32_t word = LoadWord(words.data() + i);
     const uint32_t even = Spread(word & 0xffffu);
     const uint32_t odd = Spread(word >> 16);
-    uint8_t* to = zeros->data() + 2 * i;
+    uint8_t* to = zeros.data() + 2 * i;
     for (int pair = 0; pair < 4; ++pair) {
       to[2 * pair] = static_cast<uint8_t>(even >> (8 * pair));
       to[2 * pair + 1] = static_cast<uint8_t>(odd >> (8 * pair));
     }
   }
+  return zeros;
+}
+
+// [rows, N] of codes in dense words, one to a byte.
+std::vector<uint8_t> Unpack(const TensorView& words, int64_t n, int bits) {
+  return UnpackGptqColumns(words.bytes, words.shape[0], n, bits, GptqWords::kDense, 0);
+}
+
+absl::Status DecodeZeros(const AwqLinear& settings, const LinearTensors& tensors, int64_t groups,
+                         int64_t words, HostWeight* out) {
+  const TensorView* qzeros = FindTensor(tensors, "qzeros");
+  if (qzeros == nullptr) {
+    return SetAwqZerosWithout(settings, "qzeros",
+                              "I32 [K/group_size, words of N], or zero_point false", out);
+  }
+  AWQD_RETURN_IF_ERROR(CheckTensor("qzeros", *qzeros, {"I32"}, 2));
+  AWQD_RETURN_IF_ERROR(
+      CheckShape("qzeros", *qzeros, {groups, words}, "[K/group_size, words of N]"));
+  return SetAwqZeros(
+      settings, "qzeros",
+      settings.bits == 4 ? DecodeZeros(qzeros->bytes) : Unpack(*qzeros, out->n, settings.bits),
+      out);
 }
 
 absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& tensors) {
-  const absl::StatusOr<Settings> settings = ReadSettings(object);
+  const absl::StatusOr<AwqLinear> settings = ReadAwqLinear(object, kVersion);
   if (!settings.ok()) return absl::InvalidArgumentError(settings.status().message());
-  AWQD_ASSIGN_OR_RETURN(const TensorView* qweight, NeedTensor(tensors, "qweight", "I32 [K, N/8]"));
+  AWQD_ASSIGN_OR_RETURN(const TensorView* qweight,
+                        NeedTensor(tensors, "qweight", "I32 [K, words of N]"));
   AWQD_ASSIGN_OR_RETURN(const TensorView* scales,
                         NeedTensor(tensors, "scales", "F16 or BF16 [K/group_size, N]"));
-  const TensorView* qzeros = FindTensor(tensors, "qzeros");
-  if (qzeros == nullptr) {
-    return BadTensor("qzeros", settings->zero_point ? "nothing" : "nothing (zero_point is false)",
-                     "I32 [K/group_size, N/8]: the gemm layout always stores zero points");
-  }
   AWQD_RETURN_IF_ERROR(CheckTensor("qweight", *qweight, {"I32"}, 2));
   AWQD_ASSIGN_OR_RETURN(const DType type, CheckScales("scales", *scales, 2, false));
-  AWQD_RETURN_IF_ERROR(CheckTensor("qzeros", *qzeros, {"I32"}, 2));
-  const int64_t k = qweight->shape[0], groups = scales->shape[0], n = scales->shape[1];
-  if (n % kCodesPerWord != 0) {
-    return BadTensor("scales", absl::StrCat("N = ", n), "a multiple of 8: a word holds 8 columns");
-  }
-  AWQD_RETURN_IF_ERROR(CheckShape("qweight", *qweight, {k, n / kCodesPerWord},
-                                  absl::StrCat("[K, N/8] for N = ", n, " of tensor \"scales\"")));
-  AWQD_ASSIGN_OR_RETURN(const int64_t rows,
-                        GroupRows(settings->group_size, k, groups, "scales", false));
-  AWQD_RETURN_IF_ERROR(
-      CheckShape("qzeros", *qzeros, {groups, n / kCodesPerWord}, "[K/group_size, N/8]"));
+  const int bits = settings->bits;
   HostWeight out;
   out.format = std::string(kAwqFormat.name);
-  out.k = k;
-  out.n = n;
-  out.description = Asymmetric(kBits, BlockRows(rows, k), type);
-  AWQD_ASSIGN_OR_RETURN(out.bias, DecodeBias(tensors, n));
-  DecodeCodes(qweight->bytes, &out.codes);
-  DecodeZeros(qzeros->bytes, &out.zeros);
+  out.k = qweight->shape[0];
+  out.n = scales->shape[1];
+  const int64_t groups = scales->shape[0], words = WordsOfCodes(out.n, bits);
+  if (bits == 4 && out.n % kCodesPerWord != 0) {
+    return BadTensor("scales", absl::StrCat("N = ", out.n),
+                     "a multiple of 8: a word holds 8 columns");
+  }
+  AWQD_RETURN_IF_ERROR(
+      CheckShape("qweight", *qweight, {out.k, words},
+                 absl::StrCat("[K, words of N] for N = ", out.n,
+                              " of tensor \"scales\" and codes of ", bits, " bits")));
+  AWQD_ASSIGN_OR_RETURN(const int64_t rows,
+                        GroupRows(settings->group_size, out.k, groups, "scales", false));
+  out.description = Asymmetric(bits, BlockRows(rows, out.k), type);
+  AWQD_RETURN_IF_ERROR(DecodeZeros(*settings, tensors, groups, words, &out));
+  AWQD_ASSIGN_OR_RETURN(out.bias, DecodeBias(tensors, out.n));
+  if (bits == 4) {
+    DecodeCodes(qweight->bytes, &out.codes);
+  } else {
+    out.codes = PackCodes(Unpack(*qweight, out.n, bits), out.k, out.n, bits);
+  }
   out.scales.assign(scales->bytes.begin(), scales->bytes.end());
   return out;
 }
@@ -166,7 +145,8 @@ const Format kAwqFormat = {.name = "awq",
                            .quant_method = "awq",
                            .suffixes = kSuffixes,
                            .optional_suffixes = kOptional,
-                           .settings = kSettings,
+                           .common_suffixes = kCommon,
+                           .settings = kAwqSettings,
                            .read = Read,
                            .decode = Decode};
 

@@ -156,6 +156,12 @@ std::vector<uint8_t> PackCodes(absl::Span<const uint8_t> codes, int64_t rows, in
   return out;
 }
 
+void PackNibbles(const uint8_t* codes, int64_t count, uint8_t* to) {
+  for (int64_t i = 0; i < count / 2; ++i) {
+    to[i] = static_cast<uint8_t>(codes[2 * i] | codes[2 * i + 1] << 4);
+  }
+}
+
 std::vector<uint8_t> Transposed(absl::Span<const uint8_t> from, int64_t rows, int64_t cols,
                                 int64_t element_bytes) {
   std::vector<uint8_t> out = Allocate(static_cast<int64_t>(from.size()));

@@ -13,6 +13,9 @@ namespace awqd {
 std::vector<uint8_t> PackCodes(absl::Span<const uint8_t> codes, int64_t rows, int64_t cols,
                                int bits);
 
+// An even number of codes below 16, one to a byte, two to a byte.
+void PackNibbles(const uint8_t* codes, int64_t count, uint8_t* to);
+
 // [rows, cols] -> [cols, rows] of elements of 1, 2 or 4 bytes.
 std::vector<uint8_t> Transposed(absl::Span<const uint8_t> from, int64_t rows, int64_t cols,
                                 int64_t element_bytes);

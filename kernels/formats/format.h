@@ -71,6 +71,9 @@ struct Format {
   absl::Span<const absl::string_view> suffixes;
   // Of those, the ones that may be missing.
   absl::Span<const absl::string_view> optional_suffixes;
+  // And those that modules have too which are not quantised. Without the tensor of codes the others
+  // are what is left of a linear that lost it; these say nothing.
+  absl::Span<const absl::string_view> common_suffixes;
   // Types of a tensor of codes. Of another type it belongs to a linear that is not quantised, which
   // matters where the suffix is as common as "weight". Empty: any.
   absl::Span<const absl::string_view> code_dtypes;
@@ -116,6 +119,10 @@ extern const Format kFloatQuantizedFormat;      // compressed_tensors/float_quan
 extern const Format kNvfp4PackQuantizedFormat;  // compressed_tensors/nvfp4_pack_quantized.cc
 extern const Format kMxfp4PackQuantizedFormat;  // compressed_tensors/mxfp4_pack_quantized.cc
 extern const Format kQServeFormat;              // qserve.cc
+extern const Format kAwqGemvFormat;             // awq_gemv.cc
+extern const Format kAwqGemvFastFormat;         // awq_gemv_fast.cc
+extern const Format kAwqMarlinFormat;           // marlin.cc
+extern const Format kGptqMarlinFormat;          // marlin.cc
 
 // Every format, in the order they are tried.
 absl::Span<const Format* const> AllFormats();

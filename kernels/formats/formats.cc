@@ -37,6 +37,10 @@ absl::Span<const Format* const> AllFormats() {
       &kNvfp4PackQuantizedFormat,
       &kMxfp4PackQuantizedFormat,
       &kQServeFormat,
+      &kAwqGemvFormat,
+      &kAwqGemvFastFormat,
+      &kAwqMarlinFormat,
+      &kGptqMarlinFormat,
   };
   return formats;
 }

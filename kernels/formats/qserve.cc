@@ -25,6 +25,7 @@
 #include "kernels/base/half.h"
 #include "kernels/base/huge_pages.h"
 #include "kernels/base/status.h"
+#include "kernels/formats/codes.h"
 #include "kernels/formats/format.h"
 #include "kernels/formats/tensors.h"
 
@@ -93,12 +94,6 @@ void UnpackTile(const uint8_t* from, uint8_t* to) {
   }
 }
 
-void PackRow(const uint8_t* codes, uint8_t* to) {
-  for (int64_t i = 0; i < kTile / 2; ++i) {
-    to[i] = static_cast<uint8_t>(codes[2 * i] | codes[2 * i + 1] << 4);
-  }
-}
-
 // The least and the greatest code of each group and column.
 struct Ranges {
   std::vector<uint8_t> least, most;  // [groups, N]
@@ -117,7 +112,7 @@ Ranges DecodeCodes(absl::Span<const uint8_t> bytes, int64_t rows_of_group, HostW
       UnpackTile(from, tile);
       for (int64_t i = 0; i < kTile; ++i) {
         const uint8_t* const codes = tile + i * kTile;
-        PackRow(codes, out->codes.data() + ((row0 + i) * n + col) / 2);
+        PackNibbles(codes, kTile, out->codes.data() + ((row0 + i) * n + col) / 2);
         const int64_t cell = (row0 + i) / rows_of_group * n + col;
         for (int64_t j = 0; j < kTile; ++j) {
           ranges.least[cell + j] = std::min(ranges.least[cell + j], codes[j]);

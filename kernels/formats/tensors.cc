@@ -18,7 +18,7 @@ namespace {
 // 0 for types that no format here has.
 int64_t ElementBytes(absl::string_view dtype) {
   if (dtype == "I32" || dtype == "F32") return 4;
-  if (dtype == "F16" || dtype == "BF16") return 2;
+  if (dtype == "F16" || dtype == "BF16" || dtype == "I16") return 2;
   if (dtype == "I64") return 8;
   if (dtype == "F8_E4M3" || dtype == "F8_E8M0") return 1;
   return dtype == "U8" || dtype == "I8" ? 1 : 0;

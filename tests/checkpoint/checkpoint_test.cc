@@ -199,18 +199,32 @@ TEST_F(CheckpointTest, FormatsThatAreNotRead) {
          "m/config.json: quantization_config: got quant_method \"quip\"");
   directory_.Write(
       "m/config.json",
-      "{\"quantization_config\":{\"quant_method\":\"awq\",\"bits\":8,\"group_size\":32}}");
-  Expect(absl::StatusCode::kUnimplemented, "bits: got 8, expected 4");
+      "{\"quantization_config\":{\"quant_method\":\"awq\",\"bits\":9,\"group_size\":32}}");
+  Expect(absl::StatusCode::kUnimplemented, "bits: got 9, expected 2 to 8");
 }
 
 TEST_F(CheckpointTest, LinearWithoutOneOfItsTensors) {
   directory_.Write("m/config.json", AwqConfig());
-  for (const std::string suffix : {"qweight", "qzeros", "scales"}) {
+  for (const std::string suffix : {"qweight", "scales"}) {
     TestTensors tensors = linear_;
     tensors.erase("l.up." + suffix);
     directory_.Write("m/model.safetensors", SafetensorsOf(tensors));
     ExpectRefused("m: weight \"l.up\": tensor \"" + suffix + "\" is missing");
   }
+}
+
+// Whether zero points may be missing the settings say, so that reading the weight refuses it.
+TEST_F(CheckpointTest, LinearWithoutZeroPoints) {
+  directory_.Write("m/config.json", AwqConfig());
+  TestTensors tensors = linear_;
+  tensors.erase("l.up.qzeros");
+  directory_.Write("m/model.safetensors", SafetensorsOf(tensors));
+  const auto checkpoint = Open();
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  std::vector<uint8_t> scratch;
+  const auto weight = checkpoint->Read(checkpoint->linears().at(0), &scratch);
+  EXPECT_THAT(std::string(weight.status().message()),
+              HasSubstr("weight \"l.up\": tensor \"qzeros\": got nothing, expected I32"));
 }
 
 TEST_F(CheckpointTest, LinearWithoutAPath) {

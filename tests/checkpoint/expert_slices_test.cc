@@ -185,8 +185,8 @@ TEST_F(ExpertSlicesTest, EveryTensorHasAllExperts) {
                     "\"qzeros\": shape: got [2, 5, 1] of F4, expected whole bytes for each "
                     "expert");
   TestTensors missing = tensors;
-  missing.erase("l.experts.up.qzeros");
-  ExpectRefused(missing, weight + "\"qzeros\" is missing");
+  missing.erase("l.experts.up.scales");
+  ExpectRefused(missing, weight + "\"scales\" is missing");
 }
 
 TEST_F(ExpertSlicesTest, HowManyThereMayBe) {

@@ -49,6 +49,55 @@ TEST(AwqFormat, ReadsOldNames) {
   EXPECT_EQ(read->rules[0].settings.members.at("group_size"), Setting::Literal(int64_t{-1}));
 }
 
+// Each version has its format, under every name that writers have for the version.
+TEST(AwqFormat, VersionsTellTheFormat) {
+  struct Case {
+    std::string name, value;
+    const Format* format;
+  };
+  for (const Case& c : {Case{"version", "GEMM", &kAwqFormat},
+                        {"format", "gemv", &kAwqGemvFormat},
+                        {"version", "GEMV", &kAwqGemvFormat},
+                        {"version", "gemv_fast", &kAwqGemvFastFormat},
+                        {"checkpoint_format", "llm-awq", &kAwqGemvFastFormat},
+                        {"backend", "llm-awq", &kAwqGemvFastFormat},
+                        {"backend", "autoawq", &kAwqFormat},
+                        {"version", "marlin", &kAwqMarlinFormat}}) {
+    Setting config = Config();
+    config.members["quant_method"] = Setting::String("awq");
+    config.members[c.name] = Setting::String(c.value);
+    const auto found = FindFormat(config);
+    ASSERT_TRUE(found.ok()) << found.status();
+    EXPECT_EQ(found->format, c.format) << c.name << " " << c.value;
+    for (const auto& [name, value] : found->config.rules.at(0).settings.members) {
+      EXPECT_THAT(found->format->settings, ::testing::Contains(absl::string_view(name)));
+    }
+  }
+}
+
+TEST(AwqFormat, VersionsThatContradict) {
+  Setting config = Config();
+  config.members["quant_method"] = Setting::String("awq");
+  config.members["version"] = Setting::String("gemv");
+  config.members["format"] = Setting::String("gemm");
+  const absl::Status versions = FindFormat(config).status();
+  EXPECT_EQ(versions.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(versions.message()),
+              HasSubstr("format: got \"gemm\", expected version's \"gemv\""));
+  config.members.erase("format");
+  for (const std::string version : {"gemv", "gemv_fast", "marlin"}) {
+    config.members["version"] = Setting::String(version);
+    config.members["bits"] = Setting::Literal(int64_t{8});
+    const absl::Status bits = FindFormat(config).status();
+    EXPECT_EQ(bits.code(), absl::StatusCode::kUnimplemented);
+    EXPECT_THAT(std::string(bits.message()), HasSubstr("bits: got 8, expected 4"));
+    config.members["bits"] = Setting::Literal(int64_t{4});
+  }
+  config.members["zero_point"] = Setting::Literal(true);
+  EXPECT_THAT(std::string(FindFormat(config).status().message()),
+              HasSubstr("zero_point: got true, expected false: version marlin has no zero points"));
+}
+
 TEST(AwqFormat, RefusesSettings) {
   struct Bad {
     std::string name;
@@ -63,7 +112,7 @@ TEST(AwqFormat, RefusesSettings) {
   list.list = {Setting::String("")};
   for (const Bad& bad : {
            Bad{"bits", null, kInvalid, "bits (or w_bit): got nothing"},
-           Bad{"bits", Setting::Literal(int64_t{3}), kOther, "bits: got 3, expected 4"},
+           Bad{"bits", Setting::Literal(int64_t{9}), kOther, "bits: got 9, expected 2 to 8"},
            Bad{"bits", Setting::Literal(int64_t{0}), kInvalid, "bits: got 0"},
            Bad{"w_bit", Setting::Literal(int64_t{8}), kInvalid,
                "bits: got 4, expected the same as w_bit"},
@@ -73,6 +122,8 @@ TEST(AwqFormat, RefusesSettings) {
                kInvalid,
                "group_size: got 9223372036854775808"},
            Bad{"version", Setting::String("gemv"), kOther, "version: got \"gemv\""},
+           Bad{"backend", Setting::String("llm-awq"), kOther, "version: got \"llm-awq\""},
+           Bad{"format", Setting::String("gemv"), kOther, "version: got \"gemv\""},
            Bad{"zero_point", Setting::Literal(int64_t{1}), kInvalid,
                "zero_point: got 1, expected true or false"},
            Bad{"modules_to_not_convert", Setting::String("lm_head"), kInvalid,

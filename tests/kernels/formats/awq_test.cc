@@ -152,10 +152,70 @@ TEST(AwqFormat, SettingsUnderEveryName) {
   linear.settings.members = {{"w_bit", Setting::Typed("4")},
                              {"q_group_size", Setting::Typed("32")},
                              {"format", Setting::Typed("GEMM")},
-                             {"zero_point", Setting::Typed("false")}};
+                             {"zero_point", Setting::Typed("true")}};
   const auto weight = linear.Decode();
   ASSERT_TRUE(weight.ok()) << weight.status();
   EXPECT_EQ(weight->description, Asymmetric(4, 32));
+}
+
+TEST(AwqFormat, WithoutZeroPointsTheyAreTheMiddle) {
+  for (const int bits : {2, 4, 8}) {
+    Linear linear = MakeLinear(64, 16, 32);
+    linear.Set("bits", bits);
+    linear.Set("zero_point", Setting::Literal(false));
+    linear.Reshape("qweight", {64, bits / 2});
+    linear.Reshape("qzeros", {2, bits / 2});
+    for (uint8_t& byte : linear.tensors["qzeros"].bytes) {
+      byte = bits == 8 ? 0x80 : bits == 4 ? 0x88 : 0xaa;
+    }
+    for (int i = 0; i < 2; ++i) {
+      const auto weight = linear.Decode();
+      ASSERT_TRUE(weight.ok()) << weight.status();
+      ASSERT_TRUE(Validate(*weight).ok()) << Validate(*weight);
+      EXPECT_EQ(weight->description, Symmetric(bits, 32)) << bits;
+      linear.tensors.erase("qzeros");
+    }
+  }
+}
+
+// Dense words of every other width, packed a bit at a time.
+TEST(AwqFormat, OtherWidthsAreInNaturalOrder) {
+  std::mt19937 random(11);
+  for (int bits = 2; bits <= 8; ++bits) {
+    if (bits == 4) continue;
+    for (const int n : {32, 40, 7}) {
+      Linear linear = {.format = &kAwqFormat};
+      linear.Set("bits", bits);
+      linear.Set("group_size", 8);
+      const int words = (n * bits + 31) / 32;
+      linear.Add("qweight", "I32", {16, words});
+      linear.Add("qzeros", "I32", {2, words});
+      linear.Add("scales", "BF16", {2, n});
+      for (const std::string name : {"qweight", "qzeros"}) {
+        for (uint8_t& byte : linear.tensors[name].bytes) byte = static_cast<uint8_t>(random());
+      }
+      const auto weight = linear.Decode();
+      ASSERT_TRUE(weight.ok()) << weight.status();
+      ASSERT_TRUE(Validate(*weight).ok()) << Validate(*weight);
+      EXPECT_EQ(weight->description, Asymmetric(bits, 8, DType::kBf16));
+      const auto code = [&](const std::string& name, int row, int col) {
+        int out = 0;
+        for (int bit = 0; bit < bits; ++bit) {
+          const int at = row * words * 32 + col * bits + bit;
+          out |= (linear.tensors[name].bytes[at / 8] >> (at % 8) & 1) << bit;
+        }
+        return out;
+      };
+      int wrong = 0;
+      for (int row = 0; row < 16; ++row) {
+        for (int col = 0; col < n; ++col) {
+          wrong += weight->Code(row, col) != code("qweight", row, col);
+          wrong += weight->Zero(row / 8, col) != code("qzeros", row / 8, col);
+        }
+      }
+      EXPECT_EQ(wrong, 0) << bits << " " << n;
+    }
+  }
 }
 
 TEST(AwqFormat, ScalesOfBf16) {
@@ -206,17 +266,14 @@ TEST_P(AwqRefusal, NamesTensorFoundAndExpected) {
 
 std::vector<Refusal> Refusals() {
   return {
-      {"QweightMissing", Without("qweight"), {"\"qweight\": got nothing, expected I32 [K, N/8]"}},
+      {"QweightMissing", Without("qweight"), {"\"qweight\": got nothing, expected I32 [K, words of N]"}},
       {"ScalesMissing",
        Without("scales"),
        {"\"scales\": got nothing, expected F16 or BF16 [K/group_size, N]"}},
       {"QzerosMissing", Without("qzeros"), {"\"qzeros\": got nothing, expected I32"}},
-      {"QzerosMissingBecauseSymmetric",
-       [](Linear* l) {
-         l->Set("zero_point", Setting::Literal(false));
-         l->tensors.erase("qzeros");
-       },
-       {"\"qzeros\": got nothing (zero_point is false), expected I32"}},
+      {"ZeroPointsThoughThereAreNone",
+       With("zero_point", Setting::Literal(false)),
+       {"\"qzeros\": got zero point 0 at [0, 0], expected 8, as zero_point is false"}},
       {"QweightDtype", WithDtype("qweight", "U32"), {"\"qweight\": got dtype U32, expected I32"}},
       {"QzerosDtype", WithDtype("qzeros", "F16"), {"\"qzeros\": got dtype F16, expected I32"}},
       {"ScalesDtype",
@@ -306,19 +363,17 @@ std::vector<Refusal> Refusals() {
       {"ScaleIsNan",
        [](Linear* l) { l->Put<uint16_t>("scales", 17, 0x7e00); },
        {"\"scales\": got NaN at element 17, expected numbers"}},
-      {"EightBits", With("bits", 8), {"bits: got 8, expected 4"}},
+      {"OtherBits",
+       With("bits", 8),
+       {"\"qweight\": got shape [64, 2], expected [64, 4]", "codes of 8 bits"}},
+      {"OneBit", With("bits", 1), {"bits: got 1, expected 2 to 8"}},
+      {"NineBits", With("bits", 9), {"bits: got 9, expected 2 to 8"}},
       {"Gemv",
        With("version", Setting::String("gemv")),
-       {"version: got \"gemv\", expected \"gemm\"", "along K"}},
-      {"GemvFast",
-       With("version", Setting::String("GEMV_fast")),
-       {"version: got \"gemv_fast\"", "16-bit"}},
-      {"Marlin",
-       With("checkpoint_format", Setting::String("marlin")),
-       {"version: got \"marlin\"", "kernel's order"}},
+       {"version: got \"gemv\", expected \"gemm\""}},
       {"UnknownVersion",
-       With("version", Setting::String("gemm2")),
-       {"version: got \"gemm2\"", "knows"}},
+       With("checkpoint_format", Setting::String("gemm2")),
+       {"version: got \"gemm2\", expected \"gemm\""}},
   };
 }
 

@@ -66,10 +66,10 @@ TEST(Formats, SaysWhatWasFoundAndWhatEachFormatMissed) {
     EXPECT_THAT(message, HasSubstr(std::string(tried->name) + ": quant_method is not"));
   }
   Setting config = Method("awq");
-  config.members["version"] = Setting::String("gemv");
+  config.members["version"] = Setting::String("ipex");
   const auto version = FindFormat(config);
   EXPECT_EQ(version.status().code(), absl::StatusCode::kUnimplemented);
-  EXPECT_THAT(std::string(version.status().message()), HasSubstr("awq: version: got \"gemv\""));
+  EXPECT_THAT(std::string(version.status().message()), HasSubstr("awq: version: got \"ipex\""));
 }
 
 TEST(Formats, SettingsThatNoFormatCouldReadAreInvalid) {

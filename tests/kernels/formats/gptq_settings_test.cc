@@ -97,10 +97,7 @@ TEST(GptqSettings, Refusals) {
   const auto unread = absl::StatusCode::kUnimplemented;
   const Setting none = {Setting::Kind::kNull};
   for (const Refused& refused : {
-           Refused{"checkpoint_format", Setting::String("marlin"), unread,
-                   "checkpoint_format: got \"marlin\", expected \"gptq\", \"gptq_v2\""},
-           {"is_marlin_format", kYes, unread, "checkpoint_format: got \"marlin\""},
-           {"checkpoint_format", Setting::String("bitblas"), unread, "got \"bitblas\""},
+           Refused{"checkpoint_format", Setting::String("bitblas"), unread, "got \"bitblas\""},
            {"bits", Setting::Literal(int64_t{6}), unread, "bits: got 6, expected 2, 3, 4 or 8"},
            {"pack_dtype", Setting::String("int16"), unread, "pack_dtype: got \"int16\""},
            {"bits", none, invalid, "bits: got nothing"},

@@ -1,0 +1,181 @@
+// Format "awq-gemv-fast": AutoAWQ's version gemv_fast, which is llm-awq's second, 4 bits.
+//
+//   qweight I16 [N/4, K], or the same bytes as I32 [N/4, K/2]: codes in the order below
+//   scales F16 or BF16 [P, N], those of groups, then 0       W[k, n] = q * scales[k / g, n]
+//   qzeros [P, N] of the same type: -z * scales                      + qzeros[k / g, n]
+//     (AutoAWQ; llm-awq and GPTQModel call it scaled_zeros)
+//   bias [N], optional
+//
+// P is what the groups need, rounded up (PadAwqGroups), so that group_size has to be said. Four
+// columns lie together; of each 64 rows every one of them has 16 numbers of four codes, the lowest
+// bits first: of each 32 rows 0 8 16 24 1 9 17 25 ... 7 15 23 31, with 2 places for 8 and 4 for 1.
+//
+// Where every qzeros is -z * scale as its type rounds it, z a whole number from 0 to 15, the weight
+// has those zero points and is (q - z) * scale, what the other versions of the file are. Else
+// (DeepCompressor, which rounds zeros by themselves) it is the sum.
+// Facts: AutoAWQ 0.2.9, modules/linear/gemv_fast.py; llm-awq, quantize/qmodule.py; DeepCompressor,
+// backend/tinychat/utils.py.
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <optional>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/half.h"
+#include "kernels/base/status.h"
+#include "kernels/formats/awq_linear.h"
+#include "kernels/formats/codes.h"
+#include "kernels/formats/format.h"
+#include "kernels/formats/tensors.h"
+
+namespace awqd {
+namespace {
+
+constexpr absl::string_view kSuffixes[] = {"qweight", "scales", "qzeros", "scaled_zeros", "bias"};
+constexpr absl::string_view kOptional[] = {"qzeros", "scaled_zeros", "bias"};
+constexpr absl::string_view kCommon[] = {"scales", "bias"};
+constexpr absl::string_view kVersions[] = {"gemv_fast", "llm-awq"};
+constexpr AwqVersion kVersion = {.names = kVersions};
+
+constexpr int64_t kColumns = 4;  // that lie together
+constexpr int64_t kStride = 64;  // rows of one of them that do
+constexpr int kMostCode = 15;
+
+absl::StatusOr<QuantConfig> Read(const Setting& config) { return ReadAwqConfig(config, kVersion); }
+
+// --- Codes ---
+
+// The nibble of each of 32 rows.
+constexpr std::array<uint8_t, 32> Places() {
+  std::array<uint8_t, 32> out = {};
+  for (int row = 0; row < 32; ++row) {
+    out[row] = static_cast<uint8_t>(row / 8 + 4 * (row % 2) + 8 * (row % 8 / 2));
+  }
+  return out;
+}
+
+std::vector<uint8_t> DecodeCodes(absl::Span<const uint8_t> bytes, int64_t k, int64_t n) {
+  static constexpr std::array<uint8_t, 32> kPlaces = Places();
+  return PackTransposed(n, k, 4, [&](int64_t col, int64_t row0, int64_t count, uint8_t* to) {
+    for (int64_t row = row0; row < row0 + count; ++row) {
+      const int64_t at = col / kColumns * kColumns * k + row / kStride * kStride * kColumns +
+                         col % kColumns * kStride + row % kStride / 32 * 32 + kPlaces[row % 32];
+      *to++ = bytes[at / 2] >> (at % 2 * 4) & kMostCode;
+    }
+  });
+}
+
+// --- Zeros ---
+
+float Rounded(float value, DType type) {
+  return type == DType::kFp16 ? HalfToFloat(FloatToHalf(value)) : Bf16ToFloat(FloatToBf16(value));
+}
+
+// The whole number that `zero` is minus `scale` times, as the type rounds it.
+std::optional<uint8_t> ZeroPoint(float scale, float zero, DType type) {
+  if (scale == 0) return zero == 0 ? std::optional<uint8_t>(0) : std::nullopt;
+  const float point = std::nearbyint(-zero / scale);
+  if (!(point >= 0 && point <= kMostCode) || Rounded(point * scale, type) != -zero) {
+    return std::nullopt;
+  }
+  return static_cast<uint8_t>(point);
+}
+
+// Real ones, behind the scale: the weight's formula subtracts them.
+void SetRealZeros(absl::Span<const uint8_t> zeros, DType type, HostWeight* out) {
+  out->description.zero_kind = ZeroKind::kRealAfter;
+  out->description.zero_dtype = type;
+  out->zeros.assign(zeros.begin(), zeros.begin() + out->scales.size());
+  for (size_t i = 1; i < out->zeros.size(); i += 2) out->zeros[i] ^= 0x80;
+}
+
+absl::Status DecodeZeros(const AwqLinear& settings, absl::string_view name, const TensorView& zeros,
+                         DType type, HostWeight* out) {
+  const int64_t n = out->n, cells = static_cast<int64_t>(out->scales.size()) / 2;
+  std::vector<uint8_t> points(cells);
+  int64_t odd = -1;  // the first that is no zero point
+  for (int64_t i = 0; i < cells; ++i) {
+    const float scale = LoadElement(out->scales.data(), type, i);
+    const float zero = LoadElement(zeros.bytes.data(), type, i);
+    const float points_away = -zero / scale;
+    // Half a step of rounding each way; a zero of the wrong sign or group is mostly far from it.
+    if (zero != 0 && !(points_away >= -0.5f && points_away <= kMostCode + 0.5f)) {
+      return BadTensor(name, absl::StrCat(zero, " at [", i / n, ", ", i % n, "] of scale ", scale),
+                       "minus 0 to 15 times the scale");
+    }
+    const std::optional<uint8_t> point = ZeroPoint(scale, zero, type);
+    if (!point && odd < 0) odd = i;
+    points[i] = point.value_or(0);
+  }
+  if (odd < 0) return SetAwqZeros(settings, name, std::move(points), out);
+  if (settings.zero_point.value_or(true)) {
+    SetRealZeros(zeros.bytes, type, out);
+    return absl::OkStatus();
+  }
+  return BadTensor(name, absl::StrCat("no zero point at [", odd / n, ", ", odd % n, "]"),
+                   "minus 8 times the scale, as zero_point is false");
+}
+
+// qzeros, or scaled_zeros.
+absl::StatusOr<absl::string_view> ZerosName(const LinearTensors& tensors) {
+  const bool scaled = FindTensor(tensors, "scaled_zeros") != nullptr;
+  if (scaled && FindTensor(tensors, "qzeros") != nullptr) {
+    return BadTensor("scaled_zeros", "a tensor", "none beside \"qzeros\"");
+  }
+  return absl::string_view(scaled ? "scaled_zeros" : "qzeros");
+}
+
+// --- All of it ---
+
+// K, of a tensor of bytes whose type does not matter.
+absl::StatusOr<int64_t> InFeatures(const TensorView& qweight) {
+  const int64_t k = qweight.dtype == "I32" ? qweight.shape[1] * 2 : qweight.shape[1];
+  if (k % kStride == 0) return k;
+  return BadTensor("qweight", absl::StrCat("K = ", k), "a multiple of 64: 64 rows lie together");
+}
+
+absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& tensors) {
+  const absl::StatusOr<AwqLinear> settings = ReadAwqLinear(object, kVersion);
+  if (!settings.ok()) return absl::InvalidArgumentError(settings.status().message());
+  AWQD_ASSIGN_OR_RETURN(const TensorView* qweight, NeedTensor(tensors, "qweight", "I16 [N/4, K]"));
+  AWQD_ASSIGN_OR_RETURN(const TensorView* scales,
+                        NeedTensor(tensors, "scales", "F16 or BF16 [padded groups, N]"));
+  AWQD_ASSIGN_OR_RETURN(const absl::string_view name, ZerosName(tensors));
+  AWQD_ASSIGN_OR_RETURN(const TensorView* zeros,
+                        NeedTensor(tensors, name, "F16 or BF16 [padded groups, N]"));
+  AWQD_RETURN_IF_ERROR(CheckTensor("qweight", *qweight, {"I16", "I32"}, 2));
+  AWQD_ASSIGN_OR_RETURN(const DType type, CheckScales("scales", *scales, 2, false));
+  AWQD_ASSIGN_OR_RETURN(const DType zeros_type, CheckScales(name, *zeros, 2, false));
+  HostWeight out;
+  out.format = std::string(kAwqGemvFastFormat.name);
+  out.n = qweight->shape[0] * kColumns;
+  AWQD_ASSIGN_OR_RETURN(out.k, InFeatures(*qweight));
+  AWQD_ASSIGN_OR_RETURN(const PaddedGroups groups, PadAwqGroups(*settings, out.k));
+  AWQD_RETURN_IF_ERROR(CheckShape(
+      "scales", *scales, {groups.padded, out.n},
+      absl::StrCat("[padded groups, N] for \"qweight\" [N/4, K] and groups of ", groups.rows)));
+  AWQD_RETURN_IF_ERROR(CheckShape(name, *zeros, {groups.padded, out.n}, "as \"scales\""));
+  if (type != zeros_type) {
+    return BadTensor(name, absl::StrCat("dtype ", zeros->dtype),
+                     absl::StrCat(scales->dtype, ", as \"scales\""));
+  }
+  out.description = Asymmetric(4, BlockRows(groups.rows, out.k), type);
+  AWQD_ASSIGN_OR_RETURN(out.scales, TakeGroups(groups, out.n, scales->bytes));
+  AWQD_RETURN_IF_ERROR(DecodeZeros(*settings, name, *zeros, type, &out));
+  AWQD_ASSIGN_OR_RETURN(out.bias, DecodeBias(tensors, out.n));
+  out.codes = DecodeCodes(qweight->bytes, out.k, out.n);
+  return out;
+}
+
+}  // namespace
+
+const Format kAwqGemvFastFormat = {.name = "awq-gemv-fast",
+                                   .quant_method = "awq",
+                                   .suffixes = kSuffixes,
+                                   .optional_suffixes = kOptional,
+                                   .common_suffixes = kCommon,
+                                   .settings = kAwqSettings,
+                                   .read = Read,
+                                   .decode = Decode};
+
+}  // namespace awqd
