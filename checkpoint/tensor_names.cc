@@ -32,6 +32,7 @@ bool IsCommon(const Format& format, absl::string_view suffix) {
 
 bool TellsOfLinear(const Format& format, absl::string_view suffix) {
   if (IsCommon(format, suffix)) return false;
+  if (format.common_suffixes.empty()) return !IsOptional(format, suffix);
   const auto needed = [&](absl::string_view other) {
     return other != format.suffixes.front() && !IsOptional(format, other);
   };

@@ -51,7 +51,7 @@ def e4m3_values():
 E2M1_VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
 DTYPES = {np.dtype("<f2"): "F16", np.dtype("<f4"): "F32", np.dtype("i1"): "I8", np.dtype("u1"): "U8",
-          np.dtype("<i4"): "I32", np.dtype("<i8"): "I64"}
+          np.dtype("<i2"): "I16", np.dtype("<i4"): "I32", np.dtype("<i8"): "I64"}
 
 
 def wide(values):
@@ -99,6 +99,7 @@ class Goldens:
         self.args = parser.parse_args()
         self.folder = None
         self.cases = []
+        self.format = None  # of the checkpoints, where it is not the folder's name
 
     def start(self, script):
         self.folder = self.args.out or pathlib.Path(script).resolve().parent
@@ -154,6 +155,7 @@ class Goldens:
 
     def finish(self, **source):
         write_json(self.folder / "goldens" / "cases.json", {
+            **({"format": self.format} if self.format else {}),
             "about": "matmul = activations (FP16) @ dequantized (FP16 [K, N]) + the weight's bias, in float64; "
                      "dequantized_fnv1a64 is FNV-1a of the row-major FP16 bytes",
             "source": {"numpy": np.__version__, **source}, "cases": self.cases})

@@ -131,6 +131,22 @@ std::vector<BadCase> BadCases() {
       {"nvfp4-pack-quantized", "weight_scale", truncated("weight_scale")},
       {"mxfp4-pack-quantized", "weight_scale", nan("weight_scale", "\xff")},
       {"mxfp4-pack-quantized", "weight_scale", taller("weight_packed")},
+      {"qserve", "qweight", truncated("qweight")},
+      {"qserve", "s1_scales", nan("s1_scales", half_nan)},
+      {"qserve", "s2_scales", [](P* p) { Part(p, "s2_scales").mutable_raw()->back() = 18; }},
+      {"qserve", "s2_zeros", missing("s2_zeros")},
+      {"qserve", "group_size", set("group_size", "96")},
+      {"awq-gemv", "scales", taller("scales")},
+      {"awq-gemv", "qzeros", missing("qzeros")},
+      {"awq-gemv", "group_size", set("group_size", "48")},
+      {"awq-gemv-fast", "qweight", truncated("qweight")},
+      {"awq-gemv-fast", "qzeros", nan("qzeros", half_nan)},
+      {"awq-gemv-fast", "zero_point", set("zero_point", "false")},
+      {"awq-marlin", "scales", nan("scales", half_nan)},
+      {"awq-marlin", "zero_point", set("zero_point", "true")},
+      {"gptq-marlin", "tensor \"B\"", typed("B", v1::FP16)},
+      {"gptq-marlin", "tensor \"s\"", taller("s")},
+      {"gptq-marlin", "sym", set("sym", "false")},
   };
 }
 

@@ -80,7 +80,8 @@ class ExpertsTest : public SharedServerTest {
     v1::PackedStack out;
     for (int e = 0; e < kExperts; ++e) {
       const bool stacked = projection == "down_proj";
-      const GoldenCase golden = {.format = "experts",
+      const GoldenCase golden = {.folder = "experts",
+                                 .format = "experts",
                                  .model = "moe",
                                  .weight = stacked
                                                ? "moe.experts." + projection

@@ -48,11 +48,29 @@ double Apply(v1::ActivationFunction function, double x) {
 
 std::vector<GoldenCase> AllCases() {
   std::vector<GoldenCase> out;
-  for (const char* format :
-       {"plain", "int-quantized", "fastertransformer", "gemlite", "fp8", "modelopt", "mxfp4",
-        "bitsandbytes", "bitsandbytes-int8", "hqq", "gptq", "auto-round", "pack-quantized",
-        "float-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized", "qserve"}) {
-    for (GoldenCase& golden : GoldenCases(format)) out.push_back(std::move(golden));
+  for (const char* folder : {"plain",
+                             "int-quantized",
+                             "fastertransformer",
+                             "gemlite",
+                             "fp8",
+                             "modelopt",
+                             "mxfp4",
+                             "bitsandbytes",
+                             "bitsandbytes-int8",
+                             "hqq",
+                             "gptq",
+                             "auto-round",
+                             "pack-quantized",
+                             "float-quantized",
+                             "nvfp4-pack-quantized",
+                             "mxfp4-pack-quantized",
+                             "qserve",
+                             "awq-gemm",
+                             "awq-gemv",
+                             "awq-gemv-fast",
+                             "awq-marlin",
+                             "gptq-marlin"}) {
+    for (GoldenCase& golden : GoldenCases(folder)) out.push_back(std::move(golden));
   }
   return out;
 }
@@ -66,7 +84,7 @@ std::string TestName(const testing::TestParamInfo<GoldenCase>& info) {
 
 class FormatsTest : public SharedServerTest {
  protected:
-  static std::string Model(const GoldenCase& golden) { return golden.format + "." + golden.model; }
+  static std::string Model(const GoldenCase& golden) { return golden.folder + "." + golden.model; }
 
   // Copies the checkpoint into the repository and loads it.
   absl::Status Load(const GoldenCase& golden) {
@@ -243,7 +261,8 @@ TEST_F(FormatsTest, TheServerNamesItsFormats) {
   EXPECT_THAT(formats, testing::IsSupersetOf({"awq", "plain", "int-quantized", "fastertransformer",
                                               "gemlite", "gptq", "auto-round", "pack-quantized",
                                               "float-quantized", "nvfp4-pack-quantized",
-                                              "mxfp4-pack-quantized"}));
+                                              "mxfp4-pack-quantized", "qserve", "awq-gemv",
+                                              "awq-gemv-fast", "awq-marlin", "gptq-marlin"}));
 }
 
 }  // namespace

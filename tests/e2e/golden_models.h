@@ -12,9 +12,10 @@
 namespace awqd {
 
 struct GoldenCase {
-  std::string format;       // the folder
-  std::string model;        // the directory in it
-  std::string weight;       // the path of a linear
+  std::string folder;
+  std::string format;  // of its checkpoints: the folder's name, but where cases.json says another
+  std::string model;   // the directory in it
+  std::string weight;  // the path of a linear
   std::string description;  // "w8cs"
   int64_t k = 0, n = 0;
   std::string dequantized_fnv1a64;  // of the FP16 bytes [K, N]
@@ -29,12 +30,12 @@ struct GoldenCase {
 
   std::string Folder() const;
   // "plain.w4-groups.layer", for names of tests.
-  std::string Name() const { return format + "." + model + "." + weight; }
+  std::string Name() const { return folder + "." + model + "." + weight; }
 };
 
 inline void PrintTo(const GoldenCase& golden, std::ostream* out) { *out << golden.Name(); }
 
-std::vector<GoldenCase> GoldenCases(const std::string& format);
+std::vector<GoldenCase> GoldenCases(const std::string& folder);
 
 // The tensors of the case's linear and the settings of its checkpoint as an inline weight.
 v1::PackedWeight InlineOf(const GoldenCase& golden);

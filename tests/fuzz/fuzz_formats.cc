@@ -40,11 +40,11 @@ class Input {
   size_t size_;
 };
 
-constexpr const char* kDtypes[] = {"I32", "F16", "BF16", "F32", "U8", "I8", "F64"};
-constexpr const char* kWords[] = {"true",      "false", "channel", "group",    "tensor",
-                                  "gemm",      "",      "x",       "multiply", "fp8",
-                                  "fp8_pb_wo", "mxfp8", "nvfp4",   "w4a16_awq",
-                                  "block",     "dense", "padded",  "weight"};
+constexpr const char* kDtypes[] = {"I32", "F16", "BF16", "F32", "U8", "I8", "F64", "I16"};
+constexpr const char* kWords[] = {"true",  "false",     "channel",  "group", "tensor",    "gemm",
+                                  "",      "x",         "multiply", "fp8",   "fp8_pb_wo", "mxfp8",
+                                  "nvfp4", "w4a16_awq", "block",    "dense", "padded",    "weight",
+                                  "gemv",  "gemv_fast", "marlin"};
 constexpr int64_t kMaxBytes = 1 << 18;
 
 // Absent, a small number, or a word that some format knows.
@@ -58,9 +58,9 @@ void AddSetting(absl::string_view name, Input* in, awqd::Setting* settings) {
 
 // Bytes that fit the shape where that is small, so that decoding gets past the first check.
 int64_t FittingBytes(const awqd::TensorView& tensor) {
-  int64_t bytes = tensor.dtype == "I32" || tensor.dtype == "F32"    ? 4
-                  : tensor.dtype == "F16" || tensor.dtype == "BF16" ? 2
-                                                                    : 1;
+  int64_t bytes = tensor.dtype == "I32" || tensor.dtype == "F32"                             ? 4
+                  : tensor.dtype == "F16" || tensor.dtype == "BF16" || tensor.dtype == "I16" ? 2
+                                                                                             : 1;
   for (int64_t dim : tensor.shape) {
     if (dim <= 0 || dim > kMaxBytes / bytes) return 0;
     bytes *= dim;
@@ -92,7 +92,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const uint8_t head = in.Byte();
     if (head & 0x80) continue;
     awqd::TensorView tensor;
-    tensor.dtype = kDtypes[(head & 7) % 7];
+    tensor.dtype = kDtypes[head & 7];
     for (int rank = head >> 4 & 3; rank > 0; --rank) tensor.shape.push_back(in.Dimension());
     storage.emplace_back(FittingBytes(tensor) + (head & 8 ? 1 : 0));
     for (size_t i = 0; i < std::min<size_t>(storage.back().size(), 64); ++i) {

@@ -158,66 +158,6 @@ TEST(AwqFormat, SettingsUnderEveryName) {
   EXPECT_EQ(weight->description, Asymmetric(4, 32));
 }
 
-TEST(AwqFormat, WithoutZeroPointsTheyAreTheMiddle) {
-  for (const int bits : {2, 4, 8}) {
-    Linear linear = MakeLinear(64, 16, 32);
-    linear.Set("bits", bits);
-    linear.Set("zero_point", Setting::Literal(false));
-    linear.Reshape("qweight", {64, bits / 2});
-    linear.Reshape("qzeros", {2, bits / 2});
-    for (uint8_t& byte : linear.tensors["qzeros"].bytes) {
-      byte = bits == 8 ? 0x80 : bits == 4 ? 0x88 : 0xaa;
-    }
-    for (int i = 0; i < 2; ++i) {
-      const auto weight = linear.Decode();
-      ASSERT_TRUE(weight.ok()) << weight.status();
-      ASSERT_TRUE(Validate(*weight).ok()) << Validate(*weight);
-      EXPECT_EQ(weight->description, Symmetric(bits, 32)) << bits;
-      linear.tensors.erase("qzeros");
-    }
-  }
-}
-
-// Dense words of every other width, packed a bit at a time.
-TEST(AwqFormat, OtherWidthsAreInNaturalOrder) {
-  std::mt19937 random(11);
-  for (int bits = 2; bits <= 8; ++bits) {
-    if (bits == 4) continue;
-    for (const int n : {32, 40, 7}) {
-      Linear linear = {.format = &kAwqFormat};
-      linear.Set("bits", bits);
-      linear.Set("group_size", 8);
-      const int words = (n * bits + 31) / 32;
-      linear.Add("qweight", "I32", {16, words});
-      linear.Add("qzeros", "I32", {2, words});
-      linear.Add("scales", "BF16", {2, n});
-      for (const std::string name : {"qweight", "qzeros"}) {
-        for (uint8_t& byte : linear.tensors[name].bytes) byte = static_cast<uint8_t>(random());
-      }
-      const auto weight = linear.Decode();
-      ASSERT_TRUE(weight.ok()) << weight.status();
-      ASSERT_TRUE(Validate(*weight).ok()) << Validate(*weight);
-      EXPECT_EQ(weight->description, Asymmetric(bits, 8, DType::kBf16));
-      const auto code = [&](const std::string& name, int row, int col) {
-        int out = 0;
-        for (int bit = 0; bit < bits; ++bit) {
-          const int at = row * words * 32 + col * bits + bit;
-          out |= (linear.tensors[name].bytes[at / 8] >> (at % 8) & 1) << bit;
-        }
-        return out;
-      };
-      int wrong = 0;
-      for (int row = 0; row < 16; ++row) {
-        for (int col = 0; col < n; ++col) {
-          wrong += weight->Code(row, col) != code("qweight", row, col);
-          wrong += weight->Zero(row / 8, col) != code("qzeros", row / 8, col);
-        }
-      }
-      EXPECT_EQ(wrong, 0) << bits << " " << n;
-    }
-  }
-}
-
 TEST(AwqFormat, ScalesOfBf16) {
   Linear linear = MakeLinear(64, 8, 32);
   linear.tensors["scales"].dtype = "BF16";
@@ -266,7 +206,9 @@ TEST_P(AwqRefusal, NamesTensorFoundAndExpected) {
 
 std::vector<Refusal> Refusals() {
   return {
-      {"QweightMissing", Without("qweight"), {"\"qweight\": got nothing, expected I32 [K, words of N]"}},
+      {"QweightMissing",
+       Without("qweight"),
+       {"\"qweight\": got nothing, expected I32 [K, words of N]"}},
       {"ScalesMissing",
        Without("scales"),
        {"\"scales\": got nothing, expected F16 or BF16 [K/group_size, N]"}},
