@@ -144,8 +144,8 @@ std::vector<BadCase> BadCases() {
       {"awq-gemv-fast", "zero_point", set("zero_point", "false")},
       {"awq-marlin", "scales", nan("scales", half_nan)},
       {"awq-marlin", "zero_point", set("zero_point", "true")},
-      {"gptq-marlin", "tensor \"B\"", typed("B", v1::FP16)},
-      {"gptq-marlin", "tensor \"s\"", taller("s")},
+      {"gptq-marlin", "tensors[\"B\"]", typed("B", v1::FP16)},
+      {"gptq-marlin", "tensors[\"s\"]", taller("s")},
       {"gptq-marlin", "sym", set("sym", "false")},
   };
 }

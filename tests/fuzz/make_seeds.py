@@ -6,18 +6,16 @@ Usage: make_seeds.py
 """
 import json
 import pathlib
+import re
 import struct
 
 DATA = pathlib.Path(__file__).resolve().parents[1] / "data"
 OUT = pathlib.Path(__file__).resolve().parent / "corpus" / "fuzz_formats"
 
-# As AllFormats() has them: the first byte of an input is a place in it.
-ORDER = ["awq", "int-quantized", "plain", "fastertransformer", "gemlite", "fp8", "modelopt", "mxfp4", "bitsandbytes",
-         "bitsandbytes-int8", "hqq", "gptq", "auto-round", "pack-quantized", "float-quantized", "nvfp4-pack-quantized",
-         "mxfp4-pack-quantized", "qserve"]
-# Of those that have seeds: Format::settings, Format::suffixes.
+# Of the formats that have seeds: Format::settings, Format::suffixes.
+AWQ = ["bits", "group_size", "version", "zero_point"]
 FORMATS = {
-    "awq": (["bits", "group_size", "version", "zero_point"], ["qweight", "qzeros", "scales", "bias"]),
+    "awq": (AWQ, ["qweight", "qzeros", "scales", "bias"]),
     "int-quantized": (["activations", "group_size", "num_bits", "strategy", "symmetric"],
                       ["weight", "weight_scale", "weight_zero_point", "bias", "input_scale", "input_zero_point"]),
     "plain": (["bits", "group_size", "symmetric", "zero"], ["codes", "zeros", "scales", "bias"]),
@@ -36,13 +34,31 @@ FORMATS = {
     "mxfp4-pack-quantized": (["group_size"],
                              ["weight_packed", "weight_scale", "bias", "input_global_scale", "input_scale", "output_scale",
                               "output_zero_point"]),
+    "qserve": (["bits", "group_size"], ["qweight", "s1_scales", "s1_szeros", "s2_scales", "s2_zeros", "bias"]),
+    "awq-gemv": (AWQ, ["qweight", "qzeros", "scales", "bias"]),
+    "awq-gemv-fast": (AWQ, ["qweight", "scales", "qzeros", "scaled_zeros", "bias"]),
+    "awq-marlin": (AWQ, ["qweight", "scales", "qzeros", "bias"]),
+    "gptq-marlin": (["bits", "desc_act", "group_size", "sym"], ["B", "s", "bias"]),
 }
 # A request's types, which inputs have, for those of files.
 STANDS_FOR = {"F8_E4M3": "U8", "F8_E8M0": "U8", "I64": "I32"}
-DTYPES = ["I32", "F16", "BF16", "F32", "U8", "I8"]
+DTYPES = ["I32", "F16", "BF16", "F32", "U8", "I8", "F64", "I16"]
 WORDS = ["true", "false", "channel", "group", "tensor", "gemm", "", "x", "multiply",
-         "fp8", "fp8_pb_wo", "mxfp8", "nvfp4", "w4a16_awq", "block", "dense", "padded", "weight"]
+         "fp8", "fp8_pb_wo", "mxfp8", "nvfp4", "w4a16_awq", "block", "dense", "padded", "weight", "gemv", "gemv_fast",
+         "marlin"]
 DATA_BYTES = 64  # of each tensor that an input holds
+
+
+def table():
+    """Names of all formats in the order of AllFormats(): the first byte of an input is a place in it."""
+    folder = pathlib.Path(__file__).resolve().parents[2] / "kernels" / "formats"
+    names = {}
+    for source in sorted(folder.rglob("*.cc")):
+        names.update(re.findall(r'const Format (k\w+) = \{\s*\.name = "([^"]+)"', source.read_text()))
+    return [names[constant] for constant in re.findall(r"&(k\w+Format)\b", (folder / "formats.cc").read_text())]
+
+
+ORDER = table()
 
 
 def setting(value):
@@ -85,6 +101,11 @@ def linears(folder):
     return found
 
 
+def fits(tensors):
+    """Whether an input can say their dimensions, a byte each."""
+    return all(max(shape, default=0) < 256 for _, shape, _ in tensors.values())
+
+
 def settings_of(folder, weight_dtype):
     config = json.loads((folder / "config.json").read_text())["quantization_config"]
     groups = config.get("config_groups")
@@ -101,6 +122,8 @@ def main():
             folder = DATA / kind / case["model"]
             found = linears(folder)
             if case["weight"] not in found or case.get("format", kind) != kind:  # a slice, or of another format
+                continue
+            if not fits(found[case["weight"]]):
                 continue
             settings = case.get("settings") or settings_of(folder, case["description"][:2])
             write(f"{kind}-{case['model']}-{case['weight']}", kind, settings, found[case["weight"]])
