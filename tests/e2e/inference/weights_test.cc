@@ -92,7 +92,7 @@ TEST_F(InferenceTest, OddInlineWeightsAreRefused) {
               absl::StatusCode::kInvalidArgument)
         << group;
   }
-  EXPECT_EQ(error([](v1::PackedWeight& p) { p.set_bits(3); }), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(error([](v1::PackedWeight& p) { p.set_bits(9); }), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(error([](v1::PackedWeight& p) { p.clear_qzeros(); }),
             absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(error([](v1::PackedWeight& p) { p.mutable_scales()->mutable_raw()->pop_back(); }),

@@ -55,7 +55,7 @@ TEST(PackedWeight, NamesTheBadField) {
   EXPECT_EQ(Spoilt([](P* p) { p->Clear(); }), "packed.qweight");
   EXPECT_EQ(Spoilt([](P* p) { p->clear_qzeros(); }), "packed.qzeros");
   EXPECT_EQ(Spoilt([](P* p) { p->clear_scales(); }), "packed.scales");
-  EXPECT_EQ(Spoilt([](P* p) { p->set_bits(8); }), "packed.bits");
+  EXPECT_EQ(Spoilt([](P* p) { p->set_bits(9); }), "packed.bits");
   EXPECT_EQ(Spoilt([](P* p) { p->set_group_size(-2); }), "packed.group_size");
   EXPECT_EQ(Spoilt([](P* p) { p->set_group_size(100); }), "packed.group_size");
   EXPECT_EQ(Spoilt([](P* p) { p->set_group_size(256); }), "packed.group_size");
@@ -108,7 +108,7 @@ TEST(PackedWeight, MessagesSpeakOfTheRequest) {
   packed = GoodPacked();
   packed.clear_qzeros();
   EXPECT_THAT(std::string(DecodePacked(packed).status().message()),
-              HasSubstr("packed.qzeros: got nothing, expected INT32 [K/group_size, N/8]"));
+              HasSubstr("packed.qzeros: got nothing, expected INT32 [K/group_size, words of N]"));
 }
 
 // --- By the name of a format ---
