@@ -45,13 +45,19 @@ __device__ __forceinline__ float ToFloat(uint32_t half, const float* table) {
 template <class Record>
 __device__ __forceinline__ void ReadFloatScales(const uint8_t* meta, int chunk,
                                                 float (&scales)[8]) {
-  constexpr int kBytes = mma16::HasFloatScales(Record::kCode) ? 4 : 2;
-  const uint8_t* const from = meta + (chunk / 2 * 16 + chunk % 2) * kBytes;
+  if constexpr (mma16::HasFloatScales(Record::kCode)) {
+    const float4* const from = reinterpret_cast<const float4*>(meta + chunk / 2 * 64);
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const uint8_t* const at = from + 2 * i * kBytes;
-    scales[i] = kBytes == 4 ? __ldg(reinterpret_cast<const float*>(at))
-                            : Fp16ToFloat(__ldg(reinterpret_cast<const uint16_t*>(at)));
+    for (int i = 0; i < 4; ++i) {
+      const float4 two = __ldg(from + i);  // of this chunk, and of its neighbour
+      scales[2 * i] = chunk % 2 == 0 ? two.x : two.y;
+      scales[2 * i + 1] = chunk % 2 == 0 ? two.z : two.w;
+    }
+  } else {
+    uint32_t pairs[4];
+    ReadScales(meta, chunk, pairs);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) scales[i] = Fp16ToFloat(pairs[i / 2] >> i % 2 * 16 & 0xffff);
   }
 }
 

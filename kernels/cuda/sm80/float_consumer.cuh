@@ -160,29 +160,30 @@ class Consumer<FloatMath<kX, Record>, Config> {
   }
 
   // Two steps: into the sums of bare records, with their own scales into the sums where those
-  // change within a unit, else into `part`.
+  // change within a unit, for 32 rows at least or for 16, else into `part`.
   __device__ __forceinline__ void AddSteps(int r, int half, int pair, const Codes& codes,
                                            RowSums& part, RowSums& sums) const {
     const Pairs a[2] = {decoder_.Decode(codes, pair * 2), decoder_.Decode(codes, pair * 2 + 1)};
     LaneScales scales[2];
-    if constexpr (Record::kFine) {
 #pragma unroll
-      for (int s = 0; s < 2; ++s) scales[s] = Scales(r, half * 4 + pair * 2 + s);
+    for (int s = 0; s < Record::kMetas / 4; ++s) {
+      scales[s] = Scales(r, half * 4 + pair * 2 + s);
     }
 #pragma unroll
     for (int j = 0; j < Config::kTokenTiles; ++j) {
       uint32_t b[4];
       LoadMatrices(tokens_[pair] + half * kHalfTokenBytes + j * 8 * Config::kTokenBytes, b);
+      float own[4] = {};
 #pragma unroll
       for (int s = 0; s < 2; ++s) {
-        if constexpr (Record::kFine) {
-          float step[4] = {};
-          Math::Mma(step, a[s], b[2 * s], b[2 * s + 1]);
-          AddScaled(scales[s], step, sums[j]);
-        } else {
-          Math::Mma(Record::kBare ? sums[j] : part[j], a[s], b[2 * s], b[2 * s + 1]);
+        float(&to)[4] = Record::kFine ? own : Record::kBare ? sums[j] : part[j];
+        Math::Mma(to, a[s], b[2 * s], b[2 * s + 1]);
+        if (Record::kMetas == 8) {
+          AddScaled(scales[s], own, sums[j]);
+          own[0] = own[1] = own[2] = own[3] = 0;
         }
       }
+      if (Record::kMetas == 4) AddScaled(scales[0], own, sums[j]);
     }
   }
 

@@ -195,6 +195,8 @@ absl::Status LaunchQMatmul(const QMatmulParams& p, const MatmulTile& tile, const
       return LaunchMetas<kX, kCode, kBits, kSum, 1>(p, tile, device, stream);
     case 2:
       return LaunchMetas<kX, kCode, kBits, kSum, 2>(p, tile, device, stream);
+    case 4:
+      return LaunchMetas<kX, kCode, kBits, kSum, 4>(p, tile, device, stream);
     default:
       return LaunchMetas<kX, kCode, kBits, kSum, 8>(p, tile, device, stream);
   }

@@ -78,12 +78,12 @@ inline constexpr MatmulVariant kGroupedTiles[] = {
 
 // The metas of the records that serve those of `metas`. Integers have records of 0, 1 and 2, and of
 // as many as a call tells, up to 8; those of 2 are told too but for 4 bits, which most weights
-// have, where sums are scaled (not `exact`). Scales of E2M1 serve 16 or 32 rows; those of E4M3, a
-// block, and of tables, 64, are compiled.
+// have, where sums are scaled (not `exact`). E2M1 has records of 4, a scale
+// for 32 rows, and 8; E4M3 of none and 1, a block; tables of 2, 64 rows.
 constexpr int CompiledMetas(CodeKind code, int bits, int metas, bool exact = false) {
   switch (code) {
     case CodeKind::kE2m1:
-      return 8;
+      return metas <= 4 ? 4 : 8;
     case CodeKind::kE4m3:
       return metas <= 1 ? metas : 8;
     case CodeKind::kTable:
