@@ -51,6 +51,17 @@ __device__ __forceinline__ Eight<kOut> ScaleTwice(uint4 codes, const uint32_t (&
   return Round<kOut>(v);
 }
 
+// The scales of the eight columns `chunk` of a record, in order, as pairs.
+__device__ __forceinline__ void ReadScales(const uint8_t* meta, int chunk, uint32_t (&scales)[4]) {
+  const uint4* from = reinterpret_cast<const uint4*>(meta + chunk / 2 * 32);
+  const uint4 a = __ldg(from), b = __ldg(from + 1);
+  const uint32_t pick = chunk % 2 == 0 ? 0x5410 : 0x7632;
+  scales[0] = Prmt(a.x, a.y, pick);
+  scales[1] = Prmt(a.z, a.w, pick);
+  scales[2] = Prmt(b.x, b.y, pick);
+  scales[3] = Prmt(b.z, b.w, pick);
+}
+
 template <class Record>
 __device__ __forceinline__ void DecodeUnit(const DequantizeParams& p, const uint8_t* record,
                                            uint32_t tile) {

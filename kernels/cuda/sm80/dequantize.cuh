@@ -80,17 +80,6 @@ __device__ __forceinline__ Eight<kOut> Round(const float (&v)[8]) {
   return out;
 }
 
-// The FP16 scales of the eight columns `chunk` of a record, in order, as pairs.
-__device__ __forceinline__ void ReadScales(const uint8_t* meta, int chunk, uint32_t (&scales)[4]) {
-  const uint4* from = reinterpret_cast<const uint4*>(meta + chunk / 2 * 32);
-  const uint4 a = __ldg(from), b = __ldg(from + 1);
-  const uint32_t pick = chunk % 2 == 0 ? 0x5410 : 0x7632;
-  scales[0] = Prmt(a.x, a.y, pick);
-  scales[1] = Prmt(a.z, a.w, pick);
-  scales[2] = Prmt(b.x, b.y, pick);
-  scales[3] = Prmt(b.z, b.w, pick);
-}
-
 // Where the 16-byte chunk `chunk` of row k lies: XOR-ed with the row so that neither phase meets a
 // bank twice.
 __device__ __forceinline__ uint32_t ChunkAt(uint32_t tile, int k, int chunk) {

@@ -41,23 +41,19 @@ __device__ __forceinline__ float ToFloat(uint32_t half, const float* table) {
 
 // ---- scales ------------------------------------------------------------------------------------
 
-// Those of the eight columns `chunk` of a record, in order.
+// Those of the eight columns `chunk` of a record, in order, one by one: 16 bytes at a time bring
+// half of what the neighbour needs and were slower (H100, 14336 x 4096: of tables 69.5 instead
+// of 58.5 us).
 template <class Record>
 __device__ __forceinline__ void ReadFloatScales(const uint8_t* meta, int chunk,
                                                 float (&scales)[8]) {
-  if constexpr (mma16::HasFloatScales(Record::kCode)) {
-    const float4* const from = reinterpret_cast<const float4*>(meta + chunk / 2 * 64);
+  constexpr int kBytes = mma16::HasFloatScales(Record::kCode) ? 4 : 2;
+  const uint8_t* const from = meta + (chunk / 2 * 16 + chunk % 2) * kBytes;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float4 two = __ldg(from + i);  // of this chunk, and of its neighbour
-      scales[2 * i] = chunk % 2 == 0 ? two.x : two.y;
-      scales[2 * i + 1] = chunk % 2 == 0 ? two.z : two.w;
-    }
-  } else {
-    uint32_t pairs[4];
-    ReadScales(meta, chunk, pairs);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) scales[i] = Fp16ToFloat(pairs[i / 2] >> i % 2 * 16 & 0xffff);
+  for (int i = 0; i < 8; ++i) {
+    const uint8_t* const at = from + 2 * i * kBytes;
+    scales[i] = kBytes == 4 ? __ldg(reinterpret_cast<const float*>(at))
+                            : Fp16ToFloat(__ldg(reinterpret_cast<const uint16_t*>(at)));
   }
 }
 
