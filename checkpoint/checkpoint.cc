@@ -50,8 +50,8 @@ absl::Status Checkpoint::OpenFiles(const RepositoryRoot& root,
                      kIndexFile, " names");
     }
     if (!file.ok()) return file.status();
-    AWQD_ASSIGN_OR_RETURN(SafetensorsFile shard, SafetensorsFile::Open(*std::move(file)));
-    files_.push_back(std::make_unique<SafetensorsFile>(std::move(shard)));
+    AWQD_ASSIGN_OR_RETURN(TensorFile shard, OpenSafetensors(*std::move(file)));
+    files_.push_back(std::make_unique<TensorFile>(std::move(shard)));
   }
   return absl::OkStatus();
 }

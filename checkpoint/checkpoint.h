@@ -20,7 +20,7 @@
 namespace awqd::model {
 
 struct TensorLocation {
-  const SafetensorsFile* file = nullptr;
+  const TensorFile* file = nullptr;
   const TensorInfo* info = nullptr;
 };
 
@@ -88,7 +88,7 @@ class Checkpoint {
   std::string name_;
   FoundFormat found_;
   LinearRules rules_;
-  std::vector<std::unique_ptr<SafetensorsFile>> files_;
+  std::vector<std::unique_ptr<TensorFile>> files_;
   std::map<absl::string_view, TensorLocation> tensors_;  // keys live in files_
   std::deque<TensorInfo> slices_;                        // stay where they are: linears_ point here
   std::vector<LinearLocation> linears_;

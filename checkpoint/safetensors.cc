@@ -269,21 +269,13 @@ absl::StatusOr<TensorMap> ParseSafetensorsHeader(absl::string_view header, int64
   return tensors;
 }
 
-absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(File file, const SafetensorsLimits& limits) {
+absl::StatusOr<TensorFile> OpenSafetensors(File file, const SafetensorsLimits& limits) {
   AWQD_ASSIGN_OR_RETURN(const std::string header, ReadHeader(file, limits));
   const int64_t data_offset = kLengthBytes + static_cast<int64_t>(header.size());
   absl::StatusOr<TensorMap> tensors =
       ParseSafetensorsHeader(header, file.size() - data_offset, limits);
   if (!tensors.ok()) return Prefixed(file.shown_name(), tensors.status());
-  return SafetensorsFile(std::move(file), data_offset, *std::move(tensors));
-}
-
-absl::Status SafetensorsFile::Read(const TensorInfo& tensor, absl::Span<uint8_t> out) const {
-  if (static_cast<int64_t>(out.size()) != tensor.bytes()) {
-    return absl::InternalError(absl::StrCat(file_.shown_name(), ": got a buffer of ", out.size(),
-                                            " bytes, expected ", tensor.bytes()));
-  }
-  return file_.ReadAt(data_offset_ + tensor.begin, out);
+  return TensorFile(std::move(file), data_offset, *std::move(tensors));
 }
 
 }  // namespace awqd::model

@@ -326,7 +326,7 @@ TEST_F(CheckpointTest, RealCheckpoint) {
   EXPECT_EQ(checkpoint->ignored_tensors(), 5);
   bool split = false;
   for (const LinearLocation& linear : checkpoint->linears()) {
-    std::set<const SafetensorsFile*> files;
+    std::set<const TensorFile*> files;
     for (const auto& [suffix, location] : linear.tensors) files.insert(location.file);
     split |= files.size() == 2;
     EXPECT_EQ(linear.tensors.count("bias"), 1u) << linear.path;

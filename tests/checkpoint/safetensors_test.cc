@@ -151,14 +151,13 @@ TEST(SafetensorsHeader, Caps) {
 
 class SafetensorsFiles : public ::testing::Test {
  protected:
-  absl::StatusOr<SafetensorsFile> Open(absl::string_view bytes,
-                                       const SafetensorsLimits& limits = {}) {
+  absl::StatusOr<TensorFile> Open(absl::string_view bytes, const SafetensorsLimits& limits = {}) {
     directory_.Write("x.safetensors", bytes);
     const std::string path = directory_.At("x.safetensors");
     absl::StatusOr<File> file =
         File::Adopt(UniqueFd(open(path.c_str(), O_RDONLY | O_CLOEXEC)), "m/x.safetensors");
     if (!file.ok()) return file.status();
-    return SafetensorsFile::Open(*std::move(file), limits);
+    return OpenSafetensors(*std::move(file), limits);
   }
   void ExpectRefused(absl::string_view bytes, const std::string& says) {
     const auto file = Open(bytes);

@@ -27,7 +27,7 @@ awqd::model::UniqueFd FileOf(const uint8_t* data, size_t size) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   absl::StatusOr<awqd::model::File> file = awqd::model::File::Adopt(FileOf(data, size), "fuzz");
   Require(file.ok());
-  const auto tensors = awqd::model::SafetensorsFile::Open(*std::move(file));
+  const auto tensors = awqd::model::OpenSafetensors(*std::move(file));
   if (!tensors.ok()) {
     Require(tensors.status().code() == absl::StatusCode::kInvalidArgument);
     return 0;
