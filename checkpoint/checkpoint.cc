@@ -12,6 +12,9 @@
 #include "absl/strings/str_join.h"
 #include "checkpoint/checkpoint_files.h"
 #include "checkpoint/expert_slices.h"
+#include "checkpoint/gguf.h"
+#include "checkpoint/gguf_model.h"
+#include "checkpoint/safetensors.h"
 #include "checkpoint/tensor_names.h"
 #include "kernels/base/huge_pages.h"
 #include "kernels/base/status.h"
@@ -20,9 +23,15 @@ namespace awqd::model {
 absl::StatusOr<Checkpoint> Checkpoint::Open(const RepositoryRoot& root, absl::string_view name) {
   Checkpoint out;
   out.name_ = std::string(name);
-  AWQD_RETURN_IF_ERROR(out.FindConfig(root));
-  AWQD_ASSIGN_OR_RETURN(const TensorFiles files, FindTensorFiles(root, name));
-  AWQD_RETURN_IF_ERROR(out.OpenFiles(root, files.names));
+  AWQD_ASSIGN_OR_RETURN(const std::string gguf, FindGguf(root, name));
+  TensorFiles files;
+  if (gguf.empty()) {
+    AWQD_RETURN_IF_ERROR(out.FindConfig(root));
+    AWQD_ASSIGN_OR_RETURN(files, FindTensorFiles(root, name));
+    AWQD_RETURN_IF_ERROR(out.OpenFiles(root, files.names));
+  } else {
+    AWQD_RETURN_IF_ERROR(out.OpenGgufFile(root, gguf));
+  }
   AWQD_RETURN_IF_ERROR(out.IndexTensors());
   AWQD_RETURN_IF_ERROR(out.CheckIndex(files.weight_map));
   AWQD_RETURN_IF_ERROR(out.FindLinears());
@@ -53,6 +62,15 @@ absl::Status Checkpoint::OpenFiles(const RepositoryRoot& root,
     AWQD_ASSIGN_OR_RETURN(TensorFile shard, OpenSafetensors(*std::move(file)));
     files_.push_back(std::make_unique<TensorFile>(std::move(shard)));
   }
+  return absl::OkStatus();
+}
+
+absl::Status Checkpoint::OpenGgufFile(const RepositoryRoot& root, const std::string& path) {
+  AWQD_ASSIGN_OR_RETURN(File file, root.OpenFile(path));
+  AWQD_ASSIGN_OR_RETURN(GgufFile gguf, OpenGguf(std::move(file)));
+  found_ = FormatOfGguf(gguf);
+  AWQD_ASSIGN_OR_RETURN(rules_, LinearRules::Make(found_.config));
+  files_.push_back(std::make_unique<TensorFile>(std::move(gguf.tensors)));
   return absl::OkStatus();
 }
 
@@ -208,7 +226,8 @@ absl::Status Checkpoint::FindLinears() {
   }
   if (linears_.empty()) {
     return Invalid(name_, ": got no quantised linear among ", tensors_.size(),
-                   " tensors, expected some \"", format().suffixes.front(), "\"");
+                   " tensors, expected some \"", format().suffixes.front(), "\"",
+                   note().empty() ? "" : absl::StrCat(" (", note(), ")"));
   }
   AWQD_RETURN_IF_ERROR(CheckExpertsOnce());
   absl::c_sort(linears_, [&](const LinearLocation& a, const LinearLocation& b) {

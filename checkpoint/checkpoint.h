@@ -1,4 +1,5 @@
-// Checkpoint: a directory as it is downloaded from the Hub -> the quantised linears it holds.
+// Checkpoint: a directory as it is downloaded from the Hub, or a GGUF file -> the quantised linears
+// it holds.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +15,7 @@
 #include "absl/types/span.h"
 #include "checkpoint/linear_rules.h"
 #include "checkpoint/repository_root.h"
-#include "checkpoint/safetensors.h"
+#include "checkpoint/tensor_file.h"
 #include "kernels/formats/format.h"
 
 namespace awqd::model {
@@ -42,8 +43,9 @@ struct LinearLocation {
 // Opens and checks every header; reads tensors only when asked. Move-only; locations point into it.
 class Checkpoint {
  public:
-  // `name`: directory beneath the root. NOT_FOUND no such directory, UNIMPLEMENTED a format that is
-  // not read, INVALID_ARGUMENT anything wrong with the files, each naming file and tensor.
+  // `name`: directory or GGUF file beneath the root. NOT_FOUND no such entry, UNIMPLEMENTED a
+  // format that is not read, INVALID_ARGUMENT anything wrong with the files, each naming file and
+  // tensor.
   static absl::StatusOr<Checkpoint> Open(const RepositoryRoot& root, absl::string_view name);
 
   // The one that reads its settings. A linear may have another of the same quant_method.
@@ -68,6 +70,7 @@ class Checkpoint {
  private:
   absl::Status FindConfig(const RepositoryRoot& root);
   absl::Status OpenFiles(const RepositoryRoot& root, const std::vector<std::string>& names);
+  absl::Status OpenGgufFile(const RepositoryRoot& root, const std::string& path);
   absl::Status IndexTensors();
   absl::Status CheckIndex(const std::map<std::string, std::string>& weight_map) const;
   absl::Status FindLinears();

@@ -5,6 +5,7 @@
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -14,6 +15,7 @@ namespace awqd::model {
 namespace {
 
 constexpr absl::string_view kParent = "experts";
+constexpr absl::string_view kGgufSuffix = "_exps";  // of what stands for "experts" in GGUF
 constexpr size_t kMaxDigits = 4;
 
 std::optional<int64_t> ExpertNumber(absl::string_view component) {
@@ -43,6 +45,7 @@ std::optional<ExpertPath> ParseExpertPath(absl::string_view path) {
 }
 
 bool IsPathOfAllExperts(absl::string_view path) {
+  if (absl::EndsWith(path, kGgufSuffix)) return true;
   const std::vector<absl::string_view> components = absl::StrSplit(path, '.');
   const size_t count = components.size();
   return count >= 2 && components[count - 2] == kParent && !components.back().empty() &&
@@ -50,6 +53,7 @@ bool IsPathOfAllExperts(absl::string_view path) {
 }
 
 std::string PathOfExpert(absl::string_view path, int64_t expert) {
+  if (absl::EndsWith(path, kGgufSuffix)) return absl::StrCat(path, ".", kParent, ".", expert);
   const size_t dot = path.rfind('.');
   return absl::StrCat(path.substr(0, dot), ".", expert, path.substr(dot));
 }

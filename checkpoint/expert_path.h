@@ -24,11 +24,12 @@ struct ExpertPath {
 // below kMaxExperts. Of several such components the last one counts. Nothing for other paths.
 std::optional<ExpertPath> ParseExpertPath(absl::string_view path);
 
-// Whether a linear of that path may hold all experts of a projection: "a.experts.up_proj". Its
-// parent is exactly "experts", and it is not itself numbered as an expert is.
+// Whether a linear of that path may hold all experts of a projection: "a.experts.up_proj", whose
+// parent is exactly "experts" and which is not itself numbered as an expert is, or "a.up_exps".
 bool IsPathOfAllExperts(absl::string_view path);
 
-// Of "a.experts.up_proj" and 12, "a.experts.12.up_proj". IsPathOfAllExperts(path) holds.
+// Of "a.experts.up_proj" and 12, "a.experts.12.up_proj"; of "a.up_exps", "a.up_exps.experts.12".
+// IsPathOfAllExperts(path) holds.
 std::string PathOfExpert(absl::string_view path, int64_t expert);
 
 }  // namespace awqd::model

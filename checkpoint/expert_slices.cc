@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "checkpoint/expert_path.h"
+#include "checkpoint/safetensors.h"
 #include "kernels/base/status.h"
 
 namespace awqd::model {

@@ -123,6 +123,7 @@ extern const Format kAwqGemvFormat;             // awq_gemv.cc
 extern const Format kAwqGemvFastFormat;         // awq_gemv_fast.cc
 extern const Format kAwqMarlinFormat;           // marlin.cc
 extern const Format kGptqMarlinFormat;          // marlin.cc
+extern const Format kGgufFormat;                // gguf.cc
 
 // Every format, in the order they are tried.
 absl::Span<const Format* const> AllFormats();

@@ -41,6 +41,7 @@ absl::Span<const Format* const> AllFormats() {
       &kAwqGemvFastFormat,
       &kAwqMarlinFormat,
       &kGptqMarlinFormat,
+      &kGgufFormat,
   };
   return formats;
 }

@@ -81,17 +81,20 @@ class Golden : public ::testing::TestWithParam<Case> {
     }
     ASSERT_TRUE(Validate(weight_).ok()) << Validate(weight_);
     dequantized_.resize(weight_.k * weight_.n);
+    values_.resize(weight_.k * weight_.n);
     for (int64_t row = 0; row < weight_.k; ++row) {
       const int64_t in_feature = weight_.order.empty() ? row : weight_.order[row];
       for (int64_t column = 0; column < weight_.n; ++column) {
-        dequantized_[in_feature * weight_.n + column] =
-            FloatToHalf(WeightValue(weight_, row, column));
+        const int64_t at = in_feature * weight_.n + column;
+        values_[at] = WeightValue(weight_, row, column);
+        dequantized_[at] = FloatToHalf(values_[at]);
       }
     }
   }
 
   HostWeight weight_;
-  std::vector<uint16_t> dequantized_;  // [K, N] bits of FP16, by in-feature
+  std::vector<float> values_;          // [K, N], by in-feature
+  std::vector<uint16_t> dequantized_;  // the same, bits of FP16
 };
 
 uint64_t Fnv1a64(const void* data, size_t size) {
@@ -109,6 +112,10 @@ TEST_P(Golden, DequantizesBitForBit) {
   EXPECT_EQ(ToString(weight_.description), GetParam().Text("description"));
   EXPECT_EQ(absl::StrFormat("%016x", Fnv1a64(dequantized_.data(), 2 * dequantized_.size())),
             GetParam().Text("dequantized_fnv1a64"));
+  if (GetParam().json.contains("fp32_fnv1a64")) {
+    EXPECT_EQ(absl::StrFormat("%016x", Fnv1a64(values_.data(), sizeof(float) * values_.size())),
+              GetParam().Text("fp32_fnv1a64"));
+  }
   if (!GetParam().json.contains("dequantized")) return;
   const auto golden = ReadNpy(GetParam().Golden("dequantized"));
   ASSERT_TRUE(golden.ok()) << golden.status();
