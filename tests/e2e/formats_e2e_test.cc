@@ -69,7 +69,8 @@ std::vector<GoldenCase> AllCases() {
                              "awq-gemv",
                              "awq-gemv-fast",
                              "awq-marlin",
-                             "gptq-marlin"}) {
+                             "gptq-marlin",
+                             "gguf"}) {
     for (GoldenCase& golden : GoldenCases(folder)) out.push_back(std::move(golden));
   }
   return out;
@@ -258,11 +259,11 @@ TEST_F(FormatsTest, TheServerNamesItsFormats) {
   const auto info = client_->GetServerInfo();
   ASSERT_TRUE(info.ok()) << info.status();
   const std::vector<std::string> formats(info->formats().begin(), info->formats().end());
-  EXPECT_THAT(formats, testing::IsSupersetOf({"awq", "plain", "int-quantized", "fastertransformer",
-                                              "gemlite", "gptq", "auto-round", "pack-quantized",
-                                              "float-quantized", "nvfp4-pack-quantized",
-                                              "mxfp4-pack-quantized", "qserve", "awq-gemv",
-                                              "awq-gemv-fast", "awq-marlin", "gptq-marlin"}));
+  EXPECT_THAT(formats, testing::IsSupersetOf(
+                           {"awq", "plain", "int-quantized", "fastertransformer", "gemlite", "gptq",
+                            "auto-round", "pack-quantized", "float-quantized",
+                            "nvfp4-pack-quantized", "mxfp4-pack-quantized", "qserve", "awq-gemv",
+                            "awq-gemv-fast", "awq-marlin", "gptq-marlin", "gguf"}));
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <map>
 
 #include "nlohmann/json.hpp"
+#include "tests/testing/npy.h"
 #include "tests/testing/places.h"
 
 namespace awqd {
@@ -36,8 +37,26 @@ std::string TextOf(const Json& value) {
   return value.is_string() ? value.get<std::string>() : value.dump();
 }
 
+// What a request has is stored beside the goldens, as arrays.
+v1::PackedWeight InlineOfGguf(const GoldenCase& golden) {
+  v1::PackedWeight out;
+  out.set_format(golden.format);
+  (*out.mutable_settings())["type"] = Json::parse(golden.settings).at("type");
+  for (const std::string suffix : {"weight", "bias"}) {
+    const auto array = testing::ReadNpy(Data("gguf") + "/goldens/" + golden.model + "." +
+                                        golden.weight + "." + suffix + ".npy");
+    if (!array.ok() && suffix == "bias") continue;
+    v1::Tensor& tensor = (*out.mutable_tensors())[suffix];
+    tensor.set_dtype(suffix == "bias" ? v1::FP32 : v1::UINT8);
+    for (const int64_t dim : array->shape) tensor.add_shape(dim);
+    tensor.set_raw(array->bytes);
+  }
+  return out;
+}
+
 // quantization_config, or what GPTQ or ModelOpt has in a file of its own.
 Json ConfigOf(const GoldenCase& golden) {
+  if (golden.format == "gguf") return {{"quant_method", "gguf"}};
   const Json config =
       ParseFile(golden.Folder() + "/config.json").value("quantization_config", Json());
   if (!config.is_null()) return config;
@@ -119,6 +138,7 @@ std::vector<GoldenCase> GoldenCases(const std::string& folder) {
 }
 
 v1::PackedWeight InlineOf(const GoldenCase& golden) {
+  if (golden.format == "gguf") return InlineOfGguf(golden);
   v1::PackedWeight out;
   out.set_format(golden.weight_format);
   const Json settings = SettingsOf(golden);

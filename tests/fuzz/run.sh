@@ -9,7 +9,7 @@ fi
 seconds="$1"
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
 build="${AWQD_FUZZ_BUILD:-$root/build/fuzz}"
-targets=(fuzz_safetensors fuzz_quant_config fuzz_formats fuzz_matmul_wire)
+targets=(fuzz_safetensors fuzz_quant_config fuzz_formats fuzz_matmul_wire fuzz_gguf)
 
 if ! command -v clang++ >/dev/null; then
   echo "skipped: clang++ is not installed (apt-get install clang)"

@@ -168,9 +168,11 @@ def main():
         values, rows = (weight.values, weight.bytes) if expert is None else (weight.values[expert], weight.bytes[expert])
         goldens.case(model, path, description, np.ascontiguousarray(values.T.astype(np.float16)), bias,
                      settings={"type": weight.kind.lower()})
-        goldens.cases[-1] |= {"fp32_fnv1a64": fnv1a64(np.ascontiguousarray(values.T).tobytes()),
-                              "rows": f"{model}.{path}.rows.npy"}  # what a request has: U8 [N, bytes of a row]
-        goldens.npy(goldens.cases[-1]["rows"], rows)
+        goldens.cases[-1]["fp32_fnv1a64"] = fnv1a64(np.ascontiguousarray(values.T).tobytes())
+        # What a request has: U8 [N, bytes of a row].
+        for suffix, tensor in (("weight", rows), ("bias", bias)):
+            if tensor is not None:
+                goldens.npy(f"{model}.{path}.{suffix}.npy", tensor)
 
     # A folder with one file: blocks of 32, beside what is not quantised and a type that is not read. N fills no byte.
     shapes = {"Q4_0": (24, 64), "Q4_1": (21, 96), "Q5_0": (16, 64), "Q5_1": (13, 160), "Q8_0": (24, 32), "MXFP4": (21, 96)}

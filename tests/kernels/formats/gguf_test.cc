@@ -1,0 +1,184 @@
+// "gguf": where each block type has its codes and its scales, and every refusal.
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "kernels/base/half.h"
+#include "kernels/exact.h"
+#include "kernels/formats/format.h"
+#include "kernels/formats/gguf_blocks.h"
+#include "tests/kernels/formats/linear.h"
+
+namespace awqd {
+namespace {
+
+using Tensor = Linear::Tensor;
+
+// Zeros: N = 3, K two blocks.
+Linear MakeLinear(const GgufBlock& block) {
+  Linear out = {.format = &kGgufFormat};
+  out.tensors["weight"] = {
+      std::string(block.name), {3, 2 * block.codes}, std::vector<uint8_t>(6 * block.bytes)};
+  return out;
+}
+
+const GgufBlock& Named(absl::string_view name) {
+  for (const GgufBlock& block : GgufBlocks()) {
+    if (block.name == name) return block;
+  }
+  ADD_FAILURE() << name;
+  return GgufBlocks().front();
+}
+
+Linear MakeQ4K() { return MakeLinear(Named("Q4_K")); }
+
+TEST(GgufFormat, EveryTypeThatMarksALinearHasABlock) {
+  ASSERT_EQ(GgufBlocks().size(), kGgufFormat.code_dtypes.size());
+  for (const GgufBlock& block : GgufBlocks()) {
+    SCOPED_TRACE(std::string(block.name));
+    EXPECT_THAT(kGgufFormat.code_dtypes, ::testing::Contains(block.name));
+    EXPECT_EQ(block.codes % kGgufRun, 0);
+    const auto weight = MakeLinear(block).Decode();
+    ASSERT_TRUE(weight.ok()) << weight.status();
+    EXPECT_TRUE(Validate(*weight).ok()) << Validate(*weight);
+    EXPECT_EQ(weight->k, 2 * block.codes);
+    EXPECT_EQ(weight->n, 3);
+    EXPECT_EQ(weight->groups(), 2 * block.codes / block.group);
+  }
+}
+
+// Every bit of a block's codes belongs to one code: each bit set moves one code, by a power of two,
+// and all bits move all codes to their greatest.
+TEST(GgufFormat, EveryBitOfABlockIsOfOneCodeOrOneCell) {
+  for (const GgufBlock& block : GgufBlocks()) {
+    SCOPED_TRACE(std::string(block.name));
+    int64_t of_codes = 0;
+    for (int64_t bit = 0; bit < 8 * block.bytes; ++bit) {
+      std::vector<uint8_t> bytes(block.bytes), zero(block.codes), codes(block.codes);
+      for (int run = 0; run < block.codes / kGgufRun; ++run) {
+        block.run(bytes.data(), run, zero.data() + run * kGgufRun);
+      }
+      bytes[bit / 8] = static_cast<uint8_t>(1 << (bit % 8));
+      int moved = 0;
+      for (int run = 0; run < block.codes / kGgufRun; ++run) {
+        block.run(bytes.data(), run, codes.data() + run * kGgufRun);
+      }
+      for (int64_t i = 0; i < block.codes; ++i) {
+        if (codes[i] == zero[i]) continue;
+        ++moved;
+        const int step = std::abs(codes[i] - zero[i]);
+        EXPECT_EQ(step & (step - 1), 0) << "bit " << bit;
+        EXPECT_LT(codes[i], 1 << block.bits);
+      }
+      EXPECT_LE(moved, 1) << "bit " << bit;
+      of_codes += moved;
+    }
+    // Of E2M1 the sign alone is a zero's, which has none.
+    EXPECT_EQ(of_codes, block.codes * (block.code == CodeKind::kE2m1 ? 3 : block.bits));
+  }
+}
+
+TEST(GgufFormat, TheSameInARequest) {
+  for (const GgufBlock& block : GgufBlocks()) {
+    SCOPED_TRACE(std::string(block.name));
+    Linear typed = MakeLinear(block);
+    Tensor& weight = typed.tensors["weight"];
+    for (size_t i = 0; i < weight.bytes.size(); ++i) {
+      weight.bytes[i] = static_cast<uint8_t>(37 * i % 59);  // finite numbers, whatever they are of
+    }
+    Linear bytes = typed;
+    bytes.tensors["weight"].dtype = "U8";
+    bytes.tensors["weight"].shape = {3, 2 * block.bytes};
+    bytes.Set("type", Setting::Typed(std::string(block.name)));
+    const auto one = typed.Decode(), other = bytes.Decode();
+    ASSERT_TRUE(one.ok() && other.ok()) << one.status() << other.status();
+    EXPECT_EQ(one->description, other->description);
+    EXPECT_EQ(one->codes, other->codes);
+    EXPECT_EQ(one->scales, other->scales);
+    EXPECT_EQ(one->zeros, other->zeros);
+  }
+}
+
+// Column 1, second block: d = 2, dmin = 0.5; group 5 has scale 0b110001 and minimum 0b100110.
+TEST(GgufFormat, ScalesOfASuperBlock) {
+  Linear linear = MakeQ4K();
+  uint8_t* const block = linear.tensors["weight"].bytes.data() + 3 * 144;
+  const uint16_t d = FloatToHalf(2), dmin = FloatToHalf(0.5f);
+  std::memcpy(block, &d, 2);
+  std::memcpy(block + 2, &dmin, 2);
+  block[4 + 1] = 3 << 6;
+  block[4 + 5] = 2 << 6;
+  block[4 + 9] = 1 | 6 << 4;
+  block[16 + 2 * 32 + 7] = 9 << 4;  // code 7 of group 5
+  const auto weight = linear.Decode();
+  ASSERT_TRUE(weight.ok()) << weight.status();
+  EXPECT_EQ(weight->Scale(8 + 5, 1), 2.0f * 49);
+  EXPECT_EQ(weight->RealZero(8 + 5, 1), 0.5f * 38);
+  EXPECT_EQ(WeightValue(*weight, 256 + 5 * 32 + 7, 1), 98.0f * 9 - 19);
+  EXPECT_EQ(WeightValue(*weight, 256 + 5 * 32 + 8, 1), -19);
+}
+
+TEST(GgufFormat, ZerosOfMxfp4HaveNoSign) {
+  Linear linear = MakeLinear(Named("MXFP4"));
+  linear.Put<uint8_t>("weight", 0, 127);
+  linear.Put<uint8_t>("weight", 1, 0x98);
+  const auto weight = linear.Decode();
+  ASSERT_TRUE(weight.ok()) << weight.status();
+  EXPECT_FALSE(std::signbit(WeightValue(*weight, 0, 0)));
+  EXPECT_EQ(WeightValue(*weight, 16, 0), -0.5f);
+}
+
+TEST(GgufFormat, Refusals) {
+  const auto infinite = [](int64_t at) {
+    return [=](Linear* l) { l->tensors["weight"].bytes[at] = 0x7c; };
+  };
+  const auto reshape = [](std::vector<int64_t> shape) {
+    return [=](Linear* l) { l->tensors["weight"].shape = shape; };
+  };
+  const auto in_request = [](std::vector<int64_t> shape, const char* type) {
+    return [=](Linear* l) {
+      l->tensors["weight"].dtype = "U8";
+      l->tensors["weight"].shape = shape;
+      if (type != nullptr) l->Set("type", Setting::Typed(type));
+    };
+  };
+  const int64_t most = INT64_MAX - 255;
+  const std::vector<Refusal> refusals = {
+      {"no weight", Without("weight"), {"\"weight\": got nothing, expected blocks [N, K], or U8"}},
+      {"dtype", WithDtype("weight", "Q2_K"), {"\"weight\": got dtype Q2_K, expected Q4_0, Q4_1"}},
+      {"type", in_request({3, 288}, nullptr), {"type: got nothing, expected Q4_0", "MXFP4"}},
+      {"other type", in_request({3, 288}, "q2_k"), {"type: got \"q2_k\", expected Q4_0"}},
+      {"empty type", in_request({3, 288}, ""), {"type: got \"\", expected Q4_0"}},
+      {"rank", reshape({3, 512, 1}), {"\"weight\": got shape [3, 512, 1], expected rank 2"}},
+      {"zero", reshape({0, 512}), {"got shape [0, 512], expected dimensions of at least 1"}},
+      {"negative", reshape({3, -256}), {"expected dimensions of at least 1"}},
+      {"blocks", reshape({3, 384}), {"got shape [3, 384], expected K in blocks of 256 (Q4_K)"}},
+      {"bytes", in_request({3, 287}, "q4_k"), {"expected rows of whole blocks, 144 bytes each"}},
+      {"huge", reshape({1 << 30, most}), {"expected a size below 2^63 bytes"}},
+      {"huge rows", in_request({1, INT64_MAX / 144 * 144}, "q4_k"), {"below 2^63 bytes"}},
+      {"short", Short("weight"), {"got 863 bytes, expected 864 for Q4_K [3, 512]"}},
+      {"d", infinite(144 + 1), {"a scale that is no number in block 1 of column 0, expected"}},
+      {"dmin", infinite(4 * 144 + 3), {"a scale that is no number in block 0 of column 2"}},
+      {"bias", [](Linear* l) { l->Add("bias", "F16", {2}); }, {"\"bias\": got shape [2]"}},
+  };
+  for (const Refusal& refusal : refusals) {
+    SCOPED_TRACE(refusal.name);
+    ExpectRefused(MakeQ4K(), refusal);
+  }
+}
+
+TEST(GgufFormat, NoNumbersAmongTheScalesOfEveryType) {
+  for (const GgufBlock& block : GgufBlocks()) {
+    SCOPED_TRACE(std::string(block.name));
+    Linear linear = MakeLinear(block);
+    const int64_t at = block.name == "Q6_K" ? 209 : block.code == CodeKind::kE2m1 ? 0 : 1;
+    linear.Put<uint8_t>("weight", 5 * block.bytes + at, 0xff);
+    const auto weight = linear.Decode();
+    EXPECT_EQ(weight.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(weight.status().message()),
+                ::testing::HasSubstr("no number in block 1 of column 2"));
+  }
+}
+
+}  // namespace
+}  // namespace awqd
