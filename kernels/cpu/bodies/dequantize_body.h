@@ -68,6 +68,7 @@ inline void LoadGroup(const K16Weight& w, int64_t first_tile, int64_t tiles, int
   for (int64_t t = 0; t < tiles; ++t) {
     float* zeros = chunk->zeros + t * 8;
     LoadCells(w, first_tile + t, group, chunk->scales + t * 8, zeros);
+    if (magic == 0) continue;  // which would take the sign off a real zero
     for (int c = 0; c < 8; ++c) zeros[c] += magic;
   }
 }
