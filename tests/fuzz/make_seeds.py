@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """Writes the seeds of fuzz_formats, in the spelling that its comments describe: golden linears under tests/data, and small
-AutoAWQ ones, whose goldens are too large for it.
+AutoAWQ ones, whose goldens are too large for it. The
+seeds of fuzz_gguf are the golden files, and one that breaks off.
 
 Usage: make_seeds.py
 """
 import json
 import pathlib
 import re
+import shutil
 import struct
 
 DATA = pathlib.Path(__file__).resolve().parents[1] / "data"
@@ -112,6 +114,15 @@ def settings_of(folder, weight_dtype):
     return config if groups is None else groups["group_1" if weight_dtype == "w4" else "group_0"]["weights"]
 
 
+def write_gguf_seeds():
+    out = OUT.parent / "fuzz_gguf"
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir()
+    for path in sorted((DATA / "gguf").rglob("*.gguf")):
+        shutil.copyfile(path, out / path.stem)
+    (out / "cut").write_bytes((DATA / "gguf" / "super-blocks.gguf").read_bytes()[:-64])
+
+
 def main():
     OUT.mkdir(parents=True, exist_ok=True)
     for old in OUT.iterdir():
@@ -132,6 +143,7 @@ def main():
     write("awq", "awq", {"bits": 4, "group_size": 8}, awq)
     write("awq-bias", "awq", {"version": "gemm"}, {**awq, "bias": ("F32", [16], bytes(64))})
     write("awq-bf16", "awq", {"group_size": 8}, {**awq, "scales": ("BF16", [2, 16], b"\x00\x3c" * 32)})
+    write_gguf_seeds()
 
 
 if __name__ == "__main__":
