@@ -9,7 +9,6 @@
 #include <limits>
 
 #include "absl/strings/escaping.h"
-
 #include "checkpoint/gguf_input.h"
 #include "tests/checkpoint/gguf_bytes.h"
 #include "tests/checkpoint/test_files.h"
