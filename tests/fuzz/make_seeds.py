@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """Writes the seeds of fuzz_formats, in the spelling that its comments describe: golden linears under tests/data, and small
-AutoAWQ ones, whose goldens are too large for it. The
-seeds of fuzz_gguf are the golden files, and one that breaks off.
+AutoAWQ ones, whose goldens are too large for it. The seeds of fuzz_gguf are the golden files, and one that breaks off.
 
 Usage: make_seeds.py
 """
