@@ -9,25 +9,27 @@
 #include "absl/strings/str_split.h"
 #include "client/awqctl/commands.h"
 #include "client/awqctl/flag_values.h"
+#include "client/awqctl/tool_flags.h"
 
 namespace awqd::awqctl {
 namespace {
 
 constexpr char kAbout[] =
-    "awqctl: talks to an awqd server.\n\n"
+    "awqctl: talks to an awqd server, and looks into model folders.\n\n"
     "Examples:\n"
     "  awqctl status\n"
     "  awqctl load my-model && awqctl models my-model\n"
     "  awqctl dequantize my-model model.layers.0.mlp.up_proj -o up_proj.safetensors\n"
     "  awqctl matmul my-model model.layers.0.mlp.up_proj --random 8\n"
     "  awqctl compare got.npy expected.npy --max_relative_error 1e-3\n"
+    "  awqctl inspect models/my-model\n"
     "  awqctl --address unix:/run/awqd.sock healthcheck --wait 30\n"
     "  awqctl bench --weight my-model/model.layers.0.mlp.up_proj --concurrency 1..64\n";
 
 constexpr char kExitCodes[] =
     "Exit codes:\n"
     "  0  done\n"
-    "  1  bad arguments; compare: the arrays differ\n"
+    "  1  bad arguments; compare: the arrays differ; inspect: not all of it loads\n"
     "  2  the server could not be reached\n"
     "  3  the call failed (its status and message are on stderr)\n"
     "  4  healthcheck: the server is not serving\n"
@@ -92,6 +94,7 @@ class App {
     AddCompare();
     AddHealthcheck();
     AddBench();
+    AddToolCommands(&app_, flags_);
   }
 
   CLI::App& cli() { return app_; }
@@ -260,9 +263,10 @@ class App {
   }
 
   void AddCompare() {
-    CLI::App* sub = Add(nullptr, "compare",
-                        "Compare two .npy files; exit 1 when they differ. Needs no server.\n"
-                        "The relative error is |A - B| / |B| over all elements (Frobenius norm).");
+    CLI::App* sub = app_.add_subcommand(
+        "compare",
+        "Compare two .npy files; exit 1 when they differ. Needs no server.\n"
+        "The relative error is |A - B| / |B| over all elements (Frobenius norm).");
     sub->add_option("actual", flags_.actual, "A.npy")->required();
     sub->add_option("expected", flags_.expected, "B.npy")->required();
     CLI::Option_group* how = sub->add_option_group("Criterion");
@@ -272,6 +276,7 @@ class App {
     how->add_flag("--bit_exact", flags_.bit_exact,
                   "Pass when type, shape and every bit are the same");
     how->require_option(1);
+    sub->callback([this] { flags_.local_command = Compare; });
   }
 
   void AddHealthcheck() {

@@ -16,7 +16,8 @@ namespace awqd::awqctl {
 // Exit codes, as --help and client/README.md state them. healthcheck's are grpc_health_probe's.
 inline constexpr int kOk = 0;
 inline constexpr int kBadArguments = 1;
-inline constexpr int kDiffers = 1;  // compare
+inline constexpr int kDiffers = 1;      // compare
+inline constexpr int kDoesNotLoad = 1;  // inspect
 inline constexpr int kCannotConnect = 2;
 inline constexpr int kCallFailed = 3;
 inline constexpr int kNotServing = 4;
@@ -29,12 +30,21 @@ struct BenchFlags {
   std::string json_file;  // likewise
 };
 
+// inspect, diff, quantize, convert
+struct ToolFlags {
+  std::string folder;
+  std::string other;  // diff: the second folder
+};
+
 struct Flags;
 // What a command does after its flags were read; its exit code.
 using Command = int(const Flags& flags, client::Client& client, Console& console);
+// The same of a command that asks no server.
+using LocalCommand = int(const Flags& flags, Console& console);
 
 struct Flags {
-  Command* command = nullptr;  // of compare, which asks no server: null
+  Command* command = nullptr;  // one of the two is set
+  LocalCommand* local_command = nullptr;
 
   std::string address = "127.0.0.1:8001";
   std::optional<absl::Duration> timeout;  // none: the command's own default
@@ -79,6 +89,7 @@ struct Flags {
   absl::Duration wait;
   // bench
   BenchFlags bench;
+  ToolFlags tool;
 };
 
 // The flags, or nullopt with `exit_code` set after help went to `out` or one line to `err`.

@@ -57,6 +57,7 @@ ROOMS = [
     # One folder (an architecture, or dense/): its own files, common/ and core/, never another folder's.
     ("kernels/cuda/", ROW + ["kernels/backends.h", "kernels/cuda/common/", "kernels/cuda/core/"], ["absl", "cuda"]),
     ("checkpoint/", GROUND + ["kernels/formats/format.h"], ["absl", "json"]),
+    ("tools/", GROUND + ["checkpoint/", "kernels/formats/"], ["absl", "json"]),
     ("server/batching/", BASE, ["absl"]),
     ("server/model/", FACE + ["checkpoint/", "kernels/formats/format.h"], ["absl", "spdlog"]),
     ("server/engine/", FACE + ["server/batching/", "server/model/"], ["absl", "spdlog"]),
@@ -68,6 +69,7 @@ ROOMS = [
                                  "server/model/", "server/obs/"], ["absl", "proto", "grpc", "grpc_data"]),
     # The wiring: main, options, server.
     ("server/", ["kernels/", "checkpoint/", "server/"], ["absl", "proto", "grpc", "grpc_data", "spdlog", "cli", "json"]),
+    ("client/awqctl/", ["client/", "tools/"], ["absl", "proto", "cli", "json"]),
     ("client/", [], ["absl", "proto", "grpc", "grpc_data", "cli", "json"]),
 ]
 
@@ -114,7 +116,7 @@ def sources(top):
     return sorted(path for path in (ROOT / top).rglob("*") if path.suffix in SOURCES)
 
 
-TOPS = ["kernels", "checkpoint", "server", "client"]
+TOPS = ["kernels", "checkpoint", "tools", "server", "client"]
 
 
 def every_source():
@@ -151,6 +153,11 @@ class Includes(unittest.TestCase):
                              ("server/wire/x.cc", "server/transport/call.h"),
                              ("server/services/x.cc", "cuda_runtime.h"),
                              ("client/x.cc", "server/options.h"),
+                             ("client/bench/x.cc", "tools/inspect.h"),
+                             ("client/awqctl/x.cc", "kernels/weight.h"),
+                             ("tools/x.cc", "kernels/kernels.h"),
+                             ("tools/x.cc", "grpcpp/grpcpp.h"),
+                             ("tools/x.cc", "client/remove_on_signal.h"),
                              ("kernels/cuda/common/x.cuh", "kernels/cuda/sm80/tiles.h")]:
             self.assertIsNotNone(violation(path, header, True), f"{path} -> {header}")
 

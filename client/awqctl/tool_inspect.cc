@@ -1,0 +1,128 @@
+// awqctl inspect.
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "client/awqctl/commands.h"
+#include "client/awqctl/progress.h"
+#include "tools/inspect.h"
+
+namespace awqd::awqctl {
+namespace {
+
+// "layers.*.norm.weight": layers that are alike are one line.
+std::string Collapsed(const std::string& name) {
+  std::vector<std::string> parts = absl::StrSplit(name, '.');
+  for (std::string& part : parts) {
+    const bool number = !part.empty() && part.find_first_not_of("0123456789") == part.npos;
+    if (number) part = "*";
+  }
+  return absl::StrJoin(parts, ".");
+}
+
+std::string Parts(const tools::InspectedLinear& linear) {
+  std::vector<std::string> parts;
+  if (linear.order) parts.push_back("order");
+  if (linear.factor) parts.push_back("factor");
+  if (linear.bias) parts.push_back("bias");
+  return absl::StrJoin(parts, " ");
+}
+
+void PrintLinears(const tools::Inspection& inspection, Console& console) {
+  Table table({"LINEAR", "DESCRIPTION", "K", "N", "SIZE", "BITS/WEIGHT", "WITH"});
+  for (const tools::InspectedLinear& linear : inspection.linears) {
+    if (linear.error.empty()) {
+      table.Add({linear.path, linear.description, absl::StrCat(linear.k), absl::StrCat(linear.n),
+                 Bytes(linear.bytes), absl::StrFormat("%.3f", linear.bits_per_weight()),
+                 Parts(linear)});
+    } else {
+      table.Add({linear.path, "DOES NOT LOAD", "", "", Bytes(linear.bytes), "", ""});
+    }
+  }
+  console.out << table.Text();
+  for (const tools::InspectedLinear& linear : inspection.linears) {
+    if (linear.error.empty()) continue;
+    console.out << Printable(absl::StrCat("does not load: ", linear.path, ": ", linear.error))
+                << "\n";
+  }
+}
+
+void PrintNotQuantised(const tools::Inspection& inspection, Console& console) {
+  struct Alike {
+    int count = 0;
+    int64_t bytes = 0;
+  };
+  // By name, dtype, shape and reason.
+  std::map<std::vector<std::string>, Alike> rows;
+  for (const tools::InspectedTensor& tensor : inspection.not_quantised) {
+    Alike& alike =
+        rows[{Collapsed(tensor.name), tensor.dtype,
+              absl::StrCat("[", absl::StrJoin(tensor.shape, ", "), "]"), Collapsed(tensor.why)}];
+    ++alike.count;
+    alike.bytes += tensor.bytes;
+  }
+  if (rows.empty()) return;
+  Table table({"NOT QUANTISED", "TENSORS", "DTYPE", "SHAPE", "SIZE", "WHY"});
+  for (const auto& [key, alike] : rows) {
+    table.Add({key[0], absl::StrCat(alike.count), key[1], key[2], Bytes(alike.bytes), key[3]});
+  }
+  console.out << "\n" << table.Text();
+}
+
+void Print(const tools::Inspection& inspection, Console& console) {
+  int64_t bytes = 0, weights = 0;
+  for (const tools::InspectedLinear& linear : inspection.linears) {
+    bytes += linear.bytes;
+    weights += linear.k * linear.n;
+  }
+  console.out << Printable(inspection.path) << ": ";
+  if (!inspection.format.empty()) {
+    console.out << "format " << inspection.format << ", " << inspection.linears.size()
+                << " linears, " << Bytes(bytes) << ", "
+                << absl::StrFormat("%.3f bits per weight; ",
+                                   weights == 0 ? 0 : 8.0 * bytes / static_cast<double>(weights));
+  }
+  console.out << Bytes(inspection.total_bytes) << " in all\n";
+  if (!inspection.note.empty()) console.out << "note: " << Printable(inspection.note) << "\n";
+  if (!inspection.error.empty()) {
+    console.out << "does not load: " << Printable(inspection.error) << "\n";
+  } else {
+    console.out << "\n";
+    PrintLinears(inspection, console);
+  }
+  PrintNotQuantised(inspection, console);
+  if (inspection.other_tensors > 0) {
+    console.out << "and " << inspection.other_tensors << " tensors of fewer than two dimensions, "
+                << Bytes(inspection.other_bytes) << "\n";
+  }
+}
+
+}  // namespace
+
+int Inspect(const Flags& flags, Console& console) {
+  absl::StatusOr<tools::Inspection> inspection;
+  {
+    Progress progress(console, !flags.quiet);
+    inspection = tools::Inspect(flags.tool.folder,
+                                [&](int64_t done, int64_t total) { progress.Update(done, total); });
+  }
+  if (!inspection.ok()) return FileFailed(inspection.status(), console);
+  if (flags.json) {
+    console.out
+        << tools::ToJson(*inspection).dump(2, ' ', false, nlohmann::json::error_handler_t::replace)
+        << "\n";
+  } else {
+    Print(*inspection, console);
+  }
+  if (inspection->loads()) return kOk;
+  console.err << "awqctl: " << Printable(flags.tool.folder) << " does not load as a whole\n";
+  return kDoesNotLoad;
+}
+
+}  // namespace awqd::awqctl

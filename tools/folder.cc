@@ -1,0 +1,104 @@
+// Opening a folder and the headers of its tensor files.
+#include "tools/folder.h"
+
+#include <filesystem>
+#include <tuple>
+#include <utility>
+
+#include "absl/algorithm/container.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "checkpoint/checkpoint_files.h"
+#include "kernels/base/status.h"
+
+namespace awqd::tools {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kMaxTextBytes = 64 << 20;
+
+}  // namespace
+
+std::string Folder::At(absl::string_view file) const { return absl::StrCat(name, "/", file); }
+
+absl::StatusOr<Folder> OpenFolder(const std::string& path) {
+  std::error_code error;
+  const fs::path real = fs::canonical(path, error);
+  if (error) {
+    return absl::NotFoundError(absl::StrCat(model::Quoted(path, 1024), ": ", error.message()));
+  }
+  if (!fs::is_directory(real, error) || !real.has_relative_path()) {
+    return model::Invalid(model::Quoted(path, 1024), ": expected a model's directory");
+  }
+  const fs::path above = real.parent_path();
+  const bool snapshot = above.filename() == "snapshots";
+  const fs::path root = snapshot ? above.parent_path() : above;
+  absl::string_view shown = path;
+  while (shown.size() > 1 && absl::ConsumeSuffix(&shown, "/")) {
+  }
+  Folder out = {.path = std::string(shown), .name = real.lexically_relative(root).string()};
+  AWQD_ASSIGN_OR_RETURN(out.root, model::RepositoryRoot::Open(root.string()));
+  return out;
+}
+
+absl::StatusOr<std::string> ReadText(const Folder& folder, absl::string_view file) {
+  AWQD_ASSIGN_OR_RETURN(const model::File open, folder.root.OpenFile(folder.At(file)));
+  if (open.size() > kMaxTextBytes) {
+    return model::Invalid(open.shown_name(), ": got ", open.size(), " bytes, expected at most ",
+                          kMaxTextBytes);
+  }
+  std::string text(open.size(), '\0');
+  AWQD_RETURN_IF_ERROR(
+      open.ReadAt(0, absl::MakeSpan(reinterpret_cast<uint8_t*>(text.data()), text.size())));
+  return text;
+}
+
+absl::StatusOr<Tensors> Tensors::Open(const Folder& folder) {
+  Tensors out;
+  AWQD_ASSIGN_OR_RETURN(model::TensorFiles files, model::FindTensorFiles(folder.root, folder.name));
+  out.names_ = std::move(files.names);
+  for (const std::string& name : out.names_) {
+    AWQD_ASSIGN_OR_RETURN(model::File file, folder.root.OpenFile(folder.At(name)));
+    AWQD_ASSIGN_OR_RETURN(model::SafetensorsFile open,
+                          model::SafetensorsFile::Open(std::move(file)));
+    out.files_.push_back(std::make_unique<model::SafetensorsFile>(std::move(open)));
+    for (const auto& [tensor, info] : out.files_.back()->tensors()) {
+      const model::TensorLocation place = {out.files_.back().get(), &info};
+      if (out.tensors_.emplace(tensor, place).second) continue;
+      return model::Invalid("tensor ", model::Quoted(tensor),
+                            ": got it in two files, expected it in one");
+    }
+  }
+  return out;
+}
+
+const model::TensorLocation* Tensors::Find(absl::string_view name) const {
+  const auto it = tensors_.find(name);
+  return it == tensors_.end() ? nullptr : &it->second;
+}
+
+std::vector<std::string> Tensors::InOrder() const {
+  std::vector<const Map::value_type*> places;
+  for (const auto& entry : tensors_) places.push_back(&entry);
+  absl::c_sort(places, [](const auto* a, const auto* b) {
+    return std::tie(a->second.file->file().name(), a->second.info->begin, a->first) <
+           std::tie(b->second.file->file().name(), b->second.info->begin, b->first);
+  });
+  std::vector<std::string> out;
+  for (const auto* place : places) out.push_back(place->first);
+  return out;
+}
+
+int64_t Tensors::total_bytes() const {
+  int64_t bytes = 0;
+  for (const auto& [name, place] : tensors_) bytes += place.info->bytes();
+  return bytes;
+}
+
+absl::Status Tensors::CheckUnchanged() const {
+  for (const auto& file : files_) AWQD_RETURN_IF_ERROR(file->file().CheckUnchanged());
+  return absl::OkStatus();
+}
+
+}  // namespace awqd::tools

@@ -1,0 +1,62 @@
+// Folder: a model's directory by its path in the file system, and every tensor in its files.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/repository_root.h"
+#include "checkpoint/safetensors.h"
+
+namespace awqd::tools {
+
+// The files beside config.json that may hold settings of quantisation.
+inline constexpr absl::string_view kSettingsFiles[] = {"quant_config.json", "quantize_config.json",
+                                                       "hf_quant_config.json"};
+
+struct Folder {
+  std::string path;  // as it was given, without slashes at its end
+  // What its symbolic links may lead to: the directory above it, and of a snapshot in a cache of
+  // the Hub ("models--org--name/snapshots/revision") the one that also has the blobs.
+  model::RepositoryRoot root;
+  std::string name;  // beneath `root`
+
+  std::string At(absl::string_view file) const;  // "<name>/<file>", as root takes it
+};
+
+// NOT_FOUND or INVALID_ARGUMENT naming the path.
+absl::StatusOr<Folder> OpenFolder(const std::string& path);
+
+// All of a small file of the folder. NOT_FOUND without it, INVALID_ARGUMENT when it is larger than
+// any that is read here.
+absl::StatusOr<std::string> ReadText(const Folder& folder, absl::string_view file);
+
+// Every tensor of a folder's safetensors files. Move-only; locations point into it.
+class Tensors {
+ public:
+  // INVALID_ARGUMENT naming file and tensor, for a tensor in two files too.
+  static absl::StatusOr<Tensors> Open(const Folder& folder);
+
+  using Map = std::map<std::string, model::TensorLocation, std::less<>>;
+  const Map& all() const { return tensors_; }
+  // Null when there is none of that name.
+  const model::TensorLocation* Find(absl::string_view name) const;
+  // Names in the order of their place on disk.
+  std::vector<std::string> InOrder() const;
+  // In the folder, sorted.
+  const std::vector<std::string>& file_names() const { return names_; }
+  int64_t total_bytes() const;
+  // INVALID_ARGUMENT when a file has changed since Open.
+  absl::Status CheckUnchanged() const;
+
+ private:
+  std::vector<std::string> names_;
+  std::vector<std::unique_ptr<model::SafetensorsFile>> files_;
+  Map tensors_;
+};
+
+}  // namespace awqd::tools
