@@ -96,6 +96,13 @@ int64_t Tensors::total_bytes() const {
   return bytes;
 }
 
+absl::Status ReadPart(const model::TensorLocation& place, int64_t at, absl::Span<uint8_t> out) {
+  model::TensorInfo part = *place.info;
+  part.begin += at;
+  part.end = part.begin + static_cast<int64_t>(out.size());
+  return place.file->Read(part, out);
+}
+
 absl::Status Tensors::CheckUnchanged() const {
   for (const auto& file : files_) AWQD_RETURN_IF_ERROR(file->file().CheckUnchanged());
   return absl::OkStatus();

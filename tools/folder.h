@@ -59,4 +59,7 @@ class Tensors {
   Map tensors_;
 };
 
+// Fills `out` from byte `at` of a tensor on; the tensor has that many.
+absl::Status ReadPart(const model::TensorLocation& place, int64_t at, absl::Span<uint8_t> out);
+
 }  // namespace awqd::tools

@@ -55,6 +55,7 @@ absl::Status Model::OpenCheckpoint() {
   for (size_t i = 0; i < checkpoint_->linears().size(); ++i) {
     const model::LinearLocation& linear = checkpoint_->linears()[i];
     const Format& format = *linear.rule->format;
+    by_path_.emplace(linear.path, static_cast<int64_t>(i));
     const std::string& stored = linear.slice_of.empty() ? linear.path : linear.slice_of;
     for (const auto& [suffix, place] : linear.tensors) {
       auto& codes_of = linear_of_[absl::StrCat(stored, format.separator, suffix)];
@@ -62,6 +63,11 @@ absl::Status Model::OpenCheckpoint() {
     }
   }
   return absl::OkStatus();
+}
+
+const model::LinearLocation* Model::FindLinear(absl::string_view path) const {
+  const auto it = by_path_.find(path);
+  return it == by_path_.end() ? nullptr : &checkpoint_->linears()[it->second];
 }
 
 std::vector<const model::LinearLocation*> Model::LinearsWithCodes(absl::string_view tensor) const {

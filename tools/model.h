@@ -37,6 +37,8 @@ class Model {
 
   // Whether a tensor is part of one of the checkpoint's linears.
   bool IsPart(absl::string_view tensor) const { return linear_of_.contains(tensor); }
+  // The quantised linear of that path, or null.
+  const model::LinearLocation* FindLinear(absl::string_view path) const;
   // The linears that a tensor is the codes of: none, one, or one for each expert.
   std::vector<const model::LinearLocation*> LinearsWithCodes(absl::string_view tensor) const;
   // The path of a dense linear's weight: of a tensor "<path>.weight" of two dimensions and of
@@ -58,6 +60,7 @@ class Model {
   std::optional<model::LinearRules> rules_;  // of the checkpoint's settings
   // By the name of a tensor: indices into checkpoint_->linears() where it is the codes, else none.
   absl::flat_hash_map<std::string, std::vector<int64_t>> linear_of_;
+  absl::flat_hash_map<std::string, int64_t> by_path_;  // index into checkpoint_->linears()
 };
 
 }  // namespace awqd::tools

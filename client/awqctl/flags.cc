@@ -29,7 +29,7 @@ constexpr char kAbout[] =
 constexpr char kExitCodes[] =
     "Exit codes:\n"
     "  0  done\n"
-    "  1  bad arguments; compare: the arrays differ; inspect: not all of it loads\n"
+    "  1  bad arguments; compare, diff: they differ; inspect: not all of it loads\n"
     "  2  the server could not be reached\n"
     "  3  the call failed (its status and message are on stderr)\n"
     "  4  healthcheck: the server is not serving\n"

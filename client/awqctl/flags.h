@@ -16,7 +16,7 @@ namespace awqd::awqctl {
 // Exit codes, as --help and client/README.md state them. healthcheck's are grpc_health_probe's.
 inline constexpr int kOk = 0;
 inline constexpr int kBadArguments = 1;
-inline constexpr int kDiffers = 1;      // compare
+inline constexpr int kDiffers = 1;      // compare, diff
 inline constexpr int kDoesNotLoad = 1;  // inspect
 inline constexpr int kCannotConnect = 2;
 inline constexpr int kCallFailed = 3;
@@ -34,6 +34,7 @@ struct BenchFlags {
 struct ToolFlags {
   std::string folder;
   std::string other;  // diff: the second folder
+  int64_t worst = 3;
 };
 
 struct Flags;

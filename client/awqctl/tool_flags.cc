@@ -24,8 +24,25 @@ void AddInspect(CLI::App* app, Flags& flags) {
   sub->add_option("folder", flags.tool.folder, "The model's directory")->required();
 }
 
+void AddDiff(CLI::App* app, Flags& flags) {
+  CLI::App* sub = Add(app, flags, Diff, "diff",
+                      "Compare the weights of two model folders, quantised or dense, linear by "
+                      "linear: the relative error |A - B| / |B| (Frobenius norm), the largest one, "
+                      "the worst elements, codes, zeros and scales that differ. Needs no server; "
+                      "exit 1 when anything differs.\n\n"
+                      "Example: awqctl diff models/my-model-awq models/my-model");
+  sub->add_option("a", flags.tool.folder, "A, a model's directory")->required();
+  sub->add_option("b", flags.tool.other, "B, what it is compared with")->required();
+  sub->add_option("--worst", flags.tool.worst, "Elements to show of each linear")
+      ->check(CLI::Range(int64_t{0}, int64_t{1000}))
+      ->capture_default_str();
+}
+
 }  // namespace
 
-void AddToolCommands(CLI::App* app, Flags& flags) { AddInspect(app, flags); }
+void AddToolCommands(CLI::App* app, Flags& flags) {
+  AddInspect(app, flags);
+  AddDiff(app, flags);
+}
 
 }  // namespace awqd::awqctl

@@ -1,0 +1,138 @@
+// Elements by rows. Each step of the formula rounds: compiled without fused multiply-adds.
+#include "tools/elements.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status.h"
+#include "kernels/exact.h"
+
+namespace awqd::tools {
+namespace {
+
+// `count` codes of `place` bits each.
+void Unpack(const uint8_t* from, int place, int64_t count, uint8_t* to) {
+  if (place == 8) {
+    std::memcpy(to, from, count);
+    return;
+  }
+  const int in_byte = 8 / place;
+  const uint8_t mask = static_cast<uint8_t>((1 << place) - 1);
+  const int64_t whole = count / in_byte;
+  for (int64_t i = 0; i < whole; ++i) {
+    for (int j = 0; j < in_byte; ++j) to[i * in_byte + j] = from[i] >> (j * place) & mask;
+  }
+  for (int64_t i = whole * in_byte; i < count; ++i) {
+    to[i] = from[i / in_byte] >> (i % in_byte * place) & mask;
+  }
+}
+
+// Of a dense linear.
+absl::StatusOr<std::vector<float>> ReadBias(const Model& model, absl::string_view path, int64_t n) {
+  std::vector<float> out;
+  const model::TensorLocation* const place = model.tensors().Find(absl::StrCat(path, ".bias"));
+  if (place == nullptr || !IsFloatType(place->info->dtype) ||
+      place->info->shape != std::vector<int64_t>{n}) {
+    return out;
+  }
+  std::vector<uint8_t> bytes(place->info->bytes());
+  AWQD_RETURN_IF_ERROR(place->file->Read(*place->info, absl::MakeSpan(bytes)));
+  for (int64_t i = 0; i < n; ++i) {
+    out.push_back(LoadElement(bytes.data(), FloatTypeNamed(place->info->dtype), i));
+  }
+  return out;
+}
+
+}  // namespace
+
+RowReader::RowReader(const HostWeight* weight)
+    : weight_(weight), zeros_(weight->n), scales_(weight->n), codes_(weight->n) {
+  row_of_.resize(weight->order.size());
+  for (size_t i = 0; i < row_of_.size(); ++i) row_of_[weight->order[i]] = static_cast<int32_t>(i);
+}
+
+void RowReader::ReadCodes(int64_t k, uint8_t* to) const {
+  const uint8_t* const row = weight_->codes.data() + StoredRow(k) * weight_->row_bytes();
+  Unpack(row, weight_->code_bits(), weight_->n, to);
+}
+
+void RowReader::OpenGroup(int64_t group) {
+  const bool real = weight_->description.real_zeros();
+  for (int64_t col = 0; col < weight_->n; ++col) {
+    zeros_[col] =
+        real ? weight_->RealZero(group, col) : static_cast<float>(weight_->Zero(group, col));
+    scales_[col] = weight_->Scale(group, col);
+  }
+  group_ = group;
+}
+
+void RowReader::Read(int64_t k, float* to) {
+  const WeightDescription& d = weight_->description;
+  const int64_t n = weight_->n;
+  if (const int64_t group = GroupOf(k); group != group_) OpenGroup(group);
+  ReadCodes(k, codes_.data());
+  if (d.code == CodeKind::kUnsigned) {
+    for (int64_t col = 0; col < n; ++col) to[col] = static_cast<float>(codes_[col]);
+  } else {
+    for (int64_t col = 0; col < n; ++col) {
+      to[col] = DecodeCode(d.code, weight_->table.data(), codes_[col]);
+    }
+  }
+  if (d.zero_kind == ZeroKind::kRealAfter) {
+    for (int64_t col = 0; col < n; ++col) to[col] = to[col] * scales_[col] - zeros_[col];
+  } else {
+    for (int64_t col = 0; col < n; ++col) to[col] = (to[col] - zeros_[col]) * scales_[col];
+  }
+  if (weight_->outer.empty()) return;
+  for (int64_t col = 0; col < n; ++col) to[col] *= weight_->Outer(col);
+}
+
+Elements::Elements(HostWeight weight)
+    : weight_(std::make_unique<const HostWeight>(std::move(weight))), rows_(weight_.get()) {}
+
+std::string Elements::description() const {
+  return weight_ ? ToString(weight_->description) : dense_.dtype;
+}
+
+void Elements::Read(int64_t begin, int64_t end, float* to) {
+  for (int64_t k = begin; weight_ != nullptr && k < end; ++k)
+    rows_->Read(k, to + (k - begin) * n());
+  if (weight_ != nullptr) return;
+  const DType dtype = FloatTypeNamed(dense_.dtype);
+  for (int64_t col = 0; col < dense_.n; ++col) {
+    for (int64_t k = begin; k < end; ++k) {
+      to[(k - begin) * dense_.n + col] =
+          LoadElement(dense_.bytes.data(), dtype, col * dense_.k + k);
+    }
+  }
+}
+
+absl::StatusOr<Elements> ReadElements(const Model& model, absl::string_view path) {
+  if (const model::LinearLocation* const linear = model.FindLinear(path); linear != nullptr) {
+    std::vector<uint8_t> scratch;
+    AWQD_ASSIGN_OR_RETURN(HostWeight weight, model.checkpoint()->Read(*linear, &scratch));
+    AWQD_RETURN_IF_ERROR(Validate(weight));
+    return Elements(std::move(weight));
+  }
+  const std::string name = absl::StrCat(path, ".weight");
+  if (model.DensePath(name).empty()) {
+    return absl::NotFoundError(absl::StrCat(model.folder().name, ": no linear ",
+                                            model::Quoted(path), ", neither quantised nor dense"));
+  }
+  const model::TensorLocation& place = *model.tensors().Find(name);
+  DenseWeight dense = {
+      .k = place.info->shape[1], .n = place.info->shape[0], .dtype = place.info->dtype};
+  dense.bytes.resize(place.info->bytes());
+  AWQD_RETURN_IF_ERROR(place.file->Read(*place.info, absl::MakeSpan(dense.bytes)));
+  AWQD_ASSIGN_OR_RETURN(dense.bias, ReadBias(model, path, dense.n));
+  return Elements(std::move(dense));
+}
+
+DType FloatTypeNamed(absl::string_view dtype) {
+  return dtype == "F16" ? DType::kFp16 : dtype == "BF16" ? DType::kBf16 : DType::kFp32;
+}
+
+}  // namespace awqd::tools

@@ -1,0 +1,80 @@
+// Elements: the numbers W[K, N] of one linear, quantised or dense, some rows at a time.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "kernels/weight.h"
+#include "tools/model.h"
+
+namespace awqd::tools {
+
+// Rows of a quantised weight by in-feature, each element as WeightValue (kernels/exact.h) has it.
+// The weight must outlive it. Not thread-safe.
+class RowReader {
+ public:
+  explicit RowReader(const HostWeight* weight);
+
+  // The N elements of in-feature `k`.
+  void Read(int64_t k, float* to);
+  // Their codes, one to a byte.
+  void ReadCodes(int64_t k, uint8_t* to) const;
+  // The group that in-feature `k` belongs to.
+  int64_t GroupOf(int64_t k) const { return StoredRow(k) / weight_->group_rows(); }
+
+ private:
+  int64_t StoredRow(int64_t k) const { return row_of_.empty() ? k : row_of_[k]; }
+  void OpenGroup(int64_t group);
+
+  const HostWeight* weight_;
+  std::vector<int32_t> row_of_;  // of an in-feature; empty without an order
+  int64_t group_ = -1;           // that the two below are of
+  std::vector<float> zeros_, scales_;
+  std::vector<uint8_t> codes_;
+};
+
+// A linear's weight as torch stores it.
+struct DenseWeight {
+  int64_t k = 0, n = 0;
+  std::string dtype;           // "F16", "BF16", "F32"
+  std::vector<uint8_t> bytes;  // [N, K]
+  std::vector<float> bias;     // [N], or empty
+};
+
+// Move-only.
+class Elements {
+ public:
+  explicit Elements(HostWeight weight);
+  explicit Elements(DenseWeight dense) : dense_(std::move(dense)) {}
+
+  int64_t k() const { return weight_ ? weight_->k : dense_.k; }
+  int64_t n() const { return weight_ ? weight_->n : dense_.n; }
+  // Null of a dense one.
+  const HostWeight* weight() const { return weight_.get(); }
+  // "w4g128z", or the type of a dense one.
+  std::string description() const;
+  // [N], or empty.
+  const std::vector<float>& bias() const { return weight_ ? weight_->bias : dense_.bias; }
+  // In-features [begin, end) as rows of N.
+  void Read(int64_t begin, int64_t end, float* to);
+  // Of a quantised one.
+  RowReader& rows() { return *rows_; }
+
+ private:
+  std::unique_ptr<const HostWeight> weight_;  // stays where it is
+  std::optional<RowReader> rows_;
+  DenseWeight dense_;
+};
+
+// The quantised linear of that path, else the tensor "<path>.weight", and "<path>.bias"
+// where it is as long. NOT_FOUND when there is neither.
+absl::StatusOr<Elements> ReadElements(const Model& model, absl::string_view path);
+
+DType FloatTypeNamed(absl::string_view dtype);
+
+}  // namespace awqd::tools
