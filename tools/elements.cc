@@ -48,46 +48,52 @@ absl::StatusOr<std::vector<float>> ReadBias(const Model& model, absl::string_vie
 
 }  // namespace
 
-RowReader::RowReader(const HostWeight* weight)
-    : weight_(weight), zeros_(weight->n), scales_(weight->n), codes_(weight->n) {
-  row_of_.resize(weight->order.size());
+RowReader::RowReader(const HostWeight* weight, int64_t begin, int64_t end)
+    : weight_(weight),
+      begin_(begin),
+      count_(end - begin),
+      row_of_(weight->order.size()),
+      zeros_(count_),
+      scales_(count_),
+      codes_(count_) {
   for (size_t i = 0; i < row_of_.size(); ++i) row_of_[weight->order[i]] = static_cast<int32_t>(i);
 }
 
 void RowReader::ReadCodes(int64_t k, uint8_t* to) const {
-  const uint8_t* const row = weight_->codes.data() + StoredRow(k) * weight_->row_bytes();
-  Unpack(row, weight_->code_bits(), weight_->n, to);
+  const int64_t at = StoredRow(k) * weight_->row_bytes() + begin_ * weight_->code_bits() / 8;
+  Unpack(weight_->codes.data() + at, weight_->code_bits(), count_, to);
 }
 
 void RowReader::OpenGroup(int64_t group) {
   const bool real = weight_->description.real_zeros();
-  for (int64_t col = 0; col < weight_->n; ++col) {
-    zeros_[col] =
+  for (int64_t i = 0; i < count_; ++i) {
+    const int64_t col = begin_ + i;
+    zeros_[i] =
         real ? weight_->RealZero(group, col) : static_cast<float>(weight_->Zero(group, col));
-    scales_[col] = weight_->Scale(group, col);
+    scales_[i] = weight_->Scale(group, col);
   }
   group_ = group;
 }
 
 void RowReader::Read(int64_t k, float* to) {
   const WeightDescription& d = weight_->description;
-  const int64_t n = weight_->n;
-  if (const int64_t group = GroupOf(k); group != group_) OpenGroup(group);
+  const int64_t group = StoredRow(k) / weight_->group_rows();
+  if (group != group_) OpenGroup(group);
   ReadCodes(k, codes_.data());
   if (d.code == CodeKind::kUnsigned) {
-    for (int64_t col = 0; col < n; ++col) to[col] = static_cast<float>(codes_[col]);
+    for (int64_t i = 0; i < count_; ++i) to[i] = static_cast<float>(codes_[i]);
   } else {
-    for (int64_t col = 0; col < n; ++col) {
-      to[col] = DecodeCode(d.code, weight_->table.data(), codes_[col]);
+    for (int64_t i = 0; i < count_; ++i) {
+      to[i] = DecodeCode(d.code, weight_->table.data(), codes_[i]);
     }
   }
   if (d.zero_kind == ZeroKind::kRealAfter) {
-    for (int64_t col = 0; col < n; ++col) to[col] = to[col] * scales_[col] - zeros_[col];
+    for (int64_t i = 0; i < count_; ++i) to[i] = to[i] * scales_[i] - zeros_[i];
   } else {
-    for (int64_t col = 0; col < n; ++col) to[col] = (to[col] - zeros_[col]) * scales_[col];
+    for (int64_t i = 0; i < count_; ++i) to[i] = (to[i] - zeros_[i]) * scales_[i];
   }
   if (weight_->outer.empty()) return;
-  for (int64_t col = 0; col < n; ++col) to[col] *= weight_->Outer(col);
+  for (int64_t i = 0; i < count_; ++i) to[i] *= weight_->Outer(begin_ + i);
 }
 
 Elements::Elements(HostWeight weight)

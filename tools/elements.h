@@ -18,20 +18,21 @@ namespace awqd::tools {
 // The weight must outlive it. Not thread-safe.
 class RowReader {
  public:
-  explicit RowReader(const HostWeight* weight);
+  explicit RowReader(const HostWeight* weight) : RowReader(weight, 0, weight->n) {}
+  // Of columns [begin, end) alone; `begin` is a multiple of 8.
+  RowReader(const HostWeight* weight, int64_t begin, int64_t end);
 
-  // The N elements of in-feature `k`.
+  // The elements of in-feature `k` in those columns.
   void Read(int64_t k, float* to);
   // Their codes, one to a byte.
   void ReadCodes(int64_t k, uint8_t* to) const;
-  // The group that in-feature `k` belongs to.
-  int64_t GroupOf(int64_t k) const { return StoredRow(k) / weight_->group_rows(); }
 
  private:
   int64_t StoredRow(int64_t k) const { return row_of_.empty() ? k : row_of_[k]; }
   void OpenGroup(int64_t group);
 
   const HostWeight* weight_;
+  int64_t begin_, count_;        // of the columns
   std::vector<int32_t> row_of_;  // of an in-feature; empty without an order
   int64_t group_ = -1;           // that the two below are of
   std::vector<float> zeros_, scales_;
