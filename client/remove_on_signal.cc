@@ -37,6 +37,10 @@ void RemoveAndDie(int signal_number) {
   for (RemoveOnSignal::Entry* entry = first; entry != nullptr; entry = entry->next) {
     if (entry->named) unlink(entry->path);
   }
+  // Directories once they are empty.
+  for (RemoveOnSignal::Entry* entry = first; entry != nullptr; entry = entry->next) {
+    if (entry->named) rmdir(entry->path);
+  }
   // SA_RESETHAND has put the default action back.
   raise(signal_number);
 }

@@ -1,4 +1,5 @@
-// RemoveOnSignal: a file or a shared-memory object that is removed when a signal ends the process.
+// RemoveOnSignal: a file, a directory or a shared-memory object that is removed when a signal ends
+// the process.
 #pragma once
 
 #include <utility>
@@ -8,7 +9,8 @@
 namespace awqd::client {
 
 // Names a file from construction to destruction. Where the program called RemoveFilesOnSignals, a
-// signal that ends the process in between removes the file; it need not exist yet. Move-only.
+// signal that ends the process in between removes the file; it need not exist yet. A directory is
+// removed where all files in it have such a name. Move-only.
 class RemoveOnSignal {
  public:
   RemoveOnSignal() = default;

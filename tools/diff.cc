@@ -16,7 +16,6 @@
 namespace awqd::tools {
 namespace {
 
-constexpr int64_t kRows = 64;  // of K that are compared at a time
 constexpr int64_t kChunk = 8 << 20;
 
 std::set<std::string> Paths(const Model& a, const Model& b) {
@@ -42,31 +41,14 @@ int64_t BytesOf(const Model& model, const std::string& path) {
 
 // --- One linear ---
 
-void CompareElements(Elements& a, Elements& b, int64_t worst, LinearDifference* out) {
-  const int64_t n = a.n();
-  Difference difference(worst);
-  std::vector<float> left(kRows * n), right(kRows * n);
-  for (int64_t begin = 0; begin < a.k(); begin += kRows) {
-    const int64_t end = std::min(a.k(), begin + kRows);
-    a.Read(begin, end, left.data());
-    b.Read(begin, end, right.data());
-    for (int64_t i = 0; i < (end - begin) * n; ++i) {
-      difference.Add(begin + i / n, i % n, left[i], right[i]);
-    }
-  }
-  out->different = difference.different();
-  out->largest = difference.largest();
-  out->relative = difference.relative();
-  out->worst = difference.worst();
-}
-
-int64_t DifferentCodes(Elements& a, Elements& b) {
-  std::vector<uint8_t> left(a.n()), right(a.n());
+int64_t DifferentCodes(const HostWeight& a, const HostWeight& b) {
+  RowReader left(&a), right(&b);
+  std::vector<uint8_t> left_row(a.n), right_row(a.n);
   int64_t out = 0;
-  for (int64_t k = 0; k < a.k(); ++k) {
-    a.rows().ReadCodes(k, left.data());
-    b.rows().ReadCodes(k, right.data());
-    for (int64_t col = 0; col < a.n(); ++col) out += left[col] != right[col] ? 1 : 0;
+  for (int64_t k = 0; k < a.k; ++k) {
+    left.ReadCodes(k, left_row.data());
+    right.ReadCodes(k, right_row.data());
+    for (int64_t col = 0; col < a.n; ++col) out += left_row[col] != right_row[col] ? 1 : 0;
   }
   return out;
 }
@@ -76,12 +58,12 @@ float ZeroOf(const HostWeight& weight, int64_t group, int64_t col) {
                                          : static_cast<float>(weight.Zero(group, col));
 }
 
-void CompareParts(Elements& a, Elements& b, LinearDifference* out) {
+void CompareParts(const Elements& a, const Elements& b, LinearDifference* out) {
   if (a.weight() == nullptr || b.weight() == nullptr) return;
   const HostWeight &left = *a.weight(), &right = *b.weight();
   const WeightDescription &d = left.description, &e = right.description;
   if (d.code != e.code || d.bits != e.bits) return;
-  out->different_codes = DifferentCodes(a, b);
+  out->different_codes = DifferentCodes(left, right);
   if (left.group_rows() != right.group_rows() || left.order != right.order ||
       d.block_cols != e.block_cols ||
       (d.zero_kind == ZeroKind::kRealAfter) != (e.zero_kind == ZeroKind::kRealAfter)) {
@@ -123,7 +105,15 @@ LinearDifference CompareLinear(const Model& a, const Model& b, const std::string
                              ", ", right->n(), "]");
     return out;
   }
-  CompareElements(*left, *right, worst, &out);
+  const absl::StatusOr<Difference> difference = Compare(*left, *right, worst);
+  if (!difference.ok()) {
+    out.error = std::string(difference.status().message());
+    return out;
+  }
+  out.different = difference->different();
+  out.largest = difference->largest();
+  out.relative = difference->relative();
+  out.worst = difference->worst();
   CompareParts(*left, *right, &out);
   out.different_bias = DifferentBias(left->bias(), right->bias());
   return out;

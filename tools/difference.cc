@@ -5,6 +5,8 @@
 #include <bit>
 #include <limits>
 
+#include "kernels/base/status.h"
+
 namespace awqd::tools {
 
 void Difference::Keep(const DifferentElement& element) {
@@ -27,6 +29,24 @@ void Difference::Add(int64_t k, int64_t n, float a, float b) {
   if (!full || (most_ > 0 && distance > Distance(worst_.back().a, worst_.back().b))) {
     Keep({k, n, a, b});
   }
+}
+
+absl::StatusOr<Difference> Compare(const Elements& a, const Elements& b, int64_t worst) {
+  Difference out(worst);
+  const int64_t step = a.Step();
+  std::vector<float> left(step * a.k()), right(step * a.k());
+  for (int64_t begin = 0; begin < a.n(); begin += step) {
+    const int64_t end = std::min(a.n(), begin + step), columns = end - begin;
+    AWQD_RETURN_IF_ERROR(a.Read(begin, end, left.data()));
+    AWQD_RETURN_IF_ERROR(b.Read(begin, end, right.data()));
+    for (int64_t k = 0; k < a.k(); ++k) {
+      for (int64_t col = 0; col < columns; ++col) {
+        const int64_t at = k * columns + col;
+        out.Add(k, begin + col, left[at], right[at]);
+      }
+    }
+  }
+  return out;
 }
 
 double Difference::relative() const {

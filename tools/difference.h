@@ -5,7 +5,9 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "tools/diff.h"
+#include "tools/elements.h"
 
 namespace awqd::tools {
 
@@ -30,6 +32,9 @@ class Difference {
   double largest_ = 0, sum_ = 0, norm_ = 0;  // of squares
   std::vector<DifferentElement> worst_;
 };
+
+// Every element of two of one shape, with the `worst` kept.
+absl::StatusOr<Difference> Compare(const Elements& a, const Elements& b, int64_t worst = 0);
 
 // |a - b|; infinite where just one is NaN, or an infinity meets another number. 0 of two NaNs.
 inline double Distance(float a, float b) {

@@ -96,24 +96,31 @@ void RowReader::Read(int64_t k, float* to) {
   for (int64_t i = 0; i < count_; ++i) to[i] *= weight_->Outer(begin_ + i);
 }
 
-Elements::Elements(HostWeight weight)
-    : weight_(std::make_unique<const HostWeight>(std::move(weight))), rows_(weight_.get()) {}
-
 std::string Elements::description() const {
-  return weight_ ? ToString(weight_->description) : dense_.dtype;
+  return weight_ ? ToString(weight_->description) : dense_.tensor.info->dtype;
 }
 
-void Elements::Read(int64_t begin, int64_t end, float* to) {
-  for (int64_t k = begin; weight_ != nullptr && k < end; ++k)
-    rows_->Read(k, to + (k - begin) * n());
-  if (weight_ != nullptr) return;
-  const DType dtype = FloatTypeNamed(dense_.dtype);
-  for (int64_t col = 0; col < dense_.n; ++col) {
-    for (int64_t k = begin; k < end; ++k) {
-      to[(k - begin) * dense_.n + col] =
-          LoadElement(dense_.bytes.data(), dtype, col * dense_.k + k);
+int64_t Elements::Step() const {
+  constexpr int64_t kElements = 1 << 20;
+  return std::max<int64_t>(8, kElements / k() / 8 * 8);
+}
+
+absl::Status Elements::Read(int64_t begin, int64_t end, float* to) const {
+  const int64_t columns = end - begin, k = this->k();
+  if (weight_ != nullptr) {
+    RowReader rows(weight_.get(), begin, end);
+    for (int64_t row = 0; row < k; ++row) rows.Read(row, to + row * columns);
+    return absl::OkStatus();
+  }
+  const DType dtype = FloatTypeNamed(dense_.tensor.info->dtype);
+  std::vector<uint8_t> bytes(columns * k * SizeOf(dtype));
+  AWQD_RETURN_IF_ERROR(ReadPart(dense_.tensor, begin * k * SizeOf(dtype), absl::MakeSpan(bytes)));
+  for (int64_t col = 0; col < columns; ++col) {
+    for (int64_t row = 0; row < k; ++row) {
+      to[row * columns + col] = LoadElement(bytes.data(), dtype, col * k + row);
     }
   }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<Elements> ReadElements(const Model& model, absl::string_view path) {
@@ -129,10 +136,7 @@ absl::StatusOr<Elements> ReadElements(const Model& model, absl::string_view path
                                             model::Quoted(path), ", neither quantised nor dense"));
   }
   const model::TensorLocation& place = *model.tensors().Find(name);
-  DenseWeight dense = {
-      .k = place.info->shape[1], .n = place.info->shape[0], .dtype = place.info->dtype};
-  dense.bytes.resize(place.info->bytes());
-  AWQD_RETURN_IF_ERROR(place.file->Read(*place.info, absl::MakeSpan(dense.bytes)));
+  DenseWeight dense = {.k = place.info->shape[1], .n = place.info->shape[0], .tensor = place};
   AWQD_ASSIGN_OR_RETURN(dense.bias, ReadBias(model, path, dense.n));
   return Elements(std::move(dense));
 }

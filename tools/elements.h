@@ -39,18 +39,18 @@ class RowReader {
   std::vector<uint8_t> codes_;
 };
 
-// A linear's weight as torch stores it.
+// A linear's weight as torch stores it, in its file.
 struct DenseWeight {
   int64_t k = 0, n = 0;
-  std::string dtype;           // "F16", "BF16", "F32"
-  std::vector<uint8_t> bytes;  // [N, K]
-  std::vector<float> bias;     // [N], or empty
+  model::TensorLocation tensor;  // [N, K]
+  std::vector<float> bias;       // [N], or empty
 };
 
-// Move-only.
+// Move-only. What a dense one is read from must outlive it.
 class Elements {
  public:
-  explicit Elements(HostWeight weight);
+  explicit Elements(HostWeight weight)
+      : weight_(std::make_unique<const HostWeight>(std::move(weight))) {}
   explicit Elements(DenseWeight dense) : dense_(std::move(dense)) {}
 
   int64_t k() const { return weight_ ? weight_->k : dense_.k; }
@@ -61,14 +61,13 @@ class Elements {
   std::string description() const;
   // [N], or empty.
   const std::vector<float>& bias() const { return weight_ ? weight_->bias : dense_.bias; }
-  // In-features [begin, end) as rows of N.
-  void Read(int64_t begin, int64_t end, float* to);
-  // Of a quantised one.
-  RowReader& rows() { return *rows_; }
+  // Columns [begin, end), `begin` a multiple of 8, as [K, end - begin] by in-feature.
+  absl::Status Read(int64_t begin, int64_t end, float* to) const;
+  // Columns to be read at a time: some MiB of them.
+  int64_t Step() const;
 
  private:
-  std::unique_ptr<const HostWeight> weight_;  // stays where it is
-  std::optional<RowReader> rows_;
+  std::unique_ptr<const HostWeight> weight_;
   DenseWeight dense_;
 };
 

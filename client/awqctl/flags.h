@@ -35,6 +35,14 @@ struct ToolFlags {
   std::string folder;
   std::string other;  // diff: the second folder
   int64_t worst = 3;
+  // quantize, convert; `to` of both
+  std::string output;
+  std::string to;
+  int bits = 4;
+  int64_t group_size = 128;
+  bool symmetric = false;
+  bool search = false;
+  std::vector<std::string> leave_out;
 };
 
 struct Flags;

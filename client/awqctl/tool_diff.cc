@@ -6,6 +6,7 @@
 #include "absl/strings/str_format.h"
 #include "client/awqctl/commands.h"
 #include "client/awqctl/progress.h"
+#include "client/awqctl/tool_output.h"
 #include "tools/diff.h"
 
 namespace awqd::awqctl {
@@ -62,9 +63,7 @@ int Diff(const Flags& flags, Console& console) {
   }
   if (!difference.ok()) return FileFailed(difference.status(), console);
   if (flags.json) {
-    console.out
-        << tools::ToJson(*difference).dump(2, ' ', false, nlohmann::json::error_handler_t::replace)
-        << "\n";
+    PrintJson(tools::ToJson(*difference), console);
   } else {
     Print(*difference, console);
   }

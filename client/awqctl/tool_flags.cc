@@ -2,6 +2,7 @@
 #include "client/awqctl/tool_flags.h"
 
 #include "client/awqctl/commands.h"
+#include "client/awqctl/flag_values.h"
 
 namespace awqd::awqctl {
 namespace {
@@ -38,11 +39,44 @@ void AddDiff(CLI::App* app, Flags& flags) {
       ->capture_default_str();
 }
 
+void AddQuantize(CLI::App* app, Flags& flags) {
+  CLI::App* sub =
+      Add(app, flags, Quantize, "quantize",
+          "Quantise a dense model (safetensors of FP16, BF16 or FP32) by rounding to nearest, and "
+          "say what each linear loses. Embeddings, heads and routers stay as they are. Needs no "
+          "server. OUT appears when it is complete.\n\n"
+          "Example: awqctl quantize models/my-model -o models/my-model-w4 --search");
+  sub->add_option("folder", flags.tool.folder, "The dense model's directory")->required();
+  sub->add_option("-o,--output", flags.tool.output, "The directory to make")->required();
+  sub->add_option("--bits", flags.tool.bits, "Bits of a code")
+      ->check(CLI::Range(2, 8))
+      ->capture_default_str();
+  sub->add_option("--group_size", flags.tool.group_size,
+                  "Rows of K that share a scale; -1: all of K")
+      ->check(CLI::Range(int64_t{-1}, int64_t{1} << 31))
+      ->capture_default_str();
+  sub->add_flag("--symmetric", flags.tool.symmetric,
+                "No zero points: one in the middle for all (default with --to ft)");
+  sub->add_flag("--search", flags.tool.search,
+                "For each group, search for the range that gives the least squared error");
+  flags.tool.to = "gptq";
+  AddWord<std::string>(sub, "--to", flags.tool.to,
+                       {{"awq", "awq"},
+                        {"gptq", "gptq"},
+                        {"compressed-tensors", "compressed-tensors"},
+                        {"gemlite", "gemlite"},
+                        {"ft", "ft"}},
+                       "Format to write: awq, gptq (default), compressed-tensors, gemlite or ft");
+  sub->add_option("--leave_out", flags.tool.leave_out,
+                  "Leave linears dense whose path contains this; may be repeated");
+}
+
 }  // namespace
 
 void AddToolCommands(CLI::App* app, Flags& flags) {
   AddInspect(app, flags);
   AddDiff(app, flags);
+  AddQuantize(app, flags);
 }
 
 }  // namespace awqd::awqctl

@@ -11,6 +11,7 @@
 #include "absl/strings/str_split.h"
 #include "client/awqctl/commands.h"
 #include "client/awqctl/progress.h"
+#include "client/awqctl/tool_output.h"
 #include "tools/inspect.h"
 
 namespace awqd::awqctl {
@@ -114,9 +115,7 @@ int Inspect(const Flags& flags, Console& console) {
   }
   if (!inspection.ok()) return FileFailed(inspection.status(), console);
   if (flags.json) {
-    console.out
-        << tools::ToJson(*inspection).dump(2, ' ', false, nlohmann::json::error_handler_t::replace)
-        << "\n";
+    PrintJson(tools::ToJson(*inspection), console);
   } else {
     Print(*inspection, console);
   }

@@ -67,7 +67,11 @@ absl::StatusOr<nlohmann::ordered_json> Settings(const FolderFacts& facts) {
 
 }  // namespace
 
-const Target kAwqTarget = {
-    .name = "awq", .format = "awq", .widths = kWidths, .encode = Encode, .settings = Settings};
+const Target kAwqTarget = {.name = "awq",
+                           .format = "awq",
+                           .widths = kWidths,
+                           .n_multiple = 8,
+                           .encode = Encode,
+                           .settings = Settings};
 
 }  // namespace awqd::tools

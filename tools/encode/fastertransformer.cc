@@ -45,6 +45,8 @@ const Target kFasterTransformerTarget = {.name = "ft",
                                          .format = "fastertransformer",
                                          .widths = kWidths,
                                          .asymmetric = false,
+                                         .k_multiple = 64,
+                                         .n_multiple = 64,
                                          .encode = Encode,
                                          .settings = Settings};
 

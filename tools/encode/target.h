@@ -71,6 +71,8 @@ struct Target {
   // Bits that `quantize` may make for it, and whether zeros may be other than 2^(bits-1).
   absl::Span<const int> widths;
   bool asymmetric = true;
+  // What K and N must be multiples of.
+  int64_t k_multiple = 1, n_multiple = 1;
 
   // INVALID_ARGUMENT naming the part that the format cannot hold: what is encoded has, bit for bit,
   // the elements of the weight.

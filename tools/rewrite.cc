@@ -1,0 +1,121 @@
+// A folder anew.
+#include "tools/rewrite.h"
+
+#include <utility>
+
+#include "absl/algorithm/container.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "checkpoint/checkpoint_files.h"
+#include "checkpoint/json.h"
+#include "kernels/base/status.h"
+
+namespace awqd::tools {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int kMaxDepth = 32;
+
+// Other programs' forms of the weights, which would be the old ones.
+constexpr absl::string_view kWeights[] = {".safetensors", ".bin",  ".pt", ".pth",    ".ckpt",
+                                          ".gguf",        ".onnx", ".h5", ".msgpack"};
+
+std::string FileOf(const Model& source, const std::string& tensor) {
+  const std::string& path = source.tensors().Find(tensor)->file->file().name();
+  return path.substr(path.rfind('/') + 1);
+}
+
+// Why a file of the source is not carried along; empty where it is.
+std::string WhyLeftOut(const Model& source, const std::string& name) {
+  const auto of_weights = [&](absl::string_view end) { return absl::EndsWith(name, end); };
+  if (absl::StartsWith(name, ".")) return "hidden";
+  if (absl::c_any_of(kWeights, of_weights) || absl::EndsWith(name, ".index.json")) {
+    return "another form of the weights";
+  }
+  if (absl::c_linear_search(kSettingsFiles, name)) return "settings of the old format";
+  if (source.folder().root.ListDirectory(source.folder().At(name)).ok()) return "a directory";
+  return "";
+}
+
+}  // namespace
+
+NewTensor CarriedTensor(const std::string& name, const model::TensorLocation& place) {
+  return {.name = name,
+          .dtype = place.info->dtype,
+          .shape = place.info->shape,
+          .bytes = place.info->bytes(),
+          .read = [place](int64_t at, absl::Span<uint8_t> to) { return ReadPart(place, at, to); }};
+}
+
+absl::Status RewriteTensors(const Model& source, FolderWriter* out, Carried* carried,
+                            absl::FunctionRef<Rewritten(const std::string& tensor)> plan,
+                            absl::FunctionRef<absl::Status(const std::string& tensor)> write,
+                            const Progress& progress) {
+  const std::vector<std::string> names = source.tensors().InOrder();
+  int64_t done = 0;
+  for (size_t begin = 0; begin < names.size();) {
+    const std::string file = FileOf(source, names[begin]);
+    size_t end = begin;
+    int64_t header_bytes = 0;
+    for (; end < names.size() && FileOf(source, names[end]) == file; ++end) {
+      const Rewritten what = plan(names[end]);
+      header_bytes += what.carried ? SafetensorsWriter::HeaderBytes(names[end]) : what.header_bytes;
+    }
+    AWQD_RETURN_IF_ERROR(out->BeginShard(file, header_bytes));
+    for (; begin < end; ++begin) {
+      const model::TensorLocation& place = *source.tensors().Find(names[begin]);
+      if (plan(names[begin]).carried) {
+        AWQD_RETURN_IF_ERROR(out->Add(CarriedTensor(names[begin], place)));
+        ++carried->tensors;
+        carried->tensor_bytes += place.info->bytes();
+      } else {
+        AWQD_RETURN_IF_ERROR(write(names[begin]));
+      }
+      done += place.info->bytes();
+      progress(done, source.tensors().total_bytes());
+    }
+    AWQD_RETURN_IF_ERROR(out->EndShard());
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Json> ReadConfig(const Folder& folder) {
+  AWQD_ASSIGN_OR_RETURN(const std::string text, ReadText(folder, model::kConfigFile));
+  // Strict first: the parser below keeps the order of keys, but forgives.
+  const auto checked = model::ParseJsonObject(text, kMaxDepth);
+  if (!checked.ok()) return model::Prefixed(folder.At(model::kConfigFile), checked.status());
+  return Json::parse(text, nullptr, /*allow_exceptions=*/false);
+}
+
+absl::Status RewriteRest(const Model& source, const Json& settings, const std::string& dtype,
+                         FolderWriter* out, Carried* carried) {
+  const Folder& folder = source.folder();
+  AWQD_ASSIGN_OR_RETURN(Json config, ReadConfig(folder));
+  config.erase("quantization_config");
+  if (!settings.is_null()) config["quantization_config"] = settings;
+  if (!dtype.empty()) config[config.contains("dtype") ? "dtype" : "torch_dtype"] = dtype;
+  AWQD_RETURN_IF_ERROR(
+      out->WriteText(std::string(model::kConfigFile),
+                     config.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n"));
+  AWQD_ASSIGN_OR_RETURN(const std::vector<std::string> files,
+                        folder.root.ListDirectory(folder.name));
+  const bool indexed = absl::c_linear_search(files, model::kIndexFile);
+  if (indexed || out->shards() > 1) AWQD_RETURN_IF_ERROR(out->WriteIndex());
+  for (const std::string& name : files) {
+    if (name == model::kConfigFile || name == model::kIndexFile ||
+        absl::c_linear_search(source.tensors().file_names(), name)) {
+      continue;
+    }
+    if (const std::string why = WhyLeftOut(source, name); !why.empty()) {
+      carried->left_out.push_back(absl::StrCat(name, ": ", why));
+      continue;
+    }
+    AWQD_ASSIGN_OR_RETURN(const model::File file, folder.root.OpenFile(folder.At(name)));
+    AWQD_RETURN_IF_ERROR(out->Copy(file, name));
+    ++carried->files;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace awqd::tools
