@@ -2,7 +2,6 @@
 #include "tools/diff.h"
 
 #include <algorithm>
-#include <cstring>
 #include <set>
 #include <utility>
 
@@ -15,8 +14,6 @@
 
 namespace awqd::tools {
 namespace {
-
-constexpr int64_t kChunk = 8 << 20;
 
 std::set<std::string> Paths(const Model& a, const Model& b) {
   std::set<std::string> out;
@@ -120,18 +117,6 @@ LinearDifference CompareLinear(const Model& a, const Model& b, const std::string
 }
 
 // --- Other tensors ---
-
-absl::StatusOr<bool> SameBytes(const model::TensorLocation& a, const model::TensorLocation& b) {
-  if (a.info->dtype != b.info->dtype || a.info->shape != b.info->shape) return false;
-  std::vector<uint8_t> left(std::min(kChunk, a.info->bytes())), right(left.size());
-  for (int64_t at = 0; at < a.info->bytes(); at += kChunk) {
-    const int64_t count = std::min(kChunk, a.info->bytes() - at);
-    AWQD_RETURN_IF_ERROR(ReadPart(a, at, absl::MakeSpan(left).first(count)));
-    AWQD_RETURN_IF_ERROR(ReadPart(b, at, absl::MakeSpan(right).first(count)));
-    if (std::memcmp(left.data(), right.data(), count) != 0) return false;
-  }
-  return true;
-}
 
 // A tensor of a quantised linear, or the weight or bias of a dense one that was compared above.
 bool WasCompared(const Model& model, const std::string& name, const std::set<std::string>& paths) {

@@ -1,11 +1,14 @@
 // Opening a folder and the headers of its tensor files.
 #include "tools/folder.h"
 
+#include <algorithm>
+#include <cstring>
 #include <filesystem>
 #include <tuple>
 #include <utility>
 
 #include "absl/algorithm/container.h"
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "checkpoint/checkpoint_files.h"
@@ -17,6 +20,20 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kMaxTextBytes = 64 << 20;
+constexpr int64_t kPart = 8 << 20;
+
+using ReadBytes = absl::FunctionRef<absl::Status(int64_t at, absl::Span<uint8_t> to)>;
+
+absl::StatusOr<bool> SameParts(int64_t bytes, ReadBytes a, ReadBytes b) {
+  std::vector<uint8_t> left(std::min(kPart, bytes)), right(left.size());
+  for (int64_t at = 0; at < bytes; at += kPart) {
+    const int64_t count = std::min(kPart, bytes - at);
+    AWQD_RETURN_IF_ERROR(a(at, absl::MakeSpan(left).first(count)));
+    AWQD_RETURN_IF_ERROR(b(at, absl::MakeSpan(right).first(count)));
+    if (std::memcmp(left.data(), right.data(), count) != 0) return false;
+  }
+  return true;
+}
 
 }  // namespace
 
@@ -101,6 +118,20 @@ absl::Status ReadPart(const model::TensorLocation& place, int64_t at, absl::Span
   part.begin += at;
   part.end = part.begin + static_cast<int64_t>(out.size());
   return place.file->Read(part, out);
+}
+
+absl::StatusOr<bool> SameBytes(const model::TensorLocation& a, const model::TensorLocation& b) {
+  if (a.info->dtype != b.info->dtype || a.info->shape != b.info->shape) return false;
+  return SameParts(
+      a.info->bytes(), [&](int64_t at, absl::Span<uint8_t> to) { return ReadPart(a, at, to); },
+      [&](int64_t at, absl::Span<uint8_t> to) { return ReadPart(b, at, to); });
+}
+
+absl::StatusOr<bool> SameBytes(const model::File& a, const model::File& b) {
+  if (a.size() != b.size()) return false;
+  return SameParts(
+      a.size(), [&](int64_t at, absl::Span<uint8_t> to) { return a.ReadAt(at, to); },
+      [&](int64_t at, absl::Span<uint8_t> to) { return b.ReadAt(at, to); });
 }
 
 absl::Status Tensors::CheckUnchanged() const {

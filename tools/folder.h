@@ -62,4 +62,8 @@ class Tensors {
 // Fills `out` from byte `at` of a tensor on; the tensor has that many.
 absl::Status ReadPart(const model::TensorLocation& place, int64_t at, absl::Span<uint8_t> out);
 
+// Whether two tensors, or two files, are alike: type, shape and bytes.
+absl::StatusOr<bool> SameBytes(const model::TensorLocation& a, const model::TensorLocation& b);
+absl::StatusOr<bool> SameBytes(const model::File& a, const model::File& b);
+
 }  // namespace awqd::tools

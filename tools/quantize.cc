@@ -183,7 +183,7 @@ nlohmann::ordered_json ToJson(const Quantization& quantization) {
   return {{"linears", std::move(linears)},
           {"dense", std::move(dense)},
           {"carried_tensors", quantization.carried.tensors},
-          {"carried_files", quantization.carried.files},
+          {"carried_files", quantization.carried.files.size()},
           {"left_out", quantization.carried.left_out},
           {"bytes_before", quantization.bytes_before},
           {"bytes_after", quantization.bytes_after}};

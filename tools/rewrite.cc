@@ -113,7 +113,7 @@ absl::Status RewriteRest(const Model& source, const Json& settings, const std::s
     }
     AWQD_ASSIGN_OR_RETURN(const model::File file, folder.root.OpenFile(folder.At(name)));
     AWQD_RETURN_IF_ERROR(out->Copy(file, name));
-    ++carried->files;
+    carried->files.push_back(name);
   }
   return absl::OkStatus();
 }

@@ -17,7 +17,7 @@ namespace awqd::tools {
 struct Carried {
   int64_t tensors = 0;
   int64_t tensor_bytes = 0;
-  int64_t files = 0;
+  std::vector<std::string> files;     // beside tensors and config.json
   std::vector<std::string> left_out;  // files and directories that did not, and why
 };
 

@@ -27,6 +27,7 @@ int Compare(const Flags& flags, Console& console);
 int Inspect(const Flags& flags, Console& console);
 int Diff(const Flags& flags, Console& console);
 int Quantize(const Flags& flags, Console& console);
+int Convert(const Flags& flags, Console& console);
 
 // Parses, connects and runs. The whole of main, so that tests can call it.
 int RunAwqctl(const std::vector<std::string>& args, Console& console);

@@ -9,7 +9,7 @@
 #include "absl/strings/str_split.h"
 #include "client/awqctl/commands.h"
 #include "client/awqctl/flag_values.h"
-#include "client/awqctl/tool_flags.h"
+#include "client/awqctl/tools/flags.h"
 
 namespace awqd::awqctl {
 namespace {

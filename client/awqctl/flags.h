@@ -43,6 +43,8 @@ struct ToolFlags {
   bool symmetric = false;
   bool search = false;
   std::vector<std::string> leave_out;
+  std::string dtype;  // as safetensors spells it; empty: the model's
+  bool verify = false;
 };
 
 struct Flags;

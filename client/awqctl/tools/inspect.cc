@@ -1,4 +1,6 @@
 // awqctl inspect.
+#include "tools/inspect.h"
+
 #include <map>
 #include <string>
 #include <utility>
@@ -11,8 +13,7 @@
 #include "absl/strings/str_split.h"
 #include "client/awqctl/commands.h"
 #include "client/awqctl/progress.h"
-#include "client/awqctl/tool_output.h"
-#include "tools/inspect.h"
+#include "client/awqctl/tools/output.h"
 
 namespace awqd::awqctl {
 namespace {

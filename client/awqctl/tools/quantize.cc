@@ -1,4 +1,6 @@
 // awqctl quantize.
+#include "tools/quantize.h"
+
 #include <memory>
 #include <string>
 
@@ -6,8 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "client/awqctl/commands.h"
 #include "client/awqctl/progress.h"
-#include "client/awqctl/tool_output.h"
-#include "tools/quantize.h"
+#include "client/awqctl/tools/output.h"
 
 namespace awqd::awqctl {
 namespace {

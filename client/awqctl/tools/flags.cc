@@ -1,5 +1,5 @@
 // Flags of inspect, diff, quantize and convert.
-#include "client/awqctl/tool_flags.h"
+#include "client/awqctl/tools/flags.h"
 
 #include "client/awqctl/commands.h"
 #include "client/awqctl/flag_values.h"
@@ -71,12 +71,40 @@ void AddQuantize(CLI::App* app, Flags& flags) {
                   "Leave linears dense whose path contains this; may be repeated");
 }
 
+void AddConvert(CLI::App* app, Flags& flags) {
+  CLI::App* sub =
+      Add(app, flags, Convert, "convert",
+          "Write a quantised model in another format, no bit of any element changed; what the "
+          "format cannot hold is refused by the linear's name. Needs no server. OUT appears when "
+          "it is complete.\n\n"
+          "Example: awqctl convert models/my-model -o models/my-model-awq --to awq --verify");
+  sub->add_option("folder", flags.tool.folder, "The quantised model's directory")->required();
+  sub->add_option("-o,--output", flags.tool.output, "The directory to make")->required();
+  AddWord<std::string>(sub, "--to", flags.tool.to,
+                       {{"awq", "awq"},
+                        {"gptq", "gptq"},
+                        {"compressed-tensors", "compressed-tensors"},
+                        {"gemlite", "gemlite"},
+                        {"ft", "ft"},
+                        {"dense", "dense"}},
+                       "Format to write: awq, gptq, compressed-tensors, gemlite, ft or dense")
+      ->required();
+  AddWord<std::string>(sub, "--dtype", flags.tool.dtype,
+                       {{"fp16", "F16"}, {"bf16", "BF16"}, {"fp32", "F32"}},
+                       "Of dense weights: fp16, bf16 or fp32, which keeps every bit (default: what "
+                       "config.json says, else fp16)");
+  sub->add_flag("--verify", flags.tool.verify,
+                "Read OUT back, compare every element, tensor and file, and write what was "
+                "compared to OUT/verified.json");
+}
+
 }  // namespace
 
 void AddToolCommands(CLI::App* app, Flags& flags) {
   AddInspect(app, flags);
   AddDiff(app, flags);
   AddQuantize(app, flags);
+  AddConvert(app, flags);
 }
 
 }  // namespace awqd::awqctl

@@ -1,5 +1,5 @@
 // Output that several commands share.
-#include "client/awqctl/tool_output.h"
+#include "client/awqctl/tools/output.h"
 
 #include "client/remove_on_signal.h"
 
@@ -14,7 +14,7 @@ void PrintCarried(const tools::Carried& carried, Console& console) {
     console.out << "not carried along: " << Printable(name) << "\n";
   }
   console.out << "carried along: " << carried.tensors << " tensors, " << Bytes(carried.tensor_bytes)
-              << "; " << carried.files << " files\n";
+              << "; " << carried.files.size() << " files\n";
 }
 
 void PrintZeroNote(int64_t linears, Console& console) {
