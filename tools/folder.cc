@@ -77,9 +77,9 @@ absl::StatusOr<Tensors> Tensors::Open(const Folder& folder) {
   out.names_ = std::move(files.names);
   for (const std::string& name : out.names_) {
     AWQD_ASSIGN_OR_RETURN(model::File file, folder.root.OpenFile(folder.At(name)));
-    AWQD_ASSIGN_OR_RETURN(model::SafetensorsFile open,
-                          model::SafetensorsFile::Open(std::move(file)));
-    out.files_.push_back(std::make_unique<model::SafetensorsFile>(std::move(open)));
+    AWQD_ASSIGN_OR_RETURN(model::TensorFile open,
+                          model::OpenSafetensors(std::move(file)));
+    out.files_.push_back(std::make_unique<model::TensorFile>(std::move(open)));
     for (const auto& [tensor, info] : out.files_.back()->tensors()) {
       const model::TensorLocation place = {out.files_.back().get(), &info};
       if (out.tensors_.emplace(tensor, place).second) continue;

@@ -55,7 +55,7 @@ class Tensors {
 
  private:
   std::vector<std::string> names_;
-  std::vector<std::unique_ptr<model::SafetensorsFile>> files_;
+  std::vector<std::unique_ptr<model::TensorFile>> files_;
   Map tensors_;
 };
 
