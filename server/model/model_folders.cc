@@ -9,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "checkpoint/checkpoint_files.h"
+#include "checkpoint/gguf_model.h"
 #include "checkpoint/hub_cache.h"
 #include "kernels/base/status.h"
 
@@ -23,9 +24,9 @@ constexpr absl::string_view kNameRule =
 
 std::string ConfigOf(absl::string_view folder) { return absl::StrCat(folder, "/", kConfigFile); }
 
-// What makes a folder a model's. NOT_FOUND: it is none; another error: it is one that failed.
+// What makes an entry a model: a config.json, or a GGUF file. NOT_FOUND: it is none; another error: it is one that failed.
 absl::Status OpenModel(const RepositoryRoot& root, absl::string_view folder) {
-  return root.OpenFile(ConfigOf(folder)).status();
+  return FindModel(root, folder);
 }
 
 bool IsModel(const RepositoryRoot& root, absl::string_view folder) {

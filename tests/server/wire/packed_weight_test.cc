@@ -150,7 +150,7 @@ TEST(PackedWeight, NamesTheBadEntry) {
       spoil(p);
     });
   };
-  EXPECT_EQ(spoilt([](P* p) { p->set_format("gguf"); }), "packed.format");
+  EXPECT_EQ(spoilt([](P* p) { p->set_format("onnx"); }), "packed.format");
   EXPECT_EQ(spoilt([](P* p) { p->set_format(std::string(5000, '\x01')); }), "packed.format");
   EXPECT_EQ(spoilt([](P* p) { (*p->mutable_tensors())["w\n"] = {}; }), "packed.tensors[\"w\\n\"]");
   EXPECT_EQ(spoilt([](P* p) { (*p->mutable_tensors())["bias"] = {}; }),
