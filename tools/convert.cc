@@ -37,7 +37,8 @@ absl::StatusOr<std::string> DenseType(const ConvertOptions& options, const Model
   AWQD_ASSIGN_OR_RETURN(const Json config, ReadConfig(source.folder()));
   for (const char* key : {"dtype", "torch_dtype"}) {
     for (const FloatName& name : kFloats) {
-      if (config.contains(key) && config[key] == std::string(name.config)) return std::string(name.safetensors);
+      if (config.contains(key) && config[key] == std::string(name.config))
+        return std::string(name.safetensors);
     }
   }
   return std::string("F16");
@@ -141,6 +142,7 @@ absl::Status VerifyFolder(const Model& source, FolderWriter* out, Conversion* re
 absl::StatusOr<Conversion> Convert(const ConvertOptions& options, const Progress& progress) {
   AWQD_RETURN_IF_ERROR(CheckVerify(options));
   AWQD_ASSIGN_OR_RETURN(const Model source, Model::Open(options.folder));
+  AWQD_RETURN_IF_ERROR(CheckRewritable(source));
   AWQD_RETURN_IF_ERROR(source.checkpoint().status());
   Conversion report = {.from = std::string(source.checkpoint()->format().name),
                        .to = std::string(options.target->name),

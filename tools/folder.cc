@@ -12,6 +12,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "checkpoint/checkpoint_files.h"
+#include "checkpoint/gguf_model.h"
+#include "checkpoint/safetensors.h"
 #include "kernels/base/status.h"
 
 namespace awqd::tools {
@@ -45,8 +47,10 @@ absl::StatusOr<Folder> OpenFolder(const std::string& path) {
   if (error) {
     return absl::NotFoundError(absl::StrCat(model::Quoted(path, 1024), ": ", error.message()));
   }
-  if (!fs::is_directory(real, error) || !real.has_relative_path()) {
-    return model::Invalid(model::Quoted(path, 1024), ": expected a model's directory");
+  const bool is_model = fs::is_directory(real, error) || real.extension() == ".gguf";
+  if (!is_model || !real.has_relative_path()) {
+    return model::Invalid(model::Quoted(path, 1024),
+                          ": expected a model's directory, or a .gguf file");
   }
   const fs::path above = real.parent_path();
   const bool snapshot = above.filename() == "snapshots";
@@ -73,21 +77,34 @@ absl::StatusOr<std::string> ReadText(const Folder& folder, absl::string_view fil
 
 absl::StatusOr<Tensors> Tensors::Open(const Folder& folder) {
   Tensors out;
+  AWQD_ASSIGN_OR_RETURN(const std::string gguf, model::FindGguf(folder.root, folder.name));
+  if (!gguf.empty()) {
+    out.gguf_ = true;
+    out.names_ = {fs::path(gguf).filename().string()};
+    AWQD_ASSIGN_OR_RETURN(model::File file, folder.root.OpenFile(gguf));
+    AWQD_ASSIGN_OR_RETURN(model::GgufFile open, model::OpenGguf(std::move(file)));
+    AWQD_RETURN_IF_ERROR(out.Add(std::move(open.tensors)));
+    return out;
+  }
   AWQD_ASSIGN_OR_RETURN(model::TensorFiles files, model::FindTensorFiles(folder.root, folder.name));
   out.names_ = std::move(files.names);
   for (const std::string& name : out.names_) {
     AWQD_ASSIGN_OR_RETURN(model::File file, folder.root.OpenFile(folder.At(name)));
-    AWQD_ASSIGN_OR_RETURN(model::TensorFile open,
-                          model::OpenSafetensors(std::move(file)));
-    out.files_.push_back(std::make_unique<model::TensorFile>(std::move(open)));
-    for (const auto& [tensor, info] : out.files_.back()->tensors()) {
-      const model::TensorLocation place = {out.files_.back().get(), &info};
-      if (out.tensors_.emplace(tensor, place).second) continue;
-      return model::Invalid("tensor ", model::Quoted(tensor),
-                            ": got it in two files, expected it in one");
-    }
+    AWQD_ASSIGN_OR_RETURN(model::TensorFile open, model::OpenSafetensors(std::move(file)));
+    AWQD_RETURN_IF_ERROR(out.Add(std::move(open)));
   }
   return out;
+}
+
+absl::Status Tensors::Add(model::TensorFile file) {
+  files_.push_back(std::make_unique<model::TensorFile>(std::move(file)));
+  for (const auto& [tensor, info] : files_.back()->tensors()) {
+    const model::TensorLocation place = {files_.back().get(), &info};
+    if (tensors_.emplace(tensor, place).second) continue;
+    return model::Invalid("tensor ", model::Quoted(tensor),
+                          ": got it in two files, expected it in one");
+  }
+  return absl::OkStatus();
 }
 
 const model::TensorLocation* Tensors::Find(absl::string_view name) const {

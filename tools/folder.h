@@ -10,7 +10,6 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/repository_root.h"
-#include "checkpoint/safetensors.h"
 
 namespace awqd::tools {
 
@@ -35,7 +34,8 @@ absl::StatusOr<Folder> OpenFolder(const std::string& path);
 // any that is read here.
 absl::StatusOr<std::string> ReadText(const Folder& folder, absl::string_view file);
 
-// Every tensor of a folder's safetensors files. Move-only; locations point into it.
+// Every tensor of a folder's safetensors files, or of its GGUF file. Move-only; locations point
+// into it.
 class Tensors {
  public:
   // INVALID_ARGUMENT naming file and tensor, for a tensor in two files too.
@@ -50,10 +50,15 @@ class Tensors {
   // In the folder, sorted.
   const std::vector<std::string>& file_names() const { return names_; }
   int64_t total_bytes() const;
+  bool gguf() const { return gguf_; }
   // INVALID_ARGUMENT when a file has changed since Open.
   absl::Status CheckUnchanged() const;
 
  private:
+  // INVALID_ARGUMENT for a tensor that another file has.
+  absl::Status Add(model::TensorFile file);
+
+  bool gguf_ = false;
   std::vector<std::string> names_;
   std::vector<std::unique_ptr<model::TensorFile>> files_;
   Map tensors_;

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "checkpoint/checkpoint_files.h"
+#include "checkpoint/gguf_model.h"
 #include "kernels/base/status.h"
 
 namespace awqd::tools {
@@ -25,6 +26,12 @@ absl::StatusOr<bool> HasSettings(const Folder& folder) {
 }
 
 absl::StatusOr<model::LinearRules> RulesOf(const Folder& folder) {
+  AWQD_ASSIGN_OR_RETURN(const std::string gguf, model::FindGguf(folder.root, folder.name));
+  if (!gguf.empty()) {
+    AWQD_ASSIGN_OR_RETURN(model::File file, folder.root.OpenFile(gguf));
+    AWQD_ASSIGN_OR_RETURN(const model::GgufFile open, model::OpenGguf(std::move(file)));
+    return model::LinearRules::Make(model::FormatOfGguf(open).config);
+  }
   AWQD_ASSIGN_OR_RETURN(const model::QuantSettings settings,
                         model::ReadQuantSettings(folder.root, folder.name));
   AWQD_ASSIGN_OR_RETURN(const FoundFormat found, FindFormat(settings.settings));
@@ -40,7 +47,12 @@ bool IsFloatType(absl::string_view dtype) {
 absl::StatusOr<Model> Model::Open(const std::string& path) {
   Model out;
   AWQD_ASSIGN_OR_RETURN(out.folder_, OpenFolder(path));
-  AWQD_ASSIGN_OR_RETURN(out.quantised_, HasSettings(out.folder_));
+  AWQD_ASSIGN_OR_RETURN(const std::string gguf,
+                        model::FindGguf(out.folder_.root, out.folder_.name));
+  out.quantised_ = !gguf.empty();
+  if (gguf.empty()) {
+    AWQD_ASSIGN_OR_RETURN(out.quantised_, HasSettings(out.folder_));
+  }
   AWQD_ASSIGN_OR_RETURN(out.tensors_, Tensors::Open(out.folder_));
   out.checkpoint_ = absl::FailedPreconditionError(absl::StrCat(
       out.folder_.name, ": the model is not quantised: no settings in config.json or beside it"));

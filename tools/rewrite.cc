@@ -48,6 +48,16 @@ NewTensor CarriedTensor(const std::string& name, const model::TensorLocation& pl
           .read = [place](int64_t at, absl::Span<uint8_t> to) { return ReadPart(place, at, to); }};
 }
 
+absl::Status CheckRewritable(const Model& source) {
+  if (source.tensors().gguf()) {
+    return model::Invalid(
+        source.tensors().file_names().front(),
+        ": got a GGUF file, expected a folder of safetensors with a config.json: its ",
+        "metadata and its names have no place there");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status RewriteTensors(const Model& source, FolderWriter* out, Carried* carried,
                             absl::FunctionRef<Rewritten(const std::string& tensor)> plan,
                             absl::FunctionRef<absl::Status(const std::string& tensor)> write,

@@ -27,6 +27,9 @@ struct Rewritten {
   int64_t header_bytes = 0;  // of what is written in its place, at most; may be 0
 };
 
+// INVALID_ARGUMENT for what no folder can be written of: a GGUF file.
+absl::Status CheckRewritable(const Model& source);
+
 // Goes through the source's tensors in the order of their place on disk, each of its files becoming
 // one of the same name. `plan` says what becomes of a tensor; `write` adds what replaces it to
 // `out`, called for each that is not carried.

@@ -24,7 +24,8 @@ constexpr absl::string_view kNameRule =
 
 std::string ConfigOf(absl::string_view folder) { return absl::StrCat(folder, "/", kConfigFile); }
 
-// What makes an entry a model: a config.json, or a GGUF file. NOT_FOUND: it is none; another error: it is one that failed.
+// What makes an entry a model: a config.json, or a GGUF file. NOT_FOUND: it is none; another error:
+// it is one that failed.
 absl::Status OpenModel(const RepositoryRoot& root, absl::string_view folder) {
   return FindModel(root, folder);
 }

@@ -190,7 +190,7 @@ class FakeRepository : public v1::ModelRepository::Service {
 
   grpc::Status status;
   int64_t k = 4;
-  float share = 1;  // loaded of "m"
+  float share = 1;            // loaded of "m"
   v1::GetModelResponse more;  // of "m"
 };
 
