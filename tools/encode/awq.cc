@@ -40,8 +40,8 @@ absl::StatusOr<EncodedLinear> Encode(HostWeight given, const EncodeOptions& opti
     for (int64_t col = 0; col < n; col += 8) zeros[(group * n + col) / 8] = Word(row.data() + col);
   }
   EncodedLinear out = {.tensors = BiasOf(weight, options), .facts = FactsOf(weight)};
-  out.tensors.push_back(MadeTensor("qweight", "I32", {k, n / 8}, BytesOf(codes)));
-  out.tensors.push_back(MadeTensor("qzeros", "I32", {groups, n / 8}, BytesOf(zeros)));
+  out.tensors.push_back(MadeTensor("qweight", {k, n / 8}, std::move(codes)));
+  out.tensors.push_back(MadeTensor("qzeros", {groups, n / 8}, std::move(zeros)));
   out.tensors.push_back(
       MadeTensor("scales", TypeName(*weight.description.scale_dtype), {groups, n}, weight.scales));
   return out;

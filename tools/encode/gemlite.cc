@@ -42,13 +42,13 @@ absl::StatusOr<EncodedLinear> Encode(HostWeight given, const EncodeOptions& opti
                                     .short_group = true}));
   const WeightDescription& d = weight.description;
   const Words words = WordsOf(weight.k, weight.n, d.bits);
-  AWQD_ASSIGN_OR_RETURN(const std::vector<uint32_t> codes, PackWarpedInt32(weight));
+  AWQD_ASSIGN_OR_RETURN(std::vector<uint32_t> codes, PackWarpedInt32(weight));
   EncodedLinear out = {.tensors = BiasOf(weight, options), .facts = FactsOf(weight)};
   const auto all = static_cast<int64_t>(codes.size());
   out.tensors.push_back(MadeTensor(
-      "qweight", "I32",
+      "qweight",
       words.flat ? std::vector<int64_t>{all} : std::vector<int64_t>{weight.n, words.in_row},
-      BytesOf(codes)));
+      std::move(codes)));
   out.tensors.push_back(
       MadeTensor("scales", TypeName(*d.scale_dtype), CellShape(weight), weight.scales));
   if (d.zero_kind == ZeroKind::kConstant) {

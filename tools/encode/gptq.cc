@@ -59,7 +59,7 @@ absl::StatusOr<EncodedLinear> Encode(HostWeight given, const EncodeOptions& opti
   const auto words = [&](int64_t count) { return (count * weight.description.bits + 31) / 32; };
   EncodedLinear out = {.tensors = BiasOf(weight, options), .facts = FactsOf(weight)};
   out.tensors.push_back(MadeTensor("qweight", "I32", {words(weight.k), n}, WordsAlongRows(weight)));
-  out.tensors.push_back(MadeTensor("qzeros", "I32", {groups, words(n)}, BytesOf(Zeros(weight))));
+  out.tensors.push_back(MadeTensor("qzeros", {groups, words(n)}, Zeros(weight)));
   out.tensors.push_back(
       MadeTensor("scales", TypeName(*weight.description.scale_dtype), {groups, n}, weight.scales));
   out.tensors.push_back(MadeTensor("g_idx", "I32", {weight.k}, GroupOfEach(weight)));

@@ -8,17 +8,31 @@
 
 namespace awqd::tools {
 
-NewTensor MadeTensor(std::string name, std::string dtype, std::vector<int64_t> shape,
-                     std::vector<uint8_t> bytes) {
+namespace {
+
+template <typename T>
+NewTensor Held(std::string name, std::string dtype, std::vector<int64_t> shape,
+               std::vector<T> values) {
   NewTensor out = {std::move(name), std::move(dtype), std::move(shape)};
-  out.bytes = static_cast<int64_t>(bytes.size());
+  out.bytes = static_cast<int64_t>(values.size() * sizeof(T));
   // std::function copies what it holds.
-  auto held = std::make_shared<const std::vector<uint8_t>>(std::move(bytes));
+  auto held = std::make_shared<const std::vector<T>>(std::move(values));
   out.read = [held](int64_t at, absl::Span<uint8_t> to) {
-    std::memcpy(to.data(), held->data() + at, to.size());
+    std::memcpy(to.data(), reinterpret_cast<const uint8_t*>(held->data()) + at, to.size());
     return absl::OkStatus();
   };
   return out;
+}
+
+}  // namespace
+
+NewTensor MadeTensor(std::string name, std::string dtype, std::vector<int64_t> shape,
+                     std::vector<uint8_t> bytes) {
+  return Held(std::move(name), std::move(dtype), std::move(shape), std::move(bytes));
+}
+
+NewTensor MadeTensor(std::string name, std::vector<int64_t> shape, std::vector<uint32_t> words) {
+  return Held(std::move(name), "I32", std::move(shape), std::move(words));
 }
 
 LinearFacts FactsOf(const HostWeight& weight) {

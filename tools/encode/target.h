@@ -33,6 +33,9 @@ struct NewTensor {
 NewTensor MadeTensor(std::string name, std::string dtype, std::vector<int64_t> shape,
                      std::vector<uint8_t> bytes);
 
+// I32, of words that are there.
+NewTensor MadeTensor(std::string name, std::vector<int64_t> shape, std::vector<uint32_t> words);
+
 // What the settings of a folder say of a linear.
 struct LinearFacts {
   int64_t k = 0, n = 0;

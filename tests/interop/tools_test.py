@@ -1,0 +1,106 @@
+"""Model folders that awqctl's quantize and convert write, read by the safetensors package and decoded here with numpy."""
+import json
+import pathlib
+import struct
+import tempfile
+import unittest
+
+import numpy
+from safetensors.numpy import load_file, save_file
+
+from server import awqctl
+
+K, N, GROUP = 128, 48, 32
+ORDER = [0, 2, 4, 6, 1, 3, 5, 7]  # the column of each nibble of AutoAWQ's words
+
+
+def nibbles(words):
+    """[..., W] words -> [..., 8 W] codes, the low nibble first."""
+    shifts = numpy.arange(0, 32, 4, dtype=numpy.uint32)
+    return ((words.view(numpy.uint32)[..., None] >> shifts) & 15).reshape(*words.shape[:-1], -1)
+
+
+def columns(words):
+    """AutoAWQ's words -> codes in the order of columns."""
+    codes = nibbles(words).reshape(*words.shape, 8)
+    out = numpy.empty_like(codes)
+    out[..., ORDER] = codes
+    return out.reshape(*words.shape[:-1], -1)
+
+
+def decoded(codes, zeros, scales):
+    """Codes [K, N], zeros and scales [groups, N] -> FP32 [K, N]."""
+    zeros, scales = (numpy.repeat(part.astype(numpy.float32), GROUP, axis=0) for part in (zeros, scales))
+    return (codes.astype(numpy.float32) - zeros) * scales
+
+
+def awq(t):
+    return decoded(columns(t["qweight"]), columns(t["qzeros"]), t["scales"])
+
+
+def gptq(t):
+    ones = numpy.uint32(0x11111111)
+    zeros = nibbles((t["qzeros"].view(numpy.uint32) + ones).view(numpy.int32))
+    numpy.testing.assert_array_equal(t["g_idx"], numpy.arange(K) // GROUP)
+    return decoded(nibbles(t["qweight"].T.copy()).T, zeros, t["scales"])
+
+
+def compressed_tensors(t):
+    assert t["weight_shape"].tolist() == [N, K]
+    zeros = nibbles(t["weight_zero_point"].T.copy())
+    return decoded(nibbles(t["weight_packed"]).T, zeros, t["weight_scale"].T)
+
+
+DECODE = {"awq": awq, "gptq": gptq, "compressed-tensors": compressed_tensors}
+
+
+class Tools(unittest.TestCase):
+
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+        dense = cls.folder / "dense"
+        dense.mkdir()
+        random = numpy.random.default_rng(1)
+        cls.weight = random.normal(0, 0.02, (N, K)).astype(numpy.float16)
+        cls.bias = random.normal(0, 1, N).astype(numpy.float16)
+        save_file({"a.up.weight": cls.weight, "a.up.bias": cls.bias, "norm.weight": numpy.ones(3, numpy.float16)},
+                  dense / "model.safetensors")
+        (dense / "config.json").write_text('{"model_type": "test"}')
+        cls.quantised = cls.folder / "quantised"
+        awqctl("quantize", dense, "-o", cls.quantised, "--group_size", GROUP, "--to", "gptq")
+
+    def linear(self, folder):
+        tensors = load_file(folder / "model.safetensors")
+        numpy.testing.assert_array_equal(tensors["norm.weight"], numpy.ones(3, numpy.float16))
+        return {name.removeprefix("a.up."): tensor for name, tensor in tensors.items() if name.startswith("a.up.")}
+
+    def test_every_format_has_the_same_weight(self):
+        dense = self.folder / "fp32"
+        awqctl("convert", self.quantised, "-o", dense, "--to", "dense", "--dtype", "fp32", "--verify")
+        expected = self.linear(dense)["weight"]
+        self.assertEqual((expected.dtype, expected.shape), (numpy.float32, (N, K)))
+        error = numpy.linalg.norm(expected - self.weight) / numpy.linalg.norm(self.weight)
+        self.assertLess(error, 0.12)
+        for name, decode in DECODE.items():
+            folder = self.folder / name
+            awqctl("convert", self.quantised, "-o", folder, "--to", name, "--verify")
+            tensors = self.linear(folder)
+            numpy.testing.assert_array_equal(decode(tensors), expected.T, name)
+            self.assertEqual(tensors["bias"].tobytes(), self.bias.tobytes())
+            told = json.loads((folder / "verified.json").read_text())
+            self.assertEqual((told["linears"], told["elements_bit_for_bit"]), (1, K * N))
+
+    def test_tensors_are_aligned(self):
+        with open(self.quantised / "model.safetensors", "rb") as file:
+            length = struct.unpack("<Q", file.read(8))[0]
+            header = json.loads(file.read(length))
+        self.assertEqual(length % 8, 0)
+        self.assertEqual(header.pop("__metadata__"), {"format": "pt"})
+        sizes = {"I32": 4, "F16": 2}
+        for name, tensor in header.items():
+            self.assertEqual(tensor["data_offsets"][0] % sizes[tensor["dtype"]], 0, name)
+
+
+if __name__ == "__main__":
+    unittest.main()
