@@ -41,10 +41,40 @@ class Input {
 };
 
 constexpr const char* kDtypes[] = {"I32", "F16", "BF16", "F32", "U8", "I8", "F64", "I16"};
-constexpr const char* kWords[] = {
-    "true", "false",     "channel", "group", "tensor",    "gemm",  "",      "x",      "multiply",
-    "fp8",  "fp8_pb_wo", "mxfp8",   "nvfp4", "w4a16_awq", "block", "dense", "padded", "weight",
-    "gemv", "gemv_fast", "marlin",  "q4_1",  "q5_k",      "q6_k",  "mxfp4"};
+constexpr const char* kWords[] = {"true",
+                                  "false",
+                                  "channel",
+                                  "group",
+                                  "tensor",
+                                  "gemm",
+                                  "",
+                                  "x",
+                                  "multiply",
+                                  "fp8",
+                                  "fp8_pb_wo",
+                                  "mxfp8",
+                                  "nvfp4",
+                                  "w4a16_awq",
+                                  "block",
+                                  "dense",
+                                  "padded",
+                                  "weight",
+                                  "gemv",
+                                  "gemv_fast",
+                                  "marlin",
+                                  "q4_1",
+                                  "q5_k",
+                                  "q6_k",
+                                  "mxfp4",
+                                  "gptq",
+                                  "gptq_v2",
+                                  "gptq_p",
+                                  "auto_round",
+                                  "auto_round:auto_gptq",
+                                  "auto_round:auto_awq",
+                                  "auto_round:gptqmodel",
+                                  "fp8_per_channel_per_token",
+                                  "nvfp4_awq"};
 constexpr int64_t kMaxBytes = 1 << 18;
 
 // Absent, a small number, or a word that some format knows.

@@ -15,6 +15,7 @@ OUT = pathlib.Path(__file__).resolve().parent / "corpus" / "fuzz_formats"
 
 # Of the formats that have seeds: Format::settings, Format::suffixes.
 AWQ = ["bits", "group_size", "version", "zero_point"]
+GPTQ = ["qweight", "qzeros", "scales", "g_idx", "bias"]
 FORMATS = {
     "awq": (AWQ, ["qweight", "qzeros", "scales", "bias"]),
     "int-quantized": (["activations", "group_size", "num_bits", "strategy", "symmetric"],
@@ -40,13 +41,21 @@ FORMATS = {
     "awq-gemv-fast": (AWQ, ["qweight", "scales", "qzeros", "scaled_zeros", "bias"]),
     "awq-marlin": (AWQ, ["qweight", "scales", "qzeros", "bias"]),
     "gptq-marlin": (["bits", "desc_act", "group_size", "sym"], ["B", "s", "bias"]),
+    "fp8": (["block_k", "block_n"], ["weight", "weight_scale_inv", "weight_scale", "bias"]),
+    "modelopt": (["quant_algo", "group_size"], ["weight", "weight_scale", "weight_scale_2", "pre_quant_scale", "bias"]),
+    "bitsandbytes-int8": ([], ["weight", "SCB", "weight_format", "bias"]),
+    "hqq": (["nbits", "group_size", "axis"],
+            ["W_q", "scale", "zero", "shape", "nbits", "group_size", "axis", "bias"]),
+    "gptq": (["bits", "checkpoint_format", "desc_act", "group_size", "sym"], GPTQ),
+    "auto-round": (["bits", "group_size", "packing_format", "sym"], GPTQ),
 }
 # A request's types, which inputs have, for those of files.
 STANDS_FOR = {"F8_E4M3": "U8", "F8_E8M0": "U8", "I64": "I32"}
 DTYPES = ["I32", "F16", "BF16", "F32", "U8", "I8", "F64", "I16"]
 WORDS = ["true", "false", "channel", "group", "tensor", "gemm", "", "x", "multiply",
          "fp8", "fp8_pb_wo", "mxfp8", "nvfp4", "w4a16_awq", "block", "dense", "padded", "weight", "gemv", "gemv_fast",
-         "marlin"]
+         "marlin", "q4_1", "q5_k", "q6_k", "mxfp4", "gptq", "gptq_v2", "gptq_p", "auto_round", "auto_round:auto_gptq",
+         "auto_round:auto_awq", "auto_round:gptqmodel", "fp8_per_channel_per_token", "nvfp4_awq"]
 DATA_BYTES = 64  # of each tensor that an input holds
 
 
@@ -108,7 +117,14 @@ def fits(tensors):
 
 
 def settings_of(folder, weight_dtype):
-    config = json.loads((folder / "config.json").read_text())["quantization_config"]
+    config = json.loads((folder / "config.json").read_text()).get("quantization_config")
+    if config is None:
+        config = json.loads((folder / "hf_quant_config.json").read_text())["quantization"]
+    if config.get("weight_block_size"):
+        block_n, block_k = config["weight_block_size"]
+        return {"block_n": block_n, "block_k": block_k}
+    if "quant_algo" in config:
+        return {"quant_algo": config["quant_algo"].lower(), "group_size": config.get("group_size")}
     groups = config.get("config_groups")
     return config if groups is None else groups["group_1" if weight_dtype == "w4" else "group_0"]["weights"]
 
@@ -136,6 +152,8 @@ def main():
             if not fits(found[case["weight"]]):
                 continue
             settings = case.get("settings") or settings_of(folder, case["description"][:2])
+            if settings.get("quant_algo") == "mixed_precision":
+                continue
             write(f"{kind}-{case['model']}-{case['weight']}", kind, settings, found[case["weight"]])
     awq = {"qweight": ("I32", [16, 2], bytes(range(64))), "qzeros": ("I32", [2, 2], bytes(range(16))),
            "scales": ("F16", [2, 16], b"\x00\x2c" * 32)}
