@@ -19,12 +19,27 @@ if(AWQD_FUZZ)
   set(CMAKE_CXX_FLAGS "${CMAKE_CXX_FLAGS} -fsanitize=fuzzer-no-link")
 endif()
 
-# Up to half of a test's compile time is optimisation that pays nothing back; what it tests keeps its own.
+# Up to half of a test's compile time is optimisation that pays nothing back; what it tests keeps its own. Under
+# sanitizers tests of the server and the client, which compute little themselves, go without any.
 set(awqd_test_options $<$<COMPILE_LANGUAGE:CXX>:-O1>)
+set(awqd_server_test_options ${awqd_test_options})
+if(AWQD_SANITIZE)
+  set(awqd_server_test_options $<$<COMPILE_LANGUAGE:CXX>:-O0>)
+endif()
 # Checks of undefined behaviour double the compile time of a test. They belong in what it tests.
 if(AWQD_SANITIZE MATCHES "undefined")
   list(APPEND awqd_test_options -fno-sanitize=undefined)
+  list(APPEND awqd_server_test_options -fno-sanitize=undefined)
 endif()
+
+# awqd_does_without_grpc(<variable>): whether this folder must: kernels, checkpoints, tools and what tests them.
+function(awqd_does_without_grpc variable)
+  cmake_path(RELATIVE_PATH CMAKE_CURRENT_SOURCE_DIR BASE_DIRECTORY ${PROJECT_SOURCE_DIR} OUTPUT_VARIABLE folder)
+  set(${variable} FALSE PARENT_SCOPE)
+  if(folder MATCHES "^(kernels|checkpoint|tools|tests/(architecture|checkpoint|conformance|kernels|testing|tools))")
+    set(${variable} TRUE PARENT_SCOPE)
+  endif()
+endfunction()
 include(AwqdPrecompile)
 
 # awqd_library(name SRCS ... DEPS ...): one room (or part of one) as a static library.
@@ -53,7 +68,12 @@ function(awqd_test name)
   cmake_parse_arguments(ARG "" "TIMEOUT" "SRCS;DEPS;LABELS;ENV" ${ARGN})
   add_executable(${name} ${ARG_SRCS})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
-  target_compile_options(${name} PRIVATE ${awqd_test_options})
+  awqd_does_without_grpc(ground)
+  if(ground)
+    target_compile_options(${name} PRIVATE ${awqd_test_options})
+  else()
+    target_compile_options(${name} PRIVATE ${awqd_server_test_options})
+  endif()
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} awqd_places GTest::gmock_main awqd_flags)
   awqd_precompile(${name} TEST)
   add_test(NAME ${name} COMMAND ${name})

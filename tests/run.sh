@@ -15,7 +15,7 @@ is compiled where nvcc is found, and its tests run where a GPU answers; elsewher
   --preset NAME        cuda (default where nvcc is found), cpu, asan or tsan
   --filter REGEX       only the ctest entries whose name matches; no fuzzing
   --exclude-label RE   leave out ctest entries with such a label, for example slow
-  --fuzz SECONDS       how long each fuzz target runs (default 60)
+  --fuzz SECONDS       how long each fuzz target runs (default 30)
   --no-fuzz            leave fuzzing out
   --docker             also build and run the container image (several minutes; needs the apt mirror)
   --help               this text
@@ -25,7 +25,7 @@ every case are in build/<preset>/results/.
 TEXT
 }
 
-preset="" filter="" exclude="" fuzz_seconds=60 docker=0
+preset="" filter="" exclude="" fuzz_seconds=30 docker=0
 while [[ $# -gt 0 ]]; do
   case "$1" in
     --preset) preset="${2:?--preset needs a name}"; shift ;;

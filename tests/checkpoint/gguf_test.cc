@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
 #include "checkpoint/gguf_input.h"
 #include "tests/checkpoint/gguf_bytes.h"
 #include "tests/checkpoint/test_files.h"
@@ -68,7 +69,7 @@ TEST_F(GgufTest, ReadsTensorsAndSkipsMetadata) {
   bytes.alignment = 64;
   bytes.tensors.push_back({"a.bias", {2}, 0, 64});
   bytes.tensors.push_back({"scalar", {}, 1, 128});
-  bytes.data = std::string(64, 'a') + std::string(64, 'b') + "cd";
+  bytes.data = absl::StrCat(std::string(64, 'a'), std::string(64, 'b'), "cd");
   for (const uint32_t version : {2, 3}) {
     bytes.version = version;
     const auto file = Open(bytes.File());

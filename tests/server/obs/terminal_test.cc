@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/obs/logging.h"
@@ -59,7 +60,7 @@ TEST_F(TerminalTest, TheLastLineStaysBeneathTheLog) {
 }
 
 TEST_F(TerminalTest, ItIsOneLineOfTheTerminal) {
-  ShowStatusLine(std::string(100, 'x') + "\n");
+  ShowStatusLine(absl::StrCat(std::string(100, 'x'), "\n"));
   EXPECT_EQ(terminal_.Read(), kErase + std::string(39, 'x'));
   ShowStatusLine("a\x1b[31m\nb");
   EXPECT_EQ(terminal_.Read(), std::string(kErase) + "a\\x1b[31m\\nb");
