@@ -53,6 +53,8 @@ class Checkpoint {
   const std::string& quant_method() const { return found_.quant_method; }
   // For the log: what of its settings has no effect here. Mostly empty.
   const std::string& note() const { return found_.config.note; }
+  // Which linears are quantised, by its settings.
+  const LinearRules& rules() const { return rules_; }
   // In the order of their place on disk.
   absl::Span<const LinearLocation> linears() const { return linears_; }
   // Tensors that belong to no quantised linear.

@@ -25,19 +25,6 @@ absl::StatusOr<bool> HasSettings(const Folder& folder) {
                         [&](absl::string_view name) { return absl::c_linear_search(files, name); });
 }
 
-absl::StatusOr<model::LinearRules> RulesOf(const Folder& folder) {
-  AWQD_ASSIGN_OR_RETURN(const std::string gguf, model::FindGguf(folder.root, folder.name));
-  if (!gguf.empty()) {
-    AWQD_ASSIGN_OR_RETURN(model::File file, folder.root.OpenFile(gguf));
-    AWQD_ASSIGN_OR_RETURN(const model::GgufFile open, model::OpenGguf(std::move(file)));
-    return model::LinearRules::Make(model::FormatOfGguf(open).config);
-  }
-  AWQD_ASSIGN_OR_RETURN(const model::QuantSettings settings,
-                        model::ReadQuantSettings(folder.root, folder.name));
-  AWQD_ASSIGN_OR_RETURN(const FoundFormat found, FindFormat(settings.settings));
-  return model::LinearRules::Make(found.config);
-}
-
 }  // namespace
 
 bool IsFloatType(absl::string_view dtype) {
@@ -56,14 +43,13 @@ absl::StatusOr<Model> Model::Open(const std::string& path) {
   AWQD_ASSIGN_OR_RETURN(out.tensors_, Tensors::Open(out.folder_));
   out.checkpoint_ = absl::FailedPreconditionError(absl::StrCat(
       out.folder_.name, ": the model is not quantised: no settings in config.json or beside it"));
-  if (out.quantised_) AWQD_RETURN_IF_ERROR(out.OpenCheckpoint());
+  if (out.quantised_) out.OpenCheckpoint();
   return out;
 }
 
-absl::Status Model::OpenCheckpoint() {
+void Model::OpenCheckpoint() {
   checkpoint_ = model::Checkpoint::Open(folder_.root, folder_.name);
-  if (!checkpoint_.ok()) return absl::OkStatus();
-  AWQD_ASSIGN_OR_RETURN(rules_, RulesOf(folder_));
+  if (!checkpoint_.ok()) return;
   for (size_t i = 0; i < checkpoint_->linears().size(); ++i) {
     const model::LinearLocation& linear = checkpoint_->linears()[i];
     const Format& format = *linear.rule->format;
@@ -74,7 +60,6 @@ absl::Status Model::OpenCheckpoint() {
       if (suffix == format.suffixes.front()) codes_of.push_back(static_cast<int64_t>(i));
     }
   }
-  return absl::OkStatus();
 }
 
 const model::LinearLocation* Model::FindLinear(absl::string_view path) const {
@@ -107,7 +92,7 @@ std::string Model::WhyNotQuantised(absl::string_view tensor) const {
   if (!checkpoint_.ok()) return quantised_ ? "the checkpoint does not load" : "a dense model";
   absl::string_view path = tensor;
   const bool weight = absl::ConsumeSuffix(&path, ".weight");
-  if (weight && rules_->RuleOf(path) == nullptr) return "left out by the settings";
+  if (weight && checkpoint_->rules().RuleOf(path) == nullptr) return "left out by the settings";
   const Format& format = checkpoint_->format();
   return absl::StrCat("stored as ", model::Quoted(place->info->dtype, 16), ", with no \"",
                       weight ? path : "<path>", format.separator, format.suffixes.front(),

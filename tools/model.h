@@ -2,7 +2,6 @@
 #pragma once
 
 #include <functional>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,7 +9,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/linear_rules.h"
 #include "tools/folder.h"
 
 namespace awqd::tools {
@@ -51,13 +49,12 @@ class Model {
   absl::Status CheckUnchanged() const;
 
  private:
-  absl::Status OpenCheckpoint();
+  void OpenCheckpoint();
 
   Folder folder_;
   Tensors tensors_;
   bool quantised_ = false;
   absl::StatusOr<model::Checkpoint> checkpoint_;
-  std::optional<model::LinearRules> rules_;  // of the checkpoint's settings
   // By the name of a tensor: indices into checkpoint_->linears() where it is the codes, else none.
   absl::flat_hash_map<std::string, std::vector<int64_t>> linear_of_;
   absl::flat_hash_map<std::string, int64_t> by_path_;  // index into checkpoint_->linears()

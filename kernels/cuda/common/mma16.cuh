@@ -13,8 +13,8 @@
 
 namespace awqd::cuda {
 
-// Records of codes of kBits_ bits with at most kMetas_ metas: 0 (bare), 1, 2, or 8 for 4 and 8,
-// which a call tells.
+// Records of codes of kBits_ bits with at most kMetas_ metas: 0 (bare), 1, 2, or 4 or 8 for as
+// many as a call tells.
 template <int kBits_, int kMetas_, CodeKind kCode_ = CodeKind::kUnsigned>
 struct Record {
   static constexpr int kBits = kBits_;

@@ -21,8 +21,8 @@ inline Claims Mma16Claims() {
           .column_blocks = false};
 }
 
-// All codes that the layout holds.
-inline Claims Mma16FloatClaims() {
+// Those, and all codes that are no integers.
+inline Claims Mma16ClaimsOfAnyCode() {
   Claims out = Mma16Claims();
   out.codes |= MaskOf(CodeKind::kE2m1) | MaskOf(CodeKind::kE4m3) | MaskOf(CodeKind::kTable);
   out.scales |= MaskOf(DType::kE4m3) | MaskOf(DType::kE8m0);

@@ -211,7 +211,7 @@ const KernelRow& DequantizeRow() {
       .name = "sm80/dequantize",
       .op = Op::kDequantize,
       .device = DeviceKind::kCuda,
-      .claims = Mma16FloatClaims(),
+      .claims = Mma16ClaimsOfAnyCode(),
       .layout = &kMma16Layout,
       .min_arch = 80,
       .priority = 10,

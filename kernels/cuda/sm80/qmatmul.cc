@@ -103,6 +103,10 @@ absl::Status RunQMatmul(const MatmulArgs& args, StreamView stream) {
   }
 }
 
+std::string DescribeInt8Tile(const WeightShape& shape, const DeviceInfo& device, int64_t m) {
+  return DescribeMatmulTile(ChooseMatmulTile(shape, m, device, DType::kInt8));
+}
+
 std::string DescribeMatmulTile(const MatmulTile& tile) {
   return absl::StrCat(
       tile.tokens, "x", tile.row_tiles * mma16::kTileN, " in ", tile.chains.count(), " chains of K",

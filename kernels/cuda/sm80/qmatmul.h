@@ -61,6 +61,8 @@ absl::Status RunQMatmul(const MatmulArgs& args, StreamView stream);
 
 // "8x64 in 4 chains of K over 2 blocks".
 std::string DescribeMatmulTile(const MatmulTile& tile);
+// Of the tile that is chosen for INT8 activations (KernelRow::tile).
+std::string DescribeInt8Tile(const WeightShape& shape, const DeviceInfo& device, int64_t m);
 
 }  // namespace cuda
 }  // namespace awqd

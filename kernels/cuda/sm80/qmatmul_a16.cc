@@ -19,7 +19,7 @@ const KernelRow& QMatmulA16() {
       .op = Op::kMatmul,
       .path = Path::kFused,
       .device = DeviceKind::kCuda,
-      .claims = Mma16FloatClaims(),
+      .claims = Mma16ClaimsOfAnyCode(),
       .staged = Staged::kTensorCore,
       .layout = &kMma16Layout,
       .min_arch = 80,

@@ -16,10 +16,6 @@ Claims IntegerClaims() {
   return out;
 }
 
-std::string Tile(const WeightShape& shape, const DeviceInfo& device, int64_t m) {
-  return DescribeMatmulTile(ChooseMatmulTile(shape, m, device, DType::kInt8));
-}
-
 }  // namespace
 
 const KernelRow& QMatmulA8() {
@@ -35,7 +31,7 @@ const KernelRow& QMatmulA8() {
       .min_arch = 80,
       .batch_invariant = true,
       .priority = 10,
-      .tile = Tile,
+      .tile = DescribeInt8Tile,
       .matmul = RunQMatmul,
   };
   return row;

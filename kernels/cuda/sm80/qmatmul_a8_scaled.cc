@@ -8,13 +8,6 @@
 #include "kernels/cuda/sm80/rows.h"
 
 namespace awqd::cuda {
-namespace {
-
-std::string Tile(const WeightShape& shape, const DeviceInfo& device, int64_t m) {
-  return DescribeMatmulTile(ChooseMatmulTile(shape, m, device, DType::kInt8));
-}
-
-}  // namespace
 
 const KernelRow& QMatmulA8Scaled() {
   static const KernelRow row = {
@@ -29,7 +22,7 @@ const KernelRow& QMatmulA8Scaled() {
       .min_arch = 80,
       .batch_invariant = true,
       .priority = 10,
-      .tile = Tile,
+      .tile = DescribeInt8Tile,
       .matmul = RunQMatmul,
   };
   return row;

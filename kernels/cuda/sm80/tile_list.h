@@ -63,7 +63,8 @@ inline constexpr MatmulVariant kInt8Tiles[] = {
     {64, 1, 2, 2, 1}, {64, 1, 4, 2, 1}, {128, 1, 2, 2, 1},
 };
 
-// E2M1, E4M3 and tables of 16. Above 64 tokens decoding first is faster.
+// E2M1, E4M3 and tables of 16. There are no tiles of more tokens: from 256 on decoding first is
+// faster (H100, 14336 x 4096, 256 tokens: 163 to 197 us, 2.8 to 3.4 times cuBLASLt's time).
 inline constexpr MatmulVariant kFloatTiles[] = {
     {8, 1, 2, 4, 2},  {8, 1, 4, 4, 1},  {16, 1, 2, 3, 3}, {16, 1, 4, 3, 1},
     {32, 1, 2, 2, 2}, {32, 1, 4, 2, 1}, {64, 1, 2, 2, 2}, {64, 1, 4, 2, 1},
