@@ -31,8 +31,9 @@
 // takes back: exact, as BF16 has fewer significant bits, while the column's scales lie within 24
 // octaves. One scale per column that is not FP16, or of 8-bit codes, is Part::kOuter itself, and
 // records have the scale 1 or none. Records without any always have a Part::kOuter, of ones if need
-// be. E4M3 scales are exact in FP16, those of E8M0 are stored as BF16's are. Of E4M3 codes and of
-// tables records have scales of any type as FP32, and columns may share them.
+// be. E4M3 scales are exact in FP16, those of E8M0 are stored as BF16's are. Of E4M3 codes, of
+// tables and where zeros are real numbers, records have scales of any type as FP32, and columns may
+// share them. Real zeros are FP32 too, 256 bytes behind their scales.
 #include "kernels/layouts/mma16.h"
 
 #include <algorithm>
@@ -58,14 +59,14 @@ bool PerColumn(const WeightShape& shape) { return shape.groups() == 1; }
 // Whether the whole scale is Part::kOuter.
 bool ScaleIsOuter(const WeightShape& shape) {
   const WeightDescription& d = shape.description;
-  if (!d.scale_dtype || !PerColumn(shape)) return false;
+  if (!d.scale_dtype || !PerColumn(shape) || d.real_zeros()) return false;
   return d.bits == 8 || *d.scale_dtype != DType::kFp16;
 }
 
 bool IsNormalised(const WeightShape& shape) {
   const WeightDescription& d = shape.description;
   return (d.scale_dtype == DType::kBf16 || d.scale_dtype == DType::kE8m0) && !PerColumn(shape) &&
-         !HasFloatScales(d.code);
+         !HasFloatScales(MetaKindOf(d));
 }
 
 // Whether Part::kOuter is 1 everywhere: rows of bare records always multiply by it.
@@ -99,13 +100,13 @@ bool FitsFp16(const WeightDescription& d) {
 
 std::string RefusesScales(const WeightShape& shape) {
   const WeightDescription& d = shape.description;
-  if (d.block_cols != 1 && d.scale_dtype && !HasFloatScales(d.code)) {
+  if (d.block_cols != 1 && d.scale_dtype && !HasFloatScales(MetaKindOf(d))) {
     return "holds a scale for each column";
   }
   if (MovesScales(shape) && d.outer != OuterKind::kNone) {
     return "holds no outer scale beside these scales";
   }
-  if (!d.scale_dtype || ScaleIsOuter(shape) || HasFloatScales(d.code)) return "";
+  if (!d.scale_dtype || ScaleIsOuter(shape) || HasFloatScales(MetaKindOf(d))) return "";
   if (!FitsFp16(d)) {
     return absl::StrCat(
         "holds scales of groups in FP16 and BF16, of up to 4 bits in INT8, of E2M1 "
@@ -119,12 +120,20 @@ std::string RefusesScales(const WeightShape& shape) {
   return "";
 }
 
+std::string RefusesRealZeros(const WeightShape& shape) {
+  constexpr int kRows = 32;
+  if (!shape.description.is_integer()) return "holds real zeros of integer codes";
+  if (shape.groups() == 1 || shape.group_rows() % kRows == 0) return "";
+  return absl::StrCat("holds real zeros of all of K or of a multiple of ", kRows, " rows, got ",
+                      shape.group_rows());
+}
+
 std::string Refuses(const WeightShape& shape) {
   const WeightDescription& d = shape.description;
   if (!HoldsBits(d.bits)) {
     return absl::StrCat("holds integer codes of 1, 2, 3, 4 and 8 bits, got ", ToString(d));
   }
-  if (d.real_zeros()) return "holds integer zeros";
+  if (d.real_zeros()) return RefusesRealZeros(shape);
   if (!d.is_integer() && (d.zero_kind != ZeroKind::kConstant || d.zero != 0)) {
     return "holds no zeros of codes that are no integers";
   }
@@ -184,13 +193,14 @@ void ForEachRecord(ColumnRange columns, int64_t k, Fn fn) {
 struct MetaPlace {
   int scale;  // bytes from the meta's start
   int zero;
-  int zero_shift;
+  int zero_shift;  // of integers
 };
 
-MetaPlace PlaceOf(int bits, CodeKind code, int column) {
+MetaPlace PlaceOf(int bits, MetaKind kind, int column) {
   const int tile = column / kRowTile, row = column % 8, upper = column % kRowTile / 8;
   const int scale = tile * 32 + row * 4 + upper * 2;
-  if (code != CodeKind::kUnsigned) return {HasFloatScales(code) ? 2 * scale : scale, 0, 0};
+  if (HasFloatScales(kind)) return {2 * scale, 2 * (kMetaScalesBytes + scale), 0};
+  if (kind == MetaKind::kHalfScales) return {scale, 0, 0};
   if (ZeroBits(bits) == 8) return {scale, kMetaScalesBytes + tile * 16 + row * 2 + upper, 0};
   return {scale, kMetaScalesBytes + tile * 8 + row, 4 * upper};
 }
@@ -199,7 +209,7 @@ MetaPlace PlaceOf(int bits, CodeKind code, int column) {
 uint32_t RecordScale(const HostWeight& w, int64_t group, int64_t column, float normaliser) {
   const WeightShape shape = w.shape();
   const bool one = !w.description.scale_dtype || ScaleIsOuter(shape);
-  if (HasFloatScales(w.description.code)) {
+  if (HasFloatScales(MetaKindOf(w.description))) {
     return std::bit_cast<uint32_t>(one ? 1.0f : w.Scale(group, column));
   }
   if (one) return 0x3c00;
@@ -215,13 +225,13 @@ uint32_t RecordScale(const HostWeight& w, int64_t group, int64_t column, float n
 template <typename Fn>
 void ForEachCell(const HostWeight& w, int64_t n0, int64_t k0, int metas, Fn fn) {
   const int bits = w.description.bits;
-  const CodeKind code = w.description.code;
+  const MetaKind kind = MetaKindOf(w.description);
   for (int j = 0; j < metas; ++j) {
     const int64_t k = k0 + j * (kBlockK / metas);
     if (k >= w.k) break;
     const int64_t group = k / w.group_rows();
     for (int column = 0; column < std::min<int64_t>(kTileN, w.n - n0); ++column) {
-      fn(j * MetaBytes(bits, code), PlaceOf(bits, code, column), group, n0 + column);
+      fn(j * MetaBytes(bits, kind), PlaceOf(bits, kind, column), group, n0 + column);
     }
   }
 }
@@ -242,7 +252,7 @@ void RestoreScale(HostWeight* w, int64_t group, int64_t column, uint32_t record,
   const WeightShape shape = w->shape();
   const int64_t cell = w->Cell(group, column);
   const DType dtype = *w->description.scale_dtype;
-  const float in_record = HasFloatScales(w->description.code)
+  const float in_record = HasFloatScales(MetaKindOf(w->description))
                               ? std::bit_cast<float>(record)
                               : HalfToFloat(static_cast<uint16_t>(record));
   const float scale = ScaleIsOuter(shape)   ? outer
@@ -251,7 +261,7 @@ void RestoreScale(HostWeight* w, int64_t group, int64_t column, uint32_t record,
   if (SizeOf(dtype) == 1) {
     w->scales[cell] = ByteOf(dtype, scale);
   } else if (dtype == DType::kFp16 && !ScaleIsOuter(shape) &&
-             !HasFloatScales(w->description.code)) {
+             !HasFloatScales(MetaKindOf(w->description))) {
     std::memcpy(w->scales.data() + 2 * cell, &record, 2);  // its bits, those of a NaN too
   } else {
     StoreElement(w->scales.data(), dtype, cell, scale);
@@ -261,12 +271,18 @@ void RestoreScale(HostWeight* w, int64_t group, int64_t column, uint32_t record,
 void UnpackMetas(const uint8_t* in, int64_t n0, int64_t k0, int metas, const float* outer,
                  HostWeight* w) {
   const int mask = (1 << ZeroBits(w->description.bits)) - 1;
-  const int scale_bytes = HasFloatScales(w->description.code) ? 4 : 2;
+  const int scale_bytes = HasFloatScales(MetaKindOf(w->description)) ? 4 : 2;
   ForEachCell(*w, n0, k0, metas, [&](int first, MetaPlace place, int64_t group, int64_t n) {
     uint32_t scale = 0;
     std::memcpy(&scale, in + first + place.scale, scale_bytes);
     if (!w->scales.empty()) RestoreScale(w, group, n, scale, outer == nullptr ? 1 : outer[n]);
     if (w->zeros.empty()) return;
+    if (w->description.real_zeros()) {
+      float zero = 0;
+      std::memcpy(&zero, in + first + place.zero, sizeof zero);
+      StoreElement(w->zeros.data(), w->description.zero_dtype, w->Cell(group, n), zero);
+      return;
+    }
     w->zeros[w->Cell(group, n)] = in[first + place.zero] >> place.zero_shift & mask;
   });
 }
@@ -277,7 +293,7 @@ void Pack(const HostWeight& w, ColumnRange columns, const Sections& sections, ui
   const WeightShape shape = w.shape();
   const std::vector<float> normalisers = Normalisers(w, columns);
   const int metas = MetasPerRecord(shape), codes = CodesBytes(w.description.bits);
-  const int scale_bytes = HasFloatScales(w.description.code) ? 4 : 2;
+  const int scale_bytes = HasFloatScales(MetaKindOf(w.description)) ? 4 : 2;
   uint8_t* const records = out + sections.offset(Part::kCodes);
   ForEachRecord(columns, w.k, [&](int64_t index, int64_t n0, int64_t k0) {
     uint8_t* const record = records + index * RecordBytes(shape);
@@ -287,7 +303,10 @@ void Pack(const HostWeight& w, ColumnRange columns, const Sections& sections, ui
     ForEachCell(w, n0, k0, metas, [&](int first, MetaPlace place, int64_t group, int64_t n) {
       const uint32_t scale = RecordScale(w, group, n, normalisers[n - columns.begin]);
       std::memcpy(meta + first + place.scale, &scale, scale_bytes);
-      if (w.description.is_integer()) {
+      if (w.description.real_zeros()) {
+        const float zero = w.RealZero(group, n);
+        std::memcpy(meta + first + place.zero, &zero, sizeof zero);
+      } else if (w.description.is_integer()) {
         meta[first + place.zero] |= w.Zero(group, n) << place.zero_shift;
       }
     });

@@ -23,16 +23,39 @@ inline constexpr int kUnitK = 64;    // in features of a unit: four steps of 16
 constexpr int UnitBytes(int bits) { return kRowTile * kUnitK * bits / 8; }
 constexpr int CodesBytes(int bits) { return kTileN * kBlockK * bits / 8; }
 
-// One meta: 64 scales (FP16), then 64 zeros, of 4 bits for codes of up to 4 and else of 8. Codes
-// that are no integers have no zeros; of E4M3 and of tables the scales are FP32.
-inline constexpr int kMetaScalesBytes = kTileN * 2;
-constexpr int ZeroBits(int bits) { return bits <= 4 ? 4 : 8; }
-constexpr bool HasFloatScales(CodeKind code) {
-  return code == CodeKind::kE4m3 || code == CodeKind::kTable;
+// What one meta holds, of 64 columns each.
+enum class MetaKind : uint8_t {
+  kIntegerZeros,  // scales in FP16, then zeros, of 4 bits for codes of up to 4 and else of 8
+  kHalfScales,    // E2M1: scales in FP16
+  kFloatScales,   // E4M3 and tables: scales in FP32
+  kRealZeros,     // integer codes with real zeros: scales in FP32, then zeros in FP32
+};
+constexpr MetaKind MetaKindOf(CodeKind code, bool real_zeros) {
+  if (real_zeros) return MetaKind::kRealZeros;
+  if (code == CodeKind::kUnsigned) return MetaKind::kIntegerZeros;
+  return code == CodeKind::kE2m1 ? MetaKind::kHalfScales : MetaKind::kFloatScales;
 }
-constexpr int MetaBytes(int bits, CodeKind code = CodeKind::kUnsigned) {
-  if (code == CodeKind::kUnsigned) return kMetaScalesBytes + kTileN * ZeroBits(bits) / 8;
-  return HasFloatScales(code) ? 2 * kMetaScalesBytes : kMetaScalesBytes;
+inline MetaKind MetaKindOf(const WeightDescription& d) {
+  return MetaKindOf(d.code, d.real_zeros());
+}
+constexpr bool HasFloatScales(MetaKind kind) {
+  return kind == MetaKind::kFloatScales || kind == MetaKind::kRealZeros;
+}
+
+inline constexpr int kMetaScalesBytes = kTileN * 2;  // in FP16
+constexpr int ZeroBits(int bits) { return bits <= 4 ? 4 : 8; }
+constexpr int MetaBytes(int bits, MetaKind kind) {
+  switch (kind) {
+    case MetaKind::kIntegerZeros:
+      return kMetaScalesBytes + kTileN * ZeroBits(bits) / 8;
+    case MetaKind::kHalfScales:
+      return kMetaScalesBytes;
+    case MetaKind::kFloatScales:
+      return 2 * kMetaScalesBytes;
+    case MetaKind::kRealZeros:
+      break;
+  }
+  return 4 * kMetaScalesBytes;
 }
 
 // Whether records hold no scales and no zeros: codes of 8 bits with one scale per column and the
@@ -55,11 +78,11 @@ constexpr int MetasPerRecord(const WeightShape& shape) {
   return rows % 32 == 0 ? 4 : 8;
 }
 
-constexpr int RecordBytes(int bits, int metas, CodeKind code = CodeKind::kUnsigned) {
-  return CodesBytes(bits) + metas * MetaBytes(bits, code);
+constexpr int RecordBytes(int bits, int metas, MetaKind kind = MetaKind::kIntegerZeros) {
+  return CodesBytes(bits) + metas * MetaBytes(bits, kind);
 }
-constexpr int RecordBytes(const WeightShape& shape) {
-  return RecordBytes(shape.description.bits, MetasPerRecord(shape), shape.description.code);
+inline int RecordBytes(const WeightShape& shape) {
+  return RecordBytes(shape.description.bits, MetasPerRecord(shape), MetaKindOf(shape.description));
 }
 constexpr int64_t TilesN(int64_t n) { return CeilDiv(n, kTileN); }
 constexpr int64_t BlocksK(int64_t k) { return CeilDiv(k, kBlockK); }

@@ -10,9 +10,10 @@
 namespace awqd::mma16 {
 namespace {
 
-// What column n is padded with along K: what decodes to 0, or of a table to least. Activations are
-// 0 there.
+// What column n is padded with along K: what decodes to 0, or of a table to least; where zeros are
+// real numbers anything may stand. Activations are 0 there.
 int PaddingOf(const HostWeight& w, int64_t n) {
+  if (w.description.real_zeros()) return 0;
   if (w.table.empty()) return w.Zero(w.groups() - 1, n);
   const auto smaller = [](float a, float b) { return std::fabs(a) < std::fabs(b); };
   return static_cast<int>(std::min_element(w.table.begin(), w.table.end(), smaller) -

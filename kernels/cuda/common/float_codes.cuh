@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/common/dequant.cuh"
+#include "kernels/cuda/common/pair_table.h"
 
 namespace awqd::cuda {
 
@@ -80,42 +81,16 @@ AWQD_HD uint32_t UpperBytes(uint32_t word) { return word; }
 
 // ---- tables ------------------------------------------------------------------------------------
 
-// 16 numbers of 16 bits: their upper and their lower bytes.
-struct ByteTables {
-  uint32_t upper[4], lower[4];
-};
-
-AWQD_HD void SetEntry(ByteTables* tables, int i, uint32_t bits) {
-  tables->upper[i / 4] |= (bits >> 8 & 255) << i % 4 * 8;
-  tables->lower[i / 4] |= (bits & 255) << i % 4 * 8;
-}
-
-// The bytes of four codes, the lower 16 bits of `low`, their lower three bits. `above`: 255 in the
-// bytes of those from 8 on.
-AWQD_HD uint32_t LookUpBytes(const uint32_t (&table)[4], uint32_t low, uint32_t above) {
-  constexpr int kSelect = 0xCA;  // a ? b : c, bit by bit
-  return Lop3<kSelect>(above, Prmt(table[2], table[3], low), Prmt(table[0], table[1], low));
-}
-
-// Eight codes of a word.
-AWQD_HD Pairs LookUp(const ByteTables& tables, uint32_t word) {
-  constexpr uint32_t kNoneOrAll = 0x80808080;  // bytes 4 to 7 of a Prmt with 0
-  const uint32_t low = word & 0x77777777;
-  // Selectors of the sign of byte 0 or 4.
-  const uint32_t signs = (word >> 1 & 0x44444444) | 0x88888888;
-  uint32_t entries[2][2];  // of even and odd: two numbers in each
-#ifdef __CUDA_ARCH__
-#pragma unroll
-#endif
-  for (int half = 0; half < 2; ++half) {
-    const uint32_t above = Prmt(0, kNoneOrAll, signs >> 16 * half);
-    const uint32_t upper = LookUpBytes(tables.upper, low >> 16 * half, above);
-    const uint32_t lower = LookUpBytes(tables.lower, low >> 16 * half, above);
-    entries[half][0] = Prmt(lower, upper, 0x5140);
-    entries[half][1] = Prmt(lower, upper, 0x7362);
-  }
-  return {{Prmt(entries[0][0], entries[1][0], 0x5410), Prmt(entries[0][0], entries[1][0], 0x7632),
-           Prmt(entries[0][1], entries[1][1], 0x5410), Prmt(entries[0][1], entries[1][1], 0x7632)}};
+// Where the pairs p of a word of 4-bit codes lie in the table: its row is that of the code at k % 2
+// = 0 plus 16 times the other.
+AWQD_HD void PairRows(uint32_t word, uint32_t (&rows)[4]) {
+  constexpr int kSelect = 0xCA;                        // a ? b : c, bit by bit
+  constexpr uint32_t kFirst = 0x0f0f * kPairTableRow;  // of two pairs, eight bits apart
+  constexpr uint32_t kRow = 0xff * kPairTableRow;
+  const uint32_t even = Lop3<kSelect>(kFirst, word << 7, word >> 5);
+  const uint32_t odd = Lop3<kSelect>(kFirst, word << 3, word >> 9);
+  rows[0] = even & kRow, rows[1] = odd & kRow;
+  rows[2] = even >> 8 & kRow, rows[3] = odd >> 8 & kRow;
 }
 
 }  // namespace awqd::cuda

@@ -14,9 +14,11 @@
 namespace awqd::cuda {
 
 // Records of codes of kBits_ bits with at most kMetas_ metas: 0 (bare), 1, 2, or 4 or 8 for as
-// many as a call tells.
-template <int kBits_, int kMetas_, CodeKind kCode_ = CodeKind::kUnsigned>
+// many as a call tells. kReal_: their zeros are real numbers.
+template <int kBits_, int kMetas_, CodeKind kCode_ = CodeKind::kUnsigned, bool kReal_ = false>
 struct Record {
+  static constexpr bool kReal = kReal_;
+  static constexpr mma16::MetaKind kMetaKind = mma16::MetaKindOf(kCode_, kReal_);
   static constexpr int kBits = kBits_;
   static constexpr CodeKind kCode = kCode_;
   static constexpr int kMetas = kMetas_;
@@ -25,7 +27,7 @@ struct Record {
   static constexpr bool kFine = kMetas > 2;
   static constexpr int kUnitBytes = mma16::UnitBytes(kBits);
   static constexpr int kCodesBytes = mma16::CodesBytes(kBits);
-  static constexpr int kMetaBytes = mma16::MetaBytes(kBits, kCode);
+  static constexpr int kMetaBytes = mma16::MetaBytes(kBits, kMetaKind);
 };
 
 // ---- codes -------------------------------------------------------------------------------------

@@ -171,6 +171,7 @@ absl::Status Run(const DequantizeArgs& args, StreamView stream) {
   p.outer = args.weight->outer();
   p.n = shape.n;
   p.zero = shape.description.zero;
+  p.zero_first = shape.description.zero_kind == ZeroKind::kRealBefore;
   p.out = args.out.data;
   p.row_begin = args.row_begin, p.rows = args.out.rows;
   p.col_begin = args.col_begin, p.cols = args.out.cols;
@@ -190,8 +191,8 @@ absl::Status Run(const DequantizeArgs& args, StreamView stream) {
                             .stream = stream,
                             .attributes = attributes.list,
                             .attribute_count = attributes.count};
-  if (!shape.description.is_integer()) {
-    return DequantizeFloats(p, shape.description.code, args.out.dtype, config);
+  if (!shape.description.is_integer() || shape.description.real_zeros()) {
+    return DequantizeFloats(p, shape.description, args.out.dtype, config);
   }
   const int bits = shape.description.bits;
   switch (args.out.dtype) {

@@ -21,14 +21,15 @@ struct DequantizeParams {
   int64_t k_blocks;
   int64_t n;
   int metas;
-  int zero;     // of bare records
-  bool wide;    // eight elements of out may be stored at once
-  bool stream;  // nobody will find out in L2: let it leave first
+  int zero;         // of bare records
+  bool zero_first;  // as QMatmulParams has it
+  bool wide;        // eight elements of out may be stored at once
+  bool stream;      // nobody will find out in L2: let it leave first
 };
 
-// Of codes that are no integers (dequantize_floats.cu), to `out`'s type.
-absl::Status DequantizeFloats(const DequantizeParams& params, CodeKind code, DType out,
-                              const LaunchConfig& config);
+// Of codes that are no integers and of real zeros (dequantize_floats.cu), to `out`'s type.
+absl::Status DequantizeFloats(const DequantizeParams& params, const WeightDescription& description,
+                              DType out, const LaunchConfig& config);
 
 namespace {
 

@@ -1,5 +1,6 @@
-// Dequantize of codes that are no integers, for row sm80/dequantize: decode(code) * scale * outer,
-// each product one rounding in fp32 (exact.h).
+// Dequantize of codes that are no integers, and of integers with real zeros, for row
+// sm80/dequantize: decode(code) * scale * outer, the zero taken off before the scale or after it,
+// each step one rounding in fp32 (exact.h).
 //
 // As dequantize.cu does it, but that a table's codes pass through shared memory as they are: its
 // numbers are fp32, and 16 bits would not hold them.
@@ -16,7 +17,11 @@ namespace {
 template <CodeKind kCode, int kBits>
 __device__ __forceinline__ Pairs Halves(const LaneCodes<kBits>& codes, int step) {
   Pairs out;
-  if constexpr (kCode == CodeKind::kE2m1) {
+  if constexpr (kCode == CodeKind::kUnsigned) {
+    uint32_t none[4];
+    ExpandZerosFp16<kBits>(0, none);
+    out = MinusZero<kBits>(codes, step, none);
+  } else if constexpr (kCode == CodeKind::kE2m1) {
     out = E2m1ToFp16(codes.Word(step));
   } else if constexpr (kCode == CodeKind::kE4m3) {
 #pragma unroll
@@ -41,20 +46,47 @@ __device__ __forceinline__ float ToFloat(uint32_t half, const float* table) {
 
 // ---- scales ------------------------------------------------------------------------------------
 
-// Those of the eight columns `chunk` of a record, in order, one by one: 16 bytes at a time bring
-// half of what the neighbour needs and were slower (H100, 14336 x 4096: of tables 69.5 instead
-// of 58.5 us).
+// Those of a record, by columns, as fp32: 64 for each share of its rows.
 template <class Record>
-__device__ __forceinline__ void ReadFloatScales(const uint8_t* meta, int chunk,
-                                                float (&scales)[8]) {
-  constexpr int kBytes = mma16::HasFloatScales(Record::kCode) ? 4 : 2;
-  const uint8_t* const from = meta + (chunk / 2 * 16 + chunk % 2) * kBytes;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const uint8_t* const at = from + 2 * i * kBytes;
-    scales[i] = kBytes == 4 ? __ldg(reinterpret_cast<const float*>(at))
-                            : Fp16ToFloat(__ldg(reinterpret_cast<const uint16_t*>(at)));
+struct RecordMetas {
+  static constexpr int kMost = Record::kBare ? 1 : Record::kReal ? 4 : 8;
+  float scales[kMost][mma16::kTileN];
+  float zeros[Record::kReal ? kMost : 1][mma16::kTileN];
+};
+
+// Puts them into shared memory. A thread that read its own eight for each row would read 2 or 4
+// bytes at a time.
+template <class Record>
+__device__ __forceinline__ void StageMetas(const uint8_t* metas, int count,
+                                           RecordMetas<Record>& to) {
+  constexpr int kBytes = mma16::HasFloatScales(Record::kMetaKind) ? 4 : 2;
+  for (int i = threadIdx.x; i < count * mma16::kTileN; i += kThreads) {
+    const int meta = i / mma16::kTileN, at = i % mma16::kTileN;
+    const uint8_t* const from = metas + meta * Record::kMetaBytes + at * kBytes;
+    const int tile = at / mma16::kRowTile, row = at % mma16::kRowTile / 2, upper = at % 2;
+    const int column = tile * mma16::kRowTile + upper * 8 + row;
+    to.scales[meta][column] = kBytes == 4
+                                  ? __ldg(reinterpret_cast<const float*>(from))
+                                  : Fp16ToFloat(__ldg(reinterpret_cast<const uint16_t*>(from)));
+    if constexpr (Record::kReal) {
+      to.zeros[meta][column] =
+          __ldg(reinterpret_cast<const float*>(from + 2 * mma16::kMetaScalesBytes));
+    }
   }
+}
+
+// What code `code` of column `column` stands for, without the outer.
+template <class Record>
+__device__ __forceinline__ float Scaled(float code, const RecordMetas<Record>& metas, int meta,
+                                        int column, bool zero_first) {
+  if constexpr (Record::kBare) return code;
+  const float scale = metas.scales[meta][column];
+  if constexpr (Record::kReal) {
+    const float zero = metas.zeros[meta][column];
+    return zero_first ? __fmul_rn(__fsub_rn(code, zero), scale)
+                      : __fsub_rn(__fmul_rn(code, scale), zero);
+  }
+  return code * scale;
 }
 
 // ---- the kernel --------------------------------------------------------------------------------
@@ -76,6 +108,7 @@ __global__ __launch_bounds__(kThreads) void DequantizeFloatsKernel(
     const __grid_constant__ DequantizeParams p) {
   __shared__ __align__(128) uint8_t shared[mma16::kBlockK * kRowBytes];
   __shared__ float table[16];
+  __shared__ __align__(16) RecordMetas<Record> metas;
   LaunchDependents();
   const uint32_t tile = SharedAddress(shared);
   const int64_t tile_n = p.first_tile + blockIdx.x, block_k = p.first_block + blockIdx.y;
@@ -86,6 +119,7 @@ __global__ __launch_bounds__(kThreads) void DequantizeFloatsKernel(
   if (Record::kCode == CodeKind::kTable && threadIdx.x < 16) {
     table[threadIdx.x] = __ldg(p.table + threadIdx.x);
   }
+  if (!Record::kBare) StageMetas(record + Record::kCodesBytes, p.metas, metas);
   DecodeHalves<Record>(record, tile);
   Outer outer;
   if (p.outer != nullptr) outer = ReadOuter(p, n);
@@ -96,21 +130,20 @@ __global__ __launch_bounds__(kThreads) void DequantizeFloatsKernel(
     const int k = pass * 32 + threadIdx.x / 8;
     const uint4 halves = LoadShared16(ChunkAt(tile, k, chunk));
     const uint32_t pairs[4] = {halves.x, halves.y, halves.z, halves.w};
-    float v[8], scales[8];
-    if (!Record::kBare) {
-      const int which = k * p.metas / mma16::kBlockK;
-      ReadFloatScales<Record>(record + Record::kCodesBytes + which * Record::kMetaBytes, chunk,
-                              scales);
-    }
+    const int which = k * p.metas / mma16::kBlockK;
+    float v[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      v[i] = ToFloat<Record::kCode>(pairs[i / 2] >> i % 2 * 16 & 0xffff, table);
-      if (!Record::kBare) v[i] *= scales[i];
+      const float code = ToFloat<Record::kCode>(pairs[i / 2] >> i % 2 * 16 & 0xffff, table);
+      v[i] = Scaled(code, metas, which, chunk * 8 + i, p.zero_first);
       if (p.outer != nullptr) v[i] *= outer.v[i];
     }
     Store<kOut>(p, block_k * mma16::kBlockK + k - p.row_begin, n - p.col_begin, Round<kOut>(v));
   }
 }
+
+template <int kBits>
+using RealZeros = Record<kBits, 4, CodeKind::kUnsigned, true>;
 
 template <class Record>
 absl::Status LaunchTo(const DequantizeParams& p, DType out, const LaunchConfig& config) {
@@ -127,12 +160,31 @@ absl::Status LaunchTo(const DequantizeParams& p, DType out, const LaunchConfig& 
 
 }  // namespace
 
-absl::Status DequantizeFloats(const DequantizeParams& p, CodeKind code, DType out,
+absl::Status DequantizeFloats(const DequantizeParams& p, const WeightDescription& d, DType out,
                               const LaunchConfig& config) {
-  if (code == CodeKind::kE2m1) return LaunchTo<Record<4, 8, CodeKind::kE2m1>>(p, out, config);
-  if (code == CodeKind::kTable) return LaunchTo<Record<4, 8, CodeKind::kTable>>(p, out, config);
-  return p.metas == 0 ? LaunchTo<Record<8, 0, CodeKind::kE4m3>>(p, out, config)
-                      : LaunchTo<Record<8, 8, CodeKind::kE4m3>>(p, out, config);
+  switch (d.code) {
+    case CodeKind::kE2m1:
+      return LaunchTo<Record<4, 8, CodeKind::kE2m1>>(p, out, config);
+    case CodeKind::kTable:
+      return LaunchTo<Record<4, 8, CodeKind::kTable>>(p, out, config);
+    case CodeKind::kE4m3:
+      return p.metas == 0 ? LaunchTo<Record<8, 0, CodeKind::kE4m3>>(p, out, config)
+                          : LaunchTo<Record<8, 8, CodeKind::kE4m3>>(p, out, config);
+    case CodeKind::kUnsigned:
+      break;
+  }
+  switch (d.bits) {
+    case 1:
+      return LaunchTo<RealZeros<1>>(p, out, config);
+    case 2:
+      return LaunchTo<RealZeros<2>>(p, out, config);
+    case 3:
+      return LaunchTo<RealZeros<3>>(p, out, config);
+    case 4:
+      return LaunchTo<RealZeros<4>>(p, out, config);
+    default:
+      return LaunchTo<RealZeros<8>>(p, out, config);
+  }
 }
 
 }  // namespace awqd::cuda

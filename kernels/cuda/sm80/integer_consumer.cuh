@@ -14,6 +14,7 @@ struct LaneMetaInt8 {
   StepBytes below;
   StepBytes rest;
   float scale_low, scale_high;
+  float zero_low, zero_high;  // real zeros, times the scale where they come before it
 };
 
 // Sum: float or int.
@@ -46,11 +47,13 @@ class Consumer<Int8Math<Record, Sum>, Config> {
  public:
   __device__ __forceinline__ Consumer(const QMatmulParams& p, const Slot<Config>& slot,
                                       uint32_t ring)
-      : slot_(slot), zero_(p.zero) {
+      : slot_(slot), zero_(p.zero), zero_first_(p.zero_first) {
     const int lane = threadIdx.x % 32, row_tile = ConsumerThread() / 32;
     codes_ = ring + row_tile * 2 * Record::kUnitBytes + Codes::LaneOffset(lane);
-    scales_ = ScalesAddress(ring + Record::kCodesBytes, row_tile, lane);
-    zeros_ = ZerosAddress<Record::kBits>(ring + Record::kCodesBytes, row_tile, lane);
+    const uint32_t metas = ring + Record::kCodesBytes;
+    scales_ = Record::kReal ? metas + (row_tile * 8 + lane / 4) * 8
+                            : ScalesAddress(metas, row_tile, lane);
+    zeros_ = ZerosAddress<Record::kBits>(metas, row_tile, lane);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int chunk = (half * 4 + lane / 8) ^ (lane % 8);
@@ -85,7 +88,17 @@ class Consumer<Int8Math<Record, Sum>, Config> {
   __device__ __forceinline__ typename Math::Meta Meta(int r, int which) const {
     if constexpr (Record::kBare) return Math::Expand(BareMeta(zero_));
     const int offset = r * slot_.record_bytes + which * Record::kMetaBytes;
+    if constexpr (Record::kReal) return RealMeta(scales_ + offset);
     return Math::Expand({LoadShared4(scales_ + offset), LoadZeros<kBits>(zeros_ + offset)});
+  }
+
+  __device__ __forceinline__ typename Math::Meta RealMeta(uint32_t at) const {
+    const uint2 scales = LoadShared8(at), zeros = LoadShared8(at + 2 * mma16::kMetaScalesBytes);
+    typename Math::Meta out = Math::Expand({0, 0});
+    out.scale_low = __uint_as_float(scales.x), out.scale_high = __uint_as_float(scales.y);
+    out.zero_low = __uint_as_float(zeros.x) * (zero_first_ ? out.scale_low : 1);
+    out.zero_high = __uint_as_float(zeros.y) * (zero_first_ ? out.scale_high : 1);
+    return out;
   }
 
   __device__ __forceinline__ Codes LoadCodes(int r, int half) const {
@@ -242,11 +255,21 @@ class Consumer<Int8Math<Record, Sum>, Config> {
       for (int i = 0; i < 4; ++i) integers[i] -= rest[i];
     }
     AddScaled(meta, integers, sums);
+    if constexpr (Record::kReal) {
+      constexpr uint32_t kOnes = 0x01010101;
+      int tokens[4] = {};
+      MmaS8OfSixteen(tokens, kOnes, kOnes, b);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        sums[i] = fmaf(__int2float_rn(-tokens[i]), i < 2 ? meta.zero_low : meta.zero_high, sums[i]);
+      }
+    }
   }
 
   const Slot<Config> slot_;
   Walk<Config> walk_;
   const int zero_;
+  const bool zero_first_;
   uint32_t codes_;
   uint32_t scales_;
   uint32_t zeros_;

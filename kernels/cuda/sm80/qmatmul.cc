@@ -14,12 +14,6 @@
 namespace awqd::cuda {
 namespace {
 
-// What sums of bare records are to be multiplied by beside the scale.
-float UnitOf(const WeightDescription& description, DType x) {
-  if (description.code == CodeKind::kE4m3) return x == DType::kBf16 ? 1 : kE4m3UnitFp16;
-  return x == DType::kBf16 ? kBareUnitBf16 : 1;
-}
-
 QMatmulParams MakeParams(const MatmulArgs& args, const MatmulTile& tile, const DeviceInfo& device) {
   const WeightShape& shape = args.weight->shape;
   const uintptr_t y_quad = 4 * SizeOf(args.y.dtype);
@@ -39,8 +33,9 @@ QMatmulParams MakeParams(const MatmulArgs& args, const MatmulTile& tile, const D
   p.k_blocks = static_cast<int>(mma16::BlocksK(shape.k));
   p.metas = mma16::MetasPerRecord(shape);
   p.zero = shape.description.zero;
+  p.zero_first = shape.description.zero_kind == ZeroKind::kRealBefore;
   p.table = args.weight->table();
-  p.unit = p.metas == 0 ? UnitOf(shape.description, args.x.dtype) : 1;
+  p.unit = p.metas == 0 ? UnitOfBare(shape.description.code, args.x.dtype) : 1;
   p.chain_blocks = tile.chains.length;
   p.split = tile.chains.split;
   p.prefetch = MatmulPrefetch(tile, args.x.rows, shape.n, device);
@@ -49,21 +44,25 @@ QMatmulParams MakeParams(const MatmulArgs& args, const MatmulTile& tile, const D
 }
 
 // Activations of 16 bits.
-template <CodeKind kCode, int kBits>
+template <CodeKind kCode, int kBits, bool kReal = false>
 absl::Status LaunchHalves(const QMatmulParams& p, const MatmulTile& tile, DType x,
                           const DeviceInfo& device, StreamView stream) {
   constexpr DType kSum = DType::kFp32;
   return x == DType::kBf16
-             ? LaunchQMatmul<DType::kBf16, kCode, kBits, kSum>(p, tile, device, stream)
-             : LaunchQMatmul<DType::kFp16, kCode, kBits, kSum>(p, tile, device, stream);
+             ? LaunchQMatmul<DType::kBf16, kCode, kBits, kSum, kReal>(p, tile, device, stream)
+             : LaunchQMatmul<DType::kFp16, kCode, kBits, kSum, kReal>(p, tile, device, stream);
 }
 
 // Integer codes.
 template <int kBits>
-absl::Status LaunchBits(const QMatmulParams& p, const MatmulTile& tile, DType x,
+absl::Status LaunchBits(const QMatmulParams& p, const MatmulTile& tile, DType x, bool real_zeros,
                         const DeviceInfo& device, StreamView stream) {
   constexpr CodeKind kCode = CodeKind::kUnsigned;
   constexpr DType kX = DType::kInt8;
+  if (real_zeros && x == kX) {
+    return LaunchQMatmul<kX, kCode, kBits, DType::kFp32, true>(p, tile, device, stream);
+  }
+  if (real_zeros) return LaunchHalves<kCode, kBits, true>(p, tile, x, device, stream);
   if (x != kX) return LaunchHalves<kCode, kBits>(p, tile, x, device, stream);
   return p.y_dtype == DType::kInt32
              ? LaunchQMatmul<kX, kCode, kBits, DType::kInt32>(p, tile, device, stream)
@@ -89,17 +88,18 @@ absl::Status RunQMatmul(const MatmulArgs& args, StreamView stream) {
     case CodeKind::kUnsigned:
       break;
   }
+  const bool real = shape.description.real_zeros();
   switch (shape.description.bits) {
     case 1:
-      return LaunchBits<1>(p, tile, x, device, stream);
+      return LaunchBits<1>(p, tile, x, real, device, stream);
     case 2:
-      return LaunchBits<2>(p, tile, x, device, stream);
+      return LaunchBits<2>(p, tile, x, real, device, stream);
     case 3:
-      return LaunchBits<3>(p, tile, x, device, stream);
+      return LaunchBits<3>(p, tile, x, real, device, stream);
     case 4:
-      return LaunchBits<4>(p, tile, x, device, stream);
+      return LaunchBits<4>(p, tile, x, real, device, stream);
     default:
-      return LaunchBits<8>(p, tile, x, device, stream);
+      return LaunchBits<8>(p, tile, x, real, device, stream);
   }
 }
 

@@ -72,12 +72,14 @@ __global__ __launch_bounds__(Config::kThreads, Config::kBlocks) void FusedProduc
   const int end = min(begin + p.chain_blocks, p.k_blocks);
   const Slot<Config> slot(p.metas);
   const int ring_bytes = Config::kStages * slot.bytes();
-  const uint32_t ring = SharedAddress(shared) + index * ring_bytes;
-  const Joint joint = JointOf<Config>(p, SharedAddress(shared), ring_bytes);
+  const uint32_t rings = SharedAddress(shared) + PairTableBytes(Config::Record::kCode);
+  const uint32_t ring = rings + index * ring_bytes;
+  const Joint joint = JointOf<Config>(p, rings, ring_bytes);
   const int tokens = TokensOf<Config>(p, first_token);
   if (p.split > 1) ExpectSums<Config>(joint, tokens);
   TileLoader<Config> loader(p, slot, ring, tile * Config::kRowTiles, first_token, begin);
   loader.Prefetch(min(end - begin, min(Config::kStages, p.prefetch)));
+  if constexpr (Config::Record::kCode == CodeKind::kTable) FillPairTable<Math::kBf16>(p.table);
   WaitForEarlierKernels();
 
 #pragma unroll
@@ -115,12 +117,13 @@ absl::Status LaunchConfigured(const QMatmulParams& p, const MatmulVariant& varia
   const int64_t columns = CeilDiv(p.n, Config::kRows) * p.split;
   const int64_t rows = kGrouped ? p.tile_count : CeilDiv(p.m, int64_t{Config::kTokens});
   using Record = typename Config::Record;
-  const int record_bytes = mma16::RecordBytes(Record::kBits, p.metas, Record::kCode);
+  const int record_bytes = mma16::RecordBytes(Record::kBits, p.metas, Record::kMetaKind);
   LaunchConfig config{
       .grid = {static_cast<unsigned>(columns), static_cast<unsigned>(rows)},
       .block = Config::kThreads,
-      .shared_bytes = MatmulLaunchBytes(variant, {record_bytes, sizeof(typename Config::X)},
-                                        columns * rows, p.split, device),
+      .shared_bytes = MatmulLaunchBytes(
+          variant, {record_bytes, sizeof(typename Config::X), PairTableBytes(Record::kCode)},
+          columns * rows, p.split, device),
       .stream = stream,
       .attributes = attributes.list,
       .attribute_count = attributes.count,
@@ -135,8 +138,7 @@ template <class Math, class Record, class Sum, bool kGrouped, size_t... kIndex>
 absl::Status LaunchTile(const QMatmulParams& p, const MatmulTile& tile, const DeviceInfo& device,
                         StreamView stream, std::index_sequence<kIndex...>) {
   using X = typename Math::X;
-  constexpr auto& tiles =
-      TilesOf<Record::kCode, Record::kBits, Record::kMetas, sizeof(X) == 1, kGrouped>();
+  constexpr auto& tiles = TilesOf<Record, sizeof(X) == 1, kGrouped>();
   const auto is_tile = [&](const MatmulVariant& v) {
     return v.tokens == tile.tokens && v.row_tiles == tile.row_tiles &&
            v.chains == tile.chains.per_block;
@@ -159,25 +161,25 @@ using IntegerMathOf =
     std::conditional_t<kX == DType::kInt8, Int8Math<Record, Sum>,
                        std::conditional_t<kX == DType::kBf16, Bf16Math<Record>, Fp16Math<Record>>>;
 template <DType kX, class Record, class Sum>
-using MathOf = std::conditional_t<Record::kCode == CodeKind::kUnsigned,
+using MathOf = std::conditional_t<kX == DType::kInt8 ||
+                                      (Record::kCode == CodeKind::kUnsigned && !Record::kReal),
                                   IntegerMathOf<kX, Record, Sum>, FloatMath<kX, Record>>;
 
 template <DType kX, class Record, class Sum, bool kGrouped = false>
 absl::Status LaunchRecords(const QMatmulParams& p, const MatmulTile& tile, const DeviceInfo& device,
                            StreamView stream) {
-  constexpr size_t kCount = std::size(
-      TilesOf<Record::kCode, Record::kBits, Record::kMetas, kX == DType::kInt8, kGrouped>());
+  constexpr size_t kCount = std::size(TilesOf<Record, kX == DType::kInt8, kGrouped>());
   return LaunchTile<MathOf<kX, Record, Sum>, Record, Sum, kGrouped>(
       p, tile, device, stream, std::make_index_sequence<kCount>());
 }
 
 // Where a kernel for these records is compiled, which CompiledMetas says.
-template <DType kX, CodeKind kCode, int kBits, DType kSum, int kMetas>
+template <DType kX, CodeKind kCode, int kBits, DType kSum, bool kReal, int kMetas>
 absl::Status LaunchMetas(const QMatmulParams& p, const MatmulTile& tile, const DeviceInfo& device,
                          StreamView stream) {
-  if constexpr (CompiledMetas(kCode, kBits, kMetas, kSum == DType::kInt32) == kMetas) {
+  if constexpr (CompiledMetas(kCode, kReal, kBits, kMetas, kSum == DType::kInt32) == kMetas) {
     using Sum = std::conditional_t<kSum == DType::kInt32, int, float>;
-    return LaunchRecords<kX, Record<kBits, kMetas, kCode>, Sum>(p, tile, device, stream);
+    return LaunchRecords<kX, Record<kBits, kMetas, kCode, kReal>, Sum>(p, tile, device, stream);
   }
   return absl::InternalError(absl::StrCat(kName, ": no kernel for records of ", kBits, " bits and ",
                                           kMetas, " metas was compiled"));
@@ -185,20 +187,20 @@ absl::Status LaunchMetas(const QMatmulParams& p, const MatmulTile& tile, const D
 
 }  // namespace
 
-template <DType kX, CodeKind kCode, int kBits, DType kSum>
+template <DType kX, CodeKind kCode, int kBits, DType kSum, bool kReal>
 absl::Status LaunchQMatmul(const QMatmulParams& p, const MatmulTile& tile, const DeviceInfo& device,
                            StreamView stream) {
-  switch (CompiledMetas(kCode, kBits, p.metas, kSum == DType::kInt32)) {
+  switch (CompiledMetas(kCode, kReal, kBits, p.metas, kSum == DType::kInt32)) {
     case 0:
-      return LaunchMetas<kX, kCode, kBits, kSum, 0>(p, tile, device, stream);
+      return LaunchMetas<kX, kCode, kBits, kSum, kReal, 0>(p, tile, device, stream);
     case 1:
-      return LaunchMetas<kX, kCode, kBits, kSum, 1>(p, tile, device, stream);
+      return LaunchMetas<kX, kCode, kBits, kSum, kReal, 1>(p, tile, device, stream);
     case 2:
-      return LaunchMetas<kX, kCode, kBits, kSum, 2>(p, tile, device, stream);
+      return LaunchMetas<kX, kCode, kBits, kSum, kReal, 2>(p, tile, device, stream);
     case 4:
-      return LaunchMetas<kX, kCode, kBits, kSum, 4>(p, tile, device, stream);
+      return LaunchMetas<kX, kCode, kBits, kSum, kReal, 4>(p, tile, device, stream);
     default:
-      return LaunchMetas<kX, kCode, kBits, kSum, 8>(p, tile, device, stream);
+      return LaunchMetas<kX, kCode, kBits, kSum, kReal, 8>(p, tile, device, stream);
   }
 }
 

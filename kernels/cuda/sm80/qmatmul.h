@@ -35,6 +35,7 @@ struct QMatmulParams {
   int chain_blocks;    // of each chain
   int metas;           // per record: 0, 1, 2, 4 or 8
   int zero;            // of bare records
+  bool zero_first;     // real zeros are taken off before the scale (ZeroKind::kRealBefore)
   const float* table;  // [16] of codes that index it
   int split;           // blocks of a cluster that the chains are dealt out to
   int prefetch;        // records of each chain that are brought into L2 before x is known
@@ -45,9 +46,9 @@ struct QMatmulParams {
 };
 
 // For activations of dtype kX, FP16, BF16 or, of integer codes, INT8, and codes of kBits bits.
-// kSum: FP32, or of INT8 activations INT32, which is y then, exact. The instantiations are spread
-// over several files, so that they compile side by side (CMakeLists.txt).
-template <DType kX, CodeKind kCode, int kBits, DType kSum>
+// kSum: FP32, or of INT8 activations INT32, which is y then, exact. kReal: of real zeros. The
+// instantiations are spread over several files, so that they compile side by side (CMakeLists.txt).
+template <DType kX, CodeKind kCode, int kBits, DType kSum, bool kReal = false>
 absl::Status LaunchQMatmul(const QMatmulParams& params, const MatmulTile& tile,
                            const DeviceInfo& device, StreamView stream);
 

@@ -15,7 +15,7 @@ const KernelRow& QMatmulA8Scaled() {
       .op = Op::kQuantizedActivations,
       .path = Path::kFused,
       .device = DeviceKind::kCuda,
-      .claims = Mma16Claims(),
+      .claims = Mma16ClaimsOfIntegers(),
       .staged = Staged::kTensorCoreIntegers,
       .inputs = kFloatingMask | MaskOf(DType::kInt8),
       .layout = &kMma16Layout,

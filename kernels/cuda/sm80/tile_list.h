@@ -66,8 +66,15 @@ inline constexpr MatmulVariant kInt8Tiles[] = {
 // E2M1, E4M3 and tables of 16. There are no tiles of more tokens: from 256 on decoding first is
 // faster (H100, 14336 x 4096, 256 tokens: 163 to 197 us, 2.8 to 3.4 times cuBLASLt's time).
 inline constexpr MatmulVariant kFloatTiles[] = {
-    {8, 1, 2, 4, 2},  {8, 1, 4, 4, 1},  {16, 1, 2, 3, 3}, {16, 1, 4, 3, 1},
-    {32, 1, 2, 2, 2}, {32, 1, 4, 2, 1}, {64, 1, 2, 2, 2}, {64, 1, 4, 2, 1},
+    {8, 1, 2, 4, 2},  {8, 2, 2, 3, 2},  {8, 1, 4, 4, 1},  {16, 1, 2, 3, 3}, {16, 2, 2, 3, 2},
+    {16, 1, 4, 3, 1}, {32, 1, 2, 2, 2}, {32, 1, 4, 2, 1}, {64, 1, 2, 2, 2}, {64, 1, 4, 2, 1},
+};
+
+// Integer codes with real zeros, activations of 16 bits and INT8. Few weights have them, so there
+// are the fewest tiles that serve them well.
+inline constexpr MatmulVariant kRealTiles[] = {
+    {8, 1, 2, 4, 2},  {8, 1, 4, 4, 1},  {16, 1, 2, 3, 3}, {16, 2, 2, 3, 2},
+    {16, 1, 4, 3, 1}, {64, 1, 2, 2, 1}, {64, 1, 4, 2, 1},
 };
 
 // Grouped products. Experts fill the GPU together, so K is not cut among blocks: two chains in a
@@ -80,8 +87,11 @@ inline constexpr MatmulVariant kGroupedTiles[] = {
 // The metas of the records that serve those of `metas`. Integers have records of 0, 1 and 2, and of
 // as many as a call tells, up to 8; those of 2 are told too but for 4 bits, which most weights
 // have, where sums are scaled (not `exact`). E2M1 has records of 4, a scale
-// for 32 rows, and 8; E4M3 of none and 1, a block; tables of 2, 64 rows.
-constexpr int CompiledMetas(CodeKind code, int bits, int metas, bool exact = false) {
+// for 32 rows, and 8; E4M3 of none and 1, a block; tables of 2, 64 rows. Where zeros are real there
+// are 4 or fewer, and one kernel serves them.
+constexpr int CompiledMetas(CodeKind code, bool real_zeros, int bits, int metas,
+                            bool exact = false) {
+  if (real_zeros) return 4;
   switch (code) {
     case CodeKind::kE2m1:
       return metas <= 4 ? 4 : 8;
@@ -94,9 +104,12 @@ constexpr int CompiledMetas(CodeKind code, int bits, int metas, bool exact = fal
   }
 }
 
-template <CodeKind kCode, int kBits, int kMetas, bool kInt8, bool kGrouped>
+template <class Record, bool kInt8, bool kGrouped>
 constexpr auto& TilesOf() {
-  if constexpr (kCode != CodeKind::kUnsigned) {
+  constexpr int kBits = Record::kBits, kMetas = Record::kMetas;
+  if constexpr (Record::kReal) {
+    return kRealTiles;
+  } else if constexpr (Record::kCode != CodeKind::kUnsigned) {
     return kFloatTiles;
   } else if constexpr (kGrouped) {
     return kGroupedTiles;

@@ -28,16 +28,22 @@ bool Fits(const MatmulVariant& variant, RingBytes bytes, int split, const Device
 
 absl::Span<const MatmulVariant> MatmulVariants(const WeightShape& shape, DType x) {
   if (!shape.description.is_integer()) return kFloatTiles;
+  if (shape.description.real_zeros()) return kRealTiles;
   if (x == DType::kInt8) return kInt8Tiles;
   if (shape.description.bits == 8) return kTiles8;
   if (shape.description.bits < 4) return kNarrowTiles;
   return mma16::MetasPerRecord(shape) == 1 ? absl::MakeConstSpan(kTiles4) : kFewTiles4;
 }
 
+RingBytes RingBytesOf(const WeightShape& shape, DType x) {
+  return {mma16::RecordBytes(shape), static_cast<int>(SizeOf(x)),
+          PairTableBytes(shape.description.code)};
+}
+
 int64_t MatmulSharedBytes(const MatmulVariant& variant, RingBytes bytes, int split) {
   const int64_t stage =
       variant.row_tiles * bytes.record + variant.tokens * mma16::kBlockK * bytes.x;
-  const int64_t rings = variant.chains * variant.stages * stage;
+  const int64_t rings = bytes.table + variant.chains * variant.stages * stage;
   if (split == 1) return rings;
   const int64_t slot = variant.tokens * SumStride(variant.row_tiles * mma16::kTileN / split) * 4;
   return rings + kJointBarrierBytes + split * variant.chains * slot;
@@ -45,7 +51,7 @@ int64_t MatmulSharedBytes(const MatmulVariant& variant, RingBytes bytes, int spl
 
 MatmulTile ChooseMatmulTile(const WeightShape& shape, int64_t m, const DeviceInfo& device,
                             DType x) {
-  const RingBytes bytes = {mma16::RecordBytes(shape), static_cast<int>(SizeOf(x))};
+  const RingBytes bytes = RingBytesOf(shape, x);
   const absl::Span<const MatmulVariant> variants = MatmulVariants(shape, x);
   const Chains chains = MatmulChains(shape, device);
   int tokens = variants[0].tokens;
@@ -76,7 +82,7 @@ MatmulTile ChooseMatmulTile(const WeightShape& shape, int64_t m, const DeviceInf
 MatmulTile ChooseGroupedTile(const WeightShape& shape, int64_t rows, const DeviceInfo& device) {
   constexpr int kLongK = 64;  // records
   const int k_blocks = static_cast<int>(mma16::BlocksK(shape.k));
-  const RingBytes bytes = {mma16::RecordBytes(shape)};
+  const RingBytes bytes = RingBytesOf(shape, DType::kFp16);
   const bool four_fit = std::all_of(std::begin(kGroupedTiles), std::end(kGroupedTiles),
                                     [&](const MatmulVariant& variant) {
                                       return variant.chains != 4 || Fits(variant, bytes, 1, device);

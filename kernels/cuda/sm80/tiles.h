@@ -6,6 +6,7 @@
 
 #include "absl/types/span.h"
 #include "kernels/cuda/common/chains.h"
+#include "kernels/cuda/common/pair_table.h"
 #include "kernels/cuda/sm80/tile_list.h"
 #include "kernels/types.h"
 #include "kernels/weight.h"
@@ -36,7 +37,13 @@ inline constexpr int kJointBarrierBytes = 16;
 struct RingBytes {
   int record = 0;
   int x = 2;
+  int table = 0;  // in front of all rings: where codes index a table, that of their pairs
 };
+constexpr int PairTableBytes(CodeKind code) {
+  return code == CodeKind::kTable ? kPairTableBytes : 0;
+}
+// For activations of dtype `x`.
+RingBytes RingBytesOf(const WeightShape& shape, DType x);
 
 // Dynamic shared memory of a block. The rings of its consumers and, where `split` blocks of a
 // cluster share the chains, the sums that it gets of all of them.

@@ -61,15 +61,19 @@ TEST(E4m3, DecodesEveryCodeInEveryPlace) {
   }
 }
 
-TEST(LookUp, FindsEveryEntryInEveryPlace) {
-  ByteTables tables = {};
-  const auto entry = [](uint32_t i) { return (0x8001u + 0x1357u * i) & 0xffff; };
-  for (int i = 0; i < 16; ++i) SetEntry(&tables, i, entry(i));
-  for (int e = 0; e < 8; ++e) {
-    for (uint32_t code = 0; code < 16; ++code) {
-      for (uint32_t others = 0; others < 16; ++others) {
-        EXPECT_EQ(Lane(LookUp(tables, WordWith(e, code, others)), e), entry(code))
-            << "code " << code << " at " << e;
+TEST(PairRows, AreThoseOfBothCodesInEveryPlace) {
+  for (int pair = 0; pair < 4; ++pair) {
+    for (uint32_t first = 0; first < 16; ++first) {
+      for (uint32_t second = 0; second < 16; ++second) {
+        for (uint32_t others = 0; others < 16; ++others) {
+          uint32_t word = WordWith(2 * pair, first, others);
+          word = (word & ~(0xfu << 4 * kNibble[2 * pair + 1])) | second
+                                                                     << 4 * kNibble[2 * pair + 1];
+          uint32_t rows[4];
+          PairRows(word, rows);
+          EXPECT_EQ(rows[pair], (first + 16 * second) * kPairTableRow)
+              << "codes " << first << " and " << second << " at " << pair;
+        }
       }
     }
   }

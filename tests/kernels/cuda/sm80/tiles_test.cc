@@ -82,7 +82,7 @@ TEST(ChooseMatmulTile, HasWideTilesForGpusWithLessSharedMemory) {
 void ExpectFits(const WeightShape& weight, int64_t m, const DeviceInfo& device) {
   for (DType x : {DType::kFp16, DType::kInt8}) {
     if (x == DType::kInt8 && !weight.description.is_integer()) continue;
-    const RingBytes bytes = {mma16::RecordBytes(weight), static_cast<int>(SizeOf(x))};
+    const RingBytes bytes = RingBytesOf(weight, x);
     const MatmulTile tile = ChooseMatmulTile(weight, m, device, x);
     bool compiled = false;
     for (const MatmulVariant& variant : MatmulVariants(weight, x)) {
@@ -108,7 +108,8 @@ TEST(ChooseMatmulTile, StaysWithinSharedMemory) {
         for (int bits : {1, 2, 3, 8}) {
           ExpectFits({4096, 28672, Asymmetric(bits, group)}, m, Gpu(80, 84, bytes));
         }
-        for (const char* text : {"e2m1g16+e4m3*t", "t4g16+fp32", "e4m3g16", "e4m3b128x128+fp32"}) {
+        for (const char* text : {"e2m1g16+e4m3*t", "t4g16+fp32", "e4m3g16", "e4m3b128x128+fp32",
+                                 "w4g32r", "w8g32o+fp32"}) {
           ExpectFits({4096, 28672, ParseDescription(text).value()}, m, Gpu(80, 84, bytes));
         }
         // Of two blocks, and of eight.
