@@ -39,16 +39,38 @@ struct Shape {
   int64_t k, n;
   const char* description;
 };
-constexpr Shape kShapes[] = {{1024, 456, "w4g128z"}, {1024, 456, "w4g64z"}, {1376, 456, "w4g32z"},
-                             {2048, 456, "w4g128z"}, {2048, 456, "w4g64z"}, {2720, 456, "w4g32z"},
-                             {1024, 456, "w8cs"},    {1024, 456, "w8g128z"}};
+constexpr Shape kShapes[] = {
+    {1024, 456, "w4g128z"},      {1024, 456, "w4g64z"},    {1376, 456, "w4g32z"},
+    {2048, 456, "w4g128z"},      {2048, 456, "w4g64z"},    {2720, 456, "w4g32z"},
+    {1024, 456, "w8cs"},         {1024, 456, "w8g128z"},   {1024, 456, "e2m1g16+e4m3*t"},
+    {1376, 456, "e2m1g32+e8m0"}, {1024, 456, "e4m3c+fp32"}};
 
 WeightShape ShapeOf(const Shape& shape) {
   return {shape.k, shape.n, ParseDescription(shape.description).value()};
 }
 
-// The shapes that every tile of 4-bit and of 8-bit codes is compiled for.
-WeightShape Commonest(int bits) { return ShapeOf(kShapes[bits == 8 ? 6 : 0]); }
+// What the tiles of a list have in common.
+struct Codes {
+  const char* name;
+  CodeKind kind;
+  int bits;
+};
+constexpr Codes kFourBits = {"w4", CodeKind::kUnsigned, 4};
+constexpr Codes kEightBits = {"w8", CodeKind::kUnsigned, 8};
+constexpr Codes kE2m1 = {"e2m1", CodeKind::kE2m1, 4};
+constexpr Codes kE4m3 = {"e4m3", CodeKind::kE4m3, 8};
+
+std::vector<int> ShapesOf(Codes codes) {
+  std::vector<int> out;
+  for (int shape = 0; shape < static_cast<int>(std::size(kShapes)); ++shape) {
+    const WeightDescription d = ShapeOf(kShapes[shape]).description;
+    if (d.code == codes.kind && d.bits == codes.bits) out.push_back(shape);
+  }
+  return out;
+}
+
+// The shape that every tile of such codes is compiled for.
+WeightShape Commonest(Codes codes) { return ShapeOf(kShapes[ShapesOf(codes).front()]); }
 
 class Problem {
  public:
@@ -163,8 +185,8 @@ class Problem {
   std::vector<uint8_t> ordered_;
 };
 
-// Whether the order of sums is kept, bits of a code, the tile, the type of activations.
-using Param = std::tuple<bool, int, PersistentTile, DType>;
+// Whether the order of sums is kept, the codes, the tile, the type of activations.
+using Param = std::tuple<bool, Codes, PersistentTile, DType>;
 
 class PersistentTileTest : public ::testing::TestWithParam<Param> {
  protected:
@@ -194,7 +216,7 @@ class PersistentTileTest : public ::testing::TestWithParam<Param> {
 };
 
 TEST_P(PersistentTileTest, IsRightAroundItsEdges) {
-  const auto& [chained, bits, tile, dtype] = GetParam();
+  const auto& [chained, codes, tile, dtype] = GetParam();
   const KernelRow& row = chained                 ? cuda::ChainedA16Row()
                          : dtype == DType::kInt8 ? cuda::PersistentA8ScaledRow()
                                                  : cuda::PersistentA16Row();
@@ -203,8 +225,7 @@ TEST_P(PersistentTileTest, IsRightAroundItsEdges) {
     return run(args, of, stream);
   };
   int suited = 0;
-  for (int shape = 0; shape < static_cast<int>(std::size(kShapes)); ++shape) {
-    if (ShapeOf(kShapes[shape]).description.bits != bits) continue;
+  for (int shape : ShapesOf(codes)) {
     Problem& problem = Find(shape, dtype);
     if (!problem.Serves(row) || !problem.Suits(tile, chained)) continue;
     ++suited;
@@ -227,38 +248,48 @@ TEST_P(PersistentTileTest, IsRightAroundItsEdges) {
     }
   }
   // Of every kind of records, or of the commonest alone; INT8 takes no 8-bit zeros but 128.
-  const int lengths = tile.sets == 0 ? 2 : 1, kinds = bits == 8 ? 2 : 3;
+  if (codes.kind != CodeKind::kUnsigned) {
+    EXPECT_EQ(suited, ShapesOf(codes).size());
+    return;
+  }
+  const int lengths = tile.sets == 0 ? 2 : 1, kinds = codes.bits == 8 ? 2 : 3;
   EXPECT_TRUE(suited == kinds * lengths || suited == lengths) << suited;
 }
 
 std::string NameOf(const ::testing::TestParamInfo<Param>& info) {
-  const auto& [chained, bits, tile, dtype] = info.param;
-  return absl::StrCat(chained ? "chained_" : "", "w", bits, "_", tile.tokens, "_tokens_",
+  const auto& [chained, codes, tile, dtype] = info.param;
+  return absl::StrCat(chained ? "chained_" : "", codes.name, "_", tile.tokens, "_tokens_",
                       tile.records, "_records_", tile.cluster, "_cluster_", tile.parts, "_parts_",
                       tile.sets, "_sets_", tile.slices, "_slices_", Name(dtype));
 }
 
-auto Every(bool chained, int bits, const std::vector<PersistentTile>& tiles) {
-  return ::testing::Combine(::testing::Values(chained), ::testing::Values(bits),
+auto Every(bool chained, Codes codes, const std::vector<PersistentTile>& tiles) {
+  return ::testing::Combine(::testing::Values(chained), ::testing::Values(codes),
                             ::testing::ValuesIn(tiles),
                             ::testing::Values(DType::kFp16, DType::kBf16));
 }
 
-auto EveryOfInt8(int bits) {
+auto EveryOfInt8(Codes codes) {
   return ::testing::Combine(
-      ::testing::Values(false), ::testing::Values(bits),
-      ::testing::ValuesIn(cuda::PersistentTiles(Commonest(bits), DType::kInt8)),
+      ::testing::Values(false), ::testing::Values(codes),
+      ::testing::ValuesIn(cuda::PersistentTiles(Commonest(codes), DType::kInt8)),
       ::testing::Values(DType::kInt8));
 }
 
 INSTANTIATE_TEST_SUITE_P(Tiles, PersistentTileTest,
-                         Every(false, 4, cuda::PersistentTiles(Commonest(4))), NameOf);
+                         Every(false, kFourBits, cuda::PersistentTiles(Commonest(kFourBits))),
+                         NameOf);
 INSTANTIATE_TEST_SUITE_P(ChainedTiles, PersistentTileTest,
-                         Every(true, 4, cuda::ChainedTiles(Commonest(4))), NameOf);
+                         Every(true, kFourBits, cuda::ChainedTiles(Commonest(kFourBits))), NameOf);
 INSTANTIATE_TEST_SUITE_P(TilesOf8Bits, PersistentTileTest,
-                         Every(false, 8, cuda::PersistentTiles(Commonest(8))), NameOf);
-INSTANTIATE_TEST_SUITE_P(TilesOfInt8, PersistentTileTest, EveryOfInt8(4), NameOf);
-INSTANTIATE_TEST_SUITE_P(TilesOfInt8And8Bits, PersistentTileTest, EveryOfInt8(8), NameOf);
+                         Every(false, kEightBits, cuda::PersistentTiles(Commonest(kEightBits))),
+                         NameOf);
+INSTANTIATE_TEST_SUITE_P(TilesOfE2m1, PersistentTileTest,
+                         Every(false, kE2m1, cuda::PersistentTiles(Commonest(kE2m1))), NameOf);
+INSTANTIATE_TEST_SUITE_P(TilesOfE4m3, PersistentTileTest,
+                         Every(false, kE4m3, cuda::PersistentTiles(Commonest(kE4m3))), NameOf);
+INSTANTIATE_TEST_SUITE_P(TilesOfInt8, PersistentTileTest, EveryOfInt8(kFourBits), NameOf);
+INSTANTIATE_TEST_SUITE_P(TilesOfInt8And8Bits, PersistentTileTest, EveryOfInt8(kEightBits), NameOf);
 
 }  // namespace
 }  // namespace awqd

@@ -189,9 +189,14 @@ class Consumer<Config, false> {
       for (int s = 0; s < HalfMeta<Config>::kParts; ++s) {
         const int which = Record::kFine ? (kHalf * 4 + s) * metas_ / 8 : kHalf;
         meta_.bits[s] = {LoadShared4(at_.scales + which * Record::kMetaBytes),
-                         LoadZeros<Record::kBits>(at_.zeros + which * Record::kMetaBytes)};
+                         Zeros(which * Record::kMetaBytes)};
       }
     }
+  }
+
+  __device__ __forceinline__ uint32_t Zeros(int meta) const {
+    if constexpr (Record::kCode != CodeKind::kUnsigned) return 0;
+    return LoadZeros<Record::kBits>(at_.zeros + meta);
   }
 
   __device__ __forceinline__ void Decode(int first, int count, Operand& out) {

@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/common/mma16.cuh"
 #include "kernels/cuda/sm90a/bulk.cuh"
+#include "kernels/cuda/sm90a/float_math.cuh"
 #include "kernels/cuda/sm90a/qmatmul.h"
 #include "kernels/layouts/mma16.h"
 
@@ -24,8 +25,10 @@ constexpr int ProducerRegisters(int consumers) {
 // kind of records, a tile, whether the order of sums is kept, and whether tiles are of experts.
 template <DType kX, RecordKind kKind, bool kChained_, PersistentTile kTile, bool kGrouped_ = false>
 struct PersistentConfig {
-  using Record = cuda::Record<BitsOf(kKind), MostMetas(kKind)>;
-  using Math = std::conditional_t<kX == DType::kBf16, Bf16Math<Record>, Fp16Math<Record>>;
+  using Record = cuda::Record<BitsOf(kKind), MostMetas(kKind), CodeOf(kKind)>;
+  using IntegerMath = std::conditional_t<kX == DType::kBf16, Bf16Math<Record>, Fp16Math<Record>>;
+  using Math = std::conditional_t<CodeOf(kKind) == CodeKind::kUnsigned, IntegerMath,
+                                  FloatCodeMath<CodeOf(kKind), kX == DType::kBf16, Record>>;
   static constexpr bool kInt8 = kX == DType::kInt8;  // without Math
   static constexpr int kXBytes = kInt8 ? 1 : 2;
   static constexpr int kTokens = kTile.tokens;

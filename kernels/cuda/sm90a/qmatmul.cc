@@ -80,6 +80,12 @@ Work PlanChained(const WeightShape& shape, int64_t m, DType x, const DeviceInfo&
 template <DType kX>
 absl::Status LaunchAs(const PersistentParams& p, const PersistentTile& tile, bool chained,
                       const DeviceInfo& device, StreamView stream) {
+  if (p.code == CodeKind::kE2m1) {
+    return LaunchProduct<kX, false, kFreeTiles4, kE2m1>(p, tile, device, stream);
+  }
+  if (p.code == CodeKind::kE4m3) {
+    return LaunchProduct<kX, false, kFreeTiles8, kBareE4m3>(p, tile, device, stream);
+  }
   if (p.bits == 8)
     return LaunchProduct<kX, false, kFreeTiles8, kBare8, kOneMeta8>(p, tile, device, stream);
   if (chained) {
@@ -114,6 +120,7 @@ void FillOutput(const MatrixView& y, const WeightShape& shape, PersistentParams*
   p->y_wide = shape.n % 4 == 0 && reinterpret_cast<uintptr_t>(y.data) % (4 * SizeOf(y.dtype)) == 0;
   p->n = shape.n;
   p->tiles_n = static_cast<int>(mma16::TilesN(shape.n));
+  p->code = shape.description.code;
   p->bits = shape.description.bits;
   p->metas = mma16::MetasPerRecord(shape);
   p->zero = shape.description.zero;
@@ -147,7 +154,7 @@ absl::Status Launch(const MatmulArgs& args, const Work& work, StreamView stream)
   p.token_tiles = static_cast<int>(CeilDiv(args.x.rows, int64_t{tile.tokens}));
   p.m = args.x.rows;
   p.outer = args.weight->outer();
-  if (p.metas == 0 && args.x.dtype == DType::kBf16) p.unit = kBareUnitBf16;
+  if (p.metas == 0) p.unit = UnitOfBare(p.code, args.x.dtype);
   p.folds = !IntegersScaleOnce(shape);
   return LaunchKind(p, tile, args.x.dtype, /*chained=*/work.chain > 0, device, stream);
 }

@@ -225,7 +225,7 @@ Launcher FindLauncher(const PersistentTile& tile, std::index_sequence<kIndex...>
 template <DType kX, bool kChained, const auto& kList, RecordKind... kKinds>
 absl::Status LaunchProduct(const PersistentParams& p, const PersistentTile& tile,
                            const DeviceInfo& device, StreamView stream) {
-  const RecordKind kind = KindOf(p.bits, p.metas);
+  const RecordKind kind = KindOf(p.code, p.bits, p.metas);
   Launcher launch = nullptr;
   ((kind == kKinds ? void(launch = FindLauncher<kX, kKinds, kChained, kList>(
                               tile, std::make_index_sequence<std::size(kList)>()))

@@ -27,7 +27,7 @@ struct PersistentParams {
   const uint8_t* records;  // layout mma16
   const float* x_scale;    // [m], a factor for each row of sums; null: 1
   const float* outer;      // [n], a factor for each column of sums; null: 1
-  float unit;              // a factor for all sums beside `outer`: kBareUnitBf16, or 1
+  float unit;              // a factor for all sums beside `outer`: what decodes are short of, or 1
   void* y;                 // [m, n] of y_dtype
   const float* bias;       // [n] or null
   float* sums;             // room for the sums of cut tiles
@@ -40,10 +40,11 @@ struct PersistentParams {
   int64_t m;
   int64_t n;
   int tiles_n;  // records along N
-  int bits;     // of codes
-  int metas;    // of each record: 0, 1, 2, 4 or 8
-  int zero;     // of bare records
-  bool folds;   // INT8: sums of integers are scaled after every step, not once after the last
+  CodeKind code;
+  int bits;    // of codes
+  int metas;   // of each record: 0, 1, 2, 4 or 8
+  int zero;    // of bare records
+  bool folds;  // INT8: sums of integers are scaled after every step, not once after the last
   DType y_dtype;
   const GroupedTile* tiles;  // of a grouped product, instead of records, outer, bias, x_last and m
   bool y_wide;               // four elements of y may be stored at once

@@ -20,8 +20,25 @@ std::string Tile(const WeightShape& shape, const DeviceInfo& device, int64_t m) 
   return DescribeTile(shape, device, m, DType::kFp16);
 }
 
+// E2M1 and E4M3 too, where their products with the scale are exact or the scale is the column's.
+Claims A16Claims() {
+  Claims out = Mma16ClaimsOfAnyCode();
+  out.codes &= ~MaskOf(CodeKind::kTable);
+  out.zeros = kIntegerZeros;
+  out.bits = kFourBits | kEightBits;
+  return out;
+}
+
 std::string Refuses(const WeightShape& shape, const DeviceInfo&) {
-  return RefusesRecords(shape, shape.description.bits == 8 ? 1 : kEveryMeta);
+  const WeightDescription& d = shape.description;
+  const bool small_scales = d.scale_dtype == DType::kE4m3 || d.scale_dtype == DType::kE8m0;
+  if (d.code == CodeKind::kE2m1 && !small_scales) {
+    return "takes E2M1 with scales of E4M3 and E8M0";
+  }
+  if (d.code == CodeKind::kE4m3 && !mma16::HasBareRecords(shape)) {
+    return "takes E4M3 with one scale for a column";
+  }
+  return RefusesRecords(shape, d.bits == 8 ? 1 : kEveryMeta);
 }
 
 int64_t ChainedWorkspace(const WeightShape& shape, const DeviceInfo& device, int64_t) {
@@ -36,7 +53,7 @@ const KernelRow& PersistentA16Row() {
       .op = Op::kMatmul,
       .path = Path::kFused,
       .device = DeviceKind::kCuda,
-      .claims = ClaimsOfBits(kFourBits | kEightBits),
+      .claims = A16Claims(),
       .staged = Staged::kTensorCore,
       .layout = &kMma16Layout,
       .min_arch = 90,

@@ -22,7 +22,8 @@ namespace {
 static_assert(kRecordN == mma16::kTileN && kRecordK == mma16::kBlockK);
 
 RecordKind KindOfRecords(const WeightShape& shape) {
-  return KindOf(shape.description.bits, mma16::MetasPerRecord(shape));
+  const WeightDescription& d = shape.description;
+  return KindOf(d.code, d.bits, mma16::MetasPerRecord(shape));
 }
 
 absl::Span<const TileCost> FreeTiles(const WeightShape& shape, DType x) {

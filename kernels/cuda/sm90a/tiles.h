@@ -46,15 +46,25 @@ enum RecordKind : uint32_t {
   kFineMetas = 4,  // 4 bits, groups of 16 and 32: eight or four metas, known at run time
   kBare8 = 8,      // 8 bits, a scale for each column: no meta
   kOneMeta8 = 16,  // 8 bits, groups of 128 and its multiples
+  kE2m1 = 32,      // E2M1: up to eight metas, known at run time
+  kBareE4m3 = 64,  // E4M3, a scale for each column: no meta
 };
-constexpr RecordKind KindOf(int bits, int metas) {
+constexpr RecordKind KindOf(CodeKind code, int bits, int metas) {
+  if (code == CodeKind::kE2m1) return kE2m1;
+  if (code == CodeKind::kE4m3) return kBareE4m3;
   if (bits == 8) return metas == 0 ? kBare8 : kOneMeta8;
   return metas == 1 ? kOneMeta : metas == 2 ? kTwoMetas : kFineMetas;
 }
-constexpr int BitsOf(RecordKind kind) { return kind >= kBare8 ? 8 : 4; }
+constexpr CodeKind CodeOf(RecordKind kind) {
+  if (kind == kE2m1) return CodeKind::kE2m1;
+  return kind == kBareE4m3 ? CodeKind::kE4m3 : CodeKind::kUnsigned;
+}
+constexpr int BitsOf(RecordKind kind) {
+  return kind == kBare8 || kind == kOneMeta8 || kind == kBareE4m3 ? 8 : 4;
+}
 // The most metas that a record of this kind has.
 constexpr int MostMetas(RecordKind kind) {
-  if (kind == kBare8) return 0;
+  if (kind == kBare8 || kind == kBareE4m3) return 0;
   return kind == kOneMeta || kind == kOneMeta8 ? 1 : kind == kTwoMetas ? 2 : 8;
 }
 
@@ -66,7 +76,7 @@ std::vector<PersistentTile> PersistentTiles(const WeightShape& shape, DType x = 
 constexpr int SlotBytes(const PersistentTile& tile, RecordKind kind, int x_bytes = 2) {
   const int metas = kind == kOneMeta ? 2 : MostMetas(kind);
   return tile.tokens * mma16::kBlockK * x_bytes +
-         tile.records * mma16::RecordBytes(BitsOf(kind), metas);
+         tile.records * mma16::RecordBytes(BitsOf(kind), metas, mma16::MetaKindOf(CodeOf(kind), false));
 }
 
 // As many slots as fit the shared memory of sm_90: 228 KB, less 1 KB that CUDA takes for each

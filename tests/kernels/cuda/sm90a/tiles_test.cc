@@ -16,7 +16,11 @@ namespace {
 
 // A weight of every kind of records that kernels are compiled for.
 std::vector<WeightShape> EveryKind() {
-  return {Shape(4096, 4096), Shape(4096, 4096, 64), Shape(4096, 4096, 32)};
+  std::vector<WeightShape> out = {Shape(4096, 4096), Shape(4096, 4096, 64), Shape(4096, 4096, 32)};
+  for (const char* text : {"w8cs", "w8g128s", "e2m1g16+e4m3*t", "e4m3c+fp32"}) {
+    out.push_back({4096, 4096, ParseDescription(text).value()});
+  }
+  return out;
 }
 
 std::vector<PersistentTile> AllTiles(const WeightShape& shape) {
@@ -27,7 +31,8 @@ std::vector<PersistentTile> AllTiles(const WeightShape& shape) {
 
 TEST(PersistentTilesTest, TheRingsFitSharedMemoryAndAreAtLeastThreeDeep) {
   for (const WeightShape& shape : EveryKind()) {
-    const RecordKind kind = KindOf(shape.description.bits, mma16::MetasPerRecord(shape));
+    const RecordKind kind =
+        KindOf(shape.description.code, shape.description.bits, mma16::MetasPerRecord(shape));
     for (const PersistentTile& tile : AllTiles(shape)) {
       // A block takes 1 KB for itself.
       EXPECT_LE(SharedBytes(tile, kind) + 1024, 228 * 1024);
