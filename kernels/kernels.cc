@@ -150,6 +150,7 @@ absl::Status Stage(const MatmulArgs& args, const KernelRow& row, void* out, Matm
                                     .scales = args.scales,
                                     .out = out},
                                    &tokens, *weight.device, stream));
+  staged->staged = true;
   staged->x = tokens.x;
   staged->x_stride = tokens.stride;
   if (tokens.scale != nullptr) staged->x_scale = tokens.scale;

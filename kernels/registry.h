@@ -40,6 +40,7 @@ struct MatmulArgs {
   // Set by stage, for rows of the registry alone.
   int64_t x_stride = 0;            // elements from one row of x to the next; 0: K
   const float* x_scale = nullptr;  // FP32 [M], what each row of sums is multiplied by; null: 1
+  bool staged = false;             // x comes from a kernel that was started just before
 };
 
 // The products of a stack of experts: y = x @ W[e] + bias[e] for the rows of each expert e, which

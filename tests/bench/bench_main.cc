@@ -2,11 +2,12 @@
 //
 //   awqd_bench [--device=cpu] [--shapes=4096x4096,4096x14336] [--m=1,8,256] [--rows=substring,...]
 //              [--isa=portable|avx2|avx512] [--x=fp16|bf16] [--served] [--floors=none]
-//              [--in_turn] [--tiles] [--batch_invariant] [--weight=w4g128z]
+//              [--in_turn] [--tiles] [--batch_invariant] [--weight=w4g128z] [--order]
 //              [--experts=8x2 [--one_by_one]] [--kv4=8192x8x128]
 //
 // --weight: the description of the weights, as kernels/description.h prints it. Of one without a
 // scale, such as w4cz+1, the rows of INT8 activations run too.
+// --order: weights have an order of rows, as those of desc_act; staging reorders the activations.
 // --served: only the rows, and the tokens for each, that a server would choose.
 // --in_turn: the fused products that a server would choose, of all shapes one after the other, as
 // the layers of a model are, beside the sum of their times alone.
@@ -46,6 +47,7 @@ struct Flags {
   std::string isa;  // of the CPU rows; empty: the machine's best
   bool floors = true;
   bool served = false;   // only what a server's plan takes
+  bool order = false;    // weights have one
   bool in_turn = false;  // the shapes one after the other
   bool tiles = false;    // of the persistent product, beside the model of their costs
   bool batch_invariant = false;
@@ -88,6 +90,8 @@ Flags Parse(int argc, char** argv) {
       flags.description = *description;
     } else if (arg == "--floors=none") {
       flags.floors = false;
+    } else if (arg == "--order") {
+      flags.order = true;
     } else if (arg == "--served") {
       flags.served = true;
     } else if (arg == "--in_turn") {
@@ -118,7 +122,7 @@ Flags Parse(int argc, char** argv) {
       Fail(absl::StrCat("unknown flag ", argv[i],
                         ", expected --device --shapes --m --rows --isa --x=fp16|bf16 --served "
                         "--floors=none --in_turn --tiles --batch_invariant --weight --experts "
-                        "--one_by_one --kv4"));
+                        "--one_by_one --kv4 --order"));
     }
   }
   return flags;
@@ -176,7 +180,7 @@ void RunRow(const KernelRow& row, const Flags& flags, Machine& machine) {
       plan = Select(shape, machine.device().info(), AllKernels()).value();
       if (!Serves(plan, row)) continue;
     }
-    const Copies copies = Prepare(row, shape, machine.cold_bytes(), machine);
+    const Copies copies = Prepare(row, shape, machine.cold_bytes(), machine, flags.order);
     std::vector<Result> results;
     if (row.op == Op::kDequantize) {
       for (DType dtype : {DType::kFp16, DType::kBf16, DType::kFp32}) {

@@ -18,6 +18,9 @@ namespace {
 using ::awqd::testing::GetElement;
 using ::awqd::testing::RandomMatrix;
 
+// The in-feature of row k.
+int64_t InFeature(const HostWeight& w, int64_t k) { return w.order.empty() ? k : w.order[k]; }
+
 // Some columns of the first, a middle and the last token against double.
 double ProductError(const HostWeight& w, const std::vector<uint8_t>& x,
                     const std::vector<uint8_t>& y, int64_t m, DType dtype) {
@@ -26,7 +29,8 @@ double ProductError(const HostWeight& w, const std::vector<uint8_t>& x,
     for (int64_t n = 3; n < w.n; n += std::max<int64_t>(1, w.n / 7)) {
       double want = 0;
       for (int64_t k = 0; k < w.k; ++k) {
-        want += static_cast<double>(GetElement(x, dtype, token * w.k + k)) * WeightValue(w, k, n);
+        want += static_cast<double>(GetElement(x, dtype, token * w.k + InFeature(w, k))) *
+                WeightValue(w, k, n);
       }
       const double got = GetElement(y, dtype, token * w.n + n);
       error += (got - want) * (got - want);
@@ -43,7 +47,7 @@ bool AreExact(const HostWeight& w, const std::vector<uint8_t>& x, const std::vec
     for (int64_t n = 3; n < w.n; n += std::max<int64_t>(1, w.n / 7)) {
       int64_t want = 0;
       for (int64_t k = 0; k < w.k; ++k) {
-        want += static_cast<int8_t>(x[token * w.k + k]) *
+        want += static_cast<int8_t>(x[token * w.k + InFeature(w, k)]) *
                 (w.Code(k, n) - w.Zero(k / w.group_rows(), n));
       }
       int32_t got;
@@ -90,10 +94,11 @@ void Fail(const std::string& why) {
   std::exit(1);
 }
 
-Copies Prepare(const KernelRow& row, const WeightShape& shape, int64_t bytes, Machine& machine) {
+Copies Prepare(const KernelRow& row, const WeightShape& shape, int64_t bytes, Machine& machine,
+               bool order) {
   Copies out;
-  out.canonical =
-      testing::RandomWeight({.k = shape.k, .n = shape.n, .description = shape.description});
+  out.canonical = testing::RandomWeight(
+      {.k = shape.k, .n = shape.n, .description = shape.description, .order = order});
   do {
     auto weight = testing::PrepareFor(row, out.canonical, machine.device());
     if (!weight.ok()) Fail(weight.status().ToString());

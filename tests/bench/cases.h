@@ -28,7 +28,8 @@ struct Copies {
 };
 
 // At least two, and at least `bytes` altogether.
-Copies Prepare(const KernelRow& row, const WeightShape& shape, int64_t bytes, Machine& machine);
+Copies Prepare(const KernelRow& row, const WeightShape& shape, int64_t bytes, Machine& machine,
+               bool order = false);
 
 // A product on its own random activations, checked against double when it is made.
 class Product {

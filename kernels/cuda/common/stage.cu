@@ -7,6 +7,7 @@
 #include "kernels/cuda/common/integers.h"
 #include "kernels/cuda/common/packed.cuh"
 #include "kernels/cuda/common/ptx.cuh"
+#include "kernels/cuda/common/stage_ordered.h"
 #include "kernels/cuda/common/steps.h"
 #include "kernels/cuda/core/launch.h"
 
@@ -69,20 +70,54 @@ __global__ __launch_bounds__(kThreads) void StageAsFp16(Reader x, uint16_t* out,
   if (threadIdx.x == 0) scale[row] = ldexpf(1.0f, exponent);
 }
 
-// Rows in their own type, zero from K to the stride. Block = one row.
-__global__ __launch_bounds__(kThreads) void StageInPlace(Reader x, void* out, int64_t stride) {
+// Elements of a row that a thread stages where nothing of the row has to be known before.
+constexpr int kRun = 8;
+
+// Thread = a run of a row in its own type, zero from K to the stride; blockIdx.x = the row, so that
+// one long row is as quick as many. `wide`: runs of 16-bit elements lie on 16 bytes.
+__global__ __launch_bounds__(kThreads) void StageInPlace(Reader x, void* out, int64_t stride,
+                                                         bool wide) {
   LaunchDependents();
   const int64_t row = blockIdx.x;
-  for (int64_t i = threadIdx.x; i < stride; i += kThreads) {
-    const float value = i < x.k ? x.At(row, i) : 0.0f;
-    const int64_t at = row * stride + i;
-    if (x.dtype == DType::kFp32) {
-      static_cast<float*>(out)[at] = value;
-    } else {
-      static_cast<uint16_t*>(out)[at] =
-          (x.dtype == DType::kFp16 ? ToFp16x2(value, 0) : ToBf16x2(value, 0)) & 0xffff;
+  const int64_t first = (int64_t{blockIdx.y} * kThreads + threadIdx.x) * kRun;
+  if (first >= stride) return;
+  const int64_t at = row * stride + first;
+  float v[kRun];
+#pragma unroll
+  for (int i = 0; i < kRun; ++i) v[i] = first + i < x.k ? x.At(row, first + i) : 0.0f;
+  if (x.dtype == DType::kFp32) {
+#pragma unroll
+    for (int i = 0; i < kRun; ++i) {
+      if (first + i < stride) static_cast<float*>(out)[at + i] = v[i];
     }
+    return;
   }
+  uint32_t pairs[kRun / 2];
+#pragma unroll
+  for (int i = 0; i < kRun / 2; ++i) {
+    pairs[i] = x.dtype == DType::kFp16 ? ToFp16x2(v[2 * i], v[2 * i + 1])
+                                       : ToBf16x2(v[2 * i], v[2 * i + 1]);
+  }
+  uint16_t* const to = static_cast<uint16_t*>(out) + at;
+  if (wide) {
+    *reinterpret_cast<uint4*>(to) = {pairs[0], pairs[1], pairs[2], pairs[3]};
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kRun; ++i) {
+    if (first + i < stride) to[i] = pairs[i / 2] >> i % 2 * 16 & 0xffff;
+  }
+}
+
+absl::Status LaunchInPlace(const Reader& x, int64_t rows, void* out, int64_t stride,
+                           StreamView stream) {
+  const bool wide = stride % kRun == 0 && reinterpret_cast<uintptr_t>(out) % 16 == 0;
+  const int64_t runs = CeilDiv(stride, int64_t{kRun});
+  const LaunchConfig config{.grid = {static_cast<unsigned>(rows),
+                                     static_cast<unsigned>(CeilDiv(runs, int64_t{kThreads}))},
+                            .block = kThreads,
+                            .stream = stream};
+  return Launch<StageInPlace>("common/stage", config, x, out, stride, wide);
 }
 
 // ---- rows of INT8 -------------------------------------------------------------------------------
@@ -314,7 +349,13 @@ absl::Status Stage(const StageArgs& args, StagedTokens* out, Device& device, Str
                         stream);
   }
   if (args.want == Staged::kAny || x.dtype != DType::kFp32) {
-    return Launch<StageInPlace>("common/stage", config, reader, args.out, stride);
+    const OrderedRows ordered = {static_cast<const uint16_t*>(x.data), args.order, x.rows, x.cols,
+                                 static_cast<uint16_t*>(args.out),     stride};
+    if (args.want == Staged::kTensorCore && args.order != nullptr && args.factor == nullptr &&
+        CanStageOrdered(ordered, device.info())) {
+      return StageOrdered(ordered, device.info(), stream);
+    }
+    return LaunchInPlace(reader, x.rows, args.out, stride, stream);
   }
   out->x.dtype = DType::kFp16;
   float* const scale = scales_at(2);

@@ -38,7 +38,7 @@ QMatmulParams MakeParams(const MatmulArgs& args, const MatmulTile& tile, const D
   p.unit = p.metas == 0 ? UnitOfBare(shape.description.code, args.x.dtype) : 1;
   p.chain_blocks = tile.chains.length;
   p.split = tile.chains.split;
-  p.prefetch = MatmulPrefetch(tile, args.x.rows, shape.n, device);
+  p.prefetch = MatmulPrefetch(tile, args.x.rows, shape.n, args.staged, device);
   p.y_wide = shape.n % 4 == 0 && reinterpret_cast<uintptr_t>(args.y.data) % y_quad == 0;
   return p;
 }

@@ -97,11 +97,12 @@ MatmulTile ChooseGroupedTile(const WeightShape& shape, int64_t rows, const Devic
   return tile;
 }
 
-int MatmulPrefetch(const MatmulTile& tile, int64_t m, int64_t n, const DeviceInfo& device) {
+int MatmulPrefetch(const MatmulTile& tile, int64_t m, int64_t n, bool staged,
+                   const DeviceInfo& device) {
   constexpr int kRing = 8;  // as much as it holds
   const int64_t blocks = CeilDiv(n, tile.row_tiles * mma16::kTileN) * tile.chains.split *
                          CeilDiv(m, int64_t{tile.tokens});
-  if (blocks > device.sm_count) return kRing;
+  if (staged || blocks > device.sm_count) return kRing;
   return tile.tokens <= 8 ? 2 : 1;
 }
 

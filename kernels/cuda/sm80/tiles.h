@@ -60,8 +60,10 @@ int64_t MatmulLaunchBytes(const MatmulVariant& variant, RingBytes bytes, int64_t
 // H100, 2026-11-22, 8192 x 8192, with 1, 2, 4 and 6 records one token takes 14.0, 13.7, 14.1
 // and 14.6 us, with 1, 2, 3 and 6 16 tokens 15.7, 15.9, 16.4 and 17.0. Where blocks are more than
 // the multiprocessors it is the other way round: with 1, 2 and 4 one token of 8192 x 57344 takes
-// 94.4, 93.7 and 87.1 us, with 1, 2 and 4 of 8192 x 10240 19.0, 18.7 and 18.1.
-int MatmulPrefetch(const MatmulTile& tile, int64_t m, int64_t n, const DeviceInfo& device);
+// 94.4, 93.7 and 87.1 us, with 1, 2 and 4 of 8192 x 10240 19.0, 18.7 and 18.1. And where
+// activations are `staged` by the kernel before: there is more time to fill.
+int MatmulPrefetch(const MatmulTile& tile, int64_t m, int64_t n, bool staged,
+                   const DeviceInfo& device);
 
 // For activations of dtype `x`. The chains are the same for all of them.
 MatmulTile ChooseMatmulTile(const WeightShape& shape, int64_t m, const DeviceInfo& device,

@@ -165,10 +165,12 @@ TEST(ChooseGroupedTile, HasChainsThatDependOnTheWeightAlone) {
 
 TEST(MatmulPrefetch, LeavesRoomForTheActivationsUnlessBlocksComeInWaves) {
   const auto prefetch = [](int64_t k, int64_t n, int64_t m) {
-    return MatmulPrefetch(ChooseMatmulTile(Weight(k, n), m, H100()), m, n, H100());
+    return MatmulPrefetch(ChooseMatmulTile(Weight(k, n), m, H100()), m, n, false, H100());
   };
   EXPECT_EQ(prefetch(8192, 8192, 1), 2);
   EXPECT_EQ(prefetch(8192, 8192, 16), 1);
+  const MatmulTile staged = ChooseMatmulTile(Weight(8192, 8192), 16, H100());
+  EXPECT_GE(MatmulPrefetch(staged, 16, 8192, true, H100()), 4) << "there is time for more";
   EXPECT_GE(prefetch(8192, 10240, 1), 4) << "the whole ring, in clusters as well";
   for (const MatmulVariant& variant : MatmulVariants(Weight(8192, 57344), DType::kFp16)) {
     EXPECT_GE(prefetch(8192, 57344, variant.tokens), variant.stages) << "the whole ring";
