@@ -20,7 +20,10 @@ def awqctl(*arguments):
 
 
 class Server:
-    """A running awqd; `address` is host:port, `socket` the path of its Unix domain socket."""
+    """A running awqd; `address` is host:port, `socket` the path of its Unix domain socket. Takes more options for it."""
+
+    def __init__(self, *options):
+        self.options = options
 
     def __enter__(self):
         self.log = tempfile.NamedTemporaryFile("w+", prefix="awqd-", suffix=".log")
@@ -28,7 +31,7 @@ class Server:
         self.socket = f"{self.folder.name}/awqd.sock"
         self.process = subprocess.Popen(
             [BIN / "awqd", f"--address=127.0.0.1:0,unix:{self.socket}", f"--model_repository={DATA}", "--device=cpu",
-             "--shared_memory_prefix=awqd-interop-"],
+             "--shared_memory_prefix=awqd-interop-", *self.options],
             stdout=self.log, stderr=self.log)
         try:
             self.address = self._address()

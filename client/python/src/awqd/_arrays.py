@@ -1,0 +1,130 @@
+"""Arrays to the bytes of tensors and back: NumPy, and PyTorch and ml_dtypes where they are installed."""
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Union
+
+import numpy as np
+from numpy.typing import NDArray
+
+from awqd._errors import InvalidArgument
+from awqd.v1 import tensor_pb2 as tensors
+
+if TYPE_CHECKING:
+    import torch
+
+# What a call takes; it answers in kind.
+Array = TypeVar("Array", NDArray[Any], "torch.Tensor")
+AnyArray = Union[NDArray[Any], "torch.Tensor"]
+# "fp16", "bf16", "fp32", "int8", "uint8", "int32", or a dtype of NumPy, ml_dtypes or PyTorch.
+DTypeLike = Any
+
+_NAMES = {
+    "fp16": tensors.FP16, "float16": tensors.FP16, "half": tensors.FP16,
+    "bf16": tensors.BF16, "bfloat16": tensors.BF16,
+    "fp32": tensors.FP32, "float32": tensors.FP32,
+    "int8": tensors.INT8, "uint8": tensors.UINT8, "int32": tensors.INT32,
+}
+_NUMPY: dict[int, str] = {
+    tensors.FP16: "<f2", tensors.FP32: "<f4", tensors.INT8: "i1", tensors.UINT8: "u1", tensors.INT32: "<i4",
+}
+ITEMSIZE: dict[int, int] = {
+    tensors.FP16: 2, tensors.BF16: 2, tensors.FP32: 4, tensors.INT8: 1, tensors.UINT8: 1, tensors.INT32: 4,
+}
+
+
+class Spec(NamedTuple):
+    """A tensor as it travels: `data` is row-major and little-endian."""
+
+    dtype: Any  # the API's number
+    shape: tuple[int, ...]
+    data: memoryview
+
+
+def dtype_of(value: DTypeLike, field: str) -> Any:
+    """The API's number of a dtype, however it is spelled."""
+    name = value if isinstance(value, str) else str(value).removeprefix("torch.")
+    if name.lower() not in _NAMES:
+        try:
+            name = np.dtype(value).name
+        except TypeError:
+            pass
+    number = _NAMES.get(name.lower())
+    if number is None:
+        hint = 'convert it: x.astype("float32")' if name in ("float64", "double") else ""
+        raise InvalidArgument(f"{field}: got {name}, expected fp16, bf16, fp32, int8, uint8 or int32", field=field,
+                              hint=hint)
+    return number
+
+
+def numpy_dtype(number: int, field: str) -> np.dtype[Any]:
+    """The NumPy dtype of the API's number. BF16 needs ml_dtypes."""
+    if number != tensors.BF16:
+        return np.dtype(_NUMPY[number])
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise InvalidArgument(f"{field}: NumPy has no BF16", field=field,
+                              hint="pip install ml_dtypes, or ask for fp32, which holds it exactly") from None
+    bf16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return bf16
+
+
+def is_torch(array: object) -> bool:
+    """Without importing PyTorch: a tensor is there only where its package is."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(array, torch.Tensor)
+
+
+def is_torch_dtype(value: object) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.dtype)
+
+
+def _bytes(array: Any) -> memoryview:
+    return memoryview(array.reshape(-1).view(np.uint8))
+
+
+def spec_of(array: Any, field: str) -> Spec:
+    """The bytes of an array, without a copy where it is contiguous and in host memory."""
+    if is_torch(array):
+        import torch
+        number = dtype_of(array.dtype, f"{field}.dtype")
+        array = array.detach().cpu().contiguous()
+        shape = tuple(array.shape)
+        array = (array.view(torch.int16) if number == tensors.BF16 else array).numpy()
+    elif isinstance(array, np.ndarray):
+        number = dtype_of(array.dtype, f"{field}.dtype")
+        shape = array.shape
+        if array.dtype.byteorder == ">":
+            array = array.astype(array.dtype.newbyteorder("<"))
+    else:
+        raise InvalidArgument(f"{field}: got {type(array).__name__}, expected a NumPy array or a PyTorch tensor",
+                              field=field)
+    return Spec(number, shape, _bytes(np.ascontiguousarray(array)))
+
+
+def array_of(number: Any, shape: tuple[int, ...], data: Any, torch_wanted: bool, field: str) -> Any:
+    """A new array with a copy of `data`, of NumPy or PyTorch."""
+    if torch_wanted:
+        import torch
+        dtype = {tensors.FP16: torch.float16, tensors.BF16: torch.bfloat16, tensors.FP32: torch.float32,
+                 tensors.INT8: torch.int8, tensors.UINT8: torch.uint8, tensors.INT32: torch.int32}[number]
+        result = torch.empty(shape, dtype=dtype)
+        bytes_of(result)[:] = data
+        return result
+    result = np.empty(shape, numpy_dtype(number, field))
+    bytes_of(result)[:] = data
+    return result
+
+
+def bytes_of(array: Any) -> memoryview:
+    """The memory of a contiguous array, to write to. Raises where there is none to write to."""
+    if is_torch(array):
+        import torch
+        if array.device.type != "cpu" or not array.is_contiguous():
+            raise InvalidArgument("out: got a tensor elsewhere or in pieces, expected a contiguous one on the CPU", field="out")
+        return _bytes(array.detach().reshape(-1).view(torch.uint8).numpy())
+    if not isinstance(array, np.ndarray) or not array.flags.c_contiguous or not array.flags.writeable:
+        raise InvalidArgument("out: expected a contiguous array that can be written", field="out")
+    return _bytes(array)

@@ -1,0 +1,253 @@
+"""Client and AsyncClient: they send what Calls says, blocking or with asyncio."""
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Coroutine
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import grpc
+import grpc.aio
+
+from awqd import _channel, _errors
+from awqd._calls import Calls, Rpc, Steps
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class _Base:
+    """A client of one server, or of several behind one name.
+
+    address: "host:port", "unix:/path", or a gRPC target: "dns:///name:port" and "ipv4:A:P,B:P" are balanced over all
+        addresses, by their health. Default: AWQD_ADDRESS of the environment (the first), else 127.0.0.1:8001.
+    timeout: seconds of a call that says none; math.inf: no deadline.
+    tls: True for the system's authorities; implied by ca, cert and server_name.
+    ca, cert, key: PEM files or bytes: whom to trust, and the client's own certificate.
+    server_name: the name in the server's certificate, where it is not the address's.
+    token: bearer token, or a function that returns the one of the day. Only over TLS, or to this machine.
+    attempts: how often a call that changes nothing is sent, in all, while the server is UNAVAILABLE: 1 to 5.
+    wait_for_server: calls wait, within their timeout, for a server that is not there yet.
+    shared_memory: tensors to and from a server on this machine lie in shared memory, where the server offers it and
+        the call is large enough to be faster so. False: never.
+    max_receive_bytes: longer answers are refused. Streams have no such limit.
+
+    ValueError for settings that cannot work.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        timeout: float = 60.0,
+        tls: bool | None = None,
+        ca: _channel.PathOrBytes | None = None,
+        cert: _channel.PathOrBytes | None = None,
+        key: _channel.PathOrBytes | None = None,
+        server_name: str = "",
+        token: _channel.Token | None = None,
+        attempts: int = 4,
+        wait_for_server: bool = False,
+        shared_memory: bool = True,
+        max_receive_bytes: int = 1 << 30,
+    ) -> None:
+        if address is None:
+            address = os.environ.get("AWQD_ADDRESS", _channel.DEFAULT_ADDRESS).split(",")[0].strip()
+        if not timeout > 0:
+            raise ValueError(f"timeout: got {timeout}, expected more than 0")
+        if tls is None:
+            tls = ca is not None or cert is not None or bool(server_name)
+        self._settings = _channel.Settings(address, tls, ca, cert, key, server_name, token, attempts, max_receive_bytes)
+        _channel.check(self._settings)
+        self._wait = wait_for_server
+        self._calls = Calls(timeout, shared_memory and _channel.is_local(address))
+        self._methods: dict[str, Any] = {}
+        self._open()
+
+    def _open(self) -> None:
+        raise NotImplementedError
+
+    @property
+    def address(self) -> str:
+        """The server's address."""
+        return self._settings.address
+
+    def _method(self, channel: Any, rpc: Rpc) -> Any:
+        method = self._methods.get(rpc.method)
+        if method is None:
+            kind = channel.unary_unary if rpc.sink is None else channel.unary_stream
+            method = self._methods[rpc.method] = kind(rpc.method, request_serializer=None, response_deserializer=None)
+        return method
+
+    def _options(self, rpc: Rpc) -> dict[str, Any]:
+        return {"timeout": rpc.timeout, "metadata": _channel.metadata(self._settings), "wait_for_ready": self._wait}
+
+
+def _named(method: Callable[..., Any], call: Callable[..., Any]) -> None:
+    """Gives a method of a client the name, text and signature of the one in Calls."""
+    functools.update_wrapper(call, method)
+    signature = inspect.signature(method)
+    result = str(signature.return_annotation).removeprefix("Steps[").removesuffix("]")
+    call.__signature__ = signature.replace(return_annotation=result)  # type: ignore[attr-defined]
+
+
+def _blocking(method: Callable[Concatenate[Calls, P], Steps[T]]) -> Callable[Concatenate[Client, P], T]:
+    def call(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._run(method(self._calls, *args, **kwargs))
+
+    _named(method, call)
+    return call
+
+
+def _awaitable(
+        method: Callable[Concatenate[Calls, P], Steps[T]]) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
+    async def call(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._run(method(self._calls, *args, **kwargs))
+
+    _named(method, call)
+    return call
+
+
+class Client(_Base):
+    __doc__ = f"""{_Base.__doc__}
+    Calls block. Thread-safe: threads may share one client, and should.
+
+        with awqd.Client("127.0.0.1:8001") as client:
+            y = client.matmul("my-model", "model.layers.0.mlp.up_proj", x)
+    """
+
+    def _open(self) -> None:
+        credentials = _channel.credentials(self._settings)
+        options = _channel.options(self._settings)
+        self._channel = (grpc.insecure_channel(self.address, options) if credentials is None else
+                         grpc.secure_channel(self.address, credentials, options))
+
+    def close(self) -> None:
+        """Ends the connection, and what is in flight on it."""
+        self._channel.close()
+        self._calls.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        self.close()
+
+    def _run(self, steps: Steps[T]) -> T:
+        try:
+            rpc = next(steps)
+            while True:
+                try:
+                    answer = self._send(rpc)
+                except grpc.RpcError as error:
+                    rpc = steps.throw(_errors.from_rpc(error, self.address))
+                except BaseException as error:
+                    rpc = steps.throw(error)
+                else:
+                    rpc = steps.send(answer)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+    def _send(self, rpc: Rpc) -> bytes:
+        method = self._method(self._channel, rpc)
+        if rpc.sink is None:
+            answer: bytes = method(rpc.request, **self._options(rpc))
+            return answer
+        stream = method(rpc.request, **self._options(rpc))
+        try:
+            for message in stream:
+                rpc.sink(message)
+        finally:
+            stream.cancel()  # does nothing to a stream that has ended
+        return b""
+
+    matmul = _blocking(Calls.matmul)
+    grouped_matmul = _blocking(Calls.grouped_matmul)
+    mlp = _blocking(Calls.mlp)
+    dequantize = _blocking(Calls.dequantize)
+    quantize_kv = _blocking(Calls.quantize_kv)
+    dequantize_kv = _blocking(Calls.dequantize_kv)
+    list_models = _blocking(Calls.list_models)
+    get_model = _blocking(Calls.get_model)
+    load_model = _blocking(Calls.load_model)
+    unload_model = _blocking(Calls.unload_model)
+    server_info = _blocking(Calls.server_info)
+    is_serving = _blocking(Calls.is_serving)
+
+
+class AsyncClient(_Base):
+    __doc__ = f"""{_Base.__doc__}
+    Calls are coroutines of one event loop. Many may be in flight at once.
+
+        async with awqd.AsyncClient("127.0.0.1:8001") as client:
+            ys = await asyncio.gather(*(client.matmul("my-model", "model.layers.0.mlp.up_proj", x) for x in xs))
+    """
+
+    _channel: grpc.aio.Channel | None = None
+
+    def _open(self) -> None:
+        pass  # a channel belongs to the event loop that runs when it is made
+
+    def _connected(self) -> grpc.aio.Channel:
+        if self._channel is None:
+            credentials = _channel.credentials(self._settings)
+            options = _channel.options(self._settings)
+            self._channel = (grpc.aio.insecure_channel(self.address, options) if credentials is None else
+                             grpc.aio.secure_channel(self.address, credentials, options))
+        return self._channel
+
+    async def close(self) -> None:
+        """Ends the connection, and what is in flight on it."""
+        if self._channel is not None:
+            await self._channel.close()
+        self._calls.close()
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(self, *unused: object) -> None:
+        await self.close()
+
+    async def _run(self, steps: Steps[T]) -> T:
+        try:
+            rpc = next(steps)
+            while True:
+                try:
+                    answer = await self._send(rpc)
+                except grpc.RpcError as error:
+                    rpc = steps.throw(_errors.from_rpc(error, self.address))
+                except BaseException as error:
+                    rpc = steps.throw(error)
+                else:
+                    rpc = steps.send(answer)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+    async def _send(self, rpc: Rpc) -> bytes:
+        method = self._method(self._connected(), rpc)
+        if rpc.sink is None:
+            answer: bytes = await method(rpc.request, **self._options(rpc))
+            return answer
+        stream = method(rpc.request, **self._options(rpc))
+        try:
+            async for message in stream:
+                rpc.sink(message)
+        finally:
+            stream.cancel()
+        return b""
+
+    matmul = _awaitable(Calls.matmul)
+    grouped_matmul = _awaitable(Calls.grouped_matmul)
+    mlp = _awaitable(Calls.mlp)
+    dequantize = _awaitable(Calls.dequantize)
+    quantize_kv = _awaitable(Calls.quantize_kv)
+    dequantize_kv = _awaitable(Calls.dequantize_kv)
+    list_models = _awaitable(Calls.list_models)
+    get_model = _awaitable(Calls.get_model)
+    load_model = _awaitable(Calls.load_model)
+    unload_model = _awaitable(Calls.unload_model)
+    server_info = _awaitable(Calls.server_info)
+    is_serving = _awaitable(Calls.is_serving)

@@ -1,0 +1,141 @@
+"""Errors of calls: one class for each status code, with the field at fault and what to do about it."""
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+
+from awqd import _descriptors
+
+
+class Error(Exception):
+    """A call failed.
+
+    code: the status code's name, for example "INVALID_ARGUMENT".
+    message: what the server said, unchanged: the field, what was got and what was expected.
+    field: path of the field at fault, for example "activations.shape"; "" when there is none.
+    hint: what to do about it; "" when there is nothing to add.
+    """
+
+    code: str = "UNKNOWN"
+    hint: str = ""
+
+    def __init__(self, message: str, *, field: str = "", hint: str | None = None) -> None:
+        self.message = message
+        self.field = field
+        if hint is not None:
+            self.hint = hint
+        super().__init__(message)
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.message}" + (f" ({self.hint})" if self.hint else "")
+
+
+class InvalidArgument(Error, ValueError):
+    """A field, shape, dtype or size that cannot be."""
+    code = "INVALID_ARGUMENT"
+
+
+class NotFound(Error, LookupError):
+    """No such model or weight."""
+    code = "NOT_FOUND"
+    hint = "list_models() names the models, get_model(name) the weights of one"
+
+
+class AlreadyExists(Error):
+    """A load of that model is in progress."""
+    code = "ALREADY_EXISTS"
+    hint = "wait for the other load to end"
+
+
+class FailedPrecondition(Error):
+    """The state of the device forbids it."""
+    code = "FAILED_PRECONDITION"
+
+
+class ResourceExhausted(Error):
+    """A queue, a bound on bytes or the device's memory is full, or a message is over its limit."""
+    code = "RESOURCE_EXHAUSTED"
+    hint = "full: repeat after a pause; over a limit: send fewer tokens at a time"
+
+
+class Unimplemented(Error, NotImplementedError):
+    """The server has no such kernel or method."""
+    code = "UNIMPLEMENTED"
+    hint = "server_info() tells the version and the kernels of the server"
+
+
+class Unavailable(Error, ConnectionError):
+    """The server cannot be reached, is still loading or stops."""
+    code = "UNAVAILABLE"
+    hint = "is the address right and the server ready? Client(wait_for_server=True) waits for one that starts"
+
+
+class DeadlineExceeded(Error, TimeoutError):
+    """The answer did not come in time."""
+    code = "DEADLINE_EXCEEDED"
+    hint = "give the call a longer timeout"
+
+
+class Cancelled(Error):
+    """The call was cancelled, here or by a server that stops."""
+    code = "CANCELLED"
+
+
+class Unauthenticated(Error):
+    """No token, or a wrong one."""
+    code = "UNAUTHENTICATED"
+    hint = "Client(token=...) sends a bearer token"
+
+
+class PermissionDenied(Error, PermissionError):
+    """The caller may not do this."""
+    code = "PERMISSION_DENIED"
+
+
+class Internal(Error):
+    """A fault of the device or the server; its log says more under the error id of the message."""
+    code = "INTERNAL"
+
+
+class DataLoss(Error):
+    """An answer that cannot be right: rows are missing, or sizes do not fit."""
+    code = "DATA_LOSS"
+
+
+_BY_CODE = {
+    kind.code: kind
+    for kind in (InvalidArgument, NotFound, AlreadyExists, FailedPrecondition, ResourceExhausted, Unimplemented,
+                 Unavailable, DeadlineExceeded, Cancelled, Unauthenticated, PermissionDenied, Internal, DataLoss)
+}
+
+
+def _field(metadata: Any) -> str:
+    """The first field that google.rpc.BadRequest names in the trailers of a call."""
+    for key, value in metadata or ():
+        if key != "grpc-status-details-bin":
+            continue
+        try:
+            for detail in _descriptors.message("google.rpc.Status").FromString(value).details:
+                if detail.type_url.endswith("/google.rpc.BadRequest"):
+                    request = _descriptors.message("google.rpc.BadRequest").FromString(detail.value)
+                    for violation in request.field_violations:
+                        return str(violation.field)
+        except Exception:  # details that do not parse are not worth losing the message for
+            return ""
+    return ""
+
+
+def from_rpc(error: grpc.RpcError, address: str) -> Error:
+    """The error of a call that gRPC reports."""
+    call: Any = error
+    code = call.code().name
+    message = call.details() or "no message"
+    kind = _BY_CODE.get(code)
+    if kind is None:
+        result = Error(message)
+        result.code = code
+        return result
+    if kind is Unavailable:
+        message = f"{address}: {message}"
+    return kind(message, field=_field(call.trailing_metadata()))

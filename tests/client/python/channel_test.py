@@ -1,0 +1,205 @@
+"""How the client connects: TLS, tokens, retries, limits; against a small server of grpcio that the test can bend."""
+import asyncio
+import contextlib
+import json
+import subprocess
+import threading
+from concurrent import futures
+
+import grpc
+import numpy as np
+import pytest
+
+import awqd
+from awqd import _channel
+from awqd.v1 import inference_pb2, tensor_pb2
+
+METHOD = "/awqd.v1.QuantizedInference/QuantizedMatmul"
+
+
+class Fake(grpc.GenericRpcHandler):
+    """Answers a product with its activations. `failures`: codes to fail the next calls with."""
+
+    def __init__(self):
+        self.failures = []
+        self.calls = []
+        self.broken = None
+        self.lock = threading.Lock()
+
+    def service(self, details):
+        def unary(request, context):
+            with self.lock:
+                self.calls.append((details.method, dict(context.invocation_metadata()), context.time_remaining()))
+                code = self.failures.pop(0) if self.failures else None
+            if code is not None:
+                context.abort(code, "as the test says")
+            if self.broken is not None:
+                return self.broken
+            parsed = inference_pb2.QuantizedMatmulRequest.FromString(request)
+            return inference_pb2.QuantizedMatmulResponse(output=parsed.activations).SerializeToString()
+
+        def stream(request, context):
+            unary(request, context)
+            chunk = inference_pb2.DequantizeChunk(total_rows=4, total_columns=2)
+            chunk.output.CopyFrom(tensor_pb2.Tensor(dtype="FP16", shape=[2, 2], raw=bytes(8)))
+            yield chunk.SerializeToString()
+
+        if details.method.endswith("Stream"):
+            return grpc.unary_stream_rpc_method_handler(stream)
+        return grpc.unary_unary_rpc_method_handler(unary)
+
+
+@contextlib.contextmanager
+def serving(fake, credentials=None):
+    server = grpc.server(futures.ThreadPoolExecutor(4), options=[("grpc.max_receive_message_length", -1)])
+    server.add_generic_rpc_handlers((fake,))
+    port = (server.add_insecure_port("127.0.0.1:0") if credentials is None else
+            server.add_secure_port("127.0.0.1:0", credentials))
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.stop(0).wait()
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    """ca.pem, server.pem, server.key, client.pem, client.key."""
+    folder = tmp_path_factory.mktemp("certificates")
+
+    def openssl(*arguments):
+        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
+
+    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+    openssl("req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=test authority")
+    for name in ("server", "client"):
+        openssl("req", "-x509", *key, "-keyout", f"{name}.key", "-out", f"{name}.pem", "-subj", f"/CN={name}",
+                "-CA", "ca.pem", "-CAkey", "ca.key", "-addext", "subjectAltName=DNS:awqd.test",
+                "-addext", "basicConstraints=critical,CA:FALSE")
+    return folder
+
+
+def test_tls_with_certificates_of_both_and_a_token(certificates):
+    read = lambda name: (certificates / name).read_bytes()
+    credentials = grpc.ssl_server_credentials([(read("server.key"), read("server.pem"))], read("ca.pem"), True)
+    x = np.ones((1, 4), np.float16)
+    fake = Fake()
+    tokens = iter(["first", "second"])
+    with serving(fake, credentials) as address:
+        both = {"ca": certificates / "ca.pem", "cert": certificates / "client.pem", "key": read("client.key"),
+                "server_name": "awqd.test"}
+        with awqd.Client(address, token=lambda: next(tokens), **both) as client:
+            for _ in range(2):
+                np.testing.assert_array_equal(client.matmul("m", "w", x), x)
+        assert [call[1]["authorization"] for call in fake.calls] == ["Bearer first", "Bearer second"]
+
+        async def with_asyncio():
+            async with awqd.AsyncClient(address, token="t", **both) as client:
+                return await client.matmul("m", "w", x)
+
+        np.testing.assert_array_equal(asyncio.run(with_asyncio()), x)
+        refused = [{"ca": certificates / "ca.pem", "server_name": "awqd.test"},  # no certificate of its own
+                   {**both, "server_name": "other.test"}, {**both, "ca": read("client.pem")}]
+        for settings in refused:
+            with awqd.Client(address, attempts=1, timeout=5, **settings) as client, pytest.raises(awqd.Unavailable):
+                client.matmul("m", "w", x)
+
+
+def test_what_is_repeated():
+    fake = Fake()
+    big = np.ones((512, 1024), np.float16)  # more than gRPC keeps by default
+    unavailable = grpc.StatusCode.UNAVAILABLE
+    with serving(fake) as address, awqd.Client(address, shared_memory=False) as client:
+        fake.failures = [unavailable] * 3
+        np.testing.assert_array_equal(client.matmul("m", "w", big), big)
+        assert len(fake.calls) == 4
+        fake.failures = [unavailable] * 9
+        with pytest.raises(awqd.Unavailable, match=address):
+            client.matmul("m", "w", big)
+        assert len(fake.calls) == 8
+        for code, error in ((grpc.StatusCode.RESOURCE_EXHAUSTED, awqd.ResourceExhausted), (grpc.StatusCode.INTERNAL, awqd.Internal)):
+            fake.calls, fake.failures = [], [code]
+            with pytest.raises(error):
+                client.matmul("m", "w", big)
+            assert len(fake.calls) == 1
+        fake.calls, fake.failures = [], [unavailable]
+        with pytest.raises(awqd.Unavailable):
+            client.load_model("m")  # it changes something
+        assert len(fake.calls) == 1
+        with awqd.Client(address, attempts=1) as once, pytest.raises(awqd.Unavailable):
+            fake.failures = [unavailable]
+            once.matmul("m", "w", big)
+
+
+def test_deadlines_and_codes():
+    fake = Fake()
+    x = np.ones(4, np.float32)
+    with serving(fake) as address, awqd.Client(address, timeout=50) as client:
+        client.matmul("m", "w", x)
+        client.matmul("m", "w", x, timeout=7)
+        client.matmul("m", "w", x, timeout=float("inf"))
+        remaining = [call[2] for call in fake.calls]
+        assert 40 < remaining[0] < 51 and 5 < remaining[1] < 8 and (remaining[2] is None or remaining[2] > 1e6)
+        for code in grpc.StatusCode:
+            if code is grpc.StatusCode.OK:
+                continue
+            fake.failures = [code] * 4
+            with pytest.raises(awqd.Error) as raised:
+                client.matmul("m", "w", x)
+            assert raised.value.code == code.name and "as the test says" in raised.value.message
+
+
+def test_answers_that_cannot_be_right():
+    fake = Fake()
+    x = np.ones(4, np.float32)
+    with serving(fake) as address, awqd.Client(address) as client:
+        fake.broken = b"\xff\xff"
+        with pytest.raises(awqd.DataLoss):
+            client.matmul("m", "w", x)
+        fake.broken = inference_pb2.QuantizedMatmulResponse(
+            output=tensor_pb2.Tensor(dtype="FP32", shape=[5], raw=bytes(16))).SerializeToString()
+        with pytest.raises(awqd.DataLoss, match=r"output: got 16 bytes, expected 20 for \[5\]"):
+            client.matmul("m", "w", x)
+        fake.broken = None
+        with pytest.raises(awqd.DataLoss, match="output: got 2 rows, expected 4"):
+            client.dequantize("m", "w")
+
+
+def test_a_limit_on_answers():
+    x = np.ones(4096, np.float32)
+    with serving(Fake()) as address, awqd.Client(address, max_receive_bytes=4096) as client:
+        with pytest.raises(awqd.ResourceExhausted, match="larger than max"):
+            client.matmul("m", "w", x)
+
+
+@pytest.mark.parametrize("arguments, message", [
+    ({"address": "/run/awqd.sock"}, "expected host:port, unix:/path"),
+    ({"address": "somewhere"}, "address"),
+    ({"timeout": 0}, "timeout"),
+    ({"cert": b"x"}, "cert, key"),
+    ({"tls": False, "ca": b"x"}, "tls"),
+    ({"address": "example.org:8001", "token": "t"}, "without TLS"),
+    ({"attempts": 6}, "attempts"),
+    ({"max_receive_bytes": 2**31}, "max_receive_bytes"),
+])
+def test_settings_that_cannot_work(arguments, message):
+    for kind in (awqd.Client, awqd.AsyncClient):
+        with pytest.raises(ValueError, match=message):
+            kind(**arguments)
+
+
+def test_address_of_the_environment(monkeypatch):
+    monkeypatch.setenv("AWQD_ADDRESS", "127.0.0.1:9, unix:/x")
+    with awqd.Client() as client:
+        assert client.address == "127.0.0.1:9"
+
+
+@pytest.mark.parametrize("address, local, balanced", [
+    ("127.0.0.1:1", True, False), ("localhost:1", True, False), ("[::1]:1", True, False), ("unix:/x", True, False),
+    ("10.0.0.1:1", False, False), ("example.org:1", False, False), ("dns:///example.org:1", False, True),
+    ("ipv4:127.0.0.1:1,127.0.0.1:2", False, True), ("dns:///localhost:1", True, True),
+])
+def test_what_addresses_mean(address, local, balanced):
+    assert (_channel.is_local(address), _channel.is_balanced(address)) == (local, balanced)
+    config = json.loads(_channel.service_config(4, balanced))
+    assert ("healthCheckConfig" in config) == balanced

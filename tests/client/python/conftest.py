@@ -1,0 +1,23 @@
+"""What the tests share: a server of the demo checkpoints, and a client of it."""
+import pathlib
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(ROOT / "tests" / "interop"))
+
+import awqd  # noqa: E402
+from server import Server  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def server():
+    with Server(f"--model=moe={ROOT / 'tests/data/experts/moe'}") as running:
+        yield running
+
+
+@pytest.fixture
+def client(server):
+    with awqd.Client(server.address, wait_for_server=True) as made:
+        yield made

@@ -1,0 +1,99 @@
+"""The package as a thing: its types, the versions of protobuf that it runs with, and what its README promises."""
+import inspect
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+import awqd
+from conftest import ROOT
+
+VERSIONS = sorted(path.name for path in (pathlib.Path(sys.prefix) / "protobuf").iterdir())
+PACKAGE = ROOT / "client" / "python"
+CALL = """
+import google.protobuf, numpy as np, awqd, sys
+from google.protobuf.internal import api_implementation
+assert google.protobuf.__version__ == sys.argv[1], google.protobuf.__version__
+with awqd.Client(sys.argv[2]) as client:
+    weight = awqd.packed_weight("plain", {"codes": np.full((2, 1), 130, np.uint8), "scales": np.ones((1, 1), np.float32)},
+                                {"bits": 8, "symmetric": True})
+    y = client.matmul(None, weight, np.ones((1, 2), np.float32), activation_function="relu", path="auto")
+    assert y.tolist() == [[4.0]], y
+    assert len(client.get_model("moe").weights) > 3
+    try:
+        client.matmul("moe", "absent", np.ones(1, np.float32))
+    except awqd.NotFound:
+        print(awqd.Execution(kernel="k").kernel, awqd.v1.tensor_pb2.DType.Name(1))
+"""
+# What a strict user writes, and what a type checker must not let pass.
+TYPED = """
+import numpy as np
+import awqd
+
+
+def f(client: awqd.Client, x: "np.ndarray[tuple[int, int], np.dtype[np.float16]]") -> str:
+    y = client.matmul("m", "w", x, path="fused", timeout=1.5)
+    return str(y.shape) + client.list_models()[0].name
+
+
+async def g(client: awqd.AsyncClient) -> int:
+    return (await client.get_model("m")).weights[0].k
+
+
+def wrong(client: awqd.Client) -> None:
+    client.get_model(1)  # E
+    client.matmul("m", "w", np.ones(1), pth="fused")  # E
+    client.matmul("m", "w", np.ones(1), path="quick")  # E
+    client.get_model("m").weight  # E
+"""
+
+
+def test_four_versions_of_protobuf_are_here():
+    assert [version.split(".")[0] for version in VERSIONS] == ["4", "5", "6", "7"]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_version_of_protobuf(server, version):
+    environment = {**os.environ, "PYTHONPATH": f"{sys.prefix}/protobuf/{version}"}
+    done = subprocess.run([sys.executable, "-W", "error", "-c", CALL, version, server.address], env=environment,
+                          capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "k FP16\n"), done.stderr
+
+
+def test_types_are_strict_inside_and_useful_outside(tmp_path):
+    installed = pathlib.Path(awqd.__file__).parent
+    assert installed.is_relative_to(sys.prefix)
+    shutil.copytree(installed, tmp_path / "inside" / "src" / "awqd")
+    shutil.copy(PACKAGE / "pyproject.toml", tmp_path / "inside")
+    inside = subprocess.run([sys.executable, "-m", "mypy"], cwd=tmp_path / "inside", capture_output=True, text=True, check=False)
+    assert inside.returncode == 0, inside.stdout + inside.stderr
+    (tmp_path / "user.py").write_text(TYPED)
+    outside = subprocess.run([sys.executable, "-m", "mypy", "--strict", "user.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    found = {int(line) for line in re.findall(r"user\.py:(\d+): error", outside.stdout)}
+    wanted = {number for number, line in enumerate(TYPED.splitlines(), 1) if line.endswith("# E")}
+    assert found == wanted, outside.stdout
+
+
+def test_both_clients_have_every_call_with_its_text():
+    calls = [name for name, value in vars(awqd.Client).items() if not name.startswith("_") and callable(value) and name != "close"]
+    assert len(calls) == 12
+    for name in calls:
+        method = getattr(awqd.Client, name)
+        assert method.__doc__ and name == method.__name__
+        assert "Steps" not in str(inspect.signature(method))
+        assert inspect.iscoroutinefunction(getattr(awqd.AsyncClient, name))
+        for parameter in inspect.signature(method).parameters.values():
+            assert parameter.name in ("self",) or parameter.annotation is not inspect.Parameter.empty
+
+
+def test_every_python_block_of_the_readme_runs(server):
+    blocks = re.findall(r"^```python\n(.*?)^```", (PACKAGE / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert len(blocks) >= 3
+    names = {}
+    for block in blocks:
+        exec(compile(block.replace("127.0.0.1:8001", server.address), "README.md", "exec"), names)
+    names["client"].close()
