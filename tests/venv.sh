@@ -18,3 +18,21 @@ make_venv() {
   fi
   exec {lock}>&-
 }
+
+# install_client <venv> <root of the sources>: builds the Python package as a user would, an sdist and of that a wheel, and
+# installs it, unless it is there as the sources have it. From a copy, so that nothing is left in the sources.
+install_client() {
+  local venv="$1" root="$2" copy stamp
+  stamp="$(cd "$root" && find proto client/python -type f ! -path '*/__pycache__/*' ! -path '*/build/*' -print0 |
+    sort -z | xargs -0 sha256sum | sha256sum)"
+  [[ "$(cat "$venv/client.txt" 2>/dev/null)" != "$stamp" ]] || return 0
+  copy="$(mktemp -d)"
+  cp -r "$root/client/python" "$copy/python"
+  rm -rf "$copy/python/"{proto,build,dist} "$copy/python/src/awqd/v1/"*_pb2.py*
+  cp -r "$root/proto" "$copy/python/proto"
+  "$venv/bin/python" -m build --no-isolation --outdir "$copy/dist" "$copy/python" >"$copy/build.log" 2>&1 ||
+    { cat "$copy/build.log"; return 1; }
+  "$venv/bin/pip" install -q --disable-pip-version-check --no-deps --force-reinstall "$copy"/dist/*.whl >&2
+  printf '%s\n' "$stamp" >"$venv/client.txt"
+  rm -rf "$copy"
+}

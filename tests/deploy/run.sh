@@ -9,4 +9,5 @@ build="$1" test="$2" venv="$1/deploy-venv"
 source "$here/../venv.sh"
 
 make_venv "$venv" "$here/requirements.txt"
+install_client "$venv" "$here/../.."
 AWQD_BUILD="$build" PATH="$venv/bin:$PATH" exec "$venv/bin/python" "$here/$test"

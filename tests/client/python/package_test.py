@@ -67,15 +67,14 @@ def test_version_of_protobuf(server, version):
 def test_types_are_strict_inside_and_useful_outside(tmp_path):
     installed = pathlib.Path(awqd.__file__).parent
     assert installed.is_relative_to(sys.prefix)
-    shutil.copytree(installed, tmp_path / "inside" / "src" / "awqd")
-    shutil.copy(PACKAGE / "pyproject.toml", tmp_path / "inside")
-    inside = subprocess.run([sys.executable, "-m", "mypy"], cwd=tmp_path / "inside", capture_output=True, text=True, check=False)
-    assert inside.returncode == 0, inside.stdout + inside.stderr
+    shutil.copytree(installed, tmp_path / "src" / "awqd")
+    shutil.copy(PACKAGE / "pyproject.toml", tmp_path)
     (tmp_path / "user.py").write_text(TYPED)
-    outside = subprocess.run([sys.executable, "-m", "mypy", "--strict", "user.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
-    found = {int(line) for line in re.findall(r"user\.py:(\d+): error", outside.stdout)}
-    wanted = {number for number, line in enumerate(TYPED.splitlines(), 1) if line.endswith("# E")}
-    assert found == wanted, outside.stdout
+    mypy = [sys.executable, "-m", "mypy", "--cache-dir", f"{sys.prefix}/mypy-cache", "src/awqd", "user.py"]
+    done = subprocess.run(mypy, cwd=tmp_path, capture_output=True, text=True, check=False)
+    found = re.findall(r"^(.*?):(\d+): error", done.stdout, re.MULTILINE)
+    wanted = [("user.py", str(number)) for number, line in enumerate(TYPED.splitlines(), 1) if line.endswith("# E")]
+    assert found == wanted, done.stdout + done.stderr
 
 
 def test_both_clients_have_every_call_with_its_text():

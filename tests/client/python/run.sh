@@ -4,7 +4,6 @@
 # usage: run.sh <build directory> [pytest argument]...
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
-package="$here/../../../client/python"
 build="$1" venv="$1/python-venv"
 shift
 # shellcheck source=tests/venv.sh
@@ -17,14 +16,6 @@ for version in 4.25.8 5.29.6 6.33.6 7.36.2; do
       --target "$venv/protobuf/$version" "protobuf==$version" >&2 ||
     { echo "the Python package index cannot be reached"; exit 77; }
 done
-# From a copy, so that nothing is left in the sources. First an sdist, and of that a wheel.
-source="$(mktemp -d)"
-trap 'rm -rf "$source"' EXIT
-cp -r "$package" "$source/python"
-rm -rf "$source/python/"{proto,build,dist} "$source/python/src/awqd/v1/"*_pb2.py*
-cp -r "$package/../../proto" "$source/python/proto"
-"$venv/bin/python" -m build --no-isolation --outdir "$source/dist" "$source/python" >"$source/build.log" 2>&1 ||
-  { cat "$source/build.log"; exit 1; }
-"$venv/bin/pip" install -q --disable-pip-version-check --no-deps --force-reinstall "$source"/dist/*.whl >&2
+install_client "$venv" "$here/../../.."
 cd "$here"
-AWQD_BUILD="$build" PATH="$venv/bin:$PATH" "$venv/bin/python" -m pytest -q -p no:cacheprovider "$@"
+AWQD_BUILD="$build" PATH="$venv/bin:$PATH" exec "$venv/bin/python" -m pytest -q -p no:cacheprovider "$@"

@@ -1,0 +1,222 @@
+"""Three servers behind nginx, HAProxy, Envoy and gRPC's own round robin: under load one is killed and one drained.
+
+The configurations are those of deploy/loadbalancer with other addresses. A proxy that is not installed is skipped by name.
+"""
+import os
+import pathlib
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+import unittest
+
+import grpc
+import numpy as np
+
+import awqd
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+CONFIGURATIONS = ROOT / "deploy" / "loadbalancer"
+AWQD = pathlib.Path(os.environ["AWQD_BUILD"]) / "bin" / "awqd"
+MODEL, WEIGHT = "all-MiniLM-L6-v2-awq", "encoder.layer.0.attention.self.query"
+CALLERS = 4
+DRAIN_DELAY_S = 1.5  # longer than health checks are apart
+
+
+def wait_for(condition, what, seconds=30):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"{what} within {seconds} s"
+        time.sleep(0.02)
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def accepts(port):
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+class Awqd:
+    """A server on a port of its choosing."""
+
+    def __init__(self, folder, name):
+        self.log = folder / f"{name}.log"
+        port_file = folder / f"{name}.port"
+        with open(self.log, "w") as log:
+            self.process = subprocess.Popen(
+                [AWQD, "--address=127.0.0.1:0", f"--port_file={port_file}", f"--model_repository={ROOT / 'tests/data/awq'}",
+                 "--device=cpu", "--cpu_threads=1", f"--drain_delay_ms={int(1000 * DRAIN_DELAY_S)}"], stdout=log, stderr=log)
+        wait_for(lambda: port_file.exists() and port_file.read_text().strip(), f"{name}: a port")
+        self.port = int(port_file.read_text())
+        self.address = f"127.0.0.1:{self.port}"
+
+    def wait_until_ready(self):
+        with awqd.Client(self.address, wait_for_server=True) as client:
+            wait_for(client.is_serving, f"{self.address}: health")
+
+    def stop(self):
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+
+class Load:
+    """Callers that each send their next product when they have the answer to the last."""
+
+    def __init__(self, client, expected):
+        self.client, self.expected = client, expected
+        self.x = np.ones((2, 384), np.float16)
+        self.stop = threading.Event()
+        self.done = 0
+        self.failed = []
+        self.lock = threading.Lock()
+        self.threads = [threading.Thread(target=self.run) for _ in range(CALLERS)]
+        for thread in self.threads:
+            thread.start()
+
+    def run(self):
+        while not self.stop.is_set():
+            try:
+                same = np.allclose(self.client.matmul(MODEL, WEIGHT, self.x, timeout=20), self.expected, atol=1e-2)
+                error = None if same else "another result"
+            except awqd.Error as raised:
+                error = raised
+            with self.lock:
+                self.done += 1
+                if error is not None:
+                    self.failed.append((time.monotonic(), error))
+
+    def more(self, count):
+        """Waits for so many calls from now on."""
+        target = self.done + count
+        wait_for(lambda: self.done >= target, f"{count} more calls")
+
+    def end(self):
+        self.stop.set()
+        for thread in self.threads:
+            thread.join()
+
+
+class Balancing(unittest.TestCase):
+
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory(prefix="awqd-lb-")))
+        tls = cls.folder / "tls"
+        tls.mkdir()
+        subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes",
+                        "-keyout", "tls.key", "-out", "tls.crt", "-subj", "/CN=awqd.test",
+                        "-addext", "subjectAltName=DNS:awqd.test"], cwd=tls, check=True, capture_output=True)
+        (tls / "server.pem").write_text((tls / "tls.crt").read_text() + (tls / "tls.key").read_text())
+
+    def setUp(self):
+        self.servers = []
+        for number in range(3):
+            self.servers.append(Awqd(self.folder, f"{self._testMethodName}-{number}"))
+            self.addCleanup(self.servers[-1].stop)
+        for server in self.servers:
+            server.wait_until_ready()
+
+    def configuration(self, name):
+        """deploy/loadbalancer/NAME with this test's addresses and paths; its path and its port."""
+        port = free_port()
+        text = (CONFIGURATIONS / name).read_text()
+        replacements = [(r"\b8443\b", str(port)), (r"/etc/awqd/tls", str(self.folder / "tls")), (r"/run/nginx\.pid", str(self.folder / "nginx.pid")),
+                        (r"/var/log/nginx/error\.log", "stderr"), (r"\b9901\b", str(free_port()))]
+        for number, server in enumerate(self.servers, 1):
+            replacements.append((rf"\bawqd-{number}:8001\b", server.address))
+            replacements.append((rf"\baddress: awqd-{number}, port_value: 8001", f"address: 127.0.0.1, port_value: {server.port}"))
+        for pattern, value in replacements:
+            text = re.sub(pattern, value, text)
+        self.assertNotRegex(text, r"awqd-[123]:8001|8443")
+        path = self.folder / f"{self._testMethodName}-{name}"
+        path.write_text(text)
+        return path, port
+
+    def proxy(self, port, command):
+        log = open(self.folder / f"{self._testMethodName}.log", "w+")
+        self.addCleanup(log.close)
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+
+        def stop():
+            process.terminate()
+            process.wait(20)
+
+        def up():
+            self.assertIsNone(process.poll(), pathlib.Path(log.name).read_text())
+            return accepts(port)
+
+        self.addCleanup(stop)
+        wait_for(up, f"{command[0]} listens")
+        return awqd.Client(f"127.0.0.1:{port}", ca=self.folder / "tls" / "tls.crt", server_name="awqd.test")
+
+    def kill_one_and_drain_another(self, client):
+        killed, drained, last = self.servers
+        expected = client.matmul(MODEL, WEIGHT, np.ones((2, 384), np.float16))
+        load = Load(client, expected)
+        self.addCleanup(load.end)
+        load.more(300)
+        kill_time = time.monotonic()
+        killed.process.kill()
+        load.more(300)
+        drained.process.send_signal(signal.SIGTERM)
+        self.assertEqual(drained.process.wait(30), 0, drained.log.read_text())
+        load.more(300)
+        load.end()
+        # A call that the killed server had begun to answer cannot be told from one that is broken for good.
+        lost = [error for when, error in load.failed if not (when - kill_time < 2 and getattr(error, "code", "") in ("INTERNAL", "UNKNOWN"))]
+        self.assertEqual([str(error) for error in lost], [])
+        self.assertLessEqual(len(load.failed), CALLERS)
+        with awqd.Client(last.address) as direct:
+            self.assertTrue(direct.is_serving())
+
+    def what_a_proxy_lets_through(self, client):
+        big = np.ones((8192, 384), np.float16)
+        self.assertEqual(client.matmul(MODEL, WEIGHT, big).shape, (8192, 384))
+        self.assertEqual(client.dequantize(MODEL, WEIGHT).shape, (384, 384))
+        with self.assertRaises(awqd.NotFound) as raised:
+            client.get_model("absent")
+        self.assertIn("absent", raised.exception.message)
+        credentials = grpc.ssl_channel_credentials((self.folder / "tls" / "tls.crt").read_bytes())
+        options = [("grpc.ssl_target_name_override", "awqd.test"), ("grpc.max_metadata_size", 1 << 20)]
+        with grpc.secure_channel(client.address, credentials, options) as channel:
+            check = channel.unary_unary("/grpc.health.v1.Health/Check")
+            self.assertEqual(check(b"", metadata=[("x-large", "x" * 2000)], timeout=5), b"\x08\x01")
+            with self.assertRaises(grpc.RpcError):
+                check(b"", metadata=[(f"x-large-{number}", "x" * 3000) for number in range(3)], timeout=5)
+
+    def run_proxy(self, name, program, command):
+        if shutil.which(program) is None:
+            self.skipTest(f"{program} is not installed")
+        path, port = self.configuration(name)
+        with self.proxy(port, command(path)) as client:
+            self.what_a_proxy_lets_through(client)
+            self.kill_one_and_drain_another(client)
+
+    def test_nginx(self):
+        self.run_proxy("nginx.conf", "nginx", lambda path: ["nginx", "-c", str(path), "-p", str(self.folder), "-e", "stderr", "-g", "daemon off;"])
+
+    def test_haproxy(self):
+        self.run_proxy("haproxy.cfg", "haproxy", lambda path: ["haproxy", "-db", "-f", str(path)])
+
+    def test_envoy(self):
+        self.run_proxy("envoy.yaml", "envoy", lambda path: ["envoy", "-c", str(path), "--use-dynamic-base-id", "--concurrency", "1", "-l", "warning"])
+
+    def test_round_robin(self):
+        target = "ipv4:" + ",".join(server.address for server in self.servers)
+        with awqd.Client(target) as client:
+            self.kill_one_and_drain_another(client)
+
+
+if __name__ == "__main__":
+    os.environ["PATH"] += ":/usr/sbin:/sbin"
+    unittest.main()
