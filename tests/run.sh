@@ -17,6 +17,7 @@ is compiled where nvcc is found, and its tests run where a GPU answers; elsewher
   --exclude-label RE   leave out ctest entries with such a label, for example slow
   --fuzz SECONDS       how long each fuzz target runs (default 30)
   --no-fuzz            leave fuzzing out
+  --proxies            also install nginx and HAProxy, whose tests are skipped without; nginx's package starts it
   --docker             also build and run the container image (several minutes; needs the apt mirror)
   --help               this text
 
@@ -25,7 +26,7 @@ every case are in build/<preset>/results/.
 TEXT
 }
 
-preset="" filter="" exclude="" fuzz_seconds=30 docker=0
+preset="" filter="" exclude="" fuzz_seconds=30 docker=0 proxies=0
 while [[ $# -gt 0 ]]; do
   case "$1" in
     --preset) preset="${2:?--preset needs a name}"; shift ;;
@@ -33,6 +34,7 @@ while [[ $# -gt 0 ]]; do
     --exclude-label) exclude="${2:?--exclude-label needs a pattern}"; shift ;;
     --fuzz) fuzz_seconds="${2:?--fuzz needs seconds}"; shift ;;
     --no-fuzz) fuzz_seconds=0 ;;
+    --proxies) proxies=1 ;;
     --docker) docker=1 ;;
     --help | -h) usage; exit 0 ;;
     *) usage >&2; die "unknown option $1" ;;
@@ -41,6 +43,7 @@ while [[ $# -gt 0 ]]; do
 done
 
 sections=(build test)
+((proxies)) && sections+=(proxies)
 ((docker)) && sections+=(docker)
 install_packages "${sections[@]}"
 
