@@ -17,7 +17,7 @@ is compiled where nvcc is found, and its tests run where a GPU answers; elsewher
   --exclude-label RE   leave out ctest entries with such a label, for example slow
   --fuzz SECONDS       how long each fuzz target runs (default 30)
   --no-fuzz            leave fuzzing out
-  --proxies            also install nginx and HAProxy, whose tests are skipped without; nginx's package starts it
+  --daemons            also install nginx, HAProxy and Slurm, whose packages start them; their tests are skipped without
   --docker             also build and run the container image (several minutes; needs the apt mirror)
   --help               this text
 
@@ -26,7 +26,7 @@ every case are in build/<preset>/results/.
 TEXT
 }
 
-preset="" filter="" exclude="" fuzz_seconds=30 docker=0 proxies=0
+preset="" filter="" exclude="" fuzz_seconds=30 docker=0 daemons=0
 while [[ $# -gt 0 ]]; do
   case "$1" in
     --preset) preset="${2:?--preset needs a name}"; shift ;;
@@ -34,7 +34,7 @@ while [[ $# -gt 0 ]]; do
     --exclude-label) exclude="${2:?--exclude-label needs a pattern}"; shift ;;
     --fuzz) fuzz_seconds="${2:?--fuzz needs seconds}"; shift ;;
     --no-fuzz) fuzz_seconds=0 ;;
-    --proxies) proxies=1 ;;
+    --daemons) daemons=1 ;;
     --docker) docker=1 ;;
     --help | -h) usage; exit 0 ;;
     *) usage >&2; die "unknown option $1" ;;
@@ -43,7 +43,7 @@ while [[ $# -gt 0 ]]; do
 done
 
 sections=(build test)
-((proxies)) && sections+=(proxies)
+((daemons)) && sections+=(daemons)
 ((docker)) && sections+=(docker)
 install_packages "${sections[@]}"
 
