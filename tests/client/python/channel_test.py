@@ -105,6 +105,19 @@ def test_tls_with_certificates_of_both_and_a_token(certificates):
                 client.matmul("m", "w", x)
 
 
+def test_metadata_names_the_weight_for_load_balancers():
+    fake = Fake()
+    x = np.ones(4, np.float32)
+    with serving(fake) as address, awqd.Client(address) as client:
+        client.matmul("m", "a.b", x)
+        client.mlp("m", "a", x)
+        client.matmul("m", "\u00e4", x)
+        client.matmul(None, awqd.packed_weight("plain", {"codes": np.ones((4, 1), np.uint8)}), x)
+        with pytest.raises(awqd.DataLoss):
+            client.dequantize("m", "w")
+    assert [call[1].get("awqd-weight") for call in fake.calls] == ["m/a.b", "m/a", None, None, "m/w"]
+
+
 def test_what_is_repeated():
     fake = Fake()
     big = np.ones((512, 1024), np.float16)  # more than gRPC keeps by default

@@ -38,12 +38,16 @@ SHARED_MEMORY_BYTES = 256 << 10
 
 @dataclass(frozen=True)
 class Rpc:
-    """A call to make. Of a stream, each message goes to `sink` and the answer is empty."""
+    """A call to make. Of a stream, each message goes to `sink` and the answer is empty.
+
+    weight: "MODEL/PATH" of what it needs, by which load balancers can send it to the server that holds it.
+    """
 
     method: str
     request: bytes
     timeout: float | None
     sink: Callable[[bytes], None] | None = None
+    weight: str = ""
 
 
 Steps = Generator[Rpc, bytes, T]
@@ -104,6 +108,12 @@ def _array(message: Any, payload: Any, torch_wanted: bool, field: str) -> Any:
     payload = memoryview(message.raw) if payload is None else payload
     _check_size(message, payload, field)
     return _arrays.array_of(message.dtype, tuple(message.shape), payload, torch_wanted, field)
+
+
+def _route(model: str | None, weight: Any) -> str:
+    """What metadata can say of a weight; "" where it cannot."""
+    route = f"{model}/{weight}" if model and isinstance(weight, str) else ""
+    return route if route.isascii() and route.isprintable() and len(route) <= 512 else ""
 
 
 def _source(request: Any, model: str | None, weight: Any, field: str = "weight") -> None:
@@ -319,7 +329,8 @@ class Calls:
         bar = Bar(progress, weight if isinstance(weight, str) else "dequantize")
         filler = _Filler(out, wanted, torch_wanted, bar)
         try:
-            yield Rpc(_INFERENCE + "DequantizeStream", request.SerializeToString(), self._deadline(timeout).left(), filler.add)
+            yield Rpc(_INFERENCE + "DequantizeStream", request.SerializeToString(), self._deadline(timeout).left(), filler.add,
+                      _route(model, weight))
         finally:
             bar.close()
         weights: NDArray[Any] = filler.finish(execution)
@@ -441,12 +452,12 @@ class Calls:
     def _rpc(self, method: str, request: Any, timeout: Timeout) -> Rpc:
         return Rpc(method, request.SerializeToString(), self._deadline(timeout).left())
 
-    def _inference(self, method: str, request: Any, parts: list[_wire.Part], deadline: _Deadline) -> Rpc:
+    def _inference(self, method: str, request: Any, parts: list[_wire.Part], deadline: _Deadline, weight: str = "") -> Rpc:
         data = b"".join([request.SerializeToString(), *parts])
         if len(data) >= 2**31:
             raise _errors.InvalidArgument(f"request: got {len(data)} bytes, expected less than 2 GiB", field="request",
                                           hint="send fewer tokens at a time")
-        return Rpc(_INFERENCE + method, data, deadline.left())
+        return Rpc(_INFERENCE + method, data, deadline.left(), weight=weight)
 
     @staticmethod
     def _optional(*fields: tuple[int, Any, str]) -> list[_wire.Part]:
@@ -475,7 +486,8 @@ class Calls:
                 if execution is not None:
                     execution.CopyFrom(response.execution)
                 return result
-        answer = yield self._inference(product.method, product.request, product.parts + _wire.tensor_field(3, spec), deadline)
+        answer = yield self._inference(product.method, product.request, product.parts + _wire.tensor_field(3, spec), deadline,
+                                       product.route)
         head, raw = _wire.split(answer, 1)
         response = _parse(product.response, head)
         if execution is not None:
@@ -522,7 +534,7 @@ class Calls:
             dtype=spec.dtype, shape=spec.shape, shared_memory=memory.range(0, size)))
         request.output_shared_memory.CopyFrom(memory.range(size, len(memory.map) - size))
         try:
-            answer = yield self._inference(product.method, request, product.parts, deadline)
+            answer = yield self._inference(product.method, request, product.parts, deadline, product.route)
             response = _parse(product.response, answer)
             place = response.output.shared_memory
             if place.name != memory.name or not size <= place.offset <= place.offset + place.size <= len(memory.map):
@@ -551,6 +563,10 @@ class _Product:
     parts: list[_wire.Part]
     response: Any
     key: tuple[Any, ...] | None
+
+    @property
+    def route(self) -> str:
+        return "" if self.key is None else _route(self.key[0], self.key[1])
 
 
 def _set_product(request: Any, output_dtype: DTypeLike | None, activation_function: str, path: str, priority: int,

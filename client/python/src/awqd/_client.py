@@ -81,7 +81,8 @@ class _Base:
         return method
 
     def _options(self, rpc: Rpc) -> dict[str, Any]:
-        return {"timeout": rpc.timeout, "metadata": _channel.metadata(self._settings), "wait_for_ready": self._wait}
+        metadata = _channel.metadata(self._settings) + ((("awqd-weight", rpc.weight),) if rpc.weight else ())
+        return {"timeout": rpc.timeout, "metadata": metadata, "wait_for_ready": self._wait}
 
 
 def _named(method: Callable[..., Any], call: Callable[..., Any]) -> None:
