@@ -51,7 +51,7 @@ def dtype_of(value: DTypeLike, field: str) -> Any:
             pass
     number = _NAMES.get(name.lower())
     if number is None:
-        hint = 'convert it: x.astype("float32")' if name in ("float64", "double") else ""
+        hint = {"float64": 'convert it: x.astype("float32")', "int64": 'convert it: ids.astype("int32")'}.get(name, "")
         raise InvalidArgument(f"{field}: got {name}, expected fp16, bf16, fp32, int8, uint8 or int32", field=field,
                               hint=hint)
     return number
