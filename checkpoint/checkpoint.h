@@ -2,6 +2,7 @@
 // it holds.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -13,9 +14,11 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "checkpoint/folder_snapshot.h"
 #include "checkpoint/linear_rules.h"
 #include "checkpoint/repository_root.h"
 #include "checkpoint/tensor_file.h"
+#include "checkpoint/tensor_sums.h"
 #include "kernels/formats/format.h"
 
 namespace awqd::model {
@@ -34,6 +37,7 @@ struct LinearLocation {
   // Of an expert that is a slice of tensors with all experts: the path that those are under,
   // "model.layers.0.mlp.experts.up_proj". Else empty.
   std::string slice_of;
+  int64_t experts = 1;  // that the tensors of that path hold
 
   const TensorLocation& codes() const {
     return tensors.find(rule->format->suffixes.front())->second;
@@ -43,10 +47,13 @@ struct LinearLocation {
 // Opens and checks every header; reads tensors only when asked. Move-only; locations point into it.
 class Checkpoint {
  public:
-  // `name`: directory or GGUF file beneath the root. NOT_FOUND no such entry, UNIMPLEMENTED a
-  // format that is not read, INVALID_ARGUMENT anything wrong with the files, each naming file and
-  // tensor.
-  static absl::StatusOr<Checkpoint> Open(const RepositoryRoot& root, absl::string_view name);
+  // `name`: directory or GGUF file beneath the root; a directory is opened once. NOT_FOUND no such
+  // entry, UNIMPLEMENTED a format that is not read, INVALID_ARGUMENT anything wrong with the files,
+  // each naming file and
+  // tensor, or a file that is there twice. UNAVAILABLE once `cancelled`, which is looked at for
+  // every file and every 10,000 tensors; null: never.
+  static absl::StatusOr<Checkpoint> Open(const RepositoryRoot& root, absl::string_view name,
+                                         const std::atomic<bool>* cancelled = nullptr);
 
   // The one that reads its settings. A linear may have another of the same quant_method.
   const Format& format() const { return *found_.format; }
@@ -62,18 +69,26 @@ class Checkpoint {
   int64_t total_bytes() const;  // of all linears
 
   // Reads and decodes one linear. `scratch` holds the raw tensors and is kept between calls so
-  // that its memory is reused; contents on return are unspecified.
-  absl::StatusOr<HostWeight> Read(const LinearLocation& linear,
-                                  std::vector<uint8_t>* scratch) const;
+  // that its memory is reused; contents on return are unspecified. `sums`, if given, keeps what the
+  // bytes were.
+  absl::StatusOr<HostWeight> Read(const LinearLocation& linear, std::vector<uint8_t>* scratch,
+                                  TensorSums* sums = nullptr) const;
 
-  // INVALID_ARGUMENT when a file was written to, truncated or replaced since Open.
+  // The same without the codes, which are not read: what memory the linear will take follows from
+  // it. Reads its other tensors, mostly some hundredths of it.
+  absl::StatusOr<HostWeight> Describe(const LinearLocation& linear,
+                                      std::vector<uint8_t>* scratch) const;
+
+  // INVALID_ARGUMENT when a file that Open read or looked for, settings and index too, was written
+  // to, truncated or replaced since, or the folder is another one.
   absl::Status CheckUnchanged(const RepositoryRoot& root) const;
 
  private:
-  absl::Status FindConfig(const RepositoryRoot& root);
-  absl::Status OpenFiles(const RepositoryRoot& root, const std::vector<std::string>& names);
-  absl::Status OpenGgufFile(const RepositoryRoot& root, const std::string& path);
-  absl::Status IndexTensors();
+  absl::Status FindConfig(const FileSource& root);
+  absl::Status OpenFiles(const FileSource& root, const std::vector<std::string>& names);
+  absl::Status OpenGgufFile(const FileSource& root, const std::string& path);
+  absl::Status CheckNotOpen(const File& file) const;
+  absl::Status AddFile(TensorFile opened);
   absl::Status CheckIndex(const std::map<std::string, std::string>& weight_map) const;
   absl::Status FindLinears();
   absl::Status AddTensor(const Format& format, absl::string_view name,
@@ -90,7 +105,12 @@ class Checkpoint {
   bool HasCodes(const Format& format, absl::string_view path) const;
   bool HasCompanions(const Format& format, absl::string_view path) const;
 
+  absl::StatusOr<HostWeight> Decode(const LinearLocation& linear, bool codes,
+                                    std::vector<uint8_t>* scratch, TensorSums* sums) const;
+
   std::string name_;
+  const std::atomic<bool>* cancelled_ = nullptr;  // while it is opened
+  FilesRead read_;
   FoundFormat found_;
   LinearRules rules_;
   std::vector<std::unique_ptr<TensorFile>> files_;

@@ -8,6 +8,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "checkpoint/json.h"
+#include "checkpoint/repository_root.h"
 #include "kernels/base/status.h"
 
 namespace awqd::model {
@@ -71,8 +72,8 @@ std::string PathOf(absl::string_view model, absl::string_view file) {
 }
 
 // The whole of a small file; nothing when it does not exist.
-absl::StatusOr<std::optional<std::string>> ReadSmall(const RepositoryRoot& root,
-                                                     absl::string_view path, int64_t max_bytes) {
+absl::StatusOr<std::optional<std::string>> ReadSmall(const FileSource& root, absl::string_view path,
+                                                     int64_t max_bytes) {
   absl::StatusOr<File> file = root.OpenFile(path);
   if (absl::IsNotFound(file.status())) return std::optional<std::string>();
   if (!file.ok()) return file.status();
@@ -116,7 +117,7 @@ absl::StatusOr<TensorFiles> FromIndex(absl::string_view path, absl::string_view 
   return TensorFiles{{names.begin(), names.end()}, *std::move(map)};
 }
 
-absl::StatusOr<TensorFiles> FromDirectory(const RepositoryRoot& root, absl::string_view model) {
+absl::StatusOr<TensorFiles> FromDirectory(const FileSource& root, absl::string_view model) {
   AWQD_ASSIGN_OR_RETURN(const std::vector<std::string> names, root.ListDirectory(model));
   TensorFiles out;
   bool other = false;
@@ -169,8 +170,7 @@ absl::StatusOr<Setting> ParseQuantConfigJson(absl::string_view text,
   return out;
 }
 
-absl::StatusOr<QuantSettings> ReadQuantSettings(const RepositoryRoot& root,
-                                                absl::string_view model) {
+absl::StatusOr<QuantSettings> ReadQuantSettings(const FileSource& root, absl::string_view model) {
   const std::string config_path = PathOf(model, kConfigFile);
   AWQD_ASSIGN_OR_RETURN(const auto text, ReadSmall(root, config_path, kMaxConfigBytes));
   if (!text) {
@@ -195,7 +195,7 @@ absl::StatusOr<QuantSettings> ReadQuantSettings(const RepositoryRoot& root,
                  " beside it (not a quantised checkpoint?)");
 }
 
-absl::StatusOr<TensorFiles> FindTensorFiles(const RepositoryRoot& root, absl::string_view model) {
+absl::StatusOr<TensorFiles> FindTensorFiles(const FileSource& root, absl::string_view model) {
   const std::string index_path = PathOf(model, kIndexFile);
   AWQD_ASSIGN_OR_RETURN(const auto index, ReadSmall(root, index_path, kMaxIndexBytes));
   absl::StatusOr<TensorFiles> out =

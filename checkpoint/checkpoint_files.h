@@ -9,7 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "checkpoint/repository_root.h"
+#include "checkpoint/file_source.h"
 #include "kernels/formats/format.h"
 
 namespace awqd::model {
@@ -34,8 +34,7 @@ struct QuantSettings {
 
 // config.json's quantization_config, else quant_config.json, else quantize_config.json. NOT_FOUND
 // when the directory or its config.json is missing, INVALID_ARGUMENT naming file and key otherwise.
-absl::StatusOr<QuantSettings> ReadQuantSettings(const RepositoryRoot& root,
-                                                absl::string_view model);
+absl::StatusOr<QuantSettings> ReadQuantSettings(const FileSource& root, absl::string_view model);
 
 struct TensorFiles {
   std::vector<std::string> names;                 // sorted, in the model's directory
@@ -44,6 +43,6 @@ struct TensorFiles {
 
 // The files that the index names, else every *.safetensors of the directory. INVALID_ARGUMENT for
 // a bad index or when there is nothing to read.
-absl::StatusOr<TensorFiles> FindTensorFiles(const RepositoryRoot& root, absl::string_view model);
+absl::StatusOr<TensorFiles> FindTensorFiles(const FileSource& root, absl::string_view model);
 
 }  // namespace awqd::model

@@ -79,6 +79,7 @@ absl::StatusOr<std::vector<LinearLocation>> SliceExperts(const LinearLocation& l
     LinearLocation& one = out.emplace_back();
     one.path = PathOfExpert(linear.path, expert);
     one.slice_of = linear.path;
+    one.experts = experts;
     one.rule = linear.rule;
     for (const auto& [suffix, location] : linear.tensors) {
       const TensorInfo& slice = slices->emplace_back(

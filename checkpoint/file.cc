@@ -27,6 +27,21 @@ bool SameTime(const timespec& a, const timespec& b) {
 
 }  // namespace
 
+absl::Status FileStamp::Check(const FileStamp& now, absl::string_view name) const {
+  const std::string shown = absl::CHexEscape(name);
+  if (!SameFileAs(now)) return Invalid(shown, ": the file was replaced while it was loaded");
+  if (now.stat_.st_size != stat_.st_size) {
+    return Invalid(shown, ": the file changed while it was loaded: got ", now.stat_.st_size,
+                   " bytes, expected ", stat_.st_size);
+  }
+  // Writers may set the time of modification back (rsync does); that of the change is the kernel's.
+  if (!SameTime(now.stat_.st_mtim, stat_.st_mtim) || !SameTime(now.stat_.st_ctim, stat_.st_ctim)) {
+    return Invalid(shown,
+                   ": the file was written to, or its attributes changed, while it was loaded");
+  }
+  return absl::OkStatus();
+}
+
 UniqueFd& UniqueFd::operator=(UniqueFd&& other) noexcept {
   if (this != &other) {
     if (ok()) close(fd_);
@@ -80,16 +95,7 @@ absl::Status File::CheckUnchanged() const {
   if (fstat(fd_.get(), &now) != 0) {
     return absl::ErrnoToStatus(errno, absl::StrCat(shown_name(), ": fstat"));
   }
-  if (now.st_size != stat_.st_size) {
-    return Invalid(shown_name(), ": the file changed while it was loaded: got ", now.st_size,
-                   " bytes, expected ", stat_.st_size);
-  }
-  // Writers may set the time of modification back (rsync does); that of the change is the kernel's.
-  if (!SameTime(now.st_mtim, stat_.st_mtim) || !SameTime(now.st_ctim, stat_.st_ctim)) {
-    return Invalid(shown_name(),
-                   ": the file was written to, or its attributes changed, while it was loaded");
-  }
-  return absl::OkStatus();
+  return stamp().Check(FileStamp(now), name_);
 }
 
 std::string File::shown_name() const { return absl::CHexEscape(name_); }

@@ -31,6 +31,23 @@ class UniqueFd {
   int fd_ = -1;
 };
 
+// What tells whether a file is the same one, with the same contents: device, inode, size, times of
+// modification and of change.
+class FileStamp {
+ public:
+  FileStamp() = default;
+  explicit FileStamp(const struct stat& stat) : stat_(stat) {}
+
+  // INVALID_ARGUMENT saying in what `now` differs; `name` is what it calls the file.
+  absl::Status Check(const FileStamp& now, absl::string_view name) const;
+  bool SameFileAs(const FileStamp& other) const {
+    return stat_.st_dev == other.stat_.st_dev && stat_.st_ino == other.stat_.st_ino;
+  }
+
+ private:
+  struct stat stat_ = {};
+};
+
 // Reads with pread, never mmap: a file truncated under a mapping would kill the process. Const
 // members may be called from any thread.
 class File {
@@ -53,9 +70,8 @@ class File {
   // opened.
   absl::Status CheckUnchanged() const;
 
-  bool SameFileAs(const File& other) const {
-    return stat_.st_dev == other.stat_.st_dev && stat_.st_ino == other.stat_.st_ino;
-  }
+  FileStamp stamp() const { return FileStamp(stat_); }  // when it was opened
+  bool SameFileAs(const File& other) const { return stamp().SameFileAs(other.stamp()); }
 
  private:
   UniqueFd fd_;

@@ -193,6 +193,7 @@ absl::StatusOr<TensorMap> ReadTensors(GgufInput* in, const GgufLimits& limits, c
                                       uint64_t alignment) {
   TensorMap out;
   for (uint64_t i = 0; i < header.tensors; ++i) {
+    AWQD_RETURN_IF_ERROR(CheckCancelled(limits.cancelled, static_cast<int64_t>(i)));
     AWQD_ASSIGN_OR_RETURN(std::string name,
                           in->Text(limits.max_name_bytes, absl::StrCat("name of tensor ", i)));
     if (!IsUtf8(name)) return BadTensor(name, "name: expected UTF-8 without NUL bytes");

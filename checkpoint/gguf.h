@@ -2,6 +2,7 @@
 // tensors, padding, data.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <string>
 
@@ -19,6 +20,8 @@ struct GgufLimits {
   int64_t max_key_bytes = 65'535;
   uint32_t max_rank = 4;
   int max_array_depth = 4;
+  // As in SafetensorsLimits.
+  const std::atomic<bool>* cancelled = nullptr;
 };
 
 struct GgufFile {

@@ -43,7 +43,7 @@ bool IsLinear(absl::string_view path, const TensorInfo& tensor) {
 
 }  // namespace
 
-absl::StatusOr<std::string> FindGguf(const RepositoryRoot& root, absl::string_view model) {
+absl::StatusOr<std::string> FindGguf(const FileSource& root, absl::string_view model) {
   const absl::StatusOr<std::vector<std::string>> names = root.ListDirectory(model);
   if (!names.ok()) return std::string(absl::EndsWith(model, kExtension) ? model : "");
   if (absl::c_linear_search(*names, kConfigFile)) return std::string();
@@ -57,7 +57,7 @@ absl::StatusOr<std::string> FindGguf(const RepositoryRoot& root, absl::string_vi
                  " and ", Quoted(found[1]), ", expected one, or a ", kConfigFile);
 }
 
-absl::Status FindModel(const RepositoryRoot& root, absl::string_view model) {
+absl::Status FindModel(const FileSource& root, absl::string_view model) {
   AWQD_ASSIGN_OR_RETURN(const std::string gguf, FindGguf(root, model));
   return root.OpenFile(gguf.empty() ? absl::StrCat(model, "/", kConfigFile) : gguf).status();
 }

@@ -73,6 +73,49 @@ absl::StatusOr<std::string> RealPath(const std::string& path, absl::string_view 
   return std::string(resolved);
 }
 
+// Where the open file lies now.
+absl::StatusOr<std::string> PathOf(const UniqueFd& fd, absl::string_view relative) {
+  return RealPath(absl::StrCat("/proc/self/fd/", fd.get()), relative);
+}
+
+// openat2 without magic links. 0, or what errno was.
+int TryOpen(const UniqueFd& directory, const std::string& path, int flags, uint64_t resolve,
+            UniqueFd* out) {
+  open_how how = {};
+  how.flags = static_cast<uint64_t>(flags);
+  how.resolve = resolve | RESOLVE_NO_MAGICLINKS;
+  int error = EAGAIN;
+  for (int i = 0; i < kMostTries && (error == EAGAIN || error == EINTR); ++i) {
+    const long fd = syscall(SYS_openat2, directory.get(), path.c_str(), &how, sizeof(how));
+    error = fd < 0 ? errno : 0;
+    if (fd >= 0) *out = UniqueFd(static_cast<int>(fd));
+  }
+  return error;
+}
+
+// Kernels before 5.6, and sandboxes that do not know the call.
+bool IsUnknownCall(int error) { return error == ENOSYS || error == EPERM; }
+
+// Closes the descriptor.
+absl::StatusOr<std::vector<std::string>> ListNames(UniqueFd fd, absl::string_view relative) {
+  std::unique_ptr<DIR, int (*)(DIR*)> directory(fdopendir(fd.get()), closedir);
+  if (directory == nullptr) return FromErrno(errno, relative);
+  fd.Release();  // closedir closes it
+  std::vector<std::string> names;
+  for (;;) {
+    errno = 0;  // which tells the end of the directory from an error
+    const dirent* entry = readdir(directory.get());
+    if (entry == nullptr) break;
+    const absl::string_view name = entry->d_name;
+    if (name != "." && name != "..") names.emplace_back(name);
+  }
+  if (const int error = errno; error != 0) {
+    return absl::ErrnoToStatus(error, absl::StrCat(Quoted(relative, 256), ": listing it"));
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
 bool IsBeneath(absl::string_view path, absl::string_view root) {
   return path == root || root == "/" || absl::StartsWith(path, absl::StrCat(root, "/"));
 }
@@ -116,34 +159,28 @@ absl::StatusOr<std::string> RepositoryRoot::Inside(const std::string& relative) 
 
 absl::StatusOr<UniqueFd> RepositoryRoot::OpenBeneath(const std::string& relative, int flags) const {
   AWQD_ASSIGN_OR_RETURN(const std::string inside, Inside(relative));
-  if (how_ == Resolve::kCanonicalise) return OpenCanonical(relative, inside, flags);
-  open_how how = {};
-  how.flags = static_cast<uint64_t>(flags);
-  how.resolve = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS;
-  int fd = -1;
-  int error = EAGAIN;
-  for (int i = 0; i < kMostTries && (error == EAGAIN || error == EINTR); ++i) {
-    fd = static_cast<int>(syscall(SYS_openat2, root_.get(), inside.c_str(), &how, sizeof(how)));
-    error = fd < 0 ? errno : 0;
-  }
-  if (fd >= 0) return UniqueFd(fd);
-  // Kernels before 5.6, and sandboxes that do not know the call.
-  if (error == ENOSYS || error == EPERM) return OpenCanonical(relative, inside, flags);
+  const auto canonical = [&]() -> absl::StatusOr<UniqueFd> {
+    AWQD_ASSIGN_OR_RETURN(const std::string root, RealRoot());
+    return OpenCanonical(relative, absl::StrCat(root, "/", inside), flags);
+  };
+  if (how_ == Resolve::kCanonicalise) return canonical();
+  UniqueFd fd;
+  const int error = TryOpen(root_, inside, flags, RESOLVE_BENEATH, &fd);
+  if (error == 0) return fd;
+  if (IsUnknownCall(error)) return canonical();
   return FromErrno(error, relative);
 }
 
 // The check comes before the open, so what was opened is compared once more: a component swapped
 // for a link in between shows in the descriptor's own path.
 absl::StatusOr<UniqueFd> RepositoryRoot::OpenCanonical(const std::string& relative,
-                                                       const std::string& inside, int flags) const {
-  AWQD_ASSIGN_OR_RETURN(const std::string root, RealPath(path_, path_));
-  AWQD_ASSIGN_OR_RETURN(const std::string target,
-                        RealPath(absl::StrCat(root, "/", inside), relative));
+                                                       const std::string& path, int flags) const {
+  AWQD_ASSIGN_OR_RETURN(const std::string root, RealRoot());
+  AWQD_ASSIGN_OR_RETURN(const std::string target, RealPath(path, relative));
   if (!IsBeneath(target, root)) return Escapes(relative);
   UniqueFd fd(open(target.c_str(), flags | O_NOFOLLOW));
   if (!fd.ok()) return FromErrno(errno, relative);
-  AWQD_ASSIGN_OR_RETURN(const std::string opened,
-                        RealPath(absl::StrCat("/proc/self/fd/", fd.get()), relative));
+  AWQD_ASSIGN_OR_RETURN(const std::string opened, PathOf(fd, relative));
   if (!IsBeneath(opened, root)) return Escapes(relative);
   return fd;
 }
@@ -156,22 +193,63 @@ absl::StatusOr<File> RepositoryRoot::OpenFile(absl::string_view relative) const 
 absl::StatusOr<std::vector<std::string>> RepositoryRoot::ListDirectory(
     absl::string_view relative) const {
   AWQD_ASSIGN_OR_RETURN(UniqueFd fd, OpenBeneath(std::string(relative), kDirectoryFlags));
-  std::unique_ptr<DIR, int (*)(DIR*)> directory(fdopendir(fd.get()), closedir);
-  if (directory == nullptr) return FromErrno(errno, relative);
-  fd.Release();  // closedir closes it
-  std::vector<std::string> names;
-  for (;;) {
-    errno = 0;  // which tells the end of the directory from an error
-    const dirent* entry = readdir(directory.get());
-    if (entry == nullptr) break;
-    const absl::string_view name = entry->d_name;
-    if (name != "." && name != "..") names.emplace_back(name);
+  return ListNames(std::move(fd), relative);
+}
+
+absl::StatusOr<std::string> RepositoryRoot::RealRoot() const {
+  return RealPath(path_, "the model repository");
+}
+
+absl::StatusOr<RepositoryRoot::Held> RepositoryRoot::Hold(absl::string_view relative) const {
+  Held out;
+  AWQD_ASSIGN_OR_RETURN(out.fd, OpenBeneath(std::string(relative), kDirectoryFlags));
+  AWQD_ASSIGN_OR_RETURN(const std::string root, PathOf(root_, "the model repository"));
+  AWQD_ASSIGN_OR_RETURN(out.path, PathOf(out.fd, relative));
+  if (!IsBeneath(out.path, root)) return Escapes(relative);  // moved out in between
+  absl::string_view rest = absl::StripPrefix(out.path, root);
+  absl::ConsumePrefix(&rest, "/");
+  out.path = rest.empty() ? "." : std::string(rest);
+  return out;
+}
+
+absl::StatusOr<File> RepositoryRoot::OpenFileIn(const Held& directory, const std::string& name,
+                                                absl::string_view relative) const {
+  if (!IsPlainFileName(name)) {
+    return Invalid("path ", Quoted(relative, 256), ": expected one plain name in the directory");
   }
-  if (const int error = errno; error != 0) {
-    return absl::ErrnoToStatus(error, absl::StrCat(Quoted(relative, 256), ": listing it"));
+  AWQD_ASSIGN_OR_RETURN(UniqueFd fd, OpenIn(directory, name, std::string(relative)));
+  return File::Adopt(std::move(fd), std::string(relative));
+}
+
+// A link is read from the directory that is held, and followed from where that lay when it was
+// opened, so that ".." in it stays beneath the root.
+absl::StatusOr<UniqueFd> RepositoryRoot::OpenIn(const Held& directory, const std::string& name,
+                                                const std::string& relative) const {
+  const auto canonical = [&]() -> absl::StatusOr<UniqueFd> {
+    AWQD_ASSIGN_OR_RETURN(const std::string path, PathOf(directory.fd, relative));
+    return OpenCanonical(relative, absl::StrCat(path, "/", name), kFileFlags);
+  };
+  if (how_ == Resolve::kCanonicalise) return canonical();
+  UniqueFd fd;
+  int error = TryOpen(directory.fd, name, kFileFlags, RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS, &fd);
+  if (error == ELOOP) {
+    char link[PATH_MAX];
+    const ssize_t size = readlinkat(directory.fd.get(), name.c_str(), link, sizeof(link));
+    if (size < 0) return FromErrno(errno, relative);
+    const absl::string_view to(link, static_cast<size_t>(size));
+    if (absl::StartsWith(to, "/")) return Escapes(relative);
+    error = TryOpen(root_, absl::StrCat(directory.path, "/", to), kFileFlags, RESOLVE_BENEATH, &fd);
   }
-  std::sort(names.begin(), names.end());
-  return names;
+  if (error == 0) return fd;
+  if (IsUnknownCall(error)) return canonical();
+  return FromErrno(error, relative);
+}
+
+absl::StatusOr<std::vector<std::string>> RepositoryRoot::ListIn(const Held& directory,
+                                                                absl::string_view relative) const {
+  UniqueFd fd(openat(directory.fd.get(), ".", kDirectoryFlags));
+  if (!fd.ok()) return FromErrno(errno, relative);
+  return ListNames(std::move(fd), relative);
 }
 
 }  // namespace awqd::model

@@ -7,12 +7,13 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "checkpoint/file.h"
+#include "checkpoint/file_source.h"
 
 namespace awqd::model {
 
 // Symbolic links are followed as long as every step stays beneath the root, so that a directory in
 // which "my-model" is a relative link into a Hub cache beneath the same root works. Thread-safe.
-class RepositoryRoot {
+class RepositoryRoot final : public FileSource {
  public:
   enum class Resolve {
     kKernel,       // openat2(RESOLVE_BENEATH), or kCanonicalise where the kernel lacks it
@@ -28,20 +29,30 @@ class RepositoryRoot {
   static absl::StatusOr<RepositoryRoot> OpenFolder(const std::string& path, const std::string& as,
                                                    Resolve how = Resolve::kKernel);
 
-  // A regular file. `relative` is a path of plain components ("model/config.json"). NOT_FOUND,
-  // PERMISSION_DENIED, INVALID_ARGUMENT for a special file or a way out of the root, UNAVAILABLE
-  // while another process has a lease on it. Never waits for another process.
-  absl::StatusOr<File> OpenFile(absl::string_view relative) const;
+  absl::StatusOr<File> OpenFile(absl::string_view relative) const override;
+  absl::StatusOr<std::vector<std::string>> ListDirectory(absl::string_view relative) const override;
 
-  // Names in the directory `relative` ("." for the root itself), sorted, without "." and "..". All
-  // of them, or an error.
-  absl::StatusOr<std::vector<std::string>> ListDirectory(absl::string_view relative) const;
+  // A directory as it was when it was opened, whatever its path leads to later.
+  struct Held {
+    UniqueFd fd;
+    std::string path;  // from the root on, without links
+  };
+  absl::StatusOr<Held> Hold(absl::string_view relative) const;
+  // OpenFile and ListDirectory in such a directory. `name` is one component, `relative` what
+  // messages call it.
+  absl::StatusOr<File> OpenFileIn(const Held& directory, const std::string& name,
+                                  absl::string_view relative) const;
+  absl::StatusOr<std::vector<std::string>> ListIn(const Held& directory,
+                                                  absl::string_view relative) const;
 
  private:
   absl::StatusOr<UniqueFd> OpenBeneath(const std::string& relative, int flags) const;
-  // `inside`: the path from the root on; `relative` is for messages.
-  absl::StatusOr<UniqueFd> OpenCanonical(const std::string& relative, const std::string& inside,
+  // `path`: of the file, links and all; `relative` is for messages.
+  absl::StatusOr<UniqueFd> OpenCanonical(const std::string& relative, const std::string& path,
                                          int flags) const;
+  absl::StatusOr<UniqueFd> OpenIn(const Held& directory, const std::string& name,
+                                  const std::string& relative) const;
+  absl::StatusOr<std::string> RealRoot() const;
   absl::StatusOr<std::string> Inside(const std::string& relative) const;
 
   std::string path_;

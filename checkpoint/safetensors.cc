@@ -188,7 +188,10 @@ class HeaderEvents final : public JsonEvents {
                                           limits_.max_name_bytes));
     }
     if (static_cast<int64_t>(tensors_.size()) >= limits_.max_tensors) {
-      return Invalid("got more than ", limits_.max_tensors, " tensors, expected at most that");
+      return Invalid("got more than ", limits_.max_tensors, " tensors, expected at most that",
+                     limits_.max_tensors < SafetensorsLimits().max_tensors
+                         ? " beside those of the model's other files"
+                         : "");
     }
     name_ = std::string(name);
     field_.clear();
@@ -214,6 +217,7 @@ class HeaderEvents final : public JsonEvents {
                                                                     : "data_offsets"));
     }
     AWQD_RETURN_IF_ERROR(CheckSize(name_, tensor_));
+    AWQD_RETURN_IF_ERROR(CheckCancelled(limits_.cancelled, static_cast<int64_t>(tensors_.size())));
     tensors_.emplace(std::move(name_), std::move(tensor_));
     return absl::OkStatus();
   }
@@ -241,7 +245,11 @@ absl::StatusOr<std::string> ReadHeader(const File& file, const SafetensorsLimits
   if (length > static_cast<uint64_t>(most)) {
     return Invalid(file.shown_name(), ": header length: got ", length, " bytes, expected at most ",
                    most,
-                   most == limits.max_header_bytes ? "" : " (the rest of the file; truncated?)");
+                   most < limits.max_header_bytes ? " (the rest of the file; truncated?)"
+                   : most < SafetensorsLimits().max_header_bytes
+                       ? absl::StrCat(" (the headers of a model may have ",
+                                      SafetensorsLimits().max_header_bytes, " in all)")
+                       : "");
   }
   std::string header(length, '\0');
   AWQD_RETURN_IF_ERROR(file.ReadAt(
@@ -270,6 +278,7 @@ absl::StatusOr<TensorMap> ParseSafetensorsHeader(absl::string_view header, int64
 }
 
 absl::StatusOr<TensorFile> OpenSafetensors(File file, const SafetensorsLimits& limits) {
+  AWQD_RETURN_IF_ERROR(CheckCancelled(limits.cancelled));
   AWQD_ASSIGN_OR_RETURN(const std::string header, ReadHeader(file, limits));
   const int64_t data_offset = kLengthBytes + static_cast<int64_t>(header.size());
   absl::StatusOr<TensorMap> tensors =

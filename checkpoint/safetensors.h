@@ -1,6 +1,7 @@
 // Reader of the safetensors container: u64 little-endian header length, JSON header, raw tensors.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 
 #include "absl/status/statusor.h"
@@ -9,12 +10,15 @@
 
 namespace awqd::model {
 
-// What a file may claim before anything is allocated for it.
+// What a file may claim before anything is allocated for it, or what all files of a model together
+// may.
 struct SafetensorsLimits {
   int64_t max_header_bytes = 100'000'000;
   int64_t max_tensors = 1'000'000;
   size_t max_name_bytes = 1024;
   size_t max_rank = 8;
+  // Looked at before a header is read and every 10,000 tensors: UNAVAILABLE once it is true.
+  const std::atomic<bool>* cancelled = nullptr;
 };
 
 // Parses the JSON header of a file with `data_bytes` bytes after it. INVALID_ARGUMENT naming the

@@ -13,4 +13,10 @@ absl::Status TensorFile::Read(const TensorInfo& tensor, absl::Span<uint8_t> out)
   return file_.ReadAt(data_offset_ + tensor.begin, out);
 }
 
+absl::Status CheckCancelled(const std::atomic<bool>* cancelled, int64_t count) {
+  constexpr int64_t kEvery = 10'000;
+  if (cancelled == nullptr || count % kEvery != 0 || !*cancelled) return absl::OkStatus();
+  return absl::UnavailableError("opening the model was cancelled, the server is shutting down");
+}
+
 }  // namespace awqd::model

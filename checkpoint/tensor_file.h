@@ -1,6 +1,7 @@
 // TensorFile: an open file of tensors, whatever container it is of, whose header has been checked.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -33,14 +34,22 @@ class TensorFile {
 
   const File& file() const { return file_; }
   const TensorMap& tensors() const { return tensors_; }
+  int64_t header_bytes() const { return data_offset_; }  // all before the data
 
   // Fills `out`, which has tensor.bytes() bytes. Tensors need not be aligned in the file.
   absl::Status Read(const TensorInfo& tensor, absl::Span<uint8_t> out) const;
+  // The same of its bytes from `at` on, as many as `out` has.
+  absl::Status ReadPiece(const TensorInfo& tensor, int64_t at, absl::Span<uint8_t> out) const {
+    return file_.ReadAt(data_offset_ + tensor.begin + at, out);
+  }
 
  private:
   File file_;
   int64_t data_offset_;
   TensorMap tensors_;
 };
+
+// UNAVAILABLE when `cancelled`, unless it is null, is true; looks every 10,000th `count` only.
+absl::Status CheckCancelled(const std::atomic<bool>* cancelled, int64_t count = 0);
 
 }  // namespace awqd::model

@@ -67,6 +67,8 @@ const Kv4Ops& Kv4Of([[maybe_unused]] const Device& device) {
   return CpuKv4();
 }
 
+int64_t HostFreeBytes() { return CpuFreeBytes(); }
+
 const KernelRow* FindKernel(absl::string_view name) {
   for (const KernelRow* row : AllKernels()) {
     if (row->name == name) return row;

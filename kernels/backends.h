@@ -22,6 +22,9 @@ std::unique_ptr<Device> OpenCpuDevice(int threads, int64_t budget_bytes,
                                       std::optional<int> index = std::nullopt,
                                       bool batch_invariant = false);
 
+// Of the machine, or of the container around the process.
+int64_t CpuFreeBytes();
+
 // Only in builds with AWQD_CUDA.
 absl::Span<const KernelRow* const> CudaKernels();
 const Steps& CudaSteps();

@@ -45,7 +45,11 @@ absl::StatusOr<std::shared_ptr<const DeviceWeight>> PrepareWeight(
     absl::Span<const KernelRow* const> rows = AllKernels());
 
 // Device bytes that PrepareWeight will take; for checking a budget before anything is allocated.
+// The weight may lack its codes; without scales, too, it is the most that any scales make of it.
 absl::StatusOr<int64_t> PreparedBytes(const HostWeight& weight, const DeviceInfo& device);
+
+// What host memory can still be allocated; the largest number where that cannot be told.
+int64_t HostFreeBytes();
 
 // Which operation a product is: kIntegerMatmul of INT8 x without scales, kQuantizedActivations of
 // INT8 x with scales and of x that is to be quantised, else kMatmul.

@@ -15,6 +15,8 @@ namespace {
 constexpr int64_t kBytesPerThread = int64_t{1} << 20;
 constexpr int64_t kMaxThreads = 8;  // packing soon waits for memory
 
+constexpr int kAnyOctaves = 512;  // between the least and the largest FP32
+
 // Gaps between sections are copied to the device like everything else.
 void ClearGaps(const Sections& sections, uint8_t* out) {
   for (int part = 0; part < kParts; ++part) {
@@ -69,9 +71,16 @@ absl::Status Pack(const HostWeight& weight, Device& device, DeviceWeight* out) {
 }  // namespace
 
 absl::StatusOr<int64_t> PreparedBytes(const HostWeight& weight, const DeviceInfo& device) {
-  const WeightShape shape = ShapeOf(weight);
-  AWQD_ASSIGN_OR_RETURN(Plan plan, Select(shape, device, AllKernels()));
-  return SectionsOf(*plan.layout, shape, &weight).total();
+  WeightShape shape = ShapeOf(weight);
+  std::vector<int> octaves = {shape.scale_octaves};
+  if (weight.description.scale_dtype && weight.scales.empty()) octaves.push_back(kAnyOctaves);
+  int64_t most = 0;
+  for (const int scale_octaves : octaves) {
+    shape.scale_octaves = scale_octaves;
+    AWQD_ASSIGN_OR_RETURN(const Plan plan, Select(shape, device, AllKernels()));
+    most = std::max(most, SectionsOf(*plan.layout, shape, &weight).total());
+  }
+  return most;
 }
 
 absl::StatusOr<std::shared_ptr<const DeviceWeight>> PrepareWeight(

@@ -158,6 +158,7 @@ WeightShape ShapeOf(const HostWeight& w) {
   WeightShape out = w.shape();
   const std::optional<DType> scale = w.description.scale_dtype;
   if (scale != DType::kBf16 && scale != DType::kFp32 && scale != DType::kE8m0) return out;
+  if (w.scales.empty()) return out;  // not read yet
   const int64_t groups = out.groups(), step = out.block_cols();
   for (int64_t col = 0; col < w.n; col += step) {
     out.scale_octaves = std::max(out.scale_octaves, OctavesOfColumn(w, groups, col));

@@ -57,7 +57,8 @@ void AddModelFlags(FlagTable& table, Options& options) {
       "when clients are many and small.");
   table.Bytes("device_memory_limit", options.device_memory_limit, 0, kAnyBytes,
               "Bytes that weights and buffers may take on each device. 0: all of it; set it when "
-              "the device is shared.");
+              "the device is shared. On the CPU it also bounds what a load holds beside them, but "
+              "for 256 MiB.");
   table.Flag("batch_invariant", options.batch_invariant,
              "A token's result has the same bits whatever tokens share its batch and however many "
              "they are. Leaves out kernels whose order of summation depends on the count, and the "

@@ -165,6 +165,8 @@ absl::Status CpuDevice::CopyToHost(void* host, const void* device, int64_t bytes
   return absl::OkStatus();
 }
 
+int64_t CpuFreeBytes() { return AvailableMemoryBytes(); }
+
 std::unique_ptr<Device> OpenCpuDevice(int threads, int64_t budget_bytes, std::optional<int> index,
                                       bool batch_invariant) {
   return std::make_unique<CpuDevice>(threads, budget_bytes, index, batch_invariant);

@@ -9,10 +9,12 @@
 // 0 2 4 6 1 3 5 7 [i]. Other widths, 2 to 8 bits, are one code after the other from the low bits
 // on. z is an unsigned integer without any offset. Facts: GPTQModel 7.7.0,
 // quantization/awq/utils/packing_utils.py.
+#include <algorithm>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/huge_pages.h"
+#include "kernels/base/math.h"
 #include "kernels/base/status.h"
 #include "kernels/formats/awq_linear.h"
 #include "kernels/formats/codes.h"
@@ -86,6 +88,23 @@ std::vector<uint8_t> Unpack(const TensorView& words, int64_t n, int bits) {
   return UnpackGptqColumns(words.bytes, words.shape[0], n, bits, GptqWords::kDense, 0);
 }
 
+// Some rows at a time: one code to a byte takes several times the room of the result.
+std::vector<uint8_t> DecodeOtherCodes(absl::Span<const uint8_t> words, int64_t k, int64_t n,
+                                      int bits) {
+  constexpr int64_t kRows = 64;
+  const int64_t row_bytes = WordsOfCodes(n, bits) * 4;
+  std::vector<uint8_t> out;
+  out.reserve(k * CeilDiv(n * CodeBits(bits), 8));
+  for (int64_t row = 0; row < k; row += kRows) {
+    const int64_t rows = std::min(kRows, k - row);
+    const std::vector<uint8_t> codes = UnpackGptqColumns(
+        words.subspan(row * row_bytes, rows * row_bytes), rows, n, bits, GptqWords::kDense, 0);
+    const std::vector<uint8_t> packed = PackCodes(codes, rows, n, bits);
+    out.insert(out.end(), packed.begin(), packed.end());
+  }
+  return out;
+}
+
 absl::Status DecodeZeros(const AwqLinear& settings, const LinearTensors& tensors, int64_t groups,
                          int64_t words, HostWeight* out) {
   const TensorView* qzeros = FindTensor(tensors, "qzeros");
@@ -130,12 +149,13 @@ absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& te
   out.description = Asymmetric(bits, BlockRows(rows, out.k), type);
   AWQD_RETURN_IF_ERROR(DecodeZeros(*settings, tensors, groups, words, &out));
   AWQD_ASSIGN_OR_RETURN(out.bias, DecodeBias(tensors, out.n));
+  out.scales.assign(scales->bytes.begin(), scales->bytes.end());
+  if (qweight->unread()) return out;
   if (bits == 4) {
     DecodeCodes(qweight->bytes, &out.codes);
   } else {
-    out.codes = PackCodes(Unpack(*qweight, out.n, bits), out.k, out.n, bits);
+    out.codes = DecodeOtherCodes(qweight->bytes, out.k, out.n, bits);
   }
-  out.scales.assign(scales->bytes.begin(), scales->bytes.end());
   return out;
 }
 
@@ -145,6 +165,7 @@ const Format kAwqFormat = {.name = "awq",
                            .quant_method = "awq",
                            .suffixes = kSuffixes,
                            .optional_suffixes = kOptional,
+                           .lacks = AwqLacks,
                            .common_suffixes = kCommon,
                            .settings = kAwqSettings,
                            .read = Read,

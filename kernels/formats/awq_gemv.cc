@@ -68,6 +68,7 @@ absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& te
       out.scales, TakeGroups(groups, out.n, Transposed(scales->bytes, out.n, groups.padded, 2)));
   AWQD_RETURN_IF_ERROR(DecodeZeros(*settings, tensors, groups, &out));
   AWQD_ASSIGN_OR_RETURN(out.bias, DecodeBias(tensors, out.n));
+  if (qweight->unread()) return out;
   out.codes = TransposedNibbles(qweight->bytes, out.n, out.k, FirstNibble::kLow);
   return out;
 }
@@ -78,6 +79,7 @@ const Format kAwqGemvFormat = {.name = "awq-gemv",
                                .quant_method = "awq",
                                .suffixes = kSuffixes,
                                .optional_suffixes = kOptional,
+                               .lacks = AwqLacks,
                                .common_suffixes = kCommon,
                                .settings = kAwqSettings,
                                .read = Read,

@@ -125,6 +125,10 @@ absl::StatusOr<absl::string_view> ZerosName(const LinearTensors& tensors) {
   return absl::string_view(scaled ? "scaled_zeros" : "qzeros");
 }
 
+absl::string_view Lacks(const Setting& settings, HasTensor has) {
+  return has("scaled_zeros") ? "" : AwqLacks(settings, has);
+}
+
 // --- All of it ---
 
 // K, of a tensor of bytes whose type does not matter.
@@ -163,6 +167,7 @@ absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& te
   AWQD_ASSIGN_OR_RETURN(out.scales, TakeGroups(groups, out.n, scales->bytes));
   AWQD_RETURN_IF_ERROR(DecodeZeros(*settings, name, *zeros, type, &out));
   AWQD_ASSIGN_OR_RETURN(out.bias, DecodeBias(tensors, out.n));
+  if (qweight->unread()) return out;
   out.codes = DecodeCodes(qweight->bytes, out.k, out.n);
   return out;
 }
@@ -173,6 +178,7 @@ const Format kAwqGemvFastFormat = {.name = "awq-gemv-fast",
                                    .quant_method = "awq",
                                    .suffixes = kSuffixes,
                                    .optional_suffixes = kOptional,
+                                   .lacks = Lacks,
                                    .common_suffixes = kCommon,
                                    .settings = kAwqSettings,
                                    .read = Read,

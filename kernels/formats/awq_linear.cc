@@ -117,6 +117,12 @@ absl::Status SetAwqZerosWithout(const AwqLinear& settings, absl::string_view nam
   return absl::OkStatus();
 }
 
+absl::string_view AwqLacks(const Setting& settings, HasTensor has) {
+  const absl::StatusOr<std::optional<bool>> zero_point = ReadBool(settings, "zero_point");
+  const bool needed = zero_point.ok() && zero_point->value_or(true);
+  return needed && !has("qzeros") ? "qzeros" : "";
+}
+
 absl::StatusOr<PaddedGroups> PadAwqGroups(const AwqLinear& settings, int64_t k) {
   constexpr int64_t kInWord = 8;
   PaddedGroups out = {.rows = settings.group_size == -1 ? k : settings.group_size};

@@ -43,6 +43,8 @@ absl::Status SetAwqZeros(const AwqLinear& settings, absl::string_view name,
 // Where tensor `name` is missing: that constant, or an error that expects `expected`.
 absl::Status SetAwqZerosWithout(const AwqLinear& settings, absl::string_view name,
                                 absl::string_view expected, HostWeight* out);
+// Format::lacks: "qzeros", unless zero_point is false.
+absl::string_view AwqLacks(const Setting& settings, HasTensor has);
 
 // Groups of K, and how many scales a column has: eight zero points fill a word, and of groups of
 // 64, 32 and 16 the words are multiples of 2, 4 and 8.

@@ -181,6 +181,7 @@ absl::StatusOr<HostWeight> Decode(const Setting& /*settings*/, const LinearTenso
   AWQD_ASSIGN_OR_RETURN(const std::vector<uint8_t> scales, DecodeScales(state, *absmax, tensors));
   AWQD_ASSIGN_OR_RETURN(out.bias, DecodeBias(tensors, out.n));
   out.scales = Transposed(scales, out.n, out.groups(), sizeof(float));
+  if (weight->unread()) return out;
   out.codes = TransposedNibbles(weight->bytes, out.n, out.k, FirstNibble::kHigh);
   return out;
 }

@@ -60,6 +60,7 @@ absl::StatusOr<HostWeight> Decode(const Setting& /*settings*/, const LinearTenso
     const float scale = LoadElement(largest->bytes.data(), DType::kFp32, n) / 127.0f;
     std::memcpy(out.scales.data() + n * sizeof(float), &scale, sizeof(scale));
   }
+  if (weight->unread()) return out;
   out.codes = Transposed(weight->bytes, out.n, out.k, 1);
   for (uint8_t& code : out.codes) code ^= 0x80;
   return out;

@@ -28,6 +28,7 @@ absl::StatusOr<HostWeight> DecodeE2m1(const E2m1Tensors& names, const LinearTens
                      .zero_kind = ZeroKind::kConstant,
                      .scale_dtype = names.scale};
   out.scales = Transposed(scale->bytes, out.n, groups, 1);
+  if (codes->unread()) return out;
   out.codes = TransposedNibbles(codes->bytes, out.n, out.k, FirstNibble::kLow);
   return out;
 }

@@ -149,6 +149,7 @@ absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& te
   AWQD_RETURN_IF_ERROR(CheckMultiple("N", out.n));
   AWQD_RETURN_IF_ERROR(DecodeScales(settings, *scale, &out));
   AWQD_ASSIGN_OR_RETURN(out.bias, DecodeBias(tensors, out.n));
+  if (weight->unread()) return out;
   out.codes = Reordered(weight->bytes, out.k, out.n, settings.bits, /*to_rows=*/true);
   return out;
 }

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -20,10 +21,19 @@ struct TensorView {
   std::string dtype;           // safetensors spelling: "I32", "F16", "BF16", "F32", ...
   std::vector<int64_t> shape;  // row-major
   absl::Span<const uint8_t> bytes;
+  // How many experts the tensors of a checkpoint hold that this one is from, cut or not; 0 where
+  // that is not known.
+  int64_t experts = 0;
+
+  // Whether its size is known and its bytes are not: `bytes` points nowhere. Of codes only.
+  bool unread() const { return bytes.data() == nullptr && !bytes.empty(); }
 };
 
 // The tensors of one quantised linear by their suffix: "qweight", "qzeros", "scales", "bias".
 using LinearTensors = std::map<std::string, TensorView, std::less<>>;
+
+// Whether a linear has a tensor of that suffix.
+using HasTensor = absl::FunctionRef<bool(absl::string_view suffix)>;
 
 // Some modules of a checkpoint by their paths, "model.layers.0.mlp.up_proj".
 struct ModulePattern {
@@ -71,6 +81,9 @@ struct Format {
   absl::Span<const absl::string_view> suffixes;
   // Of those, the ones that may be missing.
   absl::Span<const absl::string_view> optional_suffixes;
+  // Of a linear with these settings, an optional one that may not be missing all the same and is;
+  // empty when none is. Null: they may all be missing.
+  absl::string_view (*lacks)(const Setting& settings, HasTensor has) = nullptr;
   // And those that modules have too which are not quantised. Without the tensor of codes the others
   // are what is left of a linear that lost it; these say nothing.
   absl::Span<const absl::string_view> common_suffixes;
@@ -89,6 +102,8 @@ struct Format {
   // Of a strict format: what the names of codes end with that are spelled in a way it has not,
   // "experts.up_proj_packed". An error too.
   absl::string_view foreign_ending;
+  // Bytes for each code that decode takes for a while, beside the tensors and its result.
+  int spare_bytes_per_code = 0;
   // Names of the settings that decode knows, which are those of an inline weight.
   absl::Span<const absl::string_view> settings;
 
@@ -97,7 +112,9 @@ struct Format {
   absl::StatusOr<QuantConfig> (*read)(const Setting& config);
 
   // Decodes one linear. INVALID_ARGUMENT naming the setting, or the tensor by its suffix, what was
-  // found and what was expected.
+  // found and what was expected. Where the codes are unread, HostWeight::codes is empty and all
+  // else is as it would be with them: what a weight will take is known before it is read. Scales
+  // and zeros that lie among the codes are empty too.
   absl::StatusOr<HostWeight> (*decode)(const Setting& settings, const LinearTensors& tensors);
 };
 

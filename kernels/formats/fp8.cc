@@ -154,6 +154,7 @@ absl::StatusOr<HostWeight> DecodeFp8(const Fp8Scales& scales, const LinearTensor
                            ? DecodeBlockScales(scales, *scale, &out)
                            : DecodeOtherScales(scales, *scale, &out));
   AWQD_ASSIGN_OR_RETURN(out.bias, DecodeBias(tensors, out.n));
+  if (weight->unread()) return out;
   out.codes = Transposed(weight->bytes, out.n, out.k, 1);
   return out;
 }

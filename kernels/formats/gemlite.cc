@@ -270,6 +270,7 @@ absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& te
   AWQD_RETURN_IF_ERROR(ReadShape(settings, *words, &out));
   AWQD_RETURN_IF_ERROR(DecodeBlocks(settings, tensors, &out));
   AWQD_ASSIGN_OR_RETURN(out.bias, DecodeBias(tensors, out.n));
+  if (words->unread()) return out;
   DecodeCodes(settings.bits, *words, &out);
   return out;
 }
@@ -299,6 +300,7 @@ const Format kGemliteFormat = {.name = "gemlite",
                                .suffixes = kSuffixes,
                                .optional_suffixes = kOptional,
                                .code_dtypes = kCodeTypes,
+                               .spare_bytes_per_code = 1,
                                .settings = kSettings,
                                .read = Read,
                                .decode = Decode};

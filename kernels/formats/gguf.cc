@@ -136,6 +136,7 @@ absl::StatusOr<HostWeight> Decode(const Setting& settings, const LinearTensors& 
                      .zero_dtype = block->zero_dtype,
                      .scale_dtype = block->scale_dtype};
   AWQD_ASSIGN_OR_RETURN(out.bias, DecodeBias(tensors, out.n));
+  if (weight->unread()) return out;
   AWQD_RETURN_IF_ERROR(DecodeCells(*block, *weight, &out));
   out.codes = DecodeCodes(*block, *weight, out.n, out.k);
   return out;

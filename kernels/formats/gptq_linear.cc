@@ -100,6 +100,7 @@ absl::StatusOr<HostWeight> DecodeGptqLinear(const GptqLinear& settings,
   AWQD_ASSIGN_OR_RETURN(out.bias, DecodeBias(tensors, out.n));
   out.order = OrderOfPlaces(place);
   out.scales.assign(scales->bytes.begin(), scales->bytes.end());
+  if (qweight->unread()) return out;
   out.codes = UnpackGptqRows(qweight->bytes, out.k, out.n, settings.bits, settings.words, place);
   return out;
 }

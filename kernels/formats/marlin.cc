@@ -108,6 +108,7 @@ absl::StatusOr<HostWeight> Decode(const Format& format, int64_t group_size,
   out.description = Symmetric(4, BlockRows(rows, out.k), type);
   AWQD_ASSIGN_OR_RETURN(out.bias, DecodeBias(tensors, out.n));
   out.scales = InColumnOrder(scales->bytes, groups, out.n);
+  if (codes->unread()) return out;
   DecodeCodes(codes->bytes, &out);
   return out;
 }

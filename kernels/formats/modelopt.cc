@@ -185,6 +185,7 @@ absl::StatusOr<HostWeight> DecodeInt4(int64_t group_size, const LinearTensors& t
                                                       "weight_scale", false));
   out.description = Symmetric(4, BlockRows(rows, out.k), type);
   out.scales = Transposed(scale->bytes, out.n, groups, SizeOf(type));
+  if (weight->unread()) return out;
   out.codes = Transposed(weight->bytes, out.n / 2, out.k, 1);
   for (uint8_t& pair : out.codes) pair ^= 0x88;  // two's complement to 0 .. 15
   return out;

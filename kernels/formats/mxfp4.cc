@@ -44,6 +44,7 @@ absl::StatusOr<HostWeight> Decode(const Setting& /*settings*/, const LinearTenso
                      .scale_dtype = DType::kE8m0};
   AWQD_ASSIGN_OR_RETURN(out.bias, DecodeBias(tensors, n));
   out.scales = Transposed(scales->bytes, n, groups, 1);
+  if (blocks->unread()) return out;
   out.codes = TransposedNibbles(blocks->bytes, n, out.k, FirstNibble::kLow);
   return out;
 }

@@ -102,6 +102,11 @@ absl::Status DecodeOuter(const LinearTensors& tensors, HostWeight* out) {
   return CheckShape("outer", *outer, {out->n}, "[N], or one for all");
 }
 
+absl::string_view Lacks(const Setting& object, HasTensor has) {
+  const absl::StatusOr<Settings> settings = ReadSettings(object);
+  return settings.ok() && !settings->zero && !has("zeros") ? "zeros" : "";
+}
+
 absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& tensors) {
   AWQD_ASSIGN_OR_RETURN(const Settings settings, ReadSettings(object));
   AWQD_ASSIGN_OR_RETURN(const TensorView* codes, NeedTensor(tensors, "codes", "U8 [K, N]"));
@@ -120,10 +125,11 @@ absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& te
   out.description = Asymmetric(settings.bits, BlockRows(rows, out.k), type);
   AWQD_RETURN_IF_ERROR(DecodeZeros(settings, tensors, groups, &out));
   AWQD_RETURN_IF_ERROR(DecodeOuter(tensors, &out));
-  AWQD_RETURN_IF_ERROR(CheckBits("codes", *codes, settings.bits));
   AWQD_ASSIGN_OR_RETURN(out.bias, DecodeBias(tensors, out.n));
-  out.codes = PackCodes(codes->bytes, out.k, out.n, settings.bits);
   out.scales.assign(scales->bytes.begin(), scales->bytes.end());
+  if (codes->unread()) return out;
+  AWQD_RETURN_IF_ERROR(CheckBits("codes", *codes, settings.bits));
+  out.codes = PackCodes(codes->bytes, out.k, out.n, settings.bits);
   return out;
 }
 
@@ -133,6 +139,7 @@ const Format kPlainFormat = {.name = "plain",
                              .quant_method = "plain",
                              .suffixes = kSuffixes,
                              .optional_suffixes = kOptional,
+                             .lacks = Lacks,
                              .code_dtypes = kCodeTypes,
                              .settings = kSettings,
                              .read = Read,

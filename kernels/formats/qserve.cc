@@ -201,8 +201,10 @@ absl::Status DecodeGroups(const Settings& settings, const LinearTensors& tensors
   out->scales = InColumnOrder(scales->bytes);
   std::vector<uint8_t> z = InColumnOrder(zeros->bytes);
   for (uint8_t& zero : z) zero = static_cast<uint8_t>(-zero);
-  const Ranges ranges = DecodeCodes(qweight.bytes, rows, out);
-  AWQD_RETURN_IF_ERROR(CheckBytes(out->scales, z, ranges, out->n));
+  if (!qweight.unread()) {
+    const Ranges ranges = DecodeCodes(qweight.bytes, rows, out);
+    AWQD_RETURN_IF_ERROR(CheckBytes(out->scales, z, ranges, out->n));
+  }
   SetZeros(z, out);
   return absl::OkStatus();
 }
@@ -225,7 +227,7 @@ absl::Status DecodeChannels(const Settings& settings, const LinearTensors& tenso
                       .scale_dtype = FloatType(scales)};
   out->scales.assign(scales.bytes.begin(), scales.bytes.end());
   out->zeros.assign(zeros->bytes.begin(), zeros->bytes.end());
-  DecodeCodes(qweight.bytes, out->k, out);
+  if (!qweight.unread()) DecodeCodes(qweight.bytes, out->k, out);
   return absl::OkStatus();
 }
 

@@ -8,6 +8,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "checkpoint/checkpoint_files.h"
 #include "checkpoint/gguf_model.h"
 #include "checkpoint/hub_cache.h"
@@ -140,8 +141,13 @@ void ModelFolders::AddNamed(absl::string_view name, std::vector<Candidate>* out)
 
 absl::Status ModelFolders::AddFromRepository(absl::string_view name, std::vector<Candidate>* out,
                                              std::string* lacks) const {
-  AWQD_ASSIGN_OR_RETURN(RepositoryRoot opened, RepositoryRoot::Open(repository_));
-  const auto root = std::make_shared<const RepositoryRoot>(std::move(opened));
+  absl::StatusOr<RepositoryRoot> opened = RepositoryRoot::Open(repository_);
+  if (!opened.ok()) {
+    const std::string path = absl::StrCat(" ", Quoted(repository_, 1024));
+    return absl::Status(opened.status().code(),
+                        absl::StrReplaceAll(opened.status().message(), {{path, ""}}));
+  }
+  const auto root = std::make_shared<const RepositoryRoot>(*std::move(opened));
   const absl::Status plain = OpenModel(*root, name);
   if (!absl::IsNotFound(plain)) {
     out->push_back({absl::StrCat("folder ", Quoted(name)), root,
@@ -158,13 +164,15 @@ absl::Status ModelFolders::AddFromRepository(absl::string_view name, std::vector
   return absl::OkStatus();
 }
 
-absl::StatusOr<ModelFolder> ModelFolders::Locate(absl::string_view name) const {
+absl::StatusOr<ModelFolder> ModelFolders::Locate(absl::string_view name, bool* seen) const {
+  if (seen != nullptr) *seen = false;
   AWQD_RETURN_IF_ERROR(CheckModelName(name));
   std::vector<Candidate> found;
   AddNamed(name, &found);
   std::string lacks;
   const absl::Status repository =
       repository_.empty() ? absl::OkStatus() : AddFromRepository(name, &found, &lacks);
+  if (seen != nullptr) *seen = !found.empty() || !lacks.empty();
   if (found.size() > 1) {
     return Invalid("model ", Quoted(name), ": got it twice, as ", found[0].place, " and as ",
                    found[1].place, ", expected it once: give one of them another name");

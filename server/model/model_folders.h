@@ -45,7 +45,9 @@ class ModelFolders {
   // The folder with the model's config.json. NOT_FOUND when there is none, INVALID_ARGUMENT when
   // there are two, naming both, or when config.json leads out of the root; else why it cannot be
   // opened.
-  absl::StatusOr<ModelFolder> Locate(absl::string_view name) const;
+  // `seen`, if given, tells whether anything of that name is there, also where that cannot be
+  // opened. No message has the repository's path, as clients get it.
+  absl::StatusOr<ModelFolder> Locate(absl::string_view name, bool* seen = nullptr) const;
 
   // Every named folder and every model of the repository, each with what Locate says of it.
   // NOT_FOUND or PERMISSION_DENIED when the repository itself cannot be read.

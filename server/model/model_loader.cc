@@ -1,8 +1,6 @@
 // Reading, decoding, preparing and freeing, weight by weight.
 #include "server/model/model_loader.h"
 
-#include <algorithm>
-#include <limits>
 #include <map>
 #include <new>
 #include <optional>
@@ -10,7 +8,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "checkpoint/checkpoint.h"
 #include "kernels/base/status.h"
@@ -27,33 +24,26 @@ std::string Advice(const LoadTarget& target) {
          "each device)";
 }
 
-absl::Status NoRoom(absl::string_view what, int64_t bytes, absl::string_view where, int64_t free,
-                    const LoadTarget& target) {
-  return absl::ResourceExhaustedError(absl::StrCat(what, ": needs ", bytes, " bytes on ", where,
-                                                   ", got ", free, " free", Advice(target)));
-}
-
-// No layout is smaller than the packed tensors, so this refuses at once what can never fit, and
-// bounds the host's buffers too.
-absl::Status CheckRoom(absl::string_view what, int64_t bytes, const LoadTarget& target) {
-  int64_t all = 0;
-  for (const Device* device : target.devices) {
-    const int64_t free = device->FreeBytes();
-    if (!target.cut && bytes > free) return NoRoom(what, bytes, device->info().id, free, target);
-    all += std::min(free, std::numeric_limits<int64_t>::max() - all);
+// Plans the load, and tells of the plan.
+absl::Status Plan(const Checkpoint& checkpoint, const std::string& name, const LoadTarget& target,
+                  const std::atomic<bool>& cancelled, const ProgressSinks& sinks) {
+  const absl::StatusOr<MemoryPlan> plan = PlanLoad(checkpoint, target, cancelled);
+  if (absl::IsResourceExhausted(plan.status())) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("model \"", name, "\": ", plan.status().message(), Advice(target)));
   }
-  if (bytes <= all || !target.cut) return absl::OkStatus();
-  const std::string names =
-      absl::StrJoin(target.devices, " + ",
-                    [](std::string* out, const Device* device) { out->append(device->info().id); });
-  return NoRoom(what, bytes, names, all, target);
+  if (!plan.ok()) return plan.status();
+  if (sinks.planned_bytes != nullptr) *sinks.planned_bytes = plan->device_bytes();
+  if (sinks.log) sinks.log(absl::StrCat("model \"", name, "\": takes ", plan->ToString()));
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::shared_ptr<const PlacedWeight>> LoadWeight(const Checkpoint& checkpoint,
                                                                const LinearLocation& linear,
                                                                const LoadTarget& target,
-                                                               std::vector<uint8_t>* scratch) {
-  AWQD_ASSIGN_OR_RETURN(const HostWeight weight, checkpoint.Read(linear, scratch));
+                                                               std::vector<uint8_t>* scratch,
+                                                               TensorSums* sums) {
+  AWQD_ASSIGN_OR_RETURN(const HostWeight weight, checkpoint.Read(linear, scratch, sums));
   auto out = PlaceWeight(weight, target.devices, target.cut);
   if (out.ok()) return out;
   const absl::Status& status = out.status();
@@ -87,9 +77,9 @@ absl::StatusOr<std::shared_ptr<Model>> LoadWeights(const ModelFolder& folder,
                                                    const LoadTarget& target,
                                                    const std::atomic<bool>& cancelled,
                                                    const ProgressSinks& sinks) {
-  AWQD_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(*folder.root, folder.path));
-  AWQD_RETURN_IF_ERROR(
-      CheckRoom(absl::StrCat("model \"", name, "\""), checkpoint.total_bytes(), target));
+  AWQD_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
+                        Checkpoint::Open(*folder.root, folder.path, &cancelled));
+  AWQD_RETURN_IF_ERROR(Plan(checkpoint, name, target, cancelled, sinks));
   if (sinks.log && !checkpoint.note().empty()) {
     sinks.log(absl::StrCat("model \"", name, "\": ", checkpoint.note()));
   }
@@ -100,16 +90,18 @@ absl::StatusOr<std::shared_ptr<Model>> LoadWeights(const ModelFolder& folder,
   Progress progress(name, checkpoint.total_bytes(),
                     static_cast<int64_t>(checkpoint.linears().size()), sinks, absl::Now);
   std::vector<uint8_t> scratch;
+  TensorSums sums;
   for (const LinearLocation& linear : checkpoint.linears()) {
     if (cancelled) {
       return absl::UnavailableError(
           absl::StrCat("model \"", name, "\": load cancelled, the server is shutting down"));
     }
     AWQD_ASSIGN_OR_RETURN(std::shared_ptr<const PlacedWeight> weight,
-                          LoadWeight(checkpoint, linear, target, &scratch));
+                          LoadWeight(checkpoint, linear, target, &scratch, &sums));
     Add(linear.path, std::move(weight), model.get());
     progress.Add(linear.bytes);
   }
+  AWQD_RETURN_IF_ERROR(sums.Check(cancelled));
   AWQD_RETURN_IF_ERROR(checkpoint.CheckUnchanged(*folder.root));
   AddStacks(model.get());
   model->load_ms = absl::ToInt64Milliseconds(progress.elapsed());

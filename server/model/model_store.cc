@@ -83,7 +83,7 @@ ModelStore::ModelStore(ModelFolders folders, std::vector<Device*> devices, Shard
       log_(std::move(log)),
       bar_(std::move(bar)) {}
 
-absl::StatusOr<std::shared_ptr<std::atomic<float>>> ModelStore::BeginLoad(absl::string_view name) {
+absl::StatusOr<std::shared_ptr<LoadState>> ModelStore::BeginLoad(absl::string_view name) {
   if (cancelled_) return absl::UnavailableError("the server is shutting down");
   MutexLock lock(&mu_);
   Entry& entry = entries_[std::string(name)];
@@ -91,7 +91,7 @@ absl::StatusOr<std::shared_ptr<std::atomic<float>>> ModelStore::BeginLoad(absl::
     return absl::AlreadyExistsError(
         absl::StrCat("model \"", name, "\": a load of it is in progress"));
   }
-  entry.loading = std::make_shared<std::atomic<float>>(0.0f);
+  entry.loading = std::make_shared<LoadState>();
   return entry.loading;
 }
 
@@ -103,17 +103,18 @@ std::vector<Device*> ModelStore::Targets() const {
 }
 
 absl::StatusOr<std::shared_ptr<Model>> ModelStore::LoadFromDisk(const std::string& name,
-                                                                std::atomic<float>* share) const {
-  AWQD_ASSIGN_OR_RETURN(const ModelFolder folder, folders_.Locate(name));
+                                                                LoadState* state,
+                                                                bool* seen) const {
+  AWQD_ASSIGN_OR_RETURN(const ModelFolder folder, folders_.Locate(name, seen));
   AWQD_ASSIGN_OR_RETURN(std::shared_ptr<Model> model,
                         LoadModel(folder, name, {Targets(), sharding_ == Sharding::kColumns},
-                                  cancelled_, {log_, bar_, share}));
+                                  cancelled_, {log_, bar_, &state->share, &state->planned_bytes}));
   if (before_serving_) AWQD_RETURN_IF_ERROR(before_serving_(*model));
   return model;
 }
 
 absl::StatusOr<std::shared_ptr<const Model>> ModelStore::EndLoad(
-    absl::string_view name, absl::StatusOr<std::shared_ptr<Model>> loaded) {
+    absl::string_view name, bool seen, absl::StatusOr<std::shared_ptr<Model>> loaded) {
   std::shared_ptr<const Model> old;  // outlives the lock: freeing a model takes long
   MutexLock lock(&mu_);
   const auto it = entries_.find(name);
@@ -123,7 +124,7 @@ absl::StatusOr<std::shared_ptr<const Model>> ModelStore::EndLoad(
   if (!loaded.ok()) {
     entry.message = std::string(ClipUtf8(loaded.status().message(), kMaxMessageBytes));
     // Names that never existed leave nothing behind, however many clients invent.
-    const bool invented = absl::IsNotFound(loaded.status()) && entry.loads == 0;
+    const bool invented = (!seen || absl::IsNotFound(loaded.status())) && entry.loads == 0;
     if (invented) entries_.erase(it);
     return loaded.status();
   }
@@ -135,8 +136,10 @@ absl::StatusOr<std::shared_ptr<const Model>> ModelStore::EndLoad(
 
 absl::StatusOr<std::shared_ptr<const Model>> ModelStore::Load(absl::string_view name) {
   AWQD_RETURN_IF_ERROR(CheckModelName(name));
-  AWQD_ASSIGN_OR_RETURN(const std::shared_ptr<std::atomic<float>> share, BeginLoad(name));
-  return EndLoad(name, LoadFromDisk(std::string(name), share.get()));
+  AWQD_ASSIGN_OR_RETURN(const std::shared_ptr<LoadState> state, BeginLoad(name));
+  bool seen = false;
+  auto loaded = LoadFromDisk(std::string(name), state.get(), &seen);
+  return EndLoad(name, seen, std::move(loaded));
 }
 
 absl::StatusOr<std::shared_ptr<const Model>> ModelStore::LoadUnlessServed(absl::string_view name) {
@@ -217,9 +220,10 @@ std::vector<ModelStatus> ModelStore::List() const {
   for (const auto& [name, entry] : entries_) {
     ModelStatus& status = out[name];
     status = {name, ModelState::kUnloaded, entry.message, entry.model};
-    status.loaded_share = entry.loading != nullptr ? entry.loading->load()
+    status.loaded_share = entry.loading != nullptr ? entry.loading->share.load()
                           : entry.model != nullptr ? 1.0f
                                                    : 0.0f;
+    if (entry.loading != nullptr) status.planned_bytes = entry.loading->planned_bytes;
     if (entry.model != nullptr) {
       status.state = ModelState::kReady;
     } else if (entry.loading != nullptr) {

@@ -46,14 +46,16 @@ struct ModelStatus {
   std::shared_ptr<const Model> model;  // null unless one is being served
   // Of the bytes of the load in progress, from 0 to 1; without one, 1 where a model is served.
   float loaded_share = 0;
+  // Of the load in progress, on all devices; 0 without one, and until that is known.
+  int64_t planned_bytes = 0;
 };
 
 // Thread-safe. Loads run on the calling thread.
 class ModelStore {
  public:
   // `folders`: or a repository alone, which need not contain anything yet. `devices`, one or more,
-  // outlive the store. `log`, if given, gets a line at most every two seconds of a load, from the
-  // loading thread.
+  // outlive the store. `log`, if given, gets the memory plan of a load, then a line at most
+  // every two seconds, from the loading thread.
   ModelStore(ModelFolders folders, std::vector<Device*> devices, Sharding sharding,
              ProgressLog log = nullptr, ProgressLog bar = nullptr);
   ModelStore(ModelFolders folders, Device* device)
@@ -115,20 +117,21 @@ class ModelStore {
  private:
   struct Entry {
     std::shared_ptr<const Model> model;
-    std::shared_ptr<std::atomic<float>> loading;  // its share; null: no load is in progress
+    std::shared_ptr<LoadState> loading;  // null: no load is in progress
     std::string message;
     int64_t loads = 0;
   };
 
-  // Its share, to be kept up to date.
-  absl::StatusOr<std::shared_ptr<std::atomic<float>>> BeginLoad(absl::string_view name);
+  // To be kept up to date.
+  absl::StatusOr<std::shared_ptr<LoadState>> BeginLoad(absl::string_view name);
+  // `seen`: whether there is anything of that name.
   absl::StatusOr<std::shared_ptr<const Model>> EndLoad(
-      absl::string_view name, absl::StatusOr<std::shared_ptr<Model>> loaded);
+      absl::string_view name, bool seen, absl::StatusOr<std::shared_ptr<Model>> loaded);
   // The devices that a model loaded now is put on.
   std::vector<Device*> Targets() const;
   // The load itself, without the lock.
-  absl::StatusOr<std::shared_ptr<Model>> LoadFromDisk(const std::string& name,
-                                                      std::atomic<float>* share) const;
+  absl::StatusOr<std::shared_ptr<Model>> LoadFromDisk(const std::string& name, LoadState* state,
+                                                      bool* seen) const;
 
   const ModelFolders folders_;
   const std::vector<Device*> devices_;

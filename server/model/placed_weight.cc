@@ -86,6 +86,29 @@ absl::string_view Name(Sharding sharding) {
   return kNames[static_cast<int>(sharding)];
 }
 
+namespace {
+
+// Calls part(what a device gets of the weight, its first column, device) until one fails.
+template <typename Part>
+absl::Status ForEachPart(const HostWeight& weight, absl::Span<Device* const> devices, bool cut,
+                         Part part) {
+  const std::vector<ColumnSpan> spans =
+      CutColumns(weight.n, cut ? static_cast<int64_t>(devices.size()) : 1, BlockOf(weight));
+  if (spans.size() > 1) {
+    for (size_t i = 0; i < spans.size(); ++i) {
+      AWQD_RETURN_IF_ERROR(part(TakeColumns(weight, spans[i]), spans[i].begin, *devices[i]));
+    }
+    return absl::OkStatus();
+  }
+  // Too narrow to cut: one device is enough.
+  for (Device* device : cut ? devices.first(1) : devices) {
+    AWQD_RETURN_IF_ERROR(part(weight, 0, *device));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 std::shared_ptr<const PlacedWeight> Whole(std::shared_ptr<const DeviceWeight> weight) {
   auto out = std::make_shared<PlacedWeight>();
   out->shape = weight->shape;
@@ -141,6 +164,18 @@ HostWeight TakeColumns(const HostWeight& weight, ColumnSpan span) {
   return out;
 }
 
+absl::StatusOr<std::vector<PartBytes>> PlacedBytes(const HostWeight& weight,
+                                                   absl::Span<Device* const> devices, bool cut) {
+  std::vector<PartBytes> out;
+  AWQD_RETURN_IF_ERROR(ForEachPart(
+      weight, devices, cut, [&](const HostWeight& part, int64_t, Device& device) -> absl::Status {
+        AWQD_ASSIGN_OR_RETURN(const int64_t bytes, PreparedBytes(part, device.info()));
+        out.push_back({&device, part.n, bytes});
+        return absl::OkStatus();
+      }));
+  return out;
+}
+
 absl::StatusOr<std::shared_ptr<const PlacedWeight>> PlaceWeight(const HostWeight& weight,
                                                                 absl::Span<Device* const> devices,
                                                                 bool cut) {
@@ -149,19 +184,10 @@ absl::StatusOr<std::shared_ptr<const PlacedWeight>> PlaceWeight(const HostWeight
   out->shape = ShapeOf(weight);
   out->format = weight.format;
   out->has_bias = !weight.bias.empty();
-  const std::vector<ColumnSpan> spans =
-      CutColumns(weight.n, cut ? static_cast<int64_t>(devices.size()) : 1, BlockOf(weight));
-  if (spans.size() > 1) {
-    for (size_t i = 0; i < spans.size(); ++i) {
-      AWQD_RETURN_IF_ERROR(
-          AddPart(TakeColumns(weight, spans[i]), spans[i].begin, *devices[i], out.get()));
-    }
-  } else {
-    // Too narrow to cut: one device is enough.
-    for (Device* device : cut ? devices.first(1) : devices) {
-      AWQD_RETURN_IF_ERROR(AddPart(weight, 0, *device, out.get()));
-    }
-  }
+  AWQD_RETURN_IF_ERROR(ForEachPart(weight, devices, cut,
+                                   [&](const HostWeight& part, int64_t col_begin, Device& device) {
+                                     return AddPart(part, col_begin, device, out.get());
+                                   }));
   return std::shared_ptr<const PlacedWeight>(std::move(out));
 }
 

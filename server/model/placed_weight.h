@@ -66,6 +66,17 @@ std::vector<ColumnSpan> CutColumns(int64_t n, int64_t parts, int64_t block = 1);
 // that CutColumns makes.
 HostWeight TakeColumns(const HostWeight& weight, ColumnSpan span);
 
+// What one part of a weight takes.
+struct PartBytes {
+  Device* device = nullptr;
+  int64_t columns = 0;
+  int64_t bytes = 0;
+};
+// Of the parts that PlaceWeight makes of a weight, which may lack its codes. Fails as
+// PreparedBytes.
+absl::StatusOr<std::vector<PartBytes>> PlacedBytes(const HostWeight& weight,
+                                                   absl::Span<Device* const> devices, bool cut);
+
 // Puts the weight on the devices, one or more: whole on each, or cut among them. Blocks.
 // RESOURCE_EXHAUSTED naming the device that has no room; other errors as PrepareWeight. On an error
 // nothing stays allocated on any of them.

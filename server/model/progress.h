@@ -21,7 +21,14 @@ using NowFunction = std::function<absl::Time()>;
 struct ProgressSinks {
   ProgressLog log;  // lines
   ProgressLog bar;  // the text of one line that is replaced by the next; "" at the end
-  std::atomic<float>* share = nullptr;  // of the bytes, from 0 to 1
+  std::atomic<float>* share = nullptr;            // of the bytes, from 0 to 1
+  std::atomic<int64_t>* planned_bytes = nullptr;  // what the load will take of all devices
+};
+
+// What others may ask of a load in progress.
+struct LoadState {
+  std::atomic<float> share{0.0f};
+  std::atomic<int64_t> planned_bytes{0};  // 0 until it is planned
 };
 
 // A line at most every two seconds, none for a load that ends before; or, where there is a bar, its

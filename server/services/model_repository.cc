@@ -133,6 +133,7 @@ absl::Status List(const Env& env, const v1::ListModelsRequest&, v1::ListModelsRe
     summary->set_state(kStates[static_cast<int>(status.state)]);
     summary->set_message(status.message);
     summary->set_loaded_share(status.loaded_share);
+    if (status.model == nullptr) summary->set_device_bytes(status.planned_bytes);
   }
   return absl::OkStatus();
 }

@@ -236,6 +236,13 @@ absl::StatusOr<HostWeight> DecodePacked(const v1::PackedWeight& packed) {
   }
   absl::StatusOr<HostWeight> out = weight.format->decode(settings, tensors);
   if (!out.ok()) return InClientsWords(out.status(), packed, weight);
+  // Settings of a checkpoint are for linears of any size, those of a request for this one.
+  AWQD_ASSIGN_OR_RETURN(const int64_t group_size, ReadGroupSize(settings));
+  if (group_size > out->k) {
+    const absl::Status status =
+        BadValue("group_size", group_size, absl::StrCat("-1 or at most K = ", out->k));
+    return InClientsWords(status, packed, weight);
+  }
   return out;
 }
 

@@ -1,8 +1,11 @@
 // Directories as the Hub has them, and directories with something wrong.
 #include "checkpoint/checkpoint.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <set>
 
@@ -213,18 +216,18 @@ TEST_F(CheckpointTest, LinearWithoutOneOfItsTensors) {
   }
 }
 
-// Whether zero points may be missing the settings say, so that reading the weight refuses it.
+// Whether zero points may be missing the settings say.
 TEST_F(CheckpointTest, LinearWithoutZeroPoints) {
   directory_.Write("m/config.json", AwqConfig());
   TestTensors tensors = linear_;
   tensors.erase("l.up.qzeros");
   directory_.Write("m/model.safetensors", SafetensorsOf(tensors));
-  const auto checkpoint = Open();
-  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-  std::vector<uint8_t> scratch;
-  const auto weight = checkpoint->Read(checkpoint->linears().at(0), &scratch);
-  EXPECT_THAT(std::string(weight.status().message()),
-              HasSubstr("weight \"l.up\": tensor \"qzeros\": got nothing, expected I32"));
+  ExpectRefused("m: weight \"l.up\": tensor \"qzeros\" is missing, expected it by the settings");
+  directory_.Write(
+      "m/config.json",
+      "{\"quantization_config\":{\"quant_method\":\"awq\",\"bits\":4,\"group_size\":32,"
+      "\"zero_point\":false,\"version\":\"gemm\"}}");
+  EXPECT_TRUE(Open().ok());
 }
 
 TEST_F(CheckpointTest, LinearWithoutAPath) {
@@ -315,6 +318,124 @@ TEST_F(CheckpointTest, ReplacedWhileLoading) {
   fs::remove(directory_.At("m/model.safetensors"));
   EXPECT_THAT(std::string(checkpoint->CheckUnchanged(root_).message()),
               HasSubstr("replaced while"));
+}
+
+TEST_F(CheckpointTest, SettingsAndIndexAreComparedToo) {
+  const std::string index = "{\"l.up.qweight\":\"model.safetensors\"}";
+  const auto write = [&] {
+    directory_.Write("m/config.json", "{}");
+    directory_.Write("m/quant_config.json",
+                     "{\"w_bit\":4,\"q_group_size\":32,\"zero_point\":true,\"version\":\"GEMM\"}");
+    directory_.Write("m/model.safetensors", SafetensorsOf(linear_));
+    WriteIndex(index);
+  };
+  for (const std::string name :
+       {"config.json", "quant_config.json", "model.safetensors.index.json", "model.safetensors"}) {
+    write();
+    const auto checkpoint = Open();
+    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+    EXPECT_TRUE(checkpoint->CheckUnchanged(root_).ok());
+    fs::copy_file(directory_.At("m/" + name), directory_.At("m/new"));
+    fs::rename(directory_.At("m/new"), directory_.At("m/" + name));
+    EXPECT_THAT(std::string(checkpoint->CheckUnchanged(root_).message()),
+                HasSubstr("m/" + name + ": the file was replaced"));
+  }
+}
+
+// Which changes none of the file's times.
+TEST_F(CheckpointTest, StoresThroughAMapping) {
+  directory_.Write("m/config.json", AwqConfig());
+  directory_.Write("m/model.safetensors", SafetensorsOf(linear_));
+  const auto checkpoint = Open();
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  const std::string path = directory_.At("m/model.safetensors");
+  const size_t size = fs::file_size(path);
+  const int fd = open(path.c_str(), O_RDWR);
+  void* const mapped = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  close(fd);
+  ASSERT_NE(mapped, MAP_FAILED);
+  char* const last = static_cast<char*>(mapped) + size - 1;
+  *last ^= 1;  // the first store after a write to the file sets its times
+  const auto opened = Open();
+  TensorSums sums;
+  std::vector<uint8_t> scratch;
+  ASSERT_TRUE(opened->Read(opened->linears()[0], &scratch, &sums).ok());
+  const std::atomic<bool> cancelled = false;
+  EXPECT_TRUE(sums.Check(cancelled).ok());
+  *last ^= 1;
+  EXPECT_TRUE(opened->CheckUnchanged(root_).ok());
+  const absl::Status status = sums.Check(cancelled);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("m/model.safetensors: bytes "), HasSubstr("changed while")));
+  *last ^= 1;
+  EXPECT_TRUE(sums.Check(cancelled).ok());
+  const std::atomic<bool> stopping = true;
+  EXPECT_EQ(sums.Check(stopping).code(), absl::StatusCode::kUnavailable);
+  munmap(mapped, size);
+}
+
+TEST_F(CheckpointTest, FilesThatComeWhileLoading) {
+  directory_.Write("m/config.json", AwqConfig());
+  directory_.Write("m/a.safetensors", SafetensorsOf(linear_));
+  const auto checkpoint = Open();
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  directory_.Write("m/notes.txt", "of no matter");
+  EXPECT_TRUE(checkpoint->CheckUnchanged(root_).ok());
+  directory_.Write("m/b.safetensors", SafetensorsOf(AwqLinear("l.down", 64, 16, 32)));
+  EXPECT_THAT(std::string(checkpoint->CheckUnchanged(root_).message()),
+              HasSubstr("m: files of tensors came or went"));
+  fs::remove(directory_.At("m/b.safetensors"));
+  EXPECT_TRUE(checkpoint->CheckUnchanged(root_).ok());
+  WriteIndex("{}");
+  EXPECT_THAT(std::string(checkpoint->CheckUnchanged(root_).message()),
+              HasSubstr("model.safetensors.index.json: the file was written while"));
+}
+
+TEST_F(CheckpointTest, AFolderThatAnotherOneTookThePlaceOf) {
+  for (const std::string folder : {"one", "two"}) {
+    directory_.Write(folder + "/config.json", AwqConfig());
+    directory_.Write(folder + "/model.safetensors", SafetensorsOf(linear_));
+  }
+  fs::create_directory_symlink("one", directory_.At("m"));
+  const auto checkpoint = Open();
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  EXPECT_TRUE(checkpoint->CheckUnchanged(root_).ok());
+  fs::remove(directory_.At("m"));
+  fs::create_directory_symlink("two", directory_.At("m"));
+  EXPECT_THAT(std::string(checkpoint->CheckUnchanged(root_).message()),
+              HasSubstr("m/config.json: the file was replaced"));
+}
+
+// Each name of one file would take memory for its header.
+TEST_F(CheckpointTest, OneFileUnderTwoNames) {
+  directory_.Write("m/config.json", AwqConfig());
+  directory_.Write("m/a.safetensors", SafetensorsOf(linear_));
+  fs::create_symlink("a.safetensors", directory_.At("m/b.safetensors"));
+  ExpectRefused("m/a.safetensors: got the same file as m/b.safetensors, expected each shard once");
+}
+
+// What one file may claim all files of a model together may, and no more.
+TEST_F(CheckpointTest, HeadersOfAllFilesTogetherAreBounded) {
+  directory_.Write("m/config.json", AwqConfig());
+  const std::string blanks(60'000'000, ' ');
+  for (const std::string name : {"a", "b"}) {
+    const std::string header = absl::StrCat(
+        "{\"", name, "\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}}", blanks);
+    directory_.Write("m/" + name + ".safetensors", awqd::testing::Safetensors(header, ""));
+  }
+  ExpectRefused("(the headers of a model may have 100000000 in all)");
+}
+
+TEST_F(CheckpointTest, OpeningIsCancelled) {
+  directory_.Write("m/config.json", AwqConfig());
+  directory_.Write("m/a.safetensors", SafetensorsOf(linear_));
+  root_ = *RepositoryRoot::Open(directory_.path());
+  const std::atomic<bool> cancelled = true;
+  EXPECT_EQ(Checkpoint::Open(root_, "m", &cancelled).status().code(),
+            absl::StatusCode::kUnavailable);
+  const std::atomic<bool> running = false;
+  EXPECT_TRUE(Checkpoint::Open(root_, "m", &running).ok());
 }
 
 TEST_F(CheckpointTest, RealCheckpoint) {

@@ -147,9 +147,7 @@ TEST_F(CompressedTensorsTest, WhatIsLostIsNamed) {
   }
   TestTensors tensors = OneOfEach();
   tensors.erase("l.up.weight_shape");
-  const auto checkpoint = Open(tensors, Mixed());
-  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-  EXPECT_THAT(Read(*checkpoint).at("l.up"), HasSubstr("\"weight_shape\": got nothing"));
+  ExpectRefused(tensors, Mixed(), "weight \"l.up\": tensor \"weight_shape\" is missing");
 }
 
 TEST_F(CompressedTensorsTest, NothingBesideCodesGoesUnread) {
@@ -197,6 +195,13 @@ TEST_F(CompressedTensorsTest, AllExpertsInOneTensorHaveOneShape) {
     EXPECT_EQ(weight->k, 32);
     EXPECT_EQ(weight->Code(0, 0), 1 + 2 * expert);
   }
+  // The shape is one tensor for all, so that only its first number can lie of how many those are.
+  TestTensors lying = tensors;
+  lying[path + ".weight_shape"].bytes = LittleEndian64(3) + LittleEndian64(1) + LittleEndian64(32);
+  const auto of_three = Open(lying, Config({{"Linear", kPacked}}));
+  ASSERT_TRUE(of_three.ok()) << of_three.status();
+  EXPECT_THAT(std::string(of_three->Read(of_three->linears()[0], &scratch).status().message()),
+              HasSubstr("\"weight_shape\": got 3 experts, expected 2"));
   tensors[path + ".weight_scale"] = {"BF16", {1, 1, 1}, std::string("\x80\x3f", 2)};
   ExpectRefused(tensors, Config({{"Linear", kPacked}}), "\"weight_scale\": shape: got [1, 1, 1]");
   tensors.erase(path + ".weight_scale");

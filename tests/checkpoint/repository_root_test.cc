@@ -157,6 +157,37 @@ TEST_P(Root, AListingThatBreaksOffIsAnError) {
   EXPECT_THAT(std::string(names.status().message()), HasSubstr("\"m\": listing it"));
 }
 
+// Whatever the path leads to later, and links to files lead where they did.
+TEST_P(Root, ADirectoryIsHeld) {
+  directory_.Write("root/blobs/1", "first");
+  directory_.Write("root/blobs/2", "second");
+  directory_.Write("root/old/file", "first");
+  directory_.Write("root/new/file", "second");
+  Link("../blobs/1", "old/link");
+  Link("../blobs/2", "new/link");
+  Link("../../outside.txt", "old/out");
+  Link("old", "held");
+  const auto held = root_.Hold("held");
+  ASSERT_TRUE(held.ok()) << held.status();
+  EXPECT_EQ(held->path, "old");
+  fs::remove(directory_.At("root/held"));
+  Link("new", "held");
+  EXPECT_EQ(root_.OpenFile("held/link")->size(), 6);
+  for (const std::string name : {"file", "link"}) {
+    const auto file = root_.OpenFileIn(*held, name, "held/" + name);
+    ASSERT_TRUE(file.ok()) << file.status();
+    EXPECT_EQ(file->size(), 5);
+    EXPECT_EQ(file->name(), "held/" + name);
+  }
+  EXPECT_TRUE(absl::IsNotFound(root_.OpenFileIn(*held, "none", "held/none").status()));
+  for (const std::string name : {"out", "../new/file", "..", "."}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(root_.OpenFileIn(*held, name, "held/" + name).status()))
+        << name;
+  }
+  EXPECT_THAT(*root_.ListIn(*held, "held"), ElementsAre("file", "link", "out"));
+  EXPECT_TRUE(absl::IsNotFound(root_.Hold("none").status()));
+}
+
 TEST_P(Root, RootItself) {
   EXPECT_EQ(RepositoryRoot::Open(directory_.At("none"), GetParam()).status().code(),
             absl::StatusCode::kNotFound);

@@ -107,6 +107,19 @@ void CheckDecoded(const awqd::Format& format, const awqd::HostWeight& weight) {
   }
 }
 
+// Of the same linear with codes that are not read: they alone are missing.
+void CheckDescribed(const awqd::Format& format, const awqd::Setting& settings,
+                    awqd::LinearTensors tensors, const absl::StatusOr<awqd::HostWeight>& weight) {
+  const auto codes = tensors.find(format.suffixes.front());
+  if (codes == tensors.end() || codes->second.bytes.empty()) return;
+  codes->second.bytes = absl::Span<const uint8_t>(nullptr, codes->second.bytes.size());
+  const auto described = format.decode(settings, tensors);
+  if (!weight.ok()) return;
+  Require(described.ok() && described->codes.empty());
+  Require(described->k == weight->k && described->n == weight->n);
+  Require(described->description == weight->description && described->order == weight->order);
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -137,5 +150,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   } else {
     Require(weight.status().code() == absl::StatusCode::kInvalidArgument);
   }
+  CheckDescribed(format, settings, tensors, weight);
   return 0;
 }

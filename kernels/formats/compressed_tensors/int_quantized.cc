@@ -106,6 +106,7 @@ absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& te
   AWQD_RETURN_IF_ERROR(CheckZeroPoint(tensors, *scale));
   AWQD_ASSIGN_OR_RETURN(out.bias, DecodeBias(tensors, out.n));
   AWQD_ASSIGN_OR_RETURN(out.activations, DecodeActivations(settings->activations, tensors));
+  if (weight->unread()) return out;
   std::vector<uint8_t> codes = Transposed(weight->bytes, out.n, out.k, 1);
   AWQD_RETURN_IF_ERROR(MakeUnsigned(settings->bits, out.n, &codes));
   out.codes =
@@ -129,6 +130,7 @@ const Format kIntQuantizedFormat = {.name = "int-quantized",
                                     .suffixes = kSuffixes,
                                     .optional_suffixes = kOptional,
                                     .code_dtypes = kCodeTypes,
+                                    .spare_bytes_per_code = 1,
                                     .settings = kSettings,
                                     .read = Read,
                                     .decode = Decode};

@@ -135,6 +135,10 @@ absl::Status DecodeShape(const TensorView& shape, const TensorView& packed, Host
     return BadTensor("weight_shape", absl::StrCat(number, " at element ", i),
                      "numbers from 1 to 2^31 - 1");
   }
+  if (count == 3 && shape.experts > 0 && LoadInteger(shape, 0) != shape.experts) {
+    return BadTensor("weight_shape", absl::StrCat(LoadInteger(shape, 0), " experts"),
+                     absl::StrCat(shape.experts, ", as \"weight_packed\" has"));
+  }
   out->n = LoadInteger(shape, count - 2);
   out->k = LoadInteger(shape, count - 1);
   if (out->n == packed.shape[0]) return absl::OkStatus();
@@ -223,6 +227,13 @@ absl::StatusOr<std::vector<int32_t>> DecodeOrder(const Settings& settings,
   return OrderOfPlaces(places);
 }
 
+absl::string_view Lacks(const Setting& object, HasTensor has) {
+  if (!has("weight_shape")) return "weight_shape";
+  const absl::StatusOr<Settings> settings = ReadSettings(object);
+  const bool asymmetric = settings.ok() && !settings->symmetric.value_or(true);
+  return asymmetric && !has("weight_zero_point") ? "weight_zero_point" : "";
+}
+
 absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& tensors) {
   const absl::StatusOr<Settings> settings = ReadSettings(object);
   if (!settings.ok()) return absl::InvalidArgumentError(settings.status().message());
@@ -245,7 +256,8 @@ absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& te
       const PackedWords words,
       FindPacking(settings->bits, settings->padded, *packed,
                   zeros != nullptr && zeros->dtype == "I32" ? zeros : nullptr, out));
-  if (const int64_t row = RowWithMoreCodes(packed->bytes, out.n, out.k, words); row >= 0) {
+  const int64_t row = packed->unread() ? -1 : RowWithMoreCodes(packed->bytes, out.n, out.k, words);
+  if (row >= 0) {
     return BadTensor("weight_shape", absl::StrCat("K = ", out.k),
                      absl::StrCat("more: row ", row, " of \"weight_packed\" has bits behind"));
   }
@@ -255,6 +267,7 @@ absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& te
   AWQD_ASSIGN_OR_RETURN(out.order, DecodeOrder(*settings, tensors, out));
   AWQD_ASSIGN_OR_RETURN(out.bias, DecodeBias(tensors, out.n));
   AWQD_ASSIGN_OR_RETURN(out.activations, DecodeActivations(settings->activations, tensors));
+  if (packed->unread()) return out;
   out.codes = UnpackRowsOfWords(packed->bytes, out.n, out.k, words, out.order);
   return out;
 }
@@ -283,6 +296,7 @@ const Format kPackQuantizedFormat = {.name = "pack-quantized",
                                      .quant_method = "compressed-tensors",
                                      .suffixes = kSuffixes,
                                      .optional_suffixes = kOptional,
+                                     .lacks = Lacks,
                                      .code_dtypes = kCodeTypes,
                                      .uncut_suffixes = kUncut,
                                      .strict = true,

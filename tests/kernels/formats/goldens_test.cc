@@ -78,6 +78,9 @@ class Golden : public ::testing::TestWithParam<Case> {
       auto weight = checkpoint->Read(linear, &scratch);
       ASSERT_TRUE(weight.ok()) << weight.status();
       weight_ = *std::move(weight);
+      auto described = checkpoint->Describe(linear, &scratch);
+      ASSERT_TRUE(described.ok()) << described.status();
+      described_ = *std::move(described);
     }
     ASSERT_TRUE(Validate(weight_).ok()) << Validate(weight_);
     dequantized_.resize(weight_.k * weight_.n);
@@ -93,6 +96,7 @@ class Golden : public ::testing::TestWithParam<Case> {
   }
 
   HostWeight weight_;
+  HostWeight described_;               // without its codes
   std::vector<float> values_;          // [K, N], by in-feature
   std::vector<uint16_t> dequantized_;  // the same, bits of FP16
 };
@@ -126,6 +130,22 @@ TEST_P(Golden, DequantizesBitForBit) {
     wrong += golden->At<uint16_t>(static_cast<int64_t>(i)) != dequantized_[i];
   }
   EXPECT_EQ(wrong, 0);
+}
+
+// Codes alone are missing: what a weight takes is known before they are read.
+TEST_P(Golden, IsDescribedWithoutItsCodes) {
+  EXPECT_TRUE(described_.codes.empty());
+  EXPECT_EQ(described_.k, weight_.k);
+  EXPECT_EQ(described_.n, weight_.n);
+  EXPECT_EQ(described_.description, weight_.description);
+  EXPECT_EQ(described_.table, weight_.table);
+  EXPECT_EQ(described_.outer, weight_.outer);
+  EXPECT_EQ(described_.order, weight_.order);
+  EXPECT_EQ(described_.factor, weight_.factor);
+  EXPECT_EQ(described_.bias, weight_.bias);
+  if (GetParam().format == "gguf") return;  // its scales lie among the codes
+  EXPECT_EQ(described_.scales, weight_.scales);
+  EXPECT_EQ(described_.zeros, weight_.zeros);
 }
 
 TEST_P(Golden, ProductWithBiasAgreesInDouble) {

@@ -66,6 +66,20 @@ TEST_F(ModelStoreTest, ReloadSwapsAndOldVersionLives) {
   EXPECT_EQ(device_->UsedBytes(), (*first)->device_bytes + (*second)->device_bytes);
 }
 
+// However many clients invent, and whatever is wrong with the repository.
+TEST_F(ModelStoreTest, InventedNamesLeaveNothingBehind) {
+  directory_.Write("file", "");
+  for (const std::string& repository : {directory_.path(), directory_.At("file")}) {
+    ModelStore store(repository, device_.get());
+    for (int i = 0; i < 100; ++i) {
+      const absl::Status status = store.Load(absl::StrCat("invented", i)).status();
+      EXPECT_FALSE(status.ok());
+      EXPECT_THAT(std::string(status.message()), ::testing::Not(HasSubstr(directory_.path())));
+    }
+    for (const ModelStatus& status : store.List()) EXPECT_EQ(status.name, "m");
+  }
+}
+
 TEST_F(ModelStoreTest, NamesThatAreRefused) {
   for (const std::string& name :
        {std::string(), std::string("."), std::string(".."), std::string("../m"),

@@ -232,6 +232,23 @@ TEST(PackedWeight, OtherFormatsNameTheBadEntry) {
   EXPECT_EQ(spoilt([](P* p) { p->set_format("fastertransformer"); }), "packed.tensors[\"codes\"]");
 }
 
+// A checkpoint's group_size is for linears of any size; a request's is for its own.
+TEST(PackedWeight, AGroupLargerThanTheMatrix) {
+  v1::PackedWeight packed;
+  packed.set_format("gptq");
+  auto& tensors = *packed.mutable_tensors();
+  tensors["qweight"] = RawTensor(v1::INT32, {8, 8}, 256);
+  tensors["qzeros"] = RawTensor(v1::INT32, {1, 1}, 4);
+  tensors["scales"] = RawTensor(v1::FP16, {1, 8}, 16);
+  (*packed.mutable_settings())["bits"] = "4";
+  (*packed.mutable_settings())["group_size"] = "64";
+  EXPECT_TRUE(DecodePacked(packed).ok()) << DecodePacked(packed).status();
+  (*packed.mutable_settings())["group_size"] = "65";
+  const absl::Status status = DecodePacked(packed).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("got 65, expected -1 or at most K = 64"));
+}
+
 TEST(PackedWeight, EveryFormatCountsItsBytes) {
   const absl::Status status = CheckPacked(Plain(), 6 + 11);
   EXPECT_TRUE(absl::IsResourceExhausted(status));

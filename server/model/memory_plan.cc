@@ -1,0 +1,140 @@
+// Adding weights up, and comparing with what is free.
+#include "server/model/memory_plan.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "kernels/base/status.h"
+#include "kernels/kernels.h"
+#include "server/model/placed_weight.h"
+
+namespace awqd::model {
+namespace {
+
+// What describing a linear takes at most, in bytes of its tensors: as they are, decoded, and on
+// the way from one to the other.
+constexpr int64_t kTimesDescribed = 3;
+
+absl::Status NoRoom(int64_t bytes, absl::string_view where, int64_t free, absl::string_view what) {
+  return absl::ResourceExhaustedError(
+      absl::StrCat("needs ", bytes, " bytes on ", where, what, ", got ", free, " free"));
+}
+
+// Of a weight whose codes are not there yet.
+int64_t HostBytes(const HostWeight& weight) {
+  const WeightShape shape = weight.shape();
+  const WeightDescription& d = weight.description;
+  const size_t numbers = weight.table.size() + weight.outer.size() + weight.order.size() +
+                         weight.factor.size() + weight.bias.size();
+  return weight.k * weight.row_bytes() + shape.cells() * (d.scale_bytes() + d.zero_bytes()) +
+         static_cast<int64_t>(numbers * 4);
+}
+
+// What is beyond the memory that no limit counts.
+int64_t Counted(int64_t working) { return std::max<int64_t>(0, working - kFreeWorkingBytes); }
+
+class Planner {
+ public:
+  explicit Planner(const LoadTarget& target) : target_(target) {}
+
+  absl::Status Add(const Checkpoint& checkpoint, const LinearLocation& linear) {
+    AWQD_RETURN_IF_ERROR(CheckDescribing(linear));
+    AWQD_ASSIGN_OR_RETURN(const HostWeight weight, checkpoint.Describe(linear, &scratch_));
+    AWQD_ASSIGN_OR_RETURN(const std::vector<PartBytes> parts,
+                          PlacedBytes(weight, target_.devices, target_.cut));
+    raw_ = std::max(raw_, linear.bytes);  // the loader keeps its buffer
+    const int64_t host = HostBytes(weight);
+    int64_t copies = 0;  // one part at a time
+    for (const PartBytes& part : parts) {
+      plan_.weights[part.device] += part.bytes;
+      const int64_t cut = parts.size() > 1 && target_.cut ? host * part.columns / weight.n : 0;
+      copies = std::max(copies, cut + (part.device->host_addressable() ? 0 : part.bytes));
+    }
+    const int64_t spare = linear.rule->format->spare_bytes_per_code * weight.k * weight.n;
+    const int64_t working = raw_ + host + std::max(spare, copies);
+    plan_.working = std::max(plan_.working, working);
+    Raise(working);
+    return absl::OkStatus();
+  }
+
+  // Fails as soon as it is known.
+  absl::Status Check() const {
+    for (const auto& [device, bytes] : plan_.weights) {
+      const int64_t free = device->FreeBytes();
+      if (bytes > free) return NoRoom(bytes, device->info().id, free, "");
+    }
+    for (const auto& [device, bytes] : plan_.peak) {
+      const int64_t free = device->FreeBytes();
+      if (bytes > free) {
+        return NoRoom(bytes, device->info().id, free, " while it reads and decodes its weights");
+      }
+    }
+    const int64_t free = HostFreeBytes();
+    if (plan_.host_peak <= free) return absl::OkStatus();
+    return NoRoom(plan_.host_peak, "the host", free, " while it reads and decodes its weights");
+  }
+
+  MemoryPlan Take() { return std::move(plan_); }
+
+ private:
+  // Scales may be as large as codes where somebody means harm.
+  absl::Status CheckDescribing(const LinearLocation& linear) const {
+    const int64_t rest = linear.bytes - linear.codes().info->bytes();
+    const int64_t free = std::min(HostFreeBytes(), target_.devices[0]->host_addressable()
+                                                       ? target_.devices[0]->FreeBytes()
+                                                       : HostFreeBytes());
+    if (Counted(linear.bytes) > free) {
+      return NoRoom(linear.bytes, "the host", free, absl::StrCat(" to read ", Quoted(linear.path)));
+    }
+    if (Counted(rest) <= free / kTimesDescribed) return absl::OkStatus();
+    return NoRoom(rest * kTimesDescribed, "the host", free, " to read its scales and zeros");
+  }
+
+  void Raise(int64_t working) {
+    int64_t on_host = working;
+    for (const auto& [device, bytes] : plan_.weights) {
+      if (!device->host_addressable()) continue;
+      on_host += bytes;
+      int64_t& peak = plan_.peak[device];
+      peak = std::max(peak, bytes + Counted(working));
+    }
+    plan_.host_peak = std::max(plan_.host_peak, on_host);
+  }
+
+  const LoadTarget& target_;
+  std::vector<uint8_t> scratch_;
+  int64_t raw_ = 0;
+  MemoryPlan plan_;
+};
+
+}  // namespace
+
+int64_t MemoryPlan::device_bytes() const {
+  int64_t out = 0;
+  for (const auto& [device, bytes] : weights) out += bytes;
+  return out;
+}
+
+std::string MemoryPlan::ToString() const {
+  std::map<std::string, int64_t> by_name;
+  for (const auto& [device, bytes] : weights) by_name[device->info().id] = bytes;
+  const std::string on = absl::StrJoin(by_name, ", ", [](std::string* out, const auto& entry) {
+    absl::StrAppend(out, entry.second, " bytes on ", entry.first);
+  });
+  return absl::StrCat(on, ", ", working, " bytes of host memory beside them");
+}
+
+absl::StatusOr<MemoryPlan> PlanLoad(const Checkpoint& checkpoint, const LoadTarget& target,
+                                    const std::atomic<bool>& cancelled) {
+  Planner planner(target);
+  for (const LinearLocation& linear : checkpoint.linears()) {
+    AWQD_RETURN_IF_ERROR(CheckCancelled(&cancelled));
+    AWQD_RETURN_IF_ERROR(planner.Add(checkpoint, linear));
+  }
+  AWQD_RETURN_IF_ERROR(planner.Check());
+  return planner.Take();
+}
+
+}  // namespace awqd::model

@@ -1,0 +1,48 @@
+// MemoryPlan: what a load will take, of each device and of the host, before any of it is taken.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "checkpoint/checkpoint.h"
+#include "kernels/device.h"
+
+namespace awqd::model {
+
+struct LoadTarget {
+  std::vector<Device*> devices;  // one or more
+  bool cut = false;              // each weight's columns among them, instead of whole on each
+};
+
+struct MemoryPlan {
+  // Of all weights, exactly what will be allocated. Where a format keeps scales among its codes,
+  // and the layout may depend on them, the most that it can be.
+  std::map<const Device*, int64_t> weights;
+  // The most host memory at a time beside the weights: the tensors of one linear as they are in the
+  // file, decoded, and packed for a device that the host does not address. An upper bound: what
+  // small buffers take is not counted.
+  int64_t working = 0;
+  // The most that weights and that memory take together of a device that the host addresses.
+  std::map<const Device*, int64_t> peak;
+  int64_t host_peak = 0;  // of host memory: `working`, and weights on devices that it addresses
+
+  int64_t device_bytes() const;  // on all devices
+  std::string ToString() const;  // "1024 bytes on cpu, 512 bytes of host memory beside them"
+};
+
+// Such devices' limits count memory beside the weights from here on.
+inline constexpr int64_t kFreeWorkingBytes = int64_t{256} << 20;
+
+// Reads headers and what is small of every linear, one after the other as a load does.
+// RESOURCE_EXHAUSTED when it does not fit into what is free now, naming the device or the host,
+// needed and free. UNAVAILABLE once `cancelled`. Other errors are those of the checkpoint: of a
+// linear that cannot be decoded, or that no kernel takes.
+absl::StatusOr<MemoryPlan> PlanLoad(const Checkpoint& checkpoint, const LoadTarget& target,
+                                    const std::atomic<bool>& cancelled);
+
+}  // namespace awqd::model

@@ -1,0 +1,150 @@
+// What a load will take is known, and compared with what is free, before any of it is taken.
+#include "server/model/memory_plan.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/kernels.h"
+#include "server/model/model_store.h"
+#include "tests/checkpoint/test_files.h"
+#include "tests/testing/wrapped_device.h"
+
+namespace awqd::model {
+namespace {
+
+using ::awqd::testing::AwqConfig;
+using ::awqd::testing::AwqLinear;
+using ::awqd::testing::Merge;
+using ::awqd::testing::SafetensorsOf;
+using ::awqd::testing::TempDirectory;
+using ::awqd::testing::WrappedDevice;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr int64_t kMiB = 1 << 20;
+
+std::unique_ptr<Device> Cpu() { return *OpenDevice("cpu", {.cpu_threads = 1}); }
+
+class MemoryPlanTest : public ::testing::Test {
+ protected:
+  // Layouts pad: neither is as large as its tensors.
+  void WriteModel() {
+    directory_.Write("m/config.json", AwqConfig(16));
+    directory_.Write("m/model.safetensors", SafetensorsOf(Merge(AwqLinear("a", 48, 24, 16),
+                                                                AwqLinear("b", 400, 136, 16))));
+  }
+  absl::StatusOr<MemoryPlan> Plan(const LoadTarget& target) {
+    const auto root = RepositoryRoot::Open(directory_.path());
+    const auto checkpoint = Checkpoint::Open(*root, "m");
+    if (!checkpoint.ok()) return checkpoint.status();
+    const std::atomic<bool> cancelled = false;
+    return PlanLoad(*checkpoint, target, cancelled);
+  }
+  // A linear of K x 32768, all of K one group, with 4 bits and nothing but holes in its file.
+  void WriteSparse(int64_t k) {
+    const int64_t n = 32768, codes = k * n / 2, zeros = n / 2, scales = 2 * n;
+    const std::string header = absl::StrCat(
+        "{\"w.qweight\":{\"dtype\":\"I32\",\"shape\":[", k, ",", n / 8, "],\"data_offsets\":[0,",
+        codes, "]},\"w.qzeros\":{\"dtype\":\"I32\",\"shape\":[1,", n / 8, "],\"data_offsets\":[",
+        codes, ",", codes + zeros, "]},\"w.scales\":{\"dtype\":\"F16\",\"shape\":[1,", n,
+        "],\"data_offsets\":[", codes + zeros, ",", codes + zeros + scales, "]}}");
+    directory_.Write("m/config.json", AwqConfig(-1));
+    directory_.Write("m/model.safetensors", awqd::testing::Safetensors(header, ""));
+    const int64_t size = 8 + static_cast<int64_t>(header.size()) + codes + zeros + scales;
+    ASSERT_EQ(truncate(directory_.At("m/model.safetensors").c_str(), size), 0);
+  }
+
+  TempDirectory directory_;
+};
+
+TEST_F(MemoryPlanTest, IsWhatTheLoadTakes) {
+  WriteModel();
+  const auto device = Cpu();
+  const auto plan = Plan({{device.get()}, false});
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  ModelStore store(directory_.path(), device.get());
+  const auto model = store.Load("m");
+  ASSERT_TRUE(model.ok()) << model.status();
+  EXPECT_EQ(plan->device_bytes(), device->UsedBytes());
+  // The raw tensors of the larger one, and what they are decoded to.
+  const int64_t raw = 400 * 136 / 2 + 25 * 136 / 2 + 25 * 136 * 2;
+  EXPECT_EQ(plan->working, raw + 400 * 136 / 2 + 25 * 136 + 25 * 136 * 2);
+  EXPECT_EQ(plan->ToString(), absl::StrCat(plan->device_bytes(), " bytes on cpu, ", plan->working,
+                                           " bytes of host memory beside them"));
+}
+
+TEST_F(MemoryPlanTest, OfSeveralDevices) {
+  WriteModel();
+  const auto one = *OpenDevice("cpu:0", {.cpu_threads = 1});
+  const auto two = *OpenDevice("cpu:1", {.cpu_threads = 1});
+  for (const bool cut : {false, true}) {
+    const auto plan = Plan({{one.get(), two.get()}, cut});
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    ModelStore store(directory_.path(), {one.get(), two.get()},
+                     cut ? Sharding::kColumns : Sharding::kReplicas);
+    ASSERT_TRUE(store.Load("m").ok());
+    EXPECT_EQ(plan->weights.at(one.get()), one->UsedBytes());
+    EXPECT_EQ(plan->weights.at(two.get()), two->UsedBytes());
+  }
+}
+
+// What a device out of the host's reach gets is packed on the host first.
+TEST_F(MemoryPlanTest, OfACopyForTheDevice) {
+  WriteModel();
+  const auto near = Cpu();
+  WrappedDevice far(Cpu(), /*host_addressable=*/false);
+  const auto without = Plan({{near.get()}, false});
+  const auto with = Plan({{&far}, false});
+  ASSERT_TRUE(without.ok() && with.ok());
+  EXPECT_GT(with->working, without->working);
+  EXPECT_EQ(with->host_peak, with->working);
+  EXPECT_EQ(without->host_peak, without->working + without->device_bytes());
+}
+
+TEST_F(MemoryPlanTest, OneByteTooFewIsRefusedBeforeAnythingIsAllocated) {
+  WriteModel();
+  WrappedDevice device(Cpu(), true);
+  const int64_t bytes = Plan({{&device}, false})->device_bytes();
+  ModelStore store(directory_.path(), &device);
+  device.SetBudget(bytes - 1);
+  const absl::Status status = store.Load("m").status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr(absl::StrCat("model \"m\": needs ", bytes, " bytes on cpu, got ", bytes - 1,
+                                     " free")));
+  EXPECT_EQ(device.allocations(), 0);
+}
+
+// The weight would fit, but not with what it is read into and decoded to.
+TEST_F(MemoryPlanTest, ALimitHoldsForThePeak) {
+  WriteSparse(49152);
+  const auto device = Cpu();
+  device->SetBudget(1024 * kMiB);
+  const absl::Status status = Plan({{device.get()}, false}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr(" bytes on cpu while it reads and decodes its weights"),
+                    HasSubstr(absl::StrCat("got ", 1024 * kMiB, " free"))));
+  // Twice 64 MiB, raw and decoded, are not counted.
+  WriteSparse(4096);
+  device->SetBudget(65 * kMiB);
+  const auto small = Plan({{device.get()}, false});
+  ASSERT_TRUE(small.ok()) << small.status();
+  EXPECT_GT(small->working, 128 * kMiB);
+}
+
+TEST_F(MemoryPlanTest, IsCancelled) {
+  WriteModel();
+  const auto device = Cpu();
+  const auto root = RepositoryRoot::Open(directory_.path());
+  const auto checkpoint = Checkpoint::Open(*root, "m");
+  const std::atomic<bool> cancelled = true;
+  const LoadTarget target = {{device.get()}, false};
+  EXPECT_EQ(PlanLoad(*checkpoint, target, cancelled).status().code(),
+            absl::StatusCode::kUnavailable);
+}
+
+}  // namespace
+}  // namespace awqd::model
