@@ -119,8 +119,12 @@ void StoreLane(uint32_t lane, int bits, int64_t i, uint8_t* block) {
   if (bits == 3) {
     std::memcpy(block + 2 * i, &lane, 2);
     block[32 + i] = static_cast<uint8_t>(lane >> 16);
+  } else if (bits == 4) {  // sizes that the compiler knows
+    std::memcpy(block + 4 * i, &lane, 4);
+  } else if (bits == 2) {
+    std::memcpy(block + 2 * i, &lane, 2);
   } else {
-    std::memcpy(block + bits * i, &lane, bits);
+    block[i] = static_cast<uint8_t>(lane);
   }
 }
 
@@ -134,44 +138,92 @@ uint32_t LoadLane(const uint8_t* block, int bits, int64_t i) {
   return lane;
 }
 
-// Calls visit(sources of 8 runs, tile, lane, first byte of the tile's block). Tiles some at a time:
-// what is packed stays in the L1 cache until its lines are full, and neighbours share the lines of
-// the canonical codes.
+// Calls visit(block, first tile, tile behind the last). Tiles some at a time: what is packed stays
+// in the L1 cache until its lines are full, and neighbours share the lines of the canonical codes.
 template <typename Visit>
-void ForEachLane(const WeightShape& shape, ColumnRange columns, Visit visit) {
+void ForEachTiles(const K16Shape& k16, ColumnRange columns, Visit visit) {
   constexpr int64_t kTilesAtATime = 32;
-  const K16Shape k16(shape);
   const int64_t end = CeilDiv(columns.end, K16Shape::kTile);
   for (int64_t b = 0; b < k16.blocks; ++b) {
     for (int64_t t0 = columns.begin / K16Shape::kTile; t0 < end; t0 += kTilesAtATime) {
-      for (int64_t i = 0; i < K16Shape::kRun; ++i) {
-        Source sources[8];
-        for (int64_t j = 0; j < 8; ++j) {
-          sources[j] = SourceOf(shape, k16, K16Shape::kBlockRows * b + 16 * j + i);
-        }
-        for (int64_t t = t0; t < std::min(end, t0 + kTilesAtATime); ++t) {
-          visit(sources, t, i, (t * k16.blocks + b) * k16.tile_block_bytes());
-        }
-      }
+      visit(b, t0, std::min(end, t0 + kTilesAtATime));
     }
   }
 }
 
+// Calls visit(sources of 8 runs, tile, lane, first byte of the tile's block).
+template <typename Visit>
+void ForEachLaneOf(const WeightShape& shape, const K16Shape& k16, int64_t b, int64_t t0, int64_t t1,
+                   Visit visit) {
+  for (int64_t i = 0; i < K16Shape::kRun; ++i) {
+    Source sources[8];
+    for (int64_t j = 0; j < 8; ++j) {
+      sources[j] = SourceOf(shape, k16, K16Shape::kBlockRows * b + 16 * j + i);
+    }
+    for (int64_t t = t0; t < t1; ++t) {
+      visit(sources, t, i, (t * k16.blocks + b) * k16.tile_block_bytes());
+    }
+  }
+}
+
+template <typename Visit>
+void ForEachLane(const WeightShape& shape, ColumnRange columns, Visit visit) {
+  const K16Shape k16(shape);
+  ForEachTiles(k16, columns, [&](int64_t b, int64_t t0, int64_t t1) {
+    ForEachLaneOf(shape, k16, b, t0, t1, visit);
+  });
+}
+
+// Four lanes, which are four matrices side by side.
+using FourLanes = uint32_t __attribute__((vector_size(16)));
+
+// One tile of a block of 4-bit codes, all lanes of it. `rows`: where row 16 j + i of the block has
+// the codes of the tile.
+void PackBlockOfNibbles(const uint8_t* const* rows, int64_t offset, uint8_t* block) {
+  for (int64_t i = 0; i < K16Shape::kRun; i += 4) {
+    FourLanes words[8];
+    for (int64_t j = 0; j < 8; ++j) {
+      for (int64_t lane = 0; lane < 4; ++lane) {
+        uint32_t word;
+        std::memcpy(&word, rows[16 * j + i + lane] + offset, sizeof(word));
+        words[j][lane] = word;
+      }
+    }
+    TransposeNibbles(words);
+    for (int64_t c = 0; c < 8; ++c) std::memcpy(block + 64 * c + 4 * i, &words[c], 16);
+  }
+}
+
 void PackLanes(const HostWeight& w, ColumnRange columns, uint8_t* codes) {
-  const K16Shape k16(w.shape());
-  ForEachLane(w.shape(), columns,
-              [&](const Source* sources, int64_t tile, int64_t i, int64_t first) {
-                uint32_t words[8];
-                for (int j = 0; j < 8; ++j) {
-                  words[j] = sources[j].row >= 0 ? LoadTileRow(w, sources[j].row, tile)
-                                                 : PaddingRow(w, sources[j].group, tile);
-                }
-                TransposeNibbles(words);
-                for (int c = 0; c < 8; ++c) {
-                  StoreLane(Squeeze(words[c], k16.bits), k16.bits, i,
-                            codes + first + c * k16.block_bytes());
-                }
-              });
+  const WeightShape shape = w.shape();
+  const K16Shape k16(shape);
+  const int64_t whole = k16.bits == 4 ? w.n / K16Shape::kTile : 0;  // tiles, of 4 bits
+  ForEachTiles(k16, columns, [&](int64_t b, int64_t t0, int64_t t1) {
+    const uint8_t* rows[K16Shape::kBlockRows] = {};
+    bool padded = false;
+    for (int64_t row = 0; row < K16Shape::kBlockRows && t0 < whole; ++row) {
+      const int64_t from = SourceOf(shape, k16, K16Shape::kBlockRows * b + row).row;
+      padded |= from < 0;
+      rows[row] = w.codes.data() + std::max<int64_t>(0, from) * w.row_bytes();
+    }
+    for (; t0 < std::min(t1, whole) && !padded; ++t0) {
+      PackBlockOfNibbles(rows, 4 * t0, codes + (t0 * k16.blocks + b) * k16.tile_block_bytes());
+    }
+    if (t0 == t1) return;
+    ForEachLaneOf(shape, k16, b, t0, t1,
+                  [&](const Source* sources, int64_t tile, int64_t i, int64_t first) {
+                    uint32_t words[8];
+                    for (int j = 0; j < 8; ++j) {
+                      words[j] = sources[j].row >= 0 ? LoadTileRow(w, sources[j].row, tile)
+                                                     : PaddingRow(w, sources[j].group, tile);
+                    }
+                    TransposeNibbles(words);
+                    for (int c = 0; c < 8; ++c) {
+                      StoreLane(Squeeze(words[c], k16.bits), k16.bits, i,
+                                codes + first + c * k16.block_bytes());
+                    }
+                  });
+  });
 }
 
 void UnpackLanes(const uint8_t* codes, HostWeight* w) {

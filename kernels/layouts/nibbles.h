@@ -1,4 +1,5 @@
-// Eight 32-bit words as an 8 x 8 matrix of nibbles: what packers of 4-bit codes turn around.
+// Eight 32-bit words as an 8 x 8 matrix of nibbles: what packers of 4-bit codes turn around. Of one
+// such matrix (Word is uint32_t), or of several side by side (a vector of them).
 #pragma once
 
 #include <cstdint>
@@ -6,14 +7,16 @@
 namespace awqd {
 
 // Exchanges the bits `mask` of `a`, moved up by `shift`, with those of `b`.
-inline void SwapBits(uint32_t* a, uint32_t* b, int shift, uint32_t mask) {
-  const uint32_t differ = ((*a >> shift) ^ *b) & mask;
+template <typename Word>
+void SwapBits(Word* a, Word* b, uint32_t shift, uint32_t mask) {
+  const Word differ = ((*a >> shift) ^ *b) & mask;
   *b ^= differ;
   *a ^= differ << shift;
 }
 
 // w[r] nibble c <-> w[c] nibble r. Its own inverse.
-inline void TransposeNibbles(uint32_t w[8]) {
+template <typename Word>
+void TransposeNibbles(Word w[8]) {
   for (int r = 0; r < 4; ++r) SwapBits(&w[r], &w[r + 4], 16, 0x0000ffffu);
   for (int r : {0, 1, 4, 5}) SwapBits(&w[r], &w[r + 2], 8, 0x00ff00ffu);
   for (int r : {0, 2, 4, 6}) SwapBits(&w[r], &w[r + 1], 4, 0x0f0f0f0fu);

@@ -105,8 +105,8 @@ class Server:
         with open(f"{self.folder.name}/log", "wb") as log:
             self.process = subprocess.Popen(
                 [self.bin / "awqd", f"--address={self.address}", f"--model_repository={repository}", "--device=cpu",
-                 "--load_model=none", *flags], stdout=log, stderr=log)
-        self.awqctl("healthcheck", "--wait", "60", "--live")
+                 *flags], stdout=log, stderr=log)
+        self.awqctl("healthcheck", "--wait", "60")
 
     def awqctl(self, *arguments):
         done = subprocess.run([self.bin / "awqctl", "--address", self.address, *arguments], capture_output=True,
@@ -155,9 +155,9 @@ def main():
         repository = pathlib.Path(tempfile.mkdtemp(prefix="awqd-load-", dir=args.folder))
         server = None
         try:
+            server = Server(args.build, repository, args.flags)  # of nothing yet
             (repository / kind).mkdir()
             read = make(repository / kind, kind)
-            server = Server(args.build, repository, args.flags)
             best, peak = 0.0, 0
             for _ in range(args.rounds):
                 read_all(repository / kind)

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <utility>
 
@@ -17,6 +18,8 @@ class WrappedDevice final : public Device {
   WrappedDevice(std::unique_ptr<Device> inner, bool host_addressable)
       : inner_(std::move(inner)), host_addressable_(host_addressable) {}
 
+  // Called before every allocation from now on.
+  void OnAllocate(std::function<void()> hook) { on_allocate_ = std::move(hook); }
   // From now on every Synchronize fails as after an illegal address.
   void Break() { broken_ = true; }
   Device& inner() { return *inner_; }
@@ -30,6 +33,7 @@ class WrappedDevice final : public Device {
   int64_t UsedBytes() const override { return inner_->UsedBytes(); }
   absl::StatusOr<Buffer> Allocate(MemoryKind kind, int64_t bytes) override {
     ++allocations_;
+    if (on_allocate_) on_allocate_();
     return inner_->Allocate(kind, bytes);
   }
   absl::StatusOr<std::unique_ptr<Stream>> CreateStream() override {
@@ -69,6 +73,7 @@ class WrappedDevice final : public Device {
 
   const std::unique_ptr<Device> inner_;
   const bool host_addressable_;
+  std::function<void()> on_allocate_;
   std::atomic<bool> broken_{false};
   std::atomic<int64_t> allocations_{0};
   std::atomic<int64_t> copies_to_device_{0};

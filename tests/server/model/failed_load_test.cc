@@ -1,6 +1,8 @@
 // Loads that fail: what is told of them, what is still served, and that nothing is kept.
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -8,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/model/model_store.h"
 #include "tests/server/model/model_store_fixture.h"
+#include "tests/testing/wrapped_device.h"
 
 namespace awqd::model {
 namespace {
@@ -88,6 +91,36 @@ TEST_F(ModelStoreTest, HugeSparseFileIsRefusedBeforeItIsRead) {
   }
   EXPECT_EQ(store_->Load("m").status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(device_->UsedBytes(), 0);
+}
+
+// A store through a shared mapping, after one weight was read and before the other is: its time is
+// not seen, and the load would serve a mixture.
+TEST_F(ModelStoreTest, StoresThroughAMappingDuringALoad) {
+  const std::string path = directory_.At("m/model.safetensors");
+  const size_t size = std::filesystem::file_size(path);
+  const int fd = open(path.c_str(), O_RDWR);
+  void* const mapped = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  close(fd);
+  ASSERT_NE(mapped, MAP_FAILED);
+  volatile char* const bytes = static_cast<char*>(mapped);
+  for (size_t i = 0; i < size; i += 4096) bytes[i] = bytes[i];  // sets the file's times now
+  const std::string codes(64 * 128 / 2, 0x21);
+  const size_t at = std::string(static_cast<const char*>(mapped), size).find(codes);
+  ASSERT_NE(at, std::string::npos);
+  awqd::testing::WrappedDevice device(*OpenDevice("cpu", {.cpu_threads = 1}), true);
+  ModelStore store(directory_.path(), &device);
+  ASSERT_TRUE(store.Load("m").ok());
+  int64_t allocations = 0;
+  device.OnAllocate([&] {
+    if (++allocations != 2) return;
+    for (size_t i = at; i < at + codes.size(); ++i) bytes[i] = 0x65;
+  });
+  const absl::Status status = store.Load("m").status();
+  EXPECT_EQ(allocations, 2);
+  EXPECT_EQ(status.code(), kInvalid);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("of its tensors changed while it was loaded"));
+  munmap(mapped, size);
 }
 
 TEST_F(ModelStoreTest, AHundredFailingLoadsLeaveMemoryUnchanged) {
