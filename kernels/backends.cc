@@ -24,7 +24,7 @@ std::vector<const KernelRow*> Collect() {
 
 absl::StatusOr<std::unique_ptr<Device>> OpenCuda(int index, const DeviceOptions& options) {
 #ifdef AWQD_CUDA
-  return OpenCudaDevice(index, options.budget_bytes, options.batch_invariant);
+  return OpenCudaDevice(index, options.budget_bytes, options.batch_invariant, options.id_suffix);
 #else
   (void)options;
   return absl::FailedPreconditionError(
@@ -33,7 +33,8 @@ absl::StatusOr<std::unique_ptr<Device>> OpenCuda(int index, const DeviceOptions&
 }
 
 std::unique_ptr<Device> OpenCpu(std::optional<int> index, const DeviceOptions& options) {
-  return OpenCpuDevice(options.cpu_threads, options.budget_bytes, index, options.batch_invariant);
+  return OpenCpuDevice(options.cpu_threads, options.budget_bytes, index, options.batch_invariant,
+                       options.id_suffix);
 }
 
 // N of "<prefix>N".

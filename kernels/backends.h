@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -20,7 +21,8 @@ const Kv4Ops& CpuKv4();
 // "cpu:N": several of them share cores and memory, and stand in for several GPUs.
 std::unique_ptr<Device> OpenCpuDevice(int threads, int64_t budget_bytes,
                                       std::optional<int> index = std::nullopt,
-                                      bool batch_invariant = false);
+                                      bool batch_invariant = false,
+                                      const std::string& id_suffix = "");
 
 // Of the machine, or of the container around the process.
 int64_t CpuFreeBytes();
@@ -32,7 +34,8 @@ const Kv4Ops& CudaKv4();
 // FAILED_PRECONDITION when there is no such device, its driver is too old, or no kernel was built
 // for it.
 absl::StatusOr<std::unique_ptr<Device>> OpenCudaDevice(int index, int64_t budget_bytes,
-                                                       bool batch_invariant = false);
+                                                       bool batch_invariant = false,
+                                                       const std::string& id_suffix = "");
 
 // Of whichever backend the device is of.
 const Steps& StepsOf(const Device& device);

@@ -26,6 +26,8 @@ struct DeviceOptions {
   // A token's result has the same bits whatever the batch: kernels whose sums depend on the number
   // of tokens, and the dense path, do not serve.
   bool batch_invariant = false;
+  // Behind the device's id: of one that is opened several times, "#2".
+  std::string id_suffix;
 };
 
 // `spec`: "cpu", "cpu:N" (one of several that share the cores), "cuda:N", or "auto" (cuda:0 when a

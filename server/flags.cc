@@ -36,21 +36,25 @@ void AddModelFlags(FlagTable& table, Options& options) {
              "Start with the models that can be loaded, were it none, and log why the others "
              "cannot; for repositories that others fill.");
   table.Group("Device");
-  table.Add("device", options.device,
-            "auto: cuda:0 when it can be used, else the CPU. Or cpu, or cuda:N, or several such as "
-            "cuda:0,cuda:1, which end the server when one is not there. cpu:0,cpu:1 are devices "
-            "that share the cores, to try several without GPUs.");
+  table.Add(
+      "device", options.device,
+      "auto: cuda:0 when it can be used, else the CPU. Or cpu, or cuda:N, or several such as "
+      "cuda:0,cuda:1, which end the server when one is not there. cuda:0,cuda:0 is one GPU as "
+      "two devices, each with its own memory limit and lanes; the id of the second is "
+      "cuda:0#2. cpu:0,cpu:1 are devices that share the cores, to try several without GPUs.");
   table.Choice<model::Sharding>(
       "shard", options.sharding,
       {{"replicas", model::Sharding::kReplicas},
        {"columns", model::Sharding::kColumns},
-       {"models", model::Sharding::kModels}},
+       {"models", model::Sharding::kModels},
+       {"experts", model::Sharding::kExperts}},
       "How several devices serve models. replicas: each holds every model, and a request runs on "
       "the one with the fewest tokens waiting or running; for models that fit, and for throughput. "
       "columns: each holds its share of the columns of every weight, and a request runs on all of "
       "them; for models that are larger than one device. models: each model lives whole on the "
-      "device with most free memory when it is loaded; for many small models. Has no effect with "
-      "one device.");
+      "device with most free memory when it is loaded; for many small models. experts: each expert "
+      "of a mixture lives whole on one device, and a token's rows go to the devices that have its "
+      "experts; other weights as with replicas. Has no effect with one device.");
   table.Number(
       "cpu_threads", options.cpu_threads, 0, 4096,
       "Threads of CPU kernels. 0: as many as the process may use; fewer leave cores to gRPC "

@@ -34,24 +34,29 @@ constexpr int kPollMs = 50;
 
 struct OpenedDevice {
   std::unique_ptr<Device> device;
-  std::string why;  // it was chosen
+  std::string why;      // it was chosen
+  bool healthy = true;  // as it was last seen
 };
 
 // Every device of --device, in order.
 absl::StatusOr<std::vector<OpenedDevice>> Open(const Options& options,
                                                const DeviceOpener& open_device) {
-  const DeviceOptions device_options = {.cpu_threads = options.cpu_threads,
-                                        .budget_bytes = options.device_memory_limit,
-                                        .batch_invariant = options.batch_invariant};
+  DeviceOptions device_options = {.cpu_threads = options.cpu_threads,
+                                  .budget_bytes = options.device_memory_limit,
+                                  .batch_invariant = options.batch_invariant};
   const std::vector<std::string> specs = absl::StrSplit(options.device, ',');
+  std::map<std::string, int> times;  // that each was listed
   std::vector<OpenedDevice> out;
   for (const std::string& spec : specs) {
+    const int before = times[spec]++;
+    device_options.id_suffix = before == 0 ? "" : absl::StrCat("#", before + 1);
     OpenedDevice opened;
     AWQD_ASSIGN_OR_RETURN(opened.device, open_device(spec, device_options, &opened.why));
     for (const OpenedDevice& other : out) {
       if (other.device->info().id != opened.device->info().id) continue;
       return absl::InvalidArgumentError(
-          absl::StrCat("--device: got \"", options.device, "\", expected each device once"));
+          absl::StrCat("--device: got \"", options.device,
+                       "\", expected one spelling for each device, as in cuda:0,cuda:0"));
     }
     out.push_back(std::move(opened));
   }
@@ -67,13 +72,14 @@ absl::Status WritePort(const std::string& path, int port) {
   return absl::InvalidArgumentError(absl::StrCat("--port_file: cannot write \"", path, "\""));
 }
 
-// Weights that differ in nothing kernels care about share a plan: one of each is enough to warm up
-// and to explain.
+// Weights on the same devices that differ in nothing kernels care about share a plan: one of each
+// is enough to warm up and to explain.
 std::vector<std::shared_ptr<const model::PlacedWeight>> OneOfEachShape(const model::Model& model) {
   std::map<std::string, std::shared_ptr<const model::PlacedWeight>> shapes;
   for (const auto& [path, weight] : model.weights) {
     const WeightShape& shape = weight->shape;
-    shapes.emplace(absl::StrCat(ToString(shape.description), " [", shape.k, ", ", shape.n, "]"),
+    shapes.emplace(absl::StrCat(ToString(shape.description), " [", shape.k, ", ", shape.n, "] ",
+                                weight->devices(), weight->cut_at_rows() ? " rows" : ""),
                    weight);
   }
   std::vector<std::shared_ptr<const model::PlacedWeight>> out;
@@ -181,16 +187,34 @@ class ServerImpl final : public Server {
       pollfd fd = {.fd = stop_fd, .events = POLLIN};
       if (poll(&fd, 1, kPollMs) > 0) return absl::OkStatus();
       if (load_state_ == LoadState::kFailed) return load_error_;
-      for (const OpenedDevice& opened : devices_) {
-        if (opened.device->healthy()) continue;
-        return absl::InternalError(absl::StrCat("device ", opened.device->info().id,
-                                                " faulted; nothing on it can be trusted any more"));
-      }
+      AWQD_RETURN_IF_ERROR(WatchDevices());
       if (idle.Tick(absl::Now(), ProcessorTime())) {
         engine_->FreeKeptMemory();
         ReturnFreeMemory();
       }
     }
+  }
+
+  // Says in the log and in health which devices have failed since, or work again. INTERNAL when
+  // none works.
+  absl::Status WatchDevices() {
+    size_t working = 0;
+    for (OpenedDevice& opened : devices_) {
+      const std::string& id = opened.device->info().id;
+      const bool healthy = opened.device->healthy();
+      working += healthy ? 1 : 0;
+      if (std::exchange(opened.healthy, healthy) == healthy) continue;
+      obs::LogEvent(healthy ? obs::LogLevel::kInfo : obs::LogLevel::kError,
+                    healthy ? "device works again" : "device failed", {{"id", id}});
+      rpc_->SetDeviceServing(id, healthy);
+    }
+    if (working == 0) {
+      return absl::InternalError(absl::StrCat("device ", devices_.back().device->info().id,
+                                              " faulted; nothing on it can be trusted any more"));
+    }
+    const bool whole = working == devices_.size() || models_->AnyWhole();
+    if (std::exchange(whole_, whole) != whole) rpc_->SetAbleToServe(whole);
+    return absl::OkStatus();
   }
 
   void Stop(absl::Duration delay) {
@@ -224,6 +248,7 @@ class ServerImpl final : public Server {
   std::thread loader_;
   std::atomic<LoadState> load_state_{LoadState::kLoading};
   std::atomic<bool> stopping_{false};
+  bool whole_ = true;        // some model can be served in full, or none was loaded
   absl::Status load_error_;  // written before load_state_ says kFailed
 };
 

@@ -33,7 +33,8 @@ class Server {
   virtual int port() const = 0;
 
   // Blocks until `stop_fd` is readable (OK), all models were tried and some of them cannot be
-  // loaded (unless Options::keep_going), or the device faults; then stops in order. Called once.
+  // loaded (unless Options::keep_going), or every device has faulted; then stops in order. Called
+  // once.
   virtual absl::Status Run(int stop_fd) = 0;
 };
 

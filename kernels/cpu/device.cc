@@ -48,11 +48,13 @@ CpuIsa MachineIsa() {
   return CpuIsa::kPortable;
 }
 
-DeviceInfo Describe(int threads, std::optional<int> index, bool batch_invariant) {
+DeviceInfo Describe(int threads, std::optional<int> index, bool batch_invariant,
+                    const std::string& id_suffix) {
   DeviceInfo info;
   info.kind = DeviceKind::kCpu;
   info.index = index.value_or(0);
   info.id = index.has_value() ? absl::StrCat("cpu:", *index) : "cpu";
+  info.id += id_suffix;
   info.name = CpuName();
   info.memory_bytes = TotalMemoryBytes();
   info.threads = threads > 0 ? threads : UsableThreads();
@@ -109,8 +111,8 @@ bool DetectVnni() {
 }
 
 CpuDevice::CpuDevice(int threads, int64_t budget_bytes, std::optional<int> index,
-                     bool batch_invariant)
-    : info_(Describe(threads, index, batch_invariant)),
+                     bool batch_invariant, const std::string& id_suffix)
+    : info_(Describe(threads, index, batch_invariant, id_suffix)),
       pool_(info_.threads),
       budget_(budget_bytes) {}
 
@@ -168,8 +170,8 @@ absl::Status CpuDevice::CopyToHost(void* host, const void* device, int64_t bytes
 int64_t CpuFreeBytes() { return AvailableMemoryBytes(); }
 
 std::unique_ptr<Device> OpenCpuDevice(int threads, int64_t budget_bytes, std::optional<int> index,
-                                      bool batch_invariant) {
-  return std::make_unique<CpuDevice>(threads, budget_bytes, index, batch_invariant);
+                                      bool batch_invariant, const std::string& id_suffix) {
+  return std::make_unique<CpuDevice>(threads, budget_bytes, index, batch_invariant, id_suffix);
 }
 
 }  // namespace awqd

@@ -22,7 +22,8 @@ bool DetectVnni();
 // Thread-safe. Must outlive the buffers, streams and weights made on it.
 class CpuDevice final : public Device {
  public:
-  CpuDevice(int threads, int64_t budget_bytes, std::optional<int> index, bool batch_invariant);
+  CpuDevice(int threads, int64_t budget_bytes, std::optional<int> index, bool batch_invariant,
+            const std::string& id_suffix = "");
 
   const DeviceInfo& info() const override { return info_; }
   int64_t FreeBytes() const override;
@@ -42,7 +43,7 @@ class CpuDevice final : public Device {
   bool vnni() const { return vnni_; }
 
   // The device under a weight that a CPU row was given.
-  static CpuDevice& Of(Device* device) { return *static_cast<CpuDevice*>(device); }
+  static CpuDevice& Of(Device* device) { return *static_cast<CpuDevice*>(&device->backend()); }
 
  private:
   // Takes `bytes` from the budget; false when they do not fit.

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <limits>
 
+#include "kernels/activate.h"
 #include "kernels/backends.h"
 #include "kernels/base/math.h"
 #include "kernels/cpu/device.h"
@@ -144,20 +145,6 @@ absl::Status Stage(const StageArgs& args, StagedTokens* out, Device& device, Str
                           [&](int64_t m) { LoadStaged(args, m, 0, k, staged + m * k, bodies); });
   out->x = {staged, DType::kFp32, args.x.rows, k};
   return absl::OkStatus();
-}
-
-float ActivateFloat(ActivationFunction activation, float v) {
-  switch (activation) {
-    case ActivationFunction::kNone:
-      return v;
-    case ActivationFunction::kRelu:
-      return v < 0 ? 0 : v;
-    case ActivationFunction::kGelu:
-      return 0.5f * v * std::erfc(v * -0.70710678f);
-    case ActivationFunction::kSilu:
-      return v / (1 + std::exp(-v));
-  }
-  return v;
 }
 
 absl::Status Finish(const FinishArgs& args, Device& device, StreamView) {

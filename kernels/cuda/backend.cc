@@ -22,8 +22,9 @@ absl::Span<const KernelRow* const> CudaKernels() {
 }
 
 absl::StatusOr<std::unique_ptr<Device>> OpenCudaDevice(int index, int64_t budget_bytes,
-                                                       bool batch_invariant) {
-  return cuda::CudaDevice::Open(index, budget_bytes, batch_invariant);
+                                                       bool batch_invariant,
+                                                       const std::string& id_suffix) {
+  return cuda::CudaDevice::Open(index, budget_bytes, batch_invariant, id_suffix);
 }
 
 }  // namespace awqd

@@ -25,9 +25,13 @@ class DequantizeWork final : public Work {
   int64_t result_bytes() const override { return rows * cols * SizeOf(out_dtype); }
   // A row costs about as much to decode as to multiply.
   int64_t load() const override { return rows; }
-  absl::StatusOr<WorkCut> Cut() const override;
+  // At columns or at rows, as the weight is.
+  absl::StatusOr<WorkCut> Cut(StagingPool& staging) const override;
   absl::Status Run(Lane& lane, const batching::Batch& batch, char* result,
                    ExecutionReport* report) const override;
+
+ private:
+  WorkCut CutAtRows() const;
 };
 
 }  // namespace awqd::engine

@@ -7,7 +7,6 @@
 #include "kernels/base/status.h"
 #include "kernels/kernels.h"
 #include "server/engine/lane.h"
-#include "server/engine/matmul_work.h"
 
 namespace awqd::engine {
 namespace {
@@ -18,7 +17,8 @@ constexpr size_t kSortedSlot = 0;
 }  // namespace
 
 // Counting sort: stable, so that the rows of an expert keep the tokens' order.
-ExpertOrder SortByExpert(absl::Span<const int32_t> ids, int64_t top_k, int64_t experts) {
+ExpertOrder SortByExpert(absl::Span<const int32_t> ids, int64_t top_k, int64_t experts,
+                         absl::Span<const int32_t> tokens) {
   ExpertOrder out;
   out.ends.assign(experts, 0);
   out.tokens.resize(ids.size());
@@ -33,28 +33,29 @@ ExpertOrder SortByExpert(absl::Span<const int32_t> ids, int64_t top_k, int64_t e
   }
   for (size_t choice = 0; choice < ids.size(); ++choice) {
     const int64_t row = next[ids[choice]]++;
-    out.tokens[row] = static_cast<int32_t>(static_cast<int64_t>(choice) / top_k);
+    out.tokens[row] = tokens.empty() ? static_cast<int32_t>(static_cast<int64_t>(choice) / top_k)
+                                     : tokens[choice];
     out.rows[choice] = static_cast<int32_t>(row);
   }
   return out;
 }
 
-// The tokens of one work, or some of them.
+// The tokens of one work and their choices, or some of them.
 struct RoutedWork::Piece {
   RowPiece x;
+  int64_t choices = 0;
   const int32_t* ids = nullptr;
+  const int32_t* tokens = nullptr;  // of each choice, or null
+  int32_t first_token = 0;          // what `tokens` counts x's first row as
   const float* weights = nullptr;
 };
 
 int64_t RoutedWork::bytes() const {
-  return x.size() + static_cast<int64_t>((ids.size() + router_weights.size()) * 4);
+  return x.size() +
+         static_cast<int64_t>((ids.size() + choice_tokens.size() + router_weights.size()) * 4);
 }
 
-int64_t RoutedWork::y_row_bytes() const {
-  return (router_weights.empty() ? top_k : 1) * last().n * SizeOf(out_dtype);
-}
-
-int64_t RoutedWork::result_bytes() const { return rows * y_row_bytes(); }
+int64_t RoutedWork::result_bytes() const { return y_rows() * last().n * SizeOf(out_dtype); }
 
 int64_t RoutedWork::cost() const {
   const double cost = static_cast<double>(tokens()) * row_cost();
@@ -64,9 +65,10 @@ int64_t RoutedWork::cost() const {
 uint32_t RoutedWork::variant() const {
   const uint32_t asked = path.has_value() ? 1 + static_cast<uint32_t>(*path) : 0;
   const uint32_t summed = router_weights.empty() ? 0 : 1;
-  return static_cast<uint32_t>(top_k) << 16 | summed << 15 | asked << 12 |
-         static_cast<uint32_t>(activation) << 8 | static_cast<uint32_t>(x_dtype) << 4 |
-         static_cast<uint32_t>(out_dtype);
+  // A part never merges with a work that has all choices of its tokens.
+  const uint32_t choices_each = choice_tokens.empty() ? static_cast<uint32_t>(top_k) : 0;
+  return choices_each << 16 | summed << 15 | asked << 12 | static_cast<uint32_t>(activation) << 8 |
+         static_cast<uint32_t>(x_dtype) << 4 | static_cast<uint32_t>(out_dtype);
 }
 
 absl::Status RoutedWork::Run(Lane& lane, const batching::Batch& batch, char* result,
@@ -75,17 +77,47 @@ absl::Status RoutedWork::Run(Lane& lane, const batching::Batch& batch, char* res
   pieces.reserve(batch.tasks.size());
   for (const std::unique_ptr<batching::Task>& task : batch.tasks) {
     const auto& work = static_cast<const RoutedWork&>(*task);
-    pieces.push_back({{work.x.data(), work.rows}, work.ids.data(), work.router_weights.data()});
+    pieces.push_back({.x = {work.x.data(), work.rows},
+                      .choices = work.choices(),
+                      .ids = work.ids.data(),
+                      .tokens = work.choice_tokens.empty() ? nullptr : work.choice_tokens.data(),
+                      .weights = work.router_weights.data()});
   }
+  if (pieces.size() > 1 || choices() <= std::max(top_k, lane.max_rows())) {
+    return RunPieces(lane, pieces, result, report);
+  }
+  return choice_tokens.empty() ? RunInSteps(lane, result, report)
+                               : RunChoicesInSteps(lane, result, report);
+}
+
+absl::Status RoutedWork::RunInSteps(Lane& lane, char* y, ExecutionReport* report) const {
   const int64_t most = std::max<int64_t>(1, lane.max_rows() / top_k);
-  if (pieces.size() > 1 || rows <= most) return RunPieces(lane, pieces, result, report);
-  // One work larger than a batch may be: in steps, so that the lane's buffers stay bounded.
   const int64_t x_row = first().k * SizeOf(x_dtype);
+  const int64_t y_row = last().n * SizeOf(out_dtype) * (router_weights.empty() ? top_k : 1);
   for (int64_t row = 0; row < rows; row += most) {
-    Piece piece = {{x.data() + row * x_row, std::min(most, rows - row)}};
+    Piece piece = {.x = {x.data() + row * x_row, std::min(most, rows - row)}};
+    piece.choices = piece.x.rows * top_k;
     if (!ids.empty()) piece.ids = ids.data() + row * top_k;
     if (!router_weights.empty()) piece.weights = router_weights.data() + row * top_k;
-    AWQD_RETURN_IF_ERROR(RunPieces(lane, {&piece, 1}, result + row * y_row_bytes(), report));
+    AWQD_RETURN_IF_ERROR(RunPieces(lane, {&piece, 1}, y + row * y_row, report));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RoutedWork::RunChoicesInSteps(Lane& lane, char* y, ExecutionReport* report) const {
+  const int64_t most = std::max<int64_t>(1, lane.max_rows());
+  const int64_t x_row = first().k * SizeOf(x_dtype);
+  const int64_t y_row = last().n * SizeOf(out_dtype);
+  for (int64_t choice = 0; choice < choices(); choice += most) {
+    const int64_t count = std::min(most, choices() - choice);
+    const int32_t first_token = choice_tokens[choice];
+    const int32_t last_token = choice_tokens[choice + count - 1];
+    const Piece piece = {.x = {x.data() + first_token * x_row, last_token - first_token + 1},
+                         .choices = count,
+                         .ids = ids.data() + choice,
+                         .tokens = choice_tokens.data() + choice,
+                         .first_token = first_token};
+    AWQD_RETURN_IF_ERROR(RunPieces(lane, {&piece, 1}, y + choice * y_row, report));
   }
   return absl::OkStatus();
 }
@@ -93,14 +125,19 @@ absl::Status RoutedWork::Run(Lane& lane, const batching::Batch& batch, char* res
 absl::Status RoutedWork::RunPieces(Lane& lane, absl::Span<const Piece> pieces, char* y,
                                    ExecutionReport* report) const {
   absl::InlinedVector<RowPiece, 8> x_pieces;
-  std::vector<int32_t> choices;
+  std::vector<int32_t> all_ids, all_tokens;
   std::vector<float> weights;
+  int64_t begin = 0;
   for (const Piece& piece : pieces) {
     x_pieces.push_back(piece.x);
-    const int64_t count = piece.x.rows * top_k;
-    if (!ids.empty()) choices.insert(choices.end(), piece.ids, piece.ids + count);
-    if (!router_weights.empty())
-      weights.insert(weights.end(), piece.weights, piece.weights + count);
+    if (!ids.empty()) all_ids.insert(all_ids.end(), piece.ids, piece.ids + piece.choices);
+    for (int64_t i = 0; piece.tokens != nullptr && i < piece.choices; ++i) {
+      all_tokens.push_back(static_cast<int32_t>(begin + piece.tokens[i] - piece.first_token));
+    }
+    begin += piece.x.rows;
+    if (!router_weights.empty()) {
+      weights.insert(weights.end(), piece.weights, piece.weights + piece.choices);
+    }
   }
   const int64_t k = first().k, count = Rows(x_pieces), row_bytes = k * SizeOf(x_dtype);
   if (count == 0) return absl::OkStatus();
@@ -110,7 +147,7 @@ absl::Status RoutedWork::RunPieces(Lane& lane, absl::Span<const Piece> pieces, c
     routed.ends = {&count, 1};
     return Compute(lane, routed, y, report);
   }
-  const ExpertOrder order = SortByExpert(choices, top_k, experts());
+  const ExpertOrder order = SortByExpert(all_ids, top_k, experts(), all_tokens);
   const auto upload = [&](const auto& list) { return lane.Upload(list.data(), list.size() * 4); };
   AWQD_ASSIGN_OR_RETURN(const void* sources, upload(order.tokens));
   AWQD_ASSIGN_OR_RETURN(const void* rows_there, upload(order.rows));
@@ -120,7 +157,7 @@ absl::Status RoutedWork::RunPieces(Lane& lane, absl::Span<const Piece> pieces, c
   }
   routed.rows = static_cast<const int32_t*>(rows_there);
   routed.ends = order.ends;
-  routed.x.rows = count * top_k;
+  routed.x.rows = static_cast<int64_t>(order.rows.size());
   AWQD_ASSIGN_OR_RETURN(void* sorted, lane.Scratch(kSortedSlot, routed.x.rows * row_bytes));
   routed.x.data = sorted;
   AWQD_RETURN_IF_ERROR(GatherRows({.in = tokens,
@@ -148,92 +185,6 @@ absl::Status RoutedWork::Combine(Lane& lane, const RoutedTokens& routed, const v
                                     .y_dtype = out_dtype},
                                    on(), lane.stream()));
   return lane.Fetch(y, target, y_bytes);
-}
-
-namespace {
-
-// The arguments, and the weights that they point to.
-struct Grouped {
-  std::vector<const DeviceWeight*> experts;
-  GroupedArgs args;
-
-  explicit Grouped(const ExpertProduct& product) {
-    for (const model::WeightStack* stack : {product.stack, product.also}) {
-      if (stack == nullptr) continue;
-      for (const auto& expert : stack->experts) {
-        experts.push_back(expert->parts[product.part].weight.get());
-      }
-    }
-    args = {.experts = experts,
-            .ends = product.ends,
-            .x = product.x,
-            .y = product.y,
-            .bias = product.bias,
-            .x_scale = product.x_scale,
-            .activation = product.activation};
-  }
-  Grouped(const Grouped&) = delete;
-  Grouped& operator=(const Grouped&) = delete;
-
-  // Null: they run one by one.
-  const KernelRow* Row(const ExpertProduct& product) const {
-    const bool one = product.stack->experts.size() == 1;
-    return one || product.path == Path::kDequantize ? nullptr : GroupedRow(args);
-  }
-};
-
-// Expert by expert, of one stack.
-absl::Status RunOneByOne(Lane& lane, const ExpertProduct& product, ExecutionReport* report) {
-  const int64_t x_row = product.x.cols * SizeOf(product.x.dtype);
-  const int64_t y_row = product.y.cols * SizeOf(product.y.dtype);
-  int64_t begin = 0;
-  for (size_t e = 0; e < product.ends.size(); begin = product.ends[e++]) {
-    const int64_t rows = product.ends[e] - begin;
-    if (rows == 0) continue;
-    const DeviceWeight& weight = *product.stack->experts[e]->parts[product.part].weight;
-    MatmulArgs args;
-    args.weight = &weight;
-    args.x = {static_cast<const char*>(product.x.data) + begin * x_row, product.x.dtype, rows,
-              product.x.cols};
-    args.y = {static_cast<char*>(product.y.data) + begin * y_row, product.y.dtype, rows,
-              product.y.cols};
-    args.bias = product.bias != nullptr ? product.bias + e * product.y.cols : weight.bias();
-    args.activation = product.activation;
-    const Path path = product.path.value_or(PathFor(lane, weight, rows));
-    AWQD_RETURN_IF_ERROR(RunProduct(lane, args, path, report));
-  }
-  return absl::OkStatus();
-}
-
-// All at once.
-absl::Status RunGrouped(Lane& lane, GroupedArgs args, const KernelRow& row,
-                        ExecutionReport* report) {
-  const std::string table = GroupedTable(args, row);
-  AWQD_ASSIGN_OR_RETURN(args.table, lane.Upload(table.data(), static_cast<int64_t>(table.size())));
-  AWQD_ASSIGN_OR_RETURN(args.workspace, lane.Workspace(GroupedWorkspaceBytes(args, row)));
-  AWQD_RETURN_IF_ERROR(GroupedMatmul(args, row, lane.stream()));
-  AddKernel(&row, report);
-  return absl::OkStatus();
-}
-
-}  // namespace
-
-bool RunsAtOnce(const ExpertProduct& product) { return Grouped(product).Row(product) != nullptr; }
-
-absl::Status RunExperts(Lane& lane, const ExpertProduct& product, ExecutionReport* report) {
-  const Grouped grouped(product);
-  if (const KernelRow* const row = grouped.Row(product)) {
-    return RunGrouped(lane, grouped.args, *row, report);
-  }
-  if (product.also == nullptr) return RunOneByOne(lane, product, report);
-  ExpertProduct alone = product;
-  alone.also = nullptr;
-  alone.y.rows = product.x.rows;
-  AWQD_RETURN_IF_ERROR(RunExperts(lane, alone, report));
-  alone.stack = product.also;
-  alone.y.data = static_cast<char*>(product.y.data) +
-                 product.x.rows * product.y.cols * SizeOf(product.y.dtype);
-  return RunExperts(lane, alone, report);
 }
 
 }  // namespace awqd::engine

@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/types/span.h"
 #include "server/engine/work.h"
 #include "server/model/weight_stack.h"
@@ -21,8 +22,10 @@ struct ExpertOrder {
   std::vector<int32_t> rows;    // [tokens * top_k]: the row of each choice
 };
 
-// `ids` [tokens, top_k], each in [0, experts).
-ExpertOrder SortByExpert(absl::Span<const int32_t> ids, int64_t top_k, int64_t experts);
+// `ids` of the choices, each in [0, experts). `tokens`: whose each is; empty: choice i is of token
+// i / top_k.
+ExpertOrder SortByExpert(absl::Span<const int32_t> ids, int64_t top_k, int64_t experts,
+                         absl::Span<const int32_t> tokens = {});
 
 // Tokens on a lane's device, in the order of their experts.
 struct RoutedTokens {
@@ -40,12 +43,18 @@ class RoutedWork : public Work {
   DType out_dtype = DType::kFp16;
   int64_t rows = 0;  // tokens
   int64_t top_k = 1;
-  std::vector<int32_t> ids;           // [rows, top_k], or empty: a weight without experts
+  std::vector<int32_t> ids;  // [choices], or empty: a weight without experts
+  // Of a part, which has some choices of its tokens: the token of each, ascending; top_k is 1, and
+  // nothing is summed. Empty: choice i is of token i / top_k.
+  std::vector<int32_t> choice_tokens;
   std::vector<float> router_weights;  // [rows, top_k], or empty: every choice is a row of y
   std::optional<Path> path;           // none: the token-count policy decides, for each expert
   ActivationFunction activation = ActivationFunction::kNone;
 
-  int64_t tokens() const override { return rows * top_k; }
+  int64_t choices() const {
+    return choice_tokens.empty() ? rows * top_k : static_cast<int64_t>(choice_tokens.size());
+  }
+  int64_t tokens() const override { return choices(); }
   int64_t bytes() const override;
   int64_t result_bytes() const override;
   int64_t cost() const override;
@@ -58,6 +67,7 @@ class RoutedWork : public Work {
   virtual const WeightShape& first() const = 0;
   virtual const WeightShape& last() const = 0;
   virtual int64_t experts() const = 0;
+  int64_t y_rows() const { return router_weights.empty() ? choices() : rows; }
   // Multiplications of a row.
   virtual double row_cost() const = 0;
   // Works with equal variants may merge, if they have the same weights.
@@ -66,6 +76,12 @@ class RoutedWork : public Work {
   // Enqueues everything, from these tokens to `y`, staging memory, and fetches it.
   virtual absl::Status Compute(Lane& lane, const RoutedTokens& routed, char* y,
                                ExecutionReport* report) const = 0;
+
+  // Cuts at the shares of a stack that is spread: each choice goes to the device that has its
+  // expert. `make` makes a copy of this work on one of the shares.
+  absl::StatusOr<WorkCut> CutAtShares(
+      const model::WeightStack& stack, StagingPool& staging,
+      absl::FunctionRef<std::unique_ptr<RoutedWork>(size_t share)> make) const;
 
   // The device that holds the weights, for steps between their products.
   Device& on() const { return *weights().front()->parts[part].weight->device; }
@@ -78,7 +94,9 @@ class RoutedWork : public Work {
 
   absl::Status RunPieces(Lane& lane, absl::Span<const Piece> pieces, char* y,
                          ExecutionReport* report) const;
-  int64_t y_row_bytes() const;  // of a token
+  // This work alone, some rows at a time, so that the lane's buffers stay bounded.
+  absl::Status RunInSteps(Lane& lane, char* y, ExecutionReport* report) const;
+  absl::Status RunChoicesInSteps(Lane& lane, char* y, ExecutionReport* report) const;
 };
 
 // y = activation(x @ W + bias), the rows of each expert with its own weight.

@@ -3,6 +3,9 @@
 
 #include <utility>
 
+#include "absl/algorithm/container.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "kernels/base/status.h"
 #include "kernels/kernels.h"
 #include "server/engine/lane.h"
@@ -24,6 +27,73 @@ GatedMlpWork::GatedMlpWork(std::shared_ptr<const model::WeightStack> gate,
 
 batching::BatchKey GatedMlpWork::merge_key() const {
   return {.subject = &Here(*gate_), .variant = variant(), .further = {&Here(*up_), &Here(*down_)}};
+}
+
+bool GatedMlpWork::cut() const {
+  return Work::cut() || gate_->spread() || up_->spread() || down_->spread();
+}
+
+// Every device that has columns of gate has them of up, and the same rows of down.
+absl::Status GatedMlpWork::CheckMiddle() const {
+  const auto& [gate, up, down] = first_experts_;
+  const auto borders = [](const model::PlacedWeight& weight, bool rows) {
+    return absl::StrJoin(weight.parts, ", ", [rows](std::string* out, const auto& part) {
+      absl::StrAppend(out, part.weight->device->info().id, rows ? " rows [" : " columns [",
+                      rows ? part.row_begin : part.col_begin, ", ",
+                      rows ? part.row_end() : part.col_end(), ")");
+    });
+  };
+  if (!down->cut_at_rows()) {
+    return absl::UnimplementedError(absl::StrCat(
+        name(), ": got a down projection on ", borders(*down, false),
+        ", expected one that is cut at the rows where gate is cut at columns: it has an order, a "
+        "factor or groups that 128 is no multiple of, or its path does not end in the name of a "
+        "down projection; serve with --shard=replicas, --shard=models or --shard=experts"));
+  }
+  const auto alike = [&](const model::PlacedWeight& weight) {
+    return absl::c_equal(weight.parts, down->parts, [](const auto& columns, const auto& rows) {
+      return columns.weight->device == rows.weight->device && columns.col_begin == rows.row_begin &&
+             columns.col_end() == rows.row_end();
+    });
+  };
+  for (const auto* const weight : {gate.get(), up.get()}) {
+    if (alike(*weight)) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        name(), ": got ", weight == gate.get() ? "gate" : "up", " on ", borders(*weight, false),
+        ", expected it as down is, on ", borders(*down, true)));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<WorkCut> GatedMlpWork::Cut(StagingPool& staging) const {
+  if (gate_->spread()) {
+    const auto alike = [&](const model::WeightStack& stack) {
+      return stack.devices() == gate_->devices() && stack.homes == gate_->homes;
+    };
+    if (!alike(*up_) || !alike(*down_)) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          name(), ": got gate on ", gate_->devices(), ", up on ", up_->devices(), " and down on ",
+          down_->devices(), ", expected each expert's on one device"));
+    }
+    return CutAtShares(*gate_, staging, [&](size_t share) {
+      auto out = std::make_unique<GatedMlpWork>(gate_->shares[share], up_->shares[share],
+                                                down_->shares[share]);
+      static_cast<RoutedWork&>(*out) = *this;
+      return out;
+    });
+  }
+  AWQD_RETURN_IF_ERROR(CheckMiddle());
+  const int64_t n = down_->shape().n;
+  WorkCut out = {.bytes = y_rows() * n * SizeOf(out_dtype)};
+  for (size_t i = 0; i < first_experts_[0]->parts.size(); ++i) {
+    auto part = std::make_unique<GatedMlpWork>(*this);
+    part->part = i;
+    part->out_dtype = DType::kFp32;
+    out.parts.push_back(std::move(part));
+  }
+  out.join = std::make_unique<PartsJoin>(
+      SumShape{.count = y_rows(), .cols = n, .y_dtype = out_dtype}, out.parts.size());
+  return out;
 }
 
 double GatedMlpWork::row_cost() const {

@@ -25,6 +25,11 @@ class GatedMlpWork final : public RoutedWork {
   // Same three stacks, element types, activation function, top_k, asked-for path, and whether rows
   // are summed.
   batching::BatchKey merge_key() const override;
+  bool cut() const override;
+  // At shares; or in the middle: each device has some columns of gate and of up and the same rows
+  // of down, and what they make of a token is summed in the order of the devices.
+  // FAILED_PRECONDITION or UNIMPLEMENTED where the three do not lie alike.
+  absl::StatusOr<WorkCut> Cut(StagingPool& staging) const override;
 
  protected:
   const WeightShape& first() const override { return Here(*gate_).shape; }
@@ -35,6 +40,7 @@ class GatedMlpWork final : public RoutedWork {
                        ExecutionReport* report) const override;
 
  private:
+  absl::Status CheckMiddle() const;
   // Enqueues what lies between: activation(gate) * up, which `down` is to multiply. `both`: the
   // rows of gate, then those of up.
   absl::Status Join(Lane& lane, float* both, int64_t rows, ExpertProduct* down) const;

@@ -1,8 +1,7 @@
-// Gather: the strided copy of each part, and who answers.
+// Gather: what each part brings, and who answers.
 #include "server/engine/gather.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_split.h"
@@ -10,18 +9,18 @@
 
 namespace awqd::engine {
 
-Gather::Gather(StagingPool* staging, const WorkCut& cut, TaskDone done)
-    : staging_(staging),
-      rows_(cut.rows),
-      row_bytes_(cut.row_bytes),
+Gather::Gather(const Helpers& helpers, WorkCut* cut, TaskDone done)
+    : helpers_(helpers),
+      bytes_(cut->bytes),
+      join_(std::move(cut->join)),
       done_(std::move(done)),
-      missing_(cut.parts.size()),
-      reports_(cut.parts.size()) {}
+      missing_(cut->parts.size()),
+      reports_(cut->parts.size()) {}
 
-TaskDone Gather::Part(size_t index, const WorkPart& part) {
-  return [self = shared_from_this(), index, offset = part.offset, width = part.row_bytes](
-             const absl::Status& status, const Payload& rows, const ExecutionReport& report) {
-    self->OnPart(index, status.ok() ? self->Place(rows, offset, width) : status, report);
+TaskDone Gather::Part(size_t part) {
+  return [self = shared_from_this(), part](const absl::Status& status, Payload rows,
+                                           const ExecutionReport& report) {
+    self->OnPart(part, status.ok() ? self->Take(part, std::move(rows)) : status, report);
   };
 }
 
@@ -54,20 +53,17 @@ void Gather::Cancel() {
   for (const TaskHandle& handle : handles) handle.Cancel();  // answers parts, which takes the lock
 }
 
-absl::Status Gather::Place(const Payload& from, int64_t offset, int64_t width) {
-  char* to;
+absl::Status Gather::Take(size_t part, Payload rows) {
+  char* whole;
   {
     MutexLock lock(&mu_);
     if (!status_.ok() || done_ == nullptr) return absl::OkStatus();  // nobody will look at it
     if (result_.data() == nullptr) {
-      AWQD_ASSIGN_OR_RETURN(result_, staging_->Get(rows_ * row_bytes_));
+      AWQD_ASSIGN_OR_RETURN(result_, helpers_.staging->Get(bytes_));
     }
-    to = result_.data() + offset;
+    whole = result_.data();
   }
-  for (int64_t row = 0; row < rows_; ++row) {
-    std::memcpy(to + row * row_bytes_, from.data() + row * width, width);
-  }
-  staging_->CountCopy(rows_ * width);
+  helpers_.staging->CountCopy(join_->Take(part, std::move(rows), whole));
   return absl::OkStatus();
 }
 
@@ -90,6 +86,7 @@ void Gather::OnPart(size_t part, absl::Status status, const ExecutionReport& rep
     }
   }
   if (done) {
+    if (status.ok()) join_->Finish(result.data(), *helpers_.crew);
     done(status, std::move(result), merged);
   } else if (first_failure) {
     Cancel();

@@ -16,12 +16,18 @@ namespace awqd::engine {
 // by side; the last part to end answers the request.
 class Gather : public std::enable_shared_from_this<Gather> {
  public:
-  // The result and the parts of `cut`. `staging`, where the result is put together, outlives the
-  // parts. `done` is called once, unless Abandon is.
-  Gather(StagingPool* staging, const WorkCut& cut, TaskDone done);
+  // What helps to put results together. Outlives the parts.
+  struct Helpers {
+    StagingPool* staging;
+    Crew* crew;
+  };
 
-  // What part number `index`, which is `part`, is to be submitted with.
-  TaskDone Part(size_t index, const WorkPart& part);
+  // The result and the parts of `cut`, whose join it takes. `done` is called once, unless Abandon
+  // is.
+  Gather(const Helpers& helpers, WorkCut* cut, TaskDone done);
+
+  // What part number `part` is to be submitted with.
+  TaskDone Part(size_t part);
   // The part was accepted. Withdraws it at once when the request has failed meanwhile.
   void Accepted(TaskHandle handle);
   // A part was refused, and with it the request: withdraws the others and never answers.
@@ -30,15 +36,15 @@ class Gather : public std::enable_shared_from_this<Gather> {
   void Cancel();
 
  private:
-  // Copies a part's rows to their place; allocates the result with the first.
-  absl::Status Place(const Payload& from, int64_t offset, int64_t width);
+  // Gives a part's rows to the join; allocates the result with the first.
+  absl::Status Take(size_t part, Payload rows);
   void OnPart(size_t part, absl::Status status, const ExecutionReport& report);
   // What ran, of all parts: longest times, largest batch, every device and kernel.
   ExecutionReport Merged() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  StagingPool* const staging_;
-  const int64_t rows_;
-  const int64_t row_bytes_;
+  const Helpers helpers_;
+  const int64_t bytes_;
+  const std::unique_ptr<Join> join_;
   Mutex mu_;
   TaskDone done_ ABSL_GUARDED_BY(mu_);
   absl::Status status_ ABSL_GUARDED_BY(mu_);  // of the first part that failed

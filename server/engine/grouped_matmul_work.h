@@ -24,7 +24,11 @@ class GroupedMatmulWork final : public RoutedWork {
   // Same stack, element types, activation function, top_k, asked-for path, and whether rows are
   // summed. A bias of the request's own keeps it alone.
   batching::BatchKey merge_key() const override;
-  absl::StatusOr<WorkCut> Cut() const override;
+  bool cut() const override { return stack->cut() || stack->spread(); }
+  // At columns, where they are cut; at shares; or at rows of the weights (the down projections of
+  // gated MLPs): the parts of a row of y are then summed in their order before the activation
+  // function.
+  absl::StatusOr<WorkCut> Cut(StagingPool& staging) const override;
 
  protected:
   const WeightShape& first() const override { return here().shape; }
@@ -35,6 +39,10 @@ class GroupedMatmulWork final : public RoutedWork {
                        ExecutionReport* report) const override;
 
  private:
+  absl::StatusOr<WorkCut> CutAtRows(StagingPool& staging) const;
+  // Columns of the bias, of some experts.
+  std::vector<float> BiasOf(absl::Span<const int64_t> which, model::ColumnSpan columns) const;
+
   const DeviceWeight& here() const { return *stack->experts.front()->parts[part].weight; }
 };
 

@@ -152,7 +152,8 @@ absl::StatusOr<TaskHandle> LocalEngine::Submit(std::unique_ptr<Work>* work,
                                                const SubmitOptions& options, TaskDone done) {
   if (!device_->healthy()) {
     return absl::FailedPreconditionError(
-        absl::StrCat("device ", device_->info().id, " has failed; the server is going away"));
+        absl::StrCat("device ", device_->info().id,
+                     " has failed; loading the model again puts it on the devices that are left"));
   }
   Work& queued = **work;
   queued.priority = options.priority;

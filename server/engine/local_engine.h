@@ -26,8 +26,8 @@ struct EngineOptions {
   int answer_threads = -1;
   // Host memory for payloads and results that is kept for reuse between requests.
   int64_t staging_bytes = int64_t{512} << 20;
-  // Called once, on a worker thread, when the device reports a sticky error and nothing can be
-  // served any more.
+  // Called once, on a worker thread, when the device reports a sticky error and nothing on it
+  // can be served any more.
   std::function<void(const absl::Status&)> on_device_fault;
 };
 

@@ -2,6 +2,9 @@
 #include "server/engine/matmul_work.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
 
 #include "absl/container/inlined_vector.h"
 #include "kernels/base/status.h"
@@ -28,7 +31,8 @@ batching::BatchKey MatmulWork::merge_key() const {
                        static_cast<uint32_t>(x_dtype) << 8 | static_cast<uint32_t>(out_dtype)};
 }
 
-absl::StatusOr<WorkCut> MatmulWork::Cut() const {
+absl::StatusOr<WorkCut> MatmulWork::Cut(StagingPool& staging) const {
+  if (weight->cut_at_rows()) return CutAtRows(staging);
   const ColumnResult result = {*weight, {0, weight->shape.n}, rows, SizeOf(out_dtype)};
   return CutAtColumns(result, [this](size_t, model::ColumnSpan columns) {
     auto out = std::make_unique<MatmulWork>(*this);
@@ -37,6 +41,57 @@ absl::StatusOr<WorkCut> MatmulWork::Cut() const {
     }
     return out;
   });
+}
+
+namespace {
+
+// As stage quantises per token (kernels/steps.h): what INT8 numbers of a token are multiplied by.
+std::vector<float> TokenScales(const Activations& activations) {
+  const int64_t count = activations.rows;
+  const int64_t k = count == 0 ? 0 : activations.x.size() / SizeOf(activations.dtype) / count;
+  std::vector<float> out;
+  for (int64_t row = 0; row < count; ++row) {
+    float largest = 0;
+    bool finite = true;
+    for (int64_t i = row * k; i < (row + 1) * k; ++i) {
+      const float magnitude = std::abs(LoadElement(activations.x.data(), activations.dtype, i));
+      finite = finite && std::isfinite(magnitude);
+      largest = std::max(largest, magnitude);
+    }
+    out.push_back(!finite       ? std::numeric_limits<float>::quiet_NaN()
+                  : largest > 0 ? largest / 127
+                                : 1);
+  }
+  return out;
+}
+
+}  // namespace
+
+// Each part multiplies its columns of x, without what comes after the sum. All of a token is
+// quantised by one scale, as on one device.
+absl::StatusOr<WorkCut> MatmulWork::CutAtRows(StagingPool& staging) const {
+  const bool integers = out_dtype == DType::kInt32;
+  const Activations all = {x, x_dtype, rows};
+  MatmulWork like = *this;
+  if (!integers) like.out_dtype = DType::kFp32;
+  like.activation = ActivationFunction::kNone;
+  if (quantization == ActivationQuantization::kPerToken) {
+    like.quantization = ActivationQuantization::kStatic;
+    like.scales = rows == 0 ? std::vector<float>{1} : TokenScales(all);
+  }
+  const int64_t n = weight->shape.n;
+  WorkCut out = {.bytes = rows * n * SizeOf(out_dtype)};
+  for (size_t i = 0; i < weight->parts.size(); ++i) {
+    auto part = std::make_unique<MatmulWork>(like);
+    part->part = i;
+    AWQD_ASSIGN_OR_RETURN(part->x, ColumnsOf(all, weight->parts[i], staging));
+    if (i > 0) part->bias.clear();  // the weight's own is with the first part too
+    out.parts.push_back(std::move(part));
+  }
+  out.join = std::make_unique<PartsJoin>(
+      SumShape{.count = rows, .cols = n, .activation = activation, .y_dtype = out_dtype},
+      out.parts.size());
+  return out;
 }
 
 void MatmulWork::AppendScales(std::vector<float>* out) const {

@@ -46,12 +46,15 @@ class MatmulWork final : public Work {
   // Same weight, element types, activation function, quantisation and asked-for path; scales may
   // differ, because in a batch every token has its own. A bias of the request's own keeps it alone.
   batching::BatchKey merge_key() const override;
-  absl::StatusOr<WorkCut> Cut() const override;
+  // At columns, where they are cut; or at rows of the weight (the down projections of gated MLPs):
+  // the parts of a row of y are then summed in their order before the activation function.
+  absl::StatusOr<WorkCut> Cut(StagingPool& staging) const override;
   absl::Status Run(Lane& lane, const batching::Batch& batch, char* result,
                    ExecutionReport* report) const override;
   void FreeInputs() override { x = Payload(); }
 
  private:
+  absl::StatusOr<WorkCut> CutAtRows(StagingPool& staging) const;
   // Multiplies these rows at once. `token_scales`: of each, or none. `y`: staging memory for as
   // many rows of N.
   absl::Status Multiply(Lane& lane, absl::Span<const RowPiece> pieces,

@@ -3,12 +3,16 @@
 
 #include <algorithm>
 #include <atomic>
+#include <optional>
+#include <thread>
 #include <utility>
 
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status.h"
+#include "server/engine/crew.h"
 #include "server/engine/gather.h"
+#include "server/model/on_threads.h"
 
 namespace awqd::engine {
 namespace {
@@ -17,7 +21,18 @@ namespace {
 struct Member {
   std::atomic<int64_t> outstanding{0};  // load queued and running (Work::load)
   std::unique_ptr<Engine> engine;
+
+  bool healthy() const { return engine->device().healthy(); }
 };
+
+// Beside GPUs some of the cores put results of parts together, as they answer large batches.
+int JoinThreads(absl::Span<const std::unique_ptr<Member>> members) {
+  const bool cores_compute = std::all_of(members.begin(), members.end(), [](const auto& member) {
+    return member->engine->device().host_addressable();
+  });
+  const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  return cores_compute ? 0 : std::min(8, cores / 4);
+}
 
 // Another replica may have room, or life, where this one has not.
 bool MayFitElsewhere(const absl::Status& status) {
@@ -46,6 +61,7 @@ class RoutingEngine final : public Engine {
       members_.push_back(std::make_unique<Member>());
       members_.back()->engine = std::move(engine);
     }
+    crew_.emplace(JoinThreads(members_));
   }
   // One engine's parts use another's staging memory, so all end before any of them goes.
   ~RoutingEngine() override { Drain(); }
@@ -56,12 +72,7 @@ class RoutingEngine final : public Engine {
   using Engine::Prepare;
   absl::StatusOr<std::shared_ptr<const model::PlacedWeight>> Prepare(const HostWeight& weight,
                                                                      const Device* device) override;
-  absl::Status WarmUp(const std::shared_ptr<const model::PlacedWeight>& weight) override {
-    for (const model::WeightPart& part : weight->parts) {
-      AWQD_RETURN_IF_ERROR(Of(*part.weight).engine->WarmUp(model::Whole(part.weight)));
-    }
-    return absl::OkStatus();
-  }
+  absl::Status WarmUp(const std::shared_ptr<const model::PlacedWeight>& weight) override;
   void Hurry() override {
     for (const auto& member : members_) member->engine->Hurry();
   }
@@ -69,11 +80,16 @@ class RoutingEngine final : public Engine {
     for (const auto& member : members_) member->engine->Drain();
   }
   // Pinned memory is portable between GPUs; only memory of the CPU's pool would be slow for them.
+  // A GPU that has failed pins no more.
   StagingPool& staging() override {
+    const Member* best = members_.front().get();
     for (const auto& member : members_) {
-      if (!member->engine->device().host_addressable()) return member->engine->staging();
+      const auto rank = [](const Member& m) {
+        return std::pair(m.healthy(), !m.engine->device().host_addressable());
+      };
+      if (rank(*member) > rank(*best)) best = member.get();
     }
-    return members_.front()->engine->staging();
+    return best->engine->staging();
   }
   void FreeKeptMemory() override {
     for (const auto& member : members_) member->engine->FreeKeptMemory();
@@ -103,7 +119,8 @@ class RoutingEngine final : public Engine {
   absl::StatusOr<TaskHandle> SubmitCounted(std::unique_ptr<Work>* work,
                                            const SubmitOptions& options, TaskDone done);
 
-  // A work's parts, all whole, in the order in which they should be tried.
+  // A work's parts, all whole, in the order in which they should be tried; of devices that work,
+  // where one does.
   absl::InlinedVector<size_t, 8> Replicas(const Work& work);
 
   // Whose device runs part `part` of the work. Every device has one of a work without weights.
@@ -122,16 +139,14 @@ class RoutingEngine final : public Engine {
   Member& Of(const DeviceWeight& weight) const { return On(weight.device); }
 
   std::vector<std::unique_ptr<Member>> members_;
+  std::optional<Crew> crew_;  // puts results of parts together
   std::atomic<size_t> turn_{0};
 };
 
 absl::StatusOr<TaskHandle> RoutingEngine::Submit(std::unique_ptr<Work>* work,
                                                  const SubmitOptions& options, TaskDone done) {
-  const auto weights = (*work)->weights();
-  const bool cut =
-      std::any_of(weights.begin(), weights.end(), [](const auto& weight) { return weight->cut(); });
-  return cut ? SubmitToParts(work, options, std::move(done))
-             : SubmitToOne(work, options, std::move(done));
+  return (*work)->cut() ? SubmitToParts(work, options, std::move(done))
+                        : SubmitToOne(work, options, std::move(done));
 }
 
 absl::StatusOr<TaskHandle> RoutingEngine::SubmitCounted(std::unique_ptr<Work>* work,
@@ -167,14 +182,27 @@ absl::InlinedVector<size_t, 8> RoutingEngine::Replicas(const Work& work) {
   for (size_t i = 0; i < count; ++i) {
     const size_t part = (turn + i) % count;
     const Member& member = WithPart(work, part);
-    candidates.push_back({!member.engine->device().healthy(), member.outstanding.load(), part});
+    candidates.push_back({!member.healthy(), member.outstanding.load(), part});
   }
   std::stable_sort(candidates.begin(), candidates.end(), [](const auto& a, const auto& b) {
     return std::pair(a.unhealthy, a.outstanding) < std::pair(b.unhealthy, b.outstanding);
   });
   absl::InlinedVector<size_t, 8> parts;
-  for (const Candidate& candidate : candidates) parts.push_back(candidate.part);
+  for (const Candidate& candidate : candidates) {
+    if (candidate.unhealthy == candidates.front().unhealthy) parts.push_back(candidate.part);
+  }
   return parts;
+}
+
+// On all devices at the same time.
+absl::Status RoutingEngine::WarmUp(const std::shared_ptr<const model::PlacedWeight>& weight) {
+  std::vector<absl::Status> ended(weight->parts.size());
+  model::OnThreads(ended.size(), [&](size_t part) {
+    const auto& here = weight->parts[part].weight;
+    ended[part] = Of(*here).engine->WarmUp(model::Whole(here));
+  });
+  for (const absl::Status& status : ended) AWQD_RETURN_IF_ERROR(status);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<TaskHandle> RoutingEngine::SubmitToOne(std::unique_ptr<Work>* work,
@@ -192,13 +220,14 @@ absl::StatusOr<TaskHandle> RoutingEngine::SubmitToOne(std::unique_ptr<Work>* wor
 absl::StatusOr<TaskHandle> RoutingEngine::SubmitToParts(std::unique_ptr<Work>* work,
                                                         const SubmitOptions& options,
                                                         TaskDone done) {
-  AWQD_ASSIGN_OR_RETURN(WorkCut cut, (*work)->Cut());
+  StagingPool& memory = staging();
+  AWQD_ASSIGN_OR_RETURN(WorkCut cut, (*work)->Cut(memory));
   work->reset();  // the parts alone hold the payload, so that it is free when the answer is heard
-  if (cut.parts.size() == 1) return SubmitCounted(&cut.parts[0].work, options, std::move(done));
-  const auto gather = std::make_shared<Gather>(&staging(), cut, std::move(done));
+  if (cut.join == nullptr) return SubmitCounted(&cut.parts[0], options, std::move(done));
+  const auto gather =
+      std::make_shared<Gather>(Gather::Helpers{&memory, &*crew_}, &cut, std::move(done));
   for (size_t i = 0; i < cut.parts.size(); ++i) {
-    absl::StatusOr<TaskHandle> handle =
-        SubmitCounted(&cut.parts[i].work, options, gather->Part(i, cut.parts[i]));
+    absl::StatusOr<TaskHandle> handle = SubmitCounted(&cut.parts[i], options, gather->Part(i));
     if (!handle.ok()) {
       gather->Abandon();
       return handle.status();
@@ -219,8 +248,10 @@ absl::StatusOr<std::shared_ptr<const model::PlacedWeight>> RoutingEngine::Prepar
   };
   std::vector<Candidate> candidates;
   for (const auto& member : members_) {
+    if (!member->healthy()) continue;
     candidates.push_back({member.get(), member->outstanding, member->engine->device().FreeBytes()});
   }
+  if (candidates.empty()) return absl::FailedPreconditionError("every device has failed");
   std::stable_sort(candidates.begin(), candidates.end(), [](const auto& a, const auto& b) {
     return std::pair(a.outstanding, -a.free) < std::pair(b.outstanding, -b.free);
   });

@@ -18,6 +18,7 @@
 #include "absl/types/span.h"
 #include "kernels/types.h"
 #include "server/batching/task.h"
+#include "server/engine/join.h"
 #include "server/engine/staging.h"
 #include "server/model/placed_weight.h"
 
@@ -49,18 +50,11 @@ void AddName(absl::string_view name, std::string* list);
 using TaskDone =
     std::function<void(const absl::Status& status, Payload result, const ExecutionReport& report)>;
 
-// What one device does of a work that was cut, and where its result belongs.
-struct WorkPart {
-  std::unique_ptr<Work> work;
-  int64_t offset = 0;     // in each row of the whole result, in bytes
-  int64_t row_bytes = 0;  // of the part's own rows
-};
-
-// The whole result is `rows` rows of `row_bytes`; the parts fill it. One part: it is the result.
+// What each device does of a work that was cut, and how their results become the whole one.
 struct WorkCut {
-  int64_t rows = 0;
-  int64_t row_bytes = 0;
-  absl::InlinedVector<WorkPart, 8> parts;
+  absl::InlinedVector<std::unique_ptr<Work>, 8> parts;
+  int64_t bytes = 0;           // of the whole result
+  std::unique_ptr<Join> join;  // null: there is one part, and its result is the whole one
 };
 
 // A result of `rows` rows of the columns `wanted` of `weight`, `element_bytes` each.
@@ -71,12 +65,23 @@ struct ColumnResult {
   int64_t element_bytes = 0;
 };
 
-// Cuts such a result at the borders between devices: one part for each part of the weight that
+// Cuts such a result at the columns between devices: one part for each part of the weight that
 // holds wanted columns; `make` makes the work that computes `columns` (of the whole weight) there.
 // No column at all is one part of no columns.
 WorkCut CutAtColumns(
     const ColumnResult& result,
     absl::FunctionRef<std::unique_ptr<Work>(size_t part, model::ColumnSpan columns)> make);
+
+// Activations of `rows` tokens.
+struct Activations {
+  const Payload& x;
+  DType dtype = DType::kFp16;
+  int64_t rows = 0;
+};
+
+// The columns of x that rows of a part of a weight multiply, in memory of their own.
+absl::StatusOr<Payload> ColumnsOf(const Activations& activations, const model::WeightPart& part,
+                                  StagingPool& staging);
 
 // One request. Its fields are validated by whoever fills them. Task says what batching asks of it:
 // tokens, bytes held while queued, cost in multiplications.
@@ -99,10 +104,14 @@ class Work : public batching::Task {
   // Works of the same class with equal keys may run as one batch. A null subject never merges.
   virtual batching::BatchKey merge_key() const { return {}; }
 
-  // Parts for the devices that hold columns of its weights, of which at least one is cut. Called
-  // once; the work itself is not run. UNIMPLEMENTED when the operation needs whole weights, which
-  // is the default.
-  virtual absl::StatusOr<WorkCut> Cut() const;
+  // Whether no device has all that it needs, so that it must be cut: by default, whether one of its
+  // weights is.
+  virtual bool cut() const;
+
+  // Parts for the devices that hold some of what it needs, where it is cut(). Called once; the work
+  // itself is not run. `staging`: for activations that parts do not share. UNIMPLEMENTED when the
+  // operation needs whole weights, which is the default.
+  virtual absl::StatusOr<WorkCut> Cut(StagingPool& staging) const;
 
   // Runs the batch, whose first task this work is, and waits for the device. All tasks are of this
   // class and have its key. `result` is staging memory for the results of all, one after the other.

@@ -37,20 +37,21 @@ int64_t Counted(int64_t working) { return std::max<int64_t>(0, working - kFreeWo
 
 class Planner {
  public:
-  explicit Planner(const LoadTarget& target) : target_(target) {}
+  Planner(const LoadTarget& target, Paths paths) : target_(target), paths_(std::move(paths)) {}
 
   absl::Status Add(const Checkpoint& checkpoint, const LinearLocation& linear) {
     AWQD_RETURN_IF_ERROR(CheckDescribing(linear));
     AWQD_ASSIGN_OR_RETURN(const HostWeight weight, checkpoint.Describe(linear, &scratch_));
+    const Place place = PlaceOf(linear.path, paths_, target_);
     AWQD_ASSIGN_OR_RETURN(const std::vector<PartBytes> parts,
-                          PlacedBytes(weight, target_.devices, target_.cut));
+                          PlacedBytes(weight, place.devices, place.placing));
     raw_ = std::max(raw_, linear.bytes);  // the loader keeps its buffer
     const int64_t host = HostBytes(weight);
-    int64_t copies = 0;  // one part at a time
+    int64_t copies = 0;  // of all parts, which are made side by side
     for (const PartBytes& part : parts) {
       plan_.weights[part.device] += part.bytes;
-      const int64_t cut = parts.size() > 1 && target_.cut ? host * part.columns / weight.n : 0;
-      copies = std::max(copies, cut + (part.device->host_addressable() ? 0 : part.bytes));
+      copies += host * part.cut / (weight.k * weight.n);
+      if (!part.device->host_addressable()) copies += part.bytes;
     }
     const int64_t spare = linear.rule->format->spare_bytes_per_code * weight.k * weight.n;
     const int64_t working = raw_ + host + std::max(spare, copies);
@@ -104,6 +105,7 @@ class Planner {
   }
 
   const LoadTarget& target_;
+  const Paths paths_;
   std::vector<uint8_t> scratch_;
   int64_t raw_ = 0;
   MemoryPlan plan_;
@@ -128,7 +130,7 @@ std::string MemoryPlan::ToString() const {
 
 absl::StatusOr<MemoryPlan> PlanLoad(const Checkpoint& checkpoint, const LoadTarget& target,
                                     const std::atomic<bool>& cancelled) {
-  Planner planner(target);
+  Planner planner(target, PathsOf(checkpoint));
   for (const LinearLocation& linear : checkpoint.linears()) {
     AWQD_RETURN_IF_ERROR(CheckCancelled(&cancelled));
     AWQD_RETURN_IF_ERROR(planner.Add(checkpoint, linear));

@@ -11,13 +11,9 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/checkpoint.h"
 #include "kernels/device.h"
+#include "server/model/placement.h"
 
 namespace awqd::model {
-
-struct LoadTarget {
-  std::vector<Device*> devices;  // one or more
-  bool cut = false;              // each weight's columns among them, instead of whole on each
-};
 
 struct MemoryPlan {
   // Of all weights, exactly what will be allocated. Where a format keeps scales among its codes,

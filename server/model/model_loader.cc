@@ -4,6 +4,7 @@
 #include <map>
 #include <new>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -17,7 +18,7 @@ namespace {
 
 // What an operator can do about it.
 std::string Advice(const LoadTarget& target) {
-  if (target.devices.size() < 2 || target.cut) {
+  if (target.devices.size() < 2 || target.shared()) {
     return " (a reload needs room for both versions)";
   }
   return " (a reload needs room for both versions; --shard=columns or --shard=models takes less of "
@@ -38,13 +39,12 @@ absl::Status Plan(const Checkpoint& checkpoint, const std::string& name, const L
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::shared_ptr<const PlacedWeight>> LoadWeight(const Checkpoint& checkpoint,
-                                                               const LinearLocation& linear,
-                                                               const LoadTarget& target,
-                                                               std::vector<uint8_t>* scratch,
-                                                               TensorSums* sums) {
+absl::StatusOr<std::shared_ptr<const PlacedWeight>> LoadWeight(
+    const Checkpoint& checkpoint, const LinearLocation& linear, const LoadTarget& target,
+    const Paths& paths, std::vector<uint8_t>* scratch, TensorSums* sums) {
   AWQD_ASSIGN_OR_RETURN(const HostWeight weight, checkpoint.Read(linear, scratch, sums));
-  auto out = PlaceWeight(weight, target.devices, target.cut);
+  const Place place = PlaceOf(linear.path, paths, target);
+  auto out = PlaceWeight(weight, place.devices, place.placing);
   if (out.ok()) return out;
   const absl::Status& status = out.status();
   return absl::Status(status.code(),
@@ -61,14 +61,14 @@ void Add(const std::string& path, std::shared_ptr<const PlacedWeight> weight, Mo
 }
 
 // Experts that make no stack still serve as weights, so that none of this fails a load.
-void AddStacks(Model* model) {
+void AddStacks(Sharding sharding, Model* model) {
   std::map<std::string, std::map<int64_t, std::shared_ptr<const PlacedWeight>>> stacks;
   for (const auto& [path, weight] : model->weights) {
     const std::optional<ExpertPath> expert = ParseExpertPath(path);
     if (expert) stacks[expert->stack].emplace(expert->expert, weight);
   }
   for (const auto& [path, experts] : stacks) {
-    model->stacks.emplace(path, MakeStack(path, experts));
+    model->stacks.emplace(path, MakeStack(path, experts, sharding == Sharding::kExperts));
   }
 }
 
@@ -91,19 +91,20 @@ absl::StatusOr<std::shared_ptr<Model>> LoadWeights(const ModelFolder& folder,
                     static_cast<int64_t>(checkpoint.linears().size()), sinks, absl::Now);
   std::vector<uint8_t> scratch;
   TensorSums sums;
+  const Paths paths = PathsOf(checkpoint);
   for (const LinearLocation& linear : checkpoint.linears()) {
     if (cancelled) {
       return absl::UnavailableError(
           absl::StrCat("model \"", name, "\": load cancelled, the server is shutting down"));
     }
     AWQD_ASSIGN_OR_RETURN(std::shared_ptr<const PlacedWeight> weight,
-                          LoadWeight(checkpoint, linear, target, &scratch, &sums));
+                          LoadWeight(checkpoint, linear, target, paths, &scratch, &sums));
     Add(linear.path, std::move(weight), model.get());
     progress.Add(linear.bytes);
   }
   AWQD_RETURN_IF_ERROR(sums.Check(cancelled));
   AWQD_RETURN_IF_ERROR(checkpoint.CheckUnchanged(*folder.root));
-  AddStacks(model.get());
+  AddStacks(target.sharding, model.get());
   model->load_ms = absl::ToInt64Milliseconds(progress.elapsed());
   return model;
 }

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/status.h"
+#include "server/model/losses.h"
 #include "server/model/model_loader.h"
 
 namespace awqd::model {
@@ -95,20 +96,25 @@ absl::StatusOr<std::shared_ptr<LoadState>> ModelStore::BeginLoad(absl::string_vi
   return entry.loading;
 }
 
-std::vector<Device*> ModelStore::Targets() const {
-  if (sharding_ != Sharding::kModels) return devices_;
-  return {*std::max_element(devices_.begin(), devices_.end(), [](const Device* a, const Device* b) {
-    return a->FreeBytes() < b->FreeBytes();
-  })};
+absl::StatusOr<std::vector<Device*>> ModelStore::Targets() const {
+  std::vector<Device*> working;
+  std::copy_if(devices_.begin(), devices_.end(), std::back_inserter(working),
+               [](const Device* device) { return device->healthy(); });
+  if (working.empty()) return absl::FailedPreconditionError("every device has failed");
+  if (sharding_ != Sharding::kModels) return working;
+  return std::vector<Device*>{*std::max_element(
+      working.begin(), working.end(),
+      [](const Device* a, const Device* b) { return a->FreeBytes() < b->FreeBytes(); })};
 }
 
 absl::StatusOr<std::shared_ptr<Model>> ModelStore::LoadFromDisk(const std::string& name,
                                                                 LoadState* state,
                                                                 bool* seen) const {
   AWQD_ASSIGN_OR_RETURN(const ModelFolder folder, folders_.Locate(name, seen));
+  AWQD_ASSIGN_OR_RETURN(std::vector<Device*> targets, Targets());
   AWQD_ASSIGN_OR_RETURN(std::shared_ptr<Model> model,
-                        LoadModel(folder, name, {Targets(), sharding_ == Sharding::kColumns},
-                                  cancelled_, {log_, bar_, &state->share, &state->planned_bytes}));
+                        LoadModel(folder, name, {std::move(targets), sharding_}, cancelled_,
+                                  {log_, bar_, &state->share, &state->planned_bytes}));
   if (before_serving_) AWQD_RETURN_IF_ERROR(before_serving_(*model));
   return model;
 }
@@ -225,7 +231,9 @@ std::vector<ModelStatus> ModelStore::List() const {
                                                    : 0.0f;
     if (entry.loading != nullptr) status.planned_bytes = entry.loading->planned_bytes;
     if (entry.model != nullptr) {
-      status.state = ModelState::kReady;
+      const Losses losses = LossesOf(*entry.model);
+      status.state = losses.weights > 0 ? ModelState::kFailed : ModelState::kReady;
+      if (status.message.empty()) status.message = losses.Message();
     } else if (entry.loading != nullptr) {
       status.state = ModelState::kLoading;
     } else if (!entry.message.empty()) {
@@ -235,6 +243,17 @@ std::vector<ModelStatus> ModelStore::List() const {
   std::vector<ModelStatus> list;
   for (auto& [name, status] : out) list.push_back(std::move(status));
   return list;
+}
+
+bool ModelStore::AnyWhole() const {
+  MutexLock lock(&mu_);
+  bool any = false;
+  for (const auto& [name, entry] : entries_) {
+    if (entry.model == nullptr) continue;
+    if (LossesOf(*entry.model).weights == 0) return true;
+    any = true;
+  }
+  return !any;
 }
 
 int64_t ModelStore::device_bytes(const Device* device) const {

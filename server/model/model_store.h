@@ -98,6 +98,10 @@ class ModelStore {
   // cannot be opened counts as failed.
   std::vector<ModelStatus> List() const;
 
+  // Whether any of the models being served has all its weights on devices that work, or none is
+  // served.
+  bool AnyWhole() const;
+
   // Where models come from.
   const ModelFolders& folders() const { return folders_; }
 
@@ -127,8 +131,9 @@ class ModelStore {
   // `seen`: whether there is anything of that name.
   absl::StatusOr<std::shared_ptr<const Model>> EndLoad(
       absl::string_view name, bool seen, absl::StatusOr<std::shared_ptr<Model>> loaded);
-  // The devices that a model loaded now is put on.
-  std::vector<Device*> Targets() const;
+  // The devices that a model loaded now is put on: of those that work. FAILED_PRECONDITION when
+  // none does.
+  absl::StatusOr<std::vector<Device*>> Targets() const;
   // The load itself, without the lock.
   absl::StatusOr<std::shared_ptr<Model>> LoadFromDisk(const std::string& name, LoadState* state,
                                                       bool* seen) const;

@@ -1,16 +1,19 @@
-// Cutting weights into columns, and placing them.
+// Cutting weights into columns or rows, and placing them.
 #include "server/model/placed_weight.h"
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <numeric>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/math.h"
 #include "kernels/base/status.h"
 #include "kernels/kernels.h"
+#include "server/model/on_threads.h"
 
 namespace awqd::model {
 namespace {
@@ -59,12 +62,45 @@ absl::Status CheckRoom(const HostWeight& weight, const Device& device) {
       absl::StrCat("needs ", bytes, " bytes on ", device.info().id, ", got ", free, " free"));
 }
 
-absl::Status AddPart(const HostWeight& weight, int64_t col_begin, Device& device,
-                     PlacedWeight* out) {
-  AWQD_RETURN_IF_ERROR(CheckRoom(weight, device));
-  AWQD_ASSIGN_OR_RETURN(std::shared_ptr<const DeviceWeight> part, PrepareWeight(weight, device));
-  out->parts.push_back({std::move(part), col_begin});
-  return absl::OkStatus();
+// A device's part of the weight.
+struct Share {
+  ColumnSpan span;
+  bool rows = false;  // the span's, else columns
+  bool whole = true;  // the span is everything
+};
+
+// The weight itself, or what is cut from it, in `cut`.
+const HostWeight& ShareOf(const HostWeight& weight, const Share& share, HostWeight* cut) {
+  if (share.whole) return weight;
+  *cut = share.rows ? TakeRows(weight, share.span) : TakeColumns(weight, share.span);
+  return *cut;
+}
+
+absl::StatusOr<WeightPart> Prepare(const HostWeight& weight, const Share& share, Device& device) {
+  HostWeight cut;
+  const HostWeight& mine = ShareOf(weight, share, &cut);
+  AWQD_RETURN_IF_ERROR(CheckRoom(mine, device));
+  WeightPart out;
+  AWQD_ASSIGN_OR_RETURN(out.weight, PrepareWeight(mine, device));
+  if (!share.whole) (share.rows ? out.row_begin : out.col_begin) = share.span.begin;
+  return out;
+}
+
+// What each device holds of the weight; of fewer devices when it is too small for all.
+std::vector<Share> SharesOf(const HostWeight& weight, size_t devices, Placing placing) {
+  if (placing == Placing::kWhole) return std::vector<Share>(devices);
+  const auto parts = static_cast<int64_t>(devices);
+  const bool rows = placing == Placing::kMiddleRows;
+  std::vector<ColumnSpan> spans;
+  bool fits = false;
+  if (placing != Placing::kColumns) {
+    spans = CutMiddle(rows ? weight.k : weight.n, parts);
+    fits = rows ? CanCutRows(weight, spans) : kBestStep % BlockOf(weight) == 0;
+  }
+  if (!fits) spans = CutColumns(weight.n, parts, BlockOf(weight));
+  std::vector<Share> out;
+  for (const ColumnSpan& span : spans) out.push_back({span, rows && fits, spans.size() == 1});
+  return out;
 }
 
 }  // namespace
@@ -82,32 +118,9 @@ std::string PlacedWeight::devices() const {
 }
 
 absl::string_view Name(Sharding sharding) {
-  constexpr absl::string_view kNames[] = {"replicas", "columns", "models"};
+  constexpr absl::string_view kNames[] = {"replicas", "columns", "models", "experts"};
   return kNames[static_cast<int>(sharding)];
 }
-
-namespace {
-
-// Calls part(what a device gets of the weight, its first column, device) until one fails.
-template <typename Part>
-absl::Status ForEachPart(const HostWeight& weight, absl::Span<Device* const> devices, bool cut,
-                         Part part) {
-  const std::vector<ColumnSpan> spans =
-      CutColumns(weight.n, cut ? static_cast<int64_t>(devices.size()) : 1, BlockOf(weight));
-  if (spans.size() > 1) {
-    for (size_t i = 0; i < spans.size(); ++i) {
-      AWQD_RETURN_IF_ERROR(part(TakeColumns(weight, spans[i]), spans[i].begin, *devices[i]));
-    }
-    return absl::OkStatus();
-  }
-  // Too narrow to cut: one device is enough.
-  for (Device* device : cut ? devices.first(1) : devices) {
-    AWQD_RETURN_IF_ERROR(part(weight, 0, *device));
-  }
-  return absl::OkStatus();
-}
-
-}  // namespace
 
 std::shared_ptr<const PlacedWeight> Whole(std::shared_ptr<const DeviceWeight> weight) {
   auto out = std::make_shared<PlacedWeight>();
@@ -130,6 +143,10 @@ std::vector<ColumnSpan> CutColumns(int64_t n, int64_t parts, int64_t block) {
   }
   out.back().end = n;
   return out;
+}
+
+std::vector<ColumnSpan> CutMiddle(int64_t count, int64_t parts) {
+  return CutColumns(count, parts, kBestStep);
 }
 
 HostWeight TakeColumns(const HostWeight& weight, ColumnSpan span) {
@@ -164,30 +181,74 @@ HostWeight TakeColumns(const HostWeight& weight, ColumnSpan span) {
   return out;
 }
 
+bool CanCutRows(const HostWeight& weight, absl::Span<const ColumnSpan> spans) {
+  const int64_t group = weight.group_rows();
+  return weight.order.empty() && weight.factor.empty() &&
+         absl::c_all_of(spans, [&](const ColumnSpan& span) {
+           return group == weight.k || span.begin % group == 0;
+         });
+}
+
+HostWeight TakeRows(const HostWeight& weight, ColumnSpan span) {
+  HostWeight out;
+  out.k = span.end - span.begin;
+  out.n = weight.n;
+  out.description = weight.description;
+  out.format = weight.format;
+  out.activations = weight.activations;
+  const auto take = [](const std::vector<uint8_t>& part, int64_t rows, int64_t begin, int64_t end) {
+    const int64_t bytes = static_cast<int64_t>(part.size()) / rows;
+    return std::vector<uint8_t>(part.begin() + begin * bytes, part.begin() + end * bytes);
+  };
+  out.codes = take(weight.codes, weight.k, span.begin, span.end);
+  // One group of all rows stays one.
+  const int64_t rows = weight.group_rows(), groups = weight.groups();
+  const int64_t first = groups == 1 ? 0 : span.begin / rows;
+  const int64_t last = groups == 1 ? 1 : CeilDiv(span.end, rows);
+  out.zeros = take(weight.zeros, groups, first, last);
+  out.scales = take(weight.scales, groups, first, last);
+  if (out.description.block_rows > out.k) out.description.block_rows = 0;
+  out.table = weight.table;
+  out.outer = weight.outer;
+  if (span.begin == 0) out.bias = weight.bias;
+  return out;
+}
+
 absl::StatusOr<std::vector<PartBytes>> PlacedBytes(const HostWeight& weight,
-                                                   absl::Span<Device* const> devices, bool cut) {
+                                                   absl::Span<Device* const> devices,
+                                                   Placing placing) {
   std::vector<PartBytes> out;
-  AWQD_RETURN_IF_ERROR(ForEachPart(
-      weight, devices, cut, [&](const HostWeight& part, int64_t, Device& device) -> absl::Status {
-        AWQD_ASSIGN_OR_RETURN(const int64_t bytes, PreparedBytes(part, device.info()));
-        out.push_back({&device, part.n, bytes});
-        return absl::OkStatus();
-      }));
+  for (const Share& share : SharesOf(weight, devices.size(), placing)) {
+    HostWeight cut;
+    const HostWeight& mine = ShareOf(weight, share, &cut);
+    Device* const device = devices[out.size()];
+    AWQD_ASSIGN_OR_RETURN(const int64_t bytes, PreparedBytes(mine, device->info()));
+    out.push_back({device, share.whole ? 0 : mine.k * mine.n, bytes});
+  }
   return out;
 }
 
 absl::StatusOr<std::shared_ptr<const PlacedWeight>> PlaceWeight(const HostWeight& weight,
                                                                 absl::Span<Device* const> devices,
-                                                                bool cut) {
+                                                                Placing placing) {
   AWQD_RETURN_IF_ERROR(Validate(weight));  // before it is cut
   auto out = std::make_shared<PlacedWeight>();
   out->shape = ShapeOf(weight);
   out->format = weight.format;
   out->has_bias = !weight.bias.empty();
-  AWQD_RETURN_IF_ERROR(ForEachPart(weight, devices, cut,
-                                   [&](const HostWeight& part, int64_t col_begin, Device& device) {
-                                     return AddPart(part, col_begin, device, out.get());
-                                   }));
+  const std::vector<Share> shares = SharesOf(weight, devices.size(), placing);
+  std::vector<absl::StatusOr<WeightPart>> parts(shares.size());
+  OnThreads(shares.size(), [&](size_t i) {
+    try {
+      parts[i] = Prepare(weight, shares[i], *devices[i]);
+    } catch (const std::bad_alloc&) {
+      parts[i] = absl::ResourceExhaustedError("host memory ran out while it was packed");
+    }
+  });
+  for (absl::StatusOr<WeightPart>& part : parts) {
+    AWQD_RETURN_IF_ERROR(part.status());
+    out->parts.push_back(*std::move(part));
+  }
   return std::shared_ptr<const PlacedWeight>(std::move(out));
 }
 

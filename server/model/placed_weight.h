@@ -1,5 +1,5 @@
-// PlacedWeight: a weight as it is served: whole on one device or on several, or its columns cut
-// among them.
+// PlacedWeight: a weight as it is served: whole on one device or on several, or its columns or its
+// rows cut among them.
 #pragma once
 
 #include <cstdint>
@@ -14,12 +14,13 @@
 
 namespace awqd::model {
 
-// How several devices share the work; with one device all three are the same. "replicas",
-// "columns", "models".
+// How several devices share the work; with one device all are the same. "replicas", "columns",
+// "models", "experts".
 enum class Sharding : uint8_t {
   kReplicas,  // every weight whole on every device; a request runs on one of them
-  kColumns,   // every weight's columns cut among the devices; a request runs on all of them
-  kModels     // every model whole on the device that has most room
+  kColumns,   // every weight cut among the devices; a request runs on all of them
+  kModels,    // every model whole on the device that has most room
+  kExperts    // experts whole, each on one of the devices; every other weight as kReplicas
 };
 
 absl::string_view Name(Sharding sharding);
@@ -28,8 +29,10 @@ absl::string_view Name(Sharding sharding);
 struct WeightPart {
   std::shared_ptr<const DeviceWeight> weight;
   int64_t col_begin = 0;  // of the whole weight
+  int64_t row_begin = 0;
 
   int64_t col_end() const { return col_begin + weight->shape.n; }
+  int64_t row_end() const { return row_begin + weight->shape.k; }
 };
 
 // Immutable once made; each part is freed with the last owner of it or of the whole.
@@ -38,11 +41,12 @@ struct PlacedWeight {
   std::string format;
   bool has_bias = false;
   // One or more, each on its own device. Either each is the whole weight, or together they are its
-  // columns from 0 to N in order.
+  // columns from 0 to N in order, or its rows from 0 to K. Of rows, the first has the bias.
   std::vector<WeightPart> parts;
 
   const DeclaredActivations& activations() const { return parts.front().weight->activations; }
-  bool cut() const { return parts.front().weight->shape.n != shape.n; }
+  bool cut() const { return parts.front().weight->shape.n != shape.n || cut_at_rows(); }
+  bool cut_at_rows() const { return parts.front().weight->shape.k != shape.k; }
   int64_t bytes() const;        // on all devices
   std::string devices() const;  // "cuda:0,cuda:1"
 };
@@ -50,7 +54,7 @@ struct PlacedWeight {
 // A weight that lives on one device.
 std::shared_ptr<const PlacedWeight> Whole(std::shared_ptr<const DeviceWeight> weight);
 
-// Columns [begin, end) of a weight.
+// Columns [begin, end) of a weight, or rows.
 struct ColumnSpan {
   int64_t begin = 0;
   int64_t end = 0;
@@ -62,26 +66,50 @@ struct ColumnSpan {
 // share a scale, which no border parts.
 std::vector<ColumnSpan> CutColumns(int64_t n, int64_t parts, int64_t block = 1);
 
+// Cuts what lies in the middle of a gated MLP, the columns of gate and of up and the rows of down,
+// alike for all three whatever their groups: borders are multiples of 128, and there are fewer
+// spans when there are fewer such multiples.
+std::vector<ColumnSpan> CutMiddle(int64_t count, int64_t parts);
+
 // Those columns with their zero points, scales and bias, as a weight of their own. `span` is one
 // that CutColumns makes.
 HostWeight TakeColumns(const HostWeight& weight, ColumnSpan span);
 
+// Whether the weight can be cut at these rows: it has neither an order nor a factor, and no border
+// parts a group.
+bool CanCutRows(const HostWeight& weight, absl::Span<const ColumnSpan> spans);
+
+// Those rows with their zero points and scales, as a weight of their own; the rows from 0 have the
+// bias. CanCutRows holds.
+HostWeight TakeRows(const HostWeight& weight, ColumnSpan span);
+
+// How a weight lies on several devices.
+enum class Placing : uint8_t {
+  kWhole,    // whole on each
+  kColumns,  // cut at columns by CutColumns
+  // Of a gated MLP, cut by CutMiddle: gate and up at columns, down at rows. Where blocks of columns
+  // or groups do not allow that, as kColumns.
+  kMiddleColumns,
+  kMiddleRows,
+};
+
 // What one part of a weight takes.
 struct PartBytes {
   Device* device = nullptr;
-  int64_t columns = 0;
+  int64_t cut = 0;  // elements that are cut out for it; 0: it is the whole weight
   int64_t bytes = 0;
 };
 // Of the parts that PlaceWeight makes of a weight, which may lack its codes. Fails as
 // PreparedBytes.
 absl::StatusOr<std::vector<PartBytes>> PlacedBytes(const HostWeight& weight,
-                                                   absl::Span<Device* const> devices, bool cut);
+                                                   absl::Span<Device* const> devices,
+                                                   Placing placing);
 
-// Puts the weight on the devices, one or more: whole on each, or cut among them. Blocks.
-// RESOURCE_EXHAUSTED naming the device that has no room; other errors as PrepareWeight. On an error
-// nothing stays allocated on any of them.
+// Puts the weight on the devices, one or more, at the same time. Blocks. RESOURCE_EXHAUSTED naming
+// the device that has no room; other errors as PrepareWeight, of the first device that has one. On
+// an error nothing stays allocated on any of them.
 absl::StatusOr<std::shared_ptr<const PlacedWeight>> PlaceWeight(const HostWeight& weight,
                                                                 absl::Span<Device* const> devices,
-                                                                bool cut);
+                                                                Placing placing);
 
 }  // namespace awqd::model

@@ -18,7 +18,8 @@ using Experts = std::map<int64_t, std::shared_ptr<const PlacedWeight>>;
 bool SamePlacement(const PlacedWeight& a, const PlacedWeight& b) {
   return absl::c_equal(a.parts, b.parts, [](const WeightPart& left, const WeightPart& right) {
     return left.weight->device == right.weight->device && left.col_begin == right.col_begin &&
-           left.col_end() == right.col_end();
+           left.col_end() == right.col_end() && left.row_begin == right.row_begin &&
+           left.row_end() == right.row_end();
   });
 }
 
@@ -30,8 +31,11 @@ std::string Placement(const PlacedWeight& weight) {
   });
 }
 
+// Whether it may be anywhere among the experts of a spread stack.
+bool OnOneDevice(const PlacedWeight& weight) { return weight.parts.size() == 1 && !weight.cut(); }
+
 // Empty where the two are alike, else "<what>: got <of weight>, expected <of first>".
-std::string Difference(const PlacedWeight& weight, const PlacedWeight& first) {
+std::string Difference(const PlacedWeight& weight, const PlacedWeight& first, bool spread) {
   const auto differ = [](absl::string_view what, const auto& got, const auto& expected) {
     return absl::StrCat(what, ": got ", got, ", expected ", expected);
   };
@@ -45,6 +49,7 @@ std::string Difference(const PlacedWeight& weight, const PlacedWeight& first) {
     return differ("bias", weight.has_bias ? "one" : "none", first.has_bias ? "one" : "none");
   }
   if (SamePlacement(weight, first)) return "";
+  if (spread && OnOneDevice(weight) && OnOneDevice(first)) return "";
   return differ("devices", Placement(weight), Placement(first));
 }
 
@@ -62,7 +67,31 @@ absl::Status BadStack(absl::string_view path, absl::string_view what) {
   return absl::FailedPreconditionError(absl::StrCat("stack ", Quoted(path), ": ", what));
 }
 
+// Shares in the order of their lowest experts; none where one device has all.
+void AddShares(WeightStack* stack) {
+  std::vector<std::shared_ptr<WeightStack>> shares;
+  std::vector<ExpertHome> homes;
+  std::map<const Device*, size_t> of_device;
+  for (const auto& expert : stack->experts) {
+    const auto [it, fresh] = of_device.emplace(expert->parts.front().weight->device, shares.size());
+    if (fresh) shares.push_back(std::make_shared<WeightStack>());
+    WeightStack& share = *shares[it->second];
+    homes.push_back({it->second, static_cast<int32_t>(share.experts.size())});
+    share.experts.push_back(expert);
+  }
+  if (shares.size() == 1) return;
+  stack->shares.assign(shares.begin(), shares.end());
+  stack->homes = std::move(homes);
+}
+
 }  // namespace
+
+std::string WeightStack::devices() const {
+  if (!spread()) return experts.front()->devices();
+  return absl::StrJoin(shares, ",", [](std::string* out, const auto& share) {
+    out->append(share->experts.front()->devices());
+  });
+}
 
 int64_t WeightStack::bytes() const {
   int64_t bytes = 0;
@@ -71,7 +100,7 @@ int64_t WeightStack::bytes() const {
 }
 
 absl::StatusOr<std::shared_ptr<const WeightStack>> MakeStack(std::string path,
-                                                             const Experts& experts) {
+                                                             const Experts& experts, bool spread) {
   if (experts.empty()) return BadStack(path, "got no expert, expected at least one");
   const auto count = static_cast<int64_t>(experts.size());
   if (const int64_t missing = LowestMissing(experts); missing != count) {
@@ -82,12 +111,13 @@ absl::StatusOr<std::shared_ptr<const WeightStack>> MakeStack(std::string path,
   const PlacedWeight& first = *experts.begin()->second;
   auto out = std::make_shared<WeightStack>();
   for (const auto& [number, weight] : experts) {
-    if (const std::string difference = Difference(*weight, first); !difference.empty()) {
+    if (const std::string difference = Difference(*weight, first, spread); !difference.empty()) {
       return BadStack(path, absl::StrCat("expert ", number, ": ", difference, ", as expert 0 has"));
     }
     out->experts.push_back(weight);
   }
   out->path = std::move(path);
+  if (spread) AddShares(out.get());
   return std::shared_ptr<const WeightStack>(std::move(out));
 }
 

@@ -110,7 +110,7 @@ class HealthWatch final : public transport::Reactor,
 
 HealthService::HealthService(std::initializer_list<absl::string_view> services) {
   for (absl::string_view service : services) {
-    services_[std::string(service)] = HealthCheckResponse::NOT_SERVING;
+    services_[std::string(service)] = true;
   }
 }
 
@@ -119,9 +119,18 @@ HealthService::~HealthService() = default;
 void HealthService::SetServing(bool serving) {
   MutexLock lock(&mu_);
   if (stopped_) return;
-  for (auto& [name, status] : services_) {
-    status = serving ? HealthCheckResponse::SERVING : HealthCheckResponse::NOT_SERVING;
-  }
+  serving_ = serving;
+  TellWatches();
+}
+
+void HealthService::SetWorking(const std::string& service, bool working) {
+  MutexLock lock(&mu_);
+  if (stopped_) return;
+  services_[service] = working;
+  TellWatches();
+}
+
+void HealthService::TellWatches() {
   for (const auto& watch : watches_) watch->Send(StatusOf(watch->name()));
 }
 
@@ -134,7 +143,8 @@ void HealthService::Stop() {
 
 HealthService::Status HealthService::StatusOf(const std::string& service) const {
   const auto it = services_.find(service);
-  return it == services_.end() ? HealthCheckResponse::SERVICE_UNKNOWN : it->second;
+  if (it == services_.end()) return HealthCheckResponse::SERVICE_UNKNOWN;
+  return serving_ && it->second ? HealthCheckResponse::SERVING : HealthCheckResponse::NOT_SERVING;
 }
 
 void HealthService::Forget(const std::shared_ptr<HealthWatch>& watch) {

@@ -31,6 +31,10 @@ class HealthService {
   // Sets every service and tells every watcher. Ignored once Stop was called.
   void SetServing(bool serving);
 
+  // Of a service that is known from now on, if it was not: whether it is SERVING when SetServing
+  // says so. Those of the constructor are.
+  void SetWorking(const std::string& service, bool working);
+
   // NOT_SERVING for good, and ends every Watch, so that none holds the server's shutdown.
   void Stop();
 
@@ -46,8 +50,11 @@ class HealthService {
   Status StatusOf(const std::string& service) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Forget(const std::shared_ptr<HealthWatch>& watch);
 
+  void TellWatches() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
   Mutex mu_;
-  std::map<std::string, Status> services_ ABSL_GUARDED_BY(mu_);
+  bool serving_ ABSL_GUARDED_BY(mu_) = false;
+  std::map<std::string, bool> services_ ABSL_GUARDED_BY(mu_);  // whether each works
   std::set<std::shared_ptr<HealthWatch>> watches_ ABSL_GUARDED_BY(mu_);
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
 };

@@ -7,6 +7,7 @@
 #include "kernels/description.h"
 #include "kernels/layouts/layout.h"
 #include "kernels/plan/plan.h"
+#include "server/model/losses.h"
 #include "server/obs/logging.h"
 #include "server/services/flow.h"
 #include "server/services/services.h"
@@ -19,8 +20,10 @@ namespace {
 constexpr v1::ModelState kStates[] = {v1::UNLOADED, v1::LOADING, v1::READY, v1::FAILED};
 
 void FillSummary(const model::Model& model, v1::ModelSummary* out) {
+  const model::Losses losses = model::LossesOf(model);
   out->set_name(model.name);
-  out->set_state(v1::READY);
+  out->set_state(losses.weights > 0 ? v1::FAILED : v1::READY);
+  out->set_message(losses.Message());
   out->set_weights(static_cast<int32_t>(model.weights.size()));
   out->set_device_bytes(model.device_bytes);
   out->set_version(model.version);
@@ -69,6 +72,8 @@ void FillParts(const model::PlacedWeight& weight, v1::WeightInfo* out) {
     row->set_device(part.weight->device->info().id);
     row->set_column_begin(part.col_begin);
     row->set_column_end(part.col_end());
+    row->set_row_begin(part.row_begin);
+    row->set_row_end(part.row_end());
     row->set_bytes(part.weight->bytes());
   }
 }

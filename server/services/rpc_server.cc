@@ -45,13 +45,17 @@ transport::Options TransportOptions(const Options& options, const engine::Engine
   return out;
 }
 
+// Whose health is told; "" is the whole server's.
+constexpr std::initializer_list<absl::string_view> kServices = {
+    "", "awqd.v1.QuantizedInference", "awqd.v1.ModelRepository", "awqd.v1.ServerInfo"};
+
 }  // namespace
 
 RpcServer::RpcServer(const Options& options, engine::Engine* engine, model::ModelStore* models)
     : in_flight_(options.in_flight_bytes),
       loads_("loads", options.load_threads, options.max_queued_loads),
       packings_("inline weights", options.packing_threads, options.max_queued_loads),
-      health_({"", "awqd.v1.QuantizedInference", "awqd.v1.ModelRepository", "awqd.v1.ServerInfo"}),
+      health_(kServices),
       grpc_(TransportOptions(options, *engine), RunQueued(engine), wire::ToGrpc) {
   env_.gate = grpc_.door()->gate();
   env_.engine = engine;
@@ -61,6 +65,13 @@ RpcServer::RpcServer(const Options& options, engine::Engine* engine, model::Mode
   env_.packings = &packings_;
   env_.in_flight = &in_flight_;
   env_.options = options;
+  for (const Device* device : engine->devices()) {
+    health_.SetWorking(DeviceService(device->info().id), true);
+  }
+}
+
+void RpcServer::SetAbleToServe(bool able) {
+  for (absl::string_view service : kServices) health_.SetWorking(std::string(service), able);
 }
 
 absl::Status RpcServer::Listen() {

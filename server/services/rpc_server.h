@@ -34,6 +34,12 @@ class RpcServer {
 
   // Every service's health.
   void SetServing(bool serving) { health_.SetServing(serving); }
+  // Whether they can be SERVING where SetServing says so: false when no model can be served.
+  void SetAbleToServe(bool able);
+  // The same of "devices/<id>": whether the device works.
+  void SetDeviceServing(const std::string& id, bool serving) {
+    health_.SetWorking(DeviceService(id), serving);
+  }
   // While true, unknown models are UNAVAILABLE instead of NOT_FOUND.
   void SetStarting(bool starting) { env_.starting.store(starting); }
 
@@ -49,6 +55,7 @@ class RpcServer {
   int64_t open_shared_ranges() const { return shared_memory_->open_ranges(); }
 
  private:
+  static std::string DeviceService(const std::string& id) { return "devices/" + id; }
   RpcServer(const Options& options, engine::Engine* engine, model::ModelStore* models);
   absl::Status Listen();
 

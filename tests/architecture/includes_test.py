@@ -26,7 +26,7 @@ FAMILIES = [
 
 BASE = ["kernels/base/"]
 GROUND = BASE + ["kernels/types.h", "kernels/description.h", "kernels/device.h", "kernels/weight.h",
-                 "kernels/exact.h"]
+                 "kernels/exact.h", "kernels/activate.h"]
 # A kernel reads its layout, so it may know the constants of one; a layout knows no kernel.
 ROW = GROUND + ["kernels/layouts/", "kernels/registry.h", "kernels/steps.h", "kernels/kv4"]
 FACE = GROUND + ["kernels/registry.h", "kernels/plan/plan.h", "kernels/layouts/layout.h", "kernels/kernels.h",
@@ -41,6 +41,7 @@ ROOMS = [
     ("kernels/device.", BASE + ["kernels/types.h"], ["absl"]),
     ("kernels/weight.", GROUND, ["absl"]),
     ("kernels/exact.", GROUND, ["absl"]),
+    ("kernels/activate.", BASE + ["kernels/types.h"], ["absl"]),
     ("kernels/steps.", GROUND + ["kernels/registry.h"], ["absl"]),
     ("kernels/kv4", GROUND + ["kernels/backends.h"], ["absl"]),
     ("kernels/plan/", GROUND + ["kernels/registry.h", "kernels/layouts/layout.h"], ["absl"]),

@@ -204,7 +204,8 @@ TEST(SeveralDevicesFlagsTest, AModelThatFitsOnlyCutIsServedCut) {
 TEST(SeveralDevicesFlagsTest, BadListsEndTheServer) {
   TempFolder repository;
   for (const auto& [flag, message] :
-       {std::pair<std::string, std::string>{"--device=cpu:0,cpu:0", "expected each device once"},
+       {std::pair<std::string, std::string>{"--device=cpu:0,cpu:00",
+                                            "expected one spelling for each device"},
         {"--device=cpu:0,gpu", "expected auto, cpu, cpu:N or cuda:N"},
         {"--shard=rows", "--shard"}}) {
     const ExitReport report =

@@ -172,9 +172,12 @@ part_sanitizer() {
   unset AWQD_TEST_NO_FAULTS
 }
 
+# The GPUs of $device, each once: "0,1".
+gpus() { tr ',' '\n' <<<"${device//cuda:/}" | sort -un | paste -sd, -; }
+
 # MiB in use on all devices of $device together.
 memory_used() {
-  nvidia-smi -i "${device//cuda:/}" --query-gpu=memory.used --format=csv,noheader,nounits |
+  nvidia-smi -i "$(gpus)" --query-gpu=memory.used --format=csv,noheader,nounits |
     awk '{ sum += $1 } END { print sum }'
 }
 
@@ -352,17 +355,85 @@ bench_load() {
     "$bin/awqctl" --address "$1" bench --weight $weight --tokens 1024 --concurrency 8 --duration 5
 }
 
-# Every GPU of the machine, as replicas and with columns cut among them.
+# figure <file> <field> [object]: the first number of that name in a JSON file, or in that object of it.
+figure() { tr -d '\n ' <"$1" | sed -E "s/.*${3:+\"$3\":\{[^\}]*}\"$2\":([0-9.]+).*/\1/"; }
+
+# measure_replicas <list>: requests a second of 256 callers, and milliseconds from start to ready, on
+# one device and on the devices of the list.
+measure_replicas() {
+  local list begin line=() weight=llama-layer/model.layers.0.mlp.down_proj
+  for list in cuda:0 cuda:0 "$1"; do  # the first start is for the page cache
+    device=$list
+    begin=$(date +%s%N)
+    start_server "$models" --shard replicas || return 1
+    line+=("$list: ready after $((($(date +%s%N) - begin) / 1000000)) ms")
+    "$bin/awqctl" --address "127.0.0.1:$(cat "$out/port")" bench --weight $weight --concurrency 256 --duration 5 \
+      --json_file "$out/bench.json" || return 1
+    line+=("$(figure "$out/bench.json" requests_per_s) requests/s;")
+    stop_server
+  done
+  summary+=("measured ${line[*]:2}")
+}
+
+# expert_bits <file>: what the mixture of measure_spread makes of 16 tokens.
+expert_bits() {
+  "$bin/awqctl" --address "127.0.0.1:$(cat "$out/port")" mlp mixture 'model.layers.0.mlp.experts.*' --random 16 --top_k 8 \
+    --seed 7 -o "$1"
+}
+
+# measure_spread <list>: a layer of DeepSeek-V3's experts, of which no device of the list may hold more than
+# 3/4: it is spread, has the bits of one device that may hold all, and is measured.
+measure_spread() {
+  local mixture=$out/mixtures limit=4600MiB tokens
+  [[ -d $mixture/mixture ]] || "$bin/make_expert_stack" "$mixture/mixture" 256 7168 2048 || return 1
+  device=cuda:0
+  start_server "$mixture" && expert_bits "$out/one.npy" || return 1
+  "$bin/awqctl" --address "127.0.0.1:$(cat "$out/port")" bench --mlp 'mixture/model.layers.0.mlp.experts.*' --top_k 8 \
+    --tokens 1,16,64,256 --concurrency 1 --duration 3 || return 1
+  stop_server
+  if start_server "$mixture" --device_memory_limit $limit; then
+    echo "one device holds it within $limit: the limit shows nothing"
+    return 1
+  fi
+  wait "$server_pid" 2>/dev/null
+  server_pid=
+  device=$1
+  start_server "$mixture" --shard experts --device_memory_limit $limit && expert_bits "$out/spread.npy" || return 1
+  "$bin/awqctl" compare "$out/spread.npy" "$out/one.npy" --bit_exact || return 1
+  for tokens in 1 16 64 256; do
+    "$bin/awqctl" --address "127.0.0.1:$(cat "$out/port")" bench --mlp 'mixture/model.layers.0.mlp.experts.*' --top_k 8 \
+      --tokens $tokens --concurrency 1 --duration 3 --json_file "$out/bench.json" || return 1
+    summary+=("measured spread on $1: $tokens tokens, top 8: $(figure "$out/bench.json" p50_us latency) us")
+  done
+  stop_server
+}
+
+# on_devices <list>: every way to share them, then what they are for.
+on_devices() {
+  local shard one=$device
+  device=$1
+  for shard in replicas columns models experts; do check_server "$shard on $1: " --shard "$shard"; done
+  have make_expert_stack || return
+  step "replicas measured on $1" measure_replicas "$1"
+  step "experts spread over $1" measure_spread "$1"
+  [[ -n $server_pid ]] && cleanup && server_pid=
+  device=$one
+}
+
+# One GPU as two devices; then the GPUs of the machine, two and all of them.
 part_devices() {
-  local count i shard one=$device
+  local count i list=cuda:0 one=$device
   count=$(nvidia-smi -L | grep -c '^GPU ')
-  if [[ $count -lt 2 ]]; then skip devices "needs two GPUs, got $count"; return; fi
   write_models || return
   device=cuda:0
   check_server "one of $count: "
-  for ((i = 1; i < count; ++i)); do device+=,cuda:$i; done
-  for shard in replicas columns; do check_server "$shard on $count: " --shard "$shard"; done
   device=$one
+  on_devices cuda:0,cuda:0
+  [[ $count -ge 2 ]] || { skip "devices on several GPUs" "needs two GPUs, got $count"; return; }
+  for ((i = 1; i < count; ++i)); do
+    list+=,cuda:$i
+    [[ $i -eq 1 || $((i + 1)) -eq $count ]] && on_devices "$list"
+  done
 }
 
 nvidia-smi --query-gpu=index,name,driver_version,memory.total,memory.used --format=csv,noheader ||

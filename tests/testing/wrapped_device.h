@@ -1,6 +1,5 @@
-// WrappedDevice: a CPU device that can pretend to be out of the host's reach, or to have died.
-//
-// Weights are prepared on inner(): rows know their own backend's device by its type.
+// WrappedDevice: a CPU device that can pretend to be out of the host's reach, or to have died and
+// come back. Weights may be prepared on it or on what it wraps.
 #pragma once
 
 #include <atomic>
@@ -18,10 +17,13 @@ class WrappedDevice final : public Device {
   WrappedDevice(std::unique_ptr<Device> inner, bool host_addressable)
       : inner_(std::move(inner)), host_addressable_(host_addressable) {}
 
-  // Called before every allocation from now on.
-  void OnAllocate(std::function<void()> hook) { on_allocate_ = std::move(hook); }
-  // From now on every Synchronize fails as after an illegal address.
+  // From now on all work on it fails as after an illegal address: every Synchronize, copy, stream
+  // and allocation of device memory.
   void Break() { broken_ = true; }
+  // As good as new.
+  void Repair() { broken_ = false; }
+  // Called within every allocation of memory that is not staging memory. Set before any.
+  void OnAllocate(std::function<void()> hook) { on_allocate_ = std::move(hook); }
   Device& inner() { return *inner_; }
   int64_t allocations() const { return allocations_; }
   int64_t copies_to_device() const { return copies_to_device_; }
@@ -33,10 +35,14 @@ class WrappedDevice final : public Device {
   int64_t UsedBytes() const override { return inner_->UsedBytes(); }
   absl::StatusOr<Buffer> Allocate(MemoryKind kind, int64_t bytes) override {
     ++allocations_;
-    if (on_allocate_) on_allocate_();
+    if (kind != MemoryKind::kStaging) {
+      if (broken_) return Fault();
+      if (on_allocate_) on_allocate_();
+    }
     return inner_->Allocate(kind, bytes);
   }
   absl::StatusOr<std::unique_ptr<Stream>> CreateStream() override {
+    if (broken_) return Fault();
     auto inner = inner_->CreateStream();
     if (!inner.ok()) return inner.status();
     return std::make_unique<WrappedStream>(*std::move(inner), this);
@@ -44,11 +50,13 @@ class WrappedDevice final : public Device {
   absl::Status CopyToDevice(void* device, const void* host, int64_t bytes,
                             StreamView stream) override {
     ++copies_to_device_;
+    if (broken_) return Fault();
     return inner_->CopyToDevice(device, host, bytes, stream);
   }
   absl::Status CopyToHost(void* host, const void* device, int64_t bytes,
                           StreamView stream) override {
     ++copies_to_host_;
+    if (broken_) return Fault();
     return inner_->CopyToHost(host, device, bytes, stream);
   }
   bool host_addressable() const override { return host_addressable_; }
@@ -56,13 +64,15 @@ class WrappedDevice final : public Device {
   bool healthy() const override { return !broken_; }
 
  private:
+  static absl::Status Fault() { return absl::InternalError("illegal address"); }
+
   class WrappedStream final : public Stream {
    public:
     WrappedStream(std::unique_ptr<Stream> inner, const WrappedDevice* device)
         : inner_(std::move(inner)), device_(device) {}
     StreamView view() const override { return inner_->view(); }
     absl::Status Synchronize() override {
-      if (device_->broken_) return absl::InternalError("illegal address");
+      if (device_->broken_) return Fault();
       return inner_->Synchronize();
     }
 

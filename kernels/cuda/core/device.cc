@@ -142,12 +142,14 @@ std::string WhyNoCode(int arch, int code) {
 }
 
 absl::StatusOr<std::unique_ptr<Device>> CudaDevice::Open(int index, int64_t budget_bytes,
-                                                         bool batch_invariant) {
+                                                         bool batch_invariant,
+                                                         const std::string& id_suffix) {
   if (index < 0) return Unusable(index, "expected an index of 0 or more");
   AWQD_RETURN_IF_ERROR(CheckDriver(index));
   AWQD_ASSIGN_OR_RETURN(DeviceInfo info, Describe(index));
   AWQD_RETURN_IF_ERROR(CheckArchitecture(info));
   info.batch_invariant = batch_invariant;
+  info.id += id_suffix;
   AWQD_ASSIGN_OR_RETURN(auto memory, DeviceMemory::Create(index, budget_bytes));
   return std::unique_ptr<Device>(new CudaDevice(std::move(info), std::move(memory)));
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "kernels/cuda/core/memory.h"
@@ -17,7 +18,8 @@ class CudaDevice final : public Device {
   // there is no GPU `index`, it is older than compute capability 8.0, or this build has no code for
   // it (WhyNoCode). Without a driver it answers at once. `budget_bytes` 0: no cap.
   static absl::StatusOr<std::unique_ptr<Device>> Open(int index, int64_t budget_bytes,
-                                                      bool batch_invariant = false);
+                                                      bool batch_invariant = false,
+                                                      const std::string& id_suffix = "");
 
   const DeviceInfo& info() const override { return info_; }
   int64_t FreeBytes() const override { return memory_->FreeBytes(); }

@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <future>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -15,11 +16,12 @@
 #include "server/engine/local_engine.h"
 #include "server/engine/matmul_work.h"
 #include "server/engine/routing_engine.h"
+#include "server/model/weight_stack.h"
 #include "tests/testing/wrapped_device.h"
 
 namespace awqd::engine {
 
-// A LocalEngine over a device that can break. Weights live on what it wraps.
+// A LocalEngine over a device that can break.
 class BreakableEngine final : public Engine {
  public:
   BreakableEngine(int index, bool host_addressable, const EngineOptions& options)
@@ -35,21 +37,21 @@ class BreakableEngine final : public Engine {
   }
   absl::StatusOr<std::shared_ptr<const model::PlacedWeight>> Prepare(const HostWeight& weight,
                                                                      const Device*) override {
-    Device* const devices[] = {&device_.inner()};
-    return model::PlaceWeight(weight, devices, /*cut=*/false);
+    Device* const devices[] = {&device_};
+    return model::PlaceWeight(weight, devices, model::Placing::kWhole);
   }
   absl::Status WarmUp(const std::shared_ptr<const model::PlacedWeight>& weight) override {
     return engine_->WarmUp(weight);
   }
   StagingPool& staging() override { return engine_->staging(); }
+  void Hurry() override { engine_->Hurry(); }
   void Drain() override { engine_->Drain(); }
-  const Device& device() const override { return inner_; }
+  const Device& device() const override { return device_; }
   int64_t token_threshold() const override { return engine_->token_threshold(); }
   int64_t queued_tasks() const override { return engine_->queued_tasks(); }
 
  private:
   testing::WrappedDevice device_;
-  const Device& inner_ = device_.inner();
   std::unique_ptr<Engine> engine_;
 };
 
@@ -67,16 +69,38 @@ class Machine {
     for (int i = 0; i < devices; ++i) {
       auto member = std::make_unique<BreakableEngine>(i, host_addressable, options);
       members_.push_back(member.get());
-      devices_.push_back(&member->wrapped().inner());
+      devices_.push_back(&member->wrapped());
       engines.push_back(std::move(member));
     }
     engine_ = MakeRoutingEngine(std::move(engines));
   }
 
   std::shared_ptr<const model::PlacedWeight> Place(const HostWeight& weight, bool cut) {
-    auto placed = model::PlaceWeight(weight, devices_, cut);
+    return Place(weight, cut ? model::Placing::kColumns : model::Placing::kWhole);
+  }
+  std::shared_ptr<const model::PlacedWeight> Place(const HostWeight& weight,
+                                                   model::Placing placing) {
+    auto placed = model::PlaceWeight(weight, devices_, placing);
     EXPECT_TRUE(placed.ok()) << placed.status();
     return *std::move(placed);
+  }
+  // As --shard=experts places them.
+  std::shared_ptr<const model::WeightStack> Spread(const std::vector<HostWeight>& experts) {
+    std::map<int64_t, std::shared_ptr<const model::PlacedWeight>> placed;
+    for (const HostWeight& expert : experts) {
+      const auto number = static_cast<int64_t>(placed.size());
+      Device* const home[] = {devices_[number % devices_.size()]};
+      placed.emplace(number, *model::PlaceWeight(expert, home, model::Placing::kWhole));
+    }
+    return *model::MakeStack("experts.*.proj", placed, /*spread=*/true);
+  }
+  std::shared_ptr<const model::WeightStack> Stack(const std::vector<HostWeight>& experts,
+                                                  model::Placing placing) {
+    std::map<int64_t, std::shared_ptr<const model::PlacedWeight>> placed;
+    for (const HostWeight& expert : experts) {
+      placed.emplace(static_cast<int64_t>(placed.size()), Place(expert, placing));
+    }
+    return *model::MakeStack("experts.*.proj", placed);
   }
   MatmulWork Product(std::shared_ptr<const model::PlacedWeight> weight,
                      const std::vector<uint8_t>& x, DType dtype) {

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <memory>
+#include <mutex>
 #include <random>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "tests/server/engine/several_devices_fixture.h"
 #include "tests/testing/matchers.h"
 #include "tests/testing/random_weight.h"
+#include "tests/testing/rendezvous.h"
 
 namespace awqd::engine {
 namespace {
@@ -122,6 +124,94 @@ TEST_P(SeveralDevicesTest, BlocksAcrossBordersHaveTheBitsOfOneDevice) {
   }
 }
 
+// Down projections of gated MLPs: the parts of a row are summed, then come bias, activation and
+// rounding. Groups of 64 or of all rows, so that borders at multiples of 128 part none.
+TEST_P(SeveralDevicesTest, ProductsCutAtRows) {
+  std::mt19937 random(9);
+  Machine one(1, GetParam()), three(3, GetParam());
+  for (int round = 0; round < 24; ++round) {
+    WeightSpec spec = RandomSpec(random);
+    spec.k = 384 + 8 * static_cast<int64_t>(random() % 40);
+    spec.description.block_rows = round % 3 == 0 ? 0 : 64;
+    const HostWeight weight = RandomWeight(spec);
+    const auto whole = one.Place(weight, false);
+    const auto cut = three.Place(weight, model::Placing::kMiddleRows);
+    ASSERT_TRUE(cut->cut_at_rows());
+    const DType dtype = std::vector{DType::kFp16, DType::kBf16, DType::kFp32}[round % 3];
+    const int64_t tokens = round % 6;
+    const std::vector<uint8_t> x = RandomMatrix(tokens, spec.k, dtype, random());
+    const auto run = [&](Machine& machine, std::shared_ptr<const model::PlacedWeight> placed) {
+      MatmulWork work = machine.Product(std::move(placed), x, dtype);
+      if (round % 2 == 0) work.bias.assign(spec.n, 0.25f);
+      work.activation = round % 4 < 2 ? ActivationFunction::kGelu : ActivationFunction::kNone;
+      return machine.Run(std::move(work));
+    };
+    const Answer expected = run(one, whole), answer = run(three, cut);
+    ASSERT_TRUE(answer.status.ok()) << answer.status;
+    ASSERT_EQ(answer.bytes.size(), expected.bytes.size());
+    if (tokens == 0) continue;
+    EXPECT_LE(Difference(answer, expected, dtype), Reordering(spec.k, dtype)) << "round " << round;
+    EXPECT_EQ(answer.report.device, "cpu:0,cpu:1,cpu:2");
+  }
+}
+
+// Integers are exact in any order; a token has one scale whatever parts multiply it.
+TEST_P(SeveralDevicesTest, QuantisedActivationsAndIntegersCutAtRows) {
+  Machine one(1, GetParam()), three(3, GetParam());
+  WeightSpec spec = {.k = 512, .n = 40, .description = Symmetric(8, 0)};
+  spec.description.scale_dtype.reset();
+  const HostWeight integers = RandomWeight(spec);
+  spec.description = Symmetric(4, 128);
+  const HostWeight scaled = RandomWeight(spec);
+  const auto run = [&](Machine& machine, const HostWeight& weight, bool cut, auto change) {
+    const bool whole_numbers = &weight == &integers;
+    const DType dtype = whole_numbers ? DType::kInt8 : DType::kFp16;
+    MatmulWork work = machine.Product(
+        machine.Place(weight, cut ? model::Placing::kMiddleRows : model::Placing::kWhole),
+        RandomMatrix(5, 512, dtype, 3), dtype);
+    change(work);
+    return machine.Run(std::move(work));
+  };
+  const auto to_int32 = [](MatmulWork& work) { work.out_dtype = DType::kInt32; };
+  const Answer sums = run(one, integers, false, to_int32);
+  ASSERT_TRUE(sums.status.ok()) << sums.status;
+  EXPECT_TRUE(run(three, integers, true, to_int32).bytes == sums.bytes);
+  for (ActivationQuantization how :
+       {ActivationQuantization::kPerToken, ActivationQuantization::kStatic}) {
+    const auto quantise = [how](MatmulWork& work) {
+      work.quantization = how;
+      if (how == ActivationQuantization::kStatic) work.scales = {0.03f};
+    };
+    const Answer expected = run(one, scaled, false, quantise);
+    const Answer answer = run(three, scaled, true, quantise);
+    ASSERT_TRUE(expected.status.ok() && answer.status.ok()) << expected.status << answer.status;
+    EXPECT_LE(Difference(answer, expected, DType::kFp16), Reordering(512, DType::kFp16));
+  }
+}
+
+TEST_P(SeveralDevicesTest, BlocksOfRowsHaveTheBitsOfOneDevice) {
+  std::mt19937 random(10);
+  Machine one(1, GetParam()), three(3, GetParam());
+  const HostWeight weight = RandomWeight({.k = 420, .n = 72, .description = Asymmetric(4, 32)});
+  const auto whole = one.Place(weight, false);
+  const auto cut = three.Place(weight, model::Placing::kMiddleRows);
+  ASSERT_TRUE(cut->cut_at_rows());
+  for (int block = 0; block < 60; ++block) {
+    DequantizeWork work;
+    work.row_begin = random() % 420;
+    work.rows = random() % (420 - work.row_begin + 1);
+    work.col_begin = random() % 72;
+    work.cols = random() % (72 - work.col_begin + 1);
+    work.weight = whole;
+    const Answer expected = one.Run(work);
+    ASSERT_TRUE(expected.status.ok()) << expected.status;
+    work.weight = cut;
+    const Answer answer = three.Run(work);
+    ASSERT_TRUE(answer.status.ok()) << answer.status;
+    ASSERT_TRUE(answer.bytes == expected.bytes) << "rows " << work.row_begin << " + " << work.rows;
+  }
+}
+
 TEST_P(SeveralDevicesTest, ColumnsReportEveryDeviceAndWarmUp) {
   EngineOptions options;
   options.token_threshold = ThresholdTable::kAuto;
@@ -133,6 +223,20 @@ TEST_P(SeveralDevicesTest, ColumnsReportEveryDeviceAndWarmUp) {
   ASSERT_TRUE(answer.status.ok()) << answer.status;
   EXPECT_EQ(answer.report.device, "cpu:0,cpu:1");
   EXPECT_NE(FindKernel(answer.report.kernel), nullptr) << answer.report.kernel;
+}
+
+// Each waits for the other within the first allocation of its warm-up.
+TEST(SeveralDevicesWarmUpTest, IsAtTheSameTime) {
+  Machine machine(2, /*host_addressable=*/false);
+  const auto weight = machine.Place(RandomWeight({.k = 64, .n = 64}), false);
+  testing::Rendezvous rendezvous(2);
+  for (size_t i : {0, 1}) {
+    machine.member(i).wrapped().OnAllocate([&, once = std::make_shared<std::once_flag>()] {
+      std::call_once(*once, [&] { rendezvous.Meet(); });
+    });
+  }
+  ASSERT_TRUE(machine.engine().WarmUp(weight).ok());
+  EXPECT_EQ(rendezvous.met(), 1);
 }
 
 TEST_P(SeveralDevicesTest, AnInlineWeightRunsOnOneOfThem) {

@@ -36,8 +36,8 @@ class TwoStepWork final : public Work {
   void FreeInputs() override { x = Payload(); }
 
   // Every device multiplies with the whole of A and with its own columns of B.
-  absl::StatusOr<WorkCut> Cut() const override {
-    if (both[0]->cut()) return Work::Cut();
+  absl::StatusOr<WorkCut> Cut(StagingPool& staging) const override {
+    if (both[0]->cut()) return Work::Cut(staging);
     const model::PlacedWeight& second = *both[1];
     return CutAtColumns({second, {0, second.shape.n}, rows, 4},
                         [this](size_t, model::ColumnSpan columns) {

@@ -80,8 +80,8 @@ class TwoStepWorkTest : public ::testing::TestWithParam<bool> {
                                                        GetParam());
     engine_ = *MakeLocalEngine(device_.get(), options);
     Device* const devices[] = {&device_->inner()};
-    a_ = *model::PlaceWeight(canonical_a_, devices, false);
-    b_ = *model::PlaceWeight(canonical_b_, devices, false);
+    a_ = *model::PlaceWeight(canonical_a_, devices, model::Placing::kWhole);
+    b_ = *model::PlaceWeight(canonical_b_, devices, model::Placing::kWhole);
   }
   // Three devices that hold A and B whole, or columns of them.
   void StartThree(bool cut_a, bool cut_b) {
@@ -92,8 +92,10 @@ class TwoStepWorkTest : public ::testing::TestWithParam<bool> {
     }
     engine_ = MakeRoutingEngine(std::move(engines));
     const std::vector<Device*> all = Devices();
-    a_ = *model::PlaceWeight(canonical_a_, all, cut_a);
-    b_ = *model::PlaceWeight(canonical_b_, all, cut_b);
+    a_ = *model::PlaceWeight(canonical_a_, all,
+                             cut_a ? model::Placing::kColumns : model::Placing::kWhole);
+    b_ = *model::PlaceWeight(canonical_b_, all,
+                             cut_b ? model::Placing::kColumns : model::Placing::kWhole);
   }
   std::vector<Device*> Devices() const {
     std::vector<Device*> out;
@@ -272,7 +274,7 @@ TEST_P(TwoStepWorkOnThree, RefusesAWeightThatItNeedsWhole) {
 TEST_P(TwoStepWorkOnThree, RefusesWeightsThatLieApart) {
   StartThree(/*cut_a=*/false, /*cut_b=*/false);
   Device* const last[] = {Devices()[2]};
-  b_ = *model::PlaceWeight(canonical_b_, last, false);
+  b_ = *model::PlaceWeight(canonical_b_, last, model::Placing::kWhole);
   const absl::Status status = SubmitTo(*engine_, Work(Values(kK, 3))).get().status;
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(status.message(),

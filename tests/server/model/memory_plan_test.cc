@@ -80,10 +80,10 @@ TEST_F(MemoryPlanTest, OfSeveralDevices) {
   const auto one = *OpenDevice("cpu:0", {.cpu_threads = 1});
   const auto two = *OpenDevice("cpu:1", {.cpu_threads = 1});
   for (const bool cut : {false, true}) {
-    const auto plan = Plan({{one.get(), two.get()}, cut});
+    const Sharding sharding = cut ? Sharding::kColumns : Sharding::kReplicas;
+    const auto plan = Plan({{one.get(), two.get()}, sharding});
     ASSERT_TRUE(plan.ok()) << plan.status();
-    ModelStore store(directory_.path(), {one.get(), two.get()},
-                     cut ? Sharding::kColumns : Sharding::kReplicas);
+    ModelStore store(directory_.path(), {one.get(), two.get()}, sharding);
     ASSERT_TRUE(store.Load("m").ok());
     EXPECT_EQ(plan->weights.at(one.get()), one->UsedBytes());
     EXPECT_EQ(plan->weights.at(two.get()), two->UsedBytes());
@@ -141,7 +141,7 @@ TEST_F(MemoryPlanTest, IsCancelled) {
   const auto root = RepositoryRoot::Open(directory_.path());
   const auto checkpoint = Checkpoint::Open(*root, "m");
   const std::atomic<bool> cancelled = true;
-  const LoadTarget target = {{device.get()}, false};
+  const LoadTarget target = {{device.get()}};
   EXPECT_EQ(PlanLoad(*checkpoint, target, cancelled).status().code(),
             absl::StatusCode::kUnavailable);
 }

@@ -6,6 +6,8 @@
 
 #include "kernels/kernels.h"
 #include "tests/testing/random_weight.h"
+#include "tests/testing/rendezvous.h"
+#include "tests/testing/wrapped_device.h"
 
 namespace awqd::model {
 namespace {
@@ -83,11 +85,91 @@ TEST(TakeColumnsTest, EveryMemberOfTheCutIsThatOfTheWhole) {
   }
 }
 
+TEST(CutMiddleTest, BordersAreMultiplesOf128) {
+  const auto borders = [](int64_t n, int64_t parts) {
+    std::vector<int64_t> out;
+    for (const ColumnSpan& span : CutMiddle(n, parts)) out.push_back(span.end);
+    return out;
+  };
+  EXPECT_EQ(borders(14336, 2), (std::vector<int64_t>{7168, 14336}));
+  EXPECT_EQ(borders(2048, 3), (std::vector<int64_t>{640, 1280, 2048}));
+  EXPECT_EQ(borders(300, 2), (std::vector<int64_t>{128, 300}));
+  EXPECT_EQ(borders(768, 8), (std::vector<int64_t>{128, 256, 384, 512, 640, 768}));
+  EXPECT_EQ(borders(100, 2), (std::vector<int64_t>{100}));
+}
+
+TEST(TakeRowsTest, EveryMemberOfTheCutIsThatOfTheWhole) {
+  for (int bits : {2, 3, 4, 8}) {
+    for (int64_t group : {0, 32, 128}) {
+      WeightSpec spec{.k = 420, .n = 40, .bias = true};
+      spec.description = bits == 8 ? Symmetric(bits, group) : Asymmetric(bits, group);
+      const HostWeight whole = RandomWeight(spec);
+      const std::vector<ColumnSpan> spans = CutMiddle(420, 3);
+      ASSERT_TRUE(CanCutRows(whole, spans));
+      for (const ColumnSpan& span : spans) {
+        const HostWeight part = TakeRows(whole, span);
+        ASSERT_TRUE(Validate(part).ok()) << Validate(part);
+        ASSERT_EQ(part.k, span.end - span.begin);
+        EXPECT_EQ(part.bias, span.begin == 0 ? whole.bias : std::vector<float>());
+        for (int64_t row = 0; row < part.k; ++row) {
+          const int64_t at = span.begin + row;
+          const int64_t own = row / part.group_rows(), wholes = at / whole.group_rows();
+          for (int64_t col = 0; col < part.n; ++col) {
+            ASSERT_EQ(part.Code(row, col), whole.Code(at, col)) << bits << " bits, group " << group;
+            ASSERT_EQ(part.Zero(own, col), whole.Zero(wholes, col));
+            ASSERT_EQ(part.Scale(own, col), whole.Scale(wholes, col));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(CanCutRowsTest, NotThroughAGroupNorWithAnOrderOrAFactor) {
+  const auto can = [](const WeightSpec& spec) {
+    return CanCutRows(RandomWeight(spec), CutMiddle(spec.k, 2));
+  };
+  EXPECT_TRUE(can({.k = 512, .description = Asymmetric(4, 128)}));
+  EXPECT_TRUE(can({.k = 512, .description = Asymmetric(4, 256)}));
+  EXPECT_FALSE(can({.k = 768, .description = Asymmetric(4, 256)})) << "the border is 384";
+  EXPECT_FALSE(can({.k = 512, .description = Asymmetric(4, 96)}));
+  EXPECT_FALSE(can({.k = 512, .order = true}));
+  EXPECT_FALSE(can({.k = 512, .factor = true}));
+}
+
+TEST(PlaceWeightTest, TheMiddleOfAnMlpLiesAlike) {
+  const auto a = NewDevice(), b = NewDevice();
+  Device* const devices[] = {a.get(), b.get()};
+  const auto gate =
+      PlaceWeight(RandomWeight({.k = 64, .n = 420}), devices, Placing::kMiddleColumns);
+  const auto down =
+      PlaceWeight(RandomWeight({.k = 420, .n = 64, .description = Asymmetric(4, 32), .bias = true}),
+                  devices, Placing::kMiddleRows);
+  ASSERT_TRUE(gate.ok() && down.ok()) << gate.status() << down.status();
+  EXPECT_FALSE((*gate)->cut_at_rows());
+  EXPECT_TRUE((*down)->cut_at_rows());
+  EXPECT_TRUE((*down)->cut());
+  EXPECT_TRUE((*down)->has_bias);
+  for (size_t i = 0; i < 2; ++i) {
+    const WeightPart &columns = (*gate)->parts[i], &rows = (*down)->parts[i];
+    EXPECT_EQ(columns.col_begin, rows.row_begin);
+    EXPECT_EQ(columns.col_end(), rows.row_end());
+    EXPECT_EQ(rows.col_end(), 64);
+    EXPECT_EQ(rows.weight->bias() != nullptr, i == 0);
+  }
+  // With an order it is cut at columns, like any other.
+  const auto ordered =
+      PlaceWeight(RandomWeight({.k = 512, .n = 64, .order = true}), devices, Placing::kMiddleRows);
+  ASSERT_TRUE(ordered.ok()) << ordered.status();
+  EXPECT_FALSE((*ordered)->cut_at_rows());
+  EXPECT_TRUE((*ordered)->cut());
+}
+
 TEST(PlaceWeightTest, WholeOnEach) {
   const auto a = NewDevice(), b = NewDevice();
   Device* const devices[] = {a.get(), b.get()};
   const HostWeight weight = RandomWeight({.k = 128, .n = 256, .bias = true});
-  auto placed = PlaceWeight(weight, devices, /*cut=*/false);
+  auto placed = PlaceWeight(weight, devices, Placing::kWhole);
   ASSERT_TRUE(placed.ok()) << placed.status();
   EXPECT_FALSE((*placed)->cut());
   EXPECT_TRUE((*placed)->has_bias);
@@ -100,11 +182,27 @@ TEST(PlaceWeightTest, WholeOnEach) {
   EXPECT_EQ(a->UsedBytes() + b->UsedBytes(), 0);
 }
 
+// Each waits for the other within its allocation.
+TEST(PlaceWeightTest, DevicesAreFilledAtTheSameTime) {
+  awqd::testing::Rendezvous rendezvous(2);
+  std::vector<std::unique_ptr<awqd::testing::WrappedDevice>> own;
+  std::vector<Device*> devices;
+  for (int i = 0; i < 2; ++i) {
+    own.push_back(std::make_unique<awqd::testing::WrappedDevice>(NewDevice(), false));
+    own.back()->OnAllocate([&] { rendezvous.Meet(); });
+    devices.push_back(own.back().get());
+  }
+  for (Placing placing : {Placing::kWhole, Placing::kColumns}) {
+    ASSERT_TRUE(PlaceWeight(RandomWeight({.k = 128, .n = 256}), devices, placing).ok());
+  }
+  EXPECT_EQ(rendezvous.met(), 2);
+}
+
 TEST(PlaceWeightTest, CutAmongThem) {
   const auto a = NewDevice(), b = NewDevice();
   Device* const devices[] = {a.get(), b.get()};
   const HostWeight weight = RandomWeight({.k = 128, .n = 264, .bias = true});
-  const auto placed = PlaceWeight(weight, devices, /*cut=*/true);
+  const auto placed = PlaceWeight(weight, devices, Placing::kColumns);
   ASSERT_TRUE(placed.ok()) << placed.status();
   EXPECT_TRUE((*placed)->cut());
   EXPECT_EQ((*placed)->shape.n, 264);
@@ -118,7 +216,7 @@ TEST(PlaceWeightTest, CutAmongThem) {
 TEST(PlaceWeightTest, TooNarrowToCutLivesOnTheFirst) {
   const auto a = NewDevice(), b = NewDevice();
   Device* const devices[] = {a.get(), b.get()};
-  const auto placed = PlaceWeight(RandomWeight({.k = 128, .n = 8}), devices, /*cut=*/true);
+  const auto placed = PlaceWeight(RandomWeight({.k = 128, .n = 8}), devices, Placing::kColumns);
   ASSERT_TRUE(placed.ok()) << placed.status();
   EXPECT_FALSE((*placed)->cut());
   ASSERT_EQ((*placed)->parts.size(), 1u);
@@ -130,7 +228,8 @@ TEST(PlaceWeightTest, ADeviceWithoutRoomFreesTheOthers) {
   Device* const devices[] = {a.get(), b.get()};
   b->SetBudget(1);
   for (bool cut : {false, true}) {
-    const auto placed = PlaceWeight(RandomWeight({.k = 128, .n = 256}), devices, cut);
+    const auto placed = PlaceWeight(RandomWeight({.k = 128, .n = 256}), devices,
+                                    cut ? Placing::kColumns : Placing::kWhole);
     EXPECT_EQ(placed.status().code(), absl::StatusCode::kResourceExhausted);
     EXPECT_THAT(std::string(placed.status().message()), HasSubstr("bytes on cpu, got 1 free"));
     EXPECT_EQ(a->UsedBytes() + b->UsedBytes(), 0);

@@ -179,5 +179,30 @@ TEST_F(StackedStoreTest, ColumnsOfExpertsAreCutAlike) {
   }
 }
 
+TEST_F(StackedStoreTest, ExpertsAreSpreadAndOtherWeightsAreEverywhere) {
+  std::vector<std::unique_ptr<Device>> own;
+  std::vector<Device*> devices;
+  for (int i = 0; i < 3; ++i) {
+    own.push_back(*OpenDevice(absl::StrCat("cpu:", i), {.cpu_threads = 1}));
+    devices.push_back(own.back().get());
+  }
+  ModelStore store(directory_.path(), devices, Sharding::kExperts);
+  const auto model = store.Load("m");
+  ASSERT_TRUE(model.ok()) << model.status();
+  const auto stack = store.FindStack("m", "l.experts.*.up");
+  ASSERT_TRUE(stack.ok()) << stack.status();
+  EXPECT_TRUE((*stack)->spread());
+  EXPECT_EQ((*stack)->devices(), "cpu:0,cpu:1,cpu:2");
+  for (const auto& share : (*stack)->shares) EXPECT_EQ(share->experts.size(), 4u);
+  for (int i = 0; i < 12; ++i) {
+    const auto expert = store.FindWeight("m", absl::StrCat("l.experts.", i, ".up"));
+    ASSERT_TRUE(expert.ok());
+    EXPECT_EQ((*expert)->devices(), absl::StrCat("cpu:", i % 3));
+  }
+  EXPECT_EQ((*store.FindWeight("m", "l.attention"))->devices(), "cpu:0,cpu:1,cpu:2");
+  EXPECT_EQ((*model)->device_bytes,
+            devices[0]->UsedBytes() + devices[1]->UsedBytes() + devices[2]->UsedBytes());
+}
+
 }  // namespace
 }  // namespace awqd::model

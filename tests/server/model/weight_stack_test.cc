@@ -67,8 +67,8 @@ class WeightStackTest : public ::testing::Test {
   }
   std::shared_ptr<const PlacedWeight> Place(const WeightSpec& spec, size_t devices = 1,
                                             bool cut = false) {
-    const auto placed =
-        PlaceWeight(RandomWeight(spec), absl::MakeSpan(devices_).first(devices), cut);
+    const auto placed = PlaceWeight(RandomWeight(spec), absl::MakeSpan(devices_).first(devices),
+                                    cut ? Placing::kColumns : Placing::kWhole);
     EXPECT_TRUE(placed.ok()) << placed.status();
     return placed.value_or(nullptr);
   }
@@ -116,6 +116,39 @@ TEST_F(WeightStackTest, CutExpertsMakeACutStack) {
   EXPECT_EQ((*stack)->shape().n, 256);
   EXPECT_EQ((*stack)->devices(), "cpu:0,cpu:1");
   EXPECT_EQ((*stack)->bytes(), devices_[0]->UsedBytes() + devices_[1]->UsedBytes());
+}
+
+TEST_F(WeightStackTest, ExpertsOnDifferentDevicesMakeASpreadStack) {
+  Experts experts;
+  for (int64_t e = 0; e < 5; ++e) {
+    Device* const home[] = {devices_[e == 1 || e == 4 ? 1 : 0]};
+    experts[e] = *PlaceWeight(RandomWeight({.k = 64, .n = 64}), home, Placing::kWhole);
+  }
+  const auto made = MakeStack("a.experts.*.up", experts, /*spread=*/true);
+  ASSERT_TRUE(made.ok()) << made.status();
+  const WeightStack& stack = **made;
+  EXPECT_TRUE(stack.spread());
+  EXPECT_FALSE(stack.cut());
+  EXPECT_EQ(stack.devices(), "cpu:0,cpu:1");
+  EXPECT_EQ(stack.bytes(), devices_[0]->UsedBytes() + devices_[1]->UsedBytes());
+  ASSERT_EQ(stack.shares.size(), 2u);
+  EXPECT_EQ(stack.shares[0]->experts.size(), 3u);
+  EXPECT_EQ(stack.shares[1]->experts.size(), 2u);
+  for (int64_t e = 0; e < 5; ++e) {
+    const ExpertHome& home = stack.homes[e];
+    EXPECT_EQ(stack.shares[home.share]->experts[home.number], experts[e]) << e;
+  }
+  // On one device there is nothing to spread; on different ones it must be asked for.
+  experts.erase(4);
+  experts.erase(1);
+  EXPECT_FALSE((*MakeStack("a.experts.*.up", {{0, experts[0]}, {1, experts[2]}}, true))->spread());
+  ExpectRefused({{0, experts[0]}, {1, (*made)->experts[1]}},
+                "expert 1: devices: got cpu:1 [0, 64), expected cpu:0 [0, 64), as expert 0 has");
+  // Nor is one that several devices hold a part of a spread stack.
+  const auto cut =
+      MakeStack("a.experts.*.up",
+                {{0, Place({.k = 64, .n = 256}, 2, true)}, {1, Place({.k = 64, .n = 256})}}, true);
+  EXPECT_EQ(cut.status().code(), absl::StatusCode::kFailedPrecondition);
 }
 
 TEST_F(WeightStackTest, AMissingExpertIsNamed) {

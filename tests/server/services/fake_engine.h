@@ -117,7 +117,7 @@ class FakeEngine final : public engine::Engine {
       while (hold_prepare_) changed_.Wait(&mu_);
     }
     Device* const devices[] = {device_.get()};
-    return model::PlaceWeight(weight, devices, /*cut=*/false);
+    return model::PlaceWeight(weight, devices, model::Placing::kWhole);
   }
   // Answers what is held and was to be run by its caller, one a call.
   bool RunQueued() override {

@@ -1,0 +1,37 @@
+// Where a model's weights go: which devices take each, and how it lies on them.
+#pragma once
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "checkpoint/checkpoint.h"
+#include "kernels/device.h"
+#include "server/model/placed_weight.h"
+
+namespace awqd::model {
+
+struct LoadTarget {
+  std::vector<Device*> devices;  // one or more
+  Sharding sharding = Sharding::kReplicas;
+
+  // Whether the devices need room for the model together, not each for all of it.
+  bool shared() const { return sharding == Sharding::kColumns || sharding == Sharding::kExperts; }
+};
+
+// The paths of all weights of a model.
+using Paths = std::set<std::string, std::less<>>;
+Paths PathsOf(const Checkpoint& checkpoint);
+
+struct Place {
+  absl::Span<Device* const> devices;  // of the target
+  Placing placing = Placing::kWhole;
+};
+
+// `path`: one of `paths`. Expert e of every stack goes to the same device, so that its projections
+// are together.
+Place PlaceOf(absl::string_view path, const Paths& paths, const LoadTarget& target);
+
+}  // namespace awqd::model

@@ -1,0 +1,109 @@
+// Stacks of experts on several CPU devices, and the same on one to compare with.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "server/engine/gated_mlp_work.h"
+#include "server/engine/grouped_matmul_work.h"
+#include "tests/server/engine/several_devices_fixture.h"
+#include "tests/testing/random_weight.h"
+
+namespace awqd::engine {
+
+// The weights of a mixture: gate and up [K, I], down [I, N] of each expert.
+struct Mixture {
+  std::vector<HostWeight> gate, up, down;
+};
+
+struct MixtureSpec {
+  int64_t experts = 4, k = 64, middle = 72, n = 40, group = 32;
+  bool bias = true;
+};
+
+inline Mixture RandomMixture(const MixtureSpec& spec) {
+  const auto make = [&](int64_t k, int64_t n, uint64_t seed) {
+    std::vector<HostWeight> out;
+    for (int64_t e = 0; e < spec.experts; ++e) {
+      out.push_back(testing::RandomWeight({.k = k,
+                                           .n = n,
+                                           .description = Asymmetric(4, spec.group),
+                                           .bias = spec.bias,
+                                           .seed = seed + static_cast<uint64_t>(e)}));
+    }
+    return out;
+  };
+  return {make(spec.k, spec.middle, 100), make(spec.k, spec.middle, 5000),
+          make(spec.middle, spec.n, 10000)};
+}
+
+struct PlacedMixture {
+  std::shared_ptr<const model::WeightStack> gate, up, down;
+};
+
+inline PlacedMixture Spread(Machine& machine, const Mixture& mixture) {
+  return {machine.Spread(mixture.gate), machine.Spread(mixture.up), machine.Spread(mixture.down)};
+}
+// As --shard=columns places them, or whole.
+inline PlacedMixture Placed(Machine& machine, const Mixture& mixture, bool cut) {
+  using enum model::Placing;
+  return {machine.Stack(mixture.gate, cut ? kMiddleColumns : kWhole),
+          machine.Stack(mixture.up, cut ? kMiddleColumns : kWhole),
+          machine.Stack(mixture.down, cut ? kMiddleRows : kWhole)};
+}
+
+// The tokens of a request and which experts they go to.
+struct Choices {
+  DType dtype = DType::kFp16;
+  int64_t rows = 1, top_k = 1;
+  std::vector<uint8_t> x;
+  std::vector<int32_t> ids;
+  std::vector<float> weights;
+};
+
+struct ChoicesSpec {
+  int64_t rows = 1, top_k = 1, experts = 1, k = 64;
+  bool summed = false;
+  uint64_t seed = 1;
+};
+
+inline Choices RandomChoices(const ChoicesSpec& spec) {
+  std::mt19937_64 random(spec.seed);
+  Choices out = {.rows = spec.rows, .top_k = spec.top_k};
+  out.dtype = std::vector{DType::kFp16, DType::kBf16, DType::kFp32}[random() % 3];
+  out.x = testing::RandomMatrix(spec.rows, spec.k, out.dtype, spec.seed);
+  for (int64_t i = 0; i < spec.rows * spec.top_k; ++i) {
+    out.ids.push_back(static_cast<int32_t>(random() % spec.experts));
+    if (spec.summed) out.weights.push_back(static_cast<float>(random() % 1000) / 1000 - 0.3f);
+  }
+  return out;
+}
+
+template <typename Routed>
+Routed Fill(Machine& machine, const Choices& choices, Routed work) {
+  work.x = *machine.engine().staging().Get(static_cast<int64_t>(choices.x.size()));
+  if (!choices.x.empty()) std::memcpy(work.x.data(), choices.x.data(), choices.x.size());
+  work.x_dtype = work.out_dtype = choices.dtype;
+  work.rows = choices.rows;
+  work.top_k = choices.top_k;
+  work.ids = choices.ids;
+  work.router_weights = choices.weights;
+  work.activation = ActivationFunction::kSilu;
+  return work;
+}
+inline GroupedMatmulWork Grouped(Machine& machine, std::shared_ptr<const model::WeightStack> stack,
+                                 const Choices& choices) {
+  GroupedMatmulWork work;
+  work.stack = std::move(stack);
+  return Fill(machine, choices, std::move(work));
+}
+inline GatedMlpWork Mlp(Machine& machine, const PlacedMixture& on, const Choices& choices) {
+  return Fill(machine, choices, GatedMlpWork(on.gate, on.up, on.down));
+}
+
+}  // namespace awqd::engine

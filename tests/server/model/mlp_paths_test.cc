@@ -1,0 +1,36 @@
+// Which weights are the projections of gated MLPs.
+#include "server/model/mlp_paths.h"
+
+#include <gtest/gtest.h>
+
+namespace awqd::model {
+namespace {
+
+TEST(MlpRoleTest, ProjectionsAreKnownByTheirNamesAndOneAnother) {
+  const std::set<std::string, std::less<>> paths = {
+      "layers.0.mlp.gate_proj",  "layers.0.mlp.up_proj",
+      "layers.0.mlp.down_proj",  "layers.0.attn.o_proj",
+      "layers.1.mlp.up_proj",    "layers.1.mlp.down_proj",
+      "moe.experts.3.w1",        "moe.experts.3.w2",
+      "moe.experts.3.w3",        "moe.experts.4.w2",
+      "blk.0.ffn_gate",          "blk.0.ffn_up",
+      "blk.0.ffn_down",          "a.ffn_gate_exps.experts.5",
+      "a.ffn_up_exps.experts.5", "a.ffn_down_exps.experts.5"};
+  const auto role = [&](absl::string_view path) { return MlpRoleOf(path, paths); };
+  for (const char* path : {"layers.0.mlp.gate_proj", "layers.0.mlp.up_proj", "moe.experts.3.w1",
+                           "moe.experts.3.w3", "blk.0.ffn_up", "a.ffn_gate_exps.experts.5"}) {
+    EXPECT_EQ(role(path), MlpRole::kGateOrUp) << path;
+  }
+  for (const char* path : {"layers.0.mlp.down_proj", "moe.experts.3.w2", "blk.0.ffn_down",
+                           "a.ffn_down_exps.experts.5"}) {
+    EXPECT_EQ(role(path), MlpRole::kDown) << path;
+  }
+  // The others of the MLP are missing.
+  for (const char* path : {"layers.0.attn.o_proj", "layers.1.mlp.up_proj", "layers.1.mlp.down_proj",
+                           "moe.experts.4.w2"}) {
+    EXPECT_EQ(role(path), MlpRole::kNone) << path;
+  }
+}
+
+}  // namespace
+}  // namespace awqd::model
