@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status.h"
+#include "tools/encode/normal.h"
 
 namespace awqd::tools {
 namespace {
@@ -34,7 +35,7 @@ absl::StatusOr<std::string> DenseType(const ConvertOptions& options, const Model
     return BadValue("dtype", options.dtype, "nothing, as only dense weights have one");
   }
   if (!options.dtype.empty()) return options.dtype;
-  AWQD_ASSIGN_OR_RETURN(const Json config, ReadConfig(source.folder()));
+  AWQD_ASSIGN_OR_RETURN(const Json config, ReadConfig(source));
   for (const char* key : {"dtype", "torch_dtype"}) {
     for (const FloatName& name : kFloats) {
       if (config.contains(key) && config[key] == std::string(name.config))
@@ -103,6 +104,8 @@ class Converter {
                             .n = weight.n,
                             .bytes_before = linear.bytes,
                             .slice = !linear.slice_of.empty()};
+    // A GGUF file mixes widths: some linears of 5 or 6 bits must not keep it from being converted.
+    if (source_.tensors().gguf()) Widen(options_.target->widths, &weight);
     report_.activations += weight.activations.how == ActivationQuantization::kNone ? 0 : 1;
     AWQD_ASSIGN_OR_RETURN(
         EncodedLinear encoded,
@@ -142,8 +145,8 @@ absl::Status VerifyFolder(const Model& source, FolderWriter* out, Conversion* re
 absl::StatusOr<Conversion> Convert(const ConvertOptions& options, const Progress& progress) {
   AWQD_RETURN_IF_ERROR(CheckVerify(options));
   AWQD_ASSIGN_OR_RETURN(const Model source, Model::Open(options.folder));
-  AWQD_RETURN_IF_ERROR(CheckRewritable(source));
   AWQD_RETURN_IF_ERROR(source.checkpoint().status());
+  AWQD_RETURN_IF_ERROR(CheckRewritable(source));
   Conversion report = {.from = std::string(source.checkpoint()->format().name),
                        .to = std::string(options.target->name),
                        .bytes_before = source.tensors().total_bytes()};

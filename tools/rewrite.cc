@@ -1,14 +1,18 @@
 // A folder anew.
 #include "tools/rewrite.h"
 
+#include <iterator>
 #include <utility>
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "checkpoint/checkpoint_files.h"
 #include "checkpoint/json.h"
 #include "kernels/base/status.h"
+#include "kernels/formats/format.h"
+#include "tools/gguf_config.h"
 
 namespace awqd::tools {
 namespace {
@@ -21,9 +25,26 @@ constexpr int kMaxDepth = 32;
 constexpr absl::string_view kWeights[] = {".safetensors", ".bin",  ".pt", ".pth",    ".ckpt",
                                           ".gguf",        ".onnx", ".h5", ".msgpack"};
 
+// Types of a GGUF file that safetensors have.
+constexpr absl::string_view kPlainTypes[] = {"F16", "BF16", "F32", "F64",
+                                             "I8",  "I16",  "I32", "I64"};
+
 std::string FileOf(const Model& source, const std::string& tensor) {
+  if (source.tensors().gguf()) return "model.safetensors";
   const std::string& path = source.tensors().Find(tensor)->file->file().name();
   return path.substr(path.rfind('/') + 1);
+}
+
+absl::StatusOr<GgufConfig> GgufConfigOf(const Model& source) {
+  return ReadGgufConfig(source.tensors().all().begin()->second.file->file());
+}
+
+// Beside the tensors; none of a GGUF file that is given by its own path.
+absl::StatusOr<std::vector<std::string>> FilesOf(const Model& source) {
+  const Folder& folder = source.folder();
+  auto files = folder.root.ListDirectory(folder.name);
+  if (!files.ok() && source.tensors().gguf()) return std::vector<std::string>();
+  return files;
 }
 
 // Why a file of the source is not carried along; empty where it is.
@@ -49,11 +70,15 @@ NewTensor CarriedTensor(const std::string& name, const model::TensorLocation& pl
 }
 
 absl::Status CheckRewritable(const Model& source) {
-  if (source.tensors().gguf()) {
-    return model::Invalid(
-        source.tensors().file_names().front(),
-        ": got a GGUF file, expected a folder of safetensors with a config.json: its ",
-        "metadata and its names have no place there");
+  if (!source.tensors().gguf()) return absl::OkStatus();
+  for (const auto& [name, place] : source.tensors().all()) {
+    const std::string& dtype = place.info->dtype;
+    if (source.IsPart(name) || absl::c_linear_search(kPlainTypes, dtype)) continue;
+    const bool read = absl::c_linear_search(kGgufFormat.code_dtypes, dtype);
+    return model::Invalid("tensor ", model::Quoted(name), ": got ", dtype,
+                          read ? ", expected it of a linear's weight, \"<path>.weight\" [N, K]"
+                               : ", which is not read, expected one of ",
+                          read ? "" : absl::StrJoin(kGgufFormat.code_dtypes, ", "));
   }
   return absl::OkStatus();
 }
@@ -90,7 +115,12 @@ absl::Status RewriteTensors(const Model& source, FolderWriter* out, Carried* car
   return absl::OkStatus();
 }
 
-absl::StatusOr<Json> ReadConfig(const Folder& folder) {
+absl::StatusOr<Json> ReadConfig(const Model& source) {
+  const Folder& folder = source.folder();
+  if (source.tensors().gguf()) {
+    AWQD_ASSIGN_OR_RETURN(GgufConfig made, GgufConfigOf(source));
+    return std::move(made.config);
+  }
   AWQD_ASSIGN_OR_RETURN(const std::string text, ReadText(folder, model::kConfigFile));
   // Strict first: the parser below keeps the order of keys, but forgives.
   const auto checked = model::ParseJsonObject(text, kMaxDepth);
@@ -101,15 +131,18 @@ absl::StatusOr<Json> ReadConfig(const Folder& folder) {
 absl::Status RewriteRest(const Model& source, const Json& settings, const std::string& dtype,
                          FolderWriter* out, Carried* carried) {
   const Folder& folder = source.folder();
-  AWQD_ASSIGN_OR_RETURN(Json config, ReadConfig(folder));
+  AWQD_ASSIGN_OR_RETURN(Json config, ReadConfig(source));
   config.erase("quantization_config");
   if (!settings.is_null()) config["quantization_config"] = settings;
   if (!dtype.empty()) config[config.contains("dtype") ? "dtype" : "torch_dtype"] = dtype;
   AWQD_RETURN_IF_ERROR(
       out->WriteText(std::string(model::kConfigFile),
                      config.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n"));
-  AWQD_ASSIGN_OR_RETURN(const std::vector<std::string> files,
-                        folder.root.ListDirectory(folder.name));
+  if (source.tensors().gguf()) {
+    AWQD_ASSIGN_OR_RETURN(const GgufConfig made, GgufConfigOf(source));
+    absl::c_copy(made.left_out, std::back_inserter(carried->left_out));
+  }
+  AWQD_ASSIGN_OR_RETURN(const std::vector<std::string> files, FilesOf(source));
   const bool indexed = absl::c_linear_search(files, model::kIndexFile);
   if (indexed || out->shards() > 1) AWQD_RETURN_IF_ERROR(out->WriteIndex());
   for (const std::string& name : files) {

@@ -27,12 +27,13 @@ struct Rewritten {
   int64_t header_bytes = 0;  // of what is written in its place, at most; may be 0
 };
 
-// INVALID_ARGUMENT for what no folder can be written of: a GGUF file.
+// INVALID_ARGUMENT naming a tensor that no safetensors file has a type for and that is no part of a
+// linear: blocks of a GGUF file. The source's checkpoint has been opened.
 absl::Status CheckRewritable(const Model& source);
 
 // Goes through the source's tensors in the order of their place on disk, each of its files becoming
-// one of the same name. `plan` says what becomes of a tensor; `write` adds what replaces it to
-// `out`, called for each that is not carried.
+// one of the same name, a GGUF file model.safetensors. `plan` says what becomes of a tensor;
+// `write` adds what replaces it to `out`, called for each that is not carried.
 absl::Status RewriteTensors(const Model& source, FolderWriter* out, Carried* carried,
                             absl::FunctionRef<Rewritten(const std::string& tensor)> plan,
                             absl::FunctionRef<absl::Status(const std::string& tensor)> write,
@@ -48,7 +49,7 @@ absl::Status RewriteRest(const Model& source, const nlohmann::ordered_json& sett
 // The tensor of a file, to be written as it is.
 NewTensor CarriedTensor(const std::string& name, const model::TensorLocation& place);
 
-// config.json, its keys in their order.
-absl::StatusOr<nlohmann::ordered_json> ReadConfig(const Folder& folder);
+// config.json, its keys in their order; of a GGUF file the one that its metadata make.
+absl::StatusOr<nlohmann::ordered_json> ReadConfig(const Model& source);
 
 }  // namespace awqd::tools

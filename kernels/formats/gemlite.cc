@@ -125,19 +125,56 @@ absl::Status ReadShape(const Settings& settings, const TensorView& words, HostWe
                     "[N, words of a row], 32 / bits codes to a word");
 }
 
+// Calls each(first, count, word, bit) for the stretches of codes [k, k + count) of a row whose
+// words are next to one another: from word `word` on, all at bit `bit`. `first` counts from k.
+template <typename Each>
+void ForEachStretch(const Packing& packing, int64_t row, int64_t k, int64_t count, Each each) {
+  for (int64_t first = 0; first < count;) {
+    const auto [word, bit] = packing.At(row, k + first);
+    const int64_t stretch = std::min<int64_t>(count - first, kLanes - word % kLanes);
+    each(first, stretch, word, bit);
+    first += stretch;
+  }
+}
+
 void DecodeCodes(int bits, const TensorView& words, HostWeight* out) {
   const Packing packing(bits, out->k, out->n);
   const uint32_t mask = (1u << bits) - 1;
-  std::vector<uint8_t> codes(out->k * out->n);
-  for (int64_t n = 0; n < out->n; ++n) {
-    for (int64_t k = 0; k < out->k; ++k) {
-      const auto [word, bit] = packing.At(n, k);
-      uint32_t value;
-      std::memcpy(&value, words.bytes.data() + 4 * word, sizeof(value));
-      codes[k * out->n + n] = static_cast<uint8_t>(value >> bit & mask);
-    }
+  const auto read = [&](int64_t row, int64_t col, int64_t count, uint8_t* to) {
+    ForEachStretch(packing, row, col, count,
+                   [&](int64_t first, int64_t stretch, int64_t word, int bit) {
+                     const uint8_t* const from = words.bytes.data() + 4 * word;
+                     for (int64_t i = 0; i < stretch; ++i) {
+                       uint32_t value;
+                       std::memcpy(&value, from + 4 * i, sizeof(value));
+                       to[first + i] = static_cast<uint8_t>(value >> bit & mask);
+                     }
+                   });
+  };
+  out->codes = PackTransposed(out->n, out->k, bits, read);
+}
+
+// The codes [k, k + rows) of columns [n, n + columns) to their words, by way of `block`, one to a
+// byte, in which rows are kBlockColumns apart.
+constexpr int64_t kBlockRows = 256, kBlockColumns = 64;
+void PackBlock(const HostWeight& weight, const Packing& packing, int64_t k, int64_t n,
+               std::vector<uint8_t>* block, std::vector<uint32_t>* out) {
+  const int64_t rows = std::min(kBlockRows, weight.k - k);
+  const int64_t columns = std::min(kBlockColumns, weight.n - n);
+  const int place = weight.code_bits();
+  for (int64_t row = 0; row < rows; ++row) {
+    const uint8_t* const from = weight.codes.data() + (k + row) * weight.row_bytes();
+    UnpackStream(from + n * place / 8, columns, place, block->data() + row * kBlockColumns);
   }
-  out->codes = PackCodes(codes, out->k, out->n, bits);
+  for (int64_t col = 0; col < columns; ++col) {
+    ForEachStretch(packing, n + col, k, rows,
+                   [&](int64_t first, int64_t stretch, int64_t word, int bit) {
+                     const uint8_t* const from = block->data() + first * kBlockColumns + col;
+                     for (int64_t i = 0; i < stretch; ++i) {
+                       (*out)[word + i] |= static_cast<uint32_t>(from[i * kBlockColumns]) << bit;
+                     }
+                   });
+  }
 }
 
 // --- Scales and zeros ---
@@ -286,10 +323,10 @@ absl::StatusOr<std::vector<uint32_t>> PackWarpedInt32(const HostWeight& weight) 
   if (!weight.order.empty()) return BadValue("order", "one", "none");
   const Packing packing(description.bits, weight.k, weight.n);
   std::vector<uint32_t> out(packing.words);
-  for (int64_t n = 0; n < weight.n; ++n) {
-    for (int64_t k = 0; k < weight.k; ++k) {
-      const auto [word, bit] = packing.At(n, k);
-      out[word] |= static_cast<uint32_t>(weight.Code(k, n)) << bit;
+  std::vector<uint8_t> block(kBlockRows * kBlockColumns);
+  for (int64_t n = 0; n < weight.n; n += kBlockColumns) {
+    for (int64_t k = 0; k < weight.k; k += kBlockRows) {
+      PackBlock(weight, packing, k, n, &block, &out);
     }
   }
   return out;

@@ -1,10 +1,12 @@
-"""Model folders that awqctl's quantize and convert write, read by the safetensors package and decoded here with numpy."""
+"""Model folders that awqctl's quantize and convert write, read by the safetensors package and decoded here with numpy; GGUF
+files are written and decoded by the package gguf."""
 import json
 import pathlib
 import struct
 import tempfile
 import unittest
 
+import gguf
 import numpy
 from safetensors.numpy import load_file, save_file
 
@@ -100,6 +102,59 @@ class Tools(unittest.TestCase):
         sizes = {"I32": 4, "F16": 2}
         for name, tensor in header.items():
             self.assertEqual(tensor["data_offsets"][0] % sizes[tensor["dtype"]], 0, name)
+
+
+class Gguf(unittest.TestCase):
+
+    def setUp(self):
+        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.file = self.folder / "model.gguf"
+        random = numpy.random.default_rng(2)
+        self.weight = random.normal(0, 0.02, (N, K)).astype(numpy.float32)
+        self.norm = random.normal(1, 0.1, K).astype(numpy.float32)
+
+    def write(self, *types):
+        """A file with a linear of each type; FP32 [N, K] by path, as the package decodes them."""
+        writer = gguf.GGUFWriter(self.file, "llama")
+        writer.add_block_count(1)
+        writer.add_token_list(["a", "b"])
+        writer.add_tensor("blk.0.attn_norm.weight", self.norm)
+        expected = {}
+        for name in types:
+            kind = gguf.GGMLQuantizationType[name]
+            blocks = gguf.quants.quantize(self.weight, kind)
+            writer.add_tensor(f"blk.0.{name.lower()}.weight", blocks, raw_dtype=kind)
+            expected[f"blk.0.{name.lower()}"] = gguf.quants.dequantize(blocks, kind)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return expected
+
+    def converted(self, *options):
+        """What convert told, and the tensors that it wrote."""
+        out = self.folder / "out"
+        told = json.loads(awqctl("--json", "convert", self.file, "-o", out, "--verify", *options))
+        tensors = load_file(out / "model.safetensors")
+        numpy.testing.assert_array_equal(tensors["blk.0.attn_norm.weight"], self.norm)
+        config = json.loads((out / "config.json").read_text())
+        self.assertEqual((config["model_type"], config["num_hidden_layers"]), ("llama", 1))
+        return told, tensors
+
+    def test_dense_has_the_elements_of_the_package(self):
+        expected = self.write("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
+        told, tensors = self.converted("--to", "dense", "--dtype", "fp32")
+        self.assertTrue(any("tokenizer.ggml.tokens" in text for text in told["left_out"]), told["left_out"])
+        for path, weight in expected.items():
+            got = tensors[path + ".weight"]
+            # Bits; a zero of the package may have either sign.
+            numpy.testing.assert_array_equal((got + 0.0).view(numpy.uint32), (weight + 0.0).view(numpy.uint32), path)
+
+    def test_gptq_of_four_bits(self):
+        expected = self.write("Q4_0")["blk.0.q4_0"]
+        _, tensors = self.converted("--to", "gptq")
+        linear = {name.removeprefix("blk.0.q4_0."): tensor for name, tensor in tensors.items()}
+        numpy.testing.assert_array_equal(gptq(linear), expected.T)
 
 
 if __name__ == "__main__":

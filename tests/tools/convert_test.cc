@@ -176,7 +176,6 @@ TEST_F(ConvertTest, RefusesByTheLinearsName) {
   folder_.Write("dense/model.safetensors",
                 SafetensorsOf({{"a.weight", {"F16", {2, 2}, std::string(8, '\0')}}}));
   EXPECT_THAT(Refusal(To(kAwqTarget, folder_.At("dense"))), HasSubstr("not quantised"));
-  EXPECT_THAT(Refusal(To(kDenseTarget, DataPath("gguf/blocks"))), HasSubstr("got a GGUF file"));
 }
 
 TEST_F(ConvertTest, ATensorThatIsInTheWayIsNamed) {

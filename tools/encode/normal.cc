@@ -177,4 +177,14 @@ absl::StatusOr<HostWeight> Normalised(HostWeight weight, const Limits& limits) {
   return weight;
 }
 
+void Widen(absl::Span<const int> widths, HostWeight* weight) {
+  WeightDescription& d = weight->description;
+  if (!d.is_integer() || absl::c_linear_search(widths, d.bits)) return;
+  for (const int width : widths) {  // in ascending order
+    if (width < d.bits || CodeBits(width) != CodeBits(d.bits)) continue;
+    d.bits = width;
+    return;
+  }
+}
+
 }  // namespace awqd::tools

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "kernels/weight.h"
 
 namespace awqd::tools {
@@ -22,5 +23,9 @@ struct Limits {
 // scale. Every element has the bits it had. INVALID_ARGUMENT naming the part that does not fit,
 // what it has and what the format expects.
 absl::StatusOr<HostWeight> Normalised(HostWeight weight, const Limits& limits);
+
+// Integer codes of a width that is not among `widths` become codes of the least one above it that
+// is stored in as many bits, where there is one. No element changes.
+void Widen(absl::Span<const int> widths, HostWeight* weight);
 
 }  // namespace awqd::tools

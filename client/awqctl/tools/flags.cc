@@ -72,13 +72,15 @@ void AddQuantize(CLI::App* app, Flags& flags) {
 }
 
 void AddConvert(CLI::App* app, Flags& flags) {
-  CLI::App* sub =
-      Add(app, flags, Convert, "convert",
-          "Write a quantised model in another format, no bit of any element changed; what the "
-          "format cannot hold is refused by the linear's name. Needs no server. OUT appears when "
-          "it is complete.\n\n"
-          "Example: awqctl convert models/my-model -o models/my-model-awq --to awq --verify");
-  sub->add_option("folder", flags.tool.folder, "The quantised model's directory")->required();
+  CLI::App* sub = Add(
+      app, flags, Convert, "convert",
+      "Write a quantised model, or a GGUF file, in another format, no bit of any element changed; "
+      "what the format cannot hold is refused by the linear's name. Needs no server. OUT appears "
+      "when "
+      "it is complete.\n\n"
+      "Example: awqctl convert models/my-model -o models/my-model-awq --to awq --verify");
+  sub->add_option("folder", flags.tool.folder, "The quantised model's directory, or a .gguf file")
+      ->required();
   sub->add_option("-o,--output", flags.tool.output, "The directory to make")->required();
   AddWord<std::string>(sub, "--to", flags.tool.to,
                        {{"awq", "awq"},
