@@ -11,7 +11,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "client/awqctl/commands.h"
+#include "client/awqctl/interrupt.h"
 #include "client/awqctl/product.h"
 #include "client/bench/report.h"
 #include "client/files/tensor_file.h"
@@ -29,6 +31,9 @@ std::string Time(double ns) {
   return absl::StrFormat("%.3g s", ns / 1e9);
 }
 
+// The same for a cell of the table, 1.23ms.
+std::string TimeCell(double ns) { return absl::StrReplaceAll(Time(ns), {{" ", ""}}); }
+
 // 950, 12.3k, 4.56M
 std::string Count(double count) {
   if (count < 1000) return absl::StrFormat("%.3g", count);
@@ -43,14 +48,14 @@ std::vector<std::string> Row(const PointResult& result) {
   std::vector<std::string> row = {result.point.Name(), Count(rates.requests), Count(rates.tokens),
                                   Count(rates.bytes / 1e6)};
   for (const bench::NamedQuantile& quantile : bench::kQuantiles) {
-    row.push_back(Time(tally.latency.QuantileNs(quantile.share)));
+    row.push_back(TimeCell(tally.latency.QuantileNs(quantile.share)));
   }
-  row.push_back(Time(tally.latency.max_ns()));
+  row.push_back(TimeCell(tally.latency.max_ns()));
   row.push_back(absl::StrCat(tally.errors() + tally.malformed + result.load.unsent));
   const bool ran = tally.executed > 0;
   row.push_back(ran ? absl::StrFormat("%.1f", tally.batch_tokens / executed) : "-");
-  row.push_back(ran ? Time(tally.queue.mean_ns()) : "-");
-  row.push_back(ran ? Time(tally.compute.mean_ns()) : "-");
+  row.push_back(ran ? TimeCell(tally.queue.mean_ns()) : "-");
+  row.push_back(ran ? TimeCell(tally.compute.mean_ns()) : "-");
   return row;
 }
 
@@ -206,13 +211,17 @@ int Bench(const Flags& flags, client::Client& client, Console& console) {
     if (!prefix.ok()) return CallFailed(prefix.status(), flags, client, console);
     plan.shared_memory_prefix = *std::move(prefix);
   }
-  bench::BenchProgress progress;
-  if (console.terminal) {
-    progress = [&](const bench::LoadPoint& point, const bench::LoadProgress& now) {
-      ShowProgress(point, now, console);
-    };
+  absl::StatusOr<std::vector<PointResult>> results;
+  int signal_number = 0;
+  {
+    const Interrupt interrupt;
+    results = bench::RunBench(flags.address, plan,
+                              [&](const bench::LoadPoint& point, const bench::LoadProgress& now) {
+                                if (console.terminal) ShowProgress(point, now, console);
+                                return interrupt.signal_number() == 0;
+                              });
+    signal_number = interrupt.signal_number();
   }
-  const auto results = bench::RunBench(flags.address, plan, progress);
   if (console.terminal) console.err << kClearLine << std::flush;
   if (!results.ok()) return CallFailed(results.status(), flags, client, console);
   const std::string json = bench::ToJson(flags.address, plan, *results);
@@ -225,6 +234,11 @@ int Bench(const Flags& flags, client::Client& client, Console& console) {
   absl::Status written = json_file.Write(json);
   written.Update(svg_file.Write(bench::ToSvg(Title(plan), *results)));
   if (!written.ok()) return FileFailed(written, console);
+  if (signal_number != 0) {
+    console.err << "awqctl: interrupted in load point " << results->size() << " of "
+                << plan.points.size() << "; this is what was measured until then\n";
+    return 128 + signal_number;
+  }
   const absl::Status nothing = NothingAnswered(*results);
   return nothing.ok() ? kOk : CallFailed(nothing, flags, client, console);
 }

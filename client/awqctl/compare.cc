@@ -17,6 +17,7 @@ struct Difference {
   int64_t max_at = 0;       // flat index of it
   double relative = 0;      // |A - B| / |B|; 0 only where no value differs
   int64_t different_elements = 0;
+  int64_t in_bits_alone = 0;  // of them: a NaN with other bits, a zero with another sign
 };
 
 // For sums of squares: no difference of two doubles, and no square of one, leaves its range.
@@ -57,6 +58,7 @@ Difference Measure(const client::NpyArray& actual, const client::NpyArray& expec
         same_type ? actual.bytes.compare(i * size, size, expected.bytes, i * size, size) == 0
                   : difference == 0;
     result.different_elements += same ? 0 : 1;
+    result.in_bits_alone += !same && difference == 0 ? 1 : 0;
   }
   result.max_absolute = static_cast<double>(max_absolute);
   result.relative = RelativeError(difference_norm, expected_norm);
@@ -74,6 +76,7 @@ void Print(const Flags& flags, const Difference& difference, size_t elements, bo
                                    {"max_absolute_error", number(difference.max_absolute)},
                                    {"max_at", difference.max_at},
                                    {"different_elements", difference.different_elements},
+                                   {"different_in_bits_alone", difference.in_bits_alone},
                                    {"elements", elements}};
     console.out << json.dump(2) << "\n";
     return;
@@ -82,6 +85,11 @@ void Print(const Flags& flags, const Difference& difference, size_t elements, bo
       "%s: relative error %.3g, max absolute error %.3g at element %d, %d of %d elements differ\n",
       same ? "same" : "different", difference.relative, difference.max_absolute, difference.max_at,
       difference.different_elements, elements);
+  if (difference.in_bits_alone == 0) return;
+  console.out << absl::StrFormat(
+      "%d of them differ in a NaN's bits or a zero's sign alone: %s\n", difference.in_bits_alone,
+      flags.bit_exact ? "--bit_exact counts them"
+                      : "the relative error takes such elements for equal, --bit_exact does not");
 }
 
 }  // namespace

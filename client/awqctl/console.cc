@@ -5,11 +5,18 @@
 #include <cstdint>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 
 namespace awqd::awqctl {
+namespace {
+
+constexpr size_t kColumns = 100;  // of a table's lines
+
+}  // namespace
 
 std::string Printable(absl::string_view text) {
   std::string safe;
@@ -41,19 +48,35 @@ void Table::Add(std::vector<std::string> row) {
   rows_.push_back(std::move(row));
 }
 
-std::string Table::Text() const {
+std::vector<std::string> Table::Lines(size_t first, size_t gap, absl::string_view start) const {
   std::vector<size_t> widths(rows_[0].size(), 0);
   for (const auto& row : rows_) {
     for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
   }
-  std::string text;
+  std::vector<std::string> lines;
   for (const auto& row : rows_) {
-    std::string line;
-    for (size_t i = 0; i < row.size(); ++i) {
-      absl::StrAppendFormat(&line, "%-*s  ", static_cast<int>(widths[i]), row[i]);
+    std::string line(start);
+    for (size_t i = first; i < row.size(); ++i) {
+      absl::StrAppend(&line, row[i], std::string(widths[i] - row[i].size() + gap, ' '));
     }
     line.erase(line.find_last_not_of(' ') + 1);
-    absl::StrAppend(&text, line, "\n");
+    lines.push_back(std::move(line));
+  }
+  return lines;
+}
+
+std::string Table::Text() const {
+  const auto fits = [](const std::vector<std::string>& lines) {
+    return absl::c_all_of(lines, [](const std::string& line) { return line.size() <= kColumns; });
+  };
+  for (const size_t gap : {2, 1}) {
+    const std::vector<std::string> lines = Lines(0, gap, "");
+    if (fits(lines)) return absl::StrJoin(lines, "\n") + "\n";
+  }
+  const std::vector<std::string> lines = Lines(1, 2, "  ");
+  std::string text;
+  for (size_t i = 0; i < rows_.size(); ++i) {
+    absl::StrAppend(&text, rows_[i][0], "\n", lines[i], "\n");
   }
   return text;
 }

@@ -29,11 +29,15 @@ class Table {
  public:
   explicit Table(std::vector<std::string> header);
   void Add(std::vector<std::string> row);
-  // Columns aligned, two spaces between.
+  // Columns aligned, two spaces between; one where lines would pass 100 columns; and where that is
+  // not enough, the first cell of each row on a line of its own.
   std::string Text() const;
   std::string Markdown() const;
 
  private:
+  // Rows from column `first` on, each line behind `start`.
+  std::vector<std::string> Lines(size_t first, size_t gap, absl::string_view start) const;
+
   std::vector<std::vector<std::string>> rows_;  // the header first
 };
 

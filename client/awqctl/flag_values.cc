@@ -1,33 +1,10 @@
-// Bounds, words and near misses.
+// Bounds and words.
 #include "client/awqctl/flag_values.h"
-
-#include <algorithm>
-#include <numeric>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 
 namespace awqd::awqctl {
-namespace {
-
-// Letters to add, drop or replace to get from one word to the other.
-size_t EditDistance(const std::string& a, const std::string& b) {
-  std::vector<size_t> row(b.size() + 1);  // from what of `a` was read to each start of `b`
-  std::iota(row.begin(), row.end(), 0);
-  for (size_t i = 0; i < a.size(); ++i) {
-    size_t diagonal = std::exchange(row[0], i + 1);
-    for (size_t j = 0; j < b.size(); ++j) {
-      const size_t replaced = diagonal + (a[i] == b[j] ? 0 : 1);
-      diagonal = row[j + 1];
-      row[j + 1] = std::min({replaced, diagonal + 1, row[j] + 1});
-    }
-  }
-  return row.back();
-}
-
-}  // namespace
-
 CLI::Validator NumberFrom(double min, double max) {
   const auto check = [min, max](const std::string& text) -> std::string {
     double value = 0;
@@ -35,23 +12,6 @@ CLI::Validator NumberFrom(double min, double max) {
     return absl::StrCat("got '", text, "', expected a number from ", min, " to ", max);
   };
   return CLI::Validator(check, absl::StrCat("FLOAT in [", min, " - ", max, "]"));
-}
-
-std::string OneOf(const std::vector<std::string>& words) {
-  if (words.size() < 2) return absl::StrJoin(words, "");
-  return absl::StrCat(absl::StrJoin(words.begin(), words.end() - 1, ", "), " or ", words.back());
-}
-
-std::string Nearest(const std::string& word, const std::vector<std::string>& words) {
-  std::string nearest;
-  size_t least = 3;  // beyond two mistakes it is a guess
-  for (const std::string& candidate : words) {
-    const size_t distance = EditDistance(absl::AsciiStrToLower(word), candidate);
-    if (distance >= least || 2 * distance >= candidate.size()) continue;
-    least = distance;
-    nearest = candidate;
-  }
-  return nearest;
 }
 
 CLI::Option* AddDType(CLI::App* app, const std::string& flag, v1::DType& target,

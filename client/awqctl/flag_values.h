@@ -8,17 +8,12 @@
 #include "CLI/CLI.hpp"
 #include "absl/strings/ascii.h"
 #include "client/awqctl/flags.h"
+#include "command_line/spelling.h"
 
 namespace awqd::awqctl {
 
 // Refuses what is no number from `min` to `max`. NaN, which CLI::Range lets pass, is none.
 CLI::Validator NumberFrom(double min, double max);
-
-// "a, b or c"
-std::string OneOf(const std::vector<std::string>& words);
-
-// The one of `words` that `word` misspells, empty when none is near.
-std::string Nearest(const std::string& word, const std::vector<std::string>& words);
 
 template <typename T>
 using Words = std::vector<std::pair<std::string, T>>;
@@ -38,7 +33,8 @@ CLI::Option* AddWord(CLI::App* app, const std::string& flag, T& target, const Wo
           target = value;
           return;
         }
-        throw CLI::ValidationError(flag, "got '" + text + "', expected " + OneOf(names));
+        throw CLI::ValidationError(flag,
+                                   "got '" + text + "', expected " + command_line::OneOf(names));
       },
       help);
 }

@@ -2,6 +2,7 @@
 #include "client/awqctl/flags.h"
 
 #include <algorithm>
+#include <memory>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/numbers.h"
@@ -10,9 +11,16 @@
 #include "client/awqctl/commands.h"
 #include "client/awqctl/flag_values.h"
 #include "client/awqctl/tools/flags.h"
+#include "command_line/help.h"
+#include "command_line/spelling.h"
 
 namespace awqd::awqctl {
 namespace {
+
+using command_line::HelpDetail;
+using command_line::HelpFormatter;
+using command_line::Nearest;
+using command_line::OneOf;
 
 constexpr char kAbout[] =
     "awqctl: talks to an awqd server, and looks into model folders.\n\n"
@@ -49,20 +57,47 @@ std::string ParseRange(const std::string& text, int64_t& begin, int64_t& end) {
   return "";
 }
 
-// What is wrong with a line without a command, which CLI11 tells without the word it was given.
-std::string CommandError(const CLI::App& app) {
-  std::vector<std::string> commands;
-  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
-    commands.push_back(command->get_name());
+std::vector<const CLI::App*> Commands(const CLI::App& app) {
+  return app.get_subcommands([](const CLI::App* command) { return command->get_name() != "help"; });
+}
+
+std::vector<std::string> CommandNames(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* command : Commands(app)) names.push_back(command->get_name());
+  return names;
+}
+
+// What each command is for; a command that is not here stands by itself.
+struct Purpose {
+  const char* group;
+  std::vector<const char*> commands;
+};
+void GroupByPurpose(CLI::App* app) {
+  const std::vector<Purpose> purposes = {
+      {"Server", {"status", "kernels", "healthcheck"}},
+      {"Models", {"models", "load", "unload"}},
+      {"Calls", {"dequantize", "matmul", "mlp", "quantize-kv", "bench"}},
+      {"Files, without a server", {"inspect", "diff", "quantize", "convert", "compare"}}};
+  for (const Purpose& purpose : purposes) {
+    for (const char* command : purpose.commands) app->get_subcommand(command)->group(purpose.group);
   }
-  const std::vector<std::string> words = app.remaining();
-  if (words.empty()) return absl::StrCat("got no command, expected ", OneOf(commands));
-  const auto found = std::find_if(words.begin(), words.end(),
-                                  [](const std::string& word) { return word[0] != '-'; });
-  const std::string& got = found == words.end() ? words[0] : *found;
+}
+
+// That `got` is no command.
+std::string NoCommand(const CLI::App& app, const std::string& got) {
+  const std::vector<std::string> commands = CommandNames(app);
   const std::string meant = Nearest(got, commands);
   if (meant.empty()) return absl::StrCat("got '", got, "', expected ", OneOf(commands));
   return absl::StrCat("got '", got, "', expected a command; did you mean '", meant, "'?");
+}
+
+// What is wrong with a line without a command, which CLI11 tells without the word it was given.
+std::string CommandError(const CLI::App& app) {
+  const std::vector<std::string> words = app.remaining();
+  if (words.empty()) return absl::StrCat("got no command, expected ", OneOf(CommandNames(app)));
+  const auto found = std::find_if(words.begin(), words.end(),
+                                  [](const std::string& word) { return word[0] != '-'; });
+  return NoCommand(app, found == words.end() ? words[0] : *found);
 }
 
 // The first help that fits: an application's own text has no place for both ends.
@@ -72,6 +107,9 @@ class App {
     app_.require_subcommand(1);
     app_.fallthrough();
     app_.footer(kExitCodes);
+    app_.formatter(std::make_shared<HelpFormatter>(HelpDetail::kAll));  // of the commands
+    app_.set_help_flag("-h,--help", "Tell about a command, or list them; --help=all: tell all");
+    app_.set_version_flag("--version", "awqctl " AWQD_VERSION, "Print the version");
     app_.add_option("--address", flags_.address,
                     "Address of the server: host:port or unix:/path; of a list, the first")
         ->envname("AWQD_ADDRESS")
@@ -95,9 +133,38 @@ class App {
     AddHealthcheck();
     AddBench();
     AddToolCommands(&app_, flags_);
+    help_ = app_.add_subcommand("help", "Tell about a command: awqctl help COMMAND");
+    help_->add_option("command", topic_, "Name of a command; without it they are listed");
+    GroupByPurpose(&app_);
+    app_.formatter(std::make_shared<HelpFormatter>(HelpDetail::kShort));
   }
 
   CLI::App& cli() { return app_; }
+
+  // Whether the command is "help", which needs nothing but its topic.
+  bool IsHelp() const { return help_->parsed(); }
+  // Of the command `topic`, or "awqctl help"'s list; empty where there is no such command.
+  std::string HelpOfTopic() {
+    if (topic_.empty()) return Help();
+    for (const CLI::App* command : Commands(app_)) {
+      if (command->get_name() == topic_) return command->help("awqctl");
+    }
+    return "";
+  }
+  std::string TopicError() const { return NoCommand(app_, topic_); }
+  // The list of commands.
+  std::string Help() const {
+    return app_.get_formatter()->make_help(&app_, "awqctl", CLI::AppFormatMode::Normal);
+  }
+  // The list and every command's own.
+  std::string WholeHelp() const {
+    std::string out = Help();
+    const std::string line(command_line::kHelpColumns, '-');
+    for (const CLI::App* command : Commands(app_)) {
+      absl::StrAppend(&out, "\n", line, "\n", command->help("awqctl"));
+    }
+    return out;
+  }
 
  private:
   CLI::App* Add(Command* command, const char* name, const std::string& about) {
@@ -307,7 +374,25 @@ class App {
 
   Flags& flags_;
   CLI::App app_;
+  CLI::App* help_ = nullptr;
+  std::string topic_;
 };
+
+// The line that refuses a command line: a misspelled flag first, whatever else is wrong.
+std::string ParseFailure(const CLI::App& app, const std::vector<std::string>& args,
+                         const CLI::ParseError& error) {
+  const auto commands = app.get_subcommands();
+  const bool no_command =
+      commands.empty() && error.get_exit_code() == static_cast<int>(CLI::ExitCodes::RequiredError);
+  const auto unknown = command_line::FindUnknownFlag(commands.empty() ? app : *commands[0], args);
+  const bool misspelled = unknown && (!no_command || !unknown->meant.empty());
+  const std::string what = misspelled   ? unknown->Message()
+                           : no_command ? CommandError(app)
+                                        : error.what();
+  return absl::StrCat("awqctl: ", Printable(what), " (awqctl ",
+                      commands.empty() ? "" : commands[0]->get_name() + " ",
+                      "--help tells more)\n");
+}
 
 }  // namespace
 
@@ -315,22 +400,29 @@ std::optional<Flags> ParseFlags(const std::vector<std::string>& args, std::ostre
                                 std::ostream& err, int& exit_code) {
   Flags flags;
   App app(flags);
+  exit_code = kOk;
+  if (command_line::HelpAsked(args) == HelpDetail::kAll) {
+    out << app.WholeHelp();
+    return std::nullopt;
+  }
   std::vector<std::string> reversed(args.rbegin(), args.rend());  // as CLI11 wants it
   try {
     app.cli().parse(reversed);
-    // The server reads the same AWQD_ADDRESS, which may name several.
-    flags.address.resize(std::min(flags.address.find(','), flags.address.size()));
-    return flags;
+    if (!app.IsHelp()) {
+      // The server reads the same AWQD_ADDRESS, which may name several.
+      flags.address.resize(std::min(flags.address.find(','), flags.address.size()));
+      return flags;
+    }
+    const std::string help = app.HelpOfTopic();
+    out << help;
+    if (help.empty()) err << "awqctl: " << Printable(app.TopicError()) << "\n";
+    exit_code = help.empty() ? kBadArguments : kOk;
   } catch (const CLI::CallForHelp&) {
     out << app.cli().help();
-    exit_code = kOk;
+  } catch (const CLI::CallForVersion& version) {
+    out << version.what() << "\n";
   } catch (const CLI::ParseError& error) {
-    const auto commands = app.cli().get_subcommands();
-    const bool no_command = commands.empty() && error.get_exit_code() ==
-                                                    static_cast<int>(CLI::ExitCodes::RequiredError);
-    err << "awqctl: " << Printable(no_command ? CommandError(app.cli()) : error.what())
-        << " (awqctl " << (commands.empty() ? "" : commands[0]->get_name() + " ")
-        << "--help tells more)\n";
+    err << ParseFailure(app.cli(), args, error);
     exit_code = kBadArguments;
   }
   return std::nullopt;

@@ -126,10 +126,11 @@ absl::StatusOr<std::vector<PointResult>> RunBench(const std::string& address, co
   std::vector<PointResult> results;
   for (const LoadPoint& point : plan.points) {
     ProgressSink sink;
-    if (progress) sink = [&](const LoadProgress& now) { progress(point, now); };
+    if (progress) sink = [&](const LoadProgress& now) { return progress(point, now); };
     auto result = RunPoint(address, plan, point, *payloads, *channels, sink);
     if (!result.ok()) return result.status();
     results.push_back(*std::move(result));
+    if (results.back().load.interrupted) break;
   }
   return results;
 }

@@ -26,11 +26,12 @@ struct PointResult {
   HealthFacts health;
 };
 
-// Called from the thread of RunBench; may be null.
-using BenchProgress = std::function<void(const LoadPoint&, const LoadProgress&)>;
+// Called from the thread of RunBench, a few times a second; whether to go on. May be null.
+using BenchProgress = std::function<bool(const LoadPoint&, const LoadProgress&)>;
 
 // `plan` has its shapes. Fails with the server's status when a request fails by itself, before any
-// load, and with UNAVAILABLE when no connection comes about.
+// load, and with UNAVAILABLE when no connection comes about. Where `progress` ends it, the last
+// result is of the point that was running.
 absl::StatusOr<std::vector<PointResult>> RunBench(const std::string& address, const Plan& plan,
                                                   const BenchProgress& progress);
 

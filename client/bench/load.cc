@@ -233,7 +233,10 @@ class Load {
       std::this_thread::sleep_for(
           std::min(std::chrono::nanoseconds(left_ns),
                    std::chrono::nanoseconds(std::chrono::milliseconds(progress ? 200 : 20))));
-      if (progress) progress(Progress());
+      if (progress && !stop_ && !progress(Progress())) {
+        interrupted_ = true;
+        break;
+      }
     }
     stop_ = true;
   }
@@ -266,7 +269,9 @@ class Load {
       result.unsent += std::count_if(shard->backlog.begin(), shard->backlog.end(),
                                      [this](int64_t due_ns) { return window_.Holds(due_ns); });
     }
-    const int64_t end_ns = plan_.requests > 0 ? last_done_ns_.load() : window_.to_ns;
+    result.interrupted = interrupted_;
+    const bool early = plan_.requests > 0 || interrupted_;
+    const int64_t end_ns = early ? last_done_ns_.load() : window_.to_ns;
     result.seconds = static_cast<double>(std::max(int64_t{1}, end_ns - window_.from_ns)) / 1e9;
     return result;
   }
@@ -284,6 +289,7 @@ class Load {
   std::atomic<int> unavailable_{0};
   std::atomic<bool> stop_{false};
   std::atomic<bool> gone_{false};
+  bool interrupted_ = false;  // of the thread of Run
   std::atomic<int64_t> in_flight_{0};
   std::mutex done_mutex_;
   std::condition_variable done_;

@@ -20,6 +20,7 @@ struct LoadResult {
   // Requests of an open loop that were due in the window and found max_in_flight calls unanswered
   // until its end: they were never sent, and count as neither good nor answered.
   int64_t unsent = 0;
+  bool interrupted = false;  // the sink said so: the window ends with the last answer
 };
 
 // How far a load point is: `share` from 0 to 1, and what was counted so far.
@@ -31,7 +32,8 @@ struct LoadProgress {
   int64_t errors = 0;
   int64_t p99_ns = 0;
 };
-using ProgressSink = std::function<void(const LoadProgress&)>;
+// Whether to go on.
+using ProgressSink = std::function<bool(const LoadProgress&)>;
 
 // Runs `point` to its end and returns when no call is in flight. The calls are asynchronous and are
 // started by gRPC's threads (closed loop) or by threads of ours that sleep until a request is due

@@ -91,6 +91,10 @@ class Page {
     absl::StrAppendFormat(
         &svg, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"middle\">requests per second</text>\n",
         (kLeft + kWidth - kRight) / 2, kHeight - 14);
+    absl::StrAppendFormat(&svg,
+                          "<text transform=\"translate(16 %.1f) rotate(-90)\" "
+                          "text-anchor=\"middle\">latency (us, ms, s; logarithmic)</text>\n",
+                          (kTop + kHeight - kBottom) / 2);
     return svg;
   }
 

@@ -21,6 +21,7 @@ FAMILIES = [
     ("spdlog", r"^(spdlog|fmt)/"),
     ("json", r"^nlohmann/"),
     ("cli", r"^CLI/"),
+    ("toml", r"^toml\+\+/"),
     ("blas", r"^(cblas|openblas)"),
 ]
 
@@ -58,6 +59,7 @@ ROOMS = [
     # One folder (an architecture, or dense/): its own files, common/ and core/, never another folder's.
     ("kernels/cuda/", ROW + ["kernels/backends.h", "kernels/cuda/common/", "kernels/cuda/core/"], ["absl", "cuda"]),
     ("checkpoint/", GROUND + ["kernels/formats/format.h"], ["absl", "json"]),
+    ("command_line/", [], ["absl", "cli"]),
     ("tools/", GROUND + ["checkpoint/", "kernels/formats/"], ["absl", "json"]),
     ("server/batching/", BASE, ["absl"]),
     ("server/model/", FACE + ["checkpoint/", "kernels/formats/format.h"], ["absl", "spdlog"]),
@@ -69,8 +71,8 @@ ROOMS = [
     ("server/services/", FACE + ["kernels/formats/format.h", "checkpoint/file.h", "server/transport/", "server/wire/", "server/engine/",
                                  "server/model/", "server/obs/"], ["absl", "proto", "grpc", "grpc_data"]),
     # The wiring: main, options, server.
-    ("server/", ["kernels/", "checkpoint/", "server/"], ["absl", "proto", "grpc", "grpc_data", "spdlog", "cli", "json"]),
-    ("client/awqctl/", ["client/", "tools/"], ["absl", "proto", "cli", "json"]),
+    ("server/", ["kernels/", "checkpoint/", "command_line/", "server/"], ["absl", "proto", "grpc", "grpc_data", "spdlog", "cli", "json", "toml"]),
+    ("client/awqctl/", ["client/", "command_line/", "tools/"], ["absl", "proto", "cli", "json"]),
     ("client/", [], ["absl", "proto", "grpc", "grpc_data", "cli", "json"]),
 ]
 
@@ -117,7 +119,7 @@ def sources(top):
     return sorted(path for path in (ROOT / top).rglob("*") if path.suffix in SOURCES)
 
 
-TOPS = ["kernels", "checkpoint", "tools", "server", "client"]
+TOPS = ["kernels", "checkpoint", "command_line", "tools", "server", "client"]
 
 
 def every_source():

@@ -1,9 +1,12 @@
 // awqctl bench from arguments to exit code, against services that live in the test.
+#include <signal.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <thread>
 
 #include "client/awqctl/commands.h"
 #include "gmock/gmock.h"
@@ -142,6 +145,36 @@ TEST_F(AwqctlBenchTest, BadArgumentsExitOneWithOneLine) {
     EXPECT_EQ(std::count(err_.begin(), err_.end(), '\n'), 1) << err_;
     EXPECT_THAT(out_, IsEmpty());
   }
+}
+
+TEST_F(AwqctlBenchTest, InterruptedItReportsWhatItHas) {
+  const std::string svg = testing::TempDir() + "/interrupted_" + std::to_string(getpid()) + ".svg";
+  struct sigaction before = {};
+  sigaction(SIGINT, nullptr, &before);
+  std::thread user([&] {
+    struct sigaction now = before;
+    while (now.sa_handler == before.sa_handler) {  // until the load takes signals
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      sigaction(SIGINT, nullptr, &now);
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    kill(getpid(), SIGINT);
+  });
+  const int code = Run({"--weight", "m/w", "--concurrency", "2,4", "--duration", "600", "--warmup",
+                        "0", "--svg", svg});
+  user.join();
+  EXPECT_EQ(code, 128 + SIGINT) << err_;
+  EXPECT_THAT(out_, HasSubstr("\n2 callers"));
+  EXPECT_THAT(out_, Not(HasSubstr("4 callers")));
+  EXPECT_THAT(err_, HasSubstr("interrupted in load point 1 of 2"));
+  std::ostringstream plot;
+  plot << std::ifstream(svg).rdbuf();
+  EXPECT_THAT(plot.str(), HasSubstr(">latency (us, ms, s; logarithmic)<"));
+  EXPECT_THAT(plot.str(), HasSubstr(">requests per second<"));
+  std::filesystem::remove(svg);
+  struct sigaction after = {};
+  sigaction(SIGINT, nullptr, &after);
+  EXPECT_EQ(after.sa_handler, before.sa_handler);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -133,6 +134,22 @@ TEST_F(AwqctlCompareTest, AFileLargerThanMemoryIsAFileThatCannotBeRead) {
   EXPECT_EQ(std::count(err_.begin(), err_.end(), '\n'), 1) << err_;
   EXPECT_EQ(Run({"matmul", "m", "w", Path("huge.npy")}), kFileFailed);
   EXPECT_THAT(err_, HasSubstr("huge.npy"));
+}
+
+TEST_F(AwqctlCompareTest, SaysHowItTakesNaNsAndZeros) {
+  const auto bits = [](uint32_t value) { return std::bit_cast<float>(value); };
+  const std::string a = Floats("a.npy", {1.0f, 0.0f, bits(0x7fc00000)});
+  const std::string b = Floats("b.npy", {1.0f, -0.0f, bits(0x7fc00001)});
+  EXPECT_EQ(Within(a, b, "0"), kOk);
+  EXPECT_THAT(out_, HasSubstr("2 of 3 elements differ"));
+  EXPECT_THAT(out_, HasSubstr("2 of them differ in a NaN's bits or a zero's sign alone: the "
+                              "relative error takes such elements for equal"));
+  EXPECT_EQ(Run({"compare", a, b, "--bit_exact"}), kDiffers);
+  EXPECT_THAT(out_, HasSubstr("--bit_exact counts them"));
+  EXPECT_EQ(Run({"--json", "compare", a, b, "--bit_exact"}), kDiffers);
+  EXPECT_EQ(nlohmann::json::parse(out_).at("different_in_bits_alone"), 2);
+  EXPECT_EQ(Within(a, a, "0"), kOk);
+  EXPECT_EQ(out_.find("alone"), std::string::npos);
 }
 
 }  // namespace

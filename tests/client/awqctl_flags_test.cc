@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_split.h"
 #include "client/awqctl/flags.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -121,6 +122,47 @@ TEST(AwqctlFlags, NamesTheCommandThatWasMeant) {
   EXPECT_THAT(Refusal({"status", "--bogus"}), HasSubstr("--bogus"));
   EXPECT_THAT(Refusal({"load"}), Not(HasSubstr("command")));
   EXPECT_THAT(Refusal({"load"}), HasSubstr("(awqctl load --help tells more)"));
+}
+
+// What `args` print; they succeed.
+std::string Printed(const std::vector<std::string>& args) {
+  std::ostringstream out, err;
+  int exit_code = -1;
+  EXPECT_FALSE(ParseFlags(args, out, err, exit_code).has_value());
+  EXPECT_EQ(exit_code, kOk);
+  EXPECT_EQ(err.str(), "");
+  return out.str();
+}
+
+TEST(AwqctlFlags, AMisspelledFlagComesFirst) {
+  EXPECT_THAT(Refusal({"bench", "--weigth", "m/w"}),
+              HasSubstr("--weigth: did you mean --weight? (awqctl bench --help"));
+  EXPECT_THAT(Refusal({"matmul", "m", "w", "--randon=8", "--dtype=int8"}),
+              HasSubstr("--randon: did you mean --random?"));
+  EXPECT_THAT(Refusal({"--adress=a", "status"}), HasSubstr("--adress: did you mean --address?"));
+  EXPECT_THAT(Refusal({"load", "--bogus"}), HasSubstr("--bogus: no such flag"));
+}
+
+TEST(AwqctlFlags, HelpTellsOfOneCommandOrOfAll) {
+  const std::string some = Printed({"--help"}), all = Printed({"--help=all"});
+  EXPECT_EQ(some, Printed({"help"}));
+  EXPECT_THAT(some, HasSubstr("\nServer:\n  status"));
+  EXPECT_THAT(some, Not(HasSubstr("--concurrency")));
+  EXPECT_THAT(all, HasSubstr("--concurrency"));
+  const std::string bench = Printed({"help", "bench"});
+  EXPECT_EQ(bench, Printed({"bench", "--help"}));
+  EXPECT_THAT(bench, HasSubstr("--concurrency"));
+  EXPECT_THAT(bench, HasSubstr("awqctl bench"));
+  for (const std::string& help : {some, all, bench}) {
+    for (const absl::string_view line : absl::StrSplit(help, '\n')) {
+      EXPECT_LE(line.size(), 100u) << line;
+    }
+  }
+  EXPECT_THAT(Refusal({"help", "bnech"}), HasSubstr("did you mean 'bench'?"));
+}
+
+TEST(AwqctlFlags, Version) {
+  EXPECT_THAT(Printed({"--version"}), testing::MatchesRegex("awqctl [0-9]+\\.[0-9]+\\.[0-9]+\n"));
 }
 
 }  // namespace

@@ -1,0 +1,76 @@
+// Help texts: their width, their short form.
+#include "command_line/help.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+
+#include "absl/strings/str_split.h"
+
+namespace awqd::command_line {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+TEST(Wrapped, BreaksAtSpaces) {
+  EXPECT_EQ(Wrapped("one two three", 8, 0), "one two\nthree");
+  EXPECT_EQ(Wrapped("one two", 7, 0), "one two");
+  EXPECT_EQ(Wrapped("  one two three", 9, 2), "  one two\n    three");
+  EXPECT_EQ(Wrapped("a\n\nb", 8, 0), "a\n\nb");
+  EXPECT_EQ(Wrapped("", 8, 0), "");
+  EXPECT_EQ(Wrapped("unbreakable word", 4, 0), "unbreakable\nword");
+}
+
+TEST(HelpAsked, ShortOrAll) {
+  EXPECT_EQ(HelpAsked({"--x", "--help"}), HelpDetail::kShort);
+  EXPECT_EQ(HelpAsked({"-h"}), HelpDetail::kShort);
+  EXPECT_EQ(HelpAsked({"--help", "--help=all"}), HelpDetail::kAll);
+  EXPECT_EQ(HelpAsked({"--", "--help"}), std::nullopt);
+  EXPECT_EQ(HelpAsked({"--helpless"}), std::nullopt);
+}
+
+std::string HelpOf(HelpDetail detail) {
+  CLI::App app("An app " + std::string(30, 'x') +
+                   " with a description that does not fit one line "
+                   "of a terminal of a hundred columns.",
+               "app");
+  app.formatter(std::make_shared<HelpFormatter>(detail));
+  int number = 7;
+  app.add_option("--number", number,
+                 "How many there are, in a text that is longer than what fits beside the flag's "
+                 "name. More of them take more memory.")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 9))
+      ->group("Numbers");
+  std::string name;
+  app.add_option("--a_name_that_leaves_no_room_for_a_text_beside_it", name, "Its text.");
+  app.add_subcommand("run", "Runs it. Needs legs.");
+  app.footer("The end, " + std::string(50, 'y') +
+             " which is also longer than a single line can be.");
+  return app.help();
+}
+
+TEST(HelpFormatter, FitsAHundredColumns) {
+  for (const HelpDetail detail : {HelpDetail::kShort, HelpDetail::kAll}) {
+    const std::string help = HelpOf(detail);
+    for (const absl::string_view line : absl::StrSplit(help, '\n')) {
+      EXPECT_LE(line.size(), kHelpColumns) << line;
+    }
+    EXPECT_THAT(help, AllOf(HasSubstr("Numbers:\n  --number INT"), HasSubstr("Runs it."),
+                            HasSubstr("beside_it TEXT\n"), Not(HasSubstr("Needs legs"))));
+  }
+}
+
+TEST(HelpFormatter, TheShortFormHasFirstSentences) {
+  EXPECT_THAT(HelpOf(HelpDetail::kShort), Not(HasSubstr("More of them")));
+  EXPECT_THAT(HelpOf(HelpDetail::kShort), Not(HasSubstr("default 7")));
+  EXPECT_THAT(HelpOf(HelpDetail::kAll), HasSubstr("More of them"));
+  EXPECT_THAT(HelpOf(HelpDetail::kAll), HasSubstr("(default 7; INT in [1 - 9])"));
+}
+
+}  // namespace
+}  // namespace awqd::command_line
