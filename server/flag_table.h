@@ -99,7 +99,8 @@ class FlagTable {
   }
 
   void Flag(const std::string& name, bool& value, const std::string& help) {
-    Dress(name, app_->add_flag("--" + name + ",!--no_" + name, value, help));
+    Dress(name, app_->add_flag("--" + name + ",!--no_" + name, value, help))
+        ->default_str(value ? "true" : "false");
   }
 
  private:

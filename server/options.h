@@ -38,11 +38,12 @@ struct Options {
 // What the command line asks for: to serve, or to print something and leave.
 struct CommandLine {
   Options options;
-  std::string print;  // help or version; empty: serve
+  std::string print;  // help, version or the values of all flags; empty: serve
 };
 
 // A flag wins over the config file, the config file over the environment (AWQD_<FLAG>), that over
-// the default. INVALID_ARGUMENT, in one line, for anything unknown or out of range.
+// the default. INVALID_ARGUMENT, in one line, for anything unknown or out of range: a misspelled
+// flag first; of the file with its line; of variables that begin with AWQD_ and are no flag's too.
 absl::StatusOr<CommandLine> ParseCommandLine(int argc, const char* const* argv);
 
 }  // namespace awqd

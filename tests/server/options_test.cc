@@ -5,9 +5,12 @@
 #include <fstream>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/transport/listen_address.h"
+#include "tests/testing/places.h"
 
 namespace awqd {
 namespace {
@@ -238,9 +241,131 @@ TEST(Options, RefusesUnknownKeysInTheConfigFile) {
               HasSubstr("/no/such.toml"));
 }
 
+TEST(Options, ErrorsInTheConfigFileNameFileAndLine) {
+  const std::string path = testing::TempDir() + "/awqd_options_lines.toml";
+  const auto error = [&](absl::string_view text, std::vector<const char*> more = {}) {
+    std::ofstream(path) << "# a comment\n" << text << "\n";
+    std::vector<const char*> args = {"--model_repository", "/m", "--config", path.c_str()};
+    args.insert(args.end(), more.begin(), more.end());
+    return ErrorOf(args);
+  };
+  EXPECT_THAT(error("token_treshold = 64"),
+              HasSubstr(path + ":2: token_treshold: did you mean token_threshold?"));
+  EXPECT_THAT(error("lanes = 1\nbogus = 1"), HasSubstr(path + ":3: bogus: no flag has that name"));
+  EXPECT_THAT(error("help = true"), HasSubstr(path + ":2: help: "));
+  EXPECT_THAT(error("lanes = 1\nlog_level = \"loud\""), HasSubstr(path + ":3: --log_level: "));
+  EXPECT_THAT(error("log_level = loud"), HasSubstr(path + ":2: "));
+  EXPECT_THAT(error("lanes = 1\nlanes = 2"), HasSubstr(path + ":3: "));
+  EXPECT_THAT(error("[section]\nlanes = 1"), HasSubstr(path + ":2: section: got a table"));
+  EXPECT_THAT(error("lanes = [[1]]"), HasSubstr(path + ":2: lanes: got a value"));
+  // The flag's own error has no place in the file.
+  EXPECT_THAT(error("lanes = 1", {"--lanes=many"}), Not(HasSubstr(path)));
+}
+
+TEST(Options, ConfigFilesAreToml) {
+  const std::string path = testing::TempDir() + "/awqd_options_toml.toml";
+  std::ofstream(path) << "address = [\"127.0.0.1:1\", \"unix:/run/b.sock\"]  # two\n"
+                      << "max_receive_message_bytes = \"8MiB\"\nreflection = false\n"
+                      << "drain_timeout_s = 2.5\nunix_socket_mode = \"0600\"\nport_file = \"\"\n"
+                      << "model_repository = '/a # b'\n";
+  const auto line = Parse({"--config", path.c_str()});
+  ASSERT_TRUE(line.ok()) << line.status();
+  EXPECT_EQ(line->options.rpc.transport.addresses.front(), "127.0.0.1:1");
+  EXPECT_EQ(line->options.rpc.transport.max_receive_message_bytes, 8 << 20);
+  EXPECT_FALSE(line->options.rpc.reflection);
+  EXPECT_EQ(line->options.drain_timeout, absl::Seconds(2.5));
+  EXPECT_EQ(line->options.rpc.transport.unix_socket_mode, 0600u);
+  EXPECT_EQ(line->options.port_file, "");
+  EXPECT_EQ(line->options.model_repository, "/a # b");
+}
+
+TEST(Options, AMisspelledFlagComesFirst) {
+  EXPECT_EQ(ErrorOf({"--model_repositry=/m"}),
+            "--model_repositry: did you mean --model_repository?");
+  EXPECT_EQ(ErrorOf({"--log_level=loud", "--adress=a"}), "--adress: did you mean --address?");
+  EXPECT_EQ(ErrorOf({"--log_level=loud", "--bogus"}), "--bogus: no such flag");
+}
+
+TEST(Options, RefusesUnknownVariables) {
+  const char* const args[] = {"--model_repository", "/m"};
+  const auto with = [&](const char* name) {
+    const EnvironmentVariable variable(name, "1");
+    return ErrorOf({args[0], args[1]});
+  };
+  EXPECT_EQ(with("AWQD_TOKEN_TRESHOLD"),
+            "environment: AWQD_TOKEN_TRESHOLD: did you mean AWQD_TOKEN_THRESHOLD?");
+  EXPECT_THAT(with("AWQD_BOGUS"), HasSubstr("environment: AWQD_BOGUS: no flag has that twin"));
+  EXPECT_THAT(with("AWQD_PORT_FIEL"), HasSubstr("did you mean AWQD_PORT_FILE?"));
+  // Of Kubernetes, of the kernels, of the tests.
+  for (const char* name : {"AWQD_PORT", "AWQD_PORT_8001_TCP_ADDR", "AWQD_SERVICE_HOST",
+                           "AWQD_CPU_ISA", "AWQD_TEST_DEVICE"}) {
+    const EnvironmentVariable variable(name, "1");
+    EXPECT_TRUE(Parse({args[0], args[1]}).ok()) << name;
+  }
+}
+
+TEST(Options, PrintsEveryValueAndItsSource) {
+  const std::string path = testing::TempDir() + "/awqd_options_print.toml";
+  std::ofstream(path) << "lanes = 3\nload_model = [\"a\", \"b\"]\nanswer_threads = 1\n";
+  const EnvironmentVariable queued("AWQD_MAX_QUEUED_REQUESTS", "5");
+  const EnvironmentVariable hidden("AWQD_LANES", "7");
+  const auto line =
+      Parse({"--config", path.c_str(), "--print_config", "--max_receive_message_bytes", "8MiB",
+             "--no_reflection", "--keep_going", "--unix_socket_mode=0600", "--answer_threads=2"});
+  ASSERT_TRUE(line.ok()) << line.status();
+  const auto has = [&](const std::string& value, const std::string& source) {
+    EXPECT_THAT(line->print, ::testing::ContainsRegex(value + " *  # " + source + "\n"));
+  };
+  has("lanes = 3", path + ":1");
+  has("load_model = .\"a\", \"b\".", path + ":2");
+  has("answer_threads = 2", "flag");
+  has("max_queued_requests = 5", "environment AWQD_MAX_QUEUED_REQUESTS");
+  has("max_receive_message_bytes = \"8MiB\"", "flag");
+  has("reflection = false", "flag");
+  has("keep_going = true", "flag");
+  has("batch_invariant = false", "default");
+  has("unix_socket_mode = \"0600\"", "flag");
+  has("token_threshold = \"default\"", "default");
+  has("\n# model_repository = \"\"", "default");
+  // Read back it says the same, all of it from the file.
+  std::ofstream(path) << line->print;
+  const auto again = Parse({"--config", path.c_str(), "--model_repository=/m"});
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(again->options.rpc.transport.max_receive_message_bytes, 8 << 20);
+  EXPECT_THAT(again->options.load_models, ElementsAre("a", "b"));
+  EXPECT_FALSE(again->options.rpc.reflection);
+  EXPECT_EQ(again->options.rpc.transport.unix_socket_mode, 0600u);
+}
+
+TEST(Options, TheCommentedFileHasEverySetting) {
+  const std::string path = DataPath("../../deploy/awqd.toml");
+  const auto line = Parse({"--config", path.c_str()});
+  ASSERT_TRUE(line.ok()) << line.status();
+  EXPECT_EQ(line->options.model_repository, "/var/lib/awqd/models");
+  std::ifstream file(path);
+  const std::string text((std::istreambuf_iterator<char>(file)), {});
+  const std::string printed = Parse({"--print_config"})->print;
+  int settings = 0;
+  for (absl::string_view setting : absl::StrSplit(printed, '\n')) {
+    const size_t equals = setting.find(" = ");
+    if (equals == setting.npos) continue;
+    absl::ConsumePrefix(&setting, "# ");
+    const std::string key(setting.substr(0, setting.find(" = ")));
+    EXPECT_THAT(text, ::testing::ContainsRegex("\n(# )?" + key + " = ")) << key;
+    ++settings;
+  }
+  EXPECT_GT(settings, 40);
+}
+
 TEST(Options, PrintsHelpAndVersion) {
   EXPECT_THAT(Parse({"--help"})->print, HasSubstr("--model_repository"));
   EXPECT_THAT(Parse({"--version"})->print, HasSubstr("awqd "));
+  const std::string some = Parse({"--help"})->print, all = Parse({"--help=all"})->print;
+  EXPECT_GT(all.size(), some.size());
+  for (const std::string& help : {some, all}) {
+    EXPECT_THAT(help, HasSubstr("\nBatching:\n"));
+    for (const absl::string_view line : absl::StrSplit(help, '\n')) EXPECT_LE(line.size(), 100u);
+  }
 }
 
 }  // namespace
