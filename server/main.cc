@@ -4,6 +4,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <exception>
@@ -11,7 +12,9 @@
 #include <string>
 #include <thread>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
+#include "kernels/base/mutex.h"
 #include "server/obs/logging.h"
 #include "server/options.h"
 #include "server/server.h"
@@ -33,9 +36,11 @@ void RaiseOpenFiles() {
   setrlimit(RLIMIT_NOFILE, &limit);  // where it is refused, the old limit serves on
 }
 
-// SIGTERM and SIGINT: the first asks for an orderly end, the second ends the process at once. They
+// SIGTERM and SIGINT: the first asks for an orderly end; one within a second of it is the same
+// signal, which a terminal or a supervisor sends twice; a later one ends the process at once. They
 // are blocked in every thread but one, which waits for them: so no handler interrupts other code,
 // and none depends on which thread the kernel picks.
+constexpr auto kSameSignal = std::chrono::seconds(1);
 
 // The first of the pair becomes readable at the first signal.
 int g_pipe[2] = {-1, -1};
@@ -48,13 +53,39 @@ sigset_t Stopping() {
   return set;
 }
 
+// The server that runs, for the thread that waits for signals.
+awqd::Mutex g_mu;
+const awqd::Server* g_server ABSL_GUARDED_BY(g_mu) = nullptr;
+
+void SetServer(const awqd::Server* server) {
+  awqd::MutexLock lock(&g_mu);
+  g_server = server;
+}
+
+// Says what the process leaves behind. A log that nobody reads must not keep it from ending.
+void TellWhatIsAbandoned() {
+  alarm(1);
+  awqd::MutexLock lock(&g_mu);
+  if (g_server == nullptr) return;
+  const awqd::Server::Unfinished unfinished = g_server->unfinished();
+  awqd::obs::LogEvent(awqd::obs::LogLevel::kWarning, "another signal: ends at once",
+                      {{"abandoned_calls", unfinished.calls},
+                       {"abandoned_loads", unfinished.loading ? "of the start" : "none"}});
+}
+
 void WaitForSignals() {
   const sigset_t stopping = Stopping();
   int number = 0;
   sigwait(&stopping, &number);
+  const auto first = std::chrono::steady_clock::now();
   const char byte = 1;
   // It ends in the orderly way only if that is known; otherwise as the signal does by itself.
-  if (write(g_pipe[1], &byte, 1) == 1) sigwait(&stopping, &number);
+  if (write(g_pipe[1], &byte, 1) == 1) {
+    do {
+      sigwait(&stopping, &number);
+    } while (std::chrono::steady_clock::now() - first < kSameSignal);
+    TellWhatIsAbandoned();
+  }
   _exit(128 + number);
 }
 
@@ -79,7 +110,9 @@ int Serve(const awqd::Options& options) {
   awqd::obs::SetUpLogging(options.log_level, options.log_format);
   absl::StatusOr<std::unique_ptr<awqd::Server>> server = awqd::Server::Create(options);
   if (!server.ok()) return Fail(1, server.status());
+  SetServer(server->get());
   const absl::Status status = (*server)->Run(g_pipe[0]);
+  SetServer(nullptr);
   return status.ok() ? 0 : Fail(1, status);
 }
 

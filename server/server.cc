@@ -11,10 +11,12 @@
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "checkpoint/file.h"
+#include "kernels/base/mutex.h"
 #include "kernels/base/status.h"
 #include "kernels/kernels.h"
 #include "server/engine/local_engine.h"
@@ -25,6 +27,7 @@
 #include "server/obs/terminal.h"
 #include "server/services/rpc_server.h"
 #include "server/start_models.h"
+#include "server/transport/call_gate.h"
 
 namespace awqd {
 namespace {
@@ -131,6 +134,7 @@ class ServerImpl final : public Server {
         [this](const model::Model& model) { return WarmUp(model, *engine_); });
     AWQD_ASSIGN_OR_RETURN(rpc_,
                           services::RpcServer::Start(options_.rpc, engine_.get(), models_.get()));
+    SetGate(rpc_->door()->gate());
     rpc_->SetStarting(true);
     for (const OpenedDevice& opened : devices_) {
       const DeviceInfo& info = opened.device->info();
@@ -158,7 +162,17 @@ class ServerImpl final : public Server {
     return reason;
   }
 
+  Unfinished unfinished() const override {
+    MutexLock lock(&gate_mu_);
+    return {gate_ == nullptr ? 0 : gate_->in_flight(), load_state_ == LoadState::kLoading};
+  }
+
  private:
+  void SetGate(const transport::CallGate* gate) {
+    MutexLock lock(&gate_mu_);
+    gate_ = gate;
+  }
+
   // On the loader thread.
   void LoadAll(const std::vector<std::string>& names) {
     const LoadedAtStart result = LoadAtStart(names, stopping_, models_.get());
@@ -232,6 +246,7 @@ class ServerImpl final : public Server {
       obs::LogEvent(obs::LogLevel::kInfo, "calls ended", {});
     }
     if (engine_ != nullptr) engine_->Drain();
+    SetGate(nullptr);
     rpc_ = nullptr;
     engine_ = nullptr;
     models_ = nullptr;
@@ -245,6 +260,8 @@ class ServerImpl final : public Server {
   std::unique_ptr<model::ModelStore> models_;
   std::unique_ptr<engine::Engine> engine_;
   std::unique_ptr<services::RpcServer> rpc_;
+  mutable Mutex gate_mu_;
+  const transport::CallGate* gate_ ABSL_GUARDED_BY(gate_mu_) = nullptr;  // of rpc_
   std::thread loader_;
   std::atomic<LoadState> load_state_{LoadState::kLoading};
   std::atomic<bool> stopping_{false};

@@ -5,6 +5,7 @@
 // delay, no new calls, calls in flight, engine, weights.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -36,6 +37,14 @@ class Server {
   // loaded (unless Options::keep_going), or every device has faulted; then stops in order. Called
   // once.
   virtual absl::Status Run(int stop_fd) = 0;
+
+  // What would be lost if the process ended now.
+  struct Unfinished {
+    int64_t calls = 0;     // in flight
+    bool loading = false;  // the models that are loaded at start
+  };
+  // From any thread.
+  virtual Unfinished unfinished() const = 0;
 };
 
 }  // namespace awqd

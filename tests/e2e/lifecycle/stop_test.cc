@@ -89,19 +89,44 @@ TEST_F(LifecycleTest, WatchSeesTheEndAndDoesNotDelayIt) {
   EXPECT_LT(report.took, absl::Seconds(5));
 }
 
-TEST_F(LifecycleTest, SecondSignalEndsItAtOnce) {
-  ServerProcess server(Args({"--drain_delay_ms=60000"}));
+TEST_F(LifecycleTest, TheDrainDelayStillServes) {
+  ServerProcess server(Args({"--drain_delay_ms=1500"}));
   ASSERT_TRUE(server.WaitServing()) << server.log();
+  server.Signal(SIGTERM);
   server.Signal(SIGTERM);
   const auto client = server.NewClient();
   for (int i = 0; i < 1000 && client->IsServing("").value_or(false); ++i) {
     absl::SleepFor(absl::Milliseconds(5));
   }
-  EXPECT_TRUE(client->QuantizedMatmul(Call()).ok()) << "the drain delay still serves";
+  EXPECT_TRUE(client->QuantizedMatmul(Call()).ok());
+  const ExitReport report = server.Wait();
+  EXPECT_EQ(report.code, 0) << report.log;
+}
+
+TEST_F(LifecycleTest, ASignalWithinASecondIsTheSameAndALaterOneEndsItAtOnce) {
+  ServerProcess server(
+      Args({"--drain_delay_ms=60000", "--max_queue_delay_us=60000000", "--max_queued_requests=1"}));
+  ASSERT_TRUE(server.WaitServing()) << server.log();
+  const auto client = server.NewClient();
+  Calls calls(*client, 2);
+  calls.AwaitFirst();  // the other is queued
+  const absl::Time first = absl::Now();
+  server.Signal(SIGTERM);
+  for (int i = 0; i < 1000 && client->IsServing("").value_or(false); ++i) {
+    absl::SleepFor(absl::Milliseconds(5));
+  }
+  server.Signal(SIGINT);
+  const auto health = client->IsServing("");
+  if (absl::Now() - first < absl::Milliseconds(900)) {
+    EXPECT_TRUE(health.ok()) << "the drain delay still answers: " << health.status();
+  }
+  absl::SleepFor(first + absl::Milliseconds(1100) - absl::Now());
   server.Signal(SIGTERM);
   const ExitReport report = server.Wait();
   EXPECT_EQ(report.code, 128 + SIGTERM) << report.log;
   EXPECT_LT(report.took, absl::Seconds(2));
+  EXPECT_THAT(report.log, HasSubstr("another signal: ends at once abandoned_calls=1 "));
+  calls.Join();
 }
 
 }  // namespace
