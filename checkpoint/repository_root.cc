@@ -4,6 +4,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <linux/openat2.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -16,6 +17,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "kernels/base/status.h"
@@ -55,6 +57,20 @@ absl::Status FromErrno(int error, absl::string_view relative) {
     default:
       return absl::ErrnoToStatus(error, absl::StrCat(name, ": open"));
   }
+}
+
+// Whose the file is and who may read it, for a process that may not.
+absl::Status NotPermitted(int root, const std::string& inside, absl::string_view relative) {
+  const std::string name = Quoted(relative, 256);
+  const std::string process = absl::StrCat("this process has uid ", geteuid(), ", gid ", getegid());
+  struct stat info = {};
+  if (fstatat(root, inside.c_str(), &info, 0) != 0) {
+    return absl::PermissionDeniedError(
+        absl::StrCat(name, ": open: permission denied by a directory on its path; ", process));
+  }
+  return absl::PermissionDeniedError(absl::StrFormat(
+      "%s: open: permission denied: it has mode %04o and belongs to uid %d, gid %d; %s", name,
+      info.st_mode & 07777, info.st_uid, info.st_gid, process));
 }
 
 absl::Status CheckRelative(absl::string_view relative) {
@@ -168,6 +184,7 @@ absl::StatusOr<UniqueFd> RepositoryRoot::OpenBeneath(const std::string& relative
   const int error = TryOpen(root_, inside, flags, RESOLVE_BENEATH, &fd);
   if (error == 0) return fd;
   if (IsUnknownCall(error)) return canonical();
+  if (error == EACCES) return NotPermitted(root_.get(), inside, relative);
   return FromErrno(error, relative);
 }
 
@@ -179,6 +196,7 @@ absl::StatusOr<UniqueFd> RepositoryRoot::OpenCanonical(const std::string& relati
   AWQD_ASSIGN_OR_RETURN(const std::string target, RealPath(path, relative));
   if (!IsBeneath(target, root)) return Escapes(relative);
   UniqueFd fd(open(target.c_str(), flags | O_NOFOLLOW));
+  if (!fd.ok() && errno == EACCES) return NotPermitted(root_.get(), path, relative);
   if (!fd.ok()) return FromErrno(errno, relative);
   AWQD_ASSIGN_OR_RETURN(const std::string opened, PathOf(fd, relative));
   if (!IsBeneath(opened, root)) return Escapes(relative);

@@ -129,6 +129,25 @@ TEST_P(Root, ListsSorted) {
 }
 
 // A lease makes others wait for its holder, who may take all the time that the kernel grants.
+TEST_P(Root, AFileThatMayNotBeReadIsToldWithItsOwner) {
+  directory_.Write("root/m/a", "abc");
+  ASSERT_EQ(chmod(directory_.path().c_str(), 0755), 0);
+  ASSERT_EQ(chmod(directory_.At("root/m/a").c_str(), 0200), 0);
+  const uid_t before = geteuid();
+  // Root reads everything.
+  const uid_t other = before == 0 ? 65534 : before;
+  ASSERT_EQ(seteuid(other), 0);
+  const auto file = root_.OpenFile("m/a");
+  ASSERT_EQ(seteuid(before), 0);
+  EXPECT_TRUE(absl::IsPermissionDenied(file.status())) << file.status();
+  EXPECT_THAT(std::string(file.status().message()),
+              HasSubstr(absl::StrCat("m/a\": open: permission denied: it has mode 0200 and belongs "
+                                     "to uid ",
+                                     before)));
+  EXPECT_THAT(std::string(file.status().message()),
+              HasSubstr(absl::StrCat("this process has uid ", other)));
+}
+
 TEST_P(Root, AFileUnderALeaseIsUnavailable) {
   const UniqueFd holder(open(directory_.At("root/m/config.json").c_str(), O_RDWR | O_CLOEXEC));
   ASSERT_TRUE(holder.ok());
