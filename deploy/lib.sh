@@ -113,12 +113,12 @@ build() {
   die "the build failed (full log: $log)"
 }
 
-# start_server <folder with awqd and awqctl> <model repository> <log> <option>...: starts it on a free port of this
-# machine and waits for health. Sets server_pid and address; on failure prints the log and fails.
+# start_server <folder with awqd and awqctl> <model repository> <log> <option>...: starts it on port $port of this
+# machine, a free one unless it is set, and waits for health. Sets server_pid and address; on failure prints the log and fails.
 start_server() {
   local bin="$1" models="$2" log="$3"
   shift 3
-  "$bin/awqd" --address=127.0.0.1:0 --model_repository="$models" "$@" >"$log" 2>&1 &
+  "$bin/awqd" --address="127.0.0.1:${port:-0}" --model_repository="$models" "$@" >"$log" 2>&1 &
   server_pid=$!
   address=""
   for _ in $(seq 300); do
@@ -130,6 +130,11 @@ start_server() {
     cat "$log" >&2
     return 1
   fi
+}
+
+# port_taken <port>: whether something listens there on this machine.
+port_taken() {
+  (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null
 }
 
 # stop_server: SIGTERM, and its exit status.

@@ -7,21 +7,23 @@ source "$ROOT/deploy/lib.sh"
 
 usage() {
   cat <<'TEXT'
-Usage: deploy/quickstart.sh [--serve] [--device DEVICE]
+Usage: deploy/quickstart.sh [--serve] [--port PORT] [--device DEVICE]
 
 Installs missing packages with apt (as root or through sudo), builds awqd and awqctl (with CUDA for the GPU that is
 present, when nvcc is found), serves the demo checkpoint, makes a Dequantize and a QuantizedMatmul call and checks
 both against stored results. Ends with "quickstart: ok", or says what failed and exits non-zero.
 
   --serve          leave the server running in the foreground afterwards and print calls to try
+  --port PORT      of 127.0.0.1 to listen on; default 8001 with --serve, else a free one
   --device DEVICE  auto (default), cpu or cuda:N
 TEXT
 }
 
-serve=0 device=auto
+serve=0 device=auto port=""
 while [[ $# -gt 0 ]]; do
   case "$1" in
     --serve) serve=1 ;;
+    --port) port="${2:?--port needs a number}"; shift ;;
     --device) device="${2:?--device needs auto, cpu or cuda:N}"; shift ;;
     --help | -h) usage; exit 0 ;;
     *) usage >&2; die "unknown option $1" ;;
@@ -33,6 +35,13 @@ failed() {
   printf 'quickstart: failed: %s\n' "$*" >&2
   exit 1
 }
+
+if ((serve)); then port="${port:-8001}"; fi
+[[ "${port:-0}" =~ ^[0-9]+$ ]] || failed "--port: got \"$port\", expected a number"
+# Before the build, which takes minutes.
+if ((${port:-0} > 0)) && port_taken "$port"; then
+  failed "port $port is taken: something listens on 127.0.0.1:$port; stop it, or choose another with --port"
+fi
 
 readonly DATA="$ROOT/tests/data/awq" MODEL=all-MiniLM-L6-v2-awq WEIGHT=encoder.layer.0.attention.self.query
 readonly BIN="$ROOT/build/release/bin"

@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# What is installed is enough to build client/examples elsewhere, with CMake and with pkg-config; one version everywhere.
+# usage: install_test.sh <build directory> <source directory>
+set -euo pipefail
+ROOT="$(cd "$2" && pwd)"
+# shellcheck source=deploy/lib.sh
+source "$ROOT/deploy/lib.sh"
+build="$1"
+work="$(mktemp -d)"
+trap 'rm -rf "$work"' EXIT
+
+cmake --build "$build" --target awqd_client awqctl >/dev/null
+for component in client dev; do
+  cmake --install "$build" --prefix "$work/usr" --component "$component" >/dev/null
+done
+version="$(sed -n 's/^project(awqd VERSION \([0-9.]*\).*/\1/p' "$ROOT/CMakeLists.txt")"
+[[ "$("$work/usr/bin/awqctl" --version)" == "awqctl $version" ]] || die "awqctl has another version than $version"
+
+mkdir "$work/elsewhere"
+cp "$ROOT/client/examples/matmul.cc" "$work/elsewhere/"
+cat >"$work/elsewhere/CMakeLists.txt" <<'CMAKE'
+cmake_minimum_required(VERSION 3.25)
+project(elsewhere LANGUAGES CXX)
+find_package(awqd REQUIRED)
+message(STATUS "awqd is ${awqd_VERSION}")
+add_executable(example matmul.cc)
+target_link_libraries(example PRIVATE awqd::client)
+CMAKE
+cmake -S "$work/elsewhere" -B "$work/elsewhere/build" -G Ninja -DCMAKE_PREFIX_PATH="$work/usr" >"$work/log" ||
+  { cat "$work/log"; die "find_package(awqd) does not work"; }
+grep -q "awqd is $version" "$work/log" || die "find_package(awqd) tells another version than $version"
+cmake --build "$work/elsewhere/build" >"$work/log" || { cat "$work/log"; die "the example does not build with CMake"; }
+# Without a server it says that there is none.
+said="$("$work/elsewhere/build/example" 127.0.0.1:1 m w 2>&1)" && die "the example calls a server that is not there"
+[[ "$said" == UNAVAILABLE* ]] || die "expected UNAVAILABLE of the example, got: $said"
+
+if command -v pkg-config >/dev/null; then
+  export PKG_CONFIG_PATH="$work/usr/lib/x86_64-linux-gnu/pkgconfig:$work/usr/lib/pkgconfig"
+  [[ "$(pkg-config --modversion awqd)" == "$version" ]] || die "awqd.pc has another version than $version"
+  read -ra flags < <(pkg-config --cflags --libs awqd)
+  # The object that CMake made: this tests the libraries that are named, not the compiler once more.
+  object="$(find "$work/elsewhere/build" -name 'matmul.cc.o')"
+  c++ "$object" "${flags[@]}" -o "$work/example" || die "the example does not link with pkg-config"
+fi
+say "install test: ok"
