@@ -55,8 +55,9 @@ class FlagTable {
     const auto set = [&value](double seconds) {
       value = seconds == 0 ? absl::InfiniteDuration() : absl::Seconds(seconds);
     };
+    const double preset = value == absl::InfiniteDuration() ? 0 : absl::ToDoubleSeconds(value);
     Dress(name, app_->add_option_function<double>("--" + name, set, help))
-        ->default_str("0")
+        ->default_str(absl::StrCat(preset))
         ->check(NumberFrom(0, 1e9));
   }
 

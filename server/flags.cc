@@ -89,6 +89,12 @@ void AddListenFlags(FlagTable& table, Options& options) {
            "directory.")
       ->default_str("0660")
       ->transform(CLI::Validator(ParseMode, "OCTAL", "mode"));
+  table.Add(
+      "metrics_address", options.metrics_address,
+      "Numeric address and port for operators over HTTP, such as 127.0.0.1:8002: /metrics for "
+      "Prometheus, /livez and /readyz for probes, and a page at /. Port 0 picks a free one, "
+      "which is logged. Whoever reaches it reads names of models and counts, and no tensor. "
+      "Default: off.");
   table.Add("port_file", options.port_file,
             "File that the bound port is written to once the server listens, for scripts that use "
             "port 0; 0 when it listens on sockets only.");
@@ -199,6 +205,33 @@ void AddBatchFlags(FlagTable& table, Options& options) {
       "next. -1: a quarter of the cores, at most four, on a GPU; none on the CPU.");
 }
 
+void AddCallRecordFlags(FlagTable& table, Options& options) {
+  table.Choice<obs::AccessLogMode>(
+      "access_log", options.access_log.mode,
+      {{"off", obs::AccessLogMode::kOff},
+       {"slow", obs::AccessLogMode::kSlow},
+       {"sampled", obs::AccessLogMode::kSampled},
+       {"all", obs::AccessLogMode::kAll}},
+      "Which calls have a line in the log: none; slow ones; up to --access_log_per_s a second of "
+      "the slow, of the failed and of the others each; or all. A line tells how many of its kind "
+      "were skipped before it.");
+  table.Number("access_log_per_s", options.access_log.lines_per_s, 1, 1'000'000,
+               "See --access_log. The default keeps the log of a day under 250 MB.");
+  table.Limit("slow_call_s", options.access_log.slow,
+              "A call that takes this long is slow: its line is a warning, and names the step that "
+              "took longest. 0: none is.");
+  table.Add("trace_file", options.trace.file,
+            "File to which traces are appended, an OpenTelemetry span a line, as JSON. Default: no "
+            "traces.");
+  table.Add(
+      "otlp_endpoint", options.trace.otlp_endpoint,
+      "host:port of a collector of OpenTelemetry that takes traces over gRPC (4317 by habit), "
+      "in plaintext. Default: no traces.");
+  table.Number("trace_sample", options.trace.sample, 0, 1,
+               "Share of calls that are traced, of those that carry no header traceparent. Calls "
+               "that carry one are traced when it says so.");
+}
+
 void AddLifecycleFlags(FlagTable& table, Options& options) {
   transport::Options& transport = options.rpc.transport;
   table.Group("Lifecycle");
@@ -238,6 +271,7 @@ void AddLifecycleFlags(FlagTable& table, Options& options) {
   table.Choice<obs::LogFormat>("log_format", options.log_format,
                                {{"text", obs::LogFormat::kText}, {"json", obs::LogFormat::kJson}},
                                "text for people, json (one object a line) for machines.");
+  AddCallRecordFlags(table, options);
 }
 
 }  // namespace

@@ -24,6 +24,7 @@
 #include "kernels/base/status.h"
 #include "server/config_file.h"
 #include "server/flags.h"
+#include "server/obs/http_server.h"
 #include "server/print_config.h"
 #include "server/transport/listen_address.h"
 
@@ -145,6 +146,14 @@ absl::Status Complete(Options& options) {
         "--model_repository: got nothing, expected a directory (or --model NAME=DIR)");
   }
   AWQD_RETURN_IF_ERROR(CheckEachOnce(options.models));
+  if (!options.metrics_address.empty()) {
+    const absl::Status address = obs::CheckHttpAddress(options.metrics_address);
+    if (!address.ok()) return model::Prefixed("--metrics_address", address);
+  }
+  if (!options.trace.file.empty() && !options.trace.otlp_endpoint.empty()) {
+    return absl::InvalidArgumentError(
+        "--trace_file and --otlp_endpoint: got both, expected one place for traces");
+  }
   for (const std::string& address : options.rpc.transport.addresses) {
     const absl::Status status = transport::ParseListenAddress(address).status();
     if (!status.ok()) return model::Prefixed("--address", status);

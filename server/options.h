@@ -10,10 +10,17 @@
 #include "server/engine/local_engine.h"
 #include "server/model/model_folders.h"
 #include "server/model/placed_weight.h"
+#include "server/obs/access_log.h"
 #include "server/obs/logging.h"
 #include "server/services/options.h"
 
 namespace awqd {
+
+struct TraceOptions {
+  double sample = 0;          // of the calls without a traceparent, from 0 to 1
+  std::string file;           // of JSON lines; empty: none
+  std::string otlp_endpoint;  // of a collector; empty: none
+};
 
 // Defaults are those of the flags. server/flags.cc says of each how to choose it.
 struct Options {
@@ -31,8 +38,11 @@ struct Options {
   absl::Duration drain_delay = absl::ZeroDuration();
   absl::Duration drain_timeout = absl::Seconds(30);
   std::string port_file;
+  std::string metrics_address;  // empty: none
   obs::LogLevel log_level = obs::LogLevel::kInfo;
   obs::LogFormat log_format = obs::LogFormat::kText;
+  obs::AccessLogOptions access_log;
+  TraceOptions trace;  // to one of file and endpoint at most
 };
 
 // What the command line asks for: to serve, or to print something and leave.

@@ -19,11 +19,13 @@
 #include "kernels/base/mutex.h"
 #include "kernels/base/status.h"
 #include "kernels/kernels.h"
+#include "server/call_recorder.h"
 #include "server/engine/local_engine.h"
 #include "server/engine/routing_engine.h"
 #include "server/idle_memory.h"
 #include "server/model/model_store.h"
 #include "server/obs/logging.h"
+#include "server/obs/metrics_server.h"
 #include "server/obs/terminal.h"
 #include "server/services/rpc_server.h"
 #include "server/start_models.h"
@@ -132,8 +134,10 @@ class ServerImpl final : public Server {
     engine_ = engine::MakeRoutingEngine(std::move(engines));
     models_->set_before_serving(
         [this](const model::Model& model) { return WarmUp(model, *engine_); });
-    AWQD_ASSIGN_OR_RETURN(rpc_,
-                          services::RpcServer::Start(options_.rpc, engine_.get(), models_.get()));
+    AWQD_ASSIGN_OR_RETURN(recorder_, MakeCallRecorder(options_));
+    services::Options rpc = options_.rpc;
+    rpc.transport.recorder = recorder_.get();
+    AWQD_ASSIGN_OR_RETURN(rpc_, services::RpcServer::Start(rpc, engine_.get(), models_.get()));
     SetGate(rpc_->door()->gate());
     rpc_->SetStarting(true);
     for (const OpenedDevice& opened : devices_) {
@@ -144,6 +148,7 @@ class ServerImpl final : public Server {
     for (const std::string& address : rpc_->addresses()) {
       obs::LogEvent(obs::LogLevel::kInfo, absl::StrCat("listening on ", address), {});
     }
+    AWQD_RETURN_IF_ERROR(StartMetrics());
     loader_ = std::thread([this, names = std::move(names)] { LoadAll(names); });
     // Last: whoever reads it may send a signal at once. ThreadSanitizer blocks signals while a
     // thread is created, and one that then meets a thread within gRPC waits there until gRPC wakes
@@ -171,6 +176,19 @@ class ServerImpl final : public Server {
   void SetGate(const transport::CallGate* gate) {
     MutexLock lock(&gate_mu_);
     gate_ = gate;
+  }
+
+  absl::Status StartMetrics() {
+    if (options_.metrics_address.empty()) return absl::OkStatus();
+    const auto snapshots = [rpc = rpc_.get()](bool plans) {
+      return rpc->Snapshot(plans ? services::Plans::kIncluded : services::Plans::kLeftOut);
+    };
+    auto started = obs::MetricsServer::Start(options_.metrics_address, snapshots);
+    if (!started.ok()) return model::Prefixed("--metrics_address", started.status());
+    metrics_ = *std::move(started);
+    obs::LogEvent(obs::LogLevel::kInfo, "metrics",
+                  {{"address", options_.metrics_address}, {"port", metrics_->port()}});
+    return absl::OkStatus();
   }
 
   // On the loader thread.
@@ -247,6 +265,7 @@ class ServerImpl final : public Server {
     }
     if (engine_ != nullptr) engine_->Drain();
     SetGate(nullptr);
+    metrics_ = nullptr;  // it looks into what follows; until here it tells how the drain goes
     rpc_ = nullptr;
     engine_ = nullptr;
     models_ = nullptr;
@@ -259,9 +278,11 @@ class ServerImpl final : public Server {
   std::vector<OpenedDevice> devices_;
   std::unique_ptr<model::ModelStore> models_;
   std::unique_ptr<engine::Engine> engine_;
+  std::unique_ptr<obs::CallRecorder> recorder_;
   std::unique_ptr<services::RpcServer> rpc_;
   mutable Mutex gate_mu_;
   const transport::CallGate* gate_ ABSL_GUARDED_BY(gate_mu_) = nullptr;  // of rpc_
+  std::unique_ptr<obs::MetricsServer> metrics_;
   std::thread loader_;
   std::atomic<LoadState> load_state_{LoadState::kLoading};
   std::atomic<bool> stopping_{false};

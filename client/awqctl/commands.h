@@ -19,6 +19,7 @@ int Dequantize(const Flags& flags, client::Client& client, Console& console);
 int Matmul(const Flags& flags, client::Client& client, Console& console);
 int Mlp(const Flags& flags, client::Client& client, Console& console);
 int QuantizeKv(const Flags& flags, client::Client& client, Console& console);
+int Top(const Flags& flags, client::Client& client, Console& console);
 int Healthcheck(const Flags& flags, client::Client& client, Console& console);
 int Bench(const Flags& flags, client::Client& client, Console& console);
 

@@ -191,6 +191,15 @@ class App {
     CLI::App* kernels = Add(Kernels, "kernels",
                             "The support matrix: every kernel, and whether this server can run it");
     kernels->add_flag("--markdown", flags_.markdown, "Print a Markdown table");
+    CLI::App* top = Add(Top, "top",
+                        "Watch the server: throughput, latency, batches, queues and memory, for "
+                        "each device and model. Ctrl-C ends it.");
+    top->add_option("--interval", flags_.interval_s, "Seconds from one screen to the next")
+        ->check(NumberFrom(0.01, 3600))
+        ->capture_default_str();
+    top->add_option("--screens", flags_.screens, "How many to show; 0: no end")
+        ->check(CLI::Range(int64_t{0}, int64_t{1} << 40))
+        ->capture_default_str();
   }
 
   void AddModelCommands() {

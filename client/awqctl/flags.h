@@ -98,6 +98,9 @@ struct Flags {
   // healthcheck
   std::string service;
   absl::Duration wait;
+  // top
+  double interval_s = 1;
+  int64_t screens = 0;  // 0: until a signal
   // bench
   BenchFlags bench;
   ToolFlags tool;

@@ -54,9 +54,15 @@ BatchScheduler::~BatchScheduler() { Drain(); }
 absl::StatusOr<Ticket> BatchScheduler::Schedule(std::unique_ptr<Task>* task, Runner runner) {
   const absl::Time deadline = (*task)->deadline;
   MutexLock lock(&mu_);
-  if (draining_) return absl::UnavailableError("the server is draining");
+  if (draining_) {
+    ++counts_.refused_draining;
+    return absl::UnavailableError("the server is draining");
+  }
   absl::StatusOr<Ticket> ticket = queue_.Push(task, clock_->Now());
-  if (!ticket.ok()) return ticket;
+  if (!ticket.ok()) {
+    ++counts_.refused_full;
+    return ticket;
+  }
   // If no lane is free, no worker need be woken: whoever gives a lane back looks at the queue. With
   // max_queue_delay a worker must wait for the delay, so callers run nothing.
   const bool callers = runner == Runner::kCaller && !waits_for_company_;
@@ -95,7 +101,7 @@ bool BatchScheduler::RunQueued(int64_t max_cost) {
     MutexLock lock(&mu_);
     if (queue_.size() == 0) return false;
     now = clock_->Now();
-    expired = queue_.TakeExpired(now);
+    expired = TakeExpired(now);
     batch = BatchForCaller(now, max_cost, &lane);
   }
   FailExpired(std::move(expired), now);
@@ -119,6 +125,7 @@ bool BatchScheduler::Cancel(Ticket ticket) {
   {
     MutexLock lock(&mu_);
     task = queue_.Remove(ticket);
+    if (task != nullptr) ++counts_.cancelled;
   }
   if (task == nullptr) return false;
   task->Fail(absl::CancelledError("cancelled by the client while queued"));
@@ -154,6 +161,17 @@ int64_t BatchScheduler::queued_tasks() const {
   return queue_.size();
 }
 
+SchedulerCounts BatchScheduler::counts() const {
+  MutexLock lock(&mu_);
+  return counts_;
+}
+
+std::vector<std::unique_ptr<Task>> BatchScheduler::TakeExpired(absl::Time now) {
+  std::vector<std::unique_ptr<Task>> expired = queue_.TakeExpired(now);
+  counts_.expired += static_cast<int64_t>(expired.size());
+  return expired;
+}
+
 void BatchScheduler::HoldUntil(int64_t tasks) {
   MutexLock lock(&mu_);
   hold_until_ = tasks;
@@ -186,7 +204,7 @@ Batch BatchScheduler::NextBatch(int* lane) {
       if (*lane != kNoLane) free_lanes_.push_back(std::exchange(*lane, kNoLane));
       now = clock_->Now();
       // Expired tasks leave before a batch is formed, even if the reaper has not woken yet.
-      expired = queue_.TakeExpired(now);
+      expired = TakeExpired(now);
       if (expired.empty()) {
         const bool held = Held();
         if (!held) {
@@ -221,7 +239,7 @@ void BatchScheduler::Reap() {
       MutexLock lock(&mu_);
       if (stopped_) return;
       now = clock_->Now();
-      expired = queue_.TakeExpired(now);
+      expired = TakeExpired(now);
       if (expired.empty()) {
         const absl::Time next = queue_.NextDeadline();
         if (next == absl::InfiniteFuture()) {

@@ -30,6 +30,14 @@ enum class Runner {
   kCaller,  // the calling thread: it will call RunQueued soon, and no worker is woken
 };
 
+// What became of tasks that were not run.
+struct SchedulerCounts {
+  int64_t refused_full = 0;      // at the door: the queue was full
+  int64_t refused_draining = 0;  // at the door: the scheduler drained
+  int64_t expired = 0;           // their deadlines passed in the queue
+  int64_t cancelled = 0;         // in the queue
+};
+
 class BatchScheduler {
  public:
   // `workers`: threads that call the executor, each with one batch at a time.
@@ -60,6 +68,7 @@ class BatchScheduler {
 
   // Tasks that were accepted and not yet handed to the executor.
   int64_t queued_tasks() const;
+  SchedulerCounts counts() const;
 
   // For tests: no batch leaves until `tasks` tasks are queued or the scheduler drains.
   void HoldUntil(int64_t tasks);
@@ -80,6 +89,8 @@ class BatchScheduler {
   Batch BatchForCaller(absl::Time now, int64_t max_cost, int* lane)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Reap();
+  // Takes out what has expired, and counts it.
+  std::vector<std::unique_ptr<Task>> TakeExpired(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const BatchExecutor executor_;
   const Clock* const clock_;
@@ -88,6 +99,7 @@ class BatchScheduler {
   CondVar work_;    // a task came, a lane was given back, a hold ended, or draining began
   CondVar expiry_;  // a deadline earlier than reaper_wakes_ came, or draining ended
   BatchQueue queue_ ABSL_GUARDED_BY(mu_);
+  SchedulerCounts counts_ ABSL_GUARDED_BY(mu_);
   std::vector<int> free_lanes_ ABSL_GUARDED_BY(mu_);
   // When the reaper wakes by itself. Deadlines later than that need not wake it.
   absl::Time reaper_wakes_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();

@@ -15,6 +15,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "kernels/weight.h"
+#include "server/engine/meter.h"
 #include "server/engine/staging.h"
 #include "server/engine/work.h"
 #include "server/model/placed_weight.h"
@@ -110,6 +111,8 @@ class Engine {
   // The count in force for this weight.
   virtual int64_t TokenThreshold(const DeviceWeight& /*weight*/) const { return token_threshold(); }
   virtual int64_t queued_tasks() const = 0;
+  // What each device has done, in the order of devices(). For whoever shows it, now and then.
+  virtual std::vector<EngineStats> stats() const { return {}; }
 };
 
 }  // namespace awqd::engine

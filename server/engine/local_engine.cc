@@ -120,6 +120,14 @@ class LocalEngine final : public Engine {
     return thresholds_.For(weight);
   }
   int64_t queued_tasks() const override { return scheduler_->queued_tasks(); }
+  std::vector<EngineStats> stats() const override {
+    EngineStats out = {.device = device_,
+                       .queued_tasks = queued_tasks(),
+                       .queue = scheduler_->counts(),
+                       .staging = staging_.stats()};
+    meter_.Fill(&out);
+    return {out};
+  }
 
  private:
   // What a batch may cost that a caller of RunQueued runs; -1: none may. Nothing while warm-up
@@ -137,6 +145,7 @@ class LocalEngine final : public Engine {
   ThresholdTable thresholds_;
   std::vector<std::unique_ptr<LaneSlot>> lanes_;
   Crew crew_;  // answers large batches
+  Meter meter_;
   std::atomic<bool> fault_reported_{false};
   // Warm-ups in progress.
   std::atomic<int> warming_up_{0};
@@ -182,6 +191,7 @@ void LocalEngine::Execute(Lane& lane, batching::Batch& batch) {
   report.batch_tokens = batch.tokens;
   report.batch_requests = static_cast<int32_t>(batch.tasks.size());
   report.compute_us = absl::ToInt64Microseconds(absl::Now() - start);
+  meter_.Count(batch, start, status, report);
   std::vector<Payload> parts(batch.tasks.size());
   int64_t next = 0;
   for (size_t i = 0; status.ok() && i < parts.size(); ++i) {

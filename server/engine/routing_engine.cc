@@ -109,6 +109,13 @@ class RoutingEngine final : public Engine {
     for (const auto& member : members_) tasks += member->engine->queued_tasks();
     return tasks;
   }
+  std::vector<EngineStats> stats() const override {
+    std::vector<EngineStats> out;
+    for (const auto& member : members_) {
+      for (EngineStats& one : member->engine->stats()) out.push_back(std::move(one));
+    }
+    return out;
+  }
 
  private:
   absl::StatusOr<TaskHandle> SubmitToOne(std::unique_ptr<Work>* work, const SubmitOptions& options,

@@ -45,7 +45,11 @@ absl::StatusOr<std::shared_ptr<const PlacedWeight>> LoadWeight(
   AWQD_ASSIGN_OR_RETURN(const HostWeight weight, checkpoint.Read(linear, scratch, sums));
   const Place place = PlaceOf(linear.path, paths, target);
   auto out = PlaceWeight(weight, place.devices, place.placing);
-  if (out.ok()) return out;
+  if (out.ok()) {
+    auto counting = std::make_shared<PlacedWeight>(**out);
+    counting->use = target.use;
+    return counting;
+  }
   const absl::Status& status = out.status();
   return absl::Status(status.code(),
                       absl::StrCat("weight ", Quoted(linear.path), ": ", status.message(),

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
 #include "kernels/base/status.h"
 #include "server/model/losses.h"
 #include "server/model/model_loader.h"
@@ -84,7 +85,7 @@ ModelStore::ModelStore(ModelFolders folders, std::vector<Device*> devices, Shard
       log_(std::move(log)),
       bar_(std::move(bar)) {}
 
-absl::StatusOr<std::shared_ptr<LoadState>> ModelStore::BeginLoad(absl::string_view name) {
+absl::StatusOr<ModelStore::Begun> ModelStore::BeginLoad(absl::string_view name) {
   if (cancelled_) return absl::UnavailableError("the server is shutting down");
   MutexLock lock(&mu_);
   Entry& entry = entries_[std::string(name)];
@@ -93,7 +94,7 @@ absl::StatusOr<std::shared_ptr<LoadState>> ModelStore::BeginLoad(absl::string_vi
         absl::StrCat("model \"", name, "\": a load of it is in progress"));
   }
   entry.loading = std::make_shared<LoadState>();
-  return entry.loading;
+  return Begun{entry.loading, entry.use};
 }
 
 absl::StatusOr<std::vector<Device*>> ModelStore::Targets() const {
@@ -108,13 +109,14 @@ absl::StatusOr<std::vector<Device*>> ModelStore::Targets() const {
 }
 
 absl::StatusOr<std::shared_ptr<Model>> ModelStore::LoadFromDisk(const std::string& name,
-                                                                LoadState* state,
+                                                                const Begun& begun,
                                                                 bool* seen) const {
   AWQD_ASSIGN_OR_RETURN(const ModelFolder folder, folders_.Locate(name, seen));
   AWQD_ASSIGN_OR_RETURN(std::vector<Device*> targets, Targets());
-  AWQD_ASSIGN_OR_RETURN(std::shared_ptr<Model> model,
-                        LoadModel(folder, name, {std::move(targets), sharding_}, cancelled_,
-                                  {log_, bar_, &state->share, &state->planned_bytes}));
+  AWQD_ASSIGN_OR_RETURN(
+      std::shared_ptr<Model> model,
+      LoadModel(folder, name, {std::move(targets), sharding_, begun.use}, cancelled_,
+                {log_, bar_, &begun.state->share, &begun.state->planned_bytes}));
   if (before_serving_) AWQD_RETURN_IF_ERROR(before_serving_(*model));
   return model;
 }
@@ -142,9 +144,11 @@ absl::StatusOr<std::shared_ptr<const Model>> ModelStore::EndLoad(
 
 absl::StatusOr<std::shared_ptr<const Model>> ModelStore::Load(absl::string_view name) {
   AWQD_RETURN_IF_ERROR(CheckModelName(name));
-  AWQD_ASSIGN_OR_RETURN(const std::shared_ptr<LoadState> state, BeginLoad(name));
+  AWQD_ASSIGN_OR_RETURN(const Begun begun, BeginLoad(name));
+  const absl::Time start = absl::Now();
   bool seen = false;
-  auto loaded = LoadFromDisk(std::string(name), state.get(), &seen);
+  absl::StatusOr<std::shared_ptr<Model>> loaded = LoadFromDisk(std::string(name), begun, &seen);
+  (loaded.ok() ? loads_ : failed_loads_).Observe(absl::ToInt64Nanoseconds(absl::Now() - start));
   return EndLoad(name, seen, std::move(loaded));
 }
 
@@ -214,6 +218,33 @@ absl::StatusOr<std::shared_ptr<const WeightStack>> ModelStore::FindStack(
   return *it->second;
 }
 
+ModelStatus ModelStore::StatusOf(const std::string& name, const Entry& entry) {
+  ModelStatus status = {name, ModelState::kUnloaded, entry.message, entry.model, entry.use};
+  status.loaded_share = entry.loading != nullptr ? entry.loading->share.load()
+                        : entry.model != nullptr ? 1.0f
+                                                 : 0.0f;
+  if (entry.loading != nullptr) status.planned_bytes = entry.loading->planned_bytes;
+  if (entry.model != nullptr) {
+    const Losses losses = LossesOf(*entry.model);
+    status.state = losses.weights > 0 ? ModelState::kFailed : ModelState::kReady;
+    if (status.message.empty()) status.message = losses.Message();
+  } else if (entry.loading != nullptr) {
+    status.state = ModelState::kLoading;
+  } else if (!entry.message.empty()) {
+    status.state = ModelState::kFailed;
+  }
+  return status;
+}
+
+std::vector<ModelStatus> ModelStore::Served() const {
+  std::vector<ModelStatus> out;
+  MutexLock lock(&mu_);
+  for (const auto& [name, entry] : entries_) {
+    if (entry.model != nullptr || entry.loading != nullptr) out.push_back(StatusOf(name, entry));
+  }
+  return out;
+}
+
 std::vector<ModelStatus> ModelStore::List() const {
   std::map<std::string, ModelStatus> out;
   if (const auto found = folders_.Find(); found.ok()) {
@@ -224,21 +255,7 @@ std::vector<ModelStatus> ModelStore::List() const {
   }
   MutexLock lock(&mu_);
   for (const auto& [name, entry] : entries_) {
-    ModelStatus& status = out[name];
-    status = {name, ModelState::kUnloaded, entry.message, entry.model};
-    status.loaded_share = entry.loading != nullptr ? entry.loading->share.load()
-                          : entry.model != nullptr ? 1.0f
-                                                   : 0.0f;
-    if (entry.loading != nullptr) status.planned_bytes = entry.loading->planned_bytes;
-    if (entry.model != nullptr) {
-      const Losses losses = LossesOf(*entry.model);
-      status.state = losses.weights > 0 ? ModelState::kFailed : ModelState::kReady;
-      if (status.message.empty()) status.message = losses.Message();
-    } else if (entry.loading != nullptr) {
-      status.state = ModelState::kLoading;
-    } else if (!entry.message.empty()) {
-      status.state = ModelState::kFailed;
-    }
+    out[name] = StatusOf(name, entry);
   }
   std::vector<ModelStatus> list;
   for (auto& [name, status] : out) list.push_back(std::move(status));

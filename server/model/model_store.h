@@ -20,6 +20,7 @@
 #include "server/model/placed_weight.h"
 #include "server/model/progress.h"
 #include "server/model/weight_stack.h"
+#include "server/obs/histogram.h"
 
 namespace awqd::model {
 
@@ -42,8 +43,9 @@ enum class ModelState { kUnloaded, kLoading, kReady, kFailed };
 struct ModelStatus {
   std::string name;
   ModelState state = ModelState::kUnloaded;
-  std::string message;                 // why it failed, UTF-8, at most 1 KiB
-  std::shared_ptr<const Model> model;  // null unless one is being served
+  std::string message;                  // why it failed, UTF-8, at most 1 KiB
+  std::shared_ptr<const Model> model;   // null unless one is being served
+  std::shared_ptr<const ModelUse> use;  // null: it was never loaded
   // Of the bytes of the load in progress, from 0 to 1; without one, 1 where a model is served.
   float loaded_share = 0;
   // Of the load in progress, on all devices; 0 without one, and until that is known.
@@ -110,6 +112,12 @@ class ModelStore {
   int64_t device_bytes(const Device* device) const;
   Sharding sharding() const { return sharding_; }
 
+  // What is served or being loaded, sorted: what List says of it, without a look at the disk.
+  std::vector<ModelStatus> Served() const;
+  // How long loads took that succeeded and that failed, nanoseconds.
+  const obs::Histogram& loads() const { return loads_; }
+  const obs::Histogram& failed_loads() const { return failed_loads_; }
+
   // For shutdown: loads in progress end with UNAVAILABLE after their current weight, and so does
   // every later one. What is served stays.
   void CancelLoads() {
@@ -124,10 +132,16 @@ class ModelStore {
     std::shared_ptr<LoadState> loading;  // null: no load is in progress
     std::string message;
     int64_t loads = 0;
+    std::shared_ptr<ModelUse> use = std::make_shared<ModelUse>();
   };
 
-  // To be kept up to date.
-  absl::StatusOr<std::shared_ptr<LoadState>> BeginLoad(absl::string_view name);
+  // What of an entry the load of it needs: its state, to be kept up to date, and its use.
+  struct Begun {
+    std::shared_ptr<LoadState> state;
+    std::shared_ptr<ModelUse> use;
+  };
+  absl::StatusOr<Begun> BeginLoad(absl::string_view name);
+  static ModelStatus StatusOf(const std::string& name, const Entry& entry);
   // `seen`: whether there is anything of that name.
   absl::StatusOr<std::shared_ptr<const Model>> EndLoad(
       absl::string_view name, bool seen, absl::StatusOr<std::shared_ptr<Model>> loaded);
@@ -135,7 +149,7 @@ class ModelStore {
   // none does.
   absl::StatusOr<std::vector<Device*>> Targets() const;
   // The load itself, without the lock.
-  absl::StatusOr<std::shared_ptr<Model>> LoadFromDisk(const std::string& name, LoadState* state,
+  absl::StatusOr<std::shared_ptr<Model>> LoadFromDisk(const std::string& name, const Begun& begun,
                                                       bool* seen) const;
 
   const ModelFolders folders_;
@@ -145,6 +159,7 @@ class ModelStore {
   const ProgressLog bar_;
   BeforeServing before_serving_;
   std::atomic<bool> cancelled_{false};
+  obs::Histogram loads_{obs::kLoadBounds}, failed_loads_{obs::kLoadBounds};
   mutable Mutex mu_;
   CondVar load_ended_;
   std::map<std::string, Entry, std::less<>> entries_ ABSL_GUARDED_BY(mu_);

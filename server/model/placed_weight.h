@@ -2,6 +2,7 @@
 // rows cut among them.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -35,6 +36,14 @@ struct WeightPart {
   int64_t row_end() const { return row_begin + weight->shape.k; }
 };
 
+// What has run on the weights of a model, over all versions of it. Thread-safe.
+struct ModelUse {
+  std::atomic<int64_t> requests{0};  // that were computed
+  std::atomic<int64_t> failed{0};    // while they were computed
+  std::atomic<int64_t> tokens{0};
+  std::atomic<int64_t> queue_ns{0};
+};
+
 // Immutable once made; each part is freed with the last owner of it or of the whole.
 struct PlacedWeight {
   WeightShape shape;  // of the whole
@@ -43,6 +52,8 @@ struct PlacedWeight {
   // One or more, each on its own device. Either each is the whole weight, or together they are its
   // columns from 0 to N in order, or its rows from 0 to K. Of rows, the first has the bias.
   std::vector<WeightPart> parts;
+  // Its model's. Null: it belongs to none, but came in a request.
+  std::shared_ptr<ModelUse> use;
 
   const DeclaredActivations& activations() const { return parts.front().weight->activations; }
   bool cut() const { return parts.front().weight->shape.n != shape.n || cut_at_rows(); }

@@ -1,6 +1,7 @@
 // Where a model's weights go: which devices take each, and how it lies on them.
 #pragma once
 
+#include <memory>
 #include <set>
 #include <string>
 #include <vector>
@@ -16,6 +17,7 @@ namespace awqd::model {
 struct LoadTarget {
   std::vector<Device*> devices;  // one or more
   Sharding sharding = Sharding::kReplicas;
+  std::shared_ptr<ModelUse> use;  // what the weights count in; null: nothing
 
   // Whether the devices need room for the model together, not each for all of it.
   bool shared() const { return sharding == Sharding::kColumns || sharding == Sharding::kExperts; }

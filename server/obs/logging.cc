@@ -21,6 +21,7 @@ constexpr char kEventLogger[] = "event";
 
 // Asked on every request, without a look into the registry of loggers.
 std::atomic<bool> g_logs_requests{false};
+std::atomic<bool> g_wants_requests{false};
 
 std::string Json(absl::string_view text) {
   return nlohmann::json(std::string(text))
@@ -74,7 +75,7 @@ std::string QuotedIfNeeded(absl::string_view value) {
   return Json(value);
 }
 
-std::string Render(absl::string_view message, std::initializer_list<LogField> fields) {
+std::string Render(absl::string_view message, absl::Span<const LogField> fields) {
   const bool json = g_format == LogFormat::kJson;
   std::string out = json ? absl::StrCat("\"message\":", Json(message)) : std::string(message);
   for (const LogField& field : fields) {
@@ -136,17 +137,22 @@ std::string OneLine(absl::string_view text) {
   return out;
 }
 
-void LogEvent(LogLevel level, absl::string_view message, std::initializer_list<LogField> fields) {
+void LogEvent(LogLevel level, absl::string_view message, absl::Span<const LogField> fields) {
   const std::shared_ptr<spdlog::logger> logger = EventLogger();
   if (!logger->should_log(Level(level))) return;
   const std::string line = Render(message, fields);
   logger->log(Level(level), spdlog::string_view_t(line.data(), line.size()));
 }
 
-bool LogsRequests() { return g_logs_requests.load(std::memory_order_relaxed); }
+bool LogsRequests() {
+  return g_logs_requests.load(std::memory_order_relaxed) ||
+         g_wants_requests.load(std::memory_order_relaxed);
+}
+
+void WantRequests() { g_wants_requests = true; }
 
 void LogRequest(const RequestLog& request, const absl::Status& status) {
-  if (!LogsRequests()) return;  // spares the escaping
+  if (!g_logs_requests.load(std::memory_order_relaxed)) return;  // spares the escaping
   LogEvent(LogLevel::kDebug, "request",
            {{"method", request.method},
             {"request_id", LogText(request.request_id)},

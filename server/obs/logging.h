@@ -12,6 +12,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
 
 namespace awqd::obs {
 
@@ -40,9 +42,20 @@ struct LogField {
 };
 
 // Text: "message name=value name=\"two words\"". JSON: {"time", "level", "message", name: value}.
-void LogEvent(LogLevel level, absl::string_view message, std::initializer_list<LogField> fields);
+void LogEvent(LogLevel level, absl::string_view message, absl::Span<const LogField> fields);
+inline void LogEvent(LogLevel level, absl::string_view message,
+                     std::initializer_list<LogField> fields) {
+  LogEvent(level, message, absl::Span<const LogField>(fields.begin(), fields.size()));
+}
 
-// What is logged about one request, at debug level.
+// When the flow of a request came to its ends; InfinitePast: it did not.
+struct RequestMoments {
+  absl::Time begun = absl::InfinitePast();
+  absl::Time submitted = absl::InfinitePast();  // to the engine
+  absl::Time settled = absl::InfinitePast();    // the answer is there, but not sent
+};
+
+// What is known of one request: logged at debug level, and in the notes of its call.
 struct RequestLog {
   absl::string_view method;  // "QuantizedMatmul"
   std::string request_id;    // as the client sent it; escaped here
@@ -54,10 +67,16 @@ struct RequestLog {
   int64_t total_us = 0;
   int64_t bytes_in = 0;
   int64_t bytes_out = 0;
+  std::string kernel;
+  int32_t batch_requests = 0;
+  RequestMoments moments;
 };
 
-// Whether LogRequest writes anything. When it does not, callers need not fill a RequestLog.
+// Whether anybody wants to know of requests, the log or a recorder of calls. When not, callers need
+// not fill a RequestLog.
 bool LogsRequests();
+// Somebody does, whatever the level of the log. Set before threads start.
+void WantRequests();
 
 void LogRequest(const RequestLog& request, const absl::Status& status);
 

@@ -22,8 +22,8 @@ namespace {
 // shared between gRPC, until OnDone, and what is still to come back.
 class DequantizeBase : public Flow, public transport::Reactor {
  public:
-  DequantizeBase(const Env& env, absl::string_view method, const transport::ServerCall& call)
-      : Flow(env, method, call.deadline()) {}
+  DequantizeBase(const Env& env, absl::string_view method, transport::ServerCall* call)
+      : Flow(env, method, call) {}
 
   // Takes the bytes out of `message` and calls OnJob once, or Settle.
   void Start(transport::ServerCall* call, grpc::ByteBuffer* message) {
@@ -75,11 +75,7 @@ class DequantizeBase : public Flow, public transport::Reactor {
         return done(result);
       });
     };
-    AWQD_ASSIGN_OR_RETURN(
-        engine::TaskHandle handle,
-        env_.engine->Submit(std::move(block), {.deadline = deadline_}, std::move(on_result)));
-    slot_.Set(std::move(handle));
-    return absl::OkStatus();
+    return Submit(std::move(block), {.deadline = deadline_}, std::move(on_result));
   }
 
   v1::DequantizeRequest request_;
@@ -119,7 +115,7 @@ class DequantizeBase : public Flow, public transport::Reactor {
 class DequantizeCall final : public DequantizeBase {
  public:
   DequantizeCall(const Env& env, transport::UnaryCall* call)
-      : DequantizeBase(env, "Dequantize", *call), call_(call) {}
+      : DequantizeBase(env, "Dequantize", call), call_(call) {}
 
  private:
   absl::Status OnJob() override {
@@ -172,7 +168,7 @@ class DequantizeCall final : public DequantizeBase {
 class DequantizeStream final : public DequantizeBase {
  public:
   DequantizeStream(const Env& env, transport::WriteCall* call)
-      : DequantizeBase(env, "DequantizeStream", *call), call_(call) {}
+      : DequantizeBase(env, "DequantizeStream", call), call_(call) {}
 
   void OnWriteDone(bool ok) override {
     Try([&]() -> absl::Status {

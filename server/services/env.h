@@ -12,6 +12,7 @@
 #include "server/services/worker.h"
 #include "server/transport/byte_budget.h"
 #include "server/transport/call_gate.h"
+#include "server/transport/door.h"
 
 namespace awqd::services {
 
@@ -19,6 +20,7 @@ struct Env {
   engine::Engine* engine = nullptr;
   model::ModelStore* models = nullptr;
   transport::CallGate* gate = nullptr;
+  transport::Door* door = nullptr;
   Worker* loads = nullptr;     // LoadModel, UnloadModel
   Worker* lists = nullptr;     // ListModels
   Worker* packings = nullptr;  // inline weights

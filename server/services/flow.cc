@@ -28,6 +28,16 @@ absl::Status Flow::Open(grpc::ByteBuffer* message, google::protobuf::Message* re
   return wire::DoesNotParse(bytes, *request);
 }
 
+absl::Status Flow::Submit(std::unique_ptr<engine::Work> work, const engine::SubmitOptions& options,
+                          engine::TaskDone done) {
+  // Of several blocks, the first: the steps of the request begin with it.
+  if (log_.moments.submitted == absl::InfinitePast()) log_.moments.submitted = absl::Now();
+  AWQD_ASSIGN_OR_RETURN(engine::TaskHandle handle,
+                        env_.engine->Submit(std::move(work), options, std::move(done)));
+  slot_.Set(std::move(handle));
+  return absl::OkStatus();
+}
+
 void Flow::Settle(const absl::Status& status) {
   if (settled_.exchange(true)) return;
   const absl::Status visible = wire::ForClient(status);

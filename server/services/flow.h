@@ -22,6 +22,7 @@
 #include "server/services/env.h"
 #include "server/services/sources.h"
 #include "server/transport/byte_budget.h"
+#include "server/transport/call.h"
 #include "server/transport/guard.h"
 
 namespace awqd::services {
@@ -67,9 +68,10 @@ class Flow : public std::enable_shared_from_this<Flow> {
   void Cancel() { slot_.Cancel(); }
 
  protected:
-  // `method` names the flow in the log.
-  Flow(const Env& env, absl::string_view method, absl::Time deadline)
-      : env_(env), deadline_(deadline) {
+  // `method` names the flow in the log. `call` is the one that it is of, or one of many of, and
+  // lives until the flow has ended.
+  Flow(const Env& env, absl::string_view method, transport::ServerCall* call)
+      : env_(env), deadline_(call->deadline()), notes_(call->notes()) {
     log_.method = method;
   }
   ~Flow() = default;
@@ -101,6 +103,10 @@ class Flow : public std::enable_shared_from_this<Flow> {
     });
   }
 
+  // To the engine, until Cancel. `done` may be called before this returns.
+  absl::Status Submit(std::unique_ptr<engine::Work> work, const engine::SubmitOptions& options,
+                      engine::TaskDone done);
+
   // Runs `body`; an error or an exception ends the flow.
   template <typename F>
   void Try(F&& body) {
@@ -122,12 +128,18 @@ class Flow : public std::enable_shared_from_this<Flow> {
     log_.weight = std::move(name.weight);
     log_.queue_us = report_.queue_us;
     log_.compute_us = report_.compute_us;
-    log_.total_us = absl::ToInt64Microseconds(absl::Now() - started_);
+    log_.kernel = report_.kernel;
+    log_.batch_requests = report_.batch_requests;
+    log_.moments.begun = started_;
+    log_.moments.settled = absl::Now();
+    log_.total_us = absl::ToInt64Microseconds(log_.moments.settled - started_);
     obs::LogRequest(log_, status);
+    notes_->Add(log_);
   }
 
   const Env& env_;
   const absl::Time deadline_;
+  obs::CallNotes* const notes_;
   const absl::Time started_ = absl::Now();
   TaskSlot slot_;
   transport::ByteLease lease_;

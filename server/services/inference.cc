@@ -14,8 +14,7 @@ class ProductCall final : public transport::Reactor {
  public:
   ProductCall(const Env& env, absl::string_view method, transport::UnaryCall* call)
       : flow_(std::make_shared<AnyFlow>(
-            env, method, call->deadline(),
-            [call](const absl::Status& status, const grpc::ByteBuffer& answer) {
+            env, method, call, [call](const absl::Status& status, const grpc::ByteBuffer& answer) {
               status.ok() ? call->Answer(answer) : call->Finish(wire::ToGrpc(status));
             })) {}
 

@@ -50,7 +50,7 @@ template <typename Method>
 class KvCall final : public Flow, public transport::Reactor {
  public:
   KvCall(const Env& env, transport::UnaryCall* call)
-      : Flow(env, Method::kName, call->deadline()), call_(call) {}
+      : Flow(env, Method::kName, call), call_(call) {}
 
   void Start() {
     self_ = shared_from_this();
@@ -61,14 +61,15 @@ class KvCall final : public Flow, public transport::Reactor {
       AWQD_ASSIGN_OR_RETURN(
           job_, wire::BuildKv(&request_, env_.options.transport.max_send_message_bytes));
       AWQD_RETURN_IF_ERROR(lease_.Grow(wire::AnswerBytes(job_), "output"));
-      return Submit();
+      return Stage();
     });
   }
   void OnCancel() override { Cancel(); }
   void OnDone() override { const std::shared_ptr<Flow> last = std::move(self_); }
 
  private:
-  absl::Status Submit() {
+  // Copies the payloads and submits the work.
+  absl::Status Stage() {
     engine::StagingPool& staging = env_.engine->staging();
     AWQD_RETURN_IF_ERROR(
         Method::StageAll(job_, [&](std::string& bytes, engine::Payload* out) -> absl::Status {
@@ -95,14 +96,11 @@ class KvCall final : public Flow, public transport::Reactor {
         return absl::OkStatus();
       });
     };
-    AWQD_ASSIGN_OR_RETURN(engine::TaskHandle handle,
-                          env_.engine->Submit(std::move(work),
-                                              {.priority = request_.priority(),
-                                               .deadline = deadline_,
-                                               .caller_runs = transport::CallLoop::WillRunQueued()},
-                                              std::move(done)));
-    slot_.Set(std::move(handle));
-    return absl::OkStatus();
+    return Submit(std::move(work),
+                  {.priority = request_.priority(),
+                   .deadline = deadline_,
+                   .caller_runs = transport::CallLoop::WillRunQueued()},
+                  std::move(done));
   }
 
   void Answer(const engine::Payload& result) {

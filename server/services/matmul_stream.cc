@@ -21,8 +21,7 @@ namespace {
 class MatmulStream final : public transport::Reactor,
                            public std::enable_shared_from_this<MatmulStream> {
  public:
-  MatmulStream(const Env& env, transport::StreamCall* call)
-      : env_(env), call_(call), deadline_(call->deadline()) {}
+  MatmulStream(const Env& env, transport::StreamCall* call) : env_(env), call_(call) {}
 
   // Answers come on threads that gRPC does not know, so the stream is shared between gRPC (until
   // OnDone) and the answers that are still to come.
@@ -106,7 +105,7 @@ class MatmulStream final : public transport::Reactor,
   ItemPtr Accept() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     ItemPtr item = std::move(next_);
     item->flow = std::make_shared<MatmulFlow>(
-        env_, "QuantizedMatmulStream", deadline_,
+        env_, "QuantizedMatmulStream", call_,
         [self = shared_from_this(), item](const absl::Status& status, grpc::ByteBuffer answer) {
           self->OnAnswer(item, status, std::move(answer));
         });
@@ -176,7 +175,6 @@ class MatmulStream final : public transport::Reactor,
 
   const Env& env_;
   transport::StreamCall* const call_;
-  const absl::Time deadline_;
   std::shared_ptr<MatmulStream> self_;  // gRPC's share
   Mutex mu_;
   ItemPtr next_ ABSL_GUARDED_BY(mu_);                 // the message being read

@@ -20,9 +20,9 @@ absl::StatusOr<wire::MatmulJob> MatmulMethod::Build(Request* request, WeightPtr 
 }
 
 template <typename Method>
-ProductFlow<Method>::ProductFlow(const Env& env, absl::string_view method, absl::Time deadline,
-                                 Done done)
-    : Flow(env, method, deadline), done_(std::move(done)) {}
+ProductFlow<Method>::ProductFlow(const Env& env, absl::string_view method,
+                                 transport::ServerCall* call, Done done)
+    : Flow(env, method, call), done_(std::move(done)) {}
 
 template <typename Method>
 void ProductFlow<Method>::Start(grpc::ByteBuffer* message) {
@@ -131,12 +131,8 @@ absl::Status ProductFlow<Method>::OnWeights(typename Source::Weights weights) {
   auto done = [this, self = shared_from_this()](
                   const absl::Status& status, const engine::Payload& result,
                   const engine::ExecutionReport& report) { OnResult(status, result, report); };
-  AWQD_ASSIGN_OR_RETURN(
-      engine::TaskHandle handle,
-      env_.engine->Submit(std::make_unique<typename Method::Work>(std::move(job.work)), options,
-                          std::move(done)));
-  slot_.Set(std::move(handle));
-  return absl::OkStatus();
+  return Submit(std::make_unique<typename Method::Work>(std::move(job.work)), options,
+                std::move(done));
 }
 
 template <typename Method>

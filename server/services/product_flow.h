@@ -57,7 +57,7 @@ class ProductFlow final : public Flow {
   // Response when the status is OK.
   using Done = std::function<void(const absl::Status&, grpc::ByteBuffer answer)>;
 
-  ProductFlow(const Env& env, absl::string_view method, absl::Time deadline, Done done);
+  ProductFlow(const Env& env, absl::string_view method, transport::ServerCall* call, Done done);
 
   // Takes the bytes out of `message`. Never blocks.
   void Start(grpc::ByteBuffer* message);

@@ -9,6 +9,7 @@
 #include "google/protobuf/stubs/common.h"
 #include "kernels/base/status.h"
 #include "server/obs/logging.h"
+#include "server/services/collect.h"
 #include "server/services/services.h"
 #include "server/wire/status.h"
 
@@ -57,7 +58,8 @@ RpcServer::RpcServer(const Options& options, engine::Engine* engine, model::Mode
       packings_("inline weights", options.packing_threads, options.max_queued_loads),
       health_(kServices),
       grpc_(TransportOptions(options, *engine), RunQueued(engine), wire::ToGrpc) {
-  env_.gate = grpc_.door()->gate();
+  env_.door = grpc_.door();
+  env_.gate = env_.door->gate();
   env_.engine = engine;
   env_.models = models;
   env_.loads = &loads_;
@@ -91,7 +93,14 @@ absl::Status RpcServer::Listen() {
   return grpc_.Start();
 }
 
+obs::Snapshot RpcServer::Snapshot(Plans plans) const {
+  obs::Snapshot out = Collect(env_, plans);
+  out.serving = serving_;
+  return out;
+}
+
 void RpcServer::Shutdown(absl::Duration grace) {
+  serving_ = false;
   health_.Stop();
   grpc_.Shutdown(absl::Now() + grace);
   packings_.Stop();

@@ -1,6 +1,7 @@
 // RpcServer: the gRPC server with every service of awqd on it, and its start and stop.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -10,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "server/services/collect.h"
 #include "server/services/env.h"
 #include "server/services/health.h"
 #include "server/services/reflection.h"
@@ -33,7 +35,10 @@ class RpcServer {
   const std::string& address() const { return addresses().front(); }
 
   // Every service's health.
-  void SetServing(bool serving) { health_.SetServing(serving); }
+  void SetServing(bool serving) {
+    serving_ = serving;
+    health_.SetServing(serving);
+  }
   // Whether they can be SERVING where SetServing says so: false when no model can be served.
   void SetAbleToServe(bool able);
   // The same of "devices/<id>": whether the device works.
@@ -47,6 +52,9 @@ class RpcServer {
   // the rest, and returns when none is left. Loads that were accepted run to their end.
   void Shutdown(absl::Duration grace);
 
+  // Everything that is counted, and whether health is SERVING. Thread-safe, until the destructor.
+  obs::Snapshot Snapshot(Plans plans) const;
+
   // What every call passes: the counts of calls, and the gate that Shutdown closes.
   transport::Door* door() { return grpc_.door(); }
   // What Options::in_flight_bytes bounds.
@@ -59,6 +67,7 @@ class RpcServer {
   RpcServer(const Options& options, engine::Engine* engine, model::ModelStore* models);
   absl::Status Listen();
 
+  std::atomic<bool> serving_{false};
   transport::ByteBudget in_flight_;
   Worker loads_;
   Worker lists_{"lists of models", 1, 64};

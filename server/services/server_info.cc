@@ -8,6 +8,8 @@
 #include "kernels/formats/format.h"
 #include "kernels/layouts/layout.h"
 #include "kernels/plan/plan.h"
+#include "server/obs/history.h"
+#include "server/services/collect.h"
 #include "server/services/services.h"
 #include "server/services/unary.h"
 
@@ -98,6 +100,52 @@ void FillKernel(const KernelRow& row, const DeviceInfo& device, v1::KernelInfo* 
   out->set_reason(reason);
 }
 
+void FillHistogram(const obs::HistogramData& data, double unit, v1::Histogram* out) {
+  for (const int64_t bound : data.bounds) out->add_bounds(static_cast<double>(bound) * unit);
+  for (const int64_t count : data.counts) out->add_counts(count);
+  out->set_sum(static_cast<double>(data.sum) * unit);
+}
+
+void FillDeviceCounters(const obs::DeviceStats& device, v1::DeviceCounters* out) {
+  out->set_id(device.id);
+  out->set_queued_requests(device.queued_requests);
+  out->set_requests(device.batch_requests.sum);
+  out->set_tokens(device.batch_tokens.sum);
+  out->set_batches(device.batch_tokens.total());
+  out->set_batches_failed(device.batches_failed);
+  out->set_compute_s(static_cast<double>(device.compute_ns.sum) * 1e-9);
+  FillHistogram(device.queue_ns, 1e-9, out->mutable_queue());
+}
+
+void FillModelCounters(const obs::ModelStats& model, v1::ModelCounters* out) {
+  out->set_name(model.name);
+  out->set_requests(model.requests);
+  out->set_tokens(model.tokens);
+  out->set_failed(model.failed);
+  int64_t bytes = 0;
+  for (const auto& [device, held] : model.bytes) bytes += held;
+  out->set_weights_bytes(bytes);
+  out->set_loaded_share(model.loaded_share);
+}
+
+void FillCounters(const obs::Snapshot& snapshot, v1::Counters* out) {
+  int64_t calls = 0, good = 0;
+  for (const obs::MethodStats& method : snapshot.methods) {
+    for (const obs::HistogramData& durations : method.durations_ns) calls += durations.total();
+    good += method.durations_ns[0].total();
+  }
+  out->set_calls(calls);
+  out->set_failed_calls(calls - good);
+  FillHistogram(obs::RequestDurations(snapshot), 1e-9, out->mutable_request_calls());
+  out->set_in_flight_bytes(snapshot.in_flight_bytes);
+  out->set_in_flight_limit_bytes(snapshot.in_flight_limit_bytes);
+  out->set_resident_bytes(snapshot.process.resident_bytes);
+  for (const obs::DeviceStats& device : snapshot.devices) {
+    FillDeviceCounters(device, out->add_devices());
+  }
+  for (const obs::ModelStats& model : snapshot.models) FillModelCounters(model, out->add_models());
+}
+
 absl::Status Fill(const Env& env, const v1::GetServerInfoRequest&,
                   v1::GetServerInfoResponse* response) {
   response->set_version(AWQD_VERSION);
@@ -111,6 +159,7 @@ absl::Status Fill(const Env& env, const v1::GetServerInfoRequest&,
   response->set_shard(std::string(Name(env.models->sharding())));
   response->set_uptime_s(absl::ToInt64Seconds(absl::Now() - env.started));
   for (const Format* format : AllFormats()) response->add_formats(std::string(format->name));
+  FillCounters(Collect(env, Plans::kLeftOut), response->mutable_counters());
   return absl::OkStatus();
 }
 

@@ -10,6 +10,7 @@ absl::Status ByteBudget::Reserve(int64_t bytes, absl::string_view what) {
   int64_t held = in_flight_.load(std::memory_order_relaxed);
   do {
     if (limit_ != 0 && bytes > limit_ - held) {
+      refused_.fetch_add(1, std::memory_order_relaxed);
       return absl::ResourceExhaustedError(absl::StrCat(
           what, ": got ", bytes, " bytes, expected at most ", limit_ - held, ": requests and ",
           "answers in flight hold ", held, " bytes of the server's max_in_flight_bytes, ", limit_,

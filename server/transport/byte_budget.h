@@ -58,6 +58,9 @@ class ByteBudget {
   absl::StatusOr<ByteLease> Take(int64_t bytes, absl::string_view what);
 
   int64_t in_flight() const { return in_flight_.load(std::memory_order_relaxed); }
+  int64_t limit() const { return limit_; }
+  // How often it said no.
+  int64_t refused() const { return refused_.load(std::memory_order_relaxed); }
 
  private:
   friend class ByteLease;
@@ -65,6 +68,7 @@ class ByteBudget {
 
   const int64_t limit_;
   std::atomic<int64_t> in_flight_{0};
+  std::atomic<int64_t> refused_{0};
 };
 
 }  // namespace awqd::transport

@@ -27,6 +27,7 @@ absl::Time ServerCall::deadline() const {
 void ServerCall::Release() {
   if (pending_.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
   if (reactor_ != nullptr) reactor_->OnDone();
+  method_->loop()->door_->Gone(this);
   MethodBase* const method = method_;
   delete this;
   method->Gone();
@@ -51,6 +52,8 @@ void ServerCall::OnTaken(bool ok) {
 }
 
 void ServerCall::Leave(grpc::StatusCode outcome) {
+  left_ = std::chrono::steady_clock::now();
+  outcome_ = outcome;
   method_->loop()->door_->Leave(*this, method_->entry(), outcome);
 }
 

@@ -21,6 +21,7 @@
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/status.h"
 #include "kernels/base/mutex.h"
+#include "server/obs/call_record.h"
 #include "server/transport/call_gate.h"
 
 namespace awqd::transport {
@@ -80,6 +81,8 @@ class ServerCall {
   // Of the messages that came and of those that were sent, so far.
   int64_t received_bytes() const { return received_bytes_.load(std::memory_order_relaxed); }
   int64_t sent_bytes() const { return sent_bytes_.load(std::memory_order_relaxed); }
+  // What services measured of it, for whoever the door tells of its end.
+  obs::CallNotes* notes() { return &notes_; }
 
   // At most once, before any operation and on the handler's thread. A call without one is finished
   // all the same.
@@ -134,7 +137,10 @@ class ServerCall {
   std::atomic<int> pending_{3};
   // The door's, from Enter on.
   CallGate::Ticket ticket_;
-  std::chrono::steady_clock::time_point entered_;
+  std::chrono::steady_clock::time_point entered_, left_;
+  grpc::StatusCode outcome_ = grpc::StatusCode::UNKNOWN;
+  obs::TraceContext trace_;
+  obs::CallNotes notes_;
   std::atomic<int64_t> received_bytes_{0};
   std::atomic<int64_t> sent_bytes_{0};
   // The handler's return and the cancel may come in either order; the second one tells the reactor.

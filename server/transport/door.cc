@@ -5,12 +5,20 @@
 #include <chrono>
 #include <numeric>
 
+#include "absl/time/clock.h"
 #include "server/transport/call.h"
 
 namespace awqd::transport {
 
 int64_t MethodCalls::total() const {
   return std::accumulate(outcomes.begin(), outcomes.end(), int64_t{0});
+}
+
+Door::Entry::Entry(absl::string_view method, WhileDraining while_draining)
+    : path_(absl::StrCat("/", method)), while_draining_(while_draining) {
+  for (int i = 0; i < MethodCalls::kOutcomes; ++i) {
+    durations_.push_back(std::make_unique<obs::Histogram>(obs::kLatencyBounds));
+  }
 }
 
 Door::Entry* Door::Add(absl::string_view method, WhileDraining while_draining) {
@@ -20,6 +28,8 @@ Door::Entry* Door::Add(absl::string_view method, WhileDraining while_draining) {
 
 bool Door::Enter(ServerCall* call, const Entry& entry) {
   call->entered_ = std::chrono::steady_clock::now();
+  entry.started_.fetch_add(1, std::memory_order_relaxed);
+  if (recorder_ != nullptr) Trace(call);
   if (entry.while_draining_ == WhileDraining::kServed) return true;
   // The ticket comes first: the end of the server must see every call that the gate may let in.
   call->ticket_.Hold(&gate_);
@@ -29,23 +39,61 @@ bool Door::Enter(ServerCall* call, const Entry& entry) {
 }
 
 void Door::Leave(const ServerCall& call, Entry* entry, grpc::StatusCode outcome) {
-  constexpr auto kOrder = std::memory_order_relaxed;
   const bool known = outcome >= 0 && outcome < MethodCalls::kOutcomes;
-  const auto took = std::chrono::steady_clock::now() - call.entered_;
-  entry->outcomes_[known ? outcome : grpc::StatusCode::UNKNOWN].fetch_add(1, kOrder);
-  entry->received_bytes_.fetch_add(call.received_bytes(), kOrder);
-  entry->sent_bytes_.fetch_add(call.sent_bytes(), kOrder);
-  entry->time_ns_.fetch_add(std::chrono::nanoseconds(took).count(), kOrder);
+  const auto took = call.left_ - call.entered_;
+  entry->durations_[known ? outcome : grpc::StatusCode::UNKNOWN]->Observe(
+      std::chrono::nanoseconds(took).count());
+  entry->received_.Observe(call.received_bytes());
+  entry->sent_.Observe(call.sent_bytes());
+}
+
+void Door::Trace(ServerCall* call) {
+  const auto& metadata = call->context_.client_metadata();
+  const auto it = metadata.find("traceparent");
+  absl::string_view header;
+  if (it != metadata.end()) header = {it->second.data(), it->second.size()};
+  call->trace_ = recorder_->Began(header);
+  if (call->trace_.valid()) {
+    call->context_.AddInitialMetadata("traceparent", call->trace_.traceparent());
+  }
+}
+
+void Door::Gone(ServerCall* call) {
+  if (recorder_ == nullptr) return;
+  const auto now = std::chrono::steady_clock::now();
+  const auto code = static_cast<absl::StatusCode>(call->outcome_);
+  const absl::Duration total = absl::FromChrono(now - call->entered_);
+  const obs::CallRecorder::Wanted wanted = recorder_->Wants(code, total, call->trace_);
+  if (!wanted.any()) return;
+  const absl::Time ended = absl::Now();
+  recorder_->Ended({.method = call->method(),
+                    .peer = call->peer(),
+                    .trace = call->trace_,
+                    .code = code,
+                    .began = ended - total,
+                    .answered = ended - absl::FromChrono(now - call->left_),
+                    .ended = ended,
+                    .received_bytes = call->received_bytes(),
+                    .sent_bytes = call->sent_bytes(),
+                    .sum = call->notes_.Take()},
+                   wanted);
 }
 
 std::vector<MethodCalls> Door::Calls() const {
   std::vector<MethodCalls> out;
   for (const auto& entry : entries_) {
-    MethodCalls calls = {.method = std::string(entry->method())};
-    std::copy(entry->outcomes_.begin(), entry->outcomes_.end(), calls.outcomes.begin());
-    calls.received_bytes = entry->received_bytes_;
-    calls.sent_bytes = entry->sent_bytes_;
-    calls.time = absl::Nanoseconds(entry->time_ns_.load());
+    MethodCalls calls = {.method = std::string(entry->method()),
+                         .received = entry->received_.data(),
+                         .sent = entry->sent_.data()};
+    for (int i = 0; i < MethodCalls::kOutcomes; ++i) {
+      calls.durations[i] = entry->durations_[i]->data();
+      calls.outcomes[i] = calls.durations[i].total();
+      calls.time += absl::Nanoseconds(calls.durations[i].sum);
+    }
+    // Read last, so that no call has ended that had not begun.
+    calls.started = entry->started_.load(std::memory_order_relaxed);
+    calls.received_bytes = calls.received.sum;
+    calls.sent_bytes = calls.sent.sum;
     out.push_back(std::move(calls));
   }
   return out;

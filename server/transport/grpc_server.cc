@@ -53,7 +53,7 @@ std::string Spell(const ListenAddress& address, int port) {
 
 GrpcServer::GrpcServer(const Options& options, std::function<bool()> run_queued,
                        std::function<grpc::Status(const absl::Status&)> to_grpc)
-    : options_(options), sockets_(options.unix_socket_mode) {
+    : options_(options), door_(options.recorder), sockets_(options.unix_socket_mode) {
   PrepareGrpc();
   builder_ = std::make_unique<grpc::ServerBuilder>();
   loop_ = std::make_unique<CallLoop>(builder_.get(), &door_, options.threads, std::move(run_queued),

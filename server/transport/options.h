@@ -9,6 +9,10 @@
 
 #include "absl/time/time.h"
 
+namespace awqd::obs {
+class CallRecorder;
+}
+
 namespace awqd::transport {
 
 // The flags in server/flags.cc explain each, and how to choose it.
@@ -27,6 +31,7 @@ struct Options {
   absl::Duration max_connection_idle = absl::InfiniteDuration();
   absl::Duration max_connection_age = absl::InfiniteDuration();
   absl::Duration max_connection_age_grace = absl::InfiniteDuration();
+  obs::CallRecorder* recorder = nullptr;  // is told of every call; outlives the server. Null: none
 };
 
 }  // namespace awqd::transport

@@ -13,12 +13,13 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # What a header outside the project belongs to; the first pattern that matches decides, "std" when none does.
 FAMILIES = [
     ("absl", r"^absl/"),
-    ("proto", r"^(awqd/v1|google/(protobuf|rpc)|grpc/(health|reflection))/"),
+    ("proto", r"^(awqd/v1|google/(protobuf|rpc)|grpc/(health|reflection)|otlp)/"),
     # What a message is received in and answered with; a room that may include grpc may include these.
     ("grpc_data", r"^grpcpp/support/(byte_buffer|slice|status)\.h$"),
     ("grpc", r"^grpc(pp|\+\+)?/"),
     ("cuda", r"^(cuda|cublas|cooperative_groups|mma\.h|nv|vector_types|driver_types)"),
     ("spdlog", r"^(spdlog|fmt)/"),
+    ("metrics", r"^(prometheus/|civetweb\.h)"),
     ("json", r"^nlohmann/"),
     ("cli", r"^CLI/"),
     ("toml", r"^toml\+\+/"),
@@ -62,9 +63,10 @@ ROOMS = [
     ("command_line/", [], ["absl", "cli"]),
     ("tools/", GROUND + ["checkpoint/", "kernels/formats/"], ["absl", "json"]),
     ("server/batching/", BASE, ["absl"]),
-    ("server/model/", FACE + ["checkpoint/", "kernels/formats/format.h"], ["absl", "spdlog"]),
-    ("server/engine/", FACE + ["server/batching/", "server/model/"], ["absl", "spdlog"]),
-    ("server/obs/", BASE, ["absl", "json", "spdlog"]),
+    ("server/model/", FACE + ["checkpoint/", "kernels/formats/format.h", "server/obs/histogram.h"], ["absl", "spdlog"]),
+    ("server/engine/", FACE + ["server/batching/", "server/model/", "server/obs/histogram.h"], ["absl", "spdlog"]),
+    ("server/obs/", BASE, ["absl", "json", "metrics", "spdlog"]),
+    ("server/otlp/", BASE + ["server/obs/"], ["absl", "grpc", "proto"]),
     ("server/transport/", BASE + ["server/obs/"], ["absl", "grpc", "grpc_data"]),
     ("server/wire/", GROUND + ["kernels/formats/format.h", "checkpoint/file.h", "server/engine/", "server/model/", "server/obs/"],
      ["absl", "proto", "grpc_data"]),

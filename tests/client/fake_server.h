@@ -1,6 +1,7 @@
 // An awqd that lives in the test: every service, with answers the test sets.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -206,8 +207,18 @@ class FakeServerInfo : public v1::ServerInfo::Service {
     kernel.set_max_tokens(255);
     kernel.set_reason("no | GPU");
     response->add_devices()->set_id("cpu");
+    *response->mutable_counters() = counters;
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (between) between(&counters);
     return grpc::Status::OK;
   }
+
+  v1::Counters counters;
+  // What happens to them after each answer.
+  std::function<void(v1::Counters*)> between;
+
+ private:
+  std::mutex mutex_;
 };
 
 class FakeHealth : public grpc::health::v1::Health::Service {

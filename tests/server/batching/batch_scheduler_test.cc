@@ -25,6 +25,26 @@ TEST_F(BatchSchedulerTest, AnIdleWorkerStartsAtOnceAndABusyOneLetsTasksGather) {
   EXPECT_EQ(scheduler_->queued_tasks(), 0);
 }
 
+TEST_F(BatchSchedulerTest, CountsWhatWasNotRun) {
+  Start({.max_queued_tasks = 2});
+  Hold();
+  const absl::StatusOr<Ticket> cancelled = Add("cancelled");
+  ASSERT_TRUE(Add("expired", 0, absl::Milliseconds(1)).ok());
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(absl::IsResourceExhausted(Add("refused").status()));
+  EXPECT_TRUE(scheduler_->Cancel(*cancelled));
+  EXPECT_FALSE(scheduler_->Cancel(*cancelled)) << "and counts nothing";
+  clock_.Advance(absl::Milliseconds(1));
+  scheduler_->Poke();
+  AwaitLines(2);
+  Finish();
+  EXPECT_TRUE(absl::IsUnavailable(Add("late").status()));
+  const SchedulerCounts counts = scheduler_->counts();
+  EXPECT_EQ(counts.refused_full, 3);
+  EXPECT_EQ(counts.cancelled, 1);
+  EXPECT_EQ(counts.expired, 1);
+  EXPECT_EQ(counts.refused_draining, 1);
+}
+
 TEST_F(BatchSchedulerTest, HoldUntilGathersAKnownBatch) {
   Start();
   gate_.Open();

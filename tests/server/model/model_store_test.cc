@@ -44,6 +44,22 @@ TEST_F(ModelStoreTest, LoadFindUnload) {
   EXPECT_EQ(store_->device_bytes(device_.get()), 0);
 }
 
+TEST_F(ModelStoreTest, TellsWhatIsServedAndCountsOverReloads) {
+  EXPECT_TRUE(store_->Served().empty());
+  ASSERT_TRUE(store_->Load("m").ok());
+  ASSERT_EQ(store_->Served().size(), 1u);
+  EXPECT_EQ(store_->Served()[0].state, ModelState::kReady);
+  (*store_->FindWeight("m", "layers.0.up"))->use->tokens += 5;
+  ASSERT_TRUE(store_->Load("m").ok());
+  (*store_->FindWeight("m", "layers.0.up"))->use->tokens += 6;
+  EXPECT_EQ(store_->Served()[0].use->tokens, 11) << "the new version's weights count with the old";
+  EXPECT_FALSE(store_->Load("absent").ok());
+  EXPECT_EQ(store_->loads().data().total(), 2);
+  EXPECT_EQ(store_->failed_loads().data().total(), 1);
+  ASSERT_TRUE(store_->Unload("m").ok());
+  EXPECT_TRUE(store_->Served().empty());
+}
+
 TEST_F(ModelStoreTest, MemoryIsFreedWhenTheLastUserLetsGo) {
   auto weight = [&] {
     EXPECT_TRUE(store_->Load("m").ok());

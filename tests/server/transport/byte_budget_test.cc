@@ -22,6 +22,7 @@ TEST(ByteBudget, CountsAndRefusesExactly) {
       testing::AllOf(testing::HasSubstr("request: got 41 bytes"), testing::HasSubstr("at most 40"),
                      testing::HasSubstr("max_in_flight_bytes, 100")));
   EXPECT_EQ(budget.in_flight(), 60) << "the refused one counts nowhere";
+  EXPECT_EQ(budget.refused(), 1);
   EXPECT_TRUE(budget.Take(40, "request").ok());
   EXPECT_EQ(budget.in_flight(), 60) << "a lease that is gone";
 }

@@ -1,0 +1,82 @@
+// CallRecord: what is known of one call at its end, for its line in the log and for its trace.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "kernels/base/mutex.h"
+#include "server/obs/logging.h"
+#include "server/obs/trace_context.h"
+
+namespace awqd::obs {
+
+// The requests of a call, summed up. Of names those of the first request, as the client sent them,
+// cut; of moments those of an only request.
+struct RequestSum {
+  std::string request_id, model, weight, kernel;
+  int64_t requests = 0;
+  int64_t tokens = 0, queue_us = 0, compute_us = 0;
+  int32_t batch_requests = 0;
+  RequestMoments moments;
+};
+
+// Where the flows of a call leave what they measured. Thread-safe.
+class CallNotes {
+ public:
+  void Add(const RequestLog& request) {
+    MutexLock lock(&mu_);
+    if (sum_.requests++ == 0) {
+      sum_.request_id = request.request_id.substr(0, kMaxNameBytes);
+      sum_.model = request.model.substr(0, kMaxNameBytes);
+      sum_.weight = request.weight.substr(0, kMaxNameBytes);
+      sum_.kernel = request.kernel;
+      sum_.batch_requests = request.batch_requests;
+      sum_.moments = request.moments;
+    }
+    sum_.tokens += request.tokens;
+    sum_.queue_us += request.queue_us;
+    sum_.compute_us += request.compute_us;
+  }
+  RequestSum Take() {
+    MutexLock lock(&mu_);
+    return std::move(sum_);
+  }
+
+ private:
+  static constexpr size_t kMaxNameBytes = 256;
+  Mutex mu_;
+  RequestSum sum_ ABSL_GUARDED_BY(mu_);
+};
+
+struct CallRecord {
+  absl::string_view method;  // of the server's table
+  std::string peer;
+  std::string identity;  // empty: nobody in particular
+  TraceContext trace;
+  absl::StatusCode code = absl::StatusCode::kUnknown;
+  // It came to the door; its status was known; the last of it was handed to the kernel.
+  absl::Time began, answered, ended;
+  int64_t received_bytes = 0, sent_bytes = 0;
+  RequestSum sum;
+
+  absl::Duration total() const { return ended - began; }
+};
+
+// A part of a call's time.
+struct CallStep {
+  absl::string_view name;
+  absl::Time begin, end;
+};
+
+// In order: stage (checks, and payloads to staging memory), queue, compute, answer (encoding),
+// send. Only those that the call came to; none but send of a call of several requests.
+std::vector<CallStep> StepsOf(const CallRecord& record);
+
+}  // namespace awqd::obs

@@ -1,0 +1,38 @@
+// HttpServer: a few read-only pages over HTTP, by civetweb.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace awqd::obs {
+
+struct HttpAnswer {
+  int code = 200;
+  std::string type = "text/plain; charset=utf-8";
+  std::string body;
+};
+
+// Called on threads of the server's own, several at a time. `path` as the client sent it, without
+// its query. An answer of code 404 for a path that is not there.
+using HttpHandler = std::function<HttpAnswer(absl::string_view path)>;
+
+// "host:port": 127.0.0.1:8002, [::1]:8002, 0.0.0.0:8002. INVALID_ARGUMENT says what was got.
+absl::Status CheckHttpAddress(absl::string_view address);
+
+// Answers GET and HEAD; other methods are 405. Stops in the destructor, when no request is in
+// progress any more.
+class HttpServer {
+ public:
+  // UNAVAILABLE when it cannot listen there.
+  static absl::StatusOr<std::unique_ptr<HttpServer>> Start(const std::string& address,
+                                                           HttpHandler handler);
+  virtual ~HttpServer() = default;
+  // The port that is really bound, also for port 0.
+  virtual int port() const = 0;
+};
+
+}  // namespace awqd::obs

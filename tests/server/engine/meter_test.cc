@@ -1,0 +1,83 @@
+// What an engine counts of the batches that it ran, and for which model.
+#include "server/engine/meter.h"
+
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "tests/server/engine/local_engine_on_cpu.h"
+
+namespace awqd::engine {
+namespace {
+
+class MeterTest : public LocalEngineOnCpu {};
+
+INSTANTIATE_TEST_SUITE_P(Memory, MeterTest, ::testing::Bool());
+
+TEST_P(MeterTest, CountsBatchesRequestsTokensAndKernels) {
+  Start();
+  const std::vector<float> x = RandomRows(3);
+  std::string kernel;
+  for (int i = 0; i < 5; ++i) {
+    const Answer answer = Submit(Product(x)).get();
+    ASSERT_TRUE(answer.status.ok()) << answer.status;
+    kernel = answer.report.kernel;
+  }
+  const std::vector<EngineStats> stats = engine_->stats();
+  ASSERT_EQ(stats.size(), 1u);
+  EXPECT_EQ(stats[0].device, device_.get());
+  EXPECT_EQ(stats[0].batch_requests.sum, 5);
+  EXPECT_EQ(stats[0].batch_tokens.sum, 15);
+  EXPECT_EQ(stats[0].queue_ns.total(), 5);
+  EXPECT_EQ(stats[0].compute_ns.total(), stats[0].batch_tokens.total());
+  EXPECT_EQ(stats[0].batches_failed, 0);
+  ASSERT_EQ(stats[0].kernels.size(), 1u);
+  EXPECT_EQ(stats[0].kernels[0].kernel, kernel);
+  EXPECT_EQ(stats[0].kernels[0].batches, stats[0].batch_tokens.total());
+}
+
+// A batch as the engine gives it to its meter.
+batching::Batch Products(const std::shared_ptr<const model::PlacedWeight>& weight, int requests) {
+  batching::Batch batch = {.tokens = 2 * requests};
+  for (int i = 0; i < requests; ++i) {
+    auto work = std::make_unique<MatmulWork>();
+    work->weight = weight;
+    work->rows = 2;
+    work->enqueued = absl::FromUnixSeconds(99);
+    batch.tasks.push_back(std::move(work));
+  }
+  return batch;
+}
+
+TEST_P(MeterTest, CountsForTheModel) {
+  model::PlacedWeight weight = *placed_;
+  weight.use = std::make_shared<model::ModelUse>();
+  const auto shared = std::make_shared<const model::PlacedWeight>(weight);
+  Meter meter;
+  const absl::Time start = absl::FromUnixSeconds(100);
+  const ExecutionReport report = {.kernel = "a", .compute_us = 2};
+  meter.Count(Products(shared, 3), start, absl::OkStatus(), report);
+  meter.Count(Products(shared, 1), start, absl::InternalError("no"), report);
+  meter.Count(Products(placed_, 1), start, absl::OkStatus(), report);  // of no model
+  EXPECT_EQ(weight.use->requests, 3);
+  EXPECT_EQ(weight.use->failed, 1);
+  EXPECT_EQ(weight.use->tokens, 8);
+  EXPECT_EQ(weight.use->queue_ns, 4'000'000'000);
+  EngineStats stats;
+  meter.Fill(&stats);
+  EXPECT_EQ(stats.merged_requests, 3);
+  EXPECT_EQ(stats.batches_failed, 1);
+  EXPECT_EQ(stats.kernels[0].batches, 3);
+  EXPECT_EQ(stats.kernels[0].compute_us, 6);
+}
+
+TEST_P(MeterTest, TakesBoundedMemoryForNamesOfKernels) {
+  Meter meter;
+  for (int i = 0; i < 10000; ++i) {
+    meter.Count(Products(placed_, 1), absl::Now(), absl::OkStatus(), {.kernel = std::to_string(i)});
+  }
+  EngineStats stats;
+  meter.Fill(&stats);
+  EXPECT_LE(stats.kernels.size(), 257u);
+}
+
+}  // namespace
+}  // namespace awqd::engine

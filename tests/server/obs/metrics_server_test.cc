@@ -1,0 +1,204 @@
+// What operators get over HTTP: metrics, probes, the page and what it asks for.
+#include "server/obs/metrics_server.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+#include "server/obs/exposition.h"
+#include "server/obs/history.h"
+#include "server/obs/http_server.h"
+#include "server/obs/status_json.h"
+#include "tests/server/obs/http_get.h"
+#include "tests/server/obs/snapshots.h"
+
+namespace awqd::obs {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::HttpGet;
+using ::testing::Not;
+
+// The last line of it that begins so, less that beginning.
+std::string ValueOf(const std::string& text, const std::string& series) {
+  const size_t at = text.find("\n" + series + " ");
+  if (at == std::string::npos) return "absent";
+  const size_t begin = at + series.size() + 2;
+  return text.substr(begin, text.find('\n', begin) - begin);
+}
+
+TEST(Exposition, HasEverythingInBaseUnits) {
+  const std::string text = PrometheusText(Everything());
+  const std::string method = "grpc_method=\"awqd.v1.QuantizedInference/QuantizedMatmul\"";
+  const std::string ok = absl::StrCat("{", method, ",grpc_status=\"OK\"");
+  const std::pair<std::string, std::string> expected[] = {
+      {absl::StrCat("grpc_server_call_started_total{", method, "}"), "4"},
+      {absl::StrCat("awqd_calls_active{", method, "}"), "1"},
+      {absl::StrCat("grpc_server_call_duration_seconds_count", ok, "}"), "2"},
+      {absl::StrCat("grpc_server_call_duration_seconds_bucket", ok, ",le=\"0.0003\"}"), "1"},
+      {absl::StrCat("grpc_server_call_duration_seconds_bucket", ok, ",le=\"+Inf\"}"), "2"},
+      {absl::StrCat("grpc_server_call_duration_seconds_count{", method,
+                    ",grpc_status=\"NOT_FOUND\"}"),
+       "1"},
+      {absl::StrCat("grpc_server_call_rcvd_total_compressed_message_size_bytes_sum{", method, "}"),
+       "2000"},
+      {"awqd_queue_duration_seconds_sum{device=\"cpu:0\"}", "0.001"},
+      {"awqd_batch_tokens_sum{device=\"cpu:0\"}", "8"},
+      {"awqd_kernel_batches_total{device=\"cpu:0\",kernel=\"cpu/qmatmul_a16\"}", "7"},
+      {"awqd_kernel_compute_seconds_total{device=\"cpu:0\",kernel=\"cpu/qmatmul_a16\"}", "2"},
+      {"awqd_refused_requests_total{reason=\"queue_full\"}", "3"},
+      {"awqd_refused_requests_total{reason=\"in_flight_bytes\"}", "2"},
+      {"awqd_in_flight_bytes", "77"},
+      {"awqd_model_tokens_total{model=\"m\"}", "9"},
+      {"awqd_model_weights_bytes{model=\"m\",device=\"cpu:0\"}", "600"},
+      {"awqd_model_load_duration_seconds_sum{outcome=\"ok\"}", "2"},
+      {"awqd_device_memory_free_bytes{device=\"cpu:0\"}", "400"},
+      {"awqd_device_faulted{device=\"cpu:0\"}", "0"},
+      {"awqd_ready", "1"},
+      {"awqd_trace_spans_total{outcome=\"dropped\"}", "6"},
+      {"awqd_build_info{version=\"1.2.3\"}", "1"}};
+  for (const auto& [series, value] : expected) EXPECT_EQ(ValueOf(text, series), value) << series;
+  EXPECT_THAT(text, Not(HasSubstr("UNAVAILABLE"))) << "a code that no call ended with";
+}
+
+TEST(Exposition, PromtoolFindsNothing) {
+  if (std::system("command -v promtool >/dev/null 2>&1") != 0) GTEST_SKIP() << "no promtool";
+  const std::string path = absl::StrCat(::testing::TempDir(), "/awqd_metrics_", ::getpid());
+  std::ofstream(path) << PrometheusText(Everything());
+  const std::string command =
+      absl::StrCat("promtool check metrics <", path, " >", path, ".out 2>&1");
+  const int code = std::system(command.c_str());
+  std::ifstream out(path + ".out");
+  EXPECT_EQ(code, 0) << std::string(std::istreambuf_iterator<char>(out), {});
+  EXPECT_EQ(std::ifstream(path + ".out").peek(), EOF) << "it warns of something";
+  std::remove(path.c_str());
+  std::remove((path + ".out").c_str());
+}
+
+TEST(History, HoldsRatesOfTheLastQuarterOfAnHour) {
+  History history;
+  Snapshot snapshot = Everything();
+  history.Add(snapshot);
+  EXPECT_TRUE(history.points().empty());
+  Histogram counts(kCountBounds), tokens(kCountBounds);
+  for (int i = 0; i < 10; ++i) counts.Observe(2);
+  for (int i = 0; i < 10; ++i) tokens.Observe(6);
+  snapshot.devices[0].batch_requests.Add(counts.data());
+  snapshot.devices[0].batch_tokens.Add(tokens.data());
+  snapshot.methods[0].durations_ns[0].Add(Durations({900'000, 900'000, 900'000, 900'000}));
+  snapshot.methods[0].durations_ns[5].Add(Durations({900'000}));
+  snapshot.time += absl::Seconds(5);
+  history.Add(snapshot);
+  ASSERT_EQ(history.points().size(), 1u);
+  const HistoryPoint point = history.points()[0];
+  EXPECT_DOUBLE_EQ(point.requests_per_s, 4);
+  EXPECT_DOUBLE_EQ(point.tokens_per_s, 12);
+  EXPECT_DOUBLE_EQ(point.failed_per_s, 0.2);
+  EXPECT_DOUBLE_EQ(point.batch_tokens, 6);
+  EXPECT_GT(point.p99_ms, 0.6);
+  EXPECT_LE(point.p99_ms, 1);
+  EXPECT_DOUBLE_EQ(point.device_bytes, 600);
+  for (int i = 0; i < 400; ++i) {
+    snapshot.time += History::kInterval;
+    history.Add(snapshot);
+  }
+  EXPECT_LE(history.points().size(), 181u);
+  EXPECT_GE(history.points().size(), 180u);
+}
+
+TEST(History, StreamsAndProbesDoNotCountAsLatency) {
+  Snapshot snapshot = Everything();
+  EXPECT_EQ(RequestDurations(snapshot).total(), 3);
+  snapshot.methods[0].method = "awqd.v1.QuantizedInference/QuantizedMatmulStream";
+  EXPECT_EQ(RequestDurations(snapshot).total(), 0);
+  snapshot.methods[0].method = "grpc.health.v1.Health/Check";
+  EXPECT_EQ(RequestDurations(snapshot).total(), 0);
+}
+
+class MetricsServerTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    auto server = MetricsServer::Start("127.0.0.1:0", [this](bool plans) {
+      Snapshot out = Everything();
+      out.serving = serving_;
+      out.devices[0].healthy = healthy_;
+      if (!plans) out.models[0].kernels.clear();
+      return out;
+    });
+    ASSERT_TRUE(server.ok()) << server.status();
+    server_ = *std::move(server);
+  }
+  testing::HttpPage Get(const std::string& path) { return HttpGet(server_->port(), path); }
+
+  std::atomic<bool> serving_{true}, healthy_{true};
+  std::unique_ptr<MetricsServer> server_;
+};
+
+TEST_F(MetricsServerTest, AnswersProbes) {
+  EXPECT_EQ(Get("/livez").code, 200);
+  EXPECT_EQ(Get("/readyz").code, 200);
+  serving_ = false;
+  EXPECT_EQ(Get("/readyz").code, 503);
+  EXPECT_EQ(Get("/livez").code, 200);
+  serving_ = true;
+  healthy_ = false;
+  EXPECT_EQ(Get("/readyz").code, 503);
+  EXPECT_THAT(Get("/readyz").body, HasSubstr("cpu:0"));
+}
+
+TEST_F(MetricsServerTest, ServesMetrics) {
+  const testing::HttpPage page = Get("/metrics");
+  EXPECT_EQ(page.code, 200);
+  EXPECT_THAT(page.head, HasSubstr("text/plain; version=0.0.4"));
+  EXPECT_THAT(page.body, HasSubstr("awqd_build_info{version=\"1.2.3\"} 1\n"));
+}
+
+TEST_F(MetricsServerTest, ServesThePageAndNothingFromElsewhere) {
+  const testing::HttpPage page = Get("/");
+  EXPECT_EQ(page.code, 200);
+  EXPECT_THAT(page.head, HasSubstr("text/html"));
+  EXPECT_THAT(page.head, HasSubstr("default-src 'self'"));
+  for (const char* file : {"/", "/page.js", "/page.css"}) {
+    EXPECT_EQ(Get(file).code, 200) << file;
+    for (const char* elsewhere : {"https://", "src=\"//", "@import", "url("}) {
+      EXPECT_THAT(Get(file).body, Not(HasSubstr(elsewhere))) << file;
+    }
+  }
+  const nlohmann::json status = nlohmann::json::parse(Get("/api/status").body);
+  EXPECT_EQ(status["models"][0]["kernels"].size(), 2u);
+  EXPECT_EQ(status["models"][0]["bytes"]["cpu:0"], 600);
+  EXPECT_EQ(status["devices"][0]["name"], "a \"quoted\" name");
+  EXPECT_EQ(status["methods"][0]["codes"]["NOT_FOUND"], 1);
+  EXPECT_TRUE(status["history"].is_array());
+}
+
+TEST_F(MetricsServerTest, ReadsOnly) {
+  for (const char* method : {"POST", "PUT", "DELETE"}) {
+    EXPECT_EQ(HttpGet(server_->port(), "/metrics", method).code, 405) << method;
+  }
+  const testing::HttpPage head = HttpGet(server_->port(), "/livez", "HEAD");
+  EXPECT_EQ(head.code, 200);
+  EXPECT_EQ(head.body, "");
+  for (const char* path : {"/nope", "/page.html", "/../etc/passwd", "/%2e%2e/etc/passwd"}) {
+    EXPECT_NE(Get(path).code, 200) << path;
+  }
+}
+
+TEST_F(MetricsServerTest, SaysWhyItCannotListen) {
+  const auto taken = MetricsServer::Start(absl::StrCat("127.0.0.1:", server_->port()),
+                                          [](bool) { return Snapshot(); });
+  EXPECT_TRUE(absl::IsUnavailable(taken.status())) << taken.status();
+  for (const char* address : {"", ":8002", "8002", "127.0.0.1", "127.0.0.1:x", "127.0.0.1:65536",
+                              "127.0.0.1:1,0.0.0.0:2"}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(CheckHttpAddress(address))) << address;
+  }
+  EXPECT_TRUE(CheckHttpAddress("[::1]:8002").ok());
+}
+
+}  // namespace
+}  // namespace awqd::obs
