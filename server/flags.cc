@@ -137,7 +137,15 @@ void AddBoundFlags(FlagTable& table, Options& options) {
       "busy and cores are not: many clients, or large messages.");
   table.Number(
       "max_concurrent_streams", transport.max_concurrent_streams, 1, 1 << 20,
-      "Calls at once per connection; more wait in the client. Bounds what one client takes.");
+      "Calls at once per connection; more wait in the client. Bounds what one client takes. Of a "
+      "client that does not wait, calls are refused with RESOURCE_EXHAUSTED from twice as many on, "
+      "and at least 64 more.");
+  table.Number("max_connections", transport.max_connections, 1, 1 << 20,
+               "Connections at once, of all clients; one more is closed at once. Never more than "
+               "three quarters of the files that the process may open (ulimit -n).");
+  table.Number("max_connections_per_peer", transport.max_connections_per_peer, 1, 1 << 20,
+               "The same of one IPv4 address, one IPv6 /64 network, or one user of a Unix domain "
+               "socket. Behind a proxy all clients are one peer: as many as max_connections then.");
   table.Number(
       "stream_in_flight", rpc.stream_in_flight, 1, 1 << 16,
       "Requests of one QuantizedMatmulStream in flight; reading pauses beyond. Enough to keep "
@@ -247,6 +255,15 @@ void AddLifecycleFlags(FlagTable& table, Options& options) {
   table.Duration("keepalive_timeout_s", transport.keepalive_timeout, absl::Seconds(1),
                  {1.0, 86400.0},
                  "How long that ping may stay unanswered before the connection is closed.");
+  table.Duration("handshake_timeout_s", transport.handshake_timeout, absl::Seconds(1),
+                 {0.01, 3600.0},
+                 "How long a new connection may take to send its HTTP/2 settings before it is "
+                 "closed. A few round trips of the slowest client.");
+  table.Duration(
+      "send_timeout_s", transport.send_timeout, absl::Seconds(1), {0.01, 86400.0},
+      "How long an answer, or one message of a stream, may wait for its client to take it before "
+      "the call is cancelled and its bytes are given back. Longer than the largest answer takes on "
+      "the slowest wanted line: 64 MiB in 60 s are 9 Mbit/s.");
   table.Duration(
       "min_ping_interval_s", transport.min_ping_interval, absl::Seconds(1), {0.0, 86400.0},
       "Clients that ping an idle connection more often than this are sent away. At most their "

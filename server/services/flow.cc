@@ -15,7 +15,7 @@ absl::Status Flow::StillWanted() const {
 absl::Status Flow::Open(grpc::ByteBuffer* message, google::protobuf::Message* request) {
   const auto bytes = static_cast<int64_t>(message->Length());
   log_.bytes_in = bytes;
-  absl::StatusOr<transport::ByteLease> lease = env_.in_flight->Take(bytes, "request");
+  absl::StatusOr<transport::ByteLease> lease = env_.in_flight->Take(connection_, bytes, "request");
   if (!lease.ok()) {
     message->Clear();
     return lease.status();

@@ -71,7 +71,7 @@ class Flow : public std::enable_shared_from_this<Flow> {
   // `method` names the flow in the log. `call` is the one that it is of, or one of many of, and
   // lives until the flow has ended.
   Flow(const Env& env, absl::string_view method, transport::ServerCall* call)
-      : env_(env), deadline_(call->deadline()), notes_(call->notes()) {
+      : env_(env), deadline_(call->deadline()), notes_(call->notes()), connection_(call->connection()) {
     log_.method = method;
   }
   ~Flow() = default;
@@ -140,6 +140,7 @@ class Flow : public std::enable_shared_from_this<Flow> {
   const Env& env_;
   const absl::Time deadline_;
   obs::CallNotes* const notes_;
+  const std::shared_ptr<transport::Connection> connection_;
   const absl::Time started_ = absl::Now();
   TaskSlot slot_;
   transport::ByteLease lease_;

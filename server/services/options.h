@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "absl/time/time.h"
 #include "server/services/shared_memory.h"
 #include "server/transport/options.h"
 
@@ -13,6 +14,8 @@ struct Options {
   int rpc_threads = 0;           // 0: by the cores and the device
   SharedMemoryOptions shared_memory;
   bool reflection = true;
+  // How long a reflection stream may be open without asking: there are few of them for all clients.
+  absl::Duration reflection_idle = absl::Seconds(30);
   int load_threads = 2;
   int packing_threads = 1;
   int64_t max_queued_loads = 64;

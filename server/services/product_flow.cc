@@ -39,7 +39,7 @@ template <typename Method>
 absl::Status ProductFlow<Method>::Open(grpc::ByteBuffer* message) {
   const auto bytes = static_cast<int64_t>(message->Length());
   log_.bytes_in = bytes;
-  absl::StatusOr<transport::ByteLease> lease = env_.in_flight->Take(bytes, "request");
+  absl::StatusOr<transport::ByteLease> lease = env_.in_flight->Take(connection_, bytes, "request");
   message_.Take(message);
   if (!lease.ok()) {
     parsed_.request.set_request_id(wire::PeekRequestId(message_.pieces()));

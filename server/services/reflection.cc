@@ -9,6 +9,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "google/protobuf/descriptor.pb.h"
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
@@ -171,6 +172,8 @@ class ReflectionService::Stream final : public transport::Reactor,
     {
       MutexLock lock(&mu_);
       self_ = shared_from_this();
+      silent_since_ = absl::Now();
+      call_->StartAlarm(service_->idle_limit_);
       call_->StartRead(&message_);
     }
     draining_ =
@@ -199,9 +202,21 @@ class ReflectionService::Stream final : public transport::Reactor,
   void OnWriteDone(bool ok) override {
     MutexLock lock(&mu_);
     writing_ = false;
+    silent_since_ = absl::Now();
     if (!ok) return Finish(wire::ToGrpc(Cancelled()));
     if (drained_) return Finish(transport::CallGate::Draining());
     call_->StartRead(&message_);
+  }
+
+  void OnAlarm() override {
+    MutexLock lock(&mu_);
+    if (finished_) return;
+    const absl::Duration left =
+        writing_ ? service_->idle_limit_ : silent_since_ + service_->idle_limit_ - absl::Now();
+    if (left > absl::ZeroDuration()) return call_->StartAlarm(left);
+    Finish(wire::ToGrpc(absl::UnavailableError(
+        absl::StrCat("reflection: got no request for ", absl::FormatDuration(service_->idle_limit_),
+                     "; open another stream for the next"))));
   }
 
   void OnCancel() override {
@@ -223,6 +238,7 @@ class ReflectionService::Stream final : public transport::Reactor,
   void Finish(const grpc::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     if (finished_) return;
     finished_ = true;
+    call_->HurryAlarm();
     call_->FinishIn(service_->gate_->LastWords(), status);
   }
 
@@ -232,6 +248,7 @@ class ReflectionService::Stream final : public transport::Reactor,
   std::shared_ptr<Stream> self_;  // gRPC's share
   grpc::ByteBuffer message_;      // that is being read
   Mutex mu_;
+  absl::Time silent_since_ ABSL_GUARDED_BY(mu_);
   bool writing_ ABSL_GUARDED_BY(mu_) = false;
   bool drained_ ABSL_GUARDED_BY(mu_) = false;  // the server stops
   bool cancelled_ ABSL_GUARDED_BY(mu_) = false;
@@ -239,8 +256,11 @@ class ReflectionService::Stream final : public transport::Reactor,
   std::unique_ptr<transport::CallGate::Listener> draining_;
 };
 
-ReflectionService::ReflectionService(transport::Door* door)
-    : gate_(door->gate()), services_(AndOwnNames(door->Services())), schema_(services_) {}
+ReflectionService::ReflectionService(transport::Door* door, absl::Duration idle_limit)
+    : gate_(door->gate()),
+      idle_limit_(idle_limit),
+      services_(AndOwnNames(door->Services())),
+      schema_(services_) {}
 
 void ReflectionService::ServeOn(transport::CallLoop* loop) {
   constexpr int kSlots = 4;

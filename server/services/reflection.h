@@ -11,6 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "google/protobuf/descriptor.h"
 #include "grpc/reflection/v1/reflection.pb.h"
 #include "server/transport/call_loop.h"
@@ -57,7 +58,8 @@ class ReflectionService {
   static constexpr int kMaxOpen = 32;
 
   // Tells of the services whose methods have been served by now, and of itself.
-  explicit ReflectionService(transport::Door* door);
+  // A stream that asks for nothing for `idle_limit` ends with UNAVAILABLE.
+  ReflectionService(transport::Door* door, absl::Duration idle_limit);
 
   void ServeOn(transport::CallLoop* loop);
 
@@ -70,6 +72,7 @@ class ReflectionService {
   void Start(transport::StreamCall* call);
 
   transport::CallGate* const gate_;
+  const absl::Duration idle_limit_;
   const std::vector<std::string> services_;
   const Schema schema_;
   std::atomic<int> open_{0};

@@ -87,7 +87,7 @@ absl::Status RpcServer::Listen() {
   ServeServerInfo(env_, grpc_.loop());
   health_.ServeOn(grpc_.loop());
   if (env_.options.reflection) {
-    reflection_.emplace(grpc_.door());
+    reflection_.emplace(grpc_.door(), env_.options.reflection_idle);
     reflection_->ServeOn(grpc_.loop());
   }
   return grpc_.Start();

@@ -57,6 +57,8 @@ class RpcServer {
 
   // What every call passes: the counts of calls, and the gate that Shutdown closes.
   transport::Door* door() { return grpc_.door(); }
+  // Who is connected.
+  transport::Acceptor* acceptor() { return grpc_.acceptor(); }
   // What Options::in_flight_bytes bounds.
   int64_t in_flight_bytes() const { return in_flight_.in_flight(); }
   // What SharedMemoryOptions::max_open bounds.

@@ -1,40 +1,72 @@
-// One counter, raised only when the sum stays within the limit.
+// One counter for all and one for each connection, raised only when the sums stay within bounds.
 #include "server/transport/byte_budget.h"
+
+#include <algorithm>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status.h"
 
 namespace awqd::transport {
+namespace {
 
-absl::Status ByteBudget::Reserve(int64_t bytes, absl::string_view what) {
+absl::Status Refused(absl::string_view what, int64_t bytes, int64_t at_most,
+                     absl::string_view why) {
+  return absl::ResourceExhaustedError(absl::StrCat(
+      what, ": got ", bytes, " bytes, expected at most ", at_most, ": ", why, "; try again later"));
+}
+
+}  // namespace
+
+// Two calls of one connection that come at the same time may both be let in where one alone had
+// taken the last of its part. The limit itself is never passed.
+absl::Status ByteBudget::Reserve(Connection* connection, int64_t of_call, int64_t bytes,
+                                 absl::string_view what) {
+  const int64_t own =
+      connection == nullptr ? 0 : connection->bytes_.load(std::memory_order_relaxed);
   int64_t held = in_flight_.load(std::memory_order_relaxed);
   do {
-    if (limit_ != 0 && bytes > limit_ - held) {
+    if (limit_ == 0) continue;
+    const int64_t free = limit_ - held;
+    if (bytes > free) {
       refused_.fetch_add(1, std::memory_order_relaxed);
-      return absl::ResourceExhaustedError(absl::StrCat(
-          what, ": got ", bytes, " bytes, expected at most ", limit_ - held, ": requests and ",
-          "answers in flight hold ", held, " bytes of the server's max_in_flight_bytes, ", limit_,
-          "; try again later"));
+      return Refused(what, bytes, free,
+                     absl::StrCat("requests and answers in flight hold ", held,
+                                  " bytes of the server's max_in_flight_bytes, ", limit_));
+    }
+    if (own > of_call && own + bytes > free - bytes) {
+      refused_.fetch_add(1, std::memory_order_relaxed);
+      return Refused(
+          what, bytes, std::max<int64_t>(0, (free - own) / 2),
+          absl::StrCat("this connection holds ", own, " bytes, and ", free,
+                       " of the server's max_in_flight_bytes, ", limit_, ", are left for all"));
     }
   } while (!in_flight_.compare_exchange_weak(held, held + bytes, std::memory_order_relaxed));
+  if (connection != nullptr) connection->bytes_.fetch_add(bytes, std::memory_order_relaxed);
   return absl::OkStatus();
 }
 
-absl::StatusOr<ByteLease> ByteBudget::Take(int64_t bytes, absl::string_view what) {
-  AWQD_RETURN_IF_ERROR(Reserve(bytes, what));
-  return ByteLease(this, bytes);
+void ByteBudget::GiveBack(Connection* connection, int64_t bytes) {
+  if (connection != nullptr) connection->bytes_.fetch_sub(bytes, std::memory_order_relaxed);
+  in_flight_.fetch_sub(bytes, std::memory_order_relaxed);
+}
+
+absl::StatusOr<ByteLease> ByteBudget::Take(std::shared_ptr<Connection> connection, int64_t bytes,
+                                           absl::string_view what) {
+  ByteLease lease(this, std::move(connection));
+  AWQD_RETURN_IF_ERROR(lease.Grow(bytes, what));
+  return lease;
 }
 
 absl::Status ByteLease::Grow(int64_t bytes, absl::string_view what) {
   if (budget_ == nullptr) return absl::OkStatus();
-  AWQD_RETURN_IF_ERROR(budget_->Reserve(bytes, what));
+  AWQD_RETURN_IF_ERROR(budget_->Reserve(connection_.get(), bytes_, bytes, what));
   bytes_ += bytes;
   return absl::OkStatus();
 }
 
 void ByteLease::ShrinkTo(int64_t bytes) {
   if (budget_ == nullptr || bytes >= bytes_) return;
-  budget_->in_flight_.fetch_sub(bytes_ - bytes, std::memory_order_relaxed);
+  budget_->GiveBack(connection_.get(), bytes_ - bytes);
   bytes_ = bytes;
 }
 

@@ -1,14 +1,21 @@
 // ByteBudget: what requests and their answers may hold together, from the moment a message is here
-// until its answer was sent.
+// until its answer was sent, and how much of it one connection may hold.
+//
+// The rule: a connection that holds bytes for one call may take more for another as long as it then
+// holds no more than what is left for all others. So one connection alone holds half of the budget
+// at most, two that take all they can a third each, and what is left is as much as each of them
+// has. A single call may always take what is free.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "server/transport/connection.h"
 
 namespace awqd::transport {
 
@@ -22,12 +29,14 @@ class ByteLease {
   ByteLease& operator=(ByteLease&& other) noexcept {
     Release();
     budget_ = std::exchange(other.budget_, nullptr);
+    connection_ = std::move(other.connection_);
     bytes_ = std::exchange(other.bytes_, 0);
     return *this;
   }
   ~ByteLease() { Release(); }
 
-  // Takes more; on RESOURCE_EXHAUSTED the lease stays as it was. `what` begins the message.
+  // Takes more for the same call; on RESOURCE_EXHAUSTED the lease stays as it was. `what` begins
+  // the message.
   absl::Status Grow(int64_t bytes, absl::string_view what);
   // Gives back all but `bytes`. Never takes more.
   void ShrinkTo(int64_t bytes);
@@ -36,13 +45,16 @@ class ByteLease {
 
  private:
   friend class ByteBudget;
-  ByteLease(ByteBudget* budget, int64_t bytes) : budget_(budget), bytes_(bytes) {}
+  ByteLease(ByteBudget* budget, std::shared_ptr<Connection> connection)
+      : budget_(budget), connection_(std::move(connection)) {}
   void Release() {
     ShrinkTo(0);
     budget_ = nullptr;
+    connection_ = nullptr;
   }
 
   ByteBudget* budget_ = nullptr;
+  std::shared_ptr<Connection> connection_;
   int64_t bytes_ = 0;
 };
 
@@ -54,8 +66,11 @@ class ByteBudget {
   ByteBudget(const ByteBudget&) = delete;
   ByteBudget& operator=(const ByteBudget&) = delete;
 
-  // RESOURCE_EXHAUSTED, naming `what`, the bytes and the limit, when they would pass it.
-  absl::StatusOr<ByteLease> Take(int64_t bytes, absl::string_view what);
+  // For a call of `connection`. RESOURCE_EXHAUSTED, naming `what`, the bytes and the limit, when
+  // they would pass it, or the connection's part of it. Null: nobody's call, which only the limit
+  // binds.
+  absl::StatusOr<ByteLease> Take(std::shared_ptr<Connection> connection, int64_t bytes,
+                                 absl::string_view what);
 
   int64_t in_flight() const { return in_flight_.load(std::memory_order_relaxed); }
   int64_t limit() const { return limit_; }
@@ -64,7 +79,10 @@ class ByteBudget {
 
  private:
   friend class ByteLease;
-  absl::Status Reserve(int64_t bytes, absl::string_view what);
+  // For a call of `connection` that has `of_call` bytes already.
+  absl::Status Reserve(Connection* connection, int64_t of_call, int64_t bytes,
+                       absl::string_view what);
+  void GiveBack(Connection* connection, int64_t bytes);
 
   const int64_t limit_;
   std::atomic<int64_t> in_flight_{0};

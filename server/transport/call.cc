@@ -71,7 +71,20 @@ void ServerCall::Cancelled() {
   if (reactor_ != nullptr) reactor_->OnCancel();
 }
 
-void ServerCall::OnFinished(bool /*ok*/) { Release(); }
+void ServerCall::OnFinished(bool /*ok*/) {
+  SendEnds();
+  Release();
+}
+
+void ServerCall::SendBegins() { method_->loop()->door_->sends()->Begin(&send_); }
+
+void ServerCall::SendEnds() { method_->loop()->door_->sends()->End(&send_); }
+
+// What was to be sent is dropped, and the call ends as one that its client has cancelled.
+void ServerCall::NotTaken() {
+  method_->loop()->door_->NotTaken(*this);
+  context_.TryCancel();
+}
 
 void ServerCall::FinishIn(absl::Duration delay, const grpc::Status& status) {
   if (delay <= absl::ZeroDuration()) return Finish(status);
@@ -80,6 +93,17 @@ void ServerCall::FinishIn(absl::Duration delay, const grpc::Status& status) {
   delayed_->status = status;
   delayed_->alarm.Set(method_->loop()->queue_.get(), absl::ToChronoTime(absl::Now() + delay),
                       static_cast<Event*>(&delay_over_));
+}
+
+void ServerCall::StartAlarm(absl::Duration delay) {
+  Retain();
+  alarm_.Set(method_->loop()->queue_.get(), absl::ToChronoTime(absl::Now() + delay),
+             static_cast<Event*>(&alarm_over_));
+}
+
+void ServerCall::OnAlarm(bool /*ok*/) {
+  reactor_->OnAlarm();
+  Release();
 }
 
 void ServerCall::OnDelayed(bool /*ok*/) {

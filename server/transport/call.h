@@ -23,6 +23,8 @@
 #include "kernels/base/mutex.h"
 #include "server/obs/call_record.h"
 #include "server/transport/call_gate.h"
+#include "server/transport/connection.h"
+#include "server/transport/send_watch.h"
 
 namespace awqd::transport {
 
@@ -56,6 +58,8 @@ class Reactor {
   // The client cancelled, its deadline passed, or the connection broke; once at most, after the
   // handler has returned. The call still has to be finished.
   virtual void OnCancel() {}
+  // What StartAlarm asked for.
+  virtual void OnAlarm() {}
   // The end of a StartRead or StartWrite; false: there is no message, or nobody to read it.
   virtual void OnReadDone(bool /*ok*/) {}
   virtual void OnWriteDone(bool /*ok*/) {}
@@ -78,6 +82,8 @@ class ServerCall {
   // "ipv4:10.0.0.7:51034", "unix:": gRPC allocates it.
   std::string peer() const { return context_.peer(); }
   absl::Time deadline() const;
+  // The connection that it came on. Null until the door has seen the call.
+  const std::shared_ptr<Connection>& connection() const { return connection_.connection(); }
   // Of the messages that came and of those that were sent, so far.
   int64_t received_bytes() const { return received_bytes_.load(std::memory_order_relaxed); }
   int64_t sent_bytes() const { return sent_bytes_.load(std::memory_order_relaxed); }
@@ -92,10 +98,16 @@ class ServerCall {
   // instead when all is well.
   void Finish(const grpc::Status& status) {
     Leave(status.error_code());
+    SendBegins();
     SendStatus(status);
   }
   // The same, `delay` later.
   void FinishIn(absl::Duration delay, const grpc::Status& status);
+
+  // OnAlarm comes `delay` later, or at once after HurryAlarm. The call does not end before. One at
+  // a time.
+  void StartAlarm(absl::Duration delay);
+  void HurryAlarm() { alarm_.Cancel(); }
 
  protected:
   explicit ServerCall(MethodBase* method);
@@ -106,6 +118,9 @@ class ServerCall {
   void Retain() { pending_.fetch_add(1, std::memory_order_relaxed); }
   void Release();
   Reactor* reactor() const { return reactor_; }
+  // Around each operation that sends: the client has only so long to take what it sends.
+  void SendBegins();
+  void SendEnds();
   // The status is known, and sent next.
   void Leave(grpc::StatusCode outcome);
   void Received(const grpc::ByteBuffer& message) { Count(message, &received_bytes_); }
@@ -128,14 +143,17 @@ class ServerCall {
   void OnEnded(bool ok);
   void OnFinished(bool ok);
   void OnDelayed(bool ok);
+  void OnAlarm(bool ok);
   void HandlerReturned();
   void Cancelled();
+  void NotTaken();
 
   MethodBase* const method_;
   Reactor* reactor_ = nullptr;
-  // The handler, Finish, gRPC's notice of the end, and each read and write in progress.
+  // The handler, Finish, gRPC's notice of the end, and each read, write and alarm in progress.
   std::atomic<int> pending_{3};
   // The door's, from Enter on.
+  Connection::Ticket connection_;
   CallGate::Ticket ticket_;
   std::chrono::steady_clock::time_point entered_, left_;
   grpc::StatusCode outcome_ = grpc::StatusCode::UNKNOWN;
@@ -143,10 +161,14 @@ class ServerCall {
   obs::CallNotes notes_;
   std::atomic<int64_t> received_bytes_{0};
   std::atomic<int64_t> sent_bytes_{0};
+  SendWatch::Send send_{[this] { NotTaken(); }};
   // The handler's return and the cancel may come in either order; the second one tells the reactor.
   std::atomic<bool> one_of_two_{false};
   EventOf<ServerCall, &ServerCall::OnTaken> taken_{this};
   EventOf<ServerCall, &ServerCall::OnEnded> ended_{this};
+
+  grpc::Alarm alarm_;
+  EventOf<ServerCall, &ServerCall::OnAlarm> alarm_over_{this};
 
   // The alarm of FinishIn. The lock is for ThreadSanitizer, which does not see what an alarm
   // orders.

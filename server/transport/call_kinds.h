@@ -23,6 +23,7 @@ class UnaryCall final : public ServerCall {
   void Answer(const grpc::ByteBuffer& answer) {
     Sent(answer);
     Leave(grpc::StatusCode::OK);
+    SendBegins();
     responder_.Finish(answer, grpc::Status::OK, &finished_);
   }
 
@@ -47,6 +48,7 @@ class Writing : public ServerCall {
   void StartWrite(const grpc::ByteBuffer& message) {
     Retain();
     Sent(message);
+    SendBegins();
     responder_.Write(message, &written_);
   }
 
@@ -58,6 +60,7 @@ class Writing : public ServerCall {
  private:
   void SendStatus(const grpc::Status& status) override { responder_.Finish(status, &finished_); }
   void OnWritten(bool ok) {
+    SendEnds();
     reactor()->OnWriteDone(ok);
     Release();
   }

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "absl/time/clock.h"
+#include "server/obs/logging.h"
 #include "server/transport/call.h"
 
 namespace awqd::transport {
@@ -30,12 +31,40 @@ bool Door::Enter(ServerCall* call, const Entry& entry) {
   call->entered_ = std::chrono::steady_clock::now();
   entry.started_.fetch_add(1, std::memory_order_relaxed);
   if (recorder_ != nullptr) Trace(call);
-  if (entry.while_draining_ == WhileDraining::kServed) return true;
+  if (!HasRoom(call)) return false;
+  return entry.while_draining_ == WhileDraining::kServed || !TurnAway(call);
+}
+
+bool Door::HasRoom(ServerCall* call) {
+  const int64_t calls = call->connection_.Hold(connections_->Of(call->context_.c_call()));
+  if (calls <= calls_per_connection_) return true;
+  if (calls > 4 * calls_per_connection_ && cut_ != nullptr && call->connection()->MayBeCut()) {
+    cut_(call->peer());
+  }
+  if (int64_t times = 0; crowd_line_.Now(&times)) {
+    obs::LogEvent(obs::LogLevel::kWarning, "calls refused: too many on one connection",
+                  {{"peer", obs::LogText(call->peer())}, {"calls", times}});
+  }
+  call->Finish({grpc::StatusCode::RESOURCE_EXHAUSTED,
+                absl::StrCat("calls: got more than ", calls_per_connection_,
+                             " in flight on one connection, which is the most")});
+  return false;
+}
+
+bool Door::TurnAway(ServerCall* call) {
   // The ticket comes first: the end of the server must see every call that the gate may let in.
   call->ticket_.Hold(&gate_);
-  if (gate_.open()) return true;
+  if (gate_.open()) return false;
   gate_.TurnAway([call] { call->Finish(CallGate::Draining()); });
-  return false;
+  return true;
+}
+
+void Door::NotTaken(const ServerCall& call) {
+  int64_t times = 0;
+  if (!late_line_.Now(&times)) return;
+  obs::LogEvent(obs::LogLevel::kWarning,
+                "calls cancelled: an answer was not taken in send_timeout_s",
+                {{"method", call.method()}, {"peer", obs::LogText(call.peer())}, {"calls", times}});
 }
 
 void Door::Leave(const ServerCall& call, Entry* entry, grpc::StatusCode outcome) {

@@ -7,6 +7,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -18,6 +19,9 @@
 #include "server/obs/call_recorder.h"
 #include "server/obs/histogram.h"
 #include "server/transport/call_gate.h"
+#include "server/transport/connection.h"
+#include "server/transport/send_watch.h"
+#include "server/transport/sometimes.h"
 
 namespace awqd::transport {
 
@@ -46,11 +50,28 @@ struct MethodCalls {
   int64_t total() const;
 };
 
+// What a door lets one connection do.
+struct DoorLimits {
+  // In flight: open streams too, and calls of every service. A client that heeds HTTP/2's own limit
+  // (Options::max_concurrent_streams) stays below; gRPC holds nobody to it who never acknowledges
+  // it.
+  int64_t calls_per_connection = 1024;
+  // Ends the connection of this peer, as gRPC spells it, on which there are four times as many: its
+  // client goes on without reading that they are refused. May be null.
+  std::function<void(const std::string& peer)> cut;
+  // How long an answer, or a message of a stream, may wait for its client to take it.
+  absl::Duration send_timeout = absl::InfiniteDuration();
+};
+
 // Thread-safe once the server has started. Outlives the gRPC server.
 class Door {
  public:
   // `recorder`, which outlives the door, is told of every call; it may be null.
-  explicit Door(obs::CallRecorder* recorder = nullptr) : recorder_(recorder) {}
+  explicit Door(const DoorLimits& limits = {}, obs::CallRecorder* recorder = nullptr)
+      : calls_per_connection_(limits.calls_per_connection),
+        cut_(limits.cut),
+        recorder_(recorder),
+        sends_(limits.send_timeout) {}
 
   // The name in MethodCalls::method of all methods that the server does not have.
   static constexpr absl::string_view kUnknownMethod = "(unknown)";
@@ -83,19 +104,29 @@ class Door {
 
   // A call that has ended, last of all: its status was sent.
   void Gone(ServerCall* call);
+  // What `call` sends was not taken in time, and the call is cancelled. On any thread.
+  void NotTaken(const ServerCall& call);
 
   CallGate* gate() { return &gate_; }
+  SendWatch* sends() { return &sends_; }
   // One for each method, in the order of Add. What Leave has counted is in it.
   std::vector<MethodCalls> Calls() const;
   // Of all methods, each once.
   std::vector<std::string> Services() const;
 
  private:
+  bool TurnAway(ServerCall* call);
+  bool HasRoom(ServerCall* call);
   // The trace that the call belongs to, which its client is told.
   void Trace(ServerCall* call);
 
+  const int64_t calls_per_connection_;
+  const std::function<void(const std::string& peer)> cut_;
   obs::CallRecorder* const recorder_;
   CallGate gate_;
+  const std::shared_ptr<Connections> connections_ = Connections::Make();
+  SendWatch sends_;
+  Sometimes crowd_line_, late_line_;
   std::vector<std::unique_ptr<Entry>> entries_;
 };
 

@@ -1,6 +1,7 @@
 // Builds the gRPC server, binds its addresses, and ends it in order.
 #include "server/transport/grpc_server.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <utility>
 
@@ -13,6 +14,7 @@
 #include "server/obs/logging.h"
 #include "server/transport/bounds.h"
 #include "server/transport/listen_address.h"
+#include "server/transport/listen_socket.h"
 #include "server/transport/shutdown.h"
 
 namespace awqd::transport {
@@ -35,12 +37,9 @@ void PrepareGrpc() {
   [[maybe_unused]] static const bool kept = (grpc_init(), true);
 }
 
-absl::Status CannotListen(const ListenAddress& address) {
-  return absl::UnavailableError(
-      absl::StrCat("address: cannot listen on \"", obs::LogText(address.text), "\": ",
-                   address.socket_path.empty()
-                       ? "the port is in use, or the address is not one of this machine"
-                       : "the file system does not take sockets, or somebody was faster"));
+absl::Status CannotListen(const ListenAddress& address, const absl::Status& why) {
+  return absl::Status(why.code(), absl::StrCat("address: cannot listen on \"",
+                                               obs::LogText(address.text), "\": ", why.message()));
 }
 
 // With the port that was really bound.
@@ -49,11 +48,29 @@ std::string Spell(const ListenAddress& address, int port) {
   return absl::StrCat(address.text.substr(0, address.text.rfind(':')), ":", port);
 }
 
+// gRPC's own limit is a client's to heed, so the door has one behind it. Calls that have ended
+// count until gRPC says so.
+DoorLimits LimitsOfDoor(const Options& options, Acceptor* acceptor) {
+  const int64_t streams = options.max_concurrent_streams;
+  return {.calls_per_connection = std::max(2 * streams, streams + 64),
+          .cut = [acceptor](const std::string& peer) { acceptor->Cut(peer); },
+          .send_timeout = options.send_timeout};
+}
+
+Acceptor::Limits LimitsOfAcceptor(const Options& options) {
+  return {.max_connections = options.max_connections,
+          .max_connections_per_peer = options.max_connections_per_peer,
+          .handshake_timeout = options.handshake_timeout};
+}
+
 }  // namespace
 
 GrpcServer::GrpcServer(const Options& options, std::function<bool()> run_queued,
                        std::function<grpc::Status(const absl::Status&)> to_grpc)
-    : options_(options), door_(options.recorder), sockets_(options.unix_socket_mode) {
+    : options_(options),
+      door_(LimitsOfDoor(options, &acceptor_), options.recorder),
+      sockets_(options.unix_socket_mode),
+      acceptor_(LimitsOfAcceptor(options)) {
   PrepareGrpc();
   builder_ = std::make_unique<grpc::ServerBuilder>();
   loop_ = std::make_unique<CallLoop>(builder_.get(), &door_, options.threads, std::move(run_queued),
@@ -65,43 +82,55 @@ GrpcServer::~GrpcServer() { Shutdown(absl::InfinitePast()); }
 absl::Status GrpcServer::Start() {
   SetBounds(options_, builder_.get());
   AWQD_RETURN_IF_ERROR(Bind());
+  server_ = builder_->BuildAndStart();
+  if (server_ == nullptr) return absl::UnavailableError("address: gRPC cannot start");
+  AWQD_RETURN_IF_ERROR(acceptor_.Start());
   loop_->Start();
   return absl::OkStatus();
 }
 
 absl::Status GrpcServer::Bind() {
-  std::vector<ListenAddress> asked;
-  std::vector<std::string> bind;  // what gRPC is told
   for (const std::string& text : options_.addresses) {
     absl::StatusOr<ListenAddress> address = ParseListenAddress(text);
     if (!address.ok()) {
       return absl::Status(address.status().code(),
                           absl::StrCat("address: ", address.status().message()));
     }
-    bind.push_back(address->text);
-    if (!address->socket_path.empty()) {
-      AWQD_ASSIGN_OR_RETURN(const std::string path, sockets_.Claim(address->socket_path));
-      bind.back() = absl::StrCat("unix:", path);
-    }
-    asked.push_back(*std::move(address));
+    AWQD_RETURN_IF_ERROR(Listen(*address));
   }
-  std::vector<int> ports(asked.size(), 0);
-  for (size_t i = 0; i < asked.size(); ++i) {
-    builder_->AddListeningPort(bind[i], grpc::InsecureServerCredentials(), &ports[i]);
+  return absl::OkStatus();
+}
+
+absl::Status GrpcServer::Listen(const ListenAddress& address) {
+  const bool tcp = address.socket_path.empty();
+  if (!tcp) AWQD_RETURN_IF_ERROR(sockets_.Claim(address.socket_path));
+  absl::StatusOr<ListenSockets> listening =
+      tcp ? ListenOnPort(address.text, options_.keepalive_timeout)
+          : ListenOnPath(address.socket_path);
+  if (!listening.ok()) return CannotListen(address, listening.status());
+  if (!tcp) AWQD_RETURN_IF_ERROR(sockets_.Bound());
+  // The acceptor calls it as long as gRPC takes connections.
+  using Builder = grpc::ServerBuilder::experimental_type;
+  const std::shared_ptr<grpc::experimental::ExternalConnectionAcceptor> grpc_acceptor =
+      builder_->experimental().AddExternalConnectionAcceptor(
+          Builder::ExternalConnectionType::FROM_FD, grpc::InsecureServerCredentials());
+  for (Descriptor& socket : listening->sockets) {
+    acceptor_.Add(std::move(socket), [grpc_acceptor](int listener, int fd) {
+      grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
+      connection.listener_fd = listener;
+      connection.fd = fd;
+      grpc_acceptor->HandleNewConnection(&connection);
+    });
   }
-  server_ = builder_->BuildAndStart();
-  for (size_t i = 0; i < asked.size(); ++i) {
-    if (ports[i] == 0) return CannotListen(asked[i]);
-    if (asked[i].socket_path.empty() && port_ == 0) port_ = ports[i];
-    addresses_.push_back(Spell(asked[i], ports[i]));
-  }
-  return sockets_.Bound();
+  if (port_ == 0) port_ = listening->port;
+  addresses_.push_back(Spell(address, listening->port));
+  return absl::OkStatus();
 }
 
 void GrpcServer::Shutdown(absl::Time deadline) {
   if (server_ == nullptr) return;
   sockets_.Remove();
-  ShutDown(server_.get(), door_.gate(), deadline);
+  ShutDown(server_.get(), door_.gate(), &acceptor_, deadline);
   loop_->Stop();
   server_ = nullptr;
 }

@@ -8,10 +8,13 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "grpcpp/security/server_credentials.h"
 #include "grpcpp/server.h"
 #include "grpcpp/server_builder.h"
+#include "server/transport/acceptor.h"
 #include "server/transport/call_loop.h"
 #include "server/transport/door.h"
+#include "server/transport/listen_address.h"
 #include "server/transport/options.h"
 #include "server/transport/unix_socket.h"
 
@@ -40,12 +43,16 @@ class GrpcServer {
   // "127.0.0.1:43211", "unix:/run/awqd.sock": in the order of the options.
   const std::vector<std::string>& addresses() const { return addresses_; }
 
+  // Who is connected, and who was not let in.
+  Acceptor* acceptor() { return &acceptor_; }
+
   // Refuses new calls, waits for those in flight until `deadline`, cancels the rest, and returns
   // when none is left. Does nothing when it does not listen.
   void Shutdown(absl::Time deadline);
 
  private:
   absl::Status Bind();
+  absl::Status Listen(const ListenAddress& address);
 
   const Options options_;
   Door door_;
@@ -55,6 +62,7 @@ class GrpcServer {
   std::unique_ptr<grpc::ServerBuilder> builder_;
   std::unique_ptr<CallLoop> loop_;
   std::unique_ptr<grpc::Server> server_;
+  Acceptor acceptor_;
 };
 
 }  // namespace awqd::transport

@@ -24,6 +24,10 @@ struct Options {
   int64_t max_receive_message_bytes = int64_t{64} << 20;
   int64_t max_send_message_bytes = int64_t{64} << 20;
   int max_concurrent_streams = 256;
+  int max_connections = 4096;
+  int max_connections_per_peer = 1024;
+  absl::Duration handshake_timeout = absl::Seconds(10);
+  absl::Duration send_timeout = absl::Seconds(60);
   int64_t memory_quota_bytes = int64_t{1} << 30;
   absl::Duration keepalive_time = absl::Minutes(2);
   absl::Duration keepalive_timeout = absl::Seconds(20);

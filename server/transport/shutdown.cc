@@ -79,9 +79,10 @@ bool AllSent() {
   return true;
 }
 
-void ShutDown(grpc::Server* server, CallGate* gate, absl::Time deadline) {
+void ShutDown(grpc::Server* server, CallGate* gate, Acceptor* acceptor, absl::Time deadline) {
   gate->Close();
   Gather(*gate, deadline);
+  acceptor->Stop();
   std::atomic<bool> ended{false};
   // Without that thread clients are not told to go away, but calls end as ever.
   std::thread shutdown = ThreadFor([&] {
@@ -98,8 +99,10 @@ void ShutDown(grpc::Server* server, CallGate* gate, absl::Time deadline) {
   if (shutdown.joinable()) {
     // Harmless when it has ended; past the deadline gRPC does the same by itself.
     grpc_server_cancel_all_calls(server->c_server());
+    acceptor->Cut();
     shutdown.join();
   } else {
+    acceptor->Cut();
     server->Shutdown(absl::ToChronoTime(absl::Now()));
   }
   server->Wait();

@@ -3,6 +3,7 @@
 
 #include "absl/time/time.h"
 #include "grpcpp/server.h"
+#include "server/transport/acceptor.h"
 #include "server/transport/call_gate.h"
 
 namespace awqd::transport {
@@ -14,10 +15,13 @@ namespace awqd::transport {
 // - New calls are answered UNAVAILABLE, on connections that have been told to go away.
 // - Once no call is in flight, clients have a moment to close; then connections are closed under
 //   them. Without that, an idle client that does not look at its connection (a synchronous one
-//   between two calls) would hold the end back for the 20 s that gRPC waits for it.
+//   between two calls) would hold the end back for the 20 s that gRPC waits for it, and so would
+//   one that has not sent its settings.
 //
 // With a `deadline` that has passed, everything is cancelled at once.
-void ShutDown(grpc::Server* server, CallGate* gate, absl::Time deadline);
+//
+// `acceptor` is stopped, after the last connection that may still bring a call.
+void ShutDown(grpc::Server* server, CallGate* gate, Acceptor* acceptor, absl::Time deadline);
 
 // True when no TCP connection of this process holds bytes that the peer's kernel has not
 // acknowledged: closing one that does may lose them. Unix domain sockets have nothing on the way.

@@ -9,13 +9,10 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdint>
-#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <utility>
 
-#include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "kernels/base/status.h"
@@ -55,22 +52,6 @@ int TryConnect(const std::string& path) {
   const int error = connected || errno == EAGAIN ? 0 : errno;  // EAGAIN: alive, its backlog is full
   close(fd);
   return error;
-}
-
-// A name in the same directory that nobody else uses, not even at its end: gRPC removes what is
-// there once more when it has closed the socket.
-std::string NameBeside(const std::string& path) {
-  absl::BitGen random;
-  std::string name = absl::StrCat(DirectoryOf(path), "/.",
-                                  absl::Hex(absl::Uniform<uint32_t>(random), absl::kZeroPad8));
-  return name.size() > kMaxSocketPathBytes ? path : name;
-}
-
-// Of file systems that cannot refuse to replace, takes what there is: the path was free a moment
-// ago.
-bool MoveToFreePath(const std::string& from, const std::string& to) {
-  if (renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) == 0) return true;
-  return (errno == EINVAL || errno == ENOSYS) && rename(from.c_str(), to.c_str()) == 0;
 }
 
 // Leaves the path free, or says why it cannot be.
@@ -142,7 +123,7 @@ absl::Status UnixSockets::LockDirectoryOf(const std::string& path) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::string> UnixSockets::Claim(const std::string& path) {
+absl::Status UnixSockets::Claim(const std::string& path) {
   AWQD_RETURN_IF_ERROR(LockDirectoryOf(path));
   AWQD_RETURN_IF_ERROR(RemoveDeadSocket(path));
   if (!narrowed_) {
@@ -150,24 +131,21 @@ absl::StatusOr<std::string> UnixSockets::Claim(const std::string& path) {
     umask_ = umask(S_IRWXG | S_IRWXO);
     narrowed_ = true;
   }
-  files_.push_back({.path = path, .bound_at = NameBeside(path)});
-  return files_.back().bound_at;
+  files_.push_back({.path = path});
+  return absl::OkStatus();
 }
 
 absl::Status UnixSockets::Bound() {
   for (File& file : files_) {
     struct stat now = {};
-    const char* bound_at = file.bound_at.c_str();
-    if (lstat(bound_at, &now) != 0) return Refused(file.path, "it is gone again", errno);
+    if (file.bound) continue;
+    if (lstat(file.path.c_str(), &now) != 0) return Refused(file.path, "it is gone again", errno);
     file.device = now.st_dev;
     file.inode = now.st_ino;
-    if (chmod(bound_at, mode_) != 0) {
+    file.bound = true;
+    if (chmod(file.path.c_str(), mode_) != 0) {
       return Refused(file.path, "cannot set its permissions", errno);
     }
-    if (file.bound_at != file.path && !MoveToFreePath(file.bound_at, file.path)) {
-      return Refused(file.path, "cannot move the socket there", errno);
-    }
-    file.bound = true;
   }
   Unlock();
   return absl::OkStatus();

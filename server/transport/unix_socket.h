@@ -1,9 +1,7 @@
 // UnixSockets: the files of the Unix domain sockets that a server listens on.
 //
-// gRPC binds the sockets, and removes any socket that it finds at the path that it was told, before
-// and at its end, also another server's. So it is told a name of its own beside the path. This
-// class makes sure that only a dead socket is removed from the path, sets the permissions, moves
-// the new one there, and takes it away at the end.
+// This class makes sure that only a dead socket is removed from a path before one is bound there,
+// sets the permissions, and takes the file away at the end.
 #pragma once
 
 #include <sys/types.h>
@@ -14,7 +12,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 
 namespace awqd::transport {
 
@@ -30,12 +27,10 @@ class UnixSockets {
   // Checks that a socket can be bound at `path`, and removes one there that no server listens on.
   // From now on until Bound no other awqd can claim a path of that directory, and files that this
   // process creates are its own user's alone. UNAVAILABLE when a server listens there,
-  // INVALID_ARGUMENT when something else is there or the directory cannot be written. Returns where
-  // to bind: `path` itself where the other name would be too long.
-  absl::StatusOr<std::string> Claim(const std::string& path);
+  // INVALID_ARGUMENT when something else is there or the directory cannot be written.
+  absl::Status Claim(const std::string& path);
 
-  // To be called once every claimed socket listens: sets the permissions, moves the sockets to
-  // their paths and lets others claim.
+  // To be called once what was claimed listens: sets the permissions and lets others claim.
   absl::Status Bound();
 
   // Removes the files of Bound, unless something else has taken their place. To be called while
@@ -45,7 +40,6 @@ class UnixSockets {
  private:
   struct File {
     std::string path;
-    std::string bound_at;
     dev_t device = 0;
     ino_t inode = 0;
     bool bound = false;

@@ -146,10 +146,10 @@ TEST(Options, ChecksSizes) {
 }
 
 TEST(Options, NumbersAreNumbers) {
-  for (const char* flag :
-       {"--max_queue_delay_us", "--max_starvation_ms", "--drain_timeout_s", "--keepalive_time_s",
-        "--keepalive_timeout_s", "--min_ping_interval_s", "--max_connection_idle_s",
-        "--max_connection_age_s", "--max_connection_age_grace_s"}) {
+  for (const char* flag : {"--max_queue_delay_us", "--max_starvation_ms", "--drain_timeout_s",
+                           "--keepalive_time_s", "--keepalive_timeout_s", "--handshake_timeout_s",
+                           "--send_timeout_s", "--min_ping_interval_s", "--max_connection_idle_s",
+                           "--max_connection_age_s", "--max_connection_age_grace_s"}) {
     for (const char* value : {"nan", "-nan", "inf", "-1", "1e400", "soon"}) {
       const std::string arg = absl::StrCat(flag, "=", value);
       EXPECT_THAT(ErrorOf({"--model_repository", "/m", arg.c_str()}),

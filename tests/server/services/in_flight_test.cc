@@ -154,6 +154,70 @@ class SlowReaderTest : public RpcTest {
   }
 };
 
+class FairShareTest : public RpcTest {
+ protected:
+  void Configure(Options* options) override { options->in_flight_bytes = 8 << 20; }
+
+  std::shared_ptr<grpc::Channel> NewConnection() const {
+    grpc::ChannelArguments apart;
+    apart.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    return grpc::CreateCustomChannel(server_->address(), grpc::InsecureChannelCredentials(), apart);
+  }
+};
+
+// Each asks for 10 MB of answers and reads none of it.
+TEST_F(FairShareTest, FiveConnectionsThatDoNotReadLeaveRoomForOthers) {
+  struct Greedy {
+    grpc::ClientContext context;
+    std::unique_ptr<
+        grpc::ClientReaderWriter<v1::QuantizedMatmulRequest, v1::QuantizedMatmulResponse>>
+        stream;
+  };
+  v1::QuantizedMatmulRequest request = GoodMatmul(100);
+  request.mutable_weight()->set_weight("wide");  // 25 KiB in, 800 KiB out
+  std::vector<std::unique_ptr<v1::QuantizedInference::Stub>> stubs;
+  std::vector<std::unique_ptr<Greedy>> greedy;
+  for (int connection = 0; connection < 5; ++connection) {
+    stubs.push_back(v1::QuantizedInference::NewStub(NewConnection()));
+    for (int i = 0; i < 3; ++i) {
+      greedy.push_back(std::make_unique<Greedy>());
+      greedy.back()->stream = stubs.back()->QuantizedMatmulStream(&greedy.back()->context);
+      for (int times = 0; times < 4; ++times) ASSERT_TRUE(greedy.back()->stream->Write(request));
+    }
+  }
+  const auto bystander = v1::QuantizedInference::NewStub(NewConnection());
+  for (int i = 0; i < 50; ++i) {
+    grpc::ClientContext context;
+    Deadline(&context);
+    v1::QuantizedMatmulResponse response;
+    const grpc::Status status = bystander->QuantizedMatmul(&context, request, &response);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  EXPECT_GT(server_->in_flight_bytes(), 4 << 20) << "they hold all that they may";
+  for (const auto& call : greedy) call->context.TryCancel();
+  greedy.clear();
+  EXPECT_TRUE(Eventually([&] { return server_->in_flight_bytes() == 0; }));
+}
+
+class SendTimeoutTest : public RpcTest {
+ protected:
+  void Configure(Options* options) override { options->transport.send_timeout = absl::Seconds(1); }
+};
+
+TEST_F(SendTimeoutTest, BytesOfAnAnswerThatNobodyTakesAreGivenBack) {
+  grpc::ClientContext context;
+  const auto stream = stub_->QuantizedMatmulStream(&context);
+  v1::QuantizedMatmulRequest request = GoodMatmul(100);
+  request.mutable_weight()->set_weight("wide");  // 800 KiB out
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(stream->Write(request));
+  ASSERT_TRUE(Eventually([&] { return engine_.submitted() == 3; }));
+  EXPECT_TRUE(Eventually([&] { return server_->in_flight_bytes() == 0; }));
+  EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  v1::QuantizedMatmulResponse response;
+  EXPECT_TRUE(Matmul(request, &response).ok()) << "the connection goes on";
+}
+
 // Answers of 800 KiB to requests of 25 KiB, which the client sends and never reads.
 TEST_F(SlowReaderTest, AClientThatDoesNotReadIsNotReadEither) {
   grpc::ClientContext context;

@@ -202,6 +202,41 @@ TEST_F(ReflectionTest, SoManyStreamsMayBeOpenAndTakeNoThread) {
   EXPECT_TRUE(Eventually([&] { return RawCall(channel_, kReflection, "").ok(); }));
 }
 
+class IdleReflectionTest : public RpcTest {
+ protected:
+  static constexpr absl::Duration kIdle = absl::Milliseconds(600);
+  void Configure(Options* options) override { options->reflection_idle = kIdle; }
+};
+
+TEST_F(IdleReflectionTest, SilentStreamsEndAndMakeRoom) {
+  constexpr int kOpen = 32;
+  std::vector<std::unique_ptr<RawStream>> silent;
+  for (int i = 0; i < kOpen; ++i) {
+    silent.push_back(std::make_unique<RawStream>(channel_, kReflection));
+  }
+  EXPECT_TRUE(Eventually([&] { return RawCall(channel_, kReflection, "").ok(); }));
+  std::string answer;
+  EXPECT_FALSE(silent.front()->Read(&answer));
+  const grpc::Status status = silent.front()->Finish();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_THAT(status.error_message(), HasSubstr("got no request for 600ms"));
+}
+
+TEST_F(IdleReflectionTest, AStreamThatAsksStaysOpen) {
+  RawStream stream(channel_, kReflection);
+  ServerReflectionRequest request;
+  request.set_list_services("");
+  std::string answer;
+  const absl::Time begin = absl::Now();
+  while (absl::Now() - begin < 3 * kIdle) {
+    ASSERT_TRUE(stream.Write(request.SerializeAsString()) && stream.Read(&answer));
+    std::this_thread::sleep_for(absl::ToChronoMilliseconds(kIdle / 4));
+  }
+  EXPECT_FALSE(stream.Read(&answer)) << "silent from here on";
+  EXPECT_EQ(stream.Finish().error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_GE(absl::Now() - begin, 4 * kIdle);
+}
+
 class NoReflectionTest : public RpcTest {
   void Configure(Options* options) override { options->reflection = false; }
 };

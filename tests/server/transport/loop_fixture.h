@@ -54,6 +54,8 @@ class Recorder final : public Reactor {
 // A method of each kind, over a loop of as many threads as the parameter says.
 class LoopTest : public testing::TestWithParam<int> {
  protected:
+  explicit LoopTest(const DoorLimits& limits = {}) : door_(limits) {}
+
   static constexpr char kUnary[] = "awqd.v1.QuantizedInference/QuantizedMatmul";
   static constexpr char kStream[] = "awqd.v1.QuantizedInference/QuantizedMatmulStream";
   static constexpr char kWrite[] = "awqd.v1.QuantizedInference/DequantizeStream";
@@ -76,8 +78,8 @@ class LoopTest : public testing::TestWithParam<int> {
     server_ = builder.BuildAndStart();
     ASSERT_NE(server_, nullptr);
     loop_->Start();
-    channel_ = grpc::CreateChannel("127.0.0.1:" + std::to_string(port),
-                                   grpc::InsecureChannelCredentials());
+    address_ = "127.0.0.1:" + std::to_string(port);
+    channel_ = grpc::CreateChannel(address_, grpc::InsecureChannelCredentials());
     stub_ = v1::QuantizedInference::NewStub(channel_);
   }
 
@@ -122,6 +124,7 @@ class LoopTest : public testing::TestWithParam<int> {
   std::function<void(WriteCall*)> write_ = [](WriteCall* call) { call->Finish(grpc::Status::OK); };
   std::unique_ptr<CallLoop> loop_;
   std::unique_ptr<grpc::Server> server_;
+  std::string address_;
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::QuantizedInference::Stub> stub_;
 };

@@ -1,0 +1,276 @@
+// One thread over epoll: accept, wait for the first frame, hand over.
+#include "server/transport/acceptor.h"
+
+#include <fcntl.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/ioctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/string_view.h"
+#include "server/obs/logging.h"
+#include "server/transport/guard.h"
+
+namespace awqd::transport {
+namespace {
+
+// Accepted in a row before connections that are waiting get their turn.
+constexpr int kAcceptsInARow = 64;
+constexpr int kEvents = 64;
+// How long to leave the listening sockets alone when not even the reserve helps.
+constexpr std::chrono::milliseconds kPause(100);
+
+constexpr absl::string_view kPreface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+constexpr size_t kFrameHeader = 9;
+constexpr uint8_t kSettings = 4;
+constexpr size_t kLargestFrame = 16384;  // that a peer may send unasked: RFC 9113, section 4.2
+
+int64_t Affordable(int64_t connections) {
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return connections;
+  return std::min(connections, static_cast<int64_t>(limit.rlim_cur / 4 * 3));
+}
+
+Descriptor OpenReserve() { return Descriptor(open("/dev/null", O_RDONLY | O_CLOEXEC)); }
+
+enum class Beginning { kIncomplete, kThere, kGone };
+
+// Whether gRPC has something to do: the client's preface with the whole frame behind it, which is
+// of SETTINGS, or bytes that begin differently (TLS, or a mistake).
+Beginning BeginningOf(int fd) {
+  char bytes[kPreface.size() + kFrameHeader];
+  const ssize_t got = recv(fd, bytes, sizeof(bytes), MSG_PEEK | MSG_DONTWAIT);
+  if (got == 0) return Beginning::kGone;
+  if (got < 0) {
+    const bool later = errno == EAGAIN || errno == EINTR;
+    return later ? Beginning::kIncomplete : Beginning::kGone;
+  }
+  const auto size = static_cast<size_t>(got);
+  const size_t common = std::min(size, kPreface.size());
+  if (std::memcmp(bytes, kPreface.data(), common) != 0) return Beginning::kThere;
+  if (size < sizeof(bytes)) return Beginning::kIncomplete;
+  const auto* frame = reinterpret_cast<const uint8_t*>(bytes) + kPreface.size();
+  const size_t payload = size_t{frame[0]} << 16 | size_t{frame[1]} << 8 | frame[2];
+  if (frame[3] != kSettings || payload > kLargestFrame) return Beginning::kThere;
+  int there = 0;
+  if (ioctl(fd, FIONREAD, &there) != 0) return Beginning::kGone;
+  const bool whole = static_cast<size_t>(there) >= sizeof(bytes) + payload;
+  return whole ? Beginning::kThere : Beginning::kIncomplete;
+}
+
+// `origin` of the one that is told of, where it matters.
+void Warn(Sometimes& sometimes, absl::string_view message, const std::string& origin = "") {
+  int64_t times = 0;
+  if (!sometimes.Now(&times)) return;
+  if (origin.empty()) {
+    obs::LogEvent(obs::LogLevel::kWarning, message, {{"connections", times}});
+  } else {
+    obs::LogEvent(obs::LogLevel::kWarning, message, {{"connections", times}, {"peer", origin}});
+  }
+}
+
+}  // namespace
+
+Acceptor::Acceptor(const Limits& limits)
+    : handshake_timeout_(limits.handshake_timeout),
+      open_(Affordable(limits.max_connections), limits.max_connections_per_peer) {}
+
+void Acceptor::Add(Descriptor socket, HandOver hand_over) {
+  auto listener = std::make_unique<Listener>();
+  listener->fd = std::move(socket);
+  listener->hand_over = std::move(hand_over);
+  listeners_.push_back(std::move(listener));
+}
+
+absl::Status Acceptor::Start() {
+  epoll_ = Descriptor(epoll_create1(EPOLL_CLOEXEC));
+  stop_ = Descriptor(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+  reserve_ = OpenReserve();
+  epoll_event stop = {.events = EPOLLIN, .data = {.ptr = nullptr}};
+  bool ready = epoll_.valid() && stop_.valid() && reserve_.valid() &&
+               epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, stop_.get(), &stop) == 0;
+  for (const auto& listener : listeners_) {
+    epoll_event event = {.events = EPOLLIN, .data = {.ptr = static_cast<Source*>(listener.get())}};
+    ready = ready && epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, listener->fd.get(), &event) == 0;
+  }
+  if (!ready) {
+    return absl::ResourceExhaustedError(
+        "address: the process has no file descriptors left to accept connections with");
+  }
+  try {
+    thread_ = std::thread([this] { Run(); });
+  } catch (const std::system_error&) {
+    return absl::ResourceExhaustedError("address: no thread to accept connections with");
+  }
+  return absl::OkStatus();
+}
+
+void Acceptor::Stop() {
+  if (thread_.joinable()) {
+    const uint64_t one = 1;
+    while (write(stop_.get(), &one, sizeof(one)) < 0 && errno == EINTR) {
+    }
+    thread_.join();
+  }
+  for (const Newcomer& newcomer : newcomers_) open_.Remove(newcomer.fd.get());
+  newcomers_.clear();
+  listeners_.clear();
+}
+
+Acceptor::Counts Acceptor::counts() const {
+  return {.handed_over = handed_over_,
+          .too_many = too_many_,
+          .too_many_of_origin = too_many_of_origin_,
+          .no_descriptor = no_descriptor_,
+          .silent = silent_,
+          .pauses = pauses_};
+}
+
+int Acceptor::Patience() const {
+  Clock::time_point due = Clock::time_point::max();
+  if (paused_) due = paused_until_;
+  if (!newcomers_.empty()) due = std::min(due, newcomers_.front().until);
+  if (due == Clock::time_point::max()) return -1;
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(due - Clock::now()).count();
+  return static_cast<int>(std::clamp<int64_t>(left, 0, 60'000));
+}
+
+void Acceptor::Run() {
+  for (;;) {
+    epoll_event events[kEvents];
+    const int count = epoll_wait(epoll_.get(), events, kEvents, Patience());
+    for (int i = 0; i < count; ++i) {
+      auto* const source = static_cast<Source*>(events[i].data.ptr);
+      if (source == nullptr) return;
+      // A connection that there is no memory for is closed on the way out.
+      Guarded([&] {
+        source->Ready(this, events[i].events);
+        return absl::OkStatus();
+      }).IgnoreError();
+    }
+    CloseSilent();
+    if (paused_ && Clock::now() >= paused_until_) Resume();
+  }
+}
+
+void Acceptor::AcceptOf(Listener& listener) {
+  for (int i = 0; i < kAcceptsInARow; ++i) {
+    Descriptor fd(accept4(listener.fd.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (fd.valid()) {
+      Admit(listener, std::move(fd));
+    } else if (!HandleAcceptError(listener, errno)) {
+      return;
+    }
+  }
+}
+
+bool Acceptor::HandleAcceptError(Listener& listener, int error) {
+  switch (error) {
+    case EAGAIN:
+      return false;
+    case EMFILE:
+    case ENFILE: {
+      // The one that waits first is told, instead of being left to wonder.
+      reserve_.reset();
+      Descriptor refused(accept4(listener.fd.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      const bool closed = refused.valid();
+      refused.reset();
+      reserve_ = OpenReserve();
+      no_descriptor_ += closed ? 1 : 0;
+      Warn(descriptor_line_, "connections closed: no file descriptors are left");
+      if (closed && reserve_.valid()) return true;
+      break;
+    }
+    case EINTR:
+    case ECONNABORTED:
+    case EPROTO:
+      return true;  // it was about one connection, which is gone
+    default:
+      break;
+  }
+  Pause();
+  return false;
+}
+
+void Acceptor::Admit(Listener& listener, Descriptor fd) {
+  sockaddr_storage peer = {};
+  socklen_t size = sizeof(peer);
+  if (getpeername(fd.get(), reinterpret_cast<sockaddr*>(&peer), &size) != 0) return;  // gone
+  const std::string origin = Origin(fd.get(), peer);
+  switch (open_.Add(fd.get(), origin)) {
+    case OpenConnections::Verdict::kTooMany:
+      ++too_many_;
+      return Warn(full_line_, "connections closed: max_connections are open", origin);
+    case OpenConnections::Verdict::kTooManyOfOrigin:
+      ++too_many_of_origin_;
+      return Warn(full_line_, "connections closed: max_connections_per_peer are open", origin);
+    case OpenConnections::Verdict::kWelcome:
+      break;
+  }
+  Newcomer& newcomer = newcomers_.emplace_back();
+  newcomer.self = std::prev(newcomers_.end());
+  newcomer.fd = std::move(fd);
+  newcomer.listener = &listener;
+  newcomer.until = Clock::now() + absl::ToChronoNanoseconds(handshake_timeout_);
+  epoll_event event = {.events = EPOLLIN | EPOLLRDHUP | EPOLLET,
+                       .data = {.ptr = static_cast<Source*>(&newcomer)}};
+  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, newcomer.fd.get(), &event) == 0) return;
+  open_.Remove(newcomer.fd.get());
+  newcomers_.pop_back();
+}
+
+void Acceptor::Look(Newcomer& newcomer, uint32_t events) {
+  const int fd = newcomer.fd.get();
+  Beginning beginning = BeginningOf(fd);
+  if (beginning == Beginning::kIncomplete) {
+    if ((events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) == 0) return;
+    beginning = Beginning::kGone;  // nothing more will come
+  }
+  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
+  if (beginning == Beginning::kThere) {
+    ++handed_over_;
+    newcomer.listener->hand_over(newcomer.listener->fd.get(), newcomer.fd.release());
+  } else {
+    open_.Remove(fd);
+  }
+  newcomers_.erase(newcomer.self);
+}
+
+void Acceptor::CloseSilent() {
+  const Clock::time_point now = Clock::now();
+  while (!newcomers_.empty() && newcomers_.front().until <= now) {
+    ++silent_;
+    Warn(silent_line_, "connections closed: no HTTP/2 settings came in handshake_timeout_s");
+    open_.Remove(newcomers_.front().fd.get());
+    newcomers_.pop_front();
+  }
+}
+
+void Acceptor::WatchListeners(uint32_t events) {
+  for (const auto& listener : listeners_) {
+    epoll_event event = {.events = events, .data = {.ptr = static_cast<Source*>(listener.get())}};
+    epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, listener->fd.get(), &event);
+  }
+}
+
+void Acceptor::Pause() {
+  ++pauses_;
+  paused_ = true;
+  paused_until_ = Clock::now() + kPause;
+  WatchListeners(0);
+}
+
+void Acceptor::Resume() {
+  paused_ = false;
+  if (!reserve_.valid()) reserve_ = OpenReserve();
+  WatchListeners(EPOLLIN);
+}
+
+}  // namespace awqd::transport

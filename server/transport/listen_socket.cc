@@ -1,0 +1,139 @@
+// Resolve, bind, listen.
+#include "server/transport/listen_socket.h"
+
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <climits>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status.h"
+
+namespace awqd::transport {
+namespace {
+
+using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
+
+absl::Status Failed(int error) { return absl::UnavailableError(std::strerror(error)); }
+
+// The same port of another address of the host.
+void SetPort(sockaddr* address, int port) {
+  const in_port_t number = htons(static_cast<uint16_t>(port));
+  if (address->sa_family == AF_INET6) {
+    reinterpret_cast<sockaddr_in6*>(address)->sin6_port = number;
+  } else {
+    reinterpret_cast<sockaddr_in*>(address)->sin_port = number;
+  }
+}
+
+int PortOf(int fd) {
+  sockaddr_storage address = {};
+  socklen_t size = sizeof(address);
+  if (getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0) return 0;
+  return ntohs(address.ss_family == AF_INET6
+                   ? reinterpret_cast<const sockaddr_in6*>(&address)->sin6_port
+                   : reinterpret_cast<const sockaddr_in*>(&address)->sin_port);
+}
+
+// 0, or errno.
+int BindAndListen(int fd, const sockaddr* address, socklen_t size) {
+  if (bind(fd, address, size) != 0 || listen(fd, SOMAXCONN) != 0) return errno;
+  return 0;
+}
+
+// 0, or errno. Accepted connections inherit the options.
+int ListenOn(const addrinfo& address, absl::Duration unacknowledged, Descriptor* out) {
+  Descriptor fd(socket(address.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!fd.valid()) return errno;
+  const int on = 1, off = 0;
+  setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+  const auto millis = static_cast<unsigned>(
+      std::clamp<int64_t>(absl::ToInt64Milliseconds(unacknowledged), 1, INT_MAX));
+  setsockopt(fd.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, &millis, sizeof(millis));
+  if (address.ai_family == AF_INET6) {
+    setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
+  }
+  const int error = BindAndListen(fd.get(), address.ai_addr, address.ai_addrlen);
+  if (error == 0) *out = std::move(fd);
+  return error;
+}
+
+absl::StatusOr<Addresses> Resolve(const std::string& host, const std::string& port) {
+  addrinfo hints = {};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  const int error = getaddrinfo(host.c_str(), port.c_str(), &hints, &found);
+  if (error != 0) return absl::UnavailableError(gai_strerror(error));
+  return Addresses(found, freeaddrinfo);
+}
+
+// What a host that has several addresses may lack without being a mistake.
+bool IsMissing(int error) { return error == EADDRNOTAVAIL || error == EAFNOSUPPORT; }
+
+absl::StatusOr<ListenSockets> ListenOnEach(const std::string& host, const std::string& port,
+                                           absl::Duration unacknowledged) {
+  AWQD_ASSIGN_OR_RETURN(const Addresses addresses, Resolve(host, port));
+  ListenSockets out;
+  int missing = EADDRNOTAVAIL;
+  for (addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
+    if (out.port != 0) SetPort(address->ai_addr, out.port);
+    Descriptor fd;
+    const int error = ListenOn(*address, unacknowledged, &fd);
+    if (IsMissing(error)) {
+      missing = error;
+      continue;
+    }
+    if (error != 0) return Failed(error);
+    if (out.port == 0) out.port = PortOf(fd.get());
+    out.sockets.push_back(std::move(fd));
+  }
+  if (out.sockets.empty()) return Failed(missing);
+  return out;
+}
+
+}  // namespace
+
+absl::StatusOr<ListenSockets> ListenOnPort(absl::string_view host_and_port,
+                                           absl::Duration unacknowledged) {
+  const size_t colon = host_and_port.rfind(':');
+  std::string host(host_and_port.substr(0, colon));
+  const std::string port(host_and_port.substr(colon + 1));
+  if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
+    host = host.substr(1, host.size() - 2);
+  } else if (host.find(':') != std::string::npos) {
+    return absl::UnavailableError("an IPv6 address is written in brackets");
+  }
+  if (host == "0.0.0.0") {
+    // One socket for both families; a machine without IPv6 has no such address.
+    absl::StatusOr<ListenSockets> both = ListenOnEach("::", port, unacknowledged);
+    if (both.ok()) return both;
+  }
+  return ListenOnEach(host, port, unacknowledged);
+}
+
+absl::StatusOr<ListenSockets> ListenOnPath(const std::string& path) {
+  sockaddr_un address = {.sun_family = AF_UNIX};
+  if (path.size() >= sizeof(address.sun_path)) return Failed(ENAMETOOLONG);
+  std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
+  Descriptor fd(socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!fd.valid()) return Failed(errno);
+  const int error =
+      BindAndListen(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address));
+  if (error != 0) return Failed(error);
+  ListenSockets out;
+  out.sockets.push_back(std::move(fd));
+  return out;
+}
+
+}  // namespace awqd::transport

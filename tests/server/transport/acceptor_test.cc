@@ -1,0 +1,292 @@
+// Acceptor: when a connection is handed over, which are closed, and what the end of descriptors
+// does.
+#include "server/transport/acceptor.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+
+#include <filesystem>
+
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "server/transport/listen_socket.h"
+
+namespace awqd::transport {
+namespace {
+
+const std::string kPreface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+// Settings with one parameter of six bytes.
+const std::string kSettings = std::string("\0\0\6\4\0\0\0\0\0", 9) + std::string("\0\3\0\0\0\1", 6);
+
+bool Eventually(const std::function<bool()>& condition) {
+  for (int i = 0; i < 2000 && !condition(); ++i) absl::SleepFor(absl::Milliseconds(5));
+  return condition();
+}
+
+void ConnectTo(int port, const Descriptor& socket) {
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  EXPECT_EQ(connect(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+}
+
+class Client {
+ public:
+  explicit Client(int port, uint32_t from = INADDR_LOOPBACK)
+      : fd_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in address = {};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(from);
+    EXPECT_EQ(bind(fd_.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+    ConnectTo(port, fd_);
+  }
+  void Send(const std::string& bytes) const {
+    EXPECT_EQ(send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL), ssize_t(bytes.size()));
+  }
+  // Within ten seconds.
+  bool IsClosed() const {
+    pollfd poll_fd = {.fd = fd_.get(), .events = POLLIN};
+    char byte = 0;
+    return poll(&poll_fd, 1, 10'000) == 1 && recv(fd_.get(), &byte, 1, 0) <= 0;
+  }
+  void Close() { fd_.reset(); }
+
+ private:
+  Descriptor fd_;
+};
+
+class AcceptorTest : public testing::Test {
+ protected:
+  void Start(const Acceptor::Limits& limits) {
+    absl::StatusOr<ListenSockets> listening = ListenOnPort("127.0.0.1:0", absl::Seconds(20));
+    ASSERT_TRUE(listening.ok()) << listening.status();
+    port_ = listening->port;
+    acceptor_ = std::make_unique<Acceptor>(limits);
+    acceptor_->Add(std::move(listening->sockets.front()), [this](int, int fd) {
+      MutexLock lock(&mu_);
+      taken_.emplace_back(fd);
+    });
+    ASSERT_TRUE(acceptor_->Start().ok());
+  }
+  size_t taken() {
+    MutexLock lock(&mu_);
+    return taken_.size();
+  }
+  // As gRPC does.
+  void CloseTaken() {
+    MutexLock lock(&mu_);
+    taken_.clear();
+  }
+
+  Mutex mu_;
+  std::vector<Descriptor> taken_;
+  int port_ = 0;
+  std::unique_ptr<Acceptor> acceptor_;
+};
+
+TEST_F(AcceptorTest, HandsOverOnceTheSettingsAreThere) {
+  Start({});
+  const Client whole(port_), slow(port_), silent(port_);
+  whole.Send(kPreface + kSettings);
+  ASSERT_TRUE(Eventually([&] { return taken() == 1; }));
+  const std::string hello = kPreface + kSettings;
+  for (size_t i = 0; i + 1 < hello.size(); ++i) slow.Send(hello.substr(i, 1));
+  const Client after(port_);
+  after.Send(hello);
+  ASSERT_TRUE(Eventually([&] { return taken() == 2; })) << "the one after it";
+  EXPECT_EQ(acceptor_->counts().handed_over, 2);
+  slow.Send(hello.substr(hello.size() - 1));
+  ASSERT_TRUE(Eventually([&] { return taken() == 3; }));
+  // All is still there to be read.
+  char bytes[64];
+  MutexLock lock(&mu_);
+  EXPECT_EQ(recv(taken_.back().get(), bytes, sizeof(bytes), 0), ssize_t(hello.size()));
+  EXPECT_EQ(acceptor_->open(), 4);
+}
+
+TEST_F(AcceptorTest, HandsOverWhatIsNoHttp2) {
+  Start({});
+  const Client tls(port_), http1(port_), other_frame(port_), long_frame(port_);
+  tls.Send("\x16");
+  http1.Send("GET");
+  other_frame.Send(kPreface + std::string("\0\0\6\1\0\0\0\0\0", 9));
+  long_frame.Send(kPreface + std::string("\1\0\0\4\0\0\0\0\0", 9));
+  EXPECT_TRUE(Eventually([&] { return taken() == 4; }));
+}
+
+TEST_F(AcceptorTest, ClosesThoseThatSayNothingInTime) {
+  Start({.handshake_timeout = absl::Milliseconds(100)});
+  const absl::Time begin = absl::Now();
+  const Client silent(port_), half(port_), fine(port_);
+  half.Send(kPreface + kSettings.substr(0, 12));
+  fine.Send(kPreface + kSettings);
+  EXPECT_TRUE(silent.IsClosed());
+  EXPECT_TRUE(half.IsClosed());
+  EXPECT_GE(absl::Now() - begin, absl::Milliseconds(99));
+  EXPECT_EQ(acceptor_->counts().silent, 2);
+  EXPECT_EQ(taken(), 1u);
+  EXPECT_EQ(acceptor_->open(), 1);
+}
+
+TEST_F(AcceptorTest, ForgetsThoseThatGoAwaySilently) {
+  Start({});
+  Client gone(port_), half(port_);
+  half.Send(kPreface);
+  ASSERT_TRUE(Eventually([&] { return acceptor_->open() == 2; }));
+  gone.Close();
+  half.Close();
+  EXPECT_TRUE(Eventually([&] { return acceptor_->open() == 0; }));
+  EXPECT_EQ(taken(), 0u);
+}
+
+TEST_F(AcceptorTest, BoundsConnectionsInAllAndOfEachPeer) {
+  Start({.max_connections = 3, .max_connections_per_peer = 2});
+  const Client first(port_), second(port_);
+  const Client one_more(port_);
+  EXPECT_TRUE(one_more.IsClosed());
+  EXPECT_EQ(acceptor_->counts().too_many_of_origin, 1);
+  const Client elsewhere(port_, INADDR_LOOPBACK + 1);
+  elsewhere.Send(kPreface + kSettings);
+  ASSERT_TRUE(Eventually([&] { return taken() == 1; })) << "another peer is let in";
+  const Client third(port_, INADDR_LOOPBACK + 2);
+  EXPECT_TRUE(third.IsClosed());
+  EXPECT_EQ(acceptor_->counts().too_many, 1);
+  CloseTaken();
+  EXPECT_TRUE(Eventually([&] {
+    const Client again(port_, INADDR_LOOPBACK + 2);
+    again.Send(kPreface + kSettings);
+    return Eventually([&] { return taken() == 1 || again.IsClosed(); }) && taken() == 1;
+  })) << "there is room once gRPC has closed one";
+}
+
+// The limit on open files that the process has, until its end.
+class FewerFiles {
+ public:
+  explicit FewerFiles(rlim_t files) {
+    getrlimit(RLIMIT_NOFILE, &before_);
+    const rlimit fewer = {.rlim_cur = files, .rlim_max = before_.rlim_max};
+    EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &fewer), 0);
+  }
+  ~FewerFiles() { setrlimit(RLIMIT_NOFILE, &before_); }
+
+ private:
+  rlimit before_ = {};
+};
+
+// Not even the reserve helps: the connections wait.
+TEST_F(AcceptorTest, SurvivesTheEndOfDescriptors) {
+  Start({});
+  std::vector<Descriptor> sockets;
+  for (int i = 0; i < 4; ++i) sockets.emplace_back(socket(AF_INET, SOCK_STREAM, 0));
+  {
+    const FewerFiles none_left(3);
+    for (const Descriptor& socket : sockets) ConnectTo(port_, socket);
+    EXPECT_TRUE(Eventually([&] { return acceptor_->counts().pauses >= 2; }));
+    EXPECT_EQ(acceptor_->open(), 0);
+  }
+  EXPECT_TRUE(Eventually([&] { return acceptor_->open() == 4; }));
+  const Client after(port_);
+  after.Send(kPreface + kSettings);
+  EXPECT_TRUE(Eventually([&] { return taken() == 1; }));
+}
+
+// One descriptor is left over: the reserve. Every connection is closed with its help.
+TEST_F(AcceptorTest, ClosesConnectionsForWantOfADescriptor) {
+  Start({});
+  std::vector<Descriptor> sockets;
+  for (int i = 0; i < 4; ++i) sockets.emplace_back(socket(AF_INET, SOCK_STREAM, 0));
+  int highest = 0;
+  for (const auto& file : std::filesystem::directory_iterator("/proc/self/fd")) {
+    highest = std::max(highest, std::stoi(file.path().filename()));
+  }
+  std::vector<Descriptor> filling;
+  const FewerFiles full(static_cast<rlim_t>(highest) + 1);
+  for (Descriptor fd(dup(0)); fd.valid(); fd = Descriptor(dup(0))) {
+    filling.push_back(std::move(fd));
+  }
+  for (const Descriptor& socket : sockets) {
+    ConnectTo(port_, socket);
+    pollfd poll_fd = {.fd = socket.get(), .events = POLLIN};
+    EXPECT_EQ(poll(&poll_fd, 1, 10'000), 1) << "closed, not left to wait";
+  }
+  EXPECT_EQ(acceptor_->counts().no_descriptor, 4);
+}
+
+TEST_F(AcceptorTest, TheEndClosesWhatIsNotHandedOver) {
+  Start({});
+  const Client silent(port_), fine(port_);
+  fine.Send(kPreface + kSettings);
+  ASSERT_TRUE(Eventually([&] { return taken() == 1 && acceptor_->open() == 2; }));
+  acceptor_->Stop();
+  EXPECT_TRUE(silent.IsClosed());
+  EXPECT_EQ(acceptor_->open(), 1);
+  acceptor_->Cut();
+  EXPECT_TRUE(fine.IsClosed());
+}
+
+TEST(OpenConnections, OriginsAreAddressesNetworksAndUsers) {
+  const auto origin = [](const char* text) {
+    sockaddr_storage peer = {};
+    auto& v4 = reinterpret_cast<sockaddr_in&>(peer);
+    auto& v6 = reinterpret_cast<sockaddr_in6&>(peer);
+    if (inet_pton(AF_INET, text, &v4.sin_addr) == 1) {
+      v4.sin_family = AF_INET;
+    } else {
+      EXPECT_EQ(inet_pton(AF_INET6, text, &v6.sin6_addr), 1);
+      v6.sin6_family = AF_INET6;
+    }
+    return Origin(-1, peer);
+  };
+  EXPECT_EQ(origin("10.0.0.7"), "10.0.0.7");
+  EXPECT_EQ(origin("::ffff:10.0.0.7"), "10.0.0.7");
+  EXPECT_EQ(origin("2001:db8:1:2:3:4:5:6"), "2001:db8:1:2::/64");
+  int pair[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
+  sockaddr_storage peer = {};
+  peer.ss_family = AF_UNIX;
+  EXPECT_EQ(Origin(pair[0], peer), "user " + std::to_string(geteuid()));
+  close(pair[0]);
+  close(pair[1]);
+}
+
+TEST(ListenSocket, APortInUseIsAnError) {
+  const auto first = ListenOnPort("127.0.0.1:0", absl::Seconds(20));
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_GT(first->port, 0);
+  const auto second = ListenOnPort("127.0.0.1:" + std::to_string(first->port), absl::Seconds(20));
+  EXPECT_EQ(second.status().message(), "Address already in use");
+  const auto wide = ListenOnPort("0.0.0.0:" + std::to_string(first->port), absl::Seconds(20));
+  EXPECT_FALSE(wide.ok());
+}
+
+TEST(ListenSocket, SaysWhyAnAddressCannotBeListenedOn) {
+  EXPECT_EQ(ListenOnPort("192.0.2.1:0", absl::Seconds(20)).status().message(),
+            "Cannot assign requested address");
+  EXPECT_THAT(std::string(ListenOnPort("::1:0", absl::Seconds(20)).status().message()),
+              testing::HasSubstr("brackets"));
+  EXPECT_FALSE(ListenOnPort("no.such.host.invalid:0", absl::Seconds(20)).ok());
+  EXPECT_FALSE(ListenOnPath("/nonexistent/a.sock").ok());
+}
+
+TEST(ListenSocket, EveryInterfaceMeansBothFamilies) {
+  const auto any = ListenOnPort("0.0.0.0:0", absl::Seconds(20));
+  ASSERT_TRUE(any.ok()) << any.status();
+  const Client over_ipv4(any->port);
+  const auto loopback = ListenOnPort("[::1]:0", absl::Seconds(20));
+  if (!loopback.ok()) GTEST_SKIP() << "no IPv6 here: " << loopback.status();
+  const int fd = socket(AF_INET6, SOCK_STREAM, 0);
+  sockaddr_in6 address = {};
+  address.sin6_family = AF_INET6;
+  address.sin6_addr = in6addr_loopback;
+  address.sin6_port = htons(static_cast<uint16_t>(any->port));
+  EXPECT_EQ(connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  close(fd);
+}
+
+}  // namespace
+}  // namespace awqd::transport

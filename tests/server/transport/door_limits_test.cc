@@ -1,0 +1,212 @@
+// What the door lets one connection do: calls in flight, and answers that nobody takes.
+#include <grpcpp/generic/generic_stub.h>
+
+#include "gmock/gmock.h"
+#include "tests/server/transport/loop_fixture.h"
+
+namespace awqd::transport {
+namespace {
+
+using testing::HasSubstr;
+
+// Calls that end when the test says so.
+class CrowdTest : public LoopTest {
+ protected:
+  static constexpr int kMost = 3;
+  CrowdTest() : LoopTest({.calls_per_connection = kMost}) {
+    unary_ = [this](UnaryCall* call) {
+      {
+        MutexLock lock(&mu_);
+        if (!over_) return held_.push_back(call);
+      }
+      call->Answer(EmptyMessage());
+    };
+  }
+  void TearDown() override {
+    {
+      MutexLock lock(&mu_);
+      over_ = true;
+    }
+    while (AnswerOne()) {
+    }
+    for (std::thread& caller : callers_) caller.join();
+    Stop();
+  }
+
+  void Begin() {
+    callers_.emplace_back([this] { EXPECT_TRUE(Call().ok()); });
+  }
+  size_t held() {
+    MutexLock lock(&mu_);
+    return held_.size();
+  }
+  bool AnswerOne() {
+    UnaryCall* call = nullptr;
+    {
+      MutexLock lock(&mu_);
+      if (held_.empty()) return false;
+      call = held_.back();
+      held_.pop_back();
+    }
+    call->Answer(EmptyMessage());
+    return true;
+  }
+  grpc::Status CallOn(const std::shared_ptr<grpc::Channel>& channel, int limit_ms) {
+    const auto stub = v1::QuantizedInference::NewStub(channel);
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(limit_ms));
+    v1::QuantizedMatmulResponse response;
+    return stub->QuantizedMatmul(&context, {}, &response);
+  }
+  grpc::Status CallAlways() {
+    grpc::ClientContext context;
+    v1::DequantizeResponse response;
+    return stub_->Dequantize(&context, {}, &response);
+  }
+
+  Mutex mu_;
+  std::vector<UnaryCall*> held_;
+  bool over_ = false;
+  std::vector<std::thread> callers_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Threads, CrowdTest, testing::Values(1, 4));
+
+TEST_P(CrowdTest, CallsPastTheMostOfAConnectionAreRefused) {
+  Start();
+  for (int i = 0; i < kMost; ++i) Begin();
+  ASSERT_TRUE(Eventually([&] { return held() == kMost; }));
+  for (const grpc::Status& refused : {Call(), CallAlways()}) {
+    EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+    EXPECT_THAT(refused.error_message(), HasSubstr("calls: got more than 3 in flight"));
+  }
+  EXPECT_EQ(held(), kMost) << "no handler has seen them";
+  ASSERT_TRUE(AnswerOne());
+  EXPECT_TRUE(Eventually([&] {
+    return CallOn(channel_, 300).error_code() == grpc::StatusCode::DEADLINE_EXCEEDED;
+  })) << "there is room again";
+}
+
+TEST_P(CrowdTest, AnotherConnectionIsNotTouched) {
+  Start();
+  for (int i = 0; i < kMost; ++i) Begin();
+  ASSERT_TRUE(Eventually([&] { return held() == kMost; }));
+  grpc::ChannelArguments apart;
+  apart.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  const auto other = grpc::CreateCustomChannel(address_, grpc::InsecureChannelCredentials(), apart);
+  EXPECT_TRUE(Eventually([&] {
+    EXPECT_EQ(CallOn(other, 300).error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
+    return held() > kMost;
+  })) << "it is let in";
+}
+
+constexpr absl::Duration kTimeout = absl::Milliseconds(600);
+
+class SlowClientTest : public LoopTest {
+ protected:
+  SlowClientTest() : LoopTest({.send_timeout = kTimeout}) {}
+
+  // A call that reads nothing: flow control lets 64 KiB of its answer through.
+  class Unread {
+   public:
+    Unread(const std::shared_ptr<grpc::Channel>& channel, const std::string& method)
+        : stub_(channel), call_(stub_.PrepareCall(&context_, "/" + method, &queue_)) {
+      call_->StartCall(&queue_);
+      Next();
+      call_->WriteLast(EmptyMessage(), {}, &queue_);
+      Next();
+    }
+    grpc::Status Finish() {
+      grpc::Status status;
+      call_->Finish(&status, &queue_);
+      Next();
+      return status;
+    }
+    ~Unread() {
+      context_.TryCancel();
+      queue_.Shutdown();
+      void* tag = nullptr;
+      for (bool ok = false; queue_.Next(&tag, &ok);) {
+      }
+    }
+
+   private:
+    void Next() {
+      void* tag = nullptr;
+      bool ok = false;
+      queue_.Next(&tag, &ok);
+    }
+
+    grpc::GenericStub stub_;
+    grpc::ClientContext context_;
+    grpc::CompletionQueue queue_;
+    std::unique_ptr<grpc::GenericClientAsyncReaderWriter> call_;
+  };
+
+  const grpc::Slice slice_{std::string(3 << 20, 'y')};
+  const grpc::ByteBuffer large_{&slice_, 1};
+};
+
+INSTANTIATE_TEST_SUITE_P(Threads, SlowClientTest, testing::Values(1, 4));
+
+TEST_P(SlowClientTest, AnAnswerThatIsNotTakenEndsItsCall) {
+  Recorder recorder;
+  std::atomic<bool> answered{false};
+  unary_ = [&](UnaryCall* call) {
+    call->SetReactor(&recorder);
+    call->Answer(large_);
+    answered = true;
+  };
+  Start();
+  const absl::Time begin = absl::Now();
+  Unread unread(channel_, kUnary);
+  ASSERT_TRUE(Eventually([&] { return answered.load(); }));
+  EXPECT_TRUE(Eventually([&] { return recorder.dones == 1; }));
+  EXPECT_GE(absl::Now() - begin, kTimeout);
+  EXPECT_EQ(recorder.cancels, 1);
+  Stop();
+}
+
+TEST_P(SlowClientTest, AMessageThatIsNotTakenEndsItsStream) {
+  Recorder recorder;
+  write_ = [&](WriteCall* call) {
+    call->SetReactor(&recorder);
+    recorder.on_write = [call] { call->Finish(grpc::Status::OK); };
+    call->StartWrite(large_);
+  };
+  Start();
+  Unread unread(channel_, kWrite);
+  EXPECT_TRUE(Eventually([&] { return recorder.dones == 1; }));
+  EXPECT_EQ(recorder.failed_writes, 1);
+  EXPECT_EQ(unread.Finish().error_code(), grpc::StatusCode::CANCELLED);
+  Stop();
+}
+
+TEST_P(SlowClientTest, WhoReadsIsNotTouchedHoweverLongTheCall) {
+  Recorder recorder;
+  std::atomic<WriteCall*> taken{nullptr};
+  write_ = [&](WriteCall* call) {
+    call->SetReactor(&recorder);
+    taken = call;
+  };
+  Start();
+  grpc::ClientContext context;
+  const auto reader = stub_->DequantizeStream(&context, {});
+  ASSERT_TRUE(Eventually([&] { return taken.load() != nullptr; }));
+  v1::DequantizeChunk chunk;
+  for (int i = 1; i <= 5; ++i) {
+    taken.load()->StartWrite(EmptyMessage());
+    EXPECT_TRUE(reader->Read(&chunk));
+    ASSERT_TRUE(Eventually([&] { return recorder.writes == i; }));
+    std::this_thread::sleep_for(absl::ToChronoMilliseconds(kTimeout / 3));
+  }
+  taken.load()->Finish(grpc::Status::OK);
+  EXPECT_FALSE(reader->Read(&chunk));
+  EXPECT_TRUE(reader->Finish().ok());
+  EXPECT_TRUE(Eventually([&] { return recorder.dones == 1; }));
+  EXPECT_EQ(recorder.cancels, 0);
+  Stop();
+}
+
+}  // namespace
+}  // namespace awqd::transport
