@@ -9,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "awqd/v1/inference.grpc.pb.h"
 #include "awqd/v1/model_repository.grpc.pb.h"
 #include "awqd/v1/server_info.grpc.pb.h"
@@ -71,7 +72,9 @@ Request Named(absl::string_view model) {
 class StreamOverGrpc : public MatmulStream {
  public:
   // `stub` must outlive it.
-  StreamOverGrpc(v1::QuantizedInference::Stub& stub, const CallOptions& options) {
+  StreamOverGrpc(v1::QuantizedInference::Stub& stub, const CallOptions& options,
+                 int64_t max_receive_bytes)
+      : max_receive_bytes_(max_receive_bytes) {
     Prepare(context_, options);
     stream_ = stub.QuantizedMatmulStream(&context_);
   }
@@ -101,9 +104,7 @@ class StreamOverGrpc : public MatmulStream {
     v1::QuantizedMatmulResponse response;
     if (finished_ || !stream_->Read(&response)) return End();
     if (response.has_error()) {
-      return Answer{response.request_id(),
-                    absl::Status(static_cast<absl::StatusCode>(response.error().code()),
-                                 response.error().message())};
+      return Answer{response.request_id(), FromProto(response.error())};
     }
     std::string id = response.request_id();
     return Answer{std::move(id), ToResult(std::move(response))};
@@ -115,12 +116,13 @@ class StreamOverGrpc : public MatmulStream {
   absl::StatusOr<std::optional<Answer>> End() {
     if (!finished_) {
       finished_ = true;
-      final_ = FromGrpc(stream_->Finish());
+      final_ = FromGrpc(stream_->Finish(), max_receive_bytes_);
     }
     if (!final_.ok()) return final_;
     return std::nullopt;
   }
 
+  const int64_t max_receive_bytes_;
   grpc::ClientContext context_;
   std::unique_ptr<grpc::ClientReaderWriter<v1::QuantizedMatmulRequest, v1::QuantizedMatmulResponse>>
       stream_;
@@ -130,9 +132,10 @@ class StreamOverGrpc : public MatmulStream {
 
 class ClientOverGrpc : public Client {
  public:
-  ClientOverGrpc(std::shared_ptr<grpc::Channel> channel, absl::Duration timeout)
+  ClientOverGrpc(std::shared_ptr<grpc::Channel> channel, const ClientOptions& options)
       : channel_(std::move(channel)),
-        timeout_(timeout),
+        timeout_(options.timeout),
+        max_receive_bytes_(options.max_receive_bytes),
         inference_(v1::QuantizedInference::NewStub(channel_)),
         repository_(v1::ModelRepository::NewStub(channel_)),
         server_info_(v1::ServerInfo::NewStub(channel_)),
@@ -156,7 +159,7 @@ class ClientOverGrpc : public Client {
   }
 
   std::unique_ptr<MatmulStream> QuantizedMatmulStream(const CallOptions& options) override {
-    return std::make_unique<StreamOverGrpc>(*inference_, WithTimeout(options));
+    return std::make_unique<StreamOverGrpc>(*inference_, WithTimeout(options), max_receive_bytes_);
   }
 
   absl::StatusOr<DequantizeResult> Dequantize(const DequantizeCall& call,
@@ -191,7 +194,7 @@ class ClientOverGrpc : public Client {
       failure = block.ok() ? sink(*std::move(block)) : block.status();
       if (!failure.ok()) context.TryCancel();
     }
-    const absl::Status status = FromGrpc(reader->Finish());
+    const absl::Status status = FromGrpc(reader->Finish(), max_receive_bytes_);
     if (!failure.ok()) return failure;
     if (!status.ok()) return status;
     if (absl::Status missing = order.Finish(); !missing.ok()) return missing;
@@ -225,8 +228,12 @@ class ClientOverGrpc : public Client {
 
   absl::StatusOr<v1::GetModelResponse> GetModel(absl::string_view name,
                                                 const CallOptions& options) override {
-    return Unary<v1::GetModelResponse>(*repository_, &v1::ModelRepository::Stub::GetModel,
-                                       Named<v1::GetModelRequest>(name), options);
+    const absl::Time deadline = absl::Now() + WithTimeout(options).timeout;
+    for (;;) {
+      absl::StatusOr<v1::GetModelResponse> model = AllPages(name, options, deadline);
+      // The model was loaded anew between two pages: from the beginning, while there is time.
+      if (!absl::IsAborted(model.status())) return model;
+    }
   }
 
   absl::StatusOr<v1::LoadModelResponse> LoadModel(absl::string_view name,
@@ -258,6 +265,25 @@ class ClientOverGrpc : public Client {
   bool connected() const override { return channel_->GetState(false) == GRPC_CHANNEL_READY; }
 
  private:
+  absl::StatusOr<v1::GetModelResponse> AllPages(absl::string_view name, CallOptions options,
+                                                absl::Time deadline) {
+    auto request = Named<v1::GetModelRequest>(name);
+    v1::GetModelResponse all;
+    do {
+      options.timeout = std::max(deadline - absl::Now(), absl::Nanoseconds(1));
+      auto page = Unary<v1::GetModelResponse>(*repository_, &v1::ModelRepository::Stub::GetModel,
+                                              request, options);
+      if (!page.ok()) return page.status();
+      if (!page->next_page_token().empty() && page->next_page_token() == request.page_token()) {
+        return absl::InternalError("GetModel: the server answers with the same page again");
+      }
+      request.set_page_token(page->next_page_token());
+      page->clear_next_page_token();
+      all.MergeFrom(*page);
+    } while (!request.page_token().empty());
+    return all;
+  }
+
   CallOptions WithTimeout(CallOptions options) const {
     if (options.timeout == absl::ZeroDuration()) options.timeout = timeout_;
     return options;
@@ -271,7 +297,7 @@ class ClientOverGrpc : public Client {
     Prepare(context, WithTimeout(options));
     Response response;
     const grpc::Status status = (stub.*method)(&context, request, &response);
-    if (!status.ok()) return FromGrpc(status);
+    if (!status.ok()) return FromGrpc(status, max_receive_bytes_);
     return response;
   }
 
@@ -305,6 +331,7 @@ class ClientOverGrpc : public Client {
 
   const std::shared_ptr<grpc::Channel> channel_;
   const absl::Duration timeout_;
+  const int64_t max_receive_bytes_;
   const std::unique_ptr<v1::QuantizedInference::Stub> inference_;
   const std::unique_ptr<v1::ModelRepository::Stub> repository_;
   const std::unique_ptr<v1::ServerInfo::Stub> server_info_;
@@ -332,7 +359,7 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Create(const ClientOptions& opti
   }
   std::shared_ptr<grpc::Channel> channel = grpc::CreateCustomChannel(
       options.address, grpc::InsecureChannelCredentials(), ChannelArgs(options));
-  return std::make_unique<ClientOverGrpc>(std::move(channel), options.timeout);
+  return std::make_unique<ClientOverGrpc>(std::move(channel), options);
 }
 
 }  // namespace awqd::client

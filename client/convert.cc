@@ -7,8 +7,10 @@
 #include <variant>
 
 #include "absl/strings/cord.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "google/rpc/status.pb.h"
 
 namespace awqd::client {
 namespace {
@@ -80,6 +82,35 @@ absl::Status FromGrpc(const grpc::Status& status) {
     result.SetPayload(kErrorDetailsPayload, absl::Cord(status.error_details()));
   }
   return result;
+}
+
+absl::Status FromProto(const v1::RequestError& error) {
+  absl::Status result(static_cast<absl::StatusCode>(error.code()), error.message());
+  if (error.details_size() > 0) {
+    google::rpc::Status details;
+    details.set_code(error.code());
+    details.set_message(error.message());
+    *details.mutable_details() = error.details();
+    result.SetPayload(kErrorDetailsPayload, absl::Cord(details.SerializeAsString()));
+  }
+  return result;
+}
+
+absl::Status FromGrpc(const grpc::Status& status, int64_t max_receive_bytes) {
+  absl::Status result = FromGrpc(status);
+  // "CLIENT: Received message larger than max (70000 vs. 65536)"; later versions do not say who.
+  const std::string limit = absl::StrCat(" vs. ", max_receive_bytes, ")");
+  const absl::string_view text = result.message();
+  const size_t begin = text.find("larger than max (");
+  if (!absl::IsResourceExhausted(result) || begin == absl::string_view::npos ||
+      absl::StartsWith(text, "SERVER") || !absl::EndsWith(text, limit)) {
+    return result;
+  }
+  absl::string_view bytes = text.substr(text.find('(', begin) + 1);
+  bytes.remove_suffix(limit.size());
+  return absl::ResourceExhaustedError(absl::StrCat("answer: got ", bytes,
+                                                   " bytes, expected at most ", max_receive_bytes,
+                                                   ", the client's own max_receive_bytes"));
 }
 
 v1::QuantizedMatmulRequest ToRequest(MatmulCall call) {

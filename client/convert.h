@@ -1,6 +1,8 @@
 // From the client's structs to requests and calls, from grpc::Status to absl::Status.
 #pragma once
 
+#include <cstdint>
+
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "awqd/v1/inference.pb.h"
@@ -20,6 +22,10 @@ absl::Status CheckSize(const google::protobuf::MessageLite& request);
 
 // Code and message unchanged; the details as kErrorDetailsPayload.
 absl::Status FromGrpc(const grpc::Status& status);
+absl::Status FromProto(const v1::RequestError& error);
+// The same of a call on a channel that takes messages up to `max_receive_bytes`: an answer that is
+// longer is told in those words, where gRPC's could mean the server's limits as well.
+absl::Status FromGrpc(const grpc::Status& status, int64_t max_receive_bytes);
 
 v1::QuantizedMatmulRequest ToRequest(MatmulCall call);
 v1::GroupedQuantizedMatmulRequest ToRequest(GroupedMatmulCall call);

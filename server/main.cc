@@ -15,15 +15,19 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "kernels/base/mutex.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "server/obs/logging.h"
 #include "server/options.h"
 #include "server/server.h"
 
 namespace {
 
+// How long the end waits for whoever reads the log.
+constexpr absl::Duration kFlush = absl::Seconds(1);
+
 int Fail(int code, const absl::Status& status) {
-  const std::string line = awqd::obs::OneLine(status.message());
-  std::fprintf(stderr, "awqd: %s\n", line.c_str());
+  awqd::obs::LastLine(absl::StrCat("awqd: ", status.message()), kFlush);
   return code;
 }
 
@@ -113,7 +117,9 @@ int Serve(const awqd::Options& options) {
   SetServer(server->get());
   const absl::Status status = (*server)->Run(g_pipe[0]);
   SetServer(nullptr);
-  return status.ok() ? 0 : Fail(1, status);
+  if (!status.ok()) return Fail(1, status);
+  awqd::obs::FlushLog(kFlush);
+  return 0;
 }
 
 // Before any library is initialised (OpenBLAS starts threads, Protocol Buffers builds descriptors:

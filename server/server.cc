@@ -98,7 +98,7 @@ absl::Status WarmUp(const model::Model& model, engine::Engine& engine) {
     AWQD_RETURN_IF_ERROR(engine.WarmUp(weight));
     const WeightShape& shape = weight->shape;
     const DeviceWeight& first = *weight->parts.front().weight;
-    obs::LogEvent(
+    obs::LogLimited(
         obs::LogLevel::kInfo, "plan",
         {{"model", model.name},
          {"shape", absl::StrCat("[", shape.k, ", ", shape.n, "]")},
@@ -123,7 +123,7 @@ class ServerImpl final : public Server {
     for (const OpenedDevice& opened : devices_) devices.push_back(opened.device.get());
     models_ = std::make_unique<model::ModelStore>(
         model::ModelFolders(options_.model_repository, options_.models), devices, options_.sharding,
-        [](absl::string_view line) { obs::LogEvent(obs::LogLevel::kInfo, line, {}); },
+        [](absl::string_view line) { obs::LogLimited(obs::LogLevel::kInfo, line, {}); },
         obs::ShowsStatusLine() ? model::ProgressLog(obs::ShowStatusLine) : nullptr);
     AWQD_ASSIGN_OR_RETURN(std::vector<std::string> names, ModelsToLoad(options_, *models_));
     for (Device* device : devices) {

@@ -83,6 +83,12 @@ absl::StatusOr<std::shared_ptr<Model>> LoadWeights(const ModelFolder& folder,
                                                    const ProgressSinks& sinks) {
   AWQD_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
                         Checkpoint::Open(*folder.root, folder.path, &cancelled));
+  if (const auto weights = static_cast<int64_t>(checkpoint.linears().size());
+      weights > target.max_weights) {
+    return absl::ResourceExhaustedError(absl::StrCat("model \"", name, "\": got ", weights,
+                                                     " quantised linears, expected at most ",
+                                                     target.max_weights));
+  }
   AWQD_RETURN_IF_ERROR(Plan(checkpoint, name, target, cancelled, sinks));
   if (sinks.log && !checkpoint.note().empty()) {
     sinks.log(absl::StrCat("model \"", name, "\": ", checkpoint.note()));

@@ -1,6 +1,7 @@
 // Where a model's weights go: which devices take each, and how it lies on them.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <set>
 #include <string>
@@ -18,6 +19,9 @@ struct LoadTarget {
   std::vector<Device*> devices;  // one or more
   Sharding sharding = Sharding::kReplicas;
   std::shared_ptr<ModelUse> use;  // what the weights count in; null: nothing
+  // More are RESOURCE_EXHAUSTED: each has objects of its own, however small it is. 1024 experts of
+  // three projections in 80 layers are fewer.
+  int64_t max_weights = int64_t{1} << 18;
 
   // Whether the devices need room for the model together, not each for all of it.
   bool shared() const { return sharding == Sharding::kColumns || sharding == Sharding::kExperts; }

@@ -3,13 +3,16 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <utility>
 
-#include "absl/strings/escaping.h"
+#include "absl/time/clock.h"
 #include "nlohmann/json.hpp"
+#include "server/obs/line_writer.h"
+#include "server/obs/log_limit.h"
 #include "server/obs/terminal.h"
 #include "spdlog/pattern_formatter.h"
-#include "spdlog/sinks/stdout_sinks.h"
+#include "spdlog/sinks/base_sink.h"
 #include "spdlog/spdlog.h"
 
 namespace awqd::obs {
@@ -23,12 +26,14 @@ constexpr char kEventLogger[] = "event";
 std::atomic<bool> g_logs_requests{false};
 std::atomic<bool> g_wants_requests{false};
 
-std::string Json(absl::string_view text) {
+// In ASCII where a line is JSON: nothing in it can be anything but itself. What is text passes
+// OneLine at the sink.
+std::string Json(absl::string_view text, LogFormat format) {
   return nlohmann::json(std::string(text))
-      .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+      .dump(-1, ' ', format == LogFormat::kJson, nlohmann::json::error_handler_t::replace);
 }
 
-// Members of the JSON object, or the message with its control characters escaped.
+// Members of the JSON object, or the message on one line.
 class PayloadFlag : public spdlog::custom_flag_formatter {
  public:
   explicit PayloadFlag(LogFormat format) : format_(format) {}
@@ -42,7 +47,7 @@ class PayloadFlag : public spdlog::custom_flag_formatter {
     } else if (absl::string_view(msg.logger_name.data(), msg.logger_name.size()) == kEventLogger) {
       out = std::string(payload);
     } else {
-      out = absl::StrCat("\"message\":", Json(payload));
+      out = absl::StrCat("\"message\":", Json(payload, format_));
     }
     dest.append(out.data(), out.data() + out.size());
   }
@@ -72,21 +77,60 @@ std::string QuotedIfNeeded(absl::string_view value) {
   if (!value.empty() && value.find_first_of(" \"=") == absl::string_view::npos) {
     return std::string(value);
   }
-  return Json(value);
+  return Json(value, LogFormat::kText);
 }
 
-std::string Render(absl::string_view message, absl::Span<const LogField> fields) {
-  const bool json = g_format == LogFormat::kJson;
-  std::string out = json ? absl::StrCat("\"message\":", Json(message)) : std::string(message);
-  for (const LogField& field : fields) {
-    if (json) {
-      absl::StrAppend(&out, ",", Json(field.name), ":",
-                      field.number ? field.value : Json(field.value));
-    } else {
-      absl::StrAppend(&out, " ", field.name, "=", QuotedIfNeeded(field.value));
-    }
+void Append(const LogField& field, std::string* out) {
+  if (g_format == LogFormat::kText) {
+    absl::StrAppend(out, " ", field.name, "=", QuotedIfNeeded(field.value));
+    return;
   }
+  absl::StrAppend(out, ",", Json(field.name, g_format), ":",
+                  field.number ? field.value : Json(field.value, g_format));
+}
+
+// `left_out`: events like it before, that were not logged.
+std::string Render(absl::string_view message, absl::Span<const LogField> fields,
+                   int64_t left_out = 0) {
+  std::string out = g_format == LogFormat::kJson
+                        ? absl::StrCat("\"message\":", Json(message, g_format))
+                        : std::string(message);
+  for (const LogField& field : fields) Append(field, &out);
+  if (left_out > 0) Append({"left_out", left_out}, &out);
   return out;
+}
+
+class QueueSink final : public spdlog::sinks::base_sink<std::mutex> {
+ protected:
+  void sink_it_(const spdlog::details::log_msg& msg) override {
+    spdlog::memory_buf_t line;
+    formatter_->format(msg, line);
+    Stderr().Write({line.data(), line.size()});
+  }
+  void flush_() override {}
+};
+
+std::string LostLine(spdlog::formatter& formatter, int64_t lost) {
+  const std::string text = Render("log lines lost", {{"lines", lost}});
+  spdlog::memory_buf_t line;
+  formatter.format(
+      {kEventLogger, spdlog::level::warn, spdlog::string_view_t(text.data(), text.size())}, line);
+  return {line.data(), line.size()};
+}
+
+// Of one message, and of how many messages at a time.
+constexpr int64_t kLinesAMinute = 100;
+constexpr size_t kMessages = 256;
+
+LogLimit& Limit() {
+  static auto* const limit = new LogLimit(kLinesAMinute, absl::Minutes(1), kMessages);
+  return *limit;
+}
+
+void Emit(LogLevel level, absl::string_view message, absl::Span<const LogField> fields,
+          int64_t left_out) {
+  const std::string line = Render(message, fields, left_out);
+  EventLogger()->log(Level(level), spdlog::string_view_t(line.data(), line.size()));
 }
 
 }  // namespace
@@ -100,15 +144,15 @@ void SetUpLogging(LogLevel level, LogFormat format) {
                              ? R"({"time":"%Y-%m-%dT%H:%M:%S.%f%z","level":"%l","thread":%t,%*})"
                              : "%Y-%m-%dT%H:%M:%S.%f%z %L %t %*");
   ForgetTerminalSink();
-  const std::shared_ptr<spdlog::sinks::sink> sink =
-      format == LogFormat::kText && StderrIsTerminal()
-          ? MakeTerminalSink()
-          : std::make_shared<spdlog::sinks::stderr_sink_mt>();
+  const std::shared_ptr<spdlog::sinks::sink> sink = format == LogFormat::kText && StderrIsTerminal()
+                                                        ? MakeTerminalSink()
+                                                        : std::make_shared<QueueSink>();
+  Stderr().set_lost_line([formatter = std::shared_ptr<spdlog::formatter>(formatter->clone())](
+                             int64_t lost) { return LostLine(*formatter, lost); });
   sink->set_formatter(std::move(formatter));
   for (const char* name : {kEventLogger, ""}) {
     auto logger = std::make_shared<spdlog::logger>(name, sink);
     logger->set_level(Level(level));
-    logger->flush_on(spdlog::level::debug);
     if (*name != '\0') {
       spdlog::drop(name);
       spdlog::register_logger(std::move(logger));
@@ -123,25 +167,21 @@ std::string LogText(absl::string_view text, size_t max_bytes) {
   return absl::StrCat(OneLine(text.substr(0, max_bytes)), cut ? "..." : "");
 }
 
-std::string OneLine(absl::string_view text) {
-  std::string out;
-  out.reserve(text.size());
-  for (const char c : text) {
-    const bool control = static_cast<unsigned char>(c) < 0x20 || c == 0x7f;
-    if (control) {
-      absl::StrAppend(&out, absl::CHexEscape(absl::string_view(&c, 1)));
-    } else {
-      out.push_back(c);
-    }
-  }
-  return out;
+bool FlushLog(absl::Duration limit) { return Stderr().Flush(limit); }
+
+void LastLine(absl::string_view text, absl::Duration limit) {
+  Stderr().Write(absl::StrCat(OneLine(text), "\n"));
+  Stderr().Flush(limit);
 }
 
 void LogEvent(LogLevel level, absl::string_view message, absl::Span<const LogField> fields) {
-  const std::shared_ptr<spdlog::logger> logger = EventLogger();
-  if (!logger->should_log(Level(level))) return;
-  const std::string line = Render(message, fields);
-  logger->log(Level(level), spdlog::string_view_t(line.data(), line.size()));
+  if (EventLogger()->should_log(Level(level))) Emit(level, message, fields, 0);
+}
+
+void LogLimited(LogLevel level, absl::string_view message, std::initializer_list<LogField> fields) {
+  if (!EventLogger()->should_log(Level(level))) return;
+  const LogLimit::Verdict verdict = Limit().Ask(message, absl::Now());
+  if (verdict.log) Emit(level, message, fields, verdict.left_out);
 }
 
 bool LogsRequests() {

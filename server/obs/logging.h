@@ -1,6 +1,6 @@
 // Logs: one event per line on stderr, as text or as JSON, safe against what clients put in names.
 //
-// Other rooms may log through spdlog as usual: the sink escapes control characters, so no message
+// Other rooms may log through spdlog as usual: the sink escapes what OneLine does, so no message
 // can forge a second line. Tensor contents are never logged.
 #pragma once
 
@@ -14,6 +14,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "server/obs/one_line.h"
 
 namespace awqd::obs {
 
@@ -23,8 +24,12 @@ enum class LogFormat { kText, kJson };
 // Replaces the process's default logger. Not thread-safe; called once, before threads start.
 void SetUpLogging(LogLevel level, LogFormat format);
 
-// `text` with its control characters escaped, so that it is always one line.
-std::string OneLine(absl::string_view text);
+// Waits until everything that was logged is written, `limit` at most; false: it is not. Logging
+// itself never waits: lines that nobody reads are lost, and counted.
+bool FlushLog(absl::Duration limit);
+
+// A line without time and level, behind what was logged. Waits as FlushLog does.
+void LastLine(absl::string_view text, absl::Duration limit);
 
 // For what a client sent: `text` as OneLine makes it, cut to `max_bytes`.
 std::string LogText(absl::string_view text, size_t max_bytes = 256);
@@ -47,6 +52,10 @@ inline void LogEvent(LogLevel level, absl::string_view message,
                      std::initializer_list<LogField> fields) {
   LogEvent(level, message, absl::Span<const LogField>(fields.begin(), fields.size()));
 }
+
+// For events that clients cause: at most 100 of the same message a minute. The first one after that
+// says in `left_out` how many were not logged.
+void LogLimited(LogLevel level, absl::string_view message, std::initializer_list<LogField> fields);
 
 // When the flow of a request came to its ends; InfinitePast: it did not.
 struct RequestMoments {

@@ -4,12 +4,12 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-#include <cstdio>
 #include <cstdlib>
 #include <mutex>
 #include <string>
 
-#include "server/obs/logging.h"
+#include "server/obs/line_writer.h"
+#include "server/obs/one_line.h"
 #include "spdlog/sinks/base_sink.h"
 
 namespace awqd::obs {
@@ -24,11 +24,6 @@ size_t Columns() {
   return known ? size.ws_col : kUsualColumns;
 }
 
-void Write(const std::string& text) {
-  std::fwrite(text.data(), 1, text.size(), stderr);
-  std::fflush(stderr);
-}
-
 class TerminalSink final : public spdlog::sinks::base_sink<std::mutex> {
  public:
   void Show(absl::string_view text) {
@@ -36,7 +31,7 @@ class TerminalSink final : public spdlog::sinks::base_sink<std::mutex> {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (status.empty() && status_.empty()) return;
     status_ = status;
-    Write(kEraseLine + Clipped());
+    Stderr().Offer(kEraseLine + Clipped());
   }
 
  protected:
@@ -44,9 +39,9 @@ class TerminalSink final : public spdlog::sinks::base_sink<std::mutex> {
     spdlog::memory_buf_t line;
     formatter_->format(msg, line);
     const std::string text(line.data(), line.size());
-    Write(status_.empty() ? text : kEraseLine + text + Clipped());
+    Stderr().Write(status_.empty() ? text : kEraseLine + text + Clipped());
   }
-  void flush_() override { std::fflush(stderr); }
+  void flush_() override {}
 
  private:
   // The last column stays free: a cursor behind it is on the next line of some terminals.

@@ -31,11 +31,7 @@ class DequantizeBase : public Flow, public transport::Reactor {
     call->SetReactor(this);
     Try([&]() -> absl::Status {
       AWQD_RETURN_IF_ERROR(StillWanted());
-      AWQD_RETURN_IF_ERROR(Open(message, &request_));
-      AWQD_RETURN_IF_ERROR(wire::CheckRequest(request_));
-      AWQD_RETURN_IF_ERROR(OpenShared());
-      return WithWeights<OneWeight>(
-          request_, [this](WeightPtr weight) { return OnWeight(std::move(weight)); });
+      return Open(message, &request_, [this] { return OnMessage(); });
     });
   }
   void OnCancel() override { Cancel(); }
@@ -45,6 +41,13 @@ class DequantizeBase : public Flow, public transport::Reactor {
   using BlockDone = std::function<absl::Status(const engine::Payload& result)>;
 
   ~DequantizeBase() = default;
+
+  absl::Status OnMessage() {
+    AWQD_RETURN_IF_ERROR(wire::CheckRequest(request_));
+    AWQD_RETURN_IF_ERROR(OpenShared());
+    return WithWeights<OneWeight>(request_,
+                                  [this](WeightPtr weight) { return OnWeight(std::move(weight)); });
+  }
 
   // What the answer will hold at a time counts until the call ends.
   absl::Status Reserve(int64_t rows) {

@@ -23,6 +23,7 @@ struct Env {
   transport::Door* door = nullptr;
   Worker* loads = nullptr;     // LoadModel, UnloadModel
   Worker* lists = nullptr;     // ListModels
+  Worker* parsings = nullptr;  // large requests
   Worker* packings = nullptr;  // inline weights
   transport::ByteBudget* in_flight = nullptr;
   SharedMemory* shared_memory = nullptr;  // never null, but perhaps off

@@ -1,10 +1,22 @@
 // Whether a flow is wanted, and its one end.
 #include "server/services/flow.h"
 
-#include "server/wire/raw_message.h"
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/wire/matmul_wire.h"
 #include "server/wire/status.h"
 
 namespace awqd::services {
+namespace {
+
+// What parsing takes up to here is within what gRPC and a call's own objects take anyway.
+constexpr int64_t kCountedBytes = 64 << 10;
+// Parsing so much takes a fraction of a millisecond.
+constexpr int64_t kHeavyBytes = int64_t{1} << 20;
+
+}  // namespace
 
 absl::Status Flow::StillWanted() const {
   if (deadline_ <= absl::Now()) return absl::DeadlineExceededError("the deadline has passed");
@@ -12,20 +24,50 @@ absl::Status Flow::StillWanted() const {
   return absl::OkStatus();
 }
 
-absl::Status Flow::Open(grpc::ByteBuffer* message, google::protobuf::Message* request) {
+// Memory is asked for before anything is parsed or copied: gRPC holds the message by now, but
+// nothing more has been spent on it.
+absl::Status Flow::Admit(grpc::ByteBuffer* message, const google::protobuf::Descriptor& type,
+                         bool cuts_activations) {
   const auto bytes = static_cast<int64_t>(message->Length());
+  const int64_t limit = env_.options.transport.max_receive_message_bytes;
   log_.bytes_in = bytes;
-  absl::StatusOr<transport::ByteLease> lease = env_.in_flight->Take(connection_, bytes, "request");
-  if (!lease.ok()) {
-    message->Clear();
-    return lease.status();
+  message_.Take(message);
+  if (bytes > limit) {
+    return wire::WithField(absl::ResourceExhaustedError(
+                               absl::StrCat("request: got ", bytes, " bytes, expected at most ",
+                                            limit, " (the server's max_receive_message_bytes)")),
+                           "request");
   }
-  lease_ = *std::move(lease);
-  wire::RawMessage raw;
-  raw.Take(message);
-  if (wire::ParseWhole(raw.pieces(), request)) return absl::OkStatus();
-  request->Clear();
-  return wire::DoesNotParse(bytes, *request);
+  AWQD_ASSIGN_OR_RETURN(lease_, env_.in_flight->Take(connection_, bytes, "request"));
+  AWQD_ASSIGN_OR_RETURN(parsed_bytes_,
+                        wire::ParsedBytes(message_.pieces(), type, cuts_activations));
+  if (parsed_bytes_ <= kCountedBytes) return absl::OkStatus();
+  return lease_.Grow(parsed_bytes_, "request, once it is parsed");
+}
+
+absl::Status Flow::Parse(std::function<absl::Status()> parse) {
+  if (parsed_bytes_ <= kHeavyBytes) return parse();
+  return env_.parsings->Run([this, self = shared_from_this(), parse = std::move(parse)] {
+    Try([&]() -> absl::Status {
+      AWQD_RETURN_IF_ERROR(StillWanted());
+      return parse();
+    });
+  });
+}
+
+absl::Status Flow::Open(grpc::ByteBuffer* message, google::protobuf::Message* request,
+                        std::function<absl::Status()> then) {
+  AWQD_RETURN_IF_ERROR(Admit(message, *request->GetDescriptor(), false));
+  return Parse([this, request, then = std::move(then)]() -> absl::Status {
+    const bool parses = wire::ParseSifted(message_.pieces(), request);
+    message_.Free();
+    if (!parses) {
+      request->Clear();
+      return wire::DoesNotParse(message_.size(), *request->GetDescriptor());
+    }
+    lease_.ShrinkTo(std::max(message_.size(), parsed_bytes_));
+    return then();
+  });
 }
 
 absl::Status Flow::Submit(std::unique_ptr<engine::Work> work, const engine::SubmitOptions& options,
@@ -40,6 +82,7 @@ absl::Status Flow::Submit(std::unique_ptr<engine::Work> work, const engine::Subm
 
 void Flow::Settle(const absl::Status& status) {
   if (settled_.exchange(true)) return;
+  if (!status.ok()) message_.Free();
   const absl::Status visible = wire::ForClient(status);
   if (obs::LogsRequests()) Log(visible);
   End(visible);

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -24,6 +25,7 @@
 #include "server/transport/byte_budget.h"
 #include "server/transport/call.h"
 #include "server/transport/guard.h"
+#include "server/wire/raw_message.h"
 
 namespace awqd::services {
 
@@ -79,8 +81,16 @@ class Flow : public std::enable_shared_from_this<Flow> {
   // DEADLINE_EXCEEDED or CANCELLED when there is no point in going on.
   absl::Status StillWanted() const;
 
-  // Takes the bytes out of `message`, and their number from the budget, and parses them whole.
-  absl::Status Open(grpc::ByteBuffer* message, google::protobuf::Message* request);
+  // Takes the bytes out of `message`, and from the budget their number and what they will take when
+  // they are parsed. RESOURCE_EXHAUSTED over the receive limit.
+  absl::Status Admit(grpc::ByteBuffer* message, const google::protobuf::Descriptor& type,
+                     bool cuts_activations);
+  // Runs `parse` and what follows it: here, or on a worker where an admitted message is so large
+  // that it would hold a thread of the loop up.
+  absl::Status Parse(std::function<absl::Status()> parse);
+  // Admits and parses a message whole, then goes on with `then`.
+  absl::Status Open(grpc::ByteBuffer* message, google::protobuf::Message* request,
+                    std::function<absl::Status()> then);
 
   // Calls then(weights) once with the weights of the request's source, loaded ones at once, inline
   // ones from a worker thread; or returns an error, or settles. The request must live until then.
@@ -144,6 +154,8 @@ class Flow : public std::enable_shared_from_this<Flow> {
   const absl::Time started_ = absl::Now();
   TaskSlot slot_;
   transport::ByteLease lease_;
+  wire::RawMessage message_;  // until it was parsed, and its payload staged
+  int64_t parsed_bytes_ = 0;  // of an admitted message
   engine::ExecutionReport report_;
   obs::RequestLog log_;
 

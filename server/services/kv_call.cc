@@ -57,17 +57,19 @@ class KvCall final : public Flow, public transport::Reactor {
     call_->SetReactor(this);
     Try([&]() -> absl::Status {
       AWQD_RETURN_IF_ERROR(StillWanted());
-      AWQD_RETURN_IF_ERROR(Open(call_->request(), &request_));
-      AWQD_ASSIGN_OR_RETURN(
-          job_, wire::BuildKv(&request_, env_.options.transport.max_send_message_bytes));
-      AWQD_RETURN_IF_ERROR(lease_.Grow(wire::AnswerBytes(job_), "output"));
-      return Stage();
+      return Open(call_->request(), &request_, [this] { return OnMessage(); });
     });
   }
   void OnCancel() override { Cancel(); }
   void OnDone() override { const std::shared_ptr<Flow> last = std::move(self_); }
 
  private:
+  absl::Status OnMessage() {
+    AWQD_ASSIGN_OR_RETURN(job_,
+                          wire::BuildKv(&request_, env_.options.transport.max_send_message_bytes));
+    AWQD_RETURN_IF_ERROR(lease_.Grow(wire::AnswerBytes(job_), "output"));
+    return Stage();
+  }
   // Copies the payloads and submits the work.
   absl::Status Stage() {
     engine::StagingPool& staging = env_.engine->staging();

@@ -49,7 +49,7 @@ class MatmulStream final : public transport::Reactor,
       }
       item = Accept();
     }
-    item->flow->Start(&item->message);
+    item->flow->Start(&item->message, env_.gate);
     MutexLock lock(&mu_);
     Recount(*item);
     reading_ = false;  // not before: what the item will hold is known only now

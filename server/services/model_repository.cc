@@ -1,7 +1,12 @@
 // The ModelRepository service: store structs -> messages.
+#include <algorithm>
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "awqd/v1/model_repository.pb.h"
 #include "kernels/base/status.h"
 #include "kernels/description.h"
@@ -114,19 +119,96 @@ void FillStack(const std::string& path,
   out->set_format(stack.experts.front()->format);
 }
 
+// The most weights and stacks of one answer, and about the most bytes: within what gRPC takes where
+// a client says nothing.
+constexpr int kMaxPageSize = 1000;
+constexpr size_t kPageBytes = 2 << 20;
+
+// Where a page begins: "7:w:path", behind that weight of version 7, or "7:s:path", behind a stack.
+struct PageStart {
+  bool in_stacks = false;
+  std::string after;
+};
+
+absl::StatusOr<PageStart> ParsePageToken(const std::string& token, const model::Model& model) {
+  if (token.empty()) return PageStart();
+  const std::vector<std::string> parts = absl::StrSplit(token, absl::MaxSplits(':', 2));
+  int64_t version = 0;
+  if (parts.size() != 3 || !absl::SimpleAtoi(parts[0], &version) ||
+      (parts[1] != "w" && parts[1] != "s")) {
+    return wire::FieldError("page_token", "one that no answer had",
+                            "next_page_token of the page before");
+  }
+  if (version != model.version) {
+    return wire::WithField(
+        absl::AbortedError(absl::StrCat("page_token: got one of version ", version,
+                                        ", expected version ", model.version,
+                                        ": the model was "
+                                        "loaded anew; begin with the first page")),
+        "page_token");
+  }
+  return PageStart{parts[1] == "s", parts[2]};
+}
+
+class Page {
+ public:
+  Page(int64_t version, int page_size, v1::GetModelResponse* out)
+      : version_(version),
+        room_(page_size == 0 ? kMaxPageSize : std::min(page_size, kMaxPageSize)),
+        out_(out) {}
+
+  // The members of `all` behind `after`, each as `add` makes a message of it. The token says where
+  // it stopped. False: the page is full, and something is left.
+  template <typename Map, typename AddOne>
+  bool Add(absl::string_view kind, const Map& all, const std::string& after, AddOne add) {
+    for (auto it = after.empty() ? all.begin() : all.upper_bound(after); it != all.end(); ++it) {
+      if (room_ == 0 || bytes_ >= kPageBytes) return false;
+      bytes_ += add(it->first, it->second)->ByteSizeLong();
+      --room_;
+      out_->set_next_page_token(absl::StrCat(version_, ":", kind, ":", it->first));
+    }
+    return true;
+  }
+
+ private:
+  const int64_t version_;
+  int room_;
+  size_t bytes_ = 0;
+  v1::GetModelResponse* const out_;
+};
+
+void FillPage(const model::Model& model, const PageStart& start, int page_size,
+              v1::GetModelResponse* out) {
+  Page page(model.version, page_size, out);
+  const bool weights = start.in_stacks || page.Add("w", model.weights, start.after,
+                                                   [out](const auto& path, const auto& weight) {
+                                                     v1::WeightInfo* info = out->add_weights();
+                                                     FillWeight(path, *weight, info);
+                                                     return info;
+                                                   });
+  const bool all = weights && page.Add("s", model.stacks, start.in_stacks ? start.after : "",
+                                       [out](const auto& path, const auto& stack) {
+                                         v1::StackInfo* info = out->add_stacks();
+                                         FillStack(path, stack, info);
+                                         return info;
+                                       });
+  if (all) out->clear_next_page_token();
+}
+
 absl::Status Get(const Env& env, const v1::GetModelRequest& request,
                  v1::GetModelResponse* response) {
+  if (request.page_size() < 0) {
+    return wire::FieldError("page_size", absl::StrCat(request.page_size()), "0 or more");
+  }
   const absl::StatusOr<std::shared_ptr<const model::Model>> found =
       env.models->Find(request.name());
   if (!found.ok()) return MaybeNotYet(env, request.name(), found.status());
   const model::Model& model = **found;
+  AWQD_ASSIGN_OR_RETURN(const PageStart start, ParsePageToken(request.page_token(), model));
   FillSummary(model, response->mutable_model());
-  for (const auto& [path, weight] : model.weights) {
-    FillWeight(path, *weight, response->add_weights());
-  }
-  for (const auto& [path, stack] : model.stacks) FillStack(path, stack, response->add_stacks());
   response->set_ignored_tensors(model.ignored_tensors);
   response->set_quant_method(model.quant_method);
+  FillPage(model, start, request.page_size(), response);
   return absl::OkStatus();
 }
 
@@ -147,10 +229,10 @@ absl::Status List(const Env& env, const v1::ListModelsRequest&, v1::ListModelsRe
 template <typename F>
 absl::Status Logged(absl::string_view what, const std::string& name, F body) {
   const absl::Status status = wire::ForClient(transport::Guarded(body));
-  obs::LogEvent(status.ok() ? obs::LogLevel::kInfo : obs::LogLevel::kWarning, what,
-                {{"model", obs::LogText(name)},
-                 {"status", absl::StatusCodeToString(status.code())},
-                 {"error", obs::LogText(status.message(), wire::kMaxErrorBytes)}});
+  obs::LogLimited(status.ok() ? obs::LogLevel::kInfo : obs::LogLevel::kWarning, what,
+                  {{"model", obs::LogText(name)},
+                   {"status", absl::StatusCodeToString(status.code())},
+                   {"error", obs::LogText(status.message(), wire::kMaxErrorBytes)}});
   return status;
 }
 
@@ -179,7 +261,7 @@ void ServeModelRepository(const Env& env, transport::CallLoop* loop) {
   loop->Serve<UnaryCall>("awqd.v1.ModelRepository/ListModels", kSlots,
                          [&env](UnaryCall* call) { AnswerOn(env.lists, env, call, List); });
   loop->Serve<UnaryCall>("awqd.v1.ModelRepository/GetModel", kSlots,
-                         [&env](UnaryCall* call) { Answer(env, call, Get); });
+                         [&env](UnaryCall* call) { AnswerOn(env.lists, env, call, Get); });
   loop->Serve<UnaryCall>("awqd.v1.ModelRepository/LoadModel", kSlots,
                          [&env](UnaryCall* call) { AnswerOn(env.loads, env, call, Load); });
   loop->Serve<UnaryCall>("awqd.v1.ModelRepository/UnloadModel", kSlots,

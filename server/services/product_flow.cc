@@ -1,6 +1,7 @@
 // Admit, parse, check, find the weights, stage the payload, submit, encode the answer.
 #include "server/services/product_flow.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "kernels/base/status.h"
@@ -25,34 +26,12 @@ ProductFlow<Method>::ProductFlow(const Env& env, absl::string_view method,
     : Flow(env, method, call), done_(std::move(done)) {}
 
 template <typename Method>
-void ProductFlow<Method>::Start(grpc::ByteBuffer* message) {
+void ProductFlow<Method>::Start(grpc::ByteBuffer* message, const transport::CallGate* gate) {
   const auto self = shared_from_this();  // the answer may come, and the call end, before we return
-  const absl::Status status = transport::Guarded([&] { return Begin(message); });
+  const absl::Status status = transport::Guarded([&] { return Begin(message, gate); });
   if (status.ok()) return;
   message->Clear();  // when it was not even looked at
   Settle(status);
-}
-
-// Memory is asked for before anything is parsed or copied: gRPC holds the message by now, but
-// nothing more has been spent on it.
-template <typename Method>
-absl::Status ProductFlow<Method>::Open(grpc::ByteBuffer* message) {
-  const auto bytes = static_cast<int64_t>(message->Length());
-  log_.bytes_in = bytes;
-  absl::StatusOr<transport::ByteLease> lease = env_.in_flight->Take(connection_, bytes, "request");
-  message_.Take(message);
-  if (!lease.ok()) {
-    parsed_.request.set_request_id(wire::PeekRequestId(message_.pieces()));
-    return lease.status();
-  }
-  lease_ = *std::move(lease);
-  held_bytes_ = bytes;
-  if (!wire::ParseProduct(message_.pieces(), &parsed_)) {
-    parsed_.request.Clear();
-    return wire::DoesNotParse(bytes, parsed_.request);
-  }
-  if (!parsed_.cut) message_.Free();
-  return absl::OkStatus();
 }
 
 template <typename Method>
@@ -79,12 +58,32 @@ absl::Status ProductFlow<Method>::OpenShared() {
 }
 
 template <typename Method>
-absl::Status ProductFlow<Method>::Begin(grpc::ByteBuffer* message) {
+absl::Status ProductFlow<Method>::Begin(grpc::ByteBuffer* message,
+                                        const transport::CallGate* gate) {
   AWQD_RETURN_IF_ERROR(StillWanted());
-  AWQD_RETURN_IF_ERROR(Open(message));
-  // On a stream that was there before; a call of its own is turned away before it starts.
-  if (!env_.gate->open())
-    return absl::UnavailableError(transport::CallGate::Draining().error_message());
+  absl::Status admitted = Admit(message, *Request::descriptor(), true);
+  if (admitted.ok() && gate != nullptr && !gate->open()) {
+    admitted = absl::UnavailableError(transport::CallGate::Draining().error_message());
+  }
+  if (!admitted.ok()) {
+    parsed_.request.set_request_id(wire::PeekRequestId(message_.pieces()));
+    return admitted;
+  }
+  held_bytes_ = lease_.bytes();
+  return Parse([this] { return OnMessage(); });
+}
+
+template <typename Method>
+absl::Status ProductFlow<Method>::OnMessage() {
+  if (!wire::ParseSifted(message_.pieces(), &parsed_)) {
+    parsed_.request.Clear();
+    return wire::DoesNotParse(message_.size(), *Request::descriptor());
+  }
+  if (!parsed_.cut) {
+    message_.Free();
+    lease_.ShrinkTo(std::max(message_.size(), parsed_bytes_));
+    held_bytes_ = lease_.bytes();
+  }
   const Request& request = parsed_.request;
   AWQD_RETURN_IF_ERROR(wire::CheckRequest(request, cut_bytes()));
   AWQD_RETURN_IF_ERROR(OpenShared());
@@ -198,7 +197,6 @@ void ProductFlow<Method>::End(const absl::Status& status) {
   if (!status.ok()) {
     // Its answer may wait for long, on a stream that nobody reads.
     ForgetRequest();
-    message_.Free();
     shared_x_ = SharedRange();
     shared_out_ = SharedRange();
     lease_.ShrinkTo(0);

@@ -59,8 +59,9 @@ class ProductFlow final : public Flow {
 
   ProductFlow(const Env& env, absl::string_view method, transport::ServerCall* call, Done done);
 
-  // Takes the bytes out of `message`. Never blocks.
-  void Start(grpc::ByteBuffer* message);
+  // Takes the bytes out of `message`. Never blocks. `gate`: of a message on a stream, which is
+  // UNAVAILABLE when that gate is not open; a call of its own has passed it.
+  void Start(grpc::ByteBuffer* message, const transport::CallGate* gate = nullptr);
 
   // From `done` on. Empty when the client sent none, or one that is too long to be echoed.
   absl::string_view request_id() const;
@@ -68,8 +69,8 @@ class ProductFlow final : public Flow {
   int64_t held_bytes() const { return held_bytes_.load(std::memory_order_relaxed); }
 
  private:
-  absl::Status Begin(grpc::ByteBuffer* message);
-  absl::Status Open(grpc::ByteBuffer* message);
+  absl::Status Begin(grpc::ByteBuffer* message, const transport::CallGate* gate);
+  absl::Status OnMessage();
   absl::Status OpenShared();
   absl::Status OnWeights(typename Source::Weights weights);
   absl::StatusOr<engine::Payload> Stage(const Job& job);
@@ -89,7 +90,6 @@ class ProductFlow final : public Flow {
   Done done_;
   std::atomic<int64_t> held_bytes_{0};
 
-  wire::RawMessage message_;  // until its payload was staged
   wire::ProductMessage<Request> parsed_;
   SharedRange shared_x_;    // until it was staged
   SharedRange shared_out_;  // until the answer was written there

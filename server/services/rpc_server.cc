@@ -64,6 +64,7 @@ RpcServer::RpcServer(const Options& options, engine::Engine* engine, model::Mode
   env_.models = models;
   env_.loads = &loads_;
   env_.lists = &lists_;
+  env_.parsings = &parsings_;
   env_.packings = &packings_;
   env_.in_flight = &in_flight_;
   env_.options = options;
@@ -103,6 +104,7 @@ void RpcServer::Shutdown(absl::Duration grace) {
   serving_ = false;
   health_.Stop();
   grpc_.Shutdown(absl::Now() + grace);
+  parsings_.Stop();
   packings_.Stop();
   loads_.Stop();
   lists_.Stop();

@@ -1,9 +1,8 @@
 // The life of a call: asked for, taken, handled, finished, gone.
 #include "server/transport/call.h"
 
-#include <chrono>
-
 #include "absl/time/clock.h"
+#include "grpc/support/time.h"
 #include "server/transport/call_loop.h"
 #include "server/transport/door.h"
 #include "server/transport/guard.h"
@@ -19,9 +18,12 @@ ServerCall::~ServerCall() = default;
 absl::string_view ServerCall::method() const { return method_->entry()->method(); }
 
 absl::Time ServerCall::deadline() const {
-  const std::chrono::system_clock::time_point deadline = context_.deadline();
-  if (deadline == std::chrono::system_clock::time_point::max()) return absl::InfiniteFuture();
-  return absl::FromChrono(deadline);
+  // Not context_.deadline(), whose nanoseconds since 1970 overflow in the year 2262.
+  const gpr_timespec deadline = gpr_convert_clock_type(context_.raw_deadline(), GPR_CLOCK_REALTIME);
+  if (gpr_time_cmp(deadline, gpr_inf_future(GPR_CLOCK_REALTIME)) >= 0) {
+    return absl::InfiniteFuture();
+  }
+  return absl::FromUnixSeconds(deadline.tv_sec) + absl::Nanoseconds(deadline.tv_nsec);
 }
 
 void ServerCall::Release() {
@@ -41,13 +43,30 @@ void ServerCall::OnTaken(bool ok) {
     return;
   }
   method->Ask();
+  bool let_in = false;
+  const absl::Status entered = Guarded([&] {
+    let_in = method->loop()->door_->Enter(this, *method->entry());
+    return absl::OkStatus();
+  });
+  if (!entered.ok()) Finish(method->loop()->to_grpc_(entered));
+  let_in ? Begin() : HandlerReturned();
+}
+
+void ServerCall::Handle() {
   const absl::Status handled = Guarded([&] {
-    method->Receive(this);
-    if (method->loop()->door_->Enter(this, *method->entry())) method->Handle(this);
+    method_->Handle(this);
     return absl::OkStatus();
   });
   // What throws before there is a reactor has started nothing; reactors guard what they do.
-  if (!handled.ok() && reactor_ == nullptr) Finish(method->loop()->to_grpc_(handled));
+  if (!handled.ok() && reactor_ == nullptr) Finish(method_->loop()->to_grpc_(handled));
+  HandlerReturned();
+}
+
+void ServerCall::EndWithoutRequest() {
+  absl::Status status = absl::InvalidArgumentError("request: got no message, expected one");
+  if (context_.IsCancelled()) status = absl::CancelledError("the client cancelled the call");
+  if (deadline() <= absl::Now()) status = absl::DeadlineExceededError("the deadline has passed");
+  Finish(method_->loop()->to_grpc_(status));
   HandlerReturned();
 }
 

@@ -114,6 +114,12 @@ class ServerCall {
   virtual ~ServerCall();
 
   virtual void SendStatus(const grpc::Status& status) = 0;
+  // The door let the call in: leads to Handle or EndWithoutRequest, once.
+  virtual void Begin() { Handle(); }
+  // Runs the method's handler.
+  void Handle();
+  // Nothing came before the client's end of the stream, or the call broke.
+  void EndWithoutRequest();
   // Counts an operation that Release ends.
   void Retain() { pending_.fetch_add(1, std::memory_order_relaxed); }
   void Release();

@@ -5,85 +5,100 @@
 
 #include "grpcpp/generic/async_generic_service.h"
 #include "grpcpp/support/async_stream.h"
-#include "grpcpp/support/async_unary_call.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/status.h"
 #include "server/transport/call.h"
 
 namespace awqd::transport {
 
-// A request, an answer.
-class UnaryCall final : public ServerCall {
+// What every kind does with gRPC's stream, which serves all of them: a call is then ours from its
+// headers on, whether its message has arrived or not.
+class AnyCall : public ServerCall {
  public:
-  using Responder = grpc::ServerAsyncResponseWriter<grpc::ByteBuffer>;
-  explicit UnaryCall(MethodBase* method) : ServerCall(method), responder_(&context_) {}
+  using Responder = grpc::GenericServerAsyncReaderWriter;
 
+ protected:
+  explicit AnyCall(MethodBase* method) : ServerCall(method), responder_(&context_) {}
+
+  Responder responder_;
+
+ private:
+  template <typename Call>
+  friend class Method;
+  void SendStatus(const grpc::Status& status) override { responder_.Finish(status, &finished_); }
+};
+
+// A call of one request. Its handler runs when the request is here; from the headers on until then
+// the call is in flight as well. Without a request it ends with INVALID_ARGUMENT.
+class RequestCall : public AnyCall {
+ public:
   grpc::ByteBuffer* request() { return &request_; }
+
+ protected:
+  explicit RequestCall(MethodBase* method) : AnyCall(method) {}
+
+ private:
+  void Begin() override {
+    Retain();
+    responder_.Read(&request_, &read_);
+  }
+  void OnRequest(bool ok) {
+    if (ok) Received(request_);
+    ok ? Handle() : EndWithoutRequest();
+    Release();
+  }
+
+  grpc::ByteBuffer request_;
+  EventOf<RequestCall, &RequestCall::OnRequest> read_{this};
+};
+
+// A request, an answer.
+class UnaryCall final : public RequestCall {
+ public:
+  explicit UnaryCall(MethodBase* method) : RequestCall(method) {}
+
   // Ends the call well. gRPC shares the answer's slices from here on.
   void Answer(const grpc::ByteBuffer& answer) {
     Sent(answer);
     Leave(grpc::StatusCode::OK);
     SendBegins();
-    responder_.Finish(answer, grpc::Status::OK, &finished_);
+    responder_.WriteAndFinish(answer, grpc::WriteOptions(), grpc::Status::OK, &finished_);
   }
-
- private:
-  template <typename Call>
-  friend class Method;
-  void SendStatus(const grpc::Status& status) override {
-    responder_.FinishWithError(status, &finished_);
-  }
-
-  grpc::ByteBuffer request_;
-  Responder responder_;
 };
 
-// What answers with a stream.
-template <typename R>
-class Writing : public ServerCall {
+// What answers with a stream, whatever it is asked by.
+template <typename Base>
+class Writing : public Base {
  public:
-  using Responder = R;
-
   // One at a time. gRPC shares the message's slices from here on.
   void StartWrite(const grpc::ByteBuffer& message) {
-    Retain();
-    Sent(message);
-    SendBegins();
-    responder_.Write(message, &written_);
+    this->Retain();
+    this->Sent(message);
+    this->SendBegins();
+    this->responder_.Write(message, &written_);
   }
 
  protected:
-  explicit Writing(MethodBase* method) : ServerCall(method), responder_(&context_) {}
-
-  Responder responder_;
+  explicit Writing(MethodBase* method) : Base(method) {}
 
  private:
-  void SendStatus(const grpc::Status& status) override { responder_.Finish(status, &finished_); }
   void OnWritten(bool ok) {
-    SendEnds();
-    reactor()->OnWriteDone(ok);
-    Release();
+    this->SendEnds();
+    this->reactor()->OnWriteDone(ok);
+    this->Release();
   }
 
   EventOf<Writing, &Writing::OnWritten> written_{this};
 };
 
 // A request, a stream of answers.
-class WriteCall final : public Writing<grpc::ServerAsyncWriter<grpc::ByteBuffer>> {
+class WriteCall final : public Writing<RequestCall> {
  public:
   explicit WriteCall(MethodBase* method) : Writing(method) {}
-
-  grpc::ByteBuffer* request() { return &request_; }
-
- private:
-  template <typename Call>
-  friend class Method;
-
-  grpc::ByteBuffer request_;
 };
 
 // A stream of requests, a stream of answers.
-class StreamCall final : public Writing<grpc::GenericServerAsyncReaderWriter> {
+class StreamCall final : public Writing<AnyCall> {
  public:
   explicit StreamCall(MethodBase* method) : Writing(method) {}
 
@@ -96,8 +111,6 @@ class StreamCall final : public Writing<grpc::GenericServerAsyncReaderWriter> {
   }
 
  private:
-  template <typename Call>
-  friend class Method;
   void OnRead(bool ok) {
     if (ok) Received(*message_);
     reactor()->OnReadDone(ok);
@@ -109,16 +122,12 @@ class StreamCall final : public Writing<grpc::GenericServerAsyncReaderWriter> {
 };
 
 // A call of a method that this server does not have.
-class UnknownCall final : public Writing<grpc::GenericServerAsyncReaderWriter> {
+class UnknownCall final : public AnyCall {
  public:
-  explicit UnknownCall(MethodBase* method) : Writing(method) {}
+  explicit UnknownCall(MethodBase* method) : AnyCall(method) {}
 
   // As the client sent it.
   const std::string& asked_for() const { return context_.method(); }
-
- private:
-  template <typename Call>
-  friend class Method;
 };
 
 }  // namespace awqd::transport

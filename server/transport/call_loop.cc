@@ -1,6 +1,10 @@
 // Take what is there, run what was submitted, sleep.
 #include "server/transport/call_loop.h"
 
+#include <pthread.h>
+
+#include <chrono>
+
 #include "absl/strings/str_cat.h"
 #include "grpc/support/time.h"
 #include "server/obs/logging.h"
@@ -16,6 +20,11 @@ constexpr int kEventsInARow = 256;
 // finds nothing says little about the other connections. 32 callers on eight connections: batches
 // of 4 tokens with one look, of 24 with two, and no larger ones with more.
 constexpr int kLooks = 2;
+
+// How often the reserve looks at the other threads, and serves before it looks again; and how much
+// of that time they must have computed to count as busy, on a machine that has other work too.
+constexpr std::chrono::milliseconds kStandByFor(10);
+constexpr std::chrono::milliseconds kBusy(2);
 
 // Of methods that the server does not have.
 constexpr int kUnknownSlots = 4;
@@ -67,15 +76,21 @@ void CallLoop::Start() {
     for (int i = 0; i < slots; ++i) method->Ask();
   }
   for (int i = 0; i < threads_wanted_; ++i) {
-    threads_.emplace_back([this] { Run(); });
+    turns_.push_back(std::make_unique<Turns>());
+    threads_.emplace_back([this, turns = turns_.back().get()] { Run(turns); });
+    pthread_getcpuclockid(threads_.back().native_handle(), &turns_.back()->processor_time);
   }
+  reserve_ = std::thread([this] { StandBy(); });
 }
 
 void CallLoop::Stop() {
   {
     MutexLock lock(&mu_);
     while (calls_.load(std::memory_order_acquire) > 0) none_left_.Wait(&mu_);
+    stopping_ = true;
+    stop_.NotifyAll();
   }
+  if (reserve_.joinable()) reserve_.join();
   // Nobody starts an operation any more, which gRPC would not take on a queue that was shut down.
   queue_->Shutdown();
   for (std::thread& thread : threads_) thread.join();
@@ -86,13 +101,14 @@ void CallLoop::Stop() {
   }
 }
 
-bool CallLoop::TakeOne(bool* more) {
+bool CallLoop::TakeOne(bool* more, Turns* turns) {
   const gpr_timespec at_once = gpr_time_0(GPR_CLOCK_MONOTONIC);
   void* tag = nullptr;
   bool ok = false;
   for (int look = 0; look < kLooks; ++look) {
     switch (queue_->AsyncNext(&tag, &ok, at_once)) {
       case grpc::CompletionQueue::GOT_EVENT:
+        turns->taken.fetch_add(1, std::memory_order_relaxed);
         static_cast<Event*>(tag)->Happened(ok);
         *more = true;
         return true;
@@ -106,19 +122,84 @@ bool CallLoop::TakeOne(bool* more) {
   return true;
 }
 
-void CallLoop::Run() {
+bool CallLoop::Round(void* tag, bool ok, Turns* turns) {
+  turns->taken.fetch_add(1, std::memory_order_relaxed);
+  static_cast<Event*>(tag)->Happened(ok);
+  while (submitted) {
+    bool more = true;
+    for (int i = 0; more && i < kEventsInARow; ++i) {
+      if (!TakeOne(&more, turns)) return false;
+    }
+    submitted = false;  // first: answers may let handlers submit more
+    if (run_queued_()) submitted = true;
+  }
+  return true;
+}
+
+void CallLoop::Run(Turns* turns) {
   on_loop = run_queued_ != nullptr;
   void* tag = nullptr;
   bool ok = false;
-  while (queue_->Next(&tag, &ok)) {
-    static_cast<Event*>(tag)->Happened(ok);
-    while (submitted) {
-      bool more = true;
-      for (int i = 0; more && i < kEventsInARow; ++i) {
-        if (!TakeOne(&more)) return;
+  while (queue_->Next(&tag, &ok) && Round(tag, ok, turns)) {
+  }
+}
+
+// What the reserve knows of the other threads from its last look.
+class CallLoop::Watch {
+ public:
+  explicit Watch(const std::vector<std::unique_ptr<Turns>>& threads)
+      : threads_(threads), seen_(threads.size()) {}
+
+  // Whether since the last look every thread has been busy and none has come back to the queue. One
+  // that sleeps in the queue has not been busy.
+  bool AllAway() {
+    bool away = true;
+    for (size_t i = 0; i < threads_.size(); ++i) {
+      const Seen now = {threads_[i]->taken.load(std::memory_order_relaxed),
+                        ProcessorTime(*threads_[i])};
+      away &= now.taken == seen_[i].taken && now.time - seen_[i].time >= kBusy;
+      seen_[i] = now;
+    }
+    return away;
+  }
+
+ private:
+  struct Seen {
+    int64_t taken = 0;
+    std::chrono::nanoseconds time{0};
+  };
+
+  static std::chrono::nanoseconds ProcessorTime(const Turns& turns) {
+    timespec time = {};
+    clock_gettime(turns.processor_time, &time);
+    return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
+  }
+
+  const std::vector<std::unique_ptr<Turns>>& threads_;
+  std::vector<Seen> seen_;
+};
+
+void CallLoop::StandBy() {
+  on_loop = run_queued_ != nullptr;
+  Turns own;  // nobody watches the reserve
+  Watch watch(turns_);
+  watch.AllAway();
+  for (;;) {
+    {
+      MutexLock lock(&mu_);
+      if (!stopping_) stop_.WaitUntil(&mu_, std::chrono::steady_clock::now() + kStandByFor);
+      if (stopping_) return;
+    }
+    while (watch.AllAway()) {
+      const auto until = std::chrono::system_clock::now() + kStandByFor;
+      grpc::CompletionQueue::NextStatus next = grpc::CompletionQueue::GOT_EVENT;
+      while (next == grpc::CompletionQueue::GOT_EVENT && std::chrono::system_clock::now() < until) {
+        void* tag = nullptr;
+        bool ok = false;
+        next = queue_->AsyncNext(&tag, &ok, until);
+        if (next == grpc::CompletionQueue::GOT_EVENT && !Round(tag, ok, &own)) return;
       }
-      submitted = false;  // first: answers may let handlers submit more
-      if (run_queued_()) submitted = true;
+      if (next == grpc::CompletionQueue::SHUTDOWN) return;
     }
   }
 }

@@ -4,7 +4,12 @@
 // A thread of the loop takes every event that is there, and only then runs what the handlers
 // submitted to the engine: so requests that come together are multiplied together, and one wakeup
 // reads, computes and answers all of them.
+//
+// Within gRPC a connection that always has something to say can hold a thread for as long as it
+// likes. A reserve serves the others then: a thread that does nothing as long as the loop turns.
 #pragma once
+
+#include <time.h>
 
 #include <atomic>
 #include <cstdint>
@@ -15,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "grpcpp/generic/async_generic_service.h"
@@ -36,9 +42,7 @@ class MethodBase {
   virtual ~MethodBase() = default;
   // Asks gRPC for one more call.
   virtual void Ask() = 0;
-  // Counts the request that came with the call.
-  virtual void Receive(ServerCall* call) = 0;
-  // Runs the handler of a call that the door let in.
+  // Runs the handler of a call that the door let in, and whose request is here if it has one.
   virtual void Handle(ServerCall* call) = 0;
   // Called when a call that was asked for will never come.
   void Gone();
@@ -53,19 +57,19 @@ class MethodBase {
 };
 
 // The methods by their names, all of them raw: gRPC's generated services keep theirs the same way.
+// All are streams to gRPC, which is the same on the wire: of any other kind it would keep a call to
+// itself until the request is here, answer one without a request as INTERNAL, and cut uploads off
+// that are in progress when the server is told to stop.
 class RawService final : public grpc::Service {
  public:
-  using Type = grpc::internal::RpcMethod::RpcType;
-
   // "/package.Service/Method", which lives as long as this. Returns its index.
-  int Add(const char* path, Type type) {
-    AddMethod(new grpc::internal::RpcServiceMethod(path, type, nullptr));
+  int Add(const char* path) {
+    AddMethod(new grpc::internal::RpcServiceMethod(path, grpc::internal::RpcMethod::BIDI_STREAMING,
+                                                   nullptr));
     MarkMethodRaw(size_);
     return size_++;
   }
   using Service::RequestAsyncBidiStreaming;
-  using Service::RequestAsyncServerStreaming;
-  using Service::RequestAsyncUnary;
 
  private:
   int size_ = 0;
@@ -105,10 +109,22 @@ class CallLoop {
   template <typename Call>
   friend class Method;
 
-  void Run();
+  // What the reserve sees of a thread of the loop. Apart from its neighbours in memory.
+  struct alignas(64) Turns {
+    std::atomic<int64_t> taken{0};  // how often it came back to the queue with something
+    clockid_t processor_time = {};
+  };
+  class Watch;
+
+  void Run(Turns* turns);
+  // The reserve: serves while every other thread is busy elsewhere.
+  void StandBy();
+  // Handles an event, and those that are there by then; runs what they submitted. False when the
+  // queue has ended.
+  bool Round(void* tag, bool ok, Turns* turns);
   // Handles one event without waiting for it; `more`: there was one. False when the queue has
   // ended.
-  bool TakeOne(bool* more);
+  bool TakeOne(bool* more, Turns* turns);
 
   Door* const door_;
   RawService service_;
@@ -121,7 +137,11 @@ class CallLoop {
   std::atomic<int64_t> calls_{0};                                     // asked for or in progress
   Mutex mu_;
   CondVar none_left_;
+  CondVar stop_;
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  std::vector<std::unique_ptr<Turns>> turns_;  // of threads_
   std::vector<std::thread> threads_;
+  std::thread reserve_;
 };
 
 template <typename Call>
@@ -138,22 +158,11 @@ class Method final : public MethodBase {
     auto* call = new Call(this);
     grpc::ServerCompletionQueue* const queue = loop_->queue_.get();
     void* const tag = static_cast<Event*>(&call->taken_);
-    if constexpr (std::is_same_v<Call, UnaryCall>) {
-      loop_->service_.RequestAsyncUnary(index_, &call->context_, &call->request_, &call->responder_,
-                                        queue, queue, tag);
-    } else if constexpr (std::is_same_v<Call, WriteCall>) {
-      loop_->service_.RequestAsyncServerStreaming(index_, &call->context_, &call->request_,
-                                                  &call->responder_, queue, queue, tag);
-    } else if constexpr (std::is_same_v<Call, StreamCall>) {
+    if constexpr (std::is_same_v<Call, UnknownCall>) {
+      loop_->unknown_.RequestCall(&call->context_, &call->responder_, queue, queue, tag);
+    } else {
       loop_->service_.RequestAsyncBidiStreaming(index_, &call->context_, &call->responder_, queue,
                                                 queue, tag);
-    } else {
-      loop_->unknown_.RequestCall(&call->context_, &call->responder_, queue, queue, tag);
-    }
-  }
-  void Receive([[maybe_unused]] ServerCall* call) override {
-    if constexpr (std::is_same_v<Call, UnaryCall> || std::is_same_v<Call, WriteCall>) {
-      call->Received(*static_cast<Call*>(call)->request());
     }
   }
   void Handle(ServerCall* call) override { handler_(static_cast<Call*>(call)); }
@@ -166,14 +175,10 @@ class Method final : public MethodBase {
 template <typename Call>
 void CallLoop::Serve(absl::string_view method, int slots, std::function<void(Call*)> handler,
                      WhileDraining while_draining) {
-  constexpr RawService::Type kType = std::is_same_v<Call, UnaryCall> ? RawService::Type::NORMAL_RPC
-                                     : std::is_same_v<Call, WriteCall>
-                                         ? RawService::Type::SERVER_STREAMING
-                                         : RawService::Type::BIDI_STREAMING;
   Door::Entry* const entry = door_->Add(method, while_draining);
-  methods_.emplace_back(std::make_unique<Method<Call>>(
-                            this, entry, service_.Add(entry->path(), kType), std::move(handler)),
-                        slots);
+  methods_.emplace_back(
+      std::make_unique<Method<Call>>(this, entry, service_.Add(entry->path()), std::move(handler)),
+      slots);
 }
 
 }  // namespace awqd::transport

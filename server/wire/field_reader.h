@@ -68,17 +68,30 @@ class FieldReader {
 
   // Goes behind the contents of what Next returned.
   bool Pass(const Field& field) {
+    return Walk(field, [](absl::string_view) {});
+  }
+
+  // The same, and counts the varints among them by their last bytes: reads every byte.
+  bool PassCounting(const Field& field, int64_t* varints) {
+    return Walk(field, [varints](absl::string_view run) {
+      *varints += std::count_if(run.begin(), run.end(),
+                                [](char c) { return static_cast<uint8_t>(c) < 0x80; });
+    });
+  }
+
+ private:
+  template <typename See>
+  bool Walk(const Field& field, See see) {
     for (int64_t left = field.end - position_; left > 0;) {
       if (piece_ == pieces_.size()) return false;
       const auto here = static_cast<int64_t>(pieces_[piece_].size() - offset_);
       const int64_t step = std::min(left, here);
+      see(pieces_[piece_].substr(offset_, static_cast<size_t>(step)));
       Advance(step);
       left -= step;
     }
     return true;
   }
-
- private:
   bool Varint(int max_bytes, uint64_t* value) {
     *value = 0;
     for (int i = 0; i < max_bytes; ++i) {

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
-#include "google/protobuf/descriptor.h"
 #include "google/protobuf/io/zero_copy_stream_impl.h"
 #include "server/wire/field_reader.h"
 
@@ -22,36 +21,6 @@ constexpr size_t kMaxEdits = 16;
 // Heads up to this size are put together on the stack, which is faster to parse than pieces.
 constexpr int64_t kFlatBytes = 4096;
 constexpr int64_t kMaxPeekedBytes = 256;
-
-// Whether a message may be given to the generated parser, which makes of a field of two bytes, a
-// group above all, an object of dozens. Goes where that would, and so no further than the messages
-// that `type` knows. Of what the parser accepts it refuses groups and more than kMaxFields.
-class Sieve {
- public:
-  explicit Sieve(Pieces pieces) : reader_(pieces) {}
-
-  bool Passes(const google::protobuf::Descriptor& type, int64_t end) {
-    while (reader_.position() < end) {
-      Field field;
-      if (++fields_ > kMaxFields || !reader_.Next(end, &field)) return false;
-      const auto* inner = field.bytes < 0 ? nullptr : MessageIn(type, field);
-      const bool fine = inner == nullptr ? reader_.Pass(field) : Passes(*inner, field.end);
-      if (!fine) return false;
-    }
-    return true;
-  }
-
- private:
-  using Type = google::protobuf::Descriptor;
-  // Null when the field is no message to the parser.
-  static const Type* MessageIn(const Type& type, const Field& field) {
-    const auto* known = type.FindFieldByNumber(static_cast<int>(field.number));
-    return known == nullptr ? nullptr : known->message_type();
-  }
-
-  FieldReader reader_;
-  int fields_ = 0;
-};
 
 // Bytes [begin, end) of the message become `patch`.
 struct Edit {
@@ -153,12 +122,6 @@ Runs MakeRuns(Pieces pieces, absl::Span<const Edit> edits) {
   return runs;
 }
 
-int64_t SizeOfAll(Pieces pieces) {
-  int64_t size = 0;
-  for (absl::string_view piece : pieces) size += static_cast<int64_t>(piece.size());
-  return size;
-}
-
 bool ParseRuns(absl::Span<const absl::string_view> runs, google::protobuf::MessageLite* out) {
   const int64_t size = SizeOfAll(runs);
   if (size > FieldReader::kMaxLength) return false;
@@ -183,15 +146,16 @@ bool ParseRuns(absl::Span<const absl::string_view> runs, google::protobuf::Messa
 
 }  // namespace
 
+bool ParseSifted(Pieces pieces, google::protobuf::Message* out) { return ParseRuns(pieces, out); }
+
 bool ParseWhole(Pieces pieces, google::protobuf::Message* out) {
-  return Sieve(pieces).Passes(*out->GetDescriptor(), SizeOfAll(pieces)) && ParseRuns(pieces, out);
+  return Sift(pieces, *out->GetDescriptor()).passes && ParseRuns(pieces, out);
 }
 
 bool ParseCutting(Pieces pieces, google::protobuf::Message* request,
                   std::optional<WireRange>* raw) {
   raw->reset();
   const int64_t size = SizeOfAll(pieces);
-  if (!Sieve(pieces).Passes(*request->GetDescriptor(), size)) return false;
   Cutter cutter(pieces, size);
   if (!cutter.Scan() || !cutter.last_raw()) return ParseRuns(pieces, request);
   *raw = cutter.last_raw();

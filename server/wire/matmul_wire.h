@@ -15,12 +15,9 @@
 #include "awqd/v1/inference.pb.h"
 #include "google/protobuf/message.h"
 #include "server/wire/field_reader.h"
+#include "server/wire/sieve.h"
 
 namespace awqd::wire {
-
-// A message is refused with more fields than this, those of the messages in it among them, and with
-// any group, which proto3 does not have. Packed values are one field.
-inline constexpr int kMaxFields = 4096;
 
 // Bytes [begin, begin + size) of a message.
 struct WireRange {
@@ -38,12 +35,14 @@ struct ProductMessage {
 };
 using MatmulMessage = ProductMessage<v1::QuantizedMatmulRequest>;
 
-// The parse without the types: `raw` is the last range that was cut out of the activations.
+// Of a message that Sift let through. False when the bytes are no message of that type.
+bool ParseSifted(Pieces pieces, google::protobuf::Message* out);
+
+// The same without the types: `raw` is the last range that was cut out of the activations.
 bool ParseCutting(Pieces pieces, google::protobuf::Message* request, std::optional<WireRange>* raw);
 
-// False when the bytes do not parse as a Request, or are refused.
 template <typename Request>
-bool ParseProduct(Pieces pieces, ProductMessage<Request>* out) {
+bool ParseSifted(Pieces pieces, ProductMessage<Request>* out) {
   // Field numbers that ParseCutting and PeekRequestId take for granted.
   static_assert(int{Request::kActivationsFieldNumber} ==
                 int{v1::QuantizedMatmulRequest::kActivationsFieldNumber});
@@ -55,7 +54,11 @@ bool ParseProduct(Pieces pieces, ProductMessage<Request>* out) {
   return true;
 }
 
-// False when the bytes are no message of that type, or refused.
+// Both steps. False when the bytes do not parse as a Request, or are refused.
+template <typename Request>
+bool ParseProduct(Pieces pieces, ProductMessage<Request>* out) {
+  return Sift(pieces, *Request::descriptor(), true).passes && ParseSifted(pieces, out);
+}
 bool ParseWhole(Pieces pieces, google::protobuf::Message* out);
 
 // The request_id of a message that will not be parsed, for its refusal; empty when there is none of

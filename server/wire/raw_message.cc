@@ -9,6 +9,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/io/coded_stream.h"
+#include "kernels/base/status.h"
+#include "server/wire/sieve.h"
 #include "server/wire/status.h"
 #include "server/wire/tensor.h"
 
@@ -75,15 +77,27 @@ absl::Status Parse(grpc::ByteBuffer* request, google::protobuf::Message* out) {
   }
   RawMessage raw;
   raw.Take(request);
-  if (ParseWhole(raw.pieces(), out)) return absl::OkStatus();
+  AWQD_RETURN_IF_ERROR(ParsedBytes(raw.pieces(), *out->GetDescriptor()).status());
+  if (ParseSifted(raw.pieces(), out)) return absl::OkStatus();
   out->Clear();
-  return DoesNotParse(raw.size(), *out);
+  return DoesNotParse(raw.size(), *out->GetDescriptor());
 }
 
-absl::Status DoesNotParse(int64_t bytes, const google::protobuf::Message& expected) {
+absl::StatusOr<int64_t> ParsedBytes(Pieces pieces, const google::protobuf::Descriptor& type,
+                                    bool cuts_activations) {
+  const Sifted sifted = Sift(pieces, type, cuts_activations);
+  if (sifted.passes) return sifted.parsed_bytes;
+  if (sifted.crowded_field.empty()) return DoesNotParse(SizeOfAll(pieces), type);
+  return FieldError(sifted.crowded_field, absl::StrCat(sifted.crowded_bytes, " bytes of values"),
+                    absl::StrCat("fewer: a request has at most ", kMaxFields,
+                                 " fields, such "
+                                 "values among them"));
+}
+
+absl::Status DoesNotParse(int64_t bytes, const google::protobuf::Descriptor& expected) {
   return FieldError("request", absl::StrCat(bytes, " bytes that do not parse"),
-                    absl::StrCat("a serialized ", expected.GetTypeName(), ", of at most ",
-                                 kMaxFields, " fields and without groups"));
+                    absl::StrCat("a serialized ", expected.full_name(), ", of at most ", kMaxFields,
+                                 " fields and without groups"));
 }
 
 grpc::ByteBuffer Encode(const google::protobuf::MessageLite& message) {

@@ -6,6 +6,7 @@
 
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "awqd/v1/tensor.pb.h"
 #include "google/protobuf/message.h"
@@ -42,8 +43,13 @@ class RawMessage {
 // none; RESOURCE_EXHAUSTED, before it is parsed, over 64 KiB. Frees the request's bytes.
 absl::Status Parse(grpc::ByteBuffer* request, google::protobuf::Message* out);
 
-// What ParseProduct and ParseWhole refused, for clients.
-absl::Status DoesNotParse(int64_t bytes, const google::protobuf::Message& expected);
+// Sifted::parsed_bytes of a message, or why it is refused: INVALID_ARGUMENT about "request", or
+// about the shape that has too many dimensions.
+absl::StatusOr<int64_t> ParsedBytes(Pieces pieces, const google::protobuf::Descriptor& type,
+                                    bool cuts_activations = false);
+
+// What the parser refused, for clients.
+absl::Status DoesNotParse(int64_t bytes, const google::protobuf::Descriptor& expected);
 
 // From this size on a payload is sent from where it lies. Smaller ones are copied into the message,
 // which costs less than a slice of their own, and gives the buffer that they share with the rest of

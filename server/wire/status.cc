@@ -45,6 +45,19 @@ absl::Status HideInternal(const absl::Status& status) {
   return safe;
 }
 
+// Names the field, if `visible` is about one. False: it is not.
+bool AddDetails(const absl::Status& visible,
+                google::protobuf::RepeatedPtrField<google::protobuf::Any>* details) {
+  const std::string field = FieldOf(visible);
+  if (field.empty()) return false;
+  google::rpc::BadRequest bad_request;
+  auto* violation = bad_request.add_field_violations();
+  violation->set_field(field);
+  violation->set_description(std::string(visible.message()));
+  details->Add()->PackFrom(bad_request);
+  return true;
+}
+
 }  // namespace
 
 absl::Status FieldError(absl::string_view field, absl::string_view got,
@@ -82,17 +95,10 @@ grpc::Status ToGrpc(const absl::Status& status) {
   const absl::Status visible = ForClient(status);
   const std::string message(visible.message());
   const grpc::StatusCode code = GrpcCode(visible.code());
-  const std::string field = FieldOf(visible);
-  if (field.empty()) return grpc::Status(code, message);
-
-  google::rpc::BadRequest bad_request;
-  auto* violation = bad_request.add_field_violations();
-  violation->set_field(field);
-  violation->set_description(message);
   google::rpc::Status details;
+  if (!AddDetails(visible, details.mutable_details())) return grpc::Status(code, message);
   details.set_code(code);
   details.set_message(message);
-  details.add_details()->PackFrom(bad_request);
   return grpc::Status(code, message, details.SerializeAsString());
 }
 
@@ -100,6 +106,7 @@ void ToProto(const absl::Status& status, v1::RequestError* error) {
   const absl::Status visible = ForClient(status);
   error->set_code(GrpcCode(visible.code()));
   error->set_message(std::string(visible.message()));
+  AddDetails(visible, error->mutable_details());
 }
 
 }  // namespace awqd::wire

@@ -31,7 +31,7 @@ absl::Status ForClient(const absl::Status& status);
 // ForClient with google.rpc.Status details in grpc-status-details-bin.
 grpc::Status ToGrpc(const absl::Status& status);
 
-// ForClient for a request that failed on a stream which stays open.
+// ForClient, with the same details, for a request that failed on a stream which stays open.
 void ToProto(const absl::Status& status, v1::RequestError* error);
 
 inline constexpr size_t kMaxErrorBytes = 1024;

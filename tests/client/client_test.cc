@@ -227,9 +227,17 @@ TEST_F(ClientTest, StreamsAnswersAndTheirErrors) {
     ASSERT_TRUE(answer.ok()) << answer.status();
     if (!answer->has_value()) break;
     ids.push_back((*answer)->request_id);
-    const absl::Status expected =
-        ids.back() == "bad" ? absl::InvalidArgumentError("activations: bad") : absl::OkStatus();
-    EXPECT_EQ((*answer)->result.status(), expected);
+    const absl::Status status = (*answer)->result.status();
+    EXPECT_EQ(status.ok(), ids.back() != "bad");
+    if (status.ok()) continue;
+    EXPECT_TRUE(absl::IsInvalidArgument(status));
+    EXPECT_EQ(status.message(), "activations: bad");
+    google::rpc::Status details;
+    ASSERT_TRUE(
+        details.ParseFromString(std::string(status.GetPayload(kErrorDetailsPayload).value())));
+    EXPECT_EQ(details.code(), grpc::INVALID_ARGUMENT);
+    EXPECT_EQ(details.message(), "activations: bad");
+    EXPECT_EQ(details.details(0).value(), "detail");
   }
   EXPECT_THAT(ids, testing::UnorderedElementsAre("a", "bad", "c"));
   EXPECT_FALSE((*stream->Receive()).has_value()) << "the end stays the end";
@@ -268,6 +276,32 @@ TEST_F(ClientTest, DeadlineOfTheCallAndOfTheClient) {
   EXPECT_LT(absl::Now() - start, absl::Seconds(5));
   EXPECT_FALSE(silent->connected());
   close(fd);
+}
+
+TEST_F(ClientTest, GetModelFollowsThePages) {
+  server_.repository.paged = true;
+  for (const char* path : {"x", "y"}) server_.repository.more.add_weights()->set_path(path);
+  for (const int reloads : {0, 2}) {
+    server_.repository.reloads = reloads;
+    const auto model = client_->GetModel("m");
+    ASSERT_TRUE(model.ok()) << model.status();
+    ASSERT_EQ(model->weights_size(), 3);
+    EXPECT_EQ(model->weights(2).path(), "y");
+    EXPECT_EQ(model->next_page_token(), "");
+  }
+  server_.repository.reloads = 1 << 30;
+  EXPECT_TRUE(absl::IsDeadlineExceeded(
+      client_->GetModel("m", {.timeout = absl::Milliseconds(200)}).status()));
+}
+
+TEST_F(ClientTest, AnAnswerOverItsOwnLimitIsToldAsTheClients) {
+  const auto client = *Client::Create({.address = server_.address, .max_receive_bytes = 1000});
+  const auto y = client->QuantizedMatmul(
+      {.weight = WeightName{"m", "w"}, .activations = {v1::FP16, {1000}, std::string(2000, 'x')}});
+  EXPECT_TRUE(absl::IsResourceExhausted(y.status())) << y.status();
+  EXPECT_THAT(std::string(y.status().message()),
+              testing::MatchesRegex("answer: got 2[0-9]+ bytes, expected at most 1000, the "
+                                    "client's own max_receive_bytes"));
 }
 
 TEST_F(ClientTest, ModelsInfoAndHealth) {

@@ -76,6 +76,7 @@ class FakeInference : public v1::QuantizedInference::Service {
       if (request.request_id() == "bad") {
         response.mutable_error()->set_code(grpc::INVALID_ARGUMENT);
         response.mutable_error()->set_message("activations: bad");
+        response.mutable_error()->add_details()->set_value("detail");
       } else {
         *response.mutable_output() = request.activations();
       }
@@ -177,6 +178,20 @@ class FakeRepository : public v1::ModelRepository::Service {
     plan.set_kernel("fake/echo");
     plan.set_tiles("1-128: 8x64");
     response->MergeFrom(more);
+    return Page(*request, response);
+  }
+  // One weight a page, when there are pages; the token is its index. The first page that follows
+  // another is refused `reloads` times, as one of another load.
+  grpc::Status Page(const v1::GetModelRequest& request, v1::GetModelResponse* response) {
+    if (!paged) return status;
+    const int index = request.page_token().empty() ? 0 : std::stoi(request.page_token());
+    if (index > 0 && reloads-- > 0) return {grpc::ABORTED, "the model was loaded anew"};
+    const v1::WeightInfo weight = response->weights(index);
+    if (index + 1 < response->weights_size()) {
+      response->set_next_page_token(std::to_string(index + 1));
+    }
+    response->clear_weights();
+    *response->add_weights() = weight;
     return status;
   }
   grpc::Status LoadModel(grpc::ServerContext*, const v1::LoadModelRequest* request,
@@ -193,6 +208,8 @@ class FakeRepository : public v1::ModelRepository::Service {
   int64_t k = 4;
   float share = 1;            // loaded of "m"
   v1::GetModelResponse more;  // of "m"
+  bool paged = false;
+  int reloads = 0;
 };
 
 class FakeServerInfo : public v1::ServerInfo::Service {

@@ -7,12 +7,14 @@
 #include <filesystem>
 #include <thread>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "awqd/v1/inference.grpc.pb.h"
 #include "gmock/gmock.h"
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
+#include "tests/e2e/http2.h"
 #include "tests/e2e/server_process.h"
 #include "tests/e2e/synthetic_awq.h"
 
@@ -121,6 +123,38 @@ TEST_F(DrainTest, RefusesNewCallsAndFinishesTheOldOnes) {
   }
   EXPECT_EQ(reader.ReadAll(), kBigK - first) << "an accepted call is served to its end";
   EXPECT_TRUE(reader.Finish().ok());
+  const ExitReport report = server_->Wait();
+  EXPECT_EQ(report.code, 0) << report.log;
+}
+
+// By hand, because a client of gRPC's sends a message as fast as it can.
+TEST_F(DrainTest, AnUploadInProgressIsFinishedAndAnswered) {
+  SyntheticAwq::Random(256, 64, 64, 1).Write(repository_ / "m");
+  Start("m");
+  int port = 0;
+  ASSERT_TRUE(
+      absl::SimpleAtoi(server_->address().substr(server_->address().rfind(':') + 1), &port));
+  v1::QuantizedMatmulRequest request;
+  request.mutable_weight()->set_model("m");
+  request.mutable_weight()->set_weight("layer");
+  request.mutable_activations()->set_dtype(v1::FP16);
+  for (const int dim : {16, 256}) request.mutable_activations()->add_shape(dim);
+  request.mutable_activations()->set_raw(std::string(16 * 256 * 2, '\0'));
+  const std::string bytes = request.SerializeAsString();
+  const std::string message = Message(static_cast<uint32_t>(bytes.size()), bytes);
+  Socket upload(port);
+  upload.Send(Hello() + Frame(kHeaders, kEndHeaders, 1, CallHeaders()) +
+              Frame(kData, 0, 1, message.substr(0, 1000)));
+  ASSERT_TRUE(server_->NewClient()->GetServerInfo().ok());
+  bool closed = false;
+  std::string frames = upload.Receive(200, &closed);  // the server has seen the headers by then
+  const absl::Time signalled = absl::Now();
+  server_->Signal(SIGTERM);
+  frames += upload.Receive(1000, &closed);
+  EXPECT_FALSE(closed) << "after " << absl::Now() - signalled;
+  upload.Send(Frame(kData, kEndStream, 1, message.substr(1000)));
+  frames += upload.Receive(1000, &closed);
+  EXPECT_GT(PayloadsOf(kData, frames).size(), 16u * 64u * 2u);
   const ExitReport report = server_->Wait();
   EXPECT_EQ(report.code, 0) << report.log;
 }

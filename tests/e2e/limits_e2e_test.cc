@@ -161,6 +161,32 @@ TEST_F(LimitsTest, RequestsOfAStreamThatNobodyReadsLeaveNothing) {
   EXPECT_EQ(server_->Stop().code, 0);
 }
 
+// Eight bytes of memory, twice while the parser's array grows, for each byte on the wire.
+TEST_F(LimitsTest, AShapeOfMegabytesIsRefusedUnread) {
+  constexpr int64_t kDimensions = 60 * kLimit;
+  Start({});
+  v1::Tensor shape;
+  shape.GetReflection()->MutableUnknownFields(&shape)->AddLengthDelimited(
+      v1::Tensor::kShapeFieldNumber, std::string(kDimensions, '\x01'));
+  v1::QuantizedMatmulRequest request = RequestOf(1024);
+  request.clear_activations();
+  request.GetReflection()->MutableUnknownFields(&request)->AddLengthDelimited(
+      v1::QuantizedMatmulRequest::kActivationsFieldNumber, shape.SerializeAsString());
+  [[maybe_unused]] const int64_t before = server_->peak_rss_bytes();
+  for (int i = 0; i < 3; ++i) {
+    grpc::ClientContext context;
+    v1::QuantizedMatmulResponse response;
+    const grpc::Status status = stub_->QuantizedMatmul(&context, request, &response);
+    EXPECT_EQ(status.error_code(), grpc::INVALID_ARGUMENT);
+    EXPECT_THAT(status.error_message(), HasSubstr("activations.shape: got 62914560 bytes"));
+  }
+#ifndef __SANITIZE_THREAD__
+  // The message itself, and the one before it, which may not be freed yet.
+  EXPECT_LT(server_->peak_rss_bytes() - before, 3 * kDimensions);
+#endif
+  EXPECT_EQ(server_->Stop().code, 0);
+}
+
 TEST_F(LimitsTest, PointsToTheStreamWhereAnAnswerIsTooLong) {
   Start({"--max_send_message_bytes=65536"});
   v1::DequantizeRequest request;

@@ -1,5 +1,10 @@
 // The real binary's log: one event a line, whatever clients put into their names.
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <map>
+#include <memory>
+#include <thread>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_split.h"
@@ -102,6 +107,82 @@ TEST_F(LogsTest, EveryTextLineBeginsWithItsTime) {
     requests += absl::StrContains(line, " request ") ? 1 : 0;
   }
   EXPECT_EQ(requests, 5);
+}
+
+// A log into a pipe of one page that nobody reads until the test says so.
+class UnreadLogTest : public LogsTest {
+ protected:
+  UnreadLogTest() {
+    EXPECT_EQ(pipe2(ends_, O_CLOEXEC), 0);
+    fcntl(ends_[1], F_SETPIPE_SZ, 4096);
+    server_ = std::make_unique<ServerProcess>(
+        std::vector<std::string>{"--model_repository=" + repository_.path(), "--log_level=debug"},
+        "127.0.0.1:0", ends_[1]);
+    EXPECT_TRUE(server_->WaitServing());
+  }
+  ~UnreadLogTest() override {
+    server_ = nullptr;
+    close(ends_[0]);
+    close(ends_[1]);
+  }
+
+  // More than the pipe and the server hold: three kilobytes a call.
+  void LogMegabytes() {
+    const auto client = server_->NewClient();
+    const std::string name(250, '\x01');
+    for (int i = 0; i < 1000; ++i) {
+      EXPECT_FALSE(client->Dequantize({.weight = WeightName{name, name}, .request_id = name}).ok());
+    }
+  }
+
+  int ends_[2] = {-1, -1};
+  std::unique_ptr<ServerProcess> server_;
+};
+
+TEST_F(UnreadLogTest, HoldsNeitherCallsNorLoadsNorTheEndUp) {
+  LogMegabytes();
+  const auto client = server_->NewClient();
+  EXPECT_TRUE(client->LoadModel("m", {.timeout = absl::Seconds(20)}).ok());
+  EXPECT_FALSE(client->LoadModel("absent", {.timeout = absl::Seconds(20)}).ok());
+  const ExitReport report = server_->Stop();
+  EXPECT_EQ(report.code, 0);
+  EXPECT_LT(report.took, absl::Seconds(10));
+}
+
+TEST_F(UnreadLogTest, TellsWhatWasLostWhenItIsReadAgain) {
+  LogMegabytes();
+  std::string log;
+  char block[65536];
+  while (!absl::StrContains(log, "log lines lost lines=")) {
+    const ssize_t n = read(ends_[0], block, sizeof(block));
+    ASSERT_GT(n, 0);
+    log.append(block, static_cast<size_t>(n));
+    ASSERT_LT(log.size(), size_t{100} << 20);
+  }
+  const std::string rest = log.substr(log.find("log lines lost lines=") + 21);
+  EXPECT_GT(std::stoi(rest), 100);
+  EXPECT_THAT(log, testing::HasSubstr(" ready models=1"));
+  std::thread reader([&] {
+    while (read(ends_[0], block, sizeof(block)) > 0) {
+    }
+  });
+  EXPECT_EQ(server_->Stop().code, 0);
+  close(ends_[1]);
+  ends_[1] = -1;
+  reader.join();
+}
+
+TEST_F(LogsTest, LoadsThatFailAreLoggedSoOften) {
+  ServerProcess server({"--model_repository=" + repository_.path()});
+  ASSERT_TRUE(server.WaitServing());
+  const auto client = server.NewClient();
+  for (int i = 0; i < 500; ++i) EXPECT_FALSE(client->LoadModel("absent").ok());
+  const ExitReport report = server.Stop();
+  EXPECT_EQ(report.code, 0);
+  const std::vector<std::string> parts = absl::StrSplit(report.log, " load model ");
+  // 101 at most in any minute, should the test have lasted for two.
+  EXPECT_GE(parts.size() - 1, 100u);
+  EXPECT_LE(parts.size() - 1, 200u);
 }
 
 }  // namespace

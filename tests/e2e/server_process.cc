@@ -43,14 +43,14 @@ int64_t MemoryOf(pid_t pid, const std::string& name) {
 }
 
 pid_t Spawn(const std::string& program, const std::vector<std::string>& args,
-            const std::string& log) {
+            const std::string& log, int log_fd = -1) {
   std::vector<char*> argv = {const_cast<char*>(program.c_str())};
   for (const std::string& arg : args) argv.push_back(const_cast<char*>(arg.c_str()));
   argv.push_back(nullptr);
   const pid_t pid = fork();
   if (pid != 0) return pid;
   prctl(PR_SET_PDEATHSIG, SIGKILL);  // a test that is killed takes its server along
-  const int fd = open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
+  const int fd = log_fd >= 0 ? log_fd : open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
   dup2(fd, STDOUT_FILENO);
   dup2(fd, STDERR_FILENO);
   execv(program.c_str(), argv.data());
@@ -99,14 +99,14 @@ ExitReport RunProgram(const std::string& program, const std::vector<std::string>
   return WaitFor(Spawn(program, args, folder / "log"), folder / "log", limit);
 }
 
-ServerProcess::ServerProcess(std::vector<std::string> args, const std::string& address)
+ServerProcess::ServerProcess(std::vector<std::string> args, const std::string& address, int log_fd)
     : address_(address) {
   const bool has_device = std::any_of(args.begin(), args.end(), [](const std::string& arg) {
     return absl::StartsWith(arg, "--device=");
   });
   if (!has_device) args.insert(args.begin(), "--device=" + TestDeviceName());
   args.insert(args.begin(), {"--address=" + address, "--port_file=" + (folder_ / "port")});
-  pid_ = Spawn(BinaryPath("awqd"), args, folder_ / "log");
+  pid_ = Spawn(BinaryPath("awqd"), args, folder_ / "log", log_fd);
 }
 
 ServerProcess::~ServerProcess() {

@@ -45,7 +45,9 @@ ExitReport RunProgram(const std::string& program, const std::vector<std::string>
 class ServerProcess {
  public:
   // Adds --address, --port_file and, unless `args` names devices, --device=cpu. Returns at once.
-  explicit ServerProcess(std::vector<std::string> args, const std::string& address = "127.0.0.1:0");
+  // `log_fd`: where its log goes instead of to a file that log() reads; the caller's.
+  explicit ServerProcess(std::vector<std::string> args, const std::string& address = "127.0.0.1:0",
+                         int log_fd = -1);
   ~ServerProcess();
 
   // Until it listens, or until it serves. False when it ended or 30 s passed, or `timeout`.

@@ -215,5 +215,24 @@ TEST_F(WireTest, OneBytePerFrameGivesTheSameAnswer) {
   EXPECT_EQ(one.output().raw(), many.output().raw());
 }
 
+TEST_F(WireTest, AnEndWithoutAMessageIsToldAsSuch) {
+  Socket socket(port_);
+  socket.Send(Hello() + Frame(kHeaders, kEndHeaders | kEndStream, 1, CallHeaders()));
+  bool closed = false;
+  const std::string trailers = PayloadsOf(kHeaders, socket.Receive(1000, &closed));
+  EXPECT_THAT(trailers, testing::HasSubstr("request: got no message, expected one"));
+}
+
+TEST_F(WireTest, TheLongestTimeoutThatCanBeWrittenHasNotPassed) {
+  Socket socket(port_);
+  socket.Send(Hello() +
+              Frame(kHeaders, kEndHeaders, 1, CallHeaders() + Header("grpc-timeout", "99999999H")) +
+              Frame(kData, kEndStream, 1, Message(0, "")));
+  bool closed = false;
+  const std::string trailers = PayloadsOf(kHeaders, socket.Receive(1000, &closed));
+  EXPECT_THAT(trailers, testing::HasSubstr("expected"));
+  EXPECT_THAT(trailers, testing::Not(testing::HasSubstr("deadline")));
+}
+
 }  // namespace
 }  // namespace awqd

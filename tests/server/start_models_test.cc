@@ -45,12 +45,14 @@ class StartModelsTest : public ::testing::Test {
     ::testing::internal::CaptureStderr();
     obs::SetUpLogging(obs::LogLevel::kInfo, obs::LogFormat::kText);
     auto names = ModelsToLoad(options_, *store_);
+    obs::FlushLog(absl::Seconds(20));
     log_ = ::testing::internal::GetCapturedStderr();
     return names;
   }
   LoadedAtStart Load(const std::vector<std::string>& names) {
     ::testing::internal::CaptureStderr();
     const LoadedAtStart out = LoadAtStart(names, stopping_, store_.get());
+    obs::FlushLog(absl::Seconds(20));
     log_ = ::testing::internal::GetCapturedStderr();
     return out;
   }

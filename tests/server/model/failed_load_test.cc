@@ -5,9 +5,11 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <filesystem>
 
 #include "absl/strings/str_cat.h"
+#include "server/model/model_loader.h"
 #include "server/model/model_store.h"
 #include "tests/server/model/model_store_fixture.h"
 #include "tests/testing/wrapped_device.h"
@@ -33,6 +35,18 @@ TEST_F(ModelStoreTest, FailedFirstLoadIsShown) {
   WriteModel("m");
   EXPECT_TRUE(store_->Load("m").ok());
   EXPECT_EQ(StatusOf("m").message, "");
+}
+
+TEST_F(ModelStoreTest, AModelOfTooManyWeightsIsRefusedBeforeAnyIsRead) {
+  const ModelFolder folder = *ModelFolders(directory_.path()).Locate("m");
+  const std::atomic<bool> cancelled{false};
+  LoadTarget target = {.devices = {device_.get()}, .max_weights = 1};
+  const absl::Status status = LoadModel(folder, "m", target, cancelled, {}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(status.message(), "model \"m\": got 2 quantised linears, expected at most 1");
+  EXPECT_EQ(device_->UsedBytes(), 0);
+  target.max_weights = 2;
+  EXPECT_TRUE(LoadModel(folder, "m", target, cancelled, {}).ok());
 }
 
 // Names on disk are any bytes, but what is told of them travels as UTF-8.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
@@ -19,6 +20,7 @@ std::string Logged(LogFormat format, F&& body) {
   SetUpLogging(LogLevel::kDebug, format);
   testing::internal::CaptureStderr();
   body();
+  EXPECT_TRUE(FlushLog(absl::Seconds(20)));
   return testing::internal::GetCapturedStderr();
 }
 
@@ -58,10 +60,34 @@ TEST(Logging, PlainMessagesAreSafeToo) {
   EXPECT_THAT(std::string(nlohmann::json::parse(json)["message"]), HasSubstr("two\nlines"));
 }
 
+TEST(Logging, NothingHidesInEitherFormat) {
+  RequestLog log = Hostile();
+  log.request_id = "a\u202eb\u0085c\u2028d\x9b";
+  for (const LogFormat format : {LogFormat::kText, LogFormat::kJson}) {
+    const std::string line = Logged(format, [&] {
+      LogRequest(log, absl::OkStatus());
+      LogEvent(LogLevel::kInfo, log.request_id, {{log.request_id, log.request_id}});
+      spdlog::info(log.request_id);
+    });
+    EXPECT_EQ(std::count(line.begin(), line.end(), '\n'), 3);
+    for (const char c : line) EXPECT_LT(static_cast<unsigned char>(c), 0x7f) << line;
+  }
+}
+
+TEST(Logging, AMessageThatClientsCauseIsLoggedSoOften) {
+  const std::string log = Logged(LogFormat::kText, [] {
+    for (int i = 0; i < 1000; ++i) LogLimited(LogLevel::kWarning, "limited", {{"i", i}});
+    LogLimited(LogLevel::kWarning, "another", {});
+    for (int i = 0; i < 200; ++i) LogEvent(LogLevel::kWarning, "unlimited", {});
+  });
+  EXPECT_EQ(std::count(log.begin(), log.end(), '\n'), 100 + 1 + 200);
+}
+
 TEST(Logging, LevelsAreKept) {
   SetUpLogging(LogLevel::kInfo, LogFormat::kText);
   testing::internal::CaptureStderr();
   LogRequest(Hostile(), absl::OkStatus());
+  EXPECT_TRUE(FlushLog(absl::Seconds(20)));
   EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
 }
 

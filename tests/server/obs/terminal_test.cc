@@ -8,6 +8,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/obs/logging.h"
@@ -30,9 +31,15 @@ class TerminalTest : public ::testing::Test {
     SetUpLogging(LogLevel::kInfo, LogFormat::kText);
   }
   ~TerminalTest() override {
+    FlushLog(absl::Seconds(20));
     dup2(stderr_, STDERR_FILENO);
     close(stderr_);
     SetUpLogging(LogLevel::kInfo, LogFormat::kText);
+  }
+
+  std::string Read() const {
+    EXPECT_TRUE(FlushLog(absl::Seconds(20)));
+    return terminal_.Read();
   }
 
   const awqd::testing::PseudoTerminal terminal_{40};
@@ -42,35 +49,35 @@ class TerminalTest : public ::testing::Test {
 TEST_F(TerminalTest, TheLastLineStaysBeneathTheLog) {
   ASSERT_TRUE(ShowsStatusLine());
   LogEvent(LogLevel::kInfo, "first", {});
-  EXPECT_THAT(terminal_.Read(), EndsWith(" first\r\n")) << "no line to erase yet";
+  EXPECT_THAT(Read(), EndsWith(" first\r\n")) << "no line to erase yet";
   ShowStatusLine("10 %");
-  EXPECT_EQ(terminal_.Read(), std::string(kErase) + "10 %");
+  EXPECT_EQ(Read(), std::string(kErase) + "10 %");
   LogEvent(LogLevel::kInfo, "second", {});
-  const std::string log = terminal_.Read();
+  const std::string log = Read();
   EXPECT_THAT(log, StartsWith(kErase));
   EXPECT_THAT(log, EndsWith(std::string(" second\r\n") + "10 %"));
   ShowStatusLine("20 %");
-  EXPECT_EQ(terminal_.Read(), std::string(kErase) + "20 %");
+  EXPECT_EQ(Read(), std::string(kErase) + "20 %");
   ShowStatusLine("");
-  EXPECT_EQ(terminal_.Read(), kErase);
+  EXPECT_EQ(Read(), kErase);
   ShowStatusLine("");
-  EXPECT_EQ(terminal_.Read(), "") << "there was none";
+  EXPECT_EQ(Read(), "") << "there was none";
   LogEvent(LogLevel::kInfo, "third", {});
-  EXPECT_THAT(terminal_.Read(), EndsWith(" third\r\n"));
+  EXPECT_THAT(Read(), EndsWith(" third\r\n"));
 }
 
 TEST_F(TerminalTest, ItIsOneLineOfTheTerminal) {
   ShowStatusLine(absl::StrCat(std::string(100, 'x'), "\n"));
-  EXPECT_EQ(terminal_.Read(), kErase + std::string(39, 'x'));
+  EXPECT_EQ(Read(), kErase + std::string(39, 'x'));
   ShowStatusLine("a\x1b[31m\nb");
-  EXPECT_EQ(terminal_.Read(), std::string(kErase) + "a\\x1b[31m\\nb");
+  EXPECT_EQ(Read(), std::string(kErase) + "a\\x1b[31m\\nb");
 }
 
 TEST_F(TerminalTest, OnlyForTextOnATerminalThatCanErase) {
   SetUpLogging(LogLevel::kInfo, LogFormat::kJson);
   EXPECT_FALSE(ShowsStatusLine());
   ShowStatusLine("10 %");
-  EXPECT_EQ(terminal_.Read(), "");
+  EXPECT_EQ(Read(), "");
   setenv("TERM", "dumb", 1);
   SetUpLogging(LogLevel::kInfo, LogFormat::kText);
   EXPECT_FALSE(ShowsStatusLine());

@@ -1,6 +1,9 @@
 // What clients of a server that shuts down are answered.
 #include <thread>
 
+#include "absl/strings/match.h"
+#include "absl/time/clock.h"
+#include "tests/server/services/raw_call.h"
 #include "tests/server/services/rpc_fixture.h"
 
 namespace awqd::services {
@@ -53,6 +56,42 @@ TEST_F(DrainingTest, WhatIsStillInFlightAtTheDeadlineIsCancelled) {
   EXPECT_LT(absl::Now() - start, absl::Seconds(5));
   caller.join();
   EXPECT_FALSE(status.ok());
+  server_ = nullptr;
+}
+
+TEST_F(DrainingTest, AnUploadInProgressIsACallInFlight) {
+  for (const char* method :
+       {"/awqd.v1.QuantizedInference/QuantizedMatmul", "/awqd.v1.ModelRepository/ListModels"}) {
+    SCOPED_TRACE(method);
+    if (server_ == nullptr) SetUp();
+    RawStream upload(channel_, method);
+    ASSERT_TRUE(Eventually([&] { return server_->door()->gate()->in_flight() == 1; }))
+        << "the headers are here";
+    std::thread stop([&] { server_->Shutdown(absl::Seconds(30)); });
+    EXPECT_EQ(AskUntilRefused().error_code(), grpc::StatusCode::UNAVAILABLE);
+    // Longer than what the end waits for clients that have nothing in flight.
+    absl::SleepFor(3 * transport::kRoundTrip);
+    const std::string request =
+        absl::EndsWith(method, "ListModels") ? std::string() : GoodMatmul().SerializeAsString();
+    EXPECT_TRUE(upload.Write(request));
+    EXPECT_TRUE(upload.WritesDone());
+    std::string answer;
+    EXPECT_TRUE(upload.Read(&answer));
+    const grpc::Status status = upload.Finish();
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    stop.join();
+    server_ = nullptr;
+  }
+}
+
+TEST_F(DrainingTest, AnUploadThatNeverEndsIsCutAtTheDeadline) {
+  RawStream upload(channel_, "/awqd.v1.QuantizedInference/QuantizedMatmul");
+  ASSERT_TRUE(Eventually([&] { return server_->door()->gate()->in_flight() == 1; }));
+  const absl::Time start = absl::Now();
+  server_->Shutdown(absl::Milliseconds(500));
+  EXPECT_GE(absl::Now() - start, absl::Milliseconds(500));
+  EXPECT_LT(absl::Now() - start, absl::Seconds(10));
+  EXPECT_FALSE(upload.Finish().ok());
   server_ = nullptr;
 }
 

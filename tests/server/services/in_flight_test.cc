@@ -79,6 +79,19 @@ TEST_F(InFlightTest, TheAnswerCountsBeforeItIsComputed) {
   EXPECT_TRUE(NothingInFlight());
 }
 
+TEST_F(InFlightTest, ARequestCountsAsItLiesInMemoryOnceItIsParsed) {
+  v1::QuantizedMatmulRequest request = GoodMatmul();
+  request.clear_weight();
+  *request.mutable_packed() = GoodPacked();
+  v1::Tensor& qweight = *request.mutable_packed()->mutable_qweight();
+  qweight.mutable_ints()->mutable_values()->Resize(40000, 1);  // of a byte each on the wire
+  v1::QuantizedMatmulResponse response;
+  const grpc::Status status = Matmul(request, &response);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(status.error_message(), HasSubstr("request, once it is parsed: got 64"));
+  EXPECT_TRUE(NothingInFlight());
+}
+
 TEST_F(InFlightTest, IsGivenBackHoweverACallEnds) {
   v1::QuantizedMatmulResponse response;
   EXPECT_TRUE(Matmul(OfKiB(100), &response).ok());

@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "tests/server/services/raw_call.h"
 #include "tests/server/services/rpc_fixture.h"
 
@@ -32,8 +33,55 @@ TEST_F(LimitsTest, ReceiveLimitIsExact) {
   for (int64_t size : {kMessageLimit + 1, 10 * kMessageLimit}) {
     const grpc::Status status = Matmul(OfSize(size), &response);
     EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED) << size;
+    EXPECT_EQ(status.error_message(),
+              absl::StrCat("request: got ", size, " bytes, expected at most ", kMessageLimit,
+                           " (the server's max_receive_message_bytes)"));
+    EXPECT_FALSE(status.error_details().empty()) << "names the field";
   }
   EXPECT_TRUE(Matmul(GoodMatmul(), &response).ok());
+}
+
+TEST_F(LimitsTest, AMessageThatIsTooLongLeavesItsStreamOpen) {
+  grpc::ClientContext context;
+  Deadline(&context);
+  const auto stream = stub_->QuantizedMatmulStream(&context);
+  v1::QuantizedMatmulRequest large = OfSize(kMessageLimit + 1000);
+  large.set_request_id("large");
+  v1::QuantizedMatmulResponse response;
+  ASSERT_TRUE(stream->Write(large) && stream->Read(&response));
+  EXPECT_EQ(response.error().code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(response.error().message(), testing::HasSubstr("max_receive_message_bytes"));
+  EXPECT_EQ(response.error().details_size(), 1);
+  EXPECT_EQ(response.request_id(), "large");
+  ASSERT_TRUE(stream->Write(GoodMatmul()) && stream->Read(&response));
+  EXPECT_FALSE(response.has_error());
+  stream->WritesDone();
+  EXPECT_TRUE(stream->Finish().ok());
+}
+
+TEST_F(LimitsTest, ACallWithoutARequestIsTheClientsMistake) {
+  for (const char* method :
+       {"/awqd.v1.QuantizedInference/QuantizedMatmul", "/awqd.v1.QuantizedInference/Dequantize",
+        "/awqd.v1.QuantizedInference/DequantizeStream", "/awqd.v1.ModelRepository/LoadModel",
+        "/awqd.v1.ServerInfo/GetServerInfo", "/grpc.health.v1.Health/Check"}) {
+    RawStream stream(channel_, method);
+    EXPECT_TRUE(stream.WritesDone());
+    const grpc::Status status = stream.Finish();
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << method;
+    EXPECT_EQ(status.error_message(), "request: got no message, expected one");
+  }
+}
+
+TEST_F(LimitsTest, AShapeOfManyDimensionsIsRefusedBeforeItIsParsed) {
+  // Field 3, activations, with field 2, the shape.
+  std::string shape(600000, '\x01');
+  const std::string inner = std::string("\x12\xc0\xcf\x24") + shape;
+  const std::string payload = std::string("\x1a\xc4\xcf\x24") + inner;
+  const grpc::Status status =
+      RawCall(channel_, "/awqd.v1.QuantizedInference/QuantizedMatmul", payload);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(status.error_message(),
+              testing::HasSubstr("activations.shape: got 600000 bytes of values"));
 }
 
 TEST_F(LimitsTest, CompressedRequestsAreRefused) {

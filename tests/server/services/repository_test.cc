@@ -2,6 +2,7 @@
 #include <atomic>
 #include <future>
 
+#include "absl/strings/str_cat.h"
 #include "tests/server/services/rpc_fixture.h"
 #include "tests/testing/readdir_hook.h"
 
@@ -37,6 +38,89 @@ TEST_F(RepositoryTest, ListsAndDescribes) {
   EXPECT_EQ(model.weights(0).parts(0).bytes(), model.weights(0).bytes());
   EXPECT_GT(model.weights(0).plan_size(), 0);
   EXPECT_FALSE(model.weights(0).dequantize_kernel().empty());
+}
+
+class PagesTest : public RepositoryTest {
+ protected:
+  // "l.experts.0.up" and so on: ten weights, and the two stacks that they are in.
+  void Load() {
+    std::vector<std::pair<std::string, int64_t>> linears;
+    for (int i = 0; i < 5; ++i) {
+      for (const char* name : {"down", "up"}) {
+        linears.emplace_back(absl::StrCat("l.experts.", i, ".", name), 16);
+      }
+    }
+    WriteTinyModel(root_ / "tiny", linears);
+    ASSERT_TRUE(models_->Load("tiny").ok());
+  }
+  grpc::Status Get(int page_size, const std::string& token, v1::GetModelResponse* response) {
+    v1::GetModelRequest request;
+    request.set_name("tiny");
+    request.set_page_size(page_size);
+    request.set_page_token(token);
+    grpc::ClientContext context;
+    Deadline(&context);
+    return repository_->GetModel(&context, request, response);
+  }
+};
+
+TEST_F(PagesTest, TogetherAreTheModelWhateverTheirSize) {
+  Load();
+  v1::GetModelResponse whole;
+  ASSERT_TRUE(Get(0, "", &whole).ok());
+  EXPECT_EQ(whole.weights_size(), 10);
+  EXPECT_EQ(whole.stacks_size(), 2);
+  EXPECT_EQ(whole.next_page_token(), "");
+  for (int size = 1; size <= 13; ++size) {
+    v1::GetModelResponse all, page;
+    int pages = 0;
+    do {
+      const std::string token = page.next_page_token();
+      page.Clear();
+      ASSERT_TRUE(Get(size, token, &page).ok());
+      EXPECT_LE(page.weights_size() + page.stacks_size(), size);
+      EXPECT_EQ(page.model().weights(), 10) << "of the model, on every page";
+      all.MergeFrom(page);
+      ++pages;
+    } while (!page.next_page_token().empty());
+    all.clear_next_page_token();
+    EXPECT_EQ(pages, (12 + size - 1) / size);
+    EXPECT_EQ(all.SerializeAsString(), whole.SerializeAsString()) << size;
+  }
+}
+
+TEST_F(PagesTest, ASizeOrATokenOfNoPageIsRefused) {
+  Load();
+  v1::GetModelResponse page;
+  EXPECT_THAT(Get(-1, "", &page).error_message(), HasSubstr("page_size: got -1, expected"));
+  for (const char* token : {"x", "1", "1:w", "1:x:l", ":w:l", "1e9:w:"}) {
+    const grpc::Status status = Get(1, token, &page);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << token;
+    EXPECT_THAT(status.error_message(), HasSubstr("page_token"));
+  }
+}
+
+TEST_F(PagesTest, APageOfAnotherLoadIsRefused) {
+  Load();
+  v1::GetModelResponse page;
+  ASSERT_TRUE(Get(1, "", &page).ok());
+  ASSERT_TRUE(models_->Load("tiny").ok());
+  const grpc::Status status = Get(1, page.next_page_token(), &page);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::ABORTED);
+  EXPECT_THAT(status.error_message(), HasSubstr("begin with the first page"));
+}
+
+TEST_F(PagesTest, AnAnswerHasAThousandWeightsAtMost) {
+  std::vector<std::pair<std::string, int64_t>> linears;
+  for (int i = 0; i < 1001; ++i) linears.emplace_back(absl::StrCat("l", i), 8);
+  WriteTinyModel(root_ / "tiny", linears);
+  ASSERT_TRUE(models_->Load("tiny").ok());
+  for (const int size : {0, 5000}) {
+    v1::GetModelResponse page;
+    ASSERT_TRUE(Get(size, "", &page).ok());
+    EXPECT_EQ(page.weights_size(), 1000);
+    EXPECT_FALSE(page.next_page_token().empty());
+  }
 }
 
 TEST_F(RepositoryTest, DescribesStacks) {

@@ -1,5 +1,7 @@
 // The loop and its calls, with handlers of the test's own on a real port: every order in which a
 // call's events can come, and when what was submitted is run.
+#include <grpcpp/generic/generic_stub.h>
+
 #include <algorithm>
 #include <new>
 
@@ -120,6 +122,66 @@ TEST_P(CallLoopTest, ADeadlineIsACancel) {
   EXPECT_EQ(stub_->QuantizedMatmul(&context, {}, &response).error_code(),
             grpc::StatusCode::DEADLINE_EXCEEDED);
   EXPECT_TRUE(Eventually([&] { return recorder.dones == 1; }));
+  Stop();
+}
+
+TEST_P(CallLoopTest, ACallIsInFlightFromItsHeadersOnAndItsHandlerRunsWithTheRequest) {
+  std::atomic<int> handled{0};
+  unary_ = [&](UnaryCall* call) {
+    ++handled;
+    call->Answer(EmptyMessage());
+  };
+  Start();
+  grpc::GenericStub stub(channel_);
+  grpc::ClientContext context;
+  grpc::CompletionQueue queue;
+  const auto next = [&queue] {
+    void* tag = nullptr;
+    bool ok = false;
+    return queue.Next(&tag, &ok) && ok;
+  };
+  const auto call = stub.PrepareCall(&context, std::string("/") + kUnary, &queue);
+  call->StartCall(nullptr);
+  ASSERT_TRUE(next());
+  ASSERT_TRUE(Eventually([&] { return door_.gate()->in_flight() == 1; }));
+  EXPECT_EQ(handled, 0);
+  call->Write(EmptyMessage(), nullptr);
+  ASSERT_TRUE(next());
+  grpc::ByteBuffer answer;
+  call->Read(&answer, nullptr);
+  EXPECT_TRUE(next());
+  EXPECT_EQ(handled, 1);
+  grpc::Status status;
+  call->Finish(&status, nullptr);
+  next();
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  Stop();
+}
+
+TEST_P(CallLoopTest, ACallThatBreaksOffBeforeItsRequestRunsNoHandler) {
+  std::atomic<int> handled{0};
+  unary_ = [&](UnaryCall* call) {
+    ++handled;
+    call->Answer(EmptyMessage());
+  };
+  Start();
+  {
+    grpc::GenericStub stub(channel_);
+    grpc::ClientContext context;
+    grpc::CompletionQueue queue;
+    void* tag = nullptr;
+    bool ok = false;
+    const auto call = stub.PrepareCall(&context, std::string("/") + kUnary, &queue);
+    call->StartCall(nullptr);
+    ASSERT_TRUE(queue.Next(&tag, &ok));
+    ASSERT_TRUE(Eventually([&] { return door_.gate()->in_flight() == 1; }));
+    context.TryCancel();
+    grpc::Status status;
+    call->Finish(&status, nullptr);
+    queue.Next(&tag, &ok);
+  }
+  EXPECT_TRUE(Eventually([&] { return door_.gate()->in_flight() == 0; }));
+  EXPECT_EQ(handled, 0);
   Stop();
 }
 

@@ -142,6 +142,47 @@ TEST(MatmulWire, FieldsAreCountedAndPackedValuesAreNot) {
   EXPECT_TRUE(Parses(request.SerializeAsString()));
 }
 
+TEST(MatmulWire, DimensionsCountAsFieldsAndAreNotRead) {
+  const auto shape = [](const std::string& dims) { return Activations(Bytes(2, dims)); };
+  EXPECT_TRUE(Parses(shape(std::string(9, '\x01')))) << "the check of tensors has the better words";
+  EXPECT_TRUE(Parses(shape(std::string(kMaxFields - 2, '\x01'))));
+  EXPECT_FALSE(Parses(shape(std::string(kMaxFields - 1, '\x01'))));
+  EXPECT_FALSE(Parses(shape(std::string(kMaxFields, '\x01')) + Raw("abcd")));
+  const std::string huge = shape(std::string(1 << 20, '\x01'));
+  const absl::string_view piece = huge;
+  const Sifted sifted = Sift({&piece, 1}, *v1::QuantizedMatmulRequest::descriptor());
+  EXPECT_FALSE(sifted.passes);
+  EXPECT_EQ(sifted.crowded_field, "activations.shape");
+  EXPECT_EQ(sifted.crowded_bytes, 1 << 20);
+}
+
+int64_t ParsedBytesOf(const v1::QuantizedMatmulRequest& request, bool cuts) {
+  const std::string bytes = request.SerializeAsString();
+  const std::vector<absl::string_view> pieces = InPieces(bytes, 7);
+  const Sifted sifted = Sift(pieces, *v1::QuantizedMatmulRequest::descriptor(), cuts);
+  EXPECT_TRUE(sifted.passes);
+  return sifted.parsed_bytes;
+}
+
+TEST(MatmulWire, WhatIsParsedIsCountedAsItWillLieInMemory) {
+  constexpr int kValues = 100000;
+  v1::QuantizedMatmulRequest raw = GoodMatmul(1000);
+  EXPECT_LT(ParsedBytesOf(raw, true), 1000) << "activations stay where they are";
+  EXPECT_GE(ParsedBytesOf(raw, false), 256000);
+  v1::QuantizedMatmulRequest floats = GoodMatmul();
+  floats.mutable_activations()->mutable_floats()->mutable_values()->Resize(kValues, 1.0f);
+  EXPECT_NEAR(ParsedBytesOf(floats, true), 4 * kValues, 1000);
+  v1::QuantizedMatmulRequest ints = GoodMatmul();
+  v1::Tensor& qweight = *ints.mutable_packed()->mutable_qweight();
+  for (const int64_t value : {int64_t{1}, int64_t{-1}}) {  // of one byte, and of ten
+    qweight.mutable_ints()->mutable_values()->Resize(0, 0);
+    qweight.mutable_ints()->mutable_values()->Resize(kValues, value);
+    const int64_t counted = ParsedBytesOf(ints, true);
+    EXPECT_GE(counted, 8 * kValues);
+    EXPECT_LE(counted, 16 * kValues + 1000);
+  }
+}
+
 // An inline weight of any format has maps, whose entries are messages to the parser.
 TEST(MatmulWire, EntriesOfMapsCountAsFields) {
   v1::QuantizedMatmulRequest request = GoodMatmul();

@@ -36,10 +36,24 @@ TEST(ToGrpc, CarriesTheFieldForPrograms) {
   EXPECT_EQ(bad.field_violations(0).field(), "activations.shape");
 }
 
+TEST(ToProto, CarriesTheSameDetailsOnAStream) {
+  const absl::Status error = FieldError("activations.shape", "[2]", "[3]");
+  v1::RequestError on_stream;
+  ToProto(error, &on_stream);
+  google::rpc::Status unary;
+  ASSERT_TRUE(unary.ParseFromString(ToGrpc(error).error_details()));
+  ASSERT_EQ(on_stream.details_size(), 1);
+  EXPECT_EQ(on_stream.details(0).SerializeAsString(), unary.details(0).SerializeAsString());
+  v1::RequestError plain;
+  ToProto(absl::NotFoundError("no"), &plain);
+  EXPECT_EQ(plain.details_size(), 0);
+}
+
 TEST(ToGrpc, HidesInternalTextBehindAnId) {
   obs::SetUpLogging(obs::LogLevel::kInfo, obs::LogFormat::kText);
   testing::internal::CaptureStderr();
   const grpc::Status status = ToGrpc(absl::InternalError("secret at 0xdead"));
+  obs::FlushLog(absl::Seconds(20));
   const std::string log = testing::internal::GetCapturedStderr();
   EXPECT_EQ(status.error_code(), grpc::StatusCode::INTERNAL);
   EXPECT_THAT(status.error_message(), HasSubstr("error id "));

@@ -28,7 +28,8 @@ inline std::vector<absl::string_view> InPieces(absl::string_view bytes, uint32_t
   return pieces;
 }
 
-// Whether a message that parses is refused all the same: it has a group, or too many fields.
+// Whether a message that parses is refused all the same: it has a group, or too many
+// fields and dimensions.
 inline bool IsRefused(absl::string_view bytes, const google::protobuf::Descriptor& type,
                       int* fields) {
   using google::protobuf::internal::WireFormatLite;
@@ -46,6 +47,11 @@ inline bool IsRefused(absl::string_view bytes, const google::protobuf::Descripto
         const absl::string_view contents = bytes.substr(in.CurrentPosition(), size);
         in.Skip(static_cast<int>(size));
         const auto* known = type.FindFieldByNumber(WireFormatLite::GetTagFieldNumber(tag));
+        if (known != nullptr && known->is_packable() && type.name() != "IntValues" &&
+            type.name() != "FloatValues") {
+          for (const char c : contents) *fields += static_cast<uint8_t>(c) < 0x80 ? 1 : 0;
+          if (*fields > kMaxFields) return true;
+        }
         if (known == nullptr || known->message_type() == nullptr) break;
         if (IsRefused(contents, *known->message_type(), fields)) return true;
         break;

@@ -1,0 +1,118 @@
+// Goes where the generated parser would, and so no further than the messages that it knows.
+#include "server/wire/sieve.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "awqd/v1/inference.pb.h"
+
+namespace awqd::wire {
+namespace {
+
+using google::protobuf::Descriptor;
+using google::protobuf::FieldDescriptor;
+
+// A varint has at most so many bytes.
+constexpr int64_t kVarintBytes = 10;
+// Of a packed varint in memory: the parser doubles its array until the values fit.
+constexpr int64_t kBytesOfValue = 2 * static_cast<int64_t>(sizeof(int64_t));
+
+bool IsVarint(const FieldDescriptor& field) {
+  switch (field.type()) {
+    case FieldDescriptor::TYPE_FIXED64:
+    case FieldDescriptor::TYPE_FIXED32:
+    case FieldDescriptor::TYPE_SFIXED64:
+    case FieldDescriptor::TYPE_SFIXED32:
+    case FieldDescriptor::TYPE_DOUBLE:
+    case FieldDescriptor::TYPE_FLOAT:
+      return false;
+    default:
+      return true;
+  }
+}
+
+class Sieve {
+ public:
+  Sieve(Pieces pieces, bool cuts_activations)
+      : reader_(pieces), cuts_activations_(cuts_activations) {}
+
+  bool Passes(const Descriptor& type, int64_t end) {
+    while (reader_.position() < end) {
+      Field field;
+      if (++fields_ > kMaxFields || !reader_.Next(end, &field)) return false;
+      if (!PassesOne(type, field)) return false;
+    }
+    return true;
+  }
+
+  Sifted TakeFound() { return std::move(found_); }
+
+ private:
+  bool PassesOne(const Descriptor& type, const Field& field) {
+    if (field.bytes < 0) return reader_.Pass(field);
+    const FieldDescriptor* known = type.FindFieldByNumber(static_cast<int>(field.number));
+    if (known != nullptr && known->message_type() != nullptr) {
+      const bool activations = ++depth_ == 1 && known->name() == "activations";
+      in_activations_ |= activations;
+      const bool fine = Passes(*known->message_type(), field.end);
+      in_activations_ &= !activations;
+      --depth_;
+      if (!fine && !found_.crowded_field.empty()) {
+        found_.crowded_field = absl::StrCat(known->name(), ".", found_.crowded_field);
+      }
+      return fine;
+    }
+    if (known != nullptr && known->is_packable()) return PassesPacked(type, *known, field);
+    const bool cut = cuts_activations_ && in_activations_ && depth_ == 1 &&
+                     field.number == v1::Tensor::kRawFieldNumber;
+    if (!cut) found_.parsed_bytes += field.bytes;
+    return reader_.Pass(field);
+  }
+
+  bool PassesPacked(const Descriptor& type, const FieldDescriptor& known, const Field& field) {
+    const bool payload =
+        &type == v1::IntValues::descriptor() || &type == v1::FloatValues::descriptor();
+    if (!IsVarint(known)) {
+      found_.parsed_bytes += field.bytes;
+      return reader_.Pass(field);
+    }
+    const bool crowded = !payload && field.bytes > kVarintBytes * (kMaxFields - fields_);
+    int64_t values = 0;
+    if (!crowded) {
+      if (!reader_.PassCounting(field, &values)) return false;
+      if (!payload) fields_ += static_cast<int>(values);
+    }
+    if (crowded || fields_ > kMaxFields) {
+      found_.crowded_field = known.name();
+      found_.crowded_bytes = field.bytes;
+      return false;
+    }
+    found_.parsed_bytes += values * kBytesOfValue;
+    return true;
+  }
+
+  FieldReader reader_;
+  const bool cuts_activations_;
+  int fields_ = 0;
+  int depth_ = 0;
+  bool in_activations_ = false;
+  Sifted found_;
+};
+
+}  // namespace
+
+int64_t SizeOfAll(Pieces pieces) {
+  int64_t size = 0;
+  for (absl::string_view piece : pieces) size += static_cast<int64_t>(piece.size());
+  return size;
+}
+
+Sifted Sift(Pieces pieces, const Descriptor& type, bool cuts_activations) {
+  Sieve sieve(pieces, cuts_activations);
+  const bool passes = sieve.Passes(type, SizeOfAll(pieces));
+  Sifted found = sieve.TakeFound();
+  found.passes = passes;
+  return found;
+}
+
+}  // namespace awqd::wire
