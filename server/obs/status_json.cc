@@ -1,6 +1,7 @@
 // One function for each member.
 #include "server/obs/status_json.h"
 
+#include "absl/status/status.h"
 #include "absl/strings/str_join.h"
 #include "nlohmann/json.hpp"
 

@@ -130,7 +130,9 @@ TEST_P(SharedExpertsE2eTest, AnswersAreThoseOfOneDevice) {
         .mlp = Path("moe.experts.*"), .activations = X(), .routing = Routed(summed)};
     const auto shared = client_->GatedMlp(mlp);
     ExpectSame(shared, reference_->GatedMlp(mlp), columns());
-    if (GetParam() != "replicas") EXPECT_EQ(shared->execution.device(), "cpu,cpu#2,cpu:7");
+    if (GetParam() != "replicas") {
+      EXPECT_EQ(shared->execution.device(), "cpu,cpu#2,cpu:7");
+    }
   }
   const GatedMlpCall dense = {.mlp = Path("mlp"), .activations = X()};
   ExpectSame(client_->GatedMlp(dense), reference_->GatedMlp(dense), columns());

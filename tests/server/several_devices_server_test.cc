@@ -139,7 +139,9 @@ TEST_P(SeveralDevicesServerTest, OneThatFailsIsLostAndComesBackWithAReload) {
   const bool columns = GetParam() == model::Sharding::kColumns;
   std::string device;
   ASSERT_TRUE(Multiply(&device).ok());
-  if (columns) EXPECT_EQ(device, "cpu,cpu#2");
+  if (columns) {
+    EXPECT_EQ(device, "cpu,cpu#2");
+  }
   devices_[1]->Break();
   EXPECT_TRUE(Becomes("devices/cpu#2", HealthCheckResponse::NOT_SERVING));
   EXPECT_TRUE(Becomes("devices/cpu", HealthCheckResponse::SERVING));
@@ -169,7 +171,9 @@ TEST_P(SeveralDevicesServerTest, OneThatFailsIsLostAndComesBackWithAReload) {
   EXPECT_TRUE(Becomes("devices/cpu#2", HealthCheckResponse::SERVING));
   EXPECT_TRUE(Reload());
   EXPECT_TRUE(Multiply(&device).ok());
-  if (columns) EXPECT_EQ(device, "cpu,cpu#2");
+  if (columns) {
+    EXPECT_EQ(device, "cpu,cpu#2");
+  }
 }
 
 TEST_P(SeveralDevicesServerTest, TheLastThatFailsEndsTheServer) {

@@ -62,7 +62,7 @@ class MemoryPlanTest : public ::testing::Test {
 TEST_F(MemoryPlanTest, IsWhatTheLoadTakes) {
   WriteModel();
   const auto device = Cpu();
-  const auto plan = Plan({{device.get()}, false});
+  const auto plan = Plan({{device.get()}});
   ASSERT_TRUE(plan.ok()) << plan.status();
   ModelStore store(directory_.path(), device.get());
   const auto model = store.Load("m");
@@ -79,8 +79,7 @@ TEST_F(MemoryPlanTest, OfSeveralDevices) {
   WriteModel();
   const auto one = *OpenDevice("cpu:0", {.cpu_threads = 1});
   const auto two = *OpenDevice("cpu:1", {.cpu_threads = 1});
-  for (const bool cut : {false, true}) {
-    const Sharding sharding = cut ? Sharding::kColumns : Sharding::kReplicas;
+  for (const Sharding sharding : {Sharding::kReplicas, Sharding::kColumns, Sharding::kExperts}) {
     const auto plan = Plan({{one.get(), two.get()}, sharding});
     ASSERT_TRUE(plan.ok()) << plan.status();
     ModelStore store(directory_.path(), {one.get(), two.get()}, sharding);
@@ -95,8 +94,8 @@ TEST_F(MemoryPlanTest, OfACopyForTheDevice) {
   WriteModel();
   const auto near = Cpu();
   WrappedDevice far(Cpu(), /*host_addressable=*/false);
-  const auto without = Plan({{near.get()}, false});
-  const auto with = Plan({{&far}, false});
+  const auto without = Plan({{near.get()}});
+  const auto with = Plan({{&far}});
   ASSERT_TRUE(without.ok() && with.ok());
   EXPECT_GT(with->working, without->working);
   EXPECT_EQ(with->host_peak, with->working);
@@ -106,7 +105,7 @@ TEST_F(MemoryPlanTest, OfACopyForTheDevice) {
 TEST_F(MemoryPlanTest, OneByteTooFewIsRefusedBeforeAnythingIsAllocated) {
   WriteModel();
   WrappedDevice device(Cpu(), true);
-  const int64_t bytes = Plan({{&device}, false})->device_bytes();
+  const int64_t bytes = Plan({{&device}})->device_bytes();
   ModelStore store(directory_.path(), &device);
   device.SetBudget(bytes - 1);
   const absl::Status status = store.Load("m").status();
@@ -122,7 +121,7 @@ TEST_F(MemoryPlanTest, ALimitHoldsForThePeak) {
   WriteSparse(49152);
   const auto device = Cpu();
   device->SetBudget(1024 * kMiB);
-  const absl::Status status = Plan({{device.get()}, false}).status();
+  const absl::Status status = Plan({{device.get()}}).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(status.message()),
               AllOf(HasSubstr(" bytes on cpu while it reads and decodes its weights"),
@@ -130,7 +129,7 @@ TEST_F(MemoryPlanTest, ALimitHoldsForThePeak) {
   // Twice 64 MiB, raw and decoded, are not counted.
   WriteSparse(4096);
   device->SetBudget(65 * kMiB);
-  const auto small = Plan({{device.get()}, false});
+  const auto small = Plan({{device.get()}});
   ASSERT_TRUE(small.ok()) << small.status();
   EXPECT_GT(small->working, 128 * kMiB);
 }

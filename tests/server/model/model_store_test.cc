@@ -83,7 +83,7 @@ TEST_F(ModelStoreTest, ReloadSwapsAndOldVersionLives) {
 }
 
 // However many clients invent, and whatever is wrong with the repository.
-TEST_F(ModelStoreTest, InventedNamesLeaveNothingBehind) {
+TEST_F(ModelStoreTest, InventedNamesLeaveNothingBehindWhereThereIsNoRepository) {
   directory_.Write("file", "");
   for (const std::string& repository : {directory_.path(), directory_.At("file")}) {
     ModelStore store(repository, device_.get());

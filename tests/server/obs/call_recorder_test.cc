@@ -181,7 +181,9 @@ TEST(Spans, AreTheCallAndItsSteps) {
   for (size_t i = 1; i < spans.size(); ++i) {
     EXPECT_EQ(spans[i].parent, spans[0].id);
     EXPECT_LE(spans[i].begin, spans[i].end);
-    if (i > 1) EXPECT_EQ(spans[i].begin, spans[i - 1].end) << "nothing between two steps";
+    if (i > 1) {
+      EXPECT_EQ(spans[i].begin, spans[i - 1].end) << "nothing between two steps";
+    }
   }
   EXPECT_EQ(spans[3].end - spans[3].begin, absl::Milliseconds(30));
   CallRecord stream = Record();
