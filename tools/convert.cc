@@ -96,7 +96,7 @@ class Converter {
   absl::Status WriteLinear(const model::LinearLocation& linear) {
     std::vector<uint8_t> scratch;
     AWQD_ASSIGN_OR_RETURN(HostWeight weight, source_.checkpoint()->Read(linear, &scratch));
-    scratch = {};  // before there is a third copy
+    std::vector<uint8_t>().swap(scratch);  // gives it back: there is a third copy below
     AWQD_RETURN_IF_ERROR(Validate(weight));
     ConvertedLinear told = {.path = linear.path,
                             .description = ToString(weight.description),

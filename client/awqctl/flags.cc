@@ -111,7 +111,8 @@ class App {
     app_.set_help_flag("-h,--help", "Tell about a command, or list them; --help=all: tell all");
     app_.set_version_flag("--version", "awqctl " AWQD_VERSION, "Print the version");
     app_.add_option("--address", flags_.address,
-                    "Address of the server: host:port or unix:/path; of a list, the first")
+                    "Address of the server: host:port or unix:/path, of a list the first; default "
+                    "AWQD_ADDRESS, else 127.0.0.1:8001")
         ->envname("AWQD_ADDRESS")
         ->capture_default_str();
     app_.add_option_function<double>(

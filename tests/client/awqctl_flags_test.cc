@@ -147,7 +147,7 @@ TEST(AwqctlFlags, HelpTellsOfOneCommandOrOfAll) {
   const std::string some = Printed({"--help"}), all = Printed({"--help=all"});
   EXPECT_EQ(some, Printed({"help"}));
   EXPECT_THAT(some, HasSubstr("\nServer:\n  status"));
-  EXPECT_THAT(some, Not(HasSubstr("--concurrency")));
+  EXPECT_THAT(some, Not(HasSubstr("--warmup")));
   EXPECT_THAT(all, HasSubstr("--concurrency"));
   const std::string bench = Printed({"help", "bench"});
   EXPECT_EQ(bench, Printed({"bench", "--help"}));
