@@ -1,6 +1,7 @@
 """Arrays to the bytes of tensors and back: NumPy, and PyTorch and ml_dtypes where they are installed."""
 from __future__ import annotations
 
+import functools
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Union
 
@@ -41,6 +42,7 @@ class Spec(NamedTuple):
     data: memoryview
 
 
+@functools.lru_cache(maxsize=256)
 def dtype_of(value: DTypeLike, field: str) -> Any:
     """The API's number of a dtype, however it is spelled."""
     name = value if isinstance(value, str) else str(value).removeprefix("torch.")

@@ -5,6 +5,7 @@ result. So the blocking and the asyncio client, which differ in how they send, s
 """
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -71,6 +72,7 @@ class _Deadline:
         return None if math.isinf(self._end) else max(0.0, self._end - time.monotonic())
 
 
+@functools.lru_cache(maxsize=256)
 def _enum(enum: Any, value: str | None, field: str, prefix: str = "") -> Any:
     name = prefix + str(value).upper()
     if name not in enum.keys():
