@@ -118,6 +118,46 @@ def test_metadata_names_the_weight_for_load_balancers():
     assert [call[1].get("awqd-weight") for call in fake.calls] == ["m/a.b", "m/a", None, None, "m/w"]
 
 
+def test_a_connection_more_while_all_others_are_busy():
+    gate = threading.Barrier(4)
+    peers = []
+
+    class Slow(Fake):
+
+        def service(self, details):
+            def unary(request, context):
+                peers.append(context.peer())
+                if details.method == METHOD:
+                    gate.wait(20)  # until three calls are here and the test
+                return b""
+
+            return grpc.unary_unary_rpc_method_handler(unary)
+
+    x = np.ones(4, np.float32)
+    with serving(Slow()) as address, awqd.Client(address, connections=2) as client:
+        for _ in range(3):
+            client.list_models()
+        assert len(set(peers)) == 1
+        peers.clear()
+
+        def call():
+            try:
+                client.matmul("m", "w", x)
+            except awqd.Error as error:
+                errors.append(error)
+
+        errors = []
+        callers = [threading.Thread(target=call) for _ in range(3)]
+        for caller in callers:
+            caller.start()
+        gate.wait(20)
+        for caller in callers:
+            caller.join()
+        assert len(peers) == 3 and len(set(peers)) == 2
+        assert [str(error) for error in errors] == ["DATA_LOSS: output: got dtype 0, expected one that this client knows"] * 3
+        assert [connection.in_flight for connection in client._connections] == [0, 0]
+
+
 def test_what_is_repeated():
     fake = Fake()
     big = np.ones((512, 1024), np.float16)  # more than gRPC keeps by default
@@ -193,6 +233,7 @@ def test_a_limit_on_answers():
     ({"tls": False, "ca": b"x"}, "tls"),
     ({"address": "example.org:8001", "token": "t"}, "without TLS"),
     ({"attempts": 6}, "attempts"),
+    ({"connections": 0}, "connections"),
     ({"max_receive_bytes": 2**31}, "max_receive_bytes"),
 ])
 def test_settings_that_cannot_work(arguments, message):

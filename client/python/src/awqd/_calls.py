@@ -99,7 +99,9 @@ def _parse(kind: Any, data: bytes) -> Any:
 
 
 def _check_size(message: Any, payload: memoryview, field: str) -> None:
-    wanted = math.prod(message.shape) * _arrays.ITEMSIZE.get(message.dtype, 0)
+    if message.dtype not in _arrays.ITEMSIZE:
+        raise _errors.DataLoss(f"{field}: got dtype {message.dtype}, expected one that this client knows", field=field)
+    wanted = math.prod(message.shape) * _arrays.ITEMSIZE[message.dtype]
     if wanted != payload.nbytes:
         raise _errors.DataLoss(f"{field}: got {payload.nbytes} bytes, expected {wanted} for {list(message.shape)}",
                                field=field)

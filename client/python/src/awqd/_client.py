@@ -1,10 +1,12 @@
 """Client and AsyncClient: they send what Calls says, blocking or with asyncio."""
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
-from collections.abc import Callable, Coroutine
+import threading
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import grpc
@@ -15,6 +17,15 @@ from awqd._calls import Calls, Rpc, Steps
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class _Connection:
+    """One channel, made when it is needed first: an asyncio one belongs to the event loop that runs then."""
+
+    def __init__(self) -> None:
+        self.channel: Any = None
+        self.methods: dict[str, Any] = {}
+        self.in_flight = 0
 
 
 class _Base:
@@ -32,6 +43,7 @@ class _Base:
     shared_memory: tensors to and from a server on this machine lie in shared memory, where the server offers it and
         the call is large enough to be faster so. False: never.
     max_receive_bytes: longer answers are refused. Streams have no such limit.
+    connections: at most so many, each made when all before it have a call in flight. Large messages share one badly.
 
     ValueError for settings that cannot work.
     """
@@ -51,6 +63,7 @@ class _Base:
         wait_for_server: bool = False,
         shared_memory: bool = True,
         max_receive_bytes: int = 1 << 30,
+        connections: int = 4,
     ) -> None:
         if address is None:
             address = os.environ.get("AWQD_ADDRESS", _channel.DEFAULT_ADDRESS).split(",")[0].strip()
@@ -62,10 +75,12 @@ class _Base:
         _channel.check(self._settings)
         self._wait = wait_for_server
         self._calls = Calls(timeout, shared_memory and _channel.is_local(address))
-        self._methods: dict[str, Any] = {}
-        self._open()
+        if connections < 1:
+            raise ValueError(f"connections: got {connections}, expected 1 or more")
+        self._connections = [_Connection() for _ in range(connections)]
+        self._lock = threading.Lock()
 
-    def _open(self) -> None:
+    def _make_channel(self, credentials: grpc.ChannelCredentials | None) -> Any:
         raise NotImplementedError
 
     @property
@@ -73,12 +88,24 @@ class _Base:
         """The server's address."""
         return self._settings.address
 
-    def _method(self, channel: Any, rpc: Rpc) -> Any:
-        method = self._methods.get(rpc.method)
-        if method is None:
-            kind = channel.unary_unary if rpc.sink is None else channel.unary_stream
-            method = self._methods[rpc.method] = kind(rpc.method, request_serializer=None, response_deserializer=None)
-        return method
+    @contextlib.contextmanager
+    def _method(self, rpc: Rpc) -> Iterator[Any]:
+        """The method, on the connection with the fewest calls in flight, which is one more for as long."""
+        with self._lock:
+            connection = min(self._connections, key=lambda each: each.in_flight)
+            connection.in_flight += 1
+            if connection.channel is None:
+                connection.channel = self._make_channel(_channel.credentials(self._settings))
+            method = connection.methods.get(rpc.method)
+            if method is None:
+                kind = connection.channel.unary_unary if rpc.sink is None else connection.channel.unary_stream
+                method = kind(rpc.method, request_serializer=None, response_deserializer=None)
+                connection.methods[rpc.method] = method
+        try:
+            yield method
+        finally:
+            with self._lock:
+                connection.in_flight -= 1
 
     def _options(self, rpc: Rpc) -> dict[str, Any]:
         metadata = _channel.metadata(self._settings) + ((("awqd-weight", rpc.weight),) if rpc.weight else ())
@@ -118,15 +145,17 @@ class Client(_Base):
             y = client.matmul("my-model", "model.layers.0.mlp.up_proj", x)
     """
 
-    def _open(self) -> None:
-        credentials = _channel.credentials(self._settings)
+    def _make_channel(self, credentials: grpc.ChannelCredentials | None) -> grpc.Channel:
         options = _channel.options(self._settings)
-        self._channel = (grpc.insecure_channel(self.address, options) if credentials is None else
-                         grpc.secure_channel(self.address, credentials, options))
+        if credentials is None:
+            return grpc.insecure_channel(self.address, options)
+        return grpc.secure_channel(self.address, credentials, options)
 
     def close(self) -> None:
-        """Ends the connection, and what is in flight on it."""
-        self._channel.close()
+        """Ends the connections, and what is in flight on them."""
+        for connection in self._connections:
+            if connection.channel is not None:
+                connection.channel.close()
         self._calls.close()
 
     def __enter__(self) -> Client:
@@ -152,17 +181,17 @@ class Client(_Base):
             return result
 
     def _send(self, rpc: Rpc) -> bytes:
-        method = self._method(self._channel, rpc)
-        if rpc.sink is None:
-            answer: bytes = method(rpc.request, **self._options(rpc))
-            return answer
-        stream = method(rpc.request, **self._options(rpc))
-        try:
-            for message in stream:
-                rpc.sink(message)
-        finally:
-            stream.cancel()  # does nothing to a stream that has ended
-        return b""
+        with self._method(rpc) as method:
+            if rpc.sink is None:
+                answer: bytes = method(rpc.request, **self._options(rpc))
+                return answer
+            stream = method(rpc.request, **self._options(rpc))
+            try:
+                for message in stream:
+                    rpc.sink(message)
+            finally:
+                stream.cancel()  # does nothing to a stream that has ended
+            return b""
 
     matmul = _blocking(Calls.matmul)
     grouped_matmul = _blocking(Calls.grouped_matmul)
@@ -186,23 +215,17 @@ class AsyncClient(_Base):
             ys = await asyncio.gather(*(client.matmul("my-model", "model.layers.0.mlp.up_proj", x) for x in xs))
     """
 
-    _channel: grpc.aio.Channel | None = None
-
-    def _open(self) -> None:
-        pass  # a channel belongs to the event loop that runs when it is made
-
-    def _connected(self) -> grpc.aio.Channel:
-        if self._channel is None:
-            credentials = _channel.credentials(self._settings)
-            options = _channel.options(self._settings)
-            self._channel = (grpc.aio.insecure_channel(self.address, options) if credentials is None else
-                             grpc.aio.secure_channel(self.address, credentials, options))
-        return self._channel
+    def _make_channel(self, credentials: grpc.ChannelCredentials | None) -> grpc.aio.Channel:
+        options = _channel.options(self._settings)
+        if credentials is None:
+            return grpc.aio.insecure_channel(self.address, options)
+        return grpc.aio.secure_channel(self.address, credentials, options)
 
     async def close(self) -> None:
-        """Ends the connection, and what is in flight on it."""
-        if self._channel is not None:
-            await self._channel.close()
+        """Ends the connections, and what is in flight on them."""
+        for connection in self._connections:
+            if connection.channel is not None:
+                await connection.channel.close()
         self._calls.close()
 
     async def __aenter__(self) -> AsyncClient:
@@ -228,17 +251,17 @@ class AsyncClient(_Base):
             return result
 
     async def _send(self, rpc: Rpc) -> bytes:
-        method = self._method(self._connected(), rpc)
-        if rpc.sink is None:
-            answer: bytes = await method(rpc.request, **self._options(rpc))
-            return answer
-        stream = method(rpc.request, **self._options(rpc))
-        try:
-            async for message in stream:
-                rpc.sink(message)
-        finally:
-            stream.cancel()
-        return b""
+        with self._method(rpc) as method:
+            if rpc.sink is None:
+                answer: bytes = await method(rpc.request, **self._options(rpc))
+                return answer
+            stream = method(rpc.request, **self._options(rpc))
+            try:
+                async for message in stream:
+                    rpc.sink(message)
+            finally:
+                stream.cancel()
+            return b""
 
     matmul = _awaitable(Calls.matmul)
     grouped_matmul = _awaitable(Calls.grouped_matmul)
