@@ -26,9 +26,9 @@ ENV PATH=/opt/awqd/bin:${PATH}
 # A number, so that an orchestrator can see that it is not root.
 USER 65532:65532
 EXPOSE 8001 8002
-# Listens on every interface of the container, on 8001 or where AWQD_ADDRESS says, which the health check reads too;
-# with metrics and probes over HTTP on 8002.
-ENV AWQD_METRICS_ADDRESS=0.0.0.0:8002
+# Every interface of the container, where published ports arrive; the health check reads it too. Metrics and probes over
+# HTTP on 8002.
+ENV AWQD_ADDRESS=0.0.0.0:8001 AWQD_METRICS_ADDRESS=0.0.0.0:8002
 ENTRYPOINT ["/opt/awqd/bin/awqd"]
 CMD ["--model_repository=/opt/awqd/models"]
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \

@@ -14,6 +14,7 @@
 #include "awqd/v1/model_repository.grpc.pb.h"
 #include "awqd/v1/server_info.grpc.pb.h"
 #include "client/convert.h"
+#include "client/credentials.h"
 #include "grpc/health/v1/health.grpc.pb.h"
 #include "grpcpp/grpcpp.h"
 
@@ -72,10 +73,11 @@ Request Named(absl::string_view model) {
 class StreamOverGrpc : public MatmulStream {
  public:
   // `stub` must outlive it.
-  StreamOverGrpc(v1::QuantizedInference::Stub& stub, const CallOptions& options,
-                 int64_t max_receive_bytes)
+  StreamOverGrpc(v1::QuantizedInference::Stub& stub, const Credentials& credentials,
+                 const CallOptions& options, int64_t max_receive_bytes)
       : max_receive_bytes_(max_receive_bytes) {
     Prepare(context_, options);
+    credentials.Authorize(context_);
     stream_ = stub.QuantizedMatmulStream(&context_);
   }
   ~StreamOverGrpc() override {
@@ -132,8 +134,10 @@ class StreamOverGrpc : public MatmulStream {
 
 class ClientOverGrpc : public Client {
  public:
-  ClientOverGrpc(std::shared_ptr<grpc::Channel> channel, const ClientOptions& options)
+  ClientOverGrpc(std::shared_ptr<grpc::Channel> channel, Credentials credentials,
+                 const ClientOptions& options)
       : channel_(std::move(channel)),
+        credentials_(std::move(credentials)),
         timeout_(options.timeout),
         max_receive_bytes_(options.max_receive_bytes),
         inference_(v1::QuantizedInference::NewStub(channel_)),
@@ -159,7 +163,8 @@ class ClientOverGrpc : public Client {
   }
 
   std::unique_ptr<MatmulStream> QuantizedMatmulStream(const CallOptions& options) override {
-    return std::make_unique<StreamOverGrpc>(*inference_, WithTimeout(options), max_receive_bytes_);
+    return std::make_unique<StreamOverGrpc>(*inference_, credentials_, WithTimeout(options),
+                                            max_receive_bytes_);
   }
 
   absl::StatusOr<DequantizeResult> Dequantize(const DequantizeCall& call,
@@ -182,6 +187,7 @@ class ClientOverGrpc : public Client {
     if (absl::Status status = CheckSize(request); !status.ok()) return status;
     grpc::ClientContext context;
     Prepare(context, WithTimeout(options));
+    credentials_.Authorize(context);
     const auto reader = inference_->DequantizeStream(&context, request);
     ChunkOrder order;
     v1::Execution execution;
@@ -295,6 +301,7 @@ class ClientOverGrpc : public Client {
     if (absl::Status status = CheckSize(request); !status.ok()) return status;
     grpc::ClientContext context;
     Prepare(context, WithTimeout(options));
+    credentials_.Authorize(context);
     Response response;
     const grpc::Status status = (stub.*method)(&context, request, &response);
     if (!status.ok()) return FromGrpc(status, max_receive_bytes_);
@@ -330,6 +337,7 @@ class ClientOverGrpc : public Client {
   }
 
   const std::shared_ptr<grpc::Channel> channel_;
+  const Credentials credentials_;
   const absl::Duration timeout_;
   const int64_t max_receive_bytes_;
   const std::unique_ptr<v1::QuantizedInference::Stub> inference_;
@@ -357,9 +365,11 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Create(const ClientOptions& opti
         absl::StrCat("max_reconnect_delay: got ", absl::FormatDuration(options.max_reconnect_delay),
                      ", expected 1 ms to 1 h"));
   }
-  std::shared_ptr<grpc::Channel> channel = grpc::CreateCustomChannel(
-      options.address, grpc::InsecureChannelCredentials(), ChannelArgs(options));
-  return std::make_unique<ClientOverGrpc>(std::move(channel), options);
+  absl::StatusOr<Credentials> credentials = Credentials::Read(options.address, options.security);
+  if (!credentials.ok()) return credentials.status();
+  std::shared_ptr<grpc::Channel> channel =
+      grpc::CreateCustomChannel(options.address, credentials->channel(), ChannelArgs(options));
+  return std::make_unique<ClientOverGrpc>(std::move(channel), *std::move(credentials), options);
 }
 
 }  // namespace awqd::client

@@ -25,6 +25,7 @@
 #include "awqd/v1/inference.pb.h"
 #include "awqd/v1/model_repository.pb.h"
 #include "awqd/v1/server_info.pb.h"
+#include "client/security.h"
 #include "client/tensor.h"
 
 namespace awqd::client {
@@ -41,6 +42,7 @@ struct ClientOptions {
   int64_t max_receive_bytes = int64_t{1} << 30;
   // Longest pause between two attempts to reach a server that is not there.
   absl::Duration max_reconnect_delay = absl::Seconds(2);
+  Security security;
 };
 
 struct CallOptions {
@@ -210,7 +212,7 @@ class MatmulStream {
 // caller to repeat. A request of 2 GiB or more is INVALID_ARGUMENT and not sent.
 class Client {
  public:
-  // Connects lazily. INVALID_ARGUMENT for an address or a limit that cannot work.
+  // Connects lazily. INVALID_ARGUMENT for an address, a limit or a file that cannot work.
   static absl::StatusOr<std::unique_ptr<Client>> Create(const ClientOptions& options);
   virtual ~Client() = default;
 

@@ -75,10 +75,9 @@ void AddListenFlags(FlagTable& table, Options& options) {
   table.Group("Listening");
   table
       .Add("address", rpc.transport.addresses,
-           "host:port to listen on, in plaintext and without authentication: outside a trusted "
-           "network use 127.0.0.1:8001 behind a proxy. Port 0 picks a free one, which is logged. "
-           "unix:/path listens on a socket file instead, for clients of this machine; repeat the "
-           "flag for several addresses.")
+           "host:port to listen on; 0.0.0.0:8001 for every interface, which wants --tls_cert and "
+           "--tokens. Port 0 picks a free one, which is logged. unix:/path listens on a socket "
+           "file instead, for clients of this machine; repeat the flag for several addresses.")
       ->delimiter(',')
       ->expected(1)
       ->take_all();
@@ -297,6 +296,7 @@ void AddFlags(CLI::App* app, Options* options) {
   FlagTable table(app);
   AddModelFlags(table, *options);
   AddListenFlags(table, *options);
+  AddSecurityFlags(table, *options);
   AddBoundFlags(table, *options);
   AddSharedMemoryFlags(table, *options);
   AddBatchFlags(table, *options);

@@ -12,6 +12,10 @@ namespace awqd {
 // `options`, which must outlive `app`. Values are in range once CLI11 has parsed them.
 void AddFlags(CLI::App* app, Options* options);
 
+// Those of certificates, tokens, and what one client may take.
+class FlagTable;
+void AddSecurityFlags(FlagTable& table, Options& options);
+
 // What people type -> what CLI11 reads as a number. Each rewrites its text, ParseNamedFolder aside;
 // its result is the error, or nothing, as CLI11's transformations have it.
 

@@ -154,10 +154,13 @@ absl::Status Complete(Options& options) {
     return absl::InvalidArgumentError(
         "--trace_file and --otlp_endpoint: got both, expected one place for traces");
   }
-  for (const std::string& address : options.rpc.transport.addresses) {
-    const absl::Status status = transport::ParseListenAddress(address).status();
-    if (!status.ok()) return model::Prefixed("--address", status);
+  bool local = true;
+  for (const std::string& text : options.rpc.transport.addresses) {
+    const absl::StatusOr<transport::ListenAddress> address = transport::ParseListenAddress(text);
+    if (!address.ok()) return model::Prefixed("--address", address.status());
+    local &= address->local();
   }
+  AWQD_RETURN_IF_ERROR(security::Settle(&options.rpc.transport.security, local));
   const absl::Status prefix = services::CheckSharedMemoryPrefix(options.rpc.shared_memory.prefix);
   if (!prefix.ok()) return model::Prefixed("--shared_memory_prefix", prefix);
   services::Options& rpc = options.rpc;
@@ -171,6 +174,12 @@ absl::Status Complete(Options& options) {
     return absl::InvalidArgumentError(
         absl::StrCat("--max_in_flight_bytes: got ", rpc.in_flight_bytes, ", expected at least ",
                      both, ": max_receive_message_bytes and max_send_message_bytes together"));
+  }
+  if (const int64_t bytes = transport.client.bytes_in_flight; bytes != 0 && bytes < both) {
+    return BadValue(
+        "--max_bytes_in_flight_per_client", bytes,
+        absl::StrCat("0 or at least ", both,
+                     ": max_receive_message_bytes and max_send_message_bytes together"));
   }
   rpc.stream_in_flight_bytes =
       2 * std::max(transport.max_receive_message_bytes, transport.max_send_message_bytes);

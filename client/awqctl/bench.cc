@@ -215,7 +215,7 @@ int Bench(const Flags& flags, client::Client& client, Console& console) {
   int signal_number = 0;
   {
     const Interrupt interrupt;
-    results = bench::RunBench(flags.address, plan,
+    results = bench::RunBench({flags.address, flags.security}, plan,
                               [&](const bench::LoadPoint& point, const bench::LoadProgress& now) {
                                 if (console.terminal) ShowProgress(point, now, console);
                                 return interrupt.signal_number() == 0;

@@ -29,6 +29,7 @@ int Inspect(const Flags& flags, Console& console);
 int Diff(const Flags& flags, Console& console);
 int Quantize(const Flags& flags, Console& console);
 int Convert(const Flags& flags, Console& console);
+int Token(const Flags& flags, Console& console);
 
 // Parses, connects and runs. The whole of main, so that tests can call it.
 int RunAwqctl(const std::vector<std::string>& args, Console& console);

@@ -124,6 +124,7 @@ class App {
             "dequantize; 5 for healthcheck)")
         ->check(NumberFrom(0, 1e9));
     app_.add_flag("--json", flags_.json, "Print JSON for programs");
+    AddSecurityFlags(&app_, flags_.security);
     AddServerCommands();
     AddModelCommands();
     AddDequantize();
@@ -134,6 +135,7 @@ class App {
     AddHealthcheck();
     AddBench();
     AddToolCommands(&app_, flags_);
+    AddTokenCommand(&app_, flags_);
     help_ = app_.add_subcommand("help", "Tell about a command: awqctl help COMMAND");
     help_->add_option("command", topic_, "Name of a command; without it they are listed");
     GroupByPurpose(&app_);

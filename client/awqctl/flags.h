@@ -47,6 +47,11 @@ struct ToolFlags {
   bool verify = false;
 };
 
+struct TokenFlags {
+  std::string name;
+  std::string roles;  // "infer,read"
+};
+
 struct Flags;
 // What a command does after its flags were read; its exit code.
 using Command = int(const Flags& flags, client::Client& client, Console& console);
@@ -58,6 +63,7 @@ struct Flags {
   LocalCommand* local_command = nullptr;
 
   std::string address = "127.0.0.1:8001";
+  client::Security security;
   std::optional<absl::Duration> timeout;  // none: the command's own default
   bool json = false;
 
@@ -104,6 +110,7 @@ struct Flags {
   // bench
   BenchFlags bench;
   ToolFlags tool;
+  TokenFlags token;
 };
 
 // The flags, or nullopt with `exit_code` set after help went to `out` or one line to `err`.

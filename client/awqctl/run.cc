@@ -12,8 +12,10 @@ namespace {
 int Run(const Flags& flags, Console& console) {
   // First: whatever address the environment names, no server is asked.
   if (flags.local_command != nullptr) return flags.local_command(flags, console);
-  absl::StatusOr<std::unique_ptr<client::Client>> client = client::Client::Create(
-      {.address = flags.address, .max_reconnect_delay = absl::Milliseconds(250)});
+  absl::StatusOr<std::unique_ptr<client::Client>> client =
+      client::Client::Create({.address = flags.address,
+                              .max_reconnect_delay = absl::Milliseconds(250),
+                              .security = flags.security});
   if (!client.ok()) return BadArguments(client.status(), console);
   return flags.command(flags, **client, console);
 }

@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "client/bench/load.h"
 #include "client/bench/plan.h"
+#include "client/security.h"
 
 namespace awqd::bench {
 
@@ -26,13 +27,19 @@ struct PointResult {
   HealthFacts health;
 };
 
+// The server, and how to speak to it.
+struct Target {
+  std::string address;
+  client::Security security;
+};
+
 // Called from the thread of RunBench, a few times a second; whether to go on. May be null.
 using BenchProgress = std::function<bool(const LoadPoint&, const LoadProgress&)>;
 
 // `plan` has its shapes. Fails with the server's status when a request fails by itself, before any
-// load, and with UNAVAILABLE when no connection comes about. Where `progress` ends it, the last
-// result is of the point that was running.
-absl::StatusOr<std::vector<PointResult>> RunBench(const std::string& address, const Plan& plan,
+// load, with UNAVAILABLE when no connection comes about, and as Credentials::Read. Where `progress`
+// ends it, the last result is of the point that was running.
+absl::StatusOr<std::vector<PointResult>> RunBench(const Target& target, const Plan& plan,
                                                   const BenchProgress& progress);
 
 }  // namespace awqd::bench

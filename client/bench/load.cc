@@ -62,9 +62,10 @@ double Uniform(uint64_t& state) {
 class Load {
  public:
   Load(const Plan& plan, const LoadPoint& point, const Payloads& payloads,
-       const std::vector<std::shared_ptr<grpc::Channel>>& channels)
-      : plan_(plan), point_(point), payloads_(payloads) {
-    for (const auto& channel : channels) stubs_.push_back(std::make_unique<Stub>(channel));
+       const Connections& connections)
+      : plan_(plan), point_(point), payloads_(payloads), credentials_(connections.credentials) {
+    for (const auto& channel : connections.channels)
+      stubs_.push_back(std::make_unique<Stub>(channel));
     const size_t cores = std::max(1u, std::thread::hardware_concurrency());
     const size_t most =
         point.open() ? std::clamp<size_t>(cores / 4, 1, 4) : static_cast<size_t>(point.concurrency);
@@ -129,6 +130,7 @@ class Load {
     in_flight_.fetch_add(1);
     call.payload = &payloads_.Pick(Uniform(call.random));
     call.context.emplace();
+    credentials_.Authorize(*call.context);
     call.response.Clear();
     call.due_ns = due_ns;
     call.sent_ns = NowNs();
@@ -279,6 +281,7 @@ class Load {
   const Plan& plan_;
   const LoadPoint& point_;
   const Payloads& payloads_;
+  const client::Credentials& credentials_;
   std::vector<std::unique_ptr<Stub>> stubs_;
   std::vector<std::unique_ptr<Shard>> shards_;
   int64_t start_ns_ = 0;
@@ -298,10 +301,9 @@ class Load {
 }  // namespace
 
 absl::StatusOr<LoadResult> RunLoad(const Plan& plan, const LoadPoint& point,
-                                   const Payloads& payloads,
-                                   const std::vector<std::shared_ptr<grpc::Channel>>& channels,
+                                   const Payloads& payloads, const Connections& connections,
                                    const ProgressSink& progress) {
-  return Load(plan, point, payloads, channels).Run(progress);
+  return Load(plan, point, payloads, connections).Run(progress);
 }
 
 }  // namespace awqd::bench

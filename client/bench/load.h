@@ -10,6 +10,7 @@
 #include "client/bench/payload.h"
 #include "client/bench/plan.h"
 #include "client/bench/tally.h"
+#include "client/credentials.h"
 #include "grpcpp/channel.h"
 
 namespace awqd::bench {
@@ -35,13 +36,18 @@ struct LoadProgress {
 // Whether to go on.
 using ProgressSink = std::function<bool(const LoadProgress&)>;
 
+// What the calls of a load go over, and show.
+struct Connections {
+  std::vector<std::shared_ptr<grpc::Channel>> channels;
+  client::Credentials credentials;
+};
+
 // Runs `point` to its end and returns when no call is in flight. The calls are asynchronous and are
 // started by gRPC's threads (closed loop) or by threads of ours that sleep until a request is due
 // (open loop). UNAVAILABLE when the server goes away. `progress` is called from this thread, a few
 // times a second; it may be null.
 absl::StatusOr<LoadResult> RunLoad(const Plan& plan, const LoadPoint& point,
-                                   const Payloads& payloads,
-                                   const std::vector<std::shared_ptr<grpc::Channel>>& channels,
+                                   const Payloads& payloads, const Connections& connections,
                                    const ProgressSink& progress);
 
 }  // namespace awqd::bench

@@ -156,11 +156,11 @@ void HealthService::ServeOn(transport::CallLoop* loop) {
   using transport::UnaryCall, transport::WriteCall;
   constexpr int kSlots = 8;
   loop->Serve<UnaryCall>(
-      "grpc.health.v1.Health/Check", kSlots, [this](UnaryCall* call) { OnCheck(call); },
-      transport::WhileDraining::kServed);
+      "grpc.health.v1.Health/Check", security::Need::kHealth, kSlots,
+      [this](UnaryCall* call) { OnCheck(call); }, transport::WhileDraining::kServed);
   loop->Serve<WriteCall>(
-      "grpc.health.v1.Health/Watch", kSlots, [this](WriteCall* call) { OnWatch(call); },
-      transport::WhileDraining::kServed);
+      "grpc.health.v1.Health/Watch", security::Need::kHealth, kSlots,
+      [this](WriteCall* call) { OnWatch(call); }, transport::WhileDraining::kServed);
 }
 
 void HealthService::OnCheck(transport::UnaryCall* call) {

@@ -9,6 +9,8 @@
 namespace awqd::services {
 namespace {
 
+using security::Need;
+
 template <typename AnyFlow>
 class ProductCall final : public transport::Reactor {
  public:
@@ -28,7 +30,8 @@ class ProductCall final : public transport::Reactor {
 
 template <typename AnyFlow>
 void ServeProduct(const Env& env, absl::string_view method, int slots, transport::CallLoop* loop) {
-  loop->Serve<transport::UnaryCall>(absl::StrCat("awqd.v1.QuantizedInference/", method), slots,
+  loop->Serve<transport::UnaryCall>(absl::StrCat("awqd.v1.QuantizedInference/", method),
+                                    Need::kInfer, slots,
                                     [&env, method](transport::UnaryCall* call) {
                                       auto* reactor = new ProductCall<AnyFlow>(env, method, call);
                                       call->SetReactor(reactor);
@@ -45,15 +48,15 @@ void ServeInference(const Env& env, transport::CallLoop* loop) {
   ServeProduct<MatmulFlow>(env, "QuantizedMatmul", kMany, loop);
   ServeProduct<GroupedMatmulFlow>(env, "GroupedQuantizedMatmul", kMany, loop);
   ServeProduct<GatedMlpFlow>(env, "GatedMlp", kMany, loop);
-  loop->Serve<StreamCall>("awqd.v1.QuantizedInference/QuantizedMatmulStream", kSome,
+  loop->Serve<StreamCall>("awqd.v1.QuantizedInference/QuantizedMatmulStream", Need::kInfer, kSome,
                           [&env](StreamCall* call) { StartMatmulStream(env, call); });
-  loop->Serve<UnaryCall>("awqd.v1.QuantizedInference/Dequantize", kSome,
+  loop->Serve<UnaryCall>("awqd.v1.QuantizedInference/Dequantize", Need::kInfer, kSome,
                          [&env](UnaryCall* call) { StartDequantizeCall(env, call); });
-  loop->Serve<UnaryCall>("awqd.v1.QuantizedInference/QuantizeKv", kSome,
+  loop->Serve<UnaryCall>("awqd.v1.QuantizedInference/QuantizeKv", Need::kInfer, kSome,
                          [&env](UnaryCall* call) { StartQuantizeKv(env, call); });
-  loop->Serve<UnaryCall>("awqd.v1.QuantizedInference/DequantizeKv", kSome,
+  loop->Serve<UnaryCall>("awqd.v1.QuantizedInference/DequantizeKv", Need::kInfer, kSome,
                          [&env](UnaryCall* call) { StartDequantizeKv(env, call); });
-  loop->Serve<WriteCall>("awqd.v1.QuantizedInference/DequantizeStream", kSome,
+  loop->Serve<WriteCall>("awqd.v1.QuantizedInference/DequantizeStream", Need::kInfer, kSome,
                          [&env](WriteCall* call) { StartDequantizeStream(env, call); });
 }
 

@@ -256,15 +256,15 @@ absl::Status Unload(const Env& env, const v1::UnloadModelRequest& request,
 }  // namespace
 
 void ServeModelRepository(const Env& env, transport::CallLoop* loop) {
-  using transport::UnaryCall;
+  using security::Need, transport::UnaryCall;
   constexpr int kSlots = 4;
-  loop->Serve<UnaryCall>("awqd.v1.ModelRepository/ListModels", kSlots,
+  loop->Serve<UnaryCall>("awqd.v1.ModelRepository/ListModels", Need::kRead, kSlots,
                          [&env](UnaryCall* call) { AnswerOn(env.lists, env, call, List); });
-  loop->Serve<UnaryCall>("awqd.v1.ModelRepository/GetModel", kSlots,
+  loop->Serve<UnaryCall>("awqd.v1.ModelRepository/GetModel", Need::kRead, kSlots,
                          [&env](UnaryCall* call) { AnswerOn(env.lists, env, call, Get); });
-  loop->Serve<UnaryCall>("awqd.v1.ModelRepository/LoadModel", kSlots,
+  loop->Serve<UnaryCall>("awqd.v1.ModelRepository/LoadModel", Need::kModelControl, kSlots,
                          [&env](UnaryCall* call) { AnswerOn(env.loads, env, call, Load); });
-  loop->Serve<UnaryCall>("awqd.v1.ModelRepository/UnloadModel", kSlots,
+  loop->Serve<UnaryCall>("awqd.v1.ModelRepository/UnloadModel", Need::kModelControl, kSlots,
                          [&env](UnaryCall* call) { AnswerOn(env.loads, env, call, Unload); });
 }
 

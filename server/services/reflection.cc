@@ -265,7 +265,8 @@ ReflectionService::ReflectionService(transport::Door* door, absl::Duration idle_
 void ReflectionService::ServeOn(transport::CallLoop* loop) {
   constexpr int kSlots = 4;
   for (const std::string& service : OwnNames()) {
-    loop->Serve<transport::StreamCall>(absl::StrCat(service, "/ServerReflectionInfo"), kSlots,
+    loop->Serve<transport::StreamCall>(absl::StrCat(service, "/ServerReflectionInfo"),
+                                       security::Need::kRead, kSlots,
                                        [this](transport::StreamCall* call) { Start(call); });
   }
 }

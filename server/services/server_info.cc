@@ -168,7 +168,7 @@ absl::Status Fill(const Env& env, const v1::GetServerInfoRequest&,
 void ServeServerInfo(const Env& env, transport::CallLoop* loop) {
   constexpr int kSlots = 4;
   loop->Serve<transport::UnaryCall>(
-      "awqd.v1.ServerInfo/GetServerInfo", kSlots,
+      "awqd.v1.ServerInfo/GetServerInfo", security::Need::kRead, kSlots,
       [&env](transport::UnaryCall* call) { Answer(env, call, Fill); });
 }
 

@@ -2,17 +2,22 @@
 #include "server/transport/byte_budget.h"
 
 #include <algorithm>
+#include <chrono>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/retry_delay.h"
 #include "kernels/base/status.h"
+#include "server/transport/client_limits.h"
 
 namespace awqd::transport {
 namespace {
 
 absl::Status Refused(absl::string_view what, int64_t bytes, int64_t at_most,
                      absl::string_view why) {
-  return absl::ResourceExhaustedError(absl::StrCat(
-      what, ": got ", bytes, " bytes, expected at most ", at_most, ": ", why, "; try again later"));
+  return WithRetryDelay(
+      absl::ResourceExhaustedError(absl::StrCat(what, ": got ", bytes, " bytes, expected at most ",
+                                                at_most, ": ", why, "; try again later")),
+      kRetrySoon);
 }
 
 }  // namespace
@@ -31,14 +36,13 @@ absl::Status ByteBudget::Reserve(Connection* connection, int64_t of_call, int64_
       refused_.fetch_add(1, std::memory_order_relaxed);
       return Refused(what, bytes, free,
                      absl::StrCat("requests and answers in flight hold ", held,
-                                  " bytes of the server's max_in_flight_bytes, ", limit_));
+                                  " bytes of the server's ", flag_, ", ", limit_));
     }
     if (own > of_call && own + bytes > free - bytes) {
       refused_.fetch_add(1, std::memory_order_relaxed);
-      return Refused(
-          what, bytes, std::max<int64_t>(0, (free - own) / 2),
-          absl::StrCat("this connection holds ", own, " bytes, and ", free,
-                       " of the server's max_in_flight_bytes, ", limit_, ", are left for all"));
+      return Refused(what, bytes, std::max<int64_t>(0, (free - own) / 2),
+                     absl::StrCat("this connection holds ", own, " bytes, and ", free,
+                                  " of the server's ", flag_, ", ", limit_, ", are left for all"));
     }
   } while (!in_flight_.compare_exchange_weak(held, held + bytes, std::memory_order_relaxed));
   if (connection != nullptr) connection->bytes_.fetch_add(bytes, std::memory_order_relaxed);
@@ -53,13 +57,41 @@ void ByteBudget::GiveBack(Connection* connection, int64_t bytes) {
 absl::StatusOr<ByteLease> ByteBudget::Take(std::shared_ptr<Connection> connection, int64_t bytes,
                                            absl::string_view what) {
   ByteLease lease(this, std::move(connection));
+  AWQD_RETURN_IF_ERROR(lease.Open());
   AWQD_RETURN_IF_ERROR(lease.Grow(bytes, what));
   return lease;
 }
 
+absl::Status ByteLease::Open() {
+  const PaidBy* const paid_by = PaidBy::Now();
+  if (paid_by == nullptr) return absl::OkStatus();
+  if (paid_by->begins_requests()) {
+    AWQD_RETURN_IF_ERROR(paid_by->client()->Begin(std::chrono::steady_clock::now()));
+    is_request_ = true;
+  }
+  client_ = paid_by->client();
+  return absl::OkStatus();
+}
+
+void ByteLease::Release() {
+  ShrinkTo(0);
+  budget_ = nullptr;
+  connection_ = nullptr;
+  if (is_request_) client_->End();
+  is_request_ = false;
+  client_ = nullptr;
+}
+
 absl::Status ByteLease::Grow(int64_t bytes, absl::string_view what) {
   if (budget_ == nullptr) return absl::OkStatus();
-  AWQD_RETURN_IF_ERROR(budget_->Reserve(connection_.get(), bytes_, bytes, what));
+  if (client_ != nullptr) {
+    AWQD_RETURN_IF_ERROR(client_->bytes()->Reserve(nullptr, 0, bytes, what));
+  }
+  if (absl::Status status = budget_->Reserve(connection_.get(), bytes_, bytes, what);
+      !status.ok()) {
+    if (client_ != nullptr) client_->bytes()->GiveBack(nullptr, bytes);
+    return status;
+  }
   bytes_ += bytes;
   return absl::OkStatus();
 }
@@ -67,6 +99,7 @@ absl::Status ByteLease::Grow(int64_t bytes, absl::string_view what) {
 void ByteLease::ShrinkTo(int64_t bytes) {
   if (budget_ == nullptr || bytes >= bytes_) return;
   budget_->GiveBack(connection_.get(), bytes_ - bytes);
+  if (client_ != nullptr) client_->bytes()->GiveBack(nullptr, bytes_ - bytes);
   bytes_ = bytes;
 }
 

@@ -20,8 +20,10 @@
 namespace awqd::transport {
 
 class ByteBudget;
+class Client;
 
-// A share of a budget; given back by the destructor. Move-only, not thread-safe.
+// A share of a budget, and of the client's whose call took it (PaidBy); given back by the
+// destructor. Move-only, not thread-safe.
 class ByteLease {
  public:
   ByteLease() = default;
@@ -31,6 +33,8 @@ class ByteLease {
     budget_ = std::exchange(other.budget_, nullptr);
     connection_ = std::move(other.connection_);
     bytes_ = std::exchange(other.bytes_, 0);
+    client_ = std::move(other.client_);
+    is_request_ = std::exchange(other.is_request_, false);
     return *this;
   }
   ~ByteLease() { Release(); }
@@ -47,28 +51,29 @@ class ByteLease {
   friend class ByteBudget;
   ByteLease(ByteBudget* budget, std::shared_ptr<Connection> connection)
       : budget_(budget), connection_(std::move(connection)) {}
-  void Release() {
-    ShrinkTo(0);
-    budget_ = nullptr;
-    connection_ = nullptr;
-  }
+  // Takes nothing yet; counts a request of the client if that is who pays.
+  absl::Status Open();
+  void Release();
 
   ByteBudget* budget_ = nullptr;
   std::shared_ptr<Connection> connection_;
   int64_t bytes_ = 0;
+  std::shared_ptr<Client> client_;  // null: nobody pays
+  bool is_request_ = false;         // one of the client's, until the lease is given back
 };
 
 // Thread-safe. Outlives its leases.
 class ByteBudget {
  public:
-  // `limit` 0: no limit, bytes are only counted.
-  explicit ByteBudget(int64_t limit) : limit_(limit) {}
+  // `limit` 0: no limit, bytes are only counted. `flag`: the option that sets it.
+  explicit ByteBudget(int64_t limit, const char* flag = "max_in_flight_bytes")
+      : limit_(limit), flag_(flag) {}
   ByteBudget(const ByteBudget&) = delete;
   ByteBudget& operator=(const ByteBudget&) = delete;
 
   // For a call of `connection`. RESOURCE_EXHAUSTED, naming `what`, the bytes and the limit, when
-  // they would pass it, or the connection's part of it. Null: nobody's call, which only the limit
-  // binds.
+  // they would pass it, or the connection's part of it, or when the client who pays has no more.
+  // Null: nobody's call, which only the limit binds.
   absl::StatusOr<ByteLease> Take(std::shared_ptr<Connection> connection, int64_t bytes,
                                  absl::string_view what);
 
@@ -85,6 +90,7 @@ class ByteBudget {
   void GiveBack(Connection* connection, int64_t bytes);
 
   const int64_t limit_;
+  const char* const flag_;
   std::atomic<int64_t> in_flight_{0};
   std::atomic<int64_t> refused_{0};
 };

@@ -54,6 +54,7 @@ void ServerCall::OnTaken(bool ok) {
 
 void ServerCall::Handle() {
   const absl::Status handled = Guarded([&] {
+    const PaidBy paid_by(client_request_, false);
     method_->Handle(this);
     return absl::OkStatus();
   });
@@ -75,6 +76,8 @@ void ServerCall::Leave(grpc::StatusCode outcome) {
   outcome_ = outcome;
   method_->loop()->door_->Leave(*this, method_->entry(), outcome);
 }
+
+void ServerCall::Refuse(const absl::Status& status) { Finish(method_->loop()->to_grpc_(status)); }
 
 void ServerCall::HandlerReturned() {
   if (one_of_two_.exchange(true)) Cancelled();

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "grpcpp/alarm.h"
@@ -22,7 +23,9 @@
 #include "grpcpp/support/status.h"
 #include "kernels/base/mutex.h"
 #include "server/obs/call_record.h"
+#include "server/security/identities.h"
 #include "server/transport/call_gate.h"
+#include "server/transport/client_limits.h"
 #include "server/transport/connection.h"
 #include "server/transport/send_watch.h"
 
@@ -84,6 +87,8 @@ class ServerCall {
   absl::Time deadline() const;
   // The connection that it came on. Null until the door has seen the call.
   const std::shared_ptr<Connection>& connection() const { return connection_.connection(); }
+  // Who calls; null where the door asked nobody.
+  const security::IdentityPtr& identity() const { return identity_; }
   // Of the messages that came and of those that were sent, so far.
   int64_t received_bytes() const { return received_bytes_.load(std::memory_order_relaxed); }
   int64_t sent_bytes() const { return sent_bytes_.load(std::memory_order_relaxed); }
@@ -127,6 +132,7 @@ class ServerCall {
   // Around each operation that sends: the client has only so long to take what it sends.
   void SendBegins();
   void SendEnds();
+  const ClientRequest& client_request() const { return client_request_; }
   // The status is known, and sent next.
   void Leave(grpc::StatusCode outcome);
   void Received(const grpc::ByteBuffer& message) { Count(message, &received_bytes_); }
@@ -153,6 +159,8 @@ class ServerCall {
   void HandlerReturned();
   void Cancelled();
   void NotTaken();
+  // As the door does.
+  void Refuse(const absl::Status& status);
 
   MethodBase* const method_;
   Reactor* reactor_ = nullptr;
@@ -161,6 +169,8 @@ class ServerCall {
   // The door's, from Enter on.
   Connection::Ticket connection_;
   CallGate::Ticket ticket_;
+  security::IdentityPtr identity_;
+  ClientRequest client_request_;
   std::chrono::steady_clock::time_point entered_, left_;
   grpc::StatusCode outcome_ = grpc::StatusCode::UNKNOWN;
   obs::TraceContext trace_;

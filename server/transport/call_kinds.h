@@ -113,7 +113,10 @@ class StreamCall final : public Writing<AnyCall> {
  private:
   void OnRead(bool ok) {
     if (ok) Received(*message_);
-    reactor()->OnReadDone(ok);
+    {
+      const PaidBy paid_by(client_request(), true);
+      reactor()->OnReadDone(ok);
+    }
     Release();
   }
 

@@ -59,7 +59,8 @@ CallLoop::CallLoop(grpc::ServerBuilder* builder, Door* door, int threads,
       queue_(builder->AddCompletionQueue()) {
   builder->RegisterService(&service_);
   builder->RegisterAsyncGenericService(&unknown_);
-  Door::Entry* const entry = door_->Add(Door::kUnknownMethod, WhileDraining::kTurnedAway);
+  Door::Entry* const entry =
+      door_->Add(Door::kUnknownMethod, security::Need::kIdentity, WhileDraining::kTurnedAway);
   methods_.emplace_back(std::make_unique<Method<UnknownCall>>(this, entry, -1, Unimplemented),
                         kUnknownSlots);
 }

@@ -28,6 +28,7 @@
 #include "grpcpp/impl/service_type.h"
 #include "grpcpp/server_builder.h"
 #include "kernels/base/mutex.h"
+#include "server/security/roles.h"
 #include "server/transport/call_kinds.h"
 #include "server/transport/door.h"
 
@@ -87,10 +88,11 @@ class CallLoop {
   ~CallLoop();
 
   // Before the server is built. Of every call of `method`, "package.Service/Method", `handler` is
-  // told, on a thread of the loop, once the door has let it in. As many as `slots` calls may come
-  // at once without waiting to be asked for.
+  // told, on a thread of the loop, once the door has let it in, which asks for `need`. As many as
+  // `slots` calls may come at once without waiting to be asked for.
   template <typename Call>
-  void Serve(absl::string_view method, int slots, std::function<void(Call*)> handler,
+  void Serve(absl::string_view method, security::Need need, int slots,
+             std::function<void(Call*)> handler,
              WhileDraining while_draining = WhileDraining::kTurnedAway);
 
   // Once the server listens.
@@ -173,9 +175,9 @@ class Method final : public MethodBase {
 };
 
 template <typename Call>
-void CallLoop::Serve(absl::string_view method, int slots, std::function<void(Call*)> handler,
-                     WhileDraining while_draining) {
-  Door::Entry* const entry = door_->Add(method, while_draining);
+void CallLoop::Serve(absl::string_view method, security::Need need, int slots,
+                     std::function<void(Call*)> handler, WhileDraining while_draining) {
+  Door::Entry* const entry = door_->Add(method, need, while_draining);
   methods_.emplace_back(
       std::make_unique<Method<Call>>(this, entry, service_.Add(entry->path()), std::move(handler)),
       slots);

@@ -6,8 +6,10 @@
 #include <numeric>
 
 #include "absl/time/clock.h"
+#include "kernels/base/status.h"
 #include "server/obs/logging.h"
 #include "server/transport/call.h"
+#include "server/transport/caller.h"
 
 namespace awqd::transport {
 
@@ -15,15 +17,16 @@ int64_t MethodCalls::total() const {
   return std::accumulate(outcomes.begin(), outcomes.end(), int64_t{0});
 }
 
-Door::Entry::Entry(absl::string_view method, WhileDraining while_draining)
-    : path_(absl::StrCat("/", method)), while_draining_(while_draining) {
+Door::Entry::Entry(absl::string_view method, security::Need need, WhileDraining while_draining)
+    : path_(absl::StrCat("/", method)), need_(need), while_draining_(while_draining) {
   for (int i = 0; i < MethodCalls::kOutcomes; ++i) {
     durations_.push_back(std::make_unique<obs::Histogram>(obs::kLatencyBounds));
   }
 }
 
-Door::Entry* Door::Add(absl::string_view method, WhileDraining while_draining) {
-  entries_.push_back(std::make_unique<Entry>(method, while_draining));
+Door::Entry* Door::Add(absl::string_view method, security::Need need,
+                       WhileDraining while_draining) {
+  entries_.push_back(std::make_unique<Entry>(method, need, while_draining));
   return entries_.back().get();
 }
 
@@ -32,7 +35,22 @@ bool Door::Enter(ServerCall* call, const Entry& entry) {
   entry.started_.fetch_add(1, std::memory_order_relaxed);
   if (recorder_ != nullptr) Trace(call);
   if (!HasRoom(call)) return false;
-  return entry.while_draining_ == WhileDraining::kServed || !TurnAway(call);
+  if (entry.while_draining_ == WhileDraining::kTurnedAway && TurnAway(call)) return false;
+  const absl::Status status = Admit(call, entry);
+  if (!status.ok()) call->Refuse(status);
+  return status.ok();
+}
+
+absl::Status Door::Admit(ServerCall* call, const Entry& entry) {
+  AWQD_ASSIGN_OR_RETURN(call->identity_,
+                        access_->Admit(entry.method(), entry.need_, Caller(call->context_)));
+  // A server that is busy is not one that is ill: who asks for that is not bounded.
+  if (!clients_.any() || entry.need_ == security::Need::kHealth) return absl::OkStatus();
+  AWQD_ASSIGN_OR_RETURN(
+      call->client_request_,
+      clients_.Begin(call->identity_ != nullptr ? call->identity_->name : MachineOf(call->peer()),
+                     call->entered_));
+  return absl::OkStatus();
 }
 
 bool Door::HasRoom(ServerCall* call) {

@@ -18,7 +18,9 @@
 #include "grpcpp/support/status_code_enum.h"
 #include "server/obs/call_recorder.h"
 #include "server/obs/histogram.h"
+#include "server/security/access.h"
 #include "server/transport/call_gate.h"
+#include "server/transport/client_limits.h"
 #include "server/transport/connection.h"
 #include "server/transport/send_watch.h"
 #include "server/transport/sometimes.h"
@@ -61,6 +63,7 @@ struct DoorLimits {
   std::function<void(const std::string& peer)> cut;
   // How long an answer, or a message of a stream, may wait for its client to take it.
   absl::Duration send_timeout = absl::InfiniteDuration();
+  ClientBounds client;  // of one identity, or of one machine
 };
 
 // Thread-safe once the server has started. Outlives the gRPC server.
@@ -71,6 +74,7 @@ class Door {
       : calls_per_connection_(limits.calls_per_connection),
         cut_(limits.cut),
         recorder_(recorder),
+        clients_(limits.client),
         sends_(limits.send_timeout) {}
 
   // The name in MethodCalls::method of all methods that the server does not have.
@@ -79,7 +83,7 @@ class Door {
   // One method in the door's table. Apart from its neighbours in memory, because every call writes.
   class alignas(64) Entry {
    public:
-    Entry(absl::string_view method, WhileDraining while_draining);
+    Entry(absl::string_view method, security::Need need, WhileDraining while_draining);
 
     absl::string_view method() const { return absl::string_view(path_).substr(1); }
     // As it is on the wire.
@@ -88,6 +92,7 @@ class Door {
    private:
     friend class Door;
     const std::string path_;
+    const security::Need need_;
     const WhileDraining while_draining_;
     mutable std::atomic<int64_t> started_{0};
     std::vector<std::unique_ptr<obs::Histogram>> durations_;  // by status
@@ -95,7 +100,9 @@ class Door {
   };
 
   // Before the server starts. `method` is "package.Service/Method", and new. Owned by the door.
-  Entry* Add(absl::string_view method, WhileDraining while_draining);
+  Entry* Add(absl::string_view method, security::Need need, WhileDraining while_draining);
+  // Before the server starts; until then nobody has an identity, and none is asked for.
+  void Guard(std::unique_ptr<security::Access> access) { access_ = std::move(access); }
 
   // A call on its way in, before its handler. False: it is answered here, at once or later.
   bool Enter(ServerCall* call, const Entry& entry);
@@ -109,6 +116,9 @@ class Door {
 
   CallGate* gate() { return &gate_; }
   SendWatch* sends() { return &sends_; }
+  const ClientLimits& clients() const { return clients_; }
+  // For what is asked for by other ways than a call.
+  const security::Access& access() const { return *access_; }
   // One for each method, in the order of Add. What Leave has counted is in it.
   std::vector<MethodCalls> Calls() const;
   // Of all methods, each once.
@@ -120,10 +130,16 @@ class Door {
   // The trace that the call belongs to, which its client is told.
   void Trace(ServerCall* call);
 
+  // Who calls, whether it may, and whether it does so too much.
+  absl::Status Admit(ServerCall* call, const Entry& entry);
+
   const int64_t calls_per_connection_;
   const std::function<void(const std::string& peer)> cut_;
   obs::CallRecorder* const recorder_;
   CallGate gate_;
+  std::unique_ptr<security::Access> access_ =
+      std::make_unique<security::Access>(security::Options());
+  ClientLimits clients_;
   const std::shared_ptr<Connections> connections_ = Connections::Make();
   SendWatch sends_;
   Sometimes crowd_line_, late_line_;

@@ -54,13 +54,21 @@ DoorLimits LimitsOfDoor(const Options& options, Acceptor* acceptor) {
   const int64_t streams = options.max_concurrent_streams;
   return {.calls_per_connection = std::max(2 * streams, streams + 64),
           .cut = [acceptor](const std::string& peer) { acceptor->Cut(peer); },
-          .send_timeout = options.send_timeout};
+          .send_timeout = options.send_timeout,
+          .client = options.client};
 }
 
 Acceptor::Limits LimitsOfAcceptor(const Options& options) {
   return {.max_connections = options.max_connections,
           .max_connections_per_peer = options.max_connections_per_peer,
           .handshake_timeout = options.handshake_timeout};
+}
+
+void WarnOfExposure(const security::Options& options, const std::vector<ListenAddress>& addresses) {
+  const bool local = std::all_of(addresses.begin(), addresses.end(),
+                                 [](const ListenAddress& address) { return address.local(); });
+  const std::string warning = security::Exposure(options, local);
+  if (!warning.empty()) obs::LogEvent(obs::LogLevel::kWarning, warning, {});
 }
 
 }  // namespace
@@ -81,6 +89,12 @@ GrpcServer::~GrpcServer() { Shutdown(absl::InfinitePast()); }
 
 absl::Status GrpcServer::Start() {
   SetBounds(options_, builder_.get());
+  AWQD_ASSIGN_OR_RETURN(std::unique_ptr<security::Access> access,
+                        security::Access::Create(options_.security));
+  door_.Guard(std::move(access));
+  if (options_.security.tls()) {
+    AWQD_ASSIGN_OR_RETURN(tls_, TlsCredentials::Create(options_.security));
+  }
   AWQD_RETURN_IF_ERROR(Bind());
   server_ = builder_->BuildAndStart();
   if (server_ == nullptr) return absl::UnavailableError("address: gRPC cannot start");
@@ -90,6 +104,7 @@ absl::Status GrpcServer::Start() {
 }
 
 absl::Status GrpcServer::Bind() {
+  std::vector<ListenAddress> asked;
   for (const std::string& text : options_.addresses) {
     absl::StatusOr<ListenAddress> address = ParseListenAddress(text);
     if (!address.ok()) {
@@ -97,7 +112,9 @@ absl::Status GrpcServer::Bind() {
                           absl::StrCat("address: ", address.status().message()));
     }
     AWQD_RETURN_IF_ERROR(Listen(*address));
+    asked.push_back(*std::move(address));
   }
+  WarnOfExposure(options_.security, asked);
   return absl::OkStatus();
 }
 
@@ -113,7 +130,9 @@ absl::Status GrpcServer::Listen(const ListenAddress& address) {
   using Builder = grpc::ServerBuilder::experimental_type;
   const std::shared_ptr<grpc::experimental::ExternalConnectionAcceptor> grpc_acceptor =
       builder_->experimental().AddExternalConnectionAcceptor(
-          Builder::ExternalConnectionType::FROM_FD, grpc::InsecureServerCredentials());
+          Builder::ExternalConnectionType::FROM_FD,
+          // Who may open a socket file is for the file system to say, and nobody is on the way.
+          tcp && tls_ != nullptr ? tls_->get() : grpc::InsecureServerCredentials());
   for (Descriptor& socket : listening->sockets) {
     acceptor_.Add(std::move(socket), [grpc_acceptor](int listener, int fd) {
       grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;

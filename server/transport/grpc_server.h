@@ -16,6 +16,7 @@
 #include "server/transport/door.h"
 #include "server/transport/listen_address.h"
 #include "server/transport/options.h"
+#include "server/transport/tls_credentials.h"
 #include "server/transport/unix_socket.h"
 
 namespace awqd::transport {
@@ -35,7 +36,8 @@ class GrpcServer {
   CallLoop* loop() { return loop_.get(); }
   Door* door() { return &door_; }
 
-  // Listens. INVALID_ARGUMENT or UNAVAILABLE when an address cannot be listened on. Called once.
+  // Listens. INVALID_ARGUMENT or UNAVAILABLE when an address cannot be listened on, or a file of
+  // certificates or tokens not be used. Called once.
   absl::Status Start();
 
   // The port that is really bound, also for port 0, of the first TCP address; 0 when there is none.
@@ -55,6 +57,7 @@ class GrpcServer {
   absl::Status Listen(const ListenAddress& address);
 
   const Options options_;
+  std::unique_ptr<TlsCredentials> tls_;  // null: plaintext
   Door door_;
   UnixSockets sockets_;
   int port_ = 0;

@@ -1,6 +1,9 @@
 // Checks what a person wrote before gRPC sees it, whose own errors name no reason.
 #include "server/transport/listen_address.h"
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
+
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
@@ -37,6 +40,19 @@ absl::StatusOr<ListenAddress> ParseSocket(absl::string_view text, absl::string_v
 }
 
 }  // namespace
+
+bool ListenAddress::local() const {
+  if (!socket_path.empty()) return true;
+  std::string host = text.substr(0, text.rfind(':'));
+  if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
+    host = host.substr(1, host.size() - 2);
+  }
+  in_addr v4 = {};
+  if (inet_pton(AF_INET, host.c_str(), &v4) == 1) return ntohl(v4.s_addr) >> 24 == 127;
+  in6_addr v6 = {};
+  if (inet_pton(AF_INET6, host.c_str(), &v6) == 1) return IN6_IS_ADDR_LOOPBACK(&v6);
+  return host == "localhost";
+}
 
 absl::StatusOr<ListenAddress> ParseListenAddress(absl::string_view text) {
   if (absl::string_view path = text; absl::ConsumePrefix(&path, "unix:")) {

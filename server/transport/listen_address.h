@@ -15,6 +15,9 @@ inline constexpr size_t kMaxSocketPathBytes = 107;
 struct ListenAddress {
   std::string text;         // as gRPC wants it: "127.0.0.1:0", "[::1]:8001", "unix:/run/awqd.sock"
   std::string socket_path;  // of a Unix domain socket; empty for TCP
+
+  // Whether only this machine can reach it: a socket, "localhost", 127.0.0.0/8 or ::1, spelled so.
+  bool local() const;
 };
 
 // "host:port" with a port of 0 to 65535, "unix:path" or "unix:///path". INVALID_ARGUMENT says what

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "server/security/options.h"
 
 namespace awqd::obs {
 class CallRecorder;
@@ -15,11 +16,24 @@ class CallRecorder;
 
 namespace awqd::transport {
 
+// Of one client: an identity, or where there are none a machine. 0: no bound.
+struct ClientBounds {
+  int64_t requests_in_flight = 0;
+  int64_t bytes_in_flight = 0;
+  double requests_per_second = 0;
+
+  bool any() const {
+    return requests_in_flight > 0 || bytes_in_flight > 0 || requests_per_second > 0;
+  }
+};
+
 // The flags in server/flags.cc explain each, and how to choose it.
 struct Options {
   // Each "host:port" or "unix:/path", as ParseListenAddress reads them; at least one.
-  std::vector<std::string> addresses = {"0.0.0.0:8001"};
+  std::vector<std::string> addresses = {"127.0.0.1:8001"};
   mode_t unix_socket_mode = 0660;
+  security::Options security;
+  ClientBounds client;
   int threads = 1;  // of the call loop
   int64_t max_receive_message_bytes = int64_t{64} << 20;
   int64_t max_send_message_bytes = int64_t{64} << 20;

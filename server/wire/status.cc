@@ -2,6 +2,7 @@
 #include "server/wire/status.h"
 
 #include <cstdint>
+#include <optional>
 
 #include "absl/random/random.h"
 #include "absl/strings/cord.h"
@@ -10,6 +11,7 @@
 #include "checkpoint/file.h"
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
+#include "kernels/base/retry_delay.h"
 #include "server/engine/engine.h"
 #include "server/obs/logging.h"
 
@@ -45,17 +47,25 @@ absl::Status HideInternal(const absl::Status& status) {
   return safe;
 }
 
-// Names the field, if `visible` is about one. False: it is not.
+// What programs may want to know: the field that `visible` is about, when to try again. False:
+// nothing.
 bool AddDetails(const absl::Status& visible,
                 google::protobuf::RepeatedPtrField<google::protobuf::Any>* details) {
-  const std::string field = FieldOf(visible);
-  if (field.empty()) return false;
-  google::rpc::BadRequest bad_request;
-  auto* violation = bad_request.add_field_violations();
-  violation->set_field(field);
-  violation->set_description(std::string(visible.message()));
-  details->Add()->PackFrom(bad_request);
-  return true;
+  if (const std::string field = FieldOf(visible); !field.empty()) {
+    google::rpc::BadRequest bad_request;
+    auto* violation = bad_request.add_field_violations();
+    violation->set_field(field);
+    violation->set_description(std::string(visible.message()));
+    details->Add()->PackFrom(bad_request);
+  }
+  if (const std::optional<absl::Duration> delay = RetryDelayOf(visible)) {
+    const int64_t nanoseconds = absl::ToInt64Nanoseconds(*delay);
+    google::rpc::RetryInfo retry;
+    retry.mutable_retry_delay()->set_seconds(nanoseconds / 1'000'000'000);
+    retry.mutable_retry_delay()->set_nanos(static_cast<int32_t>(nanoseconds % 1'000'000'000));
+    details->Add()->PackFrom(retry);
+  }
+  return !details->empty();
 }
 
 }  // namespace
@@ -87,6 +97,7 @@ absl::Status ForClient(const absl::Status& status) {
   if (const std::string field = FieldOf(status); !field.empty()) {
     clipped = WithField(std::move(clipped), field);
   }
+  if (const auto delay = RetryDelayOf(status)) clipped = WithRetryDelay(std::move(clipped), *delay);
   return clipped;
 }
 

@@ -28,7 +28,8 @@ grpc::StatusCode GrpcCode(absl::StatusCode code);
 // what it returns.
 absl::Status ForClient(const absl::Status& status);
 
-// ForClient with google.rpc.Status details in grpc-status-details-bin.
+// ForClient with google.rpc.Status details in grpc-status-details-bin: the field, and when to try
+// again (kernels/base/retry_delay.h).
 grpc::Status ToGrpc(const absl::Status& status);
 
 // ForClient, with the same details, for a request that failed on a stream which stays open.

@@ -24,6 +24,7 @@ FAMILIES = [
     ("cli", r"^CLI/"),
     ("toml", r"^toml\+\+/"),
     ("blas", r"^(cblas|openblas)"),
+    ("openssl", r"^openssl/"),
 ]
 
 BASE = ["kernels/base/"]
@@ -67,14 +68,15 @@ ROOMS = [
     ("server/engine/", FACE + ["server/batching/", "server/model/", "server/obs/histogram.h"], ["absl", "spdlog"]),
     ("server/obs/", BASE, ["absl", "json", "metrics", "spdlog"]),
     ("server/otlp/", BASE + ["server/obs/"], ["absl", "grpc", "proto"]),
-    ("server/transport/", BASE + ["server/obs/"], ["absl", "grpc", "grpc_data"]),
+    ("server/security/", BASE + ["server/obs/"], ["absl", "openssl"]),
+    ("server/transport/", BASE + ["server/obs/", "server/security/"], ["absl", "grpc", "grpc_data"]),
     ("server/wire/", GROUND + ["kernels/formats/format.h", "checkpoint/file.h", "server/engine/", "server/model/", "server/obs/"],
      ["absl", "proto", "grpc_data"]),
-    ("server/services/", FACE + ["kernels/formats/format.h", "checkpoint/file.h", "server/transport/", "server/wire/", "server/engine/",
+    ("server/services/", FACE + ["kernels/formats/format.h", "checkpoint/file.h", "server/security/roles.h", "server/transport/", "server/wire/", "server/engine/",
                                  "server/model/", "server/obs/"], ["absl", "proto", "grpc", "grpc_data"]),
     # The wiring: main, options, server.
     ("server/", ["kernels/", "checkpoint/", "command_line/", "server/"], ["absl", "proto", "grpc", "grpc_data", "spdlog", "cli", "json", "toml"]),
-    ("client/awqctl/", ["client/", "command_line/", "tools/"], ["absl", "proto", "cli", "json"]),
+    ("client/awqctl/", ["client/", "command_line/", "tools/"], ["absl", "proto", "cli", "json", "openssl"]),
     ("client/", [], ["absl", "proto", "grpc", "grpc_data", "cli", "json"]),
 ]
 

@@ -46,6 +46,7 @@ check_config() {
   [[ "$(config '{{.Docker.Config.User}}')" == 65532:65532 ]] || fail "the image's user is not 65532:65532"
   [[ "$(config '{{.Docker.Config.Entrypoint}}')" == '[/opt/awqd/bin/awqd]' ]] || fail "the entry point is not in exec form"
   [[ "$(config '{{index .Docker.Config.Healthcheck.Test 0}}')" == CMD ]] || fail "no health check in exec form"
+  [[ "$(config '{{.Docker.Config.Env}}')" == *AWQD_ADDRESS=0.0.0.0:8001* ]] || fail "it does not listen where published ports arrive"
   [[ "$(config '{{.Docker.Config.ExposedPorts}}')" == *8001/tcp* ]] || fail "port 8001 is not exposed"
 }
 

@@ -144,7 +144,7 @@ bool ServerProcess::WaitServing(absl::Duration timeout) {
 }
 
 std::unique_ptr<client::Client> ServerProcess::NewClient(absl::Duration timeout) const {
-  return *client::Client::Create({.address = address_, .timeout = timeout});
+  return *client::Client::Create({.address = address_, .timeout = timeout, .security = security_});
 }
 
 void ServerProcess::Signal(int signal_number) const { kill(pid_, signal_number); }

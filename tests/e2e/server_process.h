@@ -57,6 +57,8 @@ class ServerProcess {
   // Its address; only after WaitListening.
   const std::string& address() const { return address_; }
   std::unique_ptr<client::Client> NewClient(absl::Duration timeout = absl::Seconds(60)) const;
+  // Of the clients to come, WaitServing's too.
+  void set_security(client::Security security) { security_ = std::move(security); }
 
   void Signal(int signal_number) const;
   // Waits for the end; kills after `limit`.
@@ -79,6 +81,7 @@ class ServerProcess {
   pid_t pid_ = -1;
   bool ended_ = false;
   std::string address_;
+  client::Security security_;
 };
 
 }  // namespace awqd

@@ -55,6 +55,49 @@ TEST(Options, SharedMemoryIsOffUnlessAPrefixIsGiven) {
               HasSubstr("--shared_memory_prefix: got \"../x\", expected at most 64 letters"));
 }
 
+TEST(Options, ListensOnThisMachineUnlessTold) {
+  const Options options = Parse({"--model_repository", "/m"})->options;
+  EXPECT_THAT(options.rpc.transport.addresses, ElementsAre("127.0.0.1:8001"));
+  EXPECT_EQ(options.rpc.transport.security.model_control, security::ModelControl::kAny);
+  EXPECT_FALSE(options.rpc.transport.client.any());
+}
+
+TEST(Options, WhoMayLoadModelsDependsOnTheAddresses) {
+  const auto control = [](std::vector<const char*> args) {
+    args.insert(args.end(), {"--model_repository", "/m"});
+    const auto line = Parse(std::move(args));
+    EXPECT_TRUE(line.ok()) << line.status();
+    return line->options.rpc.transport.security.model_control;
+  };
+  using security::ModelControl;
+  EXPECT_EQ(control({"--address=[::1]:9,unix:/run/a"}), ModelControl::kAny);
+  EXPECT_EQ(control({"--address=unix:/run/a,0.0.0.0:9"}), ModelControl::kNone);
+  EXPECT_EQ(control({"--address=0.0.0.0:9", "--model_control=any"}), ModelControl::kAny);
+  EXPECT_EQ(control({"--address=0.0.0.0:9", "--tokens=t", "--tls_cert=c", "--tls_key=k"}),
+            ModelControl::kAdmin);
+  EXPECT_EQ(control({"--tokens=t"}), ModelControl::kAdmin);
+  EXPECT_EQ(control({"--model_control=none"}), ModelControl::kNone);
+  EXPECT_THAT(ErrorOf({"--model_repository", "/m", "--model_control=root"}), HasSubstr("root"));
+  EXPECT_THAT(ErrorOf({"--model_repository", "/m", "--address=0.0.0.0:9", "--tokens=t"}),
+              HasSubstr("--insecure_tokens"));
+  EXPECT_THAT(ErrorOf({"--model_repository", "/m", "--tls_cert=c"}), HasSubstr("--tls_key"));
+}
+
+TEST(Options, BoundsOfOneClient) {
+  const Options options =
+      Parse({"--model_repository", "/m", "--max_requests_in_flight_per_client=7",
+             "--max_bytes_in_flight_per_client=128MiB", "--max_requests_per_second_per_client=2.5"})
+          ->options;
+  const transport::ClientBounds& client = options.rpc.transport.client;
+  EXPECT_EQ(client.requests_in_flight, 7);
+  EXPECT_EQ(client.bytes_in_flight, 128 << 20);
+  EXPECT_EQ(client.requests_per_second, 2.5);
+  EXPECT_THAT(ErrorOf({"--model_repository", "/m", "--max_bytes_in_flight_per_client=127MiB"}),
+              HasSubstr("expected 0 or at least 134217728"));
+  EXPECT_THAT(ErrorOf({"--model_repository", "/m", "--max_requests_per_second_per_client=nan"}),
+              HasSubstr("--max_requests_per_second_per_client"));
+}
+
 TEST(Options, ReadsFlags) {
   const Options options = Parse({"--model_repository", "/m", "--load_model", "a", "--load_model",
                                  "b", "--no_reflection", "--max_receive_message_bytes", "8MiB",

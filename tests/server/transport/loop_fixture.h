@@ -70,11 +70,15 @@ class LoopTest : public testing::TestWithParam<int> {
     builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
     loop_ = std::make_unique<CallLoop>(&builder, &door_, GetParam(), std::move(run_queued),
                                        wire::ToGrpc);
-    loop_->Serve<UnaryCall>(kUnary, slots, [this](UnaryCall* call) { unary_(call); });
-    loop_->Serve<StreamCall>(kStream, slots, [this](StreamCall* call) { stream_(call); });
-    loop_->Serve<WriteCall>(kWrite, slots, [this](WriteCall* call) { write_(call); });
+    loop_->Serve<UnaryCall>(kUnary, security::Need::kInfer, slots,
+                            [this](UnaryCall* call) { unary_(call); });
+    loop_->Serve<StreamCall>(kStream, security::Need::kInfer, slots,
+                             [this](StreamCall* call) { stream_(call); });
+    loop_->Serve<WriteCall>(kWrite, security::Need::kInfer, slots,
+                            [this](WriteCall* call) { write_(call); });
     loop_->Serve<UnaryCall>(
-        kAlways, slots, [this](UnaryCall* call) { unary_(call); }, WhileDraining::kServed);
+        kAlways, security::Need::kHealth, slots, [this](UnaryCall* call) { unary_(call); },
+        WhileDraining::kServed);
     server_ = builder.BuildAndStart();
     ASSERT_NE(server_, nullptr);
     loop_->Start();

@@ -6,6 +6,7 @@
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
 #include "gtest/gtest.h"
+#include "kernels/base/retry_delay.h"
 #include "server/engine/engine.h"
 #include "server/obs/logging.h"
 
@@ -47,6 +48,30 @@ TEST(ToProto, CarriesTheSameDetailsOnAStream) {
   v1::RequestError plain;
   ToProto(absl::NotFoundError("no"), &plain);
   EXPECT_EQ(plain.details_size(), 0);
+}
+
+TEST(ToGrpc, CarriesTheRetryDelayForPrograms) {
+  const absl::Status full = WithRetryDelay(absl::ResourceExhaustedError("full"),
+                                           absl::Seconds(2) + absl::Milliseconds(5));
+  const grpc::Status status = ToGrpc(full);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  google::rpc::Status details;
+  ASSERT_TRUE(details.ParseFromString(status.error_details()));
+  EXPECT_EQ(details.code(), 8);
+  ASSERT_EQ(details.details_size(), 1);
+  google::rpc::RetryInfo retry;
+  ASSERT_TRUE(details.details(0).UnpackTo(&retry));
+  EXPECT_EQ(retry.retry_delay().seconds(), 2);
+  EXPECT_EQ(retry.retry_delay().nanos(), 5'000'000);
+  details.ParseFromString(ToGrpc(WithField(full, "f")).error_details());
+  EXPECT_EQ(details.details_size(), 2);
+}
+
+TEST(ForClient, KeepsTheRetryDelayOfALongMessage) {
+  const absl::Status status = ForClient(
+      WithRetryDelay(absl::ResourceExhaustedError(std::string(5000, 'x')), absl::Seconds(1)));
+  EXPECT_LE(status.message().size(), kMaxErrorBytes);
+  EXPECT_EQ(RetryDelayOf(status), absl::Seconds(1));
 }
 
 TEST(ToGrpc, HidesInternalTextBehindAnId) {

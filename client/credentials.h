@@ -1,0 +1,31 @@
+// Credentials: what connections and calls of a client show, read from its files.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "client/security.h"
+#include "grpcpp/client_context.h"
+#include "grpcpp/security/credentials.h"
+
+namespace awqd::client {
+
+class Credentials {
+ public:
+  // For connections to `address`. INVALID_ARGUMENT names the file that cannot be read or does not
+  // hold what it should, and never what is in it.
+  static absl::StatusOr<Credentials> Read(const std::string& address, const Security& security);
+
+  const std::shared_ptr<grpc::ChannelCredentials>& channel() const { return channel_; }
+  // Adds the token, if there is one, to a call that has not begun.
+  void Authorize(grpc::ClientContext& context) const {
+    if (!authorization_.empty()) context.AddMetadata("authorization", authorization_);
+  }
+
+ private:
+  std::shared_ptr<grpc::ChannelCredentials> channel_;
+  std::string authorization_;  // "Bearer TOKEN"
+};
+
+}  // namespace awqd::client

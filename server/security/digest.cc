@@ -1,0 +1,53 @@
+// By OpenSSL.
+#include "server/security/digest.h"
+
+#include <openssl/crypto.h>
+#include <openssl/evp.h>
+
+#include <algorithm>
+#include <memory>
+#include <new>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
+
+namespace awqd::security {
+namespace {
+
+struct FreeContext {
+  void operator()(EVP_MD_CTX* context) const { EVP_MD_CTX_free(context); }
+};
+
+}  // namespace
+
+Digest Sha256(absl::string_view text) {
+  // Looking the algorithm up takes longer than the digest of a token.
+  static const EVP_MD* const algorithm = EVP_MD_fetch(nullptr, "SHA256", nullptr);
+  thread_local const std::unique_ptr<EVP_MD_CTX, FreeContext> context(EVP_MD_CTX_new());
+  Digest digest = {};
+  unsigned int size = 0;
+  if (algorithm == nullptr || context == nullptr ||
+      EVP_DigestInit_ex(context.get(), algorithm, nullptr) != 1 ||
+      EVP_DigestUpdate(context.get(), text.data(), text.size()) != 1 ||
+      EVP_DigestFinal_ex(context.get(), digest.data(), &size) != 1) {
+    throw std::bad_alloc();  // nothing else makes it fail
+  }
+  return digest;
+}
+
+bool SameSecret(const Digest& a, const Digest& b) {
+  return CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
+}
+
+std::optional<Digest> DigestFromHex(absl::string_view hex) {
+  Digest digest = {};
+  if (hex.size() != 2 * digest.size() ||
+      !std::all_of(hex.begin(), hex.end(), absl::ascii_isxdigit)) {
+    return std::nullopt;
+  }
+  const std::string bytes = absl::HexStringToBytes(hex);
+  std::copy(bytes.begin(), bytes.end(), digest.begin());
+  return digest;
+}
+
+}  // namespace awqd::security

@@ -1,0 +1,56 @@
+// Which options fit together, and what those that are not given mean.
+#include "server/security/options.h"
+
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "kernels/base/status.h"
+
+namespace awqd::security {
+namespace {
+
+absl::Status CheckPair(const Options& options) {
+  if (options.tls_cert.empty() == options.tls_key.empty()) return absl::OkStatus();
+  const bool cert = options.tls_key.empty();
+  return BadValue(cert ? "--tls_key" : "--tls_cert", "nothing",
+                  cert ? "the key of --tls_cert" : "the certificate of --tls_key");
+}
+
+}  // namespace
+
+absl::Status Settle(Options* options, bool local) {
+  AWQD_RETURN_IF_ERROR(CheckPair(*options));
+  if (!options->tls_client_ca.empty() && !options->tls()) {
+    return BadValue("--tls_client_ca", "it without --tls_cert",
+                    "--tls_cert and --tls_key too: certificates of clients need TLS");
+  }
+  if (options->identities() && !options->tls() && !local && !options->insecure_tokens) {
+    return BadValue("--tokens", "an address beyond this machine without --tls_cert",
+                    "TLS, or only loopback and unix: addresses, or --insecure_tokens: without "
+                    "TLS everybody on the way can read the tokens");
+  }
+  if (options->model_control == ModelControl::kAdmin && !options->identities()) {
+    return BadValue("--model_control", "admin without --tokens",
+                    "--tokens, which says who is admin; or any, or none");
+  }
+  if (options->model_control == ModelControl::kAuto) {
+    options->model_control = options->identities() ? ModelControl::kAdmin
+                             : local               ? ModelControl::kAny
+                                                   : ModelControl::kNone;
+  }
+  return absl::OkStatus();
+}
+
+std::string Exposure(const Options& options, bool local) {
+  if (local) return "";
+  std::vector<absl::string_view> missing;
+  if (!options.tls()) missing.push_back("encryption (--tls_cert)");
+  if (!options.identities() && options.tls_client_ca.empty()) {
+    missing.push_back("authentication (--tokens or --tls_client_ca)");
+  }
+  if (missing.empty()) return "";
+  return absl::StrCat("listening beyond this machine without ", absl::StrJoin(missing, " and "));
+}
+
+}  // namespace awqd::security

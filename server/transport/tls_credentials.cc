@@ -1,0 +1,112 @@
+// Memory files, and gRPC's credentials over them.
+#include "server/transport/tls_credentials.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "grpc/grpc_security_constants.h"
+#include "grpcpp/security/tls_certificate_provider.h"
+#include "grpcpp/security/tls_credentials_options.h"
+#include "kernels/base/status.h"
+
+namespace awqd::transport {
+namespace {
+
+constexpr unsigned int kRefreshSeconds = 1;  // gRPC's smallest
+
+// An open file in memory with these contents and time, which nobody can change any more; -1 with
+// errno.
+int MakeFile(const char* name, const std::string& contents, time_t modified) {
+  const int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (fd < 0) return -1;
+  const timespec time = {.tv_sec = modified, .tv_nsec = 0};
+  const timespec times[2] = {time, time};
+  const auto size = static_cast<ssize_t>(contents.size());
+  if (write(fd, contents.data(), contents.size()) == size && futimens(fd, times) == 0 &&
+      fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW) == 0) {
+    return fd;
+  }
+  const int error = errno;
+  close(fd);
+  errno = error;
+  return -1;
+}
+
+absl::Status NoFile() {
+  return absl::UnavailableError(
+      absl::StrCat("cannot keep certificates in memory: ", std::strerror(errno)));
+}
+
+std::string InOneFile(const security::TlsFiles& files) {
+  return absl::StrCat(files.certificates, "\n", files.key);
+}
+
+std::shared_ptr<grpc::ServerCredentials> Credentials(const MemoryFile& identity,
+                                                     const MemoryFile* client_ca) {
+  namespace tls = grpc::experimental;
+  const std::string path = identity.path();
+  tls::TlsServerCredentialsOptions options(std::make_shared<tls::FileWatcherCertificateProvider>(
+      path, path, client_ca == nullptr ? "" : client_ca->path(), kRefreshSeconds));
+  options.watch_identity_key_cert_pairs();
+  if (client_ca != nullptr) {
+    options.watch_root_certs();
+    options.set_cert_request_type(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
+  }
+  return tls::TlsServerCredentials(options);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<MemoryFile>> MemoryFile::Create(const char* name,
+                                                               const std::string& contents) {
+  const int fd = MakeFile(name, contents, 1);  // gRPC takes a time of 0 for an error
+  if (fd < 0) return NoFile();
+  return std::unique_ptr<MemoryFile>(new MemoryFile(name, fd));
+}
+
+MemoryFile::~MemoryFile() { close(fd_); }
+
+std::string MemoryFile::path() const { return absl::StrCat("/proc/self/fd/", fd_); }
+
+// gRPC reads the key and then the certificates, and begins again when the time, in whole seconds,
+// is not what it was before. So the new time must differ, and come with the contents in one step.
+absl::Status MemoryFile::Replace(const std::string& contents) {
+  const int fresh = MakeFile(name_, contents, ++generation_);
+  if (fresh < 0) return NoFile();
+  const bool replaced = dup3(fresh, fd_, O_CLOEXEC) == fd_;
+  const absl::Status status = replaced ? absl::OkStatus() : NoFile();
+  close(fresh);
+  return status;
+}
+
+absl::Status TlsCredentials::Take(const security::TlsFiles& files) {
+  AWQD_RETURN_IF_ERROR(identity_->Replace(InOneFile(files)));
+  return client_ca_ == nullptr ? absl::OkStatus() : client_ca_->Replace(files.client_ca);
+}
+
+absl::StatusOr<std::unique_ptr<TlsCredentials>> TlsCredentials::Create(
+    const security::Options& options) {
+  std::unique_ptr<TlsCredentials> out(new TlsCredentials);
+  const auto apply = [self = out.get(),
+                      options](const security::WatchedFiles::Contents& contents) -> absl::Status {
+    AWQD_ASSIGN_OR_RETURN(const security::TlsFiles files, security::CheckTls(options, contents));
+    if (self->credentials_ != nullptr) return self->Take(files);
+    AWQD_ASSIGN_OR_RETURN(self->identity_, MemoryFile::Create("awqd-tls", InOneFile(files)));
+    if (!files.client_ca.empty()) {
+      AWQD_ASSIGN_OR_RETURN(self->client_ca_, MemoryFile::Create("awqd-ca", files.client_ca));
+    }
+    self->credentials_ = Credentials(*self->identity_, self->client_ca_.get());
+    return absl::OkStatus();
+  };
+  AWQD_ASSIGN_OR_RETURN(out->watch_,
+                        security::WatchedFiles::Start(security::TlsPaths(options), apply));
+  return out;
+}
+
+}  // namespace awqd::transport

@@ -1,0 +1,92 @@
+// Which options fit together, what those that are not given mean, and what is worth a warning.
+#include "server/security/options.h"
+
+#include <tuple>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace awqd::security {
+namespace {
+
+using ::testing::HasSubstr;
+
+Options With(bool tls, bool tokens) {
+  Options options;
+  if (tls) options.tls_cert = options.tls_key = "x";
+  if (tokens) options.tokens = "y";
+  return options;
+}
+
+ModelControl Settled(Options options, bool local) {
+  EXPECT_TRUE(Settle(&options, local).ok());
+  return options.model_control;
+}
+
+TEST(Settle, WhoMayLoadModelsByDefault) {
+  EXPECT_EQ(Settled(With(false, false), true), ModelControl::kAny);
+  EXPECT_EQ(Settled(With(false, false), false), ModelControl::kNone);
+  EXPECT_EQ(Settled(With(true, false), false), ModelControl::kNone);
+  EXPECT_EQ(Settled(With(true, true), false), ModelControl::kAdmin);
+  EXPECT_EQ(Settled(With(false, true), true), ModelControl::kAdmin);
+}
+
+TEST(Settle, KeepsWhatWasAskedFor) {
+  for (const ModelControl control : {ModelControl::kAny, ModelControl::kNone}) {
+    Options options = With(true, true);
+    options.model_control = control;
+    EXPECT_EQ(Settled(options, false), control);
+    options = With(false, false);
+    options.model_control = control;
+    EXPECT_EQ(Settled(options, false), control);
+  }
+}
+
+TEST(Settle, RefusesWhatDoesNotFit) {
+  const auto refusal = [](Options options, bool local) {
+    const absl::Status status = Settle(&options, local);
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    return std::string(status.message());
+  };
+  Options options = With(true, false);
+  options.tls_key = "";
+  EXPECT_THAT(refusal(options, true), HasSubstr("--tls_key: got nothing"));
+  options = With(true, false);
+  options.tls_cert = "";
+  EXPECT_THAT(refusal(options, true), HasSubstr("--tls_cert: got nothing"));
+  options = With(false, false);
+  options.tls_client_ca = "ca";
+  EXPECT_THAT(refusal(options, true), HasSubstr("--tls_client_ca"));
+  options = With(false, false);
+  options.model_control = ModelControl::kAdmin;
+  EXPECT_THAT(refusal(options, true), HasSubstr("--model_control: got admin without --tokens"));
+}
+
+TEST(Settle, TokensBeyondThisMachineWantTls) {
+  Options plain = With(false, true);
+  EXPECT_THAT(std::string(Settle(&plain, false).message()), HasSubstr("--insecure_tokens"));
+  EXPECT_TRUE(Settle(&plain, true).ok());
+  plain = With(false, true);
+  plain.insecure_tokens = true;
+  EXPECT_TRUE(Settle(&plain, false).ok());
+  Options tls = With(true, true);
+  EXPECT_TRUE(Settle(&tls, false).ok());
+}
+
+TEST(Exposure, SaysWhatIsMissing) {
+  EXPECT_EQ(Exposure(With(false, false), true), "");
+  EXPECT_EQ(Exposure(With(true, true), false), "");
+  EXPECT_EQ(Exposure(With(false, false), false),
+            "listening beyond this machine without encryption (--tls_cert) and authentication "
+            "(--tokens or --tls_client_ca)");
+  EXPECT_EQ(Exposure(With(false, true), false),
+            "listening beyond this machine without encryption (--tls_cert)");
+  Options options = With(true, false);
+  EXPECT_THAT(Exposure(options, false), HasSubstr("without authentication"));
+  options.tls_client_ca = "ca";
+  EXPECT_EQ(Exposure(options, false), "");
+}
+
+}  // namespace
+}  // namespace awqd::security
