@@ -49,9 +49,8 @@ class Checkpoint {
  public:
   // `name`: directory or GGUF file beneath the root; a directory is opened once. NOT_FOUND no such
   // entry, UNIMPLEMENTED a format that is not read, INVALID_ARGUMENT anything wrong with the files,
-  // each naming file and
-  // tensor, or a file that is there twice. UNAVAILABLE once `cancelled`, which is looked at for
-  // every file and every 10,000 tensors; null: never.
+  // each naming file and tensor, or a file that is there twice. UNAVAILABLE once `cancelled`, which
+  // is looked at for every file and every 10,000 tensors; null: never.
   static absl::StatusOr<Checkpoint> Open(const RepositoryRoot& root, absl::string_view name,
                                          const std::atomic<bool>* cancelled = nullptr);
 

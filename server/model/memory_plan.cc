@@ -43,8 +43,11 @@ class Planner {
     AWQD_RETURN_IF_ERROR(CheckDescribing(linear));
     AWQD_ASSIGN_OR_RETURN(const HostWeight weight, checkpoint.Describe(linear, &scratch_));
     const Place place = PlaceOf(linear.path, paths_, target_);
-    AWQD_ASSIGN_OR_RETURN(const std::vector<PartBytes> parts,
-                          PlacedBytes(weight, place.devices, place.placing));
+    const auto placed = PlacedBytes(weight, place.devices, place.placing);
+    if (!placed.ok()) {
+      return Prefixed(absl::StrCat("weight ", Quoted(linear.path)), placed.status());
+    }
+    const std::vector<PartBytes>& parts = *placed;
     raw_ = std::max(raw_, linear.bytes);  // the loader keeps its buffer
     const int64_t host = HostBytes(weight);
     int64_t copies = 0;  // of all parts, which are made side by side
