@@ -20,7 +20,7 @@ AWQD = pathlib.Path(os.environ["AWQD_BUILD"]) / "bin" / "awqd"
 VERSIONS = ["1.29", "1.31", "1.34", "1.37"]
 CUSTOM = {"ServiceMonitor"}  # not of Kubernetes itself
 # Of builds with TLS and metrics.
-OTHER_BUILDS = {"tls_cert", "tls_key", "tls_client_ca", "tokens", "metrics_address"}
+OTHER_BUILDS = set()
 
 sys.path.insert(0, str(KUBERNETES))
 from render import examples, render  # noqa: E402

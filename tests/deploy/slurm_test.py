@@ -113,7 +113,7 @@ class Slurm(unittest.TestCase):
         flags = [f"--model_repository={self.folder}/models", "--device=cpu", "--cpu_threads=1", "--drain_delay_ms=1000"]
         done = subprocess.run(
             ["sbatch", "--parsable", "--ntasks=3", "--overcommit", f"--chdir={self.folder}",
-             f"--export=ALL,AWQD_BIN={BIN},AWQD_PLACEMENT={self.folder}/placement", ROOT / "deploy/slurm/awqd.sbatch", *flags],
+             f"--export=ALL,FLEET_BIN={BIN},FLEET_PLACEMENT={self.folder}/placement", ROOT / "deploy/slurm/awqd.sbatch", *flags],
             capture_output=True, text=True, check=False)
         self.assertEqual(done.returncode, 0, done.stderr)
         job = done.stdout.strip()

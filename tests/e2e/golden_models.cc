@@ -150,7 +150,9 @@ v1::PackedWeight InlineOf(const GoldenCase& golden) {
         "desc_act",  "packing_format", "sym",          "actorder",   "packing",
         "zero_point"};
     if (value.is_null() || std::find(known.begin(), known.end(), name) == known.end()) continue;
-    (*out.mutable_settings())[name] = TextOf(value);
+    // A group that is longer than K is all of it, which a request says as -1.
+    const bool all = name == "group_size" && value.is_number() && value > golden.k;
+    (*out.mutable_settings())[name] = all ? "-1" : TextOf(value);
   }
   std::ifstream file(golden.Folder() + "/model.safetensors", std::ios::binary);
   const std::string bytes{std::istreambuf_iterator<char>(file), {}};

@@ -202,7 +202,7 @@ INSTANTIATE_TEST_SUITE_P(Shard, SharedExpertsE2eTest,
 TEST(SharedExpertsLimitTest, AMixtureThatFitsOnlySpread) {
   testing::TempDirectory folder;
   testing::TestTensors tensors;
-  for (int e = 0; e < 8; ++e) {  // 1 MiB of codes each
+  for (int e = 0; e < 16; ++e) {  // 1 MiB of codes each
     tensors = testing::Merge(
         tensors, RandomLinear(absl::StrCat("m.experts.", e, ".up_proj"), 1024, 2048, e));
   }
@@ -210,7 +210,7 @@ TEST(SharedExpertsLimitTest, AMixtureThatFitsOnlySpread) {
   folder.Write("m/model.safetensors", testing::SafetensorsOf(tensors));
   const auto args = [&](const std::string& shard) {
     return std::vector<std::string>{"--model_repository=" + folder.path(), "--device=cpu,cpu",
-                                    "--device_memory_limit=8MiB", "--cpu_threads=1",
+                                    "--device_memory_limit=16MiB", "--cpu_threads=1",
                                     "--shard=" + shard};
   };
   ServerProcess replicas(args("replicas"));

@@ -124,7 +124,7 @@ TEST_F(ShardedStoreTest, ColumnsFitWhereReplicasDoNot) {
   for (Device* device : devices_) device->SetBudget(10);
   const auto status = store->Load("m").status();
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("on cpu:0 + cpu:1 + cpu:2, got 0 free"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("bytes on cpu:0, got 0 free"));
 }
 
 }  // namespace
