@@ -11,7 +11,7 @@ install(FILES deploy/completion/_awqctl DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh
 # --- dev: the client library ---
 set(AWQD_INCLUDE_DIR ${CMAKE_INSTALL_INCLUDEDIR}/awqd)
 install(TARGETS awqd_client awqd_proto awqd_messages ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT dev)
-install(FILES client/awqd_client.h client/remove_on_signal.h client/shared_memory.h client/tensor.h
+install(FILES client/awqd_client.h client/remove_on_signal.h client/security.h client/shared_memory.h client/tensor.h
         DESTINATION ${AWQD_INCLUDE_DIR}/client COMPONENT dev)
 foreach(folder awqd/v1 google/rpc)
   install(DIRECTORY ${PROJECT_BINARY_DIR}/generated/${folder}/ DESTINATION ${AWQD_INCLUDE_DIR}/${folder}
