@@ -66,15 +66,17 @@ void SetServer(const awqd::Server* server) {
   g_server = server;
 }
 
-// Says what the process leaves behind. A log that nobody reads must not keep it from ending.
+// Says what the process leaves behind. Neither what is asked here nor a log that nobody reads may
+// keep it from ending: the alarm comes after the wait for the log.
 void TellWhatIsAbandoned() {
-  alarm(1);
+  alarm(2);
   awqd::MutexLock lock(&g_mu);
   if (g_server == nullptr) return;
   const awqd::Server::Unfinished unfinished = g_server->unfinished();
   awqd::obs::LogEvent(awqd::obs::LogLevel::kWarning, "another signal: ends at once",
                       {{"abandoned_calls", unfinished.calls},
                        {"abandoned_loads", unfinished.loading ? "of the start" : "none"}});
+  awqd::obs::FlushLog(kFlush);
 }
 
 void WaitForSignals() {
