@@ -116,7 +116,7 @@ TEST(AwqctlFlags, NamesTheCommandThatWasMeant) {
   EXPECT_THAT(Refusal({"Status"}), HasSubstr("did you mean 'status'?"));
   const std::string far = Refusal({"bogus"});
   EXPECT_THAT(far, HasSubstr("got 'bogus', expected status, "));
-  EXPECT_THAT(far, HasSubstr("healthcheck, bench, inspect, diff, quantize or convert"));
+  EXPECT_THAT(far, HasSubstr("healthcheck, bench, inspect, diff, quantize, convert or token"));
   EXPECT_THAT(Refusal({"--bogus"}), HasSubstr("got '--bogus', expected status, "));
   EXPECT_THAT(Refusal({}), HasSubstr("got no command, expected status, "));
   EXPECT_THAT(Refusal({"status", "--bogus"}), HasSubstr("--bogus"));

@@ -20,7 +20,6 @@ using testing::Not;
 
 class CredentialsTest : public testing::Test {
  protected:
-  CredentialsTest() { std::filesystem::create_directories(folder_); }
   ~CredentialsTest() override { std::filesystem::remove_all(folder_); }
 
   std::string Write(const std::string& name, const std::string& text) const {
@@ -35,7 +34,14 @@ class CredentialsTest : public testing::Test {
     return std::string(status.message());
   }
 
-  const std::string folder_ = testing::TempDir() + "/awqd_credentials_" + std::to_string(getpid());
+  // Made before the files that are written into it below.
+  static std::string MakeFolder() {
+    std::string path = testing::TempDir() + "/awqd_credentials_" + std::to_string(getpid());
+    std::filesystem::create_directories(path);
+    return path;
+  }
+
+  const std::string folder_ = MakeFolder();
   const CertificateAuthority authority_{"ca"};
   const CertifiedKey identity_ = authority_.Issue({.common_name = "client"});
   const std::string ca_ = Write("ca.pem", authority_.certificate());
