@@ -38,7 +38,9 @@ class FlagTable {
   void Bytes(const std::string& name, int64_t& value, int64_t min, int64_t max,
              const std::string& help) {
     // Before the check: CLI11 runs last what was added first.
-    Number(name, value, min, max, help)->transform(CLI::Validator(ParseBytes, "BYTES", "bytes"));
+    Number(name, value, min, max, help)
+        ->transform(CLI::Validator(ParseBytes, "", "bytes"))
+        ->type_name("BYTES");
   }
 
   // `value` as a number of `unit`, from `min` to `max` of them.

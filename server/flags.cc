@@ -219,11 +219,14 @@ void AddCallRecordFlags(FlagTable& table, Options& options) {
        {"slow", obs::AccessLogMode::kSlow},
        {"sampled", obs::AccessLogMode::kSampled},
        {"all", obs::AccessLogMode::kAll}},
-      "Which calls have a line in the log: none; slow ones; up to --access_log_per_s a second of "
-      "the slow, of the failed and of the others each; or all. A line tells how many of its kind "
-      "were skipped before it.");
-  table.Number("access_log_per_s", options.access_log.lines_per_s, 1, 1'000'000,
-               "See --access_log. The default keeps the log of a day under 250 MB.");
+      "Which calls have a line in the log. off: none; slow: slow ones; sampled: up to "
+      "--access_log_per_s a second of the slow, of the failed and of the others each, but no probe "
+      "of health that is answered; all: every call. A line tells how many of its kind were skipped "
+      "before it.");
+  table.Number(
+      "access_log_per_s", options.access_log.lines_per_s, 1, 1'000'000,
+      "Lines a second of each of these kinds; of --access_log=all there is no bound. The default "
+      "keeps the log of a day under 250 MB.");
   table.Limit("slow_call_s", options.access_log.slow,
               "A call that takes this long is slow: its line is a warning, and names the step that "
               "took longest. 0: none is.");

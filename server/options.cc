@@ -202,6 +202,7 @@ void AddGeneralFlags(CLI::App* app, const std::shared_ptr<ConfigReader>& config,
                         "Print the version and leave.")
       ->group("General");
   app->set_config("--config", "", "TOML file of flags without their dashes, key = value.")
+      ->type_name("FILE")
       ->group("General");
   app->add_flag("--print_config", *print_config,
                 "Print the value of every flag and where it came from, as such a file, and leave.")

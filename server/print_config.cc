@@ -23,7 +23,7 @@ struct Given {
 };
 using ByOption = std::map<const CLI::Option*, Given>;
 
-bool IsSwitch(const CLI::Option& option) { return option.get_type_size() == 0; }
+bool IsSwitch(const CLI::Option& option) { return option.get_items_expected_max() == 0; }
 bool IsList(const CLI::Option& option) {
   return option.get_multi_option_policy() == CLI::MultiOptionPolicy::TakeAll;
 }
@@ -97,10 +97,11 @@ Given Default(const CLI::Option& option) {
 // As TOML has it. Numbers with a leading zero (permissions) are texts.
 std::string TomlValue(const std::string& text) {
   double number = 0;
-  const bool digits = absl::c_all_of(text, [](char c) { return std::isdigit(c) || c == '.'; });
-  const bool plain = digits && absl::SimpleAtod(text, &number) && std::isdigit(text.front()) &&
-                     std::isdigit(text.back()) &&
-                     (text[0] != '0' || text.size() == 1 || text[1] == '.');
+  const absl::string_view part = absl::StripPrefix(text, "-");
+  const bool digits = absl::c_all_of(part, [](char c) { return std::isdigit(c) || c == '.'; });
+  const bool plain = digits && absl::SimpleAtod(part, &number) && std::isdigit(part.front()) &&
+                     std::isdigit(part.back()) &&
+                     (part[0] != '0' || part.size() == 1 || part[1] == '.');
   if (plain || text == "true" || text == "false") return text;
   std::string out = "\"";
   for (const char c : text) {

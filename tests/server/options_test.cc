@@ -4,11 +4,13 @@
 #include <cstdlib>
 #include <fstream>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/flags.h"
 #include "server/transport/listen_address.h"
 #include "tests/testing/places.h"
 
@@ -362,6 +364,8 @@ TEST(Options, PrintsEveryValueAndItsSource) {
   has("lanes = 3", path + ":1");
   has("load_model = .\"a\", \"b\".", path + ":2");
   has("answer_threads = 2", "flag");
+  EXPECT_THAT(Parse({"--answer_threads=-1", "--print_config"})->print,
+              HasSubstr("\nanswer_threads = -1 "));
   has("max_queued_requests = 5", "environment AWQD_MAX_QUEUED_REQUESTS");
   has("max_receive_message_bytes = \"8MiB\"", "flag");
   has("reflection = false", "flag");
@@ -377,7 +381,21 @@ TEST(Options, PrintsEveryValueAndItsSource) {
   EXPECT_EQ(again->options.rpc.transport.max_receive_message_bytes, 8 << 20);
   EXPECT_THAT(again->options.load_models, ElementsAre("a", "b"));
   EXPECT_FALSE(again->options.rpc.reflection);
+  EXPECT_TRUE(again->options.keep_going);
   EXPECT_EQ(again->options.rpc.transport.unix_socket_mode, 0600u);
+}
+
+// What the comment of `key` in the file `text` sets, sizes as numbers; empty without one.
+std::string DefaultIn(absl::string_view text, const std::string& key) {
+  const std::string comment = "\n# " + key + " = ";
+  const size_t at = text.find(comment);
+  if (at == text.npos) return "";
+  text.remove_prefix(at + comment.size());
+  const std::string value(text.substr(0, text.find('\n')));
+  if (!absl::EndsWith(value, "iB\"")) return value;
+  std::string bytes = value.substr(1, value.size() - 2);
+  EXPECT_EQ(ParseBytes(bytes), "") << key;
+  return bytes;
 }
 
 TEST(Options, TheCommentedFileHasEverySetting) {
@@ -396,6 +414,9 @@ TEST(Options, TheCommentedFileHasEverySetting) {
     const std::string key(setting.substr(0, setting.find(" = ")));
     EXPECT_THAT(text, ::testing::ContainsRegex("\n(# )?" + key + " = ")) << key;
     ++settings;
+    if (key == "model_repository" || key == "model") continue;  // examples
+    const std::string preset(setting.substr(key.size() + 3, setting.find("  ") - key.size() - 3));
+    EXPECT_EQ(DefaultIn(text, key), preset) << key;
   }
   EXPECT_GT(settings, 40);
 }
