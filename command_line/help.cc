@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 
 namespace awqd::command_line {
@@ -38,17 +39,21 @@ std::string Entry(const std::string& name, const std::string& text) {
 
 // CLI11 puts bounds behind the name of the type: "INT:INT in [1 - 9]".
 std::pair<std::string, std::string> TypeAndBounds(const CLI::Option& option) {
-  if (option.get_type_size() == 0) return {};  // a flag without a value
-  return absl::StrSplit(option.get_type_name(), absl::MaxSplits(':', 1));
+  const std::string both = option.get_type_name();
+  size_t colon = 0;
+  for (int open = 0; colon < both.size(); ++colon) {
+    if (both[colon] == '[') ++open;
+    if (both[colon] == ']') --open;
+    if (both[colon] == ':' && open == 0) break;  // not that of "M[:SHARE]"
+  }
+  return {both.substr(0, colon), colon < both.size() ? both.substr(colon + 1) : ""};
 }
 
 // What the flag is without, what it takes, and which flags it goes with or against.
 std::string Facts(const CLI::Option& option, const std::string& bounds) {
   std::vector<std::string> facts;
-  const bool takes = option.get_type_size() != 0;
-  if (takes && !option.get_default_str().empty()) {
-    facts.push_back(absl::StrCat("default ", option.get_default_str()));
-  }
+  const std::string preset = option.get_default_str();
+  if (!preset.empty() && preset != "[]") facts.push_back(absl::StrCat("default ", preset));
   if (!bounds.empty()) facts.push_back(bounds);
   if (option.get_required()) facts.push_back("required");
   for (const CLI::Option* other : option.get_needs()) {
@@ -97,7 +102,9 @@ HelpFormatter::HelpFormatter(HelpDetail detail) : detail_(detail) { column_width
 
 std::string HelpFormatter::make_option(const CLI::Option* option, bool is_positional) const {
   const auto [type, bounds] = TypeAndBounds(*option);
-  std::string name = make_option_name(option, is_positional);
+  // CLI11 puts behind a name what it stands for: "--no_x{false}".
+  std::string name =
+      absl::StrReplaceAll(make_option_name(option, is_positional), {{"{false}", ""}});
   if (!is_positional && !type.empty()) absl::StrAppend(&name, " ", type);
   const std::string& text = option->get_description();
   if (detail_ == HelpDetail::kShort) return Entry(name, Sentence(text));
@@ -110,8 +117,9 @@ std::string HelpFormatter::make_subcommand(const CLI::App* command) const {
 
 std::string HelpFormatter::make_description(const CLI::App* app) const {
   std::string text = app->get_description();
-  if (app->get_require_option_min() == 1 && app->get_require_option_max() == 1) {
-    absl::StrAppend(&text, text.empty() ? "" : "\n", "Exactly one of these:");
+  if (app->get_require_option_min() == 1) {
+    absl::StrAppend(&text, text.empty() ? "" : "\n",
+                    app->get_require_option_max() == 1 ? "Exactly" : "At least", " one of these:");
   }
   return text.empty() ? "" : absl::StrCat(Wrapped(text, kHelpColumns, 2), "\n\n");
 }

@@ -74,10 +74,10 @@ struct Purpose {
 };
 void GroupByPurpose(CLI::App* app) {
   const std::vector<Purpose> purposes = {
-      {"Server", {"status", "kernels", "healthcheck"}},
+      {"Server", {"status", "kernels", "healthcheck", "top"}},
       {"Models", {"models", "load", "unload"}},
       {"Calls", {"dequantize", "matmul", "mlp", "quantize-kv", "bench"}},
-      {"Files, without a server", {"inspect", "diff", "quantize", "convert", "compare"}}};
+      {"Files, without a server", {"inspect", "diff", "quantize", "convert", "compare", "token"}}};
   for (const Purpose& purpose : purposes) {
     for (const char* command : purpose.commands) app->get_subcommand(command)->group(purpose.group);
   }

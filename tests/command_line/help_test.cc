@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 
 namespace awqd::command_line {
@@ -46,7 +47,13 @@ std::string HelpOf(HelpDetail detail) {
       ->capture_default_str()
       ->check(CLI::Range(1, 9))
       ->group("Numbers");
-  std::string name;
+  std::string name, mix;
+  bool kept = true;
+  app.add_flag("--keep,!--no_keep", kept, "Keeps it.")->default_str("true")->group("Numbers");
+  app.add_option("--mix", mix, "Some of each.")->type_name("M[:SHARE],...")->group("Numbers");
+  CLI::Option_group* const what = app.add_option_group("What");
+  what->add_option("--this", mix, "This one.");
+  what->require_option(1, 0);
   app.add_option("--a_name_that_leaves_no_room_for_a_text_beside_it", name, "Its text.");
   app.add_subcommand("run", "Runs it. Needs legs.");
   app.footer("The end, " + std::string(50, 'y') +
@@ -65,11 +72,23 @@ TEST(HelpFormatter, FitsAHundredColumns) {
   }
 }
 
+// `text` without line breaks and margins.
+std::string Flowing(const std::string& text) {
+  return absl::StrJoin(absl::StrSplit(text, absl::ByAnyChar(" \n"), absl::SkipEmpty()), " ");
+}
+
 TEST(HelpFormatter, TheShortFormHasFirstSentences) {
   EXPECT_THAT(HelpOf(HelpDetail::kShort), Not(HasSubstr("More of them")));
   EXPECT_THAT(HelpOf(HelpDetail::kShort), Not(HasSubstr("default 7")));
   EXPECT_THAT(HelpOf(HelpDetail::kAll), HasSubstr("More of them"));
-  EXPECT_THAT(HelpOf(HelpDetail::kAll), HasSubstr("(default 7; INT in [1 - 9])"));
+  EXPECT_THAT(Flowing(HelpOf(HelpDetail::kAll)), HasSubstr("(default 7; INT in [1 - 9])"));
+}
+
+TEST(HelpFormatter, SaysWhatFlagsTake) {
+  const std::string help = Flowing(HelpOf(HelpDetail::kAll));
+  EXPECT_THAT(help, HasSubstr("--keep,--no_keep Keeps it. (default true)"));
+  EXPECT_THAT(help, HasSubstr("--mix M[:SHARE],... Some of each. "));
+  EXPECT_THAT(help, HasSubstr("At least one of these:"));
 }
 
 }  // namespace
