@@ -6,12 +6,25 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "server/obs/logging.h"
 
 namespace awqd::obs {
 
-AccessLog::Line AccessLog::Wants(absl::StatusCode code, absl::Duration total, absl::Time now) {
-  Line out = {.slow = total >= options_.slow};
+namespace {
+
+bool IsProbe(absl::string_view method) {
+  return absl::StartsWith(method, "grpc.health.v1.Health/");
+}
+
+}  // namespace
+
+AccessLog::Line AccessLog::Wants(absl::string_view method, absl::StatusCode code,
+                                 absl::Duration total, absl::Time now) {
+  const bool probe = IsProbe(method);
+  // A watch of health lasts as long as its client wants, and ends when that goes.
+  Line out = {.slow = total >= options_.slow && !probe};
+  const bool answered = code == absl::StatusCode::kOk || code == absl::StatusCode::kCancelled;
   const Kind kind = out.slow ? kSlow : code != absl::StatusCode::kOk ? kFailed : kGood;
   switch (options_.mode) {
     case AccessLogMode::kOff:
@@ -23,6 +36,7 @@ AccessLog::Line AccessLog::Wants(absl::StatusCode code, absl::Duration total, ab
       if (!out.slow) return out;
       break;
     case AccessLogMode::kSampled:
+      if (probe && answered) return out;
       break;
   }
   const int64_t second = absl::ToUnixSeconds(now);

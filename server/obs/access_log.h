@@ -5,6 +5,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "kernels/base/mutex.h"
 #include "server/obs/call_record.h"
@@ -14,7 +15,7 @@ namespace awqd::obs {
 enum class AccessLogMode {
   kOff,
   kSlow,     // slow calls, up to a rate
-  kSampled,  // some of each kind: slow, failed, others
+  kSampled,  // some of each kind: slow, failed, others; no probes that are answered
   kAll,
 };
 
@@ -36,8 +37,9 @@ class AccessLog {
     bool slow = false;
     int64_t skipped = 0;  // calls of the kind that had no line since the last one that had
   };
-  // Whether such a call is given a line; asked once of each call.
-  Line Wants(absl::StatusCode code, absl::Duration total, absl::Time now);
+  // Whether such a call is given a line; asked once of each call. `method` is of the server's
+  // table.
+  Line Wants(absl::string_view method, absl::StatusCode code, absl::Duration total, absl::Time now);
   // "call" at level info, or "slow call" at level warning, which names the step that took longest.
   void Write(const CallRecord& record, const Line& line) const;
 

@@ -32,8 +32,9 @@ class CallRecorder {
     bool trace = false;
     bool any() const { return trace || line.wanted; }
   };
-  Wanted Wants(absl::StatusCode code, absl::Duration total, const TraceContext& trace) {
-    return {log_.Wants(code, total, absl::Now()), tracer_ != nullptr && trace.sampled};
+  Wanted Wants(absl::string_view method, absl::StatusCode code, absl::Duration total,
+               const TraceContext& trace) {
+    return {log_.Wants(method, code, total, absl::Now()), tracer_ != nullptr && trace.sampled};
   }
   void Ended(CallRecord record, const Wanted& wanted) {
     if (wanted.line.wanted) log_.Write(record, wanted.line);

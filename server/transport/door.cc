@@ -110,11 +110,13 @@ void Door::Gone(ServerCall* call) {
   const auto now = std::chrono::steady_clock::now();
   const auto code = static_cast<absl::StatusCode>(call->outcome_);
   const absl::Duration total = absl::FromChrono(now - call->entered_);
-  const obs::CallRecorder::Wanted wanted = recorder_->Wants(code, total, call->trace_);
+  const obs::CallRecorder::Wanted wanted =
+      recorder_->Wants(call->method(), code, total, call->trace_);
   if (!wanted.any()) return;
   const absl::Time ended = absl::Now();
   recorder_->Ended({.method = call->method(),
                     .peer = call->peer(),
+                    .identity = call->identity_ == nullptr ? "" : call->identity_->name,
                     .trace = call->trace_,
                     .code = code,
                     .began = ended - total,

@@ -56,6 +56,9 @@ TEST(TraceContext, BeginsTracesThatAreAllDifferent) {
   EXPECT_EQ(ids.size(), 1000u);
 }
 
+constexpr char kMethod[] = "awqd.v1.QuantizedInference/QuantizedMatmul";
+constexpr char kCheck[] = "grpc.health.v1.Health/Check";
+constexpr char kWatch[] = "grpc.health.v1.Health/Watch";
 constexpr absl::Duration kFast = absl::Milliseconds(1);
 const absl::Time kNow = absl::FromUnixSeconds(1000);
 
@@ -69,9 +72,9 @@ TEST(AccessLog, ModesSayWhichCallsHaveALine) {
                         Case{AccessLogMode::kSampled, true, true, true},
                         Case{AccessLogMode::kAll, true, true, true}}) {
     AccessLog log({.mode = c.mode});
-    EXPECT_EQ(log.Wants(absl::StatusCode::kOk, kFast, kNow).wanted, c.good);
-    EXPECT_EQ(log.Wants(absl::StatusCode::kNotFound, kFast, kNow).wanted, c.failed);
-    EXPECT_EQ(log.Wants(absl::StatusCode::kOk, absl::Seconds(1), kNow).wanted, c.slow);
+    EXPECT_EQ(log.Wants(kMethod, absl::StatusCode::kOk, kFast, kNow).wanted, c.good);
+    EXPECT_EQ(log.Wants(kMethod, absl::StatusCode::kNotFound, kFast, kNow).wanted, c.failed);
+    EXPECT_EQ(log.Wants(kMethod, absl::StatusCode::kOk, absl::Seconds(1), kNow).wanted, c.slow);
   }
 }
 
@@ -79,29 +82,48 @@ TEST(AccessLog, BoundsTheLinesOfASecondAndCountsTheRest) {
   AccessLog log({.mode = AccessLogMode::kSampled, .lines_per_s = 2});
   int lines = 0;
   for (int i = 0; i < 1000; ++i) {
-    if (log.Wants(absl::StatusCode::kOk, kFast, kNow).wanted) ++lines;
+    if (log.Wants(kMethod, absl::StatusCode::kOk, kFast, kNow).wanted) ++lines;
   }
   EXPECT_EQ(lines, 2);
-  const AccessLog::Line failed = log.Wants(absl::StatusCode::kInternal, kFast, kNow);
+  const AccessLog::Line failed = log.Wants(kMethod, absl::StatusCode::kInternal, kFast, kNow);
   EXPECT_TRUE(failed.wanted) << "good ones leave room for those that failed";
   EXPECT_EQ(failed.skipped, 0);
-  const AccessLog::Line next = log.Wants(absl::StatusCode::kOk, kFast, kNow + absl::Seconds(1));
+  const AccessLog::Line next =
+      log.Wants(kMethod, absl::StatusCode::kOk, kFast, kNow + absl::Seconds(1));
   EXPECT_TRUE(next.wanted);
   EXPECT_EQ(next.skipped, 998);
-  EXPECT_EQ(log.Wants(absl::StatusCode::kOk, kFast, kNow + absl::Seconds(2)).skipped, 0);
+  EXPECT_EQ(log.Wants(kMethod, absl::StatusCode::kOk, kFast, kNow + absl::Seconds(2)).skipped, 0);
 }
 
 TEST(AccessLog, AllIsNotBounded) {
   AccessLog log({.mode = AccessLogMode::kAll, .lines_per_s = 2});
   for (int i = 0; i < 100; ++i) {
-    EXPECT_TRUE(log.Wants(absl::StatusCode::kOk, kFast, kNow).wanted);
+    EXPECT_TRUE(log.Wants(kMethod, absl::StatusCode::kOk, kFast, kNow).wanted);
   }
+}
+
+TEST(AccessLog, ProbesHaveALineWhenTheyFail) {
+  using absl::StatusCode;
+  AccessLog log({.mode = AccessLogMode::kSampled, .lines_per_s = 2});
+  EXPECT_FALSE(log.Wants(kCheck, StatusCode::kOk, kFast, kNow).wanted);
+  EXPECT_FALSE(log.Wants(kWatch, StatusCode::kCancelled, absl::Hours(1), kNow).wanted);
+  EXPECT_EQ(log.Wants(kMethod, StatusCode::kOk, kFast, kNow).skipped, 0) << "none was left out";
+  const AccessLog::Line refused = log.Wants(kCheck, StatusCode::kUnauthenticated, kFast, kNow);
+  EXPECT_TRUE(refused.wanted);
+  const AccessLog::Line drained = log.Wants(kWatch, StatusCode::kUnavailable, absl::Hours(1), kNow);
+  EXPECT_TRUE(drained.wanted);
+  EXPECT_FALSE(drained.slow) << "a watch is long by its nature";
+  AccessLog slow({.mode = AccessLogMode::kSlow});
+  EXPECT_FALSE(slow.Wants(kWatch, StatusCode::kCancelled, absl::Hours(1), kNow).wanted);
+  AccessLog all({.mode = AccessLogMode::kAll});
+  EXPECT_TRUE(all.Wants(kCheck, StatusCode::kOk, kFast, kNow).wanted);
 }
 
 // 1 ms of staging, 2 of waiting, 30 of computing, 4 of encoding, 5 of sending.
 CallRecord Record() {
-  CallRecord record = {.method = "awqd.v1.QuantizedInference/QuantizedMatmul",
+  CallRecord record = {.method = kMethod,
                        .peer = "ipv4:127.0.0.1:5",
+                       .identity = "ann\nforged",
                        .trace = ContinueTrace(kParent),
                        .code = absl::StatusCode::kOk,
                        .began = kNow,
@@ -126,6 +148,7 @@ std::string Logged(const CallRecord& record, const AccessLog::Line& line, LogFor
   ::testing::internal::CaptureStderr();
   SetUpLogging(LogLevel::kInfo, format);
   AccessLog(AccessLogOptions()).Write(record, line);
+  EXPECT_TRUE(FlushLog(absl::Seconds(20)));
   return ::testing::internal::GetCapturedStderr();
 }
 
@@ -137,7 +160,7 @@ TEST(AccessLog, ALineHasEverything) {
   EXPECT_EQ(line["method"], "awqd.v1.QuantizedInference/QuantizedMatmul");
   EXPECT_EQ(line["code"], "OK");
   EXPECT_EQ(line["peer"], "ipv4:127.0.0.1:5");
-  EXPECT_EQ(line["identity"], "");
+  EXPECT_EQ(line["identity"], "ann\\nforged");
   EXPECT_EQ(line["request_id"], "id\\nforged");
   EXPECT_EQ(line["trace"], "0af7651916cd43dd8448eb211c80319c");
   EXPECT_EQ(line["model"], "m");
