@@ -183,6 +183,18 @@ TEST_F(ObserveTest, AnAccessLogHasALineForACall) {
   EXPECT_EQ(server_->Stop().code, 0);
 }
 
+TEST_F(ObserveTest, ProbesOfALoadBalancerAreNotInTheLog) {
+  Start();
+  for (int i = 0; i < 10; ++i) {
+    const auto serving = server_->NewClient()->IsServing("");
+    ASSERT_TRUE(serving.ok() && *serving) << serving.status();
+  }
+  ASSERT_TRUE(Call().ok());
+  EXPECT_EQ(server_->Stop().code, 0);
+  EXPECT_THAT(server_->log(), HasSubstr("awqd.v1.QuantizedInference/QuantizedMatmul"));
+  EXPECT_THAT(server_->log(), Not(HasSubstr("grpc.health.v1")));
+}
+
 TEST_F(ObserveTest, TracesGoToAFile) {
   const std::string file = repository_ / "traces";
   Start({"--trace_file=" + file, "--access_log=off"});

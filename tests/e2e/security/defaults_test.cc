@@ -78,7 +78,9 @@ TEST_F(DefaultsTest, FromAwqctlTokenToACall) {
       awqctl({"--token_file", folder_ / "token", "bench", "--weight", "m/w", "--requests", "1"});
   EXPECT_EQ(denied.code, 3) << denied.log;
   EXPECT_EQ(awqctl({"healthcheck"}).code, 0);
+  server->Stop();
   EXPECT_THAT(server->log(), Not(HasSubstr(token)));
+  EXPECT_THAT(server->log(), HasSubstr("identity=ada")) << "the access log";
 }
 
 }  // namespace
