@@ -1,7 +1,6 @@
 // Which calls have lines, and what a line says.
 #include "server/obs/access_log.h"
 
-#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -55,13 +54,18 @@ AccessLog::Line AccessLog::Wants(absl::string_view method, absl::StatusCode code
 
 namespace {
 
-// The step that took most of the call; "" where none is known.
+// The step that took most of the call; "other" where what is in no step took longer.
 std::string Longest(const CallRecord& record) {
-  const std::vector<CallStep> steps = StepsOf(record);
-  const auto it = std::max_element(steps.begin(), steps.end(), [](const auto& a, const auto& b) {
-    return a.end - a.begin < b.end - b.begin;
-  });
-  return it == steps.end() ? "" : std::string(it->name);
+  absl::string_view name = "other";
+  absl::Duration longest, rest = record.total();
+  for (const CallStep& step : StepsOf(record)) {
+    const absl::Duration took = step.end - step.begin;
+    rest -= took;
+    if (took < longest) continue;
+    longest = took;
+    name = step.name;
+  }
+  return std::string(rest > longest ? "other" : name);
 }
 
 }  // namespace

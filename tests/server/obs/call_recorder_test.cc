@@ -186,6 +186,9 @@ TEST(AccessLog, ASlowCallNamesTheStepThatTookIt) {
   CallRecord never_ran = Record();
   never_ran.sum.compute_us = never_ran.sum.queue_us = 0;
   EXPECT_THAT(Logged(never_ran, slow, LogFormat::kText), HasSubstr("step=queue"));
+  CallRecord load = Record();
+  load.sum = {};
+  EXPECT_THAT(Logged(load, slow, LogFormat::kText), HasSubstr("step=other"));
 }
 
 std::vector<std::string> Names(const std::vector<Span>& spans) {
