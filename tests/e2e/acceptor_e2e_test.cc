@@ -77,8 +77,9 @@ TEST_F(AcceptorE2eTest, ConnectionsAreBounded) {
   EXPECT_FALSE(Answers());
   sockets.clear();
   EXPECT_TRUE(AnswersSoon());
-  EXPECT_THAT(server_->log(), HasSubstr("max_connections_per_peer are open"));
-  EXPECT_EQ(server_->Stop().code, 0);
+  const ExitReport report = server_->Stop();
+  EXPECT_EQ(report.code, 0);
+  EXPECT_THAT(report.log, HasSubstr("max_connections_per_peer are open"));
 }
 
 TEST_F(AcceptorE2eTest, SilentConnectionsAreClosed) {

@@ -52,12 +52,16 @@ TEST_F(FoldersTest, ServesACacheOfTheHub) {
   std::filesystem::create_directories(cache_ / ".locks/models--org--name");
   ServerProcess server({"--model_repository=" + cache_.path()});
   ASSERT_TRUE(server.WaitServing()) << server.log();
-  EXPECT_THAT(server.log(), Not(HasSubstr(" W "))) << "data sets and locks are no matter";
   ExpectServes(server, "org--name");
   const auto client = server.NewClient();
   ASSERT_TRUE(client->LoadModel("org--name").ok()) << "again";
   EXPECT_TRUE(absl::IsNotFound(client->LoadModel("models--org--name").status()));
-  EXPECT_EQ(server.Stop().code, 0);
+  const ExitReport report = server.Stop();
+  EXPECT_EQ(report.code, 0);
+  const size_t ready = report.log.find(" ready ");
+  ASSERT_NE(ready, std::string::npos) << report.log;
+  EXPECT_THAT(report.log.substr(0, ready), Not(HasSubstr(" W ")))
+      << "data sets and locks are no matter";
 }
 
 TEST_F(FoldersTest, LinksOutOfTheCacheAreRefused) {
@@ -117,25 +121,27 @@ TEST_F(FoldersTest, KeepGoingServesWhatLoadsAndReportsTheRest) {
   ServerProcess server(Args({"--keep_going"}));
   ASSERT_TRUE(server.WaitServing()) << server.log();
   ExpectServes(server, "m");
-  EXPECT_THAT(server.log(), AllOf(HasSubstr("model cannot be loaded model=b"),
-                                  HasSubstr("model cannot be loaded model=n"),
-                                  HasSubstr("ready models=1 failed=2")));
   const auto models = server.NewClient()->ListModels();
   ASSERT_TRUE(models.ok() && models->models_size() == 3) << models.status();
   EXPECT_EQ(models->models(0).state(), v1::FAILED);
   EXPECT_THAT(models->models(0).message(), HasSubstr("b/model.safetensors"));
   EXPECT_EQ(models->models(1).state(), v1::READY);
-  EXPECT_EQ(server.Stop().code, 0);
+  const ExitReport report = server.Stop();
+  EXPECT_EQ(report.code, 0);
+  EXPECT_THAT(report.log, AllOf(HasSubstr("model cannot be loaded model=b"),
+                                HasSubstr("model cannot be loaded model=n"),
+                                HasSubstr("ready models=1 failed=2")));
 }
 
 TEST_F(FoldersTest, KeepGoingStartsWithNoModelAtAll) {
   ServerProcess server(Args({"--keep_going", "--load_model=absent"}));
   ASSERT_TRUE(server.WaitServing()) << server.log();
-  EXPECT_THAT(server.log(), AllOf(HasSubstr("model cannot be loaded model=absent"),
-                                  HasSubstr("no model could be loaded")));
   EXPECT_TRUE(server.NewClient()->LoadModel("m").ok());
   ExpectServes(server, "m");
-  EXPECT_EQ(server.Stop().code, 0);
+  const ExitReport report = server.Stop();
+  EXPECT_EQ(report.code, 0);
+  EXPECT_THAT(report.log, AllOf(HasSubstr("model cannot be loaded model=absent"),
+                                HasSubstr("no model could be loaded")));
 }
 
 TEST_F(FoldersTest, WarnsOnceOfEachFolderThatIsNoModel) {
@@ -145,17 +151,19 @@ TEST_F(FoldersTest, WarnsOnceOfEachFolderThatIsNoModel) {
   ASSERT_TRUE(server.WaitServing()) << server.log();
   const auto client = server.NewClient();
   for (int i = 0; i < 3; ++i) EXPECT_EQ(client->ListModels()->models_size(), 1);
-  const std::vector<std::string> lines = absl::StrSplit(server.log(), '\n');
+  const ExitReport report = server.Stop();
+  EXPECT_EQ(report.code, 0);
+  const std::vector<std::string> lines = absl::StrSplit(report.log, '\n');
   EXPECT_THAT(lines,
               ::testing::Contains(HasSubstr("folder \"bad name\": no model can have")).Times(1));
   EXPECT_THAT(lines, ::testing::Contains(HasSubstr("folder \"empty\": no config.json")).Times(1));
-  EXPECT_EQ(server.Stop().code, 0);
   // The folder of a model in the place of a repository of models.
   ServerProcess wrong({"--model_repository=" + (repository_ / "m")});
   ASSERT_TRUE(wrong.WaitServing()) << wrong.log();
-  EXPECT_THAT(wrong.log(), AllOf(HasSubstr("is itself a model: give the folder above it"),
-                                 HasSubstr("the repository holds no model")));
-  EXPECT_EQ(wrong.Stop().code, 0);
+  const ExitReport end = wrong.Stop();
+  EXPECT_EQ(end.code, 0);
+  EXPECT_THAT(end.log, AllOf(HasSubstr("is itself a model: give the folder above it"),
+                             HasSubstr("the repository holds no model")));
 }
 
 }  // namespace

@@ -64,10 +64,11 @@ TEST_F(LifecycleTest, ATerminalShowsABarThatGoesAway) {
 TEST_F(LifecycleTest, ALogShowsNoBar) {
   ServerProcess server(Args());
   ASSERT_TRUE(server.WaitServing()) << server.log();
-  EXPECT_THAT(server.log(), Not(HasSubstr("\x1b")));
-  EXPECT_THAT(server.log(), Not(HasSubstr("[....")));
-  EXPECT_THAT(server.log(), HasSubstr("loaded model=m"));
-  EXPECT_EQ(server.Stop().code, 0);
+  const ExitReport report = server.Stop();
+  EXPECT_EQ(report.code, 0);
+  EXPECT_THAT(report.log, Not(HasSubstr("\x1b")));
+  EXPECT_THAT(report.log, Not(HasSubstr("[....")));
+  EXPECT_THAT(report.log, HasSubstr("loaded model=m"));
 }
 
 TEST_F(LifecycleTest, ListModelsSaysTheShareThatIsLoaded) {

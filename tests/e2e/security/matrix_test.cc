@@ -138,10 +138,13 @@ class MatrixTest : public SecurityTest {
   }
 
   // A secret in the log would be one that everybody who reads logs has.
-  static void ExpectNoSecrets(const ServerProcess& server) {
-    EXPECT_THAT(server.log(), Not(HasSubstr("token-of")));
-    EXPECT_THAT(server.log(), Not(HasSubstr("Bearer")));
-    EXPECT_THAT(server.log(), Not(HasSubstr("PRIVATE KEY")));
+  static void ExpectNoSecrets(ServerProcess& server) {
+    const ExitReport report = server.Stop();
+    EXPECT_EQ(report.code, 0) << report.log;
+    EXPECT_THAT(report.log, HasSubstr(" stopped")) << "the whole log";
+    EXPECT_THAT(report.log, Not(HasSubstr("token-of")));
+    EXPECT_THAT(report.log, Not(HasSubstr("Bearer")));
+    EXPECT_THAT(report.log, Not(HasSubstr("PRIVATE KEY")));
   }
 
   std::set<std::string> methods_;
