@@ -2,8 +2,8 @@
 _awqd() {
   local word="${COMP_WORDS[COMP_CWORD]}"
   if [[ "$word" == -* ]]; then
-    mapfile -t COMPREPLY < <(compgen -W "$(awqd --help 2>/dev/null | grep -oE -- '^ +(-[a-z],)?--[a-z0-9_]+' |
-      grep -oE -- '--.*')" -- "$word")
+    mapfile -t COMPREPLY < <(compgen -W "$(awqd --help=all 2>/dev/null | grep -oE -- '^ +-[-a-z0-9_,]+' |
+      grep -oE -- '--[a-z0-9_]+')" -- "$word")
   else
     compopt -o default
     COMPREPLY=()

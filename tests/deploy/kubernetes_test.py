@@ -111,7 +111,7 @@ class Chart(unittest.TestCase):
         self.assertEqual(volume["persistentVolumeClaim"]["claimName"], claim)
 
     def test_flags_are_the_servers(self):
-        known = set(re.findall(r"--([a-z_]+)", subprocess.run([AWQD, "--help"], capture_output=True, text=True, check=True).stdout))
+        known = set(re.findall(r"--([a-z_]+)", subprocess.run([AWQD, "--help=all"], capture_output=True, text=True, check=True).stdout))
         self.assertIn("model_repository", known)
         runtime = yaml.safe_load((KSERVE / "servingruntime.yaml").read_text())["spec"]["containers"][0]
         for container in [*map(self.container, self.rendered), runtime]:
