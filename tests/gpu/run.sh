@@ -309,7 +309,7 @@ write_models() {
   for demo in "$root"/models/* "$root"/tests/data/awq/*; do
     [[ -f $demo/config.json && ! -e $models/$(basename "$demo") ]] && cp -r "$demo" "$models/"
   done
-  for demo in "$root"/tests/data/*/*/config.json; do
+  for demo in "$root"/tests/data/*/*/{config.json,*.gguf}; do
     demo=$(dirname "$demo")
     name=$(basename "$(dirname "$demo")").$(basename "$demo")
     [[ $name == awq.* ]] || cp -r "$demo" "$models/$name"
@@ -420,11 +420,12 @@ on_devices() {
   device=$one
 }
 
-# One GPU as two devices; then the GPUs of the machine, two and all of them.
+# One GPU as two devices; then the GPUs of the machine, two and all of them. Or the list that --device names.
 part_devices() {
   local count i list=cuda:0 one=$device
   count=$(nvidia-smi -L | grep -c '^GPU ')
   write_models || return
+  if [[ $device == *,* ]]; then on_devices "$device"; return; fi
   device=cuda:0
   check_server "one of $count: "
   device=$one
