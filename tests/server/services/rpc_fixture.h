@@ -79,7 +79,7 @@ class RpcTest : public testing::Test {
         RpcServer::Start(options, &engine_, models_.get());
     ASSERT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
-    grpc::ChannelArguments args;
+    grpc::ChannelArguments args = ChannelArguments();
     args.SetMaxReceiveMessageSize(-1);
     channel_ =
         grpc::CreateCustomChannel(server_->address(), grpc::InsecureChannelCredentials(), args);
@@ -93,6 +93,7 @@ class RpcTest : public testing::Test {
   }
 
   virtual void Configure(Options*) {}
+  virtual grpc::ChannelArguments ChannelArguments() { return {}; }  // of channel_
 
   // Polls; for what has no event to wait on from outside.
   static bool Eventually(const std::function<bool()>& condition) {

@@ -79,8 +79,8 @@ TEST_F(ClientLimitsTest, BytesOfOneClient) {
   std::vector<ByteLease> leases;
   {
     const PaidBy paid_by(request, false);
-    leases.push_back(*all.Take(60, "request"));
-    const absl::Status refused = all.Take(41, "request").status();
+    leases.push_back(*all.Take(nullptr, 60, "request"));
+    const absl::Status refused = all.Take(nullptr, 41, "request").status();
     EXPECT_TRUE(absl::IsResourceExhausted(refused));
     EXPECT_THAT(std::string(refused.message()), HasSubstr("max_bytes_in_flight_per_client, 100"));
     EXPECT_TRUE(RetryDelayOf(refused).has_value());
@@ -92,7 +92,7 @@ TEST_F(ClientLimitsTest, BytesOfOneClient) {
   EXPECT_EQ(request.client()->bytes()->in_flight(), 100);
   {
     const PaidBy paid_by(other, false);
-    EXPECT_TRUE(all.Take(100, "request").ok());
+    EXPECT_TRUE(all.Take(nullptr, 100, "request").ok());
   }
   leases[0].ShrinkTo(10);
   EXPECT_EQ(request.client()->bytes()->in_flight(), 10);
@@ -106,7 +106,7 @@ TEST_F(ClientLimitsTest, WhatTheServerHasNoRoomForIsNotPaid) {
   ByteBudget all(50);
   const ClientRequest request = *Begin("a");
   const PaidBy paid_by(request, false);
-  EXPECT_FALSE(all.Take(60, "request").ok());
+  EXPECT_FALSE(all.Take(nullptr, 60, "request").ok());
   EXPECT_EQ(request.client()->bytes()->in_flight(), 0);
 }
 
@@ -115,11 +115,11 @@ TEST_F(ClientLimitsTest, MessagesOfAStreamAreRequests) {
   ByteBudget all(0);
   const ClientRequest stream = *Begin("a");
   const PaidBy paid_by(stream, true);
-  auto first = *all.Take(1, "request");
-  auto second = std::make_unique<ByteLease>(*all.Take(1, "request"));
-  EXPECT_TRUE(absl::IsResourceExhausted(all.Take(1, "request").status()));
+  auto first = *all.Take(nullptr, 1, "request");
+  auto second = std::make_unique<ByteLease>(*all.Take(nullptr, 1, "request"));
+  EXPECT_TRUE(absl::IsResourceExhausted(all.Take(nullptr, 1, "request").status()));
   second = nullptr;
-  EXPECT_TRUE(all.Take(1, "request").ok());
+  EXPECT_TRUE(all.Take(nullptr, 1, "request").ok());
 }
 
 TEST_F(ClientLimitsTest, ALeaseOutlivesItsRequest) {
@@ -129,7 +129,7 @@ TEST_F(ClientLimitsTest, ALeaseOutlivesItsRequest) {
   {
     const ClientRequest request = *Begin("a");
     const PaidBy paid_by(request, false);
-    lease = *all.Take(70, "request");
+    lease = *all.Take(nullptr, 70, "request");
   }
   EXPECT_FALSE(lease.Grow(31, "output").ok());
   EXPECT_TRUE(Begin("a").ok());
@@ -159,7 +159,7 @@ TEST_F(ClientLimitsTest, FromManyThreads) {
         if (!request.ok()) continue;
         most = std::max(most.load(), ++begun);
         const PaidBy paid_by(*request, false);
-        const auto lease = all.Take(100, "request");
+        const auto lease = all.Take(nullptr, 100, "request");
         EXPECT_TRUE(lease.ok());
         --begun;
       }

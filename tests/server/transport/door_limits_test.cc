@@ -2,6 +2,7 @@
 #include <grpcpp/generic/generic_stub.h>
 
 #include "gmock/gmock.h"
+#include "tests/server/small_windows.h"
 #include "tests/server/transport/loop_fixture.h"
 
 namespace awqd::transport {
@@ -105,6 +106,7 @@ constexpr absl::Duration kTimeout = absl::Milliseconds(600);
 class SlowClientTest : public LoopTest {
  protected:
   SlowClientTest() : LoopTest({.send_timeout = kTimeout}) {}
+  grpc::ChannelArguments ChannelArguments() override { return SmallWindows(); }
 
   // A call that reads nothing: flow control lets 64 KiB of its answer through.
   class Unread {
@@ -116,7 +118,12 @@ class SlowClientTest : public LoopTest {
       call_->WriteLast(EmptyMessage(), {}, &queue_);
       Next();
     }
+    // Once the server has given up: gRPC says how a call ended when all that came of it was asked
+    // for.
     grpc::Status Finish() {
+      grpc::ByteBuffer message;
+      call_->Read(&message, &queue_);
+      EXPECT_FALSE(Next()) << "a part of a message is none";
       grpc::Status status;
       call_->Finish(&status, &queue_);
       Next();
@@ -131,10 +138,10 @@ class SlowClientTest : public LoopTest {
     }
 
    private:
-    void Next() {
+    bool Next() {
       void* tag = nullptr;
       bool ok = false;
-      queue_.Next(&tag, &ok);
+      return queue_.Next(&tag, &ok) && ok;
     }
 
     grpc::GenericStub stub_;

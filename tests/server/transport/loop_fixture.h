@@ -83,9 +83,13 @@ class LoopTest : public testing::TestWithParam<int> {
     ASSERT_NE(server_, nullptr);
     loop_->Start();
     address_ = "127.0.0.1:" + std::to_string(port);
-    channel_ = grpc::CreateChannel(address_, grpc::InsecureChannelCredentials());
+    channel_ = grpc::CreateCustomChannel(address_, grpc::InsecureChannelCredentials(),
+                                         ChannelArguments());
     stub_ = v1::QuantizedInference::NewStub(channel_);
   }
+
+  // Of the test's channel.
+  virtual grpc::ChannelArguments ChannelArguments() { return {}; }
 
   // Every test ends with it, while what its handlers refer to exists.
   void Stop() {
@@ -98,10 +102,11 @@ class LoopTest : public testing::TestWithParam<int> {
   void TearDown() override { Stop(); }
 
   static bool Eventually(const std::function<bool()>& condition) {
-    for (int i = 0; i < 2000 && !condition(); ++i) {
+    for (int i = 0; i < 2000; ++i) {
+      if (condition()) return true;
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
-    return condition();
+    return false;
   }
 
   grpc::Status Call() {

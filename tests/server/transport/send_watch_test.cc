@@ -11,8 +11,11 @@ namespace awqd::transport {
 namespace {
 
 bool Eventually(const std::function<bool()>& condition) {
-  for (int i = 0; i < 2000 && !condition(); ++i) absl::SleepFor(absl::Milliseconds(5));
-  return condition();
+  for (int i = 0; i < 2000; ++i) {
+    if (condition()) return true;
+    absl::SleepFor(absl::Milliseconds(5));
+  }
+  return false;
 }
 
 TEST(SendWatch, CallsThoseThatAreLateOnceAndInOrder) {
