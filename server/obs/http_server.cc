@@ -1,7 +1,14 @@
 // civetweb does the protocol; every request comes to one function here.
 #include "server/obs/http_server.h"
 
+#include <netdb.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <chrono>
 #include <exception>
+#include <stop_token>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -28,11 +35,48 @@ constexpr absl::string_view Reason(int code) {
   }
 }
 
+// While it lives, somebody comes every few milliseconds: civetweb looks whether it is to stop when
+// somebody does, and otherwise every two seconds.
+class Visitor {
+ public:
+  // `address` is numeric.
+  Visitor(const std::string& address, int port)
+      : thread_([host = Host(address), port = std::to_string(port)](const std::stop_token& stop) {
+          const addrinfo hints = {.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV,
+                                  .ai_socktype = SOCK_STREAM};
+          addrinfo* where = nullptr;
+          if (getaddrinfo(host.c_str(), port.c_str(), &hints, &where) != 0) return;
+          while (!stop.stop_requested()) {
+            Visit(*where);
+            std::this_thread::sleep_for(std::chrono::milliseconds(5));
+          }
+          freeaddrinfo(where);
+        }) {}
+
+ private:
+  // "::1" of "[::1]:8002".
+  static std::string Host(const std::string& address) {
+    const std::string host = address.substr(0, address.rfind(':'));
+    return host.front() == '[' ? host.substr(1, host.size() - 2) : host;
+  }
+  static void Visit(const addrinfo& where) {
+    const int fd = socket(where.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0) return;
+    // To come is all; whether it was let in does not matter.
+    (void)!connect(fd, where.ai_addr, where.ai_addrlen);
+    close(fd);
+  }
+
+  std::jthread thread_;
+};
+
 class CivetServer final : public HttpServer {
  public:
   explicit CivetServer(HttpHandler handler) : handler_(std::move(handler)) {}
   ~CivetServer() override {
-    if (context_ != nullptr) mg_stop(context_);
+    if (context_ == nullptr) return;
+    const Visitor visitor(address_, port_);
+    mg_stop(context_);
   }
 
   absl::Status Listen(const std::string& address) {
@@ -54,6 +98,7 @@ class CivetServer final : public HttpServer {
     }
     mg_server_port port = {};
     if (mg_get_server_ports(context_, 1, &port) == 1) port_ = port.port;
+    address_ = address;
     return absl::OkStatus();
   }
 
@@ -84,6 +129,7 @@ class CivetServer final : public HttpServer {
 
   const HttpHandler handler_;
   mg_context* context_ = nullptr;
+  std::string address_;
   int port_ = 0;
 };
 

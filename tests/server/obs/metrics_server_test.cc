@@ -7,6 +7,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
@@ -187,6 +188,13 @@ TEST_F(MetricsServerTest, ReadsOnly) {
   for (const char* path : {"/nope", "/page.html", "/../etc/passwd", "/%2e%2e/etc/passwd"}) {
     EXPECT_NE(Get(path).code, 200) << path;
   }
+}
+
+TEST_F(MetricsServerTest, EndsSoon) {
+  ASSERT_EQ(Get("/livez").code, 200);
+  const absl::Time begin = absl::Now();
+  server_.reset();
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(1));
 }
 
 TEST_F(MetricsServerTest, SaysWhyItCannotListen) {
