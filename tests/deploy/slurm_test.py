@@ -57,6 +57,11 @@ def wait_for(condition, what, seconds=60):
         time.sleep(0.05)
 
 
+def stopped(log):
+    """How many servers have ended in the orderly way."""
+    return len(re.findall(r"\bstopped\b", log.read_text()))
+
+
 def free_port():
     with socket.socket() as listener:
         listener.bind(("", 0))
@@ -110,10 +115,15 @@ class Slurm(unittest.TestCase):
         (self.folder / "placement").write_text("--load_model=moe\n--load_model=all-MiniLM-L6-v2-awq\n--load_model=all-MiniLM-L6-v2-awq\n")
         shutil.copytree(ROOT / "tests/data/experts/moe", self.folder / "models/moe")
         shutil.copytree(ROOT / "tests/data/awq" / MODEL, self.folder / "models" / MODEL)
+        # An mv that waits while a file is there.
+        tools, hold, held = (self.folder / name for name in ("tools", "hold", "held"))
+        tools.mkdir()
+        (tools / "mv").write_text(f'#!/bin/sh\n[ -e {hold} ] && touch {held}\nwhile [ -e {hold} ]; do sleep 0.05; done\nexec {shutil.which("mv")} "$@"\n')
+        (tools / "mv").chmod(0o755)
         flags = [f"--model_repository={self.folder}/models", "--device=cpu", "--cpu_threads=1", "--drain_delay_ms=1000"]
         done = subprocess.run(
             ["sbatch", "--parsable", "--ntasks=3", "--overcommit", f"--chdir={self.folder}",
-             f"--export=ALL,FLEET_BIN={BIN},FLEET_PLACEMENT={self.folder}/placement", ROOT / "deploy/slurm/awqd.sbatch", *flags],
+             f"--export=ALL,PATH={tools}:{os.environ['PATH']},FLEET_BIN={BIN},FLEET_PLACEMENT={self.folder}/placement", ROOT / "deploy/slurm/awqd.sbatch", *flags],
             capture_output=True, text=True, check=False)
         self.assertEqual(done.returncode, 0, done.stderr)
         job = done.stdout.strip()
@@ -143,9 +153,15 @@ class Slurm(unittest.TestCase):
         os.kill(victim, signal.SIGKILL)
         wait_for(listed(2), said)
 
+        # The job's end signals every process, also those that are just writing the lists: they must get to their end.
+        hold.touch()
+        wait_for(held.exists, "a list that is being written")
+        subprocess.run(["scancel", "--quiet", job], check=True)
+        wait_for(lambda: stopped(log) == 2, said)
+        hold.unlink()
         self.end(job)
         self.assertFalse(endpoints.exists() and endpoints.read_text(), log.read_text())
-        self.assertEqual(len(re.findall("event=stopped|\\bstopped\\b", log.read_text())), 2, log.read_text())
+        self.assertEqual(stopped(log), 2, log.read_text())
 
     @staticmethod
     def end(job):
