@@ -1,5 +1,6 @@
 // The real binary's log: one event a line, whatever clients put into their names.
 #include <fcntl.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <map>
@@ -118,15 +119,18 @@ class UnreadLogTest : public LogsTest {
   UnreadLogTest() {
     EXPECT_EQ(pipe2(ends_, O_CLOEXEC), 0);
     fcntl(ends_[1], F_SETPIPE_SZ, 4096);
-    server_ = std::make_unique<ServerProcess>(
-        std::vector<std::string>{"--model_repository=" + repository_.path(), "--log_level=debug"},
-        "127.0.0.1:0", ends_[1]);
-    EXPECT_TRUE(server_->WaitServing());
+    Start({});
   }
   ~UnreadLogTest() override {
     server_ = nullptr;
     close(ends_[0]);
     close(ends_[1]);
+  }
+
+  void Start(std::vector<std::string> args) {
+    args.insert(args.end(), {"--model_repository=" + repository_.path(), "--log_level=debug"});
+    server_ = std::make_unique<ServerProcess>(args, "127.0.0.1:0", ends_[1]);
+    EXPECT_TRUE(server_->WaitServing());
   }
 
   // More than the pipe and the server hold: three kilobytes a call.
@@ -150,6 +154,21 @@ TEST_F(UnreadLogTest, HoldsNeitherCallsNorLoadsNorTheEndUp) {
   const ExitReport report = server_->Stop();
   EXPECT_EQ(report.code, 0);
   EXPECT_LT(report.took, absl::Seconds(10));
+}
+
+TEST_F(UnreadLogTest, DoesNotKeepALaterSignalFromEndingTheProcess) {
+  Start({"--drain_delay_ms=60000"});
+  LogMegabytes();
+  server_->Signal(SIGTERM);
+  const auto client = server_->NewClient();
+  for (int i = 0; i < 1000 && client->IsServing("").value_or(false); ++i) {
+    absl::SleepFor(absl::Milliseconds(5));
+  }
+  absl::SleepFor(absl::Milliseconds(1100));  // a signal sooner would be the same one
+  server_->Signal(SIGTERM);
+  const ExitReport report = server_->Wait();
+  EXPECT_EQ(report.code, 128 + SIGTERM);
+  EXPECT_LT(report.took, absl::Seconds(5));
 }
 
 TEST_F(UnreadLogTest, TellsWhatWasLostWhenItIsReadAgain) {
