@@ -125,6 +125,7 @@ class MatmulStream final : public transport::Reactor,
     Recount(*item);
     answers_.push_back(item);
     WriteNext();
+    ReadMore();  // an answer may hold less than its request did
     FinishIfIdle();
   }
 

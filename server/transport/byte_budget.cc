@@ -22,6 +22,12 @@ absl::Status Refused(absl::string_view what, int64_t bytes, int64_t at_most,
 
 }  // namespace
 
+bool ByteBudget::TakesTooMuch(int64_t held, int64_t own, int64_t of_call, int64_t bytes) const {
+  if (own <= of_call) return false;
+  const int64_t left = limit_ - held - bytes;
+  return own + bytes > left || left < limit_ / (holders_.load(std::memory_order_relaxed) + 1);
+}
+
 // Two calls of one connection that come at the same time may both be let in where one alone had
 // taken the last of its part. The limit itself is never passed.
 absl::Status ByteBudget::Reserve(Connection* connection, int64_t of_call, int64_t bytes,
@@ -38,19 +44,27 @@ absl::Status ByteBudget::Reserve(Connection* connection, int64_t of_call, int64_
                      absl::StrCat("requests and answers in flight hold ", held,
                                   " bytes of the server's ", flag_, ", ", limit_));
     }
-    if (own > of_call && own + bytes > free - bytes) {
+    if (TakesTooMuch(held, own, of_call, bytes)) {
       refused_.fetch_add(1, std::memory_order_relaxed);
-      return Refused(what, bytes, std::max<int64_t>(0, (free - own) / 2),
+      const int64_t for_others = limit_ / (holders_.load(std::memory_order_relaxed) + 1);
+      const int64_t at_most = std::min((free - own) / 2, free - for_others);
+      return Refused(what, bytes, std::max<int64_t>(0, at_most),
                      absl::StrCat("this connection holds ", own, " bytes, and ", free,
                                   " of the server's ", flag_, ", ", limit_, ", are left for all"));
     }
   } while (!in_flight_.compare_exchange_weak(held, held + bytes, std::memory_order_relaxed));
-  if (connection != nullptr) connection->bytes_.fetch_add(bytes, std::memory_order_relaxed);
+  if (connection != nullptr && bytes > 0 &&
+      connection->bytes_.fetch_add(bytes, std::memory_order_relaxed) == 0) {
+    holders_.fetch_add(1, std::memory_order_relaxed);
+  }
   return absl::OkStatus();
 }
 
 void ByteBudget::GiveBack(Connection* connection, int64_t bytes) {
-  if (connection != nullptr) connection->bytes_.fetch_sub(bytes, std::memory_order_relaxed);
+  if (connection != nullptr && bytes > 0 &&
+      connection->bytes_.fetch_sub(bytes, std::memory_order_relaxed) == bytes) {
+    holders_.fetch_sub(1, std::memory_order_relaxed);
+  }
   in_flight_.fetch_sub(bytes, std::memory_order_relaxed);
 }
 

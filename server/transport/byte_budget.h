@@ -2,9 +2,10 @@
 // until its answer was sent, and how much of it one connection may hold.
 //
 // The rule: a connection that holds bytes for one call may take more for another as long as it then
-// holds no more than what is left for all others. So one connection alone holds half of the budget
-// at most, two that take all they can a third each, and what is left is as much as each of them
-// has. A single call may always take what is free.
+// holds no more than what is left for all others, and as long as n connections that hold something
+// then leave one part in n + 1 of the budget. So one connection alone holds half of it at most, two
+// that take all they can leave a third, in whatever order they come. A single call may always take
+// what is free.
 #pragma once
 
 #include <atomic>
@@ -87,11 +88,14 @@ class ByteBudget {
   // For a call of `connection` that has `of_call` bytes already.
   absl::Status Reserve(Connection* connection, int64_t of_call, int64_t bytes,
                        absl::string_view what);
+  // Whether that would leave less than the rule asks for.
+  bool TakesTooMuch(int64_t held, int64_t own, int64_t of_call, int64_t bytes) const;
   void GiveBack(Connection* connection, int64_t bytes);
 
   const int64_t limit_;
   const char* const flag_;
   std::atomic<int64_t> in_flight_{0};
+  std::atomic<int64_t> holders_{0};  // connections that hold any of it
   std::atomic<int64_t> refused_{0};
 };
 

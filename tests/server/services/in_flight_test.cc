@@ -1,6 +1,7 @@
 // Admission by bytes in flight: refused before anything is parsed, and given back exactly once on
 // every way that a call can end.
 #include "tests/server/services/rpc_fixture.h"
+#include "tests/server/small_windows.h"
 
 namespace awqd::services {
 namespace {
@@ -172,7 +173,7 @@ class FairShareTest : public RpcTest {
   void Configure(Options* options) override { options->in_flight_bytes = 8 << 20; }
 
   std::shared_ptr<grpc::Channel> NewConnection() const {
-    grpc::ChannelArguments apart;
+    grpc::ChannelArguments apart = SmallWindows();
     apart.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     return grpc::CreateCustomChannel(server_->address(), grpc::InsecureChannelCredentials(), apart);
   }
@@ -216,6 +217,7 @@ TEST_F(FairShareTest, FiveConnectionsThatDoNotReadLeaveRoomForOthers) {
 class SendTimeoutTest : public RpcTest {
  protected:
   void Configure(Options* options) override { options->transport.send_timeout = absl::Seconds(1); }
+  grpc::ChannelArguments ChannelArguments() override { return SmallWindows(); }
 };
 
 TEST_F(SendTimeoutTest, BytesOfAnAnswerThatNobodyTakesAreGivenBack) {
@@ -226,8 +228,9 @@ TEST_F(SendTimeoutTest, BytesOfAnAnswerThatNobodyTakesAreGivenBack) {
   for (int i = 0; i < 3; ++i) ASSERT_TRUE(stream->Write(request));
   ASSERT_TRUE(Eventually([&] { return engine_.submitted() == 3; }));
   EXPECT_TRUE(Eventually([&] { return server_->in_flight_bytes() == 0; }));
-  EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
   v1::QuantizedMatmulResponse response;
+  EXPECT_FALSE(stream->Read(&response)) << "what came of the first answer is no message";
+  EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
   EXPECT_TRUE(Matmul(request, &response).ok()) << "the connection goes on";
 }
 

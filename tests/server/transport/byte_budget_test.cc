@@ -100,6 +100,27 @@ TEST(ByteBudget, GreedyConnectionsLeaveRoomForTheNext) {
       << "a sixth is free";
 }
 
+TEST(ByteBudget, OneGreedyConnectionAfterTheOtherLeavesRoomAsWell) {
+  ByteBudget budget(6000);
+  std::vector<ByteLease> leases;
+  std::vector<std::shared_ptr<Connection>> callers;
+  for (int i = 0; i < 5; ++i) {
+    callers.push_back(std::make_shared<Connection>());
+    for (;;) {
+      absl::StatusOr<ByteLease> lease = budget.Take(callers.back(), 10, "request");
+      if (!lease.ok()) break;
+      leases.push_back(*std::move(lease));
+    }
+    EXPECT_EQ(budget.in_flight(), 6000 / (i + 2) * (i + 1));
+  }
+  EXPECT_TRUE(budget.Take(std::make_shared<Connection>(), 1000, "request").ok())
+      << "a sixth is free";
+  leases.clear();
+  const ByteLease first = *budget.Take(callers[0], 1500, "request");
+  EXPECT_TRUE(budget.Take(callers[0], 1500, "request").ok()) << "the others hold nothing";
+  EXPECT_FALSE(budget.Take(callers[0], 1501, "request").ok());
+}
+
 TEST(ByteBudget, ASingleCallMayTakeWhatIsFree) {
   ByteBudget budget(100);
   const auto caller = std::make_shared<Connection>();
