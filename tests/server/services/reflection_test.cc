@@ -54,7 +54,8 @@ TEST_F(ReflectionTest, SendsAFileAndWhatItImports) {
   request.set_host("here");
   request.set_file_by_filename("awqd/v1/inference.proto");
   const ServerReflectionResponse response = Reflect(channel_, request);
-  EXPECT_THAT(FilesOf(response), ElementsAre("awqd/v1/inference.proto", "awqd/v1/tensor.proto"));
+  EXPECT_THAT(FilesOf(response), ElementsAre("awqd/v1/inference.proto", "awqd/v1/tensor.proto",
+                                             "google/protobuf/any.proto"));
   EXPECT_EQ(response.valid_host(), "here");
   EXPECT_EQ(response.original_request().file_by_filename(), "awqd/v1/inference.proto");
 }
@@ -228,13 +229,15 @@ TEST_F(IdleReflectionTest, AStreamThatAsksStaysOpen) {
   request.set_list_services("");
   std::string answer;
   const absl::Time begin = absl::Now();
+  absl::Time last;
   while (absl::Now() - begin < 3 * kIdle) {
+    last = absl::Now();
     ASSERT_TRUE(stream.Write(request.SerializeAsString()) && stream.Read(&answer));
     std::this_thread::sleep_for(absl::ToChronoMilliseconds(kIdle / 4));
   }
   EXPECT_FALSE(stream.Read(&answer)) << "silent from here on";
   EXPECT_EQ(stream.Finish().error_code(), grpc::StatusCode::UNAVAILABLE);
-  EXPECT_GE(absl::Now() - begin, 4 * kIdle);
+  EXPECT_GE(absl::Now() - last, kIdle);
 }
 
 class NoReflectionTest : public RpcTest {
