@@ -2,7 +2,7 @@
 # Tests on a GPU machine: from the folder of target gpu_bundle (bin/, lib/, tests/), or from a build
 # directory's folder of binaries with --bin. Needs the driver; compute-sanitizer for its part.
 #
-#   tests/gpu/run.sh [--part core,decode,conformance,calls,large,sanitizer,e2e,devices] [--device cuda:0]
+#   tests/gpu/run.sh [--part core,decode,conformance,calls,large,sanitizer,e2e,devices,measured] [--device cuda:0]
 #                    [--time_box SECONDS] [--requests N] [--bin DIR] [--out DIR]
 #
 # Every part is named in the summary as passed, failed or skipped with the reason; the exit code is
@@ -314,6 +314,10 @@ write_models() {
     name=$(basename "$(dirname "$demo")").$(basename "$demo")
     [[ $name == awq.* ]] || cp -r "$demo" "$models/$name"
   done
+  for demo in "$root"/tests/data/*/*.gguf; do  # a file that is a model by itself
+    name=$(basename "$(dirname "$demo")").$(basename "$demo" .gguf)
+    mkdir -p "$models/$name" && cp "$demo" "$models/$name/"
+  done
   return 0
 }
 
@@ -413,11 +417,16 @@ on_devices() {
   local shard one=$device
   device=$1
   for shard in replicas columns models experts; do check_server "$shard on $1: " --shard "$shard"; done
+  measure_devices "$1"
+  device=$one
+}
+
+measure_devices() {
   have make_expert_stack || return
   step "replicas measured on $1" measure_replicas "$1"
   step "experts spread over $1" measure_spread "$1"
   [[ -n $server_pid ]] && cleanup && server_pid=
-  device=$one
+  return 0
 }
 
 # One GPU as two devices; then the GPUs of the machine, two and all of them. Or the list that --device names.
@@ -435,6 +444,12 @@ part_devices() {
     list+=,cuda:$i
     [[ $i -eq 1 || $((i + 1)) -eq $count ]] && on_devices "$list"
   done
+}
+
+# What sharing gives on the list that --device names: the figures of part devices alone.
+part_measured() {
+  write_models || return
+  measure_devices "$device"
 }
 
 nvidia-smi --query-gpu=index,name,driver_version,memory.total,memory.used --format=csv,noheader ||
