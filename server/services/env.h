@@ -23,6 +23,7 @@ struct Env {
   transport::Door* door = nullptr;
   Worker* loads = nullptr;     // LoadModel, UnloadModel
   Worker* lists = nullptr;     // ListModels
+  Worker* pages = nullptr;     // GetModel, which does not wait for a disk as lists do
   Worker* parsings = nullptr;  // large requests
   Worker* packings = nullptr;  // inline weights
   transport::ByteBudget* in_flight = nullptr;

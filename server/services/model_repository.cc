@@ -261,7 +261,7 @@ void ServeModelRepository(const Env& env, transport::CallLoop* loop) {
   loop->Serve<UnaryCall>("awqd.v1.ModelRepository/ListModels", Need::kRead, kSlots,
                          [&env](UnaryCall* call) { AnswerOn(env.lists, env, call, List); });
   loop->Serve<UnaryCall>("awqd.v1.ModelRepository/GetModel", Need::kRead, kSlots,
-                         [&env](UnaryCall* call) { AnswerOn(env.lists, env, call, Get); });
+                         [&env](UnaryCall* call) { AnswerOn(env.pages, env, call, Get); });
   loop->Serve<UnaryCall>("awqd.v1.ModelRepository/LoadModel", Need::kModelControl, kSlots,
                          [&env](UnaryCall* call) { AnswerOn(env.loads, env, call, Load); });
   loop->Serve<UnaryCall>("awqd.v1.ModelRepository/UnloadModel", Need::kModelControl, kSlots,

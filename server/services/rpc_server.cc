@@ -64,6 +64,7 @@ RpcServer::RpcServer(const Options& options, engine::Engine* engine, model::Mode
   env_.models = models;
   env_.loads = &loads_;
   env_.lists = &lists_;
+  env_.pages = &pages_;
   env_.parsings = &parsings_;
   env_.packings = &packings_;
   env_.in_flight = &in_flight_;
@@ -108,6 +109,7 @@ void RpcServer::Shutdown(absl::Duration grace) {
   packings_.Stop();
   loads_.Stop();
   lists_.Stop();
+  pages_.Stop();
   if (shared_memory_ != nullptr) shared_memory_->Stop();
 }
 

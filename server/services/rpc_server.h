@@ -73,6 +73,7 @@ class RpcServer {
   transport::ByteBudget in_flight_;
   Worker loads_;
   Worker lists_{"lists of models", 1, 64};
+  Worker pages_{"pages of models", 1, 64};
   Worker parsings_{"large requests", 1, 64};
   Worker packings_;
   std::unique_ptr<SharedMemory> shared_memory_;

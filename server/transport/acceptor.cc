@@ -181,9 +181,9 @@ bool Acceptor::HandleAcceptError(Listener& listener, int error) {
       reserve_.reset();
       Descriptor refused(accept4(listener.fd.get(), nullptr, nullptr, SOCK_CLOEXEC));
       const bool closed = refused.valid();
+      no_descriptor_ += closed ? 1 : 0;  // first, as with those that are too many
       refused.reset();
       reserve_ = OpenReserve();
-      no_descriptor_ += closed ? 1 : 0;
       Warn(descriptor_line_, "connections closed: no file descriptors are left");
       if (closed && reserve_.valid()) return true;
       break;
