@@ -83,8 +83,8 @@ class LoopTest : public testing::TestWithParam<int> {
     ASSERT_NE(server_, nullptr);
     loop_->Start();
     address_ = "127.0.0.1:" + std::to_string(port);
-    channel_ = grpc::CreateCustomChannel(address_, grpc::InsecureChannelCredentials(),
-                                         ChannelArguments());
+    channel_ =
+        grpc::CreateCustomChannel(address_, grpc::InsecureChannelCredentials(), ChannelArguments());
     stub_ = v1::QuantizedInference::NewStub(channel_);
   }
 
