@@ -229,6 +229,7 @@ formats_match() {
     golden=${x%.activations.npy}
     name=${golden##*/} format=$(basename "$(dirname "$(dirname "$x")")")
     model=$format.${name%%.*} weight=${name#*.}
+    weight=${weight#gguf.}  # of a model that is one file, "super-blocks.gguf"
     for path in fused dequantize; do
       "$bin/awqctl" --address "$1" matmul "$model" "$weight" "$x" --path "$path" -o "$out/y.npy" &&
         "$bin/awqctl" compare "$out/y.npy" "$golden.matmul.npy" --max_relative_error 1e-3 || return 1
