@@ -65,24 +65,31 @@ class Planner {
 
   // Fails as soon as it is known.
   absl::Status Check() const {
-    for (const auto& [device, bytes] : plan_.weights) {
-      const int64_t free = device->FreeBytes();
-      if (bytes > free) return NoRoom(bytes, device->info().id, free, "");
-    }
-    for (const auto& [device, bytes] : plan_.peak) {
-      const int64_t free = device->FreeBytes();
-      if (bytes > free) {
-        return NoRoom(bytes, device->info().id, free, " while it reads and decodes its weights");
-      }
-    }
+    AWQD_RETURN_IF_ERROR(CheckDevices(plan_.weights, ""));
+    AWQD_RETURN_IF_ERROR(CheckDevices(plan_.peak, kWhileReading));
     const int64_t free = HostFreeBytes();
     if (plan_.host_peak <= free) return absl::OkStatus();
-    return NoRoom(plan_.host_peak, "the host", free, " while it reads and decodes its weights");
+    return NoRoom(plan_.host_peak, "the host", free, kWhileReading);
   }
 
   MemoryPlan Take() { return std::move(plan_); }
 
  private:
+  static constexpr absl::string_view kWhileReading = " while it reads and decodes its weights";
+
+  // In the order of the target, so that an error names the first.
+  absl::Status CheckDevices(const std::map<const Device*, int64_t>& needed,
+                            absl::string_view what) const {
+    for (const Device* device : target_.devices) {
+      const auto it = needed.find(device);
+      const int64_t free = device->FreeBytes();
+      if (it != needed.end() && it->second > free) {
+        return NoRoom(it->second, device->info().id, free, what);
+      }
+    }
+    return absl::OkStatus();
+  }
+
   // Scales may be as large as codes where somebody means harm.
   absl::Status CheckDescribing(const LinearLocation& linear) const {
     const int64_t rest = linear.bytes - linear.codes().info->bytes();
