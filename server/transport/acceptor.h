@@ -62,8 +62,9 @@ class Acceptor {
   void Stop();
   // Ends what was handed over and is still open, as if the client had closed it.
   void Cut() { open_.Cut(); }
-  // The same of one peer, "ipv4:10.0.0.7:51034". Clients of a socket file have no such name.
-  void Cut(const std::string& peer) { open_.Cut(peer); }
+  // The same of one peer, "ipv4:10.0.0.7:51034". False when there is none: clients of a socket file
+  // have no such name.
+  bool Cut(const std::string& peer) { return open_.Cut(peer); }
 
   // That are open, of those that were let in. Looks at each.
   int64_t open() { return open_.Count(); }

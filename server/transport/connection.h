@@ -46,8 +46,8 @@ class Connection {
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
 
-  // True once: whom this tells may cut it.
-  bool MayBeCut() { return !cut_.exchange(true, std::memory_order_relaxed); }
+  // Counts a call that was refused. Returns how many were, this one included.
+  int64_t Refused() { return refused_.fetch_add(1, std::memory_order_relaxed) + 1; }
 
   int64_t calls() const { return calls_.load(std::memory_order_relaxed); }
   // Of ByteBudget.
@@ -68,7 +68,7 @@ class Connection {
   const Id id_;  // no other connection has it while this lives
   std::atomic<int64_t> calls_{0};
   std::atomic<int64_t> bytes_{0};
-  std::atomic<bool> cut_{false};
+  std::atomic<int64_t> refused_{0};
 };
 
 // Those that have calls in flight. Thread-safe.

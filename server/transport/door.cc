@@ -56,7 +56,7 @@ absl::Status Door::Admit(ServerCall* call, const Entry& entry) {
 bool Door::HasRoom(ServerCall* call) {
   const int64_t calls = call->connection_.Hold(connections_->Of(call->context_.c_call()));
   if (calls <= calls_per_connection_) return true;
-  if (calls > 4 * calls_per_connection_ && cut_ != nullptr && call->connection()->MayBeCut()) {
+  if (call->connection()->Refused() == 4 * calls_per_connection_ && cut_ != nullptr) {
     cut_(call->peer());
   }
   if (int64_t times = 0; crowd_line_.Now(&times)) {

@@ -58,8 +58,8 @@ struct DoorLimits {
   // (Options::max_concurrent_streams) stays below; gRPC holds nobody to it who never acknowledges
   // it.
   int64_t calls_per_connection = 1024;
-  // Ends the connection of this peer, as gRPC spells it, on which there are four times as many: its
-  // client goes on without reading that they are refused. May be null.
+  // Ends the connection of this peer, as gRPC spells it, when four times as many calls of it were
+  // refused: its client goes on without reading that. May be null.
   std::function<void(const std::string& peer)> cut;
   // How long an answer, or a message of a stream, may wait for its client to take it.
   absl::Duration send_timeout = absl::InfiniteDuration();

@@ -53,7 +53,13 @@ std::string Spell(const ListenAddress& address, int port) {
 DoorLimits LimitsOfDoor(const Options& options, Acceptor* acceptor) {
   const int64_t streams = options.max_concurrent_streams;
   return {.calls_per_connection = std::max(2 * streams, streams + 64),
-          .cut = [acceptor](const std::string& peer) { acceptor->Cut(peer); },
+          .cut =
+              [acceptor](const std::string& peer) {
+                obs::LogEvent(obs::LogLevel::kWarning,
+                              acceptor->Cut(peer) ? "connection cut: its client heeds no refusal"
+                                                  : "a client heeds no refusal",
+                              {{"peer", obs::LogText(peer)}});
+              },
           .send_timeout = options.send_timeout,
           .client = options.client};
 }

@@ -126,12 +126,13 @@ void OpenConnections::Cut() {
   for (const auto& [fd, entry] : connections_) shutdown(fd, SHUT_RDWR);
 }
 
-void OpenConnections::Cut(const std::string& peer) {
+bool OpenConnections::Cut(const std::string& peer) {
   MutexLock lock(&mu_);
   Sweep();
   for (const auto& [fd, entry] : connections_) {
-    if (IsPeer(fd, peer)) shutdown(fd, SHUT_RDWR);
+    if (IsPeer(fd, peer)) return shutdown(fd, SHUT_RDWR) == 0;
   }
+  return false;
 }
 
 }  // namespace awqd::transport

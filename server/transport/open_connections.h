@@ -39,8 +39,8 @@ class OpenConnections {
   int64_t Count();
   // Ends all that are open: their owner reads the end of the stream, and closes them.
   void Cut();
-  // The same of one peer, as gRPC spells it; nothing when it has none.
-  void Cut(const std::string& peer);
+  // The same of one peer, as gRPC spells it. False when there is none of that name.
+  bool Cut(const std::string& peer);
 
  private:
   struct Entry {
