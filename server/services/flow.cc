@@ -45,8 +45,10 @@ absl::Status Flow::Admit(grpc::ByteBuffer* message, const google::protobuf::Desc
   return lease_.Grow(parsed_bytes_, "request, once it is parsed");
 }
 
+bool Flow::parsed_elsewhere() const { return parsed_bytes_ > kHeavyBytes; }
+
 absl::Status Flow::Parse(std::function<absl::Status()> parse) {
-  if (parsed_bytes_ <= kHeavyBytes) return parse();
+  if (!parsed_elsewhere()) return parse();
   return env_.parsings->Run([this, self = shared_from_this(), parse = std::move(parse)] {
     Try([&]() -> absl::Status {
       AWQD_RETURN_IF_ERROR(StillWanted());

@@ -68,12 +68,18 @@ class Flow : public std::enable_shared_from_this<Flow> {
  public:
   // Withdraws what has not started; the flow still ends.
   void Cancel() { slot_.Cancel(); }
+  // Whether the message is so large, parsed, that another thread than the caller's parses it. Known
+  // once the flow was started.
+  bool parsed_elsewhere() const;
 
  protected:
   // `method` names the flow in the log. `call` is the one that it is of, or one of many of, and
   // lives until the flow has ended.
   Flow(const Env& env, absl::string_view method, transport::ServerCall* call)
-      : env_(env), deadline_(call->deadline()), notes_(call->notes()), connection_(call->connection()) {
+      : env_(env),
+        deadline_(call->deadline()),
+        notes_(call->notes()),
+        connection_(call->connection()) {
     log_.method = method;
   }
   ~Flow() = default;
@@ -133,9 +139,12 @@ class Flow : public std::enable_shared_from_this<Flow> {
 
   // `name`: as the request's source has it.
   void LogOf(const std::string& request_id, LogName name, const absl::Status& status) {
-    log_.request_id = request_id;
-    log_.model = std::move(name.model);
-    log_.weight = std::move(name.weight);
+    // One byte more than a log shows of a name, so that it says what was cut. A client may send
+    // megabytes, and the flow stays until its answer is taken.
+    constexpr size_t kLoggedBytes = 257;
+    log_.request_id = request_id.substr(0, kLoggedBytes);
+    log_.model = name.model.substr(0, kLoggedBytes);
+    log_.weight = name.weight.substr(0, kLoggedBytes);
     log_.queue_us = report_.queue_us;
     log_.compute_us = report_.compute_us;
     log_.kernel = report_.kernel;

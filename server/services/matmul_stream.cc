@@ -3,6 +3,7 @@
 // Memory is bounded by not reading: an item counts, with the answer that it will have, from its
 // read until its answer was written, so a client that does not read its answers stops being read as
 // well.
+#include <algorithm>
 #include <deque>
 #include <memory>
 #include <set>
@@ -52,6 +53,7 @@ class MatmulStream final : public transport::Reactor,
     item->flow->Start(&item->message, env_.gate);
     MutexLock lock(&mu_);
     Recount(*item);
+    item->parsed_elsewhere = !item->answered && item->flow->parsed_elsewhere();
     reading_ = false;  // not before: what the item will hold is known only now
     ReadMore();
   }
@@ -96,6 +98,8 @@ class MatmulStream final : public transport::Reactor,
     grpc::ByteBuffer answer;
     std::shared_ptr<MatmulFlow> flow;
     int64_t bytes = 0;
+    bool parsed_elsewhere = false;
+    bool answered = false;
     bool dropped = false;
   };
   using ItemPtr = std::shared_ptr<Item>;
@@ -122,6 +126,8 @@ class MatmulStream final : public transport::Reactor,
     }
     MutexLock lock(&mu_);
     item->answer.Swap(&answer);
+    item->answered = true;
+    item->parsed_elsewhere = false;
     Recount(*item);
     answers_.push_back(item);
     WriteNext();
@@ -153,7 +159,13 @@ class MatmulStream final : public transport::Reactor,
     items_.erase(item);
   }
 
+  // What is parsed off the loop waits there with others. A stream has one such message at a time:
+  // more would only hold memory.
   void ReadMore() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    if (std::any_of(items_.begin(), items_.end(),
+                    [](const ItemPtr& item) { return item->parsed_elsewhere; })) {
+      return;
+    }
     const bool full = static_cast<int64_t>(items_.size()) >= env_.options.stream_in_flight ||
                       (!items_.empty() && bytes_ >= env_.options.stream_in_flight_bytes);
     if (reading_ || half_closed_ || finished_ || full) return;

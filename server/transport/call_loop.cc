@@ -156,10 +156,13 @@ class CallLoop::Watch {
   bool AllAway() {
     bool away = true;
     for (size_t i = 0; i < threads_.size(); ++i) {
-      const Seen now = {threads_[i]->taken.load(std::memory_order_relaxed),
-                        ProcessorTime(*threads_[i])};
-      away &= now.taken == seen_[i].taken && now.time - seen_[i].time >= kBusy;
-      seen_[i] = now;
+      const int64_t taken = threads_[i]->taken.load(std::memory_order_relaxed);
+      const std::chrono::nanoseconds time = ProcessorTime(*threads_[i]);
+      Seen& seen = seen_[i];
+      if (taken != seen.taken) seen = {taken, time, time};
+      // A thread that shares its processor may run for less than kBusy between two looks.
+      away &= time - seen.since >= kBusy && time > seen.last;
+      seen.last = time;
     }
     return away;
   }
@@ -167,7 +170,8 @@ class CallLoop::Watch {
  private:
   struct Seen {
     int64_t taken = 0;
-    std::chrono::nanoseconds time{0};
+    // Processor time when it had taken so many, and at the last look.
+    std::chrono::nanoseconds since{0}, last{0};
   };
 
   static std::chrono::nanoseconds ProcessorTime(const Turns& turns) {
