@@ -108,7 +108,7 @@ class BystanderTest : public testing::Test {
 };
 
 TEST_F(BystanderTest, WaitsForNobodyWhoUploadsByteByByte) {
-  Start({"--rpc_threads=1"});
+  Start({"--rpc_threads=2"});
   const auto client = server_->NewClient();
   const client::MatmulCall call = {.weight = client::WeightName{"m", "layer"},
                                    .activations = {v1::FP16, {1, 256}, std::string(512, '\0')}};
