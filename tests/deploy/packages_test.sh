@@ -17,7 +17,7 @@ for package in awqd-server awqd-client libawqd-dev; do
   [[ "$(dpkg-deb -f "$file" Version)" == "$version" ]] || die "$package has another version than $version"
   dpkg-deb -x "$file" "$work/root"
 done
-[[ "$(dpkg-deb -f "$(find "$work/out" -name 'awqd-server_*.deb')" Depends)" == *libgrpc++* ]] ||
+[[ "$(dpkg-deb -f "$(find "$work/out" -maxdepth 1 -name 'awqd-server_*.deb')" Depends)" == *libgrpc++* ]] ||
   die "awqd-server depends on no gRPC"
 for file in etc/awqd/awqd.toml usr/lib/systemd/system/awqd.service usr/bin/awqd usr/bin/awqctl \
   usr/share/bash-completion/completions/awqctl usr/lib/libawqd_client.a usr/include/awqd/client/awqd_client.h; do
