@@ -14,7 +14,9 @@ using testing::HasSubstr;
 class CrowdTest : public LoopTest {
  protected:
   static constexpr int kMost = 3;
-  CrowdTest() : LoopTest({.calls_per_connection = kMost}) {
+  CrowdTest()
+      : LoopTest({.calls_per_connection = kMost,
+                  .cut = [this](const std::string& peer) { cut_.push_back(peer); }}) {
     unary_ = [this](UnaryCall* call) {
       {
         MutexLock lock(&mu_);
@@ -65,6 +67,7 @@ class CrowdTest : public LoopTest {
     return stub_->Dequantize(&context, {}, &response);
   }
 
+  std::vector<std::string> cut_;  // by the one call at a time that is refused
   Mutex mu_;
   std::vector<UnaryCall*> held_;
   bool over_ = false;
@@ -86,6 +89,16 @@ TEST_P(CrowdTest, CallsPastTheMostOfAConnectionAreRefused) {
   EXPECT_TRUE(Eventually([&] {
     return CallOn(channel_, 300).error_code() == grpc::StatusCode::DEADLINE_EXCEEDED;
   })) << "there is room again";
+}
+
+TEST_P(CrowdTest, WhoHeedsNoRefusalIsCutOnce) {
+  Start();
+  for (int i = 0; i < kMost; ++i) Begin();
+  ASSERT_TRUE(Eventually([&] { return held() == kMost; }));
+  for (int refused = 1; refused < 4 * kMost; ++refused) EXPECT_FALSE(Call().ok());
+  EXPECT_TRUE(cut_.empty());
+  for (int i = 0; i < 3; ++i) EXPECT_FALSE(Call().ok());
+  EXPECT_THAT(cut_, testing::ElementsAre(HasSubstr("127.0.0.1:")));
 }
 
 TEST_P(CrowdTest, AnotherConnectionIsNotTouched) {
