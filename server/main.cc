@@ -14,9 +14,9 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
-#include "kernels/base/mutex.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "kernels/base/mutex.h"
 #include "server/obs/logging.h"
 #include "server/options.h"
 #include "server/server.h"

@@ -26,9 +26,9 @@ bool Work::cut() const {
 }
 
 absl::StatusOr<WorkCut> Work::Cut(StagingPool& /*staging*/) const {
-  return absl::UnimplementedError(
-      absl::StrCat(name(), ": got a weight whose columns are cut among ", weights().front()->devices(),
-                   ", expected whole weights: serve with --shard=replicas or --shard=models"));
+  return absl::UnimplementedError(absl::StrCat(
+      name(), ": got a weight whose columns are cut among ", weights().front()->devices(),
+      ", expected whole weights: serve with --shard=replicas or --shard=models"));
 }
 
 WorkCut CutAtColumns(

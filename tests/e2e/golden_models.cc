@@ -151,8 +151,7 @@ v1::PackedWeight InlineOf(const GoldenCase& golden) {
         "zero_point"};
     if (value.is_null() || std::find(known.begin(), known.end(), name) == known.end()) continue;
     // A group that is longer than K is all of it, which a request says as -1.
-    const bool all =
-        name == "group_size" && value.is_number() && golden.k > 0 && value > golden.k;
+    const bool all = name == "group_size" && value.is_number() && golden.k > 0 && value > golden.k;
     (*out.mutable_settings())[name] = all ? "-1" : TextOf(value);
   }
   std::ifstream file(golden.Folder() + "/model.safetensors", std::ios::binary);

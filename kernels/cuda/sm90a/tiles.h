@@ -76,7 +76,8 @@ std::vector<PersistentTile> PersistentTiles(const WeightShape& shape, DType x = 
 constexpr int SlotBytes(const PersistentTile& tile, RecordKind kind, int x_bytes = 2) {
   const int metas = kind == kOneMeta ? 2 : MostMetas(kind);
   return tile.tokens * mma16::kBlockK * x_bytes +
-         tile.records * mma16::RecordBytes(BitsOf(kind), metas, mma16::MetaKindOf(CodeOf(kind), false));
+         tile.records *
+             mma16::RecordBytes(BitsOf(kind), metas, mma16::MetaKindOf(CodeOf(kind), false));
 }
 
 // As many slots as fit the shared memory of sm_90: 228 KB, less 1 KB that CUDA takes for each
