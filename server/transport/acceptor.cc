@@ -65,17 +65,6 @@ Beginning BeginningOf(int fd) {
   return whole ? Beginning::kThere : Beginning::kIncomplete;
 }
 
-// `origin` of the one that is told of, where it matters.
-void Warn(Sometimes& sometimes, absl::string_view message, const std::string& origin = "") {
-  int64_t times = 0;
-  if (!sometimes.Now(&times)) return;
-  if (origin.empty()) {
-    obs::LogEvent(obs::LogLevel::kWarning, message, {{"connections", times}});
-  } else {
-    obs::LogEvent(obs::LogLevel::kWarning, message, {{"connections", times}, {"peer", origin}});
-  }
-}
-
 }  // namespace
 
 Acceptor::Acceptor(const Limits& limits)
@@ -184,7 +173,7 @@ bool Acceptor::HandleAcceptError(Listener& listener, int error) {
       no_descriptor_ += closed ? 1 : 0;  // first, as with those that are too many
       refused.reset();
       reserve_ = OpenReserve();
-      Warn(descriptor_line_, "connections closed: no file descriptors are left");
+      obs::LogLimited(obs::LogLevel::kWarning, "no file descriptors are left for a connection", {});
       if (closed && reserve_.valid()) return true;
       break;
     }
@@ -207,10 +196,13 @@ void Acceptor::Admit(Listener& listener, Descriptor fd) {
   switch (open_.Add(fd.get(), origin)) {
     case OpenConnections::Verdict::kTooMany:
       ++too_many_;
-      return Warn(full_line_, "connections closed: max_connections are open", origin);
+      return obs::LogLimited(obs::LogLevel::kWarning, "connection closed: max_connections are open",
+                             {{"peer", origin}});
     case OpenConnections::Verdict::kTooManyOfOrigin:
       ++too_many_of_origin_;
-      return Warn(full_line_, "connections closed: max_connections_per_peer are open", origin);
+      return obs::LogLimited(obs::LogLevel::kWarning,
+                             "connection closed: max_connections_per_peer are open",
+                             {{"peer", origin}});
     case OpenConnections::Verdict::kWelcome:
       break;
   }
@@ -247,7 +239,8 @@ void Acceptor::CloseSilent() {
   const Clock::time_point now = Clock::now();
   while (!newcomers_.empty() && newcomers_.front().until <= now) {
     ++silent_;
-    Warn(silent_line_, "connections closed: no HTTP/2 settings came in handshake_timeout_s");
+    obs::LogLimited(obs::LogLevel::kWarning,
+                    "connection closed: no HTTP/2 settings came in handshake_timeout_s", {});
     open_.Remove(newcomers_.front().fd.get());
     newcomers_.pop_front();
   }

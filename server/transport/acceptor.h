@@ -23,7 +23,6 @@
 #include "absl/time/time.h"
 #include "server/transport/descriptor.h"
 #include "server/transport/open_connections.h"
-#include "server/transport/sometimes.h"
 
 namespace awqd::transport {
 
@@ -117,7 +116,6 @@ class Acceptor {
   Clock::time_point paused_until_;
   std::atomic<int64_t> handed_over_{0}, too_many_{0}, too_many_of_origin_{0}, no_descriptor_{0},
       silent_{0}, pauses_{0};
-  Sometimes full_line_, descriptor_line_, silent_line_;
   std::thread thread_;
 };
 

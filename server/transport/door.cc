@@ -59,10 +59,8 @@ bool Door::HasRoom(ServerCall* call) {
   if (call->connection()->Refused() == 4 * calls_per_connection_ && cut_ != nullptr) {
     cut_(call->peer());
   }
-  if (int64_t times = 0; crowd_line_.Now(&times)) {
-    obs::LogEvent(obs::LogLevel::kWarning, "calls refused: too many on one connection",
-                  {{"peer", obs::LogText(call->peer())}, {"calls", times}});
-  }
+  obs::LogLimited(obs::LogLevel::kWarning, "call refused: too many on one connection",
+                  {{"peer", obs::LogText(call->peer())}});
   call->Finish({grpc::StatusCode::RESOURCE_EXHAUSTED,
                 absl::StrCat("calls: got more than ", calls_per_connection_,
                              " in flight on one connection, which is the most")});
@@ -78,11 +76,9 @@ bool Door::TurnAway(ServerCall* call) {
 }
 
 void Door::NotTaken(const ServerCall& call) {
-  int64_t times = 0;
-  if (!late_line_.Now(&times)) return;
-  obs::LogEvent(obs::LogLevel::kWarning,
-                "calls cancelled: an answer was not taken in send_timeout_s",
-                {{"method", call.method()}, {"peer", obs::LogText(call.peer())}, {"calls", times}});
+  obs::LogLimited(obs::LogLevel::kWarning,
+                  "call cancelled: an answer was not taken in send_timeout_s",
+                  {{"method", call.method()}, {"peer", obs::LogText(call.peer())}});
 }
 
 void Door::Leave(const ServerCall& call, Entry* entry, grpc::StatusCode outcome) {

@@ -23,7 +23,6 @@
 #include "server/transport/client_limits.h"
 #include "server/transport/connection.h"
 #include "server/transport/send_watch.h"
-#include "server/transport/sometimes.h"
 
 namespace awqd::transport {
 
@@ -142,7 +141,6 @@ class Door {
   ClientLimits clients_;
   const std::shared_ptr<Connections> connections_ = Connections::Make();
   SendWatch sends_;
-  Sometimes crowd_line_, late_line_;
   std::vector<std::unique_ptr<Entry>> entries_;
 };
 
