@@ -143,8 +143,11 @@ class Flow : public std::enable_shared_from_this<Flow> {
     // megabytes, and the flow stays until its answer is taken.
     constexpr size_t kLoggedBytes = 257;
     log_.request_id = request_id.substr(0, kLoggedBytes);
-    log_.model = name.model.substr(0, kLoggedBytes);
-    log_.weight = name.weight.substr(0, kLoggedBytes);
+    log_.model = std::move(name.model);
+    log_.weight = std::move(name.weight);
+    for (std::string* text : {&log_.model, &log_.weight}) {
+      if (text->size() > kLoggedBytes) *text = text->substr(0, kLoggedBytes);  // frees the rest
+    }
     log_.queue_us = report_.queue_us;
     log_.compute_us = report_.compute_us;
     log_.kernel = report_.kernel;
