@@ -25,6 +25,6 @@ struct TileCost {
 
 // E2M1 and E4M3 take some of the tiles of integers of as many bits.
 inline constexpr uint32_t kEvery = kOneMeta | kTwoMetas | kFineMetas | kE2m1;
-inline constexpr uint32_t kBoth8 = kBare8 | kOneMeta8 | kBareE4m3;
+inline constexpr uint32_t kEvery8 = kBare8 | kOneMeta8 | kBareE4m3;
 
 }  // namespace awqd::cuda

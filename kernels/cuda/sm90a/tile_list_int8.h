@@ -5,7 +5,7 @@
 
 namespace awqd::cuda {
 
-inline constexpr uint32_t kOfInt8 = kOneMeta | kBoth8;
+inline constexpr uint32_t kOfInt8 = kOneMeta | kEvery8;
 
 // Sums are kept twice, as integers and in FP32, so tiles have at most 128 tokens and two consumers.
 // Where a column has one scale, integers alone would do, and 192 and 256 tokens fit: {192, 2, 2}
