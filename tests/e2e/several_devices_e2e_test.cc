@@ -1,13 +1,12 @@
 // The real server over three CPU devices: replicas and columns answer every call as one device
 // does.
-#include <atomic>
 #include <cstring>
 #include <map>
-#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/e2e/reload_under_calls.h"
 #include "tests/e2e/server_process.h"
 #include "tests/e2e/synthetic_awq.h"
 
@@ -157,27 +156,11 @@ TEST_P(SeveralDevicesE2eTest, ManyCallersWhileTheModelReloads) {
   const auto expected =
       reference_->QuantizedMatmul({.weight = name_, .activations = Tokens(1), .path = v1::FUSED});
   ASSERT_TRUE(expected.ok()) << expected.status();
-  std::atomic<bool> stop{false};
-  std::atomic<int> right{0}, wrong{0};
-  std::vector<std::thread> callers;
-  for (int i = 0; i < 4; ++i) {
-    callers.emplace_back([&] {
-      while (!stop) {
-        const auto answer = client_->QuantizedMatmul(
-            {.weight = name_, .activations = Tokens(1), .path = v1::FUSED});
-        (answer.ok() && answer->output.bytes == expected->output.bytes ? right : wrong) += 1;
-      }
-    });
-  }
-  for (int i = 0; i < 10; ++i) EXPECT_TRUE(client_->LoadModel("m").ok());
-  while (right < 50 && wrong == 0) std::this_thread::yield();
-  stop = true;
-  for (std::thread& caller : callers) caller.join();
-  EXPECT_EQ(wrong, 0);
-  EXPECT_TRUE(client_->UnloadModel("m").ok());
-  const auto info = client_->GetServerInfo();
-  ASSERT_TRUE(info.ok());
-  for (const v1::DeviceStatus& device : info->devices()) EXPECT_EQ(device.weights_bytes(), 0);
+  ReloadUnderCalls(*client_, "m", 10, 50, [&] {
+    const auto answer =
+        client_->QuantizedMatmul({.weight = name_, .activations = Tokens(1), .path = v1::FUSED});
+    return answer.ok() && answer->output.bytes == expected->output.bytes;
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(Shard, SeveralDevicesE2eTest, testing::Values("replicas", "columns"),

@@ -1,14 +1,13 @@
 // The real server over three CPU devices, of which one is listed twice: mixtures of experts and
 // gated MLPs, spread and cut, answer as one device does.
-#include <atomic>
 #include <cmath>
 #include <random>
-#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/checkpoint/test_files.h"
+#include "tests/e2e/reload_under_calls.h"
 #include "tests/e2e/server_process.h"
 
 namespace awqd {
@@ -172,26 +171,10 @@ TEST_P(SharedExpertsE2eTest, ManyCallersWhileTheModelReloads) {
       .mlp = Path("moe.experts.*"), .activations = X(), .routing = Routed(true)};
   const auto expected = client_->GatedMlp(mlp);
   ASSERT_TRUE(expected.ok()) << expected.status();
-  std::atomic<bool> stop{false};
-  std::atomic<int> right{0}, wrong{0};
-  std::vector<std::thread> callers;
-  for (int i = 0; i < 4; ++i) {
-    callers.emplace_back([&] {
-      while (!stop) {
-        const auto answer = client_->GatedMlp(mlp);
-        (answer.ok() && answer->output.bytes == expected->output.bytes ? right : wrong) += 1;
-      }
-    });
-  }
-  for (int i = 0; i < 3; ++i) EXPECT_TRUE(client_->LoadModel("moe").ok());
-  while (right < 30 && wrong == 0) std::this_thread::yield();
-  stop = true;
-  for (std::thread& caller : callers) caller.join();
-  EXPECT_EQ(wrong, 0);
-  EXPECT_TRUE(client_->UnloadModel("moe").ok());
-  const auto info = client_->GetServerInfo();
-  ASSERT_TRUE(info.ok());
-  for (const v1::DeviceStatus& device : info->devices()) EXPECT_EQ(device.weights_bytes(), 0);
+  ReloadUnderCalls(*client_, "moe", 3, 30, [&] {
+    const auto answer = client_->GatedMlp(mlp);
+    return answer.ok() && answer->output.bytes == expected->output.bytes;
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(Shard, SharedExpertsE2eTest,

@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/gpu/safetensors_header.h"
+
 namespace {
 
 constexpr int64_t kGroup = 128;
@@ -26,20 +28,6 @@ void AddLinear(const std::string& path, int64_t k, int64_t n, std::vector<Tensor
   out->push_back({path + ".qweight", "I32", k, n / 8, 4, true});
   out->push_back({path + ".qzeros", "I32", k / kGroup, n / 8, 4, false});
   out->push_back({path + ".scales", "F16", k / kGroup, n, 2, false});
-}
-
-std::string Header(const std::vector<Tensor>& tensors) {
-  std::string out = "{\"__metadata__\":{\"format\":\"pt\"}";
-  int64_t offset = 0;
-  for (const Tensor& t : tensors) {
-    out += ",\"" + t.name + "\":{\"dtype\":\"" + t.dtype + "\",\"shape\":[" +
-           std::to_string(t.rows) + "," + std::to_string(t.cols) + "],\"data_offsets\":[" +
-           std::to_string(offset) + "," + std::to_string(offset + t.bytes()) + "]}";
-    offset += t.bytes();
-  }
-  out += '}';
-  out.resize((out.size() + 7) / 8 * 8, ' ');
-  return out;
 }
 
 // Zeros of any four bits; FP16 scales of 0.0039 to 0.0117.
@@ -61,7 +49,7 @@ bool Write(const std::filesystem::path& folder, const std::vector<Tensor>& tenso
          << R"("version": "gemm"}})";
   const std::string path = (folder / "model.safetensors").string();
   std::ofstream file(path, std::ios::binary);
-  const std::string header = Header(tensors);
+  const std::string header = awqd::testing::SafetensorsHeader(tensors);
   const uint64_t length = header.size();
   for (int b = 0; b < 8; ++b) file.put(static_cast<char>(length >> (8 * b)));
   file << header;

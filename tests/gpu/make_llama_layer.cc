@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tests/gpu/llama_layer.h"
+#include "tests/gpu/safetensors_header.h"
 
 namespace awqd::testing {
 namespace {
@@ -37,20 +38,6 @@ std::vector<Piece> Pieces() {
   return out;
 }
 
-std::string Header(const std::vector<Piece>& pieces) {
-  std::string out = "{\"__metadata__\":{\"format\":\"pt\"}";
-  int64_t offset = 0;
-  for (const Piece& p : pieces) {
-    out += ",\"" + p.name + "\":{\"dtype\":\"" + p.dtype + "\",\"shape\":[" +
-           std::to_string(p.rows) + "," + std::to_string(p.cols) + "],\"data_offsets\":[" +
-           std::to_string(offset) + "," + std::to_string(offset + p.bytes()) + "]}";
-    offset += p.bytes();
-  }
-  out += '}';
-  out.resize((out.size() + 7) / 8 * 8, ' ');
-  return out;
-}
-
 void WritePiece(const Piece& piece, std::ofstream& file) {
   std::string bytes(piece.bytes(), '\0');
   for (int64_t i = 0; i < piece.rows * piece.cols; ++i) {
@@ -72,7 +59,7 @@ bool WriteCheckpoint(const std::filesystem::path& folder) {
 )";
   std::ofstream file(folder / "model.safetensors", std::ios::binary);
   const std::vector<Piece> pieces = Pieces();
-  const std::string header = Header(pieces);
+  const std::string header = SafetensorsHeader(pieces);
   const uint64_t length = header.size();
   for (int b = 0; b < 8; ++b) file.put(static_cast<char>(length >> (8 * b)));
   file << header;

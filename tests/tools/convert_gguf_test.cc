@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
-#include <fstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,6 +11,7 @@
 #include "tests/checkpoint/gguf_bytes.h"
 #include "tests/checkpoint/test_files.h"
 #include "tests/testing/places.h"
+#include "tests/tools/convert_fixture.h"
 #include "tools/convert.h"
 
 namespace awqd::tools {
@@ -22,27 +22,7 @@ using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-void Quiet(int64_t, int64_t) {}
-
-std::string TextOf(const std::string& path) {
-  std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-class ConvertGgufTest : public ::testing::Test {
- protected:
-  ConvertOptions To(const Target& target, const std::string& from) const {
-    return {.folder = from, .output = folder_.At("out"), .target = &target, .verify = true};
-  }
-  std::string Refusal(const ConvertOptions& options) const {
-    const auto got = Convert(options, Quiet);
-    EXPECT_FALSE(got.ok());
-    EXPECT_FALSE(fs::exists(folder_.At("out")));
-    EXPECT_FALSE(fs::exists(folder_.At("out.partial")));
-    return std::string(got.status().message());
-  }
-  testing::TempDirectory folder_;
-};
+using ConvertGgufTest = ConvertFixture;
 
 struct BlockType {
   absl::string_view name;

@@ -14,6 +14,7 @@
 #include "kernels/formats/format.h"
 #include "tests/checkpoint/test_files.h"
 #include "tests/testing/places.h"
+#include "tests/tools/convert_fixture.h"
 #include "tools/diff.h"
 #include "tools/inspect.h"
 
@@ -28,27 +29,7 @@ using ::awqd::testing::SafetensorsOf;
 using ::awqd::testing::TempDirectory;
 using ::testing::HasSubstr;
 
-void Quiet(int64_t, int64_t) {}
-
-std::string TextOf(const std::string& path) {
-  std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-class ConvertTest : public ::testing::Test {
- protected:
-  ConvertOptions To(const Target& target, const std::string& from) const {
-    return {.folder = from, .output = folder_.At("out"), .target = &target, .verify = true};
-  }
-  std::string Refusal(const ConvertOptions& options) const {
-    const auto got = Convert(options, Quiet);
-    EXPECT_FALSE(got.ok());
-    EXPECT_FALSE(fs::exists(folder_.At("out")));
-    EXPECT_FALSE(fs::exists(folder_.At("out.partial")));
-    return std::string(got.status().message());
-  }
-  TempDirectory folder_;
-};
+using ConvertTest = ConvertFixture;
 
 TEST_F(ConvertTest, EveryGoldenFolderIntoEveryTarget) {
   std::map<std::string, int> done;
