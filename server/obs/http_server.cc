@@ -1,135 +1,108 @@
-// civetweb does the protocol; every request comes to one function here.
+// libmicrohttpd does the protocol; every request comes to one function here.
 #include "server/obs/http_server.h"
 
+#include <microhttpd.h>
 #include <netdb.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
-#include <chrono>
+#include <cstdarg>
+#include <cstdio>
 #include <exception>
-#include <stop_token>
-#include <thread>
 #include <utility>
-#include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "civetweb.h"
 #include "server/obs/logging.h"
 
 namespace awqd::obs {
 namespace {
 
-constexpr absl::string_view Reason(int code) {
-  switch (code) {
-    case 200:
-      return "OK";
-    case 404:
-      return "Not Found";
-    case 405:
-      return "Method Not Allowed";
-    case 503:
-      return "Service Unavailable";
-    default:
-      return "Internal Server Error";
-  }
-}
+// Somebody who says nothing for so long is cut.
+constexpr unsigned kSilenceSeconds = 10;
+// All connections together; one more is closed at once. Scrapers and probes need a handful.
+constexpr unsigned kMaxConnections = 64;
+// What a request line and its headers may take.
+constexpr size_t kConnectionBytes = 32 << 10;
 
-// While it lives, somebody comes every few milliseconds: civetweb looks whether it is to stop when
-// somebody does, and otherwise every two seconds.
-class Visitor {
- public:
-  // `address` is numeric.
-  Visitor(const std::string& address, int port)
-      : thread_([host = Host(address), port = std::to_string(port)](const std::stop_token& stop) {
-          const addrinfo hints = {.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV,
-                                  .ai_socktype = SOCK_STREAM};
-          addrinfo* where = nullptr;
-          if (getaddrinfo(host.c_str(), port.c_str(), &hints, &where) != 0) return;
-          while (!stop.stop_requested()) {
-            Visit(*where);
-            std::this_thread::sleep_for(std::chrono::milliseconds(5));
-          }
-          freeaddrinfo(where);
-        }) {}
-
- private:
-  // "::1" of "[::1]:8002".
-  static std::string Host(const std::string& address) {
-    const std::string host = address.substr(0, address.rfind(':'));
-    return host.front() == '[' ? host.substr(1, host.size() - 2) : host;
-  }
-  static void Visit(const addrinfo& where) {
-    const int fd = socket(where.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (fd < 0) return;
-    // To come is all; whether it was let in does not matter.
-    (void)!connect(fd, where.ai_addr, where.ai_addrlen);
-    close(fd);
-  }
-
-  std::jthread thread_;
+constexpr std::pair<const char*, const char*> kHeaders[] = {
+    {"Cache-Control", "no-store"},
+    {"X-Content-Type-Options", "nosniff"},
+    {"Content-Security-Policy", "default-src 'self'; frame-ancestors 'none'"},
+    {"Connection", "close"},
 };
 
-class CivetServer final : public HttpServer {
+class MicroServer final : public HttpServer {
  public:
-  explicit CivetServer(HttpHandler handler) : handler_(std::move(handler)) {}
-  ~CivetServer() override {
-    if (context_ == nullptr) return;
-    const Visitor visitor(address_, port_);
-    mg_stop(context_);
+  explicit MicroServer(HttpHandler handler) : handler_(std::move(handler)) {}
+  ~MicroServer() override {
+    if (daemon_ != nullptr) MHD_stop_daemon(daemon_);
   }
 
+  // `address` has passed CheckHttpAddress.
   absl::Status Listen(const std::string& address) {
-    // Two threads: a slow reader must not keep a probe waiting.
-    const char* options[] = {"listening_ports",    address.c_str(), "num_threads", "2",
-                             "request_timeout_ms", "10000",         nullptr};
-    mg_callbacks callbacks = {};
-    callbacks.begin_request = [](mg_connection* connection) {
-      return static_cast<CivetServer*>(mg_get_request_info(connection)->user_data)
-          ->Answer(connection);
-    };
-    callbacks.log_message = [](const mg_connection*, const char* message) {
-      LogEvent(LogLevel::kDebug, "http", {{"message", LogText(message)}});
-      return 1;
-    };
-    context_ = mg_start(&callbacks, this, options);
-    if (context_ == nullptr) {
-      return absl::UnavailableError(absl::StrCat("cannot listen on ", address, " over HTTP"));
-    }
-    mg_server_port port = {};
-    if (mg_get_server_ports(context_, 1, &port) == 1) port_ = port.port;
-    address_ = address;
+    const absl::Status failed =
+        absl::UnavailableError(absl::StrCat("cannot listen on ", address, " over HTTP"));
+    const size_t colon = address.rfind(':');
+    std::string host = address.substr(0, colon);
+    if (host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
+    const addrinfo hints = {.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV | AI_PASSIVE,
+                            .ai_socktype = SOCK_STREAM};
+    addrinfo* where = nullptr;
+    if (getaddrinfo(host.c_str(), address.c_str() + colon + 1, &hints, &where) != 0) return failed;
+    const absl::Cleanup free_where = [where] { freeaddrinfo(where); };
+    unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_USE_ITC | MHD_USE_ERROR_LOG;
+    if (where->ai_family == AF_INET6) flags |= MHD_USE_IPv6;
+    // Two threads: a handler that takes long must not keep a probe waiting. Their stacks are the
+    // system's default. Smaller ones are not safe: the C library takes every library's thread-local
+    // variables from the stack, and OpenBLAS alone has 60 KiB of them.
+    daemon_ = MHD_start_daemon(flags, 0, nullptr, nullptr, &Handle, this,  //
+                               MHD_OPTION_EXTERNAL_LOGGER, &Log, nullptr,  // first: what follows
+                               MHD_OPTION_SOCK_ADDR, where->ai_addr,       // may write lines
+                               MHD_OPTION_THREAD_POOL_SIZE, 2U,            //
+                               MHD_OPTION_CONNECTION_LIMIT, kMaxConnections,
+                               MHD_OPTION_CONNECTION_MEMORY_LIMIT, kConnectionBytes,
+                               MHD_OPTION_CONNECTION_TIMEOUT, kSilenceSeconds, MHD_OPTION_END);
+    if (daemon_ == nullptr) return failed;
+    port_ = MHD_get_daemon_info(daemon_, MHD_DAEMON_INFO_BIND_PORT)->port;
     return absl::OkStatus();
   }
 
   int port() const override { return port_; }
 
  private:
-  int Answer(mg_connection* connection) const {
-    const mg_request_info& request = *mg_get_request_info(connection);
-    const absl::string_view method = request.request_method;
-    HttpAnswer answer = {.code = 405, .body = "GET and HEAD only\n"};
-    if (method == "GET" || method == "HEAD") {
-      try {
-        answer = handler_(request.local_uri == nullptr ? "/" : request.local_uri);
-      } catch (const std::exception& error) {
-        answer = {.code = 500, .body = absl::StrCat(error.what(), "\n")};
-      }
+  static void Log(void*, const char* format, va_list arguments) {
+    char line[512];
+    std::vsnprintf(line, sizeof(line), format, arguments);
+    LogEvent(LogLevel::kDebug, "http", {{"message", LogText(line)}});
+  }
+
+  // Answers at once: no method that is answered has a body.
+  static MHD_Result Handle(void* server, MHD_Connection* connection, const char* path,
+                           const char* method, const char*, const char*, size_t*, void**) {
+    const HttpAnswer answer = static_cast<MicroServer*>(server)->Answer(path, method);
+    MHD_Response* const response = MHD_create_response_from_buffer(
+        answer.body.size(), const_cast<char*>(answer.body.data()), MHD_RESPMEM_MUST_COPY);
+    if (response == nullptr) return MHD_NO;
+    MHD_add_response_header(response, "Content-Type", answer.type.c_str());
+    for (const auto& [name, value] : kHeaders) MHD_add_response_header(response, name, value);
+    const MHD_Result result =
+        MHD_queue_response(connection, static_cast<unsigned>(answer.code), response);
+    MHD_destroy_response(response);
+    return result;
+  }
+
+  HttpAnswer Answer(absl::string_view path, absl::string_view method) const {
+    if (method != "GET" && method != "HEAD") return {.code = 405, .body = "GET and HEAD only\n"};
+    try {
+      return handler_(path);
+    } catch (const std::exception& error) {
+      return {.code = 500, .body = absl::StrCat(error.what(), "\n")};
     }
-    std::string out =
-        absl::StrCat("HTTP/1.1 ", answer.code, " ", Reason(answer.code),
-                     "\r\nContent-Type: ", answer.type, "\r\nContent-Length: ", answer.body.size(),
-                     "\r\nCache-Control: no-store\r\nX-Content-Type-Options: nosniff"
-                     "\r\nContent-Security-Policy: default-src 'self'; frame-ancestors 'none'"
-                     "\r\nConnection: close\r\n\r\n");
-    if (method != "HEAD") out += answer.body;
-    mg_write(connection, out.data(), out.size());
-    return answer.code;
   }
 
   const HttpHandler handler_;
-  mg_context* context_ = nullptr;
-  std::string address_;
+  MHD_Daemon* daemon_ = nullptr;
   int port_ = 0;
 };
 
@@ -149,7 +122,7 @@ absl::Status CheckHttpAddress(absl::string_view address) {
 absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const std::string& address,
                                                               HttpHandler handler) {
   if (absl::Status status = CheckHttpAddress(address); !status.ok()) return status;
-  auto server = std::make_unique<CivetServer>(std::move(handler));
+  auto server = std::make_unique<MicroServer>(std::move(handler));
   if (absl::Status status = server->Listen(address); !status.ok()) return status;
   return std::unique_ptr<HttpServer>(std::move(server));
 }

@@ -1,4 +1,4 @@
-// HttpServer: a few read-only pages over HTTP, by civetweb.
+// HttpServer: a few read-only pages over HTTP, by libmicrohttpd.
 #pragma once
 
 #include <functional>
@@ -23,8 +23,8 @@ using HttpHandler = std::function<HttpAnswer(absl::string_view path)>;
 // "host:port": 127.0.0.1:8002, [::1]:8002, 0.0.0.0:8002. INVALID_ARGUMENT says what was got.
 absl::Status CheckHttpAddress(absl::string_view address);
 
-// Answers GET and HEAD; other methods are 405. Stops in the destructor, when no request is in
-// progress any more.
+// Answers GET and HEAD; other methods are 405. The destructor waits for
+// handlers that run, not for clients.
 class HttpServer {
  public:
   // UNAVAILABLE when it cannot listen there.

@@ -19,7 +19,7 @@ FAMILIES = [
     ("grpc", r"^grpc(pp|\+\+)?/"),
     ("cuda", r"^(cuda|cublas|cooperative_groups|mma\.h|nv|vector_types|driver_types)"),
     ("spdlog", r"^(spdlog|fmt)/"),
-    ("metrics", r"^(prometheus/|civetweb\.h)"),
+    ("metrics", r"^(prometheus/|microhttpd\.h)"),
     ("json", r"^nlohmann/"),
     ("cli", r"^CLI/"),
     ("toml", r"^toml\+\+/"),

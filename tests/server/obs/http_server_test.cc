@@ -1,0 +1,121 @@
+// What a client of the HTTP server sees, and what a handler finds.
+#include "server/obs/http_server.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <pthread.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <stdexcept>
+#include <string>
+
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/server/obs/http_get.h"
+
+namespace awqd::obs {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::unique_ptr<HttpServer> Start(HttpHandler handler, const std::string& address = "127.0.0.1:0") {
+  auto server = HttpServer::Start(address, std::move(handler));
+  EXPECT_TRUE(server.ok()) << server.status();
+  return server.ok() ? *std::move(server) : nullptr;
+}
+
+HttpAnswer Echo(absl::string_view path) { return {.body = std::string(path)}; }
+
+TEST(HttpServerTest, AnswersWithWhatTheHandlerGave) {
+  const auto server = Start([](absl::string_view path) {
+    return HttpAnswer{.code = 503, .type = "text/odd", .body = "of " + std::string(path)};
+  });
+  const testing::HttpPage page = testing::HttpGet(server->port(), "/a/b?query=1");
+  EXPECT_EQ(page.code, 503);
+  EXPECT_EQ(page.body, "of /a/b");
+  EXPECT_THAT(page.head, HasSubstr("Content-Type: text/odd"));
+  EXPECT_THAT(page.head, HasSubstr("Content-Length: 7"));
+  EXPECT_THAT(page.head, HasSubstr("Cache-Control: no-store"));
+}
+
+TEST(HttpServerTest, OnlyReads) {
+  const auto server = Start(Echo);
+  const testing::HttpPage head = testing::HttpGet(server->port(), "/page", "HEAD");
+  EXPECT_EQ(head.code, 200);
+  EXPECT_THAT(head.head, HasSubstr("Content-Length: 5"));
+  EXPECT_EQ(head.body, "");
+  for (const char* const method : {"POST", "PUT", "DELETE", "OPTIONS", "MADE_UP"}) {
+    EXPECT_EQ(testing::HttpGet(server->port(), "/page", method).code, 405) << method;
+  }
+}
+
+TEST(HttpServerTest, AnExceptionIsAnAnswer) {
+  const auto server =
+      Start([](absl::string_view) -> HttpAnswer { throw std::runtime_error("no luck"); });
+  const testing::HttpPage page = testing::HttpGet(server->port(), "/");
+  EXPECT_EQ(page.code, 500);
+  EXPECT_EQ(page.body, "no luck\n");
+}
+
+// Libraries with many thread-local variables take most of a small stack.
+TEST(HttpServerTest, HandlersHaveAnOrdinaryStack) {
+  const auto server = Start([](absl::string_view) {
+    pthread_attr_t attributes;
+    size_t bytes = 0;
+    if (pthread_getattr_np(pthread_self(), &attributes) == 0) {
+      pthread_attr_getstacksize(&attributes, &bytes);
+      pthread_attr_destroy(&attributes);
+    }
+    return HttpAnswer{.body = std::to_string(bytes)};
+  });
+  EXPECT_GE(std::stoll(testing::HttpGet(server->port(), "/").body), 1 << 20);
+}
+
+TEST(HttpServerTest, SilentClientsKeepNobodyWaiting) {
+  auto server = Start(Echo);
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(server->port()));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  int silent[8];
+  for (int& fd : silent) {
+    fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    ASSERT_EQ(connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+    ASSERT_EQ(send(fd, "GET / HT", 8, MSG_NOSIGNAL), 8);
+  }
+  EXPECT_EQ(testing::HttpGet(server->port(), "/page").body, "/page");
+  const absl::Time start = absl::Now();
+  server = nullptr;
+  EXPECT_LT(absl::Now() - start, absl::Seconds(5)) << "silence is allowed for twice as long";
+  for (const int fd : silent) close(fd);
+}
+
+TEST(HttpServerTest, ListensOnIpv6) {
+  const int probe = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in6 address = {};
+  address.sin6_family = AF_INET6;
+  address.sin6_addr = in6addr_loopback;
+  const bool there =
+      probe >= 0 && bind(probe, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
+  if (probe >= 0) close(probe);
+  if (!there) GTEST_SKIP() << "this machine has no IPv6";
+  EXPECT_GT(Start(Echo, "[::1]:0")->port(), 0);
+}
+
+TEST(HttpServerTest, SaysWhereItCannotListen) {
+  const auto first = Start(Echo);
+  const auto second = HttpServer::Start("127.0.0.1:" + std::to_string(first->port()), Echo);
+  EXPECT_EQ(second.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(second.status().message(), HasSubstr("cannot listen on 127.0.0.1:"));
+  EXPECT_EQ(HttpServer::Start("localhost:1", Echo).status().code(), absl::StatusCode::kUnavailable);
+  for (const char* const address : {"", "127.0.0.1", ":80", "127.0.0.1:", "127.0.0.1:65536"}) {
+    EXPECT_EQ(HttpServer::Start(address, Echo).status().code(), absl::StatusCode::kInvalidArgument)
+        << address;
+  }
+}
+
+}  // namespace
+}  // namespace awqd::obs
