@@ -56,7 +56,8 @@ class CallNotes {
 };
 
 struct CallRecord {
-  absl::string_view method;  // of the server's table
+  // Its own: a trace is written after the server's table of methods may be gone.
+  std::string method;
   std::string peer;
   std::string identity;  // empty: nobody in particular
   TraceContext trace;

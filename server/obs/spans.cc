@@ -16,15 +16,15 @@ Span CallSpan(const CallRecord& record) {
               .trace_low = record.trace.trace_low,
               .id = record.trace.span,
               .parent = record.trace.parent,
-              .name = std::string(record.method),
+              .name = record.method,
               .server = true,
               .failed = record.code != absl::StatusCode::kOk,
               .begin = record.began,
               .end = record.ended};
   const size_t slash = record.method.rfind('/');
   out.texts = {{"rpc.system", "grpc"},
-               {"rpc.service", std::string(record.method.substr(0, slash))},
-               {"rpc.method", std::string(record.method.substr(slash + 1))},
+               {"rpc.service", record.method.substr(0, slash)},
+               {"rpc.method", record.method.substr(slash + 1)},
                {"client.address", LogText(record.peer)}};
   const std::pair<absl::string_view, const std::string&> names[] = {
       {"enduser.id", record.identity},

@@ -110,7 +110,7 @@ void Door::Gone(ServerCall* call) {
       recorder_->Wants(call->method(), code, total, call->trace_);
   if (!wanted.any()) return;
   const absl::Time ended = absl::Now();
-  recorder_->Ended({.method = call->method(),
+  recorder_->Ended({.method = std::string(call->method()),
                     .peer = call->peer(),
                     .identity = call->identity_ == nullptr ? "" : call->identity_->name,
                     .trace = call->trace_,

@@ -158,7 +158,8 @@ TEST_F(ObserveTest, AnAccessLogHasALineForACall) {
   ASSERT_TRUE(Call("m", "layer", &context).ok());
   const auto answered = context.GetServerInitialMetadata().find("traceparent");
   ASSERT_NE(answered, context.GetServerInitialMetadata().end());
-  EXPECT_TRUE(absl::StartsWith(answered->second.data(), "00-0af7651916cd43dd8448eb211c80319c-"));
+  EXPECT_TRUE(absl::StartsWith({answered->second.data(), answered->second.size()},
+                               "00-0af7651916cd43dd8448eb211c80319c-"));
   const auto line = [&]() -> nlohmann::json {
     for (const absl::string_view text : absl::StrSplit(server_->log(), '\n')) {
       const nlohmann::json event = nlohmann::json::parse(text, nullptr, false);
@@ -202,7 +203,7 @@ TEST_F(ObserveTest, TracesGoToAFile) {
   context.AddMetadata("traceparent", kTraceparent);
   ASSERT_TRUE(Call("m", "layer", &context).ok());
   ASSERT_TRUE(Call().ok()) << "without a trace: --trace_sample is 0";
-  EXPECT_EQ(server_->Stop().code, 0);
+  EXPECT_EQ(server_->Stop().code, 0) << server_->log();
   std::ifstream in(file);
   std::vector<std::string> names;
   for (std::string line; std::getline(in, line);) {
