@@ -66,9 +66,13 @@ void SetServer(const awqd::Server* server) {
   g_server = server;
 }
 
+// The exit status after a second signal.
+volatile sig_atomic_t g_exit_status = 0;
+
 // Says what the process leaves behind. Neither what is asked here nor a log that nobody reads may
-// keep it from ending: the alarm comes after the wait for the log.
+// keep it from ending: the alarm, which ends it too, comes after the wait for the log.
 void TellWhatIsAbandoned() {
+  signal(SIGALRM, [](int) { _exit(g_exit_status); });
   alarm(2);
   awqd::MutexLock lock(&g_mu);
   if (g_server == nullptr) return;
@@ -90,6 +94,7 @@ void WaitForSignals() {
     do {
       sigwait(&stopping, &number);
     } while (std::chrono::steady_clock::now() - first < kSameSignal);
+    g_exit_status = 128 + number;
     TellWhatIsAbandoned();
   }
   _exit(128 + number);
