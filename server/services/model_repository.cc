@@ -119,10 +119,15 @@ void FillStack(const std::string& path,
   out->set_format(stack.experts.front()->format);
 }
 
-// The most weights and stacks of one answer, and about the most bytes: within what gRPC takes where
-// a client says nothing.
+// The most weights and stacks of one answer.
 constexpr int kMaxPageSize = 1000;
-constexpr size_t kPageBytes = 2 << 20;
+
+// About the most bytes of one answer: within what gRPC takes where a client says nothing, and
+// within what this server sends. Half of either, since the last weight of a page may go beyond.
+size_t PageBytes(const Options& options) {
+  constexpr int64_t kClientTakes = 4 << 20;
+  return static_cast<size_t>(std::min(kClientTakes, options.transport.max_send_message_bytes) / 2);
+}
 
 // Where a page begins: "7:w:path", behind that weight of version 7, or "7:s:path", behind a stack.
 struct PageStart {
@@ -152,8 +157,10 @@ absl::StatusOr<PageStart> ParsePageToken(const std::string& token, const model::
 
 class Page {
  public:
-  Page(int64_t version, int page_size, v1::GetModelResponse* out)
+  // An answer of about `max_bytes`; `page_size` as the request has it.
+  Page(int64_t version, int page_size, size_t max_bytes, v1::GetModelResponse* out)
       : version_(version),
+        max_bytes_(max_bytes),
         room_(page_size == 0 ? kMaxPageSize : std::min(page_size, kMaxPageSize)),
         out_(out) {}
 
@@ -162,7 +169,7 @@ class Page {
   template <typename Map, typename AddOne>
   bool Add(absl::string_view kind, const Map& all, const std::string& after, AddOne add) {
     for (auto it = after.empty() ? all.begin() : all.upper_bound(after); it != all.end(); ++it) {
-      if (room_ == 0 || bytes_ >= kPageBytes) return false;
+      if (room_ == 0 || bytes_ >= max_bytes_) return false;
       bytes_ += add(it->first, it->second)->ByteSizeLong();
       --room_;
       out_->set_next_page_token(absl::StrCat(version_, ":", kind, ":", it->first));
@@ -172,14 +179,15 @@ class Page {
 
  private:
   const int64_t version_;
+  const size_t max_bytes_;
   int room_;
   size_t bytes_ = 0;
   v1::GetModelResponse* const out_;
 };
 
-void FillPage(const model::Model& model, const PageStart& start, int page_size,
+void FillPage(const model::Model& model, const PageStart& start, int page_size, size_t max_bytes,
               v1::GetModelResponse* out) {
-  Page page(model.version, page_size, out);
+  Page page(model.version, page_size, max_bytes, out);
   const bool weights = start.in_stacks || page.Add("w", model.weights, start.after,
                                                    [out](const auto& path, const auto& weight) {
                                                      v1::WeightInfo* info = out->add_weights();
@@ -208,7 +216,7 @@ absl::Status Get(const Env& env, const v1::GetModelRequest& request,
   FillSummary(model, response->mutable_model());
   response->set_ignored_tensors(model.ignored_tensors);
   response->set_quant_method(model.quant_method);
-  FillPage(model, start, request.page_size(), response);
+  FillPage(model, start, request.page_size(), PageBytes(env.options), response);
   return absl::OkStatus();
 }
 

@@ -110,14 +110,44 @@ TEST_F(PagesTest, APageOfAnotherLoadIsRefused) {
   EXPECT_THAT(status.error_message(), HasSubstr("begin with the first page"));
 }
 
-TEST_F(PagesTest, AnAnswerHasAThousandWeightsAtMost) {
+TEST_F(PagesTest, AnAnswerIsNoLargerThanTheServerSends) {
+  std::vector<std::pair<std::string, int64_t>> linears;
+  for (int i = 0; i < 1200; ++i) {
+    linears.emplace_back(absl::StrCat(std::string(900, 'p'), ".l", i), 8);
+  }
+  WriteTinyModel(root_ / "tiny", linears);
+  ASSERT_TRUE(models_->Load("tiny").ok());
+  v1::GetModelResponse page;
+  int weights = 0, pages = 0;
+  do {
+    const std::string token = page.next_page_token();
+    page.Clear();
+    const grpc::Status status = Get(0, token, &page);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+    EXPECT_LT(page.ByteSizeLong(), kMessageLimit);
+    weights += page.weights_size();
+    ++pages;
+  } while (!page.next_page_token().empty());
+  EXPECT_EQ(weights, 1200);
+  EXPECT_GT(pages, 2) << "1000 weights would have been too many bytes";
+}
+
+class LargePagesTest : public PagesTest {
+ protected:
+  void Configure(Options* options) override {
+    options->transport.max_send_message_bytes = 16 * kMessageLimit;
+  }
+};
+
+TEST_F(LargePagesTest, AnAnswerHasAThousandWeightsAtMost) {
   std::vector<std::pair<std::string, int64_t>> linears;
   for (int i = 0; i < 1001; ++i) linears.emplace_back(absl::StrCat("l", i), 8);
   WriteTinyModel(root_ / "tiny", linears);
   ASSERT_TRUE(models_->Load("tiny").ok());
   for (const int size : {0, 5000}) {
     v1::GetModelResponse page;
-    ASSERT_TRUE(Get(size, "", &page).ok());
+    const grpc::Status status = Get(size, "", &page);
+    ASSERT_TRUE(status.ok()) << status.error_message();
     EXPECT_EQ(page.weights_size(), 1000);
     EXPECT_FALSE(page.next_page_token().empty());
   }
