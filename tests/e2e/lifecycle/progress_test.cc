@@ -78,6 +78,7 @@ TEST_F(LifecycleTest, ListModelsSaysTheShareThatIsLoaded) {
   const auto client = server.NewClient();
   bool loading = false, ready = false;
   while (!ready) {
+    absl::SleepFor(absl::Milliseconds(1));  // so that those who load get a CPU
     const auto models = client->ListModels();
     ASSERT_TRUE(models.ok()) << models.status();
     ready = true;

@@ -97,7 +97,6 @@ TEST_F(LifecycleTest, AModelThatAClientLoadsDuringStartIsNotLoadedAgain) {
   ASSERT_TRUE(server.WaitListening()) << server.log();
   const auto client = server.NewClient();
   ASSERT_TRUE(client->LoadModel("m").ok()) << server.log();
-  // ThreadSanitizer takes three seconds for each.
   ASSERT_TRUE(server.WaitServing(absl::Seconds(120))) << server.log();
   const auto model = client->GetModel("m");
   ASSERT_TRUE(model.ok()) << model.status();
