@@ -37,6 +37,8 @@ import awqd
 
 def f(client: awqd.Client, x: "np.ndarray[tuple[int, int], np.dtype[np.float16]]") -> str:
     y = client.matmul("m", "w", x, path="fused", timeout=1.5)
+    for y in client.matmul_stream("m", "w", [x, y], in_flight=2):
+        y.sum()
     return str(y.shape) + client.list_models()[0].name
 
 
@@ -48,6 +50,7 @@ def wrong(client: awqd.Client) -> None:
     client.get_model(1)  # E
     client.matmul("m", "w", np.ones(1), pth="fused")  # E
     client.matmul("m", "w", np.ones(1), path="quick")  # E
+    client.matmul_stream("m", "w", np.ones(1), in_flight="2")  # E
     client.get_model("m").weight  # E
 """
 
@@ -79,12 +82,13 @@ def test_types_are_strict_inside_and_useful_outside(tmp_path):
 
 def test_both_clients_have_every_call_with_its_text():
     calls = [name for name, value in vars(awqd.Client).items() if not name.startswith("_") and callable(value) and name != "close"]
-    assert len(calls) == 12
+    assert len(calls) == 13
     for name in calls:
         method = getattr(awqd.Client, name)
         assert method.__doc__ and name == method.__name__
         assert "Steps" not in str(inspect.signature(method))
-        assert inspect.iscoroutinefunction(getattr(awqd.AsyncClient, name))
+        awaited = getattr(awqd.AsyncClient, name)
+        assert inspect.iscoroutinefunction(awaited) or inspect.isasyncgenfunction(awaited)
         for parameter in inspect.signature(method).parameters.values():
             assert parameter.name in ("self",) or parameter.annotation is not inspect.Parameter.empty
 

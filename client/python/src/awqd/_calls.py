@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, Union
 import numpy as np
 from numpy.typing import NDArray
 
-from awqd import _arrays, _descriptors, _errors, _shared_memory, _wire
+from awqd import _arrays, _descriptors, _errors, _shared_memory, _stream, _wire
 from awqd._arrays import AnyArray, Array, DTypeLike, Spec
 from awqd._progress import Bar, Progress
 from awqd.v1 import inference_pb2 as inference
@@ -91,30 +91,7 @@ def _range(value: Rows | None, field: str) -> Any:
     return inference.Range(begin=value[0], end=value[1])
 
 
-def _parse(kind: Any, data: bytes) -> Any:
-    try:
-        return kind.FromString(data)
-    except Exception as error:
-        raise _errors.DataLoss(f"the answer is no {kind.DESCRIPTOR.name}: {error}") from None
-
-
-def _check_size(message: Any, payload: memoryview, field: str) -> None:
-    if message.dtype not in _arrays.ITEMSIZE:
-        raise _errors.DataLoss(f"{field}: got dtype {message.dtype}, expected one that this client knows", field=field)
-    wanted = math.prod(message.shape) * _arrays.ITEMSIZE[message.dtype]
-    if wanted != payload.nbytes:
-        raise _errors.DataLoss(f"{field}: got {payload.nbytes} bytes, expected {wanted} for {list(message.shape)}",
-                               field=field)
-
-
-def _array(message: Any, payload: Any, torch_wanted: bool, field: str) -> Any:
-    """The array of a Tensor whose raw bytes are `payload`, or in it."""
-    payload = memoryview(message.raw) if payload is None else payload
-    _check_size(message, payload, field)
-    return _arrays.array_of(message.dtype, tuple(message.shape), payload, torch_wanted, field)
-
-
-def _route(model: str | None, weight: Any) -> str:
+def route(model: str | None, weight: Any) -> str:
     """What metadata can say of a weight; "" where it cannot."""
     route = f"{model}/{weight}" if model and isinstance(weight, str) else ""
     return route if route.isascii() and route.isprintable() and len(route) <= 512 else ""
@@ -201,18 +178,28 @@ class Calls:
 
         Returns y [..., N], of NumPy or PyTorch as x is.
         """
-        request = inference.QuantizedMatmulRequest()
-        _source(request, model, weight)
-        if activation_quantization is not None:
-            prefix = "" if activation_quantization == "as_sent" else "INT8_"
-            request.activation_quantization = _enum(tensors.ActivationQuantization, activation_quantization,
-                                                    "activation_quantization", prefix)
-        parts = self._optional((4, bias, "bias"), (13, activation_scales, "activation_scales"))
-        _set_product(request, output_dtype, activation_function, path, priority, request_id)
+        request, parts = self._matmul(model, weight, bias, output_dtype, activation_function, activation_quantization,
+                                      activation_scales, path, priority, request_id)
         key = (model, weight) if isinstance(weight, str) else None
         product = _Product("QuantizedMatmul", request, parts, inference.QuantizedMatmulResponse, key)
         y: Array = yield from self._product(product, x, (), timeout, execution)
         return y
+
+    def matmul_stream(
+        self,
+        model: str | None,
+        weight: str | tensors.PackedWeight,
+        *,
+        bias: AnyArray | None = None,
+        output_dtype: DTypeLike | None = None,
+        activation_function: ActivationFunction = "none",
+        activation_quantization: ActivationQuantization | None = None,
+        path: Path = "auto",
+        priority: int = 0,
+    ) -> _stream.Products:
+        """What a stream of products sends and makes of the answers; see Client.matmul_stream."""
+        return _stream.Products(*self._matmul(model, weight, bias, output_dtype, activation_function,
+                                              activation_quantization, None, path, priority, ""))
 
     def grouped_matmul(
         self,
@@ -334,7 +321,7 @@ class Calls:
         filler = _Filler(out, wanted, torch_wanted, bar)
         try:
             yield Rpc(_INFERENCE + "DequantizeStream", request.SerializeToString(), self._deadline(timeout).left(), filler.add,
-                      _route(model, weight))
+                      route(model, weight))
         finally:
             bar.close()
         weights: NDArray[Any] = filler.finish(execution)
@@ -370,14 +357,14 @@ class Calls:
         parts = _wire.tensor_field(1, _arrays.spec_of(block, "block"))
         parts += self._optional((3, scales, "scales"), (4, zeros, "zeros"))
         answer = yield self._inference("QuantizeKv", request, parts, self._deadline(timeout))
-        response = _parse(inference.QuantizeKvResponse, answer)
+        response = _wire.parse(inference.QuantizeKvResponse, answer)
         if execution is not None:
             execution.CopyFrom(response.execution)
         as_torch = _arrays.is_torch(block)
-        codes = _array(response.codes, None, as_torch, "codes")
+        codes = _wire.array(response.codes, None, as_torch, "codes")
         if scales is not None:
             return KvCodes(codes, scales, zeros)
-        return KvCodes(codes, _array(response.scales, None, as_torch, "scales"), _array(response.zeros, None, as_torch, "zeros"))
+        return KvCodes(codes, _wire.array(response.scales, None, as_torch, "scales"), _wire.array(response.zeros, None, as_torch, "zeros"))
 
     def dequantize_kv(
         self,
@@ -409,10 +396,10 @@ class Calls:
         parts += self._optional((3, scales, "scales"), (4, zeros, "zeros"))
         answer = yield self._inference("DequantizeKv", request, parts, self._deadline(timeout))
         head, payload = _wire.split(answer, 1)
-        response = _parse(inference.DequantizeKvResponse, head)
+        response = _wire.parse(inference.DequantizeKvResponse, head)
         if execution is not None:
             execution.CopyFrom(response.execution)
-        result: Array = _array(response.output, payload, _arrays.is_torch(codes), "output")
+        result: Array = _wire.array(response.output, payload, _arrays.is_torch(codes), "output")
         return result
 
     # Models and the server.
@@ -420,18 +407,18 @@ class Calls:
     def list_models(self, *, timeout: Timeout = None) -> Steps[Sequence[repository.ModelSummary]]:
         """Every model of the repository, loaded or not."""
         answer = yield self._rpc(_REPOSITORY + "ListModels", repository.ListModelsRequest(), timeout)
-        return list(_parse(repository.ListModelsResponse, answer).models)
+        return list(_wire.parse(repository.ListModelsResponse, answer).models)
 
     def get_model(self, name: str, *, timeout: Timeout = None) -> Steps[repository.GetModelResponse]:
         """One loaded model: its weights with path, k, n, scheme and kernels, and its stacks of experts."""
         answer = yield self._rpc(_REPOSITORY + "GetModel", repository.GetModelRequest(name=name), timeout)
-        model: repository.GetModelResponse = _parse(repository.GetModelResponse, answer)
+        model: repository.GetModelResponse = _wire.parse(repository.GetModelResponse, answer)
         return model
 
     def load_model(self, name: str, *, timeout: Timeout = None) -> Steps[repository.LoadModelResponse]:
         """Loads a model, or swaps a loaded one for what its folder holds now. Large ones need a long timeout."""
         answer = yield self._rpc(_REPOSITORY + "LoadModel", repository.LoadModelRequest(name=name), timeout)
-        loaded: repository.LoadModelResponse = _parse(repository.LoadModelResponse, answer)
+        loaded: repository.LoadModelResponse = _wire.parse(repository.LoadModelResponse, answer)
         return loaded
 
     def unload_model(self, name: str, *, timeout: Timeout = None) -> Steps[None]:
@@ -441,14 +428,14 @@ class Calls:
     def server_info(self, *, timeout: Timeout = None) -> Steps[info.GetServerInfoResponse]:
         """Version, devices, kernels, limits, formats."""
         answer = yield self._rpc("/awqd.v1.ServerInfo/GetServerInfo", info.GetServerInfoRequest(), timeout)
-        server: info.GetServerInfoResponse = _parse(info.GetServerInfoResponse, answer)
+        server: info.GetServerInfoResponse = _wire.parse(info.GetServerInfoResponse, answer)
         return server
 
     def is_serving(self, service: str = "", *, timeout: Timeout = None) -> Steps[bool]:
         """Whether the server, or one service such as "awqd.v1.QuantizedInference", is ready."""
         request = _descriptors.message("grpc.health.v1.HealthCheckRequest")(service=service)
         answer = yield self._rpc("/grpc.health.v1.Health/Check", request, timeout)
-        response = _parse(_descriptors.message("grpc.health.v1.HealthCheckResponse"), answer)
+        response = _wire.parse(_descriptors.message("grpc.health.v1.HealthCheckResponse"), answer)
         return bool(response.status == 1)
 
     # What they share.
@@ -458,9 +445,7 @@ class Calls:
 
     def _inference(self, method: str, request: Any, parts: list[_wire.Part], deadline: _Deadline, weight: str = "") -> Rpc:
         data = b"".join([request.SerializeToString(), *parts])
-        if len(data) >= 2**31:
-            raise _errors.InvalidArgument(f"request: got {len(data)} bytes, expected less than 2 GiB", field="request",
-                                          hint="send fewer tokens at a time")
+        _wire.check_size(data)
         return Rpc(_INFERENCE + method, data, deadline.left(), weight=weight)
 
     @staticmethod
@@ -470,6 +455,21 @@ class Calls:
             if array is not None:
                 parts += _wire.tensor_field(number, _arrays.spec_of(array, name))
         return parts
+
+    def _matmul(self, model: str | None, weight: str | tensors.PackedWeight, bias: AnyArray | None,
+                output_dtype: DTypeLike | None, activation_function: ActivationFunction,
+                activation_quantization: str | None, activation_scales: AnyArray | None, path: Path,
+                priority: int, request_id: str) -> tuple[inference.QuantizedMatmulRequest, list[_wire.Part]]:
+        """The request without its activations: what is left to Protocol Buffers, and the other tensors."""
+        request = inference.QuantizedMatmulRequest()
+        _source(request, model, weight)
+        if activation_quantization is not None:
+            prefix = "" if activation_quantization == "as_sent" else "INT8_"
+            request.activation_quantization = _enum(tensors.ActivationQuantization, activation_quantization,
+                                                    "activation_quantization", prefix)
+        parts = self._optional((4, bias, "bias"), (13, activation_scales, "activation_scales"))
+        _set_product(request, output_dtype, activation_function, path, priority, request_id)
+        return request, parts
 
     def _product(self, product: _Product, x: Array, choices: tuple[int, ...], timeout: Timeout,
                  execution: tensors.Execution | None) -> Steps[Array]:
@@ -483,7 +483,7 @@ class Calls:
             shared = yield from self._shared_product(product, memory, spec, key, deadline)
             if shared is not None:
                 response, payload = shared
-                result: Array = _array(response.output, payload, as_torch, "output")
+                result: Array = _wire.array(response.output, payload, as_torch, "output")
                 payload.release()
                 assert self._pool is not None
                 self._pool.release(memory)
@@ -493,12 +493,12 @@ class Calls:
         answer = yield self._inference(product.method, product.request, product.parts + _wire.tensor_field(3, spec), deadline,
                                        product.route)
         head, raw = _wire.split(answer, 1)
-        response = _parse(product.response, head)
+        response = _wire.parse(product.response, head)
         if execution is not None:
             execution.CopyFrom(response.execution)
         if key is not None and response.output.shape:
             self._seen[key] = (response.output.shape[-1], response.output.dtype)
-        result = _array(response.output, raw, as_torch, "output")
+        result = _wire.array(response.output, raw, as_torch, "output")
         return result
 
     def _memory(self, spec: Spec, key: tuple[object, ...] | None, choices: tuple[int, ...],
@@ -513,7 +513,7 @@ class Calls:
         if self._pool is None:
             try:
                 answer = yield Rpc("/awqd.v1.ServerInfo/GetServerInfo", b"", deadline.left())
-                prefix = _parse(info.GetServerInfoResponse, answer).limits.shared_memory_prefix
+                prefix = _wire.parse(info.GetServerInfoResponse, answer).limits.shared_memory_prefix
             except (_errors.PermissionDenied, _errors.Unimplemented):
                 prefix = ""  # who may not look may still call
             if not prefix:
@@ -539,7 +539,7 @@ class Calls:
         request.output_shared_memory.CopyFrom(memory.range(size, len(memory.map) - size))
         try:
             answer = yield self._inference(product.method, request, product.parts, deadline, product.route)
-            response = _parse(product.response, answer)
+            response = _wire.parse(product.response, answer)
             place = response.output.shared_memory
             if place.name != memory.name or not size <= place.offset <= place.offset + place.size <= len(memory.map):
                 raise _errors.DataLoss("output: lies outside the memory that was offered", field="output")
@@ -570,7 +570,7 @@ class _Product:
 
     @property
     def route(self) -> str:
-        return "" if self.key is None else _route(self.key[0], self.key[1])
+        return "" if self.key is None else route(self.key[0], self.key[1])
 
 
 def _set_product(request: Any, output_dtype: DTypeLike | None, activation_function: str, path: str, priority: int,
@@ -611,11 +611,11 @@ class _Filler:
 
     def add(self, data: bytes) -> None:
         head, payload = _wire.split(data, 3)
-        chunk = _parse(inference.DequantizeChunk, head)
+        chunk = _wire.parse(inference.DequantizeChunk, head)
         if self._bytes is None:
             self._bytes = self._begin(chunk.total_rows, chunk.total_columns)
         raw = memoryview(chunk.output.raw) if payload is None else payload
-        _check_size(chunk.output, raw, "output")
+        _wire.check_payload(chunk.output, raw, "output")
         rows = chunk.output.shape[0] if chunk.output.shape else 0
         shape = (rows, self._columns)
         if chunk.output.dtype != self._dtype or tuple(chunk.output.shape) != shape or self._done + rows > self._rows:

@@ -1,19 +1,23 @@
 """Client and AsyncClient: they send what Calls says, blocking or with asyncio."""
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import inspect
+import math
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from typing import Any, Concatenate, ParamSpec, TypeVar, Union
 
 import grpc
 import grpc.aio
 
-from awqd import _channel, _errors
-from awqd._calls import Calls, Rpc, Steps
+from awqd import _channel, _errors, _stream
+from awqd._arrays import AnyArray, Array, DTypeLike
+from awqd._calls import ActivationFunction, ActivationQuantization, Calls, Path, Rpc, Steps, route
+from awqd.v1 import tensor_pb2 as tensors
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -89,27 +93,26 @@ class _Base:
         return self._settings.address
 
     @contextlib.contextmanager
-    def _method(self, rpc: Rpc) -> Iterator[Any]:
-        """The method, on the connection with the fewest calls in flight, which is one more for as long."""
+    def _method(self, name: str, kind: str) -> Iterator[Any]:
+        """The method, unary_unary, unary_stream or stream_stream, on the connection with the fewest calls in flight, which is one more for as long."""
         with self._lock:
             connection = min(self._connections, key=lambda each: each.in_flight)
             connection.in_flight += 1
             if connection.channel is None:
                 connection.channel = self._make_channel(_channel.credentials(self._settings))
-            method = connection.methods.get(rpc.method)
+            method = connection.methods.get(name)
             if method is None:
-                kind = connection.channel.unary_unary if rpc.sink is None else connection.channel.unary_stream
-                method = kind(rpc.method, request_serializer=None, response_deserializer=None)
-                connection.methods[rpc.method] = method
+                method = getattr(connection.channel, kind)(name, request_serializer=None, response_deserializer=None)
+                connection.methods[name] = method
         try:
             yield method
         finally:
             with self._lock:
                 connection.in_flight -= 1
 
-    def _options(self, rpc: Rpc) -> dict[str, Any]:
-        metadata = _channel.metadata(self._settings) + ((("awqd-weight", rpc.weight),) if rpc.weight else ())
-        return {"timeout": rpc.timeout, "metadata": metadata, "wait_for_ready": self._wait}
+    def _options(self, timeout: float | None, weight: str) -> dict[str, Any]:
+        metadata = _channel.metadata(self._settings) + ((("awqd-weight", weight),) if weight else ())
+        return {"timeout": timeout, "metadata": metadata, "wait_for_ready": self._wait}
 
 
 def _named(method: Callable[..., Any], call: Callable[..., Any]) -> None:
@@ -181,17 +184,82 @@ class Client(_Base):
             return result
 
     def _send(self, rpc: Rpc) -> bytes:
-        with self._method(rpc) as method:
+        with self._method(rpc.method, "unary_unary" if rpc.sink is None else "unary_stream") as method:
+            stream = method(rpc.request, **self._options(rpc.timeout, rpc.weight))
             if rpc.sink is None:
-                answer: bytes = method(rpc.request, **self._options(rpc))
+                answer: bytes = stream
                 return answer
-            stream = method(rpc.request, **self._options(rpc))
             try:
                 for message in stream:
                     rpc.sink(message)
             finally:
                 stream.cancel()  # does nothing to a stream that has ended
             return b""
+
+    def matmul_stream(
+        self,
+        model: str | None,
+        weight: str | tensors.PackedWeight,
+        xs: Iterable[Array],
+        *,
+        in_flight: int = 8,
+        return_exceptions: bool = False,
+        bias: AnyArray | None = None,
+        output_dtype: DTypeLike | None = None,
+        activation_function: ActivationFunction = "none",
+        activation_quantization: ActivationQuantization | None = None,
+        path: Path = "auto",
+        priority: int = 0,
+        timeout: float = math.inf,
+    ) -> Iterator[Array]:
+        """The products of one weight with many arrays, on one stream: faster than a call for each, from one thread.
+
+        xs: an iterable of arrays, each as x of matmul, taken as results are asked for.
+        in_flight: the most products that were sent and whose results were not yet taken.
+        return_exceptions: gives the Error of a product that failed in its place, and goes on. Otherwise it is raised.
+        timeout: seconds for all of it.
+        Others: as in matmul. Tensors are messages, never shared memory.
+
+        Gives y of each x, in their order.
+        """
+        window = _stream.window(threading.Semaphore, in_flight)
+        products = self._calls.matmul_stream(
+            model, weight, bias=bias, output_dtype=output_dtype, activation_function=activation_function,
+            activation_quantization=activation_quantization, path=path, priority=priority)
+        over = threading.Event()
+        broken: list[BaseException] = []
+
+        def requests() -> Iterator[bytes]:
+            """Runs in a thread of gRPC, which would not tell what goes wrong here."""
+            try:
+                for x in xs:
+                    window.acquire()
+                    if over.is_set():
+                        return
+                    yield products.request(x)
+            except BaseException as error:
+                broken.append(error)
+
+        def results() -> Iterator[Array]:
+            with self._method(_stream.METHOD, "stream_stream") as method:
+                call = method(requests(), **self._options(_stream.seconds(timeout), route(model, weight)))
+                try:
+                    for message in call:
+                        products.answer(message)
+                        for result in products.ready():
+                            window.release()
+                            yield _stream.checked(result, return_exceptions)
+                    if broken:
+                        raise broken[0]
+                    products.finish()
+                except grpc.RpcError as error:
+                    raise _errors.from_rpc(error, self.address) from None
+                finally:
+                    over.set()
+                    window.release()
+                    call.cancel()  # does nothing to a stream that has ended
+
+        return results()
 
     matmul = _blocking(Calls.matmul)
     grouped_matmul = _blocking(Calls.grouped_matmul)
@@ -251,17 +319,74 @@ class AsyncClient(_Base):
             return result
 
     async def _send(self, rpc: Rpc) -> bytes:
-        with self._method(rpc) as method:
+        with self._method(rpc.method, "unary_unary" if rpc.sink is None else "unary_stream") as method:
+            stream = method(rpc.request, **self._options(rpc.timeout, rpc.weight))
             if rpc.sink is None:
-                answer: bytes = await method(rpc.request, **self._options(rpc))
+                answer: bytes = await stream
                 return answer
-            stream = method(rpc.request, **self._options(rpc))
             try:
                 async for message in stream:
                     rpc.sink(message)
             finally:
                 stream.cancel()
             return b""
+
+    async def matmul_stream(
+        self,
+        model: str | None,
+        weight: str | tensors.PackedWeight,
+        xs: Union[Iterable[Array], AsyncIterable[Array]],
+        *,
+        in_flight: int = 8,
+        return_exceptions: bool = False,
+        bias: AnyArray | None = None,
+        output_dtype: DTypeLike | None = None,
+        activation_function: ActivationFunction = "none",
+        activation_quantization: ActivationQuantization | None = None,
+        path: Path = "auto",
+        priority: int = 0,
+        timeout: float = math.inf,
+    ) -> AsyncIterator[Array]:
+        """The products of one weight with many arrays, on one stream: faster than a call for each, from one thread.
+
+        xs: an iterable, or an asynchronous one, of arrays, each as x of matmul, taken as results are asked for.
+        in_flight: the most products that were sent and whose results were not yet taken.
+        return_exceptions: gives the Error of a product that failed in its place, and goes on. Otherwise it is raised.
+        timeout: seconds for all of it.
+        Others: as in matmul. Tensors are messages, never shared memory.
+
+        Gives y of each x, in their order.
+        """
+        window = _stream.window(asyncio.Semaphore, in_flight)
+        products = self._calls.matmul_stream(
+            model, weight, bias=bias, output_dtype=output_dtype, activation_function=activation_function,
+            activation_quantization=activation_quantization, path=path, priority=priority)
+        broken: list[BaseException] = []
+
+        async def requests() -> AsyncIterator[bytes]:
+            """Runs in a task of gRPC, which would not tell what goes wrong here."""
+            try:
+                async for x in _stream.each(xs):
+                    await window.acquire()
+                    yield products.request(x)
+            except Exception as error:
+                broken.append(error)
+
+        with self._method(_stream.METHOD, "stream_stream") as method:
+            call = method(requests(), **self._options(_stream.seconds(timeout), route(model, weight)))
+            try:
+                async for message in call:
+                    products.answer(message)
+                    for result in products.ready():
+                        window.release()
+                        yield _stream.checked(result, return_exceptions)
+                if broken:
+                    raise broken[0]
+                products.finish()
+            except grpc.RpcError as error:
+                raise _errors.from_rpc(error, self.address) from None
+            finally:
+                call.cancel()
 
     matmul = _awaitable(Calls.matmul)
     grouped_matmul = _awaitable(Calls.grouped_matmul)

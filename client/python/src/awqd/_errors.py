@@ -110,20 +110,40 @@ _BY_CODE = {
 }
 
 
-def _field(metadata: Any) -> str:
-    """The first field that google.rpc.BadRequest names in the trailers of a call."""
-    for key, value in metadata or ():
-        if key != "grpc-status-details-bin":
-            continue
-        try:
-            for detail in _descriptors.message("google.rpc.Status").FromString(value).details:
-                if detail.type_url.endswith("/google.rpc.BadRequest"):
-                    request = _descriptors.message("google.rpc.BadRequest").FromString(detail.value)
-                    for violation in request.field_violations:
-                        return str(violation.field)
-        except Exception:  # details that do not parse are not worth losing the message for
-            return ""
+_NAMES = {code.value[0]: code.name for code in grpc.StatusCode}
+
+
+def _field(details: Any) -> str:
+    """The first field that google.rpc.BadRequest names in google.rpc.Status.details."""
+    try:
+        for detail in details:
+            if detail.type_url.endswith("/google.rpc.BadRequest"):
+                request = _descriptors.message("google.rpc.BadRequest").FromString(detail.value)
+                for violation in request.field_violations:
+                    return str(violation.field)
+    except Exception:  # details that do not parse are not worth losing the message for
+        return ""
     return ""
+
+
+def _details(metadata: Any) -> Any:
+    """What the trailers of a call say beside its code and message."""
+    for key, value in metadata or ():
+        if key == "grpc-status-details-bin":
+            try:
+                return _descriptors.message("google.rpc.Status").FromString(value).details
+            except Exception:  # as in _field
+                return ()
+    return ()
+
+
+def _make(code: str, message: str, field: str) -> Error:
+    kind = _BY_CODE.get(code)
+    if kind is not None:
+        return kind(message, field=field)
+    result = Error(message, field=field)
+    result.code = code
+    return result
 
 
 def from_rpc(error: grpc.RpcError, address: str) -> Error:
@@ -131,11 +151,11 @@ def from_rpc(error: grpc.RpcError, address: str) -> Error:
     call: Any = error
     code = call.code().name
     message = call.details() or "no message"
-    kind = _BY_CODE.get(code)
-    if kind is None:
-        result = Error(message)
-        result.code = code
-        return result
-    if kind is Unavailable:
+    if code == Unavailable.code:
         message = f"{address}: {message}"
-    return kind(message, field=_field(call.trailing_metadata()))
+    return _make(code, message, _field(_details(call.trailing_metadata())))
+
+
+def from_status(code: int, message: str, details: Any) -> Error:
+    """The error of one request of a stream: a google.rpc.Code, and google.rpc.Status.details."""
+    return _make(_NAMES.get(code, "UNKNOWN"), message, _field(details))

@@ -5,8 +5,10 @@ order, so a request is the serialised rest and then the field with the payload.
 """
 from __future__ import annotations
 
-from typing import Union
+import math
+from typing import Any, Union
 
+from awqd import _arrays, _errors
 from awqd._arrays import Spec
 from awqd.v1 import tensor_pb2 as tensors
 
@@ -91,3 +93,35 @@ def split(data: bytes, number: int) -> tuple[bytes, memoryview | None]:
     rest = data[tensor[1]:raw[0]] + data[raw[2]:tensor[2]]
     head = data[:tensor[0]] + _varint(number << 3 | _LENGTH_DELIMITED) + _varint(len(rest)) + rest + data[tensor[2]:]
     return head, memoryview(data)[raw[1]:raw[2]]
+
+
+def check_size(message: bytes) -> None:
+    """InvalidArgument for a request that no message holds."""
+    if len(message) >= 2**31:
+        raise _errors.InvalidArgument(f"request: got {len(message)} bytes, expected less than 2 GiB", field="request",
+                                      hint="send fewer tokens at a time")
+
+
+def parse(kind: Any, data: bytes) -> Any:
+    """The message of class `kind`; DataLoss where `data` is none."""
+    try:
+        return kind.FromString(data)
+    except Exception as error:
+        raise _errors.DataLoss(f"the answer is no {kind.DESCRIPTOR.name}: {error}") from None
+
+
+def check_payload(message: Any, payload: memoryview, field: str) -> None:
+    """DataLoss unless `payload` has the bytes of the Tensor's shape and dtype."""
+    if message.dtype not in _arrays.ITEMSIZE:
+        raise _errors.DataLoss(f"{field}: got dtype {message.dtype}, expected one that this client knows", field=field)
+    wanted = math.prod(message.shape) * _arrays.ITEMSIZE[message.dtype]
+    if wanted != payload.nbytes:
+        raise _errors.DataLoss(f"{field}: got {payload.nbytes} bytes, expected {wanted} for {list(message.shape)}",
+                               field=field)
+
+
+def array(message: Any, payload: Any, torch_wanted: bool, field: str) -> Any:
+    """The array of a Tensor whose raw bytes are `payload`, or in it."""
+    payload = memoryview(message.raw) if payload is None else payload
+    check_payload(message, payload, field)
+    return _arrays.array_of(message.dtype, tuple(message.shape), payload, torch_wanted, field)
