@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <utility>
 
@@ -40,6 +41,15 @@ absl::Status FileStamp::Check(const FileStamp& now, absl::string_view name) cons
                    ": the file was written to, or its attributes changed, while it was loaded");
   }
   return absl::OkStatus();
+}
+
+std::string FileStamp::Text() const {
+  return absl::StrCat(stat_.st_ino, " ", stat_.st_size, " ", stat_.st_mtim.tv_sec, ".",
+                      stat_.st_mtim.tv_nsec, " ", stat_.st_ctim.tv_sec, ".", stat_.st_ctim.tv_nsec);
+}
+
+absl::Time FileStamp::changed() const {
+  return std::max(absl::TimeFromTimespec(stat_.st_mtim), absl::TimeFromTimespec(stat_.st_ctim));
 }
 
 UniqueFd& UniqueFd::operator=(UniqueFd&& other) noexcept {

@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 
 namespace awqd::model {
@@ -43,6 +44,11 @@ class FileStamp {
   bool SameFileAs(const FileStamp& other) const {
     return stat_.st_dev == other.stat_.st_dev && stat_.st_ino == other.stat_.st_ino;
   }
+  // All of that but the device, whose number changes when a file system is mounted again; two texts
+  // differ where the files do.
+  std::string Text() const;
+  // The later of the two times.
+  absl::Time changed() const;
 
  private:
   struct stat stat_ = {};

@@ -11,6 +11,33 @@ constexpr int64_t kMaxMessageBytes = (int64_t{1} << 31) - 65536;
 constexpr int64_t kMinMessageBytes = 64 << 10;
 constexpr int64_t kAnyBytes = int64_t{1} << 50;
 
+// What becomes of models after the start.
+void AddUpkeepFlags(FlagTable& table, Options& options) {
+  table.Flag("watch_repository", options.watch.on,
+             "Load models whose folders appear, load those anew whose files change, unload those "
+             "whose folders go, while the server runs. Without --load_model all of them, with it "
+             "those and what clients have loaded. A model that cannot be loaded is reported, and "
+             "tried again when its files change; it does not end the server. A model that a client "
+             "unloads stays unloaded until a client loads it.");
+  table.Duration("watch_interval_s", options.watch.interval, absl::Seconds(1), {0.05, 86400.0},
+                 "How long between two looks at the folders. A look opens every file of every "
+                 "model: more on a file system that is slow, or shared by many.");
+  table.Duration("watch_settle_s", options.watch.settle, absl::Seconds(1), {0.0, 86400.0},
+                 "How long nothing in a model's folder may have changed before it is loaded, so "
+                 "that no half of a model is. Longer than a writer pauses between two files, and, "
+                 "over NFS, than clients keep what they know of files (acregmax, 60 s by default). "
+                 "0 where folders are only ever moved into place as a whole.");
+  table.Limit("idle_unload_s", options.idle_unload,
+              "Unload a model that has computed nothing for this long; the next request that names "
+              "it loads it again and waits for that, as long as its deadline allows. 0: never.");
+  table
+      .Add("pin", options.pinned,
+           "Model that --idle_unload_s does not concern; repeat it for several.")
+      ->delimiter(',')
+      ->expected(1)
+      ->take_all();
+}
+
 void AddModelFlags(FlagTable& table, Options& options) {
   table.Group("Models");
   table.Add(
@@ -35,6 +62,7 @@ void AddModelFlags(FlagTable& table, Options& options) {
   table.Flag("keep_going", options.keep_going,
              "Start with the models that can be loaded, were it none, and log why the others "
              "cannot; for repositories that others fill.");
+  AddUpkeepFlags(table, options);
   table.Group("Device");
   table.Add(
       "device", options.device,

@@ -146,6 +146,11 @@ absl::Status Complete(Options& options) {
         "--model_repository: got nothing, expected a directory (or --model NAME=DIR)");
   }
   AWQD_RETURN_IF_ERROR(CheckEachOnce(options.models));
+  for (const std::string& name : options.pinned) {
+    if (const absl::Status status = model::CheckModelName(name); !status.ok()) {
+      return model::Prefixed("--pin", status);
+    }
+  }
   if (!options.metrics_address.empty()) {
     const absl::Status address = obs::CheckHttpAddress(options.metrics_address);
     if (!address.ok()) return model::Prefixed("--metrics_address", address);

@@ -12,6 +12,7 @@
 #include "server/model/placed_weight.h"
 #include "server/obs/access_log.h"
 #include "server/obs/logging.h"
+#include "server/repository_watch.h"
 #include "server/services/options.h"
 
 namespace awqd {
@@ -28,6 +29,9 @@ struct Options {
   std::vector<model::NamedFolder> models;  // legal names, all different
   std::vector<std::string> load_models;    // of the repository; empty: every one
   bool keep_going = false;                 // without the models that cannot be loaded
+  WatchOptions watch;
+  absl::Duration idle_unload = absl::InfiniteDuration();
+  std::vector<std::string> pinned;  // legal names that idle_unload does not concern
   std::string device = "auto";
   int cpu_threads = 0;
   int64_t device_memory_limit = 0;  // for each device

@@ -3,6 +3,7 @@
 
 #include <poll.h>
 
+#include <algorithm>
 #include <atomic>
 #include <fstream>
 #include <map>
@@ -23,10 +24,13 @@
 #include "server/engine/local_engine.h"
 #include "server/engine/routing_engine.h"
 #include "server/idle_memory.h"
+#include "server/idle_models.h"
 #include "server/model/model_store.h"
 #include "server/obs/logging.h"
 #include "server/obs/metrics_server.h"
 #include "server/obs/terminal.h"
+#include "server/pause.h"
+#include "server/repository_watch.h"
 #include "server/services/rpc_server.h"
 #include "server/start_models.h"
 #include "server/transport/call_gate.h"
@@ -149,7 +153,14 @@ class ServerImpl final : public Server {
       obs::LogEvent(obs::LogLevel::kInfo, absl::StrCat("listening on ", address), {});
     }
     AWQD_RETURN_IF_ERROR(StartMetrics());
-    loader_ = std::thread([this, names = std::move(names)] { LoadAll(names); });
+    loader_ = std::thread(
+        [this, names = std::move(names)] { options_.watch.on ? Watch(names) : LoadAll(names); });
+    if (options_.idle_unload < absl::InfiniteDuration()) {
+      idle_ = std::thread([this] {
+        IdleModels models(options_.idle_unload, options_.pinned, models_.get());
+        while (pause_.For(models.interval())) models.Look(absl::Now());
+      });
+    }
     // Last: whoever reads it may send a signal at once. ThreadSanitizer blocks signals while a
     // thread is created, and one that then meets a thread within gRPC waits there until gRPC wakes
     // it.
@@ -200,17 +211,42 @@ class ServerImpl final : public Server {
       load_state_ = LoadState::kFailed;
       return;
     }
-    if (result.loaded == 0) {
+    Ready(names.empty(), result.loaded, result.failed.size());
+  }
+
+  void Ready(bool none_there, size_t loaded, size_t failed) {
+    if (loaded == 0) {
       obs::LogEvent(obs::LogLevel::kWarning,
-                    names.empty() ? "the repository holds no model; serving until one is loaded"
-                                  : "no model could be loaded; serving until one is loaded",
+                    none_there ? "the repository holds no model; serving until one is loaded"
+                               : "no model could be loaded; serving until one is loaded",
                     {{"model_repository", obs::LogText(options_.model_repository, 1024)}});
     }
     rpc_->SetStarting(false);
     rpc_->SetServing(true);
-    obs::LogEvent(obs::LogLevel::kInfo, "ready",
-                  {{"models", result.loaded}, {"failed", result.failed.size()}});
+    obs::LogEvent(obs::LogLevel::kInfo, "ready", {{"models", loaded}, {"failed", failed}});
     load_state_ = LoadState::kDone;
+  }
+
+  // On the loader thread, until the server ends. Files that were written to just before the start
+  // are waited for, as long as it takes them to have stood still, and no longer.
+  void Watch(const std::vector<std::string>& names) {
+    const bool all = options_.load_models.empty();
+    RepositoryWatch watch(options_.watch.settle, all ? std::vector<std::string>() : names,
+                          models_.get());
+    const absl::Time settled = absl::Now() + options_.watch.settle;
+    const absl::Duration soon = std::min(options_.watch.interval, absl::Milliseconds(250));
+    size_t loaded = 0, failed = 0;
+    for (;;) {
+      const absl::Time now = absl::Now();
+      const RepositoryWatch::Result result = watch.Look(now);
+      loaded += static_cast<size_t>(result.loaded);
+      failed += static_cast<size_t>(result.failed);
+      if (stopping_) return;
+      if (result.waiting == 0 || now >= settled) break;
+      if (!pause_.For(soon)) return;
+    }
+    Ready(names.empty(), loaded, failed);
+    while (pause_.For(options_.watch.interval)) watch.Look(absl::Now());
   }
 
   absl::Status WaitForReason(int stop_fd) {
@@ -255,8 +291,10 @@ class ServerImpl final : public Server {
       rpc_->SetStarting(false);
       rpc_->SetServing(false);
       models_->CancelLoads();
+      pause_.End();
       const absl::Time drained = absl::Now() + delay;
       if (loader_.joinable()) loader_.join();
+      if (idle_.joinable()) idle_.join();
       rpc_->SetServing(false);  // the loader may have been about to say the opposite
       absl::SleepFor(drained - absl::Now());
       engine_->Hurry();
@@ -283,7 +321,9 @@ class ServerImpl final : public Server {
   mutable Mutex gate_mu_;
   const transport::CallGate* gate_ ABSL_GUARDED_BY(gate_mu_) = nullptr;  // of rpc_
   std::unique_ptr<obs::MetricsServer> metrics_;
-  std::thread loader_;
+  std::thread loader_;  // loads what the server starts with, then watches if it is to
+  std::thread idle_;
+  Pause pause_;  // of both
   std::atomic<LoadState> load_state_{LoadState::kLoading};
   std::atomic<bool> stopping_{false};
   bool whole_ = true;        // some model can be served in full, or none was loaded

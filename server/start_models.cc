@@ -75,17 +75,28 @@ LoadedAtStart LoadAtStart(const std::vector<std::string>& names, const std::atom
       continue;
     }
     ++out.loaded;
-    obs::LogEvent(obs::LogLevel::kInfo, "loaded",
-                  {{"model", name},
-                   {"weights", (*model)->weights.size()},
-                   {"ignored_tensors", (*model)->ignored_tensors},
-                   {"device_bytes", (*model)->device_bytes},
-                   {"load_ms", (*model)->load_ms}});
+    LogLoaded(**model);
   }
   for (size_t i = 0; i < failed.size(); ++i) {
     LogFailure("model cannot be loaded", failed[i], out.failed[i]);
   }
   return out;
+}
+
+void LogLoaded(const model::Model& model) {
+  obs::LogEvent(obs::LogLevel::kInfo, "loaded",
+                {{"model", model.name},
+                 {"version", model.version},
+                 {"weights", model.weights.size()},
+                 {"ignored_tensors", model.ignored_tensors},
+                 {"device_bytes", model.device_bytes},
+                 {"load_ms", model.load_ms}});
+}
+
+void LogNotLoaded(const std::string& name, const absl::Status& status, bool served) {
+  LogFailure(served ? "model cannot be loaded anew; the version before is served on"
+                    : "model cannot be loaded",
+             name, status);
 }
 
 }  // namespace awqd

@@ -36,4 +36,9 @@ struct LoadedAtStart {
 LoadedAtStart LoadAtStart(const std::vector<std::string>& names, const std::atomic<bool>& stopping,
                           model::ModelStore* store);
 
+// "loaded", with what was loaded.
+void LogLoaded(const model::Model& model);
+// "model cannot be loaded", and why. `served`: an earlier version of it is, and goes on being.
+void LogNotLoaded(const std::string& name, const absl::Status& status, bool served);
+
 }  // namespace awqd

@@ -1,6 +1,8 @@
 // Looking models up, in the order of the header's list.
 #include "server/model/model_folders.h"
 
+#include <sys/stat.h>
+
 #include <optional>
 #include <set>
 #include <utility>
@@ -184,6 +186,19 @@ absl::StatusOr<ModelFolder> ModelFolders::Locate(absl::string_view name, bool* s
   AWQD_RETURN_IF_ERROR(repository);
   if (lacks.empty()) lacks = absl::StrCat("no ", ConfigOf(name), " beneath the repository");
   return absl::NotFoundError(absl::StrCat("model ", Quoted(name), ": ", lacks));
+}
+
+FolderLook ModelFolders::LookOf(const absl::StatusOr<ModelFolder>& located) {
+  if (located.ok()) return LookAt(*located->root, located->path);
+  return {.there = !absl::IsNotFound(located.status()), .files = located.status().ToString()};
+}
+
+FolderLook ModelFolders::Look(absl::string_view name) const { return LookOf(Locate(name)); }
+
+std::string ModelFolders::RepositoryIdentity() const {
+  struct stat info = {};
+  if (repository_.empty() || stat(repository_.c_str(), &info) != 0) return "";
+  return absl::StrCat(info.st_dev, ":", info.st_ino);
 }
 
 absl::StatusOr<std::map<std::string, absl::Status>> ModelFolders::Find() const {

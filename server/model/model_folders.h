@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "checkpoint/folder_look.h"
 #include "checkpoint/repository_root.h"
 
 namespace awqd::model {
@@ -48,6 +49,14 @@ class ModelFolders {
   // `seen`, if given, tells whether anything of that name is there, also where that cannot be
   // opened. No message has the repository's path, as clients get it.
   absl::StatusOr<ModelFolder> Locate(absl::string_view name, bool* seen = nullptr) const;
+
+  // What a model's files look like now. Where Locate fails, why is what they look like.
+  FolderLook Look(absl::string_view name) const;
+  static FolderLook LookOf(const absl::StatusOr<ModelFolder>& located);
+
+  // Which directory the repository is, as device and inode; empty: it cannot be told, or there is
+  // none. Another one after a link was made to lead elsewhere, or a file system was unmounted.
+  std::string RepositoryIdentity() const;
 
   // Every named folder and every model of the repository, each with what Locate says of it.
   // NOT_FOUND or PERMISSION_DENIED when the repository itself cannot be read.

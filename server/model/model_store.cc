@@ -19,6 +19,9 @@ constexpr size_t kMaxSuggestions = 5;
 // One model's message must not crowd the others out of ListModels.
 constexpr size_t kMaxMessageBytes = 1024;
 
+constexpr absl::string_view kAsleep =
+    "unloaded because it was not used; the next request that names it loads it";
+
 // Bytes that two paths share at both ends: cheap, and what tells layers and projections apart.
 size_t Likeness(absl::string_view a, absl::string_view b) {
   const size_t least = std::min(a.size(), b.size());
@@ -85,15 +88,23 @@ ModelStore::ModelStore(ModelFolders folders, std::vector<Device*> devices, Shard
       log_(std::move(log)),
       bar_(std::move(bar)) {}
 
-absl::StatusOr<ModelStore::Begun> ModelStore::BeginLoad(absl::string_view name) {
-  if (cancelled_) return absl::UnavailableError("the server is shutting down");
+absl::StatusOr<ModelStore::Begun> ModelStore::BeginLoad(absl::string_view name, LoadFor whom) {
+  const bool for_client = whom == LoadFor::kClient;
   MutexLock lock(&mu_);
+  if (for_client) {
+    if (auto joined = JoinLoad(name); joined != nullptr) return Begun{.joined = std::move(joined)};
+  } else if (const auto it = entries_.find(name); it != entries_.end() && it->second.kept_out) {
+    return absl::AbortedError(absl::StrCat("model \"", name, "\": a client has unloaded it"));
+  }
+  if (cancelled_) return absl::UnavailableError("the server is shutting down");
   Entry& entry = entries_[std::string(name)];
   if (entry.loading != nullptr) {
     return absl::AlreadyExistsError(
         absl::StrCat("model \"", name, "\": a load of it is in progress"));
   }
+  if (for_client) entry.kept_out = false;
   entry.loading = std::make_shared<LoadState>();
+  entry.loading->for_client = for_client;
   return Begun{entry.loading, entry.use};
 }
 
@@ -111,7 +122,10 @@ absl::StatusOr<std::vector<Device*>> ModelStore::Targets() const {
 absl::StatusOr<std::shared_ptr<Model>> ModelStore::LoadFromDisk(const std::string& name,
                                                                 const Begun& begun,
                                                                 bool* seen) const {
-  AWQD_ASSIGN_OR_RETURN(const ModelFolder folder, folders_.Locate(name, seen));
+  const absl::StatusOr<ModelFolder> located = folders_.Locate(name, seen);
+  // Before anything is read: what changes from here on is found different by a later look.
+  begun.state->files = ModelFolders::LookOf(located).files;
+  AWQD_ASSIGN_OR_RETURN(const ModelFolder folder, located);
   AWQD_ASSIGN_OR_RETURN(std::vector<Device*> targets, Targets());
   AWQD_ASSIGN_OR_RETURN(
       std::shared_ptr<Model> model,
@@ -122,13 +136,23 @@ absl::StatusOr<std::shared_ptr<Model>> ModelStore::LoadFromDisk(const std::strin
 }
 
 absl::StatusOr<std::shared_ptr<const Model>> ModelStore::EndLoad(
-    absl::string_view name, bool seen, absl::StatusOr<std::shared_ptr<Model>> loaded) {
+    absl::string_view name, const Begun& begun, bool seen,
+    absl::StatusOr<std::shared_ptr<Model>> loaded) {
   std::shared_ptr<const Model> old;  // outlives the lock: freeing a model takes long
   MutexLock lock(&mu_);
   const auto it = entries_.find(name);
   Entry& entry = it->second;
   entry.loading = nullptr;
+  entry.tried = begun.state->files;
   load_ended_.NotifyAll();
+  if (begun.state->unwanted) {
+    if (loaded.ok()) old = *std::move(loaded);
+    entry.message.clear();
+    return absl::AbortedError(
+        absl::StrCat("model \"", name, "\": a client unloaded it while it was loaded"));
+  }
+  const bool passes = absl::IsResourceExhausted(loaded.status()) || cancelled_;
+  entry.asleep = entry.asleep && !loaded.ok() && (begun.state->for_client || passes);
   if (!loaded.ok()) {
     entry.message = std::string(ClipUtf8(loaded.status().message(), kMaxMessageBytes));
     // Names that never existed leave nothing behind, however many clients invent.
@@ -138,18 +162,25 @@ absl::StatusOr<std::shared_ptr<const Model>> ModelStore::EndLoad(
   }
   (*loaded)->version = ++entry.loads;
   entry.message.clear();
+  begun.state->served = true;
   old = std::exchange(entry.model, *std::move(loaded));
   return entry.model;
 }
 
 absl::StatusOr<std::shared_ptr<const Model>> ModelStore::Load(absl::string_view name) {
+  return RunLoad(name, LoadFor::kClient);
+}
+
+absl::StatusOr<std::shared_ptr<const Model>> ModelStore::RunLoad(absl::string_view name,
+                                                                 LoadFor whom) {
   AWQD_RETURN_IF_ERROR(CheckModelName(name));
-  AWQD_ASSIGN_OR_RETURN(const Begun begun, BeginLoad(name));
+  AWQD_ASSIGN_OR_RETURN(const Begun begun, BeginLoad(name, whom));
+  if (begun.joined != nullptr) return begun.joined;
   const absl::Time start = absl::Now();
   bool seen = false;
   absl::StatusOr<std::shared_ptr<Model>> loaded = LoadFromDisk(std::string(name), begun, &seen);
   (loaded.ok() ? loads_ : failed_loads_).Observe(absl::ToInt64Nanoseconds(absl::Now() - start));
-  return EndLoad(name, seen, std::move(loaded));
+  return EndLoad(name, begun, seen, std::move(loaded));
 }
 
 absl::StatusOr<std::shared_ptr<const Model>> ModelStore::LoadUnlessServed(absl::string_view name) {
@@ -173,11 +204,18 @@ absl::Status ModelStore::Unload(absl::string_view name) {
   std::shared_ptr<const Model> old;
   MutexLock lock(&mu_);
   const auto it = entries_.find(name);
-  if (it == entries_.end() || it->second.model == nullptr) {
+  const bool known = it != entries_.end();
+  const bool coming = known && it->second.loading != nullptr && !it->second.loading->for_client &&
+                      !it->second.loading->unwanted;
+  if (!known || (it->second.model == nullptr && !it->second.asleep && !coming)) {
     return absl::NotFoundError(absl::StrCat("model \"", name, "\": not loaded"));
   }
-  old = std::exchange(it->second.model, nullptr);
-  it->second.message.clear();
+  Entry& entry = it->second;
+  old = std::exchange(entry.model, nullptr);
+  entry.message.clear();
+  entry.asleep = false;
+  entry.kept_out = true;
+  if (coming) entry.loading->unwanted = true;
   return absl::OkStatus();
 }
 
@@ -192,6 +230,9 @@ absl::StatusOr<std::shared_ptr<const Model>> ModelStore::Find(absl::string_view 
   if (entry.model != nullptr) return entry.model;
   if (entry.loading != nullptr) {
     return absl::UnavailableError(absl::StrCat("model \"", name, "\": still loading"));
+  }
+  if (entry.asleep) {
+    return absl::UnavailableError(absl::StrCat("model \"", name, "\": ", kAsleep));
   }
   return absl::NotFoundError(absl::StrCat(
       "model \"", name, "\": not loaded",
@@ -224,12 +265,18 @@ ModelStatus ModelStore::StatusOf(const std::string& name, const Entry& entry) {
                         : entry.model != nullptr ? 1.0f
                                                  : 0.0f;
   if (entry.loading != nullptr) status.planned_bytes = entry.loading->planned_bytes;
+  status.loading = entry.loading != nullptr;
+  status.asleep = entry.asleep;
+  status.kept_out = entry.kept_out;
+  status.tried = entry.tried;
   if (entry.model != nullptr) {
     const Losses losses = LossesOf(*entry.model);
     status.state = losses.weights > 0 ? ModelState::kFailed : ModelState::kReady;
     if (status.message.empty()) status.message = losses.Message();
   } else if (entry.loading != nullptr) {
     status.state = ModelState::kLoading;
+  } else if (entry.asleep) {
+    if (status.message.empty()) status.message = std::string(kAsleep);
   } else if (!entry.message.empty()) {
     status.state = ModelState::kFailed;
   }

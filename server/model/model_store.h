@@ -50,6 +50,10 @@ struct ModelStatus {
   float loaded_share = 0;
   // Of the load in progress, on all devices; 0 without one, and until that is known.
   int64_t planned_bytes = 0;
+  bool loading = false;   // a load is in progress, a reload too
+  bool asleep = false;    // unloaded by LetSleep, until it is used
+  bool kept_out = false;  // a client unloaded it, and none has loaded it since
+  std::string tried;      // FolderLook's files, when the last load began
 };
 
 // Thread-safe. Loads run on the calling thread.
@@ -68,22 +72,49 @@ class ModelStore {
   using BeforeServing = std::function<absl::Status(const Model&)>;
   void set_before_serving(BeforeServing hook) { before_serving_ = std::move(hook); }
 
-  // Loads or reloads. On success the new version replaces the old one at once; on failure nothing
-  // changes but the status message and everything allocated on the way is freed, on every device.
-  // NOT_FOUND no such directory, INVALID_ARGUMENT bad name or checkpoint, UNIMPLEMENTED format or
-  // scheme, RESOURCE_EXHAUSTED memory, ALREADY_EXISTS a load of this name is in progress,
-  // UNAVAILABLE after CancelLoads. A reload needs room for both versions.
+  // For a client. Loads or reloads. On success the new version replaces the old one at once; on
+  // failure nothing changes but the status message and everything allocated on the way is freed, on
+  // every device. NOT_FOUND no such directory, INVALID_ARGUMENT bad name or checkpoint,
+  // UNIMPLEMENTED format or scheme, RESOURCE_EXHAUSTED memory, ALREADY_EXISTS a load of this name
+  // is in progress, UNAVAILABLE after CancelLoads. A reload needs room for both versions. A load by
+  // Refresh or Wake is waited for instead, and what it loads is the result; if it fails, this loads
+  // itself.
   absl::StatusOr<std::shared_ptr<const Model>> Load(absl::string_view name);
+
+  // For whoever watches the folders: loads or reloads, as Load does. A client wins. ABORTED where
+  // one has unloaded the model since it was last loaded, or does so meanwhile; ALREADY_EXISTS where
+  // a load is in progress.
+  absl::StatusOr<std::shared_ptr<const Model>> Refresh(absl::string_view name);
+  // The folder is gone: unloads version `version` (0: none is served) and forgets why a load of it
+  // failed. Nothing happens where another version is served by now, or a load is in progress. True:
+  // something was unloaded.
+  bool Drop(absl::string_view name, int64_t version);
+
+  // Unloads a model until it is used, if it is still this version and has computed no more than
+  // `requests`, as ModelUse counts them. True: it was unloaded.
+  bool LetSleep(absl::string_view name, int64_t version, int64_t requests);
+  // Whether Wake would load it. It may be asleep no more when this returns.
+  bool Asleep(absl::string_view name) const;
+  // Loads what LetSleep has unloaded; waits for a load in progress. What is served is the result at
+  // once, and so is what Find says of a model that is not asleep. Fails as Load does; the model
+  // stays asleep only where that was for want of memory or at the end of the server.
+  absl::StatusOr<std::shared_ptr<const Model>> Wake(absl::string_view name);
+  // Every name that was ever loaded, or failed to be though it is there: without a look at the
+  // disk.
+  std::vector<ModelStatus> Known() const;
 
   // What is served under the name, loaded only where nothing is. Waits for a load of this name
   // that is in progress and returns its result if it succeeds; otherwise loads itself.
   // Fails as Load does.
   absl::StatusOr<std::shared_ptr<const Model>> LoadUnlessServed(absl::string_view name);
 
-  // NOT_FOUND when nothing is served under the name. Memory is freed when the last request lets go.
+  // For a client. NOT_FOUND when nothing is served under the name, nor asleep, nor being loaded by
+  // the server itself; such a load then ends with ABORTED. Memory is freed when the last request
+  // lets go.
   absl::Status Unload(absl::string_view name);
 
-  // NOT_FOUND unknown model (or not loaded); UNAVAILABLE while its first load is in progress.
+  // NOT_FOUND unknown model (or not loaded); UNAVAILABLE while its first load is in progress, or it
+  // is asleep.
   absl::StatusOr<std::shared_ptr<const Model>> Find(absl::string_view name) const;
 
   // As Find, and NOT_FOUND naming up to five similar or first paths when the model has no such
@@ -133,18 +164,28 @@ class ModelStore {
     std::string message;
     int64_t loads = 0;
     std::shared_ptr<ModelUse> use = std::make_shared<ModelUse>();
+    bool asleep = false;
+    bool kept_out = false;
+    std::string tried;
   };
 
   // What of an entry the load of it needs: its state, to be kept up to date, and its use.
   struct Begun {
     std::shared_ptr<LoadState> state;
     std::shared_ptr<ModelUse> use;
+    std::shared_ptr<const Model> joined;  // of a load that was waited for: there is nothing to do
   };
-  absl::StatusOr<Begun> BeginLoad(absl::string_view name);
+  enum class LoadFor : uint8_t { kClient, kServer };
+  absl::StatusOr<Begun> BeginLoad(absl::string_view name, LoadFor whom);
+  // What a load of the server's own that is in progress leads to, once it has ended; null without
+  // one, and where it fails.
+  std::shared_ptr<const Model> JoinLoad(absl::string_view name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::StatusOr<std::shared_ptr<const Model>> RunLoad(absl::string_view name, LoadFor whom);
   static ModelStatus StatusOf(const std::string& name, const Entry& entry);
   // `seen`: whether there is anything of that name.
   absl::StatusOr<std::shared_ptr<const Model>> EndLoad(
-      absl::string_view name, bool seen, absl::StatusOr<std::shared_ptr<Model>> loaded);
+      absl::string_view name, const Begun& begun, bool seen,
+      absl::StatusOr<std::shared_ptr<Model>> loaded);
   // The devices that a model loaded now is put on: of those that work. FAILED_PRECONDITION when
   // none does.
   absl::StatusOr<std::vector<Device*>> Targets() const;

@@ -25,10 +25,14 @@ struct ProgressSinks {
   std::atomic<int64_t>* planned_bytes = nullptr;  // what the load will take of all devices
 };
 
-// What others may ask of a load in progress.
+// What others may ask of a load in progress, and tell it.
 struct LoadState {
   std::atomic<float> share{0.0f};
   std::atomic<int64_t> planned_bytes{0};  // 0 until it is planned
+  bool for_client = true;                 // a client asked for it; set before others see it
+  std::atomic<bool> unwanted{false};      // a client unloads meanwhile what the server loads
+  std::atomic<bool> served{false};        // it has ended well
+  std::string files;                      // FolderLook's, at its begin; the loading thread's
 };
 
 // A line at most every two seconds, none for a load that ends before; or, where there is a bar, its

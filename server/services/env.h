@@ -9,6 +9,7 @@
 #include "server/model/model_store.h"
 #include "server/services/options.h"
 #include "server/services/shared_memory.h"
+#include "server/services/waking.h"
 #include "server/services/worker.h"
 #include "server/transport/byte_budget.h"
 #include "server/transport/call_gate.h"
@@ -22,6 +23,7 @@ struct Env {
   transport::CallGate* gate = nullptr;
   transport::Door* door = nullptr;
   Worker* loads = nullptr;     // LoadModel, UnloadModel
+  Waking* waking = nullptr;    // of models that sleep
   Worker* lists = nullptr;     // ListModels
   Worker* pages = nullptr;     // GetModel, which does not wait for a disk as lists do
   Worker* parsings = nullptr;  // large requests

@@ -99,14 +99,26 @@ class Flow : public std::enable_shared_from_this<Flow> {
                     std::function<absl::Status()> then);
 
   // Calls then(weights) once with the weights of the request's source, loaded ones at once, inline
-  // ones from a worker thread; or returns an error, or settles. The request must live until then.
-  // Inline weights are packed only if the call is still wanted when its turn has come: packing
-  // takes long, and a call that has ended while it waited would take the time of those behind it.
+  // ones and those of a model that sleeps from a worker thread; or returns an error, or settles.
+  // The request must live until then. Inline weights are packed only if the call is still wanted
+  // when its turn has come: packing takes long, and a call that has ended while it waited would
+  // take the time of those behind it.
   template <typename Source, typename Request, typename Then>
   absl::Status WithWeights(const Request& request, Then then) {
     if (!request.has_packed()) {
-      AWQD_ASSIGN_OR_RETURN(typename Source::Weights weights, Source::Find(env_, request));
-      return then(std::move(weights));
+      absl::StatusOr<typename Source::Weights> weights = Source::Find(env_, request);
+      if (weights.ok()) return then(*std::move(weights));
+      const std::string model = Source::Name(request).model;
+      if (!env_.models->Asleep(model)) return weights.status();
+      return env_.waking->Wake(
+          model, [this, self = shared_from_this(), &request, then](const absl::Status& woken) {
+            Try([&]() -> absl::Status {
+              AWQD_RETURN_IF_ERROR(woken);
+              AWQD_RETURN_IF_ERROR(StillWanted());
+              AWQD_ASSIGN_OR_RETURN(typename Source::Weights weights, Source::Find(env_, request));
+              return then(std::move(weights));
+            });
+          });
     }
     AWQD_RETURN_IF_ERROR(Source::Check(env_, request.packed()));
     return env_.packings->Run([this, self = shared_from_this(), &request, then] {

@@ -56,6 +56,7 @@ RpcServer::RpcServer(const Options& options, engine::Engine* engine, model::Mode
     : in_flight_(options.in_flight_bytes),
       loads_("loads", options.load_threads, options.max_queued_loads),
       packings_("inline weights", options.packing_threads, options.max_queued_loads),
+      waking_(models, &loads_),
       health_(kServices),
       grpc_(TransportOptions(options, *engine), RunQueued(engine), wire::ToGrpc) {
   env_.door = grpc_.door();
@@ -63,6 +64,7 @@ RpcServer::RpcServer(const Options& options, engine::Engine* engine, model::Mode
   env_.engine = engine;
   env_.models = models;
   env_.loads = &loads_;
+  env_.waking = &waking_;
   env_.lists = &lists_;
   env_.pages = &pages_;
   env_.parsings = &parsings_;

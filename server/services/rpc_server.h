@@ -76,6 +76,7 @@ class RpcServer {
   Worker pages_{"pages of models", 1, 64};
   Worker parsings_{"large requests", 1, 64};
   Worker packings_;
+  Waking waking_;
   std::unique_ptr<SharedMemory> shared_memory_;
   Env env_;
   HealthService health_;
