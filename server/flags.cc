@@ -255,9 +255,11 @@ void AddCallRecordFlags(FlagTable& table, Options& options) {
       "access_log_per_s", options.access_log.lines_per_s, 1, 1'000'000,
       "Lines a second of each of these kinds; of --access_log=all there is no bound. The default "
       "keeps the log of a day under 250 MB.");
-  table.Limit("slow_call_s", options.access_log.slow,
-              "A call that takes this long is slow: its line is a warning, and names the step that "
-              "took longest. 0: none is.");
+  table.Limit(
+      "slow_call_s", options.access_log.slow,
+      "A call whose one product or Dequantize takes this long is slow: its line is a warning, "
+      "and names the step that took longest. Calls of several requests, and those that load "
+      "models or watch health, last as long as they are meant to. 0: none is slow.");
   table.Add("trace_file", options.trace.file,
             "File to which traces are appended, an OpenTelemetry span a line, as JSON. Default: no "
             "traces.");

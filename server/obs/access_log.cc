@@ -1,6 +1,7 @@
 // Which calls have lines, and what a line says.
 #include "server/obs/access_log.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,10 +20,9 @@ bool IsProbe(absl::string_view method) {
 }  // namespace
 
 AccessLog::Line AccessLog::Wants(absl::string_view method, absl::StatusCode code,
-                                 absl::Duration total, absl::Time now) {
+                                 absl::Duration waited, absl::Time now) {
   const bool probe = IsProbe(method);
-  // A watch of health lasts as long as its client wants, and ends when that goes.
-  Line out = {.slow = total >= options_.slow && !probe};
+  Line out = {.slow = waited > absl::ZeroDuration() && waited >= options_.slow};
   const bool answered = code == absl::StatusCode::kOk || code == absl::StatusCode::kCancelled;
   const Kind kind = out.slow ? kSlow : code != absl::StatusCode::kOk ? kFailed : kGood;
   switch (options_.mode) {
@@ -54,18 +54,13 @@ AccessLog::Line AccessLog::Wants(absl::string_view method, absl::StatusCode code
 
 namespace {
 
-// The step that took most of the call; "other" where what is in no step took longer.
+// The step that took most of the call.
 std::string Longest(const CallRecord& record) {
-  absl::string_view name = "other";
-  absl::Duration longest, rest = record.total();
-  for (const CallStep& step : StepsOf(record)) {
-    const absl::Duration took = step.end - step.begin;
-    rest -= took;
-    if (took < longest) continue;
-    longest = took;
-    name = step.name;
-  }
-  return std::string(rest > longest ? "other" : name);
+  const std::vector<CallStep> steps = StepsOf(record);
+  const auto longest = std::max_element(
+      steps.begin(), steps.end(),
+      [](const CallStep& a, const CallStep& b) { return a.end - a.begin < b.end - b.begin; });
+  return std::string(longest->name);
 }
 
 }  // namespace

@@ -21,7 +21,8 @@ enum class AccessLogMode {
 
 struct AccessLogOptions {
   AccessLogMode mode = AccessLogMode::kSampled;
-  // A call that takes this long is slow. Infinite: none is.
+  // A call is slow whose only request took this long, the sending of its answer included. Infinite:
+  // none is.
   absl::Duration slow = absl::Seconds(1);
   // Lines a second of each kind, but for kAll.
   int64_t lines_per_s = 2;
@@ -38,8 +39,10 @@ class AccessLog {
     int64_t skipped = 0;  // calls of the kind that had no line since the last one that had
   };
   // Whether such a call is given a line; asked once of each call. `method` is of the server's
-  // table.
-  Line Wants(absl::string_view method, absl::StatusCode code, absl::Duration total, absl::Time now);
+  // table. `waited`: that its client waited for one request; zero where it did not for one
+  // (RequestSum::waited).
+  Line Wants(absl::string_view method, absl::StatusCode code, absl::Duration waited,
+             absl::Time now);
   // "call" at level info, or "slow call" at level warning, which names the step that took longest.
   void Write(const CallRecord& record, const Line& line) const;
 

@@ -25,6 +25,14 @@ struct RequestSum {
   int64_t tokens = 0, queue_us = 0, compute_us = 0;
   int32_t batch_requests = 0;
   RequestMoments moments;
+
+  // How long the only request took from its first byte parsed to its answer, if it came as far as
+  // to wait for a device. Zero for calls of no request or of several: how long those last is for
+  // their clients to say, or for a disk.
+  absl::Duration waited() const {
+    const bool one = requests == 1 && moments.submitted > absl::InfinitePast();
+    return one ? moments.settled - moments.begun : absl::ZeroDuration();
+  }
 };
 
 // Where the flows of a call leave what they measured. Thread-safe.
@@ -43,6 +51,10 @@ class CallNotes {
     sum_.tokens += request.tokens;
     sum_.queue_us += request.queue_us;
     sum_.compute_us += request.compute_us;
+  }
+  absl::Duration waited() {
+    MutexLock lock(&mu_);
+    return sum_.waited();
   }
   RequestSum Take() {
     MutexLock lock(&mu_);

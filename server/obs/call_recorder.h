@@ -32,9 +32,9 @@ class CallRecorder {
     bool trace = false;
     bool any() const { return trace || line.wanted; }
   };
-  Wanted Wants(absl::string_view method, absl::StatusCode code, absl::Duration total,
+  Wanted Wants(absl::string_view method, absl::StatusCode code, absl::Duration waited,
                const TraceContext& trace) {
-    return {log_.Wants(method, code, total, absl::Now()), tracer_ != nullptr && trace.sampled};
+    return {log_.Wants(method, code, waited, absl::Now()), tracer_ != nullptr && trace.sampled};
   }
   void Ended(CallRecord record, const Wanted& wanted) {
     if (wanted.line.wanted) log_.Write(record, wanted.line);

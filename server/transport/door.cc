@@ -106,8 +106,10 @@ void Door::Gone(ServerCall* call) {
   const auto now = std::chrono::steady_clock::now();
   const auto code = static_cast<absl::StatusCode>(call->outcome_);
   const absl::Duration total = absl::FromChrono(now - call->entered_);
+  absl::Duration waited = call->notes_.waited();
+  if (waited > absl::ZeroDuration()) waited += absl::FromChrono(now - call->left_);
   const obs::CallRecorder::Wanted wanted =
-      recorder_->Wants(call->method(), code, total, call->trace_);
+      recorder_->Wants(call->method(), code, waited, call->trace_);
   if (!wanted.any()) return;
   const absl::Time ended = absl::Now();
   recorder_->Ended({.method = std::string(call->method()),

@@ -184,6 +184,33 @@ TEST_F(ObserveTest, AnAccessLogHasALineForACall) {
   EXPECT_EQ(server_->Stop().code, 0);
 }
 
+TEST_F(ObserveTest, OnlyACallOfOneRequestIsSlow) {
+  Start({"--access_log=all", "--slow_call_s=0.000001"});
+  ASSERT_TRUE(server_->NewClient()->LoadModel("m").ok());
+  for (const int requests : {0, 2}) {
+    grpc::ClientContext context;
+    const auto stream = stub_->QuantizedMatmulStream(&context);
+    v1::QuantizedMatmulResponse answer;
+    for (int i = 0; i < requests; ++i) {
+      EXPECT_TRUE(stream->Write(Request("m", "layer")));
+      EXPECT_TRUE(stream->Read(&answer));
+    }
+    stream->WritesDone();
+    EXPECT_FALSE(stream->Read(&answer));
+    EXPECT_TRUE(stream->Finish().ok());
+  }
+  EXPECT_TRUE(Call().ok());
+  EXPECT_EQ(server_->Stop().code, 0);
+  EXPECT_EQ(Event("slow call").value("method", ""), "awqd.v1.QuantizedInference/QuantizedMatmul");
+  int slow = 0, calls = 0;
+  for (const absl::string_view line : absl::StrSplit(server_->log(), '\n')) {
+    slow += absl::StrContains(line, "\"slow call\"") ? 1 : 0;
+    calls += absl::StrContains(line, "\"call\"") ? 1 : 0;
+  }
+  EXPECT_EQ(slow, 1) << server_->log();
+  EXPECT_GE(calls, 3) << "the load and the streams have lines too";
+}
+
 TEST_F(ObserveTest, ProbesOfALoadBalancerAreNotInTheLog) {
   Start();
   for (int i = 0; i < 10; ++i) {

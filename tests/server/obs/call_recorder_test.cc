@@ -106,15 +106,13 @@ TEST(AccessLog, ProbesHaveALineWhenTheyFail) {
   using absl::StatusCode;
   AccessLog log({.mode = AccessLogMode::kSampled, .lines_per_s = 2});
   EXPECT_FALSE(log.Wants(kCheck, StatusCode::kOk, kFast, kNow).wanted);
-  EXPECT_FALSE(log.Wants(kWatch, StatusCode::kCancelled, absl::Hours(1), kNow).wanted);
+  EXPECT_FALSE(log.Wants(kWatch, StatusCode::kCancelled, absl::ZeroDuration(), kNow).wanted);
   EXPECT_EQ(log.Wants(kMethod, StatusCode::kOk, kFast, kNow).skipped, 0) << "none was left out";
   const AccessLog::Line refused = log.Wants(kCheck, StatusCode::kUnauthenticated, kFast, kNow);
   EXPECT_TRUE(refused.wanted);
-  const AccessLog::Line drained = log.Wants(kWatch, StatusCode::kUnavailable, absl::Hours(1), kNow);
+  const AccessLog::Line drained =
+      log.Wants(kWatch, StatusCode::kUnavailable, absl::ZeroDuration(), kNow);
   EXPECT_TRUE(drained.wanted);
-  EXPECT_FALSE(drained.slow) << "a watch is long by its nature";
-  AccessLog slow({.mode = AccessLogMode::kSlow});
-  EXPECT_FALSE(slow.Wants(kWatch, StatusCode::kCancelled, absl::Hours(1), kNow).wanted);
   AccessLog all({.mode = AccessLogMode::kAll});
   EXPECT_TRUE(all.Wants(kCheck, StatusCode::kOk, kFast, kNow).wanted);
 }
@@ -186,9 +184,25 @@ TEST(AccessLog, ASlowCallNamesTheStepThatTookIt) {
   CallRecord never_ran = Record();
   never_ran.sum.compute_us = never_ran.sum.queue_us = 0;
   EXPECT_THAT(Logged(never_ran, slow, LogFormat::kText), HasSubstr("step=queue"));
-  CallRecord load = Record();
-  load.sum = {};
-  EXPECT_THAT(Logged(load, slow, LogFormat::kText), HasSubstr("step=other"));
+}
+
+TEST(AccessLog, OnlyACallOfOneRequestThatWaitedForADeviceMayBeSlow) {
+  CallNotes one;
+  const RequestLog request = {
+      .moments = {kNow, kNow + absl::Milliseconds(1), kNow + absl::Seconds(2)}};
+  one.Add(request);
+  EXPECT_EQ(one.waited(), absl::Seconds(2));
+  CallNotes stream;
+  EXPECT_EQ(stream.waited(), absl::ZeroDuration()) << "the load of a model, a watch";
+  stream.Add(request);
+  stream.Add(request);
+  EXPECT_EQ(stream.waited(), absl::ZeroDuration()) << "it stays open as long as its client wants";
+  CallNotes refused;
+  refused.Add({.moments = {.begun = kNow, .settled = kNow + absl::Seconds(2)}});
+  EXPECT_EQ(refused.waited(), absl::ZeroDuration());
+  AccessLog log({.slow = absl::ZeroDuration()});
+  EXPECT_FALSE(log.Wants(kMethod, absl::StatusCode::kOk, stream.waited(), kNow).slow);
+  EXPECT_TRUE(log.Wants(kMethod, absl::StatusCode::kOk, one.waited(), kNow).slow);
 }
 
 std::vector<std::string> Names(const std::vector<Span>& spans) {
