@@ -12,8 +12,8 @@ namespace awqd::model {
 
 struct FolderLook {
   bool there = true;  // false: there is no such model
-  std::string
-      files;  // a line for each file that a model is made of (*.json, *.safetensors, *.gguf)
+  // A line for each file that a model is made of: *.json, *.safetensors, *.gguf.
+  std::string files;
   std::string others;  // the same of all others, among them what a download has not finished
   absl::Time changed = absl::InfinitePast();  // when any of them was last written to or replaced
 

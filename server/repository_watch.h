@@ -6,8 +6,7 @@
 //
 // Of each model, at a look:
 //   new, or with other files than when it was last loaded   loaded, once all files have stood still
-//   it cannot be loaded            what was served goes on; tried again when its files have
-//   changed,
+//   it cannot be loaded            what was served goes on; tried again when its files change,
 //                                  and after a minute where there was no room for it
 //   its folder is gone             unloaded, once it has been gone as long
 //   a client has unloaded it       left alone until a client loads it
