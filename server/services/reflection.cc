@@ -105,12 +105,14 @@ Schema::Schema(const std::vector<std::string>& services) {
 }
 
 void Schema::Add(const FileDescriptor* file) {
-  if (serialized_.contains(file->name())) return;
+  // Newer versions of Protocol Buffers give a view.
+  const std::string name(file->name());
+  if (serialized_.contains(name)) return;
   for (int i = 0; i < file->dependency_count(); ++i) Add(file->dependency(i));
   FileDescriptorProto proto;
   file->CopyTo(&proto);
   pool_.BuildFile(proto);
-  serialized_[file->name()] = proto.SerializeAsString();
+  serialized_[name] = proto.SerializeAsString();
 }
 
 absl::StatusOr<Schema::Files> Schema::WithImports(const FileDescriptor* file,

@@ -8,11 +8,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "grpc/grpc.h"
-#include "grpc/support/log.h"
 #include "grpcpp/security/server_credentials.h"
 #include "kernels/base/status.h"
 #include "server/obs/logging.h"
 #include "server/transport/bounds.h"
+#include "server/transport/grpc_log.h"
 #include "server/transport/listen_address.h"
 #include "server/transport/listen_socket.h"
 #include "server/transport/shutdown.h"
@@ -20,14 +20,9 @@
 namespace awqd::transport {
 namespace {
 
-// gRPC's own messages, which name its source files, are for debugging it.
-void QuietGrpc(gpr_log_func_args* args) {
-  obs::LogEvent(obs::LogLevel::kDebug, "grpc", {{"message", obs::LogText(args->message, 1024)}});
-}
-
 // What holds for the whole process.
 void PrepareGrpc() {
-  gpr_set_log_function(QuietGrpc);
+  TakeOverGrpcLog();
   // gRPC's locks are Abseil's, which distributions build with a search for deadlocks at each: a
   // global lock, and 3 % of the CPU time of short products.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);

@@ -47,6 +47,9 @@ std::string InOneFile(const security::TlsFiles& files) {
   return absl::StrCat(files.certificates, "\n", files.key);
 }
 
+// Newer versions of gRPC have other names for these, which older ones do not know.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
 std::shared_ptr<grpc::ServerCredentials> Credentials(const MemoryFile& identity,
                                                      const MemoryFile* client_ca) {
   namespace tls = grpc::experimental;
@@ -60,6 +63,7 @@ std::shared_ptr<grpc::ServerCredentials> Credentials(const MemoryFile& identity,
   }
   return tls::TlsServerCredentials(options);
 }
+#pragma GCC diagnostic pop
 
 }  // namespace
 

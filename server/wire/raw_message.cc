@@ -102,7 +102,7 @@ absl::Status DoesNotParse(int64_t bytes, const google::protobuf::Descriptor& exp
 
 grpc::ByteBuffer Encode(const google::protobuf::MessageLite& message) {
   grpc::Slice slice = NewSlice(message.ByteSizeLong());
-  message.SerializeWithCachedSizesToArray(Writable(slice));
+  (void)message.SerializeWithCachedSizesToArray(Writable(slice));
   return grpc::ByteBuffer(&slice, 1);
 }
 

@@ -56,14 +56,14 @@ bool AddDetails(const absl::Status& visible,
     auto* violation = bad_request.add_field_violations();
     violation->set_field(field);
     violation->set_description(std::string(visible.message()));
-    details->Add()->PackFrom(bad_request);
+    (void)details->Add()->PackFrom(bad_request);
   }
   if (const std::optional<absl::Duration> delay = RetryDelayOf(visible)) {
     const int64_t nanoseconds = absl::ToInt64Nanoseconds(*delay);
     google::rpc::RetryInfo retry;
     retry.mutable_retry_delay()->set_seconds(nanoseconds / 1'000'000'000);
     retry.mutable_retry_delay()->set_nanos(static_cast<int32_t>(nanoseconds % 1'000'000'000));
-    details->Add()->PackFrom(retry);
+    (void)details->Add()->PackFrom(retry);
   }
   return !details->empty();
 }
