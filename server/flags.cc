@@ -128,6 +128,11 @@ void AddListenFlags(FlagTable& table, Options& options) {
   table.Flag("reflection", rpc.reflection,
              "Answer gRPC reflection, so that grpcurl needs no proto files. Switch it off with "
              "--no_reflection where the API should not describe itself.");
+  table.Flag(
+      "channelz", rpc.channelz,
+      "Answer grpc.channelz.v1 to callers with the role admin: the addresses of all clients, "
+      "and what each of their connections has sent and received. Without --tokens to "
+      "everybody, so only where everybody may know.");
 }
 
 void AddBoundFlags(FlagTable& table, Options& options) {

@@ -74,6 +74,8 @@ absl::string_view Access::RoleOf(Need need) const {
       return Name(Role::kRead);
     case Need::kMetrics:
       return Name(Role::kMetrics);
+    case Need::kAdmin:
+      return Name(Role::kAdmin);
     case Need::kModelControl:
       return options_.model_control == ModelControl::kAny ? "" : Name(Role::kAdmin);
     case Need::kIdentity:
@@ -91,6 +93,8 @@ bool Access::Allows(Need need, Roles roles) const {
       return roles.Has(Role::kRead);
     case Need::kMetrics:
       return roles.Has(Role::kMetrics);
+    case Need::kAdmin:
+      return roles.Has(Role::kAdmin);
     case Need::kModelControl:
       return options_.model_control == ModelControl::kAny || roles.Has(Role::kAdmin);
     case Need::kIdentity:

@@ -12,7 +12,7 @@ namespace awqd::security {
 enum class Role : uint8_t {
   kInfer,    // compute: products, Dequantize, the cache's codes
   kRead,     // look: models, weights' descriptions, the server's facts, reflection
-  kAdmin,    // change: load and unload models
+  kAdmin,    // change: load and unload models; look at who is connected
   kMetrics,  // read metrics
 };
 inline constexpr int kRoles = 4;
@@ -43,6 +43,7 @@ enum class Need : uint8_t {
   kInfer,
   kRead,
   kMetrics,
+  kAdmin,
   kModelControl,  // what Options::model_control says
   kIdentity,      // any role
   kHealth,        // nothing while Options::open_health, otherwise any role

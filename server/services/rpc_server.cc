@@ -90,6 +90,7 @@ absl::Status RpcServer::Listen() {
   ServeModelRepository(env_, grpc_.loop());
   ServeServerInfo(env_, grpc_.loop());
   health_.ServeOn(grpc_.loop());
+  if (env_.options.channelz) ServeChannelz(env_, grpc_.loop());
   if (env_.options.reflection) {
     reflection_.emplace(grpc_.door(), env_.options.reflection_idle);
     reflection_->ServeOn(grpc_.loop());

@@ -37,6 +37,13 @@ const std::map<std::string, std::string>& Matrix() {
       {"awqd.v1.ServerInfo/GetServerInfo", "read"},
       {"grpc.reflection.v1.ServerReflection/ServerReflectionInfo", "read"},
       {"grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", "read"},
+      {"grpc.channelz.v1.Channelz/GetTopChannels", "admin"},
+      {"grpc.channelz.v1.Channelz/GetServers", "admin"},
+      {"grpc.channelz.v1.Channelz/GetServer", "admin"},
+      {"grpc.channelz.v1.Channelz/GetServerSockets", "admin"},
+      {"grpc.channelz.v1.Channelz/GetChannel", "admin"},
+      {"grpc.channelz.v1.Channelz/GetSubchannel", "admin"},
+      {"grpc.channelz.v1.Channelz/GetSocket", "admin"},
       {"grpc.health.v1.Health/Check", kOpen},
       {"grpc.health.v1.Health/Watch", kOpen},
   };
@@ -152,8 +159,8 @@ class MatrixTest : public SecurityTest {
 
 TEST_F(MatrixTest, OverLoopbackAndASocket) {
   const std::string socket = "unix:" + (folder_ / "socket");
-  const auto server = Start(Args({"--tokens=" + tokens_path_, "--log_level=debug"}), false,
-                            "127.0.0.1:0," + socket);
+  const auto server = Start(Args({"--tokens=" + tokens_path_, "--log_level=debug", "--channelz"}),
+                            false, "127.0.0.1:0," + socket);
   for (const std::string& address : {server->address(), socket}) {
     methods_ = Methods(address, {});
     TryTokens(address, {.name = "plain"}, kNobody);
@@ -162,7 +169,8 @@ TEST_F(MatrixTest, OverLoopbackAndASocket) {
 }
 
 TEST_F(MatrixTest, OverTls) {
-  const auto server = Start(TlsArgs({"--tokens=" + tokens_path_, "--log_level=debug"}), true);
+  const auto server =
+      Start(TlsArgs({"--tokens=" + tokens_path_, "--log_level=debug", "--channelz"}), true);
   const Caller caller = {.name = "TLS", .tls_ca = ca_path_};
   methods_ = Methods(server->address(), caller);
   TryTokens(server->address(), caller, kNobody);
@@ -175,8 +183,8 @@ TEST_F(MatrixTest, OverTls) {
 TEST_F(MatrixTest, OverMutualTls) {
   const std::string socket = "unix:" + (folder_ / "socket");
   auto server = std::make_unique<ServerProcess>(
-      TlsArgs(
-          {"--tokens=" + tokens_path_, "--tls_client_ca=" + client_ca_path_, "--log_level=debug"}),
+      TlsArgs({"--tokens=" + tokens_path_, "--tls_client_ca=" + client_ca_path_,
+               "--log_level=debug", "--channelz"}),
       "127.0.0.1:0," + socket);
   const Caller carl = Certified("carl", client_ca_.Issue({.common_name = "carl"}));
   server->set_security({.tls_ca = ca_path_, .tls_cert = carl.tls_cert, .tls_key = carl.tls_key});

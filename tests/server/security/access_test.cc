@@ -49,7 +49,7 @@ std::string Line(const std::string& name, const std::string& roles, const std::s
       " sha256:", absl::BytesToHexString({reinterpret_cast<const char*>(digest.data()), 32}), "\n");
 }
 
-constexpr Need kNeeds[] = {Need::kInfer,        Need::kRead,     Need::kMetrics,
+constexpr Need kNeeds[] = {Need::kInfer,        Need::kRead,     Need::kMetrics, Need::kAdmin,
                            Need::kModelControl, Need::kIdentity, Need::kHealth};
 
 class AccessTest : public testing::Test {
@@ -84,10 +84,11 @@ class AccessTest : public testing::Test {
 
 TEST_F(AccessTest, ARoleOpensItsMethodsAndNoOthers) {
   Start();
-  const std::map<std::string, std::vector<Need>> open = {{"i-token", {Need::kInfer}},
-                                                         {"r-token", {Need::kRead}},
-                                                         {"a-token", {Need::kModelControl}},
-                                                         {"m-token", {Need::kMetrics}}};
+  const std::map<std::string, std::vector<Need>> open = {
+      {"i-token", {Need::kInfer}},
+      {"r-token", {Need::kRead}},
+      {"a-token", {Need::kAdmin, Need::kModelControl}},
+      {"m-token", {Need::kMetrics}}};
   for (const auto& [token, needs] : open) {
     for (const Need need : kNeeds) {
       const bool any = need == Need::kIdentity || need == Need::kHealth;
