@@ -23,6 +23,7 @@
 #include "server/call_recorder.h"
 #include "server/engine/local_engine.h"
 #include "server/engine/routing_engine.h"
+#include "server/http_caller.h"
 #include "server/idle_memory.h"
 #include "server/idle_models.h"
 #include "server/model/model_store.h"
@@ -194,7 +195,11 @@ class ServerImpl final : public Server {
     const auto snapshots = [rpc = rpc_.get()](bool plans) {
       return rpc->Snapshot(plans ? services::Plans::kIncluded : services::Plans::kLeftOut);
     };
-    auto started = obs::MetricsServer::Start(options_.metrics_address, snapshots);
+    const auto guard = [rpc = rpc_.get()](const std::vector<std::string>& authorizations) {
+      const HttpCaller caller(authorizations);
+      return rpc->door()->access().Admit("metrics", security::Need::kMetrics, caller).status();
+    };
+    auto started = obs::MetricsServer::Start(options_.metrics_address, snapshots, guard);
     if (!started.ok()) return model::Prefixed("--metrics_address", started.status());
     metrics_ = *std::move(started);
     obs::LogEvent(obs::LogLevel::kInfo, "metrics",

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "server/obs/logging.h"
@@ -77,25 +78,40 @@ class MicroServer final : public HttpServer {
     LogEvent(LogLevel::kDebug, "http", {{"message", LogText(line)}});
   }
 
+  static MHD_Result KeepAuthorization(void* request, MHD_ValueKind, const char* name,
+                                      const char* value) {
+    if (value != nullptr && absl::EqualsIgnoreCase(name, "authorization")) {
+      static_cast<HttpRequest*>(request)->authorizations.emplace_back(value);
+    }
+    return MHD_YES;
+  }
+
   // Answers at once: no method that is answered has a body.
   static MHD_Result Handle(void* server, MHD_Connection* connection, const char* path,
                            const char* method, const char*, const char*, size_t*, void**) {
-    const HttpAnswer answer = static_cast<MicroServer*>(server)->Answer(path, method);
+    HttpRequest request = {.path = path};
+    MHD_get_connection_values(connection, MHD_HEADER_KIND, &KeepAuthorization, &request);
+    const HttpAnswer answer = static_cast<MicroServer*>(server)->Answer(request, method);
     MHD_Response* const response = MHD_create_response_from_buffer(
         answer.body.size(), const_cast<char*>(answer.body.data()), MHD_RESPMEM_MUST_COPY);
     if (response == nullptr) return MHD_NO;
     MHD_add_response_header(response, "Content-Type", answer.type.c_str());
     for (const auto& [name, value] : kHeaders) MHD_add_response_header(response, name, value);
+    if (answer.code == MHD_HTTP_UNAUTHORIZED) {
+      MHD_add_response_header(response, "WWW-Authenticate", "Bearer");
+      // For browsers, which ask their user.
+      MHD_add_response_header(response, "WWW-Authenticate", "Basic realm=\"awqd\"");
+    }
     const MHD_Result result =
         MHD_queue_response(connection, static_cast<unsigned>(answer.code), response);
     MHD_destroy_response(response);
     return result;
   }
 
-  HttpAnswer Answer(absl::string_view path, absl::string_view method) const {
+  HttpAnswer Answer(const HttpRequest& request, absl::string_view method) const {
     if (method != "GET" && method != "HEAD") return {.code = 405, .body = "GET and HEAD only\n"};
     try {
-      return handler_(path);
+      return handler_(request);
     } catch (const std::exception& error) {
       return {.code = 500, .body = absl::StrCat(error.what(), "\n")};
     }

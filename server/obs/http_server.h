@@ -4,11 +4,17 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
 namespace awqd::obs {
+
+struct HttpRequest {
+  std::string path;                         // as the client sent it, without its query
+  std::vector<std::string> authorizations;  // every header "Authorization"
+};
 
 struct HttpAnswer {
   int code = 200;
@@ -16,9 +22,9 @@ struct HttpAnswer {
   std::string body;
 };
 
-// Called on threads of the server's own, several at a time. `path` as the client sent it, without
-// its query. An answer of code 404 for a path that is not there.
-using HttpHandler = std::function<HttpAnswer(absl::string_view path)>;
+// Called on threads of the server's own, several at a time. An answer of code 404 for a path that
+// is not there; one of code 401 also tells a client which ways of authentication there are.
+using HttpHandler = std::function<HttpAnswer(const HttpRequest& request)>;
 
 // "host:port": 127.0.0.1:8002, [::1]:8002, 0.0.0.0:8002. INVALID_ARGUMENT says what was got.
 absl::Status CheckHttpAddress(absl::string_view address);

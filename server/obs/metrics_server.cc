@@ -6,6 +6,9 @@
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "kernels/base/mutex.h"
 #include "kernels/base/status.h"
 #include "server/obs/exposition.h"
@@ -17,9 +20,22 @@
 namespace awqd::obs {
 namespace {
 
+// "Basic" with a name and a password, as browsers send it, has the token as its password.
+std::vector<std::string> AsBearer(std::vector<std::string> authorizations) {
+  for (std::string& value : authorizations) {
+    absl::string_view rest = value;
+    std::string pair;
+    if (!absl::ConsumePrefix(&rest, "Basic ") || !absl::Base64Unescape(rest, &pair)) continue;
+    const size_t colon = pair.find(':');
+    if (colon != std::string::npos) value = absl::StrCat("Bearer ", pair.substr(colon + 1));
+  }
+  return authorizations;
+}
+
 class MetricsServerImpl final : public MetricsServer {
  public:
-  explicit MetricsServerImpl(Snapshots snapshots) : snapshots_(std::move(snapshots)) {}
+  MetricsServerImpl(Snapshots snapshots, MetricsGuard guard)
+      : snapshots_(std::move(snapshots)), guard_(std::move(guard)) {}
   ~MetricsServerImpl() override {
     http_ = nullptr;
     {
@@ -31,8 +47,9 @@ class MetricsServerImpl final : public MetricsServer {
   }
 
   absl::Status Listen(const std::string& address) {
-    AWQD_ASSIGN_OR_RETURN(
-        http_, HttpServer::Start(address, [this](absl::string_view path) { return Answer(path); }));
+    AWQD_ASSIGN_OR_RETURN(http_, HttpServer::Start(address, [this](const HttpRequest& request) {
+                            return Answer(request);
+                          }));
     sampler_ = std::thread([this] { Sample(); });
     return absl::OkStatus();
   }
@@ -40,13 +57,21 @@ class MetricsServerImpl final : public MetricsServer {
   int port() const override { return http_->port(); }
 
  private:
-  HttpAnswer Answer(absl::string_view path) const {
+  HttpAnswer Answer(const HttpRequest& request) const {
+    const std::string& path = request.path;
+    if (path == "/livez") return {.body = "ok\n"};
+    if (path == "/readyz") return Ready();
+    if (guard_ != nullptr) {
+      const absl::Status status = guard_(AsBearer(request.authorizations));
+      if (!status.ok()) {
+        return {.code = absl::IsUnauthenticated(status) ? 401 : 403,
+                .body = std::string(status.message()) + "\n"};
+      }
+    }
     if (path == "/metrics") {
       return {.type = "text/plain; version=0.0.4; charset=utf-8",
               .body = PrometheusText(snapshots_(false))};
     }
-    if (path == "/livez") return {.body = "ok\n"};
-    if (path == "/readyz") return Ready();
     if (path == "/api/status") {
       return {.type = "application/json", .body = StatusJson(snapshots_(true), history_.points())};
     }
@@ -81,6 +106,7 @@ class MetricsServerImpl final : public MetricsServer {
   }
 
   const Snapshots snapshots_;
+  const MetricsGuard guard_;
   History history_;
   Mutex mu_;
   CondVar stop_;
@@ -92,8 +118,9 @@ class MetricsServerImpl final : public MetricsServer {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(const std::string& address,
-                                                                    Snapshots snapshots) {
-  auto server = std::make_unique<MetricsServerImpl>(std::move(snapshots));
+                                                                    Snapshots snapshots,
+                                                                    MetricsGuard guard) {
+  auto server = std::make_unique<MetricsServerImpl>(std::move(snapshots), std::move(guard));
   AWQD_RETURN_IF_ERROR(server->Listen(address));
   return std::unique_ptr<MetricsServer>(std::move(server));
 }

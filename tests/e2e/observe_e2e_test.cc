@@ -211,6 +211,31 @@ TEST_F(ObserveTest, OnlyACallOfOneRequestIsSlow) {
   EXPECT_GE(calls, 3) << "the load and the streams have lines too";
 }
 
+TEST_F(ObserveTest, MetricsAskForTheirRoleWhereThereAreTokens) {
+  // Digests of "token-m" and "token-r".
+  std::ofstream(repository_ / "tokens")
+      << "mia metrics sha256:ab6cc3e7dd7c332d5f9862dcf19bbebd98d16e5792ff2f8de0e625c3019bd331\n"
+      << "rita read sha256:818c62b7e9a857d7a81a474c0b025f6b20d3f44bb9c4d7a704ddedfe9ed16652\n";
+  server_ = std::make_unique<ServerProcess>(std::vector<std::string>{
+      "--model_repository=" + repository_.path(), "--metrics_address=127.0.0.1:0",
+      "--log_format=json", "--tokens=" + (repository_ / "tokens")});
+  ASSERT_TRUE(server_->WaitServing()) << server_->log();
+  const int port = static_cast<int>(Event("metrics")["port"]);
+  const auto get = [&](const std::string& path, const std::string& token) {
+    return HttpGet(port, path, "GET",
+                   token.empty() ? "" : "Authorization: Bearer " + token + "\r\n");
+  };
+  EXPECT_EQ(get("/livez", "").code, 200);
+  EXPECT_EQ(get("/readyz", "").code, 200);
+  EXPECT_EQ(get("/metrics", "").code, 401);
+  EXPECT_EQ(get("/metrics", "token-x").code, 401);
+  EXPECT_EQ(get("/metrics", "token-r").code, 403);
+  EXPECT_THAT(get("/metrics", "token-r").body, HasSubstr("needs the role metrics"));
+  EXPECT_THAT(get("/metrics", "token-m").body, HasSubstr("awqd_build_info"));
+  EXPECT_EQ(get("/", "token-m").code, 200);
+  EXPECT_EQ(server_->Stop().code, 0);
+}
+
 TEST_F(ObserveTest, ProbesOfALoadBalancerAreNotInTheLog) {
   Start();
   for (int i = 0; i < 10; ++i) {

@@ -18,7 +18,9 @@ struct HttpPage {
   std::string head, body;
 };
 
-inline HttpPage HttpGet(int port, const std::string& path, const std::string& method = "GET") {
+// `headers`: more of them, each ended by "\\r\\n".
+inline HttpPage HttpGet(int port, const std::string& path, const std::string& method = "GET",
+                        const std::string& headers = "") {
   HttpPage page;
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address = {};
@@ -27,8 +29,9 @@ inline HttpPage HttpGet(int port, const std::string& path, const std::string& me
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   std::string all;
   if (connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0) {
-    const std::string request = absl::StrCat(
-        method, " ", path, " HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n");
+    const std::string request =
+        absl::StrCat(method, " ", path, " HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n",
+                     headers, "\r\n");
     if (send(fd, request.data(), request.size(), MSG_NOSIGNAL) > 0) {
       char buffer[4096];
       for (ssize_t got = 0; (got = recv(fd, buffer, sizeof(buffer), 0)) > 0;) {

@@ -27,11 +27,11 @@ std::unique_ptr<HttpServer> Start(HttpHandler handler, const std::string& addres
   return server.ok() ? *std::move(server) : nullptr;
 }
 
-HttpAnswer Echo(absl::string_view path) { return {.body = std::string(path)}; }
+HttpAnswer Echo(const HttpRequest& request) { return {.body = request.path}; }
 
 TEST(HttpServerTest, AnswersWithWhatTheHandlerGave) {
-  const auto server = Start([](absl::string_view path) {
-    return HttpAnswer{.code = 503, .type = "text/odd", .body = "of " + std::string(path)};
+  const auto server = Start([](const HttpRequest& request) {
+    return HttpAnswer{.code = 503, .type = "text/odd", .body = "of " + request.path};
   });
   const testing::HttpPage page = testing::HttpGet(server->port(), "/a/b?query=1");
   EXPECT_EQ(page.code, 503);
@@ -39,6 +39,20 @@ TEST(HttpServerTest, AnswersWithWhatTheHandlerGave) {
   EXPECT_THAT(page.head, HasSubstr("Content-Type: text/odd"));
   EXPECT_THAT(page.head, HasSubstr("Content-Length: 7"));
   EXPECT_THAT(page.head, HasSubstr("Cache-Control: no-store"));
+}
+
+TEST(HttpServerTest, HandsOverWhatTheClientShows) {
+  const auto server = Start([](const HttpRequest& request) {
+    HttpAnswer answer = {.code = 401};
+    for (const std::string& value : request.authorizations) answer.body += value + ";";
+    return answer;
+  });
+  const testing::HttpPage page = testing::HttpGet(
+      server->port(), "/", "GET", "AUTHORIZATION: Bearer a\r\nAuthorization: b\r\nX-Other: c\r\n");
+  EXPECT_EQ(page.body, "Bearer a;b;");
+  EXPECT_THAT(page.head, HasSubstr("WWW-Authenticate: Bearer\r\n"));
+  EXPECT_THAT(page.head, HasSubstr("WWW-Authenticate: Basic realm=\"awqd\""));
+  EXPECT_EQ(testing::HttpGet(server->port(), "/").body, "");
 }
 
 TEST(HttpServerTest, OnlyReads) {
@@ -54,7 +68,7 @@ TEST(HttpServerTest, OnlyReads) {
 
 TEST(HttpServerTest, AnExceptionIsAnAnswer) {
   const auto server =
-      Start([](absl::string_view) -> HttpAnswer { throw std::runtime_error("no luck"); });
+      Start([](const HttpRequest&) -> HttpAnswer { throw std::runtime_error("no luck"); });
   const testing::HttpPage page = testing::HttpGet(server->port(), "/");
   EXPECT_EQ(page.code, 500);
   EXPECT_EQ(page.body, "no luck\n");
@@ -62,7 +76,7 @@ TEST(HttpServerTest, AnExceptionIsAnAnswer) {
 
 // Libraries with many thread-local variables take most of a small stack.
 TEST(HttpServerTest, HandlersHaveAnOrdinaryStack) {
-  const auto server = Start([](absl::string_view) {
+  const auto server = Start([](const HttpRequest&) {
     pthread_attr_t attributes;
     size_t bytes = 0;
     if (pthread_getattr_np(pthread_self(), &attributes) == 0) {

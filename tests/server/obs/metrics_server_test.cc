@@ -140,6 +140,31 @@ class MetricsServerTest : public ::testing::Test {
   std::unique_ptr<MetricsServer> server_;
 };
 
+TEST(MetricsServer, AsksForWhatTheGuardWantsButNotOfProbes) {
+  const auto guard = [](const std::vector<std::string>& shown) -> absl::Status {
+    if (shown.size() != 1) return absl::UnauthenticatedError("expected a token");
+    return shown[0] == "Bearer good" ? absl::OkStatus() : absl::PermissionDeniedError("a role");
+  };
+  const auto server = MetricsServer::Start(
+      "127.0.0.1:0", [](bool) { return Everything(); }, guard);
+  ASSERT_TRUE(server.ok()) << server.status();
+  const auto code = [&](const std::string& path, const std::string& headers) {
+    return testing::HttpGet((*server)->port(), path, "GET", headers).code;
+  };
+  for (const char* path : {"/metrics", "/api/status", "/", "/page.js", "/page.css", "/nowhere"}) {
+    EXPECT_EQ(code(path, ""), 401) << path;
+    EXPECT_EQ(code(path, "Authorization: Bearer bad\r\n"), 403) << path;
+    // Of "anybody:good", as a browser sends it.
+    EXPECT_EQ(code(path, "Authorization: Basic YW55Ym9keTpnb29k\r\n"),
+              code(path, "Authorization: Bearer good\r\n"));
+    EXPECT_EQ(code(path, "Authorization: Basic !\r\n"), 403) << path;
+  }
+  EXPECT_EQ(code("/metrics", "Authorization: Bearer good\r\n"), 200);
+  EXPECT_EQ(code("/", "Authorization: Bearer good\r\n"), 200);
+  EXPECT_NE(code("/livez", ""), 401);
+  EXPECT_NE(code("/readyz", ""), 401);
+}
+
 TEST_F(MetricsServerTest, AnswersProbes) {
   EXPECT_EQ(Get("/livez").code, 200);
   EXPECT_EQ(Get("/readyz").code, 200);
