@@ -1,0 +1,236 @@
+"""The attacks. Each runs in a process of its own, opens what it wants, holds it until it is told that it is over, and
+returns what it did in words. `scale` is 1 for what has once broken the server, less for a short run."""
+import os
+import resource
+import time
+
+import hpack
+
+import messages
+import peer
+
+UNHEEDED = peer.PREFACE + peer.settings()  # a client that will never acknowledge the server's SETTINGS
+
+
+class Ground:
+    """Where an attack takes place."""
+
+    def __init__(self, port, over, scale, pid):
+        self.port, self.over, self.scale, self.pid = port, over, scale, pid
+
+    def some(self, number):
+        return max(1, int(number * self.scale))
+
+    def hold(self):
+        self.over.wait(600)
+
+
+def _stream(number):
+    return 2 * number + 1
+
+
+def _flood(ground, connection, of_stream, count, together=64):
+    """Sends what `of_stream` makes of the numbers 0 to count - 1, until it is over; how many were sent."""
+    for first in range(0, count, together):
+        numbers = range(first, min(first + together, count))
+        if ground.over.is_set() or not connection.send(b"".join(map(of_stream, numbers)), patience_s=2):
+            return first
+    return count
+
+
+def _hammer(ground, flood_once):
+    """Repeats a flood on fresh connections until it is over; (connections, things sent)."""
+    connections = sent = 0
+    while not ground.over.is_set():
+        connections += 1
+        sent += flood_once()
+    return connections, sent
+
+
+def descriptors(ground):
+    """More connections than the server may open files, again and again."""
+    files = len(os.listdir(f"/proc/{ground.pid}/fd")) + 10
+    _, most = resource.prlimit(ground.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(ground.pid, resource.RLIMIT_NOFILE, (files, most))
+    opened = 0
+    while not ground.over.is_set():
+        peers = []
+        for _ in range(70):
+            try:
+                peers.append(peer.Raw(ground.port))
+            except OSError:  # refused, which is right
+                continue
+        opened += len(peers)
+        time.sleep(0.05)
+        for one in peers:
+            one.close()
+    return f"{opened} connections, 70 at a time, 10 descriptors"
+
+
+def silence(ground):
+    """Connections that never finish their first words."""
+    peers = [peer.Raw(ground.port, hello) for _ in range(ground.some(1000)) for hello in (b"", peer.PREFACE)][:1000]
+    ground.hold()
+    return f"{len(peers)} connections without SETTINGS"
+
+
+def unread_answers(ground):
+    """Clients with a window of 0 ask for 4 MiB answers."""
+    body = messages.framed(messages.dequantize("wide"))
+    block = peer.header_block(peer.DEQUANTIZE)
+    peers = [peer.Raw(ground.port, peer.PREFACE + peer.settings(initial_window=0)) for _ in range(5)]
+    for one in peers:
+        _flood(ground, one, lambda number: peer.frame(peer.HEADERS, peer.END_HEADERS, _stream(number), block) +
+               peer.frame(peer.DATA, peer.END_STREAM, _stream(number), body), 64)
+    ground.hold()
+    return "5 clients with window 0 ask for 64 x 4 MiB each"
+
+
+def watches(ground):
+    """Open Watch streams on one connection that never acknowledges SETTINGS."""
+    block, count = peer.header_block(peer.WATCH), ground.some(50_000)
+    one = peer.Raw(ground.port, UNHEEDED)
+    sent = _flood(ground, one, lambda number: peer.frame(peer.HEADERS, peer.END_HEADERS, _stream(number), block) +
+                  peer.frame(peer.DATA, peer.END_STREAM, _stream(number), messages.framed(b"")), count)
+    ground.hold()
+    return f"{sent} of {count} Watch streams"
+
+
+def long_headers(ground):
+    """6 MB headers, each of a few bytes: one long value from HPACK's table, again and again."""
+    encoder, bomb = hpack.Encoder(), ("x-long", "v" * 3900)
+    count = ground.some(2000)
+    first = encoder.encode(peer.call_headers(peer.HEALTH) + [bomb])
+    again = encoder.encode(peer.call_headers(peer.HEALTH) + [bomb] * 1500)
+
+    def once():
+        one = peer.Raw(ground.port, UNHEEDED + peer.frame(peer.HEADERS, peer.END_HEADERS, 1, first))
+        sent = _flood(ground, one, lambda number: peer.frame(peer.HEADERS, peer.END_HEADERS, _stream(number + 1), again), count)
+        one.close()
+        return sent
+    connections, sent = _hammer(ground, once)
+    return f"{sent} headers of 6 MB in {len(again)} bytes, {connections} connections"
+
+
+def rapid_reset(ground):
+    """Streams that are reset as soon as they are opened."""
+    block, count = peer.header_block(peer.MATMUL), ground.some(200_000)
+    one = peer.Raw(ground.port)
+    sent = _flood(ground, one, lambda number: peer.frame(peer.HEADERS, peer.END_HEADERS, _stream(number), block) +
+                  peer.frame(peer.RST_STREAM, 0, _stream(number), b"\0\0\0\x08"), count)
+    ground.hold()
+    return f"{sent} of {count} streams opened and reset"
+
+
+def unread_refusals(ground):
+    """Bad requests whose answers are never read."""
+    block, count = peer.header_block(peer.MATMUL), ground.some(100_000)
+    bad = messages.framed(b"\xff\xff")
+    one = peer.Raw(ground.port, UNHEEDED)
+    sent = _flood(ground, one, lambda number: peer.frame(peer.HEADERS, peer.END_HEADERS, _stream(number), block) +
+                  peer.frame(peer.DATA, peer.END_STREAM, _stream(number), bad), count)
+    ground.hold()
+    return f"{sent} of {count} bad requests unread"
+
+
+def _calls(ground, path, message):
+    """One call after the other of the same bytes; how many were answered, and with what status."""
+    answers, statuses, caller = 0, set(), None
+    while not ground.over.is_set():
+        try:
+            caller = caller or peer.Caller(ground.port)
+            statuses.add(caller.call(path, message).status)
+            answers += 1
+        except OSError:
+            caller = None
+    return answers, "/".join(sorted(map(str, statuses)))
+
+
+def packed_varints(ground):
+    """A shape of 60 million dimensions."""
+    size = ground.some(60_000_000)
+    answers, statuses = _calls(ground, peer.MATMUL, messages.matmul_of_long_shape(size))
+    return f"{answers} shapes of {size >> 20} MiB; status {statuses}"
+
+
+def int_values(ground):
+    """Inline weights of integers in one byte each, which take eight once they are parsed."""
+    size = 7_500_000
+    answers, statuses = _calls(ground, peer.MATMUL, messages.matmul_of_int_values(size))
+    return f"{answers} weights of {size} integers; status {statuses}"
+
+
+def _byte_by_byte(ground, peers):
+    """Messages in DATA frames of one byte each, as many at a time as gRPC lets a stream send at first, on `peers`
+    connections at a time; then new ones, once the server has read all of these."""
+    block = peer.header_block(peer.MATMUL)
+    tiny = peer.frame(peer.DATA, 0, 1, b"x") * 4096
+
+    def once():
+        together = [peer.Raw(ground.port) for _ in range(peers)]
+        for one in together:
+            one.send(peer.frame(peer.HEADERS, peer.END_HEADERS, 1, block) +
+                     peer.frame(peer.DATA, 0, 1, messages.framed(b"", claimed=2 << 20)))
+        sent = sum(4096 for _ in range(15) for one in together if one.send(tiny, patience_s=5))
+        for one in together:
+            one.ask_whether_read(limit_s=10)
+            one.close()
+        return sent
+    connections, sent = _hammer(ground, once)
+    return f"{sent} frames of one byte, {connections} connections, {peers} at a time"
+
+
+def byte_by_byte(ground):
+    """One such peer."""
+    return _byte_by_byte(ground, 1)
+
+
+def byte_by_byte_four(ground):
+    """More such peers than the server has threads for."""
+    return _byte_by_byte(ground, 4)
+
+
+def silent_reflection(ground):
+    """Reflection streams that ask for nothing."""
+    block = peer.header_block(peer.REFLECTION)
+    one = peer.Raw(ground.port)
+    one.send(b"".join(peer.frame(peer.HEADERS, peer.END_HEADERS, _stream(number), block) for number in range(60)))
+    ground.hold()
+    return "60 silent reflection streams"
+
+
+def uploads(ground):
+    """Uploads that are begun and never finished."""
+    block, size = peer.header_block(peer.MATMUL), 16_000
+    peers = [peer.Raw(ground.port) for _ in range(ground.some(40))]
+    for one in peers:
+        for number in range(4):
+            one.send(peer.frame(peer.HEADERS, peer.END_HEADERS, _stream(number), block) +
+                     peer.frame(peer.DATA, 0, _stream(number), messages.framed(b"x" * size, claimed=60 << 20)))
+    ground.hold()
+    return f"{4 * len(peers)} uploads of 60 MiB begun"
+
+
+def invented_names(ground):
+    """Models that are not there, each under another name."""
+    caller, count = peer.Caller(ground.port), 0
+    while not ground.over.is_set():
+        count += 1
+        caller.call(peer.LOAD, messages.named(f"no-such-model-{count:0200d}"))
+    return f"{count} loads of invented names"
+
+
+def odd_calls(ground):
+    """Calls that are right for HTTP/2 and wrong for gRPC: no message, a time limit of 11,000 years, unknown methods."""
+    block = [peer.header_block(peer.MATMUL, grpc_timeout="99999999H"), peer.header_block("/no.such/Method"),
+             peer.header_block(peer.HEALTH, content_length="-1"), peer.header_block(peer.WATCH, grpc_encoding="gzip")]
+
+    def once():
+        one = peer.Raw(ground.port)
+        sent = _flood(ground, one, lambda number: peer.frame(peer.HEADERS, peer.END_HEADERS | peer.END_STREAM, _stream(number),
+                                                             block[number % len(block)]), 200)
+        one.drop(quiet_s=0.02)
+        one.close()
+        return sent
+    connections, sent = _hammer(ground, once)
+    return f"{sent} odd calls, {connections} connections"
