@@ -69,7 +69,7 @@ int UniqueFd::Release() { return std::exchange(fd_, -1); }
 absl::StatusOr<File> File::Adopt(UniqueFd fd, std::string name) {
   File out;
   if (fstat(fd.get(), &out.stat_) != 0) {
-    return absl::ErrnoToStatus(errno, absl::StrCat(absl::CHexEscape(name), ": fstat"));
+    return FromSystem(errno, absl::StrCat(absl::CHexEscape(name), ": fstat"));
   }
   if (!S_ISREG(out.stat_.st_mode)) {
     return Invalid(absl::CHexEscape(name), ": got ", KindOf(out.stat_.st_mode),
@@ -103,12 +103,17 @@ absl::Status File::ReadAt(int64_t offset, absl::Span<uint8_t> out) const {
 absl::Status File::CheckUnchanged() const {
   struct stat now = {};
   if (fstat(fd_.get(), &now) != 0) {
-    return absl::ErrnoToStatus(errno, absl::StrCat(shown_name(), ": fstat"));
+    return FromSystem(errno, absl::StrCat(shown_name(), ": fstat"));
   }
   return stamp().Check(FileStamp(now), name_);
 }
 
 std::string File::shown_name() const { return absl::CHexEscape(name_); }
+
+absl::Status FromSystem(int error, absl::string_view what) {
+  const absl::Status status = absl::ErrnoToStatus(error, what);
+  return absl::IsUnknown(status) ? absl::InternalError(status.message()) : status;
+}
 
 std::string Quoted(absl::string_view text, size_t max_bytes) {
   const bool cut = text.size() > max_bytes;

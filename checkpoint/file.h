@@ -91,6 +91,10 @@ absl::Status Invalid(const Parts&... parts) {
   return absl::InvalidArgumentError(absl::StrCat(parts...));
 }
 
+// A system call's error as a status: absl::ErrnoToStatus, but INTERNAL for what it has no code for,
+// a disk that fails (EIO) above all. `what` names the file and the call.
+absl::Status FromSystem(int error, absl::string_view what);
+
 // Text taken from a file or a client, made safe for one line of a message: escaped, at most
 // `max_bytes` of it.
 std::string Quoted(absl::string_view text, size_t max_bytes = 128);

@@ -17,9 +17,16 @@ std::vector<std::string> OnlyTensorFiles(std::vector<std::string> names) {
   return names;
 }
 
+// Whether a second look tells that a file is no longer what it was, rather than that it could not
+// be looked at.
+bool IsGone(const absl::Status& status) {
+  return absl::IsNotFound(status) || absl::IsInvalidArgument(status);
+}
+
 absl::Status CheckFile(const RepositoryRoot& root, const std::string& path,
                        const std::optional<FileStamp>& before) {
   const absl::StatusOr<File> now = root.OpenFile(path);
+  if (!now.ok() && !IsGone(now.status())) return now.status();
   if (!before.has_value()) {
     if (absl::IsNotFound(now.status())) return absl::OkStatus();
     return Invalid(absl::CHexEscape(path), ": the file was written while the model was loaded");
@@ -34,6 +41,7 @@ absl::Status FilesRead::CheckUnchanged(const RepositoryRoot& root) const {
   for (const auto& [path, stamp] : files) AWQD_RETURN_IF_ERROR(CheckFile(root, path, stamp));
   for (const auto& [path, before] : tensor_files) {
     auto now = root.ListDirectory(path);
+    if (!now.ok() && !IsGone(now.status())) return now.status();
     if (now.ok() && OnlyTensorFiles(*std::move(now)) == before) continue;
     return Invalid(absl::CHexEscape(path),
                    ": files of tensors came or went while the model was loaded");

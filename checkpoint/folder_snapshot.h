@@ -19,7 +19,8 @@ struct FilesRead {
   std::map<std::string, std::optional<FileStamp>> files;         // nothing: there was none
   std::map<std::string, std::vector<std::string>> tensor_files;  // of a directory that was listed
 
-  // INVALID_ARGUMENT naming the first that is another one now, was written to, came or went.
+  // INVALID_ARGUMENT naming the first that is another one now, was written to, came or went; the
+  // error of a look at one that failed.
   absl::Status CheckUnchanged(const RepositoryRoot& root) const;
 };
 

@@ -33,6 +33,16 @@ constexpr int kDirectoryFlags = O_RDONLY | O_CLOEXEC | O_DIRECTORY;
 // has a lease on the file, which may last.
 constexpr int kMostTries = 100;
 
+// A descriptor, or -1. On file systems over a network an open may be interrupted by a signal.
+template <typename F>
+int Uninterrupted(F&& open_it) {
+  int fd = -1;
+  do {
+    fd = open_it();
+  } while (fd < 0 && errno == EINTR);
+  return fd;
+}
+
 absl::Status Escapes(absl::string_view relative) {
   return Invalid(Quoted(relative, 256), ": got a path that leads out of the model repository, ",
                  "expected one beneath it (symbolic links must be relative and stay inside)");
@@ -55,7 +65,7 @@ absl::Status FromErrno(int error, absl::string_view relative) {
       return absl::UnavailableError(absl::StrCat(
           name, ": another process has a lease on it, or renames directories on its path"));
     default:
-      return absl::ErrnoToStatus(error, absl::StrCat(name, ": open"));
+      return FromSystem(error, absl::StrCat(name, ": open"));
   }
 }
 
@@ -126,7 +136,7 @@ absl::StatusOr<std::vector<std::string>> ListNames(UniqueFd fd, absl::string_vie
     if (name != "." && name != "..") names.emplace_back(name);
   }
   if (const int error = errno; error != 0) {
-    return absl::ErrnoToStatus(error, absl::StrCat(Quoted(relative, 256), ": listing it"));
+    return FromSystem(error, absl::StrCat(Quoted(relative, 256), ": listing it"));
   }
   std::sort(names.begin(), names.end());
   return names;
@@ -147,14 +157,14 @@ absl::StatusOr<RepositoryRoot> RepositoryRoot::Open(const std::string& path, Res
   RepositoryRoot out;
   out.path_ = path;
   out.how_ = how;
-  out.root_ = UniqueFd(open(path.c_str(), kDirectoryFlags));
+  out.root_ = UniqueFd(Uninterrupted([&] { return open(path.c_str(), kDirectoryFlags); }));
   if (out.root_.ok()) return out;
   const int error = errno;
   const std::string what = absl::StrCat("model repository ", Quoted(path, 1024));
   if (error == ENOTDIR) {
     return Invalid(what, ": got a file, expected a directory");
   }
-  return absl::ErrnoToStatus(error, what);
+  return FromSystem(error, what);
 }
 
 absl::StatusOr<RepositoryRoot> RepositoryRoot::OpenFolder(const std::string& path,
@@ -195,7 +205,7 @@ absl::StatusOr<UniqueFd> RepositoryRoot::OpenCanonical(const std::string& relati
   AWQD_ASSIGN_OR_RETURN(const std::string root, RealRoot());
   AWQD_ASSIGN_OR_RETURN(const std::string target, RealPath(path, relative));
   if (!IsBeneath(target, root)) return Escapes(relative);
-  UniqueFd fd(open(target.c_str(), flags | O_NOFOLLOW));
+  UniqueFd fd(Uninterrupted([&] { return open(target.c_str(), flags | O_NOFOLLOW); }));
   if (!fd.ok() && errno == EACCES) return NotPermitted(root_.get(), path, relative);
   if (!fd.ok()) return FromErrno(errno, relative);
   AWQD_ASSIGN_OR_RETURN(const std::string opened, PathOf(fd, relative));
@@ -265,7 +275,7 @@ absl::StatusOr<UniqueFd> RepositoryRoot::OpenIn(const Held& directory, const std
 
 absl::StatusOr<std::vector<std::string>> RepositoryRoot::ListIn(const Held& directory,
                                                                 absl::string_view relative) const {
-  UniqueFd fd(openat(directory.fd.get(), ".", kDirectoryFlags));
+  UniqueFd fd(Uninterrupted([&] { return openat(directory.fd.get(), ".", kDirectoryFlags); }));
   if (!fd.ok()) return FromErrno(errno, relative);
   return ListNames(std::move(fd), relative);
 }

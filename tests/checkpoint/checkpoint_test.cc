@@ -418,12 +418,15 @@ TEST_F(CheckpointTest, OneFileUnderTwoNames) {
 // What one file may claim all files of a model together may, and no more.
 TEST_F(CheckpointTest, HeadersOfAllFilesTogetherAreBounded) {
   directory_.Write("m/config.json", AwqConfig());
-  const std::string blanks(60'000'000, ' ');
-  for (const std::string name : {"a", "b"}) {
-    const std::string header = absl::StrCat(
-        "{\"", name, "\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}}", blanks);
-    directory_.Write("m/" + name + ".safetensors", awqd::testing::Safetensors(header, ""));
-  }
+  const auto empty = [](const std::string& name) {
+    return absl::StrCat("{\"", name, "\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}}");
+  };
+  directory_.Write("m/a.safetensors", awqd::testing::Safetensors(empty("a"), ""));
+  // Its length alone is what is refused, so that the rest may be a hole in the file.
+  const uint64_t length = 100'000'000 - 8;
+  const std::string begin = awqd::testing::LittleEndian64(length);
+  directory_.Write("m/b.safetensors", begin + empty("b"));
+  std::filesystem::resize_file(directory_.path() + "/m/b.safetensors", begin.size() + length);
   ExpectRefused("(the headers of a model may have 100000000 in all)");
 }
 

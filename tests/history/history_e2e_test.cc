@@ -31,9 +31,9 @@ using history::kWrong;
 constexpr int kModels = 3, kVersions = 6, kClients = 8, kTokens = 24;
 constexpr int64_t kK = 256, kN = 64;
 
-// AWQD_HISTORY_SECONDS makes it longer.
+// AWQD_TEST_HISTORY_SECONDS makes it longer.
 absl::Duration Length() {
-  const char* seconds = std::getenv("AWQD_HISTORY_SECONDS");
+  const char* seconds = std::getenv("AWQD_TEST_HISTORY_SECONDS");
   int number = 20;
   if (seconds != nullptr && !absl::SimpleAtoi(seconds, &number)) number = 20;
   return absl::Seconds(number);
