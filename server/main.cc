@@ -7,8 +7,10 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <memory>
+#include <new>
 #include <string>
 #include <thread>
 
@@ -29,6 +31,27 @@ constexpr absl::Duration kFlush = absl::Seconds(1);
 int Fail(int code, const absl::Status& status) {
   awqd::obs::LastLine(absl::StrCat("awqd: ", status.message()), kFlush);
   return code;
+}
+
+void WriteToStderr(absl::string_view text) {
+  (void)!write(STDERR_FILENO, text.data(), text.size());
+}
+
+// An exception where nothing can be undone, an allocation that failed as a rule. One line, past the
+// log, which needs memory; then the end, for whoever starts servers to start another.
+[[noreturn]] void EndOverException() {
+  try {
+    // Which exception it is the compiler does not always say.
+    if (const std::exception_ptr what = std::current_exception()) std::rethrow_exception(what);
+    WriteToStderr("awqd: ended where nothing can be undone, most likely out of memory\n");
+  } catch (const std::bad_alloc&) {
+    WriteToStderr("awqd: ended where nothing can be undone, out of memory\n");
+  } catch (const std::exception& e) {
+    WriteToStderr("awqd: ended where nothing can be undone: ");
+    WriteToStderr(e.what());
+    WriteToStderr("\n");
+  }
+  std::abort();
 }
 
 // Each shard of a checkpoint stays open during its load, up to 1000 of them, and each connection
@@ -138,6 +161,7 @@ using Initializer = void (*)(int, char**, char**);
 }  // namespace
 
 int main(int argc, char** argv) {
+  std::set_terminate(EndOverException);
   try {
     AwaitSignals();
     absl::StatusOr<awqd::CommandLine> line = awqd::ParseCommandLine(argc, argv);

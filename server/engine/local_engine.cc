@@ -97,8 +97,10 @@ class LocalEngine final : public Engine {
   }
 
   using Engine::Submit;
+  // noexcept: without memory halfway, a work would be queued that its caller has given up. The
+  // process then ends.
   absl::StatusOr<TaskHandle> Submit(std::unique_ptr<Work>* work, const SubmitOptions& options,
-                                    TaskDone done) override;
+                                    TaskDone done) noexcept override;
   bool RunQueued() override { return callers_run() && scheduler_->RunQueued(CallersShare()); }
   bool callers_run() const override { return device_->host_addressable(); }
   using Engine::Prepare;
@@ -158,7 +160,8 @@ int64_t LocalEngine::CallersShare() const {
 }
 
 absl::StatusOr<TaskHandle> LocalEngine::Submit(std::unique_ptr<Work>* work,
-                                               const SubmitOptions& options, TaskDone done) {
+                                               const SubmitOptions& options,
+                                               TaskDone done) noexcept {
   if (!device_->healthy()) {
     return absl::FailedPreconditionError(
         absl::StrCat("device ", device_->info().id,

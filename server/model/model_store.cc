@@ -2,6 +2,7 @@
 #include "server/model/model_store.h"
 
 #include <algorithm>
+#include <new>
 #include <optional>
 #include <utility>
 
@@ -178,7 +179,16 @@ absl::StatusOr<std::shared_ptr<const Model>> ModelStore::RunLoad(absl::string_vi
   if (begun.joined != nullptr) return begun.joined;
   const absl::Time start = absl::Now();
   bool seen = false;
-  absl::StatusOr<std::shared_ptr<Model>> loaded = LoadFromDisk(std::string(name), begun, &seen);
+  // Whatever happens, the load that has begun must end.
+  const auto load = [&]() -> absl::StatusOr<std::shared_ptr<Model>> {
+    try {
+      return LoadFromDisk(std::string(name), begun, &seen);
+    } catch (const std::bad_alloc&) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("model \"", name, "\": host memory ran out while it was loaded"));
+    }
+  };
+  absl::StatusOr<std::shared_ptr<Model>> loaded = load();
   (loaded.ok() ? loads_ : failed_loads_).Observe(absl::ToInt64Nanoseconds(absl::Now() - start));
   return EndLoad(name, begun, seen, std::move(loaded));
 }

@@ -208,7 +208,9 @@ class MatmulStream final : public transport::Reactor,
 void StartMatmulStream(const Env& env, transport::StreamCall* call) {
   const auto stream = std::make_shared<MatmulStream>(env, call);
   call->SetReactor(stream.get());
-  stream->Start();
+  // Without memory from here on the call would be left to a stream that is gone: the process ends.
+  const auto start = [&]() noexcept { stream->Start(); };
+  start();
 }
 
 }  // namespace awqd::services

@@ -5,14 +5,22 @@ namespace awqd::transport {
 
 std::shared_ptr<Connection> Connections::Of(grpc_call* call) {
   Connection::Id id(grpc_call_auth_context(call));
-  MutexLock lock(&mu_);
-  std::weak_ptr<Connection>& entry = connections_[id.get()];
-  std::shared_ptr<Connection> connection = entry.lock();
-  if (connection == nullptr) {
-    connection = std::shared_ptr<Connection>(new Connection(shared_from_this(), std::move(id)));
-    entry = connection;
+  const grpc_auth_context* const key = id.get();
+  {
+    MutexLock lock(&mu_);
+    const auto it = connections_.find(key);
+    if (it != connections_.end()) {
+      if (std::shared_ptr<Connection> known = it->second.lock()) return known;
+    }
   }
-  return connection;
+  // Without the lock, which the end of a connection takes: of one that there is not enough memory
+  // for, and of one that another call was quicker to make.
+  std::shared_ptr<Connection> fresh(new Connection(shared_from_this(), std::move(id)));
+  MutexLock lock(&mu_);
+  std::weak_ptr<Connection>& entry = connections_[key];
+  if (std::shared_ptr<Connection> known = entry.lock()) return known;
+  entry = fresh;
+  return fresh;
 }
 
 int64_t Connections::size() const {

@@ -10,6 +10,7 @@
 #include "server/obs/logging.h"
 #include "server/transport/call.h"
 #include "server/transport/caller.h"
+#include "server/transport/guard.h"
 
 namespace awqd::transport {
 
@@ -112,18 +113,22 @@ void Door::Gone(ServerCall* call) {
       recorder_->Wants(call->method(), code, waited, call->trace_);
   if (!wanted.any()) return;
   const absl::Time ended = absl::Now();
-  recorder_->Ended({.method = std::string(call->method()),
-                    .peer = call->peer(),
-                    .identity = call->identity_ == nullptr ? "" : call->identity_->name,
-                    .trace = call->trace_,
-                    .code = code,
-                    .began = ended - total,
-                    .answered = ended - absl::FromChrono(now - call->left_),
-                    .ended = ended,
-                    .received_bytes = call->received_bytes(),
-                    .sent_bytes = call->sent_bytes(),
-                    .sum = call->notes_.Take()},
-                   wanted);
+  const auto record = [&]() -> absl::Status {
+    recorder_->Ended({.method = std::string(call->method()),
+                      .peer = call->peer(),
+                      .identity = call->identity_ == nullptr ? "" : call->identity_->name,
+                      .trace = call->trace_,
+                      .code = code,
+                      .began = ended - total,
+                      .answered = ended - absl::FromChrono(now - call->left_),
+                      .ended = ended,
+                      .received_bytes = call->received_bytes(),
+                      .sent_bytes = call->sent_bytes(),
+                      .sum = call->notes_.Take()},
+                     wanted);
+    return absl::OkStatus();
+  };
+  (void)Guarded(record);  // a record that there is no memory for is not worth the process
 }
 
 std::vector<MethodCalls> Door::Calls() const {

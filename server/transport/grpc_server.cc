@@ -135,7 +135,9 @@ absl::Status GrpcServer::Listen(const ListenAddress& address) {
           // Who may open a socket file is for the file system to say, and nobody is on the way.
           tcp && tls_ != nullptr ? tls_->get() : grpc::InsecureServerCredentials());
   for (Descriptor& socket : listening->sockets) {
-    acceptor_.Add(std::move(socket), [grpc_acceptor](int listener, int fd) {
+    // noexcept: without memory, gRPC would throw and keep its locks, and never accept again. The
+    // process then ends.
+    acceptor_.Add(std::move(socket), [grpc_acceptor](int listener, int fd) noexcept {
       grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
       connection.listener_fd = listener;
       connection.fd = fd;

@@ -50,7 +50,7 @@ void FailingServer::Start() {
   unsetenv("LD_PRELOAD");
   unsetenv("AWQD_TEST_FAULTS");
   ASSERT_TRUE(process_->WaitServing()) << process_->log();
-  client_ = process_->NewClient(absl::Seconds(10));
+  client_ = process_->NewClient(absl::Seconds(3));
   EXPECT_EQ(Product("m"), absl::OkStatus());
   EXPECT_EQ(Product("other"), absl::OkStatus());
 }
@@ -73,6 +73,7 @@ bool FailingServer::FailAt(Kind kind, int64_t number, absl::FunctionRef<void()> 
   control_->where[0] = '\0';
   control_->kind = kind;
   body();
+  absl::SleepFor(absl::Milliseconds(2));  // what comes after the answer: the line in the log
   control_->kind = kNothing;
   return control_->failed > 0;
 }
@@ -96,11 +97,11 @@ absl::Status FailingServer::Product(const std::string& model) {
 
 absl::Status FailingServer::IsWell() {
   absl::Status status;
-  for (const absl::Time end = absl::Now() + absl::Seconds(10); absl::Now() < end && alive();) {
+  for (const absl::Time end = absl::Now() + absl::Seconds(6); absl::Now() < end && alive();) {
     status = Product("m");
     if (status.ok()) status = Product("other");
     if (status.ok()) return status;
-    client_ = process_->NewClient(absl::Seconds(10));
+    client_ = process_->NewClient(absl::Seconds(3));
     absl::SleepFor(absl::Milliseconds(10));
   }
   return alive() ? status : absl::AbortedError("the server has ended");

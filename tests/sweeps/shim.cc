@@ -58,13 +58,19 @@ void FindCallers(Callers* out) {
     if (dladdr(frames[i], &info) == 0 || info.dli_fname == nullptr) continue;
     const char* slash = std::strrchr(info.dli_fname, '/');
     const char* name = slash == nullptr ? info.dli_fname : slash + 1;
-    if (std::strstr(name, "awqd_faults") != nullptr || std::strcmp(name, last) == 0) continue;
+    const bool awqd = std::strcmp(name, "awqd") == 0;
+    if (std::strstr(name, "awqd_faults") != nullptr) continue;
+    if (!awqd && std::strcmp(name, last) == 0) continue;
     std::snprintf(last, sizeof(last), "%s", name);
     if (!found && !PassesOn(name)) {
       std::snprintf(out->asked_by, sizeof(out->asked_by), "%s", name);
       found = true;
     }
-    const int wrote = std::snprintf(out->all + used, sizeof(out->all) - used, " %s", name);
+    const auto offset = reinterpret_cast<uintptr_t>(frames[i]) -
+                        reinterpret_cast<uintptr_t>(info.dli_fbase);  // for addr2line -Cfe awqd
+    const int wrote = awqd ? std::snprintf(out->all + used, sizeof(out->all) - used, " awqd+0x%zx",
+                                           static_cast<size_t>(offset))
+                           : std::snprintf(out->all + used, sizeof(out->all) - used, " %s", name);
     if (wrote < 0 || used + static_cast<size_t>(wrote) >= sizeof(out->all)) return;
     used += static_cast<size_t>(wrote);
   }
