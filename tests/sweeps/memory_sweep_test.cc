@@ -20,7 +20,7 @@ namespace {
 
 // About this many of each operation's allocations, or all with AWQD_TEST_FULL=1: of awqd's own, and
 // of anybody's, most of which end the process.
-constexpr int64_t kOwn = 60, kAll = 5;
+constexpr int64_t kOwn = 40, kAll = 4;
 
 class MemorySweepTest : public ::testing::Test {
  protected:
@@ -54,6 +54,7 @@ class MemorySweepTest : public ::testing::Test {
     const int64_t step =
         std::getenv("AWQD_TEST_FULL") != nullptr ? 1 : std::max<int64_t>(1, count / about);
     int failed = 0, refused = 0;
+    silent_ = 0;
     for (int64_t number = 1; number <= count && !HasFatalFailure(); number += step) {
       if (!server_.FailAt(kind, number, run) && server_.alive()) continue;
       ++failed;
@@ -66,7 +67,7 @@ class MemorySweepTest : public ::testing::Test {
                 refused);
     EXPECT_GT(failed, 2);
     // The JSON library is compiled into awqd, and is not always well after it has thrown.
-    EXPECT_LE(silent_, kind == kOwnMemory ? failed / 20 : 1);
+    EXPECT_LE(silent_, std::max(2, failed / 10));
   }
 
   // After a call in which an allocation failed.
