@@ -27,7 +27,7 @@ absl::Status Flow::StillWanted() const {
 // Memory is asked for before anything is parsed or copied: gRPC holds the message by now, but
 // nothing more has been spent on it.
 absl::Status Flow::Admit(grpc::ByteBuffer* message, const google::protobuf::Descriptor& type,
-                         bool cuts_activations) {
+                         wire::PayloadPlace payload) {
   const auto bytes = static_cast<int64_t>(message->Length());
   const int64_t limit = env_.options.transport.max_receive_message_bytes;
   log_.bytes_in = bytes;
@@ -39,8 +39,7 @@ absl::Status Flow::Admit(grpc::ByteBuffer* message, const google::protobuf::Desc
                            "request");
   }
   AWQD_ASSIGN_OR_RETURN(lease_, env_.in_flight->Take(connection_, bytes, "request"));
-  AWQD_ASSIGN_OR_RETURN(parsed_bytes_,
-                        wire::ParsedBytes(message_.pieces(), type, cuts_activations));
+  AWQD_ASSIGN_OR_RETURN(parsed_bytes_, wire::ParsedBytes(message_.pieces(), type, payload));
   if (parsed_bytes_ <= kCountedBytes) return absl::OkStatus();
   return lease_.Grow(parsed_bytes_, "request, once it is parsed");
 }
@@ -59,7 +58,7 @@ absl::Status Flow::Parse(std::function<absl::Status()> parse) {
 
 absl::Status Flow::Open(grpc::ByteBuffer* message, google::protobuf::Message* request,
                         std::function<absl::Status()> then) {
-  AWQD_RETURN_IF_ERROR(Admit(message, *request->GetDescriptor(), false));
+  AWQD_RETURN_IF_ERROR(Admit(message, *request->GetDescriptor()));
   return Parse([this, request, then = std::move(then)]() -> absl::Status {
     const bool parses = wire::ParseSifted(message_.pieces(), request);
     message_.Free();
@@ -85,7 +84,7 @@ absl::Status Flow::Submit(std::unique_ptr<engine::Work> work, const engine::Subm
 void Flow::Settle(const absl::Status& status) {
   if (settled_.exchange(true)) return;
   if (!status.ok()) message_.Free();
-  const absl::Status visible = wire::ForClient(status);
+  const absl::Status visible = wire::ForClient(Spelled(status));
   if (obs::LogsRequests()) Log(visible);
   End(visible);
 }

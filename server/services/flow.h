@@ -63,7 +63,8 @@ class TaskSlot {
   bool cancelled_ ABSL_GUARDED_BY(mu_) = false;
 };
 
-// Holds its share of Env::in_flight until it is destroyed.
+// Holds its share of Env::in_flight until it is destroyed. Messages and errors are spelled by the
+// flow's codec, in whose protocol it was asked for.
 class Flow : public std::enable_shared_from_this<Flow> {
  public:
   // Withdraws what has not started; the flow still ends.
@@ -90,11 +91,11 @@ class Flow : public std::enable_shared_from_this<Flow> {
   // Takes the bytes out of `message`, and from the budget their number and what they will take when
   // they are parsed. RESOURCE_EXHAUSTED over the receive limit.
   absl::Status Admit(grpc::ByteBuffer* message, const google::protobuf::Descriptor& type,
-                     bool cuts_activations);
+                     wire::PayloadPlace payload = {});
   // Runs `parse` and what follows it: here, or on a worker where an admitted message is so large
   // that it would hold a thread of the loop up.
-  absl::Status Parse(std::function<absl::Status()> parse);
-  // Admits and parses a message whole, then goes on with `then`.
+  absl::Status Parse(std::function<absl::Status()>
+                         parse);  // Admits and parses a message whole, then goes on with `then`.
   absl::Status Open(grpc::ByteBuffer* message, google::protobuf::Message* request,
                     std::function<absl::Status()> then);
 
@@ -145,6 +146,8 @@ class Flow : public std::enable_shared_from_this<Flow> {
   // Ends the flow, if nothing has yet.
   void Settle(const absl::Status& status);
   bool settled() const { return settled_.load(); }
+  // A status in the words of the request's protocol.
+  virtual absl::Status Spelled(const absl::Status& status) const { return status; }
   // Both with the status as clients may see it, once: first the line in the log, if it is wanted.
   virtual void Log(const absl::Status& status) = 0;
   virtual void End(const absl::Status& status) = 0;
@@ -172,7 +175,7 @@ class Flow : public std::enable_shared_from_this<Flow> {
   }
 
   const Env& env_;
-  const absl::Time deadline_;
+  absl::Time deadline_;  // the call's, or an earlier one that the request names
   obs::CallNotes* const notes_;
   const std::shared_ptr<transport::Connection> connection_;
   const absl::Time started_ = absl::Now();

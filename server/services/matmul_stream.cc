@@ -109,7 +109,7 @@ class MatmulStream final : public transport::Reactor,
   ItemPtr Accept() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     ItemPtr item = std::move(next_);
     item->flow = std::make_shared<MatmulFlow>(
-        env_, "QuantizedMatmulStream", call_,
+        env_, "QuantizedMatmulStream", call_, ApiCodecOf<MatmulMethod>(),
         [self = shared_from_this(), item](const absl::Status& status, grpc::ByteBuffer answer) {
           self->OnAnswer(item, status, std::move(answer));
         });

@@ -22,17 +22,9 @@ absl::StatusOr<wire::MatmulJob> MatmulMethod::Build(Request* request, WeightPtr 
 
 template <typename Method>
 ProductFlow<Method>::ProductFlow(const Env& env, absl::string_view method,
-                                 transport::ServerCall* call, Done done)
-    : Flow(env, method, call), done_(std::move(done)) {}
-
-template <typename Method>
-void ProductFlow<Method>::Start(grpc::ByteBuffer* message, const transport::CallGate* gate) {
-  const auto self = shared_from_this();  // the answer may come, and the call end, before we return
-  const absl::Status status = transport::Guarded([&] { return Begin(message, gate); });
-  if (status.ok()) return;
-  message->Clear();  // when it was not even looked at
-  Settle(status);
-}
+                                 transport::ServerCall* call, std::unique_ptr<Codec<Request>> codec,
+                                 Done done)
+    : RequestFlow(env, method, call), codec_(std::move(codec)), done_(std::move(done)) {}
 
 template <typename Method>
 std::optional<int64_t> ProductFlow<Method>::cut_bytes() const {
@@ -61,12 +53,12 @@ template <typename Method>
 absl::Status ProductFlow<Method>::Begin(grpc::ByteBuffer* message,
                                         const transport::CallGate* gate) {
   AWQD_RETURN_IF_ERROR(StillWanted());
-  absl::Status admitted = Admit(message, *Request::descriptor(), true);
+  absl::Status admitted = Admit(message, codec_->type(), codec_->payload());
   if (admitted.ok() && gate != nullptr && !gate->open()) {
     admitted = absl::UnavailableError(transport::CallGate::Draining().error_message());
   }
   if (!admitted.ok()) {
-    parsed_.request.set_request_id(wire::PeekRequestId(message_.pieces()));
+    parsed_.request.set_request_id(codec_->PeekId(message_.pieces()));
     return admitted;
   }
   held_bytes_ = lease_.bytes();
@@ -75,13 +67,15 @@ absl::Status ProductFlow<Method>::Begin(grpc::ByteBuffer* message,
 
 template <typename Method>
 absl::Status ProductFlow<Method>::OnMessage() {
-  if (!wire::ParseSifted(message_.pieces(), &parsed_)) {
-    parsed_.request.Clear();
-    return wire::DoesNotParse(message_.size(), *Request::descriptor());
+  AWQD_RETURN_IF_ERROR(codec_->Decode(message_, &parsed_));
+  deadline_ = std::min(deadline_, started_ + parsed_.timeout);
+  if (parsed_.copied_bytes > 0) {
+    AWQD_RETURN_IF_ERROR(lease_.Grow(parsed_.copied_bytes, "inputs"));
+    held_bytes_ = lease_.bytes();
   }
   if (!parsed_.cut) {
     message_.Free();
-    lease_.ShrinkTo(std::max(message_.size(), parsed_bytes_));
+    lease_.ShrinkTo(std::max(message_.size(), parsed_bytes_) + parsed_.copied_bytes);
     held_bytes_ = lease_.bytes();
   }
   const Request& request = parsed_.request;
@@ -153,15 +147,12 @@ template <typename Method>
 void ProductFlow<Method>::Answer(const absl::Status& status, const engine::Payload& result) {
   const absl::Status settled = transport::Guarded([&]() -> absl::Status {
     AWQD_RETURN_IF_ERROR(status);
-    Response response;
-    wire::FillExecution(report_, response.mutable_execution());
-    response.set_request_id(parsed_.request.request_id());
     const v1::SharedMemory* written = parsed_.request.has_output_shared_memory()
                                           ? &parsed_.request.output_shared_memory()
                                           : nullptr;
-    answer_ = wire::Encode(response, Response::kOutputFieldNumber,
-                           {result, output_dtype_, output_shape_, encoding_, written},
-                           &env_.engine->staging());
+    answer_ = codec_->Encode(parsed_.request.request_id(), report_,
+                             {result, output_dtype_, output_shape_, encoding_, written},
+                             &env_.engine->staging());
     return absl::OkStatus();
   });
   // The request itself is gone; the answer counts until it was sent.

@@ -1,17 +1,18 @@
 // ProductFlow: one request for products from message to answer, whether it came alone or on a
-// stream: QuantizedMatmul, GroupedQuantizedMatmul, GatedMlp.
+// stream, in whichever protocol: QuantizedMatmul, GroupedQuantizedMatmul, GatedMlp.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
-#include <functional>
+#include <memory>
 #include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "grpcpp/support/byte_buffer.h"
-#include "server/services/flow.h"
+#include "server/services/codec.h"
+#include "server/services/request_flow.h"
 #include "server/services/sources.h"
 #include "server/wire/experts_wire.h"
 #include "server/wire/matmul_wire.h"
@@ -44,32 +45,21 @@ struct GatedMlpMethod {
   static constexpr auto Build = wire::BuildGatedMlp;
 };
 
-// Its owner keeps it until the answer was sent.
 template <typename Method>
-class ProductFlow final : public Flow {
+class ProductFlow final : public RequestFlow {
  public:
   using Request = typename Method::Request;
-  using Response = typename Method::Response;
   using Source = typename Method::Source;
   using Job = wire::ProductJob<typename Method::Work>;
 
-  // Called exactly once, on any thread, possibly before Start returns. `answer` is a
-  // Response when the status is OK.
-  using Done = std::function<void(const absl::Status&, grpc::ByteBuffer answer)>;
+  ProductFlow(const Env& env, absl::string_view method, transport::ServerCall* call,
+              std::unique_ptr<Codec<Request>> codec, Done done);
 
-  ProductFlow(const Env& env, absl::string_view method, transport::ServerCall* call, Done done);
-
-  // Takes the bytes out of `message`. Never blocks. `gate`: of a message on a stream, which is
-  // UNAVAILABLE when that gate is not open; a call of its own has passed it.
-  void Start(grpc::ByteBuffer* message, const transport::CallGate* gate = nullptr);
-
-  // From `done` on. Empty when the client sent none, or one that is too long to be echoed.
-  absl::string_view request_id() const;
-  // What the request and its answer hold, or will. Thread-safe.
-  int64_t held_bytes() const { return held_bytes_.load(std::memory_order_relaxed); }
+  absl::string_view request_id() const override;
+  int64_t held_bytes() const override { return held_bytes_.load(std::memory_order_relaxed); }
 
  private:
-  absl::Status Begin(grpc::ByteBuffer* message, const transport::CallGate* gate);
+  absl::Status Begin(grpc::ByteBuffer* message, const transport::CallGate* gate) override;
   absl::Status OnMessage();
   absl::Status OpenShared();
   absl::Status OnWeights(typename Source::Weights weights);
@@ -81,12 +71,16 @@ class ProductFlow final : public Flow {
     LogOf(parsed_.request.request_id(), Source::Name(parsed_.request), status);
   }
   void End(const absl::Status& status) override;
+  absl::Status Spelled(const absl::Status& status) const override {
+    return codec_->Spelled(status);
+  }
   // Frees the request but for what the answer and the log repeat.
   void ForgetRequest();
 
   // Bytes of the activations, where they are not in parsed_.request.
   std::optional<int64_t> cut_bytes() const;
 
+  const std::unique_ptr<Codec<Request>> codec_;
   Done done_;
   std::atomic<int64_t> held_bytes_{0};
 
@@ -102,5 +96,11 @@ class ProductFlow final : public Flow {
 using MatmulFlow = ProductFlow<MatmulMethod>;
 using GroupedMatmulFlow = ProductFlow<GroupedMatmulMethod>;
 using GatedMlpFlow = ProductFlow<GatedMlpMethod>;
+
+// Of awqd.v1.
+template <typename Method>
+std::unique_ptr<Codec<typename Method::Request>> ApiCodecOf() {
+  return std::make_unique<ApiCodec<typename Method::Request, typename Method::Response>>();
+}
 
 }  // namespace awqd::services

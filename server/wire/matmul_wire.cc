@@ -5,6 +5,7 @@
 #include <array>
 #include <cstring>
 #include <deque>
+#include <utility>
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
@@ -20,7 +21,6 @@ using v1::QuantizedMatmulRequest;
 constexpr size_t kMaxEdits = 16;
 // Heads up to this size are put together on the stack, which is faster to parse than pieces.
 constexpr int64_t kFlatBytes = 4096;
-constexpr int64_t kMaxPeekedBytes = 256;
 
 // Bytes [begin, end) of the message become `patch`.
 struct Edit {
@@ -40,16 +40,17 @@ struct Edit {
 // Finds what to cut. Scan fails on everything that the generated parser should judge instead.
 class Cutter {
  public:
-  Cutter(Pieces pieces, int64_t size) : reader_(pieces), size_(size) {}
+  // `cut` gets the payloads, in their order.
+  Cutter(Pieces pieces, int64_t size, PayloadPlace payload = {}, WireRanges* cut = nullptr)
+      : reader_(pieces), size_(size), payload_(payload), cut_(cut) {}
 
-  // Where the last request_id is, if it is short; a scan of the top level alone.
-  std::optional<WireRange> FindRequestId() {
+  // Where the last bytes or string `number` of the top level are, if they are short.
+  std::optional<WireRange> Find(int number, int64_t max_bytes) {
     std::optional<WireRange> found;
     for (int fields = 0; reader_.position() < size_; ++fields) {
       Field field;
       if (fields == kMaxFields || !reader_.Next(size_, &field)) return std::nullopt;
-      if (field.number == QuantizedMatmulRequest::kRequestIdFieldNumber && field.bytes >= 0 &&
-          field.bytes <= kMaxPeekedBytes) {
+      if (Is(field, number) && field.bytes <= max_bytes) {
         found = {reader_.position(), field.bytes};
       }
       if (!reader_.Pass(field)) return std::nullopt;
@@ -61,28 +62,40 @@ class Cutter {
     while (reader_.position() < size_) {
       Field field;
       if (!reader_.Next(size_, &field)) return false;
-      const bool activations =
-          field.number == QuantizedMatmulRequest::kActivationsFieldNumber && field.bytes >= 0;
-      if (activations ? !ScanActivations(field) : !reader_.Pass(field)) return false;
+      if (payload_.message != 0 && Is(field, payload_.message)) {
+        if (!ScanMessage(field)) return false;
+        continue;
+      }
+      if (payload_.message == 0 && Is(field, payload_.field)) Cut(field);
+      if (!reader_.Pass(field) || edits_.size() > kMaxEdits) return false;
     }
     return true;
   }
 
   absl::Span<const Edit> edits() const { return edits_; }
-  const std::optional<WireRange>& last_raw() const { return last_raw_; }
 
  private:
-  bool ScanActivations(const Field& field) {
+  static bool Is(const Field& field, int number) {
+    return static_cast<int>(field.number) == number && field.bytes >= 0;
+  }
+
+  // Leaves an empty field in its stead.
+  void Cut(const Field& field) {
+    cut_->push_back({reader_.position(), field.bytes});
+    edits_.push_back({.begin = field.length_at, .end = field.end});
+    edits_.back().SetVarint(0);
+  }
+
+  // The message around payloads, whose length is mended.
+  bool ScanMessage(const Field& field) {
     const size_t mine = edits_.size();
     edits_.push_back({.begin = field.length_at, .end = reader_.position()});
     int64_t saved = 0;
     while (reader_.position() < field.end) {
       Field inner;
       if (!reader_.Next(field.end, &inner)) return false;
-      if (inner.number == v1::Tensor::kRawFieldNumber && inner.bytes >= 0) {
-        last_raw_ = {reader_.position(), inner.bytes};
-        edits_.push_back({.begin = inner.length_at, .end = inner.end});
-        edits_.back().SetVarint(0);
+      if (Is(inner, payload_.field)) {
+        Cut(inner);
         saved += edits_.back().saved();
       }
       if (!reader_.Pass(inner) || edits_.size() > kMaxEdits) return false;
@@ -93,8 +106,9 @@ class Cutter {
 
   FieldReader reader_;
   const int64_t size_;
+  const PayloadPlace payload_;
   absl::InlinedVector<Edit, 4> edits_;
-  std::optional<WireRange> last_raw_;
+  WireRanges* const cut_;
 };
 
 using Runs = absl::InlinedVector<absl::string_view, 16>;
@@ -152,29 +166,32 @@ bool ParseWhole(Pieces pieces, google::protobuf::Message* out) {
   return Sift(pieces, *out->GetDescriptor()).passes && ParseRuns(pieces, out);
 }
 
-bool ParseCutting(Pieces pieces, google::protobuf::Message* request,
-                  std::optional<WireRange>* raw) {
-  raw->reset();
-  const int64_t size = SizeOfAll(pieces);
-  Cutter cutter(pieces, size);
-  if (!cutter.Scan() || !cutter.last_raw()) return ParseRuns(pieces, request);
-  *raw = cutter.last_raw();
-  return ParseRuns(MakeRuns(pieces, cutter.edits()), request);
+bool ParseCutting(Pieces pieces, PayloadPlace payload, google::protobuf::Message* request,
+                  WireRanges* cut) {
+  cut->clear();
+  Cutter cutter(pieces, SizeOfAll(pieces), payload, cut);
+  if (cutter.Scan() && !cut->empty()) return ParseRuns(MakeRuns(pieces, cutter.edits()), request);
+  cut->clear();
+  return ParseRuns(pieces, request);
+}
+
+std::string PeekString(Pieces pieces, int field, int64_t max_bytes) {
+  const std::optional<WireRange> range = Cutter(pieces, SizeOfAll(pieces)).Find(field, max_bytes);
+  if (!range) return "";
+  std::string text(range->size, '\0');
+  CopyRange(pieces, *range, text.data());
+  // Through the parser as a message of its own, because that refuses what is not UTF-8. A length of
+  // two bytes serves any text of up to 16 KiB.
+  std::string wire = {
+      static_cast<char>(QuantizedMatmulRequest::kRequestIdFieldNumber << 3 | FieldReader::kBytes),
+      static_cast<char>(text.size() | 0x80), static_cast<char>(text.size() >> 7)};
+  wire += text;
+  QuantizedMatmulRequest request;
+  return request.ParseFromString(wire) ? text : "";
 }
 
 std::string PeekRequestId(Pieces pieces) {
-  const std::optional<WireRange> range = Cutter(pieces, SizeOfAll(pieces)).FindRequestId();
-  if (!range) return "";
-  std::string id(range->size, '\0');
-  CopyRange(pieces, *range, id.data());
-  // Through the parser as a message of its own, because that refuses what is not UTF-8. A length of
-  // two bytes serves any id.
-  std::string wire = {
-      static_cast<char>(QuantizedMatmulRequest::kRequestIdFieldNumber << 3 | FieldReader::kBytes),
-      static_cast<char>(id.size() | 0x80), static_cast<char>(id.size() >> 7)};
-  wire += id;
-  QuantizedMatmulRequest request;
-  return request.ParseFromString(wire) ? id : "";
+  return PeekString(pieces, QuantizedMatmulRequest::kRequestIdFieldNumber, kMaxPeekedIdBytes);
 }
 
 void CopyRange(Pieces pieces, const WireRange& range, char* out) {

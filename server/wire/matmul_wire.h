@@ -12,6 +12,8 @@
 #include <optional>
 #include <string>
 
+#include "absl/container/inlined_vector.h"
+#include "absl/time/time.h"
 #include "awqd/v1/inference.pb.h"
 #include "google/protobuf/message.h"
 #include "server/wire/field_reader.h"
@@ -24,6 +26,7 @@ struct WireRange {
   int64_t begin = 0;
   int64_t size = 0;
 };
+using WireRanges = absl::InlinedVector<WireRange, 4>;
 
 // A request for a product, of any of its methods, as it was parsed. When `cut` is set,
 // activations().contents_case() is kRaw, the contents are the bytes of that range, and the field
@@ -32,23 +35,31 @@ template <typename Request>
 struct ProductMessage {
   Request request;
   std::optional<WireRange> cut;
+  // Of another protocol: bytes of payloads that were copied out of the message into the request.
+  int64_t copied_bytes = 0;
+  // How long the request may wait, from its arrival on.
+  absl::Duration timeout = absl::InfiniteDuration();
 };
 using MatmulMessage = ProductMessage<v1::QuantizedMatmulRequest>;
 
 // Of a message that Sift let through. False when the bytes are no message of that type.
 bool ParseSifted(Pieces pieces, google::protobuf::Message* out);
 
-// The same without the types: `raw` is the last range that was cut out of the activations.
-bool ParseCutting(Pieces pieces, google::protobuf::Message* request, std::optional<WireRange>* raw);
+// The same of any message: `cut` are the payloads that were cut out, in their order, and left empty
+// in `request`. None when there was no payload, or the message was parsed whole.
+bool ParseCutting(Pieces pieces, PayloadPlace payload, google::protobuf::Message* request,
+                  WireRanges* cut);
 
 template <typename Request>
 bool ParseSifted(Pieces pieces, ProductMessage<Request>* out) {
-  // Field numbers that ParseCutting and PeekRequestId take for granted.
-  static_assert(int{Request::kActivationsFieldNumber} ==
-                int{v1::QuantizedMatmulRequest::kActivationsFieldNumber});
+  // Field numbers that PeekRequestId and kActivationsRaw take for granted.
   static_assert(int{Request::kRequestIdFieldNumber} ==
                 int{v1::QuantizedMatmulRequest::kRequestIdFieldNumber});
-  if (!ParseCutting(pieces, &out->request, &out->cut)) return false;
+  static_assert(int{Request::kActivationsFieldNumber} == kActivationsRaw.message &&
+                int{v1::Tensor::kRawFieldNumber} == kActivationsRaw.field);
+  WireRanges cut;
+  if (!ParseCutting(pieces, kActivationsRaw, &out->request, &cut)) return false;
+  out->cut = cut.empty() ? std::nullopt : std::make_optional(cut.back());
   // Another member of the oneof may have come after it.
   if (out->request.activations().contents_case() != v1::Tensor::kRaw) out->cut.reset();
   return true;
@@ -57,9 +68,16 @@ bool ParseSifted(Pieces pieces, ProductMessage<Request>* out) {
 // Both steps. False when the bytes do not parse as a Request, or are refused.
 template <typename Request>
 bool ParseProduct(Pieces pieces, ProductMessage<Request>* out) {
-  return Sift(pieces, *Request::descriptor(), true).passes && ParseSifted(pieces, out);
+  return Sift(pieces, *Request::descriptor(), kActivationsRaw).passes && ParseSifted(pieces, out);
 }
 bool ParseWhole(Pieces pieces, google::protobuf::Message* out);
+
+// The last string `field` of a message that will not be parsed yet; empty when there is none of at
+// most `max_bytes`, or the message is not plain.
+std::string PeekString(Pieces pieces, int field, int64_t max_bytes);
+
+// Of an id that is peeked at, at most.
+inline constexpr int64_t kMaxPeekedIdBytes = 256;
 
 // The request_id of a message that will not be parsed, for its refusal; empty when there is none of
 // at most 256 bytes, or the message is not plain.

@@ -84,8 +84,8 @@ absl::Status Parse(grpc::ByteBuffer* request, google::protobuf::Message* out) {
 }
 
 absl::StatusOr<int64_t> ParsedBytes(Pieces pieces, const google::protobuf::Descriptor& type,
-                                    bool cuts_activations) {
-  const Sifted sifted = Sift(pieces, type, cuts_activations);
+                                    PayloadPlace payload) {
+  const Sifted sifted = Sift(pieces, type, payload);
   if (sifted.passes) return sifted.parsed_bytes;
   if (sifted.crowded_field.empty()) return DoesNotParse(SizeOfAll(pieces), type);
   return FieldError(sifted.crowded_field, absl::StrCat(sifted.crowded_bytes, " bytes of values"),

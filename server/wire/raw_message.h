@@ -15,6 +15,7 @@
 #include "kernels/types.h"
 #include "server/engine/engine.h"
 #include "server/wire/matmul_wire.h"
+#include "server/wire/sieve.h"
 
 namespace awqd::wire {
 
@@ -46,7 +47,7 @@ absl::Status Parse(grpc::ByteBuffer* request, google::protobuf::Message* out);
 // Sifted::parsed_bytes of a message, or why it is refused: INVALID_ARGUMENT about "request", or
 // about the shape that has too many dimensions.
 absl::StatusOr<int64_t> ParsedBytes(Pieces pieces, const google::protobuf::Descriptor& type,
-                                    bool cuts_activations = false);
+                                    PayloadPlace payload = {});
 
 // What the parser refused, for clients.
 absl::Status DoesNotParse(int64_t bytes, const google::protobuf::Descriptor& expected);

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "awqd/v1/inference.pb.h"
+#include "inference/grpc_service.pb.h"
 
 namespace awqd::wire {
 namespace {
@@ -33,8 +34,7 @@ bool IsVarint(const FieldDescriptor& field) {
 
 class Sieve {
  public:
-  Sieve(Pieces pieces, bool cuts_activations)
-      : reader_(pieces), cuts_activations_(cuts_activations) {}
+  Sieve(Pieces pieces, PayloadPlace payload) : reader_(pieces), payload_(payload) {}
 
   bool Passes(const Descriptor& type, int64_t end) {
     while (reader_.position() < end) {
@@ -52,10 +52,10 @@ class Sieve {
     if (field.bytes < 0) return reader_.Pass(field);
     const FieldDescriptor* known = type.FindFieldByNumber(static_cast<int>(field.number));
     if (known != nullptr && known->message_type() != nullptr) {
-      const bool activations = ++depth_ == 1 && known->name() == "activations";
-      in_activations_ |= activations;
+      const bool around_payload = ++depth_ == 1 && known->number() == payload_.message;
+      in_payload_message_ |= around_payload;
       const bool fine = Passes(*known->message_type(), field.end);
-      in_activations_ &= !activations;
+      in_payload_message_ &= !around_payload;
       --depth_;
       if (!fine && !found_.crowded_field.empty()) {
         found_.crowded_field = absl::StrCat(known->name(), ".", found_.crowded_field);
@@ -63,15 +63,19 @@ class Sieve {
       return fine;
     }
     if (known != nullptr && known->is_packable()) return PassesPacked(type, *known, field);
-    const bool cut = cuts_activations_ && in_activations_ && depth_ == 1 &&
-                     field.number == v1::Tensor::kRawFieldNumber;
-    if (!cut) found_.parsed_bytes += field.bytes;
+    if (!IsPayload(field)) found_.parsed_bytes += field.bytes;
     return reader_.Pass(field);
   }
 
+  bool IsPayload(const Field& field) const {
+    if (static_cast<int>(field.number) != payload_.field) return false;
+    return payload_.message == 0 ? depth_ == 0 : depth_ == 1 && in_payload_message_;
+  }
+
   bool PassesPacked(const Descriptor& type, const FieldDescriptor& known, const Field& field) {
-    const bool payload =
-        &type == v1::IntValues::descriptor() || &type == v1::FloatValues::descriptor();
+    const bool payload = &type == v1::IntValues::descriptor() ||
+                         &type == v1::FloatValues::descriptor() ||
+                         &type == inference::InferTensorContents::descriptor();
     if (!IsVarint(known)) {
       found_.parsed_bytes += field.bytes;
       return reader_.Pass(field);
@@ -92,10 +96,10 @@ class Sieve {
   }
 
   FieldReader reader_;
-  const bool cuts_activations_;
+  const PayloadPlace payload_;
   int fields_ = 0;
   int depth_ = 0;
-  bool in_activations_ = false;
+  bool in_payload_message_ = false;
   Sifted found_;
 };
 
@@ -107,8 +111,8 @@ int64_t SizeOfAll(Pieces pieces) {
   return size;
 }
 
-Sifted Sift(Pieces pieces, const Descriptor& type, bool cuts_activations) {
-  Sieve sieve(pieces, cuts_activations);
+Sifted Sift(Pieces pieces, const Descriptor& type, PayloadPlace payload) {
+  Sieve sieve(pieces, payload);
   const bool passes = sieve.Passes(type, SizeOfAll(pieces));
   Sifted found = sieve.TakeFound();
   found.passes = passes;

@@ -13,11 +13,20 @@
 namespace awqd::wire {
 
 // A message is refused with more fields than this, those of the messages in it among them, and with
-// any group, which proto3 does not have. Packed values are fields too, but for those of IntValues
-// and FloatValues, which are one.
+// any group, which proto3 does not have. Packed values are fields too, but for those of IntValues,
+// FloatValues and InferTensorContents, which are one.
 inline constexpr int kMaxFields = 4096;
 
 int64_t SizeOfAll(Pieces pieces);
+
+// Which bytes of a message are its payload, and are left where they are: those of `field` in its
+// message field `message`, or, where that is 0, of its own `field`. None: both are 0.
+struct PayloadPlace {
+  int message = 0;
+  int field = 0;
+};
+// activations.raw of every request for products.
+inline constexpr PayloadPlace kActivationsRaw = {3, 3};
 
 struct Sifted {
   // False: the message is refused, or is plainly none of its type.
@@ -31,7 +40,7 @@ struct Sifted {
   int64_t crowded_bytes = 0;
 };
 
-// `cuts_activations`: as ParseProduct parses, which leaves activations.raw where they are.
-Sifted Sift(Pieces pieces, const google::protobuf::Descriptor& type, bool cuts_activations = false);
+// `payload`: what the parsed message will not hold, because it is cut out (matmul_wire.h).
+Sifted Sift(Pieces pieces, const google::protobuf::Descriptor& type, PayloadPlace payload = {});
 
 }  // namespace awqd::wire

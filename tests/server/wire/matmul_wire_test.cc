@@ -159,7 +159,8 @@ TEST(MatmulWire, DimensionsCountAsFieldsAndAreNotRead) {
 int64_t ParsedBytesOf(const v1::QuantizedMatmulRequest& request, bool cuts) {
   const std::string bytes = request.SerializeAsString();
   const std::vector<absl::string_view> pieces = InPieces(bytes, 7);
-  const Sifted sifted = Sift(pieces, *v1::QuantizedMatmulRequest::descriptor(), cuts);
+  const Sifted sifted = Sift(pieces, *v1::QuantizedMatmulRequest::descriptor(),
+                             cuts ? kActivationsRaw : PayloadPlace{});
   EXPECT_TRUE(sifted.passes);
   return sifted.parsed_bytes;
 }
