@@ -60,7 +60,11 @@ HistoryPoint Between(const Snapshot& before, const Snapshot& now) {
 HistogramData RequestDurations(const Snapshot& snapshot) {
   HistogramData out;
   for (const MethodStats& method : snapshot.methods) {
-    if (!absl::StrContains(method.method, "Inference/")) continue;
+    // Those of both protocols.
+    if (!absl::StrContains(method.method, "Inference/") &&
+        !absl::EndsWith(method.method, "/ModelInfer")) {
+      continue;
+    }
     if (absl::EndsWith(method.method, "Stream")) continue;
     for (const HistogramData& durations : method.durations_ns) out.Add(durations);
   }

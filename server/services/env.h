@@ -35,6 +35,10 @@ struct Env {
   // True until the models asked for at start are loaded: an unknown name may then still appear, so
   // it is UNAVAILABLE rather than NOT_FOUND.
   std::atomic<bool> starting{false};
+  // Health: SERVING was asked for, and there is a model that can be served.
+  std::atomic<bool> serving{false};
+  std::atomic<bool> able{true};
+  bool ready() const { return serving.load() && able.load(); }
 };
 
 }  // namespace awqd::services

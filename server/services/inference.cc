@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/services/dequantize_flow.h"
 #include "server/services/product_flow.h"
+#include "server/services/request_stream.h"
 #include "server/services/services.h"
 #include "server/wire/status.h"
 
@@ -32,6 +33,22 @@ void StartDequantize(const Env& env, transport::UnaryCall* call) {
         std::make_unique<ApiCodec<v1::DequantizeRequest, v1::DequantizeResponse>>(),
         std::move(done));
   });
+}
+
+// Answers carry the request's id and come as they are there.
+void StartMatmulStream(const Env& env, transport::StreamCall* call) {
+  StreamProtocol protocol;
+  protocol.make_flow = [&env, call](const grpc::ByteBuffer&, RequestFlow::Done done) {
+    return std::make_shared<MatmulFlow>(env, "QuantizedMatmulStream", call,
+                                        ApiCodecOf<MatmulMethod>(), std::move(done));
+  };
+  protocol.error = [](absl::string_view request_id, const absl::Status& status) {
+    v1::QuantizedMatmulResponse response;
+    response.set_request_id(std::string(request_id));
+    wire::ToProto(status, response.mutable_error());
+    return wire::Encode(response);
+  };
+  StartRequestStream(env, call, std::move(protocol));
 }
 
 }  // namespace

@@ -19,6 +19,14 @@
 #include "server/services/unary.h"
 
 namespace awqd::services {
+
+template <>
+inline constexpr bool kNamesModel<v1::GetModelRequest> = true;
+template <>
+inline constexpr bool kNamesModel<v1::LoadModelRequest> = true;
+template <>
+inline constexpr bool kNamesModel<v1::UnloadModelRequest> = true;
+
 namespace {
 
 // By model::ModelState.

@@ -10,6 +10,7 @@
 #include "kernels/base/status.h"
 #include "server/obs/logging.h"
 #include "server/services/collect.h"
+#include "server/services/oip/service.h"
 #include "server/services/services.h"
 #include "server/wire/status.h"
 
@@ -48,7 +49,8 @@ transport::Options TransportOptions(const Options& options, const engine::Engine
 
 // Whose health is told; "" is the whole server's.
 constexpr std::initializer_list<absl::string_view> kServices = {
-    "", "awqd.v1.QuantizedInference", "awqd.v1.ModelRepository", "awqd.v1.ServerInfo"};
+    "", "awqd.v1.QuantizedInference", "awqd.v1.ModelRepository", "awqd.v1.ServerInfo",
+    "inference.GRPCInferenceService"};
 
 }  // namespace
 
@@ -77,6 +79,7 @@ RpcServer::RpcServer(const Options& options, engine::Engine* engine, model::Mode
 }
 
 void RpcServer::SetAbleToServe(bool able) {
+  env_.able = able;
   for (absl::string_view service : kServices) health_.SetWorking(std::string(service), able);
 }
 
@@ -89,6 +92,7 @@ absl::Status RpcServer::Listen() {
   ServeInference(env_, grpc_.loop());
   ServeModelRepository(env_, grpc_.loop());
   ServeServerInfo(env_, grpc_.loop());
+  oip::Serve(env_, grpc_.loop());
   health_.ServeOn(grpc_.loop());
   if (env_.options.channelz) ServeChannelz(env_, grpc_.loop());
   if (env_.options.reflection) {
@@ -100,12 +104,12 @@ absl::Status RpcServer::Listen() {
 
 obs::Snapshot RpcServer::Snapshot(Plans plans) const {
   obs::Snapshot out = Collect(env_, plans);
-  out.serving = serving_;
+  out.serving = env_.serving;
   return out;
 }
 
 void RpcServer::Shutdown(absl::Duration grace) {
-  serving_ = false;
+  env_.serving = false;
   health_.Stop();
   grpc_.Shutdown(absl::Now() + grace);
   parsings_.Stop();

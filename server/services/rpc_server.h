@@ -36,7 +36,7 @@ class RpcServer {
 
   // Every service's health.
   void SetServing(bool serving) {
-    serving_ = serving;
+    env_.serving = serving;
     health_.SetServing(serving);
   }
   // Whether they can be SERVING where SetServing says so: false when no model can be served.
@@ -69,7 +69,6 @@ class RpcServer {
   RpcServer(const Options& options, engine::Engine* engine, model::ModelStore* models);
   absl::Status Listen();
 
-  std::atomic<bool> serving_{false};
   transport::ByteBudget in_flight_;
   Worker loads_;
   Worker lists_{"lists of models", 1, 64};

@@ -25,7 +25,6 @@ void ServeChannelz(const Env& env, transport::CallLoop* loop);
 
 // The calls of the inference service that have a file of their own. They own themselves until gRPC
 // is done with them.
-void StartMatmulStream(const Env& env, transport::StreamCall* call);
 void StartDequantizeStream(const Env& env, transport::WriteCall* call);
 void StartQuantizeKv(const Env& env, transport::UnaryCall* call);
 void StartDequantizeKv(const Env& env, transport::UnaryCall* call);

@@ -21,11 +21,14 @@ inline void Reply(transport::UnaryCall* call, const absl::Status& status,
   status.ok() ? call->Answer(wire::Encode(message)) : call->Finish(wire::ToGrpc(status));
 }
 
-// The name in a request is a model's, and checked before anything else.
+// Whether `name` of a request is a model's, which is then checked before anything else.
+template <typename Request>
+inline constexpr bool kNamesModel = false;
+
 template <typename Request>
 absl::Status ParseNamed(transport::UnaryCall* call, Request* request) {
   AWQD_RETURN_IF_ERROR(wire::Parse(call->request(), request));
-  if constexpr (requires { request->name(); }) return wire::CheckName(request->name());
+  if constexpr (kNamesModel<Request>) return wire::CheckName(request->name());
   return absl::OkStatus();
 }
 

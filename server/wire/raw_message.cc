@@ -27,6 +27,16 @@ constexpr uint32_t kLengthDelimited = 2;
 
 uint32_t Tag(int field) { return static_cast<uint32_t>(field) << 3 | kLengthDelimited; }
 
+// Tag and length of a field of so many bytes.
+size_t HeadOf(int field, size_t bytes) {
+  return CodedOutputStream::VarintSize32(Tag(field)) +
+         CodedOutputStream::VarintSize32(static_cast<uint32_t>(bytes));
+}
+uint8_t* WriteHead(int field, size_t bytes, uint8_t* next) {
+  next = CodedOutputStream::WriteVarint32ToArray(Tag(field), next);
+  return CodedOutputStream::WriteVarint32ToArray(static_cast<uint32_t>(bytes), next);
+}
+
 void DropPayload(void* payload) { delete static_cast<engine::Payload*>(payload); }
 
 // A slice that shares the payload's memory.
@@ -106,6 +116,31 @@ grpc::ByteBuffer Encode(const google::protobuf::MessageLite& message) {
   return grpc::ByteBuffer(&slice, 1);
 }
 
+grpc::ByteBuffer EncodeInside(const Envelope& envelope, const google::protobuf::MessageLite& inner,
+                              int raw_field, const engine::Payload* raw,
+                              engine::StagingPool* staging) {
+  const auto raw_size = raw != nullptr ? static_cast<uint32_t>(raw->size()) : 0;
+  size_t inner_size = inner.ByteSizeLong();
+  if (raw != nullptr) inner_size += HeadOf(raw_field, raw_size) + raw_size;
+  size_t head_size = inner_size - raw_size;
+  if (envelope.message != nullptr) head_size += envelope.message->ByteSizeLong();
+  if (envelope.field != 0) head_size += HeadOf(envelope.field, inner_size);
+  const bool in_place = raw_size >= kSendInPlaceBytes;
+  grpc::Slice head = NewSlice(head_size + (in_place ? 0 : raw_size));
+  uint8_t* next = Writable(head);
+  if (envelope.message != nullptr) next = envelope.message->SerializeWithCachedSizesToArray(next);
+  if (envelope.field != 0) next = WriteHead(envelope.field, inner_size, next);
+  next = inner.SerializeWithCachedSizesToArray(next);
+  if (raw != nullptr) next = WriteHead(raw_field, raw_size, next);
+  if (in_place) {
+    const grpc::Slice slices[] = {head, SliceOf(*raw)};
+    return grpc::ByteBuffer(slices, 2);
+  }
+  if (raw_size > 0) std::memcpy(next, raw->data(), raw_size);
+  staging->CountCopy(raw_size);
+  return grpc::ByteBuffer(&head, 1);
+}
+
 grpc::ByteBuffer Encode(const google::protobuf::MessageLite& message, int field,
                         const Answer& answer, engine::StagingPool* staging) {
   v1::Tensor tensor;
@@ -114,33 +149,8 @@ grpc::ByteBuffer Encode(const google::protobuf::MessageLite& message, int field,
     *tensor.mutable_shared_memory() = *answer.written;
     tensor.mutable_shared_memory()->set_size(answer.result.size());
   }
-  const bool has_raw = answer.encoding != v1::VALUES && answer.written == nullptr;
-  const auto raw_size = has_raw ? static_cast<uint32_t>(answer.result.size()) : 0;
-  const uint32_t raw_tag = Tag(v1::Tensor::kRawFieldNumber);
-  const size_t raw_head =
-      has_raw ? CodedOutputStream::VarintSize32(raw_tag) + CodedOutputStream::VarintSize32(raw_size)
-              : 0;
-  const size_t tensor_size = tensor.ByteSizeLong() + raw_head + raw_size;
-  const size_t head_size = message.ByteSizeLong() + CodedOutputStream::VarintSize32(Tag(field)) +
-                           CodedOutputStream::VarintSize32(static_cast<uint32_t>(tensor_size)) +
-                           tensor_size - raw_size;
-  const bool in_place = raw_size >= kSendInPlaceBytes;
-  grpc::Slice head = NewSlice(head_size + (in_place ? 0 : raw_size));
-  uint8_t* next = message.SerializeWithCachedSizesToArray(Writable(head));
-  next = CodedOutputStream::WriteVarint32ToArray(Tag(field), next);
-  next = CodedOutputStream::WriteVarint32ToArray(static_cast<uint32_t>(tensor_size), next);
-  next = tensor.SerializeWithCachedSizesToArray(next);
-  if (has_raw) {
-    next = CodedOutputStream::WriteVarint32ToArray(raw_tag, next);
-    next = CodedOutputStream::WriteVarint32ToArray(raw_size, next);
-  }
-  if (in_place) {
-    const grpc::Slice slices[] = {head, SliceOf(answer.result)};
-    return grpc::ByteBuffer(slices, 2);
-  }
-  if (raw_size > 0) std::memcpy(next, answer.result.data(), raw_size);
-  staging->CountCopy(raw_size);
-  return grpc::ByteBuffer(&head, 1);
+  return EncodeInside({&message, field}, tensor, v1::Tensor::kRawFieldNumber,
+                      answer.is_raw() ? &answer.result : nullptr, staging);
 }
 
 void FillExecution(const engine::ExecutionReport& report, v1::Execution* out) {

@@ -68,10 +68,27 @@ struct Answer {
   v1::Encoding encoding = v1::RAW;
   // Where the result was written to, so that it is not sent; null: it is.
   const v1::SharedMemory* written = nullptr;
+
+  // Whether the bytes are sent as they are.
+  bool is_raw() const { return encoding != v1::VALUES && written == nullptr; }
 };
 
+// What is around a message: `message`, which may be null, and then, unless `field` is 0, that field
+// with the message in it.
+struct Envelope {
+  const google::protobuf::MessageLite* message = nullptr;
+  int field = 0;
+};
+
+// `inner` on the wire, with the bytes of `raw`, unless that is null, as its last field `raw_field`,
+// which `inner` leaves unset. A large payload is kept until gRPC has sent it; copies are counted in
+// `staging`.
+grpc::ByteBuffer EncodeInside(const Envelope& envelope, const google::protobuf::MessageLite& inner,
+                              int raw_field, const engine::Payload* raw,
+                              engine::StagingPool* staging);
+
 // `message` on the wire, with the answer as its tensor field `field`, which `message` leaves unset.
-// A large raw payload is kept until gRPC has sent it; copies are counted in `staging`.
+// Copies and large payloads as above.
 grpc::ByteBuffer Encode(const google::protobuf::MessageLite& message, int field,
                         const Answer& answer, engine::StagingPool* staging);
 

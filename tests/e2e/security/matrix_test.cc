@@ -44,6 +44,12 @@ const std::map<std::string, std::string>& Matrix() {
       {"grpc.channelz.v1.Channelz/GetChannel", "admin"},
       {"grpc.channelz.v1.Channelz/GetSubchannel", "admin"},
       {"grpc.channelz.v1.Channelz/GetSocket", "admin"},
+      {"inference.GRPCInferenceService/ServerLive", kOpen},
+      {"inference.GRPCInferenceService/ServerReady", kOpen},
+      {"inference.GRPCInferenceService/ModelReady", "read"},
+      {"inference.GRPCInferenceService/ServerMetadata", "read"},
+      {"inference.GRPCInferenceService/ModelMetadata", "read"},
+      {"inference.GRPCInferenceService/ModelInfer", "infer"},
       {"grpc.health.v1.Health/Check", kOpen},
       {"grpc.health.v1.Health/Watch", kOpen},
   };

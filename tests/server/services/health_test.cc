@@ -34,7 +34,7 @@ class HealthTest : public RpcTest {
 };
 
 const char* const kServices[] = {"", "awqd.v1.QuantizedInference", "awqd.v1.ModelRepository",
-                                 "awqd.v1.ServerInfo"};
+                                 "awqd.v1.ServerInfo", "inference.GRPCInferenceService"};
 
 TEST_F(HealthTest, EveryServiceServesOnlyWhenReady) {
   for (const char* service : kServices) {

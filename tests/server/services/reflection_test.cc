@@ -44,6 +44,7 @@ TEST_F(ReflectionTest, ListsEveryServiceInBothPackages) {
     EXPECT_THAT(ServicesByReflection(channel_, method),
                 UnorderedElementsAre("awqd.v1.QuantizedInference", "awqd.v1.ModelRepository",
                                      "awqd.v1.ServerInfo", "grpc.health.v1.Health",
+                                     "inference.GRPCInferenceService",
                                      "grpc.reflection.v1.ServerReflection",
                                      "grpc.reflection.v1alpha.ServerReflection"));
   }

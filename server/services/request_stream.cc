@@ -1,8 +1,10 @@
-// QuantizedMatmulStream: many flows on one stream, answered in completion order.
+// Reads requests, keeps their flows, writes their answers.
 //
 // Memory is bounded by not reading: an item counts, with the answer that it will have, from its
 // read until its answer was written, so a client that does not read its answers stops being read as
 // well.
+#include "server/services/request_stream.h"
+
 #include <algorithm>
 #include <deque>
 #include <memory>
@@ -12,17 +14,16 @@
 
 #include "absl/base/thread_annotations.h"
 #include "kernels/base/mutex.h"
-#include "server/services/product_flow.h"
-#include "server/services/services.h"
 #include "server/wire/status.h"
 
 namespace awqd::services {
 namespace {
 
-class MatmulStream final : public transport::Reactor,
-                           public std::enable_shared_from_this<MatmulStream> {
+class RequestStream final : public transport::Reactor,
+                            public std::enable_shared_from_this<RequestStream> {
  public:
-  MatmulStream(const Env& env, transport::StreamCall* call) : env_(env), call_(call) {}
+  RequestStream(const Env& env, transport::StreamCall* call, StreamProtocol protocol)
+      : env_(env), call_(call), protocol_(std::move(protocol)) {}
 
   // Answers come on threads that gRPC does not know, so the stream is shared between gRPC (until
   // OnDone) and the answers that are still to come.
@@ -70,7 +71,7 @@ class MatmulStream final : public transport::Reactor,
   }
 
   void OnCancel() override {
-    std::vector<std::shared_ptr<MatmulFlow>> flows;
+    std::vector<std::shared_ptr<RequestFlow>> flows;
     {
       MutexLock lock(&mu_);
       cancelled_ = true;
@@ -82,7 +83,7 @@ class MatmulStream final : public transport::Reactor,
     FinishIfIdle();
   }
 
-  void OnDone() override { const std::shared_ptr<MatmulStream> last = std::move(self_); }
+  void OnDone() override { const std::shared_ptr<RequestStream> last = std::move(self_); }
 
  private:
   // Nothing more is read; what was is answered, then the stream ends.
@@ -96,7 +97,7 @@ class MatmulStream final : public transport::Reactor,
   struct Item {
     grpc::ByteBuffer message;
     grpc::ByteBuffer answer;
-    std::shared_ptr<MatmulFlow> flow;
+    std::shared_ptr<RequestFlow> flow;
     int64_t bytes = 0;
     bool parsed_elsewhere = false;
     bool answered = false;
@@ -108,31 +109,37 @@ class MatmulStream final : public transport::Reactor,
   // lock, because the answer may come at once.
   ItemPtr Accept() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     ItemPtr item = std::move(next_);
-    item->flow = std::make_shared<MatmulFlow>(
-        env_, "QuantizedMatmulStream", call_, ApiCodecOf<MatmulMethod>(),
+    item->flow = protocol_.make_flow(
+        item->message,
         [self = shared_from_this(), item](const absl::Status& status, grpc::ByteBuffer answer) {
           self->OnAnswer(item, status, std::move(answer));
         });
     items_.insert(item);
+    if (protocol_.in_order) order_.push_back(item);
     return item;
   }
 
   void OnAnswer(const ItemPtr& item, const absl::Status& status, grpc::ByteBuffer answer) {
     if (!status.ok()) {
-      v1::QuantizedMatmulResponse response;
-      response.set_request_id(std::string(item->flow->request_id()));
-      wire::ToProto(status, response.mutable_error());
-      answer = wire::Encode(response);
+      answer = protocol_.error(item->flow->request_id(), status);
     }
     MutexLock lock(&mu_);
     item->answer.Swap(&answer);
     item->answered = true;
     item->parsed_elsewhere = false;
     Recount(*item);
-    answers_.push_back(item);
+    Queue(item);
     WriteNext();
     ReadMore();  // an answer may hold less than its request did
     FinishIfIdle();
+  }
+
+  // An answered item leaves at once, or once all before it are answered.
+  void Queue(const ItemPtr& item) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    if (!protocol_.in_order) return answers_.push_back(item);
+    for (; !order_.empty() && order_.front()->answered; order_.pop_front()) {
+      answers_.push_back(std::move(order_.front()));
+    }
   }
 
   // What the item holds changes when its flow has started, and when it has ended.
@@ -188,10 +195,12 @@ class MatmulStream final : public transport::Reactor,
 
   const Env& env_;
   transport::StreamCall* const call_;
-  std::shared_ptr<MatmulStream> self_;  // gRPC's share
+  const StreamProtocol protocol_;
+  std::shared_ptr<RequestStream> self_;  // gRPC's share
   Mutex mu_;
   ItemPtr next_ ABSL_GUARDED_BY(mu_);                 // the message being read
   std::set<ItemPtr> items_ ABSL_GUARDED_BY(mu_);      // read and not yet answered
+  std::deque<ItemPtr> order_ ABSL_GUARDED_BY(mu_);    // of items_ whose answers wait for their turn
   std::deque<ItemPtr> answers_ ABSL_GUARDED_BY(mu_);  // the first one is being written
   int64_t bytes_ ABSL_GUARDED_BY(mu_) = 0;            // of items_
   bool reading_ ABSL_GUARDED_BY(mu_) = false;
@@ -205,8 +214,8 @@ class MatmulStream final : public transport::Reactor,
 
 }  // namespace
 
-void StartMatmulStream(const Env& env, transport::StreamCall* call) {
-  const auto stream = std::make_shared<MatmulStream>(env, call);
+void StartRequestStream(const Env& env, transport::StreamCall* call, StreamProtocol protocol) {
+  const auto stream = std::make_shared<RequestStream>(env, call, std::move(protocol));
   call->SetReactor(stream.get());
   // Without memory from here on the call would be left to a stream that is gone: the process ends.
   const auto start = [&]() noexcept { stream->Start(); };

@@ -1,0 +1,53 @@
+// Which flow a request is for: known from the name of its model, which is looked at before the
+// message is admitted and parsed.
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/inlined_vector.h"
+#include "server/services/dequantize_flow.h"
+#include "server/services/oip/oip_codec.h"
+#include "server/services/product_flow.h"
+
+namespace awqd::services::oip {
+namespace {
+
+// The message keeps its bytes.
+std::string PeekModelName(const grpc::ByteBuffer& message) {
+  std::vector<grpc::Slice> slices;
+  if (!message.Valid() || !message.Dump(&slices).ok()) return "";
+  absl::InlinedVector<absl::string_view, 4> pieces;
+  for (const grpc::Slice& slice : slices) {
+    pieces.emplace_back(reinterpret_cast<const char*>(slice.begin()), slice.size());
+  }
+  return wire::oip::PeekModelName(pieces);
+}
+
+}  // namespace
+
+std::shared_ptr<RequestFlow> MakeFlow(const Env& env, absl::string_view method,
+                                      transport::ServerCall* call, const grpc::ByteBuffer& message,
+                                      wire::oip::Frame frame, RequestFlow::Done done) {
+  const auto product = [&](auto what) -> std::shared_ptr<RequestFlow> {
+    using Method = decltype(what);
+    auto codec = std::make_unique<OipCodec<typename Method::Request>>(env, frame);
+    return std::make_shared<ProductFlow<Method>>(env, method, call, std::move(codec),
+                                                 std::move(done));
+  };
+  switch (wire::oip::SplitName(PeekModelName(message)).kind) {
+    case wire::oip::Kind::kStack:
+      return product(GroupedMatmulMethod());
+    case wire::oip::Kind::kMlp:
+      return product(GatedMlpMethod());
+    case wire::oip::Kind::kDequantize:
+      return std::make_shared<DequantizeFlow>(
+          env, method, call, std::make_unique<OipCodec<v1::DequantizeRequest>>(env, frame),
+          std::move(done));
+    case wire::oip::Kind::kProduct:
+      break;
+  }
+  return product(MatmulMethod());
+}
+
+}  // namespace awqd::services::oip

@@ -1,0 +1,43 @@
+// ModelInferRequest -> the requests of awqd.v1, which every check is made of.
+#pragma once
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "awqd/v1/inference.pb.h"
+#include "server/wire/matmul_wire.h"
+#include "server/wire/oip/name.h"
+#include "server/wire/oip/parameters.h"
+
+namespace awqd::wire::oip {
+
+// What of a request its answer repeats. Bounded, because the answer may wait for long.
+struct Echo {
+  std::string model_name;
+  std::string model_version;  // as the request has it
+  Kind kind = Kind::kProduct;
+  RegionRange output;      // where the answer goes; no region: into the message
+  bool execution = false;  // the answer says what ran
+};
+
+// "w" of a weight that is dequantised, "y" of all products.
+absl::string_view OutputName(Kind kind);
+
+// Each of a message that Sift let through, for a model of that kind. The request is then what a
+// client of awqd.v1 would have sent, and not checked any further; a range of shared memory has the
+// name of a region. INVALID_ARGUMENT names the field of this protocol.
+absl::Status Decode(Pieces pieces, ProductMessage<v1::QuantizedMatmulRequest>* out, Echo* echo);
+absl::Status Decode(Pieces pieces, ProductMessage<v1::GroupedQuantizedMatmulRequest>* out,
+                    Echo* echo);
+absl::Status Decode(Pieces pieces, ProductMessage<v1::GatedMlpRequest>* out, Echo* echo);
+absl::Status Decode(Pieces pieces, ProductMessage<v1::DequantizeRequest>* out, Echo* echo);
+
+// The name of a model in a message that was not parsed yet; empty when there is none that is plain.
+std::string PeekModelName(Pieces pieces);
+std::string PeekId(Pieces pieces);
+
+// An error about a field of the requests above, in the words of this protocol:
+// "activations.shape: ..." -> "inputs[x].shape: ...".
+absl::Status Spelled(const absl::Status& status);
+
+}  // namespace awqd::wire::oip

@@ -1,0 +1,204 @@
+// Raw contents are taken in the order of the inputs that are not in shared memory.
+#include "server/wire/oip/tensors.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "kernels/base/status.h"
+#include "server/obs/logging.h"
+#include "server/wire/oip/parameters.h"
+#include "server/wire/status.h"
+
+namespace awqd::wire::oip {
+namespace {
+
+using inference::InferTensorContents;
+using Input = inference::ModelInferRequest::InferInputTensor;
+
+std::string Quoted(absl::string_view text) {
+  return absl::StrCat("\"", obs::LogText(text, 64), "\"");
+}
+
+std::string FieldOfInput(absl::string_view name) { return absl::StrCat("inputs[", name, "]"); }
+
+bool IsEmpty(const Input& input) {
+  return std::find(input.shape().begin(), input.shape().end(), 0) != input.shape().end();
+}
+
+// The members of InferTensorContents: one of them suits an element type, or none does.
+struct Member {
+  absl::string_view name;
+  int values;
+};
+
+std::vector<Member> MembersOf(const InferTensorContents& contents) {
+  return {{"bool_contents", contents.bool_contents_size()},
+          {"int_contents", contents.int_contents_size()},
+          {"int64_contents", contents.int64_contents_size()},
+          {"uint_contents", contents.uint_contents_size()},
+          {"uint64_contents", contents.uint64_contents_size()},
+          {"fp32_contents", contents.fp32_contents_size()},
+          {"fp64_contents", contents.fp64_contents_size()},
+          {"bytes_contents", contents.bytes_contents_size()}};
+}
+
+absl::string_view MemberFor(v1::DType dtype) {
+  if (dtype == v1::FP32) return "fp32_contents";
+  if (dtype == v1::INT8 || dtype == v1::INT32) return "int_contents";
+  return dtype == v1::UINT8 ? "uint_contents" : "";
+}
+
+absl::Status TakeTyped(const Input& input, v1::Tensor* tensor) {
+  const absl::string_view wanted = MemberFor(tensor->dtype());
+  const std::string field = absl::StrCat(FieldOfInput(input.name()), ".contents");
+  for (const Member& member : MembersOf(input.contents())) {
+    if (member.values == 0 || member.name == wanted) continue;
+    return FieldError(
+        field, absl::StrCat(member.name, " for ", input.datatype()),
+        wanted.empty() ? absl::StrCat("raw_input_contents: no contents are of ", input.datatype())
+                       : absl::StrCat(wanted, ", or raw_input_contents"));
+  }
+  const InferTensorContents& contents = input.contents();
+  if (wanted == "fp32_contents") {
+    *tensor->mutable_floats()->mutable_values() = contents.fp32_contents();
+  } else if (wanted == "int_contents") {
+    tensor->mutable_ints()->mutable_values()->Add(contents.int_contents().begin(),
+                                                  contents.int_contents().end());
+  } else if (wanted == "uint_contents") {
+    tensor->mutable_ints()->mutable_values()->Add(contents.uint_contents().begin(),
+                                                  contents.uint_contents().end());
+  }
+  return absl::OkStatus();
+}
+
+class Taker {
+ public:
+  Taker(InferMessage* message, Pieces pieces) : message_(*message), pieces_(pieces) {}
+
+  absl::StatusOr<Inputs> Take(absl::Span<const Slot> slots) {
+    AWQD_RETURN_IF_ERROR(CheckSlots(slots));
+    for (const Input& input : message_.request.inputs()) {
+      const auto* const slot = std::find_if(slots.begin(), slots.end(),
+                                            [&](const Slot& s) { return s.name == input.name(); });
+      AWQD_RETURN_IF_ERROR(TakeOne(input, *slot));
+    }
+    if (raws_ == 0 || next_raw_ == raws_) return std::move(taken_);
+    return FieldError("raw_input_contents", absl::StrCat(raws_),
+                      absl::StrCat(next_raw_, ", one for each input outside shared memory"));
+  }
+
+ private:
+  // Each input has a slot, and a slot of its own.
+  absl::Status CheckSlots(absl::Span<const Slot> slots) const {
+    const auto& inputs = message_.request.inputs();
+    for (int i = 0; i < inputs.size(); ++i) {
+      const std::string& name = inputs[i].name();
+      const std::string field = absl::StrCat("inputs[", i, "].name");
+      if (std::none_of(slots.begin(), slots.end(),
+                       [&](const Slot& slot) { return slot.name == name; })) {
+        return FieldError(field, Quoted(name), NamesOf(slots));
+      }
+      const auto before = inputs.begin() + i;
+      if (std::any_of(inputs.begin(), before,
+                      [&](const Input& other) { return other.name() == name; })) {
+        return FieldError(field, absl::StrCat(Quoted(name), " again"), "each input once");
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  static std::string NamesOf(absl::Span<const Slot> slots) {
+    if (slots.empty()) return "no input";
+    return absl::StrJoin(slots, " or ", [](std::string* out, const Slot& slot) {
+      absl::StrAppend(out, "\"", slot.name, "\"");
+    });
+  }
+
+  absl::Status TakeOne(const Input& input, const Slot& slot) {
+    v1::Tensor* const tensor = slot.tensor;
+    const std::string& datatype = input.datatype();
+    v1::DType dtype = v1::DTYPE_UNSPECIFIED;
+    if (!v1::DType_Parse(datatype, &dtype) || dtype == v1::DTYPE_UNSPECIFIED) {
+      return FieldError(absl::StrCat(FieldOfInput(slot.name), ".datatype"), Quoted(datatype),
+                        "FP16, BF16, FP32, INT8, UINT8 or INT32");
+    }
+    tensor->set_dtype(dtype);
+    *tensor->mutable_shape() = input.shape();
+    RegionRange range;
+    AWQD_RETURN_IF_ERROR(ReadRegionRange(input.parameters(), FieldOfInput(slot.name), &range));
+    if (!range.region.empty()) return TakeShared(input, slot, range);
+    if (raws_ > 0) return TakeRaw(input, slot);
+    if (input.has_contents()) {
+      taken_.typed |= slot.payload;
+      return TakeTyped(input, tensor);
+    }
+    if (IsEmpty(input)) {
+      tensor->set_raw("");
+      return absl::OkStatus();
+    }
+    const absl::string_view member = MemberFor(dtype);
+    return FieldError(
+        absl::StrCat(FieldOfInput(slot.name), ".contents"), "nothing",
+        absl::StrCat(member, member.empty() ? "" : ", or ", "an entry of raw_input_contents"));
+  }
+
+  absl::Status TakeShared(const Input& input, const Slot& slot, const RegionRange& range) {
+    if (input.has_contents()) return Beside(slot, "shared memory");
+    v1::SharedMemory* const shared = slot.tensor->mutable_shared_memory();
+    shared->set_name(range.region);
+    shared->set_offset(range.offset);
+    shared->set_size(range.size);
+    return absl::OkStatus();
+  }
+
+  absl::Status TakeRaw(const Input& input, const Slot& slot) {
+    if (input.has_contents()) return Beside(slot, "raw_input_contents");
+    const int i = next_raw_++;
+    if (i >= raws_) {
+      return FieldError("raw_input_contents", absl::StrCat(raws_),
+                        "one for each input outside shared memory");
+    }
+    std::string* const raw = slot.tensor->mutable_raw();
+    if (message_.raw.empty()) {
+      *raw = std::move(*message_.request.mutable_raw_input_contents(i));
+    } else if (slot.payload) {
+      taken_.cut = message_.raw[i];
+    } else {
+      raw->resize(message_.raw[i].size);
+      CopyRange(pieces_, message_.raw[i], raw->data());
+      taken_.copied_bytes += message_.raw[i].size;
+    }
+    return absl::OkStatus();
+  }
+
+  static absl::Status Beside(const Slot& slot, absl::string_view other) {
+    return FieldError(absl::StrCat(FieldOfInput(slot.name), ".contents"), "contents",
+                      absl::StrCat("none beside ", other));
+  }
+
+  InferMessage& message_;
+  const Pieces pieces_;
+  const int raws_ = message_.request.raw_input_contents_size();
+  int next_raw_ = 0;
+  Inputs taken_;
+};
+
+}  // namespace
+
+bool ParseInfer(Pieces pieces, InferMessage* out) {
+  static_assert(int{inference::ModelInferRequest::kRawInputContentsFieldNumber} ==
+                kRawInputs.field);
+  return ParseCutting(pieces, kRawInputs, &out->request, &out->raw);
+}
+
+absl::StatusOr<Inputs> TakeInputs(InferMessage* message, Pieces pieces,
+                                  absl::Span<const Slot> slots) {
+  return Taker(message, pieces).Take(slots);
+}
+
+}  // namespace awqd::wire::oip

@@ -1,0 +1,275 @@
+// The decoder of the inference protocol: every rule of inputs, parameters and outputs, in pieces as
+// gRPC has them.
+#include <cstring>
+#include <functional>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "inference/grpc_service.pb.h"
+#include "server/wire/oip/decode.h"
+#include "server/wire/oip/tensors.h"
+#include "server/wire/status.h"
+#include "tests/server/wire/wire_check.h"
+
+namespace awqd::wire::oip {
+namespace {
+
+using inference::ModelInferRequest;
+using ::testing::HasSubstr;
+
+ModelInferRequest::InferInputTensor* AddInput(ModelInferRequest* request, const std::string& name,
+                                              const std::string& datatype,
+                                              std::initializer_list<int64_t> shape) {
+  auto* input = request->add_inputs();
+  input->set_name(name);
+  input->set_datatype(datatype);
+  for (const int64_t dim : shape) input->add_shape(dim);
+  return input;
+}
+
+ModelInferRequest Good() {
+  ModelInferRequest request;
+  request.set_model_name("m/a.b");
+  AddInput(&request, "x", "BF16", {2, 4});
+  request.add_raw_input_contents("0123456789abcdef");
+  return request;
+}
+
+// What a request became, and where.
+template <typename Request>
+struct Decoded {
+  absl::Status status;
+  ProductMessage<Request> message;
+  Echo echo;
+  std::string payload;  // of the activations, wherever they are
+};
+
+template <typename Request = v1::QuantizedMatmulRequest>
+Decoded<Request> DecodeOf(const ModelInferRequest& from, uint32_t seed = 3) {
+  const std::string bytes = from.SerializeAsString();
+  const std::vector<absl::string_view> pieces = InPieces(bytes, seed);
+  Decoded<Request> out;
+  out.status = Decode(pieces, &out.message, &out.echo);
+  if (out.message.cut) {
+    out.payload.resize(out.message.cut->size);
+    CopyRange(pieces, *out.message.cut, out.payload.data());
+  }
+  return out;
+}
+
+void ExpectError(const ModelInferRequest& request, const std::string& field,
+                 const std::string& message) {
+  const auto decoded = DecodeOf(request);
+  EXPECT_EQ(decoded.status.code(), absl::StatusCode::kInvalidArgument) << message;
+  EXPECT_EQ(FieldOf(decoded.status), field);
+  EXPECT_THAT(std::string(decoded.status.message()), HasSubstr(field + ": got " + message));
+}
+
+TEST(OipWire, ThePayloadStaysInItsPieces) {
+  for (uint32_t seed = 0; seed < 50; ++seed) {
+    const auto decoded = DecodeOf(Good(), seed);
+    ASSERT_TRUE(decoded.status.ok()) << decoded.status;
+    EXPECT_EQ(decoded.payload, "0123456789abcdef");
+    const v1::QuantizedMatmulRequest& request = decoded.message.request;
+    EXPECT_EQ(request.weight().model(), "m");
+    EXPECT_EQ(request.weight().weight(), "a.b");
+    EXPECT_EQ(request.activations().dtype(), v1::BF16);
+    EXPECT_EQ(request.activations().shape_size(), 2);
+    EXPECT_TRUE(request.activations().has_raw());
+    EXPECT_FALSE(request.has_bias());
+    EXPECT_EQ(request.output_encoding(), v1::RAW);
+  }
+}
+
+TEST(OipWire, TheSieveDoesNotCountThePayload) {
+  ModelInferRequest request = Good();
+  request.set_raw_input_contents(0, std::string(1 << 20, 'x'));
+  const std::string bytes = request.SerializeAsString();
+  const absl::string_view piece = bytes;
+  EXPECT_LT(Sift({&piece, 1}, *ModelInferRequest::descriptor(), kRawInputs).parsed_bytes, 1000);
+  EXPECT_GE(Sift({&piece, 1}, *ModelInferRequest::descriptor()).parsed_bytes, 1 << 20);
+}
+
+TEST(OipWire, TypedContentsMayBeAsManyAsAPayload) {
+  ModelInferRequest request = Good();
+  request.clear_raw_input_contents();
+  request.mutable_inputs(0)->set_datatype("INT8");
+  request.mutable_inputs(0)->mutable_contents()->mutable_int_contents()->Resize(100000, 1);
+  const std::string bytes = request.SerializeAsString();
+  const absl::string_view piece = bytes;
+  const Sifted sifted = Sift({&piece, 1}, *ModelInferRequest::descriptor(), kRawInputs);
+  EXPECT_TRUE(sifted.passes);
+  EXPECT_GE(sifted.parsed_bytes, 100000 * 4);
+}
+
+TEST(OipWire, OtherInputsAreCopiedInTheirOrder) {
+  ModelInferRequest request = Good();
+  request.set_model_name("m/e.*.up");
+  AddInput(&request, "router_weights", "FP32", {2, 1});
+  AddInput(&request, "ids", "INT32", {2, 1});
+  request.add_raw_input_contents("wwwwWWWW");
+  request.add_raw_input_contents("iiiiIIII");
+  const auto decoded = DecodeOf<v1::GroupedQuantizedMatmulRequest>(request);
+  ASSERT_TRUE(decoded.status.ok()) << decoded.status;
+  EXPECT_EQ(decoded.payload, "0123456789abcdef");
+  EXPECT_EQ(decoded.message.request.router_weights().raw(), "wwwwWWWW");
+  EXPECT_EQ(decoded.message.request.expert_ids().raw(), "iiiiIIII");
+  EXPECT_EQ(decoded.message.copied_bytes, 16);
+}
+
+TEST(OipWire, AnInputInSharedMemoryTakesNoRawEntry) {
+  ModelInferRequest request = Good();
+  AddInput(&request, "bias", "FP32", {2});
+  request.mutable_inputs()->SwapElements(0, 1);
+  auto* x = request.mutable_inputs(1);
+  ASSERT_EQ(x->name(), "x");
+  (*x->mutable_parameters())["shared_memory_region"].set_string_param("r");
+  (*x->mutable_parameters())["shared_memory_byte_size"].set_int64_param(16);
+  (*x->mutable_parameters())["shared_memory_offset"].set_int64_param(64);
+  request.set_raw_input_contents(0, "biasbias");
+  const auto decoded = DecodeOf(request);
+  ASSERT_TRUE(decoded.status.ok()) << decoded.status;
+  EXPECT_EQ(decoded.message.request.bias().raw(), "biasbias");
+  EXPECT_FALSE(decoded.message.cut.has_value());
+  const v1::SharedMemory& shared = decoded.message.request.activations().shared_memory();
+  EXPECT_EQ(shared.name(), "r");
+  EXPECT_EQ(shared.offset(), 64);
+  EXPECT_EQ(shared.size(), 16);
+}
+
+TEST(OipWire, InputsAreThoseOfTheModel) {
+  ModelInferRequest request = Good();
+  request.mutable_inputs(0)->set_name("X");
+  ExpectError(request, "inputs[0].name",
+              "\"X\", expected \"x\" or \"bias\" or \"activation_scales\"");
+  request = Good();
+  *request.add_inputs() = request.inputs(0);
+  ExpectError(request, "inputs[1].name", "\"x\" again, expected each input once");
+  request = Good();
+  request.mutable_inputs(0)->set_datatype("FP64");
+  ExpectError(request, "inputs[x].datatype", "\"FP64\", expected FP16, BF16");
+}
+
+TEST(OipWire, ContentsAreRawOrTyped) {
+  ModelInferRequest request = Good();
+  request.mutable_inputs(0)->mutable_contents()->add_fp32_contents(1);
+  ExpectError(request, "inputs[x].contents", "contents, expected none beside raw_input_contents");
+  request.clear_raw_input_contents();
+  ExpectError(request, "inputs[x].contents",
+              "fp32_contents for BF16, expected raw_input_contents: no contents are of BF16");
+  request.mutable_inputs(0)->set_datatype("INT8");
+  ExpectError(request, "inputs[x].contents",
+              "fp32_contents for INT8, expected int_contents, or raw_input_contents");
+  request = Good();
+  request.clear_raw_input_contents();
+  ExpectError(request, "inputs[x].contents", "nothing, expected an entry of raw_input_contents");
+  request = Good();
+  request.add_raw_input_contents("more");
+  ExpectError(request, "raw_input_contents",
+              "2, expected 1, one for each input outside shared memory");
+  request = Good();
+  AddInput(&request, "bias", "FP32", {4});
+  ExpectError(request, "raw_input_contents", "1, expected one for each input");
+}
+
+TEST(OipWire, AnEmptyTensorNeedsNoContents) {
+  ModelInferRequest request = Good();
+  request.clear_raw_input_contents();
+  request.mutable_inputs(0)->set_shape(0, 0);
+  const auto decoded = DecodeOf(request);
+  ASSERT_TRUE(decoded.status.ok()) << decoded.status;
+  EXPECT_TRUE(decoded.message.request.activations().has_raw());
+}
+
+TEST(OipWire, ParametersAreKnownAndInRange) {
+  const auto with = [](const char* name,
+                       const std::function<void(inference::InferParameter*)>& set) {
+    ModelInferRequest request = Good();
+    set(&(*request.mutable_parameters())[name]);
+    return request;
+  };
+  ExpectError(with("sequence_id", [](auto* p) { p->set_int64_param(1); }),
+              "parameters[sequence_id]",
+              "1, expected none: the parameters here are priority, timeout");
+  ExpectError(with("priority", [](auto* p) { p->set_int64_param(-1); }), "parameters[priority]",
+              "-1, expected an integer from 0 to 9");
+  ExpectError(with("timeout", [](auto* p) { p->set_uint64_param(~uint64_t{0}); }),
+              "parameters[timeout]", "18446744073709551615, expected an integer of at least 0");
+  ExpectError(with("path", [](auto* p) { p->set_string_param("fast"); }), "parameters[path]",
+              "\"fast\", expected \"AUTO\", \"FUSED\" or \"DEQUANTIZE\"");
+  ExpectError(with("execution", [](auto* p) { p->set_double_param(0.5); }), "parameters[execution]",
+              "0.5, expected true or false");
+  ExpectError(with("row_begin", [](auto* p) { p->set_int64_param(1); }), "parameters[row_begin]",
+              "1, expected none");
+  const auto good =
+      DecodeOf(with("activation_function", [](auto* p) { p->set_string_param("SILU"); }));
+  ASSERT_TRUE(good.status.ok());
+  EXPECT_EQ(good.message.request.activation_function(), v1::SILU);
+  EXPECT_EQ(
+      DecodeOf(with("priority", [](auto* p) { p->set_int64_param(9); })).message.request.priority(),
+      -4);
+  EXPECT_EQ(DecodeOf(with("timeout", [](auto* p) { p->set_int64_param(0); })).message.timeout,
+            absl::InfiniteDuration());
+}
+
+TEST(OipWire, OneOutputOrNone) {
+  ModelInferRequest request = Good();
+  request.add_outputs()->set_name("y");
+  EXPECT_TRUE(DecodeOf(request).status.ok());
+  request.add_outputs()->set_name("y");
+  ExpectError(request, "outputs", "2, expected none or one, \"y\"");
+  request.mutable_outputs()->RemoveLast();
+  auto& parameters = *request.mutable_outputs(0)->mutable_parameters();
+  parameters["shared_memory_region"].set_string_param("r");
+  ExpectError(request, "outputs[0].parameters[shared_memory_byte_size]", "nothing, expected");
+  parameters["shared_memory_byte_size"].set_int64_param(32);
+  const auto decoded = DecodeOf(request);
+  ASSERT_TRUE(decoded.status.ok()) << decoded.status;
+  EXPECT_EQ(decoded.message.request.output_shared_memory().name(), "r");
+  EXPECT_EQ(decoded.echo.output.size, 32);
+  parameters["classification"].set_int64_param(3);
+  ExpectError(request, "outputs[0].parameters[classification]", "3, expected none");
+}
+
+TEST(OipWire, NamesSayWhatIsDone) {
+  const std::pair<const char*, Kind> names[] = {
+      {"m/a.b", Kind::kProduct},       {"m/a.b:dequantize", Kind::kDequantize},
+      {"m/a.*.b", Kind::kStack},       {"m/a.*.b:dequantize", Kind::kDequantize},
+      {"m/mlp:gated_mlp", Kind::kMlp}, {"m/experts.*:gated_mlp", Kind::kMlp}};
+  for (const auto& [name, kind] : names) {
+    const ModelName split = SplitName(name);
+    EXPECT_EQ(split.kind, kind) << name;
+    EXPECT_EQ(JoinName(split.model, split.path, split.kind), name);
+  }
+  EXPECT_EQ(SplitName("m/a/b").path, "a/b");
+  EXPECT_EQ(SplitName("m").path, "");
+}
+
+TEST(OipWire, OnlyFieldsOfOursAreRenamed) {
+  const auto spelled = [](absl::string_view field) {
+    const absl::Status status = Spelled(FieldError(field, "a", "b"));
+    EXPECT_EQ(std::string(status.message()), FieldOf(status) + ": got a, expected b");
+    return FieldOf(status);
+  };
+  EXPECT_EQ(spelled("activations.floats.values[3]"), "inputs[x].contents.fp32_contents[3]");
+  EXPECT_EQ(spelled("activations.raw"), "raw_input_contents[x]");
+  EXPECT_EQ(spelled("expert_ids"), "inputs[ids]");
+  EXPECT_EQ(spelled("activation_scales.shape"), "inputs[activation_scales].shape");
+  EXPECT_EQ(spelled("weight.weight"), "model_name");
+  EXPECT_EQ(spelled("activation_quantization"), "parameters[activation_quantization]");
+  EXPECT_EQ(spelled("output_shared_memory.size"), "outputs[0].parameters[shared_memory_byte_size]");
+  EXPECT_EQ(spelled("activationsx"), "activationsx");
+  EXPECT_TRUE(Spelled(absl::OkStatus()).ok());
+}
+
+TEST(OipWire, WhatIsNoMessageIsNone) {
+  const absl::string_view piece = "\x0a\x05m";
+  ProductMessage<v1::QuantizedMatmulRequest> message;
+  Echo echo;
+  EXPECT_THAT(std::string(Decode({&piece, 1}, &message, &echo).message()),
+              HasSubstr("3 bytes that do not parse, expected a serialized "
+                        "inference.ModelInferRequest"));
+}
+
+}  // namespace
+}  // namespace awqd::wire::oip
