@@ -42,7 +42,7 @@ class Reflection(unittest.TestCase):
     def test_lists_every_service(self):
         services = self.grpcurl(self.address, "list").split()
         for service in ("awqd.v1.QuantizedInference", "awqd.v1.ModelRepository", "awqd.v1.ServerInfo",
-                        "grpc.health.v1.Health"):
+                        "grpc.health.v1.Health", "inference.GRPCInferenceService"):
             self.assertIn(service, services)
 
     def test_describes_services_and_messages(self):
