@@ -178,6 +178,8 @@ void LogEvent(LogLevel level, absl::string_view message, absl::Span<const LogFie
   if (EventLogger()->should_log(Level(level))) Emit(level, message, fields, 0);
 }
 
+bool Logs(LogLevel level) { return EventLogger()->should_log(Level(level)); }
+
 void LogLimited(LogLevel level, absl::string_view message, std::initializer_list<LogField> fields) {
   if (!EventLogger()->should_log(Level(level))) return;
   const LogLimit::Verdict verdict = Limit().Ask(message, absl::Now());

@@ -53,6 +53,9 @@ inline void LogEvent(LogLevel level, absl::string_view message,
   LogEvent(level, message, absl::Span<const LogField>(fields.begin(), fields.size()));
 }
 
+// Whether anything of that level is logged.
+bool Logs(LogLevel level);
+
 // For events that clients cause: at most 100 of the same message a minute. The first one after that
 // says in `left_out` how many were not logged.
 void LogLimited(LogLevel level, absl::string_view message, std::initializer_list<LogField> fields);

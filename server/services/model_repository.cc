@@ -13,9 +13,9 @@
 #include "kernels/layouts/layout.h"
 #include "kernels/plan/plan.h"
 #include "server/model/losses.h"
-#include "server/obs/logging.h"
-#include "server/services/flow.h"
+#include "server/services/loads.h"
 #include "server/services/services.h"
+#include "server/services/sources.h"
 #include "server/services/unary.h"
 
 namespace awqd::services {
@@ -260,32 +260,19 @@ void AnswerGet(const Env& env, transport::UnaryCall* call) {
   if (!accepted.ok()) call->Finish(wire::ToGrpc(accepted));
 }
 
-// Runs `body` on a model, and says in the log how it ended.
-template <typename F>
-absl::Status Logged(absl::string_view what, const std::string& name, F body) {
-  const absl::Status status = wire::ForClient(transport::Guarded(body));
-  obs::LogLimited(status.ok() ? obs::LogLevel::kInfo : obs::LogLevel::kWarning, what,
-                  {{"model", obs::LogText(name)},
-                   {"status", absl::StatusCodeToString(status.code())},
-                   {"error", obs::LogText(status.message(), wire::kMaxErrorBytes)}});
-  return status;
-}
-
 absl::Status Load(const Env& env, const v1::LoadModelRequest& request,
                   v1::LoadModelResponse* response) {
-  return Logged("load model", request.name(), [&]() -> absl::Status {
-    AWQD_ASSIGN_OR_RETURN(const std::shared_ptr<const model::Model> model,
-                          env.models->Load(request.name()));
-    FillSummary(*model, response->mutable_model());
-    response->set_load_ms(model->load_ms);
-    response->set_ignored_tensors(model->ignored_tensors);
-    return absl::OkStatus();
-  });
+  AWQD_ASSIGN_OR_RETURN(const std::shared_ptr<const model::Model> model,
+                        LoadModel(env, request.name()));
+  FillSummary(*model, response->mutable_model());
+  response->set_load_ms(model->load_ms);
+  response->set_ignored_tensors(model->ignored_tensors);
+  return absl::OkStatus();
 }
 
 absl::Status Unload(const Env& env, const v1::UnloadModelRequest& request,
                     v1::UnloadModelResponse*) {
-  return Logged("unload model", request.name(), [&] { return env.models->Unload(request.name()); });
+  return UnloadModel(env, request.name());
 }
 
 }  // namespace

@@ -36,16 +36,24 @@ absl::Status ParseNamed(transport::UnaryCall* call, Request* request) {
 template <typename Request, typename Response>
 using Filler = absl::Status (*)(const Env& env, const Request& request, Response* response);
 
-// Answers where the answer is at hand.
-template <typename Request, typename Response>
-void Answer(const Env& env, transport::UnaryCall* call, Filler<Request, Response> fill) {
+// Answers with what `fill(request, &response)` makes of the request.
+template <typename Request, typename Response, typename Fill>
+void AnswerWith(transport::UnaryCall* call, Fill fill) {
   Response response;
   const absl::Status status = transport::Guarded([&]() -> absl::Status {
     Request request;
     AWQD_RETURN_IF_ERROR(ParseNamed(call, &request));
-    return fill(env, request, &response);
+    return fill(request, &response);
   });
   Reply(call, status, response);
+}
+
+// Answers where the answer is at hand.
+template <typename Request, typename Response>
+void Answer(const Env& env, transport::UnaryCall* call, Filler<Request, Response> fill) {
+  AnswerWith<Request, Response>(call, [&](const Request& request, Response* response) {
+    return fill(env, request, response);
+  });
 }
 
 // The same on `worker`: `fill` may block.

@@ -72,7 +72,7 @@ ROOMS = [
     ("server/transport/", BASE + ["server/obs/", "server/security/"], ["absl", "grpc", "grpc_data"]),
     ("server/wire/", GROUND + ["kernels/formats/format.h", "checkpoint/file.h", "server/engine/", "server/model/", "server/obs/"],
      ["absl", "proto", "grpc_data"]),
-    ("server/services/", FACE + ["kernels/formats/format.h", "checkpoint/file.h", "server/security/roles.h", "server/transport/", "server/wire/", "server/engine/",
+    ("server/services/", FACE + ["kernels/formats/format.h", "checkpoint/expert_path.h", "checkpoint/file.h", "server/security/roles.h", "server/transport/", "server/wire/", "server/engine/",
                                  "server/model/", "server/obs/"], ["absl", "proto", "grpc", "grpc_data"]),
     # The wiring: main, options, server.
     ("server/", ["kernels/", "checkpoint/", "command_line/", "server/"], ["absl", "proto", "grpc", "grpc_data", "spdlog", "cli", "json", "toml"]),

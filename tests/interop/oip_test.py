@@ -1,15 +1,17 @@
 """The inference protocol with a client that is not ours, tritonclient, against our own API on the same server."""
 import pathlib
 import queue
+import secrets
 import tempfile
 import unittest
+from multiprocessing import shared_memory
 
 import ml_dtypes
 import numpy
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from server import Server, awqctl
+from server import ROOT, Server, awqctl
 
 MODEL = "all-MiniLM-L6-v2-awq"
 WEIGHT = "encoder.layer.0.intermediate.dense"
@@ -31,7 +33,7 @@ class Oip(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        cls.server = cls.enterClassContext(Server())
+        cls.server = cls.enterClassContext(Server(f"--model=moe={ROOT}/tests/data/experts/moe", "--model_control=any"))
         cls.client = cls.enterClassContext(triton.InferenceServerClient(cls.server.address))
         cls.random = numpy.random.default_rng(7)
 
@@ -62,8 +64,9 @@ class Oip(unittest.TestCase):
         self.assertTrue(self.client.is_server_live())
         self.assertTrue(self.client.is_server_ready())
         self.assertTrue(self.client.is_model_ready(NAME))
-        self.assertTrue(self.client.is_model_ready(NAME, "1"))
-        self.assertFalse(self.client.is_model_ready(NAME, "2"))
+        version = self.client.get_model_metadata(NAME).versions[0]
+        self.assertTrue(self.client.is_model_ready(NAME, version))
+        self.assertFalse(self.client.is_model_ready(NAME, f"{version}1"))
         self.assertFalse(self.client.is_model_ready(f"{MODEL}/nothing"))
 
     def test_metadata(self):
@@ -125,6 +128,96 @@ class Oip(unittest.TestCase):
         self.refused("INVALID_ARGUMENT", "parameters[priority]: got 10", NAME, [tensor("x", x)], priority=10)
         self.refused("DEADLINE_EXCEEDED", "", NAME, [tensor("x", x)], timeout=1)
 
+    def test_a_stream_answers_in_order_and_survives_errors(self):
+        answers = queue.Queue()
+        sent = [self.x(1 + i % 5) for i in range(20)]
+        self.client.start_stream(callback=lambda result, error: answers.put((result, error)))
+        for i, x in enumerate(sent):
+            self.client.async_stream_infer(f"{MODEL}/nothing" if i == 7 else NAME, [tensor("x", x)], request_id=str(i))
+        w = self.weight()
+        for i, x in enumerate(sent):
+            result, error = answers.get(timeout=30)
+            if i == 7:
+                self.assertIn("NOT_FOUND: ", error.message())
+                continue
+            self.assertIsNone(error)
+            self.assertEqual(result.get_response().id, str(i))
+            self.assert_product(result.as_numpy("y"), x, w)
+        self.client.stop_stream()
+
+    def test_experts(self):
+        stack = "moe.experts.*.up_proj"
+        config = self.client.get_model_config(f"moe/{stack}").config
+        k, n = (int(config.parameters[name].string_value) for name in ("k", "n"))
+        self.assertEqual([(i.name, i.optional) for i in config.input], [("x", False), ("ids", False), ("router_weights", True)])
+        x = self.random.standard_normal((3, k)).astype(numpy.float32)
+        ids = numpy.array([[0, 1], [1, 0], [1, 1]], numpy.int32)
+        rows = self.client.infer(f"moe/{stack}", [tensor("x", x), tensor("ids", ids)]).as_numpy("y")
+        self.assertEqual(rows.shape, (3, 2, n))
+        weights = [self.weight(f"moe/{stack}".replace("*", str(expert))) for expert in (0, 1)]
+        bias = [self.client.infer(f"moe/{stack}".replace("*", str(expert)), [tensor("x", numpy.zeros((1, k), numpy.float32))])
+                .as_numpy("y")[0] for expert in (0, 1)]
+        expected = numpy.array([[x[t] @ weights[e] + bias[e] for e in ids[t]] for t in range(3)])
+        self.assertLess(numpy.linalg.norm(rows - expected) / numpy.linalg.norm(expected), 1e-3)
+        router = self.random.random((3, 2)).astype(numpy.float32)
+        summed = self.client.infer(f"moe/{stack}", [tensor("router_weights", router), tensor("x", x), tensor("ids", ids)])
+        numpy.testing.assert_allclose(summed.as_numpy("y"), (router[..., None] * rows).sum(1), rtol=1e-4, atol=1e-5)
+        self.refused("INVALID_ARGUMENT", "inputs[ids]: got 99 at [0, 0]", f"moe/{stack}",
+                     [tensor("x", x), tensor("ids", numpy.full((3, 2), 99, numpy.int32))])
+
+    def test_a_gated_mlp(self):
+        parts = {name: self.weight(f"moe/mlp.{name}_proj").astype(numpy.float64) for name in ("gate", "up", "down")}
+        x = self.random.standard_normal((4, parts["gate"].shape[0])).astype(numpy.float32)
+        zeros = {name: self.client.infer(f"moe/mlp.{name}_proj", [tensor("x", numpy.zeros((1, part.shape[0]), numpy.float32))])
+                 .as_numpy("y")[0] for name, part in parts.items()}
+        gate = x @ parts["gate"] + zeros["gate"]
+        expected = (gate / (1 + numpy.exp(-gate)) * (x @ parts["up"] + zeros["up"])) @ parts["down"] + zeros["down"]
+        y = self.client.infer("moe/mlp:gated_mlp", [tensor("x", x)], parameters={"activation_function": "SILU"}).as_numpy("y")
+        self.assertLess(numpy.linalg.norm(y - expected) / numpy.linalg.norm(expected), 1e-3)
+        self.refused("INVALID_ARGUMENT", "parameters[activation_function]: got NONE", "moe/mlp:gated_mlp", [tensor("x", x)])
+
+    def test_tensors_in_shared_memory(self):
+        x = self.x(3)
+        y = self.client.infer(NAME, [tensor("x", x)]).as_numpy("y")
+        key = f"awqd-interop-{secrets.token_hex(8)}"
+        memory = shared_memory.SharedMemory(key, create=True, size=65536)
+        self.addCleanup(memory.unlink)
+        self.addCleanup(memory.close)
+        memory.buf[:x.nbytes] = x.tobytes()
+        self.client.register_system_shared_memory("region", f"/{key}", 65536)
+        self.assertEqual(self.client.get_system_shared_memory_status().regions["region"].byte_size, 65536)
+        shared = triton.InferInput("x", x.shape, "FP16")
+        shared.set_shared_memory("region", x.nbytes)
+        output = triton.InferRequestedOutput("y")
+        output.set_shared_memory("region", y.nbytes, 8192)
+        answer = self.client.infer(NAME, [shared], outputs=[output])
+        self.assertEqual(list(answer.get_output("y").shape), list(y.shape))
+        self.assertEqual(bytes(memory.buf[8192:8192 + y.nbytes]), y.tobytes())
+        self.client.unregister_system_shared_memory("region")
+        self.refused("INVALID_ARGUMENT", "inputs[x].parameters[shared_memory_region]", NAME, [shared])
+
+    def test_repository_and_statistics(self):
+        names = {model.name: model.state for model in self.client.get_model_repository_index().models}
+        for name in (MODEL, NAME, "moe/moe.experts.*.up_proj", "moe/moe.experts.*:gated_mlp"):
+            self.assertEqual(names[name], "READY")
+        before = self.client.get_inference_statistics(NAME).model_stats[0]
+        self.client.infer(NAME, [tensor("x", self.x(3))])
+        after = self.client.get_inference_statistics(NAME).model_stats[0]
+        self.assertEqual(after.inference_count - before.inference_count, 3)
+        self.assertEqual(after.inference_stats.success.count - before.inference_stats.success.count, 1)
+        version = int(self.client.get_model_metadata(NAME).versions[0])
+        self.client.unload_model(MODEL)
+        self.assertFalse(self.client.is_model_ready(NAME))
+        self.client.load_model(MODEL)
+        self.assertTrue(self.client.is_model_ready(NAME, str(version + 1)))
+
+    def test_settings_are_told_and_not_changed(self):
+        self.assertEqual(list(self.client.get_trace_settings().settings["trace_level"].value), ["OFF"])
+        self.assertTrue(self.client.get_log_settings().settings["log_error"].bool_param)
+        with self.assertRaises(InferenceServerException) as caught:
+            self.client.update_log_settings({"log_info": False})
+        self.assertIn("settings[log_info]", caught.exception.message())
+
     def test_a_cancelled_request_ends(self):
         ended = queue.Queue()
         call = self.client.async_infer(NAME, [tensor("x", self.x(2000))], callback=lambda result, error: ended.put(error))
@@ -137,7 +230,7 @@ class Oip(unittest.TestCase):
     def test_errors_name_the_field(self):
         x = self.x(2)
         self.refused("NOT_FOUND", "nothing", f"{MODEL}/nothing", [tensor("x", x)])
-        self.refused("NOT_FOUND", "version", NAME, [tensor("x", x)], model_version="2")
+        self.refused("NOT_FOUND", "version", NAME, [tensor("x", x)], model_version="99")
         self.refused("INVALID_ARGUMENT", "inputs[0].name", NAME, [tensor("z", x)])
         self.refused("INVALID_ARGUMENT", "inputs[x].shape", NAME, [tensor("x", x[:, 1:].copy())])
         self.refused("INVALID_ARGUMENT", "outputs[0].name", NAME, [tensor("x", x)], outputs=[triton.InferRequestedOutput("z")])

@@ -26,12 +26,13 @@ std::string PeekModelName(const grpc::ByteBuffer& message) {
 
 }  // namespace
 
-std::shared_ptr<RequestFlow> MakeFlow(const Env& env, absl::string_view method,
+std::shared_ptr<RequestFlow> MakeFlow(Context context, absl::string_view method,
                                       transport::ServerCall* call, const grpc::ByteBuffer& message,
-                                      wire::oip::Frame frame, RequestFlow::Done done) {
+                                      RequestFlow::Done done) {
+  const Env& env = context.env;
   const auto product = [&](auto what) -> std::shared_ptr<RequestFlow> {
     using Method = decltype(what);
-    auto codec = std::make_unique<OipCodec<typename Method::Request>>(env, frame);
+    auto codec = std::make_unique<OipCodec<typename Method::Request>>(std::move(context));
     return std::make_shared<ProductFlow<Method>>(env, method, call, std::move(codec),
                                                  std::move(done));
   };
@@ -42,7 +43,7 @@ std::shared_ptr<RequestFlow> MakeFlow(const Env& env, absl::string_view method,
       return product(GatedMlpMethod());
     case wire::oip::Kind::kDequantize:
       return std::make_shared<DequantizeFlow>(
-          env, method, call, std::make_unique<OipCodec<v1::DequantizeRequest>>(env, frame),
+          env, method, call, std::make_unique<OipCodec<v1::DequantizeRequest>>(std::move(context)),
           std::move(done));
     case wire::oip::Kind::kProduct:
       break;

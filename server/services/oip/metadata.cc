@@ -1,6 +1,8 @@
 // Inputs and outputs of a weight, a stack and an MLP, as one list for all that tell of them.
 #include "server/services/oip/metadata.h"
 
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -8,6 +10,7 @@
 #include "kernels/base/status.h"
 #include "server/services/oip/found.h"
 #include "server/wire/oip/decode.h"
+#include "server/wire/oip/parameters.h"
 
 namespace awqd::services::oip {
 namespace {
@@ -54,6 +57,30 @@ void Fill(const TensorShape& tensor, TensorMetadata* out) {
   out->mutable_shape()->Add(tensor.dims.begin(), tensor.dims.end());
 }
 
+inference::DataType DataTypeOf(const TensorShape& tensor) {
+  inference::DataType type = inference::TYPE_INVALID;
+  inference::DataType_Parse(absl::StrCat("TYPE_", tensor.datatype), &type);
+  return type;
+}
+
+template <typename Tensor>
+void FillConfig(const TensorShape& tensor, Tensor* out) {
+  out->set_name(std::string(tensor.name));
+  out->set_data_type(DataTypeOf(tensor));
+  out->mutable_dims()->Add(tensor.dims.begin(), tensor.dims.end());
+}
+
+void FillFacts(const Found& found, inference::ModelConfig* out) {
+  const std::pair<const char*, std::string> facts[] = {{"k", absl::StrCat(found.k)},
+                                                       {"n", absl::StrCat(found.n)},
+                                                       {"format", found.format},
+                                                       {"scheme", found.scheme},
+                                                       {"device", found.devices}};
+  for (const auto& [name, value] : facts) {
+    (*out->mutable_parameters())[name].set_string_value(value);
+  }
+}
+
 }  // namespace
 
 absl::Status IsModelReady(const Env& env, const inference::ModelReadyRequest& request,
@@ -69,9 +96,13 @@ absl::Status IsModelReady(const Env& env, const inference::ModelReadyRequest& re
 
 absl::Status DescribeServer(const Env& env, const inference::ServerMetadataRequest&,
                             inference::ServerMetadataResponse* response) {
-  (void)env;
   response->set_name(kPlatform);
   response->set_version(AWQD_VERSION);
+  for (const char* extension : {"model_repository", "model_configuration", "statistics",
+                                "binary_tensor_data", "parameters", "trace", "logging"}) {
+    response->add_extensions(extension);
+  }
+  if (!env.shared_memory->prefix().empty()) response->add_extensions("system_shared_memory");
   return absl::OkStatus();
 }
 
@@ -85,6 +116,29 @@ absl::Status DescribeModel(const Env& env, const inference::ModelMetadataRequest
     if (!input.optional) Fill(input, response->add_inputs());
   }
   Fill(OutputOf(found), response->add_outputs());
+  return absl::OkStatus();
+}
+
+absl::Status ConfigureModel(const Env& env, const inference::ModelConfigRequest& request,
+                            inference::ModelConfigResponse* response) {
+  AWQD_ASSIGN_OR_RETURN(const Found found, FindNamed(env, request.name(), request.version()));
+  inference::ModelConfig& config = *response->mutable_config();
+  config.set_name(request.name());
+  config.set_platform(kPlatform);
+  config.set_backend(kPlatform);
+  config.mutable_version_policy()->mutable_latest()->set_num_versions(1);
+  for (const TensorShape& input : InputsOf(found)) {
+    inference::ModelInput* const added = config.add_input();
+    FillConfig(input, added);
+    added->set_optional(input.optional);
+  }
+  FillConfig(OutputOf(found), config.add_output());
+  if (found.name.kind != Kind::kDequantize) {
+    config.mutable_dynamic_batching()->set_priority_levels(wire::oip::kPriorityLevels);
+    config.mutable_dynamic_batching()->set_default_priority_level(wire::oip::kDefaultPriority);
+  }
+  FillFacts(found, &config);
+  config.mutable_model_transaction_policy()->set_decoupled(false);
   return absl::OkStatus();
 }
 

@@ -16,4 +16,7 @@ absl::Status DescribeServer(const Env& env, const inference::ServerMetadataReque
 absl::Status DescribeModel(const Env& env, const inference::ModelMetadataRequest& request,
                            inference::ModelMetadataResponse* response);
 
+absl::Status ConfigureModel(const Env& env, const inference::ModelConfigRequest& request,
+                            inference::ModelConfigResponse* response);
+
 }  // namespace awqd::services::oip

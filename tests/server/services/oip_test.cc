@@ -1,8 +1,7 @@
 // The inference protocol over a fake engine: what a request becomes, its answer, and errors in the
 // protocol's words.
-#include "inference/grpc_service.grpc.pb.h"
+#include "tests/server/services/oip_fixture.h"
 #include "tests/server/services/raw_call.h"
-#include "tests/server/services/rpc_fixture.h"
 
 namespace awqd::services {
 namespace {
@@ -11,48 +10,6 @@ using inference::ModelInferRequest;
 using inference::ModelInferResponse;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-// Of the weight "layer" of "tiny", which is [128, 16].
-ModelInferRequest GoodInfer(int64_t tokens = 2) {
-  ModelInferRequest request;
-  request.set_model_name("tiny/layer");
-  auto* x = request.add_inputs();
-  x->set_name("x");
-  x->set_datatype("FP16");
-  x->add_shape(tokens);
-  x->add_shape(128);
-  request.add_raw_input_contents(std::string(tokens * 256, '\0'));
-  return request;
-}
-
-class OipTest : public RpcTest {
- protected:
-  void SetUp() override {
-    RpcTest::SetUp();
-    oip_ = inference::GRPCInferenceService::NewStub(channel_);
-  }
-
-  grpc::Status Infer(const ModelInferRequest& request, ModelInferResponse* response) {
-    grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
-    return oip_->ModelInfer(&context, request, response);
-  }
-  ModelInferResponse Answered(const ModelInferRequest& request) {
-    ModelInferResponse response;
-    const grpc::Status status = Infer(request, &response);
-    EXPECT_TRUE(status.ok()) << status.error_message();
-    return response;
-  }
-  void ExpectRefused(const ModelInferRequest& request, const std::string& message,
-                     grpc::StatusCode code = grpc::StatusCode::INVALID_ARGUMENT) {
-    ModelInferResponse response;
-    const grpc::Status status = Infer(request, &response);
-    EXPECT_EQ(status.error_code(), code) << message;
-    EXPECT_THAT(status.error_message(), HasSubstr(message));
-  }
-
-  std::unique_ptr<inference::GRPCInferenceService::Stub> oip_;
-};
 
 TEST_F(OipTest, ARequestIsAProductOfTheSameFlow) {
   ModelInferRequest request = GoodInfer(3);

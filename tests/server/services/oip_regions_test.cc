@@ -1,0 +1,160 @@
+// Regions of shared memory of the inference protocol: the table, and requests that name them.
+#include "server/services/oip/regions.h"
+#include "tests/server/services/oip_fixture.h"
+#include "tests/server/services/shared_object.h"
+
+namespace awqd::services {
+namespace {
+
+using oip::Region, oip::Regions;
+using ::testing::HasSubstr;
+
+TEST(RegionsTest, EachOwnerHasItsOwn) {
+  Regions regions;
+  ASSERT_TRUE(regions.Register("ann", {"r", "key-a", 0, 10}).ok());
+  ASSERT_TRUE(regions.Register("bob", {"r", "key-b", 0, 20}).ok());
+  EXPECT_EQ(regions.Register("ann", {"r", "key-c", 0, 10}).code(),
+            absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ((*regions.List("ann", ""))[0].key, "key-a");
+  EXPECT_EQ((*regions.List("bob", "r"))[0].key, "key-b");
+  EXPECT_EQ(regions.List("ann", "q").status().code(), absl::StatusCode::kNotFound);
+  EXPECT_TRUE(regions.List("eve", "")->empty());
+  regions.Unregister("ann", "");
+  EXPECT_TRUE(regions.List("ann", "")->empty());
+  EXPECT_EQ(regions.List("bob", "")->size(), 1u);
+  regions.Unregister("bob", "other");
+  regions.Unregister("bob", "r");
+  EXPECT_TRUE(regions.List("bob", "")->empty());
+}
+
+TEST(RegionsTest, AreBounded) {
+  Regions regions;
+  for (size_t i = 0; i < Regions::kMaxRegions; ++i) {
+    ASSERT_TRUE(regions.Register("ann", {std::to_string(i), "key", 0, 1}).ok());
+  }
+  EXPECT_EQ(regions.Register("ann", {"more", "key", 0, 1}).code(),
+            absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(regions.Register("bob", {"more", "key", 0, 1}).ok());
+  regions.Unregister("ann", "7");
+  EXPECT_TRUE(regions.Register("ann", {"more", "key", 0, 1}).ok());
+  EXPECT_EQ(regions.Register("bob", {"", "key", 0, 1}).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(regions.Register("bob", {std::string(129, 'n'), "key", 0, 1}).code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+TEST(RegionsTest, ARangeLiesWithinItsRegion) {
+  Regions regions;
+  ASSERT_TRUE(regions.Register("", {"r", "key", 100, 50}).ok());
+  const auto resolve = [&](int64_t offset, int64_t size, v1::SharedMemory* range) {
+    range->set_name("r");
+    range->set_offset(offset);
+    range->set_size(size);
+    return regions.Resolve("", "x", range);
+  };
+  v1::SharedMemory range;
+  ASSERT_TRUE(resolve(20, 30, &range).ok());
+  EXPECT_EQ(range.name(), "key");
+  EXPECT_EQ(range.offset(), 120);
+  EXPECT_THAT(std::string(resolve(21, 30, &range).message()),
+              HasSubstr("x.size: got 30 from byte 21 on, expected a range within the region's 50"));
+  EXPECT_FALSE(resolve(INT64_MAX, 1, &range).ok());
+  EXPECT_FALSE(resolve(0, INT64_MAX, &range).ok());
+  EXPECT_TRUE(resolve(50, 0, &range).ok());
+}
+
+class OipSharedMemoryTest : public OipTest {
+ protected:
+  void Configure(Options* options) override { options->shared_memory = {.prefix = prefix_}; }
+
+  grpc::Status Register(const std::string& key, uint64_t offset, uint64_t size) {
+    inference::SystemSharedMemoryRegisterRequest request;
+    request.set_name("r");
+    request.set_key(key);
+    request.set_offset(offset);
+    request.set_byte_size(size);
+    inference::SystemSharedMemoryRegisterResponse response;
+    return Call(&Stub::SystemSharedMemoryRegister, request, &response);
+  }
+
+  template <typename Map>
+  static void Place(Map* parameters, int64_t offset, int64_t size) {
+    (*parameters)["shared_memory_region"].set_string_param("r");
+    (*parameters)["shared_memory_offset"].set_int64_param(offset);
+    (*parameters)["shared_memory_byte_size"].set_int64_param(size);
+  }
+
+  // Two tokens, read from byte 64 of the region and answered at 1024.
+  static inference::ModelInferRequest Shared() {
+    inference::ModelInferRequest request = GoodInfer();
+    request.clear_raw_input_contents();
+    Place(request.mutable_inputs(0)->mutable_parameters(), 64, 512);
+    request.add_outputs()->set_name("y");
+    Place(request.mutable_outputs(0)->mutable_parameters(), 1024, 100);
+    return request;
+  }
+
+  const std::string prefix_ = "awqd-oip-" + std::to_string(getpid()) + "-";
+  SharedObject object_{prefix_ + "object", std::string(8192, 'o')};
+};
+
+TEST_F(OipSharedMemoryTest, TensorsLieInARegion) {
+  ASSERT_TRUE(Register("/" + object_.name(), 4096, 4096).ok());
+  object_.Set(4096 + 64, std::string(512, 'x'));
+  const inference::ModelInferResponse response = Answered(Shared());
+  EXPECT_EQ(response.raw_output_contents_size(), 0);
+  const auto& output = response.outputs(0);
+  EXPECT_EQ(output.parameters().at("shared_memory_region").string_param(), "r");
+  EXPECT_EQ(output.parameters().at("shared_memory_offset").int64_param(), 1024);
+  EXPECT_EQ(output.parameters().at("shared_memory_byte_size").int64_param(), 2 * 16 * 2);
+  EXPECT_EQ(std::string(engine_.last_matmul().x.view()), std::string(512, 'x'));
+  EXPECT_TRUE(Eventually([&] { return server_->open_shared_ranges() == 0; }));
+
+  inference::SystemSharedMemoryStatusResponse status;
+  ASSERT_TRUE(
+      Call(&Stub::SystemSharedMemoryStatus, inference::SystemSharedMemoryStatusRequest(), &status)
+          .ok());
+  EXPECT_EQ(status.regions().at("r").key(), object_.name());
+  EXPECT_EQ(status.regions().at("r").offset(), 4096u);
+  inference::SystemSharedMemoryUnregisterResponse unregistered;
+  ASSERT_TRUE(Call(&Stub::SystemSharedMemoryUnregister,
+                   inference::SystemSharedMemoryUnregisterRequest(), &unregistered)
+                  .ok());
+  ExpectRefused(Shared(),
+                "inputs[x].parameters[shared_memory_region]: got \"r\", expected the name");
+}
+
+TEST_F(OipSharedMemoryTest, WhatCannotWorkIsRefused) {
+  EXPECT_THAT(Register("/elsewhere", 0, 8).error_message(), HasSubstr("key: got another name"));
+  EXPECT_THAT(Register(object_.name(), 0, 8193).error_message(),
+              HasSubstr("key: got a range that cannot be used"));
+  EXPECT_THAT(Register(object_.name(), uint64_t{1} << 63, 1).error_message(),
+              HasSubstr("offset: got 9223372036854775808, expected less than 2^63"));
+  ASSERT_TRUE(Register(object_.name(), 0, 1100).ok());
+  EXPECT_EQ(Register(object_.name(), 0, 8).error_code(), grpc::StatusCode::ALREADY_EXISTS);
+  ExpectRefused(Shared(), "outputs[0].parameters[shared_memory_byte_size]: got 100 from byte 1024");
+  inference::ModelInferRequest request = Shared();
+  Place(request.mutable_inputs(0)->mutable_parameters(), 64, 511);
+  Place(request.mutable_outputs(0)->mutable_parameters(), 0, 64);
+  ExpectRefused(request, "inputs[x].parameters[shared_memory_byte_size]: got 511, expected 512");
+  Place(request.mutable_inputs(0)->mutable_parameters(), 64, 512);
+  Place(request.mutable_outputs(0)->mutable_parameters(), 0, 63);
+  ExpectRefused(request,
+                "outputs[0].parameters[shared_memory_byte_size]: got 63, expected at least");
+}
+
+TEST_F(OipTest, SharedMemoryIsOffByDefault) {
+  inference::SystemSharedMemoryStatusResponse status;
+  EXPECT_EQ(
+      Call(&Stub::SystemSharedMemoryStatus, inference::SystemSharedMemoryStatusRequest(), &status)
+          .error_code(),
+      grpc::StatusCode::UNIMPLEMENTED);
+  inference::ModelInferRequest request = GoodInfer();
+  request.clear_raw_input_contents();
+  (*request.mutable_inputs(0)->mutable_parameters())["shared_memory_region"].set_string_param("r");
+  (*request.mutable_inputs(0)->mutable_parameters())["shared_memory_byte_size"].set_int64_param(
+      512);
+  ExpectRefused(request, "without --shared_memory_prefix", grpc::StatusCode::UNIMPLEMENTED);
+}
+
+}  // namespace
+}  // namespace awqd::services
