@@ -1,5 +1,6 @@
-// Fuzzes the cutter of requests for products against the generated parser: same verdict (but for
-// groups and the number of fields), same message, whatever the bytes and however they are split.
+// Fuzzes the cutter of requests for products, of both protocols, against the generated parser: same
+// verdict (but for groups and the number of fields), same message, whatever the bytes and however
+// they are split.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>

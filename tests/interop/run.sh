@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Runs one test of this folder in a virtual environment with requirements.txt. Status 77 is a skip; the last line
-# says why.
-# usage: run.sh <build directory> <test.py>
+# Runs one test of this folder in a virtual environment with requirements.txt, or with requirements-NAME.txt. Status 77 is a
+# skip; the last line says why.
+# usage: run.sh <build directory> <test.py> [NAME]
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
-build="$1" test="$2" venv="$1/interop-venv"
+build="$1" test="$2" suffix="${3:+-$3}"
+venv="$build/interop-venv$suffix"
 # shellcheck source=tests/venv.sh
 source "$here/../venv.sh"
 
-make_venv "$venv" "$here/requirements.txt"
+make_venv "$venv" "$here/requirements$suffix.txt"
 AWQD_BUILD="$build" PATH="$venv/bin:$PATH" exec "$venv/bin/python" "$here/$test"

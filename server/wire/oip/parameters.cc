@@ -23,6 +23,9 @@ using inference::InferParameter;
 constexpr char kRegion[] = "shared_memory_region";
 constexpr char kOffset[] = "shared_memory_offset";
 constexpr char kSize[] = "shared_memory_byte_size";
+// Of the protocol over HTTP, where they say where raw bytes are. Clients that speak both set them
+// here too, where they mean nothing.
+constexpr absl::string_view kOverHttp[] = {"binary_data_size", "binary_data"};
 
 std::string In(absl::string_view field, absl::string_view name) {
   return absl::StrCat(field, "[", obs::LogText(name, 64), "]");
@@ -179,8 +182,12 @@ absl::Status ReadParameters(const ParameterMap& map, Kind kind, Parameters* out)
 absl::Status ReadRegionRange(const ParameterMap& map, absl::string_view field, RegionRange* out) {
   constexpr absl::string_view kKnown[] = {kRegion, kOffset, kSize};
   const std::string parameters = absl::StrCat(field, ".parameters");
-  bool sized = false;
+  bool sized = false, placed = false;
   for (const auto& [name, value] : map) {
+    if (std::find(std::begin(kOverHttp), std::end(kOverHttp), name) != std::end(kOverHttp)) {
+      continue;
+    }
+    placed = true;
     const std::string at = In(parameters, name);
     if (name == kRegion) {
       if (!value.has_string_param() || value.string_param().empty()) {
@@ -196,7 +203,7 @@ absl::Status ReadRegionRange(const ParameterMap& map, absl::string_view field, R
       return Unknown(at, value, kKnown);
     }
   }
-  if (!map.empty() && (out->region.empty() || !sized)) {
+  if (placed && (out->region.empty() || !sized)) {
     return FieldError(In(parameters, out->region.empty() ? kRegion : kSize), "nothing",
                       absl::StrCat(kRegion, " and ", kSize, " together"));
   }

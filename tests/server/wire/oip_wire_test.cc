@@ -2,6 +2,7 @@
 // gRPC has them.
 #include <cstring>
 #include <functional>
+#include <random>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -227,8 +228,53 @@ TEST(OipWire, OneOutputOrNone) {
   ASSERT_TRUE(decoded.status.ok()) << decoded.status;
   EXPECT_EQ(decoded.message.request.output_shared_memory().name(), "r");
   EXPECT_EQ(decoded.echo.output.size, 32);
+  parameters["binary_data"].set_bool_param(true);
+  EXPECT_TRUE(DecodeOf(request).status.ok()) << "over HTTP it would mean something";
   parameters["classification"].set_int64_param(3);
   ExpectError(request, "outputs[0].parameters[classification]", "3, expected none");
+}
+
+// One request, of all kinds, in any pieces and with any byte wrong: the same verdict and the same
+// request as in one piece, and a payload within the message.
+TEST(OipWire, WrongBytesAreReadTheSameInAnyPieces) {
+  ModelInferRequest good = Good();
+  (*good.mutable_parameters())["timeout"].set_int64_param(7);
+  (*good.mutable_inputs(0)->mutable_parameters())["binary_data_size"].set_int64_param(16);
+  good.add_outputs()->set_name("y");
+  AddInput(&good, "bias", "FP32", {1});
+  good.add_raw_input_contents("bias");
+  const std::string bytes = good.SerializeAsString();
+  std::mt19937 random(11);
+  int decoded = 0, refused = 0;
+  for (uint32_t i = 0; i < 20000; ++i) {
+    std::string spoilt = bytes;
+    for (uint32_t edits = random() % 3; edits > 0; --edits) {
+      spoilt[random() % spoilt.size()] = static_cast<char>(random());
+    }
+    if (i % 7 == 0) spoilt.resize(random() % spoilt.size());
+    const absl::string_view whole = spoilt;
+    const std::vector<absl::string_view> pieces = InPieces(spoilt, i);
+    const bool passes = Sift(pieces, *ModelInferRequest::descriptor(), kRawInputs).passes;
+    ASSERT_EQ(Sift({&whole, 1}, *ModelInferRequest::descriptor(), kRawInputs).passes, passes);
+    if (!passes) continue;
+    ProductMessage<v1::QuantizedMatmulRequest> one, other;
+    Echo echo_of_one, echo_of_other;
+    const absl::Status status = Decode({&whole, 1}, &one, &echo_of_one);
+    ASSERT_EQ(Decode(pieces, &other, &echo_of_other), status) << testing::PrintToString(spoilt);
+    if (!status.ok()) {
+      ++refused;
+      continue;
+    }
+    ++decoded;
+    ASSERT_EQ(SortedBytes(one.request), SortedBytes(other.request));
+    ASSERT_EQ(one.cut.has_value(), other.cut.has_value());
+    if (!one.cut) continue;
+    ASSERT_EQ(one.cut->begin, other.cut->begin);
+    ASSERT_GE(one.cut->begin, 0);
+    ASSERT_LE(one.cut->begin + one.cut->size, static_cast<int64_t>(spoilt.size()));
+  }
+  EXPECT_GT(decoded, 5000);
+  EXPECT_GT(refused, 1000);
 }
 
 TEST(OipWire, NamesSayWhatIsDone) {

@@ -9,6 +9,7 @@
 #include "google/protobuf/io/coded_stream.h"
 #include "google/protobuf/io/zero_copy_stream_impl_lite.h"
 #include "google/protobuf/wire_format_lite.h"
+#include "inference/grpc_service.pb.h"
 #include "server/wire/matmul_wire.h"
 
 namespace awqd::wire {
@@ -48,7 +49,7 @@ inline bool IsRefused(absl::string_view bytes, const google::protobuf::Descripto
         in.Skip(static_cast<int>(size));
         const auto* known = type.FindFieldByNumber(WireFormatLite::GetTagFieldNumber(tag));
         if (known != nullptr && known->is_packable() && type.name() != "IntValues" &&
-            type.name() != "FloatValues") {
+            type.name() != "FloatValues" && type.name() != "InferTensorContents") {
           for (const char c : contents) *fields += static_cast<uint8_t>(c) < 0x80 ? 1 : 0;
           if (*fields > kMaxFields) return true;
         }
@@ -105,8 +106,36 @@ std::string WireDifferenceOf(absl::string_view bytes, uint32_t seed) {
          expected.ShortDebugString() + "\"";
 }
 
+// The same of a request of the inference protocol, whose payloads are its own fields.
+inline std::string InferDifference(absl::string_view bytes, uint32_t seed) {
+  using inference::ModelInferRequest;
+  constexpr PayloadPlace kRaw = {0, ModelInferRequest::kRawInputContentsFieldNumber};
+  ModelInferRequest expected, got;
+  int fields = 0;
+  const bool parses = expected.ParseFromArray(bytes.data(), static_cast<int>(bytes.size())) &&
+                      !IsRefused(bytes, *ModelInferRequest::descriptor(), &fields);
+  const std::vector<absl::string_view> pieces = InPieces(bytes, seed);
+  WireRanges cut;
+  if ((Sift(pieces, *ModelInferRequest::descriptor(), kRaw).passes &&
+       ParseCutting(pieces, kRaw, &got, &cut)) != parses) {
+    return parses ? "refuses what is an infer request" : "accepts what is none, or refused";
+  }
+  if (!parses) return "";
+  if (!cut.empty() && static_cast<int>(cut.size()) != got.raw_input_contents_size()) {
+    return "cuts other than the payloads";
+  }
+  for (size_t i = 0; i < cut.size(); ++i) {
+    std::string* raw = got.mutable_raw_input_contents(static_cast<int>(i));
+    if (!raw->empty()) return "leaves bytes beside a cut";
+    raw->resize(cut[i].size);
+    CopyRange(pieces, cut[i], raw->data());
+  }
+  return SortedBytes(got) == SortedBytes(expected) ? "" : "parses to another infer request";
+}
+
 // For a request of every method, which the same bytes may be.
 inline std::string WireDifference(absl::string_view bytes, uint32_t seed) {
+  if (std::string found = InferDifference(bytes, seed); !found.empty()) return found;
   for (const auto difference : {WireDifferenceOf<v1::QuantizedMatmulRequest>,
                                 WireDifferenceOf<v1::GroupedQuantizedMatmulRequest>,
                                 WireDifferenceOf<v1::GatedMlpRequest>}) {
