@@ -28,6 +28,8 @@ class Codec {
   // range of it; the message then stays until they were staged.
   virtual absl::Status Decode(const wire::RawMessage& message,
                               wire::ProductMessage<Request>* out) = 0;
+  // Once the weights were found, and a model that slept is awake: what the protocol asks beyond.
+  virtual absl::Status CheckFound() const { return absl::OkStatus(); }
   // The request's id, of a message that is refused before it was decoded; may be empty.
   virtual std::string PeekId(wire::Pieces pieces) const = 0;
 

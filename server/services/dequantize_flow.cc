@@ -46,6 +46,7 @@ absl::Status DequantizeSteps::OnMessage() {
 }
 
 absl::Status DequantizeSteps::OnWeight(WeightPtr weight) {
+  AWQD_RETURN_IF_ERROR(codec_->CheckFound());
   AWQD_ASSIGN_OR_RETURN(job_, wire::BuildDequantize(request_, weight->shape));
   job_.work.weight = std::move(weight);
   if (request_.has_packed()) request_.clear_packed();

@@ -106,6 +106,7 @@ absl::StatusOr<engine::Payload> ProductFlow<Method>::Stage(const Job& job) {
 template <typename Method>
 absl::Status ProductFlow<Method>::OnWeights(typename Source::Weights weights) {
   AWQD_RETURN_IF_ERROR(StillWanted());
+  AWQD_RETURN_IF_ERROR(codec_->CheckFound());
   AWQD_ASSIGN_OR_RETURN(Job job,
                         Method::Build(&parsed_.request, std::move(weights),
                                       env_.options.transport.max_send_message_bytes, cut_bytes()));

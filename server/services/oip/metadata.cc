@@ -86,6 +86,11 @@ void FillFacts(const Found& found, inference::ModelConfig* out) {
 absl::Status IsModelReady(const Env& env, const inference::ModelReadyRequest& request,
                           inference::ModelReadyResponse* response) {
   const wire::oip::ModelName name = wire::oip::SplitName(request.name());
+  // One that sleeps is loaded by the request that needs it; to ask does not wake it.
+  if (request.version().empty() && env.models->Asleep(name.model)) {
+    response->set_ready(true);
+    return absl::OkStatus();
+  }
   const absl::Status found =
       name.path.empty() ? FindModel(env, request.name(), request.version(), "name").status()
                         : FindNamed(env, request.name(), request.version()).status();

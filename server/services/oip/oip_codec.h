@@ -38,7 +38,10 @@ class OipCodec final : public Codec<Request> {
   absl::Status Decode(const wire::RawMessage& message,
                       wire::ProductMessage<Request>* out) override {
     AWQD_RETURN_IF_ERROR(wire::oip::Decode(message.pieces(), out, &echo_));
-    AWQD_RETURN_IF_ERROR(ResolveRegions(&out->request));
+    return ResolveRegions(&out->request);
+  }
+  // The version that is asked for is the one that is served.
+  absl::Status CheckFound() const override {
     if (echo_.model_version.empty()) return absl::OkStatus();
     const wire::oip::ModelName name = wire::oip::SplitName(echo_.model_name);
     return FindModel(context_.env, name.model, echo_.model_version, "model_name").status();

@@ -62,8 +62,9 @@ void AddNames(const model::Model& model, RepositoryIndexResponse* out) {
   AddMlps(model, model.stacks, out);
 }
 
+// A request loads a model that sleeps.
 std::string StateOf(const model::ModelStatus& status) {
-  if (status.model != nullptr) return kReady;
+  if (status.model != nullptr || status.asleep) return kReady;
   return status.state == model::ModelState::kLoading ? "LOADING" : "UNAVAILABLE";
 }
 
@@ -92,11 +93,11 @@ absl::Status ListNames(const Env& env, const inference::RepositoryIndexRequest& 
                        RepositoryIndexResponse* response) {
   AWQD_RETURN_IF_ERROR(CheckRepository(request.repository_name()));
   for (const model::ModelStatus& status : env.models->List()) {
-    if (request.ready() && status.model == nullptr) continue;
+    if (request.ready() && StateOf(status) != kReady) continue;
     RepositoryIndexResponse::ModelIndex* const line = response->add_models();
     line->set_name(status.name);
     line->set_state(StateOf(status));
-    line->set_reason(status.message);
+    line->set_reason(status.asleep ? "asleep: loaded when it is used" : status.message);
     if (status.model == nullptr) continue;
     line->set_version(absl::StrCat(status.model->version));
     AddNames(*status.model, response);

@@ -63,6 +63,34 @@ void ServeAnswer(const Env& env, CallLoop* loop, absl::string_view method, Need 
       while_draining);
 }
 
+// Answered of a model that is awake, or will be.
+template <typename Request, typename Response>
+void AnswerAwake(const Env& env, UnaryCall* call, Filler<Request, Response> fill) {
+  const absl::Status accepted = transport::Guarded([&]() -> absl::Status {
+    Request request;
+    AWQD_RETURN_IF_ERROR(ParseNamed(call, &request));
+    const std::string model = wire::oip::SplitName(request.name()).model;
+    auto answer = [&env, call, fill, request = std::move(request)](const absl::Status& woken) {
+      Response response;
+      const absl::Status status = transport::Guarded([&]() -> absl::Status {
+        AWQD_RETURN_IF_ERROR(woken);
+        return fill(env, request, &response);
+      });
+      Reply(call, status, response);
+    };
+    if (env.models->Asleep(model)) return env.waking->Wake(model, std::move(answer));
+    answer(absl::OkStatus());
+    return absl::OkStatus();
+  });
+  if (!accepted.ok()) call->Finish(wire::ToGrpc(accepted));
+}
+template <typename Request, typename Response>
+void ServeAwake(const Env& env, CallLoop* loop, absl::string_view method,
+                Filler<Request, Response> fill) {
+  loop->Serve<UnaryCall>(Path(method), Need::kRead, kSlots,
+                         [&env, fill](UnaryCall* call) { AnswerAwake(env, call, fill); });
+}
+
 // Answered on a worker.
 template <typename Request, typename Response>
 void ServeOn(Worker* worker, const Env& env, CallLoop* loop, absl::string_view method, Need need,
@@ -135,8 +163,8 @@ void Serve(const Env& env, CallLoop* loop) {
   ServeAnswer(env, loop, "ServerReady", Need::kHealth, IsReady, WhileDraining::kServed);
   ServeAnswer(env, loop, "ModelReady", Need::kRead, IsModelReady);
   ServeAnswer(env, loop, "ServerMetadata", Need::kRead, DescribeServer);
-  ServeAnswer(env, loop, "ModelMetadata", Need::kRead, DescribeModel);
-  ServeAnswer(env, loop, "ModelConfig", Need::kRead, ConfigureModel);
+  ServeAwake(env, loop, "ModelMetadata", DescribeModel);
+  ServeAwake(env, loop, "ModelConfig", ConfigureModel);
   ServeAnswer(env, loop, "ModelStatistics", Need::kRead, CountModels);
   ServeAnswer(env, loop, "TraceSetting", Need::kRead, TellTracing);
   ServeAnswer(env, loop, "LogSettings", Need::kRead, TellLogging);
