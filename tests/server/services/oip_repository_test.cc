@@ -82,6 +82,29 @@ TEST_F(OipRepositoryTest, ModelsAreLoadedAndUnloaded) {
   EXPECT_FALSE(models_->Find("tiny").ok());
 }
 
+TEST_F(OipRepositoryTest, AModelThatSleepsIsReadyAndLoadedWhenItIsUsed) {
+  const auto sleep = [&](int64_t version) { return models_->LetSleep("tiny", version, 0); };
+  ASSERT_TRUE(sleep(1));
+  inference::ModelReadyRequest request;
+  request.set_name("tiny/layer");
+  inference::ModelReadyResponse ready;
+  ASSERT_TRUE(Call(&Stub::ModelReady, request, &ready).ok());
+  EXPECT_TRUE(ready.ready());
+  EXPECT_THAT(Names(), ElementsAre("tiny  READY"));
+  EXPECT_TRUE(models_->Asleep("tiny")) << "none of these wakes it";
+  Answered(GoodInfer());
+  ASSERT_TRUE(sleep(2));
+  inference::ModelInferRequest named = GoodInfer();
+  named.set_model_version("3");
+  Answered(named);  // the version that there is once it is awake
+  ASSERT_TRUE(sleep(3));
+  inference::ModelMetadataRequest metadata;
+  metadata.set_name("tiny/layer");
+  inference::ModelMetadataResponse described;
+  ASSERT_TRUE(Call(&Stub::ModelMetadata, metadata, &described).ok());
+  EXPECT_THAT(described.versions(), ElementsAre("4"));
+}
+
 TEST_F(OipRepositoryTest, TheConfigurationHasOptionalInputs) {
   inference::ModelConfigRequest request;
   request.set_name("tiny/layer");
