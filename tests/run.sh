@@ -18,6 +18,8 @@ is compiled where nvcc is found, and its tests run where a GPU answers; elsewher
   --fuzz SECONDS       how long each fuzz target runs (default 30)
   --no-fuzz            leave fuzzing out
   --daemons            also install nginx, HAProxy and Slurm, whose packages start them; their tests are skipped without
+  --long               also run what takes minutes by itself: the packages in a clean root, a build of the client alone,
+                       a server without memory; they are skipped without
   --docker             also build and run the container image (several minutes; needs the apt mirror)
   --help               this text
 
@@ -35,6 +37,7 @@ while [[ $# -gt 0 ]]; do
     --fuzz) fuzz_seconds="${2:?--fuzz needs seconds}"; shift ;;
     --no-fuzz) fuzz_seconds=0 ;;
     --daemons) daemons=1 ;;
+    --long) export AWQD_TEST_LONG=1 ;;
     --docker) docker=1 ;;
     --help | -h) usage; exit 0 ;;
     *) usage >&2; die "unknown option $1" ;;

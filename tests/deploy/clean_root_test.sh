@@ -7,6 +7,7 @@ ROOT="$(cd "$2" && pwd)"
 # shellcheck source=deploy/lib.sh
 source "$ROOT/deploy/lib.sh"
 skip() { echo "$*"; exit 77; }
+[[ -n "${AWQD_TEST_LONG:-}" ]] || skip "it takes minutes (tests/run.sh --long)"
 for tool in debootstrap dpkg-shlibdeps apt-get chroot unshare; do
   command -v "$tool" >/dev/null || skip "$tool is not installed"
 done

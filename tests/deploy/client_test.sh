@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# The client alone is configured and built: no server, no OpenBLAS, no CUDA.
+# The client alone is configured and built: no server, no OpenBLAS, no CUDA. Status 77 is a skip; the last line says why.
 # usage: client_test.sh <build directory> <source directory>
 set -euo pipefail
 ROOT="$(cd "$2" && pwd)"
 # shellcheck source=deploy/lib.sh
 source "$ROOT/deploy/lib.sh"
+[[ -n "${AWQD_TEST_LONG:-}" ]] || { say "it takes minutes (tests/run.sh --long)"; exit 77; }
 use_ccache
 build="$1/client-only" # kept, so that a second run builds what has changed
 mkdir -p "$build"

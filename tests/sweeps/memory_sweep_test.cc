@@ -24,6 +24,12 @@ constexpr int64_t kOwn = 40, kAll = 4;
 
 class MemorySweepTest : public ::testing::Test {
  protected:
+  void SetUp() override {
+    if (std::getenv("AWQD_TEST_LONG") == nullptr) {
+      GTEST_SKIP() << "it takes minutes (tests/run.sh --long)";
+    }
+  }
+
   using Body = std::function<absl::Status()>;
 
   static client::MatmulCall Named() {
