@@ -10,6 +10,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
+#include "absl/strings/numbers.h"
 
 namespace awqd::security {
 namespace {
@@ -45,8 +46,12 @@ std::optional<Digest> DigestFromHex(absl::string_view hex) {
       !std::all_of(hex.begin(), hex.end(), absl::ascii_isxdigit)) {
     return std::nullopt;
   }
-  const std::string bytes = absl::HexStringToBytes(hex);
-  std::copy(bytes.begin(), bytes.end(), digest.begin());
+  // Abseil's own way back has another signature in each of its versions.
+  for (size_t i = 0; i < digest.size(); ++i) {
+    uint32_t byte = 0;
+    if (!absl::SimpleHexAtoi(hex.substr(2 * i, 2), &byte)) return std::nullopt;
+    digest[i] = static_cast<uint8_t>(byte);
+  }
   return digest;
 }
 

@@ -44,8 +44,12 @@ absl::Status NotFound(absl::string_view field, absl::string_view got) {
 
 // Of both packages, from their descriptors: what is named here is linked in.
 std::vector<std::string> OwnNames() {
-  return {v1::ServerReflectionRequest::descriptor()->file()->service(0)->full_name(),
-          v1alpha::ServerReflectionRequest::descriptor()->file()->service(0)->full_name()};
+  // Newer versions of Protocol Buffers give views of names.
+  const auto name = [](const Descriptor* request) {
+    return std::string(request->file()->service(0)->full_name());
+  };
+  return {name(v1::ServerReflectionRequest::descriptor()),
+          name(v1alpha::ServerReflectionRequest::descriptor())};
 }
 
 std::vector<std::string> AndOwnNames(std::vector<std::string> services) {
@@ -105,7 +109,6 @@ Schema::Schema(const std::vector<std::string>& services) {
 }
 
 void Schema::Add(const FileDescriptor* file) {
-  // Newer versions of Protocol Buffers give a view.
   const std::string name(file->name());
   if (serialized_.contains(name)) return;
   for (int i = 0; i < file->dependency_count(); ++i) Add(file->dependency(i));
@@ -122,7 +125,7 @@ absl::StatusOr<Schema::Files> Schema::WithImports(const FileDescriptor* file,
   std::vector<const FileDescriptor*> files = {file};
   Files out;
   for (size_t i = 0; i < files.size(); ++i) {
-    out.push_back(serialized_.at(files[i]->name()));
+    out.push_back(serialized_.at(std::string(files[i]->name())));
     for (int d = 0; d < files[i]->dependency_count(); ++d) {
       const FileDescriptor* import = files[i]->dependency(d);
       if (std::find(files.begin(), files.end(), import) == files.end()) files.push_back(import);
