@@ -46,6 +46,16 @@ def python(address, callers, shared):
             return sum(pool.map(loop, range(callers))) / SECONDS
 
 
+def stream(address):
+    """One thread with matmul_stream."""
+    x = np.random.default_rng(0).uniform(-1, 1, (TOKENS, K)).astype(np.float16)
+    with awqd.Client(address) as client:
+        client.matmul(MODEL, WEIGHT, x)
+        end = time.monotonic() + SECONDS
+        xs = (x for _ in iter(lambda: time.monotonic() < end, False))
+        return sum(1 for _ in client.matmul_stream(MODEL, WEIGHT, xs)) / SECONDS
+
+
 def cpp(address, callers, shared):
     report = awqctl("--address", address, "--json", "bench", "--weight", f"{MODEL}/{WEIGHT}", "--tokens", TOKENS,
                     "--concurrency", callers, "--warmup", 0.5, "--duration", SECONDS, *(["--shared_memory"] if shared else []))
@@ -70,3 +80,7 @@ with tempfile.TemporaryDirectory() as folder, Server(f"--model={MODEL}={checkpoi
             a, b = (statistics.median(values) for values in zip(*rates))
             print(f"{callers} callers, {'shared memory' if shared else 'messages'}: medians of {ROUNDS}: C++ {a:.0f}/s, Python {b:.0f}/s, "
                   f"{100 * b / a:.0f} %", flush=True)
+    # One thread that keeps eight in flight, beside eight callers of the bench.
+    rates = [(cpp(server.address, 8, False), stream(server.address)) for _ in range(ROUNDS)]
+    a, b = (statistics.median(values) for values in zip(*rates))
+    print(f"matmul_stream, one thread: medians of {ROUNDS}: C++ with 8 callers {a:.0f}/s, Python {b:.0f}/s, {100 * b / a:.0f} %")
