@@ -15,7 +15,8 @@ std::string FromEnvironment(const char* name, const std::string& otherwise) {
 }  // namespace
 
 std::string DataPath(const std::string& name) {
-  static const std::string folder = FromEnvironment("AWQD_TEST_DATA", AWQD_SOURCE_DIR "/tests/data");
+  static const std::string folder =
+      FromEnvironment("AWQD_TEST_DATA", AWQD_SOURCE_DIR "/tests/data");
   return folder + "/" + name;
 }
 
