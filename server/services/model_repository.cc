@@ -241,25 +241,6 @@ absl::Status List(const Env& env, const v1::ListModelsRequest&, v1::ListModelsRe
   return absl::OkStatus();
 }
 
-// As AnswerOn does on the worker of pages, once the model is awake.
-void AnswerGet(const Env& env, transport::UnaryCall* call) {
-  const absl::Status accepted = transport::Guarded([&]() -> absl::Status {
-    v1::GetModelRequest request;
-    AWQD_RETURN_IF_ERROR(ParseNamed(call, &request));
-    const std::string name = request.name();
-    auto answer = [&env, call, request = std::move(request)] {
-      v1::GetModelResponse response;
-      Reply(call, transport::Guarded([&] { return Get(env, request, &response); }), response);
-    };
-    if (!env.models->Asleep(name)) return env.pages->Run(std::move(answer));
-    return env.waking->Wake(name, [&env, call, answer = std::move(answer)](auto woken) {
-      const absl::Status status = woken.ok() ? env.pages->Run(answer) : woken;
-      if (!status.ok()) call->Finish(wire::ToGrpc(status));
-    });
-  });
-  if (!accepted.ok()) call->Finish(wire::ToGrpc(accepted));
-}
-
 absl::Status Load(const Env& env, const v1::LoadModelRequest& request,
                   v1::LoadModelResponse* response) {
   AWQD_ASSIGN_OR_RETURN(const std::shared_ptr<const model::Model> model,
@@ -282,8 +263,11 @@ void ServeModelRepository(const Env& env, transport::CallLoop* loop) {
   constexpr int kSlots = 4;
   loop->Serve<UnaryCall>("awqd.v1.ModelRepository/ListModels", Need::kRead, kSlots,
                          [&env](UnaryCall* call) { AnswerOn(env.lists, env, call, List); });
-  loop->Serve<UnaryCall>("awqd.v1.ModelRepository/GetModel", Need::kRead, kSlots,
-                         [&env](UnaryCall* call) { AnswerGet(env, call); });
+  loop->Serve<UnaryCall>(
+      "awqd.v1.ModelRepository/GetModel", Need::kRead, kSlots, [&env](UnaryCall* call) {
+        AnswerAwake(
+            env.pages, env, call, [](const auto& request) { return request.name(); }, Get);
+      });
   loop->Serve<UnaryCall>("awqd.v1.ModelRepository/LoadModel", Need::kModelControl, kSlots,
                          [&env](UnaryCall* call) { AnswerOn(env.loads, env, call, Load); });
   loop->Serve<UnaryCall>("awqd.v1.ModelRepository/UnloadModel", Need::kModelControl, kSlots,

@@ -1,12 +1,14 @@
 // How a unary call with a small answer is handled.
 #pragma once
 
+#include <string>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "google/protobuf/message_lite.h"
 #include "kernels/base/status.h"
 #include "server/services/env.h"
+#include "server/services/waking.h"
 #include "server/transport/call_kinds.h"
 #include "server/transport/guard.h"
 #include "server/wire/raw_message.h"
@@ -56,17 +58,42 @@ void Answer(const Env& env, transport::UnaryCall* call, Filler<Request, Response
   });
 }
 
-// The same on `worker`: `fill` may block.
+// The answer to a request that was parsed, to be made later.
+template <typename Request, typename Response>
+auto AnswerTo(Request request, const Env& env, transport::UnaryCall* call,
+              Filler<Request, Response> fill) {
+  return [&env, call, fill, request = std::move(request)] {
+    Response response;
+    const absl::Status status = transport::Guarded([&] { return fill(env, request, &response); });
+    Reply(call, status, response);
+  };
+}
+
+// As Answer, on `worker`: `fill` may block.
 template <typename Request, typename Response>
 void AnswerOn(Worker* worker, const Env& env, transport::UnaryCall* call,
               Filler<Request, Response> fill) {
   const absl::Status accepted = transport::Guarded([&]() -> absl::Status {
     Request request;
     AWQD_RETURN_IF_ERROR(ParseNamed(call, &request));
-    return worker->Run([&env, call, fill, request = std::move(request)] {
-      Response response;
-      const absl::Status status = transport::Guarded([&] { return fill(env, request, &response); });
-      Reply(call, status, response);
+    return worker->Run(AnswerTo(std::move(request), env, call, fill));
+  });
+  if (!accepted.ok()) call->Finish(wire::ToGrpc(accepted));
+}
+
+// As AnswerOn, once the model that `model_of(request)` names is awake.
+template <typename Request, typename Response, typename ModelOf>
+void AnswerAwake(Worker* worker, const Env& env, transport::UnaryCall* call, ModelOf model_of,
+                 Filler<Request, Response> fill) {
+  const absl::Status accepted = transport::Guarded([&]() -> absl::Status {
+    Request request;
+    AWQD_RETURN_IF_ERROR(ParseNamed(call, &request));
+    const std::string model = model_of(request);
+    auto answer = AnswerTo(std::move(request), env, call, fill);
+    if (!env.models->Asleep(model)) return worker->Run(std::move(answer));
+    return env.waking->Wake(model, [worker, call, answer = std::move(answer)](const auto& woken) {
+      const absl::Status status = woken.ok() ? worker->Run(answer) : woken;
+      if (!status.ok()) call->Finish(wire::ToGrpc(status));
     });
   });
   if (!accepted.ok()) call->Finish(wire::ToGrpc(accepted));

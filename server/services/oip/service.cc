@@ -63,32 +63,15 @@ void ServeAnswer(const Env& env, CallLoop* loop, absl::string_view method, Need 
       while_draining);
 }
 
-// Answered of a model that is awake, or will be.
-template <typename Request, typename Response>
-void AnswerAwake(const Env& env, UnaryCall* call, Filler<Request, Response> fill) {
-  const absl::Status accepted = transport::Guarded([&]() -> absl::Status {
-    Request request;
-    AWQD_RETURN_IF_ERROR(ParseNamed(call, &request));
-    const std::string model = wire::oip::SplitName(request.name()).model;
-    auto answer = [&env, call, fill, request = std::move(request)](const absl::Status& woken) {
-      Response response;
-      const absl::Status status = transport::Guarded([&]() -> absl::Status {
-        AWQD_RETURN_IF_ERROR(woken);
-        return fill(env, request, &response);
-      });
-      Reply(call, status, response);
-    };
-    if (env.models->Asleep(model)) return env.waking->Wake(model, std::move(answer));
-    answer(absl::OkStatus());
-    return absl::OkStatus();
-  });
-  if (!accepted.ok()) call->Finish(wire::ToGrpc(accepted));
-}
+// Answered on the worker of pages, of a model that is awake, or will be.
 template <typename Request, typename Response>
 void ServeAwake(const Env& env, CallLoop* loop, absl::string_view method,
                 Filler<Request, Response> fill) {
-  loop->Serve<UnaryCall>(Path(method), Need::kRead, kSlots,
-                         [&env, fill](UnaryCall* call) { AnswerAwake(env, call, fill); });
+  loop->Serve<UnaryCall>(Path(method), Need::kRead, kSlots, [&env, fill](UnaryCall* call) {
+    AnswerAwake(
+        env.pages, env, call,
+        [](const Request& request) { return wire::oip::SplitName(request.name()).model; }, fill);
+  });
 }
 
 // Answered on a worker.
