@@ -57,13 +57,12 @@ class MicroServer final : public HttpServer {
     // Two threads: a handler that takes long must not keep a probe waiting. Their stacks are the
     // system's default. Smaller ones are not safe: the C library takes every library's thread-local
     // variables from the stack, and OpenBLAS alone has 60 KiB of them.
-    daemon_ = MHD_start_daemon(flags, 0, nullptr, nullptr, &Handle, this,  //
-                               MHD_OPTION_EXTERNAL_LOGGER, &Log, nullptr,  // first: what follows
-                               MHD_OPTION_SOCK_ADDR, where->ai_addr,       // may write lines
-                               MHD_OPTION_THREAD_POOL_SIZE, 2U,            //
-                               MHD_OPTION_CONNECTION_LIMIT, kMaxConnections,
-                               MHD_OPTION_CONNECTION_MEMORY_LIMIT, kConnectionBytes,
-                               MHD_OPTION_CONNECTION_TIMEOUT, kSilenceSeconds, MHD_OPTION_END);
+    // The logger comes first, because the options behind it may write lines.
+    daemon_ = MHD_start_daemon(
+        flags, 0, nullptr, nullptr, &Handle, this, MHD_OPTION_EXTERNAL_LOGGER, &Log, nullptr,
+        MHD_OPTION_SOCK_ADDR, where->ai_addr, MHD_OPTION_THREAD_POOL_SIZE, 2U,
+        MHD_OPTION_CONNECTION_LIMIT, kMaxConnections, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+        kConnectionBytes, MHD_OPTION_CONNECTION_TIMEOUT, kSilenceSeconds, MHD_OPTION_END);
     if (daemon_ == nullptr) return failed;
     port_ = MHD_get_daemon_info(daemon_, MHD_DAEMON_INFO_BIND_PORT)->port;
     return absl::OkStatus();

@@ -12,7 +12,7 @@
 namespace awqd::obs {
 
 struct HttpRequest {
-  std::string path;                         // as the client sent it, without its query
+  std::string path;                         // decoded, without its query
   std::vector<std::string> authorizations;  // every header "Authorization"
 };
 
