@@ -227,7 +227,7 @@ class Client(_Base):
             model, weight, bias=bias, output_dtype=output_dtype, activation_function=activation_function,
             activation_quantization=activation_quantization, path=path, priority=priority)
         over = threading.Event()
-        broken: list[BaseException] = []
+        broken: list[Exception] = []
 
         def requests() -> Iterator[bytes]:
             """Runs in a thread of gRPC, which would not tell what goes wrong here."""
@@ -237,7 +237,7 @@ class Client(_Base):
                     if over.is_set():
                         return
                     yield products.request(x)
-            except BaseException as error:
+            except Exception as error:
                 broken.append(error)
 
         def results() -> Iterator[Array]:
@@ -361,7 +361,7 @@ class AsyncClient(_Base):
         products = self._calls.matmul_stream(
             model, weight, bias=bias, output_dtype=output_dtype, activation_function=activation_function,
             activation_quantization=activation_quantization, path=path, priority=priority)
-        broken: list[BaseException] = []
+        broken: list[Exception] = []
 
         async def requests() -> AsyncIterator[bytes]:
             """Runs in a task of gRPC, which would not tell what goes wrong here."""
