@@ -181,11 +181,20 @@ memory_used() {
     awk '{ sum += $1 } END { print sum }'
 }
 
-# unloaded_memory <address>: after a first load and unload, which set up what stays (code of kernels,
-# workspaces), a second round must end with the memory that it began with.
+# unloaded_memory <address>: a first load on a device sets up what stays there (code of kernels, workspaces), and a model
+# may come to another device each time. So one of as many rounds as there are devices, and one more, must end with the
+# memory that it began with.
 unloaded_memory() {
-  local before after
+  local round
   "$bin/awqctl" --address "$1" unload llama-layer || return 1
+  for ((round = 0; round <= $(tr ',' '\n' <<<"$device" | wc -l); ++round)); do
+    unload_round "$1" && return 0
+  done
+  return 1
+}
+
+unload_round() {
+  local before after
   before=$(memory_used)
   "$bin/awqctl" --address "$1" load llama-layer || return 1
   echo "loaded: $(memory_used) MiB, without the model: $before MiB"
