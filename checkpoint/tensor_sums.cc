@@ -46,6 +46,7 @@ absl::Status TensorSums::Read(const TensorFile& file, const TensorInfo& tensor,
                               absl::Span<uint8_t> out) {
   const auto to = [&](int64_t at, int64_t size) { return out.subspan(at, size); };
   AWQD_ASSIGN_OR_RETURN(const uint64_t sum, SumOf(file, tensor, seed_, to));
+  MutexLock lock(&mu_);
   entries_.push_back({&file, &tensor, sum});
   return absl::OkStatus();
 }

@@ -9,10 +9,11 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "checkpoint/tensor_file.h"
+#include "kernels/base/mutex.h"
 
 namespace awqd::model {
 
-// Sums have a random seed. Add is for one thread.
+// Sums have a random seed. Read is thread-safe.
 class TensorSums {
  public:
   TensorSums();
@@ -33,7 +34,8 @@ class TensorSums {
   absl::Status CheckOne(const Entry& entry, absl::Span<uint8_t> buffer) const;
 
   const uint64_t seed_;
-  std::vector<Entry> entries_;
+  Mutex mu_;
+  std::vector<Entry> entries_;  // guarded by mu_ while tensors are read
 };
 
 }  // namespace awqd::model

@@ -2,7 +2,9 @@
 #include "server/model/memory_plan.h"
 
 #include <algorithm>
+#include <functional>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -48,7 +50,7 @@ class Planner {
       return Prefixed(absl::StrCat("weight ", Quoted(linear.path)), placed.status());
     }
     const std::vector<PartBytes>& parts = *placed;
-    raw_ = std::max(raw_, linear.bytes);  // the loader keeps its buffer
+    raw_ = std::max(raw_, linear.bytes);
     const int64_t host = HostBytes(weight);
     int64_t copies = 0;  // of all parts, which are made side by side
     for (const PartBytes& part : parts) {
@@ -57,25 +59,42 @@ class Planner {
       if (!part.device->host_addressable()) copies += part.bytes;
     }
     const int64_t spare = linear.rule->format->spare_bytes_per_code * weight.k * weight.n;
-    const int64_t working = raw_ + host + std::max(spare, copies);
-    plan_.working = std::max(plan_.working, working);
-    Raise(working);
+    const int64_t beside = host + std::max(spare, copies);
+    beside_.push_back(beside);
+    plan_.working = std::max(plan_.working, raw_ + beside);
+    Raise(plan_.weights, raw_ + beside, &plan_);
     return absl::OkStatus();
   }
 
-  // Fails as soon as it is known.
-  absl::Status Check() const {
+  absl::StatusOr<MemoryPlan> Take() {
     AWQD_RETURN_IF_ERROR(CheckDevices(plan_.weights, ""));
-    AWQD_RETURN_IF_ERROR(CheckDevices(plan_.peak, kWhileReading));
-    const int64_t free = HostFreeBytes();
-    if (plan_.host_peak <= free) return absl::OkStatus();
-    return NoRoom(plan_.host_peak, "the host", free, kWhileReading);
+    const MemoryPlan ahead = PlanAhead();
+    if (ahead.readers > 1 && CheckPeak(ahead).ok()) return ahead;
+    AWQD_RETURN_IF_ERROR(CheckPeak(plan_));
+    return std::move(plan_);
   }
-
-  MemoryPlan Take() { return std::move(plan_); }
 
  private:
   static constexpr absl::string_view kWhileReading = " while it reads and decodes its weights";
+
+  absl::Status CheckPeak(const MemoryPlan& plan) const {
+    AWQD_RETURN_IF_ERROR(CheckDevices(plan.peak, kWhileReading));
+    const int64_t free = HostFreeBytes();
+    if (plan.host_peak <= free) return absl::OkStatus();
+    return NoRoom(plan.host_peak, "the host", free, kWhileReading);
+  }
+
+  // With as many readers as the target has: the largest linears at the same time, when all weights
+  // are there.
+  MemoryPlan PlanAhead() {
+    MemoryPlan out = {.weights = plan_.weights};
+    out.readers = std::min<int>(target_.readers, static_cast<int>(beside_.size()));
+    std::partial_sort(beside_.begin(), beside_.begin() + out.readers, beside_.end(),
+                      std::greater<>());
+    for (int i = 0; i < out.readers; ++i) out.working += raw_ + beside_[i];
+    Raise(out.weights, out.working, &out);
+    return out;
+  }
 
   // In the order of the target, so that an error names the first.
   absl::Status CheckDevices(const std::map<const Device*, int64_t>& needed,
@@ -103,22 +122,24 @@ class Planner {
     return NoRoom(rest * kTimesDescribed, "the host", free, " to read its scales and zeros");
   }
 
-  void Raise(int64_t working) {
+  static void Raise(const std::map<const Device*, int64_t>& weights, int64_t working,
+                    MemoryPlan* plan) {
     int64_t on_host = working;
-    for (const auto& [device, bytes] : plan_.weights) {
+    for (const auto& [device, bytes] : weights) {
       if (!device->host_addressable()) continue;
       on_host += bytes;
-      int64_t& peak = plan_.peak[device];
+      int64_t& peak = plan->peak[device];
       peak = std::max(peak, bytes + Counted(working));
     }
-    plan_.host_peak = std::max(plan_.host_peak, on_host);
+    plan->host_peak = std::max(plan->host_peak, on_host);
   }
 
   const LoadTarget& target_;
   const Paths paths_;
   std::vector<uint8_t> scratch_;
-  int64_t raw_ = 0;
-  MemoryPlan plan_;
+  int64_t raw_ = 0;              // of the largest linear: a reader keeps its buffer
+  std::vector<int64_t> beside_;  // of each linear, what is held beside its tensors as they are read
+  MemoryPlan plan_;              // of one reader
 };
 
 }  // namespace
@@ -145,7 +166,6 @@ absl::StatusOr<MemoryPlan> PlanLoad(const Checkpoint& checkpoint, const LoadTarg
     AWQD_RETURN_IF_ERROR(CheckCancelled(&cancelled));
     AWQD_RETURN_IF_ERROR(planner.Add(checkpoint, linear));
   }
-  AWQD_RETURN_IF_ERROR(planner.Check());
   return planner.Take();
 }
 

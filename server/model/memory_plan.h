@@ -19,9 +19,11 @@ struct MemoryPlan {
   // Of all weights, exactly what will be allocated. Where a format keeps scales among its codes,
   // and the layout may depend on them, the most that it can be.
   std::map<const Device*, int64_t> weights;
-  // The most host memory at a time beside the weights: the tensors of one linear as they are in the
-  // file, decoded, and packed for a device that the host does not address. An upper bound: what
-  // small buffers take is not counted.
+  // Linears to read at a time: those of the target, or one where there is no room for more.
+  int readers = 1;
+  // The most host memory at a time beside the weights: the tensors of so many linears as they are
+  // in the file, decoded, and packed for a device that the host does not address. An upper bound:
+  // what small buffers take is not counted.
   int64_t working = 0;
   // The most that weights and that memory take together of a device that the host addresses.
   std::map<const Device*, int64_t> peak;

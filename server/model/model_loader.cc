@@ -1,4 +1,4 @@
-// Reading, decoding, preparing and freeing, weight by weight.
+// Reading, decoding, preparing and freeing, a few weights at a time.
 #include "server/model/model_loader.h"
 
 #include <map>
@@ -11,7 +11,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "checkpoint/checkpoint.h"
+#include "kernels/base/mutex.h"
 #include "kernels/base/status.h"
+#include "server/model/readers.h"
 
 namespace awqd::model {
 namespace {
@@ -26,9 +28,10 @@ std::string Advice(const LoadTarget& target) {
 }
 
 // Plans the load, and tells of the plan.
-absl::Status Plan(const Checkpoint& checkpoint, const std::string& name, const LoadTarget& target,
-                  const std::atomic<bool>& cancelled, const ProgressSinks& sinks) {
-  const absl::StatusOr<MemoryPlan> plan = PlanLoad(checkpoint, target, cancelled);
+absl::StatusOr<MemoryPlan> Plan(const Checkpoint& checkpoint, const std::string& name,
+                                const LoadTarget& target, const std::atomic<bool>& cancelled,
+                                const ProgressSinks& sinks) {
+  absl::StatusOr<MemoryPlan> plan = PlanLoad(checkpoint, target, cancelled);
   if (absl::IsResourceExhausted(plan.status())) {
     return absl::ResourceExhaustedError(
         absl::StrCat("model \"", name, "\": ", plan.status().message(), Advice(target)));
@@ -36,7 +39,7 @@ absl::Status Plan(const Checkpoint& checkpoint, const std::string& name, const L
   if (!plan.ok()) return plan.status();
   if (sinks.planned_bytes != nullptr) *sinks.planned_bytes = plan->device_bytes();
   if (sinks.log) sinks.log(absl::StrCat("model \"", name, "\": takes ", plan->ToString()));
-  return absl::OkStatus();
+  return plan;
 }
 
 absl::StatusOr<std::shared_ptr<const PlacedWeight>> LoadWeight(
@@ -76,6 +79,29 @@ void AddStacks(Sharding sharding, Model* model) {
   }
 }
 
+// Reads, decodes and places all linears, as many at a time as `plan` says.
+absl::Status LoadAll(const Checkpoint& checkpoint, const LoadTarget& target, const MemoryPlan& plan,
+                     const std::atomic<bool>& cancelled, TensorSums* sums, Progress* progress,
+                     Model* model) {
+  const Paths paths = PathsOf(checkpoint);
+  const absl::Span<const LinearLocation> linears = checkpoint.linears();
+  std::vector<std::vector<uint8_t>> scratch(plan.readers);
+  Mutex mu;
+  return OnReaders(plan.readers, static_cast<int64_t>(linears.size()), [&](int reader, int64_t i) {
+    if (cancelled) {
+      return absl::UnavailableError(
+          absl::StrCat("model \"", model->name, "\": load cancelled, the server is shutting down"));
+    }
+    const LinearLocation& linear = linears[i];
+    auto weight = LoadWeight(checkpoint, linear, target, paths, &scratch[reader], sums);
+    if (!weight.ok()) return weight.status();
+    MutexLock lock(&mu);
+    Add(linear.path, *std::move(weight), model);
+    progress->Add(linear.bytes);
+    return absl::OkStatus();
+  });
+}
+
 absl::StatusOr<std::shared_ptr<Model>> LoadWeights(const ModelFolder& folder,
                                                    const std::string& name,
                                                    const LoadTarget& target,
@@ -89,7 +115,7 @@ absl::StatusOr<std::shared_ptr<Model>> LoadWeights(const ModelFolder& folder,
                                                      " quantised linears, expected at most ",
                                                      target.max_weights));
   }
-  AWQD_RETURN_IF_ERROR(Plan(checkpoint, name, target, cancelled, sinks));
+  AWQD_ASSIGN_OR_RETURN(const MemoryPlan plan, Plan(checkpoint, name, target, cancelled, sinks));
   if (sinks.log && !checkpoint.note().empty()) {
     sinks.log(absl::StrCat("model \"", name, "\": ", checkpoint.note()));
   }
@@ -99,19 +125,8 @@ absl::StatusOr<std::shared_ptr<Model>> LoadWeights(const ModelFolder& folder,
   model->ignored_tensors = checkpoint.ignored_tensors();
   Progress progress(name, checkpoint.total_bytes(),
                     static_cast<int64_t>(checkpoint.linears().size()), sinks, absl::Now);
-  std::vector<uint8_t> scratch;
   TensorSums sums;
-  const Paths paths = PathsOf(checkpoint);
-  for (const LinearLocation& linear : checkpoint.linears()) {
-    if (cancelled) {
-      return absl::UnavailableError(
-          absl::StrCat("model \"", name, "\": load cancelled, the server is shutting down"));
-    }
-    AWQD_ASSIGN_OR_RETURN(std::shared_ptr<const PlacedWeight> weight,
-                          LoadWeight(checkpoint, linear, target, paths, &scratch, &sums));
-    Add(linear.path, std::move(weight), model.get());
-    progress.Add(linear.bytes);
-  }
+  AWQD_RETURN_IF_ERROR(LoadAll(checkpoint, target, plan, cancelled, &sums, &progress, model.get()));
   AWQD_RETURN_IF_ERROR(sums.Check(cancelled));
   AWQD_RETURN_IF_ERROR(checkpoint.CheckUnchanged(*folder.root));
   AddStacks(target.sharding, model.get());

@@ -22,6 +22,9 @@ struct LoadTarget {
   // More are RESOURCE_EXHAUSTED: each has objects of its own, however small it is. 1024 experts of
   // three projections in 80 layers are fewer.
   int64_t max_weights = int64_t{1} << 18;
+  // Linears that are read and decoded at a time, where the host has room for more than one. With
+  // two, one is packed while the other is read; with more, memory would be taken for little.
+  int readers = 2;
 
   // Whether the devices need room for the model together, not each for all of it.
   bool shared() const { return sharding == Sharding::kColumns || sharding == Sharding::kExperts; }

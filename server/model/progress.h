@@ -11,7 +11,7 @@
 
 namespace awqd::model {
 
-// Takes one line without a line feed. Called on the loading thread.
+// Takes one line without a line feed. Called on a thread of the load, by one at a time.
 using ProgressLog = std::function<void(absl::string_view)>;
 
 // The present; a parameter so that tests need not wait.
@@ -37,7 +37,7 @@ struct LoadState {
 
 // A line at most every two seconds, none for a load that ends before; or, where there is a bar, its
 // text at once and then at most every 100 ms, instead of lines. The share after every weight. Used
-// by one thread.
+// by one thread at a time.
 class Progress {
  public:
   static constexpr absl::Duration kInterval = absl::Seconds(2);

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Measures how fast awqd loads a folder of the shape of Llama 3 8B: load.py --build DIR [--folder DIR] [--formats awq,gptq]
+"""Measures how fast awqd loads a folder of the shape of Llama 3 8B: load.py --build DIR [--device cuda:0] [--formats awq,gptq]
 
-Makes the folder of random weights (5.7 GB: 32 layers of 4 bits, embeddings and head in FP16), has awqd load it some times
-from the page cache, and removes it. Needs numpy. Prints, for each load:
+Makes the folder of random weights (5.7 GB: 32 layers of 4 bits; embeddings and head in FP16, which are not read and are
+holes), has awqd load it some times from the page cache, and removes it. Needs numpy. Prints, for each load:
 
   GB/s       bytes of the quantised linears, which is what a load reads, by the time that the client waits
   GB/CPU s   the same by the server's user and system time: other programs take no part of it
-  host MB    the peak of the server's resident memory less what it had before, less the weights: pages of the files are
-             no part of it, as they are read and not mapped
+  host MB    the peak of the server's resident memory less what it had before, less the weights on a CPU: pages of the
+             files are no part of it, as they are read and not mapped
 
 Ends with 1 when the best load of a format is below --least_gb_s, or host memory above --most_host_mb.
 """
@@ -82,7 +82,9 @@ def make(folder, kind):
         with open(folder / f"model-{number:05}.safetensors", "wb") as file:
             file.write(len(text).to_bytes(8, "little") + text)
             for tensor in tensors:
-                file.write(content(*tensor, block))
+                if ".layers." in tensor[0]:
+                    file.write(content(*tensor, block))
+            file.truncate(8 + len(text) + end)
     (folder / "config.json").write_text(json.dumps({"model_type": "llama", "quantization_config": CONFIGS[kind]}))
     return quantised
 
@@ -96,16 +98,17 @@ def read_all(folder):
 
 
 class Server:
-    """awqd on the CPU, with nothing loaded."""
+    """awqd with nothing loaded."""
 
-    def __init__(self, build, repository, flags):
+    def __init__(self, build, repository, device, flags):
         self.bin = build / "bin"
+        self.on_host = device.startswith("cpu")
         self.folder = tempfile.TemporaryDirectory(prefix="awqd-load-")
         self.address = f"unix:{self.folder.name}/socket"
         with open(f"{self.folder.name}/log", "wb") as log:
             self.process = subprocess.Popen(
-                [self.bin / "awqd", f"--address={self.address}", f"--model_repository={repository}", "--device=cpu",
-                 *flags], stdout=log, stderr=log)
+                [self.bin / "awqd", f"--address={self.address}", f"--model_repository={repository}",
+                 f"--device={device}", *flags], stdout=log, stderr=log)
         self.awqctl("healthcheck", "--wait", "60")
 
     def awqctl(self, *arguments):
@@ -130,7 +133,7 @@ class Server:
         answer = json.loads(self.awqctl("load", name, "--json"))
         seconds, cpu = time.monotonic() - start, self.cpu_seconds() - cpu
         weights = int(answer["model"]["device_bytes"])
-        host = self.memory("VmHWM") - before - weights
+        host = self.memory("VmHWM") - before - (weights if self.on_host else 0)
         self.awqctl("unload", name)
         return seconds, cpu, weights, host
 
@@ -144,6 +147,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=pathlib.Path, required=True, help="a build folder, with bin/awqd and bin/awqctl")
     parser.add_argument("--folder", type=pathlib.Path, help="where the model is made; the system's temporary folder if none")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--formats", default="awq,gptq")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--least_gb_s", type=float, default=0.6)
@@ -155,7 +159,7 @@ def main():
         repository = pathlib.Path(tempfile.mkdtemp(prefix="awqd-load-", dir=args.folder))
         server = None
         try:
-            server = Server(args.build, repository, args.flags)  # of nothing yet
+            server = Server(args.build, repository, args.device, args.flags)  # of nothing yet
             (repository / kind).mkdir()
             read = make(repository / kind, kind)
             best, peak = 0.0, 0

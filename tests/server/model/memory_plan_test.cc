@@ -42,17 +42,27 @@ class MemoryPlanTest : public ::testing::Test {
     const std::atomic<bool> cancelled = false;
     return PlanLoad(*checkpoint, target, cancelled);
   }
-  // A linear of K x 32768, all of K one group, with 4 bits and nothing but holes in its file.
-  void WriteSparse(int64_t k) {
-    const int64_t n = 32768, codes = k * n / 2, zeros = n / 2, scales = 2 * n;
-    const std::string header = absl::StrCat(
-        "{\"w.qweight\":{\"dtype\":\"I32\",\"shape\":[", k, ",", n / 8, "],\"data_offsets\":[0,",
-        codes, "]},\"w.qzeros\":{\"dtype\":\"I32\",\"shape\":[1,", n / 8, "],\"data_offsets\":[",
-        codes, ",", codes + zeros, "]},\"w.scales\":{\"dtype\":\"F16\",\"shape\":[1,", n,
-        "],\"data_offsets\":[", codes + zeros, ",", codes + zeros + scales, "]}}");
+  // Linears of K x 32768, all of K one group, with 4 bits and nothing but holes in their file.
+  void WriteSparse(int64_t k, int count = 1) {
+    const int64_t n = 32768;
+    int64_t end = 0;
+    std::string header;
+    const auto tensor = [&](absl::string_view name, absl::string_view dtype, int64_t rows,
+                            int64_t cols, int64_t bytes) {
+      absl::StrAppend(&header, header.empty() ? "{" : ",", "\"", name, "\":{\"dtype\":\"", dtype,
+                      "\",\"shape\":[", rows, ",", cols, "],\"data_offsets\":[", end, ",",
+                      end + bytes, "]}");
+      end += bytes;
+    };
+    for (int i = 0; i < count; ++i) {
+      tensor(absl::StrCat(i, ".qweight"), "I32", k, n / 8, k * n / 2);
+      tensor(absl::StrCat(i, ".qzeros"), "I32", 1, n / 8, n / 2);
+      tensor(absl::StrCat(i, ".scales"), "F16", 1, n, 2 * n);
+    }
+    header += "}";
     directory_.Write("m/config.json", AwqConfig(-1));
     directory_.Write("m/model.safetensors", awqd::testing::Safetensors(header, ""));
-    const int64_t size = 8 + static_cast<int64_t>(header.size()) + codes + zeros + scales;
+    const int64_t size = 8 + static_cast<int64_t>(header.size()) + end;
     ASSERT_EQ(truncate(directory_.At("m/model.safetensors").c_str(), size), 0);
   }
 
@@ -62,7 +72,7 @@ class MemoryPlanTest : public ::testing::Test {
 TEST_F(MemoryPlanTest, IsWhatTheLoadTakes) {
   WriteModel();
   const auto device = Cpu();
-  const auto plan = Plan({{device.get()}});
+  const auto plan = Plan({.devices = {device.get()}, .readers = 1});
   ASSERT_TRUE(plan.ok()) << plan.status();
   ModelStore store(directory_.path(), device.get());
   const auto model = store.Load("m");
@@ -73,6 +83,36 @@ TEST_F(MemoryPlanTest, IsWhatTheLoadTakes) {
   EXPECT_EQ(plan->working, raw + 400 * 136 / 2 + 25 * 136 + 25 * 136 * 2);
   EXPECT_EQ(plan->ToString(), absl::StrCat(plan->device_bytes(), " bytes on cpu, ", plan->working,
                                            " bytes of host memory beside them"));
+}
+
+TEST_F(MemoryPlanTest, OfTwoReaders) {
+  WriteModel();
+  const auto device = Cpu();
+  const auto one = Plan({.devices = {device.get()}, .readers = 1});
+  const auto two = Plan({.devices = {device.get()}});
+  ASSERT_TRUE(one.ok() && two.ok());
+  EXPECT_EQ(one->readers, 1);
+  EXPECT_EQ(two->readers, 2);
+  // The smaller one is decoded beside the larger one, and its reader's buffer may have held that.
+  const int64_t raw = 400 * 136 / 2 + 25 * 136 / 2 + 25 * 136 * 2;
+  EXPECT_EQ(two->working, one->working + raw + 48 * 24 / 2 + 3 * 24 + 3 * 24 * 2);
+  EXPECT_EQ(two->weights, one->weights);
+}
+
+TEST_F(MemoryPlanTest, OneReaderWhereThereIsNoRoomForTwo) {
+  WriteSparse(16384, 2);
+  const auto device = Cpu();
+  const auto free = [&](int64_t bytes) {
+    device->SetBudget(bytes);
+    return Plan({.devices = {device.get()}});
+  };
+  const auto two = free(4096 * kMiB);
+  ASSERT_TRUE(two.ok()) << two.status();
+  EXPECT_EQ(two->readers, 2);
+  const auto one = free(two->peak.at(device.get()) - 1);
+  ASSERT_TRUE(one.ok()) << one.status();
+  EXPECT_EQ(one->readers, 1);
+  EXPECT_LT(one->working, two->working);
 }
 
 TEST_F(MemoryPlanTest, OfSeveralDevices) {

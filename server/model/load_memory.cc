@@ -1,0 +1,73 @@
+// One arena of jemalloc for all loads, which keeps what is freed.
+#include "server/model/load_memory.h"
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <optional>
+
+#include "kernels/base/mutex.h"
+
+// Of jemalloc, where that is the allocator of the process; else null.
+extern "C" int mallctl(const char* name, void* old_value, size_t* old_size, void* new_value,
+                       size_t new_size) __attribute__((weak));
+
+namespace awqd::model {
+namespace {
+
+struct Loads {
+  Mutex mu;
+  std::optional<unsigned> arena;  // of the first load on
+  int threads = 0;                // that use it
+};
+
+// Nothing here allocates: threads begin and end with it.
+Loads loads;
+
+template <typename T>
+bool Set(const char* name, T value) {
+  return mallctl(name, nullptr, nullptr, &value, sizeof(value)) == 0;
+}
+
+// A setting of the arena, or what can be done with it.
+struct OfArena {
+  OfArena(unsigned arena, const char* what) {
+    std::snprintf(name, sizeof(name), "arena.%u.%s", arena, what);
+  }
+  char name[48];
+};
+
+// Freed memory never decays, and blocks of any size come from this arena.
+std::optional<unsigned> CreateArena() {
+  unsigned arena = 0;
+  size_t size = sizeof(arena);
+  if (mallctl("arenas.create", &arena, &size, nullptr, 0) != 0) return std::nullopt;
+  Set<ssize_t>(OfArena(arena, "dirty_decay_ms").name, -1);
+  Set<size_t>(OfArena(arena, "oversize_threshold").name, SIZE_MAX / 4);
+  return arena;
+}
+
+}  // namespace
+
+LoadMemory::LoadMemory() {
+  if (mallctl == nullptr) return;
+  MutexLock lock(&loads.mu);
+  if (!loads.arena) loads.arena = CreateArena();
+  if (!loads.arena) return;
+  size_t size = sizeof(before_);
+  unsigned arena = *loads.arena;
+  switched_ = mallctl("thread.arena", &before_, &size, &arena, sizeof(arena)) == 0;
+  if (switched_) ++loads.threads;
+}
+
+LoadMemory::~LoadMemory() {
+  if (!switched_) return;
+  MutexLock lock(&loads.mu);
+  Set<unsigned>("thread.arena", before_);
+  if (--loads.threads > 0) return;
+  mallctl(OfArena(*loads.arena, "purge").name, nullptr, nullptr, nullptr, 0);
+}
+
+}  // namespace awqd::model

@@ -1,0 +1,75 @@
+// Threads that take the next number from a counter.
+#include "server/model/readers.h"
+
+#include <atomic>
+#include <exception>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "kernels/base/mutex.h"
+#include "server/model/load_memory.h"
+
+namespace awqd::model {
+namespace {
+
+// What went wrong first, in the order of the numbers.
+class FirstFailure {
+ public:
+  explicit FirstFailure(int64_t count) : at_(count) {}
+
+  void Add(int64_t at, absl::Status status, std::exception_ptr thrown) {
+    MutexLock lock(&mu_);
+    if (at >= at_) return;
+    at_ = at;
+    status_ = std::move(status);
+    thrown_ = std::move(thrown);
+  }
+  absl::Status Take() {
+    if (thrown_ != nullptr) std::rethrow_exception(thrown_);
+    return std::move(status_);
+  }
+
+ private:
+  Mutex mu_;
+  int64_t at_;
+  absl::Status status_;
+  std::exception_ptr thrown_;
+};
+
+}  // namespace
+
+absl::Status OnReaders(int readers, int64_t count,
+                       absl::FunctionRef<absl::Status(int reader, int64_t i)> work) {
+  std::atomic<int64_t> next{0};
+  FirstFailure failure(count);
+  const auto read = [&](int reader) {
+    const LoadMemory memory;
+    for (int64_t i = next++; i < count; i = next++) {
+      absl::Status status;
+      std::exception_ptr thrown;
+      try {
+        status = work(reader, i);
+      } catch (const std::exception&) {
+        thrown = std::current_exception();
+      }
+      if (status.ok() && thrown == nullptr) continue;
+      next = count;
+      failure.Add(i, std::move(status), std::move(thrown));
+    }
+  };
+  std::vector<std::thread> threads;
+  threads.reserve(readers);
+  for (int reader = 1; reader < readers; ++reader) {
+    try {
+      threads.emplace_back(read, reader);
+    } catch (const std::exception&) {  // the process may start no more
+      break;
+    }
+  }
+  read(0);
+  for (std::thread& thread : threads) thread.join();
+  return failure.Take();
+}
+
+}  // namespace awqd::model

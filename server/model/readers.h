@@ -1,0 +1,18 @@
+// OnReaders: the linears of a load, some at a time.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+
+namespace awqd::model {
+
+// Calls work(reader, i) once for every i in [0, count), begun in ascending order, on up to
+// `readers` threads, of which the calling one is the last; `reader` is the thread's number, from 0.
+// After an error or an exception none is begun; of several, that of the least i is returned, or
+// thrown here.
+absl::Status OnReaders(int readers, int64_t count,
+                       absl::FunctionRef<absl::Status(int reader, int64_t i)> work);
+
+}  // namespace awqd::model
