@@ -8,6 +8,7 @@
 
 #include "kernels/base/huge_pages.h"
 #include "kernels/base/math.h"
+#include "kernels/base/nibbles.h"
 #include "kernels/description.h"
 
 namespace awqd {
@@ -100,6 +101,34 @@ void PackRow(const uint8_t* __restrict codes, int64_t count, int place, uint8_t*
   }
 }
 
+// Eight rows of 4-bit codes, which are one row of words: eight words of it are eight columns, and
+// their nibbles turned around are eight columns of each row. Four times that at once.
+using FourWords = uint32_t __attribute__((vector_size(16)));
+constexpr int64_t kFourWords = 32;  // columns
+
+void UnpackNibbleRows(const uint8_t* words, int64_t n, uint8_t* const rows[8]) {
+  for (int64_t col = 0; col < n; col += kFourWords) {
+    FourWords turned[8];
+    for (int i = 0; i < 8; ++i) {
+      for (int lane = 0; lane < 4; ++lane) turned[i][lane] = LoadWord(words, col + 8 * lane + i);
+    }
+    TransposeNibbles(turned);
+    for (int i = 0; i < 8; ++i) std::memcpy(rows[i] + col / 2, &turned[i], sizeof(turned[i]));
+  }
+}
+
+// Whole words of whole vectors.
+void UnpackNibbles(const uint8_t* words, int64_t k, int64_t n, absl::Span<const int32_t> place,
+                   uint8_t* out) {
+  for (int64_t row = 0; row < k; row += 8) {
+    uint8_t* rows[8];
+    for (int i = 0; i < 8; ++i) {
+      rows[i] = out + (place.empty() ? row + i : place[row + i]) * n / 2;
+    }
+    UnpackNibbleRows(words + row / 8 * n * 4, n, rows);
+  }
+}
+
 // Of codes that fill words: a row of `n` of them.
 void UnpackWholeWords(const uint8_t* words, int64_t n, int bits, int plus, uint8_t* codes) {
   const uint32_t most = (1u << bits) - 1;
@@ -140,6 +169,10 @@ std::vector<uint8_t> UnpackGptqRows(absl::Span<const uint8_t> words, int64_t k, 
   out.reserve(k * row_bytes);
   AdviseHugePages(out.data(), k * row_bytes);
   out.resize(k * row_bytes);
+  if (bits == 4 && k % 8 == 0 && n % kFourWords == 0) {  // both orders are the same
+    UnpackNibbles(words.data(), k, n, place, out.data());
+    return out;
+  }
   alignas(64) uint8_t codes[kTile + 4] = {};
   for (int64_t block = 0; block < k; block += kBlock) {
     const uint8_t* const first = words.data() + block / kBlock * bits * n * 4;

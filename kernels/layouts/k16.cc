@@ -21,7 +21,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "kernels/layouts/nibbles.h"
+#include "kernels/base/nibbles.h"
 
 namespace awqd {
 namespace {

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "kernels/base/nibbles.h"
 #include "kernels/layouts/mma16.h"
-#include "kernels/layouts/nibbles.h"
 
 namespace awqd::mma16 {
 namespace {
@@ -52,57 +52,122 @@ void StoreCode(HostWeight* w, int64_t row, int64_t col, int code) {
   byte = static_cast<uint8_t>((byte & ~(((1 << bits) - 1) << shift)) | code << shift);
 }
 
-// 4 bits, which nearly all weights have, go faster: the words of the 8 lanes that own one pair of
-// columns of K (lane % 4) of a fragment are the nibbles of 8 words of codes, 8 out features of one
-// row each, turned around. Those words, by the nibble that they become: rows 2 pair + {0, 8} +
-// {0, 1}, out features {0..7, 8..15}.
-struct Corner {
-  int k;
-  int n;
-};
-constexpr Corner kCorners[8] = {{0, 0}, {0, 8}, {8, 0}, {8, 8}, {1, 0}, {1, 8}, {9, 0}, {9, 8}};
+// 4 and 8 bits, which nearly all weights have, go faster: eight columns of a row are read at once.
 
-// PaddingOf for columns [column, column + 8).
-uint32_t PaddingCodes(const HostWeight& w, int64_t column) {
-  uint32_t word = 0;
+// PaddingOf for columns [column, column + 8), as EightCodes has them.
+uint64_t PaddingCodes(const HostWeight& w, int64_t column) {
+  uint64_t word = 0;
   for (int i = 0; i < std::min<int64_t>(8, w.n - column); ++i) {
-    word |= static_cast<uint32_t>(PaddingOf(w, column + i)) << 4 * i;
+    word |= static_cast<uint64_t>(PaddingOf(w, column + i)) << w.code_bits() * i;
   }
   return word;
 }
 
-// Calls fn(first of the lanes' words in the record, n and k of the words' corner) for every group
-// of 8 lanes; their words are 16 words apart.
-template <typename Fn>
-void ForEachLaneGroup(int64_t n0, int64_t k0, Fn fn) {
-  for (int unit = 0; unit < CodesBytes(4) / UnitBytes(4); ++unit) {
-    for (int step = 0; step < 4; ++step) {
-      for (int pair = 0; pair < 4; ++pair) {
-        fn(unit * 128 + pair * 4 + step, n0 + unit / 2 * kRowTile,
-           k0 + unit % 2 * kUnitK + step * 16 + 2 * pair);
+// Eight columns of a row of a record that has no padding...
+template <typename Word>
+class WholeRecord {
+ public:
+  explicit WholeRecord(const HostWeight& w) : codes_(w.codes.data()), row_bytes_(w.row_bytes()) {}
+  Word At(int64_t row, int64_t column) const {
+    Word word;
+    std::memcpy(&word, codes_ + row * row_bytes_ + column / 8 * sizeof(word), sizeof(word));
+    return word;
+  }
+
+ private:
+  const uint8_t* const codes_;
+  const int64_t row_bytes_;
+};
+
+// ... and of one that may have some.
+template <typename Word>
+class PaddedRecord {
+ public:
+  explicit PaddedRecord(const HostWeight& w) : w_(w) {}
+  Word At(int64_t row, int64_t column) const {
+    if (column >= w_.n) return 0;
+    return static_cast<Word>(row < w_.k ? w_.EightCodes(row, column) : PaddingCodes(w_, column));
+  }
+
+ private:
+  const HostWeight& w_;
+};
+
+constexpr int kSteps = kUnitK / 16;
+using Steps = uint32_t __attribute__((vector_size(4 * kSteps)));
+
+// The words of the 8 lanes that own one pair of columns of K (lane % 4) of a fragment are the
+// nibbles of 8 words of codes, 8 out features of one row each, turned around. Those words, by the
+// nibble that they become: rows 2 pair + {0, 8} + {0, 1}, out features {0..7, 8..15}. The four
+// steps of a unit, whose words lie side by side in the record, are turned around at once.
+template <typename Codes>
+void PackNibbles(const Codes& codes, int64_t n, int64_t k, uint8_t* unit) {
+  struct Corner {
+    int k;
+    int n;
+  };
+  constexpr Corner kCorners[8] = {{0, 0}, {0, 8}, {8, 0}, {8, 8}, {1, 0}, {1, 8}, {9, 0}, {9, 8}};
+  for (int pair = 0; pair < 4; ++pair) {
+    Steps words[8];
+    for (int i = 0; i < 8; ++i) {
+      for (int step = 0; step < kSteps; ++step) {
+        words[i][step] = codes.At(k + 16 * step + 2 * pair + kCorners[i].k, n + kCorners[i].n);
+      }
+    }
+    TransposeNibbles(words);
+    uint8_t* const to = unit + pair * sizeof(Steps);  // of lane `pair`, then of every fourth
+    for (int r = 0; r < 8; ++r) std::memcpy(to + r * 4 * sizeof(Steps), &words[r], sizeof(Steps));
+  }
+}
+
+// A word holds rows 2 pair + {0, 8, 1, 9} of one out feature.
+template <typename Codes>
+void PackBytes(const Codes& codes, int64_t n, int64_t k, uint8_t* unit) {
+  constexpr int kRows[4] = {0, 8, 1, 9};
+  for (int i = 0; i < 2 * kSteps; ++i) {  // the lanes' words
+    uint8_t* const to = unit + i / 4 * 512 + i % 4 * 4;
+    for (int pair = 0; pair < 4; ++pair) {
+      uint64_t rows[4];
+      for (int r = 0; r < 4; ++r) {
+        rows[r] = codes.At(k + i / 2 * 16 + 2 * pair + kRows[r], n + i % 2 * 8);
+      }
+      for (int column = 0; column < 8; ++column) {
+        uint32_t word = 0;
+        for (int r = 0; r < 4; ++r) word |= (rows[r] >> 8 * column & 0xff) << 8 * r;
+        std::memcpy(to + (column * 4 + pair) * 16, &word, sizeof(word));
       }
     }
   }
 }
 
-void PackNibbles(const HostWeight& w, int64_t n0, int64_t k0, uint8_t* record) {
-  ForEachLaneGroup(n0, k0, [&](int first, int64_t n, int64_t k) {
-    uint32_t words[8] = {};
-    for (int i = 0; i < 8; ++i) {
-      const int64_t row = k + kCorners[i].k, column = n + kCorners[i].n;
-      if (column >= w.n) continue;
-      words[i] =
-          row < w.k ? static_cast<uint32_t>(w.EightCodes(row, column)) : PaddingCodes(w, column);
+// Calls pack(codes of the record, first n and k of a unit, its bytes) for every unit of it.
+template <typename Word, typename Pack>
+void PackUnits(const HostWeight& w, int64_t n0, int64_t k0, uint8_t* record, Pack pack) {
+  const int bytes = UnitBytes(w.code_bits());
+  const auto each = [&](const auto& codes) {
+    for (int unit = 0; unit < kTileN / kRowTile * 2; ++unit) {
+      pack(codes, n0 + unit / 2 * kRowTile, k0 + unit % 2 * kUnitK, record + unit * bytes);
     }
-    TransposeNibbles(words);
-    for (int r = 0; r < 8; ++r) std::memcpy(record + (first + 16 * r) * 4, &words[r], 4);
-  });
+  };
+  const bool whole = n0 + kTileN <= w.n && k0 + kBlockK <= w.k;
+  whole ? each(WholeRecord<Word>(w)) : each(PaddedRecord<Word>(w));
 }
 
 }  // namespace
 
 void PackCodes(const HostWeight& w, int64_t n0, int64_t k0, uint8_t* record) {
-  w.description.bits == 4 ? PackNibbles(w, n0, k0, record) : PackAnyCodes(w, n0, k0, record);
+  switch (w.description.bits) {
+    case 4:
+      PackUnits<uint32_t>(w, n0, k0, record,
+                          [](const auto& codes, auto... at) { PackNibbles(codes, at...); });
+      break;
+    case 8:
+      PackUnits<uint64_t>(w, n0, k0, record,
+                          [](const auto& codes, auto... at) { PackBytes(codes, at...); });
+      break;
+    default:
+      PackAnyCodes(w, n0, k0, record);
+  }
 }
 
 void UnpackCodes(const uint8_t* record, int64_t n0, int64_t k0, HostWeight* w) {

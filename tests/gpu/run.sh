@@ -372,21 +372,33 @@ bench_load() {
 # figure <file> <field> [object]: the first number of that name in a JSON file, or in that object of it.
 figure() { tr -d '\n ' <"$1" | sed -E "s/.*${3:+\"$3\":\{[^\}]*}\"$2\":([0-9.]+).*/\1/"; }
 
-# measure_replicas <list>: requests a second of 256 callers, and milliseconds from start to ready, on
-# one device and on the devices of the list.
+# write_mixture: a layer of DeepSeek-V3's experts, once.
+write_mixture() {
+  [[ -d $out/mixtures/mixture ]] || "$bin/make_expert_stack" "$out/mixtures/mixture" 256 7168 2048
+}
+
+# ready <what> <start_server argument>...: starts a server, and tells how long that took.
+ready() {
+  local what=$1 begin
+  begin=$(date +%s%N)
+  shift
+  start_server "$@" || return 1
+  summary+=("measured $what: ready after $((($(date +%s%N) - begin) / 1000000)) ms")
+}
+
+# measure_replicas <list>: milliseconds from start to ready, and a load that keeps every device's batches full: 64 callers
+# of 4 tokens, 64 tokens a batch, so that a device and not the transport is the limit.
 measure_replicas() {
-  local list begin line=() weight=llama-layer/model.layers.0.mlp.down_proj
+  local list
+  write_mixture || return 1
   for list in cuda:0 cuda:0 "$1"; do  # the first start is for the page cache
     device=$list
-    begin=$(date +%s%N)
-    start_server "$models" --shard replicas || return 1
-    line+=("$list: ready after $((($(date +%s%N) - begin) / 1000000)) ms")
-    "$bin/awqctl" --address "127.0.0.1:$(cat "$out/port")" bench --weight $weight --concurrency 256 --duration 5 \
-      --json_file "$out/bench.json" || return 1
-    line+=("$(figure "$out/bench.json" requests_per_s) requests/s;")
+    ready "replicas on $list" "$out/mixtures" --shard replicas --max_batch_tokens 64 || return 1
+    "$bin/awqctl" --address "127.0.0.1:$(cat "$out/port")" bench --mlp 'mixture/model.layers.0.mlp.experts.*' --top_k 8 \
+      --tokens 4 --concurrency 64 --duration 5 --json_file "$out/bench.json" || return 1
+    summary+=("measured replicas on $list: $(figure "$out/bench.json" requests_per_s) requests/s")
     stop_server
   done
-  summary+=("measured ${line[*]:2}")
 }
 
 # expert_bits <file>: what the mixture of measure_spread makes of 16 tokens.
@@ -395,13 +407,13 @@ expert_bits() {
     --seed 7 -o "$1"
 }
 
-# measure_spread <list>: a layer of DeepSeek-V3's experts, of which no device of the list may hold more than
-# 3/4: it is spread, has the bits of one device that may hold all, and is measured.
+# measure_spread <list>: the layer of experts, of which no device of the list may hold more than 3/4: it is spread, has
+# the bits of one device that may hold all, and is measured.
 measure_spread() {
   local mixture=$out/mixtures limit=4600MiB tokens
-  [[ -d $mixture/mixture ]] || "$bin/make_expert_stack" "$mixture/mixture" 256 7168 2048 || return 1
+  write_mixture || return 1
   device=cuda:0
-  start_server "$mixture" && expert_bits "$out/one.npy" || return 1
+  ready "spread, on $device alone" "$mixture" && expert_bits "$out/one.npy" || return 1
   "$bin/awqctl" --address "127.0.0.1:$(cat "$out/port")" bench --mlp 'mixture/model.layers.0.mlp.experts.*' --top_k 8 \
     --tokens 1,16,64,256 --concurrency 1 --duration 3 || return 1
   stop_server
@@ -412,7 +424,7 @@ measure_spread() {
   wait "$server_pid" 2>/dev/null
   server_pid=
   device=$1
-  start_server "$mixture" --shard experts --device_memory_limit $limit && expert_bits "$out/spread.npy" || return 1
+  ready "spread on $1" "$mixture" --shard experts --device_memory_limit $limit && expert_bits "$out/spread.npy" || return 1
   "$bin/awqctl" compare "$out/spread.npy" "$out/one.npy" --bit_exact || return 1
   for tokens in 1 16 64 256; do
     "$bin/awqctl" --address "127.0.0.1:$(cat "$out/port")" bench --mlp 'mixture/model.layers.0.mlp.experts.*' --top_k 8 \
