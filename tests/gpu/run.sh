@@ -298,7 +298,11 @@ start_server() {
     sleep 0.1
   done
   [[ -s $out/port ]] || return 1
-  "$bin/awqctl" --address "127.0.0.1:$(cat "$out/port")" healthcheck --wait 120
+  for ((i = 0; i < 60; ++i)); do  # it may end because of a model
+    "$bin/awqctl" --address "127.0.0.1:$(cat "$out/port")" healthcheck --wait 2 && return 0
+    kill -0 "$server_pid" 2>/dev/null || { tail "$out/server.log"; return 1; }
+  done
+  return 1
 }
 
 stop_server() {
@@ -407,15 +411,25 @@ expert_bits() {
     --seed 7 -o "$1"
 }
 
+# bench_experts <what>: the layer of experts of measure_spread, for one caller.
+bench_experts() {
+  local tokens
+  for tokens in 1 16 64 256; do
+    "$bin/awqctl" --address "127.0.0.1:$(cat "$out/port")" bench --mlp 'mixture/model.layers.0.mlp.experts.*' --top_k 8 \
+      --tokens $tokens --concurrency 1 --duration 3 --json_file "$out/bench.json" || return 1
+    summary+=("measured $1: $tokens tokens, top 8: answered in $(figure "$out/bench.json" p50_us latency) us, computed in \
+$(figure "$out/bench.json" mean_us compute)")
+  done
+}
+
 # measure_spread <list>: the layer of experts, of which no device of the list may hold more than 3/4: it is spread, has
 # the bits of one device that may hold all, and is measured.
 measure_spread() {
-  local mixture=$out/mixtures limit=4600MiB tokens
+  local mixture=$out/mixtures limit=4600MiB
   write_mixture || return 1
   device=cuda:0
   ready "spread, on $device alone" "$mixture" && expert_bits "$out/one.npy" || return 1
-  "$bin/awqctl" --address "127.0.0.1:$(cat "$out/port")" bench --mlp 'mixture/model.layers.0.mlp.experts.*' --top_k 8 \
-    --tokens 1,16,64,256 --concurrency 1 --duration 3 || return 1
+  bench_experts "on $device alone" || return 1
   stop_server
   if start_server "$mixture" --device_memory_limit $limit; then
     echo "one device holds it within $limit: the limit shows nothing"
@@ -426,11 +440,7 @@ measure_spread() {
   device=$1
   ready "spread on $1" "$mixture" --shard experts --device_memory_limit $limit && expert_bits "$out/spread.npy" || return 1
   "$bin/awqctl" compare "$out/spread.npy" "$out/one.npy" --bit_exact || return 1
-  for tokens in 1 16 64 256; do
-    "$bin/awqctl" --address "127.0.0.1:$(cat "$out/port")" bench --mlp 'mixture/model.layers.0.mlp.experts.*' --top_k 8 \
-      --tokens $tokens --concurrency 1 --duration 3 --json_file "$out/bench.json" || return 1
-    summary+=("measured spread on $1: $tokens tokens, top 8: $(figure "$out/bench.json" p50_us latency) us")
-  done
+  bench_experts "spread on $1" || return 1
   stop_server
 }
 
