@@ -25,7 +25,12 @@ absl::Status Refused(absl::string_view what, int64_t bytes, int64_t at_most,
 bool ByteBudget::TakesTooMuch(int64_t held, int64_t own, int64_t of_call, int64_t bytes) const {
   if (own <= of_call) return false;
   const int64_t left = limit_ - held - bytes;
-  return own + bytes > left || left < limit_ / (holders_.load(std::memory_order_relaxed) + 1);
+  return own + bytes > left || left < PartOfOthers();
+}
+
+// At least this connection holds something, though it may not be counted yet or no longer.
+int64_t ByteBudget::PartOfOthers() const {
+  return limit_ / (std::max<int64_t>(1, holders_.load(std::memory_order_relaxed)) + 1);
 }
 
 // Two calls of one connection that come at the same time may both be let in where one alone had
@@ -46,8 +51,7 @@ absl::Status ByteBudget::Reserve(Connection* connection, int64_t of_call, int64_
     }
     if (TakesTooMuch(held, own, of_call, bytes)) {
       refused_.fetch_add(1, std::memory_order_relaxed);
-      const int64_t for_others = limit_ / (holders_.load(std::memory_order_relaxed) + 1);
-      const int64_t at_most = std::min((free - own) / 2, free - for_others);
+      const int64_t at_most = std::min((free - own) / 2, free - PartOfOthers());
       return Refused(what, bytes, std::max<int64_t>(0, at_most),
                      absl::StrCat("this connection holds ", own, " bytes, and ", free,
                                   " of the server's ", flag_, ", ", limit_, ", are left for all"));

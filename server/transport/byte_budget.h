@@ -90,6 +90,8 @@ class ByteBudget {
                        absl::string_view what);
   // Whether that would leave less than the rule asks for.
   bool TakesTooMuch(int64_t held, int64_t own, int64_t of_call, int64_t bytes) const;
+  // What a connection that holds something leaves to the others.
+  int64_t PartOfOthers() const;
   void GiveBack(Connection* connection, int64_t bytes);
 
   const int64_t limit_;

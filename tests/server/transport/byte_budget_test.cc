@@ -146,5 +146,22 @@ TEST(ByteBudget, NeverPassesItsLimitUnderContention) {
   EXPECT_EQ(budget.in_flight(), 0);
 }
 
+// Its bytes, and whether it is among those that hold some, change one after the other.
+TEST(ByteBudget, SmallCallsOfOneConnectionAreNeverRefused) {
+  ByteBudget budget(int64_t{1} << 31);
+  const auto caller = std::make_shared<Connection>();
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 200000; ++i) {
+        EXPECT_TRUE(budget.Take(caller, 8192, "request").ok());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(budget.refused(), 0);
+  EXPECT_EQ(caller->bytes(), 0);
+}
+
 }  // namespace
 }  // namespace awqd::transport
