@@ -14,14 +14,12 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "checkpoint/file.h"
 #include "kernels/base/mutex.h"
 #include "kernels/base/status.h"
 #include "kernels/kernels.h"
 #include "server/call_recorder.h"
-#include "server/engine/local_engine.h"
 #include "server/engine/routing_engine.h"
 #include "server/http_caller.h"
 #include "server/idle_memory.h"
@@ -30,6 +28,7 @@
 #include "server/obs/logging.h"
 #include "server/obs/metrics_server.h"
 #include "server/obs/terminal.h"
+#include "server/open_devices.h"
 #include "server/pause.h"
 #include "server/repository_watch.h"
 #include "server/services/rpc_server.h"
@@ -41,37 +40,6 @@ namespace {
 
 // How soon a failed load or a device fault is noticed.
 constexpr int kPollMs = 50;
-
-struct OpenedDevice {
-  std::unique_ptr<Device> device;
-  std::string why;      // it was chosen
-  bool healthy = true;  // as it was last seen
-};
-
-// Every device of --device, in order.
-absl::StatusOr<std::vector<OpenedDevice>> Open(const Options& options,
-                                               const DeviceOpener& open_device) {
-  DeviceOptions device_options = {.cpu_threads = options.cpu_threads,
-                                  .budget_bytes = options.device_memory_limit,
-                                  .batch_invariant = options.batch_invariant};
-  const std::vector<std::string> specs = absl::StrSplit(options.device, ',');
-  std::map<std::string, int> times;  // that each was listed
-  std::vector<OpenedDevice> out;
-  for (const std::string& spec : specs) {
-    const int before = times[spec]++;
-    device_options.id_suffix = before == 0 ? "" : absl::StrCat("#", before + 1);
-    OpenedDevice opened;
-    AWQD_ASSIGN_OR_RETURN(opened.device, open_device(spec, device_options, &opened.why));
-    for (const OpenedDevice& other : out) {
-      if (other.device->info().id != opened.device->info().id) continue;
-      return absl::InvalidArgumentError(
-          absl::StrCat("--device: got \"", options.device,
-                       "\", expected one spelling for each device, as in cuda:0,cuda:0"));
-    }
-    out.push_back(std::move(opened));
-  }
-  return out;
-}
 
 absl::Status WritePort(const std::string& path, int port) {
   if (path.empty()) return absl::OkStatus();
@@ -122,20 +90,15 @@ class ServerImpl final : public Server {
   ~ServerImpl() override { Stop(absl::ZeroDuration()); }
 
   absl::Status Start(const DeviceOpener& open_device) {
-    AWQD_ASSIGN_OR_RETURN(devices_, Open(options_, open_device));
+    AWQD_ASSIGN_OR_RETURN(devices_, OpenDevices(options_, open_device));
     std::vector<Device*> devices;
-    std::vector<std::unique_ptr<engine::Engine>> engines;
     for (const OpenedDevice& opened : devices_) devices.push_back(opened.device.get());
     models_ = std::make_unique<model::ModelStore>(
         model::ModelFolders(options_.model_repository, options_.models), devices, options_.sharding,
         [](absl::string_view line) { obs::LogLimited(obs::LogLevel::kInfo, line, {}); },
         obs::ShowsStatusLine() ? model::ProgressLog(obs::ShowStatusLine) : nullptr);
     AWQD_ASSIGN_OR_RETURN(std::vector<std::string> names, ModelsToLoad(options_, *models_));
-    for (Device* device : devices) {
-      AWQD_ASSIGN_OR_RETURN(std::unique_ptr<engine::Engine> engine,
-                            engine::MakeLocalEngine(device, options_.engine));
-      engines.push_back(std::move(engine));
-    }
+    AWQD_ASSIGN_OR_RETURN(auto engines, MakeEngines(devices, options_.engine));
     engine_ = engine::MakeRoutingEngine(std::move(engines));
     models_->set_before_serving(
         [this](const model::Model& model) { return WarmUp(model, *engine_); });

@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "awqd/v1/inference.grpc.pb.h"
@@ -18,6 +19,7 @@
 #include "gmock/gmock.h"
 #include "grpc/health/v1/health.grpc.pb.h"
 #include "gtest/gtest.h"
+#include "kernels/base/mutex.h"
 #include "server/server.h"
 #include "tests/checkpoint/test_files.h"
 #include "tests/server/requests.h"
@@ -49,11 +51,14 @@ class DeviceSweepTest : public ::testing::Test {
           absl::StatusOr<std::unique_ptr<Device>> inner = OpenDevice(spec, options, why);
           if (!inner.ok()) return inner.status();
           auto device = std::make_unique<FailingDevice>(*std::move(inner));
+          MutexLock lock(&opening_);
           devices_.push_back(device.get());
           return device;
         });
     ASSERT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
+    absl::c_sort(devices_,
+                 [](const auto* a, const auto* b) { return a->info().id < b->info().id; });
     ASSERT_EQ(pipe(stop_), 0);
     channel_ = grpc::CreateChannel(absl::StrCat("127.0.0.1:", server_->port()),
                                    grpc::InsecureChannelCredentials());
@@ -170,6 +175,7 @@ class DeviceSweepTest : public ::testing::Test {
 
   testing::TempDirectory repository_;
   Options options_;
+  Mutex opening_;
   std::vector<FailingDevice*> devices_;  // live as long as the server runs
   std::unique_ptr<Server> server_;
   std::shared_ptr<grpc::Channel> channel_;

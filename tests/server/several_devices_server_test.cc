@@ -10,6 +10,7 @@
 #include <string>
 #include <thread>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "awqd/v1/inference.grpc.pb.h"
 #include "awqd/v1/model_repository.grpc.pb.h"
@@ -17,6 +18,7 @@
 #include "gmock/gmock.h"
 #include "grpc/health/v1/health.grpc.pb.h"
 #include "gtest/gtest.h"
+#include "kernels/base/mutex.h"
 #include "server/server.h"
 #include "tests/checkpoint/test_files.h"
 #include "tests/server/requests.h"
@@ -46,6 +48,8 @@ class SeveralDevicesServerTest : public ::testing::TestWithParam<model::Sharding
         });
     ASSERT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
+    absl::c_sort(devices_,
+                 [](const auto* a, const auto* b) { return a->info().id < b->info().id; });
     ASSERT_EQ(pipe(stop_), 0);
     channel_ = grpc::CreateChannel(absl::StrCat("127.0.0.1:", server_->port()),
                                    grpc::InsecureChannelCredentials());
@@ -64,6 +68,7 @@ class SeveralDevicesServerTest : public ::testing::TestWithParam<model::Sharding
     absl::StatusOr<std::unique_ptr<Device>> inner = OpenDevice(spec, options, why);
     if (!inner.ok()) return inner.status();
     auto device = std::make_unique<WrappedDevice>(*std::move(inner), true);
+    MutexLock lock(&opening_);
     devices_.push_back(device.get());
     return device;
   }
@@ -127,6 +132,7 @@ class SeveralDevicesServerTest : public ::testing::TestWithParam<model::Sharding
 
   testing::TempDirectory repository_;
   Options options_;
+  Mutex opening_;
   std::vector<WrappedDevice*> devices_;  // live as long as the server runs
   std::unique_ptr<Server> server_;
   std::shared_ptr<grpc::Channel> channel_;
