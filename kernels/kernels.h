@@ -47,8 +47,13 @@ absl::StatusOr<std::shared_ptr<const DeviceWeight>> PrepareWeight(
     absl::Span<const KernelRow* const> rows = AllKernels());
 
 // Device bytes that PrepareWeight will take; for checking a budget before anything is allocated.
-// The weight may lack its codes; without scales, too, it is the most that any scales make of it.
-absl::StatusOr<int64_t> PreparedBytes(const HostWeight& weight, const DeviceInfo& device);
+// The weight may lack its codes. Without scales, too, the layout may depend on them: what any scales
+// make of it lies between the two.
+struct PreparedSize {
+  int64_t least = 0;
+  int64_t most = 0;
+};
+absl::StatusOr<PreparedSize> PreparedBytes(const HostWeight& weight, const DeviceInfo& device);
 
 // What host memory can still be allocated; the largest number where that cannot be told.
 int64_t HostFreeBytes();

@@ -70,17 +70,19 @@ absl::Status Pack(const HostWeight& weight, Device& device, DeviceWeight* out) {
 
 }  // namespace
 
-absl::StatusOr<int64_t> PreparedBytes(const HostWeight& weight, const DeviceInfo& device) {
+absl::StatusOr<PreparedSize> PreparedBytes(const HostWeight& weight, const DeviceInfo& device) {
   WeightShape shape = ShapeOf(weight);
   std::vector<int> octaves = {shape.scale_octaves};
   if (weight.description.scale_dtype && weight.scales.empty()) octaves.push_back(kAnyOctaves);
-  int64_t most = 0;
+  PreparedSize out;
   for (const int scale_octaves : octaves) {
     shape.scale_octaves = scale_octaves;
     AWQD_ASSIGN_OR_RETURN(const Plan plan, Select(shape, device, AllKernels()));
-    most = std::max(most, SectionsOf(*plan.layout, shape, &weight).total());
+    const int64_t bytes = SectionsOf(*plan.layout, shape, &weight).total();
+    out.least = out.most == 0 ? bytes : std::min(out.least, bytes);
+    out.most = std::max(out.most, bytes);
   }
-  return most;
+  return out;
 }
 
 absl::StatusOr<std::shared_ptr<const DeviceWeight>> PrepareWeight(

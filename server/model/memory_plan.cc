@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/status.h"
@@ -43,13 +44,13 @@ class Planner {
 
   absl::Status Add(const Checkpoint& checkpoint, const LinearLocation& linear) {
     AWQD_RETURN_IF_ERROR(CheckDescribing(linear));
-    AWQD_ASSIGN_OR_RETURN(const HostWeight weight, checkpoint.Describe(linear, &scratch_));
-    const Place place = PlaceOf(linear.path, paths_, target_);
-    const auto placed = PlacedBytes(weight, place.devices, place.placing);
-    if (!placed.ok()) {
-      return Prefixed(absl::StrCat("weight ", Quoted(linear.path)), placed.status());
+    AWQD_ASSIGN_OR_RETURN(HostWeight weight, checkpoint.Describe(linear, &scratch_));
+    AWQD_ASSIGN_OR_RETURN(std::vector<PartBytes> parts, PartsOf(weight, linear));
+    if (!absl::c_all_of(parts, [](const PartBytes& part) { return part.exact; })) {
+      // Its scales lie among its codes, and the layout depends on them.
+      AWQD_ASSIGN_OR_RETURN(weight, checkpoint.Read(linear, &scratch_));
+      AWQD_ASSIGN_OR_RETURN(parts, PartsOf(weight, linear));
     }
-    const std::vector<PartBytes>& parts = *placed;
     raw_ = std::max(raw_, linear.bytes);
     const int64_t host = HostBytes(weight);
     int64_t copies = 0;  // of all parts, which are made side by side
@@ -94,6 +95,14 @@ class Planner {
     for (int i = 0; i < out.readers; ++i) out.working += raw_ + beside_[i];
     Raise(out.weights, out.working, &out);
     return out;
+  }
+
+  absl::StatusOr<std::vector<PartBytes>> PartsOf(const HostWeight& weight,
+                                                 const LinearLocation& linear) const {
+    const Place place = PlaceOf(linear.path, paths_, target_);
+    auto parts = PlacedBytes(weight, place.devices, place.placing);
+    if (parts.ok()) return parts;
+    return Prefixed(absl::StrCat("weight ", Quoted(linear.path)), parts.status());
   }
 
   // In the order of the target, so that an error names the first.

@@ -16,8 +16,7 @@
 namespace awqd::model {
 
 struct MemoryPlan {
-  // Of all weights, exactly what will be allocated. Where a format keeps scales among its codes,
-  // and the layout may depend on them, the most that it can be.
+  // Of all weights, exactly what will be allocated.
   std::map<const Device*, int64_t> weights;
   // Linears to read at a time: those of the target, or one where there is no room for more.
   int readers = 1;
@@ -36,7 +35,8 @@ struct MemoryPlan {
 // Such devices' limits count memory beside the weights from here on.
 inline constexpr int64_t kFreeWorkingBytes = int64_t{256} << 20;
 
-// Reads headers and what is small of every linear, one after the other as a load does.
+// Reads headers and what is small of every linear, one after the other; all of a linear where its
+// scales lie among its codes and its layout depends on them.
 // RESOURCE_EXHAUSTED when it does not fit into what is free now, naming the device or the host,
 // needed and free. UNAVAILABLE once `cancelled`. Other errors are those of the checkpoint: of a
 // linear that cannot be decoded, or that no kernel takes.

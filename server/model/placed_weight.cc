@@ -55,11 +55,11 @@ int64_t BlockOf(const HostWeight& weight) {
 }
 
 absl::Status CheckRoom(const HostWeight& weight, const Device& device) {
-  AWQD_ASSIGN_OR_RETURN(const int64_t bytes, PreparedBytes(weight, device.info()));
+  AWQD_ASSIGN_OR_RETURN(const PreparedSize bytes, PreparedBytes(weight, device.info()));
   const int64_t free = device.FreeBytes();
-  if (bytes <= free) return absl::OkStatus();
+  if (bytes.most <= free) return absl::OkStatus();
   return absl::ResourceExhaustedError(
-      absl::StrCat("needs ", bytes, " bytes on ", device.info().id, ", got ", free, " free"));
+      absl::StrCat("needs ", bytes.most, " bytes on ", device.info().id, ", got ", free, " free"));
 }
 
 // A device's part of the weight.
@@ -222,8 +222,9 @@ absl::StatusOr<std::vector<PartBytes>> PlacedBytes(const HostWeight& weight,
     HostWeight cut;
     const HostWeight& mine = ShareOf(weight, share, &cut);
     Device* const device = devices[out.size()];
-    AWQD_ASSIGN_OR_RETURN(const int64_t bytes, PreparedBytes(mine, device->info()));
-    out.push_back({device, share.whole ? 0 : mine.k * mine.n, bytes});
+    AWQD_ASSIGN_OR_RETURN(const PreparedSize bytes, PreparedBytes(mine, device->info()));
+    out.push_back(
+        {device, share.whole ? 0 : mine.k * mine.n, bytes.most, bytes.least == bytes.most});
   }
   return out;
 }

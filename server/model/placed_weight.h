@@ -109,6 +109,7 @@ struct PartBytes {
   Device* device = nullptr;
   int64_t cut = 0;  // elements that are cut out for it; 0: it is the whole weight
   int64_t bytes = 0;
+  bool exact = true;  // else the most, as they depend on scales that the weight lacks
 };
 // Of the parts that PlaceWeight makes of a weight, which may lack its codes. Fails as
 // PreparedBytes.

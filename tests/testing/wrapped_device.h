@@ -5,6 +5,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "kernels/device.h"
@@ -29,7 +30,10 @@ class WrappedDevice final : public Device {
   int64_t copies_to_device() const { return copies_to_device_; }
   int64_t copies_to_host() const { return copies_to_host_; }
 
-  const DeviceInfo& info() const override { return inner_->info(); }
+  // Is of another kind from now on, to the choice of layouts and kernels. Nothing runs on it then.
+  void Pretend(DeviceInfo info) { info_ = std::move(info); }
+
+  const DeviceInfo& info() const override { return info_ ? *info_ : inner_->info(); }
   int64_t FreeBytes() const override { return inner_->FreeBytes(); }
   void SetBudget(int64_t bytes) override { inner_->SetBudget(bytes); }
   int64_t UsedBytes() const override { return inner_->UsedBytes(); }
@@ -82,6 +86,7 @@ class WrappedDevice final : public Device {
   };
 
   const std::unique_ptr<Device> inner_;
+  std::optional<DeviceInfo> info_;
   const bool host_addressable_;
   std::function<void()> on_allocate_;
   std::atomic<bool> broken_{false};

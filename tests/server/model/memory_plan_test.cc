@@ -5,9 +5,13 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <set>
+#include <vector>
+
 #include "absl/strings/str_cat.h"
 #include "kernels/kernels.h"
 #include "server/model/model_store.h"
+#include "tests/checkpoint/gguf_bytes.h"
 #include "tests/checkpoint/test_files.h"
 #include "tests/testing/wrapped_device.h"
 
@@ -172,6 +176,45 @@ TEST_F(MemoryPlanTest, ALimitHoldsForThePeak) {
   const auto small = Plan({{device.get()}});
   ASSERT_TRUE(small.ok()) << small.status();
   EXPECT_GT(small->working, 128 * kMiB);
+}
+
+// Scales of MXFP4 lie among the codes, and where they are far apart a GPU has another layout.
+TEST_F(MemoryPlanTest, IsExactWhereScalesLieAmongCodes) {
+  constexpr uint64_t kK = 256, kN = 64;
+  constexpr uint64_t kBytes = kN * kK / 32 * 17;
+  awqd::testing::GgufBytes file;
+  file.tensors = {{"near.weight", {kK, kN}, 39, 0}, {"far.weight", {kK, kN}, 39, kBytes}};
+  file.data = std::string(2 * kBytes, '\0');
+  for (uint64_t block = 0; block < 2 * kBytes / 17; ++block) {
+    const bool far = block >= kBytes / 17 && block % 2 == 1;
+    file.data[block * 17] = static_cast<char>(far ? 80 : 127);  // the exponent
+  }
+  directory_.Write("m/model.gguf", file.File());
+  WrappedDevice device(Cpu(), false);
+  device.Pretend({.kind = DeviceKind::kCuda,
+                  .id = "cuda:0",
+                  .arch = 90,
+                  .sm_count = 132,
+                  .shared_bytes_per_block = 227 << 10});
+  const auto plan = Plan({{&device}});
+  if (plan.status().code() == absl::StatusCode::kUnimplemented) {
+    GTEST_SKIP() << "this build has no kernels for GPUs";
+  }
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  const auto root = RepositoryRoot::Open(directory_.path());
+  const auto checkpoint = Checkpoint::Open(*root, "m");
+  std::vector<uint8_t> scratch;
+  std::set<int64_t> sizes;
+  int64_t total = 0;
+  for (const LinearLocation& linear : checkpoint->linears()) {
+    const auto bytes = PreparedBytes(*checkpoint->Read(linear, &scratch), device.info());
+    ASSERT_TRUE(bytes.ok()) << bytes.status();
+    EXPECT_EQ(bytes->least, bytes->most) << "its scales are known";
+    sizes.insert(bytes->most);
+    total += bytes->most;
+  }
+  EXPECT_EQ(sizes.size(), 2u) << "or the test shows nothing";
+  EXPECT_EQ(plan->device_bytes(), total);
 }
 
 TEST_F(MemoryPlanTest, IsCancelled) {
