@@ -1,11 +1,15 @@
 // A quantised folder, linear by linear.
 #include "tools/convert.h"
 
+#include <iterator>
 #include <utility>
+#include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status.h"
 #include "tools/encode/normal.h"
+#include "tools/read_ahead.h"
 
 namespace awqd::tools {
 namespace {
@@ -58,11 +62,24 @@ std::string BiasType(const model::LinearLocation& linear) {
   return known ? it->second.info->dtype : "F32";
 }
 
+// The linears of a folder as its tensors follow one another.
+std::vector<const model::LinearLocation*> InOrder(const Model& source) {
+  std::vector<const model::LinearLocation*> out;
+  for (const std::string& tensor : source.tensors().InOrder()) {
+    absl::c_copy(source.LinearsWithCodes(tensor), std::back_inserter(out));
+  }
+  return out;
+}
+
 class Converter {
  public:
   Converter(const Model& source, const ConvertOptions& options, FolderWriter* out,
             Conversion* report)
-      : source_(source), options_(options), out_(*out), report_(*report) {
+      : source_(source),
+        options_(options),
+        out_(*out),
+        report_(*report),
+        weights_(*source.checkpoint(), InOrder(source)) {
     for (const std::string& name : source.tensors().InOrder()) {
       if (std::string path = source.DensePath(name); !path.empty()) facts_.dense.push_back(path);
     }
@@ -94,10 +111,7 @@ class Converter {
 
  private:
   absl::Status WriteLinear(const model::LinearLocation& linear) {
-    std::vector<uint8_t> scratch;
-    AWQD_ASSIGN_OR_RETURN(HostWeight weight, source_.checkpoint()->Read(linear, &scratch));
-    std::vector<uint8_t>().swap(scratch);  // gives it back: there is a third copy below
-    AWQD_RETURN_IF_ERROR(Validate(weight));
+    AWQD_ASSIGN_OR_RETURN(HostWeight weight, weights_.Next());
     ConvertedLinear told = {.path = linear.path,
                             .description = ToString(weight.description),
                             .k = weight.k,
@@ -126,6 +140,7 @@ class Converter {
   const ConvertOptions& options_;
   FolderWriter& out_;
   Conversion& report_;
+  ReadAhead weights_;
   FolderFacts facts_;
 };
 
