@@ -444,11 +444,66 @@ measure_spread() {
   stop_server
 }
 
+# hold_memory <GPU> <MiB to leave>: holds all memory but that of a GPU from another process; its id in $holder.
+hold_memory() {
+  python3 - "$1" "$2" >"$out/holder" 2>&1 <<'PYTHON' &
+import sys, time, torch
+device = torch.device("cuda", int(sys.argv[1]))
+free = torch.cuda.mem_get_info(device)[0]
+held = torch.empty(free - (int(sys.argv[2]) + 512 << 20), dtype=torch.uint8, device=device)
+rest = torch.cuda.mem_get_info(device)[0] - (int(sys.argv[2]) << 20)  # once its own code is there
+more = torch.empty(max(rest, 1), dtype=torch.uint8, device=device)
+print("held", flush=True)
+time.sleep(600)
+PYTHON
+  holder=$!
+  local i
+  for ((i = 0; i < 300; ++i)); do
+    grep -q held "$out/holder" && return 0
+    kill -0 "$holder" 2>/dev/null || break
+    sleep 0.1
+  done
+  cat "$out/holder"
+  return 1
+}
+
+# full_device <list>: another process takes the memory of the list's last GPU. A reload is refused and names the GPU, the
+# version that is there goes on, and once the memory is free again the reload works.
+full_device() {
+  local address rc=0 holder
+  start_server "$models" --shard replicas || return 1
+  address=127.0.0.1:$(cat "$out/port")
+  hold_memory "${1##*:}" 64 || return 1
+  "$bin/awqctl" --address "$address" load llama-layer 2>&1 | tee "$out/refused"
+  grep -q "RESOURCE_EXHAUSTED.*${1##*,}" "$out/refused" || rc=1
+  "$bin/gpu_e2e" "$address" llama-layer 1000 16 || rc=1
+  kill "$holder"
+  wait "$holder" 2>/dev/null
+  "$bin/awqctl" --address "$address" load llama-layer || rc=1
+  "$bin/gpu_e2e" "$address" llama-layer 1000 16 || rc=1
+  stop_server
+  return $rc
+}
+
+# Of a list of several GPUs.
+lose_devices() {
+  [[ $(gpus) == *,* ]] || return 0
+  have gpu_lost_device_test && step "a GPU of $1 faults" env AWQD_TEST_DEVICE="$1" "$bin/gpu_lost_device_test"
+  if python3 -c 'import torch' 2>/dev/null; then
+    step "a GPU of $1 is full" full_device "$1"
+    [[ -n $server_pid ]] && cleanup && server_pid=
+  else
+    skip "a GPU of $1 is full" "PyTorch is not installed"
+  fi
+  return 0
+}
+
 # on_devices <list>: every way to share them, then what they are for.
 on_devices() {
   local shard one=$device
   device=$1
   for shard in replicas columns models experts; do check_server "$shard on $1: " --shard "$shard"; done
+  lose_devices "$1"
   measure_devices "$1"
   device=$one
 }
@@ -478,9 +533,10 @@ part_devices() {
   done
 }
 
-# What sharing gives on the list that --device names: the figures of part devices alone.
+# What is lost with a GPU of the list that --device names, and what sharing gives: part devices without its checks.
 part_measured() {
   write_models || return
+  lose_devices "$device"
   measure_devices "$device"
 }
 

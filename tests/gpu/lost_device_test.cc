@@ -1,0 +1,190 @@
+// The whole server in this process on several GPUs, AWQD_TEST_DEVICE=cuda:0,cuda:1, the last of
+// which faults for good under load: the others go on, everything says so, and a reload serves
+// without it.
+#include <grpcpp/grpcpp.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/algorithm/container.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "awqd/v1/inference.grpc.pb.h"
+#include "awqd/v1/model_repository.grpc.pb.h"
+#include "awqd/v1/server_info.grpc.pb.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kernels/base/mutex.h"
+#include "server/server.h"
+#include "tests/checkpoint/test_files.h"
+#include "tests/gpu/faults.h"
+#include "tests/server/requests.h"
+
+namespace awqd {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::vector<std::string> Gpus() {
+  const char* const list = std::getenv("AWQD_TEST_DEVICE");
+  std::vector<std::string> out = absl::StrSplit(list == nullptr ? "" : list, ',');
+  absl::c_sort(out);
+  out.erase(std::unique(out.begin(), out.end()), out.end());
+  return out;
+}
+
+class LostGpuTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (Gpus().size() < 2 || !absl::StartsWith(Gpus()[0], "cuda:")) {
+      GTEST_SKIP() << "needs AWQD_TEST_DEVICE with two GPUs or more";
+    }
+    repository_.Write("tiny/config.json", testing::AwqConfig());
+    repository_.Write("tiny/model.safetensors",
+                      testing::SafetensorsOf(testing::AwqLinear("layer", 128, 256, 32)));
+    options_.model_repository = repository_.path();
+    options_.device = absl::StrJoin(Gpus(), ",");
+    options_.rpc.transport.addresses = {"127.0.0.1:0"};
+    auto server =
+        Server::Create(options_,
+                       [this](absl::string_view spec, const DeviceOptions& options,
+                              std::string* why) -> absl::StatusOr<std::unique_ptr<Device>> {
+                         auto device = OpenDevice(spec, options, why);
+                         MutexLock lock(&opening_);
+                         if (device.ok() && spec == Gpus().back()) last_ = device->get();
+                         return device;
+                       });
+    ASSERT_TRUE(server.ok()) << server.status();
+    server_ = *std::move(server);
+    ASSERT_EQ(pipe(stop_), 0);
+    channel_ = grpc::CreateChannel(absl::StrCat("127.0.0.1:", server_->port()),
+                                   grpc::InsecureChannelCredentials());
+    run_ = std::thread([this] { reason_ = server_->Run(stop_[0]); });
+    ASSERT_TRUE(Eventually([&] { return Multiply().ok(); }));
+  }
+  void TearDown() override {
+    if (!run_.joinable()) return;
+    EXPECT_EQ(write(stop_[1], "x", 1), 1);
+    run_.join();
+    EXPECT_TRUE(reason_.ok()) << reason_;
+    for (int fd : stop_) close(fd);
+  }
+
+  template <typename Condition>
+  static bool Eventually(Condition condition) {
+    for (const absl::Time end = absl::Now() + absl::Seconds(60); absl::Now() < end;) {
+      if (condition()) return true;
+      absl::SleepFor(absl::Milliseconds(20));
+    }
+    return false;
+  }
+  static void Deadline(grpc::ClientContext* context) {
+    context->set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(30));
+  }
+  grpc::Status Multiply(std::string* device = nullptr) {
+    grpc::ClientContext context;
+    Deadline(&context);
+    v1::QuantizedMatmulResponse response;
+    const grpc::Status status = v1::QuantizedInference::NewStub(channel_)->QuantizedMatmul(
+        &context, GoodMatmul(), &response);
+    if (device != nullptr) *device = response.execution().device();
+    return status;
+  }
+  v1::ModelSummary Summary() {
+    grpc::ClientContext context;
+    Deadline(&context);
+    v1::ListModelsResponse response;
+    EXPECT_TRUE(v1::ModelRepository::NewStub(channel_)->ListModels(&context, {}, &response).ok());
+    return response.models(0);
+  }
+  bool IsHealthy(const std::string& id) {
+    grpc::ClientContext context;
+    Deadline(&context);
+    v1::GetServerInfoResponse response;
+    EXPECT_TRUE(v1::ServerInfo::NewStub(channel_)->GetServerInfo(&context, {}, &response).ok());
+    const auto found =
+        absl::c_find_if(response.devices(), [&](const auto& device) { return device.id() == id; });
+    return found != response.devices().end() && found->healthy();
+  }
+  grpc::Status Reload() {
+    grpc::ClientContext context;
+    Deadline(&context);
+    v1::LoadModelRequest request;
+    request.set_name("tiny");
+    v1::LoadModelResponse response;
+    return v1::ModelRepository::NewStub(channel_)->LoadModel(&context, request, &response);
+  }
+  void BreakTheLast() {
+    const auto stream = last_->CreateStream();
+    ASSERT_TRUE(stream.ok()) << stream.status();
+    ASSERT_TRUE(testing::EnqueueIllegalWrite((*stream)->view()).ok());
+    EXPECT_FALSE((*stream)->Synchronize().ok());
+  }
+
+  testing::TempDirectory repository_;
+  Options options_;
+  Mutex opening_;
+  Device* last_ = nullptr;  // lives as long as the server
+  std::unique_ptr<Server> server_;
+  std::shared_ptr<grpc::Channel> channel_;
+  int stop_[2] = {-1, -1};
+  absl::Status reason_;
+  std::thread run_;
+};
+
+TEST_F(LostGpuTest, TheOthersGoOn) {
+  std::atomic<bool> end{false};
+  std::atomic<int> answered{0};
+  Mutex mu;
+  std::vector<grpc::Status> failures;  // guarded by mu
+  std::vector<std::thread> callers;
+  for (int i = 0; i < 8; ++i) {
+    callers.emplace_back([&] {
+      while (!end) {
+        const grpc::Status status = Multiply();
+        if (status.ok()) {
+          ++answered;
+          continue;
+        }
+        MutexLock lock(&mu);
+        failures.push_back(status);
+      }
+    });
+  }
+  EXPECT_TRUE(Eventually([&] { return answered > 1000; }));
+  BreakTheLast();
+  EXPECT_TRUE(Eventually([&] { return !IsHealthy(Gpus().back()); }));
+  const int before = answered;
+  EXPECT_TRUE(Eventually([&] { return answered > before + 1000; }));
+  end = true;
+  for (std::thread& caller : callers) caller.join();
+  for (const grpc::Status& failure : failures) {  // those that were on it
+    EXPECT_EQ(failure.error_code(), grpc::StatusCode::INTERNAL) << failure.error_message();
+    EXPECT_THAT(failure.error_message(), HasSubstr("error id "));
+  }
+  EXPECT_LE(failures.size(), callers.size()) << "one call of each caller at most";
+  EXPECT_TRUE(IsHealthy(Gpus().front()));
+  EXPECT_THAT(Summary().message(), HasSubstr(absl::StrCat("failed: ", Gpus().back())));
+  EXPECT_EQ(Summary().state(), v1::READY);
+
+  const grpc::Status reloaded = Reload();
+  EXPECT_TRUE(reloaded.ok()) << reloaded.error_message();
+  EXPECT_EQ(Summary().message(), "");
+  std::string device;
+  for (int i = 0; i < 100; ++i) {
+    EXPECT_TRUE(Multiply(&device).ok());
+    EXPECT_NE(device, Gpus().back());
+  }
+}
+
+}  // namespace
+}  // namespace awqd
