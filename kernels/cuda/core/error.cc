@@ -10,10 +10,31 @@ namespace awqd::cuda {
 namespace {
 
 // One bit per device; machines have at most 16 GPUs.
+std::atomic<uint64_t> used_devices = 0;
 std::atomic<uint64_t> poisoned_devices = 0;
 thread_local int current_device = 0;
 
 uint64_t Bit(int index) { return uint64_t{1} << (index & 63); }
+
+// Whether the context of a device that is in use is lost: every call on it fails then.
+bool IsLost(int index) {
+  const cudaError_t error = cudaSetDevice(index);
+  return IsSticky(error == cudaSuccess ? cudaStreamQuery(nullptr) : error);
+}
+
+// A call on one device may fail because of another: pinned memory is known to all of them, and a
+// thread keeps its last error when it goes on to another device. So each says for itself whether it
+// is lost. Where none does, it is the thread's.
+void NotePoisoned() {
+  const int device = current_device;
+  uint64_t lost = 0;
+  for (int index = 0; index < 64; ++index) {
+    if ((used_devices.load() & Bit(index)) != 0 && IsLost(index)) lost |= Bit(index);
+  }
+  poisoned_devices.fetch_or(lost == 0 ? Bit(device) : lost);
+  (void)cudaSetDevice(device);
+  (void)cudaGetLastError();
+}
 
 absl::StatusCode CodeOf(cudaError_t error) {
   switch (error) {
@@ -81,7 +102,7 @@ absl::Status ToStatus(cudaError_t error, absl::string_view call) {
 
 absl::Status Report(cudaError_t error, absl::string_view call) {
   if (IsSticky(error)) {
-    poisoned_devices.fetch_or(Bit(current_device));
+    NotePoisoned();
   } else if (error != cudaSuccess) {
     // The call's own result is in hand; only the thread's copy of it is dropped here.
     (void)cudaGetLastError();
@@ -91,6 +112,7 @@ absl::Status Report(cudaError_t error, absl::string_view call) {
 
 absl::Status UseDevice(int index) {
   current_device = index;
+  if ((used_devices.load() & Bit(index)) == 0) used_devices.fetch_or(Bit(index));
   AWQD_CUDA_RETURN_IF_ERROR(cudaSetDevice(index));
   return absl::OkStatus();
 }

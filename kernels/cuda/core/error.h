@@ -24,8 +24,9 @@ absl::Status ToStatus(cudaError_t error, absl::string_view call);
 // Pure. True for the errors after which the context is lost.
 bool IsSticky(cudaError_t error);
 
-// ToStatus, and: a sticky error marks the calling thread's device (UseDevice) as poisoned, another
-// one is cleared so that the next launch check does not find it again.
+// ToStatus, and: a sticky error marks as poisoned the devices whose contexts are lost, or the
+// calling thread's (UseDevice) where none is. The error is cleared so that the next launch check,
+// which may be on another device, does not find it again.
 absl::Status Report(cudaError_t error, absl::string_view call);
 
 // Makes `index` the calling thread's device. Costs nothing worth counting when it already is.

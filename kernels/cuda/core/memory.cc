@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdlib>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/math.h"
 #include "kernels/base/status.h"
 #include "kernels/cuda/core/error.h"
 
@@ -130,12 +132,31 @@ int64_t DeviceMemory::FreeBytes() const {
   return budget == 0 ? physical : std::min(physical, std::max<int64_t>(0, budget - used_));
 }
 
+namespace {
+
+absl::StatusOr<Buffer> AllocatePageable(int64_t bytes) {
+  constexpr int64_t kAlign = 4096;
+  void* const data = std::aligned_alloc(kAlign, RoundUp(std::max<int64_t>(bytes, 1), kAlign));
+  if (data == nullptr) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("host memory: no room for a buffer of ", bytes, " bytes"));
+  }
+  return Buffer(data, bytes, [](void* memory, int64_t) { std::free(memory); });
+}
+
+}  // namespace
+
 absl::StatusOr<Buffer> AllocateStaging(int device, int64_t bytes) {
   AWQD_RETURN_IF_ERROR(CheckSize(device, bytes));
   AWQD_RETURN_IF_ERROR(UseDevice(device));
   void* data = nullptr;
   const cudaError_t error = cudaHostAlloc(&data, AtLeastOne(bytes), cudaHostAllocPortable);
-  if (error != cudaSuccess) return Report(error, absl::StrCat("cudaHostAlloc of ", bytes));
+  if (error != cudaSuccess) {
+    const absl::Status status = Report(error, absl::StrCat("cudaHostAlloc of ", bytes));
+    // Once another device is lost, memory is no longer pinned: copies are slower, and go on.
+    if (IsSticky(error) && !Poisoned(device)) return AllocatePageable(bytes);
+    return status;
+  }
   return Buffer(data, bytes, [device](void* memory, int64_t) {
     if (UseDevice(device).ok()) (void)Report(cudaFreeHost(memory), "cudaFreeHost");
   });
