@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status.h"
 
@@ -45,19 +46,39 @@ absl::Status BatchQueue::CheckRoom(const Task& task) const {
 absl::StatusOr<Ticket> BatchQueue::Push(std::unique_ptr<Task>* task, absl::Time now) {
   AWQD_RETURN_IF_ERROR(CheckRoom(**task));
   Task& queued = **task;
-  queued.enqueued = now;
-  const Ticket ticket = next_ticket_++;
-  const BatchKey key = LineKey(queued);
-  Line& line = lines_[key];
-  Level& level = line.levels[queued.priority];
-  level.push_back({ticket, std::move(*task)});
-  by_ticket_.emplace(ticket, Place{key, queued.priority, std::prev(level.end())});
+  const Ticket ticket = next_ticket_;
+  const Place place = {LineKey(queued), queued.priority, {}};
+  // Everything that needs memory comes first, and is undone where there is none.
+  absl::Cleanup undo = [&] { Forget(ticket, place, queued.deadline); };
+  Level entry;
+  entry.push_back({ticket, nullptr});
+  Line& line = lines_[place.key];
+  Level& level = line.levels[place.priority];
+  by_ticket_.emplace(ticket, Place{place.key, place.priority, entry.begin()});
   if (queued.deadline != absl::InfiniteFuture()) deadlines_.emplace(queued.deadline, ticket);
+  std::move(undo).Cancel();
+  // From here on nothing fails.
+  entry.front().task = std::move(*task);
+  level.splice(level.end(), entry);
+  queued.enqueued = now;
+  next_ticket_ += 1;
   line.tokens += queued.tokens();
   size_ += 1;
   tokens_ += queued.tokens();
   bytes_ += queued.bytes();
   return ticket;
+}
+
+void BatchQueue::Forget(Ticket ticket, const Place& place, absl::Time deadline) {
+  deadlines_.erase({deadline, ticket});
+  by_ticket_.erase(ticket);
+  const auto line = lines_.find(place.key);
+  if (line == lines_.end()) return;
+  const auto level = line->second.levels.find(place.priority);
+  if (level != line->second.levels.end() && level->second.empty()) {
+    line->second.levels.erase(level);
+  }
+  if (line->second.levels.empty()) lines_.erase(line);
 }
 
 std::unique_ptr<Task> BatchQueue::Take(Ticket ticket) {

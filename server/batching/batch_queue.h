@@ -52,6 +52,7 @@ class BatchQueue {
   explicit BatchQueue(const BatchOptions& options) : options_(options) {}
 
   // Takes ownership of the task only on OK. RESOURCE_EXHAUSTED: names the bound that was reached.
+  // Where std::bad_alloc leaves it, the queue and the task are as they were.
   absl::StatusOr<Ticket> Push(std::unique_ptr<Task>* task, absl::Time now);
 
   // Takes the task out; null when it is not queued.
@@ -106,6 +107,9 @@ class BatchQueue {
   std::vector<Ticket> Collect(const Line& line, absl::Time now) const;
   // True when these tasks together cost at most `max_cost`.
   bool CostsAtMost(int64_t max_cost, const std::vector<Ticket>& tickets) const;
+  // Takes away what a Push that failed has made: what is at the ticket, and what is empty of the
+  // line.
+  void Forget(Ticket ticket, const Place& place, absl::Time deadline);
   // Takes a queued task out.
   std::unique_ptr<Task> Take(Ticket ticket);
 

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <functional>
+#include <new>
 #include <set>
 #include <thread>
 #include <utility>
@@ -14,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "kernels/base/mutex.h"
+#include "kernels/base/out_of_memory.h"
 #include "kernels/base/status.h"
 #include "kernels/kernels.h"
 #include "server/batching/batch_scheduler.h"
@@ -73,6 +76,16 @@ absl::StatusOr<batching::Batch> ZeroTokens(const std::shared_ptr<const model::Pl
   return batch;
 }
 
+// What a handle does.
+struct CancelQueued {
+  std::weak_ptr<batching::BatchScheduler> scheduler;
+  batching::Ticket ticket = 0;
+
+  void operator()() const {
+    if (const auto alive = scheduler.lock()) alive->Cancel(ticket);
+  }
+};
+
 // A worker's lane. The lock is the worker's own but for warm-up, which runs on every lane in turn.
 struct LaneSlot {
   Mutex mu;
@@ -97,8 +110,6 @@ class LocalEngine final : public Engine {
   }
 
   using Engine::Submit;
-  // noexcept: without memory halfway, a work would be queued that its caller has given up. The
-  // process then ends.
   absl::StatusOr<TaskHandle> Submit(std::unique_ptr<Work>* work, const SubmitOptions& options,
                                     TaskDone done) noexcept override;
   bool RunQueued() override { return callers_run() && scheduler_->RunQueued(CallersShare()); }
@@ -159,6 +170,7 @@ int64_t LocalEngine::CallersShare() const {
   return callers_run() && warming_up_.load() == 0 ? kShortBatch : -1;
 }
 
+// noexcept: once a work is queued its caller must hear of it.
 absl::StatusOr<TaskHandle> LocalEngine::Submit(std::unique_ptr<Work>* work,
                                                const SubmitOptions& options,
                                                TaskDone done) noexcept {
@@ -172,17 +184,24 @@ absl::StatusOr<TaskHandle> LocalEngine::Submit(std::unique_ptr<Work>* work,
   queued.deadline = options.deadline;
   queued.done = std::move(done);
   const bool callers = options.caller_runs && queued.cost() <= CallersShare();
-  std::unique_ptr<batching::Task> task = std::move(*work);
-  const absl::StatusOr<batching::Ticket> ticket =
-      scheduler_->Schedule(&task, callers ? batching::Runner::kCaller : batching::Runner::kWorker);
-  if (!ticket.ok()) {
-    work->reset(static_cast<Work*>(task.release()));
-    return ticket.status();
+  std::unique_ptr<batching::Task> task;
+  absl::Status status;
+  try {
+    // Made before the work is queued, as it needs memory.
+    std::function<void()> cancel = CancelQueued{scheduler_};
+    task = std::move(*work);
+    const absl::StatusOr<batching::Ticket> ticket = scheduler_->Schedule(
+        &task, callers ? batching::Runner::kCaller : batching::Runner::kWorker);
+    if (ticket.ok()) {
+      cancel.target<CancelQueued>()->ticket = *ticket;
+      return TaskHandle(std::move(cancel));
+    }
+    status = ticket.status();
+  } catch (const std::bad_alloc&) {
+    status = OutOfMemory("the server has no memory to queue this request");
   }
-  return TaskHandle(
-      [scheduler = std::weak_ptr<batching::BatchScheduler>(scheduler_), ticket = *ticket] {
-        if (auto alive = scheduler.lock()) alive->Cancel(ticket);
-      });
+  if (task != nullptr) work->reset(static_cast<Work*>(task.release()));
+  return status;
 }
 
 void LocalEngine::Execute(Lane& lane, batching::Batch& batch) {

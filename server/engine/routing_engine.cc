@@ -162,12 +162,13 @@ absl::StatusOr<TaskHandle> RoutingEngine::SubmitCounted(std::unique_ptr<Work>* w
   AWQD_RETURN_IF_ERROR(CheckTogether(**work));
   Member& member = WithPart(**work, (*work)->part);
   const int64_t load = (*work)->load();
-  member.outstanding += load;
-  auto counted = [&member, load, done = std::move(done)](const absl::Status& status, Payload result,
-                                                         const ExecutionReport& report) {
+  TaskDone counted = [&member, load, done = std::move(done)](const absl::Status& status,
+                                                             Payload result,
+                                                             const ExecutionReport& report) {
     member.outstanding -= load;  // first: whoever hears the answer may bring the next request
     done(status, std::move(result), report);
   };
+  member.outstanding += load;  // once nothing can fail but Submit
   // Devices work side by side, each with its own workers; one thread could run only one of them.
   SubmitOptions workers_run = options;
   workers_run.caller_runs = false;

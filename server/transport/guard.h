@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/base/out_of_memory.h"
 
 namespace awqd::transport {
 
@@ -17,7 +18,7 @@ absl::Status Guarded(F&& body) {
   try {
     return std::forward<F>(body)();
   } catch (const std::bad_alloc&) {
-    return absl::ResourceExhaustedError("the server has no memory for this request");
+    return OutOfMemory("the server has no memory for this request");
   } catch (const std::exception& e) {
     return absl::InternalError(absl::StrCat("exception: ", e.what()));
   }
