@@ -5,38 +5,15 @@ prints what a bystander and the server's memory suffered.
     tests/attack/run.sh build/cpu attack_test.py --all       # full size, several minutes
     tests/attack/run.sh build/cpu attack_test.py --all --only rapid_reset --bars
 
-Always checked: no answer that the bystander got is wrong, it is answered during the attack and by a new connection
-afterwards, the server lives, keeps within its bound of memory and ends by SIGTERM with status 0. With --bars also that the
-bystander's p99 is below 250 ms for products and 50 ms for health, which a machine with other load need not reach.
+siege.py says what is checked.
 """
-import argparse
-import multiprocessing
-import time
-
 import attacks
-import messages
-import peer
-from bystander import Bystander
-from target import IN_FEATURES, Target
-
-MIB = 1 << 20
-BAR_MS = {peer.MATMUL: 250, peer.HEALTH: 50}
-BOUND_MIB = 1500
-BACK_MIB = 30  # of where it began, half a minute after an attack
-
-
-class Case:
-    """An attack, how much of it a short run does, and where gRPC 1.51.1 keeps it from the bars: the figure it then has."""
-
-    def __init__(self, attack, short=1.0, options=(), bound_mib=BOUND_MIB, back_mib=BACK_MIB):
-        self.attack, self.short, self.options = attack, short, options
-        self.bound_mib, self.back_mib = bound_mib, back_mib
-        self.name = attack.__name__
-
+import siege
+from siege import Case
 
 CASES = [
     Case(attacks.descriptors),
-    Case(attacks.silence, short=0.2),
+    Case(attacks.silence, short=0.2, held=True),
     Case(attacks.unread_answers),
     Case(attacks.watches, short=0.2),
     Case(attacks.long_headers, short=0.05),
@@ -47,119 +24,11 @@ CASES = [
     Case(attacks.byte_by_byte),
     Case(attacks.byte_by_byte_four),
     Case(attacks.silent_reflection),
-    Case(attacks.uploads, options=("--drain_timeout_s=1",)),
+    Case(attacks.uploads, options=("--drain_timeout_s=1",), held=True),
     Case(attacks.invented_names),
     Case(attacks.odd_calls),
 ]
 
 
-def _attack(case, ground, pipe):
-    pipe.send(getattr(attacks, case)(ground))
-
-
-def peak_until(target, seconds):
-    """The most resident bytes that were seen meanwhile."""
-    peak, end = 0, time.monotonic() + seconds
-    while time.monotonic() < end:
-        peak = max(peak, target.rss())
-        time.sleep(0.02)
-    return peak
-
-
-def new_client_is_served(port, limit_s=15):
-    end = time.monotonic() + limit_s
-    while time.monotonic() < end:
-        try:
-            if peer.Caller(port).call(peer.MATMUL, messages.matmul("m", 1, IN_FEATURES)).status == "0":
-                return True
-        except OSError:
-            pass
-        time.sleep(0.1)
-    return False
-
-
-def unanswered(report):
-    """How many calls were lost, and how many refused, by status."""
-    refused = [f"{count} with status {status}" for status, count in sorted(report.refused.items())]
-    return ", ".join([f"{report.lost} lost"] * (report.lost > 0) + refused) or "0"
-
-
-def run(case, options):
-    """One attack. (the row of the table, what was not as it must be)."""
-    scale, seconds, rest_s = (1.0, 15, 30) if options.all else (case.short, 1.5, 0)
-    with Target(*case.options) as target:
-        new_client_is_served(target.port)
-        time.sleep(0.3)
-        before = target.rss()
-        over, (ours, theirs) = multiprocessing.Event(), multiprocessing.Pipe(duplex=False)
-        ground = attacks.Ground(target.port, over, scale, target.process.pid)
-        attacker = multiprocessing.Process(target=_attack, args=(case.name, ground, theirs), daemon=True)
-        bystander = Bystander(target.port)
-        time.sleep(0.2)
-        attacker.start()
-        peak = peak_until(target, seconds)
-        lived = target.process.poll() is None
-        report = bystander.end()
-        # The end comes while the attacker still holds what it opened.
-        held = case.attack in (attacks.silence, attacks.uploads)
-        if not held:
-            over.set()
-            assert ours.poll(60), f"{case.name}: the attacker has hung"
-        served = new_client_is_served(target.port)
-        end = time.monotonic() + rest_s
-        after = target.rss()
-        while not held and after > before + case.back_mib * MIB and time.monotonic() < end:
-            time.sleep(0.1)
-            after = target.rss()
-        status, took = target.stop()
-        over.set()
-        assert ours.poll(60), f"{case.name}: the attacker has hung"
-        did = ours.recv()
-        attacker.join(10)
-        text = target.text()
-    calls = sum(map(len, report.seconds.values()))
-    row = [case.name, did, f"{calls}", f"{report.p99_ms(peer.MATMUL):.0f}", f"{report.p99_ms(peer.HEALTH):.0f}",
-           unanswered(report), f"{before // MIB}", f"{peak // MIB}", f"{after // MIB}", f"{took:.1f}"]
-    wrong = []
-    def must(holds, what):
-        if not holds:
-            wrong.append(f"{case.name}: {what}")
-    must(lived and status == 0, f"got exit status {status}, expected 0 after SIGTERM; its log ends\n{text[-2000:]}")
-    must(report.wrong == 0, f"{report.wrong} answers had other bytes than the first one")
-    must(calls > 0, "the bystander got no answer at all")
-    must(served, "a new client is not served afterwards")
-    must(peak < case.bound_mib * MIB, f"got {peak // MIB} MiB at most, expected less than {case.bound_mib}")
-    must(took < 20, f"got {took:.1f} s from SIGTERM to the end, expected less than 20")
-    if options.all:
-        must(held or after < before + case.back_mib * MIB,
-             f"got {after // MIB} MiB {rest_s} s later, expected {before // MIB} and at most {case.back_mib} more")
-    if options.bars:
-        must(report.lost == 0 and not report.refused, f"the bystander lost {report.lost} calls, {dict(report.refused)} refused")
-        for path, bar in BAR_MS.items():
-            must(report.p99_ms(path) < bar, f"{path}: got p99 {report.p99_ms(path):.0f} ms, expected less than {bar}")
-    return row, wrong
-
-
-def main():
-    parser = argparse.ArgumentParser(description="Attacks awqd over loopback and prints what others suffered.")
-    parser.add_argument("--all", action="store_true", help="full size, 15 s an attack, and memory must come back")
-    parser.add_argument("--bars", action="store_true", help="also fail where the bystander waits too long")
-    parser.add_argument("--only", action="append", choices=[case.name for case in CASES], help="this attack; may be repeated")
-    options = parser.parse_args()
-    multiprocessing.set_start_method("fork")
-    print("| attack | what it did | bystander's answers | p99 product, ms | p99 health, ms | not answered | RSS before, MiB "
-          "| at most | after | end, s | all, s |\n|---|---|---|---|---|---|---|---|---|---|---|", flush=True)
-    wrong = []
-    for case in CASES:
-        if options.only and case.name not in options.only:
-            continue
-        start = time.monotonic()
-        row, found = run(case, options)
-        row.append(f"{time.monotonic() - start:.1f}")
-        print("| " + " | ".join(row) + " |", flush=True)
-        wrong += found
-    assert not wrong, "\n".join(wrong)
-
-
 if __name__ == "__main__":
-    main()
+    siege.main(CASES)

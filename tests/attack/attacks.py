@@ -12,19 +12,6 @@ import peer
 UNHEEDED = peer.PREFACE + peer.settings()  # a client that will never acknowledge the server's SETTINGS
 
 
-class Ground:
-    """Where an attack takes place."""
-
-    def __init__(self, port, over, scale, pid):
-        self.port, self.over, self.scale, self.pid = port, over, scale, pid
-
-    def some(self, number):
-        return max(1, int(number * self.scale))
-
-    def hold(self):
-        self.over.wait(600)
-
-
 def _stream(number):
     return 2 * number + 1
 

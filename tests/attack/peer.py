@@ -13,6 +13,7 @@ DEQUANTIZE = "/awqd.v1.QuantizedInference/Dequantize"
 HEALTH = "/grpc.health.v1.Health/Check"
 WATCH = "/grpc.health.v1.Health/Watch"
 LOAD = "/awqd.v1.ModelRepository/LoadModel"
+LIST = "/awqd.v1.ModelRepository/ListModels"
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 
 DATA, HEADERS, RST_STREAM, SETTINGS, PING = 0, 1, 3, 4, 6

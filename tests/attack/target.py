@@ -25,16 +25,22 @@ def safetensors(tensors):
     return struct.pack("<Q", len(text)) + text + b"".join(raw for *_, raw in tensors)
 
 
-def write_model(folder, in_features, out_features, tensors=None):
-    """A checkpoint of the format awq with one linear, "layer", unless other tensors are given."""
+def linear(in_features, out_features, seed=7):
+    """The tensors of "layer", of random codes, as the format awq has them."""
+    noise, groups = random.Random(seed), in_features // GROUP
+    return [("layer.qweight", "I32", [in_features, out_features // 8], noise.randbytes(in_features * out_features // 2)),
+            ("layer.qzeros", "I32", [groups, out_features // 8], noise.randbytes(groups * out_features // 2)),
+            ("layer.scales", "F16", [groups, out_features], struct.pack("<H", 0x2000) * (groups * out_features))]
+
+
+CONFIG = json.dumps({"quantization_config": {
+    "quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"}})
+
+
+def write_model(folder, tensors):
+    """A checkpoint of the format awq."""
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"quantization_config": {
-        "quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"}}))
-    noise, groups = random.Random(7), in_features // GROUP
-    if tensors is None:
-        tensors = [("layer.qweight", "I32", [in_features, out_features // 8], noise.randbytes(in_features * out_features // 2)),
-                   ("layer.qzeros", "I32", [groups, out_features // 8], noise.randbytes(groups * out_features // 2)),
-                   ("layer.scales", "F16", [groups, out_features], struct.pack("<H", 0x2000) * (groups * out_features))]
+    (folder / "config.json").write_text(CONFIG)
     (folder / "model.safetensors").write_bytes(safetensors(tensors))
 
 
@@ -48,8 +54,8 @@ class Target:
         self.folder = tempfile.TemporaryDirectory(prefix="awqd-attack-")
         self.models = pathlib.Path(self.folder.name) / "models"
         self.models.mkdir()
-        write_model(self.models / "m", IN_FEATURES, OUT_FEATURES)
-        write_model(self.models / "wide", 2048, 1024)
+        write_model(self.models / "m", linear(IN_FEATURES, OUT_FEATURES))
+        write_model(self.models / "wide", linear(2048, 1024))
         self.log_path, self.ready = pathlib.Path(self.folder.name) / "log", False
         self.log = self.log_path.open("wb")
         self.process = subprocess.Popen(
