@@ -11,7 +11,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "kernels/base/status.h"
-#include "server/obs/logging.h"
+#include "server/security/shown_word.h"
 
 namespace awqd::security {
 namespace {
@@ -28,8 +28,7 @@ absl::Status CheckName(absl::string_view name) {
   if (name.size() <= kMaxName && std::all_of(name.begin(), name.end(), MayBeInName)) {
     return absl::OkStatus();
   }
-  return BadValue("name", absl::StrCat("\"", obs::LogText(name, kMaxName), "\""),
-                  "at most 64 letters, digits and . _ @ -");
+  return BadValue("name", ShownWord(name), "at most 64 letters, digits and . _ @ -");
 }
 
 bool IsCertificateName(absl::string_view name) {

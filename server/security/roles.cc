@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "kernels/base/status.h"
-#include "server/obs/logging.h"
+#include "server/security/shown_word.h"
 
 namespace awqd::security {
 namespace {
@@ -25,8 +25,7 @@ absl::StatusOr<Roles> ParseRoles(absl::string_view text) {
       if (kNames[i] == word) found = i;
     }
     if (found == kRoles) {
-      return BadValue("roles", absl::StrCat("\"", obs::LogText(word), "\""),
-                      "a list of infer, read, admin and metrics");
+      return BadValue("roles", ShownWord(word), "a list of infer, read, admin and metrics");
     }
     roles.Add(static_cast<Role>(found));
   }

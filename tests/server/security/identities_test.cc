@@ -65,6 +65,10 @@ TEST(Identities, ABadLineIsNamedAndWhatItHoldsIsNotRepeated) {
       {"bob infer hunter2", "expected sha256:DIGEST or cert:cn:NAME"},
       {"bob infer sha256:hunter2", "something of 7 characters, expected 64 hexadecimal digits"},
       {"bob infer cert:hunter2", "cert:cn:NAME"},
+      // A token in the wrong place.
+      {"bob AAECAwQFBgcICQoLDA0Ohunter2 " + DigestOf("x"), "roles: got something of 27 characters"},
+      {"AAECAwQFBgcICQoLDA0/hunter2 infer " + DigestOf("x"),
+       "name: got something of 27 characters"},
       {"bob infer cert:cn:", "cert:cn:NAME"},
       {"bob read " + DigestOf("secret"), "stands in an earlier line"},
   };
