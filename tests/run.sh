@@ -15,7 +15,7 @@ is compiled where nvcc is found, and its tests run where a GPU answers; elsewher
   --preset NAME        cuda (default where nvcc is found), cpu, asan or tsan
   --filter REGEX       only the ctest entries whose name matches; no fuzzing
   --exclude-label RE   leave out ctest entries with such a label, for example slow
-  --fuzz SECONDS       how long each fuzz target runs (default 30)
+  --fuzz SECONDS       how long fuzz_formats runs (default 30), and each other fuzz target a third of it
   --no-fuzz            leave fuzzing out
   --daemons            also install nginx, HAProxy and Slurm, whose packages start them; their tests are skipped without
   --long               also run what takes minutes by itself: the packages in a clean root, a build of the client alone,

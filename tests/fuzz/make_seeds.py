@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Writes the seeds of fuzz_formats, in the spelling that its comments describe: golden linears under tests/data, and small
-AutoAWQ ones, whose goldens are too large for it. The seeds of fuzz_gguf are the golden files, and one that breaks off.
+AutoAWQ ones, whose goldens are too large for it. The seeds of fuzz_gguf are the golden files, and one that breaks off;
+those of fuzz_names, fuzz_config_file, fuzz_security_files and fuzz_metrics_http are in small_seeds.py.
 
 Usage: make_seeds.py
 """
@@ -9,6 +10,8 @@ import pathlib
 import re
 import shutil
 import struct
+
+import small_seeds
 
 DATA = pathlib.Path(__file__).resolve().parents[1] / "data"
 OUT = pathlib.Path(__file__).resolve().parent / "corpus" / "fuzz_formats"
@@ -161,6 +164,7 @@ def main():
     write("awq-bias", "awq", {"version": "gemm"}, {**awq, "bias": ("F32", [16], bytes(64))})
     write("awq-bf16", "awq", {"group_size": 8}, {**awq, "scales": ("BF16", [2, 16], b"\x00\x3c" * 32)})
     write_gguf_seeds()
+    small_seeds.write_all(OUT.parent, DATA.parents[1])
 
 
 if __name__ == "__main__":
