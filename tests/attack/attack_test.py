@@ -26,6 +26,7 @@ CASES = [
     Case(attacks.silent_reflection),
     Case(attacks.uploads, options=("--drain_timeout_s=1",), held=True),
     Case(attacks.invented_names),
+    Case(attacks.many_weights, short=0.03),
     Case(attacks.odd_calls),
 ]
 

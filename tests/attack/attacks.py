@@ -1,5 +1,6 @@
 """The attacks. Each runs in a process of its own, opens what it wants, holds it until it is told that it is over, and
 returns what it did in words. `scale` is 1 for what has once broken the server, less for a short run."""
+import concurrent.futures
 import os
 import resource
 import time
@@ -8,7 +9,9 @@ import hpack
 
 import messages
 import peer
+from target import write_model
 
+WEIGHTS, NEXT_PAGE = 2, 6  # fields of a page of GetModel
 UNHEEDED = peer.PREFACE + peer.settings()  # a client that will never acknowledge the server's SETTINGS
 
 
@@ -205,6 +208,34 @@ def invented_names(ground):
         count += 1
         caller.call(peer.LOAD, messages.named(f"no-such-model-{count:0200d}"))
     return f"{count} loads of invented names"
+
+
+def many_weights(ground):
+    """A model of as many linears as that, and peers who ask for all pages of it again and again."""
+    weights, pages, ended = ground.some(100_000), [0], []
+    write_model(ground.models / "many", [
+        (f"l{i:06d}.{suffix}", dtype, shape, bytes(size)) for i in range(weights)
+        for suffix, dtype, shape, size in (("qweight", "I32", [64, 1], 256), ("qzeros", "I32", [1, 1], 4), ("scales", "F16", [1, 8], 16))])
+    answer = peer.Caller(ground.port, timeout_s=120).call(peer.LOAD, messages.named("many"))
+    assert answer.status == "0", f"the load: got status {answer.status}, {answer.message}"
+
+    def ask():
+        caller = peer.Caller(ground.port, timeout_s=60)
+        while not ended or not ground.over.is_set():
+            token, seen = b"", 0
+            while token is not None and not (ended and ground.over.is_set()):
+                page = caller.call(peer.GET, messages.page("many", token))
+                assert page.status == "0", f"a page: got status {page.status}, {page.message}"
+                seen += sum(number == WEIGHTS for number, _ in messages.fields_of(page.body))
+                token = messages.field_of(page.body, NEXT_PAGE)
+                pages[0] += 1
+            if token is None:
+                ended.append(seen)
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: ask(), range(4)))
+    assert set(ended) == {weights}, f"got {set(ended)} weights in all pages, expected {weights}"
+    assert peer.Caller(ground.port).call(peer.UNLOAD, messages.named("many")).status == "0"
+    return f"{pages[0]} pages of {weights} weights, 4 at a time"
 
 
 def odd_calls(ground):

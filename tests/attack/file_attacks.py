@@ -1,5 +1,6 @@
 """Attacks by whoever can write the repository, beside clients that load its models all the while. Each runs in a process of
 its own until it is told that it is over, returns what it did in words, and asserts what must hold."""
+import concurrent.futures
 import mmap
 import os
 import random
@@ -73,11 +74,8 @@ def stop_during_load(ground):
                 loads.append(_loads(ground, "long", caller)[0])
         except OSError:
             pass  # the server has ended
-    threads = [threading.Thread(target=load) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda _: load(), range(2)))
     return f"{len(loads)} loads of {tensors} tensors until the end"
 
 
@@ -228,11 +226,8 @@ def failing_loads(ground):
                 status, _ = _loads(ground, model, caller)
                 assert status not in ("0", "2", "13"), f"{model}: got status {status}"
                 tries.append(status)
-    threads = [threading.Thread(target=load) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: load(), range(4)))
     assert len(tries) > len(broken), "the loads went wrong"
     return f"{len(tries)} loads, log of {ground.log_path.stat().st_size >> 10} KiB"
 

@@ -22,16 +22,25 @@ def _read_varint(data, at):
             return number, at
 
 
-def field_of(answer, wanted):
-    """What a field of a framed message holds. All of its fields must have lengths, as those of a product's answer do."""
+def fields_of(answer):
+    """(number, contents) of each field of a framed message; contents of those without a length are None."""
     at = 5
     while at < len(answer):
         tag, at = _read_varint(answer, at)
-        length, at = _read_varint(answer, at)
-        if tag >> 3 == wanted:
-            return answer[at:at + length]
-        at += length
-    return None
+        kind, contents = tag & 7, None
+        if kind == 0:
+            _, at = _read_varint(answer, at)
+        elif kind == 2:
+            length, at = _read_varint(answer, at)
+            contents, at = answer[at:at + length], at + length
+        else:
+            at += 8 if kind == 1 else 4
+        yield tag >> 3, contents
+
+
+def field_of(answer, wanted):
+    """What a field with a length of a framed message holds; None where it is not there."""
+    return next((contents for number, contents in fields_of(answer) if number == wanted), None)
 
 
 def number_field(field, number):
@@ -76,6 +85,11 @@ def dequantize(model):
 def named(name):
     """LoadModel and UnloadModel."""
     return bytes_field(1, name)
+
+
+def page(name, token):
+    """A page of GetModel."""
+    return bytes_field(1, name) + bytes_field(3, token)
 
 
 def framed(message, claimed=None):

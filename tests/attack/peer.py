@@ -13,6 +13,8 @@ DEQUANTIZE = "/awqd.v1.QuantizedInference/Dequantize"
 HEALTH = "/grpc.health.v1.Health/Check"
 WATCH = "/grpc.health.v1.Health/Watch"
 LOAD = "/awqd.v1.ModelRepository/LoadModel"
+GET = "/awqd.v1.ModelRepository/GetModel"
+UNLOAD = "/awqd.v1.ModelRepository/UnloadModel"
 LIST = "/awqd.v1.ModelRepository/ListModels"
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 
