@@ -1,10 +1,10 @@
 // Finding the linears among a checkpoint's tensors.
 #include <iterator>
+#include <set>
 #include <tuple>
 #include <utility>
 
 #include "absl/algorithm/container.h"
-#include "absl/container/flat_hash_set.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -83,7 +83,7 @@ absl::Status Checkpoint::AddLinear(LinearLocation linear) {
 
 // An expert may have tensors of its own, or be a slice of others, but not both.
 absl::Status Checkpoint::CheckExpertsOnce() const {
-  absl::flat_hash_set<absl::string_view> own;
+  std::set<absl::string_view> own;
   for (const LinearLocation& linear : linears_) {
     if (linear.slice_of.empty()) own.insert(linear.path);
   }

@@ -7,9 +7,9 @@
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
-#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -60,7 +60,8 @@ class JsonEvents : public nlohmann::json_sax<nlohmann::json> {
 
   const int max_depth_;
   int depth_ = 0;
-  std::vector<absl::flat_hash_set<std::string>> keys_;  // one set per open object
+  // One set per open object. Not Abseil's: that cannot be destroyed once it had no memory to grow.
+  std::vector<std::unordered_set<std::string>> keys_;
   absl::Status status_;
 };
 

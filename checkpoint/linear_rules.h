@@ -3,11 +3,12 @@
 
 #include <re2/re2.h>
 
+#include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
-#include "absl/container/flat_hash_set.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "kernels/formats/format.h"
@@ -40,7 +41,7 @@ class LinearRules {
   };
   // Paths as they are, of which there may be one for each linear, and the others.
   struct Patterns {
-    absl::flat_hash_set<std::string> exact;
+    std::set<std::string, std::less<>> exact;
     std::vector<Pattern> others;
   };
   struct Rule {

@@ -6,11 +6,13 @@
 
 #include <algorithm>
 #include <exception>
+#include <new>
 #include <random>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/mutex.h"
+#include "kernels/base/out_of_memory.h"
 #include "kernels/base/status.h"
 
 namespace awqd::model {
@@ -69,12 +71,19 @@ absl::Status TensorSums::Check(const std::atomic<bool>& cancelled) const {
     MutexLock lock(&mu);
     first.Update(status);
   };
-  const auto work = [&] {
+  const auto compare = [&] {
     std::vector<uint8_t> buffer(kPieceBytes);
     for (size_t i = next++; i < entries_.size(); i = next++) {
       absl::Status status = CheckCancelled(&cancelled);
       if (status.ok()) status = CheckOne(entries_[i], absl::MakeSpan(buffer));
       if (!status.ok()) return fail(status);
+    }
+  };
+  const auto work = [&] {
+    try {
+      compare();
+    } catch (const std::bad_alloc&) {
+      fail(OutOfMemory("host memory ran out while tensors were compared"));
     }
   };
   std::vector<std::thread> threads;

@@ -2,13 +2,14 @@
 #include "server/model/model_store.h"
 
 #include <algorithm>
-#include <new>
+#include <exception>
 #include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "kernels/base/out_of_memory.h"
 #include "kernels/base/status.h"
 #include "server/model/losses.h"
 #include "server/model/model_loader.h"
@@ -144,7 +145,7 @@ absl::StatusOr<std::shared_ptr<const Model>> ModelStore::EndLoad(
   const auto it = entries_.find(name);
   Entry& entry = it->second;
   entry.loading = nullptr;
-  entry.tried = begun.state->files;
+  entry.tried = std::move(begun.state->files);  // which needs no memory
   load_ended_.NotifyAll();
   if (begun.state->unwanted) {
     if (loaded.ok()) old = *std::move(loaded);
@@ -175,17 +176,19 @@ absl::StatusOr<std::shared_ptr<const Model>> ModelStore::Load(absl::string_view 
 absl::StatusOr<std::shared_ptr<const Model>> ModelStore::RunLoad(absl::string_view name,
                                                                  LoadFor whom) {
   AWQD_RETURN_IF_ERROR(CheckModelName(name));
+  const std::string no_memory =
+      absl::StrCat("model \"", name, "\": host memory ran out while it was loaded");
   AWQD_ASSIGN_OR_RETURN(const Begun begun, BeginLoad(name, whom));
   if (begun.joined != nullptr) return begun.joined;
   const absl::Time start = absl::Now();
   bool seen = false;
-  // Whatever happens, the load that has begun must end.
+  // Whatever happens, the load that has begun must end. A thread that cannot be started throws
+  // another exception than an allocation that fails.
   const auto load = [&]() -> absl::StatusOr<std::shared_ptr<Model>> {
     try {
       return LoadFromDisk(std::string(name), begun, &seen);
-    } catch (const std::bad_alloc&) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat("model \"", name, "\": host memory ran out while it was loaded"));
+    } catch (const std::exception&) {
+      return OutOfMemory(no_memory);
     }
   };
   absl::StatusOr<std::shared_ptr<Model>> loaded = load();

@@ -11,11 +11,13 @@
 // wildcards. A name may have several lines, such as an old and a new token.
 #pragma once
 
+#include <functional>
+#include <map>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "server/security/digest.h"
@@ -56,8 +58,8 @@ class Identities {
 
   absl::Status AddLine(absl::string_view line);
 
-  absl::flat_hash_map<Digest, IdentityPtr, FirstBytes, Compare> tokens_;
-  absl::flat_hash_map<std::string, IdentityPtr> certificates_;
+  std::unordered_map<Digest, IdentityPtr, FirstBytes, Compare> tokens_;
+  std::map<std::string, IdentityPtr, std::less<>> certificates_;
 };
 
 }  // namespace awqd::security

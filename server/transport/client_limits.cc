@@ -67,7 +67,7 @@ bool Client::Rested(Clock::time_point now) {
 void ClientLimits::Sweep(Shard& shard, Client::Clock::time_point now) {
   // Whatever is in flight of a client holds it too, and it is given out under the shard's lock
   // alone.
-  absl::erase_if(shard.clients, [now](const auto& entry) {
+  std::erase_if(shard.clients, [now](const auto& entry) {
     return entry.second.use_count() == 1 && entry.second->Rested(now);
   });
   shard.sweep_at = std::max<size_t>(64, 2 * shard.clients.size());

@@ -5,12 +5,13 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -118,7 +119,7 @@ class ClientLimits {
   static constexpr size_t kShards = 16;
   struct Shard {
     mutable Mutex mu;
-    absl::flat_hash_map<std::string, std::shared_ptr<Client>> clients ABSL_GUARDED_BY(mu);
+    std::map<std::string, std::shared_ptr<Client>, std::less<>> clients ABSL_GUARDED_BY(mu);
     size_t sweep_at ABSL_GUARDED_BY(mu) = 64;
   };
   static void Sweep(Shard& shard, Client::Clock::time_point now)
