@@ -6,6 +6,7 @@ import time
 import h2.config
 import h2.connection
 import h2.events
+import h2.exceptions
 import hpack
 
 MATMUL = "/awqd.v1.QuantizedInference/QuantizedMatmul"
@@ -137,7 +138,11 @@ class Caller:
             data = self.socket.recv(1 << 16)
             if not data:
                 raise ConnectionResetError("the server closed")
-            ended = self._take(self.h2.receive_data(data), stream, answer)
+            try:
+                events = self.h2.receive_data(data)
+            except h2.exceptions.ProtocolError as error:  # also whatever comes after the goodbye
+                raise ConnectionResetError(str(error)) from error
+            ended = self._take(events, stream, answer)
 
     def _take(self, events, stream, answer):
         ended = False
