@@ -100,7 +100,7 @@ def run(case, options):
         # The end comes while the attacker still holds what it opened.
         if not case.held:
             over.set()
-            assert ours.poll(60), f"{case.name}: the attacker has hung"
+            assert ours.poll(180), f"{case.name}: the attacker has hung"
         served = new_client_is_served(target.port)
         end = time.monotonic() + rest_s
         after = target.rss()
@@ -109,7 +109,7 @@ def run(case, options):
             after = target.rss()
         status, took = target.stop()
         over.set()
-        assert ours.poll(60), f"{case.name}: the attacker has hung"
+        assert ours.poll(180), f"{case.name}: the attacker has hung"
         did, found = ours.recv()
         attacker.join(10)
         text = target.text()

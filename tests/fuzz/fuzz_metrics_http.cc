@@ -1,5 +1,7 @@
-// Fuzzes what is sent to --metrics_address, over a real connection: no bytes end the server, it
-// answers or closes, and names of models go to nobody who does not show the token.
+// Fuzzes what is sent to --metrics_address, over a real connection: no bytes end the server or keep
+// it from answering others, and names of models go to nobody who does not show the token.
+//
+// Input: a request. An empty line is added to it, without which the server would wait for the rest.
 #include <arpa/inet.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -62,14 +64,20 @@ class Ground {
 
   ~Ground() { unlink(path_.c_str()); }
 
-  // What the server answers to these bytes, followed by an end.
-  std::string Ask(absl::string_view bytes) {
+  // What the server answers to these bytes and an empty line; empty if nothing in `patience_ms`.
+  std::string Ask(absl::string_view request, int patience_ms) {
+    const std::string bytes = absl::StrCat(request, "\r\n\r\n");
     let_in_ = false;
     const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     sockaddr_in to = {};
     to.sin_family = AF_INET;
     to.sin_port = htons(static_cast<uint16_t>(server_->port()));
     to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    // From many addresses, as closed connections keep their ports for a minute.
+    sockaddr_in from = {};
+    from.sin_family = AF_INET;
+    from.sin_addr.s_addr = htonl(INADDR_LOOPBACK + 1 + static_cast<uint32_t>(++asked_ % 250));
+    Require(bind(fd, reinterpret_cast<sockaddr*>(&from), sizeof(from)) == 0);
     Require(connect(fd, reinterpret_cast<sockaddr*>(&to), sizeof(to)) == 0);
     (void)!send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
     shutdown(fd, SHUT_WR);
@@ -77,7 +85,7 @@ class Ground {
     char piece[4096];
     for (;;) {
       pollfd wait = {.fd = fd, .events = POLLIN};
-      Require(poll(&wait, 1, 5000) == 1);  // closed or answered
+      if (poll(&wait, 1, patience_ms) != 1) break;
       const ssize_t got = recv(fd, piece, sizeof(piece), 0);
       if (got <= 0) break;
       answer.append(piece, static_cast<size_t>(got));
@@ -92,6 +100,7 @@ class Ground {
   std::unique_ptr<awqd::security::Access> access_;
   std::unique_ptr<awqd::obs::MetricsServer> server_;
   std::atomic<bool> let_in_ = false;
+  int64_t asked_ = 0;
 };
 
 // Whether the token is there, as it is or as the password of "Basic".
@@ -111,9 +120,12 @@ bool ShowsToken(absl::string_view bytes) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static Ground ground;
   const absl::string_view bytes(reinterpret_cast<const char*>(data), size);
-  const std::string answer = ground.Ask(bytes);
+  const std::string answer = ground.Ask(bytes, 50);
   Require(answer.empty() || absl::StartsWith(answer, "HTTP/1."));
   Require(!absl::StrContains(answer, kModel) || ground.let_in());
   Require(!ground.let_in() || ShowsToken(bytes));
+  static int inputs = 0;
+  if (++inputs % 64 != 0) return 0;
+  Require(absl::StrContains(ground.Ask("GET /livez HTTP/1.1\r\nHost: a", 9000), "ok\n"));
   return 0;
 }
