@@ -12,8 +12,8 @@ import messages
 import peer
 from target import CONFIG, linear, safetensors, write_model
 
-INVALID_ARGUMENT, RESOURCE_EXHAUSTED = "3", "8"
-K, N = 1024, 2048  # of the models that change during loads
+INVALID_ARGUMENT, ALREADY_EXISTS, RESOURCE_EXHAUSTED, UNAVAILABLE = "3", "6", "8", "14"
+K, N = 2048, 4096  # of the models that change during loads
 OUTPUT = 1  # the tensor in a product's answer
 
 
@@ -71,12 +71,14 @@ def stop_during_load(ground):
         try:
             caller = peer.Caller(ground.port, timeout_s=60)
             while not ground.over.is_set():
-                loads.append(_loads(ground, "long", caller)[0])
+                status, _ = _loads(ground, "long", caller)
+                assert status in ("0", ALREADY_EXISTS, UNAVAILABLE), f"a load: got status {status}"
+                loads.append(status)
         except OSError:
             pass  # the server has ended
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda _: load(), range(2)))
-    return f"{len(loads)} loads of {tensors} tensors until the end"
+    return f"{loads.count('0')} loads of {tensors} tensors until the end"
 
 
 class _Versions:
@@ -97,11 +99,12 @@ class _Versions:
             self.right.append(_product(self.caller, self.model))
         assert self.right[0] != self.right[1]
 
-    def load(self):
-        """A load, whatever happens to the files meanwhile, and a product that must be of one version."""
+    def load(self, judge=lambda: True):
+        """A load, whatever happens to the files meanwhile, and a product that must be of one version, if `judge` says so."""
         status, _ = _loads(self.ground, self.model, self.caller)
         self.loads, self.refused = self.loads + 1, self.refused + (status != "0")
-        assert _product(self.caller, self.model) in self.right, f"load {self.loads}: an answer of no version"
+        right = _product(self.caller, self.model) in self.right
+        assert right or not judge(), f"load {self.loads}: an answer of no version"
 
     def told(self):
         return f"{self.loads} loads, {self.refused} of them refused; every answer of one version"
@@ -114,23 +117,26 @@ def shared_stores(ground):
     write_model(folder, linear(K, N, 1))
     with (folder / "model.safetensors").open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapping:
 
-        def store(version, pause_s=0.0):
-            blob, pieces = versions.blobs[version], 16
-            for i in range(pieces):
-                begin, end = len(blob) * i // pieces, len(blob) * (i + 1) // pieces
-                mapping[begin:end] = blob[begin:end]
-                time.sleep(pause_s)
+        def store(version):
+            mapping[:] = versions.blobs[version]
         versions.learn(store)
         while not ground.over.is_set():
-            version = 1 - version
-            delay, pause = chance.random() * versions.took, chance.random() * versions.took / 16
+            version, took = 1 - version, []
+            delay = chance.random() * versions.took
 
             def later():
                 time.sleep(delay)
-                store(version, pause)
+                start = time.monotonic()
+                store(version)
+                took.append(time.monotonic() - start)
             thread = threading.Thread(target=later)
             thread.start()
-            versions.load()
+
+            def was_short():
+                """Else the file may have been of two versions for as long as a whole load."""
+                thread.join()
+                return took[0] < versions.took / 8
+            versions.load(judge=was_short)
             thread.join()
     assert versions.refused > 0 or versions.loads < 20, "no store came during a load"
     return versions.told()
