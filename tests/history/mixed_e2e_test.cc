@@ -34,6 +34,10 @@ int64_t Calls() {
   return std::getenv("AWQD_TEST_LONG") != nullptr ? 1'000'000 : 20'000;
 }
 
+// How much more may be resident at the end than after a tenth. Caches of the allocator and of gRPC
+// fill up over the first 100,000 calls or so: 20,000 were seen to add 0.6 to 0.9 %, 60,000 1.1 %.
+int64_t MayGrow(int64_t calls, int64_t bytes) { return bytes / (calls < 1'000'000 ? 50 : 100); }
+
 class MixedTest : public testing::Test {
  protected:
   MixedTest() {
@@ -247,7 +251,7 @@ TEST_F(MixedTest, EveryCallEndsAsItMustAndMemoryStays) {
   EXPECT_GT(answered_, calls / 4);
   EXPECT_EQ(wrong_, 0);
   EXPECT_EQ(lost_, 0);
-  EXPECT_LE(after, before + before / 100);
+  EXPECT_LE(after, before + MayGrow(calls, before));
   EXPECT_EQ(server.Stop().code, 0);
 }
 
