@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <new>
 #include <optional>
 #include <utility>
 
@@ -187,8 +188,10 @@ absl::StatusOr<std::shared_ptr<const Model>> ModelStore::RunLoad(absl::string_vi
   const auto load = [&]() -> absl::StatusOr<std::shared_ptr<Model>> {
     try {
       return LoadFromDisk(std::string(name), begun, &seen);
-    } catch (const std::exception&) {
+    } catch (const std::bad_alloc&) {
       return OutOfMemory(no_memory);
+    } catch (const std::exception& error) {
+      return absl::InternalError(absl::StrCat("model \"", name, "\": ", error.what()));
     }
   };
   absl::StatusOr<std::shared_ptr<Model>> loaded = load();
