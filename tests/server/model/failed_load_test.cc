@@ -7,6 +7,8 @@
 
 #include <atomic>
 #include <filesystem>
+#include <new>
+#include <system_error>
 
 #include "absl/strings/str_cat.h"
 #include "server/model/model_loader.h"
@@ -73,6 +75,21 @@ TEST_F(ModelStoreTest, FailedReloadKeepsServing) {
   EXPECT_EQ(StatusOf("m").state, ModelState::kReady);
   EXPECT_THAT(StatusOf("m").message, HasSubstr("m/model.safetensors"));
   EXPECT_EQ(device_->UsedBytes(), (*first)->device_bytes);
+}
+
+// As where a thread cannot be started, which is std::system_error, and where memory is gone.
+TEST_F(ModelStoreTest, ALoadThatThrowsEnds) {
+  store_->set_before_serving([](const Model&) -> absl::Status {
+    throw std::system_error(std::make_error_code(std::errc::resource_unavailable_try_again));
+  });
+  const absl::Status thrown = store_->Load("m").status();
+  EXPECT_EQ(thrown.code(), absl::StatusCode::kInternal);
+  EXPECT_THAT(std::string(thrown.message()), HasSubstr("model \"m\": Resource temporarily"));
+  store_->set_before_serving([](const Model&) -> absl::Status { throw std::bad_alloc(); });
+  EXPECT_EQ(store_->Load("m").status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(device_->UsedBytes(), 0);
+  store_->set_before_serving([](const Model&) { return absl::OkStatus(); });
+  EXPECT_TRUE(store_->Load("m").ok());
 }
 
 TEST_F(ModelStoreTest, LargerThanTheBudget) {
