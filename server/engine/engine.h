@@ -32,6 +32,8 @@ struct SubmitOptions {
   // The calling thread promises to call RunQueued soon. No other thread is woken for short work.
   // Without effect where callers_run() is false.
   bool caller_runs = false;
+  // The traced call that the work is for; none otherwise.
+  obs::SpanRef call;
 };
 
 // Lets a caller withdraw the work that it submitted. A work that has not started never runs then,

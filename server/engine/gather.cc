@@ -97,6 +97,11 @@ ExecutionReport Gather::Merged() const {
   ExecutionReport out;
   for (const ExecutionReport& report : reports_) {
     if (report.path == Path::kDequantize) out.path = Path::kDequantize;
+    // The links of the batch that the request is said to have been in.
+    if (report.batch_requests > out.batch_requests) {
+      out.batch_id = report.batch_id;
+      out.batch_calls = report.batch_calls;
+    }
     out.batch_tokens = std::max(out.batch_tokens, report.batch_tokens);
     out.batch_requests = std::max(out.batch_requests, report.batch_requests);
     out.queue_us = std::max(out.queue_us, report.queue_us);

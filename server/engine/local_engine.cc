@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
@@ -57,6 +58,25 @@ int AnswerThreads(const Device& device, int wanted) {
 }
 
 Work& WorkOf(const std::unique_ptr<batching::Task>& task) { return static_cast<Work&>(*task); }
+
+int64_t NextBatchId() {
+  static std::atomic<int64_t> count{0};
+  return count.fetch_add(1, std::memory_order_relaxed) + 1;
+}
+
+// As ExecutionReport has them. Without a traced call this is a look at each task.
+obs::SpanRefs TracedCalls(const batching::Batch& batch) {
+  if (batch.tasks.size() < 2) return nullptr;
+  std::vector<obs::SpanRef> calls;
+  for (const std::unique_ptr<batching::Task>& task : batch.tasks) {
+    const obs::SpanRef& call = WorkOf(task).call;
+    if (!call || absl::c_linear_search(calls, call)) continue;
+    calls.push_back(call);
+    if (calls.size() > obs::kMaxLinks) break;
+  }
+  if (calls.size() < 2) return nullptr;
+  return std::make_shared<const std::vector<obs::SpanRef>>(std::move(calls));
+}
 
 // One token a work, so that the buffer in which small requests are gathered comes up as well.
 absl::StatusOr<batching::Batch> ZeroTokens(const std::shared_ptr<const model::PlacedWeight>& weight,
@@ -183,6 +203,7 @@ absl::StatusOr<TaskHandle> LocalEngine::Submit(std::unique_ptr<Work>* work,
   queued.priority = options.priority;
   queued.deadline = options.deadline;
   queued.done = std::move(done);
+  queued.call = options.call;
   const bool callers = options.caller_runs && queued.cost() <= CallersShare();
   std::unique_ptr<batching::Task> task;
   absl::Status status;
@@ -210,10 +231,12 @@ void LocalEngine::Execute(Lane& lane, batching::Batch& batch) {
   ExecutionReport report;
   const absl::Status status = WithErrorId(Run(lane, batch, &results, &report));
   report.device = device_->info().id;
+  report.batch_id = NextBatchId();
   report.batch_tokens = batch.tokens;
   report.batch_requests = static_cast<int32_t>(batch.tasks.size());
   report.compute_us = absl::ToInt64Microseconds(absl::Now() - start);
   meter_.Count(batch, start, status, report);
+  const obs::SpanRefs calls = TracedCalls(batch);
   std::vector<Payload> parts(batch.tasks.size());
   int64_t next = 0;
   for (size_t i = 0; status.ok() && i < parts.size(); ++i) {
@@ -226,6 +249,7 @@ void LocalEngine::Execute(Lane& lane, batching::Batch& batch) {
     Work& work = WorkOf(batch.tasks[i]);
     ExecutionReport mine = report;
     mine.queue_us = absl::ToInt64Microseconds(start - work.enqueued);
+    if (work.call) mine.batch_calls = calls;
     work.Complete(status, std::move(parts[i]), mine);
     batch.tasks[i].reset();
   });

@@ -21,6 +21,7 @@
 #include "server/engine/join.h"
 #include "server/engine/staging.h"
 #include "server/model/placed_weight.h"
+#include "server/obs/span_ref.h"
 
 namespace awqd {
 struct KernelRow;
@@ -36,8 +37,12 @@ struct ExecutionReport {
   Path path = Path::kFused;  // kDequantize if any product was decoded first
   std::string kernel;        // names of all kernels that ran, "a,b"
   std::string device;
+  int64_t batch_id = 0;  // from 1 on, of the process; 0: no batch ran
   int64_t batch_tokens = 0;
   int32_t batch_requests = 0;
+  // Of a traced work: the traced calls whose works were in its batch, each once, its own maybe
+  // among them; one more than obs::kMaxLinks at most.
+  obs::SpanRefs batch_calls;
   int64_t queue_us = 0;
   int64_t compute_us = 0;
 };
@@ -133,7 +138,9 @@ class Work : public batching::Task {
     done(status, std::move(result), report);
   }
 
-  TaskDone done;  // set by the engine that accepts the work
+  // Set by the engine that accepts the work.
+  TaskDone done;
+  obs::SpanRef call;
 };
 
 // Notes that a kernel ran. Null: none did.

@@ -18,12 +18,12 @@
 namespace awqd::obs {
 
 // The requests of a call, summed up. Of names those of the first request, as the client sent them,
-// cut; of moments those of an only request.
+// cut; of moments and the batch those of an only request.
 struct RequestSum {
   std::string request_id, model, weight, kernel;
   int64_t requests = 0;
   int64_t tokens = 0, queue_us = 0, compute_us = 0;
-  int32_t batch_requests = 0;
+  BatchNote batch;
   RequestMoments moments;
 
   // How long the only request took from its first byte parsed to its answer, if it came as far as
@@ -45,7 +45,7 @@ class CallNotes {
       sum_.model = request.model.substr(0, kMaxNameBytes);
       sum_.weight = request.weight.substr(0, kMaxNameBytes);
       sum_.kernel = request.kernel;
-      sum_.batch_requests = request.batch_requests;
+      sum_.batch = request.batch;
       sum_.moments = request.moments;
     }
     sum_.tokens += request.tokens;

@@ -15,6 +15,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "server/obs/one_line.h"
+#include "server/obs/span_ref.h"
 
 namespace awqd::obs {
 
@@ -67,6 +68,14 @@ struct RequestMoments {
   absl::Time settled = absl::InfinitePast();    // the answer is there, but not sent
 };
 
+// The batch that a request was computed in.
+struct BatchNote {
+  int64_t id = 0;  // 0: none
+  int64_t tokens = 0;
+  int32_t requests = 0;
+  SpanRefs calls;  // as engine::ExecutionReport has them
+};
+
 // What is known of one request: logged at debug level, and in the notes of its call.
 struct RequestLog {
   absl::string_view method;  // "QuantizedMatmul"
@@ -80,7 +89,7 @@ struct RequestLog {
   int64_t bytes_in = 0;
   int64_t bytes_out = 0;
   std::string kernel;
-  int32_t batch_requests = 0;
+  BatchNote batch;
   RequestMoments moments;
 };
 

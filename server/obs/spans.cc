@@ -38,10 +38,22 @@ Span CallSpan(const CallRecord& record) {
   out.numbers = {{"rpc.grpc.status_code", static_cast<int64_t>(record.code)},
                  {"awqd.requests", sum.requests},
                  {"awqd.tokens", sum.tokens},
-                 {"awqd.batch_requests", sum.batch_requests},
+                 {"awqd.batch_requests", sum.batch.requests},
                  {"awqd.received_bytes", record.received_bytes},
                  {"awqd.sent_bytes", record.sent_bytes}};
   return out;
+}
+
+// What a call was computed together with.
+void AddBatch(const CallRecord& record, Span* out) {
+  const BatchNote& batch = record.sum.batch;
+  out->numbers = {{"awqd.batch_id", batch.id},
+                  {"awqd.batch_requests", batch.requests},
+                  {"awqd.batch_tokens", batch.tokens}};
+  if (batch.calls == nullptr) return;
+  for (const SpanRef& call : *batch.calls) {
+    if (call != record.trace.ref() && out->links.size() < kMaxLinks) out->links.push_back(call);
+  }
 }
 
 class FileExporter final : public SpanExporter {
@@ -74,6 +86,7 @@ std::vector<Span> SpansOf(const CallRecord& record) {
                    .name = std::string(step.name),
                    .begin = step.begin,
                    .end = step.end});
+    if (step.name == "compute") AddBatch(record, &out.back());
   }
   return out;
 }
@@ -96,6 +109,10 @@ std::string SpanJson(const Span& span) {
                         {"startTimeUnixNano", time(span.begin)},
                         {"endTimeUnixNano", time(span.end)},
                         {"attributes", attributes}};
+  for (const SpanRef& link : span.links) {
+    out["links"].push_back(
+        {{"traceId", HexId(link.trace_high) + HexId(link.trace_low)}, {"spanId", HexId(link.id)}});
+  }
   if (span.parent != 0) out["parentSpanId"] = HexId(span.parent);
   if (span.failed) out["status"] = {{"code", 2}};
   return out.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "absl/strings/string_view.h"
+#include "server/obs/span_ref.h"
 
 namespace awqd::obs {
 
@@ -16,6 +17,8 @@ struct TraceContext {
   bool sampled = false;
 
   bool valid() const { return trace_high != 0 || trace_low != 0; }
+  // The call's own span; none where it is not sampled.
+  SpanRef ref() const { return sampled ? SpanRef{trace_high, trace_low, span} : SpanRef(); }
   std::string trace_id() const;  // 32 hexadecimal digits; "" without a trace
   // "00-<trace>-<the call's span>-01": what others continue from.
   std::string traceparent() const;

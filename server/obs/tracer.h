@@ -29,6 +29,7 @@ struct Span {
   absl::Time begin, end;
   std::vector<std::pair<absl::string_view, std::string>> texts;
   std::vector<std::pair<absl::string_view, int64_t>> numbers;
+  std::vector<SpanRef> links;
 };
 
 // The call, then its steps.

@@ -49,6 +49,11 @@ void Fill(const obs::Span& span, ::otlp::Span* out) {
     attribute->set_key(std::string(name));
     attribute->mutable_value()->set_int_value(value);
   }
+  for (const obs::SpanRef& link : span.links) {
+    ::otlp::Link* linked = out->add_links();
+    linked->set_trace_id(Bytes(link.trace_high) + Bytes(link.trace_low));
+    linked->set_span_id(Bytes(link.id));
+  }
   if (span.failed) out->mutable_status()->set_code(2);
 }
 

@@ -71,10 +71,11 @@ absl::Status Flow::Open(grpc::ByteBuffer* message, google::protobuf::Message* re
   });
 }
 
-absl::Status Flow::Submit(std::unique_ptr<engine::Work> work, const engine::SubmitOptions& options,
+absl::Status Flow::Submit(std::unique_ptr<engine::Work> work, engine::SubmitOptions options,
                           engine::TaskDone done) {
   // Of several blocks, the first: the steps of the request begin with it.
   if (log_.moments.submitted == absl::InfinitePast()) log_.moments.submitted = absl::Now();
+  options.call = span_;
   AWQD_ASSIGN_OR_RETURN(engine::TaskHandle handle,
                         env_.engine->Submit(std::move(work), options, std::move(done)));
   slot_.Set(std::move(handle));

@@ -80,6 +80,7 @@ class Flow : public std::enable_shared_from_this<Flow> {
       : env_(env),
         deadline_(call->deadline()),
         notes_(call->notes()),
+        span_(call->span()),
         connection_(call->connection()) {
     log_.method = method;
   }
@@ -133,7 +134,7 @@ class Flow : public std::enable_shared_from_this<Flow> {
   }
 
   // To the engine, until Cancel. `done` may be called before this returns.
-  absl::Status Submit(std::unique_ptr<engine::Work> work, const engine::SubmitOptions& options,
+  absl::Status Submit(std::unique_ptr<engine::Work> work, engine::SubmitOptions options,
                       engine::TaskDone done);
 
   // Runs `body`; an error or an exception ends the flow.
@@ -166,7 +167,8 @@ class Flow : public std::enable_shared_from_this<Flow> {
     log_.queue_us = report_.queue_us;
     log_.compute_us = report_.compute_us;
     log_.kernel = report_.kernel;
-    log_.batch_requests = report_.batch_requests;
+    log_.batch = {report_.batch_id, report_.batch_tokens, report_.batch_requests,
+                  std::move(report_.batch_calls)};
     log_.moments.begun = started_;
     log_.moments.settled = absl::Now();
     log_.total_us = absl::ToInt64Microseconds(log_.moments.settled - started_);
@@ -177,6 +179,7 @@ class Flow : public std::enable_shared_from_this<Flow> {
   const Env& env_;
   absl::Time deadline_;  // the call's, or an earlier one that the request names
   obs::CallNotes* const notes_;
+  const obs::SpanRef span_;  // the call's; none where it is not traced
   const std::shared_ptr<transport::Connection> connection_;
   const absl::Time started_ = absl::Now();
   TaskSlot slot_;

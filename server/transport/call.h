@@ -92,6 +92,8 @@ class ServerCall {
   // Of the messages that came and of those that were sent, so far.
   int64_t received_bytes() const { return received_bytes_.load(std::memory_order_relaxed); }
   int64_t sent_bytes() const { return sent_bytes_.load(std::memory_order_relaxed); }
+  // Its span, which others may link to; none where no trace of it is kept.
+  const obs::SpanRef& span() const { return span_; }
   // What services measured of it, for whoever the door tells of its end.
   obs::CallNotes* notes() { return &notes_; }
 
@@ -174,6 +176,7 @@ class ServerCall {
   std::chrono::steady_clock::time_point entered_, left_;
   grpc::StatusCode outcome_ = grpc::StatusCode::UNKNOWN;
   obs::TraceContext trace_;
+  obs::SpanRef span_;
   obs::CallNotes notes_;
   std::atomic<int64_t> received_bytes_{0};
   std::atomic<int64_t> sent_bytes_{0};

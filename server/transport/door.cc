@@ -97,6 +97,7 @@ void Door::Trace(ServerCall* call) {
   absl::string_view header;
   if (it != metadata.end()) header = {it->second.data(), it->second.size()};
   call->trace_ = recorder_->Began(header);
+  if (recorder_->tracer() != nullptr) call->span_ = call->trace_.ref();
   if (call->trace_.valid()) {
     call->context_.AddInitialMetadata("traceparent", call->trace_.traceparent());
   }

@@ -4,11 +4,14 @@ import queue
 import unittest
 
 import grpc
+import numpy as np
+import tritonclient.grpc as triton
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
 from server import Server
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+WEIGHT = "all-MiniLM-L6-v2-awq/encoder.layer.0.attention.self.query"
 METHOD = "/awqd.v1.ServerInfo/GetServerInfo"
 
 
@@ -66,6 +69,37 @@ class Traces(unittest.TestCase):
         while not self.collector.spans.empty():
             names.append(self.collector.spans.get()[1].name)
         self.assertEqual(names.count(METHOD[1:]), 3)
+
+    def test_the_calls_of_a_batch_link_to_one_another(self):
+        callers = 3
+        # The batch leaves when it has their tokens, and waits for them for a minute.
+        with Server(f"--otlp_endpoint={self.endpoint}", f"--max_batch_tokens={callers}",
+                    "--max_queue_delay_us=60000000") as awqd, \
+                concurrent.futures.ThreadPoolExecutor(callers) as pool:
+            client = triton.InferenceServerClient(awqd.address)
+            list(pool.map(lambda i: self._infer(client, f"{i + 1:032x}"), range(callers)))
+            client.close()
+        calls, computes = {}, []
+        while not self.collector.spans.empty():
+            _, span = self.collector.spans.get()
+            if span.name == "compute":
+                computes.append(span)
+            elif span.name.endswith("ModelInfer"):
+                calls[span.span_id] = span.trace_id
+        self.assertEqual(len(computes), callers)
+        self.assertEqual(len({a.value.int_value for span in computes for a in span.attributes if a.key == "awqd.batch_id"}), 1)
+        for span in computes:
+            numbers = {a.key: a.value.int_value for a in span.attributes}
+            self.assertEqual(numbers["awqd.batch_requests"], callers)
+            self.assertEqual(numbers["awqd.batch_tokens"], callers)
+            others = {id: trace for id, trace in calls.items() if id != span.parent_span_id}
+            self.assertEqual({link.span_id: link.trace_id for link in span.links}, others)
+
+    @staticmethod
+    def _infer(client, trace):
+        x = triton.InferInput("x", [1, 384], "FP16")
+        x.set_data_from_numpy(np.ones((1, 384), np.float16))
+        client.infer(WEIGHT, [x], headers={"traceparent": f"00-{trace}-{PARENT}-01"})
 
 
 if __name__ == "__main__":

@@ -137,7 +137,7 @@ CallRecord Record() {
                 .tokens = 3,
                 .queue_us = 2000,
                 .compute_us = 30000,
-                .batch_requests = 2,
+                .batch = {.id = 5, .tokens = 9, .requests = 2},
                 .moments = {kNow, kNow + absl::Milliseconds(1), kNow + absl::Milliseconds(37)}};
   return record;
 }
@@ -230,6 +230,38 @@ TEST(Spans, AreTheCallAndItsSteps) {
   stream.sum.requests = 7;
   EXPECT_THAT(Names(SpansOf(stream)),
               ElementsAre("awqd.v1.QuantizedInference/QuantizedMatmul", "send"));
+}
+
+int64_t NumberOf(const Span& span, absl::string_view name) {
+  for (const auto& [key, value] : span.numbers) {
+    if (key == name) return value;
+  }
+  return -1;
+}
+
+TEST(Spans, ComputeLinksToTheOtherCallsOfItsBatch) {
+  CallRecord record = Record();
+  const SpanRef other = {7, 8, 9};
+  record.sum.batch.calls =
+      std::make_shared<const std::vector<SpanRef>>(std::vector{record.trace.ref(), other});
+  const std::vector<Span> spans = SpansOf(record);
+  ASSERT_EQ(spans[3].name, "compute");
+  EXPECT_THAT(spans[3].links, ElementsAre(other)) << "not to itself";
+  EXPECT_EQ(NumberOf(spans[3], "awqd.batch_id"), 5);
+  EXPECT_EQ(NumberOf(spans[3], "awqd.batch_requests"), 2);
+  EXPECT_EQ(NumberOf(spans[3], "awqd.batch_tokens"), 9);
+  for (const size_t step : {0, 1, 2, 4, 5}) EXPECT_THAT(spans[step].links, IsEmpty());
+  const nlohmann::json json = nlohmann::json::parse(SpanJson(spans[3]));
+  EXPECT_EQ(json["links"].dump(),
+            R"([{"spanId":"0000000000000009","traceId":"00000000000000070000000000000008"}])");
+}
+
+TEST(Spans, LinksAreBounded) {
+  CallRecord record = Record();
+  std::vector<SpanRef> calls;
+  for (uint64_t i = 1; i <= kMaxLinks + 1; ++i) calls.push_back({1, 2, i});
+  record.sum.batch.calls = std::make_shared<const std::vector<SpanRef>>(calls);
+  EXPECT_EQ(SpansOf(record)[3].links.size(), kMaxLinks);
 }
 
 // Takes spans, or fails, or waits until it is let go.

@@ -78,7 +78,8 @@ obs::Span Step() {
           .begin = absl::FromUnixNanos(1000),
           .end = absl::FromUnixNanos(3000),
           .texts = {{"awqd.model", "m"}},
-          .numbers = {{"awqd.tokens", -1}}};
+          .numbers = {{"awqd.tokens", -1}},
+          .links = {{0x3132333435363738, 0x4142434445464748, 0x5152535455565758}}};
 }
 
 TEST(OtlpExporter, SendsSpansAsTheCollectorWantsThem) {
@@ -106,6 +107,9 @@ TEST(OtlpExporter, SendsSpansAsTheCollectorWantsThem) {
   EXPECT_EQ(second.start_time_unix_nano(), 1000u);
   EXPECT_EQ(second.end_time_unix_nano(), 3000u);
   EXPECT_EQ(second.attributes(0).value().string_value(), "m");
+  ASSERT_EQ(second.links_size(), 1);
+  EXPECT_EQ(second.links(0).trace_id(), "12345678ABCDEFGH");
+  EXPECT_EQ(second.links(0).span_id(), "QRSTUVWX");
   EXPECT_EQ(second.attributes(1).value().int_value(), -1);
 }
 
