@@ -121,7 +121,9 @@ void AddListenFlags(FlagTable& table, Options& options) {
       "Numeric address and port for operators over HTTP, such as 127.0.0.1:8002: /metrics for "
       "Prometheus, /livez and /readyz for probes, and a page at /. Port 0 picks a free one, "
       "which is logged. Whoever reaches it reads names of models and counts, and no tensor; with "
-      "--tokens all but the probes ask for a token with the role metrics. "
+      "--tokens all but the probes ask for a token with the role metrics, which beyond this "
+      "machine "
+      "takes TLS for gRPC or --insecure_tokens: this is plain HTTP. "
       "Default: off.");
   table.Add("port_file", options.port_file,
             "File that the bound port is written to once the server listens, for scripts that use "

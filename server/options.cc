@@ -138,6 +138,13 @@ class ConfigReader : public CLI::Config {
   mutable std::vector<ConfigValue> values_;
 };
 
+// Whether only this machine can reach them.
+bool MetricsAreLocal(const Options& options) {
+  if (options.metrics_address.empty()) return true;
+  const auto address = transport::ParseListenAddress(options.metrics_address);
+  return address.ok() && address->local();
+}
+
 // The rest: checks that CLI11 cannot make, and defaults that depend on other options.
 absl::Status Complete(Options& options) {
   // Not left to CLI11, which would report it before an unknown flag.
@@ -166,6 +173,8 @@ absl::Status Complete(Options& options) {
     local &= address->local();
   }
   AWQD_RETURN_IF_ERROR(security::Settle(&options.rpc.transport.security, local));
+  AWQD_RETURN_IF_ERROR(
+      security::CheckMetrics(options.rpc.transport.security, MetricsAreLocal(options)));
   const absl::Status prefix = services::CheckSharedMemoryPrefix(options.rpc.shared_memory.prefix);
   if (!prefix.ok()) return model::Prefixed("--shared_memory_prefix", prefix);
   services::Options& rpc = options.rpc;

@@ -27,7 +27,7 @@ void AddIdentityFlags(FlagTable& table, security::Options& security) {
             "without the method's role, are refused. Read again within two seconds of a change.");
   table.Flag("insecure_tokens", security.insecure_tokens,
              "Take tokens without TLS on addresses beyond this machine, where everybody on the way "
-             "can read them; for servers behind a proxy that does TLS.");
+             "can read them, for gRPC and for metrics; for servers behind a proxy that does TLS.");
   table.Flag("open_health", security.open_health,
              "Answer grpc.health.v1 without a token, for probes; with --no_open_health it asks for "
              "an identity of any role.");

@@ -42,6 +42,15 @@ absl::Status Settle(Options* options, bool local) {
   return absl::OkStatus();
 }
 
+absl::Status CheckMetrics(const Options& options, bool local) {
+  if (local || !options.identities() || options.tls() || options.insecure_tokens) {
+    return absl::OkStatus();
+  }
+  return BadValue("--metrics_address", "an address beyond this machine with --tokens",
+                  "a loopback address, or --insecure_tokens: it is plain HTTP, and everybody on "
+                  "the way can read the tokens");
+}
+
 std::string Exposure(const Options& options, bool local) {
   if (local) return "";
   std::vector<absl::string_view> missing;

@@ -35,6 +35,11 @@ struct Options {
 // loopback and UNIX sockets alone. INVALID_ARGUMENT names the flag.
 absl::Status Settle(Options* options, bool local);
 
+// Whether metrics may be served where they are, once Settle has returned OK. They never have TLS,
+// so that a token for them can be read on the way. `local`: on loopback. INVALID_ARGUMENT names the
+// flag.
+absl::Status CheckMetrics(const Options& options, bool local);
+
 // What an operator should know of a server that listens beyond this machine, in one line; empty
 // when there is nothing to say.
 std::string Exposure(const Options& options, bool local);

@@ -83,6 +83,11 @@ TEST(Options, WhoMayLoadModelsDependsOnTheAddresses) {
   EXPECT_THAT(ErrorOf({"--model_repository", "/m", "--address=0.0.0.0:9", "--tokens=t"}),
               HasSubstr("--insecure_tokens"));
   EXPECT_THAT(ErrorOf({"--model_repository", "/m", "--tls_cert=c"}), HasSubstr("--tls_key"));
+  EXPECT_THAT(ErrorOf({"--model_repository", "/m", "--metrics_address=0.0.0.0:8002", "--tokens=t"}),
+              AllOf(HasSubstr("--metrics_address"), HasSubstr("--insecure_tokens")));
+  for (const char* flag : {"--metrics_address=127.0.0.1:8002", "--metrics_address=[::1]:8002"}) {
+    EXPECT_TRUE(Parse({"--model_repository", "/m", "--tokens=t", flag}).ok()) << flag;
+  }
 }
 
 TEST(Options, BoundsOfOneClient) {

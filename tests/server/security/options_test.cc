@@ -74,6 +74,17 @@ TEST(Settle, TokensBeyondThisMachineWantTls) {
   EXPECT_TRUE(Settle(&tls, false).ok());
 }
 
+TEST(CheckMetrics, TokensForMetricsDoNotTravelInTheClear) {
+  Options options = With(false, true);
+  EXPECT_TRUE(CheckMetrics(options, true).ok());
+  EXPECT_THAT(std::string(CheckMetrics(options, false).message()),
+              AllOf(HasSubstr("--metrics_address: got"), HasSubstr("--insecure_tokens")));
+  options.insecure_tokens = true;
+  EXPECT_TRUE(CheckMetrics(options, false).ok());
+  EXPECT_TRUE(CheckMetrics(With(false, false), false).ok()) << "nobody has a token";
+  EXPECT_TRUE(CheckMetrics(With(true, true), false).ok());
+}
+
 TEST(Exposure, SaysWhatIsMissing) {
   EXPECT_EQ(Exposure(With(false, false), true), "");
   EXPECT_EQ(Exposure(With(true, true), false), "");
