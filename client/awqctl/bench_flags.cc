@@ -130,9 +130,17 @@ void AddMeasure(CLI::App* sub, BenchFlags& flags) {
 
 void AddBenchFlags(CLI::App* sub, BenchFlags& flags) {
   AddRequests(sub, flags.plan);
-  sub->add_flag("--shared_memory", flags.shared_memory,
-                "Pass tensors in shared memory instead of messages. The server must be on this "
-                "machine and run with --shared_memory_prefix");
+  CLI::Option* const shared =
+      sub->add_flag("--shared_memory", flags.shared_memory,
+                    "Pass tensors in shared memory instead of messages. The server must be on this "
+                    "machine and run with --shared_memory_prefix");
+  using bench::Protocol;
+  CLI::Option* const protocol =
+      AddWord(sub, "--protocol", flags.plan.protocol,
+              Words<Protocol>{{"awqd", Protocol::kAwqd}, {"oip", Protocol::kInference}},
+              "What requests are in: awqd (default), or oip, the Open Inference Protocol, whose "
+              "answers do not say what ran");
+  protocol->excludes(shared)->excludes(sub->get_option("--priority"));
   AddLoad(sub, flags.plan);
   AddMeasure(sub, flags);
 }

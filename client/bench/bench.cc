@@ -64,7 +64,7 @@ absl::Status TryOnce(const Connections& connections, const Payload& payload) {
   while (queue.Next(&tag, &ok)) {
   }
   if (!status.ok()) return client::FromGrpc(status);
-  if (!ReadResponse(response).has_value()) {
+  if (!ReadResponse(payload.protocol, response).has_value()) {
     return absl::InternalError("the answer is not one of a product");
   }
   return absl::OkStatus();

@@ -149,7 +149,7 @@ class Load {
     if (status.ok()) {
       answer.response_bytes =
           static_cast<int64_t>(call.response.Length()) + call.payload->shared_answer_bytes;
-      facts = ReadResponse(call.response);
+      facts = ReadResponse(call.payload->protocol, call.response);
     }
     Watch(status);
     std::optional<int64_t> next_ns;

@@ -2,11 +2,13 @@
 #include "client/bench/payload.h"
 
 #include <algorithm>
+#include <optional>
 #include <random>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/bench/infer_request.h"
 #include "client/tensor.h"
 #include "grpcpp/support/slice.h"
 
@@ -59,6 +61,13 @@ absl::Status Share(const Plan& plan, int64_t answer_elements, Request& request, 
   return absl::OkStatus();
 }
 
+void SetRequest(const google::protobuf::Message& request, Payload* out) {
+  const std::string bytes = request.SerializeAsString();
+  const grpc::Slice slice(bytes);
+  out->request = grpc::ByteBuffer(&slice, 1);
+  out->request_bytes += static_cast<int64_t>(bytes.size());
+}
+
 // `request` has its source.
 template <typename Request>
 absl::StatusOr<Payload> Finish(const Plan& plan, const WeightShare& weight, int64_t tokens,
@@ -74,10 +83,7 @@ absl::StatusOr<Payload> Finish(const Plan& plan, const WeightShare& weight, int6
     absl::Status status = Share(plan, tokens * weight.n, request, payload);
     if (!status.ok()) return status;
   }
-  const std::string bytes = request.SerializeAsString();
-  const grpc::Slice slice(bytes);
-  payload.request = grpc::ByteBuffer(&slice, 1);
-  payload.request_bytes += static_cast<int64_t>(bytes.size());
+  SetRequest(request, &payload);
   return payload;
 }
 
@@ -98,7 +104,22 @@ Request Of(const WeightShare& weight) {
   return request;
 }
 
+absl::StatusOr<Payload> InferPayload(const Plan& plan, const WeightShare& weight, int64_t tokens) {
+  auto x = Activations(plan.dtype, tokens, weight.k, plan.seed);
+  if (!x.ok()) return x.status();
+  std::optional<client::Routing> routing;
+  if (weight.experts > 0) {
+    auto drawn = RandomRouting(tokens, plan.top_k, weight.experts, plan.seed);
+    if (!drawn.ok()) return drawn.status();
+    routing = *std::move(drawn);
+  }
+  Payload payload = {.method = kModelInfer, .protocol = Protocol::kInference, .tokens = tokens};
+  SetRequest(InferRequest(plan, weight, *std::move(x), std::move(routing)), &payload);
+  return payload;
+}
+
 absl::StatusOr<Payload> MakePayload(const Plan& plan, const WeightShare& weight, int64_t tokens) {
+  if (plan.protocol == Protocol::kInference) return InferPayload(plan, weight, tokens);
   if (weight.mlp) {
     v1::GatedMlpRequest request;
     request.mutable_mlp()->set_model(weight.model);

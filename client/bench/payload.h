@@ -23,7 +23,8 @@ absl::StatusOr<client::Routing> RandomRouting(int64_t tokens, int64_t top_k, int
 
 struct Payload {
   const char* method = nullptr;  // full name of the method that it is a request of
-  grpc::ByteBuffer request;      // copies share the bytes
+  Protocol protocol = Protocol::kAwqd;
+  grpc::ByteBuffer request;  // copies share the bytes
   int64_t tokens = 0;
   int64_t request_bytes = 0;  // of the message and, in shared memory, the activations
   client::SharedMemory memory;

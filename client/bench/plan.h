@@ -38,7 +38,11 @@ struct TokensShare {
   double share = 1;
 };
 
+// Whose words requests are in.
+enum class Protocol { kAwqd, kInference };  // awqd.v1; the Open Inference Protocol
+
 struct Plan {
+  Protocol protocol = Protocol::kAwqd;
   std::vector<WeightShare> weights;
   std::vector<TokensShare> tokens = {{}};
   int64_t top_k = 2;  // experts of each token, of weights that are stacks

@@ -33,7 +33,9 @@ Json PlanJson(const Plan& plan) {
   for (const TokensShare& entry : plan.tokens) {
     tokens.push_back({{"tokens", entry.tokens}, {"share", entry.share}});
   }
-  Json json = {{"weights", weights},
+  const bool awqd = plan.protocol == Protocol::kAwqd;
+  Json json = {{"protocol", awqd ? "awqd" : "oip"},
+               {"weights", weights},
                {"tokens", tokens},
                {"dtype", std::string(client::Name(plan.dtype))},
                {"path", absl::AsciiStrToLower(v1::Path_Name(plan.path))},

@@ -8,6 +8,7 @@
 #include "google/protobuf/io/coded_stream.h"
 #include "google/protobuf/wire_format_lite.h"
 #include "grpcpp/support/proto_buffer_reader.h"
+#include "inference/grpc_service.pb.h"
 
 namespace awqd::bench {
 namespace {
@@ -51,8 +52,12 @@ std::string CodeName(int code) {
   return absl::StatusCodeToString(static_cast<absl::StatusCode>(code));
 }
 
-std::optional<ResponseFacts> ReadResponse(grpc::ByteBuffer& response) {
+std::optional<ResponseFacts> ReadResponse(Protocol protocol, grpc::ByteBuffer& response) {
   // Walks the top level of the message.
+  using Infer = inference::ModelInferResponse;
+  const bool awqd = protocol == Protocol::kAwqd;
+  const uint32_t output_tag = awqd ? Tag(v1::QuantizedMatmulResponse::kOutputFieldNumber)
+                                   : Tag(Infer::kRawOutputContentsFieldNumber);
   grpc::ProtoBufferReader reader(&response);
   if (!reader.status().ok()) return std::nullopt;
   google::protobuf::io::CodedInputStream input(&reader);
@@ -61,17 +66,14 @@ std::optional<ResponseFacts> ReadResponse(grpc::ByteBuffer& response) {
     uint32_t length = 0;
     std::string bytes;
     bool ok = true;
-    switch (tag) {
-      case Tag(v1::QuantizedMatmulResponse::kOutputFieldNumber):
-        ok = input.ReadVarint32(&length) && input.Skip(static_cast<int>(length));
-        facts.output_bytes = length;
-        break;
-      case Tag(v1::QuantizedMatmulResponse::kExecutionFieldNumber):
-        ok = input.ReadVarint32(&length) && input.ReadString(&bytes, static_cast<int>(length)) &&
-             facts.execution.ParseFromString(bytes);
-        break;
-      default:
-        ok = WireFormatLite::SkipField(&input, tag);
+    if (tag == output_tag) {
+      ok = input.ReadVarint32(&length) && input.Skip(static_cast<int>(length));
+      facts.output_bytes = length;
+    } else if (awqd && tag == Tag(v1::QuantizedMatmulResponse::kExecutionFieldNumber)) {
+      ok = input.ReadVarint32(&length) && input.ReadString(&bytes, static_cast<int>(length)) &&
+           facts.execution.ParseFromString(bytes);
+    } else {
+      ok = WireFormatLite::SkipField(&input, tag);
     }
     if (!ok) return std::nullopt;
   }

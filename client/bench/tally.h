@@ -25,15 +25,15 @@ inline int64_t NowNs() {
   return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// What a bench wants to know of a serialised QuantizedMatmulResponse.
+// What a bench wants to know of a serialised answer.
 struct ResponseFacts {
-  int64_t output_bytes = 0;  // of field `output`, its header included
-  v1::Execution execution;
+  int64_t output_bytes = 0;  // of the output, and of awqd.v1 its header
+  v1::Execution execution;   // of awqd.v1
 };
 
-// nullopt when the bytes are not such a message. The tensor is skipped, not copied. `response` is
-// left as it was.
-std::optional<ResponseFacts> ReadResponse(grpc::ByteBuffer& response);
+// Of a QuantizedMatmulResponse or its like, or of a ModelInferResponse. nullopt when the bytes are
+// not such a message. The tensor is skipped, not copied. `response` is left as it was.
+std::optional<ResponseFacts> ReadResponse(Protocol protocol, grpc::ByteBuffer& response);
 
 // One answer, with what became known of it. Times are of NowNs().
 struct Answer {

@@ -10,6 +10,7 @@
 #include "client/bench/tally.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "inference/grpc_service.pb.h"
 #include "nlohmann/json.hpp"
 
 namespace awqd::bench {
@@ -142,6 +143,43 @@ TEST(PayloadsTest, AreWholeRequestsPickedByShare) {
   EXPECT_EQ(payloads->all()[1].request_bytes, static_cast<int64_t>(slice.size()));
 }
 
+TEST(PayloadsTest, SpeakTheInferenceProtocol) {
+  Plan plan;
+  plan.protocol = Protocol::kInference;
+  plan.weights = {
+      {"m", "w", 1, 4, 8}, {"m", "experts.*.up", 1, 4, 8, 5}, {"m", "mlp", 1, 4, 8, 0, true}};
+  plan.tokens = {{3, 1}};
+  plan.output_dtype = v1::FP32;
+  plan.path = v1::FUSED;
+  const auto payloads = Payloads::Make(plan);
+  ASSERT_TRUE(payloads.ok()) << payloads.status();
+  std::vector<inference::ModelInferRequest> requests;
+  for (const Payload& payload : payloads->all()) {
+    EXPECT_STREQ(payload.method, "/inference.GRPCInferenceService/ModelInfer");
+    grpc::ByteBuffer buffer = payload.request;
+    grpc::Slice slice;
+    ASSERT_TRUE(buffer.DumpToSingleSlice(&slice).ok());
+    ASSERT_TRUE(
+        requests.emplace_back().ParseFromArray(slice.begin(), static_cast<int>(slice.size())));
+  }
+  EXPECT_EQ(requests[0].model_name(), "m/w");
+  ASSERT_EQ(requests[0].inputs_size(), 1);
+  EXPECT_EQ(requests[0].inputs(0).datatype(), "FP16");
+  EXPECT_THAT(requests[0].inputs(0).shape(), testing::ElementsAre(3, 4));
+  EXPECT_EQ(requests[0].raw_input_contents(0).size(), 3u * 4 * 2);
+  EXPECT_EQ(requests[0].parameters().at("output_dtype").string_param(), "FP32");
+  EXPECT_EQ(requests[0].parameters().at("path").string_param(), "FUSED");
+  EXPECT_EQ(requests[1].inputs(1).name(), "ids");
+  EXPECT_EQ(requests[1].inputs(2).name(), "router_weights");
+  EXPECT_EQ(requests[1].raw_input_contents(2).size(), 3u * 2 * 4);
+  EXPECT_EQ(requests[2].model_name(), "m/mlp:gated_mlp");
+  EXPECT_EQ(requests[2].parameters().at("activation_function").string_param(), "SILU");
+  plan.protocol = Protocol::kAwqd;
+  plan.weights.resize(1);
+  const int64_t ours = Payloads::Make(plan)->all()[0].request_bytes;
+  EXPECT_LT(std::abs(ours - payloads->all()[0].request_bytes), 64) << "equal payloads";
+}
+
 TEST(PayloadsTest, MixesExpertsAndMlps) {
   Plan plan;
   plan.weights = {{"m", "experts.*.up", 1, 4, 8, 5},
@@ -199,11 +237,27 @@ TEST(ResponseTest, ReadsExecutionAcrossSlices) {
   response.set_request_id("id");
   for (const size_t piece : {1, 7, 100000}) {
     grpc::ByteBuffer buffer = BufferOf(response.SerializeAsString(), piece);
-    const auto facts = ReadResponse(buffer);
+    const auto facts = ReadResponse(Protocol::kAwqd, buffer);
     ASSERT_TRUE(facts.has_value());
     EXPECT_EQ(facts->execution.batch_tokens(), 17);
     EXPECT_GE(facts->output_bytes, 1000);
   }
+}
+
+TEST(ResponseTest, ReadsTheInferenceProtocol) {
+  inference::ModelInferResponse response;
+  response.set_model_name("m/w");
+  response.add_outputs()->set_name("y");
+  response.add_raw_output_contents(std::string(1000, 'x'));
+  for (const size_t piece : {1, 7, 100000}) {
+    grpc::ByteBuffer buffer = BufferOf(response.SerializeAsString(), piece);
+    const auto facts = ReadResponse(Protocol::kInference, buffer);
+    ASSERT_TRUE(facts.has_value());
+    EXPECT_EQ(facts->output_bytes, 1000);
+    EXPECT_EQ(facts->execution.batch_requests(), 0);
+  }
+  grpc::ByteBuffer noise = BufferOf("\xff\xff\xff\xff\xff\xff\xff", 2);
+  EXPECT_FALSE(ReadResponse(Protocol::kInference, noise).has_value());
 }
 
 TEST(ResponseTest, RefusesWhatDoesNotParse) {
@@ -215,13 +269,13 @@ TEST(ResponseTest, RefusesWhatDoesNotParse) {
   }();
   for (size_t size = 1; size < whole.size(); ++size) {
     grpc::ByteBuffer buffer = BufferOf(whole.substr(0, size), 3);
-    const auto facts = ReadResponse(buffer);
+    const auto facts = ReadResponse(Protocol::kAwqd, buffer);
     // A cut between two fields leaves a whole message.
     EXPECT_EQ(facts.has_value(),
               v1::QuantizedMatmulResponse().ParseFromString(whole.substr(0, size)));
   }
   grpc::ByteBuffer noise = BufferOf("\xff\xff\xff\xff\xff\xff\xff", 2);
-  EXPECT_FALSE(ReadResponse(noise).has_value());
+  EXPECT_FALSE(ReadResponse(Protocol::kAwqd, noise).has_value());
 }
 
 // An answer that was due at, sent at and done at these times.
