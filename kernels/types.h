@@ -108,6 +108,7 @@ struct DeviceInfo {
   int arch = 0;  // compute capability x 10: 80, 90
   int sm_count = 0;
   int64_t l2_bytes = 0;
+  std::string pci_bus_id;  // "0000:1b:00.0", as management tools name it; empty: unknown
   int64_t shared_bytes_per_block = 0;  // opt-in maximum
   // Why the dense path cannot run here (cuBLASLt missing, say); empty when it can.
   std::string dense_unavailable;

@@ -162,7 +162,12 @@ class ServerImpl final : public Server {
       const HttpCaller caller(authorizations);
       return rpc->door()->access().Admit("metrics", security::Need::kMetrics, caller).status();
     };
-    auto started = obs::MetricsServer::Start(options_.metrics_address, snapshots, guard);
+    obs::GpuMeterOptions gpus;
+    for (const Device* device : engine_->devices()) {
+      gpus.pci_bus_ids.push_back(device->info().pci_bus_id);
+    }
+    auto started =
+        obs::MetricsServer::Start(options_.metrics_address, snapshots, guard, std::move(gpus));
     if (!started.ok()) return model::Prefixed("--metrics_address", started.status());
     metrics_ = *std::move(started);
     obs::LogEvent(obs::LogLevel::kInfo, "metrics",

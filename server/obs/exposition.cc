@@ -238,6 +238,7 @@ class Page {
                 [](const DeviceStats& device) { return device.weights_bytes; });
     ShowDevices(Gauge("awqd_device_faulted", "1 once a device has failed for good."),
                 [](const DeviceStats& device) { return int64_t{!device.healthy}; });
+    Gpus();
     Family staging = Gauge("awqd_staging_bytes", "Host memory for payloads: in use, or kept.");
     for (const DeviceStats& device : all_.devices) {
       staging.Add({{"device", device.id}, {"state", "in_use"}}, device.staging_lent_bytes);
@@ -248,6 +249,24 @@ class Page {
                 [](const DeviceStats& device) { return device.staging_misses; });
     ShowDevices(Counter("awqd_staging_copied_bytes_total", "Payload bytes that the host copied."),
                 [](const DeviceStats& device) { return device.staging_copied; });
+  }
+
+  // Nothing at all where nothing is known.
+  void Gpus() {
+    Family busy = Gauge("awqd_device_utilization_ratio",
+                        "Share of the time in which the GPU ran kernels, of any process.");
+    Family used =
+        Gauge("awqd_device_memory_used_bytes", "Memory of the GPU that is taken, by any process.");
+    bool any = false;
+    for (const DeviceStats& device : all_.devices) {
+      if (!device.gpu) continue;
+      any = true;
+      busy.Add({{"device", device.id}}, device.gpu->utilization);
+      used.Add({{"device", device.id}}, device.gpu->memory_used_bytes);
+    }
+    if (!any) return;
+    Show(std::move(busy));
+    Show(std::move(used));
   }
 
   void Process() {

@@ -2,6 +2,7 @@
 #include "server/obs/metrics_server.h"
 
 #include <chrono>
+#include <map>
 #include <thread>
 #include <utility>
 
@@ -34,8 +35,8 @@ std::vector<std::string> AsBearer(std::vector<std::string> authorizations) {
 
 class MetricsServerImpl final : public MetricsServer {
  public:
-  MetricsServerImpl(Snapshots snapshots, MetricsGuard guard)
-      : snapshots_(std::move(snapshots)), guard_(std::move(guard)) {}
+  MetricsServerImpl(Snapshots snapshots, MetricsGuard guard, GpuMeterOptions gpus)
+      : snapshots_(std::move(snapshots)), guard_(std::move(guard)), gpus_(std::move(gpus)) {}
   ~MetricsServerImpl() override {
     http_ = nullptr;
     {
@@ -57,7 +58,7 @@ class MetricsServerImpl final : public MetricsServer {
   int port() const override { return http_->port(); }
 
  private:
-  HttpAnswer Answer(const HttpRequest& request) const {
+  HttpAnswer Answer(const HttpRequest& request) {
     const std::string& path = request.path;
     if (path == "/livez") return {.body = "ok\n"};
     if (path == "/readyz") return Ready();
@@ -70,7 +71,7 @@ class MetricsServerImpl final : public MetricsServer {
     }
     if (path == "/metrics") {
       return {.type = "text/plain; version=0.0.4; charset=utf-8",
-              .body = PrometheusText(snapshots_(false))};
+              .body = PrometheusText(WithGpus(snapshots_(false)))};
     }
     if (path == "/api/status") {
       return {.type = "application/json", .body = StatusJson(snapshots_(true), history_.points())};
@@ -79,6 +80,15 @@ class MetricsServerImpl final : public MetricsServer {
     if (path == "/page.css") return File("page.css", "text/css; charset=utf-8");
     if (path == "/page.js") return File("page.js", "text/javascript; charset=utf-8");
     return {.code = 404, .body = "there are /, /metrics, /livez, /readyz and /api/status\n"};
+  }
+
+  Snapshot WithGpus(Snapshot snapshot) {
+    const std::map<std::string, GpuUse> uses = gpus_.Read();
+    for (DeviceStats& device : snapshot.devices) {
+      const auto it = uses.find(device.pci_bus_id);
+      if (it != uses.end()) device.gpu = it->second;
+    }
+    return snapshot;
   }
 
   HttpAnswer Ready() const {
@@ -107,6 +117,7 @@ class MetricsServerImpl final : public MetricsServer {
 
   const Snapshots snapshots_;
   const MetricsGuard guard_;
+  GpuMeter gpus_;
   History history_;
   Mutex mu_;
   CondVar stop_;
@@ -119,8 +130,10 @@ class MetricsServerImpl final : public MetricsServer {
 
 absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(const std::string& address,
                                                                     Snapshots snapshots,
-                                                                    MetricsGuard guard) {
-  auto server = std::make_unique<MetricsServerImpl>(std::move(snapshots), std::move(guard));
+                                                                    MetricsGuard guard,
+                                                                    GpuMeterOptions gpus) {
+  auto server =
+      std::make_unique<MetricsServerImpl>(std::move(snapshots), std::move(guard), std::move(gpus));
   AWQD_RETURN_IF_ERROR(server->Listen(address));
   return std::unique_ptr<MetricsServer>(std::move(server));
 }

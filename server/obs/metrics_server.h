@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "server/obs/gpu_meter.h"
 #include "server/obs/snapshot.h"
 
 namespace awqd::obs {
@@ -21,11 +22,13 @@ using MetricsGuard = std::function<absl::Status(const std::vector<std::string>& 
 
 class MetricsServer {
  public:
-  // `guard`: null for none. /livez and /readyz are open to everybody. Listens, and takes a snapshot
-  // every History::kInterval on a thread of its own. Errors as HttpServer::Start.
+  // `gpus`: those that /metrics tells of. `guard`: null for none. /livez and /readyz are open to
+  // everybody. Listens, and takes a snapshot every History::kInterval on a thread of its own.
+  // Errors as HttpServer::Start.
   static absl::StatusOr<std::unique_ptr<MetricsServer>> Start(const std::string& address,
                                                               Snapshots snapshots,
-                                                              MetricsGuard guard = nullptr);
+                                                              MetricsGuard guard = nullptr,
+                                                              GpuMeterOptions gpus = {});
   virtual ~MetricsServer() = default;
   virtual int port() const = 0;
 };

@@ -4,11 +4,13 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/time/time.h"
+#include "server/obs/gpu_meter.h"
 #include "server/obs/histogram.h"
 
 namespace awqd::obs {
@@ -33,6 +35,8 @@ struct KernelStats {
 
 struct DeviceStats {
   std::string id, name;
+  std::string pci_bus_id;     // empty: it has none
+  std::optional<GpuUse> gpu;  // only in what /metrics shows
   bool healthy = true;
   int64_t memory_bytes = 0, free_bytes = 0, weights_bytes = 0;
   int64_t queued_requests = 0;

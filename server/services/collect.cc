@@ -57,6 +57,7 @@ void AddDevices(const Env& env, obs::Snapshot* out) {
     obs::DeviceStats& shown = out->devices.emplace_back(Of(std::move(stats)));
     shown.id = device.info().id;
     shown.name = device.info().name;
+    shown.pci_bus_id = device.info().pci_bus_id;
     shown.healthy = device.healthy();
     shown.memory_bytes = device.info().memory_bytes;
     shown.free_bytes = device.FreeBytes();

@@ -56,6 +56,13 @@ absl::StatusOr<DeviceInfo> Describe(int index) {
   info.sm_count = props.multiProcessorCount;
   info.l2_bytes = props.l2CacheSize;
   info.shared_bytes_per_block = static_cast<int64_t>(props.sharedMemPerBlockOptin);
+  // Only for metrics: a GPU without one computes as well.
+  char bus_id[32] = {};
+  if (cudaDeviceGetPCIBusId(bus_id, sizeof(bus_id), index) == cudaSuccess) {
+    info.pci_bus_id = bus_id;
+  } else {
+    (void)cudaGetLastError();
+  }
   info.dense_unavailable = CublasLt::Get().unavailable;
   return info;
 }
