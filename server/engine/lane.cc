@@ -5,6 +5,8 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
+#include "absl/time/clock.h"
 #include "kernels/base/math.h"
 #include "kernels/base/status.h"
 
@@ -49,6 +51,8 @@ absl::StatusOr<char*> Lane::Grow(Buffer* buffer, MemoryKind kind, int64_t bytes)
 
 absl::StatusOr<const void*> Lane::Upload(const void* host, int64_t bytes) {
   if (direct_) return host;
+  const absl::Time begin = absl::Now();
+  const absl::Cleanup count = [&] { input_time_ += absl::Now() - begin; };
   if (uploads_used_ == uploads_.size()) uploads_.emplace_back();
   auto& [staging, device] = uploads_[uploads_used_++];
   AWQD_ASSIGN_OR_RETURN(char* pinned, Grow(&staging, MemoryKind::kStaging, bytes));
@@ -95,6 +99,12 @@ absl::Status Lane::CopyRows(absl::Span<const RowPiece> pieces, int64_t row_bytes
 
 absl::StatusOr<const void*> Lane::Gather(absl::Span<const RowPiece> pieces, int64_t row_bytes) {
   if (direct_ && pieces.size() == 1) return pieces[0].data;
+  const absl::Time begin = absl::Now();
+  const absl::Cleanup count = [&] { input_time_ += absl::Now() - begin; };
+  return GatherRows(pieces, row_bytes);
+}
+
+absl::StatusOr<const void*> Lane::GatherRows(absl::Span<const RowPiece> pieces, int64_t row_bytes) {
   const int64_t bytes = Rows(pieces) * row_bytes;
   if (direct_) {
     AWQD_ASSIGN_OR_RETURN(char* rows, Grow(&x_staging_, MemoryKind::kStaging, bytes));

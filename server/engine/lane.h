@@ -10,11 +10,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "kernels/device.h"
 #include "server/engine/staging.h"
@@ -78,6 +80,8 @@ class Lane {
   absl::Status Fetch(void* host, const void* target, int64_t bytes);
   absl::Status Fetch(absl::Span<const ResultPiece> pieces, const Targets& targets);
   Device& device() { return *device_; }
+  // What Gather and Upload took since it was asked last. On a GPU the copies go on beside.
+  absl::Duration TakeInputTime() { return std::exchange(input_time_, absl::ZeroDuration()); }
 
   // Waits for what a work that failed has left on the stream, so that its memory may go.
   void Settle();
@@ -101,6 +105,8 @@ class Lane {
   // Copies rows one after the other on the host; returns their end.
   char* Concatenate(absl::Span<const RowPiece> pieces, int64_t row_bytes, char* target);
 
+  absl::StatusOr<const void*> GatherRows(absl::Span<const RowPiece> pieces, int64_t row_bytes);
+
   const LaneOptions options_;
   Device* const device_;
   const bool direct_;  // kernels reach host memory
@@ -108,6 +114,7 @@ class Lane {
   Buffer x_staging_, x_device_;
   std::vector<Uploaded> uploads_;
   size_t uploads_used_ = 0;  // since the last Fetch
+  absl::Duration input_time_;
   std::vector<Buffer> scratch_;
   Buffer workspace_;
   Buffer y_device_;

@@ -226,6 +226,7 @@ absl::StatusOr<TaskHandle> LocalEngine::Submit(std::unique_ptr<Work>* work,
 }
 
 void LocalEngine::Execute(Lane& lane, batching::Batch& batch) {
+  (void)lane.TakeInputTime();  // of a warm-up
   const absl::Time start = absl::Now();
   Payload results;  // of the whole batch, in the tasks' order
   ExecutionReport report;
@@ -234,9 +235,12 @@ void LocalEngine::Execute(Lane& lane, batching::Batch& batch) {
   report.batch_id = NextBatchId();
   report.batch_tokens = batch.tokens;
   report.batch_requests = static_cast<int32_t>(batch.tasks.size());
-  report.compute_us = absl::ToInt64Microseconds(absl::Now() - start);
+  const absl::Time computed = absl::Now();
+  report.compute_us = absl::ToInt64Microseconds(computed - start);
+  report.input_ns = absl::ToInt64Nanoseconds(lane.TakeInputTime());
   meter_.Count(batch, start, status, report);
   const obs::SpanRefs calls = TracedCalls(batch);
+  const std::shared_ptr<model::ModelUse> use = Meter::UseOf(batch);
   std::vector<Payload> parts(batch.tasks.size());
   int64_t next = 0;
   for (size_t i = 0; status.ok() && i < parts.size(); ++i) {
@@ -253,6 +257,9 @@ void LocalEngine::Execute(Lane& lane, batching::Batch& batch) {
     work.Complete(status, std::move(parts[i]), mine);
     batch.tasks[i].reset();
   });
+  if (use != nullptr && status.ok()) {
+    Meter::CountAnswers(*use, report.batch_requests, batch.tokens, absl::Now() - computed);
+  }
   CheckDevice(status);
 }
 

@@ -1,6 +1,8 @@
 // One lock a batch, which costs less than a thousandth of the shortest.
 #include "server/engine/meter.h"
 
+#include <algorithm>
+
 namespace awqd::engine {
 namespace {
 
@@ -10,7 +12,31 @@ bool CountsForModel(const Work& work) {
          (work.part == 0 || !work.weights().front()->cut());
 }
 
+// As protocols count: each request has the times of its whole batch.
+void CountBatch(const batching::Batch& batch, const ExecutionReport& report, model::ModelUse& use) {
+  constexpr auto kOrder = std::memory_order_relaxed;
+  const auto requests = static_cast<int64_t>(batch.tasks.size());
+  const int64_t compute_ns = std::max<int64_t>(0, report.compute_us * 1000 - report.input_ns);
+  use.batches.fetch_add(1, kOrder);
+  use.input_ns.fetch_add(requests * report.input_ns, kOrder);
+  use.compute_ns.fetch_add(requests * compute_ns, kOrder);
+  use.sizes.AddComputed(batch.tokens, report.input_ns, compute_ns);
+}
+
 }  // namespace
+
+std::shared_ptr<model::ModelUse> Meter::UseOf(const batching::Batch& batch) {
+  const auto& work = static_cast<const Work&>(*batch.tasks.front());
+  return CountsForModel(work) ? work.weights().front()->use : nullptr;
+}
+
+void Meter::CountAnswers(model::ModelUse& use, int64_t requests, int64_t tokens,
+                         absl::Duration took) {
+  const int64_t ns = absl::ToInt64Nanoseconds(took);
+  use.answered.fetch_add(requests, std::memory_order_relaxed);
+  use.output_ns.fetch_add(requests * ns, std::memory_order_relaxed);
+  use.sizes.AddAnswered(tokens, ns);
+}
 
 void Meter::Count(const batching::Batch& batch, absl::Time start, const absl::Status& status,
                   const ExecutionReport& report) {
@@ -28,6 +54,9 @@ void Meter::Count(const batching::Batch& batch, absl::Time start, const absl::St
     (status.ok() ? use.requests : use.failed).fetch_add(1, kOrder);
     use.tokens.fetch_add(work.tokens(), kOrder);
     use.queue_ns.fetch_add(queue_ns, kOrder);
+  }
+  if (const std::shared_ptr<model::ModelUse> use = UseOf(batch); use != nullptr && status.ok()) {
+    CountBatch(batch, report, *use);
   }
   MutexLock lock(&mu_);
   if (!status.ok()) ++batches_failed_;

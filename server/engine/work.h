@@ -45,6 +45,7 @@ struct ExecutionReport {
   obs::SpanRefs batch_calls;
   int64_t queue_us = 0;
   int64_t compute_us = 0;
+  int64_t input_ns = 0;  // of that, until payloads were where kernels read them, or on their way
 };
 
 // Appends `name` to a list "a,b", unless it is empty or there already.

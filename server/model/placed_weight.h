@@ -2,7 +2,6 @@
 // rows cut among them.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -12,6 +11,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "kernels/weight.h"
+#include "server/model/model_use.h"
 
 namespace awqd::model {
 
@@ -34,14 +34,6 @@ struct WeightPart {
 
   int64_t col_end() const { return col_begin + weight->shape.n; }
   int64_t row_end() const { return row_begin + weight->shape.k; }
-};
-
-// What has run on the weights of a model, over all versions of it. Thread-safe.
-struct ModelUse {
-  std::atomic<int64_t> requests{0};  // that were computed
-  std::atomic<int64_t> failed{0};    // while they were computed
-  std::atomic<int64_t> tokens{0};
-  std::atomic<int64_t> queue_ns{0};
 };
 
 // Immutable once made; each part is freed with the last owner of it or of the whole.

@@ -76,15 +76,24 @@ absl::Status Flow::Submit(std::unique_ptr<engine::Work> work, engine::SubmitOpti
   // Of several blocks, the first: the steps of the request begin with it.
   if (log_.moments.submitted == absl::InfinitePast()) log_.moments.submitted = absl::Now();
   options.call = span_;
+  if (use_ == nullptr && !work->weights().empty()) use_ = work->weights().front()->use;
   AWQD_ASSIGN_OR_RETURN(engine::TaskHandle handle,
                         env_.engine->Submit(std::move(work), options, std::move(done)));
   slot_.Set(std::move(handle));
   return absl::OkStatus();
 }
 
+void Flow::Count(const absl::Status& status) {
+  constexpr auto kOrder = std::memory_order_relaxed;
+  const int64_t took = absl::ToInt64Nanoseconds(absl::Now() - started_);
+  (status.ok() ? use_->succeeded : use_->refused).fetch_add(1, kOrder);
+  (status.ok() ? use_->succeeded_ns : use_->refused_ns).fetch_add(took, kOrder);
+}
+
 void Flow::Settle(const absl::Status& status) {
   if (settled_.exchange(true)) return;
   if (!status.ok()) message_.Free();
+  if (use_ != nullptr) Count(status);
   const absl::Status visible = wire::ForClient(Spelled(status));
   if (obs::LogsRequests()) Log(visible);
   End(visible);

@@ -190,6 +190,10 @@ class Flow : public std::enable_shared_from_this<Flow> {
   obs::RequestLog log_;
 
  private:
+  void Count(const absl::Status& status);
+
+  // Of the model whose weights the request's work reads; null: of none, or it made no work.
+  std::shared_ptr<model::ModelUse> use_;
   std::atomic<bool> settled_{false};
 };
 

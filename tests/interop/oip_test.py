@@ -3,6 +3,7 @@ import pathlib
 import queue
 import secrets
 import tempfile
+import time
 import unittest
 from multiprocessing import shared_memory
 
@@ -149,7 +150,8 @@ class Oip(unittest.TestCase):
         stack = "moe.experts.*.up_proj"
         config = self.client.get_model_config(f"moe/{stack}").config
         k, n = (int(config.parameters[name].string_value) for name in ("k", "n"))
-        self.assertEqual([(i.name, i.optional) for i in config.input], [("x", False), ("ids", False), ("router_weights", True)])
+        self.assertEqual([(i.name, list(i.dims)) for i in config.input], [("x", [k]), ("ids", [-1])])
+        self.assertEqual(config.parameters["optional_inputs"].string_value, "router_weights")
         x = self.random.standard_normal((3, k)).astype(numpy.float32)
         ids = numpy.array([[0, 1], [1, 0], [1, 1]], numpy.int32)
         rows = self.client.infer(f"moe/{stack}", [tensor("x", x), tensor("ids", ids)]).as_numpy("y")
@@ -210,6 +212,43 @@ class Oip(unittest.TestCase):
         self.assertFalse(self.client.is_model_ready(NAME))
         self.client.load_model(MODEL)
         self.assertTrue(self.client.is_model_ready(NAME, str(version + 1)))
+
+    def statistics(self):
+        return self.client.get_inference_statistics(NAME).model_stats[0]
+
+    def test_durations_are_those_of_the_requests(self):
+        before = self.statistics()
+        sent = time.monotonic_ns()
+        for tokens in (3, 3, 70):
+            self.client.infer(NAME, [tensor("x", self.x(tokens))])
+        took = time.monotonic_ns() - sent
+        # Answers are counted a moment after they were given.
+        while (after := self.statistics()).inference_stats.compute_output.count < before.inference_stats.compute_output.count + 3:
+            self.assertLess(time.monotonic_ns() - sent, 30e9)
+        parts = 0
+        for name in ("queue", "compute_input", "compute_infer", "compute_output"):
+            old, new = (getattr(counts.inference_stats, name) for counts in (before, after))
+            self.assertEqual(new.count - old.count, 3, name)
+            parts += new.ns - old.ns
+        success = after.inference_stats.success.ns - before.inference_stats.success.ns
+        self.assertLess(after.inference_stats.compute_infer.ns - before.inference_stats.compute_infer.ns, success)
+        self.assertLess(success, took)
+        self.assertLess(0, parts)
+        self.assertEqual(after.execution_count - before.execution_count, 3)
+        self.assertEqual(after.inference_count - before.inference_count, 76)
+        sizes = {batches.batch_size: batches.compute_infer.count for batches in before.batch_stats}
+        grown = {batches.batch_size: batches.compute_infer.count - sizes.get(batches.batch_size, 0)
+                 for batches in after.batch_stats}
+        self.assertEqual({size: count for size, count in grown.items() if count > 0}, {3: 2, 128: 1})
+
+    def test_the_configuration_has_the_shapes_of_one_token(self):
+        """As perf_analyzer reads it: each input of the configuration is in the metadata, whose shape begins with the tokens."""
+        config, metadata = self.client.get_model_config(NAME).config, self.client.get_model_metadata(NAME)
+        self.assertGreater(config.max_batch_size, 0)
+        for ours, theirs in ((config.input, metadata.inputs), (config.output, metadata.outputs)):
+            self.assertEqual({t.name: [-1, *t.dims] for t in ours}, {t.name: list(t.shape) for t in theirs})
+        self.assertEqual(config.parameters["optional_inputs"].string_value, "bias,activation_scales")
+        self.assertEqual(self.client.get_model_config(f"{NAME}:dequantize").config.max_batch_size, 0)
 
     def test_settings_are_told_and_not_changed(self):
         self.assertEqual(list(self.client.get_trace_settings().settings["trace_level"].value), ["OFF"])

@@ -1,12 +1,15 @@
 // Inputs and outputs of a weight, a stack and an MLP, as one list for all that tell of them.
 #include "server/services/oip/metadata.h"
 
+#include <algorithm>
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "kernels/base/status.h"
 #include "server/services/oip/found.h"
 #include "server/wire/oip/decode.h"
@@ -63,11 +66,19 @@ inference::DataType DataTypeOf(const TensorShape& tensor) {
   return type;
 }
 
+// With a largest batch, clients put the batch in front of dims.
 template <typename Tensor>
-void FillConfig(const TensorShape& tensor, Tensor* out) {
+void FillConfig(const TensorShape& tensor, bool batched, Tensor* out) {
   out->set_name(std::string(tensor.name));
   out->set_data_type(DataTypeOf(tensor));
-  out->mutable_dims()->Add(tensor.dims.begin(), tensor.dims.end());
+  out->mutable_dims()->Add(tensor.dims.begin() + (batched ? 1 : 0), tensor.dims.end());
+}
+
+// Tokens that are merged into one batch; a request may have more.
+int32_t MaxBatchSize(const Env& env) {
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  const int64_t tokens = env.options.max_batch_tokens;
+  return static_cast<int32_t>(tokens == 0 ? kMost : std::min(tokens, kMost));
 }
 
 void FillFacts(const Found& found, inference::ModelConfig* out) {
@@ -132,13 +143,22 @@ absl::Status ConfigureModel(const Env& env, const inference::ModelConfigRequest&
   config.set_platform(kPlatform);
   config.set_backend(kPlatform);
   config.mutable_version_policy()->mutable_latest()->set_num_versions(1);
+  const bool batched = found.name.kind != Kind::kDequantize;
+  if (batched) config.set_max_batch_size(MaxBatchSize(env));
+  std::vector<absl::string_view> optional;
   for (const TensorShape& input : InputsOf(found)) {
-    inference::ModelInput* const added = config.add_input();
-    FillConfig(input, added);
-    added->set_optional(input.optional);
+    if (input.optional) {
+      optional.push_back(input.name);
+    } else {
+      FillConfig(input, batched, config.add_input());
+    }
   }
-  FillConfig(OutputOf(found), config.add_output());
-  if (found.name.kind != Kind::kDequantize) {
+  FillConfig(OutputOf(found), batched, config.add_output());
+  if (!optional.empty()) {
+    (*config.mutable_parameters())["optional_inputs"].set_string_value(
+        absl::StrJoin(optional, ","));
+  }
+  if (batched) {
     config.mutable_dynamic_batching()->set_priority_levels(wire::oip::kPriorityLevels);
     config.mutable_dynamic_batching()->set_default_priority_level(wire::oip::kDefaultPriority);
   }

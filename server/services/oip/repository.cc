@@ -79,12 +79,22 @@ void Fill(const model::ModelStatus& status, const std::string& name,
   if (status.model != nullptr) out->set_version(absl::StrCat(status.model->version));
   if (status.use == nullptr) return;
   const model::ModelUse& use = *status.use;
-  const int64_t requests = use.requests.load(), failed = use.failed.load();
-  out->set_inference_count(use.tokens.load());
+  out->set_inference_count(use.tokens);
+  out->set_execution_count(use.batches);
   inference::InferStatistics* const counts = out->mutable_inference_stats();
-  Count(requests, 0, counts->mutable_success());
-  Count(failed, 0, counts->mutable_fail());
-  Count(requests + failed, use.queue_ns.load(), counts->mutable_queue());
+  Count(use.succeeded, use.succeeded_ns, counts->mutable_success());
+  Count(use.refused, use.refused_ns, counts->mutable_fail());
+  Count(use.requests + use.failed, use.queue_ns, counts->mutable_queue());
+  Count(use.requests, use.input_ns, counts->mutable_compute_input());
+  Count(use.requests, use.compute_ns, counts->mutable_compute_infer());
+  Count(use.answered, use.output_ns, counts->mutable_compute_output());
+  for (const model::BatchesOfSize& size : use.sizes.Seen()) {
+    inference::InferBatchStatistics* const batches = out->add_batch_stats();
+    batches->set_batch_size(size.tokens);
+    Count(size.batches, size.times.input_ns, batches->mutable_compute_input());
+    Count(size.batches, size.times.compute_ns, batches->mutable_compute_infer());
+    Count(size.answered, size.times.output_ns, batches->mutable_compute_output());
+  }
 }
 
 }  // namespace

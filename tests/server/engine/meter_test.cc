@@ -53,7 +53,7 @@ TEST_P(MeterTest, CountsForTheModel) {
   const auto shared = std::make_shared<const model::PlacedWeight>(weight);
   Meter meter;
   const absl::Time start = absl::FromUnixSeconds(100);
-  const ExecutionReport report = {.kernel = "a", .compute_us = 2};
+  const ExecutionReport report = {.kernel = "a", .compute_us = 2, .input_ns = 500};
   meter.Count(Products(shared, 3), start, absl::OkStatus(), report);
   meter.Count(Products(shared, 1), start, absl::InternalError("no"), report);
   meter.Count(Products(placed_, 1), start, absl::OkStatus(), report);  // of no model
@@ -61,12 +61,51 @@ TEST_P(MeterTest, CountsForTheModel) {
   EXPECT_EQ(weight.use->failed, 1);
   EXPECT_EQ(weight.use->tokens, 8);
   EXPECT_EQ(weight.use->queue_ns, 4'000'000'000);
+  EXPECT_EQ(weight.use->batches, 1) << "the other was not computed";
+  EXPECT_EQ(weight.use->input_ns, 3 * 500) << "each request has the time of its batch";
+  EXPECT_EQ(weight.use->compute_ns, 3 * 1500);
   EngineStats stats;
   meter.Fill(&stats);
   EXPECT_EQ(stats.merged_requests, 3);
   EXPECT_EQ(stats.batches_failed, 1);
   EXPECT_EQ(stats.kernels[0].batches, 3);
   EXPECT_EQ(stats.kernels[0].compute_us, 6);
+}
+
+TEST_P(MeterTest, TheEngineCountsTimesOfItsBatches) {
+  Start();
+  model::PlacedWeight weight = *placed_;
+  weight.use = std::make_shared<model::ModelUse>();
+  MatmulWork work = Product(RandomRows(3));
+  work.weight = std::make_shared<const model::PlacedWeight>(weight);
+  ASSERT_TRUE(Submit(std::move(work)).get().status.ok());
+  engine_->Drain();  // answers are counted once they were given
+  const std::vector<model::BatchesOfSize> sizes = weight.use->sizes.Seen();
+  ASSERT_EQ(sizes.size(), 1u);
+  EXPECT_EQ(sizes[0].tokens, 3);
+  EXPECT_EQ(sizes[0].batches, 1);
+  EXPECT_EQ(sizes[0].answered, 1);
+  EXPECT_GT(sizes[0].times.output_ns, 0);
+  EXPECT_EQ(sizes[0].times.input_ns > 0, !GetParam()) << "in place where memory is shared";
+  EXPECT_EQ(weight.use->answered, 1);
+  EXPECT_EQ(weight.use->output_ns, sizes[0].times.output_ns);
+}
+
+TEST(BatchSizes, AreExactUpTo64AndPowersOfTwoAbove) {
+  model::BatchSizes sizes;
+  for (const int64_t tokens : {0, 1, 63, 64, 65, 128, 129, 1 << 20})
+    sizes.AddComputed(tokens, 1, 2);
+  std::vector<std::pair<int64_t, int64_t>> seen;
+  for (const model::BatchesOfSize& size : sizes.Seen()) {
+    seen.emplace_back(size.tokens, size.batches);
+    EXPECT_EQ(size.times.input_ns, size.batches);
+    EXPECT_EQ(size.times.compute_ns, 2 * size.batches);
+  }
+  EXPECT_THAT(seen, ::testing::ElementsAre(std::pair(0, 1), std::pair(1, 1), std::pair(63, 1),
+                                           std::pair(64, 1), std::pair(128, 2), std::pair(256, 1),
+                                           std::pair(1 << 20, 1)));
+  sizes.AddComputed(int64_t{1} << 40, 0, 0);
+  EXPECT_EQ(sizes.Seen().back().tokens, int64_t{1} << 32) << "as large as it gets";
 }
 
 TEST_P(MeterTest, TakesBoundedMemoryForNamesOfKernels) {

@@ -105,25 +105,25 @@ TEST_F(OipRepositoryTest, AModelThatSleepsIsReadyAndLoadedWhenItIsUsed) {
   EXPECT_THAT(described.versions(), ElementsAre("4"));
 }
 
-TEST_F(OipRepositoryTest, TheConfigurationHasOptionalInputs) {
+TEST_F(OipRepositoryTest, TheConfigurationHasTheShapesOfOneToken) {
   inference::ModelConfigRequest request;
   request.set_name("tiny/layer");
   inference::ModelConfigResponse response;
   ASSERT_TRUE(Call(&Stub::ModelConfig, request, &response).ok());
   const inference::ModelConfig& config = response.config();
   EXPECT_EQ(config.name(), "tiny/layer");
-  EXPECT_EQ(config.max_batch_size(), 0);
-  ASSERT_EQ(config.input_size(), 3);
+  EXPECT_EQ(config.max_batch_size(), 2147483647) << "the fixture bounds no batch";
+  ASSERT_EQ(config.input_size(), 1) << "tools want each of them in the metadata as well";
   EXPECT_EQ(config.input(0).name(), "x");
   EXPECT_EQ(config.input(0).data_type(), inference::TYPE_FP16);
-  EXPECT_FALSE(config.input(0).optional());
-  EXPECT_EQ(config.input(1).name(), "bias");
-  EXPECT_TRUE(config.input(1).optional());
-  EXPECT_THAT(config.output(0).dims(), ElementsAre(-1, 16));
+  EXPECT_THAT(config.input(0).dims(), ElementsAre(128));
+  EXPECT_THAT(config.output(0).dims(), ElementsAre(16));
+  EXPECT_EQ(config.parameters().at("optional_inputs").string_value(), "bias,activation_scales");
   EXPECT_EQ(config.dynamic_batching().priority_levels(), 9u);
   EXPECT_EQ(config.parameters().at("scheme").string_value(), "w4cz");
   request.set_name("tiny/layer:dequantize");
   ASSERT_TRUE(Call(&Stub::ModelConfig, request, &response).ok());
+  EXPECT_EQ(response.config().max_batch_size(), 0);
   EXPECT_EQ(response.config().input_size(), 0);
   EXPECT_THAT(response.config().output(0).dims(), ElementsAre(128, 16));
   request.set_name("tiny");
@@ -132,10 +132,26 @@ TEST_F(OipRepositoryTest, TheConfigurationHasOptionalInputs) {
 }
 
 TEST_F(OipRepositoryTest, StatisticsAreThoseOfTheModel) {
-  (*models_->Find("tiny"))->weights.at("layer")->use->requests = 5;
-  (*models_->Find("tiny"))->weights.at("layer")->use->failed = 2;
-  (*models_->Find("tiny"))->weights.at("layer")->use->tokens = 40;
-  (*models_->Find("tiny"))->weights.at("layer")->use->queue_ns = 7000;
+  model::ModelUse& use = *(*models_->Find("tiny"))->weights.at("layer")->use;
+  use.requests = 5;
+  use.failed = 2;
+  use.tokens = 40;
+  use.queue_ns = 7000;
+  use.batches = 4;
+  use.input_ns = 11;
+  use.compute_ns = 12;
+  use.answered = 3;
+  use.output_ns = 13;
+  use.succeeded = 6;
+  use.succeeded_ns = 14;
+  use.refused = 1;
+  use.refused_ns = 15;
+  use.sizes.AddComputed(65, 16, 17);
+  use.sizes.AddComputed(128, 1, 1);
+  use.sizes.AddAnswered(128, 18);
+  const auto is = [](const inference::StatisticDuration& duration, uint64_t count, uint64_t ns) {
+    return duration.count() == count && duration.ns() == ns;
+  };
   for (const char* name : {"", "tiny", "tiny/layer"}) {
     inference::ModelStatisticsRequest request;
     request.set_name(name);
@@ -145,14 +161,45 @@ TEST_F(OipRepositoryTest, StatisticsAreThoseOfTheModel) {
     const inference::ModelStatistics& counts = response.model_stats(0);
     EXPECT_EQ(counts.name(), *name == '\0' ? "tiny" : name);
     EXPECT_EQ(counts.inference_count(), 40u);
-    EXPECT_EQ(counts.inference_stats().success().count(), 5u);
-    EXPECT_EQ(counts.inference_stats().fail().count(), 2u);
-    EXPECT_EQ(counts.inference_stats().queue().count(), 7u);
-    EXPECT_EQ(counts.inference_stats().queue().ns(), 7000u);
+    EXPECT_EQ(counts.execution_count(), 4u);
+    const inference::InferStatistics& times = counts.inference_stats();
+    EXPECT_TRUE(is(times.success(), 6, 14)) << times.DebugString();
+    EXPECT_TRUE(is(times.fail(), 1, 15)) << times.DebugString();
+    EXPECT_TRUE(is(times.queue(), 7, 7000)) << times.DebugString();
+    EXPECT_TRUE(is(times.compute_input(), 5, 11)) << times.DebugString();
+    EXPECT_TRUE(is(times.compute_infer(), 5, 12)) << times.DebugString();
+    EXPECT_TRUE(is(times.compute_output(), 3, 13)) << times.DebugString();
+    ASSERT_EQ(counts.batch_stats_size(), 1);
+    const inference::InferBatchStatistics& batches = counts.batch_stats(0);
+    EXPECT_EQ(batches.batch_size(), 128u);
+    EXPECT_TRUE(is(batches.compute_input(), 2, 17)) << batches.DebugString();
+    EXPECT_TRUE(is(batches.compute_infer(), 2, 18)) << batches.DebugString();
+    EXPECT_TRUE(is(batches.compute_output(), 1, 18)) << batches.DebugString();
   }
   inference::ModelStatisticsRequest request;
   request.set_name("other");
   ExpectCode(&Stub::ModelStatistics, request, grpc::StatusCode::NOT_FOUND, "other");
+}
+
+TEST_F(OipRepositoryTest, RequestsAreCountedByHowTheyEnd) {
+  Answered(GoodInfer());
+  engine_.Refuse(absl::ResourceExhaustedError("the queue is full"));
+  ExpectRefused(GoodInfer(), "full", grpc::StatusCode::RESOURCE_EXHAUSTED);
+  engine_.Refuse(absl::OkStatus());
+  engine_.Fail(absl::UnavailableError("no"));
+  ExpectRefused(GoodInfer(), "no", grpc::StatusCode::UNAVAILABLE);
+  inference::ModelInferRequest misshapen = GoodInfer();
+  misshapen.mutable_inputs(0)->set_shape(1, 127);
+  ExpectRefused(misshapen, "raw_input_contents[x]");
+  inference::ModelStatisticsRequest request;
+  request.set_name("tiny");
+  inference::ModelStatisticsResponse response;
+  ASSERT_TRUE(Call(&Stub::ModelStatistics, request, &response).ok());
+  const inference::InferStatistics& times = response.model_stats(0).inference_stats();
+  EXPECT_EQ(times.success().count(), 1u);
+  EXPECT_GT(times.success().ns(), 0u);
+  EXPECT_EQ(times.fail().count(), 2u) << "one never came as far as to the queue";
+  EXPECT_GT(times.fail().ns(), 0u);
 }
 
 TEST_F(OipRepositoryTest, SettingsAreTold) {
