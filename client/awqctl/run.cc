@@ -85,10 +85,24 @@ absl::StatusOr<client::SharedMemory> CreateSharedMemory(const Flags& flags, clie
   return client::SharedMemory::Create(*prefix, bytes);
 }
 
+namespace {
+
+// Fields with their default values too. Protocol Buffers 26 gave the option another name.
+template <typename Options>
+void PrintAllFields(Options& options) {
+  if constexpr (requires { options.always_print_fields_with_no_presence; }) {
+    options.always_print_fields_with_no_presence = true;
+  } else {
+    options.always_print_primitive_fields = true;
+  }
+}
+
+}  // namespace
+
 std::string ToJson(const google::protobuf::Message& message) {
   google::protobuf::util::JsonPrintOptions options;
   options.add_whitespace = true;
-  options.always_print_primitive_fields = true;
+  PrintAllFields(options);
   options.preserve_proto_field_names = true;
   std::string json;
   // Fails only for Any and well-known types, of which the API has none.

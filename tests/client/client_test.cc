@@ -148,7 +148,7 @@ TEST_F(ClientTest, KeepsCodeMessageAndDetails) {
   google::rpc::BadRequest bad;
   bad.add_field_violations()->set_field("activations.shape");
   google::rpc::Status details;
-  details.add_details()->PackFrom(bad);
+  ASSERT_TRUE(details.add_details()->PackFrom(bad));
   server_.inference.status =
       grpc::Status(grpc::FAILED_PRECONDITION, "got a, expected b", details.SerializeAsString());
   const absl::Status status = client_->QuantizedMatmul(Call()).status();

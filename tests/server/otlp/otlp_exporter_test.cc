@@ -46,7 +46,7 @@ class Collector : public grpc::CallbackGenericService {
       for (const grpc::Slice& slice : slices) {
         bytes.append(reinterpret_cast<const char*>(slice.begin()), slice.size());
       }
-      collector_->request.ParseFromString(bytes);
+      EXPECT_TRUE(collector_->request.ParseFromString(bytes));
       if (!collector_->status.ok()) return Finish(collector_->status);
       const grpc::Slice answer(collector_->response.SerializeAsString());
       answer_ = grpc::ByteBuffer(&answer, 1);

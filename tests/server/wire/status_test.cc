@@ -63,7 +63,7 @@ TEST(ToGrpc, CarriesTheRetryDelayForPrograms) {
   ASSERT_TRUE(details.details(0).UnpackTo(&retry));
   EXPECT_EQ(retry.retry_delay().seconds(), 2);
   EXPECT_EQ(retry.retry_delay().nanos(), 5'000'000);
-  details.ParseFromString(ToGrpc(WithField(full, "f")).error_details());
+  ASSERT_TRUE(details.ParseFromString(ToGrpc(WithField(full, "f")).error_details()));
   EXPECT_EQ(details.details_size(), 2);
 }
 
