@@ -2,6 +2,7 @@
 // every way that a call can end.
 #include "tests/server/services/rpc_fixture.h"
 #include "tests/server/small_windows.h"
+#include "tests/testing/repeated.h"
 
 namespace awqd::services {
 namespace {
@@ -85,7 +86,8 @@ TEST_F(InFlightTest, ARequestCountsAsItLiesInMemoryOnceItIsParsed) {
   request.clear_weight();
   *request.mutable_packed() = GoodPacked();
   v1::Tensor& qweight = *request.mutable_packed()->mutable_qweight();
-  qweight.mutable_ints()->mutable_values()->Resize(40000, 1);  // of a byte each on the wire
+  Repeat(40000, int64_t{1},
+         qweight.mutable_ints()->mutable_values());  // of a byte each on the wire
   v1::QuantizedMatmulResponse response;
   const grpc::Status status = Matmul(request, &response);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);

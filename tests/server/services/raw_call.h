@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/descriptor.pb.h"
 #include "grpc/reflection/v1/reflection.pb.h"
@@ -146,7 +147,7 @@ inline std::set<std::string> MethodsByReflection(const std::shared_ptr<grpc::Cha
       continue;
     }
     for (int i = 0; i < service->method_count(); ++i) {
-      methods.insert(name + "/" + service->method(i)->name());
+      methods.insert(absl::StrCat(name, "/", service->method(i)->name()));
     }
   }
   return methods;

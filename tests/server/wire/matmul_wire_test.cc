@@ -11,6 +11,7 @@
 #include "gtest/gtest.h"
 #include "tests/server/requests.h"
 #include "tests/server/wire/wire_check.h"
+#include "tests/testing/repeated.h"
 
 namespace awqd::wire {
 namespace {
@@ -138,7 +139,7 @@ TEST(MatmulWire, FieldsAreCountedAndPackedValuesAreNot) {
   EXPECT_TRUE(Parses(Activations(unknown(kMaxFields / 2)) + unknown(kMaxFields / 2 - 1)));
   EXPECT_FALSE(Parses(Activations(unknown(kMaxFields / 2)) + unknown(kMaxFields / 2)));
   v1::QuantizedMatmulRequest request = GoodMatmul();
-  request.mutable_activations()->mutable_floats()->mutable_values()->Resize(100000, 1.0f);
+  Repeat(100000, 1.0f, request.mutable_activations()->mutable_floats()->mutable_values());
   EXPECT_TRUE(Parses(request.SerializeAsString()));
 }
 
@@ -171,13 +172,12 @@ TEST(MatmulWire, WhatIsParsedIsCountedAsItWillLieInMemory) {
   EXPECT_LT(ParsedBytesOf(raw, true), 1000) << "activations stay where they are";
   EXPECT_GE(ParsedBytesOf(raw, false), 256000);
   v1::QuantizedMatmulRequest floats = GoodMatmul();
-  floats.mutable_activations()->mutable_floats()->mutable_values()->Resize(kValues, 1.0f);
+  Repeat(kValues, 1.0f, floats.mutable_activations()->mutable_floats()->mutable_values());
   EXPECT_NEAR(ParsedBytesOf(floats, true), 4 * kValues, 1000);
   v1::QuantizedMatmulRequest ints = GoodMatmul();
   v1::Tensor& qweight = *ints.mutable_packed()->mutable_qweight();
   for (const int64_t value : {int64_t{1}, int64_t{-1}}) {  // of one byte, and of ten
-    qweight.mutable_ints()->mutable_values()->Resize(0, 0);
-    qweight.mutable_ints()->mutable_values()->Resize(kValues, value);
+    Repeat(kValues, value, qweight.mutable_ints()->mutable_values());
     const int64_t counted = ParsedBytesOf(ints, true);
     EXPECT_GE(counted, 8 * kValues);
     EXPECT_LE(counted, 16 * kValues + 1000);

@@ -9,6 +9,7 @@
 #include "server/wire/status.h"
 #include "server/wire/tensor.h"
 #include "tests/server/requests.h"
+#include "tests/testing/repeated.h"
 
 namespace awqd::wire {
 namespace {
@@ -284,7 +285,7 @@ TEST(Matmul, TakesBiasDTypePathAndEncoding) {
 TEST(Matmul, AnswersInTheSpellingOfTheRequest) {
   v1::QuantizedMatmulRequest request = GoodMatmul();
   v1::Tensor* x = request.mutable_activations();
-  x->mutable_floats()->mutable_values()->Resize(256, 0.0f);
+  Repeat(256, 0.0f, x->mutable_floats()->mutable_values());
   EXPECT_EQ(BuildMatmul(&request, kShape, kLimit)->encoding, v1::VALUES);
 }
 

@@ -44,9 +44,9 @@ inline bool IsRefused(absl::string_view bytes, const google::protobuf::Descripto
         return true;
       case WireFormatLite::WIRETYPE_LENGTH_DELIMITED: {
         uint32_t size = 0;
-        in.ReadVarint32(&size);
+        if (!in.ReadVarint32(&size)) return false;
         const absl::string_view contents = bytes.substr(in.CurrentPosition(), size);
-        in.Skip(static_cast<int>(size));
+        if (!in.Skip(static_cast<int>(size))) return false;
         const auto* known = type.FindFieldByNumber(WireFormatLite::GetTagFieldNumber(tag));
         if (known != nullptr && known->is_packable() && type.name() != "IntValues" &&
             type.name() != "FloatValues" && type.name() != "InferTensorContents") {
@@ -58,7 +58,7 @@ inline bool IsRefused(absl::string_view bytes, const google::protobuf::Descripto
         break;
       }
       default:
-        WireFormatLite::SkipField(&in, tag);
+        if (!WireFormatLite::SkipField(&in, tag)) return false;
     }
   }
   return false;

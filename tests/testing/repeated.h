@@ -1,0 +1,16 @@
+// Fills repeated fields of messages.
+#pragma once
+
+#include "google/protobuf/repeated_field.h"
+
+namespace awqd {
+
+// `count` times `value`, in place of what the field had.
+template <typename T>
+void Repeat(int count, T value, google::protobuf::RepeatedField<T>* field) {
+  field->Clear();
+  field->Reserve(count);
+  for (int i = 0; i < count; ++i) field->Add(value);
+}
+
+}  // namespace awqd
