@@ -9,5 +9,9 @@ venv="$build/interop-venv$suffix"
 # shellcheck source=tests/venv.sh
 source "$here/../venv.sh"
 
+needed="$(sed -n 's/.*Needs glibc \([0-9.]*\) or newer.*/\1/p' "$here/requirements$suffix.txt")"
+found="$(getconf GNU_LIBC_VERSION)"
+printf '%s\n' "${needed:-0}" "${found#glibc }" | sort -CV ||
+  { echo "$found is here, and requirements$suffix.txt needs $needed or newer"; exit 77; }
 make_venv "$venv" "$here/requirements$suffix.txt"
 AWQD_BUILD="$build" PATH="$venv/bin:$PATH" exec "$venv/bin/python" "$here/$test"

@@ -62,8 +62,8 @@ void Fill(const TensorShape& tensor, TensorMetadata* out) {
 
 inference::DataType DataTypeOf(const TensorShape& tensor) {
   inference::DataType type = inference::TYPE_INVALID;
-  inference::DataType_Parse(absl::StrCat("TYPE_", tensor.datatype), &type);
-  return type;
+  const bool known = inference::DataType_Parse(absl::StrCat("TYPE_", tensor.datatype), &type);
+  return known ? type : inference::TYPE_INVALID;
 }
 
 // With a largest batch, clients put the batch in front of dims.
@@ -129,7 +129,7 @@ absl::Status DescribeModel(const Env& env, const inference::ModelMetadataRequest
   response->add_versions(absl::StrCat(found.version));
   response->set_platform(kPlatform);
   for (const TensorShape& input : InputsOf(found)) {
-    if (!input.optional) Fill(input, response->add_inputs());
+    Fill(input, response->add_inputs());
   }
   Fill(OutputOf(found), response->add_outputs());
   return absl::OkStatus();

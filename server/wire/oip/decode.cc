@@ -154,6 +154,7 @@ absl::Status DecodeAs(Kind kind, Pieces pieces, ProductMessage<Request>* out, Ec
   SetParameters(parameters, &to);
   out->timeout = parameters.timeout;
   echo->execution = parameters.execution;
+  echo->final_response = parameters.final_response;
   AWQD_RETURN_IF_ERROR(TakeOutputs(from, echo));
   if (!echo->output.region.empty()) {
     v1::SharedMemory* const shared = to.mutable_output_shared_memory();

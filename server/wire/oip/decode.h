@@ -16,8 +16,9 @@ struct Echo {
   std::string model_name;
   std::string model_version;  // as the request has it
   Kind kind = Kind::kProduct;
-  RegionRange output;      // where the answer goes; no region: into the message
-  bool execution = false;  // the answer says what ran
+  RegionRange output;           // where the answer goes; no region: into the message
+  bool execution = false;       // the answer says what ran
+  bool final_response = false;  // the answer says that no other follows it
 };
 
 // "w" of a weight that is dequantised, "y" of all products.

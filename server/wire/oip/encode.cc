@@ -46,6 +46,9 @@ grpc::ByteBuffer Encode(const Echo& echo, const std::string& id,
   response.set_model_version(echo.model_version);
   response.set_id(id);
   if (echo.execution) FillExecution(report, response.mutable_parameters());
+  if (echo.final_response) {
+    (*response.mutable_parameters())["triton_final_response"].set_bool_param(true);
+  }
   Output* const output = response.add_outputs();
   output->set_name(std::string(OutputName(echo.kind)));
   output->set_datatype(std::string(Name(answer.dtype)));

@@ -113,9 +113,10 @@ absl::Status ReadQuantization(const InferParameter& value, absl::string_view fie
       &out->activation_quantization);
 }
 
-absl::Status ReadExecution(const InferParameter& value, absl::string_view field, Parameters* out) {
+template <bool Parameters::*kFlag>
+absl::Status ReadFlag(const InferParameter& value, absl::string_view field, Parameters* out) {
   if (!value.has_bool_param()) return FieldError(field, TextOf(value), "true or false");
-  out->execution = value.bool_param();
+  out->*kFlag = value.bool_param();
   return absl::OkStatus();
 }
 
@@ -147,7 +148,9 @@ constexpr Line kLines[] = {
     {"row_end", Of(Kind::kDequantize), ReadBound<&Parameters::rows, true>},
     {"column_begin", Of(Kind::kDequantize), ReadBound<&Parameters::columns, false>},
     {"column_end", Of(Kind::kDequantize), ReadBound<&Parameters::columns, true>},
-    {"execution", kAll, ReadExecution},
+    {"execution", kAll, ReadFlag<&Parameters::execution>},
+    // What tritonclient and perf_analyzer ask of a server that may answer a request several times.
+    {"triton_enable_empty_final_response", kAll, ReadFlag<&Parameters::final_response>},
 };
 
 std::vector<absl::string_view> KnownOf(Kind kind) {

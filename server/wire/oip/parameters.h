@@ -24,7 +24,8 @@ struct Parameters {
   v1::ActivationFunction activation_function = v1::NONE;
   v1::ActivationQuantization activation_quantization = v1::ACTIVATIONS_AS_SENT;
   v1::Range rows, columns;
-  bool execution = false;  // the answer says what ran
+  bool execution = false;       // the answer says what ran
+  bool final_response = false;  // the answer says that no other follows it, which is always so
 };
 
 // Levels of priority that a request can name, 1 is served first, and the one of a request that

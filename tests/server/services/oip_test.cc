@@ -2,6 +2,7 @@
 // protocol's words.
 #include "tests/server/services/oip_fixture.h"
 #include "tests/server/services/raw_call.h"
+#include "tests/testing/repeated.h"
 
 namespace awqd::services {
 namespace {
@@ -33,6 +34,17 @@ TEST_F(OipTest, ARequestIsAProductOfTheSameFlow) {
   EXPECT_LT(engine_.last_options().deadline, absl::Now() + absl::Seconds(2));
 }
 
+TEST_F(OipTest, AnAnswerSaysThatItIsTheLastWhereThatIsAsked) {
+  ModelInferRequest request = GoodInfer();
+  auto& asked = (*request.mutable_parameters())["triton_enable_empty_final_response"];
+  asked.set_bool_param(true);
+  const ModelInferResponse response = Answered(request);
+  EXPECT_TRUE(response.parameters().at("triton_final_response").bool_param());
+  EXPECT_EQ(response.outputs_size(), 1);
+  asked.set_bool_param(false);
+  EXPECT_TRUE(Answered(request).parameters().empty());
+}
+
 TEST_F(OipTest, WithoutParametersItIsAsOurs) {
   EXPECT_TRUE(Answered(GoodInfer()).parameters().empty());
   EXPECT_EQ(engine_.last_options().priority, 0);
@@ -44,7 +56,7 @@ TEST_F(OipTest, TypedContentsAreAnsweredTyped) {
   request.clear_raw_input_contents();
   request.mutable_inputs(0)->set_datatype("FP32");
   auto* values = request.mutable_inputs(0)->mutable_contents()->mutable_fp32_contents();
-  values->Resize(128, 0.5f);
+  Repeat(128, 0.5f, values);
   const ModelInferResponse response = Answered(request);
   EXPECT_EQ(response.outputs(0).datatype(), "FP32");
   EXPECT_EQ(response.outputs(0).contents().fp32_contents_size(), 16);
@@ -152,9 +164,11 @@ TEST_F(OipTest, MetadataHasInputsAndOutputs) {
   grpc::ClientContext context, other_context;
   ASSERT_TRUE(oip_->ModelMetadata(&context, request, &response).ok());
   EXPECT_THAT(response.versions(), ElementsAre("1"));
-  ASSERT_EQ(response.inputs_size(), 1);
+  ASSERT_EQ(response.inputs_size(), 3) << "perf_analyzer looks up each of the configuration's";
   EXPECT_EQ(response.inputs(0).name(), "x");
   EXPECT_THAT(response.inputs(0).shape(), ElementsAre(-1, 128));
+  EXPECT_EQ(response.inputs(1).name(), "bias");
+  EXPECT_EQ(response.inputs(2).name(), "activation_scales");
   EXPECT_THAT(response.outputs(0).shape(), ElementsAre(-1, 16));
   request.set_name("other/layer");
   EXPECT_EQ(oip_->ModelMetadata(&other_context, request, &response).error_code(),

@@ -11,6 +11,7 @@
 #include "server/wire/oip/tensors.h"
 #include "server/wire/status.h"
 #include "tests/server/wire/wire_check.h"
+#include "tests/testing/repeated.h"
 
 namespace awqd::wire::oip {
 namespace {
@@ -95,7 +96,7 @@ TEST(OipWire, TypedContentsMayBeAsManyAsAPayload) {
   ModelInferRequest request = Good();
   request.clear_raw_input_contents();
   request.mutable_inputs(0)->set_datatype("INT8");
-  request.mutable_inputs(0)->mutable_contents()->mutable_int_contents()->Resize(100000, 1);
+  Repeat(100000, int32_t{1}, request.mutable_inputs(0)->mutable_contents()->mutable_int_contents());
   const std::string bytes = request.SerializeAsString();
   const absl::string_view piece = bytes;
   const Sifted sifted = Sift({&piece, 1}, *ModelInferRequest::descriptor(), kRawInputs);
@@ -200,6 +201,8 @@ TEST(OipWire, ParametersAreKnownAndInRange) {
               "\"fast\", expected \"AUTO\", \"FUSED\" or \"DEQUANTIZE\"");
   ExpectError(with("execution", [](auto* p) { p->set_double_param(0.5); }), "parameters[execution]",
               "0.5, expected true or false");
+  ExpectError(with("triton_enable_empty_final_response", [](auto* p) { p->set_int64_param(1); }),
+              "parameters[triton_enable_empty_final_response]", "1, expected true or false");
   ExpectError(with("row_begin", [](auto* p) { p->set_int64_param(1); }), "parameters[row_begin]",
               "1, expected none");
   const auto good =

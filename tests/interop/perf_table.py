@@ -1,0 +1,51 @@
+"""Has Triton's perf_analyzer measure a server, and prints the table of README.md.
+
+    pip install perf-analyzer==2.60.0        # glibc 2.38 or newer
+    python3 tests/interop/perf_table.py --address 127.0.0.1:8001 --tokens 1 --concurrency 1 2 4 8 16
+"""
+import argparse
+import base64
+import csv
+import json
+import pathlib
+import struct
+import subprocess
+import tempfile
+
+NAME, K = "all-MiniLM-L6-v2-awq/encoder.layer.0.intermediate.dense", 384
+
+
+def measure(address, tokens, folder, *options, program="perf_analyzer", name=NAME, k=K):
+    """Rows of perf_analyzer's own report. The data names x alone: without data it would make up optional inputs too."""
+    x = base64.b64encode(struct.pack("<e", 0.5) * (tokens * k)).decode()
+    data, report = folder / "x.json", folder / "report.csv"
+    data.write_text(json.dumps({"data": [{"x": {"content": {"b64": x}, "shape": [tokens, k]}}]}))
+    report.unlink(missing_ok=True)
+    done = subprocess.run([program, "-m", name, "-i", "grpc", "-u", address, "--input-data", data, "-f", report, *options],
+                          capture_output=True, text=True, timeout=600, check=False)
+    said = done.stdout + done.stderr
+    assert done.returncode == 0 and report.exists(), said
+    return list(csv.DictReader(report.read_text().splitlines()))
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Measures with perf_analyzer and prints a table.")
+    parser.add_argument("--address", default="127.0.0.1:8001")
+    parser.add_argument("--program", default="perf_analyzer", help="of another folder than those of PATH")
+    parser.add_argument("--model", default=NAME, help="MODEL/WEIGHT")
+    parser.add_argument("--k", type=int, default=K, help="the weight's K")
+    parser.add_argument("--tokens", type=int, default=1, help="of each request")
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 2, 4, 8, 16])
+    parser.add_argument("--window_ms", type=int, default=3000)
+    options = parser.parse_args()
+    print("| requests at a time | requests a second | p50, ms | p99, ms |\n|---|---|---|---|", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        for concurrency in options.concurrency:
+            row, = measure(options.address, options.tokens, pathlib.Path(folder), "--concurrency-range", f"{concurrency}",
+                           "-p", f"{options.window_ms}", program=options.program, name=options.model, k=options.k)
+            print(f"| {concurrency} | {float(row['Inferences/Second']):.0f} | {float(row['p50 latency']) / 1000:.2f} "
+                  f"| {float(row['p99 latency']) / 1000:.2f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
