@@ -1,5 +1,7 @@
 # Container image of awqd. The default bases give the CUDA image; for a CPU image:
 #   docker build --build-arg BASE=debian:12 --build-arg RUNTIME=debian:12-slim -t awqd:cpu .
+# and for one with gRPC 1.83, without the flaws of 1.51.1 (SECURITY.md):
+#   docker build --build-arg BASE=debian:13 --build-arg RUNTIME=debian:13-slim --build-arg GRPC=newer -t awqd:cpu-grpc1.83 .
 ARG BASE=nvidia/cuda:13.0.1-devel-ubuntu24.04
 ARG RUNTIME=nvidia/cuda:13.0.1-runtime-ubuntu24.04
 
@@ -8,6 +10,9 @@ SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
 WORKDIR /src
 # The packages come first, so that a change of the sources does not install them again.
 COPY deploy/lib.sh deploy/packages.txt deploy/
+COPY deploy/newer_grpc deploy/newer_grpc/
+ARG GRPC=distribution
+RUN [[ "$GRPC" == distribution ]] || deploy/newer_grpc/prepare.sh
 RUN ROOT=/src; source deploy/lib.sh; install_packages build; rm -rf /var/lib/apt/lists/*
 COPY . .
 # Ask for fewer architectures, such as 90a-real, for a faster build and a smaller image.

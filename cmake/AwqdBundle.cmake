@@ -28,6 +28,10 @@ function(awqd_bundle_target name folder)
     DEPENDS ${ARGN} VERBATIM COMMENT "Collecting out/${folder}")
 endfunction()
 
+# The same with gRPC 1.83, built in a root of Debian 13: root and a Debian mirror are needed.
+add_custom_target(newer_grpc_bundle COMMAND ${PROJECT_SOURCE_DIR}/deploy/newer_grpc/folder.sh
+  ${PROJECT_BINARY_DIR}/newer-grpc/root VERBATIM USES_TERMINAL)
+
 get_property(gpu_targets GLOBAL PROPERTY AWQD_GPU_BUNDLE_TARGETS)
 list(REMOVE_DUPLICATES gpu_targets)
 awqd_relocatable(awqd awqctl ${gpu_targets})

@@ -47,6 +47,13 @@ install_packages() {
     "${missing[@]}" >/dev/null || die "apt-get could not install: ${missing[*]}"
 }
 
+# apt_mirror <codename>: where apt has the main packages of that release from, or nothing.
+apt_mirror() {
+  # shellcheck disable=SC2016  # the dollar signs are apt's
+  apt-get indextargets --format '$(RELEASE) $(COMPONENT) $(SITE)' 'Created-By: Packages' 2>/dev/null |
+    awk -v want="$1" '$1 == want && $2 == "main" { print $3; exit }'
+}
+
 # find_nvcc: prints the CUDA compiler's path, or fails.
 find_nvcc() {
   command -v nvcc && return 0
