@@ -15,6 +15,7 @@
 #include "awqd/v1/server_info.grpc.pb.h"
 #include "client/convert.h"
 #include "client/credentials.h"
+#include "client/weight_key.h"
 #include "grpc/health/v1/health.grpc.pb.h"
 #include "grpcpp/grpcpp.h"
 
@@ -140,6 +141,7 @@ class ClientOverGrpc : public Client {
         credentials_(std::move(credentials)),
         timeout_(options.timeout),
         max_receive_bytes_(options.max_receive_bytes),
+        weight_key_(options.weight_key),
         inference_(v1::QuantizedInference::NewStub(channel_)),
         repository_(v1::ModelRepository::NewStub(channel_)),
         server_info_(v1::ServerInfo::NewStub(channel_)),
@@ -186,8 +188,7 @@ class ClientOverGrpc : public Client {
     const v1::DequantizeRequest request = ToRequest(call);
     if (absl::Status status = CheckSize(request); !status.ok()) return status;
     grpc::ClientContext context;
-    Prepare(context, WithTimeout(options));
-    credentials_.Authorize(context);
+    Begin(context, options, request);
     const auto reader = inference_->DequantizeStream(&context, request);
     ChunkOrder order;
     v1::Execution execution;
@@ -295,13 +296,19 @@ class ClientOverGrpc : public Client {
     return options;
   }
 
+  template <typename Request>
+  void Begin(grpc::ClientContext& context, const CallOptions& options, const Request& request) {
+    Prepare(context, WithTimeout(options));
+    credentials_.Authorize(context);
+    if (weight_key_) AddWeightKey(WeightKeyOf(request), context);
+  }
+
   template <typename Response, typename Stub, typename Method, typename Request>
   absl::StatusOr<Response> Unary(Stub& stub, Method method, const Request& request,
                                  const CallOptions& options) {
     if (absl::Status status = CheckSize(request); !status.ok()) return status;
     grpc::ClientContext context;
-    Prepare(context, WithTimeout(options));
-    credentials_.Authorize(context);
+    Begin(context, options, request);
     Response response;
     const grpc::Status status = (stub.*method)(&context, request, &response);
     if (!status.ok()) return FromGrpc(status, max_receive_bytes_);
@@ -340,6 +347,7 @@ class ClientOverGrpc : public Client {
   const Credentials credentials_;
   const absl::Duration timeout_;
   const int64_t max_receive_bytes_;
+  const bool weight_key_;
   const std::unique_ptr<v1::QuantizedInference::Stub> inference_;
   const std::unique_ptr<v1::ModelRepository::Stub> repository_;
   const std::unique_ptr<v1::ServerInfo::Stub> server_info_;

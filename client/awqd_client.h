@@ -42,6 +42,9 @@ struct ClientOptions {
   int64_t max_receive_bytes = int64_t{1} << 30;
   // Longest pause between two attempts to reach a server that is not there.
   absl::Duration max_reconnect_delay = absl::Seconds(2);
+  // Calls of a loaded weight name it in the metadata awqd-weight, "MODEL/WEIGHT", by which a load
+  // balancer can send them to the server that holds it. Not those of a stream, which has many.
+  bool weight_key = true;
   Security security;
 };
 

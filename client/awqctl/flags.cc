@@ -280,7 +280,7 @@ class App {
         "          awqctl mlp my-model 'model.layers.0.mlp.experts.*' x.npy --expert_ids ids.npy "
         "--router_weights weights.npy -o y.npy");
     sub->add_option("model", flags_.model, "Name of a loaded model")->required();
-    sub->add_option("path", flags_.weight,
+    sub->add_option("mlp", flags_.weight,
                     "What the paths of gate_proj, up_proj and down_proj have in common")
         ->required();
     sub->add_option("--gate", flags_.gate, "Path of the gate, where it is called otherwise");

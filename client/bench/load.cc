@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "client/bench/arrivals.h"
+#include "client/weight_key.h"
 #include "grpcpp/client_context.h"
 #include "grpcpp/generic/generic_stub.h"
 
@@ -131,6 +132,7 @@ class Load {
     call.payload = &payloads_.Pick(Uniform(call.random));
     call.context.emplace();
     credentials_.Authorize(*call.context);
+    client::AddWeightKey(call.payload->weight_key, *call.context);
     call.response.Clear();
     call.due_ns = due_ns;
     call.sent_ns = NowNs();

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/bench/infer_request.h"
 #include "client/tensor.h"
+#include "client/weight_key.h"
 #include "grpcpp/support/slice.h"
 
 namespace awqd::bench {
@@ -78,7 +79,8 @@ absl::StatusOr<Payload> Finish(const Plan& plan, const WeightShare& weight, int6
   request.set_output_dtype(plan.output_dtype);
   request.set_path(plan.path);
   request.set_priority(plan.priority);
-  Payload payload = {.method = method, .tokens = tokens};
+  Payload payload = {
+      .method = method, .weight_key = client::WeightKeyOf(request), .tokens = tokens};
   if (!plan.shared_memory_prefix.empty()) {
     absl::Status status = Share(plan, tokens * weight.n, request, payload);
     if (!status.ok()) return status;

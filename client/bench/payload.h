@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -24,6 +25,7 @@ absl::StatusOr<client::Routing> RandomRouting(int64_t tokens, int64_t top_k, int
 struct Payload {
   const char* method = nullptr;  // full name of the method that it is a request of
   Protocol protocol = Protocol::kAwqd;
+  std::string weight_key;    // goes with its calls: client/weight_key.h
   grpc::ByteBuffer request;  // copies share the bytes
   int64_t tokens = 0;
   int64_t request_bytes = 0;  // of the message and, in shared memory, the activations

@@ -144,6 +144,27 @@ TEST_F(ClientTest, SendsEveryFieldOfKv) {
   EXPECT_EQ(server_.inference.last_dequantize_kv.form(), v1::FMA);
 }
 
+TEST_F(ClientTest, CallsNameTheirWeightForLoadBalancers) {
+  MatmulCall call = Call();
+  EXPECT_TRUE(client_->QuantizedMatmul(call).ok());
+  call.weight = WeightName{"m", "\u00e4"};
+  EXPECT_TRUE(client_->QuantizedMatmul(call).ok());
+  call.weight = WeightName{"m", std::string(600, 'w')};
+  EXPECT_TRUE(client_->QuantizedMatmul(call).ok());
+  call.weight = v1::PackedWeight();
+  EXPECT_TRUE(client_->QuantizedMatmul(call).ok());
+  GatedMlpCall mlp = {.activations = Call().activations};
+  mlp.mlp = v1::GatedMlpRef();
+  std::get<v1::GatedMlpRef>(mlp.mlp).set_model("m");
+  std::get<v1::GatedMlpRef>(mlp.mlp).set_path("layers.0.mlp");
+  EXPECT_TRUE(client_->GatedMlp(mlp).ok());
+  EXPECT_FALSE(client_->Dequantize({.weight = WeightName{"m", "a.b"}}).ok()) << "no rows came";
+  auto silent = *Client::Create({.address = server_.address, .weight_key = false});
+  EXPECT_TRUE(silent->QuantizedMatmul(Call()).ok());
+  EXPECT_THAT(server_.inference.weight_keys,
+              testing::ElementsAre("m/w", "", "", "", "m/layers.0.mlp", "m/a.b", ""));
+}
+
 TEST_F(ClientTest, KeepsCodeMessageAndDetails) {
   google::rpc::BadRequest bad;
   bad.add_field_violations()->set_field("activations.shape");

@@ -19,8 +19,10 @@ namespace awqd {
 // Answers with `status`, which is OK until a test sets it; products return their activations.
 class FakeInference : public v1::QuantizedInference::Service {
  public:
-  grpc::Status QuantizedMatmul(grpc::ServerContext*, const v1::QuantizedMatmulRequest* request,
+  grpc::Status QuantizedMatmul(grpc::ServerContext* context,
+                               const v1::QuantizedMatmulRequest* request,
                                v1::QuantizedMatmulResponse* response) override {
+    TakeKey(*context);
     {
       std::lock_guard<std::mutex> lock(mutex_);  // a bench calls from several threads at once
       last_matmul = *request;
@@ -29,15 +31,17 @@ class FakeInference : public v1::QuantizedInference::Service {
     return status;
   }
 
-  grpc::Status GroupedQuantizedMatmul(grpc::ServerContext*,
+  grpc::Status GroupedQuantizedMatmul(grpc::ServerContext* context,
                                       const v1::GroupedQuantizedMatmulRequest* request,
                                       v1::GroupedQuantizedMatmulResponse* response) override {
+    TakeKey(*context);
     last_grouped = *request;
     Echo(*request, response);
     return status;
   }
-  grpc::Status GatedMlp(grpc::ServerContext*, const v1::GatedMlpRequest* request,
+  grpc::Status GatedMlp(grpc::ServerContext* context, const v1::GatedMlpRequest* request,
                         v1::GatedMlpResponse* response) override {
+    TakeKey(*context);
     last_mlp = *request;
     Echo(*request, response);
     return status;
@@ -95,8 +99,9 @@ class FakeInference : public v1::QuantizedInference::Service {
     return status;
   }
 
-  grpc::Status DequantizeStream(grpc::ServerContext*, const v1::DequantizeRequest* request,
+  grpc::Status DequantizeStream(grpc::ServerContext* context, const v1::DequantizeRequest* request,
                                 grpc::ServerWriter<v1::DequantizeChunk>* writer) override {
+    TakeKey(*context);
     ++stream_calls;
     last_dequantize = *request;
     for (const v1::DequantizeChunk& chunk : chunks) {
@@ -131,8 +136,18 @@ class FakeInference : public v1::QuantizedInference::Service {
   v1::QuantizeKvRequest last_quantize_kv;
   v1::DequantizeKvRequest last_dequantize_kv;
   v1::DequantizeRequest last_dequantize;
+  // Of the calls above, in their order; "" where one had none.
+  std::vector<std::string> weight_keys;
 
  private:
+  void TakeKey(const grpc::ServerContext& context) {
+    const auto found = context.client_metadata().find("awqd-weight");
+    std::lock_guard<std::mutex> lock(mutex_);
+    weight_keys.emplace_back(found == context.client_metadata().end()
+                                 ? ""
+                                 : std::string(found->second.data(), found->second.size()));
+  }
+
   template <typename Request, typename Response>
   static void Echo(const Request& request, Response* response) {
     *response->mutable_output() = request.activations();

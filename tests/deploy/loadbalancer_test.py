@@ -1,4 +1,5 @@
-"""Three servers behind nginx, HAProxy, Envoy and gRPC's own round robin: under load one is killed and one drained.
+"""Three servers behind nginx, HAProxy, Envoy and gRPC's own round robin: under load one is killed and one drained. And by weight,
+behind HAProxy and Envoy.
 
 The configurations are those of deploy/loadbalancer with other addresses. A proxy that is not installed is skipped by name.
 """
@@ -24,8 +25,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 CONFIGURATIONS = ROOT / "deploy" / "loadbalancer"
 AWQD = pathlib.Path(os.environ["AWQD_BUILD"]) / "bin" / "awqd"
 MODEL, WEIGHT = "all-MiniLM-L6-v2-awq", "encoder.layer.0.attention.self.query"
+COPIES = 8  # of the model under names of their own, for tests that want more weights
 CALLERS = 4
 DRAIN_DELAY_S = 1.5  # longer than health checks are apart
+SETTLE_S = 3  # until a proxy that asks every second knows who is there
 
 
 def wait_for(condition, what, seconds=30):
@@ -55,7 +58,8 @@ class Awqd:
         with open(self.log, "w") as log:
             self.process = subprocess.Popen(
                 [AWQD, "--address=127.0.0.1:0", f"--port_file={port_file}", f"--model_repository={ROOT / 'tests/data/awq'}",
-                 "--device=cpu", "--cpu_threads=1", f"--drain_delay_ms={int(1000 * DRAIN_DELAY_S)}"], stdout=log, stderr=log)
+                 "--device=cpu", "--cpu_threads=1", "--access_log=all", f"--drain_delay_ms={int(1000 * DRAIN_DELAY_S)}",
+                 *(f"--model=copy{number}={ROOT / 'tests/data/awq' / MODEL}" for number in range(COPIES))], stdout=log, stderr=log)
         wait_for(lambda: port_file.exists() and port_file.read_text().strip(), f"{name}: a port")
         self.port = int(port_file.read_text())
         self.address = f"127.0.0.1:{self.port}"
@@ -63,6 +67,10 @@ class Awqd:
     def wait_until_ready(self):
         with awqd.Client(self.address, wait_for_server=True) as client:
             wait_for(client.is_serving, f"{self.address}: health")
+
+    def calls_of(self, model, weight):
+        """How many calls of a weight its log tells of."""
+        return self.log.read_text().count(f" model={model} weight={weight} ")
 
     def stop(self):
         if self.process.poll() is None:
@@ -202,6 +210,56 @@ class Balancing(unittest.TestCase):
         with self.proxy(port, command(path)) as client:
             self.what_a_proxy_lets_through(client)
             self.kill_one_and_drain_another(client)
+
+    def home_of(self, client, key):
+        """The number of the one server that three calls of a weight reach."""
+        alive = [server for server in self.servers if server.process.poll() is None]
+        before = [server.calls_of(*key) for server in alive]
+        for _ in range(3):
+            client.dequantize(*key, rows=slice(0, 1))
+
+        def reached():
+            return [server.calls_of(*key) - count for server, count in zip(alive, before)]
+
+        wait_for(lambda: sum(reached()) == 3, f"{key}: three lines in logs")
+        self.assertEqual(sorted(reached())[:-1], [0] * (len(alive) - 1), f"calls of {key} on servers {reached()}")
+        return self.servers.index(alive[reached().index(3)])
+
+    def by_weight(self, name, program, command, changes, others_may_move):
+        """Weights spread over the servers, each with a home; of a server that is killed they move, and so many others at most."""
+        if shutil.which(program) is None:
+            self.skipTest(f"{program} is not installed")
+        path, port = self.configuration(name)
+        text = path.read_text()
+        for pattern, value in changes:
+            text, count = re.subn(pattern, value, text, flags=re.MULTILINE)
+            self.assertEqual(count, 1, pattern)
+        path.write_text(text)
+        with self.proxy(port, command(path)) as client:
+            time.sleep(SETTLE_S)
+            weights = [weight.path for weight in client.get_model(MODEL).weights]
+            keys = [(f"copy{number}", weight) for number in range(COPIES) for weight in weights]
+            homes = {key: self.home_of(client, key) for key in keys}
+            counts = [list(homes.values()).count(number) for number in range(3)]
+            self.assertEqual(len(keys), 48)
+            self.assertGreaterEqual(min(counts), 4, f"weights of each server: {counts}")
+            self.servers[0].process.kill()
+            self.servers[0].process.wait()
+            time.sleep(SETTLE_S)
+            now = {key: self.home_of(client, key) for key in keys}
+            self.assertLessEqual(sum(homes[key] != 0 and now[key] != homes[key] for key in keys), others_may_move)
+            moved = {now[key] for key in keys if homes[key] == 0}
+            self.assertEqual(moved, {1, 2}, "what the killed server had is shared out")
+            print(f"{program}: {counts} weights of each server, {counts[0]} moved")
+
+    def test_haproxy_by_weight(self):
+        self.by_weight("haproxy.cfg", "haproxy", lambda path: ["haproxy", "-db", "-f", str(path)],
+                       [(r"^  balance roundrobin\n", ""), (r"^  #   (balance hdr.*)$", r"  \1"), (r"^  #   (hash-type consistent)$", r"  \1")], 0)
+
+    def test_envoy_by_weight(self):
+        self.by_weight("envoy.yaml", "envoy",
+                       lambda path: ["envoy", "-c", str(path), "--use-dynamic-base-id", "--concurrency", "1", "-l", "warning"],
+                       [("lb_policy: ROUND_ROBIN", "lb_policy: MAGLEV")], 4)
 
     def test_nginx(self):
         self.run_proxy("nginx.conf", "nginx", lambda path: ["nginx", "-c", str(path), "-p", str(self.folder), "-e", "stderr", "-g", "daemon off;"])
