@@ -10,7 +10,12 @@ work="$(mktemp -d)"
 trap 'rm -rf "$work"' EXIT
 version="$(sed -n 's/^project(awqd VERSION \([0-9.]*\).*/\1/p' "$ROOT/CMakeLists.txt")"
 
-SOURCE_DATE_EPOCH=1000000000 "$ROOT/deploy/release.sh" --pack "$1" --out "$work/out" >/dev/null
+# Without a tool for images, which it says.
+mkdir "$work/bin"
+ln -s /usr/bin/* "$work/bin/"
+rm -f "$work/bin/docker" "$work/bin/buildah"
+SOURCE_DATE_EPOCH=1000000000 PATH="$work/bin" "$ROOT/deploy/release.sh" --pack "$1" --image scratch --out "$work/out" >"$work/said"
+grep -q "^no image: neither buildah nor docker" "$work/said" || die "without a tool for images, got: $(cat "$work/said")"
 (cd "$work/out" && sha256sum --quiet -c SHA256SUMS) || die "SHA256SUMS does not agree with the files"
 listed="$(awk '{ print $2 }' "$work/out/SHA256SUMS" | sort)"
 [[ "$listed" == "$(cd "$work/out" && find . -type f ! -name SHA256SUMS -printf '%P\n' | sort)" ]] ||
@@ -19,6 +24,24 @@ for file in "awqd-server_${version}_amd64.deb" "awqd-client_${version}_amd64.deb
   "awqd-$version-linux-x86_64.tar.gz" "awqd-$version.spdx.json"; do
   grep -qx "$file" <<<"$listed" || die "the release lacks $file, and has: $listed"
 done
+
+# The image, on no base: its user, its entry point, and the folder's own files.
+if command -v buildah >/dev/null && [[ $EUID -eq 0 ]]; then
+  printf '[storage]\ndriver = "vfs"\ngraphroot = "%s/storage"\nrunroot = "%s/run"\n' "$work" "$work" >"$work/storage.conf"
+  CONTAINERS_STORAGE_CONF="$work/storage.conf" BUILDAH_ISOLATION=chroot \
+    "$ROOT/deploy/release.sh" --pack "$1" --image scratch --out "$work/with_image" >/dev/null
+  python3 - "$work/with_image/awqd-$version-image.tar.gz" <<'PYTHON'
+import io, json, sys, tarfile
+with tarfile.open(sys.argv[1]) as image:
+    read = lambda name: image.extractfile(name).read()
+    entry, = json.loads(read("manifest.json"))
+    config = json.loads(read(entry["Config"]))["config"]
+    files = {name for layer in entry["Layers"] for name in tarfile.open(fileobj=io.BytesIO(read(layer))).getnames()}
+assert config["User"] == "65532:65532" and config["Entrypoint"] == ["/opt/awqd/bin/awqd"], config
+assert {"opt/awqd/bin/awqd", "opt/awqd/bin/awqctl"} <= files, sorted(files)[:20]
+PYTHON
+  grep -q " awqd-$version-image.tar.gz\$" "$work/with_image/SHA256SUMS" || die "SHA256SUMS lacks the image"
+fi
 
 # The SBOM names every library that the folder carries, in the version that is installed.
 python3 - "$work/out" "$version" <<'PYTHON'
