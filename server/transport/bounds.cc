@@ -36,6 +36,9 @@ void SetBounds(const Options& options, grpc::ServerBuilder* builder) {
                               Millis(options.handshake_timeout));
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, Millis(options.keepalive_time));
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, Millis(options.keepalive_timeout));
+  // gRPC 1.83 never starts the timer of the argument above, and closes after this one, 60 s unless
+  // it is set. gRPC 1.51 does not know it.
+  builder->AddChannelArgument("grpc.http2.ping_timeout_ms", Millis(options.keepalive_timeout));
   builder->AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
                               Millis(options.min_ping_interval));
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);

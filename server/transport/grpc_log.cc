@@ -7,6 +7,7 @@
 #if GRPC_CPP_VERSION_MAJOR > 1 || GRPC_CPP_VERSION_MINOR >= 66
 #include "absl/base/log_severity.h"
 #include "absl/log/globals.h"
+#include "absl/log/initialize.h"
 #include "absl/log/log_entry.h"
 #include "absl/log/log_sink.h"
 #include "absl/log/log_sink_registry.h"
@@ -33,6 +34,7 @@ void TakeOverGrpcLog() {
   [[maybe_unused]] static const bool kept = [] {
     absl::AddLogSink(new Sink);
     absl::SetStderrThreshold(absl::LogSeverityAtLeast::kInfinity);
+    absl::InitializeLog();  // until then every line goes to stderr as well, as its sender wrote it
     return true;
   }();
 }

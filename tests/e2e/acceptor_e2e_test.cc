@@ -74,6 +74,7 @@ TEST_F(AcceptorE2eTest, ConnectionsAreBounded) {
   // One of the eight may have been WaitServing's.
   EXPECT_GE(closed, 22);
   EXPECT_LE(closed, 23);
+  if (closed == 23) sockets.emplace_back(port_).Send(Hello());  // in the place that it has left
   EXPECT_FALSE(Answers());
   sockets.clear();
   EXPECT_TRUE(AnswersSoon());
