@@ -15,6 +15,10 @@ import tempfile
 NAME, K = "all-MiniLM-L6-v2-awq/encoder.layer.0.intermediate.dense", 384
 
 
+class Unstable(Exception):
+    """Ten windows did not agree with one another."""
+
+
 def measure(address, tokens, folder, *options, program="perf_analyzer", name=NAME, k=K):
     """Rows of perf_analyzer's own report. The data names x alone: without data it would make up optional inputs too."""
     x = base64.b64encode(struct.pack("<e", 0.5) * (tokens * k)).decode()
@@ -24,6 +28,8 @@ def measure(address, tokens, folder, *options, program="perf_analyzer", name=NAM
     done = subprocess.run([program, "-m", name, "-i", "grpc", "-u", address, "--input-data", data, "-f", report, *options],
                           capture_output=True, text=True, timeout=600, check=False)
     said = done.stdout + done.stderr
+    if "Failed to obtain stable measurement" in said:
+        raise Unstable
     assert done.returncode == 0 and report.exists(), said
     return list(csv.DictReader(report.read_text().splitlines()))
 
@@ -37,12 +43,17 @@ def main():
     parser.add_argument("--tokens", type=int, default=1, help="of each request")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 2, 4, 8, 16])
     parser.add_argument("--window_ms", type=int, default=3000)
+    parser.add_argument("--stability", type=int, default=10, help="by how many percent three windows in a row may differ")
     options = parser.parse_args()
     print("| requests at a time | requests a second | p50, ms | p99, ms |\n|---|---|---|---|", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         for concurrency in options.concurrency:
-            row, = measure(options.address, options.tokens, pathlib.Path(folder), "--concurrency-range", f"{concurrency}",
-                           "-p", f"{options.window_ms}", program=options.program, name=options.model, k=options.k)
+            try:
+                row, = measure(options.address, options.tokens, pathlib.Path(folder), "--concurrency-range", f"{concurrency}",
+                               "-p", f"{options.window_ms}", "-s", f"{options.stability}", program=options.program, name=options.model, k=options.k)
+            except Unstable:
+                print(f"| {concurrency} | not stable | | |", flush=True)
+                continue
             print(f"| {concurrency} | {float(row['Inferences/Second']):.0f} | {float(row['p50 latency']) / 1000:.2f} "
                   f"| {float(row['p99 latency']) / 1000:.2f} |", flush=True)
 
