@@ -73,7 +73,7 @@ class Oip(unittest.TestCase):
     def test_metadata(self):
         self.assertEqual(self.client.get_server_metadata().name, "awqd")
         metadata = self.client.get_model_metadata(NAME)
-        self.assertEqual([(i.name, i.datatype, list(i.shape)) for i in metadata.inputs], [("x", "FP16", [-1, K]), ("bias", "FP32", [N]), ("activation_scales", "FP32", [-1])])
+        self.assertEqual([(i.name, i.datatype, list(i.shape)) for i in metadata.inputs], [("x", "FP16", [-1, K])])
         self.assertEqual([(o.name, o.datatype, list(o.shape)) for o in metadata.outputs], [("y", "FP16", [-1, N])])
 
     def test_infer_is_the_product_of_the_weight(self):

@@ -129,7 +129,7 @@ absl::Status DescribeModel(const Env& env, const inference::ModelMetadataRequest
   response->add_versions(absl::StrCat(found.version));
   response->set_platform(kPlatform);
   for (const TensorShape& input : InputsOf(found)) {
-    Fill(input, response->add_inputs());
+    if (!input.optional) Fill(input, response->add_inputs());
   }
   Fill(OutputOf(found), response->add_outputs());
   return absl::OkStatus();
