@@ -6,8 +6,8 @@ ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
 root="${1:-$ROOT/build/newer-grpc/root}"
 "$ROOT/deploy/newer_grpc/in_root.sh" "$root" bash -euo pipefail -c '
   ROOT=/src/awqd; source deploy/lib.sh
-  configure release -DAWQD_TESTS=OFF -DAWQD_BENCH=OFF
-  build release bundle'
+  configure cpu
+  build cpu bundle'
 version="$(sed -n 's/^project(awqd VERSION \([0-9.]*\).*/\1/p' "$ROOT/CMakeLists.txt")"
 name="awqd-$version-linux-x86_64"
 mkdir -p "$ROOT/out"
