@@ -48,7 +48,7 @@ def main():
             except Unstable:
                 print(f"| {concurrency} | not stable | | |", flush=True)
                 continue
-            print(f"| {concurrency} | {float(row['Inferences/Second']):.0f} | {float(row['p50 latency']) / 1000:.2f} "
+            print(f"| {concurrency} | {float(row['Inferences/Second']) / options.tokens:.0f} | {float(row['p50 latency']) / 1000:.2f} "
                   f"| {float(row['p99 latency']) / 1000:.2f} |", flush=True)
 
 
