@@ -115,7 +115,10 @@ absl::StatusOr<Payload> InferPayload(const Plan& plan, const WeightShare& weight
     if (!drawn.ok()) return drawn.status();
     routing = *std::move(drawn);
   }
-  Payload payload = {.method = kModelInfer, .protocol = Protocol::kInference, .tokens = tokens};
+  Payload payload = {.method = kModelInfer,
+                     .protocol = Protocol::kInference,
+                     .weight_key = client::WeightKey(weight.model, weight.weight),
+                     .tokens = tokens};
   SetRequest(InferRequest(plan, weight, *std::move(x), std::move(routing)), &payload);
   return payload;
 }
