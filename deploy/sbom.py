@@ -16,6 +16,7 @@ import platform
 import re
 import subprocess
 import sys
+import sysconfig
 
 FIELDS = ["Package", "Version", "Architecture", "source:Package", "source:Version", "Maintainer", "Homepage"]
 
@@ -30,11 +31,14 @@ def dpkg_query(*arguments):
 
 
 def owner(library):
-    """The package that owns a shared library, by its name."""
+    """The package that owns a shared library of this machine, by its name. Cross compilers have some of other machines."""
+    owners = {}
     for line in dpkg_query("-S", f"*/{library}").splitlines():
         packages, path = line.split(": ", 1)
         if path.endswith(f"/{library}"):
-            return packages.split(",")[0].split(":")[0]
+            owners[path] = packages.split(",")[0].split(":")[0]
+    for path in sorted(owners, key=lambda path: f"/lib/{sysconfig.get_config_var('MULTIARCH')}/" not in path):
+        return owners[path]
     raise SbomError(f"library {library}: no package that is installed here owns it")
 
 
