@@ -51,22 +51,6 @@ uint64_t Pack8(uint64_t bytes) {
   return (bytes | bytes >> 24) & 0xffffu;
 }
 
-// Eight rows of eight bytes to eight columns, by halves, quarters and single bytes.
-void Transpose8(uint64_t rows[8]) {
-  constexpr uint64_t kMasks[3] = {0x00000000ffffffffu, 0x0000ffff0000ffffu, 0x00ff00ff00ff00ffu};
-  for (int level = 0; level < 3; ++level) {
-    const int step = 4 >> level, shift = 8 * step;
-    for (int row = 0; row < 8; ++row) {
-      if ((row & step) != 0) continue;
-      uint64_t& low = rows[row];
-      uint64_t& high = rows[row + step];
-      const uint64_t swapped = (low >> shift ^ high) & kMasks[level];
-      low ^= swapped << shift;
-      high ^= swapped;
-    }
-  }
-}
-
 constexpr int64_t kBlock = 64;  // codes of a side: two lie in the first cache
 
 // Writes codes [height, width] of `block` as columns to rows of `to`, `bytes` of which are left.
@@ -77,7 +61,7 @@ void PackBlock(const uint8_t* block, int64_t height, int64_t width, int64_t row_
     for (int64_t row = 0; row < height; row += 8) {
       uint64_t eight[8];
       for (int i = 0; i < 8; ++i) std::memcpy(&eight[i], block + (row + i) * kBlock + col, 8);
-      Transpose8(eight);
+      TransposeBytes(eight);
       const int64_t at = row * kPlace / 8;
       const bool whole = bytes - at >= kPlace;
       for (int64_t i = 0; i < 8 && col + i < width; ++i) {
@@ -128,6 +112,22 @@ void UnpackEights(const uint8_t* from, int64_t count, uint8_t* to) {
 }
 
 }  // namespace
+
+// By halves, quarters and single bytes.
+void TransposeBytes(uint64_t rows[8]) {
+  constexpr uint64_t kMasks[3] = {0x00000000ffffffffu, 0x0000ffff0000ffffu, 0x00ff00ff00ff00ffu};
+  for (int level = 0; level < 3; ++level) {
+    const int step = 4 >> level, shift = 8 * step;
+    for (int row = 0; row < 8; ++row) {
+      if ((row & step) != 0) continue;
+      uint64_t& low = rows[row];
+      uint64_t& high = rows[row + step];
+      const uint64_t swapped = (low >> shift ^ high) & kMasks[level];
+      low ^= swapped << shift;
+      high ^= swapped;
+    }
+  }
+}
 
 void UnpackStream(const uint8_t* from, int64_t count, int bits, uint8_t* to) {
   using Unpack = void (*)(const uint8_t* from, int64_t count, uint8_t* to);

@@ -20,6 +20,9 @@ void PackNibbles(const uint8_t* codes, int64_t count, uint8_t* to);
 std::vector<uint8_t> Transposed(absl::Span<const uint8_t> from, int64_t rows, int64_t cols,
                                 int64_t element_bytes);
 
+// Eight rows of eight bytes to eight columns: byte c of rows[r] <-> byte r of rows[c].
+void TransposeBytes(uint64_t rows[8]);
+
 // `count` codes of `bits` bits, 1 to 8, one after the other from the low bits of the first byte on,
 // to one a byte. Reads no byte that holds none of them.
 void UnpackStream(const uint8_t* from, int64_t count, int bits, uint8_t* to);

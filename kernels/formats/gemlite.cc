@@ -154,24 +154,42 @@ void DecodeCodes(int bits, const TensorView& words, HostWeight* out) {
   out->codes = PackTransposed(out->n, out->k, bits, read);
 }
 
-// The codes [k, k + rows) of columns [n, n + columns) to their words, by way of `block`, one to a
-// byte, in which rows are kBlockColumns apart.
+// Codes [k, k + rows) of columns [n, n + columns), one to a byte, to `block`, in which columns are
+// kBlockRows apart. What lies between them is anything.
 constexpr int64_t kBlockRows = 256, kBlockColumns = 64;
+void UnpackBlock(const HostWeight& weight, int64_t k, int64_t rows, int64_t n, int64_t columns,
+                 uint8_t* block) {
+  const int place = weight.code_bits();
+  uint8_t eight[8][kBlockColumns] = {};
+  for (int64_t row = 0; row < rows; row += 8) {
+    for (int64_t i = 0; i < std::min<int64_t>(8, rows - row); ++i) {
+      const uint8_t* const from = weight.codes.data() + (k + row + i) * weight.row_bytes();
+      UnpackStream(from + n * place / 8, columns, place, eight[i]);
+    }
+    for (int64_t col = 0; col < columns; col += 8) {
+      uint64_t turned[8];
+      for (int i = 0; i < 8; ++i) std::memcpy(&turned[i], &eight[i][col], sizeof(turned[i]));
+      TransposeBytes(turned);
+      for (int i = 0; i < 8; ++i) {
+        std::memcpy(block + (col + i) * kBlockRows + row, &turned[i], sizeof(turned[i]));
+      }
+    }
+  }
+}
+
+// Those codes to their words.
 void PackBlock(const HostWeight& weight, const Packing& packing, int64_t k, int64_t n,
                std::vector<uint8_t>* block, std::vector<uint32_t>* out) {
   const int64_t rows = std::min(kBlockRows, weight.k - k);
   const int64_t columns = std::min(kBlockColumns, weight.n - n);
-  const int place = weight.code_bits();
-  for (int64_t row = 0; row < rows; ++row) {
-    const uint8_t* const from = weight.codes.data() + (k + row) * weight.row_bytes();
-    UnpackStream(from + n * place / 8, columns, place, block->data() + row * kBlockColumns);
-  }
+  UnpackBlock(weight, k, rows, n, columns, block->data());
   for (int64_t col = 0; col < columns; ++col) {
     ForEachStretch(packing, n + col, k, rows,
                    [&](int64_t first, int64_t stretch, int64_t word, int bit) {
-                     const uint8_t* const from = block->data() + first * kBlockColumns + col;
+                     const uint8_t* const from = block->data() + col * kBlockRows + first;
+                     uint32_t* const to = out->data() + word;
                      for (int64_t i = 0; i < stretch; ++i) {
-                       (*out)[word + i] |= static_cast<uint32_t>(from[i * kBlockColumns]) << bit;
+                       to[i] |= static_cast<uint32_t>(from[i]) << bit;
                      }
                    });
   }
