@@ -141,7 +141,7 @@ TEST_F(ModelStoreTest, StoresThroughAMappingDuringALoad) {
   awqd::testing::WrappedDevice device(*OpenDevice("cpu", {.cpu_threads = 1}), true);
   ModelStore store(directory_.path(), &device);
   ASSERT_TRUE(store.Load("m").ok());
-  int64_t allocations = 0;
+  std::atomic<int64_t> allocations = 0;  // both readers of the load make some
   device.OnAllocate([&] {
     if (++allocations != 2) return;
     for (size_t i = at; i < at + codes.size(); ++i) bytes[i] = 0x65;
