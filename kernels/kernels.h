@@ -47,8 +47,8 @@ absl::StatusOr<std::shared_ptr<const DeviceWeight>> PrepareWeight(
     absl::Span<const KernelRow* const> rows = AllKernels());
 
 // Device bytes that PrepareWeight will take; for checking a budget before anything is allocated.
-// The weight may lack its codes. Without scales, too, the layout may depend on them: what any scales
-// make of it lies between the two.
+// The weight may lack its codes. Without scales, too, the layout may depend on them: what any
+// scales make of it lies between the two.
 struct PreparedSize {
   int64_t least = 0;
   int64_t most = 0;

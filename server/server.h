@@ -18,8 +18,8 @@
 
 namespace awqd {
 
-// As OpenDevice of kernels/kernels.h, which tests replace with devices that fail on demand. Called on
-// several threads at a time.
+// As OpenDevice of kernels/kernels.h, which tests replace with devices that fail on demand. Called
+// on several threads at a time.
 using DeviceOpener = std::function<absl::StatusOr<std::unique_ptr<Device>>(
     absl::string_view spec, const DeviceOptions& options, std::string* why)>;
 

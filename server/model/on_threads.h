@@ -1,4 +1,4 @@
-// OnThreads: the same for several devices at the same time.
+// OnThreads: the same for several devices, or several linears, at the same time.
 #pragma once
 
 #include <cstddef>

@@ -3,12 +3,11 @@
 
 #include <atomic>
 #include <exception>
-#include <thread>
 #include <utility>
-#include <vector>
 
 #include "kernels/base/mutex.h"
 #include "server/model/load_memory.h"
+#include "server/model/on_threads.h"
 
 namespace awqd::model {
 namespace {
@@ -43,7 +42,8 @@ absl::Status OnReaders(int readers, int64_t count,
                        absl::FunctionRef<absl::Status(int reader, int64_t i)> work) {
   std::atomic<int64_t> next{0};
   FirstFailure failure(count);
-  const auto read = [&](int reader) {
+  OnThreads(readers, [&](size_t thread) {
+    const auto reader = static_cast<int>(thread);
     const LoadMemory memory;
     for (int64_t i = next++; i < count; i = next++) {
       absl::Status status;
@@ -57,18 +57,7 @@ absl::Status OnReaders(int readers, int64_t count,
       next = count;
       failure.Add(i, std::move(status), std::move(thrown));
     }
-  };
-  std::vector<std::thread> threads;
-  threads.reserve(readers);
-  for (int reader = 1; reader < readers; ++reader) {
-    try {
-      threads.emplace_back(read, reader);
-    } catch (const std::exception&) {  // the process may start no more
-      break;
-    }
-  }
-  read(0);
-  for (std::thread& thread : threads) thread.join();
+  });
   return failure.Take();
 }
 

@@ -86,7 +86,7 @@ struct GpuMeter::State {
       const int64_t question = asked;
       std::map<std::string, GpuUse> found;
       mu.Unlock();
-      if (!std::exchange(tried, true)) open = nvml.Open(options.library);
+      if (!std::exchange(tried, true)) open = nvml.Open(options.nvml);
       for (const std::string& id : options.pci_bus_ids) {
         if (GpuUse use; open && !id.empty() && nvml.Read(id, &use)) found[id] = use;
       }

@@ -25,7 +25,7 @@ struct GpuMeterOptions {
   std::vector<std::string> pci_bus_ids;  // "0000:1b:00.0"; empty ones are left out
   // Read waits no longer, whatever the driver does.
   absl::Duration limit = absl::Milliseconds(200);
-  std::string library = "libnvidia-ml.so.1";
+  std::string nvml = "libnvidia-ml.so.1";
 };
 
 // Asks the driver on a thread of its own, and only when somebody reads. Thread-safe.

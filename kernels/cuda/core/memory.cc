@@ -22,6 +22,16 @@ absl::Status CheckSize(int device, int64_t bytes) {
 // CUDA answers null for nothing; a buffer of no bytes still has an address here, as on the CPU.
 size_t AtLeastOne(int64_t bytes) { return static_cast<size_t>(std::max<int64_t>(bytes, 1)); }
 
+absl::StatusOr<Buffer> AllocatePageable(int64_t bytes) {
+  constexpr int64_t kAlign = 4096;
+  void* const data = std::aligned_alloc(kAlign, RoundUp(std::max<int64_t>(bytes, 1), kAlign));
+  if (data == nullptr) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("host memory: no room for a buffer of ", bytes, " bytes"));
+  }
+  return Buffer(data, bytes, [](void* memory, int64_t) { std::free(memory); });
+}
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<DeviceMemory>> DeviceMemory::Create(int device,
@@ -131,20 +141,6 @@ int64_t DeviceMemory::FreeBytes() const {
   const int64_t budget = budget_;
   return budget == 0 ? physical : std::min(physical, std::max<int64_t>(0, budget - used_));
 }
-
-namespace {
-
-absl::StatusOr<Buffer> AllocatePageable(int64_t bytes) {
-  constexpr int64_t kAlign = 4096;
-  void* const data = std::aligned_alloc(kAlign, RoundUp(std::max<int64_t>(bytes, 1), kAlign));
-  if (data == nullptr) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("host memory: no room for a buffer of ", bytes, " bytes"));
-  }
-  return Buffer(data, bytes, [](void* memory, int64_t) { std::free(memory); });
-}
-
-}  // namespace
 
 absl::StatusOr<Buffer> AllocateStaging(int device, int64_t bytes) {
   AWQD_RETURN_IF_ERROR(CheckSize(device, bytes));
