@@ -9,7 +9,7 @@
 namespace awqd::model {
 
 // Calls work(reader, i) once for every i in [0, count), begun in ascending order, on up to
-// `readers` threads, of which the calling one is the last; `reader` is the thread's number, from 0.
+// `readers` threads, one of them the calling one; `reader` is the thread's number, from 0.
 // After an error or an exception none is begun; of several, that of the least i is returned, or
 // thrown here.
 absl::Status OnReaders(int readers, int64_t count,

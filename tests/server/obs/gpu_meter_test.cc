@@ -34,8 +34,7 @@ class GpuMeterTest : public ::testing::Test {
     std::remove(path_.c_str());
   }
   static GpuMeterOptions With(const std::string& library) {
-    return {
-        .pci_bus_ids = {"", kGpu, "0000:ff:00.0"}, .limit = absl::Seconds(30), .nvml = library};
+    return {.pci_bus_ids = {"", kGpu, "0000:ff:00.0"}, .limit = absl::Seconds(30), .nvml = library};
   }
 
   const std::string path_ = absl::StrCat(::testing::TempDir(), "/awqd_nvml_", ::getpid());
