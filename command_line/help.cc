@@ -2,6 +2,7 @@
 #include "command_line/help.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -49,6 +50,15 @@ std::pair<std::string, std::string> TypeAndBounds(const CLI::Option& option) {
   return {both.substr(0, colon), colon < both.size() ? both.substr(colon + 1) : ""};
 }
 
+// Adds the names of `others`, by name: CLI11 keeps them in the order of their addresses, which
+// differs from run to run.
+void AddNames(const std::set<CLI::Option*>& others, absl::string_view relation,
+              std::vector<std::string>* facts) {
+  std::set<std::string> names;
+  for (const CLI::Option* other : others) names.insert(other->get_name());
+  for (const std::string& name : names) facts->push_back(absl::StrCat(relation, " ", name));
+}
+
 // What the flag is without, what it takes, and which flags it goes with or against.
 std::string Facts(const CLI::Option& option, const std::string& bounds) {
   std::vector<std::string> facts;
@@ -56,12 +66,8 @@ std::string Facts(const CLI::Option& option, const std::string& bounds) {
   if (!preset.empty() && preset != "[]") facts.push_back(absl::StrCat("default ", preset));
   if (!bounds.empty()) facts.push_back(bounds);
   if (option.get_required()) facts.push_back("required");
-  for (const CLI::Option* other : option.get_needs()) {
-    facts.push_back(absl::StrCat("with ", other->get_name()));
-  }
-  for (const CLI::Option* other : option.get_excludes()) {
-    facts.push_back(absl::StrCat("not with ", other->get_name()));
-  }
+  AddNames(option.get_needs(), "with", &facts);
+  AddNames(option.get_excludes(), "not with", &facts);
   return facts.empty() ? "" : absl::StrCat(" (", absl::StrJoin(facts, "; "), ")");
 }
 

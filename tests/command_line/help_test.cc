@@ -84,6 +84,25 @@ TEST(HelpFormatter, TheShortFormHasFirstSentences) {
   EXPECT_THAT(Flowing(HelpOf(HelpDetail::kAll)), HasSubstr("(default 7; INT in [1 - 9])"));
 }
 
+// CLI11 has them in the order of their addresses, which these flags take in both orders.
+TEST(HelpFormatter, NamesOtherFlagsByName) {
+  CLI::App app("An app", "app");
+  app.formatter(std::make_shared<HelpFormatter>(HelpDetail::kAll));
+  std::string text;
+  CLI::Option* const first = app.add_option("--first", text, "One.");
+  std::vector<CLI::Option*> others;
+  for (const char* const name : {"--d", "--b", "--c", "--a"}) {
+    others.push_back(app.add_option(name, text, "Another."));
+    first->excludes(others.back());
+  }
+  CLI::Option* const last = app.add_option("--last", text, "The last.");
+  last->needs(others[1]);
+  last->needs(others[0]);
+  const std::string help = Flowing(app.help());
+  EXPECT_THAT(help, HasSubstr("One. (not with --a; not with --b; not with --c; not with --d)"));
+  EXPECT_THAT(help, HasSubstr("The last. (with --b; with --d)"));
+}
+
 TEST(HelpFormatter, SaysWhatFlagsTake) {
   const std::string help = Flowing(HelpOf(HelpDetail::kAll));
   EXPECT_THAT(help, HasSubstr("--keep,--no_keep Keeps it. (default true)"));
