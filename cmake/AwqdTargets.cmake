@@ -9,6 +9,21 @@ if(AWQD_CUDA)
     $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall;--expt-relaxed-constexpr;-Werror=all-warnings>)
 endif()
 
+# Every operation of ours rounds, whatever the machine. x86-64 has no fused multiply-add that a compiler could put in place
+# of two roundings unless it is told so; aarch64 has, and GCC would.
+if(NOT CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>
+                      $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-ffp-contract=off>)
+endif()
+
+# Instruction sets that the CPU backend has bodies for here, besides the portable ones; the last one includes the others.
+set(awqd_cpu_isas)
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  set(awqd_cpu_isas avx2 avx512)
+elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
+  set(awqd_cpu_isas neon)
+endif()
+
 # Sanitizers go to everything compiled here, so that no half-instrumented object hides a race.
 if(AWQD_SANITIZE)
   # Undefined behaviour ends the program, otherwise a test could print a report and pass.
