@@ -2,20 +2,27 @@
 #include "kernels/base/huge_pages.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "kernels/base/math.h"
 
 namespace awqd {
 namespace {
 
-constexpr int64_t kPage = 4096;
+// 4 KiB on x86-64, 4, 16 or 64 KiB on aarch64, as its kernel was built. Advice and unmapping that
+// begin anywhere else are refused.
+int64_t PageBytes() {
+  static const int64_t bytes = sysconf(_SC_PAGESIZE);
+  return bytes;
+}
 
 }  // namespace
 
 void AdviseHugePages(void* data, int64_t bytes) {
+  const int64_t page = PageBytes();
   const int64_t skip =
-      RoundUp(reinterpret_cast<intptr_t>(data), kPage) - reinterpret_cast<intptr_t>(data);
-  const int64_t whole = (bytes - skip) / kPage * kPage;
+      RoundUp(reinterpret_cast<intptr_t>(data), page) - reinterpret_cast<intptr_t>(data);
+  const int64_t whole = (bytes - skip) / page * page;
   if (whole >= kHugePageBytes) {
     (void)madvise(static_cast<char*>(data) + skip, whole, MADV_HUGEPAGE);
   }
@@ -23,9 +30,9 @@ void AdviseHugePages(void* data, int64_t bytes) {
 
 void* MapHugePages(int64_t bytes) {
   if (bytes > INT64_MAX - 2 * kHugePageBytes) return nullptr;
-  const int64_t wanted = RoundUp(bytes, kPage);
+  const int64_t page = PageBytes(), wanted = RoundUp(bytes, page);
   // So long that an aligned piece of `wanted` bytes lies within; the rest is given back at once.
-  const int64_t mapped = wanted + kHugePageBytes - kPage;
+  const int64_t mapped = wanted + kHugePageBytes - page;
   void* const begin =
       mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (begin == MAP_FAILED) return nullptr;
@@ -38,6 +45,6 @@ void* MapHugePages(int64_t bytes) {
   return data;
 }
 
-void UnmapHugePages(void* data, int64_t bytes) { munmap(data, RoundUp(bytes, kPage)); }
+void UnmapHugePages(void* data, int64_t bytes) { munmap(data, RoundUp(bytes, PageBytes())); }
 
 }  // namespace awqd
