@@ -35,6 +35,17 @@ std::string CpuName() {
   return "CPU";
 }
 
+// Of this architecture, in the order of CpuIsa.
+constexpr CpuIsa kIsas[] = {
+    CpuIsa::kPortable,
+#if defined(AWQD_CPU_X86)
+    CpuIsa::kAvx2,
+    CpuIsa::kAvx512,
+#elif defined(AWQD_CPU_ARM64)
+    CpuIsa::kNeon,
+#endif
+};
+
 CpuIsa MachineIsa() {
 #if defined(AWQD_CPU_X86)
   __builtin_cpu_init();
@@ -44,6 +55,8 @@ CpuIsa MachineIsa() {
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   if (avx2 && avx512) return CpuIsa::kAvx512;
   if (avx2) return CpuIsa::kAvx2;
+#elif defined(AWQD_CPU_ARM64)
+  return CpuIsa::kNeon;  // every aarch64 machine that runs Linux has it
 #endif
   return CpuIsa::kPortable;
 }
@@ -93,7 +106,7 @@ CpuIsa DetectIsa() {
   const CpuIsa best = MachineIsa();
   const char* wish = std::getenv("AWQD_CPU_ISA");
   if (wish == nullptr) return best;
-  for (const CpuIsa isa : {CpuIsa::kPortable, CpuIsa::kAvx2, CpuIsa::kAvx512}) {
+  for (const CpuIsa isa : kIsas) {
     if (Name(isa) == absl::string_view(wish)) return std::min(isa, best);
   }
   return best;

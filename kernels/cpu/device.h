@@ -11,8 +11,9 @@
 namespace awqd {
 
 // The best instruction set that this machine and this build have. The environment variable
-// AWQD_CPU_ISA (portable, avx2 or avx512) lowers it, so that one machine can test every body; it
-// never raises it, and another value is ignored.
+// AWQD_CPU_ISA (portable; on x86-64 avx2 or avx512, on aarch64 neon) lowers it, so that one machine
+// can test every body; it never raises it, and another value, one of another architecture too, is
+// ignored.
 CpuIsa DetectIsa();
 
 // Whether products of integers may use AVX-512 VNNI: this CPU has it, and AWQD_CPU_ISA asks for no

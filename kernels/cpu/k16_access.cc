@@ -39,6 +39,8 @@ const Bodies& BodiesFor(CpuIsa isa) {
 #if defined(AWQD_CPU_X86)
   if (isa == CpuIsa::kAvx512) return kAvx512Bodies;
   if (isa == CpuIsa::kAvx2) return kAvx2Bodies;
+#elif defined(AWQD_CPU_ARM64)
+  if (isa == CpuIsa::kNeon) return kNeonBodies;
 #endif
   (void)isa;
   return kPortableBodies;

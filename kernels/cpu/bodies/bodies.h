@@ -162,5 +162,7 @@ extern const Bodies kPortableBodies;
 extern const Bodies kAvx2Bodies;
 extern const Bodies kAvx512Bodies;
 extern const IntegerBodies kAvx512VnniBodies;
+// Only in builds for aarch64.
+extern const Bodies kNeonBodies;
 
 }  // namespace awqd::cpu

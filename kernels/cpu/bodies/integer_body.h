@@ -75,6 +75,39 @@ struct Int16Vec : IntegerStores {
     Subtract(_mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xd8), zero, out);
   }
 };
+#elif defined(AWQD_NEON_BODY)
+struct Int16Vec {
+  static constexpr int kElements = 8;
+  int32x4_t v = vdupq_n_s32(0);
+  static int16x8_t Load(const int16_t* p) { return vld1q_s16(p); }
+  void Add(int16x8_t a, int16x8_t b) {
+    v = vmlal_s16(v, vget_low_s16(a), vget_low_s16(b));
+    v = vmlal_high_s16(v, a, b);
+  }
+  int32_t Total() const { return vaddvq_s32(v); }
+
+  using Lanes = const uint32_t*;
+  static Lanes LoadLanes(const uint32_t* lanes) { return lanes; }
+  // 16 times (lane >> shift & mask) - zero.
+  static void StoreRun(Lanes lanes, int shift, uint32_t mask, int16_t zero, int16_t* out) {
+    for (int i = 0; i < kRun; i += 8) {
+      const auto codes = [&](int at) {
+        const uint32x4_t moved = vshlq_u32(vld1q_u32(lanes + at), vdupq_n_s32(-shift));
+        return vreinterpretq_u16_u32(vandq_u32(moved, vdupq_n_u32(mask)));
+      };
+      Subtract(vuzp1q_u16(codes(i), codes(i + 4)), zero, out + i);
+    }
+  }
+  // 16 times byte - zero, of bytes stored as if signed.
+  static void StoreBytes(const uint8_t* bytes, int16_t zero, int16_t* out) {
+    const uint8x16_t codes = FlipSigns(vld1q_u8(bytes));
+    Subtract(vmovl_u8(vget_low_u8(codes)), zero, out);
+    Subtract(vmovl_high_u8(codes), zero, out + 8);
+  }
+  static void Subtract(uint16x8_t codes, int16_t zero, int16_t* out) {
+    vst1q_s16(out, vsubq_s16(vreinterpretq_s16_u16(codes), vdupq_n_s16(zero)));
+  }
+};
 #else
 struct Int16Vec {
   static constexpr int kElements = 8;

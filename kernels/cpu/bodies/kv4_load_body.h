@@ -132,6 +132,54 @@ inline int64_t LookUpLines(const uint8_t* codes, int64_t cols, const float* tabl
   return i;
 }
 
+#elif defined(AWQD_NEON_BODY)
+
+// 16 codes of 8 bytes, in order.
+inline uint8x16_t CodesOf16(const uint8_t* codes) {
+  const uint8x8_t bytes = vld1_u8(codes);
+  const uint8x8_t even = vand_u8(bytes, vdup_n_u8(15)), odd = vshr_n_u8(bytes, 4);
+  return vcombine_u8(vzip1_u8(even, odd), vzip2_u8(even, odd));
+}
+
+// Byte `b` of each of 16 values.
+template <typename T>
+inline uint8x16_t BytesOfValues(const T* table, size_t b) {
+  uint8_t bytes[16];
+  for (int u = 0; u < 16; ++u) {
+    std::memcpy(bytes + u, reinterpret_cast<const uint8_t*>(table + u) + b, 1);
+  }
+  return vld1q_u8(bytes);
+}
+
+// Whole runs of 16 elements of a row; returns how many elements they are. Each byte of the values
+// is looked up apart, and stores interleave them.
+template <bool kStream>
+inline int64_t LookUpLines(const uint8_t* codes, int64_t cols, const uint16_t* table,
+                           uint16_t* out) {
+  const uint8x16_t low = BytesOfValues(table, 0), high = BytesOfValues(table, 1);
+  int64_t i = 0;
+  for (; i + 16 <= cols; i += 16) {
+    const uint8x16_t index = CodesOf16(codes + i / 2);
+    vst2q_u8(reinterpret_cast<uint8_t*>(out + i),
+             {{vqtbl1q_u8(low, index), vqtbl1q_u8(high, index)}});
+  }
+  return i;
+}
+
+template <bool kStream>
+inline int64_t LookUpLines(const uint8_t* codes, int64_t cols, const float* table, float* out) {
+  const uint8x16_t bytes[4] = {BytesOfValues(table, 0), BytesOfValues(table, 1),
+                               BytesOfValues(table, 2), BytesOfValues(table, 3)};
+  int64_t i = 0;
+  for (; i + 16 <= cols; i += 16) {
+    const uint8x16_t index = CodesOf16(codes + i / 2);
+    vst4q_u8(reinterpret_cast<uint8_t*>(out + i),
+             {{vqtbl1q_u8(bytes[0], index), vqtbl1q_u8(bytes[1], index),
+               vqtbl1q_u8(bytes[2], index), vqtbl1q_u8(bytes[3], index)}});
+  }
+  return i;
+}
+
 #else
 
 // A byte's two elements at a time.

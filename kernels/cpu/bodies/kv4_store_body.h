@@ -96,6 +96,46 @@ struct Kv4Lanes {
   static constexpr int64_t kAtOnce = 4;  // of a StoreCodes
 };
 
+#elif defined(AWQD_NEON_BODY)
+
+// Floats of one register, and what becomes of them.
+struct Kv4Lanes {
+  static constexpr int64_t kCount = 4;
+  float32x4_t v;
+
+  static Kv4Lanes Set(float value) { return {vdupq_n_f32(value)}; }
+  static Kv4Lanes Load(const void* x, Element type, int64_t index) {
+    return {Load4(x, type, index)};
+  }
+  // As kv4::Smaller and kv4::Larger, which NEON's own are not for signalling NaNs.
+  static Kv4Lanes Smaller(Kv4Lanes a, Kv4Lanes b) {
+    return {vbslq_f32(vcltq_f32(a.v, b.v), a.v, b.v)};
+  }
+  static Kv4Lanes Larger(Kv4Lanes a, Kv4Lanes b) {
+    return {vbslq_f32(vcgtq_f32(a.v, b.v), a.v, b.v)};
+  }
+  // Of all lanes, none of which is a NaN.
+  float Least() const { return vminvq_f32(v); }
+  float Greatest() const { return vmaxvq_f32(v); }
+
+  static uint16x8_t Codes(float32x4_t x, Kv4Lanes inverse, Kv4Lanes zero) {
+    const float32x4_t real = vaddq_f32(vmulq_f32(x, inverse.v), zero.v);
+    const float32x4_t above = Larger({real}, Set(0)).v;
+    return vreinterpretq_u16_u32(vcvtnq_u32_f32(vminq_f32(above, vdupq_n_f32(15))));
+  }
+  // Codes of 16 elements, as kv4::CodeOf makes them, in 8 bytes.
+  static void StoreCodes(const Kv4Lanes (&x)[4], Kv4Lanes inverse, Kv4Lanes zero, uint8_t* codes) {
+    uint16x8_t each[4];
+    for (int i = 0; i < 4; ++i) each[i] = Codes(x[i].v, inverse, zero);
+    const uint8x16_t bytes = vuzp1q_u8(vreinterpretq_u8_u16(vuzp1q_u16(each[0], each[1])),
+                                       vreinterpretq_u8_u16(vuzp1q_u16(each[2], each[3])));
+    // Neighbours a, b, which are a + 256 b, become a + 16 b.
+    const uint16x8_t pairs = vreinterpretq_u16_u8(bytes);
+    vst1_u8(codes, vmovn_u16(vorrq_u16(pairs, vshrq_n_u16(pairs, 4))));
+  }
+  static constexpr int64_t kAtOnce = 4;  // of a StoreCodes
+};
+
 #else
 
 // One float: a machine without conversions spends its time on them.

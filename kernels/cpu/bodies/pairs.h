@@ -25,6 +25,7 @@ inline __m128i HighOf4() {
 struct Pairs {
   // Vectors of columns and tokens whose sums fit into registers.
   static constexpr int kVectors = 2, kTokens = 6;
+  using Sums = Pairs;  // of products
   __m512i v = _mm512_setzero_si512();
 
   static Pairs Load(const void* p) { return {_mm512_loadu_si512(p)}; }
@@ -57,6 +58,7 @@ struct Pairs {
 #elif defined(__AVX2__)
 struct Pairs {
   static constexpr int kVectors = 1, kTokens = 4;
+  using Sums = Pairs;
   __m256i low = _mm256_setzero_si256(), high = _mm256_setzero_si256();
 
   static Pairs Load(const void* p) {
@@ -108,9 +110,10 @@ struct Pairs {
     return {_mm256_shuffle_epi8(low, index), _mm256_shuffle_epi8(high, index)};
   }
 };
-#else
+#elif !defined(AWQD_NEON_BODY)
 struct Pairs {
   static constexpr int kVectors = 1, kTokens = 2;
+  using Sums = Pairs;
   uint32_t v[16] = {};
 
   static Pairs Load(const void* p) {
@@ -178,3 +181,7 @@ struct Pairs {
 
 }  // namespace
 }  // namespace awqd::cpu
+
+#if defined(AWQD_NEON_BODY)
+#include "kernels/cpu/bodies/pairs_neon.h"
+#endif

@@ -82,7 +82,7 @@ inline void AddGroup(const K16Weight& w, Vec::F value, float x_sum, const float*
 template <int kTokens>
 AWQD_ALWAYS_INLINE inline void MultiplyPairs(const int16_t* x, int64_t x_stride,
                                              const uint32_t* panel, int64_t pairs,
-                                             Pairs (&sums)[kTokens][Pairs::kVectors]) {
+                                             Pairs::Sums (&sums)[kTokens][Pairs::kVectors]) {
   for (int64_t i = 0; i < pairs; ++i, panel += kPanelColumns) {
     Pairs weights[Pairs::kVectors];
     for (int v = 0; v < Pairs::kVectors; ++v) weights[v] = Pairs::Load(panel + 16 * v);
@@ -116,7 +116,7 @@ __attribute__((noinline)) void MultiplyGroups(const ScaledPiece& piece, int64_t 
   for (int64_t run = piece.begin; run < piece.end; run += piece.group) {
     const int64_t left = piece.end - run;
     const int64_t runs = left < piece.group ? left : piece.group;
-    Pairs integers[kTokens][Pairs::kVectors];
+    Pairs::Sums integers[kTokens][Pairs::kVectors];
     MultiplyPairs<kTokens>(task.x + m * task.x_stride + run * kRowsOfRun, task.x_stride,
                            scratch.panel + (run - piece.begin) * kPairsOfRun * kPanelColumns,
                            runs * kPairsOfRun, integers);
@@ -135,7 +135,7 @@ __attribute__((noinline)) void MultiplyGroups(const ScaledPiece& piece, int64_t 
 template <int kTokens>
 __attribute__((noinline)) void MultiplyPieceOfGroup(const ScaledPiece& piece, int64_t m) {
   const ScaledTask& task = piece.task;
-  Pairs integers[kTokens][Pairs::kVectors];
+  Pairs::Sums integers[kTokens][Pairs::kVectors];
   MultiplyPairs<kTokens>(task.x + m * task.x_stride + piece.begin * kRowsOfRun, task.x_stride,
                          piece.scratch.panel, (piece.end - piece.begin) * kPairsOfRun, integers);
   for (int t = 0; t < kTokens; ++t) {
