@@ -2,6 +2,7 @@
 #   docker build --build-arg BASE=debian:12 --build-arg RUNTIME=debian:12-slim -t awqd:cpu .
 # and for one with gRPC 1.83, without the flaws of 1.51.1 (SECURITY.md):
 #   docker build --build-arg BASE=debian:13 --build-arg RUNTIME=debian:13-slim --build-arg GRPC=newer -t awqd:cpu-grpc1.83 .
+# Both for linux/amd64 and linux/arm64, whose bases there are; the recipe with gRPC 1.83 is for amd64 alone.
 ARG BASE=nvidia/cuda:13.0.1-devel-ubuntu24.04
 ARG RUNTIME=nvidia/cuda:13.0.1-runtime-ubuntu24.04
 
@@ -20,7 +21,7 @@ ARG CUDA_ARCHITECTURES="80-real;90a-real"
 RUN ROOT=/src; source deploy/lib.sh; \
     configure release "-DAWQD_CUDA_ARCHITECTURES=${CUDA_ARCHITECTURES}"; \
     build release bundle; \
-    mv out/awqd-*-linux-x86_64 /opt/awqd
+    mv out/awqd-*-linux-"$(uname -m)" /opt/awqd
 
 FROM ${RUNTIME}
 LABEL org.opencontainers.image.title="awqd" \

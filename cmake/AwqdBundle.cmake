@@ -1,10 +1,12 @@
-# Targets `bundle` and `gpu_bundle`: one relocatable folder, and a tarball of it, that runs on any x86-64 Linux
-# with the same or a newer glibc and without the packages that the build needed.
+# Targets `bundle` and `gpu_bundle`: one relocatable folder, and a tarball of it, that runs on any Linux
+# of the same architecture with the same or a newer glibc and without the packages that the build needed.
 #
 # Binaries carry RPATH $ORIGIN/../lib, the old tag on purpose. With RUNPATH, the loader would look there only for
 # libraries that the binary itself names; with RPATH it does so also for those that its libraries name (Abseil for
 # gRPC). So no library has to be changed.
-if(NOT CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" OR AWQD_SANITIZE OR NOT TARGET awqd)
+#
+# Not of a cross build: what a binary needs is asked of this machine's loader.
+if(CMAKE_CROSSCOMPILING OR AWQD_SANITIZE OR NOT TARGET awqd)
   return()
 endif()
 
@@ -35,7 +37,7 @@ add_custom_target(newer_grpc_bundle COMMAND ${PROJECT_SOURCE_DIR}/deploy/newer_g
 get_property(gpu_targets GLOBAL PROPERTY AWQD_GPU_BUNDLE_TARGETS)
 list(REMOVE_DUPLICATES gpu_targets)
 awqd_relocatable(awqd awqctl ${gpu_targets})
-awqd_bundle_target(bundle awqd-${PROJECT_VERSION}-linux-x86_64 awqd awqctl)
+awqd_bundle_target(bundle awqd-${PROJECT_VERSION}-linux-${CMAKE_SYSTEM_PROCESSOR} awqd awqctl)
 if(gpu_targets)
-  awqd_bundle_target(gpu_bundle awqd-${PROJECT_VERSION}-linux-x86_64-gputest awqd awqctl ${gpu_targets})
+  awqd_bundle_target(gpu_bundle awqd-${PROJECT_VERSION}-linux-${CMAKE_SYSTEM_PROCESSOR}-gputest awqd awqctl ${gpu_targets})
 endif()

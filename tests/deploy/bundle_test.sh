@@ -11,7 +11,7 @@ work="$(mktemp -d)"
 server_pid=""
 trap '[[ -z "$server_pid" ]] || kill "$server_pid" 2>/dev/null; rm -rf "$work"' EXIT
 mkdir "$work/moved here"
-tar xzf "$ROOT"/out/awqd-*-linux-x86_64.tar.gz -C "$work/moved here" --strip-components=1
+tar xzf "$ROOT"/out/awqd-*-linux-"$(uname -m)".tar.gz -C "$work/moved here" --strip-components=1
 home="$work/moved here"
 
 for file in README.md LICENSE NOTICE licenses lib bin/awqd bin/awqctl; do
@@ -44,6 +44,6 @@ weight=encoder.layer.0.attention.self.query
 "$work/awqctl" --address "$address" matmul all-MiniLM-L6-v2-awq "$weight" --random 4
 stop_server || die "the bundled server did not stop cleanly"
 server_pid=""
-size="$(stat -c %s "$ROOT"/out/awqd-*-linux-x86_64.tar.gz)"
+size="$(stat -c %s "$ROOT"/out/awqd-*-linux-"$(uname -m)".tar.gz)"
 ((size <= 60 * 1024 * 1024)) || die "the tarball has $size bytes, more than 60 MiB"
 say "bundle test: ok, $((size / 1024 / 1024)) MiB"

@@ -35,7 +35,8 @@ said="$("$work/elsewhere/build/example" 127.0.0.1:1 m w 2>&1)" && die "the examp
 [[ "$said" == UNAVAILABLE* ]] || die "expected UNAVAILABLE of the example, got: $said"
 
 if command -v pkg-config >/dev/null; then
-  export PKG_CONFIG_PATH="$work/usr/lib/x86_64-linux-gnu/pkgconfig:$work/usr/lib/pkgconfig"
+  triplet="$(uname -m)-linux-gnu"
+  export PKG_CONFIG_PATH="$work/usr/lib/$triplet/pkgconfig:$work/usr/lib/pkgconfig"
   [[ "$(pkg-config --modversion awqd)" == "$version" ]] || die "awqd.pc has another version than $version"
   read -ra flags < <(pkg-config --cflags --libs awqd)
   # The object that CMake made: this tests the libraries that are named, not the compiler once more.

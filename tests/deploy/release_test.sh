@@ -20,8 +20,9 @@ grep -q "^no image: neither buildah nor docker" "$work/said" || die "without a t
 listed="$(awk '{ print $2 }' "$work/out/SHA256SUMS" | sort)"
 [[ "$listed" == "$(cd "$work/out" && find . -type f ! -name SHA256SUMS -printf '%P\n' | sort)" ]] ||
   die "SHA256SUMS does not list every file: $listed"
-for file in "awqd-server_${version}_amd64.deb" "awqd-client_${version}_amd64.deb" "libawqd-dev_${version}_amd64.deb" \
-  "awqd-$version-linux-x86_64.tar.gz" "awqd-$version.spdx.json"; do
+debian="$(dpkg --print-architecture)"
+for file in "awqd-server_${version}_$debian.deb" "awqd-client_${version}_$debian.deb" "libawqd-dev_${version}_$debian.deb" \
+  "awqd-$version-linux-$(uname -m).tar.gz" "awqd-$version.spdx.json"; do
   grep -qx "$file" <<<"$listed" || die "the release lacks $file, and has: $listed"
 done
 
@@ -45,7 +46,7 @@ fi
 
 # The SBOM names every library that the folder carries, in the version that is installed.
 python3 - "$work/out" "$version" <<'PYTHON'
-import json, pathlib, subprocess, sys, tarfile
+import json, pathlib, platform, subprocess, sys, tarfile
 out, version = pathlib.Path(sys.argv[1]), sys.argv[2]
 sbom = json.loads((out / f"awqd-{version}.spdx.json").read_text())
 packages = {package["name"]: package["versionInfo"] for package in sbom["packages"]}
@@ -54,7 +55,7 @@ assert sbom["creationInfo"]["created"] == "2001-09-09T01:46:40Z", sbom["creation
 for name, at in packages.items():
     installed = subprocess.run(["dpkg-query", "-W", "-f", "${Version}\n", name], capture_output=True, text=True, check=True)
     assert at in installed.stdout.split(), f"{name}: got {at}, expected {installed.stdout}"
-with tarfile.open(out / f"awqd-{version}-linux-x86_64.tar.gz") as tar:
+with tarfile.open(out / f"awqd-{version}-linux-{platform.machine()}.tar.gz") as tar:
     licences = {pathlib.Path(name).name for name in tar.getnames() if "/licenses/" in name}
 assert licences, "the folder has no licences"
 # Each package whose licence the folder has because it has a library of it.
