@@ -21,6 +21,8 @@ is compiled where nvcc is found, and its tests run where a GPU answers; elsewher
   --long               also run what takes minutes by itself: the packages in a clean root, a build of the client alone,
                        a build with gRPC 1.83 (most of an hour), a server without memory; they are skipped without.
                        A million mixed calls instead of 20,000
+  --aarch64            also install the cross compiler and qemu-user, and collect the arm64 libraries (45 MB); with --long
+                       the kernels are then built for aarch64 and tested under emulation, which is skipped without
   --docker             also build and run the container image (several minutes; needs the apt mirror)
   --help               this text
 
@@ -29,7 +31,7 @@ every case are in build/<preset>/results/.
 TEXT
 }
 
-preset="" filter="" exclude="" fuzz_seconds=30 docker=0 daemons=0
+preset="" filter="" exclude="" fuzz_seconds=30 docker=0 daemons=0 aarch64=0
 while [[ $# -gt 0 ]]; do
   case "$1" in
     --preset) preset="${2:?--preset needs a name}"; shift ;;
@@ -39,6 +41,7 @@ while [[ $# -gt 0 ]]; do
     --no-fuzz) fuzz_seconds=0 ;;
     --daemons) daemons=1 ;;
     --long) export AWQD_TEST_LONG=1 ;;
+    --aarch64) aarch64=1 ;;
     --docker) docker=1 ;;
     --help | -h) usage; exit 0 ;;
     *) usage >&2; die "unknown option $1" ;;
@@ -49,7 +52,9 @@ done
 sections=(build test)
 ((daemons)) && sections+=(daemons)
 ((docker)) && sections+=(docker)
+((aarch64)) && sections+=(aarch64)
 install_packages "${sections[@]}"
+if ((aarch64)) && [[ ! -d "$ROOT/build/arm64-sysroot" ]]; then "$ROOT/deploy/arm64_sysroot.sh"; fi
 
 nvcc="$(find_nvcc || true)"
 if [[ -z "$preset" ]]; then
