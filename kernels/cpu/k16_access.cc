@@ -53,6 +53,14 @@ const IntegerBodies& IntegerBodiesFor(const CpuDevice& device) {
   return BodiesFor(device.info().isa).integers;
 }
 
+const DigitBodies* DigitBodiesFor(const CpuDevice& device) {
+#if defined(AWQD_CPU_X86)
+  if (device.vnni()) return &kAvx512VnniDigits;
+#endif
+  (void)device;
+  return nullptr;
+}
+
 Element ElementOf(DType dtype) {
   if (SizeOf(dtype) == 1) return Element::kByte;
   if (dtype == DType::kFp32) return Element::kFp32;

@@ -12,6 +12,9 @@ const Bodies& BodiesFor(CpuIsa isa);
 // Those of products of integers. Their scratch is that of the instruction set.
 const IntegerBodies& IntegerBodiesFor(const CpuDevice& device);
 
+// Those of products by digits; null where the CPU has no instruction for them.
+const DigitBodies* DigitBodiesFor(const CpuDevice& device);
+
 // A weight whose layout is k16.
 K16Weight AccessK16(const DeviceWeight& weight);
 // The same without pointers, for sizing scratch.

@@ -1,11 +1,13 @@
 // cpu/qmatmul_a16: the fused product.
 //
 // Computes y = x @ W + bias with FP32 accumulation. Weight layout: k16. Work split: tiles of 8
-// columns by blocks of rows; x is expanded to FP32 once. A row's bits depend on the row and the
-// weight only (bodies/product_body.h). Limits: those of the layout.
+// columns by blocks of rows; x is expanded to FP32 once, or FP16 and BF16 are made digits, which
+// AVX-512 VNNI multiplies as integers (bodies/digits_body.h). A row's bits depend on the row and
+// the weight only (bodies/product_body.h). Limits: those of the layout.
 #include <algorithm>
+#include <optional>
 
-#include "kernels/cpu/k16_access.h"
+#include "kernels/cpu/digits.h"
 #include "kernels/cpu/rows.h"
 
 namespace awqd {
@@ -31,7 +33,9 @@ int64_t Workspace(const WeightShape& shape, const DeviceInfo& device, int64_t m)
   const K16Weight w = cpu::DescribeK16(shape);
   const int64_t rows = std::min(m, kMaxRows);
   const int64_t scratch = cpu::BodiesFor(device.isa).scratch_floats * device.threads;
-  return (rows * Stride(w) + scratch) * static_cast<int64_t>(sizeof(float));
+  const int64_t floats = (rows * Stride(w) + scratch) * static_cast<int64_t>(sizeof(float));
+  const bool digits = device.isa == CpuIsa::kAvx512 && cpu::SuitDigits(w);
+  return floats + (digits ? cpu::Digits::Bytes(w, device.threads, rows) : 0);
 }
 
 // How the tiles and rows of one pass are cut into tasks.
@@ -73,22 +77,76 @@ void RunPass(const K16Weight& w, const cpu::ProductTask& pass, float* scratch, C
   });
 }
 
+// Rows [begin, begin + count) of y, at most kMaxRows.
+class Rows {
+ public:
+  Rows(const MatmulArgs& args, const K16Weight& w, CpuDevice& device)
+      : args_(args), w_(w), device_(device), most_(std::min(args.x.rows, kMaxRows)) {}
+
+  void InFloats(int64_t begin, int64_t count) {
+    float* const expanded = static_cast<float*>(args_.workspace);
+    cpu::ProductTask pass;
+    pass.x = expanded;
+    pass.x_stride = Stride(w_);
+    pass.rows = count;
+    pass.bias = args_.bias;
+    pass.y = Y(begin).data;
+    pass.y_stride = args_.y.cols;
+    pass.y_type = cpu::ElementOf(args_.y.dtype);
+    cpu::ExpandRows(args_.x, begin, count, w_, /*padded=*/true, pass.x_stride, expanded, device_);
+    RunPass(w_, pass, expanded + most_ * pass.x_stride, device_);
+  }
+
+  // Neighbours that digits hold are multiplied together, and so are the others.
+  void ByDigits(int64_t begin, int64_t count, cpu::Digits& digits) {
+    digits.Make(args_.x, begin, count);
+    for (int64_t m = 0, end = 0; m < count; m = end) {
+      while (end < count && digits.made(end) == digits.made(m)) ++end;
+      if (digits.made(m)) {
+        digits.Multiply(m, end - m, args_.bias, Y(begin + m));
+      } else {
+        InFloats(begin + m, end - m);
+      }
+    }
+  }
+
+  int64_t most() const { return most_; }
+  // Behind what InFloats needs.
+  void* rest() const {
+    const int64_t scratch =
+        cpu::BodiesFor(device_.info().isa).scratch_floats * device_.info().threads;
+    return static_cast<float*>(args_.workspace) + most_ * Stride(w_) + scratch;
+  }
+
+ private:
+  MatrixView Y(int64_t begin) const {
+    MatrixView y = args_.y;
+    y.data = static_cast<char*>(y.data) + begin * y.cols * SizeOf(y.dtype);
+    return y;
+  }
+
+  const MatmulArgs& args_;
+  const K16Weight& w_;
+  CpuDevice& device_;
+  const int64_t most_;
+};
+
 absl::Status Matmul(const MatmulArgs& args, StreamView) {
   CpuDevice& device = CpuDevice::Of(args.weight->device);
   const K16Weight w = cpu::AccessK16(*args.weight);
-  const int64_t chunk = std::min(args.x.rows, kMaxRows);
-  float* expanded = static_cast<float*>(args.workspace);
-  cpu::ProductTask pass;
-  pass.x = expanded;
-  pass.x_stride = Stride(w);
-  pass.bias = args.bias;
-  pass.y_stride = args.y.cols;
-  pass.y_type = cpu::ElementOf(args.y.dtype);
-  for (int64_t m = 0; m < args.x.rows; m += chunk) {
-    pass.rows = std::min(chunk, args.x.rows - m);
-    pass.y = static_cast<char*>(args.y.data) + m * args.y.cols * SizeOf(args.y.dtype);
-    cpu::ExpandRows(args.x, m, pass.rows, w, /*padded=*/true, pass.x_stride, expanded, device);
-    RunPass(w, pass, expanded + chunk * pass.x_stride, device);
+  Rows rows(args, w, device);
+  std::optional<cpu::Digits> digits;
+  if (args.x.dtype != DType::kFp32 && cpu::DigitBodiesFor(device) != nullptr &&
+      cpu::SuitDigits(w)) {
+    digits.emplace(w, device, rows.rest(), rows.most());
+  }
+  for (int64_t m = 0; m < args.x.rows; m += rows.most()) {
+    const int64_t count = std::min(rows.most(), args.x.rows - m);
+    if (digits) {
+      rows.ByDigits(m, count, *digits);
+    } else {
+      rows.InFloats(m, count);
+    }
   }
   return absl::OkStatus();
 }

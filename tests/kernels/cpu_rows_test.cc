@@ -1,5 +1,5 @@
 // What the CPU rows promise beyond conformance: every code, scale and zero; large results; bits
-// that depend on neither the batch nor the vector instructions.
+// that depend on neither the batch nor, without VNNI, the vector instructions.
 #include <cmath>
 #include <tuple>
 
@@ -11,7 +11,7 @@
 #include "kernels/cpu/reference.h"
 #include "kernels/exact.h"
 #include "kernels/kernels.h"
-#include "tests/testing/matchers.h"
+#include "tests/kernels/cpu_product.h"
 #include "tests/testing/random_weight.h"
 
 namespace awqd {
@@ -171,23 +171,6 @@ TEST(CpuDequantize, LargeResultsAreExactToo) {
   }
 }
 
-// y of rows [first, first + m) of x, in FP32.
-std::vector<float> Product(const DeviceWeight& weight, Device& device,
-                           const std::vector<uint8_t>& x, int64_t first, int64_t m) {
-  const int64_t k = weight.shape.k, n = weight.shape.n;
-  std::vector<float> y(m * n);
-  auto workspace =
-      device.Allocate(MemoryKind::kDevice, WorkspaceBytes(weight, Path::kFused, m)).value();
-  EXPECT_THAT(QuantizedMatmul({&weight,
-                               {x.data() + first * k * 2, DType::kFp16, m, k},
-                               {y.data(), DType::kFp32, m, n},
-                               nullptr,
-                               workspace.data()},
-                              Path::kFused, {}),
-              IsOk());
-  return y;
-}
-
 struct ProductShape {
   int64_t k, n;
   const char* description;
@@ -212,13 +195,15 @@ testing::WeightSpec SpecOf(const ProductShape& shape) {
   return spec;
 }
 
-// The weight that a product with FP16 scales multiplies by: what Dequantize to FP16 returns.
+// The weight that a product in FP32 with FP16 scales multiplies by: what Dequantize to FP16
+// returns.
 float RoundedWeight(const HostWeight& w, int64_t row, int64_t col) {
   return HalfToFloat(FloatToHalf(WeightValue(w, row, col)));
 }
 
-// All fp16 scales that are finite x all (q, z): x is the identity, so that y is the weight, whose
-// tables are made with roundings of their own.
+// All fp16 scales that are finite x all (q, z): x is the identity, so that y is the weight. Tables
+// of weights are made with roundings of their own; digits multiply by the code less its zero, and
+// the scale follows.
 TEST(CpuQmatmulA16, EveryScaleCodeAndZero) {
   auto device = OpenCpuDevice(0, 0);
   // Larger scales overflow in products, and 0 * infinity of the zeros in x would be no number.
@@ -232,7 +217,10 @@ TEST(CpuQmatmulA16, EveryScaleCodeAndZero) {
     ASSERT_THAT(weight.status(), IsOk());
     const std::vector<float> y = Product(**weight, *device, x, 0, 16);
     int64_t wrong = 0;
-    for (int64_t i = 0; i < w.k * w.n; ++i) wrong += y[i] != RoundedWeight(w, i / w.n, i % w.n);
+    for (int64_t i = 0; i < w.k * w.n; ++i) {
+      const int64_t row = i / w.n, col = i % w.n;
+      wrong += y[i] != (DetectVnni() ? WeightValue(w, row, col) : RoundedWeight(w, row, col));
+    }
     ASSERT_EQ(wrong, 0) << "zero point " << z;
   }
 }
@@ -284,15 +272,11 @@ TEST(CpuQmatmulA16, ARowDoesNotDependOnItsBatch) {
   }
 }
 
-// AVX2 and AVX-512 add in the same order.
+// AVX2 and AVX-512 add in the same order. (AVX-512 VNNI has FP16 activations as integers.)
 TEST(CpuQmatmulA16, VectorInstructionSetsAgreeOnBits) {
   if (DetectIsa() != CpuIsa::kAvx512) GTEST_SKIP() << "needs AVX-512, allowed by AWQD_CPU_ISA";
-  auto wide = OpenCpuDevice(0, 0);
-  const char* inherited = std::getenv("AWQD_CPU_ISA");
-  const std::string restore = inherited == nullptr ? "" : inherited;
-  ASSERT_EQ(setenv("AWQD_CPU_ISA", "avx2", 1), 0);
-  auto narrow = OpenCpuDevice(0, 0);
-  ASSERT_EQ(setenv("AWQD_CPU_ISA", restore.c_str(), 1), 0);
+  auto wide = OpenCpuDeviceOf("avx512");
+  auto narrow = OpenCpuDeviceOf("avx2");
   ASSERT_EQ(narrow->info().isa, CpuIsa::kAvx2);
   for (const ProductShape& shape : kProductShapes) {
     const HostWeight canonical = testing::RandomWeight(SpecOf(shape));

@@ -139,6 +139,40 @@ struct IntegerBodies {
   int64_t scaled_scratch_bytes;
 };
 
+// A token of FP16 or BF16 as digits (bodies/digits_body.h), by blocks of 128 rows.
+inline constexpr int64_t kDigitRows = 128;
+inline constexpr int64_t kDigitBytes = 2 * kDigitRows;  // upper digits, then lower ones
+struct TokenDigits {
+  int8_t* digits = nullptr;  // [blocks][kDigitBytes], in the order of the weight's codes
+  float* scales = nullptr;   // [blocks]: what a block's digits are multiplied by
+  float* sums = nullptr;     // [blocks]: of what the digits stand for
+};
+
+// y[0:rows, 8 tile_begin : 8 tile_end] = x @ W + bias, of integer codes of 4 or 8 bits whose groups
+// are whole blocks, or one.
+struct DigitTask {
+  const int8_t* digits = nullptr;  // [rows][blocks][kDigitBytes]
+  const float* scales = nullptr;   // [rows][blocks]
+  const float* sums = nullptr;     // [rows][blocks]
+  int64_t rows = 0;
+  int64_t tile_begin = 0;
+  int64_t tile_end = 0;
+  const float* bias = nullptr;  // [N] or null
+  void* y = nullptr;            // row 0, column 0 of the whole result
+  int64_t y_stride = 0;         // elements
+  Element y_type = Element::kFp16;
+  float* scratch = nullptr;  // of DigitScratchFloats
+};
+constexpr int64_t DigitScratchFloats(int64_t groups, int64_t rows) {
+  return groups * 8 + 16 + rows * 16;
+}
+
+struct DigitBodies {
+  // False: the token is not one that digits hold well.
+  bool (*make)(const K16Weight&, const void* x, Element type, const TokenDigits&);
+  void (*product)(const K16Weight&, const DigitTask&);
+};
+
 struct Bodies {
   void (*product)(const K16Weight&, const ProductTask&);
   int64_t scratch_floats;  // of a ProductTask
@@ -162,6 +196,7 @@ extern const Bodies kPortableBodies;
 extern const Bodies kAvx2Bodies;
 extern const Bodies kAvx512Bodies;
 extern const IntegerBodies kAvx512VnniBodies;
+extern const DigitBodies kAvx512VnniDigits;
 // Only in builds for aarch64.
 extern const Bodies kNeonBodies;
 

@@ -1,14 +1,16 @@
-// The bodies whose sums AVX-512 VNNI adds up in one instruction instead of two: products of
-// integers.
+// The bodies of AVX-512 VNNI, which multiplies bytes and adds up sums in one instruction: products
+// of integers, and of activations that are made integers.
 #include "kernels/cpu/bodies/vec_avx512.h"
 // Over the Vec above.
 #include "kernels/cpu/bodies/register_tile.h"
 // Over the two above.
+#include "kernels/cpu/bodies/digits_body.h"
 #include "kernels/cpu/bodies/integer_body.h"
 #include "kernels/cpu/bodies/scaled_body.h"
 
 namespace awqd::cpu {
 
 const IntegerBodies kAvx512VnniBodies = {IntegerProduct, ScaledProduct, ScaledScratch::kBytes};
+const DigitBodies kAvx512VnniDigits = {MakeDigits, DigitProduct};
 
 }  // namespace awqd::cpu

@@ -1,0 +1,304 @@
+// The product of 16-bit activations as integers: x is rounded to two digits of 8 bits, by blocks of
+// 128 rows with a power of two for each, and multiplied by codes of 4 or 8 bits as they are stored,
+// four to a lane, by the instruction that adds up four products of bytes.
+//
+//   x[k] ~ 2^e * (256 * high + low)                             of the block and the token
+//   y[n] = sum over blocks of (scale * 2^e) * sum(q * code) - offset * sum(x)
+//
+// where q is both digits together and offset the zero times the scale, or a zero after it. Sums of
+// a block are exact in INT32 (8 * 255 * 2^15 a lane); 16 lanes of FP32 hold what blocks add, and
+// are folded at the end. Every (token, column) is one such chain, so a row's bits do not depend on
+// its batch.
+//
+// A value that has all its bits within the 15 topmost of its block is exact, among them every FP16
+// number of a sixteenth of the greatest or more. Others are rounded to a step of at most 2^-14 of
+// the greatest. A token whose block holds one that dwarfs the others (kMostSpread) is not taken.
+//
+// Included by the body file for AVX-512 VNNI, behind its Vec and register_tile.h; everything has
+// internal linkage.
+#pragma once
+
+#include <cstring>
+
+#include "kernels/cpu/bodies/register_tile.h"
+
+namespace awqd::cpu {
+namespace {
+
+// --- Making digits ---
+
+// The most that |x| of a block may be times its mean. The step is then at most 1/512 of the mean,
+// where FP16 rounds a value of that size to 1/1024 of it or less.
+constexpr float kMostSpread = 32;
+// The greatest |q|: its upper digit is 127.
+constexpr float kMostDigits = 32512;
+
+// Rows 16 i .. 16 i + 15 of a block in q[i], to the order of codes. Of 4 bits byte b of lane i
+// holds rows 32 b + i and 32 b + 16 + i; of 8 bits rows follow each other.
+inline void StoreDigit(const __m512i (&q)[8], int bits, int8_t* out) {
+  if (bits == 8) {
+    for (int i = 0; i < 8; ++i) {
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 16 * i), _mm512_cvtepi32_epi8(q[i]));
+    }
+    return;
+  }
+  const __m512i byte = _mm512_set1_epi32(0xff);
+  for (int half = 0; half < 2; ++half) {
+    __m512i lanes = _mm512_and_si512(q[half], byte);
+    lanes = _mm512_or_si512(lanes, _mm512_slli_epi32(_mm512_and_si512(q[2 + half], byte), 8));
+    lanes = _mm512_or_si512(lanes, _mm512_slli_epi32(_mm512_and_si512(q[4 + half], byte), 16));
+    lanes = _mm512_or_si512(lanes, _mm512_slli_epi32(q[6 + half], 24));
+    _mm512_storeu_si512(out + 64 * half, lanes);
+  }
+}
+
+// 16 elements from `index`, of which the first `count` are read; 0 for the others.
+inline __m512 LoadSome(const uint16_t* in, Element type, int64_t index, int64_t count) {
+  const auto mask = static_cast<__mmask16>(count >= 16 ? 0xffff : (1u << count) - 1);
+  const __m256i bits = _mm256_maskz_loadu_epi16(mask, in + index);
+  if (type == Element::kFp16) return _mm512_cvtph_ps(bits);
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+}
+
+// The power of two that is at least `v`, a positive normal number.
+inline float PowerOfTwoFrom(float v) {
+  uint32_t bits;
+  std::memcpy(&bits, &v, sizeof(bits));
+  bits = (bits + 0x7fffff) & 0xff800000;
+  std::memcpy(&v, &bits, sizeof(v));
+  return v;
+}
+
+// One token, of FP16 or BF16. False where it is not taken: it holds a NaN or an infinity, values
+// below 2^-96, or one that dwarfs the others of its block.
+bool MakeDigits(const K16Weight& w, const void* x, Element type, const TokenDigits& out) {
+  for (int64_t block = 0; block < w.blocks; ++block) {
+    const int64_t first = block * kDigitRows;
+    const int64_t count = w.k - first < kDigitRows ? w.k - first : kDigitRows;
+    __m512 values[8], greatest = _mm512_setzero_ps(), total = _mm512_setzero_ps();
+    for (int i = 0; i < 8; ++i) {
+      const int64_t left = count - 16 * i;
+      values[i] = left <= 0 ? _mm512_setzero_ps()
+                            : LoadSome(static_cast<const uint16_t*>(x), type, first + 16 * i, left);
+      const __m512 size = _mm512_abs_ps(values[i]);
+      greatest = _mm512_max_ps(greatest, size);
+      total = _mm512_add_ps(total, size);
+    }
+    const float most = _mm512_reduce_max_ps(greatest), sum = _mm512_reduce_add_ps(total);
+    int8_t* const digits = out.digits + block * kDigitBytes;
+    if (sum == 0) {
+      std::memset(digits, 0, kDigitBytes);
+      out.scales[block] = out.sums[block] = 0;
+      continue;
+    }
+    // A NaN, or a sum that is infinite, fails the second comparison.
+    if (!(most >= 0x1p-96f) || !(sum <= 0x1p120f)) return false;
+    if (most * static_cast<float>(count) > kMostSpread * sum) return false;
+    const float step = PowerOfTwoFrom(most * (1 / kMostDigits));
+    __m512i q[8], q_sum = _mm512_setzero_si512();
+    for (int i = 0; i < 8; ++i) {
+      q[i] = _mm512_cvtps_epi32(_mm512_mul_ps(values[i], _mm512_set1_ps(1 / step)));
+      q_sum = _mm512_add_epi32(q_sum, q[i]);
+    }
+    __m512i high[8];
+    for (int i = 0; i < 8; ++i) {
+      high[i] = _mm512_srai_epi32(_mm512_add_epi32(q[i], _mm512_set1_epi32(128)), 8);
+    }
+    StoreDigit(high, w.bits, digits);
+    // What is left modulo 256 is the lower digit.
+    StoreDigit(q, w.bits, digits + kDigitRows);
+    out.scales[block] = step;
+    out.sums[block] = step * static_cast<float>(_mm512_reduce_add_epi32(q_sum));
+  }
+  return true;
+}
+
+// --- Multiplying ---
+
+// act(0), act(1), ..., with numbers that the compiler knows: where they index arrays of vectors,
+// these stay in registers.
+template <int kCount, int kFrom = 0, typename Act>
+AWQD_ALWAYS_INLINE inline void Times(Act act) {
+  if constexpr (kFrom < kCount) {
+    act(Number<kFrom>());
+    Times<kCount, kFrom + 1>(act);
+  }
+}
+
+// 64 codes of a column as bytes: of 4 bits half of what 64 bytes hold.
+struct CodesOfBlock {
+  __m512i first, second;
+
+  template <int kBits>
+  static AWQD_ALWAYS_INLINE CodesOfBlock Load(const uint8_t* block) {
+    const __m512i bytes = _mm512_loadu_si512(block);
+    if constexpr (kBits == 8) {
+      const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
+      return {_mm512_xor_si512(bytes, sign),
+              _mm512_xor_si512(_mm512_loadu_si512(block + 64), sign)};
+    } else {
+      const __m512i mask = _mm512_set1_epi8(15);
+      return {_mm512_and_si512(bytes, mask), _mm512_and_si512(_mm512_srli_epi16(bytes, 4), mask)};
+    }
+  }
+};
+
+// Both digits of a token's block, the halves of each as codes have them.
+AWQD_ALWAYS_INLINE inline void LoadDigits(const int8_t* block, __m512i (&out)[4]) {
+  for (int i = 0; i < 4; ++i) out[i] = _mm512_loadu_si512(block + 64 * i);
+}
+
+// 16 lanes of sum(q * code) of a block.
+AWQD_ALWAYS_INLINE inline __m512 SumOfBlock(const __m512i (&digits)[4], const CodesOfBlock& codes) {
+  __m512i sum = _mm512_dpbusd_epi32(_mm512_setzero_si512(), codes.first, digits[0]);
+  sum = _mm512_dpbusd_epi32(sum, codes.second, digits[1]);
+  sum = _mm512_slli_epi32(sum, 8);
+  sum = _mm512_dpbusd_epi32(sum, codes.first, digits[2]);
+  sum = _mm512_dpbusd_epi32(sum, codes.second, digits[3]);
+  return _mm512_cvtepi32_ps(sum);
+}
+
+// What a tile's groups need, as floats: scales, and the offsets times the sums of x.
+struct TileFactors {
+  float* scales;  // [groups][8], and four more
+
+  // Writes scales, and in offsets[t][8] the sum over blocks of offset * sum(x) of `count` tokens.
+  void Make(const K16Weight& w, int64_t tile, const DigitTask& task, float* offsets) const {
+    for (int64_t i = 0; i < task.rows * 8; ++i) offsets[i] = 0;
+    const int64_t blocks_per_group = w.groups == 1 ? w.blocks : w.runs_per_group / 8;
+    for (int64_t group = 0; group < w.groups; ++group) {
+      float offset[8];
+      LoadAffine(w, tile, group, scales + group * 8, offset);
+      const __m256 all = _mm256_loadu_ps(offset);
+      const int64_t begin = group * blocks_per_group;
+      const int64_t end = group + 1 < w.groups ? begin + blocks_per_group : w.blocks;
+      for (int64_t t = 0; t < task.rows; ++t) {
+        const float* const sums = task.sums + t * w.blocks;
+        float sum = 0;
+        for (int64_t block = begin; block < end; ++block) sum += sums[block];
+        const __m256 old = _mm256_loadu_ps(offsets + t * 8);
+        _mm256_storeu_ps(offsets + t * 8, _mm256_fmadd_ps(all, _mm256_set1_ps(sum), old));
+      }
+    }
+  }
+};
+
+// Columns [first, first + kColumns) of a tile for kTokens tokens, whose sums go to out[t * 8 + c].
+template <int kBits, int kTokens, int kColumns>
+__attribute__((noinline)) void DigitTile(const K16Weight& w, const DigitTask& task, int64_t tile,
+                                         int first, int64_t token, const float* scales,
+                                         float* out) {
+  constexpr int64_t kColumnBytes = kBits * 16;
+  const int64_t tile_bytes = 8 * kColumnBytes;
+  const int64_t per_group = w.groups == 1 ? w.blocks : w.runs_per_group / 8;
+  const uint8_t* codes = w.codes + tile * w.blocks * tile_bytes + first * kColumnBytes;
+  const int8_t* digits = task.digits + token * w.blocks * kDigitBytes;
+  const float* steps = task.scales + token * w.blocks;
+  // Whole tiles are read once, in order; halves read the tile that comes next.
+  const int64_t ahead = (kColumns == 8 ? 16 : w.blocks) * tile_bytes;
+  Vec::F acc[kTokens][kColumns];
+  Times<kTokens>([&](auto t) AWQD_ALWAYS_INLINE {
+    Times<kColumns>([&](auto c) AWQD_ALWAYS_INLINE { acc[t][c] = Vec::Zero(); });
+  });
+  int64_t left = per_group;
+  const float* of_group = scales + first;
+  for (int64_t block = 0; block < w.blocks; ++block, codes += tile_bytes, digits += kDigitBytes) {
+    for (int64_t line = 0; line < kColumns * kColumnBytes; line += 64) {
+      __builtin_prefetch(codes + ahead + line, kRead, kL2Cache);
+    }
+    alignas(32) float factors[kTokens][8];
+    for (int t = 0; t < kTokens; ++t) {
+      // Of a half of the tile the upper four are not used.
+      const __m256 step = _mm256_set1_ps(steps[t * w.blocks + block]);
+      _mm256_store_ps(factors[t], _mm256_mul_ps(step, _mm256_loadu_ps(of_group)));
+    }
+    asm("" : "+m"(factors));
+    const auto add = [&](int t, int c, const __m512i(&x)[4],
+                         const CodesOfBlock& column) AWQD_ALWAYS_INLINE {
+      acc[t][c] = Vec::Fma(SumOfBlock(x, column), Vec::Set(factors[t][c]), acc[t][c]);
+    };
+    if constexpr (kColumns == 8) {
+      __m512i x[kTokens][4];
+      Times<kTokens>([&](auto t) AWQD_ALWAYS_INLINE {
+        LoadDigits(digits + t * w.blocks * kDigitBytes, x[t]);
+      });
+      Times<kColumns>([&](auto c) AWQD_ALWAYS_INLINE {
+        const auto column = CodesOfBlock::Load<kBits>(codes + c * kColumnBytes);
+        Times<kTokens>([&](auto t) AWQD_ALWAYS_INLINE { add(t, c, x[t], column); });
+      });
+    } else {
+      CodesOfBlock columns[kColumns];
+      Times<kColumns>([&](auto c) AWQD_ALWAYS_INLINE {
+        columns[c] = CodesOfBlock::Load<kBits>(codes + c * kColumnBytes);
+      });
+      Times<kTokens>([&](auto t) AWQD_ALWAYS_INLINE {
+        __m512i x[4];
+        LoadDigits(digits + t * w.blocks * kDigitBytes, x);
+        Times<kColumns>([&](auto c) AWQD_ALWAYS_INLINE { add(t, c, x, columns[c]); });
+      });
+    }
+    if (--left == 0) left = per_group, of_group += 8;
+  }
+  // A copy, because what has an address is kept in memory.
+  Vec::F sums[kTokens * kColumns];
+  Times<kTokens>([&](auto t) AWQD_ALWAYS_INLINE {
+    Times<kColumns>([&](auto c) AWQD_ALWAYS_INLINE { sums[t * kColumns + c] = acc[t][c]; });
+  });
+  alignas(64) float folded[(kTokens * kColumns + 15) / 16 * 16];
+  Vec::Sums<kTokens * kColumns>(sums, folded);
+  for (int t = 0; t < kTokens; ++t) {
+    for (int c = 0; c < kColumns; ++c) out[t * 8 + first + c] = folded[t * kColumns + c];
+  }
+}
+
+void StoreDigitSums(const K16Weight& w, const DigitTask& task, int64_t tile, const float* sums,
+                    const float* offsets) {
+  float outer[8], values[8];
+  LoadOuter(w, tile, outer);
+  const float* bias = task.bias != nullptr ? task.bias + tile * 8 : nullptr;
+  const int64_t columns = w.n - tile * 8;
+  for (int64_t t = 0; t < task.rows; ++t) {
+    for (int c = 0; c < 8; ++c) values[c] = (sums[t * 8 + c] - offsets[t * 8 + c]) * outer[c];
+    const int64_t index = t * task.y_stride + tile * 8;
+    if (columns >= 8) {
+      Store8Plus(task.y, task.y_type, index, values, bias);
+      continue;
+    }
+    for (int64_t c = 0; c < columns; ++c) {
+      Store1(task.y, task.y_type, index + c, bias != nullptr ? values[c] + bias[c] : values[c]);
+    }
+  }
+}
+
+constexpr int kDigitTokens = 4;  // that are multiplied together
+
+template <int kBits>
+void DigitProductOf(const K16Weight& w, const DigitTask& task) {
+  const TileFactors factors = {task.scratch};
+  float* const offsets = task.scratch + w.groups * 8 + 8;
+  float* const sums = offsets + task.rows * 8;
+  const int64_t parts = (task.rows + kDigitTokens - 1) / kDigitTokens;
+  for (int64_t tile = task.tile_begin; tile < task.tile_end; ++tile) {
+    factors.Make(w, tile, task, offsets);
+    for (int64_t part = 0; part < parts; ++part) {
+      const int64_t begin = task.rows * part / parts;
+      const int64_t count = task.rows * (part + 1) / parts - begin;
+      WithCount<1, kDigitTokens>(count, [&](auto n) {
+        constexpr int kTokens = decltype(n)::kValue, kColumns = kTokens <= 2 ? 8 : 4;
+        for (int first = 0; first < 8; first += kColumns) {
+          DigitTile<kBits, kTokens, kColumns>(w, task, tile, first, begin, factors.scales,
+                                              sums + begin * 8);
+        }
+      });
+    }
+    StoreDigitSums(w, task, tile, sums, offsets);
+  }
+}
+
+void DigitProduct(const K16Weight& w, const DigitTask& task) {
+  if (w.bits == 8) return DigitProductOf<8>(w, task);
+  DigitProductOf<4>(w, task);
+}
+
+}  // namespace
+}  // namespace awqd::cpu

@@ -1,0 +1,134 @@
+// Products of FP16 and BF16 activations as integers (kernels/cpu/bodies/digits_body.h): what is
+// exact, how far off the rest may be, and which tokens are left to FP32.
+#include <cmath>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kernels/cpu/device.h"
+#include "kernels/exact.h"
+#include "tests/kernels/cpu_product.h"
+#include "tests/testing/random_weight.h"
+
+namespace awqd {
+namespace {
+
+class CpuDigits : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!DetectVnni()) GTEST_SKIP() << "needs AVX-512 VNNI, allowed by AWQD_CPU_ISA";
+  }
+
+  static HostWeight Weight(const char* description, int64_t k, int64_t n) {
+    testing::WeightSpec spec;
+    spec.k = k;
+    spec.n = n;
+    spec.description = ParseDescription(description).value();
+    return testing::RandomWeight(spec);
+  }
+
+  const std::shared_ptr<Device> device_ = OpenCpuDevice(0, 0);
+  // The same without VNNI: products in FP32.
+  const std::shared_ptr<Device> floats_ = OpenCpuDeviceOf("avx512");
+};
+
+// Integers of 11 bits beside small ones, weights without scales, sums below 2^24.
+TEST_F(CpuDigits, ValuesOfFifteenBitsAreExact) {
+  for (const char* description : {"w4g128z+1", "w4cz+1", "w8cz+1", "w8g256z+1"}) {
+    const int64_t k = 520, n = 40, m = 9;
+    const HostWeight w = Weight(description, k, n);
+    const auto weight = PrepareWeight(w, *device_).value();
+    std::vector<uint8_t> x(m * k * 2);
+    for (int64_t i = 0; i < m * k; ++i) {
+      const int64_t large = i * 7919 % 4095 - 2047, small = i * 31 % 25 - 12;
+      StoreElement(x.data(), DType::kFp16, i, static_cast<float>(i % 13 == 0 ? large : small));
+    }
+    const std::vector<float> y = Product(*weight, *device_, x, 0, m);
+    for (int64_t i = 0; i < m * n; ++i) {
+      double want = 0;
+      for (int64_t row = 0; row < k; ++row) {
+        const double value = LoadElement(x.data(), DType::kFp16, i / n * k + row);
+        want += value * WeightValue(w, row, i % n);
+      }
+      ASSERT_EQ(y[i], want) << description << " token " << i / n << " column " << i % n;
+    }
+  }
+}
+
+// Each element is off by half a step, 2^-15 of its block's greatest, at most.
+TEST_F(CpuDigits, OthersAreRoundedToTheStepOfTheirBlock) {
+  for (const char* description :
+       {"w4g128z", "w4g384s", "w8g128z+bf16", "w4cr", "w8co", "w4g128s*c"}) {
+    const int64_t k = 1000, n = 71, m = 17;
+    const HostWeight w = Weight(description, k, n);
+    const auto weight = PrepareWeight(w, *device_).value();
+    const std::vector<uint8_t> x = testing::RandomMatrix(m, k, DType::kFp16, 5);
+    const std::vector<float> y = Product(*weight, *device_, x, 0, m);
+    for (int64_t t = 0; t < m; ++t) {
+      for (int64_t c = 0; c < n; ++c) {
+        double want = 0, off = 0;
+        for (int64_t block = 0; block < k; block += 128) {
+          double greatest = 0, weights = 0, size = 0;
+          for (int64_t row = block; row < std::min(block + 128, k); ++row) {
+            const double v = LoadElement(x.data(), DType::kFp16, t * k + row);
+            const double weight_value = double{WeightValue(w, row, c)};
+            want += v * weight_value;
+            greatest = std::max(greatest, std::fabs(v));
+            weights += std::fabs(weight_value);
+            size += std::fabs(v) *
+                    std::fabs(w.Scale(row / w.shape().group_rows(), c) * w.Outer(c)) * 300;
+          }
+          off += greatest * 0x1p-15 * weights + size * 0x1p-22;
+        }
+        ASSERT_NEAR(y[t * n + c], want, off) << description << " token " << t << " column " << c;
+      }
+    }
+  }
+}
+
+// A value that dwarfs the others of its block would leave them few bits, and a column may not
+// multiply it at all.
+TEST_F(CpuDigits, TokensThatDigitsHoldBadlyAreMultipliedInFloats) {
+  const int64_t k = 640, n = 40, m = 11;
+  const HostWeight w = Weight("w4g128z", k, n);
+  const auto weight = PrepareWeight(w, *device_).value();
+  const auto of_floats = PrepareWeight(w, *floats_).value();
+  const std::vector<uint8_t> plain = testing::RandomMatrix(m, k, DType::kFp16, 6);
+  const std::vector<float> clean = Product(*weight, *device_, plain, 0, m);
+  const std::vector<float> floats = Product(*of_floats, *floats_, plain, 0, m);
+  ASSERT_NE(clean, floats);
+  for (const float wild : {60000.0f, -1000.0f, HUGE_VALF}) {
+    std::vector<uint8_t> x = plain;
+    for (const int64_t token : {0, 4, 5, 10}) {
+      StoreElement(x.data(), DType::kFp16, token * k + 300 + token, wild);
+    }
+    const std::vector<float> y = Product(*weight, *device_, x, 0, m);
+    const std::vector<float> want = Product(*of_floats, *floats_, x, 0, m);
+    for (int64_t i = 0; i < m * n; ++i) {
+      const int64_t token = i / n;
+      const bool left = token == 0 || token == 4 || token == 5 || token == 10;
+      const float expected = left ? want[i] : clean[i];
+      ASSERT_TRUE(y[i] == expected || (std::isnan(y[i]) && std::isnan(expected)))
+          << wild << " token " << token << ": " << y[i] << ", expected " << expected;
+    }
+  }
+}
+
+// All zeros, and as small as FP16 goes.
+TEST_F(CpuDigits, NothingAndTheSmallest) {
+  const int64_t k = 256, n = 24, m = 3;
+  const HostWeight w = Weight("w4g128z+1", k, n);
+  const auto weight = PrepareWeight(w, *device_).value();
+  std::vector<uint8_t> x(m * k * 2);
+  for (int64_t i = 0; i < 128; ++i) StoreElement(x.data(), DType::kFp16, k + i, 0x1p-24f);
+  const std::vector<float> y = Product(*weight, *device_, x, 0, m);
+  for (int64_t c = 0; c < n; ++c) {
+    double sum = 0;
+    for (int64_t row = 0; row < 128; ++row) sum += WeightValue(w, row, c);
+    EXPECT_EQ(y[c], 0);
+    EXPECT_EQ(y[n + c], sum * 0x1p-24) << "column " << c;
+    EXPECT_EQ(y[2 * n + c], 0);
+  }
+}
+
+}  // namespace
+}  // namespace awqd

@@ -1,0 +1,43 @@
+// Products on the CPU for tests, on the device that they name.
+#pragma once
+
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kernels/backends.h"
+#include "kernels/kernels.h"
+#include "tests/testing/matchers.h"
+
+namespace awqd {
+
+// y of rows [first, first + m) of x, in FP32.
+inline std::vector<float> Product(const DeviceWeight& weight, Device& device,
+                                  const std::vector<uint8_t>& x, int64_t first, int64_t m) {
+  const int64_t k = weight.shape.k, n = weight.shape.n;
+  std::vector<float> y(m * n);
+  auto workspace =
+      device.Allocate(MemoryKind::kDevice, WorkspaceBytes(weight, Path::kFused, m)).value();
+  EXPECT_THAT(QuantizedMatmul({&weight,
+                               {x.data() + first * k * 2, DType::kFp16, m, k},
+                               {y.data(), DType::kFp32, m, n},
+                               nullptr,
+                               workspace.data()},
+                              Path::kFused, {}),
+              testing::IsOk());
+  return y;
+}
+
+// A device with what AWQD_CPU_ISA=`isa` allows.
+inline std::unique_ptr<Device> OpenCpuDeviceOf(const char* isa) {
+  const char* const inherited = std::getenv("AWQD_CPU_ISA");
+  const std::string restore = inherited == nullptr ? "" : inherited;
+  EXPECT_EQ(setenv("AWQD_CPU_ISA", isa, 1), 0);
+  auto device = OpenCpuDevice(0, 0);
+  EXPECT_EQ(setenv("AWQD_CPU_ISA", restore.c_str(), 1), 0);
+  return device;
+}
+
+}  // namespace awqd
