@@ -17,7 +17,9 @@ absl::string_view Name(DType dtype) {
   return NameIn({"FP16", "BF16", "FP32", "INT8", "UINT8", "INT32", "E4M3", "E8M0"}, dtype);
 }
 
-absl::string_view Name(CpuIsa isa) { return NameIn({"portable", "neon", "avx2", "avx512"}, isa); }
+absl::string_view Name(CpuIsa isa) {
+  return NameIn({"portable", "neon", "avx2", "avx512", "avx512vnni"}, isa);
+}
 
 absl::string_view Name(ActivationFunction activation) {
   return NameIn({"none", "relu", "gelu", "silu"}, activation);

@@ -41,6 +41,7 @@ constexpr CpuIsa kIsas[] = {
 #if defined(AWQD_CPU_X86)
     CpuIsa::kAvx2,
     CpuIsa::kAvx512,
+    CpuIsa::kAvx512Vnni,
 #elif defined(AWQD_CPU_ARM64)
     CpuIsa::kNeon,
 #endif
@@ -53,6 +54,7 @@ CpuIsa MachineIsa() {
                     __builtin_cpu_supports("f16c");
   const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  if (avx2 && avx512 && __builtin_cpu_supports("avx512vnni")) return CpuIsa::kAvx512Vnni;
   if (avx2 && avx512) return CpuIsa::kAvx512;
   if (avx2) return CpuIsa::kAvx2;
 #elif defined(AWQD_CPU_ARM64)
@@ -110,17 +112,6 @@ CpuIsa DetectIsa() {
     if (Name(isa) == absl::string_view(wish)) return std::min(isa, best);
   }
   return best;
-}
-
-bool DetectVnni() {
-  if (DetectIsa() != CpuIsa::kAvx512) return false;
-  const char* wish = std::getenv("AWQD_CPU_ISA");
-  if (wish != nullptr && Name(CpuIsa::kAvx512) == absl::string_view(wish)) return false;
-#if defined(AWQD_CPU_X86)
-  return __builtin_cpu_supports("avx512vnni");
-#else
-  return false;
-#endif
 }
 
 CpuDevice::CpuDevice(int threads, int64_t budget_bytes, std::optional<int> index,

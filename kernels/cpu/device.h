@@ -11,14 +11,10 @@
 namespace awqd {
 
 // The best instruction set that this machine and this build have. The environment variable
-// AWQD_CPU_ISA (portable; on x86-64 avx2 or avx512, on aarch64 neon) lowers it, so that one machine
-// can test every body; it never raises it, and another value, one of another architecture too, is
-// ignored.
+// AWQD_CPU_ISA (portable; on x86-64 avx2, avx512 or avx512vnni, on aarch64 neon) lowers it, so that
+// one machine can test every body; it never raises it, and another value, one of another
+// architecture too, is ignored.
 CpuIsa DetectIsa();
-
-// Whether products of integers may use AVX-512 VNNI: this CPU has it, and AWQD_CPU_ISA asks for no
-// less ("avx512" is AVX-512 without).
-bool DetectVnni();
 
 // Thread-safe. Must outlive the buffers, streams and weights made on it.
 class CpuDevice final : public Device {
@@ -40,8 +36,6 @@ class CpuDevice final : public Device {
   bool healthy() const override { return true; }
 
   ThreadPool& pool() { return pool_; }
-  // DetectVnni() of when it was opened.
-  bool vnni() const { return vnni_; }
 
   // The device under a weight that a CPU row was given.
   static CpuDevice& Of(Device* device) { return *static_cast<CpuDevice*>(&device->backend()); }
@@ -51,7 +45,6 @@ class CpuDevice final : public Device {
   bool Reserve(int64_t bytes);
 
   DeviceInfo info_;
-  const bool vnni_ = DetectVnni();
   ThreadPool pool_;
   std::atomic<int64_t> budget_;
   // Shared with the deleters of buffers.

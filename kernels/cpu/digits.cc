@@ -37,7 +37,7 @@ int64_t Digits::Bytes(const K16Weight& w, int64_t threads, int64_t rows) {
 }
 
 Digits::Digits(const K16Weight& weight, CpuDevice& device, void* memory, int64_t rows)
-    : weight_(weight), device_(device), bodies_(*DigitBodiesFor(device)) {
+    : weight_(weight), device_(device), bodies_(*DigitBodiesFor(device.info().isa)) {
   auto* at = static_cast<char*>(memory);
   const auto take = [&at](int64_t bytes) { return std::exchange(at, at + bytes); };
   all_.digits = reinterpret_cast<int8_t*>(take(DigitsBytes(weight, rows)));

@@ -37,7 +37,7 @@ const float* ValuesOf(DType dtype) {
 
 const Bodies& BodiesFor(CpuIsa isa) {
 #if defined(AWQD_CPU_X86)
-  if (isa == CpuIsa::kAvx512) return kAvx512Bodies;
+  if (isa >= CpuIsa::kAvx512) return kAvx512Bodies;
   if (isa == CpuIsa::kAvx2) return kAvx2Bodies;
 #elif defined(AWQD_CPU_ARM64)
   if (isa == CpuIsa::kNeon) return kNeonBodies;
@@ -46,18 +46,18 @@ const Bodies& BodiesFor(CpuIsa isa) {
   return kPortableBodies;
 }
 
-const IntegerBodies& IntegerBodiesFor(const CpuDevice& device) {
+const IntegerBodies& IntegerBodiesFor(CpuIsa isa) {
 #if defined(AWQD_CPU_X86)
-  if (device.vnni()) return kAvx512VnniBodies;
+  if (isa == CpuIsa::kAvx512Vnni) return kAvx512VnniBodies;
 #endif
-  return BodiesFor(device.info().isa).integers;
+  return BodiesFor(isa).integers;
 }
 
-const DigitBodies* DigitBodiesFor(const CpuDevice& device) {
+const DigitBodies* DigitBodiesFor(CpuIsa isa) {
 #if defined(AWQD_CPU_X86)
-  if (device.vnni()) return &kAvx512VnniDigits;
+  if (isa == CpuIsa::kAvx512Vnni) return &kAvx512VnniDigits;
 #endif
-  (void)device;
+  (void)isa;
   return nullptr;
 }
 

@@ -10,10 +10,10 @@ namespace awqd::cpu {
 // The bodies for an instruction set that this build has.
 const Bodies& BodiesFor(CpuIsa isa);
 // Those of products of integers. Their scratch is that of the instruction set.
-const IntegerBodies& IntegerBodiesFor(const CpuDevice& device);
+const IntegerBodies& IntegerBodiesFor(CpuIsa isa);
 
 // Those of products by digits; null where the CPU has no instruction for them.
-const DigitBodies* DigitBodiesFor(const CpuDevice& device);
+const DigitBodies* DigitBodiesFor(CpuIsa isa);
 
 // A weight whose layout is k16.
 K16Weight AccessK16(const DeviceWeight& weight);

@@ -34,7 +34,7 @@ int64_t Workspace(const WeightShape& shape, const DeviceInfo& device, int64_t m)
   const int64_t rows = std::min(m, kMaxRows);
   const int64_t scratch = cpu::BodiesFor(device.isa).scratch_floats * device.threads;
   const int64_t floats = (rows * Stride(w) + scratch) * static_cast<int64_t>(sizeof(float));
-  const bool digits = device.isa == CpuIsa::kAvx512 && cpu::SuitDigits(w);
+  const bool digits = cpu::DigitBodiesFor(device.isa) != nullptr && cpu::SuitDigits(w);
   return floats + (digits ? cpu::Digits::Bytes(w, device.threads, rows) : 0);
 }
 
@@ -136,7 +136,7 @@ absl::Status Matmul(const MatmulArgs& args, StreamView) {
   const K16Weight w = cpu::AccessK16(*args.weight);
   Rows rows(args, w, device);
   std::optional<cpu::Digits> digits;
-  if (args.x.dtype != DType::kFp32 && cpu::DigitBodiesFor(device) != nullptr &&
+  if (args.x.dtype != DType::kFp32 && cpu::DigitBodiesFor(device.info().isa) != nullptr &&
       cpu::SuitDigits(w)) {
     digits.emplace(w, device, rows.rest(), rows.most());
   }

@@ -27,7 +27,7 @@ int64_t Workspace(const WeightShape& shape, const DeviceInfo& device, int64_t m)
 
 absl::Status Matmul(const MatmulArgs& args, StreamView) {
   CpuDevice& device = CpuDevice::Of(args.weight->device);
-  const cpu::IntegerBodies& bodies = cpu::IntegerBodiesFor(device);
+  const cpu::IntegerBodies& bodies = cpu::IntegerBodiesFor(device.info().isa);
   const K16Weight w = cpu::AccessK16(*args.weight);
   auto* const widened = static_cast<int16_t*>(args.workspace);
   int16_t* const scratch = widened + std::min(kTokens, args.x.rows) * Stride(w);

@@ -35,8 +35,7 @@ struct Parts {
 };
 
 int64_t Workspace(const WeightShape& shape, const DeviceInfo& device, int64_t m) {
-  const Parts parts(cpu::DescribeK16(shape), cpu::BodiesFor(device.isa).integers, device.threads,
-                    m);
+  const Parts parts(cpu::DescribeK16(shape), cpu::IntegerBodiesFor(device.isa), device.threads, m);
   return parts.scratch_bytes + parts.widened_bytes + parts.sums_bytes;
 }
 
@@ -58,7 +57,7 @@ void SumGroups(const K16Weight& w, const int8_t* x, float* sums) {
 
 absl::Status Matmul(const MatmulArgs& args, StreamView) {
   CpuDevice& device = CpuDevice::Of(args.weight->device);
-  const cpu::IntegerBodies& bodies = cpu::IntegerBodiesFor(device);
+  const cpu::IntegerBodies& bodies = cpu::IntegerBodiesFor(device.info().isa);
   const K16Weight w = cpu::AccessK16(*args.weight);
   const Parts parts(w, bodies, device.info().threads, args.x.rows);
   char* const scratch = static_cast<char*>(args.workspace);

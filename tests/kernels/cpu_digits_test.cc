@@ -15,7 +15,8 @@ namespace {
 class CpuDigits : public ::testing::Test {
  protected:
   void SetUp() override {
-    if (!DetectVnni()) GTEST_SKIP() << "needs AVX-512 VNNI, allowed by AWQD_CPU_ISA";
+    if (DetectIsa() != CpuIsa::kAvx512Vnni)
+      GTEST_SKIP() << "needs AVX-512 VNNI, allowed by AWQD_CPU_ISA";
   }
 
   static HostWeight Weight(const char* description, int64_t k, int64_t n) {

@@ -90,7 +90,8 @@ TEST(Isa, TheEnvironmentOnlyLowers) {
   const CpuIsa best = DetectIsa();
   // Of another architecture it is ignored, and so is what nobody knows.
   const bool arm = best == CpuIsa::kNeon;
-  for (CpuIsa isa : {CpuIsa::kPortable, CpuIsa::kNeon, CpuIsa::kAvx2, CpuIsa::kAvx512}) {
+  for (CpuIsa isa :
+       {CpuIsa::kPortable, CpuIsa::kNeon, CpuIsa::kAvx2, CpuIsa::kAvx512, CpuIsa::kAvx512Vnni}) {
     ASSERT_EQ(setenv("AWQD_CPU_ISA", std::string(Name(isa)).c_str(), 1), 0);
     const bool known = isa == CpuIsa::kPortable || (isa == CpuIsa::kNeon) == arm;
     EXPECT_EQ(DetectIsa(), known ? std::min(isa, best) : best) << Name(isa);
