@@ -7,17 +7,20 @@ namespace awqd {
 
 absl::Span<const KernelRow* const> CpuKernels() {
   static const KernelRow* const rows[] = {
-      &kCpuDequantize,
-      &kCpuQmatmulA16,
-      &kCpuDense,
-      &kCpuPlainDequantize,
-      &kCpuPlainMatmul,
-      &kCpuQmatmulA8,
-      &kCpuQmatmulA8Scaled,
-      &kCpuReferenceDequantize,
-      &kCpuReferenceMatmul,
-      &kCpuReferenceIntegerMatmul,
-      &kCpuReferenceQuantizedMatmul,
+    &kCpuDequantize,
+    &kCpuQmatmulA16,
+#if defined(AWQD_CPU_X86)
+    &kCpuQmatmulA16Pairs,
+#endif
+    &kCpuDense,
+    &kCpuPlainDequantize,
+    &kCpuPlainMatmul,
+    &kCpuQmatmulA8,
+    &kCpuQmatmulA8Scaled,
+    &kCpuReferenceDequantize,
+    &kCpuReferenceMatmul,
+    &kCpuReferenceIntegerMatmul,
+    &kCpuReferenceQuantizedMatmul,
   };
   return rows;
 }

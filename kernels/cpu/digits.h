@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "kernels/cpu/k16_access.h"
+#include "kernels/cpu/stand_ins.h"
 
 namespace awqd::cpu {
 
@@ -17,26 +17,22 @@ class Digits {
   // Of up to `rows` tokens; a multiple of 64.
   static int64_t Bytes(const K16Weight& weight, int64_t threads, int64_t rows);
 
-  // `memory`: Bytes, aligned to 64. Both must outlive this.
+  // `memory`: Bytes, aligned to 64. All must outlive this.
   Digits(const K16Weight& weight, CpuDevice& device, void* memory, int64_t rows);
 
-  // Makes digits of tokens [begin, begin + count) of x, at most `rows`.
-  void Make(const ConstMatrixView& x, int64_t begin, int64_t count);
-  // Whether token m of those was made; others need the product in FP32.
-  bool made(int64_t m) const { return made_[m]; }
-  // y[i] = x[first + i] @ W + bias for tokens that were made. `y`: row 0 is that of token `first`.
+  // Tokens [begin, begin + count) of x, at most `rows`.
+  const StandIns& Make(const ConstMatrixView& x, int64_t begin, int64_t count);
+  // y = x @ W + bias for `count` tokens from `first` on, all of which were made. `y`: row 0 is that
+  // of token `first`.
   void Multiply(int64_t first, int64_t count, const float* bias, const MatrixView& y);
 
  private:
-  TokenDigits Of(int64_t m) const;
-
   const K16Weight& weight_;
   CpuDevice& device_;
   const DigitBodies& bodies_;
-  TokenDigits all_;
-  float* scratch_;  // [threads][DigitScratchFloats]
+  StandIns tokens_;
+  float* scratch_;  // [threads][scratch_floats_]
   int64_t scratch_floats_;
-  bool* made_;  // [rows]
 };
 
 }  // namespace awqd::cpu

@@ -61,6 +61,14 @@ const DigitBodies* DigitBodiesFor(CpuIsa isa) {
   return nullptr;
 }
 
+const PairBodies* PairBodiesFor(CpuIsa isa) {
+#if defined(AWQD_CPU_X86)
+  if (isa == CpuIsa::kAvx512Vnni) return &kAvx512VnniPairs;
+#endif
+  (void)isa;
+  return nullptr;
+}
+
 Element ElementOf(DType dtype) {
   if (SizeOf(dtype) == 1) return Element::kByte;
   if (dtype == DType::kFp32) return Element::kFp32;

@@ -12,8 +12,9 @@ const Bodies& BodiesFor(CpuIsa isa);
 // Those of products of integers. Their scratch is that of the instruction set.
 const IntegerBodies& IntegerBodiesFor(CpuIsa isa);
 
-// Those of products by digits; null where the CPU has no instruction for them.
+// Those of products by integers that stand in for floats; null where the CPU has no instruction.
 const DigitBodies* DigitBodiesFor(CpuIsa isa);
+const PairBodies* PairBodiesFor(CpuIsa isa);
 
 // A weight whose layout is k16.
 K16Weight AccessK16(const DeviceWeight& weight);

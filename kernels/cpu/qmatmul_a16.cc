@@ -99,15 +99,14 @@ class Rows {
 
   // Neighbours that digits hold are multiplied together, and so are the others.
   void ByDigits(int64_t begin, int64_t count, cpu::Digits& digits) {
-    digits.Make(args_.x, begin, count);
-    for (int64_t m = 0, end = 0; m < count; m = end) {
-      while (end < count && digits.made(end) == digits.made(m)) ++end;
-      if (digits.made(m)) {
-        digits.Multiply(m, end - m, args_.bias, Y(begin + m));
-      } else {
-        InFloats(begin + m, end - m);
-      }
-    }
+    digits.Make(args_.x, begin, count)
+        .ForNeighbours(count, [&](int64_t first, int64_t some, bool made) {
+          if (made) {
+            digits.Multiply(first, some, args_.bias, Y(begin + first));
+          } else {
+            InFloats(begin + first, some);
+          }
+        });
   }
 
   int64_t most() const { return most_; }

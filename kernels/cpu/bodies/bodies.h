@@ -139,21 +139,30 @@ struct IntegerBodies {
   int64_t scaled_scratch_bytes;
 };
 
-// A token of FP16 or BF16 as digits (bodies/digits_body.h), by blocks of 128 rows.
-inline constexpr int64_t kDigitRows = 128;
-inline constexpr int64_t kDigitBytes = 2 * kDigitRows;  // upper digits, then lower ones
-struct TokenDigits {
-  int8_t* digits = nullptr;  // [blocks][kDigitBytes], in the order of the weight's codes
-  float* scales = nullptr;   // [blocks]: what a block's digits are multiplied by
-  float* sums = nullptr;     // [blocks]: of what the digits stand for
+// A token of FP16 or BF16 as 16-bit integers (bodies/block_integers.h), by blocks of 128 rows.
+inline constexpr int64_t kIntegerRows = 128;
+struct TokenIntegers {
+  void* values = nullptr;  // digits or pairs, below
+  float* steps = nullptr;  // [blocks]: what a block's integers are multiplied by
+  float* sums = nullptr;   // of what the integers stand for; of how many rows each: below
+};
+
+// How the product of integers goes that stand for floats. False of `make`: the token is not one
+// that integers hold well.
+template <typename Task>
+struct StandInBodies {
+  bool (*make)(const K16Weight&, const void* x, Element type, const TokenIntegers&);
+  void (*product)(const K16Weight&, const Task&);
 };
 
 // y[0:rows, 8 tile_begin : 8 tile_end] = x @ W + bias, of integer codes of 4 or 8 bits whose groups
 // are whole blocks, or one.
+inline constexpr int64_t kDigitBytes = 2 * kIntegerRows;  // upper digits, then lower ones
 struct DigitTask {
-  const int8_t* digits = nullptr;  // [rows][blocks][kDigitBytes]
-  const float* scales = nullptr;   // [rows][blocks]
-  const float* sums = nullptr;     // [rows][blocks]
+  const int8_t* digits =
+      nullptr;                   // [rows][blocks][kDigitBytes], in the order of the weight's codes
+  const float* steps = nullptr;  // [rows][blocks]
+  const float* sums = nullptr;   // [rows][blocks]
   int64_t rows = 0;
   int64_t tile_begin = 0;
   int64_t tile_end = 0;
@@ -166,12 +175,31 @@ struct DigitTask {
 constexpr int64_t DigitScratchFloats(int64_t groups, int64_t rows) {
   return groups * 8 + 16 + rows * 16;
 }
+using DigitBodies = StandInBodies<DigitTask>;
 
-struct DigitBodies {
-  // False: the token is not one that digits hold well.
-  bool (*make)(const K16Weight&, const void* x, Element type, const TokenDigits&);
-  void (*product)(const K16Weight&, const DigitTask&);
+// The same of up to kScaledRows tokens whose integers lie in the order of the layout's rows, by
+// units: runs of 16 rows of one block and one group.
+struct PairTask {
+  const int16_t* x = nullptr;    // [rows][blocks * 128]; padding rows hold 0
+  const float* steps = nullptr;  // [rows][blocks]
+  const float* sums = nullptr;   // [rows][units]
+  int64_t rows = 0;
+  int64_t tile_begin = 0;
+  int64_t tile_end = 0;
+  const float* bias = nullptr;  // [N] or null
+  void* y = nullptr;            // row 0, column 0 of the whole result
+  int64_t y_stride = 0;         // elements
+  Element y_type = Element::kFp16;
+  void* scratch = nullptr;  // of IntegerBodies::scaled_scratch_bytes, 64-byte aligned
 };
+// Runs of a unit: 1, 2, 4 or 8.
+constexpr int64_t RunsOfUnit(const K16Weight& w) {
+  return w.groups == 1 || w.runs_per_group > 8 ? 8 : w.runs_per_group;
+}
+constexpr int64_t UnitsOf(const K16Weight& w) {
+  return (w.runs + RunsOfUnit(w) - 1) / RunsOfUnit(w);
+}
+using PairBodies = StandInBodies<PairTask>;
 
 struct Bodies {
   void (*product)(const K16Weight&, const ProductTask&);
@@ -197,6 +225,7 @@ extern const Bodies kAvx2Bodies;
 extern const Bodies kAvx512Bodies;
 extern const IntegerBodies kAvx512VnniBodies;
 extern const DigitBodies kAvx512VnniDigits;
+extern const PairBodies kAvx512VnniPairs;
 // Only in builds for aarch64.
 extern const Bodies kNeonBodies;
 

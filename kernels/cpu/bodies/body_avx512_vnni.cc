@@ -7,10 +7,13 @@
 #include "kernels/cpu/bodies/digits_body.h"
 #include "kernels/cpu/bodies/integer_body.h"
 #include "kernels/cpu/bodies/scaled_body.h"
+// Over the above.
+#include "kernels/cpu/bodies/pairs_body.h"
 
 namespace awqd::cpu {
 
 const IntegerBodies kAvx512VnniBodies = {IntegerProduct, ScaledProduct, ScaledScratch::kBytes};
 const DigitBodies kAvx512VnniDigits = {MakeDigits, DigitProduct};
+const PairBodies kAvx512VnniPairs = {MakePairs, PairProduct};
 
 }  // namespace awqd::cpu

@@ -2,36 +2,24 @@
 // 128 rows with a power of two for each, and multiplied by codes of 4 or 8 bits as they are stored,
 // four to a lane, by the instruction that adds up four products of bytes.
 //
-//   x[k] ~ 2^e * (256 * high + low)                             of the block and the token
-//   y[n] = sum over blocks of (scale * 2^e) * sum(q * code) - offset * sum(x)
+//   x[k] ~ step * (256 * high + low)                            of the block and the token
+//   y[n] = sum over blocks of (scale * step) * sum(q * code) - offset * sum(x)
 //
 // where q is both digits together and offset the zero times the scale, or a zero after it. Sums of
 // a block are exact in INT32 (8 * 255 * 2^15 a lane); 16 lanes of FP32 hold what blocks add, and
 // are folded at the end. Every (token, column) is one such chain, so a row's bits do not depend on
 // its batch.
 //
-// A value that has all its bits within the 15 topmost of its block is exact, among them every FP16
-// number of a sixteenth of the greatest or more. Others are rounded to a step of at most 2^-14 of
-// the greatest. A token whose block holds one that dwarfs the others (kMostSpread) is not taken.
-//
-// Included by the body file for AVX-512 VNNI, behind its Vec and register_tile.h; everything has
+// What becomes of x: block_integers.h. Included by the body file for AVX-512 VNNI; everything has
 // internal linkage.
 #pragma once
 
-#include <cstring>
-
-#include "kernels/cpu/bodies/register_tile.h"
+#include "kernels/cpu/bodies/block_integers.h"
 
 namespace awqd::cpu {
 namespace {
 
 // --- Making digits ---
-
-// The most that |x| of a block may be times its mean. The step is then at most 1/512 of the mean,
-// where FP16 rounds a value of that size to 1/1024 of it or less.
-constexpr float kMostSpread = 32;
-// The greatest |q|: its upper digit is 127.
-constexpr float kMostDigits = 32512;
 
 // Rows 16 i .. 16 i + 15 of a block in q[i], to the order of codes. Of 4 bits byte b of lane i
 // holds rows 32 b + i and 32 b + 16 + i; of 8 bits rows follow each other.
@@ -52,63 +40,21 @@ inline void StoreDigit(const __m512i (&q)[8], int bits, int8_t* out) {
   }
 }
 
-// 16 elements from `index`, of which the first `count` are read; 0 for the others.
-inline __m512 LoadSome(const uint16_t* in, Element type, int64_t index, int64_t count) {
-  const auto mask = static_cast<__mmask16>(count >= 16 ? 0xffff : (1u << count) - 1);
-  const __m256i bits = _mm256_maskz_loadu_epi16(mask, in + index);
-  if (type == Element::kFp16) return _mm512_cvtph_ps(bits);
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
-}
-
-// The power of two that is at least `v`, a positive normal number.
-inline float PowerOfTwoFrom(float v) {
-  uint32_t bits;
-  std::memcpy(&bits, &v, sizeof(bits));
-  bits = (bits + 0x7fffff) & 0xff800000;
-  std::memcpy(&v, &bits, sizeof(v));
-  return v;
-}
-
-// One token, of FP16 or BF16. False where it is not taken: it holds a NaN or an infinity, values
-// below 2^-96, or one that dwarfs the others of its block.
-bool MakeDigits(const K16Weight& w, const void* x, Element type, const TokenDigits& out) {
+// One token, of FP16 or BF16. False where it is not taken.
+bool MakeDigits(const K16Weight& w, const void* x, Element type, const TokenIntegers& out) {
+  BlockIntegers integers;
   for (int64_t block = 0; block < w.blocks; ++block) {
-    const int64_t first = block * kDigitRows;
-    const int64_t count = w.k - first < kDigitRows ? w.k - first : kDigitRows;
-    __m512 values[8], greatest = _mm512_setzero_ps(), total = _mm512_setzero_ps();
-    for (int i = 0; i < 8; ++i) {
-      const int64_t left = count - 16 * i;
-      values[i] = left <= 0 ? _mm512_setzero_ps()
-                            : LoadSome(static_cast<const uint16_t*>(x), type, first + 16 * i, left);
-      const __m512 size = _mm512_abs_ps(values[i]);
-      greatest = _mm512_max_ps(greatest, size);
-      total = _mm512_add_ps(total, size);
-    }
-    const float most = _mm512_reduce_max_ps(greatest), sum = _mm512_reduce_add_ps(total);
-    int8_t* const digits = out.digits + block * kDigitBytes;
-    if (sum == 0) {
-      std::memset(digits, 0, kDigitBytes);
-      out.scales[block] = out.sums[block] = 0;
-      continue;
-    }
-    // A NaN, or a sum that is infinite, fails the second comparison.
-    if (!(most >= 0x1p-96f) || !(sum <= 0x1p120f)) return false;
-    if (most * static_cast<float>(count) > kMostSpread * sum) return false;
-    const float step = PowerOfTwoFrom(most * (1 / kMostDigits));
-    __m512i q[8], q_sum = _mm512_setzero_si512();
-    for (int i = 0; i < 8; ++i) {
-      q[i] = _mm512_cvtps_epi32(_mm512_mul_ps(values[i], _mm512_set1_ps(1 / step)));
-      q_sum = _mm512_add_epi32(q_sum, q[i]);
-    }
+    if (!integers.Make(w, x, type, block * kIntegerRows)) return false;
+    int8_t* const digits = static_cast<int8_t*>(out.values) + block * kDigitBytes;
     __m512i high[8];
     for (int i = 0; i < 8; ++i) {
-      high[i] = _mm512_srai_epi32(_mm512_add_epi32(q[i], _mm512_set1_epi32(128)), 8);
+      high[i] = _mm512_srai_epi32(_mm512_add_epi32(integers.q[i], _mm512_set1_epi32(128)), 8);
     }
     StoreDigit(high, w.bits, digits);
     // What is left modulo 256 is the lower digit.
-    StoreDigit(q, w.bits, digits + kDigitRows);
-    out.scales[block] = step;
-    out.sums[block] = step * static_cast<float>(_mm512_reduce_add_epi32(q_sum));
+    StoreDigit(integers.q, w.bits, digits + kIntegerRows);
+    out.steps[block] = integers.step;
+    out.sums[block] = integers.Sum(0, 8);
   }
   return true;
 }
@@ -193,7 +139,7 @@ __attribute__((noinline)) void DigitTile(const K16Weight& w, const DigitTask& ta
   const int64_t per_group = w.groups == 1 ? w.blocks : w.runs_per_group / 8;
   const uint8_t* codes = w.codes + tile * w.blocks * tile_bytes + first * kColumnBytes;
   const int8_t* digits = task.digits + token * w.blocks * kDigitBytes;
-  const float* steps = task.scales + token * w.blocks;
+  const float* steps = task.steps + token * w.blocks;
   // Whole tiles are read once, in order; halves read the tile that comes next.
   const int64_t ahead = (kColumns == 8 ? 16 : w.blocks) * tile_bytes;
   Vec::F acc[kTokens][kColumns];

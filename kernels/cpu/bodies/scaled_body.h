@@ -165,17 +165,20 @@ void AddTotals(const ScaledPiece& piece, int64_t group) {
   std::memset(scratch.totals, 0, piece.task.rows * kPanelColumns * sizeof(int64_t));
 }
 
-void StoreScaled(const ScaledPiece& piece) {
-  const K16Weight& w = piece.panel.w;
-  const ScaledTask& task = piece.task;
-  for (int t = 0; t < kPanelTiles && piece.panel.first + t <= piece.panel.last; ++t) {
-    const int64_t tile = piece.panel.first + t, columns = w.n - tile * 8;
+// Of a ScaledTask or a PairTask. `x_scale`: [rows], or null for 1.
+template <typename Task>
+void StoreScaled(const PanelOf& panel, const float* x_scale, const Task& task,
+                 const ScaledScratch& scratch) {
+  const K16Weight& w = panel.w;
+  for (int t = 0; t < kPanelTiles && panel.first + t <= panel.last; ++t) {
+    const int64_t tile = panel.first + t, columns = w.n - tile * 8;
     const float* bias = task.bias == nullptr ? nullptr : task.bias + tile * 8;
     float outer[8], values[8];
     LoadOuter(w, tile, outer);
     for (int64_t m = 0; m < task.rows; ++m) {
-      const float* sums = piece.scratch.sums + m * kPanelColumns + t * 8;
-      for (int c = 0; c < 8; ++c) values[c] = sums[c] * outer[c] * task.x_scale[m];
+      const float* sums = scratch.sums + m * kPanelColumns + t * 8;
+      const float scale = x_scale == nullptr ? 1 : x_scale[m];
+      for (int c = 0; c < 8; ++c) values[c] = sums[c] * outer[c] * scale;
       const int64_t index = m * task.y_stride + tile * 8;
       if (columns >= 8) {
         Store8Plus(task.y, task.y_type, index, values, bias);
@@ -227,7 +230,7 @@ void ScaledPanel(const PanelOf& p, const ScaledTask& task, const ScaledScratch& 
     }
     piece.begin = piece.end;
   }
-  StoreScaled(piece);
+  StoreScaled(p, task.x_scale, task, scratch);
 }
 
 void ScaledProduct(const K16Weight& w, const ScaledTask& task) {

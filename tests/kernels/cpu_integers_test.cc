@@ -1,8 +1,9 @@
-// Products of FP16 and BF16 activations as integers (kernels/cpu/bodies/digits_body.h): what is
-// exact, how far off the rest may be, and which tokens are left to FP32.
+// Products of FP16 and BF16 activations as integers, by digits and from 16 tokens on by pairs
+// (kernels/cpu/bodies): what is exact, how far off the rest may be, which tokens are left to FP32.
 #include <cmath>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "kernels/cpu/device.h"
 #include "kernels/exact.h"
@@ -12,7 +13,7 @@
 namespace awqd {
 namespace {
 
-class CpuDigits : public ::testing::Test {
+class CpuIntegers : public ::testing::TestWithParam<int64_t> {
  protected:
   void SetUp() override {
     if (DetectIsa() != CpuIsa::kAvx512Vnni)
@@ -33,9 +34,9 @@ class CpuDigits : public ::testing::Test {
 };
 
 // Integers of 11 bits beside small ones, weights without scales, sums below 2^24.
-TEST_F(CpuDigits, ValuesOfFifteenBitsAreExact) {
+TEST_P(CpuIntegers, ValuesOfFifteenBitsAreExact) {
   for (const char* description : {"w4g128z+1", "w4cz+1", "w8cz+1", "w8g256z+1"}) {
-    const int64_t k = 520, n = 40, m = 9;
+    const int64_t k = 520, n = 40, m = GetParam();
     const HostWeight w = Weight(description, k, n);
     const auto weight = PrepareWeight(w, *device_).value();
     std::vector<uint8_t> x(m * k * 2);
@@ -56,10 +57,10 @@ TEST_F(CpuDigits, ValuesOfFifteenBitsAreExact) {
 }
 
 // Each element is off by half a step, 2^-15 of its block's greatest, at most.
-TEST_F(CpuDigits, OthersAreRoundedToTheStepOfTheirBlock) {
-  for (const char* description :
-       {"w4g128z", "w4g384s", "w8g128z+bf16", "w4cr", "w8co", "w4g128s*c"}) {
-    const int64_t k = 1000, n = 71, m = 17;
+TEST_P(CpuIntegers, OthersAreRoundedToTheStepOfTheirBlock) {
+  for (const char* description : {"w4g128z", "w4g384s", "w8g128z+bf16", "w4cr", "w8co", "w4g128s*c",
+                                  "w4g16z", "w2g64o", "w3g32r+fp32", "w1g128z"}) {
+    const int64_t k = 1000, n = 71, m = GetParam();
     const HostWeight w = Weight(description, k, n);
     const auto weight = PrepareWeight(w, *device_).value();
     const std::vector<uint8_t> x = testing::RandomMatrix(m, k, DType::kFp16, 5);
@@ -88,8 +89,8 @@ TEST_F(CpuDigits, OthersAreRoundedToTheStepOfTheirBlock) {
 
 // A value that dwarfs the others of its block would leave them few bits, and a column may not
 // multiply it at all.
-TEST_F(CpuDigits, TokensThatDigitsHoldBadlyAreMultipliedInFloats) {
-  const int64_t k = 640, n = 40, m = 11;
+TEST_P(CpuIntegers, TokensThatDigitsHoldBadlyAreMultipliedInFloats) {
+  const int64_t k = 640, n = 40, m = GetParam();
   const HostWeight w = Weight("w4g128z", k, n);
   const auto weight = PrepareWeight(w, *device_).value();
   const auto of_floats = PrepareWeight(w, *floats_).value();
@@ -99,14 +100,14 @@ TEST_F(CpuDigits, TokensThatDigitsHoldBadlyAreMultipliedInFloats) {
   ASSERT_NE(clean, floats);
   for (const float wild : {60000.0f, -1000.0f, HUGE_VALF}) {
     std::vector<uint8_t> x = plain;
-    for (const int64_t token : {0, 4, 5, 10}) {
-      StoreElement(x.data(), DType::kFp16, token * k + 300 + token, wild);
+    for (const int64_t token : {int64_t{0}, int64_t{4}, int64_t{5}, m - 1}) {
+      if (token < m) StoreElement(x.data(), DType::kFp16, token * k + 300 + token % 11, wild);
     }
     const std::vector<float> y = Product(*weight, *device_, x, 0, m);
     const std::vector<float> want = Product(*of_floats, *floats_, x, 0, m);
     for (int64_t i = 0; i < m * n; ++i) {
       const int64_t token = i / n;
-      const bool left = token == 0 || token == 4 || token == 5 || token == 10;
+      const bool left = token == 0 || token == 4 || token == 5 || token == m - 1;
       const float expected = left ? want[i] : clean[i];
       ASSERT_TRUE(y[i] == expected || (std::isnan(y[i]) && std::isnan(expected)))
           << wild << " token " << token << ": " << y[i] << ", expected " << expected;
@@ -115,8 +116,8 @@ TEST_F(CpuDigits, TokensThatDigitsHoldBadlyAreMultipliedInFloats) {
 }
 
 // All zeros, and as small as FP16 goes.
-TEST_F(CpuDigits, NothingAndTheSmallest) {
-  const int64_t k = 256, n = 24, m = 3;
+TEST_P(CpuIntegers, NothingAndTheSmallest) {
+  const int64_t k = 256, n = 24, m = GetParam();
   const HostWeight w = Weight("w4g128z+1", k, n);
   const auto weight = PrepareWeight(w, *device_).value();
   std::vector<uint8_t> x(m * k * 2);
@@ -127,9 +128,12 @@ TEST_F(CpuDigits, NothingAndTheSmallest) {
     for (int64_t row = 0; row < 128; ++row) sum += WeightValue(w, row, c);
     EXPECT_EQ(y[c], 0);
     EXPECT_EQ(y[n + c], sum * 0x1p-24) << "column " << c;
-    EXPECT_EQ(y[2 * n + c], 0);
+    EXPECT_EQ(y[(m - 1) * n + c], 0);
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Tokens, CpuIntegers, ::testing::Values(3, 9, 17, 50, 200),
+                         [](const auto& info) { return absl::StrCat(info.param); });
 
 }  // namespace
 }  // namespace awqd

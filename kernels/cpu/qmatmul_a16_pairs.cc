@@ -1,0 +1,131 @@
+// cpu/qmatmul_a16_pairs: the fused product of many tokens of FP16 or BF16, as integers.
+//
+// Computes y = x @ W + bias, x as 16-bit integers by blocks of 128 rows (bodies/block_integers.h)
+// and W as codes less their zeros, whose scales multiply sums of a group in FP32, in their order
+// (bodies/pairs_body.h). Weight layout: k16. Work split: some tiles of 8 columns a task, for up to
+// 192 tokens. Limits: integer codes, floating scales, groups of 16, 32 or
+// 64 rows or of whole blocks, AVX-512 VNNI. FP32 activations and tokens that integers hold badly go
+// to cpu/qmatmul_a16.
+#include <algorithm>
+
+#include "kernels/cpu/rows.h"
+#include "kernels/cpu/stand_ins.h"
+
+namespace awqd {
+namespace {
+
+using cpu::K16Weight;
+using cpu::StandIns;
+
+// A panel of the bodies, and the most that are worth a task: what comes next is fetched meanwhile.
+constexpr int64_t kPanelTiles = 4;
+constexpr int64_t kMaxTilesPerTask = 32;
+// Fewer tokens do not repay the decoding of a panel; of 8 bits, which digits take as they are,
+// three times as many do not.
+constexpr int64_t kLeastTokens = 16;
+constexpr int64_t kLeastOfBytes = 48;
+
+StandIns::Size SizeOfToken(const K16Weight& w) {
+  return {
+      .value_bytes = w.blocks * cpu::kIntegerRows * 2, .blocks = w.blocks, .sums = cpu::UnitsOf(w)};
+}
+
+std::string Refuses(const WeightShape& shape, const DeviceInfo& device) {
+  if (cpu::PairBodiesFor(device.isa) == nullptr) return "needs AVX-512 VNNI";
+  const K16Weight w = cpu::DescribeK16(shape);
+  const int64_t runs = w.runs_per_group;
+  if (w.groups > 1 && runs % 8 != 0 && runs != 1 && runs != 2 && runs != 4) {
+    return "needs groups of 16, 32, 64 or a multiple of 128 rows, or one";
+  }
+  return "";
+}
+
+// What the product of the tokens that are left needs, in the same memory.
+int64_t RestBytes(const WeightShape& shape, const DeviceInfo& device, int64_t m) {
+  return kCpuQmatmulA16.workspace_bytes(shape, device, m);
+}
+
+int64_t Workspace(const WeightShape& shape, const DeviceInfo& device, int64_t m) {
+  const K16Weight w = cpu::DescribeK16(shape);
+  const int64_t scratch = cpu::IntegerBodiesFor(device.isa).scaled_scratch_bytes * device.threads;
+  const int64_t rows = std::min(m, cpu::kScaledRows);
+  return scratch + StandIns::Bytes(SizeOfToken(w), rows) + RestBytes(shape, device, rows);
+}
+
+MatmulArgs RowsOf(const MatmulArgs& args, int64_t first, int64_t count) {
+  MatmulArgs rows = args;
+  const int64_t x = first * args.x.cols * SizeOf(args.x.dtype);
+  const int64_t y = first * args.y.cols * SizeOf(args.y.dtype);
+  rows.x = {static_cast<const char*>(args.x.data) + x, args.x.dtype, count, args.x.cols};
+  rows.y = {static_cast<char*>(args.y.data) + y, args.y.dtype, count, args.y.cols};
+  return rows;
+}
+
+// y of rows that were made.
+void Multiply(const MatmulArgs& args, const K16Weight& w, const cpu::TokenIntegers& tokens,
+              CpuDevice& device) {
+  const int64_t threads = device.info().threads;
+  const int64_t tiles =
+      std::clamp(RoundUp(w.tiles / (threads * 8), kPanelTiles), kPanelTiles, kMaxTilesPerTask);
+  const int64_t scratch_bytes = cpu::IntegerBodiesFor(device.info().isa).scaled_scratch_bytes;
+  device.pool().ParallelFor(CeilDiv(w.tiles, tiles), [&](int64_t task, int thread) {
+    cpu::PairBodiesFor(device.info().isa)
+        ->product(w, {.x = static_cast<const int16_t*>(tokens.values),
+                      .steps = tokens.steps,
+                      .sums = tokens.sums,
+                      .rows = args.x.rows,
+                      .tile_begin = task * tiles,
+                      .tile_end = std::min((task + 1) * tiles, w.tiles),
+                      .bias = args.bias,
+                      .y = args.y.data,
+                      .y_stride = args.y.cols,
+                      .y_type = cpu::ElementOf(args.y.dtype),
+                      .scratch = static_cast<char*>(args.workspace) + thread * scratch_bytes});
+  });
+}
+
+absl::Status Matmul(const MatmulArgs& args, StreamView stream) {
+  CpuDevice& device = CpuDevice::Of(args.weight->device);
+  const cpu::PairBodies& bodies = *cpu::PairBodiesFor(device.info().isa);
+  const K16Weight w = cpu::AccessK16(*args.weight);
+  const bool bytes = w.bits == 8 && args.x.rows < kLeastOfBytes;
+  if (args.x.dtype == DType::kFp32 || bytes) return kCpuQmatmulA16.matmul(args, stream);
+  const int64_t most = std::min(args.x.rows, cpu::kScaledRows);
+  char* const memory =
+      static_cast<char*>(args.workspace) +
+      cpu::IntegerBodiesFor(device.info().isa).scaled_scratch_bytes * device.info().threads;
+  StandIns tokens(SizeOfToken(w), most, memory);
+  void* const rest = memory + StandIns::Bytes(SizeOfToken(w), most);
+  absl::Status status;
+  for (int64_t begin = 0; begin < args.x.rows; begin += most) {
+    const int64_t count = std::min(most, args.x.rows - begin);
+    tokens.Make(bodies.make, w, args.x, begin, count, device);
+    tokens.ForNeighbours(count, [&](int64_t first, int64_t some, bool made) {
+      MatmulArgs rows = RowsOf(args, begin + first, some);
+      if (made) return Multiply(rows, w, tokens.Of(first), device);
+      rows.workspace = rest;
+      status.Update(kCpuQmatmulA16.matmul(rows, stream));
+    });
+  }
+  return status;
+}
+
+}  // namespace
+
+const KernelRow kCpuQmatmulA16Pairs = {.name = "cpu/qmatmul_a16_pairs",
+                                       .op = Op::kMatmul,
+                                       .claims = {.bits = kEverything.bits,
+                                                  .zeros = kEverything.zeros,
+                                                  .scales = kFloatingMask,
+                                                  .group_multiple = 16},
+                                       .layout = &kK16Layout,
+                                       .min_m = kLeastTokens,
+                                       // From 128 to 2048 tokens of 4096 x 4096 and 14336 x 4096 it
+                                       // takes half of the dense path's time.
+                                       .replaces_dense = true,
+                                       .priority = 20,
+                                       .refuses = Refuses,
+                                       .workspace_bytes = Workspace,
+                                       .matmul = Matmul};
+
+}  // namespace awqd
