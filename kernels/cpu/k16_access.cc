@@ -53,21 +53,21 @@ const IntegerBodies& IntegerBodiesFor(CpuIsa isa) {
   return BodiesFor(isa).integers;
 }
 
+#if defined(AWQD_CPU_X86)
 const DigitBodies* DigitBodiesFor(CpuIsa isa) {
-#if defined(AWQD_CPU_X86)
-  if (isa == CpuIsa::kAvx512Vnni) return &kAvx512VnniDigits;
-#endif
-  (void)isa;
-  return nullptr;
+  return isa == CpuIsa::kAvx512Vnni ? &kAvx512VnniDigits : nullptr;
 }
-
 const PairBodies* PairBodiesFor(CpuIsa isa) {
-#if defined(AWQD_CPU_X86)
-  if (isa == CpuIsa::kAvx512Vnni) return &kAvx512VnniPairs;
-#endif
-  (void)isa;
-  return nullptr;
+  return isa == CpuIsa::kAvx512Vnni ? &kAvx512VnniPairs : nullptr;
 }
+const QuadBodies* QuadBodiesFor(CpuIsa isa) {
+  return isa == CpuIsa::kAvx512Vnni ? &kAvx512VnniQuads : nullptr;
+}
+#else
+const DigitBodies* DigitBodiesFor(CpuIsa) { return nullptr; }
+const PairBodies* PairBodiesFor(CpuIsa) { return nullptr; }
+const QuadBodies* QuadBodiesFor(CpuIsa) { return nullptr; }
+#endif
 
 Element ElementOf(DType dtype) {
   if (SizeOf(dtype) == 1) return Element::kByte;

@@ -12,9 +12,10 @@ const Bodies& BodiesFor(CpuIsa isa);
 // Those of products of integers. Their scratch is that of the instruction set.
 const IntegerBodies& IntegerBodiesFor(CpuIsa isa);
 
-// Those of products by integers that stand in for floats; null where the CPU has no instruction.
+// Those of products that take AVX-512 VNNI; null without.
 const DigitBodies* DigitBodiesFor(CpuIsa isa);
 const PairBodies* PairBodiesFor(CpuIsa isa);
+const QuadBodies* QuadBodiesFor(CpuIsa isa);
 
 // A weight whose layout is k16.
 K16Weight AccessK16(const DeviceWeight& weight);

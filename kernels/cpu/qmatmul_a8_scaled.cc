@@ -2,12 +2,13 @@
 //
 // Computes y = a * (q @ W) + bias of INT8 q and a scale a for each token. Sums of q * code are
 // exact over each group, whatever its length; scaled sums of groups are added in FP32 in their
-// order, then outer scale, a and bias follow (bodies/scaled_body.h). Weight layout: k16. Work
-// split: some tiles of 8 columns a task, for up to 192 tokens, whose q is widened to 16 bits first,
-// its groups padded as the layout has them. Limits: those of the layout.
+// order, then outer scale, a and bias follow (bodies/scaled_body.h; with AVX-512 VNNI, for whole
+// blocks of codes of 4 or 8 bits, bodies/quads_body.h). Weight layout: k16. Work split: some tiles
+// of 8 columns a task, for up to 192 tokens, whose q is widened to 16 bits first, its groups padded
+// as the layout has them. Limits: those of the layout.
 #include <algorithm>
 
-#include "kernels/cpu/k16_access.h"
+#include "kernels/cpu/quads.h"
 #include "kernels/cpu/rows.h"
 
 namespace awqd {
@@ -34,8 +35,14 @@ struct Parts {
         sums_bytes(std::min(m, cpu::kScaledRows) * w.groups * 4) {}
 };
 
+bool ByQuads(const K16Weight& w, const DeviceInfo& device) {
+  return cpu::QuadBodiesFor(device.isa) != nullptr && cpu::SuitQuads(w);
+}
+
 int64_t Workspace(const WeightShape& shape, const DeviceInfo& device, int64_t m) {
-  const Parts parts(cpu::DescribeK16(shape), cpu::IntegerBodiesFor(device.isa), device.threads, m);
+  const K16Weight w = cpu::DescribeK16(shape);
+  if (ByQuads(w, device)) return cpu::QuadBytes(w, device, std::min(m, cpu::kScaledRows));
+  const Parts parts(w, cpu::IntegerBodiesFor(device.isa), device.threads, m);
   return parts.scratch_bytes + parts.widened_bytes + parts.sums_bytes;
 }
 
@@ -55,10 +62,25 @@ void SumGroups(const K16Weight& w, const int8_t* x, float* sums) {
   }
 }
 
+void QuadPasses(const MatmulArgs& args, const K16Weight& w) {
+  for (int64_t first = 0; first < args.x.rows; first += cpu::kScaledRows) {
+    MatmulArgs pass = args;
+    pass.x.rows = pass.y.rows = std::min(cpu::kScaledRows, args.x.rows - first);
+    pass.x.data = static_cast<const int8_t*>(args.x.data) + first * args.x.cols;
+    pass.y.data = static_cast<char*>(args.y.data) + first * args.y.cols * SizeOf(args.y.dtype);
+    pass.x_scale = args.x_scale + first;
+    cpu::MultiplyByQuads(pass, w, args.workspace);
+  }
+}
+
 absl::Status Matmul(const MatmulArgs& args, StreamView) {
   CpuDevice& device = CpuDevice::Of(args.weight->device);
-  const cpu::IntegerBodies& bodies = cpu::IntegerBodiesFor(device.info().isa);
   const K16Weight w = cpu::AccessK16(*args.weight);
+  if (ByQuads(w, device.info())) {
+    QuadPasses(args, w);
+    return absl::OkStatus();
+  }
+  const cpu::IntegerBodies& bodies = cpu::IntegerBodiesFor(device.info().isa);
   const Parts parts(w, bodies, device.info().threads, args.x.rows);
   char* const scratch = static_cast<char*>(args.workspace);
   auto* const widened = reinterpret_cast<int16_t*>(scratch + parts.scratch_bytes);

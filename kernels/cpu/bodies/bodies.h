@@ -159,10 +159,10 @@ struct StandInBodies {
 // are whole blocks, or one.
 inline constexpr int64_t kDigitBytes = 2 * kIntegerRows;  // upper digits, then lower ones
 struct DigitTask {
-  const int8_t* digits =
-      nullptr;                   // [rows][blocks][kDigitBytes], in the order of the weight's codes
+  // [rows][blocks][kDigitBytes], in the order of the weight's codes.
+  const int8_t* digits = nullptr;
   const float* steps = nullptr;  // [rows][blocks]
-  const float* sums = nullptr;   // [rows][blocks]
+  const float* sums = nullptr;   // [rows][groups]
   int64_t rows = 0;
   int64_t tile_begin = 0;
   int64_t tile_end = 0;
@@ -201,6 +201,32 @@ constexpr int64_t UnitsOf(const K16Weight& w) {
 }
 using PairBodies = StandInBodies<PairTask>;
 
+// A token of INT8 by blocks of 128 rows in the order of a weight's codes.
+struct QuadToken {
+  int8_t* values = nullptr;  // [blocks][128]
+  int32_t* sums = nullptr;   // [groups]
+};
+
+// y[m, n] = x_scale[m] * (x @ W)[m, n] + bias[n] for tokens [0, rows), of codes and groups that
+// suit digits, at most 2^16 rows in a group.
+struct QuadTask {
+  const int8_t* x = nullptr;       // [rows][blocks][128]
+  const int32_t* sums = nullptr;   // [rows][groups]
+  const float* x_scale = nullptr;  // [rows]
+  int64_t rows = 0;                // at most kScaledRows
+  int64_t tile_begin = 0;
+  int64_t tile_end = 0;
+  const float* bias = nullptr;  // [N] or null
+  void* y = nullptr;            // row 0, column 0 of the whole result
+  int64_t y_stride = 0;         // elements
+  Element y_type = Element::kFp16;
+  void* scratch = nullptr;  // of QuadScratchBytes, 64-byte aligned
+};
+struct QuadBodies {
+  void (*order)(const K16Weight&, const int8_t* x, const QuadToken&);
+  void (*product)(const K16Weight&, const QuadTask&);
+};
+
 struct Bodies {
   void (*product)(const K16Weight&, const ProductTask&);
   int64_t scratch_floats;  // of a ProductTask
@@ -226,6 +252,7 @@ extern const Bodies kAvx512Bodies;
 extern const IntegerBodies kAvx512VnniBodies;
 extern const DigitBodies kAvx512VnniDigits;
 extern const PairBodies kAvx512VnniPairs;
+extern const QuadBodies kAvx512VnniQuads;
 // Only in builds for aarch64.
 extern const Bodies kNeonBodies;
 

@@ -9,11 +9,13 @@
 #include "kernels/cpu/bodies/scaled_body.h"
 // Over the above.
 #include "kernels/cpu/bodies/pairs_body.h"
+#include "kernels/cpu/bodies/quads_body.h"
 
 namespace awqd::cpu {
 
 const IntegerBodies kAvx512VnniBodies = {IntegerProduct, ScaledProduct, ScaledScratch::kBytes};
 const DigitBodies kAvx512VnniDigits = {MakeDigits, DigitProduct};
 const PairBodies kAvx512VnniPairs = {MakePairs, PairProduct};
+const QuadBodies kAvx512VnniQuads = {OrderQuads, QuadProduct};
 
 }  // namespace awqd::cpu

@@ -19,6 +19,11 @@
 namespace awqd::cpu {
 namespace {
 
+// Blocks that share a group.
+inline int64_t BlocksOfGroup(const K16Weight& w) {
+  return w.groups == 1 ? w.blocks : w.runs_per_group / 8;
+}
+
 // --- Making digits ---
 
 // Rows 16 i .. 16 i + 15 of a block in q[i], to the order of codes. Of 4 bits byte b of lane i
@@ -42,6 +47,8 @@ inline void StoreDigit(const __m512i (&q)[8], int bits, int8_t* out) {
 
 // One token, of FP16 or BF16. False where it is not taken.
 bool MakeDigits(const K16Weight& w, const void* x, Element type, const TokenIntegers& out) {
+  const int64_t blocks = BlocksOfGroup(w);
+  std::memset(out.sums, 0, w.groups * sizeof(float));
   BlockIntegers integers;
   for (int64_t block = 0; block < w.blocks; ++block) {
     if (!integers.Make(w, x, type, block * kIntegerRows)) return false;
@@ -54,7 +61,7 @@ bool MakeDigits(const K16Weight& w, const void* x, Element type, const TokenInte
     // What is left modulo 256 is the lower digit.
     StoreDigit(integers.q, w.bits, digits + kIntegerRows);
     out.steps[block] = integers.step;
-    out.sums[block] = integers.Sum(0, 8);
+    out.sums[block / blocks] += integers.Sum(0, 8);
   }
   return true;
 }
@@ -104,26 +111,23 @@ AWQD_ALWAYS_INLINE inline __m512 SumOfBlock(const __m512i (&digits)[4], const Co
   return _mm512_cvtepi32_ps(sum);
 }
 
-// What a tile's groups need, as floats: scales, and the offsets times the sums of x.
+// Of one tile: the scales of its groups, and the offsets times the sums of x.
 struct TileFactors {
   float* scales;  // [groups][8], and four more
 
-  // Writes scales, and in offsets[t][8] the sum over blocks of offset * sum(x) of `count` tokens.
+  // Writes scales, and in offsets[t][8] the sum over groups of offset * sum(x).
   void Make(const K16Weight& w, int64_t tile, const DigitTask& task, float* offsets) const {
-    for (int64_t i = 0; i < task.rows * 8; ++i) offsets[i] = 0;
-    const int64_t blocks_per_group = w.groups == 1 ? w.blocks : w.runs_per_group / 8;
+    std::memset(offsets, 0, task.rows * 8 * sizeof(float));
     for (int64_t group = 0; group < w.groups; ++group) {
-      float offset[8];
-      LoadAffine(w, tile, group, scales + group * 8, offset);
-      const __m256 all = _mm256_loadu_ps(offset);
-      const int64_t begin = group * blocks_per_group;
-      const int64_t end = group + 1 < w.groups ? begin + blocks_per_group : w.blocks;
+      float zeros[8];
+      PrefetchCells(w, tile, group);
+      LoadCells(w, tile, group, scales + group * 8, zeros);
+      __m256 offset = _mm256_loadu_ps(zeros);
+      if (!w.zero_after) offset = _mm256_mul_ps(offset, _mm256_loadu_ps(scales + group * 8));
       for (int64_t t = 0; t < task.rows; ++t) {
-        const float* const sums = task.sums + t * w.blocks;
-        float sum = 0;
-        for (int64_t block = begin; block < end; ++block) sum += sums[block];
+        const __m256 sum = _mm256_set1_ps(task.sums[t * w.groups + group]);
         const __m256 old = _mm256_loadu_ps(offsets + t * 8);
-        _mm256_storeu_ps(offsets + t * 8, _mm256_fmadd_ps(all, _mm256_set1_ps(sum), old));
+        _mm256_storeu_ps(offsets + t * 8, _mm256_fmadd_ps(offset, sum, old));
       }
     }
   }
@@ -136,7 +140,7 @@ __attribute__((noinline)) void DigitTile(const K16Weight& w, const DigitTask& ta
                                          float* out) {
   constexpr int64_t kColumnBytes = kBits * 16;
   const int64_t tile_bytes = 8 * kColumnBytes;
-  const int64_t per_group = w.groups == 1 ? w.blocks : w.runs_per_group / 8;
+  const int64_t per_group = BlocksOfGroup(w);
   const uint8_t* codes = w.codes + tile * w.blocks * tile_bytes + first * kColumnBytes;
   const int8_t* digits = task.digits + token * w.blocks * kDigitBytes;
   const float* steps = task.steps + token * w.blocks;
@@ -197,14 +201,20 @@ __attribute__((noinline)) void DigitTile(const K16Weight& w, const DigitTask& ta
   }
 }
 
-void StoreDigitSums(const K16Weight& w, const DigitTask& task, int64_t tile, const float* sums,
-                    const float* offsets) {
+// y = ((sums - offsets) * outer * x_scale) + bias of one tile, for a DigitTask or a QuadTask; of
+// sums and offsets [rows][8]. `x_scale`: [rows], or null for 1.
+template <typename Task>
+void StoreTile(const K16Weight& w, const Task& task, int64_t tile, const float* x_scale,
+               const float* sums, const float* offsets) {
   float outer[8], values[8];
   LoadOuter(w, tile, outer);
   const float* bias = task.bias != nullptr ? task.bias + tile * 8 : nullptr;
   const int64_t columns = w.n - tile * 8;
   for (int64_t t = 0; t < task.rows; ++t) {
-    for (int c = 0; c < 8; ++c) values[c] = (sums[t * 8 + c] - offsets[t * 8 + c]) * outer[c];
+    const float scale = x_scale == nullptr ? 1 : x_scale[t];
+    for (int c = 0; c < 8; ++c) {
+      values[c] = (sums[t * 8 + c] - offsets[t * 8 + c]) * outer[c] * scale;
+    }
     const int64_t index = t * task.y_stride + tile * 8;
     if (columns >= 8) {
       Store8Plus(task.y, task.y_type, index, values, bias);
@@ -237,7 +247,7 @@ void DigitProductOf(const K16Weight& w, const DigitTask& task) {
         }
       });
     }
-    StoreDigitSums(w, task, tile, sums, offsets);
+    StoreTile(w, task, tile, nullptr, sums, offsets);
   }
 }
 

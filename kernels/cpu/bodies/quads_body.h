@@ -1,0 +1,307 @@
+// Products of quantised activations by quads: four codes of a column, as they are stored, times
+// four INT8 q, added up in one lane by one instruction. Of 4 or 8 bits, of groups that are whole
+// blocks of 128 rows, or one. The same sums as in scaled_body.h: exact over a group, scaled and
+// added in FP32.
+//
+// Few tokens: a register has 64 codes of a column, 16 lanes along K, which are folded where a group
+// ends. Many: a panel of 32 columns, a lane for each. Integer zeros are taken off a group's sum by
+// the sum of its q, exactly. Both give the same bits.
+//
+// Where four rows of a lane are not neighbours, q is in the order of codes (OrderQuads).
+//
+// Included by the body file for AVX-512 VNNI, behind digits_body.h and scaled_body.h; everything
+// has internal linkage.
+#pragma once
+
+#include "kernels/cpu/bodies/digits_body.h"
+#include "kernels/cpu/bodies/scaled_body.h"
+
+namespace awqd::cpu {
+namespace {
+
+inline bool HasIntegerZeros(const K16Weight& w) {
+  return w.zeros == nullptr || w.zero_type == Element::kByte;
+}
+
+// Tokens that are multiplied by panels. Later where columns have no groups to fold at, or codes
+// need no decoding (Zen 4, 4096 x 14336: 12 tokens of w4g128z 2.9 ms by panels, 11 3.1 without; of
+// w8cs 3.9 and 2.4).
+constexpr int64_t kMostOfFew = 63;
+inline int64_t LeastOfPanel(const K16Weight& w) {
+  return w.groups == 1 || w.bits == 8 ? kMostOfFew + 1 : 12;
+}
+
+// One token: rows of each block in the order of codes, and the sums of groups.
+void OrderQuads(const K16Weight& w, const int8_t* x, const QuadToken& out) {
+  const int64_t blocks = BlocksOfGroup(w);
+  std::memset(out.sums, 0, w.groups * sizeof(int32_t));
+  for (int64_t block = 0; block < w.blocks; ++block) {
+    const int64_t first = block * kIntegerRows;
+    const int64_t count = w.k - first < kIntegerRows ? w.k - first : kIntegerRows;
+    alignas(64) int8_t rows[kIntegerRows] = {};
+    std::memcpy(rows, x + first, count);
+    __m512i q[8], sum = _mm512_setzero_si512();
+    for (int i = 0; i < 8; ++i) {
+      q[i] = _mm512_cvtepi8_epi32(Load16(rows + 16 * i));
+      sum = _mm512_add_epi32(sum, q[i]);
+    }
+    StoreDigit(q, w.bits, out.values + block * kIntegerRows);
+    out.sums[block / blocks] += _mm512_reduce_add_epi32(sum);
+  }
+}
+
+// --- Few tokens ---
+
+// Of a tile: what its groups need.
+struct QuadFactors {
+  float* scales;   // [groups][8]
+  float* offsets;  // [groups][8]: real zeros, negated
+  int32_t* zeros;  // [groups][8]: integer zeros
+
+  QuadFactors(const K16Weight& w, float* memory)
+      : scales(memory),
+        offsets(memory + w.groups * 8),
+        zeros(reinterpret_cast<int32_t*>(memory + 2 * w.groups * 8)) {}
+
+  void Make(const K16Weight& w, int64_t tile) const {
+    for (int64_t group = 0; group < w.groups; ++group) {
+      float zero[8];
+      PrefetchCells(w, tile, group);
+      LoadCells(w, tile, group, scales + group * 8, zero);
+      const __m256 values = _mm256_loadu_ps(zero);
+      _mm256_storeu_ps(offsets + group * 8, _mm256_sub_ps(_mm256_setzero_ps(), values));
+      if (!HasIntegerZeros(w)) continue;
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(zeros + group * 8),
+                          _mm256_cvtps_epi32(values));
+    }
+  }
+};
+
+// The sum of the lanes of each of 8 vectors.
+inline __m256i FoldIntegers(const __m512i (&v)[8]) {
+  __m256i halves[8];
+  Times<8>([&](auto i) AWQD_ALWAYS_INLINE {
+    halves[i] = _mm256_add_epi32(_mm512_castsi512_si256(v[i]), _mm512_extracti64x4_epi64(v[i], 1));
+  });
+  // In each 128-bit lane the sums of four vectors.
+  const __m256i low = _mm256_hadd_epi32(_mm256_hadd_epi32(halves[0], halves[1]),
+                                        _mm256_hadd_epi32(halves[2], halves[3]));
+  const __m256i high = _mm256_hadd_epi32(_mm256_hadd_epi32(halves[4], halves[5]),
+                                         _mm256_hadd_epi32(halves[6], halves[7]));
+  return _mm256_add_epi32(_mm256_permute2x128_si256(low, high, 0x20),
+                          _mm256_permute2x128_si256(low, high, 0x31));
+}
+
+// AddGroup of 8 columns, in registers.
+inline __m256 AddGroupOf8(const K16Weight& w, __m256 value, float x_sum, __m256 scale,
+                          __m256 offset, __m256 sum) {
+  const __m256 x = _mm256_set1_ps(x_sum);
+  if (HasIntegerZeros(w)) return _mm256_fmadd_ps(value, scale, sum);
+  if (w.zero_after) return _mm256_fmadd_ps(offset, x, _mm256_fmadd_ps(value, scale, sum));
+  return _mm256_fmadd_ps(_mm256_fmadd_ps(offset, x, value), scale, sum);
+}
+
+// A tile for kTokens tokens, whose sums go to out[t * 8 + c].
+template <int kBits, int kTokens>
+__attribute__((noinline)) void QuadTile(const K16Weight& w, const QuadTask& task, int64_t tile,
+                                        int64_t token, const QuadFactors& factors, float* out) {
+  constexpr int64_t kColumnBytes = kBits * 16, kTileBytes = 8 * kColumnBytes, kAhead = 16;
+  const int64_t row_bytes = w.blocks * kIntegerRows;
+  const uint8_t* codes = w.codes + tile * w.blocks * kTileBytes;
+  const int8_t* x = task.x + token * row_bytes;
+  __m256 acc[kTokens];
+  Times<kTokens>([&](auto t) AWQD_ALWAYS_INLINE { acc[t] = _mm256_setzero_ps(); });
+  for (int64_t group = 0, block = 0; group < w.groups; ++group) {
+    const int64_t border = block + BlocksOfGroup(w), end = border < w.blocks ? border : w.blocks;
+    __m512i sums[kTokens][8];
+    Times<kTokens>([&](auto t) AWQD_ALWAYS_INLINE {
+      Times<8>([&](auto c) AWQD_ALWAYS_INLINE { sums[t][c] = _mm512_setzero_si512(); });
+    });
+    for (; block < end; ++block, codes += kTileBytes, x += kIntegerRows) {
+      for (int64_t line = 0; line < kTileBytes; line += 64) {
+        __builtin_prefetch(codes + kAhead * kTileBytes + line, kRead, kL2Cache);
+      }
+      Times<8>([&](auto c) AWQD_ALWAYS_INLINE {
+        const auto column = CodesOfBlock::Load<kBits>(codes + c * kColumnBytes);
+        Times<kTokens>([&](auto t) AWQD_ALWAYS_INLINE {
+          const int8_t* const at = x + t * row_bytes;
+          sums[t][c] = _mm512_dpbusd_epi32(sums[t][c], column.first, _mm512_loadu_si512(at));
+          sums[t][c] = _mm512_dpbusd_epi32(sums[t][c], column.second, _mm512_loadu_si512(at + 64));
+        });
+      });
+    }
+    const __m256 scale = _mm256_loadu_ps(factors.scales + group * 8);
+    const __m256 offset = _mm256_loadu_ps(factors.offsets + group * 8);
+    const __m256i zero = Load32(factors.zeros + group * 8);
+    Times<kTokens>([&](auto t) AWQD_ALWAYS_INLINE {
+      const int32_t x_sum = task.sums[(token + t) * w.groups + group];
+      __m256i sum = FoldIntegers(sums[t]);
+      if (HasIntegerZeros(w)) {
+        sum = _mm256_sub_epi32(sum, _mm256_mullo_epi32(zero, _mm256_set1_epi32(x_sum)));
+      }
+      acc[t] =
+          AddGroupOf8(w, _mm256_cvtepi32_ps(sum), static_cast<float>(x_sum), scale, offset, acc[t]);
+    });
+  }
+  Times<kTokens>([&](auto t) AWQD_ALWAYS_INLINE { _mm256_storeu_ps(out + t * 8, acc[t]); });
+}
+
+template <int kBits>
+void FewByQuads(const K16Weight& w, const QuadTask& task) {
+  constexpr int kMost = 3;  // tokens beside each other
+  const QuadFactors factors(w, static_cast<float*>(task.scratch));
+  float sums[kMostOfFew * 8];
+  const int64_t parts = (task.rows + kMost - 1) / kMost;
+  for (int64_t tile = task.tile_begin; tile < task.tile_end; ++tile) {
+    factors.Make(w, tile);
+    for (int64_t part = 0; part < parts; ++part) {
+      const int64_t begin = task.rows * part / parts;
+      WithCount<1, kMost>(task.rows * (part + 1) / parts - begin, [&](auto n) {
+        QuadTile<kBits, n.kValue>(w, task, tile, begin, factors, sums + begin * 8);
+      });
+    }
+    constexpr float kNothing[kMostOfFew * 8] = {};
+    StoreTile(w, task, tile, task.x_scale, sums, kNothing);
+  }
+}
+
+// --- Many tokens ---
+
+constexpr int64_t kBlocksOfPiece = kRunsOfPiece / 8;
+constexpr int kQuadsOfBlock = 32;
+
+// Quads of blocks [begin, end): [quads][kPanelColumns] lanes.
+template <int kBits>
+void DecodeQuads(const PanelOf& p, int64_t begin, int64_t end, uint32_t* panel) {
+  alignas(64) uint32_t words[16 * kPanelColumns];
+  const __m512i mask = _mm512_set1_epi8(15), sign = _mm512_set1_epi8(static_cast<char>(0x80));
+  constexpr int kHalves = kBits == 8 ? 2 : 1;  // that words are loaded in
+  for (int64_t block = begin; block < end; ++block) {
+    for (int t = 0; t < kPanelTiles; ++t) PrefetchAhead(p.w, p.Tile(t), block);
+    for (int half = 0; half < kHalves; ++half) {
+      for (int t = 0; t < kPanelTiles; ++t) {
+        LoadWords<kBits>(p.w, BlockOf(p.w, p.Tile(t), block), half, words + t * 8);
+      }
+      uint32_t* const out = panel + ((block - begin) * kQuadsOfBlock + half * 16) * kPanelColumns;
+      for (int64_t i = 0; i < 16 * kPanelColumns; i += 16) {
+        const __m512i lanes = Pairs::LoadWritten(words + i).v;
+        if constexpr (kBits == 8) {
+          _mm512_storeu_si512(out + i, _mm512_xor_si512(lanes, sign));
+        } else {
+          _mm512_storeu_si512(out + i, _mm512_and_si512(lanes, mask));
+          _mm512_storeu_si512(out + 16 * kPanelColumns + i,
+                              _mm512_and_si512(_mm512_srli_epi16(lanes, 4), mask));
+        }
+      }
+    }
+  }
+}
+
+struct QuadPiece {
+  const PanelOf& panel;
+  const QuadTask& task;
+  const ScaledScratch& scratch;
+  int32_t* zeros;     // [groups of the piece][kPanelColumns]
+  int64_t begin = 0;  // blocks
+  int64_t end = 0;
+
+  // Of groups that end within the piece or go on behind it.
+  void LoadCellsOfGroups() const {
+    const K16Weight& w = panel.w;
+    const int64_t blocks = BlocksOfGroup(w), first = begin / blocks, last = (end - 1) / blocks;
+    LoadFactors(panel, first, last, scratch);
+    if (!HasIntegerZeros(w)) return;
+    for (int64_t group = first; group <= last; ++group) {
+      for (int t = 0; t < kPanelTiles; ++t) {
+        float values[8];
+        LoadZeros(w, (panel.Tile(t) * w.groups + group) * 8, values);
+        for (int c = 0; c < 8; ++c) {
+          zeros[(group - first) * kPanelColumns + t * 8 + c] = static_cast<int32_t>(values[c]);
+        }
+      }
+    }
+  }
+};
+
+template <int kTokens>
+__attribute__((noinline)) void MultiplyQuads(const QuadPiece& piece, int64_t m) {
+  const K16Weight& w = piece.panel.w;
+  const QuadTask& task = piece.task;
+  const int64_t stride = w.blocks * kIntegerRows, blocks = BlocksOfGroup(w);
+  int64_t cell = 0;
+  for (int64_t block = piece.begin; block < piece.end; cell += kPanelColumns) {
+    const int64_t group = block / blocks;
+    const int64_t border = group + 1 < w.groups ? (group + 1) * blocks : w.blocks;
+    const int64_t end = border < piece.end ? border : piece.end;
+    auto* const totals = reinterpret_cast<int32_t*>(piece.scratch.totals) + m * kPanelColumns;
+    __m512i sums[kTokens][2];
+    const bool goes_on = block > group * blocks;
+    Times<kTokens>([&](auto t) AWQD_ALWAYS_INLINE {
+      Times<2>([&](auto v) AWQD_ALWAYS_INLINE {
+        sums[t][v] = goes_on ? _mm512_loadu_si512(totals + t * kPanelColumns + 16 * v)
+                             : _mm512_setzero_si512();
+      });
+    });
+    const uint32_t* panel =
+        piece.scratch.panel + (block - piece.begin) * kQuadsOfBlock * kPanelColumns;
+    const int8_t* x = task.x + m * stride + block * kIntegerRows;
+    const int64_t quads = (end - block) * kQuadsOfBlock;
+    for (int64_t i = 0; i < quads; ++i, panel += kPanelColumns, x += 4) {
+      const __m512i low = _mm512_loadu_si512(panel), high = _mm512_loadu_si512(panel + 16);
+      Times<kTokens>([&](auto t) AWQD_ALWAYS_INLINE {
+        int32_t quad;
+        std::memcpy(&quad, x + t * stride, sizeof(quad));
+        const __m512i all = _mm512_set1_epi32(quad);
+        sums[t][0] = _mm512_dpbusd_epi32(sums[t][0], low, all);
+        sums[t][1] = _mm512_dpbusd_epi32(sums[t][1], high, all);
+      });
+    }
+    Times<kTokens>([&](auto t) AWQD_ALWAYS_INLINE {
+      const int32_t x_sum = end < border ? 0 : task.sums[(m + t) * w.groups + group];
+      Times<2>([&](auto v) AWQD_ALWAYS_INLINE {
+        if (end < border) {
+          _mm512_storeu_si512(totals + t * kPanelColumns + 16 * v, sums[t][v]);
+          return;
+        }
+        if (HasIntegerZeros(w)) {
+          const __m512i zeros = _mm512_loadu_si512(piece.zeros + cell + 16 * v);
+          sums[t][v] =
+              _mm512_sub_epi32(sums[t][v], _mm512_mullo_epi32(zeros, _mm512_set1_epi32(x_sum)));
+        }
+        AddGroup(w, _mm512_cvtepi32_ps(sums[t][v]), static_cast<float>(x_sum),
+                 piece.scratch.scales + cell + 16 * v, piece.scratch.offsets + cell + 16 * v,
+                 piece.scratch.sums + (m + t) * kPanelColumns + 16 * v);
+      });
+    });
+    block = end;
+  }
+}
+
+template <int kBits>
+void ManyByQuads(const K16Weight& w, const QuadTask& task) {
+  const ScaledScratch scratch(task.scratch);
+  alignas(64) int32_t zeros[kBlocksOfPiece * kPanelColumns];
+  for (int64_t tile = task.tile_begin; tile < task.tile_end; tile += kPanelTiles) {
+    const int64_t end = tile + kPanelTiles < task.tile_end ? tile + kPanelTiles : task.tile_end;
+    const PanelOf panel = {w, tile, end - 1};
+    std::memset(scratch.sums, 0, task.rows * kPanelColumns * sizeof(float));
+    QuadPiece piece = {panel, task, scratch, zeros};
+    for (int64_t block = 0; block < w.blocks; block += kBlocksOfPiece) {
+      piece.begin = block;
+      piece.end = block + kBlocksOfPiece < w.blocks ? block + kBlocksOfPiece : w.blocks;
+      DecodeQuads<kBits>(panel, piece.begin, piece.end, scratch.panel);
+      piece.LoadCellsOfGroups();
+      ForTokens(task.rows, [&](int64_t m, auto n) { MultiplyQuads<n.kValue>(piece, m); });
+    }
+    StoreScaled(panel, task.x_scale, task, scratch);
+  }
+}
+
+void QuadProduct(const K16Weight& w, const QuadTask& task) {
+  const bool few = task.rows < LeastOfPanel(w);
+  if (w.bits == 8) return few ? FewByQuads<8>(w, task) : ManyByQuads<8>(w, task);
+  return few ? FewByQuads<4>(w, task) : ManyByQuads<4>(w, task);
+}
+
+}  // namespace
+}  // namespace awqd::cpu
