@@ -73,7 +73,7 @@ struct MatmulCall {
   DType output_dtype = v1::DTYPE_UNSPECIFIED;  // the activations'
   v1::Path path = v1::AUTO;
   v1::ActivationFunction activation_function = v1::NONE;  // of the product and its bias
-  // Whether the server rounds floating activations to INT8 first.
+  // Whether the server rounds floating activations to INT8 first; as sent: by its own default.
   v1::ActivationQuantization activation_quantization = v1::ACTIVATIONS_AS_SENT;
   // FP32: of INT8 activations one for each token, or one for all; one element for INT8_STATIC.
   std::optional<Tensor> activation_scales = std::nullopt;

@@ -36,6 +36,7 @@ struct Options {
   int cpu_threads = 0;
   int64_t device_memory_limit = 0;  // for each device
   bool batch_invariant = false;
+  bool int8_activations = false;
   model::Sharding sharding = model::Sharding::kReplicas;
   services::Options rpc;
   engine::EngineOptions engine;

@@ -40,11 +40,12 @@ CLI::Option* AddQuantization(CLI::App* app, v1::ActivationQuantization& target) 
   const Words<v1::ActivationQuantization> words = {{"none", v1::ACTIVATIONS_AS_SENT},
                                                    {"per_token", v1::INT8_PER_TOKEN},
                                                    {"static", v1::INT8_STATIC},
-                                                   {"declared", v1::INT8_AS_DECLARED}};
+                                                   {"declared", v1::INT8_AS_DECLARED},
+                                                   {"never", v1::ACTIVATIONS_FLOATING}};
   return AddWord(app, "--quantize_activations", target, words,
                  "Round activations to INT8 in the server: none (default), per_token (by the "
-                 "largest of each), static (by --activation_scale) or declared (as the checkpoint "
-                 "says)")
+                 "largest of each), static (by --activation_scale), declared (as the checkpoint "
+                 "says) or never (not by the server's --int8_activations either)")
       ->type_name("HOW");
 }
 

@@ -2,8 +2,10 @@
 #include "server/services/product_flow.h"
 
 #include <algorithm>
+#include <type_traits>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "kernels/base/status.h"
 #include "server/obs/logging.h"
 #include "server/transport/call_loop.h"
@@ -18,6 +20,15 @@ absl::StatusOr<wire::MatmulJob> MatmulMethod::Build(Request* request, WeightPtr 
                                                                cut_bytes, weight->activations()));
   job.work.weight = std::move(weight);
   return job;
+}
+
+void MatmulMethod::TakeAsInt8(const model::PlacedWeight& weight, Request* request) {
+  if (request->activation_quantization() != v1::ACTIVATIONS_AS_SENT) return;
+  const bool has_kernels = absl::c_all_of(weight.parts, [](const model::WeightPart& part) {
+    return !part.weight->plan.quantized.empty();
+  });
+  if (request->activations().dtype() == v1::INT8 || !has_kernels) return;
+  request->set_activation_quantization(v1::INT8_PER_TOKEN);
 }
 
 template <typename Method>
@@ -107,6 +118,9 @@ template <typename Method>
 absl::Status ProductFlow<Method>::OnWeights(typename Source::Weights weights) {
   AWQD_RETURN_IF_ERROR(StillWanted());
   AWQD_RETURN_IF_ERROR(codec_->CheckFound());
+  if constexpr (std::is_same_v<Method, MatmulMethod>) {
+    if (env_.options.int8_activations) Method::TakeAsInt8(*weights, &parsed_.request);
+  }
   AWQD_ASSIGN_OR_RETURN(Job job,
                         Method::Build(&parsed_.request, std::move(weights),
                                       env_.options.transport.max_send_message_bytes, cut_bytes()));

@@ -29,6 +29,8 @@ struct MatmulMethod {
   using Work = engine::MatmulWork;
   static absl::StatusOr<wire::MatmulJob> Build(Request* request, WeightPtr weight, int64_t max_send,
                                                std::optional<int64_t> cut_bytes);
+  // What --int8_activations makes of a request that says nothing of how.
+  static void TakeAsInt8(const model::PlacedWeight& weight, Request* request);
 };
 struct GroupedMatmulMethod {
   using Request = v1::GroupedQuantizedMatmulRequest;

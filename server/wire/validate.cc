@@ -44,8 +44,8 @@ absl::Status CheckQuantization(const v1::QuantizedMatmulRequest& request) {
   const v1::ActivationQuantization how = request.activation_quantization();
   AWQD_RETURN_IF_ERROR(CheckEnum(v1::ActivationQuantization_IsValid(how), how,
                                  "activation_quantization",
-                                 "ACTIVATIONS_AS_SENT, INT8_PER_TOKEN, INT8_STATIC or "
-                                 "INT8_AS_DECLARED"));
+                                 "ACTIVATIONS_AS_SENT, INT8_PER_TOKEN, INT8_STATIC, "
+                                 "INT8_AS_DECLARED or ACTIVATIONS_FLOATING"));
   const std::string name = v1::ActivationQuantization_Name(how);
   const bool int8 = request.activations().dtype() == v1::INT8;
   if (int8 && how != v1::ACTIVATIONS_AS_SENT) {

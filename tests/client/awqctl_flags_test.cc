@@ -93,8 +93,8 @@ TEST(AwqctlFlags, PathsAndArrivalsAreWords) {
   EXPECT_THAT(Refusal({"matmul", "m", "w", "--random", "1", "--activation_function", "tanh"}),
               HasSubstr("--activation_function: got 'tanh', expected none, relu, gelu or silu"));
   EXPECT_THAT(Refusal({"matmul", "m", "w", "--random", "1", "--quantize_activations", "int4"}),
-              HasSubstr("--quantize_activations: got 'int4', expected none, per_token, static or "
-                        "declared"));
+              HasSubstr("--quantize_activations: got 'int4', expected none, per_token, static, "
+                        "declared or never"));
   EXPECT_THAT(Refusal({"matmul", "m", "w", "x.npy", "--activation_scale", "1",
                        "--activation_scales", "a.npy"}),
               HasSubstr("--activation_scale"));

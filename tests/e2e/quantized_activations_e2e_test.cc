@@ -210,6 +210,32 @@ TEST_F(QuantizedActivationsTest, TakeABiasAndAnActivationFunctionAndNoTokens) {
   EXPECT_TRUE(none->output.bytes.empty());
 }
 
+// A request that does not say how is taken as INT8_PER_TOKEN; one that does keeps its word, and so
+// does a weight whose codes are no integers.
+TEST(Int8Activations, AreTheServersDefaultWhereAskedFor) {
+  ServerProcess plain({"--model_repository=" + DemoRepository()});
+  ServerProcess rounding({"--model_repository=" + DemoRepository(), "--int8_activations"});
+  ASSERT_TRUE(plain.WaitServing()) << plain.log();
+  ASSERT_TRUE(rounding.WaitServing()) << rounding.log();
+  const Json golden = Cases().front();
+  const auto run = [&](ServerProcess& server, v1::ActivationQuantization how) {
+    MatmulCall call = {.weight = Weight(golden), .activations = Read(golden, "activations")};
+    call.activation_quantization = how;
+    const auto y = server.NewClient()->QuantizedMatmul(call);
+    EXPECT_TRUE(y.ok()) << y.status();
+    return y.ok() ? y->output.bytes : std::string();
+  };
+  const std::string as_floats = run(plain, v1::ACTIVATIONS_AS_SENT);
+  const std::string as_int8 = run(plain, v1::INT8_PER_TOKEN);
+  ASSERT_NE(as_floats, as_int8);
+  EXPECT_EQ(run(plain, v1::ACTIVATIONS_FLOATING), as_floats);
+  EXPECT_EQ(run(rounding, v1::ACTIVATIONS_AS_SENT), as_int8);
+  EXPECT_EQ(run(rounding, v1::INT8_PER_TOKEN), as_int8);
+  EXPECT_EQ(run(rounding, v1::ACTIVATIONS_FLOATING), as_floats);
+  const auto sent_as_int8 = rounding.NewClient()->QuantizedMatmul(Int8(golden));
+  EXPECT_TRUE(sent_as_int8.ok()) << sent_as_int8.status();
+}
+
 TEST_F(QuantizedActivationsTest, SayWhatIsWrong) {
   const auto scales = [](std::vector<int64_t> shape, float value) {
     std::vector<float> values(*client::ElementCount(shape), value);

@@ -109,7 +109,8 @@ absl::Status ReadQuantization(const InferParameter& value, absl::string_view fie
                               Parameters* out) {
   return ReadEnum(
       value, field, v1::ActivationQuantization_Parse,
-      "\"ACTIVATIONS_AS_SENT\", \"INT8_PER_TOKEN\", \"INT8_STATIC\" or \"INT8_AS_DECLARED\"",
+      "\"ACTIVATIONS_AS_SENT\", \"INT8_PER_TOKEN\", \"INT8_STATIC\", \"INT8_AS_DECLARED\" or "
+      "\"ACTIVATIONS_FLOATING\"",
       &out->activation_quantization);
 }
 

@@ -26,7 +26,7 @@ from awqd.v1 import tensor_pb2 as tensors
 T = TypeVar("T")
 Path = Literal["auto", "fused", "dequantize"]
 ActivationFunction = Literal["none", "relu", "gelu", "silu"]
-ActivationQuantization = Literal["per_token", "static", "as_declared"]
+ActivationQuantization = Literal["per_token", "static", "as_declared", "floating"]
 # None: the client's own. math.inf: no deadline.
 Timeout = Union[float, None]
 Rows = Union[tuple[int, int], slice]
@@ -169,7 +169,8 @@ class Calls:
         bias: [N], instead of the weight's own.
         output_dtype: x's by default; INT32 of INT8, FP16 of INT8 with activation_scales.
         activation_quantization: has the server round x to INT8 first, by a scale of each token, by
-            activation_scales (one element), or as the checkpoint says.
+            activation_scales (one element), or as the checkpoint says; "floating": it does not, whatever its
+            own default (--int8_activations).
         activation_scales: FP32, positive: one for each token, or one element for all.
         path: "fused" or "dequantize" overrides the server's choice.
         priority: larger is served first.
@@ -464,7 +465,7 @@ class Calls:
         request = inference.QuantizedMatmulRequest()
         _source(request, model, weight)
         if activation_quantization is not None:
-            prefix = "" if activation_quantization == "as_sent" else "INT8_"
+            prefix = "ACTIVATIONS_" if activation_quantization in ("as_sent", "floating") else "INT8_"
             request.activation_quantization = _enum(tensors.ActivationQuantization, activation_quantization,
                                                     "activation_quantization", prefix)
         parts = self._optional((4, bias, "bias"), (13, activation_scales, "activation_scales"))
