@@ -33,8 +33,9 @@ absl::StatusOr<std::unique_ptr<Device>> OpenCuda(int index, const DeviceOptions&
 }
 
 std::unique_ptr<Device> OpenCpu(std::optional<int> index, const DeviceOptions& options) {
-  return OpenCpuDevice(options.cpu_threads, options.budget_bytes, index, options.batch_invariant,
-                       options.id_suffix);
+  return OpenCpuDevice(
+      options.cpu_threads, options.budget_bytes, index, options.batch_invariant, options.id_suffix,
+      {.pin_threads = options.cpu_pin_threads, .interleave = options.cpu_interleave});
 }
 
 // N of "<prefix>N".

@@ -17,12 +17,21 @@ namespace awqd {
 absl::Span<const KernelRow* const> CpuKernels();
 const Steps& CpuSteps();
 const Kv4Ops& CpuKv4();
+// How a CPU device uses a machine of several sockets.
+struct CpuPlacement {
+  // Worker i stays on the i-th core after the first that the process may use. Callers stay free.
+  bool pin_threads = false;
+  // Pages of large buffers go round the memory nodes that the process may use, so that all
+  // controllers are read at once. Has no effect where the system does not allow it.
+  bool interleave = false;
+};
 // `threads` 0: as many as the process may use. `budget_bytes` 0: no cap. With an index the id is
 // "cpu:N": several of them share cores and memory, and stand in for several GPUs.
 std::unique_ptr<Device> OpenCpuDevice(int threads, int64_t budget_bytes,
                                       std::optional<int> index = std::nullopt,
                                       bool batch_invariant = false,
-                                      const std::string& id_suffix = "");
+                                      const std::string& id_suffix = "",
+                                      const CpuPlacement& placement = {});
 
 // Of the machine, or of the container around the process.
 int64_t CpuFreeBytes();

@@ -28,6 +28,9 @@ struct DeviceOptions {
   bool batch_invariant = false;
   // Behind the device's id: of one that is opened several times, "#2".
   std::string id_suffix;
+  // Of the CPU; see CpuPlacement.
+  bool cpu_pin_threads = false;
+  bool cpu_interleave = false;
 };
 
 // `spec`: "cpu", "cpu:N" (one of several that share the cores), "cuda:N", or "auto" (cuda:0 when a

@@ -87,6 +87,13 @@ void AddModelFlags(FlagTable& table, Options& options) {
       "cpu_threads", options.cpu_threads, 0, 4096,
       "Threads of CPU kernels. 0: as many as the process may use; fewer leave cores to gRPC "
       "when clients are many and small.");
+  table.Flag(
+      "cpu_pin_threads", options.cpu_pin_threads,
+      "Each thread of CPU kernels stays on a core of its own. For a machine that awqd has to "
+      "itself; beside other programs a pinned thread waits where another core is free.");
+  table.Flag("cpu_interleave", options.cpu_interleave,
+             "Weights on the CPU go round the memory nodes, page by page, so that a product reads "
+             "all of them at once. For machines of several sockets whose cores serve one model.");
   table.Bytes("device_memory_limit", options.device_memory_limit, 0, kAnyBytes,
               "Bytes that weights and buffers may take on each device. 0: all of it; set it when "
               "the device is shared. On the CPU it also bounds what a load holds beside them, but "

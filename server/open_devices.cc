@@ -25,7 +25,9 @@ absl::StatusOr<std::vector<OpenedDevice>> OpenDevices(const Options& options,
     device_options.push_back({.cpu_threads = options.cpu_threads,
                               .budget_bytes = options.device_memory_limit,
                               .batch_invariant = options.batch_invariant,
-                              .id_suffix = before == 0 ? "" : absl::StrCat("#", before + 1)});
+                              .id_suffix = before == 0 ? "" : absl::StrCat("#", before + 1),
+                              .cpu_pin_threads = options.cpu_pin_threads,
+                              .cpu_interleave = options.cpu_interleave});
   }
   std::vector<absl::Status> ended(specs.size());
   model::OnThreads(specs.size(), [&](size_t i) {

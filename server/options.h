@@ -34,6 +34,8 @@ struct Options {
   std::vector<std::string> pinned;  // legal names that idle_unload does not concern
   std::string device = "auto";
   int cpu_threads = 0;
+  bool cpu_pin_threads = false;
+  bool cpu_interleave = false;
   int64_t device_memory_limit = 0;  // for each device
   bool batch_invariant = false;
   bool int8_activations = false;

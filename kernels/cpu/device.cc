@@ -12,6 +12,7 @@
 #include "absl/strings/strip.h"
 #include "kernels/backends.h"
 #include "kernels/base/huge_pages.h"
+#include "kernels/base/memory_nodes.h"
 #include "kernels/cpu/memory_facts.h"
 
 namespace awqd {
@@ -78,13 +79,6 @@ DeviceInfo Describe(int threads, std::optional<int> index, bool batch_invariant,
   return info;
 }
 
-void* AlignedBytes(int64_t bytes) {
-  if (bytes >= kOwnMapping) return MapHugePages(bytes);
-  void* data = nullptr;
-  if (posix_memalign(&data, kSmallAlign, std::max(bytes, kSmallAlign)) != 0) return nullptr;
-  return data;
-}
-
 void FreeAlignedBytes(void* data, int64_t bytes) {
   if (bytes >= kOwnMapping) return UnmapHugePages(data, bytes);
   std::free(data);
@@ -115,10 +109,23 @@ CpuIsa DetectIsa() {
 }
 
 CpuDevice::CpuDevice(int threads, int64_t budget_bytes, std::optional<int> index,
-                     bool batch_invariant, const std::string& id_suffix)
+                     bool batch_invariant, const std::string& id_suffix,
+                     const CpuPlacement& placement)
     : info_(Describe(threads, index, batch_invariant, id_suffix)),
-      pool_(info_.threads),
+      interleave_(placement.interleave),
+      pool_(info_.threads, placement.pin_threads),
       budget_(budget_bytes) {}
+
+void* CpuDevice::AlignedBytes(int64_t bytes) const {
+  if (bytes >= kOwnMapping) {
+    void* const data = MapHugePages(bytes);
+    if (data != nullptr && interleave_) InterleavePages(data, bytes);
+    return data;
+  }
+  void* data = nullptr;
+  if (posix_memalign(&data, kSmallAlign, std::max(bytes, kSmallAlign)) != 0) return nullptr;
+  return data;
+}
 
 int64_t CpuDevice::FreeBytes() const {
   const int64_t physical = AvailableMemoryBytes();
@@ -174,8 +181,10 @@ absl::Status CpuDevice::CopyToHost(void* host, const void* device, int64_t bytes
 int64_t CpuFreeBytes() { return AvailableMemoryBytes(); }
 
 std::unique_ptr<Device> OpenCpuDevice(int threads, int64_t budget_bytes, std::optional<int> index,
-                                      bool batch_invariant, const std::string& id_suffix) {
-  return std::make_unique<CpuDevice>(threads, budget_bytes, index, batch_invariant, id_suffix);
+                                      bool batch_invariant, const std::string& id_suffix,
+                                      const CpuPlacement& placement) {
+  return std::make_unique<CpuDevice>(threads, budget_bytes, index, batch_invariant, id_suffix,
+                                     placement);
 }
 
 }  // namespace awqd

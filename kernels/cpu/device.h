@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 
+#include "kernels/backends.h"
 #include "kernels/cpu/thread_pool.h"
 #include "kernels/device.h"
 
@@ -20,7 +21,7 @@ CpuIsa DetectIsa();
 class CpuDevice final : public Device {
  public:
   CpuDevice(int threads, int64_t budget_bytes, std::optional<int> index, bool batch_invariant,
-            const std::string& id_suffix = "");
+            const std::string& id_suffix = "", const CpuPlacement& placement = {});
 
   const DeviceInfo& info() const override { return info_; }
   int64_t FreeBytes() const override;
@@ -41,10 +42,12 @@ class CpuDevice final : public Device {
   static CpuDevice& Of(Device* device) { return *static_cast<CpuDevice*>(&device->backend()); }
 
  private:
+  void* AlignedBytes(int64_t bytes) const;
   // Takes `bytes` from the budget; false when they do not fit.
   bool Reserve(int64_t bytes);
 
   DeviceInfo info_;
+  const bool interleave_;
   ThreadPool pool_;
   std::atomic<int64_t> budget_;
   // Shared with the deleters of buffers.

@@ -3,6 +3,7 @@
 // others'.
 #include "kernels/cpu/thread_pool.h"
 
+#include <pthread.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -52,6 +53,25 @@ int QuotaThreads() {
   return std::max(1, static_cast<int>(std::ceil(value / period)));
 }
 
+std::vector<int> UsableCores() {
+  std::vector<int> cores;
+  cpu_set_t mask;
+  CPU_ZERO(&mask);
+  if (sched_getaffinity(0, sizeof(mask), &mask) != 0) return cores;
+  for (int core = 0; core < CPU_SETSIZE; ++core) {
+    if (CPU_ISSET(core, &mask)) cores.push_back(core);
+  }
+  return cores;
+}
+
+// A core that went offline meanwhile leaves the thread where it may run anyway.
+void PinTo(int core, std::thread* thread) {
+  cpu_set_t mask;
+  CPU_ZERO(&mask);
+  CPU_SET(core, &mask);
+  (void)pthread_setaffinity_np(thread->native_handle(), sizeof(mask), &mask);
+}
+
 }  // namespace
 
 int UsableThreads() {
@@ -63,9 +83,11 @@ int UsableThreads() {
   return std::max(threads, 1);
 }
 
-ThreadPool::ThreadPool(int threads) {
+ThreadPool::ThreadPool(int threads, bool pin) {
+  const std::vector<int> cores = pin ? UsableCores() : std::vector<int>();
   for (int i = 1; i < threads; ++i) {
     workers_.emplace_back([this, i] { WorkerMain(i); });
+    if (!cores.empty()) PinTo(cores[i % cores.size()], &workers_.back());
   }
 }
 

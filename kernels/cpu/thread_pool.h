@@ -18,8 +18,9 @@ namespace awqd {
 // product comes at once, then sleeps, so that an idle server costs nothing.
 class ThreadPool {
  public:
-  // `threads` in total, the caller of ParallelFor included; at least 1.
-  explicit ThreadPool(int threads);
+  // `threads` in total, the caller of ParallelFor included; at least 1. `pin`: worker i, from 1 on,
+  // runs on the i-th core after the first that the process may use, and so on from the first.
+  explicit ThreadPool(int threads, bool pin = false);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;

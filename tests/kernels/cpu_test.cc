@@ -1,4 +1,6 @@
 // The CPU device and its thread pool.
+#include <sched.h>
+
 #include <atomic>
 #include <thread>
 
@@ -81,6 +83,31 @@ TEST(ThreadPool, RunsEveryTaskOnceWhoeverCalls) {
   }
   for (std::thread& caller : callers) caller.join();
   EXPECT_EQ(wrong, 0);
+}
+
+// Workers have one core each, callers all that they had.
+TEST(ThreadPool, PinnedWorkersStayWhereTheyArePut) {
+  const auto cores = [] {
+    cpu_set_t mask;
+    CPU_ZERO(&mask);
+    EXPECT_EQ(sched_getaffinity(0, sizeof(mask), &mask), 0);
+    return CPU_COUNT(&mask);
+  };
+  const int all = cores();
+  for (const bool pin : {false, true}) {
+    ThreadPool pool(3, pin);
+    int seen[3] = {};
+    std::atomic<int> here{0};
+    pool.ParallelFor(3, [&](int64_t, int thread) {
+      seen[thread] = cores();
+      // A task for each thread: nobody leaves before all are here.
+      ++here;
+      while (here < 3) std::this_thread::yield();
+    });
+    EXPECT_EQ(seen[0], all);
+    EXPECT_EQ(seen[1], pin ? 1 : all);
+    EXPECT_EQ(seen[2], pin ? 1 : all);
+  }
 }
 
 TEST(Isa, TheEnvironmentOnlyLowers) {
