@@ -13,6 +13,7 @@
 #include "kernels/backends.h"
 #include "kernels/base/huge_pages.h"
 #include "kernels/base/memory_nodes.h"
+#include "kernels/base/usable_threads.h"
 #include "kernels/cpu/memory_facts.h"
 
 namespace awqd {

@@ -60,7 +60,4 @@ class ThreadPool {
   std::vector<std::thread> workers_;
 };
 
-// Threads that the process may run on: its affinity mask, capped by a cgroup CPU quota.
-int UsableThreads();
-
 }  // namespace awqd

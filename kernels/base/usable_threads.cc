@@ -1,0 +1,37 @@
+// What Linux says of affinity and quota.
+#include "kernels/base/usable_threads.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <string>
+#include <thread>
+
+#include "absl/strings/numbers.h"
+
+namespace awqd {
+namespace {
+
+// cgroup v2 "max 100000" or "200000 100000"; 0 when there is no quota.
+int QuotaThreads() {
+  std::ifstream file("/sys/fs/cgroup/cpu.max");
+  std::string quota;
+  double period = 0, value = 0;
+  if (!(file >> quota >> period) || period <= 0 || !absl::SimpleAtod(quota, &value)) return 0;
+  return std::max(1, static_cast<int>(std::ceil(value / period)));
+}
+
+}  // namespace
+
+int UsableThreads() {
+  cpu_set_t mask;
+  CPU_ZERO(&mask);
+  int threads = static_cast<int>(std::thread::hardware_concurrency());
+  if (sched_getaffinity(0, sizeof(mask), &mask) == 0) threads = CPU_COUNT(&mask);
+  if (const int quota = QuotaThreads(); quota > 0) threads = std::min(threads, quota);
+  return std::max(threads, 1);
+}
+
+}  // namespace awqd
