@@ -148,6 +148,11 @@ void AddListenFlags(FlagTable& table, Options& options) {
       "Answer grpc.channelz.v1 to callers with the role admin: the addresses of all clients, "
       "and what each of their connections has sent and received. Without --tokens to "
       "everybody, so only where everybody may know.");
+  table.Flag(
+      "orca", rpc.orca,
+      "Tell clients how busy the server is, in ORCA's reports: at the end of every call for a "
+      "result, and on xds.service.orca.v3 to callers with the role read. For gRPC's balancing "
+      "policy weighted_round_robin, or a proxy that weighs servers; the reports name no model.");
 }
 
 void AddBoundFlags(FlagTable& table, Options& options) {

@@ -17,6 +17,7 @@ struct Options {
   // How long a reflection stream may be open without asking: there are few of them for all clients.
   absl::Duration reflection_idle = absl::Seconds(30);
   bool channelz = false;
+  bool orca = false;
   int load_threads = 2;
   int packing_threads = 1;
   int64_t max_queued_loads = 64;

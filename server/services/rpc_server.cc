@@ -8,6 +8,7 @@
 
 #include "google/protobuf/stubs/common.h"
 #include "kernels/base/status.h"
+#include "kernels/base/usable_threads.h"
 #include "server/obs/logging.h"
 #include "server/services/collect.h"
 #include "server/services/oip/service.h"
@@ -95,6 +96,11 @@ absl::Status RpcServer::Listen() {
   oip::Serve(env_, grpc_.loop());
   health_.ServeOn(grpc_.loop());
   if (env_.options.channelz) ServeChannelz(env_, grpc_.loop());
+  if (env_.options.orca) {
+    utilization_.emplace([this] { return Collect(env_, Plans::kLeftOut); }, UsableThreads());
+    orca_.emplace(grpc_.door(), &*utilization_);
+    orca_->ServeOn(grpc_.loop());
+  }
   if (env_.options.reflection) {
     reflection_.emplace(grpc_.door(), env_.options.reflection_idle);
     reflection_->ServeOn(grpc_.loop());

@@ -14,6 +14,8 @@
 #include "server/services/collect.h"
 #include "server/services/env.h"
 #include "server/services/health.h"
+#include "server/services/orca/service.h"
+#include "server/services/orca/utilization_meter.h"
 #include "server/services/reflection.h"
 #include "server/transport/grpc_server.h"
 
@@ -79,6 +81,8 @@ class RpcServer {
   std::unique_ptr<SharedMemory> shared_memory_;
   Env env_;
   HealthService health_;
+  std::optional<orca::UtilizationMeter> utilization_;
+  std::optional<orca::Service> orca_;
   std::optional<ReflectionService> reflection_;
   transport::GrpcServer grpc_;
 };

@@ -74,7 +74,7 @@ void ServerCall::EndWithoutRequest() {
 void ServerCall::Leave(grpc::StatusCode outcome) {
   left_ = std::chrono::steady_clock::now();
   outcome_ = outcome;
-  method_->loop()->door_->Leave(*this, method_->entry(), outcome);
+  method_->loop()->door_->Leave(this, method_->entry(), outcome);
 }
 
 void ServerCall::Refuse(const absl::Status& status) { Finish(method_->loop()->to_grpc_(status)); }

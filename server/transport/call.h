@@ -169,6 +169,7 @@ class ServerCall {
   // The handler, Finish, gRPC's notice of the end, and each read, write and alarm in progress.
   std::atomic<int> pending_{3};
   // The door's, from Enter on.
+  bool admitted_ = false;
   Connection::Ticket connection_;
   CallGate::Ticket ticket_;
   security::IdentityPtr identity_;

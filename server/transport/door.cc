@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <numeric>
+#include <utility>
 
 #include "absl/time/clock.h"
 #include "kernels/base/status.h"
@@ -38,6 +39,7 @@ bool Door::Enter(ServerCall* call, const Entry& entry) {
   if (!HasRoom(call)) return false;
   if (entry.while_draining_ == WhileDraining::kTurnedAway && TurnAway(call)) return false;
   const absl::Status status = Admit(call, entry);
+  call->admitted_ = status.ok();
   if (!status.ok()) call->Refuse(status);
   return status.ok();
 }
@@ -82,13 +84,29 @@ void Door::NotTaken(const ServerCall& call) {
                   {{"method", call.method()}, {"peer", obs::LogText(call.peer())}});
 }
 
-void Door::Leave(const ServerCall& call, Entry* entry, grpc::StatusCode outcome) {
+void Door::Leave(ServerCall* call, Entry* entry, grpc::StatusCode outcome) {
+  if (call->admitted_ && entry->need_ == security::Need::kInfer && last_value_ != nullptr) {
+    AddLastMetadata(call);
+  }
   const bool known = outcome >= 0 && outcome < MethodCalls::kOutcomes;
-  const auto took = call.left_ - call.entered_;
+  const auto took = call->left_ - call->entered_;
   entry->durations_[known ? outcome : grpc::StatusCode::UNKNOWN]->Observe(
       std::chrono::nanoseconds(took).count());
-  entry->received_.Observe(call.received_bytes());
-  entry->sent_.Observe(call.sent_bytes());
+  entry->received_.Observe(call->received_bytes());
+  entry->sent_.Observe(call->sent_bytes());
+}
+
+void Door::TellAtTheEnd(std::string key, std::function<std::string()> value) {
+  last_key_ = std::move(key);
+  last_value_ = std::move(value);
+}
+
+void Door::AddLastMetadata(ServerCall* call) const {
+  // An answer without it is still the answer.
+  (void)Guarded([&] {
+    call->context_.AddTrailingMetadata(last_key_, last_value_());
+    return absl::OkStatus();
+  });
 }
 
 void Door::Trace(ServerCall* call) {

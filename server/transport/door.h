@@ -103,10 +103,14 @@ class Door {
   // Before the server starts; until then nobody has an identity, and none is asked for.
   void Guard(std::unique_ptr<security::Access> access) { access_ = std::move(access); }
 
+  // Before the server starts, once. Calls that ask for Need::kInfer, and were let in, end with what
+  // `value` gives, as metadata of this name. It is called on the threads that end calls.
+  void TellAtTheEnd(std::string key, std::function<std::string()> value);
+
   // A call on its way in, before its handler. False: it is answered here, at once or later.
   bool Enter(ServerCall* call, const Entry& entry);
   // A call on its way out, once: its status is known and is sent next. On any thread.
-  void Leave(const ServerCall& call, Entry* entry, grpc::StatusCode outcome);
+  void Leave(ServerCall* call, Entry* entry, grpc::StatusCode outcome);
 
   // A call that has ended, last of all: its status was sent.
   void Gone(ServerCall* call);
@@ -128,6 +132,7 @@ class Door {
   bool HasRoom(ServerCall* call);
   // The trace that the call belongs to, which its client is told.
   void Trace(ServerCall* call);
+  void AddLastMetadata(ServerCall* call) const;
 
   // Who calls, whether it may, and whether it does so too much.
   absl::Status Admit(ServerCall* call, const Entry& entry);
@@ -141,6 +146,8 @@ class Door {
   ClientLimits clients_;
   const std::shared_ptr<Connections> connections_ = Connections::Make();
   SendWatch sends_;
+  std::string last_key_;
+  std::function<std::string()> last_value_;  // null: nothing is told at the end
   std::vector<std::unique_ptr<Entry>> entries_;
 };
 

@@ -1,6 +1,8 @@
 // What an operator sees of the real server: metrics, its line for a call, its traces.
+#include <atomic>
 #include <cstdlib>
 #include <fstream>
+#include <thread>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -13,13 +15,17 @@
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "tests/e2e/http2.h"
 #include "tests/e2e/server_process.h"
 #include "tests/e2e/synthetic_awq.h"
 #include "tests/server/obs/http_get.h"
+#include "tests/server/services/raw_call.h"
+#include "xds/data/orca/v3/orca_load_report.pb.h"
 
 namespace awqd {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using testing::HttpGet;
 using ::testing::Not;
@@ -97,6 +103,55 @@ class ObserveTest : public ::testing::Test {
   std::unique_ptr<v1::QuantizedInference::Stub> stub_;
   int port_ = 0;
 };
+
+TEST_F(ObserveTest, OrcaReportsTellOfTheLoad) {
+  Start({"--orca"});
+  std::atomic<bool> stop{false};
+  std::thread caller([&] {
+    while (!stop) EXPECT_TRUE(Call().ok());
+  });
+  services::RawStream reports(
+      grpc::CreateChannel(server_->address(), grpc::InsecureChannelCredentials()),
+      "/xds.service.orca.v3.OpenRcaService/StreamCoreMetrics");
+  ASSERT_TRUE(reports.Write("") && reports.WritesDone());
+  for (int i = 0; i < 2; ++i) {
+    std::string bytes;
+    xds::data::orca::v3::OrcaLoadReport report;
+    EXPECT_TRUE(reports.Read(&bytes) && report.ParseFromString(bytes));
+    EXPECT_GT(report.cpu_utilization(), 0);
+    EXPECT_GT(report.mem_utilization(), 0);
+    EXPECT_LT(report.mem_utilization(), 1);
+    EXPECT_GT(report.rps_fractional(), 0);
+    EXPECT_GT(report.application_utilization(), 0) << "the device computes";
+    EXPECT_GT(report.named_metrics().at("tokens_per_s"), report.rps_fractional());
+  }
+  stop = true;
+  caller.join();
+  EXPECT_EQ(server_->Stop().code, 0);
+  EXPECT_EQ(reports.Finish().error_code(), grpc::StatusCode::UNAVAILABLE);
+}
+
+// gRPC's clients keep this metadata to themselves, so it is looked for on the wire.
+TEST_F(ObserveTest, ACallForAResultEndsWithAnOrcaReport) {
+  const auto end_of_call = [this] {
+    int port = 0;
+    const std::string& address = server_->address();
+    EXPECT_TRUE(absl::SimpleAtoi(address.substr(address.rfind(':') + 1), &port));
+    const std::string request = Request("m", "layer").SerializeAsString();
+    Socket socket(port);
+    socket.Send(
+        Hello() + Frame(kHeaders, kEndHeaders, 1, CallHeaders()) +
+        Frame(kData, kEndStream, 1, Message(static_cast<uint32_t>(request.size()), request)));
+    bool closed = false;
+    return PayloadsOf(kHeaders, socket.Receive(1000, &closed));
+  };
+  constexpr char kReport[] = "endpoint-load-metrics-bin";
+  Start({"--orca"});
+  EXPECT_THAT(end_of_call(), AllOf(HasSubstr(kReport), HasSubstr("grpc-status")));
+  EXPECT_EQ(server_->Stop().code, 0);
+  Start();
+  EXPECT_THAT(end_of_call(), AllOf(Not(HasSubstr(kReport)), HasSubstr("grpc-status")));
+}
 
 TEST_F(ObserveTest, MetricsCountWhatHappened) {
   Start();

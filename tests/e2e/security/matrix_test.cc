@@ -17,6 +17,12 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 constexpr char kWatch[] = "grpc.health.v1.Health/Watch";
+// These end when their client wants them to.
+const std::set<std::string>& Endless() {
+  static const std::set<std::string> endless = {
+      kWatch, "xds.service.orca.v3.OpenRcaService/StreamCoreMetrics"};
+  return endless;
+}
 constexpr char kOpen[] = "";  // needs no role
 
 // The role that each method asks for.
@@ -44,6 +50,7 @@ const std::map<std::string, std::string>& Matrix() {
       {"grpc.channelz.v1.Channelz/GetChannel", "admin"},
       {"grpc.channelz.v1.Channelz/GetSubchannel", "admin"},
       {"grpc.channelz.v1.Channelz/GetSocket", "admin"},
+      {"xds.service.orca.v3.OpenRcaService/StreamCoreMetrics", "read"},
       {"inference.GRPCInferenceService/ServerLive", kOpen},
       {"inference.GRPCInferenceService/ServerReady", kOpen},
       {"inference.GRPCInferenceService/ModelReady", "read"},
@@ -72,11 +79,11 @@ using Standing = std::optional<std::set<std::string>>;
 constexpr Standing kNobody = std::nullopt;
 
 grpc::Status Call(const std::shared_ptr<grpc::Channel>& channel, const std::string& method) {
-  if (method != kWatch) return RawCall(channel, "/" + method, "");
-  RawStream watch(channel, "/" + method);  // ends when its client wants it to
+  if (!Endless().contains(method)) return RawCall(channel, "/" + method, "");
+  RawStream stream(channel, "/" + method);
   std::string first;
-  if (watch.Write("") && watch.WritesDone() && watch.Read(&first)) watch.Cancel();
-  const grpc::Status status = watch.Finish();
+  if (stream.Write("") && stream.WritesDone() && stream.Read(&first)) stream.Cancel();
+  const grpc::Status status = stream.Finish();
   return status.error_code() == grpc::StatusCode::CANCELLED ? grpc::Status::OK : status;
 }
 
@@ -176,8 +183,9 @@ class MatrixTest : public SecurityTest {
 
 TEST_F(MatrixTest, OverLoopbackAndASocket) {
   const std::string socket = "unix:" + (folder_ / "socket");
-  const auto server = Start(Args({"--tokens=" + tokens_path_, "--log_level=debug", "--channelz"}),
-                            false, "127.0.0.1:0," + socket);
+  const auto server =
+      Start(Args({"--tokens=" + tokens_path_, "--log_level=debug", "--channelz", "--orca"}), false,
+            "127.0.0.1:0," + socket);
   for (const std::string& address : {server->address(), socket}) {
     methods_ = Methods(address, {});
     TryTokens(address, {.name = "plain"}, kNobody);
@@ -186,8 +194,8 @@ TEST_F(MatrixTest, OverLoopbackAndASocket) {
 }
 
 TEST_F(MatrixTest, OverTls) {
-  const auto server =
-      Start(TlsArgs({"--tokens=" + tokens_path_, "--log_level=debug", "--channelz"}), true);
+  const auto server = Start(
+      TlsArgs({"--tokens=" + tokens_path_, "--log_level=debug", "--channelz", "--orca"}), true);
   const Caller caller = {.name = "TLS", .tls_ca = ca_path_};
   methods_ = Methods(server->address(), caller);
   TryTokens(server->address(), caller, kNobody);
@@ -201,7 +209,7 @@ TEST_F(MatrixTest, OverMutualTls) {
   const std::string socket = "unix:" + (folder_ / "socket");
   auto server = std::make_unique<ServerProcess>(
       TlsArgs({"--tokens=" + tokens_path_, "--tls_client_ca=" + client_ca_path_,
-               "--log_level=debug", "--channelz"}),
+               "--log_level=debug", "--channelz", "--orca"}),
       "127.0.0.1:0," + socket);
   const Caller carl = Certified("carl", client_ca_.Issue({.common_name = "carl"}));
   server->set_security({.tls_ca = ca_path_, .tls_cert = carl.tls_cert, .tls_key = carl.tls_key});

@@ -1,0 +1,41 @@
+// ORCA's reports to clients: xds.service.orca.v3 out of band, and metadata at the end of calls.
+//
+// Our own method instead of gRPC's service, which the distributions' packages of gRPC 1.51.1 do not
+// have. Where they have it, it does not pass the door, and starts gRPC's own polling threads.
+#pragma once
+
+#include <atomic>
+
+#include "absl/time/time.h"
+#include "server/services/orca/utilization_meter.h"
+#include "server/transport/call_loop.h"
+#include "server/transport/door.h"
+
+namespace awqd::services::orca {
+
+// Thread-safe. Outlives the gRPC server.
+class Service {
+ public:
+  // What a client's interval is brought to.
+  static constexpr absl::Duration kShortest = absl::Seconds(1);
+  static constexpr absl::Duration kLongest = absl::Hours(1);
+  // Streams that may be open at once; the next one is RESOURCE_EXHAUSTED. A gRPC client that asks
+  // for reports has one for each connection.
+  static constexpr int kMaxOpen = 1024;
+
+  // Before the server starts. Neither is null; both outlive the service.
+  Service(transport::Door* door, UtilizationMeter* meter);
+
+  void ServeOn(transport::CallLoop* loop);
+
+ private:
+  class Stream;
+
+  void Start(transport::WriteCall* call);
+
+  transport::CallGate* const gate_;
+  UtilizationMeter* const meter_;
+  std::atomic<int> open_{0};
+};
+
+}  // namespace awqd::services::orca
