@@ -104,7 +104,7 @@ void AddModelFlags(FlagTable& table, Options& options) {
       "they are. Leaves out kernels whose order of summation depends on the count, and the "
       "dense path: free on the CPU up to 15 tokens and on a GPU up to 16, beyond that 1.0 to "
       "1.2 times as slow on an H100, up to 1.4 times on a CPU with AVX-512 VNNI.");
-  table.Flag("int8_activations", options.int8_activations,
+  table.Flag("int8_activations", options.rpc.int8_activations,
              "QuantizedMatmul takes floating activations as INT8_PER_TOKEN where the weight has a "
              "kernel for it and the request does not say otherwise. On a CPU a third to six tenths "
              "of the time, with an error of about 1 % instead of 0.02 %.");

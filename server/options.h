@@ -38,7 +38,6 @@ struct Options {
   bool cpu_interleave = false;
   int64_t device_memory_limit = 0;  // for each device
   bool batch_invariant = false;
-  bool int8_activations = false;
   model::Sharding sharding = model::Sharding::kReplicas;
   services::Options rpc;
   engine::EngineOptions engine;

@@ -18,6 +18,8 @@ struct Options {
   absl::Duration reflection_idle = absl::Seconds(30);
   bool channelz = false;
   bool orca = false;
+  // Products of floating activations are INT8_PER_TOKEN unless a request says how.
+  bool int8_activations = false;
   int load_threads = 2;
   int packing_threads = 1;
   int64_t max_queued_loads = 64;
