@@ -47,9 +47,9 @@ class Peer:
             self.skip(name, started["skipped"])
 
     def skip(self, product, why):
-        why = why.strip().split("\n")[0]
-        if self.skipped.setdefault(product, why) == why:
-            print(f"{product}: skipped: {why}", file=sys.stderr)
+        if product not in self.skipped:
+            self.skipped[product] = why.strip().split("\n")[0]
+            print(f"{product}: skipped: {self.skipped[product]}", file=sys.stderr)
 
     def read(self):
         line = self.process.stdout.readline()
@@ -83,7 +83,10 @@ class Peer:
         return {"by": self.name, "product": f"{self.name} {kind}", **case, **self.kinds[kind], **said}
 
     def stop(self):
-        self.process.stdin.close()
+        try:
+            self.process.stdin.close()
+        except BrokenPipeError:
+            pass  # it has ended before
         self.process.wait()
 
 

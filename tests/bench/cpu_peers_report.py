@@ -65,7 +65,7 @@ def first_cells(case):
 def times(records):
     """Microseconds and, in brackets, the relative error of every product."""
     def cell(record):
-        return f"{record['us']:.0f} ({record['error']:.0e})" if record else "-"
+        return f"{record['us']:.0f} ({record['error']:.1e})" if record else "-"
     columns = names(records, True) + names(records, False)
     rows = [first_cells(case) + [cell(products.get(name)) for name in columns] for case, products in cases(records).items()]
     return table(["K x N", "M", *columns], rows)

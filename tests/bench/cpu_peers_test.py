@@ -53,8 +53,8 @@ class CpuPeersTest(unittest.TestCase):
         # The peer comes first in the records, and has no product of 64 tokens.
         text = report.times([QUICK, FP16, record("awqd FP16", 200.0, 2e-4, "FP16", m=64)])
         self.assertEqual(text, "| K x N | M | awqd FP16 | onnxruntime fp32 |\n|---|---|---|---|\n"
-                               "| 4096 x 14336, w4g128z | 16 | 60 (2e-04) | 120 (3e-07) |\n"
-                               "| 4096 x 14336, w4g128z | 64 | 200 (2e-04) | - |\n")
+                               "| 4096 x 14336, w4g128z | 16 | 60 (2.0e-04) | 120 (3.0e-07) |\n"
+                               "| 4096 x 14336, w4g128z | 64 | 200 (2.0e-04) | - |\n")
 
     def test_ratios_name_the_peer(self):
         text = report.ratios([FP16, INT8, *PEERS])
