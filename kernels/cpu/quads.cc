@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "kernels/cpu/digits.h"
-
 namespace awqd::cpu {
 namespace {
 
@@ -56,9 +54,11 @@ int64_t TilesPerTask(const K16Weight& w, int64_t rows, int64_t threads) {
 }  // namespace
 
 bool SuitQuads(const K16Weight& w) {
+  const bool bytes = w.code == Code::kInteger && (w.bits == 4 || w.bits == 8);
+  const bool whole_runs = w.groups == 1 || w.group_size % 16 == 0;
   // Without scales, or with integers, sums are exact over all of K.
   const bool one_sum = w.integers && (w.groups > 1 || w.scale_values != nullptr);
-  return SuitDigits(w) && !one_sum && std::min(w.group_size, w.k) <= kMostRowsOfGroup;
+  return bytes && whole_runs && !one_sum && std::min(w.group_size, w.k) <= kMostRowsOfGroup;
 }
 
 int64_t QuadBytes(const K16Weight& w, const DeviceInfo& device, int64_t rows) {

@@ -201,14 +201,15 @@ constexpr int64_t UnitsOf(const K16Weight& w) {
 }
 using PairBodies = StandInBodies<PairTask>;
 
-// A token of INT8 by blocks of 128 rows in the order of a weight's codes.
+// A token of INT8 by blocks of 128 rows, which are in the order of a weight's codes where its
+// groups are whole blocks.
 struct QuadToken {
   int8_t* values = nullptr;  // [blocks][128]
   int32_t* sums = nullptr;   // [groups]
 };
 
-// y[m, n] = x_scale[m] * (x @ W)[m, n] + bias[n] for tokens [0, rows), of codes and groups that
-// suit digits, at most 2^16 rows in a group.
+// y[m, n] = x_scale[m] * (x @ W)[m, n] + bias[n] for tokens [0, rows), of integer codes of 4
+// or 8 bits, groups of whole runs of 16 rows, or one, at most 2^16 rows in a group.
 struct QuadTask {
   const int8_t* x = nullptr;       // [rows][blocks][128]
   const int32_t* sums = nullptr;   // [rows][groups]
