@@ -35,6 +35,8 @@ while IFS= read -r -d '' file; do
   cmp -s "$ROOT/$file" "$root/src/awqd/$file" || install -D "$ROOT/$file" "$root/src/awqd/$file" -m "$(stat -Lc %a "$ROOT/$file")"
 done < <(git -C "$ROOT" ls-files -z)
 
+# A compiler cache out here is none in there; where one is installed there, use_ccache finds it.
+unset CMAKE_CXX_COMPILER_LAUNCHER CMAKE_CUDA_COMPILER_LAUNCHER "${!CCACHE_@}"
 # shellcheck disable=SC2016  # expanded by the inner shells
 exec unshare --mount --propagation=private sh -c '
   root="$1"; shift
