@@ -23,7 +23,7 @@ is compiled where nvcc is found, and its tests run where a GPU answers; elsewher
                        A million mixed calls instead of 20,000
   --aarch64            also install the cross compiler and qemu-user, and collect the arm64 libraries (45 MB); with --long
                        the kernels are then built for aarch64 and tested under emulation, which is skipped without
-  --docker             also build and run the container image (several minutes; needs the apt mirror)
+  --docker             also build and run the container image, with both gRPCs (several minutes each; needs the apt mirror)
   --help               this text
 
 The last line is "N passed, N failed, N skipped"; the exit status is 0 when nothing failed. Logs and the list of
@@ -91,6 +91,7 @@ touch "$results/parts.tsv"
 if [[ "$preset" == cpu || "$preset" == cuda ]]; then
   ((fuzz_seconds > 0)) && part fuzz "$ROOT/tests/fuzz/run.sh" "$fuzz_seconds"
   ((docker)) && part docker "$ROOT/tests/docker/run.sh"
+  ((docker)) && part docker_newer "$ROOT/tests/docker/run.sh" newer
 fi
 
 python3 "$ROOT/tests/summarize.py" "$results" "$ctest_status"

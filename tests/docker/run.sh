@@ -2,8 +2,12 @@
 # Builds the CPU image from the Dockerfile and runs it as its user on a read-only root file system: health, a
 # matmul, SIGTERM, exit status 0. Without a Docker engine: buildah with chroot isolation, on a base image that
 # debootstrap makes from this machine's apt mirror. Status 77 is a skip; the last line says why.
+# usage: run.sh [newer]     (newer: the image with gRPC 1.83, on Debian 13)
 set -euo pipefail
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
+# shellcheck source=deploy/lib.sh
+source "$ROOT/deploy/lib.sh"
+grpc="${1:-distribution}"
 work="$ROOT/build/docker"
 port=18001
 
@@ -14,33 +18,39 @@ for tool in buildah debootstrap unshare apt-get; do
 done
 [[ $EUID -eq 0 ]] || skip "debootstrap and chroot isolation need root"
 unshare --mount true 2>/dev/null || skip "mount namespaces are not allowed here"
+case "$grpc" in
+  distribution) codename="$(sed -n 's/^VERSION_CODENAME=//p' /etc/os-release)" library="" ;;
+  newer)
+    codename=trixie library=libgrpc++.so.1.83
+    [[ "$(dpkg --print-architecture)" == amd64 ]] || skip "the recipe with gRPC 1.83 is for amd64" ;;
+  *) fail "got \"$grpc\", expected newer or nothing" ;;
+esac
+base="localhost/awqd-base-$codename" image="localhost/awqd-cpu-$grpc"
 
 mkdir -p "$work"
 export BUILDAH_ISOLATION=chroot STORAGE_DRIVER=vfs
 buildah() { command buildah --root "$work/storage" --runroot "$work/run" "$@"; }
 
-# make_base: image awqd-base from the release and the mirror that this machine's own packages come from.
+# make_base: the base image, of the mirror that this machine's own packages come from, which has all releases.
 make_base() {
-  local codename mirror container
-  buildah inspect --type image localhost/awqd-base >/dev/null 2>&1 && return 0
-  codename="$(sed -n 's/^VERSION_CODENAME=//p' /etc/os-release)"
-  # shellcheck disable=SC2016  # the dollar signs are apt's
-  mirror="$(apt-get indextargets --format '$(RELEASE) $(COMPONENT) $(SITE)' 'Created-By: Packages' |
-    awk -v want="$codename" '$1 == want && $2 == "main" { print $3; exit }')"
-  [[ -n "$mirror" ]] || skip "apt names no mirror of $codename"
+  local mirror container
+  buildah inspect --type image "$base" >/dev/null 2>&1 && return 0
+  mirror="${DEBIAN_MIRROR:-$(apt_mirror "$(sed -n 's/^VERSION_CODENAME=//p' /etc/os-release)")}"
+  [[ -n "$mirror" ]] || skip "apt names no mirror here; DEBIAN_MIRROR can"
   rm -rf "$work/base"
   debootstrap --variant=minbase --include=ca-certificates "$codename" "$work/base" "$mirror" >"$work/debootstrap.log" 2>&1 ||
     skip "debootstrap could not fetch $codename from the mirror (log: $work/debootstrap.log)"
   # Packages inside come the same way as outside.
-  cp -r /etc/apt/apt.conf.d /etc/apt/sources.list.d "$work/base/etc/apt/"
+  cp -r /etc/apt/apt.conf.d "$work/base/etc/apt/"
+  [[ "$grpc" == newer ]] || cp -r /etc/apt/sources.list.d "$work/base/etc/apt/"
   container="$(buildah from scratch)"
   buildah add -q "$container" "$work/base" / >/dev/null
-  buildah commit -q --rm "$container" localhost/awqd-base >/dev/null
+  buildah commit -q --rm "$container" "$base" >/dev/null
   rm -rf "$work/base"
 }
 
 # config <template>: a field of the built image's configuration.
-config() { buildah inspect --type image --format "$1" localhost/awqd-cpu; }
+config() { buildah inspect --type image --format "$1" "$image"; }
 
 check_config() {
   [[ "$(config '{{.Docker.Config.User}}')" == 65532:65532 ]] || fail "the image's user is not 65532:65532"
@@ -63,8 +73,9 @@ in_image() {
 
 run_image() {
   local container server status=0
-  container="$(buildah from localhost/awqd-cpu)"
+  container="$(buildah from "$image")"
   image_root="$(buildah mount "$container")"
+  [[ -z "$library" || -e "$image_root/opt/awqd/lib/$library" ]] || fail "the image has no $library"
   trap 'buildah rm "$container" >/dev/null' RETURN
   (in_image /opt/awqd/bin/awqd --address=127.0.0.1:$port --model_repository=/opt/awqd/models) >"$work/server.log" 2>&1 &
   server=$!
@@ -89,8 +100,13 @@ run_image() {
 
 make_base
 echo "base image ready after $SECONDS s"
-buildah build --format docker --layers --build-arg BASE=localhost/awqd-base --build-arg RUNTIME=localhost/awqd-base \
-  -t localhost/awqd-cpu "$ROOT" >"$work/build.log" 2>&1 || { tail -n 40 "$work/build.log"; fail "the image does not build"; }
+buildah build --format docker --layers --build-arg BASE="$base" --build-arg RUNTIME="$base" --build-arg GRPC="$grpc" \
+  -t "$image" "$ROOT" >"$work/build.log" 2>&1 || {
+  lacks="$(grep -m 1 'the mirror does not have it' "$work/build.log" || true)"
+  [[ -z "$lacks" ]] || skip "$lacks"
+  tail -n 40 "$work/build.log"
+  fail "the image does not build"
+}
 echo "image built after $SECONDS s"
 check_config
 run_image
