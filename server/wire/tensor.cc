@@ -242,7 +242,10 @@ void FillTensor(absl::string_view bytes, DType dtype, absl::Span<const int64_t> 
     return;
   }
   if (ints != nullptr) {
-    for (const char c : bytes) ints->Add(dtype == DType::kUint8 ? static_cast<uint8_t>(c) : c);
+    // A char has no sign on aarch64.
+    for (const char c : bytes) {
+      ints->Add(dtype == DType::kUint8 ? static_cast<uint8_t>(c) : static_cast<int8_t>(c));
+    }
     return;
   }
   const std::vector<float> values = FloatsFromBytes(bytes, dtype);

@@ -153,5 +153,13 @@ TEST(FillTensor, WritesValuesButNotRawContents) {
   EXPECT_THAT(values.floats().values(), ElementsAre(1.0f));
 }
 
+TEST(FillTensor, BytesHaveTheSignOfTheirType) {
+  v1::Tensor with_sign, without;
+  FillTensor("\x80\xff\x7f", DType::kInt8, {3}, v1::VALUES, &with_sign);
+  EXPECT_THAT(with_sign.ints().values(), ElementsAre(-128, -1, 127));
+  FillTensor("\x80\xff\x7f", DType::kUint8, {3}, v1::VALUES, &without);
+  EXPECT_THAT(without.ints().values(), ElementsAre(128, 255, 127));
+}
+
 }  // namespace
 }  // namespace awqd::wire
