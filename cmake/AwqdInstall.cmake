@@ -1,4 +1,5 @@
 # `cmake --install`, in the components server, client and dev, and a Debian package of each (cpack -G DEB).
+# A cross build has the first alone.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
@@ -49,6 +50,12 @@ if(TARGET awqd)
   install(FILES deploy/completion/awqd.bash DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions
           RENAME awqd COMPONENT server)
   install(FILES deploy/completion/_awqd DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/site-functions COMPONENT server)
+endif()
+
+# Manual pages are printed by the programs. dpkg-shlibdeps asks this machine for the libraries that a package depends on, and
+# cpack for its architecture.
+if(CMAKE_CROSSCOMPILING)
+  return()
 endif()
 
 # --- manual pages, made of what --help=all prints: target `man`, where help2man is installed ---
