@@ -15,7 +15,7 @@ constexpr int64_t kMinRowsPerTask = 12;
 constexpr int64_t kAlone = int64_t{3} << 19;
 
 StandIns::Size SizeOfToken(const K16Weight& w) {
-  return {.value_bytes = w.blocks * kDigitBytes, .blocks = w.blocks, .sums = w.groups};
+  return {.value_bytes = w.blocks * kDigitBytes, .blocks = w.blocks, .sums = w.blocks};
 }
 
 int64_t ScratchFloats(const K16Weight& w, int64_t rows) {

@@ -1,15 +1,15 @@
 // cpu/qmatmul_a16_pairs: the fused product of many tokens of FP16 or BF16, as integers.
 //
 // Computes y = x @ W + bias, x as 16-bit integers by blocks of 128 rows (bodies/block_integers.h)
-// and W as codes less their zeros, whose scales multiply sums of a group in FP32, in their order
-// (bodies/pairs_body.h). Weight layout: k16. Work split: some tiles of 8 columns a task, for up to
-// 192 tokens. Limits: integer codes, floating scales, groups of 16, 32 or
-// 64 rows or of whole blocks, AVX-512 VNNI. FP32 activations and tokens that integers hold badly go
-// to cpu/qmatmul_a16.
+// and W as codes less their zeros, whose scales multiply sums of a block in FP32, in their order
+// (bodies/pairs_body.h). Bits are those of cpu/qmatmul_a16, which multiplies fewer tokens by
+// digits. Weight layout: k16. Work split: some tiles of 8 columns a task, for up to 192 tokens.
+// Limits: what suits digits, with floating scales; AVX-512 VNNI. FP32 activations and tokens that
+// integers hold badly go to cpu/qmatmul_a16.
 #include <algorithm>
 
+#include "kernels/cpu/digits.h"
 #include "kernels/cpu/rows.h"
-#include "kernels/cpu/stand_ins.h"
 
 namespace awqd {
 namespace {
@@ -26,18 +26,13 @@ constexpr int64_t kLeastTokens = 16;
 constexpr int64_t kLeastOfBytes = 48;
 
 StandIns::Size SizeOfToken(const K16Weight& w) {
-  return {
-      .value_bytes = w.blocks * cpu::kIntegerRows * 2, .blocks = w.blocks, .sums = cpu::UnitsOf(w)};
+  return {.value_bytes = w.blocks * cpu::kIntegerRows * 2, .blocks = w.blocks, .sums = w.blocks};
 }
 
 std::string Refuses(const WeightShape& shape, const DeviceInfo& device) {
   if (cpu::PairBodiesFor(device.isa) == nullptr) return "needs AVX-512 VNNI";
-  const K16Weight w = cpu::DescribeK16(shape);
-  const int64_t runs = w.runs_per_group;
-  if (w.groups > 1 && runs % 8 != 0 && runs != 1 && runs != 2 && runs != 4) {
-    return "needs groups of 16, 32, 64 or a multiple of 128 rows, or one";
-  }
-  return "";
+  if (cpu::SuitDigits(cpu::DescribeK16(shape))) return "";
+  return "needs codes of 4 or 8 bits, groups of a multiple of 128 rows, or one";
 }
 
 // What the product of the tokens that are left needs, in the same memory.
@@ -114,15 +109,16 @@ absl::Status Matmul(const MatmulArgs& args, StreamView stream) {
 
 const KernelRow kCpuQmatmulA16Pairs = {.name = "cpu/qmatmul_a16_pairs",
                                        .op = Op::kMatmul,
-                                       .claims = {.bits = kEverything.bits,
+                                       .claims = {.bits = 0b111110000,
                                                   .zeros = kEverything.zeros,
                                                   .scales = kFloatingMask,
-                                                  .group_multiple = 16},
+                                                  .group_multiple = 128},
                                        .layout = &kK16Layout,
                                        .min_m = kLeastTokens,
                                        // From 128 to 2048 tokens of 4096 x 4096 and 14336 x 4096 it
                                        // takes half of the dense path's time.
                                        .replaces_dense = true,
+                                       .batch_invariant = true,
                                        .priority = 20,
                                        .refuses = Refuses,
                                        .workspace_bytes = Workspace,

@@ -74,7 +74,8 @@ TEST_F(AwqctlE2eTest, DequantizesAndMultipliesAsTheGoldensSay) {
     Expect(0, {"compare", y, golden, "--max_relative_error", "1e-3"}, "same");
   }
   Expect(1, {"compare", y, golden, "--max_relative_error", "1e-9"}, "different");
-  Expect(0, {"matmul", kDemoModel, kQuery, "--random", "300"}, "path dequantize");
+  Expect(0, {"matmul", kDemoModel, kQuery, "--random", "300", "--path", "dequantize"},
+         "path dequantize");
   Expect(0, {"matmul", kDemoModel, kQuery, "--random", "0"}, "[0, 384]");
   Expect(0, {"matmul", kDemoModel, kQuery, "--random", "3", "--dtype", "bf16", "-o", y}, "BF16");
   Expect(0,

@@ -254,7 +254,7 @@ TEST(CpuQmatmulA16, EveryCodeOfEveryKind) {
 
 // A row of a batch has the bits that it has alone.
 TEST(CpuQmatmulA16, ARowDoesNotDependOnItsBatch) {
-  auto device = OpenCpuDevice(0, 0, std::nullopt, /*batch_invariant=*/true);
+  auto device = OpenCpuDevice(0, 0);
   for (const ProductShape& shape : kProductShapes) {
     const testing::WeightSpec spec = SpecOf(shape);
     const auto weight = PrepareWeight(testing::RandomWeight(spec), *device).value();

@@ -144,7 +144,7 @@ inline constexpr int64_t kIntegerRows = 128;
 struct TokenIntegers {
   void* values = nullptr;  // digits or pairs, below
   float* steps = nullptr;  // [blocks]: what a block's integers are multiplied by
-  float* sums = nullptr;   // of what the integers stand for; of how many rows each: below
+  float* sums = nullptr;   // [blocks]: of what the integers stand for
 };
 
 // How the product of integers goes that stand for floats. False of `make`: the token is not one
@@ -162,7 +162,7 @@ struct DigitTask {
   // [rows][blocks][kDigitBytes], in the order of the weight's codes.
   const int8_t* digits = nullptr;
   const float* steps = nullptr;  // [rows][blocks]
-  const float* sums = nullptr;   // [rows][groups]
+  const float* sums = nullptr;   // [rows][blocks], of x
   int64_t rows = 0;
   int64_t tile_begin = 0;
   int64_t tile_end = 0;
@@ -173,16 +173,15 @@ struct DigitTask {
   float* scratch = nullptr;  // of DigitScratchFloats
 };
 constexpr int64_t DigitScratchFloats(int64_t groups, int64_t rows) {
-  return groups * 8 + 16 + rows * 16;
+  return 3 * groups * 8 + rows * 8;
 }
 using DigitBodies = StandInBodies<DigitTask>;
 
-// The same of up to kScaledRows tokens whose integers lie in the order of the layout's rows, by
-// units: runs of 16 rows of one block and one group.
+// The same of up to kScaledRows tokens, whose integers lie in the order of rows.
 struct PairTask {
   const int16_t* x = nullptr;    // [rows][blocks * 128]; padding rows hold 0
   const float* steps = nullptr;  // [rows][blocks]
-  const float* sums = nullptr;   // [rows][units]
+  const float* sums = nullptr;   // [rows][blocks], of x
   int64_t rows = 0;
   int64_t tile_begin = 0;
   int64_t tile_end = 0;
@@ -192,13 +191,6 @@ struct PairTask {
   Element y_type = Element::kFp16;
   void* scratch = nullptr;  // of IntegerBodies::scaled_scratch_bytes, 64-byte aligned
 };
-// Runs of a unit: 1, 2, 4 or 8.
-constexpr int64_t RunsOfUnit(const K16Weight& w) {
-  return w.groups == 1 || w.runs_per_group > 8 ? 8 : w.runs_per_group;
-}
-constexpr int64_t UnitsOf(const K16Weight& w) {
-  return (w.runs + RunsOfUnit(w) - 1) / RunsOfUnit(w);
-}
 using PairBodies = StandInBodies<PairTask>;
 
 // A token of INT8 by blocks of 128 rows, which are in the order of a weight's codes where its

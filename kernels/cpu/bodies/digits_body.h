@@ -3,12 +3,12 @@
 // four to a lane, by the instruction that adds up four products of bytes.
 //
 //   x[k] ~ step * (256 * high + low)                            of the block and the token
-//   y[n] = sum over blocks of (scale * step) * sum(q * code) - offset * sum(x)
+//   y[n] = sum over blocks of scale * (step * sum(q * (code - zero)))
 //
-// where q is both digits together and offset the zero times the scale, or a zero after it. Sums of
-// a block are exact in INT32 (8 * 255 * 2^15 a lane); 16 lanes of FP32 hold what blocks add, and
-// are folded at the end. Every (token, column) is one such chain, so a row's bits do not depend on
-// its batch.
+// where q is both digits together. Lanes are folded where a block ends: its sum is an exact INT32
+// (128 * 255 * 32512 < 2^31), integer zeros are taken off by the sum of q, real ones as in
+// scaled_body.h. Blocks are added in FP32, in their order. So a token's bits do not depend on its
+// batch, and are those of pairs_body.h.
 //
 // What becomes of x: block_integers.h. Included by the body file for AVX-512 VNNI; everything has
 // internal linkage.
@@ -47,8 +47,6 @@ inline void StoreDigit(const __m512i (&q)[8], int bits, int8_t* out) {
 
 // One token, of FP16 or BF16. False where it is not taken.
 bool MakeDigits(const K16Weight& w, const void* x, Element type, const TokenIntegers& out) {
-  const int64_t blocks = BlocksOfGroup(w);
-  std::memset(out.sums, 0, w.groups * sizeof(float));
   BlockIntegers integers;
   for (int64_t block = 0; block < w.blocks; ++block) {
     if (!integers.Make(w, x, type, block * kIntegerRows)) return false;
@@ -61,7 +59,7 @@ bool MakeDigits(const K16Weight& w, const void* x, Element type, const TokenInte
     // What is left modulo 256 is the lower digit.
     StoreDigit(integers.q, w.bits, digits + kIntegerRows);
     out.steps[block] = integers.step;
-    out.sums[block / blocks] += integers.Sum(0, 8);
+    out.sums[block] = integers.Sum();
   }
   return true;
 }
@@ -96,116 +94,119 @@ struct CodesOfBlock {
   }
 };
 
-// Both digits of a token's block, the halves of each as codes have them.
-AWQD_ALWAYS_INLINE inline void LoadDigits(const int8_t* block, __m512i (&out)[4]) {
-  for (int i = 0; i < 4; ++i) out[i] = _mm512_loadu_si512(block + 64 * i);
+inline bool HasIntegerZeros(const K16Weight& w) {
+  return w.zeros == nullptr || w.zero_type == Element::kByte;
 }
 
-// 16 lanes of sum(q * code) of a block.
-AWQD_ALWAYS_INLINE inline __m512 SumOfBlock(const __m512i (&digits)[4], const CodesOfBlock& codes) {
-  __m512i sum = _mm512_dpbusd_epi32(_mm512_setzero_si512(), codes.first, digits[0]);
-  sum = _mm512_dpbusd_epi32(sum, codes.second, digits[1]);
-  sum = _mm512_slli_epi32(sum, 8);
-  sum = _mm512_dpbusd_epi32(sum, codes.first, digits[2]);
-  sum = _mm512_dpbusd_epi32(sum, codes.second, digits[3]);
-  return _mm512_cvtepi32_ps(sum);
-}
-
-// Of one tile: the scales of its groups, and the offsets times the sums of x.
+// Of one tile: what its groups need.
 struct TileFactors {
-  float* scales;  // [groups][8], and four more
+  float* scales;   // [groups][8]
+  float* offsets;  // [groups][8]: real zeros, negated
+  int32_t* zeros;  // [groups][8]: integer zeros
 
-  // Writes scales, and in offsets[t][8] the sum over groups of offset * sum(x).
-  void Make(const K16Weight& w, int64_t tile, const DigitTask& task, float* offsets) const {
-    std::memset(offsets, 0, task.rows * 8 * sizeof(float));
+  TileFactors(const K16Weight& w, float* memory)
+      : scales(memory),
+        offsets(memory + w.groups * 8),
+        zeros(reinterpret_cast<int32_t*>(memory + 2 * w.groups * 8)) {}
+
+  void Make(const K16Weight& w, int64_t tile) const {
     for (int64_t group = 0; group < w.groups; ++group) {
-      float zeros[8];
+      float zero[8];
       PrefetchCells(w, tile, group);
-      LoadCells(w, tile, group, scales + group * 8, zeros);
-      __m256 offset = _mm256_loadu_ps(zeros);
-      if (!w.zero_after) offset = _mm256_mul_ps(offset, _mm256_loadu_ps(scales + group * 8));
-      for (int64_t t = 0; t < task.rows; ++t) {
-        const __m256 sum = _mm256_set1_ps(task.sums[t * w.groups + group]);
-        const __m256 old = _mm256_loadu_ps(offsets + t * 8);
-        _mm256_storeu_ps(offsets + t * 8, _mm256_fmadd_ps(offset, sum, old));
-      }
+      LoadCells(w, tile, group, scales + group * 8, zero);
+      const __m256 values = _mm256_loadu_ps(zero);
+      _mm256_storeu_ps(offsets + group * 8, _mm256_sub_ps(_mm256_setzero_ps(), values));
+      if (!HasIntegerZeros(w)) continue;
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(zeros + group * 8),
+                          _mm256_cvtps_epi32(values));
     }
   }
 };
 
-// Columns [first, first + kColumns) of a tile for kTokens tokens, whose sums go to out[t * 8 + c].
-template <int kBits, int kTokens, int kColumns>
-__attribute__((noinline)) void DigitTile(const K16Weight& w, const DigitTask& task, int64_t tile,
-                                         int first, int64_t token, const float* scales,
-                                         float* out) {
-  constexpr int64_t kColumnBytes = kBits * 16;
-  const int64_t tile_bytes = 8 * kColumnBytes;
-  const int64_t per_group = BlocksOfGroup(w);
-  const uint8_t* codes = w.codes + tile * w.blocks * tile_bytes + first * kColumnBytes;
-  const int8_t* digits = task.digits + token * w.blocks * kDigitBytes;
-  const float* steps = task.steps + token * w.blocks;
-  // Whole tiles are read once, in order; halves read the tile that comes next.
-  const int64_t ahead = (kColumns == 8 ? 16 : w.blocks) * tile_bytes;
-  Vec::F acc[kTokens][kColumns];
-  Times<kTokens>([&](auto t) AWQD_ALWAYS_INLINE {
-    Times<kColumns>([&](auto c) AWQD_ALWAYS_INLINE { acc[t][c] = Vec::Zero(); });
+// The sum of the lanes of each of 8 vectors.
+inline __m256i FoldIntegers(const __m512i (&v)[8]) {
+  __m256i halves[8];
+  Times<8>([&](auto i) AWQD_ALWAYS_INLINE {
+    halves[i] = _mm256_add_epi32(_mm512_castsi512_si256(v[i]), _mm512_extracti64x4_epi64(v[i], 1));
   });
-  int64_t left = per_group;
-  const float* of_group = scales + first;
-  for (int64_t block = 0; block < w.blocks; ++block, codes += tile_bytes, digits += kDigitBytes) {
-    for (int64_t line = 0; line < kColumns * kColumnBytes; line += 64) {
-      __builtin_prefetch(codes + ahead + line, kRead, kL2Cache);
-    }
-    alignas(32) float factors[kTokens][8];
-    for (int t = 0; t < kTokens; ++t) {
-      // Of a half of the tile the upper four are not used.
-      const __m256 step = _mm256_set1_ps(steps[t * w.blocks + block]);
-      _mm256_store_ps(factors[t], _mm256_mul_ps(step, _mm256_loadu_ps(of_group)));
-    }
-    asm("" : "+m"(factors));
-    const auto add = [&](int t, int c, const __m512i(&x)[4],
-                         const CodesOfBlock& column) AWQD_ALWAYS_INLINE {
-      acc[t][c] = Vec::Fma(SumOfBlock(x, column), Vec::Set(factors[t][c]), acc[t][c]);
-    };
-    if constexpr (kColumns == 8) {
-      __m512i x[kTokens][4];
-      Times<kTokens>([&](auto t) AWQD_ALWAYS_INLINE {
-        LoadDigits(digits + t * w.blocks * kDigitBytes, x[t]);
-      });
-      Times<kColumns>([&](auto c) AWQD_ALWAYS_INLINE {
-        const auto column = CodesOfBlock::Load<kBits>(codes + c * kColumnBytes);
-        Times<kTokens>([&](auto t) AWQD_ALWAYS_INLINE { add(t, c, x[t], column); });
-      });
-    } else {
-      CodesOfBlock columns[kColumns];
-      Times<kColumns>([&](auto c) AWQD_ALWAYS_INLINE {
-        columns[c] = CodesOfBlock::Load<kBits>(codes + c * kColumnBytes);
-      });
-      Times<kTokens>([&](auto t) AWQD_ALWAYS_INLINE {
-        __m512i x[4];
-        LoadDigits(digits + t * w.blocks * kDigitBytes, x);
-        Times<kColumns>([&](auto c) AWQD_ALWAYS_INLINE { add(t, c, x, columns[c]); });
-      });
-    }
-    if (--left == 0) left = per_group, of_group += 8;
-  }
-  // A copy, because what has an address is kept in memory.
-  Vec::F sums[kTokens * kColumns];
-  Times<kTokens>([&](auto t) AWQD_ALWAYS_INLINE {
-    Times<kColumns>([&](auto c) AWQD_ALWAYS_INLINE { sums[t * kColumns + c] = acc[t][c]; });
-  });
-  alignas(64) float folded[(kTokens * kColumns + 15) / 16 * 16];
-  Vec::Sums<kTokens * kColumns>(sums, folded);
-  for (int t = 0; t < kTokens; ++t) {
-    for (int c = 0; c < kColumns; ++c) out[t * 8 + first + c] = folded[t * kColumns + c];
-  }
+  // In each 128-bit lane the sums of four vectors.
+  const __m256i low = _mm256_hadd_epi32(_mm256_hadd_epi32(halves[0], halves[1]),
+                                        _mm256_hadd_epi32(halves[2], halves[3]));
+  const __m256i high = _mm256_hadd_epi32(_mm256_hadd_epi32(halves[4], halves[5]),
+                                         _mm256_hadd_epi32(halves[6], halves[7]));
+  return _mm256_add_epi32(_mm256_permute2x128_si256(low, high, 0x20),
+                          _mm256_permute2x128_si256(low, high, 0x31));
 }
 
-// y = ((sums - offsets) * outer * x_scale) + bias of one tile, for a DigitTask or a QuadTask; of
-// sums and offsets [rows][8]. `x_scale`: [rows], or null for 1.
+// What scaled_body.h's AddGroup does, of 8 columns in registers.
+inline __m256 AddGroupOf8(const K16Weight& w, __m256 value, float x_sum, __m256 scale,
+                          __m256 offset, __m256 sum) {
+  const __m256 x = _mm256_set1_ps(x_sum);
+  if (HasIntegerZeros(w)) return _mm256_fmadd_ps(value, scale, sum);
+  if (w.zero_after) return _mm256_fmadd_ps(offset, x, _mm256_fmadd_ps(value, scale, sum));
+  return _mm256_fmadd_ps(_mm256_fmadd_ps(offset, x, value), scale, sum);
+}
+
+// Both digits of 64 rows of a block by 64 codes and 64 more of each of 8 columns.
+template <int kBits, int kTokens>
+AWQD_ALWAYS_INLINE inline void MultiplyDigits(const int8_t* digits, int64_t stride,
+                                              const uint8_t* codes, __m512i (&sums)[kTokens][8]) {
+  Times<8>([&](auto c) AWQD_ALWAYS_INLINE {
+    const auto column = CodesOfBlock::Load<kBits>(codes + c * kBits * 16);
+    Times<kTokens>([&](auto t) AWQD_ALWAYS_INLINE {
+      const int8_t* const x = digits + t * stride;
+      __m512i sum =
+          _mm512_dpbusd_epi32(_mm512_setzero_si512(), column.first, _mm512_loadu_si512(x));
+      sum = _mm512_dpbusd_epi32(sum, column.second, _mm512_loadu_si512(x + 64));
+      sum = _mm512_slli_epi32(sum, 8);
+      sum = _mm512_dpbusd_epi32(sum, column.first, _mm512_loadu_si512(x + 128));
+      sums[t][c] = _mm512_dpbusd_epi32(sum, column.second, _mm512_loadu_si512(x + 192));
+    });
+  });
+}
+
+// A tile for kTokens tokens, whose sums go to out[t * 8 + c].
+template <int kBits, int kTokens>
+__attribute__((noinline)) void DigitTile(const K16Weight& w, const DigitTask& task, int64_t tile,
+                                         int64_t token, const TileFactors& factors, float* out) {
+  constexpr int64_t kTileBytes = 8 * kBits * 16, kAhead = 16;
+  const int64_t stride = w.blocks * kDigitBytes;
+  const uint8_t* codes = w.codes + tile * w.blocks * kTileBytes;
+  const int8_t* digits = task.digits + token * stride;
+  __m256 acc[kTokens];
+  Times<kTokens>([&](auto t) AWQD_ALWAYS_INLINE { acc[t] = _mm256_setzero_ps(); });
+  for (int64_t group = 0, block = 0; group < w.groups; ++group) {
+    const int64_t border = block + BlocksOfGroup(w), end = border < w.blocks ? border : w.blocks;
+    const __m256 scale = _mm256_loadu_ps(factors.scales + group * 8);
+    const __m256 offset = _mm256_loadu_ps(factors.offsets + group * 8);
+    const __m256i zero = Load32(factors.zeros + group * 8);
+    for (; block < end; ++block, codes += kTileBytes, digits += kDigitBytes) {
+      for (int64_t line = 0; line < kTileBytes; line += 64) {
+        __builtin_prefetch(codes + kAhead * kTileBytes + line, kRead, kL2Cache);
+      }
+      __m512i sums[kTokens][8];
+      MultiplyDigits<kBits, kTokens>(digits, stride, codes, sums);
+      Times<kTokens>([&](auto t) AWQD_ALWAYS_INLINE {
+        const int64_t at = (token + t) * w.blocks + block;
+        const float step = task.steps[at], x_sum = task.sums[at];
+        __m256i sum = FoldIntegers(sums[t]);
+        if (HasIntegerZeros(w)) {
+          const auto q_sum = static_cast<int32_t>(x_sum / step);
+          sum = _mm256_sub_epi32(sum, _mm256_mullo_epi32(zero, _mm256_set1_epi32(q_sum)));
+        }
+        const __m256 value = _mm256_mul_ps(_mm256_cvtepi32_ps(sum), _mm256_set1_ps(step));
+        acc[t] = AddGroupOf8(w, value, x_sum, scale, offset, acc[t]);
+      });
+    }
+  }
+  Times<kTokens>([&](auto t) AWQD_ALWAYS_INLINE { _mm256_storeu_ps(out + t * 8, acc[t]); });
+}
+
+// y = sums * outer * x_scale + bias of one tile, for a DigitTask or a QuadTask; of sums [rows][8].
+// `x_scale`: [rows], or null for 1.
 template <typename Task>
 void StoreTile(const K16Weight& w, const Task& task, int64_t tile, const float* x_scale,
-               const float* sums, const float* offsets) {
+               const float* sums) {
   float outer[8], values[8];
   LoadOuter(w, tile, outer);
   const float* bias = task.bias != nullptr ? task.bias + tile * 8 : nullptr;
@@ -213,7 +214,7 @@ void StoreTile(const K16Weight& w, const Task& task, int64_t tile, const float* 
   for (int64_t t = 0; t < task.rows; ++t) {
     const float scale = x_scale == nullptr ? 1 : x_scale[t];
     for (int c = 0; c < 8; ++c) {
-      values[c] = (sums[t * 8 + c] - offsets[t * 8 + c]) * outer[c] * scale;
+      values[c] = sums[t * 8 + c] * outer[c] * scale;
     }
     const int64_t index = t * task.y_stride + tile * 8;
     if (columns >= 8) {
@@ -226,28 +227,21 @@ void StoreTile(const K16Weight& w, const Task& task, int64_t tile, const float* 
   }
 }
 
-constexpr int kDigitTokens = 4;  // that are multiplied together
-
 template <int kBits>
 void DigitProductOf(const K16Weight& w, const DigitTask& task) {
-  const TileFactors factors = {task.scratch};
-  float* const offsets = task.scratch + w.groups * 8 + 8;
-  float* const sums = offsets + task.rows * 8;
-  const int64_t parts = (task.rows + kDigitTokens - 1) / kDigitTokens;
+  constexpr int kMost = 3;  // tokens beside each other
+  const TileFactors factors(w, task.scratch);
+  float* const sums = task.scratch + 3 * w.groups * 8;
+  const int64_t parts = (task.rows + kMost - 1) / kMost;
   for (int64_t tile = task.tile_begin; tile < task.tile_end; ++tile) {
-    factors.Make(w, tile, task, offsets);
+    factors.Make(w, tile);
     for (int64_t part = 0; part < parts; ++part) {
       const int64_t begin = task.rows * part / parts;
-      const int64_t count = task.rows * (part + 1) / parts - begin;
-      WithCount<1, kDigitTokens>(count, [&](auto n) {
-        constexpr int kTokens = decltype(n)::kValue, kColumns = kTokens <= 2 ? 8 : 4;
-        for (int first = 0; first < 8; first += kColumns) {
-          DigitTile<kBits, kTokens, kColumns>(w, task, tile, first, begin, factors.scales,
-                                              sums + begin * 8);
-        }
+      WithCount<1, kMost>(task.rows * (part + 1) / parts - begin, [&](auto n) {
+        DigitTile<kBits, n.kValue>(w, task, tile, begin, factors, sums + begin * 8);
       });
     }
-    StoreTile(w, task, tile, nullptr, sums, offsets);
+    StoreTile(w, task, tile, nullptr, sums);
   }
 }
 

@@ -20,10 +20,6 @@
 namespace awqd::cpu {
 namespace {
 
-inline bool HasIntegerZeros(const K16Weight& w) {
-  return w.zeros == nullptr || w.zero_type == Element::kByte;
-}
-
 inline bool HasWholeBlocks(const K16Weight& w) {
   return w.groups == 1 || w.runs_per_group % 8 == 0;
 }
@@ -58,59 +54,10 @@ void OrderQuads(const K16Weight& w, const int8_t* x, const QuadToken& out) {
 
 // --- Few tokens ---
 
-// Of a tile: what its groups need.
-struct QuadFactors {
-  float* scales;   // [groups][8]
-  float* offsets;  // [groups][8]: real zeros, negated
-  int32_t* zeros;  // [groups][8]: integer zeros
-
-  QuadFactors(const K16Weight& w, float* memory)
-      : scales(memory),
-        offsets(memory + w.groups * 8),
-        zeros(reinterpret_cast<int32_t*>(memory + 2 * w.groups * 8)) {}
-
-  void Make(const K16Weight& w, int64_t tile) const {
-    for (int64_t group = 0; group < w.groups; ++group) {
-      float zero[8];
-      PrefetchCells(w, tile, group);
-      LoadCells(w, tile, group, scales + group * 8, zero);
-      const __m256 values = _mm256_loadu_ps(zero);
-      _mm256_storeu_ps(offsets + group * 8, _mm256_sub_ps(_mm256_setzero_ps(), values));
-      if (!HasIntegerZeros(w)) continue;
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(zeros + group * 8),
-                          _mm256_cvtps_epi32(values));
-    }
-  }
-};
-
-// The sum of the lanes of each of 8 vectors.
-inline __m256i FoldIntegers(const __m512i (&v)[8]) {
-  __m256i halves[8];
-  Times<8>([&](auto i) AWQD_ALWAYS_INLINE {
-    halves[i] = _mm256_add_epi32(_mm512_castsi512_si256(v[i]), _mm512_extracti64x4_epi64(v[i], 1));
-  });
-  // In each 128-bit lane the sums of four vectors.
-  const __m256i low = _mm256_hadd_epi32(_mm256_hadd_epi32(halves[0], halves[1]),
-                                        _mm256_hadd_epi32(halves[2], halves[3]));
-  const __m256i high = _mm256_hadd_epi32(_mm256_hadd_epi32(halves[4], halves[5]),
-                                         _mm256_hadd_epi32(halves[6], halves[7]));
-  return _mm256_add_epi32(_mm256_permute2x128_si256(low, high, 0x20),
-                          _mm256_permute2x128_si256(low, high, 0x31));
-}
-
-// AddGroup of 8 columns, in registers.
-inline __m256 AddGroupOf8(const K16Weight& w, __m256 value, float x_sum, __m256 scale,
-                          __m256 offset, __m256 sum) {
-  const __m256 x = _mm256_set1_ps(x_sum);
-  if (HasIntegerZeros(w)) return _mm256_fmadd_ps(value, scale, sum);
-  if (w.zero_after) return _mm256_fmadd_ps(offset, x, _mm256_fmadd_ps(value, scale, sum));
-  return _mm256_fmadd_ps(_mm256_fmadd_ps(offset, x, value), scale, sum);
-}
-
 // A tile for kTokens tokens, whose sums go to out[t * 8 + c].
 template <int kBits, int kTokens>
 __attribute__((noinline)) void QuadTile(const K16Weight& w, const QuadTask& task, int64_t tile,
-                                        int64_t token, const QuadFactors& factors, float* out) {
+                                        int64_t token, const TileFactors& factors, float* out) {
   constexpr int64_t kColumnBytes = kBits * 16, kTileBytes = 8 * kColumnBytes, kAhead = 16;
   const int64_t row_bytes = w.blocks * kIntegerRows;
   const uint8_t* codes = w.codes + tile * w.blocks * kTileBytes;
@@ -155,7 +102,7 @@ __attribute__((noinline)) void QuadTile(const K16Weight& w, const QuadTask& task
 template <int kBits>
 void FewByQuads(const K16Weight& w, const QuadTask& task) {
   constexpr int kMost = 3;  // tokens beside each other
-  const QuadFactors factors(w, static_cast<float*>(task.scratch));
+  const TileFactors factors(w, static_cast<float*>(task.scratch));
   float sums[kMostOfFew * 8];
   const int64_t parts = (task.rows + kMost - 1) / kMost;
   for (int64_t tile = task.tile_begin; tile < task.tile_end; ++tile) {
@@ -166,8 +113,7 @@ void FewByQuads(const K16Weight& w, const QuadTask& task) {
         QuadTile<kBits, n.kValue>(w, task, tile, begin, factors, sums + begin * 8);
       });
     }
-    constexpr float kNothing[kMostOfFew * 8] = {};
-    StoreTile(w, task, tile, task.x_scale, sums, kNothing);
+    StoreTile(w, task, tile, task.x_scale, sums);
   }
 }
 

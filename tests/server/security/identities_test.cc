@@ -63,6 +63,7 @@ TEST(Identities, ABadLineIsNamedAndWhatItHoldsIsNotRepeated) {
       {"bob root " + DigestOf("x"), "roles: got \"root\", expected a list of infer, read, admin"},
       {"bob infer, " + DigestOf("x"), "roles: got \"\""},
       {"bob infer hunter2", "expected sha256:DIGEST or cert:cn:NAME"},
+      {"bob infe\xdc\xdc\xdc\xdc\xdcr x", "roles: got something of 10 characters"},
       {"bob infer sha256:hunter2", "something of 7 characters, expected 64 hexadecimal digits"},
       {"bob infer cert:hunter2", "cert:cn:NAME"},
       // A token in the wrong place.
