@@ -29,7 +29,7 @@ std::string Collapsed(const std::string& name) {
 }
 
 std::string Parts(const tools::InspectedLinear& linear) {
-  std::vector<std::string> parts;
+  std::vector<absl::string_view> parts;
   if (linear.order) parts.push_back("order");
   if (linear.factor) parts.push_back("factor");
   if (linear.bias) parts.push_back("bias");
