@@ -98,12 +98,11 @@ void AddModelFlags(FlagTable& table, Options& options) {
               "Bytes that weights and buffers may take on each device. 0: all of it; set it when "
               "the device is shared. On the CPU it also bounds what a load holds beside them, but "
               "for 256 MiB.");
-  table.Flag(
-      "batch_invariant", options.batch_invariant,
-      "A token's result has the same bits whatever tokens share its batch and however many "
-      "they are. Leaves out kernels whose order of summation depends on the count, and the "
-      "dense path: free on the CPU up to the token threshold and on a GPU up to 16 tokens, "
-      "beyond that 1.0 to 1.2 times as slow on an H100.");
+  table.Flag("batch_invariant", options.batch_invariant,
+             "A token's result has the same bits whatever tokens share its batch and however many "
+             "they are. Leaves out kernels whose order of summation depends on the count, and the "
+             "dense path: free on the CPU up to the token threshold and on a GPU up to 16 tokens, "
+             "beyond that 1.0 to 1.2 times as slow on an H100.");
   table.Flag("int8_activations", options.rpc.int8_activations,
              "QuantizedMatmul takes floating activations as INT8_PER_TOKEN where the weight has a "
              "kernel for it and the request does not say otherwise. On a CPU a third to six tenths "
