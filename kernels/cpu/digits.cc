@@ -1,5 +1,5 @@
-// Tokens become digits one by one; then tiles of the weight are shared out, for up to 96 tokens at
-// a time, whose digits stay in the L2 cache.
+// Tiles of the weight are shared out, for up to 96 tokens at a time, whose digits stay in the L2
+// cache.
 #include "kernels/cpu/digits.h"
 
 #include <algorithm>
@@ -14,10 +14,6 @@ constexpr int64_t kMinRowsPerTask = 12;
 // as it saves, and under load it takes a core from those that serve other requests.
 constexpr int64_t kAlone = int64_t{3} << 19;
 
-StandIns::Size SizeOfToken(const K16Weight& w) {
-  return {.value_bytes = w.blocks * kDigitBytes, .blocks = w.blocks, .sums = w.blocks};
-}
-
 int64_t ScratchFloats(const K16Weight& w, int64_t rows) {
   return RoundUp(DigitScratchFloats(w.groups, rows), int64_t{16});
 }
@@ -30,20 +26,20 @@ bool SuitDigits(const K16Weight& w) {
 }
 
 int64_t Digits::Bytes(const K16Weight& w, int64_t threads, int64_t rows) {
-  return StandIns::Bytes(SizeOfToken(w), rows) + threads * ScratchFloats(w, rows) * 4;
+  return StandIns::Bytes(w, rows) + threads * ScratchFloats(w, rows) * 4;
 }
 
 Digits::Digits(const K16Weight& weight, CpuDevice& device, void* memory, int64_t rows)
     : weight_(weight),
       device_(device),
       bodies_(*DigitBodiesFor(device.info().isa)),
-      tokens_(SizeOfToken(weight), rows, memory),
-      scratch_(reinterpret_cast<float*>(static_cast<char*>(memory) +
-                                        StandIns::Bytes(SizeOfToken(weight), rows))),
+      tokens_(weight, rows, memory),
+      scratch_(
+          reinterpret_cast<float*>(static_cast<char*>(memory) + StandIns::Bytes(weight, rows))),
       scratch_floats_(ScratchFloats(weight, rows)) {}
 
 const StandIns& Digits::Make(const ConstMatrixView& x, int64_t begin, int64_t count) {
-  tokens_.Make(bodies_.make, weight_, x, begin, count, device_);
+  tokens_.Make(bodies_.make, x, begin, count, device_);
   return tokens_;
 }
 
@@ -62,7 +58,7 @@ void Digits::Multiply(int64_t first, int64_t count, const float* bias, const Mat
     const TokenIntegers tokens = tokens_.Of(first + begin);
     const int64_t tile = index / row_tasks * tiles_per_task;
     char* const rows = static_cast<char*>(y.data) + begin * y.cols * SizeOf(y.dtype);
-    bodies_.product(weight_, {.digits = static_cast<const int8_t*>(tokens.values),
+    bodies_.product(weight_, {.values = tokens.values,
                               .steps = tokens.steps,
                               .sums = tokens.sums,
                               .rows = count * (part + 1) / row_tasks - begin,

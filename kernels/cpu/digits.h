@@ -29,7 +29,7 @@ class Digits {
  private:
   const K16Weight& weight_;
   CpuDevice& device_;
-  const DigitBodies& bodies_;
+  const StandInBodies& bodies_;
   StandIns tokens_;
   float* scratch_;  // [threads][scratch_floats_]
   int64_t scratch_floats_;

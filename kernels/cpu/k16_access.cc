@@ -54,20 +54,25 @@ const IntegerBodies& IntegerBodiesFor(CpuIsa isa) {
 }
 
 #if defined(AWQD_CPU_X86)
-const DigitBodies* DigitBodiesFor(CpuIsa isa) {
+const StandInBodies* DigitBodiesFor(CpuIsa isa) {
   return isa == CpuIsa::kAvx512Vnni ? &kAvx512VnniDigits : nullptr;
 }
-const PairBodies* PairBodiesFor(CpuIsa isa) {
+const StandInBodies* PairBodiesFor(CpuIsa isa) {
   return isa == CpuIsa::kAvx512Vnni ? &kAvx512VnniPairs : nullptr;
 }
 const QuadBodies* QuadBodiesFor(CpuIsa isa) {
   return isa == CpuIsa::kAvx512Vnni ? &kAvx512VnniQuads : nullptr;
 }
 #else
-const DigitBodies* DigitBodiesFor(CpuIsa) { return nullptr; }
-const PairBodies* PairBodiesFor(CpuIsa) { return nullptr; }
+const StandInBodies* DigitBodiesFor(CpuIsa) { return nullptr; }
+const StandInBodies* PairBodiesFor(CpuIsa) { return nullptr; }
 const QuadBodies* QuadBodiesFor(CpuIsa) { return nullptr; }
 #endif
+
+int64_t TilesOfPanelTask(const K16Weight& w, int64_t threads) {
+  constexpr int64_t kPanelTiles = 4, kMost = 32;
+  return std::clamp(RoundUp(w.tiles / (threads * 8), kPanelTiles), kPanelTiles, kMost);
+}
 
 Element ElementOf(DType dtype) {
   if (SizeOf(dtype) == 1) return Element::kByte;

@@ -13,14 +13,18 @@ const Bodies& BodiesFor(CpuIsa isa);
 const IntegerBodies& IntegerBodiesFor(CpuIsa isa);
 
 // Those of products that take AVX-512 VNNI; null without.
-const DigitBodies* DigitBodiesFor(CpuIsa isa);
-const PairBodies* PairBodiesFor(CpuIsa isa);
+const StandInBodies* DigitBodiesFor(CpuIsa isa);
+const StandInBodies* PairBodiesFor(CpuIsa isa);
 const QuadBodies* QuadBodiesFor(CpuIsa isa);
 
 // A weight whose layout is k16.
 K16Weight AccessK16(const DeviceWeight& weight);
 // The same without pointers, for sizing scratch.
 K16Weight DescribeK16(const WeightShape& shape);
+
+// Tiles of a task of a product by panels (bodies/panel.h): whole panels, some tasks a thread, each
+// long enough that what comes next is fetched meanwhile.
+int64_t TilesOfPanelTask(const K16Weight& weight, int64_t threads);
 
 // FP16, BF16 or FP32.
 Element ElementOf(DType dtype);

@@ -17,17 +17,10 @@ namespace {
 using cpu::K16Weight;
 using cpu::StandIns;
 
-// A panel of the bodies, and the most that are worth a task: what comes next is fetched meanwhile.
-constexpr int64_t kPanelTiles = 4;
-constexpr int64_t kMaxTilesPerTask = 32;
 // Fewer tokens do not repay the decoding of a panel; of 8 bits, which digits take as they are,
 // three times as many do not.
 constexpr int64_t kLeastTokens = 16;
 constexpr int64_t kLeastOfBytes = 48;
-
-StandIns::Size SizeOfToken(const K16Weight& w) {
-  return {.value_bytes = w.blocks * cpu::kIntegerRows * 2, .blocks = w.blocks, .sums = w.blocks};
-}
 
 std::string Refuses(const WeightShape& shape, const DeviceInfo& device) {
   if (cpu::PairBodiesFor(device.isa) == nullptr) return "needs AVX-512 VNNI";
@@ -35,16 +28,13 @@ std::string Refuses(const WeightShape& shape, const DeviceInfo& device) {
   return "needs codes of 4 or 8 bits, groups of a multiple of 128 rows, or one";
 }
 
-// What the product of the tokens that are left needs, in the same memory.
-int64_t RestBytes(const WeightShape& shape, const DeviceInfo& device, int64_t m) {
-  return kCpuQmatmulA16.workspace_bytes(shape, device, m);
-}
-
 int64_t Workspace(const WeightShape& shape, const DeviceInfo& device, int64_t m) {
   const K16Weight w = cpu::DescribeK16(shape);
   const int64_t scratch = cpu::IntegerBodiesFor(device.isa).scaled_scratch_bytes * device.threads;
   const int64_t rows = std::min(m, cpu::kScaledRows);
-  return scratch + StandIns::Bytes(SizeOfToken(w), rows) + RestBytes(shape, device, rows);
+  // Of the tokens that are left.
+  const int64_t rest = kCpuQmatmulA16.workspace_bytes(shape, device, rows);
+  return scratch + StandIns::Bytes(w, rows) + rest;
 }
 
 MatmulArgs RowsOf(const MatmulArgs& args, int64_t first, int64_t count) {
@@ -59,13 +49,11 @@ MatmulArgs RowsOf(const MatmulArgs& args, int64_t first, int64_t count) {
 // y of rows that were made.
 void Multiply(const MatmulArgs& args, const K16Weight& w, const cpu::TokenIntegers& tokens,
               CpuDevice& device) {
-  const int64_t threads = device.info().threads;
-  const int64_t tiles =
-      std::clamp(RoundUp(w.tiles / (threads * 8), kPanelTiles), kPanelTiles, kMaxTilesPerTask);
+  const int64_t tiles = cpu::TilesOfPanelTask(w, device.info().threads);
   const int64_t scratch_bytes = cpu::IntegerBodiesFor(device.info().isa).scaled_scratch_bytes;
   device.pool().ParallelFor(CeilDiv(w.tiles, tiles), [&](int64_t task, int thread) {
     cpu::PairBodiesFor(device.info().isa)
-        ->product(w, {.x = static_cast<const int16_t*>(tokens.values),
+        ->product(w, {.values = tokens.values,
                       .steps = tokens.steps,
                       .sums = tokens.sums,
                       .rows = args.x.rows,
@@ -81,7 +69,7 @@ void Multiply(const MatmulArgs& args, const K16Weight& w, const cpu::TokenIntege
 
 absl::Status Matmul(const MatmulArgs& args, StreamView stream) {
   CpuDevice& device = CpuDevice::Of(args.weight->device);
-  const cpu::PairBodies& bodies = *cpu::PairBodiesFor(device.info().isa);
+  const cpu::StandInBodies& bodies = *cpu::PairBodiesFor(device.info().isa);
   const K16Weight w = cpu::AccessK16(*args.weight);
   const bool bytes = w.bits == 8 && args.x.rows < kLeastOfBytes;
   if (args.x.dtype == DType::kFp32 || bytes) return kCpuQmatmulA16.matmul(args, stream);
@@ -89,12 +77,12 @@ absl::Status Matmul(const MatmulArgs& args, StreamView stream) {
   char* const memory =
       static_cast<char*>(args.workspace) +
       cpu::IntegerBodiesFor(device.info().isa).scaled_scratch_bytes * device.info().threads;
-  StandIns tokens(SizeOfToken(w), most, memory);
-  void* const rest = memory + StandIns::Bytes(SizeOfToken(w), most);
+  StandIns tokens(w, most, memory);
+  void* const rest = memory + StandIns::Bytes(w, most);
   absl::Status status;
   for (int64_t begin = 0; begin < args.x.rows; begin += most) {
     const int64_t count = std::min(most, args.x.rows - begin);
-    tokens.Make(bodies.make, w, args.x, begin, count, device);
+    tokens.Make(bodies.make, args.x, begin, count, device);
     tokens.ForNeighbours(count, [&](int64_t first, int64_t some, bool made) {
       MatmulArgs rows = RowsOf(args, begin + first, some);
       if (made) return Multiply(rows, w, tokens.Of(first), device);

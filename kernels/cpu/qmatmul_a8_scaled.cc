@@ -16,9 +16,6 @@ namespace {
 
 using cpu::K16Weight;
 
-// A panel of the bodies, and the most that are worth a task: what comes next is fetched meanwhile.
-constexpr int64_t kPanelTiles = 4;
-constexpr int64_t kMaxTilesPerTask = 32;
 constexpr int64_t kBlockRows = 128;
 // Products of fewer multiplications run on one thread: waking another takes as long as it saves.
 constexpr int64_t kAlone = int64_t{1} << 20;
@@ -48,8 +45,7 @@ int64_t Workspace(const WeightShape& shape, const DeviceInfo& device, int64_t m)
 
 int64_t TilesPerTask(const K16Weight& w, int64_t rows, int64_t threads) {
   if (rows * w.k <= kAlone / w.n) return w.tiles;
-  const int64_t some = RoundUp(w.tiles / (threads * 8), kPanelTiles);
-  return std::clamp(some, kPanelTiles, kMaxTilesPerTask);
+  return cpu::TilesOfPanelTask(w, threads);
 }
 
 // Of one token, over the rows of each group.

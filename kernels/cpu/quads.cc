@@ -7,8 +7,6 @@
 namespace awqd::cpu {
 namespace {
 
-constexpr int64_t kPanelTiles = 4;
-constexpr int64_t kMaxTilesPerTask = 32;
 // Elements, about 10 us of work.
 constexpr int64_t kOrderedPerTask = int64_t{1} << 16;
 // Products of fewer multiplications run on one thread: waking another takes as long as it saves.
@@ -47,8 +45,7 @@ struct Tokens {
 
 int64_t TilesPerTask(const K16Weight& w, int64_t rows, int64_t threads) {
   if (rows * w.k <= kAlone / std::max<int64_t>(1, w.n)) return w.tiles;
-  const int64_t some = RoundUp(w.tiles / (threads * 8), kPanelTiles);
-  return std::clamp(some, kPanelTiles, kMaxTilesPerTask);
+  return TilesOfPanelTask(w, threads);
 }
 
 }  // namespace

@@ -10,36 +10,40 @@ namespace {
 constexpr int64_t kMadePerTask = int64_t{1} << 16;
 constexpr int64_t kAlign = 64;
 
+// Of steps, and of sums.
+int64_t BlockWords(const K16Weight& w, int64_t rows) { return rows * w.blocks * 4; }
+
 }  // namespace
 
-int64_t StandIns::Bytes(const Size& size, int64_t rows) {
-  return rows * size.value_bytes + RoundUp(rows * size.blocks * 4, kAlign) +
-         RoundUp(rows * size.sums * 4, kAlign) + RoundUp(rows, kAlign);
+int64_t StandIns::Bytes(const K16Weight& w, int64_t rows) {
+  return rows * w.blocks * kIntegerBytes + 2 * RoundUp(BlockWords(w, rows), kAlign) +
+         RoundUp(rows, kAlign);
 }
 
-StandIns::StandIns(const Size& size, int64_t rows, void* memory) : size_(size) {
+StandIns::StandIns(const K16Weight& weight, int64_t rows, void* memory) : weight_(weight) {
   auto* at = static_cast<char*>(memory);
   const auto take = [&at](int64_t bytes) { return std::exchange(at, at + RoundUp(bytes, kAlign)); };
-  all_.values = take(rows * size.value_bytes);
-  all_.steps = reinterpret_cast<float*>(take(rows * size.blocks * 4));
-  all_.sums = reinterpret_cast<float*>(take(rows * size.sums * 4));
+  all_.values = take(rows * weight.blocks * kIntegerBytes);
+  all_.steps = reinterpret_cast<float*>(take(BlockWords(weight, rows)));
+  all_.sums = reinterpret_cast<int32_t*>(take(BlockWords(weight, rows)));
   made_ = reinterpret_cast<bool*>(at);
 }
 
-void StandIns::Make(MakeFn make, const K16Weight& weight, const ConstMatrixView& x, int64_t begin,
-                    int64_t count, CpuDevice& device) {
+void StandIns::Make(MakeFn make, const ConstMatrixView& x, int64_t begin, int64_t count,
+                    CpuDevice& device) {
   const Element type = ElementOf(x.dtype);
   const int64_t row_bytes = x.cols * SizeOf(x.dtype);
   const char* const rows = static_cast<const char*>(x.data) + begin * row_bytes;
   device.pool().ForEachRow(count, x.cols, kMadePerTask, [&](int64_t token) {
-    made_[token] = make(weight, rows + token * row_bytes, type, Of(token));
+    made_[token] = make(weight_, rows + token * row_bytes, type, Of(token));
   });
 }
 
 TokenIntegers StandIns::Of(int64_t token) const {
-  return {.values = static_cast<char*>(all_.values) + token * size_.value_bytes,
-          .steps = all_.steps + token * size_.blocks,
-          .sums = all_.sums + token * size_.sums};
+  const int64_t block = token * weight_.blocks;
+  return {.values = static_cast<char*>(all_.values) + block * kIntegerBytes,
+          .steps = all_.steps + block,
+          .sums = all_.sums + block};
 }
 
 }  // namespace awqd::cpu

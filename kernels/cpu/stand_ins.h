@@ -10,22 +10,15 @@ namespace awqd::cpu {
 
 class StandIns {
  public:
-  // Of one token.
-  struct Size {
-    int64_t value_bytes = 0;  // a multiple of 64
-    int64_t blocks = 0;
-    int64_t sums = 0;
-  };
-  using MakeFn = bool (*)(const K16Weight&, const void* x, Element type, const TokenIntegers&);
+  using MakeFn = decltype(StandInBodies::make);
 
   // Of `rows` tokens; a multiple of 64.
-  static int64_t Bytes(const Size& size, int64_t rows);
-  // `memory`: Bytes, aligned to 64, which outlives this.
-  StandIns(const Size& size, int64_t rows, void* memory);
+  static int64_t Bytes(const K16Weight& weight, int64_t rows);
+  // `memory`: Bytes, aligned to 64. Both must outlive this.
+  StandIns(const K16Weight& weight, int64_t rows, void* memory);
 
   // Makes those of tokens [begin, begin + count) of x, at most `rows`; token 0 is `begin`.
-  void Make(MakeFn make, const K16Weight& weight, const ConstMatrixView& x, int64_t begin,
-            int64_t count, CpuDevice& device);
+  void Make(MakeFn make, const ConstMatrixView& x, int64_t begin, int64_t count, CpuDevice& device);
   TokenIntegers Of(int64_t token) const;
 
   // act(first, count, made) for neighbours of the `count` tokens that were made, and that were not.
@@ -38,7 +31,7 @@ class StandIns {
   }
 
  private:
-  const Size size_;
+  const K16Weight& weight_;
   TokenIntegers all_;
   bool* made_;  // [rows]
 };

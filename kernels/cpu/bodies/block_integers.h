@@ -60,7 +60,7 @@ struct BlockIntegers {
     }
     const float most = _mm512_reduce_max_ps(greatest), sum = _mm512_reduce_add_ps(total);
     if (sum == 0) {
-      step = 1;
+      step = 0;
       for (__m512i& lanes : q) lanes = _mm512_setzero_si512();
       return true;
     }
@@ -74,11 +74,10 @@ struct BlockIntegers {
     return true;
   }
 
-  // The sum of what they stand for, exactly.
-  float Sum() const {
+  int32_t Sum() const {
     __m512i sum = q[0];
     for (int i = 1; i < 8; ++i) sum = _mm512_add_epi32(sum, q[i]);
-    return step * static_cast<float>(_mm512_reduce_add_epi32(sum));
+    return _mm512_reduce_add_epi32(sum);
   }
 };
 

@@ -139,59 +139,41 @@ struct IntegerBodies {
   int64_t scaled_scratch_bytes;
 };
 
-// A token of FP16 or BF16 as 16-bit integers (bodies/block_integers.h), by blocks of 128 rows.
+// A token of FP16 or BF16 as 16-bit integers q (bodies/block_integers.h), by blocks of 128 rows.
 inline constexpr int64_t kIntegerRows = 128;
+inline constexpr int64_t kIntegerBytes = 2 * kIntegerRows;
 struct TokenIntegers {
-  void* values = nullptr;  // digits or pairs, below
-  float* steps = nullptr;  // [blocks]: what a block's integers are multiplied by
-  float* sums = nullptr;   // [blocks]: of what the integers stand for
-};
-
-// How the product of integers goes that stand for floats. False of `make`: the token is not one
-// that integers hold well.
-template <typename Task>
-struct StandInBodies {
-  bool (*make)(const K16Weight&, const void* x, Element type, const TokenIntegers&);
-  void (*product)(const K16Weight&, const Task&);
+  void* values = nullptr;   // [blocks][kIntegerBytes]
+  float* steps = nullptr;   // [blocks]: x is about step * q
+  int32_t* sums = nullptr;  // [blocks]: of q
 };
 
 // y[0:rows, 8 tile_begin : 8 tile_end] = x @ W + bias, of integer codes of 4 or 8 bits whose groups
 // are whole blocks, or one.
-inline constexpr int64_t kDigitBytes = 2 * kIntegerRows;  // upper digits, then lower ones
-struct DigitTask {
-  // [rows][blocks][kDigitBytes], in the order of the weight's codes.
-  const int8_t* digits = nullptr;
-  const float* steps = nullptr;  // [rows][blocks]
-  const float* sums = nullptr;   // [rows][blocks], of x
-  int64_t rows = 0;
+struct StandInTask {
+  const void* values = nullptr;   // [rows][blocks][kIntegerBytes]
+  const float* steps = nullptr;   // [rows][blocks]
+  const int32_t* sums = nullptr;  // [rows][blocks]
+  int64_t rows = 0;               // of pairs at most kScaledRows
   int64_t tile_begin = 0;
   int64_t tile_end = 0;
   const float* bias = nullptr;  // [N] or null
   void* y = nullptr;            // row 0, column 0 of the whole result
   int64_t y_stride = 0;         // elements
   Element y_type = Element::kFp16;
-  float* scratch = nullptr;  // of DigitScratchFloats
+  // 64-byte aligned; of DigitScratchFloats, of pairs IntegerBodies::scaled_scratch_bytes.
+  void* scratch = nullptr;
 };
 constexpr int64_t DigitScratchFloats(int64_t groups, int64_t rows) {
   return 3 * groups * 8 + rows * 8;
 }
-using DigitBodies = StandInBodies<DigitTask>;
 
-// The same of up to kScaledRows tokens, whose integers lie in the order of rows.
-struct PairTask {
-  const int16_t* x = nullptr;    // [rows][blocks * 128]; padding rows hold 0
-  const float* steps = nullptr;  // [rows][blocks]
-  const float* sums = nullptr;   // [rows][blocks], of x
-  int64_t rows = 0;
-  int64_t tile_begin = 0;
-  int64_t tile_end = 0;
-  const float* bias = nullptr;  // [N] or null
-  void* y = nullptr;            // row 0, column 0 of the whole result
-  int64_t y_stride = 0;         // elements
-  Element y_type = Element::kFp16;
-  void* scratch = nullptr;  // of IntegerBodies::scaled_scratch_bytes, 64-byte aligned
+// How integers that stand in for floats are made and multiplied: as digits in the order of the
+// weight's codes, or as pairs of rows. False of `make`: integers hold the token badly.
+struct StandInBodies {
+  bool (*make)(const K16Weight&, const void* x, Element type, const TokenIntegers&);
+  void (*product)(const K16Weight&, const StandInTask&);
 };
-using PairBodies = StandInBodies<PairTask>;
 
 // A token of INT8 by blocks of 128 rows, which are in the order of a weight's codes where its
 // groups are whole blocks.
@@ -213,7 +195,8 @@ struct QuadTask {
   void* y = nullptr;            // row 0, column 0 of the whole result
   int64_t y_stride = 0;         // elements
   Element y_type = Element::kFp16;
-  void* scratch = nullptr;  // of QuadScratchBytes, 64-byte aligned
+  // 64-byte aligned; of scaled_scratch_bytes, and at least of 3 * groups * 8 floats.
+  void* scratch = nullptr;
 };
 struct QuadBodies {
   void (*order)(const K16Weight&, const int8_t* x, const QuadToken&);
@@ -243,8 +226,8 @@ extern const Bodies kPortableBodies;
 extern const Bodies kAvx2Bodies;
 extern const Bodies kAvx512Bodies;
 extern const IntegerBodies kAvx512VnniBodies;
-extern const DigitBodies kAvx512VnniDigits;
-extern const PairBodies kAvx512VnniPairs;
+extern const StandInBodies kAvx512VnniDigits;
+extern const StandInBodies kAvx512VnniPairs;
 extern const QuadBodies kAvx512VnniQuads;
 // Only in builds for aarch64.
 extern const Bodies kNeonBodies;

@@ -14,8 +14,8 @@
 namespace awqd::cpu {
 
 const IntegerBodies kAvx512VnniBodies = {IntegerProduct, ScaledProduct, ScaledScratch::kBytes};
-const DigitBodies kAvx512VnniDigits = {MakeDigits, DigitProduct};
-const PairBodies kAvx512VnniPairs = {MakePairs, PairProduct};
+const StandInBodies kAvx512VnniDigits = {MakeDigits, DigitProduct};
+const StandInBodies kAvx512VnniPairs = {MakePairs, PairProduct};
 const QuadBodies kAvx512VnniQuads = {OrderQuads, QuadProduct};
 
 }  // namespace awqd::cpu

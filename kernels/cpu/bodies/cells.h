@@ -7,6 +7,10 @@
 namespace awqd::cpu {
 namespace {
 
+inline bool HasIntegerZeros(const K16Weight& w) {
+  return w.zeros == nullptr || w.zero_type == Element::kByte;
+}
+
 // Of 8 columns, as floats. `cell`: the first one's.
 inline void LoadScales(const K16Weight& w, int64_t cell, float* scales) {
   if (w.scale_type != Element::kByte) return Load8To(w.scales, w.scale_type, cell, scales);

@@ -15,6 +15,7 @@
 #pragma once
 
 #include "kernels/cpu/bodies/block_integers.h"
+#include "kernels/cpu/bodies/scaled_body.h"
 
 namespace awqd::cpu {
 namespace {
@@ -50,7 +51,7 @@ bool MakeDigits(const K16Weight& w, const void* x, Element type, const TokenInte
   BlockIntegers integers;
   for (int64_t block = 0; block < w.blocks; ++block) {
     if (!integers.Make(w, x, type, block * kIntegerRows)) return false;
-    int8_t* const digits = static_cast<int8_t*>(out.values) + block * kDigitBytes;
+    int8_t* const digits = static_cast<int8_t*>(out.values) + block * kIntegerBytes;
     __m512i high[8];
     for (int i = 0; i < 8; ++i) {
       high[i] = _mm512_srai_epi32(_mm512_add_epi32(integers.q[i], _mm512_set1_epi32(128)), 8);
@@ -94,10 +95,6 @@ struct CodesOfBlock {
   }
 };
 
-inline bool HasIntegerZeros(const K16Weight& w) {
-  return w.zeros == nullptr || w.zero_type == Element::kByte;
-}
-
 // Of one tile: what its groups need.
 struct TileFactors {
   float* scales;   // [groups][8]
@@ -138,6 +135,22 @@ inline __m256i FoldIntegers(const __m512i (&v)[8]) {
                           _mm256_permute2x128_si256(low, high, 0x31));
 }
 
+// The same of 8 columns, less their integer zeros times the sum of q.
+inline __m256i FoldColumns(const K16Weight& w, const __m512i (&v)[8], __m256i zeros,
+                           int32_t q_sum) {
+  const __m256i sum = FoldIntegers(v);
+  if (!HasIntegerZeros(w)) return sum;
+  return _mm256_sub_epi32(sum, _mm256_mullo_epi32(zeros, _mm256_set1_epi32(q_sum)));
+}
+
+// What comes 16 blocks later, of this tile or the next.
+template <int64_t kBytes>
+AWQD_ALWAYS_INLINE inline void PrefetchBlocks(const uint8_t* codes) {
+  for (int64_t line = 0; line < kBytes; line += 64) {
+    __builtin_prefetch(codes + 16 * kBytes + line, kRead, kL2Cache);
+  }
+}
+
 // What scaled_body.h's AddGroup does, of 8 columns in registers.
 inline __m256 AddGroupOf8(const K16Weight& w, __m256 value, float x_sum, __m256 scale,
                           __m256 offset, __m256 sum) {
@@ -147,7 +160,7 @@ inline __m256 AddGroupOf8(const K16Weight& w, __m256 value, float x_sum, __m256 
   return _mm256_fmadd_ps(_mm256_fmadd_ps(offset, x, value), scale, sum);
 }
 
-// Both digits of 64 rows of a block by 64 codes and 64 more of each of 8 columns.
+// sums[t][c] = 16 lanes of sum(q * code) of a block, both digits.
 template <int kBits, int kTokens>
 AWQD_ALWAYS_INLINE inline void MultiplyDigits(const int8_t* digits, int64_t stride,
                                               const uint8_t* codes, __m512i (&sums)[kTokens][8]) {
@@ -167,12 +180,12 @@ AWQD_ALWAYS_INLINE inline void MultiplyDigits(const int8_t* digits, int64_t stri
 
 // A tile for kTokens tokens, whose sums go to out[t * 8 + c].
 template <int kBits, int kTokens>
-__attribute__((noinline)) void DigitTile(const K16Weight& w, const DigitTask& task, int64_t tile,
+__attribute__((noinline)) void DigitTile(const K16Weight& w, const StandInTask& task, int64_t tile,
                                          int64_t token, const TileFactors& factors, float* out) {
-  constexpr int64_t kTileBytes = 8 * kBits * 16, kAhead = 16;
-  const int64_t stride = w.blocks * kDigitBytes;
+  constexpr int64_t kTileBytes = 8 * kBits * 16;
+  const int64_t stride = w.blocks * kIntegerBytes;
   const uint8_t* codes = w.codes + tile * w.blocks * kTileBytes;
-  const int8_t* digits = task.digits + token * stride;
+  const int8_t* digits = static_cast<const int8_t*>(task.values) + token * stride;
   __m256 acc[kTokens];
   Times<kTokens>([&](auto t) AWQD_ALWAYS_INLINE { acc[t] = _mm256_setzero_ps(); });
   for (int64_t group = 0, block = 0; group < w.groups; ++group) {
@@ -180,20 +193,14 @@ __attribute__((noinline)) void DigitTile(const K16Weight& w, const DigitTask& ta
     const __m256 scale = _mm256_loadu_ps(factors.scales + group * 8);
     const __m256 offset = _mm256_loadu_ps(factors.offsets + group * 8);
     const __m256i zero = Load32(factors.zeros + group * 8);
-    for (; block < end; ++block, codes += kTileBytes, digits += kDigitBytes) {
-      for (int64_t line = 0; line < kTileBytes; line += 64) {
-        __builtin_prefetch(codes + kAhead * kTileBytes + line, kRead, kL2Cache);
-      }
+    for (; block < end; ++block, codes += kTileBytes, digits += kIntegerBytes) {
+      PrefetchBlocks<kTileBytes>(codes);
       __m512i sums[kTokens][8];
       MultiplyDigits<kBits, kTokens>(digits, stride, codes, sums);
       Times<kTokens>([&](auto t) AWQD_ALWAYS_INLINE {
         const int64_t at = (token + t) * w.blocks + block;
-        const float step = task.steps[at], x_sum = task.sums[at];
-        __m256i sum = FoldIntegers(sums[t]);
-        if (HasIntegerZeros(w)) {
-          const auto q_sum = static_cast<int32_t>(x_sum / step);
-          sum = _mm256_sub_epi32(sum, _mm256_mullo_epi32(zero, _mm256_set1_epi32(q_sum)));
-        }
+        const float step = task.steps[at], x_sum = step * static_cast<float>(task.sums[at]);
+        const __m256i sum = FoldColumns(w, sums[t], zero, task.sums[at]);
         const __m256 value = _mm256_mul_ps(_mm256_cvtepi32_ps(sum), _mm256_set1_ps(step));
         acc[t] = AddGroupOf8(w, value, x_sum, scale, offset, acc[t]);
       });
@@ -202,50 +209,34 @@ __attribute__((noinline)) void DigitTile(const K16Weight& w, const DigitTask& ta
   Times<kTokens>([&](auto t) AWQD_ALWAYS_INLINE { _mm256_storeu_ps(out + t * 8, acc[t]); });
 }
 
-// y = sums * outer * x_scale + bias of one tile, for a DigitTask or a QuadTask; of sums [rows][8].
-// `x_scale`: [rows], or null for 1.
-template <typename Task>
-void StoreTile(const K16Weight& w, const Task& task, int64_t tile, const float* x_scale,
-               const float* sums) {
-  float outer[8], values[8];
-  LoadOuter(w, tile, outer);
-  const float* bias = task.bias != nullptr ? task.bias + tile * 8 : nullptr;
-  const int64_t columns = w.n - tile * 8;
-  for (int64_t t = 0; t < task.rows; ++t) {
-    const float scale = x_scale == nullptr ? 1 : x_scale[t];
-    for (int c = 0; c < 8; ++c) {
-      values[c] = sums[t * 8 + c] * outer[c] * scale;
-    }
-    const int64_t index = t * task.y_stride + tile * 8;
-    if (columns >= 8) {
-      Store8Plus(task.y, task.y_type, index, values, bias);
-      continue;
-    }
-    for (int64_t c = 0; c < columns; ++c) {
-      Store1(task.y, task.y_type, index + c, bias != nullptr ? values[c] + bias[c] : values[c]);
-    }
+// multiply(first, count) for the tokens in equal parts of at most kMost, with counts that the
+// compiler knows.
+template <int kMost, typename Multiply>
+void ForParts(int64_t rows, Multiply multiply) {
+  const int64_t parts = (rows + kMost - 1) / kMost;
+  for (int64_t part = 0; part < parts; ++part) {
+    const int64_t begin = rows * part / parts;
+    WithCount<1, kMost>(rows * (part + 1) / parts - begin, [&](auto n) { multiply(begin, n); });
   }
 }
+
+constexpr int kTokensOfTile = 3;  // beside each other, in registers
 
 template <int kBits>
-void DigitProductOf(const K16Weight& w, const DigitTask& task) {
-  constexpr int kMost = 3;  // tokens beside each other
-  const TileFactors factors(w, task.scratch);
-  float* const sums = task.scratch + 3 * w.groups * 8;
-  const int64_t parts = (task.rows + kMost - 1) / kMost;
+void DigitProductOf(const K16Weight& w, const StandInTask& task) {
+  auto* const scratch = static_cast<float*>(task.scratch);
+  const TileFactors factors(w, scratch);
+  float* const sums = scratch + 3 * w.groups * 8;
   for (int64_t tile = task.tile_begin; tile < task.tile_end; ++tile) {
     factors.Make(w, tile);
-    for (int64_t part = 0; part < parts; ++part) {
-      const int64_t begin = task.rows * part / parts;
-      WithCount<1, kMost>(task.rows * (part + 1) / parts - begin, [&](auto n) {
-        DigitTile<kBits, n.kValue>(w, task, tile, begin, factors, sums + begin * 8);
-      });
-    }
-    StoreTile(w, task, tile, nullptr, sums);
+    ForParts<kTokensOfTile>(task.rows, [&](int64_t begin, auto n) {
+      DigitTile<kBits, n.kValue>(w, task, tile, begin, factors, sums + begin * 8);
+    });
+    StoreTile(w, task, tile, nullptr, sums, 8);
   }
 }
 
-void DigitProduct(const K16Weight& w, const DigitTask& task) {
+void DigitProduct(const K16Weight& w, const StandInTask& task) {
   if (w.bits == 8) return DigitProductOf<8>(w, task);
   DigitProductOf<4>(w, task);
 }

@@ -38,7 +38,7 @@ constexpr int64_t kRunsOfIntegers = kIntegerRows / kRowsOfRun;
 // Runs [begin, end) of K, whole blocks but for the last, which the panel holds.
 struct PairPiece {
   const PanelOf& panel;
-  const PairTask& task;
+  const StandInTask& task;
   const ScaledScratch& scratch;
   int64_t begin = 0;
   int64_t end = 0;
@@ -58,20 +58,21 @@ struct PairPiece {
 template <int kTokens>
 __attribute__((noinline)) void MultiplyBlocks(const PairPiece& piece, int64_t m) {
   const K16Weight& w = piece.panel.w;
-  const PairTask& task = piece.task;
+  const StandInTask& task = piece.task;
+  const auto* const x = static_cast<const int16_t*>(task.values);
   const int64_t stride = w.blocks * kIntegerRows;
   int64_t cell = 0;
   for (int64_t run = piece.begin; run < piece.end; run += kRunsOfIntegers, cell += kPanelColumns) {
     const int64_t left = piece.end - run, runs = left < kRunsOfIntegers ? left : kRunsOfIntegers;
     Pairs integers[kTokens][Pairs::kVectors];
-    MultiplyPairs<kTokens>(task.x + m * stride + run * kRowsOfRun, stride,
+    MultiplyPairs<kTokens>(x + m * stride + run * kRowsOfRun, stride,
                            piece.scratch.panel + (run - piece.begin) * kPairsOfRun * kPanelColumns,
                            runs * kPairsOfRun, integers);
     for (int t = 0; t < kTokens; ++t) {
       const int64_t at = (m + t) * w.blocks + run / kRunsOfIntegers;
-      const Vec::F step = Vec::Set(task.steps[at]);
+      const float step = task.steps[at], x_sum = step * static_cast<float>(task.sums[at]);
       for (int v = 0; v < Pairs::kVectors; ++v) {
-        AddGroup(w, Vec::Mul(integers[t][v].ToFloat(), step), task.sums[at],
+        AddGroup(w, Vec::Mul(integers[t][v].ToFloat(), Vec::Set(step)), x_sum,
                  piece.scratch.scales + cell + 16 * v, piece.scratch.offsets + cell + 16 * v,
                  piece.scratch.sums + (m + t) * kPanelColumns + 16 * v);
       }
@@ -80,7 +81,7 @@ __attribute__((noinline)) void MultiplyBlocks(const PairPiece& piece, int64_t m)
 }
 
 template <int kBits>
-void PairPanel(const PanelOf& p, const PairTask& task, const ScaledScratch& scratch) {
+void PairPanel(const PanelOf& p, const StandInTask& task, const ScaledScratch& scratch) {
   PairPiece piece = {p, task, scratch};
   std::memset(scratch.sums, 0, task.rows * kPanelColumns * sizeof(float));
   for (int64_t begin = 0; begin < p.w.runs; begin += kRunsOfPiece) {
@@ -93,7 +94,7 @@ void PairPanel(const PanelOf& p, const PairTask& task, const ScaledScratch& scra
   StoreScaled(p, nullptr, task, scratch);
 }
 
-void PairProduct(const K16Weight& w, const PairTask& task) {
+void PairProduct(const K16Weight& w, const StandInTask& task) {
   const ScaledScratch scratch(task.scratch);
   for (int64_t tile = task.tile_begin; tile < task.tile_end; tile += kPanelTiles) {
     const int64_t end = tile + kPanelTiles < task.tile_end ? tile + kPanelTiles : task.tile_end;

@@ -36,7 +36,10 @@ inline int64_t LeastOfPanel(const K16Weight& w) {
 // One token: rows of each block in the order of codes, and the sums of groups.
 void OrderQuads(const K16Weight& w, const int8_t* x, const QuadToken& out) {
   const int bits = HasWholeBlocks(w) ? w.bits : 8;
-  std::memset(out.sums, 0, w.groups * sizeof(int32_t));
+  const int64_t of_group = w.groups == 1 ? w.runs : w.runs_per_group;
+  int32_t* sums = out.sums;
+  int64_t left = of_group;
+  __m512i sum = _mm512_setzero_si512();
   for (int64_t block = 0; block < w.blocks; ++block) {
     const int64_t first = block * kIntegerRows;
     const int64_t count = w.k - first < kIntegerRows ? w.k - first : kIntegerRows;
@@ -46,8 +49,11 @@ void OrderQuads(const K16Weight& w, const int8_t* x, const QuadToken& out) {
     for (int i = 0; i < 8; ++i) q[i] = _mm512_cvtepi8_epi32(Load16(rows + 16 * i));
     StoreDigit(q, bits, out.values + block * kIntegerRows);
     for (int i = 0; i < 8 && block * 8 + i < w.runs; ++i) {
-      const int64_t group = w.groups == 1 ? 0 : (block * 8 + i) / w.runs_per_group;
-      out.sums[group] += _mm512_reduce_add_epi32(q[i]);
+      sum = _mm512_add_epi32(sum, q[i]);
+      if (--left > 0 && block * 8 + i + 1 < w.runs) continue;
+      *sums++ = _mm512_reduce_add_epi32(sum);
+      sum = _mm512_setzero_si512();
+      left = of_group;
     }
   }
 }
@@ -58,7 +64,7 @@ void OrderQuads(const K16Weight& w, const int8_t* x, const QuadToken& out) {
 template <int kBits, int kTokens>
 __attribute__((noinline)) void QuadTile(const K16Weight& w, const QuadTask& task, int64_t tile,
                                         int64_t token, const TileFactors& factors, float* out) {
-  constexpr int64_t kColumnBytes = kBits * 16, kTileBytes = 8 * kColumnBytes, kAhead = 16;
+  constexpr int64_t kColumnBytes = kBits * 16, kTileBytes = 8 * kColumnBytes;
   const int64_t row_bytes = w.blocks * kIntegerRows;
   const uint8_t* codes = w.codes + tile * w.blocks * kTileBytes;
   const int8_t* x = task.x + token * row_bytes;
@@ -71,9 +77,7 @@ __attribute__((noinline)) void QuadTile(const K16Weight& w, const QuadTask& task
       Times<8>([&](auto c) AWQD_ALWAYS_INLINE { sums[t][c] = _mm512_setzero_si512(); });
     });
     for (; block < end; ++block, codes += kTileBytes, x += kIntegerRows) {
-      for (int64_t line = 0; line < kTileBytes; line += 64) {
-        __builtin_prefetch(codes + kAhead * kTileBytes + line, kRead, kL2Cache);
-      }
+      PrefetchBlocks<kTileBytes>(codes);
       Times<8>([&](auto c) AWQD_ALWAYS_INLINE {
         const auto column = CodesOfBlock::Load<kBits>(codes + c * kColumnBytes);
         Times<kTokens>([&](auto t) AWQD_ALWAYS_INLINE {
@@ -88,10 +92,7 @@ __attribute__((noinline)) void QuadTile(const K16Weight& w, const QuadTask& task
     const __m256i zero = Load32(factors.zeros + group * 8);
     Times<kTokens>([&](auto t) AWQD_ALWAYS_INLINE {
       const int32_t x_sum = task.sums[(token + t) * w.groups + group];
-      __m256i sum = FoldIntegers(sums[t]);
-      if (HasIntegerZeros(w)) {
-        sum = _mm256_sub_epi32(sum, _mm256_mullo_epi32(zero, _mm256_set1_epi32(x_sum)));
-      }
+      const __m256i sum = FoldColumns(w, sums[t], zero, x_sum);
       acc[t] =
           AddGroupOf8(w, _mm256_cvtepi32_ps(sum), static_cast<float>(x_sum), scale, offset, acc[t]);
     });
@@ -101,19 +102,14 @@ __attribute__((noinline)) void QuadTile(const K16Weight& w, const QuadTask& task
 
 template <int kBits>
 void FewByQuads(const K16Weight& w, const QuadTask& task) {
-  constexpr int kMost = 3;  // tokens beside each other
   const TileFactors factors(w, static_cast<float*>(task.scratch));
   float sums[kMostOfFew * 8];
-  const int64_t parts = (task.rows + kMost - 1) / kMost;
   for (int64_t tile = task.tile_begin; tile < task.tile_end; ++tile) {
     factors.Make(w, tile);
-    for (int64_t part = 0; part < parts; ++part) {
-      const int64_t begin = task.rows * part / parts;
-      WithCount<1, kMost>(task.rows * (part + 1) / parts - begin, [&](auto n) {
-        QuadTile<kBits, n.kValue>(w, task, tile, begin, factors, sums + begin * 8);
-      });
-    }
-    StoreTile(w, task, tile, task.x_scale, sums);
+    ForParts<kTokensOfTile>(task.rows, [&](int64_t begin, auto n) {
+      QuadTile<kBits, n.kValue>(w, task, tile, begin, factors, sums + begin * 8);
+    });
+    StoreTile(w, task, tile, task.x_scale, sums, 8);
   }
 }
 

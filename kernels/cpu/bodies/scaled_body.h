@@ -46,14 +46,13 @@ struct ScaledScratch {
 // What the sums of groups [first, last] are multiplied by, and their real zeros.
 void LoadFactors(const PanelOf& p, int64_t first, int64_t last, const ScaledScratch& scratch) {
   const K16Weight& w = p.w;
-  const bool real = w.zeros != nullptr && w.zero_type != Element::kByte;
   for (int64_t group = first; group <= last; ++group) {
     for (int t = 0; t < kPanelTiles; ++t) {
       const int64_t at = (group - first) * kPanelColumns + t * 8;
       const int64_t cell = (p.Tile(t) * w.groups + group) * 8;
       LoadScales(w, cell, scratch.scales + at);
       for (int c = 0; w.integers && c < 8; ++c) scratch.scales[at + c] = 1;
-      if (!real) continue;
+      if (HasIntegerZeros(w)) continue;
       LoadZeros(w, cell, scratch.offsets + at);
       for (int c = 0; c < 8; ++c) scratch.offsets[at + c] = -scratch.offsets[at + c];
     }
@@ -66,7 +65,7 @@ void LoadFactors(const PanelOf& p, int64_t first, int64_t last, const ScaledScra
 inline void AddGroup(const K16Weight& w, Vec::F value, float x_sum, const float* scales,
                      const float* offsets, float* sums) {
   Vec::F sum = Vec::Load(sums);
-  if (w.zeros == nullptr || w.zero_type == Element::kByte) {
+  if (HasIntegerZeros(w)) {
     sum = Vec::Fma(value, Vec::Load(scales), sum);
   } else if (w.zero_after) {
     sum = Vec::Fma(value, Vec::Load(scales), sum);
@@ -165,29 +164,34 @@ void AddTotals(const ScaledPiece& piece, int64_t group) {
   std::memset(scratch.totals, 0, piece.task.rows * kPanelColumns * sizeof(int64_t));
 }
 
-// Of a ScaledTask or a PairTask. `x_scale`: [rows], or null for 1.
+// y = sums * outer * x_scale + bias of one tile, of any of the tasks of integers. `sums`:
+// [rows][8], `stride` floats apart. `x_scale`: [rows], or null for 1.
+template <typename Task>
+void StoreTile(const K16Weight& w, const Task& task, int64_t tile, const float* x_scale,
+               const float* sums, int64_t stride) {
+  const int64_t columns = w.n - tile * 8;
+  const float* bias = task.bias == nullptr ? nullptr : task.bias + tile * 8;
+  float outer[8], values[8];
+  LoadOuter(w, tile, outer);
+  for (int64_t m = 0; m < task.rows; ++m, sums += stride) {
+    const float scale = x_scale == nullptr ? 1 : x_scale[m];
+    for (int c = 0; c < 8; ++c) values[c] = sums[c] * outer[c] * scale;
+    const int64_t index = m * task.y_stride + tile * 8;
+    if (columns >= 8) {
+      Store8Plus(task.y, task.y_type, index, values, bias);
+      continue;
+    }
+    for (int64_t c = 0; c < columns; ++c) {
+      Store1(task.y, task.y_type, index + c, bias == nullptr ? values[c] : values[c] + bias[c]);
+    }
+  }
+}
+
 template <typename Task>
 void StoreScaled(const PanelOf& panel, const float* x_scale, const Task& task,
                  const ScaledScratch& scratch) {
-  const K16Weight& w = panel.w;
   for (int t = 0; t < kPanelTiles && panel.first + t <= panel.last; ++t) {
-    const int64_t tile = panel.first + t, columns = w.n - tile * 8;
-    const float* bias = task.bias == nullptr ? nullptr : task.bias + tile * 8;
-    float outer[8], values[8];
-    LoadOuter(w, tile, outer);
-    for (int64_t m = 0; m < task.rows; ++m) {
-      const float* sums = scratch.sums + m * kPanelColumns + t * 8;
-      const float scale = x_scale == nullptr ? 1 : x_scale[m];
-      for (int c = 0; c < 8; ++c) values[c] = sums[c] * outer[c] * scale;
-      const int64_t index = m * task.y_stride + tile * 8;
-      if (columns >= 8) {
-        Store8Plus(task.y, task.y_type, index, values, bias);
-        continue;
-      }
-      for (int64_t c = 0; c < columns; ++c) {
-        Store1(task.y, task.y_type, index + c, bias == nullptr ? values[c] : values[c] + bias[c]);
-      }
-    }
+    StoreTile(panel.w, task, panel.first + t, x_scale, scratch.sums + t * 8, kPanelColumns);
   }
 }
 
