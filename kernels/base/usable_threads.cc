@@ -25,11 +25,20 @@ int QuotaThreads() {
 
 }  // namespace
 
-int UsableThreads() {
+std::vector<int> UsableCores() {
+  std::vector<int> cores;
   cpu_set_t mask;
   CPU_ZERO(&mask);
-  int threads = static_cast<int>(std::thread::hardware_concurrency());
-  if (sched_getaffinity(0, sizeof(mask), &mask) == 0) threads = CPU_COUNT(&mask);
+  if (sched_getaffinity(0, sizeof(mask), &mask) != 0) return cores;
+  for (int core = 0; core < CPU_SETSIZE; ++core) {
+    if (CPU_ISSET(core, &mask)) cores.push_back(core);
+  }
+  return cores;
+}
+
+int UsableThreads() {
+  int threads = static_cast<int>(UsableCores().size());
+  if (threads == 0) threads = static_cast<int>(std::thread::hardware_concurrency());
   if (const int quota = QuotaThreads(); quota > 0) threads = std::min(threads, quota);
   return std::max(threads, 1);
 }

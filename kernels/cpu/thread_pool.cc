@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "kernels/base/math.h"
+#include "kernels/base/usable_threads.h"
 
 namespace awqd {
 namespace {
@@ -38,17 +39,6 @@ T AwaitChange(const std::atomic<T>& word, T old) {
   }
   word.wait(old, std::memory_order_acquire);
   return word.load(std::memory_order_acquire);
-}
-
-std::vector<int> UsableCores() {
-  std::vector<int> cores;
-  cpu_set_t mask;
-  CPU_ZERO(&mask);
-  if (sched_getaffinity(0, sizeof(mask), &mask) != 0) return cores;
-  for (int core = 0; core < CPU_SETSIZE; ++core) {
-    if (CPU_ISSET(core, &mask)) cores.push_back(core);
-  }
-  return cores;
 }
 
 // A core that went offline meanwhile leaves the thread where it may run anyway.

@@ -2,7 +2,6 @@
 #include "server/services/product_flow.h"
 
 #include <algorithm>
-#include <type_traits>
 #include <utility>
 
 #include "absl/algorithm/container.h"
@@ -118,7 +117,7 @@ template <typename Method>
 absl::Status ProductFlow<Method>::OnWeights(typename Source::Weights weights) {
   AWQD_RETURN_IF_ERROR(StillWanted());
   AWQD_RETURN_IF_ERROR(codec_->CheckFound());
-  if constexpr (std::is_same_v<Method, MatmulMethod>) {
+  if constexpr (requires { Method::TakeAsInt8; }) {
     if (env_.options.int8_activations) Method::TakeAsInt8(*weights, &parsed_.request);
   }
   AWQD_ASSIGN_OR_RETURN(Job job,

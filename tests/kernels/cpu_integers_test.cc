@@ -69,6 +69,7 @@ TEST_P(CpuIntegers, OthersAreRoundedToTheStepOfTheirBlock) {
       for (int64_t c = 0; c < n; ++c) {
         double want = 0, off = 0;
         for (int64_t block = 0; block < k; block += 128) {
+          // `size`: of sums before zeros are taken off, which FP32 rounds; a code is 255 at most.
           double greatest = 0, weights = 0, size = 0;
           for (int64_t row = block; row < std::min(block + 128, k); ++row) {
             const double v = LoadElement(x.data(), DType::kFp16, t * k + row);
