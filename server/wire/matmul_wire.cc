@@ -175,11 +175,17 @@ bool ParseCutting(Pieces pieces, PayloadPlace payload, google::protobuf::Message
   return ParseRuns(pieces, request);
 }
 
-std::string PeekString(Pieces pieces, int field, int64_t max_bytes) {
+std::string PeekBytes(Pieces pieces, int field, int64_t max_bytes) {
   const std::optional<WireRange> range = Cutter(pieces, SizeOfAll(pieces)).Find(field, max_bytes);
   if (!range) return "";
   std::string text(range->size, '\0');
   CopyRange(pieces, *range, text.data());
+  return text;
+}
+
+std::string PeekString(Pieces pieces, int field, int64_t max_bytes) {
+  const std::string text = PeekBytes(pieces, field, max_bytes);
+  if (text.empty()) return "";
   // Through the parser as a message of its own, because that refuses what is not UTF-8. A length of
   // two bytes serves any text of up to 16 KiB.
   std::string wire = {

@@ -72,8 +72,11 @@ bool ParseProduct(Pieces pieces, ProductMessage<Request>* out) {
 }
 bool ParseWhole(Pieces pieces, google::protobuf::Message* out);
 
-// The last string `field` of a message that will not be parsed yet; empty when there is none of at
-// most `max_bytes`, or the message is not plain.
+// The bytes of the last string `field` of a message that will be parsed, and judged, later; empty
+// when there is none of at most `max_bytes`, or the message is not plain.
+std::string PeekBytes(Pieces pieces, int field, int64_t max_bytes);
+
+// The same of a message that will not be parsed; empty too when it is not UTF-8.
 std::string PeekString(Pieces pieces, int field, int64_t max_bytes);
 
 // Of an id that is peeked at, at most.

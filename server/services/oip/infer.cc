@@ -14,14 +14,14 @@ namespace awqd::services::oip {
 namespace {
 
 // The message keeps its bytes.
-std::string PeekModelName(const grpc::ByteBuffer& message) {
+wire::oip::Kind PeekKind(const grpc::ByteBuffer& message) {
   std::vector<grpc::Slice> slices;
-  if (!message.Valid() || !message.Dump(&slices).ok()) return "";
+  if (!message.Valid() || !message.Dump(&slices).ok()) return wire::oip::Kind::kProduct;
   absl::InlinedVector<absl::string_view, 4> pieces;
   for (const grpc::Slice& slice : slices) {
     pieces.emplace_back(reinterpret_cast<const char*>(slice.begin()), slice.size());
   }
-  return wire::oip::PeekModelName(pieces);
+  return wire::oip::PeekKind(pieces);
 }
 
 }  // namespace
@@ -36,7 +36,7 @@ std::shared_ptr<RequestFlow> MakeFlow(Context context, absl::string_view method,
     return std::make_shared<ProductFlow<Method>>(env, method, call, std::move(codec),
                                                  std::move(done));
   };
-  switch (wire::oip::SplitName(PeekModelName(message)).kind) {
+  switch (PeekKind(message)) {
     case wire::oip::Kind::kStack:
       return product(GroupedMatmulMethod());
     case wire::oip::Kind::kMlp:

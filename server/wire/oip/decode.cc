@@ -2,8 +2,8 @@
 #include "server/wire/oip/decode.h"
 
 #include <utility>
-#include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "inference/grpc_service.pb.h"
@@ -96,14 +96,14 @@ void SetParameters(const Parameters& from, Request* to) {
 
 // A tensor field is set by whoever takes its pointer, so only those of inputs that came are asked.
 template <typename Request>
-std::vector<Slot> SlotsOf(const ModelInferRequest& from, Request* to) {
+absl::InlinedVector<Slot, 5> SlotsOf(const ModelInferRequest& from, Request* to) {
   const auto came = [&](absl::string_view name) {
     for (const auto& input : from.inputs()) {
       if (input.name() == name) return true;
     }
     return false;
   };
-  std::vector<Slot> slots;
+  absl::InlinedVector<Slot, 5> slots;
   const auto add = [&](absl::string_view name, auto mutable_tensor, bool payload = false) {
     slots.push_back({name, came(name) ? mutable_tensor() : nullptr, payload});
   };
@@ -144,7 +144,7 @@ absl::Status DecodeAs(Kind kind, Pieces pieces, ProductMessage<Request>* out, Ec
   if (!ParseInfer(pieces, &message)) {
     return DoesNotParse(SizeOfAll(pieces), *ModelInferRequest::descriptor());
   }
-  const ModelInferRequest& from = message.request;
+  const ModelInferRequest& from = *message.request;
   Request& to = out->request;
   to.set_request_id(from.id());  // first: errors repeat it
   AWQD_ASSIGN_OR_RETURN(ModelName name, TakeName(from, kind, echo));
@@ -187,8 +187,8 @@ absl::Status Decode(Pieces pieces, ProductMessage<v1::DequantizeRequest>* out, E
   return DecodeAs(Kind::kDequantize, pieces, out, echo);
 }
 
-std::string PeekModelName(Pieces pieces) {
-  return PeekString(pieces, ModelInferRequest::kModelNameFieldNumber, kMaxNameBytes);
+Kind PeekKind(Pieces pieces) {
+  return KindOf(PeekBytes(pieces, ModelInferRequest::kModelNameFieldNumber, kMaxNameBytes));
 }
 
 std::string PeekId(Pieces pieces) {

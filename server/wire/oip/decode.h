@@ -33,8 +33,8 @@ absl::Status Decode(Pieces pieces, ProductMessage<v1::GroupedQuantizedMatmulRequ
 absl::Status Decode(Pieces pieces, ProductMessage<v1::GatedMlpRequest>* out, Echo* echo);
 absl::Status Decode(Pieces pieces, ProductMessage<v1::DequantizeRequest>* out, Echo* echo);
 
-// The name of a model in a message that was not parsed yet; empty when there is none that is plain.
-std::string PeekModelName(Pieces pieces);
+// The kind of a message that was not parsed yet; whether its name is one is for Decode to say.
+Kind PeekKind(Pieces pieces);
 std::string PeekId(Pieces pieces);
 
 // An error about a field of the requests above, in the words of this protocol:

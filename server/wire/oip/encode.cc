@@ -3,6 +3,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "inference/grpc_service.pb.h"
+#include "server/wire/local_message.h"
 #include "server/wire/tensor.h"
 
 namespace awqd::wire::oip {
@@ -41,7 +42,8 @@ void FillContents(const Answer& answer, inference::InferTensorContents* out) {
 grpc::ByteBuffer Encode(const Echo& echo, const std::string& id,
                         const engine::ExecutionReport& report, const Answer& answer, Frame frame,
                         engine::StagingPool* staging) {
-  ModelInferResponse response;
+  LocalMessage<ModelInferResponse> local;
+  ModelInferResponse& response = *local;
   response.set_model_name(echo.model_name);
   response.set_model_version(echo.model_version);
   response.set_id(id);

@@ -11,24 +11,34 @@ namespace {
 constexpr absl::string_view kDequantize = ":dequantize";
 constexpr absl::string_view kMlp = ":gated_mlp";
 
+struct Parts {
+  absl::string_view model, path;
+  Kind kind = Kind::kProduct;
+};
+
+Parts PartsOf(absl::string_view name) {
+  const size_t slash = name.find('/');
+  Parts out = {.model = name.substr(0, slash)};
+  if (slash == absl::string_view::npos) return out;
+  out.path = name.substr(slash + 1);
+  if (absl::ConsumeSuffix(&out.path, kDequantize)) {
+    out.kind = Kind::kDequantize;
+  } else if (absl::ConsumeSuffix(&out.path, kMlp)) {
+    out.kind = Kind::kMlp;
+  } else if (absl::StrContains(out.path, "*")) {
+    out.kind = Kind::kStack;
+  }
+  return out;
+}
+
 }  // namespace
 
 ModelName SplitName(absl::string_view name) {
-  ModelName out;
-  const size_t slash = name.find('/');
-  out.model = std::string(name.substr(0, slash));
-  if (slash == absl::string_view::npos) return out;
-  absl::string_view path = name.substr(slash + 1);
-  if (absl::ConsumeSuffix(&path, kDequantize)) {
-    out.kind = Kind::kDequantize;
-  } else if (absl::ConsumeSuffix(&path, kMlp)) {
-    out.kind = Kind::kMlp;
-  } else if (absl::StrContains(path, "*")) {
-    out.kind = Kind::kStack;
-  }
-  out.path = std::string(path);
-  return out;
+  const Parts parts = PartsOf(name);
+  return {std::string(parts.model), std::string(parts.path), parts.kind};
 }
+
+Kind KindOf(absl::string_view name) { return PartsOf(name).kind; }
 
 std::string JoinName(absl::string_view model, absl::string_view path, Kind kind) {
   const absl::string_view suffix = kind == Kind::kDequantize ? kDequantize

@@ -24,6 +24,9 @@ struct ModelName {
 // Of any text; whether there is such a model or path is for others to say.
 ModelName SplitName(absl::string_view name);
 
+// SplitName(name).kind.
+Kind KindOf(absl::string_view name);
+
 // What SplitName splits.
 std::string JoinName(absl::string_view model, absl::string_view path, Kind kind);
 

@@ -184,6 +184,7 @@ absl::Status ReadParameters(const ParameterMap& map, Kind kind, Parameters* out)
 }
 
 absl::Status ReadRegionRange(const ParameterMap& map, absl::string_view field, RegionRange* out) {
+  if (map.empty()) return absl::OkStatus();
   constexpr absl::string_view kKnown[] = {kRegion, kOffset, kSize};
   const std::string parameters = absl::StrCat(field, ".parameters");
   bool sized = false, placed = false;

@@ -94,7 +94,7 @@ class Taker {
 
   absl::StatusOr<Inputs> Take(absl::Span<const Slot> slots) {
     AWQD_RETURN_IF_ERROR(CheckSlots(slots));
-    for (const Input& input : message_.request.inputs()) {
+    for (const Input& input : message_.request->inputs()) {
       const auto* const slot = std::find_if(slots.begin(), slots.end(),
                                             [&](const Slot& s) { return s.name == input.name(); });
       AWQD_RETURN_IF_ERROR(TakeOne(input, *slot));
@@ -107,18 +107,18 @@ class Taker {
  private:
   // Each input has a slot, and a slot of its own.
   absl::Status CheckSlots(absl::Span<const Slot> slots) const {
-    const auto& inputs = message_.request.inputs();
+    const auto& inputs = message_.request->inputs();
     for (int i = 0; i < inputs.size(); ++i) {
       const std::string& name = inputs[i].name();
-      const std::string field = absl::StrCat("inputs[", i, "].name");
+      const auto field = [&] { return absl::StrCat("inputs[", i, "].name"); };
       if (std::none_of(slots.begin(), slots.end(),
                        [&](const Slot& slot) { return slot.name == name; })) {
-        return FieldError(field, Quoted(name), NamesOf(slots));
+        return FieldError(field(), Quoted(name), NamesOf(slots));
       }
       const auto before = inputs.begin() + i;
       if (std::any_of(inputs.begin(), before,
                       [&](const Input& other) { return other.name() == name; })) {
-        return FieldError(field, absl::StrCat(Quoted(name), " again"), "each input once");
+        return FieldError(field(), absl::StrCat(Quoted(name), " again"), "each input once");
       }
     }
     return absl::OkStatus();
@@ -177,7 +177,7 @@ class Taker {
     }
     std::string* const raw = slot.tensor->mutable_raw();
     if (message_.raw.empty()) {
-      *raw = std::move(*message_.request.mutable_raw_input_contents(i));
+      *raw = std::move(*message_.request->mutable_raw_input_contents(i));
     } else if (slot.payload) {
       taken_.cut = message_.raw[i];
     } else {
@@ -195,7 +195,7 @@ class Taker {
 
   InferMessage& message_;
   const Pieces pieces_;
-  const int raws_ = message_.request.raw_input_contents_size();
+  const int raws_ = message_.request->raw_input_contents_size();
   int next_raw_ = 0;
   Inputs taken_;
 };
@@ -205,7 +205,7 @@ class Taker {
 bool ParseInfer(Pieces pieces, InferMessage* out) {
   static_assert(int{inference::ModelInferRequest::kRawInputContentsFieldNumber} ==
                 kRawInputs.field);
-  return ParseCutting(pieces, kRawInputs, &out->request, &out->raw);
+  return ParseCutting(pieces, kRawInputs, &*out->request, &out->raw);
 }
 
 absl::StatusOr<Inputs> TakeInputs(InferMessage* message, Pieces pieces,

@@ -8,6 +8,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "inference/grpc_service.pb.h"
+#include "server/wire/local_message.h"
 #include "server/wire/matmul_wire.h"
 
 namespace awqd::wire::oip {
@@ -15,11 +16,11 @@ namespace awqd::wire::oip {
 // A request as it was parsed: the contents of raw_input_contents(i) are the bytes raw[i], and the
 // field is empty; or `raw` is empty and they are in the fields.
 struct InferMessage {
-  inference::ModelInferRequest request;
+  LocalMessage<inference::ModelInferRequest> request;
   WireRanges raw;
 
   int64_t raw_bytes(int i) const {
-    return raw.empty() ? static_cast<int64_t>(request.raw_input_contents(i).size()) : raw[i].size;
+    return raw.empty() ? static_cast<int64_t>(request->raw_input_contents(i).size()) : raw[i].size;
   }
 };
 
