@@ -55,13 +55,19 @@ const IntegerBodies& IntegerBodiesFor(CpuIsa isa) {
 
 #if defined(AWQD_CPU_X86)
 const StandInBodies* DigitBodiesFor(CpuIsa isa) {
-  return isa == CpuIsa::kAvx512Vnni ? &kAvx512VnniDigits : nullptr;
+  if (isa == CpuIsa::kAvx512Vnni) return &kAvx512VnniDigits;
+  if (isa == CpuIsa::kAvx512) return &kAvx512Digits;
+  return isa == CpuIsa::kAvx2 ? &kAvx2Digits : nullptr;
 }
 const StandInBodies* PairBodiesFor(CpuIsa isa) {
-  return isa == CpuIsa::kAvx512Vnni ? &kAvx512VnniPairs : nullptr;
+  if (isa == CpuIsa::kAvx512Vnni) return &kAvx512VnniPairs;
+  if (isa == CpuIsa::kAvx512) return &kAvx512Pairs;
+  return isa == CpuIsa::kAvx2 ? &kAvx2Pairs : nullptr;
 }
 const QuadBodies* QuadBodiesFor(CpuIsa isa) {
-  return isa == CpuIsa::kAvx512Vnni ? &kAvx512VnniQuads : nullptr;
+  if (isa == CpuIsa::kAvx512Vnni) return &kAvx512VnniQuads;
+  if (isa == CpuIsa::kAvx512) return &kAvx512Quads;
+  return isa == CpuIsa::kAvx2 ? &kAvx2Quads : nullptr;
 }
 #else
 const StandInBodies* DigitBodiesFor(CpuIsa) { return nullptr; }

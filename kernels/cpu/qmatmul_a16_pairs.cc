@@ -4,7 +4,7 @@
 // and W as codes less their zeros, whose scales multiply sums of a block in FP32, in their order
 // (bodies/pairs_body.h). Bits are those of cpu/qmatmul_a16, which multiplies fewer tokens by
 // digits. Weight layout: k16. Work split: some tiles of 8 columns a task, for up to 192 tokens.
-// Limits: what suits digits, with floating scales; AVX-512 VNNI. FP32 activations and tokens that
+// Limits: what suits digits, with floating scales; AVX2. FP32 activations and tokens that
 // integers hold badly go to cpu/qmatmul_a16.
 #include <algorithm>
 
@@ -17,13 +17,12 @@ namespace {
 using cpu::K16Weight;
 using cpu::StandIns;
 
-// Fewer tokens do not repay the decoding of a panel; of 8 bits, which digits take as they are,
-// three times as many do not.
-constexpr int64_t kLeastTokens = 16;
-constexpr int64_t kLeastOfBytes = 48;
+// Fewer tokens repay the decoding of a panel nowhere. From how many on they do is said by the body;
+// below that the product is that of cpu/qmatmul_a16.
+constexpr int64_t kLeastTokens = 10;
 
 std::string Refuses(const WeightShape& shape, const DeviceInfo& device) {
-  if (cpu::PairBodiesFor(device.isa) == nullptr) return "needs AVX-512 VNNI";
+  if (cpu::PairBodiesFor(device.isa) == nullptr) return "needs AVX2";
   if (cpu::SuitDigits(cpu::DescribeK16(shape))) return "";
   return "needs codes of 4 or 8 bits, groups of a multiple of 128 rows, or one";
 }
@@ -71,8 +70,10 @@ absl::Status Matmul(const MatmulArgs& args, StreamView stream) {
   CpuDevice& device = CpuDevice::Of(args.weight->device);
   const cpu::StandInBodies& bodies = *cpu::PairBodiesFor(device.info().isa);
   const K16Weight w = cpu::AccessK16(*args.weight);
-  const bool bytes = w.bits == 8 && args.x.rows < kLeastOfBytes;
-  if (args.x.dtype == DType::kFp32 || bytes) return kCpuQmatmulA16.matmul(args, stream);
+  const int64_t least = w.bits == 8 ? bodies.least_tokens_of_bytes : bodies.least_tokens;
+  if (args.x.dtype == DType::kFp32 || args.x.rows < least) {
+    return kCpuQmatmulA16.matmul(args, stream);
+  }
   const int64_t most = std::min(args.x.rows, cpu::kScaledRows);
   char* const memory =
       static_cast<char*>(args.workspace) +

@@ -2,8 +2,8 @@
 //
 // Computes y = a * (q @ W) + bias of INT8 q and a scale a for each token. Sums of q * code are
 // exact over each group, whatever its length; scaled sums of groups are added in FP32 in their
-// order, then outer scale, a and bias follow (bodies/scaled_body.h; with AVX-512 VNNI, for whole
-// blocks of codes of 4 or 8 bits, bodies/quads_body.h). Weight layout: k16. Work split: some tiles
+// order, then outer scale, a and bias follow (bodies/scaled_body.h; for codes of 4 or 8 bits, where
+// it is faster, bodies/quads_body.h). Weight layout: k16. Work split: some tiles
 // of 8 columns a task, for up to 192 tokens, whose q is widened to 16 bits first, its groups padded
 // as the layout has them. Limits: those of the layout.
 #include <algorithm>
@@ -32,15 +32,15 @@ struct Parts {
         sums_bytes(std::min(m, cpu::kScaledRows) * w.groups * 4) {}
 };
 
-bool ByQuads(const K16Weight& w, const DeviceInfo& device) {
-  return cpu::QuadBodiesFor(device.isa) != nullptr && cpu::SuitQuads(w);
-}
-
+// Enough for fewer tokens too: those of one expert of many.
 int64_t Workspace(const WeightShape& shape, const DeviceInfo& device, int64_t m) {
   const K16Weight w = cpu::DescribeK16(shape);
-  if (ByQuads(w, device)) return cpu::QuadBytes(w, device, std::min(m, cpu::kScaledRows));
+  const int64_t of_quads = std::min(m, cpu::MostTokensOfQuads(w, device.isa));
+  int64_t bytes = 0;
+  if (of_quads > 0) bytes = cpu::QuadBytes(w, device, std::min(of_quads, cpu::kScaledRows));
+  if (of_quads == m) return bytes;
   const Parts parts(w, cpu::IntegerBodiesFor(device.isa), device.threads, m);
-  return parts.scratch_bytes + parts.widened_bytes + parts.sums_bytes;
+  return std::max(bytes, parts.scratch_bytes + parts.widened_bytes + parts.sums_bytes);
 }
 
 int64_t TilesPerTask(const K16Weight& w, int64_t rows, int64_t threads) {
@@ -72,7 +72,7 @@ void QuadPasses(const MatmulArgs& args, const K16Weight& w) {
 absl::Status Matmul(const MatmulArgs& args, StreamView) {
   CpuDevice& device = CpuDevice::Of(args.weight->device);
   const K16Weight w = cpu::AccessK16(*args.weight);
-  if (ByQuads(w, device.info())) {
+  if (args.x.rows <= cpu::MostTokensOfQuads(w, device.info().isa)) {
     QuadPasses(args, w);
     return absl::OkStatus();
   }

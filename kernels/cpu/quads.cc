@@ -50,12 +50,16 @@ int64_t TilesPerTask(const K16Weight& w, int64_t rows, int64_t threads) {
 
 }  // namespace
 
-bool SuitQuads(const K16Weight& w) {
+int64_t MostTokensOfQuads(const K16Weight& w, CpuIsa isa) {
+  const QuadBodies* const bodies = QuadBodiesFor(isa);
+  if (bodies == nullptr) return 0;
   const bool bytes = w.code == Code::kInteger && (w.bits == 4 || w.bits == 8);
-  const bool whole_runs = w.groups == 1 || w.group_size % 16 == 0;
+  const int64_t rows = bodies->any_groups ? 16 : kIntegerRows;
+  const bool whole = w.groups == 1 || w.group_size % rows == 0;
   // Without scales, or with integers, sums are exact over all of K.
   const bool one_sum = w.integers && (w.groups > 1 || w.scale_values != nullptr);
-  return bytes && whole_runs && !one_sum && std::min(w.group_size, w.k) <= kMostRowsOfGroup;
+  if (!bytes || !whole || one_sum || std::min(w.group_size, w.k) > kMostRowsOfGroup) return 0;
+  return w.bits == 8 ? bodies->most_tokens_of_bytes : bodies->most_tokens;
 }
 
 int64_t QuadBytes(const K16Weight& w, const DeviceInfo& device, int64_t rows) {

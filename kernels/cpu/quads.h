@@ -8,8 +8,10 @@
 
 namespace awqd::cpu {
 
-// Whether the weight's codes, groups and scales suit quads.
-bool SuitQuads(const K16Weight& weight);
+// The most tokens for which this product is the one to take: none where the instruction set has no
+// such product for the weight's codes, groups and scales. With more the other one, whose bits are
+// the same, is faster.
+int64_t MostTokensOfQuads(const K16Weight& weight, CpuIsa isa);
 
 // Of up to `rows` tokens, at most kScaledRows.
 int64_t QuadBytes(const K16Weight& weight, const DeviceInfo& device, int64_t rows);

@@ -13,15 +13,16 @@
 
 namespace awqd {
 
-// y of rows [first, first + m) of x, in FP32.
+// y of rows [first, first + m) of x, in FP32. `x_type`: of the elements of x.
 inline std::vector<float> Product(const DeviceWeight& weight, Device& device,
-                                  const std::vector<uint8_t>& x, int64_t first, int64_t m) {
+                                  const std::vector<uint8_t>& x, int64_t first, int64_t m,
+                                  DType x_type = DType::kFp16) {
   const int64_t k = weight.shape.k, n = weight.shape.n;
   std::vector<float> y(m * n);
   auto workspace =
       device.Allocate(MemoryKind::kDevice, WorkspaceBytes(weight, Path::kFused, m)).value();
   EXPECT_THAT(QuantizedMatmul({&weight,
-                               {x.data() + first * k * 2, DType::kFp16, m, k},
+                               {x.data() + first * k * SizeOf(x_type), x_type, m, k},
                                {y.data(), DType::kFp32, m, n},
                                nullptr,
                                workspace.data()},

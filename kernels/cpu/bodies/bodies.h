@@ -173,6 +173,9 @@ constexpr int64_t DigitScratchFloats(int64_t groups, int64_t rows) {
 struct StandInBodies {
   bool (*make)(const K16Weight&, const void* x, Element type, const TokenIntegers&);
   void (*product)(const K16Weight&, const StandInTask&);
+  // Of pairs: with fewer tokens digits are faster, of codes of 4 and of 8 bits.
+  int64_t least_tokens = 0;
+  int64_t least_tokens_of_bytes = 0;
 };
 
 // A token of INT8 by blocks of 128 rows, which are in the order of a weight's codes where its
@@ -201,6 +204,12 @@ struct QuadTask {
 struct QuadBodies {
   void (*order)(const K16Weight&, const int8_t* x, const QuadToken&);
   void (*product)(const K16Weight&, const QuadTask&);
+  bool any_groups;  // else of whole blocks of 128 rows, or one
+  // With more tokens IntegerBodies' scaled product is faster, of codes of 4 and of 8 bits.
+  int64_t most_tokens = kEver;
+  int64_t most_tokens_of_bytes = kEver;
+
+  static constexpr int64_t kEver = int64_t{1} << 62;
 };
 
 struct Bodies {
@@ -225,6 +234,12 @@ extern const Bodies kPortableBodies;
 // Only in builds for x86-64.
 extern const Bodies kAvx2Bodies;
 extern const Bodies kAvx512Bodies;
+extern const StandInBodies kAvx2Digits;
+extern const StandInBodies kAvx512Digits;
+extern const StandInBodies kAvx2Pairs;
+extern const StandInBodies kAvx512Pairs;
+extern const QuadBodies kAvx2Quads;
+extern const QuadBodies kAvx512Quads;
 extern const IntegerBodies kAvx512VnniBodies;
 extern const StandInBodies kAvx512VnniDigits;
 extern const StandInBodies kAvx512VnniPairs;

@@ -1,6 +1,7 @@
 // The bodies for AVX-512 F, BW, DQ and VL.
 #include "kernels/cpu/bodies/vec_avx512.h"
 // Over the Vec above.
+#include "kernels/cpu/bodies/bytes_pairs.h"
 #include "kernels/cpu/bodies/product_body.h"
 // Over the two above.
 #include "kernels/cpu/bodies/dequantize_body.h"
@@ -10,6 +11,10 @@
 #include "kernels/cpu/bodies/kv4_load_body.h"
 #include "kernels/cpu/bodies/kv4_store_body.h"
 #include "kernels/cpu/bodies/scaled_body.h"
+// Over the above.
+#include "kernels/cpu/bodies/digits_body.h"
+#include "kernels/cpu/bodies/pairs_body.h"
+#include "kernels/cpu/bodies/quads_body.h"
 
 namespace awqd::cpu {
 
@@ -23,5 +28,10 @@ const Bodies kAvx512Bodies = {Product,
                               Kv4Ranges,
                               Kv4Codes,
                               Kv4Elements};
+const StandInBodies kAvx512Digits = {MakeDigits, DigitProduct};
+const StandInBodies kAvx512Pairs = {MakePairs, PairProduct, /*least_tokens=*/10,
+                                    /*least_tokens_of_bytes=*/12};
+const QuadBodies kAvx512Quads = {OrderQuads, FewByQuads, /*any_groups=*/false,
+                                 /*most_tokens=*/48, /*most_tokens_of_bytes=*/12};
 
 }  // namespace awqd::cpu

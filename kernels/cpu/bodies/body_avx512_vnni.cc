@@ -2,6 +2,7 @@
 // of integers, and of activations that are made integers.
 #include "kernels/cpu/bodies/vec_avx512.h"
 // Over the Vec above.
+#include "kernels/cpu/bodies/bytes_vnni.h"
 #include "kernels/cpu/bodies/register_tile.h"
 // Over the two above.
 #include "kernels/cpu/bodies/digits_body.h"
@@ -9,13 +10,14 @@
 #include "kernels/cpu/bodies/scaled_body.h"
 // Over the above.
 #include "kernels/cpu/bodies/pairs_body.h"
-#include "kernels/cpu/bodies/quads_body.h"
+#include "kernels/cpu/bodies/quad_panels_body.h"
 
 namespace awqd::cpu {
 
 const IntegerBodies kAvx512VnniBodies = {IntegerProduct, ScaledProduct, ScaledScratch::kBytes};
 const StandInBodies kAvx512VnniDigits = {MakeDigits, DigitProduct};
-const StandInBodies kAvx512VnniPairs = {MakePairs, PairProduct};
-const QuadBodies kAvx512VnniQuads = {OrderQuads, QuadProduct};
+const StandInBodies kAvx512VnniPairs = {MakePairs, PairProduct, /*least_tokens=*/16,
+                                        /*least_tokens_of_bytes=*/48};
+const QuadBodies kAvx512VnniQuads = {OrderQuads, QuadProduct, /*any_groups=*/true};
 
 }  // namespace awqd::cpu

@@ -1,6 +1,6 @@
 // The product of 16-bit activations as integers: x is rounded to two digits of 8 bits, by blocks of
 // 128 rows with a power of two for each, and multiplied by codes of 4 or 8 bits as they are stored,
-// four to a lane, by the instruction that adds up four products of bytes.
+// as bytes, whose products are added up in lanes of 32 bits.
 //
 //   x[k] ~ step * (256 * high + low)                            of the block and the token
 //   y[n] = sum over blocks of scale * (step * sum(q * (code - zero)))
@@ -10,8 +10,8 @@
 // scaled_body.h. Blocks are added in FP32, in their order. So a token's bits do not depend on its
 // batch, and are those of pairs_body.h.
 //
-// What becomes of x: block_integers.h. Included by the body file for AVX-512 VNNI; everything has
-// internal linkage.
+// What becomes of x: block_integers.h. Included by the body files for x86, behind their ByteLanes;
+// everything has internal linkage.
 #pragma once
 
 #include "kernels/cpu/bodies/block_integers.h"
@@ -27,22 +27,18 @@ inline int64_t BlocksOfGroup(const K16Weight& w) {
 
 // --- Making digits ---
 
-// Rows 16 i .. 16 i + 15 of a block in q[i], to the order of codes. Of 4 bits byte b of lane i
-// holds rows 32 b + i and 32 b + 16 + i; of 8 bits rows follow each other.
-inline void StoreDigit(const __m512i (&q)[8], int bits, int8_t* out) {
+// The lower bytes of a block's q, to the order of codes. Of 4 bits byte b of lane i holds rows
+// 32 b + i and 32 b + 16 + i; of 8 bits rows follow each other.
+inline void StoreDigit(const Pairs (&q)[8], int bits, int8_t* out) {
   if (bits == 8) {
-    for (int i = 0; i < 8; ++i) {
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 16 * i), _mm512_cvtepi32_epi8(q[i]));
-    }
+    for (int i = 0; i < 8; ++i) q[i].StoreBytes(out + 16 * i);
     return;
   }
-  const __m512i byte = _mm512_set1_epi32(0xff);
+  const Pairs byte = Pairs::Set(0xff);
   for (int half = 0; half < 2; ++half) {
-    __m512i lanes = _mm512_and_si512(q[half], byte);
-    lanes = _mm512_or_si512(lanes, _mm512_slli_epi32(_mm512_and_si512(q[2 + half], byte), 8));
-    lanes = _mm512_or_si512(lanes, _mm512_slli_epi32(_mm512_and_si512(q[4 + half], byte), 16));
-    lanes = _mm512_or_si512(lanes, _mm512_slli_epi32(q[6 + half], 24));
-    _mm512_storeu_si512(out + 64 * half, lanes);
+    const Pairs lanes = (q[half] & byte) | (q[2 + half] & byte) << 8 | (q[4 + half] & byte) << 16 |
+                        q[6 + half] << 24;
+    lanes.Store(out + 64 * half);
   }
 }
 
@@ -52,48 +48,22 @@ bool MakeDigits(const K16Weight& w, const void* x, Element type, const TokenInte
   for (int64_t block = 0; block < w.blocks; ++block) {
     if (!integers.Make(w, x, type, block * kIntegerRows)) return false;
     int8_t* const digits = static_cast<int8_t*>(out.values) + block * kIntegerBytes;
-    __m512i high[8];
-    for (int i = 0; i < 8; ++i) {
-      high[i] = _mm512_srai_epi32(_mm512_add_epi32(integers.q[i], _mm512_set1_epi32(128)), 8);
+    out.steps[block] = integers.step;
+    out.sums[block] = integers.Sum();
+    if (w.bits == 8 && !ByteLanes::kDigitsOf8Bits) {
+      integers.Store16(digits);
+      continue;
     }
+    Pairs high[8];
+    for (int i = 0; i < 8; ++i) high[i] = integers.q[i].Plus(Pairs::Set(128)) >> 8;
     StoreDigit(high, w.bits, digits);
     // What is left modulo 256 is the lower digit.
     StoreDigit(integers.q, w.bits, digits + kIntegerRows);
-    out.steps[block] = integers.step;
-    out.sums[block] = integers.Sum();
   }
   return true;
 }
 
 // --- Multiplying ---
-
-// act(0), act(1), ..., with numbers that the compiler knows: where they index arrays of vectors,
-// these stay in registers.
-template <int kCount, int kFrom = 0, typename Act>
-AWQD_ALWAYS_INLINE inline void Times(Act act) {
-  if constexpr (kFrom < kCount) {
-    act(Number<kFrom>());
-    Times<kCount, kFrom + 1>(act);
-  }
-}
-
-// 64 codes of a column as bytes: of 4 bits half of what 64 bytes hold.
-struct CodesOfBlock {
-  __m512i first, second;
-
-  template <int kBits>
-  static AWQD_ALWAYS_INLINE CodesOfBlock Load(const uint8_t* block) {
-    const __m512i bytes = _mm512_loadu_si512(block);
-    if constexpr (kBits == 8) {
-      const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
-      return {_mm512_xor_si512(bytes, sign),
-              _mm512_xor_si512(_mm512_loadu_si512(block + 64), sign)};
-    } else {
-      const __m512i mask = _mm512_set1_epi8(15);
-      return {_mm512_and_si512(bytes, mask), _mm512_and_si512(_mm512_srli_epi16(bytes, 4), mask)};
-    }
-  }
-};
 
 // Of one tile: what its groups need.
 struct TileFactors {
@@ -120,25 +90,10 @@ struct TileFactors {
   }
 };
 
-// The sum of the lanes of each of 8 vectors.
-inline __m256i FoldIntegers(const __m512i (&v)[8]) {
-  __m256i halves[8];
-  Times<8>([&](auto i) AWQD_ALWAYS_INLINE {
-    halves[i] = _mm256_add_epi32(_mm512_castsi512_si256(v[i]), _mm512_extracti64x4_epi64(v[i], 1));
-  });
-  // In each 128-bit lane the sums of four vectors.
-  const __m256i low = _mm256_hadd_epi32(_mm256_hadd_epi32(halves[0], halves[1]),
-                                        _mm256_hadd_epi32(halves[2], halves[3]));
-  const __m256i high = _mm256_hadd_epi32(_mm256_hadd_epi32(halves[4], halves[5]),
-                                         _mm256_hadd_epi32(halves[6], halves[7]));
-  return _mm256_add_epi32(_mm256_permute2x128_si256(low, high, 0x20),
-                          _mm256_permute2x128_si256(low, high, 0x31));
-}
-
-// The same of 8 columns, less their integer zeros times the sum of q.
-inline __m256i FoldColumns(const K16Weight& w, const __m512i (&v)[8], __m256i zeros,
+// The sums of 8 columns, less their integer zeros times the sum of q.
+inline __m256i FoldColumns(const K16Weight& w, const ByteLanes::Sums (&v)[8], __m256i zeros,
                            int32_t q_sum) {
-  const __m256i sum = FoldIntegers(v);
+  const __m256i sum = ByteLanes::Fold(v);
   if (!HasIntegerZeros(w)) return sum;
   return _mm256_sub_epi32(sum, _mm256_mullo_epi32(zeros, _mm256_set1_epi32(q_sum)));
 }
@@ -160,20 +115,15 @@ inline __m256 AddGroupOf8(const K16Weight& w, __m256 value, float x_sum, __m256 
   return _mm256_fmadd_ps(_mm256_fmadd_ps(offset, x, value), scale, sum);
 }
 
-// sums[t][c] = 16 lanes of sum(q * code) of a block, both digits.
+// sums[t][c] = lanes of sum(q * code) of a block, both digits.
 template <int kBits, int kTokens>
 AWQD_ALWAYS_INLINE inline void MultiplyDigits(const int8_t* digits, int64_t stride,
-                                              const uint8_t* codes, __m512i (&sums)[kTokens][8]) {
+                                              const uint8_t* codes,
+                                              ByteLanes::Sums (&sums)[kTokens][8]) {
   Times<8>([&](auto c) AWQD_ALWAYS_INLINE {
-    const auto column = CodesOfBlock::Load<kBits>(codes + c * kBits * 16);
+    const auto column = ByteLanes::ColumnOfDigits<kBits>::Load(codes + c * kBits * 16);
     Times<kTokens>([&](auto t) AWQD_ALWAYS_INLINE {
-      const int8_t* const x = digits + t * stride;
-      __m512i sum =
-          _mm512_dpbusd_epi32(_mm512_setzero_si512(), column.first, _mm512_loadu_si512(x));
-      sum = _mm512_dpbusd_epi32(sum, column.second, _mm512_loadu_si512(x + 64));
-      sum = _mm512_slli_epi32(sum, 8);
-      sum = _mm512_dpbusd_epi32(sum, column.first, _mm512_loadu_si512(x + 128));
-      sums[t][c] = _mm512_dpbusd_epi32(sum, column.second, _mm512_loadu_si512(x + 192));
+      sums[t][c] = ByteLanes::BothDigits(column, digits + t * stride);
     });
   });
 }
@@ -195,7 +145,7 @@ __attribute__((noinline)) void DigitTile(const K16Weight& w, const StandInTask& 
     const __m256i zero = Load32(factors.zeros + group * 8);
     for (; block < end; ++block, codes += kTileBytes, digits += kIntegerBytes) {
       PrefetchBlocks<kTileBytes>(codes);
-      __m512i sums[kTokens][8];
+      ByteLanes::Sums sums[kTokens][8];
       MultiplyDigits<kBits, kTokens>(digits, stride, codes, sums);
       Times<kTokens>([&](auto t) AWQD_ALWAYS_INLINE {
         const int64_t at = (token + t) * w.blocks + block;
@@ -220,8 +170,6 @@ void ForParts(int64_t rows, Multiply multiply) {
   }
 }
 
-constexpr int kTokensOfTile = 3;  // beside each other, in registers
-
 template <int kBits>
 void DigitProductOf(const K16Weight& w, const StandInTask& task) {
   auto* const scratch = static_cast<float*>(task.scratch);
@@ -229,7 +177,7 @@ void DigitProductOf(const K16Weight& w, const StandInTask& task) {
   float* const sums = scratch + 3 * w.groups * 8;
   for (int64_t tile = task.tile_begin; tile < task.tile_end; ++tile) {
     factors.Make(w, tile);
-    ForParts<kTokensOfTile>(task.rows, [&](int64_t begin, auto n) {
+    ForParts<ByteLanes::kTokens>(task.rows, [&](int64_t begin, auto n) {
       DigitTile<kBits, n.kValue>(w, task, tile, begin, factors, sums + begin * 8);
     });
     StoreTile(w, task, tile, nullptr, sums, 8);

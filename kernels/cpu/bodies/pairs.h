@@ -54,6 +54,19 @@ struct Pairs {
   // Adds both products of each lane's pairs.
   void AddProducts(Pairs a, Pairs b) { v = AddMultiplied(v, a.v, b.v); }
   Vec::F ToFloat() const { return _mm512_cvtepi32_ps(v); }
+
+  // Of one integer in each lane: rounded to the nearest, ties to even; of 16 signed bytes.
+  static Pairs Rounded(Vec::F f) { return {_mm512_cvtps_epi32(f)}; }
+  static Pairs Signed(const int8_t* p) { return {_mm512_cvtepi8_epi32(Load16(p))}; }
+  Pairs Plus(Pairs o) const { return {_mm512_add_epi32(v, o.v)}; }
+  int32_t SumOfAll() const { return _mm512_reduce_add_epi32(v); }
+  // The lower 8 or 16 bits of each lane.
+  void StoreBytes(void* p) const {
+    _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8(v));
+  }
+  void StoreHalves(void* p) const {
+    _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_cvtepi32_epi16(v));
+  }
 };
 #elif defined(__AVX2__)
 struct Pairs {
@@ -104,6 +117,34 @@ struct Pairs {
     high = _mm256_add_epi32(high, _mm256_madd_epi16(a.high, b.high));
   }
   Vec::F ToFloat() const { return {_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high)}; }
+
+  static Pairs Rounded(const Vec::F& f) {
+    return {_mm256_cvtps_epi32(f.low), _mm256_cvtps_epi32(f.high)};
+  }
+  static Pairs Signed(const int8_t* p) {
+    return {_mm256_cvtepi8_epi32(Load8Bytes(p)), _mm256_cvtepi8_epi32(Load8Bytes(p + 8))};
+  }
+  Pairs Plus(Pairs o) const {
+    return {_mm256_add_epi32(low, o.low), _mm256_add_epi32(high, o.high)};
+  }
+  int32_t SumOfAll() const {
+    const __m256i of_8 = _mm256_add_epi32(low, high);
+    const __m128i of_4 =
+        _mm_add_epi32(_mm256_castsi256_si128(of_8), _mm256_extracti128_si256(of_8, 1));
+    const __m128i of_2 = _mm_add_epi32(of_4, _mm_unpackhi_epi64(of_4, of_4));
+    return _mm_cvtsi128_si32(of_2) + _mm_extract_epi32(of_2, 1);
+  }
+  void StoreBytes(void* p) const {
+    const __m256i words = (*this & Set(0xff)).Halves();
+    _mm_storeu_si128(
+        static_cast<__m128i*>(p),
+        _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
+  }
+  void StoreHalves(void* p) const {
+    _mm256_storeu_si256(static_cast<__m256i*>(p), (*this & Set(0xffff)).Halves());
+  }
+  // Lanes below 2^16, as 16 bits.
+  __m256i Halves() const { return _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xd8); }
 
   Pairs Shuffled(__m128i of_4) const {
     const __m256i index = _mm256_broadcastsi128_si256(of_4);

@@ -22,11 +22,7 @@ bool MakePairs(const K16Weight& w, const void* x, Element type, const TokenInteg
   BlockIntegers integers;
   for (int64_t block = 0; block < w.blocks; ++block) {
     if (!integers.Make(w, x, type, block * kIntegerRows)) return false;
-    auto* const pairs = static_cast<int16_t*>(out.values) + block * kIntegerRows;
-    for (int i = 0; i < 8; ++i) {
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(pairs + 16 * i),
-                          _mm512_cvtepi32_epi16(integers.q[i]));
-    }
+    integers.Store16(static_cast<int16_t*>(out.values) + block * kIntegerRows);
     out.steps[block] = integers.step;
     out.sums[block] = integers.Sum();
   }

@@ -21,6 +21,9 @@ struct Vec {
 
   static F Zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
   static F Load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+  static F Load16Of(const void* in, Element type, int64_t index) {
+    return {Load8(in, type, index), Load8(in, type, index + 8)};
+  }
   static void Store(float* p, F v) {
     _mm256_storeu_ps(p, v.low);
     _mm256_storeu_ps(p + 8, v.high);
@@ -34,6 +37,25 @@ struct Vec {
   static F Sub(F a, F b) { return {_mm256_sub_ps(a.low, b.low), _mm256_sub_ps(a.high, b.high)}; }
   static F Mul(F a, F b) { return {_mm256_mul_ps(a.low, b.low), _mm256_mul_ps(a.high, b.high)}; }
   static F Set(float v) { return {_mm256_set1_ps(v), _mm256_set1_ps(v)}; }
+  static F Add(F a, F b) { return {_mm256_add_ps(a.low, b.low), _mm256_add_ps(a.high, b.high)}; }
+  static F Abs(F v) {
+    const __m256 sign = _mm256_set1_ps(-0.0f);
+    return {_mm256_andnot_ps(sign, v.low), _mm256_andnot_ps(sign, v.high)};
+  }
+  static F Max(F a, F b) { return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)}; }
+  // Halves folded onto each other, as AVX-512 does it.
+  static float MaxOfAll(F v) {
+    const __m256 of_8 = _mm256_max_ps(v.low, v.high);
+    const __m128 of_4 = _mm_max_ps(_mm256_castps256_ps128(of_8), _mm256_extractf128_ps(of_8, 1));
+    const __m128 of_2 = _mm_max_ps(of_4, _mm_movehl_ps(of_4, of_4));
+    return _mm_cvtss_f32(_mm_max_ss(of_2, _mm_movehdup_ps(of_2)));
+  }
+  static float SumOfAll(F v) {
+    const __m256 of_8 = _mm256_add_ps(v.low, v.high);
+    const __m128 of_4 = _mm_add_ps(_mm256_castps256_ps128(of_8), _mm256_extractf128_ps(of_8, 1));
+    const __m128 of_2 = _mm_add_ps(of_4, _mm_movehl_ps(of_4, of_4));
+    return _mm_cvtss_f32(_mm_add_ss(of_2, _mm_movehdup_ps(of_2)));
+  }
   static F RoundToHalf(F v) {
     return {_mm256_cvtph_ps(_mm256_cvtps_ph(v.low, _MM_FROUND_TO_NEAREST_INT)),
             _mm256_cvtph_ps(_mm256_cvtps_ph(v.high, _MM_FROUND_TO_NEAREST_INT))};

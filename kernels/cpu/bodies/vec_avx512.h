@@ -32,12 +32,21 @@ struct Vec {
 
   static F Zero() { return _mm512_setzero_ps(); }
   static F Load(const float* p) { return _mm512_loadu_ps(p); }
+  static F Load16Of(const void* in, Element type, int64_t index) {
+    return _mm512_insertf32x8(_mm512_castps256_ps512(Load8(in, type, index)),
+                              Load8(in, type, index + 8), 1);
+  }
   static void Store(float* p, F v) { _mm512_storeu_ps(p, v); }
   static F Fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
   static F Fms(F a, F b, F c) { return _mm512_fmsub_ps(a, b, c); }
   static F Sub(F a, F b) { return _mm512_sub_ps(a, b); }
   static F Mul(F a, F b) { return _mm512_mul_ps(a, b); }
   static F Set(float v) { return _mm512_set1_ps(v); }
+  static F Add(F a, F b) { return _mm512_add_ps(a, b); }
+  static F Abs(F v) { return _mm512_abs_ps(v); }
+  static F Max(F a, F b) { return _mm512_max_ps(a, b); }
+  static float MaxOfAll(F v) { return _mm512_reduce_max_ps(v); }
+  static float SumOfAll(F v) { return _mm512_reduce_add_ps(v); }
   static F RoundToHalf(F v) {
     return _mm512_cvtph_ps(_mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
   }
