@@ -19,9 +19,9 @@ endif()
 # Instruction sets that the CPU backend has bodies for here, besides the portable ones; the last one includes the others.
 set(awqd_cpu_isas)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-  set(awqd_cpu_isas avx2 avx512 avx512vnni)
+  set(awqd_cpu_isas avx2 avxvnni avx512 avx512vnni)
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
-  set(awqd_cpu_isas neon)
+  set(awqd_cpu_isas neon neondot)
 endif()
 
 # Sanitizers go to everything compiled here, so that no half-instrumented object hides a race.

@@ -1,6 +1,11 @@
 // CpuDevice: aligned host memory under a budget, streams on which work is done at once.
 #include "kernels/cpu/device.h"
 
+#if defined(AWQD_CPU_ARM64)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -41,28 +46,37 @@ std::string CpuName() {
 constexpr CpuIsa kIsas[] = {
     CpuIsa::kPortable,
 #if defined(AWQD_CPU_X86)
-    CpuIsa::kAvx2,
-    CpuIsa::kAvx512,
-    CpuIsa::kAvx512Vnni,
+    CpuIsa::kAvx2,     CpuIsa::kAvxVnni, CpuIsa::kAvx512, CpuIsa::kAvx512Vnni,
 #elif defined(AWQD_CPU_ARM64)
     CpuIsa::kNeon,
+    CpuIsa::kNeonDot,
 #endif
 };
 
-CpuIsa MachineIsa() {
+bool MachineHas(CpuIsa isa) {
 #if defined(AWQD_CPU_X86)
   __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                    __builtin_cpu_supports("f16c");
-  const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  if (avx2 && avx512 && __builtin_cpu_supports("avx512vnni")) return CpuIsa::kAvx512Vnni;
-  if (avx2 && avx512) return CpuIsa::kAvx512;
-  if (avx2) return CpuIsa::kAvx2;
+  switch (isa) {
+    case CpuIsa::kAvx2:
+      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+             __builtin_cpu_supports("f16c");
+    case CpuIsa::kAvxVnni:
+      return MachineHas(CpuIsa::kAvx2) && __builtin_cpu_supports("avxvnni");
+    case CpuIsa::kAvx512:
+      return MachineHas(CpuIsa::kAvx2) && __builtin_cpu_supports("avx512f") &&
+             __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+             __builtin_cpu_supports("avx512vl");
+    case CpuIsa::kAvx512Vnni:
+      return MachineHas(CpuIsa::kAvx512) && __builtin_cpu_supports("avx512vnni");
+    default:
+      break;
+  }
 #elif defined(AWQD_CPU_ARM64)
-  return CpuIsa::kNeon;  // every aarch64 machine that runs Linux has it
+  // Every aarch64 machine that runs Linux has NEON.
+  if (isa == CpuIsa::kNeon) return true;
+  if (isa == CpuIsa::kNeonDot) return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
 #endif
-  return CpuIsa::kPortable;
+  return isa == CpuIsa::kPortable;
 }
 
 DeviceInfo Describe(int threads, std::optional<int> index, bool batch_invariant,
@@ -100,11 +114,11 @@ absl::Status NoRoom(int64_t bytes, int64_t free) {
 }  // namespace
 
 CpuIsa DetectIsa() {
-  const CpuIsa best = MachineIsa();
-  const char* wish = std::getenv("AWQD_CPU_ISA");
-  if (wish == nullptr) return best;
+  const char* const wish = std::getenv("AWQD_CPU_ISA");
+  CpuIsa best = CpuIsa::kPortable;
   for (const CpuIsa isa : kIsas) {
-    if (Name(isa) == absl::string_view(wish)) return std::min(isa, best);
+    if (MachineHas(isa)) best = isa;
+    if (wish != nullptr && Name(isa) == absl::string_view(wish)) break;
   }
   return best;
 }

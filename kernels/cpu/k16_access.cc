@@ -33,14 +33,41 @@ const float* ValuesOf(DType dtype) {
   return dtype == DType::kInt8 ? int8.data() : nullptr;
 }
 
+// What an instruction set multiplies activations as integers by.
+struct OfIntegers {
+  const StandInBodies* digits = nullptr;
+  const StandInBodies* pairs = nullptr;
+  const QuadBodies* quads = nullptr;
+};
+
+OfIntegers OfIntegersFor(CpuIsa isa) {
+  switch (isa) {
+#if defined(AWQD_CPU_X86)
+    case CpuIsa::kAvx2:
+      return {&kAvx2Digits, &kAvx2Pairs, &kAvx2Quads};
+    case CpuIsa::kAvxVnni:
+      return {&kAvxVnniDigits, &kAvxVnniPairs, &kAvxVnniQuads};
+    case CpuIsa::kAvx512:
+      return {&kAvx512Digits, &kAvx512Pairs, &kAvx512Quads};
+    case CpuIsa::kAvx512Vnni:
+      return {&kAvx512VnniDigits, &kAvx512VnniPairs, &kAvx512VnniQuads};
+#elif defined(AWQD_CPU_ARM64)
+    case CpuIsa::kNeonDot:
+      return {.digits = &kNeonDotDigits, .quads = &kNeonDotQuads};
+#endif
+    default:
+      return {};
+  }
+}
+
 }  // namespace
 
 const Bodies& BodiesFor(CpuIsa isa) {
 #if defined(AWQD_CPU_X86)
   if (isa >= CpuIsa::kAvx512) return kAvx512Bodies;
-  if (isa == CpuIsa::kAvx2) return kAvx2Bodies;
+  if (isa >= CpuIsa::kAvx2) return kAvx2Bodies;
 #elif defined(AWQD_CPU_ARM64)
-  if (isa == CpuIsa::kNeon) return kNeonBodies;
+  if (isa >= CpuIsa::kNeon) return kNeonBodies;
 #endif
   (void)isa;
   return kPortableBodies;
@@ -49,31 +76,14 @@ const Bodies& BodiesFor(CpuIsa isa) {
 const IntegerBodies& IntegerBodiesFor(CpuIsa isa) {
 #if defined(AWQD_CPU_X86)
   if (isa == CpuIsa::kAvx512Vnni) return kAvx512VnniBodies;
+  if (isa == CpuIsa::kAvxVnni) return kAvxVnniBodies;
 #endif
   return BodiesFor(isa).integers;
 }
 
-#if defined(AWQD_CPU_X86)
-const StandInBodies* DigitBodiesFor(CpuIsa isa) {
-  if (isa == CpuIsa::kAvx512Vnni) return &kAvx512VnniDigits;
-  if (isa == CpuIsa::kAvx512) return &kAvx512Digits;
-  return isa == CpuIsa::kAvx2 ? &kAvx2Digits : nullptr;
-}
-const StandInBodies* PairBodiesFor(CpuIsa isa) {
-  if (isa == CpuIsa::kAvx512Vnni) return &kAvx512VnniPairs;
-  if (isa == CpuIsa::kAvx512) return &kAvx512Pairs;
-  return isa == CpuIsa::kAvx2 ? &kAvx2Pairs : nullptr;
-}
-const QuadBodies* QuadBodiesFor(CpuIsa isa) {
-  if (isa == CpuIsa::kAvx512Vnni) return &kAvx512VnniQuads;
-  if (isa == CpuIsa::kAvx512) return &kAvx512Quads;
-  return isa == CpuIsa::kAvx2 ? &kAvx2Quads : nullptr;
-}
-#else
-const StandInBodies* DigitBodiesFor(CpuIsa) { return nullptr; }
-const StandInBodies* PairBodiesFor(CpuIsa) { return nullptr; }
-const QuadBodies* QuadBodiesFor(CpuIsa) { return nullptr; }
-#endif
+const StandInBodies* DigitBodiesFor(CpuIsa isa) { return OfIntegersFor(isa).digits; }
+const StandInBodies* PairBodiesFor(CpuIsa isa) { return OfIntegersFor(isa).pairs; }
+const QuadBodies* QuadBodiesFor(CpuIsa isa) { return OfIntegersFor(isa).quads; }
 
 int64_t TilesOfPanelTask(const K16Weight& w, int64_t threads) {
   constexpr int64_t kPanelTiles = 4, kMost = 32;

@@ -16,7 +16,9 @@ namespace {
 class CpuIntegers : public ::testing::TestWithParam<int64_t> {
  protected:
   void SetUp() override {
-    if (DetectIsa() < CpuIsa::kAvx2) GTEST_SKIP() << "needs AVX2, allowed by AWQD_CPU_ISA";
+    if (DetectIsa() < CpuIsa::kNeonDot) {
+      GTEST_SKIP() << "needs AVX2, or NEON with dot products, allowed by AWQD_CPU_ISA";
+    }
   }
 
   static HostWeight Weight(const char* description, int64_t k, int64_t n) {

@@ -219,8 +219,8 @@ TEST(CpuQmatmulA16, EveryScaleCodeAndZero) {
     int64_t wrong = 0;
     for (int64_t i = 0; i < w.k * w.n; ++i) {
       const int64_t row = i / w.n, col = i % w.n;
-      wrong += y[i] != (device->info().isa >= CpuIsa::kAvx2 ? WeightValue(w, row, col)
-                                                            : RoundedWeight(w, row, col));
+      wrong += y[i] != (device->info().isa >= CpuIsa::kNeonDot ? WeightValue(w, row, col)
+                                                               : RoundedWeight(w, row, col));
     }
     ASSERT_EQ(wrong, 0) << "zero point " << z;
   }

@@ -5,8 +5,7 @@
 // number of a sixteenth of the greatest or more. Others are rounded to a step of at most 2^-14 of
 // the greatest. A token whose block holds one that dwarfs the others (kMostSpread) is not taken.
 //
-// Included by the bodies for x86, behind their Vec and register_tile.h; everything has internal
-// linkage.
+// Included by body files behind their Vec; everything has internal linkage.
 #pragma once
 
 #include <cstring>

@@ -234,11 +234,15 @@ extern const Bodies kPortableBodies;
 // Only in builds for x86-64.
 extern const Bodies kAvx2Bodies;
 extern const Bodies kAvx512Bodies;
+extern const IntegerBodies kAvxVnniBodies;
 extern const StandInBodies kAvx2Digits;
+extern const StandInBodies kAvxVnniDigits;
 extern const StandInBodies kAvx512Digits;
 extern const StandInBodies kAvx2Pairs;
+extern const StandInBodies kAvxVnniPairs;
 extern const StandInBodies kAvx512Pairs;
 extern const QuadBodies kAvx2Quads;
+extern const QuadBodies kAvxVnniQuads;
 extern const QuadBodies kAvx512Quads;
 extern const IntegerBodies kAvx512VnniBodies;
 extern const StandInBodies kAvx512VnniDigits;
@@ -246,5 +250,7 @@ extern const StandInBodies kAvx512VnniPairs;
 extern const QuadBodies kAvx512VnniQuads;
 // Only in builds for aarch64.
 extern const Bodies kNeonBodies;
+extern const StandInBodies kNeonDotDigits;
+extern const QuadBodies kNeonDotQuads;
 
 }  // namespace awqd::cpu

@@ -4,20 +4,11 @@
 
 #include <immintrin.h>
 
-#include "kernels/cpu/bodies/register_tile.h"
+#include "kernels/cpu/bodies/eights.h"
+#include "kernels/cpu/bodies/times.h"
 
 namespace awqd::cpu {
 namespace {
-
-// act(0), act(1), ..., with numbers that the compiler knows: where they index arrays of vectors,
-// these stay in registers.
-template <int kCount, int kFrom = 0, typename Act>
-AWQD_ALWAYS_INLINE inline void Times(Act act) {
-  if constexpr (kFrom < kCount) {
-    act(Number<kFrom>());
-    Times<kCount, kFrom + 1>(act);
-  }
-}
 
 // The sum of the lanes of each of 8 vectors.
 inline __m256i FoldLanes(const __m256i (&v)[8]) {

@@ -113,6 +113,7 @@ struct ByteLanes {
   };
 
   // How codes are multiplied by both digits of x: of 8 bits by x whole, in 16-bit integers.
+  static constexpr int32_t TakenOff(int) { return 0; }
   static constexpr bool kDigitsOf8Bits = false;
   template <int kBits>
   using ColumnOfDigits = std::conditional_t<kBits == 8, Words, Column<kBits>>;
@@ -137,7 +138,7 @@ struct ByteLanes {
     });
     return sums;
   }
-  static __m256i Fold(const Sums (&v)[8]) { return FoldLanes(v); }
+  static Eight::I Fold(const Sums (&v)[8]) { return FoldLanes(v); }
 };
 
 template <>

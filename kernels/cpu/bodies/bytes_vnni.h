@@ -1,5 +1,5 @@
-// ByteLanes for AVX-512 VNNI: what digits_body.h and quads_body.h are written over. One instruction
-// adds four products of bytes to each lane. Everything has internal linkage.
+// ByteLanes for AVX-512 VNNI and AVX-VNNI: what digits_body.h and quads_body.h are written over.
+// One instruction adds four products of bytes to each lane. Everything has internal linkage.
 #pragma once
 
 #include "kernels/cpu/bodies/bytes_fold.h"
@@ -7,48 +7,86 @@
 namespace awqd::cpu {
 namespace {
 
-struct ByteLanes {
-  using Sums = __m512i;
-  // Tokens whose sums of 8 columns stay in registers.
+// The instructions of one width.
+#if defined(__AVX512VNNI__)
+struct Wide {
+  using V = __m512i;
   static constexpr int kTokens = 3;
+  static V Load(const void* p) { return _mm512_loadu_si512(p); }
+  static V Zero() { return _mm512_setzero_si512(); }
+  static V Low(V bytes) { return _mm512_and_si512(bytes, _mm512_set1_epi8(15)); }
+  static V High(V bytes) { return Low(_mm512_srli_epi16(bytes, 4)); }
+  static V FlipSigns(V bytes) {
+    return _mm512_xor_si512(bytes, _mm512_set1_epi8(static_cast<char>(0x80)));
+  }
+  static V AddProducts(V sums, V codes, V x) { return _mm512_dpbusd_epi32(sums, codes, x); }
+  static V Times256(V sums) { return _mm512_slli_epi32(sums, 8); }
+};
+#else
+struct Wide {
+  using V = __m256i;
+  static constexpr int kTokens = 3;
+  static V Load(const void* p) { return Load32(p); }
+  static V Zero() { return _mm256_setzero_si256(); }
+  static V Low(V bytes) { return _mm256_and_si256(bytes, _mm256_set1_epi8(15)); }
+  static V High(V bytes) { return Low(_mm256_srli_epi16(bytes, 4)); }
+  static V FlipSigns(V bytes) {
+    return _mm256_xor_si256(bytes, _mm256_set1_epi8(static_cast<char>(0x80)));
+  }
+  static V AddProducts(V sums, V codes, V x) { return _mm256_dpbusd_avx_epi32(sums, codes, x); }
+  static V Times256(V sums) { return _mm256_slli_epi32(sums, 8); }
+};
+#endif
+
+struct ByteLanes {
+  using Sums = Wide::V;
+  // Tokens that are multiplied by a column while its codes are in registers.
+  static constexpr int kTokens = Wide::kTokens;
+  static constexpr int kBytes = sizeof(Wide::V), kVectors = kIntegerRows / kBytes;
+  static constexpr int32_t TakenOff(int) { return 0; }
+  static constexpr bool kDigitsOf8Bits = true;
 
   // 128 codes of a column, as bytes.
   template <int kBits>
   struct Column {
-    __m512i first, second;
+    Wide::V v[kVectors];
 
     static AWQD_ALWAYS_INLINE Column Load(const uint8_t* block) {
-      const __m512i bytes = _mm512_loadu_si512(block);
+      Column out;
       if constexpr (kBits == 8) {
-        const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
-        return {_mm512_xor_si512(bytes, sign),
-                _mm512_xor_si512(_mm512_loadu_si512(block + 64), sign)};
+        Times<kVectors>([&](auto i) AWQD_ALWAYS_INLINE {
+          out.v[i] = Wide::FlipSigns(Wide::Load(block + i * kBytes));
+        });
       } else {
-        const __m512i mask = _mm512_set1_epi8(15);
-        return {_mm512_and_si512(bytes, mask), _mm512_and_si512(_mm512_srli_epi16(bytes, 4), mask)};
+        Times<kVectors / 2>([&](auto i) AWQD_ALWAYS_INLINE {
+          const Wide::V bytes = Wide::Load(block + i * kBytes);
+          out.v[i] = Wide::Low(bytes);
+          out.v[i + kVectors / 2] = Wide::High(bytes);
+        });
       }
+      return out;
     }
   };
-
-  static constexpr bool kDigitsOf8Bits = true;
   template <int kBits>
   using ColumnOfDigits = Column<kBits>;
 
-  static Sums Zero() { return _mm512_setzero_si512(); }
+  static Sums Zero() { return Wide::Zero(); }
 
   // sums + the products with 128 bytes of x, in the order of codes.
   template <int kBits>
   static AWQD_ALWAYS_INLINE Sums OneDigit(const Column<kBits>& column, const int8_t* x, Sums sums) {
-    sums = _mm512_dpbusd_epi32(sums, column.first, _mm512_loadu_si512(x));
-    return _mm512_dpbusd_epi32(sums, column.second, _mm512_loadu_si512(x + 64));
+    Times<kVectors>([&](auto i) AWQD_ALWAYS_INLINE {
+      sums = Wide::AddProducts(sums, column.v[i], Wide::Load(x + i * kBytes));
+    });
+    return sums;
   }
   // The products with 256 times 128 bytes of x, plus those with the next 128.
   template <int kBits>
   static AWQD_ALWAYS_INLINE Sums BothDigits(const Column<kBits>& column, const int8_t* x) {
     const Sums high = OneDigit(column, x, Zero());
-    return OneDigit(column, x + kIntegerRows, _mm512_slli_epi32(high, 8));
+    return OneDigit(column, x + kIntegerRows, Wide::Times256(high));
   }
-  static __m256i Fold(const Sums (&v)[8]) { return FoldLanes(v); }
+  static Eight::I Fold(const Sums (&v)[8]) { return FoldLanes(v); }
 };
 
 }  // namespace

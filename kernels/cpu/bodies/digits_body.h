@@ -10,7 +10,7 @@
 // scaled_body.h. Blocks are added in FP32, in their order. So a token's bits do not depend on its
 // batch, and are those of pairs_body.h.
 //
-// What becomes of x: block_integers.h. Included by the body files for x86, behind their ByteLanes;
+// What becomes of x: block_integers.h. Included by body files behind their ByteLanes;
 // everything has internal linkage.
 #pragma once
 
@@ -81,21 +81,18 @@ struct TileFactors {
       float zero[8];
       PrefetchCells(w, tile, group);
       LoadCells(w, tile, group, scales + group * 8, zero);
-      const __m256 values = _mm256_loadu_ps(zero);
-      _mm256_storeu_ps(offsets + group * 8, _mm256_sub_ps(_mm256_setzero_ps(), values));
-      if (!HasIntegerZeros(w)) continue;
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(zeros + group * 8),
-                          _mm256_cvtps_epi32(values));
+      const Eight::F values = Eight::Load(zero);
+      Eight::Store(offsets + group * 8, Eight::Sub(Eight::Set(0), values));
+      if (HasIntegerZeros(w)) Eight::StoreInts(zeros + group * 8, Eight::Rounded(values));
     }
   }
 };
 
 // The sums of 8 columns, less their integer zeros times the sum of q.
-inline __m256i FoldColumns(const K16Weight& w, const ByteLanes::Sums (&v)[8], __m256i zeros,
-                           int32_t q_sum) {
-  const __m256i sum = ByteLanes::Fold(v);
-  if (!HasIntegerZeros(w)) return sum;
-  return _mm256_sub_epi32(sum, _mm256_mullo_epi32(zeros, _mm256_set1_epi32(q_sum)));
+inline Eight::I FoldColumns(const K16Weight& w, const ByteLanes::Sums (&v)[8], Eight::I zeros,
+                            int32_t q_sum) {
+  const Eight::I sum = Eight::Plus(ByteLanes::Fold(v), ByteLanes::TakenOff(w.bits) * q_sum);
+  return HasIntegerZeros(w) ? Eight::SubTimes(sum, zeros, q_sum) : sum;
 }
 
 // What comes 16 blocks later, of this tile or the next.
@@ -107,12 +104,12 @@ AWQD_ALWAYS_INLINE inline void PrefetchBlocks(const uint8_t* codes) {
 }
 
 // What scaled_body.h's AddGroup does, of 8 columns in registers.
-inline __m256 AddGroupOf8(const K16Weight& w, __m256 value, float x_sum, __m256 scale,
-                          __m256 offset, __m256 sum) {
-  const __m256 x = _mm256_set1_ps(x_sum);
-  if (HasIntegerZeros(w)) return _mm256_fmadd_ps(value, scale, sum);
-  if (w.zero_after) return _mm256_fmadd_ps(offset, x, _mm256_fmadd_ps(value, scale, sum));
-  return _mm256_fmadd_ps(_mm256_fmadd_ps(offset, x, value), scale, sum);
+inline Eight::F AddGroupOf8(const K16Weight& w, Eight::F value, float x_sum, Eight::F scale,
+                            Eight::F offset, Eight::F sum) {
+  const Eight::F x = Eight::Set(x_sum);
+  if (HasIntegerZeros(w)) return Eight::Fma(value, scale, sum);
+  if (w.zero_after) return Eight::Fma(offset, x, Eight::Fma(value, scale, sum));
+  return Eight::Fma(Eight::Fma(offset, x, value), scale, sum);
 }
 
 // sums[t][c] = lanes of sum(q * code) of a block, both digits.
@@ -136,13 +133,13 @@ __attribute__((noinline)) void DigitTile(const K16Weight& w, const StandInTask& 
   const int64_t stride = w.blocks * kIntegerBytes;
   const uint8_t* codes = w.codes + tile * w.blocks * kTileBytes;
   const int8_t* digits = static_cast<const int8_t*>(task.values) + token * stride;
-  __m256 acc[kTokens];
-  Times<kTokens>([&](auto t) AWQD_ALWAYS_INLINE { acc[t] = _mm256_setzero_ps(); });
+  Eight::F acc[kTokens];
+  Times<kTokens>([&](auto t) AWQD_ALWAYS_INLINE { acc[t] = Eight::Set(0); });
   for (int64_t group = 0, block = 0; group < w.groups; ++group) {
     const int64_t border = block + BlocksOfGroup(w), end = border < w.blocks ? border : w.blocks;
-    const __m256 scale = _mm256_loadu_ps(factors.scales + group * 8);
-    const __m256 offset = _mm256_loadu_ps(factors.offsets + group * 8);
-    const __m256i zero = Load32(factors.zeros + group * 8);
+    const Eight::F scale = Eight::Load(factors.scales + group * 8);
+    const Eight::F offset = Eight::Load(factors.offsets + group * 8);
+    const Eight::I zero = Eight::LoadInts(factors.zeros + group * 8);
     for (; block < end; ++block, codes += kTileBytes, digits += kIntegerBytes) {
       PrefetchBlocks<kTileBytes>(codes);
       ByteLanes::Sums sums[kTokens][8];
@@ -150,13 +147,13 @@ __attribute__((noinline)) void DigitTile(const K16Weight& w, const StandInTask& 
       Times<kTokens>([&](auto t) AWQD_ALWAYS_INLINE {
         const int64_t at = (token + t) * w.blocks + block;
         const float step = task.steps[at], x_sum = step * static_cast<float>(task.sums[at]);
-        const __m256i sum = FoldColumns(w, sums[t], zero, task.sums[at]);
-        const __m256 value = _mm256_mul_ps(_mm256_cvtepi32_ps(sum), _mm256_set1_ps(step));
+        const Eight::I sum = FoldColumns(w, sums[t], zero, task.sums[at]);
+        const Eight::F value = Eight::Mul(Eight::ToFloat(sum), Eight::Set(step));
         acc[t] = AddGroupOf8(w, value, x_sum, scale, offset, acc[t]);
       });
     }
   }
-  Times<kTokens>([&](auto t) AWQD_ALWAYS_INLINE { _mm256_storeu_ps(out + t * 8, acc[t]); });
+  Times<kTokens>([&](auto t) AWQD_ALWAYS_INLINE { Eight::Store(out + t * 8, acc[t]); });
 }
 
 // multiply(first, count) for the tokens in equal parts of at most kMost, with counts that the

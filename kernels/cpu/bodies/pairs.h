@@ -113,8 +113,13 @@ struct Pairs {
     return {_mm256_mullo_epi16(low, o.low), _mm256_mullo_epi16(high, o.high)};
   }
   void AddProducts(const Pairs& a, const Pairs& b) {
+#if defined(__AVXVNNI__)
+    low = _mm256_dpwssd_avx_epi32(low, a.low, b.low);
+    high = _mm256_dpwssd_avx_epi32(high, a.high, b.high);
+#else
     low = _mm256_add_epi32(low, _mm256_madd_epi16(a.low, b.low));
     high = _mm256_add_epi32(high, _mm256_madd_epi16(a.high, b.high));
+#endif
   }
   Vec::F ToFloat() const { return {_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high)}; }
 

@@ -84,6 +84,38 @@ struct Pairs {
     });
   }
 
+  // Of one integer in each lane: rounded to the nearest, ties to even; of 16 signed bytes.
+  static Pairs Rounded(const Vec::F& f) {
+    return Each([&](int i) { return vreinterpretq_u32_s32(vcvtnq_s32_f32(f.q[i])); });
+  }
+  static Pairs Signed(const int8_t* p) {
+    const int8x16_t all = vld1q_s8(p);
+    const int16x8_t low = vmovl_s8(vget_low_s8(all)), high = vmovl_high_s8(all);
+    return {{vreinterpretq_u32_s32(vmovl_s16(vget_low_s16(low))),
+             vreinterpretq_u32_s32(vmovl_high_s16(low)),
+             vreinterpretq_u32_s32(vmovl_s16(vget_low_s16(high))),
+             vreinterpretq_u32_s32(vmovl_high_s16(high))}};
+  }
+  Pairs Plus(const Pairs& o) const {
+    return Each([&](int i) { return vaddq_u32(v[i], o.v[i]); });
+  }
+  int32_t SumOfAll() const {
+    return vaddvq_s32(
+        vreinterpretq_s32_u32(vaddq_u32(vaddq_u32(v[0], v[1]), vaddq_u32(v[2], v[3]))));
+  }
+  // The lower 8 or 16 bits of each lane.
+  void StoreBytes(void* p) const {
+    vst1q_u8(static_cast<uint8_t*>(p),
+             vcombine_u8(vmovn_u16(Halves(v[0], v[1])), vmovn_u16(Halves(v[2], v[3]))));
+  }
+  void StoreHalves(void* p) const {
+    vst1q_u16(static_cast<uint16_t*>(p), Halves(v[0], v[1]));
+    vst1q_u16(static_cast<uint16_t*>(p) + 8, Halves(v[2], v[3]));
+  }
+  static uint16x8_t Halves(uint32x4_t a, uint32x4_t b) {
+    return vcombine_u16(vmovn_u32(a), vmovn_u32(b));
+  }
+
   Pairs HalfBytes(int shift) const {
     return Each([&](int i) {
       const uint32x4_t two = vshlq_u32(v[i], vdupq_n_s32(-shift));

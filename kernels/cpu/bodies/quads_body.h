@@ -8,7 +8,7 @@
 // (OrderQuads). Many tokens, and smaller groups: quad_panels_body.h, where a machine has VNNI. The
 // bits are the same.
 //
-// Included by the body files for x86, behind digits_body.h and scaled_body.h; everything has
+// Included by body files behind digits_body.h and scaled_body.h; everything has
 // internal linkage.
 #pragma once
 
@@ -55,8 +55,8 @@ __attribute__((noinline)) void QuadTile(const K16Weight& w, const QuadTask& task
   const int64_t row_bytes = w.blocks * kIntegerRows;
   const uint8_t* codes = w.codes + tile * w.blocks * kTileBytes;
   const int8_t* x = task.x + token * row_bytes;
-  __m256 acc[kTokens];
-  Times<kTokens>([&](auto t) AWQD_ALWAYS_INLINE { acc[t] = _mm256_setzero_ps(); });
+  Eight::F acc[kTokens];
+  Times<kTokens>([&](auto t) AWQD_ALWAYS_INLINE { acc[t] = Eight::Set(0); });
   for (int64_t group = 0, block = 0; group < w.groups; ++group) {
     const int64_t border = block + BlocksOfGroup(w), end = border < w.blocks ? border : w.blocks;
     ByteLanes::Sums sums[kTokens][8];
@@ -72,17 +72,17 @@ __attribute__((noinline)) void QuadTile(const K16Weight& w, const QuadTask& task
         });
       });
     }
-    const __m256 scale = _mm256_loadu_ps(factors.scales + group * 8);
-    const __m256 offset = _mm256_loadu_ps(factors.offsets + group * 8);
-    const __m256i zero = Load32(factors.zeros + group * 8);
+    const Eight::F scale = Eight::Load(factors.scales + group * 8);
+    const Eight::F offset = Eight::Load(factors.offsets + group * 8);
+    const Eight::I zero = Eight::LoadInts(factors.zeros + group * 8);
     Times<kTokens>([&](auto t) AWQD_ALWAYS_INLINE {
       const int32_t x_sum = task.sums[(token + t) * w.groups + group];
-      const __m256i sum = FoldColumns(w, sums[t], zero, x_sum);
+      const Eight::I sum = FoldColumns(w, sums[t], zero, x_sum);
       acc[t] =
-          AddGroupOf8(w, _mm256_cvtepi32_ps(sum), static_cast<float>(x_sum), scale, offset, acc[t]);
+          AddGroupOf8(w, Eight::ToFloat(sum), static_cast<float>(x_sum), scale, offset, acc[t]);
     });
   }
-  Times<kTokens>([&](auto t) AWQD_ALWAYS_INLINE { _mm256_storeu_ps(out + t * 8, acc[t]); });
+  Times<kTokens>([&](auto t) AWQD_ALWAYS_INLINE { Eight::Store(out + t * 8, acc[t]); });
 }
 
 template <int kBits>

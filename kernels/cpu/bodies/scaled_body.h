@@ -237,7 +237,8 @@ void ScaledPanel(const PanelOf& p, const ScaledTask& task, const ScaledScratch& 
   StoreScaled(p, task.x_scale, task, scratch);
 }
 
-void ScaledProduct(const K16Weight& w, const ScaledTask& task) {
+// Some body files want its parts alone.
+[[maybe_unused]] void ScaledProduct(const K16Weight& w, const ScaledTask& task) {
   const ScaledScratch scratch(task.scratch);
   for (int64_t tile = task.tile_begin; tile < task.tile_end; tile += kPanelTiles) {
     const int64_t end = tile + kPanelTiles < task.tile_end ? tile + kPanelTiles : task.tile_end;

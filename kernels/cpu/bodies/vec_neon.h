@@ -54,6 +54,27 @@ struct Vec {
   static F Set(float v) {
     return Each([v](int) { return vdupq_n_f32(v); });
   }
+  static F Load16Of(const void* in, Element type, int64_t index) {
+    return Each([&](int i) { return Load4(in, type, index + 4 * i); });
+  }
+  static F Add(const F& a, const F& b) {
+    return Each([&](int i) { return vaddq_f32(a.q[i], b.q[i]); });
+  }
+  static F Abs(const F& v) {
+    return Each([&](int i) { return vabsq_f32(v.q[i]); });
+  }
+  static F Max(const F& a, const F& b) {
+    return Each([&](int i) { return vmaxq_f32(a.q[i], b.q[i]); });
+  }
+  static float MaxOfAll(const F& v) {
+    return vmaxvq_f32(vmaxq_f32(vmaxq_f32(v.q[0], v.q[1]), vmaxq_f32(v.q[2], v.q[3])));
+  }
+  // Halves folded onto each other, as AVX-512 does it.
+  static float SumOfAll(const F& v) {
+    const float32x4_t of_4 = vaddq_f32(vaddq_f32(v.q[0], v.q[2]), vaddq_f32(v.q[1], v.q[3]));
+    const float32x2_t of_2 = vadd_f32(vget_low_f32(of_4), vget_high_f32(of_4));
+    return vget_lane_f32(of_2, 0) + vget_lane_f32(of_2, 1);
+  }
   static F RoundToHalf(const F& v) {
     return Each([&](int i) { return vcvt_f32_f16(vcvt_f16_f32(v.q[i])); });
   }
