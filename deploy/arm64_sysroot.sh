@@ -44,6 +44,12 @@ export APT_CONFIG="$work/apt.conf" DEBIAN_FRONTEND=noninteractive
 mapfile -t packages < <(packages_of build test | grep -E -- '-dev$' | grep -v '^libclang')
 say "Collecting in $folder: ${packages[*]}"
 apt-get update -qq >/dev/null || die "apt-get update failed; are the sources of this machine reachable?"
+# A build on an arm64 machine, and in its image, asks for all of [build]; nothing is installed here.
+mapfile -t all < <(packages_of build)
+apt-get install -qq --simulate --no-install-recommends "${all[@]}" >"$work/log" 2>&1 || {
+  tail -n 20 "$work/log" >&2
+  die "section [build] of deploy/packages.txt can't be installed on arm64"
+}
 apt-get install -y -qq --download-only --no-install-recommends "${packages[@]}" >"$work/log" 2>&1 || {
   tail -n 20 "$work/log" >&2
   die "apt could not collect the arm64 packages"
