@@ -12,7 +12,9 @@ Usage: tests/run.sh [options]
 Installs missing packages with apt (as root or through sudo), builds everything and runs the whole suite. CUDA code
 is compiled where nvcc is found, and its tests run where a GPU answers; elsewhere they are listed as skipped.
 
-  --preset NAME        cuda (default where nvcc is found), cpu, asan or tsan
+  --preset NAME        cuda (default where nvcc is found), cpu, asan, tsan or aarch64: a cross build, which installs the
+                       cross compiler and qemu-user, collects the arm64 libraries (45 MB) and runs a reduced list under
+                       emulation; one skip where these packages can't be had
   --filter REGEX       only the ctest entries whose name matches; no fuzzing
   --exclude-label RE   leave out ctest entries with such a label, for example slow
   --fuzz SECONDS       how long fuzz_formats runs (default 30), and each other fuzz target a third of it
@@ -21,8 +23,6 @@ is compiled where nvcc is found, and its tests run where a GPU answers; elsewher
   --long               also run what takes minutes by itself: the packages in a clean root, a build of the client alone,
                        a build with gRPC 1.83 (most of an hour), a server without memory; they are skipped without.
                        A million mixed calls instead of 20,000
-  --aarch64            also install the cross compiler and qemu-user, and collect the arm64 libraries (45 MB); with --long
-                       the kernels are then built for aarch64 and tested under emulation, which is skipped without
   --docker             also build and run the container image, with both gRPCs (several minutes each; needs the apt mirror)
   --help               this text
 
@@ -31,7 +31,7 @@ every case are in build/<preset>/results/.
 TEXT
 }
 
-preset="" filter="" exclude="" fuzz_seconds=30 docker=0 daemons=0 aarch64=0
+preset="" filter="" exclude="" fuzz_seconds=30 docker=0 daemons=0
 while [[ $# -gt 0 ]]; do
   case "$1" in
     --preset) preset="${2:?--preset needs a name}"; shift ;;
@@ -41,7 +41,6 @@ while [[ $# -gt 0 ]]; do
     --no-fuzz) fuzz_seconds=0 ;;
     --daemons) daemons=1 ;;
     --long) export AWQD_TEST_LONG=1 ;;
-    --aarch64) aarch64=1 ;;
     --docker) docker=1 ;;
     --help | -h) usage; exit 0 ;;
     *) usage >&2; die "unknown option $1" ;;
@@ -52,20 +51,35 @@ done
 sections=(build test)
 ((daemons)) && sections+=(daemons)
 ((docker)) && sections+=(docker)
-((aarch64)) && sections+=(aarch64)
 install_packages "${sections[@]}"
-if ((aarch64)) && [[ ! -d "$ROOT/build/arm64-sysroot" ]]; then "$ROOT/deploy/arm64_sysroot.sh"; fi
 
 nvcc="$(find_nvcc || true)"
-if [[ -z "$preset" ]]; then
-  [[ -n "$nvcc" ]] && preset=cuda || preset=cpu
-fi
+[[ -n "$nvcc" ]] && native=cuda || native=cpu
+preset="${preset:-$native}"
 [[ -n "$nvcc" ]] && export CUDACXX="$nvcc"
 results="$ROOT/build/$preset/results"
 
+# have_aarch64: installs and collects what a cross build needs; fails where it can't be had.
+have_aarch64() {
+  (install_packages aarch64) || return 1
+  [[ -d "$ROOT/build/arm64-sysroot" ]] || "$ROOT/deploy/arm64_sysroot.sh"
+}
+
+if [[ "$preset" == aarch64 ]] && ! have_aarch64; then
+  say "skipped: aarch64: no cross compiler, no qemu-user or no arm64 libraries; the lines above say why"
+  say "0 passed, 0 failed, 1 skipped"
+  exit 0
+fi
+
 say "Configuring and building preset $preset with $(build_jobs) jobs"
+if [[ "$preset" == aarch64 ]]; then
+  # This machine's server and clients too: what they answer and ask is compared.
+  configure "$native"
+  build "$native" awqd awqctl formats_e2e_test
+fi
 configure "$preset"
-build "$preset" all
+[[ "$preset" == aarch64 ]] && target=emulated_tests || target=all
+build "$preset" "$target"
 
 rm -rf "$results"
 mkdir -p "$results/gtest"
@@ -74,6 +88,8 @@ ctest_args=(--test-dir "$ROOT/build/$preset" --output-on-failure --no-tests=erro
   --output-junit "$results/ctest.xml")
 [[ -n "$filter" ]] && ctest_args+=(-R "$filter")
 [[ -n "$exclude" ]] && ctest_args+=(-LE "$exclude")
+[[ "$preset" == aarch64 ]] && ctest_args+=(-L emulated)
+export AWQD_TEST_NATIVE="$ROOT/build/$native"
 ctest_status=0
 GTEST_OUTPUT="xml:$results/gtest/" ctest "${ctest_args[@]}" || ctest_status=$?
 
