@@ -113,11 +113,12 @@ struct ByteLanes {
   };
 
   // How codes are multiplied by both digits of x: of 8 bits by x whole, in 16-bit integers.
-  static constexpr int32_t TakenOff(int) { return 0; }
   static constexpr bool kDigitsOf8Bits = false;
   template <int kBits>
   using ColumnOfDigits = std::conditional_t<kBits == 8, Words, Column<kBits>>;
 
+  // What a code lacks when it is multiplied.
+  static constexpr int32_t TakenOff(int) { return 0; }
   static Sums Zero() { return Wide::Zero(); }
 
   // sums + the products with 128 bytes of x, in the order of codes.

@@ -43,7 +43,6 @@ struct ByteLanes {
   // Tokens that are multiplied by a column while its codes are in registers.
   static constexpr int kTokens = Wide::kTokens;
   static constexpr int kBytes = sizeof(Wide::V), kVectors = kIntegerRows / kBytes;
-  static constexpr int32_t TakenOff(int) { return 0; }
   static constexpr bool kDigitsOf8Bits = true;
 
   // 128 codes of a column, as bytes.
@@ -70,6 +69,8 @@ struct ByteLanes {
   template <int kBits>
   using ColumnOfDigits = Column<kBits>;
 
+  // What a code lacks when it is multiplied.
+  static constexpr int32_t TakenOff(int) { return 0; }
   static Sums Zero() { return Wide::Zero(); }
 
   // sums + the products with 128 bytes of x, in the order of codes.
