@@ -11,56 +11,15 @@
 
 #include <type_traits>
 
-#include "kernels/cpu/bodies/bytes_fold.h"
+#include "kernels/cpu/bodies/bytes_x86.h"
 
 namespace awqd::cpu {
 namespace {
 
-// The instructions of one width.
-#if defined(__AVX512BW__)
-struct Wide {
-  using V = __m512i;
-  static constexpr int kTokens = 2;
-  static V Load(const void* p) { return _mm512_loadu_si512(p); }
-  static V Zero() { return _mm512_setzero_si512(); }
-  static V Low(V bytes) { return _mm512_and_si512(bytes, _mm512_set1_epi8(15)); }
-  static V High(V bytes) { return Low(_mm512_srli_epi16(bytes, 4)); }
-  static V Xor(V a, V b) { return _mm512_xor_si512(a, b); }
-  static V FlipSigns(V bytes) { return Xor(bytes, _mm512_set1_epi8(static_cast<char>(0x80))); }
-  static V MultiplyBytes(V codes, V x) { return _mm512_maddubs_epi16(codes, x); }
-  static V Add16(V a, V b) { return _mm512_add_epi16(a, b); }
-  static V Add32(V a, V b) { return _mm512_add_epi32(a, b); }
-  // The products of both 16-bit integers of each lane, added.
-  static V MultiplyPairs(V a, V b) { return _mm512_madd_epi16(a, b); }
-  static V Set16(int v) { return _mm512_set1_epi16(static_cast<int16_t>(v)); }
-  // Half a vector of bytes.
-  static V LoadWidened(const uint8_t* p) { return _mm512_cvtepu8_epi16(Load32(p)); }
-};
-#else
-struct Wide {
-  using V = __m256i;
-  static constexpr int kTokens = 4;
-  static V Load(const void* p) { return Load32(p); }
-  static V Zero() { return _mm256_setzero_si256(); }
-  static V Low(V bytes) { return _mm256_and_si256(bytes, _mm256_set1_epi8(15)); }
-  static V High(V bytes) { return Low(_mm256_srli_epi16(bytes, 4)); }
-  static V Xor(V a, V b) { return _mm256_xor_si256(a, b); }
-  static V FlipSigns(V bytes) { return Xor(bytes, _mm256_set1_epi8(static_cast<char>(0x80))); }
-  static V MultiplyBytes(V codes, V x) { return _mm256_maddubs_epi16(codes, x); }
-  static V Add16(V a, V b) { return _mm256_add_epi16(a, b); }
-  static V Add32(V a, V b) { return _mm256_add_epi32(a, b); }
-  // The products of both 16-bit integers of each lane, added.
-  static V MultiplyPairs(V a, V b) { return _mm256_madd_epi16(a, b); }
-  static V Set16(int v) { return _mm256_set1_epi16(static_cast<int16_t>(v)); }
-  // Half a vector of bytes.
-  static V LoadWidened(const uint8_t* p) { return _mm256_cvtepu8_epi16(Load16(p)); }
-};
-#endif
-
 struct ByteLanes {
   using Sums = Wide::V;
   // Tokens that are multiplied by a column while its codes are in registers.
-  static constexpr int kTokens = Wide::kTokens;
+  static constexpr int kTokens = sizeof(Wide::V) == 64 ? 2 : 4;
   static constexpr int kBytes = sizeof(Wide::V), kVectors = kIntegerRows / kBytes;
 
   // 128 codes of up to 4 bits, as bytes.

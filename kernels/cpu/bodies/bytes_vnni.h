@@ -2,46 +2,24 @@
 // One instruction adds four products of bytes to each lane. Everything has internal linkage.
 #pragma once
 
-#include "kernels/cpu/bodies/bytes_fold.h"
+#include "kernels/cpu/bodies/bytes_x86.h"
 
 namespace awqd::cpu {
 namespace {
 
-// The instructions of one width.
+// sums + four products of codes and x in each lane.
+inline Wide::V AddProducts(Wide::V sums, Wide::V codes, Wide::V x) {
 #if defined(__AVX512VNNI__)
-struct Wide {
-  using V = __m512i;
-  static constexpr int kTokens = 3;
-  static V Load(const void* p) { return _mm512_loadu_si512(p); }
-  static V Zero() { return _mm512_setzero_si512(); }
-  static V Low(V bytes) { return _mm512_and_si512(bytes, _mm512_set1_epi8(15)); }
-  static V High(V bytes) { return Low(_mm512_srli_epi16(bytes, 4)); }
-  static V FlipSigns(V bytes) {
-    return _mm512_xor_si512(bytes, _mm512_set1_epi8(static_cast<char>(0x80)));
-  }
-  static V AddProducts(V sums, V codes, V x) { return _mm512_dpbusd_epi32(sums, codes, x); }
-  static V Times256(V sums) { return _mm512_slli_epi32(sums, 8); }
-};
+  return _mm512_dpbusd_epi32(sums, codes, x);
 #else
-struct Wide {
-  using V = __m256i;
-  static constexpr int kTokens = 3;
-  static V Load(const void* p) { return Load32(p); }
-  static V Zero() { return _mm256_setzero_si256(); }
-  static V Low(V bytes) { return _mm256_and_si256(bytes, _mm256_set1_epi8(15)); }
-  static V High(V bytes) { return Low(_mm256_srli_epi16(bytes, 4)); }
-  static V FlipSigns(V bytes) {
-    return _mm256_xor_si256(bytes, _mm256_set1_epi8(static_cast<char>(0x80)));
-  }
-  static V AddProducts(V sums, V codes, V x) { return _mm256_dpbusd_avx_epi32(sums, codes, x); }
-  static V Times256(V sums) { return _mm256_slli_epi32(sums, 8); }
-};
+  return _mm256_dpbusd_avx_epi32(sums, codes, x);
 #endif
+}
 
 struct ByteLanes {
   using Sums = Wide::V;
   // Tokens that are multiplied by a column while its codes are in registers.
-  static constexpr int kTokens = Wide::kTokens;
+  static constexpr int kTokens = 3;
   static constexpr int kBytes = sizeof(Wide::V), kVectors = kIntegerRows / kBytes;
   static constexpr bool kDigitsOf8Bits = true;
 
@@ -77,7 +55,7 @@ struct ByteLanes {
   template <int kBits>
   static AWQD_ALWAYS_INLINE Sums OneDigit(const Column<kBits>& column, const int8_t* x, Sums sums) {
     Times<kVectors>([&](auto i) AWQD_ALWAYS_INLINE {
-      sums = Wide::AddProducts(sums, column.v[i], Wide::Load(x + i * kBytes));
+      sums = AddProducts(sums, column.v[i], Wide::Load(x + i * kBytes));
     });
     return sums;
   }
