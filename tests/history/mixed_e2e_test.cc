@@ -1,6 +1,6 @@
 // Good and bad calls of every kind, mixed, from eight clients that also load the models anew: each
-// ends as it must, right answers have the right bits, and the server takes no more memory at the
-// end than it took once it was warm.
+// ends as it must, right answers have the right bits, and the server takes no more memory, its own
+// and of its GPU, at the end than it took once it was warm.
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
@@ -228,6 +228,17 @@ class MixedTest : public testing::Test {
     return least;
   }
 
+  // Bytes in use on the server's GPU, by whomever; 0 on a CPU.
+  static int64_t DeviceBytes(const ServerProcess& server) {
+    const auto info = server.NewClient()->GetServerInfo();
+    if (!info.ok() || info->devices_size() != 1) {
+      ADD_FAILURE() << info.status() << ", expected one device";
+      return 0;
+    }
+    const v1::DeviceStatus& device = info->devices(0);
+    return device.arch() == 0 ? 0 : device.memory_total_bytes() - device.memory_free_bytes();
+  }
+
   TempFolder repository_;
   std::vector<float> x_ = std::vector<float>(kTokens * kK);
   const v1::PackedWeight packed_[kModels] = {Weight(0).ToPacked(), Weight(1).ToPacked()};
@@ -242,22 +253,24 @@ TEST_F(MixedTest, EveryCallEndsAsItMustAndMemoryStays) {
   ASSERT_NO_FATAL_FAILURE(LearnAnswers(*server.NewClient()));
   const int64_t calls = Calls();
   ActAll(server, WarmUp(calls));
-  const int64_t before = AtRest(server);
+  const int64_t before = AtRest(server), device_before = DeviceBytes(server);
   ActAll(server, calls);
-  const int64_t after = AtRest(server);
+  const int64_t after = AtRest(server), device_after = DeviceBytes(server);
   std::printf(
       "%d calls, %d answers compared, %d wrong, %d lost; resident %d KiB after %d calls, "
-      "%d at the end (%+.2f %%)\n",
+      "%d at the end (%+.2f %%); on the GPU %d and %d KiB\n",
       static_cast<int>(begun_.load()), static_cast<int>(answered_.load()),
       static_cast<int>(wrong_.load()), static_cast<int>(lost_.load()),
       static_cast<int>(before >> 10), static_cast<int>(WarmUp(calls)),
       static_cast<int>(after >> 10),
-      100.0 * static_cast<double>(after - before) / static_cast<double>(before));
+      100.0 * static_cast<double>(after - before) / static_cast<double>(before),
+      static_cast<int>(device_before >> 10), static_cast<int>(device_after >> 10));
   EXPECT_EQ(begun_, calls);
   EXPECT_GT(answered_, calls / 4);
   EXPECT_EQ(wrong_, 0);
   EXPECT_EQ(lost_, 0);
   EXPECT_LE(after, before + MayGrow(calls, before));
+  EXPECT_LE(device_after, device_before + MayGrow(calls, device_before));
   EXPECT_EQ(server.Stop().code, 0);
 }
 
