@@ -120,6 +120,7 @@ part_decode() {
 conformance_in_shards() {
   local count=$(($(nproc) / 2)) i rc=0 pids=() logs
   [[ $count -ge 1 ]] || count=1
+  [[ $count -le 8 ]] || count=8  # more processes spend their time waiting for each other's kernels
   logs=$(mktemp -d)
   for ((i = 0; i < count; ++i)); do
     AWQD_TEST_FULL=1 GTEST_TOTAL_SHARDS=$count GTEST_SHARD_INDEX=$i timeout "$(left)" \
@@ -143,7 +144,8 @@ part_calls() {
   done
 }
 # Changes of models under calls: each answer is of a version that was live; and mixed calls, good and bad, that leave
-# host and device memory as they found it. AWQD_TEST_HISTORY_SECONDS and AWQD_TEST_MIXED_CALLS make them longer.
+# host and device memory as they found it. AWQD_TEST_HISTORY_SECONDS, AWQD_TEST_MIXED_CALLS and AWQD_TEST_MIXED_CLIENTS
+# make them longer.
 part_history() {
   run_test history_e2e_test AWQD_TEST_BIN="$bin"
   run_test mixed_e2e_test AWQD_TEST_BIN="$bin"

@@ -1,6 +1,6 @@
-// Good and bad calls of every kind, mixed, from eight clients that also load the models anew: each
-// ends as it must, right answers have the right bits, and the server takes no more memory, its own
-// and of its GPU, at the end than it took once it was warm.
+// Good and bad calls of every kind, mixed, from several clients that also load the models anew:
+// each ends as it must, right answers have the right bits, and the server takes no more memory, its
+// own and of its GPU, at the end than it took once it was warm.
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
@@ -22,7 +22,7 @@ namespace {
 using absl::StatusCode;
 using client::Tensor;
 
-constexpr int kModels = 2, kClients = 8, kTokens = 16;
+constexpr int kModels = 4, kTokens = 16;
 constexpr int64_t kK = 256, kN = 64;
 constexpr int64_t kRowBytes = kN * 2;
 
@@ -32,6 +32,13 @@ int64_t Calls() {
   int64_t number = 0;
   if (text != nullptr && absl::SimpleAtoi(text, &number)) return number;
   return std::getenv("AWQD_TEST_LONG") != nullptr ? 1'000'000 : 20'000;
+}
+
+// AWQD_TEST_MIXED_CLIENTS; without it eight.
+int Clients() {
+  const char* text = std::getenv("AWQD_TEST_MIXED_CLIENTS");
+  int number = 0;
+  return text != nullptr && absl::SimpleAtoi(text, &number) ? number : 8;
 }
 
 // Calls after which memory is looked at first. Caches of the allocator and of gRPC fill up over the
@@ -208,8 +215,9 @@ class MixedTest : public testing::Test {
   void ActAll(ServerProcess& server, int64_t calls) {
     std::vector<std::unique_ptr<client::Client>> clients;
     std::vector<std::thread> threads;
-    for (int i = 0; i < kClients; ++i) clients.push_back(server.NewClient());
-    for (int i = 0; i < kClients; ++i) threads.emplace_back([&, i] { Act(i, *clients[i], calls); });
+    for (int i = 0; i < Clients(); ++i) clients.push_back(server.NewClient());
+    for (int i = 0; i < Clients(); ++i)
+      threads.emplace_back([&, i] { Act(i, *clients[i], calls); });
     for (std::thread& thread : threads) thread.join();
   }
 

@@ -65,7 +65,7 @@ class WrappedDevice final : public Device {
   }
   bool host_addressable() const override { return host_addressable_; }
   Device& backend() override { return inner_->backend(); }
-  bool healthy() const override { return !broken_; }
+  bool healthy() const override { return !broken_ && inner_->healthy(); }
 
  private:
   static absl::Status Fault() { return absl::InternalError("illegal address"); }

@@ -22,9 +22,8 @@ bool IsLost(int index) {
   return IsSticky(error == cudaSuccess ? cudaStreamQuery(nullptr) : error);
 }
 
-// A call on one device may fail because of another: pinned memory is known to all of them, and a
-// thread keeps its last error when it goes on to another device. So each says for itself whether it
-// is lost. Where none does, it is the thread's.
+// A call on one device may fail because of another. So each says for itself whether it is lost.
+// Where none does, it is the thread's.
 void NotePoisoned() {
   const int device = current_device;
   uint64_t lost = 0;

@@ -3,7 +3,10 @@
 //
 // A sticky error (illegal address, launch failure, ECC ...) destroys the device's context: every
 // later call on that device fails too, and no result that was in flight can be trusted. It is
-// remembered per device, and Device::healthy() reports it.
+// remembered per device, and Device::healthy() reports it. Of a kernel's faults CUDA says that the
+// process must be restarted, and means it: after an illegal address on one of two H100s (driver
+// 580.159) every call fails on the other as well, with the same error. So each device in use is
+// asked whether it is lost.
 #pragma once
 
 #include <cuda_runtime_api.h>
