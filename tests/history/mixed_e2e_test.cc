@@ -53,7 +53,10 @@ int64_t MayGrow(int64_t calls, int64_t bytes) { return bytes / (calls < 1'000'00
 class MixedTest : public testing::Test {
  protected:
   MixedTest() {
-    for (int model = 0; model < kModels; ++model) Weight(model).Write(repository_ / Name(model));
+    for (int model = 0; model < kModels; ++model) {
+      Weight(model).Write(repository_ / Name(model));
+      packed_[model] = Weight(model).ToPacked();
+    }
     std::mt19937 engine(5);
     std::normal_distribution<float> normal;
     for (float& value : x_) value = normal(engine);
@@ -249,7 +252,7 @@ class MixedTest : public testing::Test {
 
   TempFolder repository_;
   std::vector<float> x_ = std::vector<float>(kTokens * kK);
-  const v1::PackedWeight packed_[kModels] = {Weight(0).ToPacked(), Weight(1).ToPacked()};
+  v1::PackedWeight packed_[kModels];
   std::string right_[kModels], weights_[kModels];  // FP16 [kTokens, kN], FP16 [kK, kN]
   std::mutex loads_[kModels], mu_;
   std::atomic<int64_t> begun_ = 0, answered_ = 0, wrong_ = 0, lost_ = 0, attempts_ = 0;
