@@ -24,8 +24,10 @@ absl::Status CheckMatmul(const MatmulArgs& args) {
                   absl::StrCat("[M, ", shape.k, "] and [M, ", shape.n, "]"));
 }
 
+bool Takes(const KernelRow& row, DType x) { return (row.inputs & MaskOf(x)) != 0; }
+
 absl::Status CheckDtypes(const KernelRow& row, DType in, DType out) {
-  if ((row.inputs & MaskOf(in)) == 0) {
+  if (!Takes(row, in)) {
     return absl::InvalidArgumentError(
         absl::StrCat("activations dtype: ", row.name, " does not take ", Name(in)));
   }
@@ -94,8 +96,8 @@ bool MustReorder(const DeviceWeight& weight) {
   return weight.sections.Has(Part::kOrder) || weight.sections.Has(Part::kFactor);
 }
 
-// For m tokens, at least one.
-const KernelRow* RowFor(const WeightPlan& plan, Op op, Path path, int64_t m) {
+// For m tokens, at least one, of dtype `x`.
+const KernelRow* RowFor(const WeightPlan& plan, Op op, Path path, int64_t m, DType x) {
   switch (op) {
     case Op::kIntegerMatmul:
       return plan.integer;
@@ -103,7 +105,9 @@ const KernelRow* RowFor(const WeightPlan& plan, Op op, Path path, int64_t m) {
       return plan.Quantized(m);
     default: {
       const KernelRow* row = plan.Matmul(path, m);
-      return row != nullptr ? row : plan.Matmul(Other(path), m);
+      if (row != nullptr && Takes(*row, x)) return row;
+      const KernelRow* other = plan.Matmul(Other(path), m);
+      return other != nullptr ? other : row;
     }
   }
 }
@@ -232,9 +236,14 @@ int64_t WorkspaceBytes(const DeviceWeight& weight, Path path, int64_t m,
                                    : PlanWorkspace(weight, *plan.integer, m, activation).total();
   }
   if (op == Op::kQuantizedActivations) path = Path::kFused;
+  const std::vector<PlanEntry>& entries = op == Op::kMatmul ? plan.matmul : plan.quantized;
+  // Activations that a row of this path does not take go the other way.
+  const bool both = std::any_of(entries.begin(), entries.end(), [&](const PlanEntry& entry) {
+    return entry.path == path && entry.row->inputs != kFloatingMask;
+  });
   int64_t bytes = 0;
-  for (const PlanEntry& entry : op == Op::kMatmul ? plan.matmul : plan.quantized) {
-    if (entry.path != path || entry.min_m > m) continue;
+  for (const PlanEntry& entry : entries) {
+    if ((entry.path != path && !(both && op == Op::kMatmul)) || entry.min_m > m) continue;
     const int64_t at = entry.max_m < 0 ? m : std::min(m, entry.max_m);
     bytes = std::max(bytes, PlanWorkspace(weight, *entry.row, at, activation).total());
   }
@@ -248,7 +257,7 @@ absl::Status QuantizedMatmul(const MatmulArgs& args, Path path, StreamView strea
   const Op op = ProductOf(args);
   if (op == Op::kIntegerMatmul) AWQD_RETURN_IF_ERROR(CheckIntegers(args));
   if (op == Op::kQuantizedActivations) AWQD_RETURN_IF_ERROR(CheckQuantized(args));
-  const KernelRow* row = RowFor(args.weight->plan, op, path, m);
+  const KernelRow* row = RowFor(args.weight->plan, op, path, m, args.x.dtype);
   if (row == nullptr) {
     return absl::UnimplementedError(absl::StrCat("no kernel in the plan for M = ", m));
   }

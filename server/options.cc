@@ -45,8 +45,9 @@ absl::Status CheckEachOnce(const std::vector<model::NamedFolder>& models) {
 
 // Names in the environment that begin like flags' twins and are none: of the CPU kernels, of the
 // project's own scripts, and of Kubernetes, which makes some for a Service of the name awqd.
-constexpr absl::string_view kOtherVariables[] = {"AWQD_CPU_ISA", "AWQD_BUILD", "AWQD_CUDA",
-                                                 "AWQD_CUDA_ARCHITECTURES", "AWQD_MODELS"};
+constexpr absl::string_view kOtherVariables[] = {
+    "AWQD_CPU_ISA", "AWQD_BUILD", "AWQD_CUDA", "AWQD_CUDA_ARCH", "AWQD_CUDA_ARCHITECTURES",
+    "AWQD_MODELS"};
 constexpr absl::string_view kOtherPrefixes[] = {"AWQD_TEST_", "AWQD_SERVICE_"};
 
 bool IsOtherVariable(absl::string_view name) {

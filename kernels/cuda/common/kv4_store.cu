@@ -55,6 +55,7 @@ __device__ __forceinline__ uint32_t CodesOf(const float (&v)[8], float inverse, 
 // ---- Words of 8 elements ----
 
 // Two 16-bit elements at a time: the smaller and the larger of each half; of a NaN the other.
+#if __CUDA_ARCH__ >= 800
 template <DType kType>
 __device__ __forceinline__ uint32_t SmallerPairs(uint32_t a, uint32_t b) {
   uint32_t out;
@@ -75,6 +76,27 @@ __device__ __forceinline__ uint32_t LargerPairs(uint32_t a, uint32_t b) {
   }
   return out;
 }
+#else  // sm_75 compares floats alone
+template <DType kType>
+__device__ __forceinline__ uint32_t PairOf(float low, float high) {
+  return kType == DType::kFp16 ? ToFp16x2(low, high) : ToBf16x2(low, high);
+}
+template <DType kType>
+__device__ __forceinline__ float HalfOf(uint32_t pair, int upper) {
+  const uint32_t bits = pair >> 16 * upper & 0xffff;
+  return kType == DType::kFp16 ? Fp16ToFloat(bits) : kv4::FloatOf(bits << 16);
+}
+template <DType kType>
+__device__ __forceinline__ uint32_t SmallerPairs(uint32_t a, uint32_t b) {
+  return PairOf<kType>(fminf(HalfOf<kType>(a, 0), HalfOf<kType>(b, 0)),
+                       fminf(HalfOf<kType>(a, 1), HalfOf<kType>(b, 1)));
+}
+template <DType kType>
+__device__ __forceinline__ uint32_t LargerPairs(uint32_t a, uint32_t b) {
+  return PairOf<kType>(fmaxf(HalfOf<kType>(a, 0), HalfOf<kType>(b, 0)),
+                       fmaxf(HalfOf<kType>(a, 1), HalfOf<kType>(b, 1)));
+}
+#endif
 
 // As it was loaded.
 template <DType kType>

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/common/dequant.cuh"
+#include "kernels/cuda/common/mma.cuh"
 #include "kernels/cuda/common/ptx.cuh"
 #include "kernels/layouts/mma16.h"
 

@@ -128,10 +128,24 @@ AWQD_HD uint32_t Mul2Fp16(uint32_t a, uint32_t b) {
 #endif
 }
 
-// Two bf16 lanes: a * b + c, rounded once. The only bf16 arithmetic of sm_80: sums and products are
-// made of it.
-AWQD_HD uint32_t Fma2Bf16(uint32_t a, uint32_t b, uint32_t c) {
 #ifdef __CUDA_ARCH__
+// The bits of a float rounded to bf16, to nearest even. sm_75 has no instruction for it.
+__device__ __forceinline__ uint32_t RoundToBf16(float v) {
+  const uint32_t bits = __float_as_uint(v);
+  return isnan(v) ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+#endif
+
+// Two bf16 lanes: a * b + c, rounded once. The only bf16 arithmetic of sm_80: sums and products are
+// made of it. sm_75 has none; the fma in FP32 there is exact wherever the kernels rely on one
+// rounding, as it holds all bits of codes of 8 bits times scales of 11.
+AWQD_HD uint32_t Fma2Bf16(uint32_t a, uint32_t b, uint32_t c) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+  const auto low = [](uint32_t pair) { return __uint_as_float(pair << 16); };
+  const auto high = [](uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); };
+  return RoundToBf16(fmaf(low(a), low(b), low(c))) | RoundToBf16(fmaf(high(a), high(b), high(c)))
+                                                         << 16;
+#elif defined(__CUDA_ARCH__)
   uint32_t d;
   asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
   return d;
@@ -162,7 +176,12 @@ AWQD_HD float Fp16ToFloat(uint16_t h) {
 
 // Two floats to the bits of two fp16 or bf16 lanes (`low` in the low half), round to nearest even.
 AWQD_HD uint32_t ToFp16x2(float low, float high) {
-#ifdef __CUDA_ARCH__
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+  uint16_t halves[2];
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(halves[0]) : "f"(low));
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(halves[1]) : "f"(high));
+  return halves[0] | static_cast<uint32_t>(halves[1]) << 16;
+#elif defined(__CUDA_ARCH__)
   uint32_t d;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
   return d;
@@ -172,7 +191,9 @@ AWQD_HD uint32_t ToFp16x2(float low, float high) {
 }
 
 AWQD_HD uint32_t ToBf16x2(float low, float high) {
-#ifdef __CUDA_ARCH__
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+  return RoundToBf16(low) | RoundToBf16(high) << 16;
+#elif defined(__CUDA_ARCH__)
   uint32_t d;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
   return d;

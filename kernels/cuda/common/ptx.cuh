@@ -35,28 +35,48 @@ __device__ __forceinline__ void PrefetchL2(const void* pointer) {
 
 // ---- asynchronous copies to shared memory ------------------------------------------------------
 
+// sm_75 has none: there a copy is done when the function returns, and there is nothing to wait for.
+
+__device__ __forceinline__ void StoreShared16(uint32_t address, uint4 v) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y),
+               "r"(v.z), "r"(v.w)
+               : "memory");
+}
+
 // No L2 policy: given one, ptxas 13.0 folds a uniform part of the address into a form of the
 // instruction that sm_90 refuses as illegal.
 __device__ __forceinline__ void CopyAsync16(uint32_t shared, const void* global) {
+#if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared), "l"(global)
                : "memory");
+#else
+  StoreShared16(shared, *static_cast<const uint4*>(global));
+#endif
 }
 
 // Copies 16 bytes, or writes 16 zero bytes without reading when `valid` is false.
 __device__ __forceinline__ void CopyAsync16OrZero(uint32_t shared, const void* global, bool valid) {
+#if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
                "r"(valid ? 16 : 0)
                : "memory");
+#else
+  StoreShared16(shared, valid ? *static_cast<const uint4*>(global) : uint4{});
+#endif
 }
 
 __device__ __forceinline__ void CommitGroup() {
+#if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
 }
 
 // Waits until at most the latest `kPending` commits of this thread's copies are under way.
 template <int kPending>
 __device__ __forceinline__ void WaitGroup() {
+#if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+#endif
 }
 
 // Waits at named barrier `id`, 1..15, until `kThreads` threads of the block have come to it.
@@ -123,44 +143,6 @@ __device__ __forceinline__ uint32_t TransposeMatrix(uint32_t m) {
   uint32_t t;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(t) : "r"(m));
   return t;
-}
-
-// d[16 x 8] += a[16 x 16] b[16 x 8], fp32 accumulation.
-__device__ __forceinline__ void MmaFp16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
-                                        uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-__device__ __forceinline__ void MmaBf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
-                                        uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-// d[16 x 8] += a[16 x 32] b[32 x 8] of signed bytes, modulo 2^32.
-__device__ __forceinline__ void MmaS8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0,
-                                      uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
-      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-// The same of 16 of K.
-__device__ __forceinline__ void MmaS8OfSixteen(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t b) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
-      "{%0, %1, %2, %3};"
-      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-      : "r"(a0), "r"(a1), "r"(b));
 }
 
 // ---- dependent launches (sm_90 and later) ------------------------------------------------------

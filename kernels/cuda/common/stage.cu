@@ -202,11 +202,20 @@ __device__ __forceinline__ void LoadRun(const Reader& x, int64_t row, int64_t fi
   }
 }
 
+__device__ __forceinline__ int LargestOfWarp(int v) {
+#if __CUDA_ARCH__ >= 800
+  return __reduce_max_sync(0xffffffff, v);
+#else
+  for (int apart = 16; apart > 0; apart /= 2) v = max(v, __shfl_xor_sync(0xffffffff, v, apart));
+  return v;
+#endif
+}
+
 // The bits of the largest magnitude of all threads, which order magnitudes as integers do, those of
 // an infinity and of NaNs last. The same in every thread.
 __device__ int LargestOfBlock(int largest) {
   __shared__ int by_warp[kMostRunThreads / 32];
-  largest = __reduce_max_sync(0xffffffff, largest);
+  largest = LargestOfWarp(largest);
   if (threadIdx.x % 32 == 0) by_warp[threadIdx.x / 32] = largest;
   __syncthreads();
   for (unsigned w = 0; w < blockDim.x / 32; ++w) largest = max(largest, by_warp[w]);

@@ -3,9 +3,12 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <string>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status.h"
 #include "kernels/cuda/core/cublaslt.h"
@@ -15,7 +18,9 @@
 namespace awqd::cuda {
 namespace {
 
-constexpr int kOldestArch = 80;
+constexpr int kOldestArch = 75;
+// From here on copies to shared memory are asynchronous, and there is arithmetic in BF16.
+constexpr int kAsyncArch = 80;
 // From here on kernels are launched in clusters and start before the one before has ended.
 constexpr int kClusterArch = 90;
 
@@ -67,14 +72,28 @@ absl::StatusOr<DeviceInfo> Describe(int index) {
   return info;
 }
 
-absl::Status CheckArchitecture(const DeviceInfo& info) {
-  AWQD_RETURN_IF_ERROR(UseDevice(info.index));
+// The shared memory that a block may have on every GPU of compute capability `arch` / 10 that is a
+// data centre's.
+int64_t SharedBytes(int arch) {
+  if (arch < kAsyncArch) return 65536;
+  return arch < kClusterArch ? 166912 : 232448;
+}
+
+// Sets what kernels are chosen by to what the code of this build can do, or a wish allows.
+absl::Status SetArchitecture(DeviceInfo* info) {
+  AWQD_RETURN_IF_ERROR(UseDevice(info->index));
   absl::StatusOr<int> code = ProbeKernelImage();
   if (absl::IsUnimplemented(code.status())) code = 0;
   AWQD_RETURN_IF_ERROR(code.status());
-  const std::string why = WhyNoCode(info.arch, *code);
-  if (why.empty()) return absl::OkStatus();
-  return Unusable(info.index, absl::StrCat(info.name, " (sm_", info.arch, "): ", why));
+  if (const std::string why = WhyNoCode(info->arch, *code); !why.empty()) {
+    return Unusable(info->index, absl::StrCat(info->name, " (sm_", info->arch, "): ", why));
+  }
+  const char* const wish = std::getenv("AWQD_CUDA_ARCH");
+  AWQD_ASSIGN_OR_RETURN(const int arch, ArchOf(info->arch, *code, wish == nullptr ? "" : wish));
+  if (arch == info->arch) return absl::OkStatus();
+  info->arch = arch;
+  info->shared_bytes_per_block = std::min(info->shared_bytes_per_block, SharedBytes(arch));
+  return absl::OkStatus();
 }
 
 absl::Status CheckStream(StreamView stream) {
@@ -138,14 +157,32 @@ std::string WhyNotUsable(int index, int driver_version, int runtime_version, int
 }
 
 std::string WhyNoCode(int arch, int code) {
-  if (arch < kOldestArch) return "compute capability 8.0 or newer is needed";
-  if (code != 0 && (arch < kClusterArch || code >= kClusterArch)) return "";
-  const char* build = arch < kClusterArch    ? "80-real"
+  if (arch < kOldestArch) return "compute capability 7.5 or newer is needed";
+  if (code != 0) return "";
+  const char* build = arch < kAsyncArch      ? "75-real"
+                      : arch < kClusterArch  ? "80-real"
                       : arch == kClusterArch ? "90a-real"
                                              : "90-virtual";
-  return absl::StrCat("this build has ",
-                      code == 0 ? "no kernels" : absl::StrCat("code for sm_", code, " alone"),
-                      ", build with -DAWQD_CUDA_ARCHITECTURES=", build);
+  return absl::StrCat("this build has no kernels, build with -DAWQD_CUDA_ARCHITECTURES=", build);
+}
+
+absl::StatusOr<int> ArchOf(int gpu, int code, absl::string_view wish) {
+  int arch = gpu;
+  for (const int step : {kClusterArch, kAsyncArch}) {
+    if (gpu >= step && code < step) arch = code;
+  }
+  if (wish.empty()) return arch;
+  int wanted = 0;
+  if (!absl::SimpleAtoi(wish, &wanted) || wanted < kOldestArch) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "AWQD_CUDA_ARCH: got \"", wish, "\", expected a compute capability x 10 of 75 or more"));
+  }
+  if (wanted < kAsyncArch && code >= kAsyncArch) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("AWQD_CUDA_ARCH: got ", wanted, ", but the code for this GPU is that of sm_",
+                     code, "; build with -DAWQD_CUDA_ARCHITECTURES=75-virtual"));
+  }
+  return std::min(arch, wanted);
 }
 
 absl::StatusOr<std::unique_ptr<Device>> CudaDevice::Open(int index, int64_t budget_bytes,
@@ -154,7 +191,7 @@ absl::StatusOr<std::unique_ptr<Device>> CudaDevice::Open(int index, int64_t budg
   if (index < 0) return Unusable(index, "expected an index of 0 or more");
   AWQD_RETURN_IF_ERROR(CheckDriver(index));
   AWQD_ASSIGN_OR_RETURN(DeviceInfo info, Describe(index));
-  AWQD_RETURN_IF_ERROR(CheckArchitecture(info));
+  AWQD_RETURN_IF_ERROR(SetArchitecture(&info));
   info.batch_invariant = batch_invariant;
   info.id += id_suffix;
   AWQD_ASSIGN_OR_RETURN(auto memory, DeviceMemory::Create(index, budget_bytes));

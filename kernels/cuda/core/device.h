@@ -15,7 +15,7 @@ namespace awqd::cuda {
 class CudaDevice final : public Device {
  public:
   // FAILED_PRECONDITION, in one line, when there is no driver, it is older than this build's CUDA,
-  // there is no GPU `index`, it is older than compute capability 8.0, or this build has no code for
+  // there is no GPU `index`, it is older than compute capability 7.5, or this build has no code for
   // it (WhyNoCode). Without a driver it answers at once. `budget_bytes` 0: no cap.
   static absl::StatusOr<std::unique_ptr<Device>> Open(int index, int64_t budget_bytes,
                                                       bool batch_invariant = false,
@@ -50,8 +50,14 @@ class CudaDevice final : public Device {
 std::string WhyNotUsable(int index, int driver_version, int runtime_version, int gpus);
 
 // The reason why a GPU of compute capability `arch` / 10 cannot run this build, or empty. `code`:
-// what the code for it was compiled for, alike, 0 for none. From 9.0 on it must be code for 9.0 or
-// newer, because clusters and overlapping launches are compiled into nothing for older ones.
+// what the code for it was compiled for, alike, 0 for none.
 std::string WhyNoCode(int arch, int code);
+
+// The architecture that kernels are chosen by, for a GPU of compute capability `gpu` / 10 whose
+// code was compiled for `code`: the code's, where that lacks what the GPU has. Code for less
+// than 9.0 knows no clusters and no overlapping launches, for less than 8.0 no asynchronous copies.
+// `wish` lowers it, for tests: the text of AWQD_CUDA_ARCH, or empty. INVALID_ARGUMENT for a wish
+// that is no architecture from 7.5 on, or below 8.0 for code that is not.
+absl::StatusOr<int> ArchOf(int gpu, int code, absl::string_view wish);
 
 }  // namespace awqd::cuda

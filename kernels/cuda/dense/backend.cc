@@ -6,7 +6,7 @@
 namespace awqd {
 
 absl::Span<const KernelRow* const> DenseKernels() {
-  static const KernelRow* const rows[] = {&kDenseMatmulA16};
+  static const KernelRow* const rows[] = {&kDenseMatmulA16, &kDenseMatmulFp16};
   return rows;
 }
 

@@ -134,7 +134,9 @@ int64_t WorkspaceBytes(const WeightShape& shape, const DeviceInfo& device, int64
   return PlanWorkspace(shape, device).total();
 }
 
-KernelRow Row() {
+}  // namespace
+
+KernelRow MatmulRow() {
   KernelRow row;
   row.name = "dense/matmul_a16";
   row.op = Op::kMatmul;
@@ -147,8 +149,6 @@ KernelRow Row() {
   row.matmul = Matmul;
   return row;
 }
-
-}  // namespace
 
 absl::Status MatmulInSlabs(const MatmulArgs& args, int64_t columns, StreamView stream) {
   const DeviceInfo& device = args.weight->device->info();
@@ -169,6 +169,6 @@ absl::Status MatmulInSlabs(const MatmulArgs& args, int64_t columns, StreamView s
 
 }  // namespace dense
 
-const KernelRow kDenseMatmulA16 = dense::Row();
+const KernelRow kDenseMatmulA16 = dense::MatmulRow();
 
 }  // namespace awqd

@@ -1,4 +1,4 @@
-// The rows of kernels/cuda/sm80/: for every GPU from compute capability 8.0.
+// The rows of kernels/cuda/sm80/: for every GPU from compute capability 7.5.
 #pragma once
 
 #include "absl/types/span.h"

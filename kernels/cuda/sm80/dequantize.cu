@@ -214,7 +214,7 @@ const KernelRow& DequantizeRow() {
       .device = DeviceKind::kCuda,
       .claims = Mma16ClaimsOfAnyCode(),
       .layout = &kMma16Layout,
-      .min_arch = 80,
+      .min_arch = 75,
       .priority = 10,
       .dequantize = Run,
   };

@@ -132,7 +132,7 @@ inline KernelRow PlainRow(absl::string_view name, Op op) {
   row.device = DeviceKind::kCuda;
   row.claims = kEverything;
   row.layout = &kPlainLayout;
-  row.min_arch = 80;
+  row.min_arch = 75;
   return row;
 }
 

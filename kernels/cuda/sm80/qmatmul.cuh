@@ -60,6 +60,7 @@ __device__ __forceinline__ QMatmulParams ParamsOfBlock(const QMatmulParams& all,
 template <class Math, class Config, bool kGrouped = false>
 __global__ __launch_bounds__(Config::kThreads, Config::kBlocks) void FusedProduct(
     const __grid_constant__ QMatmulParams params) {
+  if constexpr (!Config::kFits) return;
   extern __shared__ __align__(128) uint8_t shared[];
   LaunchDependents();
   int64_t first_token;
@@ -71,7 +72,7 @@ __global__ __launch_bounds__(Config::kThreads, Config::kBlocks) void FusedProduc
   const int begin = min(chain * p.chain_blocks, p.k_blocks);
   const int end = min(begin + p.chain_blocks, p.k_blocks);
   const Slot<Config> slot(p.metas);
-  const int ring_bytes = Config::kStages * slot.bytes();
+  const int ring_bytes = slot.ring_bytes();
   const uint32_t rings = SharedAddress(shared) + PairTableBytes(Config::Record::kCode);
   const uint32_t ring = rings + index * ring_bytes;
   const Joint joint = JointOf<Config>(p, rings, ring_bytes);
@@ -85,6 +86,7 @@ __global__ __launch_bounds__(Config::kThreads, Config::kBlocks) void FusedProduc
 #pragma unroll
   for (int s = 0; s < Config::kStages - 1; ++s) {
     if (begin + s < end) loader.Load();
+    loader.Land();
     CommitGroup();
   }
   Sums<Config> sums = {};
@@ -95,6 +97,7 @@ __global__ __launch_bounds__(Config::kThreads, Config::kBlocks) void FusedProduc
     if (block + Config::kStages - 1 < end) loader.Load();
     CommitGroup();
     consumer.Accumulate(sums);
+    loader.Land();
   }
   if (p.split > 1) {
     ClusterWait();

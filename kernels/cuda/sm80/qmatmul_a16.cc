@@ -22,7 +22,7 @@ const KernelRow& QMatmulA16() {
       .claims = Mma16ClaimsOfAnyCode(),
       .staged = Staged::kTensorCore,
       .layout = &kMma16Layout,
-      .min_arch = 80,
+      .min_arch = 75,
       .batch_invariant = true,
       .priority = 10,
       .tile = Tile,

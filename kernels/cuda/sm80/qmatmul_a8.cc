@@ -28,7 +28,7 @@ const KernelRow& QMatmulA8() {
       .inputs = MaskOf(DType::kInt8),
       .outputs = MaskOf(DType::kInt32),
       .layout = &kMma16Layout,
-      .min_arch = 80,
+      .min_arch = 75,
       .batch_invariant = true,
       .priority = 10,
       .tile = DescribeInt8Tile,

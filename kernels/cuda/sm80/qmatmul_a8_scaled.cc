@@ -19,7 +19,7 @@ const KernelRow& QMatmulA8Scaled() {
       .staged = Staged::kTensorCoreIntegers,
       .inputs = kFloatingMask | MaskOf(DType::kInt8),
       .layout = &kMma16Layout,
-      .min_arch = 80,
+      .min_arch = 75,
       .batch_invariant = true,
       .priority = 10,
       .tile = DescribeInt8Tile,

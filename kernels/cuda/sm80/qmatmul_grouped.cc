@@ -77,7 +77,7 @@ const KernelRow& QMatmulGrouped() {
     out.claims.bits = 1u << 4;
     out.staged = Staged::kTensorCore;
     out.layout = &kMma16Layout;
-    out.min_arch = 80;
+    out.min_arch = 75;
     out.max_m = kMostRows;
     out.batch_invariant = true;
     out.priority = 10;

@@ -2,6 +2,7 @@
 // Device code only.
 #pragma once
 
+#include "kernels/cuda/common/copies.cuh"
 #include "kernels/cuda/common/mma16.cuh"
 #include "kernels/cuda/sm80/qmatmul.h"
 #include "kernels/layouts/mma16.h"
@@ -21,7 +22,7 @@ struct QMatmulConfig {
   static constexpr int kRowTiles = kTile.row_tiles;
   static constexpr int kConsumers = kTile.chains;
   static constexpr int kThreads = kConsumers * kConsumerThreads;
-  static constexpr int kStages = kTile.stages;
+  static constexpr int kStages = kAsyncCopies ? kTile.stages : kHeldSlots;
   static constexpr int kBlocks = kTile.blocks;
   static constexpr int kRows = kRowTiles * mma16::kTileN;
   static constexpr int kRowsShift = kRowTiles == 1 ? 6 : 7;
@@ -30,9 +31,16 @@ struct QMatmulConfig {
   // Halves of a record at a time: both, unless their codes would not fit the registers.
   static constexpr int kHalves = kTokens * kRowTiles < 96 ? 2 : 1;
   static constexpr int kTokenBytes = mma16::kBlockK * static_cast<int>(sizeof(X));
-  static_assert(kStages * (kRowTiles * Record::kCodesBytes + kTokens * kTokenBytes) >=
-                    4 * kTokens * SumStride(kRows),
-                "a block that stands alone joins its sums in the rings' memory");
+  // Whether the GPUs that this code is compiled for have the shared memory for it.
+  static constexpr bool kFits =
+      kAsyncCopies ||
+      kConsumers * kStages * (kRowTiles * Record::kCodesBytes + kTokens * kTokenBytes) +
+              PairTableBytes(Record::kCode) <=
+          kTuringSharedBytes;
+  // A block that stands alone joins its sums in the rings' memory.
+  static constexpr int kJointBytes = 4 * kTokens * SumStride(kRows);
+  static_assert(!kAsyncCopies ||
+                kStages * (kRowTiles * Record::kCodesBytes + kTokens * kTokenBytes) >= kJointBytes);
 };
 
 __device__ __forceinline__ int ConsumerThread() { return threadIdx.x % kConsumerThreads; }
@@ -53,6 +61,10 @@ struct Slot {
   __device__ __forceinline__ int tokens() const { return Config::kRowTiles * record_bytes; }
   __device__ __forceinline__ int bytes() const {
     return tokens() + Config::kTokens * Config::kTokenBytes;
+  }
+  __device__ __forceinline__ int ring_bytes() const {
+    const int slots = Config::kStages * bytes();
+    return kAsyncCopies ? slots : max(slots, Config::kJointBytes);
   }
 };
 
@@ -105,13 +117,14 @@ class TileLoader {
     for (int r = 0; r < Config::kRowTiles; ++r) {
       const uint32_t to = codes_ + r * slot_.record_bytes;
 #pragma unroll
-      for (int at = 0; at < kCodesBytes; at += kConsumerThreads * 16) {
-        if (kCodesBytes - at >= kConsumerThreads * 16 || ConsumerThread() * 16 < kCodesBytes - at) {
-          CopyAsync16(to + at, weights_[r] + at);
+      for (int i = 0; i < kCodesSteps; ++i) {
+        const int at = i * kStepBytes;
+        if (kCodesBytes - at >= kStepBytes || ConsumerThread() * 16 < kCodesBytes - at) {
+          copies_.Start(r * kRecordSteps + i, to + at, weights_[r] + at);
         }
       }
       if (ConsumerThread() < slot_.metas() * (Config::Record::kMetaBytes / 16)) {
-        CopyAsync16(to + kCodesBytes, weights_[r] + kCodesBytes);
+        copies_.Start(r * kRecordSteps + kCodesSteps, to + kCodesBytes, weights_[r] + kCodesBytes);
       }
       weights_[r] += slot_.record_bytes;
     }
@@ -119,6 +132,9 @@ class TileLoader {
     const int next = walk_.Advance(slot_);
     codes_ += next, tokens_ += next;
   }
+
+  // Ends the copies that the hardware does not carry out by itself.
+  __device__ __forceinline__ void Land() { copies_.Land(); }
 
   // Brings the first records into L2 without waiting for whoever writes x.
   __device__ __forceinline__ void Prefetch(int blocks) const {
@@ -138,17 +154,24 @@ class TileLoader {
   static constexpr int kChunk = 16 / sizeof(X);  // elements
   static constexpr int kChunks = mma16::kBlockK / kChunk;
   static constexpr int kTokensPerStep = kConsumerThreads / kChunks;
+  static constexpr int kTokenSteps = (Config::kTokens + kTokensPerStep - 1) / kTokensPerStep;
+  // Copies of a thread: of the codes of a record, of all of a record, of a slot.
+  static constexpr int kStepBytes = kConsumerThreads * 16;
+  static constexpr int kCodesSteps = (kCodesBytes + kStepBytes - 1) / kStepBytes;
+  static constexpr int kRecordSteps = kCodesSteps + 1;
+  static constexpr int kSlotSteps = Config::kRowTiles * kRecordSteps + kTokenSteps;
 
   // Activations as [token][128]; zeros past m and k.
   __device__ __forceinline__ void LoadTokens() {
 #pragma unroll
-    for (int s = 0; s < (Config::kTokens + kTokensPerStep - 1) / kTokensPerStep; ++s) {
+    for (int s = 0; s < kTokenSteps; ++s) {
       const int left = Config::kTokens - s * kTokensPerStep;
       if (left < kTokensPerStep && ConsumerThread() >= left * kChunks) break;
       const bool valid = k_left_ > 0 && tokens_left_ > s * kTokensPerStep;
       // Where there is nothing to read the address may be anything.
-      CopyAsync16OrZero(tokens_ + s * kTokensPerStep * Config::kTokenBytes, x_ + s * x_step_,
-                        valid);
+      copies_.StartOrZero(Config::kRowTiles * kRecordSteps + s,
+                          tokens_ + s * kTokensPerStep * Config::kTokenBytes, x_ + s * x_step_,
+                          valid);
     }
     k_left_ -= mma16::kBlockK;
     x_ += mma16::kBlockK;
@@ -156,6 +179,7 @@ class TileLoader {
 
   const Slot<Config> slot_;
   Walk<Config> walk_;
+  Copies<kSlotSteps> copies_;
   uint32_t codes_;   // where this thread's share of the next records goes
   uint32_t tokens_;  // and of their tokens
   int k_left_;

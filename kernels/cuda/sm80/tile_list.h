@@ -20,6 +20,12 @@ struct MatmulVariant {
   friend bool operator==(const MatmulVariant&, const MatmulVariant&) = default;
 };
 
+// The slots of a ring, whatever a tile says, where copies wait in registers (common/copies.cuh):
+// one is filled while the other is read. And the shared memory of a multiprocessor there, all of
+// which a block may have.
+inline constexpr int kHeldSlots = 2;
+inline constexpr int kTuringSharedBytes = 65536;
+
 // Each list is in ascending order of tokens, then of row tiles for as many chains.
 //
 // 4-bit codes in groups of 128 and more, or of all of K. They fit 227 KB up to 48 tokens; from

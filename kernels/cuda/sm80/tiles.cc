@@ -21,7 +21,14 @@ bool DealsOut(const Chains& chains, int tokens, DType x, const DeviceInfo& devic
 }
 
 bool Fits(const MatmulVariant& variant, RingBytes bytes, int split, const DeviceInfo& device) {
-  return MatmulSharedBytes(variant, bytes, split) <= device.shared_bytes_per_block;
+  return MatmulSharedBytes(variant, bytes, split, device) <= device.shared_bytes_per_block;
+}
+
+// One consumer's. Rings of two slots may be too small for the sums that are joined in them.
+int64_t RingSize(const MatmulVariant& variant, int64_t slot, const DeviceInfo& device) {
+  if (device.arch >= 80) return variant.stages * slot;
+  const int64_t sums = int64_t{4} * variant.tokens * SumStride(variant.row_tiles * mma16::kTileN);
+  return std::max(kHeldSlots * slot, sums);
 }
 
 }  // namespace
@@ -40,10 +47,11 @@ RingBytes RingBytesOf(const WeightShape& shape, DType x) {
           PairTableBytes(shape.description.code)};
 }
 
-int64_t MatmulSharedBytes(const MatmulVariant& variant, RingBytes bytes, int split) {
+int64_t MatmulSharedBytes(const MatmulVariant& variant, RingBytes bytes, int split,
+                          const DeviceInfo& device) {
   const int64_t stage =
       variant.row_tiles * bytes.record + variant.tokens * mma16::kBlockK * bytes.x;
-  const int64_t rings = bytes.table + variant.chains * variant.stages * stage;
+  const int64_t rings = bytes.table + variant.chains * RingSize(variant, stage, device);
   if (split == 1) return rings;
   const int64_t slot = variant.tokens * SumStride(variant.row_tiles * mma16::kTileN / split) * 4;
   return rings + kJointBarrierBytes + split * variant.chains * slot;
@@ -90,7 +98,7 @@ MatmulTile ChooseGroupedTile(const WeightShape& shape, int64_t rows, const Devic
   const int chains = k_blocks >= kLongK && four_fit ? 4 : 2;
   MatmulTile tile{0, 1, {1, chains, (k_blocks + chains - 1) / chains}};
   for (const MatmulVariant& variant : kGroupedTiles) {
-    if (variant.chains != chains) continue;
+    if (variant.chains != chains || !Fits(variant, bytes, 1, device)) continue;
     tile.tokens = variant.tokens;
     if (tile.tokens >= rows) break;
   }
@@ -113,7 +121,7 @@ int64_t MatmulLaunchBytes(const MatmulVariant& variant, RingBytes bytes, int64_t
   int64_t per_sm = std::max<int64_t>(1, CeilDiv(blocks, device.sm_count));
   if (split > 2) ++per_sm;
   const int64_t share = (device.shared_bytes_per_block + kReserved) / per_sm - kReserved;
-  return std::max(MatmulSharedBytes(variant, bytes, split), share / 128 * 128);
+  return std::max(MatmulSharedBytes(variant, bytes, split, device), share / 128 * 128);
 }
 
 }  // namespace awqd::cuda

@@ -47,7 +47,8 @@ RingBytes RingBytesOf(const WeightShape& shape, DType x);
 
 // Dynamic shared memory of a block. The rings of its consumers and, where `split` blocks of a
 // cluster share the chains, the sums that it gets of all of them.
-int64_t MatmulSharedBytes(const MatmulVariant& variant, RingBytes bytes, int split);
+int64_t MatmulSharedBytes(const MatmulVariant& variant, RingBytes bytes, int split,
+                          const DeviceInfo& device);
 
 // Dynamic shared memory that a launch of `blocks` blocks asks for: so much that no multiprocessor
 // takes more than its even share. A kernel that starts under the tail of the one before would

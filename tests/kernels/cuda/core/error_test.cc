@@ -84,18 +84,42 @@ TEST(WhyNotUsableTest, EachReasonIsNamed) {
   EXPECT_THAT(WhyNotUsable(5, 13000, 13000, 4), HasSubstr("cuda:0..cuda:3"));
 }
 
-TEST(WhyNoCodeTest, CodeMustKnowTheClustersThatTheHostLaunches) {
-  for (const auto& [arch, code] : {std::pair(80, 80), {89, 80}, {90, 90}, {100, 90}, {120, 120}}) {
+TEST(WhyNoCodeTest, NamesWhatToBuild) {
+  for (const auto& [arch, code] :
+       {std::pair(75, 75), {80, 80}, {89, 75}, {90, 90}, {90, 80}, {100, 90}, {120, 120}}) {
     EXPECT_EQ(WhyNoCode(arch, code), "") << arch;
   }
-  EXPECT_THAT(WhyNoCode(75, 75), HasSubstr("8.0 or newer"));
+  EXPECT_THAT(WhyNoCode(70, 70), HasSubstr("7.5 or newer"));
+  EXPECT_THAT(WhyNoCode(75, 0), HasSubstr("ARCHITECTURES=75-real"));
   EXPECT_THAT(WhyNoCode(86, 0),
               HasSubstr("no kernels, build with -DAWQD_CUDA_ARCHITECTURES=80-real"));
   EXPECT_THAT(WhyNoCode(90, 0),
               HasSubstr("no kernels, build with -DAWQD_CUDA_ARCHITECTURES=90a-real"));
-  EXPECT_THAT(WhyNoCode(90, 80), HasSubstr("code for sm_80 alone"));
   EXPECT_THAT(WhyNoCode(100, 0), HasSubstr("ARCHITECTURES=90-virtual"));
-  EXPECT_THAT(WhyNoCode(120, 80), HasSubstr("code for sm_80 alone, build with"));
+}
+
+TEST(ArchOfTest, IsTheCodesWhereThatLacksWhatTheGpuHas) {
+  const struct {
+    int gpu, code, expected;
+  } cases[] = {{75, 75, 75},   {80, 80, 80},  {86, 80, 86}, {89, 80, 89},
+               {89, 75, 75},   {90, 90, 90},  {90, 80, 80}, {90, 75, 75},
+               {100, 90, 100}, {120, 80, 80}, {120, 75, 75}};
+  for (const auto& [gpu, code, expected] : cases) {
+    EXPECT_EQ(ArchOf(gpu, code, "").value(), expected) << gpu << " with code for " << code;
+  }
+}
+
+TEST(ArchOfTest, AWishLowersItAsFarAsTheCodeGoes) {
+  EXPECT_EQ(ArchOf(90, 90, "80").value(), 80);
+  EXPECT_EQ(ArchOf(90, 90, "120").value(), 90);
+  EXPECT_EQ(ArchOf(90, 75, "75").value(), 75);
+  for (const char* wish : {"75", "hopper", "70", "9.0", "-90"}) {
+    const auto arch = ArchOf(90, 90, wish);
+    EXPECT_EQ(arch.status().code(), absl::StatusCode::kInvalidArgument) << wish;
+    EXPECT_THAT(std::string(arch.status().message()), HasSubstr("AWQD_CUDA_ARCH: got ")) << wish;
+  }
+  EXPECT_THAT(std::string(ArchOf(90, 90, "75").status().message()),
+              HasSubstr("AWQD_CUDA_ARCHITECTURES=75-virtual"));
 }
 
 TEST(CudaDeviceTest, AnUnusableIndexIsOneClearLine) {

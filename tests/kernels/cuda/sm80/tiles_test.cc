@@ -91,7 +91,7 @@ void ExpectFits(const WeightShape& weight, int64_t m, const DeviceInfo& device) 
         continue;
       }
       compiled = true;
-      EXPECT_LE(MatmulSharedBytes(variant, bytes, tile.chains.split),
+      EXPECT_LE(MatmulSharedBytes(variant, bytes, tile.chains.split, device),
                 device.shared_bytes_per_block);
     }
     EXPECT_TRUE(compiled) << Name(x) << ": " << tile.tokens << " x " << tile.row_tiles;
@@ -128,13 +128,36 @@ TEST(ChooseMatmulTile, HasFourChainsOnlyWhereEveryTileOfThemFits) {
     for (const WeightShape& weight : EveryKind()) {
       for (const MatmulVariant& variant : MatmulVariants(weight, DType::kFp16)) {
         if (variant.chains != 4) continue;
-        most = std::max(most, MatmulSharedBytes(variant, {mma16::RecordBytes(weight)}, 1));
+        most = std::max(most, MatmulSharedBytes(variant, {mma16::RecordBytes(weight)}, 1, H100()));
       }
     }
     return most;
   }();
   EXPECT_EQ(ChooseMatmulTile(Weight(8192, 8192), 1, Gpu(90, 132, needed)).chains.per_block, 4);
   EXPECT_EQ(ChooseMatmulTile(Weight(8192, 8192), 1, Gpu(90, 132, needed - 1)).chains.per_block, 2);
+}
+
+TEST(ChooseMatmulTile, FitsTuringWithTwoSlotsInEveryRing) {
+  const DeviceInfo t4 = Gpu(75, 40, kTuringSharedBytes);
+  for (const WeightShape& weight : EveryKind()) {
+    for (int64_t m = 1; m < 300; ++m) ExpectFits(weight, m, t4);
+  }
+  for (const char* text : {"w1g16z", "w2g16z", "w3g16z", "w4g16z", "w8g16z", "t4g16+fp32",
+                           "e4m3g16", "e2m1g16+e4m3*t", "w8g32o+fp32"}) {
+    for (int64_t m = 1; m < 300; ++m) {
+      ExpectFits({4096, 28672, ParseDescription(text).value()}, m, t4);
+    }
+  }
+  // The rows of experts.
+  for (const int64_t group : {16, 128}) {
+    for (int64_t rows = 1; rows < 200; ++rows) {
+      const WeightShape weight = Weight(8192, 4096, group);
+      const MatmulTile tile = ChooseGroupedTile(weight, rows, t4);
+      EXPECT_LE(MatmulSharedBytes({tile.tokens, 1, tile.chains.per_block, 4, 1},
+                                  {mma16::RecordBytes(weight)}, 1, t4),
+                kTuringSharedBytes);
+    }
+  }
 }
 
 // So that a row has the same bits whatever the others are; and rings fit GPUs of 99, 163 and 227
@@ -156,7 +179,7 @@ TEST(ChooseGroupedTile, HasChainsThatDependOnTheWeightAlone) {
                 return v.tokens == tile.tokens && v.chains == chains.per_block;
               });
           ASSERT_NE(variant, std::end(kGroupedTiles)) << tile.tokens;
-          EXPECT_LE(MatmulSharedBytes(*variant, {mma16::RecordBytes(weight)}, 1), bytes);
+          EXPECT_LE(MatmulSharedBytes(*variant, {mma16::RecordBytes(weight)}, 1, device), bytes);
         }
       }
     }
@@ -188,7 +211,7 @@ TEST(MatmulLaunchBytes, SpreadsBlocksEvenly) {
   EXPECT_GT(3 * (two + 1024), 233472);
   // Many: what the kernel needs.
   EXPECT_EQ(MatmulLaunchBytes(variant, {record}, 100000, 1, H100()),
-            MatmulSharedBytes(variant, {record}, 1));
+            MatmulSharedBytes(variant, {record}, 1, H100()));
   for (const WeightShape& weight : EveryKind()) {
     for (const MatmulVariant& v : MatmulVariants(weight, DType::kFp16)) {
       EXPECT_LE(MatmulLaunchBytes(v, {mma16::RecordBytes(weight)}, 1, 1, H100()), 232448);
