@@ -16,8 +16,8 @@ ARG GRPC=distribution
 RUN [[ "$GRPC" == distribution ]] || deploy/newer_grpc/prepare.sh
 RUN ROOT=/src; source deploy/lib.sh; install_packages build; rm -rf /var/lib/apt/lists/*
 COPY . .
-# Ask for fewer architectures, such as 90a-real, for a faster build and a smaller image.
-ARG CUDA_ARCHITECTURES="80-real;90a-real"
+# Every GPU from compute capability 7.5 on, those to come by portable code. Ask for fewer, such as 90a-real, for a faster build and a smaller image.
+ARG CUDA_ARCHITECTURES="75-real;80-real;90a-real;90-virtual"
 RUN ROOT=/src; source deploy/lib.sh; \
     configure release "-DAWQD_CUDA_ARCHITECTURES=${CUDA_ARCHITECTURES}"; \
     build release bundle; \

@@ -60,15 +60,18 @@ find_nvcc() {
   [[ -x /usr/local/cuda/bin/nvcc ]] && say /usr/local/cuda/bin/nvcc
 }
 
-# gpu_architectures: what to compile for, for the GPUs of this machine as the driver names them; fails without one.
-# Code for 8.0 also runs on 8.6 and 8.9. A GPU newer than 9.0 translates portable code when it starts: that for 9.0,
-# because the clusters that such GPUs are given need more than code for 8.0 has.
+# gpu_architectures: what to compile for, for the GPUs of this machine as the driver names them; fails without one
+# of compute capability 7.5 or newer. Code for 8.0 also runs on 8.6 and 8.9. A GPU newer than 9.0 translates portable
+# code when it starts: that for 9.0, because code for less knows no clusters.
 gpu_architectures() {
-  local caps
+  local caps list
   caps="$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null)" || return 1
-  [[ -n "$caps" ]] || return 1
-  awk -F. '$1 == 8 { print "80-real" } $1 == 9 { print "80-real"; print "90a-real" } $1 > 9 { print "90-virtual" }' \
-    <<<"$caps" | sort -u | paste -sd ';'
+  list="$(awk -F. '
+    $1 == 7 && $2 >= 5 { print "75-real" }
+    $1 == 8 { print "80-real" }
+    $1 == 9 { print "80-real"; print "90a-real" }
+    $1 > 9 { print "90-virtual" }' <<<"$caps" | sort -u | paste -sd ';')"
+  [[ -n "$list" ]] && say "$list"
 }
 
 # build_jobs: one a core, fewer where memory is short: a file of generated gRPC code takes about 1 GB to compile.
