@@ -109,7 +109,6 @@ inline bool HasExactFloats(const K16Weight& w) {
 // Runs [begin, end) of K, which the panel holds.
 struct QuadPiece {
   const PanelOf& panel;
-  const QuadTask& task;
   const ScaledScratch& scratch;
   int32_t* zeros;  // [groups of the piece][kPanelColumns]
   int64_t begin = 0;
@@ -132,7 +131,59 @@ struct QuadPiece {
       }
     }
   }
+  const uint32_t* QuadsFrom(int64_t run) const {
+    return scratch.panel + (run - begin) * kQuadsOfRun * kPanelColumns;
+  }
+  // [rows][kPanelColumns]: of groups that are longer than a piece.
+  int32_t* Totals(int64_t m) const {
+    return reinterpret_cast<int32_t*>(scratch.totals) + m * kPanelColumns;
+  }
 };
+
+// What a piece has of a group: runs [begin, end).
+struct QuadGroup {
+  int64_t group = 0;
+  int64_t cell = 0;  // where the piece has its factors
+  int64_t begin = 0;
+  int64_t end = 0;
+  bool goes_on = false;  // from the piece before: totals hold its sums so far
+  bool ends = false;
+};
+
+template <typename Act>
+AWQD_ALWAYS_INLINE inline void ForGroups(const QuadPiece& piece, Act act) {
+  const K16Weight& w = piece.panel.w;
+  const int64_t of_group = RunsOfGroup(w);
+  QuadGroup at = {.end = piece.begin};
+  for (; at.end < piece.end; at.cell += kPanelColumns) {
+    at.begin = at.end;
+    at.group = at.begin / of_group;
+    const int64_t border = at.group + 1 < w.groups ? (at.group + 1) * of_group : QuadRuns(w);
+    at.goes_on = at.begin > at.group * of_group;
+    at.ends = border <= piece.end;
+    at.end = at.ends ? border : piece.end;
+    act(at);
+  }
+}
+
+// y += what a group adds, of 16 columns of a token, whose factors are at `cell`.
+AWQD_ALWAYS_INLINE inline void AddQuadGroup(const QuadPiece& piece, bool exact_floats, __m512i sum,
+                                            int32_t x_sum, int64_t cell, float* y) {
+  const K16Weight& w = piece.panel.w;
+  const ScaledScratch& scratch = piece.scratch;
+  if (exact_floats) {
+    const Vec::F value = Vec::Fma(Vec::Load(scratch.offsets + cell),
+                                  Vec::Set(static_cast<float>(x_sum)), _mm512_cvtepi32_ps(sum));
+    Vec::Store(y, Vec::Fma(value, Vec::Load(scratch.scales + cell), Vec::Load(y)));
+    return;
+  }
+  if (HasIntegerZeros(w)) {
+    const __m512i zeros = _mm512_loadu_si512(piece.zeros + cell);
+    sum = _mm512_sub_epi32(sum, _mm512_mullo_epi32(zeros, _mm512_set1_epi32(x_sum)));
+  }
+  AddGroup(w, _mm512_cvtepi32_ps(sum), static_cast<float>(x_sum), scratch.scales + cell,
+           scratch.offsets + cell, y);
+}
 
 // sums += q times codes of so many quads.
 template <int kTokens>
@@ -151,59 +202,39 @@ AWQD_ALWAYS_INLINE inline void AddQuads(const int8_t* x, int64_t x_stride, const
 }
 
 template <int kTokens>
-__attribute__((noinline)) void MultiplyQuads(const QuadPiece& piece, int64_t m) {
+__attribute__((noinline)) void MultiplyQuads(const QuadPiece& piece, const QuadTask& task,
+                                             int64_t m) {
   const K16Weight& w = piece.panel.w;
-  const QuadTask& task = piece.task;
-  const ScaledScratch& scratch = piece.scratch;
-  const int64_t stride = w.blocks * kIntegerRows, of_group = RunsOfGroup(w);
+  const int64_t stride = w.blocks * kIntegerRows;
   const bool exact_floats = HasExactFloats(w);
-  auto* const totals = reinterpret_cast<int32_t*>(scratch.totals) + m * kPanelColumns;
-  int64_t cell = 0;
-  for (int64_t run = piece.begin, end = 0; run < piece.end; run = end, cell += kPanelColumns) {
-    const int64_t group = run / of_group;
-    const int64_t border = group + 1 < w.groups ? (group + 1) * of_group : QuadRuns(w);
-    const bool goes_on = run > group * of_group, ends = border <= piece.end;
-    end = ends ? border : piece.end;
+  int32_t* const totals = piece.Totals(m);
+  ForGroups(piece, [&](const QuadGroup& at) AWQD_ALWAYS_INLINE {
     __m512i sums[kTokens][2];
     Times<kTokens>([&](auto t) AWQD_ALWAYS_INLINE {
       Times<2>([&](auto v) AWQD_ALWAYS_INLINE {
-        sums[t][v] = goes_on ? _mm512_loadu_si512(totals + t * kPanelColumns + 16 * v)
-                             : _mm512_setzero_si512();
+        sums[t][v] = at.goes_on ? _mm512_loadu_si512(totals + t * kPanelColumns + 16 * v)
+                                : _mm512_setzero_si512();
       });
     });
-    AddQuads<kTokens>(task.x + m * stride + run * kRowsOfRun, stride,
-                      scratch.panel + (run - piece.begin) * kQuadsOfRun * kPanelColumns,
-                      (end - run) * kQuadsOfRun, sums);
+    AddQuads<kTokens>(task.x + m * stride + at.begin * kRowsOfRun, stride,
+                      piece.QuadsFrom(at.begin), (at.end - at.begin) * kQuadsOfRun, sums);
     Times<kTokens>([&](auto t) AWQD_ALWAYS_INLINE {
-      const int32_t x_sum = ends ? task.sums[(m + t) * w.groups + group] : 0;
+      const int32_t x_sum = at.ends ? task.sums[(m + t) * w.groups + at.group] : 0;
       Times<2>([&](auto v) AWQD_ALWAYS_INLINE {
-        if (!ends) {
+        if (!at.ends) {
           _mm512_storeu_si512(totals + t * kPanelColumns + 16 * v, sums[t][v]);
           return;
         }
-        __m512i sum = sums[t][v];
-        const int64_t at = cell + 16 * v;
-        float* const y = scratch.sums + (m + t) * kPanelColumns + 16 * v;
-        if (exact_floats) {
-          const Vec::F value =
-              Vec::Fma(Vec::Load(scratch.offsets + at), Vec::Set(static_cast<float>(x_sum)),
-                       _mm512_cvtepi32_ps(sum));
-          Vec::Store(y, Vec::Fma(value, Vec::Load(scratch.scales + at), Vec::Load(y)));
-          return;
-        }
-        if (HasIntegerZeros(w)) {
-          const __m512i zeros = _mm512_loadu_si512(piece.zeros + at);
-          sum = _mm512_sub_epi32(sum, _mm512_mullo_epi32(zeros, _mm512_set1_epi32(x_sum)));
-        }
-        AddGroup(w, _mm512_cvtepi32_ps(sum), static_cast<float>(x_sum), scratch.scales + at,
-                 scratch.offsets + at, y);
+        AddQuadGroup(piece, exact_floats, sums[t][v], x_sum, at.cell + 16 * v,
+                     piece.scratch.sums + (m + t) * kPanelColumns + 16 * v);
       });
     });
-  }
+  });
 }
 
-template <int kBits>
-void ManyByQuads(const K16Weight& w, const QuadTask& task) {
+// y of a task by panels: multiply(piece) adds the sums of its groups to the scratch's.
+template <int kBits, typename Task, typename Multiply>
+void ForQuadPieces(const K16Weight& w, const Task& task, const float* x_scale, Multiply multiply) {
   const ScaledScratch scratch(task.scratch);
   alignas(64) int32_t zeros[kRunsOfPiece * kPanelColumns];
   const int64_t runs = QuadRuns(w);
@@ -211,16 +242,23 @@ void ManyByQuads(const K16Weight& w, const QuadTask& task) {
     const int64_t end = tile + kPanelTiles < task.tile_end ? tile + kPanelTiles : task.tile_end;
     const PanelOf panel = {w, tile, end - 1};
     std::memset(scratch.sums, 0, task.rows * kPanelColumns * sizeof(float));
-    QuadPiece piece = {panel, task, scratch, zeros};
+    QuadPiece piece = {panel, scratch, zeros};
     for (int64_t run = 0; run < runs; run += kRunsOfPiece) {
       piece.begin = run;
       piece.end = run + kRunsOfPiece < runs ? run + kRunsOfPiece : runs;
       DecodeQuads<kBits>(panel, piece.begin, piece.end, scratch.panel);
       piece.LoadCellsOfGroups();
-      ForTokens(task.rows, [&](int64_t m, auto n) { MultiplyQuads<n.kValue>(piece, m); });
+      multiply(piece);
     }
-    StoreScaled(panel, task.x_scale, task, scratch);
+    StoreScaled(panel, x_scale, task, scratch);
   }
+}
+
+template <int kBits>
+void ManyByQuads(const K16Weight& w, const QuadTask& task) {
+  ForQuadPieces<kBits>(w, task, task.x_scale, [&](const QuadPiece& piece) {
+    ForTokens(task.rows, [&](int64_t m, auto n) { MultiplyQuads<n.kValue>(piece, task, m); });
+  });
 }
 
 void QuadProduct(const K16Weight& w, const QuadTask& task) {
