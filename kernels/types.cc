@@ -18,7 +18,8 @@ absl::string_view Name(DType dtype) {
 }
 
 absl::string_view Name(CpuIsa isa) {
-  return NameIn({"portable", "neon", "neondot", "avx2", "avxvnni", "avx512", "avx512vnni"}, isa);
+  return NameIn({"portable", "neon", "neondot", "avx2", "avxvnni", "avx512", "avx512vnni", "amx"},
+                isa);
 }
 
 absl::string_view Name(ActivationFunction activation) {

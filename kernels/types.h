@@ -92,8 +92,18 @@ enum class DeviceKind : uint8_t { kCpu, kCuda };
 // Instruction set that the CPU rows dispatch on; of one architecture each includes the ones before,
 // but for kAvxVnni. kNeon is aarch64's, kNeonDot has its dot products of bytes as well. kAvx2 means
 // AVX2, FMA and F16C; kAvxVnni has AVX-VNNI as well, which machines with AVX-512 may lack. kAvx512
-// means AVX-512 F, BW, DQ and VL as well; kAvx512Vnni is AVX-512 with VNNI.
-enum class CpuIsa : uint8_t { kPortable, kNeon, kNeonDot, kAvx2, kAvxVnni, kAvx512, kAvx512Vnni };
+// means AVX-512 F, BW, DQ and VL as well; kAvx512Vnni is AVX-512 with VNNI, kAmx has AMX-INT8
+// beside it.
+enum class CpuIsa : uint8_t {
+  kPortable,
+  kNeon,
+  kNeonDot,
+  kAvx2,
+  kAvxVnni,
+  kAvx512,
+  kAvx512Vnni,
+  kAmx
+};
 absl::string_view Name(CpuIsa isa);
 
 // What kernels are chosen by. Plain data, so that tests can invent devices.

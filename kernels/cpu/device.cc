@@ -19,6 +19,7 @@
 #include "kernels/base/huge_pages.h"
 #include "kernels/base/memory_nodes.h"
 #include "kernels/base/usable_threads.h"
+#include "kernels/cpu/amx.h"
 #include "kernels/cpu/memory_facts.h"
 
 namespace awqd {
@@ -46,7 +47,7 @@ std::string CpuName() {
 constexpr CpuIsa kIsas[] = {
     CpuIsa::kPortable,
 #if defined(AWQD_CPU_X86)
-    CpuIsa::kAvx2,     CpuIsa::kAvxVnni, CpuIsa::kAvx512, CpuIsa::kAvx512Vnni,
+    CpuIsa::kAvx2,     CpuIsa::kAvxVnni, CpuIsa::kAvx512, CpuIsa::kAvx512Vnni, CpuIsa::kAmx,
 #elif defined(AWQD_CPU_ARM64)
     CpuIsa::kNeon,
     CpuIsa::kNeonDot,
@@ -68,6 +69,8 @@ bool MachineHas(CpuIsa isa) {
              __builtin_cpu_supports("avx512vl");
     case CpuIsa::kAvx512Vnni:
       return MachineHas(CpuIsa::kAvx512) && __builtin_cpu_supports("avx512vnni");
+    case CpuIsa::kAmx:
+      return MachineHas(CpuIsa::kAvx512Vnni) && HasAmx();
     default:
       break;
   }

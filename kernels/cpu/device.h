@@ -12,9 +12,9 @@
 namespace awqd {
 
 // The best instruction set that this machine and this build have. The environment variable
-// AWQD_CPU_ISA (portable; on x86-64 avx2, avx512 or avx512vnni, on aarch64 neon) lowers it, so that
-// one machine can test every body; it never raises it, and another value, one of another
-// architecture too, is ignored.
+// AWQD_CPU_ISA (portable; on x86-64 avx2, avxvnni, avx512, avx512vnni or amx, on aarch64 neon or
+// neondot) lowers it, so that one machine can test every body; it never raises it, and another
+// value, one of another architecture too, is ignored.
 CpuIsa DetectIsa();
 
 // Thread-safe. Must outlive the buffers, streams and weights made on it.

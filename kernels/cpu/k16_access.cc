@@ -36,7 +36,7 @@ const float* ValuesOf(DType dtype) {
 // What an instruction set multiplies activations as integers by.
 struct OfIntegers {
   const StandInBodies* digits = nullptr;
-  const StandInBodies* pairs = nullptr;
+  const StandInBodies* pairs = nullptr;  // of many tokens; of AMX they are digits too
   const QuadBodies* quads = nullptr;
 };
 
@@ -51,6 +51,8 @@ OfIntegers OfIntegersFor(CpuIsa isa) {
       return {&kAvx512Digits, &kAvx512Pairs, &kAvx512Quads};
     case CpuIsa::kAvx512Vnni:
       return {&kAvx512VnniDigits, &kAvx512VnniPairs, &kAvx512VnniQuads};
+    case CpuIsa::kAmx:
+      return {&kAvx512VnniDigits, &kAmxDigits, &kAmxQuads};
 #elif defined(AWQD_CPU_ARM64)
     case CpuIsa::kNeonDot:
       return {.digits = &kNeonDotDigits, .quads = &kNeonDotQuads};
@@ -75,7 +77,7 @@ const Bodies& BodiesFor(CpuIsa isa) {
 
 const IntegerBodies& IntegerBodiesFor(CpuIsa isa) {
 #if defined(AWQD_CPU_X86)
-  if (isa == CpuIsa::kAvx512Vnni) return kAvx512VnniBodies;
+  if (isa >= CpuIsa::kAvx512Vnni) return kAvx512VnniBodies;
   if (isa == CpuIsa::kAvxVnni) return kAvxVnniBodies;
 #endif
   return BodiesFor(isa).integers;

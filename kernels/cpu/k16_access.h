@@ -12,7 +12,8 @@ const Bodies& BodiesFor(CpuIsa isa);
 // Those of products of integers. Their scratch is that of the instruction set.
 const IntegerBodies& IntegerBodiesFor(CpuIsa isa);
 
-// Those of products that take AVX-512 VNNI; null without.
+// Those of activations as integers, of FP16 and BF16 few tokens and many; null where there are
+// none.
 const StandInBodies* DigitBodiesFor(CpuIsa isa);
 const StandInBodies* PairBodiesFor(CpuIsa isa);
 const QuadBodies* QuadBodiesFor(CpuIsa isa);

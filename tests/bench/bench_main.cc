@@ -1,7 +1,7 @@
 // Walks the registry on one device: a table and one JSON line per case.
 //
 //   awqd_bench [--device=cpu] [--shapes=4096x4096,4096x14336] [--m=1,8,256] [--rows=substring,...]
-//              [--isa=portable|avx2|avxvnni|avx512|avx512vnni] [--x=fp16|bf16] [--served]
+//              [--isa=portable|avx2|avxvnni|avx512|avx512vnni|amx] [--x=fp16|bf16] [--served]
 //              [--floors=none]
 //              [--in_turn] [--tiles] [--batch_invariant] [--weight=w4g128z] [--order]
 //              [--experts=8x2 [--one_by_one]] [--kv4=8192x8x128]
@@ -262,7 +262,7 @@ int Main(int argc, char** argv) {
   if (!flags.isa.empty() && Name((*device)->info().isa) != flags.isa) {
     Fail(absl::StrCat(
         "--isa: got \"", flags.isa,
-        "\", expected one of portable, avx2, avxvnni, avx512, avx512vnni, neon, neondot that ",
+        "\", expected one of portable, avx2, avxvnni, avx512, avx512vnni, amx, neon, neondot that ",
         (*device)->info().name, " has"));
   }
   std::unique_ptr<Machine> machine = MakeCpuMachine(**device);

@@ -13,7 +13,7 @@ DeviceInfo DeviceFor(const KernelRow& row) {
   DeviceInfo out;
   out.kind = row.device;
   out.id = "test";
-  out.isa = CpuIsa::kAvx512Vnni;
+  out.isa = CpuIsa::kAmx;
   out.arch = row.max_arch != 0 ? row.max_arch : row.min_arch;
   out.sm_count = 132;
   out.l2_bytes = int64_t{50} << 20;

@@ -118,7 +118,7 @@ TEST(Isa, TheEnvironmentOnlyLowers) {
   // Of another architecture it is ignored, and so is what nobody knows.
   const auto is_arm = [](CpuIsa isa) { return isa == CpuIsa::kNeon || isa == CpuIsa::kNeonDot; };
   for (CpuIsa isa : {CpuIsa::kPortable, CpuIsa::kNeon, CpuIsa::kNeonDot, CpuIsa::kAvx2,
-                     CpuIsa::kAvxVnni, CpuIsa::kAvx512, CpuIsa::kAvx512Vnni}) {
+                     CpuIsa::kAvxVnni, CpuIsa::kAvx512, CpuIsa::kAvx512Vnni, CpuIsa::kAmx}) {
     ASSERT_EQ(setenv("AWQD_CPU_ISA", std::string(Name(isa)).c_str(), 1), 0);
     const bool known = isa == CpuIsa::kPortable || is_arm(isa) == is_arm(best);
     const CpuIsa expected = known ? std::min(isa, best) : best;

@@ -248,6 +248,9 @@ extern const IntegerBodies kAvx512VnniBodies;
 extern const StandInBodies kAvx512VnniDigits;
 extern const StandInBodies kAvx512VnniPairs;
 extern const QuadBodies kAvx512VnniQuads;
+// Few tokens, and the rest of integers, are those of AVX-512 VNNI.
+extern const StandInBodies kAmxDigits;
+extern const QuadBodies kAmxQuads;
 // Only in builds for aarch64.
 extern const Bodies kNeonBodies;
 extern const StandInBodies kNeonDotDigits;

@@ -1,0 +1,23 @@
+// The bodies of AMX, which multiplies many tokens; few are left to AVX-512 VNNI.
+#include "kernels/cpu/bodies/vec_avx512.h"
+// Over the Vec above.
+#include "kernels/cpu/bodies/bytes_vnni.h"
+#include "kernels/cpu/bodies/register_tile.h"
+// Over the two above.
+#include "kernels/cpu/bodies/digits_body.h"
+#include "kernels/cpu/bodies/scaled_body.h"
+// Over the above.
+#include "kernels/cpu/bodies/quad_panels_body.h"
+// Over the above.
+#include "kernels/cpu/bodies/amx_body.h"
+#include "kernels/cpu/bodies/amx_registers.h"
+
+namespace awqd::cpu {
+
+const StandInBodies kAmxDigits = {MakeDigits, AmxDigitProduct<AmxRegisters>, /*least_tokens=*/10,
+                                  /*least_tokens_of_bytes=*/10};
+const QuadBodies kAmxQuads = {
+    OrderQuads, AmxQuadProduct<AmxRegisters, AmxLeast{.tokens = 8, .tokens_of_bytes = 8}>,
+    /*any_groups=*/true};
+
+}  // namespace awqd::cpu
