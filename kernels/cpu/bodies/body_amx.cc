@@ -14,7 +14,8 @@
 
 namespace awqd::cpu {
 
-// A tile of INT8 has 32 tokens. Where AMX begins to be faster has not been measured: it may be before.
+// A tile of INT8 has 32 tokens. Where AMX begins to be faster has not been measured: it may be
+// before.
 const StandInBodies kAmxDigits = {MakeDigits, AmxDigitProduct<AmxRegisters>, /*least_tokens=*/32,
                                   /*least_tokens_of_bytes=*/32};
 const QuadBodies kAmxQuads = {
