@@ -5,9 +5,9 @@
 
 #include "kernels/cpu/bodies/vec_avx512.h"
 // Over the Vec above.
-#include "kernels/cpu/bodies/bytes_vnni.h"
+#include "kernels/cpu/bodies/integers/bytes_vnni.h"
 // Over the two above.
-#include "kernels/cpu/bodies/amx_body.h"
+#include "kernels/cpu/bodies/integers/amx_body.h"
 
 namespace awqd::cpu {
 namespace {

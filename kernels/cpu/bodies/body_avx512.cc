@@ -1,20 +1,20 @@
 // The bodies for AVX-512 F, BW, DQ and VL.
 #include "kernels/cpu/bodies/vec_avx512.h"
 // Over the Vec above.
-#include "kernels/cpu/bodies/bytes_pairs.h"
+#include "kernels/cpu/bodies/integers/bytes_pairs.h"
 #include "kernels/cpu/bodies/product_body.h"
 // Over the two above.
 #include "kernels/cpu/bodies/dequantize_body.h"
 // Over the three above.
 #include "kernels/cpu/bodies/dequantize_avx512.h"
-#include "kernels/cpu/bodies/integer_body.h"
+#include "kernels/cpu/bodies/integers/integer_body.h"
+#include "kernels/cpu/bodies/integers/scaled_body.h"
 #include "kernels/cpu/bodies/kv4_load_body.h"
 #include "kernels/cpu/bodies/kv4_store_body.h"
-#include "kernels/cpu/bodies/scaled_body.h"
 // Over the above.
-#include "kernels/cpu/bodies/digits_body.h"
-#include "kernels/cpu/bodies/pairs_body.h"
-#include "kernels/cpu/bodies/quads_body.h"
+#include "kernels/cpu/bodies/integers/digits_body.h"
+#include "kernels/cpu/bodies/integers/pairs_body.h"
+#include "kernels/cpu/bodies/integers/quads_body.h"
 
 namespace awqd::cpu {
 

@@ -2,15 +2,15 @@
 // of integers, and of activations that are made integers.
 #include "kernels/cpu/bodies/vec_avx512.h"
 // Over the Vec above.
-#include "kernels/cpu/bodies/bytes_vnni.h"
+#include "kernels/cpu/bodies/integers/bytes_vnni.h"
 #include "kernels/cpu/bodies/register_tile.h"
 // Over the two above.
-#include "kernels/cpu/bodies/digits_body.h"
-#include "kernels/cpu/bodies/integer_body.h"
-#include "kernels/cpu/bodies/scaled_body.h"
+#include "kernels/cpu/bodies/integers/digits_body.h"
+#include "kernels/cpu/bodies/integers/integer_body.h"
+#include "kernels/cpu/bodies/integers/scaled_body.h"
 // Over the above.
-#include "kernels/cpu/bodies/pairs_body.h"
-#include "kernels/cpu/bodies/quad_panels_body.h"
+#include "kernels/cpu/bodies/integers/pairs_body.h"
+#include "kernels/cpu/bodies/integers/quad_panels_body.h"
 
 namespace awqd::cpu {
 

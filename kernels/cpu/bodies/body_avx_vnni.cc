@@ -1,14 +1,14 @@
 // The bodies of AVX-VNNI, AVX2's form of AVX-512 VNNI: products of integers.
 #include "kernels/cpu/bodies/vec_avx2.h"
 // Over the Vec above.
-#include "kernels/cpu/bodies/bytes_vnni.h"
+#include "kernels/cpu/bodies/integers/bytes_vnni.h"
 // Over the two above.
-#include "kernels/cpu/bodies/digits_body.h"
-#include "kernels/cpu/bodies/integer_body.h"
-#include "kernels/cpu/bodies/scaled_body.h"
+#include "kernels/cpu/bodies/integers/digits_body.h"
+#include "kernels/cpu/bodies/integers/integer_body.h"
+#include "kernels/cpu/bodies/integers/scaled_body.h"
 // Over the above.
-#include "kernels/cpu/bodies/pairs_body.h"
-#include "kernels/cpu/bodies/quads_body.h"
+#include "kernels/cpu/bodies/integers/pairs_body.h"
+#include "kernels/cpu/bodies/integers/quads_body.h"
 
 namespace awqd::cpu {
 

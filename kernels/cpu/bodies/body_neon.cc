@@ -4,10 +4,10 @@
 #include "kernels/cpu/bodies/product_body.h"
 // Over the two above.
 #include "kernels/cpu/bodies/dequantize_body.h"
-#include "kernels/cpu/bodies/integer_body.h"
+#include "kernels/cpu/bodies/integers/integer_body.h"
+#include "kernels/cpu/bodies/integers/scaled_body.h"
 #include "kernels/cpu/bodies/kv4_load_body.h"
 #include "kernels/cpu/bodies/kv4_store_body.h"
-#include "kernels/cpu/bodies/scaled_body.h"
 
 namespace awqd::cpu {
 

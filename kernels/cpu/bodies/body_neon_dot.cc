@@ -1,10 +1,10 @@
 // The bodies of NEON with dot products of bytes: products of integers.
 #include "kernels/cpu/bodies/vec_neon.h"
 // Over the Vec above.
-#include "kernels/cpu/bodies/bytes_neon.h"
+#include "kernels/cpu/bodies/integers/bytes_neon.h"
 // Over the two above.
-#include "kernels/cpu/bodies/digits_body.h"
-#include "kernels/cpu/bodies/quads_body.h"
+#include "kernels/cpu/bodies/integers/digits_body.h"
+#include "kernels/cpu/bodies/integers/quads_body.h"
 
 namespace awqd::cpu {
 

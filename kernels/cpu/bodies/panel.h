@@ -3,7 +3,7 @@
 // has internal linkage.
 #pragma once
 
-#include "kernels/cpu/bodies/pairs.h"
+#include "kernels/cpu/bodies/integers/pairs.h"
 
 namespace awqd::cpu {
 namespace {

@@ -14,7 +14,7 @@
 // Included by the body file for AMX, behind quad_panels_body.h; everything has internal linkage.
 #pragma once
 
-#include "kernels/cpu/bodies/amx_sums.h"
+#include "kernels/cpu/bodies/integers/amx_sums.h"
 
 namespace awqd::cpu {
 namespace {

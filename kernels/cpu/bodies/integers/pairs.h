@@ -229,5 +229,5 @@ struct Pairs {
 }  // namespace awqd::cpu
 
 #if defined(AWQD_NEON_BODY)
-#include "kernels/cpu/bodies/pairs_neon.h"
+#include "kernels/cpu/bodies/integers/pairs_neon.h"
 #endif

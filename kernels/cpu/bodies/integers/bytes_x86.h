@@ -4,8 +4,8 @@
 
 #include <immintrin.h>
 
-#include "kernels/cpu/bodies/eights.h"
-#include "kernels/cpu/bodies/times.h"
+#include "kernels/cpu/bodies/integers/eights.h"
+#include "kernels/cpu/bodies/integers/times.h"
 
 namespace awqd::cpu {
 namespace {

@@ -11,8 +11,8 @@
 // linkage.
 #pragma once
 
-#include "kernels/cpu/bodies/block_integers.h"
-#include "kernels/cpu/bodies/scaled_body.h"
+#include "kernels/cpu/bodies/integers/block_integers.h"
+#include "kernels/cpu/bodies/integers/scaled_body.h"
 
 namespace awqd::cpu {
 namespace {

@@ -5,7 +5,7 @@
 // Included by amx_body.h; everything has internal linkage.
 #pragma once
 
-#include "kernels/cpu/bodies/quad_panels_body.h"
+#include "kernels/cpu/bodies/integers/quad_panels_body.h"
 
 namespace awqd::cpu {
 namespace {

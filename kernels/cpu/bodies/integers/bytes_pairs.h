@@ -11,7 +11,7 @@
 
 #include <type_traits>
 
-#include "kernels/cpu/bodies/bytes_x86.h"
+#include "kernels/cpu/bodies/integers/bytes_x86.h"
 
 namespace awqd::cpu {
 namespace {

@@ -2,7 +2,7 @@
 // One instruction adds four products of bytes to each lane. Everything has internal linkage.
 #pragma once
 
-#include "kernels/cpu/bodies/bytes_x86.h"
+#include "kernels/cpu/bodies/integers/bytes_x86.h"
 
 namespace awqd::cpu {
 namespace {

@@ -5,8 +5,8 @@
 
 #include <arm_neon.h>
 
-#include "kernels/cpu/bodies/eights.h"
-#include "kernels/cpu/bodies/times.h"
+#include "kernels/cpu/bodies/integers/eights.h"
+#include "kernels/cpu/bodies/integers/times.h"
 
 namespace awqd::cpu {
 namespace {

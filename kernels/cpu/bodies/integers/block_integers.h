@@ -10,7 +10,7 @@
 
 #include <cstring>
 
-#include "kernels/cpu/bodies/pairs.h"
+#include "kernels/cpu/bodies/integers/pairs.h"
 #include "kernels/cpu/bodies/register_tile.h"
 
 namespace awqd::cpu {

@@ -6,7 +6,7 @@
 // Included by the body file for AVX-512 VNNI, behind quads_body.h; everything has internal linkage.
 #pragma once
 
-#include "kernels/cpu/bodies/quads_body.h"
+#include "kernels/cpu/bodies/integers/quads_body.h"
 
 namespace awqd::cpu {
 namespace {

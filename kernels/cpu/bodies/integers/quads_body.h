@@ -12,8 +12,8 @@
 // internal linkage.
 #pragma once
 
-#include "kernels/cpu/bodies/digits_body.h"
-#include "kernels/cpu/bodies/scaled_body.h"
+#include "kernels/cpu/bodies/integers/digits_body.h"
+#include "kernels/cpu/bodies/integers/scaled_body.h"
 
 namespace awqd::cpu {
 namespace {
