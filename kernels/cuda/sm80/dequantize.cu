@@ -91,9 +91,16 @@ __device__ __forceinline__ void DecodeUnit(const DequantizeParams& p, const uint
   }
 }
 
+// Blocks of a multiprocessor, which on sm_75 has 1024 threads and 64 KB of shared memory.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+constexpr int kBlocks = 3;
+#else
+constexpr int kBlocks = 6;
+#endif
+
 template <DType kOut, class Record>
-__global__ __launch_bounds__(kThreads,
-                             6) void DequantizeKernel(const __grid_constant__ DequantizeParams p) {
+__global__ __launch_bounds__(kThreads, kBlocks) void DequantizeKernel(
+    const __grid_constant__ DequantizeParams p) {
   __shared__ __align__(128) uint8_t shared[mma16::kBlockK * kRowBytes];
   LaunchDependents();
   const uint32_t tile = SharedAddress(shared);
