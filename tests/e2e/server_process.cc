@@ -163,6 +163,7 @@ std::string ServerProcess::log() const { return ReadFile(folder_ / "log"); }
 
 int64_t ServerProcess::peak_rss_bytes() const { return MemoryOf(pid_, "VmHWM:"); }
 int64_t ServerProcess::rss_bytes() const { return MemoryOf(pid_, "VmRSS:"); }
+int64_t ServerProcess::anonymous_bytes() const { return MemoryOf(pid_, "RssAnon:"); }
 
 int ServerProcess::open_files() const {
   std::error_code error;

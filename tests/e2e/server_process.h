@@ -71,6 +71,8 @@ class ServerProcess {
   // Resident set, in bytes: the largest so far, and now.
   int64_t peak_rss_bytes() const;
   int64_t rss_bytes() const;
+  // Of those, pages of no file: the heap, stacks and what the driver maps for itself.
+  int64_t anonymous_bytes() const;
   int open_files() const;
   // open_files() once they are no more than `before`, or after ten seconds. They may be fewer: the
   // connection of a client that was gone when `before` was counted closes some time later.

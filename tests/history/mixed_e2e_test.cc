@@ -22,7 +22,7 @@ namespace {
 using absl::StatusCode;
 using client::Tensor;
 
-constexpr int kModels = 4, kTokens = 16;
+constexpr int kModels = 4, kTokens = 16, kParts = 3;
 constexpr int64_t kK = 256, kN = 64;
 constexpr int64_t kRowBytes = kN * 2;
 
@@ -265,8 +265,15 @@ TEST_F(MixedTest, EveryCallEndsAsItMustAndMemoryStays) {
   const int64_t calls = Calls();
   ActAll(server, WarmUp(calls));
   const int64_t before = AtRest(server), device_before = DeviceBytes(server);
-  ActAll(server, calls);
-  const int64_t after = AtRest(server), device_after = DeviceBytes(server);
+  int64_t after = before;
+  for (int part = 1; part <= kParts; ++part) {
+    ActAll(server, WarmUp(calls) + (calls - WarmUp(calls)) * part / kParts);
+    after = AtRest(server);
+    std::printf("%d calls: resident %d KiB, %d of them anonymous\n",
+                static_cast<int>(begun_.load()), static_cast<int>(after >> 10),
+                static_cast<int>(server.anonymous_bytes() >> 10));
+  }
+  const int64_t device_after = DeviceBytes(server);
   std::printf(
       "%d calls, %d answers compared, %d wrong, %d lost; resident %d KiB after %d calls, "
       "%d at the end (%+.2f %%); on the GPU %d and %d KiB\n",
