@@ -117,7 +117,9 @@ struct DeviceInfo {
   int threads = 1;
   CpuIsa isa = CpuIsa::kPortable;
   // CUDA
-  int arch = 0;  // compute capability x 10: 80, 90
+  // Compute capability x 10 (80, 90): the GPU's, or less where the code for it or AWQD_CUDA_ARCH
+  // has less.
+  int arch = 0;
   int sm_count = 0;
   int64_t l2_bytes = 0;
   std::string pci_bus_id;  // "0000:1b:00.0", as management tools name it; empty: unknown

@@ -17,7 +17,7 @@ inline constexpr bool kAsyncCopies = false;
 inline constexpr bool kAsyncCopies = true;  // for the host too
 #endif
 
-// Up to kMost_ of one thread. Every `at` is known when compiled, or the registers become memory.
+// Up to kMost of one thread. Every `at` is known when compiled, or the registers become memory.
 template <int kMost, bool kAsync = kAsyncCopies>
 class Copies {
  public:

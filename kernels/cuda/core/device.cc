@@ -72,8 +72,8 @@ absl::StatusOr<DeviceInfo> Describe(int index) {
   return info;
 }
 
-// The shared memory that a block may have on every GPU of compute capability `arch` / 10 that is a
-// data centre's.
+// The most shared memory that a block may have on a data centre's GPU of compute capability
+// `arch` / 10.
 int64_t SharedBytes(int arch) {
   if (arch < kAsyncArch) return 65536;
   return arch < kClusterArch ? 166912 : 232448;
