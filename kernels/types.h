@@ -122,6 +122,9 @@ struct DeviceInfo {
   int arch = 0;
   int sm_count = 0;
   int64_t l2_bytes = 0;
+  // The most that the GPU is made for; 0: the driver does not tell.
+  int64_t sm_clock_khz = 0;
+  int64_t memory_bytes_per_s = 0;
   std::string pci_bus_id;  // "0000:1b:00.0", as management tools name it; empty: unknown
   int64_t shared_bytes_per_block = 0;  // opt-in maximum
   // Why the dense path cannot run here (cuBLASLt missing, say); empty when it can.

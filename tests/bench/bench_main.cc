@@ -3,7 +3,7 @@
 //   awqd_bench [--device=cpu] [--shapes=4096x4096,4096x14336] [--m=1,8,256] [--rows=substring,...]
 //              [--isa=portable|avx2|avxvnni|avx512|avx512vnni|amx] [--x=fp16|bf16] [--served]
 //              [--floors=none]
-//              [--in_turn] [--tiles] [--batch_invariant] [--weight=w4g128z] [--order]
+//              [--in_turn] [--tiles] [--hot] [--batch_invariant] [--weight=w4g128z] [--order]
 //              [--experts=8x2 [--one_by_one]] [--kv4=8192x8x128]
 //
 // --weight: the description of the weights, as kernels/description.h prints it. Of one without a
@@ -17,6 +17,8 @@
 // --experts: experts x choices of a token. Mixtures of these experts, whose sizes are the shapes,
 // for each of the counts of tokens; --one_by_one: without kernels that take several experts.
 // --kv4: tokens x heads x elements of a head, stored and loaded.
+// --hot: the same weight again and again. One that fits the last-level cache is read from there, so
+// that what is timed is what the cores, or multiprocessors, take by themselves.
 // --batch_invariant: opens the device as a server with this flag does.
 // Each case is checked before it is timed; a wrong result ends the run with status 1.
 #include <algorithm>
@@ -51,6 +53,7 @@ struct Flags {
   bool order = false;    // weights have one
   bool in_turn = false;  // the shapes one after the other
   bool tiles = false;    // of the persistent product, beside the model of their costs
+  bool hot = false;      // weights stay in the last-level cache, if it holds them
   bool batch_invariant = false;
   int64_t experts = 0, top_k = 0;  // of a mixture, whose layers the shapes are
   bool one_by_one = false;         // its experts
@@ -99,6 +102,8 @@ Flags Parse(int argc, char** argv) {
       flags.in_turn = true;
     } else if (arg == "--tiles") {
       flags.tiles = true;
+    } else if (arg == "--hot") {
+      flags.hot = true;
     } else if (arg == "--batch_invariant") {
       flags.batch_invariant = true;
     } else if (arg == "--one_by_one") {
@@ -120,13 +125,18 @@ Flags Parse(int argc, char** argv) {
         flags.shapes.push_back({Number(kn.first), Number(kn.second)});
       }
     } else {
-      Fail(absl::StrCat("unknown flag ", argv[i],
-                        ", expected --device --shapes --m --rows --isa --x=fp16|bf16 --served "
-                        "--floors=none --in_turn --tiles --batch_invariant --weight --experts "
-                        "--one_by_one --kv4 --order"));
+      Fail(
+          absl::StrCat("unknown flag ", argv[i],
+                       ", expected --device --shapes --m --rows --isa --x=fp16|bf16 --served "
+                       "--floors=none --in_turn --tiles --hot --batch_invariant --weight --experts "
+                       "--one_by_one --kv4 --order"));
     }
   }
   return flags;
+}
+
+int64_t BytesOfRound(const Flags& flags, const Machine& machine) {
+  return flags.hot ? 0 : machine.cold_bytes();
 }
 
 // Whether a row's name holds one of the substrings asked for; every name without any.
@@ -181,7 +191,7 @@ void RunRow(const KernelRow& row, const Flags& flags, Machine& machine) {
       plan = Select(shape, machine.device().info(), AllKernels()).value();
       if (!Serves(plan, row)) continue;
     }
-    const Copies copies = Prepare(row, shape, machine.cold_bytes(), machine, flags.order);
+    const Copies copies = Prepare(row, shape, BytesOfRound(flags, machine), machine, flags.order);
     std::vector<Result> results;
     if (row.op == Op::kDequantize) {
       for (DType dtype : {DType::kFp16, DType::kBf16, DType::kFp32}) {
@@ -247,7 +257,8 @@ void RunInTurn(const Flags& flags, Machine& machine) {
 
 void RunTiles(const Flags& flags, [[maybe_unused]] Machine& machine) {
 #ifdef AWQD_CUDA
-  TimeTiles(flags.shapes, flags.description, flags.m, flags.x, machine);
+  TimeTiles(flags.shapes, flags.description, flags.m, flags.x, BytesOfRound(flags, machine),
+            machine);
 #else
   Fail(absl::StrCat("--tiles: got ", flags.device, ", expected a build with CUDA"));
 #endif

@@ -27,7 +27,7 @@ struct Copies {
   std::vector<std::shared_ptr<const DeviceWeight>> weights;
 };
 
-// At least two, and at least `bytes` altogether.
+// At least two, and at least `bytes` altogether. With 0 bytes one weight, several times.
 Copies Prepare(const KernelRow& row, const WeightShape& shape, int64_t bytes, Machine& machine,
                bool order = false);
 

@@ -120,13 +120,13 @@ class Tiles {
 
 void TimeTiles(const std::vector<std::pair<int64_t, int64_t>>& shapes,
                const WeightDescription& description, const std::vector<int64_t>& tokens, DType x,
-               Machine& machine) {
+               int64_t bytes_of_round, Machine& machine) {
   Tiles tiles(x, machine);
   if (const int arch = machine.device().info().arch; arch != tiles.row().min_arch) {
     Fail(absl::StrCat("--tiles: got a device of arch ", arch, ", expected ", tiles.row().min_arch));
   }
   for (const auto& [k, n] : shapes) {
-    const Copies copies = Prepare(tiles.row(), {k, n, description}, machine.cold_bytes(), machine);
+    const Copies copies = Prepare(tiles.row(), {k, n, description}, bytes_of_round, machine);
     for (int64_t m : tokens) {
       if (m >= tiles.row().min_m) tiles.TimeAll(m, copies);
     }

@@ -49,6 +49,8 @@ TEST_F(GpuDeviceTest, DescribesItself) {
   EXPECT_GE(info.arch, 80);
   EXPECT_GT(info.sm_count, 0);
   EXPECT_GT(info.l2_bytes, kMiB);
+  EXPECT_GT(info.sm_clock_khz, 500'000);
+  EXPECT_GT(info.memory_bytes_per_s, 200'000'000'000);
   EXPECT_GT(info.shared_bytes_per_block, 48 * 1024);
   EXPECT_GE(info.memory_bytes, device_->FreeBytes());
   EXPECT_FALSE(device_->host_addressable());

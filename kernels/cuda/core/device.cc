@@ -48,6 +48,21 @@ absl::Status CheckDriver(int index) {
   return absl::OkStatus();
 }
 
+// 0 where the driver does not tell.
+int64_t Attribute(int index, cudaDeviceAttr attribute) {
+  int value = 0;
+  if (cudaDeviceGetAttribute(&value, attribute, index) == cudaSuccess) return value;
+  (void)cudaGetLastError();
+  return 0;
+}
+
+// Memory transfers twice a clock.
+int64_t MemoryBytesPerSecond(int index) {
+  const int64_t khz = Attribute(index, cudaDevAttrMemoryClockRate);
+  const int64_t bits = Attribute(index, cudaDevAttrGlobalMemoryBusWidth);
+  return 2 * khz * 1000 * (bits / 8);
+}
+
 absl::StatusOr<DeviceInfo> Describe(int index) {
   cudaDeviceProp props = {};
   AWQD_CUDA_RETURN_IF_ERROR(cudaGetDeviceProperties(&props, index));
@@ -60,6 +75,8 @@ absl::StatusOr<DeviceInfo> Describe(int index) {
   info.arch = props.major * 10 + props.minor;
   info.sm_count = props.multiProcessorCount;
   info.l2_bytes = props.l2CacheSize;
+  info.sm_clock_khz = Attribute(index, cudaDevAttrClockRate);
+  info.memory_bytes_per_s = MemoryBytesPerSecond(index);
   info.shared_bytes_per_block = static_cast<int64_t>(props.sharedMemPerBlockOptin);
   // Only for metrics: a GPU without one computes as well.
   char bus_id[32] = {};
