@@ -218,7 +218,7 @@ struct FreeProduct {
   }
   double Us(const TileCost& cost) const {
     const Schedule s = PersistentSchedule(shape, m, cost.tile, device);
-    return Microseconds(s, cost, x, device.sm_count);
+    return Microseconds(s, cost, x, mma16::RecordBytes(shape), CardOf(device));
   }
 
   const WeightShape& shape;
@@ -238,7 +238,8 @@ struct ChainedProduct {
   }
   double Us(const TileCost& cost) const {
     const Schedule s = ChainedSchedule(any.shape, any.m, cost.tile, any.device);
-    return ChainedMicroseconds(s, cost, any.x, filled_chains, chain_steps, any.device.sm_count);
+    return ChainedMicroseconds(s, cost, any.x, filled_chains, chain_steps,
+                               mma16::RecordBytes(any.shape), CardOf(any.device));
   }
 
   const FreeProduct any;
@@ -288,7 +289,7 @@ PersistentTile ChooseGroupedTile90(const WeightShape& shape, const DeviceInfo& d
   for (const TileCost& candidate : kGroupedTiles4) {
     const Schedule s =
         GroupedSchedule(shape, token_tiles(candidate.tile.tokens), candidate.tile, device);
-    const double us = Microseconds(s, candidate, x, device.sm_count);
+    const double us = Microseconds(s, candidate, x, mma16::RecordBytes(shape), CardOf(device));
     if (us < least) best = candidate.tile, least = us;
   }
   return best;

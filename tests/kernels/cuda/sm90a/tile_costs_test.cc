@@ -8,6 +8,7 @@
 
 #include "kernels/cuda/sm90a/schedule.h"
 #include "kernels/cuda/sm90a/tile_list_w4.h"
+#include "tests/kernels/cuda/gpus.h"
 
 namespace awqd::cuda {
 namespace {
@@ -46,14 +47,58 @@ TEST(TileCostTest, StepsGrowWithTilesAndNoFaster) {
   }
 }
 
+constexpr int kRecordBytes = 4256;  // 4 bits, groups of 128
+
+double Us(const Schedule& s, const TileCost& cost, DType x) {
+  return Microseconds(s, cost, x, kRecordBytes, CardOf(H100()));
+}
+
 TEST(TileCostTest, WhatIsCutCostsMoreThanWhatIsWhole) {
   const TileCost tile{{128, 2, 1}, 0.7, 0.8};
-  const double whole = Microseconds(MakeSchedule(132, 32, 132), tile, DType::kFp16, 132);
-  EXPECT_LT(whole, Microseconds(MakeSchedule(131, 32, 132), tile, DType::kFp16, 132));
+  const double whole = Us(MakeSchedule(132, 32, 132), tile, DType::kFp16);
+  EXPECT_LT(whole, Us(MakeSchedule(131, 32, 132), tile, DType::kFp16));
   EXPECT_NEAR(whole, 32 * 0.7 + kStartUs + StoreUs(2), 1e-9);
   // Half as many tiles have half the steps and a cut each.
-  EXPECT_NEAR(Microseconds(MakeSchedule(66, 32, 132), tile, DType::kBf16, 132),
+  EXPECT_NEAR(Us(MakeSchedule(66, 32, 132), tile, DType::kBf16),
               16 * 0.8 + kStartUs + StoreUs(2) / 2 + PutDownUs(2) + TakeOverUs(2), 1e-9);
+}
+
+// Peaks as drivers tell them.
+DeviceInfo WithPeaks(int64_t clock_khz, int64_t bytes_per_s) {
+  DeviceInfo out = H100();
+  out.sm_clock_khz = clock_khz;
+  out.memory_bytes_per_s = bytes_per_s;
+  return out;
+}
+
+double StepOn(const DeviceInfo& device, const TileCost& cost) {
+  return StepUs(MakeSchedule(132, 32, 132), cost, DType::kFp16, kRecordBytes, CardOf(device));
+}
+
+TEST(TileCostTest, AnH100TakesWhatWasFitted) {
+  const DeviceInfo h100 = WithPeaks(1'980'000, 3'352'000'000'000);
+  for (const TileCost& cost : kFreeTiles4) {
+    EXPECT_DOUBLE_EQ(StepOn(h100, cost), cost.fp16_us);
+    EXPECT_DOUBLE_EQ(StepOn(H100(), cost), cost.fp16_us);  // a driver that tells nothing
+  }
+}
+
+TEST(TileCostTest, FasterMemoryMakesNoStepFaster) {
+  const DeviceInfo h200 = WithPeaks(1'980'000, 4'917'000'000'000);
+  for (const TileCost& cost : kFreeTiles4) EXPECT_DOUBLE_EQ(StepOn(h200, cost), cost.fp16_us);
+}
+
+TEST(TileCostTest, SlowerMemoryBoundsNarrowTilesAlone) {
+  const DeviceInfo pcie = WithPeaks(1'980'000, 2'000'000'000'000);
+  const TileCost narrow{{32, 2, 1, 2, 1, 2}, 0.395, 0.443}, wide{{256, 2, 2}, 1.308, 1.267};
+  // 132 blocks with two records each.
+  EXPECT_NEAR(StepOn(pcie, narrow), 132 * 2 * kRecordBytes / (0.9 * 2'000'000), 1e-3);
+  EXPECT_DOUBLE_EQ(StepOn(pcie, wide), 1.308);
+}
+
+TEST(TileCostTest, ASlowerClockMakesAllSlower) {
+  const TileCost wide{{256, 2, 2}, 1.308, 1.267};
+  EXPECT_NEAR(StepOn(WithPeaks(990'000, 3'352'000'000'000), wide), 2 * 1.308, 1e-9);
 }
 
 }  // namespace
