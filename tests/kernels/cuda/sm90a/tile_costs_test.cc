@@ -72,7 +72,9 @@ DeviceInfo WithPeaks(int64_t clock_khz, int64_t bytes_per_s) {
 }
 
 double StepOn(const DeviceInfo& device, const TileCost& cost) {
-  return StepUs(MakeSchedule(132, 32, 132), cost, DType::kFp16, kRecordBytes, CardOf(device));
+  const int clusters = device.sm_count / cost.tile.cluster;  // all multiprocessors are busy
+  return StepUs(MakeSchedule(clusters, 32, clusters), cost, DType::kFp16, kRecordBytes,
+                CardOf(device));
 }
 
 TEST(TileCostTest, AnH100TakesWhatWasFitted) {
