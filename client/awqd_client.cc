@@ -312,7 +312,7 @@ class ClientOverGrpc : public Client {
     Begin(context, options, request);
     Response response;
     const grpc::Status status = (stub.*method)(&context, request, &response);
-    if (!status.ok()) return FromGrpc(status, max_receive_bytes_);
+    if (!status.ok()) return FromGrpc(context, status, max_receive_bytes_);
     return response;
   }
 

@@ -1,6 +1,7 @@
 // From the client's structs to requests and calls, from grpc::Status to absl::Status.
 #include "client/convert.h"
 
+#include <chrono>
 #include <limits>
 #include <string>
 #include <utility>
@@ -111,6 +112,16 @@ absl::Status FromGrpc(const grpc::Status& status, int64_t max_receive_bytes) {
   return absl::ResourceExhaustedError(absl::StrCat("answer: got ", bytes,
                                                    " bytes, expected at most ", max_receive_bytes,
                                                    ", the client's own max_receive_bytes"));
+}
+
+absl::Status FromGrpc(const grpc::ClientContext& context, const grpc::Status& status,
+                      int64_t max_receive_bytes) {
+  if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED &&
+      absl::StartsWith(status.error_message(), "No message returned") &&
+      context.deadline() <= std::chrono::system_clock::now()) {
+    return absl::DeadlineExceededError("Deadline Exceeded while the answer came");
+  }
+  return FromGrpc(status, max_receive_bytes);
 }
 
 v1::QuantizedMatmulRequest ToRequest(MatmulCall call) {

@@ -26,6 +26,10 @@ absl::Status FromProto(const v1::RequestError& error);
 // The same of a call on a channel that takes messages up to `max_receive_bytes`: an answer that is
 // longer is told in those words, where gRPC's could mean the server's limits as well.
 absl::Status FromGrpc(const grpc::Status& status, int64_t max_receive_bytes);
+// The same of a call that has one answer. DEADLINE_EXCEEDED for an answer whose status came before
+// the deadline of `context` and its message did not: gRPC calls that UNIMPLEMENTED.
+absl::Status FromGrpc(const grpc::ClientContext& context, const grpc::Status& status,
+                      int64_t max_receive_bytes);
 
 v1::QuantizedMatmulRequest ToRequest(MatmulCall call);
 v1::GroupedQuantizedMatmulRequest ToRequest(GroupedMatmulCall call);

@@ -5,6 +5,7 @@
 
 #include "absl/time/clock.h"
 #include "client/awqd_client.h"
+#include "client/convert.h"
 #include "gmock/gmock.h"
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
@@ -44,6 +45,18 @@ TEST(ClientOptionsTest, RefusesWhatCannotWork) {
   for (const char* address : {"localhost:1", "[::1]:80", "unix:/a", "dns:///a.b:80"}) {
     EXPECT_TRUE(Client::Create({.address = address}).ok()) << address;
   }
+}
+
+// Of a million calls whose deadlines are as long as their answers take, one ends like this.
+TEST(ConvertTest, AnAnswerThatTheDeadlineCutIsLate) {
+  const grpc::Status cut(grpc::StatusCode::UNIMPLEMENTED, "No message returned for unary request");
+  grpc::ClientContext late, early;
+  late.set_deadline(std::chrono::system_clock::now() - std::chrono::milliseconds(1));
+  early.set_deadline(std::chrono::system_clock::now() + std::chrono::hours(1));
+  EXPECT_EQ(FromGrpc(late, cut, 1 << 20).code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(FromGrpc(early, cut, 1 << 20).code(), absl::StatusCode::kUnimplemented);
+  const grpc::Status unknown(grpc::StatusCode::UNIMPLEMENTED, "no such method");
+  EXPECT_EQ(FromGrpc(late, unknown, 1 << 20).message(), "no such method");
 }
 
 TEST_F(ClientTest, SendsEveryFieldOfAMatmul) {
