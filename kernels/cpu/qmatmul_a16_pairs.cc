@@ -19,7 +19,7 @@ using cpu::StandIns;
 
 // Fewer tokens repay the decoding of a panel nowhere. From how many on they do is said by the body;
 // below that the product is that of cpu/qmatmul_a16.
-constexpr int64_t kLeastTokens = 10;
+constexpr int64_t kLeastTokens = 6;
 
 std::string Refuses(const WeightShape& shape, const DeviceInfo& device) {
   if (cpu::PairBodiesFor(device.isa) == nullptr) return "needs AVX2";

@@ -85,7 +85,9 @@ class EmulatedAmxRegisters {
 
 const StandInBodies kEmulatedAmxDigits = {MakeDigits, AmxDigitProduct<EmulatedAmxRegisters>};
 const QuadBodies kEmulatedAmxQuads = {
-    OrderQuads, AmxQuadProduct<EmulatedAmxRegisters, AmxLeast{.tokens = 1, .tokens_of_bytes = 1}>,
+    OrderQuads,
+    AmxQuadProduct<EmulatedAmxRegisters,
+                   AmxLeast{.tokens = 1, .tokens_of_short_groups = 1, .tokens_of_bytes = 1}>,
     /*any_groups=*/true};
 
 }  // namespace awqd::cpu

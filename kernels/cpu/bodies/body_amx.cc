@@ -14,12 +14,11 @@
 
 namespace awqd::cpu {
 
-// A tile of INT8 has 32 tokens. Where AMX begins to be faster has not been measured: it may be
-// before.
-const StandInBodies kAmxDigits = {MakeDigits, AmxDigitProduct<AmxRegisters>, /*least_tokens=*/32,
-                                  /*least_tokens_of_bytes=*/32};
-const QuadBodies kAmxQuads = {
-    OrderQuads, AmxQuadProduct<AmxRegisters, AmxLeast{.tokens = 32, .tokens_of_bytes = 32}>,
-    /*any_groups=*/true};
+// From how many tokens on AMX is faster, on one core and on 16 (README.md).
+const StandInBodies kAmxDigits = {MakeDigits, AmxDigitProduct<AmxRegisters>, /*least_tokens=*/6,
+                                  /*least_tokens_of_bytes=*/8};
+constexpr AmxLeast kLeast = {.tokens = 7, .tokens_of_short_groups = 16, .tokens_of_bytes = 24};
+const QuadBodies kAmxQuads = {OrderQuads, AmxQuadProduct<AmxRegisters, kLeast>,
+                              /*any_groups=*/true};
 
 }  // namespace awqd::cpu

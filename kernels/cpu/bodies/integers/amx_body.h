@@ -126,20 +126,24 @@ void AmxQuads(const K16Weight& w, const QuadTask& task) {
   });
 }
 
-// Tokens from which on AMX is faster than AVX-512 VNNI: of 4 bits, and of 8 bits or one group,
-// which few tokens are multiplied by without decoding or without folding (quad_panels_body.h).
+// Tokens from which on AMX is faster than AVX-512 VNNI: of 4 bits, the same in groups of less than
+// 128 rows, and of 8 bits or one group, which few tokens are multiplied by without decoding or
+// without folding (quad_panels_body.h).
 struct AmxLeast {
   int64_t tokens;
+  int64_t tokens_of_short_groups;
   int64_t tokens_of_bytes;
 };
 
+inline int64_t LeastAmxTokens(const K16Weight& w, const AmxLeast& least) {
+  if (w.bits == 8 || w.groups == 1) return least.tokens_of_bytes;
+  return w.runs_per_group < kRunsOfDigits ? least.tokens_of_short_groups : least.tokens;
+}
+
 template <typename Registers, AmxLeast kLeast>
 void AmxQuadProduct(const K16Weight& w, const QuadTask& task) {
-  const bool bytes = w.bits == 8 || w.groups == 1;
   const bool whole = w.groups == 1 || w.runs_per_group % kAmxRuns == 0;
-  if (!whole || task.rows < (bytes ? kLeast.tokens_of_bytes : kLeast.tokens)) {
-    return QuadProduct(w, task);
-  }
+  if (!whole || task.rows < LeastAmxTokens(w, kLeast)) return QuadProduct(w, task);
   if (w.bits == 8) return AmxQuads<Registers, 8>(w, task);
   AmxQuads<Registers, 4>(w, task);
 }
