@@ -73,8 +73,9 @@ __device__ __forceinline__ void ProduceTokens(const PersistentParams& p, const R
     const bool last = !Config::kGrouped && place.tokens == p.token_tiles - 1;
     const CUtensorMap* const map = last ? &p.x_last : &p.x;
     const int rows = last ? p.last_rows : Config::kTokens / Config::kCluster;
-    int token = place.tokens * Config::kTokens + rank * rows;
-    if constexpr (Config::kGrouped) token = p.tiles[place.tokens].first_token + rank * rows;
+    const int first = rank * (last ? p.last_stride : rows);
+    int token = place.tokens * Config::kTokens + first;
+    if constexpr (Config::kGrouped) token = p.tiles[place.tokens].first_token + first;
     const int bytes = Config::kCluster * rows * Config::kXBytes * kTokenRowBytes;
     const int slice_steps = SliceSteps<Config>(p, piece);
     for (int step = piece.begin; step < piece.begin + slice_steps; ++step) {
@@ -87,7 +88,7 @@ __device__ __forceinline__ void ProduceTokens(const PersistentParams& p, const R
 #pragma unroll
         for (int half = 0; half < Config::kXBytes; ++half) {
           const uint32_t to =
-              ring.Tokens(at.slot) + (half * Config::kTokens + rank * rows) * kTokenRowBytes;
+              ring.Tokens(at.slot) + (half * Config::kTokens + first) * kTokenRowBytes;
           const int k = (of_slice * Config::kXBytes + half) * kMapColumns;
           if (Config::kCluster == 1) {
             TensorCopy(to, map, k, token, ring.Full(at.slot));

@@ -26,6 +26,7 @@ absl::Status MapX(const void* data, int64_t stride, const MatmulArgs& args,
   const int64_t m = args.x.rows;
   const int bytes = static_cast<int>(SizeOf(args.x.dtype));
   p->last_rows = LastTokenRows(m, tile);
+  p->last_stride = LastTokenStride(m, tile);
   AWQD_RETURN_IF_ERROR(MapTokens(data, m, stride, stride, bytes, p->last_rows, &p->x_last));
   if (m <= tile.tokens || p->last_rows == TokenRows(tile)) {
     p->x = p->x_last;

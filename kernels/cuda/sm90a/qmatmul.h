@@ -36,7 +36,8 @@ struct PersistentParams {
   int slots;  // sets of sums for each consumer in `sums`
   int chain;  // steps of a chain where the order of sums is kept
   int token_tiles;
-  int last_rows;  // tokens that a block copies for the last tile of tokens
+  int last_rows;    // tokens that a block copies for the last tile of tokens
+  int last_stride;  // from the first of them to that of the cluster's next block
   int64_t m;
   int64_t n;
   int tiles_n;  // records along N

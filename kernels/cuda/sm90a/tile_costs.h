@@ -23,6 +23,8 @@ constexpr double TileSize(const PersistentTile& tile) { return tile.tokens * til
 // A step is faster while some multiprocessors are idle, because the others have more power and L2
 // bandwidth each: by this factor times the idle fraction.
 inline constexpr double kIdleGain = 0.3;
+// A consumer that is alone in its block waits for itself, however idle the others are.
+inline constexpr double kIdleGainAlone = 0.15;
 
 // Tiles in parts: to start, to exchange sums in the cluster, to store; more with slices.
 constexpr double PartsUs(double size) { return 3.1 + size; }
@@ -95,8 +97,8 @@ inline double StepUs(const Schedule& s, const TileCost& cost, DType x, int recor
                      const Card& card) {
   const int blocks = s.clusters * cost.tile.cluster;
   const double busy = static_cast<double>(blocks) / card.sm_count;
-  const double fitted =
-      (x == DType::kBf16 ? cost.bf16_us : cost.fp16_us) * (1 - kIdleGain * (1 - busy));
+  const double gain = StaysWhole(cost.tile) ? kIdleGainAlone : kIdleGain;
+  const double fitted = (x == DType::kBf16 ? cost.bf16_us : cost.fp16_us) * (1 - gain * (1 - busy));
   const double bytes = static_cast<double>(record_bytes) * cost.tile.records * blocks;
   const double reading = std::min(fitted, bytes / (kReached * kFittedBytesPerUs));
   return std::max(fitted * card.clock, reading * card.memory);

@@ -60,6 +60,7 @@ bool IsTooNarrow(const PersistentTile& tile, int64_t m) {
 // multiprocessor to itself. More of them than multiprocessors are slower than tiles that are cut
 // anywhere (28672 x 8192 at 512 tokens 310 us instead of 299).
 bool Suits(const PersistentTile& tile, int64_t tiles, int64_t k_blocks, const DeviceInfo& device) {
+  if (StaysWhole(tile)) return tiles <= device.sm_count;
   if (tile.parts == 1) return true;
   const int64_t part_steps = CeilDiv(k_blocks, int64_t{tile.parts});
   const int64_t slice_steps = CeilDiv(part_steps, int64_t{tile.slices});
@@ -67,16 +68,25 @@ bool Suits(const PersistentTile& tile, int64_t tiles, int64_t k_blocks, const De
   return tiles * tile.parts <= device.sm_count;
 }
 
+// Whether tiles are faster whole, one for each cluster, than cut into so many fewer steps: what the
+// steps cost, by a line through tile_list_w4.h, is less than what a cut does.
+bool IsFasterWhole(const PersistentTile& tile, double fewer_steps) {
+  const double step_us = tile.records * (0.13 + 0.0019 * tile.tokens);
+  const double size = TileSize(tile);
+  return fewer_steps * step_us <= PutDownUs(size) + TakeOverUs(size);
+}
+
 // How many of at most `most` clusters to take so that every one has as many steps, all of one tile
 // or of whole tiles; 0 where that would cost more than a cut saves. At 4096 x 4096 (H100,
 // 2026-11-21): 128 clusters instead of 132 take 27.0 us instead of 29.2 at 512 tokens, 185 instead
 // of 206 at 4096. Beyond a few rounds only the last one is cut and there is nothing to gain.
-int64_t EvenClusters(int64_t tiles, int64_t k_blocks, int64_t most) {
+int64_t EvenClusters(int64_t tiles, int64_t k_blocks, const PersistentTile& tile, int64_t most) {
   constexpr int kMostRounds = 4;
   constexpr double kMostExtra = 1.06;  // steps
   const double cut_steps = static_cast<double>(tiles) * k_blocks / most;
   if (tiles <= most) {
     const int64_t parts = std::min(most / tiles, k_blocks / kLeastSteps);
+    if (parts == 1 && IsFasterWhole(tile, k_blocks - cut_steps)) return tiles;
     const bool even = parts > 0 && CeilDiv(k_blocks, parts) <= kMostExtra * cut_steps;
     return even ? tiles * parts : 0;
   }
@@ -134,8 +144,12 @@ Schedule ScheduleTiles(int64_t tiles, int64_t k_blocks, const PersistentTile& ti
                      static_cast<int>(CeilDiv(k_blocks, int64_t{tile.parts})));
   }
   const int64_t most = device.sm_count / tile.cluster;
+  if (StaysWhole(tile)) {
+    return MakeSchedule(static_cast<int>(tiles), static_cast<int>(k_blocks),
+                        static_cast<int>(std::min(tiles, most)));
+  }
   int64_t clusters = std::clamp<int64_t>(tiles * k_blocks / kLeastSteps, 1, most);
-  if (const int64_t even = EvenClusters(tiles, k_blocks, most)) clusters = even;
+  if (const int64_t even = EvenClusters(tiles, k_blocks, tile, most)) clusters = even;
   return MakeSchedule(static_cast<int>(tiles), static_cast<int>(k_blocks),
                       static_cast<int>(clusters));
 }
@@ -152,10 +166,24 @@ Schedule GroupedSchedule(const WeightShape& shape, int64_t token_tiles, const Pe
   return ScheduleTiles(token_tiles * Tiles(shape, 1, tile), mma16::BlocksK(shape.k), tile, device);
 }
 
+namespace {
+
+constexpr int64_t kSwizzledRows = 8;
+
+int64_t LastTokens(int64_t m, const PersistentTile& tile) { return (m - 1) % tile.tokens + 1; }
+
+}  // namespace
+
 int LastTokenRows(int64_t m, const PersistentTile& tile) {
-  constexpr int kSwizzledRows = 8;
-  const int64_t tokens = (m - 1) % tile.tokens + 1;
-  return static_cast<int>(RoundUp(CeilDiv(tokens, int64_t{tile.cluster}), kSwizzledRows));
+  const int64_t of_block = CeilDiv(LastTokens(m, tile), int64_t{tile.cluster});
+  return static_cast<int>(RoundUp(of_block, kSwizzledRows));
+}
+
+int LastTokenStride(int64_t m, const PersistentTile& tile) {
+  const int rows = LastTokenRows(m, tile);
+  if (tile.cluster != 2) return rows;
+  const auto filled = static_cast<int>(RoundUp(LastTokens(m, tile), kSwizzledRows));
+  return std::min(rows, filled - rows);
 }
 
 Schedule ChainedSchedule(const WeightShape& shape, int64_t m, const PersistentTile& tile,
@@ -170,7 +198,7 @@ Schedule ChainedSchedule(const WeightShape& shape, int64_t m, const PersistentTi
   }
   const int most = device.sm_count / tile.cluster;
   if (tiles >= most) {
-    const int64_t even = EvenClusters(tiles, k_blocks, most);
+    const int64_t even = EvenClusters(tiles, k_blocks, tile, most);
     return MakeSchedule(tiles, k_blocks, even > 0 ? static_cast<int>(even) : most);
   }
   for (int parts = PersistentParks(tile.tokens) ? 1 : std::min(most / tiles, chains); parts > 1;

@@ -70,6 +70,13 @@ TEST(PersistentTilesTest, TheLastTileCopiesItsTokensAndFewMore) {
       const int64_t last = (m - 1) % tile.tokens + 1;
       ASSERT_GE(rows * tile.cluster, last) << m;
       ASSERT_LT(rows * tile.cluster, last + 8 * tile.cluster) << m;
+      if (tile.cluster == 1) continue;
+      // Two blocks copy all tokens, and less than eight rows behind them where they are that many.
+      const int second = LastTokenStride(m, tile);
+      ASSERT_LE(second, rows) << m;
+      ASSERT_EQ(second % 8, 0) << m;
+      ASSERT_GE(second + rows, last) << m;
+      ASSERT_LT(second + rows, last + 8) << m;
     }
   }
 }
