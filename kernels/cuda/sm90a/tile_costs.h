@@ -77,14 +77,14 @@ inline constexpr double kFittedBytesPerUs = 3'352'000;
 // What a kernel that only reads reaches of it.
 inline constexpr double kReached = 0.9;
 
-struct Card {
+struct GpuSpeed {
   int sm_count = 1;
   double clock = 1;   // the fitted clock by its own
   double memory = 1;  // the fitted bandwidth by its own
 };
 
-inline Card CardOf(const DeviceInfo& device) {
-  Card out{.sm_count = device.sm_count};
+inline GpuSpeed SpeedOf(const DeviceInfo& device) {
+  GpuSpeed out{.sm_count = device.sm_count};
   if (device.sm_clock_khz > 0) out.clock = kFittedClockKhz / device.sm_clock_khz;
   if (device.memory_bytes_per_s > 0) {
     out.memory = kFittedBytesPerUs * 1e6 / static_cast<double>(device.memory_bytes_per_s);
@@ -94,14 +94,14 @@ inline Card CardOf(const DeviceInfo& device) {
 
 // Of a weight with records of so many bytes.
 inline double StepUs(const Schedule& s, const TileCost& cost, DType x, int record_bytes,
-                     const Card& card) {
+                     const GpuSpeed& speed) {
   const int blocks = s.clusters * cost.tile.cluster;
-  const double busy = static_cast<double>(blocks) / card.sm_count;
+  const double busy = static_cast<double>(blocks) / speed.sm_count;
   const double gain = StaysWhole(cost.tile) ? kIdleGainAlone : kIdleGain;
   const double fitted = (x == DType::kBf16 ? cost.bf16_us : cost.fp16_us) * (1 - gain * (1 - busy));
   const double bytes = static_cast<double>(record_bytes) * cost.tile.records * blocks;
   const double reading = std::min(fitted, bytes / (kReached * kFittedBytesPerUs));
-  return std::max(fitted * card.clock, reading * card.memory);
+  return std::max(fitted * speed.clock, reading * speed.memory);
 }
 
 inline double PartsMicroseconds(const PersistentTile& tile, double steps_us) {
@@ -115,9 +115,9 @@ inline double TilesMicroseconds(const PersistentTile& tile, double steps_us, dou
 
 // Time of a product with this schedule and tile, with activations of dtype `x`.
 inline double Microseconds(const Schedule& s, const TileCost& cost, DType x, int record_bytes,
-                           const Card& card) {
+                           const GpuSpeed& speed) {
   const PersistentTile& tile = cost.tile;
-  const double step_us = StepUs(s, cost, x, record_bytes, card), size = TileSize(tile);
+  const double step_us = StepUs(s, cost, x, record_bytes, speed), size = TileSize(tile);
   if (tile.parts > 1) return PartsMicroseconds(tile, s.part_steps * step_us);
   const double tiles = static_cast<double>(s.tiles()) / s.clusters;
   const double whole = TilesMicroseconds(tile, tiles * s.k_blocks * step_us, tiles);
@@ -127,9 +127,9 @@ inline double Microseconds(const Schedule& s, const TileCost& cost, DType x, int
 
 // The same where the order of sums is kept; the weight has `chains` chains of `length` steps.
 inline double ChainedMicroseconds(const Schedule& s, const TileCost& cost, DType x, int chains,
-                                  int length, int record_bytes, const Card& card) {
+                                  int length, int record_bytes, const GpuSpeed& speed) {
   const PersistentTile& tile = cost.tile;
-  const double step_us = StepUs(s, cost, x, record_bytes, card), size = TileSize(tile);
+  const double step_us = StepUs(s, cost, x, record_bytes, speed), size = TileSize(tile);
   const int part_chains = s.part_steps / length;
   if (tile.parts > 1) {
     const int put_down = tile.sets == 0 ? tile.records * (part_chains - 1) : 0;

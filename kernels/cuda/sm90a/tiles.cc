@@ -246,7 +246,7 @@ struct FreeProduct {
   }
   double Us(const TileCost& cost) const {
     const Schedule s = PersistentSchedule(shape, m, cost.tile, device);
-    return Microseconds(s, cost, x, mma16::RecordBytes(shape), CardOf(device));
+    return Microseconds(s, cost, x, record_bytes, speed);
   }
 
   const WeightShape& shape;
@@ -255,6 +255,8 @@ struct FreeProduct {
   const DType x;
   const int64_t k_blocks = mma16::BlocksK(shape.k);
   const RecordKind kind = KindOfRecords(shape);
+  const int record_bytes = mma16::RecordBytes(shape);
+  const GpuSpeed speed = SpeedOf(device);
 };
 
 // The same where the order of sums is kept.
@@ -266,8 +268,8 @@ struct ChainedProduct {
   }
   double Us(const TileCost& cost) const {
     const Schedule s = ChainedSchedule(any.shape, any.m, cost.tile, any.device);
-    return ChainedMicroseconds(s, cost, any.x, filled_chains, chain_steps,
-                               mma16::RecordBytes(any.shape), CardOf(any.device));
+    return ChainedMicroseconds(s, cost, any.x, filled_chains, chain_steps, any.record_bytes,
+                               any.speed);
   }
 
   const FreeProduct any;
@@ -312,12 +314,14 @@ PersistentTile ChooseChainedTile(const WeightShape& shape, int64_t m, const Devi
 
 PersistentTile ChooseGroupedTile90(const WeightShape& shape, const DeviceInfo& device, DType x,
                                    absl::FunctionRef<int64_t(int64_t tokens)> token_tiles) {
+  const int record_bytes = mma16::RecordBytes(shape);
+  const GpuSpeed speed = SpeedOf(device);
   PersistentTile best;
   double least = std::numeric_limits<double>::infinity();
   for (const TileCost& candidate : kGroupedTiles4) {
     const Schedule s =
         GroupedSchedule(shape, token_tiles(candidate.tile.tokens), candidate.tile, device);
-    const double us = Microseconds(s, candidate, x, mma16::RecordBytes(shape), CardOf(device));
+    const double us = Microseconds(s, candidate, x, record_bytes, speed);
     if (us < least) best = candidate.tile, least = us;
   }
   return best;

@@ -50,7 +50,7 @@ TEST(TileCostTest, StepsGrowWithTilesAndNoFaster) {
 constexpr int kRecordBytes = 4256;  // 4 bits, groups of 128
 
 double Us(const Schedule& s, const TileCost& cost, DType x) {
-  return Microseconds(s, cost, x, kRecordBytes, CardOf(H100()));
+  return Microseconds(s, cost, x, kRecordBytes, SpeedOf(H100()));
 }
 
 TEST(TileCostTest, WhatIsCutCostsMoreThanWhatIsWhole) {
@@ -74,7 +74,7 @@ DeviceInfo WithPeaks(int64_t clock_khz, int64_t bytes_per_s) {
 double StepOn(const DeviceInfo& device, const TileCost& cost) {
   const int clusters = device.sm_count / cost.tile.cluster;  // all multiprocessors are busy
   return StepUs(MakeSchedule(clusters, 32, clusters), cost, DType::kFp16, kRecordBytes,
-                CardOf(device));
+                SpeedOf(device));
 }
 
 TEST(TileCostTest, AnH100TakesWhatWasFitted) {
