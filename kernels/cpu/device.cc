@@ -1,7 +1,9 @@
 // CpuDevice: aligned host memory under a budget, streams on which work is done at once.
 #include "kernels/cpu/device.h"
 
-#if defined(AWQD_CPU_ARM64)
+#if defined(AWQD_CPU_X86)
+#include <cpuid.h>
+#elif defined(AWQD_CPU_ARM64)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
 #endif
@@ -54,15 +56,30 @@ constexpr CpuIsa kIsas[] = {
 #endif
 };
 
+#if defined(AWQD_CPU_X86)
+// Two extensions of AVX2 that clang 14 has no names for in __builtin_cpu_supports. Their registers
+// are AVX2's.
+bool HasF16c() {
+  constexpr unsigned kF16c = 1u << 29;
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & kF16c) != 0;
+}
+
+bool HasAvxVnni() {
+  constexpr unsigned kAvxVnni = 1u << 4;
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax & kAvxVnni) != 0;
+}
+#endif
+
 bool MachineHas(CpuIsa isa) {
 #if defined(AWQD_CPU_X86)
   __builtin_cpu_init();
   switch (isa) {
     case CpuIsa::kAvx2:
-      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-             __builtin_cpu_supports("f16c");
+      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && HasF16c();
     case CpuIsa::kAvxVnni:
-      return MachineHas(CpuIsa::kAvx2) && __builtin_cpu_supports("avxvnni");
+      return MachineHas(CpuIsa::kAvx2) && HasAvxVnni();
     case CpuIsa::kAvx512:
       return MachineHas(CpuIsa::kAvx2) && __builtin_cpu_supports("avx512f") &&
              __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
