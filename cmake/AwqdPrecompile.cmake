@@ -1,6 +1,6 @@
-# Precompiled headers (AWQD_PRECOMPILE), for builds whose only purpose is a check: most of what the compiler does for a
-# file here is to read the headers of gRPC, Protocol Buffers, Abseil and GoogleTest. The presets that ship code and
-# run the suite go without, so that a file that forgets to include what it uses does not compile there.
+# Precompiled headers (AWQD_PRECOMPILE), for the presets that build the tests: most of what the compiler does for a file
+# here is to read the headers of gRPC, Protocol Buffers, Abseil and GoogleTest. What is shipped (preset release) and preset
+# lto go without, so that a file that forgets to include what it uses does not compile there.
 #
 # One set of headers serves every target of a kind: GCC accepts it only where the flags agree, and a library's
 # (-fPIC) are not an executable's (-fPIE). All are compiled for threads, which some targets ask for.
@@ -24,7 +24,8 @@ function(awqd_precompiled name kind)
   add_library(${name} OBJECT ${source})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} awqd_flags)
-  target_compile_options(${name} PRIVATE -pthread)
+  # Clang's by content alone, so that a compiler cache knows them in another checkout.
+  target_compile_options(${name} PRIVATE -pthread $<$<CXX_COMPILER_ID:Clang>:SHELL:-Xclang -fno-pch-timestamp>)
   if(kind STREQUAL "TEST")
     set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
     target_compile_options(${name} PRIVATE -fPIE ${ARG_OPTIONS})
@@ -60,6 +61,6 @@ function(awqd_precompile target kind)
   if(NOT TARGET awqd_headers_${name})
     awqd_precompiled(awqd_headers_${name} ${kind} HEADERS ${headers} DEPS ${deps} OPTIONS ${options})
   endif()
-  target_compile_options(${target} PRIVATE -pthread)
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-pthread>)
   target_precompile_headers(${target} REUSE_FROM awqd_headers_${name})
 endfunction()

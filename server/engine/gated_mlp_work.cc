@@ -50,8 +50,8 @@ absl::Status GatedMlpWork::CheckMiddle() const {
         "factor or groups that 128 is no multiple of, or its path does not end in the name of a "
         "down projection; serve with --shard=replicas, --shard=models or --shard=experts"));
   }
-  const auto alike = [&](const model::PlacedWeight& weight) {
-    return absl::c_equal(weight.parts, down->parts, [](const auto& columns, const auto& rows) {
+  const auto alike = [&down = *down](const model::PlacedWeight& weight) {
+    return absl::c_equal(weight.parts, down.parts, [](const auto& columns, const auto& rows) {
       return columns.weight->device == rows.weight->device && columns.col_begin == rows.row_begin &&
              columns.col_end() == rows.row_end();
     });

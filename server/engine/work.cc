@@ -34,7 +34,9 @@ absl::StatusOr<WorkCut> Work::Cut(StagingPool& /*staging*/) const {
 WorkCut CutAtColumns(
     const ColumnResult& result,
     absl::FunctionRef<std::unique_ptr<Work>(size_t part, model::ColumnSpan columns)> make) {
-  const auto& [weight, wanted, rows, element_bytes] = result;
+  const model::PlacedWeight& weight = result.weight;
+  const model::ColumnSpan wanted = result.wanted;
+  const int64_t rows = result.rows, element_bytes = result.element_bytes;
   const int64_t row_bytes = (wanted.end - wanted.begin) * element_bytes;
   WorkCut out = {.bytes = rows * row_bytes};
   std::vector<BlocksJoin::Block> blocks;

@@ -22,7 +22,7 @@ class LocalMessage {
   const Message* operator->() const { return &message_; }
 
  private:
-#if defined(__SANITIZE_THREAD__)
+#if defined(AWQD_THREAD_SANITIZER)
   // Map fields of Protocol Buffers 3.21 have members for ThreadSanitizer that its library, which
   // was compiled without, takes for the arena.
   Message message_;

@@ -21,7 +21,7 @@ namespace {
 // Each takes ten bytes on the wire. The upload lasts seconds, so that 1 % of the calls beside it
 // are many calls: gRPC 1.51 has one thread for connections that two threads work on, and a call
 // that meets the upload there waits for most of a second.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if defined(AWQD_ADDRESS_SANITIZER) || defined(AWQD_THREAD_SANITIZER)
 constexpr int64_t kUploadBytes = int64_t{2} << 20;
 #else
 constexpr int64_t kUploadBytes = int64_t{24} << 20;
@@ -139,7 +139,7 @@ TEST_F(BystanderTest, WaitsForNobodyWhoUploadsByteByByte) {
       ", 99 % in ", absl::FormatDuration(waits[waits.size() * 99 / 100]), ", all in ",
       absl::FormatDuration(waits.back()), "; ", sent.load(), " bytes uploaded");
   RecordProperty("waits", text);
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#if !defined(AWQD_ADDRESS_SANITIZER) && !defined(AWQD_THREAD_SANITIZER)
   // Under a sanitizer a byte costs so much that all CPUs are busy with the upload, the client's
   // too.
   EXPECT_LT(waits[waits.size() * 99 / 100], absl::Milliseconds(250)) << text;

@@ -154,7 +154,7 @@ TEST_F(LimitsTest, RequestsOfAStreamThatNobodyReadsLeaveNothing) {
   }
   EXPECT_TRUE(stream->Finish().ok());
   EXPECT_EQ(failed, kFailing);
-#ifndef __SANITIZE_THREAD__  // it keeps notes on every address ever used, those of freed memory too
+#ifndef AWQD_THREAD_SANITIZER  // it keeps notes on every address ever used, those of freed memory too
   // Of the 352 MiB that were sent.
   EXPECT_LT(server_->peak_rss_bytes() - before, 192 * kLimit);
 #endif
@@ -180,7 +180,7 @@ TEST_F(LimitsTest, AShapeOfMegabytesIsRefusedUnread) {
     EXPECT_EQ(status.error_code(), grpc::INVALID_ARGUMENT);
     EXPECT_THAT(status.error_message(), HasSubstr("activations.shape: got 62914560 bytes"));
   }
-#ifndef __SANITIZE_THREAD__
+#ifndef AWQD_THREAD_SANITIZER
   // The message itself, and the one before it, which may not be freed yet.
   EXPECT_LT(server_->peak_rss_bytes() - before, 3 * kDimensions);
 #endif

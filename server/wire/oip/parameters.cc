@@ -173,8 +173,8 @@ absl::Status Unknown(absl::string_view field, const InferParameter& value,
 absl::Status ReadParameters(const ParameterMap& map, Kind kind, Parameters* out) {
   for (const auto& [name, value] : map) {
     const std::string field = In("parameters", name);
-    const auto* const line =
-        std::find_if(std::begin(kLines), std::end(kLines), [&](const Line& candidate) {
+    const auto* const line = std::find_if(
+        std::begin(kLines), std::end(kLines), [&, &name = name](const Line& candidate) {
           return candidate.name == name && (candidate.kinds & Of(kind)) != 0;
         });
     if (line == std::end(kLines)) return Unknown(field, value, KnownOf(kind));

@@ -27,7 +27,7 @@ class LifecycleTest : public testing::Test {
 
   // They are loaded before "m". One such load may be over before the test goes on; twelve are not.
   void WriteBigModels() const {
-#ifdef __SANITIZE_THREAD__
+#ifdef AWQD_THREAD_SANITIZER
     constexpr int64_t kN = 1024;  // a load takes as long as one of 8192 columns otherwise
 #else
     constexpr int64_t kN = 8192;

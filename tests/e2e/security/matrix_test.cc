@@ -76,7 +76,7 @@ const std::map<std::string, std::string>& Matrix() {
 
 // What a caller is to a server that it reaches: nobody, or one with these roles.
 using Standing = std::optional<std::set<std::string>>;
-constexpr Standing kNobody = std::nullopt;
+constexpr std::nullopt_t kNobody = std::nullopt;
 
 grpc::Status Call(const std::shared_ptr<grpc::Channel>& channel, const std::string& method) {
   if (!Endless().contains(method)) return RawCall(channel, "/" + method, "");
