@@ -85,11 +85,12 @@ build_jobs() {
 }
 
 # use_ccache: has a compiler cache serve what it holds, where one is installed. Paths count from this checkout, so that
-# what one checkout compiled serves another; a precompiled header counts by its content.
+# what one checkout compiled serves another; a precompiled header counts by its content. What a file includes is what the
+# compiler says when it has compiled it, so that what is not in the cache is not preprocessed once more for it.
 use_ccache() {
   command -v ccache >/dev/null || return 0
   export CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_CUDA_COMPILER_LAUNCHER=ccache
-  export CCACHE_BASEDIR="$ROOT" CCACHE_NOHASHDIR=1 CCACHE_SLOPPINESS=pch_defines,time_macros
+  export CCACHE_BASEDIR="$ROOT" CCACHE_NOHASHDIR=1 CCACHE_SLOPPINESS=pch_defines,time_macros CCACHE_DEPEND=1
 }
 
 # configure <preset> <cmake argument>...: quiet unless it fails.

@@ -77,7 +77,10 @@ if [[ "$preset" == aarch64 ]]; then
   configure "$native"
   build "$native" awqd awqctl formats_e2e_test
 fi
-configure "$preset"
+options=()
+# For the GPUs of this machine. Where there is none, code for a Hopper, and awqd_older_gpus compiles some for older ones.
+[[ "$preset" == cuda ]] && options=("-DAWQD_CUDA_ARCHITECTURES=$(gpu_architectures || say 90a-real)")
+configure "$preset" "${options[@]}"
 [[ "$preset" == aarch64 ]] && target=emulated_tests || target=all
 build "$preset" "$target"
 
