@@ -154,7 +154,7 @@ TEST_F(LimitsTest, RequestsOfAStreamThatNobodyReadsLeaveNothing) {
   }
   EXPECT_TRUE(stream->Finish().ok());
   EXPECT_EQ(failed, kFailing);
-#ifndef AWQD_THREAD_SANITIZER  // it keeps notes on every address ever used, those of freed memory too
+#ifndef AWQD_THREAD_SANITIZER  // it keeps notes on every address ever used, of freed memory too
   // Of the 352 MiB that were sent.
   EXPECT_LT(server_->peak_rss_bytes() - before, 192 * kLimit);
 #endif
