@@ -62,5 +62,10 @@ function(awqd_precompile target kind)
     awqd_precompiled(awqd_headers_${name} ${kind} HEADERS ${headers} DEPS ${deps} OPTIONS ${options})
   endif()
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-pthread>)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    # GCC no longer knows what came from a system's header, and takes what it inlines of std::string for ours.
+    target_compile_options(${target} PRIVATE
+      $<$<COMPILE_LANGUAGE:CXX>:-Wno-array-bounds;-Wno-restrict;-Wno-stringop-overflow;-Wno-stringop-overread>)
+  endif()
   target_precompile_headers(${target} REUSE_FROM awqd_headers_${name})
 endfunction()
