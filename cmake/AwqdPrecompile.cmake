@@ -24,7 +24,8 @@ function(awqd_precompiled name kind)
   add_library(${name} OBJECT ${source})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} awqd_flags)
-  # Clang's by content alone, so that a compiler cache knows them in another checkout.
+  # Clang's by content alone, not by when a header was written: a compiler cache then serves a new checkout at the same
+  # place. At another one it does not, as CMake names the header by its absolute path.
   target_compile_options(${name} PRIVATE -pthread $<$<CXX_COMPILER_ID:Clang>:SHELL:-Xclang -fno-pch-timestamp>)
   if(kind STREQUAL "TEST")
     set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
