@@ -71,16 +71,21 @@ if [[ "$preset" == aarch64 ]] && ! have_aarch64; then
   exit 0
 fi
 
+# configure_here <preset>: CUDA code for the GPUs of this machine. Where there is none, for a Hopper, and awqd_older_gpus
+# compiles some for older ones.
+configure_here() {
+  local options=()
+  [[ "$1" == cuda ]] && options=("-DAWQD_CUDA_ARCHITECTURES=$(gpu_architectures || say 90a-real)")
+  configure "$1" "${options[@]}"
+}
+
 say "Configuring and building preset $preset with $(build_jobs) jobs"
 if [[ "$preset" == aarch64 ]]; then
   # This machine's server and clients too: what they answer and ask is compared.
-  configure "$native"
+  configure_here "$native"
   build "$native" awqd awqctl formats_e2e_test
 fi
-options=()
-# For the GPUs of this machine. Where there is none, code for a Hopper, and awqd_older_gpus compiles some for older ones.
-[[ "$preset" == cuda ]] && options=("-DAWQD_CUDA_ARCHITECTURES=$(gpu_architectures || say 90a-real)")
-configure "$preset" "${options[@]}"
+configure_here "$preset"
 [[ "$preset" == aarch64 ]] && target=emulated_tests || target=all
 build "$preset" "$target"
 
