@@ -23,6 +23,8 @@ namespace {
 constexpr unsigned kSilenceSeconds = 10;
 // All connections together; one more is closed at once. Scrapers and probes need a handful.
 constexpr unsigned kMaxConnections = 64;
+// Of one address, so that none keeps all others out.
+constexpr unsigned kMaxConnectionsOfOne = kMaxConnections / 2;
 // What a request line and its headers may take.
 constexpr size_t kConnectionBytes = 32 << 10;
 
@@ -52,7 +54,9 @@ class MicroServer final : public HttpServer {
     addrinfo* where = nullptr;
     if (getaddrinfo(host.c_str(), address.c_str() + colon + 1, &hints, &where) != 0) return failed;
     const absl::Cleanup free_where = [where] { freeaddrinfo(where); };
-    unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_USE_ITC | MHD_USE_ERROR_LOG;
+    // Not epoll: the library then misses the end of a stream that comes together with bytes, and
+    // keeps the connection until it has been silent for too long.
+    unsigned flags = MHD_USE_POLL_INTERNAL_THREAD | MHD_USE_ITC | MHD_USE_ERROR_LOG;
     if (where->ai_family == AF_INET6) flags |= MHD_USE_IPv6;
     // Two threads: a handler that takes long must not keep a probe waiting. Their stacks are the
     // system's default. Smaller ones are not safe: the C library takes every library's thread-local
@@ -61,8 +65,9 @@ class MicroServer final : public HttpServer {
     daemon_ = MHD_start_daemon(
         flags, 0, nullptr, nullptr, &Handle, this, MHD_OPTION_EXTERNAL_LOGGER, &Log, nullptr,
         MHD_OPTION_SOCK_ADDR, where->ai_addr, MHD_OPTION_THREAD_POOL_SIZE, 2U,
-        MHD_OPTION_CONNECTION_LIMIT, kMaxConnections, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
-        kConnectionBytes, MHD_OPTION_CONNECTION_TIMEOUT, kSilenceSeconds, MHD_OPTION_END);
+        MHD_OPTION_CONNECTION_LIMIT, kMaxConnections, MHD_OPTION_PER_IP_CONNECTION_LIMIT,
+        kMaxConnectionsOfOne, MHD_OPTION_CONNECTION_MEMORY_LIMIT, kConnectionBytes,
+        MHD_OPTION_CONNECTION_TIMEOUT, kSilenceSeconds, MHD_OPTION_END);
     if (daemon_ == nullptr) return failed;
     port_ = MHD_get_daemon_info(daemon_, MHD_DAEMON_INFO_BIND_PORT)->port;
     return absl::OkStatus();

@@ -3,13 +3,16 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <pthread.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <stdexcept>
 #include <string>
+#include <vector>
 
+#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
@@ -25,6 +28,20 @@ std::unique_ptr<HttpServer> Start(HttpHandler handler, const std::string& addres
   auto server = HttpServer::Start(address, std::move(handler));
   EXPECT_TRUE(server.ok()) << server.status();
   return server.ok() ? *std::move(server) : nullptr;
+}
+
+int ConnectedTo(int port, uint32_t from = INADDR_LOOPBACK) {
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in own = {};
+  own.sin_family = AF_INET;
+  own.sin_addr.s_addr = htonl(from);
+  EXPECT_EQ(bind(fd, reinterpret_cast<const sockaddr*>(&own), sizeof(own)), 0);
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  EXPECT_EQ(connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+  return fd;
 }
 
 HttpAnswer Echo(const HttpRequest& request) { return {.body = request.path}; }
@@ -90,14 +107,9 @@ TEST(HttpServerTest, HandlersHaveAnOrdinaryStack) {
 
 TEST(HttpServerTest, SilentClientsKeepNobodyWaiting) {
   auto server = Start(Echo);
-  sockaddr_in address = {};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(static_cast<uint16_t>(server->port()));
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   int silent[8];
   for (int& fd : silent) {
-    fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    ASSERT_EQ(connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+    fd = ConnectedTo(server->port());
     ASSERT_EQ(send(fd, "GET / HT", 8, MSG_NOSIGNAL), 8);
   }
   EXPECT_EQ(testing::HttpGet(server->port(), "/page").body, "/page");
@@ -105,6 +117,33 @@ TEST(HttpServerTest, SilentClientsKeepNobodyWaiting) {
   server = nullptr;
   EXPECT_LT(absl::Now() - start, absl::Seconds(5)) << "silence is allowed for twice as long";
   for (const int fd : silent) close(fd);
+}
+
+TEST(HttpServerTest, OneAddressDoesNotKeepTheOthersOut) {
+  const auto server = Start(Echo);
+  std::vector<int> silent;
+  for (int i = 0; i < 80; ++i) {
+    silent.push_back(ConnectedTo(server->port(), INADDR_LOOPBACK + 1));
+    send(silent.back(), "GET / HT", 8, MSG_NOSIGNAL);
+  }
+  const absl::Time start = absl::Now();
+  EXPECT_EQ(testing::HttpGet(server->port(), "/page").body, "/page");
+  EXPECT_LT(absl::Now() - start, absl::Seconds(5)) << "silence is allowed for twice as long";
+  for (const int fd : silent) close(fd);
+}
+
+// Each would have a place among the connections until it has been silent for too long.
+TEST(HttpServerTest, WhoEndsBeforeItsRequestDoesIsClosed) {
+  const auto server = Start(Echo);
+  for (const absl::string_view part :
+       {"", "\r\n\r\n", "G", "GET / HT", "GET / HTTP/1.1\r\nHost: a\r\n"}) {
+    const int fd = ConnectedTo(server->port());
+    ASSERT_EQ(send(fd, part.data(), part.size(), MSG_NOSIGNAL), static_cast<ssize_t>(part.size()));
+    ASSERT_EQ(shutdown(fd, SHUT_WR), 0);
+    pollfd wait = {.fd = fd, .events = POLLIN};
+    EXPECT_EQ(poll(&wait, 1, 5000), 1) << "after " << part;
+    close(fd);
+  }
 }
 
 TEST(HttpServerTest, ListensOnIpv6) {
