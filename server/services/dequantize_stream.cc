@@ -82,7 +82,7 @@ class DequantizeStream final : public DequantizeSteps, public transport::Reactor
   }
 
   void Finish(const absl::Status& status) override {
-    call_->FinishIn(env_.gate->LastWords(), wire::ToGrpc(status));
+    call_->FinishOnceRead(wire::ToGrpc(status));
   }
 
   absl::Status OpenShared() override {

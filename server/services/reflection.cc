@@ -244,7 +244,7 @@ class ReflectionService::Stream final : public transport::Reactor,
     if (finished_) return;
     finished_ = true;
     call_->HurryAlarm();
-    call_->FinishIn(service_->gate_->LastWords(), status);
+    call_->FinishOnceRead(status);
   }
 
   ReflectionService* const service_;

@@ -188,8 +188,7 @@ class RequestStream final : public transport::Reactor,
     if (cancelled_) {
       call_->Finish(wire::ToGrpc(absl::CancelledError("the client cancelled the call")));
     } else {
-      call_->FinishIn(env_.gate->LastWords(),
-                      drained_ ? transport::CallGate::Draining() : grpc::Status::OK);
+      call_->FinishOnceRead(drained_ ? transport::CallGate::Draining() : grpc::Status::OK);
     }
   }
 

@@ -64,6 +64,9 @@ class Acceptor {
   // The same of one peer, "ipv4:10.0.0.7:51034". False when there is none: clients of a socket file
   // have no such name.
   bool Cut(const std::string& peer) { return open_.Cut(peer); }
+  // How long nothing has been on the way between that peer and the server; infinite when there is
+  // none, as above.
+  absl::Duration StillFor(const std::string& peer) { return open_.StillFor(peer); }
 
   // That are open, of those that were let in. Looks at each.
   int64_t open() { return open_.Count(); }

@@ -108,11 +108,17 @@ void ServerCall::NotTaken() {
   context_.TryCancel();
 }
 
-void ServerCall::FinishIn(absl::Duration delay, const grpc::Status& status) {
-  if (delay <= absl::ZeroDuration()) return Finish(status);
+bool ServerCall::stopping() const { return !method_->loop()->door_->gate()->open(); }
+
+void ServerCall::FinishOnceRead(const grpc::Status& status) {
+  if (!stopping()) return Finish(status);
   delayed_ = std::make_unique<Delayed>();
   MutexLock lock(&delayed_->mu);
   delayed_->status = status;
+  Delay(kRoundTrip);  // however still it is: gRPC may not have passed on the last message yet
+}
+
+void ServerCall::Delay(absl::Duration delay) {
   delayed_->alarm.Set(method_->loop()->queue_.get(), absl::ToChronoTime(absl::Now() + delay),
                       static_cast<Event*>(&delay_over_));
 }
@@ -129,9 +135,11 @@ void ServerCall::OnAlarm(bool /*ok*/) {
 }
 
 void ServerCall::OnDelayed(bool /*ok*/) {
+  const absl::Duration left = method_->loop()->door_->LastWords(*this);
   grpc::Status status;
   {
     MutexLock lock(&delayed_->mu);
+    if (left > absl::ZeroDuration()) return Delay(left);
     status = delayed_->status;
   }
   Finish(status);

@@ -108,8 +108,9 @@ class ServerCall {
     SendBegins();
     SendStatus(status);
   }
-  // The same, `delay` later.
-  void FinishIn(absl::Duration delay, const grpc::Status& status);
+  // The same of a call that has sent messages: while the server stops, the status waits until the
+  // client has had time to read them (Door::LastWords).
+  void FinishOnceRead(const grpc::Status& status);
 
   // OnAlarm comes `delay` later, or at once after HurryAlarm. The call does not end before. One at
   // a time.
@@ -137,6 +138,8 @@ class ServerCall {
   const ClientRequest& client_request() const { return client_request_; }
   // The status is known, and sent next.
   void Leave(grpc::StatusCode outcome);
+  // Whether the server stops, so that what ends now may end with its connection.
+  bool stopping() const;
   void Received(const grpc::ByteBuffer& message) { Count(message, &received_bytes_); }
   void Sent(const grpc::ByteBuffer& message) { Count(message, &sent_bytes_); }
 
@@ -190,7 +193,7 @@ class ServerCall {
   grpc::Alarm alarm_;
   EventOf<ServerCall, &ServerCall::OnAlarm> alarm_over_{this};
 
-  // The alarm of FinishIn. The lock is for ThreadSanitizer, which does not see what an alarm
+  // The alarm of FinishOnceRead. The lock is for ThreadSanitizer, which does not see what an alarm
   // orders.
   struct Delayed {
     grpc::Alarm alarm;
@@ -198,6 +201,7 @@ class ServerCall {
     grpc::Status status ABSL_GUARDED_BY(mu);
   };
   std::unique_ptr<Delayed> delayed_;
+  void Delay(absl::Duration delay) ABSL_EXCLUSIVE_LOCKS_REQUIRED(delayed_->mu);
   EventOf<ServerCall, &ServerCall::OnDelayed> delay_over_{this};
 
  protected:

@@ -21,8 +21,6 @@ grpc::Status CallGate::Draining() {
   return grpc::Status(grpc::StatusCode::UNAVAILABLE, "the server is draining; try another one");
 }
 
-absl::Duration CallGate::LastWords() const { return open() ? absl::ZeroDuration() : kRoundTrip; }
-
 CallGate::Listener::Listener(CallGate* gate, std::function<void()> refusing)
     : gate_(gate), id_(gate->Listen(std::move(refusing))) {}
 

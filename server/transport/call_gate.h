@@ -67,10 +67,6 @@ class CallGate {
   bool open() const { return state_.load(std::memory_order_relaxed) == State::kOpen; }
   // What refused calls are answered with.
   static grpc::Status Draining();
-  // How long a stream waits after its last message before it ends; zero while the gate is open.
-  // gRPC closes a connection that it has told to go away together with its last call, and a
-  // client that acknowledges something before it has read everything then loses the rest (EPIPE).
-  absl::Duration LastWords() const;
 
   // From now on new calls wait.
   void Close();

@@ -60,10 +60,27 @@ class UnaryCall final : public RequestCall {
   // Ends the call well. gRPC shares the answer's slices from here on.
   void Answer(const grpc::ByteBuffer& answer) {
     Sent(answer);
+    if (stopping() && answer.Length() > kReadAtOnce) {
+      Retain();
+      SendBegins();
+      return responder_.Write(answer, &written_);
+    }
     Leave(grpc::StatusCode::OK);
     SendBegins();
     responder_.WriteAndFinish(answer, grpc::WriteOptions(), grpc::Status::OK, &finished_);
   }
+
+ private:
+  // What a client has read before it acknowledges any of it: HTTP/2's first window.
+  static constexpr size_t kReadAtOnce = 65535;
+
+  void OnWritten(bool /*ok*/) {
+    SendEnds();
+    FinishOnceRead(grpc::Status::OK);  // to nobody, if the client has gone
+    Release();
+  }
+
+  EventOf<UnaryCall, &UnaryCall::OnWritten> written_{this};
 };
 
 // What answers with a stream, whatever it is asked by.

@@ -96,6 +96,11 @@ void Door::Leave(ServerCall* call, Entry* entry, grpc::StatusCode outcome) {
   entry->sent_.Observe(call->sent_bytes());
 }
 
+absl::Duration Door::LastWords(const ServerCall& call) const {
+  if (gate_.open()) return absl::ZeroDuration();
+  return still_for_ == nullptr ? absl::ZeroDuration() : kRoundTrip - still_for_(call.peer());
+}
+
 void Door::TellAtTheEnd(std::string key, std::function<std::string()> value) {
   last_key_ = std::move(key);
   last_value_ = std::move(value);

@@ -60,6 +60,9 @@ struct DoorLimits {
   // Ends the connection of this peer, as gRPC spells it, when four times as many calls of it were
   // refused: its client goes on without reading that. May be null.
   std::function<void(const std::string& peer)> cut;
+  // How long nothing has been on the way between the server and this peer; infinite when nobody
+  // knows. May be null.
+  std::function<absl::Duration(const std::string& peer)> still_for;
   // How long an answer, or a message of a stream, may wait for its client to take it.
   absl::Duration send_timeout = absl::InfiniteDuration();
   ClientBounds client;  // of one identity, or of one machine
@@ -72,6 +75,7 @@ class Door {
   explicit Door(const DoorLimits& limits = {}, obs::CallRecorder* recorder = nullptr)
       : calls_per_connection_(limits.calls_per_connection),
         cut_(limits.cut),
+        still_for_(limits.still_for),
         recorder_(recorder),
         clients_(limits.client),
         sends_(limits.send_timeout) {}
@@ -112,6 +116,12 @@ class Door {
   // A call on its way out, once: its status is known and is sent next. On any thread.
   void Leave(ServerCall* call, Entry* entry, grpc::StatusCode outcome);
 
+  // How much longer a call that has sent its last message waits before its status, while the server
+  // stops: until its connection has been still for kRoundTrip. Zero or less: not at all.
+  //
+  // gRPC closes a connection that it has told to go away together with its last call. A client that
+  // acknowledges something after that is answered with a reset, and loses what it has not read.
+  absl::Duration LastWords(const ServerCall& call) const;
   // A call that has ended, last of all: its status was sent.
   void Gone(ServerCall* call);
   // What `call` sends was not taken in time, and the call is cancelled. On any thread.
@@ -139,6 +149,7 @@ class Door {
 
   const int64_t calls_per_connection_;
   const std::function<void(const std::string& peer)> cut_;
+  const std::function<absl::Duration(const std::string& peer)> still_for_;
   obs::CallRecorder* const recorder_;
   CallGate gate_;
   std::unique_ptr<security::Access> access_ =

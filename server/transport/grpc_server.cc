@@ -55,6 +55,7 @@ DoorLimits LimitsOfDoor(const Options& options, Acceptor* acceptor) {
                                                   : "a client heeds no refusal",
                               {{"peer", obs::LogText(peer)}});
               },
+          .still_for = [acceptor](const std::string& peer) { return acceptor->StillFor(peer); },
           .send_timeout = options.send_timeout,
           .client = options.client};
 }

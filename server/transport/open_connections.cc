@@ -2,7 +2,10 @@
 #include "server/transport/open_connections.h"
 
 #include <arpa/inet.h>
+#include <linux/sockios.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/ioctl.h>
 
 #include <algorithm>
 #include <cstring>
@@ -51,6 +54,15 @@ bool IsPeer(int fd, absl::string_view name) {
   }
   return absl::EndsWith(name, absl::StrCat(":", ntohs(v6.sin6_port))) &&
          absl::StrContains(name, Print(AF_INET6, &v6.sin6_addr));
+}
+
+absl::Duration StillFor(int fd) {
+  int unsent = 0;
+  if (ioctl(fd, SIOCOUTQ, &unsent) == 0 && unsent > 0) return absl::ZeroDuration();
+  tcp_info info = {};
+  socklen_t size = sizeof(info);
+  if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return absl::InfiniteDuration();
+  return absl::Milliseconds(std::min(info.tcpi_last_data_sent, info.tcpi_last_data_recv));
 }
 
 }  // namespace
@@ -124,6 +136,14 @@ void OpenConnections::Cut() {
   MutexLock lock(&mu_);
   Sweep();
   for (const auto& [fd, entry] : connections_) shutdown(fd, SHUT_RDWR);
+}
+
+absl::Duration OpenConnections::StillFor(const std::string& peer) {
+  MutexLock lock(&mu_);
+  for (const auto& [fd, entry] : connections_) {
+    if (IsPeer(fd, peer)) return transport::StillFor(fd);
+  }
+  return absl::InfiniteDuration();
 }
 
 bool OpenConnections::Cut(const std::string& peer) {

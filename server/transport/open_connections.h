@@ -41,6 +41,9 @@ class OpenConnections {
   void Cut();
   // The same of one peer, as gRPC spells it. False when there is none of that name.
   bool Cut(const std::string& peer);
+  // How long nothing has been on the way between that peer and this process, either way; zero while
+  // the peer's kernel has not acknowledged everything. Infinite when there is none of that name.
+  absl::Duration StillFor(const std::string& peer);
 
  private:
   struct Entry {

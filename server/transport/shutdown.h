@@ -11,7 +11,7 @@ namespace awqd::transport {
 // Returns when no call is in flight and every connection is closed.
 //
 // - Calls in flight go on until `deadline`, then they are cancelled.
-// - Streams that end meanwhile end a moment after their last message (CallGate::LastWords).
+// - What ends meanwhile ends once its client has had time to read its messages (Door::LastWords).
 // - New calls are answered UNAVAILABLE, on connections that have been told to go away.
 // - Once no call is in flight, clients have a moment to close; then connections are closed under
 //   them. Without that, an idle client that does not look at its connection (a synchronous one

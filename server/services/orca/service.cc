@@ -111,7 +111,7 @@ class Service::Stream final : public transport::Reactor,
     if (finished_) return;
     finished_ = true;
     call_->HurryAlarm();
-    call_->FinishIn(service_->gate_->LastWords(), status_);
+    call_->FinishOnceRead(status_);
   }
 
   Service* const service_;

@@ -79,6 +79,14 @@ class AcceptorTest : public testing::Test {
     MutexLock lock(&mu_);
     return taken_.size();
   }
+  // As gRPC calls the peer of the first.
+  std::string NameOfTaken() {
+    MutexLock lock(&mu_);
+    sockaddr_in peer = {};
+    socklen_t size = sizeof(peer);
+    getpeername(taken_.front().get(), reinterpret_cast<sockaddr*>(&peer), &size);
+    return "ipv4:127.0.0.1:" + std::to_string(ntohs(peer.sin_port));
+  }
   // As gRPC does.
   void CloseTaken() {
     MutexLock lock(&mu_);
@@ -236,18 +244,37 @@ TEST_F(AcceptorTest, CutsOnePeer) {
   const Client one(port_), other(port_);
   one.Send(kPreface + kSettings);
   ASSERT_TRUE(Eventually([&] { return taken() == 1; }));
-  sockaddr_in peer = {};
-  socklen_t size = sizeof(peer);
-  {
-    MutexLock lock(&mu_);
-    getpeername(taken_.front().get(), reinterpret_cast<sockaddr*>(&peer), &size);
-  }
-  const std::string name = "ipv4:127.0.0.1:" + std::to_string(ntohs(peer.sin_port));
+  const std::string name = NameOfTaken();
   EXPECT_FALSE(acceptor_->Cut(name + "0"));
   EXPECT_FALSE(acceptor_->Cut("unix:"));
   EXPECT_TRUE(acceptor_->Cut(name));
   EXPECT_TRUE(one.IsClosed());
   EXPECT_FALSE(other.IsClosed(0));
+}
+
+TEST_F(AcceptorTest, SeesHowLongAPeerHasBeenStill) {
+  Start({});
+  const Client client(port_);
+  client.Send(kPreface + kSettings);
+  ASSERT_TRUE(Eventually([&] { return taken() == 1; }));
+  const std::string name = NameOfTaken();
+  EXPECT_EQ(acceptor_->StillFor(name + "0"), absl::InfiniteDuration());
+  EXPECT_EQ(acceptor_->StillFor("unix:"), absl::InfiniteDuration());
+  absl::SleepFor(absl::Milliseconds(150));
+  EXPECT_GE(acceptor_->StillFor(name), absl::Milliseconds(100));
+  const absl::Time sent = absl::Now();
+  client.Send("x");
+  const absl::Duration still = acceptor_->StillFor(name);
+  EXPECT_LE(still, absl::Now() - sent + absl::Milliseconds(20));  // the kernel counts in its ticks
+  const std::string much(1 << 20, 'y');
+  {
+    MutexLock lock(&mu_);
+    const int fd = taken_.front().get();
+    while (send(fd, much.data(), much.size(), MSG_NOSIGNAL | MSG_DONTWAIT) > 0) {
+    }
+  }
+  absl::SleepFor(absl::Milliseconds(150));
+  EXPECT_EQ(acceptor_->StillFor(name), absl::ZeroDuration()) << "the client does not read";
 }
 
 TEST(OpenConnections, OriginsAreAddressesNetworksAndUsers) {
