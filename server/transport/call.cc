@@ -72,6 +72,7 @@ void ServerCall::EndWithoutRequest() {
 }
 
 void ServerCall::Leave(grpc::StatusCode outcome) {
+  if (left_ != std::chrono::steady_clock::time_point()) return;
   left_ = std::chrono::steady_clock::now();
   outcome_ = outcome;
   method_->loop()->door_->Leave(this, method_->entry(), outcome);

@@ -136,7 +136,7 @@ class ServerCall {
   void SendBegins();
   void SendEnds();
   const ClientRequest& client_request() const { return client_request_; }
-  // The status is known, and sent next.
+  // The status is known, and sent next or once the answer is. The first time counts.
   void Leave(grpc::StatusCode outcome);
   // Whether the server stops, so that what ends now may end with its connection.
   bool stopping() const;

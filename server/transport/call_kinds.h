@@ -60,12 +60,12 @@ class UnaryCall final : public RequestCall {
   // Ends the call well. gRPC shares the answer's slices from here on.
   void Answer(const grpc::ByteBuffer& answer) {
     Sent(answer);
-    if (stopping() && answer.Length() > kReadAtOnce) {
+    Leave(grpc::StatusCode::OK);
+    if (answer.Length() > (stopping() ? kReadAtOnce : kTakesLong)) {
       Retain();
       SendBegins();
       return responder_.Write(answer, &written_);
     }
-    Leave(grpc::StatusCode::OK);
     SendBegins();
     responder_.WriteAndFinish(answer, grpc::WriteOptions(), grpc::Status::OK, &finished_);
   }
@@ -73,6 +73,9 @@ class UnaryCall final : public RequestCall {
  private:
   // What a client has read before it acknowledges any of it: HTTP/2's first window.
   static constexpr size_t kReadAtOnce = 65535;
+  // What may still be on its way when the server stops some time later. The status of its own costs
+  // less than what sending so much takes.
+  static constexpr size_t kTakesLong = 1 << 20;
 
   void OnWritten(bool /*ok*/) {
     SendEnds();

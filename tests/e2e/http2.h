@@ -29,8 +29,8 @@ class Socket {
 };
 
 inline constexpr uint8_t kData = 0, kHeaders = 1, kSettings = 4, kPing = 6, kGoAway = 7,
-                         kContinuation = 9;
-inline constexpr uint8_t kEndStream = 1, kEndHeaders = 4;
+                         kWindowUpdate = 8, kContinuation = 9;
+inline constexpr uint8_t kEndStream = 1, kAck = 1, kEndHeaders = 4;
 
 std::string Frame(uint8_t type, uint8_t flags, uint32_t stream, const std::string& payload);
 std::string Header(const std::string& name, const std::string& value);

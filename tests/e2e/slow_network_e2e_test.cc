@@ -1,0 +1,177 @@
+// A server that is stopped while its answers are on their way through a slow network.
+//
+// gRPC closes the connection of the last call as soon as it has handed all bytes to the kernel.
+// What a client acknowledges after that is answered with a reset, which throws away what is still
+// on the way: megabytes, here.
+#include <signal.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "awqd/v1/inference.grpc.pb.h"
+#include "gtest/gtest.h"
+#include "tests/e2e/http2.h"
+#include "tests/e2e/server_process.h"
+#include "tests/e2e/slow_link.h"
+#include "tests/e2e/synthetic_awq.h"
+
+namespace awqd {
+namespace {
+
+int PortOf(const std::string& address) {
+  int port = 0;
+  EXPECT_TRUE(absl::SimpleAtoi(address.substr(address.rfind(':') + 1), &port));
+  return port;
+}
+
+// A client by hand, which takes what comes and acknowledges each piece of it, as many do. gRPC's
+// own in C++ does so seldom.
+class Acknowledging {
+ public:
+  // Begins a call of QuantizedMatmul.
+  explicit Acknowledging(const std::string& address) : socket_(PortOf(address)) {
+    const std::string most = "\x7f\xff\xff\xff";
+    socket_.Send(Hello() +
+                 Frame(kSettings, 0, 0, absl::StrCat(absl::string_view("\0\4", 2), most)) +
+                 Frame(kWindowUpdate, 0, 0, std::string("\x7f\0\0\0", 4)) +
+                 Frame(kHeaders, kEndHeaders, 1, CallHeaders()));
+  }
+  void Send(const std::string& frames) { socket_.Send(frames); }
+
+  // Until the stream has ended, the server has closed, or nothing has come for so long.
+  void Read(int quiet_ms) {
+    for (absl::Time last = absl::Now(); absl::Now() - last < absl::Milliseconds(quiet_ms);) {
+      bool closed = false;
+      const std::string piece = socket_.Receive(2, &closed);
+      if (!piece.empty()) last = absl::Now();
+      unread_ += piece;
+      while (TakeFrame()) {
+      }
+      if (closed || ended_) return;
+    }
+  }
+  int64_t bytes() const { return bytes_; }
+  bool ended() const { return ended_; }
+
+ private:
+  bool TakeFrame() {
+    if (unread_.size() < 9) return false;
+    size_t size = 0;
+    for (int i = 0; i < 3; ++i) size = size << 8 | static_cast<uint8_t>(unread_[i]);
+    if (unread_.size() < 9 + size) return false;
+    const auto type = static_cast<uint8_t>(unread_[3]), flags = static_cast<uint8_t>(unread_[4]);
+    const std::string payload = unread_.substr(9, size);
+    unread_.erase(0, 9 + size);
+    if (type == kPing && (flags & kAck) == 0) socket_.Send(Frame(kPing, kAck, 0, payload));
+    if (type == kHeaders && (flags & kEndStream) != 0) ended_ = true;
+    if (type == kData) {
+      bytes_ += static_cast<int64_t>(size);
+      socket_.Send(Frame(kWindowUpdate, 0, 1, std::string("\0\0\0\1", 4)));
+    }
+    return true;
+  }
+
+  Socket socket_;
+  std::string unread_;
+  int64_t bytes_ = 0;
+  bool ended_ = false;
+};
+
+class SlowNetworkTest : public testing::Test {
+ protected:
+  // Serves "m" at the end of a slow link.
+  void Start(int64_t k, int64_t n, int64_t group_size) {
+    SyntheticAwq::Random(k, n, group_size, 1).Write(repository_ / "m");
+    server_ = std::make_unique<ServerProcess>(std::vector<std::string>{
+        "--model_repository=" + repository_.path(), "--load_model=m", "--stream_chunk_bytes=1MiB"});
+    ASSERT_TRUE(server_->WaitServing()) << server_->log();
+    link_ = std::make_unique<SlowLink>(server_->address());
+  }
+  void StopIn(absl::Duration delay) {
+    stop_ = std::thread([this, delay] {
+      absl::SleepFor(delay);
+      server_->Signal(SIGTERM);
+    });
+  }
+  void ExpectGoodEnd() {
+    if (stop_.joinable()) stop_.join();
+    const ExitReport report = server_->Wait();
+    EXPECT_EQ(report.code, 0) << report.log;
+  }
+
+  TempFolder repository_;
+  std::unique_ptr<ServerProcess> server_;
+  std::unique_ptr<SlowLink> link_;
+  std::thread stop_;
+};
+
+TEST_F(SlowNetworkTest, BringsTheWholeStream) {
+  Start(512, 4096, 128);
+  const auto client = client::Client::Create({.address = link_->address()});
+  ASSERT_TRUE(client.ok()) << client.status();
+  StopIn(absl::Milliseconds(200));
+  const absl::Time start = absl::Now();
+  const auto answer =
+      (*client)->Dequantize({.weight = client::WeightName{"m", "layer"}, .output_dtype = v1::FP32});
+  EXPECT_GT(absl::Now() - start, absl::Milliseconds(600)) << "it came before the server stopped";
+  ExpectGoodEnd();
+  ASSERT_TRUE(answer.ok()) << answer.status();
+  EXPECT_EQ(answer->output.bytes.size(), size_t{512} * 4096 * 4);
+}
+
+class SlowAnswerTest : public SlowNetworkTest {
+ protected:
+  static constexpr int kTokens = 512, kK = 32, kN = 8192;  // 8 MiB as fp16
+
+  void SetUp() override {
+    Start(kK, kN, 32);
+    client_ = std::make_unique<Acknowledging>(link_->address());
+    client_->Read(200);  // the server has seen the headers by then
+  }
+
+  void Ask() {
+    v1::QuantizedMatmulRequest request;
+    request.mutable_weight()->set_model("m");
+    request.mutable_weight()->set_weight("layer");
+    request.mutable_activations()->set_dtype(v1::FP16);
+    for (const int dim : {kTokens, kK}) request.mutable_activations()->add_shape(dim);
+    request.mutable_activations()->set_raw(std::string(kTokens * kK * 2, '\0'));
+    const std::string bytes = request.SerializeAsString();
+    const std::string message = Message(static_cast<uint32_t>(bytes.size()), bytes);
+    for (size_t at = 0; at < message.size(); at += 16384) {
+      const bool last = at + 16384 >= message.size();
+      client_->Send(Frame(kData, last ? kEndStream : 0, 1, message.substr(at, 16384)));
+    }
+  }
+
+  void ExpectTheWholeAnswer() {
+    client_->Read(5000);
+    EXPECT_GT(client_->bytes(), int64_t{kTokens} * kN * 2);
+    EXPECT_TRUE(client_->ended()) << "the status is lost";
+    ExpectGoodEnd();
+  }
+
+  std::unique_ptr<Acknowledging> client_;
+};
+
+// By the time of the request gRPC has told the connection to go away.
+TEST_F(SlowAnswerTest, IsWholeWhenItBeginsWhileTheServerStops) {
+  server_->Signal(SIGTERM);
+  client_->Read(500);
+  Ask();
+  ExpectTheWholeAnswer();
+}
+
+TEST_F(SlowAnswerTest, IsWholeWhenTheServerStopsMeanwhile) {
+  Ask();
+  StopIn(absl::Milliseconds(200));
+  ExpectTheWholeAnswer();
+}
+
+}  // namespace
+}  // namespace awqd
