@@ -71,13 +71,14 @@ TEST_F(DefaultsTest, FromAwqctlTokenToACall) {
   const ExitReport good = awqctl({"--token_file", folder_ / "token", "status"});
   EXPECT_EQ(good.code, 0) << good.log;
   const ExitReport without = awqctl({"status"});
-  EXPECT_EQ(without.code, 3);
+  EXPECT_EQ(without.code, 3) << without.log;
   EXPECT_THAT(without.log,
               HasSubstr("UNAUTHENTICATED: awqd.v1.ServerInfo/GetServerInfo: got none"));
   const ExitReport denied =
       awqctl({"--token_file", folder_ / "token", "bench", "--weight", "m/w", "--requests", "1"});
   EXPECT_EQ(denied.code, 3) << denied.log;
-  EXPECT_EQ(awqctl({"healthcheck"}).code, 0);
+  const ExitReport healthy = awqctl({"healthcheck"});
+  EXPECT_EQ(healthy.code, 0) << healthy.log;
   server->Stop();
   EXPECT_THAT(server->log(), Not(HasSubstr(token)));
   EXPECT_THAT(server->log(), HasSubstr("identity=ada")) << "the access log";
