@@ -1,5 +1,6 @@
 // Message limits with bounded memory, and clients that vanish.
 #include <signal.h>
+#include <stdlib.h>
 
 #include <atomic>
 #include <filesystem>
@@ -69,9 +70,13 @@ class LimitsTest : public testing::Test {
 };
 
 TEST_F(LimitsTest, RefusesWhatPassesTheReceiveLimit) {
+  // Pages that the allocator would keep for some seconds go back at once, so that what is resident
+  // is what is held.
+  setenv("MALLOC_CONF", "dirty_decay_ms:0", 1);
   // Twice the largest message and the one before it, which may not be freed yet: with less, gRPC
   // closes connections instead (the next test).
   Start({absl::StrCat("--max_receive_message_bytes=", kLimit), "--memory_quota_bytes=64MiB"});
+  unsetenv("MALLOC_CONF");
   EXPECT_TRUE(Send(kLimit - 1).ok());
   const grpc::Status at = Send(kLimit);
   EXPECT_TRUE(at.ok()) << at.error_message();
@@ -82,9 +87,9 @@ TEST_F(LimitsTest, RefusesWhatPassesTheReceiveLimit) {
       EXPECT_EQ(over.error_code(), grpc::RESOURCE_EXHAUSTED) << over.error_message();
     }
   }
-  // The library buffers a message before it refuses it, and may not yet have freed those before:
-  // 17 to 38 MiB of the 440 that were sent.
-  EXPECT_LT(server_->peak_rss_bytes() - before, 64 * kLimit);
+  // The library buffers a message before it refuses it: 11 MiB of the 440 that were sent, up to 35
+  // under ThreadSanitizer, whose allocator keeps more.
+  EXPECT_LT(server_->peak_rss_bytes() - before, 48 * kLimit);
   EXPECT_TRUE(Send(kLimit - 1).ok()) << "the next call works";
   EXPECT_EQ(server_->Stop().code, 0);
 }
@@ -112,7 +117,7 @@ TEST_F(LimitsTest, AMemoryQuotaUsedUpEndsCallsAndNothingElse) {
   }
   over = true;
   bystander.join();
-  EXPECT_LT(server_->peak_rss_bytes() - before, 64 * kLimit);
+  EXPECT_LT(server_->peak_rss_bytes() - before, 48 * kLimit);
 
   const absl::Time deadline = absl::Now() + absl::Seconds(10);
   grpc::Status next = small();
