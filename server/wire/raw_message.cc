@@ -56,15 +56,15 @@ uint8_t* Writable(grpc::Slice& slice) { return const_cast<uint8_t*>(slice.begin(
 
 void RawMessage::Take(grpc::ByteBuffer* buffer) {
   if (!buffer->Valid()) return;
+  buffer_.Swap(buffer);
   grpc::Slice single;
-  if (buffer->TrySingleSlice(&single).ok()) {
+  if (buffer_.TrySingleSlice(&single).ok()) {
     slices_.push_back(std::move(single));
   } else {
     std::vector<grpc::Slice> slices;
-    if (!buffer->Dump(&slices).ok()) return;
+    if (!buffer_.Dump(&slices).ok()) return;
     slices_.assign(std::make_move_iterator(slices.begin()), std::make_move_iterator(slices.end()));
   }
-  buffer->Clear();
   pieces_.reserve(slices_.size());
   for (const grpc::Slice& slice : slices_) {
     pieces_.emplace_back(reinterpret_cast<const char*>(slice.begin()), slice.size());
@@ -75,6 +75,7 @@ void RawMessage::Take(grpc::ByteBuffer* buffer) {
 void RawMessage::Free() {
   pieces_.clear();
   slices_.clear();
+  buffer_.Clear();
 }
 
 absl::Status Parse(grpc::ByteBuffer* request, google::protobuf::Message* out) {

@@ -35,6 +35,9 @@ class RawMessage {
   void Free();
 
  private:
+  // Gone after the slices, so that the memory goes back within a call of gRPC's: a slice of 1.51.1
+  // that gives memory back to a used-up quota on its own crashes (a null ExecCtx).
+  grpc::ByteBuffer buffer_;
   absl::InlinedVector<grpc::Slice, 4> slices_;
   absl::InlinedVector<absl::string_view, 4> pieces_;
   int64_t size_ = 0;

@@ -38,6 +38,14 @@ class LimitsTest : public testing::Test {
         server_->address(), grpc::InsecureChannelCredentials(), unlimited));
   }
 
+  // Pages that the allocator would keep for some seconds go back at once, so that what is resident
+  // is what is held.
+  void StartMeasured(const std::vector<std::string>& args) {
+    setenv("MALLOC_CONF", "dirty_decay_ms:0", 1);
+    Start(args);
+    unsetenv("MALLOC_CONF");
+  }
+
   // A legal product of exactly so many bytes on the wire: the id takes up the slack.
   static v1::QuantizedMatmulRequest RequestOf(int64_t bytes) {
     v1::QuantizedMatmulRequest request;
@@ -70,13 +78,10 @@ class LimitsTest : public testing::Test {
 };
 
 TEST_F(LimitsTest, RefusesWhatPassesTheReceiveLimit) {
-  // Pages that the allocator would keep for some seconds go back at once, so that what is resident
-  // is what is held.
-  setenv("MALLOC_CONF", "dirty_decay_ms:0", 1);
   // Twice the largest message and the one before it, which may not be freed yet: with less, gRPC
   // closes connections instead (the next test).
-  Start({absl::StrCat("--max_receive_message_bytes=", kLimit), "--memory_quota_bytes=64MiB"});
-  unsetenv("MALLOC_CONF");
+  StartMeasured(
+      {absl::StrCat("--max_receive_message_bytes=", kLimit), "--memory_quota_bytes=64MiB"});
   EXPECT_TRUE(Send(kLimit - 1).ok());
   const grpc::Status at = Send(kLimit);
   EXPECT_TRUE(at.ok()) << at.error_message();
@@ -97,7 +102,8 @@ TEST_F(LimitsTest, RefusesWhatPassesTheReceiveLimit) {
 // gRPC frees memory by ending whichever calls it finds, small and innocent ones too, for as long as
 // it still holds bytes of a large one: such a client may try again and is answered.
 TEST_F(LimitsTest, AMemoryQuotaUsedUpEndsCallsAndNothingElse) {
-  Start({absl::StrCat("--max_receive_message_bytes=", kLimit), "--memory_quota_bytes=4MiB"});
+  StartMeasured(
+      {absl::StrCat("--max_receive_message_bytes=", kLimit), "--memory_quota_bytes=4MiB"});
   EXPECT_TRUE(Send(1024).ok());
   const int64_t before = server_->peak_rss_bytes();
   const auto small = [&] {
