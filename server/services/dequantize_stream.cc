@@ -81,9 +81,7 @@ class DequantizeStream final : public DequantizeSteps, public transport::Reactor
                         &env_.engine->staging());
   }
 
-  void Finish(const absl::Status& status) override {
-    call_->FinishOnceRead(wire::ToGrpc(status));
-  }
+  void Finish(const absl::Status& status) override { call_->FinishOnceRead(wire::ToGrpc(status)); }
 
   absl::Status OpenShared() override {
     if (!request_.has_output_shared_memory()) return absl::OkStatus();
