@@ -72,7 +72,6 @@ void ServerCall::EndWithoutRequest() {
 }
 
 void ServerCall::Leave(grpc::StatusCode outcome) {
-  if (left_ != std::chrono::steady_clock::time_point()) return;
   left_ = std::chrono::steady_clock::now();
   outcome_ = outcome;
   method_->loop()->door_->Leave(this, method_->entry(), outcome);
@@ -111,8 +110,8 @@ void ServerCall::NotTaken() {
 
 bool ServerCall::stopping() const { return !method_->loop()->door_->gate()->open(); }
 
-void ServerCall::FinishOnceRead(const grpc::Status& status) {
-  if (!stopping()) return Finish(status);
+void ServerCall::SendOnceRead(const grpc::Status& status) {
+  if (!stopping()) return SendLast(status);
   delayed_ = std::make_unique<Delayed>();
   MutexLock lock(&delayed_->mu);
   delayed_->status = status;
@@ -143,7 +142,7 @@ void ServerCall::OnDelayed(bool /*ok*/) {
     if (left > absl::ZeroDuration()) return Delay(left);
     status = delayed_->status;
   }
-  Finish(status);
+  SendLast(status);
 }
 
 }  // namespace awqd::transport

@@ -105,12 +105,14 @@ class ServerCall {
   // instead when all is well.
   void Finish(const grpc::Status& status) {
     Leave(status.error_code());
-    SendBegins();
-    SendStatus(status);
+    SendLast(status);
   }
   // The same of a call that has sent messages: while the server stops, the status waits until the
   // client has had time to read them (Door::LastWords).
-  void FinishOnceRead(const grpc::Status& status);
+  void FinishOnceRead(const grpc::Status& status) {
+    Leave(status.error_code());
+    SendOnceRead(status);
+  }
 
   // OnAlarm comes `delay` later, or at once after HurryAlarm. The call does not end before. One at
   // a time.
@@ -136,8 +138,10 @@ class ServerCall {
   void SendBegins();
   void SendEnds();
   const ClientRequest& client_request() const { return client_request_; }
-  // The status is known, and sent next or once the answer is. The first time counts.
+  // Once: the status is known, and the answer, if there is one yet to send, is sent next.
   void Leave(grpc::StatusCode outcome);
+  // After Leave, as FinishOnceRead.
+  void SendOnceRead(const grpc::Status& status);
   // Whether the server stops, so that what ends now may end with its connection.
   bool stopping() const;
   void Received(const grpc::ByteBuffer& message) { Count(message, &received_bytes_); }
@@ -159,6 +163,11 @@ class ServerCall {
   void OnTaken(bool ok);
   void OnEnded(bool ok);
   void OnFinished(bool ok);
+  void SendLast(const grpc::Status& status) {
+    SendBegins();
+    SendStatus(status);
+  }
+  void Delay(absl::Duration delay) ABSL_EXCLUSIVE_LOCKS_REQUIRED(delayed_->mu);
   void OnDelayed(bool ok);
   void OnAlarm(bool ok);
   void HandlerReturned();
@@ -193,7 +202,7 @@ class ServerCall {
   grpc::Alarm alarm_;
   EventOf<ServerCall, &ServerCall::OnAlarm> alarm_over_{this};
 
-  // The alarm of FinishOnceRead. The lock is for ThreadSanitizer, which does not see what an alarm
+  // The alarm of SendOnceRead. The lock is for ThreadSanitizer, which does not see what an alarm
   // orders.
   struct Delayed {
     grpc::Alarm alarm;
@@ -201,7 +210,6 @@ class ServerCall {
     grpc::Status status ABSL_GUARDED_BY(mu);
   };
   std::unique_ptr<Delayed> delayed_;
-  void Delay(absl::Duration delay) ABSL_EXCLUSIVE_LOCKS_REQUIRED(delayed_->mu);
   EventOf<ServerCall, &ServerCall::OnDelayed> delay_over_{this};
 
  protected:

@@ -79,7 +79,7 @@ class UnaryCall final : public RequestCall {
 
   void OnWritten(bool /*ok*/) {
     SendEnds();
-    FinishOnceRead(grpc::Status::OK);  // to nobody, if the client has gone
+    SendOnceRead(grpc::Status::OK);  // to nobody, if the client has gone
     Release();
   }
 

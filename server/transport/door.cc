@@ -97,7 +97,6 @@ void Door::Leave(ServerCall* call, Entry* entry, grpc::StatusCode outcome) {
 }
 
 absl::Duration Door::LastWords(const ServerCall& call) const {
-  if (gate_.open()) return absl::ZeroDuration();
   return still_for_ == nullptr ? absl::ZeroDuration() : kRoundTrip - still_for_(call.peer());
 }
 

@@ -140,19 +140,22 @@ void OpenConnections::Cut() {
 
 absl::Duration OpenConnections::StillFor(const std::string& peer) {
   MutexLock lock(&mu_);
-  for (const auto& [fd, entry] : connections_) {
-    if (IsPeer(fd, peer)) return transport::StillFor(fd);
-  }
-  return absl::InfiniteDuration();
+  const int fd = DescriptorOf(peer);
+  return fd < 0 ? absl::InfiniteDuration() : transport::StillFor(fd);
 }
 
 bool OpenConnections::Cut(const std::string& peer) {
   MutexLock lock(&mu_);
   Sweep();
+  const int fd = DescriptorOf(peer);
+  return fd >= 0 && shutdown(fd, SHUT_RDWR) == 0;
+}
+
+int OpenConnections::DescriptorOf(const std::string& peer) const {
   for (const auto& [fd, entry] : connections_) {
-    if (IsPeer(fd, peer)) return shutdown(fd, SHUT_RDWR) == 0;
+    if (IsPeer(fd, peer)) return fd;
   }
-  return false;
+  return -1;
 }
 
 }  // namespace awqd::transport

@@ -51,6 +51,8 @@ class OpenConnections {
     std::string origin;
   };
 
+  // Of that peer; -1 when there is none.
+  int DescriptorOf(const std::string& peer) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Verdict Judge(const std::string& origin) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Forget(int fd) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Forgets those that were closed.

@@ -4,7 +4,6 @@
 
 #include <deque>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
@@ -23,8 +22,7 @@ class AcceptorE2eTest : public testing::Test {
     args.push_back("--model_repository=" + repository_.path());
     server_ = std::make_unique<ServerProcess>(std::move(args));
     ASSERT_TRUE(server_->WaitServing()) << server_->log();
-    const std::string& address = server_->address();
-    ASSERT_TRUE(absl::SimpleAtoi(address.substr(address.rfind(':') + 1), &port_));
+    port_ = PortOf(server_->address());
   }
   // A connection of its own.
   bool Answers() const { return server_->NewClient(absl::Seconds(5))->GetServerInfo().ok(); }

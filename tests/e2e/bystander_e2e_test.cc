@@ -6,7 +6,6 @@
 #include <thread>
 #include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -105,8 +104,7 @@ class BystanderTest : public testing::Test {
     all.push_back("--model_repository=" + repository_.path());
     server_ = std::make_unique<ServerProcess>(all);
     ASSERT_TRUE(server_->WaitServing()) << server_->log();
-    const std::string& address = server_->address();
-    ASSERT_TRUE(absl::SimpleAtoi(address.substr(address.rfind(':') + 1), &port_));
+    port_ = PortOf(server_->address());
   }
 
   TempFolder repository_;

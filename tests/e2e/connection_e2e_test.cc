@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <thread>
 
-#include "absl/strings/numbers.h"
 #include "absl/time/clock.h"
 #include "awqd/v1/inference.grpc.pb.h"
 #include "gmock/gmock.h"
@@ -24,8 +23,7 @@ class ConnectionTest : public testing::Test {
     args.push_back("--model_repository=" + repository_.path());
     server_ = std::make_unique<ServerProcess>(std::move(args));
     ASSERT_TRUE(server_->WaitServing()) << server_->log();
-    const std::string& address = server_->address();
-    ASSERT_TRUE(absl::SimpleAtoi(address.substr(address.rfind(':') + 1), &port_));
+    port_ = PortOf(server_->address());
   }
   void TearDown() override { EXPECT_EQ(server_->Stop().code, 0); }
 

@@ -7,7 +7,6 @@
 #include <filesystem>
 #include <thread>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "awqd/v1/inference.grpc.pb.h"
@@ -131,9 +130,6 @@ TEST_F(DrainTest, RefusesNewCallsAndFinishesTheOldOnes) {
 TEST_F(DrainTest, AnUploadInProgressIsFinishedAndAnswered) {
   SyntheticAwq::Random(256, 64, 64, 1).Write(repository_ / "m");
   Start("m");
-  int port = 0;
-  ASSERT_TRUE(
-      absl::SimpleAtoi(server_->address().substr(server_->address().rfind(':') + 1), &port));
   v1::QuantizedMatmulRequest request;
   request.mutable_weight()->set_model("m");
   request.mutable_weight()->set_weight("layer");
@@ -142,7 +138,7 @@ TEST_F(DrainTest, AnUploadInProgressIsFinishedAndAnswered) {
   request.mutable_activations()->set_raw(std::string(16 * 256 * 2, '\0'));
   const std::string bytes = request.SerializeAsString();
   const std::string message = Message(static_cast<uint32_t>(bytes.size()), bytes);
-  Socket upload(port);
+  Socket upload(PortOf(server_->address()));
   upload.Send(Hello() + Frame(kHeaders, kEndHeaders, 1, CallHeaders()) +
               Frame(kData, 0, 1, message.substr(0, 1000)));
   ASSERT_TRUE(server_->NewClient()->GetServerInfo().ok());

@@ -8,6 +8,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 
@@ -30,6 +31,11 @@ std::string HpackString(const std::string& text) {
 }
 
 }  // namespace
+
+int PortOf(const std::string& address) {
+  int port = 0;
+  return absl::SimpleAtoi(address.substr(address.rfind(':') + 1), &port) ? port : 0;
+}
 
 Socket::Socket(int port) : fd_(socket(AF_INET, SOCK_STREAM, 0)) {
   sockaddr_in to = {};
@@ -105,14 +111,24 @@ std::string Message(uint32_t claimed, const std::string& payload) {
   return absl::StrCat(out, payload);
 }
 
+std::optional<ReceivedFrame> TakeFrame(absl::string_view* frames) {
+  constexpr size_t kHead = 9;
+  if (frames->size() < kHead) return std::nullopt;
+  const absl::string_view head = frames->substr(0, kHead);
+  size_t size = 0;
+  for (int i = 0; i < 3; ++i) size = size << 8 | static_cast<uint8_t>(head[i]);
+  if (frames->size() < kHead + size) return std::nullopt;
+  const absl::string_view payload = frames->substr(kHead, size);
+  frames->remove_prefix(kHead + size);
+  return ReceivedFrame{static_cast<uint8_t>(head[3]), static_cast<uint8_t>(head[4]),
+                       std::string(payload)};
+}
+
 std::string PayloadsOf(uint8_t type, const std::string& frames) {
   std::string data;
-  size_t at = 0;
-  while (at + 9 <= frames.size()) {
-    size_t size = 0;
-    for (int i = 0; i < 3; ++i) size = size << 8 | static_cast<uint8_t>(frames[at + i]);
-    if (static_cast<uint8_t>(frames[at + 3]) == type) data += frames.substr(at + 9, size);
-    at += 9 + size;
+  absl::string_view rest = frames;
+  while (const auto frame = TakeFrame(&rest)) {
+    if (frame->type == type) data += frame->payload;
   }
   return data;
 }

@@ -3,9 +3,15 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
+#include "absl/strings/string_view.h"
+
 namespace awqd {
+
+// Of "127.0.0.1:43211"; 0: there is none.
+int PortOf(const std::string& address);
 
 // A TCP connection to a loopback port that sends what it is told. Not thread-safe.
 class Socket {
@@ -42,6 +48,12 @@ std::string CallHeaders();
 // A gRPC message with a length of the test's choice.
 std::string Message(uint32_t claimed, const std::string& payload);
 
+struct ReceivedFrame {
+  uint8_t type = 0, flags = 0;
+  std::string payload;
+};
+// Takes the first frame of `frames`; none when it has not come whole.
+std::optional<ReceivedFrame> TakeFrame(absl::string_view* frames);
 // Payloads of the frames of one type in a byte stream of frames.
 std::string PayloadsOf(uint8_t type, const std::string& frames);
 

@@ -5,7 +5,6 @@
 #include <thread>
 
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
@@ -134,9 +133,7 @@ TEST_F(ObserveTest, OrcaReportsTellOfTheLoad) {
 // gRPC's clients keep this metadata to themselves, so it is looked for on the wire.
 TEST_F(ObserveTest, ACallForAResultEndsWithAnOrcaReport) {
   const auto end_of_call = [this] {
-    int port = 0;
-    const std::string& address = server_->address();
-    EXPECT_TRUE(absl::SimpleAtoi(address.substr(address.rfind(':') + 1), &port));
+    const int port = PortOf(server_->address());
     const std::string request = Request("m", "layer").SerializeAsString();
     Socket socket(port);
     socket.Send(

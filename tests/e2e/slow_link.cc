@@ -8,11 +8,12 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "tests/e2e/http2.h"
 
 namespace awqd {
 namespace {
@@ -57,15 +58,13 @@ bool Move(int from, int to, int64_t most) {
 SlowLink::SlowLink(const std::string& server) : listener_(NewSocket()) {
   sockaddr_in address = Loopback(0);
   socklen_t size = sizeof(address);
-  int server_port = 0;
   if (bind(listener_, reinterpret_cast<const sockaddr*>(&address), size) != 0 ||
       listen(listener_, 1) != 0 || pipe2(stop_, O_CLOEXEC) != 0 ||
-      getsockname(listener_, reinterpret_cast<sockaddr*>(&address), &size) != 0 ||
-      !absl::SimpleAtoi(server.substr(server.rfind(':') + 1), &server_port)) {
+      getsockname(listener_, reinterpret_cast<sockaddr*>(&address), &size) != 0) {
     return;  // nobody can connect, as the test will see
   }
   address_ = absl::StrCat("127.0.0.1:", ntohs(address.sin_port));
-  thread_ = std::thread([this, server_port] { Run(server_port); });
+  thread_ = std::thread([this, port = PortOf(server)] { Run(port); });
 }
 
 SlowLink::~SlowLink() {

@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "awqd/v1/inference.pb.h"
 #include "gmock/gmock.h"
@@ -24,8 +23,7 @@ class WireTest : public testing::Test {
 
   void SetUp() override {
     ASSERT_TRUE(server_.WaitServing());
-    const std::string& address = server_.address();
-    ASSERT_TRUE(absl::SimpleAtoi(address.substr(address.rfind(':') + 1), &port_));
+    port_ = PortOf(server_.address());
   }
 
   void TearDown() override {

@@ -260,7 +260,7 @@ TEST_F(AcceptorTest, SeesHowLongAPeerHasBeenStill) {
   const std::string name = NameOfTaken();
   EXPECT_EQ(acceptor_->StillFor(name + "0"), absl::InfiniteDuration());
   EXPECT_EQ(acceptor_->StillFor("unix:"), absl::InfiniteDuration());
-  absl::SleepFor(absl::Milliseconds(150));
+  absl::SleepFor(absl::Milliseconds(150));  // still
   EXPECT_GE(acceptor_->StillFor(name), absl::Milliseconds(100));
   const absl::Time sent = absl::Now();
   client.Send("x");
@@ -273,7 +273,7 @@ TEST_F(AcceptorTest, SeesHowLongAPeerHasBeenStill) {
     while (send(fd, much.data(), much.size(), MSG_NOSIGNAL | MSG_DONTWAIT) > 0) {
     }
   }
-  absl::SleepFor(absl::Milliseconds(150));
+  absl::SleepFor(absl::Milliseconds(150));  // nothing moves, and yet something is on the way
   EXPECT_EQ(acceptor_->StillFor(name), absl::ZeroDuration()) << "the client does not read";
 }
 
