@@ -267,11 +267,16 @@ TEST_F(MixedTest, EveryCallEndsAsItMustAndMemoryStays) {
   const int64_t before = AtRest(server), device_before = DeviceBytes(server);
   int64_t after = before;
   for (int part = 1; part <= kParts; ++part) {
+    const int64_t begun = begun_;
+    const absl::Time since = absl::Now();
     ActAll(server, WarmUp(calls) + (calls - WarmUp(calls)) * part / kParts);
+    const double rate =
+        static_cast<double>(begun_ - begun) / absl::ToDoubleSeconds(absl::Now() - since);
     after = AtRest(server);
-    std::printf("%d calls: resident %d KiB, %d of them anonymous\n",
+    std::printf("%d calls: resident %d KiB, %d of them anonymous; %.0f calls a second\n",
                 static_cast<int>(begun_.load()), static_cast<int>(after >> 10),
-                static_cast<int>(server.anonymous_bytes() >> 10));
+                static_cast<int>(server.anonymous_bytes() >> 10), rate);
+    std::fflush(stdout);
   }
   const int64_t device_after = DeviceBytes(server);
   std::printf(
