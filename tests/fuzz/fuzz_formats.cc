@@ -4,7 +4,6 @@
 // Numbers that do not fit a format end at its first check, so shapes are drawn from few values.
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <iterator>
 #include <string>
 #include <vector>
@@ -12,12 +11,11 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/exact.h"
 #include "kernels/formats/format.h"
+#include "tests/fuzz/require.h"
 
 namespace {
 
-void Require(bool holds) {
-  if (!holds) std::abort();
-}
+using awqd::fuzz::Require;
 
 // Takes bytes off the front of the input; zeros once it is used up.
 class Input {

@@ -1,19 +1,20 @@
 // Fuzzes the parsers of config.json and of the side files, and what formats make of them.
 #include <cstdint>
-#include <cstdlib>
 
 #include "checkpoint/checkpoint_files.h"
 #include "checkpoint/linear_rules.h"
+#include "tests/fuzz/require.h"
 
 namespace {
 
-// What a caller may rely on after OK.
-void Require(bool holds) {
-  if (!holds) std::abort();
-}
+using awqd::fuzz::Require;
 
 bool IsInvalid(const absl::Status& status) {
   return status.code() == absl::StatusCode::kInvalidArgument;
+}
+
+bool HasName(const awqd::Format& format, absl::string_view quant_method) {
+  return format.quant_method == quant_method || format.other_quant_method == quant_method;
 }
 
 void CheckParsed(const awqd::Setting& settings) {
@@ -22,11 +23,11 @@ void CheckParsed(const awqd::Setting& settings) {
     Require(IsInvalid(found.status()) || absl::IsUnimplemented(found.status()));
     return;
   }
-  Require(found->format->quant_method == found->quant_method);
+  Require(HasName(*found->format, found->quant_method));
   const auto rules = awqd::model::LinearRules::Make(found->config);
   Require(rules.ok() || IsInvalid(rules.status()));
   for (const awqd::LinearRule& rule : found->config.rules) {
-    Require(rule.format->quant_method == found->quant_method);
+    Require(HasName(*rule.format, found->quant_method));
     for (const auto& [name, value] : rule.settings.members) {
       bool known = false;
       for (absl::string_view setting : rule.format->settings) known |= setting == name;

@@ -3,17 +3,14 @@
 #include <unistd.h>
 
 #include <cstdint>
-#include <cstdlib>
 #include <vector>
 
 #include "checkpoint/safetensors.h"
+#include "tests/fuzz/require.h"
 
 namespace {
 
-// A promise of the reader that did not hold.
-void Require(bool holds) {
-  if (!holds) std::abort();
-}
+using awqd::fuzz::Require;
 
 awqd::model::UniqueFd FileOf(const uint8_t* data, size_t size) {
   awqd::model::UniqueFd fd(memfd_create("fuzz", MFD_CLOEXEC));

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Writes the seeds of fuzz_formats, in the spelling that its comments describe: golden linears under tests/data, and small
-AutoAWQ ones, whose goldens are too large for it. The seeds of fuzz_gguf are the golden files, and one that breaks off;
-those of fuzz_names, fuzz_config_file, fuzz_security_files and fuzz_metrics_http are in small_seeds.py.
+AutoAWQ ones, whose goldens are too large for it. The seeds of fuzz_gguf are the golden files, and one that breaks off.
+fuzz_quant_config has what golden checkpoints say of their quantisation, golden-*, beside texts written by hand, which stay.
+The seeds of fuzz_names, fuzz_config_file, fuzz_security_files and fuzz_metrics_http are in small_seeds.py.
 
 Usage: make_seeds.py
 """
@@ -141,6 +142,23 @@ def write_gguf_seeds():
     (out / "cut").write_bytes((DATA / "gguf" / "super-blocks.gguf").read_bytes()[:-64])
 
 
+def write_quant_config_seeds():
+    """Of every golden checkpoint what config.json says of its quantisation, or the side file; each text once."""
+    out = OUT.parent / "fuzz_quant_config"
+    for old in out.glob("golden-*"):
+        old.unlink()
+    written = set()
+    for path in sorted([*DATA.rglob("config.json"), *DATA.rglob("quantize_config.json"), *DATA.rglob("hf_quant_config.json")]):
+        config = json.loads(path.read_text())
+        if path.name == "config.json":
+            config = {key: value for key, value in config.items() if key == "quantization_config"}
+        text = json.dumps(config, separators=(",", ":"))
+        if not config or text in written:
+            continue
+        written.add(text)
+        (out / "-".join(("golden", *path.parent.relative_to(DATA).parts))).write_text(text)
+
+
 def main():
     OUT.mkdir(parents=True, exist_ok=True)
     for old in OUT.iterdir():
@@ -164,6 +182,7 @@ def main():
     write("awq-bias", "awq", {"version": "gemm"}, {**awq, "bias": ("F32", [16], bytes(64))})
     write("awq-bf16", "awq", {"group_size": 8}, {**awq, "scales": ("BF16", [2, 16], b"\x00\x3c" * 32)})
     write_gguf_seeds()
+    write_quant_config_seeds()
     small_seeds.write_all(OUT.parent, DATA.parents[1])
 
 
