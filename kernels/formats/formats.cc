@@ -63,6 +63,9 @@ absl::StatusOr<FoundFormat> FindFormat(const Setting& config) {
     absl::StrAppend(&missed, missed.empty() ? "" : "; ", format->name, ": ");
     if (format->quant_method != method && format->other_quant_method != method) {
       absl::StrAppend(&missed, "quant_method is not \"", format->quant_method, "\"");
+      if (!format->other_quant_method.empty()) {
+        absl::StrAppend(&missed, " or \"", format->other_quant_method, "\"");
+      }
       continue;
     }
     absl::StatusOr<QuantConfig> read = format->read(config);
