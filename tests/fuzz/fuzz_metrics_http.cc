@@ -28,8 +28,9 @@ namespace {
 using awqd::fuzz::Require;
 
 constexpr absl::string_view kToken = "metrics-token";  // of the seeds
-constexpr int kPatienceMs = 9000;  // less than the silence after which the server cuts, 10 s
 constexpr absl::string_view kModel = "a-model-that-nobody-may-see";
+// Less than the 10 s of silence after which the server closes any connection.
+constexpr int kPatienceMs = 9000;
 
 std::string IdentitiesFile() {
   std::string path = "/tmp/awqd-fuzz-tokens-XXXXXX";
@@ -64,8 +65,9 @@ class Ground {
           if (status.ok()) let_in_ = true;
           return status;
         });
-    // libFuzzer looks at the time by SIGALRM every few seconds. The server's threads take it from
-    // here on, for the calls of Ask must not be interrupted.
+    // Every few seconds libFuzzer checks its time limits in a handler of SIGALRM. Blocked here, the
+    // signal goes to the server's threads, which were started without: here it would end connect
+    // and poll early.
     sigset_t alarm;
     sigemptyset(&alarm);
     sigaddset(&alarm, SIGALRM);
@@ -74,9 +76,9 @@ class Ground {
 
   ~Ground() { unlink(path_.c_str()); }
 
-  // What the server answers to these bytes and an empty line, until it closes the connection. That
-  // it must do soon, as its reader says that nothing more will come: so no request is left for the
-  // next one's time.
+  // Everything that the server answers to these bytes and an empty line. Nothing more is sent, so
+  // the server must close the connection by itself. Waiting for that means that its handler has
+  // ended too: a late one would set let_in_ for the next input.
   std::string Ask(absl::string_view request) {
     const std::string bytes = absl::StrCat(request, "\r\n\r\n");
     let_in_ = false;
