@@ -39,7 +39,8 @@ TEST_P(StageAndFinish, OrderFactorAndActivationFunction) {
     Bench bench(row(), prepared_);
     for (DType in : {DType::kFp16, DType::kBf16, DType::kFp32}) {
       if ((row().inputs & MaskOf(in)) == 0) continue;
-      const int64_t max_m = std::max<int64_t>(shape().max_m, row().min_m);
+      int64_t max_m = std::max<int64_t>(shape().max_m, row().min_m);
+      if (row().max_m >= 0) max_m = std::min(max_m, row().max_m);
       const std::vector<uint8_t> x = RandomMatrix(max_m, weight.k, in, 22);
       for (ActivationFunction activation : {ActivationFunction::kNone, ActivationFunction::kRelu,
                                             ActivationFunction::kGelu, ActivationFunction::kSilu}) {

@@ -7,10 +7,9 @@ namespace awqd {
 
 absl::Span<const KernelRow* const> Sm80Kernels() {
   static const KernelRow* const rows[] = {
-      &cuda::QMatmulA16(),         &cuda::QMatmulA8(),
-      &cuda::QMatmulA8Scaled(),    &cuda::QMatmulGrouped(),
-      &cuda::DequantizeRow(),      &cuda::PlainMatmulRow(),
-      &cuda::PlainQMatmulA8Row(),  &cuda::PlainQMatmulA8ScaledRow(),
+      &cuda::QMatmulA16(),         &cuda::ScaledSumsA16(),     &cuda::QMatmulA8(),
+      &cuda::QMatmulA8Scaled(),    &cuda::QMatmulGrouped(),    &cuda::DequantizeRow(),
+      &cuda::PlainMatmulRow(),     &cuda::PlainQMatmulA8Row(), &cuda::PlainQMatmulA8ScaledRow(),
       &cuda::PlainDequantizeRow(),
   };
   return rows;

@@ -36,8 +36,12 @@ class Consumer {
 
   // sums += of the next slot.
   __device__ __forceinline__ void Accumulate(Sums<Config>& sums) {
+    if constexpr (kScalesSums) {
+      AccumulateGroups(sums);
+    } else {
 #pragma unroll Config::kHalves
-    for (int half = 0; half < 2; ++half) AccumulateHalf(half, sums);
+      for (int half = 0; half < 2; ++half) AccumulateHalf(half, sums);
+    }
     const int next = walk_.Advance(slot_);
     codes_ += next, scales_ += next, zeros_ += next, tokens_[0] += next, tokens_[1] += next;
   }
@@ -45,10 +49,33 @@ class Consumer {
  private:
   using Record = typename Config::Record;
   using Codes = LaneCodes<Record::kBits>;
+  static constexpr bool kScalesSums = requires { Math::kScalesSums; };
 
   __device__ __forceinline__ typename Math::Meta Meta(int r, int which) const {
     const int offset = r * slot_.record_bytes + which * Record::kMetaBytes;
     return Math::Expand({LoadShared4(scales_ + offset), LoadZeros<Record::kBits>(zeros_ + offset)});
+  }
+
+  // sums += those of a record, or of each half where a group is half a record, times its scales.
+  __device__ __forceinline__ void AccumulateGroups(Sums<Config>& sums) {
+    static_assert(Record::kMetas == 1 || Record::kMetas == 2);
+    Sums<Config> group = {};
+#pragma unroll Config::kHalves
+    for (int half = 0; half < 2; ++half) {
+      AccumulateHalf(half, group);
+      if (Record::kMetas == 1 && half == 0) continue;
+#pragma unroll
+      for (int r = 0; r < Config::kRowTiles; ++r) {
+#pragma unroll
+        for (int j = 0; j < Config::kTokenTiles; ++j) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            sums[r][j][e] += meta_[r].scales[e / 2] * group[r][j][e];
+            group[r][j][e] = 0;
+          }
+        }
+      }
+    }
   }
 
   // Half a record of K, 64 rows.

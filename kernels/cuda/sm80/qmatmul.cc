@@ -103,6 +103,16 @@ absl::Status RunQMatmul(const MatmulArgs& args, StreamView stream) {
   }
 }
 
+absl::Status RunScaledSums(const MatmulArgs& args, StreamView stream) {
+  const DeviceInfo& device = args.weight->device->info();
+  AWQD_RETURN_IF_ERROR(UseDevice(device.index));
+  const DType x = args.x.dtype;
+  const MatmulTile tile = ChooseMatmulTile(args.weight->shape, args.x.rows, device, x);
+  const QMatmulParams p = MakeParams(args, tile, device);
+  return x == DType::kBf16 ? LaunchScaledSums<DType::kBf16, 4>(p, tile, device, stream)
+                           : LaunchScaledSums<DType::kFp16, 4>(p, tile, device, stream);
+}
+
 std::string DescribeInt8Tile(const WeightShape& shape, const DeviceInfo& device, int64_t m) {
   return DescribeMatmulTile(ChooseMatmulTile(shape, m, device, DType::kInt8));
 }

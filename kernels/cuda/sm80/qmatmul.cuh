@@ -137,7 +137,8 @@ absl::Status LaunchConfigured(const QMatmulParams& p, const MatmulVariant& varia
 using Launcher = absl::Status (*)(const QMatmulParams&, const MatmulVariant&, const DeviceInfo&,
                                   StreamView);
 
-template <class Math, class Record, class Sum, bool kGrouped, size_t... kIndex>
+// Tiles of more tokens than kMostTokens are not compiled.
+template <class Math, class Record, class Sum, bool kGrouped, int kMostTokens, size_t... kIndex>
 absl::Status LaunchTile(const QMatmulParams& p, const MatmulTile& tile, const DeviceInfo& device,
                         StreamView stream, std::index_sequence<kIndex...>) {
   using X = typename Math::X;
@@ -148,32 +149,44 @@ absl::Status LaunchTile(const QMatmulParams& p, const MatmulTile& tile, const De
   };
   Launcher launch = nullptr;
   const MatmulVariant* variant = nullptr;
-  ((is_tile(tiles[kIndex])
-        ? (launch = LaunchConfigured<Math, QMatmulConfig<Record, tiles[kIndex], X, Sum>, kGrouped>,
-           variant = &tiles[kIndex], void())
-        : void()),
-   ...);
+  const auto consider = [&]<size_t kAt>(std::integral_constant<size_t, kAt>) {
+    if constexpr (tiles[kAt].tokens <= kMostTokens) {
+      if (!is_tile(tiles[kAt])) return;
+      launch = LaunchConfigured<Math, QMatmulConfig<Record, tiles[kAt], X, Sum>, kGrouped>;
+      variant = &tiles[kAt];
+    }
+  };
+  (consider(std::integral_constant<size_t, kIndex>()), ...);
   if (launch != nullptr) return launch(p, *variant, device, stream);
   return absl::InternalError(absl::StrCat(kName, ": no tile of ", tile.tokens, " tokens x ",
                                           tile.row_tiles, " row tiles x ", tile.chains.per_block,
                                           " chains in a block was compiled"));
 }
 
+// Products of activations of 16 bits. Of 4-bit codes the scales multiply the weights, as in
+// sm90a/qmatmul_a16_chained, which must give the same bits. No other row keeps the order of sums of
+// other widths, so their scales multiply the sums of a group where a record lies in one.
+template <DType kX, class Record>
+using HalfMathOf =
+    std::conditional_t<Record::kBits != 4 && Record::kMetas == 1,
+                       ScaledSumsMath<Record, kX == DType::kBf16>,
+                       std::conditional_t<kX == DType::kBf16, Bf16Math<Record>, Fp16Math<Record>>>;
 template <DType kX, class Record, class Sum>
 using IntegerMathOf =
-    std::conditional_t<kX == DType::kInt8, Int8Math<Record, Sum>,
-                       std::conditional_t<kX == DType::kBf16, Bf16Math<Record>, Fp16Math<Record>>>;
+    std::conditional_t<kX == DType::kInt8, Int8Math<Record, Sum>, HalfMathOf<kX, Record>>;
 template <DType kX, class Record, class Sum>
 using MathOf = std::conditional_t<kX == DType::kInt8 ||
                                       (Record::kCode == CodeKind::kUnsigned && !Record::kReal),
                                   IntegerMathOf<kX, Record, Sum>, FloatMath<kX, Record>>;
 
-template <DType kX, class Record, class Sum, bool kGrouped = false>
+constexpr int kAnyTokens = 1 << 30;
+template <DType kX, class Record, class Sum, bool kGrouped = false,
+          class Math = MathOf<kX, Record, Sum>, int kMostTokens = kAnyTokens>
 absl::Status LaunchRecords(const QMatmulParams& p, const MatmulTile& tile, const DeviceInfo& device,
                            StreamView stream) {
   constexpr size_t kCount = std::size(TilesOf<Record, kX == DType::kInt8, kGrouped>());
-  return LaunchTile<MathOf<kX, Record, Sum>, Record, Sum, kGrouped>(
-      p, tile, device, stream, std::make_index_sequence<kCount>());
+  return LaunchTile<Math, Record, Sum, kGrouped, kMostTokens>(p, tile, device, stream,
+                                                              std::make_index_sequence<kCount>());
 }
 
 // Where a kernel for these records is compiled, which CompiledMetas says.
@@ -205,6 +218,20 @@ absl::Status LaunchQMatmul(const QMatmulParams& p, const MatmulTile& tile, const
     default:
       return LaunchMetas<kX, kCode, kBits, kSum, kReal, 8>(p, tile, device, stream);
   }
+}
+
+template <DType kX, class Record>
+absl::Status LaunchFewTokens(const QMatmulParams& p, const MatmulTile& tile,
+                             const DeviceInfo& device, StreamView stream) {
+  return LaunchRecords<kX, Record, float, false, ScaledSumsMath<Record, kX == DType::kBf16>,
+                       kMostTokensOfScaledSums>(p, tile, device, stream);
+}
+
+template <DType kX, int kBits>
+absl::Status LaunchScaledSums(const QMatmulParams& p, const MatmulTile& tile,
+                              const DeviceInfo& device, StreamView stream) {
+  return p.metas == 1 ? LaunchFewTokens<kX, Record<kBits, 1>>(p, tile, device, stream)
+                      : LaunchFewTokens<kX, Record<kBits, 2>>(p, tile, device, stream);
 }
 
 template <DType kX>

@@ -52,6 +52,13 @@ template <DType kX, CodeKind kCode, int kBits, DType kSum, bool kReal = false>
 absl::Status LaunchQMatmul(const QMatmulParams& params, const MatmulTile& tile,
                            const DeviceInfo& device, StreamView stream);
 
+// The product of sm80/qmatmul_a16_scaled_sums: up to kMostTokensOfScaledSums tokens of FP16 or BF16
+// and integer codes in groups of 64 or a multiple of 128. The scale of a group multiplies the FP32
+// sums of the group, where LaunchQMatmul multiplies each weight by it and rounds.
+template <DType kX, int kBits>
+absl::Status LaunchScaledSums(const QMatmulParams& params, const MatmulTile& tile,
+                              const DeviceInfo& device, StreamView stream);
+
 // The products of a stack of experts, weights of 4-bit codes.
 template <DType kX>
 absl::Status LaunchGrouped(const QMatmulParams& params, const MatmulTile& tile,
@@ -59,6 +66,8 @@ absl::Status LaunchGrouped(const QMatmulParams& params, const MatmulTile& tile,
 
 // A row's matmul: of the type of args.x, FP16, BF16 or INT8, as stage left it. INT32 y are sums.
 absl::Status RunQMatmul(const MatmulArgs& args, StreamView stream);
+// The same of FP16 and BF16 for sm80/qmatmul_a16_scaled_sums.
+absl::Status RunScaledSums(const MatmulArgs& args, StreamView stream);
 
 // "8x64 in 4 chains of K over 2 blocks".
 std::string DescribeMatmulTile(const MatmulTile& tile);

@@ -1,8 +1,14 @@
-// Row sm80/qmatmul_a16: the fused product on tensor cores for every number of tokens and every
-// width of codes that layout mma16 holds.
+// Rows sm80/qmatmul_a16, the fused product on tensor cores for every number of tokens and every
+// width of codes that layout mma16 holds, and sm80/qmatmul_a16_scaled_sums, which takes less time
+// for up to 16 tokens but does not give the same bits.
+#include <string>
+
+#include "absl/strings/str_cat.h"
 #include "kernels/cuda/common/mma16.h"
 #include "kernels/cuda/sm80/qmatmul.h"
 #include "kernels/cuda/sm80/rows.h"
+#include "kernels/cuda/sm80/tile_list.h"
+#include "kernels/layouts/mma16.h"
 
 namespace awqd::cuda {
 namespace {
@@ -11,7 +17,30 @@ std::string Tile(const WeightShape& shape, const DeviceInfo& device, int64_t m) 
   return DescribeMatmulTile(ChooseMatmulTile(shape, m, device));
 }
 
+std::string RefusesScaledSums(const WeightShape& shape, const DeviceInfo&) {
+  const int metas = mma16::MetasPerRecord(shape);
+  if (metas == 1 || metas == 2) return "";
+  return absl::StrCat("takes groups of 64 and multiples of 128, got ", shape.group_rows());
+}
+
 }  // namespace
+
+const KernelRow& ScaledSumsA16() {
+  static const KernelRow row = [] {
+    KernelRow out = QMatmulA16();
+    out.name = "sm80/qmatmul_a16_scaled_sums";
+    out.claims = Mma16Claims();
+    out.claims.bits = 1u << 4;
+    out.max_m = kMostTokensOfScaledSums;
+    // Rows that serve more tokens give other bits.
+    out.batch_invariant = false;
+    out.priority = 11;  // above sm80/qmatmul_a16
+    out.refuses = RefusesScaledSums;
+    out.matmul = RunScaledSums;
+    return out;
+  }();
+  return row;
+}
 
 const KernelRow& QMatmulA16() {
   static const KernelRow row = {

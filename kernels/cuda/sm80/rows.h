@@ -7,6 +7,7 @@ namespace awqd::cuda {
 
 const KernelRow& DequantizeRow();
 const KernelRow& QMatmulA16();
+const KernelRow& ScaledSumsA16();
 const KernelRow& QMatmulA8();
 const KernelRow& QMatmulA8Scaled();
 const KernelRow& QMatmulGrouped();

@@ -90,6 +90,10 @@ inline constexpr MatmulVariant kGroupedTiles[] = {
     {32, 1, 2, 3, 3}, {32, 1, 4, 3, 1}, {64, 1, 2, 2, 2}, {64, 1, 4, 2, 1},
 };
 
+// sm80/qmatmul_a16_scaled_sums is compiled for up to so many tokens. What it costs to scale sums
+// grows with the tokens, what it saves in decoding weights does not.
+inline constexpr int kMostTokensOfScaledSums = 16;
+
 // The metas of the records that serve those of `metas`. Integers have records of 0, 1 and 2, and of
 // as many as a call tells, up to 8; those of 2 are told too but for 4 bits, which most weights
 // have, where sums are scaled (not `exact`). E2M1 has records of 4, a scale

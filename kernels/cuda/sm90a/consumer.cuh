@@ -87,7 +87,11 @@ class Consumer<Config, false> {
   // While the tensor cores work on one half of a step, the next half is read and decoded.
   __device__ __forceinline__ void Run(int begin, int end, int piece_end, int add,
                                       Sums<Config>& sums) {
-    if constexpr (kInHalves) {
+    if constexpr (Config::kScalesSums) {
+      static_assert(!Config::kChained);
+      StepsOfGroups(end - begin, add, sums);
+      return;
+    } else if constexpr (kInHalves) {
       StepsInHalves(end - begin, add, sums);
     } else {
       Steps(end - begin, add, sums);
@@ -112,7 +116,7 @@ class Consumer<Config, false> {
   static constexpr bool kHasRegisters =
       Config::kRecords < 3 || (Config::kSets == 1 && !Math::kBf16);
   static constexpr bool kWaits = Config::kTokens >= 80 && Config::kTokens <= 128;
-  static constexpr int kAtATime = kWaits && kHasRegisters ? 2 : 4;
+  static constexpr int kAtATime = kWaits && kHasRegisters && !Config::kScalesSums ? 2 : 4;
 
   // After kAtATime products of one half, decodes as many operands of the next half.
   __device__ __forceinline__ void Steps(int left, int add, Sums<Config>& sums) {
@@ -176,6 +180,41 @@ class Consumer<Config, false> {
       WgmmaWait<1>();
       add = 1;
       releases = Config::kCluster;
+    }
+  }
+
+  // The same where scales multiply sums. A step lies in one group, so its products are summed from
+  // zero, and sums += their sum times the scale. Waits for all of it; the next step is entered only
+  // by the caller.
+  __device__ __forceinline__ void StepsOfGroups(int left, int add, Sums<Config>& sums) {
+    static_assert(kAtATime == 4);
+    if (!add) {
+#pragma unroll
+      for (int i = 0; i < Config::kSums; ++i) sums[i] = 0;
+    }
+    Sums<Config> group;
+    meta_.Expand(0);
+    Decode(0, 4, operands_[0]);
+    for (;;) {
+      Read<1>();
+      Multiply<0>(0, 0, at_.tokens, group);
+      Decode(0, 4, operands_[1]);
+      const float scales[2] = {meta_.meta.scales[0], meta_.meta.scales[1]};
+      Multiply<1>(0, 1, at_.tokens, group);
+      before_ = at_.full;
+      at_.Advance(record_bytes_, last_);
+      const bool last = --left == 0;
+      if (!last) {
+        Enter();
+        meta_.Expand(0);
+        WgmmaWait<1>();
+        Decode(0, 4, operands_[0]);
+      }
+      WgmmaWait<0>();
+      Release(before_, Config::kCluster);
+#pragma unroll
+      for (int i = 0; i < Config::kSums; ++i) sums[i] += scales[i / 2 % 2] * group[i];
+      if (last) return;
     }
   }
 
