@@ -28,6 +28,12 @@ __device__ __forceinline__ void BarrierInitFence() {
 #endif
 }
 
+__device__ __forceinline__ void BarrierArrive(uint32_t barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+#endif
+}
+
 // Arrives, and announces `bytes` that will come.
 __device__ __forceinline__ void BarrierExpect(uint32_t barrier, int bytes) {
 #if __CUDA_ARCH__ >= 900

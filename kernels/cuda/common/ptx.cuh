@@ -33,6 +33,18 @@ __device__ __forceinline__ void PrefetchL2(const void* pointer) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(pointer));
 }
 
+// ---- announcements between blocks, in global memory --------------------------------------------
+
+__device__ __forceinline__ uint32_t LoadAcquire(const uint32_t* at) {
+  uint32_t v;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(at) : "memory");
+  return v;
+}
+
+__device__ __forceinline__ void StoreRelease(uint32_t* at, uint32_t value) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
+}
+
 // ---- asynchronous copies to shared memory ------------------------------------------------------
 
 // sm_75 has none: there a copy is done when the function returns, and there is nothing to wait for.

@@ -12,10 +12,6 @@ namespace awqd::cuda {
 
 // ---- arrivals -----------------------------------------------------------------------------------
 
-__device__ __forceinline__ void BarrierArrive(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
 // Arrives at the barrier at the same address in block `rank` of the cluster. It has no release at
 // cluster scope, which would be a fence of the whole GPU: 1900 cycles a step instead of 400. None
 // is needed, because it orders reads only, by instructions that have completed.
@@ -71,18 +67,6 @@ __device__ __forceinline__ void GrowRegisters() {
 template <int kRegisters>
 __device__ __forceinline__ void ShrinkRegisters() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
-}
-
-// ---- announcements between blocks in global memory ---------------------------------------------
-
-__device__ __forceinline__ uint32_t LoadAcquire(const uint32_t* at) {
-  uint32_t v;
-  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(at) : "memory");
-  return v;
-}
-
-__device__ __forceinline__ void StoreRelease(uint32_t* at, uint32_t value) {
-  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
 }
 
 }  // namespace awqd::cuda

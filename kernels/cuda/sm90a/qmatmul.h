@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "kernels/cuda/common/grouped.h"
-#include "kernels/cuda/sm90a/schedule.h"
+#include "kernels/cuda/common/schedule.h"
 #include "kernels/cuda/sm90a/tiles.h"
 #include "kernels/device.h"
 #include "kernels/types.h"

@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "kernels/cuda/sm90a/schedule.h"
+#include "kernels/cuda/common/schedule.h"
 #include "kernels/cuda/sm90a/tile_list.h"
 #include "kernels/types.h"
 

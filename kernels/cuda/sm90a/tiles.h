@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
-#include "kernels/cuda/sm90a/schedule.h"
+#include "kernels/cuda/common/schedule.h"
 #include "kernels/layouts/mma16.h"
 #include "kernels/types.h"
 #include "kernels/weight.h"

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "kernels/cuda/sm90a/schedule.h"
+#include "kernels/cuda/common/schedule.h"
 #include "kernels/cuda/sm90a/tile_list_w4.h"
 #include "tests/kernels/cuda/gpus.h"
 

@@ -1,5 +1,5 @@
-// Who computes what in the persistent product. Tiles are cut along K where whole tiles would not
-// give every cluster equal work.
+// Who computes what in the persistent product, and in sm80/even.cuh, where a cluster is one block.
+// Tiles are cut along K where whole tiles would not give every cluster equal work.
 //
 // A tile is `k_blocks` steps long. The first `split` tiles are laid end to end and cut into equal
 // runs of steps, one for each cluster; a cut may fall within a tile. The other tiles are dealt out

@@ -1,6 +1,6 @@
 // Every step of every tile belongs to exactly one cluster, and those who meet agree on who they
 // are.
-#include "kernels/cuda/sm90a/schedule.h"
+#include "kernels/cuda/common/schedule.h"
 
 #include <gtest/gtest.h>
 
