@@ -149,6 +149,9 @@ struct KernelRow {
   // Tokens it serves; of kGroupedMatmul the rows of each expert that has some, on average.
   int64_t min_m = 0;
   int64_t max_m = -1;  // inclusive; -1: no bound
+  // The least tokens of a weight for which the row's priority counts; with fewer it serves only
+  // where no other row does. Null: min_m.
+  int64_t (*preferred_from)(const WeightShape&, const DeviceInfo&) = nullptr;
   // A fused matmul that was measured against decoding the weight first, at every count of tokens
   // that it serves and every shape of a model's layers, and is faster or within 5 %.
   bool replaces_dense = false;

@@ -12,7 +12,16 @@
 namespace awqd {
 namespace {
 
-using Rows = std::vector<const KernelRow*>;
+// A row that supports the weight, and from how many tokens on its priority counts.
+struct Usable {
+  const KernelRow* row;
+  int64_t preferred_from;
+};
+using Rows = std::vector<Usable>;
+
+Usable UsableOf(const KernelRow* row, const WeightShape& shape, const DeviceInfo& device) {
+  return {row, row->preferred_from != nullptr ? row->preferred_from(shape, device) : 0};
+}
 
 // A row that is only for forcing steps aside whenever the list holds any other row for the same
 // work.
@@ -23,14 +32,17 @@ bool StepsAside(const KernelRow& row, absl::Span<const KernelRow* const> rows) {
          });
 }
 
-// The highest priority row of `rows` for m tokens on `path`; among equals the first. Rows of other
-// operations than a product of floating activations are all of Path::kFused.
+// The highest priority row of `rows` for m tokens on `path`, of those whose priority counts there
+// if there are any; among equals the first. Rows of other operations than a product of floating
+// activations are all of Path::kFused.
 const KernelRow* Best(const Rows& rows, Op op, Path path, int64_t m) {
   const KernelRow* best = nullptr;
-  for (const KernelRow* row : rows) {
+  std::pair<bool, int> highest;
+  for (const auto& [row, preferred_from] : rows) {
     if (row->op != op || row->path != path) continue;
     if (m < row->min_m || (row->max_m >= 0 && m > row->max_m)) continue;
-    if (best == nullptr || row->priority > best->priority) best = row;
+    const std::pair<bool, int> rank = {m >= preferred_from, row->priority};
+    if (best == nullptr || rank > highest) best = row, highest = rank;
   }
   return best;
 }
@@ -38,9 +50,10 @@ const KernelRow* Best(const Rows& rows, Op op, Path path, int64_t m) {
 // Token counts at which the answer of Best can change.
 std::set<int64_t> Breakpoints(const Rows& rows, Op op, Path path) {
   std::set<int64_t> points = {1};
-  for (const KernelRow* row : rows) {
+  for (const auto& [row, preferred_from] : rows) {
     if (row->op != op || row->path != path) continue;
     points.insert(std::max<int64_t>(row->min_m, 1));
+    points.insert(std::max<int64_t>(preferred_from, 1));
     if (row->max_m >= 0) points.insert(row->max_m + 1);
   }
   return points;
@@ -72,8 +85,9 @@ struct Candidate {
 Candidate PlanInLayout(const Layout* layout, const Rows& rows) {
   Candidate out{layout, {}, std::nullopt};
   Rows readers;
-  for (const KernelRow* row : rows) {
-    if (row->layout == layout || row->layout == nullptr) readers.push_back(row);
+  for (const Usable& usable : rows) {
+    const Layout* reads = usable.row->layout;
+    if (reads == layout || reads == nullptr) readers.push_back(usable);
   }
   PlanPath(readers, Op::kMatmul, Path::kFused, &out.plan.matmul);
   PlanPath(readers, Op::kMatmul, Path::kDequantize, &out.plan.matmul);
@@ -105,7 +119,7 @@ absl::StatusOr<Plan> Select(const WeightShape& shape, const DeviceInfo& device,
     std::string why = WhyNot(*row, shape, device);
     if (why.empty() && StepsAside(*row, rows)) why = "only when asked for by name";
     if (why.empty()) {
-      usable.push_back(row);
+      usable.push_back(UsableOf(row, shape, device));
     } else {
       refused.push_back({std::string(row->name), std::move(why)});
     }
@@ -121,7 +135,7 @@ absl::StatusOr<Plan> Select(const WeightShape& shape, const DeviceInfo& device,
                                                  " [", shape.k, ", ", shape.n, "] on ", device.id,
                                                  ": ", Join(refused)));
   }
-  for (const KernelRow* row : usable) {
+  for (const auto& [row, preferred_from] : usable) {
     if (row->layout != nullptr && row->layout != best.layout) {
       refused.push_back(
           {std::string(row->name), absl::StrCat("reads layout ", row->layout->name,

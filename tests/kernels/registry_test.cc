@@ -121,6 +121,31 @@ TEST_F(SelectTest, SaysHowAKernelCutsTheProduct) {
               HasSubstr("a/small (1-32: narrow, 64-2048: wide, 4096: widest)"));
 }
 
+TEST_F(SelectTest, APriorityMayCountFromACountOfTokensOnThatDependsOnTheWeight) {
+  KernelRow fast = Row("a/fast", Op::kMatmul, small_.layout, 99);
+  fast.min_m = 9;
+  fast.preferred_from = [](const WeightShape& shape, const DeviceInfo&) -> int64_t {
+    return shape.n > 1000 ? 9 : 17;
+  };
+  small_.max_m = -1;
+  const auto row = [&](int64_t n, int64_t m) {
+    const KernelRow* rows[] = {&fast, &small_, &dequantize_};
+    WeightShape shape = shape_;
+    shape.n = n;
+    return Select(shape, cpu_, rows)->rows.Matmul(Path::kFused, m);
+  };
+  EXPECT_EQ(row(1024, 8), &small_);
+  EXPECT_EQ(row(1024, 9), &fast);
+  EXPECT_EQ(row(64, 16), &small_);
+  EXPECT_EQ(row(64, 17), &fast);
+  // Alone it serves all that it can.
+  const KernelRow* rows[] = {&fast, &dequantize_};
+  const auto plan = Select(shape_, cpu_, rows);
+  ASSERT_TRUE(plan.ok());
+  EXPECT_EQ(plan->rows.Matmul(Path::kFused, 9), &fast);
+  EXPECT_EQ(plan->rows.Matmul(Path::kFused, 8), nullptr);
+}
+
 TEST_F(SelectTest, ALayoutThatCannotDequantizeIsNotChosen) {
   const KernelRow fast = Row("b/fast", Op::kMatmul, &kK16Layout, 99);
   const KernelRow* rows[] = {&any_, &fast, &dequantize_};

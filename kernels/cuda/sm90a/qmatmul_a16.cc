@@ -1,5 +1,5 @@
 // Rows sm90a/qmatmul_a16 and sm90a/qmatmul_a16_chained: the fused product on Hopper's tensor cores,
-// 17 tokens and more.
+// 17 tokens and more, of large layers 9 and more.
 #include <cstdint>
 #include <string>
 
@@ -10,11 +10,28 @@
 namespace awqd::cuda {
 namespace {
 
-// Up to 16, sm80/qmatmul_a16 is faster nearly everywhere: H100, 2026-11-23, 16 tokens of 28672 x
-// 8192 46.5 us there and 47.1 here, of 4096 x 4096 5.9 and 6.7, of 8192 x 8192 15.4 and 16.7; but
-// of 8192 x 57344 94.7 and 93.4. From 17 to 24 it depends on the layer: 24 tokens of 4096 x 4096
-// take 6.6 and 6.8, of 14336 x 4096 15.5 and 14.2, all layers of an 8B model in turn 61.6 and 61.7.
-constexpr int64_t kLeastTokens = 17;
+// From 17 tokens on it takes less time than the rows of sm80 on nearly every layer: H100,
+// 2026-11-23, 24 tokens of 4096 x 4096 take 6.6 us here and 6.8 there, of 14336 x 4096 15.5 and
+// 14.2, all layers of an 8B model in turn 61.6 and 61.7.
+constexpr int64_t kFromTokens = 17;
+// Where memory is so fast that it is not the limit, layers that give each multiprocessor
+// kManyRecords and more take less time here from 9 tokens on, with tiles of 16 tokens, which
+// records of one meta have. H200, 2026-11-27, 16 tokens here and by sm80/qmatmul_a16_scaled_sums
+// without even.cuh: 8192 x 57344, 434 records, 67.7 us and 87.7; 28672 x 8192, 217, 38.3 and 41.3;
+// 18432 x 7168, 122, 25.5 and 27.3; 4096 x 28672, 109, 21.6 and 21.8; 8192 x 8192, 62, 14.1
+// and 13.1. An H100 takes longer here: 8192 x 57344 95.9 and with even.cuh 91.6, 28672 x 8192 49.9
+// and 46.2.
+constexpr int64_t kFromTokensOfLarge = 9;
+constexpr int64_t kManyRecords = 115;
+constexpr int64_t kFastBytes = 4'000'000'000'000;  // a second
+
+int64_t PreferredFrom(const WeightShape& shape, const DeviceInfo& device) {
+  const WeightDescription& d = shape.description;
+  const bool one_meta = d.is_integer() && d.bits == 4 && mma16::MetasPerRecord(shape) == 1;
+  const int64_t records = mma16::TilesN(shape.n) * mma16::BlocksK(shape.k);
+  const bool large = one_meta && records >= kManyRecords * device.sm_count;
+  return large && device.memory_bytes_per_s >= kFastBytes ? kFromTokensOfLarge : kFromTokens;
+}
 
 std::string Tile(const WeightShape& shape, const DeviceInfo& device, int64_t m) {
   return DescribeTile(shape, device, m, DType::kFp16);
@@ -58,7 +75,8 @@ const KernelRow& PersistentA16Row() {
       .layout = &kMma16Layout,
       .min_arch = 90,
       .max_arch = 90,
-      .min_m = kLeastTokens,
+      .min_m = kFromTokensOfLarge,
+      .preferred_from = PreferredFrom,
       // tests/bench/README.md has the table.
       .replaces_dense = true,
       .priority = 20,
@@ -76,6 +94,8 @@ const KernelRow& ChainedA16Row() {
     out.name = "sm90a/qmatmul_a16_chained";
     out.batch_invariant = true;
     out.claims = ClaimsOfBits(kFourBits);
+    out.min_m = kFromTokens;
+    out.preferred_from = nullptr;
     // Above sm80/qmatmul_a16, whose sums have the same order, and below the row that keeps none.
     out.priority = 15;
     out.tile = DescribeChainedTile;

@@ -22,6 +22,7 @@ namespace awqd::cuda {
 // {tokens, records, cluster, parts, sets, slices}, then the costs. Products whose order of sums is
 // free.
 inline constexpr TileCost kFreeTiles4[] = {
+    {{16, 3, 1}, 0.438, 0.438},
     {{32, 1, 1, 2, 1, 2}, 0.190, 0.190, kEvery},
     {{32, 2, 1, 2, 1, 2}, 0.372, 0.372, kEvery},
     {{32, 2, 2}, 0.379, 0.379, kEvery},

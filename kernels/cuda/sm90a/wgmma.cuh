@@ -117,7 +117,9 @@ __device__ __forceinline__ uint64_t WholeDescriptor(uint32_t low) {
 template <int kTokens, bool kBf16>
 __device__ __forceinline__ void Wgmma(float (&d)[kTokens / 2], const uint32_t (&a)[4],
                                       uint64_t tokens, int add) {
-  if constexpr (kTokens == 32) {
+  if constexpr (kTokens == 16) {
+    AWQD_WGMMA_BOTH(16, AWQD_L8, 8, 9, 10, 11, 12, 13, AWQD_D8(0))
+  } else if constexpr (kTokens == 32) {
     AWQD_WGMMA_BOTH(32, AWQD_L16, 16, 17, 18, 19, 20, 21, AWQD_D16(0))
   } else if constexpr (kTokens == 40) {
     AWQD_WGMMA_BOTH(40, AWQD_L20, 20, 21, 22, 23, 24, 25, AWQD_D20(0))

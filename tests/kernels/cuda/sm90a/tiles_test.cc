@@ -81,9 +81,20 @@ TEST(PersistentTilesTest, TheLastTileCopiesItsTokensAndFewMore) {
   }
 }
 
-// Or a weight that is served in order would change rows where one that is not does not.
-TEST(PersistentTilesTest, BothRowsServeTheSameCounts) {
-  EXPECT_EQ(PersistentA16Row().min_m, ChainedA16Row().min_m);
+TEST(PersistentTilesTest, TheLargestLayersArePreferredFromNineTokensOnWhereMemoryIsFast) {
+  DeviceInfo h200 = H100();
+  h200.memory_bytes_per_s = 4'917'000'000'000;
+  const auto from = [&](int64_t k, int64_t n, const char* description) {
+    return PersistentA16Row().preferred_from({k, n, ParseDescription(description).value()}, h200);
+  };
+  EXPECT_EQ(from(8192, 57344, "w4g128z"), 9);
+  EXPECT_EQ(from(8192, 57344, "w4cz"), 9);
+  EXPECT_EQ(from(8192, 57344, "w4g64z"), 17);  // has no such tile
+  EXPECT_EQ(from(8192, 57344, "w8g128z"), 17);
+  EXPECT_EQ(from(8192, 57344, "e2m1g32+e8m0"), 17);
+  EXPECT_EQ(from(4096, 4096, "w4g128z"), 17);
+  h200.memory_bytes_per_s = 3'352'000'000'000;  // an H100's
+  EXPECT_EQ(from(8192, 57344, "w4g128z"), 17);
 }
 
 TEST(PersistentTilesTest, ThePlanSaysThem) {
