@@ -104,6 +104,7 @@ part_core() {
   local name
   for name in cuda_error_test cuda_slabs_test gpu_device_test gpu_dense_test; do run_test "$name" A=; done
   is_hopper gpu_tiles_test && run_test gpu_tiles_test A=
+  is_hopper gpu_even_test && run_test gpu_even_test A=
 }
 
 part_decode() {
@@ -154,7 +155,7 @@ part_history() {
 part_large() { run_test conformance_large_test AWQD_TEST_FULL=1; }
 
 part_sanitizer() {
-  local tool=compute-sanitizer which cases
+  local tool=compute-sanitizer which cases name
   command -v $tool >/dev/null || tool=/usr/local/cuda/bin/compute-sanitizer
   [[ -x $(command -v $tool) ]] || { skip sanitizer "compute-sanitizer is not installed"; return; }
   # The fault test faults on purpose; freed pools are not leaks; cuBLASLt's own kernels are not ours to race.
@@ -175,8 +176,10 @@ part_sanitizer() {
     # Nor does racecheck follow a warp whose first lane says for all of them, behind a __syncwarp,
     # that a slot of the ring was read: as soon as a ring is passed twice, each copy into it is a
     # hazard. With every lane saying so itself it finds none (H100, 2026-11-22: 100 and 0).
-    [[ $which != racecheck ]] && is_hopper "$which gpu_tiles_test" && have gpu_tiles_test &&
-      step "$which gpu_tiles_test" $tool --tool $which --error-exitcode 9 "$bin/gpu_tiles_test"
+    for name in gpu_tiles_test gpu_even_test; do
+      [[ $which != racecheck ]] && is_hopper "$which $name" && have $name &&
+        step "$which $name" $tool --tool $which --error-exitcode 9 "$bin/$name"
+    done
   done
   unset AWQD_TEST_NO_FAULTS
 }

@@ -8,6 +8,7 @@
 #include "kernels/base/status.h"
 #include "kernels/cuda/common/mma16.h"
 #include "kernels/cuda/core/error.h"
+#include "kernels/cuda/sm80/rows.h"
 #include "kernels/layouts/mma16.h"
 #include "kernels/registry.h"
 
@@ -103,11 +104,32 @@ absl::Status RunQMatmul(const MatmulArgs& args, StreamView stream) {
   }
 }
 
-absl::Status RunScaledSums(const MatmulArgs& args, StreamView stream) {
+absl::Status RunEvenScaledSums(const MatmulArgs& args, int blocks, StreamView stream) {
+  if (stream.counters == nullptr) {
+    return absl::InvalidArgumentError(
+        "the fused product of sm80: got a stream without counters, expected one of "
+        "Device::CreateStream");
+  }
   const DeviceInfo& device = args.weight->device->info();
   AWQD_RETURN_IF_ERROR(UseDevice(device.index));
+  QMatmulParams p = MakeParams(args, {}, device);
+  p.schedule = MakeSchedule(static_cast<int>(mma16::TilesN(p.n)), p.k_blocks, blocks);
+  p.sums = static_cast<float*>(args.workspace);
+  p.counters = stream.counters;
+  return args.x.dtype == DType::kBf16 ? LaunchEvenScaledSums<DType::kBf16, 4>(p, device, stream)
+                                      : LaunchEvenScaledSums<DType::kFp16, 4>(p, device, stream);
+}
+
+absl::Status RunScaledSums(const MatmulArgs& args, StreamView stream) {
+  const DeviceInfo& device = args.weight->device->info();
+  const WeightShape& shape = args.weight->shape;
+  const int64_t m = args.x.rows;
+  if (const int blocks = EvenBlocks(shape, m, device); blocks > 0) {
+    return RunEvenScaledSums(args, blocks, stream);
+  }
+  AWQD_RETURN_IF_ERROR(UseDevice(device.index));
   const DType x = args.x.dtype;
-  const MatmulTile tile = ChooseMatmulTile(args.weight->shape, args.x.rows, device, x);
+  const MatmulTile tile = ChooseMatmulTile(shape, m, device, x);
   const QMatmulParams p = MakeParams(args, tile, device);
   return x == DType::kBf16 ? LaunchScaledSums<DType::kBf16, 4>(p, tile, device, stream)
                            : LaunchScaledSums<DType::kFp16, 4>(p, tile, device, stream);

@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "kernels/cuda/common/grouped.h"
+#include "kernels/cuda/common/schedule.h"
 #include "kernels/cuda/sm80/tiles.h"
 #include "kernels/device.h"
 #include "kernels/types.h"
@@ -43,6 +44,10 @@ struct QMatmulParams {
   // Of a grouped product, one for each row of blocks; instead of records, outer, bias and m.
   const GroupedTile* tiles;
   int tile_count;
+  // Where every block has as many records (even.cuh).
+  Schedule schedule;
+  float* sums;         // room for those of a tile for each block
+  uint32_t* counters;  // those of the stream, zero
 };
 
 // For activations of dtype kX, FP16, BF16 or, of integer codes, INT8, and codes of kBits bits.
@@ -58,6 +63,10 @@ absl::Status LaunchQMatmul(const QMatmulParams& params, const MatmulTile& tile,
 template <DType kX, int kBits>
 absl::Status LaunchScaledSums(const QMatmulParams& params, const MatmulTile& tile,
                               const DeviceInfo& device, StreamView stream);
+// The same by even.cuh.
+template <DType kX, int kBits>
+absl::Status LaunchEvenScaledSums(const QMatmulParams& params, const DeviceInfo& device,
+                                  StreamView stream);
 
 // The products of a stack of experts, weights of 4-bit codes.
 template <DType kX>

@@ -23,6 +23,19 @@ std::string RefusesScaledSums(const WeightShape& shape, const DeviceInfo&) {
   return absl::StrCat("takes groups of 64 and multiples of 128, got ", shape.group_rows());
 }
 
+// Even blocks have room for the sums of a tile each.
+int64_t ScaledSumsWorkspace(const WeightShape& shape, const DeviceInfo& device, int64_t) {
+  const bool even = EvenBlocks(shape, 1, device) > 0;
+  return even ? int64_t{4} * kMostTokensOfScaledSums * mma16::kTileN * device.sm_count : 0;
+}
+
+std::string ScaledSumsTile(const WeightShape& shape, const DeviceInfo& device, int64_t m) {
+  const int blocks = EvenBlocks(shape, m, device);
+  if (blocks == 0) return Tile(shape, device, m);
+  return absl::StrCat(m > kEvenTiles[0].tokens ? kEvenTiles[1].tokens : kEvenTiles[0].tokens, "x",
+                      mma16::kTileN, " evenly on ", blocks, " blocks");
+}
+
 }  // namespace
 
 const KernelRow& ScaledSumsA16() {
@@ -36,6 +49,8 @@ const KernelRow& ScaledSumsA16() {
     out.batch_invariant = false;
     out.priority = 11;  // above sm80/qmatmul_a16
     out.refuses = RefusesScaledSums;
+    out.tile = ScaledSumsTile;
+    out.workspace_bytes = ScaledSumsWorkspace;
     out.matmul = RunScaledSums;
     return out;
   }();

@@ -133,6 +133,17 @@ class TileLoader {
     codes_ += next, tokens_ += next;
   }
 
+  // Goes on elsewhere: so many records on from the block after the one just loaded, and so many
+  // blocks of K. Either may be negative.
+  __device__ __forceinline__ void Move(int records, int blocks) {
+#pragma unroll
+    for (int r = 0; r < Config::kRowTiles; ++r) {
+      weights_[r] += static_cast<int64_t>(records) * slot_.record_bytes;
+    }
+    k_left_ -= blocks * mma16::kBlockK;
+    x_ += blocks * mma16::kBlockK;
+  }
+
   // Ends the copies that the hardware does not carry out by itself.
   __device__ __forceinline__ void Land() { copies_.Land(); }
 

@@ -94,6 +94,12 @@ inline constexpr MatmulVariant kGroupedTiles[] = {
 // grows with the tokens, what it saves in decoding weights does not.
 inline constexpr int kMostTokensOfScaledSums = 16;
 
+// Those of even.cuh, in ascending order of tokens, and how many sets of sums of all consumers a
+// block has room for: one is filled while the other is read.
+inline constexpr int kEvenPlaces = 2;
+inline constexpr MatmulVariant kEvenTiles[] = {{8, 1, 4, 4, 1}, {16, 1, 5, 3, 1}};
+static_assert(kEvenTiles[1].tokens == kMostTokensOfScaledSums);
+
 // The metas of the records that serve those of `metas`. Integers have records of 0, 1 and 2, and of
 // as many as a call tells, up to 8; those of 2 are told too but for 4 bits, which most weights
 // have, where sums are scaled (not `exact`). E2M1 has records of 4, a scale

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "kernels/cuda/common/schedule.h"
 #include "kernels/layouts/mma16.h"
 
 namespace awqd::cuda {
@@ -103,6 +104,33 @@ MatmulTile ChooseGroupedTile(const WeightShape& shape, int64_t rows, const Devic
     if (tile.tokens >= rows) break;
   }
   return tile;
+}
+
+int64_t EvenSharedBytes(const MatmulVariant& variant, RingBytes bytes) {
+  const int64_t slot = bytes.record + variant.tokens * mma16::kBlockK * bytes.x;
+  const int64_t place = int64_t{4} * variant.tokens * SumStride(mma16::kTileN);
+  return variant.chains * (variant.stages * slot + kEvenPlaces * place) + kEvenPlaces * 8;
+}
+
+// Where tiles are more than the multiprocessors, one of these gets more of them than another. H100,
+// 2026-11-27, with whole tiles and evenly, one token and 16: 3584 x 37888, 4.48 tiles for each,
+// 29.9 and 38.4 us, 27.3 and 30.8; 8192 x 57344, 6.79, 89.7 and 98.8, 86.0 and 91.6; 8192 x 10240,
+// 1.21, 18.0 and 21.0, 17.8 and 19.7; 4096 x 28672, 3.39, 24.2 and 26.4, 23.6 and 26.5. Where they
+// are fewer it takes longer, because every block waits for another to its end: 8192 x 8192, 0.97,
+// 13.3 and 14.7.
+int EvenBlocks(const WeightShape& shape, int64_t m, const DeviceInfo& device) {
+  // The least that were measured.
+  constexpr int64_t kLeastRecordsOfTile = 28, kLeastRecordsOfBlock = 60;
+  constexpr int kMostBlocks = 256;  // schedule.h
+  const int64_t tiles = mma16::TilesN(shape.n), k_blocks = mma16::BlocksK(shape.k);
+  const int64_t sms = device.sm_count;
+  const MatmulVariant& variant = kEvenTiles[m > kEvenTiles[0].tokens];
+  const bool serves =
+      device.arch >= 90 && sms <= kMostBlocks && k_blocks <= kMostKBlocks &&
+      EvenSharedBytes(variant, RingBytesOf(shape, DType::kFp16)) <= device.shared_bytes_per_block;
+  const bool pays = tiles > sms && k_blocks >= kLeastRecordsOfTile &&
+                    tiles * k_blocks >= kLeastRecordsOfBlock * sms;
+  return serves && pays ? device.sm_count : 0;
 }
 
 int MatmulPrefetch(const MatmulTile& tile, int64_t m, int64_t n, bool staged,

@@ -70,6 +70,14 @@ int MatmulPrefetch(const MatmulTile& tile, int64_t m, int64_t n, bool staged,
 MatmulTile ChooseMatmulTile(const WeightShape& shape, int64_t m, const DeviceInfo& device,
                             DType x = DType::kFp16);
 
+// The blocks of a product of m <= kMostTokensOfScaledSums tokens by even.cuh: one for each
+// multiprocessor. 0 where it would not take less time, or does not fit.
+int EvenBlocks(const WeightShape& shape, int64_t m, const DeviceInfo& device);
+
+// Dynamic shared memory of such a block: the rings of its consumers, two places for the sums of
+// them all, and a barrier for each place.
+int64_t EvenSharedBytes(const MatmulVariant& variant, RingBytes bytes);
+
 // For a grouped product in which an expert has `rows` rows on average. The chains depend on K
 // alone, and the device, so a row has the same bits whatever the others are.
 MatmulTile ChooseGroupedTile(const WeightShape& shape, int64_t rows, const DeviceInfo& device);

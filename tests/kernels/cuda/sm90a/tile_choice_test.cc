@@ -66,7 +66,7 @@ TEST(PersistentTilesTest, FewTokensGetNarrowTilesAndManyWideOnes) {
   EXPECT_EQ(choice(4096, 4096, 32), (PersistentTile{32, 1, 1, 2, 1, 2}));
   EXPECT_EQ(choice(14336, 4096, 32), (PersistentTile{32, 1, 1, 2, 1, 2}));
   EXPECT_EQ(choice(28672, 8192, 32), (PersistentTile{32, 2, 1, 2, 1, 2}));
-  EXPECT_EQ(choice(8192, 10240, 32), (PersistentTile{40, 3, 1, 2}));
+  EXPECT_EQ(choice(8192, 10240, 32), (PersistentTile{32, 2, 2}));
   EXPECT_EQ(choice(4096, 28672, 32), (PersistentTile{32, 2, 2}));
   EXPECT_EQ(choice(4096, 28672, 64), (PersistentTile{64, 3, 1}));
   EXPECT_EQ(choice(4096, 4096, 64), (PersistentTile{64, 1, 1, 2, 1, 2}));
