@@ -175,7 +175,8 @@ part_sanitizer() {
       "$bin/conformance_test" --gtest_filter="${AWQD_SANITIZER_FILTER:-$cases}"
     # Nor does racecheck follow a warp whose first lane says for all of them, behind a __syncwarp,
     # that a slot of the ring was read: as soon as a ring is passed twice, each copy into it is a
-    # hazard. With every lane saying so itself it finds none (H100, 2026-11-22: 100 and 0).
+    # hazard. With every lane saying so itself it finds none (H100, 2026-11-22: 100 and 0). Of
+    # gpu_even_test the consumers and the finisher pass different numbers of barriers.
     for name in gpu_tiles_test gpu_even_test; do
       [[ $which != racecheck ]] && is_hopper "$which $name" && have $name &&
         step "$which $name" $tool --tool $which --error-exitcode 9 "$bin/$name"

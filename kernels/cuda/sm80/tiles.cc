@@ -112,12 +112,16 @@ int64_t EvenSharedBytes(const MatmulVariant& variant, RingBytes bytes) {
   return variant.chains * (variant.stages * slot + kEvenPlaces * place) + kEvenPlaces * 8;
 }
 
-// Where tiles are more than the multiprocessors, one of these gets more of them than another. H100,
-// 2026-11-27, with whole tiles and evenly, one token and 16: 3584 x 37888, 4.48 tiles for each,
-// 29.9 and 38.4 us, 27.3 and 30.8; 8192 x 57344, 6.79, 89.7 and 98.8, 86.0 and 91.6; 8192 x 10240,
-// 1.21, 18.0 and 21.0, 17.8 and 19.7; 4096 x 28672, 3.39, 24.2 and 26.4, 23.6 and 26.5. Where they
-// are fewer it takes longer, because every block waits for another to its end: 8192 x 8192, 0.97,
-// 13.3 and 14.7.
+// Where tiles are more than the multiprocessors, one of these gets more of them than another, or
+// they come in waves. One token and 16 by whole tiles and evenly, 2026-11-27: H100, 3584 x 37888,
+// 4.48 tiles for each multiprocessor, 29.9 and 38.4 us, 27.3 and 30.8; 8192 x 57344, 6.79, 89.7
+// and 98.8, 86.0 and 91.6; 8192 x 10240, 1.21, 18.0 and 21.0, 17.8 and 19.7. H200, 3584 x 18944,
+// 2.24, 12.4 and 16.5, 11.6 and 14.6.
+//
+// A multiprocessor has room for four blocks of whole tiles, and three or four even out what each
+// of them waits for: 4096 x 28672, 3.39, H100 24.2 and 26.4, evenly 23.6 and 26.5, H200 17.7 and
+// 21.8, 18.2 and 22.6. Where tiles are fewer than the multiprocessors every block waits for another
+// to its end: H100, 8192 x 8192, 0.97, 13.3 and 15.3, 14.7 and 15.9.
 int EvenBlocks(const WeightShape& shape, int64_t m, const DeviceInfo& device) {
   // The least that were measured.
   constexpr int64_t kLeastRecordsOfTile = 28, kLeastRecordsOfBlock = 60;
@@ -128,8 +132,9 @@ int EvenBlocks(const WeightShape& shape, int64_t m, const DeviceInfo& device) {
   const bool serves =
       device.arch >= 90 && sms <= kMostBlocks && k_blocks <= kMostKBlocks &&
       EvenSharedBytes(variant, RingBytesOf(shape, DType::kFp16)) <= device.shared_bytes_per_block;
-  const bool pays = tiles > sms && k_blocks >= kLeastRecordsOfTile &&
-                    tiles * k_blocks >= kLeastRecordsOfBlock * sms;
+  const bool uneven = (tiles > sms && 2 * tiles <= 5 * sms) || tiles > 4 * sms;
+  const bool pays =
+      uneven && k_blocks >= kLeastRecordsOfTile && tiles * k_blocks >= kLeastRecordsOfBlock * sms;
   return serves && pays ? device.sm_count : 0;
 }
 

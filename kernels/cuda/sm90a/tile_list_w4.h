@@ -11,8 +11,9 @@
 //
 // Where scales multiply sums (persistent.cuh, ScalesSums), the costs were fitted to timings on an
 // H200, 2026-11-27, which computes as fast as an H100 and reads faster: of wider tiles the fit is
-// 1 % off there. None is less than what an H100 takes to read so many records. They are those of
-// groups of 128 and more; of the others the same tiles take up to a fifth longer.
+// 1 % off there. An H100 cannot read as fast as tiles of 32 tokens compute, by up to a tenth; no
+// other tile is faster there. The costs are those of groups of 128 and more; of the others the same
+// tiles take up to a fifth longer.
 #pragma once
 
 #include "kernels/cuda/sm90a/tile_list.h"
@@ -23,9 +24,9 @@ namespace awqd::cuda {
 // free.
 inline constexpr TileCost kFreeTiles4[] = {
     {{16, 3, 1}, 0.438, 0.438},
-    {{32, 1, 1, 2, 1, 2}, 0.190, 0.190, kEvery},
-    {{32, 2, 1, 2, 1, 2}, 0.372, 0.372, kEvery},
-    {{32, 2, 2}, 0.379, 0.379, kEvery},
+    {{32, 1, 1, 2, 1, 2}, 0.171, 0.167, kEvery},
+    {{32, 2, 1, 2, 1, 2}, 0.331, 0.332, kEvery},
+    {{32, 2, 2}, 0.379, 0.371, kEvery},
     {{40, 3, 1, 2}, 0.548, 0.568},
     {{48, 1, 1, 2, 1, 2}, 0.204, 0.199},
     {{48, 2, 1, 2}, 0.396, 0.386},

@@ -50,18 +50,22 @@ TEST(ChooseMatmulTile, KeepsTheChainsForEveryNumberOfTokens) {
   }
 }
 
-TEST(EvenBlocks, AreOneForEachMultiprocessorWhereTilesAreMore) {
+TEST(EvenBlocks, AreOneForEachMultiprocessorWhereWholeTilesAreUneven) {
   EXPECT_EQ(EvenBlocks(Weight(3584, 18944), 1, H100()), 132);
   EXPECT_EQ(EvenBlocks(Weight(8192, 57344, 64), 16, H100()), 132);
   EXPECT_EQ(EvenBlocks(Weight(8192, 132 * 64), 1, H100()), 0) << "as many tiles";
   EXPECT_EQ(EvenBlocks(Weight(8192, 132 * 64 + 1), 1, H100()), 132);
+  EXPECT_EQ(EvenBlocks(Weight(8192, 330 * 64), 1, H100()), 132);
+  EXPECT_EQ(EvenBlocks(Weight(8192, 331 * 64), 1, H100()), 0) << "three or four at a time";
+  EXPECT_EQ(EvenBlocks(Weight(4096, 528 * 64), 1, H100()), 0);
+  EXPECT_EQ(EvenBlocks(Weight(4096, 529 * 64), 1, H100()), 132) << "waves";
   EXPECT_EQ(EvenBlocks(Weight(2048, 57344), 1, H100()), 0) << "short tiles";
   EXPECT_EQ(EvenBlocks(Weight(4096, 10240), 1, H100()), 0) << "few records";
   EXPECT_EQ(EvenBlocks(Weight(3584, 18944), 1, Gpu(80, 108, 166912)), 0) << "before sm_90";
   // What an RTX 50 has: no room, as with 16 tokens for what has room with 8.
-  EXPECT_EQ(EvenBlocks(Weight(4096, 28672), 1, Gpu(120, 84, 101376)), 0);
-  EXPECT_EQ(EvenBlocks(Weight(4096, 28672), 8, Gpu(90, 132, 131072)), 132);
-  EXPECT_EQ(EvenBlocks(Weight(4096, 28672), 9, Gpu(90, 132, 131072)), 0);
+  EXPECT_EQ(EvenBlocks(Weight(8192, 10240), 1, Gpu(120, 84, 101376)), 0);
+  EXPECT_EQ(EvenBlocks(Weight(3584, 18944), 8, Gpu(90, 132, 131072)), 132);
+  EXPECT_EQ(EvenBlocks(Weight(3584, 18944), 9, Gpu(90, 132, 131072)), 0);
 }
 
 TEST(ChooseMatmulTile, DealsLongChainsOutToTwoBlocksWhereActivationsAreMany) {
