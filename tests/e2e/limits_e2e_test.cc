@@ -135,7 +135,7 @@ TEST_F(LimitsTest, AMemoryQuotaUsedUpEndsCallsAndNothingElse) {
 // The first answer fills what the client will take unread; those that follow wait behind it.
 TEST_F(LimitsTest, RequestsOfAStreamThatNobodyReadsLeaveNothing) {
   constexpr int kPadded = 6, kFailing = 16;
-  Start({});
+  StartMeasured({});
   v1::QuantizedMatmulRequest first = RequestOf(8 * kLimit);
   first.clear_request_id();
   first.set_output_dtype(v1::FP32);
