@@ -1,12 +1,12 @@
 // The fused product of few tokens where tiles do not divide evenly among the multiprocessors: one
-// block for each, all with equally many records. Device code only, for sm_90 and later.
+// block for each, all with equally many records. For sm_90 and later.
 //
 // common/schedule.h says which pieces of which tiles a block has. Each piece is shared among the
-// block's consumers, so that these have equally many records too. A consumer leaves the
-// sums of a piece in shared memory and goes on with the next. Four more warps, the finisher, add
-// them up and store them: y, or what a later block needs to finish the tile. They wait for sums of
-// earlier blocks while consumers still multiply. So nobody who multiplies waits for a sum but for
-// room to leave it in.
+// block's consumers, so that these have equally many records too. A consumer leaves the sums of a
+// piece in shared memory and goes on with the next. Four more warps, the finisher, add them up and
+// store them: y, or what a later block needs to finish the tile. They wait for sums of earlier
+// blocks while consumers still multiply. So nobody who multiplies waits for a sum but for room to
+// leave it in.
 //
 // The order of a sum depends on the weight, the device and whether there are more than 8 tokens,
 // not on chance.
