@@ -72,11 +72,20 @@ absl::Status Pack(const HostWeight& weight, Device& device, DeviceWeight* out) {
 
 absl::StatusOr<PreparedSize> PreparedBytes(const HostWeight& weight, const DeviceInfo& device) {
   WeightShape shape = ShapeOf(weight);
-  std::vector<int> octaves = {shape.scale_octaves};
-  if (weight.description.scale_dtype && weight.scales.empty()) octaves.push_back(kAnyOctaves);
+  struct Measured {
+    int octaves;
+    bool large;
+  };
+  std::vector<Measured> scales = {{shape.scale_octaves, shape.large_scales}};
+  if (weight.description.scale_dtype && weight.scales.empty()) {
+    const bool half = weight.description.scale_dtype == DType::kFp16;
+    if (half) scales.push_back({0, true});
+    scales.push_back({kAnyOctaves, half});
+  }
   PreparedSize out;
-  for (const int scale_octaves : octaves) {
-    shape.scale_octaves = scale_octaves;
+  for (const Measured& measured : scales) {
+    shape.scale_octaves = measured.octaves;
+    shape.large_scales = measured.large;
     AWQD_ASSIGN_OR_RETURN(const Plan plan, Select(shape, device, AllKernels()));
     const int64_t bytes = SectionsOf(*plan.layout, shape, &weight).total();
     out.least = out.most == 0 ? bytes : std::min(out.least, bytes);

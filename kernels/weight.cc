@@ -88,6 +88,28 @@ int OctavesOfColumn(const HostWeight& w, int64_t groups, int64_t col) {
   return least > most ? 0 : most - least;
 }
 
+// The facts of FP16 scales. Almost every weight has none that is large, which one pass over their
+// bits tells.
+void MeasureHalfScales(const HostWeight& w, WeightShape* out) {
+  const int64_t count = static_cast<int64_t>(w.scales.size()) / 2;
+  uint16_t most = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    uint16_t bits;
+    std::memcpy(&bits, w.scales.data() + 2 * i, 2);
+    bits &= 0x7fff;
+    most = std::max(most, bits < 0x7c00 ? bits : uint16_t{0});
+  }
+  out->large_scales = PassesHalf(w.description, HalfToFloat(most));
+  if (!out->large_scales) return;
+  const int64_t groups = out->groups(), step = out->block_cols();
+  for (int64_t col = 0; col < w.n; col += step) {
+    bool large = false;
+    for (int64_t g = 0; g < groups; ++g) large |= PassesHalf(w.description, w.Scale(g, col));
+    if (!large) continue;
+    out->scale_octaves = std::max(out->scale_octaves, OctavesOfColumn(w, groups, col));
+  }
+}
+
 // The largest |code - zero|.
 int64_t LargestInteger(const WeightDescription& d) {
   const int64_t most = (1 << d.bits) - 1;
@@ -154,11 +176,19 @@ absl::Status Validate(const HostWeight& w) {
   return absl::OkStatus();
 }
 
+bool PassesHalf(const WeightDescription& d, float scale) {
+  constexpr float kLargestHalf = 65504;
+  return d.scale_dtype == DType::kFp16 && d.is_integer() && !d.real_zeros() &&
+         std::isfinite(scale) &&
+         std::fabs(scale) * static_cast<float>(LargestInteger(d)) > kLargestHalf;
+}
+
 WeightShape ShapeOf(const HostWeight& w) {
   WeightShape out = w.shape();
   const std::optional<DType> scale = w.description.scale_dtype;
-  if (scale != DType::kBf16 && scale != DType::kFp32 && scale != DType::kE8m0) return out;
   if (w.scales.empty()) return out;  // not read yet
+  if (scale == DType::kFp16) MeasureHalfScales(w, &out);
+  if (scale != DType::kBf16 && scale != DType::kFp32 && scale != DType::kE8m0) return out;
   const int64_t groups = out.groups(), step = out.block_cols();
   for (int64_t col = 0; col < w.n; col += step) {
     out.scale_octaves = std::max(out.scale_octaves, OctavesOfColumn(w, groups, col));

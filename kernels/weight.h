@@ -26,8 +26,11 @@ struct WeightShape {
   WeightDescription description;
   // Least number of octaves that the scales of every column lie within, zeros left out: what a
   // layout with scales of a narrower exponent has to hold. Measured for BF16, FP32 and E8M0 scales,
-  // else 0.
+  // and of FP16 scales for the columns that large_scales is about; else 0.
   int scale_octaves = 0;
+  // Scales are FP16, and an integer of the codes times one may be a finite number that FP16 does
+  // not hold.
+  bool large_scales = false;
 
   // Rows of K that share a scale, and how often that is; the last group may be short.
   int64_t group_rows() const { return description.block_rows == 0 ? k : description.block_rows; }
@@ -76,7 +79,7 @@ struct HostWeight {
   std::vector<float> bias;
   DeclaredActivations activations;
 
-  // Without scale_octaves: what the size of every part follows from.
+  // Without what is measured of the scales (ShapeOf).
   WeightShape shape() const { return {k, n, description}; }
   int code_bits() const { return CodeBits(description.bits); }
   int64_t group_rows() const { return shape().group_rows(); }
@@ -115,7 +118,11 @@ struct HostWeight {
 // no permutation. Scales may be any number: what they give is IEEE arithmetic's business.
 absl::Status Validate(const HostWeight& weight);
 
-// The facts of a weight, scale_octaves included.
+// Whether an integer of the codes times `scale`, an FP16 number, may be one that FP16 does not
+// hold. Infinite scales are none of these: what they give is infinite anyway.
+bool PassesHalf(const WeightDescription& description, float scale);
+
+// The facts of a weight, those that are measured of its scales included.
 WeightShape ShapeOf(const HostWeight& weight);
 
 // The parts of a packed weight. A layout says how many bytes it wants for codes, scales and zeros;

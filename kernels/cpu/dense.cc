@@ -55,6 +55,7 @@ struct Pass {
   char* y;
   cpu::Element y_type;
   const float* bias;
+  const float* row_factors;  // [rows], or null: all are 1
 };
 
 void RunSlab(const K16Weight& w, const cpu::Bodies& bodies, const Pass& pass, int64_t first,
@@ -70,6 +71,9 @@ void RunSlab(const K16Weight& w, const cpu::Bodies& bodies, const Pass& pass, in
               static_cast<int>(columns));
   const int64_t size = pass.y_type == cpu::Element::kFp32 ? 4 : 2;
   for (int64_t m = 0; m < pass.rows; ++m) {
+    for (int64_t c = 0; pass.row_factors != nullptr && c < columns; ++c) {
+      product[m * columns + c] *= pass.row_factors[m];
+    }
     bodies.from_float(product + m * columns, pass.bias != nullptr ? pass.bias + first : nullptr,
                       columns, pass.y_type, pass.y + (m * w.n + first) * size);
   }
@@ -88,10 +92,16 @@ absl::Status Matmul(const MatmulArgs& args, StreamView) {
   float* x = static_cast<float*>(args.workspace);
   float* slabs = x + chunk * Stride(w);
   for (int64_t m = 0; m < args.x.rows; m += chunk) {
-    const Pass pass = {x, std::min(chunk, args.x.rows - m),
-                       static_cast<char*>(args.y.data) + m * args.y.cols * SizeOf(args.y.dtype),
-                       cpu::ElementOf(args.y.dtype), args.bias};
-    cpu::ExpandRows(args.x, m, pass.rows, w, /*padded=*/false, Stride(w), x, device);
+    Pass pass = {x,
+                 std::min(chunk, args.x.rows - m),
+                 static_cast<char*>(args.y.data) + m * args.y.cols * SizeOf(args.y.dtype),
+                 cpu::ElementOf(args.y.dtype),
+                 args.bias,
+                 nullptr};
+    float factors[kMaxRows];
+    if (cpu::ExpandRows(args.x, m, pass.rows, w, /*padded=*/false, Stride(w), x, factors, device)) {
+      pass.row_factors = factors;
+    }
     device.pool().ParallelFor(CeilDiv(w.n, columns), [&](int64_t slab, int thread) {
       const int64_t first = slab * columns;
       RunSlab(w, bodies, pass, first, std::min(columns, w.n - first), slabs + thread * scratch);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 
 #include "kernels/exact.h"
 #include "kernels/layouts/k16.h"
@@ -116,7 +117,7 @@ K16Weight DescribeK16(const WeightShape& shape) {
     out.scale_bytes = static_cast<int>(SizeOf(*d.scale_dtype));
   }
   out.round_to_half = d.is_integer() && !d.real_zeros() && d.scale_dtype == DType::kFp16 &&
-                      d.outer == OuterKind::kNone;
+                      d.outer == OuterKind::kNone && !shape.large_scales;
   out.integers = !d.real_zeros() && d.scale_dtype.value_or(DType::kInt8) == DType::kInt8;
   out.scale_sums = k16.bits == 8 && k16.groups == 1 && d.zero_kind == ZeroKind::kConstant &&
                    d.zero == (d.is_integer() ? 128 : 0);
@@ -157,8 +158,20 @@ void WidenToken(const K16Weight& w, const int8_t* x, int16_t* out) {
   }
 }
 
-void ExpandRows(const ConstMatrixView& x, int64_t row_begin, int64_t rows, const K16Weight& weight,
-                bool padded, int64_t stride, float* out, CpuDevice& device) {
+float ScaleDownHugeRow(float* row, int64_t count) {
+  // Times weights of up to 2^24 and a K of 2^23, products of what is left stay below 2^127.
+  constexpr int32_t kHuge = std::bit_cast<int32_t>(0x1p80f), kInfinity = 0x7f800000;
+  int32_t largest = 0;  // the bits of magnitudes are ordered as these are
+  for (int64_t i = 0; i < count; ++i) {
+    largest = std::max(largest, std::bit_cast<int32_t>(row[i]) & 0x7fffffff);
+  }
+  if (largest < kHuge || largest >= kInfinity) return 1;
+  for (int64_t i = 0; i < count; ++i) row[i] *= 0x1p-64f;
+  return 0x1p64f;
+}
+
+bool ExpandRows(const ConstMatrixView& x, int64_t row_begin, int64_t rows, const K16Weight& weight,
+                bool padded, int64_t stride, float* out, float* factors, CpuDevice& device) {
   const Bodies& bodies = BodiesFor(device.info().isa);
   const Element type = ElementOf(x.dtype);
   const int64_t size = SizeOf(x.dtype);
@@ -177,7 +190,9 @@ void ExpandRows(const ConstMatrixView& x, int64_t row_begin, int64_t rows, const
       std::fill(to + at + count, to + std::min(at + step, end), 0.0f);
     }
     std::fill(to + std::min(at, end), to + end, 0.0f);
+    factors[m] = type == Element::kFp16 ? 1 : ScaleDownHugeRow(to, std::min(at, end));
   });
+  return std::any_of(factors, factors + rows, [](float factor) { return factor != 1; });
 }
 
 }  // namespace awqd::cpu

@@ -30,10 +30,15 @@ int64_t TilesOfPanelTask(const K16Weight& weight, int64_t threads);
 // FP16, BF16 or FP32.
 Element ElementOf(DType dtype);
 
+// Multiplies a row of x by a power of two, if its partial sums could pass FP32 although the exact
+// sums do not. Returns what its sums are to be multiplied by; 1 for almost every row.
+float ScaleDownHugeRow(float* row, int64_t count);
+
 // Writes `rows` rows of x from `row_begin` as FP32, `stride` floats apart, with the groups padded
-// as in the layout when `padded`, else as they are.
-void ExpandRows(const ConstMatrixView& x, int64_t row_begin, int64_t rows, const K16Weight& weight,
-                bool padded, int64_t stride, float* out, CpuDevice& device);
+// as in the layout when `padded`, else as they are. ScaleDownHugeRow's answers go to `factors`,
+// [rows]; returns whether any is not 1.
+bool ExpandRows(const ConstMatrixView& x, int64_t row_begin, int64_t rows, const K16Weight& weight,
+                bool padded, int64_t stride, float* out, float* factors, CpuDevice& device);
 
 // One token of INT8 as the integer products read it: 16 bits an element, the groups padded with
 // zeros as in the layout. `out`: [weight.blocks * 128].

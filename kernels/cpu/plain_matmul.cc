@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "kernels/cpu/device.h"
+#include "kernels/cpu/k16_access.h"
 #include "kernels/cpu/plain_access.h"
 #include "kernels/cpu/rows.h"
 #include "kernels/exact.h"
@@ -20,9 +21,10 @@ int64_t Workspace(const WeightShape& shape, const DeviceInfo&, int64_t m) {
   return std::min(m, kTokens) * shape.k * static_cast<int64_t>(sizeof(float));
 }
 
-// Tokens [first, first + count), whose x is [count, K] in FP32, by columns [col, col + cols).
-void Multiply(const MatmulArgs& args, const float* x, int64_t first, int64_t count, int64_t col,
-              int64_t cols) {
+// Tokens [first, first + count), whose x is [count, K] in FP32, by columns [col, col + cols). Sums
+// of token m are multiplied by factors[m].
+void Multiply(const MatmulArgs& args, const float* x, const float* factors, int64_t first,
+              int64_t count, int64_t col, int64_t cols) {
   const int64_t k = args.x.cols;
   cpu::PlainColumns weight(*args.weight, col, cols);
   std::vector<float> sums(count * cols);
@@ -36,7 +38,7 @@ void Multiply(const MatmulArgs& args, const float* x, int64_t first, int64_t cou
   }
   for (int64_t m = 0; m < count; ++m) {
     for (int64_t c = 0; c < cols; ++c) {
-      const float sum = sums[m * cols + c];
+      const float sum = sums[m * cols + c] * factors[m];
       StoreElement(args.y.data, args.y.dtype, (first + m) * args.y.cols + col + c,
                    args.bias != nullptr ? sum + args.bias[col + c] : sum);
     }
@@ -49,14 +51,16 @@ absl::Status Matmul(const MatmulArgs& args, StreamView) {
   float* const x = static_cast<float*>(args.workspace);
   for (int64_t first = 0; first < args.x.rows; first += kTokens) {
     const int64_t count = std::min(kTokens, args.x.rows - first);
+    float factors[kTokens];
     pool.ParallelFor(count, [&](int64_t m, int) {
       for (int64_t i = 0; i < k; ++i) {
         x[m * k + i] = LoadElement(args.x.data, args.x.dtype, (first + m) * k + i);
       }
+      factors[m] = cpu::ScaleDownHugeRow(x + m * k, k);
     });
     pool.ParallelFor(CeilDiv(args.y.cols, kColumns), [&](int64_t task, int) {
       const int64_t col = task * kColumns;
-      Multiply(args, x, first, count, col, std::min(kColumns, args.y.cols - col));
+      Multiply(args, x, factors, first, count, col, std::min(kColumns, args.y.cols - col));
     });
   }
   return absl::OkStatus();

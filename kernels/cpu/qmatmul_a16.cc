@@ -69,6 +69,7 @@ void RunPass(const K16Weight& w, const cpu::ProductTask& pass, float* scratch, C
     cpu::ProductTask task = pass;
     task.rows = pass.rows * (part + 1) / cut.row_tasks - first;
     task.x = pass.x + first * pass.x_stride;
+    if (pass.row_factors != nullptr) task.row_factors = pass.row_factors + first;
     task.y = static_cast<char*>(pass.y) + first * pass.y_stride * size;
     task.tile_begin = index / cut.row_tasks * cut.tiles_per_task;
     task.tile_end = std::min(task.tile_begin + cut.tiles_per_task, tiles);
@@ -93,7 +94,11 @@ class Rows {
     pass.y = Y(begin).data;
     pass.y_stride = args_.y.cols;
     pass.y_type = cpu::ElementOf(args_.y.dtype);
-    cpu::ExpandRows(args_.x, begin, count, w_, /*padded=*/true, pass.x_stride, expanded, device_);
+    float factors[kMaxRows];
+    if (cpu::ExpandRows(args_.x, begin, count, w_, /*padded=*/true, pass.x_stride, expanded,
+                        factors, device_)) {
+      pass.row_factors = factors;
+    }
     RunPass(w_, pass, expanded + most_ * pass.x_stride, device_);
   }
 

@@ -29,11 +29,13 @@
 // Scales in records are FP16; those that are INT8 are exact there. A column of BF16 scales is
 // stored times a power of two that brings its largest to [128, 256), and Part::kOuter has what it
 // takes back: exact, as BF16 has fewer significant bits, while the column's scales lie within 24
-// octaves. One scale per column that is not FP16, or of 8-bit codes, is Part::kOuter itself, and
-// records have the scale 1 or none. Records without any always have a Part::kOuter, of ones if need
-// be. E4M3 scales are exact in FP16, those of E8M0 are stored as BF16's are. Of E4M3 codes, of
-// tables and where zeros are real numbers, records have scales of any type as FP32, and columns may
-// share them. Real zeros are FP32 too, 256 bytes behind their scales.
+// octaves. So are the columns of FP16 scales of which an integer of the codes times one would pass
+// FP16, while the smaller ones keep their bits. One scale per column that is not FP16, or of 8-bit
+// codes, is Part::kOuter itself, and records have the scale 1 or none. Records without any always
+// have a Part::kOuter, of ones if need be. E4M3 scales are exact in FP16, those of E8M0 are stored
+// as BF16's are. Of E4M3 codes, of tables and where zeros are real numbers, records have scales of
+// any type as FP32, and columns may share them. Real zeros are FP32 too, 256 bytes behind their
+// scales.
 #include "kernels/layouts/mma16.h"
 
 #include <algorithm>
@@ -50,9 +52,16 @@ namespace {
 
 using namespace mma16;  // NOLINT: the geometry of this very file
 
-// Of a column's scales: from 2^7 down to 2^-17, of which an FP16 denormal holds 8 bits.
-constexpr int kMostOctaves = 24;
-constexpr int kTopOctave = 7;
+// Of a column's scales. The largest goes to [2^7, 2^8), of up to 4 bits and FP16 to [2^11, 2^12):
+// times any integer of the codes, FP16 holds it.
+int TopOctave(const WeightDescription& d) {
+  return d.scale_dtype == DType::kFp16 && d.bits <= 4 ? 11 : 7;
+}
+// From there down to the least that keeps its bits: 8 bits in a denormal of 2^-17, or 11 in a
+// normal number of 2^-14.
+int MostOctaves(const WeightDescription& d) {
+  return TopOctave(d) + (d.scale_dtype == DType::kFp16 ? 14 : 17);
+}
 
 bool PerColumn(const WeightShape& shape) { return shape.groups() == 1; }
 
@@ -65,6 +74,7 @@ bool ScaleIsOuter(const WeightShape& shape) {
 
 bool IsNormalised(const WeightShape& shape) {
   const WeightDescription& d = shape.description;
+  if (d.scale_dtype == DType::kFp16) return shape.large_scales && !ScaleIsOuter(shape);
   return (d.scale_dtype == DType::kBf16 || d.scale_dtype == DType::kE8m0) && !PerColumn(shape) &&
          !HasFloatScales(MetaKindOf(d));
 }
@@ -113,9 +123,9 @@ std::string RefusesScales(const WeightShape& shape) {
         "in E4M3 and E8M0, got ",
         Name(*d.scale_dtype));
   }
-  if (IsNormalised(shape) && shape.scale_octaves > kMostOctaves) {
-    return absl::StrCat("holds ", Name(*d.scale_dtype), " scales of a column within ", kMostOctaves,
-                        " octaves, got ", shape.scale_octaves);
+  if (IsNormalised(shape) && shape.scale_octaves > MostOctaves(d)) {
+    return absl::StrCat("holds ", Name(*d.scale_dtype), " scales of a column within ",
+                        MostOctaves(d), " octaves, got ", shape.scale_octaves);
   }
   return "";
 }
@@ -157,11 +167,18 @@ void AddSections(const WeightShape& shape, Sections* sections) {
 // The power of two that the scales of each column in [begin, end) are multiplied by.
 std::vector<float> Normalisers(const HostWeight& w, ColumnRange columns) {
   std::vector<float> out(columns.end - columns.begin, 1.0f);
-  if (!IsNormalised(w.shape())) return out;
+  WeightShape shape = w.shape();
+  const bool half = w.description.scale_dtype == DType::kFp16;
+  shape.large_scales = half;  // each column is looked at below
+  if (!IsNormalised(shape)) return out;
   for (int64_t n = columns.begin; n < columns.end; ++n) {
     float most = 0;
-    for (int64_t g = 0; g < w.groups(); ++g) most = std::max(most, std::fabs(w.Scale(g, n)));
-    if (most > 0) out[n - columns.begin] = std::ldexp(1.0f, kTopOctave - std::ilogb(most));
+    for (int64_t g = 0; g < w.groups(); ++g) {
+      const float scale = std::fabs(w.Scale(g, n));
+      if (!half || std::isfinite(scale)) most = std::max(most, scale);
+    }
+    if (most == 0 || (half && !PassesHalf(w.description, most))) continue;
+    out[n - columns.begin] = std::ldexp(1.0f, TopOctave(w.description) - std::ilogb(most));
   }
   return out;
 }
@@ -213,7 +230,7 @@ uint32_t RecordScale(const HostWeight& w, int64_t group, int64_t column, float n
     return std::bit_cast<uint32_t>(one ? 1.0f : w.Scale(group, column));
   }
   if (one) return 0x3c00;
-  if (*w.description.scale_dtype == DType::kFp16) {
+  if (*w.description.scale_dtype == DType::kFp16 && normaliser == 1) {
     uint16_t bits;
     std::memcpy(&bits, w.scales.data() + 2 * w.Cell(group, column), 2);
     return bits;
@@ -255,13 +272,15 @@ void RestoreScale(HostWeight* w, int64_t group, int64_t column, uint32_t record,
   const float in_record = HasFloatScales(MetaKindOf(w->description))
                               ? std::bit_cast<float>(record)
                               : HalfToFloat(static_cast<uint16_t>(record));
-  const float scale = ScaleIsOuter(shape)   ? outer
-                      : IsNormalised(shape) ? in_record * outer
-                                            : in_record;
+  const bool half =
+      dtype == DType::kFp16 && !ScaleIsOuter(shape) && !HasFloatScales(MetaKindOf(w->description));
+  // Where an FP16 scale was not moved, `outer` is the description's own or none.
+  const bool moved =
+      half ? w->description.outer == OuterKind::kNone && outer != 1 : IsNormalised(shape);
+  const float scale = ScaleIsOuter(shape) ? outer : moved ? in_record * outer : in_record;
   if (SizeOf(dtype) == 1) {
     w->scales[cell] = ByteOf(dtype, scale);
-  } else if (dtype == DType::kFp16 && !ScaleIsOuter(shape) &&
-             !HasFloatScales(MetaKindOf(w->description))) {
+  } else if (half && !moved) {
     std::memcpy(w->scales.data() + 2 * cell, &record, 2);  // its bits, those of a NaN too
   } else {
     StoreElement(w->scales.data(), dtype, cell, scale);

@@ -20,10 +20,10 @@ absl::Status Full(absl::string_view what, int64_t queued, int64_t more, int64_t 
 // task has.
 BatchKey LineKey(const Task& task) {
   const BatchKey key = task.key();
-  return key.subject != nullptr ? key : BatchKey{&task, ~uint32_t{0}};
+  return key.subject != nullptr ? key : BatchKey{&task, ~uint64_t{0}};
 }
 
-bool Mergeable(const BatchKey& key) { return key.variant != ~uint32_t{0}; }
+bool Mergeable(const BatchKey& key) { return key.variant != ~uint64_t{0}; }
 
 }  // namespace
 

@@ -17,7 +17,7 @@ namespace awqd::batching {
 // subject never merges.
 struct BatchKey {
   const void* subject = nullptr;
-  uint32_t variant = 0;
+  uint64_t variant = 0;
   const void* kind = nullptr;               // tasks of different kinds never merge
   std::array<const void*, 2> further = {};  // subjects of an operation that has several
 

@@ -62,13 +62,13 @@ int64_t RoutedWork::cost() const {
   return cost < 1e18 ? static_cast<int64_t>(cost) : kUnknownCost;
 }
 
-uint32_t RoutedWork::variant() const {
-  const uint32_t asked = path.has_value() ? 1 + static_cast<uint32_t>(*path) : 0;
-  const uint32_t summed = router_weights.empty() ? 0 : 1;
+uint64_t RoutedWork::variant() const {
+  const uint64_t asked = path.has_value() ? 1 + static_cast<uint64_t>(*path) : 0;
   // A part never merges with a work that has all choices of its tokens.
-  const uint32_t choices_each = choice_tokens.empty() ? static_cast<uint32_t>(top_k) : 0;
-  return choices_each << 16 | summed << 15 | asked << 12 | static_cast<uint32_t>(activation) << 8 |
-         static_cast<uint32_t>(x_dtype) << 4 | static_cast<uint32_t>(out_dtype);
+  const auto choices_each = static_cast<uint64_t>(choice_tokens.empty() ? top_k : 0);
+  return choices_each << 32 | uint64_t{of_experts} << 25 | uint64_t{summed} << 24 | asked << 20 |
+         static_cast<uint64_t>(activation) << 16 | static_cast<uint64_t>(x_dtype) << 8 |
+         static_cast<uint64_t>(out_dtype);
 }
 
 absl::Status RoutedWork::Run(Lane& lane, const batching::Batch& batch, char* result,
@@ -93,12 +93,12 @@ absl::Status RoutedWork::Run(Lane& lane, const batching::Batch& batch, char* res
 absl::Status RoutedWork::RunInSteps(Lane& lane, char* y, ExecutionReport* report) const {
   const int64_t most = std::max<int64_t>(1, lane.max_rows() / top_k);
   const int64_t x_row = first().k * SizeOf(x_dtype);
-  const int64_t y_row = last().n * SizeOf(out_dtype) * (router_weights.empty() ? top_k : 1);
+  const int64_t y_row = last().n * SizeOf(out_dtype) * (summed ? 1 : top_k);
   for (int64_t row = 0; row < rows; row += most) {
     Piece piece = {.x = {x.data() + row * x_row, std::min(most, rows - row)}};
     piece.choices = piece.x.rows * top_k;
-    if (!ids.empty()) piece.ids = ids.data() + row * top_k;
-    if (!router_weights.empty()) piece.weights = router_weights.data() + row * top_k;
+    if (of_experts) piece.ids = ids.data() + row * top_k;
+    if (summed) piece.weights = router_weights.data() + row * top_k;
     AWQD_RETURN_IF_ERROR(RunPieces(lane, {&piece, 1}, y + row * y_row, report));
   }
   return absl::OkStatus();
@@ -130,12 +130,12 @@ absl::Status RoutedWork::RunPieces(Lane& lane, absl::Span<const Piece> pieces, c
   int64_t begin = 0;
   for (const Piece& piece : pieces) {
     x_pieces.push_back(piece.x);
-    if (!ids.empty()) all_ids.insert(all_ids.end(), piece.ids, piece.ids + piece.choices);
+    if (of_experts) all_ids.insert(all_ids.end(), piece.ids, piece.ids + piece.choices);
     for (int64_t i = 0; piece.tokens != nullptr && i < piece.choices; ++i) {
       all_tokens.push_back(static_cast<int32_t>(begin + piece.tokens[i] - piece.first_token));
     }
     begin += piece.x.rows;
-    if (!router_weights.empty()) {
+    if (summed) {
       weights.insert(weights.end(), piece.weights, piece.weights + piece.choices);
     }
   }
@@ -143,7 +143,7 @@ absl::Status RoutedWork::RunPieces(Lane& lane, absl::Span<const Piece> pieces, c
   if (count == 0) return absl::OkStatus();
   AWQD_ASSIGN_OR_RETURN(const void* tokens, lane.Gather(x_pieces, row_bytes));
   RoutedTokens routed = {.x = {tokens, x_dtype, count, k}};
-  if (ids.empty()) {
+  if (!of_experts) {
     routed.ends = {&count, 1};
     return Compute(lane, routed, y, report);
   }
@@ -151,7 +151,7 @@ absl::Status RoutedWork::RunPieces(Lane& lane, absl::Span<const Piece> pieces, c
   const auto upload = [&](const auto& list) { return lane.Upload(list.data(), list.size() * 4); };
   AWQD_ASSIGN_OR_RETURN(const void* sources, upload(order.tokens));
   AWQD_ASSIGN_OR_RETURN(const void* rows_there, upload(order.rows));
-  if (!weights.empty()) {
+  if (summed) {
     AWQD_ASSIGN_OR_RETURN(const void* weights_there, upload(weights));
     routed.weights = static_cast<const float*>(weights_there);
   }

@@ -43,11 +43,15 @@ class RoutedWork : public Work {
   DType out_dtype = DType::kFp16;
   int64_t rows = 0;  // tokens
   int64_t top_k = 1;
-  std::vector<int32_t> ids;  // [choices], or empty: a weight without experts
+  // Which operation this is, whatever the number of tokens: ids choose an expert for each row, and
+  // router_weights sum the rows of a token. Works that merge agree in both.
+  bool of_experts = false;
+  bool summed = false;
+  std::vector<int32_t> ids;  // [choices] of_experts, else empty
   // Of a part, which has some choices of its tokens: the token of each, ascending; top_k is 1, and
   // nothing is summed. Empty: choice i is of token i / top_k.
   std::vector<int32_t> choice_tokens;
-  std::vector<float> router_weights;  // [rows, top_k], or empty: every choice is a row of y
+  std::vector<float> router_weights;  // [rows, top_k] if summed, else empty
   std::optional<Path> path;           // none: the token-count policy decides, for each expert
   ActivationFunction activation = ActivationFunction::kNone;
 
@@ -67,11 +71,12 @@ class RoutedWork : public Work {
   virtual const WeightShape& first() const = 0;
   virtual const WeightShape& last() const = 0;
   virtual int64_t experts() const = 0;
-  int64_t y_rows() const { return router_weights.empty() ? choices() : rows; }
+  int64_t y_rows() const { return summed ? rows : choices(); }
   // Multiplications of a row.
   virtual double row_cost() const = 0;
-  // Works with equal variants may merge, if they have the same weights.
-  uint32_t variant() const;
+  // Works with equal variants may merge, if they have the same weights. Holds everything that the
+  // run of a batch asks of its first work; it asks the rest of each work.
+  uint64_t variant() const;
 
   // Enqueues everything, from these tokens to `y`, staging memory, and fetches it.
   virtual absl::Status Compute(Lane& lane, const RoutedTokens& routed, char* y,

@@ -51,7 +51,6 @@ absl::StatusOr<WorkCut> RoutedWork::CutAtShares(
     const model::WeightStack& stack, StagingPool& staging,
     absl::FunctionRef<std::unique_ptr<RoutedWork>(size_t share)> make) const {
   const int64_t row_bytes = last().n * SizeOf(out_dtype);
-  const bool summed = !router_weights.empty();
   WorkCut out = {.bytes = y_rows() * row_bytes};
   std::vector<ShareChoices> shares = Distribute(stack, ids, top_k);
   std::vector<std::vector<int32_t>> places;
@@ -70,6 +69,7 @@ absl::StatusOr<WorkCut> RoutedWork::CutAtShares(
     AWQD_ASSIGN_OR_RETURN(part->x, RowsOf(x, rows, mine.tokens, staging));
     part->rows = static_cast<int64_t>(mine.tokens.size());
     part->top_k = 1;
+    part->summed = false;
     part->router_weights.clear();
     part->choice_tokens = std::move(mine.tokens_of_choices);
     if (summed) part->out_dtype = DType::kFp32;

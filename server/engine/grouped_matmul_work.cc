@@ -70,6 +70,7 @@ absl::StatusOr<WorkCut> GroupedMatmulWork::CutAtRows(StagingPool& staging) const
     part->part = i;
     AWQD_ASSIGN_OR_RETURN(part->x, ColumnsOf({x, x_dtype, rows}, weight.parts[i], staging));
     part->out_dtype = DType::kFp32;
+    part->summed = false;
     part->router_weights.clear();
     part->activation = ActivationFunction::kNone;
     if (i > 0) part->bias.clear();  // the weights' own is with the first part too
@@ -77,7 +78,7 @@ absl::StatusOr<WorkCut> GroupedMatmulWork::CutAtRows(StagingPool& staging) const
   }
   out.join = std::make_unique<PartsJoin>(SumShape{.count = y_rows(),
                                                   .cols = weight.shape.n,
-                                                  .terms = router_weights.empty() ? 1 : top_k,
+                                                  .terms = summed ? top_k : 1,
                                                   .weights = router_weights,
                                                   .activation = activation,
                                                   .y_dtype = out_dtype},

@@ -94,6 +94,11 @@ absl::StatusOr<WorkCut> MatmulWork::CutAtRows(StagingPool& staging) const {
   return out;
 }
 
+bool MatmulWork::scaled() const {
+  return quantization == ActivationQuantization::kStatic ||
+         (x_dtype == DType::kInt8 && out_dtype != DType::kInt32);
+}
+
 void MatmulWork::AppendScales(std::vector<float>* out) const {
   if (scales.size() == 1) {
     out->insert(out->end(), rows, scales[0]);
@@ -113,8 +118,8 @@ absl::Status MatmulWork::Run(Lane& lane, const batching::Batch& batch, char* res
     pieces.push_back({work.x.data(), work.rows});
     work.AppendScales(&all_scales);
   }
-  // Of no tokens as well the scales say which product it is.
-  if (!scales.empty() && all_scales.empty()) all_scales = {scales[0]};
+  // Without tokens too the kernel is chosen by whether there are scales.
+  if (scaled() && all_scales.empty()) all_scales = {1};
   const int64_t most = lane.max_rows();
   if (pieces.size() > 1 || rows <= most) {
     return Multiply(lane, pieces, all_scales, taken, result, report);

@@ -60,6 +60,8 @@ class MatmulWork final : public Work {
   absl::Status Multiply(Lane& lane, absl::Span<const RowPiece> pieces,
                         absl::Span<const float> token_scales, Path taken, char* y,
                         ExecutionReport* report) const;
+  // Whether each row of x has a scale of the request's, whatever the number of rows.
+  bool scaled() const;
   // Adds the scale of each row.
   void AppendScales(std::vector<float>* out) const;
 };

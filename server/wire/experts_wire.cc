@@ -65,6 +65,7 @@ std::string PlaceText(int64_t index, absl::Span<const int64_t> shape) {
 absl::Status TakeIds(v1::Tensor* tensor, int64_t experts, engine::RoutedWork* work) {
   AWQD_ASSIGN_OR_RETURN(const TensorInfo info, CheckTensor(*tensor, kIds, "expert_ids"));
   AWQD_ASSIGN_OR_RETURN(const std::string bytes, TakeBytes(tensor, info, "expert_ids"));
+  work->of_experts = true;
   work->top_k = info.shape.back();
   work->ids.resize(info.elements);
   if (!bytes.empty()) std::memcpy(work->ids.data(), bytes.data(), bytes.size());
@@ -97,6 +98,7 @@ absl::Status FillRouted(Request* request, const WeightShape& in, int64_t n, int6
     if (request->has_router_weights()) {
       const std::vector<int64_t> shape(request->expert_ids().shape().begin(),
                                        request->expert_ids().shape().end());
+      work.summed = true;
       AWQD_ASSIGN_OR_RETURN(work.router_weights, TakeFloats(request->mutable_router_weights(),
                                                             shape, "router_weights", ""));
     } else {

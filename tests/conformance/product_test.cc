@@ -125,6 +125,54 @@ TEST_P(MatmulConformance, PaddingIsZeroWhateverTheScale) {
   }
 }
 
+// Weights that FP16 does not hold.
+TEST_P(MatmulConformance, LargeScalesTimesFp32Activations) {
+  const HostWeight weight = MakeWeight(shape(), Scales::kLarge, false, 23);
+  const WeightDescription& d = weight.description;
+  if (d.scale_dtype != DType::kFp16 || !d.is_integer()) GTEST_SKIP() << "other scales";
+  if ((row().inputs & MaskOf(DType::kFp32)) == 0) GTEST_SKIP() << "takes no FP32";
+  if (std::string why = Prepare(weight); !why.empty()) GTEST_SKIP() << why;
+  const int64_t m = std::max<int64_t>(row().min_m, 1);
+  const std::vector<uint8_t> x = RandomMatrix(m, weight.k, DType::kFp32, 24);
+  const std::vector<double> want =
+      ReferenceProduct(weight, {.x = {x.data(), DType::kFp32, m, weight.k}});
+  const Product product = Bench(row(), prepared_).Run(x, DType::kFp32, DType::kFp32, m);
+  EXPECT_LE(FrobeniusError(product.y, DType::kFp32, want),
+            ProductTolerance(DType::kFp32, DType::kFp32));
+}
+
+// All weights 1: partial sums pass the range of FP32 and come back.
+TEST_P(MatmulConformance, PartialSumsMayPassTheRangeOfFloat) {
+  HostWeight weight = MakeWeight(shape(), Scales::kOrdinary, false, 9);
+  const WeightDescription& d = weight.description;
+  if (d.scale_dtype != DType::kFp16 || d.outer != OuterKind::kNone || !d.is_integer() ||
+      d.zero_kind != ZeroKind::kStored || weight.k < 4) {
+    GTEST_SKIP() << "no stored zeros, other scales, or K too small";
+  }
+  if ((row().inputs & MaskOf(DType::kFp32)) == 0) GTEST_SKIP() << "takes no FP32";
+  if (row().device == DeviceKind::kCuda && row().staged == Staged::kAny) {
+    GTEST_SKIP() << row().name << " adds FP32 activations as they are (kernels/README.md)";
+  }
+  for (size_t i = 0; i < weight.scales.size(); ++i) weight.scales[i] = i % 2 == 0 ? 0 : 0x3c;
+  std::fill(weight.codes.begin(), weight.codes.end(), uint8_t{0});
+  std::fill(weight.zeros.begin(), weight.zeros.end(), uint8_t{1});
+  if (std::string why = Prepare(weight); !why.empty()) GTEST_SKIP() << why;
+  const int64_t m = std::max<int64_t>(row().min_m, 1), half = weight.k / 2;
+  std::vector<uint8_t> x(m * weight.k * 4);
+  for (int64_t i = 0; i < m * weight.k; ++i) {
+    const int64_t k = i % weight.k;
+    SetElement(&x, DType::kFp32, i, k < half ? 0x1p127f : k < 2 * half ? -0x1p127f : 0.0f);
+  }
+  // The last of them takes a quarter less away than the first brings.
+  for (int64_t row = 1; row <= m; ++row) {
+    SetElement(&x, DType::kFp32, (row - 1) * weight.k + 2 * half - 1, -0x1.8p126f);
+  }
+  const Product product = Bench(row(), prepared_).Run(x, DType::kFp32, DType::kFp32, m);
+  for (int64_t i = 0; i < m * weight.n; ++i) {
+    ASSERT_EQ(GetElement(product.y, DType::kFp32, i), -0x1p125f) << "element " << i;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Rows, MatmulConformance,
                          ::testing::Combine(::testing::ValuesIn(RowsOf(Op::kMatmul)),
                                             ::testing::ValuesIn(Shapes())),

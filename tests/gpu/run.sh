@@ -2,7 +2,7 @@
 # Tests on a GPU machine: from the folder of target gpu_bundle (bin/, lib/, tests/), or from a build
 # directory's folder of binaries with --bin. Needs the driver; compute-sanitizer for its part.
 #
-#   tests/gpu/run.sh [--part core,decode,conformance,calls,history,large,sanitizer,e2e,devices,measured] [--device cuda:0]
+#   tests/gpu/run.sh [--part core,decode,conformance,calls,composition,history,large,sanitizer,e2e,devices,measured] [--device cuda:0]
 #                    [--time_box SECONDS] [--requests N] [--bin DIR] [--out DIR]
 #
 # Every part is named in the summary as passed, failed or skipped with the reason; the exit code is
@@ -11,7 +11,7 @@ set -u -o pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../.." && pwd)
-parts=core,decode,conformance,calls,history,large,sanitizer,e2e,devices
+parts=core,decode,conformance,calls,composition,history,large,sanitizer,e2e,devices
 device=cuda:0
 time_box=1800
 requests=10000
@@ -143,6 +143,12 @@ part_calls() {
   for name in experts_e2e_test kv_e2e_test quantized_activations_e2e_test; do
     run_test "$name" AWQD_TEST_DATA="$root/tests/data" AWQD_TEST_BIN="$bin"
   done
+}
+# Random batches of everything that may merge: each answer is what it is alone. AWQD_TEST_COMPOSITION_SECONDS makes them
+# longer.
+part_composition() {
+  run_test composition_test A=
+  run_test composition_e2e_test AWQD_TEST_DATA="$root/tests/data" AWQD_TEST_BIN="$bin"
 }
 # Changes of models under calls: each answer is of a version that was live; and mixed calls, good and bad, that leave
 # host and device memory as they found it. AWQD_TEST_HISTORY_SECONDS, AWQD_TEST_MIXED_CALLS and AWQD_TEST_MIXED_CLIENTS

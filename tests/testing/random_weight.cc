@@ -40,17 +40,26 @@ uint32_t ToBits(float value, DType dtype) {
 // Bits of scales that are finite and awkward: 0, -0, least and largest denormal, least normal,
 // largest finite, negative ones.
 std::vector<uint32_t> ExtremeBits(DType dtype) {
-  if (dtype == DType::kFp16) return {0, 0x8000, 1, 0x3ff, 0x400, 0x7bff, 0xfbff, 0x8001};
   if (dtype == DType::kBf16) return {0, 0x8000, 1, 0x7f, 0x80, 0x7f7f, 0xff7f, 0x8001};
   return {0, 0x80000000u, 1, 0x7fffff, 0x800000, 0x7f7fffff, 0xff7fffff, 0x80000001u};
 }
 
-uint32_t RandomScale(Random* random, DType dtype, Scales kind) {
+// The same of FP16, in a column of small scales or of large ones.
+std::vector<uint32_t> ExtremeHalfBits(bool large) {
+  if (large) return {0, 0x8000, 0x7bff, 0xfbff};
+  return {0, 0x8000, 1, 0x3ff, 0x400, 0x8001};
+}
+
+uint32_t RandomScale(Random* random, DType dtype, Scales kind, int64_t column) {
+  const bool large = kind == Scales::kExtreme && dtype == DType::kFp16 && column % 2 == 1;
   if (kind == Scales::kExtreme && random->Below(2) == 0) {
-    const std::vector<uint32_t> extreme = ExtremeBits(dtype);
+    const std::vector<uint32_t> extreme =
+        dtype == DType::kFp16 ? ExtremeHalfBits(large) : ExtremeBits(dtype);
     return extreme[random->Below(static_cast<uint32_t>(extreme.size()))];
   }
-  const float magnitude = 0.001f + 0.029f * random->Unit();
+  float magnitude = 0.001f + 0.029f * random->Unit();
+  if (large) magnitude *= 1000;
+  if (kind == Scales::kLarge) magnitude = 1024 + 64480 * random->Unit();
   return ToBits(random->Below(2) == 0 ? magnitude : -magnitude, dtype);
 }
 
@@ -91,7 +100,7 @@ void FillScales(Random* random, Scales kind, HostWeight* w) {
   for (int64_t i = 0; i < cells; ++i) {
     uint32_t bits = 0;
     if (IsFloating(dtype)) {
-      bits = RandomScale(random, dtype, kind);
+      bits = RandomScale(random, dtype, kind, i % w->shape().column_blocks());
     } else if (dtype == DType::kE8m0) {
       bits = 118 + random->Below(8);
     } else if (dtype == DType::kE4m3) {

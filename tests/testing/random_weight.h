@@ -11,7 +11,11 @@ namespace awqd::testing {
 
 enum class Scales : uint8_t {
   kOrdinary,  // like a checkpoint's: 0.001 to 0.03, both signs
-  kExtreme    // zero, denormal, the smallest normal and the largest finite ones among ordinary ones
+  // Zero, denormal, the smallest normal and the largest finite ones among ordinary ones. FP16 has
+  // the large ones in columns of their own, among ones of 1 to 30: records of layout mma16 hold
+  // all of a column exactly.
+  kExtreme,
+  kLarge  // 1024 to 65504, both signs: times a code they pass FP16
 };
 
 struct WeightSpec {

@@ -62,7 +62,8 @@ struct ProductTask {
   int64_t rows = 0;
   int64_t tile_begin = 0;
   int64_t tile_end = 0;
-  const float* bias = nullptr;  // [N] or null
+  const float* row_factors = nullptr;  // [rows]: multiply the sums of each; null: all are 1
+  const float* bias = nullptr;         // [N] or null
   void* y = nullptr;            // row 0, column 0 of the whole result
   int64_t y_stride = 0;         // elements
   Element y_type = Element::kFp16;

@@ -96,6 +96,11 @@ void StoreSums(const K16Weight& w, const ProductTask& task, int64_t tile, int64_
       for (int c = 0; c < 8; ++c) sums[m * 8 + c] *= scales[c];
     }
   }
+  if (task.row_factors != nullptr) {
+    for (int64_t m = 0; m < rows; ++m) {
+      for (int c = 0; c < 8; ++c) sums[m * 8 + c] *= task.row_factors[begin + m];
+    }
+  }
   const float* bias = task.bias != nullptr ? task.bias + tile * 8 : nullptr;
   const int64_t columns = w.n - tile * 8;
   for (int64_t m = 0; m < rows; ++m) {

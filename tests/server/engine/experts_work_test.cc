@@ -50,6 +50,7 @@ std::future<Answer> SubmitTo(Engine& engine, AnyWork work, const SubmitOptions& 
 struct Tokens {
   std::vector<float> x;
   int64_t top_k = 1;
+  bool of_experts = true, summed = false;
   std::vector<int32_t> ids;
   std::vector<float> weights;
 
@@ -64,6 +65,7 @@ Tokens RandomTokens(int64_t rows, int64_t top_k, int64_t experts, bool weighted,
   }
   std::mt19937_64 random(seed);
   out.top_k = top_k;
+  out.summed = weighted;
   for (int64_t i = 0; i < rows * top_k; ++i) {
     out.ids.push_back(static_cast<int32_t>(random() % experts));
     if (weighted) out.weights.push_back(static_cast<float>(random() % 1000) / 1000);
@@ -119,6 +121,8 @@ class ExpertsTest : public ::testing::TestWithParam<bool> {
     work->x_dtype = work->out_dtype = DType::kFp32;
     work->rows = tokens.rows();
     work->top_k = tokens.top_k;
+    work->of_experts = tokens.of_experts;
+    work->summed = tokens.summed;
     work->ids = tokens.ids;
     work->router_weights = tokens.weights;
     work->activation = ActivationFunction::kSilu;
@@ -218,6 +222,7 @@ TEST_P(ExpertsTest, AnMlpWithoutExperts) {
   Start(1);
   for (int64_t rows : {0, 1, 17}) {
     Tokens tokens = RandomTokens(rows, 1, 1, false, 6);
+    tokens.of_experts = false;
     tokens.ids.clear();
     ExpectRight(SubmitTo(*engine_, Mlp(tokens)).get(), tokens, true);
   }
@@ -255,7 +260,8 @@ TEST_P(ExpertsTest, OnlyAlikeRequestsHaveTheSameKey) {
     return !(work.key() == like.key());
   };
   EXPECT_TRUE(differs([&](auto& work) { work.stack = up_; }));
-  EXPECT_TRUE(differs([](auto& work) { work.router_weights.clear(); }));
+  EXPECT_TRUE(differs([](auto& work) { work.summed = false; }));
+  EXPECT_TRUE(differs([](auto& work) { work.of_experts = false; }));
   EXPECT_TRUE(differs([](auto& work) { work.top_k = 1; }));
   EXPECT_TRUE(differs([](auto& work) { work.out_dtype = DType::kFp16; }));
   EXPECT_TRUE(differs([](auto& work) { work.x_dtype = DType::kBf16; }));

@@ -61,6 +61,7 @@ inline PlacedMixture Placed(Machine& machine, const Mixture& mixture, bool cut) 
 struct Choices {
   DType dtype = DType::kFp16;
   int64_t rows = 1, top_k = 1;
+  bool of_experts = true, summed = false;
   std::vector<uint8_t> x;
   std::vector<int32_t> ids;
   std::vector<float> weights;
@@ -74,7 +75,7 @@ struct ChoicesSpec {
 
 inline Choices RandomChoices(const ChoicesSpec& spec) {
   std::mt19937_64 random(spec.seed);
-  Choices out = {.rows = spec.rows, .top_k = spec.top_k};
+  Choices out = {.rows = spec.rows, .top_k = spec.top_k, .summed = spec.summed};
   out.dtype = std::vector{DType::kFp16, DType::kBf16, DType::kFp32}[random() % 3];
   out.x = testing::RandomMatrix(spec.rows, spec.k, out.dtype, spec.seed);
   for (int64_t i = 0; i < spec.rows * spec.top_k; ++i) {
@@ -91,6 +92,8 @@ Routed Fill(Machine& machine, const Choices& choices, Routed work) {
   work.x_dtype = work.out_dtype = choices.dtype;
   work.rows = choices.rows;
   work.top_k = choices.top_k;
+  work.of_experts = choices.of_experts;
+  work.summed = choices.summed;
   work.ids = choices.ids;
   work.router_weights = choices.weights;
   work.activation = ActivationFunction::kSilu;

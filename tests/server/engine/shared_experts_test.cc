@@ -211,6 +211,7 @@ TEST_P(SharedExpertsTest, AnMlpWithoutExpertsIsCutInTheMiddle) {
     const PlacedMixture cut = Placed(machine(devices), mixture, true);
     for (int64_t rows : {0, 1, 17}) {
       Choices choices = RandomChoices({rows, 1, 1, 64, false, 6});
+      choices.of_experts = false;
       choices.ids.clear();
       const Answer answer = machine(devices).Run(Mlp(machine(devices), cut, choices));
       ExpectNear(answer, machine(1).Run(Mlp(machine(1), on_one, choices)), choices.dtype);

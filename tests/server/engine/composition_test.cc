@@ -1,0 +1,401 @@
+// Composition fuzzer: works of every kind that may merge, in random batches, must be answered as
+// they are when each runs alone.
+//
+// Works are drawn around a theme, so that most of a round may merge: none, one or many tokens;
+// ragged, empty and all-to-one experts; with and without router weights, bias and activation
+// function; every output type; odd shapes; some of them cancelled or expired. On a device that is
+// opened batch-invariant the bits must be the same, else the values within the tolerance of a
+// product.
+//
+// Environment: AWQD_TEST_DEVICE; AWQD_TEST_COMPOSITION_SECONDS, 20 without, over all cases;
+// AWQD_TEST_COMPOSITION_SEED.
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <future>
+#include <random>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "kernels/kernels.h"
+#include "server/engine/dequantize_work.h"
+#include "server/engine/gated_mlp_work.h"
+#include "server/engine/grouped_matmul_work.h"
+#include "server/engine/local_engine.h"
+#include "server/engine/matmul_work.h"
+#include "tests/testing/matchers.h"
+#include "tests/testing/places.h"
+#include "tests/testing/random_weight.h"
+#include "tests/testing/wrapped_device.h"
+
+namespace awqd::engine {
+namespace {
+
+constexpr int64_t kK = 64, kI = 72, kN = 40;
+constexpr int64_t kExperts = 5;
+constexpr int kCases = 4;  // of TEST_P below
+
+int64_t FromEnvironment(const char* name, int64_t otherwise) {
+  const char* text = std::getenv(name);
+  int64_t number = 0;
+  return text != nullptr && absl::SimpleAtoi(text, &number) ? number : otherwise;
+}
+
+struct Answer {
+  absl::Status status;
+  std::vector<uint8_t> bytes;
+  ExecutionReport report;
+};
+
+// A work that can be submitted again and again, and what it is, for messages.
+struct Request {
+  std::function<std::unique_ptr<Work>()> make;
+  DType out_dtype = DType::kFp16;
+  DType x_dtype = DType::kFp16;
+  std::string text;
+  Answer alone;
+};
+
+struct Setup {
+  bool shared_memory = true;
+  bool batch_invariant = false;
+};
+
+class CompositionTest : public ::testing::TestWithParam<Setup> {
+ protected:
+  // One engine answers each work alone, another one batches. Both run on one device.
+  void SetUp() override {
+    const std::string name = TestDeviceName();
+    auto device =
+        OpenDevice(name, {.cpu_threads = 2, .batch_invariant = GetParam().batch_invariant});
+    ASSERT_TRUE(device.ok()) << device.status();
+    if (!(*device)->host_addressable() && GetParam().shared_memory) {
+      GTEST_SKIP() << name << " shares no memory with the host";
+    }
+    if ((*device)->host_addressable() != GetParam().shared_memory) {
+      device_ = std::make_unique<testing::WrappedDevice>(*std::move(device), false);
+    } else {
+      device_ = *std::move(device);
+    }
+    // Batches close long before that time is over: most rounds are submitted within a tenth of it.
+    EngineOptions options;
+    options.batching.max_queue_delay = absl::Milliseconds(2);
+    options.batching.max_batch_tokens = 48;
+    together_ = *MakeLocalEngine(device_.get(), options);
+    options.batching.max_queue_delay = absl::ZeroDuration();
+    alone_ = *MakeLocalEngine(device_.get(), options);
+    MakeWeights();
+  }
+  // Works go before the engines, and these before the device.
+  void TearDown() override {
+    together_.reset();
+    alone_.reset();
+    weights_.clear();
+    gate_ = up_ = down_ = dense_gate_ = dense_up_ = dense_down_ = nullptr;
+  }
+
+  std::shared_ptr<const model::PlacedWeight> Place(int64_t k, int64_t n, WeightDescription what,
+                                                   bool bias = false) {
+    const HostWeight host = testing::RandomWeight(
+        {.k = k, .n = n, .description = what, .bias = bias, .seed = ++weights_made_});
+    Device& on = device_->backend();
+    auto weight = PrepareWeight(host, on);
+    EXPECT_TRUE(weight.ok()) << weight.status();
+    return model::Whole(*std::move(weight));
+  }
+  std::shared_ptr<const model::WeightStack> Stack(int64_t experts, int64_t k, int64_t n) {
+    std::map<int64_t, std::shared_ptr<const model::PlacedWeight>> placed;
+    for (int64_t e = 0; e < experts; ++e) placed.emplace(e, Place(k, n, Asymmetric(4, 32), true));
+    return *model::MakeStack("experts.*.proj", placed);
+  }
+  void MakeWeights() {
+    WeightDescription integers = Symmetric(4, 0);
+    integers.scale_dtype.reset();
+    weights_ = {Place(kK, 24, Asymmetric(4, 32)), Place(128, 136, Asymmetric(4, 128), true),
+                Place(96, 8, Symmetric(8, 0, DType::kFp32)), Place(kK, 40, integers)};
+    gate_ = Stack(kExperts, kK, kI);
+    up_ = Stack(kExperts, kK, kI);
+    down_ = Stack(kExperts, kI, kN);
+    dense_gate_ = Stack(1, kK, kI);
+    dense_up_ = Stack(1, kK, kI);
+    dense_down_ = Stack(1, kI, kN);
+  }
+
+  // --- Random requests ---
+
+  int64_t Below(int64_t end) { return static_cast<int64_t>(random_() % end); }
+  bool OneIn(int64_t n) { return Below(n) == 0; }
+  template <typename T>
+  T AnyOf(std::initializer_list<T> list) {
+    return *(list.begin() + Below(static_cast<int64_t>(list.size())));
+  }
+  // None as often as one or some; now and then more than a batch holds.
+  int64_t Tokens() { return OneIn(4) ? 0 : OneIn(30) ? 70 : 1 + Below(OneIn(3) ? 17 : 3); }
+  DType Floating() { return AnyOf({DType::kFp16, DType::kBf16, DType::kFp32}); }
+  std::optional<Path> AnyPath() {
+    const int64_t path = Below(4);
+    if (path > 1) return std::nullopt;
+    return path == 0 ? Path::kFused : Path::kDequantize;
+  }
+  ActivationFunction AnyActivation() {
+    return AnyOf({ActivationFunction::kNone, ActivationFunction::kSilu, ActivationFunction::kGelu});
+  }
+  std::vector<float> Floats(int64_t count) {
+    std::vector<float> out(count);
+    for (float& value : out) value = static_cast<float>(Below(2000) - 1000) / 500;
+    return out;
+  }
+  std::vector<uint8_t> Rows(int64_t rows, int64_t k, DType dtype) {
+    return testing::RandomMatrix(rows, k, dtype, random_());
+  }
+
+  template <typename AnyWork>
+  Request Made(AnyWork work, std::vector<uint8_t> x, std::string text) {
+    text += absl::StrCat(" ", Name(work.x_dtype), " to ", Name(work.out_dtype), ", ", work.rows,
+                         " tokens, activation ", Name(work.activation), ", path ",
+                         work.path ? static_cast<int>(*work.path) : -1);
+    const DType in = work.x_dtype, out = work.out_dtype;
+    auto make = [this, work = std::make_shared<AnyWork>(std::move(work)),
+                 x = std::move(x)]() -> std::unique_ptr<Work> {
+      auto copy = std::make_unique<AnyWork>(*work);
+      copy->x = *together_->staging().Get(static_cast<int64_t>(x.size()));
+      if (!x.empty()) std::memcpy(copy->x.data(), x.data(), x.size());
+      return copy;
+    };
+    return {std::move(make), out, in, std::move(text), {}};
+  }
+
+  Request Product(std::shared_ptr<const model::PlacedWeight> weight, DType x, DType out) {
+    MatmulWork work;
+    work.weight = std::move(weight);
+    work.x_dtype = x;
+    work.out_dtype = out;
+    work.rows = Tokens();
+    work.activation = theme_activation_;
+    work.path = theme_path_;
+    const int64_t n = work.here().shape.n;
+    const bool integers = out == DType::kInt32;
+    if (integers) {
+      work.activation = ActivationFunction::kNone;
+    } else if (x == DType::kInt8) {
+      work.scales = Floats(OneIn(2) ? 1 : work.rows);
+    } else {
+      work.quantization = theme_quantization_;
+      if (work.quantization == ActivationQuantization::kStatic) {
+        work.scales = Floats(OneIn(2) ? 1 : work.rows);
+        for (float& scale : work.scales) scale = 0.01f + std::abs(scale) / 50;
+      }
+    }
+    if (!integers && OneIn(8)) work.bias = Floats(n);
+    std::vector<uint8_t> rows = Rows(work.rows, work.here().shape.k, x);
+    return Made(std::move(work), std::move(rows),
+                absl::StrCat("product with [", weight_text_, ", ", n, "]"));
+  }
+  Request AnyProduct(size_t which) {
+    weight_text_ = absl::StrCat("weight ", which);
+    const bool has_bias = which == 1;
+    if (which == 3 && OneIn(2)) return Product(weights_[3], DType::kInt8, DType::kInt32);
+    const bool quantized_in = which != 2 && !has_bias && OneIn(4);
+    const DType out = OneIn(5) ? Floating() : theme_out_;
+    return Product(weights_[which], quantized_in ? DType::kInt8 : theme_x_, out);
+  }
+
+  template <typename Routed>
+  Request RoutedRequest(Routed work, std::string text, bool of_experts, int64_t experts) {
+    work.rows = Tokens();
+    work.x_dtype = theme_x_;
+    work.out_dtype = OneIn(6) ? Floating() : theme_out_;
+    work.activation = theme_activation_;
+    work.path = theme_path_;
+    work.of_experts = of_experts;
+    if (of_experts) {
+      work.top_k = OneIn(6) ? 1 + Below(4) : theme_top_k_;
+      work.summed = OneIn(6) ? !theme_summed_ : theme_summed_;
+      const bool all_to_one = OneIn(4);
+      const int64_t one = Below(experts), used = 1 + Below(experts);
+      for (int64_t i = 0; i < work.rows * work.top_k; ++i) {
+        work.ids.push_back(static_cast<int32_t>(all_to_one ? one : Below(used)));
+      }
+      if (work.summed) work.router_weights = Floats(work.rows * work.top_k);
+    }
+    text += absl::StrCat(of_experts ? " of experts" : "", work.summed ? ", summed" : "", ", top ",
+                         work.top_k);
+    std::vector<uint8_t> rows = Rows(work.rows, kK, work.x_dtype);
+    return Made(std::move(work), std::move(rows), std::move(text));
+  }
+  Request Grouped() {
+    GroupedMatmulWork work;
+    work.stack = OneIn(5) ? up_ : gate_;
+    if (OneIn(8)) work.bias = Floats(kExperts * kI);
+    return RoutedRequest(std::move(work), "grouped product", true, kExperts);
+  }
+  Request Mlp() {
+    return RoutedRequest(GatedMlpWork(gate_, OneIn(6) ? gate_ : up_, down_), "mlp", true, kExperts);
+  }
+  // One weight each: as experts, or dense.
+  Request DenseMlp() {
+    const bool of_experts = OneIn(3);
+    return RoutedRequest(GatedMlpWork(dense_gate_, dense_up_, dense_down_), "dense mlp", of_experts,
+                         1);
+  }
+  Request Dequantized() {
+    auto work = std::make_shared<DequantizeWork>();
+    work->weight = weights_[0];
+    work->out_dtype = Floating();
+    work->row_begin = Below(kK);
+    work->rows = Below(kK - work->row_begin + 1);
+    work->col_begin = Below(24);
+    work->cols = Below(24 - work->col_begin + 1);
+    return {[work] { return std::make_unique<DequantizeWork>(*work); },
+            work->out_dtype,
+            work->out_dtype,
+            "dequantize",
+            {}};
+  }
+
+  Request AnyRequest(int64_t kind) {
+    switch (OneIn(5) ? Below(7) : kind) {
+      case 0:
+        return Grouped();
+      case 1:
+        return Mlp();
+      case 2:
+        return DenseMlp();
+      case 3:
+        return OneIn(10) ? Dequantized() : AnyProduct(3);
+      default:
+        return AnyProduct(kind % 3);
+    }
+  }
+
+  std::vector<Request> Round() {
+    theme_x_ = Floating();
+    theme_out_ = OneIn(2) ? theme_x_ : Floating();
+    theme_activation_ = AnyActivation();
+    theme_path_ = AnyPath();
+    theme_quantization_ =
+        AnyOf({ActivationQuantization::kNone, ActivationQuantization::kNone,
+               ActivationQuantization::kPerToken, ActivationQuantization::kStatic});
+    theme_top_k_ = 1 + Below(4);
+    theme_summed_ = OneIn(2);
+    const int64_t kind = Below(7);
+    std::vector<Request> out;
+    for (int64_t i = 2 + Below(9); i > 0; --i) out.push_back(AnyRequest(kind));
+    return out;
+  }
+
+  // --- Running them ---
+
+  static std::future<Answer> Submit(Engine& engine, std::unique_ptr<Work> work,
+                                    const SubmitOptions& options, TaskHandle* handle = nullptr) {
+    auto promise = std::make_shared<std::promise<Answer>>();
+    auto submitted = engine.Submit(
+        std::move(work), options,
+        [promise](const absl::Status& status, const Payload& bytes, const ExecutionReport& report) {
+          promise->set_value({status, {bytes.view().begin(), bytes.view().end()}, report});
+        });
+    if (!submitted.ok()) {
+      promise->set_value({submitted.status(), {}, {}});
+    } else if (handle != nullptr) {
+      *handle = *submitted;
+    }
+    return promise->get_future();
+  }
+
+  void ExpectAlike(const Request& request, const Answer& got) {
+    const Answer& alone = request.alone;
+    ASSERT_EQ(got.status, alone.status);
+    ASSERT_EQ(got.bytes.size(), alone.bytes.size());
+    if (GetParam().batch_invariant || request.out_dtype == DType::kInt32) {
+      ASSERT_EQ(testing::FirstDifference(got.bytes, alone.bytes), -1) << "byte that differs";
+      return;
+    }
+    std::vector<double> want;
+    const int64_t count = static_cast<int64_t>(alone.bytes.size()) / SizeOf(request.out_dtype);
+    for (int64_t i = 0; i < count; ++i) {
+      want.push_back(testing::GetElement(alone.bytes, request.out_dtype, i));
+    }
+    // Either answer is within the tolerance of the exact one; a gated MLP passes two products.
+    const double tolerance = 4 * testing::ProductTolerance(request.out_dtype, request.x_dtype);
+    ASSERT_LE(testing::FrobeniusError(got.bytes, request.out_dtype, want), tolerance);
+  }
+
+  void RunRound() {
+    std::vector<Request> requests = Round();
+    for (Request& request : requests) {
+      request.alone = Submit(*alone_, request.make(), {}).get();
+      ASSERT_TRUE(request.alone.status.ok()) << request.text << ": " << request.alone.status;
+    }
+    std::shuffle(requests.begin(), requests.end(), random_);
+    std::vector<std::future<Answer>> answers;
+    std::vector<bool> must_come;
+    for (Request& request : requests) {
+      SubmitOptions options = {.priority = static_cast<int>(Below(2))};
+      const bool expires = OneIn(12), cancelled = OneIn(12);
+      if (expires) options.deadline = absl::Now() + absl::Microseconds(Below(2000));
+      TaskHandle handle;
+      answers.push_back(Submit(*together_, request.make(), options, &handle));
+      must_come.push_back(!expires && !cancelled);
+      if (cancelled) handle.Cancel();
+    }
+    for (size_t i = 0; i < requests.size(); ++i) {
+      const Answer answer = answers[i].get();
+      std::string round;
+      for (const Request& other : requests) absl::StrAppend(&round, "\n  ", other.text);
+      SCOPED_TRACE(absl::StrCat("seed ", seed_, ", round ", rounds_, ": ", requests[i].text,
+                                " in a round of", round));
+      merged_ += answer.report.batch_requests > 1 ? 1 : 0;
+      ++answers_;
+      if (!answer.status.ok() && !must_come[i]) {
+        ASSERT_THAT(answer.status.code(), ::testing::AnyOf(absl::StatusCode::kCancelled,
+                                                           absl::StatusCode::kDeadlineExceeded));
+        continue;
+      }
+      ASSERT_NO_FATAL_FAILURE(ExpectAlike(requests[i], answer));
+    }
+  }
+
+  const int64_t seed_ = FromEnvironment("AWQD_TEST_COMPOSITION_SEED", 42);
+  std::mt19937_64 random_{static_cast<uint64_t>(seed_)};
+  int64_t rounds_ = 0, answers_ = 0, merged_ = 0;
+  uint64_t weights_made_ = 0;
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<Engine> alone_, together_;
+  std::vector<std::shared_ptr<const model::PlacedWeight>> weights_;
+  std::shared_ptr<const model::WeightStack> gate_, up_, down_, dense_gate_, dense_up_, dense_down_;
+  std::string weight_text_;
+  DType theme_x_ = DType::kFp16, theme_out_ = DType::kFp16;
+  ActivationFunction theme_activation_ = ActivationFunction::kNone;
+  ActivationQuantization theme_quantization_ = ActivationQuantization::kNone;
+  std::optional<Path> theme_path_;
+  int64_t theme_top_k_ = 1;
+  bool theme_summed_ = false;
+};
+
+TEST_P(CompositionTest, EveryAnswerIsWhatItIsAlone) {
+  const auto until =
+      std::chrono::steady_clock::now() +
+      std::chrono::seconds(FromEnvironment("AWQD_TEST_COMPOSITION_SECONDS", 20)) / kCases;
+  do {
+    ASSERT_NO_FATAL_FAILURE(RunRound());
+    ++rounds_;
+  } while (std::chrono::steady_clock::now() < until);
+  RecordProperty("answers", static_cast<int>(answers_));
+  RecordProperty("merged", static_cast<int>(merged_));
+  std::printf("%ld rounds, %ld answers, %ld of batches with others\n", rounds_, answers_, merged_);
+  EXPECT_GT(merged_, answers_ / 5) << "too few works merge for this to say anything";
+}
+
+INSTANTIATE_TEST_SUITE_P(Memory, CompositionTest,
+                         ::testing::Values(Setup{true, false}, Setup{true, true},
+                                           Setup{false, false}, Setup{false, true}),
+                         [](const auto& info) {
+                           return absl::StrCat(info.param.shared_memory ? "shared" : "copied",
+                                               info.param.batch_invariant ? "_invariant" : "");
+                         });
+
+}  // namespace
+}  // namespace awqd::engine
