@@ -114,6 +114,8 @@ struct HostWeight {
 // bytes, a code or a zero does not fit its bits, an outer, a factor or a table is NaN, an order is
 // no permutation. Scales may be any number: what they give is IEEE arithmetic's business.
 absl::Status Validate(const HostWeight& weight);
+// The same of all but the codes, which need not be there.
+absl::Status ValidateBesideCodes(const HostWeight& weight);
 
 // The facts of a weight, scale_octaves included.
 WeightShape ShapeOf(const HostWeight& weight);
