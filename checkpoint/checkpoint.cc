@@ -8,7 +8,6 @@
 #include "checkpoint/folder_snapshot.h"
 #include "checkpoint/gguf.h"
 #include "checkpoint/gguf_model.h"
-#include "checkpoint/safetensors.h"
 #include "checkpoint/tensor_names.h"
 #include "kernels/base/huge_pages.h"
 #include "kernels/base/status.h"
@@ -34,17 +33,13 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const RepositoryRoot& root, absl::st
   out.cancelled_ = cancelled;
   const FolderSnapshot folder(root, name, &out.read_);
   AWQD_ASSIGN_OR_RETURN(const std::string gguf, FindGguf(folder, name));
-  TensorFiles files;
   if (gguf.empty()) {
     AWQD_RETURN_IF_ERROR(out.FindConfig(folder));
-    AWQD_ASSIGN_OR_RETURN(files, FindTensorFiles(folder, name));
-    AWQD_RETURN_IF_ERROR(out.OpenFiles(folder, files.names));
+    AWQD_RETURN_IF_ERROR(out.OpenFiles(folder));
   } else {
     AWQD_RETURN_IF_ERROR(out.OpenGgufFile(folder, gguf));
   }
-  AWQD_RETURN_IF_ERROR(out.CheckIndex(files.weight_map));
   AWQD_RETURN_IF_ERROR(out.FindLinears());
-  out.cancelled_ = nullptr;
   return out;
 }
 
@@ -53,53 +48,30 @@ absl::Status Checkpoint::FindConfig(const FileSource& root) {
   absl::StatusOr<FoundFormat> found = FindFormat(config.settings);
   if (!found.ok()) return Prefixed(config.place, found.status());
   found_ = *std::move(found);
-  absl::StatusOr<LinearRules> rules = LinearRules::Make(found_.config);
+  absl::StatusOr<LinearRules> rules = LinearRules::Make(found_.config, cancelled_);
   if (!rules.ok()) return Prefixed(config.place, rules.status());
   rules_ = *std::move(rules);
   return absl::OkStatus();
 }
 
-absl::Status Checkpoint::OpenFiles(const FileSource& root, const std::vector<std::string>& names) {
-  SafetensorsLimits left = {.cancelled = cancelled_};  // what all files together may claim
-  for (const std::string& name : names) {
-    const std::string path = absl::StrCat(name_, "/", name);
-    absl::StatusOr<File> file = root.OpenFile(path);
-    if (absl::IsNotFound(file.status())) {
-      return Invalid(name_, ": shard ", Quoted(name), " is missing, expected every file that ",
-                     kIndexFile, " names");
-    }
-    if (!file.ok()) return file.status();
-    AWQD_RETURN_IF_ERROR(CheckNotOpen(*file));
-    AWQD_ASSIGN_OR_RETURN(TensorFile shard, OpenSafetensors(*std::move(file), left));
-    left.max_header_bytes -= shard.header_bytes();
-    left.max_tensors -= static_cast<int64_t>(shard.tensors().size());
-    AWQD_RETURN_IF_ERROR(AddFile(std::move(shard)));
-  }
-  return absl::OkStatus();
+absl::Status Checkpoint::OpenFiles(const FileSource& root) {
+  AWQD_ASSIGN_OR_RETURN(TensorFiles opened, OpenTensorFiles(root, name_, cancelled_));
+  for (auto& file : opened.files) AWQD_RETURN_IF_ERROR(AddFile(std::move(file)));
+  return opened.index ? CheckIndex(*opened.index) : absl::OkStatus();
 }
 
 absl::Status Checkpoint::OpenGgufFile(const FileSource& root, const std::string& path) {
   AWQD_ASSIGN_OR_RETURN(File file, root.OpenFile(path));
   AWQD_ASSIGN_OR_RETURN(GgufFile gguf, OpenGguf(std::move(file), {.cancelled = cancelled_}));
   found_ = FormatOfGguf(gguf);
-  AWQD_ASSIGN_OR_RETURN(rules_, LinearRules::Make(found_.config));
-  return AddFile(std::move(gguf.tensors));
+  AWQD_ASSIGN_OR_RETURN(rules_, LinearRules::Make(found_.config, cancelled_));
+  return AddFile(std::make_shared<const TensorFile>(std::move(gguf.tensors)));
 }
 
-// One file under several names would take memory for each of them.
-absl::Status Checkpoint::CheckNotOpen(const File& file) const {
-  for (const auto& other : files_) {
-    if (!file.SameFileAs(other->file())) continue;
-    return Invalid(other->file().shown_name(), ": got the same file as ", file.shown_name(),
-                   ", expected each shard once");
-  }
-  return absl::OkStatus();
-}
-
-absl::Status Checkpoint::AddFile(TensorFile opened) {
-  const auto& file = files_.emplace_back(std::make_unique<TensorFile>(std::move(opened)));
+absl::Status Checkpoint::AddFile(std::shared_ptr<const TensorFile> opened) {
+  const auto& file = files_.emplace_back(std::move(opened));
   for (const auto& [name, info] : file->tensors()) {
-    AWQD_RETURN_IF_ERROR(CheckCancelled(cancelled_, static_cast<int64_t>(tensors_.size())));
+    AWQD_RETURN_IF_ERROR(CheckCancelled(cancelled_));
     const auto [it, fresh] = tensors_.emplace(name, TensorLocation{file.get(), &info});
     if (!fresh) {
       return Invalid("tensor ", Quoted(name), ": got it in both ",
@@ -110,8 +82,10 @@ absl::Status Checkpoint::AddFile(TensorFile opened) {
   return absl::OkStatus();
 }
 
-absl::Status Checkpoint::CheckIndex(const std::map<std::string, std::string>& weight_map) const {
-  for (const auto& [tensor, file] : weight_map) {
+absl::Status Checkpoint::CheckIndex(const ShardIndex& index) const {
+  for (size_t i = 0; i < index.size(); ++i) {
+    AWQD_RETURN_IF_ERROR(CheckCancelled(cancelled_));
+    const auto [tensor, file] = index[i];
     const auto it = tensors_.find(tensor);
     const std::string path = absl::StrCat(name_, "/", file);
     if (it != tensors_.end() && it->second.file->file().name() == path) continue;
@@ -157,8 +131,9 @@ absl::StatusOr<HostWeight> Checkpoint::Decode(const LinearLocation& linear, bool
       continue;
     }
     const auto bytes = absl::MakeSpan(*scratch).subspan(at, size);
-    const absl::Status status = sums == nullptr ? location.file->Read(*location.info, bytes)
-                                                : sums->Read(*location.file, *location.info, bytes);
+    const absl::Status status =
+        sums == nullptr ? location.file->Read(*location.info, bytes, cancelled_)
+                        : sums->Read(*location.file, *location.info, bytes, cancelled_);
     if (!status.ok()) {
       return absl::Status(status.code(),
                           absl::StrCat(status.message(), " (tensor ",

@@ -17,6 +17,7 @@
 #include "checkpoint/folder_snapshot.h"
 #include "checkpoint/linear_rules.h"
 #include "checkpoint/repository_root.h"
+#include "checkpoint/shard_index.h"
 #include "checkpoint/tensor_file.h"
 #include "checkpoint/tensor_sums.h"
 #include "kernels/formats/format.h"
@@ -49,8 +50,8 @@ class Checkpoint {
  public:
   // `name`: directory or GGUF file beneath the root; a directory is opened once. NOT_FOUND no such
   // entry, UNIMPLEMENTED a format that is not read, INVALID_ARGUMENT anything wrong with the files,
-  // each naming file and tensor, or a file that is there twice. UNAVAILABLE once `cancelled`, which
-  // is looked at for every file and every 10,000 tensors; null: never.
+  // each naming file and tensor, or a file that is there twice. UNAVAILABLE once `cancelled`, of
+  // later reads too; null: never. It outlives the checkpoint.
   static absl::StatusOr<Checkpoint> Open(const RepositoryRoot& root, absl::string_view name,
                                          const std::atomic<bool>* cancelled = nullptr);
 
@@ -61,6 +62,8 @@ class Checkpoint {
   const std::string& note() const { return found_.config.note; }
   // Which linears are quantised, by its settings.
   const LinearRules& rules() const { return rules_; }
+  // In the order of their names.
+  absl::Span<const std::shared_ptr<const TensorFile>> files() const { return files_; }
   // In the order of their place on disk.
   absl::Span<const LinearLocation> linears() const { return linears_; }
   // Tensors that belong to no quantised linear.
@@ -84,11 +87,10 @@ class Checkpoint {
 
  private:
   absl::Status FindConfig(const FileSource& root);
-  absl::Status OpenFiles(const FileSource& root, const std::vector<std::string>& names);
+  absl::Status OpenFiles(const FileSource& root);
   absl::Status OpenGgufFile(const FileSource& root, const std::string& path);
-  absl::Status CheckNotOpen(const File& file) const;
-  absl::Status AddFile(TensorFile opened);
-  absl::Status CheckIndex(const std::map<std::string, std::string>& weight_map) const;
+  absl::Status AddFile(std::shared_ptr<const TensorFile> opened);
+  absl::Status CheckIndex(const ShardIndex& index) const;
   absl::Status FindLinears();
   absl::Status AddTensor(const Format& format, absl::string_view name,
                          const TensorLocation& location);
@@ -96,6 +98,8 @@ class Checkpoint {
   // One linear, or one for each expert where its tensors hold several.
   absl::Status AddLinear(LinearLocation linear);
   absl::Status CheckExpertsOnce() const;
+  // Brings linears_ into the order of their place on disk.
+  void SortLinears();
   absl::Status CheckNoOrphan(const Format& format, absl::string_view path,
                              absl::string_view suffix) const;
   absl::Status CheckNoneUnread(const Format& format, absl::string_view name) const;
@@ -108,11 +112,11 @@ class Checkpoint {
                                     std::vector<uint8_t>* scratch, TensorSums* sums) const;
 
   std::string name_;
-  const std::atomic<bool>* cancelled_ = nullptr;  // while it is opened
+  const std::atomic<bool>* cancelled_ = nullptr;
   FilesRead read_;
   FoundFormat found_;
   LinearRules rules_;
-  std::vector<std::unique_ptr<TensorFile>> files_;
+  std::vector<std::shared_ptr<const TensorFile>> files_;
   std::map<absl::string_view, TensorLocation> tensors_;  // keys live in files_
   std::deque<TensorInfo> slices_;                        // stay where they are: linears_ point here
   std::vector<LinearLocation> linears_;

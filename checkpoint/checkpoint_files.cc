@@ -2,13 +2,12 @@
 #include "checkpoint/checkpoint_files.h"
 
 #include <optional>
-#include <set>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "checkpoint/json.h"
-#include "checkpoint/repository_root.h"
+#include "checkpoint/safetensors.h"
 #include "kernels/base/status.h"
 
 namespace awqd::model {
@@ -20,9 +19,6 @@ constexpr int kMaxConfigDepth = 32;
 // Of all objects and lists together. The longest lists name every module that is not quantised.
 constexpr int64_t kMaxValues = 200'000;
 constexpr int64_t kMaxConfigBytes = 4 << 20;
-constexpr int64_t kMaxIndexBytes = 64 << 20;
-constexpr int kMaxIndexDepth = 8;
-constexpr size_t kMaxShards = 1000;  // each stays open during a load
 
 // Walks a document in the order of its text, which is that of `keys`.
 class Converter {
@@ -86,47 +82,39 @@ absl::StatusOr<std::optional<std::string>> ReadSmall(const FileSource& root, abs
   return std::optional<std::string>(std::move(text));
 }
 
-absl::StatusOr<std::map<std::string, std::string>> ParseIndex(absl::string_view text) {
-  AWQD_ASSIGN_OR_RETURN(const Json index, ParseJsonObject(text, kMaxIndexDepth));
-  const auto it = index.find("weight_map");
-  if (it == index.end() || !it->is_object()) {
-    return absl::InvalidArgumentError("weight_map: expected an object of tensor -> file");
-  }
-  std::map<std::string, std::string> out;
-  for (const auto& [tensor, file] : it->items()) {
-    if (!file.is_string()) {
-      return Invalid("weight_map: tensor ", Quoted(tensor), ": got a ", file.type_name(),
-                     ", expected a file name");
-    }
-    const std::string& name = file.get_ref<const std::string&>();
-    if (!IsPlainFileName(name) || !absl::EndsWith(name, ".safetensors")) {
-      return Invalid("weight_map: tensor ", Quoted(tensor), ": got ", Quoted(name),
-                     ", expected the name of a .safetensors file in the same directory");
-    }
-    out.emplace(tensor, name);
-  }
-  if (out.empty()) return absl::InvalidArgumentError("weight_map: got no tensor, expected some");
-  return out;
+absl::StatusOr<std::optional<ShardIndex>> ReadIndex(const FileSource& root, absl::string_view model,
+                                                    const std::atomic<bool>* cancelled) {
+  const absl::StatusOr<File> file = root.OpenFile(PathOf(model, kIndexFile));
+  if (absl::IsNotFound(file.status())) return std::optional<ShardIndex>();
+  if (!file.ok()) return file.status();
+  return ShardIndex::Read(*file, cancelled);
 }
 
-absl::StatusOr<TensorFiles> FromIndex(absl::string_view path, absl::string_view text) {
-  absl::StatusOr<std::map<std::string, std::string>> map = ParseIndex(text);
-  if (!map.ok()) return Prefixed(path, map.status());
-  std::set<std::string> names;
-  for (const auto& [tensor, file] : *map) names.insert(file);
-  return TensorFiles{{names.begin(), names.end()}, *std::move(map)};
+// One file under several names would take memory for each of them.
+absl::Status CheckNotOpen(const File& file,
+                          absl::Span<const std::shared_ptr<const TensorFile>> open) {
+  for (const auto& other : open) {
+    if (!file.SameFileAs(other->file())) continue;
+    return Invalid(other->file().shown_name(), ": got the same file as ", file.shown_name(),
+                   ", expected each shard once");
+  }
+  return absl::OkStatus();
 }
 
-absl::StatusOr<TensorFiles> FromDirectory(const FileSource& root, absl::string_view model) {
+absl::StatusOr<std::vector<std::string>> NamesInDirectory(const FileSource& root,
+                                                          absl::string_view model) {
   AWQD_ASSIGN_OR_RETURN(const std::vector<std::string> names, root.ListDirectory(model));
-  TensorFiles out;
+  std::vector<std::string> out;
   bool other = false;
   for (const std::string& name : names) {
     if (absl::StartsWith(name, ".")) continue;
-    if (absl::EndsWith(name, ".safetensors")) out.names.push_back(name);
+    if (absl::EndsWith(name, ".safetensors")) out.push_back(name);
     other |= absl::EndsWith(name, ".bin") || absl::EndsWith(name, ".pt");
   }
-  if (!out.names.empty()) return out;
+  if (out.size() > kMaxShards) {
+    return Invalid(model, ": got ", out.size(), " shards, expected at most ", kMaxShards);
+  }
+  if (!out.empty()) return out;
   return Invalid(model, ": got no *.safetensors file, expected at least one",
                  other ? " (.bin and .pt files are not read: convert them)" : "");
 }
@@ -195,13 +183,28 @@ absl::StatusOr<QuantSettings> ReadQuantSettings(const FileSource& root, absl::st
                  " beside it (not a quantised checkpoint?)");
 }
 
-absl::StatusOr<TensorFiles> FindTensorFiles(const FileSource& root, absl::string_view model) {
-  const std::string index_path = PathOf(model, kIndexFile);
-  AWQD_ASSIGN_OR_RETURN(const auto index, ReadSmall(root, index_path, kMaxIndexBytes));
-  absl::StatusOr<TensorFiles> out =
-      index ? FromIndex(index_path, *index) : FromDirectory(root, model);
-  if (out.ok() && out->names.size() > kMaxShards) {
-    return Invalid(model, ": got ", out->names.size(), " shards, expected at most ", kMaxShards);
+absl::StatusOr<TensorFiles> OpenTensorFiles(const FileSource& root, absl::string_view model,
+                                            const std::atomic<bool>* cancelled) {
+  TensorFiles out;
+  AWQD_ASSIGN_OR_RETURN(out.index, ReadIndex(root, model, cancelled));
+  if (out.index) {
+    out.names = out.index->file_names();
+  } else {
+    AWQD_ASSIGN_OR_RETURN(out.names, NamesInDirectory(root, model));
+  }
+  SafetensorsLimits left = {.cancelled = cancelled};  // what all files together may claim
+  for (const std::string& name : out.names) {
+    absl::StatusOr<File> file = root.OpenFile(PathOf(model, name));
+    if (absl::IsNotFound(file.status())) {
+      return Invalid(model, ": shard ", Quoted(name), " is missing, expected every file that ",
+                     kIndexFile, " names");
+    }
+    if (!file.ok()) return file.status();
+    AWQD_RETURN_IF_ERROR(CheckNotOpen(*file, out.files));
+    AWQD_ASSIGN_OR_RETURN(TensorFile shard, OpenSafetensors(*std::move(file), left));
+    left.max_header_bytes -= shard.header_bytes();
+    left.max_tensors -= static_cast<int64_t>(shard.tensors().size());
+    out.files.push_back(std::make_shared<const TensorFile>(std::move(shard)));
   }
   return out;
 }

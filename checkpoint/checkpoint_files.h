@@ -2,7 +2,8 @@
 // files say about quantisation, as a Setting that formats read.
 #pragma once
 
-#include <map>
+#include <atomic>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -10,12 +11,13 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "checkpoint/file_source.h"
+#include "checkpoint/shard_index.h"
+#include "checkpoint/tensor_file.h"
 #include "kernels/formats/format.h"
 
 namespace awqd::model {
 
 constexpr absl::string_view kConfigFile = "config.json";
-constexpr absl::string_view kIndexFile = "model.safetensors.index.json";
 
 // config.json: the object under "quantization_config"; nothing when the key is absent or null.
 // INVALID_ARGUMENT for what is no JSON, no object, or too large.
@@ -37,12 +39,15 @@ struct QuantSettings {
 absl::StatusOr<QuantSettings> ReadQuantSettings(const FileSource& root, absl::string_view model);
 
 struct TensorFiles {
-  std::vector<std::string> names;                 // sorted, in the model's directory
-  std::map<std::string, std::string> weight_map;  // tensor -> file; empty without an index
+  std::vector<std::string> names;  // sorted, in the model's directory
+  std::vector<std::shared_ptr<const TensorFile>> files;
+  std::optional<ShardIndex> index;  // where there is one
 };
 
-// The files that the index names, else every *.safetensors of the directory. INVALID_ARGUMENT for
-// a bad index or when there is nothing to read.
-absl::StatusOr<TensorFiles> FindTensorFiles(const FileSource& root, absl::string_view model);
+// Opens the files that the index names, else every *.safetensors of the directory. Their headers
+// together are within the limits of one. INVALID_ARGUMENT for a bad index or file, one file under
+// two names, or when there is nothing to read; UNAVAILABLE once `cancelled`.
+absl::StatusOr<TensorFiles> OpenTensorFiles(const FileSource& root, absl::string_view model,
+                                            const std::atomic<bool>* cancelled = nullptr);
 
 }  // namespace awqd::model

@@ -85,9 +85,11 @@ absl::Status Checkpoint::AddLinear(LinearLocation linear) {
 absl::Status Checkpoint::CheckExpertsOnce() const {
   std::set<absl::string_view> own;
   for (const LinearLocation& linear : linears_) {
+    AWQD_RETURN_IF_ERROR(CheckCancelled(cancelled_));
     if (linear.slice_of.empty()) own.insert(linear.path);
   }
   for (const LinearLocation& linear : linears_) {
+    AWQD_RETURN_IF_ERROR(CheckCancelled(cancelled_));
     if (linear.slice_of.empty() || !own.contains(linear.path)) continue;
     return Invalid(name_, ": weight ", Quoted(linear.path),
                    ": got it in tensors of its own and in those of ", Quoted(linear.slice_of),
@@ -102,7 +104,7 @@ absl::Status Checkpoint::CheckNoneUnread(const Format& format, absl::string_view
   const bool foreign =
       !format.foreign_ending.empty() && absl::EndsWith(name, format.foreign_ending);
   if (!foreign && !HasCodes(format, path)) return absl::OkStatus();
-  const LinearRule* const rule = rules_.RuleOf(path);
+  AWQD_ASSIGN_OR_RETURN(const LinearRule* rule, rules_.RuleOf(path, cancelled_));
   if (rule == nullptr || rule->format != &format) return absl::OkStatus();
   return Invalid(name_, ": tensor ", Quoted(name), ": got a name that format ", format.name,
                  " does not have, expected \"<path>", format.separator, "\" and one of ",
@@ -115,7 +117,7 @@ absl::Status Checkpoint::AddTensor(const Format& format, absl::string_view name,
   const auto [path, suffix] = SplitTensorName(format, name);
   if (suffix.empty()) return format.strict ? CheckNoneUnread(format, name) : absl::OkStatus();
   const bool marks = IsMarker(format, suffix, *location.info);
-  const LinearRule* const rule = rules_.RuleOf(path);
+  AWQD_ASSIGN_OR_RETURN(const LinearRule* rule, rules_.RuleOf(path, cancelled_));
   if (rule == nullptr && format.strict && marks && HasCompanions(format, path)) {
     return Invalid(name_, ": weight ", Quoted(path), ": got codes of format ", format.name,
                    ", expected none: by the settings it is not quantised");
@@ -140,9 +142,8 @@ absl::Status Checkpoint::FindLinears() {
     if (!absl::c_linear_search(formats, rule.format)) formats.push_back(rule.format);
   }
   ignored_tensors_ = static_cast<int>(tensors_.size());
-  int64_t looked_at = 0;
   for (const auto& [name, location] : tensors_) {
-    AWQD_RETURN_IF_ERROR(CheckCancelled(cancelled_, looked_at++));
+    AWQD_RETURN_IF_ERROR(CheckCancelled(cancelled_));
     for (const Format* format : formats) {
       AWQD_RETURN_IF_ERROR(AddTensor(*format, name, location));
     }
@@ -153,13 +154,24 @@ absl::Status Checkpoint::FindLinears() {
                    note().empty() ? "" : absl::StrCat(" (", note(), ")"));
   }
   AWQD_RETURN_IF_ERROR(CheckExpertsOnce());
-  absl::c_sort(linears_, [&](const LinearLocation& a, const LinearLocation& b) {
-    const TensorLocation& left = a.codes();
-    const TensorLocation& right = b.codes();
-    return std::tie(left.file->file().name(), left.info->begin) <
-           std::tie(right.file->file().name(), right.info->begin);
-  });
+  SortLinears();
   return absl::OkStatus();
+}
+
+// By keys: linears themselves are large, there may be a million, and no sort can be cancelled.
+void Checkpoint::SortLinears() {
+  std::map<const TensorFile*, size_t> number_of;  // files are in the order of their names
+  for (const auto& file : files_) number_of.emplace(file.get(), number_of.size());
+  std::vector<std::tuple<size_t, int64_t, size_t>> places;
+  for (size_t i = 0; i < linears_.size(); ++i) {
+    const TensorLocation& codes = linears_[i].codes();
+    places.emplace_back(number_of.at(codes.file), codes.info->begin, i);
+  }
+  absl::c_sort(places);
+  std::vector<LinearLocation> sorted;
+  sorted.reserve(linears_.size());
+  for (const auto& [file, begin, i] : places) sorted.push_back(std::move(linears_[i]));
+  linears_ = std::move(sorted);
 }
 
 }  // namespace awqd::model

@@ -9,6 +9,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/base/status.h"
 
 namespace awqd::model {
 namespace {
@@ -80,11 +81,14 @@ absl::StatusOr<File> File::Adopt(UniqueFd fd, std::string name) {
   return out;
 }
 
-absl::Status File::ReadAt(int64_t offset, absl::Span<uint8_t> out) const {
+absl::Status File::ReadAt(int64_t offset, absl::Span<uint8_t> out,
+                          const std::atomic<bool>* cancelled) const {
+  constexpr size_t kPieceBytes = 8 << 20;
   size_t done = 0;
   while (done < out.size()) {
-    const ssize_t got =
-        pread(fd_.get(), out.data() + done, out.size() - done, offset + static_cast<int64_t>(done));
+    AWQD_RETURN_IF_ERROR(CheckCancelled(cancelled));
+    const ssize_t got = pread(fd_.get(), out.data() + done, std::min(out.size() - done, kPieceBytes),
+                              offset + static_cast<int64_t>(done));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) {
       return absl::InternalError(absl::StrCat(shown_name(), ": reading ", out.size() - done,
@@ -109,6 +113,11 @@ absl::Status File::CheckUnchanged() const {
 }
 
 std::string File::shown_name() const { return absl::CHexEscape(name_); }
+
+absl::Status CheckCancelled(const std::atomic<bool>* cancelled) {
+  if (cancelled == nullptr || !*cancelled) return absl::OkStatus();
+  return absl::UnavailableError("loading the model was cancelled, the server is shutting down");
+}
 
 absl::Status FromSystem(int error, absl::string_view what) {
   const absl::Status status = absl::ErrnoToStatus(error, what);

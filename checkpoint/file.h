@@ -3,6 +3,7 @@
 
 #include <sys/stat.h>
 
+#include <atomic>
 #include <cstdint>
 #include <string>
 
@@ -69,8 +70,9 @@ class File {
   int64_t size() const { return stat_.st_size; }
 
   // Fills `out` from `offset`. INVALID_ARGUMENT when the file ends earlier, INTERNAL on an I/O
-  // error.
-  absl::Status ReadAt(int64_t offset, absl::Span<uint8_t> out) const;
+  // error, UNAVAILABLE once `cancelled`, which is asked every 8 MiB.
+  absl::Status ReadAt(int64_t offset, absl::Span<uint8_t> out,
+                      const std::atomic<bool>* cancelled = nullptr) const;
 
   // INVALID_ARGUMENT when size, time of modification or time of change differ from when it was
   // opened.
@@ -90,6 +92,10 @@ template <typename... Parts>
 absl::Status Invalid(const Parts&... parts) {
   return absl::InvalidArgumentError(absl::StrCat(parts...));
 }
+
+// UNAVAILABLE once `cancelled` is true; null: never. Every loop over something that a file chose in
+// size asks, which costs a load from memory.
+absl::Status CheckCancelled(const std::atomic<bool>* cancelled);
 
 // A system call's error as a status: absl::ErrnoToStatus, but INTERNAL for what it has no code for,
 // a disk that fails (EIO) above all. `what` names the file and the call.

@@ -130,6 +130,7 @@ absl::Status ReadValue(GgufInput* in, absl::string_view key, uint32_t type, Head
 
 absl::Status ReadMetadata(GgufInput* in, const GgufLimits& limits, Header* out) {
   for (uint64_t i = 0; i < out->keys; ++i) {
+    AWQD_RETURN_IF_ERROR(CheckCancelled(limits.cancelled));
     AWQD_ASSIGN_OR_RETURN(const std::string key,
                           in->Text(limits.max_key_bytes, absl::StrCat("key ", i)));
     absl::StatusOr<uint32_t> type = in->Number<uint32_t>("type");
@@ -193,7 +194,7 @@ absl::StatusOr<TensorMap> ReadTensors(GgufInput* in, const GgufLimits& limits, c
                                       uint64_t alignment) {
   TensorMap out;
   for (uint64_t i = 0; i < header.tensors; ++i) {
-    AWQD_RETURN_IF_ERROR(CheckCancelled(limits.cancelled, static_cast<int64_t>(i)));
+    AWQD_RETURN_IF_ERROR(CheckCancelled(limits.cancelled));
     AWQD_ASSIGN_OR_RETURN(std::string name,
                           in->Text(limits.max_name_bytes, absl::StrCat("name of tensor ", i)));
     if (!IsUtf8(name)) return BadTensor(name, "name: expected UTF-8 without NUL bytes");

@@ -1,15 +1,19 @@
 // Strict JSON: what every file of a checkpoint is parsed with.
 //
 // Stricter than RFC 8259 where leniency would let two readers see two documents: duplicate keys and
-// NUL bytes are refused, nesting is bounded, text is valid UTF-8.
+// NUL bytes are refused, nesting is bounded, text is valid UTF-8. Strings and numbers are at most
+// 8 MiB long, and open objects have at most 200,000 keys together, so that a parse holds little
+// more than what its events keep.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <unordered_set>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -17,10 +21,11 @@
 namespace awqd::model {
 
 // Receives a document in order, and adds the rules that nlohmann's parser does not have. The first
-// error ends the parse and is returned by it.
+// error ends the parse and is returned by it, UNAVAILABLE once `cancelled`.
 class JsonEvents : public nlohmann::json_sax<nlohmann::json> {
  public:
-  explicit JsonEvents(int max_depth) : max_depth_(max_depth) {}
+  explicit JsonEvents(int max_depth, const std::atomic<bool>* cancelled = nullptr)
+      : max_depth_(max_depth), cancelled_(cancelled) {}
 
   // Of the parse so far.
   const absl::Status& status() const { return status_; }
@@ -35,6 +40,9 @@ class JsonEvents : public nlohmann::json_sax<nlohmann::json> {
   virtual absl::Status Scalar(const uint64_t* /*number*/, const std::string* /*text*/) {
     return absl::OkStatus();
   }
+  // Whether the innermost open object has no such key yet. A reader that stores the keys of a large
+  // object itself overrides it, so that they are not in memory twice.
+  virtual absl::StatusOr<bool> IsNewKey(const std::string& key);
 
  private:
   // nlohmann's events. False ends the parse.
@@ -59,14 +67,20 @@ class JsonEvents : public nlohmann::json_sax<nlohmann::json> {
   bool Enter();
 
   const int max_depth_;
+  const std::atomic<bool>* const cancelled_;
   int depth_ = 0;
   // One set per open object. Not Abseil's: that cannot be destroyed once it had no memory to grow.
   std::vector<std::unordered_set<std::string>> keys_;
+  size_t open_keys_ = 0;  // in all of them
   absl::Status status_;
 };
 
+// The next piece of a text, which stays until the next call; empty at its end.
+using NextPiece = absl::FunctionRef<absl::StatusOr<absl::string_view>()>;
+
 // INVALID_ARGUMENT with the place of a syntax error, the duplicate key, the depth, or what `events`
-// returned. Memory is bounded by the text's size.
+// or `next` returned. Memory is bounded by the text's size.
+absl::Status ParseJson(NextPiece next, JsonEvents* events);
 absl::Status ParseJson(absl::string_view text, JsonEvents* events);
 
 // The keys of every object of a document; objects and keys as they follow one another.

@@ -1,6 +1,10 @@
 // Matching of module paths.
 #include "checkpoint/linear_rules.h"
 
+#include <re2/re2.h>
+
+#include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -10,86 +14,163 @@
 namespace awqd::model {
 namespace {
 
-constexpr size_t kMaxRegexBytes = 1024;
+constexpr int kNone = std::numeric_limits<int>::max();
+
+// What the expressions of all lists may have together.
 constexpr size_t kMaxRegexes = 10'000;
-constexpr int64_t kRegexMemory = 1 << 20;  // of one, compiled
+constexpr size_t kMaxRegexBytes = 1024;  // of one
+constexpr int64_t kMaxInstructions = 384 << 10;
+
+constexpr int64_t kRegexMemory = 1 << 20;  // of one while it is checked
+// The time that a set takes for one path grows with its instructions, and nobody can interrupt it.
+constexpr int64_t kSetInstructions = 16 << 10;
+// Room for the instructions and for the 20 states without which RE2 does not match, and more than
+// are ever needed at a time where paths and expressions are like those of real models.
+constexpr int64_t kSetMemory = 3 << 20;
+
+RE2::Options Options(int64_t memory) {
+  RE2::Options out(RE2::Quiet);
+  out.set_max_mem(memory);
+  return out;
+}
+
+absl::Status BadExpression(absl::string_view text, const std::string& error) {
+  return Invalid("pattern of modules: got ", Quoted(text, 64),
+                 ", expected a regular expression of RE2 (", Quoted(error, 64), ")");
+}
 
 }  // namespace
 
-LinearRules::Pattern::Pattern(const ModulePattern& pattern) : pattern_(pattern) {
-  if (pattern.kind != ModulePattern::Kind::kRegex) return;
-  RE2::Options options(RE2::Quiet);
-  options.set_max_mem(kRegexMemory);
-  regex_ = std::make_unique<RE2>(pattern.text, options);
-}
+// Packs expressions into sets as they come.
+class LinearRules::Compiler {
+ public:
+  Compiler(std::vector<Expressions>* out, const std::atomic<bool>* cancelled)
+      : out_(*out), cancelled_(cancelled) {}
 
-bool LinearRules::Pattern::Matches(absl::string_view path) const {
-  switch (pattern_.kind) {
-    case ModulePattern::Kind::kEvery:
-      return true;
-    case ModulePattern::Kind::kExact:  // looked up elsewhere
-      return path == pattern_.text;
-    case ModulePattern::Kind::kContains:
-      return absl::StrContains(path, pattern_.text);
-    case ModulePattern::Kind::kRegex:
-      return regex_->Match({path.data(), path.size()}, 0, path.size(), RE2::ANCHOR_START, nullptr,
-                           0);
-  }
-  return false;
-}
-
-absl::StatusOr<LinearRules::Patterns> LinearRules::Compile(
-    const std::vector<ModulePattern>& patterns) {
-  Patterns out;
-  size_t regexes = 0;
-  for (const ModulePattern& pattern : patterns) {
-    if (pattern.kind == ModulePattern::Kind::kExact) {
-      out.exact.insert(pattern.text);
-      continue;
-    }
-    const bool regex = pattern.kind == ModulePattern::Kind::kRegex;
-    regexes += regex ? 1 : 0;
-    if (regex && pattern.text.size() > kMaxRegexBytes) {
-      return Invalid("pattern of modules: got ", pattern.text.size(),
+  absl::Status Add(const std::string& text, int rank) {
+    AWQD_RETURN_IF_ERROR(CheckCancelled(cancelled_));
+    if (text.size() > kMaxRegexBytes) {
+      return Invalid("pattern of modules: got ", text.size(),
                      " bytes of a regular expression, expected at most ", kMaxRegexBytes);
     }
-    if (regexes > kMaxRegexes) {
-      return Invalid("patterns of modules: got more than ", kMaxRegexes, " regular expressions");
+    if (++regexes_ > kMaxRegexes) {
+      return Invalid("patterns of modules: got more than ", kMaxRegexes,
+                     " regular expressions, expected at most that in all lists together");
     }
-    out.others.emplace_back(pattern);
-    if (const std::string error = out.others.back().error(); !error.empty()) {
-      return Invalid("pattern of modules: got ", Quoted(pattern.text, 64),
-                     ", expected a regular expression of RE2 (", Quoted(error, 64), ")");
+    AWQD_ASSIGN_OR_RETURN(const int64_t size, SizeOf(text));
+    instructions_ += size;
+    if (instructions_ > kMaxInstructions) {
+      return Invalid("patterns of modules: got regular expressions of more than ", kMaxInstructions,
+                     " instructions of RE2, expected at most that in all lists together "
+                     "(fewer or simpler ones)");
+    }
+    if (open_size_ + size > kSetInstructions) AWQD_RETURN_IF_ERROR(Finish());
+    if (open_ == nullptr) {
+      open_ = std::make_unique<RE2::Set>(Options(kSetMemory), RE2::ANCHOR_START);
+    }
+    std::string error;
+    if (open_->Add(text, &error) < 0) return BadExpression(text, error);
+    open_size_ += size;
+    ranks_.push_back(rank);
+    return absl::OkStatus();
+  }
+
+  absl::Status Finish() {
+    if (open_ == nullptr) return absl::OkStatus();
+    AWQD_RETURN_IF_ERROR(CheckCancelled(cancelled_));
+    if (!open_->Compile()) {
+      return Invalid("patterns of modules: got ", ranks_.size(), " regular expressions of ",
+                     open_size_, " instructions that RE2 cannot match with ", kSetMemory,
+                     " bytes, expected simpler ones");
+    }
+    out_.push_back({std::move(open_), std::move(ranks_)});
+    open_ = nullptr;
+    ranks_.clear();
+    open_size_ = 0;
+    return absl::OkStatus();
+  }
+
+ private:
+  // Its length counts too: what is simplified away takes memory until it is.
+  static absl::StatusOr<int64_t> SizeOf(const std::string& text) {
+    const RE2 alone(text, Options(kRegexMemory));
+    if (!alone.ok()) return BadExpression(text, alone.error());
+    return alone.ProgramSize() + static_cast<int64_t>(text.size());
+  }
+
+  std::vector<Expressions>& out_;
+  const std::atomic<bool>* const cancelled_;
+  size_t regexes_ = 0;
+  int64_t instructions_ = 0;
+  std::unique_ptr<RE2::Set> open_;  // not compiled yet
+  std::vector<int> ranks_;
+  int64_t open_size_ = 0;
+};
+
+absl::Status LinearRules::Add(const std::vector<ModulePattern>& patterns, int rank,
+                              Compiler* compiler) {
+  for (const ModulePattern& pattern : patterns) {
+    switch (pattern.kind) {
+      case ModulePattern::Kind::kEvery:
+        every_ = std::min(every_, rank);
+        break;
+      case ModulePattern::Kind::kExact:
+        exact_.emplace(pattern.text, rank);
+        break;
+      case ModulePattern::Kind::kContains:
+        contained_.emplace_back(pattern.text, rank);
+        break;
+      case ModulePattern::Kind::kRegex:
+        AWQD_RETURN_IF_ERROR(compiler->Add(pattern.text, rank));
+        break;
     }
   }
-  return out;
+  return absl::OkStatus();
 }
 
-bool LinearRules::AnyMatches(const Patterns& patterns, absl::string_view path) {
-  if (patterns.exact.contains(path)) return true;
-  for (const Pattern& pattern : patterns.others) {
-    if (pattern.Matches(path)) return true;
-  }
-  return false;
-}
-
-absl::StatusOr<LinearRules> LinearRules::Make(const QuantConfig& config) {
+absl::StatusOr<LinearRules> LinearRules::Make(const QuantConfig& config,
+                                              const std::atomic<bool>* cancelled) {
   LinearRules out;
-  AWQD_ASSIGN_OR_RETURN(out.left_out_, Compile(config.left_out));
+  out.every_ = kNone;
+  Compiler compiler(&out.expressions_, cancelled);
+  AWQD_RETURN_IF_ERROR(out.Add(config.left_out, 0, &compiler));
   for (const LinearRule& rule : config.rules) {
-    AWQD_ASSIGN_OR_RETURN(Patterns targets, Compile(rule.targets));
-    out.rules_.push_back({std::move(targets), std::make_unique<const LinearRule>(
-                                                  LinearRule{{}, rule.settings, rule.format})});
+    out.rules_.push_back(
+        std::make_unique<const LinearRule>(LinearRule{{}, rule.settings, rule.format}));
+    AWQD_RETURN_IF_ERROR(
+        out.Add(rule.targets, static_cast<int>(out.rules_.size()), &compiler));
   }
+  AWQD_RETURN_IF_ERROR(compiler.Finish());
   return out;
 }
 
-const LinearRule* LinearRules::RuleOf(absl::string_view path) const {
-  if (AnyMatches(left_out_, path)) return nullptr;
-  for (const Rule& rule : rules_) {
-    if (AnyMatches(rule.targets, path)) return rule.rule.get();
+absl::StatusOr<const LinearRule*> LinearRules::RuleOf(absl::string_view path,
+                                                      const std::atomic<bool>* cancelled) const {
+  int least = every_;
+  if (const auto it = exact_.find(path); it != exact_.end()) least = std::min(least, it->second);
+  for (const auto& [text, rank] : contained_) {
+    if (rank >= least) break;
+    AWQD_RETURN_IF_ERROR(CheckCancelled(cancelled));
+    if (absl::StrContains(path, text)) least = rank;
   }
-  return nullptr;
+  std::vector<int> matches;
+  for (const Expressions& some : expressions_) {
+    if (some.ranks.front() >= least) break;
+    AWQD_RETURN_IF_ERROR(CheckCancelled(cancelled));
+    RE2::Set::ErrorInfo error = {};
+    // Most paths match nothing, which is found out without a list.
+    if (some.set->Match({path.data(), path.size()}, nullptr, &error)) {
+      some.set->Match({path.data(), path.size()}, &matches, &error);
+    }
+    if (error.kind != RE2::Set::kNoError) {
+      return Invalid("patterns of modules: got ", some.ranks.size(),
+                     " regular expressions that RE2 cannot match ", Quoted(path), " with ",
+                     kSetMemory, " bytes, expected simpler ones");
+    }
+    for (const int match : matches) least = std::min(least, some.ranks[match]);
+    matches.clear();
+  }
+  return least == 0 || least == kNone ? nullptr : rules_[least - 1].get();
 }
 
 }  // namespace awqd::model

@@ -95,7 +95,8 @@ absl::Status CheckCover(const TensorMap& tensors, int64_t data_bytes) {
 // Builds the map while the header is parsed, so that no document of it is ever in memory.
 class HeaderEvents final : public JsonEvents {
  public:
-  explicit HeaderEvents(const SafetensorsLimits& limits) : JsonEvents(kMaxDepth), limits_(limits) {}
+  explicit HeaderEvents(const SafetensorsLimits& limits)
+      : JsonEvents(kMaxDepth, limits.cancelled), limits_(limits) {}
 
   TensorMap Take() { return std::move(tensors_); }
 
@@ -109,6 +110,12 @@ class HeaderEvents final : public JsonEvents {
     tensor_ = {};
     has_dtype_ = has_shape_ = has_offsets_ = false;
     return absl::OkStatus();
+  }
+
+  absl::StatusOr<bool> IsNewKey(const std::string& key) override {
+    if (where_ != Where::kRoot) return JsonEvents::IsNewKey(key);
+    if (key == kMetadata) return !std::exchange(has_metadata_, true);
+    return !tensors_.contains(key);
   }
 
   absl::Status Key(absl::string_view key) override {
@@ -217,7 +224,6 @@ class HeaderEvents final : public JsonEvents {
                                                                     : "data_offsets"));
     }
     AWQD_RETURN_IF_ERROR(CheckSize(name_, tensor_));
-    AWQD_RETURN_IF_ERROR(CheckCancelled(limits_.cancelled, static_cast<int64_t>(tensors_.size())));
     tensors_.emplace(std::move(name_), std::move(tensor_));
     return absl::OkStatus();
   }
@@ -228,7 +234,7 @@ class HeaderEvents final : public JsonEvents {
   std::string name_;
   std::string field_;
   TensorInfo tensor_;
-  bool has_dtype_ = false, has_shape_ = false, has_offsets_ = false;
+  bool has_metadata_ = false, has_dtype_ = false, has_shape_ = false, has_offsets_ = false;
   std::vector<int64_t> numbers_;
 };
 
@@ -253,7 +259,8 @@ absl::StatusOr<std::string> ReadHeader(const File& file, const SafetensorsLimits
   }
   std::string header(length, '\0');
   AWQD_RETURN_IF_ERROR(file.ReadAt(
-      kLengthBytes, absl::MakeSpan(reinterpret_cast<uint8_t*>(header.data()), header.size())));
+      kLengthBytes, absl::MakeSpan(reinterpret_cast<uint8_t*>(header.data()), header.size()),
+      limits.cancelled));
   return header;
 }
 

@@ -17,7 +17,7 @@ struct SafetensorsLimits {
   int64_t max_tensors = 1'000'000;
   size_t max_name_bytes = 1024;
   size_t max_rank = 8;
-  // Looked at before a header is read and every 10,000 tensors: UNAVAILABLE once it is true.
+  // UNAVAILABLE once it is true; null: never.
   const std::atomic<bool>* cancelled = nullptr;
 };
 

@@ -37,7 +37,8 @@ class TensorFile {
   int64_t header_bytes() const { return data_offset_; }  // all before the data
 
   // Fills `out`, which has tensor.bytes() bytes. Tensors need not be aligned in the file.
-  absl::Status Read(const TensorInfo& tensor, absl::Span<uint8_t> out) const;
+  absl::Status Read(const TensorInfo& tensor, absl::Span<uint8_t> out,
+                    const std::atomic<bool>* cancelled = nullptr) const;
   // The same of its bytes from `at` on, as many as `out` has.
   absl::Status ReadPiece(const TensorInfo& tensor, int64_t at, absl::Span<uint8_t> out) const {
     return file_.ReadAt(data_offset_ + tensor.begin + at, out);
@@ -48,8 +49,5 @@ class TensorFile {
   int64_t data_offset_;
   TensorMap tensors_;
 };
-
-// UNAVAILABLE when `cancelled`, unless it is null, is true; looks every 10,000th `count` only.
-absl::Status CheckCancelled(const std::atomic<bool>* cancelled, int64_t count = 0);
 
 }  // namespace awqd::model

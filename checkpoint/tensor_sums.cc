@@ -29,10 +29,11 @@ uint64_t RandomSeed() {
 // Reads the tensor piece by piece to where `to(at, size)` says, and sums it.
 template <typename To>
 absl::StatusOr<uint64_t> SumOf(const TensorFile& file, const TensorInfo& tensor, uint64_t seed,
-                               To to) {
+                               const std::atomic<bool>* cancelled, To to) {
   XXH3_state_t state = {};
   XXH3_64bits_reset_withSeed(&state, seed);
   for (int64_t at = 0; at < tensor.bytes(); at += kPieceBytes) {
+    AWQD_RETURN_IF_ERROR(CheckCancelled(cancelled));
     const absl::Span<uint8_t> piece = to(at, std::min(kPieceBytes, tensor.bytes() - at));
     AWQD_RETURN_IF_ERROR(file.ReadPiece(tensor, at, piece));
     XXH3_64bits_update(&state, piece.data(), piece.size());
@@ -45,17 +46,19 @@ absl::StatusOr<uint64_t> SumOf(const TensorFile& file, const TensorInfo& tensor,
 TensorSums::TensorSums() : seed_(RandomSeed()) {}
 
 absl::Status TensorSums::Read(const TensorFile& file, const TensorInfo& tensor,
-                              absl::Span<uint8_t> out) {
+                              absl::Span<uint8_t> out, const std::atomic<bool>* cancelled) {
   const auto to = [&](int64_t at, int64_t size) { return out.subspan(at, size); };
-  AWQD_ASSIGN_OR_RETURN(const uint64_t sum, SumOf(file, tensor, seed_, to));
+  AWQD_ASSIGN_OR_RETURN(const uint64_t sum, SumOf(file, tensor, seed_, cancelled, to));
   MutexLock lock(&mu_);
   entries_.push_back({&file, &tensor, sum});
   return absl::OkStatus();
 }
 
-absl::Status TensorSums::CheckOne(const Entry& entry, absl::Span<uint8_t> buffer) const {
+absl::Status TensorSums::CheckOne(const Entry& entry, absl::Span<uint8_t> buffer,
+                                  const std::atomic<bool>* cancelled) const {
   const auto to = [&](int64_t, int64_t size) { return buffer.first(size); };
-  AWQD_ASSIGN_OR_RETURN(const uint64_t sum, SumOf(*entry.file, *entry.tensor, seed_, to));
+  AWQD_ASSIGN_OR_RETURN(const uint64_t sum,
+                        SumOf(*entry.file, *entry.tensor, seed_, cancelled, to));
   if (sum == entry.sum) return absl::OkStatus();
   return Invalid(entry.file->file().shown_name(), ": bytes ", entry.tensor->begin, " to ",
                  entry.tensor->end,
@@ -74,8 +77,8 @@ absl::Status TensorSums::Check(const std::atomic<bool>& cancelled) const {
   const auto compare = [&] {
     std::vector<uint8_t> buffer(kPieceBytes);
     for (size_t i = next++; i < entries_.size(); i = next++) {
-      absl::Status status = CheckCancelled(&cancelled);
-      if (status.ok()) status = CheckOne(entries_[i], absl::MakeSpan(buffer));
+      absl::Status status = CheckCancelled(&cancelled);  // of a tensor without bytes too
+      if (status.ok()) status = CheckOne(entries_[i], absl::MakeSpan(buffer), &cancelled);
       if (!status.ok()) return fail(status);
     }
   };

@@ -19,7 +19,8 @@ class TensorSums {
   TensorSums();
 
   // TensorFile::Read, and the sum of what it read. File and tensor outlive this.
-  absl::Status Read(const TensorFile& file, const TensorInfo& tensor, absl::Span<uint8_t> out);
+  absl::Status Read(const TensorFile& file, const TensorInfo& tensor, absl::Span<uint8_t> out,
+                    const std::atomic<bool>* cancelled = nullptr);
 
   // Reads all of them again, on several threads. INVALID_ARGUMENT naming the file when the bytes of
   // one are others now, UNAVAILABLE once `cancelled`, INTERNAL on an I/O error.
@@ -31,7 +32,8 @@ class TensorSums {
     const TensorInfo* tensor;
     uint64_t sum;
   };
-  absl::Status CheckOne(const Entry& entry, absl::Span<uint8_t> buffer) const;
+  absl::Status CheckOne(const Entry& entry, absl::Span<uint8_t> buffer,
+                        const std::atomic<bool>* cancelled) const;
 
   const uint64_t seed_;
   Mutex mu_;

@@ -162,8 +162,13 @@ float HostWeight::Scale(int64_t group, int64_t col) const {
 
 absl::Status Validate(const HostWeight& w) {
   AWQD_RETURN_IF_ERROR(Validate(w.description, w.k, w.n));
-  const int64_t cells = w.shape().cells();
   AWQD_RETURN_IF_ERROR(CheckCodes(w));
+  return ValidateBesideCodes(w);
+}
+
+absl::Status ValidateBesideCodes(const HostWeight& w) {
+  AWQD_RETURN_IF_ERROR(Validate(w.description, w.k, w.n));
+  const int64_t cells = w.shape().cells();
   AWQD_RETURN_IF_ERROR(CheckZeros(w, cells));
   AWQD_RETURN_IF_ERROR(
       CheckCount("scales", w.scales.size(), cells * w.description.scale_bytes(), "bytes"));

@@ -117,6 +117,8 @@ struct HostWeight {
 // bytes, a code or a zero does not fit its bits, an outer, a factor or a table is NaN, an order is
 // no permutation. Scales may be any number: what they give is IEEE arithmetic's business.
 absl::Status Validate(const HostWeight& weight);
+// The same of all but the codes, which need not be there.
+absl::Status ValidateBesideCodes(const HostWeight& weight);
 
 // Whether an integer of the codes times `scale`, an FP16 number, may be one that FP16 does not
 // hold. Infinite scales are none of these: what they give is infinite anyway.

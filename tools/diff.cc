@@ -119,7 +119,7 @@ LinearDifference CompareLinear(const Model& a, const Model& b, const std::string
 // --- Other tensors ---
 
 // A tensor of a quantised linear, or the weight or bias of a dense one that was compared above.
-bool WasCompared(const Model& model, const std::string& name, const std::set<std::string>& paths) {
+bool WasCompared(const Model& model, absl::string_view name, const std::set<std::string>& paths) {
   absl::string_view path = name;
   return model.IsPart(name) || paths.contains(model.DensePath(name)) ||
          (absl::ConsumeSuffix(&path, ".bias") && paths.contains(std::string(path)));
@@ -131,17 +131,17 @@ absl::Status CompareOthers(const Model& a, const Model& b, const std::set<std::s
     if (WasCompared(a, name, paths)) continue;
     const model::TensorLocation* const other = b.tensors().Find(name);
     if (other == nullptr || WasCompared(b, name, paths)) {
-      out->only_in_a.push_back(name);
+      out->only_in_a.emplace_back(name);
       continue;
     }
     AWQD_ASSIGN_OR_RETURN(const bool same, SameBytes(place, *other));
     out->same_tensors += same ? 1 : 0;
-    if (!same) out->different_tensors.push_back(name);
+    if (!same) out->different_tensors.emplace_back(name);
   }
   for (const auto& [name, place] : b.tensors().all()) {
     if (WasCompared(b, name, paths)) continue;
     if (a.tensors().Find(name) == nullptr || WasCompared(a, name, paths)) {
-      out->only_in_b.push_back(name);
+      out->only_in_b.emplace_back(name);
     }
   }
   return absl::OkStatus();

@@ -7,6 +7,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/math.h"
+#include "kernels/base/memory_facts.h"
 #include "kernels/base/status.h"
 #include "kernels/exact.h"
 
@@ -38,6 +40,7 @@ absl::StatusOr<std::vector<float>> ReadBias(const Model& model, absl::string_vie
       place->info->shape != std::vector<int64_t>{n}) {
     return out;
   }
+  AWQD_RETURN_IF_ERROR(CheckRoom(absl::StrCat("bias of ", model::Quoted(path)), 1, place->info->bytes()));
   std::vector<uint8_t> bytes(place->info->bytes());
   AWQD_RETURN_IF_ERROR(place->file->Read(*place->info, absl::MakeSpan(bytes)));
   for (int64_t i = 0; i < n; ++i) {
@@ -123,11 +126,30 @@ absl::Status Elements::Read(int64_t begin, int64_t end, float* to) const {
   return absl::OkStatus();
 }
 
+absl::Status CheckRoom(absl::string_view what, int64_t rows, int64_t row_bytes) {
+  constexpr int64_t kTimes = 3;  // as it is in the file, decoded, and on the way between the two
+  const int64_t most = AvailableMemoryBytes() / kTimes;
+  if (const auto bytes = CheckedMul(rows, row_bytes); bytes && *bytes <= most) {
+    return absl::OkStatus();
+  }
+  return absl::ResourceExhaustedError(
+      absl::StrCat(what, ": got ", rows, " times ", row_bytes, " bytes to hold, expected at most ",
+                   most, ", a third of the memory that is free"));
+}
+
+absl::StatusOr<HostWeight> ReadWeight(const model::Checkpoint& checkpoint,
+                                      const model::LinearLocation& linear) {
+  AWQD_RETURN_IF_ERROR(
+      CheckRoom(absl::StrCat("weight ", model::Quoted(linear.path)), 1, linear.bytes));
+  std::vector<uint8_t> scratch;
+  AWQD_ASSIGN_OR_RETURN(HostWeight weight, checkpoint.Read(linear, &scratch));
+  AWQD_RETURN_IF_ERROR(Validate(weight));
+  return weight;
+}
+
 absl::StatusOr<Elements> ReadElements(const Model& model, absl::string_view path) {
   if (const model::LinearLocation* const linear = model.FindLinear(path); linear != nullptr) {
-    std::vector<uint8_t> scratch;
-    AWQD_ASSIGN_OR_RETURN(HostWeight weight, model.checkpoint()->Read(*linear, &scratch));
-    AWQD_RETURN_IF_ERROR(Validate(weight));
+    AWQD_ASSIGN_OR_RETURN(HostWeight weight, ReadWeight(*model.checkpoint(), *linear));
     return Elements(std::move(weight));
   }
   const std::string name = absl::StrCat(path, ".weight");
@@ -137,6 +159,8 @@ absl::StatusOr<Elements> ReadElements(const Model& model, absl::string_view path
   }
   const model::TensorLocation& place = *model.tensors().Find(name);
   DenseWeight dense = {.k = place.info->shape[1], .n = place.info->shape[0], .tensor = place};
+  AWQD_RETURN_IF_ERROR(CheckRoom(absl::StrCat("weight ", model::Quoted(path)), kDenseRowsBytes,
+                                 dense.k));
   AWQD_ASSIGN_OR_RETURN(dense.bias, ReadBias(model, path, dense.n));
   return Elements(std::move(dense));
 }

@@ -71,8 +71,19 @@ class Elements {
   DenseWeight dense_;
 };
 
+// All of a linear, valid. RESOURCE_EXHAUSTED before anything is read where it would take more
+// memory than is free; other errors are those of Checkpoint::Read and Validate.
+absl::StatusOr<HostWeight> ReadWeight(const model::Checkpoint& checkpoint,
+                                      const model::LinearLocation& linear);
+
+// RESOURCE_EXHAUSTED where so many rows of so many bytes, which may be in memory three times, would
+// take more than is free. A hole in a file takes memory too, once it is read.
+absl::Status CheckRoom(absl::string_view what, int64_t rows, int64_t row_bytes);
+// Bytes for each in-feature of a dense linear that is read some rows at a time.
+inline constexpr int64_t kDenseRowsBytes = 64;
+
 // The quantised linear of that path, else the tensor "<path>.weight", and "<path>.bias"
-// where it is as long. NOT_FOUND when there is neither.
+// where it is as long. NOT_FOUND when there is neither, RESOURCE_EXHAUSTED as above.
 absl::StatusOr<Elements> ReadElements(const Model& model, absl::string_view path);
 
 DType FloatTypeNamed(absl::string_view dtype);

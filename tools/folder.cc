@@ -13,7 +13,6 @@
 #include "absl/strings/strip.h"
 #include "checkpoint/checkpoint_files.h"
 #include "checkpoint/gguf_model.h"
-#include "checkpoint/safetensors.h"
 #include "kernels/base/status.h"
 
 namespace awqd::tools {
@@ -21,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kMaxTextBytes = 64 << 20;
+constexpr int64_t kMaxTextBytes = 4 << 20;
 constexpr int64_t kPart = 8 << 20;
 
 using ReadBytes = absl::FunctionRef<absl::Status(int64_t at, absl::Span<uint8_t> to)>;
@@ -80,24 +79,28 @@ absl::StatusOr<Tensors> Tensors::Open(const Folder& folder) {
   AWQD_ASSIGN_OR_RETURN(const std::string gguf, model::FindGguf(folder.root, folder.name));
   if (!gguf.empty()) {
     out.gguf_ = true;
-    out.names_ = {fs::path(gguf).filename().string()};
     AWQD_ASSIGN_OR_RETURN(model::File file, folder.root.OpenFile(gguf));
     AWQD_ASSIGN_OR_RETURN(model::GgufFile open, model::OpenGguf(std::move(file)));
-    AWQD_RETURN_IF_ERROR(out.Add(std::move(open.tensors)));
+    AWQD_RETURN_IF_ERROR(
+        out.Add(std::make_shared<const model::TensorFile>(std::move(open.tensors))));
     return out;
   }
-  AWQD_ASSIGN_OR_RETURN(model::TensorFiles files, model::FindTensorFiles(folder.root, folder.name));
-  out.names_ = std::move(files.names);
-  for (const std::string& name : out.names_) {
-    AWQD_ASSIGN_OR_RETURN(model::File file, folder.root.OpenFile(folder.At(name)));
-    AWQD_ASSIGN_OR_RETURN(model::TensorFile open, model::OpenSafetensors(std::move(file)));
-    AWQD_RETURN_IF_ERROR(out.Add(std::move(open)));
-  }
+  AWQD_ASSIGN_OR_RETURN(model::TensorFiles opened,
+                        model::OpenTensorFiles(folder.root, folder.name));
+  for (auto& file : opened.files) AWQD_RETURN_IF_ERROR(out.Add(std::move(file)));
   return out;
 }
 
-absl::Status Tensors::Add(model::TensorFile file) {
-  files_.push_back(std::make_unique<model::TensorFile>(std::move(file)));
+absl::StatusOr<Tensors> Tensors::Of(const model::Checkpoint& checkpoint) {
+  Tensors out;
+  out.gguf_ = &checkpoint.format() == &kGgufFormat;
+  for (const auto& file : checkpoint.files()) AWQD_RETURN_IF_ERROR(out.Add(file));
+  return out;
+}
+
+absl::Status Tensors::Add(std::shared_ptr<const model::TensorFile> file) {
+  names_.push_back(fs::path(file->file().name()).filename().string());
+  files_.push_back(std::move(file));
   for (const auto& [tensor, info] : files_.back()->tensors()) {
     const model::TensorLocation place = {files_.back().get(), &info};
     if (tensors_.emplace(tensor, place).second) continue;
@@ -120,7 +123,7 @@ std::vector<std::string> Tensors::InOrder() const {
            std::tie(b->second.file->file().name(), b->second.info->begin, b->first);
   });
   std::vector<std::string> out;
-  for (const auto* place : places) out.push_back(place->first);
+  for (const auto* place : places) out.emplace_back(place->first);
   return out;
 }
 

@@ -38,10 +38,13 @@ absl::StatusOr<std::string> ReadText(const Folder& folder, absl::string_view fil
 // into it.
 class Tensors {
  public:
-  // INVALID_ARGUMENT naming file and tensor, for a tensor in two files too.
+  // INVALID_ARGUMENT naming file and tensor, for a tensor in two files too. Headers together are
+  // within the limits of one file, as for a server.
   static absl::StatusOr<Tensors> Open(const Folder& folder);
+  // Those of a checkpoint, whose headers are not read again.
+  static absl::StatusOr<Tensors> Of(const model::Checkpoint& checkpoint);
 
-  using Map = std::map<std::string, model::TensorLocation, std::less<>>;
+  using Map = std::map<absl::string_view, model::TensorLocation>;
   const Map& all() const { return tensors_; }
   // Null when there is none of that name.
   const model::TensorLocation* Find(absl::string_view name) const;
@@ -56,12 +59,12 @@ class Tensors {
 
  private:
   // INVALID_ARGUMENT for a tensor that another file has.
-  absl::Status Add(model::TensorFile file);
+  absl::Status Add(std::shared_ptr<const model::TensorFile> file);
 
   bool gguf_ = false;
   std::vector<std::string> names_;
-  std::vector<std::unique_ptr<model::TensorFile>> files_;
-  Map tensors_;
+  std::vector<std::shared_ptr<const model::TensorFile>> files_;
+  Map tensors_;  // keys live in files_
 };
 
 // Fills `out` from byte `at` of a tensor on; the tensor has that many.

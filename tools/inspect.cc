@@ -1,9 +1,11 @@
 // Reading a folder for its report.
 #include "tools/inspect.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/algorithm/container.h"
+#include "absl/strings/str_cat.h"
 #include "kernels/base/status.h"
 
 namespace awqd::tools {
@@ -11,14 +13,73 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+constexpr int64_t kWholeBytes = 64 << 20;    // of tensors that are decoded at a time
+constexpr int64_t kBesideBytes = 256 << 20;  // of a linear's tensors beside its codes
+
+// Whether codes hold their own scales, of which nothing is known before they are read.
+bool ScalesAmongCodes(const HostWeight& described) {
+  return described.scales.empty() && described.shape().cells() > 0 &&
+         described.description.scale_bytes() > 0;
+}
+
+// Decodes codes [N, K] some rows at a time, for their scales.
+absl::Status CheckRows(const model::Checkpoint& checkpoint, const model::LinearLocation& linear,
+                       std::vector<uint8_t>* scratch) {
+  const model::TensorInfo& codes = *linear.codes().info;
+  const int64_t rows = codes.shape[0], row_bytes = codes.bytes() / rows;
+  if (row_bytes > kWholeBytes) {
+    return BadValue("codes", absl::StrCat(row_bytes, " bytes of one row"),
+                    absl::StrCat("at most ", kWholeBytes));
+  }
+  const int64_t step = kWholeBytes / row_bytes;
+  for (int64_t begin = 0; begin < rows; begin += step) {
+    const int64_t count = std::min(step, rows - begin);
+    const model::TensorInfo some = {codes.dtype,
+                                    {count, codes.shape[1]},
+                                    codes.begin + begin * row_bytes,
+                                    codes.begin + (begin + count) * row_bytes};
+    model::LinearLocation piece = {.path = linear.path, .bytes = some.bytes(), .rule = linear.rule};
+    piece.tensors.emplace(linear.rule->format->suffixes.front(),
+                          model::TensorLocation{linear.codes().file, &some});
+    AWQD_ASSIGN_OR_RETURN(const HostWeight weight, checkpoint.Read(piece, scratch));
+    AWQD_RETURN_IF_ERROR(Validate(weight));
+  }
+  return absl::OkStatus();
+}
+
+// Of a large linear all but its codes. Never more than a part of it is in memory.
+absl::StatusOr<HostWeight> ReadForReport(const model::Checkpoint& checkpoint,
+                                         const model::LinearLocation& linear, bool* codes_read,
+                                         std::vector<uint8_t>* scratch) {
+  *codes_read = linear.bytes <= kWholeBytes;
+  if (*codes_read) {
+    AWQD_ASSIGN_OR_RETURN(HostWeight weight, checkpoint.Read(linear, scratch));
+    AWQD_RETURN_IF_ERROR(Validate(weight));
+    return weight;
+  }
+  const int64_t beside = linear.bytes - linear.codes().info->bytes();
+  if (beside > kBesideBytes) {
+    return BadValue(absl::StrCat("weight ", model::Quoted(linear.path)),
+                    absl::StrCat(beside, " bytes of tensors beside its codes"),
+                    absl::StrCat("at most ", kBesideBytes));
+  }
+  AWQD_ASSIGN_OR_RETURN(HostWeight weight, checkpoint.Describe(linear, scratch));
+  *codes_read = ScalesAmongCodes(weight);
+  if (*codes_read) {
+    AWQD_RETURN_IF_ERROR(CheckRows(checkpoint, linear, scratch));
+  } else {
+    AWQD_RETURN_IF_ERROR(ValidateBesideCodes(weight));
+  }
+  return weight;
+}
+
 InspectedLinear InspectLinear(const model::Checkpoint& checkpoint,
                               const model::LinearLocation& linear, std::vector<uint8_t>* scratch) {
   InspectedLinear out = {.path = linear.path, .bytes = linear.bytes, .slice_of = linear.slice_of};
-  absl::StatusOr<HostWeight> weight = checkpoint.Read(linear, scratch);
-  absl::Status status = weight.status();
-  if (status.ok()) status = Validate(*weight);
-  if (!status.ok()) {
-    out.error = std::string(status.message());
+  const absl::StatusOr<HostWeight> weight =
+      ReadForReport(checkpoint, linear, &out.codes_read, scratch);
+  if (!weight.ok()) {
+    out.error = std::string(weight.status().message());
     return out;
   }
   out.description = ToString(weight->description);
@@ -49,7 +110,7 @@ Json ToJson(const InspectedLinear& linear) {
               {"in_features", linear.k}, {"out_features", linear.n},
               {"bytes", linear.bytes},   {"bits_per_weight", linear.bits_per_weight()},
               {"order", linear.order},   {"factor", linear.factor},
-              {"bias", linear.bias}};
+              {"bias", linear.bias},     {"codes_read", linear.codes_read}};
   if (!linear.slice_of.empty()) out["slice_of"] = linear.slice_of;
   if (!linear.error.empty()) out["error"] = linear.error;
   return out;

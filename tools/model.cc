@@ -40,10 +40,11 @@ absl::StatusOr<Model> Model::Open(const std::string& path) {
   if (gguf.empty()) {
     AWQD_ASSIGN_OR_RETURN(out.quantised_, HasSettings(out.folder_));
   }
-  AWQD_ASSIGN_OR_RETURN(out.tensors_, Tensors::Open(out.folder_));
   out.checkpoint_ = absl::FailedPreconditionError(absl::StrCat(
       out.folder_.name, ": the model is not quantised: no settings in config.json or beside it"));
   if (out.quantised_) out.OpenCheckpoint();
+  AWQD_ASSIGN_OR_RETURN(out.tensors_, out.checkpoint_.ok() ? Tensors::Of(*out.checkpoint_)
+                                                           : Tensors::Open(out.folder_));
   return out;
 }
 
@@ -92,7 +93,11 @@ std::string Model::WhyNotQuantised(absl::string_view tensor) const {
   if (!checkpoint_.ok()) return quantised_ ? "the checkpoint does not load" : "a dense model";
   absl::string_view path = tensor;
   const bool weight = absl::ConsumeSuffix(&path, ".weight");
-  if (weight && checkpoint_->rules().RuleOf(path) == nullptr) return "left out by the settings";
+  if (weight) {
+    const absl::StatusOr<const LinearRule*> rule = checkpoint_->rules().RuleOf(path);
+    if (!rule.ok()) return std::string(rule.status().message());
+    if (*rule == nullptr) return "left out by the settings";
+  }
   const Format& format = checkpoint_->format();
   return absl::StrCat("stored as ", model::Quoted(place->info->dtype, 16), ", with no \"",
                       weight ? path : "<path>", format.separator, format.suffixes.front(),

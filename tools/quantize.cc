@@ -1,6 +1,7 @@
 // A dense folder, linear by linear.
 #include "tools/quantize.h"
 
+#include <algorithm>
 #include <map>
 #include <utility>
 
@@ -104,6 +105,8 @@ class Quantizer {
     const model::TensorLocation& place = *source_.tensors().Find(tensor);
     const DType type = FloatTypeNamed(place.info->dtype);
     const int64_t n = place.info->shape[0], k = place.info->shape[1];
+    // A byte for each code, beside some rows.
+    AWQD_RETURN_IF_ERROR(CheckRoom("codes", std::max(n, kDenseRowsBytes), k));
     std::vector<uint8_t> bytes;
     const auto read = [&](int64_t begin, int64_t end, float* to) {
       bytes.resize((end - begin) * k * SizeOf(type));

@@ -4,20 +4,9 @@
 #include <cstdint>
 #include <system_error>
 
-#include "kernels/base/status.h"
+#include "tools/elements.h"
 
 namespace awqd::tools {
-namespace {
-
-absl::StatusOr<HostWeight> ReadValid(const model::Checkpoint& checkpoint,
-                                     const model::LinearLocation& linear) {
-  std::vector<uint8_t> scratch;
-  AWQD_ASSIGN_OR_RETURN(HostWeight weight, checkpoint.Read(linear, &scratch));
-  AWQD_RETURN_IF_ERROR(Validate(weight));
-  return weight;
-}
-
-}  // namespace
 
 absl::StatusOr<HostWeight> ReadAhead::Next() {
   if (!next_.valid()) Begin();
@@ -29,7 +18,7 @@ absl::StatusOr<HostWeight> ReadAhead::Next() {
 void ReadAhead::Begin() {
   if (begun_ == linears_.size()) return;
   const model::LinearLocation* const linear = linears_[begun_++];
-  const auto read = [this, linear] { return ReadValid(checkpoint_, *linear); };
+  const auto read = [this, linear] { return ReadWeight(checkpoint_, *linear); };
   try {
     next_ = std::async(std::launch::async, read);
   } catch (const std::system_error&) {  // the process may start no thread: when it is asked for

@@ -19,7 +19,7 @@ class ReadAhead {
   ReadAhead(const model::Checkpoint& checkpoint, std::vector<const model::LinearLocation*> linears)
       : checkpoint_(checkpoint), linears_(std::move(linears)) {}
 
-  // The next one, valid. Errors are those of Checkpoint::Read and Validate. Once for each.
+  // The next one, valid. Errors are those of ReadWeight. Once for each.
   absl::StatusOr<HostWeight> Next();
 
  private:

@@ -13,7 +13,7 @@
 namespace awqd::tools {
 namespace {
 
-absl::Status Differs(const std::string& what, absl::string_view how) {
+absl::Status Differs(absl::string_view what, absl::string_view how) {
   return absl::InternalError(absl::StrCat("verify: ", model::Quoted(what), ": ", how));
 }
 

@@ -19,10 +19,10 @@
 #include "absl/strings/strip.h"
 #include "kernels/backends.h"
 #include "kernels/base/huge_pages.h"
+#include "kernels/base/memory_facts.h"
 #include "kernels/base/memory_nodes.h"
 #include "kernels/base/usable_threads.h"
 #include "kernels/cpu/amx.h"
-#include "kernels/cpu/memory_facts.h"
 
 namespace awqd {
 namespace {

@@ -97,8 +97,18 @@ ModulePattern Pattern(absl::string_view name) {
   return {ModulePattern::Kind::kRegex, absl::StrCat(".*(?:", name, ")")};
 }
 
+// One rule for all paths of the same settings, by KeyOf: there may be one for each linear.
+using ByKey = std::map<std::string, LinearRule>;
+
+std::string KeyOf(const Setting& settings) {
+  std::string out;
+  for (const auto& [name, value] : settings.members)
+    absl::StrAppend(&out, name, "=", value.text, ";");
+  return out;
+}
+
 absl::Status ReadEntry(absl::string_view name, const Setting& entry, const Setting& all,
-                       QuantConfig* out) {
+                       ByKey* of_paths, QuantConfig* out) {
   // An expression without settings lets others have the linear.
   if (entry.members.empty() && IsRegex(name)) return absl::OkStatus();
   AWQD_ASSIGN_OR_RETURN(const auto bits, ReadInteger(entry, "bits", 1, 64));
@@ -117,42 +127,32 @@ absl::Status ReadEntry(absl::string_view name, const Setting& entry, const Setti
   rule.settings.members["packing_format"] = all.members.at("packing_format");
   rule.settings.members.insert(all.members.begin(), all.members.end());
   AWQD_RETURN_IF_ERROR(ReadSettings(rule.settings).status());
-  out->rules.push_back(std::move(rule));
-  return absl::OkStatus();
-}
-
-std::string KeyOf(const Setting& settings) {
-  std::string out;
-  for (const auto& [name, value] : settings.members)
-    absl::StrAppend(&out, name, "=", value.text, ";");
-  return out;
-}
-
-// One rule for all paths of the same settings: there may be one for each linear.
-void MergePaths(QuantConfig* out) {
-  std::map<std::string, LinearRule> merged;
-  for (LinearRule& rule : out->rules) {
-    const auto [at, fresh] = merged.try_emplace(KeyOf(rule.settings), std::move(rule));
-    if (!fresh) at->second.targets.push_back(rule.targets[0]);
+  if (IsRegex(name)) {
+    out->rules.push_back(std::move(rule));
+    return absl::OkStatus();
   }
-  out->rules.clear();
-  for (auto& [key, rule] : merged) out->rules.push_back(std::move(rule));
+  const auto [at, fresh] = of_paths->try_emplace(KeyOf(rule.settings), std::move(rule));
+  if (!fresh) at->second.targets.push_back(std::move(rule.targets[0]));
+  return absl::OkStatus();
 }
 
 // Paths before expressions, and those as they follow one another.
 absl::Status ReadExtra(const Setting& extra, const Setting& all, QuantConfig* out) {
+  ByKey of_paths;
   for (const bool regexes : {false, true}) {
     for (const auto& [name, entry] : MembersInOrder(extra)) {
       if (IsRegex(name) != regexes) continue;
       if (entry->kind != Setting::Kind::kObject) {
         return BadSetting(absl::StrCat("extra_config.", Shown(name)), *entry, "an object");
       }
-      const absl::Status status = ReadEntry(name, *entry, all, out);
+      absl::Status status = ReadEntry(name, *entry, all, &of_paths, out);
+      if (status.ok()) status = CheckRules(of_paths.size() + out->rules.size());
       if (status.ok()) continue;
       return absl::Status(status.code(),
                           absl::StrCat("extra_config.", Shown(name), ".", status.message()));
     }
-    if (!regexes) MergePaths(out);
+    for (auto& [key, rule] : of_paths) out->rules.push_back(std::move(rule));
+    of_paths.clear();
   }
   return absl::OkStatus();
 }

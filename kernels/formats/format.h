@@ -65,6 +65,9 @@ struct QuantConfig {
   std::string note;                     // for the log: what of the settings has no effect here
 };
 
+// INVALID_ARGUMENT beyond 10,000: each rule has settings of its own, which take memory.
+absl::Status CheckRules(size_t rules);
+
 // One rule for every linear but those that `config` leaves out by "modules_to_not_convert".
 absl::StatusOr<QuantConfig> OneRule(const Setting& config, Setting settings);
 

@@ -6,6 +6,13 @@
 
 namespace awqd {
 
+absl::Status CheckRules(size_t rules) {
+  constexpr size_t kMaxRules = 10'000;
+  if (rules <= kMaxRules) return absl::OkStatus();
+  return BadValue("settings of their own", absl::StrCat("more than ", kMaxRules),
+                  "at most that among all linears");
+}
+
 absl::StatusOr<QuantConfig> OneRule(const Setting& config, Setting settings) {
   QuantConfig out;
   out.rules = {{.targets = {{}}, .settings = std::move(settings)}};

@@ -98,6 +98,7 @@ absl::Status ReadDynamic(const Setting& dynamic, const Setting& all, QuantConfig
     const absl::Status status = ReadSettings(rule.settings).status();
     if (!status.ok()) return InEntry(pattern, status);
     out->rules.push_back(std::move(rule));
+    AWQD_RETURN_IF_ERROR(CheckRules(out->rules.size()));
   }
   return absl::OkStatus();
 }

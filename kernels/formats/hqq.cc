@@ -112,6 +112,7 @@ absl::StatusOr<QuantConfig> Read(const Setting& config) {
                                        settings.status().message()));
     }
     out.rules.push_back({.targets = {Tagged(tag)}, .settings = *std::move(settings)});
+    AWQD_RETURN_IF_ERROR(CheckRules(out.rules.size()));
   }
   return out;
 }

@@ -112,6 +112,7 @@ absl::StatusOr<std::vector<LinearRule>> ReadLayers(const Setting& object) {
     LinearRule& rule = rules[absl::StrCat(name, " ", settings->group_size)];
     rule.settings = OnlySettings(layer, kSettings);
     rule.targets.push_back({ModulePattern::Kind::kExact, path});
+    AWQD_RETURN_IF_ERROR(CheckRules(rules.size()));
   }
   std::vector<LinearRule> out;
   for (auto& [key, rule] : rules) out.push_back(std::move(rule));

@@ -68,15 +68,18 @@ void Add(const std::string& path, std::shared_ptr<const PlacedWeight> weight, Mo
 }
 
 // Experts that make no stack still serve as weights, so that none of this fails a load.
-void AddStacks(Sharding sharding, Model* model) {
+absl::Status AddStacks(Sharding sharding, const std::atomic<bool>& cancelled, Model* model) {
   std::map<std::string, std::map<int64_t, std::shared_ptr<const PlacedWeight>>> stacks;
   for (const auto& [path, weight] : model->weights) {
+    AWQD_RETURN_IF_ERROR(CheckCancelled(&cancelled));
     const std::optional<ExpertPath> expert = ParseExpertPath(path);
     if (expert) stacks[expert->stack].emplace(expert->expert, weight);
   }
   for (const auto& [path, experts] : stacks) {
+    AWQD_RETURN_IF_ERROR(CheckCancelled(&cancelled));
     model->stacks.emplace(path, MakeStack(path, experts, sharding == Sharding::kExperts));
   }
+  return absl::OkStatus();
 }
 
 // Reads, decodes and places all linears, as many at a time as `plan` says.
@@ -129,7 +132,7 @@ absl::StatusOr<std::shared_ptr<Model>> LoadWeights(const ModelFolder& folder,
   AWQD_RETURN_IF_ERROR(LoadAll(checkpoint, target, plan, cancelled, &sums, &progress, model.get()));
   AWQD_RETURN_IF_ERROR(sums.Check(cancelled));
   AWQD_RETURN_IF_ERROR(checkpoint.CheckUnchanged(*folder.root));
-  AddStacks(target.sharding, model.get());
+  AWQD_RETURN_IF_ERROR(AddStacks(target.sharding, cancelled, model.get()));
   model->load_ms = absl::ToInt64Milliseconds(progress.elapsed());
   return model;
 }

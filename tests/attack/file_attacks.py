@@ -1,6 +1,7 @@
 """Attacks by whoever can write the repository, beside clients that load its models all the while. Each runs in a process of
 its own until it is told that it is over, returns what it did in words, and asserts what must hold."""
 import concurrent.futures
+import json
 import mmap
 import os
 import random
@@ -79,6 +80,65 @@ def stop_during_load(ground):
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda _: load(), range(2)))
     return f"{loads.count('0')} loads of {tensors} tensors until the end"
+
+
+def _load_all(ground, models, expected):
+    """Loads every model again and again, each from a client of its own, until it is over or the server has ended; how often."""
+    def load(model):
+        caller, tries = peer.Caller(ground.port, timeout_s=60), 0
+        try:
+            while not ground.over.is_set():
+                status, _ = _loads(ground, model, caller)
+                assert status in expected, f"a load of {model}: got status {status}, expected one of {expected}"
+                tries += 1
+        except OSError:
+            pass  # the server has ended
+        return tries
+    with concurrent.futures.ThreadPoolExecutor(len(models)) as pool:
+        return sum(pool.map(load, models))
+
+
+def large_index(ground):
+    """An index as large as may be, of two models at once."""
+    models, entries = ("index-0", "index-1"), ground.some(700_000)
+    tensors = ",".join(f'"model.layers.10.mlp.experts.up_projection.weight.{i:07d}":"model-{i % 10}.safetensors"' for i in range(entries))
+    for model in models:
+        write_model(ground.models / model, linear(64, 64))
+        for i in range(10):
+            (ground.models / model / f"model-{i}.safetensors").write_bytes(safetensors([(f"t{i}", "U8", [1], b"x")]))
+        (ground.models / model / "model.safetensors.index.json").write_text('{"weight_map":{' + tensors + "}}")
+    tries = _load_all(ground, models, (INVALID_ARGUMENT, UNAVAILABLE))
+    return f"{tries} loads of two indices of {len(tensors) >> 20} MiB"
+
+
+def _write_expressions(folder, expressions, tensors):
+    """A model of compressed-tensors that leaves out what one of the expressions matches."""
+    weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 64}
+    settings = {"quant_method": "compressed-tensors", "format": "pack-quantized",
+                "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}}, "ignore": expressions}
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"quantization_config": settings}))
+    header = ",".join(f'"{name}.weight_packed":{{"dtype":"I32","shape":[0,0],"data_offsets":[0,0]}}' for name in tensors)
+    header = ("{" + header + "}").encode()
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+
+
+def costly_expressions(ground):
+    """Expressions in config.json that take long, and much memory, to compile."""
+    expressions = [f"re:(?:\\pL\\pN){{1,{1 + i % 9}}}number{i:05d}" for i in range(ground.some(10_000))]
+    _write_expressions(ground.models / "costly", expressions, ["layer"])
+    tries = _load_all(ground, ("costly",), (INVALID_ARGUMENT, UNAVAILABLE))
+    return f"{tries} loads of {len(expressions)} expressions, {sum(map(len, expressions)) >> 10} KiB"
+
+
+def slow_expressions(ground):
+    """Expressions that are within all bounds, and take long to match, with paths as long as may be."""
+    expressions = [f"re:.*a[ab]{{{9 + i % 9}}}c{i:04d}" for i in range(ground.some(6000))]
+    noise = random.Random(3)
+    paths = ["".join(noise.choices("ab", k=900)) + f"{i:06d}" for i in range(ground.some(50_000))]
+    _write_expressions(ground.models / "slow", expressions, paths)
+    tries = _load_all(ground, ("slow",), (INVALID_ARGUMENT, UNAVAILABLE))
+    return f"{tries} loads of {len(expressions)} expressions and {len(paths)} paths"
 
 
 class _Versions:

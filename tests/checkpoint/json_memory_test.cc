@@ -67,7 +67,7 @@ TEST(JsonMemoryTest, RulesEndWithAnException) {
   config.rules.push_back({});
   const int failures = FailEach([&] {
     const auto rules = LinearRules::Make(config);
-    EXPECT_TRUE(rules.ok() && rules->RuleOf("model.layers.3.mlp.gate_projection") == nullptr);
+    EXPECT_TRUE(rules.ok() && *rules->RuleOf("model.layers.3.mlp.gate_projection") == nullptr);
   });
   EXPECT_GT(failures, 30);
 }

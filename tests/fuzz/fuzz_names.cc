@@ -206,8 +206,10 @@ void CheckPatterns(absl::Span<const absl::string_view> parts, absl::string_view 
     RequireOneLine(targets.status().message());
     return;
   }
-  const bool chosen = targets->RuleOf(path) != nullptr;
-  Require(chosen == (left_out->RuleOf(path) == nullptr));
+  const auto rule = targets->RuleOf(path), other = left_out->RuleOf(path);
+  Require(rule.ok() && other.ok());
+  const bool chosen = *rule != nullptr;
+  Require(chosen == (*other == nullptr));
   Require(regex ? chosen || !matches : chosen == matches);
 }
 

@@ -36,7 +36,7 @@ void CheckParsed(const awqd::Setting& settings) {
     // What a format read it can decode with: only the tensors are missing.
     Require(IsInvalid(rule.format->decode(rule.settings, {}).status()));
   }
-  if (rules.ok()) (void)rules->RuleOf("model.layers.0.mlp.up_proj");
+  if (rules.ok()) Require(rules->RuleOf("model.layers.0.mlp.up_proj").ok());
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // What memory_facts reads of /proc and of both versions of cgroups, from folders made up here.
-#include "kernels/cpu/memory_facts.h"
+#include "kernels/base/memory_facts.h"
 
 #include <filesystem>
 #include <fstream>

@@ -1,4 +1,5 @@
-// Allocations of C++ that fail on request. Whatever links it has operator new replaced.
+// Allocations of C++ that fail on request, or are counted. Whatever links it has operator new
+// replaced.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +16,16 @@ class FailingNew {
 
   // Whether it came to that.
   bool failed() const;
+};
+
+// Bytes that this thread allocates from its construction on and has not freed.
+class CountedNew {
+ public:
+  CountedNew();
+  CountedNew(const CountedNew&) = delete;
+  CountedNew& operator=(const CountedNew&) = delete;
+
+  int64_t peak_mib() const;  // the most at a time
 };
 
 }  // namespace awqd::testing

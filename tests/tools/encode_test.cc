@@ -51,7 +51,7 @@ absl::StatusOr<HostWeight> BackFrom(const Target& target, const EncodedLinear& l
   EXPECT_EQ(found->format->name, target.format);
   const auto rules = model::LinearRules::Make(found->config);
   if (!rules.ok()) return rules.status();
-  const LinearRule* const rule = rules->RuleOf("a.up");
+  const LinearRule* const rule = *rules->RuleOf("a.up");
   if (rule == nullptr) return absl::NotFoundError("a.up is not quantised");
   const auto all = ReadAll(linear);
   if (!all.ok()) return all.status();

@@ -33,6 +33,7 @@ std::string Parts(const tools::InspectedLinear& linear) {
   if (linear.order) parts.push_back("order");
   if (linear.factor) parts.push_back("factor");
   if (linear.bias) parts.push_back("bias");
+  if (!linear.codes_read) parts.push_back("codes not read");
   return absl::StrJoin(parts, " ");
 }
 

@@ -140,6 +140,7 @@ absl::StatusOr<std::vector<Group>> ReadGroups(const Setting& groups, const Setti
     if (!read.ok()) return InGroup(name, read.status());
     if (read->format != nullptr) {
       out.push_back(*std::move(read));
+      AWQD_RETURN_IF_ERROR(CheckRules(out.size()));
     } else {
       AddNote(absl::StrCat("config_groups.", absl::CHexEscape(name.substr(0, 64)),
                            " has no effect: it quantises no weights"),
@@ -162,8 +163,9 @@ ModulePattern Pattern(absl::string_view target) {
   return {Kind::kExact, std::string(target)};
 }
 
-// A rule for each run of targets of one kind and one group, the most particular ones first.
-std::vector<LinearRule> MakeRules(const std::vector<Group>& groups) {
+// The most particular targets first: one rule for all paths of a group, of which there may be one
+// for each linear, and one for each run of other targets of a group.
+absl::StatusOr<std::vector<LinearRule>> MakeRules(const std::vector<Group>& groups) {
   std::map<std::string, size_t> group_of;  // by target
   for (size_t i = 0; i < groups.size(); ++i) {
     for (const std::string& target : groups[i].targets) group_of[target] = i;
@@ -171,15 +173,15 @@ std::vector<LinearRule> MakeRules(const std::vector<Group>& groups) {
   std::vector<LinearRule> out;
   using Kind = ModulePattern::Kind;
   for (const Kind kind : {Kind::kExact, Kind::kRegex, Kind::kEvery}) {
-    size_t last = groups.size();
+    std::map<size_t, size_t> rule_of;  // by group
     for (const auto& [target, group] : group_of) {
       ModulePattern pattern = Pattern(target);
       if (pattern.kind != kind) continue;
-      if (group != last) {
-        out.push_back({{}, groups[group].settings, groups[group].format});
-        last = group;
-      }
-      out.back().targets.push_back(std::move(pattern));
+      if (kind != Kind::kExact && !rule_of.contains(group)) rule_of.clear();
+      const auto [rule, fresh] = rule_of.emplace(group, out.size());
+      if (fresh) out.push_back({{}, groups[group].settings, groups[group].format});
+      out[rule->second].targets.push_back(std::move(pattern));
+      AWQD_RETURN_IF_ERROR(CheckRules(out.size()));
     }
   }
   return out;
@@ -242,7 +244,7 @@ absl::StatusOr<QuantConfig> ReadCompressedTensors(const Setting& config, const F
   AWQD_ASSIGN_OR_RETURN(const std::vector<Group> read,
                         ReadGroups(*groups, config, self, &out.note));
   AWQD_RETURN_IF_ERROR(CheckBesides(config, &out.note));
-  out.rules = MakeRules(read);
+  AWQD_ASSIGN_OR_RETURN(out.rules, MakeRules(read));
   AWQD_ASSIGN_OR_RETURN(const std::vector<std::string> ignored, ReadStrings(config, "ignore"));
   for (const std::string& target : ignored) out.left_out.push_back(Pattern(target));
   return out;

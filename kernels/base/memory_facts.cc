@@ -1,5 +1,5 @@
 // Reads /proc/meminfo and the cgroup's files (version 2, then 1).
-#include "kernels/cpu/memory_facts.h"
+#include "kernels/base/memory_facts.h"
 
 #include <algorithm>
 #include <fstream>
