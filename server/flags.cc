@@ -168,7 +168,8 @@ void AddBoundFlags(FlagTable& table, Options& options) {
               "Largest response; a larger one is refused before it is computed. Clients must allow "
               "as much: gRPC's own default for them is 4 MiB.");
   table.Bytes("max_inline_weight_bytes", rpc.max_inline_weight_bytes, 0, kMaxMessageBytes,
-              "Tensor bytes of a weight carried in a request. 0 refuses inline weights.");
+              "Tensor bytes of a weight carried in a request. Prepared for the device it may take twice as "
+              "many. 0 refuses inline weights.");
   table.Bytes("memory_quota_bytes", transport.memory_quota_bytes, 0, kAnyBytes,
               "Bytes gRPC may hold for messages that are being received. 0: 16 x "
               "max_receive_message_bytes. At least twice the largest message times the uploads "
@@ -178,7 +179,7 @@ void AddBoundFlags(FlagTable& table, Options& options) {
       "max_in_flight_bytes", rpc.in_flight_bytes, 0, kAnyBytes,
       "Bytes of requests being parsed, queued or running and of answers not yet sent, over "
       "all calls; what would pass it is refused with RESOURCE_EXHAUSTED before it is "
-      "parsed. 0: 16 x (max_receive_message_bytes + max_send_message_bytes). Set it to "
+      "parsed. 0: 8 x (max_receive_message_bytes + max_send_message_bytes). Set it to "
       "half of the memory left beside the weights, because gRPC still holds a message while "
       "it is copied. At least both message limits together.");
   table.Number(

@@ -184,7 +184,7 @@ absl::Status Complete(Options& options) {
     transport.memory_quota_bytes = 16 * transport.max_receive_message_bytes;
   }
   const int64_t both = transport.max_receive_message_bytes + transport.max_send_message_bytes;
-  if (rpc.in_flight_bytes == 0) rpc.in_flight_bytes = 16 * both;
+  if (rpc.in_flight_bytes == 0) rpc.in_flight_bytes = 8 * both;
   if (rpc.in_flight_bytes < both) {
     return absl::InvalidArgumentError(
         absl::StrCat("--max_in_flight_bytes: got ", rpc.in_flight_bytes, ", expected at least ",

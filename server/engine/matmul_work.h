@@ -40,7 +40,9 @@ class MatmulWork final : public Work {
     return {&weight, 1};
   }
   int64_t tokens() const override { return rows; }
-  int64_t bytes() const override { return x.size(); }
+  int64_t bytes() const override {
+    return x.size() + static_cast<int64_t>((bias.size() + scales.size()) * sizeof(float));
+  }
   int64_t result_bytes() const override { return rows * here().shape.n * SizeOf(out_dtype); }
   int64_t cost() const override;
   // Same weight, element types, activation function, quantisation and asked-for path; scales may

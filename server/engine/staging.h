@@ -28,20 +28,28 @@ class Payload {
   Payload() = default;
   // `owner` keeps `data` alive.
   Payload(std::shared_ptr<const void> owner, char* data, int64_t size)
-      : owner_(std::move(owner)), data_(data), size_(size) {}
+      : Payload(std::move(owner), data, size, size) {}
 
   char* data() const { return data_; }
   int64_t size() const { return size_; }
   bool empty() const { return size_ == 0; }
+  // Bytes that it keeps alive: those of the payload that it is a slice of.
+  int64_t kept_size() const { return kept_size_; }
   absl::string_view view() const { return {data_, static_cast<size_t>(size_)}; }
 
   // Bytes [offset, offset + size), which must lie within this payload.
-  Payload Slice(int64_t offset, int64_t size) const { return {owner_, data_ + offset, size}; }
+  Payload Slice(int64_t offset, int64_t size) const {
+    return {owner_, data_ + offset, size, kept_size_};
+  }
 
  private:
+  Payload(std::shared_ptr<const void> owner, char* data, int64_t size, int64_t kept_size)
+      : owner_(std::move(owner)), data_(data), size_(size), kept_size_(kept_size) {}
+
   std::shared_ptr<const void> owner_;
   char* data_ = nullptr;
   int64_t size_ = 0;
+  int64_t kept_size_ = 0;
 };
 
 struct StagingStats {

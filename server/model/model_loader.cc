@@ -82,6 +82,15 @@ absl::Status AddStacks(Sharding sharding, const std::atomic<bool>& cancelled, Mo
   return absl::OkStatus();
 }
 
+// `paths`: a map by path.
+template <typename Map>
+PathIndex IndexOf(const Map& paths) {
+  std::vector<absl::string_view> out;
+  out.reserve(paths.size());
+  for (const auto& [path, value] : paths) out.push_back(path);
+  return PathIndex(std::move(out));
+}
+
 // Reads, decodes and places all linears, as many at a time as `plan` says.
 absl::Status LoadAll(const Checkpoint& checkpoint, const LoadTarget& target, const MemoryPlan& plan,
                      const std::atomic<bool>& cancelled, TensorSums* sums, Progress* progress,
@@ -133,6 +142,8 @@ absl::StatusOr<std::shared_ptr<Model>> LoadWeights(const ModelFolder& folder,
   AWQD_RETURN_IF_ERROR(sums.Check(cancelled));
   AWQD_RETURN_IF_ERROR(checkpoint.CheckUnchanged(*folder.root));
   AWQD_RETURN_IF_ERROR(AddStacks(target.sharding, cancelled, model.get()));
+  model->weight_paths = IndexOf(model->weights);
+  model->stack_paths = IndexOf(model->stacks);
   model->load_ms = absl::ToInt64Milliseconds(progress.elapsed());
   return model;
 }

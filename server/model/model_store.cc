@@ -18,40 +18,22 @@
 namespace awqd::model {
 namespace {
 
-constexpr size_t kMaxSuggestions = 5;
 // One model's message must not crowd the others out of ListModels.
 constexpr size_t kMaxMessageBytes = 1024;
 
 constexpr absl::string_view kAsleep =
     "unloaded because it was not used; the next request that names it loads it";
 
-// Bytes that two paths share at both ends: cheap, and what tells layers and projections apart.
-size_t Likeness(absl::string_view a, absl::string_view b) {
-  const size_t least = std::min(a.size(), b.size());
-  size_t head = 0;
-  while (head < least && a[head] == b[head]) ++head;
-  size_t tail = 0;
-  while (tail < least - head && a[a.size() - 1 - tail] == b[b.size() - 1 - tail]) ++tail;
-  return head + tail;
-}
-
-// Up to five keys of a map of paths, the most similar ones first.
-template <typename Map>
-std::string Suggestions(const Map& paths, absl::string_view wanted) {
-  std::vector<std::pair<size_t, absl::string_view>> scored;
-  scored.reserve(paths.size());
-  for (const auto& [path, value] : paths) scored.emplace_back(Likeness(path, wanted), path);
-  std::stable_sort(scored.begin(), scored.end(),
-                   [](const auto& a, const auto& b) { return a.first > b.first; });
-  if (scored.size() > kMaxSuggestions) scored.resize(kMaxSuggestions);
-  return absl::StrJoin(scored, ", ", [](std::string* out, const auto& entry) {
-    absl::StrAppend(out, Quoted(entry.second));
+// Up to five paths, the most similar ones first.
+std::string Suggestions(const PathIndex& paths, absl::string_view wanted) {
+  return absl::StrJoin(paths.MostLike(wanted), ", ", [](std::string* out, absl::string_view path) {
+    absl::StrAppend(out, Quoted(path));
   });
 }
 
 // Why the model has no weight of that path.
 std::string NoWeight(const Model& model, absl::string_view wanted) {
-  const std::string others = Suggestions(model.weights, wanted);
+  const std::string others = Suggestions(model.weight_paths, wanted);
   const auto stack = model.stacks.find(wanted);
   if (stack == model.stacks.end()) {
     return absl::StrCat("no weight ", Quoted(wanted), " among ", model.weights.size(),
@@ -69,9 +51,9 @@ std::string NoWeight(const Model& model, absl::string_view wanted) {
 
 // Why the model has no stack of that path.
 std::string NoStack(const Model& model, absl::string_view wanted) {
-  const std::string others = model.stacks.empty()
-                                 ? "the model has none"
-                                 : absl::StrCat("there are ", Suggestions(model.stacks, wanted));
+  const std::string others =
+      model.stacks.empty() ? "the model has none"
+                           : absl::StrCat("there are ", Suggestions(model.stack_paths, wanted));
   if (model.weights.find(wanted) == model.weights.end()) {
     return absl::StrCat("no stack ", Quoted(wanted), " among ", model.stacks.size(), "; ", others);
   }

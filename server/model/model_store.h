@@ -17,6 +17,7 @@
 #include "kernels/base/mutex.h"
 #include "kernels/device.h"
 #include "server/model/model_folders.h"
+#include "server/model/path_index.h"
 #include "server/model/placed_weight.h"
 #include "server/model/progress.h"
 #include "server/model/weight_stack.h"
@@ -32,6 +33,7 @@ struct Model {
   std::map<std::string, std::shared_ptr<const PlacedWeight>, std::less<>> weights;  // by path
   // The experts among them once more, by the stack's path; where they make none, why.
   std::map<std::string, absl::StatusOr<std::shared_ptr<const WeightStack>>, std::less<>> stacks;
+  PathIndex weight_paths, stack_paths;  // of the two
   int ignored_tensors = 0;
   int64_t device_bytes = 0;                   // on all devices
   std::map<const Device*, int64_t> bytes_on;  // on each that holds any of it

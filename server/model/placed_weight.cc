@@ -55,11 +55,11 @@ int64_t BlockOf(const HostWeight& weight) {
 }
 
 absl::Status CheckRoom(const HostWeight& weight, const Device& device) {
-  AWQD_ASSIGN_OR_RETURN(const PreparedSize bytes, PreparedBytes(weight, device.info()));
+  AWQD_ASSIGN_OR_RETURN(const int64_t bytes, MostBytes(weight, device.info()));
   const int64_t free = device.FreeBytes();
-  if (bytes.most <= free) return absl::OkStatus();
+  if (bytes <= free) return absl::OkStatus();
   return absl::ResourceExhaustedError(
-      absl::StrCat("needs ", bytes.most, " bytes on ", device.info().id, ", got ", free, " free"));
+      absl::StrCat("needs ", bytes, " bytes on ", device.info().id, ", got ", free, " free"));
 }
 
 // A device's part of the weight.
@@ -104,6 +104,11 @@ std::vector<Share> SharesOf(const HostWeight& weight, size_t devices, Placing pl
 }
 
 }  // namespace
+
+absl::StatusOr<int64_t> MostBytes(const HostWeight& weight, const DeviceInfo& device) {
+  AWQD_ASSIGN_OR_RETURN(const PreparedSize bytes, PreparedBytes(weight, device));
+  return bytes.most;
+}
 
 int64_t PlacedWeight::bytes() const {
   int64_t bytes = 0;

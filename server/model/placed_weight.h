@@ -109,6 +109,10 @@ absl::StatusOr<std::vector<PartBytes>> PlacedBytes(const HostWeight& weight,
                                                    absl::Span<Device* const> devices,
                                                    Placing placing);
 
+// The most that a whole weight, which may lack its codes, takes of such a device. Fails as
+// PreparedBytes.
+absl::StatusOr<int64_t> MostBytes(const HostWeight& weight, const DeviceInfo& device);
+
 // Puts the weight on the devices, one or more, at the same time. Blocks. RESOURCE_EXHAUSTED naming
 // the device that has no room; other errors as PrepareWeight, of the first device that has one. On
 // an error nothing stays allocated on any of them.

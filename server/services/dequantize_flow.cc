@@ -26,7 +26,7 @@ absl::Status DequantizeSteps::Begin(grpc::ByteBuffer* message, const transport::
     request_.set_request_id(codec_->PeekId(message_.pieces()));
     return admitted;
   }
-  held_bytes_ = lease_.bytes();
+  NoteHeld();
   return Parse([this] { return OnMessage(); });
 }
 
@@ -38,7 +38,7 @@ absl::Status DequantizeSteps::OnMessage() {
   AWQD_RETURN_IF_ERROR(decoded);
   deadline_ = std::min(deadline_, started_ + parsed.timeout);
   lease_.ShrinkTo(std::max(message_.size(), parsed_bytes_));
-  held_bytes_ = lease_.bytes();
+  NoteHeld();
   AWQD_RETURN_IF_ERROR(wire::CheckRequest(request_));
   AWQD_RETURN_IF_ERROR(OpenShared());
   return WithWeights<OneWeight>(request_,
@@ -57,7 +57,7 @@ absl::Status DequantizeSteps::OnWeight(WeightPtr weight) {
 absl::Status DequantizeSteps::Reserve(int64_t rows) {
   AWQD_RETURN_IF_ERROR(lease_.Grow(
       wire::EncodedBytes(rows * job_.work.cols, job_.work.out_dtype, job_.encoding), "output"));
-  held_bytes_ = lease_.bytes();
+  NoteHeld();
   return absl::OkStatus();
 }
 
@@ -93,7 +93,7 @@ void DequantizeSteps::End(const absl::Status& status) {
   job_.work.weight = nullptr;
   if (!status.ok()) {
     lease_.ShrinkTo(0);
-    held_bytes_ = 0;
+    NoteHeld();
   }
   Finish(status);
 }
@@ -126,6 +126,8 @@ absl::Status DequantizeFlow::Answer(const engine::Payload& result,
       request_.request_id(), report_,
       {result, job_.work.out_dtype, {{job_.work.rows, job_.work.cols}}, job_.encoding, written},
       &env_.engine->staging());
+  lease_.ShrinkTo(static_cast<int64_t>(answer_.Length()));
+  NoteHeld();
   Settle(absl::OkStatus());
   return absl::OkStatus();
 }

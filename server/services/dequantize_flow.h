@@ -2,7 +2,6 @@
 // DequantizeStream does alike.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -23,7 +22,6 @@ using DequantizeCodec = Codec<v1::DequantizeRequest>;
 class DequantizeSteps : public RequestFlow {
  public:
   absl::string_view request_id() const override;
-  int64_t held_bytes() const override { return held_bytes_.load(std::memory_order_relaxed); }
 
  protected:
   using BlockDone = std::function<absl::Status(const engine::Payload& result)>;
@@ -60,8 +58,6 @@ class DequantizeSteps : public RequestFlow {
   absl::Status Spelled(const absl::Status& status) const override {
     return codec_->Spelled(status);
   }
-
-  std::atomic<int64_t> held_bytes_{0};
 };
 
 // The answer in one message, or in shared memory.

@@ -25,7 +25,7 @@ struct Env {
   Worker* loads = nullptr;     // LoadModel, UnloadModel
   Waking* waking = nullptr;    // of models that sleep
   Worker* lists = nullptr;     // ListModels
-  Worker* pages = nullptr;     // GetModel, which does not wait for a disk as lists do
+  Worker* pages = nullptr;     // what walks over models, and does not wait for a disk as lists do
   Worker* parsings = nullptr;  // large requests
   Worker* packings = nullptr;  // inline weights
   transport::ByteBudget* in_flight = nullptr;

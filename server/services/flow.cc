@@ -2,6 +2,7 @@
 #include "server/services/flow.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,8 +12,6 @@
 namespace awqd::services {
 namespace {
 
-// What parsing takes up to here is within what gRPC and a call's own objects take anyway.
-constexpr int64_t kCountedBytes = 64 << 10;
 // Parsing so much takes a fraction of a millisecond.
 constexpr int64_t kHeavyBytes = int64_t{1} << 20;
 
@@ -40,7 +39,6 @@ absl::Status Flow::Admit(grpc::ByteBuffer* message, const google::protobuf::Desc
   }
   AWQD_ASSIGN_OR_RETURN(lease_, env_.in_flight->Take(connection_, bytes, "request"));
   AWQD_ASSIGN_OR_RETURN(parsed_bytes_, wire::ParsedBytes(message_.pieces(), type, payload));
-  if (parsed_bytes_ <= kCountedBytes) return absl::OkStatus();
   return lease_.Grow(parsed_bytes_, "request, once it is parsed");
 }
 
@@ -69,6 +67,26 @@ absl::Status Flow::Open(grpc::ByteBuffer* message, google::protobuf::Message* re
     lease_.ShrinkTo(std::max(message_.size(), parsed_bytes_));
     return then();
   });
+}
+
+absl::Status Flow::AdmitPacked(const wire::PackedSize& size) {
+  AWQD_RETURN_IF_ERROR(wire::CheckPrepared(size, env_.options.max_inline_weight_bytes));
+  return lease_.Grow(size.decoded + size.prepared + size.plans,
+                     "packed, once it is decoded and prepared");
+}
+
+absl::StatusOr<engine::Payload> Flow::ToBeSent(const engine::Payload& result, int64_t* extra) {
+  const int64_t others = result.kept_size() - result.size();
+  // Small ones are copied when they are encoded.
+  if (result.size() < wire::kSendInPlaceBytes || others == 0) return result;
+  if (lease_.GrowFromSpare(others)) {
+    *extra = others;
+    return result;
+  }
+  AWQD_ASSIGN_OR_RETURN(engine::Payload copy, env_.engine->staging().Get(result.size()));
+  std::memcpy(copy.data(), result.data(), result.size());
+  env_.engine->staging().CountCopy(result.size());
+  return copy;
 }
 
 absl::Status Flow::Submit(std::unique_ptr<engine::Work> work, engine::SubmitOptions options,

@@ -126,12 +126,24 @@ class Flow : public std::enable_shared_from_this<Flow> {
     return env_.packings->Run([this, self = shared_from_this(), &request, then] {
       Try([&]() -> absl::Status {
         AWQD_RETURN_IF_ERROR(StillWanted());
+        AWQD_ASSIGN_OR_RETURN(const wire::PackedSize size,
+                              wire::MeasurePacked(request.packed(), env_.engine->device().info()));
+        AWQD_RETURN_IF_ERROR(AdmitPacked(size));
         AWQD_ASSIGN_OR_RETURN(typename Source::Weights weights,
                               Source::Pack(env_, request.packed()));
+        lease_.ShrinkTo(lease_.bytes() - size.decoded);
         return then(std::move(weights));
       });
     });
   }
+
+  // The result as it is sent. Results of a batch share a buffer, and one that is sent from there
+  // keeps all of it until its client has read it: that much is counted as well while there is
+  // plenty, and `*extra` says how much; else the result is copied.
+  absl::StatusOr<engine::Payload> ToBeSent(const engine::Payload& result, int64_t* extra);
+
+  // Takes from the budget what inline weights become, before they do.
+  absl::Status AdmitPacked(const wire::PackedSize& size);
 
   // To the engine, until Cancel. `done` may be called before this returns.
   absl::Status Submit(std::unique_ptr<engine::Work> work, engine::SubmitOptions options,

@@ -71,7 +71,7 @@ absl::Status ProductFlow<Method>::Begin(grpc::ByteBuffer* message,
     parsed_.request.set_request_id(codec_->PeekId(message_.pieces()));
     return admitted;
   }
-  held_bytes_ = lease_.bytes();
+  NoteHeld();
   return Parse([this] { return OnMessage(); });
 }
 
@@ -81,12 +81,12 @@ absl::Status ProductFlow<Method>::OnMessage() {
   deadline_ = std::min(deadline_, started_ + parsed_.timeout);
   if (parsed_.copied_bytes > 0) {
     AWQD_RETURN_IF_ERROR(lease_.Grow(parsed_.copied_bytes, "inputs"));
-    held_bytes_ = lease_.bytes();
+    NoteHeld();
   }
   if (!parsed_.cut) {
     message_.Free();
     lease_.ShrinkTo(std::max(message_.size(), parsed_bytes_) + parsed_.copied_bytes);
-    held_bytes_ = lease_.bytes();
+    NoteHeld();
   }
   const Request& request = parsed_.request;
   AWQD_RETURN_IF_ERROR(wire::CheckRequest(request, cut_bytes()));
@@ -123,9 +123,11 @@ absl::Status ProductFlow<Method>::OnWeights(typename Source::Weights weights) {
   AWQD_ASSIGN_OR_RETURN(Job job,
                         Method::Build(&parsed_.request, std::move(weights),
                                       env_.options.transport.max_send_message_bytes, cut_bytes()));
+  // Beside the answer, what the request's bias, scales, ids and router weights are in the work.
+  AWQD_RETURN_IF_ERROR(lease_.Grow(job.work.bytes(), "request, in the work"));
   AWQD_RETURN_IF_ERROR(lease_.Grow(job.answer_bytes, "output"));
   AWQD_ASSIGN_OR_RETURN(job.work.x, Stage(job));
-  held_bytes_ = lease_.bytes();
+  NoteHeld();
   const engine::SubmitOptions options = {.priority = parsed_.request.priority(),
                                          .deadline = deadline_,
                                          .caller_runs = transport::CallLoop::WillRunQueued()};
@@ -159,19 +161,23 @@ void ProductFlow<Method>::OnResult(const absl::Status& status, const engine::Pay
 
 template <typename Method>
 void ProductFlow<Method>::Answer(const absl::Status& status, const engine::Payload& result) {
+  int64_t extra = 0;
   const absl::Status settled = transport::Guarded([&]() -> absl::Status {
     AWQD_RETURN_IF_ERROR(status);
     const v1::SharedMemory* written = parsed_.request.has_output_shared_memory()
                                           ? &parsed_.request.output_shared_memory()
                                           : nullptr;
-    answer_ = codec_->Encode(parsed_.request.request_id(), report_,
-                             {result, output_dtype_, output_shape_, encoding_, written},
-                             &env_.engine->staging());
+    wire::Answer answer = {result, output_dtype_, output_shape_, encoding_, written};
+    if (answer.is_raw()) {
+      AWQD_ASSIGN_OR_RETURN(answer.result, ToBeSent(result, &extra));
+    }
+    answer_ =
+        codec_->Encode(parsed_.request.request_id(), report_, answer, &env_.engine->staging());
     return absl::OkStatus();
   });
   // The request itself is gone; the answer counts until it was sent.
-  lease_.ShrinkTo(static_cast<int64_t>(answer_.Length()));
-  held_bytes_ = lease_.bytes();
+  lease_.ShrinkTo(static_cast<int64_t>(answer_.Length()) + extra);
+  NoteHeld();
   Settle(settled);
 }
 
@@ -205,7 +211,7 @@ void ProductFlow<Method>::End(const absl::Status& status) {
     shared_x_ = SharedRange();
     shared_out_ = SharedRange();
     lease_.ShrinkTo(0);
-    held_bytes_ = 0;
+    NoteHeld();
   }
   // Moved out first: what it captures (the call, this flow) must not outlive the answer.
   const Done done = std::move(done_);

@@ -2,7 +2,6 @@
 // stream, in whichever protocol: QuantizedMatmul, GroupedQuantizedMatmul, GatedMlp.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -58,7 +57,6 @@ class ProductFlow final : public RequestFlow {
               std::unique_ptr<Codec<Request>> codec, Done done);
 
   absl::string_view request_id() const override;
-  int64_t held_bytes() const override { return held_bytes_.load(std::memory_order_relaxed); }
 
  private:
   absl::Status Begin(grpc::ByteBuffer* message, const transport::CallGate* gate) override;
@@ -84,7 +82,6 @@ class ProductFlow final : public RequestFlow {
 
   const std::unique_ptr<Codec<Request>> codec_;
   Done done_;
-  std::atomic<int64_t> held_bytes_{0};
 
   wire::ProductMessage<Request> parsed_;
   SharedRange shared_x_;    // until it was staged

@@ -191,9 +191,14 @@ class ReflectionService::Stream final : public transport::Reactor,
     grpc::ByteBuffer answer;
     const absl::Status status = transport::Guarded([&]() -> absl::Status {
       if (!ok) return absl::OkStatus();
+      const auto asked = static_cast<int64_t>(message_.Length());
+      AWQD_ASSIGN_OR_RETURN(lease_,
+                            service_->in_flight_->Take(call_->connection(), asked, "request"));
       Request request;
       AWQD_RETURN_IF_ERROR(wire::Parse(&message_, &request));
-      answer = wire::Encode(service_->Answer(request));
+      const Response response = service_->Answer(request);
+      AWQD_RETURN_IF_ERROR(lease_.Resize(static_cast<int64_t>(response.ByteSizeLong()), "answer"));
+      answer = wire::Encode(response);
       return absl::OkStatus();
     });
     MutexLock lock(&mu_);
@@ -207,6 +212,7 @@ class ReflectionService::Stream final : public transport::Reactor,
   void OnWriteDone(bool ok) override {
     MutexLock lock(&mu_);
     writing_ = false;
+    lease_ = transport::ByteLease();
     silent_since_ = absl::Now();
     if (!ok) return Finish(wire::ToGrpc(Cancelled()));
     if (drained_) return Finish(transport::CallGate::Draining());
@@ -252,6 +258,7 @@ class ReflectionService::Stream final : public transport::Reactor,
   const int others_;
   std::shared_ptr<Stream> self_;  // gRPC's share
   grpc::ByteBuffer message_;      // that is being read
+  transport::ByteLease lease_;    // of it, then of its answer, until that was written
   Mutex mu_;
   absl::Time silent_since_ ABSL_GUARDED_BY(mu_);
   bool writing_ ABSL_GUARDED_BY(mu_) = false;
@@ -261,8 +268,10 @@ class ReflectionService::Stream final : public transport::Reactor,
   std::unique_ptr<transport::CallGate::Listener> draining_;
 };
 
-ReflectionService::ReflectionService(transport::Door* door, absl::Duration idle_limit)
+ReflectionService::ReflectionService(transport::Door* door, transport::ByteBudget* in_flight,
+                                     absl::Duration idle_limit)
     : gate_(door->gate()),
+      in_flight_(in_flight),
       idle_limit_(idle_limit),
       services_(AndOwnNames(door->Services())),
       schema_(services_) {}

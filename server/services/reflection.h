@@ -14,6 +14,7 @@
 #include "absl/time/time.h"
 #include "google/protobuf/descriptor.h"
 #include "grpc/reflection/v1/reflection.pb.h"
+#include "server/transport/byte_budget.h"
 #include "server/transport/call_loop.h"
 #include "server/transport/door.h"
 
@@ -58,8 +59,10 @@ class ReflectionService {
   static constexpr int kMaxOpen = 32;
 
   // Tells of the services whose methods have been served by now, and of itself.
-  // A stream that asks for nothing for `idle_limit` ends with UNAVAILABLE.
-  ReflectionService(transport::Door* door, absl::Duration idle_limit);
+  // A stream that asks for nothing for `idle_limit` ends with UNAVAILABLE. Answers count in
+  // `in_flight` until they were sent.
+  ReflectionService(transport::Door* door, transport::ByteBudget* in_flight,
+                    absl::Duration idle_limit);
 
   void ServeOn(transport::CallLoop* loop);
 
@@ -72,6 +75,7 @@ class ReflectionService {
   void Start(transport::StreamCall* call);
 
   transport::CallGate* const gate_;
+  transport::ByteBudget* const in_flight_;
   const absl::Duration idle_limit_;
   const std::vector<std::string> services_;
   const Schema schema_;

@@ -2,6 +2,8 @@
 // of many on a stream.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <utility>
@@ -39,11 +41,22 @@ class RequestFlow : public Flow {
   // From `done` on. Empty when the client sent none, or one that is too long to be echoed.
   virtual absl::string_view request_id() const = 0;
   // What the request and its answer hold, or will. Thread-safe.
-  virtual int64_t held_bytes() const = 0;
+  int64_t held_bytes() const { return held_bytes_.load(std::memory_order_relaxed); }
+  // Within `done`, of a request that was refused: its error takes so many bytes from here on.
+  // Nothing is held where the budget has no room for them.
+  void HoldError(int64_t bytes) {
+    if (!lease_.Resize(bytes, "error").ok()) lease_.ShrinkTo(0);
+    NoteHeld();
+  }
 
  protected:
   using Flow::Flow;
+  // After each change of the lease.
+  void NoteHeld() { held_bytes_.store(lease_.bytes(), std::memory_order_relaxed); }
   virtual absl::Status Begin(grpc::ByteBuffer* message, const transport::CallGate* gate) = 0;
+
+ private:
+  std::atomic<int64_t> held_bytes_{0};
 };
 
 // A unary call that one flow answers. Owns itself until gRPC is done with it.

@@ -122,6 +122,7 @@ class RequestStream final : public transport::Reactor,
   void OnAnswer(const ItemPtr& item, const absl::Status& status, grpc::ByteBuffer answer) {
     if (!status.ok()) {
       answer = protocol_.error(item->flow->request_id(), status);
+      item->flow->HoldError(static_cast<int64_t>(answer.Length()));
     }
     MutexLock lock(&mu_);
     item->answer.Swap(&answer);
@@ -167,10 +168,11 @@ class RequestStream final : public transport::Reactor,
   }
 
   // What is parsed off the loop waits there with others. A stream has one such message at a time:
-  // more would only hold memory.
+  // more would only hold memory. The same holds for an error that the budget has no room for.
   void ReadMore() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    if (std::any_of(items_.begin(), items_.end(),
-                    [](const ItemPtr& item) { return item->parsed_elsewhere; })) {
+    if (std::any_of(items_.begin(), items_.end(), [](const ItemPtr& item) {
+          return item->parsed_elsewhere || (item->answered && item->bytes == 0);
+        })) {
       return;
     }
     const bool full = static_cast<int64_t>(items_.size()) >= env_.options.stream_in_flight ||

@@ -98,11 +98,11 @@ absl::Status RpcServer::Listen() {
   if (env_.options.channelz) ServeChannelz(env_, grpc_.loop());
   if (env_.options.orca) {
     utilization_.emplace([this] { return Collect(env_, Plans::kLeftOut); }, UsableThreads());
-    orca_.emplace(grpc_.door(), &*utilization_);
+    orca_.emplace(grpc_.door(), &in_flight_, &*utilization_);
     orca_->ServeOn(grpc_.loop());
   }
   if (env_.options.reflection) {
-    reflection_.emplace(grpc_.door(), env_.options.reflection_idle);
+    reflection_.emplace(grpc_.door(), &in_flight_, env_.options.reflection_idle);
     reflection_->ServeOn(grpc_.loop());
   }
   return grpc_.Start();

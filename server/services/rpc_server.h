@@ -74,7 +74,7 @@ class RpcServer {
   transport::ByteBudget in_flight_;
   Worker loads_;
   Worker lists_{"lists of models", 1, 64};
-  Worker pages_{"pages of models", 1, 64};
+  Worker pages_{"pages of models", 1, 256};  // short work, and many ask at once
   Worker parsings_{"large requests", 1, 64};
   Worker packings_;
   Waking waking_;

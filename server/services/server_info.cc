@@ -169,7 +169,7 @@ void ServeServerInfo(const Env& env, transport::CallLoop* loop) {
   constexpr int kSlots = 4;
   loop->Serve<transport::UnaryCall>(
       "awqd.v1.ServerInfo/GetServerInfo", security::Need::kRead, kSlots,
-      [&env](transport::UnaryCall* call) { Answer(env, call, Fill); });
+      [&env](transport::UnaryCall* call) { AnswerOn(env.pages, env, call, Fill); });
 }
 
 }  // namespace awqd::services

@@ -9,6 +9,7 @@
 #include "kernels/base/status.h"
 #include "server/services/env.h"
 #include "server/services/waking.h"
+#include "server/transport/byte_budget.h"
 #include "server/transport/call_kinds.h"
 #include "server/transport/guard.h"
 #include "server/wire/raw_message.h"
@@ -17,9 +18,14 @@
 
 namespace awqd::services {
 
-// Ends the call with the message, or with the error as clients may see it.
-inline void Reply(transport::UnaryCall* call, const absl::Status& status,
+// Ends the call with the message, or with the error as clients may see it. A call whose request was
+// counted (ParseNamed) counts its answer from here on until it was sent. An answer that the budget
+// has no room for is not encoded.
+inline void Reply(transport::UnaryCall* call, absl::Status status,
                   const google::protobuf::MessageLite& message) {
+  if (status.ok()) {
+    status = call->lease()->Resize(static_cast<int64_t>(message.ByteSizeLong()), "answer");
+  }
   status.ok() ? call->Answer(wire::Encode(message)) : call->Finish(wire::ToGrpc(status));
 }
 
@@ -27,9 +33,18 @@ inline void Reply(transport::UnaryCall* call, const absl::Status& status,
 template <typename Request>
 inline constexpr bool kNamesModel = false;
 
+// Counts the request in `budget` for as long as its call waits for an answer. Null: health, which
+// is answered whatever others hold.
 template <typename Request>
-absl::Status ParseNamed(transport::UnaryCall* call, Request* request) {
+absl::Status ParseNamed(transport::ByteBudget* budget, transport::UnaryCall* call,
+                        Request* request) {
+  if (budget != nullptr) {
+    const auto bytes = static_cast<int64_t>(call->request()->Length());
+    AWQD_ASSIGN_OR_RETURN(*call->lease(), budget->Take(call->connection(), bytes, "request"));
+  }
   AWQD_RETURN_IF_ERROR(wire::Parse(call->request(), request));
+  // Nobody reads what this version does not know, and the parser keeps it as something larger.
+  request->DiscardUnknownFields();
   if constexpr (kNamesModel<Request>) return wire::CheckName(request->name());
   return absl::OkStatus();
 }
@@ -38,47 +53,45 @@ absl::Status ParseNamed(transport::UnaryCall* call, Request* request) {
 template <typename Request, typename Response>
 using Filler = absl::Status (*)(const Env& env, const Request& request, Response* response);
 
-// Answers with what `fill(request, &response)` makes of the request.
+// Answers with what `fill(request, &response)` makes of the request, where the answer is at hand.
 template <typename Request, typename Response, typename Fill>
-void AnswerWith(transport::UnaryCall* call, Fill fill) {
+void AnswerWith(transport::ByteBudget* budget, transport::UnaryCall* call, Fill fill) {
   Response response;
   const absl::Status status = transport::Guarded([&]() -> absl::Status {
     Request request;
-    AWQD_RETURN_IF_ERROR(ParseNamed(call, &request));
+    AWQD_RETURN_IF_ERROR(ParseNamed(budget, call, &request));
     return fill(request, &response);
   });
   Reply(call, status, response);
 }
 
-// Answers where the answer is at hand.
-template <typename Request, typename Response>
-void Answer(const Env& env, transport::UnaryCall* call, Filler<Request, Response> fill) {
-  AnswerWith<Request, Response>(call, [&](const Request& request, Response* response) {
-    return fill(env, request, response);
+// Runs `answer(request)` on `worker`, where it may block. It ends the call.
+template <typename Request, typename Answer>
+void RunOn(Worker* worker, const Env& env, transport::UnaryCall* call, Answer answer) {
+  const absl::Status accepted = transport::Guarded([&]() -> absl::Status {
+    Request request;
+    AWQD_RETURN_IF_ERROR(ParseNamed(env.in_flight, call, &request));
+    return worker->Run(
+        [request = std::move(request), answer = std::move(answer)] { answer(request); });
   });
+  if (!accepted.ok()) call->Finish(wire::ToGrpc(accepted));
 }
 
 // The answer to a request that was parsed, to be made later.
 template <typename Request, typename Response>
-auto AnswerTo(Request request, const Env& env, transport::UnaryCall* call,
-              Filler<Request, Response> fill) {
-  return [&env, call, fill, request = std::move(request)] {
+auto AnswerLater(const Env& env, transport::UnaryCall* call, Filler<Request, Response> fill) {
+  return [&env, call, fill](const Request& request) {
     Response response;
     const absl::Status status = transport::Guarded([&] { return fill(env, request, &response); });
     Reply(call, status, response);
   };
 }
 
-// As Answer, on `worker`: `fill` may block.
+// Answers with what `fill` makes of the request, on `worker`.
 template <typename Request, typename Response>
 void AnswerOn(Worker* worker, const Env& env, transport::UnaryCall* call,
               Filler<Request, Response> fill) {
-  const absl::Status accepted = transport::Guarded([&]() -> absl::Status {
-    Request request;
-    AWQD_RETURN_IF_ERROR(ParseNamed(call, &request));
-    return worker->Run(AnswerTo(std::move(request), env, call, fill));
-  });
-  if (!accepted.ok()) call->Finish(wire::ToGrpc(accepted));
+  RunOn<Request>(worker, env, call, AnswerLater(env, call, fill));
 }
 
 // As AnswerOn, once the model that `model_of(request)` names is awake.
@@ -87,9 +100,11 @@ void AnswerAwake(Worker* worker, const Env& env, transport::UnaryCall* call, Mod
                  Filler<Request, Response> fill) {
   const absl::Status accepted = transport::Guarded([&]() -> absl::Status {
     Request request;
-    AWQD_RETURN_IF_ERROR(ParseNamed(call, &request));
+    AWQD_RETURN_IF_ERROR(ParseNamed(env.in_flight, call, &request));
     const std::string model = model_of(request);
-    auto answer = AnswerTo(std::move(request), env, call, fill);
+    auto answer = [answer = AnswerLater(env, call, fill), request = std::move(request)] {
+      answer(request);
+    };
     if (!env.models->Asleep(model)) return worker->Run(std::move(answer));
     return env.waking->Wake(model, [worker, call, answer = std::move(answer)](const auto& woken) {
       const absl::Status status = woken.ok() ? worker->Run(answer) : woken;

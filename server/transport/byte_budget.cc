@@ -101,7 +101,7 @@ void ByteLease::Release() {
 }
 
 absl::Status ByteLease::Grow(int64_t bytes, absl::string_view what) {
-  if (budget_ == nullptr) return absl::OkStatus();
+  if (budget_ == nullptr || bytes == 0) return absl::OkStatus();
   if (client_ != nullptr) {
     AWQD_RETURN_IF_ERROR(client_->bytes()->Reserve(nullptr, 0, bytes, what));
   }
@@ -112,6 +112,16 @@ absl::Status ByteLease::Grow(int64_t bytes, absl::string_view what) {
   }
   bytes_ += bytes;
   return absl::OkStatus();
+}
+
+bool ByteLease::GrowFromSpare(int64_t bytes) {
+  if (budget_ == nullptr) return true;
+  if (const int64_t limit = budget_->limit(); limit != 0) {
+    const int64_t held = budget_->in_flight();
+    const int64_t own = connection_ == nullptr ? 0 : connection_->bytes();
+    if (bytes > limit / 2 - held || budget_->TakesTooMuch(held, own, bytes_, bytes)) return false;
+  }
+  return Grow(bytes, "spare bytes").ok();
 }
 
 void ByteLease::ShrinkTo(int64_t bytes) {

@@ -43,8 +43,17 @@ class ByteLease {
   // Takes more for the same call; on RESOURCE_EXHAUSTED the lease stays as it was. `what` begins
   // the message.
   absl::Status Grow(int64_t bytes, absl::string_view what);
+  // Takes more where nobody is likely to miss it: half of the budget stays free. False: nothing was
+  // taken.
+  bool GrowFromSpare(int64_t bytes);
   // Gives back all but `bytes`. Never takes more.
   void ShrinkTo(int64_t bytes);
+  // Grows or shrinks to `bytes`; on RESOURCE_EXHAUSTED the lease stays as it was.
+  absl::Status Resize(int64_t bytes, absl::string_view what) {
+    if (bytes > bytes_) return Grow(bytes - bytes_, what);
+    ShrinkTo(bytes);
+    return absl::OkStatus();
+  }
 
   int64_t bytes() const { return bytes_; }
 

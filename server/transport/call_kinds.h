@@ -7,6 +7,7 @@
 #include "grpcpp/support/async_stream.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/status.h"
+#include "server/transport/byte_budget.h"
 #include "server/transport/call.h"
 
 namespace awqd::transport {
@@ -57,6 +58,10 @@ class UnaryCall final : public RequestCall {
  public:
   explicit UnaryCall(MethodBase* method) : RequestCall(method) {}
 
+  // What a handler without an object of its own takes from a budget for the call: empty at first,
+  // given back when the call is gone.
+  ByteLease* lease() { return &lease_; }
+
   // Ends the call well. gRPC shares the answer's slices from here on.
   void Answer(const grpc::ByteBuffer& answer) {
     Sent(answer);
@@ -84,6 +89,7 @@ class UnaryCall final : public RequestCall {
   }
 
   EventOf<UnaryCall, &UnaryCall::OnWritten> written_{this};
+  ByteLease lease_;
 };
 
 // What answers with a stream, whatever it is asked by.

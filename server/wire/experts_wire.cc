@@ -250,6 +250,27 @@ absl::Status CheckPacked(const v1::PackedGatedMlp& packed, int64_t max_bytes) {
   return CheckStack(packed.down(), "packed.down", max_bytes, &bytes);
 }
 
+absl::StatusOr<PackedSize> MeasurePacked(const v1::PackedStack& packed, const DeviceInfo& device,
+                                         absl::string_view field) {
+  PackedSize out;
+  for (int i = 0; i < packed.experts_size(); ++i) {
+    const absl::StatusOr<PackedSize> size = MeasurePacked(packed.experts(i), device);
+    if (!size.ok()) return InField(size.status(), ExpertField(field, i));
+    out += *size;
+  }
+  return out;
+}
+
+absl::StatusOr<PackedSize> MeasurePacked(const v1::PackedGatedMlp& packed,
+                                         const DeviceInfo& device) {
+  AWQD_ASSIGN_OR_RETURN(PackedSize out, MeasurePacked(packed.gate(), device, "packed.gate"));
+  AWQD_ASSIGN_OR_RETURN(const PackedSize up, MeasurePacked(packed.up(), device, "packed.up"));
+  AWQD_ASSIGN_OR_RETURN(const PackedSize down, MeasurePacked(packed.down(), device, "packed.down"));
+  out += up;
+  out += down;
+  return out;
+}
+
 absl::StatusOr<std::vector<HostWeight>> DecodePacked(const v1::PackedStack& packed,
                                                      absl::string_view field) {
   std::vector<HostWeight> out;

@@ -13,6 +13,7 @@
 #include "kernels/weight.h"
 #include "server/engine/gated_mlp_work.h"
 #include "server/engine/grouped_matmul_work.h"
+#include "server/wire/packed_weight.h"
 #include "server/wire/validate.h"
 
 namespace awqd::wire {
@@ -50,6 +51,12 @@ absl::StatusOr<ProductJob<engine::GatedMlpWork>> BuildGatedMlp(
 // As CheckPacked of packed_weight.h, for all weights together.
 absl::Status CheckPacked(const v1::PackedStack& packed, int64_t max_bytes);
 absl::Status CheckPacked(const v1::PackedGatedMlp& packed, int64_t max_bytes);
+
+// As MeasurePacked of packed_weight.h, of all weights together.
+absl::StatusOr<PackedSize> MeasurePacked(const v1::PackedStack& packed, const DeviceInfo& device,
+                                         absl::string_view field = "packed");
+absl::StatusOr<PackedSize> MeasurePacked(const v1::PackedGatedMlp& packed,
+                                         const DeviceInfo& device);
 
 // Decodes the weights of a stack, in order. `field`: "packed", or "packed.gate".
 absl::StatusOr<std::vector<HostWeight>> DecodePacked(const v1::PackedStack& packed,

@@ -15,6 +15,7 @@
 #include "absl/strings/str_replace.h"
 #include "kernels/base/status.h"
 #include "kernels/formats/format.h"
+#include "server/model/placed_weight.h"
 #include "server/wire/status.h"
 #include "server/wire/tensor.h"
 
@@ -195,6 +196,55 @@ absl::Status InClientsWords(const absl::Status& status, const v1::PackedWeight& 
   return WithField(absl::Status(status.code(), message), field);
 }
 
+// More than the plan of a weight takes, whatever kernels there are.
+constexpr int64_t kBytesOfPlan = 8 << 10;
+
+// Of the parts of a weight, whether its codes are there or not.
+int64_t HostBytes(const HostWeight& weight) {
+  const WeightDescription& d = weight.description;
+  const int64_t cells = weight.shape().cells();
+  const size_t numbers = weight.table.size() + weight.outer.size() + weight.order.size() +
+                         weight.factor.size() + weight.bias.size();
+  return weight.k * weight.row_bytes() + cells * (d.scale_bytes() + d.zero_bytes()) +
+         static_cast<int64_t>(numbers) * 4;
+}
+
+// Without codes where they are not wanted: all else is then as it would be with them.
+absl::StatusOr<HostWeight> Decode(const v1::PackedWeight& packed, const Inline& weight,
+                                  bool with_codes) {
+  std::deque<std::string> typed;  // owns what some views point into
+  LinearTensors tensors;
+  for (const Given& part : weight.tensors) {
+    AWQD_ASSIGN_OR_RETURN(const TensorInfo info, CheckTensor(*part.tensor, kDTypes, part.field));
+    const bool unread = !with_codes && part.name == weight.format->suffixes.front();
+    const std::string* bytes = &part.tensor->raw();
+    if (!part.tensor->has_raw() && !unread) {
+      AWQD_ASSIGN_OR_RETURN(typed.emplace_back(), TypedBytes(*part.tensor, info, part.field));
+      bytes = &typed.back();
+    }
+    tensors[part.name] = {
+        .dtype = std::string(InCheckpoints(info.dtype)),
+        .shape = info.shape,
+        .bytes = unread ? absl::Span<const uint8_t>(nullptr, info.bytes)
+                        : absl::Span<const uint8_t>(reinterpret_cast<const uint8_t*>(bytes->data()),
+                                                    bytes->size())};
+  }
+  Setting settings;
+  for (const Given& setting : weight.settings) {
+    settings.members[setting.name] = Setting::Typed(setting.setting);
+  }
+  absl::StatusOr<HostWeight> out = weight.format->decode(settings, tensors);
+  if (!out.ok()) return InClientsWords(out.status(), packed, weight);
+  // Settings of a checkpoint are for linears of any size, those of a request for this one.
+  AWQD_ASSIGN_OR_RETURN(const int64_t group_size, ReadGroupSize(settings));
+  if (group_size > out->k) {
+    const absl::Status status =
+        BadValue("group_size", group_size, absl::StrCat("-1 or at most K = ", out->k));
+    return InClientsWords(status, packed, weight);
+  }
+  return out;
+}
+
 }  // namespace
 
 absl::Status CheckPacked(const v1::PackedWeight& packed, int64_t max_bytes, int64_t* before) {
@@ -214,36 +264,37 @@ absl::Status CheckPacked(const v1::PackedWeight& packed, int64_t max_bytes, int6
   return absl::OkStatus();
 }
 
+absl::StatusOr<PackedSize> MeasurePacked(const v1::PackedWeight& packed, const DeviceInfo& device) {
+  AWQD_ASSIGN_OR_RETURN(const Inline weight, Gather(packed));
+  PackedSize out;
+  AWQD_ASSIGN_OR_RETURN(const HostWeight host, Decode(packed, weight, /*with_codes=*/false));
+  AWQD_ASSIGN_OR_RETURN(out.prepared, model::MostBytes(host, device));
+  out.plans = kBytesOfPlan;
+  out.decoded = HostBytes(host) + host.k * host.n * weight.format->spare_bytes_per_code;
+  for (const Given& part : weight.tensors) {
+    if (part.tensor->has_raw()) continue;
+    AWQD_ASSIGN_OR_RETURN(const TensorInfo info, CheckTensor(*part.tensor, kDTypes, part.field));
+    out.decoded += info.bytes;
+  }
+  // The host packs for another device's memory in its own.
+  if (device.kind != DeviceKind::kCpu) out.decoded += out.prepared;
+  return out;
+}
+
+absl::Status CheckPrepared(const PackedSize& size, int64_t max_bytes) {
+  const int64_t most = 2 * max_bytes;
+  if (size.prepared <= most) return absl::OkStatus();
+  return WithField(
+      absl::ResourceExhaustedError(absl::StrCat(
+          "packed: got ", size.prepared, " bytes once prepared for the device, expected at most ",
+          most, " (twice the server's max_inline_weight_bytes): few rows, or groups of few, are ",
+          "padded; load large weights as a model")),
+      "packed");
+}
+
 absl::StatusOr<HostWeight> DecodePacked(const v1::PackedWeight& packed) {
   AWQD_ASSIGN_OR_RETURN(const Inline weight, Gather(packed));
-  std::deque<std::string> typed;  // owns what some views point into
-  LinearTensors tensors;
-  for (const Given& part : weight.tensors) {
-    AWQD_ASSIGN_OR_RETURN(const TensorInfo info, CheckTensor(*part.tensor, kDTypes, part.field));
-    const std::string* bytes = &part.tensor->raw();
-    if (!part.tensor->has_raw()) {
-      AWQD_ASSIGN_OR_RETURN(typed.emplace_back(), TypedBytes(*part.tensor, info, part.field));
-      bytes = &typed.back();
-    }
-    tensors[part.name] = {
-        .dtype = std::string(InCheckpoints(info.dtype)),
-        .shape = info.shape,
-        .bytes = {reinterpret_cast<const uint8_t*>(bytes->data()), bytes->size()}};
-  }
-  Setting settings;
-  for (const Given& setting : weight.settings) {
-    settings.members[setting.name] = Setting::Typed(setting.setting);
-  }
-  absl::StatusOr<HostWeight> out = weight.format->decode(settings, tensors);
-  if (!out.ok()) return InClientsWords(out.status(), packed, weight);
-  // Settings of a checkpoint are for linears of any size, those of a request for this one.
-  AWQD_ASSIGN_OR_RETURN(const int64_t group_size, ReadGroupSize(settings));
-  if (group_size > out->k) {
-    const absl::Status status =
-        BadValue("group_size", group_size, absl::StrCat("-1 or at most K = ", out->k));
-    return InClientsWords(status, packed, weight);
-  }
-  return out;
+  return Decode(packed, weight, /*with_codes=*/true);
 }
 
 }  // namespace awqd::wire

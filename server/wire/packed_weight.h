@@ -17,6 +17,29 @@ namespace awqd::wire {
 absl::Status CheckPacked(const v1::PackedWeight& packed, int64_t max_bytes,
                          int64_t* before = nullptr);
 
+// What a weight takes beside the message, in bytes. Shapes of few rows and small groups are padded,
+// so that it may be a hundred times what was sent.
+struct PackedSize {
+  int64_t decoded = 0;   // until it is on its device
+  int64_t prepared = 0;  // until its request was answered
+  int64_t plans = 0;     // likewise: which kernels it has, and why not others
+
+  PackedSize& operator+=(const PackedSize& other) {
+    decoded += other.decoded;
+    prepared += other.prepared;
+    plans += other.plans;
+    return *this;
+  }
+};
+
+// For a weight that passed CheckPacked, without decoding its codes. Fails as DecodePacked and
+// model::MostBytes do.
+absl::StatusOr<PackedSize> MeasurePacked(const v1::PackedWeight& packed, const DeviceInfo& device);
+
+// RESOURCE_EXHAUSTED where all weights of a request, prepared, are more than twice as large as they
+// may be when they are sent.
+absl::Status CheckPrepared(const PackedSize& size, int64_t max_bytes);
+
 // Decodes as a checkpoint of the format is decoded. For a weight that passed CheckPacked;
 // takes as long as copying it a few times.
 absl::StatusOr<HostWeight> DecodePacked(const v1::PackedWeight& packed);

@@ -32,6 +32,11 @@ bool IsVarint(const FieldDescriptor& field) {
   }
 }
 
+// The object that a message within the message becomes, and what an unknown field that is a number
+// becomes, of two bytes each.
+constexpr int64_t kBytesOfMessage = 128;
+constexpr int64_t kBytesOfUnknown = 32;
+
 class Sieve {
  public:
   Sieve(Pieces pieces, PayloadPlace payload) : reader_(pieces), payload_(payload) {}
@@ -49,9 +54,11 @@ class Sieve {
 
  private:
   bool PassesOne(const Descriptor& type, const Field& field) {
-    if (field.bytes < 0) return reader_.Pass(field);
     const FieldDescriptor* known = type.FindFieldByNumber(static_cast<int>(field.number));
+    if (known == nullptr) found_.parsed_bytes += kBytesOfUnknown;
+    if (field.bytes < 0) return reader_.Pass(field);
     if (known != nullptr && known->message_type() != nullptr) {
+      found_.parsed_bytes += kBytesOfMessage;
       const bool around_payload = ++depth_ == 1 && known->number() == payload_.message;
       in_payload_message_ |= around_payload;
       const bool fine = Passes(*known->message_type(), field.end);

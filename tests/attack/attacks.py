@@ -210,14 +210,83 @@ def invented_names(ground):
     return f"{count} loads of invented names"
 
 
-def many_weights(ground):
-    """A model of as many linears as that, and peers who ask for all pages of it again and again."""
-    weights, pages, ended = ground.some(100_000), [0], []
+def _load_many(ground, weights):
+    """A model "many" of as many linears as that."""
     write_model(ground.models / "many", [
-        (f"l{i:06d}.{suffix}", dtype, shape, bytes(size)) for i in range(weights)
+        (f"model.layers.{i:06d}.{suffix}", dtype, shape, bytes(size)) for i in range(weights)
         for suffix, dtype, shape, size in (("qweight", "I32", [64, 1], 256), ("qzeros", "I32", [1, 1], 4), ("scales", "F16", [1, 8], 16))])
     answer = peer.Caller(ground.port, timeout_s=120).call(peer.LOAD, messages.named("many"))
     assert answer.status == "0", f"the load: got status {answer.status}, {answer.message}"
+
+
+def _unload_many(ground):
+    assert peer.Caller(ground.port, timeout_s=30).call(peer.UNLOAD, messages.named("many")).status == "0"
+
+
+def inline_rows(ground):
+    """Inline weights of one row, which are padded to 128: some that would become 2 GB, some as large as they may."""
+    sizes, statuses = (ground.some(10_000_000) // 8 * 8, 960_000), set()
+
+    def ask(size):
+        answers, seen = _calls(ground, peer.MATMUL, messages.matmul_of_one_row(size))
+        statuses.add(seen)
+        return answers
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        answers = sum(pool.map(ask, sizes * 4))
+    return f"{answers} inline weights [1, {sizes[0]}] and [1, {sizes[1]}], 8 at a time; status {'/'.join(sorted(statuses))}"
+
+
+def unread_lists(ground):
+    """Peers with a window of 0 ask for pages of a model of many weights, for the index and for lists, and read nothing."""
+    weights, rounds = ground.some(60_000), 0
+    _load_many(ground, weights)
+    asked = [(peer.header_block(path), messages.framed(message)) for path, message in (
+        (peer.GET, messages.page("many", b"")), (peer.INDEX, b""), (peer.LIST, b""))]
+    peers = [peer.Raw(ground.port, peer.PREFACE + peer.settings(initial_window=0)) for _ in range(20)]
+    while not ground.over.is_set() and rounds < 128:
+        for one in peers:
+            block, body = asked[rounds % len(asked)]
+            one.send(b"".join(peer.frame(peer.HEADERS, peer.END_HEADERS, _stream(number), block) +
+                              peer.frame(peer.DATA, peer.END_STREAM, _stream(number), body) for number in (2 * rounds, 2 * rounds + 1)))
+        rounds += 1
+        time.sleep(0.02)
+    ground.hold()
+    for one in peers:
+        one.close()
+    _unload_many(ground)
+    return f"{2 * rounds * len(peers)} lists and pages of {weights} weights unread"
+
+
+def absent_weights(ground):
+    """Calls that name weights which a model of many does not have."""
+    weights, block = ground.some(60_000), peer.header_block(peer.MATMUL)
+    _load_many(ground, weights)
+    body = messages.framed(messages.matmul_of_absent("many", "model.layers.000001.upp"))
+
+    def once():
+        together, sent = [peer.Raw(ground.port) for _ in range(4)], 0
+        for turn in range(50):
+            for one in together:
+                numbers = range(16 * turn, 16 * turn + 16)
+                one.send(b"".join(peer.frame(peer.HEADERS, peer.END_HEADERS, _stream(number), block) +
+                                  peer.frame(peer.DATA, peer.END_STREAM, _stream(number), body) for number in numbers))
+                sent += len(numbers)
+            for one in together:
+                one.drop(quiet_s=0.01)
+            if ground.over.is_set():
+                break
+        for one in together:
+            one.close()
+        return sent
+    connections, sent = _hammer(ground, once)
+    _unload_many(ground)
+    return f"{sent} calls of absent weights among {weights}, {4 * connections} connections"
+
+
+def many_weights(ground):
+    """A model of as many linears as that, and peers who ask for all pages of it again and again."""
+    weights, pages, ended = ground.some(100_000), [0], []
+    _load_many(ground, weights)
 
     def ask():
         caller = peer.Caller(ground.port, timeout_s=60)
@@ -234,7 +303,7 @@ def many_weights(ground):
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: ask(), range(4)))
     assert set(ended) == {weights}, f"got {set(ended)} weights in all pages, expected {weights}"
-    assert peer.Caller(ground.port).call(peer.UNLOAD, messages.named("many")).status == "0"
+    _unload_many(ground)
     return f"{pages[0]} pages of {weights} weights, 4 at a time"
 
 

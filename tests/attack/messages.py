@@ -78,6 +78,21 @@ def matmul_of_int_values(size):
     return bytes_field(2, bytes_field(3, values)) + bytes_field(3, tensor([1, 8], b"\0" * 16))
 
 
+def matmul_of_one_row(columns):
+    """An inline weight [1, columns] of 4 bits: 3 bytes for each column, which a kernel's layout makes 68 of."""
+    def packed(kind, width, size):
+        return number_field(1, kind) + bytes_field(2, varint(1) + varint(width)) + bytes_field(3, bytes(size))
+    int32, codes = 6, columns // 2
+    words = packed(int32, columns // 8, codes)
+    weight = bytes_field(3, words) + bytes_field(4, words) + bytes_field(5, packed(FP16, columns, 2 * columns))
+    return bytes_field(2, weight) + bytes_field(3, tensor([1, 1], b"\0\0"))
+
+
+def matmul_of_absent(model, weight):
+    """A product with a weight that the model does not have."""
+    return weight_ref(model, weight) + bytes_field(3, tensor([1, 64], bytes(128)))
+
+
 def dequantize(model):
     return weight_ref(model, "layer")
 

@@ -17,6 +17,7 @@ LOAD = "/awqd.v1.ModelRepository/LoadModel"
 GET = "/awqd.v1.ModelRepository/GetModel"
 UNLOAD = "/awqd.v1.ModelRepository/UnloadModel"
 LIST = "/awqd.v1.ModelRepository/ListModels"
+INDEX = "/inference.GRPCInferenceService/RepositoryIndex"
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 
 DATA, HEADERS, RST_STREAM, SETTINGS, PING = 0, 1, 3, 4, 6

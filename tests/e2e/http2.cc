@@ -96,11 +96,10 @@ std::string Header(const std::string& name, const std::string& value) {
   return absl::StrCat(absl::string_view("\0", 1), HpackString(name), HpackString(value));
 }
 
-std::string CallHeaders() {
+std::string CallHeaders(const std::string& method) {
   return absl::StrCat(Header(":method", "POST"), Header(":scheme", "http"),
-                      Header(":path", "/awqd.v1.QuantizedInference/QuantizedMatmul"),
-                      Header(":authority", "localhost"), Header("te", "trailers"),
-                      Header("content-type", "application/grpc"));
+                      Header(":path", "/" + method), Header(":authority", "localhost"),
+                      Header("te", "trailers"), Header("content-type", "application/grpc"));
 }
 
 std::string Hello() { return absl::StrCat(kPreface, Frame(kSettings, 0, 0, "")); }

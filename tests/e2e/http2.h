@@ -43,8 +43,8 @@ std::string Header(const std::string& name, const std::string& value);
 
 // The client's preface and settings.
 std::string Hello();
-// Headers of a call of QuantizedMatmul.
-std::string CallHeaders();
+// Headers of a call.
+std::string CallHeaders(const std::string& method = "awqd.v1.QuantizedInference/QuantizedMatmul");
 // A gRPC message with a length of the test's choice.
 std::string Message(uint32_t claimed, const std::string& payload);
 

@@ -250,7 +250,7 @@ TEST(Options, ChecksSocketPaths) {
 TEST(Options, BoundsBytesInFlight) {
   const services::Options rpc = Parse({"--model_repository", "/m"})->options.rpc;
   EXPECT_EQ(rpc.in_flight_bytes,
-            16 * (rpc.transport.max_receive_message_bytes + rpc.transport.max_send_message_bytes));
+            8 * (rpc.transport.max_receive_message_bytes + rpc.transport.max_send_message_bytes));
   EXPECT_EQ(Parse({"--model_repository", "/m", "--max_in_flight_bytes=128MiB"})
                 ->options.rpc.in_flight_bytes,
             128 << 20);

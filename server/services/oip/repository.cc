@@ -2,6 +2,8 @@
 #include "server/services/oip/repository.h"
 
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
@@ -68,6 +70,34 @@ std::string StateOf(const model::ModelStatus& status) {
   return status.state == model::ModelState::kLoading ? "LOADING" : "UNAVAILABLE";
 }
 
+std::string ReasonOf(const model::ModelStatus& status) {
+  return status.asleep ? "asleep: loaded when it is used" : status.message;
+}
+
+// Empty of a model that is not served.
+std::string VersionOf(const model::ModelStatus& status) {
+  return status.model == nullptr ? "" : absl::StrCat(status.model->version);
+}
+
+absl::StatusOr<grpc::ByteBuffer> Encode(const std::vector<model::ModelStatus>& models,
+                                        int64_t limit) {
+  RepositoryIndexResponse response;
+  for (const model::ModelStatus& status : models) {
+    RepositoryIndexResponse::ModelIndex* const line = response.add_models();
+    line->set_name(status.name);
+    line->set_version(VersionOf(status));
+    line->set_state(StateOf(status));
+    line->set_reason(ReasonOf(status));
+    if (status.model != nullptr) AddNames(*status.model, &response);
+  }
+  const auto bytes = static_cast<int64_t>(response.ByteSizeLong());
+  if (bytes <= limit) return wire::Encode(response);
+  return absl::ResourceExhaustedError(
+      absl::StrCat("models: got ", bytes, " bytes, expected at most ", limit,
+                   " (the server's max_send_message_bytes); GetModel of "
+                   "awqd.v1.ModelRepository answers in pages"));
+}
+
 void Count(uint64_t count, uint64_t ns, inference::StatisticDuration* out) {
   out->set_count(count);
   out->set_ns(ns);
@@ -99,27 +129,25 @@ void Fill(const model::ModelStatus& status, const std::string& name,
 
 }  // namespace
 
-absl::Status ListNames(const Env& env, const inference::RepositoryIndexRequest& request,
-                       RepositoryIndexResponse* response) {
+absl::StatusOr<grpc::ByteBuffer> NameList::Encoded(
+    const Env& env, const inference::RepositoryIndexRequest& request) {
   AWQD_RETURN_IF_ERROR(CheckRepository(request.repository_name()));
-  for (const model::ModelStatus& status : env.models->List()) {
-    if (request.ready() && StateOf(status) != kReady) continue;
-    RepositoryIndexResponse::ModelIndex* const line = response->add_models();
-    line->set_name(status.name);
-    line->set_state(StateOf(status));
-    line->set_reason(status.asleep ? "asleep: loaded when it is used" : status.message);
-    if (status.model == nullptr) continue;
-    line->set_version(absl::StrCat(status.model->version));
-    AddNames(*status.model, response);
+  std::vector<model::ModelStatus> models = env.models->List();
+  if (request.ready()) {
+    std::erase_if(models, [](const auto& status) { return StateOf(status) != kReady; });
   }
-  const auto bytes = static_cast<int64_t>(response->ByteSizeLong());
-  if (const int64_t limit = env.options.transport.max_send_message_bytes; bytes > limit) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("models: got ", bytes, " bytes, expected at most ", limit,
-                     " (the server's max_send_message_bytes); GetModel of "
-                     "awqd.v1.ModelRepository answers in pages"));
+  std::string state;
+  for (const model::ModelStatus& status : models) {
+    absl::StrAppend(&state, status.name, "\n", VersionOf(status), StateOf(status), "\n",
+                    ReasonOf(status).size(), ReasonOf(status));
   }
-  return absl::OkStatus();
+  MutexLock lock(&mu_);
+  Kept& kept = request.ready() ? ready_ : all_;
+  if (!kept.answer || kept.state != state) {
+    kept.answer = Encode(models, env.options.transport.max_send_message_bytes);
+    kept.state = std::move(state);
+  }
+  return *kept.answer;
 }
 
 absl::Status Load(const Env& env, const inference::RepositoryModelLoadRequest& request,

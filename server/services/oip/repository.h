@@ -1,15 +1,36 @@
 // Models of the repository, statistics and settings, as the inference protocol tells of them.
 #pragma once
 
+#include <optional>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "grpcpp/support/byte_buffer.h"
 #include "inference/grpc_service.pb.h"
+#include "kernels/base/mutex.h"
 #include "server/services/env.h"
 
 namespace awqd::services::oip {
 
-// Looks at the disk. RESOURCE_EXHAUSTED when the list does not fit in a message.
-absl::Status ListNames(const Env& env, const inference::RepositoryIndexRequest& request,
-                       inference::RepositoryIndexResponse* response);
+// NameList: the answer to RepositoryIndex, which the protocol gives no pages. It is encoded once
+// for each state of the repository, and all calls share the bytes. Thread-safe.
+class NameList {
+ public:
+  // Looks at the disk. RESOURCE_EXHAUSTED when the list does not fit in a message.
+  absl::StatusOr<grpc::ByteBuffer> Encoded(const Env& env,
+                                           const inference::RepositoryIndexRequest& request);
+
+ private:
+  struct Kept {
+    std::string state;  // what the answer depends on
+    std::optional<absl::StatusOr<grpc::ByteBuffer>> answer;
+  };
+  Mutex mu_;
+  Kept all_ ABSL_GUARDED_BY(mu_), ready_ ABSL_GUARDED_BY(mu_);
+};
+
 // May block for long. Errors as LoadModel and UnloadModel have them, and INVALID_ARGUMENT for a
 // parameter or another repository.
 absl::Status Load(const Env& env, const inference::RepositoryModelLoadRequest& request,

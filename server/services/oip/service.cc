@@ -18,7 +18,7 @@ namespace {
 
 using security::Need;
 using transport::CallLoop, transport::ServerCall, transport::StreamCall, transport::UnaryCall;
-using transport::WhileDraining;
+using transport::Guarded, transport::WhileDraining;
 
 std::string Path(absl::string_view method) {
   return absl::StrCat(inference::ModelInferRequest::descriptor()->file()->service(0)->full_name(),
@@ -55,12 +55,25 @@ constexpr int kSlots = 4;
 
 // Answered at once, from what is in memory.
 template <typename Request, typename Response>
-void ServeAnswer(const Env& env, CallLoop* loop, absl::string_view method, Need need,
-                 Filler<Request, Response> fill,
-                 WhileDraining while_draining = WhileDraining::kTurnedAway) {
+void ServeAnswer(const Env& env, CallLoop* loop, absl::string_view method,
+                 Filler<Request, Response> fill) {
+  loop->Serve<UnaryCall>(Path(method), Need::kRead, kSlots, [&env, fill](UnaryCall* call) {
+    AnswerWith<Request, Response>(env.in_flight, call,
+                                  [&](const auto& in, auto* out) { return fill(env, in, out); });
+  });
+}
+
+// As health is: while the server stops too, and whatever others hold.
+template <typename Request, typename Response>
+void ServeHealth(const Env& env, CallLoop* loop, absl::string_view method,
+                 Filler<Request, Response> fill) {
   loop->Serve<UnaryCall>(
-      Path(method), need, kSlots, [&env, fill](UnaryCall* call) { Answer(env, call, fill); },
-      while_draining);
+      Path(method), Need::kHealth, kSlots,
+      [&env, fill](UnaryCall* call) {
+        AnswerWith<Request, Response>(
+            nullptr, call, [&](const auto& in, auto* out) { return fill(env, in, out); });
+      },
+      WhileDraining::kServed);
 }
 
 // Answered on the worker of pages, of a model that is awake, or will be.
@@ -81,6 +94,22 @@ void ServeOn(Worker* worker, const Env& env, CallLoop* loop, absl::string_view m
   loop->Serve<UnaryCall>(Path(method), need, kSlots, [worker, &env, fill](UnaryCall* call) {
     AnswerOn(worker, env, call, fill);
   });
+}
+
+void ServeIndex(const Env& env, CallLoop* loop) {
+  using Request = inference::RepositoryIndexRequest;
+  const auto names = std::make_shared<NameList>();
+  loop->Serve<UnaryCall>(
+      Path("RepositoryIndex"), Need::kRead, kSlots, [&env, names](UnaryCall* call) {
+        RunOn<Request>(env.lists, env, call, [&env, names, call](const Request& request) {
+          grpc::ByteBuffer answer;
+          const absl::Status status = Guarded([&]() -> absl::Status {
+            AWQD_ASSIGN_OR_RETURN(answer, names->Encoded(env, request));
+            return call->lease()->Resize(static_cast<int64_t>(answer.Length()), "answer");
+          });
+          status.ok() ? call->Answer(answer) : call->Finish(wire::ToGrpc(status));
+        });
+      });
 }
 
 void ServeInfer(const Env& env, const std::shared_ptr<Regions>& regions, CallLoop* loop) {
@@ -108,30 +137,30 @@ void ServeInfer(const Env& env, const std::shared_ptr<Regions>& regions, CallLoo
 }
 
 void ServeRegions(const Env& env, const std::shared_ptr<Regions>& regions, CallLoop* loop) {
-  loop->Serve<UnaryCall>(Path("SystemSharedMemoryStatus"), Need::kInfer, kSlots,
-                         [&env, regions](UnaryCall* call) {
-                           using Request = inference::SystemSharedMemoryStatusRequest;
-                           using Response = inference::SystemSharedMemoryStatusResponse;
-                           AnswerWith<Request, Response>(call, [&](const auto& in, auto* out) {
-                             return ListRegions(env, *regions, OwnerOf(*call), in, out);
-                           });
-                         });
-  loop->Serve<UnaryCall>(Path("SystemSharedMemoryRegister"), Need::kInfer, kSlots,
-                         [&env, regions](UnaryCall* call) {
-                           using Request = inference::SystemSharedMemoryRegisterRequest;
-                           using Response = inference::SystemSharedMemoryRegisterResponse;
-                           AnswerWith<Request, Response>(call, [&](const auto& in, auto*) {
-                             return RegisterRegion(env, regions.get(), OwnerOf(*call), in);
-                           });
-                         });
-  loop->Serve<UnaryCall>(Path("SystemSharedMemoryUnregister"), Need::kInfer, kSlots,
-                         [&env, regions](UnaryCall* call) {
-                           using Request = inference::SystemSharedMemoryUnregisterRequest;
-                           using Response = inference::SystemSharedMemoryUnregisterResponse;
-                           AnswerWith<Request, Response>(call, [&](const auto& in, auto*) {
-                             return UnregisterRegion(env, regions.get(), OwnerOf(*call), in);
-                           });
-                         });
+  loop->Serve<UnaryCall>(
+      Path("SystemSharedMemoryStatus"), Need::kInfer, kSlots, [&env, regions](UnaryCall* call) {
+        using Request = inference::SystemSharedMemoryStatusRequest;
+        using Response = inference::SystemSharedMemoryStatusResponse;
+        AnswerWith<Request, Response>(env.in_flight, call, [&](const auto& in, auto* out) {
+          return ListRegions(env, *regions, OwnerOf(*call), in, out);
+        });
+      });
+  loop->Serve<UnaryCall>(
+      Path("SystemSharedMemoryRegister"), Need::kInfer, kSlots, [&env, regions](UnaryCall* call) {
+        using Request = inference::SystemSharedMemoryRegisterRequest;
+        using Response = inference::SystemSharedMemoryRegisterResponse;
+        AnswerWith<Request, Response>(env.in_flight, call, [&](const auto& in, auto*) {
+          return RegisterRegion(env, regions.get(), OwnerOf(*call), in);
+        });
+      });
+  loop->Serve<UnaryCall>(
+      Path("SystemSharedMemoryUnregister"), Need::kInfer, kSlots, [&env, regions](UnaryCall* call) {
+        using Request = inference::SystemSharedMemoryUnregisterRequest;
+        using Response = inference::SystemSharedMemoryUnregisterResponse;
+        AnswerWith<Request, Response>(env.in_flight, call, [&](const auto& in, auto*) {
+          return UnregisterRegion(env, regions.get(), OwnerOf(*call), in);
+        });
+      });
 }
 
 }  // namespace
@@ -141,17 +170,16 @@ void Serve(const Env& env, CallLoop* loop) {
   const auto regions = std::make_shared<Regions>();
   ServeInfer(env, regions, loop);
   ServeRegions(env, regions, loop);
-  // What health checks ask is answered while the server stops, as health is.
-  ServeAnswer(env, loop, "ServerLive", Need::kHealth, IsLive, WhileDraining::kServed);
-  ServeAnswer(env, loop, "ServerReady", Need::kHealth, IsReady, WhileDraining::kServed);
-  ServeAnswer(env, loop, "ModelReady", Need::kRead, IsModelReady);
-  ServeAnswer(env, loop, "ServerMetadata", Need::kRead, DescribeServer);
+  ServeHealth(env, loop, "ServerLive", IsLive);
+  ServeHealth(env, loop, "ServerReady", IsReady);
+  ServeAnswer(env, loop, "ModelReady", IsModelReady);
+  ServeAnswer(env, loop, "ServerMetadata", DescribeServer);
   ServeAwake(env, loop, "ModelMetadata", DescribeModel);
   ServeAwake(env, loop, "ModelConfig", ConfigureModel);
-  ServeAnswer(env, loop, "ModelStatistics", Need::kRead, CountModels);
-  ServeAnswer(env, loop, "TraceSetting", Need::kRead, TellTracing);
-  ServeAnswer(env, loop, "LogSettings", Need::kRead, TellLogging);
-  ServeOn(env.lists, env, loop, "RepositoryIndex", Need::kRead, ListNames);
+  ServeOn(env.pages, env, loop, "ModelStatistics", Need::kRead, CountModels);
+  ServeAnswer(env, loop, "TraceSetting", TellTracing);
+  ServeAnswer(env, loop, "LogSettings", TellLogging);
+  ServeIndex(env, loop);
   ServeOn(env.loads, env, loop, "RepositoryModelLoad", Need::kModelControl, Load);
   ServeOn(env.loads, env, loop, "RepositoryModelUnload", Need::kModelControl, Unload);
 }

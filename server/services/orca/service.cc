@@ -53,11 +53,13 @@ class Service::Stream final : public transport::Reactor,
   // That were open before it.
   int others() const { return others_; }
 
-  void Start(absl::Duration interval) {
+  // `lease`: of the call, to be made as large as each report.
+  void Start(absl::Duration interval, transport::ByteLease lease) {
     interval_ = interval;
     call_->SetReactor(this);
     {
       MutexLock lock(&mu_);
+      lease_ = std::move(lease);
       self_ = shared_from_this();
       call_->StartAlarm(kShortest);
     }
@@ -69,12 +71,15 @@ class Service::Stream final : public transport::Reactor,
 
   void OnAlarm() override {
     grpc::ByteBuffer report;
-    const absl::Status status = transport::Guarded([&] {
+    absl::Status status = transport::Guarded([&] {
       report = wire::Encode(service_->meter_->Latest()->report);
       return absl::OkStatus();
     });
     MutexLock lock(&mu_);
     if (finished_) return;
+    if (status.ok() && !writing_) {
+      status = lease_.Resize(static_cast<int64_t>(report.Length()), "report");
+    }
     if (!status.ok()) return EndLocked(wire::ToGrpc(status));
     if (!writing_) {
       writing_ = true;
@@ -120,6 +125,7 @@ class Service::Stream final : public transport::Reactor,
   absl::Duration interval_;
   std::shared_ptr<Stream> self_;  // gRPC's share
   Mutex mu_;
+  transport::ByteLease lease_ ABSL_GUARDED_BY(mu_);
   bool writing_ ABSL_GUARDED_BY(mu_) = false;
   bool ending_ ABSL_GUARDED_BY(mu_) = false;
   bool finished_ ABSL_GUARDED_BY(mu_) = false;
@@ -127,8 +133,8 @@ class Service::Stream final : public transport::Reactor,
   std::unique_ptr<transport::CallGate::Listener> draining_;
 };
 
-Service::Service(transport::Door* door, UtilizationMeter* meter)
-    : gate_(door->gate()), meter_(meter) {
+Service::Service(transport::Door* door, transport::ByteBudget* in_flight, UtilizationMeter* meter)
+    : gate_(door->gate()), in_flight_(in_flight), meter_(meter) {
   door->TellAtTheEnd(kTrailer, [meter] { return meter->Latest()->bytes; });
 }
 
@@ -141,13 +147,16 @@ void Service::ServeOn(transport::CallLoop* loop) {
 
 void Service::Start(transport::WriteCall* call) {
   absl::Duration interval;
+  transport::ByteLease lease;
   const absl::Status status = transport::Guarded([&]() -> absl::Status {
+    const auto asked = static_cast<int64_t>(call->request()->Length());
+    AWQD_ASSIGN_OR_RETURN(lease, in_flight_->Take(call->connection(), asked, "request"));
     AWQD_ASSIGN_OR_RETURN(interval, IntervalOf(call->request()));
     return absl::OkStatus();
   });
   if (!status.ok()) return call->Finish(wire::ToGrpc(status));
   const auto stream = std::make_shared<Stream>(this, call);
-  if (stream->others() < kMaxOpen) return stream->Start(interval);
+  if (stream->others() < kMaxOpen) return stream->Start(interval, std::move(lease));
   call->Finish(wire::ToGrpc(absl::ResourceExhaustedError(
       absl::StrCat("reports: ", kMaxOpen, " streams are open, which is the most"))));
 }

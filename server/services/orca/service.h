@@ -8,6 +8,7 @@
 
 #include "absl/time/time.h"
 #include "server/services/orca/utilization_meter.h"
+#include "server/transport/byte_budget.h"
 #include "server/transport/call_loop.h"
 #include "server/transport/door.h"
 
@@ -23,8 +24,9 @@ class Service {
   // for reports has one for each connection.
   static constexpr int kMaxOpen = 1024;
 
-  // Before the server starts. Neither is null; both outlive the service.
-  Service(transport::Door* door, UtilizationMeter* meter);
+  // Before the server starts. Nothing is null, and all outlive the service. The report that a
+  // stream sends counts in `in_flight`.
+  Service(transport::Door* door, transport::ByteBudget* in_flight, UtilizationMeter* meter);
 
   void ServeOn(transport::CallLoop* loop);
 
@@ -34,6 +36,7 @@ class Service {
   void Start(transport::WriteCall* call);
 
   transport::CallGate* const gate_;
+  transport::ByteBudget* const in_flight_;
   UtilizationMeter* const meter_;
   std::atomic<int> open_{0};
 };

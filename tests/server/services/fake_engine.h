@@ -59,6 +59,11 @@ class FakeEngine final : public engine::Engine {
     MutexLock lock(&mu_);
     return prepares_;
   }
+  // Results are parts of a buffer with so many bytes more, as those of a batch are.
+  void ShareResults(int64_t others) {
+    MutexLock lock(&mu_);
+    others_ = others;
+  }
   // Answers the held task at `index`.
   void Answer(size_t index = 0) {
     Held held;
@@ -107,7 +112,7 @@ class FakeEngine final : public engine::Engine {
       if (auto* matmul = dynamic_cast<engine::MatmulWork*>(work->get())) last_matmul_ = *matmul;
       last_options_ = options;
     }
-    return Take(bytes, load, std::move(done));
+    return Take(bytes, load, work, std::move(done));
   }
   absl::StatusOr<std::shared_ptr<const model::PlacedWeight>> Prepare(const HostWeight& weight,
                                                                      const Device*) override {
@@ -148,7 +153,8 @@ class FakeEngine final : public engine::Engine {
     int64_t bytes = 0;
     int64_t tokens = 0;
     engine::TaskDone done;
-    std::shared_ptr<bool> cancelled;  // guarded by mu_
+    std::shared_ptr<bool> cancelled;     // guarded by mu_
+    std::unique_ptr<engine::Work> work;  // as a queue keeps it
   };
 
   // Takes a held task out; what it is answered with.
@@ -158,7 +164,9 @@ class FakeEngine final : public engine::Engine {
     return *held->cancelled ? absl::CancelledError("cancelled while queued") : fail_;
   }
 
-  absl::StatusOr<engine::TaskHandle> Take(int64_t bytes, int64_t tokens, engine::TaskDone done) {
+  absl::StatusOr<engine::TaskHandle> Take(int64_t bytes, int64_t tokens,
+                                          std::unique_ptr<engine::Work>* work,
+                                          engine::TaskDone done) {
     Held held{bytes, tokens, std::move(done), std::make_shared<bool>(false)};
     std::shared_ptr<bool> cancelled = held.cancelled;
     absl::Status status;
@@ -167,6 +175,7 @@ class FakeEngine final : public engine::Engine {
       if (!refuse_.ok()) return refuse_;
       ++submitted_;
       status = fail_;
+      held.work = std::move(*work);
       if (hold_) {
         held_.push_back(std::move(held));
         return Handle(cancelled);
@@ -193,10 +202,15 @@ class FakeEngine final : public engine::Engine {
                                             .compute_us = 4};
     engine::Payload result;
     if (status.ok()) {
-      result = *staging_->Get(held.bytes);
+      result = staging_->Get(held.bytes + Others())->Slice(0, held.bytes);
       std::memset(result.data(), 0, held.bytes);
     }
     held.done(status, std::move(result), report);
+  }
+
+  int64_t Others() const {
+    MutexLock lock(&mu_);
+    return others_;
   }
 
   mutable Mutex mu_;
@@ -204,6 +218,7 @@ class FakeEngine final : public engine::Engine {
   std::unique_ptr<Device> device_;
   std::unique_ptr<engine::StagingPool> staging_;
   bool hold_ = false;
+  int64_t others_ = 0;
   bool callers_run_ = false;
   int run_queued_ = 0;
   absl::Status refuse_;

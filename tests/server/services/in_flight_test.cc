@@ -1,5 +1,7 @@
 // Admission by bytes in flight: refused before anything is parsed, and given back exactly once on
 // every way that a call can end.
+#include "inference/grpc_service.grpc.pb.h"
+#include "tests/server/services/raw_call.h"
 #include "tests/server/services/rpc_fixture.h"
 #include "tests/server/small_windows.h"
 #include "tests/testing/repeated.h"
@@ -159,6 +161,86 @@ TEST_F(InFlightTest, ARequestOfAStreamIsRefusedAlone) {
   EXPECT_FALSE(response.has_error());
   stream->WritesDone();
   EXPECT_TRUE(stream->Finish().ok());
+  EXPECT_TRUE(NothingInFlight());
+}
+
+TEST_F(InFlightTest, AnswersOfSmallCallsCountBeforeTheyAreEncoded) {
+  std::vector<std::pair<std::string, int64_t>> linears;
+  for (int i = 0; i < 900; ++i) linears.emplace_back(std::string(600, 'p') + std::to_string(i), 8);
+  WriteTinyModel(root_ / "many", linears);
+  ASSERT_TRUE(models_->Load("many").ok());
+  v1::GetModelRequest request;  // a page of half a message
+  request.set_name("many");
+  v1::GetModelResponse page;
+  grpc::ClientContext get_context;
+  const grpc::Status get = repository_->GetModel(&get_context, request, &page);
+  EXPECT_EQ(get.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(get.error_message(), HasSubstr("answer: got 5"));
+  EXPECT_THAT(get.error_message(), HasSubstr("max_in_flight_bytes"));
+  const auto oip = inference::GRPCInferenceService::NewStub(channel_);
+  inference::RepositoryIndexResponse index;
+  grpc::ClientContext index_context;
+  const grpc::Status names = oip->RepositoryIndex(&index_context, {}, &index);
+  EXPECT_EQ(names.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(names.error_message(), HasSubstr("answer: got 5"));
+  EXPECT_TRUE(NothingInFlight());
+}
+
+TEST_F(InFlightTest, HealthIsAnsweredWhateverOthersHold) {
+  const auto call = Hold(OfKiB(250));
+  v1::GetServerInfoResponse info;
+  grpc::ClientContext context;
+  Deadline(&context);
+  EXPECT_EQ(v1::ServerInfo::NewStub(channel_)->GetServerInfo(&context, {}, &info).error_code(),
+            grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_TRUE(RawCall(channel_, "/grpc.health.v1.Health/Check", "").ok());
+  EXPECT_TRUE(RawCall(channel_, "/inference.GRPCInferenceService/ServerReady", "").ok());
+  engine_.Answer();
+  call->thread.join();
+}
+
+// [1, 4096]: 64 bytes of codes for each column, of half a byte that was sent.
+TEST_F(InFlightTest, AnInlineWeightCountsAsWhatItBecomes) {
+  v1::QuantizedMatmulRequest request;
+  v1::PackedWeight& packed = *request.mutable_packed();
+  *packed.mutable_qweight() = RawTensor(v1::INT32, {1, 512}, 2048);
+  *packed.mutable_qzeros() = RawTensor(v1::INT32, {1, 512}, 2048);
+  *packed.mutable_scales() = RawTensor(v1::FP16, {1, 4096}, 8192);
+  packed.set_group_size(-1);
+  *request.mutable_activations() = RawTensor(v1::FP16, {1, 1}, 2);
+  v1::QuantizedMatmulResponse response;
+  const grpc::Status refused = Matmul(request, &response);
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(refused.error_message(), HasSubstr("packed: got 27"));
+  EXPECT_THAT(refused.error_message(), HasSubstr("once prepared"));
+  EXPECT_THAT(refused.error_message(), HasSubstr("twice the server's max_inline_weight_bytes"));
+  EXPECT_EQ(engine_.prepares(), 0);
+  packed.Clear();  // [1, 1024], which may be prepared
+  *packed.mutable_qweight() = RawTensor(v1::INT32, {1, 128}, 512);
+  *packed.mutable_qzeros() = RawTensor(v1::INT32, {1, 128}, 512);
+  *packed.mutable_scales() = RawTensor(v1::FP16, {1, 1024}, 2048);
+  packed.set_group_size(-1);
+  const auto call = Hold(request);
+  EXPECT_GT(server_->in_flight_bytes(), 64 << 10);
+  EXPECT_LT(server_->in_flight_bytes(), 96 << 10);
+  engine_.Answer();
+  call->thread.join();
+  EXPECT_TRUE(call->status.ok()) << call->status.error_message();
+  EXPECT_TRUE(NothingInFlight());
+}
+
+// A small answer must not keep the results of a large batch.
+TEST_F(InFlightTest, AnAnswerThatSharesABufferCountsAllOfItOrIsCopied) {
+  v1::QuantizedMatmulRequest request = GoodMatmul(10);
+  request.mutable_weight()->set_weight("wide");  // 80 KiB out
+  v1::QuantizedMatmulResponse response;
+  const auto copied = [&] { return engine_.staging().stats().copied_bytes; };
+  for (const auto& [others, copies] : {std::pair(64 << 10, 0), std::pair(1 << 20, 80 << 10)}) {
+    engine_.ShareResults(others);
+    const int64_t before = copied();
+    ASSERT_TRUE(Matmul(request, &response).ok());
+    EXPECT_EQ(copied() - before, 2560 + copies) << "the activations, and the answer";
+  }
   EXPECT_TRUE(NothingInFlight());
 }
 

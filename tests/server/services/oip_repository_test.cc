@@ -2,6 +2,7 @@
 #include <string>
 #include <vector>
 
+#include "server/services/oip/repository.h"
 #include "tests/server/services/oip_fixture.h"
 
 namespace awqd::services {
@@ -53,6 +54,21 @@ TEST_F(OipRepositoryTest, TheIndexHasTheNamesThatRequestsHave) {
   ready.set_repository_name("other");
   ExpectCode(&Stub::RepositoryIndex, ready, grpc::StatusCode::INVALID_ARGUMENT,
              "repository_name: got \"other\", expected nothing");
+}
+
+TEST_F(OipRepositoryTest, CallsShareTheBytesOfTheIndexUntilAModelChanges) {
+  Env env;
+  env.models = models_.get();
+  oip::NameList names;
+  const auto encoded = [&] {
+    std::vector<grpc::Slice> slices;
+    EXPECT_TRUE(names.Encoded(env, {})->Dump(&slices).ok());
+    return slices.at(0);
+  };
+  const grpc::Slice first = encoded();
+  EXPECT_EQ(encoded().begin(), first.begin());
+  ASSERT_TRUE(models_->Load("tiny").ok());
+  EXPECT_NE(encoded().begin(), first.begin());
 }
 
 TEST_F(OipRepositoryTest, ModelsAreLoadedAndUnloaded) {

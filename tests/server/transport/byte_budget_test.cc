@@ -48,6 +48,35 @@ TEST(ByteBudget, ALeaseGrowsShrinksAndEndsOnce) {
   EXPECT_EQ(budget.in_flight(), 0);
 }
 
+TEST(ByteBudget, ALeaseIsMadeAsLargeAsItHasToBe) {
+  ByteBudget budget(100);
+  ByteLease lease = *budget.Take(nullptr, 10, "request");
+  EXPECT_TRUE(lease.Resize(70, "answer").ok());
+  EXPECT_TRUE(absl::IsResourceExhausted(lease.Resize(101, "answer")));
+  EXPECT_EQ(budget.in_flight(), 70);
+  EXPECT_TRUE(lease.Resize(20, "answer").ok());
+  EXPECT_EQ(budget.in_flight(), 20);
+}
+
+TEST(ByteBudget, SpareBytesLeaveHalfOfItFree) {
+  ByteBudget budget(100);
+  ByteLease lease = *budget.Take(nullptr, 10, "request");
+  EXPECT_FALSE(lease.GrowFromSpare(41));
+  EXPECT_TRUE(lease.GrowFromSpare(40));
+  EXPECT_EQ(budget.in_flight(), 50);
+  EXPECT_FALSE(lease.GrowFromSpare(1));
+  EXPECT_EQ(budget.refused(), 0) << "nobody was refused anything";
+  ByteBudget unbounded(0);
+  EXPECT_TRUE((*unbounded.Take(nullptr, 1, "request")).GrowFromSpare(1 << 20));
+}
+
+TEST(ByteBudget, NothingMoreIsNeverRefused) {
+  ByteBudget budget(100);
+  const auto connection = std::make_shared<Connection>();
+  const ByteLease all = *budget.Take(connection, 100, "request");
+  EXPECT_TRUE(budget.Take(connection, 0, "request").ok());
+}
+
 TEST(ByteBudget, ALeaseOfNothingCountsNothing) {
   ByteLease lease;
   EXPECT_TRUE(lease.Grow(1000, "output").ok());

@@ -6,6 +6,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/kernels.h"
 #include "server/wire/status.h"
 #include "tests/server/requests.h"
 
@@ -261,6 +262,49 @@ TEST(PackedWeight, IsBounded) {
   const absl::Status status = CheckPacked(GoodPacked(), bytes - 1);
   EXPECT_TRUE(absl::IsResourceExhausted(status));
   EXPECT_THAT(std::string(status.message()), HasSubstr("max_inline_weight_bytes"));
+}
+
+// Of [K, N] at 4 bits with one group.
+v1::PackedWeight OfShape(int64_t k, int64_t n) {
+  v1::PackedWeight packed;
+  *packed.mutable_qweight() = RawTensor(v1::INT32, {k, n / 8}, k * n / 2);
+  *packed.mutable_qzeros() = RawTensor(v1::INT32, {1, n / 8}, n / 2);
+  *packed.mutable_scales() = RawTensor(v1::FP16, {1, n}, n * 2);
+  packed.set_group_size(-1);
+  return packed;
+}
+
+TEST(PackedWeight, IsMeasuredBeforeItIsPrepared) {
+  const auto device = OpenDevice("cpu", {.cpu_threads = 1});
+  ASSERT_TRUE(device.ok()) << device.status();
+  v1::PackedWeight with_bias = OfShape(256, 64);
+  *with_bias.mutable_bias() = RawTensor(v1::BF16, {64}, 128);
+  for (const v1::PackedWeight& packed :
+       {OfShape(1, 4096), OfShape(128, 16), OfShape(300, 8), with_bias, Named(), Plain()}) {
+    const absl::StatusOr<PackedSize> size = MeasurePacked(packed, (*device)->info());
+    ASSERT_TRUE(size.ok()) << size.status();
+    const absl::StatusOr<HostWeight> host = DecodePacked(packed);
+    ASSERT_TRUE(host.ok()) << host.status();
+    const auto prepared = PrepareWeight(*host, **device);
+    ASSERT_TRUE(prepared.ok()) << prepared.status();
+    EXPECT_EQ(size->prepared, (*prepared)->bytes());
+    const auto parts = static_cast<int64_t>(host->codes.size() + host->zeros.size() +
+                                            host->scales.size() + 4 * host->bias.size());
+    EXPECT_GE(size->decoded, parts);
+    EXPECT_LE(size->decoded, 2 * parts);
+  }
+  EXPECT_EQ(FieldOf(MeasurePacked(v1::PackedWeight(), (*device)->info()).status()),
+            "packed.qweight");
+}
+
+TEST(PackedWeight, WhatItBecomesIsBounded) {
+  EXPECT_TRUE(CheckPrepared({.decoded = 1 << 20, .prepared = 200}, 100).ok());
+  const absl::Status status = CheckPrepared({.prepared = 201}, 100);
+  EXPECT_TRUE(absl::IsResourceExhausted(status));
+  EXPECT_EQ(FieldOf(status), "packed");
+  EXPECT_THAT(
+      std::string(status.message()),
+      HasSubstr("packed: got 201 bytes once prepared for the device, expected at most 200"));
 }
 
 }  // namespace
