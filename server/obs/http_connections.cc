@@ -68,9 +68,9 @@ void HttpConnections::End(Entry& entry) {
 }
 
 int HttpConnections::CountOf(const std::string& peer) const {
-  return static_cast<int>(std::count_if(
-      entries_.begin(), entries_.end(),
-      [&](const Entry& entry) { return !entry.ended && entry.peer == peer; }));
+  return static_cast<int>(std::count_if(entries_.begin(), entries_.end(), [&](const Entry& entry) {
+    return !entry.ended && entry.peer == peer;
+  }));
 }
 
 void HttpConnections::EndOldestOf(const std::string& peer) {

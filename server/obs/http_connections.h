@@ -23,8 +23,8 @@ struct HttpLimits {
   absl::Duration answer_time = absl::Seconds(10);
 };
 
-// Thread-safe. Somebody else owns the descriptors: this shuts them down, and their owner then closes
-// them. A thread of its own keeps the time.
+// Thread-safe. Somebody else owns the descriptors: this shuts them down, and their owner then
+// closes them. A thread of its own keeps the time.
 class HttpConnections {
  public:
   class Entry {

@@ -77,8 +77,7 @@ Beginning BeginningOf(int fd) {
 }  // namespace
 
 Acceptor::Acceptor(const Limits& limits)
-    : limits_(limits),
-      open_(Affordable(limits.max_connections), limits.max_connections_per_peer) {}
+    : limits_(limits), open_(Affordable(limits.max_connections), limits.max_connections_per_peer) {}
 
 void Acceptor::Add(Descriptor socket, HandOver hand_over) {
   auto listener = std::make_unique<Listener>();
@@ -284,9 +283,7 @@ void Acceptor::ResetCrowds() {
       penalties_[origin] = Clock::now() + kPenalty;
       obs::LogLimited(obs::LogLevel::kWarning,
                       "connections reset: more calls wait in them than one peer may have",
-                      {{"peer", origin},
-                       {"connections", crowd.reset},
-                       {"calls", crowd.waiting}});
+                      {{"peer", origin}, {"connections", crowd.reset}, {"calls", crowd.waiting}});
     }
   }
 }
