@@ -281,6 +281,10 @@ class Page {
     Show(Gauge("process_threads", "Threads.").Add({}, process.threads));
     Show(Gauge("process_start_time_seconds", "Start of the process, since 1970.")
              .Add({}, process.started - absl::UnixEpoch()));
+    Show(Gauge("awqd_loop_longest_hold_seconds",
+               "The longest that an event kept a thread from all others in the last minute.")
+             .Add({{"clock", "wall"}}, all_.loop_hold_wall)
+             .Add({{"clock", "processor"}}, all_.loop_hold_processor));
     Show(Counter("awqd_trace_spans_total", "Spans of traces, by what became of them.")
              .Add({{"outcome", "exported"}}, all_.exported_spans)
              .Add({{"outcome", "dropped"}}, all_.dropped_spans));

@@ -8,6 +8,7 @@
 #include <cstdarg>
 #include <cstdio>
 #include <exception>
+#include <new>
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
@@ -19,12 +20,9 @@
 namespace awqd::obs {
 namespace {
 
-// Somebody who says nothing for so long is cut.
-constexpr unsigned kSilenceSeconds = 10;
-// All connections together; one more is closed at once. Scrapers and probes need a handful.
-constexpr unsigned kMaxConnections = 64;
-// Of one address, so that none keeps all others out.
-constexpr unsigned kMaxConnectionsOfOne = kMaxConnections / 2;
+// Beyond HttpLimits::connections there is room for those that are shut down and not yet closed, and
+// for a thread that has more of them than the other. The library accepts nothing beyond this.
+constexpr unsigned kSpareConnections = 48;
 // What a request line and its headers may take.
 constexpr size_t kConnectionBytes = 32 << 10;
 
@@ -37,7 +35,10 @@ constexpr std::pair<const char*, const char*> kHeaders[] = {
 
 class MicroServer final : public HttpServer {
  public:
-  explicit MicroServer(HttpHandler handler) : handler_(std::move(handler)) {}
+  MicroServer(HttpHandler handler, const HttpLimits& limits)
+      : handler_(std::move(handler)),
+        most_(static_cast<unsigned>(limits.connections) + kSpareConnections),
+        connections_(limits) {}
   ~MicroServer() override {
     if (daemon_ != nullptr) MHD_stop_daemon(daemon_);
   }
@@ -65,9 +66,8 @@ class MicroServer final : public HttpServer {
     daemon_ = MHD_start_daemon(
         flags, 0, nullptr, nullptr, &Handle, this, MHD_OPTION_EXTERNAL_LOGGER, &Log, nullptr,
         MHD_OPTION_SOCK_ADDR, where->ai_addr, MHD_OPTION_THREAD_POOL_SIZE, 2U,
-        MHD_OPTION_CONNECTION_LIMIT, kMaxConnections, MHD_OPTION_PER_IP_CONNECTION_LIMIT,
-        kMaxConnectionsOfOne, MHD_OPTION_CONNECTION_MEMORY_LIMIT, kConnectionBytes,
-        MHD_OPTION_CONNECTION_TIMEOUT, kSilenceSeconds, MHD_OPTION_END);
+        MHD_OPTION_CONNECTION_LIMIT, most_, MHD_OPTION_CONNECTION_MEMORY_LIMIT, kConnectionBytes,
+        MHD_OPTION_NOTIFY_CONNECTION, &Notify, this, MHD_OPTION_END);
     if (daemon_ == nullptr) return failed;
     port_ = MHD_get_daemon_info(daemon_, MHD_DAEMON_INFO_BIND_PORT)->port;
     return absl::OkStatus();
@@ -80,6 +80,24 @@ class MicroServer final : public HttpServer {
     char line[512];
     std::vsnprintf(line, sizeof(line), format, arguments);
     LogEvent(LogLevel::kDebug, "http", {{"message", LogText(line)}});
+  }
+
+  // The library calls it before it closes the descriptor.
+  static void Notify(void* server, MHD_Connection* connection, void** entry,
+                     MHD_ConnectionNotificationCode code) {
+    HttpConnections& connections = static_cast<MicroServer*>(server)->connections_;
+    if (code == MHD_CONNECTION_NOTIFY_CLOSED) {
+      if (*entry != nullptr) connections.Closed(static_cast<HttpConnections::Entry*>(*entry));
+      return;
+    }
+    const int fd =
+        MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
+    try {
+      *entry = connections.Opened(fd);
+    } catch (const std::bad_alloc&) {
+      *entry = nullptr;
+      shutdown(fd, SHUT_RDWR);
+    }
   }
 
   static MHD_Result KeepAuthorization(void* request, MHD_ValueKind, const char* name,
@@ -96,6 +114,11 @@ class MicroServer final : public HttpServer {
     HttpRequest request = {.path = path};
     MHD_get_connection_values(connection, MHD_HEADER_KIND, &KeepAuthorization, &request);
     const HttpAnswer answer = static_cast<MicroServer*>(server)->Answer(request, method);
+    void* const entry =
+        MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT)->socket_context;
+    if (entry == nullptr) return MHD_NO;  // shut down already
+    static_cast<MicroServer*>(server)->connections_.Answers(
+        static_cast<HttpConnections::Entry*>(entry));
     MHD_Response* const response = MHD_create_response_from_buffer(
         answer.body.size(), const_cast<char*>(answer.body.data()), MHD_RESPMEM_MUST_COPY);
     if (response == nullptr) return MHD_NO;
@@ -122,6 +145,8 @@ class MicroServer final : public HttpServer {
   }
 
   const HttpHandler handler_;
+  const unsigned most_;
+  HttpConnections connections_;
   MHD_Daemon* daemon_ = nullptr;
   int port_ = 0;
 };
@@ -140,9 +165,10 @@ absl::Status CheckHttpAddress(absl::string_view address) {
 }
 
 absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const std::string& address,
-                                                              HttpHandler handler) {
+                                                              HttpHandler handler,
+                                                              const HttpLimits& limits) {
   if (absl::Status status = CheckHttpAddress(address); !status.ok()) return status;
-  auto server = std::make_unique<MicroServer>(std::move(handler));
+  auto server = std::make_unique<MicroServer>(std::move(handler), limits);
   if (absl::Status status = server->Listen(address); !status.ok()) return status;
   return std::unique_ptr<HttpServer>(std::move(server));
 }

@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "server/obs/http_connections.h"
 
 namespace awqd::obs {
 
@@ -35,7 +36,8 @@ class HttpServer {
  public:
   // UNAVAILABLE when it cannot listen there.
   static absl::StatusOr<std::unique_ptr<HttpServer>> Start(const std::string& address,
-                                                           HttpHandler handler);
+                                                           HttpHandler handler,
+                                                           const HttpLimits& limits = {});
   virtual ~HttpServer() = default;
   // The port that is really bound, also for port 0.
   virtual int port() const = 0;

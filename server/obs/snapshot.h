@@ -80,6 +80,7 @@ struct Snapshot {
   int64_t in_flight_refused = 0;
   int64_t turned_away = 0;  // calls, while the server stopped
   int64_t queue_limit_requests = 0;
+  absl::Duration loop_hold_wall, loop_hold_processor;  // the longest of the last minute
   int64_t exported_spans = 0, dropped_spans = 0;
   ProcessStats process;
 };

@@ -8,6 +8,7 @@
 #include "absl/strings/ascii.h"
 #include "kernels/registry.h"
 #include "server/obs/call_recorder.h"
+#include "server/transport/call_loop.h"
 #include "server/transport/door.h"
 
 namespace awqd::services {
@@ -112,6 +113,9 @@ obs::Snapshot Collect(const Env& env, Plans plans) {
   out.in_flight_limit_bytes = env.in_flight->limit();
   out.in_flight_refused = env.in_flight->refused();
   out.turned_away = env.gate->turned_away();
+  const transport::LoopHolds::Longest longest = env.loop->holds().longest();
+  out.loop_hold_wall = longest.wall;
+  out.loop_hold_processor = longest.processor;
   out.queue_limit_requests = env.options.max_queued_requests;
   const obs::CallRecorder* const recorder = env.options.transport.recorder;
   if (recorder != nullptr && recorder->tracer() != nullptr) {

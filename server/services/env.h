@@ -15,6 +15,10 @@
 #include "server/transport/call_gate.h"
 #include "server/transport/door.h"
 
+namespace awqd::transport {
+class CallLoop;
+}
+
 namespace awqd::services {
 
 struct Env {
@@ -22,6 +26,7 @@ struct Env {
   model::ModelStore* models = nullptr;
   transport::CallGate* gate = nullptr;
   transport::Door* door = nullptr;
+  transport::CallLoop* loop = nullptr;
   Worker* loads = nullptr;     // LoadModel, UnloadModel
   Waking* waking = nullptr;    // of models that sleep
   Worker* lists = nullptr;     // ListModels

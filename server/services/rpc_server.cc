@@ -64,6 +64,7 @@ RpcServer::RpcServer(const Options& options, engine::Engine* engine, model::Mode
       grpc_(TransportOptions(options, *engine), RunQueued(engine), wire::ToGrpc) {
   env_.door = grpc_.door();
   env_.gate = env_.door->gate();
+  env_.loop = grpc_.loop();
   env_.engine = engine;
   env_.models = models;
   env_.loads = &loads_;

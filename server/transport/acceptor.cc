@@ -16,6 +16,7 @@
 
 #include "absl/strings/string_view.h"
 #include "server/obs/logging.h"
+#include "server/obs/origin.h"
 #include "server/transport/guard.h"
 
 namespace awqd::transport {
@@ -24,6 +25,8 @@ namespace {
 // Accepted in a row before connections that are waiting get their turn.
 constexpr int kAcceptsInARow = 64;
 constexpr int kEvents = 64;
+// How long a peer whose connections were reset gets no new one.
+constexpr std::chrono::seconds kPenalty(1);
 // How long to leave the listening sockets alone when not even the reserve helps.
 constexpr std::chrono::milliseconds kPause(100);
 
@@ -36,6 +39,12 @@ int64_t Affordable(int64_t connections) {
   rlimit limit = {};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return connections;
   return std::min(connections, static_cast<int64_t>(limit.rlim_cur / 4 * 3));
+}
+
+void Signal(const Descriptor& event) {
+  const uint64_t one = 1;
+  while (write(event.get(), &one, sizeof(one)) < 0 && errno == EINTR) {
+  }
 }
 
 Descriptor OpenReserve() { return Descriptor(open("/dev/null", O_RDONLY | O_CLOEXEC)); }
@@ -68,8 +77,7 @@ Beginning BeginningOf(int fd) {
 }  // namespace
 
 Acceptor::Acceptor(const Limits& limits)
-    : handshake_timeout_(limits.handshake_timeout),
-      open_(Affordable(limits.max_connections), limits.max_connections_per_peer) {}
+    : limits_(limits), open_(Affordable(limits.max_connections), limits.max_connections_per_peer) {}
 
 void Acceptor::Add(Descriptor socket, HandOver hand_over) {
   auto listener = std::make_unique<Listener>();
@@ -81,9 +89,12 @@ void Acceptor::Add(Descriptor socket, HandOver hand_over) {
 absl::Status Acceptor::Start() {
   epoll_ = Descriptor(epoll_create1(EPOLL_CLOEXEC));
   stop_ = Descriptor(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+  wake_.fd = Descriptor(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
   reserve_ = OpenReserve();
+  epoll_event wake = {.events = EPOLLIN, .data = {.ptr = static_cast<Source*>(&wake_)}};
   epoll_event stop = {.events = EPOLLIN, .data = {.ptr = nullptr}};
-  bool ready = epoll_.valid() && stop_.valid() && reserve_.valid() &&
+  bool ready = epoll_.valid() && stop_.valid() && wake_.fd.valid() && reserve_.valid() &&
+               epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wake_.fd.get(), &wake) == 0 &&
                epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, stop_.get(), &stop) == 0;
   for (const auto& listener : listeners_) {
     epoll_event event = {.events = EPOLLIN, .data = {.ptr = static_cast<Source*>(listener.get())}};
@@ -103,9 +114,7 @@ absl::Status Acceptor::Start() {
 
 void Acceptor::Stop() {
   if (thread_.joinable()) {
-    const uint64_t one = 1;
-    while (write(stop_.get(), &one, sizeof(one)) < 0 && errno == EINTR) {
-    }
+    Signal(stop_);
     thread_.join();
   }
   for (const Newcomer& newcomer : newcomers_) open_.Remove(newcomer.fd.get());
@@ -119,7 +128,9 @@ Acceptor::Counts Acceptor::counts() const {
           .too_many_of_origin = too_many_of_origin_,
           .no_descriptor = no_descriptor_,
           .silent = silent_,
-          .pauses = pauses_};
+          .pauses = pauses_,
+          .crowded = reset_,
+          .penalized = penalized_};
 }
 
 int Acceptor::Patience() const {
@@ -192,7 +203,11 @@ void Acceptor::Admit(Listener& listener, Descriptor fd) {
   sockaddr_storage peer = {};
   socklen_t size = sizeof(peer);
   if (getpeername(fd.get(), reinterpret_cast<sockaddr*>(&peer), &size) != 0) return;  // gone
-  const std::string origin = Origin(fd.get(), peer);
+  const std::string origin = obs::Origin(fd.get(), peer);
+  if (HasPenalty(origin)) {
+    ++penalized_;
+    return;
+  }
   switch (open_.Add(fd.get(), origin)) {
     case OpenConnections::Verdict::kTooMany:
       ++too_many_;
@@ -210,7 +225,7 @@ void Acceptor::Admit(Listener& listener, Descriptor fd) {
   newcomer.self = std::prev(newcomers_.end());
   newcomer.fd = std::move(fd);
   newcomer.listener = &listener;
-  newcomer.until = Clock::now() + absl::ToChronoNanoseconds(handshake_timeout_);
+  newcomer.until = Clock::now() + absl::ToChronoNanoseconds(limits_.handshake_timeout);
   epoll_event event = {.events = EPOLLIN | EPOLLRDHUP | EPOLLET,
                        .data = {.ptr = static_cast<Source*>(&newcomer)}};
   if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, newcomer.fd.get(), &event) == 0) return;
@@ -244,6 +259,40 @@ void Acceptor::CloseSilent() {
     open_.Remove(newcomers_.front().fd.get());
     newcomers_.pop_front();
   }
+}
+
+void Acceptor::LookForCrowd(const std::string& peer) {
+  MutexLock lock(&mu_);
+  if (crowded_peers_.insert(peer).second) Signal(wake_.fd);
+}
+
+void Acceptor::ResetCrowds() {
+  uint64_t signals = 0;
+  (void)!read(wake_.fd.get(), &signals, sizeof(signals));
+  std::set<std::string> peers;
+  {
+    MutexLock lock(&mu_);
+    peers.swap(crowded_peers_);
+  }
+  for (const std::string& peer : peers) {
+    for (const std::string& origin : open_.OriginsOf(peer)) {
+      const OpenConnections::Crowd crowd =
+          open_.ResetCrowd(origin, limits_.calls_per_peer, limits_.few_calls);
+      if (crowd.reset == 0) continue;
+      reset_ += crowd.reset;
+      penalties_[origin] = Clock::now() + kPenalty;
+      obs::LogLimited(obs::LogLevel::kWarning,
+                      "connections reset: more calls wait in them than one peer may have",
+                      {{"peer", origin}, {"connections", crowd.reset}, {"calls", crowd.waiting}});
+    }
+  }
+}
+
+bool Acceptor::HasPenalty(const std::string& origin) {
+  if (penalties_.empty()) return false;
+  const Clock::time_point now = Clock::now();
+  std::erase_if(penalties_, [now](const auto& entry) { return entry.second <= now; });
+  return penalties_.contains(origin);
 }
 
 void Acceptor::WatchListeners(uint32_t events) {

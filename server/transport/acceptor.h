@@ -14,13 +14,17 @@
 #include <cstdint>
 #include <functional>
 #include <list>
+#include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "kernels/base/mutex.h"
 #include "server/transport/descriptor.h"
 #include "server/transport/open_connections.h"
 
@@ -34,6 +38,9 @@ class Acceptor {
     int64_t max_connections_per_peer = 1024;
     // How long a connection may take to say its first word.
     absl::Duration handshake_timeout = absl::Seconds(10);
+    // As PeerCallLimits says.
+    int64_t few_calls = 8;
+    int64_t calls_per_peer = 4096;
   };
   // Connections so far.
   struct Counts {
@@ -43,6 +50,8 @@ class Acceptor {
     int64_t no_descriptor = 0;       // closed for want of one
     int64_t silent = 0;              // closed at handshake_timeout
     int64_t pauses = 0;              // how often accepting was given up for a moment
+    int64_t crowded = 0;             // reset, because too many calls of their peer waited in them
+    int64_t penalized = 0;           // closed, because that happened to their peer just before
   };
   // Takes `fd`, a connection of the listening socket `listener`. Called on the thread.
   using HandOver = std::function<void(int listener, int fd)>;
@@ -64,6 +73,11 @@ class Acceptor {
   // The same of one peer, "ipv4:10.0.0.7:51034". False when there is none: clients of a socket file
   // have no such name.
   bool Cut(const std::string& peer) { return open_.Cut(peer); }
+  // Looks on the acceptor's thread for calls of this peer, "ipv4:10.0.0.7" as MachineOf spells it,
+  // that wait unread: gRPC takes all that one connection has to say before it looks at the next.
+  // When they are more than the peer may have, the connections that hold them are reset, and no new
+  // one of the peer is accepted for a second.
+  void LookForCrowd(const std::string& peer);
   // How long nothing has been on the way between that peer and the server; infinite when there is
   // none, as above.
   absl::Duration StillFor(const std::string& peer) { return open_.StillFor(peer); }
@@ -85,6 +99,10 @@ class Acceptor {
     Descriptor fd;
     HandOver hand_over;
   };
+  struct Wake final : Source {
+    void Ready(Acceptor* acceptor, uint32_t /*events*/) override { acceptor->ResetCrowds(); }
+    Descriptor fd;
+  };
   // A connection that has not said enough yet.
   struct Newcomer final : Source {
     void Ready(Acceptor* acceptor, uint32_t events) override { acceptor->Look(*this, events); }
@@ -103,22 +121,28 @@ class Acceptor {
   void Admit(Listener& listener, Descriptor fd);
   void Look(Newcomer& newcomer, uint32_t events);
   void CloseSilent();
+  void ResetCrowds();
+  bool HasPenalty(const std::string& origin);
   // Stops looking at the listening sockets for a moment, or looks at them again.
   void Pause();
   void Resume();
   void WatchListeners(uint32_t events);
 
-  const absl::Duration handshake_timeout_;
+  const Limits limits_;
   OpenConnections open_;
   Descriptor epoll_, stop_;
   // Given up to close a connection when there is no other descriptor.
   Descriptor reserve_;
   std::vector<std::unique_ptr<Listener>> listeners_;
+  Wake wake_;
+  Mutex mu_;
+  std::set<std::string> crowded_peers_ ABSL_GUARDED_BY(mu_);  // that the thread has yet to look at
+  std::map<std::string, Clock::time_point> penalties_;        // of origins, and until when
   std::list<Newcomer> newcomers_;  // in the order they came, so that the first is due first
   bool paused_ = false;
   Clock::time_point paused_until_;
   std::atomic<int64_t> handed_over_{0}, too_many_{0}, too_many_of_origin_{0}, no_descriptor_{0},
-      silent_{0}, pauses_{0};
+      silent_{0}, pauses_{0}, reset_{0}, penalized_{0};
   std::thread thread_;
 };
 

@@ -77,7 +77,7 @@ void CallLoop::Start() {
     for (int i = 0; i < slots; ++i) method->Ask();
   }
   for (int i = 0; i < threads_wanted_; ++i) {
-    turns_.push_back(std::make_unique<Turns>());
+    turns_.push_back(std::make_unique<Turns>(&holds_));
     threads_.emplace_back([this, turns = turns_.back().get()] { Run(turns); });
     pthread_getcpuclockid(threads_.back().native_handle(), &turns_.back()->processor_time);
   }
@@ -102,6 +102,20 @@ void CallLoop::Stop() {
   }
 }
 
+void CallLoop::Handle(void* tag, bool ok, Turns* turns) {
+  turns->taken.fetch_add(1, std::memory_order_relaxed);
+  turns->stopwatch.Start();
+  static_cast<Event*>(tag)->Happened(ok);
+  turns->stopwatch.Stop();
+}
+
+bool CallLoop::RunQueued(Turns* turns) {
+  turns->stopwatch.Start();
+  const bool more = run_queued_();
+  turns->stopwatch.Stop();
+  return more;
+}
+
 bool CallLoop::TakeOne(bool* more, Turns* turns) {
   const gpr_timespec at_once = gpr_time_0(GPR_CLOCK_MONOTONIC);
   void* tag = nullptr;
@@ -109,8 +123,7 @@ bool CallLoop::TakeOne(bool* more, Turns* turns) {
   for (int look = 0; look < kLooks; ++look) {
     switch (queue_->AsyncNext(&tag, &ok, at_once)) {
       case grpc::CompletionQueue::GOT_EVENT:
-        turns->taken.fetch_add(1, std::memory_order_relaxed);
-        static_cast<Event*>(tag)->Happened(ok);
+        Handle(tag, ok, turns);
         *more = true;
         return true;
       case grpc::CompletionQueue::SHUTDOWN:
@@ -124,15 +137,14 @@ bool CallLoop::TakeOne(bool* more, Turns* turns) {
 }
 
 bool CallLoop::Round(void* tag, bool ok, Turns* turns) {
-  turns->taken.fetch_add(1, std::memory_order_relaxed);
-  static_cast<Event*>(tag)->Happened(ok);
+  Handle(tag, ok, turns);
   while (submitted) {
     bool more = true;
     for (int i = 0; more && i < kEventsInARow; ++i) {
       if (!TakeOne(&more, turns)) return false;
     }
     submitted = false;  // first: answers may let handlers submit more
-    if (run_queued_()) submitted = true;
+    if (RunQueued(turns)) submitted = true;
   }
   return true;
 }
@@ -186,7 +198,7 @@ class CallLoop::Watch {
 
 void CallLoop::StandBy() {
   on_loop = run_queued_ != nullptr;
-  Turns own;  // nobody watches the reserve
+  Turns own(&holds_);  // nobody watches the reserve
   Watch watch(turns_);
   watch.AllAway();
   for (;;) {

@@ -31,6 +31,7 @@
 #include "server/security/roles.h"
 #include "server/transport/call_kinds.h"
 #include "server/transport/door.h"
+#include "server/transport/loop_holds.h"
 
 namespace awqd::transport {
 
@@ -101,6 +102,8 @@ class CallLoop {
   // came up.
   void Stop();
 
+  const LoopHolds& holds() const { return holds_; }
+
   // True on a thread of a loop that runs what is queued: it then calls run_queued before it sleeps.
   // The caller is about to submit something.
   static bool WillRunQueued();
@@ -113,14 +116,18 @@ class CallLoop {
 
   // What the reserve sees of a thread of the loop. Apart from its neighbours in memory.
   struct alignas(64) Turns {
+    explicit Turns(LoopHolds* holds) : stopwatch(holds) {}
     std::atomic<int64_t> taken{0};  // how often it came back to the queue with something
     clockid_t processor_time = {};
+    LoopHolds::Stopwatch stopwatch;  // the thread's own
   };
   class Watch;
 
   void Run(Turns* turns);
   // The reserve: serves while every other thread is busy elsewhere.
   void StandBy();
+  void Handle(void* tag, bool ok, Turns* turns);
+  bool RunQueued(Turns* turns);
   // Handles an event, and those that are there by then; runs what they submitted. False when the
   // queue has ended.
   bool Round(void* tag, bool ok, Turns* turns);
@@ -141,6 +148,7 @@ class CallLoop {
   CondVar none_left_;
   CondVar stop_;
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  LoopHolds holds_;
   std::vector<std::unique_ptr<Turns>> turns_;  // of threads_
   std::vector<std::thread> threads_;
   std::thread reserve_;

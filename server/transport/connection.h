@@ -11,6 +11,7 @@
 #include "grpc/grpc.h"
 #include "grpc/grpc_security.h"
 #include "kernels/base/mutex.h"
+#include "server/transport/peer_calls.h"
 
 namespace awqd::transport {
 
@@ -24,7 +25,9 @@ class Connection {
    public:
     Ticket() = default;
     ~Ticket() {
-      if (connection_ != nullptr) connection_->calls_.fetch_sub(1, std::memory_order_relaxed);
+      if (connection_ == nullptr) return;
+      connection_->calls_.fetch_sub(1, std::memory_order_relaxed);
+      connection_->share_.Release(place_);
     }
     Ticket(const Ticket&) = delete;
     Ticket& operator=(const Ticket&) = delete;
@@ -33,11 +36,14 @@ class Connection {
       connection_ = std::move(connection);
       return connection_->calls_.fetch_add(1, std::memory_order_relaxed) + 1;
     }
+    // Once at most: what the call has of the connection's share.
+    void Keep(PeerCalls::Place place) { place_ = place; }
     // Null before Hold.
     const std::shared_ptr<Connection>& connection() const { return connection_; }
 
    private:
     std::shared_ptr<Connection> connection_;
+    PeerCalls::Place place_ = PeerCalls::Place::kNone;
   };
 
   // Of no call.
@@ -48,6 +54,9 @@ class Connection {
 
   // Counts a call that was refused. Returns how many were, this one included.
   int64_t Refused() { return refused_.fetch_add(1, std::memory_order_relaxed) + 1; }
+
+  // What it has of the calls of its peer.
+  PeerCalls::Share* share() { return &share_; }
 
   int64_t calls() const { return calls_.load(std::memory_order_relaxed); }
   // Of ByteBudget.
@@ -69,6 +78,7 @@ class Connection {
   std::atomic<int64_t> calls_{0};
   std::atomic<int64_t> bytes_{0};
   std::atomic<int64_t> refused_{0};
+  PeerCalls::Share share_;
 };
 
 // Those that have calls in flight. Thread-safe.

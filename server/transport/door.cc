@@ -58,15 +58,28 @@ absl::Status Door::Admit(ServerCall* call, const Entry& entry) {
 
 bool Door::HasRoom(ServerCall* call) {
   const int64_t calls = call->connection_.Hold(connections_->Of(call->context_.c_call()));
-  if (calls <= calls_per_connection_) return true;
-  if (call->connection()->Refused() == 4 * calls_per_connection_ && cut_ != nullptr) {
+  const bool too_many = calls > calls_per_connection_;
+  PeerCalls::Share* const share = call->connection()->share();
+  const auto peer = [call] { return MachineOf(call->peer()); };
+  peers_.Count(share, peer, call->entered_);
+  if (!too_many && calls <= peers_.few()) return true;
+  const PeerCalls::Place place = peers_.Take(share, !too_many, peer);
+  call->connection_.Keep(place);
+  if (place == PeerCalls::Place::kTaken) return true;
+  if (place == PeerCalls::Place::kDropped) call->context_.TryCancel();
+  if (too_many && call->connection()->Refused() == 4 * calls_per_connection_ && cut_ != nullptr) {
     cut_(call->peer());
   }
-  obs::LogLimited(obs::LogLevel::kWarning, "call refused: too many on one connection",
+  const absl::string_view whose = too_many ? "one connection" : "the connections of one peer";
+  obs::LogLimited(obs::LogLevel::kWarning, absl::StrCat("call refused: too many on ", whose),
                   {{"peer", obs::LogText(call->peer())}});
   call->Finish({grpc::StatusCode::RESOURCE_EXHAUSTED,
-                absl::StrCat("calls: got more than ", calls_per_connection_,
-                             " in flight on one connection, which is the most")});
+                too_many ? absl::StrCat("calls: got more than ", calls_per_connection_,
+                                        " in flight on one connection, which is the most")
+                         : absl::StrCat("calls: got ", calls,
+                                        " in flight on one connection, expected no more than are "
+                                        "left to the others of its peer, or ",
+                                        peers_.few(), "; try again when some have ended")});
   return false;
 }
 

@@ -22,6 +22,7 @@
 #include "server/transport/call_gate.h"
 #include "server/transport/client_limits.h"
 #include "server/transport/connection.h"
+#include "server/transport/peer_calls.h"
 #include "server/transport/send_watch.h"
 
 namespace awqd::transport {
@@ -66,6 +67,7 @@ struct DoorLimits {
   // How long an answer, or a message of a stream, may wait for its client to take it.
   absl::Duration send_timeout = absl::InfiniteDuration();
   ClientBounds client;  // of one identity, or of one machine
+  PeerCallLimits peer;
 };
 
 // Thread-safe once the server has started. Outlives the gRPC server.
@@ -78,6 +80,7 @@ class Door {
         still_for_(limits.still_for),
         recorder_(recorder),
         clients_(limits.client),
+        peers_(limits.peer),
         sends_(limits.send_timeout) {}
 
   // The name in MethodCalls::method of all methods that the server does not have.
@@ -155,6 +158,7 @@ class Door {
   std::unique_ptr<security::Access> access_ =
       std::make_unique<security::Access>(security::Options());
   ClientLimits clients_;
+  PeerCalls peers_;
   const std::shared_ptr<Connections> connections_ = Connections::Make();
   SendWatch sends_;
   std::string last_key_;

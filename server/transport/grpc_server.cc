@@ -45,25 +45,41 @@ std::string Spell(const ListenAddress& address, int port) {
 
 // gRPC's own limit is a client's to heed, so the door has one behind it. Calls that have ended
 // count until gRPC says so.
-DoorLimits LimitsOfDoor(const Options& options, Acceptor* acceptor) {
+int64_t CallsPerConnection(const Options& options) {
   const int64_t streams = options.max_concurrent_streams;
-  return {.calls_per_connection = std::max(2 * streams, streams + 64),
-          .cut =
-              [acceptor](const std::string& peer) {
-                obs::LogEvent(obs::LogLevel::kWarning,
-                              acceptor->Cut(peer) ? "connection cut: its client heeds no refusal"
-                                                  : "a client heeds no refusal",
-                              {{"peer", obs::LogText(peer)}});
-              },
-          .still_for = [acceptor](const std::string& peer) { return acceptor->StillFor(peer); },
-          .send_timeout = options.send_timeout,
-          .client = options.client};
+  return std::max(2 * streams, streams + 64);
+}
+
+// Two connections can have all that they may. A proxy, whose operator lets it have more
+// connections, can have more calls on them.
+int64_t CallsPerPeer(const Options& options) {
+  return std::max(2 * CallsPerConnection(options), int64_t{4} * options.max_connections_per_peer);
+}
+
+DoorLimits LimitsOfDoor(const Options& options, Acceptor* acceptor) {
+  return {
+      .calls_per_connection = CallsPerConnection(options),
+      .cut =
+          [acceptor](const std::string& peer) {
+            obs::LogEvent(obs::LogLevel::kWarning,
+                          acceptor->Cut(peer) ? "connection cut: its client heeds no refusal"
+                                              : "a client heeds no refusal",
+                          {{"peer", obs::LogText(peer)}});
+          },
+      .still_for = [acceptor](const std::string& peer) { return acceptor->StillFor(peer); },
+      .send_timeout = options.send_timeout,
+      .client = options.client,
+      .peer = {.per_peer = CallsPerPeer(options),
+               .total = std::max(2 * CallsPerPeer(options), int64_t{4} * options.max_connections),
+               .crowded = [acceptor](const std::string& peer) { acceptor->LookForCrowd(peer); }}};
 }
 
 Acceptor::Limits LimitsOfAcceptor(const Options& options) {
   return {.max_connections = options.max_connections,
           .max_connections_per_peer = options.max_connections_per_peer,
-          .handshake_timeout = options.handshake_timeout};
+          .handshake_timeout = options.handshake_timeout,
+          .few_calls = PeerCallLimits().few,
+          .calls_per_peer = CallsPerPeer(options)};
 }
 
 void WarnOfExposure(const security::Options& options, const std::vector<ListenAddress>& addresses) {

@@ -12,16 +12,13 @@
 #include <map>
 #include <string>
 #include <unordered_map>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/time/time.h"
 #include "kernels/base/mutex.h"
 
 namespace awqd::transport {
-
-// Where a connection comes from, as limits see it: "10.0.0.7", "2001:db8:1:2::/64" (a host has as
-// many addresses as it likes beneath it), "user 1000" of a Unix domain socket.
-std::string Origin(int fd, const sockaddr_storage& peer);
 
 // Thread-safe.
 class OpenConnections {
@@ -39,8 +36,17 @@ class OpenConnections {
   int64_t Count();
   // Ends all that are open: their owner reads the end of the stream, and closes them.
   void Cut();
-  // The same of one peer, as gRPC spells it. False when there is none of that name.
+  // Resets that of one peer, as gRPC spells it. False when there is none of that name.
   bool Cut(const std::string& peer);
+  struct Crowd {
+    int64_t waiting = 0;  // calls that nobody has read, in all connections
+    int64_t reset = 0;    // connections
+  };
+  // Resets connections of `origin` in which more than `few` calls wait, when more than `per_peer`
+  // beyond the few of each connection do in all of them.
+  Crowd ResetCrowd(const std::string& origin, int64_t per_peer, int64_t few);
+  // Those that MachineOf calls `peer`.
+  std::vector<std::string> OriginsOf(const std::string& peer);
   // How long nothing has been on the way between that peer and this process, either way; zero while
   // the peer's kernel has not acknowledged everything. Infinite when there is none of that name.
   absl::Duration StillFor(const std::string& peer);

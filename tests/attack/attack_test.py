@@ -24,13 +24,21 @@ CASES = [
     Case(attacks.byte_by_byte),
     Case(attacks.byte_by_byte_four),
     Case(attacks.silent_reflection),
-    Case(attacks.uploads, options=("--drain_timeout_s=1",), held=True),
+    Case(attacks.uploads, options=("--drain_timeout_s=1",), drain_s=1, held=True),
     Case(attacks.invented_names),
     Case(attacks.inline_rows, short=0.5),
     Case(attacks.unread_lists, short=0.05),
     Case(attacks.absent_weights, short=0.05),
     Case(attacks.many_weights, short=0.03),
     Case(attacks.odd_calls),
+    Case(attacks.crowd, short=0.2),
+    Case(attacks.crowd_nearby, short=0.2),
+    Case(attacks.crowd_acknowledged, short=0.2, options=("--drain_timeout_s=1",), drain_s=1, held=True),
+    Case(attacks.crowd_of_odd_calls, short=0.2),
+    Case(attacks.crowd_of_peers, short=0.2, options=("--drain_timeout_s=1",), drain_s=1, held=True),
+    Case(attacks.crowd_of_socket_file, short=0.2),
+    Case(attacks.slow_http),
+    Case(attacks.slow_http_of_many),
 ]
 
 

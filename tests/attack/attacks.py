@@ -4,6 +4,7 @@ import concurrent.futures
 import os
 import resource
 import time
+import urllib.request
 
 import hpack
 
@@ -321,3 +322,112 @@ def odd_calls(ground):
         return sent
     connections, sent = _hammer(ground, once)
     return f"{sent} odd calls, {connections} connections"
+
+
+CROWD = 1000  # connections
+
+
+def _call_frames(path, message):
+    block = peer.header_block(path)
+    if message is None:
+        return lambda number: peer.frame(peer.HEADERS, peer.END_HEADERS | peer.END_STREAM, _stream(number), block)
+    return lambda number: (peer.frame(peer.HEADERS, peer.END_HEADERS, _stream(number), block) +
+                           peer.frame(peer.DATA, peer.END_STREAM, _stream(number), messages.framed(message)))
+
+
+def _crowd(ground, kinds, places, acknowledged=False):
+    """Connections that all say at once what they may not say together, from each of `places` in turn, and read nothing of
+    the answers; those that the server closes are opened anew, until it is over. Calls of `kinds` in turn."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    calls = 256 if acknowledged else 512
+    hello = peer.PREFACE + peer.settings(initial_window=0) + (peer.frame(peer.SETTINGS, peer.ACKNOWLEDGES, 0) if acknowledged else b"")
+    bursts = [b"".join(map(_call_frames(*kind), range(calls))) for kind in kinds]
+    crowd, opened, sent = [None] * ground.some(CROWD), 0, 0
+    while not ground.over.is_set():
+        fresh = []
+        for number, one in enumerate(crowd):
+            if one is not None and not one.is_closed():
+                continue
+            try:
+                if one is not None:
+                    one.close()
+                crowd[number] = peer.Raw(ground.port, hello, **places[number % len(places)])
+                fresh.append(number)
+            except OSError:
+                crowd[number] = None
+            if ground.over.is_set():
+                break
+        for number in fresh:
+            crowd[number].socket.setblocking(True)
+            sent += calls * crowd[number].send(bursts[number % len(bursts)], patience_s=0.2)
+        opened += len(fresh)
+        ground.over.wait(0.05)
+    return f"{opened} connections, {len(crowd)} at a time, {calls} unread calls on each: {sent} calls"
+
+
+CHECK = (peer.HEALTH, b"")
+ELSEWHERE = [{"source": "127.0.0.2"}]
+
+
+def crowd(ground):
+    """One peer that never acknowledges SETTINGS and checks health."""
+    return _crowd(ground, [CHECK], ELSEWHERE)
+
+
+def crowd_nearby(ground):
+    """The same from the bystander's own address."""
+    return _crowd(ground, [CHECK], [{}])
+
+
+def crowd_acknowledged(ground):
+    """One peer that acknowledges SETTINGS, and heeds them on each connection."""
+    return _crowd(ground, [CHECK], ELSEWHERE, acknowledged=True)
+
+
+def crowd_of_odd_calls(ground):
+    """Methods that are not there, streams that stay open, calls without a message."""
+    return _crowd(ground, [("/no.such/Method", None), (peer.WATCH, b""), (peer.MATMUL, None)], ELSEWHERE)
+
+
+def crowd_of_peers(ground):
+    """Eight addresses."""
+    return _crowd(ground, [CHECK], [{"source": f"127.0.0.{2 + host}"} for host in range(8)])
+
+
+def crowd_of_socket_file(ground):
+    """A port and a socket file."""
+    return _crowd(ground, [CHECK], [{"path": ground.socket_file}, *ELSEWHERE])
+
+
+def _slow_http(ground, clients, addresses):
+    """Clients of the metrics port that send byte by byte, never read an answer or never ask, and probes beside them."""
+    beginnings = (b"GET /livez HTTP/1.1\r\nHost: a\r\nX-Long: ", b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n", b"")
+    slow, opened, probes, slowest = [None] * clients, 0, 0, 0.0
+    while not ground.over.is_set():
+        for number, one in enumerate(slow):
+            try:
+                if one is None or (number % 3 != 1 and one.is_closed()):
+                    slow[number] = peer.Raw(ground.metrics_port, beginnings[number % 3], source=f"127.0.0.{1 + number % addresses}")
+                    opened += 1
+                elif number % 3 == 0:
+                    one.send(b"x")
+            except OSError:
+                slow[number] = None
+        start = time.monotonic()
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{ground.metrics_port}/livez", timeout=5) as page:
+                assert page.read() == b"ok\n"
+        except OSError as error:
+            raise AssertionError(f"a probe got no answer: {error}") from error
+        probes, slowest = probes + 1, max(slowest, time.monotonic() - start)
+    assert slowest < 1, f"got an answer to a probe after {slowest:.1f} s, expected it within 1"
+    return f"{opened} slow clients, {clients} at a time, of {addresses} addresses; {probes} probes, at most {1000 * slowest:.0f} ms"
+
+
+def slow_http(ground):
+    return _slow_http(ground, 64, 2)
+
+
+def slow_http_of_many(ground):
+    return _slow_http(ground, 200, 5)

@@ -49,9 +49,14 @@ def header_block(path, **more):
 class Raw:
     """A connection over which bytes are sent; nothing that comes back is answered, and nothing is read unless asked."""
 
-    def __init__(self, port, hello=PREFACE + settings()):
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=5)
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    def __init__(self, port, hello=PREFACE + settings(), source="127.0.0.1", path=None):
+        """To a port from an address of this machine, or to a socket file."""
+        if path is None:
+            self.socket = socket.create_connection(("127.0.0.1", port), timeout=5, source_address=(source, 0))
+            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        else:
+            self.socket = socket.socket(socket.AF_UNIX)
+            self.socket.connect(str(path))
         self.open = True
         self.send(hello)
 
@@ -97,6 +102,18 @@ class Raw:
             self.open = bool(data)
             seen = seen[-len(wanted):] + data
         return self.open
+
+    def is_closed(self):
+        """Whether the server has closed it; what else came is forgotten."""
+        self.socket.setblocking(False)
+        try:
+            while self.open:
+                self.open = bool(self.socket.recv(1 << 16))
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.open = False
+        return not self.open
 
     def close(self):
         self.socket.close()

@@ -9,6 +9,7 @@ import struct
 import subprocess
 import tempfile
 import time
+import urllib.request
 
 BIN = pathlib.Path(os.environ["AWQD_BUILD"]) / "bin"
 IN_FEATURES, OUT_FEATURES, GROUP = 256, 64, 64
@@ -45,7 +46,7 @@ def write_model(folder, tensors):
 
 
 class Target:
-    """A running awqd: `port`; models "m", small, and "wide", 1 MiB of codes that become 4 MiB."""
+    """A running awqd: `port`, `socket_file`, `metrics_port`; models "m", small, and "wide", 1 MiB of codes that become 4 MiB."""
 
     def __init__(self, *options):
         self.options = options
@@ -56,10 +57,11 @@ class Target:
         self.models.mkdir()
         write_model(self.models / "m", linear(IN_FEATURES, OUT_FEATURES))
         write_model(self.models / "wide", linear(2048, 1024))
+        self.socket_file = pathlib.Path(self.folder.name) / "socket"
         self.log_path, self.ready = pathlib.Path(self.folder.name) / "log", False
         self.log = self.log_path.open("wb")
         self.process = subprocess.Popen(
-            [BIN / "awqd", "--address=127.0.0.1:0", f"--model_repository={self.models}", "--device=cpu", *self.options],
+            [BIN / "awqd", "--address=127.0.0.1:0", f"--address=unix:{self.socket_file}", "--metrics_address=127.0.0.1:0", f"--model_repository={self.models}", "--device=cpu", *self.options],
             stdout=self.log, stderr=self.log)
         try:
             self.port = self._port()
@@ -72,7 +74,9 @@ class Target:
         for _ in range(1200):
             text = self.text()
             found = re.search(r"listening on 127\.0\.0\.1:(\d+)", text)
-            if found and "ready" in text:
+            metrics = re.search(r"metrics address=\S+ port=(\d+)", text)
+            if found and metrics and "ready" in text:
+                self.metrics_port = int(metrics.group(1))
                 return int(found.group(1))
             assert self.process.poll() is None, text
             time.sleep(0.05)
@@ -89,6 +93,12 @@ class Target:
             return 0
         found = re.search(r"VmRSS:\s+(\d+) kB", status)
         return int(found.group(1)) * 1024 if found else 0
+
+    def longest_hold_s(self):
+        """Processor seconds that one event has kept a thread of the call loop from all others, in the last minute."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=10) as page:
+            text = page.read().decode()
+        return float(re.search(r'awqd_loop_longest_hold_seconds\{clock="processor"\} (\S+)', text).group(1))
 
     def open_files(self):
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))

@@ -29,7 +29,7 @@ using awqd::fuzz::Require;
 
 constexpr absl::string_view kToken = "metrics-token";  // of the seeds
 constexpr absl::string_view kModel = "a-model-that-nobody-may-see";
-// Less than the 10 s of silence after which the server closes any connection.
+// More than the 5 s that a request has, so that whatever is incomplete is closed by then.
 constexpr int kPatienceMs = 9000;
 
 std::string IdentitiesFile() {

@@ -8,6 +8,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <functional>
+#include <iterator>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -24,8 +26,9 @@ namespace {
 
 using ::testing::HasSubstr;
 
-std::unique_ptr<HttpServer> Start(HttpHandler handler, const std::string& address = "127.0.0.1:0") {
-  auto server = HttpServer::Start(address, std::move(handler));
+std::unique_ptr<HttpServer> Start(HttpHandler handler, const std::string& address = "127.0.0.1:0",
+                                  const HttpLimits& limits = {}) {
+  auto server = HttpServer::Start(address, std::move(handler), limits);
   EXPECT_TRUE(server.ok()) << server.status();
   return server.ok() ? *std::move(server) : nullptr;
 }
@@ -115,21 +118,87 @@ TEST(HttpServerTest, SilentClientsKeepNobodyWaiting) {
   EXPECT_EQ(testing::HttpGet(server->port(), "/page").body, "/page");
   const absl::Time start = absl::Now();
   server = nullptr;
-  EXPECT_LT(absl::Now() - start, absl::Seconds(5)) << "silence is allowed for twice as long";
+  EXPECT_LT(absl::Now() - start, absl::Seconds(5)) << "a request has that long";
   for (const int fd : silent) close(fd);
 }
 
-TEST(HttpServerTest, OneAddressDoesNotKeepTheOthersOut) {
-  const auto server = Start(Echo);
-  std::vector<int> silent;
-  for (int i = 0; i < 80; ++i) {
-    silent.push_back(ConnectedTo(server->port(), INADDR_LOOPBACK + 1));
-    send(silent.back(), "GET / HT", 8, MSG_NOSIGNAL);
+// What a slow client has sent when it stops, or goes on byte by byte.
+constexpr absl::string_view kBeginnings[] = {"", "GET / HT", "GET /livez HTTP/1.1\r\nHost: a\r\n"};
+
+// Of so many addresses; the first one is that of the probes.
+std::vector<int> SlowClients(int port, int count, int addresses) {
+  std::vector<int> slow;
+  for (int i = 0; i < count; ++i) {
+    slow.push_back(ConnectedTo(port, INADDR_LOOPBACK + static_cast<uint32_t>(i % addresses)));
+    const absl::string_view beginning = kBeginnings[i % std::size(kBeginnings)];
+    send(slow.back(), beginning.data(), beginning.size(), MSG_NOSIGNAL);
   }
+  return slow;
+}
+
+TEST(HttpServerTest, SlowClientsLeaveAPlaceForProbes) {
+  for (const int count : {64, 200}) {
+    for (const int addresses : {1, 2, 7, 100}) {
+      const auto server = Start(Echo);
+      const std::vector<int> slow = SlowClients(server->port(), count, addresses);
+      for (int probe = 0; probe < 5; ++probe) {
+        const absl::Time start = absl::Now();
+        EXPECT_EQ(testing::HttpGet(server->port(), "/livez").body, "/livez");
+        EXPECT_LT(absl::Now() - start, absl::Seconds(1)) << count << " of " << addresses;
+        for (const int fd : slow) (void)!send(fd, "x", 1, MSG_NOSIGNAL);
+      }
+      for (const int fd : slow) close(fd);
+    }
+  }
+}
+
+constexpr HttpLimits kShort = {.request_time = absl::Milliseconds(300),
+                               .answer_time = absl::Milliseconds(300)};
+
+// How long it takes until the server closes `fd`, to whom `turn` says something every 20 ms.
+absl::Duration UntilClosed(int fd, const std::function<void()>& turn) {
   const absl::Time start = absl::Now();
-  EXPECT_EQ(testing::HttpGet(server->port(), "/page").body, "/page");
-  EXPECT_LT(absl::Now() - start, absl::Seconds(5)) << "silence is allowed for twice as long";
-  for (const int fd : silent) close(fd);
+  pollfd wait = {.fd = fd, .events = POLLRDHUP};
+  while (poll(&wait, 1, 20) == 0 && absl::Now() - start < absl::Seconds(10)) turn();
+  return absl::Now() - start;
+}
+
+TEST(HttpServerTest, ARequestHasATimeHoweverOftenItGoesOn) {
+  const auto server = Start(Echo, "127.0.0.1:0", kShort);
+  const int fd = ConnectedTo(server->port());
+  const absl::string_view line = "GET / HTTP/1.1\r\nX-Long: ";
+  ASSERT_GT(send(fd, line.data(), line.size(), MSG_NOSIGNAL), 0);
+  const absl::Duration took = UntilClosed(fd, [fd] { (void)!send(fd, "x", 1, MSG_NOSIGNAL); });
+  EXPECT_GE(took, kShort.request_time - absl::Milliseconds(50));
+  EXPECT_LT(took, absl::Seconds(5));
+  close(fd);
+}
+
+TEST(HttpServerTest, AnAnswerHasATimeHoweverOftenItGoesOn) {
+  const std::string much(64 << 20, 'y');
+  const auto server =
+      Start([&](const HttpRequest&) { return HttpAnswer{.body = much}; }, "127.0.0.1:0", kShort);
+  const int fd = ConnectedTo(server->port());
+  const absl::string_view request = "GET / HTTP/1.1\r\nHost: a\r\n\r\n";
+  ASSERT_GT(send(fd, request.data(), request.size(), MSG_NOSIGNAL), 0);
+  std::string piece(4096, '\0');
+  size_t read = 0;
+  const auto take = [&] {
+    const ssize_t got = recv(fd, piece.data(), piece.size(), 0);
+    read += got > 0 ? static_cast<size_t>(got) : 0;
+    return got > 0;
+  };
+  const absl::Time start = absl::Now();
+  pollfd never = {.fd = -1, .events = 0};
+  while (absl::Now() - start < 3 * kShort.answer_time) {
+    ASSERT_TRUE(take());
+    poll(&never, 1, 10);
+  }
+  piece.resize(1 << 20);
+  while (take()) {  // what was on the way when its time was up
+  }
+  EXPECT_LT(read, much.size() / 2);
+  close(fd);
 }
 
 // Each would have a place among the connections until it has been silent for too long.

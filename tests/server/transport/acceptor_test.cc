@@ -5,6 +5,7 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 
@@ -13,7 +14,9 @@
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/obs/origin.h"
 #include "server/transport/listen_socket.h"
+#include "server/transport/peer_socket.h"
 
 namespace awqd::transport {
 namespace {
@@ -252,6 +255,108 @@ TEST_F(AcceptorTest, CutsOnePeer) {
   EXPECT_FALSE(other.IsClosed(0));
 }
 
+std::string Frame(char kind, char flags, char stream, const std::string& payload) {
+  const auto size = static_cast<char>(payload.size());
+  return std::string{0, 0, size, kind, flags, 0, 0, 0, stream} + payload;
+}
+// A call of a method without a name, with a message of five bytes.
+std::string CallFrames(int number) {
+  const auto stream = static_cast<char>(2 * number % 128 + 1);
+  return Frame(1, 4, stream, std::string(60, '\x10')) + Frame(0, 1, stream, std::string(5, '\0'));
+}
+std::string CallsFrames(int count) {
+  std::string frames;
+  for (int i = 0; i < count; ++i) frames += CallFrames(i);
+  return frames;
+}
+
+class AcceptorCrowdTest : public AcceptorTest {
+ protected:
+  void Start() { AcceptorTest::Start({.few_calls = 8, .calls_per_peer = 100}); }
+  // Handed over, with `bytes` behind its settings.
+  Client Fresh(const std::string& bytes, uint32_t from = INADDR_LOOPBACK) {
+    Client client(port_, from);
+    const size_t before = taken();
+    client.Send(kPreface + kSettings + bytes);
+    EXPECT_TRUE(Eventually([&] { return taken() == before + 1; }));
+    return client;
+  }
+  // Bytes that lie unread in the latest that was handed over.
+  int UnreadOfTaken() {
+    MutexLock lock(&mu_);
+    int unread = 0;
+    ioctl(taken_.back().get(), FIONREAD, &unread);
+    return unread;
+  }
+};
+
+TEST_F(AcceptorCrowdTest, ConnectionsWhereManyCallsWaitAreReset) {
+  Start();
+  const Client calm = Fresh(CallsFrames(8)), other = Fresh(CallsFrames(50), INADDR_LOOPBACK + 1);
+  const Client crowded = Fresh(CallsFrames(100)), more = Fresh(CallsFrames(60));
+  EXPECT_GT(UnreadOfTaken(), 0);
+  acceptor_->LookForCrowd("ipv4:127.0.0.1");
+  EXPECT_TRUE(crowded.IsClosed());
+  EXPECT_TRUE(more.IsClosed());
+  EXPECT_EQ(UnreadOfTaken(), 0) << "gRPC finds nothing to go on with";
+  EXPECT_FALSE(calm.IsClosed(0)) << "it has only a few";
+  EXPECT_FALSE(other.IsClosed(0)) << "it is another peer";
+  EXPECT_EQ(acceptor_->counts().crowded, 2);
+  const Client again(port_);
+  EXPECT_TRUE(again.IsClosed()) << "for a second its peer gets no new one";
+  EXPECT_EQ(acceptor_->counts().penalized, 1);
+  const Client elsewhere = Fresh("", INADDR_LOOPBACK + 1);
+  EXPECT_TRUE(Eventually([&] {
+    const Client later(port_);
+    return !later.IsClosed(20);
+  }));
+}
+
+TEST_F(AcceptorCrowdTest, NobodyIsResetWhoHasWhatAPeerMayHave) {
+  Start();
+  const Client one = Fresh(CallsFrames(60)), other = Fresh(CallsFrames(50));
+  const std::string upload = Frame(1, 4, 1, std::string(60, '\x10')) +
+                             std::string{0, 64, 0, 0, 0, 0, 0, 0, 1} + std::string(16384, '\1');
+  const Client uploads = Fresh(upload + std::string(40'000, '\1'));
+  acceptor_->LookForCrowd("ipv4:127.0.0.1");
+  acceptor_->LookForCrowd("ipv4:127.0.0.2");
+  acceptor_->LookForCrowd("unix");
+  const Client after = Fresh("");  // the thread has looked by now
+  EXPECT_EQ(acceptor_->counts().crowded, 0);
+  EXPECT_FALSE(one.IsClosed(0));
+  EXPECT_FALSE(other.IsClosed(0));
+  EXPECT_FALSE(uploads.IsClosed(0));
+}
+
+// gRPC may have read up to the middle of a frame.
+TEST_F(AcceptorCrowdTest, CallsAreSeenFromTheMiddleOfAFrameOn) {
+  Start();
+  const std::string frames = CallsFrames(201).substr(7);
+  const Client crowded = Fresh(frames);
+  char read[64];
+  {
+    MutexLock lock(&mu_);
+    const size_t hello = kPreface.size() + kSettings.size();
+    ASSERT_EQ(recv(taken_.back().get(), read, hello, 0), static_cast<ssize_t>(hello));
+  }
+  acceptor_->LookForCrowd("ipv4:127.0.0.1");
+  EXPECT_TRUE(crowded.IsClosed());
+}
+
+TEST(PeerSocket, ASocketFileIsResetAsWell) {
+  int pair[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
+  const Descriptor ours(pair[0]), theirs(pair[1]);
+  const std::string frames = CallsFrames(20);
+  ASSERT_GT(send(theirs.get(), frames.data(), frames.size(), 0), 0);
+  EXPECT_EQ(WaitingCalls(ours.get()), 20);
+  EXPECT_FALSE(Reset(ours.get(), CookieOf(theirs.get()))) << "it is another socket";
+  EXPECT_TRUE(Reset(ours.get(), CookieOf(ours.get())));
+  char byte = 0;
+  EXPECT_EQ(recv(ours.get(), &byte, 1, 0), 0) << "the end, and nothing before it";
+  EXPECT_LT(send(theirs.get(), &byte, 1, MSG_NOSIGNAL), 0);
+}
+
 TEST_F(AcceptorTest, SeesHowLongAPeerHasBeenStill) {
   Start({});
   const Client client(port_);
@@ -288,7 +393,7 @@ TEST(OpenConnections, OriginsAreAddressesNetworksAndUsers) {
       EXPECT_EQ(inet_pton(AF_INET6, text, &v6.sin6_addr), 1);
       v6.sin6_family = AF_INET6;
     }
-    return Origin(-1, peer);
+    return obs::Origin(-1, peer);
   };
   EXPECT_EQ(origin("10.0.0.7"), "10.0.0.7");
   EXPECT_EQ(origin("::ffff:10.0.0.7"), "10.0.0.7");
@@ -297,7 +402,7 @@ TEST(OpenConnections, OriginsAreAddressesNetworksAndUsers) {
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
   sockaddr_storage peer = {};
   peer.ss_family = AF_UNIX;
-  EXPECT_EQ(Origin(pair[0], peer), "user " + std::to_string(geteuid()));
+  EXPECT_EQ(obs::Origin(pair[0], peer), "user " + std::to_string(geteuid()));
   close(pair[0]);
   close(pair[1]);
 }

@@ -288,6 +288,30 @@ TEST_P(CallLoopTest, StopWaitsForCallsInProgress) {
 class CallLoopOfOneThreadTest : public LoopTest {};
 INSTANTIATE_TEST_SUITE_P(Threads, CallLoopOfOneThreadTest, testing::Values(1));
 
+TEST_P(CallLoopOfOneThreadTest, TheLongestHoldIsSeen) {
+  constexpr std::chrono::milliseconds kHold(60);
+  const auto processor_time = [] {
+    timespec time = {};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
+  };
+  std::atomic<bool> hold{false};
+  unary_ = [&](UnaryCall* call) {
+    for (const auto begin = processor_time(); hold && processor_time() - begin < kHold;) {
+    }
+    call->Answer(EmptyMessage());
+  };
+  Start();
+  for (int i = 0; i < 100; ++i) EXPECT_TRUE(Call().ok());
+  EXPECT_LT(loop_->holds().longest().processor, absl::FromChrono(kHold));
+  hold = true;
+  EXPECT_TRUE(Call().ok());
+  // The measuring clock turns every ten milliseconds at most.
+  EXPECT_GE(loop_->holds().longest().processor, absl::FromChrono(kHold) * 2 / 3);
+  EXPECT_GE(loop_->holds().longest().wall, absl::FromChrono(kHold) * 2 / 3);
+  Stop();
+}
+
 // What came together is run together. The thread is held in its first handler so that the other
 // requests can come; how long that takes nobody knows, so it is held longer each time.
 TEST_P(CallLoopOfOneThreadTest, EverythingThatIsThereIsTakenBeforeAnythingIsRun) {

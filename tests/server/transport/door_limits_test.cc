@@ -15,8 +15,9 @@ class CrowdTest : public LoopTest {
  protected:
   static constexpr int kMost = 3;
   CrowdTest()
-      : LoopTest({.calls_per_connection = kMost,
-                  .cut = [this](const std::string& peer) { cut_.push_back(peer); }}) {
+      : CrowdTest({.calls_per_connection = kMost,
+                   .cut = [this](const std::string& peer) { cut_.push_back(peer); }}) {}
+  explicit CrowdTest(const DoorLimits& limits) : LoopTest(limits) {
     unary_ = [this](UnaryCall* call) {
       {
         MutexLock lock(&mu_);
@@ -112,6 +113,36 @@ TEST_P(CrowdTest, AnotherConnectionIsNotTouched) {
     EXPECT_EQ(CallOn(other, 300).error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
     return held() > kMost;
   })) << "it is let in";
+}
+
+// Two connections of one peer, each of which may have one call in any case.
+class PeerCrowdTest : public CrowdTest {
+ protected:
+  PeerCrowdTest()
+      : CrowdTest({.calls_per_connection = 100, .peer = {.few = 1, .per_peer = 6, .total = 100}}) {}
+};
+
+INSTANTIATE_TEST_SUITE_P(Threads, PeerCrowdTest, testing::Values(1, 4));
+
+TEST_P(PeerCrowdTest, ConnectionsOfOnePeerShareItsCalls) {
+  Start();
+  for (int i = 0; i < 4; ++i) Begin();  // half of six, and the one
+  ASSERT_TRUE(Eventually([&] { return held() == 4; }));
+  for (const grpc::Status& refused : {Call(), CallAlways()}) {
+    EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+    EXPECT_THAT(refused.error_message(), HasSubstr("left to the others of its peer"));
+  }
+  grpc::ChannelArguments apart;
+  apart.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  const auto other = grpc::CreateCustomChannel(address_, grpc::InsecureChannelCredentials(), apart);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(CallOn(other, 300).error_code(), grpc::StatusCode::DEADLINE_EXCEEDED)
+        << "it is let in, its neighbours notwithstanding";
+  }
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(AnswerOne());
+  EXPECT_TRUE(Eventually([&] {
+    return CallOn(channel_, 300).error_code() == grpc::StatusCode::DEADLINE_EXCEEDED;
+  })) << "there is room again";
 }
 
 constexpr absl::Duration kTimeout = absl::Milliseconds(600);
