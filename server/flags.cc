@@ -198,7 +198,8 @@ void AddBoundFlags(FlagTable& table, Options& options) {
                "three quarters of the files that the process may open (ulimit -n).");
   table.Number("max_connections_per_peer", transport.max_connections_per_peer, 1, 1 << 20,
                "The same of one IPv4 address, one IPv6 /64 network, or one user of a Unix domain "
-               "socket. Behind a proxy all clients are one peer: as many as max_connections then.");
+               "socket. Behind a proxy all clients are one peer: as many as max_connections then. A "
+               "peer may have four times as many calls in flight, beyond eight on each connection.");
   table.Number(
       "stream_in_flight", rpc.stream_in_flight, 1, 1 << 16,
       "Requests of one QuantizedMatmulStream in flight; reading pauses beyond. Enough to keep "
