@@ -3,9 +3,8 @@ a table.
 
 Always checked: no answer that the bystander got is wrong, it is answered during the attack and by a new connection
 afterwards, the server lives, keeps within its bounds of memory and log and ends by SIGTERM with status 0, and the attack
-itself found nothing wrong. With --bars also that the bystander's p99 is below 250 ms for products and 50 ms for health, that no
-event held the call loop for 20 ms and that SIGTERM is obeyed within the drain's time and a second, which a machine with
-other load need not reach.
+itself found nothing wrong. With --bars also that the bystander's p99 is below 250 ms for products and 50 ms for health,
+and that no event held the call loop for 20 ms, which a machine with other load need not reach.
 """
 import argparse
 import multiprocessing
@@ -42,11 +41,11 @@ class Case:
     """An attack, how much of it a short run does and for how long, whether it still holds what it opened when the server is
     stopped, and its own bounds, `stop_s` from SIGTERM to the end."""
 
-    def __init__(self, attack, short=1.0, options=(), held=False, short_s=1.5, drain_s=30, bound_mib=BOUND_MIB, back_mib=BACK_MIB,
+    def __init__(self, attack, short=1.0, options=(), held=False, short_s=1.5, bound_mib=BOUND_MIB, back_mib=BACK_MIB,
                  log_bytes=1 << 20, stop_s=20):
         self.attack, self.short, self.short_s, self.options, self.held = attack, short, short_s, options, held
         self.bound_mib, self.back_mib, self.log_bytes = bound_mib, back_mib, log_bytes
-        self.drain_s, self.stop_s = drain_s, stop_s
+        self.stop_s = stop_s
         self.name = attack.__name__
 
 
@@ -141,7 +140,6 @@ def run(case, options):
         for path, bar in BAR_MS.items():
             must(report.p99_ms(path) < bar, f"{path}: got p99 {report.p99_ms(path):.0f} ms, expected less than {bar}")
         must(hold_s < BAR_HOLD_S, f"the loop was held for {1000 * hold_s:.0f} ms, expected less than {1000 * BAR_HOLD_S:.0f}")
-        must(took < case.drain_s + 1, f"got {took:.1f} s from SIGTERM to the end, expected {case.drain_s} and at most one more")
     return row, wrong
 
 
