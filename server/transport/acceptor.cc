@@ -25,8 +25,9 @@ namespace {
 // Accepted in a row before connections that are waiting get their turn.
 constexpr int kAcceptsInARow = 64;
 constexpr int kEvents = 64;
-// How long a peer whose connections were reset gets no new one.
-constexpr std::chrono::seconds kPenalty(1);
+// How long a peer whose connections were reset gets no new one: at first, and, doubled each time
+// that it happens again before it is forgotten, at most.
+constexpr std::chrono::seconds kFirstPenalty(1), kLongestPenalty(8), kForgetPenalty(30);
 // How long to leave the listening sockets alone when not even the reserve helps.
 constexpr std::chrono::milliseconds kPause(100);
 
@@ -280,7 +281,7 @@ void Acceptor::ResetCrowds() {
           open_.ResetCrowd(origin, limits_.calls_per_peer, limits_.few_calls);
       if (crowd.reset == 0) continue;
       reset_ += crowd.reset;
-      penalties_[origin] = Clock::now() + kPenalty;
+      Penalize(origin);
       obs::LogLimited(obs::LogLevel::kWarning,
                       "connections reset: more calls wait in them than one peer may have",
                       {{"peer", origin}, {"connections", crowd.reset}, {"calls", crowd.waiting}});
@@ -288,11 +289,21 @@ void Acceptor::ResetCrowds() {
   }
 }
 
-bool Acceptor::HasPenalty(const std::string& origin) {
-  if (penalties_.empty()) return false;
+void Acceptor::Penalize(const std::string& origin) {
   const Clock::time_point now = Clock::now();
-  std::erase_if(penalties_, [now](const auto& entry) { return entry.second <= now; });
-  return penalties_.contains(origin);
+  std::erase_if(penalties_,
+                [now](const auto& entry) { return entry.second.until + kForgetPenalty <= now; });
+  const auto [it, first] = penalties_.try_emplace(origin, Penalty{.length = kFirstPenalty});
+  Penalty& penalty = it->second;
+  // What was on the way when the penalty began is part of the same crowd.
+  if (!first && penalty.until <= now)
+    penalty.length = std::min(2 * penalty.length, kLongestPenalty);
+  penalty.until = now + penalty.length;
+}
+
+bool Acceptor::HasPenalty(const std::string& origin) {
+  const auto it = penalties_.find(origin);
+  return it != penalties_.end() && Clock::now() < it->second.until;
 }
 
 void Acceptor::WatchListeners(uint32_t events) {

@@ -76,7 +76,7 @@ class Acceptor {
   // Looks on the acceptor's thread for calls of this peer, "ipv4:10.0.0.7" as MachineOf spells it,
   // that wait unread: gRPC takes all that one connection has to say before it looks at the next.
   // When they are more than the peer may have, the connections that hold them are reset, and no new
-  // one of the peer is accepted for a second.
+  // one of the peer is accepted for a second; for longer when that happens again and again.
   void LookForCrowd(const std::string& peer);
   // How long nothing has been on the way between that peer and the server; infinite when there is
   // none, as above.
@@ -111,6 +111,10 @@ class Acceptor {
     Clock::time_point until;
     std::list<Newcomer>::iterator self;
   };
+  struct Penalty {
+    Clock::time_point until;
+    std::chrono::seconds length;
+  };
 
   void Run();
   // Milliseconds until something is due; -1 when nothing is.
@@ -122,6 +126,7 @@ class Acceptor {
   void Look(Newcomer& newcomer, uint32_t events);
   void CloseSilent();
   void ResetCrowds();
+  void Penalize(const std::string& origin);
   bool HasPenalty(const std::string& origin);
   // Stops looking at the listening sockets for a moment, or looks at them again.
   void Pause();
@@ -137,7 +142,7 @@ class Acceptor {
   Wake wake_;
   Mutex mu_;
   std::set<std::string> crowded_peers_ ABSL_GUARDED_BY(mu_);  // that the thread has yet to look at
-  std::map<std::string, Clock::time_point> penalties_;        // of origins, and until when
+  std::map<std::string, Penalty> penalties_;                  // of origins
   std::list<Newcomer> newcomers_;  // in the order they came, so that the first is due first
   bool paused_ = false;
   Clock::time_point paused_until_;

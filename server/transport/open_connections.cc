@@ -84,16 +84,19 @@ OpenConnections::Crowd OpenConnections::ResetCrowd(const std::string& origin, in
   Crowd crowd;
   std::vector<std::pair<int, uint64_t>> crowded;
   MutexLock lock(&mu_);
-  int64_t allowed = per_peer;
+  const auto found = origins_.find(origin);
+  if (found == origins_.end()) return crowd;
+  const int64_t allowed = per_peer + few * found->second;
   for (const auto& [fd, entry] : connections_) {
     if (entry.origin != origin || CookieOf(fd) != entry.cookie) continue;
-    allowed += few;
     const int64_t waiting = WaitingCalls(fd);
     crowd.waiting += waiting;
     if (waiting > few) crowded.emplace_back(fd, entry.cookie);
+    if (crowd.waiting <= allowed) continue;
+    // At once: gRPC takes call after call meanwhile.
+    for (const auto& [number, cookie] : crowded) crowd.reset += Reset(number, cookie) ? 1 : 0;
+    crowded.clear();
   }
-  if (crowd.waiting <= allowed) return crowd;
-  for (const auto& [fd, cookie] : crowded) crowd.reset += Reset(fd, cookie) ? 1 : 0;
   return crowd;
 }
 

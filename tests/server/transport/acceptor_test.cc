@@ -306,10 +306,21 @@ TEST_F(AcceptorCrowdTest, ConnectionsWhereManyCallsWaitAreReset) {
   EXPECT_TRUE(again.IsClosed()) << "for a second its peer gets no new one";
   EXPECT_EQ(acceptor_->counts().penalized, 1);
   const Client elsewhere = Fresh("", INADDR_LOOPBACK + 1);
-  EXPECT_TRUE(Eventually([&] {
-    const Client later(port_);
-    return !later.IsClosed(20);
-  }));
+}
+
+TEST_F(AcceptorCrowdTest, APeerThatCrowdsAgainWaitsLonger) {
+  Start();
+  for (const absl::Duration penalty : {absl::Seconds(1), absl::Seconds(2)}) {
+    const Client crowded = Fresh(CallsFrames(120));
+    const absl::Time begin = absl::Now();
+    acceptor_->LookForCrowd("ipv4:127.0.0.1");
+    EXPECT_TRUE(crowded.IsClosed());
+    EXPECT_TRUE(Eventually([&] {
+      const Client later(port_);
+      return !later.IsClosed(20);
+    }));
+    EXPECT_GE(absl::Now() - begin, penalty);
+  }
 }
 
 TEST_F(AcceptorCrowdTest, NobodyIsResetWhoHasWhatAPeerMayHave) {
