@@ -26,6 +26,7 @@
 #include "server/engine/grouped_matmul_work.h"
 #include "server/engine/local_engine.h"
 #include "server/engine/matmul_work.h"
+#include "server/engine/routing_engine.h"
 #include "tests/testing/matchers.h"
 #include "tests/testing/places.h"
 #include "tests/testing/random_weight.h"
@@ -36,7 +37,7 @@ namespace {
 
 constexpr int64_t kK = 64, kI = 72, kN = 40;
 constexpr int64_t kExperts = 5;
-constexpr int kCases = 4;  // of TEST_P below
+constexpr int kCases = 6;  // of TEST_P below
 
 int64_t FromEnvironment(const char* name, int64_t otherwise) {
   const char* text = std::getenv(name);
@@ -62,32 +63,42 @@ struct Request {
 struct Setup {
   bool shared_memory = true;
   bool batch_invariant = false;
+  bool spread = false;  // the experts of a stack lie on two devices in turns
 };
 
 class CompositionTest : public ::testing::TestWithParam<Setup> {
  protected:
-  // One engine answers each work alone, another one batches. Both run on one device.
+  // One engine answers each work alone, another one batches. Both run on the same devices.
   void SetUp() override {
     const std::string name = TestDeviceName();
-    auto device =
-        OpenDevice(name, {.cpu_threads = 2, .batch_invariant = GetParam().batch_invariant});
-    ASSERT_TRUE(device.ok()) << device.status();
-    if (!(*device)->host_addressable() && GetParam().shared_memory) {
-      GTEST_SKIP() << name << " shares no memory with the host";
-    }
-    if ((*device)->host_addressable() != GetParam().shared_memory) {
-      device_ = std::make_unique<testing::WrappedDevice>(*std::move(device), false);
-    } else {
-      device_ = *std::move(device);
+    while (devices_.size() < (GetParam().spread ? 2u : 1u)) {
+      auto device =
+          OpenDevice(name, {.cpu_threads = 2, .batch_invariant = GetParam().batch_invariant});
+      ASSERT_TRUE(device.ok()) << device.status();
+      if (!(*device)->host_addressable() && GetParam().shared_memory) {
+        GTEST_SKIP() << name << " shares no memory with the host";
+      }
+      const bool pretend = (*device)->host_addressable() != GetParam().shared_memory;
+      devices_.push_back(pretend
+                             ? std::make_unique<testing::WrappedDevice>(*std::move(device), false)
+                             : *std::move(device));
     }
     // Batches close long before that time is over: most rounds are submitted within a tenth of it.
     EngineOptions options;
     options.batching.max_queue_delay = absl::Milliseconds(2);
     options.batching.max_batch_tokens = 48;
-    together_ = *MakeLocalEngine(device_.get(), options);
+    together_ = MakeEngine(options);
     options.batching.max_queue_delay = absl::ZeroDuration();
-    alone_ = *MakeLocalEngine(device_.get(), options);
+    alone_ = MakeEngine(options);
     MakeWeights();
+  }
+  std::unique_ptr<Engine> MakeEngine(const EngineOptions& options) {
+    if (!GetParam().spread) return *MakeLocalEngine(devices_[0].get(), options);
+    std::vector<std::unique_ptr<Engine>> engines;
+    for (const auto& device : devices_) {
+      engines.push_back(*MakeLocalEngine(device.get(), options));
+    }
+    return MakeRoutingEngine(std::move(engines));
   }
   // Works go before the engines, and these before the device.
   void TearDown() override {
@@ -97,25 +108,36 @@ class CompositionTest : public ::testing::TestWithParam<Setup> {
     gate_ = up_ = down_ = dense_gate_ = dense_up_ = dense_down_ = nullptr;
   }
 
-  std::shared_ptr<const model::PlacedWeight> Place(int64_t k, int64_t n, WeightDescription what,
+  std::shared_ptr<const model::PlacedWeight> Place(absl::Span<Device* const> on, int64_t k,
+                                                   int64_t n, WeightDescription what,
                                                    bool bias = false) {
     const HostWeight host = testing::RandomWeight(
         {.k = k, .n = n, .description = what, .bias = bias, .seed = ++weights_made_});
-    Device& on = device_->backend();
-    auto weight = PrepareWeight(host, on);
+    auto weight = model::PlaceWeight(host, on, model::Placing::kWhole);
     EXPECT_TRUE(weight.ok()) << weight.status();
-    return model::Whole(*std::move(weight));
+    return *std::move(weight);
+  }
+  std::vector<Device*> Devices() const {
+    std::vector<Device*> out;
+    for (const auto& device : devices_) out.push_back(device.get());
+    return out;
   }
   std::shared_ptr<const model::WeightStack> Stack(int64_t experts, int64_t k, int64_t n) {
+    const std::vector<Device*> all = Devices();
     std::map<int64_t, std::shared_ptr<const model::PlacedWeight>> placed;
-    for (int64_t e = 0; e < experts; ++e) placed.emplace(e, Place(k, n, Asymmetric(4, 32), true));
-    return *model::MakeStack("experts.*.proj", placed);
+    for (int64_t e = 0; e < experts; ++e) {
+      Device* const one[] = {all[e % all.size()]};
+      const absl::Span<Device* const> on = experts == 1 ? absl::MakeConstSpan(all) : one;
+      placed.emplace(e, Place(on, k, n, Asymmetric(4, 32), true));
+    }
+    return *model::MakeStack("experts.*.proj", placed, GetParam().spread && experts > 1);
   }
   void MakeWeights() {
     WeightDescription integers = Symmetric(4, 0);
     integers.scale_dtype.reset();
-    weights_ = {Place(kK, 24, Asymmetric(4, 32)), Place(128, 136, Asymmetric(4, 128), true),
-                Place(96, 8, Symmetric(8, 0, DType::kFp32)), Place(kK, 40, integers)};
+    const std::vector<Device*> on = Devices();
+    weights_ = {Place(on, kK, 24, Asymmetric(4, 32)), Place(on, 128, 136, Asymmetric(4, 128), true),
+                Place(on, 96, 8, Symmetric(8, 0, DType::kFp32)), Place(on, kK, 40, integers)};
     gate_ = Stack(kExperts, kK, kI);
     up_ = Stack(kExperts, kK, kI);
     down_ = Stack(kExperts, kI, kN);
@@ -362,7 +384,7 @@ class CompositionTest : public ::testing::TestWithParam<Setup> {
   std::mt19937_64 random_{static_cast<uint64_t>(seed_)};
   int64_t rounds_ = 0, answers_ = 0, merged_ = 0;
   uint64_t weights_made_ = 0;
-  std::unique_ptr<Device> device_;
+  std::vector<std::unique_ptr<Device>> devices_;
   std::unique_ptr<Engine> alone_, together_;
   std::vector<std::shared_ptr<const model::PlacedWeight>> weights_;
   std::shared_ptr<const model::WeightStack> gate_, up_, down_, dense_gate_, dense_up_, dense_down_;
@@ -391,10 +413,12 @@ TEST_P(CompositionTest, EveryAnswerIsWhatItIsAlone) {
 
 INSTANTIATE_TEST_SUITE_P(Memory, CompositionTest,
                          ::testing::Values(Setup{true, false}, Setup{true, true},
-                                           Setup{false, false}, Setup{false, true}),
+                                           Setup{false, false}, Setup{false, true},
+                                           Setup{true, true, true}, Setup{false, true, true}),
                          [](const auto& info) {
                            return absl::StrCat(info.param.shared_memory ? "shared" : "copied",
-                                               info.param.batch_invariant ? "_invariant" : "");
+                                               info.param.batch_invariant ? "_invariant" : "",
+                                               info.param.spread ? "_spread" : "");
                          });
 
 }  // namespace
