@@ -172,7 +172,9 @@ class ReflectionService::Stream final : public transport::Reactor,
   // That were open before it.
   int others() const { return others_; }
 
-  void Start() {
+  // `lease`: the call's, of nothing yet.
+  void Start(transport::ByteLease lease) {
+    lease_ = std::move(lease);
     call_->SetReactor(this);
     {
       MutexLock lock(&mu_);
@@ -191,9 +193,7 @@ class ReflectionService::Stream final : public transport::Reactor,
     grpc::ByteBuffer answer;
     const absl::Status status = transport::Guarded([&]() -> absl::Status {
       if (!ok) return absl::OkStatus();
-      const auto asked = static_cast<int64_t>(message_.Length());
-      AWQD_ASSIGN_OR_RETURN(lease_,
-                            service_->in_flight_->Take(call_->connection(), asked, "request"));
+      AWQD_RETURN_IF_ERROR(lease_.Resize(static_cast<int64_t>(message_.Length()), "request"));
       Request request;
       AWQD_RETURN_IF_ERROR(wire::Parse(&message_, &request));
       const Response response = service_->Answer(request);
@@ -212,7 +212,7 @@ class ReflectionService::Stream final : public transport::Reactor,
   void OnWriteDone(bool ok) override {
     MutexLock lock(&mu_);
     writing_ = false;
-    lease_ = transport::ByteLease();
+    lease_.ShrinkTo(0);
     silent_since_ = absl::Now();
     if (!ok) return Finish(wire::ToGrpc(Cancelled()));
     if (drained_) return Finish(transport::CallGate::Draining());
@@ -258,7 +258,7 @@ class ReflectionService::Stream final : public transport::Reactor,
   const int others_;
   std::shared_ptr<Stream> self_;  // gRPC's share
   grpc::ByteBuffer message_;      // that is being read
-  transport::ByteLease lease_;    // of it, then of its answer, until that was written
+  transport::ByteLease lease_;    // of it, then of its answer until that was written
   Mutex mu_;
   absl::Time silent_since_ ABSL_GUARDED_BY(mu_);
   bool writing_ ABSL_GUARDED_BY(mu_) = false;
@@ -286,8 +286,11 @@ void ReflectionService::ServeOn(transport::CallLoop* loop) {
 }
 
 void ReflectionService::Start(transport::StreamCall* call) {
+  // Taken here and not by each request: those of a stream that tells of methods are not counted.
+  absl::StatusOr<transport::ByteLease> lease = in_flight_->Take(call->connection(), 0, "request");
+  if (!lease.ok()) return call->Finish(wire::ToGrpc(lease.status()));
   const auto stream = std::make_shared<Stream>(this, call);
-  if (stream->others() < kMaxOpen) return stream->Start();
+  if (stream->others() < kMaxOpen) return stream->Start(*std::move(lease));
   call->Finish(wire::ToGrpc(absl::ResourceExhaustedError(
       absl::StrCat("reflection: ", kMaxOpen, " streams are open, which is the most"))));
 }

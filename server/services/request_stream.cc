@@ -1,8 +1,8 @@
 // Reads requests, keeps their flows, writes their answers.
 //
-// Memory is bounded by not reading: an item counts, with the answer that it will have, from its
-// read until its answer was written, so a client that does not read its answers stops being read as
-// well.
+// Memory is bounded by not reading: an item counts, with its objects and the answer that it will
+// have, from its read until its answer was written, so a client that does not read its answers
+// stops being read as well.
 #include "server/services/request_stream.h"
 
 #include <algorithm>
@@ -13,7 +13,9 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
 #include "kernels/base/mutex.h"
+#include "server/transport/byte_budget.h"
 #include "server/wire/status.h"
 
 namespace awqd::services {
@@ -22,8 +24,10 @@ namespace {
 class RequestStream final : public transport::Reactor,
                             public std::enable_shared_from_this<RequestStream> {
  public:
-  RequestStream(const Env& env, transport::StreamCall* call, StreamProtocol protocol)
-      : env_(env), call_(call), protocol_(std::move(protocol)) {}
+  // `objects`: a lease of the call, of nothing yet.
+  RequestStream(const Env& env, transport::StreamCall* call, StreamProtocol protocol,
+                transport::ByteLease objects)
+      : env_(env), call_(call), protocol_(std::move(protocol)), objects_(std::move(objects)) {}
 
   // Answers come on threads that gRPC does not know, so the stream is shared between gRPC (until
   // OnDone) and the answers that are still to come.
@@ -165,6 +169,7 @@ class RequestStream final : public transport::Reactor,
     bytes_ -= item->bytes;
     item->dropped = true;
     items_.erase(item);
+    objects_.ShrinkTo(ObjectBytes());
   }
 
   // What is parsed off the loop waits there with others. A stream has one such message at a time:
@@ -178,9 +183,17 @@ class RequestStream final : public transport::Reactor,
     const bool full = static_cast<int64_t>(items_.size()) >= env_.options.stream_in_flight ||
                       (!items_.empty() && bytes_ >= env_.options.stream_in_flight_bytes);
     if (reading_ || half_closed_ || finished_ || full) return;
+    // One item is let in whatever others hold: what it asks for says whether there is room.
+    if (!objects_.Resize(ObjectBytes(), "requests of a stream").ok() && !items_.empty()) return;
     next_ = std::make_shared<Item>();
     reading_ = true;
     call_->StartRead(&next_->message);
+  }
+
+  // What flows take beside their messages and answers.
+  int64_t ObjectBytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    constexpr int64_t kOfOne = 4 << 10;
+    return static_cast<int64_t>(items_.size()) * kOfOne;
   }
 
   // A read that is still out ends with the call, so it never holds Finish back.
@@ -204,6 +217,7 @@ class RequestStream final : public transport::Reactor,
   std::deque<ItemPtr> order_ ABSL_GUARDED_BY(mu_);    // of items_ whose answers wait for their turn
   std::deque<ItemPtr> answers_ ABSL_GUARDED_BY(mu_);  // the first one is being written
   int64_t bytes_ ABSL_GUARDED_BY(mu_) = 0;            // of items_
+  transport::ByteLease objects_ ABSL_GUARDED_BY(mu_);  // of items_, beside those bytes
   bool reading_ ABSL_GUARDED_BY(mu_) = false;
   bool writing_ ABSL_GUARDED_BY(mu_) = false;
   bool half_closed_ ABSL_GUARDED_BY(mu_) = false;  // nothing more will be read
@@ -216,7 +230,11 @@ class RequestStream final : public transport::Reactor,
 }  // namespace
 
 void StartRequestStream(const Env& env, transport::StreamCall* call, StreamProtocol protocol) {
-  const auto stream = std::make_shared<RequestStream>(env, call, std::move(protocol));
+  absl::StatusOr<transport::ByteLease> objects =
+      env.in_flight->Take(call->connection(), 0, "requests of a stream");
+  if (!objects.ok()) return call->Finish(wire::ToGrpc(objects.status()));
+  const auto stream =
+      std::make_shared<RequestStream>(env, call, std::move(protocol), *std::move(objects));
   call->SetReactor(stream.get());
   // Without memory from here on the call would be left to a stream that is gone: the process ends.
   const auto start = [&]() noexcept { stream->Start(); };

@@ -27,8 +27,8 @@ CASES = [
     Case(attacks.uploads, options=("--drain_timeout_s=1",), held=True, stop_s=2.5),
     Case(attacks.invented_names),
     Case(attacks.inline_rows, short=0.5),
-    Case(attacks.unread_lists, short=0.05),
-    Case(attacks.absent_weights, short=0.05),
+    Case(attacks.unread_lists, short=0.05, full_s=45),  # a load of 20 s first
+    Case(attacks.absent_weights, short=0.05, full_s=45),
     Case(attacks.many_weights, short=0.03),
     Case(attacks.odd_calls),
     Case(attacks.crowd, short=0.2),

@@ -38,12 +38,13 @@ class Ground:
 
 
 class Case:
-    """An attack, how much of it a short run does and for how long, whether it still holds what it opened when the server is
-    stopped, and its own bounds, `stop_s` from SIGTERM to the end."""
+    """An attack, how much of it a short run does and for how long, how long all of it takes, whether it still holds what it
+    opened when the server is stopped, and its own bounds, `stop_s` from SIGTERM to the end."""
 
-    def __init__(self, attack, short=1.0, options=(), held=False, short_s=1.5, bound_mib=BOUND_MIB, back_mib=BACK_MIB,
+    def __init__(self, attack, short=1.0, options=(), held=False, short_s=1.5, full_s=15, bound_mib=BOUND_MIB, back_mib=BACK_MIB,
                  log_bytes=1 << 20, stop_s=20):
         self.attack, self.short, self.short_s, self.options, self.held = attack, short, short_s, options, held
+        self.full_s = full_s
         self.bound_mib, self.back_mib, self.log_bytes = bound_mib, back_mib, log_bytes
         self.stop_s = stop_s
         self.name = attack.__name__
@@ -86,7 +87,7 @@ def unanswered(report):
 
 def run(case, options):
     """One attack. (the row of the table, what was not as it must be)."""
-    scale, seconds, rest_s = (1.0, 15, 30) if options.all else (case.short, case.short_s, 0)
+    scale, seconds, rest_s = (1.0, case.full_s, 30) if options.all else (case.short, case.short_s, 0)
     with Target(*case.options) as target:
         new_client_is_served(target.port)
         time.sleep(0.3)

@@ -52,7 +52,7 @@ double ThreadCpuMs() {
 TEST(PathIndexTest, OfFewPathsAllAreCompared) {
   EXPECT_THAT(PathIndex().MostLike("a"), IsEmpty());
   const std::vector<std::string> paths = {"a.down", "a.up", "b.down", "b.up"};
-  EXPECT_THAT(IndexOf(paths).MostLike("b.upp"), ElementsAre("b.up", "b.down", "a.down", "a.up"));
+  EXPECT_THAT(IndexOf(paths).MostLike("b.upp"), ElementsAre("b.up", "b.down", "a.up", "a.down"));
 }
 
 TEST(PathIndexTest, FindsWhatWasMeantAmongMany) {
