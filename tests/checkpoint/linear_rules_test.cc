@@ -91,7 +91,7 @@ TEST(LinearRules, ManyExpressionsAsOneByOne) {
     config.rules.push_back(Rule({}, absl::StrCat(rule)));
     for (int i = 0; i < 20; ++i) {
       add(absl::StrCat("(?i).*LAYERS\\.", (7 * rule + i) % 64, "\\.(self_attn|mlp)\\.[a-",
-                       static_cast<char>('f' + i), "]+_proj\\b"),
+                       std::string(1, static_cast<char>('f' + i)), "]+_proj\\b"),
           rule);
       add(absl::StrCat("model.layers.[", i % 6, "-6]", rule % 10, ".*\\Q.", i, ".up"), rule);
     }
