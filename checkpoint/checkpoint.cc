@@ -131,9 +131,9 @@ absl::StatusOr<HostWeight> Checkpoint::Decode(const LinearLocation& linear, bool
       continue;
     }
     const auto bytes = absl::MakeSpan(*scratch).subspan(at, size);
-    const absl::Status status =
-        sums == nullptr ? location.file->Read(*location.info, bytes, cancelled_)
-                        : sums->Read(*location.file, *location.info, bytes, cancelled_);
+    const absl::Status status = sums == nullptr
+                                    ? location.file->Read(*location.info, bytes, cancelled_)
+                                    : sums->Read(*location.file, *location.info, bytes, cancelled_);
     if (!status.ok()) {
       return absl::Status(status.code(),
                           absl::StrCat(status.message(), " (tensor ",

@@ -87,8 +87,9 @@ absl::Status File::ReadAt(int64_t offset, absl::Span<uint8_t> out,
   size_t done = 0;
   while (done < out.size()) {
     AWQD_RETURN_IF_ERROR(CheckCancelled(cancelled));
-    const ssize_t got = pread(fd_.get(), out.data() + done, std::min(out.size() - done, kPieceBytes),
-                              offset + static_cast<int64_t>(done));
+    const ssize_t got =
+        pread(fd_.get(), out.data() + done, std::min(out.size() - done, kPieceBytes),
+              offset + static_cast<int64_t>(done));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) {
       return absl::InternalError(absl::StrCat(shown_name(), ": reading ", out.size() - done,

@@ -38,7 +38,8 @@ class KeyCollector : public JsonEvents {
 constexpr int64_t kMaxTokenBytes = 8 << 20;
 constexpr size_t kMaxOpenKeys = 200'000;
 
-// A text as the parser reads it, one byte after the other. It ends where something is wrong with it.
+// A text as the parser reads it, one byte after the other. It ends where something is wrong with
+// it.
 class JsonText {
  public:
   explicit JsonText(NextPiece next) : next_(next) {}

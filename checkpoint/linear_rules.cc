@@ -137,8 +137,7 @@ absl::StatusOr<LinearRules> LinearRules::Make(const QuantConfig& config,
   for (const LinearRule& rule : config.rules) {
     out.rules_.push_back(
         std::make_unique<const LinearRule>(LinearRule{{}, rule.settings, rule.format}));
-    AWQD_RETURN_IF_ERROR(
-        out.Add(rule.targets, static_cast<int>(out.rules_.size()), &compiler));
+    AWQD_RETURN_IF_ERROR(out.Add(rule.targets, static_cast<int>(out.rules_.size()), &compiler));
   }
   AWQD_RETURN_IF_ERROR(compiler.Finish());
   return out;

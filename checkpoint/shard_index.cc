@@ -93,7 +93,9 @@ class IndexEvents final : public JsonEvents {
 
   absl::Status Scalar(const uint64_t* number, const std::string* text) override {
     if (text == nullptr || !in_map()) {
-      return Check(number != nullptr ? "a number" : text != nullptr ? "a string" : "a plain value",
+      return Check(number != nullptr ? "a number"
+                   : text != nullptr ? "a string"
+                                     : "a plain value",
                    false);
     }
     if (!IsPlainFileName(*text) || !absl::EndsWith(*text, ".safetensors")) {

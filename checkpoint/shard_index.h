@@ -27,8 +27,8 @@ class ShardIndex {
     absl::string_view file;
   };
 
-  // Reads and parses the file piece by piece. INVALID_ARGUMENT naming the file, and the tensor where
-  // it is one that is wrong; UNAVAILABLE once `cancelled`.
+  // Reads and parses the file piece by piece. INVALID_ARGUMENT naming the file, and the tensor
+  // where it is one that is wrong; UNAVAILABLE once `cancelled`.
   static absl::StatusOr<ShardIndex> Read(const File& file, const std::atomic<bool>* cancelled);
 
   ShardIndex(ShardIndex&&) = default;

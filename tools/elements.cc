@@ -40,7 +40,8 @@ absl::StatusOr<std::vector<float>> ReadBias(const Model& model, absl::string_vie
       place->info->shape != std::vector<int64_t>{n}) {
     return out;
   }
-  AWQD_RETURN_IF_ERROR(CheckRoom(absl::StrCat("bias of ", model::Quoted(path)), 1, place->info->bytes()));
+  AWQD_RETURN_IF_ERROR(
+      CheckRoom(absl::StrCat("bias of ", model::Quoted(path)), 1, place->info->bytes()));
   std::vector<uint8_t> bytes(place->info->bytes());
   AWQD_RETURN_IF_ERROR(place->file->Read(*place->info, absl::MakeSpan(bytes)));
   for (int64_t i = 0; i < n; ++i) {
@@ -132,9 +133,9 @@ absl::Status CheckRoom(absl::string_view what, int64_t rows, int64_t row_bytes) 
   if (const auto bytes = CheckedMul(rows, row_bytes); bytes && *bytes <= most) {
     return absl::OkStatus();
   }
-  return absl::ResourceExhaustedError(
-      absl::StrCat(what, ": got ", rows, " times ", row_bytes, " bytes to hold, expected at most ",
-                   most, ", a third of the memory that is free"));
+  return absl::ResourceExhaustedError(absl::StrCat(what, ": got ", rows, " times ", row_bytes,
+                                                   " bytes to hold, expected at most ", most,
+                                                   ", a third of the memory that is free"));
 }
 
 absl::StatusOr<HostWeight> ReadWeight(const model::Checkpoint& checkpoint,
@@ -159,8 +160,8 @@ absl::StatusOr<Elements> ReadElements(const Model& model, absl::string_view path
   }
   const model::TensorLocation& place = *model.tensors().Find(name);
   DenseWeight dense = {.k = place.info->shape[1], .n = place.info->shape[0], .tensor = place};
-  AWQD_RETURN_IF_ERROR(CheckRoom(absl::StrCat("weight ", model::Quoted(path)), kDenseRowsBytes,
-                                 dense.k));
+  AWQD_RETURN_IF_ERROR(
+      CheckRoom(absl::StrCat("weight ", model::Quoted(path)), kDenseRowsBytes, dense.k));
   AWQD_ASSIGN_OR_RETURN(dense.bias, ReadBias(model, path, dense.n));
   return Elements(std::move(dense));
 }

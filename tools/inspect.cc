@@ -13,7 +13,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int64_t kWholeBytes = 64 << 20;    // of tensors that are decoded at a time
+constexpr int64_t kWholeBytes = 64 << 20;    // of a linear that is decoded at once
+constexpr int64_t kRowsBytes = 16 << 20;     // of some rows of another
 constexpr int64_t kBesideBytes = 256 << 20;  // of a linear's tensors beside its codes
 
 // Whether codes hold their own scales, of which nothing is known before they are read.
@@ -27,11 +28,11 @@ absl::Status CheckRows(const model::Checkpoint& checkpoint, const model::LinearL
                        std::vector<uint8_t>* scratch) {
   const model::TensorInfo& codes = *linear.codes().info;
   const int64_t rows = codes.shape[0], row_bytes = codes.bytes() / rows;
-  if (row_bytes > kWholeBytes) {
+  if (row_bytes > kRowsBytes) {
     return BadValue("codes", absl::StrCat(row_bytes, " bytes of one row"),
-                    absl::StrCat("at most ", kWholeBytes));
+                    absl::StrCat("at most ", kRowsBytes));
   }
-  const int64_t step = kWholeBytes / row_bytes;
+  const int64_t step = kRowsBytes / row_bytes;
   for (int64_t begin = 0; begin < rows; begin += step) {
     const int64_t count = std::min(step, rows - begin);
     const model::TensorInfo some = {codes.dtype,

@@ -17,7 +17,7 @@ struct InspectedLinear {
   int64_t k = 0, n = 0;
   int64_t bytes = 0;  // of all its tensors in the files
   bool order = false, factor = false, bias = false;
-  std::string slice_of;  // of an expert in a tensor of all experts: the path of that
+  std::string slice_of;    // of an expert in a tensor of all experts: the path of that
   bool codes_read = true;  // else it is too large: all but its codes was checked
   std::string error;       // why it does not load; empty where it does
 
@@ -48,9 +48,9 @@ struct Inspection {
   bool loads() const;  // all of it
 };
 
-// Decodes linears of up to 64 MiB, one at a time; of larger ones what is beside their codes, and the
-// rows of a GGUF file some at a time. An error only where the folder cannot be read; what it holds is
-// told in the result.
+// Decodes linears of up to 64 MiB, one at a time; of larger ones what is beside their codes, and
+// the rows of a GGUF file some at a time. An error only where the folder cannot be read; what it
+// holds is told in the result.
 absl::StatusOr<Inspection> Inspect(const std::string& path, const Progress& progress);
 
 nlohmann::ordered_json ToJson(const Inspection& inspection);
