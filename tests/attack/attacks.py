@@ -401,16 +401,17 @@ def crowd_of_socket_file(ground):
 
 
 def _slow_http(ground, clients, addresses):
-    """Clients of the metrics port that send byte by byte, never read an answer or never ask, and probes beside them."""
-    beginnings = (b"GET /livez HTTP/1.1\r\nHost: a\r\nX-Long: ", b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n", b"")
+    """Clients of the metrics port that send a request byte by byte, or nothing, opened anew when they are closed, and probes
+    beside them."""
     slow, opened, probes, slowest = [None] * clients, 0, 0, 0.0
     while not ground.over.is_set():
         for number, one in enumerate(slow):
+            beginning = (b"GET /livez HTTP/1.1\r\nHost: a\r\nX-Long: ", b"")[number // addresses % 2]
             try:
-                if one is None or (number % 3 != 1 and one.is_closed()):
-                    slow[number] = peer.Raw(ground.metrics_port, beginnings[number % 3], source=f"127.0.0.{1 + number % addresses}")
+                if one is None or one.is_closed():
+                    slow[number] = peer.Raw(ground.metrics_port, beginning, source=f"127.0.0.{1 + number % addresses}")
                     opened += 1
-                elif number % 3 == 0:
+                elif beginning:
                     one.send(b"x")
             except OSError:
                 slow[number] = None
