@@ -306,6 +306,9 @@ TEST_P(CallLoopOfOneThreadTest, TheLongestHoldIsSeen) {
   EXPECT_LT(loop_->holds().longest().processor, absl::FromChrono(kHold));
   hold = true;
   EXPECT_TRUE(Call().ok());
+  // A client may have its answer before the event is over, but not the answer of the next one.
+  hold = false;
+  EXPECT_TRUE(Call().ok());
   // The measuring clock turns every ten milliseconds at most.
   EXPECT_GE(loop_->holds().longest().processor, absl::FromChrono(kHold) * 2 / 3);
   EXPECT_GE(loop_->holds().longest().wall, absl::FromChrono(kHold) * 2 / 3);
