@@ -57,7 +57,7 @@ TEST_F(FolderWriterTest, EveryTensorIsAligned) {
   ASSERT_EQ(tensors->all().size(), 5u);
   const std::map<std::string, int64_t> sizes = {{"a", 1}, {"b", 2}, {"c", 4}, {"d", 4}, {"e", 8}};
   for (const auto& [name, place] : tensors->all()) {
-    EXPECT_EQ(place.info->begin % sizes.at(name), 0) << name;
+    EXPECT_EQ(place.info->begin % sizes.at(std::string(name)), 0) << name;
     std::vector<uint8_t> bytes(place.info->bytes());
     ASSERT_TRUE(place.file->Read(*place.info, absl::MakeSpan(bytes)).ok());
     for (const uint8_t byte : bytes) ASSERT_EQ(byte, name[0]);
