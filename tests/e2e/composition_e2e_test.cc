@@ -157,6 +157,9 @@ class CompositionTest : public testing::Test {
     const std::string type = dtype == v1::FP32 ? "FP32" : "FP16";
     inference::ModelInferRequest request =
         Infer(kind == 4 ? absl::StrCat("moe/", kGate) : "moe/moe.experts.*:gated_mlp");
+    if (kind == 5) {
+      (*request.mutable_parameters())["activation_function"].set_string_param("SILU");
+    }
     AddInput("x", type, x, &request);
     AddInput("ids", "INT32", Ids(tokens, top_k), &request);
     if (summed) {
