@@ -85,8 +85,9 @@ def stop_during_load(ground):
 def _load_all(ground, models, expected):
     """Loads every model again and again, each from a client of its own, until it is over or the server has ended; how often."""
     def load(model):
-        caller, tries = peer.Caller(ground.port, timeout_s=60), 0
+        tries = 0
         try:
+            caller = peer.Caller(ground.port, timeout_s=60)
             while not ground.over.is_set():
                 status, _ = _loads(ground, model, caller)
                 assert status in expected, f"a load of {model}: got status {status}, expected one of {expected}"
