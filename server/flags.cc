@@ -167,9 +167,10 @@ void AddBoundFlags(FlagTable& table, Options& options) {
               kMaxMessageBytes,
               "Largest response; a larger one is refused before it is computed. Clients must allow "
               "as much: gRPC's own default for them is 4 MiB.");
-  table.Bytes("max_inline_weight_bytes", rpc.max_inline_weight_bytes, 0, kMaxMessageBytes,
-              "Tensor bytes of a weight carried in a request. Prepared for the device it may take twice as "
-              "many. 0 refuses inline weights.");
+  table.Bytes(
+      "max_inline_weight_bytes", rpc.max_inline_weight_bytes, 0, kMaxMessageBytes,
+      "Tensor bytes of a weight carried in a request. Prepared for the device it may take twice as "
+      "many. 0 refuses inline weights.");
   table.Bytes("memory_quota_bytes", transport.memory_quota_bytes, 0, kAnyBytes,
               "Bytes gRPC may hold for messages that are being received. 0: 16 x "
               "max_receive_message_bytes. At least twice the largest message times the uploads "
@@ -196,10 +197,11 @@ void AddBoundFlags(FlagTable& table, Options& options) {
   table.Number("max_connections", transport.max_connections, 1, 1 << 20,
                "Connections at once, of all clients; one more is closed at once. Never more than "
                "three quarters of the files that the process may open (ulimit -n).");
-  table.Number("max_connections_per_peer", transport.max_connections_per_peer, 1, 1 << 20,
-               "The same of one IPv4 address, one IPv6 /64 network, or one user of a Unix domain "
-               "socket. Behind a proxy all clients are one peer: as many as max_connections then. A "
-               "peer may have four times as many calls in flight, beyond eight on each connection.");
+  table.Number(
+      "max_connections_per_peer", transport.max_connections_per_peer, 1, 1 << 20,
+      "The same of one IPv4 address, one IPv6 /64 network, or one user of a Unix domain "
+      "socket. Behind a proxy all clients are one peer: as many as max_connections then. A "
+      "peer may have four times as many calls in flight, beyond eight on each connection.");
   table.Number(
       "stream_in_flight", rpc.stream_in_flight, 1, 1 << 16,
       "Requests of one QuantizedMatmulStream in flight; reading pauses beyond. Enough to keep "

@@ -64,8 +64,8 @@ struct ProductTask {
   int64_t tile_end = 0;
   const float* row_factors = nullptr;  // [rows]: multiply the sums of each; null: all are 1
   const float* bias = nullptr;         // [N] or null
-  void* y = nullptr;            // row 0, column 0 of the whole result
-  int64_t y_stride = 0;         // elements
+  void* y = nullptr;                   // row 0, column 0 of the whole result
+  int64_t y_stride = 0;                // elements
   Element y_type = Element::kFp16;
   float* scratch = nullptr;  // of scratch_floats, 64-byte aligned
 };
