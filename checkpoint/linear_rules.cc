@@ -16,7 +16,7 @@ namespace {
 
 constexpr int kNone = std::numeric_limits<int>::max();
 
-// What the expressions of all lists may have together.
+// The bounds of the expressions of all lists together.
 constexpr size_t kMaxRegexes = 10'000;
 constexpr size_t kMaxRegexBytes = 1024;  // of one
 constexpr int64_t kMaxInstructions = 384 << 10;

@@ -22,7 +22,7 @@ constexpr int kMaxIndexDepth = 8;
 constexpr int64_t kPieceBytes = 256 << 10;
 constexpr size_t kBlockBytes = 256 << 10;
 constexpr absl::string_view kWeightMap = "weight_map";
-// What the headers of all files may have, so that no index of more can be right.
+// The headers of all files may have as many, so that no index of more can be right.
 constexpr SafetensorsLimits kLimits;
 
 }  // namespace

@@ -52,7 +52,7 @@ namespace {
 
 using namespace mma16;  // NOLINT: the geometry of this very file
 
-// Of a column's scales. The largest goes to [2^7, 2^8), of up to 4 bits and FP16 to [2^11, 2^12):
+// The largest scale of a column goes to [2^7, 2^8), of up to 4 bits and FP16 to [2^11, 2^12):
 // times any integer of the codes, FP16 holds it.
 int TopOctave(const WeightDescription& d) {
   return d.scale_dtype == DType::kFp16 && d.bits <= 4 ? 11 : 7;

@@ -43,8 +43,8 @@ class RoutedWork : public Work {
   DType out_dtype = DType::kFp16;
   int64_t rows = 0;  // tokens
   int64_t top_k = 1;
-  // Which operation this is, whatever the number of tokens: ids choose an expert for each row, and
-  // router_weights sum the rows of a token. Works that merge agree in both.
+  // They say which operation this is, whatever the number of tokens: ids choose an expert for each
+  // row, and router_weights sum the rows of a token. Works that merge agree in both.
   bool of_experts = false;
   bool summed = false;
   std::vector<int32_t> ids;  // [choices] of_experts, else empty

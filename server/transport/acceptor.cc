@@ -295,7 +295,7 @@ void Acceptor::Penalize(const std::string& origin) {
                 [now](const auto& entry) { return entry.second.until + kForgetPenalty <= now; });
   const auto [it, first] = penalties_.try_emplace(origin, Penalty{.length = kFirstPenalty});
   Penalty& penalty = it->second;
-  // What was on the way when the penalty began is part of the same crowd.
+  // Connections that were on the way when the penalty began are part of the same crowd.
   if (!first && penalty.until <= now)
     penalty.length = std::min(2 * penalty.length, kLongestPenalty);
   penalty.until = now + penalty.length;

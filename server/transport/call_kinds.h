@@ -58,7 +58,7 @@ class UnaryCall final : public RequestCall {
  public:
   explicit UnaryCall(MethodBase* method) : RequestCall(method) {}
 
-  // What a handler without an object of its own takes from a budget for the call: empty at first,
+  // The bytes that a handler without an object of its own takes for the call: empty at first,
   // given back when the call is gone.
   ByteLease* lease() { return &lease_; }
 

@@ -55,7 +55,7 @@ class Connection {
   // Counts a call that was refused. Returns how many were, this one included.
   int64_t Refused() { return refused_.fetch_add(1, std::memory_order_relaxed) + 1; }
 
-  // What it has of the calls of its peer.
+  // Its part of the calls of its peer.
   PeerCalls::Share* share() { return &share_; }
 
   int64_t calls() const { return calls_.load(std::memory_order_relaxed); }
