@@ -70,7 +70,7 @@ void OpenConnections::Cut() {
   MutexLock lock(&mu_);
   Sweep();
   for (const auto& [fd, entry] : connections_) {
-    // What gRPC has not read by now it need not read.
+    // gRPC need not read what it has not read by now.
     if (WaitingCalls(fd) > 0) {
       Reset(fd, entry.cookie);
     } else {

@@ -23,7 +23,7 @@ namespace awqd::transport {
 struct PeerCallLimits {
   // Each connection may have so many whatever its neighbours do; these are not counted.
   int64_t few = 8;
-  // What all connections of one peer may have beyond that, and those of all peers.
+  // All connections of one peer may have so many beyond that, and those of all peers.
   int64_t per_peer = std::numeric_limits<int64_t>::max() / 4;
   int64_t total = std::numeric_limits<int64_t>::max() / 2;
   // Called on a thread of the loop when many calls of this peer come at once: more may wait in its
@@ -34,7 +34,7 @@ struct PeerCallLimits {
 // Thread-safe.
 class PeerCalls {
  public:
-  // What a call counts as, until it is gone.
+  // A call counts as one of these until it is gone.
   enum class Place {
     kNone,
     kTaken,    // it may begin

@@ -1,4 +1,4 @@
-// What the kernel tells of a connection's socket, and does to it, while gRPC owns the descriptor.
+// The kernel's view of a connection's socket, and its reset, while gRPC owns the descriptor.
 #pragma once
 
 #include <cstdint>

@@ -199,7 +199,7 @@ absl::Status InClientsWords(const absl::Status& status, const v1::PackedWeight& 
 // More than the plan of a weight takes, whatever kernels there are.
 constexpr int64_t kBytesOfPlan = 8 << 10;
 
-// Of the parts of a weight, whether its codes are there or not.
+// The bytes of a weight's parts, whether its codes are there or not.
 int64_t HostBytes(const HostWeight& weight) {
   const WeightDescription& d = weight.description;
   const int64_t cells = weight.shape().cells();

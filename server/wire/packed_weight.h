@@ -17,7 +17,7 @@ namespace awqd::wire {
 absl::Status CheckPacked(const v1::PackedWeight& packed, int64_t max_bytes,
                          int64_t* before = nullptr);
 
-// What a weight takes beside the message, in bytes. Shapes of few rows and small groups are padded,
+// The bytes that a weight takes beside the message. Shapes of few rows and small groups are padded,
 // so that it may be a hundred times what was sent.
 struct PackedSize {
   int64_t decoded = 0;   // until it is on its device

@@ -1,4 +1,4 @@
-// What files of a checkpoint may choose in size: an index, expressions, headers. Memory is bounded,
+// Files of a checkpoint choose sizes: an index, expressions, headers. Memory is bounded,
 // and a load asks for cancellation while it reads them.
 #include <fcntl.h>
 #include <gmock/gmock.h>

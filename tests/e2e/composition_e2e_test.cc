@@ -37,7 +37,7 @@ int64_t Seconds() {
   return text != nullptr && absl::SimpleAtoi(text, &seconds) ? seconds : 10;
 }
 
-// What a caller sees of an answer: status, shape and bits.
+// A caller sees this of an answer: status, shape and bits.
 std::string Seen(const absl::Status& status, const Tensor* output) {
   if (!status.ok()) return status.ToString();
   return absl::StrCat(v1::DType_Name(output->dtype), " [", absl::StrJoin(output->shape, ", "), "] ",
