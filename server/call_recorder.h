@@ -5,7 +5,7 @@
 
 #include "absl/status/statusor.h"
 #include "server/obs/call_recorder.h"
-#include "server/options.h"
+#include "server/config/options.h"
 
 namespace awqd {
 

@@ -20,7 +20,7 @@
 #include "absl/time/time.h"
 #include "kernels/base/mutex.h"
 #include "server/obs/logging.h"
-#include "server/options.h"
+#include "server/config/options.h"
 #include "server/server.h"
 
 namespace {

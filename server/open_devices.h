@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/device.h"
 #include "server/engine/engine.h"
-#include "server/options.h"
+#include "server/config/options.h"
 #include "server/server.h"
 
 namespace awqd {

@@ -15,7 +15,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "checkpoint/file.h"
+#include "kernels/checkpoint/file.h"
 #include "kernels/base/mutex.h"
 #include "kernels/base/status.h"
 #include "kernels/kernels.h"

@@ -14,7 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "kernels/kernels.h"
-#include "server/options.h"
+#include "server/config/options.h"
 
 namespace awqd {
 

@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/model/model_store.h"
-#include "server/options.h"
+#include "server/config/options.h"
 
 namespace awqd {
 

@@ -8,7 +8,7 @@
 #include "CLI/CLI.hpp"
 #include "absl/strings/ascii.h"
 #include "client/awqctl/flags.h"
-#include "command_line/spelling.h"
+#include "client/command_line/spelling.h"
 
 namespace awqd::awqctl {
 

@@ -11,8 +11,8 @@
 #include "client/awqctl/commands.h"
 #include "client/awqctl/flag_values.h"
 #include "client/awqctl/tools/flags.h"
-#include "command_line/help.h"
-#include "command_line/spelling.h"
+#include "client/command_line/help.h"
+#include "client/command_line/spelling.h"
 
 namespace awqd::awqctl {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "checkpoint/checkpoint.h"
+#include "kernels/checkpoint/checkpoint.h"
 #include "kernels/device.h"
 #include "server/model/placement.h"
 

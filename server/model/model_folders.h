@@ -9,8 +9,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "checkpoint/folder_look.h"
-#include "checkpoint/repository_root.h"
+#include "kernels/checkpoint/folder_look.h"
+#include "kernels/checkpoint/repository_root.h"
 
 namespace awqd::model {
 

@@ -10,7 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "checkpoint/checkpoint.h"
+#include "kernels/checkpoint/checkpoint.h"
 #include "kernels/base/mutex.h"
 #include "kernels/base/status.h"
 #include "server/model/readers.h"

@@ -3,7 +3,7 @@
 
 #include <optional>
 
-#include "checkpoint/expert_path.h"
+#include "kernels/checkpoint/expert_path.h"
 #include "server/model/mlp_paths.h"
 
 namespace awqd::model {

@@ -9,7 +9,7 @@
 
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "checkpoint/checkpoint.h"
+#include "kernels/checkpoint/checkpoint.h"
 #include "kernels/device.h"
 #include "server/model/placed_weight.h"
 

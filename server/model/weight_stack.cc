@@ -7,7 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "checkpoint/file.h"
+#include "kernels/checkpoint/file.h"
 #include "kernels/description.h"
 
 namespace awqd::model {

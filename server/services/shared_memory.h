@@ -29,7 +29,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "awqd/v1/tensor.pb.h"
-#include "checkpoint/file.h"
+#include "kernels/checkpoint/file.h"
 #include "server/engine/staging.h"
 #include "server/services/worker.h"
 

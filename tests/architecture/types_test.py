@@ -74,7 +74,7 @@ class Types(unittest.TestCase):
 
     def test_every_name_is_defined_once(self):
         files = collections.defaultdict(list)
-        for top in ("kernels", "checkpoint", "tools", "command_line", "server", "client", "tests"):
+        for top in ("kernels", "server", "client", "tests"):
             for path in sorted((ROOT / top).rglob("*")):
                 if path.suffix in SOURCES:
                     for name in types_of(path.read_text(encoding="utf-8")):

@@ -12,7 +12,7 @@
 #include "absl/synchronization/mutex.h"
 #include "grpcpp/grpcpp.h"
 #include "grpcpp/health_check_service_interface.h"
-#include "server/options.h"
+#include "server/config/options.h"
 #include "server/transport/bounds.h"
 #include "tests/bench/echo.h"
 

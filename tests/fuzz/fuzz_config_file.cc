@@ -3,7 +3,7 @@
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/match.h"
-#include "server/config_file.h"
+#include "server/config/config_file.h"
 #include "tests/fuzz/require.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "absl/algorithm/container.h"
-#include "checkpoint/gguf.h"
-#include "checkpoint/gguf_model.h"
+#include "kernels/checkpoint/gguf.h"
+#include "kernels/checkpoint/gguf_model.h"
 #include "kernels/exact.h"
 #include "tests/fuzz/require.h"
 

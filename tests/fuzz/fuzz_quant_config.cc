@@ -1,8 +1,8 @@
 // Fuzzes the parsers of config.json and of the side files, and what formats make of them.
 #include <cstdint>
 
-#include "checkpoint/checkpoint_files.h"
-#include "checkpoint/linear_rules.h"
+#include "kernels/checkpoint/checkpoint_files.h"
+#include "kernels/checkpoint/linear_rules.h"
 #include "tests/fuzz/require.h"
 
 namespace {

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "checkpoint/safetensors.h"
+#include "kernels/checkpoint/safetensors.h"
 #include "tests/fuzz/require.h"
 
 namespace {

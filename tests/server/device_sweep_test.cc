@@ -21,7 +21,7 @@
 #include "gtest/gtest.h"
 #include "kernels/base/mutex.h"
 #include "server/server.h"
-#include "tests/checkpoint/test_files.h"
+#include "tests/kernels/checkpoint/test_files.h"
 #include "tests/server/requests.h"
 #include "tests/testing/failing_device.h"
 

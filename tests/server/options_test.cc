@@ -1,5 +1,5 @@
 // Flags, config file and environment.
-#include "server/options.h"
+#include "server/config/options.h"
 
 #include <cstdlib>
 #include <fstream>
@@ -10,7 +10,7 @@
 #include "absl/strings/strip.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "server/flags.h"
+#include "server/config/flags.h"
 #include "server/transport/listen_address.h"
 #include "tests/testing/places.h"
 

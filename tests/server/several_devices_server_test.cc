@@ -20,7 +20,7 @@
 #include "gtest/gtest.h"
 #include "kernels/base/mutex.h"
 #include "server/server.h"
-#include "tests/checkpoint/test_files.h"
+#include "tests/kernels/checkpoint/test_files.h"
 #include "tests/server/requests.h"
 #include "tests/testing/wrapped_device.h"
 

@@ -10,7 +10,7 @@
 
 #include "kernels/kernels.h"
 #include "server/obs/logging.h"
-#include "tests/checkpoint/test_files.h"
+#include "tests/kernels/checkpoint/test_files.h"
 
 namespace awqd {
 namespace {

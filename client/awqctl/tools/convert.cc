@@ -1,5 +1,5 @@
 // awqctl convert.
-#include "tools/convert.h"
+#include "client/tools/convert.h"
 
 #include <string>
 

@@ -1,5 +1,5 @@
 // awqctl diff.
-#include "tools/diff.h"
+#include "client/tools/diff.h"
 
 #include <string>
 #include <vector>

@@ -1,5 +1,5 @@
 // awqctl inspect.
-#include "tools/inspect.h"
+#include "client/tools/inspect.h"
 
 #include <map>
 #include <string>

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "client/awqctl/console.h"
-#include "tools/rewrite.h"
+#include "client/tools/rewrite.h"
 
 namespace awqd::awqctl {
 

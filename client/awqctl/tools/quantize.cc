@@ -1,5 +1,5 @@
 // awqctl quantize.
-#include "tools/quantize.h"
+#include "client/tools/quantize.h"
 
 #include <memory>
 #include <string>

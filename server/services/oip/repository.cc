@@ -8,7 +8,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
-#include "checkpoint/expert_path.h"
+#include "kernels/checkpoint/expert_path.h"
 #include "kernels/base/status.h"
 #include "server/obs/call_recorder.h"
 #include "server/obs/logging.h"

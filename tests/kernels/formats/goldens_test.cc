@@ -11,7 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "checkpoint/checkpoint.h"
+#include "kernels/checkpoint/checkpoint.h"
 #include "kernels/base/half.h"
 #include "kernels/exact.h"
 #include "tests/testing/npy.h"

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "tests/checkpoint/test_files.h"
+#include "tests/kernels/checkpoint/test_files.h"
 #include "tests/testing/hub_files.h"
 
 namespace awqd::model {

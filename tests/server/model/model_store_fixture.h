@@ -8,7 +8,7 @@
 
 #include "kernels/kernels.h"
 #include "server/model/model_store.h"
-#include "tests/checkpoint/test_files.h"
+#include "tests/kernels/checkpoint/test_files.h"
 
 namespace awqd::model {
 

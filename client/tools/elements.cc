@@ -1,0 +1,173 @@
+// Elements by rows. Each step of the formula rounds: compiled without fused multiply-adds.
+#include "client/tools/elements.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/math.h"
+#include "kernels/base/memory_facts.h"
+#include "kernels/base/status.h"
+#include "kernels/exact.h"
+
+namespace awqd::tools {
+namespace {
+
+// `count` codes of `place` bits each.
+void Unpack(const uint8_t* from, int place, int64_t count, uint8_t* to) {
+  if (place == 8) {
+    std::memcpy(to, from, count);
+    return;
+  }
+  const int in_byte = 8 / place;
+  const uint8_t mask = static_cast<uint8_t>((1 << place) - 1);
+  const int64_t whole = count / in_byte;
+  for (int64_t i = 0; i < whole; ++i) {
+    for (int j = 0; j < in_byte; ++j) to[i * in_byte + j] = from[i] >> (j * place) & mask;
+  }
+  for (int64_t i = whole * in_byte; i < count; ++i) {
+    to[i] = from[i / in_byte] >> (i % in_byte * place) & mask;
+  }
+}
+
+// Of a dense linear.
+absl::StatusOr<std::vector<float>> ReadBias(const Model& model, absl::string_view path, int64_t n) {
+  std::vector<float> out;
+  const model::TensorLocation* const place = model.tensors().Find(absl::StrCat(path, ".bias"));
+  if (place == nullptr || !IsFloatType(place->info->dtype) ||
+      place->info->shape != std::vector<int64_t>{n}) {
+    return out;
+  }
+  AWQD_RETURN_IF_ERROR(
+      CheckRoom(absl::StrCat("bias of ", model::Quoted(path)), 1, place->info->bytes()));
+  std::vector<uint8_t> bytes(place->info->bytes());
+  AWQD_RETURN_IF_ERROR(place->file->Read(*place->info, absl::MakeSpan(bytes)));
+  for (int64_t i = 0; i < n; ++i) {
+    out.push_back(LoadElement(bytes.data(), FloatTypeNamed(place->info->dtype), i));
+  }
+  return out;
+}
+
+}  // namespace
+
+RowReader::RowReader(const HostWeight* weight, int64_t begin, int64_t end)
+    : weight_(weight),
+      begin_(begin),
+      count_(end - begin),
+      row_of_(weight->order.size()),
+      zeros_(count_),
+      scales_(count_),
+      codes_(count_) {
+  for (size_t i = 0; i < row_of_.size(); ++i) row_of_[weight->order[i]] = static_cast<int32_t>(i);
+}
+
+void RowReader::ReadCodes(int64_t k, uint8_t* to) const {
+  const int64_t at = StoredRow(k) * weight_->row_bytes() + begin_ * weight_->code_bits() / 8;
+  Unpack(weight_->codes.data() + at, weight_->code_bits(), count_, to);
+}
+
+void RowReader::OpenGroup(int64_t group) {
+  const bool real = weight_->description.real_zeros();
+  for (int64_t i = 0; i < count_; ++i) {
+    const int64_t col = begin_ + i;
+    zeros_[i] =
+        real ? weight_->RealZero(group, col) : static_cast<float>(weight_->Zero(group, col));
+    scales_[i] = weight_->Scale(group, col);
+  }
+  group_ = group;
+}
+
+void RowReader::Read(int64_t k, float* to) {
+  const WeightDescription& d = weight_->description;
+  const int64_t group = StoredRow(k) / weight_->group_rows();
+  if (group != group_) OpenGroup(group);
+  ReadCodes(k, codes_.data());
+  if (d.code == CodeKind::kUnsigned) {
+    for (int64_t i = 0; i < count_; ++i) to[i] = static_cast<float>(codes_[i]);
+  } else {
+    for (int64_t i = 0; i < count_; ++i) {
+      to[i] = DecodeCode(d.code, weight_->table.data(), codes_[i]);
+    }
+  }
+  if (d.zero_kind == ZeroKind::kRealAfter) {
+    for (int64_t i = 0; i < count_; ++i) to[i] = to[i] * scales_[i] - zeros_[i];
+  } else {
+    for (int64_t i = 0; i < count_; ++i) to[i] = (to[i] - zeros_[i]) * scales_[i];
+  }
+  if (weight_->outer.empty()) return;
+  for (int64_t i = 0; i < count_; ++i) to[i] *= weight_->Outer(begin_ + i);
+}
+
+std::string Elements::description() const {
+  return weight_ ? ToString(weight_->description) : dense_.tensor.info->dtype;
+}
+
+int64_t Elements::Step() const {
+  constexpr int64_t kElements = 1 << 20;
+  return std::max<int64_t>(8, kElements / k() / 8 * 8);
+}
+
+absl::Status Elements::Read(int64_t begin, int64_t end, float* to) const {
+  const int64_t columns = end - begin, k = this->k();
+  if (weight_ != nullptr) {
+    RowReader rows(weight_.get(), begin, end);
+    for (int64_t row = 0; row < k; ++row) rows.Read(row, to + row * columns);
+    return absl::OkStatus();
+  }
+  const DType dtype = FloatTypeNamed(dense_.tensor.info->dtype);
+  std::vector<uint8_t> bytes(columns * k * SizeOf(dtype));
+  AWQD_RETURN_IF_ERROR(ReadPart(dense_.tensor, begin * k * SizeOf(dtype), absl::MakeSpan(bytes)));
+  for (int64_t col = 0; col < columns; ++col) {
+    for (int64_t row = 0; row < k; ++row) {
+      to[row * columns + col] = LoadElement(bytes.data(), dtype, col * k + row);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckRoom(absl::string_view what, int64_t rows, int64_t row_bytes) {
+  constexpr int64_t kTimes = 3;  // as it is in the file, decoded, and on the way between the two
+  const int64_t most = AvailableMemoryBytes() / kTimes;
+  if (const auto bytes = CheckedMul(rows, row_bytes); bytes && *bytes <= most) {
+    return absl::OkStatus();
+  }
+  return absl::ResourceExhaustedError(absl::StrCat(what, ": got ", rows, " times ", row_bytes,
+                                                   " bytes to hold, expected at most ", most,
+                                                   ", a third of the memory that is free"));
+}
+
+absl::StatusOr<HostWeight> ReadWeight(const model::Checkpoint& checkpoint,
+                                      const model::LinearLocation& linear) {
+  AWQD_RETURN_IF_ERROR(
+      CheckRoom(absl::StrCat("weight ", model::Quoted(linear.path)), 1, linear.bytes));
+  std::vector<uint8_t> scratch;
+  AWQD_ASSIGN_OR_RETURN(HostWeight weight, checkpoint.Read(linear, &scratch));
+  AWQD_RETURN_IF_ERROR(Validate(weight));
+  return weight;
+}
+
+absl::StatusOr<Elements> ReadElements(const Model& model, absl::string_view path) {
+  if (const model::LinearLocation* const linear = model.FindLinear(path); linear != nullptr) {
+    AWQD_ASSIGN_OR_RETURN(HostWeight weight, ReadWeight(*model.checkpoint(), *linear));
+    return Elements(std::move(weight));
+  }
+  const std::string name = absl::StrCat(path, ".weight");
+  if (model.DensePath(name).empty()) {
+    return absl::NotFoundError(absl::StrCat(model.folder().name, ": no linear ",
+                                            model::Quoted(path), ", neither quantised nor dense"));
+  }
+  const model::TensorLocation& place = *model.tensors().Find(name);
+  DenseWeight dense = {.k = place.info->shape[1], .n = place.info->shape[0], .tensor = place};
+  AWQD_RETURN_IF_ERROR(
+      CheckRoom(absl::StrCat("weight ", model::Quoted(path)), kDenseRowsBytes, dense.k));
+  AWQD_ASSIGN_OR_RETURN(dense.bias, ReadBias(model, path, dense.n));
+  return Elements(std::move(dense));
+}
+
+DType FloatTypeNamed(absl::string_view dtype) {
+  return dtype == "F16" ? DType::kFp16 : dtype == "BF16" ? DType::kBf16 : DType::kFp32;
+}
+
+}  // namespace awqd::tools

@@ -1,0 +1,91 @@
+// Elements: the numbers W[K, N] of one linear, quantised or dense, some rows at a time.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "kernels/weight.h"
+#include "client/tools/model.h"
+
+namespace awqd::tools {
+
+// Rows of a quantised weight by in-feature, each element as WeightValue (kernels/exact.h) has it.
+// The weight must outlive it. Not thread-safe.
+class RowReader {
+ public:
+  explicit RowReader(const HostWeight* weight) : RowReader(weight, 0, weight->n) {}
+  // Of columns [begin, end) alone; `begin` is a multiple of 8.
+  RowReader(const HostWeight* weight, int64_t begin, int64_t end);
+
+  // The elements of in-feature `k` in those columns.
+  void Read(int64_t k, float* to);
+  // Their codes, one to a byte.
+  void ReadCodes(int64_t k, uint8_t* to) const;
+
+ private:
+  int64_t StoredRow(int64_t k) const { return row_of_.empty() ? k : row_of_[k]; }
+  void OpenGroup(int64_t group);
+
+  const HostWeight* weight_;
+  int64_t begin_, count_;        // of the columns
+  std::vector<int32_t> row_of_;  // of an in-feature; empty without an order
+  int64_t group_ = -1;           // that the two below are of
+  std::vector<float> zeros_, scales_;
+  std::vector<uint8_t> codes_;
+};
+
+// A linear's weight as torch stores it, in its file.
+struct DenseWeight {
+  int64_t k = 0, n = 0;
+  model::TensorLocation tensor;  // [N, K]
+  std::vector<float> bias;       // [N], or empty
+};
+
+// Move-only. What a dense one is read from must outlive it.
+class Elements {
+ public:
+  explicit Elements(HostWeight weight)
+      : weight_(std::make_unique<const HostWeight>(std::move(weight))) {}
+  explicit Elements(DenseWeight dense) : dense_(std::move(dense)) {}
+
+  int64_t k() const { return weight_ ? weight_->k : dense_.k; }
+  int64_t n() const { return weight_ ? weight_->n : dense_.n; }
+  // Null of a dense one.
+  const HostWeight* weight() const { return weight_.get(); }
+  // "w4g128z", or the type of a dense one.
+  std::string description() const;
+  // [N], or empty.
+  const std::vector<float>& bias() const { return weight_ ? weight_->bias : dense_.bias; }
+  // Columns [begin, end), `begin` a multiple of 8, as [K, end - begin] by in-feature.
+  absl::Status Read(int64_t begin, int64_t end, float* to) const;
+  // Columns to be read at a time: some MiB of them.
+  int64_t Step() const;
+
+ private:
+  std::unique_ptr<const HostWeight> weight_;
+  DenseWeight dense_;
+};
+
+// All of a linear, valid. RESOURCE_EXHAUSTED before anything is read where it would take more
+// memory than is free; other errors are those of Checkpoint::Read and Validate.
+absl::StatusOr<HostWeight> ReadWeight(const model::Checkpoint& checkpoint,
+                                      const model::LinearLocation& linear);
+
+// RESOURCE_EXHAUSTED where so many rows of so many bytes, which may be in memory three times, would
+// take more than is free. A hole in a file takes memory too, once it is read.
+absl::Status CheckRoom(absl::string_view what, int64_t rows, int64_t row_bytes);
+// Bytes for each in-feature of a dense linear that is read some rows at a time.
+inline constexpr int64_t kDenseRowsBytes = 64;
+
+// The quantised linear of that path, else the tensor "<path>.weight", and "<path>.bias"
+// where it is as long. NOT_FOUND when there is neither, RESOURCE_EXHAUSTED as above.
+absl::StatusOr<Elements> ReadElements(const Model& model, absl::string_view path);
+
+DType FloatTypeNamed(absl::string_view dtype);
+
+}  // namespace awqd::tools

@@ -1,0 +1,74 @@
+// FolderWriter: a model's folder that appears under its name when it is complete.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/checkpoint/file.h"
+#include "client/tools/safetensors_writer.h"
+
+namespace awqd::tools {
+
+// What a file or directory that is being written is named to, so that a signal that ends the
+// process removes it; the result is let go when the folder is complete or gone. May be empty.
+using Guard = std::function<std::shared_ptr<void>(const std::string& path)>;
+
+// Writes into "<path>.partial" and renames it on Commit. Without Commit, and on signals where the
+// guard says so, everything it made is removed.
+class FolderWriter {
+ public:
+  // ALREADY_EXISTS when `path` is there, or "<path>.partial": another run writes it, or one was
+  // killed and left it; the message says which.
+  static absl::StatusOr<std::unique_ptr<FolderWriter>> Create(const std::string& path,
+                                                              const Guard& guard);
+  ~FolderWriter();
+  FolderWriter(const FolderWriter&) = delete;
+  FolderWriter& operator=(const FolderWriter&) = delete;
+
+  // The tensor file that the next tensors go to; nothing of it is made before the first.
+  absl::Status BeginShard(const std::string& name, int64_t header_bytes);
+  // INVALID_ARGUMENT for a second tensor of that name.
+  absl::Status Add(NewTensor tensor);
+  absl::Status EndShard();
+
+  // `indexed`: whether a model.safetensors.index.json says where tensors are.
+  absl::Status WriteIndex();
+  absl::Status WriteText(const std::string& name, absl::string_view text);
+  absl::Status Copy(const model::File& file, const std::string& name);
+
+  const std::string& partial() const { return partial_; }
+  int64_t tensor_bytes() const { return tensor_bytes_; }
+  int64_t shards() const { return static_cast<int64_t>(shards_.size()); }
+
+  // The folder gets its name.
+  absl::Status Commit();
+
+ private:
+  FolderWriter(std::string path, const Guard& guard);
+
+  absl::Status Make();
+  // The path of a new file in it.
+  std::string NewFile(const std::string& name);
+
+  const std::string path_, partial_;
+  const Guard guard_;
+  std::vector<std::shared_ptr<void>> guarded_;  // the directory and every file in it
+  bool made_ = false;
+  model::UniqueFd lock_;
+  std::set<std::string> files_;  // in it
+  std::unique_ptr<SafetensorsWriter> shard_;
+  std::string shard_name_;
+  int64_t header_bytes_ = 0;
+  std::set<std::string> shards_;
+  std::map<std::string, std::string> weight_map_;  // tensor -> file
+  int64_t tensor_bytes_ = 0;
+};
+
+}  // namespace awqd::tools

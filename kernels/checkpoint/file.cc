@@ -1,0 +1,143 @@
+// Reading of regular files.
+#include "kernels/checkpoint/file.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status.h"
+
+namespace awqd::model {
+namespace {
+
+absl::string_view KindOf(mode_t mode) {
+  if (S_ISDIR(mode)) return "a directory";
+  if (S_ISFIFO(mode)) return "a FIFO";
+  if (S_ISCHR(mode)) return "a character device";
+  if (S_ISBLK(mode)) return "a block device";
+  if (S_ISSOCK(mode)) return "a socket";
+  return "a special file";
+}
+
+bool SameTime(const timespec& a, const timespec& b) {
+  return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
+}
+
+}  // namespace
+
+absl::Status FileStamp::Check(const FileStamp& now, absl::string_view name) const {
+  const std::string shown = absl::CHexEscape(name);
+  if (!SameFileAs(now)) return Invalid(shown, ": the file was replaced while it was loaded");
+  if (now.stat_.st_size != stat_.st_size) {
+    return Invalid(shown, ": the file changed while it was loaded: got ", now.stat_.st_size,
+                   " bytes, expected ", stat_.st_size);
+  }
+  // Writers may set the time of modification back (rsync does); that of the change is the kernel's.
+  if (!SameTime(now.stat_.st_mtim, stat_.st_mtim) || !SameTime(now.stat_.st_ctim, stat_.st_ctim)) {
+    return Invalid(shown,
+                   ": the file was written to, or its attributes changed, while it was loaded");
+  }
+  return absl::OkStatus();
+}
+
+std::string FileStamp::Text() const {
+  return absl::StrCat(stat_.st_ino, " ", stat_.st_size, " ", stat_.st_mtim.tv_sec, ".",
+                      stat_.st_mtim.tv_nsec, " ", stat_.st_ctim.tv_sec, ".", stat_.st_ctim.tv_nsec);
+}
+
+absl::Time FileStamp::changed() const {
+  return std::max(absl::TimeFromTimespec(stat_.st_mtim), absl::TimeFromTimespec(stat_.st_ctim));
+}
+
+UniqueFd& UniqueFd::operator=(UniqueFd&& other) noexcept {
+  if (this != &other) {
+    if (ok()) close(fd_);
+    fd_ = other.Release();
+  }
+  return *this;
+}
+
+UniqueFd::~UniqueFd() {
+  if (ok()) close(fd_);
+}
+
+int UniqueFd::Release() { return std::exchange(fd_, -1); }
+
+absl::StatusOr<File> File::Adopt(UniqueFd fd, std::string name) {
+  File out;
+  if (fstat(fd.get(), &out.stat_) != 0) {
+    return FromSystem(errno, absl::StrCat(absl::CHexEscape(name), ": fstat"));
+  }
+  if (!S_ISREG(out.stat_.st_mode)) {
+    return Invalid(absl::CHexEscape(name), ": got ", KindOf(out.stat_.st_mode),
+                   ", expected a regular file");
+  }
+  out.fd_ = std::move(fd);
+  out.name_ = std::move(name);
+  return out;
+}
+
+absl::Status File::ReadAt(int64_t offset, absl::Span<uint8_t> out,
+                          const std::atomic<bool>* cancelled) const {
+  constexpr size_t kPieceBytes = 8 << 20;
+  size_t done = 0;
+  while (done < out.size()) {
+    AWQD_RETURN_IF_ERROR(CheckCancelled(cancelled));
+    const ssize_t got =
+        pread(fd_.get(), out.data() + done, std::min(out.size() - done, kPieceBytes),
+              offset + static_cast<int64_t>(done));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) {
+      return absl::InternalError(absl::StrCat(shown_name(), ": reading ", out.size() - done,
+                                              " bytes at ", offset + done, " failed, errno ",
+                                              errno));
+    }
+    if (got == 0) {
+      return Invalid(shown_name(), ": got end of file at byte ", offset + done, ", expected ",
+                     out.size() - done, " more bytes (truncated while it was read?)");
+    }
+    done += static_cast<size_t>(got);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status File::CheckUnchanged() const {
+  struct stat now = {};
+  if (fstat(fd_.get(), &now) != 0) {
+    return FromSystem(errno, absl::StrCat(shown_name(), ": fstat"));
+  }
+  return stamp().Check(FileStamp(now), name_);
+}
+
+std::string File::shown_name() const { return absl::CHexEscape(name_); }
+
+absl::Status CheckCancelled(const std::atomic<bool>* cancelled) {
+  if (cancelled == nullptr || !*cancelled) return absl::OkStatus();
+  return absl::UnavailableError("loading the model was cancelled, the server is shutting down");
+}
+
+absl::Status FromSystem(int error, absl::string_view what) {
+  const absl::Status status = absl::ErrnoToStatus(error, what);
+  return absl::IsUnknown(status) ? absl::InternalError(status.message()) : status;
+}
+
+std::string Quoted(absl::string_view text, size_t max_bytes) {
+  const bool cut = text.size() > max_bytes;
+  return absl::StrCat("\"", absl::CHexEscape(text.substr(0, max_bytes)), cut ? "...\"" : "\"");
+}
+
+absl::string_view ClipUtf8(absl::string_view text, size_t limit) {
+  if (text.size() <= limit) return text;
+  while (limit > 0 && (static_cast<unsigned char>(text[limit]) & 0xc0) == 0x80) --limit;
+  return text.substr(0, limit);
+}
+
+absl::Status Prefixed(absl::string_view prefix, const absl::Status& status) {
+  return absl::Status(status.code(), absl::StrCat(prefix, ": ", status.message()));
+}
+
+}  // namespace awqd::model

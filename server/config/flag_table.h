@@ -1,0 +1,130 @@
+// FlagTable: registers flags with CLI11, each with its group and its twin in the environment.
+#pragma once
+
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "server/config/flags.h"
+
+namespace awqd {
+
+// Registers flags with their environment twins.
+class FlagTable {
+ public:
+  explicit FlagTable(CLI::App* app) : app_(app) {}
+
+  void Group(std::string name) { group_ = std::move(name); }
+
+  template <typename T>
+  CLI::Option* Add(const std::string& name, T& value, const std::string& help) {
+    return Dress(name, app_->add_option("--" + name, value, help));
+  }
+
+  template <typename T>
+  CLI::Option* Number(const std::string& name, T& value, std::type_identity_t<T> min,
+                      std::type_identity_t<T> max, const std::string& help) {
+    CLI::Option* const option = Add(name, value, help);
+    if constexpr (std::is_floating_point_v<T>) return option->check(NumberFrom(min, max));
+    return option->check(CLI::Range(min, max));
+  }
+
+  void Bytes(const std::string& name, int64_t& value, int64_t min, int64_t max,
+             const std::string& help) {
+    // Before the check: CLI11 runs last what was added first.
+    Number(name, value, min, max, help)
+        ->transform(CLI::Validator(ParseBytes, "", "bytes"))
+        ->type_name("BYTES");
+  }
+
+  // `value` as a number of `unit`, from `min` to `max` of them.
+  void Duration(const std::string& name, absl::Duration& value, absl::Duration unit,
+                std::pair<double, double> range, const std::string& help) {
+    const auto set = [&value, unit](double number) { value = number * unit; };
+    Dress(name, app_->add_option_function<double>("--" + name, set, help))
+        ->default_str(absl::StrCat(absl::FDivDuration(value, unit)))
+        ->check(NumberFrom(range.first, range.second));
+  }
+
+  // Seconds, of which 0 means for ever.
+  void Limit(const std::string& name, absl::Duration& value, const std::string& help) {
+    const auto set = [&value](double seconds) {
+      value = seconds == 0 ? absl::InfiniteDuration() : absl::Seconds(seconds);
+    };
+    const double preset = value == absl::InfiniteDuration() ? 0 : absl::ToDoubleSeconds(value);
+    Dress(name, app_->add_option_function<double>("--" + name, set, help))
+        ->default_str(absl::StrCat(preset))
+        ->check(NumberFrom(0, 1e9));
+  }
+
+  // NAME=DIR, several times.
+  void Folders(const std::string& name, std::vector<model::NamedFolder>& value,
+               const std::string& help) {
+    const auto set = [&value](const std::vector<std::string>& texts) {
+      value.clear();
+      for (const std::string& text : texts) ParseNamedFolder(text, &value.emplace_back());
+    };
+    const auto check = [](const std::string& text) {
+      model::NamedFolder folder;
+      return ParseNamedFolder(text, &folder);
+    };
+    Dress(name, app_->add_option_function<std::vector<std::string>>("--" + name, set, help))
+        ->delimiter(',')
+        ->expected(1)
+        ->take_all()
+        ->check(CLI::Validator(check, "NAME=DIR"));
+  }
+
+  // One of several words.
+  template <typename T>
+  void Choice(const std::string& name, T& value,
+              const std::vector<std::pair<std::string, T>>& choices, const std::string& help) {
+    std::vector<std::string> words;
+    std::string preset;
+    for (const auto& [word, meaning] : choices) {
+      words.push_back(word);
+      if (meaning == value) preset = word;
+    }
+    const auto set = [&value, choices](const std::string& text) {
+      for (const auto& [word, meaning] : choices) {
+        if (word == text) value = meaning;
+      }
+    };
+    Dress(name, app_->add_option_function<std::string>("--" + name, set, help))
+        ->default_str(preset)
+        ->check(CLI::IsMember(words));
+  }
+
+  void Flag(const std::string& name, bool& value, const std::string& help) {
+    Dress(name, app_->add_flag("--" + name + ",!--no_" + name, value, help))
+        ->default_str(value ? "true" : "false");
+  }
+
+ private:
+  // As CLI::Range, which lets NaN pass: it is neither below `min` nor above `max`.
+  static CLI::Validator NumberFrom(double min, double max) {
+    const auto check = [min, max](const std::string& text) -> std::string {
+      double value = 0;
+      if (absl::SimpleAtod(text, &value) && value >= min && value <= max) return "";
+      return absl::StrCat("got \"", text, "\", expected a number from ", min, " to ", max);
+    };
+    return CLI::Validator(check, absl::StrCat("FLOAT in [", min, " - ", max, "]"));
+  }
+
+  CLI::Option* Dress(const std::string& name, CLI::Option* option) {
+    option->envname("AWQD_" + absl::AsciiStrToUpper(name));
+    option->group(group_);
+    return option;
+  }
+
+  CLI::App* const app_;
+  std::string group_;
+};
+
+}  // namespace awqd

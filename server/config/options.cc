@@ -1,0 +1,281 @@
+// From flags to Options: parsing, checks that CLI11 cannot make, defaults that depend on others.
+#include "server/config/options.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <istream>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <utility>
+
+#include "CLI/CLI.hpp"
+#include "absl/algorithm/container.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/strip.h"
+#include "kernels/checkpoint/file.h"
+#include "client/command_line/help.h"
+#include "client/command_line/spelling.h"
+#include "kernels/base/status.h"
+#include "server/config/config_file.h"
+#include "server/config/flags.h"
+#include "server/obs/http_server.h"
+#include "server/config/print_config.h"
+#include "server/transport/listen_address.h"
+
+namespace awqd {
+namespace {
+
+absl::Status CheckEachOnce(const std::vector<model::NamedFolder>& models) {
+  std::map<std::string, std::string> paths;
+  for (const model::NamedFolder& folder : models) {
+    const auto [it, fresh] = paths.emplace(folder.name, folder.path);
+    if (fresh) continue;
+    return absl::InvalidArgumentError(absl::StrCat("--model: got ", folder.name, "=", it->second,
+                                                   " and ", folder.name, "=", folder.path,
+                                                   ", expected each name once"));
+  }
+  return absl::OkStatus();
+}
+
+// Names in the environment that begin like flags' twins and are none: of the CPU kernels, of the
+// project's own scripts, and of Kubernetes, which makes some for a Service of the name awqd.
+constexpr absl::string_view kOtherVariables[] = {
+    "AWQD_CPU_ISA", "AWQD_BUILD", "AWQD_CUDA", "AWQD_CUDA_ARCH", "AWQD_CUDA_ARCHITECTURES",
+    "AWQD_MODELS"};
+constexpr absl::string_view kOtherPrefixes[] = {"AWQD_TEST_", "AWQD_SERVICE_"};
+
+bool IsOtherVariable(absl::string_view name) {
+  absl::string_view port = name;  // AWQD_PORT, AWQD_PORT_8001_TCP
+  if (absl::ConsumePrefix(&port, "AWQD_PORT")) {
+    absl::ConsumePrefix(&port, "_");
+    if (port.empty() || absl::ascii_isdigit(port.front())) return true;
+  }
+  return absl::c_linear_search(kOtherVariables, name) ||
+         absl::c_any_of(kOtherPrefixes,
+                        [&](absl::string_view prefix) { return absl::StartsWith(name, prefix); });
+}
+
+absl::Status CheckEnvironment(const CLI::App& app) {
+  std::vector<std::string> known;  // in lower case, as Nearest compares
+  for (const CLI::Option* option : app.get_options([](const CLI::Option*) { return true; })) {
+    known.push_back(absl::AsciiStrToLower(option->get_envname()));
+  }
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    const std::string name = std::string(*variable).substr(0, std::strcspn(*variable, "="));
+    if (!absl::StartsWith(name, "AWQD_") || IsOtherVariable(name) ||
+        absl::c_linear_search(known, absl::AsciiStrToLower(name))) {
+      continue;
+    }
+    const std::string meant = command_line::Nearest(name, known);
+    return absl::InvalidArgumentError(
+        meant.empty() ? absl::StrCat("environment: ", name, ": no flag has that twin")
+                      : absl::StrCat("environment: ", name, ": did you mean ",
+                                     absl::AsciiStrToUpper(meant), "?"));
+  }
+  return absl::OkStatus();
+}
+
+// Reads --config for CLI11: TOML, checked key by key.
+class ConfigReader : public CLI::Config {
+ public:
+  explicit ConfigReader(const CLI::App* app) : app_(*app) {}
+
+  std::string path() const {
+    return app_.get_config_ptr()->count() == 0 ? "" : app_.get_config_ptr()->results().front();
+  }
+  const std::vector<ConfigValue>& values() const { return values_; }
+
+  // "<path>:<line>: " where a value of the file is what `message`, "--flag: ...", is about.
+  std::string PlaceOf(absl::string_view message) const {
+    for (const ConfigValue& value : values_) {
+      const std::string flag = absl::StrCat("--", value.flag, ": ");
+      if (absl::StartsWith(message, flag)) {
+        return absl::StrCat(path(), ":", value.line, ": ");
+      }
+    }
+    return "";
+  }
+
+  std::vector<CLI::ConfigItem> from_config(std::istream& in) const override {
+    const std::string text((std::istreambuf_iterator<char>(in)), {});
+    auto values = ParseConfigText(text, path());
+    if (!values.ok()) throw CLI::ConfigError(std::string(values.status().message()));
+    std::vector<CLI::ConfigItem> out;
+    for (ConfigValue& value : *values) {
+      CheckKey(value);
+      // As in the environment, nothing is the default.
+      const bool empty =
+          absl::c_all_of(value.values, [](const std::string& v) { return v.empty(); });
+      if (empty) continue;
+      CLI::ConfigItem& item = out.emplace_back();
+      item.name = value.flag;
+      item.inputs = value.values;
+      values_.push_back(std::move(value));
+    }
+    return out;
+  }
+
+  std::string to_config(const CLI::App*, bool, bool, std::string) const override { return ""; }
+
+ private:
+  void CheckKey(const ConfigValue& value) const {
+    const std::string flag = absl::StrCat("--", value.flag);
+    const CLI::Option* const option = app_.get_option_no_throw(flag);
+    if (option != nullptr && !option->get_envname().empty()) return;
+    std::string meant = command_line::Nearest(flag, command_line::FlagNames(app_));
+    meant = meant.empty() ? "no flag has that name"
+                          : absl::StrCat("did you mean ", meant.substr(2), "?");
+    throw CLI::ConfigError(absl::StrCat(path(), ":", value.line, ": ", value.flag, ": ", meant));
+  }
+
+  const CLI::App& app_;
+  // CLI11 has it that reading changes nothing.
+  mutable std::vector<ConfigValue> values_;
+};
+
+// Whether only this machine can reach them.
+bool MetricsAreLocal(const Options& options) {
+  if (options.metrics_address.empty()) return true;
+  const auto address = transport::ParseListenAddress(options.metrics_address);
+  return address.ok() && address->local();
+}
+
+// The rest: checks that CLI11 cannot make, and defaults that depend on other options.
+absl::Status Complete(Options& options) {
+  // Not left to CLI11, which would report it before an unknown flag.
+  if (options.model_repository.empty() && options.models.empty()) {
+    return absl::InvalidArgumentError(
+        "--model_repository: got nothing, expected a directory (or --model NAME=DIR)");
+  }
+  AWQD_RETURN_IF_ERROR(CheckEachOnce(options.models));
+  for (const std::string& name : options.pinned) {
+    if (const absl::Status status = model::CheckModelName(name); !status.ok()) {
+      return model::Prefixed("--pin", status);
+    }
+  }
+  if (!options.metrics_address.empty()) {
+    const absl::Status address = obs::CheckHttpAddress(options.metrics_address);
+    if (!address.ok()) return model::Prefixed("--metrics_address", address);
+  }
+  if (!options.trace.file.empty() && !options.trace.otlp_endpoint.empty()) {
+    return absl::InvalidArgumentError(
+        "--trace_file and --otlp_endpoint: got both, expected one place for traces");
+  }
+  bool local = true;
+  for (const std::string& text : options.rpc.transport.addresses) {
+    const absl::StatusOr<transport::ListenAddress> address = transport::ParseListenAddress(text);
+    if (!address.ok()) return model::Prefixed("--address", address.status());
+    local &= address->local();
+  }
+  AWQD_RETURN_IF_ERROR(security::Settle(&options.rpc.transport.security, local));
+  AWQD_RETURN_IF_ERROR(
+      security::CheckMetrics(options.rpc.transport.security, MetricsAreLocal(options)));
+  const absl::Status prefix = services::CheckSharedMemoryPrefix(options.rpc.shared_memory.prefix);
+  if (!prefix.ok()) return model::Prefixed("--shared_memory_prefix", prefix);
+  services::Options& rpc = options.rpc;
+  transport::Options& transport = rpc.transport;
+  if (transport.memory_quota_bytes == 0) {
+    transport.memory_quota_bytes = 16 * transport.max_receive_message_bytes;
+  }
+  const int64_t both = transport.max_receive_message_bytes + transport.max_send_message_bytes;
+  if (rpc.in_flight_bytes == 0) rpc.in_flight_bytes = 8 * both;
+  if (rpc.in_flight_bytes < both) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--max_in_flight_bytes: got ", rpc.in_flight_bytes, ", expected at least ",
+                     both, ": max_receive_message_bytes and max_send_message_bytes together"));
+  }
+  if (const int64_t bytes = transport.client.bytes_in_flight; bytes != 0 && bytes < both) {
+    return BadValue(
+        "--max_bytes_in_flight_per_client", bytes,
+        absl::StrCat("0 or at least ", both,
+                     ": max_receive_message_bytes and max_send_message_bytes together"));
+  }
+  rpc.stream_in_flight_bytes =
+      2 * std::max(transport.max_receive_message_bytes, transport.max_send_message_bytes);
+  rpc.max_queued_requests = options.engine.batching.max_queued_tasks;
+  rpc.max_batch_tokens = options.engine.batching.max_batch_tokens;
+  return absl::OkStatus();
+}
+
+constexpr char kFooter[] =
+    "Every flag may also be set by the environment variable AWQD_<FLAG>, for example "
+    "AWQD_MODEL_REPOSITORY. Order: flag, config file, environment, default. --help tells the first "
+    "sentence of each flag, --help=all everything, --print_config the values in effect.";
+
+// Those that are no settings: no variable has them, and no config file.
+void AddGeneralFlags(CLI::App* app, const std::shared_ptr<ConfigReader>& config,
+                     bool* print_config) {
+  app->set_help_flag("-h,--help", "Print this and leave; --help=all: with all there is to say.")
+      ->group("General");
+  app->set_version_flag("--version", absl::StrCat("awqd ", AWQD_VERSION),
+                        "Print the version and leave.")
+      ->group("General");
+  app->set_config("--config", "", "TOML file of flags without their dashes, key = value.")
+      ->type_name("FILE")
+      ->group("General");
+  app->add_flag("--print_config", *print_config,
+                "Print the value of every flag and where it came from, as such a file, and leave.")
+      ->group("General");
+  app->config_formatter(config);
+  app->allow_config_extras(CLI::config_extras_mode::error);
+  app->footer(kFooter);
+  app->option_defaults()->always_capture_default();
+}
+
+// Whether the flag that `message`, "--flag: ...", is about is among `args`.
+bool GivenAsFlag(const std::vector<std::string>& args, absl::string_view message) {
+  const absl::string_view flag = message.substr(0, message.find(':'));
+  return absl::c_any_of(args, [&](const std::string& arg) {
+    return absl::StartsWith(arg, flag) && (arg.size() == flag.size() || arg[flag.size()] == '=');
+  });
+}
+
+}  // namespace
+
+absl::StatusOr<CommandLine> ParseCommandLine(int argc, const char* const* argv) {
+  CommandLine line;
+  line.options.rpc.transport.memory_quota_bytes = 0;  // by the size of messages
+  const std::vector<std::string> args(argv + 1, argv + argc);
+  CLI::App app("awqd: serves Dequantize and QuantizedMatmul over quantised checkpoints, by gRPC.",
+               "awqd");
+  bool print_config = false;
+  const auto config = std::make_shared<ConfigReader>(&app);
+  AddGeneralFlags(&app, config, &print_config);
+  AddFlags(&app, &line.options);
+  if (const auto detail = command_line::HelpAsked(args)) {
+    app.formatter(std::make_shared<command_line::HelpFormatter>(*detail));
+    line.print = app.help();
+    return line;
+  }
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForVersion& version) {
+    line.print = absl::StrCat(version.what(), "\n");
+    return line;
+  } catch (const CLI::Error& error) {
+    if (const auto unknown = command_line::FindUnknownFlag(app, args)) {
+      return absl::InvalidArgumentError(unknown->Message());
+    }
+    const std::string text =
+        absl::StrReplaceAll(absl::StripAsciiWhitespace(error.what()), {{"\n", " "}});
+    const bool of_flag = GivenAsFlag(args, text);
+    return absl::InvalidArgumentError(absl::StrCat(of_flag ? "" : config->PlaceOf(text), text));
+  } catch (const std::exception& error) {
+    return absl::InvalidArgumentError(error.what());
+  }
+  AWQD_RETURN_IF_ERROR(CheckEnvironment(app));
+  if (print_config) {
+    line.print = PrintedConfig(app, args, config->values(), config->path());
+    return line;
+  }
+  AWQD_RETURN_IF_ERROR(Complete(line.options));
+  return line;
+}
+
+}  // namespace awqd

@@ -1,0 +1,51 @@
+// awqctl inspect: its table, its JSON, its exit codes.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tests/kernels/checkpoint/test_files.h"
+#include "tests/testing/places.h"
+#include "tests/client/tools/awqctl_command.h"
+
+namespace awqd::awqctl {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+TEST(AwqctlInspect, PrintsAGolden) {
+  const CommandResult got = RunCommand({"inspect", DataPath("gptq/v2-act")});
+  EXPECT_EQ(got.code, kOk) << got.err;
+  EXPECT_THAT(got.out,
+              AllOf(HasSubstr("format gptq"), HasSubstr("BITS/WEIGHT"), HasSubstr("order")));
+  EXPECT_EQ(got.err, "");
+}
+
+TEST(AwqctlInspect, PrintsJson) {
+  const CommandResult got =
+      RunCommand({"--json", "inspect", DataPath("awq/all-MiniLM-L6-v2-awq")}, /*terminal=*/true);
+  EXPECT_EQ(got.code, kOk) << got.err;
+  const nlohmann::json json = nlohmann::json::parse(got.out);
+  EXPECT_EQ(json.at("format"), "awq");
+  EXPECT_EQ(json.at("loads"), true);
+  EXPECT_EQ(json.at("linears").at(0).at("description"), "w4g128z");
+  EXPECT_GT(json.at("not_quantised").size(), 0u);
+  EXPECT_THAT(got.err, HasSubstr(kClearLine));  // the progress line came and went
+}
+
+TEST(AwqctlInspect, ExitCodesTellWhatIsWrong) {
+  const awqd::testing::TempDirectory folder;
+  EXPECT_EQ(RunCommand({"inspect"}).code, kBadArguments);
+  EXPECT_EQ(RunCommand({"inspect", folder.At("absent")}).code, kFileFailed);
+  folder.Write("m/config.json", R"({"quantization_config":{"quant_method":"\u001b[31m"}})");
+  folder.Write("m/model.safetensors",
+               awqd::testing::SafetensorsOf({{"a", {"F16", {1}, std::string(2, '\0')}}}));
+  const CommandResult got = RunCommand({"inspect", folder.At("m")});
+  EXPECT_EQ(got.code, kDoesNotLoad);
+  EXPECT_THAT(got.err, HasSubstr("does not load as a whole"));
+  EXPECT_EQ(got.out.find('\x1b'), std::string::npos);  // a file does not steer the terminal
+}
+
+}  // namespace
+}  // namespace awqd::awqctl

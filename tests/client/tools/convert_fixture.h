@@ -1,0 +1,40 @@
+// What tests of Convert share: a folder for the output, and what a refusal must leave behind.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+
+#include "tests/kernels/checkpoint/test_files.h"
+#include "client/tools/convert.h"
+
+namespace awqd::tools {
+
+inline void Quiet(int64_t, int64_t) {}
+
+inline std::string TextOf(const std::string& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+class ConvertFixture : public ::testing::Test {
+ protected:
+  ConvertOptions To(const Target& target, const std::string& from) const {
+    return {.folder = from, .output = folder_.At("out"), .target = &target, .verify = true};
+  }
+  // The message of a conversion that fails. Nothing of its output may be left.
+  std::string Refusal(const ConvertOptions& options) const {
+    const auto got = Convert(options, Quiet);
+    EXPECT_FALSE(got.ok());
+    EXPECT_FALSE(std::filesystem::exists(folder_.At("out")));
+    EXPECT_FALSE(std::filesystem::exists(folder_.At("out.partial")));
+    return std::string(got.status().message());
+  }
+  testing::TempDirectory folder_;
+};
+
+}  // namespace awqd::tools

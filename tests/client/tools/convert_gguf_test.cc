@@ -1,0 +1,158 @@
+// Convert: GGUF files, every type of block into every target, their metadata, refusals.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/algorithm/container.h"
+#include "tests/kernels/checkpoint/gguf_bytes.h"
+#include "tests/kernels/checkpoint/test_files.h"
+#include "tests/testing/places.h"
+#include "tests/client/tools/convert_fixture.h"
+#include "client/tools/convert.h"
+
+namespace awqd::tools {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+using ConvertGgufTest = ConvertFixture;
+
+struct BlockType {
+  absl::string_view name;
+  uint32_t number;
+  int64_t codes, bytes;              // of a block
+  std::vector<const Target*> holds;  // beside dense
+  absl::string_view refusal;         // of gptq, where it does not hold it
+};
+
+const std::vector<BlockType>& BlockTypes() {
+  static const std::vector<BlockType> types = {
+      {"Q4_0",
+       2,
+       32,
+       18,
+       {&kAwqTarget, &kGptqTarget, &kCompressedTensorsTarget, &kGemliteTarget,
+        &kFasterTransformerTarget}},
+      {"Q4_1", 3, 32, 20, {}, "zeros: got real ones after the scale"},
+      // Of 5 and 6 bits: with codes of 8.
+      {"Q5_0", 6, 32, 22, {&kGptqTarget, &kCompressedTensorsTarget, &kGemliteTarget}},
+      {"Q5_1", 7, 32, 24, {}, "zeros: got real ones after the scale"},
+      {"Q8_0",
+       8,
+       32,
+       34,
+       {&kGptqTarget, &kCompressedTensorsTarget, &kGemliteTarget, &kFasterTransformerTarget}},
+      {"Q4_K", 12, 256, 144, {}, "zeros: got real ones after the scale"},
+      {"Q5_K", 13, 256, 176, {}, "zeros: got real ones after the scale"},
+      {"Q6_K", 14, 256, 210, {&kCompressedTensorsTarget, &kGemliteTarget}, "scales: got "},
+      {"MXFP4", 39, 32, 17, {}, "codes: got e2m1"}};
+  return types;
+}
+
+constexpr int64_t kGgufK = 512, kGgufN = 64;
+
+// "a.weight" [64, 512] of the type, with a bias, beside a tensor of numbers.
+std::string GgufOf(const BlockType& type) {
+  const int64_t bytes = kGgufK / type.codes * type.bytes * kGgufN;
+  testing::GgufBytes file;
+  file.keys = {
+      testing::GgufKey("general.architecture", 8, testing::GgufText("llama")),
+      testing::GgufKey("llama.block_count", 4, testing::LittleEndian(7, 4)),
+      testing::GgufKey("llama.attention.layer_norm_rms_epsilon", 6,
+                       std::string("\xac\xc5\x27\x37", 4)),
+      testing::GgufKey("llama.some", 9, testing::GgufArray(0, 3, "\1\2\3")),
+      testing::GgufKey("tokenizer.ggml.eos_token_id", 4, testing::LittleEndian(2, 4)),
+      testing::GgufKey("tokenizer.ggml.tokens", 9,
+                       testing::GgufArray(8, 2, testing::GgufText("a") + testing::GgufText("b")))};
+  file.tensors = {{"a.weight", {kGgufK, kGgufN}, type.number, 0},
+                  {"a.bias", {kGgufN}, 0, static_cast<uint64_t>(bytes)},
+                  {"norm.weight", {3}, 0, static_cast<uint64_t>(bytes + kGgufN * 4)}};
+  file.data.resize(bytes);
+  // No byte makes a scale infinite.
+  for (int64_t i = 0; i < bytes; ++i) file.data[i] = static_cast<char>((i * 37 + i / 61) & 0x3f);
+  file.data += std::string(kGgufN * 4, '\x3c') + std::string(12, '\x3d');
+  return file.File();
+}
+
+TEST_F(ConvertGgufTest, EveryTypeOfGgufIntoEveryTargetThatHoldsIt) {
+  for (const BlockType& type : BlockTypes()) {
+    folder_.Write("a.gguf", GgufOf(type));
+    for (const Target* target : AllTargets()) {
+      const std::string what = std::string(type.name) + " to " + std::string(target->name);
+      ConvertOptions options = To(*target, folder_.At("a.gguf"));
+      if (target == &kDenseTarget) options.dtype = "F32";
+      const auto got = Convert(options, Quiet);
+      const bool holds = target == &kDenseTarget || absl::c_linear_search(type.holds, target);
+      EXPECT_EQ(got.ok(), holds) << what << ": " << got.status();
+      if (!got.ok()) {
+        EXPECT_THAT(std::string(got.status().message()), HasSubstr("linear \"a\": ")) << what;
+        if (target == &kGptqTarget) {
+          EXPECT_THAT(std::string(got.status().message()), HasSubstr(type.refusal));
+        }
+        EXPECT_FALSE(fs::exists(folder_.At("out.partial"))) << what;
+        continue;
+      }
+      EXPECT_EQ(got->verified->elements, kGgufK * kGgufN) << what;
+      EXPECT_EQ(got->verified->rounded, 0) << what;
+      EXPECT_EQ(got->verified->biases, kGgufN) << what;
+      EXPECT_EQ(got->verified->tensors, 1) << what;
+      fs::remove_all(folder_.At("out"));
+    }
+  }
+}
+
+TEST_F(ConvertGgufTest, ConfigOfAGgufFileIsItsMetadata) {
+  folder_.Write("m/a.gguf", GgufOf(BlockTypes()[0]));
+  folder_.Write("m/README.md", "words");
+  const auto got = Convert(To(kGptqTarget, folder_.At("m")), Quiet);
+  ASSERT_TRUE(got.ok()) << got.status();
+  const auto config = nlohmann::json::parse(TextOf(folder_.At("out/config.json")));
+  EXPECT_EQ(config.at("model_type"), "llama");
+  EXPECT_EQ(config.at("num_hidden_layers"), 7);
+  EXPECT_EQ(config.at("rms_norm_eps").dump(), "1e-05");
+  EXPECT_EQ(config.at("eos_token_id"), 2);
+  EXPECT_EQ(config.at("vocab_size"), 2);
+  EXPECT_EQ(config.at("gguf").at("llama.some").dump(), "[1,2,3]");
+  EXPECT_EQ(config.at("quantization_config").at("quant_method"), "gptq");
+  EXPECT_THAT(got->carried.left_out,
+              Contains("metadata \"tokenizer.ggml.tokens\" (2 values): no tokenizer is "
+                       "made of it"));
+  EXPECT_THAT(got->carried.files, ElementsAre("README.md"));
+  const auto model = Model::Open(folder_.At("out"));
+  ASSERT_TRUE(model.ok()) << model.status();
+  EXPECT_THAT(model->tensors().file_names(), ElementsAre("model.safetensors"));
+  EXPECT_NE(model->tensors().Find("a.qweight"), nullptr);
+  EXPECT_NE(model->tensors().Find("norm.weight"), nullptr);
+}
+
+TEST_F(ConvertGgufTest, GoldensOfGgufBecomeDense) {
+  for (const auto& [name, linears] : {std::pair("experts", 3), {"super-blocks.gguf", 3}}) {
+    ConvertOptions options = To(kDenseTarget, DataPath(std::string("gguf/") + name));
+    options.dtype = "F32";
+    const auto got = Convert(options, Quiet);
+    ASSERT_TRUE(got.ok()) << got.status();
+    EXPECT_EQ(got->verified->linears, linears);
+    fs::remove_all(folder_.At("out"));
+  }
+}
+
+TEST_F(ConvertGgufTest, RefusesTensorsOfGgufThatAreNotRead) {
+  EXPECT_THAT(Refusal(To(kDenseTarget, DataPath("gguf/blocks"))),
+              HasSubstr("tensor \"blk.0.ffn_up.weight\": got IQ4_NL, which is not read"));
+  testing::GgufBytes file;
+  file.tensors.push_back({"b", {32}, 2, 64});
+  file.data.resize(64 + 18);
+  folder_.Write("a.gguf", file.File());
+  EXPECT_THAT(Refusal(To(kDenseTarget, folder_.At("a.gguf"))),
+              HasSubstr("tensor \"b\": got Q4_0, expected it of a linear's weight"));
+}
+
+}  // namespace
+}  // namespace awqd::tools

@@ -1,0 +1,212 @@
+// Checkpoints of compressed-tensors: linears of several formats in one, all experts in one tensor,
+// and what must not go unread.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/checkpoint/checkpoint.h"
+#include "tests/kernels/checkpoint/test_files.h"
+
+namespace awqd::model {
+namespace {
+
+using ::awqd::testing::LittleEndian64;
+using ::awqd::testing::Merge;
+using ::awqd::testing::SafetensorsOf;
+using ::awqd::testing::TempDirectory;
+using ::awqd::testing::TestTensors;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Pair;
+
+constexpr absl::string_view kPacked =
+    R"("weights": {"num_bits": 4, "strategy": "channel"}, "format": "pack-quantized")";
+constexpr absl::string_view kFp8 =
+    R"("weights": {"num_bits": 8, "type": "float", "strategy": "tensor"},
+       "format": "float-quantized")";
+constexpr absl::string_view kNvfp4 =
+    R"("weights": {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16},
+       "format": "nvfp4-pack-quantized")";
+constexpr absl::string_view kMxfp4 =
+    R"("weights": {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32},
+       "format": "mxfp4-pack-quantized")";
+
+// Groups of a target each.
+std::string Config(const std::vector<std::pair<std::string, absl::string_view>>& groups) {
+  std::string all;
+  for (const auto& [target, group] : groups) {
+    absl::StrAppend(&all, all.empty() ? "" : ",", "\"of ", target, "\": {\"targets\": [\"", target,
+                    "\"],", group, "}");
+  }
+  return absl::StrCat(R"({"quantization_config": {"quant_method": "compressed-tensors",
+      "format": "mixed-precision", "ignore": ["lm_head"], "config_groups": {)",
+                      all, "}}}");
+}
+
+std::string Mixed() {
+  return Config({{"Linear", kPacked}, {"re:.*fp8$", kFp8}, {"l.nv", kNvfp4}, {"l.mx", kMxfp4}});
+}
+
+// N = 1 and K = 32 each.
+TestTensors Packed(const std::string& path) {
+  return {{path + ".weight_packed", {"I32", {1, 4}, std::string(16, '\x21')}},
+          {path + ".weight_scale", {"BF16", {1, 1}, std::string("\x80\x3f", 2)}},
+          {path + ".weight_shape", {"I64", {2}, LittleEndian64(1) + LittleEndian64(32)}}};
+}
+TestTensors Fp8(const std::string& path) {
+  return {{path + ".weight", {"F8_E4M3", {1, 32}, std::string(32, '\x38')}},
+          {path + ".weight_scale", {"F32", {1}, std::string("\0\0\x80\x3f", 4)}}};
+}
+TestTensors Nvfp4(const std::string& path) {
+  return {{path + ".weight_packed", {"U8", {1, 16}, std::string(16, '\x22')}},
+          {path + ".weight_scale", {"F8_E4M3", {1, 2}, std::string(2, '\x38')}},
+          {path + ".weight_global_scale", {"F32", {1}, std::string("\0\0\x80\x3f", 4)}}};
+}
+TestTensors Mxfp4(const std::string& path) {
+  return {{path + ".weight_packed", {"U8", {1, 16}, std::string(16, '\x22')}},
+          {path + ".weight_scale", {"U8", {1, 1}, "\x7f"}}};
+}
+
+// One linear of each format, and one that is none.
+TestTensors OneOfEach() {
+  TestTensors out = Merge(Merge(Packed("l.up"), Fp8("l.fp8")), Merge(Nvfp4("l.nv"), Mxfp4("l.mx")));
+  out["lm_head.weight"] = {"BF16", {1, 1}, "ab"};
+  out["norm.weight"] = {"BF16", {1}, "ab"};
+  return out;
+}
+
+class CompressedTensorsTest : public ::testing::Test {
+ protected:
+  absl::StatusOr<Checkpoint> Open(const TestTensors& tensors, absl::string_view config) {
+    directory_.Write("m/config.json", config);
+    directory_.Write("m/model.safetensors", SafetensorsOf(tensors));
+    root_ = *RepositoryRoot::Open(directory_.path());
+    return Checkpoint::Open(root_, "m");
+  }
+  void ExpectRefused(const TestTensors& tensors, absl::string_view config,
+                     const std::string& says) {
+    const auto checkpoint = Open(tensors, config);
+    EXPECT_EQ(checkpoint.status().code(), absl::StatusCode::kInvalidArgument) << says;
+    EXPECT_THAT(std::string(checkpoint.status().message()), HasSubstr(says));
+  }
+  // What each linear is, by its path.
+  static std::map<std::string, std::string> Read(const Checkpoint& checkpoint) {
+    std::map<std::string, std::string> out;
+    std::vector<uint8_t> scratch;
+    for (const LinearLocation& linear : checkpoint.linears()) {
+      const auto weight = checkpoint.Read(linear, &scratch);
+      out[linear.path] = weight.ok()
+                             ? absl::StrCat(weight->format, " ", ToString(weight->description))
+                             : std::string(weight.status().message());
+    }
+    return out;
+  }
+
+  TempDirectory directory_;
+  RepositoryRoot root_ = *RepositoryRoot::Open(directory_.path());
+};
+
+TEST_F(CompressedTensorsTest, LinearsOfSeveralFormats) {
+  const auto checkpoint = Open(OneOfEach(), Mixed());
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  EXPECT_EQ(checkpoint->format().name, "pack-quantized");
+  EXPECT_EQ(checkpoint->ignored_tensors(), 2);
+  EXPECT_THAT(Read(*checkpoint), ElementsAre(Pair("l.fp8", "float-quantized e4m3t+fp32"),
+                                             Pair("l.mx", "mxfp4-pack-quantized e2m1c+e8m0"),
+                                             Pair("l.nv", "nvfp4-pack-quantized e2m1g16+e4m3*t"),
+                                             Pair("l.up", "pack-quantized w4cs+bf16")));
+}
+
+// All that a linear of one format has is there, but its group says another.
+TEST_F(CompressedTensorsTest, TensorsOfAnotherFormatThanTheGroups) {
+  ExpectRefused(Merge(Packed("l.up"), Nvfp4("l.nv")), Config({{"Linear", kPacked}}),
+                "\"weight_packed\" is \"U8\", not I32, though its weight_scale are there");
+  ExpectRefused(Merge(Packed("l.up"), Fp8("l.down")), Config({{"Linear", kPacked}}),
+                "weight \"l.down\": tensor \"weight_packed\" is missing, though its weight_scale");
+  ExpectRefused(Merge(Packed("l.up"), Fp8("l.down")), Config({{"l.up", kFp8}, {"Linear", kFp8}}),
+                "weight \"l.up\": tensor \"weight\" is missing, though its weight_scale");
+  ExpectRefused(Mxfp4("l.mx"), Config({{"Linear", kNvfp4}}),
+                "weight \"l.mx\": tensor \"weight_global_scale\" is missing");
+  ExpectRefused(Nvfp4("l.nv"), Config({{"Linear", kMxfp4}}),
+                "tensor \"l.nv.weight_global_scale\": got a name that format mxfp4-pack-quantized "
+                "does not have, expected \"<path>.\" and one of weight_packed, ");
+}
+
+TEST_F(CompressedTensorsTest, WhatIsLostIsNamed) {
+  for (const std::string suffix : {"weight_packed", "weight_scale"}) {
+    TestTensors tensors = OneOfEach();
+    tensors.erase("l.up." + suffix);
+    ExpectRefused(tensors, Mixed(), "weight \"l.up\": tensor \"" + suffix + "\" is missing");
+    tensors = OneOfEach();
+    tensors.erase("l.nv." + suffix);
+    ExpectRefused(tensors, Mixed(), "weight \"l.nv\": tensor \"" + suffix + "\" is missing");
+  }
+  TestTensors tensors = OneOfEach();
+  tensors.erase("l.up.weight_shape");
+  ExpectRefused(tensors, Mixed(), "weight \"l.up\": tensor \"weight_shape\" is missing");
+}
+
+TEST_F(CompressedTensorsTest, NothingBesideCodesGoesUnread) {
+  TestTensors tensors = OneOfEach();
+  tensors["l.up.weight_other"] = {"U8", {1}, "a"};
+  ExpectRefused(tensors, Mixed(), "tensor \"l.up.weight_other\": got a name that format");
+  tensors = OneOfEach();
+  tensors["l.other"] = {"U8", {1}, "a"};
+  tensors["l.up.norm.weight"] = {"BF16", {1}, "ab"};
+  tensors["l.router.fp8.weight"] = {"BF16", {1, 1}, "ab"};  // a group's, but not quantised
+  tensors["l.router.fp8.score_bias"] = {"F32", {1}, "abcd"};
+  const auto checkpoint = Open(tensors, Mixed());
+  EXPECT_TRUE(checkpoint.ok()) << "of other modules: " << checkpoint.status();
+  tensors["l.experts.gate_up_proj_packed"] = {"I32", {1, 1, 1}, "abcd"};
+  ExpectRefused(tensors, Mixed(), "tensor \"l.experts.gate_up_proj_packed\": got a name");
+}
+
+// Codes and their companions of a linear that the settings leave out are no accident.
+TEST_F(CompressedTensorsTest, CodesThatNoGroupIsFor) {
+  ExpectRefused(Merge(OneOfEach(), Packed("lm_head")), Mixed(),
+                "weight \"lm_head\": got codes of format pack-quantized, expected none");
+  ExpectRefused(OneOfEach(),
+                Config({{"l.up", kPacked}, {"l.nv", kNvfp4}, {"l.mx", kMxfp4}, {"l.x", kFp8}}),
+                "weight \"l.fp8\": got codes of format float-quantized, expected none");
+}
+
+TEST_F(CompressedTensorsTest, AllExpertsInOneTensorHaveOneShape) {
+  const std::string path = "l.mlp.experts.up_proj";
+  TestTensors tensors = {
+      {path + ".weight_packed",
+       {"I32", {2, 1, 4}, std::string(16, '\x21') + std::string(16, '\x43')}},
+      {path + ".weight_scale", {"BF16", {2, 1, 1}, std::string("\x80\x3f\x80\x3f", 4)}},
+      {path + ".weight_shape",
+       {"I64", {3}, LittleEndian64(2) + LittleEndian64(1) + LittleEndian64(32)}}};
+  const auto checkpoint = Open(tensors, Config({{"Linear", kPacked}}));
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  EXPECT_EQ(checkpoint->ignored_tensors(), 0);
+  ASSERT_EQ(checkpoint->linears().size(), 2u);
+  std::vector<uint8_t> scratch;
+  for (int expert = 0; expert < 2; ++expert) {
+    const LinearLocation& linear = checkpoint->linears()[expert];
+    EXPECT_EQ(linear.path, absl::StrCat("l.mlp.experts.", expert, ".up_proj"));
+    const auto weight = checkpoint->Read(linear, &scratch);
+    ASSERT_TRUE(weight.ok()) << weight.status();
+    EXPECT_EQ(weight->k, 32);
+    EXPECT_EQ(weight->Code(0, 0), 1 + 2 * expert);
+  }
+  // The shape is one tensor for all, so that only its first number can lie of how many those are.
+  TestTensors lying = tensors;
+  lying[path + ".weight_shape"].bytes = LittleEndian64(3) + LittleEndian64(1) + LittleEndian64(32);
+  const auto of_three = Open(lying, Config({{"Linear", kPacked}}));
+  ASSERT_TRUE(of_three.ok()) << of_three.status();
+  EXPECT_THAT(std::string(of_three->Read(of_three->linears()[0], &scratch).status().message()),
+              HasSubstr("\"weight_shape\": got 3 experts, expected 2"));
+  tensors[path + ".weight_scale"] = {"BF16", {1, 1, 1}, std::string("\x80\x3f", 2)};
+  ExpectRefused(tensors, Config({{"Linear", kPacked}}), "\"weight_scale\": shape: got [1, 1, 1]");
+  tensors.erase(path + ".weight_scale");
+  ExpectRefused(tensors, Config({{"Linear", kPacked}}), "tensor \"weight_scale\" is missing");
+}
+
+}  // namespace
+}  // namespace awqd::model

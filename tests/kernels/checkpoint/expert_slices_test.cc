@@ -1,0 +1,253 @@
+// Checkpoints whose tensors hold all experts of a projection, beside ones with tensors for each.
+#include "kernels/checkpoint/expert_slices.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "tests/kernels/checkpoint/test_files.h"
+
+namespace awqd::model {
+namespace {
+
+using ::awqd::testing::AllExperts;
+using ::awqd::testing::AwqConfig;
+using ::awqd::testing::AwqExpert;
+using ::awqd::testing::Merge;
+using ::awqd::testing::SafetensorsOf;
+using ::awqd::testing::TempDirectory;
+using ::awqd::testing::TestTensors;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr absl::string_view kInt8Config =
+    "{\"quantization_config\":{\"quant_method\":\"compressed-tensors\",\"format\":\"int-"
+    "quantized\","
+    "\"config_groups\":{\"group_0\":{\"targets\":[\"Linear\"],\"weights\":{\"num_bits\":8,"
+    "\"strategy\":\"channel\"}}}}}";
+
+// N = 3, K = 4, with a bias; no two experts alike.
+TestTensors Int8Expert(const std::string& path, int expert) {
+  const char fill = static_cast<char>(expert + 1);
+  return {{path + ".weight", {"I8", {3, 4}, std::string(12, fill)}},
+          {path + ".weight_scale", {"F32", {3, 1}, std::string(12, fill)}},
+          {path + ".bias", {"F32", {3}, std::string(12, static_cast<char>(fill + 1))}}};
+}
+
+class ExpertSlicesTest : public ::testing::Test {
+ protected:
+  absl::StatusOr<Checkpoint> Open(const std::string& name = "m") {
+    root_ = *RepositoryRoot::Open(directory_.path());
+    return Checkpoint::Open(root_, name);
+  }
+  void Write(const TestTensors& tensors, const std::string& name = "m",
+             absl::string_view config = AwqConfig()) {
+    directory_.Write(name + "/config.json", config);
+    directory_.Write(name + "/model.safetensors", SafetensorsOf(tensors));
+  }
+  void ExpectRefused(const TestTensors& tensors, const std::string& says) {
+    Write(tensors);
+    const auto checkpoint = Open();
+    EXPECT_EQ(checkpoint.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(checkpoint.status().message()), HasSubstr(says));
+  }
+  // Every weight of the checkpoint by path; fails the test where one does not decode.
+  std::map<std::string, HostWeight> Decode(const std::string& name) {
+    std::map<std::string, HostWeight> out;
+    const auto checkpoint = Open(name);
+    EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
+    if (!checkpoint.ok()) return out;
+    std::vector<uint8_t> scratch;
+    for (const LinearLocation& linear : checkpoint->linears()) {
+      auto weight = checkpoint->Read(linear, &scratch);
+      EXPECT_TRUE(weight.ok()) << weight.status();
+      if (weight.ok()) out.emplace(linear.path, *std::move(weight));
+    }
+    return out;
+  }
+  // That both spell the same weights, all of them different.
+  void ExpectSameWeights(const std::string& left, const std::string& right, size_t count) {
+    const auto a = Decode(left), b = Decode(right);
+    ASSERT_EQ(a.size(), count);
+    ASSERT_EQ(b.size(), count);
+    std::set<std::vector<uint8_t>> codes;
+    for (const auto& [path, weight] : a) {
+      ASSERT_EQ(b.count(path), 1u) << path;
+      const HostWeight& other = b.at(path);
+      EXPECT_EQ(weight.k, other.k) << path;
+      EXPECT_EQ(weight.n, other.n) << path;
+      EXPECT_EQ(weight.format, other.format) << path;
+      EXPECT_EQ(weight.description, other.description) << path;
+      EXPECT_EQ(weight.codes, other.codes) << path;
+      EXPECT_EQ(weight.zeros, other.zeros) << path;
+      EXPECT_EQ(weight.scales, other.scales) << path;
+      EXPECT_EQ(weight.bias, other.bias) << path;
+      codes.insert(weight.codes);
+    }
+    EXPECT_EQ(codes.size(), count);
+  }
+
+  TempDirectory directory_;
+  RepositoryRoot root_;
+};
+
+TEST_F(ExpertSlicesTest, EachSliceDecodesAsTheExpertAloneDoes) {
+  TestTensors flat;
+  std::vector<TestTensors> experts;
+  for (int i = 0; i < 12; ++i) {
+    flat = Merge(flat, AwqExpert(absl::StrCat("l.experts.", i, ".up"), i));
+    experts.push_back(AwqExpert("l.experts.up", i));
+  }
+  Write(flat, "flat");
+  Write(AllExperts(experts), "stacked");
+  ExpectSameWeights("flat", "stacked", 12);
+  EXPECT_EQ(Open("stacked")->total_bytes(), Open("flat")->total_bytes());
+}
+
+TEST_F(ExpertSlicesTest, OptionalTensorsAndOtherTypesAreSlicedToo) {
+  Write(Merge(Int8Expert("l.experts.0.w1", 0), Int8Expert("l.experts.1.w1", 1)), "flat",
+        kInt8Config);
+  Write(AllExperts({Int8Expert("l.experts.w1", 0), Int8Expert("l.experts.w1", 1)}), "stacked",
+        kInt8Config);
+  ExpectSameWeights("flat", "stacked", 2);
+  EXPECT_EQ(Decode("stacked").at("l.experts.1.w1").bias.size(), 3u);
+}
+
+TEST_F(ExpertSlicesTest, BothKindsInOneCheckpointInTheOrderOnDisk) {
+  TestTensors tensors = AllExperts({AwqExpert("a.experts.up", 0), AwqExpert("a.experts.up", 1)});
+  tensors = Merge(tensors, AwqExpert("a.experts.0.down", 2));
+  tensors = Merge(tensors, AwqExpert("a.experts.1.down", 3));
+  tensors = Merge(tensors, AwqExpert("a.attention", 4));
+  tensors["a.experts.norm"] = {"F16", {2}, "abcd"};
+  tensors["a.experts.up.other"] = {"F16", {2, 1, 1}, "abcd"};
+  Write(tensors);
+  const auto checkpoint = Open();
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  std::vector<std::string> paths, slice_of;
+  for (const LinearLocation& linear : checkpoint->linears()) {
+    paths.push_back(linear.path);
+    slice_of.push_back(linear.slice_of);
+  }
+  // SafetensorsOf writes tensors in the order of their names.
+  EXPECT_THAT(paths, ElementsAre("a.attention", "a.experts.0.down", "a.experts.1.down",
+                                 "a.experts.0.up", "a.experts.1.up"));
+  EXPECT_THAT(slice_of, ElementsAre("", "", "", "a.experts.up", "a.experts.up"));
+  EXPECT_EQ(checkpoint->ignored_tensors(), 2);
+  int64_t bytes = 0;
+  for (const auto& [name, tensor] : tensors) bytes += static_cast<int64_t>(tensor.bytes.size());
+  EXPECT_EQ(checkpoint->total_bytes(), bytes - 8);
+}
+
+// The facts of slices live in the checkpoint, which may move.
+TEST_F(ExpertSlicesTest, LocationsOutliveAMove) {
+  Write(AllExperts({AwqExpert("l.experts.up", 0), AwqExpert("l.experts.up", 1)}));
+  auto opened = Open();
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  const Checkpoint moved = *std::move(opened);
+  std::vector<uint8_t> scratch;
+  ASSERT_EQ(moved.linears().size(), 2u);
+  for (const LinearLocation& linear : moved.linears()) {
+    const auto weight = moved.Read(linear, &scratch);
+    EXPECT_TRUE(weight.ok()) << weight.status();
+  }
+}
+
+TEST_F(ExpertSlicesTest, AnExpertInBothWays) {
+  TestTensors tensors = AllExperts({AwqExpert("l.experts.up", 0), AwqExpert("l.experts.up", 1)});
+  const TestTensors third = Merge(tensors, AwqExpert("l.experts.2.up", 2));
+  Write(third);
+  EXPECT_EQ(Decode("m").size(), 3u);
+  ExpectRefused(Merge(tensors, AwqExpert("l.experts.1.up", 1)),
+                "m: weight \"l.experts.1.up\": got it in tensors of its own and in those of "
+                "\"l.experts.up\", expected it in one of the two");
+}
+
+TEST_F(ExpertSlicesTest, EveryTensorHasAllExperts) {
+  const TestTensors tensors =
+      AllExperts({AwqExpert("l.experts.up", 0), AwqExpert("l.experts.up", 1)});
+  const auto with = [&](const std::string& suffix, awqd::testing::TestTensor tensor) {
+    TestTensors out = tensors;
+    out["l.experts.up." + suffix] = std::move(tensor);
+    return out;
+  };
+  const std::string weight = "m: weight \"l.experts.up\": tensor ";
+  ExpectRefused(with("scales", {"F16", {3, 2, 16}, std::string(192, '\x2c')}),
+                weight +
+                    "\"scales\": shape: got [3, 2, 16] of F16, expected 2 experts in the first "
+                    "dimension, as tensor \"qweight\" has");
+  ExpectRefused(with("scales", {"F16", {}, std::string(2, '\x2c')}),
+                weight + "\"scales\": shape: got [] of F16, expected 2 experts");
+  ExpectRefused(with("qzeros", {"F4", {2, 5, 1}, std::string(5, '\0')}),
+                weight +
+                    "\"qzeros\": shape: got [2, 5, 1] of F4, expected whole bytes for each "
+                    "expert");
+  TestTensors missing = tensors;
+  missing.erase("l.experts.up.scales");
+  ExpectRefused(missing, weight + "\"scales\" is missing");
+}
+
+TEST_F(ExpertSlicesTest, HowManyThereMayBe) {
+  const auto empty = [](int64_t experts) {
+    return TestTensors{{"l.experts.up.qweight", {"I32", {experts, 0, 0}, ""}},
+                       {"l.experts.up.qzeros", {"I32", {experts, 0, 0}, ""}},
+                       {"l.experts.up.scales", {"F16", {experts, 0, 0}, ""}}};
+  };
+  const std::string weight = "m: weight \"l.experts.up\": tensor \"qweight\": shape: got [";
+  ExpectRefused(empty(0), weight + "0, 0, 0] of I32, expected 1 to 10000 experts");
+  ExpectRefused(empty(10001), weight + "10001, 0, 0] of I32, expected 1 to 10000 experts");
+  Write(empty(10000));
+  const auto checkpoint = Open();
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  EXPECT_EQ(checkpoint->linears().size(), 10000u);
+}
+
+// Without data a few bytes of header would stand for thousands of linears each.
+TEST_F(ExpertSlicesTest, AllSlicesTogetherAreBounded) {
+  TestTensors tensors;
+  for (int i = 0; i < 40; ++i) {
+    const std::string path = absl::StrCat("l.", i, ".experts.up");
+    tensors[path + ".qweight"] = {"I32", {10000, 0, 0}, ""};
+    tensors[path + ".qzeros"] = {"I32", {10000, 0, 0}, ""};
+    tensors[path + ".scales"] = {"F16", {10000, 0, 0}, ""};
+  }
+  ExpectRefused(tensors, "10000 experts: got more than 1000000 tensors of experts");
+}
+
+TEST_F(ExpertSlicesTest, OnlyLinearsDirectlyBeneathExpertsAreSliced) {
+  for (const std::string path :
+       {"l.shared_experts.up", "l.up", "l.experts.mlp.up", "l.experts.3"}) {
+    Write(AllExperts({AwqExpert(path, 0), AwqExpert(path, 1)}));
+    const auto checkpoint = Open();
+    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+    ASSERT_EQ(checkpoint->linears().size(), 1u) << path;
+    EXPECT_EQ(checkpoint->linears()[0].path, path);
+    std::vector<uint8_t> scratch;
+    const auto weight = checkpoint->Read(checkpoint->linears()[0], &scratch);
+    EXPECT_EQ(weight.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(weight.status().message()), HasSubstr("tensor \"qweight\""));
+  }
+  Write(AwqExpert("l.experts.up", 0));  // two dimensions: one linear, as anywhere else
+  EXPECT_THAT(Decode("m"), ElementsAre(::testing::Key("l.experts.up")));
+}
+
+TEST_F(ExpertSlicesTest, ErrorsOfDecodingNameTheSliceAndItsTensors) {
+  Write(AllExperts({AwqExpert("l.experts.up", 0), AwqExpert("l.experts.up", 1)}), "m",
+        AwqConfig(48));
+  const auto checkpoint = Open();
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  std::vector<uint8_t> scratch;
+  const auto weight = checkpoint->Read(checkpoint->linears()[1], &scratch);
+  EXPECT_EQ(weight.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(weight.status().message()),
+              HasSubstr("m/model.safetensors: weight \"l.experts.1.up\" (a slice of "
+                        "\"l.experts.up\"): group_size: got 48"));
+  directory_.Write("m/model.safetensors", "short");
+  EXPECT_THAT(std::string(checkpoint->Read(checkpoint->linears()[1], &scratch).status().message()),
+              HasSubstr("(tensor \"l.experts.up.qweight\")"));
+}
+
+}  // namespace
+}  // namespace awqd::model
