@@ -4,8 +4,8 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
-#include "server/obs/call_recorder.h"
 #include "server/config/options.h"
+#include "server/obs/call_recorder.h"
 
 namespace awqd {
 

@@ -19,8 +19,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "kernels/base/mutex.h"
-#include "server/obs/logging.h"
 #include "server/config/options.h"
+#include "server/obs/logging.h"
 #include "server/server.h"
 
 namespace {

@@ -8,8 +8,8 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/device.h"
-#include "server/engine/engine.h"
 #include "server/config/options.h"
+#include "server/engine/engine.h"
 #include "server/server.h"
 
 namespace awqd {

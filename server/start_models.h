@@ -8,8 +8,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "server/model/model_store.h"
 #include "server/config/options.h"
+#include "server/model/model_store.h"
 
 namespace awqd {
 

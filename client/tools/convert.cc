@@ -7,9 +7,9 @@
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
-#include "kernels/base/status.h"
 #include "client/tools/encode/normal.h"
 #include "client/tools/read_ahead.h"
+#include "kernels/base/status.h"
 
 namespace awqd::tools {
 namespace {

@@ -8,9 +8,9 @@
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
-#include "kernels/base/status.h"
 #include "client/tools/difference.h"
 #include "client/tools/elements.h"
+#include "kernels/base/status.h"
 
 namespace awqd::tools {
 namespace {

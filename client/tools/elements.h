@@ -9,8 +9,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "kernels/weight.h"
 #include "client/tools/model.h"
+#include "kernels/weight.h"
 
 namespace awqd::tools {
 

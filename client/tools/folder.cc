@@ -11,9 +11,9 @@
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "kernels/base/status.h"
 #include "kernels/checkpoint/checkpoint_files.h"
 #include "kernels/checkpoint/gguf_model.h"
-#include "kernels/base/status.h"
 
 namespace awqd::tools {
 namespace {

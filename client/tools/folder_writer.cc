@@ -15,8 +15,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
-#include "kernels/checkpoint/checkpoint_files.h"
 #include "kernels/base/status.h"
+#include "kernels/checkpoint/checkpoint_files.h"
 
 namespace awqd::tools {
 namespace {

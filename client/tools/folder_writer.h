@@ -11,8 +11,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kernels/checkpoint/file.h"
 #include "client/tools/safetensors_writer.h"
+#include "kernels/checkpoint/file.h"
 
 namespace awqd::tools {
 

@@ -8,9 +8,9 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/base/status.h"
 #include "kernels/checkpoint/gguf.h"
 #include "kernels/checkpoint/gguf_input.h"
-#include "kernels/base/status.h"
 
 namespace awqd::tools {
 namespace {

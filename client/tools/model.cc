@@ -6,9 +6,9 @@
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "kernels/base/status.h"
 #include "kernels/checkpoint/checkpoint_files.h"
 #include "kernels/checkpoint/gguf_model.h"
-#include "kernels/base/status.h"
 
 namespace awqd::tools {
 namespace {

@@ -8,8 +8,8 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kernels/checkpoint/checkpoint.h"
 #include "client/tools/folder.h"
+#include "kernels/checkpoint/checkpoint.h"
 
 namespace awqd::tools {
 

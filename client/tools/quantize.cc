@@ -9,9 +9,9 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "kernels/base/status.h"
 #include "client/tools/difference.h"
 #include "client/tools/elements.h"
+#include "kernels/base/status.h"
 
 namespace awqd::tools {
 namespace {

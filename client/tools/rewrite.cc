@@ -8,11 +8,11 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "client/tools/gguf_config.h"
+#include "kernels/base/status.h"
 #include "kernels/checkpoint/checkpoint_files.h"
 #include "kernels/checkpoint/json.h"
-#include "kernels/base/status.h"
 #include "kernels/formats/format.h"
-#include "client/tools/gguf_config.h"
 
 namespace awqd::tools {
 namespace {

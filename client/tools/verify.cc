@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/base/status.h"
 #include "client/tools/difference.h"
 #include "client/tools/elements.h"
+#include "kernels/base/status.h"
 
 namespace awqd::tools {
 namespace {

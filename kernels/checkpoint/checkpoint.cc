@@ -4,13 +4,13 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/huge_pages.h"
+#include "kernels/base/status.h"
 #include "kernels/checkpoint/checkpoint_files.h"
 #include "kernels/checkpoint/folder_snapshot.h"
 #include "kernels/checkpoint/gguf.h"
 #include "kernels/checkpoint/gguf_model.h"
 #include "kernels/checkpoint/tensor_names.h"
-#include "kernels/base/huge_pages.h"
-#include "kernels/base/status.h"
 
 namespace awqd::model {
 namespace {

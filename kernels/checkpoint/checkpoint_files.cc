@@ -6,9 +6,9 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/base/status.h"
 #include "kernels/checkpoint/json.h"
 #include "kernels/checkpoint/safetensors.h"
-#include "kernels/base/status.h"
 
 namespace awqd::model {
 namespace {

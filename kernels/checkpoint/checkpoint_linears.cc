@@ -8,11 +8,11 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kernels/base/status.h"
 #include "kernels/checkpoint/checkpoint.h"
 #include "kernels/checkpoint/expert_slices.h"
 #include "kernels/checkpoint/safetensors.h"
 #include "kernels/checkpoint/tensor_names.h"
-#include "kernels/base/status.h"
 
 namespace awqd::model {
 

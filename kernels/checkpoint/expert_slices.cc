@@ -7,9 +7,9 @@
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kernels/base/status.h"
 #include "kernels/checkpoint/expert_path.h"
 #include "kernels/checkpoint/safetensors.h"
-#include "kernels/base/status.h"
 
 namespace awqd::model {
 namespace {

@@ -10,9 +10,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "kernels/checkpoint/gguf_input.h"
 #include "kernels/base/math.h"
 #include "kernels/base/status.h"
+#include "kernels/checkpoint/gguf_input.h"
 
 namespace awqd::model {
 namespace {

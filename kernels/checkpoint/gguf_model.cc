@@ -11,9 +11,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
+#include "kernels/base/status.h"
 #include "kernels/checkpoint/checkpoint_files.h"
 #include "kernels/checkpoint/expert_path.h"
-#include "kernels/base/status.h"
 
 namespace awqd::model {
 namespace {

@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "absl/strings/ascii.h"
-#include "kernels/checkpoint/file.h"
 #include "kernels/base/status.h"
+#include "kernels/checkpoint/file.h"
 
 namespace awqd::model {
 namespace {

@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "absl/strings/match.h"
-#include "kernels/checkpoint/file.h"
 #include "kernels/base/status.h"
+#include "kernels/checkpoint/file.h"
 
 namespace awqd::model {
 namespace {

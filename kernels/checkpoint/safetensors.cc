@@ -9,9 +9,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "kernels/checkpoint/json.h"
 #include "kernels/base/math.h"
 #include "kernels/base/status.h"
+#include "kernels/checkpoint/json.h"
 
 namespace awqd::model {
 namespace {

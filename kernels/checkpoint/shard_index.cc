@@ -9,10 +9,10 @@
 #include "absl/hash/hash.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/base/status.h"
 #include "kernels/checkpoint/json.h"
 #include "kernels/checkpoint/repository_root.h"
 #include "kernels/checkpoint/safetensors.h"
-#include "kernels/base/status.h"
 
 namespace awqd::model {
 namespace {

@@ -8,8 +8,8 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "kernels/checkpoint/tensor_file.h"
 #include "kernels/base/mutex.h"
+#include "kernels/checkpoint/tensor_file.h"
 
 namespace awqd::model {
 

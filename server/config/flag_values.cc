@@ -6,8 +6,8 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "server/engine/threshold_table.h"
 #include "server/config/flags.h"
+#include "server/engine/threshold_table.h"
 #include "server/model/model_folders.h"
 
 namespace awqd {

@@ -18,14 +18,14 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
-#include "kernels/checkpoint/file.h"
 #include "client/command_line/help.h"
 #include "client/command_line/spelling.h"
 #include "kernels/base/status.h"
+#include "kernels/checkpoint/file.h"
 #include "server/config/config_file.h"
 #include "server/config/flags.h"
-#include "server/obs/http_server.h"
 #include "server/config/print_config.h"
+#include "server/obs/http_server.h"
 #include "server/transport/listen_address.h"
 
 namespace awqd {

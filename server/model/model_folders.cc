@@ -11,10 +11,10 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "kernels/base/status.h"
 #include "kernels/checkpoint/checkpoint_files.h"
 #include "kernels/checkpoint/gguf_model.h"
 #include "kernels/checkpoint/hub_cache.h"
-#include "kernels/base/status.h"
 
 namespace awqd::model {
 namespace {

@@ -10,9 +10,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "kernels/checkpoint/checkpoint.h"
 #include "kernels/base/mutex.h"
 #include "kernels/base/status.h"
+#include "kernels/checkpoint/checkpoint.h"
 #include "server/model/readers.h"
 
 namespace awqd::model {

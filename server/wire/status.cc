@@ -8,10 +8,10 @@
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "kernels/checkpoint/file.h"
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
 #include "kernels/base/retry_delay.h"
+#include "kernels/checkpoint/file.h"
 #include "server/engine/engine.h"
 #include "server/obs/logging.h"
 

@@ -6,9 +6,9 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/kernels/checkpoint/test_files.h"
 #include "tests/e2e/reload_under_calls.h"
 #include "tests/e2e/server_process.h"
+#include "tests/kernels/checkpoint/test_files.h"
 
 namespace awqd {
 namespace {

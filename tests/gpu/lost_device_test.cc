@@ -26,8 +26,8 @@
 #include "gtest/gtest.h"
 #include "kernels/base/mutex.h"
 #include "server/server.h"
-#include "tests/kernels/checkpoint/test_files.h"
 #include "tests/gpu/faults.h"
+#include "tests/kernels/checkpoint/test_files.h"
 #include "tests/server/requests.h"
 #include "tests/testing/wrapped_device.h"
 

@@ -3,10 +3,10 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "kernels/base/status.h"
 #include "client/tools/elements.h"
 #include "client/tools/encode/normal.h"
 #include "client/tools/encode/pack.h"
+#include "kernels/base/status.h"
 
 namespace awqd::tools {
 namespace {

@@ -12,11 +12,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/tools/encode/normal.h"
+#include "client/tools/encode/pack.h"
 #include "kernels/base/math.h"
 #include "kernels/base/status.h"
 #include "kernels/formats/codes.h"
-#include "client/tools/encode/normal.h"
-#include "client/tools/encode/pack.h"
 
 namespace awqd::tools {
 namespace {

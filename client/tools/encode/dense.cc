@@ -7,9 +7,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/base/status.h"
 #include "client/tools/elements.h"
 #include "client/tools/encode/pack.h"
+#include "kernels/base/status.h"
 
 namespace awqd::tools {
 namespace {

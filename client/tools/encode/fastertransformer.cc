@@ -4,9 +4,9 @@
 
 #include <utility>
 
-#include "kernels/base/status.h"
 #include "client/tools/encode/normal.h"
 #include "client/tools/encode/pack.h"
+#include "kernels/base/status.h"
 
 namespace awqd::tools {
 namespace {

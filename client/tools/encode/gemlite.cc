@@ -4,10 +4,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/base/math.h"
-#include "kernels/base/status.h"
 #include "client/tools/encode/normal.h"
 #include "client/tools/encode/pack.h"
+#include "kernels/base/math.h"
+#include "kernels/base/status.h"
 
 namespace awqd::tools {
 namespace {

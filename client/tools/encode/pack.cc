@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/tools/elements.h"
 #include "kernels/base/math.h"
 #include "kernels/base/status.h"
-#include "client/tools/elements.h"
 
 namespace awqd::tools {
 namespace {

@@ -10,12 +10,12 @@
 
 #include "client/awqctl/tools/output.h"
 #include "client/remove_on_signal.h"
-#include "tests/kernels/checkpoint/test_files.h"
-#include "tests/testing/places.h"
-#include "tests/client/tools/awqctl_command.h"
-#include "tests/client/tools/dense_model.h"
 #include "client/tools/convert.h"
 #include "client/tools/quantize.h"
+#include "tests/client/tools/awqctl_command.h"
+#include "tests/client/tools/dense_model.h"
+#include "tests/kernels/checkpoint/test_files.h"
+#include "tests/testing/places.h"
 
 namespace awqd::awqctl {
 namespace {

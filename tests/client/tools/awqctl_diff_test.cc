@@ -4,8 +4,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "tests/testing/places.h"
 #include "tests/client/tools/awqctl_command.h"
+#include "tests/testing/places.h"
 
 namespace awqd::awqctl {
 namespace {

@@ -4,9 +4,9 @@
 
 #include <nlohmann/json.hpp>
 
+#include "tests/client/tools/awqctl_command.h"
 #include "tests/kernels/checkpoint/test_files.h"
 #include "tests/testing/places.h"
-#include "tests/client/tools/awqctl_command.h"
 
 namespace awqd::awqctl {
 namespace {

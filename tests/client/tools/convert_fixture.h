@@ -9,8 +9,8 @@
 #include <iterator>
 #include <string>
 
-#include "tests/kernels/checkpoint/test_files.h"
 #include "client/tools/convert.h"
+#include "tests/kernels/checkpoint/test_files.h"
 
 namespace awqd::tools {
 

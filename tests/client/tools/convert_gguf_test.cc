@@ -8,11 +8,11 @@
 #include <vector>
 
 #include "absl/algorithm/container.h"
+#include "client/tools/convert.h"
+#include "tests/client/tools/convert_fixture.h"
 #include "tests/kernels/checkpoint/gguf_bytes.h"
 #include "tests/kernels/checkpoint/test_files.h"
 #include "tests/testing/places.h"
-#include "tests/client/tools/convert_fixture.h"
-#include "client/tools/convert.h"
 
 namespace awqd::tools {
 namespace {

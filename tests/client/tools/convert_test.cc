@@ -11,12 +11,12 @@
 #include <fstream>
 #include <string>
 
-#include "kernels/formats/format.h"
-#include "tests/kernels/checkpoint/test_files.h"
-#include "tests/testing/places.h"
-#include "tests/client/tools/convert_fixture.h"
 #include "client/tools/diff.h"
 #include "client/tools/inspect.h"
+#include "kernels/formats/format.h"
+#include "tests/client/tools/convert_fixture.h"
+#include "tests/kernels/checkpoint/test_files.h"
+#include "tests/testing/places.h"
 
 namespace awqd::tools {
 namespace {

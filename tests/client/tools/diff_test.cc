@@ -9,10 +9,10 @@
 #include <limits>
 #include <string>
 
+#include "client/tools/difference.h"
 #include "kernels/base/half.h"
 #include "tests/kernels/checkpoint/test_files.h"
 #include "tests/testing/places.h"
-#include "client/tools/difference.h"
 
 namespace awqd::tools {
 namespace {

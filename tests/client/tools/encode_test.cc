@@ -9,14 +9,14 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "client/tools/elements.h"
+#include "client/tools/encode/target.h"
 #include "kernels/checkpoint/checkpoint_files.h"
 #include "kernels/checkpoint/linear_rules.h"
 #include "kernels/exact.h"
 #include "kernels/formats/format.h"
-#include "tests/testing/places.h"
 #include "tests/client/tools/made_weight.h"
-#include "client/tools/elements.h"
-#include "client/tools/encode/target.h"
+#include "tests/testing/places.h"
 
 namespace awqd::tools {
 namespace {

@@ -7,8 +7,8 @@
 #include <filesystem>
 #include <string>
 
-#include "tests/kernels/checkpoint/test_files.h"
 #include "client/tools/folder.h"
+#include "tests/kernels/checkpoint/test_files.h"
 
 namespace awqd::tools {
 namespace {

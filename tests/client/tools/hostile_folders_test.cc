@@ -7,14 +7,14 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "tests/kernels/checkpoint/gguf_bytes.h"
-#include "tests/kernels/checkpoint/test_files.h"
-#include "tests/testing/failing_new.h"
 #include "client/tools/convert.h"
 #include "client/tools/diff.h"
 #include "client/tools/encode/target.h"
 #include "client/tools/inspect.h"
 #include "client/tools/quantize.h"
+#include "tests/kernels/checkpoint/gguf_bytes.h"
+#include "tests/kernels/checkpoint/test_files.h"
+#include "tests/testing/failing_new.h"
 
 namespace awqd::tools {
 namespace {

@@ -8,9 +8,9 @@
 #include <fstream>
 #include <string>
 
-#include "tests/client/tools/dense_model.h"
 #include "client/tools/diff.h"
 #include "client/tools/inspect.h"
+#include "tests/client/tools/dense_model.h"
 
 namespace awqd::tools {
 namespace {

@@ -3,9 +3,9 @@
 #include <new>
 
 #include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
 #include "kernels/checkpoint/json.h"
 #include "kernels/checkpoint/linear_rules.h"
-#include "gtest/gtest.h"
 #include "tests/testing/failing_new.h"
 
 namespace awqd::model {

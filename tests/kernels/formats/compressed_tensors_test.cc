@@ -4,9 +4,9 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/checkpoint/checkpoint_files.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/checkpoint/checkpoint_files.h"
 #include "kernels/formats/format.h"
 
 namespace awqd {

@@ -11,8 +11,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "kernels/checkpoint/checkpoint.h"
 #include "kernels/base/half.h"
+#include "kernels/checkpoint/checkpoint.h"
 #include "kernels/exact.h"
 #include "tests/testing/npy.h"
 #include "tests/testing/places.h"
