@@ -4,7 +4,8 @@
 // Weight layout: any; the plan's dequantize row reads it. Weights: any that this row decodes.
 // Work split: slabs of columns (slabs.h), in stream order: decode slab, multiply, next slab into
 //   the same memory. With many tokens a slab stays in L2 between its two kernels.
-// W's dtype follows x. FP32 x is multiplied in plain FP32: it is for checking, not for speed.
+// W's dtype follows x. FP32 x is multiplied in plain FP32, and sums that overflow are computed once
+//   more in FP64: it is for checking, not for speed.
 // Bias, and outputs that cuBLASLt does not write (BF16 from FP16, say), go through FP32 sums and
 //   one kernel, so that there is one rounding there too; cuBLASLt's bias epilogue would need the
 //   bias in the output's type.
@@ -18,6 +19,7 @@
 #include "kernels/cuda/common/steps.h"
 #include "kernels/cuda/core/error.h"
 #include "kernels/cuda/dense/gemm.h"
+#include "kernels/cuda/dense/overflow.h"
 #include "kernels/cuda/dense/slabs.h"
 
 namespace awqd {
@@ -74,6 +76,20 @@ GemmArgs Product(const Context& c, const Slab& slab, int64_t row, int64_t rows) 
   return out;
 }
 
+// The product as `gemm` says. FP32 results are right wherever the exact sum is finite.
+absl::Status Multiply(const GemmArgs& gemm, StreamView stream) {
+  AWQD_RETURN_IF_ERROR(Gemm(gemm, stream));
+  if (gemm.in != DType::kFp32) return absl::OkStatus();
+  return RepairOverflows({.x = static_cast<const float*>(gemm.x),
+                          .w = static_cast<const float*>(gemm.w),
+                          .y = static_cast<float*>(gemm.y),
+                          .ld_y = gemm.ld_y,
+                          .m = gemm.m,
+                          .n = gemm.n,
+                          .k = gemm.k},
+                         stream);
+}
+
 char* OutputAt(const MatmulArgs& a, int64_t row, int64_t col) {
   return static_cast<char*>(a.y.data) + (row * a.y.cols + col) * SizeOf(a.y.dtype);
 }
@@ -85,7 +101,7 @@ absl::Status MultiplyDirect(const Context& c, const Slab& slab) {
   gemm.y = OutputAt(a, 0, slab.begin);
   gemm.ld_y = a.y.cols;
   gemm.out = a.y.dtype;
-  AWQD_RETURN_IF_ERROR(Gemm(gemm, c.stream));
+  AWQD_RETURN_IF_ERROR(Multiply(gemm, c.stream));
   if (a.bias == nullptr) return absl::OkStatus();
   return cuda::Finish({.sums = static_cast<const float*>(gemm.y),
                        .ld_sums = a.y.cols,
@@ -106,7 +122,7 @@ absl::Status MultiplyThroughScratch(const Context& c, const Slab& slab, int64_t 
     gemm.y = c.scratch();
     gemm.ld_y = slab.count;
     gemm.out = DType::kFp32;
-    AWQD_RETURN_IF_ERROR(Gemm(gemm, c.stream));
+    AWQD_RETURN_IF_ERROR(Multiply(gemm, c.stream));
     AWQD_RETURN_IF_ERROR(cuda::Finish({.sums = c.scratch(),
                                        .ld_sums = slab.count,
                                        .bias = a.bias != nullptr ? a.bias + slab.begin : nullptr,

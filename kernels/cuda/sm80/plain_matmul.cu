@@ -1,8 +1,9 @@
 // Rows sm80/plain_matmul, sm80/plain_qmatmul_a8 and sm80/plain_qmatmul_a8_scaled: the products with
 // any weight in the layout "plain", slowly.
 //
-// One thread per output column and token, plain arithmetic with the exact weight: in fp32, of INT8
-// activations in INT32, or of quantised ones in 64-bit integers over each group.
+// One thread per output column and token, plain arithmetic with the exact weight: in FP32, of INT8
+// activations in INT32, or of quantised ones in 64-bit integers over each group. An FP32 sum that
+// overflows is computed once more in FP64.
 // Limits: none.
 #include "kernels/cuda/sm80/plain.cuh"
 
@@ -19,6 +20,13 @@ __global__ __launch_bounds__(kPlainThreads) void PlainMatmul(PlainWeight w, cons
     float sum = 0;
     for (int64_t i = 0; i < k; ++i) {
       sum += LoadPlain(x, x_dtype, row * k + i) * PlainElement(w, i, n);
+    }
+    if (!isfinite(sum)) {
+      double exact = 0;
+      for (int64_t i = 0; i < k; ++i) {
+        exact += double{LoadPlain(x, x_dtype, row * k + i)} * PlainElement(w, i, n);
+      }
+      sum = static_cast<float>(exact);
     }
     StorePlain(y, y_dtype, row * w.n + n, bias == nullptr ? sum : sum + bias[n]);
   }
