@@ -1,4 +1,4 @@
-"""Has Triton's perf_analyzer measure a server, and prints the table of README.md.
+"""Has Triton's perf_analyzer measure a server, and prints the table of tests/bench/results/perf_analyzer.md.
 
     pip install perf-analyzer==2.60.0        # glibc 2.38 or newer
     python3 tests/interop/perf_table.py --address 127.0.0.1:8001 --tokens 1 --concurrency 1 2 4 8 16
