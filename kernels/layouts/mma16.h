@@ -4,7 +4,7 @@
 // out features x 128 in features, codes first, then what decodes them, so that one contiguous read
 // brings all that a block needs for one step. Records follow each other along K, then along N.
 // Integer codes of 1, 2, 3, 4 and 8 bits, E2M1, E4M3 and indices of a table take their own width.
-// README.md has the worked examples.
+// mma16.cc specifies every bit, with worked places.
 #pragma once
 
 #include <cstdint>
