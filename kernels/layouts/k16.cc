@@ -62,7 +62,7 @@ void AddSections(const WeightShape& shape, Sections* sections) {
   sections->Add(Part::kZeros, cells * d.zero_bytes());
 }
 
-// Where a padded row comes from.
+// The origin of a padded row.
 struct Source {
   int64_t group = 0;
   int64_t row = -1;  // of the weight, or -1 for padding
@@ -157,8 +157,8 @@ uint32_t LoadLane(const uint8_t* block, int bits, int64_t i) {
   return lane;
 }
 
-// Calls visit(block, first tile, tile behind the last). Tiles some at a time: what is packed stays
-// in the L1 cache until its lines are full, and neighbours share the lines of the canonical codes.
+// Calls visit(block, first tile, tile behind the last) for some tiles at a time. Packed bytes then
+// stay in the L1 cache until their lines are full, and neighbours share the lines of the codes.
 template <typename Visit>
 void ForEachTiles(const K16Shape& k16, ColumnRange columns, Visit visit) {
   constexpr int64_t kTilesAtATime = 32;
@@ -263,7 +263,7 @@ void UnpackLanes(const uint8_t* codes, HostWeight* w) {
 
 // --- Codes of 8 bits ---
 
-// What stored bytes differ by from codes: integers are stored as if signed.
+// The bits in which stored bytes differ from codes: integers are stored as if signed.
 uint8_t Flip(const WeightDescription& d) { return d.is_integer() ? 0x80 : 0; }
 
 void PackBytes(const HostWeight& w, ColumnRange columns, uint8_t* codes) {

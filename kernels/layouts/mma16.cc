@@ -89,8 +89,8 @@ namespace {
 
 using namespace mma16;  // NOLINT: the geometry of this very file
 
-// The largest scale of a column goes to [2^7, 2^8), of up to 4 bits and FP16 to [2^11, 2^12):
-// times any integer of the codes, FP16 holds it.
+// The largest scale of a column goes to [2^7, 2^8), or to [2^11, 2^12) for FP16 scales and codes of
+// up to 4 bits. FP16 holds it times any integer of the codes.
 int TopOctave(const WeightDescription& d) {
   return d.scale_dtype == DType::kFp16 && d.bits <= 4 ? 11 : 7;
 }
@@ -311,7 +311,7 @@ void RestoreScale(HostWeight* w, int64_t group, int64_t column, uint32_t record,
                               : HalfToFloat(static_cast<uint16_t>(record));
   const bool half =
       dtype == DType::kFp16 && !ScaleIsOuter(shape) && !HasFloatScales(MetaKindOf(w->description));
-  // Where an FP16 scale was not moved, `outer` is the description's own or none.
+  // If an FP16 scale was not moved, `outer` is the description's own or none.
   const bool moved =
       half ? w->description.outer == OuterKind::kNone && outer != 1 : IsNormalised(shape);
   const float scale = ScaleIsOuter(shape) ? outer : moved ? in_record * outer : in_record;

@@ -39,7 +39,8 @@ void CopyColumns(const std::vector<uint8_t>& in, int64_t rows, int64_t begin, in
   }
 }
 
-// Of a part with one cell per column block: those whose first column is in the range.
+// Copies the cells of a part with one cell per column block, if the block's first column is in the
+// range.
 void CopyCells(const HostWeight& w, const std::vector<uint8_t>& in, ColumnRange columns,
                uint8_t* out) {
   if (in.empty()) return;
