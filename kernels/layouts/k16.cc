@@ -1,21 +1,40 @@
-// Layout "k16": any weight but one whose groups are a few rows.
+// Layout "k16": any weight but one with several groups of fewer than 8 rows.
 //
-// Codes: [N/8 tiles][blocks][8 columns][a block]. A block holds rows 128 b .. 128 b + 127 of a
-// padded column, as 16 lanes; lane i has the rows 16 j + i, j = 0..7.
+// Codes: [N/8 tiles][blocks][8 columns][a block]. Block b holds rows 128 b .. 128 b + 127 of a
+// padded column, as 16 lanes. Lane i has the rows 16 j + i, j = 0..7.
 //
 //   bits     a lane's codes              where the lane lies in its block
 //   4        32 bits, row j at bit 4 j   word i
 //   2        16 bits, row j at bit 2 j   half word i
 //   1         8 bits, row j at bit j     byte i
 //   3        24 bits, row j at bit 3 j   lower 16 as half word i, upper 8 as byte 32 + i
-//   8                                    row j is byte 16 j + i: rows follow each other
+//   8        8 bits for each row         row j is byte 16 j + i: rows follow each other
 //
-// Shifted right by `bits` j, the low bits of 16 lanes are the codes of 16 consecutive rows.
-// Integers of 5 to 8 bits have their upper bit flipped: read as signed, they are the code less 128.
+// Lanes shifted right by j times `bits` have the codes of 16 consecutive rows in their low bits.
+// Codes of 5 to 8 bits take 8. Integers of that width have their upper bit flipped: read as signed,
+// they are the code less 128.
 //
 // Groups are padded to a multiple of 16 rows with the codes nearest to their zero, columns with
-// scales and zeros of 0. Scales and zeros: [N/8][groups][8] as stored, for every column one, also
-// where columns share them. README.md has a worked example of every width.
+// scales and zeros of 0. Scales and zeros are [N/8][groups][8] as stored, one for each column even
+// if columns share them.
+//
+// Worked places, for a weight of [256, 128] with FP16 scales and stored zeros, groups of 128 rows.
+// Bits `part bits` of the code, scale or zero of element (k, n) begin at bit `bit` of byte `byte`
+// of a section. tests/kernels/layout_specification_test.cc compares these lines with packed bytes.
+//
+//   bits    k    n  part   part bits  section  byte  bit
+//      4    3    2  code         0-3  codes     140    0
+//      4   19    2  code         0-3  codes     140    4
+//      4  115    2  code         0-3  codes     143    4
+//      4  131   10  code         0-3  codes    1676    0
+//      3    3    2  code         0-2  codes     102    0
+//      3   83    2  code         0-0  codes     103    7
+//      3   83    2  code         1-2  codes     131    0
+//      2   19    2  code         0-1  codes      70    2
+//      1   19    2  code         0-0  codes      35    1
+//      8    5    2  code         0-7  codes     261    0
+//      4  130    5  scale       0-15  scales     26    0
+//      4  130    5  zero         0-3  zeros      13    0
 #include "kernels/layouts/k16.h"
 
 #include <algorithm>
@@ -43,7 +62,7 @@ void AddSections(const WeightShape& shape, Sections* sections) {
   sections->Add(Part::kZeros, cells * d.zero_bytes());
 }
 
-// Where a padded row comes from.
+// The origin of a padded row.
 struct Source {
   int64_t group = 0;
   int64_t row = -1;  // of the weight, or -1 for padding
@@ -138,8 +157,8 @@ uint32_t LoadLane(const uint8_t* block, int bits, int64_t i) {
   return lane;
 }
 
-// Calls visit(block, first tile, tile behind the last). Tiles some at a time: what is packed stays
-// in the L1 cache until its lines are full, and neighbours share the lines of the canonical codes.
+// Calls visit(block, first tile, tile behind the last) for some tiles at a time. Packed bytes then
+// stay in the L1 cache until their lines are full, and neighbours share the lines of the codes.
 template <typename Visit>
 void ForEachTiles(const K16Shape& k16, ColumnRange columns, Visit visit) {
   constexpr int64_t kTilesAtATime = 32;
@@ -244,7 +263,7 @@ void UnpackLanes(const uint8_t* codes, HostWeight* w) {
 
 // --- Codes of 8 bits ---
 
-// What stored bytes differ by from codes: integers are stored as if signed.
+// The bits in which stored bytes differ from codes: integers are stored as if signed.
 uint8_t Flip(const WeightDescription& d) { return d.is_integer() ? 0x80 : 0; }
 
 void PackBytes(const HostWeight& w, ColumnRange columns, uint8_t* codes) {

@@ -46,8 +46,8 @@ struct Layout {
   // because the layout keeps only a part of each scale beside the codes, or because its rows always
   // multiply by that part. Null: never.
   bool (*moves_scales)(const WeightShape& shape) = nullptr;
-  // What is left of the scales of columns [0, N), 1 without any: FP32 [N]. Weights and sums are
-  // multiplied by it.
+  // Writes the part of the scales that is not beside the codes, one FP32 for each of columns [0, N)
+  // and 1 without scales. Rows multiply weights and sums by it.
   void (*moved_scales)(const HostWeight& weight, float* out) = nullptr;
 };
 
@@ -71,7 +71,7 @@ void PackCommonParts(const Layout& layout, const HostWeight& weight, const Secti
 // and table.
 HostWeight MakeEmpty(const WeightShape& shape);
 
-// What was packed to `in`, without order, factor and bias.
+// The weight that was packed to `in`, without order, factor and bias.
 HostWeight Unpack(const Layout& layout, const WeightShape& shape, const Sections& sections,
                   const uint8_t* in);
 

@@ -2,40 +2,77 @@
 //
 //   record            at ((n / 64) * BlocksK + k / 128) * RecordBytes
 //     unit            (i, h) = (n % 64 / 16, k % 128 / 64) at (2 i + h) * UnitBytes
-//       lane          (n % 8) * 4 + k % 8 / 2: lane `l` of a warp owns row l / 4 and column pair
+//       lane          (n % 8) * 4 + k % 8 / 2. Lane l of a warp owns row l / 4 and column pair
 //                     l % 4 of every 8 x 8 quarter of a fragment
 //       step          s = k % 64 / 16, a fragment of 16 x 16: pair p = n % 16 / 8 + 2 (k % 16 / 8)
 //                     of a lane's two codes k % 2 = 0, 1
 //     meta            j = k % 128 / (128 / metas), behind the codes at MetaBytes j
-//       scale         16 bits at (n % 64 / 16) * 32 + (n % 8) * 4 + (n % 16 / 8) * 2; 32 at twice
-//       that zero          of 4 bits: nibble n % 16 / 8 of the byte at 128 + (n % 64 / 16) * 8 + n
-//       % 8;
-//                     of 8: the byte at 128 + (n % 64 / 16) * 16 + (n % 8) * 2 + n % 16 / 8
+//       scale         16 bits: at (n % 64 / 16) * 32 + (n % 8) * 4 + (n % 16 / 8) * 2
+//                     32 bits: at twice that
+//       zero          4 bits: nibble n % 16 / 8 of byte 128 + (n % 64 / 16) * 8 + n % 8
+//                     8 bits: byte 128 + (n % 64 / 16) * 16 + (n % 8) * 2 + n % 16 / 8
+//                     real: 32 bits, 256 bytes behind the scale
 //
-// A lane's codes of a unit, in 32-bit words; the code of k % 2 = 1 always lies 16 bits above that
-// of k % 2 = 0 (modulo 32 in the last line):
+// A lane's codes of a unit fill 32-bit words. The code of k % 2 = 1 lies 16 bits above that of
+// k % 2 = 0, modulo 32 for 1 bit.
 //
-//   bits  words          word            bit of pair p at step s
-//   8     8, as 2 x 4    2 s + p % 2     8 (p / 2); words 0..3 of all lanes, then words 4..7
-//   4     4              s               4 p
-//   2     2              s / 2           8 (s % 2) + 2 p
-//   1     1              0               {2, 3, 10, 11}[s] + 2 p, modulo 32
-//   3     2 and 1        as 2 bits for the lower two bits, then as 1 bit for the upper one
+//   bits  words of a lane   word           bit of pair p at step s
+//   8     8                 2 s + p % 2    8 (p / 2)
+//   4     4                 s              4 p
+//   2     2                 s / 2          8 (s % 2) + 2 p
+//   1     1                 0              {2, 3, 10, 11}[s] + 2 p, modulo 32
 //
-// Padding decodes to 0: along N (to 64) code, zero and scale are 0; along K (to 128) codes are the
-// zero points of the last group, whose meta serves them where a group is all of K. Constant zeros
-// are stored like any other.
+// In a unit the words of lane 0 come first, then those of lane 1, and so on. For 8 bits words 0..3
+// of all lanes come first, then words 4..7 of all. For 3 bits a unit has the lower two bits of all
+// codes as codes of 2 bits, then the upper bits as codes of 1 bit.
 //
-// Scales in records are FP16; those that are INT8 are exact there. A column of BF16 scales is
-// stored times a power of two that brings its largest to [128, 256), and Part::kOuter has what it
-// takes back: exact, as BF16 has fewer significant bits, while the column's scales lie within 24
-// octaves. So are the columns of FP16 scales of which an integer of the codes times one would pass
-// FP16, while the smaller ones keep their bits. One scale per column that is not FP16, or of 8-bit
-// codes, is Part::kOuter itself, and records have the scale 1 or none. Records without any always
-// have a Part::kOuter, of ones if need be. E4M3 scales are exact in FP16, those of E8M0 are stored
-// as BF16's are. Of E4M3 codes, of tables and where zeros are real numbers, records have scales of
-// any type as FP32, and columns may share them. Real zeros are FP32 too, 256 bytes behind their
-// scales.
+// Padding decodes to 0. Along N (to 64) code, zero and scale are 0. Along K (to 128) codes are the
+// zero points of the last group, because its meta serves them where a group is all of K. Constant
+// zeros are stored like any other.
+//
+// Scales in records, by their type:
+//
+//   FP16          as they are. If an integer of the codes times a scale would pass FP16, the column
+//                 is stored times a power of two too, as long as its smaller scales keep their bits
+//   BF16, E8M0    times a power of two for each column, which brings its largest scale to
+//                 [128, 256). Part::kOuter takes it back. That is exact while the column's scales
+//                 lie within 24 octaves: BF16 has fewer significant bits than FP16
+//   INT8, E4M3    as FP16, exactly
+//   any           as FP32 for E4M3 codes, tables and real zeros. Columns may share a scale
+//
+// One scale per column that is not FP16, or belongs to 8-bit codes, is Part::kOuter itself. Records
+// then have the scale 1, or none. Records without scales always have a Part::kOuter, of ones if
+// need be.
+//
+// Worked places, for a weight of [256, 128] with FP16 scales and stored zeros, groups of 128 rows.
+// Bits `part bits` of the code, scale or zero of element (k, n) begin at bit `bit` of byte `byte`
+// of a section. tests/kernels/layout_specification_test.cc compares these lines with packed bytes.
+//
+//   bits    k    n  part   part bits  section  byte  bit
+//      4    0    8  code         0-3  codes       0    4
+//      4    8    0  code         0-3  codes       1    0
+//      4    1    0  code         0-3  codes       2    0
+//      4   16    0  code         0-3  codes       4    0
+//      4    2    0  code         0-3  codes      16    0
+//      4    0    1  code         0-3  codes      64    0
+//      4   64    0  code         0-3  codes     512    0
+//      4    0   16  code         0-3  codes    1024    0
+//      4  128    0  code         0-3  codes    4256    0
+//      4    0   64  code         0-3  codes    8512    0
+//      4    0    8  scale       0-15  codes    4098    0
+//      4    0   17  scale       0-15  codes    4132    0
+//      4    0    8  zero         0-3  codes    4224    4
+//      4    0   17  zero         0-3  codes    4233    0
+//      8    0    8  code         0-7  codes       4    0
+//      8    9    0  code         0-7  codes       3    0
+//      8   32    1  code         0-7  codes     576    0
+//      8    0    9  zero         0-7  codes    8323    0
+//      2   16    0  code         0-1  codes       1    0
+//      2   33    8  code         0-1  codes       6    2
+//      3    0    8  code         0-1  codes       0    2
+//      3    0    8  code         2-2  codes     256    4
+//      1   16    0  code         0-0  codes       0    3
+//      1   49    8  code         0-0  codes       3    5
 #include "kernels/layouts/mma16.h"
 
 #include <algorithm>
@@ -52,8 +89,8 @@ namespace {
 
 using namespace mma16;  // NOLINT: the geometry of this very file
 
-// The largest scale of a column goes to [2^7, 2^8), of up to 4 bits and FP16 to [2^11, 2^12):
-// times any integer of the codes, FP16 holds it.
+// The largest scale of a column goes to [2^7, 2^8), or to [2^11, 2^12) for FP16 scales and codes of
+// up to 4 bits. FP16 holds it times any integer of the codes.
 int TopOctave(const WeightDescription& d) {
   return d.scale_dtype == DType::kFp16 && d.bits <= 4 ? 11 : 7;
 }
@@ -274,7 +311,7 @@ void RestoreScale(HostWeight* w, int64_t group, int64_t column, uint32_t record,
                               : HalfToFloat(static_cast<uint16_t>(record));
   const bool half =
       dtype == DType::kFp16 && !ScaleIsOuter(shape) && !HasFloatScales(MetaKindOf(w->description));
-  // Where an FP16 scale was not moved, `outer` is the description's own or none.
+  // If an FP16 scale was not moved, `outer` is the description's own or none.
   const bool moved =
       half ? w->description.outer == OuterKind::kNone && outer != 1 : IsNormalised(shape);
   const float scale = ScaleIsOuter(shape) ? outer : moved ? in_record * outer : in_record;

@@ -4,7 +4,7 @@
 // out features x 128 in features, codes first, then what decodes them, so that one contiguous read
 // brings all that a block needs for one step. Records follow each other along K, then along N.
 // Integer codes of 1, 2, 3, 4 and 8 bits, E2M1, E4M3 and indices of a table take their own width.
-// README.md has the worked examples.
+// mma16.cc specifies every bit, with worked places.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ inline constexpr int kUnitK = 64;    // in features of a unit: four steps of 16
 constexpr int UnitBytes(int bits) { return kRowTile * kUnitK * bits / 8; }
 constexpr int CodesBytes(int bits) { return kTileN * kBlockK * bits / 8; }
 
-// What one meta holds, of 64 columns each.
+// The content of a meta, for 64 columns each.
 enum class MetaKind : uint8_t {
   kIntegerZeros,  // scales in FP16, then zeros, of 4 bits for codes of up to 4 and else of 8
   kHalfScales,    // E2M1: scales in FP16
@@ -59,8 +59,8 @@ constexpr int MetaBytes(int bits, MetaKind kind) {
 }
 
 // Whether records hold no scales and no zeros: codes of 8 bits with one scale per column and the
-// same zero everywhere. The scales are Part::kOuter then, and the zero is a number in the kernel's
-// hand. Of fewer bits there is one kind of record less to compile.
+// same zero everywhere. The scales are Part::kOuter then, and the zero is a kernel argument. Codes
+// of fewer bits have no such records, which saves one kind of record to compile.
 constexpr bool HasBareRecords(const WeightShape& shape) {
   const WeightDescription& d = shape.description;
   return d.bits == 8 && d.zero_kind == ZeroKind::kConstant &&
@@ -87,7 +87,7 @@ inline int RecordBytes(const WeightShape& shape) {
 constexpr int64_t TilesN(int64_t n) { return CeilDiv(n, kTileN); }
 constexpr int64_t BlocksK(int64_t k) { return CeilDiv(k, kBlockK); }
 
-// Where a code lies in the codes of a record: bits [bit, bit + width) of its byte `byte`. A 3-bit
+// The place of a code in the codes of a record: bits [bit, bit + width) of byte `byte`. A 3-bit
 // code lies in two planes, its lower two bits in one and its upper bit in the other.
 struct CodePlace {
   int byte = 0;
@@ -97,7 +97,7 @@ struct CodePlace {
 CodePlace PlaceOfCode(int bits, int plane, int n, int k);
 
 // Writes the CodesBytes of the record whose first code is that of column n0 and row k0, padding
-// included. For the packer alone, as its inverse.
+// included. Only the packer needs it. UnpackCodes is its inverse.
 void PackCodes(const HostWeight& weight, int64_t n0, int64_t k0, uint8_t* record);
 void UnpackCodes(const uint8_t* record, int64_t n0, int64_t k0, HostWeight* weight);
 

@@ -10,8 +10,8 @@
 namespace awqd::mma16 {
 namespace {
 
-// What column n is padded with along K: what decodes to 0, or of a table to least; where zeros are
-// real numbers anything may stand. Activations are 0 there.
+// The code that pads column n along K. It decodes to 0; in a table to the least magnitude. With
+// real zeros any code will do, because activations are 0 there.
 int PaddingOf(const HostWeight& w, int64_t n) {
   if (w.description.real_zeros()) return 0;
   if (w.table.empty()) return w.Zero(w.groups() - 1, n);
@@ -20,7 +20,7 @@ int PaddingOf(const HostWeight& w, int64_t n) {
                           w.table.begin());
 }
 
-// The code that stands at [k, n], past the last row that of PaddingOf.
+// The code at [k, n], or PaddingOf(n) past the last row.
 int CodeAt(const HostWeight& w, int64_t k, int64_t n) {
   if (n >= w.n) return 0;
   return k < w.k ? w.Code(k, n) : PaddingOf(w, n);
@@ -96,10 +96,10 @@ class PaddedRecord {
 constexpr int kSteps = kUnitK / 16;
 using Steps = uint32_t __attribute__((vector_size(4 * kSteps)));
 
-// The words of the 8 lanes that own one pair of columns of K (lane % 4) of a fragment are the
-// nibbles of 8 words of codes, 8 out features of one row each, turned around. Those words, by the
-// nibble that they become: rows 2 pair + {0, 8} + {0, 1}, out features {0..7, 8..15}. The four
-// steps of a unit, whose words lie side by side in the record, are turned around at once.
+// Eight lanes own one pair of columns of K of a fragment (the same lane % 4). Their words are the
+// transposed nibbles of 8 words of codes, each of 8 out features of one row. Nibble i of a lane
+// comes from word i: row 2 pair + kCorners[i].k, out features from kCorners[i].n on. The words of
+// the four steps of a unit lie side by side in the record, so they are transposed at once.
 template <typename Codes>
 void PackNibbles(const Codes& codes, int64_t n, int64_t k, uint8_t* unit) {
   struct Corner {

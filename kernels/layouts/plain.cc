@@ -1,8 +1,18 @@
-// Layout "plain": the parts as a HostWeight has them. Codes [K, N] row-major, packed least
-// significant first along N; scales and zeros [groups, column blocks] as stored.
+// Layout "plain": the parts as a HostWeight has them. Codes are [K, N], row-major, the least
+// significant bits first along N. Scales and zeros are [groups, column blocks] as stored.
 //
-// Any legal weight. Read by the reference and by the simple CUDA rows; README.md has a worked
-// example.
+// It holds any legal weight. The oracle and the simple CUDA rows read it.
+//
+// Worked places, for a weight of [256, 128] with FP16 scales and stored zeros, groups of 128 rows.
+// Bits `part bits` of the code, scale or zero of element (k, n) begin at bit `bit` of byte `byte`
+// of a section. tests/kernels/layout_specification_test.cc compares these lines with packed bytes.
+//
+//   bits    k    n  part   part bits  section  byte  bit
+//      4    0    1  code         0-3  codes       0    4
+//      4    3    5  code         0-3  codes     194    4
+//      2    3    5  code         0-1  codes      97    2
+//      4  130    5  scale       0-15  scales    266    0
+//      4  130    5  zero         0-3  zeros     133    0
 #include <algorithm>
 #include <cstring>
 
@@ -29,7 +39,8 @@ void CopyColumns(const std::vector<uint8_t>& in, int64_t rows, int64_t begin, in
   }
 }
 
-// Of a part with one cell per column block: those whose first column is in the range.
+// Copies the cells of a part with one cell per column block, if the block's first column is in the
+// range.
 void CopyCells(const HostWeight& w, const std::vector<uint8_t>& in, ColumnRange columns,
                uint8_t* out) {
   if (in.empty()) return;

@@ -92,7 +92,7 @@ std::vector<uint8_t> PackedK16(int bits, int64_t first, int64_t step) {
   return packed;
 }
 
-// The worked examples of kernels/layouts/README.md.
+// Bytes that were worked out by hand from the specification in kernels/layouts/k16.cc.
 TEST(K16, PutsARowOfALaneAtItsBits) {
   struct Example {
     int bits;

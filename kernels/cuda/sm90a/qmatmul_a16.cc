@@ -77,7 +77,7 @@ const KernelRow& PersistentA16Row() {
       .max_arch = 90,
       .min_m = kFromTokensOfLarge,
       .preferred_from = PreferredFrom,
-      // tests/bench/README.md has the table.
+      // tests/bench/results/h100.md has the table.
       .replaces_dense = true,
       .priority = 20,
       .refuses = Refuses,

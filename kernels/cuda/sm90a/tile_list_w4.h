@@ -6,8 +6,8 @@
 //
 // 134 tiles were timed; the list has those that are worth compiling. Without the others no token
 // count of tests/gpu/bench.sh becomes slower. Of the counts of its --sweep none becomes slower by
-// more than 7 %; the mean is 0.7 %. NOTES.md, version 40. Tiles of one record that are not in parts
-// came with version 41, their costs from 78 timings.
+// more than 7 %; the mean is 0.7 %. The costs of tiles of one record that are not in parts are from
+// 78 later timings.
 //
 // Where scales multiply sums (persistent.cuh, ScalesSums), the costs were fitted to timings on an
 // H200, 2026-11-27, which computes as fast as an H100 and reads faster: of wider tiles the fit is
