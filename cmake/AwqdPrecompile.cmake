@@ -1,6 +1,6 @@
-# Precompiled headers (AWQD_PRECOMPILE), for the presets that build the tests: most of what the compiler does for a file
-# here is to read the headers of gRPC, Protocol Buffers, Abseil and GoogleTest. What is shipped (preset release) and preset
-# lto go without, so that a file that forgets to include what it uses does not compile there.
+# Precompiled headers (AWQD_PRECOMPILE): most of what the compiler does for a file here is to read the headers of gRPC,
+# Protocol Buffers, Abseil and GoogleTest. Preset lto goes without, so that a file that forgets to include what it uses does
+# not compile there.
 #
 # One set of headers serves every target of a kind: GCC accepts it only where the flags agree, and a library's
 # (-fPIC) are not an executable's (-fPIE). All are compiled for threads, which some targets ask for.

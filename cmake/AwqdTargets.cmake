@@ -33,6 +33,9 @@ elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
   set(awqd_cpu_isas neon neondot)
 endif()
 
+# For code that runs once or waits for people: command lines, options, generated messages.
+set(awqd_cold_options $<$<COMPILE_LANGUAGE:CXX>:-O1>)
+
 # Sanitizers go to everything compiled here, so that no half-instrumented object hides a race.
 if(AWQD_SANITIZE)
   # Undefined behaviour ends the program, otherwise a test could print a report and pass.
@@ -62,11 +65,11 @@ if(AWQD_SANITIZE MATCHES "undefined")
   list(APPEND awqd_server_test_options -fno-sanitize=undefined)
 endif()
 
-# awqd_does_without_grpc(<variable>): whether this folder must: kernels, checkpoints, tools and what tests them.
+# awqd_does_without_grpc(<variable>): whether this folder must: kernels, client/tools and what tests them.
 function(awqd_does_without_grpc variable)
   cmake_path(RELATIVE_PATH CMAKE_CURRENT_SOURCE_DIR BASE_DIRECTORY ${PROJECT_SOURCE_DIR} OUTPUT_VARIABLE folder)
   set(${variable} FALSE PARENT_SCOPE)
-  if(folder MATCHES "^(kernels|checkpoint|tools|tests/(architecture|checkpoint|conformance|kernels|testing|tools))")
+  if(folder MATCHES "^(kernels|client/tools|tests/(architecture|client/tools|conformance|kernels|testing))")
     set(${variable} TRUE PARENT_SCOPE)
   endif()
 endfunction()
