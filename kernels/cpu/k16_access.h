@@ -23,7 +23,7 @@ K16Weight AccessK16(const DeviceWeight& weight);
 // The same without pointers, for sizing scratch.
 K16Weight DescribeK16(const WeightShape& shape);
 
-// Tiles of a task of a product by panels (bodies/panel.h): whole panels, some tasks a thread, each
+// Tiles of a task of a product by panels (bodies/integers/panel.h): whole panels, some tasks a thread, each
 // long enough that what comes next is fetched meanwhile.
 int64_t TilesOfPanelTask(const K16Weight& weight, int64_t threads);
 

@@ -2,12 +2,12 @@
 //
 // Computes y = x @ W + bias with FP32 accumulation. Weight layout: k16. Work split: tiles of 8
 // columns by blocks of rows; x is expanded to FP32 once, or FP16 and BF16 are made digits, which
-// AVX-512 VNNI multiplies as integers (bodies/digits_body.h). A row's bits depend on the row and
+// AVX-512 VNNI multiplies as integers (bodies/column_product.h). A row's bits depend on the row and
 // the weight only (bodies/product_body.h). Limits: those of the layout.
 #include <algorithm>
 #include <optional>
 
-#include "kernels/cpu/digits.h"
+#include "kernels/cpu/integer_product.h"
 #include "kernels/cpu/rows.h"
 
 namespace awqd {

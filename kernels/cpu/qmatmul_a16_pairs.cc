@@ -1,14 +1,14 @@
 // cpu/qmatmul_a16_pairs: the fused product of many tokens of FP16 or BF16, as integers.
 //
-// Computes y = x @ W + bias, x as 16-bit integers by blocks of 128 rows (bodies/block_integers.h)
+// Computes y = x @ W + bias, x as 16-bit integers by blocks of 128 rows (bodies/int16_block.h)
 // and W as codes less their zeros, whose scales multiply sums of a block in FP32, in their order
-// (bodies/pairs_body.h; AMX multiplies by digits, bodies/amx_body.h). Bits are those of
+// (bodies/pairs_body.h; AMX multiplies by digits, bodies/amx_product.h). Bits are those of
 // cpu/qmatmul_a16, which multiplies fewer tokens by digits. Weight layout: k16. Work split: some
 // tiles of 8 columns a task, for up to 192 tokens. Limits: what suits digits, with floating scales;
 // AVX2. FP32 activations and tokens that integers hold badly go to cpu/qmatmul_a16.
 #include <algorithm>
 
-#include "kernels/cpu/digits.h"
+#include "kernels/cpu/integer_product.h"
 #include "kernels/cpu/rows.h"
 
 namespace awqd {

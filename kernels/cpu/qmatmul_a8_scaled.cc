@@ -2,7 +2,7 @@
 //
 // Computes y = a * (q @ W) + bias of INT8 q and a scale a for each token. Sums of q * code are
 // exact over each group, whatever its length; scaled sums of groups are added in FP32 in their
-// order, then outer scale, a and bias follow (bodies/scaled_body.h; for codes of 4 or 8 bits, where
+// order, then outer scale, a and bias follow (bodies/panel_product.h; for codes of 4 or 8 bits, where
 // it is faster, bodies/quads_body.h). Weight layout: k16. Work split: some tiles of 8 columns a
 // task, for up to 192 tokens, whose q is widened to 16 bits first, its groups padded as the layout
 // has them. Limits: those of the layout.

@@ -1,5 +1,5 @@
 // Tokens of FP16 or BF16 as the integers that stand in for them in a product
-// (bodies/block_integers.h): their memory, and which of them integers hold well.
+// (bodies/int16_block.h): their memory, and which of them integers hold well.
 #pragma once
 
 #include <cstdint>

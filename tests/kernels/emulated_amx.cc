@@ -5,9 +5,9 @@
 
 #include "kernels/cpu/bodies/vec_avx512.h"
 // Over the Vec above.
-#include "kernels/cpu/bodies/integers/bytes_vnni.h"
+#include "kernels/cpu/bodies/integers/byte_dot.h"
 // Over the two above.
-#include "kernels/cpu/bodies/integers/amx_body.h"
+#include "kernels/cpu/bodies/integers/amx_product.h"
 
 namespace awqd::cpu {
 namespace {

@@ -1,4 +1,4 @@
-// AMX's body (kernels/cpu/bodies/integers/amx_body.h) over registers in software, for machines with
+// AMX's body (kernels/cpu/bodies/integers/amx_product.h) over registers in software, for machines with
 // AVX-512 VNNI alone. Tiles are multiplied whatever the number of tokens.
 #pragma once
 

@@ -140,7 +140,7 @@ struct IntegerBodies {
   int64_t scaled_scratch_bytes;
 };
 
-// A token of FP16 or BF16 as 16-bit integers q (bodies/block_integers.h), by blocks of 128 rows.
+// A token of FP16 or BF16 as 16-bit integers q (bodies/int16_block.h), by blocks of 128 rows.
 inline constexpr int64_t kIntegerRows = 128;
 inline constexpr int64_t kIntegerBytes = 2 * kIntegerRows;
 struct TokenIntegers {

@@ -6,11 +6,11 @@
 // Over the two above.
 #include "kernels/cpu/bodies/dequantize_body.h"
 #include "kernels/cpu/bodies/integers/integer_body.h"
-#include "kernels/cpu/bodies/integers/scaled_body.h"
+#include "kernels/cpu/bodies/integers/panel_product.h"
 #include "kernels/cpu/bodies/kv4_load_body.h"
 #include "kernels/cpu/bodies/kv4_store_body.h"
 // Over the above.
-#include "kernels/cpu/bodies/integers/digits_body.h"
+#include "kernels/cpu/bodies/integers/column_product.h"
 #include "kernels/cpu/bodies/integers/pairs_body.h"
 #include "kernels/cpu/bodies/integers/quads_body.h"
 

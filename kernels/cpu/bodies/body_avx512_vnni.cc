@@ -2,15 +2,15 @@
 // of integers, and of activations that are made integers.
 #include "kernels/cpu/bodies/vec_avx512.h"
 // Over the Vec above.
-#include "kernels/cpu/bodies/integers/bytes_vnni.h"
+#include "kernels/cpu/bodies/integers/byte_dot.h"
 #include "kernels/cpu/bodies/register_tile.h"
 // Over the two above.
-#include "kernels/cpu/bodies/integers/digits_body.h"
+#include "kernels/cpu/bodies/integers/column_product.h"
 #include "kernels/cpu/bodies/integers/integer_body.h"
-#include "kernels/cpu/bodies/integers/scaled_body.h"
+#include "kernels/cpu/bodies/integers/panel_product.h"
 // Over the above.
 #include "kernels/cpu/bodies/integers/pairs_body.h"
-#include "kernels/cpu/bodies/integers/quad_panels_body.h"
+#include "kernels/cpu/bodies/integers/byte_panel_product.h"
 
 namespace awqd::cpu {
 

@@ -5,7 +5,7 @@
 // Over the two above.
 #include "kernels/cpu/bodies/dequantize_body.h"
 #include "kernels/cpu/bodies/integers/integer_body.h"
-#include "kernels/cpu/bodies/integers/scaled_body.h"
+#include "kernels/cpu/bodies/integers/panel_product.h"
 #include "kernels/cpu/bodies/kv4_load_body.h"
 #include "kernels/cpu/bodies/kv4_store_body.h"
 

@@ -3,7 +3,7 @@
 // Over the Vec above.
 #include "kernels/cpu/bodies/integers/bytes_neon.h"
 // Over the two above.
-#include "kernels/cpu/bodies/integers/digits_body.h"
+#include "kernels/cpu/bodies/integers/column_product.h"
 #include "kernels/cpu/bodies/integers/quads_body.h"
 
 namespace awqd::cpu {

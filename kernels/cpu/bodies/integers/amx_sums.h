@@ -2,10 +2,10 @@
 // AMX takes for the sums. So factors stay in registers, a column for all tokens, and zeros are
 // taken off where that costs least: of codes of 4 bits, once in a panel.
 //
-// Included by amx_body.h; everything has internal linkage.
+// Included by amx_product.h; everything has internal linkage.
 #pragma once
 
-#include "kernels/cpu/bodies/integers/quad_panels_body.h"
+#include "kernels/cpu/bodies/integers/byte_panel_product.h"
 
 namespace awqd::cpu {
 namespace {

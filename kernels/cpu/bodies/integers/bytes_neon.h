@@ -1,4 +1,4 @@
-// ByteLanes for NEON with dot products: what digits_body.h and quads_body.h are written over. One
+// ByteLanes for NEON with dot products: what column_product.h and quads_body.h are written over. One
 // instruction adds four products of signed bytes to each of four lanes. Everything has internal
 // linkage.
 #pragma once

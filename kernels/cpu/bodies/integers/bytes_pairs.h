@@ -1,4 +1,4 @@
-// ByteLanes without VNNI, for AVX2 and AVX-512: what digits_body.h and quads_body.h are written
+// ByteLanes without VNNI, for AVX2 and AVX-512: what column_product.h and quads_body.h are written
 // over.
 //
 // The instruction that multiplies bytes adds two products to 16 bits and saturates there. Codes of

@@ -1,18 +1,18 @@
-// The product of many tokens of 16-bit activations as integers (block_integers.h), by panels of
-// decoded weights (panel.h) and pairs of rows, as that of quantised activations (scaled_body.h).
+// The product of many tokens of 16-bit activations as integers (int16_block.h), by panels of
+// decoded weights (panel.h) and pairs of rows, as that of quantised activations (panel_product.h).
 // What differs is that a scale belongs to a block of a token, not to the token.
 //
 //   y[n] = sum over blocks of scale * (step * sum(q * (code - zero)))
 //
 // The sum of a block is exact in INT32 (128 * 32512 * 255 < 2^31). Real zeros are taken off as in
-// scaled_body.h, by sums of x. Bits are those of digits_body.h.
+// panel_product.h, by sums of x. Bits are those of column_product.h.
 //
-// Included by the body file for AVX-512 VNNI, behind scaled_body.h; everything has internal
+// Included by the body file for AVX-512 VNNI, behind panel_product.h; everything has internal
 // linkage.
 #pragma once
 
-#include "kernels/cpu/bodies/integers/block_integers.h"
-#include "kernels/cpu/bodies/integers/scaled_body.h"
+#include "kernels/cpu/bodies/integers/int16_block.h"
+#include "kernels/cpu/bodies/integers/panel_product.h"
 
 namespace awqd::cpu {
 namespace {

@@ -1,4 +1,4 @@
-// Pairs of the NEON body. Included by pairs.h; everything has internal linkage.
+// Pairs of the NEON body. Included by int_vec.h; everything has internal linkage.
 #pragma once
 
 #include <arm_neon.h>

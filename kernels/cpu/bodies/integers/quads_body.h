@@ -1,19 +1,19 @@
 // Products of quantised activations by quads: four codes of a column times four INT8 q, added up in
 // one lane. Of 4 or 8 bits, of groups of whole runs of 16 rows, or one. The same sums as in
-// scaled_body.h: exact over a group, scaled and added in FP32.
+// panel_product.h: exact over a group, scaled and added in FP32.
 //
 // Here, of groups of whole blocks: a vector has codes of a column as they are stored, with lanes
 // along K, which are folded where a group ends. Integer zeros are taken off a group's sum by the
 // sum of its q, exactly. Rows of a quad are then 32 apart, of 4 bits, and q is in that order
-// (OrderQuads). Many tokens, and smaller groups: quad_panels_body.h, where a machine has VNNI. The
+// (OrderQuads). Many tokens, and smaller groups: byte_panel_product.h, where a machine has VNNI. The
 // bits are the same.
 //
-// Included by body files behind digits_body.h and scaled_body.h; everything has
+// Included by body files behind column_product.h and panel_product.h; everything has
 // internal linkage.
 #pragma once
 
-#include "kernels/cpu/bodies/integers/digits_body.h"
-#include "kernels/cpu/bodies/integers/scaled_body.h"
+#include "kernels/cpu/bodies/integers/column_product.h"
+#include "kernels/cpu/bodies/integers/panel_product.h"
 
 namespace awqd::cpu {
 namespace {

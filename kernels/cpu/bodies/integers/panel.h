@@ -1,9 +1,9 @@
 // Panels: tiles side by side, decoded some rows of K at a time, to pairs of 16-bit integers less
-// their zeros. A lane has rows 2 i and 2 i + 1 of a column. Included by scaled_body.h; everything
+// their zeros. A lane has rows 2 i and 2 i + 1 of a column. Included by panel_product.h; everything
 // has internal linkage.
 #pragma once
 
-#include "kernels/cpu/bodies/integers/pairs.h"
+#include "kernels/cpu/bodies/integers/int_vec.h"
 
 namespace awqd::cpu {
 namespace {

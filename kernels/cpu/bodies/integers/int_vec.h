@@ -1,5 +1,5 @@
 // Pairs: 16 lanes of 32 bits, each one integer or a pair of 16-bit integers, for one instruction
-// set. Included by scaled_body.h behind a Vec, whose 16 floats are what the lanes become;
+// set. Included by panel_product.h behind a Vec, whose 16 floats are what the lanes become;
 // everything has internal linkage.
 #pragma once
 

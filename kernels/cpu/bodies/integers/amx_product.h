@@ -1,8 +1,8 @@
-// Products of many tokens by AMX, of panels of quads (quad_panels_body.h): 16 quads of 16 columns
+// Products of many tokens by AMX, of panels of quads (byte_panel_product.h): 16 quads of 16 columns
 // are what a register holds, and so are 64 bytes of 16 tokens, as they are. An instruction adds up
 // 16384 products, where AVX-512 VNNI's adds 64. Sums are the same integers, and what they add to y
 // is computed by the same operations (amx_sums.h), so bits are those of quads_body.h and
-// digits_body.h.
+// column_product.h.
 //
 //   registers   0 1 2 3   sums: of x 0 and both halves of the panel's columns, then of x 1
 //               4 5       x 0 and 1: 16 tokens of INT8 each, or both digits of 16 tokens
@@ -11,7 +11,7 @@
 // Four sums, because the next instruction can begin long before the last one ends. While they are
 // made, vectors add those of the group before to y.
 //
-// Included by the body file for AMX, behind quad_panels_body.h; everything has internal linkage.
+// Included by the body file for AMX, behind byte_panel_product.h; everything has internal linkage.
 #pragma once
 
 #include "kernels/cpu/bodies/integers/amx_sums.h"
@@ -128,7 +128,7 @@ void AmxQuads(const K16Weight& w, const QuadTask& task) {
 
 // Tokens from which on AMX is faster than AVX-512 VNNI: of 4 bits, the same in groups of less than
 // 128 rows, and of 8 bits or one group, which few tokens are multiplied by without decoding or
-// without folding (quad_panels_body.h).
+// without folding (byte_panel_product.h).
 struct AmxLeast {
   int64_t tokens;
   int64_t tokens_of_short_groups;

@@ -18,7 +18,7 @@
 // internal linkage.
 #pragma once
 
-#include "kernels/cpu/bodies/panel.h"
+#include "kernels/cpu/bodies/integers/panel.h"
 
 namespace awqd::cpu {
 namespace {

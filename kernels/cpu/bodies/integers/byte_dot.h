@@ -1,4 +1,4 @@
-// ByteLanes for AVX-512 VNNI and AVX-VNNI: what digits_body.h and quads_body.h are written over.
+// ByteLanes for AVX-512 VNNI and AVX-VNNI: what column_product.h and quads_body.h are written over.
 // One instruction adds four products of bytes to each lane. Everything has internal linkage.
 #pragma once
 

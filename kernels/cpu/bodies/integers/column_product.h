@@ -7,15 +7,15 @@
 //
 // where q is both digits together. Lanes are folded where a block ends: its sum is an exact INT32
 // (128 * 255 * 32512 < 2^31), integer zeros are taken off by the sum of q, real ones as in
-// scaled_body.h. Blocks are added in FP32, in their order. So a token's bits do not depend on its
+// panel_product.h. Blocks are added in FP32, in their order. So a token's bits do not depend on its
 // batch, and are those of pairs_body.h.
 //
-// What becomes of x: block_integers.h. Included by body files behind their ByteLanes;
+// What becomes of x: int16_block.h. Included by body files behind their ByteLanes;
 // everything has internal linkage.
 #pragma once
 
-#include "kernels/cpu/bodies/integers/block_integers.h"
-#include "kernels/cpu/bodies/integers/scaled_body.h"
+#include "kernels/cpu/bodies/integers/int16_block.h"
+#include "kernels/cpu/bodies/integers/panel_product.h"
 
 namespace awqd::cpu {
 namespace {
@@ -103,7 +103,7 @@ AWQD_ALWAYS_INLINE inline void PrefetchBlocks(const uint8_t* codes) {
   }
 }
 
-// What scaled_body.h's AddGroup does, of 8 columns in registers.
+// What panel_product.h's AddGroup does, of 8 columns in registers.
 inline Eight::F AddGroupOf8(const K16Weight& w, Eight::F value, float x_sum, Eight::F scale,
                             Eight::F offset, Eight::F sum) {
   const Eight::F x = Eight::Set(x_sum);

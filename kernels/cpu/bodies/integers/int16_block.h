@@ -10,7 +10,7 @@
 
 #include <cstring>
 
-#include "kernels/cpu/bodies/integers/pairs.h"
+#include "kernels/cpu/bodies/integers/int_vec.h"
 #include "kernels/cpu/bodies/register_tile.h"
 
 namespace awqd::cpu {
@@ -19,7 +19,7 @@ namespace {
 // The most that |x| of a block may be times its mean. The step is then at most 1/512 of the mean,
 // where FP16 rounds a value of that size to 1/1024 of it or less.
 constexpr float kMostSpread = 32;
-// The greatest |q|: the upper of its digits is 127 (digits_body.h).
+// The greatest |q|: the upper of its digits is 127 (column_product.h).
 constexpr float kMostInteger = 32512;
 
 // 16 elements from `index`, of which the first `count` are read; 0 for the others.

@@ -1,4 +1,4 @@
-// The fused product of FP16 and BF16 activations by digits (bodies/digits_body.h), where the CPU
+// The fused product of FP16 and BF16 activations by digits (bodies/column_product.h), where the CPU
 // has the instruction and the weight the shape for it.
 #pragma once
 

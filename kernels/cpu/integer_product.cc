@@ -1,6 +1,6 @@
 // Tiles of the weight are shared out, for up to 96 tokens at a time, whose digits stay in the L2
 // cache.
-#include "kernels/cpu/digits.h"
+#include "kernels/cpu/integer_product.h"
 
 #include <algorithm>
 
