@@ -1,233 +1,295 @@
-// Pairs: 16 lanes of 32 bits, each one integer or a pair of 16-bit integers, for one instruction
-// set. Included by panel_product.h behind a Vec, whose 16 floats are what the lanes become;
-// everything has internal linkage.
+// IntVec: 16 lanes of 32 bits, each an integer or two 16-bit ones. What all instruction sets have
+// is written once over the compiler's vectors; the rest is below, for one set each. Everything has
+// internal linkage.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 
-#include "kernels/cpu/bodies/bodies.h"
+#include "kernels/cpu/bodies/unroll.h"
+#include "kernels/cpu/bodies/vec.h"
 
 namespace awqd::cpu {
 namespace {
 
+// The vector registers of the instruction set.
+#if defined(__AVX512BW__)
+constexpr int kVectorBytes = 64;
+#elif defined(__AVX2__)
+constexpr int kVectorBytes = 32;
+#else
+constexpr int kVectorBytes = 16;
+#endif
+typedef uint32_t Lanes32 __attribute__((vector_size(kVectorBytes)));
+typedef uint16_t Lanes16 __attribute__((vector_size(kVectorBytes)));
+typedef uint8_t Lanes8 __attribute__((vector_size(kVectorBytes)));
+
+AWQD_ALWAYS_INLINE inline Lanes32 LoadVector(const void* p) {
+  Lanes32 out;
+  std::memcpy(&out, p, sizeof(out));
+  return out;
+}
+
+struct IntVec {
+  static constexpr int kRegisters = 64 / kVectorBytes;
+  // How many of them, side by side, and for how many tokens, a product from panels sums at a time.
+#if defined(__AVX512BW__)
+  static constexpr int kVectors = 2, kTokens = 6;
+#elif defined(__AVX2__)
+  static constexpr int kVectors = 1, kTokens = 4;
+#elif defined(AWQD_NEON_BODY)
+  // Three tokens' sums take 24 registers of 32.
+  static constexpr int kVectors = 1, kTokens = 3;
+#else
+  static constexpr int kVectors = 1, kTokens = 2;
+#endif
+
+  Lanes32 r[kRegisters] = {};
+
+  template <typename Of>
+  AWQD_ALWAYS_INLINE static IntVec Each(Of of) {
+    IntVec out;
+    Times<kRegisters>([&](auto i) AWQD_ALWAYS_INLINE { out.r[i] = of(i); });
+    return out;
+  }
+  static IntVec Set(uint32_t lane) {
+    return Each([lane](int) { return Lanes32{} + lane; });
+  }
+  static IntVec Load(const void* p) {
+    return Each([p](int i) { return LoadVector(static_cast<const Lanes32*>(p) + i); });
+  }
+  // As TransposeTile wrote it: a load of what two stores left waits for both.
+  static IntVec LoadTransposed(const void* p);
+  void Store(void* p) const {
+    Times<kRegisters>(
+        [&](auto i) { std::memcpy(static_cast<Lanes32*>(p) + i, &r[i], sizeof(Lanes32)); });
+  }
+  IntVec operator&(const IntVec& o) const {
+    return Each([&](int i) { return r[i] & o.r[i]; });
+  }
+  IntVec operator|(const IntVec& o) const {
+    return Each([&](int i) { return r[i] | o.r[i]; });
+  }
+  IntVec operator^(const IntVec& o) const {
+    return Each([&](int i) { return r[i] ^ o.r[i]; });
+  }
+  IntVec operator>>(int bits) const {
+    return Each([&](int i) { return r[i] >> bits; });
+  }
+  IntVec operator<<(int bits) const {
+    return Each([&](int i) { return r[i] << bits; });
+  }
+  // 32-bit integers.
+  IntVec operator+(const IntVec& o) const {
+    return Each([&](int i) { return r[i] + o.r[i]; });
+  }
+  // 16-bit integers, modulo 2^16.
+  IntVec Subtract16(const IntVec& o) const {
+    return Each([&](int i) { return (Lanes32)((Lanes16)r[i] - (Lanes16)o.r[i]); });
+  }
+  IntVec Multiply16(const IntVec& o) const {
+    return Each([&](int i) { return (Lanes32)((Lanes16)r[i] * (Lanes16)o.r[i]); });
+  }
+
+  // 8 bytes and 8 more, each to 32 bits.
+  static IntVec WidenBytes(const uint8_t* low, const uint8_t* high);
+  // 16 signed bytes, each to 32 bits.
+  static IntVec WidenSigned(const int8_t* p);
+  // The lower and the upper two bytes of each lane, each to 16 bits.
+  IntVec LowBytes() const;
+  IntVec HighBytes() const;
+  // To the nearest integers, ties to even, and back.
+  static IntVec Round(const Vec::F& f);
+  Vec::F ToFloat() const;
+  int32_t SumOfAll() const;
+  // The lower 8 or 16 bits of each lane.
+  void StoreBytes(void* p) const;
+  void StoreHalves(void* p) const;
+
+#if !defined(AWQD_NEON_BODY)
+  // Adds both products of each lane's 16-bit integers.
+  void AddProducts(const IntVec& a, const IntVec& b);
+#endif
+};
+
 #if defined(__AVX2__)
-// Bytes 0 and 1, and 2 and 3, of four lanes, each before a byte of 0.
-inline __m128i LowOf4() {
+// Indices of a shuffle within 16 bytes: bytes 0 and 1, or 2 and 3, of four lanes, each before a
+// byte of 0.
+inline __m128i LowBytesOf4() {
   return _mm_setr_epi8(0, -1, 1, -1, 4, -1, 5, -1, 8, -1, 9, -1, 12, -1, 13, -1);
 }
-inline __m128i HighOf4() {
+inline __m128i HighBytesOf4() {
   return _mm_setr_epi8(2, -1, 3, -1, 6, -1, 7, -1, 10, -1, 11, -1, 14, -1, 15, -1);
 }
 #endif
 
 #if defined(__AVX512BW__)
-struct Pairs {
-  // Vectors of columns and tokens whose sums fit into registers.
-  static constexpr int kVectors = 2, kTokens = 6;
-  using Sums = Pairs;  // of products
-  __m512i v = _mm512_setzero_si512();
+using IntSums = IntVec;
 
-  static Pairs Load(const void* p) { return {_mm512_loadu_si512(p)}; }
-  // As TransposeTile wrote it: a load of what two stores left waits for both.
-  static Pairs LoadWritten(const void* p) {
-    const auto* at = static_cast<const uint8_t*>(p);
-    return {_mm512_inserti64x4(_mm512_castsi256_si512(Load32(at)), Load32(at + 32), 1)};
-  }
-  void Store(void* p) const { _mm512_storeu_si512(p, v); }
-  static Pairs Set(uint32_t lane) { return {_mm512_set1_epi32(static_cast<int>(lane))}; }
-  // 8 bytes and 8 more, each to 32 bits.
-  static Pairs Bytes(const uint8_t* low, const uint8_t* high) {
-    return {_mm512_cvtepu8_epi32(_mm_unpacklo_epi64(Load8Bytes(low), Load8Bytes(high)))};
-  }
-  Pairs operator&(Pairs o) const { return {_mm512_and_si512(v, o.v)}; }
-  Pairs operator|(Pairs o) const { return {_mm512_or_si512(v, o.v)}; }
-  Pairs operator^(Pairs o) const { return {_mm512_xor_si512(v, o.v)}; }
-  Pairs operator>>(int bits) const { return {_mm512_srli_epi32(v, bits)}; }
-  Pairs operator<<(int bits) const { return {_mm512_slli_epi32(v, bits)}; }
-  // The lower and the upper two bytes of each lane, each to 16 bits.
-  Pairs LowBytes() const { return {_mm512_shuffle_epi8(v, _mm512_broadcast_i32x4(LowOf4()))}; }
-  Pairs HighBytes() const { return {_mm512_shuffle_epi8(v, _mm512_broadcast_i32x4(HighOf4()))}; }
-  // Of 16-bit integers, modulo 2^16.
-  Pairs Minus(Pairs o) const { return {_mm512_sub_epi16(v, o.v)}; }
-  Pairs Times(Pairs o) const { return {_mm512_mullo_epi16(v, o.v)}; }
-  // Adds both products of each lane's pairs.
-  void AddProducts(Pairs a, Pairs b) { v = AddMultiplied(v, a.v, b.v); }
-  Vec::F ToFloat() const { return _mm512_cvtepi32_ps(v); }
+inline IntVec IntVec::LoadTransposed(const void* p) {
+  const auto* at = static_cast<const uint8_t*>(p);
+  return {(Lanes32)_mm512_inserti64x4(_mm512_castsi256_si512(Load32(at)), Load32(at + 32), 1)};
+}
+inline IntVec IntVec::WidenBytes(const uint8_t* low, const uint8_t* high) {
+  return {(Lanes32)_mm512_cvtepu8_epi32(_mm_unpacklo_epi64(Load8Bytes(low), Load8Bytes(high)))};
+}
+inline IntVec IntVec::WidenSigned(const int8_t* p) {
+  return {(Lanes32)_mm512_cvtepi8_epi32(Load16(p))};
+}
+inline IntVec IntVec::LowBytes() const {
+  return {(Lanes32)_mm512_shuffle_epi8((__m512i)r[0], _mm512_broadcast_i32x4(LowBytesOf4()))};
+}
+inline IntVec IntVec::HighBytes() const {
+  return {(Lanes32)_mm512_shuffle_epi8((__m512i)r[0], _mm512_broadcast_i32x4(HighBytesOf4()))};
+}
+inline void IntVec::AddProducts(const IntVec& a, const IntVec& b) {
+  r[0] = (Lanes32)AddMultiplied((__m512i)r[0], (__m512i)a.r[0], (__m512i)b.r[0]);
+}
+inline IntVec IntVec::Round(const Vec::F& f) { return {(Lanes32)_mm512_cvtps_epi32(f)}; }
+inline Vec::F IntVec::ToFloat() const { return _mm512_cvtepi32_ps((__m512i)r[0]); }
+inline int32_t IntVec::SumOfAll() const { return _mm512_reduce_add_epi32((__m512i)r[0]); }
+inline void IntVec::StoreBytes(void* p) const {
+  _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8((__m512i)r[0]));
+}
+inline void IntVec::StoreHalves(void* p) const {
+  _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_cvtepi32_epi16((__m512i)r[0]));
+}
 
-  // Of one integer in each lane: rounded to the nearest, ties to even; of 16 signed bytes.
-  static Pairs Rounded(Vec::F f) { return {_mm512_cvtps_epi32(f)}; }
-  static Pairs Signed(const int8_t* p) { return {_mm512_cvtepi8_epi32(Load16(p))}; }
-  Pairs Plus(Pairs o) const { return {_mm512_add_epi32(v, o.v)}; }
-  int32_t SumOfAll() const { return _mm512_reduce_add_epi32(v); }
-  // The lower 8 or 16 bits of each lane.
-  void StoreBytes(void* p) const {
-    _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8(v));
-  }
-  void StoreHalves(void* p) const {
-    _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_cvtepi32_epi16(v));
-  }
-};
 #elif defined(__AVX2__)
-struct Pairs {
-  static constexpr int kVectors = 1, kTokens = 4;
-  using Sums = Pairs;
-  __m256i low = _mm256_setzero_si256(), high = _mm256_setzero_si256();
+using IntSums = IntVec;
 
-  static Pairs Load(const void* p) {
-    return {Load32(p), Load32(static_cast<const uint8_t*>(p) + 32)};
-  }
-  static Pairs LoadWritten(const void* p) { return Load(p); }
-  void Store(void* p) const {
-    _mm256_storeu_si256(static_cast<__m256i*>(p), low);
-    _mm256_storeu_si256(static_cast<__m256i*>(p) + 1, high);
-  }
-  static Pairs Set(uint32_t lane) {
-    const __m256i all = _mm256_set1_epi32(static_cast<int>(lane));
-    return {all, all};
-  }
-  static Pairs Bytes(const uint8_t* low, const uint8_t* high) {
-    return {_mm256_cvtepu8_epi32(Load8Bytes(low)), _mm256_cvtepu8_epi32(Load8Bytes(high))};
-  }
-  Pairs operator&(Pairs o) const {
-    return {_mm256_and_si256(low, o.low), _mm256_and_si256(high, o.high)};
-  }
-  Pairs operator|(Pairs o) const {
-    return {_mm256_or_si256(low, o.low), _mm256_or_si256(high, o.high)};
-  }
-  Pairs operator^(Pairs o) const {
-    return {_mm256_xor_si256(low, o.low), _mm256_xor_si256(high, o.high)};
-  }
-  Pairs operator>>(int bits) const {
-    return {_mm256_srli_epi32(low, bits), _mm256_srli_epi32(high, bits)};
-  }
-  Pairs operator<<(int bits) const {
-    return {_mm256_slli_epi32(low, bits), _mm256_slli_epi32(high, bits)};
-  }
-  Pairs LowBytes() const { return Shuffled(LowOf4()); }
-  Pairs HighBytes() const { return Shuffled(HighOf4()); }
-  Pairs Minus(Pairs o) const {
-    return {_mm256_sub_epi16(low, o.low), _mm256_sub_epi16(high, o.high)};
-  }
-  Pairs Times(Pairs o) const {
-    return {_mm256_mullo_epi16(low, o.low), _mm256_mullo_epi16(high, o.high)};
-  }
-  void AddProducts(const Pairs& a, const Pairs& b) {
+inline IntVec IntVec::LoadTransposed(const void* p) { return Load(p); }
+inline IntVec IntVec::WidenBytes(const uint8_t* low, const uint8_t* high) {
+  return {(Lanes32)_mm256_cvtepu8_epi32(Load8Bytes(low)),
+          (Lanes32)_mm256_cvtepu8_epi32(Load8Bytes(high))};
+}
+inline IntVec IntVec::WidenSigned(const int8_t* p) {
+  return {(Lanes32)_mm256_cvtepi8_epi32(Load8Bytes(p)),
+          (Lanes32)_mm256_cvtepi8_epi32(Load8Bytes(p + 8))};
+}
+inline IntVec ShuffleBytes(const IntVec& v, __m128i indices) {
+  const __m256i both = _mm256_broadcastsi128_si256(indices);
+  return IntVec::Each([&](int i) { return (Lanes32)_mm256_shuffle_epi8((__m256i)v.r[i], both); });
+}
+inline IntVec IntVec::LowBytes() const { return ShuffleBytes(*this, LowBytesOf4()); }
+inline IntVec IntVec::HighBytes() const { return ShuffleBytes(*this, HighBytesOf4()); }
+inline void IntVec::AddProducts(const IntVec& a, const IntVec& b) {
+  *this = Each([&](int i) {
 #if defined(__AVXVNNI__)
-    low = _mm256_dpwssd_avx_epi32(low, a.low, b.low);
-    high = _mm256_dpwssd_avx_epi32(high, a.high, b.high);
+    return (Lanes32)_mm256_dpwssd_avx_epi32((__m256i)r[i], (__m256i)a.r[i], (__m256i)b.r[i]);
 #else
-    low = _mm256_add_epi32(low, _mm256_madd_epi16(a.low, b.low));
-    high = _mm256_add_epi32(high, _mm256_madd_epi16(a.high, b.high));
+    return r[i] + (Lanes32)_mm256_madd_epi16((__m256i)a.r[i], (__m256i)b.r[i]);
 #endif
-  }
-  Vec::F ToFloat() const { return {_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high)}; }
+  });
+}
+inline IntVec IntVec::Round(const Vec::F& f) {
+  return {(Lanes32)_mm256_cvtps_epi32(f.low), (Lanes32)_mm256_cvtps_epi32(f.high)};
+}
+inline Vec::F IntVec::ToFloat() const {
+  return {_mm256_cvtepi32_ps((__m256i)r[0]), _mm256_cvtepi32_ps((__m256i)r[1])};
+}
+inline int32_t IntVec::SumOfAll() const {
+  const auto of_8 = (__m256i)(r[0] + r[1]);
+  const __m128i of_4 =
+      _mm_add_epi32(_mm256_castsi256_si128(of_8), _mm256_extracti128_si256(of_8, 1));
+  const __m128i of_2 = _mm_add_epi32(of_4, _mm_unpackhi_epi64(of_4, of_4));
+  return _mm_cvtsi128_si32(of_2) + _mm_extract_epi32(of_2, 1);
+}
+// Lanes below 2^16, as 16 bits.
+inline __m256i ToHalves(const IntVec& v) {
+  return _mm256_permute4x64_epi64(_mm256_packus_epi32((__m256i)v.r[0], (__m256i)v.r[1]), 0xd8);
+}
+inline void IntVec::StoreBytes(void* p) const {
+  const __m256i halves = ToHalves(*this & Set(0xff));
+  _mm_storeu_si128(static_cast<__m128i*>(p), _mm_packus_epi16(_mm256_castsi256_si128(halves),
+                                                              _mm256_extracti128_si256(halves, 1)));
+}
+inline void IntVec::StoreHalves(void* p) const {
+  _mm256_storeu_si256(static_cast<__m256i*>(p), ToHalves(*this & Set(0xffff)));
+}
 
-  static Pairs Rounded(const Vec::F& f) {
-    return {_mm256_cvtps_epi32(f.low), _mm256_cvtps_epi32(f.high)};
-  }
-  static Pairs Signed(const int8_t* p) {
-    return {_mm256_cvtepi8_epi32(Load8Bytes(p)), _mm256_cvtepi8_epi32(Load8Bytes(p + 8))};
-  }
-  Pairs Plus(Pairs o) const {
-    return {_mm256_add_epi32(low, o.low), _mm256_add_epi32(high, o.high)};
-  }
-  int32_t SumOfAll() const {
-    const __m256i of_8 = _mm256_add_epi32(low, high);
-    const __m128i of_4 =
-        _mm_add_epi32(_mm256_castsi256_si128(of_8), _mm256_extracti128_si256(of_8, 1));
-    const __m128i of_2 = _mm_add_epi32(of_4, _mm_unpackhi_epi64(of_4, of_4));
-    return _mm_cvtsi128_si32(of_2) + _mm_extract_epi32(of_2, 1);
-  }
-  void StoreBytes(void* p) const {
-    const __m256i words = (*this & Set(0xff)).Halves();
-    _mm_storeu_si128(
-        static_cast<__m128i*>(p),
-        _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
-  }
-  void StoreHalves(void* p) const {
-    _mm256_storeu_si256(static_cast<__m256i*>(p), (*this & Set(0xffff)).Halves());
-  }
-  // Lanes below 2^16, as 16 bits.
-  __m256i Halves() const { return _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xd8); }
+#else
+inline IntVec IntVec::LoadTransposed(const void* p) { return Load(p); }
+inline IntVec IntVec::LowBytes() const {
+  return (*this & Set(0xff)) | ((*this << 8) & Set(0xff0000));
+}
+inline IntVec IntVec::HighBytes() const { return (*this >> 16).LowBytes(); }
 
-  Pairs Shuffled(__m128i of_4) const {
-    const __m256i index = _mm256_broadcastsi128_si256(of_4);
-    return {_mm256_shuffle_epi8(low, index), _mm256_shuffle_epi8(high, index)};
-  }
-};
-#elif !defined(AWQD_NEON_BODY)
-struct Pairs {
-  static constexpr int kVectors = 1, kTokens = 2;
-  using Sums = Pairs;
-  uint32_t v[16] = {};
+#if defined(AWQD_NEON_BODY)
+// Sums of products of the 16-bit integers of lanes. NEON adds each product to a lane of its own, so
+// there are two to the end.
+struct IntSums {
+  int32x4_t v[8] = {};
 
-  static Pairs Load(const void* p) {
-    Pairs out;
-    std::memcpy(out.v, p, sizeof(out.v));
-    return out;
-  }
-  static Pairs LoadWritten(const void* p) { return Load(p); }
-  void Store(void* p) const { std::memcpy(p, v, sizeof(v)); }
-  static Pairs Set(uint32_t lane) {
-    return Each([lane](int) { return lane; });
-  }
-  static Pairs Bytes(const uint8_t* low, const uint8_t* high) {
-    return Each([&](int i) { return static_cast<uint32_t>(i < 8 ? low[i] : high[i - 8]); });
-  }
-  Pairs operator&(const Pairs& o) const {
-    return Each([&](int i) { return v[i] & o.v[i]; });
-  }
-  Pairs operator|(const Pairs& o) const {
-    return Each([&](int i) { return v[i] | o.v[i]; });
-  }
-  Pairs operator^(const Pairs& o) const {
-    return Each([&](int i) { return v[i] ^ o.v[i]; });
-  }
-  Pairs operator>>(int bits) const {
-    return Each([&](int i) { return v[i] >> bits; });
-  }
-  Pairs operator<<(int bits) const {
-    return Each([&](int i) { return v[i] << bits; });
-  }
-  Pairs LowBytes() const {
-    return Each([&](int i) { return (v[i] & 0xffu) | (v[i] & 0xff00u) << 8; });
-  }
-  Pairs HighBytes() const {
-    return Each([&](int i) { return (v[i] >> 16 & 0xffu) | (v[i] >> 24) << 16; });
-  }
-  Pairs Minus(const Pairs& o) const {
-    return Each([&](int i) {
-      return ((v[i] - o.v[i]) & 0xffffu) | ((v[i] & ~0xffffu) - (o.v[i] & ~0xffffu));
+  AWQD_ALWAYS_INLINE void AddProducts(const IntVec& a, const IntVec& b) {
+    Times<4>([&](auto i) AWQD_ALWAYS_INLINE {
+      const auto x = (int16x8_t)a.r[i], w = (int16x8_t)b.r[i];
+      v[2 * i] = vmlal_s16(v[2 * i], vget_low_s16(x), vget_low_s16(w));
+      v[2 * i + 1] = vmlal_high_s16(v[2 * i + 1], x, w);
     });
   }
-  Pairs Times(const Pairs& o) const {
-    return Each(
-        [&](int i) { return (v[i] * o.v[i] & 0xffffu) | ((v[i] >> 16) * (o.v[i] >> 16) << 16); });
+  IntVec Fold() const {
+    return IntVec::Each([this](int i) { return (Lanes32)vpaddq_s32(v[2 * i], v[2 * i + 1]); });
   }
-  void AddProducts(const Pairs& a, const Pairs& b) {
-    for (int i = 0; i < 16; ++i) {
-      v[i] += static_cast<uint32_t>(Low(a.v[i]) * Low(b.v[i]) + High(a.v[i]) * High(b.v[i]));
-    }
-  }
-  Vec::F ToFloat() const {
-    return Vec::Each([&](int i) { return static_cast<float>(static_cast<int32_t>(v[i])); });
-  }
-
-  static int32_t Low(uint32_t lane) { return static_cast<int16_t>(lane & 0xffffu); }
-  static int32_t High(uint32_t lane) { return static_cast<int32_t>(lane) >> 16; }
-  template <typename Of>
-  static Pairs Each(Of of) {
-    Pairs out;
-    for (int i = 0; i < 16; ++i) out.v[i] = of(i);
-    return out;
-  }
+  Vec::F ToFloat() const { return Fold().ToFloat(); }
+  void Store(void* p) const { Fold().Store(p); }
 };
+
+inline IntVec WidenHalves(int16x8_t low, int16x8_t high) {
+  return {(Lanes32)vmovl_s16(vget_low_s16(low)), (Lanes32)vmovl_high_s16(low),
+          (Lanes32)vmovl_s16(vget_low_s16(high)), (Lanes32)vmovl_high_s16(high)};
+}
+inline IntVec IntVec::WidenBytes(const uint8_t* low, const uint8_t* high) {
+  return WidenHalves((int16x8_t)vmovl_u8(vld1_u8(low)), (int16x8_t)vmovl_u8(vld1_u8(high)));
+}
+inline IntVec IntVec::WidenSigned(const int8_t* p) {
+  const int8x16_t all = vld1q_s8(p);
+  return WidenHalves(vmovl_s8(vget_low_s8(all)), vmovl_high_s8(all));
+}
+inline IntVec IntVec::Round(const Vec::F& f) {
+  return Each([&](int i) { return (Lanes32)vcvtnq_s32_f32(f.q[i]); });
+}
+inline Vec::F IntVec::ToFloat() const {
+  return Vec::Each([this](int i) { return vcvtq_f32_s32((int32x4_t)r[i]); });
+}
+inline int32_t IntVec::SumOfAll() const {
+  return vaddvq_s32((int32x4_t)((r[0] + r[1]) + (r[2] + r[3])));
+}
+inline uint16x8_t ToHalves(Lanes32 a, Lanes32 b) {
+  return vcombine_u16(vmovn_u32((uint32x4_t)a), vmovn_u32((uint32x4_t)b));
+}
+inline void IntVec::StoreBytes(void* p) const {
+  vst1q_u8(static_cast<uint8_t*>(p),
+           vcombine_u8(vmovn_u16(ToHalves(r[0], r[1])), vmovn_u16(ToHalves(r[2], r[3]))));
+}
+inline void IntVec::StoreHalves(void* p) const {
+  vst1q_u16(static_cast<uint16_t*>(p), ToHalves(r[0], r[1]));
+  vst1q_u16(static_cast<uint16_t*>(p) + 8, ToHalves(r[2], r[3]));
+}
+#else
+using IntSums = IntVec;
+
+inline IntVec IntVec::WidenBytes(const uint8_t* low, const uint8_t* high) {
+  uint32_t lanes[16];
+  for (int i = 0; i < 16; ++i) lanes[i] = i < 8 ? low[i] : high[i - 8];
+  return Load(lanes);
+}
+inline void IntVec::AddProducts(const IntVec& a, const IntVec& b) {
+  int16_t x[32], w[32];
+  int32_t sums[16];
+  a.Store(x);
+  b.Store(w);
+  Store(sums);
+  for (int i = 0; i < 16; ++i) sums[i] += x[2 * i] * w[2 * i] + x[2 * i + 1] * w[2 * i + 1];
+  *this = Load(sums);
+}
+inline Vec::F IntVec::ToFloat() const {
+  int32_t lanes[16];
+  Store(lanes);
+  return Vec::Each([&](int i) { return static_cast<float>(lanes[i]); });
+}
+#endif
 #endif
 
 }  // namespace
 }  // namespace awqd::cpu
-
-#if defined(AWQD_NEON_BODY)
-#include "kernels/cpu/bodies/integers/pairs_neon.h"
-#endif
