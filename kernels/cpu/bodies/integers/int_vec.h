@@ -8,6 +8,9 @@
 
 #include "kernels/cpu/bodies/unroll.h"
 #include "kernels/cpu/bodies/vec.h"
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
 
 namespace awqd::cpu {
 namespace {
@@ -275,13 +278,22 @@ inline IntVec IntVec::WidenBytes(const uint8_t* low, const uint8_t* high) {
   return Load(lanes);
 }
 inline void IntVec::AddProducts(const IntVec& a, const IntVec& b) {
-  int16_t x[32], w[32];
-  int32_t sums[16];
+#if defined(__SSE2__)
+  // Every x86-64 machine has it.
+  *this =
+      Each([&](int i) { return r[i] + (Lanes32)_mm_madd_epi16((__m128i)a.r[i], (__m128i)b.r[i]); });
+#else
+  const auto low = [](uint32_t lane) { return static_cast<int16_t>(lane & 0xffffu); };
+  const auto high = [](uint32_t lane) { return static_cast<int32_t>(lane) >> 16; };
+  uint32_t sums[16], x[16], w[16];
+  Store(sums);
   a.Store(x);
   b.Store(w);
-  Store(sums);
-  for (int i = 0; i < 16; ++i) sums[i] += x[2 * i] * w[2 * i] + x[2 * i + 1] * w[2 * i + 1];
+  for (int i = 0; i < 16; ++i) {
+    sums[i] += static_cast<uint32_t>(low(x[i]) * low(w[i]) + high(x[i]) * high(w[i]));
+  }
   *this = Load(sums);
+#endif
 }
 inline Vec::F IntVec::ToFloat() const {
   int32_t lanes[16];
