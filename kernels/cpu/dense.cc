@@ -22,7 +22,7 @@ constexpr int64_t kMaxRows = 1024;
 // OpenBLAS packs x anew for each slab.
 constexpr int64_t kMaxColumns = 1024;
 constexpr int64_t kMinColumns = 32;
-// Of decoded weights per thread.
+// The decoded weights of a thread.
 constexpr int64_t kSlabBytes = int64_t{16} << 20;
 
 // Columns are padded by the 16 floats that decoding may write behind them.

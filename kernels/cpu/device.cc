@@ -3,6 +3,8 @@
 
 #if defined(AWQD_CPU_X86)
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #elif defined(AWQD_CPU_ARM64)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
@@ -22,7 +24,6 @@
 #include "kernels/base/memory_facts.h"
 #include "kernels/base/memory_nodes.h"
 #include "kernels/base/usable_threads.h"
-#include "kernels/cpu/amx.h"
 
 namespace awqd {
 namespace {
@@ -45,7 +46,7 @@ std::string CpuName() {
   return "CPU";
 }
 
-// Of this architecture, in the order of CpuIsa.
+// The instruction sets of this architecture, in the order of CpuIsa.
 constexpr CpuIsa kIsas[] = {
     CpuIsa::kPortable,
 #if defined(AWQD_CPU_X86)
@@ -57,8 +58,8 @@ constexpr CpuIsa kIsas[] = {
 };
 
 #if defined(AWQD_CPU_X86)
-// Two extensions of AVX2 that clang 14 has no names for in __builtin_cpu_supports. Their registers
-// are AVX2's.
+// clang 14 has no names for F16C, AVX-VNNI and AMX in __builtin_cpu_supports. The registers of the
+// first two are AVX2's.
 bool HasF16c() {
   constexpr unsigned kF16c = 1u << 29;
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
@@ -69,6 +70,27 @@ bool HasAvxVnni() {
   constexpr unsigned kAvxVnni = 1u << 4;
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax & kAvxVnni) != 0;
+}
+
+bool MachineHasAmx() {
+  constexpr unsigned kTile = 1u << 24, kInt8 = 1u << 25;
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
+  return (edx & kTile) != 0 && (edx & kInt8) != 0;
+}
+
+// Linux saves AMX's registers, 8 KiB of a thread, only for processes that asked for them. The
+// permission holds for all threads, present and future.
+bool RequestAmxRegisters() {
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+// Whether the machine has AMX-INT8 and the kernel lets this process use its registers, for which
+// the first call asks. Thread-safe.
+bool HasAmx() {
+  static const bool has = MachineHasAmx() && RequestAmxRegisters();
+  return has;
 }
 #endif
 

@@ -25,42 +25,13 @@ ByteValues MakeValues(DType dtype) {
   return out;
 }
 
-// What a scale of one byte stands for; null for others.
+// The values of scales of one byte; null for other types.
 const float* ValuesOf(DType dtype) {
   static const ByteValues e4m3 = MakeValues(DType::kE4m3), e8m0 = MakeValues(DType::kE8m0),
                           int8 = MakeValues(DType::kInt8);
   if (dtype == DType::kE4m3) return e4m3.data();
   if (dtype == DType::kE8m0) return e8m0.data();
   return dtype == DType::kInt8 ? int8.data() : nullptr;
-}
-
-// What an instruction set multiplies activations as integers by.
-struct OfIntegers {
-  const StandInBodies* digits = nullptr;
-  const StandInBodies* pairs = nullptr;  // of many tokens; of AMX they are digits too
-  const QuadBodies* quads = nullptr;
-};
-
-OfIntegers OfIntegersFor(CpuIsa isa) {
-  switch (isa) {
-#if defined(AWQD_CPU_X86)
-    case CpuIsa::kAvx2:
-      return {&kAvx2Digits, &kAvx2Pairs, &kAvx2Quads};
-    case CpuIsa::kAvxVnni:
-      return {&kAvxVnniDigits, &kAvxVnniPairs, &kAvxVnniQuads};
-    case CpuIsa::kAvx512:
-      return {&kAvx512Digits, &kAvx512Pairs, &kAvx512Quads};
-    case CpuIsa::kAvx512Vnni:
-      return {&kAvx512VnniDigits, &kAvx512VnniPairs, &kAvx512VnniQuads};
-    case CpuIsa::kAmx:
-      return {&kAvx512VnniDigits, &kAmxDigits, &kAmxQuads};
-#elif defined(AWQD_CPU_ARM64)
-    case CpuIsa::kNeonDot:
-      return {.digits = &kNeonDotDigits, .quads = &kNeonDotQuads};
-#endif
-    default:
-      return {};
-  }
 }
 
 }  // namespace
@@ -76,25 +47,47 @@ const Bodies& BodiesFor(CpuIsa isa) {
   return kPortableBodies;
 }
 
-const IntegerBodies& IntegerBodiesFor(CpuIsa isa) {
+const IntegerProducts& IntegersFor(CpuIsa isa) {
+  switch (isa) {
 #if defined(AWQD_CPU_X86)
-  if (isa >= CpuIsa::kAvx512Vnni) return kAvx512VnniBodies;
-  if (isa == CpuIsa::kAvxVnni) return kAvxVnniBodies;
+    case CpuIsa::kAvx2:
+      return kAvx2Integers;
+    case CpuIsa::kAvxVnni:
+      return kAvxVnniIntegers;
+    case CpuIsa::kAvx512:
+      return kAvx512Integers;
+    case CpuIsa::kAvx512Vnni:
+      return kAvx512VnniIntegers;
+    case CpuIsa::kAmx: {
+      static const IntegerProducts amx = [] {
+        IntegerProducts products = kAvx512VnniIntegers;
+        products.int16_panels = kAmxInt16;
+        products.int8_bytes = kAmxInt8;
+        return products;
+      }();
+      return amx;
+    }
+#elif defined(AWQD_CPU_ARM64)
+    case CpuIsa::kNeon:
+      return kNeonIntegers;
+    case CpuIsa::kNeonDot: {
+      static const IntegerProducts dot = [] {
+        IntegerProducts products = kNeonIntegers;
+        products.int16_columns = kNeonDotInt16;
+        products.int8_bytes = kNeonDotInt8;
+        return products;
+      }();
+      return dot;
+    }
 #endif
-  return BodiesFor(isa).integers;
-}
-
-const StandInBodies* DigitBodiesFor(CpuIsa isa) { return OfIntegersFor(isa).digits; }
-const StandInBodies* PairBodiesFor(CpuIsa isa) { return OfIntegersFor(isa).pairs; }
-const QuadBodies* QuadBodiesFor(CpuIsa isa) { return OfIntegersFor(isa).quads; }
-
-int64_t TilesOfPanelTask(const K16Weight& w, int64_t threads) {
-  constexpr int64_t kPanelTiles = 4, kMost = 32;
-  return std::clamp(RoundUp(w.tiles / (threads * 8), kPanelTiles), kPanelTiles, kMost);
+    default:
+      return kPortableIntegers;
+  }
 }
 
 Element ElementOf(DType dtype) {
   if (SizeOf(dtype) == 1) return Element::kByte;
+  if (dtype == DType::kInt32) return Element::kInt32;
   if (dtype == DType::kFp32) return Element::kFp32;
   return dtype == DType::kFp16 ? Element::kFp16 : Element::kBf16;
 }
@@ -145,17 +138,6 @@ K16Weight AccessK16(const DeviceWeight& weight) {
     out.values[i] = DecodeCode(d.code, weight.table(), i & ((1 << d.bits) - 1));
   }
   return out;
-}
-
-void WidenToken(const K16Weight& w, const int8_t* x, int16_t* out) {
-  std::fill(out, out + w.blocks * K16Shape::kBlockRows, int16_t{0});
-  for (int64_t run = 0; run < w.runs; ++run) {
-    const int64_t group = run / w.runs_per_group, in_group = run % w.runs_per_group;
-    const int64_t first = group * w.group_size + in_group * K16Shape::kRun;
-    const int64_t count =
-        std::min({K16Shape::kRun, w.group_size - in_group * K16Shape::kRun, w.k - first});
-    std::copy(x + first, x + first + count, out + run * K16Shape::kRun);
-  }
 }
 
 float ScaleDownHugeRow(float* row, int64_t count) {

@@ -1,13 +1,13 @@
 // cpu/qmatmul_a16: the fused product.
 //
 // Computes y = x @ W + bias with FP32 accumulation. Weight layout: k16. Work split: tiles of 8
-// columns by blocks of rows; x is expanded to FP32 once, or FP16 and BF16 are made digits, which
-// AVX-512 VNNI multiplies as integers (bodies/digits_body.h). A row's bits depend on the row and
-// the weight only (bodies/product_body.h). Limits: those of the layout.
+// columns by blocks of rows; x is expanded to FP32 once, or FP16 and BF16 become INT16, two planes
+// of INT8, where the CPU multiplies them (bodies/integers/column_product.h). A row's bits depend on
+// the row and the weight only. Limits: those of the layout.
 #include <algorithm>
 #include <optional>
 
-#include "kernels/cpu/digits.h"
+#include "kernels/cpu/integer_product.h"
 #include "kernels/cpu/rows.h"
 
 namespace awqd {
@@ -18,61 +18,50 @@ using cpu::K16Weight;
 
 // Rows expanded at a time: bounds the workspace.
 constexpr int64_t kMaxRows = 192;
-// 64 columns: enough that a task of one row takes microseconds, few enough that threads end
-// together.
-constexpr int64_t kMaxTilesPerTask = 8;
-constexpr int64_t kMinRowsPerTask = 12;
 // Products of fewer multiplications run on one thread, about 30 us: waking another takes as long
 // as it saves, and under load it takes a core from those that serve other requests.
-constexpr int64_t kAlone = int64_t{1} << 20;
+constexpr int64_t kSingle = int64_t{1} << 20, kSingleInt16 = int64_t{3} << 19;
+// Tokens of a task whose INT16 stay in the L2 cache.
+constexpr int64_t kMaxRowsPerTask = 96;
 
 // One odd cache line more than the row: rows of a power of two would share cache sets.
 int64_t Stride(const K16Weight& w) { return w.runs * 16 + 16; }
 
+int64_t FloatBytes(const K16Weight& w, const DeviceInfo& device, int64_t rows) {
+  const int64_t scratch = cpu::BodiesFor(device.isa).scratch_floats * device.threads;
+  return (rows * Stride(w) + scratch) * static_cast<int64_t>(sizeof(float));
+}
+
+bool HasInt16(const K16Weight& w, CpuIsa isa) {
+  return cpu::IntegersFor(isa).int16_columns.product != nullptr && cpu::SuitsInt16(w);
+}
+
 int64_t Workspace(const WeightShape& shape, const DeviceInfo& device, int64_t m) {
   const K16Weight w = cpu::DescribeK16(shape);
   const int64_t rows = std::min(m, kMaxRows);
-  const int64_t scratch = cpu::BodiesFor(device.isa).scratch_floats * device.threads;
-  const int64_t floats = (rows * Stride(w) + scratch) * static_cast<int64_t>(sizeof(float));
-  const bool digits = cpu::DigitBodiesFor(device.isa) != nullptr && cpu::SuitDigits(w);
-  return floats + (digits ? cpu::Digits::Bytes(w, device.threads, rows) : 0);
-}
-
-// How the tiles and rows of one pass are cut into tasks.
-struct Cut {
-  int64_t tiles_per_task = 1;
-  int64_t tile_tasks = 1;
-  int64_t row_tasks = 1;
-};
-
-Cut ChooseCut(const K16Weight& w, int64_t rows, int64_t threads) {
-  const int64_t tiles = w.tiles;
-  Cut cut;
-  if (rows * w.k <= kAlone / std::max<int64_t>(1, w.n)) {
-    return {.tiles_per_task = tiles, .tile_tasks = 1, .row_tasks = 1};
+  int64_t bytes = FloatBytes(w, device, rows);
+  if (HasInt16(w, device.isa)) {
+    bytes +=
+        cpu::IntegerActivations::Bytes(w, cpu::IntegersFor(device.isa).int16_columns, rows,
+                                       device.threads, cpu::ColumnScratchBytes(w.groups, rows));
   }
-  cut.tiles_per_task = std::clamp<int64_t>(tiles / (threads * 8), 1, kMaxTilesPerTask);
-  cut.tile_tasks = CeilDiv(tiles, cut.tiles_per_task);
-  cut.row_tasks =
-      std::clamp<int64_t>(CeilDiv(threads * 4, cut.tile_tasks), 1, CeilDiv(rows, kMinRowsPerTask));
-  return cut;
+  return bytes;
 }
 
 void RunPass(const K16Weight& w, const cpu::ProductTask& pass, float* scratch, CpuDevice& device) {
   const Bodies& bodies = cpu::BodiesFor(device.info().isa);
-  const int64_t tiles = w.tiles;
-  const Cut cut = ChooseCut(w, pass.rows, device.info().threads);
+  const cpu::TaskSplit split =
+      cpu::SplitColumns(w, pass.rows, device.info().threads, kSingle, pass.rows);
   const int64_t size = pass.y_type == cpu::Element::kFp32 ? 4 : 2;
-  device.pool().ParallelFor(cut.tile_tasks * cut.row_tasks, [&](int64_t index, int thread) {
-    const int64_t part = index % cut.row_tasks;
-    const int64_t first = pass.rows * part / cut.row_tasks;
+  device.pool().ParallelFor(split.tile_tasks * split.row_tasks, [&](int64_t index, int thread) {
+    const int64_t part = index % split.row_tasks, first = pass.rows * part / split.row_tasks;
     cpu::ProductTask task = pass;
-    task.rows = pass.rows * (part + 1) / cut.row_tasks - first;
+    task.rows = pass.rows * (part + 1) / split.row_tasks - first;
     task.x = pass.x + first * pass.x_stride;
     if (pass.row_factors != nullptr) task.row_factors = pass.row_factors + first;
     task.y = static_cast<char*>(pass.y) + first * pass.y_stride * size;
-    task.tile_begin = index / cut.row_tasks * cut.tiles_per_task;
-    task.tile_end = std::min(task.tile_begin + cut.tiles_per_task, tiles);
+    task.tile_begin = index / split.row_tasks * split.tiles_per_task;
+    task.tile_end = std::min(task.tile_begin + split.tiles_per_task, w.tiles);
     task.scratch = scratch + thread * bodies.scratch_floats;
     bodies.product(w, task);
   });
@@ -102,24 +91,24 @@ class Rows {
     RunPass(w_, pass, expanded + most_ * pass.x_stride, device_);
   }
 
-  // Neighbours that digits hold are multiplied together, and so are the others.
-  void ByDigits(int64_t begin, int64_t count, cpu::Digits& digits) {
-    digits.Make(args_.x, begin, count)
-        .ForNeighbours(count, [&](int64_t first, int64_t some, bool made) {
-          if (made) {
-            digits.Multiply(first, some, args_.bias, Y(begin + first));
-          } else {
-            InFloats(begin + first, some);
-          }
-        });
+  // Neighbours that INT16 holds well are multiplied together, and so are the others.
+  void AsInt16(int64_t begin, int64_t count, cpu::IntegerActivations& tokens) {
+    const auto function = cpu::IntegersFor(device_.info().isa).int16_columns.product;
+    tokens.Convert(args_.x, begin, count);
+    tokens.ForNeighbours(count, [&](int64_t first, int64_t some, bool held) {
+      if (!held) return InFloats(begin + first, some);
+      cpu::IntegerTask task = tokens.Task(first, some, Y(begin + first));
+      task.bias = args_.bias;
+      tokens.Run(
+          function, task,
+          cpu::SplitColumns(w_, some, device_.info().threads, kSingleInt16, kMaxRowsPerTask));
+    });
   }
 
   int64_t most() const { return most_; }
   // Behind what InFloats needs.
   void* rest() const {
-    const int64_t scratch =
-        cpu::BodiesFor(device_.info().isa).scratch_floats * device_.info().threads;
-    return static_cast<float*>(args_.workspace) + most_ * Stride(w_) + scratch;
+    return static_cast<char*>(args_.workspace) + FloatBytes(w_, device_.info(), most_);
   }
 
  private:
@@ -139,15 +128,15 @@ absl::Status Matmul(const MatmulArgs& args, StreamView) {
   CpuDevice& device = CpuDevice::Of(args.weight->device);
   const K16Weight w = cpu::AccessK16(*args.weight);
   Rows rows(args, w, device);
-  std::optional<cpu::Digits> digits;
-  if (args.x.dtype != DType::kFp32 && cpu::DigitBodiesFor(device.info().isa) != nullptr &&
-      cpu::SuitDigits(w)) {
-    digits.emplace(w, device, rows.rest(), rows.most());
+  std::optional<cpu::IntegerActivations> tokens;
+  if (args.x.dtype != DType::kFp32 && HasInt16(w, device.info().isa)) {
+    tokens.emplace(w, cpu::IntegersFor(device.info().isa).int16_columns, rows.most(),
+                   cpu::ColumnScratchBytes(w.groups, rows.most()), rows.rest(), device);
   }
   for (int64_t m = 0; m < args.x.rows; m += rows.most()) {
     const int64_t count = std::min(rows.most(), args.x.rows - m);
-    if (digits) {
-      rows.ByDigits(m, count, *digits);
+    if (tokens) {
+      rows.AsInt16(m, count, *tokens);
     } else {
       rows.InFloats(m, count);
     }

@@ -14,7 +14,7 @@ extern const KernelRow kCpuReferenceMatmul;
 extern const KernelRow kCpuReferenceIntegerMatmul;
 extern const KernelRow kCpuReferenceQuantizedMatmul;
 
-// What a product is made of besides its weight. Everything in host memory.
+// The inputs of a product besides its weight, in host memory.
 struct ReferenceInput {
   ConstMatrixView x;            // [M, K]
   const float* bias = nullptr;  // FP32 [N], or null for none

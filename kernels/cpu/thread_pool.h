@@ -48,7 +48,8 @@ class ThreadPool {
   void Drain(int thread);
 
   Mutex callers_;
-  // Of the loop in progress: written before its tasks can be claimed, read by who claimed one.
+  // The loop in progress: written before its tasks can be claimed, read by threads that claimed
+  // one.
   const Body* body_ = nullptr;
   int64_t tasks_ = 0;
   // The loop's number in the upper half, so that a late worker cannot claim by an old word; how

@@ -6,8 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "kernels/cpu/device.h"
-#include "kernels/cpu/k16_access.h"
-#include "kernels/cpu/stand_ins.h"
+#include "kernels/cpu/integer_product.h"
 #include "tests/kernels/cpu_product.h"
 #include "tests/kernels/emulated_amx.h"
 #include "tests/testing/random_weight.h"
@@ -15,15 +14,16 @@
 namespace awqd {
 namespace {
 
+using cpu::IntegerActivations;
+using cpu::IntegerProduct;
+using cpu::IntegerTask;
 using cpu::K16Weight;
-using cpu::QuadBodies;
-using cpu::StandInBodies;
 
 struct Amx {
   const char* name;
   CpuIsa needs;
-  const QuadBodies& quads;
-  const StandInBodies& digits;
+  const IntegerProduct& int8;
+  const IntegerProduct& int16;
 };
 
 class CpuAmx : public ::testing::TestWithParam<Amx> {
@@ -41,60 +41,40 @@ class CpuAmx : public ::testing::TestWithParam<Amx> {
     spec.description = ParseDescription(description).value();
     return PrepareWeight(testing::RandomWeight(spec), device_).value();
   }
-  // 64-byte aligned.
-  Buffer Memory(int64_t bytes) { return device_.Allocate(MemoryKind::kDevice, bytes).value(); }
-  Buffer Scratch(const K16Weight& w) {
-    const int64_t panels = cpu::IntegerBodiesFor(CpuIsa::kAvx512Vnni).scaled_scratch_bytes;
-    return Memory(std::max(panels, 3 * w.groups * 8 * 4));
-  }
-
-  // The task of all of y in two calls, the first of one panel.
-  template <typename Bodies, typename Task>
-  std::vector<float> Multiply(const Bodies& bodies, const K16Weight& w, Task task) {
-    Buffer scratch = Scratch(w);
-    std::vector<float> y(task.rows * w.n, -1);
-    task.y = y.data();
-    task.y_stride = w.n;
-    task.y_type = cpu::Element::kFp32;
-    task.scratch = scratch.data();
+  // The sums of all of y in two calls, the first of one panel.
+  std::vector<float> Multiply(const IntegerProduct& product, const K16Weight& w, DType type,
+                              int64_t m, const float* scales) {
+    const std::vector<uint8_t> x = testing::RandomMatrix(m, w.k, type, 3);
+    const int64_t scratch = std::max(cpu::IntegersFor(CpuIsa::kAvx512Vnni).panel_scratch_bytes,
+                                     cpu::ColumnScratchBytes(w.groups, m));
+    Buffer memory =
+        device_.Allocate(MemoryKind::kDevice, IntegerActivations::Bytes(w, product, m, 1, scratch))
+            .value();
+    IntegerActivations tokens(w, product, m, scratch, memory.data(), device_);
+    tokens.Convert({x.data(), type, m, w.k}, 0, m);
+    tokens.ForNeighbours(m, [&](int64_t, int64_t count, bool held) {
+      EXPECT_TRUE(held && count == m) << "INT16 holds random tokens well";
+    });
+    std::vector<float> y(m * w.n, -1);
+    IntegerTask task = tokens.Task(0, m, {y.data(), DType::kFp32, m, w.n});
+    task.x_scale = scales;
+    task.scratch = memory.data();
     task.tile_end = 4;
-    bodies.product(w, task);
+    product.product(w, task);
     task.tile_begin = 4;
     task.tile_end = w.tiles;
-    bodies.product(w, task);
+    product.product(w, task);
     return y;
   }
 
-  std::vector<float> Quantized(const QuadBodies& bodies, const K16Weight& w, int64_t m) {
-    const std::vector<uint8_t> x = testing::RandomMatrix(m, w.k, DType::kInt8, 3);
-    Buffer values = Memory(m * w.blocks * cpu::kIntegerRows);
-    std::vector<int32_t> sums(m * w.groups);
+  std::vector<float> Quantized(const IntegerProduct& product, const K16Weight& w, int64_t m) {
     std::vector<float> scales(m);
-    for (int64_t t = 0; t < m; ++t) {
-      scales[t] = 0.01f * static_cast<float>(t + 1);
-      bodies.order(w, reinterpret_cast<const int8_t*>(x.data()) + t * w.k,
-                   {.values = static_cast<int8_t*>(values.data()) + t * w.blocks * 128,
-                    .sums = sums.data() + t * w.groups});
-    }
-    return Multiply(bodies, w,
-                    cpu::QuadTask{.x = static_cast<const int8_t*>(values.data()),
-                                  .sums = sums.data(),
-                                  .x_scale = scales.data(),
-                                  .rows = m});
+    for (int64_t t = 0; t < m; ++t) scales[t] = 0.01f * static_cast<float>(t + 1);
+    return Multiply(product, w, DType::kInt8, m, scales.data());
   }
 
-  std::vector<float> Floating(const StandInBodies& bodies, const K16Weight& w, int64_t m) {
-    const std::vector<uint8_t> x = testing::RandomMatrix(m, w.k, DType::kFp16, 4);
-    Buffer memory = Memory(cpu::StandIns::Bytes(w, m));
-    cpu::StandIns tokens(w, m, memory.data());
-    tokens.Make(bodies.make, {x.data(), DType::kFp16, m, w.k}, 0, m, device_);
-    tokens.ForNeighbours(m, [&](int64_t, int64_t count, bool made) {
-      EXPECT_TRUE(made && count == m) << "random tokens suit integers";
-    });
-    const cpu::TokenIntegers all = tokens.Of(0);
-    return Multiply(
-        bodies, w,
-        cpu::StandInTask{.values = all.values, .steps = all.steps, .sums = all.sums, .rows = m});
+  std::vector<float> Floating(const IntegerProduct& product, const K16Weight& w, int64_t m) {
+    return Multiply(product, w, DType::kFp16, m, nullptr);
   }
 
   CpuDevice device_{1, 0, std::nullopt, false};
@@ -112,7 +92,8 @@ TEST_P(CpuAmx, QuantisedActivations) {
       const auto weight = Weight(description, k);
       const K16Weight w = cpu::AccessK16(*weight);
       for (const int64_t m : kTokens) {
-        ASSERT_EQ(Quantized(GetParam().quads, w, m), Quantized(cpu::kAvx512VnniQuads, w, m))
+        ASSERT_EQ(Quantized(GetParam().int8, w, m),
+                  Quantized(cpu::kAvx512VnniIntegers.int8_bytes, w, m))
             << description << " k " << k << ", " << m << " tokens";
       }
     }
@@ -127,7 +108,8 @@ TEST_P(CpuAmx, FloatingActivations) {
       const auto weight = Weight(description, k);
       const K16Weight w = cpu::AccessK16(*weight);
       for (const int64_t m : kTokens) {
-        ASSERT_EQ(Floating(GetParam().digits, w, m), Floating(cpu::kAvx512VnniPairs, w, m))
+        ASSERT_EQ(Floating(GetParam().int16, w, m),
+                  Floating(cpu::kAvx512VnniIntegers.int16_panels, w, m))
             << description << " k " << k << ", " << m << " tokens";
       }
     }
@@ -136,9 +118,8 @@ TEST_P(CpuAmx, FloatingActivations) {
 
 INSTANTIATE_TEST_SUITE_P(Registers, CpuAmx,
                          ::testing::Values(Amx{"emulated", CpuIsa::kAvx512Vnni,
-                                               cpu::kEmulatedAmxQuads, cpu::kEmulatedAmxDigits},
-                                           Amx{"amx", CpuIsa::kAmx, cpu::kAmxQuads,
-                                               cpu::kAmxDigits}),
+                                               cpu::kEmulatedAmxInt8, cpu::kEmulatedAmxInt16},
+                                           Amx{"amx", CpuIsa::kAmx, cpu::kAmxInt8, cpu::kAmxInt16}),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace

@@ -1,5 +1,6 @@
-// Products of FP16 and BF16 activations as integers, by digits and from 10 to 48 tokens on by pairs
-// (kernels/cpu/bodies): what is exact, how far off the rest may be, which tokens are left to FP32.
+// Products of FP16 and BF16 activations as INT16, of few tokens by columns and from 10 to 48 tokens
+// on from packed panels (kernels/cpu/bodies/integers): what is exact, how far off the rest may be,
+// which tokens are left to FP32.
 #include <cmath>
 #include <vector>
 
@@ -29,7 +30,7 @@ class CpuIntegers : public ::testing::TestWithParam<int64_t> {
     return testing::RandomWeight(spec);
   }
 
-  // Of FP16 elements in FP32, which is never made integers.
+  // Multiplies FP16 elements in FP32, which is never made integers.
   std::vector<float> InFloats(const DeviceWeight& weight, const std::vector<uint8_t>& halves,
                               int64_t m) {
     std::vector<uint8_t> x(halves.size() * 2);
@@ -100,7 +101,7 @@ TEST_P(CpuIntegers, OthersAreRoundedToTheStepOfTheirBlock) {
 
 // A value that dwarfs the others of its block would leave them few bits, and a column may not
 // multiply it at all.
-TEST_P(CpuIntegers, TokensThatDigitsHoldBadlyAreMultipliedInFloats) {
+TEST_P(CpuIntegers, TokensThatInt16HoldsBadlyAreMultipliedInFloats) {
   const int64_t k = 640, n = 40, m = GetParam();
   const HostWeight w = Weight("w4g128z", k, n);
   const auto weight = PrepareWeight(w, *device_).value();

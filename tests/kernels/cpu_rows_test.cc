@@ -202,8 +202,8 @@ float RoundedWeight(const HostWeight& w, int64_t row, int64_t col) {
 }
 
 // All fp16 scales that are finite x all (q, z): x is the identity, so that y is the weight. Tables
-// of weights are made with roundings of their own; digits multiply by the code less its zero, and
-// the scale follows.
+// of weights are made with roundings of their own; INT16 is multiplied by the code less its
+// zero, and the scale follows.
 TEST(CpuQmatmulA16, EveryScaleCodeAndZero) {
   auto device = OpenCpuDevice(0, 0);
   // Larger scales overflow in products, and 0 * infinity of the zeros in x would be no number.

@@ -3,11 +3,7 @@
 
 #include <cstdlib>
 
-#include "kernels/cpu/bodies/vec_avx512.h"
-// Over the Vec above.
-#include "kernels/cpu/bodies/integers/bytes_vnni.h"
-// Over the two above.
-#include "kernels/cpu/bodies/integers/amx_body.h"
+#include "kernels/cpu/bodies/integers/amx_product.h"
 
 namespace awqd::cpu {
 namespace {
@@ -83,11 +79,15 @@ class EmulatedAmxRegisters {
 
 }  // namespace
 
-const StandInBodies kEmulatedAmxDigits = {MakeDigits, AmxDigitProduct<EmulatedAmxRegisters>};
-const QuadBodies kEmulatedAmxQuads = {
-    OrderQuads,
-    AmxQuadProduct<EmulatedAmxRegisters,
-                   AmxLeast{.tokens = 1, .tokens_of_short_groups = 1, .tokens_of_bytes = 1}>,
-    /*any_groups=*/true};
+const IntegerProduct kEmulatedAmxInt16 = {.prologue = MakeInt16Planes,
+                                          .product = AmxInt16Product<EmulatedAmxRegisters>,
+                                          .int16 = true,
+                                          .token_bytes = kInt16BlockBytes};
+const IntegerProduct kEmulatedAmxInt8 = {
+    .prologue = OrderInt8,
+    .product = AmxInt8Product<EmulatedAmxRegisters,
+                              AmxMinTokens{
+                                  .tokens = 1, .tokens_of_short_groups = 1, .tokens_of_bytes = 1}>,
+    .token_bytes = kBlockRows};
 
 }  // namespace awqd::cpu

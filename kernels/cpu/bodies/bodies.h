@@ -1,4 +1,4 @@
-// Bodies: the inner loops of the CPU rows, one table of them per instruction set.
+// A body is the inner loops of the CPU rows for one instruction set: tables of functions.
 //
 // The sources behind a table are compiled with flags that other machines cannot run. So this header
 // names plain types only: an inline function of a shared header, compiled there, could be the copy
@@ -10,7 +10,7 @@
 namespace awqd::cpu {
 
 // kByte: of zeros an unsigned integer, of scales an index into K16Weight::scale_values.
-enum class Element : uint8_t { kFp16, kBf16, kFp32, kByte };
+enum class Element : uint8_t { kFp16, kBf16, kFp32, kByte, kInt32 };
 
 enum class Code : uint8_t {
   kInteger,  // unsigned, of 1 to 4 or of 8 bits
@@ -26,7 +26,7 @@ struct K16Weight {
   const float* outer = nullptr;     // [n]; null: 1 everywhere
   // [256]: what a scale of one byte stands for.
   const float* scale_values = nullptr;
-  // What an index of 4 bits stands for, whose lowest `bits` are the code. Of up to 4 bits.
+  // The value of an index of 4 bits, whose lowest `bits` are the code, for codes of up to 4 bits.
   float values[16] = {};
   float zero = 0;
   Code code = Code::kInteger;
@@ -85,18 +85,6 @@ struct DequantizeTask {
 };
 inline constexpr int64_t kDequantizeTiles = 32;
 
-// y[0:rows, 8 tile_begin : 8 tile_end] = x @ (code - zero), of integer codes and zeros.
-struct IntegerTask {
-  const int16_t* x = nullptr;  // [rows, blocks * 128], values of INT8; padding rows hold 0
-  int64_t x_stride = 0;        // elements
-  int64_t rows = 0;
-  int64_t tile_begin = 0;
-  int64_t tile_end = 0;
-  int32_t* y = nullptr;        // row 0, column 0 of the whole result
-  int64_t y_stride = 0;        // elements
-  int16_t* scratch = nullptr;  // [8, blocks * 128]
-};
-
 // Rows of KV4 (kernels/kv4.h), one after the other, of `cols` elements and (cols + 1) / 2 bytes of
 // codes each. Arrays of floats have one for each row.
 struct Kv4Rows {
@@ -108,110 +96,75 @@ struct Kv4Rows {
 // How codes become elements.
 struct Kv4Decoding {
   const float* scale = nullptr;
-  // Of the fused form the addend instead. It and the scale are FP16 numbers then.
+  // In the fused form this is the addend, and both are FP16 numbers.
   const float* zero = nullptr;
   bool fused = false;
   bool stream = false;  // the result will not be read soon: go around the caches
 };
 
-// y[m, n] = x_scale[m] * (x @ W)[m, n] + bias[n] for rows [0, rows) and columns
-// [8 tile_begin, 8 tile_end), of integer codes.
-struct ScaledTask {
-  const int16_t* x = nullptr;  // [rows, blocks * 128], values of INT8; padding rows hold 0
-  int64_t x_stride = 0;        // elements
-  // [rows, groups]: the sum of x over the rows of each group. Read for real zeros only.
-  const float* x_sums = nullptr;
-  const float* x_scale = nullptr;  // [rows]
-  int64_t rows = 0;                // at most kScaledRows
+// --- Products of activations as integers (bodies/integers) ---
+
+// Activations are INT16, as two INT8 planes or whole, or INT8, which is the case of one plane. A
+// block is 128 rows of K.
+inline constexpr int64_t kBlockRows = 128;
+inline constexpr int64_t kInt16BlockBytes = 2 * kBlockRows;
+// The most tokens of a task.
+inline constexpr int64_t kMaxIntegerRows = 192;
+
+// One token, as the prologue of a product writes it. A token of FP16 or BF16 becomes INT16 numbers
+// q with a step for each block, x ~ step * q (integers/int16_block.h). INT8 activations are q.
+struct IntegerToken {
+  void* q = nullptr;        // [blocks][128] of INT8, [blocks][kInt16BlockBytes] of INT16
+  int32_t* sums = nullptr;  // of q: [blocks] of FP16 and BF16, [groups] of INT8
+  float* steps = nullptr;   // [blocks]; null of INT8
+};
+
+// y[0:rows, 8 tile_begin : 8 tile_end] = x @ W + bias, where x = step * q, or x_scale * q of INT8.
+struct IntegerTask {
+  const void* q = nullptr;         // of `rows` tokens, one after the other; so are the next two
+  const int32_t* sums = nullptr;   // not read where a product needs none
+  const float* steps = nullptr;    // null of INT8
+  const float* x_scale = nullptr;  // [rows]; null: 1
+  int64_t rows = 0;                // at most kMaxIntegerRows
   int64_t tile_begin = 0;
   int64_t tile_end = 0;
   const float* bias = nullptr;  // [N] or null
   void* y = nullptr;            // row 0, column 0 of the whole result
   int64_t y_stride = 0;         // elements
   Element y_type = Element::kFp16;
-  void* scratch = nullptr;  // of Bodies::scaled_scratch_bytes, 64-byte aligned
-};
-inline constexpr int64_t kScaledRows = 192;
-
-// What differs from AVX-512 alone where a machine has VNNI too.
-struct IntegerBodies {
-  void (*integer_product)(const K16Weight&, const IntegerTask&);
-  void (*scaled_product)(const K16Weight&, const ScaledTask&);
-  int64_t scaled_scratch_bytes;
+  void* scratch = nullptr;  // 64-byte aligned
 };
 
-// A token of FP16 or BF16 as 16-bit integers q (bodies/block_integers.h), by blocks of 128 rows.
-inline constexpr int64_t kIntegerRows = 128;
-inline constexpr int64_t kIntegerBytes = 2 * kIntegerRows;
-struct TokenIntegers {
-  void* values = nullptr;   // [blocks][kIntegerBytes]
-  float* steps = nullptr;   // [blocks]: x is about step * q
-  int32_t* sums = nullptr;  // [blocks]: of q
+// A way to multiply integers: what makes them, and the loops over them.
+struct IntegerProduct {
+  static constexpr int64_t kNoLimit = int64_t{1} << 62;
+
+  // Null where the instruction set has no such product. Returns false for a token of FP16 or BF16
+  // that INT16 holds badly; what it wrote is worthless then. `type`: of FP16 and BF16 elements.
+  bool (*prologue)(const K16Weight&, const void* x, Element type, const IntegerToken&) = nullptr;
+  void (*product)(const K16Weight&, const IntegerTask&) = nullptr;
+  bool int16 = false;       // of FP16 and BF16 activations, else of INT8
+  int64_t token_bytes = 0;  // of a block of q
+  // The tokens for which it is the fastest, of codes of 4 and of 8 bits.
+  int64_t min_tokens = 0, min_tokens_8bit = 0;
+  int64_t max_tokens = kNoLimit, max_tokens_8bit = kNoLimit;
+  bool any_groups = true;  // else a group is whole blocks of 128 rows, or all of K
 };
 
-// y[0:rows, 8 tile_begin : 8 tile_end] = x @ W + bias, of integer codes of 4 or 8 bits whose groups
-// are whole blocks, or one.
-struct StandInTask {
-  const void* values = nullptr;   // [rows][blocks][kIntegerBytes]
-  const float* steps = nullptr;   // [rows][blocks]
-  const int32_t* sums = nullptr;  // [rows][blocks]
-  int64_t rows = 0;               // of pairs at most kScaledRows
-  int64_t tile_begin = 0;
-  int64_t tile_end = 0;
-  const float* bias = nullptr;  // [N] or null
-  void* y = nullptr;            // row 0, column 0 of the whole result
-  int64_t y_stride = 0;         // elements
-  Element y_type = Element::kFp16;
-  // 64-byte aligned; of DigitScratchFloats, of pairs IntegerBodies::scaled_scratch_bytes.
-  void* scratch = nullptr;
+// The products of an instruction set. The first three take codes of 4 and 8 bits.
+struct IntegerProducts {
+  IntegerProduct int16_columns;  // few tokens of FP16 or BF16, codes as they are stored
+  IntegerProduct int16_panels;   // many, from packed panels
+  IntegerProduct int8_bytes;     // INT8 tokens as bytes
+  IntegerProduct int8_panels;    // INT8 tokens as 16-bit integers, from packed panels: any weight
+  // y = q @ (code - zero), in INT32: x_scale and bias are not read. Prologue, token_bytes and
+  // scratch are those of int8_panels.
+  void (*int32_product)(const K16Weight&, const IntegerTask&) = nullptr;
+  int64_t panel_scratch_bytes = 0;  // of products from panels
 };
-constexpr int64_t DigitScratchFloats(int64_t groups, int64_t rows) {
-  return 3 * groups * 8 + rows * 8;
+constexpr int64_t ColumnScratchBytes(int64_t groups, int64_t rows) {
+  return (3 * groups * 8 + rows * 8) * 4;
 }
-
-// How integers that stand in for floats are made and multiplied: as digits in the order of the
-// weight's codes, or as pairs of rows. False of `make`: integers hold the token badly.
-struct StandInBodies {
-  bool (*make)(const K16Weight&, const void* x, Element type, const TokenIntegers&);
-  void (*product)(const K16Weight&, const StandInTask&);
-  // Of pairs: with fewer tokens digits are faster, of codes of 4 and of 8 bits.
-  int64_t least_tokens = 0;
-  int64_t least_tokens_of_bytes = 0;
-};
-
-// A token of INT8 by blocks of 128 rows, which are in the order of a weight's codes where its
-// groups are whole blocks.
-struct QuadToken {
-  int8_t* values = nullptr;  // [blocks][128]
-  int32_t* sums = nullptr;   // [groups]
-};
-
-// y[m, n] = x_scale[m] * (x @ W)[m, n] + bias[n] for tokens [0, rows), of integer codes of 4
-// or 8 bits, groups of whole runs of 16 rows, or one, at most 2^16 rows in a group.
-struct QuadTask {
-  const int8_t* x = nullptr;       // [rows][blocks][128]
-  const int32_t* sums = nullptr;   // [rows][groups]
-  const float* x_scale = nullptr;  // [rows]
-  int64_t rows = 0;                // at most kScaledRows
-  int64_t tile_begin = 0;
-  int64_t tile_end = 0;
-  const float* bias = nullptr;  // [N] or null
-  void* y = nullptr;            // row 0, column 0 of the whole result
-  int64_t y_stride = 0;         // elements
-  Element y_type = Element::kFp16;
-  // 64-byte aligned; of scaled_scratch_bytes, and at least of 3 * groups * 8 floats.
-  void* scratch = nullptr;
-};
-struct QuadBodies {
-  void (*order)(const K16Weight&, const int8_t* x, const QuadToken&);
-  void (*product)(const K16Weight&, const QuadTask&);
-  bool any_groups;  // else of whole blocks of 128 rows, or one
-  // With more tokens IntegerBodies' scaled product is faster, of codes of 4 and of 8 bits.
-  int64_t most_tokens = kEver;
-  int64_t most_tokens_of_bytes = kEver;
-
-  static constexpr int64_t kEver = int64_t{1} << 62;
-};
 
 struct Bodies {
   void (*product)(const K16Weight&, const ProductTask&);
@@ -223,7 +176,6 @@ struct Bodies {
   void (*to_float)(const void* in, Element type, int64_t count, float* out);
   // out[i] = round(in[i] + bias[i]); bias may be null.
   void (*from_float)(const float* in, const float* bias, int64_t count, Element type, void* out);
-  IntegerBodies integers;
   // Least and greatest finite element; of none, +infinity and -infinity.
   void (*kv4_ranges)(const Kv4Rows&, const void* x, float* min, float* max);
   void (*kv4_codes)(const Kv4Rows&, const void* x, const float* inverse, const float* zero,
@@ -232,29 +184,22 @@ struct Bodies {
 };
 
 extern const Bodies kPortableBodies;
+extern const IntegerProducts kPortableIntegers;
 // Only in builds for x86-64.
 extern const Bodies kAvx2Bodies;
 extern const Bodies kAvx512Bodies;
-extern const IntegerBodies kAvxVnniBodies;
-extern const StandInBodies kAvx2Digits;
-extern const StandInBodies kAvxVnniDigits;
-extern const StandInBodies kAvx512Digits;
-extern const StandInBodies kAvx2Pairs;
-extern const StandInBodies kAvxVnniPairs;
-extern const StandInBodies kAvx512Pairs;
-extern const QuadBodies kAvx2Quads;
-extern const QuadBodies kAvxVnniQuads;
-extern const QuadBodies kAvx512Quads;
-extern const IntegerBodies kAvx512VnniBodies;
-extern const StandInBodies kAvx512VnniDigits;
-extern const StandInBodies kAvx512VnniPairs;
-extern const QuadBodies kAvx512VnniQuads;
-// Few tokens, and the rest of integers, are those of AVX-512 VNNI.
-extern const StandInBodies kAmxDigits;
-extern const QuadBodies kAmxQuads;
+extern const IntegerProducts kAvx2Integers;
+extern const IntegerProducts kAvxVnniIntegers;
+extern const IntegerProducts kAvx512Integers;
+extern const IntegerProducts kAvx512VnniIntegers;
+// AMX's products of many tokens; fewer tokens, and the other products, are those of AVX-512 VNNI.
+extern const IntegerProduct kAmxInt16;
+extern const IntegerProduct kAmxInt8;
 // Only in builds for aarch64.
 extern const Bodies kNeonBodies;
-extern const StandInBodies kNeonDotDigits;
-extern const QuadBodies kNeonDotQuads;
+extern const IntegerProducts kNeonIntegers;
+// NEON's dot products of bytes; the other products are those of kNeonIntegers.
+extern const IntegerProduct kNeonDotInt16;
+extern const IntegerProduct kNeonDotInt8;
 
 }  // namespace awqd::cpu

@@ -1,24 +1,20 @@
-// The bodies of AMX, which multiplies many tokens; few are left to AVX-512 VNNI.
-#include "kernels/cpu/bodies/vec_avx512.h"
-// Over the Vec above.
-#include "kernels/cpu/bodies/integers/bytes_vnni.h"
-#include "kernels/cpu/bodies/register_tile.h"
-// Over the two above.
-#include "kernels/cpu/bodies/integers/digits_body.h"
-#include "kernels/cpu/bodies/integers/scaled_body.h"
-// Over the above.
-#include "kernels/cpu/bodies/integers/quad_panels_body.h"
-// Over the above.
-#include "kernels/cpu/bodies/integers/amx_body.h"
+// The body for AMX, which multiplies many tokens; fewer are left to AVX-512 VNNI.
+#include "kernels/cpu/bodies/integers/amx_product.h"
 #include "kernels/cpu/bodies/integers/amx_registers.h"
 
 namespace awqd::cpu {
 
-// From how many tokens on AMX is faster, on one core and on 16 (README.md).
-const StandInBodies kAmxDigits = {MakeDigits, AmxDigitProduct<AmxRegisters>, /*least_tokens=*/6,
-                                  /*least_tokens_of_bytes=*/8};
-constexpr AmxLeast kLeast = {.tokens = 7, .tokens_of_short_groups = 16, .tokens_of_bytes = 24};
-const QuadBodies kAmxQuads = {OrderQuads, AmxQuadProduct<AmxRegisters, kLeast>,
-                              /*any_groups=*/true};
+// The least tokens are those from which on AMX is faster, on one core and on 16 (README.md).
+const IntegerProduct kAmxInt16 = {.prologue = MakeInt16Planes,
+                                  .product = AmxInt16Product<AmxRegisters>,
+                                  .int16 = true,
+                                  .token_bytes = kInt16BlockBytes,
+                                  .min_tokens = 6,
+                                  .min_tokens_8bit = 8,
+                                  .any_groups = false};
+constexpr AmxMinTokens kMin = {.tokens = 7, .tokens_of_short_groups = 16, .tokens_of_bytes = 24};
+const IntegerProduct kAmxInt8 = {.prologue = OrderInt8,
+                                 .product = AmxInt8Product<AmxRegisters, kMin>,
+                                 .token_bytes = kBlockRows};
 
 }  // namespace awqd::cpu

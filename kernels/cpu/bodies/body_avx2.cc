@@ -1,35 +1,19 @@
-// The bodies for AVX2, FMA and F16C.
-#include "kernels/cpu/bodies/vec_avx2.h"
-// Over the Vec above.
-#include "kernels/cpu/bodies/integers/bytes_pairs.h"
-#include "kernels/cpu/bodies/product_body.h"
-// Over the two above.
+// The body for AVX2, FMA and F16C.
 #include "kernels/cpu/bodies/dequantize_body.h"
-#include "kernels/cpu/bodies/integers/integer_body.h"
-#include "kernels/cpu/bodies/integers/scaled_body.h"
+#include "kernels/cpu/bodies/integers/column_product.h"
 #include "kernels/cpu/bodies/kv4_load_body.h"
 #include "kernels/cpu/bodies/kv4_store_body.h"
-// Over the above.
-#include "kernels/cpu/bodies/integers/digits_body.h"
-#include "kernels/cpu/bodies/integers/pairs_body.h"
-#include "kernels/cpu/bodies/integers/quads_body.h"
+#include "kernels/cpu/bodies/product_body.h"
 
 namespace awqd::cpu {
 
-const Bodies kAvx2Bodies = {Product,
-                            Scratch::kFloats,
-                            Dequantize,
-                            Columns,
-                            ToFloat,
-                            FromFloat,
-                            {IntegerProduct, ScaledProduct, ScaledScratch::kBytes},
-                            Kv4Ranges,
-                            Kv4Codes,
-                            Kv4Elements};
-const StandInBodies kAvx2Digits = {MakeDigits, DigitProduct};
-const StandInBodies kAvx2Pairs = {MakePairs, PairProduct, /*least_tokens=*/16,
-                                  /*least_tokens_of_bytes=*/16};
-const QuadBodies kAvx2Quads = {OrderQuads, FewByQuads, /*any_groups=*/false, QuadBodies::kEver,
-                               /*most_tokens_of_bytes=*/64};
+const Bodies kAvx2Bodies = {Product,   Scratch::kFloats, Dequantize, Columns,    ToFloat,
+                            FromFloat, Kv4Ranges,        Kv4Codes,   Kv4Elements};
+const IntegerProducts kAvx2Integers = {.int16_columns = kInt16Columns,
+                                       .int16_panels = Int16Panels(16, 16),
+                                       .int8_bytes = Int8Columns(IntegerProduct::kNoLimit, 64),
+                                       .int8_panels = kInt8Panels,
+                                       .int32_product = Int32PanelProduct,
+                                       .panel_scratch_bytes = PanelScratch::kBytes};
 
 }  // namespace awqd::cpu

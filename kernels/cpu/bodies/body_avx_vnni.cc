@@ -1,21 +1,13 @@
-// The bodies of AVX-VNNI, AVX2's form of AVX-512 VNNI: products of integers.
-#include "kernels/cpu/bodies/vec_avx2.h"
-// Over the Vec above.
-#include "kernels/cpu/bodies/integers/bytes_vnni.h"
-// Over the two above.
-#include "kernels/cpu/bodies/integers/digits_body.h"
-#include "kernels/cpu/bodies/integers/integer_body.h"
-#include "kernels/cpu/bodies/integers/scaled_body.h"
-// Over the above.
-#include "kernels/cpu/bodies/integers/pairs_body.h"
-#include "kernels/cpu/bodies/integers/quads_body.h"
+// The body for AVX-VNNI, AVX2's form of AVX-512 VNNI: products of integers alone.
+#include "kernels/cpu/bodies/integers/column_product.h"
 
 namespace awqd::cpu {
 
-const IntegerBodies kAvxVnniBodies = {IntegerProduct, ScaledProduct, ScaledScratch::kBytes};
-const StandInBodies kAvxVnniDigits = {MakeDigits, DigitProduct};
-const StandInBodies kAvxVnniPairs = {MakePairs, PairProduct, /*least_tokens=*/16,
-                                     /*least_tokens_of_bytes=*/48};
-const QuadBodies kAvxVnniQuads = {OrderQuads, FewByQuads, /*any_groups=*/false};
+const IntegerProducts kAvxVnniIntegers = {.int16_columns = kInt16Columns,
+                                          .int16_panels = Int16Panels(16, 48),
+                                          .int8_bytes = Int8Columns(),
+                                          .int8_panels = kInt8Panels,
+                                          .int32_product = Int32PanelProduct,
+                                          .panel_scratch_bytes = PanelScratch::kBytes};
 
 }  // namespace awqd::cpu

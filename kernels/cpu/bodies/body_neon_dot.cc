@@ -1,14 +1,9 @@
-// The bodies of NEON with dot products of bytes: products of integers.
-#include "kernels/cpu/bodies/vec_neon.h"
-// Over the Vec above.
-#include "kernels/cpu/bodies/integers/bytes_neon.h"
-// Over the two above.
-#include "kernels/cpu/bodies/integers/digits_body.h"
-#include "kernels/cpu/bodies/integers/quads_body.h"
+// The body for NEON with dot products of bytes: products of integers alone.
+#include "kernels/cpu/bodies/integers/column_product.h"
 
 namespace awqd::cpu {
 
-const StandInBodies kNeonDotDigits = {MakeDigits, DigitProduct};
-const QuadBodies kNeonDotQuads = {OrderQuads, FewByQuads, /*any_groups=*/false};
+const IntegerProduct kNeonDotInt16 = kInt16Columns;
+const IntegerProduct kNeonDotInt8 = Int8Columns();
 
 }  // namespace awqd::cpu

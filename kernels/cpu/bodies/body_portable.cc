@@ -1,25 +1,16 @@
-// The bodies for any machine.
-#include "kernels/cpu/bodies/vec_portable.h"
-// Over the Vec above.
-#include "kernels/cpu/bodies/product_body.h"
-// Over the two above.
+// The body for any machine.
 #include "kernels/cpu/bodies/dequantize_body.h"
-#include "kernels/cpu/bodies/integers/integer_body.h"
-#include "kernels/cpu/bodies/integers/scaled_body.h"
+#include "kernels/cpu/bodies/integers/panel_product.h"
 #include "kernels/cpu/bodies/kv4_load_body.h"
 #include "kernels/cpu/bodies/kv4_store_body.h"
+#include "kernels/cpu/bodies/product_body.h"
 
 namespace awqd::cpu {
 
-const Bodies kPortableBodies = {Product,
-                                Scratch::kFloats,
-                                Dequantize,
-                                Columns,
-                                ToFloat,
-                                FromFloat,
-                                {IntegerProduct, ScaledProduct, ScaledScratch::kBytes},
-                                Kv4Ranges,
-                                Kv4Codes,
-                                Kv4Elements};
+const Bodies kPortableBodies = {Product,   Scratch::kFloats, Dequantize, Columns,    ToFloat,
+                                FromFloat, Kv4Ranges,        Kv4Codes,   Kv4Elements};
+const IntegerProducts kPortableIntegers = {.int8_panels = kInt8Panels,
+                                           .int32_product = Int32PanelProduct,
+                                           .panel_scratch_bytes = PanelScratch::kBytes};
 
 }  // namespace awqd::cpu

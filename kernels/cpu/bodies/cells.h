@@ -1,8 +1,8 @@
-// What a group's scales and zeros become for 8 columns: floats, tables of 16 weights, factors of
-// sums. Included by codes.h; everything has internal linkage.
+// The scales and zeros of a group for 8 columns: as floats, tables of 16 weights, factors of
+// sums. Everything has internal linkage.
 #pragma once
 
-#include "kernels/cpu/bodies/bodies.h"
+#include "kernels/cpu/bodies/vec.h"
 
 namespace awqd::cpu {
 namespace {
@@ -11,7 +11,7 @@ inline bool HasIntegerZeros(const K16Weight& w) {
   return w.zeros == nullptr || w.zero_type == Element::kByte;
 }
 
-// Of 8 columns, as floats. `cell`: the first one's.
+// The scales of 8 columns as floats. `cell`: the first one's.
 inline void LoadScales(const K16Weight& w, int64_t cell, float* scales) {
   if (w.scale_type != Element::kByte) return Load8To(w.scales, w.scale_type, cell, scales);
   for (int c = 0; c < 8; ++c) {
@@ -35,8 +35,8 @@ inline void LoadCells(const K16Weight& w, int64_t tile, int64_t group, float* sc
   LoadZeros(w, (tile * w.groups + group) * 8, zeros);
 }
 
-// Of the next tile. Inlined whatever the compiler thinks: GCC drops calls of a function that does
-// nothing but prefetch.
+// Fetches those of the next tile. Inlined whatever the compiler thinks: GCC drops calls of a
+// function that does nothing but prefetch.
 __attribute__((always_inline)) inline void PrefetchCells(const K16Weight& w, int64_t tile,
                                                          int64_t group) {
   const int64_t cell = ((tile + 1) * w.groups + group) * 8;
@@ -61,7 +61,7 @@ inline void ExactTables(const K16Weight& w, const float* scales, const float* ze
   }
 }
 
-// Of 8 columns: a weight is code * scales[c] - offsets[c].
+// Loads 8 columns, where a weight is code * scales[c] - offsets[c].
 inline void LoadAffine(const K16Weight& w, int64_t tile, int64_t group, float* scales,
                        float* offsets) {
   PrefetchCells(w, tile, group);
@@ -115,8 +115,9 @@ __attribute__((always_inline)) inline void StoreTables(const K16Weight& w, const
 // Codes of up to 4 bits: the low bits of a lane are an index into a table of 16 weights. Tables of
 // the groups [first, last] of a tile. Of integers with 16-bit scales they are exact, as those of
 // ExactTables. Three loops, because they take a quarter of a product of one token.
-__attribute__((noinline)) void MakeTables(const K16Weight& w, int64_t tile, int64_t first,
-                                          int64_t last, Vec::F* tables) {
+[[maybe_unused]] __attribute__((noinline)) void MakeTables(const K16Weight& w, int64_t tile,
+                                                           int64_t first, int64_t last,
+                                                           Vec::F* tables) {
   int64_t cell = (tile * w.groups + first) * 8;
   float scales[8], offsets[8];
   if (w.zeros == nullptr) {
@@ -147,7 +148,7 @@ __attribute__((noinline)) void MakeTables(const K16Weight& w, int64_t tile, int6
   }
 }
 
-// Of 8 columns; 1 without, and past the last column.
+// The outer scales of 8 columns; 1 without, and past the last column.
 inline void LoadOuter(const K16Weight& w, int64_t tile, float* outer) {
   for (int64_t c = 0; c < 8; ++c) {
     outer[c] = w.outer != nullptr && tile * 8 + c < w.n ? w.outer[tile * 8 + c] : 1;

@@ -10,16 +10,10 @@
 #pragma once
 
 #include "kernels/cpu/bodies/cells.h"
+#include "kernels/cpu/bodies/unroll.h"
 
 namespace awqd::cpu {
 namespace {
-
-// A number that the compiler knows.
-template <int kNumber>
-struct Number {
-  static constexpr int kValue = kNumber;
-  constexpr operator int() const { return kNumber; }
-};
 
 // Codes of up to 4 bits.
 struct Tables {
@@ -82,7 +76,7 @@ struct Narrow : Tables {
 template <Code kCode, bool kAffine>
 struct Bytes {
   static constexpr bool kCells = kAffine;
-  // What the conversion leaves out.
+  // Factor and addend that the conversion leaves out.
   static constexpr float kScale = kCode == Code::kE4m3 ? 256 : 1;
   static constexpr float kOffset = kCode == Code::kInteger ? 128 : 0;
   static constexpr int64_t BlockBytes(const K16Weight&) { return 128; }

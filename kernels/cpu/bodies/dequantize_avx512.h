@@ -1,5 +1,4 @@
-// Decoding to 16 bits with AVX-512. Included by body_avx512.cc alone, after dequantize_body.h;
-// everything has internal linkage.
+// Decoding to 16 bits with AVX-512. Everything has internal linkage.
 //
 // Computes: weights of codes of up to 4 bits by look-up: the 16 rounded weights of a group and
 // column, of two columns at a time, fill one register that vpermw reads by 5 index bits.
@@ -9,7 +8,7 @@
 // pairs, which a transposition turns into 16 whole cache lines.
 #pragma once
 
-#include "kernels/cpu/bodies/bodies.h"
+#include "kernels/cpu/bodies/dequantize_body.h"
 
 namespace awqd::cpu {
 namespace {

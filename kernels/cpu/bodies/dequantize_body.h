@@ -1,5 +1,4 @@
-// Decoding to matrices, written once over Vec. Included by one source per instruction set, after
-// product_body.h; everything has internal linkage.
+// Decoding to matrices, written once over Vec. Everything has internal linkage.
 //
 // Computes: out = the weight as kernels/exact.h says, and one rounding. Weight layout: k16, whose
 // codes are transposed in a buffer that stays in the L1 cache: lanes of up to 4 bits a block at a
@@ -7,14 +6,12 @@
 // once. Work split: a task is one block of rows by up to 256 columns.
 #pragma once
 
-#include "kernels/cpu/bodies/bodies.h"
+#include "kernels/cpu/bodies/codes.h"
 
 namespace awqd::cpu {
 namespace {
 
 constexpr int64_t kChunk = kDequantizeTiles * 8;  // columns
-
-inline int64_t ElementBytes(Element type) { return type == Element::kFp32 ? 4 : 2; }
 
 struct Chunk {
   alignas(64) uint32_t lanes[16][kChunk];

@@ -1,5 +1,5 @@
-// KV4 by rows: elements of codes. Included by body_*.cc after dequantize_body.h; everything has
-// internal linkage, or is inlined everywhere (kv4_math.h).
+// KV4 by rows: elements of codes. Everything has internal linkage, or is inlined everywhere
+// (kv4_math.h).
 //
 // A row has 16 different elements. They are made and rounded first, then looked up: by registers
 // where the instruction set can.
@@ -8,13 +8,13 @@
 #include <cstdint>
 #include <cstring>
 
-#include "kernels/cpu/bodies/bodies.h"
+#include "kernels/cpu/bodies/vec.h"
 #include "kernels/kv4_math.h"
 
 namespace awqd::cpu {
 namespace {
 
-// What each code stands for, before the rounding to the output type.
+// The value of each code, before the rounding to the output type.
 inline void Kv4Table(float scale, float zero, bool fused, float* table) {
   const float u[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   if (fused) {

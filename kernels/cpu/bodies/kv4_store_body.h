@@ -1,5 +1,5 @@
-// KV4 by rows: ranges and codes of elements. Included by body_*.cc after dequantize_body.h;
-// everything has internal linkage, or is inlined everywhere (kv4_math.h).
+// KV4 by rows: ranges and codes of elements. Everything has internal linkage, or is inlined
+// everywhere (kv4_math.h).
 //
 // Written over a register of floats. Where the compiler is left to vectorise CodeOf, it takes three
 // times as long (GCC 12).
@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "kernels/cpu/bodies/bodies.h"
+#include "kernels/cpu/bodies/vec.h"
 #include "kernels/kv4_math.h"
 
 namespace awqd::cpu {
@@ -30,7 +30,7 @@ struct Kv4Lanes {
   // As kv4::Smaller and kv4::Larger.
   static Kv4Lanes Smaller(Kv4Lanes a, Kv4Lanes b) { return {_mm512_min_ps(a.v, b.v)}; }
   static Kv4Lanes Larger(Kv4Lanes a, Kv4Lanes b) { return {_mm512_max_ps(a.v, b.v)}; }
-  // Of all lanes, none of which is a NaN.
+  // Over all lanes, none of which is a NaN.
   float Least() const { return _mm512_reduce_min_ps(v); }
   float Greatest() const { return _mm512_reduce_max_ps(v); }
 
@@ -60,7 +60,7 @@ struct Kv4Lanes {
   // As kv4::Smaller and kv4::Larger.
   static Kv4Lanes Smaller(Kv4Lanes a, Kv4Lanes b) { return {_mm256_min_ps(a.v, b.v)}; }
   static Kv4Lanes Larger(Kv4Lanes a, Kv4Lanes b) { return {_mm256_max_ps(a.v, b.v)}; }
-  // Of all lanes, none of which is a NaN.
+  // Over all lanes, none of which is a NaN.
   float Least() const {
     __m128 m = _mm_min_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
     m = _mm_min_ps(m, _mm_movehl_ps(m, m));
@@ -114,7 +114,7 @@ struct Kv4Lanes {
   static Kv4Lanes Larger(Kv4Lanes a, Kv4Lanes b) {
     return {vbslq_f32(vcgtq_f32(a.v, b.v), a.v, b.v)};
   }
-  // Of all lanes, none of which is a NaN.
+  // Over all lanes, none of which is a NaN.
   float Least() const { return vminvq_f32(v); }
   float Greatest() const { return vmaxvq_f32(v); }
 
@@ -160,7 +160,7 @@ struct Kv4Lanes {
 
 #endif
 
-// Of a row of `cols` elements; infinities count.
+// The range of a row of `cols` elements; infinities count.
 template <Element kType>
 inline void Kv4RangeOfRow(const void* x, int64_t cols, float* min, float* max) {
   Kv4Lanes low = Kv4Lanes::Set(kv4::kInfinity), high = Kv4Lanes::Set(-kv4::kInfinity);

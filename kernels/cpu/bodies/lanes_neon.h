@@ -1,9 +1,6 @@
-// What the NEON body does with 4 and 8 lanes: conversions, loads and stores of elements,
+// 4 and 8 lanes of NEON: conversions, loads and stores of elements,
 // transposes. Everything has internal linkage.
 #pragma once
-
-// The bodies' files choose by it: the portable body of the same machine must not take NEON's parts.
-#define AWQD_NEON_BODY
 
 #include <arm_neon.h>
 

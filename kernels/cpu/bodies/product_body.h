@@ -1,5 +1,4 @@
-// The fused product, written once over Vec and Codes. Included by one source per instruction set,
-// after its Vec; everything has internal linkage.
+// The fused product in FP32, written once over Vec and Codes. Everything has internal linkage.
 //
 // Computes: y[m, n] = sum over k of x[m, k] * W[k, n]. Every (m, n) is one chain of 16 lanes that
 // walks K upwards and is folded at the end, whatever the tile or the number of rows: a row's bits
@@ -20,12 +19,12 @@ constexpr int64_t kLongPiece = 256;
 constexpr int64_t kPanelPiece = 32;
 // 48 rows of a piece are 768 KiB (Zen 4, 4096 x 4096 and 4096 x 14336: 24 and 96 take up to 3 %
 // longer).
-constexpr int64_t kBlockRows = 48;
-// What a tile is multiplied from, and the lanes of its sums. In floats.
+constexpr int64_t kRowsAtOnce = 48;
+// The parts of a thread's scratch, in floats: cells, decoded weights and lanes of sums.
 struct Scratch {
   static constexpr int64_t kCells = kLongPiece * 8 * 16;   // [groups of the piece][8]
   static constexpr int64_t kPanel = kPanelPiece * 8 * 16;  // [8 / kColumns][runs][kColumns][16]
-  static constexpr int64_t kLanes = kBlockRows * 8 * 16;   // [rows of a block][8][16]
+  static constexpr int64_t kLanes = kRowsAtOnce * 8 * 16;  // [rows of a block][8][16]
   static constexpr int64_t kFloats = kCells + kPanel + kLanes;
 
   float* cells;
@@ -153,7 +152,7 @@ template <typename Codes>
 void ProductOf(const K16Weight& w, const ProductTask& task) {
   const Scratch scratch = {task.scratch, task.scratch + Scratch::kCells,
                            task.scratch + Scratch::kCells + Scratch::kPanel};
-  const int64_t blocks = (task.rows + kBlockRows - 1) / kBlockRows;
+  const int64_t blocks = (task.rows + kRowsAtOnce - 1) / kRowsAtOnce;
   for (int64_t b = 0; b < blocks; ++b) {
     const int64_t begin = task.rows * b / blocks;
     const int64_t rows = task.rows * (b + 1) / blocks - begin;

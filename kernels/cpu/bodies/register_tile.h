@@ -1,29 +1,11 @@
 // A tile of sums in registers, over Vec: kRows rows of x times kColumns columns of a weight along a
-// piece of K. Included by product_body.h; everything has internal linkage.
+// piece of K. Everything has internal linkage.
 #pragma once
 
 #include "kernels/cpu/bodies/codes.h"
 
-// Accumulators stay in registers only where every function between them and the loop is inlined,
-// which the compiler's own limits do not promise: behind a call each FMA waits for memory and
-// takes three times as long.
-#define AWQD_ALWAYS_INLINE __attribute__((always_inline))
-
 namespace awqd::cpu {
 namespace {
-
-// run(Number<count>), for a count from kLeast to kMost.
-template <int kLeast, int kMost, typename Run>
-AWQD_ALWAYS_INLINE inline void WithCount(int64_t count, Run run) {
-  if constexpr (kLeast < kMost) {
-    if (count < kMost) return WithCount<kLeast, kMost - 1>(count, run);
-  }
-  run(Number<kMost>());
-}
-
-// Of __builtin_prefetch.
-constexpr int kRead = 0;
-constexpr int kL2Cache = 2;
 
 // Runs [begin, end) of 16 rows of K, of one tile of 8 columns.
 struct Piece {

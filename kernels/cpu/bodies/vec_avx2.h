@@ -142,7 +142,7 @@ struct Vec {
     return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(all)),
             _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(all, 8)))};
   }
-  // Of bytes whose upper bit is flipped.
+  // The bytes have their upper bit flipped.
   static F Flipped(const uint8_t* bytes) {
     const __m128i all = FlipSigns(Load16(bytes));
     return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(all)),

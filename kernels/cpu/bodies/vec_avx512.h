@@ -101,7 +101,7 @@ struct Vec {
   static F Signed(const uint8_t* bytes) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(Load16(bytes)));
   }
-  // Of bytes whose upper bit is flipped.
+  // The bytes have their upper bit flipped.
   static F Flipped(const uint8_t* bytes) {
     return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(FlipSigns(Load16(bytes))));
   }

@@ -1,4 +1,4 @@
-// What the AVX2 and AVX-512 bodies share: 8 lanes with F16C. Everything has internal linkage.
+// Shared by the AVX2 and AVX-512 bodies: 8 lanes with F16C. Everything has internal linkage.
 #pragma once
 
 #include <immintrin.h>

@@ -22,7 +22,7 @@ struct Vec {
   // A decoded vector costs sixteen instructions: several groups of rows share it through memory.
   static constexpr bool kUsePanel = true;
   static constexpr bool kUnroll = true;
-  // Of a tile that decodes for itself: sums, one decoded vector and one of x, a table and constants
+  // In a tile that decodes for itself sums, one decoded vector and one of x, a table and constants
   // have 32 registers.
   static constexpr int Columns(int rows) { return rows < 3 ? kColumns : 1; }
 
@@ -108,7 +108,7 @@ struct Vec {
                      vreinterpretq_f32_f64(vzip2q_f64(x, y)));
   }
 
-  // Of codes below 16. The look-up takes bytes: those of entry i are 4 i to 4 i + 3.
+  // Codes are below 16. The look-up takes bytes: those of entry i are 4 i to 4 i + 3.
   static float32x4_t LookupQuad(const uint8x16x4_t& table, uint32x4_t codes) {
     const uint32x4_t bytes = vmlaq_u32(vdupq_n_u32(0x03020100), codes, vdupq_n_u32(0x04040404));
     return vreinterpretq_f32_u8(vqtbl4q_u8(table, vreinterpretq_u8_u32(bytes)));
@@ -153,7 +153,7 @@ struct Vec {
     return {{vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))), vcvtq_f32_s32(vmovl_high_s16(low)),
              vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))), vcvtq_f32_s32(vmovl_high_s16(high))}};
   }
-  // Of bytes whose upper bit is flipped.
+  // The bytes have their upper bit flipped.
   static F Flipped(const uint8_t* bytes) {
     const uint8x16_t all = FlipSigns(vld1q_u8(bytes));
     const uint16x8_t low = vmovl_u8(vget_low_u8(all)), high = vmovl_high_u8(all);

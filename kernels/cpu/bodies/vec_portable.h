@@ -159,7 +159,7 @@ struct Vec {
   static F Signed(const uint8_t* bytes) {
     return Each([&](int i) { return static_cast<float>(static_cast<int8_t>(bytes[i])); });
   }
-  // Of bytes whose upper bit is flipped.
+  // The bytes have their upper bit flipped.
   static F Flipped(const uint8_t* bytes) {
     return Each([&](int i) { return static_cast<float>(bytes[i] ^ 0x80); });
   }

@@ -1,5 +1,5 @@
 // AMX's tile registers: eight of 16 rows of 64 bytes, and the instruction that multiplies two of
-// them. What amx_body.h is written over; tests have the same in software.
+// them. amx_product.h is written over it; tests have the same in software.
 //
 // Written in assembly: GCC's intrinsics want the digit of a register where a template has a number,
 // and do not say that a load reads memory. Everything has internal linkage.
@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "kernels/cpu/bodies/register_tile.h"
+#include "kernels/cpu/bodies/unroll.h"
 
 namespace awqd::cpu {
 namespace {

@@ -1,30 +1,35 @@
-// Products by quads (quads_body.h) of many tokens, or of groups that are no whole blocks: a panel
-// of 32 columns, a lane for each, and sums that are not folded. Of groups of whole blocks a quad's
-// rows are 32 apart, of 4 bits, as they are stored. Otherwise they are neighbours: a panel of 4
-// bits then takes a transpose.
+// Products of INT8 activations from packed panels of bytes, with AVX-512 VNNI: a lane has a quad,
+// four codes of one of 32 columns, and sums are not folded. Codes of 4 or 8 bits, groups of whole
+// runs of 16 rows. Where groups are whole blocks and codes have 4 bits, the rows of a quad are 32
+// apart, as they are stored. Otherwise they are neighbours: a panel of 4 bits then takes a
+// transpose. Bits are those of column_product.h.
 //
-// Included by the body file for AVX-512 VNNI, behind quads_body.h; everything has internal linkage.
+// Everything has internal linkage.
 #pragma once
 
-#include "kernels/cpu/bodies/integers/quads_body.h"
+#include "kernels/cpu/bodies/integers/column_product.h"
 
 namespace awqd::cpu {
 namespace {
 
-// Tokens that are multiplied by panels. Later where columns have no groups to fold at, or codes
-// need no decoding (Zen 4, 4096 x 14336: 12 tokens of w4g128z 2.9 ms by panels, 11 3.1 without; of
-// w8cs 3.9 and 2.4).
-inline int64_t LeastOfPanel(const K16Weight& w) {
+// The tokens from which on panels are faster. Later where columns have no groups to fold at, or
+// codes need no decoding (Zen 4, 4096 x 14336: 12 tokens of w4g128z 2.9 ms by panels, 11 3.1
+// without; of w8cs 3.9 and 2.4).
+inline int64_t MinPanelTokens(const K16Weight& w) {
   if (!HasWholeBlocks(w)) return 0;
   return w.groups == 1 || w.bits == 8 ? 64 : 12;
 }
 
-constexpr int kQuadsOfRun = 4;
+constexpr int kRunQuads = 4;
 
 // Runs that are multiplied: where rows of a block are in the order of codes, all of the last block.
 inline int64_t QuadRuns(const K16Weight& w) { return HasWholeBlocks(w) ? w.blocks * 8 : w.runs; }
 inline int64_t RunsOfGroup(const K16Weight& w) {
   return w.groups == 1 ? QuadRuns(w) : w.runs_per_group;
+}
+
+inline __m512i LoadQuads(const uint32_t* words) {
+  return (__m512i)IntVec::LoadTransposed(words).r[0];
 }
 
 // The four bytes of each lane of four vectors, transposed.
@@ -55,40 +60,40 @@ inline void StoreNibbles(const uint32_t* words, bool in_order, uint32_t* out) {
   };
   if (!in_order) {
     for (int i = 0; i < 16; ++i) {
-      store(Pairs::LoadWritten(words + i * kPanelColumns).v, i, 16 + i);
+      store(LoadQuads(words + i * kPanelColumns), i, 16 + i);
     }
     return;
   }
   for (int i = 0; i < 4; ++i) {
     __m512i rows[4], quads[4];
     for (int r = 0; r < 4; ++r) {
-      rows[r] = Pairs::LoadWritten(words + (4 * i + r) * kPanelColumns).v;
+      rows[r] = LoadQuads(words + (4 * i + r) * kPanelColumns);
     }
     TransposeBytes(rows, quads);
     // Byte b of a word has a row of run 2 b below one of run 2 b + 1.
     for (int b = 0; b < 4; ++b) {
-      store(quads[b], 2 * b * kQuadsOfRun + i, (2 * b + 1) * kQuadsOfRun + i);
+      store(quads[b], 2 * b * kRunQuads + i, (2 * b + 1) * kRunQuads + i);
     }
   }
 }
 
 // Quads of runs [begin, end), whole blocks: [quads][kPanelColumns] lanes.
 template <int kBits>
-void DecodeQuads(const PanelOf& p, int64_t begin, int64_t end, uint32_t* panel) {
+void DecodeQuads(const PanelTiles& p, int64_t begin, int64_t end, uint32_t* panel) {
   alignas(64) uint32_t words[16 * kPanelColumns];
   const bool in_order = !HasWholeBlocks(p.w);
   for (int64_t block = begin / 8; block * 8 < end; ++block) {
     for (int t = 0; t < kPanelTiles; ++t) PrefetchAhead(p.w, p.Tile(t), block);
-    uint32_t* const out = panel + (block * 8 - begin) * kQuadsOfRun * kPanelColumns;
+    uint32_t* const out = panel + (block * 8 - begin) * kRunQuads * kPanelColumns;
     for (int half = 0; half < (kBits == 8 ? 2 : 1); ++half) {
       for (int t = 0; t < kPanelTiles; ++t) {
         LoadWords<kBits>(p.w, BlockOf(p.w, p.Tile(t), block), half, words + t * 8);
       }
-      for (int v = 0; v < Pairs::kVectors; ++v) {
+      for (int v = 0; v < IntVec::kVectors; ++v) {
         if constexpr (kBits == 8) {
           const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
           for (int i = 0; i < 16; ++i) {
-            const __m512i lanes = Pairs::LoadWritten(words + i * kPanelColumns + 16 * v).v;
+            const __m512i lanes = LoadQuads(words + i * kPanelColumns + 16 * v);
             _mm512_storeu_si512(out + (half * 16 + i) * kPanelColumns + 16 * v,
                                 _mm512_xor_si512(lanes, sign));
           }
@@ -103,28 +108,28 @@ void DecodeQuads(const PanelOf& p, int64_t begin, int64_t end, uint32_t* panel) 
 // Whether integer zeros can be taken off in FP32, in one instruction: sums of a group are below
 // 2^24 (255 * 128 * 512), and so are their differences.
 inline bool HasExactFloats(const K16Weight& w) {
-  return HasIntegerZeros(w) && RunsOfGroup(w) * kRowsOfRun <= 512;
+  return HasIntegerZeros(w) && RunsOfGroup(w) * kRunRows <= 512;
 }
 
 // Runs [begin, end) of K, which the panel holds.
 struct QuadPiece {
-  const PanelOf& panel;
-  const ScaledScratch& scratch;
+  const PanelTiles& tiles;
+  const IntegerTask& task;
+  const PanelScratch& scratch;
   int32_t* zeros;  // [groups of the piece][kPanelColumns]
   int64_t begin = 0;
   int64_t end = 0;
 
-  // Of the groups that have rows in it.
-  void LoadCellsOfGroups() const {
-    const K16Weight& w = panel.w;
+  // The factors and zeros of the groups that have rows in it.
+  void LoadFactorsOfGroups() const {
+    const K16Weight& w = tiles.w;
     const int64_t first = begin / RunsOfGroup(w), last = (end - 1) / RunsOfGroup(w);
-    LoadFactors(panel, first, last, scratch);
-    if (!HasIntegerZeros(w)) return;
-    for (int64_t group = first; group <= last; ++group) {
-      for (int t = 0; t < kPanelTiles; ++t) {
+    for (int64_t group = first, cell = 0; group <= last; ++group, cell += kPanelColumns) {
+      LoadFactors(tiles, group, cell, scratch);
+      for (int t = 0; HasIntegerZeros(w) && t < kPanelTiles; ++t) {
         float values[8];
-        LoadZeros(w, (panel.Tile(t) * w.groups + group) * 8, values);
-        const int64_t at = (group - first) * kPanelColumns + t * 8;
+        LoadZeros(w, (tiles.Tile(t) * w.groups + group) * 8, values);
+        const int64_t at = cell + t * 8;
         const __m256 floats = _mm256_loadu_ps(values);
         _mm256_storeu_ps(scratch.offsets + at, _mm256_sub_ps(_mm256_setzero_ps(), floats));
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(zeros + at), _mm256_cvtps_epi32(floats));
@@ -132,7 +137,7 @@ struct QuadPiece {
     }
   }
   const uint32_t* QuadsFrom(int64_t run) const {
-    return scratch.panel + (run - begin) * kQuadsOfRun * kPanelColumns;
+    return scratch.panel + (run - begin) * kRunQuads * kPanelColumns;
   }
   // [rows][kPanelColumns]: of groups that are longer than a piece.
   int32_t* Totals(int64_t m) const {
@@ -140,7 +145,7 @@ struct QuadPiece {
   }
 };
 
-// What a piece has of a group: runs [begin, end).
+// Runs [begin, end) of a group, all that the piece has of it.
 struct QuadGroup {
   int64_t group = 0;
   int64_t cell = 0;  // where the piece has its factors
@@ -152,7 +157,7 @@ struct QuadGroup {
 
 template <typename Act>
 AWQD_ALWAYS_INLINE inline void ForGroups(const QuadPiece& piece, Act act) {
-  const K16Weight& w = piece.panel.w;
+  const K16Weight& w = piece.tiles.w;
   const int64_t of_group = RunsOfGroup(w);
   QuadGroup at = {.end = piece.begin};
   for (; at.end < piece.end; at.cell += kPanelColumns) {
@@ -169,8 +174,8 @@ AWQD_ALWAYS_INLINE inline void ForGroups(const QuadPiece& piece, Act act) {
 // y += what a group adds, of 16 columns of a token, whose factors are at `cell`.
 AWQD_ALWAYS_INLINE inline void AddQuadGroup(const QuadPiece& piece, bool exact_floats, __m512i sum,
                                             int32_t x_sum, int64_t cell, float* y) {
-  const K16Weight& w = piece.panel.w;
-  const ScaledScratch& scratch = piece.scratch;
+  const K16Weight& w = piece.tiles.w;
+  const PanelScratch& scratch = piece.scratch;
   if (exact_floats) {
     const Vec::F value = Vec::Fma(Vec::Load(scratch.offsets + cell),
                                   Vec::Set(static_cast<float>(x_sum)), _mm512_cvtepi32_ps(sum));
@@ -181,8 +186,7 @@ AWQD_ALWAYS_INLINE inline void AddQuadGroup(const QuadPiece& piece, bool exact_f
     const __m512i zeros = _mm512_loadu_si512(piece.zeros + cell);
     sum = _mm512_sub_epi32(sum, _mm512_mullo_epi32(zeros, _mm512_set1_epi32(x_sum)));
   }
-  AddGroup(w, _mm512_cvtepi32_ps(sum), static_cast<float>(x_sum), scratch.scales + cell,
-           scratch.offsets + cell, y);
+  AddPanelSpan(w, scratch, _mm512_cvtepi32_ps(sum), static_cast<float>(x_sum), cell, y);
 }
 
 // sums += q times codes of so many quads.
@@ -202,10 +206,11 @@ AWQD_ALWAYS_INLINE inline void AddQuads(const int8_t* x, int64_t x_stride, const
 }
 
 template <int kTokens>
-__attribute__((noinline)) void MultiplyQuads(const QuadPiece& piece, const QuadTask& task,
-                                             int64_t m) {
-  const K16Weight& w = piece.panel.w;
-  const int64_t stride = w.blocks * kIntegerRows;
+__attribute__((noinline)) void MultiplyQuads(const QuadPiece& piece, int64_t m) {
+  const K16Weight& w = piece.tiles.w;
+  const IntegerTask& task = piece.task;
+  const int64_t stride = w.blocks * kBlockRows;
+  const auto* const x = static_cast<const int8_t*>(task.q) + m * stride;
   const bool exact_floats = HasExactFloats(w);
   int32_t* const totals = piece.Totals(m);
   ForGroups(piece, [&](const QuadGroup& at) AWQD_ALWAYS_INLINE {
@@ -216,8 +221,8 @@ __attribute__((noinline)) void MultiplyQuads(const QuadPiece& piece, const QuadT
                                 : _mm512_setzero_si512();
       });
     });
-    AddQuads<kTokens>(task.x + m * stride + at.begin * kRowsOfRun, stride,
-                      piece.QuadsFrom(at.begin), (at.end - at.begin) * kQuadsOfRun, sums);
+    AddQuads<kTokens>(x + at.begin * kRunRows, stride, piece.QuadsFrom(at.begin),
+                      (at.end - at.begin) * kRunQuads, sums);
     Times<kTokens>([&](auto t) AWQD_ALWAYS_INLINE {
       const int32_t x_sum = at.ends ? task.sums[(m + t) * w.groups + at.group] : 0;
       Times<2>([&](auto v) AWQD_ALWAYS_INLINE {
@@ -232,40 +237,42 @@ __attribute__((noinline)) void MultiplyQuads(const QuadPiece& piece, const QuadT
   });
 }
 
-// y of a task by panels: multiply(piece) adds the sums of its groups to the scratch's.
-template <int kBits, typename Task, typename Multiply>
-void ForQuadPieces(const K16Weight& w, const Task& task, const float* x_scale, Multiply multiply) {
-  const ScaledScratch scratch(task.scratch);
-  alignas(64) int32_t zeros[kRunsOfPiece * kPanelColumns];
+// y of a task: multiply(piece) adds the sums of its groups to the scratch's.
+template <int kBits, typename Multiply>
+void ForQuadPieces(const K16Weight& w, const IntegerTask& task, Multiply multiply) {
+  const PanelScratch scratch(task.scratch);
+  alignas(64) int32_t zeros[kPieceRuns * kPanelColumns];
   const int64_t runs = QuadRuns(w);
-  for (int64_t tile = task.tile_begin; tile < task.tile_end; tile += kPanelTiles) {
-    const int64_t end = tile + kPanelTiles < task.tile_end ? tile + kPanelTiles : task.tile_end;
-    const PanelOf panel = {w, tile, end - 1};
+  ForPanels(w, task, [&](const PanelTiles& tiles) {
     std::memset(scratch.sums, 0, task.rows * kPanelColumns * sizeof(float));
-    QuadPiece piece = {panel, scratch, zeros};
-    for (int64_t run = 0; run < runs; run += kRunsOfPiece) {
-      piece.begin = run;
-      piece.end = run + kRunsOfPiece < runs ? run + kRunsOfPiece : runs;
-      DecodeQuads<kBits>(panel, piece.begin, piece.end, scratch.panel);
-      piece.LoadCellsOfGroups();
+    QuadPiece piece = {tiles, task, scratch, zeros};
+    for (; piece.begin < runs; piece.begin = piece.end) {
+      piece.end = piece.begin + kPieceRuns < runs ? piece.begin + kPieceRuns : runs;
+      DecodeQuads<kBits>(tiles, piece.begin, piece.end, scratch.panel);
+      piece.LoadFactorsOfGroups();
       multiply(piece);
     }
-    StoreScaled(panel, x_scale, task, scratch);
-  }
-}
-
-template <int kBits>
-void ManyByQuads(const K16Weight& w, const QuadTask& task) {
-  ForQuadPieces<kBits>(w, task, task.x_scale, [&](const QuadPiece& piece) {
-    ForTokens(task.rows, [&](int64_t m, auto n) { MultiplyQuads<n.kValue>(piece, task, m); });
+    StorePanel(tiles, task, scratch);
   });
 }
 
-void QuadProduct(const K16Weight& w, const QuadTask& task) {
-  if (task.rows < LeastOfPanel(w)) return FewByQuads(w, task);
-  if (w.bits == 8) return ManyByQuads<8>(w, task);
-  ManyByQuads<4>(w, task);
+template <int kBits>
+void BytePanelProduct(const K16Weight& w, const IntegerTask& task) {
+  ForQuadPieces<kBits>(w, task, [&](const QuadPiece& piece) {
+    ForTokens(task.rows, [&](int64_t m, auto n) { MultiplyQuads<n.kValue>(piece, m); });
+  });
 }
+
+// Columns for few tokens, panels for many.
+void Int8ByteProduct(const K16Weight& w, const IntegerTask& task) {
+  if (task.rows < MinPanelTokens(w)) return ColumnProduct<1>(w, task);
+  if (w.bits == 8) return BytePanelProduct<8>(w, task);
+  BytePanelProduct<4>(w, task);
+}
+
+// An entry of a body's tables.
+constexpr IntegerProduct kInt8ByteProduct = {
+    .prologue = OrderInt8, .product = Int8ByteProduct, .token_bytes = kBlockRows};
 
 }  // namespace
 }  // namespace awqd::cpu

@@ -1,21 +1,21 @@
-// Panels: tiles side by side, decoded some rows of K at a time, to pairs of 16-bit integers less
-// their zeros. A lane has rows 2 i and 2 i + 1 of a column. Included by scaled_body.h; everything
-// has internal linkage.
+// Packed panels: tiles side by side, decoded some rows of K at a time, to pairs of 16-bit integers
+// less their zeros. A lane has rows 2 i and 2 i + 1 of a column. Everything has internal linkage.
 #pragma once
 
-#include "kernels/cpu/bodies/integers/pairs.h"
+#include "kernels/cpu/bodies/cells.h"
+#include "kernels/cpu/bodies/integers/int_vec.h"
 
 namespace awqd::cpu {
 namespace {
 
-constexpr int64_t kRowsOfRun = 16, kPairsOfRun = 8;
-constexpr int64_t kRunsOfPiece = 32;  // that are decoded at a time: 32 KiB for 32 columns
-constexpr int kPanelColumns = 16 * Pairs::kVectors;
-constexpr int kPanelTiles = 2 * Pairs::kVectors;
+constexpr int64_t kRunRows = 16, kRunPairs = 8;
+constexpr int64_t kPieceRuns = 32;  // that are decoded at a time: 32 KiB for 32 columns
+constexpr int kPanelColumns = 16 * IntVec::kVectors;
+constexpr int kPanelTiles = 2 * IntVec::kVectors;
 
 // The tiles that are decoded together. Past the last of the task they repeat it: what is computed
 // twice is not stored twice.
-struct PanelOf {
+struct PanelTiles {
   const K16Weight& w;
   int64_t first = 0;
   int64_t last = 0;
@@ -25,31 +25,31 @@ struct PanelOf {
 
 inline bool HasIntegerScales(const K16Weight& w) { return w.integers && w.scales != nullptr; }
 
-struct GroupPairs {
-  Pairs zeros[Pairs::kVectors], scales[Pairs::kVectors];
+struct GroupCells {
+  IntVec zeros[IntVec::kVectors], scales[IntVec::kVectors];
 };
 
 // Bytes [tiles][groups][8] as pairs of equals.
-void LoadPairs(const PanelOf& p, const uint8_t* bytes, int64_t group, Pairs* out) {
-  for (int v = 0; v < Pairs::kVectors; ++v) {
+void LoadBytes(const PanelTiles& p, const uint8_t* bytes, int64_t group, IntVec* out) {
+  for (int v = 0; v < IntVec::kVectors; ++v) {
     const auto at = [&](int t) { return bytes + (p.Tile(2 * v + t) * p.w.groups + group) * 8; };
-    const Pairs lanes = Pairs::Bytes(at(0), at(1));
+    const IntVec lanes = IntVec::WidenBytes(at(0), at(1));
     out[v] = lanes | lanes << 16;
   }
 }
 
-void LoadGroup(const PanelOf& p, int64_t group, GroupPairs* out) {
+void LoadGroupCells(const PanelTiles& p, int64_t group, GroupCells* out) {
   const K16Weight& w = p.w;
   if (w.zeros != nullptr && w.zero_type == Element::kByte) {
-    LoadPairs(p, w.zeros, group, out->zeros);
+    LoadBytes(p, w.zeros, group, out->zeros);
   } else {
     const auto zero = static_cast<uint32_t>(w.zero);
-    for (Pairs& zeros : out->zeros) zeros = Pairs::Set(zero | zero << 16);
+    for (IntVec& zeros : out->zeros) zeros = IntVec::Set(zero | zero << 16);
   }
   if (!HasIntegerScales(w)) return;
-  LoadPairs(p, w.scales, group, out->scales);
-  const Pairs sign = Pairs::Set(0x00800080);
-  for (Pairs& scales : out->scales) scales = (scales ^ sign).Minus(sign);
+  LoadBytes(p, w.scales, group, out->scales);
+  const IntVec sign = IntVec::Set(0x00800080);
+  for (IntVec& scales : out->scales) scales = (scales ^ sign).Subtract16(sign);
 }
 
 // 16 words of 8 columns, with their codes: word i of column c at words[i * kPanelColumns + c].
@@ -73,16 +73,16 @@ void LoadWords(const K16Weight& w, const uint8_t* block, int half, uint32_t* wor
 
 // Calls emit(j, i, codes) with the codes of rows 2 i and 2 i + 1 of run j, of 16 columns.
 //
-// Of 8 bits words are half a block: word i has rows 4 i .. 4 i + 3. Otherwise they are a block:
-// word i has the codes of rows 16 j + i at bit kBits * j, and two neighbouring words are made pairs
-// for four runs at a time, because 16 bits hold four codes.
+// Codes of 8 bits: words are half a block, word i has rows 4 i .. 4 i + 3. Otherwise they are a
+// block: word i has the codes of rows 16 j + i at bit kBits * j, and two neighbouring words are
+// made pairs for four runs at a time, because 16 bits hold four codes.
 template <int kBits, typename Emit>
 AWQD_ALWAYS_INLINE inline void ForPairs(const uint32_t* words, Emit emit) {
   for (int i = 0; i < 8; ++i) {
-    const Pairs a = Pairs::LoadWritten(words + 2 * i * kPanelColumns);
-    const Pairs b = Pairs::LoadWritten(words + (2 * i + 1) * kPanelColumns);
+    const IntVec a = IntVec::LoadTransposed(words + 2 * i * kPanelColumns);
+    const IntVec b = IntVec::LoadTransposed(words + (2 * i + 1) * kPanelColumns);
     if constexpr (kBits == 8) {
-      const Pairs sign = Pairs::Set(0x80808080);
+      const IntVec sign = IntVec::Set(0x80808080);
       const int run = i / 2, pair = i % 2 * 4;
       emit(run, pair, (a ^ sign).LowBytes());
       emit(run, pair + 1, (a ^ sign).HighBytes());
@@ -90,9 +90,9 @@ AWQD_ALWAYS_INLINE inline void ForPairs(const uint32_t* words, Emit emit) {
       emit(run, pair + 3, (b ^ sign).HighBytes());
     } else {
       constexpr uint32_t kMask = (1u << kBits) - 1;
-      const Pairs lower = Pairs::Set(0xffff), mask = Pairs::Set(kMask | kMask << 16);
-      const Pairs first = (a & lower) | b << 16;
-      const Pairs second = (a >> 4 * kBits & lower) | (b >> 4 * kBits) << 16;
+      const IntVec lower = IntVec::Set(0xffff), mask = IntVec::Set(kMask | kMask << 16);
+      const IntVec first = (a & lower) | b << 16;
+      const IntVec second = (a >> 4 * kBits & lower) | (b >> 4 * kBits) << 16;
 #pragma GCC unroll 4
       for (int j = 0; j < 4; ++j) {
         emit(j, i, first >> kBits * j & mask);
@@ -108,8 +108,7 @@ inline const uint8_t* BlockOf(const K16Weight& w, int64_t tile, int64_t block) {
 
 // A tile is read a block at a time, in turn with its neighbours, which is too little at once for
 // hardware prefetchers: it is fetched some blocks before, and so is the panel that comes next.
-__attribute__((always_inline)) inline void PrefetchAhead(const K16Weight& w, int64_t tile,
-                                                         int64_t block) {
+AWQD_ALWAYS_INLINE inline void PrefetchAhead(const K16Weight& w, int64_t tile, int64_t block) {
   constexpr int64_t kAhead = 8;
   const bool here = block + kAhead < w.blocks;
   const uint8_t* at = here ? BlockOf(w, tile, block + kAhead)
@@ -119,15 +118,15 @@ __attribute__((always_inline)) inline void PrefetchAhead(const K16Weight& w, int
   }
 }
 
-// Runs [begin, end).
+// Runs [begin, end) to panel[pairs of rows][kPanelColumns].
 template <int kBits, bool kScales>
-void DecodePanel(const PanelOf& p, int64_t begin, int64_t end, uint32_t* panel) {
+void DecodePanel(const PanelTiles& p, int64_t begin, int64_t end, uint32_t* panel) {
   constexpr int kRuns = kBits == 8 ? 4 : 8;  // whose words are loaded together
   const K16Weight& w = p.w;
   alignas(64) uint32_t words[16 * kPanelColumns];
-  GroupPairs cells[kRuns], of_group;
+  GroupCells cells[kRuns], of_group;
   int64_t group = begin / w.runs_per_group, left = (group + 1) * w.runs_per_group - begin;
-  if (left < w.runs_per_group) LoadGroup(p, group, &of_group);
+  if (left < w.runs_per_group) LoadGroupCells(p, group, &of_group);
   for (int64_t first = begin / kRuns * kRuns; first < end; first += kRuns) {
     const int from = static_cast<int>(first < begin ? begin - first : 0);
     const int to = static_cast<int>(end - first < kRuns ? end - first : kRuns);
@@ -137,17 +136,17 @@ void DecodePanel(const PanelOf& p, int64_t begin, int64_t end, uint32_t* panel) 
       LoadWords<kBits>(w, codes, static_cast<int>(first / kRuns % 2), words + t * 8);
     }
     for (int j = from; j < to; ++j) {
-      if (left == w.runs_per_group) LoadGroup(p, group, &of_group);
+      if (left == w.runs_per_group) LoadGroupCells(p, group, &of_group);
       cells[j] = of_group;
       if (--left == 0) left = w.runs_per_group, ++group;
     }
-    for (int v = 0; v < Pairs::kVectors; ++v) {
-      uint32_t* const out = panel + (first - begin) * kPairsOfRun * kPanelColumns + 16 * v;
-      ForPairs<kBits>(words + 16 * v, [&](int j, int i, Pairs codes) AWQD_ALWAYS_INLINE {
+    for (int v = 0; v < IntVec::kVectors; ++v) {
+      uint32_t* const out = panel + (first - begin) * kRunPairs * kPanelColumns + 16 * v;
+      ForPairs<kBits>(words + 16 * v, [&](int j, int i, IntVec codes) AWQD_ALWAYS_INLINE {
         if (j < from || j >= to) return;
-        Pairs weights = codes.Minus(cells[j].zeros[v]);
-        if constexpr (kScales) weights = weights.Times(cells[j].scales[v]);
-        weights.Store(out + (j * kPairsOfRun + i) * kPanelColumns);
+        IntVec weights = codes.Subtract16(cells[j].zeros[v]);
+        if constexpr (kScales) weights = weights.Multiply16(cells[j].scales[v]);
+        weights.Store(out + (j * kRunPairs + i) * kPanelColumns);
       });
     }
   }
