@@ -1,6 +1,6 @@
 // The standard channelz service, of what gRPC counts anyway.
 //
-// Our own methods instead of gRPC's service, which would not pass the door, and which ends the
+// Our own methods instead of gRPC's service, which would not pass admission, and which ends the
 // process when a client sends a negative number.
 #include <cstdint>
 #include <memory>

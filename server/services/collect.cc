@@ -9,7 +9,7 @@
 #include "kernels/registry.h"
 #include "server/obs/call_recorder.h"
 #include "server/transport/call_loop.h"
-#include "server/transport/door.h"
+#include "server/transport/admission.h"
 
 namespace awqd::services {
 namespace {
@@ -19,7 +19,7 @@ static_assert(obs::MethodStats::kCodes == transport::MethodCalls::kOutcomes);
 constexpr absl::string_view kStates[] = {"unloaded", "loading", "ready", "failed"};
 
 void AddMethods(const Env& env, obs::Snapshot* out) {
-  for (transport::MethodCalls& calls : env.door->Calls()) {
+  for (transport::MethodCalls& calls : env.admission->Calls()) {
     obs::MethodStats& method = out->methods.emplace_back();
     method.method = std::move(calls.method);
     method.started = calls.started;

@@ -61,11 +61,11 @@ absl::Status ProductFlow<Method>::OpenShared() {
 
 template <typename Method>
 absl::Status ProductFlow<Method>::Begin(grpc::ByteBuffer* message,
-                                        const transport::CallGate* gate) {
+                                        const transport::Drain* gate) {
   AWQD_RETURN_IF_ERROR(StillWanted());
   absl::Status admitted = Admit(message, codec_->type(), codec_->payload());
   if (admitted.ok() && gate != nullptr && !gate->open()) {
-    admitted = absl::UnavailableError(transport::CallGate::Draining().error_message());
+    admitted = absl::UnavailableError(transport::Drain::UnavailableStatus().error_message());
   }
   if (!admitted.ok()) {
     parsed_.request.set_request_id(codec_->PeekId(message_.pieces()));

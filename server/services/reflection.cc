@@ -184,7 +184,7 @@ class ReflectionService::Stream final : public transport::Reactor,
       call_->StartRead(&message_);
     }
     draining_ =
-        std::make_unique<transport::CallGate::Listener>(service_->gate_, [weak = weak_from_this()] {
+        std::make_unique<transport::Drain::Listener>(service_->gate_, [weak = weak_from_this()] {
           if (const auto stream = weak.lock()) stream->Drain();
         });
   }
@@ -215,7 +215,7 @@ class ReflectionService::Stream final : public transport::Reactor,
     lease_.ShrinkTo(0);
     silent_since_ = absl::Now();
     if (!ok) return Finish(wire::ToGrpc(Cancelled()));
-    if (drained_) return Finish(transport::CallGate::Draining());
+    if (drained_) return Finish(transport::Drain::UnavailableStatus());
     call_->StartRead(&message_);
   }
 
@@ -243,7 +243,7 @@ class ReflectionService::Stream final : public transport::Reactor,
   void Drain() {
     MutexLock lock(&mu_);
     drained_ = true;
-    if (!writing_) Finish(transport::CallGate::Draining());
+    if (!writing_) Finish(transport::Drain::UnavailableStatus());
   }
 
   void Finish(const grpc::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
@@ -265,15 +265,15 @@ class ReflectionService::Stream final : public transport::Reactor,
   bool drained_ ABSL_GUARDED_BY(mu_) = false;  // the server stops
   bool cancelled_ ABSL_GUARDED_BY(mu_) = false;
   bool finished_ ABSL_GUARDED_BY(mu_) = false;
-  std::unique_ptr<transport::CallGate::Listener> draining_;
+  std::unique_ptr<transport::Drain::Listener> draining_;
 };
 
-ReflectionService::ReflectionService(transport::Door* door, transport::ByteBudget* in_flight,
+ReflectionService::ReflectionService(transport::Admission* admission, transport::ByteBudget* in_flight,
                                      absl::Duration idle_limit)
-    : gate_(door->gate()),
+    : gate_(admission->drain()),
       in_flight_(in_flight),
       idle_limit_(idle_limit),
-      services_(AndOwnNames(door->Services())),
+      services_(AndOwnNames(admission->Services())),
       schema_(services_) {}
 
 void ReflectionService::ServeOn(transport::CallLoop* loop) {

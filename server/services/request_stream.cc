@@ -38,7 +38,7 @@ class RequestStream final : public transport::Reactor,
       ReadMore();
     }
     draining_ =
-        std::make_unique<transport::CallGate::Listener>(env_.gate, [weak = weak_from_this()] {
+        std::make_unique<transport::Drain::Listener>(env_.gate, [weak = weak_from_this()] {
           if (const auto stream = weak.lock()) stream->Drain();
         });
   }
@@ -203,7 +203,7 @@ class RequestStream final : public transport::Reactor,
     if (cancelled_) {
       call_->Finish(wire::ToGrpc(absl::CancelledError("the client cancelled the call")));
     } else {
-      call_->FinishOnceRead(drained_ ? transport::CallGate::Draining() : grpc::Status::OK);
+      call_->FinishOnceRead(drained_ ? transport::Drain::UnavailableStatus() : grpc::Status::OK);
     }
   }
 
@@ -224,7 +224,7 @@ class RequestStream final : public transport::Reactor,
   bool cancelled_ ABSL_GUARDED_BY(mu_) = false;
   bool drained_ ABSL_GUARDED_BY(mu_) = false;  // the server stops; the client had more to send
   bool finished_ ABSL_GUARDED_BY(mu_) = false;
-  std::unique_ptr<transport::CallGate::Listener> draining_;
+  std::unique_ptr<transport::Drain::Listener> draining_;
 };
 
 }  // namespace

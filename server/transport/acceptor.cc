@@ -42,13 +42,13 @@ int64_t Affordable(int64_t connections) {
   return std::min(connections, static_cast<int64_t>(limit.rlim_cur / 4 * 3));
 }
 
-void Signal(const Descriptor& event) {
+void Signal(const UniqueFd& event) {
   const uint64_t one = 1;
   while (write(event.get(), &one, sizeof(one)) < 0 && errno == EINTR) {
   }
 }
 
-Descriptor OpenReserve() { return Descriptor(open("/dev/null", O_RDONLY | O_CLOEXEC)); }
+UniqueFd OpenReserve() { return UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC)); }
 
 enum class Beginning { kIncomplete, kThere, kGone };
 
@@ -80,7 +80,7 @@ Beginning BeginningOf(int fd) {
 Acceptor::Acceptor(const Limits& limits)
     : limits_(limits), open_(Affordable(limits.max_connections), limits.max_connections_per_peer) {}
 
-void Acceptor::Add(Descriptor socket, HandOver hand_over) {
+void Acceptor::Add(UniqueFd socket, HandOver hand_over) {
   auto listener = std::make_unique<Listener>();
   listener->fd = std::move(socket);
   listener->hand_over = std::move(hand_over);
@@ -88,9 +88,9 @@ void Acceptor::Add(Descriptor socket, HandOver hand_over) {
 }
 
 absl::Status Acceptor::Start() {
-  epoll_ = Descriptor(epoll_create1(EPOLL_CLOEXEC));
-  stop_ = Descriptor(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
-  wake_.fd = Descriptor(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+  epoll_ = UniqueFd(epoll_create1(EPOLL_CLOEXEC));
+  stop_ = UniqueFd(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+  wake_.fd = UniqueFd(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
   reserve_ = OpenReserve();
   epoll_event wake = {.events = EPOLLIN, .data = {.ptr = static_cast<Source*>(&wake_)}};
   epoll_event stop = {.events = EPOLLIN, .data = {.ptr = nullptr}};
@@ -163,7 +163,7 @@ void Acceptor::Run() {
 
 void Acceptor::AcceptOf(Listener& listener) {
   for (int i = 0; i < kAcceptsInARow; ++i) {
-    Descriptor fd(accept4(listener.fd.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    UniqueFd fd(accept4(listener.fd.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (fd.valid()) {
       Admit(listener, std::move(fd));
     } else if (!HandleAcceptError(listener, errno)) {
@@ -180,7 +180,7 @@ bool Acceptor::HandleAcceptError(Listener& listener, int error) {
     case ENFILE: {
       // The one that waits first is told, instead of being left to wonder.
       reserve_.reset();
-      Descriptor refused(accept4(listener.fd.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      UniqueFd refused(accept4(listener.fd.get(), nullptr, nullptr, SOCK_CLOEXEC));
       const bool closed = refused.valid();
       no_descriptor_ += closed ? 1 : 0;  // first, as with those that are too many
       refused.reset();
@@ -200,7 +200,7 @@ bool Acceptor::HandleAcceptError(Listener& listener, int error) {
   return false;
 }
 
-void Acceptor::Admit(Listener& listener, Descriptor fd) {
+void Acceptor::Admit(Listener& listener, UniqueFd fd) {
   sockaddr_storage peer = {};
   socklen_t size = sizeof(peer);
   if (getpeername(fd.get(), reinterpret_cast<sockaddr*>(&peer), &size) != 0) return;  // gone
@@ -262,7 +262,7 @@ void Acceptor::CloseSilent() {
   }
 }
 
-void Acceptor::LookForCrowd(const std::string& peer) {
+void Acceptor::CheckForCrowd(const std::string& peer) {
   MutexLock lock(&mu_);
   if (crowded_peers_.insert(peer).second) Signal(wake_.fd);
 }

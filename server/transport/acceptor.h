@@ -25,7 +25,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "kernels/base/mutex.h"
-#include "server/transport/descriptor.h"
+#include "kernels/base/unique_fd.h"
 #include "server/transport/open_connections.h"
 
 namespace awqd::transport {
@@ -63,7 +63,7 @@ class Acceptor {
   Acceptor& operator=(const Acceptor&) = delete;
 
   // Before Start: accepts of `socket`, which is non-blocking and listens.
-  void Add(Descriptor socket, HandOver hand_over);
+  void Add(UniqueFd socket, HandOver hand_over);
   // RESOURCE_EXHAUSTED when the system has no descriptor or no thread for it. Called once.
   absl::Status Start();
   // Closes the listening sockets and what was not handed over. From now on nothing is handed over.
@@ -77,7 +77,7 @@ class Acceptor {
   // that wait unread: gRPC takes all that one connection has to say before it looks at the next.
   // When they are more than the peer may have, the connections that hold them are reset, and no new
   // one of the peer is accepted for a second; for longer when that happens again and again.
-  void LookForCrowd(const std::string& peer);
+  void CheckForCrowd(const std::string& peer);
   // How long nothing has been on the way between that peer and the server; infinite when there is
   // none, as above.
   absl::Duration StillFor(const std::string& peer) { return open_.StillFor(peer); }
@@ -96,17 +96,17 @@ class Acceptor {
   };
   struct Listener final : Source {
     void Ready(Acceptor* acceptor, uint32_t /*events*/) override { acceptor->AcceptOf(*this); }
-    Descriptor fd;
+    UniqueFd fd;
     HandOver hand_over;
   };
   struct Wake final : Source {
     void Ready(Acceptor* acceptor, uint32_t /*events*/) override { acceptor->ResetCrowds(); }
-    Descriptor fd;
+    UniqueFd fd;
   };
   // A connection that has not said enough yet.
   struct Newcomer final : Source {
     void Ready(Acceptor* acceptor, uint32_t events) override { acceptor->Look(*this, events); }
-    Descriptor fd;
+    UniqueFd fd;
     Listener* listener = nullptr;
     Clock::time_point until;
     std::list<Newcomer>::iterator self;
@@ -122,7 +122,7 @@ class Acceptor {
   void AcceptOf(Listener& listener);
   // False when accepting makes no sense for now.
   bool HandleAcceptError(Listener& listener, int error);
-  void Admit(Listener& listener, Descriptor fd);
+  void Admit(Listener& listener, UniqueFd fd);
   void Look(Newcomer& newcomer, uint32_t events);
   void CloseSilent();
   void ResetCrowds();
@@ -135,9 +135,9 @@ class Acceptor {
 
   const Limits limits_;
   OpenConnections open_;
-  Descriptor epoll_, stop_;
+  UniqueFd epoll_, stop_;
   // Given up to close a connection when there is no other descriptor.
-  Descriptor reserve_;
+  UniqueFd reserve_;
   std::vector<std::unique_ptr<Listener>> listeners_;
   Wake wake_;
   Mutex mu_;

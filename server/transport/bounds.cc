@@ -18,7 +18,7 @@ int Millis(absl::Duration duration) {
 
 }  // namespace
 
-void SetBounds(const Options& options, grpc::ServerBuilder* builder) {
+void ApplyOptions(const Options& options, grpc::ServerBuilder* builder) {
   // Services refuse what is over the receive limit themselves, in words that say which limit it is.
   // It makes no difference to memory: gRPC too looks at a message only when all of it is here.
   builder->SetMaxReceiveMessageSize(INT_MAX);

@@ -9,6 +9,6 @@ namespace awqd::transport {
 
 // Everything that keeps one client from taking the whole process: message sizes, compression,
 // memory quota, streams per connection, keepalive and age of connections.
-void SetBounds(const Options& options, grpc::ServerBuilder* builder);
+void ApplyOptions(const Options& options, grpc::ServerBuilder* builder);
 
 }  // namespace awqd::transport

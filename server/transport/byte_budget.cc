@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/retry_delay.h"
 #include "kernels/base/status.h"
-#include "server/transport/client_limits.h"
+#include "server/transport/rate_limits.h"
 
 namespace awqd::transport {
 namespace {

@@ -4,7 +4,7 @@
 #include "absl/time/clock.h"
 #include "grpc/support/time.h"
 #include "server/transport/call_loop.h"
-#include "server/transport/door.h"
+#include "server/transport/admission.h"
 #include "server/transport/guard.h"
 
 namespace awqd::transport {
@@ -29,7 +29,7 @@ absl::Time ServerCall::deadline() const {
 void ServerCall::Release() {
   if (pending_.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
   if (reactor_ != nullptr) reactor_->OnDone();
-  method_->loop()->door_->Gone(this);
+  method_->loop()->admission_->Gone(this);
   MethodBase* const method = method_;
   delete this;
   method->Gone();
@@ -45,7 +45,7 @@ void ServerCall::OnTaken(bool ok) {
   method->Ask();
   bool let_in = false;
   const absl::Status entered = Guarded([&] {
-    let_in = method->loop()->door_->Enter(this, *method->entry());
+    let_in = method->loop()->admission_->Enter(this, *method->entry());
     return absl::OkStatus();
   });
   if (!entered.ok()) Finish(method->loop()->to_grpc_(entered));
@@ -74,7 +74,7 @@ void ServerCall::EndWithoutRequest() {
 void ServerCall::Leave(grpc::StatusCode outcome) {
   left_ = std::chrono::steady_clock::now();
   outcome_ = outcome;
-  method_->loop()->door_->Leave(this, method_->entry(), outcome);
+  method_->loop()->admission_->Leave(this, method_->entry(), outcome);
 }
 
 void ServerCall::Refuse(const absl::Status& status) { Finish(method_->loop()->to_grpc_(status)); }
@@ -98,17 +98,17 @@ void ServerCall::OnFinished(bool /*ok*/) {
   Release();
 }
 
-void ServerCall::SendBegins() { method_->loop()->door_->sends()->Begin(&send_); }
+void ServerCall::SendBegins() { method_->loop()->admission_->sends()->Begin(&send_); }
 
-void ServerCall::SendEnds() { method_->loop()->door_->sends()->End(&send_); }
+void ServerCall::SendEnds() { method_->loop()->admission_->sends()->End(&send_); }
 
 // What was to be sent is dropped, and the call ends as one that its client has cancelled.
 void ServerCall::NotTaken() {
-  method_->loop()->door_->NotTaken(*this);
+  method_->loop()->admission_->NotTaken(*this);
   context_.TryCancel();
 }
 
-bool ServerCall::stopping() const { return !method_->loop()->door_->gate()->open(); }
+bool ServerCall::stopping() const { return !method_->loop()->admission_->drain()->open(); }
 
 void ServerCall::SendOnceRead(const grpc::Status& status) {
   if (!stopping()) return SendLast(status);
@@ -135,7 +135,7 @@ void ServerCall::OnAlarm(bool /*ok*/) {
 }
 
 void ServerCall::OnDelayed(bool /*ok*/) {
-  const absl::Duration left = method_->loop()->door_->LastWords(*this);
+  const absl::Duration left = method_->loop()->admission_->LastWords(*this);
   grpc::Status status;
   {
     MutexLock lock(&delayed_->mu);

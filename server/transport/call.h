@@ -24,14 +24,14 @@
 #include "kernels/base/mutex.h"
 #include "server/obs/call_record.h"
 #include "server/security/identities.h"
-#include "server/transport/call_gate.h"
-#include "server/transport/client_limits.h"
+#include "server/transport/drain.h"
+#include "server/transport/rate_limits.h"
 #include "server/transport/connection.h"
-#include "server/transport/send_watch.h"
+#include "server/transport/write_timeout.h"
 
 namespace awqd::transport {
 
-class Door;
+class Admission;
 class MethodBase;
 
 // What a completion queue hands back: every tag is one.
@@ -108,7 +108,7 @@ class ServerCall {
     SendLast(status);
   }
   // The same of a call that has sent messages: while the server stops, the status waits until the
-  // client has had time to read them (Door::LastWords).
+  // client has had time to read them (Admission::LastWords).
   void FinishOnceRead(const grpc::Status& status) {
     Leave(status.error_code());
     SendOnceRead(status);
@@ -152,7 +152,7 @@ class ServerCall {
   grpc::GenericServerContext context_;
 
  private:
-  friend class Door;
+  friend class Admission;
   friend class MethodBase;
   template <typename Call>
   friend class Method;
@@ -183,7 +183,7 @@ class ServerCall {
   // The door's, from Enter on.
   bool admitted_ = false;
   Connection::Ticket connection_;
-  CallGate::Ticket ticket_;
+  Drain::Ticket ticket_;
   security::IdentityPtr identity_;
   ClientRequest client_request_;
   std::chrono::steady_clock::time_point entered_, left_;
@@ -193,7 +193,7 @@ class ServerCall {
   obs::CallNotes notes_;
   std::atomic<int64_t> received_bytes_{0};
   std::atomic<int64_t> sent_bytes_{0};
-  SendWatch::Send send_{[this] { NotTaken(); }};
+  WriteTimeout::Send send_{[this] { NotTaken(); }};
   // The handler's return and the cancel may come in either order; the second one tells the reactor.
   std::atomic<bool> one_of_two_{false};
   EventOf<ServerCall, &ServerCall::OnTaken> taken_{this};

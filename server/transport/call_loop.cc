@@ -49,18 +49,18 @@ void MethodBase::Gone() {
   loop->none_left_.NotifyAll();
 }
 
-CallLoop::CallLoop(grpc::ServerBuilder* builder, Door* door, int threads,
+CallLoop::CallLoop(grpc::ServerBuilder* builder, Admission* admission, int threads,
                    std::function<bool()> run_queued,
                    std::function<grpc::Status(const absl::Status&)> to_grpc)
-    : door_(door),
+    : admission_(admission),
       threads_wanted_(threads),
       run_queued_(std::move(run_queued)),
       to_grpc_(std::move(to_grpc)),
       queue_(builder->AddCompletionQueue()) {
   builder->RegisterService(&service_);
   builder->RegisterAsyncGenericService(&unknown_);
-  Door::Entry* const entry =
-      door_->Add(Door::kUnknownMethod, security::Need::kIdentity, WhileDraining::kTurnedAway);
+  Admission::Entry* const entry =
+      admission_->Add(Admission::kUnknownMethod, security::Need::kIdentity, WhileDraining::kRejected);
   methods_.emplace_back(std::make_unique<Method<UnknownCall>>(this, entry, -1, Unimplemented),
                         kUnknownSlots);
 }

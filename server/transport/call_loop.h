@@ -30,7 +30,7 @@
 #include "kernels/base/mutex.h"
 #include "server/security/roles.h"
 #include "server/transport/call_kinds.h"
-#include "server/transport/door.h"
+#include "server/transport/admission.h"
 #include "server/transport/loop_holds.h"
 
 namespace awqd::transport {
@@ -40,7 +40,7 @@ class CallLoop;
 // One method of the server.
 class MethodBase {
  public:
-  MethodBase(CallLoop* loop, Door::Entry* entry) : loop_(loop), entry_(entry) {}
+  MethodBase(CallLoop* loop, Admission::Entry* entry) : loop_(loop), entry_(entry) {}
   virtual ~MethodBase() = default;
   // Asks gRPC for one more call.
   virtual void Ask() = 0;
@@ -48,14 +48,14 @@ class MethodBase {
   virtual void Handle(ServerCall* call) = 0;
   // Called when a call that was asked for will never come.
   void Gone();
-  Door::Entry* entry() const { return entry_; }
+  Admission::Entry* entry() const { return entry_; }
   CallLoop* loop() const { return loop_; }
 
  protected:
   CallLoop* const loop_;
 
  private:
-  Door::Entry* const entry_;
+  Admission::Entry* const entry_;
 };
 
 // The methods by their names, all of them raw: gRPC's generated services keep theirs the same way.
@@ -83,7 +83,7 @@ class CallLoop {
   // method that is not served is UNIMPLEMENTED, behind the door as well. `run_queued` does what
   // Engine::RunQueued does; null where that runs nothing, so that no thread looks for company in
   // vain. `to_grpc` spells what a handler threw.
-  CallLoop(grpc::ServerBuilder* builder, Door* door, int threads, std::function<bool()> run_queued,
+  CallLoop(grpc::ServerBuilder* builder, Admission* admission, int threads, std::function<bool()> run_queued,
            std::function<grpc::Status(const absl::Status&)> to_grpc);
   // Stops.
   ~CallLoop();
@@ -94,7 +94,7 @@ class CallLoop {
   template <typename Call>
   void Serve(absl::string_view method, security::Need need, int slots,
              std::function<void(Call*)> handler,
-             WhileDraining while_draining = WhileDraining::kTurnedAway);
+             WhileDraining while_draining = WhileDraining::kRejected);
 
   // Once the server listens.
   void Start();
@@ -135,7 +135,7 @@ class CallLoop {
   // ended.
   bool TakeOne(bool* more, Turns* turns);
 
-  Door* const door_;
+  Admission* const admission_;
   RawService service_;
   grpc::AsyncGenericService unknown_;
   const int threads_wanted_;
@@ -160,7 +160,7 @@ class Method final : public MethodBase {
   using Handler = std::function<void(Call*)>;
 
   // `index` is the method's in the loop's service.
-  Method(CallLoop* loop, Door::Entry* entry, int index, Handler handler)
+  Method(CallLoop* loop, Admission::Entry* entry, int index, Handler handler)
       : MethodBase(loop, entry), index_(index), handler_(std::move(handler)) {}
 
   void Ask() override {
@@ -185,7 +185,7 @@ class Method final : public MethodBase {
 template <typename Call>
 void CallLoop::Serve(absl::string_view method, security::Need need, int slots,
                      std::function<void(Call*)> handler, WhileDraining while_draining) {
-  Door::Entry* const entry = door_->Add(method, need, while_draining);
+  Admission::Entry* const entry = admission_->Add(method, need, while_draining);
   methods_.emplace_back(
       std::make_unique<Method<Call>>(this, entry, service_.Add(entry->path()), std::move(handler)),
       slots);

@@ -14,7 +14,7 @@
 #include "server/transport/bounds.h"
 #include "server/transport/grpc_log.h"
 #include "server/transport/listen_address.h"
-#include "server/transport/listen_socket.h"
+#include "server/transport/listening.h"
 #include "server/transport/shutdown.h"
 
 namespace awqd::transport {
@@ -56,7 +56,7 @@ int64_t CallsPerPeer(const Options& options) {
   return std::max(2 * CallsPerConnection(options), int64_t{4} * options.max_connections_per_peer);
 }
 
-DoorLimits LimitsOfDoor(const Options& options, Acceptor* acceptor) {
+AdmissionLimits LimitsOfDoor(const Options& options, Acceptor* acceptor) {
   return {
       .calls_per_connection = CallsPerConnection(options),
       .cut =
@@ -71,7 +71,7 @@ DoorLimits LimitsOfDoor(const Options& options, Acceptor* acceptor) {
       .client = options.client,
       .peer = {.per_peer = CallsPerPeer(options),
                .total = std::max(2 * CallsPerPeer(options), int64_t{4} * options.max_connections),
-               .crowded = [acceptor](const std::string& peer) { acceptor->LookForCrowd(peer); }}};
+               .crowded = [acceptor](const std::string& peer) { acceptor->CheckForCrowd(peer); }}};
 }
 
 Acceptor::Limits LimitsOfAcceptor(const Options& options) {
@@ -94,22 +94,22 @@ void WarnOfExposure(const security::Options& options, const std::vector<ListenAd
 GrpcServer::GrpcServer(const Options& options, std::function<bool()> run_queued,
                        std::function<grpc::Status(const absl::Status&)> to_grpc)
     : options_(options),
-      door_(LimitsOfDoor(options, &acceptor_), options.recorder),
+      admission_(LimitsOfDoor(options, &acceptor_), options.recorder),
       sockets_(options.unix_socket_mode),
       acceptor_(LimitsOfAcceptor(options)) {
   PrepareGrpc();
   builder_ = std::make_unique<grpc::ServerBuilder>();
-  loop_ = std::make_unique<CallLoop>(builder_.get(), &door_, options.threads, std::move(run_queued),
+  loop_ = std::make_unique<CallLoop>(builder_.get(), &admission_, options.threads, std::move(run_queued),
                                      std::move(to_grpc));
 }
 
 GrpcServer::~GrpcServer() { Shutdown(absl::InfinitePast()); }
 
 absl::Status GrpcServer::Start() {
-  SetBounds(options_, builder_.get());
+  ApplyOptions(options_, builder_.get());
   AWQD_ASSIGN_OR_RETURN(std::unique_ptr<security::Access> access,
                         security::Access::Create(options_.security));
-  door_.Guard(std::move(access));
+  admission_.Guard(std::move(access));
   if (options_.security.tls()) {
     AWQD_ASSIGN_OR_RETURN(tls_, TlsCredentials::Create(options_.security));
   }
@@ -151,7 +151,7 @@ absl::Status GrpcServer::Listen(const ListenAddress& address) {
           Builder::ExternalConnectionType::FROM_FD,
           // Who may open a socket file is for the file system to say, and nobody is on the way.
           tcp && tls_ != nullptr ? tls_->get() : grpc::InsecureServerCredentials());
-  for (Descriptor& socket : listening->sockets) {
+  for (UniqueFd& socket : listening->sockets) {
     // noexcept: without memory, gRPC would throw and keep its locks, and never accept again. The
     // process then ends.
     acceptor_.Add(std::move(socket), [grpc_acceptor](int listener, int fd) noexcept {
@@ -169,7 +169,7 @@ absl::Status GrpcServer::Listen(const ListenAddress& address) {
 void GrpcServer::Shutdown(absl::Time deadline) {
   if (server_ == nullptr) return;
   sockets_.Remove();
-  ShutDown(server_.get(), door_.gate(), &acceptor_, deadline);
+  ShutDown(server_.get(), admission_.drain(), &acceptor_, deadline);
   loop_->Stop();
   server_ = nullptr;
 }

@@ -13,7 +13,7 @@
 #include "grpcpp/server_builder.h"
 #include "server/transport/acceptor.h"
 #include "server/transport/call_loop.h"
-#include "server/transport/door.h"
+#include "server/transport/admission.h"
 #include "server/transport/listen_address.h"
 #include "server/transport/options.h"
 #include "server/transport/tls_credentials.h"
@@ -34,7 +34,7 @@ class GrpcServer {
 
   // Methods go here, before Start.
   CallLoop* loop() { return loop_.get(); }
-  Door* door() { return &door_; }
+  Admission* admission() { return &admission_; }
 
   // Listens. INVALID_ARGUMENT or UNAVAILABLE when an address cannot be listened on, or a file of
   // certificates or tokens not be used. Called once.
@@ -58,7 +58,7 @@ class GrpcServer {
 
   const Options options_;
   std::unique_ptr<TlsCredentials> tls_;  // null: plaintext
-  Door door_;
+  Admission admission_;
   UnixSockets sockets_;
   int port_ = 0;
   std::vector<std::string> addresses_;

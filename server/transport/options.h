@@ -17,7 +17,7 @@ class CallRecorder;
 namespace awqd::transport {
 
 // Of one client: an identity, or where there are none a machine. 0: no bound.
-struct ClientBounds {
+struct ClientQuota {
   int64_t requests_in_flight = 0;
   int64_t bytes_in_flight = 0;
   double requests_per_second = 0;
@@ -33,7 +33,7 @@ struct Options {
   std::vector<std::string> addresses = {"127.0.0.1:8001"};
   mode_t unix_socket_mode = 0660;
   security::Options security;
-  ClientBounds client;
+  ClientQuota client;
   int threads = 1;  // of the call loop
   int64_t max_receive_message_bytes = int64_t{64} << 20;
   int64_t max_send_message_bytes = int64_t{64} << 20;

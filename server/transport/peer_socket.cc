@@ -17,7 +17,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
-#include "server/transport/descriptor.h"
+#include "kernels/base/unique_fd.h"
 
 namespace awqd::transport {
 namespace {
@@ -125,7 +125,7 @@ int64_t WaitingCalls(int fd) {
 bool Reset(int fd, uint64_t cookie) {
   // gRPC may close `fd` at any time, and its number then goes to another file; a second descriptor
   // stays with the socket. When none is left the first one has to do.
-  const Descriptor own(fcntl(fd, F_DUPFD_CLOEXEC, 0));
+  const UniqueFd own(fcntl(fd, F_DUPFD_CLOEXEC, 0));
   const int held = own.valid() ? own.get() : fd;
   if (CookieOf(held) != cookie) return false;
   // A TCP socket that is connected to nothing sends a reset and keeps nothing that it received.

@@ -30,7 +30,7 @@ constexpr absl::Duration kGatherMost = absl::Milliseconds(500);
 constexpr absl::Duration kAnnounce = absl::Milliseconds(20);
 constexpr absl::Duration kPoll = absl::Milliseconds(2);
 
-void Gather(const CallGate& gate, absl::Time deadline) {
+void Gather(const Drain& gate, absl::Time deadline) {
   // Calls that came and calls that run.
   const auto look = [&] {
     const int64_t came = gate.turned_away();
@@ -79,7 +79,7 @@ bool AllSent() {
   return true;
 }
 
-void ShutDown(grpc::Server* server, CallGate* gate, Acceptor* acceptor, absl::Time deadline) {
+void ShutDown(grpc::Server* server, Drain* gate, Acceptor* acceptor, absl::Time deadline) {
   gate->Close();
   Gather(*gate, deadline);
   acceptor->Stop();

@@ -79,7 +79,7 @@ int Serve(const Arguments& arguments) {
   builder.AddListeningPort(arguments.address, grpc::InsecureServerCredentials(), &port);
   builder.RegisterService(&service);
   builder.RegisterService(&repository);
-  transport::SetBounds(options, &builder);
+  transport::ApplyOptions(options, &builder);
   const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   if (server == nullptr) {
     std::cerr << "awqd_echo: cannot listen on " << arguments.address << "\n";

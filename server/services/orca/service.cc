@@ -64,8 +64,8 @@ class Service::Stream final : public transport::Reactor,
       call_->StartAlarm(kShortest);
     }
     draining_ =
-        std::make_unique<transport::CallGate::Listener>(service_->gate_, [weak = weak_from_this()] {
-          if (const auto stream = weak.lock()) stream->End(transport::CallGate::Draining());
+        std::make_unique<transport::Drain::Listener>(service_->gate_, [weak = weak_from_this()] {
+          if (const auto stream = weak.lock()) stream->End(transport::Drain::UnavailableStatus());
         });
   }
 
@@ -130,12 +130,12 @@ class Service::Stream final : public transport::Reactor,
   bool ending_ ABSL_GUARDED_BY(mu_) = false;
   bool finished_ ABSL_GUARDED_BY(mu_) = false;
   grpc::Status status_ ABSL_GUARDED_BY(mu_);  // once it is ending
-  std::unique_ptr<transport::CallGate::Listener> draining_;
+  std::unique_ptr<transport::Drain::Listener> draining_;
 };
 
-Service::Service(transport::Door* door, transport::ByteBudget* in_flight, UtilizationMeter* meter)
-    : gate_(door->gate()), in_flight_(in_flight), meter_(meter) {
-  door->TellAtTheEnd(kTrailer, [meter] { return meter->Latest()->bytes; });
+Service::Service(transport::Admission* admission, transport::ByteBudget* in_flight, UtilizationMeter* meter)
+    : gate_(admission->drain()), in_flight_(in_flight), meter_(meter) {
+  admission->SetTrailingMetadata(kTrailer, [meter] { return meter->Latest()->bytes; });
 }
 
 void Service::ServeOn(transport::CallLoop* loop) {

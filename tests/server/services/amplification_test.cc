@@ -104,7 +104,7 @@ class AmplificationTest : public OipTest {
     });
   }
   int64_t Started(const std::string& method) {
-    for (const transport::MethodCalls& calls : server_->door()->Calls()) {
+    for (const transport::MethodCalls& calls : server_->admission()->Calls()) {
       if (calls.method == method) return calls.started;
     }
     return -1;
@@ -139,7 +139,7 @@ class AmplificationTest : public OipTest {
     sockets.clear();
     EXPECT_TRUE(Eventually([&] {
       while (engine_.held() > 0) engine_.Answer();
-      return server_->in_flight_bytes() == 0 && server_->door()->gate()->in_flight() == 0;
+      return server_->in_flight_bytes() == 0 && server_->admission()->drain()->in_flight() == 0;
     })) << method
         << ": got " << server_->in_flight_bytes()
         << " bytes in flight after its calls, expected none";

@@ -143,7 +143,7 @@ TEST_P(CallLoopTest, ACallIsInFlightFromItsHeadersOnAndItsHandlerRunsWithTheRequ
   const auto call = stub.PrepareCall(&context, std::string("/") + kUnary, &queue);
   call->StartCall(nullptr);
   ASSERT_TRUE(next());
-  ASSERT_TRUE(Eventually([&] { return door_.gate()->in_flight() == 1; }));
+  ASSERT_TRUE(Eventually([&] { return admission_.drain()->in_flight() == 1; }));
   EXPECT_EQ(handled, 0);
   call->Write(EmptyMessage(), nullptr);
   ASSERT_TRUE(next());
@@ -174,13 +174,13 @@ TEST_P(CallLoopTest, ACallThatBreaksOffBeforeItsRequestRunsNoHandler) {
     const auto call = stub.PrepareCall(&context, std::string("/") + kUnary, &queue);
     call->StartCall(nullptr);
     ASSERT_TRUE(queue.Next(&tag, &ok));
-    ASSERT_TRUE(Eventually([&] { return door_.gate()->in_flight() == 1; }));
+    ASSERT_TRUE(Eventually([&] { return admission_.drain()->in_flight() == 1; }));
     context.TryCancel();
     grpc::Status status;
     call->Finish(&status, nullptr);
     queue.Next(&tag, &ok);
   }
-  EXPECT_TRUE(Eventually([&] { return door_.gate()->in_flight() == 0; }));
+  EXPECT_TRUE(Eventually([&] { return admission_.drain()->in_flight() == 0; }));
   EXPECT_EQ(handled, 0);
   Stop();
 }

@@ -1,4 +1,4 @@
-// SendWatch: ends calls whose clients do not take what they asked for.
+// WriteTimeout: ends calls whose clients do not take what they asked for.
 //
 // gRPC holds an answer until the client's flow control lets it go, for as long as the client likes.
 // Memory and bytes in flight are held as long.
@@ -16,7 +16,7 @@
 namespace awqd::transport {
 
 // Thread-safe. Its thread looks at what is being sent a few times in each timeout.
-class SendWatch {
+class WriteTimeout {
  public:
   // A message or a status on its way out; a member of its call. One at a time.
   class Send {
@@ -27,7 +27,7 @@ class SendWatch {
     Send& operator=(const Send&) = delete;
 
    private:
-    friend class SendWatch;
+    friend class WriteTimeout;
     const std::function<void()> late_;
     std::chrono::steady_clock::time_point until_;
     Send* before_ = nullptr;
@@ -36,10 +36,10 @@ class SendWatch {
   };
 
   // An infinite timeout: nothing is ever late.
-  explicit SendWatch(absl::Duration timeout);
-  ~SendWatch();
-  SendWatch(const SendWatch&) = delete;
-  SendWatch& operator=(const SendWatch&) = delete;
+  explicit WriteTimeout(absl::Duration timeout);
+  ~WriteTimeout();
+  WriteTimeout(const WriteTimeout&) = delete;
+  WriteTimeout& operator=(const WriteTimeout&) = delete;
 
   // `send` is late when End has not come in time.
   void Begin(Send* send);

@@ -1,5 +1,5 @@
 // In: what may refuse a call. Out: what is kept of it.
-#include "server/transport/door.h"
+#include "server/transport/admission.h"
 
 #include <algorithm>
 #include <chrono>
@@ -19,32 +19,32 @@ int64_t MethodCalls::total() const {
   return std::accumulate(outcomes.begin(), outcomes.end(), int64_t{0});
 }
 
-Door::Entry::Entry(absl::string_view method, security::Need need, WhileDraining while_draining)
+Admission::Entry::Entry(absl::string_view method, security::Need need, WhileDraining while_draining)
     : path_(absl::StrCat("/", method)), need_(need), while_draining_(while_draining) {
   for (int i = 0; i < MethodCalls::kOutcomes; ++i) {
     durations_.push_back(std::make_unique<obs::Histogram>(obs::kLatencyBounds));
   }
 }
 
-Door::Entry* Door::Add(absl::string_view method, security::Need need,
+Admission::Entry* Admission::Add(absl::string_view method, security::Need need,
                        WhileDraining while_draining) {
   entries_.push_back(std::make_unique<Entry>(method, need, while_draining));
   return entries_.back().get();
 }
 
-bool Door::Enter(ServerCall* call, const Entry& entry) {
+bool Admission::Enter(ServerCall* call, const Entry& entry) {
   call->entered_ = std::chrono::steady_clock::now();
   entry.started_.fetch_add(1, std::memory_order_relaxed);
   if (recorder_ != nullptr) Trace(call);
   if (!HasRoom(call)) return false;
-  if (entry.while_draining_ == WhileDraining::kTurnedAway && TurnAway(call)) return false;
+  if (entry.while_draining_ == WhileDraining::kRejected && TurnAway(call)) return false;
   const absl::Status status = Admit(call, entry);
   call->admitted_ = status.ok();
   if (!status.ok()) call->Refuse(status);
   return status.ok();
 }
 
-absl::Status Door::Admit(ServerCall* call, const Entry& entry) {
+absl::Status Admission::Admit(ServerCall* call, const Entry& entry) {
   AWQD_ASSIGN_OR_RETURN(call->identity_,
                         access_->Admit(entry.method(), entry.need_, Caller(call->context_)));
   // A server that is busy is not one that is ill: who asks for that is not bounded.
@@ -56,7 +56,7 @@ absl::Status Door::Admit(ServerCall* call, const Entry& entry) {
   return absl::OkStatus();
 }
 
-bool Door::HasRoom(ServerCall* call) {
+bool Admission::HasRoom(ServerCall* call) {
   const int64_t calls = call->connection_.Hold(connections_->Of(call->context_.c_call()));
   const bool too_many = calls > calls_per_connection_;
   PeerCalls::Share* const share = call->connection()->share();
@@ -83,21 +83,21 @@ bool Door::HasRoom(ServerCall* call) {
   return false;
 }
 
-bool Door::TurnAway(ServerCall* call) {
+bool Admission::TurnAway(ServerCall* call) {
   // The ticket comes first: the end of the server must see every call that the gate may let in.
   call->ticket_.Hold(&gate_);
   if (gate_.open()) return false;
-  gate_.TurnAway([call] { call->Finish(CallGate::Draining()); });
+  gate_.TurnAway([call] { call->Finish(Drain::UnavailableStatus()); });
   return true;
 }
 
-void Door::NotTaken(const ServerCall& call) {
+void Admission::NotTaken(const ServerCall& call) {
   obs::LogLimited(obs::LogLevel::kWarning,
                   "call cancelled: an answer was not taken in send_timeout_s",
                   {{"method", call.method()}, {"peer", obs::LogText(call.peer())}});
 }
 
-void Door::Leave(ServerCall* call, Entry* entry, grpc::StatusCode outcome) {
+void Admission::Leave(ServerCall* call, Entry* entry, grpc::StatusCode outcome) {
   if (call->admitted_ && entry->need_ == security::Need::kInfer && last_value_ != nullptr) {
     AddLastMetadata(call);
   }
@@ -109,16 +109,16 @@ void Door::Leave(ServerCall* call, Entry* entry, grpc::StatusCode outcome) {
   entry->sent_.Observe(call->sent_bytes());
 }
 
-absl::Duration Door::LastWords(const ServerCall& call) const {
+absl::Duration Admission::LastWords(const ServerCall& call) const {
   return still_for_ == nullptr ? absl::ZeroDuration() : kRoundTrip - still_for_(call.peer());
 }
 
-void Door::TellAtTheEnd(std::string key, std::function<std::string()> value) {
+void Admission::SetTrailingMetadata(std::string key, std::function<std::string()> value) {
   last_key_ = std::move(key);
   last_value_ = std::move(value);
 }
 
-void Door::AddLastMetadata(ServerCall* call) const {
+void Admission::AddLastMetadata(ServerCall* call) const {
   // An answer without it is still the answer.
   (void)Guarded([&] {
     call->context_.AddTrailingMetadata(last_key_, last_value_());
@@ -126,7 +126,7 @@ void Door::AddLastMetadata(ServerCall* call) const {
   });
 }
 
-void Door::Trace(ServerCall* call) {
+void Admission::Trace(ServerCall* call) {
   const auto& metadata = call->context_.client_metadata();
   const auto it = metadata.find("traceparent");
   absl::string_view header;
@@ -138,7 +138,7 @@ void Door::Trace(ServerCall* call) {
   }
 }
 
-void Door::Gone(ServerCall* call) {
+void Admission::Gone(ServerCall* call) {
   if (recorder_ == nullptr) return;
   const auto now = std::chrono::steady_clock::now();
   const auto code = static_cast<absl::StatusCode>(call->outcome_);
@@ -167,7 +167,7 @@ void Door::Gone(ServerCall* call) {
   (void)Guarded(record);  // a record that there is no memory for is not worth the process
 }
 
-std::vector<MethodCalls> Door::Calls() const {
+std::vector<MethodCalls> Admission::Calls() const {
   std::vector<MethodCalls> out;
   for (const auto& entry : entries_) {
     MethodCalls calls = {.method = std::string(entry->method()),
@@ -187,7 +187,7 @@ std::vector<MethodCalls> Door::Calls() const {
   return out;
 }
 
-std::vector<std::string> Door::Services() const {
+std::vector<std::string> Admission::Services() const {
   std::vector<std::string> out;
   for (const auto& entry : entries_) {
     const size_t slash = entry->method().find('/');

@@ -1,4 +1,4 @@
-// CallGate: which calls are in flight, and how calls are answered that arrive while the server
+// Drain: which calls are in flight, and how calls are answered that arrive while the server
 // stops.
 //
 // gRPC answers a call that reaches a stopping server by itself, with CANCELLED, which clients do
@@ -25,7 +25,7 @@ namespace awqd::transport {
 inline constexpr absl::Duration kRoundTrip = absl::Milliseconds(100);
 
 // Thread-safe. Outlives the gRPC server.
-class CallGate {
+class Drain {
  public:
   // A call in flight, from Hold to its end: a member of what lives as long as the call.
   class Ticket {
@@ -37,13 +37,13 @@ class CallGate {
     Ticket(const Ticket&) = delete;
     Ticket& operator=(const Ticket&) = delete;
     // Once at most.
-    void Hold(CallGate* gate) {
+    void Hold(Drain* gate) {
       gate_ = gate;
       gate_->in_flight_.fetch_add(1);
     }
 
    private:
-    CallGate* gate_ = nullptr;
+    Drain* gate_ = nullptr;
   };
 
   // Hears of Refuse while it exists, once, on the thread that calls it; for streams, which end
@@ -51,13 +51,13 @@ class CallGate {
   // uses.
   class Listener {
    public:
-    Listener(CallGate* gate, std::function<void()> refusing);
+    Listener(Drain* gate, std::function<void()> refusing);
     ~Listener();
     Listener(const Listener&) = delete;
     Listener& operator=(const Listener&) = delete;
 
    private:
-    CallGate* const gate_;
+    Drain* const gate_;
     const int64_t id_;
   };
 

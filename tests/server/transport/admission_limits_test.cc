@@ -17,7 +17,7 @@ class CrowdTest : public LoopTest {
   CrowdTest()
       : CrowdTest({.calls_per_connection = kMost,
                    .cut = [this](const std::string& peer) { cut_.push_back(peer); }}) {}
-  explicit CrowdTest(const DoorLimits& limits) : LoopTest(limits) {
+  explicit CrowdTest(const AdmissionLimits& limits) : LoopTest(limits) {
     unary_ = [this](UnaryCall* call) {
       {
         MutexLock lock(&mu_);

@@ -1,5 +1,5 @@
-// SendWatch: who is late, and who is not.
-#include "server/transport/send_watch.h"
+// WriteTimeout: who is late, and who is not.
+#include "server/transport/write_timeout.h"
 
 #include <atomic>
 #include <deque>
@@ -18,14 +18,14 @@ bool Eventually(const std::function<bool()>& condition) {
   return false;
 }
 
-TEST(SendWatch, CallsThoseThatAreLateOnceAndInOrder) {
-  SendWatch watch(absl::Milliseconds(50));
+TEST(WriteTimeout, CallsThoseThatAreLateOnceAndInOrder) {
+  WriteTimeout watch(absl::Milliseconds(50));
   std::atomic<int> late{0};
   std::array<int, 3> order = {};
-  std::deque<SendWatch::Send> sends;
+  std::deque<WriteTimeout::Send> sends;
   const absl::Time begin = absl::Now();
   for (int& place : order) sends.emplace_back([&] { place = ++late; });
-  for (SendWatch::Send& send : sends) watch.Begin(&send);
+  for (WriteTimeout::Send& send : sends) watch.Begin(&send);
   watch.End(&sends[1]);
   ASSERT_TRUE(Eventually([&] { return late == 2; }));
   EXPECT_GE(absl::Now() - begin, absl::Milliseconds(50));
@@ -37,19 +37,19 @@ TEST(SendWatch, CallsThoseThatAreLateOnceAndInOrder) {
   watch.End(&sends[1]);
 }
 
-TEST(SendWatch, EndsInAnyOrder) {
-  SendWatch watch(absl::Minutes(1));
-  std::deque<SendWatch::Send> sends;
+TEST(WriteTimeout, EndsInAnyOrder) {
+  WriteTimeout watch(absl::Minutes(1));
+  std::deque<WriteTimeout::Send> sends;
   for (int i = 0; i < 4; ++i) sends.emplace_back([] { ADD_FAILURE() << "nobody is late"; });
   for (const std::array<int, 4>& order : {std::array{0, 1, 2, 3}, {3, 2, 1, 0}, {1, 2, 0, 3}}) {
-    for (SendWatch::Send& send : sends) watch.Begin(&send);
+    for (WriteTimeout::Send& send : sends) watch.Begin(&send);
     for (const int i : order) watch.End(&sends[i]);
   }
 }
 
-TEST(SendWatch, NobodyIsLateWithoutATimeout) {
-  SendWatch watch(absl::InfiniteDuration());
-  SendWatch::Send send([] { ADD_FAILURE(); });
+TEST(WriteTimeout, NobodyIsLateWithoutATimeout) {
+  WriteTimeout watch(absl::InfiniteDuration());
+  WriteTimeout::Send send([] { ADD_FAILURE(); });
   watch.Begin(&send);
   watch.End(&send);
 }

@@ -1,11 +1,11 @@
 // Holding calls back and letting go of them.
-#include "server/transport/call_gate.h"
+#include "server/transport/drain.h"
 
 #include <utility>
 
 namespace awqd::transport {
 
-void CallGate::TurnAway(std::function<void()> answer) {
+void Drain::TurnAway(std::function<void()> answer) {
   turned_away_.fetch_add(1);
   {
     MutexLock lock(&mu_);
@@ -17,19 +17,19 @@ void CallGate::TurnAway(std::function<void()> answer) {
   answer();
 }
 
-grpc::Status CallGate::Draining() {
+grpc::Status Drain::UnavailableStatus() {
   return grpc::Status(grpc::StatusCode::UNAVAILABLE, "the server is draining; try another one");
 }
 
-CallGate::Listener::Listener(CallGate* gate, std::function<void()> refusing)
+Drain::Listener::Listener(Drain* gate, std::function<void()> refusing)
     : gate_(gate), id_(gate->Listen(std::move(refusing))) {}
 
-CallGate::Listener::~Listener() {
+Drain::Listener::~Listener() {
   MutexLock lock(&gate_->mu_);
   gate_->listeners_.erase(id_);
 }
 
-int64_t CallGate::Listen(std::function<void()> refusing) {
+int64_t Drain::Listen(std::function<void()> refusing) {
   {
     MutexLock lock(&mu_);
     const int64_t id = next_listener_++;
@@ -42,9 +42,9 @@ int64_t CallGate::Listen(std::function<void()> refusing) {
   return -1;
 }
 
-void CallGate::Close() { state_.store(State::kClosed); }
+void Drain::Close() { state_.store(State::kClosed); }
 
-void CallGate::Refuse() {
+void Drain::Refuse() {
   std::vector<std::function<void()>> waiting;
   {
     MutexLock lock(&mu_);

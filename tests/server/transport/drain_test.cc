@@ -1,5 +1,5 @@
 // The gate by itself, and what the kernel says of bytes under way.
-#include "server/transport/call_gate.h"
+#include "server/transport/drain.h"
 
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -13,11 +13,11 @@
 namespace awqd::transport {
 namespace {
 
-TEST(CallGate, CountsTickets) {
-  CallGate gate;
+TEST(Drain, CountsTickets) {
+  Drain gate;
   EXPECT_EQ(gate.in_flight(), 0);
   {
-    CallGate::Ticket one, two;
+    Drain::Ticket one, two;
     EXPECT_EQ(gate.in_flight(), 0) << "nobody holds one";
     one.Hold(&gate);
     two.Hold(&gate);
@@ -26,8 +26,8 @@ TEST(CallGate, CountsTickets) {
   EXPECT_EQ(gate.in_flight(), 0);
 }
 
-TEST(CallGate, AnswersCallsThatWaitWhenItRefusesAndLaterOnesAtOnce) {
-  CallGate gate;
+TEST(Drain, AnswersCallsThatWaitWhenItRefusesAndLaterOnesAtOnce) {
+  Drain gate;
   int waiting = 0, late = 0;
   EXPECT_TRUE(gate.open());
   gate.Close();
@@ -42,19 +42,19 @@ TEST(CallGate, AnswersCallsThatWaitWhenItRefusesAndLaterOnesAtOnce) {
   EXPECT_EQ(gate.turned_away(), 2);
 }
 
-TEST(CallGate, TellsListenersOnceAndOnlyThoseThatExist) {
-  CallGate gate;
+TEST(Drain, TellsListenersOnceAndOnlyThoseThatExist) {
+  Drain gate;
   int heard = 0, unheard = 0;
-  const CallGate::Listener early(&gate, [&] { ++heard; });
+  const Drain::Listener early(&gate, [&] { ++heard; });
   {
-    const CallGate::Listener gone(&gate, [&] { ++unheard; });
+    const Drain::Listener gone(&gate, [&] { ++unheard; });
   }
   gate.Close();
   EXPECT_EQ(heard, 0);
   gate.Refuse();
   gate.Refuse();
   EXPECT_EQ(heard, 1);
-  const CallGate::Listener late(&gate, [&] { ++heard; });
+  const Drain::Listener late(&gate, [&] { ++heard; });
   EXPECT_EQ(heard, 2);
   EXPECT_EQ(unheard, 0);
 }

@@ -1,4 +1,4 @@
-// Door: what every call of every service passes, once on its way in and once on its way out.
+// Admission: what every call of every service passes, once on its way in and once on its way out.
 //
 // The loop leads every call through it: no handler can be reached without, and no handler calls it.
 // What holds for all calls belongs here and nowhere else.
@@ -19,11 +19,11 @@
 #include "server/obs/call_recorder.h"
 #include "server/obs/histogram.h"
 #include "server/security/access.h"
-#include "server/transport/call_gate.h"
-#include "server/transport/client_limits.h"
+#include "server/transport/drain.h"
+#include "server/transport/rate_limits.h"
 #include "server/transport/connection.h"
 #include "server/transport/peer_calls.h"
-#include "server/transport/send_watch.h"
+#include "server/transport/write_timeout.h"
 
 namespace awqd::transport {
 
@@ -31,7 +31,7 @@ class ServerCall;
 
 // How calls of a method are treated while the server stops.
 enum class WhileDraining {
-  kTurnedAway,  // answered UNAVAILABLE; the end waits for those in flight
+  kRejected,  // answered UNAVAILABLE; the end waits for those in flight
   kServed,      // answered as ever until gRPC stops; the end does not wait for them
 };
 
@@ -53,7 +53,7 @@ struct MethodCalls {
 };
 
 // What a door lets one connection do.
-struct DoorLimits {
+struct AdmissionLimits {
   // In flight: open streams too, and calls of every service. A client that heeds HTTP/2's own limit
   // (Options::max_concurrent_streams) stays below; gRPC holds nobody to it who never acknowledges
   // it.
@@ -66,15 +66,15 @@ struct DoorLimits {
   std::function<absl::Duration(const std::string& peer)> still_for;
   // How long an answer, or a message of a stream, may wait for its client to take it.
   absl::Duration send_timeout = absl::InfiniteDuration();
-  ClientBounds client;  // of one identity, or of one machine
+  ClientQuota client;  // of one identity, or of one machine
   PeerCallLimits peer;
 };
 
 // Thread-safe once the server has started. Outlives the gRPC server.
-class Door {
+class Admission {
  public:
-  // `recorder`, which outlives the door, is told of every call; it may be null.
-  explicit Door(const DoorLimits& limits = {}, obs::CallRecorder* recorder = nullptr)
+  // `recorder`, which outlives the admission, is told of every call; it may be null.
+  explicit Admission(const AdmissionLimits& limits = {}, obs::CallRecorder* recorder = nullptr)
       : calls_per_connection_(limits.calls_per_connection),
         cut_(limits.cut),
         still_for_(limits.still_for),
@@ -96,7 +96,7 @@ class Door {
     const char* path() const { return path_.c_str(); }
 
    private:
-    friend class Door;
+    friend class Admission;
     const std::string path_;
     const security::Need need_;
     const WhileDraining while_draining_;
@@ -112,7 +112,7 @@ class Door {
 
   // Before the server starts, once. Calls that ask for Need::kInfer, and were let in, end with what
   // `value` gives, as metadata of this name. It is called on the threads that end calls.
-  void TellAtTheEnd(std::string key, std::function<std::string()> value);
+  void SetTrailingMetadata(std::string key, std::function<std::string()> value);
 
   // A call on its way in, before its handler. False: it is answered here, at once or later.
   bool Enter(ServerCall* call, const Entry& entry);
@@ -130,9 +130,9 @@ class Door {
   // What `call` sends was not taken in time, and the call is cancelled. On any thread.
   void NotTaken(const ServerCall& call);
 
-  CallGate* gate() { return &gate_; }
-  SendWatch* sends() { return &sends_; }
-  const ClientLimits& clients() const { return clients_; }
+  Drain* gate() { return &gate_; }
+  WriteTimeout* sends() { return &sends_; }
+  const ClientLimiter& clients() const { return clients_; }
   // For what is asked for by other ways than a call.
   const security::Access& access() const { return *access_; }
   // One for each method, in the order of Add. What Leave has counted is in it.
@@ -154,13 +154,13 @@ class Door {
   const std::function<void(const std::string& peer)> cut_;
   const std::function<absl::Duration(const std::string& peer)> still_for_;
   obs::CallRecorder* const recorder_;
-  CallGate gate_;
+  Drain gate_;
   std::unique_ptr<security::Access> access_ =
       std::make_unique<security::Access>(security::Options());
-  ClientLimits clients_;
+  ClientLimiter clients_;
   PeerCalls peers_;
   const std::shared_ptr<Connections> connections_ = Connections::Make();
-  SendWatch sends_;
+  WriteTimeout sends_;
   std::string last_key_;
   std::function<std::string()> last_value_;  // null: nothing is told at the end
   std::vector<std::unique_ptr<Entry>> entries_;

@@ -7,12 +7,12 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "server/transport/descriptor.h"
+#include "kernels/base/unique_fd.h"
 
 namespace awqd::transport {
 
 struct ListenSockets {
-  std::vector<Descriptor> sockets;  // non-blocking
+  std::vector<UniqueFd> sockets;  // non-blocking
   int port = 0;                     // that is really bound; 0 for a path
 };
 

@@ -1,5 +1,5 @@
 // What one client may take, on a clock of the test's own.
-#include "server/transport/client_limits.h"
+#include "server/transport/rate_limits.h"
 
 #include <thread>
 #include <vector>
@@ -18,9 +18,9 @@ using ::testing::HasSubstr;
 class ClientLimitsTest : public testing::Test {
  protected:
   absl::StatusOr<ClientRequest> Begin(absl::string_view name) { return limits_->Begin(name, now_); }
-  void Limit(const ClientBounds& bounds) { limits_ = std::make_unique<ClientLimits>(bounds); }
+  void Limit(const ClientQuota& bounds) { limits_ = std::make_unique<ClientLimiter>(bounds); }
 
-  std::unique_ptr<ClientLimits> limits_;
+  std::unique_ptr<ClientLimiter> limits_;
   Client::Clock::time_point now_ = Client::Clock::now();
 };
 

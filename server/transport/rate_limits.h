@@ -1,4 +1,4 @@
-// ClientLimits: what one client may have in flight, and how often it may call, so that one does not
+// ClientLimiter: what one client may have in flight, and how often it may call, so that one does not
 // take what is there for all.
 #pragma once
 
@@ -30,7 +30,7 @@ class Client {
  public:
   using Clock = std::chrono::steady_clock;
 
-  Client(std::string name, const ClientBounds& bounds, Clock::time_point now);
+  Client(std::string name, const ClientQuota& bounds, Clock::time_point now);
 
   // Counts a request that begins now. RESOURCE_EXHAUSTED, with a retry delay, over a bound.
   absl::Status Begin(Clock::time_point now);
@@ -46,7 +46,7 @@ class Client {
   double Refilled(Clock::time_point now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const std::string name_;
-  const ClientBounds bounds_;
+  const ClientQuota bounds_;
   const double burst_;  // requests that may come at once
   ByteBudget bytes_;
   std::atomic<int64_t> requests_{0};
@@ -104,9 +104,9 @@ class PaidBy {
 
 // Thread-safe. Its memory is bounded by the clients of the last second and those with something in
 // flight.
-class ClientLimits {
+class ClientLimiter {
  public:
-  explicit ClientLimits(const ClientBounds& bounds) : bounds_(bounds) {}
+  explicit ClientLimiter(const ClientQuota& bounds) : bounds_(bounds) {}
 
   // Whether there is any bound; otherwise Begin does nothing.
   bool any() const { return bounds_.any(); }
@@ -125,7 +125,7 @@ class ClientLimits {
   static void Sweep(Shard& shard, Client::Clock::time_point now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(shard.mu);
 
-  const ClientBounds bounds_;
+  const ClientQuota bounds_;
   Shard shards_[kShards];
 };
 

@@ -1,5 +1,5 @@
 // Resolve, bind, listen.
-#include "server/transport/listen_socket.h"
+#include "server/transport/listening.h"
 
 #include <netdb.h>
 #include <netinet/in.h>
@@ -50,8 +50,8 @@ int BindAndListen(int fd, const sockaddr* address, socklen_t size) {
 }
 
 // 0, or errno. Accepted connections inherit the options.
-int ListenOn(const addrinfo& address, absl::Duration unacknowledged, Descriptor* out) {
-  Descriptor fd(socket(address.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+int ListenOn(const addrinfo& address, absl::Duration unacknowledged, UniqueFd* out) {
+  UniqueFd fd(socket(address.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!fd.valid()) return errno;
   const int on = 1, off = 0;
   setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
@@ -88,7 +88,7 @@ absl::StatusOr<ListenSockets> ListenOnEach(const std::string& host, const std::s
   int missing = EADDRNOTAVAIL;
   for (addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
     if (out.port != 0) SetPort(address->ai_addr, out.port);
-    Descriptor fd;
+    UniqueFd fd;
     const int error = ListenOn(*address, unacknowledged, &fd);
     if (IsMissing(error)) {
       missing = error;
@@ -126,7 +126,7 @@ absl::StatusOr<ListenSockets> ListenOnPath(const std::string& path) {
   sockaddr_un address = {.sun_family = AF_UNIX};
   if (path.size() >= sizeof(address.sun_path)) return Failed(ENAMETOOLONG);
   std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
-  Descriptor fd(socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!fd.valid()) return Failed(errno);
   const int error =
       BindAndListen(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address));

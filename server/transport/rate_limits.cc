@@ -1,5 +1,5 @@
 // Counts requests of clients, and lets each call as often as its rate says.
-#include "server/transport/client_limits.h"
+#include "server/transport/rate_limits.h"
 
 #include <algorithm>
 
@@ -12,7 +12,7 @@ namespace awqd::transport {
 
 constinit thread_local const PaidBy* PaidBy::now_ = nullptr;
 
-Client::Client(std::string name, const ClientBounds& bounds, Clock::time_point now)
+Client::Client(std::string name, const ClientQuota& bounds, Clock::time_point now)
     : name_(std::move(name)),
       bounds_(bounds),
       burst_(std::max(1.0, bounds.requests_per_second)),
@@ -64,7 +64,7 @@ bool Client::Rested(Clock::time_point now) {
   return bounds_.requests_per_second <= 0 || Refilled(now) >= burst_;
 }
 
-void ClientLimits::Sweep(Shard& shard, Client::Clock::time_point now) {
+void ClientLimiter::Sweep(Shard& shard, Client::Clock::time_point now) {
   // Whatever is in flight of a client holds it too, and it is given out under the shard's lock
   // alone.
   std::erase_if(shard.clients, [now](const auto& entry) {
@@ -73,7 +73,7 @@ void ClientLimits::Sweep(Shard& shard, Client::Clock::time_point now) {
   shard.sweep_at = std::max<size_t>(64, 2 * shard.clients.size());
 }
 
-absl::StatusOr<ClientRequest> ClientLimits::Begin(absl::string_view name,
+absl::StatusOr<ClientRequest> ClientLimiter::Begin(absl::string_view name,
                                                   Client::Clock::time_point now) {
   if (!any()) return ClientRequest();
   Shard& shard = shards_[absl::HashOf(name) % kShards];
@@ -93,7 +93,7 @@ absl::StatusOr<ClientRequest> ClientLimits::Begin(absl::string_view name,
   return ClientRequest(std::move(client));
 }
 
-int64_t ClientLimits::clients() const {
+int64_t ClientLimiter::clients() const {
   int64_t count = 0;
   for (const Shard& shard : shards_) {
     MutexLock lock(&shard.mu);

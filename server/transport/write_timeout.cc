@@ -1,5 +1,5 @@
 // A list in order of time, and a thread that looks at its front.
-#include "server/transport/send_watch.h"
+#include "server/transport/write_timeout.h"
 
 #include <algorithm>
 
@@ -16,12 +16,12 @@ std::chrono::nanoseconds Period(absl::Duration timeout) {
 
 }  // namespace
 
-SendWatch::SendWatch(absl::Duration timeout)
+WriteTimeout::WriteTimeout(absl::Duration timeout)
     : timeout_(absl::ToChronoNanoseconds(timeout)), period_(Period(timeout)) {
   if (timeout != absl::InfiniteDuration()) thread_ = std::thread([this] { Run(); });
 }
 
-SendWatch::~SendWatch() {
+WriteTimeout::~WriteTimeout() {
   if (!thread_.joinable()) return;
   {
     MutexLock lock(&mu_);
@@ -31,7 +31,7 @@ SendWatch::~SendWatch() {
   thread_.join();
 }
 
-void SendWatch::Begin(Send* send) {
+void WriteTimeout::Begin(Send* send) {
   if (!thread_.joinable()) return;
   const auto until = std::chrono::steady_clock::now() + timeout_;
   MutexLock lock(&mu_);
@@ -43,19 +43,19 @@ void SendWatch::Begin(Send* send) {
   last_ = send;
 }
 
-void SendWatch::End(Send* send) {
+void WriteTimeout::End(Send* send) {
   if (!thread_.joinable()) return;
   MutexLock lock(&mu_);
   if (send->watched_) Unlink(send);
 }
 
-void SendWatch::Unlink(Send* send) {
+void WriteTimeout::Unlink(Send* send) {
   send->watched_ = false;
   (send->before_ == nullptr ? first_ : send->before_->after_) = send->after_;
   (send->after_ == nullptr ? last_ : send->after_->before_) = send->before_;
 }
 
-void SendWatch::Run() {
+void WriteTimeout::Run() {
   MutexLock lock(&mu_);
   while (!stopping_) {
     stop_.WaitUntil(&mu_, std::chrono::steady_clock::now() + period_);
