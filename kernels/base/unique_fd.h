@@ -1,30 +1,31 @@
-// Descriptor: an open file that closes itself.
+// UniqueFd: a file descriptor that is closed when its owner is destroyed.
 #pragma once
 
 #include <unistd.h>
 
 #include <utility>
 
-namespace awqd::transport {
+namespace awqd {
 
 // Move-only.
-class Descriptor {
+class UniqueFd {
  public:
-  Descriptor() = default;
-  // Owns `fd`; a negative one stands for none.
-  explicit Descriptor(int fd) : fd_(fd) {}
-  Descriptor(Descriptor&& other) noexcept : fd_(other.release()) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
-    reset(other.release());
+  UniqueFd() = default;
+  // Owns `fd`; a negative number stands for none.
+  explicit UniqueFd(int fd) : fd_(fd) {}
+  UniqueFd(UniqueFd&& other) noexcept : fd_(other.Release()) {}
+  UniqueFd& operator=(UniqueFd&& other) noexcept {
+    Reset(other.Release());
     return *this;
   }
-  ~Descriptor() { reset(); }
+  ~UniqueFd() { Reset(); }
 
   int get() const { return fd_; }
-  bool valid() const { return fd_ >= 0; }
-  // The caller owns it from here on.
-  int release() { return std::exchange(fd_, -1); }
-  void reset(int fd = -1) {
+  bool ok() const { return fd_ >= 0; }
+  // The caller owns the descriptor from here on.
+  int Release() { return std::exchange(fd_, -1); }
+  // Closes the descriptor, if there is one, and owns `fd`.
+  void Reset(int fd = -1) {
     if (fd_ >= 0) close(fd_);
     fd_ = fd;
   }
@@ -33,4 +34,4 @@ class Descriptor {
   int fd_ = -1;
 };
 
-}  // namespace awqd::transport
+}  // namespace awqd

@@ -15,9 +15,9 @@
 #include "google/rpc/status.pb.h"
 #include "grpc/reflection/v1alpha/reflection.pb.h"
 #include "kernels/base/mutex.h"
+#include "kernels/base/out_of_memory.h"
 #include "kernels/base/status.h"
 #include "server/obs/logging.h"
-#include "server/transport/guard.h"
 #include "server/wire/raw_message.h"
 #include "server/wire/status.h"
 
@@ -191,7 +191,7 @@ class ReflectionService::Stream final : public transport::Reactor,
 
   void OnReadDone(bool ok) override {
     grpc::ByteBuffer answer;
-    const absl::Status status = transport::Guarded([&]() -> absl::Status {
+    const absl::Status status = CatchExceptions([&]() -> absl::Status {
       if (!ok) return absl::OkStatus();
       AWQD_RETURN_IF_ERROR(lease_.Resize(static_cast<int64_t>(message_.Length()), "request"));
       Request request;
@@ -268,8 +268,8 @@ class ReflectionService::Stream final : public transport::Reactor,
   std::unique_ptr<transport::Drain::Listener> draining_;
 };
 
-ReflectionService::ReflectionService(transport::Admission* admission, transport::ByteBudget* in_flight,
-                                     absl::Duration idle_limit)
+ReflectionService::ReflectionService(transport::Admission* admission,
+                                     transport::ByteBudget* in_flight, absl::Duration idle_limit)
     : gate_(admission->drain()),
       in_flight_(in_flight),
       idle_limit_(idle_limit),
@@ -287,7 +287,8 @@ void ReflectionService::ServeOn(transport::CallLoop* loop) {
 
 void ReflectionService::Start(transport::StreamCall* call) {
   // Taken here and not by each request: those of a stream that tells of methods are not counted.
-  absl::StatusOr<transport::ByteLease> lease = in_flight_->Take(call->connection(), 0, "request");
+  absl::StatusOr<transport::ByteLease> lease =
+      in_flight_->AcquireBytes(call->charge(), 0, "request");
   if (!lease.ok()) return call->Finish(wire::ToGrpc(lease.status()));
   const auto stream = std::make_shared<Stream>(this, call);
   if (stream->others() < kMaxOpen) return stream->Start(*std::move(lease));

@@ -11,9 +11,10 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "grpcpp/support/byte_buffer.h"
+#include "kernels/base/out_of_memory.h"
 #include "server/services/flow.h"
+#include "server/transport/call.h"
 #include "server/transport/drain.h"
-#include "server/transport/call_kinds.h"
 #include "server/wire/status.h"
 
 namespace awqd::services {
@@ -32,7 +33,7 @@ class RequestFlow : public Flow {
   void Start(grpc::ByteBuffer* message, const transport::Drain* gate = nullptr) {
     const auto self =
         shared_from_this();  // the answer may come, and the call end, before we return
-    const absl::Status status = transport::Guarded([&] { return Begin(message, gate); });
+    const absl::Status status = CatchExceptions([&] { return Begin(message, gate); });
     if (status.ok()) return;
     message->Clear();  // when it was not even looked at
     Settle(status);

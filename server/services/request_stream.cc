@@ -37,10 +37,9 @@ class RequestStream final : public transport::Reactor,
       self_ = shared_from_this();
       ReadMore();
     }
-    draining_ =
-        std::make_unique<transport::Drain::Listener>(env_.gate, [weak = weak_from_this()] {
-          if (const auto stream = weak.lock()) stream->Drain();
-        });
+    draining_ = std::make_unique<transport::Drain::Listener>(env_.gate, [weak = weak_from_this()] {
+      if (const auto stream = weak.lock()) stream->Drain();
+    });
   }
 
   void OnReadDone(bool ok) override {
@@ -231,7 +230,7 @@ class RequestStream final : public transport::Reactor,
 
 void StartRequestStream(const Env& env, transport::StreamCall* call, StreamProtocol protocol) {
   absl::StatusOr<transport::ByteLease> objects =
-      env.in_flight->Take(call->connection(), 0, "requests of a stream");
+      env.in_flight->AcquireBytes(call->charge(), 0, "requests of a stream");
   if (!objects.ok()) return call->Finish(wire::ToGrpc(objects.status()));
   const auto stream =
       std::make_shared<RequestStream>(env, call, std::move(protocol), *std::move(objects));

@@ -96,7 +96,10 @@ absl::Status RpcServer::Listen() {
   ServeServerInfo(env_, grpc_.loop());
   oip::Serve(env_, grpc_.loop());
   health_.ServeOn(grpc_.loop());
-  if (env_.options.channelz) ServeChannelz(env_, grpc_.loop());
+  if (env_.options.channelz) {
+    obs::LogEvent(obs::LogLevel::kWarning,
+                  "channelz has no effect: the server has no grpc.channelz.v1 any more", {});
+  }
   if (env_.options.orca) {
     utilization_.emplace([this] { return Collect(env_, Plans::kLeftOut); }, UsableThreads());
     orca_.emplace(grpc_.admission(), &in_flight_, &*utilization_);

@@ -1,7 +1,11 @@
-// Admission: what every call of every service passes, once on its way in and once on its way out.
+// Admission: what every call of every service passes, once when it arrives and once when it ends.
 //
-// The loop leads every call through it: no handler can be reached without, and no handler calls it.
-// What holds for all calls belongs here and nowhere else.
+// The loop leads every call through it. No handler can be reached without it, and no handler calls
+// it. A check or a record that applies to all calls belongs here.
+//
+// Attacker: clients who call without the right to, or more often than others can bear. Shown by
+// access_test, admission_test, admission_limits_test, and tests/server/services/admission_test,
+// which calls every method of the server.
 #pragma once
 
 #include <array>
@@ -10,19 +14,19 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
+#include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "grpcpp/support/status_code_enum.h"
 #include "server/obs/call_recorder.h"
 #include "server/obs/histogram.h"
 #include "server/security/access.h"
+#include "server/transport/connection.h"
 #include "server/transport/drain.h"
 #include "server/transport/rate_limits.h"
-#include "server/transport/connection.h"
-#include "server/transport/peer_calls.h"
 #include "server/transport/write_timeout.h"
 
 namespace awqd::transport {
@@ -31,8 +35,8 @@ class ServerCall;
 
 // How calls of a method are treated while the server stops.
 enum class WhileDraining {
-  kRejected,  // answered UNAVAILABLE; the end waits for those in flight
-  kServed,      // answered as ever until gRPC stops; the end does not wait for them
+  kRejected,  // answered UNAVAILABLE; the server waits for those in flight
+  kServed,    // answered as ever until gRPC stops; the server does not wait for them
 };
 
 // The calls of one method that have ended. Bytes are those of messages, without gRPC's framing.
@@ -40,11 +44,11 @@ struct MethodCalls {
   static constexpr int kOutcomes = grpc::StatusCode::UNAUTHENTICATED + 1;
 
   std::string method;                         // "awqd.v1.ServerInfo/GetServerInfo"
-  int64_t started = 0;                        // of which some have not ended
+  int64_t started = 0;                        // some of them have not ended
   std::array<int64_t, kOutcomes> outcomes{};  // how many, by the status that the server gave
   int64_t received_bytes = 0;
   int64_t sent_bytes = 0;
-  absl::Duration time;  // from the door to the status, all calls added up
+  absl::Duration time;  // from the arrival to the status, all calls added up
   // The same one by one: nanoseconds by status, and bytes.
   std::array<obs::HistogramData, kOutcomes> durations;
   obs::HistogramData received, sent;
@@ -52,41 +56,37 @@ struct MethodCalls {
   int64_t total() const;
 };
 
-// What a door lets one connection do.
 struct AdmissionLimits {
-  // In flight: open streams too, and calls of every service. A client that heeds HTTP/2's own limit
-  // (Options::max_concurrent_streams) stays below; gRPC holds nobody to it who never acknowledges
-  // it.
+  // Calls in flight on one connection: open streams too, and calls of every service. A client that
+  // heeds HTTP/2's own limit (Options::max_concurrent_streams) stays below; gRPC holds nobody to it
+  // who never acknowledges it.
   int64_t calls_per_connection = 1024;
-  // Ends the connection of this peer, as gRPC spells it, when four times as many calls of it were
-  // refused: its client goes on without reading that. May be null.
-  std::function<void(const std::string& peer)> cut;
+  // Resets the connection of this peer, as gRPC spells it. Called when four times as many calls of
+  // the connection were rejected: its client goes on without reading that. May be null.
+  std::function<void(const std::string& peer)> reset;
   // How long nothing has been on the way between the server and this peer; infinite when nobody
   // knows. May be null.
-  std::function<absl::Duration(const std::string& peer)> still_for;
-  // How long an answer, or a message of a stream, may wait for its client to take it.
-  absl::Duration send_timeout = absl::InfiniteDuration();
-  ClientQuota client;  // of one identity, or of one machine
+  std::function<absl::Duration(const std::string& peer)> idle_time;
+  // How long an answer, or a message of a stream, may wait for its client to read it.
+  absl::Duration write_timeout = absl::InfiniteDuration();
+  ClientQuota client;  // of one identity, or of one host
   PeerCallLimits peer;
 };
 
 // Thread-safe once the server has started. Outlives the gRPC server.
+//
+// Admit and RecordOutcome run for every call. They take no lock but those of the connections and of
+// WriteTimeout, which are held for a few instructions.
 class Admission {
  public:
-  // `recorder`, which outlives the admission, is told of every call; it may be null.
-  explicit Admission(const AdmissionLimits& limits = {}, obs::CallRecorder* recorder = nullptr)
-      : calls_per_connection_(limits.calls_per_connection),
-        cut_(limits.cut),
-        still_for_(limits.still_for),
-        recorder_(recorder),
-        clients_(limits.client),
-        peers_(limits.peer),
-        sends_(limits.send_timeout) {}
+  // `recorder`, which outlives this, is told of every call; it may be null.
+  explicit Admission(const AdmissionLimits& limits = {}, obs::CallRecorder* recorder = nullptr);
 
-  // The name in MethodCalls::method of all methods that the server does not have.
+  // The name in MethodCalls::method of all methods that the server does not have. Names come from
+  // the table, never from the wire, so that counts take bounded memory.
   static constexpr absl::string_view kUnknownMethod = "(unknown)";
 
-  // One method in the door's table. Apart from its neighbours in memory, because every call writes.
+  // One method in the table. Apart from its neighbours in memory, because every call writes.
   class alignas(64) Entry {
    public:
     Entry(absl::string_view method, security::Need need, WhileDraining while_draining);
@@ -105,64 +105,64 @@ class Admission {
     obs::Histogram received_{obs::kSizeBounds}, sent_{obs::kSizeBounds};
   };
 
-  // Before the server starts. `method` is "package.Service/Method", and new. Owned by the door.
-  Entry* Add(absl::string_view method, security::Need need, WhileDraining while_draining);
-  // Before the server starts; until then nobody has an identity, and none is asked for.
-  void Guard(std::unique_ptr<security::Access> access) { access_ = std::move(access); }
-
-  // Before the server starts, once. Calls that ask for Need::kInfer, and were let in, end with what
-  // `value` gives, as metadata of this name. It is called on the threads that end calls.
+  // Before the server starts. `method` is "package.Service/Method", and new. This owns the entry.
+  Entry* AddMethod(absl::string_view method, security::Need need, WhileDraining while_draining);
+  // Before the server starts. Until then nobody has an identity, and none is asked for.
+  void SetAccess(std::unique_ptr<security::Access> access) { access_ = std::move(access); }
+  // Before the server starts, once. Calls that require Need::kInfer, and were admitted, end with
+  // value() as metadata of this name. It is called on the threads that end calls.
   void SetTrailingMetadata(std::string key, std::function<std::string()> value);
 
-  // A call on its way in, before its handler. False: it is answered here, at once or later.
-  bool Enter(ServerCall* call, const Entry& entry);
-  // A call on its way out, once: its status is known and is sent next. On any thread.
-  void Leave(ServerCall* call, Entry* entry, grpc::StatusCode outcome);
+  // Checks a call that has arrived, before its handler. False: the call is rejected, and answered
+  // now or later.
+  bool Admit(ServerCall* call, const Entry& entry);
+  // Counts a call whose status is known and is sent next. Once, on any thread.
+  void RecordOutcome(ServerCall* call, Entry* entry);
+  // Tells the recorder of a call whose status was sent.
+  void RecordEnd(ServerCall* call);
 
   // How much longer a call that has sent its last message waits before its status, while the server
-  // stops: until its connection has been still for kRoundTrip. Zero or less: not at all.
+  // stops: until its connection has been idle for kRoundTrip. Zero or less: not at all.
   //
   // gRPC closes a connection that it has told to go away together with its last call. A client that
   // acknowledges something after that is answered with a reset, and loses what it has not read.
-  absl::Duration LastWords(const ServerCall& call) const;
-  // A call that has ended, last of all: its status was sent.
-  void Gone(ServerCall* call);
-  // What `call` sends was not taken in time, and the call is cancelled. On any thread.
-  void NotTaken(const ServerCall& call);
+  absl::Duration StatusDelay(const ServerCall& call) const;
+  // Logs a call that is cancelled because a write of it timed out. On any thread.
+  void LogLateWrite(const ServerCall& call);
 
-  Drain* gate() { return &gate_; }
-  WriteTimeout* sends() { return &sends_; }
-  const ClientLimiter& clients() const { return clients_; }
-  // For what is asked for by other ways than a call.
+  Drain* drain() { return &drain_; }
+  WriteTimeout* write_timeout() { return &write_timeout_; }
+  // For requests that come by other ways than a call.
   const security::Access& access() const { return *access_; }
-  // One for each method, in the order of Add. What Leave has counted is in it.
+  // One for each method, in the order of AddMethod: what RecordOutcome has counted.
   std::vector<MethodCalls> Calls() const;
-  // Of all methods, each once.
+  // The services of all methods, each once.
   std::vector<std::string> Services() const;
 
  private:
-  bool TurnAway(ServerCall* call);
-  bool HasRoom(ServerCall* call);
-  // The trace that the call belongs to, which its client is told.
-  void Trace(ServerCall* call);
-  void AddLastMetadata(ServerCall* call) const;
+  // The checks, in order. The first error rejects the call.
+  absl::Status Check(ServerCall* call, const Entry& entry);
+  absl::Status CheckConnection(ServerCall* call);
+  absl::Status CheckDrain(ServerCall* call, const Entry& entry);
+  absl::Status CheckAccess(ServerCall* call, const Entry& entry);
+  absl::Status CheckClient(ServerCall* call, const Entry& entry);
 
-  // Who calls, whether it may, and whether it does so too much.
-  absl::Status Admit(ServerCall* call, const Entry& entry);
+  void BeginTrace(ServerCall* call);
+  void AddTrailingMetadata(ServerCall* call) const;
 
   const int64_t calls_per_connection_;
-  const std::function<void(const std::string& peer)> cut_;
-  const std::function<absl::Duration(const std::string& peer)> still_for_;
+  const std::function<void(const std::string& peer)> reset_;
+  const std::function<absl::Duration(const std::string& peer)> idle_time_;
   obs::CallRecorder* const recorder_;
-  Drain gate_;
+  Drain drain_;
   std::unique_ptr<security::Access> access_ =
       std::make_unique<security::Access>(security::Options());
   ClientLimiter clients_;
   PeerCalls peers_;
   const std::shared_ptr<Connections> connections_ = Connections::Make();
-  WriteTimeout sends_;
-  std::string last_key_;
-  std::function<std::string()> last_value_;  // null: nothing is told at the end
+  WriteTimeout write_timeout_;
+  std::string trailing_key_;
+  std::function<std::string()> trailing_value_;  // null: none
   std::vector<std::unique_ptr<Entry>> entries_;
 };
 

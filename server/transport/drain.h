@@ -1,10 +1,8 @@
-// Drain: which calls are in flight, and how calls are answered that arrive while the server
-// stops.
+// Drain: which calls are in flight, and how calls are answered that arrive while the server stops.
 //
-// gRPC answers a call that reaches a stopping server by itself, with CANCELLED, which clients do
-// not retry. So the gate closes before gRPC stops: calls wait behind it, their clients send nothing
-// more, gRPC announces the end on every connection, and then those that wait are answered
-// UNAVAILABLE.
+// gRPC answers a call that reaches a stopping server with CANCELLED, which clients do not retry. So
+// the server drains before gRPC stops. New calls wait, and their clients send nothing more. gRPC
+// announces the end on every connection. Then the calls that wait are answered UNAVAILABLE.
 #pragma once
 
 #include <atomic>
@@ -20,72 +18,73 @@
 
 namespace awqd::transport {
 
-// Time for a message to a distant client and back; the server waits this long for clients while it
+// Time for a message to a distant client and back. The server waits this long for clients while it
 // stops.
 inline constexpr absl::Duration kRoundTrip = absl::Milliseconds(100);
 
 // Thread-safe. Outlives the gRPC server.
 class Drain {
  public:
-  // A call in flight, from Hold to its end: a member of what lives as long as the call.
-  class Ticket {
+  // The in-flight guard of a call: the call counts from Begin until its guard is destroyed.
+  class InFlight {
    public:
-    Ticket() = default;
-    ~Ticket() {
-      if (gate_ != nullptr) gate_->in_flight_.fetch_sub(1);
+    InFlight() = default;
+    ~InFlight() {
+      if (drain_ != nullptr) drain_->in_flight_.fetch_sub(1);
     }
-    Ticket(const Ticket&) = delete;
-    Ticket& operator=(const Ticket&) = delete;
+    InFlight(const InFlight&) = delete;
+    InFlight& operator=(const InFlight&) = delete;
     // Once at most.
-    void Hold(Drain* gate) {
-      gate_ = gate;
-      gate_->in_flight_.fetch_add(1);
+    void Begin(Drain* drain) {
+      drain_ = drain;
+      drain_->in_flight_.fetch_add(1);
     }
 
    private:
-    Drain* gate_ = nullptr;
+    Drain* drain_ = nullptr;
   };
 
-  // Hears of Refuse while it exists, once, on the thread that calls it; for streams, which end
-  // then. The call may come while the listener is destroyed, so it owns or weakly refers to what it
-  // uses.
+  // Calls `rejecting` once, when RejectNewCalls is called, on the thread that calls it. Streams end
+  // then. The call may come while the listener is destroyed, so `rejecting` owns what it uses or
+  // holds weak references to it.
   class Listener {
    public:
-    Listener(Drain* gate, std::function<void()> refusing);
+    Listener(Drain* drain, std::function<void()> rejecting);
     ~Listener();
     Listener(const Listener&) = delete;
     Listener& operator=(const Listener&) = delete;
 
    private:
-    Drain* const gate_;
+    Drain* const drain_;
     const int64_t id_;
   };
 
-  // For a call that came while the gate was not open: `answer` sends Draining, now or at Refuse.
-  void TurnAway(std::function<void()> answer);
-
+  // Whether new calls are let in.
   bool open() const { return state_.load(std::memory_order_relaxed) == State::kOpen; }
-  // What refused calls are answered with.
-  static grpc::Status Draining();
-
   // From now on new calls wait.
-  void Close();
-  // Answers those that wait and tells the listeners; from now on answers every new call at once.
-  void Refuse();
+  void HoldNewCalls();
+  // Answers the calls that wait and tells the listeners. From now on every new call is answered at
+  // once.
+  void RejectNewCalls();
 
-  // Tickets that exist.
+  // For a call that came while new calls are not let in: runs `answer`, which sends
+  // UnavailableStatus, now or in RejectNewCalls.
+  void Reject(std::function<void()> answer);
+  static grpc::Status UnavailableStatus();
+
+  // Guards that have begun and exist.
   int64_t in_flight() const { return in_flight_.load(); }
-  // Calls that have come to the gate since it closed. Each has a ticket until it is answered.
-  int64_t turned_away() const { return turned_away_.load(); }
+  // Calls given to Reject so far. Each is in flight until it is answered.
+  int64_t rejected() const { return rejected_.load(); }
 
  private:
-  enum class State { kOpen, kClosed, kRefusing };
+  enum class State { kOpen, kHolding, kRejecting };
 
-  int64_t Listen(std::function<void()> refusing);
+  int64_t AddListener(std::function<void()> rejecting);
 
   std::atomic<State> state_{State::kOpen};
   std::atomic<int64_t> in_flight_{0};
-  std::atomic<int64_t> turned_away_{0};
+  std::atomic<int64_t> rejected_{0};
   Mutex mu_;
   std::vector<std::function<void()>> waiting_ ABSL_GUARDED_BY(mu_);
   int64_t next_listener_ ABSL_GUARDED_BY(mu_) = 0;

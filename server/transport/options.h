@@ -1,4 +1,4 @@
-// What the gRPC server may take and how long it waits, before it is built.
+// Limits, timeouts and addresses of the gRPC server.
 #pragma once
 
 #include <sys/types.h>
@@ -16,7 +16,7 @@ class CallRecorder;
 
 namespace awqd::transport {
 
-// Of one client: an identity, or where there are none a machine. 0: no bound.
+// Limits of one client: an identity, or where there are none a host. 0: no limit.
 struct ClientQuota {
   int64_t requests_in_flight = 0;
   int64_t bytes_in_flight = 0;
@@ -27,7 +27,7 @@ struct ClientQuota {
   }
 };
 
-// The flags in server/flags.cc explain each, and how to choose it.
+// server/config/flags.cc explains each, and how to choose it.
 struct Options {
   // Each "host:port" or "unix:/path", as ParseListenAddress reads them; at least one.
   std::vector<std::string> addresses = {"127.0.0.1:8001"};
@@ -49,7 +49,7 @@ struct Options {
   absl::Duration max_connection_idle = absl::InfiniteDuration();
   absl::Duration max_connection_age = absl::InfiniteDuration();
   absl::Duration max_connection_age_grace = absl::InfiniteDuration();
-  obs::CallRecorder* recorder = nullptr;  // is told of every call; outlives the server. Null: none
+  obs::CallRecorder* recorder = nullptr;  // is told of every call, outlives the server; or null
 };
 
 }  // namespace awqd::transport

@@ -10,43 +10,33 @@
 
 namespace awqd::transport {
 
-constinit thread_local const PaidBy* PaidBy::now_ = nullptr;
+TokenBucket::TokenBucket(double rate, Clock::time_point now)
+    : rate_(rate), burst_(std::max(1.0, rate)), tokens_(burst_), refilled_(now) {}
 
-Client::Client(std::string name, const ClientQuota& bounds, Clock::time_point now)
-    : name_(std::move(name)),
-      bounds_(bounds),
-      burst_(std::max(1.0, bounds.requests_per_second)),
-      bytes_(bounds.bytes_in_flight, "max_bytes_in_flight_per_client"),
-      left_(burst_),
-      refilled_(now) {}
-
-double Client::Refilled(Clock::time_point now) const {
+double TokenBucket::TokensAt(Clock::time_point now) const {
   const double seconds = std::chrono::duration<double>(now - refilled_).count();
-  return std::min(burst_, left_ + std::max(0.0, seconds) * bounds_.requests_per_second);
+  return std::min(burst_, tokens_ + std::max(0.0, seconds) * rate_);
 }
 
-absl::Status Client::TakeFromRate(Clock::time_point now) {
-  if (bounds_.requests_per_second <= 0) return absl::OkStatus();
-  MutexLock lock(&mu_);
-  left_ = Refilled(now);
+absl::Duration TokenBucket::Acquire(Clock::time_point now) {
+  if (rate_ <= 0) return absl::ZeroDuration();
+  tokens_ = TokensAt(now);
   refilled_ = std::max(refilled_, now);
-  if (left_ >= 1) {
-    left_ -= 1;
-    return absl::OkStatus();
-  }
-  const absl::Duration delay = absl::Seconds((1 - left_) / bounds_.requests_per_second);
-  return WithRetryDelay(
-      absl::ResourceExhaustedError(
-          absl::StrCat(name_, ": got more than ", bounds_.requests_per_second,
-                       " requests a second (max_requests_per_second_per_client); try again in ",
-                       absl::FormatDuration(absl::Ceil(delay, absl::Milliseconds(1))))),
-      delay);
+  if (tokens_ < 1) return absl::Seconds((1 - tokens_) / rate_);
+  tokens_ -= 1;
+  return absl::ZeroDuration();
 }
 
-absl::Status Client::Begin(Clock::time_point now) {
-  const int64_t limit = bounds_.requests_in_flight;
+Client::Client(std::string name, const ClientQuota& quota, Clock::time_point now)
+    : name_(std::move(name)),
+      quota_(quota),
+      bytes_(quota.bytes_in_flight, "max_bytes_in_flight_per_client"),
+      bucket_(quota.requests_per_second, now) {}
+
+absl::Status Client::BeginRequest(Clock::time_point now) {
+  const int64_t limit = quota_.requests_in_flight;
   if (requests_.fetch_add(1, std::memory_order_relaxed) >= limit && limit > 0) {
-    End();
+    EndRequest();
     return WithRetryDelay(
         absl::ResourceExhaustedError(absl::StrCat(
             name_, ": got a request beside ", limit,
@@ -54,27 +44,37 @@ absl::Status Client::Begin(Clock::time_point now) {
             "them has ended")),
         kRetrySoon);
   }
-  absl::Status status = TakeFromRate(now);
-  if (!status.ok()) End();
-  return status;
+  absl::Duration delay;
+  {
+    MutexLock lock(&mu_);
+    delay = bucket_.Acquire(now);
+  }
+  if (delay == absl::ZeroDuration()) return absl::OkStatus();
+  EndRequest();
+  return WithRetryDelay(
+      absl::ResourceExhaustedError(
+          absl::StrCat(name_, ": got more than ", quota_.requests_per_second,
+                       " requests a second (max_requests_per_second_per_client); try again in ",
+                       absl::FormatDuration(absl::Ceil(delay, absl::Milliseconds(1))))),
+      delay);
 }
 
-bool Client::Rested(Clock::time_point now) {
+bool Client::IsRested(Clock::time_point now) {
   MutexLock lock(&mu_);
-  return bounds_.requests_per_second <= 0 || Refilled(now) >= burst_;
+  return bucket_.IsFull(now);
 }
 
 void ClientLimiter::Sweep(Shard& shard, Client::Clock::time_point now) {
-  // Whatever is in flight of a client holds it too, and it is given out under the shard's lock
-  // alone.
+  // Whatever is in flight of a client holds it too, and clients are handed out under the shard's
+  // lock alone.
   std::erase_if(shard.clients, [now](const auto& entry) {
-    return entry.second.use_count() == 1 && entry.second->Rested(now);
+    return entry.second.use_count() == 1 && entry.second->IsRested(now);
   });
   shard.sweep_at = std::max<size_t>(64, 2 * shard.clients.size());
 }
 
-absl::StatusOr<ClientRequest> ClientLimiter::Begin(absl::string_view name,
-                                                  Client::Clock::time_point now) {
+absl::StatusOr<ClientRequest> ClientLimiter::BeginRequest(absl::string_view name,
+                                                          Client::Clock::time_point now) {
   if (!any()) return ClientRequest();
   Shard& shard = shards_[absl::HashOf(name) % kShards];
   std::shared_ptr<Client> client;
@@ -85,11 +85,11 @@ absl::StatusOr<ClientRequest> ClientLimiter::Begin(absl::string_view name,
       client = found->second;
     } else {
       if (shard.clients.size() >= shard.sweep_at) Sweep(shard, now);
-      client = std::make_shared<Client>(std::string(name), bounds_, now);
+      client = std::make_shared<Client>(std::string(name), quota_, now);
       shard.clients.emplace(std::string(name), client);
     }
   }
-  AWQD_RETURN_IF_ERROR(client->Begin(now));
+  AWQD_RETURN_IF_ERROR(client->BeginRequest(now));
   return ClientRequest(std::move(client));
 }
 

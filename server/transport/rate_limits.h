@@ -1,5 +1,7 @@
-// ClientLimiter: what one client may have in flight, and how often it may call, so that one does not
-// take what is there for all.
+// ClientLimiter: limits of each client: concurrency, bytes in flight, and a rate (token bucket).
+//
+// Attacker: a client that takes everything that is there for all. Shown by rate_limits_test and
+// tests/server/services/client_limits_test.
 #pragma once
 
 #include <atomic>
@@ -22,44 +24,56 @@
 
 namespace awqd::transport {
 
-// Nobody knows when something in flight will end.
-inline constexpr absl::Duration kRetrySoon = absl::Milliseconds(100);
-
-// What is known of one client: an identity, or a machine. Thread-safe.
-class Client {
+// `rate` tokens a second, up to `burst` of them. Not thread-safe.
+class TokenBucket {
  public:
   using Clock = std::chrono::steady_clock;
 
-  Client(std::string name, const ClientQuota& bounds, Clock::time_point now);
+  // Full at first. A rate of 0: Acquire always succeeds.
+  TokenBucket(double rate, Clock::time_point now);
 
-  // Counts a request that begins now. RESOURCE_EXHAUSTED, with a retry delay, over a bound.
-  absl::Status Begin(Clock::time_point now);
-  void End() { requests_.fetch_sub(1, std::memory_order_relaxed); }
+  // Acquires a token: zero. Without one: how long until there is one.
+  absl::Duration Acquire(Clock::time_point now);
+  bool IsFull(Clock::time_point now) const { return rate_ <= 0 || TokensAt(now) >= burst_; }
+
+ private:
+  double TokensAt(Clock::time_point now) const;
+
+  const double rate_, burst_;
+  double tokens_;
+  Clock::time_point refilled_;
+};
+
+// What is known of one client: an identity, or a host. Thread-safe.
+class Client {
+ public:
+  using Clock = TokenBucket::Clock;
+
+  Client(std::string name, const ClientQuota& quota, Clock::time_point now);
+
+  // Counts a request that begins now. RESOURCE_EXHAUSTED, with a retry delay, over a limit.
+  absl::Status BeginRequest(Clock::time_point now);
+  void EndRequest() { requests_.fetch_sub(1, std::memory_order_relaxed); }
   // Bytes of its requests and their answers.
   ByteBudget* bytes() { return &bytes_; }
 
   // Whether forgetting it would change nothing: it may begin as many requests as ever.
-  bool Rested(Clock::time_point now);
+  bool IsRested(Clock::time_point now);
 
  private:
-  absl::Status TakeFromRate(Clock::time_point now);
-  double Refilled(Clock::time_point now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-
   const std::string name_;
-  const ClientQuota bounds_;
-  const double burst_;  // requests that may come at once
+  const ClientQuota quota_;
   ByteBudget bytes_;
   std::atomic<int64_t> requests_{0};
   Mutex mu_;
-  double left_ ABSL_GUARDED_BY(mu_);  // of the burst
-  Clock::time_point refilled_ ABSL_GUARDED_BY(mu_);
+  TokenBucket bucket_ ABSL_GUARDED_BY(mu_);
 };
 
-// A request of a client, from Begin to End. Empty where clients have no bounds. Move-only.
+// The in-flight guard of a client's request. Empty where clients have no limits. Move-only.
 class ClientRequest {
  public:
   ClientRequest() = default;
-  // Begun already.
+  // The request has begun.
   explicit ClientRequest(std::shared_ptr<Client> client) : client_(std::move(client)) {}
   ClientRequest(ClientRequest&&) = default;
   ClientRequest& operator=(ClientRequest&& other) noexcept {
@@ -67,7 +81,7 @@ class ClientRequest {
     return *this;
   }
   ~ClientRequest() {
-    if (client_ != nullptr) client_->End();
+    if (client_ != nullptr) client_->EndRequest();
   }
   const std::shared_ptr<Client>& client() const { return client_; }
 
@@ -75,44 +89,17 @@ class ClientRequest {
   std::shared_ptr<Client> client_;
 };
 
-// While it exists, what this thread takes from a ByteBudget is taken from the client's too. Made
-// where a call is handed to its handler, so that no handler has to know.
-class PaidBy {
- public:
-  // `client`: of the request, if any. `begins_requests`: what is taken belongs to a request that is
-  // not counted yet, a message of a stream.
-  PaidBy(const ClientRequest& request, bool begins_requests)
-      : client_(request.client()), begins_requests_(begins_requests), before_(now_) {
-    now_ = client_ == nullptr ? nullptr : this;
-  }
-  ~PaidBy() { now_ = before_; }
-  PaidBy(const PaidBy&) = delete;
-  PaidBy& operator=(const PaidBy&) = delete;
-
-  // Null: nobody.
-  static const PaidBy* Now() { return now_; }
-  const std::shared_ptr<Client>& client() const { return client_; }
-  bool begins_requests() const { return begins_requests_; }
-
- private:
-  static constinit thread_local const PaidBy* now_;
-  // A copy: the call may end, and take its request along, while its handler runs.
-  const std::shared_ptr<Client> client_;
-  const bool begins_requests_;
-  const PaidBy* const before_;
-};
-
 // Thread-safe. Its memory is bounded by the clients of the last second and those with something in
 // flight.
 class ClientLimiter {
  public:
-  explicit ClientLimiter(const ClientQuota& bounds) : bounds_(bounds) {}
+  explicit ClientLimiter(const ClientQuota& quota) : quota_(quota) {}
 
-  // Whether there is any bound; otherwise Begin does nothing.
-  bool any() const { return bounds_.any(); }
-  // A request of the client of this name. RESOURCE_EXHAUSTED as Client::Begin.
-  absl::StatusOr<ClientRequest> Begin(absl::string_view name, Client::Clock::time_point now);
-  // Clients that are remembered.
+  // Whether there is any limit. Without one BeginRequest does nothing.
+  bool any() const { return quota_.any(); }
+  // A request of the client of this name. RESOURCE_EXHAUSTED as Client::BeginRequest.
+  absl::StatusOr<ClientRequest> BeginRequest(absl::string_view name, Client::Clock::time_point now);
+  // How many clients are remembered.
   int64_t clients() const;
 
  private:
@@ -125,7 +112,7 @@ class ClientLimiter {
   static void Sweep(Shard& shard, Client::Clock::time_point now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(shard.mu);
 
-  const ClientQuota bounds_;
+  const ClientQuota quota_;
   Shard shards_[kShards];
 };
 

@@ -1,7 +1,8 @@
-// WriteTimeout: ends calls whose clients do not take what they asked for.
+// WriteTimeout: ends calls whose clients do not read their answers.
 //
-// gRPC holds an answer until the client's flow control lets it go, for as long as the client likes.
-// Memory and bytes in flight are held as long.
+// Attacker: a client that never opens its flow-control window. gRPC holds an answer until the window
+// lets it go, for as long as the client likes, and memory and bytes in flight are held as long.
+// Shown by write_timeout_test, admission_limits_test and `unread answers` of tests/attack.
 #pragma once
 
 #include <chrono>
@@ -15,23 +16,23 @@
 
 namespace awqd::transport {
 
-// Thread-safe. Its thread looks at what is being sent a few times in each timeout.
+// Thread-safe. Its thread polls a few times in each timeout.
 class WriteTimeout {
  public:
-  // A message or a status on its way out; a member of its call. One at a time.
-  class Send {
+  // A message or a status that is being written. A member of its call, one at a time.
+  class Write {
    public:
     // `late` is called once at most, between Begin and End, under a lock: it must not call End.
-    explicit Send(std::function<void()> late) : late_(std::move(late)) {}
-    Send(const Send&) = delete;
-    Send& operator=(const Send&) = delete;
+    explicit Write(std::function<void()> late) : late_(std::move(late)) {}
+    Write(const Write&) = delete;
+    Write& operator=(const Write&) = delete;
 
    private:
     friend class WriteTimeout;
     const std::function<void()> late_;
     std::chrono::steady_clock::time_point until_;
-    Send* before_ = nullptr;
-    Send* after_ = nullptr;
+    Write* before_ = nullptr;
+    Write* after_ = nullptr;
     bool watched_ = false;
   };
 
@@ -41,14 +42,14 @@ class WriteTimeout {
   WriteTimeout(const WriteTimeout&) = delete;
   WriteTimeout& operator=(const WriteTimeout&) = delete;
 
-  // `send` is late when End has not come in time.
-  void Begin(Send* send);
-  // From its return on `send` is not late any more.
-  void End(Send* send);
+  // `write` is late when End does not come within the timeout.
+  void Begin(Write* write);
+  // `write` is never late after this returned.
+  void End(Write* write);
 
  private:
   void Run();
-  void Unlink(Send* send) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Unlink(Write* write) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const std::chrono::nanoseconds timeout_;
   const std::chrono::nanoseconds period_;
@@ -56,8 +57,8 @@ class WriteTimeout {
   CondVar stop_;
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   // In the order they began, which is the order in which they are late.
-  Send* first_ ABSL_GUARDED_BY(mu_) = nullptr;
-  Send* last_ ABSL_GUARDED_BY(mu_) = nullptr;
+  Write* first_ ABSL_GUARDED_BY(mu_) = nullptr;
+  Write* last_ ABSL_GUARDED_BY(mu_) = nullptr;
   std::thread thread_;
 };
 

@@ -13,7 +13,7 @@
 #include "grpcpp/grpcpp.h"
 #include "grpcpp/health_check_service_interface.h"
 #include "server/config/options.h"
-#include "server/transport/bounds.h"
+#include "server/transport/grpc_server.h"
 #include "tests/bench/echo.h"
 
 namespace awqd::bench {

@@ -11,7 +11,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/config/flags.h"
-#include "server/transport/listen_address.h"
+#include "server/transport/listening.h"
 #include "tests/testing/places.h"
 
 namespace awqd {

@@ -10,8 +10,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/mutex.h"
+#include "kernels/base/out_of_memory.h"
 #include "kernels/base/status.h"
-#include "server/transport/guard.h"
 #include "server/wire/raw_message.h"
 #include "server/wire/status.h"
 #include "xds/service/orca/v3/orca.pb.h"
@@ -71,7 +71,7 @@ class Service::Stream final : public transport::Reactor,
 
   void OnAlarm() override {
     grpc::ByteBuffer report;
-    absl::Status status = transport::Guarded([&] {
+    absl::Status status = CatchExceptions([&] {
       report = wire::Encode(service_->meter_->Latest()->report);
       return absl::OkStatus();
     });
@@ -133,7 +133,8 @@ class Service::Stream final : public transport::Reactor,
   std::unique_ptr<transport::Drain::Listener> draining_;
 };
 
-Service::Service(transport::Admission* admission, transport::ByteBudget* in_flight, UtilizationMeter* meter)
+Service::Service(transport::Admission* admission, transport::ByteBudget* in_flight,
+                 UtilizationMeter* meter)
     : gate_(admission->drain()), in_flight_(in_flight), meter_(meter) {
   admission->SetTrailingMetadata(kTrailer, [meter] { return meter->Latest()->bytes; });
 }
@@ -148,9 +149,9 @@ void Service::ServeOn(transport::CallLoop* loop) {
 void Service::Start(transport::WriteCall* call) {
   absl::Duration interval;
   transport::ByteLease lease;
-  const absl::Status status = transport::Guarded([&]() -> absl::Status {
+  const absl::Status status = CatchExceptions([&]() -> absl::Status {
     const auto asked = static_cast<int64_t>(call->request()->Length());
-    AWQD_ASSIGN_OR_RETURN(lease, in_flight_->Take(call->connection(), asked, "request"));
+    AWQD_ASSIGN_OR_RETURN(lease, in_flight_->AcquireBytes(call->charge(), asked, "request"));
     AWQD_ASSIGN_OR_RETURN(interval, IntervalOf(call->request()));
     return absl::OkStatus();
   });

@@ -23,7 +23,8 @@ class EveryMethodTest : public RpcTest {
  protected:
   std::map<std::string, MethodCalls> Counted() const {
     std::map<std::string, MethodCalls> by_method;
-    for (MethodCalls& calls : server_->admission()->Calls()) by_method[calls.method] = std::move(calls);
+    for (MethodCalls& calls : server_->admission()->Calls())
+      by_method[calls.method] = std::move(calls);
     return by_method;
   }
 
@@ -79,8 +80,8 @@ TEST_F(EveryMethodTest, ThatDoesNotExistPassesAdmission) {
 TEST_F(EveryMethodTest, ButHealthIsTurnedAwayWhileDraining) {
   std::set<std::string> methods = MethodsByReflection(channel_);
   methods.insert("no.Service/Nope");
-  server_->admission()->drain()->Close();
-  server_->admission()->drain()->Refuse();
+  server_->admission()->drain()->HoldNewCalls();
+  server_->admission()->drain()->RejectNewCalls();
   for (const std::string& method : methods) {
     const grpc::StatusCode code = Call(method).error_code();
     if (method == kCheck || method == kLive || method == kReady) {
@@ -91,7 +92,7 @@ TEST_F(EveryMethodTest, ButHealthIsTurnedAwayWhileDraining) {
       EXPECT_EQ(code, grpc::StatusCode::UNAVAILABLE) << method;
     }
   }
-  EXPECT_EQ(server_->admission()->drain()->turned_away(), static_cast<int64_t>(methods.size()) - 4);
+  EXPECT_EQ(server_->admission()->drain()->rejected(), static_cast<int64_t>(methods.size()) - 4);
 }
 
 }  // namespace

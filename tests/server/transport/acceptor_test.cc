@@ -16,7 +16,7 @@
 #include "gtest/gtest.h"
 #include "server/obs/origin.h"
 #include "server/transport/listening.h"
-#include "server/transport/peer_socket.h"
+#include "server/transport/open_connections.h"
 
 namespace awqd::transport {
 namespace {
@@ -59,7 +59,7 @@ class Client {
     char byte = 0;
     return poll(&poll_fd, 1, within_ms) == 1 && recv(fd_.get(), &byte, 1, 0) <= 0;
   }
-  void Close() { fd_.reset(); }
+  void Close() { fd_.Reset(); }
 
  private:
   UniqueFd fd_;
@@ -72,7 +72,7 @@ class AcceptorTest : public testing::Test {
     ASSERT_TRUE(listening.ok()) << listening.status();
     port_ = listening->port;
     acceptor_ = std::make_unique<Acceptor>(limits);
-    acceptor_->Add(std::move(listening->sockets.front()), [this](int, int fd) {
+    acceptor_->AddListener(std::move(listening->sockets.front()), [this](int, int fd) {
       MutexLock lock(&mu_);
       taken_.emplace_back(fd);
     });
@@ -219,7 +219,7 @@ TEST_F(AcceptorTest, ClosesConnectionsForWantOfADescriptor) {
   }
   std::vector<UniqueFd> filling;
   const FewerFiles full(static_cast<rlim_t>(highest) + 1);
-  for (UniqueFd fd(dup(0)); fd.valid(); fd = UniqueFd(dup(0))) {
+  for (UniqueFd fd(dup(0)); fd.ok(); fd = UniqueFd(dup(0))) {
     filling.push_back(std::move(fd));
   }
   for (const UniqueFd& socket : sockets) {
@@ -238,7 +238,7 @@ TEST_F(AcceptorTest, TheEndClosesWhatIsNotHandedOver) {
   acceptor_->Stop();
   EXPECT_TRUE(silent.IsClosed());
   EXPECT_EQ(acceptor_->open(), 1);
-  acceptor_->Cut();
+  acceptor_->EndAll();
   EXPECT_TRUE(fine.IsClosed());
 }
 
@@ -248,9 +248,9 @@ TEST_F(AcceptorTest, CutsOnePeer) {
   one.Send(kPreface + kSettings);
   ASSERT_TRUE(Eventually([&] { return taken() == 1; }));
   const std::string name = NameOfTaken();
-  EXPECT_FALSE(acceptor_->Cut(name + "0"));
-  EXPECT_FALSE(acceptor_->Cut("unix:"));
-  EXPECT_TRUE(acceptor_->Cut(name));
+  EXPECT_FALSE(acceptor_->ResetPeer(name + "0"));
+  EXPECT_FALSE(acceptor_->ResetPeer("unix:"));
+  EXPECT_TRUE(acceptor_->ResetPeer(name));
   EXPECT_TRUE(one.IsClosed());
   EXPECT_FALSE(other.IsClosed(0));
 }
@@ -360,9 +360,9 @@ TEST(PeerSocket, ASocketFileIsResetAsWell) {
   const UniqueFd ours(pair[0]), theirs(pair[1]);
   const std::string frames = CallsFrames(20);
   ASSERT_GT(send(theirs.get(), frames.data(), frames.size(), 0), 0);
-  EXPECT_EQ(WaitingCalls(ours.get()), 20);
-  EXPECT_FALSE(Reset(ours.get(), CookieOf(theirs.get()))) << "it is another socket";
-  EXPECT_TRUE(Reset(ours.get(), CookieOf(ours.get())));
+  EXPECT_EQ(CountWaitingCalls(ours.get()), 20);
+  EXPECT_FALSE(ResetConnection(ours.get(), SocketCookie(theirs.get()))) << "it is another socket";
+  EXPECT_TRUE(ResetConnection(ours.get(), SocketCookie(ours.get())));
   char byte = 0;
   EXPECT_EQ(recv(ours.get(), &byte, 1, 0), 0) << "the end, and nothing before it";
   EXPECT_LT(send(theirs.get(), &byte, 1, MSG_NOSIGNAL), 0);
@@ -374,13 +374,13 @@ TEST_F(AcceptorTest, SeesHowLongAPeerHasBeenStill) {
   client.Send(kPreface + kSettings);
   ASSERT_TRUE(Eventually([&] { return taken() == 1; }));
   const std::string name = NameOfTaken();
-  EXPECT_EQ(acceptor_->StillFor(name + "0"), absl::InfiniteDuration());
-  EXPECT_EQ(acceptor_->StillFor("unix:"), absl::InfiniteDuration());
+  EXPECT_EQ(acceptor_->IdleTime(name + "0"), absl::InfiniteDuration());
+  EXPECT_EQ(acceptor_->IdleTime("unix:"), absl::InfiniteDuration());
   absl::SleepFor(absl::Milliseconds(150));  // still
-  EXPECT_GE(acceptor_->StillFor(name), absl::Milliseconds(100));
+  EXPECT_GE(acceptor_->IdleTime(name), absl::Milliseconds(100));
   const absl::Time sent = absl::Now();
   client.Send("x");
-  const absl::Duration still = acceptor_->StillFor(name);
+  const absl::Duration still = acceptor_->IdleTime(name);
   EXPECT_LE(still, absl::Now() - sent + absl::Milliseconds(20));  // the kernel counts in its ticks
   const std::string much(1 << 20, 'y');
   {
@@ -390,7 +390,7 @@ TEST_F(AcceptorTest, SeesHowLongAPeerHasBeenStill) {
     }
   }
   absl::SleepFor(absl::Milliseconds(150));  // nothing moves, and yet something is on the way
-  EXPECT_EQ(acceptor_->StillFor(name), absl::ZeroDuration()) << "the client does not read";
+  EXPECT_EQ(acceptor_->IdleTime(name), absl::ZeroDuration()) << "the client does not read";
 }
 
 TEST(OpenConnections, OriginsAreAddressesNetworksAndUsers) {

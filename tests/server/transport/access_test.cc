@@ -1,5 +1,4 @@
-// The door with identities and bounds: who is let in, and that a refused call is answered, counted
-// and given back.
+// Admission with identities: who may call, and that a rejected call is answered, counted and released.
 #include <unistd.h>
 
 #include <filesystem>
@@ -19,15 +18,15 @@ constexpr char kLine[] =
     // Of the empty text, which no caller can send.
     "rita read sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855\n";
 
-class AdmissionTest : public LoopTest {
+class AccessTest : public LoopTest {
  protected:
-  void Guard() {
+  void RequireTokens() {
     security::Options options;
     options.tokens = testing::TempDir() + "/awqd_admission_" + std::to_string(getpid());
     std::ofstream(options.tokens) << kLine;
     auto access = security::Access::Create(options);
     ASSERT_TRUE(access.ok()) << access.status();
-    admission_.Guard(*std::move(access));
+    admission_.SetAccess(*std::move(access));
     std::filesystem::remove(options.tokens);
   }
   grpc::Status CallWith(const std::string& authorization) {
@@ -44,15 +43,15 @@ class AdmissionTest : public LoopTest {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Threads, AdmissionTest, testing::Values(1, 4));
+INSTANTIATE_TEST_SUITE_P(Threads, AccessTest, testing::Values(1, 4));
 
-TEST_P(AdmissionTest, AHandlerMeetsThoseAloneThatMayCall) {
+TEST_P(AccessTest, AHandlerMeetsThoseAloneThatMayCall) {
   std::atomic<int> handled{0};
   unary_ = [&](UnaryCall* call) {
     handled += call->identity() != nullptr && call->identity()->name == "ian";
     call->Answer(EmptyMessage());
   };
-  Guard();
+  RequireTokens();
   Start();
   EXPECT_TRUE(CallWith("Bearer abc").ok());
   const grpc::Status wrong = CallWith("Bearer hunter2");
@@ -66,8 +65,8 @@ TEST_P(AdmissionTest, AHandlerMeetsThoseAloneThatMayCall) {
   EXPECT_TRUE(Eventually([&] { return admission_.drain()->in_flight() == 0; }));
 }
 
-TEST_P(AdmissionTest, RefusedCallsAreGone) {
-  Guard();
+TEST_P(AccessTest, RefusedCallsAreGone) {
+  RequireTokens();
   Start();
   for (int i = 0; i < 200; ++i) EXPECT_FALSE(CallWith("Bearer wrong").ok());
   EXPECT_TRUE(Eventually([&] { return admission_.drain()->in_flight() == 0; }));

@@ -1,4 +1,4 @@
-// The door: each kind of call passes it, and what it knows of a call when the call has ended.
+// Admission: each kind of call passes it, and what it counts of a call that has ended.
 #include "server/transport/admission.h"
 
 #include <grpcpp/generic/generic_stub.h>
@@ -12,7 +12,7 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-class DoorTest : public LoopTest {
+class AdmissionTest : public LoopTest {
  protected:
   // What was counted of `method`.
   MethodCalls Of(absl::string_view method) const {
@@ -42,9 +42,9 @@ class DoorTest : public LoopTest {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Threads, DoorTest, testing::Values(1, 4));
+INSTANTIATE_TEST_SUITE_P(Threads, AdmissionTest, testing::Values(1, 4));
 
-TEST_P(DoorTest, KnowsEveryMethodFromItsOwnTable) {
+TEST_P(AdmissionTest, KnowsEveryMethodFromItsOwnTable) {
   Start();
   std::vector<std::string> methods;
   for (const MethodCalls& calls : admission_.Calls()) methods.push_back(calls.method);
@@ -52,7 +52,7 @@ TEST_P(DoorTest, KnowsEveryMethodFromItsOwnTable) {
   EXPECT_THAT(admission_.Services(), ElementsAre("awqd.v1.QuantizedInference"));
 }
 
-TEST_P(DoorTest, AHandlerMeetsCallsOfItsMethodFromAPeer) {
+TEST_P(AdmissionTest, AHandlerMeetsCallsOfItsMethodFromAPeer) {
   Mutex mu;
   std::vector<std::string> methods;
   unary_ = [&](UnaryCall* call) {
@@ -71,7 +71,7 @@ TEST_P(DoorTest, AHandlerMeetsCallsOfItsMethodFromAPeer) {
   EXPECT_THAT(methods, ElementsAre(kUnary, kAlways));
 }
 
-TEST_P(DoorTest, CountsByMethodAndOutcomeOnce) {
+TEST_P(AdmissionTest, CountsByMethodAndOutcomeOnce) {
   std::atomic<grpc::StatusCode> code{grpc::StatusCode::OK};
   unary_ = [&](UnaryCall* call) {
     code == grpc::StatusCode::OK ? call->Answer(EmptyMessage()) : call->Finish({code, "no"});
@@ -87,7 +87,7 @@ TEST_P(DoorTest, CountsByMethodAndOutcomeOnce) {
   EXPECT_EQ(Of(kAlways).total(), 0);
 }
 
-TEST_P(DoorTest, AStatusThatGrpcDoesNotHaveIsUnknown) {
+TEST_P(AdmissionTest, AStatusThatGrpcDoesNotHaveIsUnknown) {
   unary_ = [](UnaryCall* call) { call->Finish({grpc::StatusCode::DO_NOT_USE, ""}); };
   Start();
   EXPECT_FALSE(Call().ok());
@@ -95,7 +95,7 @@ TEST_P(DoorTest, AStatusThatGrpcDoesNotHaveIsUnknown) {
   EXPECT_EQ(Of(kUnary).total(), 1);
 }
 
-TEST_P(DoorTest, AHandlerThatThrowsIsCounted) {
+TEST_P(AdmissionTest, AHandlerThatThrowsIsCounted) {
   unary_ = [](UnaryCall*) { throw std::bad_alloc(); };
   Start();
   EXPECT_FALSE(Call().ok());
@@ -103,7 +103,7 @@ TEST_P(DoorTest, AHandlerThatThrowsIsCounted) {
   EXPECT_EQ(Of(kUnary).total(), 1);
 }
 
-TEST_P(DoorTest, CountsTheBytesOfMessagesAndTheTimeInside) {
+TEST_P(AdmissionTest, CountsTheBytesOfMessagesAndTheTimeInside) {
   const std::string answer(70, 'y');
   const grpc::Slice slice(answer);
   const grpc::ByteBuffer message(&slice, 1);
@@ -141,7 +141,7 @@ TEST_P(DoorTest, CountsTheBytesOfMessagesAndTheTimeInside) {
   Stop();
 }
 
-TEST_P(DoorTest, UnknownMethodsPassItUnderOneName) {
+TEST_P(AdmissionTest, UnknownMethodsPassItUnderOneName) {
   Start();
   for (const char* method :
        {"awqd.v1.QuantizedInference/Nope", "no.Service/Nope", "x", "(unknown)"}) {
@@ -153,7 +153,7 @@ TEST_P(DoorTest, UnknownMethodsPassItUnderOneName) {
   EXPECT_EQ(admission_.Calls().size(), 5u) << "names from the wire take no memory";
 }
 
-TEST_P(DoorTest, ADrainTurnsEveryKindOfCallAwayUnheard) {
+TEST_P(AdmissionTest, ADrainRejectsEveryKindOfCallBeforeItsHandler) {
   std::atomic<int> handled{0};
   unary_ = [&](UnaryCall* call) {
     ++handled;
@@ -168,22 +168,23 @@ TEST_P(DoorTest, ADrainTurnsEveryKindOfCallAwayUnheard) {
     call->Finish(grpc::Status::OK);
   };
   Start();
-  const std::vector<std::string> turned_away = {kUnary, kStream, kWrite, "no.Service/Nope"};
-  admission_.drain()->Close();
+  const std::vector<std::string> rejected = {kUnary, kStream, kWrite, "no.Service/Nope"};
+  admission_.drain()->HoldNewCalls();
   std::vector<std::thread> waiting;
-  for (const std::string& method : turned_away) {
+  for (const std::string& method : rejected) {
     waiting.emplace_back([&, method] {
-      EXPECT_EQ(Send(method, 0).error_message(), Drain::UnavailableStatus().error_message()) << method;
+      EXPECT_EQ(Send(method, 0).error_message(), Drain::UnavailableStatus().error_message())
+          << method;
     });
   }
-  ASSERT_TRUE(Eventually([&] { return admission_.drain()->turned_away() == 4; }));
+  ASSERT_TRUE(Eventually([&] { return admission_.drain()->rejected() == 4; }));
   EXPECT_EQ(admission_.drain()->in_flight(), 4) << "they wait";
   EXPECT_TRUE(Send(kAlways, 0).ok());
   EXPECT_EQ(admission_.drain()->in_flight(), 4) << "one that is served anyhow holds nothing back";
   EXPECT_EQ(handled.exchange(0), 1);
-  admission_.drain()->Refuse();
+  admission_.drain()->RejectNewCalls();
   for (std::thread& caller : waiting) caller.join();
-  for (const std::string& method : turned_away) {
+  for (const std::string& method : rejected) {
     EXPECT_EQ(Send(method, 0).error_code(), grpc::StatusCode::UNAVAILABLE) << method;
   }
   EXPECT_TRUE(Send(kAlways, 0).ok());
@@ -197,7 +198,7 @@ TEST_P(DoorTest, ADrainTurnsEveryKindOfCallAwayUnheard) {
   EXPECT_TRUE(Eventually([&] { return admission_.drain()->in_flight() == 0; }));
 }
 
-TEST_P(DoorTest, ACallIsInFlightFromTheDoorToItsEnd) {
+TEST_P(AdmissionTest, ACallIsInFlightFromItsArrivalToItsEnd) {
   Recorder recorder;
   std::atomic<UnaryCall*> taken{nullptr};
   unary_ = [&](UnaryCall* call) {

@@ -303,15 +303,15 @@ TEST_P(CallLoopOfOneThreadTest, TheLongestHoldIsSeen) {
   };
   Start();
   for (int i = 0; i < 100; ++i) EXPECT_TRUE(Call().ok());
-  EXPECT_LT(loop_->holds().longest().processor, absl::FromChrono(kHold));
+  EXPECT_LT(loop_->longest_events().Longest().processor, absl::FromChrono(kHold));
   hold = true;
   EXPECT_TRUE(Call().ok());
   // A client may have its answer before the event is over, but not the answer of the next one.
   hold = false;
   EXPECT_TRUE(Call().ok());
   // The measuring clock turns every ten milliseconds at most.
-  EXPECT_GE(loop_->holds().longest().processor, absl::FromChrono(kHold) * 2 / 3);
-  EXPECT_GE(loop_->holds().longest().wall, absl::FromChrono(kHold) * 2 / 3);
+  EXPECT_GE(loop_->longest_events().Longest().processor, absl::FromChrono(kHold) * 2 / 3);
+  EXPECT_GE(loop_->longest_events().Longest().wall, absl::FromChrono(kHold) * 2 / 3);
   Stop();
 }
 

@@ -1,4 +1,4 @@
-// LoopTest: a loop behind a door on a real port, with handlers of the test's own.
+// LoopTest: a loop behind admission on a real port, with handlers of the test's own.
 #pragma once
 
 #include <grpcpp/create_channel.h>
@@ -17,8 +17,8 @@
 
 #include "awqd/v1/inference.grpc.pb.h"
 #include "gtest/gtest.h"
-#include "server/transport/call_loop.h"
 #include "server/transport/admission.h"
+#include "server/transport/call_loop.h"
 #include "server/wire/status.h"
 
 namespace awqd::transport {

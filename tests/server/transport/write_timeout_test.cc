@@ -1,4 +1,4 @@
-// WriteTimeout: who is late, and who is not.
+// WriteTimeout: which writes are late, and which are not.
 #include "server/transport/write_timeout.h"
 
 #include <atomic>
@@ -19,39 +19,39 @@ bool Eventually(const std::function<bool()>& condition) {
 }
 
 TEST(WriteTimeout, CallsThoseThatAreLateOnceAndInOrder) {
-  WriteTimeout watch(absl::Milliseconds(50));
+  WriteTimeout timeout(absl::Milliseconds(50));
   std::atomic<int> late{0};
   std::array<int, 3> order = {};
-  std::deque<WriteTimeout::Send> sends;
+  std::deque<WriteTimeout::Write> writes;
   const absl::Time begin = absl::Now();
-  for (int& place : order) sends.emplace_back([&] { place = ++late; });
-  for (WriteTimeout::Send& send : sends) watch.Begin(&send);
-  watch.End(&sends[1]);
+  for (int& place : order) writes.emplace_back([&] { place = ++late; });
+  for (WriteTimeout::Write& write : writes) timeout.Begin(&write);
+  timeout.End(&writes[1]);
   ASSERT_TRUE(Eventually([&] { return late == 2; }));
   EXPECT_GE(absl::Now() - begin, absl::Milliseconds(50));
-  watch.End(&sends[0]);
-  watch.End(&sends[2]);
+  timeout.End(&writes[0]);
+  timeout.End(&writes[2]);
   EXPECT_EQ(order, (std::array<int, 3>{1, 0, 2}));
-  watch.Begin(&sends[1]);
+  timeout.Begin(&writes[1]);
   EXPECT_TRUE(Eventually([&] { return late == 3; })) << "the next message of the same call";
-  watch.End(&sends[1]);
+  timeout.End(&writes[1]);
 }
 
 TEST(WriteTimeout, EndsInAnyOrder) {
-  WriteTimeout watch(absl::Minutes(1));
-  std::deque<WriteTimeout::Send> sends;
-  for (int i = 0; i < 4; ++i) sends.emplace_back([] { ADD_FAILURE() << "nobody is late"; });
+  WriteTimeout timeout(absl::Minutes(1));
+  std::deque<WriteTimeout::Write> writes;
+  for (int i = 0; i < 4; ++i) writes.emplace_back([] { ADD_FAILURE() << "nobody is late"; });
   for (const std::array<int, 4>& order : {std::array{0, 1, 2, 3}, {3, 2, 1, 0}, {1, 2, 0, 3}}) {
-    for (WriteTimeout::Send& send : sends) watch.Begin(&send);
-    for (const int i : order) watch.End(&sends[i]);
+    for (WriteTimeout::Write& write : writes) timeout.Begin(&write);
+    for (const int i : order) timeout.End(&writes[i]);
   }
 }
 
 TEST(WriteTimeout, NobodyIsLateWithoutATimeout) {
-  WriteTimeout watch(absl::InfiniteDuration());
-  WriteTimeout::Send send([] { ADD_FAILURE(); });
-  watch.Begin(&send);
-  watch.End(&send);
+  WriteTimeout timeout(absl::InfiniteDuration());
+  WriteTimeout::Write write([] { ADD_FAILURE(); });
+  timeout.Begin(&write);
+  timeout.End(&write);
 }
 
 }  // namespace
