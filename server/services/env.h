@@ -11,9 +11,9 @@
 #include "server/services/shared_memory.h"
 #include "server/services/waking.h"
 #include "server/services/worker.h"
+#include "server/transport/admission.h"
 #include "server/transport/byte_budget.h"
 #include "server/transport/drain.h"
-#include "server/transport/admission.h"
 
 namespace awqd::transport {
 class CallLoop;

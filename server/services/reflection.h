@@ -14,9 +14,9 @@
 #include "absl/time/time.h"
 #include "google/protobuf/descriptor.h"
 #include "grpc/reflection/v1/reflection.pb.h"
+#include "server/transport/admission.h"
 #include "server/transport/byte_budget.h"
 #include "server/transport/call_loop.h"
-#include "server/transport/admission.h"
 
 namespace awqd::services {
 

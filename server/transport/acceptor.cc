@@ -52,8 +52,8 @@ UniqueFd OpenSpare() { return UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC));
 
 enum class FirstFrame { kIncomplete, kComplete, kGone };
 
-// Complete: the client's preface and the whole SETTINGS frame behind it are there, or bytes that begin
-// differently (TLS, or a mistake).
+// Complete: the client's preface and the whole SETTINGS frame behind it are there, or bytes that
+// begin differently (TLS, or a mistake).
 FirstFrame CheckStart(int fd) {
   char bytes[kPreface.size() + kFrameHeader];
   const ssize_t got = recv(fd, bytes, sizeof(bytes), MSG_PEEK | MSG_DONTWAIT);

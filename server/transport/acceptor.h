@@ -1,14 +1,16 @@
-// Acceptor: accepts the connections of a server's listening sockets, and hands them to gRPC when the
-// client's first frame is there.
+// Acceptor: accepts the connections of a server's listening sockets, and hands them to gRPC when
+// the client's first frame is there.
 //
 // gRPC 1.51 accepts by itself as well. But it never accepts again after one accept that fails for
-// want of a descriptor, it takes as many connections as come, and it holds silent ones. The defences
-// here, with their attackers; acceptor_test shows each, and so do the entries of tests/attack:
+// want of a descriptor, it takes as many connections as come, and it holds silent ones. The
+// defences here, with their attackers; acceptor_test shows each, and so do the entries of
+// tests/attack:
 //   - Descriptors run out, by connections or otherwise: connections are closed until there are some
 //     again (`descriptors`).
 //   - A crowd of connections: they are limited, in all and for each origin (`crowd`).
-//   - Silent peers: gRPC gets a connection when the client's first frame is there, or bytes that are
-//     not HTTP/2. So a silent one never reaches it or delays its shutdown (`handshakes`).
+//   - Silent peers: gRPC gets a connection when the client's first frame is there, or bytes that
+// are
+//     not HTTP/2. So a silent one never reaches it or delays its shutdown (`silence`).
 //   - Many calls on many connections at once: connections in which too many calls wait are reset
 //     (`crowd`).
 #pragma once
@@ -75,13 +77,14 @@ class Acceptor {
   // Ends the connections that were handed over and are still open, as if the clients had closed
   // them.
   void EndAll() { open_.EndAll(); }
-  // Resets the connection of one peer, "ipv4:10.0.0.7:51034". False when there is none: clients of a
-  // socket file have no such name.
+  // Resets the connection of one peer, "ipv4:10.0.0.7:51034". False when there is none: clients of
+  // a socket file have no such name.
   bool ResetPeer(const std::string& peer) { return open_.ResetPeer(peer); }
-  // Counts, on the acceptor's thread, the unread calls of this peer, "ipv4:10.0.0.7" as obs::PeerHost
-  // spells it. gRPC takes all that one connection has to say before it reads the next. When more
-  // calls wait than the peer may have, the connections that hold them are reset, and no new one of
-  // the peer is accepted for a second, or for longer when that happens again and again.
+  // Counts, on the acceptor's thread, the unread calls of this peer, "ipv4:10.0.0.7" as
+  // obs::PeerHost spells it. gRPC takes all that one connection has to say before it reads the
+  // next. When more calls wait than the peer may have, the connections that hold them are reset,
+  // and no new one of the peer is accepted for a second, or for longer when that happens again and
+  // again.
   void CheckForCrowd(const std::string& peer);
   // How long nothing has been on the way between that peer and the server; infinite when there is
   // none, as with ResetPeer.

@@ -1,5 +1,5 @@
-// ByteBudget: the bytes that requests and their answers may hold together. A request counts from the
-// moment its message is here until its answer was sent.
+// ByteBudget: the bytes that requests and their answers may hold together. A request counts from
+// the moment its message is here until its answer was sent.
 //
 // The rule: a connection that holds bytes for one call may take more for another as long as it then
 // holds no more than what is left for all others, and as long as n connections that hold something
@@ -8,7 +8,7 @@
 // all that is free.
 //
 // Attacker: clients whose large requests, or answers that they do not read, fill the memory. Shown
-// by byte_budget_test, tests/server/services/in_flight_test and `unread answers` of tests/attack.
+// by byte_budget_test, tests/server/services/in_flight_test and `unread_answers` of tests/attack.
 #pragma once
 
 #include <atomic>

@@ -12,8 +12,8 @@ namespace {
 
 // A client has read so much before it acknowledges any of it: HTTP/2's first window.
 constexpr size_t kReadAtOnce = 65535;
-// An answer of so many bytes may still be on its way when the server stops some time later. A status
-// of its own costs less than sending so much takes.
+// An answer of so many bytes may still be on its way when the server stops some time later. A
+// status of its own costs less than sending so much takes.
 constexpr size_t kTakesLong = 1 << 20;
 
 }  // namespace

@@ -1,4 +1,5 @@
-// Calls over gRPC's completion queues: what a handler does with a call, and which events it receives.
+// Calls over gRPC's completion queues: what a handler does with a call, and which events it
+// receives.
 //
 // The names are those of gRPC's callback reactors. gRPC polls for its own reactors with two threads
 // of its own, so that an answer from another thread costs a context switch for each call.
@@ -116,8 +117,8 @@ class ServerCall {
     SetOutcome(status.error_code());
     SendStatus(status);
   }
-  // As Finish, for a call that has sent messages. While the server stops, the status waits until the
-  // client has had time to read them (Admission::StatusDelay).
+  // As Finish, for a call that has sent messages. While the server stops, the status waits until
+  // the client has had time to read them (Admission::StatusDelay).
   void FinishOnceRead(const grpc::Status& status) {
     SetOutcome(status.error_code());
     SendStatusOnceRead(status);
@@ -162,8 +163,8 @@ class ServerCall {
   void CountReceived(const grpc::ByteBuffer& message) { Count(message, &received_bytes_); }
   void CountSent(const grpc::ByteBuffer& message) { Count(message, &sent_bytes_); }
 
-  // A generic one, which knows the name of a method that is not in the table. Other calls pay for it
-  // with two empty strings.
+  // A generic one, which knows the name of a method that is not in the table. Other calls pay for
+  // it with two empty strings.
   grpc::GenericServerContext context_;
   grpc::GenericServerAsyncReaderWriter responder_;
 

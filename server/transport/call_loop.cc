@@ -14,13 +14,13 @@
 namespace awqd::transport {
 namespace {
 
-// Events taken in a row while something waits to be run. A batch of a short product can hold as many
-// requests, and a loop that never finds its queue empty must compute as well.
+// Events taken in a row while something waits to be run. A batch of a short product can hold as
+// many requests, and a loop that never finds its queue empty must compute as well.
 constexpr int kEventsInARow = 256;
 
 // A poll handles what one connection has to say, and that need not complete anything. One poll that
-// finds nothing says little about the other connections. 32 callers on eight connections: batches of
-// 4 tokens with one poll, of 24 with two, and no larger ones with more.
+// finds nothing says little about the other connections. 32 callers on eight connections: batches
+// of 4 tokens with one poll, of 24 with two, and no larger ones with more.
 constexpr int kPolls = 2;
 
 // How often the spare thread looks at the other threads, and how long it serves before it looks
@@ -269,8 +269,8 @@ class CallLoop::BusyThreads {
   std::vector<Seen> seen_;
 };
 
-// It serves only while all threads are busy elsewhere: a second thread that always serves would split
-// batches.
+// It serves only while all threads are busy elsewhere: a second thread that always serves would
+// split batches.
 void CallLoop::RunSpareThread() {
   on_loop = run_queued_ != nullptr;
   ThreadState own(&longest_events_);  // nobody watches the spare thread

@@ -7,7 +7,7 @@
 //
 // Attacker: a peer that sends megabytes in frames of one byte. gRPC reads a connection for as long
 // as it finds something there, and holds the thread for a second. A spare thread serves the others
-// then. Shown by call_loop_test and `byte_by_byte` of tests/attack.
+// then. Shown by `byte_by_byte` of tests/attack.
 #pragma once
 
 #include <time.h>
@@ -43,8 +43,8 @@ class Method {
   using Make = ServerCall* (*)(Method*);
   using Handler = std::function<void(ServerCall*)>;
 
-  // `index`: in the loop's service; kUnknown for methods that the server does not have. `make` makes
-  // a call of the method's kind.
+  // `index`: in the loop's service; kUnknown for methods that the server does not have. `make`
+  // makes a call of the method's kind.
   Method(CallLoop* loop, Admission::Entry* entry, int index, Make make, Handler handler)
       : loop_(loop), entry_(entry), index_(index), make_(make), handler_(std::move(handler)) {}
 
@@ -126,8 +126,8 @@ class CallLoop {
  public:
   // The completion queue and the methods are those of the builder's server. Every call passes
   // `admission`, a call of an unknown method too, which is then UNIMPLEMENTED. `run_queued` does
-  // what Engine::RunQueued does. It is null where that runs nothing, so that no thread waits in vain
-  // for more requests. `to_grpc` turns an error into the status that the client gets.
+  // what Engine::RunQueued does. It is null where that runs nothing, so that no thread waits in
+  // vain for more requests. `to_grpc` turns an error into the status that the client gets.
   CallLoop(grpc::ServerBuilder* builder, Admission* admission, int threads,
            std::function<bool()> run_queued,
            std::function<grpc::Status(const absl::Status&)> to_grpc);

@@ -6,8 +6,8 @@
 namespace awqd::transport {
 namespace {
 
-// So many calls in so short a time may be the beginning of more. Looking for more costs little where
-// there are none.
+// So many calls in so short a time may be the beginning of more. Looking for more costs little
+// where there are none.
 constexpr int64_t kCrowd = 128;
 constexpr std::chrono::milliseconds kCrowdPeriod(25);
 

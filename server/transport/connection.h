@@ -1,5 +1,5 @@
-// Connection: the calls and bytes in flight on one connection. PeerCalls: the calls in flight on all
-// connections of one peer.
+// Connection: the calls and bytes in flight on one connection. PeerCalls: the calls in flight on
+// all connections of one peer.
 //
 // Attacker: a peer with many connections and many calls on each. gRPC 1.51 holds nobody to its own
 // limit of streams who never acknowledges it, and 1000 connections of 512 calls take 3.7 GB of its
@@ -65,8 +65,8 @@ class PeerCalls {
   explicit PeerCalls(const PeerCallLimits& limits) : limits_(limits) {}
 
   int64_t few() const { return limits_.few; }
-  // Each call that comes is counted first. `name` returns the peer. It is called once in the life of
-  // a share to which more than a few calls come.
+  // Each call that comes is counted first. `name` returns the peer. It is called once in the life
+  // of a share to which more than a few calls come.
   void CountArrival(Share* share, absl::FunctionRef<std::string()> name,
                     std::chrono::steady_clock::time_point now);
   // For a call whose connection has more than a few in flight. A call that asks to begin may do so

@@ -145,8 +145,8 @@ int Millis(absl::Duration duration) {
 // do not wait for answers never cease.
 constexpr absl::Duration kQuiet = absl::Milliseconds(50);
 constexpr absl::Duration kQuietMost = absl::Milliseconds(500);
-// Within this time gRPC has written to every connection that the server goes away. It does so in its
-// Shutdown, which does not say when.
+// Within this time gRPC has written to every connection that the server goes away. It does so in
+// its Shutdown, which does not say when.
 constexpr absl::Duration kAnnounce = absl::Milliseconds(20);
 constexpr absl::Duration kPoll = absl::Milliseconds(2);
 

@@ -1,4 +1,5 @@
-// GrpcServer: listens, runs the call loop, and stops. Services register their methods with its loop.
+// GrpcServer: listens, runs the call loop, and stops. Services register their methods with its
+// loop.
 #pragma once
 
 #include <functional>
@@ -67,7 +68,8 @@ class GrpcServer {
   // - A call that ends meanwhile gets its status once its client has had time to read its messages
   //   (Admission::StatusDelay).
   // - New calls are answered UNAVAILABLE, on connections that have been told to go away.
-  // - Once no call is in flight, clients have kRoundTrip to close. Then connections are closed under
+  // - Once no call is in flight, clients have kRoundTrip to close. Then connections are closed
+  // under
   //   them. gRPC alone would wait 20 s for an idle client that does not read its connection (a
   //   synchronous one between two calls), and for one that has not sent its settings.
   void Shutdown(absl::Time deadline);

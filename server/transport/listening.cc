@@ -1,4 +1,5 @@
-// Parses addresses before gRPC sees them, whose own errors name no reason; resolves, binds, listens.
+// Parses addresses before gRPC sees them, whose own errors name no reason; resolves, binds,
+// listens.
 #include "server/transport/listening.h"
 
 #include <arpa/inet.h>

@@ -33,10 +33,11 @@ struct ListenSockets {
   int port = 0;                   // the port that is bound; 0 for a path
 };
 
-// Listens on "host:port" or "[host]:port": one socket for each address of the host that this machine
-// has, all on one port. Every interface is listened on by IPv4 and IPv6, as far as the machine has them.
-// Nobody else can listen on the port at the same time. Connections are given up by the kernel when
-// the peer has acknowledged nothing for `unacknowledged`. UNAVAILABLE says why it cannot.
+// Listens on "host:port" or "[host]:port": one socket for each address of the host that this
+// machine has, all on one port. Every interface is listened on by IPv4 and IPv6, as far as the
+// machine has them. Nobody else can listen on the port at the same time. Connections are given up
+// by the kernel when the peer has acknowledged nothing for `unacknowledged`. UNAVAILABLE says why
+// it cannot.
 absl::StatusOr<ListenSockets> ListenOnPort(absl::string_view host_and_port,
                                            absl::Duration unacknowledged);
 

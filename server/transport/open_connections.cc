@@ -74,8 +74,8 @@ void DiscardUnread(int fd) {
   }
 }
 
-// Whether gRPC calls the other end of `fd` so. gRPC writes the brackets of IPv6 addresses one way or
-// another.
+// Whether gRPC calls the other end of `fd` so. gRPC writes the brackets of IPv6 addresses one way
+// or another.
 bool IsPeer(int fd, absl::string_view name) {
   sockaddr_storage peer = {};
   socklen_t size = sizeof(peer);
@@ -95,8 +95,8 @@ bool IsPeer(int fd, absl::string_view name) {
          absl::StrContains(name, obs::PrintAddress(AF_INET6, &v6.sin6_addr));
 }
 
-// How long nothing has been on the way, either way; zero while the peer's kernel has not acknowledged
-// everything.
+// How long nothing has been on the way, either way; zero while the peer's kernel has not
+// acknowledged everything.
 absl::Duration SocketIdleTime(int fd) {
   int unsent = 0;
   if (ioctl(fd, SIOCOUTQ, &unsent) == 0 && unsent > 0) return absl::ZeroDuration();

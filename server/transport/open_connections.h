@@ -1,9 +1,9 @@
 // OpenConnections: which connections of the server are open, and from where.
 //
 // gRPC owns the descriptors and closes them without saying so. A second descriptor of each
-// connection would tell, and would cost as many again. So a connection is known by its number and by
-// the cookie that the kernel gives to its socket and to no other. The table checks the cookies when
-// a limit is reached.
+// connection would tell, and would cost as many again. So a connection is known by its number and
+// by the cookie that the kernel gives to its socket and to no other. The table checks the cookies
+// when a limit is reached.
 //
 // Attacker: peers that open connections and keep them. Shown by acceptor_test, and by `crowd` and
 // `descriptors` of tests/attack.
@@ -51,8 +51,8 @@ class OpenConnections {
   int64_t Count();
   // Ends all that are open: their owner reads the end of the stream, and closes them.
   void EndAll();
-  // Resets the connection of one peer, as gRPC spells it: "ipv4:10.0.0.7:51034". False when there is
-  // none of that name.
+  // Resets the connection of one peer, as gRPC spells it: "ipv4:10.0.0.7:51034". False when there
+  // is none of that name.
   bool ResetPeer(const std::string& peer);
   struct Crowd {
     int64_t waiting = 0;  // calls that nobody has read, in all connections

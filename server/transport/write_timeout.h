@@ -1,8 +1,8 @@
 // WriteTimeout: ends calls whose clients do not read their answers.
 //
-// Attacker: a client that never opens its flow-control window. gRPC holds an answer until the window
-// lets it go, for as long as the client likes, and memory and bytes in flight are held as long.
-// Shown by write_timeout_test, admission_limits_test and `unread answers` of tests/attack.
+// Attacker: a client that never opens its flow-control window. gRPC holds an answer until the
+// window lets it go, for as long as the client likes, and memory and bytes in flight are held as
+// long. Shown by write_timeout_test, admission_limits_test and `unread_answers` of tests/attack.
 #pragma once
 
 #include <chrono>

@@ -8,9 +8,9 @@
 
 #include "absl/time/time.h"
 #include "server/services/orca/utilization_meter.h"
+#include "server/transport/admission.h"
 #include "server/transport/byte_budget.h"
 #include "server/transport/call_loop.h"
-#include "server/transport/admission.h"
 
 namespace awqd::services::orca {
 
@@ -26,7 +26,8 @@ class Service {
 
   // Before the server starts. Nothing is null, and all outlive the service. The report that a
   // stream sends counts in `in_flight`.
-  Service(transport::Admission* admission, transport::ByteBudget* in_flight, UtilizationMeter* meter);
+  Service(transport::Admission* admission, transport::ByteBudget* in_flight,
+          UtilizationMeter* meter);
 
   void ServeOn(transport::CallLoop* loop);
 

@@ -1,5 +1,5 @@
-// Every call of the running server passes admission: the methods are those that reflection lists, so
-// that a new one which avoids it fails here.
+// Every call of the running server passes admission: the methods are those that reflection lists,
+// so that a new one which avoids it fails here.
 #include "server/transport/admission.h"
 
 #include <map>

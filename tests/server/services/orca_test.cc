@@ -208,8 +208,8 @@ TEST_F(OrcaTest, StreamsAreBounded) {
   EXPECT_THAT(status.error_message(), HasSubstr("1024 streams are open"));
   streams.front()->Cancel();
   streams.front()->Finish();
-  ASSERT_TRUE(
-      Eventually([&] { return server_->admission()->drain()->in_flight() == Service::kMaxOpen - 1; }));
+  ASSERT_TRUE(Eventually(
+      [&] { return server_->admission()->drain()->in_flight() == Service::kMaxOpen - 1; }));
   ReadFrom(Open("").get());
 }
 

@@ -1,4 +1,5 @@
-// Admission with identities: who may call, and that a rejected call is answered, counted and released.
+// Admission with identities: who may call, and that a rejected call is answered, counted and
+// released.
 #include <unistd.h>
 
 #include <filesystem>
