@@ -9,8 +9,7 @@
 //     again (`descriptors`).
 //   - A crowd of connections: they are limited, in all and for each origin (`crowd`).
 //   - Silent peers: gRPC gets a connection when the client's first frame is there, or bytes that
-// are
-//     not HTTP/2. So a silent one never reaches it or delays its shutdown (`silence`).
+//     are not HTTP/2. So a silent one never reaches it or delays its shutdown (`silence`).
 //   - Many calls on many connections at once: connections in which too many calls wait are reset
 //     (`crowd`).
 #pragma once
