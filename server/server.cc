@@ -33,7 +33,7 @@
 #include "server/repository_watch.h"
 #include "server/services/rpc_server.h"
 #include "server/start_models.h"
-#include "server/transport/call_gate.h"
+#include "server/transport/drain.h"
 
 namespace awqd {
 namespace {
@@ -106,7 +106,7 @@ class ServerImpl final : public Server {
     services::Options rpc = options_.rpc;
     rpc.transport.recorder = recorder_.get();
     AWQD_ASSIGN_OR_RETURN(rpc_, services::RpcServer::Start(rpc, engine_.get(), models_.get()));
-    SetGate(rpc_->door()->gate());
+    SetGate(rpc_->admission()->drain());
     rpc_->SetStarting(true);
     for (const OpenedDevice& opened : devices_) {
       const DeviceInfo& info = opened.device->info();
@@ -148,7 +148,7 @@ class ServerImpl final : public Server {
   }
 
  private:
-  void SetGate(const transport::CallGate* gate) {
+  void SetGate(const transport::Drain* gate) {
     MutexLock lock(&gate_mu_);
     gate_ = gate;
   }
@@ -160,7 +160,7 @@ class ServerImpl final : public Server {
     };
     const auto guard = [rpc = rpc_.get()](const std::vector<std::string>& authorizations) {
       const HttpCaller caller(authorizations);
-      return rpc->door()->access().Admit("metrics", security::Need::kMetrics, caller).status();
+      return rpc->admission()->access().Admit("metrics", security::Need::kMetrics, caller).status();
     };
     obs::GpuMeterOptions gpus;
     for (const Device* device : engine_->devices()) {
@@ -292,7 +292,7 @@ class ServerImpl final : public Server {
   std::unique_ptr<obs::CallRecorder> recorder_;
   std::unique_ptr<services::RpcServer> rpc_;
   mutable Mutex gate_mu_;
-  const transport::CallGate* gate_ ABSL_GUARDED_BY(gate_mu_) = nullptr;  // of rpc_
+  const transport::Drain* gate_ ABSL_GUARDED_BY(gate_mu_) = nullptr;  // of rpc_
   std::unique_ptr<obs::MetricsServer> metrics_;
   std::thread loader_;  // loads what the server starts with, then watches if it is to
   std::thread idle_;

@@ -34,7 +34,7 @@ std::string WithoutSlash(const std::string& path) {
 bool Lock(int fd) { return flock(fd, LOCK_EX | LOCK_NB) == 0; }
 
 absl::Status WhyThere(const std::string& partial) {
-  const model::UniqueFd fd(open(partial.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const UniqueFd fd(open(partial.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (fd.ok() && !Lock(fd.get())) {
     return absl::AlreadyExistsError(absl::StrCat(partial, ": another run is writing it"));
   }
@@ -66,7 +66,7 @@ absl::Status FolderWriter::Make() {
     return errno == EEXIST ? WhyThere(partial_) : PathError("make", partial_);
   }
   made_ = true;
-  lock_ = model::UniqueFd(open(partial_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  lock_ = UniqueFd(open(partial_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!lock_.ok() || !Lock(lock_.get())) return PathError("lock", partial_);
   return absl::OkStatus();
 }

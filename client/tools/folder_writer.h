@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/tools/safetensors_writer.h"
+#include "kernels/base/unique_fd.h"
 #include "kernels/checkpoint/file.h"
 
 namespace awqd::tools {
@@ -61,7 +62,7 @@ class FolderWriter {
   const Guard guard_;
   std::vector<std::shared_ptr<void>> guarded_;  // the directory and every file in it
   bool made_ = false;
-  model::UniqueFd lock_;
+  UniqueFd lock_;
   std::set<std::string> files_;  // in it
   std::unique_ptr<SafetensorsWriter> shard_;
   std::string shard_name_;

@@ -55,7 +55,7 @@ absl::Status OutputFile::Overwrite(int64_t at, absl::string_view text) {
 absl::Status OutputFile::Close() {
   // The directory's rename must not reach the disk before the data.
   if (fsync(fd_.get()) != 0 && errno != EINVAL) return PathError("write", path_);
-  fd_ = model::UniqueFd();
+  fd_ = UniqueFd();
   return absl::OkStatus();
 }
 

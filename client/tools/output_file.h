@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "kernels/base/unique_fd.h"
 #include "kernels/checkpoint/file.h"
 
 namespace awqd::tools {
@@ -30,7 +31,7 @@ class OutputFile {
   OutputFile(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
 
   const std::string path_;
-  model::UniqueFd fd_;
+  UniqueFd fd_;
   int64_t size_ = 0;
 };
 

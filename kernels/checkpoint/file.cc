@@ -53,20 +53,6 @@ absl::Time FileStamp::changed() const {
   return std::max(absl::TimeFromTimespec(stat_.st_mtim), absl::TimeFromTimespec(stat_.st_ctim));
 }
 
-UniqueFd& UniqueFd::operator=(UniqueFd&& other) noexcept {
-  if (this != &other) {
-    if (ok()) close(fd_);
-    fd_ = other.Release();
-  }
-  return *this;
-}
-
-UniqueFd::~UniqueFd() {
-  if (ok()) close(fd_);
-}
-
-int UniqueFd::Release() { return std::exchange(fd_, -1); }
-
 absl::StatusOr<File> File::Adopt(UniqueFd fd, std::string name) {
   File out;
   if (fstat(fd.get(), &out.stat_) != 0) {

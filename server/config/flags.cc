@@ -145,9 +145,7 @@ void AddListenFlags(FlagTable& table, Options& options) {
              "--no_reflection where the API should not describe itself.");
   table.Flag(
       "channelz", rpc.channelz,
-      "Answer grpc.channelz.v1 to callers with the role admin: the addresses of all clients, "
-      "and what each of their connections has sent and received. Without --tokens to "
-      "everybody, so only where everybody may know.");
+      "Has no effect any more: the server has no grpc.channelz.v1. Accepted, with a warning.");
   table.Flag(
       "orca", rpc.orca,
       "Tell clients how busy the server is, in ORCA's reports: at the end of every call for a "

@@ -26,7 +26,7 @@
 #include "server/config/flags.h"
 #include "server/config/print_config.h"
 #include "server/obs/http_server.h"
-#include "server/transport/listen_address.h"
+#include "server/transport/listening.h"
 
 namespace awqd {
 namespace {

@@ -41,7 +41,7 @@ void AddIdentityFlags(FlagTable& table, security::Options& security) {
                              "loopback and unix: addresses are listened on, otherwise none.");
 }
 
-void AddClientFlags(FlagTable& table, transport::ClientBounds& client) {
+void AddClientFlags(FlagTable& table, transport::ClientQuota& client) {
   table.Number("max_requests_in_flight_per_client", client.requests_in_flight, int64_t{0},
                int64_t{1} << 32,
                "Requests that one client may have in flight, messages of streams and open streams "

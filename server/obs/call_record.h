@@ -74,7 +74,7 @@ struct CallRecord {
   std::string identity;  // empty: nobody in particular
   TraceContext trace;
   absl::StatusCode code = absl::StatusCode::kUnknown;
-  // It came to the door; its status was known; the last of it was handed to the kernel.
+  // It came to admission; its status was known; the last of it was handed to the kernel.
   absl::Time began, answered, ended;
   int64_t received_bytes = 0, sent_bytes = 0;
   RequestSum sum;

@@ -8,8 +8,8 @@
 #include "absl/strings/ascii.h"
 #include "kernels/registry.h"
 #include "server/obs/call_recorder.h"
+#include "server/transport/admission.h"
 #include "server/transport/call_loop.h"
-#include "server/transport/door.h"
 
 namespace awqd::services {
 namespace {
@@ -19,7 +19,7 @@ static_assert(obs::MethodStats::kCodes == transport::MethodCalls::kOutcomes);
 constexpr absl::string_view kStates[] = {"unloaded", "loading", "ready", "failed"};
 
 void AddMethods(const Env& env, obs::Snapshot* out) {
-  for (transport::MethodCalls& calls : env.door->Calls()) {
+  for (transport::MethodCalls& calls : env.admission->Calls()) {
     obs::MethodStats& method = out->methods.emplace_back();
     method.method = std::move(calls.method);
     method.started = calls.started;
@@ -112,8 +112,8 @@ obs::Snapshot Collect(const Env& env, Plans plans) {
   out.in_flight_bytes = env.in_flight->in_flight();
   out.in_flight_limit_bytes = env.in_flight->limit();
   out.in_flight_refused = env.in_flight->refused();
-  out.turned_away = env.gate->turned_away();
-  const transport::LoopHolds::Longest longest = env.loop->holds().longest();
+  out.turned_away = env.gate->rejected();
+  const transport::LongestEvents::Times longest = env.loop->longest_events().Longest();
   out.loop_hold_wall = longest.wall;
   out.loop_hold_processor = longest.processor;
   out.queue_limit_requests = env.options.max_queued_requests;

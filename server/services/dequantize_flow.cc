@@ -16,11 +16,11 @@ absl::string_view DequantizeSteps::request_id() const {
   return id;
 }
 
-absl::Status DequantizeSteps::Begin(grpc::ByteBuffer* message, const transport::CallGate* gate) {
+absl::Status DequantizeSteps::Begin(grpc::ByteBuffer* message, const transport::Drain* gate) {
   AWQD_RETURN_IF_ERROR(StillWanted());
   absl::Status admitted = Admit(message, codec_->type(), codec_->payload());
   if (admitted.ok() && gate != nullptr && !gate->open()) {
-    admitted = absl::UnavailableError(transport::CallGate::Draining().error_message());
+    admitted = absl::UnavailableError(transport::Drain::UnavailableStatus().error_message());
   }
   if (!admitted.ok()) {
     request_.set_request_id(codec_->PeekId(message_.pieces()));

@@ -47,7 +47,7 @@ class DequantizeSteps : public RequestFlow {
   wire::DequantizeJob job_;
 
  private:
-  absl::Status Begin(grpc::ByteBuffer* message, const transport::CallGate* gate) override;
+  absl::Status Begin(grpc::ByteBuffer* message, const transport::Drain* gate) override;
   absl::Status OnMessage();
   absl::Status OnWeight(WeightPtr weight);
   void Add(const engine::ExecutionReport& block, int64_t bytes);

@@ -11,9 +11,9 @@
 #include "server/services/shared_memory.h"
 #include "server/services/waking.h"
 #include "server/services/worker.h"
+#include "server/transport/admission.h"
 #include "server/transport/byte_budget.h"
-#include "server/transport/call_gate.h"
-#include "server/transport/door.h"
+#include "server/transport/drain.h"
 
 namespace awqd::transport {
 class CallLoop;
@@ -24,8 +24,8 @@ namespace awqd::services {
 struct Env {
   engine::Engine* engine = nullptr;
   model::ModelStore* models = nullptr;
-  transport::CallGate* gate = nullptr;
-  transport::Door* door = nullptr;
+  transport::Drain* gate = nullptr;
+  transport::Admission* admission = nullptr;
   transport::CallLoop* loop = nullptr;
   Worker* loads = nullptr;     // LoadModel, UnloadModel
   Waking* waking = nullptr;    // of models that sleep

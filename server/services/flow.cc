@@ -37,7 +37,7 @@ absl::Status Flow::Admit(grpc::ByteBuffer* message, const google::protobuf::Desc
                                             limit, " (the server's max_receive_message_bytes)")),
                            "request");
   }
-  AWQD_ASSIGN_OR_RETURN(lease_, env_.in_flight->Take(connection_, bytes, "request"));
+  AWQD_ASSIGN_OR_RETURN(lease_, env_.in_flight->AcquireBytes(charge_, bytes, "request"));
   AWQD_ASSIGN_OR_RETURN(parsed_bytes_, wire::ParsedBytes(message_.pieces(), type, payload));
   return lease_.Grow(parsed_bytes_, "request, once it is parsed");
 }

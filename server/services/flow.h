@@ -17,6 +17,7 @@
 #include "google/protobuf/message.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "kernels/base/mutex.h"
+#include "kernels/base/out_of_memory.h"
 #include "kernels/base/status.h"
 #include "server/engine/engine.h"
 #include "server/obs/logging.h"
@@ -24,7 +25,6 @@
 #include "server/services/sources.h"
 #include "server/transport/byte_budget.h"
 #include "server/transport/call.h"
-#include "server/transport/guard.h"
 #include "server/wire/raw_message.h"
 
 namespace awqd::services {
@@ -81,7 +81,7 @@ class Flow : public std::enable_shared_from_this<Flow> {
         deadline_(call->deadline()),
         notes_(call->notes()),
         span_(call->span()),
-        connection_(call->connection()) {
+        charge_(call->request_charge()) {
     log_.method = method;
   }
   ~Flow() = default;
@@ -152,7 +152,7 @@ class Flow : public std::enable_shared_from_this<Flow> {
   // Runs `body`; an error or an exception ends the flow.
   template <typename F>
   void Try(F&& body) {
-    if (absl::Status status = transport::Guarded(std::forward<F>(body)); !status.ok()) {
+    if (absl::Status status = CatchExceptions(std::forward<F>(body)); !status.ok()) {
       Settle(status);
     }
   }
@@ -191,8 +191,8 @@ class Flow : public std::enable_shared_from_this<Flow> {
   const Env& env_;
   absl::Time deadline_;  // the call's, or an earlier one that the request names
   obs::CallNotes* const notes_;
-  const obs::SpanRef span_;  // the call's; none where it is not traced
-  const std::shared_ptr<transport::Connection> connection_;
+  const obs::SpanRef span_;         // the call's; none where it is not traced
+  const transport::Charge charge_;  // of its bytes
   const absl::Time started_ = absl::Now();
   TaskSlot slot_;
   transport::ByteLease lease_;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/out_of_memory.h"
 #include "kernels/base/status.h"
 #include "server/obs/logging.h"
 #include "server/services/unary.h"
@@ -165,7 +166,7 @@ void HealthService::ServeOn(transport::CallLoop* loop) {
 
 void HealthService::OnCheck(transport::UnaryCall* call) {
   HealthCheckResponse response;
-  const absl::Status status = transport::Guarded([&]() -> absl::Status {
+  const absl::Status status = CatchExceptions([&]() -> absl::Status {
     HealthCheckRequest request;
     AWQD_RETURN_IF_ERROR(ParseRequest(call->request(), &request));
     MutexLock lock(&mu_);
@@ -181,7 +182,7 @@ void HealthService::OnCheck(transport::UnaryCall* call) {
 void HealthService::OnWatch(transport::WriteCall* call) {
   HealthCheckRequest request;
   const absl::Status status =
-      transport::Guarded([&] { return ParseRequest(call->request(), &request); });
+      CatchExceptions([&] { return ParseRequest(call->request(), &request); });
   if (!status.ok()) return call->Finish(wire::ToGrpc(status));
   const auto watch = std::make_shared<HealthWatch>(this, call, request.service());
   call->SetReactor(watch.get());

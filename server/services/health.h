@@ -1,7 +1,7 @@
 // The standard health service, grpc.health.v1, with a status per service and Watch.
 //
 // Our own instead of gRPC's built-in one, which says SERVING before any weight is loaded, is not
-// flipped by a shutdown, cannot be described by reflection and does not pass the door.
+// flipped by a shutdown, cannot be described by reflection and does not pass admission.
 #pragma once
 
 #include <map>

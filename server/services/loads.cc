@@ -3,9 +3,9 @@
 
 #include <utility>
 
+#include "kernels/base/out_of_memory.h"
 #include "kernels/base/status.h"
 #include "server/obs/logging.h"
-#include "server/transport/guard.h"
 #include "server/wire/status.h"
 
 namespace awqd::services {
@@ -14,7 +14,7 @@ namespace {
 // Runs `body` on a model, and says in the log how it ended.
 template <typename F>
 absl::Status Logged(absl::string_view what, const std::string& name, F body) {
-  const absl::Status status = wire::ForClient(transport::Guarded(body));
+  const absl::Status status = wire::ForClient(CatchExceptions(body));
   obs::LogLimited(status.ok() ? obs::LogLevel::kInfo : obs::LogLevel::kWarning, what,
                   {{"model", obs::LogText(name)},
                    {"status", absl::StatusCodeToString(status.code())},

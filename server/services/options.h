@@ -16,7 +16,7 @@ struct Options {
   bool reflection = true;
   // How long a reflection stream may be open without asking: there are few of them for all clients.
   absl::Duration reflection_idle = absl::Seconds(30);
-  bool channelz = false;
+  bool channelz = false;  // has no effect; the server warns of it
   bool orca = false;
   // Products of floating activations are INT8_PER_TOKEN unless a request says how.
   bool int8_activations = false;

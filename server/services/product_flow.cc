@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/algorithm/container.h"
+#include "kernels/base/out_of_memory.h"
 #include "kernels/base/status.h"
 #include "server/obs/logging.h"
 #include "server/transport/call_loop.h"
@@ -60,12 +61,11 @@ absl::Status ProductFlow<Method>::OpenShared() {
 }
 
 template <typename Method>
-absl::Status ProductFlow<Method>::Begin(grpc::ByteBuffer* message,
-                                        const transport::CallGate* gate) {
+absl::Status ProductFlow<Method>::Begin(grpc::ByteBuffer* message, const transport::Drain* gate) {
   AWQD_RETURN_IF_ERROR(StillWanted());
   absl::Status admitted = Admit(message, codec_->type(), codec_->payload());
   if (admitted.ok() && gate != nullptr && !gate->open()) {
-    admitted = absl::UnavailableError(transport::CallGate::Draining().error_message());
+    admitted = absl::UnavailableError(transport::Drain::UnavailableStatus().error_message());
   }
   if (!admitted.ok()) {
     parsed_.request.set_request_id(codec_->PeekId(message_.pieces()));
@@ -162,7 +162,7 @@ void ProductFlow<Method>::OnResult(const absl::Status& status, const engine::Pay
 template <typename Method>
 void ProductFlow<Method>::Answer(const absl::Status& status, const engine::Payload& result) {
   int64_t extra = 0;
-  const absl::Status settled = transport::Guarded([&]() -> absl::Status {
+  const absl::Status settled = CatchExceptions([&]() -> absl::Status {
     AWQD_RETURN_IF_ERROR(status);
     const v1::SharedMemory* written = parsed_.request.has_output_shared_memory()
                                           ? &parsed_.request.output_shared_memory()

@@ -59,7 +59,7 @@ class ProductFlow final : public RequestFlow {
   absl::string_view request_id() const override;
 
  private:
-  absl::Status Begin(grpc::ByteBuffer* message, const transport::CallGate* gate) override;
+  absl::Status Begin(grpc::ByteBuffer* message, const transport::Drain* gate) override;
   absl::Status OnMessage();
   absl::Status OpenShared();
   absl::Status OnWeights(typename Source::Weights weights);

@@ -15,9 +15,9 @@
 #include "google/rpc/status.pb.h"
 #include "grpc/reflection/v1alpha/reflection.pb.h"
 #include "kernels/base/mutex.h"
+#include "kernels/base/out_of_memory.h"
 #include "kernels/base/status.h"
 #include "server/obs/logging.h"
-#include "server/transport/guard.h"
 #include "server/wire/raw_message.h"
 #include "server/wire/status.h"
 
@@ -184,14 +184,14 @@ class ReflectionService::Stream final : public transport::Reactor,
       call_->StartRead(&message_);
     }
     draining_ =
-        std::make_unique<transport::CallGate::Listener>(service_->gate_, [weak = weak_from_this()] {
+        std::make_unique<transport::Drain::Listener>(service_->gate_, [weak = weak_from_this()] {
           if (const auto stream = weak.lock()) stream->Drain();
         });
   }
 
   void OnReadDone(bool ok) override {
     grpc::ByteBuffer answer;
-    const absl::Status status = transport::Guarded([&]() -> absl::Status {
+    const absl::Status status = CatchExceptions([&]() -> absl::Status {
       if (!ok) return absl::OkStatus();
       AWQD_RETURN_IF_ERROR(lease_.Resize(static_cast<int64_t>(message_.Length()), "request"));
       Request request;
@@ -215,7 +215,7 @@ class ReflectionService::Stream final : public transport::Reactor,
     lease_.ShrinkTo(0);
     silent_since_ = absl::Now();
     if (!ok) return Finish(wire::ToGrpc(Cancelled()));
-    if (drained_) return Finish(transport::CallGate::Draining());
+    if (drained_) return Finish(transport::Drain::UnavailableStatus());
     call_->StartRead(&message_);
   }
 
@@ -243,7 +243,7 @@ class ReflectionService::Stream final : public transport::Reactor,
   void Drain() {
     MutexLock lock(&mu_);
     drained_ = true;
-    if (!writing_) Finish(transport::CallGate::Draining());
+    if (!writing_) Finish(transport::Drain::UnavailableStatus());
   }
 
   void Finish(const grpc::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
@@ -265,15 +265,15 @@ class ReflectionService::Stream final : public transport::Reactor,
   bool drained_ ABSL_GUARDED_BY(mu_) = false;  // the server stops
   bool cancelled_ ABSL_GUARDED_BY(mu_) = false;
   bool finished_ ABSL_GUARDED_BY(mu_) = false;
-  std::unique_ptr<transport::CallGate::Listener> draining_;
+  std::unique_ptr<transport::Drain::Listener> draining_;
 };
 
-ReflectionService::ReflectionService(transport::Door* door, transport::ByteBudget* in_flight,
-                                     absl::Duration idle_limit)
-    : gate_(door->gate()),
+ReflectionService::ReflectionService(transport::Admission* admission,
+                                     transport::ByteBudget* in_flight, absl::Duration idle_limit)
+    : gate_(admission->drain()),
       in_flight_(in_flight),
       idle_limit_(idle_limit),
-      services_(AndOwnNames(door->Services())),
+      services_(AndOwnNames(admission->Services())),
       schema_(services_) {}
 
 void ReflectionService::ServeOn(transport::CallLoop* loop) {
@@ -287,7 +287,8 @@ void ReflectionService::ServeOn(transport::CallLoop* loop) {
 
 void ReflectionService::Start(transport::StreamCall* call) {
   // Taken here and not by each request: those of a stream that tells of methods are not counted.
-  absl::StatusOr<transport::ByteLease> lease = in_flight_->Take(call->connection(), 0, "request");
+  absl::StatusOr<transport::ByteLease> lease =
+      in_flight_->AcquireBytes(call->charge(), 0, "request");
   if (!lease.ok()) return call->Finish(wire::ToGrpc(lease.status()));
   const auto stream = std::make_shared<Stream>(this, call);
   if (stream->others() < kMaxOpen) return stream->Start(*std::move(lease));

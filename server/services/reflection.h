@@ -1,7 +1,7 @@
 // The standard reflection service, grpc.reflection.v1 and its older package v1alpha, whose messages
 // are the same.
 //
-// Our own instead of gRPC's, which keeps a thread for each open stream and does not pass the door.
+// Our own instead of gRPC's, which keeps a thread for each open stream and does not pass admission.
 #pragma once
 
 #include <atomic>
@@ -14,9 +14,9 @@
 #include "absl/time/time.h"
 #include "google/protobuf/descriptor.h"
 #include "grpc/reflection/v1/reflection.pb.h"
+#include "server/transport/admission.h"
 #include "server/transport/byte_budget.h"
 #include "server/transport/call_loop.h"
-#include "server/transport/door.h"
 
 namespace awqd::services {
 
@@ -61,7 +61,7 @@ class ReflectionService {
   // Tells of the services whose methods have been served by now, and of itself.
   // A stream that asks for nothing for `idle_limit` ends with UNAVAILABLE. Answers count in
   // `in_flight` until they were sent.
-  ReflectionService(transport::Door* door, transport::ByteBudget* in_flight,
+  ReflectionService(transport::Admission* admission, transport::ByteBudget* in_flight,
                     absl::Duration idle_limit);
 
   void ServeOn(transport::CallLoop* loop);
@@ -74,7 +74,7 @@ class ReflectionService {
 
   void Start(transport::StreamCall* call);
 
-  transport::CallGate* const gate_;
+  transport::Drain* const gate_;
   transport::ByteBudget* const in_flight_;
   const absl::Duration idle_limit_;
   const std::vector<std::string> services_;

@@ -11,9 +11,10 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "grpcpp/support/byte_buffer.h"
+#include "kernels/base/out_of_memory.h"
 #include "server/services/flow.h"
-#include "server/transport/call_gate.h"
-#include "server/transport/call_kinds.h"
+#include "server/transport/call.h"
+#include "server/transport/drain.h"
 #include "server/wire/status.h"
 
 namespace awqd::services {
@@ -29,10 +30,10 @@ class RequestFlow : public Flow {
 
   // Takes the bytes out of `message`. Never blocks. `gate`: of a message on a stream, which is
   // UNAVAILABLE when that gate is not open; a call of its own has passed it.
-  void Start(grpc::ByteBuffer* message, const transport::CallGate* gate = nullptr) {
+  void Start(grpc::ByteBuffer* message, const transport::Drain* gate = nullptr) {
     const auto self =
         shared_from_this();  // the answer may come, and the call end, before we return
-    const absl::Status status = transport::Guarded([&] { return Begin(message, gate); });
+    const absl::Status status = CatchExceptions([&] { return Begin(message, gate); });
     if (status.ok()) return;
     message->Clear();  // when it was not even looked at
     Settle(status);
@@ -53,7 +54,7 @@ class RequestFlow : public Flow {
   using Flow::Flow;
   // After each change of the lease.
   void NoteHeld() { held_bytes_.store(lease_.bytes(), std::memory_order_relaxed); }
-  virtual absl::Status Begin(grpc::ByteBuffer* message, const transport::CallGate* gate) = 0;
+  virtual absl::Status Begin(grpc::ByteBuffer* message, const transport::Drain* gate) = 0;
 
  private:
   std::atomic<int64_t> held_bytes_{0};

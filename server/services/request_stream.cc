@@ -37,10 +37,9 @@ class RequestStream final : public transport::Reactor,
       self_ = shared_from_this();
       ReadMore();
     }
-    draining_ =
-        std::make_unique<transport::CallGate::Listener>(env_.gate, [weak = weak_from_this()] {
-          if (const auto stream = weak.lock()) stream->Drain();
-        });
+    draining_ = std::make_unique<transport::Drain::Listener>(env_.gate, [weak = weak_from_this()] {
+      if (const auto stream = weak.lock()) stream->Drain();
+    });
   }
 
   void OnReadDone(bool ok) override {
@@ -203,7 +202,7 @@ class RequestStream final : public transport::Reactor,
     if (cancelled_) {
       call_->Finish(wire::ToGrpc(absl::CancelledError("the client cancelled the call")));
     } else {
-      call_->FinishOnceRead(drained_ ? transport::CallGate::Draining() : grpc::Status::OK);
+      call_->FinishOnceRead(drained_ ? transport::Drain::UnavailableStatus() : grpc::Status::OK);
     }
   }
 
@@ -224,14 +223,14 @@ class RequestStream final : public transport::Reactor,
   bool cancelled_ ABSL_GUARDED_BY(mu_) = false;
   bool drained_ ABSL_GUARDED_BY(mu_) = false;  // the server stops; the client had more to send
   bool finished_ ABSL_GUARDED_BY(mu_) = false;
-  std::unique_ptr<transport::CallGate::Listener> draining_;
+  std::unique_ptr<transport::Drain::Listener> draining_;
 };
 
 }  // namespace
 
 void StartRequestStream(const Env& env, transport::StreamCall* call, StreamProtocol protocol) {
   absl::StatusOr<transport::ByteLease> objects =
-      env.in_flight->Take(call->connection(), 0, "requests of a stream");
+      env.in_flight->AcquireBytes(call->charge(), 0, "requests of a stream");
   if (!objects.ok()) return call->Finish(wire::ToGrpc(objects.status()));
   const auto stream =
       std::make_shared<RequestStream>(env, call, std::move(protocol), *std::move(objects));

@@ -9,7 +9,7 @@
 #include "grpcpp/support/byte_buffer.h"
 #include "server/services/env.h"
 #include "server/services/request_flow.h"
-#include "server/transport/call_kinds.h"
+#include "server/transport/call.h"
 
 namespace awqd::services {
 

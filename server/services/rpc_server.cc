@@ -62,8 +62,8 @@ RpcServer::RpcServer(const Options& options, engine::Engine* engine, model::Mode
       waking_(models, &loads_),
       health_(kServices),
       grpc_(TransportOptions(options, *engine), RunQueued(engine), wire::ToGrpc) {
-  env_.door = grpc_.door();
-  env_.gate = env_.door->gate();
+  env_.admission = grpc_.admission();
+  env_.gate = env_.admission->drain();
   env_.loop = grpc_.loop();
   env_.engine = engine;
   env_.models = models;
@@ -96,14 +96,17 @@ absl::Status RpcServer::Listen() {
   ServeServerInfo(env_, grpc_.loop());
   oip::Serve(env_, grpc_.loop());
   health_.ServeOn(grpc_.loop());
-  if (env_.options.channelz) ServeChannelz(env_, grpc_.loop());
+  if (env_.options.channelz) {
+    obs::LogEvent(obs::LogLevel::kWarning,
+                  "channelz has no effect: the server has no grpc.channelz.v1 any more", {});
+  }
   if (env_.options.orca) {
     utilization_.emplace([this] { return Collect(env_, Plans::kLeftOut); }, UsableThreads());
-    orca_.emplace(grpc_.door(), &in_flight_, &*utilization_);
+    orca_.emplace(grpc_.admission(), &in_flight_, &*utilization_);
     orca_->ServeOn(grpc_.loop());
   }
   if (env_.options.reflection) {
-    reflection_.emplace(grpc_.door(), &in_flight_, env_.options.reflection_idle);
+    reflection_.emplace(grpc_.admission(), &in_flight_, env_.options.reflection_idle);
     reflection_->ServeOn(grpc_.loop());
   }
   return grpc_.Start();

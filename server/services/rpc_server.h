@@ -58,7 +58,7 @@ class RpcServer {
   obs::Snapshot Snapshot(Plans plans) const;
 
   // What every call passes: the counts of calls, and the gate that Shutdown closes.
-  transport::Door* door() { return grpc_.door(); }
+  transport::Admission* admission() { return grpc_.admission(); }
   // Who is connected.
   transport::Acceptor* acceptor() { return grpc_.acceptor(); }
   // What Options::in_flight_bytes bounds.

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "server/services/env.h"
-#include "server/transport/call_kinds.h"
+#include "server/transport/call.h"
 #include "server/transport/call_loop.h"
 
 namespace awqd::services {
@@ -19,9 +19,6 @@ void ServeModelRepository(const Env& env, transport::CallLoop* loop);
 
 // Version, device, kernel rows, limits.
 void ServeServerInfo(const Env& env, transport::CallLoop* loop);
-
-// grpc.channelz.v1: who is connected, and what each connection has done, as gRPC counts it.
-void ServeChannelz(const Env& env, transport::CallLoop* loop);
 
 // The calls of the inference service that have a file of their own. They own themselves until gRPC
 // is done with them.

@@ -102,16 +102,16 @@ absl::Status SharedRange::Write(absl::string_view bytes) const {
   return whole ? absl::OkStatus() : Refuse("cannot be written");
 }
 
-SharedMemory::SharedMemory(SharedMemoryOptions options, model::UniqueFd directory)
+SharedMemory::SharedMemory(SharedMemoryOptions options, UniqueFd directory)
     : options_(std::move(options)),
       directory_(std::move(directory)),
       writers_("shared-memory writes", options_.prefix.empty() ? 0 : kWriters, options_.max_open) {}
 
 absl::StatusOr<std::unique_ptr<SharedMemory>> SharedMemory::Create(
     const SharedMemoryOptions& options) {
-  model::UniqueFd directory;
+  UniqueFd directory;
   if (!options.prefix.empty()) {
-    directory = model::UniqueFd(open(kDirectory, O_PATH | O_DIRECTORY | O_CLOEXEC));
+    directory = UniqueFd(open(kDirectory, O_PATH | O_DIRECTORY | O_CLOEXEC));
     if (!directory.ok()) {
       return absl::FailedPreconditionError(
           absl::StrCat("--shared_memory_prefix: cannot open ", kDirectory, ": ", strerror(errno)));
@@ -161,7 +161,7 @@ absl::StatusOr<SharedRange> SharedMemory::Open(const v1::SharedMemory& range, Ac
                         mode | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC | O_NOCTTY);
   if (fd < 0 && (errno == EMFILE || errno == ENFILE)) return TooMany(field, options_.max_open);
   if (fd < 0) return opened.Refuse(strerror(errno));
-  opened.fd_ = model::UniqueFd(fd);
+  opened.fd_ = UniqueFd(fd);
   const absl::string_view why = WhyNot(fd, range.offset() + range.size());
   if (!why.empty()) return opened.Refuse(why);
   return opened;

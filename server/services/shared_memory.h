@@ -29,6 +29,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "awqd/v1/tensor.pb.h"
+#include "kernels/base/unique_fd.h"
 #include "kernels/checkpoint/file.h"
 #include "server/engine/staging.h"
 #include "server/services/worker.h"
@@ -70,7 +71,7 @@ class SharedRange {
   absl::Status Refuse(absl::string_view reason) const;
 
   Slot slot_;
-  model::UniqueFd fd_;
+  UniqueFd fd_;
   int64_t offset_ = 0;
   int64_t size_ = 0;
   std::string field_;
@@ -101,11 +102,11 @@ class SharedMemory {
   int64_t open_ranges() const { return open_.load(); }
 
  private:
-  SharedMemory(SharedMemoryOptions options, model::UniqueFd directory);
+  SharedMemory(SharedMemoryOptions options, UniqueFd directory);
   absl::Status CheckRange(const v1::SharedMemory& range, absl::string_view field) const;
 
   const SharedMemoryOptions options_;
-  const model::UniqueFd directory_;
+  const UniqueFd directory_;
   std::atomic<int64_t> open_{0};
   Worker writers_;
 };

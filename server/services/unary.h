@@ -6,12 +6,12 @@
 
 #include "absl/status/status.h"
 #include "google/protobuf/message_lite.h"
+#include "kernels/base/out_of_memory.h"
 #include "kernels/base/status.h"
 #include "server/services/env.h"
 #include "server/services/waking.h"
 #include "server/transport/byte_budget.h"
-#include "server/transport/call_kinds.h"
-#include "server/transport/guard.h"
+#include "server/transport/call.h"
 #include "server/wire/raw_message.h"
 #include "server/wire/status.h"
 #include "server/wire/validate.h"
@@ -40,7 +40,7 @@ absl::Status ParseNamed(transport::ByteBudget* budget, transport::UnaryCall* cal
                         Request* request) {
   if (budget != nullptr) {
     const auto bytes = static_cast<int64_t>(call->request()->Length());
-    AWQD_ASSIGN_OR_RETURN(*call->lease(), budget->Take(call->connection(), bytes, "request"));
+    AWQD_ASSIGN_OR_RETURN(*call->lease(), budget->AcquireBytes(call->charge(), bytes, "request"));
   }
   AWQD_RETURN_IF_ERROR(wire::Parse(call->request(), request));
   // Nobody reads what this version does not know, and the parser keeps it as something larger.
@@ -57,7 +57,7 @@ using Filler = absl::Status (*)(const Env& env, const Request& request, Response
 template <typename Request, typename Response, typename Fill>
 void AnswerWith(transport::ByteBudget* budget, transport::UnaryCall* call, Fill fill) {
   Response response;
-  const absl::Status status = transport::Guarded([&]() -> absl::Status {
+  const absl::Status status = CatchExceptions([&]() -> absl::Status {
     Request request;
     AWQD_RETURN_IF_ERROR(ParseNamed(budget, call, &request));
     return fill(request, &response);
@@ -68,7 +68,7 @@ void AnswerWith(transport::ByteBudget* budget, transport::UnaryCall* call, Fill 
 // Runs `answer(request)` on `worker`, where it may block. It ends the call.
 template <typename Request, typename Answer>
 void RunOn(Worker* worker, const Env& env, transport::UnaryCall* call, Answer answer) {
-  const absl::Status accepted = transport::Guarded([&]() -> absl::Status {
+  const absl::Status accepted = CatchExceptions([&]() -> absl::Status {
     Request request;
     AWQD_RETURN_IF_ERROR(ParseNamed(env.in_flight, call, &request));
     return worker->Run(
@@ -82,7 +82,7 @@ template <typename Request, typename Response>
 auto AnswerLater(const Env& env, transport::UnaryCall* call, Filler<Request, Response> fill) {
   return [&env, call, fill](const Request& request) {
     Response response;
-    const absl::Status status = transport::Guarded([&] { return fill(env, request, &response); });
+    const absl::Status status = CatchExceptions([&] { return fill(env, request, &response); });
     Reply(call, status, response);
   };
 }
@@ -98,7 +98,7 @@ void AnswerOn(Worker* worker, const Env& env, transport::UnaryCall* call,
 template <typename Request, typename Response, typename ModelOf>
 void AnswerAwake(Worker* worker, const Env& env, transport::UnaryCall* call, ModelOf model_of,
                  Filler<Request, Response> fill) {
-  const absl::Status accepted = transport::Guarded([&]() -> absl::Status {
+  const absl::Status accepted = CatchExceptions([&]() -> absl::Status {
     Request request;
     AWQD_RETURN_IF_ERROR(ParseNamed(env.in_flight, call, &request));
     const std::string model = model_of(request);

@@ -3,8 +3,8 @@
 
 #include <utility>
 
+#include "kernels/base/out_of_memory.h"
 #include "server/obs/logging.h"
-#include "server/transport/guard.h"
 #include "server/wire/status.h"
 
 namespace awqd::services {
@@ -25,7 +25,7 @@ absl::Status Waking::Wake(absl::string_view model, Then then) {
 
 void Waking::Load(const std::string& model) {
   const absl::Status status =
-      wire::ForClient(transport::Guarded([&] { return models_->Wake(model).status(); }));
+      wire::ForClient(CatchExceptions([&] { return models_->Wake(model).status(); }));
   obs::LogLimited(status.ok() ? obs::LogLevel::kInfo : obs::LogLevel::kWarning, "load on use",
                   {{"model", obs::LogText(model)},
                    {"status", absl::StatusCodeToString(status.code())},

@@ -15,9 +15,9 @@
 #include <utility>
 
 #include "absl/strings/string_view.h"
+#include "kernels/base/out_of_memory.h"
 #include "server/obs/logging.h"
 #include "server/obs/origin.h"
-#include "server/transport/guard.h"
 
 namespace awqd::transport {
 namespace {
@@ -25,10 +25,10 @@ namespace {
 // Accepted in a row before connections that are waiting get their turn.
 constexpr int kAcceptsInARow = 64;
 constexpr int kEvents = 64;
-// How long a peer whose connections were reset gets no new one: at first, and, doubled each time
-// that it happens again before it is forgotten, at most.
+// How long a peer whose connections were reset gets no new one: at first, and at most. The time
+// doubles when it happens again before it is forgotten.
 constexpr std::chrono::seconds kFirstPenalty(1), kLongestPenalty(8), kForgetPenalty(30);
-// How long to leave the listening sockets alone when not even the reserve helps.
+// How long accepting pauses when not even the spare descriptor helps.
 constexpr std::chrono::milliseconds kPause(100);
 
 constexpr absl::string_view kPreface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -36,51 +36,52 @@ constexpr size_t kFrameHeader = 9;
 constexpr uint8_t kSettings = 4;
 constexpr size_t kLargestFrame = 16384;  // that a peer may send unasked: RFC 9113, section 4.2
 
-int64_t Affordable(int64_t connections) {
+int64_t LimitToDescriptors(int64_t connections) {
   rlimit limit = {};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return connections;
   return std::min(connections, static_cast<int64_t>(limit.rlim_cur / 4 * 3));
 }
 
-void Signal(const Descriptor& event) {
+void Signal(const UniqueFd& event) {
   const uint64_t one = 1;
   while (write(event.get(), &one, sizeof(one)) < 0 && errno == EINTR) {
   }
 }
 
-Descriptor OpenReserve() { return Descriptor(open("/dev/null", O_RDONLY | O_CLOEXEC)); }
+UniqueFd OpenSpare() { return UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC)); }
 
-enum class Beginning { kIncomplete, kThere, kGone };
+enum class FirstFrame { kIncomplete, kComplete, kGone };
 
-// Whether gRPC has something to do: the client's preface with the whole frame behind it, which is
-// of SETTINGS, or bytes that begin differently (TLS, or a mistake).
-Beginning BeginningOf(int fd) {
+// Complete: the client's preface and the whole SETTINGS frame behind it are there, or bytes that
+// begin differently (TLS, or a mistake).
+FirstFrame CheckStart(int fd) {
   char bytes[kPreface.size() + kFrameHeader];
   const ssize_t got = recv(fd, bytes, sizeof(bytes), MSG_PEEK | MSG_DONTWAIT);
-  if (got == 0) return Beginning::kGone;
+  if (got == 0) return FirstFrame::kGone;
   if (got < 0) {
     const bool later = errno == EAGAIN || errno == EINTR;
-    return later ? Beginning::kIncomplete : Beginning::kGone;
+    return later ? FirstFrame::kIncomplete : FirstFrame::kGone;
   }
   const auto size = static_cast<size_t>(got);
   const size_t common = std::min(size, kPreface.size());
-  if (std::memcmp(bytes, kPreface.data(), common) != 0) return Beginning::kThere;
-  if (size < sizeof(bytes)) return Beginning::kIncomplete;
+  if (std::memcmp(bytes, kPreface.data(), common) != 0) return FirstFrame::kComplete;
+  if (size < sizeof(bytes)) return FirstFrame::kIncomplete;
   const auto* frame = reinterpret_cast<const uint8_t*>(bytes) + kPreface.size();
   const size_t payload = size_t{frame[0]} << 16 | size_t{frame[1]} << 8 | frame[2];
-  if (frame[3] != kSettings || payload > kLargestFrame) return Beginning::kThere;
+  if (frame[3] != kSettings || payload > kLargestFrame) return FirstFrame::kComplete;
   int there = 0;
-  if (ioctl(fd, FIONREAD, &there) != 0) return Beginning::kGone;
+  if (ioctl(fd, FIONREAD, &there) != 0) return FirstFrame::kGone;
   const bool whole = static_cast<size_t>(there) >= sizeof(bytes) + payload;
-  return whole ? Beginning::kThere : Beginning::kIncomplete;
+  return whole ? FirstFrame::kComplete : FirstFrame::kIncomplete;
 }
 
 }  // namespace
 
 Acceptor::Acceptor(const Limits& limits)
-    : limits_(limits), open_(Affordable(limits.max_connections), limits.max_connections_per_peer) {}
+    : limits_(limits),
+      open_(LimitToDescriptors(limits.max_connections), limits.max_connections_per_peer) {}
 
-void Acceptor::Add(Descriptor socket, HandOver hand_over) {
+void Acceptor::AddListener(UniqueFd socket, HandOver hand_over) {
   auto listener = std::make_unique<Listener>();
   listener->fd = std::move(socket);
   listener->hand_over = std::move(hand_over);
@@ -88,17 +89,18 @@ void Acceptor::Add(Descriptor socket, HandOver hand_over) {
 }
 
 absl::Status Acceptor::Start() {
-  epoll_ = Descriptor(epoll_create1(EPOLL_CLOEXEC));
-  stop_ = Descriptor(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
-  wake_.fd = Descriptor(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
-  reserve_ = OpenReserve();
-  epoll_event wake = {.events = EPOLLIN, .data = {.ptr = static_cast<Source*>(&wake_)}};
+  epoll_ = UniqueFd(epoll_create1(EPOLL_CLOEXEC));
+  stop_ = UniqueFd(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+  wake_.fd = UniqueFd(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+  spare_ = OpenSpare();
+  epoll_event wake = {.events = EPOLLIN, .data = {.ptr = static_cast<EventSource*>(&wake_)}};
   epoll_event stop = {.events = EPOLLIN, .data = {.ptr = nullptr}};
-  bool ready = epoll_.valid() && stop_.valid() && wake_.fd.valid() && reserve_.valid() &&
+  bool ready = epoll_.ok() && stop_.ok() && wake_.fd.ok() && spare_.ok() &&
                epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wake_.fd.get(), &wake) == 0 &&
                epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, stop_.get(), &stop) == 0;
   for (const auto& listener : listeners_) {
-    epoll_event event = {.events = EPOLLIN, .data = {.ptr = static_cast<Source*>(listener.get())}};
+    epoll_event event = {.events = EPOLLIN,
+                         .data = {.ptr = static_cast<EventSource*>(listener.get())}};
     ready = ready && epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, listener->fd.get(), &event) == 0;
   }
   if (!ready) {
@@ -118,8 +120,8 @@ void Acceptor::Stop() {
     Signal(stop_);
     thread_.join();
   }
-  for (const Newcomer& newcomer : newcomers_) open_.Remove(newcomer.fd.get());
-  newcomers_.clear();
+  for (const Pending& pending : pending_) open_.Remove(pending.fd.get());
+  pending_.clear();
   listeners_.clear();
 }
 
@@ -134,10 +136,10 @@ Acceptor::Counts Acceptor::counts() const {
           .penalized = penalized_};
 }
 
-int Acceptor::Patience() const {
+int Acceptor::PollTimeout() const {
   Clock::time_point due = Clock::time_point::max();
   if (paused_) due = paused_until_;
-  if (!newcomers_.empty()) due = std::min(due, newcomers_.front().until);
+  if (!pending_.empty()) due = std::min(due, pending_.front().until);
   if (due == Clock::time_point::max()) return -1;
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(due - Clock::now()).count();
   return static_cast<int>(std::clamp<int64_t>(left, 0, 60'000));
@@ -146,12 +148,12 @@ int Acceptor::Patience() const {
 void Acceptor::Run() {
   for (;;) {
     epoll_event events[kEvents];
-    const int count = epoll_wait(epoll_.get(), events, kEvents, Patience());
+    const int count = epoll_wait(epoll_.get(), events, kEvents, PollTimeout());
     for (int i = 0; i < count; ++i) {
-      auto* const source = static_cast<Source*>(events[i].data.ptr);
+      auto* const source = static_cast<EventSource*>(events[i].data.ptr);
       if (source == nullptr) return;
-      // A connection that there is no memory for is closed on the way out.
-      Guarded([&] {
+      // A connection that there is no memory for is closed as its owner is destroyed.
+      CatchExceptions([&] {
         source->Ready(this, events[i].events);
         return absl::OkStatus();
       }).IgnoreError();
@@ -161,10 +163,10 @@ void Acceptor::Run() {
   }
 }
 
-void Acceptor::AcceptOf(Listener& listener) {
+void Acceptor::AcceptFrom(Listener& listener) {
   for (int i = 0; i < kAcceptsInARow; ++i) {
-    Descriptor fd(accept4(listener.fd.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-    if (fd.valid()) {
+    UniqueFd fd(accept4(listener.fd.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (fd.ok()) {
       Admit(listener, std::move(fd));
     } else if (!HandleAcceptError(listener, errno)) {
       return;
@@ -178,21 +180,22 @@ bool Acceptor::HandleAcceptError(Listener& listener, int error) {
       return false;
     case EMFILE:
     case ENFILE: {
-      // The one that waits first is told, instead of being left to wonder.
-      reserve_.reset();
-      Descriptor refused(accept4(listener.fd.get(), nullptr, nullptr, SOCK_CLOEXEC));
-      const bool closed = refused.valid();
-      no_descriptor_ += closed ? 1 : 0;  // first, as with those that are too many
-      refused.reset();
-      reserve_ = OpenReserve();
+      // The connection that has waited longest is closed, so that its client knows.
+      spare_.Reset();
+      UniqueFd refused(accept4(listener.fd.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      const bool closed = refused.ok();
+      no_descriptor_ +=
+          closed ? 1 : 0;  // before the client can see it, as with those that are too many
+      refused.Reset();
+      spare_ = OpenSpare();
       obs::LogLimited(obs::LogLevel::kWarning, "no file descriptors are left for a connection", {});
-      if (closed && reserve_.valid()) return true;
+      if (closed && spare_.ok()) return true;
       break;
     }
     case EINTR:
     case ECONNABORTED:
     case EPROTO:
-      return true;  // it was about one connection, which is gone
+      return true;  // about one connection, which is gone
     default:
       break;
   }
@@ -200,7 +203,7 @@ bool Acceptor::HandleAcceptError(Listener& listener, int error) {
   return false;
 }
 
-void Acceptor::Admit(Listener& listener, Descriptor fd) {
+void Acceptor::Admit(Listener& listener, UniqueFd fd) {
   sockaddr_storage peer = {};
   socklen_t size = sizeof(peer);
   if (getpeername(fd.get(), reinterpret_cast<sockaddr*>(&peer), &size) != 0) return;  // gone
@@ -219,50 +222,50 @@ void Acceptor::Admit(Listener& listener, Descriptor fd) {
       return obs::LogLimited(obs::LogLevel::kWarning,
                              "connection closed: max_connections_per_peer are open",
                              {{"peer", origin}});
-    case OpenConnections::Verdict::kWelcome:
+    case OpenConnections::Verdict::kAdmitted:
       break;
   }
-  Newcomer& newcomer = newcomers_.emplace_back();
-  newcomer.self = std::prev(newcomers_.end());
-  newcomer.fd = std::move(fd);
-  newcomer.listener = &listener;
-  newcomer.until = Clock::now() + absl::ToChronoNanoseconds(limits_.handshake_timeout);
+  Pending& pending = pending_.emplace_back();
+  pending.self = std::prev(pending_.end());
+  pending.fd = std::move(fd);
+  pending.listener = &listener;
+  pending.until = Clock::now() + absl::ToChronoNanoseconds(limits_.handshake_timeout);
   epoll_event event = {.events = EPOLLIN | EPOLLRDHUP | EPOLLET,
-                       .data = {.ptr = static_cast<Source*>(&newcomer)}};
-  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, newcomer.fd.get(), &event) == 0) return;
-  open_.Remove(newcomer.fd.get());
-  newcomers_.pop_back();
+                       .data = {.ptr = static_cast<EventSource*>(&pending)}};
+  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, pending.fd.get(), &event) == 0) return;
+  open_.Remove(pending.fd.get());
+  pending_.pop_back();
 }
 
-void Acceptor::Look(Newcomer& newcomer, uint32_t events) {
-  const int fd = newcomer.fd.get();
-  Beginning beginning = BeginningOf(fd);
-  if (beginning == Beginning::kIncomplete) {
+void Acceptor::ReadStart(Pending& pending, uint32_t events) {
+  const int fd = pending.fd.get();
+  FirstFrame start = CheckStart(fd);
+  if (start == FirstFrame::kIncomplete) {
     if ((events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) == 0) return;
-    beginning = Beginning::kGone;  // nothing more will come
+    start = FirstFrame::kGone;  // nothing more will come
   }
   epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
-  if (beginning == Beginning::kThere) {
+  if (start == FirstFrame::kComplete) {
     ++handed_over_;
-    newcomer.listener->hand_over(newcomer.listener->fd.get(), newcomer.fd.release());
+    pending.listener->hand_over(pending.listener->fd.get(), pending.fd.Release());
   } else {
     open_.Remove(fd);
   }
-  newcomers_.erase(newcomer.self);
+  pending_.erase(pending.self);
 }
 
 void Acceptor::CloseSilent() {
   const Clock::time_point now = Clock::now();
-  while (!newcomers_.empty() && newcomers_.front().until <= now) {
+  while (!pending_.empty() && pending_.front().until <= now) {
     ++silent_;
     obs::LogLimited(obs::LogLevel::kWarning,
                     "connection closed: no HTTP/2 settings came in handshake_timeout_s", {});
-    open_.Remove(newcomers_.front().fd.get());
-    newcomers_.pop_front();
+    open_.Remove(pending_.front().fd.get());
+    pending_.pop_front();
   }
 }
 
-void Acceptor::LookForCrowd(const std::string& peer) {
+void Acceptor::CheckForCrowd(const std::string& peer) {
   MutexLock lock(&mu_);
   if (crowded_peers_.insert(peer).second) Signal(wake_.fd);
 }
@@ -308,7 +311,8 @@ bool Acceptor::HasPenalty(const std::string& origin) {
 
 void Acceptor::WatchListeners(uint32_t events) {
   for (const auto& listener : listeners_) {
-    epoll_event event = {.events = events, .data = {.ptr = static_cast<Source*>(listener.get())}};
+    epoll_event event = {.events = events,
+                         .data = {.ptr = static_cast<EventSource*>(listener.get())}};
     epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, listener->fd.get(), &event);
   }
 }
@@ -322,7 +326,7 @@ void Acceptor::Pause() {
 
 void Acceptor::Resume() {
   paused_ = false;
-  if (!reserve_.valid()) reserve_ = OpenReserve();
+  if (!spare_.ok()) spare_ = OpenSpare();
   WatchListeners(EPOLLIN);
 }
 

@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/retry_delay.h"
 #include "kernels/base/status.h"
-#include "server/transport/client_limits.h"
+#include "server/transport/rate_limits.h"
 
 namespace awqd::transport {
 namespace {
@@ -72,42 +72,33 @@ void ByteBudget::GiveBack(Connection* connection, int64_t bytes) {
   in_flight_.fetch_sub(bytes, std::memory_order_relaxed);
 }
 
-absl::StatusOr<ByteLease> ByteBudget::Take(std::shared_ptr<Connection> connection, int64_t bytes,
-                                           absl::string_view what) {
-  ByteLease lease(this, std::move(connection));
-  AWQD_RETURN_IF_ERROR(lease.Open());
+absl::StatusOr<ByteLease> ByteBudget::AcquireBytes(Charge charge, int64_t bytes,
+                                                   absl::string_view what) {
+  if (charge.client == nullptr) charge.new_request = false;
+  if (charge.new_request) {
+    AWQD_RETURN_IF_ERROR(charge.client->BeginRequest(std::chrono::steady_clock::now()));
+  }
+  ByteLease lease(this, std::move(charge));  // ends the request when there are no bytes for it
   AWQD_RETURN_IF_ERROR(lease.Grow(bytes, what));
   return lease;
-}
-
-absl::Status ByteLease::Open() {
-  const PaidBy* const paid_by = PaidBy::Now();
-  if (paid_by == nullptr) return absl::OkStatus();
-  if (paid_by->begins_requests()) {
-    AWQD_RETURN_IF_ERROR(paid_by->client()->Begin(std::chrono::steady_clock::now()));
-    is_request_ = true;
-  }
-  client_ = paid_by->client();
-  return absl::OkStatus();
 }
 
 void ByteLease::Release() {
   ShrinkTo(0);
   budget_ = nullptr;
-  connection_ = nullptr;
-  if (is_request_) client_->End();
-  is_request_ = false;
-  client_ = nullptr;
+  if (charge_.new_request) charge_.client->EndRequest();
+  charge_ = {};
 }
 
 absl::Status ByteLease::Grow(int64_t bytes, absl::string_view what) {
   if (budget_ == nullptr || bytes == 0) return absl::OkStatus();
-  if (client_ != nullptr) {
-    AWQD_RETURN_IF_ERROR(client_->bytes()->Reserve(nullptr, 0, bytes, what));
+  Client* const client = charge_.client.get();
+  if (client != nullptr) {
+    AWQD_RETURN_IF_ERROR(client->bytes()->Reserve(nullptr, 0, bytes, what));
   }
-  if (absl::Status status = budget_->Reserve(connection_.get(), bytes_, bytes, what);
+  if (absl::Status status = budget_->Reserve(charge_.connection.get(), bytes_, bytes, what);
       !status.ok()) {
-    if (client_ != nullptr) client_->bytes()->GiveBack(nullptr, bytes);
+    if (client != nullptr) client->bytes()->GiveBack(nullptr, bytes);
     return status;
   }
   bytes_ += bytes;
@@ -118,7 +109,7 @@ bool ByteLease::GrowFromSpare(int64_t bytes) {
   if (budget_ == nullptr) return true;
   if (const int64_t limit = budget_->limit(); limit != 0) {
     const int64_t held = budget_->in_flight();
-    const int64_t own = connection_ == nullptr ? 0 : connection_->bytes();
+    const int64_t own = charge_.connection == nullptr ? 0 : charge_.connection->bytes();
     if (bytes > limit / 2 - held || budget_->TakesTooMuch(held, own, bytes_, bytes)) return false;
   }
   return Grow(bytes, "spare bytes").ok();
@@ -126,8 +117,8 @@ bool ByteLease::GrowFromSpare(int64_t bytes) {
 
 void ByteLease::ShrinkTo(int64_t bytes) {
   if (budget_ == nullptr || bytes >= bytes_) return;
-  budget_->GiveBack(connection_.get(), bytes_ - bytes);
-  if (client_ != nullptr) client_->bytes()->GiveBack(nullptr, bytes_ - bytes);
+  budget_->GiveBack(charge_.connection.get(), bytes_ - bytes);
+  if (charge_.client != nullptr) charge_.client->bytes()->GiveBack(nullptr, bytes_ - bytes);
   bytes_ = bytes;
 }
 

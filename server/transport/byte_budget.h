@@ -1,11 +1,14 @@
-// ByteBudget: what requests and their answers may hold together, from the moment a message is here
-// until its answer was sent, and how much of it one connection may hold.
+// ByteBudget: the bytes that requests and their answers may hold together. A request counts from
+// the moment its message is here until its answer was sent.
 //
 // The rule: a connection that holds bytes for one call may take more for another as long as it then
 // holds no more than what is left for all others, and as long as n connections that hold something
-// then leave one part in n + 1 of the budget. So one connection alone holds half of it at most, two
+// then leave one part in n + 1 of the budget. So one connection alone holds half of it at most. Two
 // that take all they can leave a third, in whatever order they come. A single call may always take
-// what is free.
+// all that is free.
+//
+// Attacker: clients whose large requests, or answers that they do not read, fill the memory. Shown
+// by byte_budget_test, tests/server/services/in_flight_test and `unread_answers` of tests/attack.
 #pragma once
 
 #include <atomic>
@@ -16,6 +19,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "server/transport/connection.h"
 
 namespace awqd::transport {
@@ -23,8 +27,20 @@ namespace awqd::transport {
 class ByteBudget;
 class Client;
 
-// A share of a budget, and of the client's whose call took it (PaidBy); given back by the
-// destructor. Move-only, not thread-safe.
+// Nobody knows when something in flight will end.
+inline constexpr absl::Duration kRetrySoon = absl::Milliseconds(100);
+
+// Who is charged for bytes. By default nobody: only the limit of the budget binds.
+struct Charge {
+  std::shared_ptr<Connection> connection = nullptr;
+  std::shared_ptr<Client> client = nullptr;
+  // The bytes are those of a request that is not counted yet: a message of a stream. The request
+  // counts as one of the client's until the lease is given back.
+  bool new_request = false;
+};
+
+// Bytes of a budget, and of the client's that was charged; given back by the destructor. Move-only,
+// not thread-safe.
 class ByteLease {
  public:
   ByteLease() = default;
@@ -32,10 +48,8 @@ class ByteLease {
   ByteLease& operator=(ByteLease&& other) noexcept {
     Release();
     budget_ = std::exchange(other.budget_, nullptr);
-    connection_ = std::move(other.connection_);
+    charge_ = std::exchange(other.charge_, {});
     bytes_ = std::exchange(other.bytes_, 0);
-    client_ = std::move(other.client_);
-    is_request_ = std::exchange(other.is_request_, false);
     return *this;
   }
   ~ByteLease() { Release(); }
@@ -43,8 +57,7 @@ class ByteLease {
   // Takes more for the same call; on RESOURCE_EXHAUSTED the lease stays as it was. `what` begins
   // the message.
   absl::Status Grow(int64_t bytes, absl::string_view what);
-  // Takes more where nobody is likely to miss it: half of the budget stays free. False: nothing was
-  // taken.
+  // Takes more as long as half of the budget stays free. False: nothing was taken.
   bool GrowFromSpare(int64_t bytes);
   // Gives back all but `bytes`. Never takes more.
   void ShrinkTo(int64_t bytes);
@@ -59,17 +72,12 @@ class ByteLease {
 
  private:
   friend class ByteBudget;
-  ByteLease(ByteBudget* budget, std::shared_ptr<Connection> connection)
-      : budget_(budget), connection_(std::move(connection)) {}
-  // Takes nothing yet; counts a request of the client if that is who pays.
-  absl::Status Open();
+  ByteLease(ByteBudget* budget, Charge charge) : budget_(budget), charge_(std::move(charge)) {}
   void Release();
 
   ByteBudget* budget_ = nullptr;
-  std::shared_ptr<Connection> connection_;
+  Charge charge_;
   int64_t bytes_ = 0;
-  std::shared_ptr<Client> client_;  // null: nobody pays
-  bool is_request_ = false;         // one of the client's, until the lease is given back
 };
 
 // Thread-safe. Outlives its leases.
@@ -81,15 +89,13 @@ class ByteBudget {
   ByteBudget(const ByteBudget&) = delete;
   ByteBudget& operator=(const ByteBudget&) = delete;
 
-  // For a call of `connection`. RESOURCE_EXHAUSTED, naming `what`, the bytes and the limit, when
-  // they would pass it, or the connection's part of it, or when the client who pays has no more.
-  // Null: nobody's call, which only the limit binds.
-  absl::StatusOr<ByteLease> Take(std::shared_ptr<Connection> connection, int64_t bytes,
-                                 absl::string_view what);
+  // RESOURCE_EXHAUSTED, naming `what`, the bytes and the limit, when they would pass the limit, the
+  // connection's part of it, or the client's own limits.
+  absl::StatusOr<ByteLease> AcquireBytes(Charge charge, int64_t bytes, absl::string_view what);
 
   int64_t in_flight() const { return in_flight_.load(std::memory_order_relaxed); }
   int64_t limit() const { return limit_; }
-  // How often it said no.
+  // How often it refused bytes.
   int64_t refused() const { return refused_.load(std::memory_order_relaxed); }
 
  private:
@@ -99,7 +105,7 @@ class ByteBudget {
                        absl::string_view what);
   // Whether that would leave less than the rule asks for.
   bool TakesTooMuch(int64_t held, int64_t own, int64_t of_call, int64_t bytes) const;
-  // What a connection that holds something leaves to the others.
+  // How many bytes a connection that holds some leaves to the others.
   int64_t PartOfOthers() const;
   void GiveBack(Connection* connection, int64_t bytes);
 

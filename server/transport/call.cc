@@ -1,16 +1,25 @@
-// The life of a call: asked for, taken, handled, finished, gone.
+// The life of a call: requested, arrived, admitted, handled, finished, gone.
 #include "server/transport/call.h"
 
 #include "absl/time/clock.h"
 #include "grpc/support/time.h"
+#include "kernels/base/out_of_memory.h"
+#include "server/transport/admission.h"
 #include "server/transport/call_loop.h"
-#include "server/transport/door.h"
-#include "server/transport/guard.h"
 
 namespace awqd::transport {
+namespace {
 
-ServerCall::ServerCall(MethodBase* method) : method_(method) {
-  context_.AsyncNotifyWhenDone(&ended_);
+// A client has read so much before it acknowledges any of it: HTTP/2's first window.
+constexpr size_t kReadAtOnce = 65535;
+// An answer of so many bytes may still be on its way when the server stops some time later. A
+// status of its own costs less than sending so much takes.
+constexpr size_t kTakesLong = 1 << 20;
+
+}  // namespace
+
+ServerCall::ServerCall(Method* method) : responder_(&context_), method_(method) {
+  context_.AsyncNotifyWhenDone(ended_.tag());
 }
 
 ServerCall::~ServerCall() = default;
@@ -29,104 +38,134 @@ absl::Time ServerCall::deadline() const {
 void ServerCall::Release() {
   if (pending_.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
   if (reactor_ != nullptr) reactor_->OnDone();
-  method_->loop()->door_->Gone(this);
-  MethodBase* const method = method_;
+  method_->loop()->admission_->RecordEnd(this);
+  Method* const method = method_;
   delete this;
-  method->Gone();
+  method->CallEnded();
 }
 
-void ServerCall::OnTaken(bool ok) {
-  MethodBase* const method = method_;
+void ServerCall::OnArrived(bool ok) {
+  Method* const method = method_;
   if (!ok) {  // the server stops; nothing of the call has happened
     delete this;
-    method->Gone();
+    method->CallEnded();
     return;
   }
-  method->Ask();
-  bool let_in = false;
-  const absl::Status entered = Guarded([&] {
-    let_in = method->loop()->door_->Enter(this, *method->entry());
+  method->RequestCall();
+  bool admitted = false;
+  const absl::Status checked = CatchExceptions([&] {
+    admitted = method->loop()->admission_->Admit(this, *method->entry());
     return absl::OkStatus();
   });
-  if (!entered.ok()) Finish(method->loop()->to_grpc_(entered));
-  let_in ? Begin() : HandlerReturned();
+  if (!checked.ok()) FinishWith(checked);
+  admitted ? Begin() : OnHandlerReturned();
 }
 
 void ServerCall::Handle() {
-  const absl::Status handled = Guarded([&] {
-    const PaidBy paid_by(client_request_, false);
+  const absl::Status handled = CatchExceptions([&] {
     method_->Handle(this);
     return absl::OkStatus();
   });
-  // What throws before there is a reactor has started nothing; reactors guard what they do.
-  if (!handled.ok() && reactor_ == nullptr) Finish(method_->loop()->to_grpc_(handled));
-  HandlerReturned();
+  // A handler that throws before there is a reactor has started nothing; reactors catch their own.
+  if (!handled.ok() && reactor_ == nullptr) FinishWith(handled);
+  OnHandlerReturned();
 }
 
 void ServerCall::EndWithoutRequest() {
   absl::Status status = absl::InvalidArgumentError("request: got no message, expected one");
   if (context_.IsCancelled()) status = absl::CancelledError("the client cancelled the call");
   if (deadline() <= absl::Now()) status = absl::DeadlineExceededError("the deadline has passed");
+  FinishWith(status);
+  OnHandlerReturned();
+}
+
+void ServerCall::FinishWith(const absl::Status& status) {
   Finish(method_->loop()->to_grpc_(status));
-  HandlerReturned();
 }
 
-void ServerCall::Leave(grpc::StatusCode outcome) {
-  left_ = std::chrono::steady_clock::now();
+void ServerCall::SetOutcome(grpc::StatusCode outcome) {
+  outcome_at_ = std::chrono::steady_clock::now();
   outcome_ = outcome;
-  method_->loop()->door_->Leave(this, method_->entry(), outcome);
+  method_->loop()->admission_->RecordOutcome(this, method_->entry());
 }
 
-void ServerCall::Refuse(const absl::Status& status) { Finish(method_->loop()->to_grpc_(status)); }
-
-void ServerCall::HandlerReturned() {
-  if (one_of_two_.exchange(true)) Cancelled();
+void ServerCall::OnHandlerReturned() {
+  if (returned_or_cancelled_.exchange(true)) NotifyCancelled();
   Release();
 }
 
 void ServerCall::OnEnded(bool /*ok*/) {
-  if (context_.IsCancelled() && one_of_two_.exchange(true)) Cancelled();
+  if (context_.IsCancelled() && returned_or_cancelled_.exchange(true)) NotifyCancelled();
   Release();
 }
 
-void ServerCall::Cancelled() {
+void ServerCall::NotifyCancelled() {
   if (reactor_ != nullptr) reactor_->OnCancel();
 }
 
-void ServerCall::OnFinished(bool /*ok*/) {
-  SendEnds();
+void ServerCall::WriteMessage(const grpc::ByteBuffer& message) {
+  Retain();
+  method_->loop()->admission_->write_timeout()->Begin(&write_);
+  responder_.Write(message, written_.tag());
+}
+
+void ServerCall::OnWritten(bool ok) {
+  method_->loop()->admission_->write_timeout()->End(&write_);
+  OnMessageWritten(ok);
   Release();
 }
 
-void ServerCall::SendBegins() { method_->loop()->door_->sends()->Begin(&send_); }
+void ServerCall::WriteAndFinish(const grpc::ByteBuffer& message) {
+  method_->loop()->admission_->write_timeout()->Begin(&write_);
+  responder_.WriteAndFinish(message, grpc::WriteOptions(), grpc::Status::OK, finished_.tag());
+}
 
-void ServerCall::SendEnds() { method_->loop()->door_->sends()->End(&send_); }
+void ServerCall::SendStatus(const grpc::Status& status) {
+  method_->loop()->admission_->write_timeout()->Begin(&write_);
+  responder_.Finish(status, finished_.tag());
+}
 
-// What was to be sent is dropped, and the call ends as one that its client has cancelled.
-void ServerCall::NotTaken() {
-  method_->loop()->door_->NotTaken(*this);
+void ServerCall::OnFinished(bool /*ok*/) {
+  method_->loop()->admission_->write_timeout()->End(&write_);
+  Release();
+}
+
+// The message is dropped, and the call ends as if its client had cancelled it.
+void ServerCall::CancelLateWrite() {
+  method_->loop()->admission_->LogLateWrite(*this);
   context_.TryCancel();
 }
 
-bool ServerCall::stopping() const { return !method_->loop()->door_->gate()->open(); }
+bool ServerCall::stopping() const { return !method_->loop()->admission_->drain()->open(); }
 
-void ServerCall::SendOnceRead(const grpc::Status& status) {
-  if (!stopping()) return SendLast(status);
+void ServerCall::SendStatusOnceRead(const grpc::Status& status) {
+  if (!stopping()) return SendStatus(status);
   delayed_ = std::make_unique<Delayed>();
   MutexLock lock(&delayed_->mu);
   delayed_->status = status;
-  Delay(kRoundTrip);  // however still it is: gRPC may not have passed on the last message yet
+  SetDelay(kRoundTrip);  // in any case: gRPC may not have passed on the last message yet
 }
 
-void ServerCall::Delay(absl::Duration delay) {
+void ServerCall::SetDelay(absl::Duration delay) {
   delayed_->alarm.Set(method_->loop()->queue_.get(), absl::ToChronoTime(absl::Now() + delay),
-                      static_cast<Event*>(&delay_over_));
+                      delay_over_.tag());
+}
+
+void ServerCall::OnDelayed(bool /*ok*/) {
+  const absl::Duration left = method_->loop()->admission_->StatusDelay(*this);
+  grpc::Status status;
+  {
+    MutexLock lock(&delayed_->mu);
+    if (left > absl::ZeroDuration()) return SetDelay(left);
+    status = delayed_->status;
+  }
+  SendStatus(status);
 }
 
 void ServerCall::StartAlarm(absl::Duration delay) {
   Retain();
   alarm_.Set(method_->loop()->queue_.get(), absl::ToChronoTime(absl::Now() + delay),
-             static_cast<Event*>(&alarm_over_));
+             alarm_over_.tag());
 }
 
 void ServerCall::OnAlarm(bool /*ok*/) {
@@ -134,15 +173,44 @@ void ServerCall::OnAlarm(bool /*ok*/) {
   Release();
 }
 
-void ServerCall::OnDelayed(bool /*ok*/) {
-  const absl::Duration left = method_->loop()->door_->LastWords(*this);
-  grpc::Status status;
-  {
-    MutexLock lock(&delayed_->mu);
-    if (left > absl::ZeroDuration()) return Delay(left);
-    status = delayed_->status;
-  }
-  SendLast(status);
+void RequestCall::Begin() {
+  Retain();
+  responder_.Read(&request_, read_.tag());
+}
+
+void RequestCall::OnRequest(bool ok) {
+  if (ok) CountReceived(request_);
+  ok ? Handle() : EndWithoutRequest();
+  Release();
+}
+
+void UnaryCall::Answer(const grpc::ByteBuffer& answer) {
+  CountSent(answer);
+  SetOutcome(grpc::StatusCode::OK);
+  answer.Length() > (stopping() ? kReadAtOnce : kTakesLong) ? WriteMessage(answer)
+                                                            : WriteAndFinish(answer);
+}
+
+void UnaryCall::OnMessageWritten(bool /*ok*/) {
+  SendStatusOnceRead(grpc::Status::OK);  // to nobody, if the client has gone
+}
+
+Charge StreamCall::request_charge() const {
+  Charge out = charge();
+  out.new_request = true;
+  return out;
+}
+
+void StreamCall::StartRead(grpc::ByteBuffer* message) {
+  Retain();
+  message_ = message;
+  responder_.Read(message, read_.tag());
+}
+
+void StreamCall::OnRead(bool ok) {
+  if (ok) CountReceived(*message_);
+  reactor()->OnReadDone(ok);
+  Release();
 }
 
 }  // namespace awqd::transport

@@ -1,8 +1,8 @@
-// Calls over gRPC's completion queues: what a handler does with a call, and what it hears of it.
+// Calls over gRPC's completion queues: what a handler does with a call, and which events it
+// receives.
 //
-// The words are those of gRPC's callback reactors. Why not these: gRPC polls for them with threads
-// of its own, so that an answer given on another thread wakes one of them for each end of a call
-// and one for each request that follows (README.md has the numbers).
+// The names are those of gRPC's callback reactors. gRPC polls for its own reactors with two threads
+// of its own, so that an answer from another thread costs a context switch for each call.
 #pragma once
 
 #include <atomic>
@@ -19,22 +19,24 @@
 #include "grpcpp/completion_queue.h"
 #include "grpcpp/generic/async_generic_service.h"
 #include "grpcpp/server_context.h"
+#include "grpcpp/support/async_stream.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/status.h"
 #include "kernels/base/mutex.h"
 #include "server/obs/call_record.h"
 #include "server/security/identities.h"
-#include "server/transport/call_gate.h"
-#include "server/transport/client_limits.h"
+#include "server/transport/byte_budget.h"
 #include "server/transport/connection.h"
-#include "server/transport/send_watch.h"
+#include "server/transport/drain.h"
+#include "server/transport/rate_limits.h"
+#include "server/transport/write_timeout.h"
 
 namespace awqd::transport {
 
-class Door;
-class MethodBase;
+class Admission;
+class Method;
 
-// What a completion queue hands back: every tag is one.
+// A tag of the completion queue: every tag is one.
 class Event {
  public:
   // On a thread of the loop. `ok` as gRPC defines it for the operation.
@@ -49,6 +51,7 @@ class EventOf final : public Event {
  public:
   explicit EventOf(Owner* owner) : owner_(owner) {}
   void Happened(bool ok) override { (owner_->*kHappened)(ok); }
+  void* tag() { return static_cast<Event*>(this); }
 
  private:
   Owner* const owner_;
@@ -58,15 +61,15 @@ class EventOf final : public Event {
 // never called at the same time as another.
 class Reactor {
  public:
-  // The client cancelled, its deadline passed, or the connection broke; once at most, after the
-  // handler has returned. The call still has to be finished.
+  // The client cancelled, its deadline passed, or the connection broke. Called once at most, after
+  // the handler has returned. The call still has to be finished.
   virtual void OnCancel() {}
-  // What StartAlarm asked for.
+  // StartAlarm's time has come.
   virtual void OnAlarm() {}
-  // The end of a StartRead or StartWrite; false: there is no message, or nobody to read it.
+  // The end of a StartRead or StartWrite. False: there is no message, or nobody to read it.
   virtual void OnReadDone(bool /*ok*/) {}
   virtual void OnWriteDone(bool /*ok*/) {}
-  // Last, once, after Finish and every other event: the call is gone when this returns.
+  // Called last, once, after Finish and every other event: the call is gone when this returns.
   virtual void OnDone() = 0;
 
  protected:
@@ -75,6 +78,9 @@ class Reactor {
 
 // One call. Owns gRPC's objects for it, and itself until OnDone has returned. Operations may be
 // started on any thread; their ends are events.
+//
+// All kinds of calls are streams to gRPC. A call is then ours from its headers on, whether its
+// message has arrived or not.
 class ServerCall {
  public:
   ServerCall(const ServerCall&) = delete;
@@ -85,33 +91,37 @@ class ServerCall {
   // "ipv4:10.0.0.7:51034", "unix:": gRPC allocates it.
   std::string peer() const { return context_.peer(); }
   absl::Time deadline() const;
-  // The connection that it came on. Null until the door has seen the call.
+  // The connection that it came on. Null until admission has seen the call.
   const std::shared_ptr<Connection>& connection() const { return connection_.connection(); }
-  // Who calls; null where the door asked nobody.
+  // Who calls. Null where admission asked nobody.
   const security::IdentityPtr& identity() const { return identity_; }
-  // Of the messages that came and of those that were sent, so far.
+  // Who is charged for bytes that the call takes: its connection and its client.
+  Charge charge() const { return {connection(), client_request_.client()}; }
+  // The charge of one request of the call: on a stream each message is a request of its own.
+  virtual Charge request_charge() const { return charge(); }
+  // Bytes of the messages that came and of those that were sent, so far.
   int64_t received_bytes() const { return received_bytes_.load(std::memory_order_relaxed); }
   int64_t sent_bytes() const { return sent_bytes_.load(std::memory_order_relaxed); }
-  // Its span, which others may link to; none where no trace of it is kept.
+  // Its span, which others may link to. Empty where no trace of the call is kept.
   const obs::SpanRef& span() const { return span_; }
-  // What services measured of it, for whoever the door tells of its end.
+  // Measurements of services, which admission passes on when the call has ended.
   obs::CallNotes* notes() { return &notes_; }
 
-  // At most once, before any operation and on the handler's thread. A call without one is finished
-  // all the same.
+  // At most once, before any operation and on the handler's thread. A call without a reactor is
+  // finished all the same.
   void SetReactor(Reactor* reactor) { reactor_ = reactor; }
 
-  // Ends the call, exactly once. Not while a write is in progress. A unary call ends with Answer
-  // instead when all is well.
+  // Ends the call, exactly once. Not while a write is in progress. A unary call that succeeds ends
+  // with Answer instead.
   void Finish(const grpc::Status& status) {
-    Leave(status.error_code());
-    SendLast(status);
+    SetOutcome(status.error_code());
+    SendStatus(status);
   }
-  // The same of a call that has sent messages: while the server stops, the status waits until the
-  // client has had time to read them (Door::LastWords).
+  // As Finish, for a call that has sent messages. While the server stops, the status waits until
+  // the client has had time to read them (Admission::StatusDelay).
   void FinishOnceRead(const grpc::Status& status) {
-    Leave(status.error_code());
-    SendOnceRead(status);
+    SetOutcome(status.error_code());
+    SendStatusOnceRead(status);
   }
 
   // OnAlarm comes `delay` later, or at once after HurryAlarm. The call does not end before. One at
@@ -120,90 +130,95 @@ class ServerCall {
   void HurryAlarm() { alarm_.Cancel(); }
 
  protected:
-  explicit ServerCall(MethodBase* method);
+  explicit ServerCall(Method* method);
   virtual ~ServerCall();
 
-  virtual void SendStatus(const grpc::Status& status) = 0;
-  // The door let the call in: leads to Handle or EndWithoutRequest, once.
+  // Admission let the call in: leads to Handle or EndWithoutRequest, once.
   virtual void Begin() { Handle(); }
   // Runs the method's handler.
   void Handle();
-  // Nothing came before the client's end of the stream, or the call broke.
+  // The client ended its side of the stream without a message, or the call broke.
   void EndWithoutRequest();
   // Counts an operation that Release ends.
   void Retain() { pending_.fetch_add(1, std::memory_order_relaxed); }
   void Release();
   Reactor* reactor() const { return reactor_; }
-  // Around each operation that sends: the client has only so long to take what it sends.
-  void SendBegins();
-  void SendEnds();
-  const ClientRequest& client_request() const { return client_request_; }
-  // Once: the status is known, and the answer, if there is one yet to send, is sent next.
-  void Leave(grpc::StatusCode outcome);
-  // After Leave, as FinishOnceRead.
-  void SendOnceRead(const grpc::Status& status);
-  // Whether the server stops, so that what ends now may end with its connection.
+  // Writes a message that was counted. Its end is OnMessageWritten. One at a time. gRPC shares
+  // the message's slices from here on.
+  void WriteMessage(const grpc::ByteBuffer& message);
+  virtual void OnMessageWritten(bool ok) { reactor_->OnWriteDone(ok); }
+  // Writes a message that was counted, and OK.
+  void WriteAndFinish(const grpc::ByteBuffer& message);
+  // Counts a message and writes it, for calls that answer with a stream.
+  void StartWrite(const grpc::ByteBuffer& message) {
+    CountSent(message);
+    WriteMessage(message);
+  }
+  // Once: the status is known. It is sent next, after the answer if that is yet to be sent.
+  void SetOutcome(grpc::StatusCode outcome);
+  // After SetOutcome, as FinishOnceRead.
+  void SendStatusOnceRead(const grpc::Status& status);
+  // Whether the server stops, so that a call that ends now may end with its connection.
   bool stopping() const;
-  void Received(const grpc::ByteBuffer& message) { Count(message, &received_bytes_); }
-  void Sent(const grpc::ByteBuffer& message) { Count(message, &sent_bytes_); }
+  void CountReceived(const grpc::ByteBuffer& message) { Count(message, &received_bytes_); }
+  void CountSent(const grpc::ByteBuffer& message) { Count(message, &sent_bytes_); }
 
-  // A generic one, which says the name of a method that is not in the table. The others pay for it
-  // with two empty strings.
+  // A generic one, which knows the name of a method that is not in the table. Other calls pay for
+  // it with two empty strings.
   grpc::GenericServerContext context_;
+  grpc::GenericServerAsyncReaderWriter responder_;
 
  private:
-  friend class Door;
-  friend class MethodBase;
-  template <typename Call>
+  friend class Admission;
   friend class Method;
 
   static void Count(const grpc::ByteBuffer& message, std::atomic<int64_t>* bytes) {
     bytes->fetch_add(static_cast<int64_t>(message.Length()), std::memory_order_relaxed);
   }
-  void OnTaken(bool ok);
+  void OnArrived(bool ok);
   void OnEnded(bool ok);
+  void OnWritten(bool ok);
   void OnFinished(bool ok);
-  void SendLast(const grpc::Status& status) {
-    SendBegins();
-    SendStatus(status);
-  }
-  void Delay(absl::Duration delay) ABSL_EXCLUSIVE_LOCKS_REQUIRED(delayed_->mu);
+  void SendStatus(const grpc::Status& status);
+  void SetDelay(absl::Duration delay) ABSL_EXCLUSIVE_LOCKS_REQUIRED(delayed_->mu);
   void OnDelayed(bool ok);
   void OnAlarm(bool ok);
-  void HandlerReturned();
-  void Cancelled();
-  void NotTaken();
-  // As the door does.
-  void Refuse(const absl::Status& status);
+  // Ends the call with an error in the words of the wire.
+  void FinishWith(const absl::Status& status);
+  void OnHandlerReturned();
+  void NotifyCancelled();
+  void CancelLateWrite();
 
-  MethodBase* const method_;
+  Method* const method_;
   Reactor* reactor_ = nullptr;
   // The handler, Finish, gRPC's notice of the end, and each read, write and alarm in progress.
   std::atomic<int> pending_{3};
-  // The door's, from Enter on.
+  // Set by Admission.
   bool admitted_ = false;
-  Connection::Ticket connection_;
-  CallGate::Ticket ticket_;
+  Connection::InFlight connection_;
+  Drain::InFlight in_flight_;
   security::IdentityPtr identity_;
   ClientRequest client_request_;
-  std::chrono::steady_clock::time_point entered_, left_;
+  std::chrono::steady_clock::time_point arrived_at_, outcome_at_;
   grpc::StatusCode outcome_ = grpc::StatusCode::UNKNOWN;
   obs::TraceContext trace_;
   obs::SpanRef span_;
   obs::CallNotes notes_;
   std::atomic<int64_t> received_bytes_{0};
   std::atomic<int64_t> sent_bytes_{0};
-  SendWatch::Send send_{[this] { NotTaken(); }};
+  WriteTimeout::Write write_{[this] { CancelLateWrite(); }};
   // The handler's return and the cancel may come in either order; the second one tells the reactor.
-  std::atomic<bool> one_of_two_{false};
-  EventOf<ServerCall, &ServerCall::OnTaken> taken_{this};
+  std::atomic<bool> returned_or_cancelled_{false};
+  EventOf<ServerCall, &ServerCall::OnArrived> arrived_{this};
   EventOf<ServerCall, &ServerCall::OnEnded> ended_{this};
+  EventOf<ServerCall, &ServerCall::OnWritten> written_{this};
+  EventOf<ServerCall, &ServerCall::OnFinished> finished_{this};
 
   grpc::Alarm alarm_;
   EventOf<ServerCall, &ServerCall::OnAlarm> alarm_over_{this};
 
-  // The alarm of SendOnceRead. The lock is for ThreadSanitizer, which does not see what an alarm
-  // orders.
+  // The alarm of SendStatusOnceRead. The lock is for ThreadSanitizer, which does not see what an
+  // alarm orders.
   struct Delayed {
     grpc::Alarm alarm;
     Mutex mu;
@@ -211,9 +226,75 @@ class ServerCall {
   };
   std::unique_ptr<Delayed> delayed_;
   EventOf<ServerCall, &ServerCall::OnDelayed> delay_over_{this};
+};
+
+// A call of one request. Its handler runs when the request is here. From the headers on until then
+// the call is in flight as well. Without a request it ends with INVALID_ARGUMENT.
+class RequestCall : public ServerCall {
+ public:
+  grpc::ByteBuffer* request() { return &request_; }
 
  protected:
-  EventOf<ServerCall, &ServerCall::OnFinished> finished_{this};
+  explicit RequestCall(Method* method) : ServerCall(method) {}
+
+ private:
+  void Begin() override;
+  void OnRequest(bool ok);
+
+  grpc::ByteBuffer request_;
+  EventOf<RequestCall, &RequestCall::OnRequest> read_{this};
+};
+
+// A request, an answer.
+class UnaryCall final : public RequestCall {
+ public:
+  explicit UnaryCall(Method* method) : RequestCall(method) {}
+
+  // The bytes that a handler without an object of its own takes for the call. Empty at first, and
+  // given back when the call is gone.
+  ByteLease* lease() { return &lease_; }
+
+  // Ends the call with OK. gRPC shares the answer's slices from here on.
+  void Answer(const grpc::ByteBuffer& answer);
+
+ private:
+  void OnMessageWritten(bool ok) override;
+
+  ByteLease lease_;
+};
+
+// A request, a stream of answers.
+class WriteCall final : public RequestCall {
+ public:
+  explicit WriteCall(Method* method) : RequestCall(method) {}
+  using ServerCall::StartWrite;
+};
+
+// A stream of requests, a stream of answers.
+class StreamCall final : public ServerCall {
+ public:
+  explicit StreamCall(Method* method) : ServerCall(method) {}
+
+  Charge request_charge() const override;
+  using ServerCall::StartWrite;
+  // One at a time, beside a write. Also while the call is being finished: it then ends with it.
+  // `message` stays valid until OnReadDone.
+  void StartRead(grpc::ByteBuffer* message);
+
+ private:
+  void OnRead(bool ok);
+
+  grpc::ByteBuffer* message_ = nullptr;  // of the read in progress
+  EventOf<StreamCall, &StreamCall::OnRead> read_{this};
+};
+
+// A call of a method that this server does not have.
+class UnknownCall final : public ServerCall {
+ public:
+  explicit UnknownCall(Method* method) : ServerCall(method) {}
+
+  // The name as the client sent it.
+  const std::string& requested_method() const { return context_.method(); }
 };
 
 }  // namespace awqd::transport

@@ -1,71 +1,150 @@
-// Take what is there, run what was submitted, sleep.
+// Takes the events that are there, runs what was submitted, sleeps.
 #include "server/transport/call_loop.h"
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <chrono>
 
 #include "absl/strings/str_cat.h"
 #include "grpc/support/time.h"
+#include "grpcpp/impl/rpc_service_method.h"
 #include "server/obs/logging.h"
 
 namespace awqd::transport {
 namespace {
 
-// Events taken in a row while something waits to be run: as many as a batch of a short product can
-// hold are worth waiting for, and a loop that never sees its queue empty must compute as well.
+// Events taken in a row while something waits to be run. A batch of a short product can hold as
+// many requests, and a loop that never finds its queue empty must compute as well.
 constexpr int kEventsInARow = 256;
 
-// A look handles what one connection has to say, and that need not complete anything: one look that
+// A poll handles what one connection has to say, and that need not complete anything. One poll that
 // finds nothing says little about the other connections. 32 callers on eight connections: batches
-// of 4 tokens with one look, of 24 with two, and no larger ones with more.
-constexpr int kLooks = 2;
+// of 4 tokens with one poll, of 24 with two, and no larger ones with more.
+constexpr int kPolls = 2;
 
-// How often the reserve looks at the other threads, and serves before it looks again; and how much
-// of that time they must have computed to count as busy, on a machine that has other work too.
-constexpr std::chrono::milliseconds kStandByFor(10);
+// How often the spare thread looks at the other threads, and how long it serves before it looks
+// again.
+constexpr std::chrono::milliseconds kSparePeriod(10);
+// A thread that has computed for so much of that time counts as busy, on a machine that has other
+// work too.
 constexpr std::chrono::milliseconds kBusy(2);
 
-// Of methods that the server does not have.
+// Slots of the methods that the server does not have.
 constexpr int kUnknownSlots = 4;
 
-void Unimplemented(UnknownCall* call) {
-  call->Finish({grpc::StatusCode::UNIMPLEMENTED,
-                absl::StrCat("method: got \"", obs::LogText(call->asked_for()),
-                             "\", expected one that this server has")});
+void AnswerUnknown(ServerCall* call) {
+  const std::string& method = static_cast<UnknownCall*>(call)->requested_method();
+  call->Finish(
+      {grpc::StatusCode::UNIMPLEMENTED, absl::StrCat("method: got \"", obs::LogText(method),
+                                                     "\", expected one that this server has")});
 }
 
-// Of this thread: it is a loop's that runs what is queued, and something was submitted since the
-// last run_queued.
+// Whether this thread is a loop's that runs what is queued, and whether something was submitted on
+// it since the last run_queued.
 thread_local bool on_loop = false;
 thread_local bool submitted = false;
 
+int64_t ReadClock(clockid_t clock) {
+  timespec time = {};
+  clock_gettime(clock, &time);
+  return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
+}
+
 }  // namespace
 
-void MethodBase::Gone() {
+int RawService::Add(const char* path) {
+  AddMethod(new grpc::internal::RpcServiceMethod(path, grpc::internal::RpcMethod::BIDI_STREAMING,
+                                                 nullptr));
+  MarkMethodRaw(size_);
+  return size_++;
+}
+
+void Method::RequestCall() {
+  loop_->calls_.fetch_add(1, std::memory_order_relaxed);
+  ServerCall* const call = make_(this);
+  grpc::ServerCompletionQueue* const queue = loop_->queue_.get();
+  if (index_ == kUnknown) {
+    loop_->unknown_.RequestCall(&call->context_, &call->responder_, queue, queue,
+                                call->arrived_.tag());
+  } else {
+    loop_->service_.RequestAsyncBidiStreaming(index_, &call->context_, &call->responder_, queue,
+                                              queue, call->arrived_.tag());
+  }
+}
+
+void Method::CallEnded() {
   CallLoop* const loop = loop_;
   if (loop->calls_.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
   MutexLock lock(&loop->mu_);
   loop->none_left_.NotifyAll();
 }
 
-CallLoop::CallLoop(grpc::ServerBuilder* builder, Door* door, int threads,
+void LongestEvents::Stopwatch::Start() {
+  const int64_t now = ReadClock(CLOCK_MONOTONIC_COARSE);
+  if (now == tick_) return;
+  tick_ = now;
+  processor_ = ReadClock(CLOCK_THREAD_CPUTIME_ID);
+}
+
+void LongestEvents::Stopwatch::Stop() {
+  const int64_t now = ReadClock(CLOCK_MONOTONIC_COARSE);
+  if (now == tick_) return;
+  const int64_t processor = ReadClock(CLOCK_THREAD_CPUTIME_ID);
+  all_->Record(now, now - tick_, processor - processor_);
+  tick_ = now;
+  processor_ = processor;
+}
+
+void LongestEvents::Record(int64_t now, int64_t wall, int64_t processor) {
+  const int64_t number = now / kPeriodNs;
+  MutexLock lock(&mu_);
+  Period& period = periods_[static_cast<size_t>(number % kPeriods)];
+  if (period.number != number) period = {.number = number};
+  period.wall = std::max(period.wall, wall);
+  period.processor = std::max(period.processor, processor);
+}
+
+LongestEvents::Times LongestEvents::Longest() const {
+  const int64_t oldest = ReadClock(CLOCK_MONOTONIC_COARSE) / kPeriodNs - kPeriods;
+  int64_t wall = 0, processor = 0;
+  MutexLock lock(&mu_);
+  for (const Period& period : periods_) {
+    if (period.number <= oldest) continue;
+    wall = std::max(wall, period.wall);
+    processor = std::max(processor, period.processor);
+  }
+  return {.wall = absl::Nanoseconds(wall), .processor = absl::Nanoseconds(processor)};
+}
+
+CallLoop::CallLoop(grpc::ServerBuilder* builder, Admission* admission, int threads,
                    std::function<bool()> run_queued,
                    std::function<grpc::Status(const absl::Status&)> to_grpc)
-    : door_(door),
-      threads_wanted_(threads),
+    : admission_(admission),
+      thread_count_(threads),
       run_queued_(std::move(run_queued)),
       to_grpc_(std::move(to_grpc)),
       queue_(builder->AddCompletionQueue()) {
   builder->RegisterService(&service_);
   builder->RegisterAsyncGenericService(&unknown_);
-  Door::Entry* const entry =
-      door_->Add(Door::kUnknownMethod, security::Need::kIdentity, WhileDraining::kTurnedAway);
-  methods_.emplace_back(std::make_unique<Method<UnknownCall>>(this, entry, -1, Unimplemented),
-                        kUnknownSlots);
+  Admission::Entry* const entry = admission_->AddMethod(
+      Admission::kUnknownMethod, security::Need::kIdentity, WhileDraining::kRejected);
+  methods_.emplace_back(
+      std::make_unique<Method>(
+          this, entry, Method::kUnknown,
+          [](Method* method) -> ServerCall* { return new UnknownCall(method); }, AnswerUnknown),
+      kUnknownSlots);
 }
 
 CallLoop::~CallLoop() { Stop(); }
+
+void CallLoop::AddMethod(absl::string_view method, security::Need need, int slots,
+                         Method::Make make, Method::Handler handler, WhileDraining while_draining) {
+  Admission::Entry* const entry = admission_->AddMethod(method, need, while_draining);
+  methods_.emplace_back(
+      std::make_unique<Method>(this, entry, service_.Add(entry->path()), make, std::move(handler)),
+      slots);
+}
 
 bool CallLoop::WillRunQueued() {
   if (on_loop) submitted = true;
@@ -74,14 +153,14 @@ bool CallLoop::WillRunQueued() {
 
 void CallLoop::Start() {
   for (const auto& [method, slots] : methods_) {
-    for (int i = 0; i < slots; ++i) method->Ask();
+    for (int i = 0; i < slots; ++i) method->RequestCall();
   }
-  for (int i = 0; i < threads_wanted_; ++i) {
-    turns_.push_back(std::make_unique<Turns>(&holds_));
-    threads_.emplace_back([this, turns = turns_.back().get()] { Run(turns); });
-    pthread_getcpuclockid(threads_.back().native_handle(), &turns_.back()->processor_time);
+  for (int i = 0; i < thread_count_; ++i) {
+    states_.push_back(std::make_unique<ThreadState>(&longest_events_));
+    threads_.emplace_back([this, state = states_.back().get()] { Run(state); });
+    pthread_getcpuclockid(threads_.back().native_handle(), &states_.back()->processor_time);
   }
-  reserve_ = std::thread([this] { StandBy(); });
+  spare_thread_ = std::thread([this] { RunSpareThread(); });
 }
 
 void CallLoop::Stop() {
@@ -91,8 +170,8 @@ void CallLoop::Stop() {
     stopping_ = true;
     stop_.NotifyAll();
   }
-  if (reserve_.joinable()) reserve_.join();
-  // Nobody starts an operation any more, which gRPC would not take on a queue that was shut down.
+  if (spare_thread_.joinable()) spare_thread_.join();
+  // Nobody starts an operation any more. gRPC would not take one on a queue that was shut down.
   queue_->Shutdown();
   for (std::thread& thread : threads_) thread.join();
   threads_.clear();
@@ -102,29 +181,29 @@ void CallLoop::Stop() {
   }
 }
 
-void CallLoop::Handle(void* tag, bool ok, Turns* turns) {
-  turns->taken.fetch_add(1, std::memory_order_relaxed);
-  turns->stopwatch.Start();
+void CallLoop::Handle(void* tag, bool ok, ThreadState* state) {
+  state->events.fetch_add(1, std::memory_order_relaxed);
+  state->stopwatch.Start();
   static_cast<Event*>(tag)->Happened(ok);
-  turns->stopwatch.Stop();
+  state->stopwatch.Stop();
 }
 
-bool CallLoop::RunQueued(Turns* turns) {
-  turns->stopwatch.Start();
+bool CallLoop::RunQueued(ThreadState* state) {
+  state->stopwatch.Start();
   const bool more = run_queued_();
-  turns->stopwatch.Stop();
+  state->stopwatch.Stop();
   return more;
 }
 
-bool CallLoop::TakeOne(bool* more, Turns* turns) {
+bool CallLoop::PollEvent(bool* found, ThreadState* state) {
   const gpr_timespec at_once = gpr_time_0(GPR_CLOCK_MONOTONIC);
   void* tag = nullptr;
   bool ok = false;
-  for (int look = 0; look < kLooks; ++look) {
+  for (int poll = 0; poll < kPolls; ++poll) {
     switch (queue_->AsyncNext(&tag, &ok, at_once)) {
       case grpc::CompletionQueue::GOT_EVENT:
-        Handle(tag, ok, turns);
-        *more = true;
+        Handle(tag, ok, state);
+        *found = true;
         return true;
       case grpc::CompletionQueue::SHUTDOWN:
         return false;
@@ -132,89 +211,85 @@ bool CallLoop::TakeOne(bool* more, Turns* turns) {
         break;
     }
   }
-  *more = false;
+  *found = false;
   return true;
 }
 
-bool CallLoop::Round(void* tag, bool ok, Turns* turns) {
-  Handle(tag, ok, turns);
+bool CallLoop::RunRound(void* tag, bool ok, ThreadState* state) {
+  Handle(tag, ok, state);
   while (submitted) {
-    bool more = true;
-    for (int i = 0; more && i < kEventsInARow; ++i) {
-      if (!TakeOne(&more, turns)) return false;
+    bool found = true;
+    for (int i = 0; found && i < kEventsInARow; ++i) {
+      if (!PollEvent(&found, state)) return false;
     }
     submitted = false;  // first: answers may let handlers submit more
-    if (RunQueued(turns)) submitted = true;
+    if (RunQueued(state)) submitted = true;
   }
   return true;
 }
 
-void CallLoop::Run(Turns* turns) {
+void CallLoop::Run(ThreadState* state) {
   on_loop = run_queued_ != nullptr;
   void* tag = nullptr;
   bool ok = false;
-  while (queue_->Next(&tag, &ok) && Round(tag, ok, turns)) {
+  while (queue_->Next(&tag, &ok) && RunRound(tag, ok, state)) {
   }
 }
 
-// What the reserve knows of the other threads from its last look.
-class CallLoop::Watch {
+// The spare thread's memory of the other threads from the last time that it looked at them.
+class CallLoop::BusyThreads {
  public:
-  explicit Watch(const std::vector<std::unique_ptr<Turns>>& threads)
+  explicit BusyThreads(const std::vector<std::unique_ptr<ThreadState>>& threads)
       : threads_(threads), seen_(threads.size()) {}
 
-  // Whether since the last look every thread has been busy and none has come back to the queue. One
-  // that sleeps in the queue has not been busy.
-  bool AllAway() {
-    bool away = true;
+  // Whether since the last call every thread has been busy and none has come back to the queue. A
+  // thread that sleeps in the queue has not been busy.
+  bool AllBusy() {
+    bool busy = true;
     for (size_t i = 0; i < threads_.size(); ++i) {
-      const int64_t taken = threads_[i]->taken.load(std::memory_order_relaxed);
-      const std::chrono::nanoseconds time = ProcessorTime(*threads_[i]);
+      const int64_t events = threads_[i]->events.load(std::memory_order_relaxed);
+      const std::chrono::nanoseconds time(ReadClock(threads_[i]->processor_time));
       Seen& seen = seen_[i];
-      if (taken != seen.taken) seen = {taken, time, time};
-      // A thread that shares its processor may run for less than kBusy between two looks.
-      away &= time - seen.since >= kBusy && time > seen.last;
+      if (events != seen.events) seen = {events, time, time};
+      // A thread that shares its processor may run for less than kBusy between two calls.
+      busy &= time - seen.since >= kBusy && time > seen.last;
       seen.last = time;
     }
-    return away;
+    return busy;
   }
 
  private:
   struct Seen {
-    int64_t taken = 0;
-    // Processor time when it had taken so many, and at the last look.
+    int64_t events = 0;
+    // Processor time when the thread had taken so many events, and at the last call.
     std::chrono::nanoseconds since{0}, last{0};
   };
 
-  static std::chrono::nanoseconds ProcessorTime(const Turns& turns) {
-    timespec time = {};
-    clock_gettime(turns.processor_time, &time);
-    return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
-  }
-
-  const std::vector<std::unique_ptr<Turns>>& threads_;
+  const std::vector<std::unique_ptr<ThreadState>>& threads_;
   std::vector<Seen> seen_;
 };
 
-void CallLoop::StandBy() {
+// It serves only while all threads are busy elsewhere: a second thread that always serves would
+// split batches.
+void CallLoop::RunSpareThread() {
   on_loop = run_queued_ != nullptr;
-  Turns own(&holds_);  // nobody watches the reserve
-  Watch watch(turns_);
-  watch.AllAway();
+  ThreadState own(&longest_events_);  // nobody watches the spare thread
+  BusyThreads threads(states_);
+  threads.AllBusy();
   for (;;) {
     {
       MutexLock lock(&mu_);
-      if (!stopping_) stop_.WaitUntil(&mu_, std::chrono::steady_clock::now() + kStandByFor);
+      if (!stopping_) stop_.WaitUntil(&mu_, std::chrono::steady_clock::now() + kSparePeriod);
       if (stopping_) return;
     }
-    while (watch.AllAway()) {
-      const auto until = std::chrono::system_clock::now() + kStandByFor;
+    while (threads.AllBusy()) {
+      const auto until = std::chrono::system_clock::now() + kSparePeriod;
       grpc::CompletionQueue::NextStatus next = grpc::CompletionQueue::GOT_EVENT;
       while (next == grpc::CompletionQueue::GOT_EVENT && std::chrono::system_clock::now() < until) {
         void* tag = nullptr;
         bool ok = false;
         next = queue_->AsyncNext(&tag, &ok, until);
-        if (next == grpc::CompletionQueue::GOT_EVENT && !Round(tag, ok, &own)) return;
+        if (next == grpc::CompletionQueue::GOT_EVENT && !RunRound(tag, ok, &own)) return;
       }
       if (next == grpc::CompletionQueue::SHUTDOWN) return;
     }

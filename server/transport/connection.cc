@@ -1,9 +1,95 @@
-// Finding the connection of a call.
+// Finds the connection of a call, and counts the calls of connections, of their peers and of all.
 #include "server/transport/connection.h"
 
-namespace awqd::transport {
+#include <algorithm>
 
-std::shared_ptr<Connection> Connections::Of(grpc_call* call) {
+namespace awqd::transport {
+namespace {
+
+// So many calls in so short a time may be the beginning of more. Looking for more costs little
+// where there are none.
+constexpr int64_t kCrowd = 128;
+constexpr std::chrono::milliseconds kCrowdPeriod(25);
+
+}  // namespace
+
+class PeerCalls::Peer {
+ public:
+  Peer(std::string name, std::shared_ptr<std::atomic<int64_t>> total)
+      : name(std::move(name)), total(std::move(total)) {}
+
+  const std::string name;
+  const std::shared_ptr<std::atomic<int64_t>> total;  // of all peers
+  std::atomic<int64_t> calls{0}, rejected{0};
+  std::atomic<int64_t> period{0}, came{0};  // number of kCrowdPeriod, and the calls that came in it
+};
+
+void PeerCalls::Share::Release(Place place) {
+  if (place == Place::kAdmitted) {
+    calls_.fetch_sub(1, std::memory_order_relaxed);
+    peer_->calls.fetch_sub(1, std::memory_order_relaxed);
+    peer_->total->fetch_sub(1, std::memory_order_relaxed);
+  } else if (place == Place::kRejected) {
+    peer_->rejected.fetch_sub(1, std::memory_order_relaxed);
+  }
+}
+
+PeerCalls::Place PeerCalls::Admit(Share* share, bool asks_to_begin,
+                                  absl::FunctionRef<std::string()> name) {
+  Peer* const peer = FindPeer(share, name);
+  if (asks_to_begin) {
+    const int64_t own = share->calls_.fetch_add(1, std::memory_order_relaxed) + 1;
+    const int64_t calls = peer->calls.fetch_add(1, std::memory_order_relaxed) + 1;
+    const int64_t total = total_->fetch_add(1, std::memory_order_relaxed) + 1;
+    if (own <= limits_.per_peer - calls && calls <= limits_.total - total) return Place::kAdmitted;
+    share->Release(Place::kAdmitted);
+  }
+  if (peer->rejected.fetch_add(1, std::memory_order_relaxed) < limits_.per_peer) {
+    return Place::kRejected;
+  }
+  share->Release(Place::kRejected);
+  return Place::kDropped;
+}
+
+void PeerCalls::CountArrival(Share* share, absl::FunctionRef<std::string()> name,
+                             std::chrono::steady_clock::time_point now) {
+  if (share->came_.fetch_add(1, std::memory_order_relaxed) < limits_.few) return;
+  if (limits_.crowded == nullptr) return;
+  Peer* const peer = FindPeer(share, name);
+  const int64_t period = now.time_since_epoch() / kCrowdPeriod;
+  if (peer->period.load(std::memory_order_relaxed) != period) {
+    peer->period.store(period, std::memory_order_relaxed);
+    peer->came.store(0, std::memory_order_relaxed);
+  }
+  const int64_t came = peer->came.fetch_add(1, std::memory_order_relaxed) + 1;
+  if (came == kCrowd) limits_.crowded(peer->name);
+}
+
+PeerCalls::Peer* PeerCalls::FindPeer(Share* share, absl::FunctionRef<std::string()> name) {
+  if (Peer* const joined = share->joined_.load(std::memory_order_acquire)) return joined;
+  std::string key = name();
+  MutexLock lock(&mu_);
+  if (Peer* const joined = share->joined_.load(std::memory_order_relaxed)) return joined;
+  if (peers_.size() >= sweep_at_) {
+    std::erase_if(peers_, [](const auto& entry) { return entry.second.expired(); });
+    sweep_at_ = std::max<size_t>(64, 2 * peers_.size());
+  }
+  std::weak_ptr<Peer>& entry = peers_[key];
+  share->peer_ = entry.lock();
+  if (share->peer_ == nullptr) {
+    share->peer_ = std::make_shared<Peer>(std::move(key), total_);
+    entry = share->peer_;
+  }
+  share->joined_.store(share->peer_.get(), std::memory_order_release);
+  return share->peer_.get();
+}
+
+int64_t PeerCalls::size() const {
+  MutexLock lock(&mu_);
+  return static_cast<int64_t>(peers_.size());
+}
+
+std::shared_ptr<Connection> Connections::Find(grpc_call* call) {
   Connection::Id id(grpc_call_auth_context(call));
   const grpc_auth_context* const key = id.get();
   {
@@ -13,8 +99,8 @@ std::shared_ptr<Connection> Connections::Of(grpc_call* call) {
       if (std::shared_ptr<Connection> known = it->second.lock()) return known;
     }
   }
-  // Without the lock, which the end of a connection takes: of one that there is not enough memory
-  // for, and of one that another call was quicker to make.
+  // Without the lock, because the end of a connection takes it. This one ends here when there is no
+  // memory to remember it, or when another call was quicker.
   std::shared_ptr<Connection> fresh(new Connection(shared_from_this(), std::move(id)));
   MutexLock lock(&mu_);
   std::weak_ptr<Connection>& entry = connections_[key];

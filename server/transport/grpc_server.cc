@@ -1,28 +1,75 @@
-// Builds the gRPC server, binds its addresses, and ends it in order.
+// Configures the gRPC server, binds its addresses, and shuts it down in steps.
 #include "server/transport/grpc_server.h"
 
+#include <linux/sockios.h>
+#include <netinet/in.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+
 #include <algorithm>
+#include <atomic>
+#include <climits>
 #include <cstddef>
+#include <filesystem>
+#include <system_error>
+#include <thread>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "grpc/compression.h"
 #include "grpc/grpc.h"
+#include "grpcpp/resource_quota.h"
 #include "grpcpp/security/server_credentials.h"
+#include "grpcpp/version_info.h"
 #include "kernels/base/status.h"
 #include "server/obs/logging.h"
-#include "server/transport/bounds.h"
-#include "server/transport/grpc_log.h"
-#include "server/transport/listen_address.h"
-#include "server/transport/listen_socket.h"
-#include "server/transport/shutdown.h"
+
+// gRPC 1.51 has a function for its log. Newer versions log through Abseil's.
+#if GRPC_CPP_VERSION_MAJOR > 1 || GRPC_CPP_VERSION_MINOR >= 66
+#include "absl/base/log_severity.h"
+#include "absl/log/globals.h"
+#include "absl/log/initialize.h"
+#include "absl/log/log_entry.h"
+#include "absl/log/log_sink.h"
+#include "absl/log/log_sink_registry.h"
+#else
+#include "grpc/support/log.h"
+#endif
 
 namespace awqd::transport {
 namespace {
 
-// What holds for the whole process.
+// gRPC's own messages name its source files and are for debugging it: they become debug lines of
+// ours.
+void LogGrpcMessage(absl::string_view message) {
+  obs::LogEvent(obs::LogLevel::kDebug, "grpc", {{"message", obs::LogText(message, 1024)}});
+}
+
+#if GRPC_CPP_VERSION_MAJOR > 1 || GRPC_CPP_VERSION_MINOR >= 66
+void RedirectGrpcLog() {
+  struct Sink final : absl::LogSink {
+    void Send(const absl::LogEntry& entry) override { LogGrpcMessage(entry.text_message()); }
+  };
+  // Kept until the process ends, as gRPC is.
+  [[maybe_unused]] static const bool kept = [] {
+    absl::AddLogSink(new Sink);
+    absl::SetStderrThreshold(absl::LogSeverityAtLeast::kInfinity);
+    absl::InitializeLog();  // until then every line goes to stderr as well, as its sender wrote it
+    return true;
+  }();
+}
+#else
+void RedirectGrpcLog() {
+  gpr_set_log_function([](gpr_log_func_args* args) { LogGrpcMessage(args->message); });
+}
+#endif
+
+// Prepares gRPC once for the whole process.
 void PrepareGrpc() {
-  TakeOverGrpcLog();
+  RedirectGrpcLog();
   // gRPC's locks are Abseil's, which distributions build with a search for deadlocks at each: a
   // global lock, and 3 % of the CPU time of short products.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
@@ -37,14 +84,14 @@ absl::Status CannotListen(const ListenAddress& address, const absl::Status& why)
                                                obs::LogText(address.text), "\": ", why.message()));
 }
 
-// With the port that was really bound.
-std::string Spell(const ListenAddress& address, int port) {
+// The address with the port that is bound.
+std::string PrintAddress(const ListenAddress& address, int port) {
   if (!address.socket_path.empty()) return address.text;
   return absl::StrCat(address.text.substr(0, address.text.rfind(':')), ":", port);
 }
 
-// gRPC's own limit is a client's to heed, so the door has one behind it. Calls that have ended
-// count until gRPC says so.
+// gRPC leaves it to the client to heed its limit, so admission has one behind it. Calls that have
+// ended count until gRPC says so.
 int64_t CallsPerConnection(const Options& options) {
   const int64_t streams = options.max_concurrent_streams;
   return std::max(2 * streams, streams + 64);
@@ -56,22 +103,22 @@ int64_t CallsPerPeer(const Options& options) {
   return std::max(2 * CallsPerConnection(options), int64_t{4} * options.max_connections_per_peer);
 }
 
-DoorLimits LimitsOfDoor(const Options& options, Acceptor* acceptor) {
+AdmissionLimits LimitsOfAdmission(const Options& options, Acceptor* acceptor) {
   return {
       .calls_per_connection = CallsPerConnection(options),
-      .cut =
+      .reset =
           [acceptor](const std::string& peer) {
             obs::LogEvent(obs::LogLevel::kWarning,
-                          acceptor->Cut(peer) ? "connection cut: its client heeds no refusal"
-                                              : "a client heeds no refusal",
+                          acceptor->ResetPeer(peer) ? "connection cut: its client heeds no refusal"
+                                                    : "a client heeds no refusal",
                           {{"peer", obs::LogText(peer)}});
           },
-      .still_for = [acceptor](const std::string& peer) { return acceptor->StillFor(peer); },
-      .send_timeout = options.send_timeout,
+      .idle_time = [acceptor](const std::string& peer) { return acceptor->IdleTime(peer); },
+      .write_timeout = options.send_timeout,
       .client = options.client,
       .peer = {.per_peer = CallsPerPeer(options),
                .total = std::max(2 * CallsPerPeer(options), int64_t{4} * options.max_connections),
-               .crowded = [acceptor](const std::string& peer) { acceptor->LookForCrowd(peer); }}};
+               .crowded = [acceptor](const std::string& peer) { acceptor->CheckForCrowd(peer); }}};
 }
 
 Acceptor::Limits LimitsOfAcceptor(const Options& options) {
@@ -89,27 +136,120 @@ void WarnOfExposure(const security::Options& options, const std::vector<ListenAd
   if (!warning.empty()) obs::LogEvent(obs::LogLevel::kWarning, warning, {});
 }
 
+// For arguments of gRPC.
+int Millis(absl::Duration duration) {
+  return static_cast<int>(std::min<int64_t>(absl::ToInt64Milliseconds(duration), int64_t{INT_MAX}));
+}
+
+// The server waits until no call has come or ended for kQuiet, and kQuietMost at most: callers that
+// do not wait for answers never cease.
+constexpr absl::Duration kQuiet = absl::Milliseconds(50);
+constexpr absl::Duration kQuietMost = absl::Milliseconds(500);
+// Within this time gRPC has written to every connection that the server goes away. It does so in
+// its Shutdown, which does not say when.
+constexpr absl::Duration kAnnounce = absl::Milliseconds(20);
+constexpr absl::Duration kPoll = absl::Milliseconds(2);
+
+// Returns when no call has come or ended for kQuiet. A caller that sends one call after the other
+// waits for its answer by then, and sends nothing.
+void AwaitQuietCallers(const Drain& drain, absl::Time deadline) {
+  // Calls that came and calls that run.
+  const auto read_counts = [&] {
+    const int64_t came = drain.rejected();
+    return std::make_pair(came, drain.in_flight() - came);
+  };
+  const absl::Time most = std::min(absl::Now() + kQuietMost, deadline);
+  absl::Time moved = absl::Now();
+  for (auto last = read_counts(); absl::Now() < std::min(moved + kQuiet, most);) {
+    absl::SleepFor(kPoll);
+    if (const auto seen = read_counts(); seen != last) {
+      last = seen;
+      moved = absl::Now();
+    }
+  }
+}
+
+// Not joinable when the process is out of threads.
+std::thread TryThread(std::function<void()> body) {
+  try {
+    return std::thread(std::move(body));
+  } catch (const std::system_error&) {
+    return std::thread();
+  }
+}
+
+bool IsTcpConnection(int fd) {
+  int protocol = 0, listening = 0;
+  socklen_t size = sizeof(protocol);
+  if (getsockopt(fd, SOL_SOCKET, SO_PROTOCOL, &protocol, &size) != 0) return false;
+  size = sizeof(listening);
+  if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listening, &size) != 0) return false;
+  return protocol == IPPROTO_TCP && listening == 0;
+}
+
 }  // namespace
+
+void ApplyOptions(const Options& options, grpc::ServerBuilder* builder) {
+  // Services refuse what is over the receive limit themselves, in words that say which limit it is.
+  // It makes no difference to memory: gRPC too looks at a message only when all of it is here.
+  builder->SetMaxReceiveMessageSize(INT_MAX);
+  builder->SetMaxSendMessageSize(static_cast<int>(options.max_send_message_bytes));
+  // The receive bound is checked after a message was inflated, so compressed ones are refused.
+  builder->SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
+  builder->SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
+  grpc::ResourceQuota quota("awqd");
+  quota.Resize(static_cast<size_t>(options.memory_quota_bytes));
+  builder->SetResourceQuota(quota);
+  builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, options.max_concurrent_streams);
+  builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  // For TLS, and for settings within it: the acceptor waits for those in plaintext.
+  builder->AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS,
+                              Millis(options.handshake_timeout));
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, Millis(options.keepalive_time));
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, Millis(options.keepalive_timeout));
+  // gRPC 1.83 never starts the timer of the argument above, and closes after this one, 60 s unless
+  // it is set. gRPC 1.51 does not know it.
+  builder->AddChannelArgument("grpc.http2.ping_timeout_ms", Millis(options.keepalive_timeout));
+  builder->AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
+                              Millis(options.min_ping_interval));
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  builder->AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, Millis(options.max_connection_idle));
+  builder->AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS, Millis(options.max_connection_age));
+  builder->AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS,
+                              Millis(options.max_connection_age_grace));
+}
+
+// Asks the kernel about each socket of the process.
+bool AllSent() {
+  std::error_code error;
+  std::filesystem::directory_iterator files("/proc/self/fd", error);
+  for (; !error && files != std::filesystem::directory_iterator(); files.increment(error)) {
+    int fd = -1, unsent = 0;
+    if (!absl::SimpleAtoi(files->path().filename().string(), &fd) || !IsTcpConnection(fd)) continue;
+    if (ioctl(fd, SIOCOUTQ, &unsent) == 0 && unsent > 0) return false;
+  }
+  return true;
+}
 
 GrpcServer::GrpcServer(const Options& options, std::function<bool()> run_queued,
                        std::function<grpc::Status(const absl::Status&)> to_grpc)
     : options_(options),
-      door_(LimitsOfDoor(options, &acceptor_), options.recorder),
+      admission_(LimitsOfAdmission(options, &acceptor_), options.recorder),
       sockets_(options.unix_socket_mode),
       acceptor_(LimitsOfAcceptor(options)) {
   PrepareGrpc();
   builder_ = std::make_unique<grpc::ServerBuilder>();
-  loop_ = std::make_unique<CallLoop>(builder_.get(), &door_, options.threads, std::move(run_queued),
-                                     std::move(to_grpc));
+  loop_ = std::make_unique<CallLoop>(builder_.get(), &admission_, options.threads,
+                                     std::move(run_queued), std::move(to_grpc));
 }
 
 GrpcServer::~GrpcServer() { Shutdown(absl::InfinitePast()); }
 
 absl::Status GrpcServer::Start() {
-  SetBounds(options_, builder_.get());
+  ApplyOptions(options_, builder_.get());
   AWQD_ASSIGN_OR_RETURN(std::unique_ptr<security::Access> access,
                         security::Access::Create(options_.security));
-  door_.Guard(std::move(access));
+  admission_.SetAccess(std::move(access));
   if (options_.security.tls()) {
     AWQD_ASSIGN_OR_RETURN(tls_, TlsCredentials::Create(options_.security));
   }
@@ -149,12 +289,12 @@ absl::Status GrpcServer::Listen(const ListenAddress& address) {
   const std::shared_ptr<grpc::experimental::ExternalConnectionAcceptor> grpc_acceptor =
       builder_->experimental().AddExternalConnectionAcceptor(
           Builder::ExternalConnectionType::FROM_FD,
-          // Who may open a socket file is for the file system to say, and nobody is on the way.
+          // The file system says who may open a socket file, and nobody is on the way.
           tcp && tls_ != nullptr ? tls_->get() : grpc::InsecureServerCredentials());
-  for (Descriptor& socket : listening->sockets) {
+  for (UniqueFd& socket : listening->sockets) {
     // noexcept: without memory, gRPC would throw and keep its locks, and never accept again. The
     // process then ends.
-    acceptor_.Add(std::move(socket), [grpc_acceptor](int listener, int fd) noexcept {
+    acceptor_.AddListener(std::move(socket), [grpc_acceptor](int listener, int fd) noexcept {
       grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
       connection.listener_fd = listener;
       connection.fd = fd;
@@ -162,14 +302,40 @@ absl::Status GrpcServer::Listen(const ListenAddress& address) {
     });
   }
   if (port_ == 0) port_ = listening->port;
-  addresses_.push_back(Spell(address, listening->port));
+  addresses_.push_back(PrintAddress(address, listening->port));
   return absl::OkStatus();
 }
 
 void GrpcServer::Shutdown(absl::Time deadline) {
   if (server_ == nullptr) return;
+  Drain& drain = *admission_.drain();
   sockets_.Remove();
-  ShutDown(server_.get(), door_.gate(), &acceptor_, deadline);
+  drain.HoldNewCalls();
+  AwaitQuietCallers(drain, deadline);
+  acceptor_.Stop();
+  std::atomic<bool> ended{false};
+  // Without this thread clients are not told to go away, but calls end as ever.
+  std::thread shutdown = TryThread([&] {
+    server_->Shutdown(absl::ToChronoTime(deadline));
+    ended = true;
+  });
+  const absl::Time announced = absl::Now() + kAnnounce;
+  while (!ended && absl::Now() < std::min(announced, deadline)) absl::SleepFor(kPoll);
+  drain.RejectNewCalls();
+  // Clients have this long to answer and to close by themselves.
+  const absl::Time goodbye = absl::Now() + kRoundTrip;
+  const auto idle = [&] { return drain.in_flight() == 0 && absl::Now() > goodbye && AllSent(); };
+  while (!ended && absl::Now() < deadline && !idle()) absl::SleepFor(kPoll);
+  if (shutdown.joinable()) {
+    // Harmless when it has ended; past the deadline gRPC does the same by itself.
+    grpc_server_cancel_all_calls(server_->c_server());
+    acceptor_.EndAll();
+    shutdown.join();
+  } else {
+    acceptor_.EndAll();
+    server_->Shutdown(absl::ToChronoTime(absl::Now()));
+  }
+  server_->Wait();
   loop_->Stop();
   server_ = nullptr;
 }

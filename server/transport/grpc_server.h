@@ -1,4 +1,5 @@
-// GrpcServer: listens, runs the call loop, and stops. What it serves is registered by others.
+// GrpcServer: listens, runs the call loop, and stops. Services register their methods with its
+// loop.
 #pragma once
 
 #include <functional>
@@ -12,44 +13,65 @@
 #include "grpcpp/server.h"
 #include "grpcpp/server_builder.h"
 #include "server/transport/acceptor.h"
+#include "server/transport/admission.h"
 #include "server/transport/call_loop.h"
-#include "server/transport/door.h"
-#include "server/transport/listen_address.h"
+#include "server/transport/listening.h"
 #include "server/transport/options.h"
 #include "server/transport/tls_credentials.h"
 #include "server/transport/unix_socket.h"
 
 namespace awqd::transport {
 
-// Not thread-safe. What is registered outlives it.
+// Limits and timers of the gRPC server: message sizes, compression, memory quota, streams of a
+// connection, keepalive and age of connections. Apart from GrpcServer, so that a bench can build a
+// server without services of ours that costs exactly as much.
+//
+// Attacker: a client that takes the memory or the connections of the process. Shown by
+// tests/server/services/limits_test and tests/e2e/limits_e2e_test.
+void ApplyOptions(const Options& options, grpc::ServerBuilder* builder);
+
+// True when no TCP connection of this process holds bytes that the peer's kernel has not
+// acknowledged: closing one that does may lose them. A Unix domain socket has nothing on the way.
+bool AllSent();
+
+// Not thread-safe. The registered handlers outlive it.
 class GrpcServer {
  public:
   // `run_queued` and `to_grpc` as CallLoop says.
   GrpcServer(const Options& options, std::function<bool()> run_queued,
              std::function<grpc::Status(const absl::Status&)> to_grpc);
-  // Shuts down at once, if nobody has.
+  // Shuts down at once, unless Shutdown was called.
   ~GrpcServer();
   GrpcServer(const GrpcServer&) = delete;
   GrpcServer& operator=(const GrpcServer&) = delete;
 
   // Methods go here, before Start.
   CallLoop* loop() { return loop_.get(); }
-  Door* door() { return &door_; }
+  Admission* admission() { return &admission_; }
 
   // Listens. INVALID_ARGUMENT or UNAVAILABLE when an address cannot be listened on, or a file of
-  // certificates or tokens not be used. Called once.
+  // certificates or tokens cannot be used. Called once.
   absl::Status Start();
 
-  // The port that is really bound, also for port 0, of the first TCP address; 0 when there is none.
+  // The bound port, also for port 0, of the first TCP address; 0 when there is none.
   int port() const { return port_; }
   // "127.0.0.1:43211", "unix:/run/awqd.sock": in the order of the options.
   const std::vector<std::string>& addresses() const { return addresses_; }
 
-  // Who is connected, and who was not let in.
+  // Open connections, and counts of those that were closed.
   Acceptor* acceptor() { return &acceptor_; }
 
-  // Refuses new calls, waits for those in flight until `deadline`, cancels the rest, and returns
-  // when none is left. Does nothing when it does not listen.
+  // Returns when no call is in flight and every connection is closed. Does nothing when it does not
+  // listen. With a `deadline` that has passed, everything is cancelled at once.
+  //
+  // - Calls in flight go on until `deadline`, then they are cancelled.
+  // - A call that ends meanwhile gets its status once its client has had time to read its messages
+  //   (Admission::StatusDelay).
+  // - New calls are answered UNAVAILABLE, on connections that have been told to go away.
+  // - Once no call is in flight, clients have kRoundTrip to close. Then connections are closed
+  // under
+  //   them. gRPC alone would wait 20 s for an idle client that does not read its connection (a
+  //   synchronous one between two calls), and for one that has not sent its settings.
   void Shutdown(absl::Time deadline);
 
  private:
@@ -58,7 +80,7 @@ class GrpcServer {
 
   const Options options_;
   std::unique_ptr<TlsCredentials> tls_;  // null: plaintext
-  Door door_;
+  Admission admission_;
   UnixSockets sockets_;
   int port_ = 0;
   std::vector<std::string> addresses_;

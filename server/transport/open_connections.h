@@ -1,9 +1,12 @@
 // OpenConnections: which connections of the server are open, and from where.
 //
 // gRPC owns the descriptors and closes them without saying so. A second descriptor of each
-// connection would tell, and would cost as many again; so a connection is known by its number and
-// its socket's cookie, which the kernel gives to no other socket, and the table looks at them when
-// a limit is reached.
+// connection would tell, and would cost as many again. So a connection is known by its number and
+// by the cookie that the kernel gives to its socket and to no other. The table checks the cookies
+// when a limit is reached.
+//
+// Attacker: peers that open connections and keep them. Shown by acceptor_test, and by `crowd` and
+// `descriptors` of tests/attack.
 #pragma once
 
 #include <sys/socket.h>
@@ -20,36 +23,49 @@
 
 namespace awqd::transport {
 
+// The number that the kernel gives to this socket and to no other; 0 when `fd` is no socket.
+uint64_t SocketCookie(int fd);
+
+// How many calls begin in the first 64 KiB that nobody has read yet: their HEADERS frames. None are
+// seen within TLS.
+int64_t CountWaitingCalls(int fd);
+
+// Resets the connection, and throws away what came of it and was not read: gRPC would go on with
+// that for as long as there is some. False when its socket is not that of `cookie`.
+bool ResetConnection(int fd, uint64_t cookie);
+
 // Thread-safe.
 class OpenConnections {
  public:
-  enum class Verdict { kWelcome, kTooMany, kTooManyOfOrigin };
+  enum class Verdict { kAdmitted, kTooMany, kTooManyOfOrigin };
 
-  OpenConnections(int64_t most, int64_t most_of_origin)
-      : most_(most), most_of_origin_(most_of_origin) {}
+  OpenConnections(int64_t limit, int64_t limit_per_origin)
+      : limit_(limit), limit_per_origin_(limit_per_origin) {}
 
-  // Takes `fd` in, unless a limit is reached. What is not taken in is the caller's to close.
+  // Adds `fd`, unless a limit is reached. The caller closes what is not added. `origin`: as
+  // obs::Origin spells it.
   Verdict Add(int fd, const std::string& origin);
   // The caller closes `fd` next.
   void Remove(int fd);
-  // That are open.
+  // How many are open.
   int64_t Count();
   // Ends all that are open: their owner reads the end of the stream, and closes them.
-  void Cut();
-  // Resets that of one peer, as gRPC spells it. False when there is none of that name.
-  bool Cut(const std::string& peer);
+  void EndAll();
+  // Resets the connection of one peer, as gRPC spells it: "ipv4:10.0.0.7:51034". False when there
+  // is none of that name.
+  bool ResetPeer(const std::string& peer);
   struct Crowd {
     int64_t waiting = 0;  // calls that nobody has read, in all connections
     int64_t reset = 0;    // connections
   };
   // Resets connections of `origin` in which more than `few` calls wait, when more than `per_peer`
-  // beyond the few of each connection do in all of them.
+  // beyond the few of each connection wait in all of them.
   Crowd ResetCrowd(const std::string& origin, int64_t per_peer, int64_t few);
-  // Those that MachineOf calls `peer`.
+  // The origins of a peer, as obs::PeerHost spells it.
   std::vector<std::string> OriginsOf(const std::string& peer);
   // How long nothing has been on the way between that peer and this process, either way; zero while
   // the peer's kernel has not acknowledged everything. Infinite when there is none of that name.
-  absl::Duration StillFor(const std::string& peer);
+  absl::Duration IdleTime(const std::string& peer);
 
  private:
   struct Entry {
@@ -57,14 +73,14 @@ class OpenConnections {
     std::string origin;
   };
 
-  // Of that peer; -1 when there is none.
-  int DescriptorOf(const std::string& peer) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  Verdict Judge(const std::string& origin) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The descriptor of that peer; -1 when there is none.
+  int FindDescriptor(const std::string& peer) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Verdict CheckLimits(const std::string& origin) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Forget(int fd) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Forgets those that were closed.
   void Sweep() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  const int64_t most_, most_of_origin_;
+  const int64_t limit_, limit_per_origin_;
   Mutex mu_;
   std::unordered_map<int, Entry> connections_ ABSL_GUARDED_BY(mu_);
   std::map<std::string, int64_t> origins_ ABSL_GUARDED_BY(mu_);

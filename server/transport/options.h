@@ -1,4 +1,4 @@
-// What the gRPC server may take and how long it waits, before it is built.
+// Limits, timeouts and addresses of the gRPC server.
 #pragma once
 
 #include <sys/types.h>
@@ -16,8 +16,8 @@ class CallRecorder;
 
 namespace awqd::transport {
 
-// Of one client: an identity, or where there are none a machine. 0: no bound.
-struct ClientBounds {
+// Limits of one client: an identity, or where there are none a host. 0: no limit.
+struct ClientQuota {
   int64_t requests_in_flight = 0;
   int64_t bytes_in_flight = 0;
   double requests_per_second = 0;
@@ -27,13 +27,13 @@ struct ClientBounds {
   }
 };
 
-// The flags in server/flags.cc explain each, and how to choose it.
+// server/config/flags.cc explains each, and how to choose it.
 struct Options {
   // Each "host:port" or "unix:/path", as ParseListenAddress reads them; at least one.
   std::vector<std::string> addresses = {"127.0.0.1:8001"};
   mode_t unix_socket_mode = 0660;
   security::Options security;
-  ClientBounds client;
+  ClientQuota client;
   int threads = 1;  // of the call loop
   int64_t max_receive_message_bytes = int64_t{64} << 20;
   int64_t max_send_message_bytes = int64_t{64} << 20;
@@ -49,7 +49,7 @@ struct Options {
   absl::Duration max_connection_idle = absl::InfiniteDuration();
   absl::Duration max_connection_age = absl::InfiniteDuration();
   absl::Duration max_connection_age_grace = absl::InfiniteDuration();
-  obs::CallRecorder* recorder = nullptr;  // is told of every call; outlives the server. Null: none
+  obs::CallRecorder* recorder = nullptr;  // is told of every call, outlives the server; or null
 };
 
 }  // namespace awqd::transport

@@ -20,22 +20,21 @@ namespace {
 
 constexpr unsigned int kRefreshSeconds = 1;  // gRPC's smallest
 
-// An open file in memory with these contents and time, which nobody can change any more; -1 with
-// errno.
-int MakeFile(const char* name, const std::string& contents, time_t modified) {
-  const int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  if (fd < 0) return -1;
+// An open file in memory with these contents and time, which nobody can change any more; none, with
+// errno, on failure.
+UniqueFd MakeFile(const char* name, const std::string& contents, time_t modified) {
+  UniqueFd fd(memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!fd.ok()) return fd;
   const timespec time = {.tv_sec = modified, .tv_nsec = 0};
   const timespec times[2] = {time, time};
   const auto size = static_cast<ssize_t>(contents.size());
-  if (write(fd, contents.data(), contents.size()) == size && futimens(fd, times) == 0 &&
-      fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW) == 0) {
-    return fd;
+  if (write(fd.get(), contents.data(), contents.size()) != size || futimens(fd.get(), times) != 0 ||
+      fcntl(fd.get(), F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW) != 0) {
+    const int error = errno;
+    fd.Reset();
+    errno = error;
   }
-  const int error = errno;
-  close(fd);
-  errno = error;
-  return -1;
+  return fd;
 }
 
 absl::Status NoFile() {
@@ -69,27 +68,23 @@ std::shared_ptr<grpc::ServerCredentials> Credentials(const MemoryFile& identity,
 
 absl::StatusOr<std::unique_ptr<MemoryFile>> MemoryFile::Create(const char* name,
                                                                const std::string& contents) {
-  const int fd = MakeFile(name, contents, 1);  // gRPC takes a time of 0 for an error
-  if (fd < 0) return NoFile();
-  return std::unique_ptr<MemoryFile>(new MemoryFile(name, fd));
+  UniqueFd fd = MakeFile(name, contents, 1);  // gRPC takes a time of 0 for an error
+  if (!fd.ok()) return NoFile();
+  return std::unique_ptr<MemoryFile>(new MemoryFile(name, std::move(fd)));
 }
 
-MemoryFile::~MemoryFile() { close(fd_); }
-
-std::string MemoryFile::path() const { return absl::StrCat("/proc/self/fd/", fd_); }
+std::string MemoryFile::path() const { return absl::StrCat("/proc/self/fd/", fd_.get()); }
 
 // gRPC reads the key and then the certificates, and begins again when the time, in whole seconds,
 // is not what it was before. So the new time must differ, and come with the contents in one step.
 absl::Status MemoryFile::Replace(const std::string& contents) {
-  const int fresh = MakeFile(name_, contents, ++generation_);
-  if (fresh < 0) return NoFile();
-  const bool replaced = dup3(fresh, fd_, O_CLOEXEC) == fd_;
-  const absl::Status status = replaced ? absl::OkStatus() : NoFile();
-  close(fresh);
-  return status;
+  const UniqueFd fresh = MakeFile(name_, contents, ++generation_);
+  if (!fresh.ok()) return NoFile();
+  const bool replaced = dup3(fresh.get(), fd_.get(), O_CLOEXEC) == fd_.get();
+  return replaced ? absl::OkStatus() : NoFile();
 }
 
-absl::Status TlsCredentials::Take(const security::TlsFiles& files) {
+absl::Status TlsCredentials::Replace(const security::TlsFiles& files) {
   AWQD_RETURN_IF_ERROR(identity_->Replace(InOneFile(files)));
   return client_ca_ == nullptr ? absl::OkStatus() : client_ca_->Replace(files.client_ca);
 }
@@ -100,7 +95,7 @@ absl::StatusOr<std::unique_ptr<TlsCredentials>> TlsCredentials::Create(
   const auto apply = [self = out.get(),
                       options](const security::WatchedFiles::Contents& contents) -> absl::Status {
     AWQD_ASSIGN_OR_RETURN(const security::TlsFiles files, security::CheckTls(options, contents));
-    if (self->credentials_ != nullptr) return self->Take(files);
+    if (self->credentials_ != nullptr) return self->Replace(files);
     AWQD_ASSIGN_OR_RETURN(self->identity_, MemoryFile::Create("awqd-tls", InOneFile(files)));
     if (!files.client_ca.empty()) {
       AWQD_ASSIGN_OR_RETURN(self->client_ca_, MemoryFile::Create("awqd-ca", files.client_ca));

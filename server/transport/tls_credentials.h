@@ -1,17 +1,22 @@
-// TlsCredentials: what gRPC's server speaks TLS with, renewed while it serves.
+// TlsCredentials: the certificates of gRPC's server, renewed while it serves.
 //
-// gRPC can watch files itself, but takes a certificate and a key that do not belong together, as
-// they lie there for a moment when they are renewed, and then fails handshakes; and ends the
-// process when a file shrinks while it is read. So it watches copies, in memory files, of what was
-// found to be good, and which it cannot catch half-written.
+// gRPC can watch files itself. But it takes a certificate and a key that do not belong together, as
+// they lie there for a moment when they are renewed, and then fails handshakes. It also ends the
+// process when a file shrinks while it is read. So gRPC watches copies in memory files, which were
+// checked and which it cannot read half-written.
+//
+// Attacker: anyone who reads or changes messages on the way. Shown by memory_file_test and
+// tests/e2e/security.
 #pragma once
 
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "grpcpp/security/server_credentials.h"
+#include "kernels/base/unique_fd.h"
 #include "server/security/options.h"
 #include "server/security/tls_files.h"
 #include "server/security/watched_files.h"
@@ -19,25 +24,22 @@
 namespace awqd::transport {
 
 // A file in memory with a path that others in this process can open. New contents replace the old
-// ones at once: whoever opens the path reads all of the one or all of the other.
+// ones at once: a reader of the path gets all of the one or all of the other.
 class MemoryFile {
  public:
   // `name` is seen in /proc alone.
   static absl::StatusOr<std::unique_ptr<MemoryFile>> Create(const char* name,
                                                             const std::string& contents);
-  ~MemoryFile();
-  MemoryFile(const MemoryFile&) = delete;
-  MemoryFile& operator=(const MemoryFile&) = delete;
 
   // Its time of modification becomes a second later than that of the last contents.
   absl::Status Replace(const std::string& contents);
   std::string path() const;
 
  private:
-  MemoryFile(const char* name, int fd) : name_(name), fd_(fd) {}
+  MemoryFile(const char* name, UniqueFd fd) : name_(name), fd_(std::move(fd)) {}
 
   const char* const name_;
-  const int fd_;
+  const UniqueFd fd_;
   time_t generation_ = 1;
 };
 
@@ -52,9 +54,10 @@ class TlsCredentials {
 
  private:
   TlsCredentials() = default;
-  absl::Status Take(const security::TlsFiles& files);
+  absl::Status Replace(const security::TlsFiles& files);
 
-  std::unique_ptr<MemoryFile> identity_;  // certificates and key in one, so that they fit
+  std::unique_ptr<MemoryFile>
+      identity_;  // certificates and key in one file, so that they belong together
   std::unique_ptr<MemoryFile> client_ca_;
   std::shared_ptr<grpc::ServerCredentials> credentials_;
   std::unique_ptr<security::WatchedFiles> watch_;

@@ -17,7 +17,6 @@
 #include "absl/time/clock.h"
 #include "kernels/base/status.h"
 #include "server/obs/logging.h"
-#include "server/transport/listen_address.h"
 
 namespace awqd::transport {
 namespace {
@@ -46,12 +45,11 @@ std::string DirectoryOf(const std::string& path) {
 int TryConnect(const std::string& path) {
   sockaddr_un address = {.sun_family = AF_UNIX};
   std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
-  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-  if (fd < 0) return errno;
-  const bool connected = connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0;
-  const int error = connected || errno == EAGAIN ? 0 : errno;  // EAGAIN: alive, its backlog is full
-  close(fd);
-  return error;
+  const UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!fd.ok()) return errno;
+  const auto* const to = reinterpret_cast<const sockaddr*>(&address);
+  if (connect(fd.get(), to, sizeof(address)) == 0) return 0;
+  return errno == EAGAIN ? 0 : errno;  // EAGAIN: alive, its backlog is full
 }
 
 // Leaves the path free, or says why it cannot be.
@@ -96,25 +94,19 @@ void UnixSockets::Remove() {
 
 absl::Status UnixSockets::LockDirectoryOf(const std::string& path) {
   const std::string directory = DirectoryOf(path);
-  const int fd = open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) return Refused(path, "cannot open the directory " + Quoted(directory), errno);
+  UniqueFd fd(open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!fd.ok()) return Refused(path, "cannot open the directory " + Quoted(directory), errno);
   struct stat found = {};
-  if (fstat(fd, &found) != 0 || access(directory.c_str(), W_OK | X_OK) != 0) {
-    const int error = errno;
-    close(fd);
-    return Refused(path, "cannot write to the directory " + Quoted(directory), error);
+  if (fstat(fd.get(), &found) != 0 || access(directory.c_str(), W_OK | X_OK) != 0) {
+    return Refused(path, "cannot write to the directory " + Quoted(directory), errno);
   }
   const std::pair<dev_t, ino_t> id = {found.st_dev, found.st_ino};
   if (!names_.emplace(id, std::filesystem::path(path).filename().string()).second) {
-    close(fd);
     return Refused(path, "it is named twice");
   }
-  if (!locked_.insert(id).second) {
-    close(fd);
-    return absl::OkStatus();
-  }
-  locks_.push_back(fd);
-  for (const absl::Time until = absl::Now() + kLockLimit; flock(fd, LOCK_EX | LOCK_NB) != 0;) {
+  if (!locked_.insert(id).second) return absl::OkStatus();
+  const int lock = locks_.emplace_back(std::move(fd)).get();
+  for (const absl::Time until = absl::Now() + kLockLimit; flock(lock, LOCK_EX | LOCK_NB) != 0;) {
     if (errno != EWOULDBLOCK || absl::Now() > until) {
       return Refused(path, "cannot lock the directory " + Quoted(directory), errno);
     }
@@ -154,7 +146,6 @@ absl::Status UnixSockets::Bound() {
 void UnixSockets::Unlock() {
   if (narrowed_) umask(umask_);
   narrowed_ = false;
-  for (const int fd : locks_) close(fd);
   locks_.clear();
   locked_.clear();
 }

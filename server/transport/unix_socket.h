@@ -1,7 +1,10 @@
 // UnixSockets: the files of the Unix domain sockets that a server listens on.
 //
-// This class makes sure that only a dead socket is removed from a path before one is bound there,
-// sets the permissions, and takes the file away at the end.
+// It removes only a dead socket from a path before one is bound there, sets the permissions, and
+// removes the file at the end.
+//
+// Attacker: another user of the machine, who connects before the permissions are set or puts a file
+// in the way. Shown by tests/e2e/unix_socket_e2e_test.
 #pragma once
 
 #include <sys/types.h>
@@ -12,13 +15,14 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "kernels/base/unique_fd.h"
 
 namespace awqd::transport {
 
 // Not thread-safe.
 class UnixSockets {
  public:
-  // `mode`: permissions of the files. Whoever may write to one may connect.
+  // `mode`: permissions of the files. A user who may write to one may connect.
   explicit UnixSockets(mode_t mode) : mode_(mode) {}
   ~UnixSockets();
   UnixSockets(const UnixSockets&) = delete;
@@ -30,7 +34,7 @@ class UnixSockets {
   // INVALID_ARGUMENT when something else is there or the directory cannot be written.
   absl::Status Claim(const std::string& path);
 
-  // To be called once what was claimed listens: sets the permissions and lets others claim.
+  // To be called once the claimed sockets listen: sets the permissions and lets others claim.
   absl::Status Bound();
 
   // Removes the files of Bound, unless something else has taken their place. To be called while
@@ -52,9 +56,9 @@ class UnixSockets {
   std::vector<File> files_;
   std::set<std::pair<std::pair<dev_t, ino_t>, std::string>> names_;  // claimed, by directory
   std::set<std::pair<dev_t, ino_t>> locked_;
-  std::vector<int> locks_;  // open directories, locked until Bound
-  bool narrowed_ = false;   // the umask
-  mode_t umask_ = 0;        // what it was
+  std::vector<UniqueFd> locks_;  // open directories, locked until Bound
+  bool narrowed_ = false;        // the umask
+  mode_t umask_ = 0;             // the one before
 };
 
 }  // namespace awqd::transport

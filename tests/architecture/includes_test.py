@@ -14,7 +14,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # What a header outside the project belongs to; the first pattern that matches decides, "std" when none does.
 FAMILIES = [
     ("absl", r"^absl/"),
-    ("proto", r"^(awqd/v1|google/(protobuf|rpc)|grpc/(channelz|health|reflection)|inference|otlp|xds)/"),
+    ("proto", r"^(awqd/v1|google/(protobuf|rpc)|grpc/(health|reflection)|inference|otlp|xds)/"),
     # What a message is received in and answered with; a room that may include grpc may include these.
     ("grpc_data", r"^grpcpp/support/(byte_buffer|slice|status)\.h$"),
     ("grpc", r"^grpc(pp|\+\+)?/"),

@@ -13,7 +13,7 @@
 #include "grpcpp/grpcpp.h"
 #include "grpcpp/health_check_service_interface.h"
 #include "server/config/options.h"
-#include "server/transport/bounds.h"
+#include "server/transport/grpc_server.h"
 #include "tests/bench/echo.h"
 
 namespace awqd::bench {
@@ -79,7 +79,7 @@ int Serve(const Arguments& arguments) {
   builder.AddListeningPort(arguments.address, grpc::InsecureServerCredentials(), &port);
   builder.RegisterService(&service);
   builder.RegisterService(&repository);
-  transport::SetBounds(options, &builder);
+  transport::ApplyOptions(options, &builder);
   const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   if (server == nullptr) {
     std::cerr << "awqd_echo: cannot listen on " << arguments.address << "\n";

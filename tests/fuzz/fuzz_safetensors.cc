@@ -12,8 +12,8 @@ namespace {
 
 using awqd::fuzz::Require;
 
-awqd::model::UniqueFd FileOf(const uint8_t* data, size_t size) {
-  awqd::model::UniqueFd fd(memfd_create("fuzz", MFD_CLOEXEC));
+awqd::UniqueFd FileOf(const uint8_t* data, size_t size) {
+  awqd::UniqueFd fd(memfd_create("fuzz", MFD_CLOEXEC));
   Require(fd.ok());
   Require(pwrite(fd.get(), data, size, 0) == static_cast<ssize_t>(size));
   return fd;

@@ -11,7 +11,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/config/flags.h"
-#include "server/transport/listen_address.h"
+#include "server/transport/listening.h"
 #include "tests/testing/places.h"
 
 namespace awqd {
@@ -95,7 +95,7 @@ TEST(Options, BoundsOfOneClient) {
       Parse({"--model_repository", "/m", "--max_requests_in_flight_per_client=7",
              "--max_bytes_in_flight_per_client=128MiB", "--max_requests_per_second_per_client=2.5"})
           ->options;
-  const transport::ClientBounds& client = options.rpc.transport.client;
+  const transport::ClientQuota& client = options.rpc.transport.client;
   EXPECT_EQ(client.requests_in_flight, 7);
   EXPECT_EQ(client.bytes_in_flight, 128 << 20);
   EXPECT_EQ(client.requests_per_second, 2.5);

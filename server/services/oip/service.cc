@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/out_of_memory.h"
 #include "server/services/oip/metadata.h"
 #include "server/services/oip/oip_codec.h"
 #include "server/services/oip/repository.h"
@@ -18,7 +19,7 @@ namespace {
 
 using security::Need;
 using transport::CallLoop, transport::ServerCall, transport::StreamCall, transport::UnaryCall;
-using transport::Guarded, transport::WhileDraining;
+using transport::WhileDraining;
 
 std::string Path(absl::string_view method) {
   return absl::StrCat(inference::ModelInferRequest::descriptor()->file()->service(0)->full_name(),
@@ -103,7 +104,7 @@ void ServeIndex(const Env& env, CallLoop* loop) {
       Path("RepositoryIndex"), Need::kRead, kSlots, [&env, names](UnaryCall* call) {
         RunOn<Request>(env.lists, env, call, [&env, names, call](const Request& request) {
           grpc::ByteBuffer answer;
-          const absl::Status status = Guarded([&]() -> absl::Status {
+          const absl::Status status = CatchExceptions([&]() -> absl::Status {
             AWQD_ASSIGN_OR_RETURN(answer, names->Encoded(env, request));
             return call->lease()->Resize(static_cast<int64_t>(answer.Length()), "answer");
           });

@@ -10,8 +10,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/mutex.h"
+#include "kernels/base/out_of_memory.h"
 #include "kernels/base/status.h"
-#include "server/transport/guard.h"
 #include "server/wire/raw_message.h"
 #include "server/wire/status.h"
 #include "xds/service/orca/v3/orca.pb.h"
@@ -64,14 +64,14 @@ class Service::Stream final : public transport::Reactor,
       call_->StartAlarm(kShortest);
     }
     draining_ =
-        std::make_unique<transport::CallGate::Listener>(service_->gate_, [weak = weak_from_this()] {
-          if (const auto stream = weak.lock()) stream->End(transport::CallGate::Draining());
+        std::make_unique<transport::Drain::Listener>(service_->gate_, [weak = weak_from_this()] {
+          if (const auto stream = weak.lock()) stream->End(transport::Drain::UnavailableStatus());
         });
   }
 
   void OnAlarm() override {
     grpc::ByteBuffer report;
-    absl::Status status = transport::Guarded([&] {
+    absl::Status status = CatchExceptions([&] {
       report = wire::Encode(service_->meter_->Latest()->report);
       return absl::OkStatus();
     });
@@ -130,12 +130,13 @@ class Service::Stream final : public transport::Reactor,
   bool ending_ ABSL_GUARDED_BY(mu_) = false;
   bool finished_ ABSL_GUARDED_BY(mu_) = false;
   grpc::Status status_ ABSL_GUARDED_BY(mu_);  // once it is ending
-  std::unique_ptr<transport::CallGate::Listener> draining_;
+  std::unique_ptr<transport::Drain::Listener> draining_;
 };
 
-Service::Service(transport::Door* door, transport::ByteBudget* in_flight, UtilizationMeter* meter)
-    : gate_(door->gate()), in_flight_(in_flight), meter_(meter) {
-  door->TellAtTheEnd(kTrailer, [meter] { return meter->Latest()->bytes; });
+Service::Service(transport::Admission* admission, transport::ByteBudget* in_flight,
+                 UtilizationMeter* meter)
+    : gate_(admission->drain()), in_flight_(in_flight), meter_(meter) {
+  admission->SetTrailingMetadata(kTrailer, [meter] { return meter->Latest()->bytes; });
 }
 
 void Service::ServeOn(transport::CallLoop* loop) {
@@ -148,9 +149,9 @@ void Service::ServeOn(transport::CallLoop* loop) {
 void Service::Start(transport::WriteCall* call) {
   absl::Duration interval;
   transport::ByteLease lease;
-  const absl::Status status = transport::Guarded([&]() -> absl::Status {
+  const absl::Status status = CatchExceptions([&]() -> absl::Status {
     const auto asked = static_cast<int64_t>(call->request()->Length());
-    AWQD_ASSIGN_OR_RETURN(lease, in_flight_->Take(call->connection(), asked, "request"));
+    AWQD_ASSIGN_OR_RETURN(lease, in_flight_->AcquireBytes(call->charge(), asked, "request"));
     AWQD_ASSIGN_OR_RETURN(interval, IntervalOf(call->request()));
     return absl::OkStatus();
   });

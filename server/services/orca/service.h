@@ -1,16 +1,16 @@
 // ORCA's reports to clients: xds.service.orca.v3 out of band, and metadata at the end of calls.
 //
 // Our own method instead of gRPC's service, which the distributions' packages of gRPC 1.51.1 do not
-// have. Where they have it, it does not pass the door, and starts gRPC's own polling threads.
+// have. Where they have it, it does not pass admission, and starts gRPC's own polling threads.
 #pragma once
 
 #include <atomic>
 
 #include "absl/time/time.h"
 #include "server/services/orca/utilization_meter.h"
+#include "server/transport/admission.h"
 #include "server/transport/byte_budget.h"
 #include "server/transport/call_loop.h"
-#include "server/transport/door.h"
 
 namespace awqd::services::orca {
 
@@ -26,7 +26,8 @@ class Service {
 
   // Before the server starts. Nothing is null, and all outlive the service. The report that a
   // stream sends counts in `in_flight`.
-  Service(transport::Door* door, transport::ByteBudget* in_flight, UtilizationMeter* meter);
+  Service(transport::Admission* admission, transport::ByteBudget* in_flight,
+          UtilizationMeter* meter);
 
   void ServeOn(transport::CallLoop* loop);
 
@@ -35,7 +36,7 @@ class Service {
 
   void Start(transport::WriteCall* call);
 
-  transport::CallGate* const gate_;
+  transport::Drain* const gate_;
   transport::ByteBudget* const in_flight_;
   UtilizationMeter* const meter_;
   std::atomic<int> open_{0};

@@ -51,7 +51,7 @@ class AmplificationTest : public OipTest {
     WriteModels();
     options->in_flight_bytes = kLimit;
     options->stream_in_flight = 64;
-    options->channelz = options->orca = true;
+    options->orca = true;
     options->shared_memory = {.prefix = prefix_, .max_open = 4};
   }
   // 900 weights with long paths, and folders that cannot be loaded, each with a reason.
@@ -104,7 +104,7 @@ class AmplificationTest : public OipTest {
     });
   }
   int64_t Started(const std::string& method) {
-    for (const transport::MethodCalls& calls : server_->door()->Calls()) {
+    for (const transport::MethodCalls& calls : server_->admission()->Calls()) {
       if (calls.method == method) return calls.started;
     }
     return -1;
@@ -139,7 +139,7 @@ class AmplificationTest : public OipTest {
     sockets.clear();
     EXPECT_TRUE(Eventually([&] {
       while (engine_.held() > 0) engine_.Answer();
-      return server_->in_flight_bytes() == 0 && server_->door()->gate()->in_flight() == 0;
+      return server_->in_flight_bytes() == 0 && server_->admission()->drain()->in_flight() == 0;
     })) << method
         << ": got " << server_->in_flight_bytes()
         << " bytes in flight after its calls, expected none";
@@ -151,8 +151,7 @@ class AmplificationTest : public OipTest {
   // One line for each method: what makes the server hold most for what is sent.
   std::map<std::string, std::vector<Attack>> Table() const {
     const std::string api = "awqd.v1.QuantizedInference/", oip = "inference.GRPCInferenceService/",
-                      repository = "awqd.v1.ModelRepository/",
-                      channelz = "grpc.channelz.v1.Channelz/";
+                      repository = "awqd.v1.ModelRepository/";
     v1::QuantizedMatmulRequest wide = GoodMatmul(2), packed = GoodMatmul(1), absent = GoodMatmul(1);
     wide.mutable_weight()->set_weight("wide");  // 512 bytes in, 16 KiB out
     *packed.mutable_packed() = OneRow(512);
@@ -249,13 +248,6 @@ class AmplificationTest : public OipTest {
         {kReflection + 1, {{{Bytes(symbol)}}}},
         {kReflectionAlpha + 1, {{{Bytes(symbol)}}}},
         {"xds.service.orca.v3.OpenRcaService/StreamCoreMetrics", {{{""}}}},
-        {channelz + "GetTopChannels", {{{""}}}},
-        {channelz + "GetServers", {{{""}}}},
-        {channelz + "GetServer", {{{""}}}},
-        {channelz + "GetServerSockets", {{{""}}}},
-        {channelz + "GetChannel", {{{""}}}},
-        {channelz + "GetSubchannel", {{{""}}}},
-        {channelz + "GetSocket", {{{""}}}},
     };
   }
 

@@ -28,7 +28,7 @@ class OneAtATimeTest : public RpcTest {
 
 TEST_F(OneAtATimeTest, TheSecondRequestIsToldToComeBack) {
   RawStream stream(channel_, "/awqd.v1.QuantizedInference/QuantizedMatmulStream");
-  ASSERT_TRUE(Eventually([&] { return server_->door()->gate()->in_flight() == 1; }));
+  ASSERT_TRUE(Eventually([&] { return server_->admission()->drain()->in_flight() == 1; }));
   const grpc::Status refused = RawCall(channel_, "/awqd.v1.ServerInfo/GetServerInfo", "");
   EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_THAT(refused.error_message(), HasSubstr("max_requests_in_flight_per_client"));

@@ -65,7 +65,7 @@ TEST_F(DrainingTest, AnUploadInProgressIsACallInFlight) {
     SCOPED_TRACE(method);
     if (server_ == nullptr) SetUp();
     RawStream upload(channel_, method);
-    ASSERT_TRUE(Eventually([&] { return server_->door()->gate()->in_flight() == 1; }))
+    ASSERT_TRUE(Eventually([&] { return server_->admission()->drain()->in_flight() == 1; }))
         << "the headers are here";
     std::thread stop([&] { server_->Shutdown(absl::Seconds(30)); });
     EXPECT_EQ(AskUntilRefused().error_code(), grpc::StatusCode::UNAVAILABLE);
@@ -86,7 +86,7 @@ TEST_F(DrainingTest, AnUploadInProgressIsACallInFlight) {
 
 TEST_F(DrainingTest, AnUploadThatNeverEndsIsCutAtTheDeadline) {
   RawStream upload(channel_, "/awqd.v1.QuantizedInference/QuantizedMatmul");
-  ASSERT_TRUE(Eventually([&] { return server_->door()->gate()->in_flight() == 1; }));
+  ASSERT_TRUE(Eventually([&] { return server_->admission()->drain()->in_flight() == 1; }));
   const absl::Time start = absl::Now();
   server_->Shutdown(absl::Milliseconds(500));
   EXPECT_GE(absl::Now() - start, absl::Milliseconds(500));

@@ -321,7 +321,7 @@ TEST_F(OneLoopThreadTest, AnInlineWeightWhoseCallHasEndedIsNotPacked) {
   const auto bytes = static_cast<int64_t>(product.ByteSizeLong() + block.ByteSizeLong());
   // What they are parsed into counts too.
   ASSERT_TRUE(Eventually([&] {
-    return server_->door()->gate()->in_flight() == 3 &&
+    return server_->admission()->drain()->in_flight() == 3 &&
            server_->in_flight_bytes() >= before + bytes;
   }));
   pass();

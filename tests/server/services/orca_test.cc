@@ -166,7 +166,7 @@ TEST_F(OrcaTest, AStreamReportsWhatIsAskedOfTheServer) {
   }
   stream->Cancel();
   EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
-  EXPECT_TRUE(Eventually([&] { return server_->door()->gate()->in_flight() == 0; }));
+  EXPECT_TRUE(Eventually([&] { return server_->admission()->drain()->in_flight() == 0; }));
 }
 
 TEST_F(OrcaTest, IntervalsThatAreNoneAreRefused) {
@@ -202,14 +202,14 @@ TEST_F(OrcaTest, StreamsAreBounded) {
   for (int i = 0; i < Service::kMaxOpen; ++i) streams.push_back(Open(""));
   ReadFrom(streams.back().get());
   ASSERT_TRUE(
-      Eventually([&] { return server_->door()->gate()->in_flight() == Service::kMaxOpen; }));
+      Eventually([&] { return server_->admission()->drain()->in_flight() == Service::kMaxOpen; }));
   const grpc::Status status = RawCall(channel_, kMethod, "");
   EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_THAT(status.error_message(), HasSubstr("1024 streams are open"));
   streams.front()->Cancel();
   streams.front()->Finish();
-  ASSERT_TRUE(
-      Eventually([&] { return server_->door()->gate()->in_flight() == Service::kMaxOpen - 1; }));
+  ASSERT_TRUE(Eventually(
+      [&] { return server_->admission()->drain()->in_flight() == Service::kMaxOpen - 1; }));
   ReadFrom(Open("").get());
 }
 

@@ -249,7 +249,7 @@ TEST_F(NoReflectionTest, ReflectionCanBeSwitchedOff) {
   for (const char* method : {kReflection, kReflectionAlpha}) {
     EXPECT_EQ(RawCall(channel_, method, "").error_code(), grpc::StatusCode::UNIMPLEMENTED);
   }
-  EXPECT_THAT(server_->door()->Services(), Each(testing::Not(HasSubstr("reflection"))));
+  EXPECT_THAT(server_->admission()->Services(), Each(testing::Not(HasSubstr("reflection"))));
 }
 
 }  // namespace

@@ -15,8 +15,8 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/obs/origin.h"
-#include "server/transport/listen_socket.h"
-#include "server/transport/peer_socket.h"
+#include "server/transport/listening.h"
+#include "server/transport/open_connections.h"
 
 namespace awqd::transport {
 namespace {
@@ -33,7 +33,7 @@ bool Eventually(const std::function<bool()>& condition) {
   return false;
 }
 
-void ConnectTo(int port, const Descriptor& socket) {
+void ConnectTo(int port, const UniqueFd& socket) {
   sockaddr_in address = {};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
@@ -59,10 +59,10 @@ class Client {
     char byte = 0;
     return poll(&poll_fd, 1, within_ms) == 1 && recv(fd_.get(), &byte, 1, 0) <= 0;
   }
-  void Close() { fd_.reset(); }
+  void Close() { fd_.Reset(); }
 
  private:
-  Descriptor fd_;
+  UniqueFd fd_;
 };
 
 class AcceptorTest : public testing::Test {
@@ -72,7 +72,7 @@ class AcceptorTest : public testing::Test {
     ASSERT_TRUE(listening.ok()) << listening.status();
     port_ = listening->port;
     acceptor_ = std::make_unique<Acceptor>(limits);
-    acceptor_->Add(std::move(listening->sockets.front()), [this](int, int fd) {
+    acceptor_->AddListener(std::move(listening->sockets.front()), [this](int, int fd) {
       MutexLock lock(&mu_);
       taken_.emplace_back(fd);
     });
@@ -97,7 +97,7 @@ class AcceptorTest : public testing::Test {
   }
 
   Mutex mu_;
-  std::vector<Descriptor> taken_;
+  std::vector<UniqueFd> taken_;
   int port_ = 0;
   std::unique_ptr<Acceptor> acceptor_;
 };
@@ -194,11 +194,11 @@ class FewerFiles {
 // Not even the reserve helps: the connections wait.
 TEST_F(AcceptorTest, SurvivesTheEndOfDescriptors) {
   Start({});
-  std::vector<Descriptor> sockets;
+  std::vector<UniqueFd> sockets;
   for (int i = 0; i < 4; ++i) sockets.emplace_back(socket(AF_INET, SOCK_STREAM, 0));
   {
     const FewerFiles none_left(3);
-    for (const Descriptor& socket : sockets) ConnectTo(port_, socket);
+    for (const UniqueFd& socket : sockets) ConnectTo(port_, socket);
     EXPECT_TRUE(Eventually([&] { return acceptor_->counts().pauses >= 2; }));
     EXPECT_EQ(acceptor_->open(), 0);
   }
@@ -211,18 +211,18 @@ TEST_F(AcceptorTest, SurvivesTheEndOfDescriptors) {
 // One descriptor is left over: the reserve. Every connection is closed with its help.
 TEST_F(AcceptorTest, ClosesConnectionsForWantOfADescriptor) {
   Start({});
-  std::vector<Descriptor> sockets;
+  std::vector<UniqueFd> sockets;
   for (int i = 0; i < 4; ++i) sockets.emplace_back(socket(AF_INET, SOCK_STREAM, 0));
   int highest = 0;
   for (const auto& file : std::filesystem::directory_iterator("/proc/self/fd")) {
     highest = std::max(highest, std::stoi(file.path().filename()));
   }
-  std::vector<Descriptor> filling;
+  std::vector<UniqueFd> filling;
   const FewerFiles full(static_cast<rlim_t>(highest) + 1);
-  for (Descriptor fd(dup(0)); fd.valid(); fd = Descriptor(dup(0))) {
+  for (UniqueFd fd(dup(0)); fd.ok(); fd = UniqueFd(dup(0))) {
     filling.push_back(std::move(fd));
   }
-  for (const Descriptor& socket : sockets) {
+  for (const UniqueFd& socket : sockets) {
     ConnectTo(port_, socket);
     pollfd poll_fd = {.fd = socket.get(), .events = POLLIN};
     EXPECT_EQ(poll(&poll_fd, 1, 10'000), 1) << "closed, not left to wait";
@@ -238,7 +238,7 @@ TEST_F(AcceptorTest, TheEndClosesWhatIsNotHandedOver) {
   acceptor_->Stop();
   EXPECT_TRUE(silent.IsClosed());
   EXPECT_EQ(acceptor_->open(), 1);
-  acceptor_->Cut();
+  acceptor_->EndAll();
   EXPECT_TRUE(fine.IsClosed());
 }
 
@@ -248,9 +248,9 @@ TEST_F(AcceptorTest, CutsOnePeer) {
   one.Send(kPreface + kSettings);
   ASSERT_TRUE(Eventually([&] { return taken() == 1; }));
   const std::string name = NameOfTaken();
-  EXPECT_FALSE(acceptor_->Cut(name + "0"));
-  EXPECT_FALSE(acceptor_->Cut("unix:"));
-  EXPECT_TRUE(acceptor_->Cut(name));
+  EXPECT_FALSE(acceptor_->ResetPeer(name + "0"));
+  EXPECT_FALSE(acceptor_->ResetPeer("unix:"));
+  EXPECT_TRUE(acceptor_->ResetPeer(name));
   EXPECT_TRUE(one.IsClosed());
   EXPECT_FALSE(other.IsClosed(0));
 }
@@ -295,7 +295,7 @@ TEST_F(AcceptorCrowdTest, ConnectionsWhereManyCallsWaitAreReset) {
   const Client calm = Fresh(CallsFrames(8)), other = Fresh(CallsFrames(50), INADDR_LOOPBACK + 1);
   const Client crowded = Fresh(CallsFrames(100)), more = Fresh(CallsFrames(60));
   EXPECT_GT(UnreadOfTaken(), 0);
-  acceptor_->LookForCrowd("ipv4:127.0.0.1");
+  acceptor_->CheckForCrowd("ipv4:127.0.0.1");
   EXPECT_TRUE(crowded.IsClosed());
   EXPECT_TRUE(more.IsClosed());
   EXPECT_EQ(UnreadOfTaken(), 0) << "gRPC finds nothing to go on with";
@@ -313,7 +313,7 @@ TEST_F(AcceptorCrowdTest, APeerThatCrowdsAgainWaitsLonger) {
   for (const absl::Duration penalty : {absl::Seconds(1), absl::Seconds(2)}) {
     const Client crowded = Fresh(CallsFrames(120));
     const absl::Time begin = absl::Now();
-    acceptor_->LookForCrowd("ipv4:127.0.0.1");
+    acceptor_->CheckForCrowd("ipv4:127.0.0.1");
     EXPECT_TRUE(crowded.IsClosed());
     EXPECT_TRUE(Eventually([&] {
       const Client later(port_);
@@ -329,9 +329,9 @@ TEST_F(AcceptorCrowdTest, NobodyIsResetWhoHasWhatAPeerMayHave) {
   const std::string upload = Frame(1, 4, 1, std::string(60, '\x10')) +
                              std::string{0, 64, 0, 0, 0, 0, 0, 0, 1} + std::string(16384, '\1');
   const Client uploads = Fresh(upload + std::string(40'000, '\1'));
-  acceptor_->LookForCrowd("ipv4:127.0.0.1");
-  acceptor_->LookForCrowd("ipv4:127.0.0.2");
-  acceptor_->LookForCrowd("unix");
+  acceptor_->CheckForCrowd("ipv4:127.0.0.1");
+  acceptor_->CheckForCrowd("ipv4:127.0.0.2");
+  acceptor_->CheckForCrowd("unix");
   const Client after = Fresh("");  // the thread has looked by now
   EXPECT_EQ(acceptor_->counts().crowded, 0);
   EXPECT_FALSE(one.IsClosed(0));
@@ -350,19 +350,19 @@ TEST_F(AcceptorCrowdTest, CallsAreSeenFromTheMiddleOfAFrameOn) {
     const size_t hello = kPreface.size() + kSettings.size();
     ASSERT_EQ(recv(taken_.back().get(), read, hello, 0), static_cast<ssize_t>(hello));
   }
-  acceptor_->LookForCrowd("ipv4:127.0.0.1");
+  acceptor_->CheckForCrowd("ipv4:127.0.0.1");
   EXPECT_TRUE(crowded.IsClosed());
 }
 
 TEST(PeerSocket, ASocketFileIsResetAsWell) {
   int pair[2];
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
-  const Descriptor ours(pair[0]), theirs(pair[1]);
+  const UniqueFd ours(pair[0]), theirs(pair[1]);
   const std::string frames = CallsFrames(20);
   ASSERT_GT(send(theirs.get(), frames.data(), frames.size(), 0), 0);
-  EXPECT_EQ(WaitingCalls(ours.get()), 20);
-  EXPECT_FALSE(Reset(ours.get(), CookieOf(theirs.get()))) << "it is another socket";
-  EXPECT_TRUE(Reset(ours.get(), CookieOf(ours.get())));
+  EXPECT_EQ(CountWaitingCalls(ours.get()), 20);
+  EXPECT_FALSE(ResetConnection(ours.get(), SocketCookie(theirs.get()))) << "it is another socket";
+  EXPECT_TRUE(ResetConnection(ours.get(), SocketCookie(ours.get())));
   char byte = 0;
   EXPECT_EQ(recv(ours.get(), &byte, 1, 0), 0) << "the end, and nothing before it";
   EXPECT_LT(send(theirs.get(), &byte, 1, MSG_NOSIGNAL), 0);
@@ -374,13 +374,13 @@ TEST_F(AcceptorTest, SeesHowLongAPeerHasBeenStill) {
   client.Send(kPreface + kSettings);
   ASSERT_TRUE(Eventually([&] { return taken() == 1; }));
   const std::string name = NameOfTaken();
-  EXPECT_EQ(acceptor_->StillFor(name + "0"), absl::InfiniteDuration());
-  EXPECT_EQ(acceptor_->StillFor("unix:"), absl::InfiniteDuration());
+  EXPECT_EQ(acceptor_->IdleTime(name + "0"), absl::InfiniteDuration());
+  EXPECT_EQ(acceptor_->IdleTime("unix:"), absl::InfiniteDuration());
   absl::SleepFor(absl::Milliseconds(150));  // still
-  EXPECT_GE(acceptor_->StillFor(name), absl::Milliseconds(100));
+  EXPECT_GE(acceptor_->IdleTime(name), absl::Milliseconds(100));
   const absl::Time sent = absl::Now();
   client.Send("x");
-  const absl::Duration still = acceptor_->StillFor(name);
+  const absl::Duration still = acceptor_->IdleTime(name);
   EXPECT_LE(still, absl::Now() - sent + absl::Milliseconds(20));  // the kernel counts in its ticks
   const std::string much(1 << 20, 'y');
   {
@@ -390,7 +390,7 @@ TEST_F(AcceptorTest, SeesHowLongAPeerHasBeenStill) {
     }
   }
   absl::SleepFor(absl::Milliseconds(150));  // nothing moves, and yet something is on the way
-  EXPECT_EQ(acceptor_->StillFor(name), absl::ZeroDuration()) << "the client does not read";
+  EXPECT_EQ(acceptor_->IdleTime(name), absl::ZeroDuration()) << "the client does not read";
 }
 
 TEST(OpenConnections, OriginsAreAddressesNetworksAndUsers) {

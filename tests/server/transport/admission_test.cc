@@ -1,9 +1,7 @@
-// The door with identities and bounds: who is let in, and that a refused call is answered, counted
-// and given back.
-#include <unistd.h>
+// Admission: each kind of call passes it, and what it counts of a call that has ended.
+#include "server/transport/admission.h"
 
-#include <filesystem>
-#include <fstream>
+#include <grpcpp/generic/generic_stub.h>
 
 #include "gmock/gmock.h"
 #include "tests/server/transport/loop_fixture.h"
@@ -11,67 +9,213 @@
 namespace awqd::transport {
 namespace {
 
+using testing::ElementsAre;
 using testing::HasSubstr;
-
-// SHA-256 of "abc".
-constexpr char kLine[] =
-    "ian infer sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad\n"
-    // Of the empty text, which no caller can send.
-    "rita read sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855\n";
 
 class AdmissionTest : public LoopTest {
  protected:
-  void Guard() {
-    security::Options options;
-    options.tokens = testing::TempDir() + "/awqd_admission_" + std::to_string(getpid());
-    std::ofstream(options.tokens) << kLine;
-    auto access = security::Access::Create(options);
-    ASSERT_TRUE(access.ok()) << access.status();
-    door_.Guard(*std::move(access));
-    std::filesystem::remove(options.tokens);
-  }
-  grpc::Status CallWith(const std::string& authorization) {
-    grpc::ClientContext context;
-    if (!authorization.empty()) context.AddMetadata("authorization", authorization);
-    v1::QuantizedMatmulResponse response;
-    return stub_->QuantizedMatmul(&context, {}, &response);
-  }
-  int64_t Counted(grpc::StatusCode code) const {
-    for (const MethodCalls& calls : door_.Calls()) {
-      if (calls.method == kUnary) return calls.outcomes[code];
+  // What was counted of `method`.
+  MethodCalls Of(absl::string_view method) const {
+    for (MethodCalls& calls : admission_.Calls()) {
+      if (calls.method == method) return std::move(calls);
     }
-    return -1;
+    ADD_FAILURE() << method << " is not in the table";
+    return {};
+  }
+
+  // One message of `bytes` to a method of any kind, and how the call ends.
+  grpc::Status Send(const std::string& method, size_t bytes) {
+    grpc::GenericStub stub(channel_);
+    grpc::ClientContext context;
+    grpc::CompletionQueue queue;
+    const grpc::Slice slice(std::string(bytes, 'x'));
+    const grpc::ByteBuffer request(&slice, 1);
+    grpc::ByteBuffer response;
+    grpc::Status status;
+    const auto call = stub.PrepareUnaryCall(&context, "/" + method, request, &queue);
+    call->StartCall();
+    call->Finish(&response, &status, nullptr);
+    void* tag = nullptr;
+    bool ok = false;
+    queue.Next(&tag, &ok);
+    return status;
   }
 };
 
 INSTANTIATE_TEST_SUITE_P(Threads, AdmissionTest, testing::Values(1, 4));
 
-TEST_P(AdmissionTest, AHandlerMeetsThoseAloneThatMayCall) {
-  std::atomic<int> handled{0};
-  unary_ = [&](UnaryCall* call) {
-    handled += call->identity() != nullptr && call->identity()->name == "ian";
-    call->Answer(EmptyMessage());
-  };
-  Guard();
+TEST_P(AdmissionTest, KnowsEveryMethodFromItsOwnTable) {
   Start();
-  EXPECT_TRUE(CallWith("Bearer abc").ok());
-  const grpc::Status wrong = CallWith("Bearer hunter2");
-  EXPECT_EQ(wrong.error_code(), grpc::StatusCode::UNAUTHENTICATED);
-  EXPECT_THAT(wrong.error_message(), HasSubstr(kUnary));
-  EXPECT_THAT(wrong.error_message(), testing::Not(HasSubstr("hunter2")));
-  EXPECT_EQ(CallWith("").error_code(), grpc::StatusCode::UNAUTHENTICATED);
-  EXPECT_EQ(handled, 1);
-  EXPECT_EQ(Counted(grpc::StatusCode::OK), 1);
-  EXPECT_EQ(Counted(grpc::StatusCode::UNAUTHENTICATED), 2);
-  EXPECT_TRUE(Eventually([&] { return door_.gate()->in_flight() == 0; }));
+  std::vector<std::string> methods;
+  for (const MethodCalls& calls : admission_.Calls()) methods.push_back(calls.method);
+  EXPECT_THAT(methods, ElementsAre(Admission::kUnknownMethod, kUnary, kStream, kWrite, kAlways));
+  EXPECT_THAT(admission_.Services(), ElementsAre("awqd.v1.QuantizedInference"));
 }
 
-TEST_P(AdmissionTest, RefusedCallsAreGone) {
-  Guard();
+TEST_P(AdmissionTest, AHandlerMeetsCallsOfItsMethodFromAPeer) {
+  Mutex mu;
+  std::vector<std::string> methods;
+  unary_ = [&](UnaryCall* call) {
+    EXPECT_THAT(call->peer(), HasSubstr("127.0.0.1:"));
+    EXPECT_EQ(call->deadline(), absl::InfiniteFuture());
+    {
+      MutexLock lock(&mu);
+      methods.push_back(std::string(call->method()));
+    }
+    call->Answer(EmptyMessage());
+  };
   Start();
-  for (int i = 0; i < 200; ++i) EXPECT_FALSE(CallWith("Bearer wrong").ok());
-  EXPECT_TRUE(Eventually([&] { return door_.gate()->in_flight() == 0; }));
-  EXPECT_TRUE(CallWith("Bearer abc").ok());
+  EXPECT_TRUE(Call().ok());
+  EXPECT_TRUE(Send(kAlways, 0).ok());
+  MutexLock lock(&mu);
+  EXPECT_THAT(methods, ElementsAre(kUnary, kAlways));
+}
+
+TEST_P(AdmissionTest, CountsByMethodAndOutcomeOnce) {
+  std::atomic<grpc::StatusCode> code{grpc::StatusCode::OK};
+  unary_ = [&](UnaryCall* call) {
+    code == grpc::StatusCode::OK ? call->Answer(EmptyMessage()) : call->Finish({code, "no"});
+  };
+  Start();
+  for (int i = 0; i < MethodCalls::kOutcomes; ++i) {
+    code = static_cast<grpc::StatusCode>(i);
+    for (int times = 0; times <= i; ++times) EXPECT_EQ(Call().error_code(), code);
+  }
+  const MethodCalls calls = Of(kUnary);
+  for (int i = 0; i < MethodCalls::kOutcomes; ++i) EXPECT_EQ(calls.outcomes[i], i + 1) << i;
+  EXPECT_EQ(calls.total(), 17 * 18 / 2);
+  EXPECT_EQ(Of(kAlways).total(), 0);
+}
+
+TEST_P(AdmissionTest, AStatusThatGrpcDoesNotHaveIsUnknown) {
+  unary_ = [](UnaryCall* call) { call->Finish({grpc::StatusCode::DO_NOT_USE, ""}); };
+  Start();
+  EXPECT_FALSE(Call().ok());
+  EXPECT_EQ(Of(kUnary).outcomes[grpc::StatusCode::UNKNOWN], 1);
+  EXPECT_EQ(Of(kUnary).total(), 1);
+}
+
+TEST_P(AdmissionTest, AHandlerThatThrowsIsCounted) {
+  unary_ = [](UnaryCall*) { throw std::bad_alloc(); };
+  Start();
+  EXPECT_FALSE(Call().ok());
+  EXPECT_EQ(Of(kUnary).outcomes[grpc::StatusCode::RESOURCE_EXHAUSTED], 1);
+  EXPECT_EQ(Of(kUnary).total(), 1);
+}
+
+TEST_P(AdmissionTest, CountsTheBytesOfMessagesAndTheTimeInside) {
+  const std::string answer(70, 'y');
+  const grpc::Slice slice(answer);
+  const grpc::ByteBuffer message(&slice, 1);
+  unary_ = [&](UnaryCall* call) {
+    for (const absl::Time begin = absl::Now(); absl::Now() < begin + absl::Milliseconds(2);) {
+    }
+    call->Answer(message);
+  };
+  Recorder writer, reader;
+  write_ = [&](WriteCall* call) {
+    call->SetReactor(&writer);
+    writer.on_write = [call] { call->Finish(grpc::Status::OK); };
+    call->StartWrite(message);
+  };
+  grpc::ByteBuffer read;
+  stream_ = [&](StreamCall* call) {
+    call->SetReactor(&reader);
+    reader.on_read = [&, call](bool ok) {
+      ok ? call->StartWrite(message) : call->Finish(grpc::Status::OK);
+    };
+    reader.on_write = [&, call] { call->StartRead(&read); };
+    call->StartRead(&read);
+  };
+  Start();
+  for (const char* method : {kUnary, kWrite, kStream}) {
+    EXPECT_TRUE(Send(method, 50000).ok()) << method;
+    const MethodCalls calls = Of(method);
+    EXPECT_EQ(calls.outcomes[grpc::StatusCode::OK], 1) << method;
+    EXPECT_EQ(calls.received_bytes, 50000) << method;
+    EXPECT_EQ(calls.sent_bytes, 70) << method;
+    EXPECT_GT(calls.time, absl::ZeroDuration()) << method;
+  }
+  EXPECT_GE(Of(kUnary).time, absl::Milliseconds(2));
+  ASSERT_TRUE(Eventually([&] { return writer.dones == 1 && reader.dones == 1; }));
+  Stop();
+}
+
+TEST_P(AdmissionTest, UnknownMethodsPassItUnderOneName) {
+  Start();
+  for (const char* method :
+       {"awqd.v1.QuantizedInference/Nope", "no.Service/Nope", "x", "(unknown)"}) {
+    const grpc::Status status = Send(method, 10);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED);
+    EXPECT_THAT(status.error_message(), HasSubstr(std::string("method: got \"/") + method + "\""));
+  }
+  EXPECT_EQ(Of(Admission::kUnknownMethod).outcomes[grpc::StatusCode::UNIMPLEMENTED], 4);
+  EXPECT_EQ(admission_.Calls().size(), 5u) << "names from the wire take no memory";
+}
+
+TEST_P(AdmissionTest, ADrainRejectsEveryKindOfCallBeforeItsHandler) {
+  std::atomic<int> handled{0};
+  unary_ = [&](UnaryCall* call) {
+    ++handled;
+    call->Answer(EmptyMessage());
+  };
+  stream_ = [&](StreamCall* call) {
+    ++handled;
+    call->Finish(grpc::Status::OK);
+  };
+  write_ = [&](WriteCall* call) {
+    ++handled;
+    call->Finish(grpc::Status::OK);
+  };
+  Start();
+  const std::vector<std::string> rejected = {kUnary, kStream, kWrite, "no.Service/Nope"};
+  admission_.drain()->HoldNewCalls();
+  std::vector<std::thread> waiting;
+  for (const std::string& method : rejected) {
+    waiting.emplace_back([&, method] {
+      EXPECT_EQ(Send(method, 0).error_message(), Drain::UnavailableStatus().error_message())
+          << method;
+    });
+  }
+  ASSERT_TRUE(Eventually([&] { return admission_.drain()->rejected() == 4; }));
+  EXPECT_EQ(admission_.drain()->in_flight(), 4) << "they wait";
+  EXPECT_TRUE(Send(kAlways, 0).ok());
+  EXPECT_EQ(admission_.drain()->in_flight(), 4) << "one that is served anyhow holds nothing back";
+  EXPECT_EQ(handled.exchange(0), 1);
+  admission_.drain()->RejectNewCalls();
+  for (std::thread& caller : waiting) caller.join();
+  for (const std::string& method : rejected) {
+    EXPECT_EQ(Send(method, 0).error_code(), grpc::StatusCode::UNAVAILABLE) << method;
+  }
+  EXPECT_TRUE(Send(kAlways, 0).ok());
+  EXPECT_EQ(handled, 1);
+  for (const absl::string_view method : {absl::string_view(kUnary), absl::string_view(kStream),
+                                         absl::string_view(kWrite), Admission::kUnknownMethod}) {
+    EXPECT_EQ(Of(method).outcomes[grpc::StatusCode::UNAVAILABLE], 2) << method;
+    EXPECT_EQ(Of(method).total(), 2) << method;
+  }
+  EXPECT_EQ(Of(kAlways).outcomes[grpc::StatusCode::OK], 2);
+  EXPECT_TRUE(Eventually([&] { return admission_.drain()->in_flight() == 0; }));
+}
+
+TEST_P(AdmissionTest, ACallIsInFlightFromItsArrivalToItsEnd) {
+  Recorder recorder;
+  std::atomic<UnaryCall*> taken{nullptr};
+  unary_ = [&](UnaryCall* call) {
+    call->SetReactor(&recorder);
+    taken = call;
+  };
+  Start();
+  EXPECT_EQ(admission_.drain()->in_flight(), 0);
+  std::thread caller([&] { EXPECT_TRUE(Call().ok()); });
+  ASSERT_TRUE(Eventually([&] { return taken.load() != nullptr; }));
+  EXPECT_EQ(admission_.drain()->in_flight(), 1);
+  EXPECT_EQ(Of(kUnary).total(), 0) << "it has no outcome yet";
+  taken.load()->Answer(EmptyMessage());
+  caller.join();
+  ASSERT_TRUE(Eventually([&] { return admission_.drain()->in_flight() == 0; }));
+  EXPECT_EQ(recorder.dones, 1);
+  Stop();
 }
 
 }  // namespace

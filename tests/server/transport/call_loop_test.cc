@@ -143,7 +143,7 @@ TEST_P(CallLoopTest, ACallIsInFlightFromItsHeadersOnAndItsHandlerRunsWithTheRequ
   const auto call = stub.PrepareCall(&context, std::string("/") + kUnary, &queue);
   call->StartCall(nullptr);
   ASSERT_TRUE(next());
-  ASSERT_TRUE(Eventually([&] { return door_.gate()->in_flight() == 1; }));
+  ASSERT_TRUE(Eventually([&] { return admission_.drain()->in_flight() == 1; }));
   EXPECT_EQ(handled, 0);
   call->Write(EmptyMessage(), nullptr);
   ASSERT_TRUE(next());
@@ -174,13 +174,13 @@ TEST_P(CallLoopTest, ACallThatBreaksOffBeforeItsRequestRunsNoHandler) {
     const auto call = stub.PrepareCall(&context, std::string("/") + kUnary, &queue);
     call->StartCall(nullptr);
     ASSERT_TRUE(queue.Next(&tag, &ok));
-    ASSERT_TRUE(Eventually([&] { return door_.gate()->in_flight() == 1; }));
+    ASSERT_TRUE(Eventually([&] { return admission_.drain()->in_flight() == 1; }));
     context.TryCancel();
     grpc::Status status;
     call->Finish(&status, nullptr);
     queue.Next(&tag, &ok);
   }
-  EXPECT_TRUE(Eventually([&] { return door_.gate()->in_flight() == 0; }));
+  EXPECT_TRUE(Eventually([&] { return admission_.drain()->in_flight() == 0; }));
   EXPECT_EQ(handled, 0);
   Stop();
 }
@@ -303,15 +303,15 @@ TEST_P(CallLoopOfOneThreadTest, TheLongestHoldIsSeen) {
   };
   Start();
   for (int i = 0; i < 100; ++i) EXPECT_TRUE(Call().ok());
-  EXPECT_LT(loop_->holds().longest().processor, absl::FromChrono(kHold));
+  EXPECT_LT(loop_->longest_events().Longest().processor, absl::FromChrono(kHold));
   hold = true;
   EXPECT_TRUE(Call().ok());
   // A client may have its answer before the event is over, but not the answer of the next one.
   hold = false;
   EXPECT_TRUE(Call().ok());
   // The measuring clock turns every ten milliseconds at most.
-  EXPECT_GE(loop_->holds().longest().processor, absl::FromChrono(kHold) * 2 / 3);
-  EXPECT_GE(loop_->holds().longest().wall, absl::FromChrono(kHold) * 2 / 3);
+  EXPECT_GE(loop_->longest_events().Longest().processor, absl::FromChrono(kHold) * 2 / 3);
+  EXPECT_GE(loop_->longest_events().Longest().wall, absl::FromChrono(kHold) * 2 / 3);
   Stop();
 }
 

@@ -1,4 +1,4 @@
-// LoopTest: a loop behind a door on a real port, with handlers of the test's own.
+// LoopTest: a loop behind admission on a real port, with handlers of the test's own.
 #pragma once
 
 #include <grpcpp/create_channel.h>
@@ -17,8 +17,8 @@
 
 #include "awqd/v1/inference.grpc.pb.h"
 #include "gtest/gtest.h"
+#include "server/transport/admission.h"
 #include "server/transport/call_loop.h"
-#include "server/transport/door.h"
 #include "server/wire/status.h"
 
 namespace awqd::transport {
@@ -54,7 +54,7 @@ class Recorder final : public Reactor {
 // A method of each kind, over a loop of as many threads as the parameter says.
 class LoopTest : public testing::TestWithParam<int> {
  protected:
-  explicit LoopTest(const DoorLimits& limits = {}) : door_(limits) {}
+  explicit LoopTest(const AdmissionLimits& limits = {}) : admission_(limits) {}
 
   static constexpr char kUnary[] = "awqd.v1.QuantizedInference/QuantizedMatmul";
   static constexpr char kStream[] = "awqd.v1.QuantizedInference/QuantizedMatmulStream";
@@ -68,7 +68,7 @@ class LoopTest : public testing::TestWithParam<int> {
     grpc::ServerBuilder builder;
     int port = 0;
     builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
-    loop_ = std::make_unique<CallLoop>(&builder, &door_, GetParam(), std::move(run_queued),
+    loop_ = std::make_unique<CallLoop>(&builder, &admission_, GetParam(), std::move(run_queued),
                                        wire::ToGrpc);
     loop_->Serve<UnaryCall>(kUnary, security::Need::kInfer, slots,
                             [this](UnaryCall* call) { unary_(call); });
@@ -125,7 +125,7 @@ class LoopTest : public testing::TestWithParam<int> {
     for (std::thread& caller : callers) caller.join();
   }
 
-  Door door_;
+  Admission admission_;
   std::function<void(UnaryCall*)> unary_ = [](UnaryCall* call) { call->Answer(EmptyMessage()); };
   std::function<void(StreamCall*)> stream_ = [](StreamCall* call) {
     call->Finish(grpc::Status::OK);

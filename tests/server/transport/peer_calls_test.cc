@@ -1,6 +1,4 @@
 // PeerCalls: what the connections of one peer, and all peers, may have in flight together.
-#include "server/transport/peer_calls.h"
-
 #include <memory>
 #include <thread>
 #include <vector>
@@ -8,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/transport/connection.h"
 
 namespace awqd::transport {
 namespace {
@@ -23,14 +22,14 @@ class Connected {
 
   Place Call(bool asks_to_begin = true) {
     const auto name = [this] { return peer_; };
-    all_->Count(share_.get(), name, now_);
-    places_.push_back(all_->Take(share_.get(), asks_to_begin, name));
+    all_->CountArrival(share_.get(), name, now_);
+    places_.push_back(all_->Admit(share_.get(), asks_to_begin, name));
     return places_.back();
   }
   // How many of so many calls may begin.
   int64_t Calls(int count) {
     int64_t taken = 0;
-    for (int i = 0; i < count; ++i) taken += Call() == Place::kTaken ? 1 : 0;
+    for (int i = 0; i < count; ++i) taken += Call() == Place::kAdmitted ? 1 : 0;
     return taken;
   }
   void End() {
@@ -87,11 +86,11 @@ TEST(PeerCallsTest, AllPeersAreBoundedTogetherAndLeaveOneAnotherAPart) {
 TEST(PeerCallsTest, RefusedCallsThatNobodyReadsAreBoundedToo) {
   PeerCalls calls({.per_peer = 10, .total = 1000});
   Connected connection(&calls, "unix");
-  for (int i = 0; i < 10; ++i) EXPECT_EQ(connection.Call(false), Place::kRefused);
+  for (int i = 0; i < 10; ++i) EXPECT_EQ(connection.Call(false), Place::kRejected);
   EXPECT_EQ(connection.Call(false), Place::kDropped);
-  EXPECT_EQ(connection.Call(true), Place::kTaken) << "they are counted apart";
+  EXPECT_EQ(connection.Call(true), Place::kAdmitted) << "they are counted apart";
   connection.End();
-  EXPECT_EQ(connection.Call(false), Place::kRefused);
+  EXPECT_EQ(connection.Call(false), Place::kRejected);
 }
 
 TEST(PeerCallsTest, TellsOfACrowdOncePerMoment) {

@@ -1,4 +1,4 @@
-// What the door lets one connection do: calls in flight, and answers that nobody takes.
+// Limits of one connection: calls in flight, and answers that nobody reads.
 #include <grpcpp/generic/generic_stub.h>
 
 #include "gmock/gmock.h"
@@ -16,8 +16,8 @@ class CrowdTest : public LoopTest {
   static constexpr int kMost = 3;
   CrowdTest()
       : CrowdTest({.calls_per_connection = kMost,
-                   .cut = [this](const std::string& peer) { cut_.push_back(peer); }}) {}
-  explicit CrowdTest(const DoorLimits& limits) : LoopTest(limits) {
+                   .reset = [this](const std::string& peer) { cut_.push_back(peer); }}) {}
+  explicit CrowdTest(const AdmissionLimits& limits) : LoopTest(limits) {
     unary_ = [this](UnaryCall* call) {
       {
         MutexLock lock(&mu_);
@@ -149,7 +149,7 @@ constexpr absl::Duration kTimeout = absl::Milliseconds(600);
 
 class SlowClientTest : public LoopTest {
  protected:
-  SlowClientTest() : LoopTest({.send_timeout = kTimeout}) {}
+  SlowClientTest() : LoopTest({.write_timeout = kTimeout}) {}
   grpc::ChannelArguments ChannelArguments() override { return SmallWindows(); }
 
   // A call that reads nothing: flow control lets 64 KiB of its answer through.

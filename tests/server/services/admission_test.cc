@@ -1,6 +1,6 @@
-// Every call of the running server passes the door: the methods are those that reflection lists, so
-// that a new one which avoids the door fails here.
-#include "server/transport/door.h"
+// Every call of the running server passes admission: the methods are those that reflection lists,
+// so that a new one which avoids it fails here.
+#include "server/transport/admission.h"
 
 #include <map>
 
@@ -10,7 +10,7 @@
 namespace awqd::services {
 namespace {
 
-using transport::Door;
+using transport::Admission;
 using transport::MethodCalls;
 
 constexpr char kCheck[] = "grpc.health.v1.Health/Check";
@@ -23,7 +23,8 @@ class EveryMethodTest : public RpcTest {
  protected:
   std::map<std::string, MethodCalls> Counted() const {
     std::map<std::string, MethodCalls> by_method;
-    for (MethodCalls& calls : server_->door()->Calls()) by_method[calls.method] = std::move(calls);
+    for (MethodCalls& calls : server_->admission()->Calls())
+      by_method[calls.method] = std::move(calls);
     return by_method;
   }
 
@@ -40,10 +41,10 @@ class EveryMethodTest : public RpcTest {
   // One call of `method`: that and nothing else is counted, with the outcome that the client saw.
   void CallIsCounted(const std::string& method, const std::string& as) {
     const std::map<std::string, MethodCalls> before = Counted();
-    ASSERT_TRUE(before.contains(as)) << as << " is not in the door's table";
+    ASSERT_TRUE(before.contains(as)) << as << " is not in the table of methods";
     const grpc::StatusCode code = Call(method).error_code();
     ASSERT_TRUE(Eventually([&] { return Counted()[as].total() > before.at(as).total(); }))
-        << method << " did not pass the door";
+        << method << " did not pass admission";
     for (auto& [name, calls] : Counted()) {
       std::array<int64_t, MethodCalls::kOutcomes> expected = before.at(name).outcomes;
       if (name == as) ++expected[code];
@@ -63,14 +64,14 @@ TEST_F(EveryMethodTest, PassesTheDoorOnceWithItsNameAndOutcome) {
 TEST_F(EveryMethodTest, OfTheDoorIsDescribedByReflection) {
   std::set<std::string> table;
   for (const auto& [method, calls] : Counted()) table.insert(method);
-  table.erase(std::string(Door::kUnknownMethod));
+  table.erase(std::string(Admission::kUnknownMethod));
   EXPECT_EQ(table, MethodsByReflection(channel_));
 }
 
-TEST_F(EveryMethodTest, ThatDoesNotExistPassesTheDoor) {
+TEST_F(EveryMethodTest, ThatDoesNotExistPassesAdmission) {
   const size_t methods = Counted().size();
   for (const char* method : {"awqd.v1.QuantizedInference/Nope", "no.Service/Nope", "x"}) {
-    CallIsCounted(method, std::string(Door::kUnknownMethod));
+    CallIsCounted(method, std::string(Admission::kUnknownMethod));
   }
   EXPECT_EQ(Counted().size(), methods) << "names from the wire take no memory";
 }
@@ -79,8 +80,8 @@ TEST_F(EveryMethodTest, ThatDoesNotExistPassesTheDoor) {
 TEST_F(EveryMethodTest, ButHealthIsTurnedAwayWhileDraining) {
   std::set<std::string> methods = MethodsByReflection(channel_);
   methods.insert("no.Service/Nope");
-  server_->door()->gate()->Close();
-  server_->door()->gate()->Refuse();
+  server_->admission()->drain()->HoldNewCalls();
+  server_->admission()->drain()->RejectNewCalls();
   for (const std::string& method : methods) {
     const grpc::StatusCode code = Call(method).error_code();
     if (method == kCheck || method == kLive || method == kReady) {
@@ -91,7 +92,7 @@ TEST_F(EveryMethodTest, ButHealthIsTurnedAwayWhileDraining) {
       EXPECT_EQ(code, grpc::StatusCode::UNAVAILABLE) << method;
     }
   }
-  EXPECT_EQ(server_->door()->gate()->turned_away(), static_cast<int64_t>(methods.size()) - 4);
+  EXPECT_EQ(server_->admission()->drain()->rejected(), static_cast<int64_t>(methods.size()) - 4);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// The gate by itself, and what the kernel says of bytes under way.
-#include "server/transport/call_gate.h"
+// Drain by itself, and whether the kernel still has bytes to send.
+#include "server/transport/drain.h"
 
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -8,53 +8,53 @@
 #include <string>
 
 #include "gtest/gtest.h"
-#include "server/transport/shutdown.h"
+#include "server/transport/grpc_server.h"
 
 namespace awqd::transport {
 namespace {
 
-TEST(CallGate, CountsTickets) {
-  CallGate gate;
-  EXPECT_EQ(gate.in_flight(), 0);
+TEST(Drain, CountsCallsInFlight) {
+  Drain drain;
+  EXPECT_EQ(drain.in_flight(), 0);
   {
-    CallGate::Ticket one, two;
-    EXPECT_EQ(gate.in_flight(), 0) << "nobody holds one";
-    one.Hold(&gate);
-    two.Hold(&gate);
-    EXPECT_EQ(gate.in_flight(), 2);
+    Drain::InFlight one, two;
+    EXPECT_EQ(drain.in_flight(), 0) << "nobody holds one";
+    one.Begin(&drain);
+    two.Begin(&drain);
+    EXPECT_EQ(drain.in_flight(), 2);
   }
-  EXPECT_EQ(gate.in_flight(), 0);
+  EXPECT_EQ(drain.in_flight(), 0);
 }
 
-TEST(CallGate, AnswersCallsThatWaitWhenItRefusesAndLaterOnesAtOnce) {
-  CallGate gate;
+TEST(Drain, AnswersCallsThatWaitWhenItRejectsAndLaterOnesAtOnce) {
+  Drain drain;
   int waiting = 0, late = 0;
-  EXPECT_TRUE(gate.open());
-  gate.Close();
-  EXPECT_FALSE(gate.open());
-  gate.TurnAway([&] { ++waiting; });
+  EXPECT_TRUE(drain.open());
+  drain.HoldNewCalls();
+  EXPECT_FALSE(drain.open());
+  drain.Reject([&] { ++waiting; });
   EXPECT_EQ(waiting, 0);
-  gate.Refuse();
-  gate.Refuse();
+  drain.RejectNewCalls();
+  drain.RejectNewCalls();
   EXPECT_EQ(waiting, 1);
-  gate.TurnAway([&] { ++late; });
+  drain.Reject([&] { ++late; });
   EXPECT_EQ(late, 1);
-  EXPECT_EQ(gate.turned_away(), 2);
+  EXPECT_EQ(drain.rejected(), 2);
 }
 
-TEST(CallGate, TellsListenersOnceAndOnlyThoseThatExist) {
-  CallGate gate;
+TEST(Drain, TellsListenersOnceAndOnlyThoseThatExist) {
+  Drain drain;
   int heard = 0, unheard = 0;
-  const CallGate::Listener early(&gate, [&] { ++heard; });
+  const Drain::Listener early(&drain, [&] { ++heard; });
   {
-    const CallGate::Listener gone(&gate, [&] { ++unheard; });
+    const Drain::Listener gone(&drain, [&] { ++unheard; });
   }
-  gate.Close();
+  drain.HoldNewCalls();
   EXPECT_EQ(heard, 0);
-  gate.Refuse();
-  gate.Refuse();
+  drain.RejectNewCalls();
+  drain.RejectNewCalls();
   EXPECT_EQ(heard, 1);
-  const CallGate::Listener late(&gate, [&] { ++heard; });
+  const Drain::Listener late(&drain, [&] { ++heard; });
   EXPECT_EQ(heard, 2);
   EXPECT_EQ(unheard, 0);
 }

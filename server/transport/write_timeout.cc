@@ -1,27 +1,27 @@
-// A list in order of time, and a thread that looks at its front.
-#include "server/transport/send_watch.h"
+// A list in order of time, and a thread that polls its front.
+#include "server/transport/write_timeout.h"
 
 #include <algorithm>
 
 namespace awqd::transport {
 namespace {
 
-// Looks in each timeout: an answer is late by an eighth of it at most.
-constexpr int kLooks = 8;
+// Polls in each timeout: a write is ended an eighth of it too late at most.
+constexpr int kPolls = 8;
 
 std::chrono::nanoseconds Period(absl::Duration timeout) {
   return absl::ToChronoNanoseconds(
-      std::clamp(timeout / kLooks, absl::Milliseconds(1), absl::Seconds(10)));
+      std::clamp(timeout / kPolls, absl::Milliseconds(1), absl::Seconds(10)));
 }
 
 }  // namespace
 
-SendWatch::SendWatch(absl::Duration timeout)
+WriteTimeout::WriteTimeout(absl::Duration timeout)
     : timeout_(absl::ToChronoNanoseconds(timeout)), period_(Period(timeout)) {
   if (timeout != absl::InfiniteDuration()) thread_ = std::thread([this] { Run(); });
 }
 
-SendWatch::~SendWatch() {
+WriteTimeout::~WriteTimeout() {
   if (!thread_.joinable()) return;
   {
     MutexLock lock(&mu_);
@@ -31,37 +31,37 @@ SendWatch::~SendWatch() {
   thread_.join();
 }
 
-void SendWatch::Begin(Send* send) {
+void WriteTimeout::Begin(Write* write) {
   if (!thread_.joinable()) return;
   const auto until = std::chrono::steady_clock::now() + timeout_;
   MutexLock lock(&mu_);
-  send->until_ = until;
-  send->watched_ = true;
-  send->before_ = last_;
-  send->after_ = nullptr;
-  (last_ == nullptr ? first_ : last_->after_) = send;
-  last_ = send;
+  write->until_ = until;
+  write->watched_ = true;
+  write->before_ = last_;
+  write->after_ = nullptr;
+  (last_ == nullptr ? first_ : last_->after_) = write;
+  last_ = write;
 }
 
-void SendWatch::End(Send* send) {
+void WriteTimeout::End(Write* write) {
   if (!thread_.joinable()) return;
   MutexLock lock(&mu_);
-  if (send->watched_) Unlink(send);
+  if (write->watched_) Unlink(write);
 }
 
-void SendWatch::Unlink(Send* send) {
-  send->watched_ = false;
-  (send->before_ == nullptr ? first_ : send->before_->after_) = send->after_;
-  (send->after_ == nullptr ? last_ : send->after_->before_) = send->before_;
+void WriteTimeout::Unlink(Write* write) {
+  write->watched_ = false;
+  (write->before_ == nullptr ? first_ : write->before_->after_) = write->after_;
+  (write->after_ == nullptr ? last_ : write->after_->before_) = write->before_;
 }
 
-void SendWatch::Run() {
+void WriteTimeout::Run() {
   MutexLock lock(&mu_);
   while (!stopping_) {
     stop_.WaitUntil(&mu_, std::chrono::steady_clock::now() + period_);
     const auto now = std::chrono::steady_clock::now();
     while (first_ != nullptr && first_->until_ <= now) {
-      Send* const late = first_;
+      Write* const late = first_;
       Unlink(late);
       late->late_();
     }

@@ -1,5 +1,5 @@
 // Which addresses only this machine can reach.
-#include "server/transport/listen_address.h"
+#include "server/transport/listening.h"
 
 #include "gtest/gtest.h"
 

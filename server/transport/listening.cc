@@ -1,6 +1,8 @@
-// Resolve, bind, listen.
-#include "server/transport/listen_socket.h"
+// Parses addresses before gRPC sees them, whose own errors name no reason; resolves, binds,
+// listens.
+#include "server/transport/listening.h"
 
+#include <arpa/inet.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -14,11 +16,48 @@
 #include <memory>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "kernels/base/status.h"
+#include "server/obs/logging.h"
 
 namespace awqd::transport {
 namespace {
+
+// False: `host` has none.
+bool RemoveBrackets(std::string* host) {
+  if (host->size() <= 2 || host->front() != '[' || host->back() != ']') return false;
+  *host = host->substr(1, host->size() - 2);
+  return true;
+}
+
+absl::Status Refused(absl::string_view text, absl::string_view expected) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("got \"", obs::LogText(text), "\", expected ", expected));
+}
+
+// Clients write the path as part of a URI, where these characters mean something else.
+bool IsSpecialInUri(char c) {
+  return c == '%' || c == '?' || c == '#' || static_cast<unsigned char>(c) <= ' ' || c == '\x7f';
+}
+
+absl::StatusOr<ListenAddress> ParseSocketPath(absl::string_view text, absl::string_view path) {
+  if (absl::ConsumePrefix(&path, "//") && path.substr(0, 1) != "/") {
+    return Refused(text, "unix:path or unix:///path, without a host");
+  }
+  if (path.empty() || path.back() == '/') return Refused(text, "unix: and the path of a socket");
+  for (const char c : path) {
+    if (!IsSpecialInUri(c)) continue;
+    return Refused(text, "a socket path without blanks, control characters and % ? #");
+  }
+  if (path.size() > kMaxSocketPathBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("got a socket path of ", path.size(),
+                                                   " bytes, expected at most ", kMaxSocketPathBytes,
+                                                   ", the kernel's limit"));
+  }
+  return ListenAddress{.text = absl::StrCat("unix:", path), .socket_path = std::string(path)};
+}
 
 using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
@@ -50,9 +89,9 @@ int BindAndListen(int fd, const sockaddr* address, socklen_t size) {
 }
 
 // 0, or errno. Accepted connections inherit the options.
-int ListenOn(const addrinfo& address, absl::Duration unacknowledged, Descriptor* out) {
-  Descriptor fd(socket(address.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  if (!fd.valid()) return errno;
+int ListenOn(const addrinfo& address, absl::Duration unacknowledged, UniqueFd* out) {
+  UniqueFd fd(socket(address.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!fd.ok()) return errno;
   const int on = 1, off = 0;
   setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
   setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
@@ -78,7 +117,7 @@ absl::StatusOr<Addresses> Resolve(const std::string& host, const std::string& po
   return Addresses(found, freeaddrinfo);
 }
 
-// What a host that has several addresses may lack without being a mistake.
+// A host that has several addresses may lack some of them without a mistake.
 bool IsMissing(int error) { return error == EADDRNOTAVAIL || error == EAFNOSUPPORT; }
 
 absl::StatusOr<ListenSockets> ListenOnEach(const std::string& host, const std::string& port,
@@ -88,7 +127,7 @@ absl::StatusOr<ListenSockets> ListenOnEach(const std::string& host, const std::s
   int missing = EADDRNOTAVAIL;
   for (addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
     if (out.port != 0) SetPort(address->ai_addr, out.port);
-    Descriptor fd;
+    UniqueFd fd;
     const int error = ListenOn(*address, unacknowledged, &fd);
     if (IsMissing(error)) {
       missing = error;
@@ -104,14 +143,36 @@ absl::StatusOr<ListenSockets> ListenOnEach(const std::string& host, const std::s
 
 }  // namespace
 
+bool ListenAddress::local() const {
+  if (!socket_path.empty()) return true;
+  std::string host = text.substr(0, text.rfind(':'));
+  RemoveBrackets(&host);
+  in_addr v4 = {};
+  if (inet_pton(AF_INET, host.c_str(), &v4) == 1) return ntohl(v4.s_addr) >> 24 == 127;
+  in6_addr v6 = {};
+  if (inet_pton(AF_INET6, host.c_str(), &v6) == 1) return IN6_IS_ADDR_LOOPBACK(&v6);
+  return host == "localhost";
+}
+
+absl::StatusOr<ListenAddress> ParseListenAddress(absl::string_view text) {
+  if (absl::string_view path = text; absl::ConsumePrefix(&path, "unix:")) {
+    return ParseSocketPath(text, path);
+  }
+  const size_t colon = text.rfind(':');
+  int port = -1;
+  if (colon != absl::string_view::npos && colon != 0 &&
+      absl::SimpleAtoi(text.substr(colon + 1), &port) && port >= 0 && port <= 65535) {
+    return ListenAddress{.text = std::string(text)};
+  }
+  return Refused(text, "host:port with a port of 0 to 65535, or unix:/path");
+}
+
 absl::StatusOr<ListenSockets> ListenOnPort(absl::string_view host_and_port,
                                            absl::Duration unacknowledged) {
   const size_t colon = host_and_port.rfind(':');
   std::string host(host_and_port.substr(0, colon));
   const std::string port(host_and_port.substr(colon + 1));
-  if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
-    host = host.substr(1, host.size() - 2);
-  } else if (host.find(':') != std::string::npos) {
+  if (!RemoveBrackets(&host) && host.find(':') != std::string::npos) {
     return absl::UnavailableError("an IPv6 address is written in brackets");
   }
   if (host == "0.0.0.0") {
@@ -126,8 +187,8 @@ absl::StatusOr<ListenSockets> ListenOnPath(const std::string& path) {
   sockaddr_un address = {.sun_family = AF_UNIX};
   if (path.size() >= sizeof(address.sun_path)) return Failed(ENAMETOOLONG);
   std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
-  Descriptor fd(socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  if (!fd.valid()) return Failed(errno);
+  UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!fd.ok()) return Failed(errno);
   const int error =
       BindAndListen(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address));
   if (error != 0) return Failed(error);

@@ -1,5 +1,5 @@
 // What one client may take, on a clock of the test's own.
-#include "server/transport/client_limits.h"
+#include "server/transport/rate_limits.h"
 
 #include <thread>
 #include <vector>
@@ -17,10 +17,12 @@ using ::testing::HasSubstr;
 
 class ClientLimitsTest : public testing::Test {
  protected:
-  absl::StatusOr<ClientRequest> Begin(absl::string_view name) { return limits_->Begin(name, now_); }
-  void Limit(const ClientBounds& bounds) { limits_ = std::make_unique<ClientLimits>(bounds); }
+  absl::StatusOr<ClientRequest> Begin(absl::string_view name) {
+    return limits_->BeginRequest(name, now_);
+  }
+  void Limit(const ClientQuota& bounds) { limits_ = std::make_unique<ClientLimiter>(bounds); }
 
-  std::unique_ptr<ClientLimits> limits_;
+  std::unique_ptr<ClientLimiter> limits_;
   Client::Clock::time_point now_ = Client::Clock::now();
 };
 
@@ -77,23 +79,18 @@ TEST_F(ClientLimitsTest, BytesOfOneClient) {
   ByteBudget all(1000);
   const ClientRequest request = *Begin("a"), other = *Begin("b");
   std::vector<ByteLease> leases;
-  {
-    const PaidBy paid_by(request, false);
-    leases.push_back(*all.Take(nullptr, 60, "request"));
-    const absl::Status refused = all.Take(nullptr, 41, "request").status();
-    EXPECT_TRUE(absl::IsResourceExhausted(refused));
-    EXPECT_THAT(std::string(refused.message()), HasSubstr("max_bytes_in_flight_per_client, 100"));
-    EXPECT_TRUE(RetryDelayOf(refused).has_value());
-  }
+  leases.push_back(*all.AcquireBytes({.client = request.client()}, 60, "request"));
+  const absl::Status refused =
+      all.AcquireBytes({.client = request.client()}, 41, "request").status();
+  EXPECT_TRUE(absl::IsResourceExhausted(refused));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("max_bytes_in_flight_per_client, 100"));
+  EXPECT_TRUE(RetryDelayOf(refused).has_value());
   EXPECT_EQ(all.in_flight(), 60) << "what the client could not pay counts nowhere";
   // On whatever thread: the lease knows.
   EXPECT_FALSE(leases[0].Grow(41, "output").ok());
   EXPECT_TRUE(leases[0].Grow(40, "output").ok());
   EXPECT_EQ(request.client()->bytes()->in_flight(), 100);
-  {
-    const PaidBy paid_by(other, false);
-    EXPECT_TRUE(all.Take(nullptr, 100, "request").ok());
-  }
+  EXPECT_TRUE(all.AcquireBytes({.client = other.client()}, 100, "request").ok());
   leases[0].ShrinkTo(10);
   EXPECT_EQ(request.client()->bytes()->in_flight(), 10);
   leases.clear();
@@ -105,8 +102,7 @@ TEST_F(ClientLimitsTest, WhatTheServerHasNoRoomForIsNotPaid) {
   Limit({.bytes_in_flight = 100});
   ByteBudget all(50);
   const ClientRequest request = *Begin("a");
-  const PaidBy paid_by(request, false);
-  EXPECT_FALSE(all.Take(nullptr, 60, "request").ok());
+  EXPECT_FALSE(all.AcquireBytes({.client = request.client()}, 60, "request").ok());
   EXPECT_EQ(request.client()->bytes()->in_flight(), 0);
 }
 
@@ -114,12 +110,12 @@ TEST_F(ClientLimitsTest, MessagesOfAStreamAreRequests) {
   Limit({.requests_in_flight = 3});
   ByteBudget all(0);
   const ClientRequest stream = *Begin("a");
-  const PaidBy paid_by(stream, true);
-  auto first = *all.Take(nullptr, 1, "request");
-  auto second = std::make_unique<ByteLease>(*all.Take(nullptr, 1, "request"));
-  EXPECT_TRUE(absl::IsResourceExhausted(all.Take(nullptr, 1, "request").status()));
+  const Charge charge = {.client = stream.client(), .new_request = true};
+  auto first = *all.AcquireBytes(charge, 1, "request");
+  auto second = std::make_unique<ByteLease>(*all.AcquireBytes(charge, 1, "request"));
+  EXPECT_TRUE(absl::IsResourceExhausted(all.AcquireBytes(charge, 1, "request").status()));
   second = nullptr;
-  EXPECT_TRUE(all.Take(nullptr, 1, "request").ok());
+  EXPECT_TRUE(all.AcquireBytes(charge, 1, "request").ok());
 }
 
 TEST_F(ClientLimitsTest, ALeaseOutlivesItsRequest) {
@@ -128,8 +124,7 @@ TEST_F(ClientLimitsTest, ALeaseOutlivesItsRequest) {
   ByteLease lease;
   {
     const ClientRequest request = *Begin("a");
-    const PaidBy paid_by(request, false);
-    lease = *all.Take(nullptr, 70, "request");
+    lease = *all.AcquireBytes({.client = request.client()}, 70, "request");
   }
   EXPECT_FALSE(lease.Grow(31, "output").ok());
   EXPECT_TRUE(Begin("a").ok());
@@ -155,11 +150,10 @@ TEST_F(ClientLimitsTest, FromManyThreads) {
   for (int t = 0; t < 8; ++t) {
     threads.emplace_back([&] {
       for (int i = 0; i < 2000; ++i) {
-        const auto request = limits_->Begin("a", now_);
+        const auto request = limits_->BeginRequest("a", now_);
         if (!request.ok()) continue;
         most = std::max(most.load(), ++begun);
-        const PaidBy paid_by(*request, false);
-        const auto lease = all.Take(nullptr, 100, "request");
+        const auto lease = all.AcquireBytes({.client = request->client()}, 100, "request");
         EXPECT_TRUE(lease.ok());
         --begun;
       }

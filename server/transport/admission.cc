@@ -1,0 +1,260 @@
+// The checks of a call that arrives, and the records of one that ends.
+#include "server/transport/admission.h"
+
+#include <algorithm>
+#include <chrono>
+#include <numeric>
+#include <utility>
+
+#include "absl/functional/function_ref.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "grpc/grpc_security_constants.h"
+#include "grpcpp/security/auth_context.h"
+#include "kernels/base/out_of_memory.h"
+#include "kernels/base/status.h"
+#include "server/obs/logging.h"
+#include "server/obs/origin.h"
+#include "server/transport/call.h"
+
+namespace awqd::transport {
+namespace {
+
+absl::string_view View(const grpc::string_ref& text) { return {text.data(), text.size()}; }
+
+// gRPC's properties of a certificate, and the prefixes that Identities gives their names.
+constexpr std::pair<const char*, absl::string_view> kNames[] = {
+    {GRPC_X509_CN_PROPERTY_NAME, "cn:"},   {GRPC_PEER_DNS_PROPERTY_NAME, "dns:"},
+    {GRPC_PEER_URI_PROPERTY_NAME, "uri:"}, {GRPC_PEER_EMAIL_PROPERTY_NAME, "email:"},
+    {GRPC_PEER_IP_PROPERTY_NAME, "ip:"},
+};
+
+// The token and the names of the certificate that a call's context has of its client.
+class CallCredentials final : public security::Credentials {
+ public:
+  explicit CallCredentials(const grpc::ServerContext& context) : context_(context) {}
+
+  void Authorizations(absl::FunctionRef<void(absl::string_view)> each) const override {
+    const auto [begin, end] = context_.client_metadata().equal_range("authorization");
+    for (auto value = begin; value != end; ++value) each(View(value->second));
+  }
+
+  void CertificateNames(absl::FunctionRef<void(absl::string_view)> each) const override {
+    const std::shared_ptr<const grpc::AuthContext> context = context_.auth_context();
+    if (context == nullptr || !context->IsPeerAuthenticated()) return;
+    for (const auto& [property, kind] : kNames) {
+      for (const grpc::string_ref& value : context->FindPropertyValues(property)) {
+        each(absl::StrCat(kind, View(value)));
+      }
+    }
+  }
+
+ private:
+  const grpc::ServerContext& context_;
+};
+
+}  // namespace
+
+int64_t MethodCalls::total() const {
+  return std::accumulate(outcomes.begin(), outcomes.end(), int64_t{0});
+}
+
+Admission::Entry::Entry(absl::string_view method, security::Need need, WhileDraining while_draining)
+    : path_(absl::StrCat("/", method)), need_(need), while_draining_(while_draining) {
+  for (int i = 0; i < MethodCalls::kOutcomes; ++i) {
+    durations_.push_back(std::make_unique<obs::Histogram>(obs::kLatencyBounds));
+  }
+}
+
+Admission::Admission(const AdmissionLimits& limits, obs::CallRecorder* recorder)
+    : calls_per_connection_(limits.calls_per_connection),
+      reset_(limits.reset),
+      idle_time_(limits.idle_time),
+      recorder_(recorder),
+      clients_(limits.client),
+      peers_(limits.peer),
+      write_timeout_(limits.write_timeout) {}
+
+Admission::Entry* Admission::AddMethod(absl::string_view method, security::Need need,
+                                       WhileDraining while_draining) {
+  entries_.push_back(std::make_unique<Entry>(method, need, while_draining));
+  return entries_.back().get();
+}
+
+void Admission::SetTrailingMetadata(std::string key, std::function<std::string()> value) {
+  trailing_key_ = std::move(key);
+  trailing_value_ = std::move(value);
+}
+
+bool Admission::Admit(ServerCall* call, const Entry& entry) {
+  call->arrived_at_ = std::chrono::steady_clock::now();
+  entry.started_.fetch_add(1, std::memory_order_relaxed);
+  if (recorder_ != nullptr) BeginTrace(call);
+  const absl::Status status = Check(call, entry);
+  call->admitted_ = status.ok();
+  if (status.ok()) return true;
+  // Only the drain answers UNAVAILABLE, and it may hold the answer back.
+  const auto answer = [call, status] { call->FinishWith(status); };
+  absl::IsUnavailable(status) ? drain_.Reject(answer) : answer();
+  return false;
+}
+
+absl::Status Admission::Check(ServerCall* call, const Entry& entry) {
+  AWQD_RETURN_IF_ERROR(CheckConnection(call));
+  AWQD_RETURN_IF_ERROR(CheckDrain(call, entry));
+  AWQD_RETURN_IF_ERROR(CheckAccess(call, entry));
+  return CheckClient(call, entry);
+}
+
+absl::Status Admission::CheckConnection(ServerCall* call) {
+  const int64_t calls = call->connection_.Begin(connections_->Find(call->context_.c_call()));
+  const bool too_many = calls > calls_per_connection_;
+  PeerCalls::Share* const share = call->connection()->share();
+  const auto peer = [call] { return obs::PeerHost(call->peer()); };
+  peers_.CountArrival(share, peer, call->arrived_at_);
+  if (!too_many && calls <= peers_.few()) return absl::OkStatus();
+  const PeerCalls::Place place = peers_.Admit(share, !too_many, peer);
+  call->connection_.SetPlace(place);
+  if (place == PeerCalls::Place::kAdmitted) return absl::OkStatus();
+  if (place == PeerCalls::Place::kDropped) call->context_.TryCancel();
+  if (too_many && call->connection()->CountRejected() == 4 * calls_per_connection_ &&
+      reset_ != nullptr) {
+    reset_(call->peer());
+  }
+  obs::LogLimited(obs::LogLevel::kWarning,
+                  absl::StrCat("call refused: too many on ",
+                               too_many ? "one connection" : "the connections of one peer"),
+                  {{"peer", obs::LogText(call->peer())}});
+  return absl::ResourceExhaustedError(
+      too_many ? absl::StrCat("calls: got more than ", calls_per_connection_,
+                              " in flight on one connection, which is the most")
+               : absl::StrCat("calls: got ", calls,
+                              " in flight on one connection, expected no more than are "
+                              "left to the others of its peer, or ",
+                              peers_.few(), "; try again when some have ended"));
+}
+
+absl::Status Admission::CheckDrain(ServerCall* call, const Entry& entry) {
+  if (entry.while_draining_ == WhileDraining::kServed) return absl::OkStatus();
+  // The guard begins first: a server that stops must see every call that may be admitted.
+  call->in_flight_.Begin(&drain_);
+  if (drain_.open()) return absl::OkStatus();
+  return absl::UnavailableError(Drain::UnavailableStatus().error_message());
+}
+
+absl::Status Admission::CheckAccess(ServerCall* call, const Entry& entry) {
+  AWQD_ASSIGN_OR_RETURN(call->identity_, access_->Admit(entry.method(), entry.need_,
+                                                        CallCredentials(call->context_)));
+  return absl::OkStatus();
+}
+
+absl::Status Admission::CheckClient(ServerCall* call, const Entry& entry) {
+  // Health is not limited: a client that gets no answer takes a busy server for a dead one.
+  if (!clients_.any() || entry.need_ == security::Need::kHealth) return absl::OkStatus();
+  const std::string name =
+      call->identity_ != nullptr ? call->identity_->name : obs::PeerHost(call->peer());
+  AWQD_ASSIGN_OR_RETURN(call->client_request_, clients_.BeginRequest(name, call->arrived_at_));
+  return absl::OkStatus();
+}
+
+void Admission::BeginTrace(ServerCall* call) {
+  const auto& metadata = call->context_.client_metadata();
+  const auto it = metadata.find("traceparent");
+  call->trace_ = recorder_->Began(it == metadata.end() ? absl::string_view() : View(it->second));
+  if (recorder_->tracer() != nullptr) call->span_ = call->trace_.ref();
+  if (call->trace_.valid()) {
+    call->context_.AddInitialMetadata("traceparent", call->trace_.traceparent());
+  }
+}
+
+void Admission::RecordOutcome(ServerCall* call, Entry* entry) {
+  if (call->admitted_ && entry->need_ == security::Need::kInfer && trailing_value_ != nullptr) {
+    AddTrailingMetadata(call);
+  }
+  const bool known = call->outcome_ >= 0 && call->outcome_ < MethodCalls::kOutcomes;
+  const auto took = call->outcome_at_ - call->arrived_at_;
+  entry->durations_[known ? call->outcome_ : grpc::StatusCode::UNKNOWN]->Observe(
+      std::chrono::nanoseconds(took).count());
+  entry->received_.Observe(call->received_bytes());
+  entry->sent_.Observe(call->sent_bytes());
+}
+
+void Admission::AddTrailingMetadata(ServerCall* call) const {
+  // An answer without it is still the answer.
+  (void)CatchExceptions([&] {
+    call->context_.AddTrailingMetadata(trailing_key_, trailing_value_());
+    return absl::OkStatus();
+  });
+}
+
+absl::Duration Admission::StatusDelay(const ServerCall& call) const {
+  return idle_time_ == nullptr ? absl::ZeroDuration() : kRoundTrip - idle_time_(call.peer());
+}
+
+void Admission::LogLateWrite(const ServerCall& call) {
+  obs::LogLimited(obs::LogLevel::kWarning,
+                  "call cancelled: an answer was not taken in send_timeout_s",
+                  {{"method", call.method()}, {"peer", obs::LogText(call.peer())}});
+}
+
+void Admission::RecordEnd(ServerCall* call) {
+  if (recorder_ == nullptr) return;
+  const auto now = std::chrono::steady_clock::now();
+  const auto code = static_cast<absl::StatusCode>(call->outcome_);
+  const absl::Duration total = absl::FromChrono(now - call->arrived_at_);
+  absl::Duration waited = call->notes_.waited();
+  if (waited > absl::ZeroDuration()) waited += absl::FromChrono(now - call->outcome_at_);
+  const obs::CallRecorder::Wanted wanted =
+      recorder_->Wants(call->method(), code, waited, call->trace_);
+  if (!wanted.any()) return;
+  const absl::Time ended = absl::Now();
+  const auto record = [&]() -> absl::Status {
+    recorder_->Ended({.method = std::string(call->method()),
+                      .peer = call->peer(),
+                      .identity = call->identity_ == nullptr ? "" : call->identity_->name,
+                      .trace = call->trace_,
+                      .code = code,
+                      .began = ended - total,
+                      .answered = ended - absl::FromChrono(now - call->outcome_at_),
+                      .ended = ended,
+                      .received_bytes = call->received_bytes(),
+                      .sent_bytes = call->sent_bytes(),
+                      .sum = call->notes_.Take()},
+                     wanted);
+    return absl::OkStatus();
+  };
+  (void)CatchExceptions(record);  // a record that there is no memory for is not worth the process
+}
+
+std::vector<MethodCalls> Admission::Calls() const {
+  std::vector<MethodCalls> out;
+  for (const auto& entry : entries_) {
+    MethodCalls calls = {.method = std::string(entry->method()),
+                         .received = entry->received_.data(),
+                         .sent = entry->sent_.data()};
+    for (int i = 0; i < MethodCalls::kOutcomes; ++i) {
+      calls.durations[i] = entry->durations_[i]->data();
+      calls.outcomes[i] = calls.durations[i].total();
+      calls.time += absl::Nanoseconds(calls.durations[i].sum);
+    }
+    // Read last, so that no call has ended that had not begun.
+    calls.started = entry->started_.load(std::memory_order_relaxed);
+    calls.received_bytes = calls.received.sum;
+    calls.sent_bytes = calls.sent.sum;
+    out.push_back(std::move(calls));
+  }
+  return out;
+}
+
+std::vector<std::string> Admission::Services() const {
+  std::vector<std::string> out;
+  for (const auto& entry : entries_) {
+    const size_t slash = entry->method().find('/');
+    if (slash == absl::string_view::npos) continue;  // of unknown methods
+    const std::string service(entry->method().substr(0, slash));
+    if (std::find(out.begin(), out.end(), service) == out.end()) out.push_back(service);
+  }
+  return out;
+}
+
+}  // namespace awqd::transport

@@ -1,0 +1,169 @@
+// Admission: what every call of every service passes, once when it arrives and once when it ends.
+//
+// The loop leads every call through it. No handler can be reached without it, and no handler calls
+// it. A check or a record that applies to all calls belongs here.
+//
+// Attacker: clients who call without the right to, or more often than others can bear. Shown by
+// access_test, admission_test, admission_limits_test, and tests/server/services/admission_test,
+// which calls every method of the server.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "grpcpp/support/status_code_enum.h"
+#include "server/obs/call_recorder.h"
+#include "server/obs/histogram.h"
+#include "server/security/access.h"
+#include "server/transport/connection.h"
+#include "server/transport/drain.h"
+#include "server/transport/rate_limits.h"
+#include "server/transport/write_timeout.h"
+
+namespace awqd::transport {
+
+class ServerCall;
+
+// How calls of a method are treated while the server stops.
+enum class WhileDraining {
+  kRejected,  // answered UNAVAILABLE; the server waits for those in flight
+  kServed,    // answered as ever until gRPC stops; the server does not wait for them
+};
+
+// The calls of one method that have ended. Bytes are those of messages, without gRPC's framing.
+struct MethodCalls {
+  static constexpr int kOutcomes = grpc::StatusCode::UNAUTHENTICATED + 1;
+
+  std::string method;                         // "awqd.v1.ServerInfo/GetServerInfo"
+  int64_t started = 0;                        // some of them have not ended
+  std::array<int64_t, kOutcomes> outcomes{};  // how many, by the status that the server gave
+  int64_t received_bytes = 0;
+  int64_t sent_bytes = 0;
+  absl::Duration time;  // from the arrival to the status, all calls added up
+  // The same one by one: nanoseconds by status, and bytes.
+  std::array<obs::HistogramData, kOutcomes> durations;
+  obs::HistogramData received, sent;
+
+  int64_t total() const;
+};
+
+struct AdmissionLimits {
+  // Calls in flight on one connection: open streams too, and calls of every service. A client that
+  // heeds HTTP/2's own limit (Options::max_concurrent_streams) stays below; gRPC holds nobody to it
+  // who never acknowledges it.
+  int64_t calls_per_connection = 1024;
+  // Resets the connection of this peer, as gRPC spells it. Called when four times as many calls of
+  // the connection were rejected: its client goes on without reading that. May be null.
+  std::function<void(const std::string& peer)> reset;
+  // How long nothing has been on the way between the server and this peer; infinite when nobody
+  // knows. May be null.
+  std::function<absl::Duration(const std::string& peer)> idle_time;
+  // How long an answer, or a message of a stream, may wait for its client to read it.
+  absl::Duration write_timeout = absl::InfiniteDuration();
+  ClientQuota client;  // of one identity, or of one host
+  PeerCallLimits peer;
+};
+
+// Thread-safe once the server has started. Outlives the gRPC server.
+//
+// Admit and RecordOutcome run for every call. They take no lock but those of the connections and of
+// WriteTimeout, which are held for a few instructions.
+class Admission {
+ public:
+  // `recorder`, which outlives this, is told of every call; it may be null.
+  explicit Admission(const AdmissionLimits& limits = {}, obs::CallRecorder* recorder = nullptr);
+
+  // The name in MethodCalls::method of all methods that the server does not have. Names come from
+  // the table, never from the wire, so that counts take bounded memory.
+  static constexpr absl::string_view kUnknownMethod = "(unknown)";
+
+  // One method in the table. Apart from its neighbours in memory, because every call writes.
+  class alignas(64) Entry {
+   public:
+    Entry(absl::string_view method, security::Need need, WhileDraining while_draining);
+
+    absl::string_view method() const { return absl::string_view(path_).substr(1); }
+    // As it is on the wire.
+    const char* path() const { return path_.c_str(); }
+
+   private:
+    friend class Admission;
+    const std::string path_;
+    const security::Need need_;
+    const WhileDraining while_draining_;
+    mutable std::atomic<int64_t> started_{0};
+    std::vector<std::unique_ptr<obs::Histogram>> durations_;  // by status
+    obs::Histogram received_{obs::kSizeBounds}, sent_{obs::kSizeBounds};
+  };
+
+  // Before the server starts. `method` is "package.Service/Method", and new. This owns the entry.
+  Entry* AddMethod(absl::string_view method, security::Need need, WhileDraining while_draining);
+  // Before the server starts. Until then nobody has an identity, and none is asked for.
+  void SetAccess(std::unique_ptr<security::Access> access) { access_ = std::move(access); }
+  // Before the server starts, once. Calls that require Need::kInfer, and were admitted, end with
+  // value() as metadata of this name. It is called on the threads that end calls.
+  void SetTrailingMetadata(std::string key, std::function<std::string()> value);
+
+  // Checks a call that has arrived, before its handler. False: the call is rejected, and answered
+  // now or later.
+  bool Admit(ServerCall* call, const Entry& entry);
+  // Counts a call whose status is known and is sent next. Once, on any thread.
+  void RecordOutcome(ServerCall* call, Entry* entry);
+  // Tells the recorder of a call whose status was sent.
+  void RecordEnd(ServerCall* call);
+
+  // How much longer a call that has sent its last message waits before its status, while the server
+  // stops: until its connection has been idle for kRoundTrip. Zero or less: not at all.
+  //
+  // gRPC closes a connection that it has told to go away together with its last call. A client that
+  // acknowledges something after that is answered with a reset, and loses what it has not read.
+  absl::Duration StatusDelay(const ServerCall& call) const;
+  // Logs a call that is cancelled because a write of it timed out. On any thread.
+  void LogLateWrite(const ServerCall& call);
+
+  Drain* drain() { return &drain_; }
+  WriteTimeout* write_timeout() { return &write_timeout_; }
+  // For requests that come by other ways than a call.
+  const security::Access& access() const { return *access_; }
+  // One for each method, in the order of AddMethod: what RecordOutcome has counted.
+  std::vector<MethodCalls> Calls() const;
+  // The services of all methods, each once.
+  std::vector<std::string> Services() const;
+
+ private:
+  // The checks, in order. The first error rejects the call.
+  absl::Status Check(ServerCall* call, const Entry& entry);
+  absl::Status CheckConnection(ServerCall* call);
+  absl::Status CheckDrain(ServerCall* call, const Entry& entry);
+  absl::Status CheckAccess(ServerCall* call, const Entry& entry);
+  absl::Status CheckClient(ServerCall* call, const Entry& entry);
+
+  void BeginTrace(ServerCall* call);
+  void AddTrailingMetadata(ServerCall* call) const;
+
+  const int64_t calls_per_connection_;
+  const std::function<void(const std::string& peer)> reset_;
+  const std::function<absl::Duration(const std::string& peer)> idle_time_;
+  obs::CallRecorder* const recorder_;
+  Drain drain_;
+  std::unique_ptr<security::Access> access_ =
+      std::make_unique<security::Access>(security::Options());
+  ClientLimiter clients_;
+  PeerCalls peers_;
+  const std::shared_ptr<Connections> connections_ = Connections::Make();
+  WriteTimeout write_timeout_;
+  std::string trailing_key_;
+  std::function<std::string()> trailing_value_;  // null: none
+  std::vector<std::unique_ptr<Entry>> entries_;
+};
+
+}  // namespace awqd::transport
