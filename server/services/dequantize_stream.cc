@@ -7,11 +7,11 @@
 #include <utility>
 
 #include "kernels/base/status.h"
-#include "server/services/dequantize_flow.h"
+#include "server/services/methods.h"
 #include "server/services/services.h"
 #include "server/wire/raw_message.h"
 #include "server/wire/status.h"
-#include "server/wire/validate.h"
+#include "server/wire/validation.h"
 
 namespace awqd::services {
 namespace {

@@ -10,7 +10,7 @@
 #include "server/services/options.h"
 #include "server/services/shared_memory.h"
 #include "server/services/waking.h"
-#include "server/services/worker.h"
+#include "server/services/task_queue.h"
 #include "server/transport/byte_budget.h"
 #include "server/transport/call_gate.h"
 #include "server/transport/door.h"

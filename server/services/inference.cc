@@ -3,9 +3,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/services/dequantize_flow.h"
-#include "server/services/product_flow.h"
-#include "server/services/request_stream.h"
+#include "server/services/methods.h"
+#include "server/services/method_handler.h"
+#include "server/services/call_handlers.h"
 #include "server/services/services.h"
 #include "server/wire/status.h"
 

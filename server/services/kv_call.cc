@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "kernels/base/status.h"
-#include "server/services/flow.h"
+#include "server/services/request_handler.h"
 #include "server/services/services.h"
 #include "server/transport/call_loop.h"
 #include "server/wire/kv_wire.h"

@@ -15,7 +15,7 @@
 #include "server/model/losses.h"
 #include "server/services/loads.h"
 #include "server/services/services.h"
-#include "server/services/sources.h"
+#include "server/services/weight_lookup.h"
 #include "server/services/unary.h"
 
 namespace awqd::services {

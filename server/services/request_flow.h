@@ -11,7 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "grpcpp/support/byte_buffer.h"
-#include "server/services/flow.h"
+#include "server/services/request_handler.h"
 #include "server/transport/call_gate.h"
 #include "server/transport/call_kinds.h"
 #include "server/wire/status.h"

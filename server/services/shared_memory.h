@@ -31,7 +31,7 @@
 #include "awqd/v1/tensor.pb.h"
 #include "kernels/checkpoint/file.h"
 #include "server/engine/staging.h"
-#include "server/services/worker.h"
+#include "server/services/task_queue.h"
 
 namespace awqd::services {
 

@@ -14,7 +14,7 @@
 #include "server/transport/guard.h"
 #include "server/wire/raw_message.h"
 #include "server/wire/status.h"
-#include "server/wire/validate.h"
+#include "server/wire/validation.h"
 
 namespace awqd::services {
 

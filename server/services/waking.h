@@ -11,7 +11,7 @@
 #include "absl/strings/string_view.h"
 #include "kernels/base/mutex.h"
 #include "server/model/model_store.h"
-#include "server/services/worker.h"
+#include "server/services/task_queue.h"
 
 namespace awqd::services {
 

@@ -4,7 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/math.h"
 #include "server/model/model_store.h"
-#include "server/wire/validate.h"
+#include "server/wire/validation.h"
 
 namespace awqd::wire {
 

@@ -14,7 +14,7 @@
 #include "server/engine/gated_mlp_work.h"
 #include "server/engine/grouped_matmul_work.h"
 #include "server/wire/packed_weight.h"
-#include "server/wire/validate.h"
+#include "server/wire/validation.h"
 
 namespace awqd::wire {
 

@@ -8,7 +8,7 @@
 #include "kernels/base/math.h"
 #include "kernels/base/status.h"
 #include "server/wire/checks.h"
-#include "server/wire/validate.h"
+#include "server/wire/validation.h"
 
 namespace awqd::wire {
 namespace {

@@ -17,7 +17,7 @@
 #include "awqd/v1/inference.pb.h"
 #include "google/protobuf/message.h"
 #include "server/wire/field_reader.h"
-#include "server/wire/sieve.h"
+#include "server/wire/field_scan.h"
 
 namespace awqd::wire {
 

@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/io/coded_stream.h"
 #include "kernels/base/status.h"
-#include "server/wire/sieve.h"
+#include "server/wire/field_scan.h"
 #include "server/wire/status.h"
 #include "server/wire/tensor.h"
 

@@ -15,7 +15,7 @@
 #include "kernels/types.h"
 #include "server/engine/engine.h"
 #include "server/wire/matmul_wire.h"
-#include "server/wire/sieve.h"
+#include "server/wire/field_scan.h"
 
 namespace awqd::wire {
 

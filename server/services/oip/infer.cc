@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
-#include "server/services/dequantize_flow.h"
+#include "server/services/methods.h"
 #include "server/services/oip/oip_codec.h"
-#include "server/services/product_flow.h"
+#include "server/services/method_handler.h"
 
 namespace awqd::services::oip {
 namespace {

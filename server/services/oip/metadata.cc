@@ -11,8 +11,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/status.h"
-#include "server/services/oip/found.h"
-#include "server/wire/oip/decode.h"
+#include "server/services/oip/models.h"
+#include "server/wire/oip/infer_wire.h"
 #include "server/wire/oip/parameters.h"
 
 namespace awqd::services::oip {

@@ -9,10 +9,10 @@
 #include "kernels/base/status.h"
 #include "server/services/codec.h"
 #include "server/services/env.h"
-#include "server/services/oip/found.h"
+#include "server/services/oip/models.h"
 #include "server/services/oip/regions.h"
 #include "server/services/request_flow.h"
-#include "server/wire/oip/decode.h"
+#include "server/wire/oip/infer_wire.h"
 #include "server/wire/oip/encode.h"
 #include "server/wire/oip/tensors.h"
 

@@ -10,7 +10,7 @@
 #include "server/services/oip/oip_codec.h"
 #include "server/services/oip/repository.h"
 #include "server/services/oip/shared_regions.h"
-#include "server/services/request_stream.h"
+#include "server/services/call_handlers.h"
 #include "server/services/unary.h"
 
 namespace awqd::services::oip {

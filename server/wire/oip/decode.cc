@@ -1,5 +1,5 @@
 // One shape for all kinds: name, parameters, outputs, inputs.
-#include "server/wire/oip/decode.h"
+#include "server/wire/oip/infer_wire.h"
 
 #include <utility>
 
@@ -11,7 +11,7 @@
 #include "server/obs/logging.h"
 #include "server/wire/oip/tensors.h"
 #include "server/wire/raw_message.h"
-#include "server/wire/sieve.h"
+#include "server/wire/field_scan.h"
 #include "server/wire/status.h"
 
 namespace awqd::wire::oip {

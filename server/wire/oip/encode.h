@@ -5,7 +5,7 @@
 
 #include "grpcpp/support/byte_buffer.h"
 #include "server/engine/engine.h"
-#include "server/wire/oip/decode.h"
+#include "server/wire/oip/infer_wire.h"
 #include "server/wire/raw_message.h"
 
 namespace awqd::wire::oip {

@@ -4,7 +4,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
-#include "server/wire/oip/decode.h"
+#include "server/wire/oip/infer_wire.h"
 #include "server/wire/status.h"
 
 namespace awqd::wire::oip {

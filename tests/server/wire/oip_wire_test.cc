@@ -7,7 +7,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "inference/grpc_service.pb.h"
-#include "server/wire/oip/decode.h"
+#include "server/wire/oip/infer_wire.h"
 #include "server/wire/oip/tensors.h"
 #include "server/wire/status.h"
 #include "tests/server/wire/wire_check.h"

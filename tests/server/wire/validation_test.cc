@@ -1,5 +1,5 @@
 // Every branch of validation: a good request spoilt in one field names that field.
-#include "server/wire/validate.h"
+#include "server/wire/validation.h"
 
 #include <cmath>
 #include <functional>

@@ -1,5 +1,5 @@
 // Checks of QuantizedMatmul and Dequantize requests that do not need a device.
-#include "server/wire/validate.h"
+#include "server/wire/validation.h"
 
 #include <algorithm>
 #include <cmath>

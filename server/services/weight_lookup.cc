@@ -1,5 +1,5 @@
 // Loaded weights by name, inline ones packed together on one device.
-#include "server/services/sources.h"
+#include "server/services/weight_lookup.h"
 
 #include <map>
 #include <utility>

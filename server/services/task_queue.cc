@@ -1,5 +1,5 @@
 // Threads that may block, so that gRPC's never have to.
-#include "server/services/worker.h"
+#include "server/services/task_queue.h"
 
 #include <utility>
 

@@ -1,5 +1,5 @@
 // Admit, parse, check, find the weights, stage the payload, submit, encode the answer.
-#include "server/services/product_flow.h"
+#include "server/services/method_handler.h"
 
 #include <algorithm>
 #include <utility>

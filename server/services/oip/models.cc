@@ -1,5 +1,5 @@
 // Names -> loaded weights.
-#include "server/services/oip/found.h"
+#include "server/services/oip/models.h"
 
 #include <utility>
 
@@ -7,7 +7,7 @@
 #include "kernels/base/status.h"
 #include "kernels/description.h"
 #include "server/obs/logging.h"
-#include "server/services/sources.h"
+#include "server/services/weight_lookup.h"
 #include "server/wire/checks.h"
 #include "server/wire/status.h"
 

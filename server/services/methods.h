@@ -11,8 +11,8 @@
 #include "grpcpp/support/byte_buffer.h"
 #include "server/services/codec.h"
 #include "server/services/request_flow.h"
-#include "server/services/sources.h"
-#include "server/wire/validate.h"
+#include "server/services/weight_lookup.h"
+#include "server/wire/validation.h"
 
 namespace awqd::services {
 

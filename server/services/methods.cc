@@ -1,5 +1,5 @@
 // Admit, decode, check, find the weight, submit a block, encode it.
-#include "server/services/dequantize_flow.h"
+#include "server/services/methods.h"
 
 #include <algorithm>
 #include <utility>

@@ -21,7 +21,7 @@
 #include "server/engine/engine.h"
 #include "server/obs/logging.h"
 #include "server/services/env.h"
-#include "server/services/sources.h"
+#include "server/services/weight_lookup.h"
 #include "server/transport/byte_budget.h"
 #include "server/transport/call.h"
 #include "server/transport/guard.h"

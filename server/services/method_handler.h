@@ -12,11 +12,11 @@
 #include "grpcpp/support/byte_buffer.h"
 #include "server/services/codec.h"
 #include "server/services/request_flow.h"
-#include "server/services/sources.h"
+#include "server/services/weight_lookup.h"
 #include "server/wire/experts_wire.h"
 #include "server/wire/matmul_wire.h"
 #include "server/wire/raw_message.h"
-#include "server/wire/validate.h"
+#include "server/wire/validation.h"
 
 namespace awqd::services {
 

@@ -3,7 +3,7 @@
 // Memory is bounded by not reading: an item counts, with its objects and the answer that it will
 // have, from its read until its answer was written, so a client that does not read its answers
 // stops being read as well.
-#include "server/services/request_stream.h"
+#include "server/services/call_handlers.h"
 
 #include <algorithm>
 #include <deque>

@@ -1,5 +1,5 @@
 // Whether a flow is wanted, and its one end.
-#include "server/services/flow.h"
+#include "server/services/request_handler.h"
 
 #include <algorithm>
 #include <cstring>

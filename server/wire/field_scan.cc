@@ -1,5 +1,5 @@
 // Goes where the generated parser would, and so no further than the messages that it knows.
-#include "server/wire/sieve.h"
+#include "server/wire/field_scan.h"
 
 #include <utility>
 
