@@ -11,7 +11,7 @@
 #include "grpc/grpc.h"
 #include "grpc/support/alloc.h"
 #include "kernels/base/status.h"
-#include "server/services/services.h"
+#include "server/services/env.h"
 #include "server/services/unary.h"
 
 namespace awqd::services {

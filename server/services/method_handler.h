@@ -1,105 +1,72 @@
-// ProductFlow: one request for products from message to answer, whether it came alone or on a
-// stream, in whichever protocol: QuantizedMatmul, GroupedQuantizedMatmul, GatedMlp.
+// MethodHandler: a request of one method, from message to answer, in whichever protocol it came.
 #pragma once
 
-#include <cstdint>
 #include <memory>
 #include <optional>
-#include <vector>
 
 #include "absl/status/status.h"
-#include "absl/time/time.h"
+#include "absl/status/statusor.h"
 #include "grpcpp/support/byte_buffer.h"
-#include "server/services/codec.h"
-#include "server/services/request_flow.h"
-#include "server/services/weight_lookup.h"
-#include "server/wire/experts_wire.h"
-#include "server/wire/matmul_wire.h"
-#include "server/wire/raw_message.h"
-#include "server/wire/validation.h"
+#include "server/services/methods.h"
+#include "server/services/request_handler.h"
 
 namespace awqd::services {
 
-// What the flows differ in: messages, source, and how a request becomes a work.
-struct MatmulMethod {
-  using Request = v1::QuantizedMatmulRequest;
-  using Response = v1::QuantizedMatmulResponse;
-  using Source = OneWeight;
-  using Work = engine::MatmulWork;
-  static absl::StatusOr<wire::MatmulJob> Build(Request* request, WeightPtr weight, int64_t max_send,
-                                               std::optional<int64_t> cut_bytes);
-  // What --int8_activations makes of a request that says nothing of how.
-  static void TakeAsInt8(const model::PlacedWeight& weight, Request* request);
-};
-struct GroupedMatmulMethod {
-  using Request = v1::GroupedQuantizedMatmulRequest;
-  using Response = v1::GroupedQuantizedMatmulResponse;
-  using Source = OneStack;
-  using Work = engine::GroupedMatmulWork;
-  static constexpr auto Build = wire::BuildGroupedMatmul;
-};
-struct GatedMlpMethod {
-  using Request = v1::GatedMlpRequest;
-  using Response = v1::GatedMlpResponse;
-  using Source = MlpProjections;
-  using Work = engine::GatedMlpWork;
-  static constexpr auto Build = wire::BuildGatedMlp;
-};
-
+// The steps, each of which continues with the next: admit and parse the message, validate the
+// request, find its weights (load or pack them on another thread), build and stage the job, submit
+// it, encode the answer. `Method` is one of methods.h.
 template <typename Method>
-class ProductFlow final : public RequestFlow {
+class MethodHandler : public RequestHandler {
  public:
   using Request = typename Method::Request;
-  using Source = typename Method::Source;
-  using Job = wire::ProductJob<typename Method::Work>;
+  using Lookup = typename Method::Lookup;
+  using Weights = typename Method::Weights;
+  using Job = typename Method::Job;
 
-  ProductFlow(const Env& env, absl::string_view method, transport::ServerCall* call,
-              std::unique_ptr<Codec<Request>> codec, Done done);
+  MethodHandler(const Env& env, absl::string_view method, transport::ServerCall* call,
+                std::unique_ptr<Codec<Request>> codec, Done done);
 
   absl::string_view request_id() const override;
 
- private:
-  absl::Status Begin(grpc::ByteBuffer* message, const transport::CallGate* gate) override;
-  absl::Status OnMessage();
-  absl::Status OpenShared();
-  absl::Status OnWeights(typename Source::Weights weights);
-  absl::StatusOr<engine::Payload> Stage(const Job& job);
-  void OnResult(const absl::Status& status, const engine::Payload& result,
-                const engine::ExecutionReport& report);
-  void Answer(const absl::Status& status, const engine::Payload& result);
-  void Log(const absl::Status& status) override {
-    LogOf(parsed_.request.request_id(), Source::Name(parsed_.request), status);
-  }
-  void End(const absl::Status& status) override;
-  absl::Status Spelled(const absl::Status& status) const override {
-    return codec_->Spelled(status);
-  }
-  // Frees the request but for what the answer and the log repeat.
+ protected:
+  // Stages the payloads of a job, and submits it. The weights are found by now.
+  virtual absl::Status RunJob(Job job);
+  void SendEnd(const absl::Status& status) override;
+  // Frees the request except for what the answer and the log repeat.
   void ForgetRequest();
 
+ private:
+  absl::Status Begin(grpc::ByteBuffer* message, const transport::CallGate* gate) override;
+  absl::Status ParseAndValidate();
+  absl::Status OpenSharedMemory();
+  // Continues with UseWeights: at once with loaded weights, on another thread with inline ones and
+  // those of an unloaded model.
+  absl::Status FindWeights();
+  absl::Status OnLoaded(const absl::Status& loaded);
+  template <typename Packed>
+  absl::Status PackWeights(const Packed& packed);
+  absl::Status UseWeights(Weights weights);
+  absl::StatusOr<engine::Payload> StageInput(const typename Job::Input& input);
+  void OnResult(const absl::Status& status, const engine::Payload& result,
+                const engine::ExecutionReport& report);
+  void SendAnswer(const absl::Status& status, const engine::Payload& result);
+  void Log(const absl::Status& status) override {
+    LogEnd(parsed_.request.request_id(), Lookup::Name(parsed_.request), status);
+  }
+  absl::Status EncodeError(const absl::Status& status) const override {
+    return codec_->EncodeError(status);
+  }
+  void CloseSharedMemory();
   // Bytes of the activations, where they are not in parsed_.request.
   std::optional<int64_t> cut_bytes() const;
 
   const std::unique_ptr<Codec<Request>> codec_;
   Done done_;
-
-  wire::ProductMessage<Request> parsed_;
-  SharedRange shared_x_;    // until it was staged
-  SharedRange shared_out_;  // until the answer was written there
-  std::vector<int64_t> output_shape_;
-  DType output_dtype_ = DType::kFp16;
-  v1::Encoding encoding_ = v1::RAW;
+  wire::ParsedRequest<Request> parsed_;
+  SharedRange shared_input_;   // until it was staged
+  SharedRange shared_output_;  // until the answer was written there
+  wire::AnswerForm form_;
   grpc::ByteBuffer answer_;
 };
-
-using MatmulFlow = ProductFlow<MatmulMethod>;
-using GroupedMatmulFlow = ProductFlow<GroupedMatmulMethod>;
-using GatedMlpFlow = ProductFlow<GatedMlpMethod>;
-
-// Of awqd.v1.
-template <typename Method>
-std::unique_ptr<Codec<typename Method::Request>> ApiCodecOf() {
-  return std::make_unique<ApiCodec<typename Method::Request, typename Method::Response>>();
-}
 
 }  // namespace awqd::services

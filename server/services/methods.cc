@@ -1,150 +1,86 @@
-// Admit, decode, check, find the weight, submit a block, encode it.
+// How the request of each method becomes a job.
 #include "server/services/methods.h"
 
-#include <algorithm>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "kernels/base/status.h"
-#include "server/wire/raw_message.h"
-#include "server/wire/tensor.h"
+#include "server/wire/status.h"
 
 namespace awqd::services {
+namespace {
 
-absl::string_view DequantizeSteps::request_id() const {
-  const std::string& id = request_.request_id();
-  if (static_cast<int64_t>(id.size()) > wire::kMaxRequestIdBytes) return "";
-  return id;
+int64_t MaxSendBytes(const Env& env) { return env.options.transport.max_send_message_bytes; }
+
+// --int8_activations: floating activations of a request that does not say how become INT8.
+void ApplyInt8Default(const model::PlacedWeight& weight, v1::QuantizedMatmulRequest* request) {
+  if (request->activation_quantization() != v1::ACTIVATIONS_AS_SENT) return;
+  const bool has_kernels = absl::c_all_of(weight.parts, [](const model::WeightPart& part) {
+    return !part.weight->plan.quantized.empty();
+  });
+  if (request->activations().dtype() == v1::INT8 || !has_kernels) return;
+  request->set_activation_quantization(v1::INT8_PER_TOKEN);
 }
 
-absl::Status DequantizeSteps::Begin(grpc::ByteBuffer* message, const transport::CallGate* gate) {
-  AWQD_RETURN_IF_ERROR(StillWanted());
-  absl::Status admitted = Admit(message, codec_->type(), codec_->payload());
-  if (admitted.ok() && gate != nullptr && !gate->open()) {
-    admitted = absl::UnavailableError(transport::CallGate::Draining().error_message());
-  }
-  if (!admitted.ok()) {
-    request_.set_request_id(codec_->PeekId(message_.pieces()));
-    return admitted;
-  }
-  NoteHeld();
-  return Parse([this] { return OnMessage(); });
+}  // namespace
+
+absl::StatusOr<wire::MatmulJob> MatmulMethod::Build(const Env& env, Request* request,
+                                                    WeightPtr weight,
+                                                    std::optional<int64_t> cut_bytes) {
+  if (env.options.int8_activations) ApplyInt8Default(*weight, request);
+  AWQD_ASSIGN_OR_RETURN(Job job, wire::BuildMatmul(request, weight->shape, MaxSendBytes(env),
+                                                   cut_bytes, weight->activations()));
+  job.work.weight = std::move(weight);
+  return job;
 }
 
-absl::Status DequantizeSteps::OnMessage() {
-  wire::ProductMessage<v1::DequantizeRequest> parsed;
-  const absl::Status decoded = codec_->Decode(message_, &parsed);
-  request_.Swap(&parsed.request);
-  message_.Free();
-  AWQD_RETURN_IF_ERROR(decoded);
-  deadline_ = std::min(deadline_, started_ + parsed.timeout);
-  lease_.ShrinkTo(std::max(message_.size(), parsed_bytes_));
-  NoteHeld();
-  AWQD_RETURN_IF_ERROR(wire::CheckRequest(request_));
-  AWQD_RETURN_IF_ERROR(OpenShared());
-  return WithWeights<OneWeight>(request_,
-                                [this](WeightPtr weight) { return OnWeight(std::move(weight)); });
+absl::StatusOr<GroupedMatmulMethod::Job> GroupedMatmulMethod::Build(
+    const Env& env, Request* request, StackPtr stack, std::optional<int64_t> cut_bytes) {
+  return wire::BuildGroupedMatmul(request, std::move(stack), MaxSendBytes(env), cut_bytes);
 }
 
-absl::Status DequantizeSteps::OnWeight(WeightPtr weight) {
-  AWQD_RETURN_IF_ERROR(codec_->CheckFound());
-  AWQD_ASSIGN_OR_RETURN(job_, wire::BuildDequantize(request_, weight->shape));
-  job_.work.weight = std::move(weight);
-  if (request_.has_packed()) request_.clear_packed();
-  log_.tokens = job_.work.rows;
-  return OnJob();
+absl::StatusOr<GatedMlpMethod::Job> GatedMlpMethod::Build(const Env& env, Request* request,
+                                                          wire::MlpStacks projections,
+                                                          std::optional<int64_t> cut_bytes) {
+  return wire::BuildGatedMlp(request, std::move(projections), MaxSendBytes(env), cut_bytes);
 }
 
-absl::Status DequantizeSteps::Reserve(int64_t rows) {
-  AWQD_RETURN_IF_ERROR(lease_.Grow(
-      wire::EncodedBytes(rows * job_.work.cols, job_.work.out_dtype, job_.encoding), "output"));
-  NoteHeld();
-  return absl::OkStatus();
+absl::StatusOr<wire::DequantizeJob> DequantizeMethod::Build(const Env& env, Request* request,
+                                                            WeightPtr weight,
+                                                            std::optional<int64_t>) {
+  AWQD_ASSIGN_OR_RETURN(Job job, wire::BuildDequantize(*request, weight->shape));
+  AWQD_RETURN_IF_ERROR(wire::CheckFits(*request, job, MaxSendBytes(env)));
+  const engine::DequantizeWork& work = job.work;
+  job.answer.bytes = wire::EncodedBytes(work.rows * work.cols, work.out_dtype, job.answer.encoding);
+  job.work.weight = std::move(weight);
+  return job;
 }
 
-absl::Status DequantizeSteps::SubmitBlock(int64_t row_begin, int64_t rows, BlockDone done) {
-  AWQD_RETURN_IF_ERROR(StillWanted());
-  auto block = std::make_unique<engine::DequantizeWork>(job_.work);
-  block->row_begin = row_begin;
-  block->rows = rows;
-  auto on_result = [this, self = shared_from_this(), done = std::move(done)](
-                       const absl::Status& status, const engine::Payload& result,
-                       const engine::ExecutionReport& report) {
-    if (settled()) return;
-    Try([&]() -> absl::Status {
-      AWQD_RETURN_IF_ERROR(status);
-      Add(report, result.size());
-      return done(result);
-    });
-  };
-  return Submit(std::move(block), {.deadline = deadline_}, std::move(on_result));
+absl::Status DequantizeStreamMethod::Validate(const Request& request,
+                                              std::optional<int64_t> /*cut_bytes*/) {
+  AWQD_RETURN_IF_ERROR(wire::CheckRequest(request));
+  if (!request.has_output_shared_memory()) return absl::OkStatus();
+  return wire::FieldError("output_shared_memory", "a range",
+                          "none: Dequantize writes an answer of any size there");
 }
 
-// Times of all blocks are added up.
-void DequantizeSteps::Add(const engine::ExecutionReport& block, int64_t bytes) {
-  const int64_t queue_us = report_.queue_us + block.queue_us;
-  const int64_t compute_us = report_.compute_us + block.compute_us;
-  report_ = block;
-  report_.queue_us = queue_us;
-  report_.compute_us = compute_us;
-  log_.bytes_out += bytes;
+absl::StatusOr<wire::DequantizeJob> DequantizeStreamMethod::Build(const Env& /*env*/,
+                                                                  Request* request,
+                                                                  WeightPtr weight,
+                                                                  std::optional<int64_t>) {
+  AWQD_ASSIGN_OR_RETURN(Job job, wire::BuildDequantize(*request, weight->shape));
+  job.work.weight = std::move(weight);
+  return job;
 }
 
-void DequantizeSteps::End(const absl::Status& status) {
-  job_.work.weight = nullptr;
-  if (!status.ok()) {
-    lease_.ShrinkTo(0);
-    NoteHeld();
-  }
-  Finish(status);
+absl::StatusOr<wire::QuantizeKvJob> QuantizeKvMethod::Build(const Env& env, Request* request,
+                                                            Weights, std::optional<int64_t>) {
+  return wire::BuildKv(request, MaxSendBytes(env));
 }
 
-absl::Status DequantizeFlow::OnJob() {
-  AWQD_RETURN_IF_ERROR(
-      wire::CheckFits(request_, job_, env_.options.transport.max_send_message_bytes));
-  AWQD_RETURN_IF_ERROR(Reserve(job_.work.rows));
-  return SubmitBlock(job_.work.row_begin, job_.work.rows,
-                     [this](const engine::Payload& result) { return OnResult(result); });
-}
-
-absl::Status DequantizeFlow::OnResult(const engine::Payload& result) {
-  if (!shared_out_) return Answer(result, nullptr);
-  // Memory that nobody waits for may have been put to another use.
-  if (slot_.cancelled()) return absl::CancelledError("the client cancelled the call");
-  auto then = [this, self = shared_from_this(), result](const absl::Status& written) {
-    Try([&]() -> absl::Status {
-      AWQD_RETURN_IF_ERROR(written);
-      return Answer(result, &request_.output_shared_memory());
-    });
-  };
-  env_.shared_memory->Write(std::move(shared_out_), result, std::move(then));
-  return absl::OkStatus();
-}
-
-absl::Status DequantizeFlow::Answer(const engine::Payload& result,
-                                    const v1::SharedMemory* written) {
-  answer_ = codec_->Encode(
-      request_.request_id(), report_,
-      {result, job_.work.out_dtype, {{job_.work.rows, job_.work.cols}}, job_.encoding, written},
-      &env_.engine->staging());
-  lease_.ShrinkTo(static_cast<int64_t>(answer_.Length()));
-  NoteHeld();
-  Settle(absl::OkStatus());
-  return absl::OkStatus();
-}
-
-absl::Status DequantizeFlow::OpenShared() {
-  if (!request_.has_output_shared_memory()) return absl::OkStatus();
-  AWQD_ASSIGN_OR_RETURN(
-      shared_out_, env_.shared_memory->Open(request_.output_shared_memory(),
-                                            SharedMemory::Access::kWrite, "output_shared_memory"));
-  return absl::OkStatus();
-}
-
-void DequantizeFlow::Finish(const absl::Status& status) {
-  if (!status.ok()) shared_out_ = SharedRange();
-  // Moved out first: what it captures (the call, this flow) must not outlive the answer.
-  const Done done = std::move(done_);
-  done(status, std::move(answer_));
+absl::StatusOr<wire::DequantizeKvJob> DequantizeKvMethod::Build(const Env& env, Request* request,
+                                                                Weights, std::optional<int64_t>) {
+  return wire::BuildKv(request, MaxSendBytes(env));
 }
 
 }  // namespace awqd::services

@@ -1,83 +1,164 @@
-// DequantizeFlow: one request for a weight, or a block of it, from message to answer; and what
-// DequantizeStream does alike.
+// The methods of the engine's requests, one description each, and how a protocol encodes them.
+//
+// A method says its messages, how it finds its weights, and how a request becomes a job for the
+// engine. MethodHandler takes each request through these steps.
 #pragma once
 
-#include <cstdint>
-#include <functional>
-#include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "awqd/v1/inference.pb.h"
+#include "google/protobuf/descriptor.h"
 #include "grpcpp/support/byte_buffer.h"
-#include "server/services/codec.h"
-#include "server/services/request_flow.h"
+#include "server/engine/gated_mlp_work.h"
+#include "server/engine/grouped_matmul_work.h"
+#include "server/engine/kv4_work.h"
+#include "server/services/env.h"
 #include "server/services/weight_lookup.h"
+#include "server/wire/experts_wire.h"
+#include "server/wire/kv_wire.h"
+#include "server/wire/matmul_wire.h"
+#include "server/wire/raw_message.h"
 #include "server/wire/validation.h"
 
 namespace awqd::services {
 
-using DequantizeCodec = Codec<v1::DequantizeRequest>;
+template <typename Request>
+inline constexpr bool kHasActivations = requires(const Request& request) {
+  request.activations();
+};
 
-// What both do until blocks run: check, find the weight, resolve the ranges.
-class DequantizeSteps : public RequestFlow {
- public:
-  absl::string_view request_id() const override;
+template <typename RequestType, typename ResponseType, typename LookupType, typename WorkType>
+struct MethodOf {
+  using Request = RequestType;
+  using Response = ResponseType;
+  using Lookup = LookupType;  // weight_lookup.h
+  using Weights = typename Lookup::Weights;
+  using Work = WorkType;
+  using Job = wire::Job<Work>;
+  // The thread of the loop that submits the work may run it.
+  static constexpr bool kCallerRuns = true;
 
- protected:
-  using BlockDone = std::function<absl::Status(const engine::Payload& result)>;
-
-  DequantizeSteps(const Env& env, absl::string_view method, transport::ServerCall* call,
-                  std::unique_ptr<DequantizeCodec> codec)
-      : RequestFlow(env, method, call), codec_(std::move(codec)) {}
-
-  // What the answer will hold at a time counts until the flow ends.
-  absl::Status Reserve(int64_t rows);
-  // Runs `rows` rows of the job from `row_begin` on, then `done` on a worker thread.
-  absl::Status SubmitBlock(int64_t row_begin, int64_t rows, BlockDone done);
-
-  // The ranges are resolved: job_.work is the whole answer.
-  virtual absl::Status OnJob() = 0;
-  // Opens, or refuses, the shared memory that the request names.
-  virtual absl::Status OpenShared() = 0;
-  // Answers. Called once.
-  virtual void Finish(const absl::Status& status) = 0;
-
-  const std::unique_ptr<DequantizeCodec> codec_;
-  v1::DequantizeRequest request_;
-  wire::DequantizeJob job_;
-
- private:
-  absl::Status Begin(grpc::ByteBuffer* message, const transport::CallGate* gate) override;
-  absl::Status OnMessage();
-  absl::Status OnWeight(WeightPtr weight);
-  void Add(const engine::ExecutionReport& block, int64_t bytes);
-  void Log(const absl::Status& status) override {
-    LogOf(request_.request_id(), OneWeight::Name(request_), status);
-  }
-  void End(const absl::Status& status) override;
-  absl::Status Spelled(const absl::Status& status) const override {
-    return codec_->Spelled(status);
+  // Checks what holds for any weight. `cut_bytes`: of activations that are not in the message.
+  static absl::Status Validate(const Request& request, std::optional<int64_t> cut_bytes) {
+    if constexpr (kHasActivations<Request>) {
+      return wire::CheckRequest(request, cut_bytes);
+    } else {
+      return wire::CheckRequest(request);
+    }
   }
 };
 
-// The answer in one message, or in shared memory.
-class DequantizeFlow final : public DequantizeSteps {
+// Each has `Build` beside the above: checks a valid request against its weights, and makes the job.
+struct MatmulMethod : MethodOf<v1::QuantizedMatmulRequest, v1::QuantizedMatmulResponse,
+                               WeightLookup, engine::MatmulWork> {
+  static absl::StatusOr<Job> Build(const Env& env, Request* request, Weights weight,
+                                   std::optional<int64_t> cut_bytes);
+};
+struct GroupedMatmulMethod
+    : MethodOf<v1::GroupedQuantizedMatmulRequest, v1::GroupedQuantizedMatmulResponse, StackLookup,
+               engine::GroupedMatmulWork> {
+  static absl::StatusOr<Job> Build(const Env& env, Request* request, Weights stack,
+                                   std::optional<int64_t> cut_bytes);
+};
+struct GatedMlpMethod
+    : MethodOf<v1::GatedMlpRequest, v1::GatedMlpResponse, MlpLookup, engine::GatedMlpWork> {
+  static absl::StatusOr<Job> Build(const Env& env, Request* request, Weights projections,
+                                   std::optional<int64_t> cut_bytes);
+};
+// A block of a weight, in one answer.
+struct DequantizeMethod : MethodOf<v1::DequantizeRequest, v1::DequantizeResponse, WeightLookup,
+                                   engine::DequantizeWork> {
+  static constexpr bool kCallerRuns = false;
+  static absl::StatusOr<Job> Build(const Env& env, Request* request, Weights weight,
+                                   std::optional<int64_t> cut_bytes);
+};
+// The same in chunks, of any size together.
+struct DequantizeStreamMethod : DequantizeMethod {
+  static absl::Status Validate(const Request& request, std::optional<int64_t> cut_bytes);
+  static absl::StatusOr<Job> Build(const Env& env, Request* request, Weights weight,
+                                   std::optional<int64_t> cut_bytes);
+};
+struct QuantizeKvMethod
+    : MethodOf<v1::QuantizeKvRequest, v1::QuantizeKvResponse, NoWeight, engine::Kv4StoreWork> {
+  static absl::StatusOr<Job> Build(const Env& env, Request* request, Weights none,
+                                   std::optional<int64_t> cut_bytes);
+};
+struct DequantizeKvMethod
+    : MethodOf<v1::DequantizeKvRequest, v1::DequantizeKvResponse, NoWeight, engine::Kv4LoadWork> {
+  static absl::StatusOr<Job> Build(const Env& env, Request* request, Weights none,
+                                   std::optional<int64_t> cut_bytes);
+};
+
+// One request of a protocol: its message, its answer, its errors. `Request` is the message of
+// awqd.v1 that the method works on, whatever the protocol.
+template <typename Request>
+class Codec {
  public:
-  DequantizeFlow(const Env& env, absl::string_view method, transport::ServerCall* call,
-                 std::unique_ptr<DequantizeCodec> codec, Done done)
-      : DequantizeSteps(env, method, call, std::move(codec)), done_(std::move(done)) {}
+  virtual ~Codec() = default;
 
- private:
-  absl::Status OnJob() override;
-  absl::Status OnResult(const engine::Payload& result);
-  // `written`: where the result is, unless it is to be sent.
-  absl::Status Answer(const engine::Payload& result, const v1::SharedMemory* written);
-  absl::Status OpenShared() override;
-  void Finish(const absl::Status& status) override;
+  // The type of the messages that come, and where their payload is.
+  virtual const google::protobuf::Descriptor& type() const = 0;
+  virtual wire::PayloadPlace payload() const = 0;
 
-  Done done_;
-  grpc::ByteBuffer answer_;
-  SharedRange shared_out_;
+  // Reads a message that passed wire::ScanFields. When `out->cut` is set, the activations are that
+  // range of it; the message then stays until they were staged.
+  virtual absl::Status Decode(const wire::RawMessage& message,
+                              wire::ParsedRequest<Request>* out) = 0;
+  // Called once the weights were found and their model is loaded: further conditions of the
+  // protocol.
+  virtual absl::Status CheckFound() const { return absl::OkStatus(); }
+  // The request's id, of a message that is refused before it was decoded; may be empty.
+  virtual std::string PeekId(wire::Pieces pieces) const = 0;
+
+  // The answer on the wire. `id`: as Decode left it in the request.
+  virtual grpc::ByteBuffer Encode(const std::string& id, const engine::ExecutionReport& report,
+                                  const wire::Answer& answer, engine::StagingPool* staging) = 0;
+  // An error in awqd.v1's words in those of the protocol.
+  virtual absl::Status EncodeError(const absl::Status& status) const { return status; }
+};
+
+// awqd.v1: the requests come as they are.
+template <typename Method>
+class ApiCodec final : public Codec<typename Method::Request> {
+ public:
+  using Request = typename Method::Request;
+  using Response = typename Method::Response;
+
+  const google::protobuf::Descriptor& type() const override { return *Request::descriptor(); }
+  wire::PayloadPlace payload() const override {
+    return kHasActivations<Request> ? wire::kActivationsRaw : wire::PayloadPlace{};
+  }
+  absl::Status Decode(const wire::RawMessage& message, wire::ParsedRequest<Request>* out) override {
+    bool parses = false;
+    if constexpr (kHasActivations<Request>) {
+      parses = wire::ParseScanned(message.pieces(), out);
+    } else {
+      parses = wire::ParseScanned(message.pieces(), &out->request);
+    }
+    if (parses) return absl::OkStatus();
+    out->request.Clear();
+    return wire::DoesNotParse(message.size(), *Request::descriptor());
+  }
+  std::string PeekId(wire::Pieces pieces) const override {
+    return wire::PeekString(pieces, Request::kRequestIdFieldNumber, wire::kMaxPeekedIdBytes);
+  }
+  grpc::ByteBuffer Encode(const std::string& id, const engine::ExecutionReport& report,
+                          const wire::Answer& answer, engine::StagingPool* staging) override {
+    Response response;
+    wire::FillExecution(report, response.mutable_execution());
+    response.set_request_id(id);
+    if constexpr (std::is_same_v<Response, v1::QuantizeKvResponse>) {
+      wire::Answer codes = answer;
+      wire::FillScales(&codes, &response);
+      return wire::Encode(response, Response::kCodesFieldNumber, codes, staging);
+    } else {
+      return wire::Encode(response, Response::kOutputFieldNumber, answer, staging);
+    }
+  }
 };
 
 }  // namespace awqd::services

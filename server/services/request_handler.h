@@ -1,9 +1,10 @@
-// Flow: what the ways of a product and of a Dequantize through the services share: whether the
-// call is still wanted, its share of the bytes in flight, its weight, its end and its line in the
-// log.
+// RequestHandler: one request from message to answer, alone in a call or one of many on a stream.
+// Here is what all methods share: whether the call is still wanted, its part of the bytes in
+// flight, its end, and its line in the log. MethodHandler does what depends on the method.
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -12,18 +13,19 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "google/protobuf/message.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "kernels/base/mutex.h"
-#include "kernels/base/status.h"
 #include "server/engine/engine.h"
 #include "server/obs/logging.h"
 #include "server/services/env.h"
 #include "server/services/weight_lookup.h"
 #include "server/transport/byte_budget.h"
 #include "server/transport/call.h"
+#include "server/transport/call_gate.h"
 #include "server/transport/guard.h"
 #include "server/wire/raw_message.h"
 
@@ -33,25 +35,8 @@ namespace awqd::services {
 class TaskSlot {
  public:
   // A cancel that came before the handle did is applied to it at once.
-  void Set(engine::TaskHandle handle) {
-    {
-      MutexLock lock(&mu_);
-      if (!cancelled_) {
-        handle_ = std::move(handle);
-        return;
-      }
-    }
-    handle.Cancel();
-  }
-  void Cancel() {
-    engine::TaskHandle handle;
-    {
-      MutexLock lock(&mu_);
-      cancelled_ = true;
-      handle = handle_;
-    }
-    handle.Cancel();
-  }
+  void Set(engine::TaskHandle handle);
+  void Cancel();
   bool cancelled() const {
     MutexLock lock(&mu_);
     return cancelled_;
@@ -63,130 +48,80 @@ class TaskSlot {
   bool cancelled_ ABSL_GUARDED_BY(mu_) = false;
 };
 
-// Holds its share of Env::in_flight until it is destroyed. Messages and errors are spelled by the
-// flow's codec, in whose protocol it was asked for.
-class Flow : public std::enable_shared_from_this<Flow> {
+// Its owner keeps it until the answer was sent. Its part of Env::in_flight is given back with it.
+class RequestHandler : public std::enable_shared_from_this<RequestHandler> {
  public:
-  // Withdraws what has not started; the flow still ends.
+  // Called exactly once, on any thread, possibly before Start returns. `answer` is the message to
+  // send when the status is OK; it is empty where OnWritten sends the answer in chunks.
+  using Done = std::function<void(const absl::Status&, grpc::ByteBuffer answer)>;
+
+  virtual ~RequestHandler() = default;
+
+  // Takes the bytes out of `message`. Never blocks. `gate`: for a message on a stream, which is
+  // UNAVAILABLE when that gate is not open; a call of its own has passed it.
+  void Start(grpc::ByteBuffer* message, const transport::CallGate* gate = nullptr);
+  // Withdraws work that has not started; the request still ends.
   void Cancel() { slot_.Cancel(); }
-  // Whether the message is so large, parsed, that another thread than the caller's parses it. Known
-  // once the flow was started.
-  bool parsed_elsewhere() const;
+  // A chunk of the answer was written, or not because the client is gone.
+  virtual void OnWritten(bool /*ok*/) {}
+
+  // Whether the message is so large that Env::parsings parses it. Known once Start has returned.
+  bool is_large() const;
+  // From `done` on. Empty when the client sent none, or one that is too long to be echoed.
+  virtual absl::string_view request_id() const = 0;
+  // Bytes of the request and its answer, those that are expected included. Thread-safe.
+  int64_t held_bytes() const { return held_bytes_.load(std::memory_order_relaxed); }
+  // Within `done`, for a request that was refused: its error holds so many bytes from here on.
+  // Nothing is held where the budget has no room for them.
+  void HoldError(int64_t bytes);
 
  protected:
-  // `method` names the flow in the log. `call` is the one that it is of, or one of many of, and
-  // lives until the flow has ended.
-  Flow(const Env& env, absl::string_view method, transport::ServerCall* call)
-      : env_(env),
-        deadline_(call->deadline()),
-        notes_(call->notes()),
-        span_(call->span()),
-        connection_(call->connection()) {
-    log_.method = method;
-  }
-  ~Flow() = default;
+  // `method` names the request in the log. `call` is its call, which lives until the request has
+  // ended.
+  RequestHandler(const Env& env, absl::string_view method, transport::ServerCall* call);
 
-  // DEADLINE_EXCEEDED or CANCELLED when there is no point in going on.
-  absl::Status StillWanted() const;
+  // --- Steps of a method ---
+  virtual absl::Status Begin(grpc::ByteBuffer* message, const transport::CallGate* gate) = 0;
+  // A status in the words of the request's protocol.
+  virtual absl::Status EncodeError(const absl::Status& status) const = 0;
+  // Both get the status as clients may see it, once: first the log, if its line is wanted.
+  virtual void Log(const absl::Status& status) = 0;
+  virtual void SendEnd(const absl::Status& status) = 0;
 
+  // --- Parts of the steps ---
+  // DEADLINE_EXCEEDED or CANCELLED when nobody waits for the answer any more.
+  absl::Status CheckStillWanted() const;
   // Takes the bytes out of `message`, and from the budget their number and what they will take when
   // they are parsed. RESOURCE_EXHAUSTED over the receive limit.
-  absl::Status Admit(grpc::ByteBuffer* message, const google::protobuf::Descriptor& type,
-                     wire::PayloadPlace payload = {});
-  // Runs `parse` and what follows it: here, or on a worker where an admitted message is so large
-  // that it would hold a thread of the loop up.
-  absl::Status Parse(std::function<absl::Status()>
-                         parse);  // Admits and parses a message whole, then goes on with `then`.
-  absl::Status Open(grpc::ByteBuffer* message, google::protobuf::Message* request,
-                    std::function<absl::Status()> then);
-
-  // Calls then(weights) once with the weights of the request's source, loaded ones at once, inline
-  // ones and those of a model that sleeps from a worker thread; or returns an error, or settles.
-  // The request must live until then. Inline weights are packed only if the call is still wanted
-  // when its turn has come: packing takes long, and a call that has ended while it waited would
-  // take the time of those behind it.
-  template <typename Source, typename Request, typename Then>
-  absl::Status WithWeights(const Request& request, Then then) {
-    if (!request.has_packed()) {
-      absl::StatusOr<typename Source::Weights> weights = Source::Find(env_, request);
-      if (weights.ok()) return then(*std::move(weights));
-      const std::string model = Source::Name(request).model;
-      if (!env_.models->Asleep(model)) return weights.status();
-      return env_.waking->Wake(
-          model, [this, self = shared_from_this(), &request, then](const absl::Status& woken) {
-            Try([&]() -> absl::Status {
-              AWQD_RETURN_IF_ERROR(woken);
-              AWQD_RETURN_IF_ERROR(StillWanted());
-              AWQD_ASSIGN_OR_RETURN(typename Source::Weights weights, Source::Find(env_, request));
-              return then(std::move(weights));
-            });
-          });
-    }
-    AWQD_RETURN_IF_ERROR(Source::Check(env_, request.packed()));
-    return env_.packings->Run([this, self = shared_from_this(), &request, then] {
-      Try([&]() -> absl::Status {
-        AWQD_RETURN_IF_ERROR(StillWanted());
-        AWQD_ASSIGN_OR_RETURN(const wire::PackedSize size,
-                              wire::MeasurePacked(request.packed(), env_.engine->device().info()));
-        AWQD_RETURN_IF_ERROR(AdmitPacked(size));
-        AWQD_ASSIGN_OR_RETURN(typename Source::Weights weights,
-                              Source::Pack(env_, request.packed()));
-        lease_.ShrinkTo(lease_.bytes() - size.decoded);
-        return then(std::move(weights));
-      });
-    });
-  }
-
-  // The result as it is sent. Results of a batch share a buffer, and one that is sent from there
-  // keeps all of it until its client has read it: that much is counted as well while there is
-  // plenty, and `*extra` says how much; else the result is copied.
-  absl::StatusOr<engine::Payload> ToBeSent(const engine::Payload& result, int64_t* extra);
-
-  // Takes from the budget what inline weights become, before they do.
+  absl::Status AdmitMessage(grpc::ByteBuffer* message, const google::protobuf::Descriptor& type,
+                            wire::PayloadPlace payload);
+  // Runs `parse` and what follows it: here, or on Env::parsings where an admitted message is so
+  // large that it would hold a thread of the loop up.
+  absl::Status RunParse(std::function<absl::Status()> parse);
+  // Takes from the budget what inline weights become, before they are packed.
   absl::Status AdmitPacked(const wire::PackedSize& size);
-
-  // To the engine, until Cancel. `done` may be called before this returns.
+  // Submits to the engine, until Cancel. `done` may be called before this returns.
   absl::Status Submit(std::unique_ptr<engine::Work> work, engine::SubmitOptions options,
                       engine::TaskDone done);
+  // The result as it is sent. Results of a batch share a buffer, and one that is sent from there
+  // keeps all of it until its client has read it. `*extra` is the size of the others' results,
+  // which is counted as well while the budget has plenty; else the result is copied.
+  absl::StatusOr<engine::Payload> PrepareToSend(const engine::Payload& result, int64_t* extra);
 
-  // Runs `body`; an error or an exception ends the flow.
+  // Runs `body`; an error or an exception ends the request.
   template <typename F>
-  void Try(F&& body) {
+  void RunGuarded(F&& body) {
     if (absl::Status status = transport::Guarded(std::forward<F>(body)); !status.ok()) {
-      Settle(status);
+      EndRequest(status);
     }
   }
-  // Ends the flow, if nothing has yet.
-  void Settle(const absl::Status& status);
-  bool settled() const { return settled_.load(); }
-  // A status in the words of the request's protocol.
-  virtual absl::Status Spelled(const absl::Status& status) const { return status; }
-  // Both with the status as clients may see it, once: first the line in the log, if it is wanted.
-  virtual void Log(const absl::Status& status) = 0;
-  virtual void End(const absl::Status& status) = 0;
-
-  // `name`: as the request's source has it.
-  void LogOf(const std::string& request_id, LogName name, const absl::Status& status) {
-    // One byte more than a log shows of a name, so that it says what was cut. A client may send
-    // megabytes, and the flow stays until its answer is taken.
-    constexpr size_t kLoggedBytes = 257;
-    log_.request_id = request_id.substr(0, kLoggedBytes);
-    log_.model = std::move(name.model);
-    log_.weight = std::move(name.weight);
-    for (std::string* text : {&log_.model, &log_.weight}) {
-      if (text->size() > kLoggedBytes) *text = text->substr(0, kLoggedBytes);  // frees the rest
-    }
-    log_.queue_us = report_.queue_us;
-    log_.compute_us = report_.compute_us;
-    log_.kernel = report_.kernel;
-    log_.batch = {report_.batch_id, report_.batch_tokens, report_.batch_requests,
-                  std::move(report_.batch_calls)};
-    log_.moments.begun = started_;
-    log_.moments.settled = absl::Now();
-    log_.total_us = absl::ToInt64Microseconds(log_.moments.settled - started_);
-    obs::LogRequest(log_, status);
-    notes_->Add(log_);
-  }
+  // Ends the request, if nothing has yet.
+  void EndRequest(const absl::Status& status);
+  bool ended() const { return ended_.load(); }
+  // Writes the line in the log, and the call's notes.
+  void LogEnd(const std::string& request_id, LogName name, const absl::Status& status);
+  // After each change of the lease.
+  void UpdateHeldBytes() { held_bytes_.store(lease_.bytes(), std::memory_order_relaxed); }
 
   const Env& env_;
   absl::Time deadline_;  // the call's, or an earlier one that the request names
@@ -202,11 +137,13 @@ class Flow : public std::enable_shared_from_this<Flow> {
   obs::RequestLog log_;
 
  private:
-  void Count(const absl::Status& status);
+  void CountUse(const absl::Status& status);
 
-  // Of the model whose weights the request's work reads; null: of none, or it made no work.
+  // The statistics of the model whose weights the work reads; null: it reads none, or there was no
+  // work.
   std::shared_ptr<model::ModelUse> use_;
-  std::atomic<bool> settled_{false};
+  std::atomic<bool> ended_{false};
+  std::atomic<int64_t> held_bytes_{0};
 };
 
 }  // namespace awqd::services

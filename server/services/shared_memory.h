@@ -107,7 +107,7 @@ class SharedMemory {
   const SharedMemoryOptions options_;
   const model::UniqueFd directory_;
   std::atomic<int64_t> open_{0};
-  Worker writers_;
+  TaskQueue writers_;
 };
 
 }  // namespace awqd::services

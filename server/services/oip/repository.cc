@@ -14,9 +14,9 @@
 #include "server/obs/logging.h"
 #include "server/services/loads.h"
 #include "server/services/oip/models.h"
-#include "server/wire/checks.h"
 #include "server/wire/raw_message.h"
 #include "server/wire/status.h"
+#include "server/wire/validation.h"
 
 namespace awqd::services::oip {
 namespace {
