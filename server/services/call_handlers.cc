@@ -190,7 +190,7 @@ class StreamHandler final : public transport::Reactor,
     call_->StartRead(&next_->message);
   }
 
-  // Flows take so much beside their messages and answers.
+  // A handler takes so much beside its message and answer.
   int64_t ObjectBytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     constexpr int64_t kOfOne = 4 << 10;
     return static_cast<int64_t>(items_.size()) * kOfOne;

@@ -152,15 +152,7 @@ absl::Status CheckStack(const v1::PackedStack& packed, absl::string_view field, 
 
 absl::Status CheckRequest(const v1::GroupedQuantizedMatmulRequest& request,
                           std::optional<int64_t> cut_bytes) {
-  switch (request.source_case()) {
-    case v1::GroupedQuantizedMatmulRequest::kWeight:
-      AWQD_RETURN_IF_ERROR(CheckWeightRef(request.weight(), "the path of a stack of experts"));
-      break;
-    case v1::GroupedQuantizedMatmulRequest::kPacked:
-      break;
-    case v1::GroupedQuantizedMatmulRequest::SOURCE_NOT_SET:
-      return FieldError("weight", "nothing", "weight {model, weight}, or packed");
-  }
+  AWQD_RETURN_IF_ERROR(CheckSource(request, "the path of a stack of experts"));
   AWQD_RETURN_IF_ERROR(CheckProduct(request, cut_bytes, kFloatingMask, kFloatingMask));
   if (!request.has_expert_ids()) {
     return FieldError("expert_ids", "nothing", "an INT32 tensor of shape [..., top_k]");

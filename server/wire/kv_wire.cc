@@ -11,6 +11,7 @@
 namespace awqd::wire {
 namespace {
 
+constexpr absl::string_view kAdvice = "send fewer tokens per request";
 constexpr DTypeMask kScaleTypes = MaskOf(DType::kFp16) | MaskOf(DType::kFp32);
 
 template <typename Request>
@@ -20,12 +21,6 @@ absl::Status CheckCommon(const Request& request) {
   if (request.has_scales() == request.has_zeros()) return absl::OkStatus();
   return request.has_scales() ? FieldError("zeros", "nothing", "a tensor beside the scales")
                               : FieldError("scales", "nothing", "a tensor beside the zeros");
-}
-
-template <typename Request>
-v1::Encoding ChooseKvEncoding(const Request& request, const v1::Tensor& in) {
-  if (request.output_encoding() != v1::ENCODING_UNSPECIFIED) return request.output_encoding();
-  return in.has_floats() || in.has_ints() ? v1::VALUES : v1::RAW;
 }
 
 // [tokens, heads, last] of the tensor.
@@ -89,15 +84,6 @@ absl::StatusOr<ScaleBytes> TakeScales(Request* request, bool rows, Work* work) {
   return out;
 }
 
-absl::Status CheckFits(int64_t bytes, int64_t max_send_bytes) {
-  const int64_t room = max_send_bytes - kResponseOverheadBytes;
-  if (bytes <= room) return absl::OkStatus();
-  return absl::ResourceExhaustedError(
-      absl::StrCat("output: got ", bytes, " bytes, expected at most ", room,
-                   " (the server's max_send_message_bytes is ", max_send_bytes,
-                   "); send fewer tokens per request"));
-}
-
 AnswerForm DescribeAnswer(const engine::Kv4StoreWork& work, v1::Encoding encoding) {
   AnswerForm out = {
       DType::kUint8, {work.shape.tokens, work.shape.heads, work.shape.row_bytes()}, encoding};
@@ -140,8 +126,9 @@ absl::StatusOr<QuantizeKvJob> BuildKv(v1::QuantizeKvRequest* request, int64_t ma
                         absl::StrCat(Name(job.work.scale_dtype), ", that of the scales"));
     }
   }
-  job.answer = DescribeAnswer(job.work, ChooseKvEncoding(*request, request->block()));
-  AWQD_RETURN_IF_ERROR(CheckFits(job.answer.bytes, max_send_bytes));
+  job.answer =
+      DescribeAnswer(job.work, ChooseEncoding(request->output_encoding(), request->block()));
+  AWQD_RETURN_IF_ERROR(CheckSendable(job.answer.bytes, max_send_bytes, kAdvice));
   AWQD_ASSIGN_OR_RETURN(std::string bytes, TakeBytes(request->mutable_block(), x, "block"));
   AddInput(&engine::Kv4StoreWork::x, std::move(bytes), &job);
   AddInput(&engine::Kv4StoreWork::given_scale, std::move(given.scales), &job);
@@ -172,8 +159,9 @@ absl::StatusOr<DequantizeKvJob> BuildKv(v1::DequantizeKvRequest* request, int64_
       return FieldError("form", "FMA", "EXACT: the output is not FP16");
     }
   }
-  job.answer = DescribeAnswer(job.work, ChooseKvEncoding(*request, request->codes()));
-  AWQD_RETURN_IF_ERROR(CheckFits(job.answer.bytes, max_send_bytes));
+  job.answer =
+      DescribeAnswer(job.work, ChooseEncoding(request->output_encoding(), request->codes()));
+  AWQD_RETURN_IF_ERROR(CheckSendable(job.answer.bytes, max_send_bytes, kAdvice));
   AWQD_ASSIGN_OR_RETURN(std::string bytes, TakeBytes(request->mutable_codes(), codes, "codes"));
   AddInput(&engine::Kv4LoadWork::codes, std::move(bytes), &job);
   AddInput(&engine::Kv4LoadWork::scale, std::move(given.scales), &job);

@@ -16,18 +16,7 @@
 namespace awqd::wire {
 namespace {
 
-template <typename Request>
-absl::Status CheckSource(const Request& request) {
-  switch (request.source_case()) {
-    case Request::kWeight:
-      return CheckWeightRef(request.weight(), "the path of a quantised linear");
-    case Request::kPacked:
-      return absl::OkStatus();
-    case Request::SOURCE_NOT_SET:
-      break;
-  }
-  return FieldError("weight", "nothing", "weight {model, weight}, or packed");
-}
+constexpr absl::string_view kWeightPath = "the path of a quantised linear";
 
 constexpr DTypeMask kActivations = kFloatingMask | MaskOf(DType::kInt8);
 
@@ -162,11 +151,17 @@ absl::StatusOr<Bounds> ResolveRange(const v1::Range& range, int64_t size, absl::
   return Bounds{range.begin(), end - range.begin()};
 }
 
+// None where they may be over 2^63.
+std::optional<int64_t> CheckedEncodedBytes(int64_t elements, DType dtype, v1::Encoding encoding) {
+  if (!CheckedMul(elements, kMostEncodedBytes)) return std::nullopt;
+  return EncodedBytes(elements, dtype, encoding);
+}
+
 }  // namespace
 
 absl::Status CheckRequest(const v1::QuantizedMatmulRequest& request,
                           std::optional<int64_t> cut_bytes) {
-  AWQD_RETURN_IF_ERROR(CheckSource(request));
+  AWQD_RETURN_IF_ERROR(CheckSource(request, kWeightPath));
   AWQD_RETURN_IF_ERROR(CheckProduct(request, cut_bytes, kActivations, OutputTypes(request)));
   AWQD_RETURN_IF_ERROR(CheckQuantization(request));
   return CheckIntegerProduct(request);
@@ -174,7 +169,7 @@ absl::Status CheckRequest(const v1::QuantizedMatmulRequest& request,
 
 absl::Status CheckRequest(const v1::DequantizeRequest& request) {
   AWQD_RETURN_IF_ERROR(CheckRequestId(request.request_id()));
-  AWQD_RETURN_IF_ERROR(CheckSource(request));
+  AWQD_RETURN_IF_ERROR(CheckSource(request, kWeightPath));
   AWQD_RETURN_IF_ERROR(OutputDType(request.output_dtype(), DType::kFp16).status());
   return CheckEncoding(request.output_encoding(), request.has_output_shared_memory());
 }
@@ -227,8 +222,9 @@ absl::Status CheckFits(const v1::DequantizeRequest& request, const DequantizeJob
 
 absl::StatusOr<int64_t> RowsPerChunk(const DequantizeJob& job, int64_t chunk_bytes,
                                      int64_t max_send_bytes) {
-  AWQD_RETURN_IF_ERROR(CheckSendable(job.work.cols, job.work.out_dtype, job.answer.encoding,
-                                     max_send_bytes, "ask for fewer columns"));
+  AWQD_RETURN_IF_ERROR(
+      CheckSendable(CheckedEncodedBytes(job.work.cols, job.work.out_dtype, job.answer.encoding),
+                    max_send_bytes, "ask for fewer columns"));
   const int64_t row_bytes = EncodedBytes(job.work.cols, job.work.out_dtype, job.answer.encoding);
   const int64_t budget = std::min(chunk_bytes, max_send_bytes - kResponseOverheadBytes);
   return std::max<int64_t>(1, budget / std::max<int64_t>(1, row_bytes));
@@ -298,21 +294,27 @@ absl::StatusOr<std::vector<float>> TakeFloats(v1::Tensor* tensor, absl::Span<con
   return FloatsFromBytes(bytes, info.dtype);
 }
 
-absl::Status CheckSendable(int64_t elements, DType dtype, v1::Encoding encoding, int64_t max_send,
+v1::Encoding ChooseEncoding(v1::Encoding asked, const v1::Tensor& in) {
+  if (asked != v1::ENCODING_UNSPECIFIED) return asked;
+  return in.has_floats() || in.has_ints() ? v1::VALUES : v1::RAW;
+}
+
+absl::Status CheckSendable(std::optional<int64_t> bytes, int64_t max_send,
                            absl::string_view advice) {
-  const std::optional<int64_t> wide = CheckedMul(elements, kMostEncodedBytes);
   const int64_t room = max_send - kResponseOverheadBytes;
-  if (wide && EncodedBytes(elements, dtype, encoding) <= room) return absl::OkStatus();
+  if (bytes && *bytes <= room) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat(
-      "output: got ", wide ? absl::StrCat(EncodedBytes(elements, dtype, encoding)) : "over 2^63",
-      " bytes, expected at most ", room, " (the server's max_send_message_bytes is ", max_send,
-      "); ", advice));
+      "output: got ", bytes ? absl::StrCat(*bytes) : "over 2^63", " bytes, expected at most ", room,
+      " (the server's max_send_message_bytes is ", max_send, "); ", advice));
 }
 
 absl::Status CheckAnswerFitsIn(std::optional<int64_t> room, const AnswerSize& answer,
                                int64_t max_send, absl::string_view advice) {
   const int64_t elements = CheckedMul(answer.rows, answer.cols).value_or(INT64_MAX);
-  if (!room) return CheckSendable(elements, answer.dtype, answer.encoding, max_send, advice);
+  if (!room) {
+    return CheckSendable(CheckedEncodedBytes(elements, answer.dtype, answer.encoding), max_send,
+                         advice);
+  }
   const std::optional<int64_t> bytes = CheckedMul(elements, SizeOf(answer.dtype));
   if (bytes && *bytes <= *room) return absl::OkStatus();
   return FieldError("output_shared_memory.size", absl::StrCat(*room),

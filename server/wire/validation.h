@@ -107,9 +107,19 @@ absl::Status CheckModel(const std::string& name, absl::string_view field);
 absl::Status CheckPath(const std::string& path, absl::string_view field, absl::string_view what);
 absl::Status CheckWeightRef(const v1::WeightRef& ref, absl::string_view what);
 
+// Checks `weight` or `packed`. `what` says in errors which path the weight has.
+template <typename Request>
+absl::Status CheckSource(const Request& request, absl::string_view what) {
+  if (request.has_weight()) return CheckWeightRef(request.weight(), what);
+  if (request.has_packed()) return absl::OkStatus();
+  return FieldError("weight", "nothing", "weight {model, weight}, or packed");
+}
+
 // `known`: as the generated <Enum>_IsValid says.
 absl::Status CheckEnum(bool known, int value, absl::string_view field, absl::string_view expected);
 absl::Status CheckEncoding(v1::Encoding encoding, bool to_shared_memory);
+// The encoding of an answer: as asked for, else as the tensor `in` of the request is encoded.
+v1::Encoding ChooseEncoding(v1::Encoding asked, const v1::Tensor& in);
 
 absl::StatusOr<DType> OutputDType(v1::DType dtype, DType unspecified,
                                   DTypeMask allowed = kFloatingMask);
@@ -122,8 +132,9 @@ absl::StatusOr<int64_t> CountTokens(const TensorInfo& x, int64_t k);
 absl::StatusOr<std::vector<float>> TakeFloats(v1::Tensor* tensor, absl::Span<const int64_t> shape,
                                               absl::string_view field, absl::string_view why);
 
-// RESOURCE_EXHAUSTED when an answer of `elements` does not fit beside the rest of a message.
-absl::Status CheckSendable(int64_t elements, DType dtype, v1::Encoding encoding, int64_t max_send,
+// RESOURCE_EXHAUSTED when an answer of so many bytes, or of over 2^63 where there are none, does not
+// fit beside the rest of a message.
+absl::Status CheckSendable(std::optional<int64_t> bytes, int64_t max_send,
                            absl::string_view advice);
 
 // The API's enums as the kernels have them.
@@ -175,14 +186,6 @@ absl::Status CheckProduct(const Request& request, std::optional<int64_t> cut_byt
   return CheckEncoding(request.output_encoding(), request.has_output_shared_memory());
 }
 
-template <typename Request>
-v1::Encoding ChooseEncoding(const Request& request) {
-  if (request.has_output_shared_memory()) return v1::RAW;
-  if (request.output_encoding() != v1::ENCODING_UNSPECIFIED) return request.output_encoding();
-  const bool typed = request.activations().has_floats() || request.activations().has_ints();
-  return typed ? v1::VALUES : v1::RAW;
-}
-
 // Fills what all jobs of products have, once their work says its rows and element types, and moves
 // the payload out of the request. The answer has `rows` rows of job->answer.shape.back().
 template <typename Request, typename Work>
@@ -192,7 +195,9 @@ absl::Status FillProduct(Request* request, const TensorInfo& x, int64_t rows,
   job->work.activation = FromProto(request->activation_function());
   AnswerForm& form = job->answer;
   form.dtype = job->work.out_dtype;
-  form.encoding = ChooseEncoding(*request);
+  form.encoding = request->has_output_shared_memory()
+                      ? v1::RAW
+                      : ChooseEncoding(request->output_encoding(), request->activations());
   const AnswerSize answer = {rows, form.shape.back(), form.dtype, form.encoding};
   AWQD_RETURN_IF_ERROR(
       CheckAnswerFits(*request, answer, max_send_bytes, "send fewer tokens per request"));

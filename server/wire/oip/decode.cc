@@ -61,18 +61,14 @@ v1::DType ChooseAnswerType(v1::DType asked, const v1::Tensor& x, bool scaled) {
   return scaled ? v1::FP16 : v1::INT32;
 }
 
-void NameSource(ModelName name, v1::WeightRef* out) {
-  out->set_model(std::move(name.model));
-  out->set_weight(std::move(name.path));
-}
-
 template <typename Request>
-void SetSource(ModelName name, Request* out) {
+void SetWeightName(ModelName name, Request* out) {
   if constexpr (requires { out->mutable_mlp(); }) {
     out->mutable_mlp()->set_model(std::move(name.model));
     out->mutable_mlp()->set_path(std::move(name.path));
   } else {
-    NameSource(std::move(name), out->mutable_weight());
+    out->mutable_weight()->set_model(std::move(name.model));
+    out->mutable_weight()->set_weight(std::move(name.path));
   }
 }
 
@@ -147,7 +143,7 @@ absl::Status DecodeAs(Kind kind, Pieces pieces, ParsedRequest<Request>* out, Ech
   Request& to = out->request;
   to.set_request_id(from.id());  // first: errors repeat it
   AWQD_ASSIGN_OR_RETURN(ModelName name, TakeName(from, kind, echo));
-  SetSource(std::move(name), &to);
+  SetWeightName(std::move(name), &to);
   Parameters parameters;
   AWQD_RETURN_IF_ERROR(ReadParameters(from.parameters(), kind, &parameters));
   SetParameters(parameters, &to);

@@ -32,7 +32,7 @@ void FillExecution(const engine::ExecutionReport& report, ParameterMap* out) {
   (*out)["compute_us"].set_int64_param(execution.compute_us());
 }
 
-// As FillTensor spells them.
+// Encodes values as FillTensor does.
 void FillContents(const Answer& answer, inference::InferTensorContents* out) {
   v1::Tensor tensor;
   FillTensor(answer.result.view(), answer.form->dtype, answer.form->shape, v1::VALUES, &tensor);

@@ -93,7 +93,7 @@ TEST(MatmulWire, UnusualSpellingsMeanTheSame) {
   EXPECT_EQ(CutOf(unknown + Activations(unknown + Raw("abcd") + unknown) + unknown), "abcd");
   // Lengths and tags may be longer than they need to be.
   EXPECT_EQ(CutOf(std::string("\x9a\x00\x88\x00\x1a\x84\x80\x00", 8) + "abcd"), "abcd");
-  // What a tag has past 32 bits is dropped.
+  // The bits of a tag past 32 are dropped.
   EXPECT_EQ(CutOf(absl::StrCat("\x9a\x80\x80\x80\x70", "\x06", Raw("abcd"))), "abcd");
   // The wrong wire type makes known fields unknown.
   EXPECT_EQ(CutOf(absl::StrCat("\x18\x05", Activations(absl::StrCat("\x18\x05", Raw("abcd"))))),

@@ -37,7 +37,7 @@ ModelInferRequest Good() {
   return request;
 }
 
-// What a request became, and where.
+// The request that a message became, and the range of its payload.
 template <typename Request>
 struct Decoded {
   absl::Status status;
@@ -83,7 +83,7 @@ TEST(OipWire, ThePayloadStaysInItsPieces) {
   }
 }
 
-TEST(OipWire, TheSieveDoesNotCountThePayload) {
+TEST(OipWire, TheFieldScanDoesNotCountThePayload) {
   ModelInferRequest request = Good();
   request.set_raw_input_contents(0, std::string(1 << 20, 'x'));
   const std::string bytes = request.SerializeAsString();
@@ -296,19 +296,19 @@ TEST(OipWire, NamesSayWhatIsDone) {
 }
 
 TEST(OipWire, OnlyFieldsOfOursAreRenamed) {
-  const auto spelled = [](absl::string_view field) {
+  const auto encoded = [](absl::string_view field) {
     const absl::Status status = EncodeError(FieldError(field, "a", "b"));
     EXPECT_EQ(std::string(status.message()), FieldOf(status) + ": got a, expected b");
     return FieldOf(status);
   };
-  EXPECT_EQ(spelled("activations.floats.values[3]"), "inputs[x].contents.fp32_contents[3]");
-  EXPECT_EQ(spelled("activations.raw"), "raw_input_contents[x]");
-  EXPECT_EQ(spelled("expert_ids"), "inputs[ids]");
-  EXPECT_EQ(spelled("activation_scales.shape"), "inputs[activation_scales].shape");
-  EXPECT_EQ(spelled("weight.weight"), "model_name");
-  EXPECT_EQ(spelled("activation_quantization"), "parameters[activation_quantization]");
-  EXPECT_EQ(spelled("output_shared_memory.size"), "outputs[0].parameters[shared_memory_byte_size]");
-  EXPECT_EQ(spelled("activationsx"), "activationsx");
+  EXPECT_EQ(encoded("activations.floats.values[3]"), "inputs[x].contents.fp32_contents[3]");
+  EXPECT_EQ(encoded("activations.raw"), "raw_input_contents[x]");
+  EXPECT_EQ(encoded("expert_ids"), "inputs[ids]");
+  EXPECT_EQ(encoded("activation_scales.shape"), "inputs[activation_scales].shape");
+  EXPECT_EQ(encoded("weight.weight"), "model_name");
+  EXPECT_EQ(encoded("activation_quantization"), "parameters[activation_quantization]");
+  EXPECT_EQ(encoded("output_shared_memory.size"), "outputs[0].parameters[shared_memory_byte_size]");
+  EXPECT_EQ(encoded("activationsx"), "activationsx");
   EXPECT_TRUE(EncodeError(absl::OkStatus()).ok());
 }
 

@@ -121,7 +121,7 @@ v1::Tensor Scales(std::vector<int64_t> shape, const std::vector<float>& values) 
   return out;
 }
 
-// Of a weight with scales: floating results.
+// A weight with scales: floating results.
 TEST(Matmul, OfQuantisedActivations) {
   using R = v1::QuantizedMatmulRequest;
   const auto build = [](const std::function<void(R*)>& change) -> absl::StatusOr<MatmulJob> {
