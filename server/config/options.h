@@ -13,7 +13,7 @@
 #include "server/obs/access_log.h"
 #include "server/obs/logging.h"
 #include "server/repository_watch.h"
-#include "server/services/options.h"
+#include "server/services/env.h"
 
 namespace awqd {
 

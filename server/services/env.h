@@ -1,19 +1,22 @@
-// Env: what every handler may use. Everything in it outlives the gRPC server.
+// Env: the options of the services, what every handler may use, and the functions that put the
+// services on the loop.
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "server/engine/engine.h"
 #include "server/model/model_store.h"
-#include "server/services/options.h"
+#include "server/obs/snapshot.h"
 #include "server/services/shared_memory.h"
+#include "server/services/task_queue.h"
 #include "server/services/waking.h"
-#include "server/services/worker.h"
 #include "server/transport/admission.h"
 #include "server/transport/byte_budget.h"
 #include "server/transport/drain.h"
+#include "server/transport/options.h"
 
 namespace awqd::transport {
 class CallLoop;
@@ -21,18 +24,49 @@ class CallLoop;
 
 namespace awqd::services {
 
+// The flags in server/config/flags.cc explain each, and how to choose it.
+struct Options {
+  transport::Options transport;  // its threads are those of `rpc_threads`
+  int rpc_threads = 0;           // 0: by the cores and the device
+  SharedMemoryOptions shared_memory;
+  bool reflection = true;
+  // How long a reflection stream may be open without asking: there are few of them for all clients.
+  absl::Duration reflection_idle = absl::Seconds(30);
+  bool channelz = false;  // has no effect; the server warns of it
+  bool orca = false;
+  // Products of floating activations are INT8_PER_TOKEN unless a request says how.
+  bool int8_activations = false;
+  int load_threads = 2;
+  int packing_threads = 1;
+  int64_t max_queued_loads = 64;
+  int64_t max_inline_weight_bytes = int64_t{32} << 20;
+  // Requests of one QuantizedMatmulStream that may be in flight, and the bytes of their activations
+  // and answers. Past either, the stream is not read until one was answered.
+  int64_t stream_in_flight = 64;
+  int64_t stream_in_flight_bytes = int64_t{128} << 20;
+  // Bytes of requests being parsed, queued or running and of answers not yet sent, over all calls.
+  // 0: no bound.
+  int64_t in_flight_bytes = 0;
+  // About how many bytes a chunk of DequantizeStream holds.
+  int64_t chunk_bytes = int64_t{1} << 20;
+  // Reported by GetServerInfo; enforced by the engine.
+  int64_t max_queued_requests = 0;
+  int64_t max_batch_tokens = 0;  // 0: no bound but the message size
+};
+
+// Everything in it outlives the gRPC server.
 struct Env {
   engine::Engine* engine = nullptr;
   model::ModelStore* models = nullptr;
   transport::Drain* gate = nullptr;
   transport::Admission* admission = nullptr;
   transport::CallLoop* loop = nullptr;
-  Worker* loads = nullptr;     // LoadModel, UnloadModel
-  Waking* waking = nullptr;    // of models that sleep
-  Worker* lists = nullptr;     // ListModels
-  Worker* pages = nullptr;     // what walks over models, and does not wait for a disk as lists do
-  Worker* parsings = nullptr;  // large requests
-  Worker* packings = nullptr;  // inline weights
+  TaskQueue* loads = nullptr;     // LoadModel, UnloadModel
+  Waking* waking = nullptr;       // loads unloaded models on demand
+  TaskQueue* lists = nullptr;     // ListModels
+  TaskQueue* pages = nullptr;     // walks over models that do not wait for a disk as lists do
+  TaskQueue* parsings = nullptr;  // large requests
+  TaskQueue* packings = nullptr;  // inline weights
   transport::ByteBudget* in_flight = nullptr;
   SharedMemory* shared_memory = nullptr;  // never null, but perhaps off
   Options options;
@@ -45,5 +79,29 @@ struct Env {
   std::atomic<bool> able{true};
   bool ready() const { return serving.load() && able.load(); }
 };
+
+// --- The services of awqd.v1. Each function puts its methods on the loop; `env` outlives it. ---
+
+// Products, Dequantize and KV4. The methods see messages as gRPC received them and make the bytes
+// of their answers: payloads are copied once on the way in and not at all on the way out, and a
+// message that does not parse is answered by us.
+void ServeInference(const Env& env, transport::CallLoop* loop);
+
+// Over ModelStore. A load runs on Env::loads, never on the loop's threads, and goes on when its
+// client goes away: the client asked for a lasting change. Lists look at the disk and run on a
+// queue of their own, so that they do not wait for loads.
+void ServeModelRepository(const Env& env, transport::CallLoop* loop);
+
+// Version, device, kernel rows, limits.
+void ServeServerInfo(const Env& env, transport::CallLoop* loop);
+
+// --- Statistics ---
+
+enum class Plans { kLeftOut, kIncluded };
+
+// Collects what every room has counted. `plans`: also which kernels serve each model, a walk over
+// all of its weights. Thread-safe; takes no lock for longer than a copy. `serving` is left to the
+// caller.
+obs::Snapshot CollectSnapshot(const Env& env, Plans plans);
 
 }  // namespace awqd::services

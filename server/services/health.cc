@@ -132,7 +132,7 @@ void HealthService::SetWorking(const std::string& service, bool working) {
 }
 
 void HealthService::TellWatches() {
-  for (const auto& watch : watches_) watch->Send(StatusOf(watch->name()));
+  for (const auto& watch : watches_) watch->Send(CurrentStatus(watch->name()));
 }
 
 void HealthService::Stop() {
@@ -142,7 +142,7 @@ void HealthService::Stop() {
   for (const auto& watch : watches_) watch->End();
 }
 
-HealthService::Status HealthService::StatusOf(const std::string& service) const {
+HealthService::Status HealthService::CurrentStatus(const std::string& service) const {
   const auto it = services_.find(service);
   if (it == services_.end()) return HealthCheckResponse::SERVICE_UNKNOWN;
   return serving_ && it->second ? HealthCheckResponse::SERVING : HealthCheckResponse::NOT_SERVING;
@@ -170,7 +170,7 @@ void HealthService::OnCheck(transport::UnaryCall* call) {
     HealthCheckRequest request;
     AWQD_RETURN_IF_ERROR(ParseRequest(call->request(), &request));
     MutexLock lock(&mu_);
-    response.set_status(StatusOf(request.service()));
+    response.set_status(CurrentStatus(request.service()));
     if (response.status() != HealthCheckResponse::SERVICE_UNKNOWN) return absl::OkStatus();
     return absl::NotFoundError(
         absl::StrCat("service: got \"", obs::LogText(request.service()),
@@ -188,7 +188,7 @@ void HealthService::OnWatch(transport::WriteCall* call) {
   call->SetReactor(watch.get());
   MutexLock lock(&mu_);
   watches_.insert(watch);
-  watch->Send(StatusOf(watch->name()));
+  watch->Send(CurrentStatus(watch->name()));
   if (stopped_) watch->End();
 }
 

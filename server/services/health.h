@@ -31,8 +31,8 @@ class HealthService {
   // Sets every service and tells every watcher. Ignored once Stop was called.
   void SetServing(bool serving);
 
-  // Of a service that is known from now on, if it was not: whether it is SERVING when SetServing
-  // says so. Those of the constructor are.
+  // Says whether a service works: it is SERVING only if it works and SetServing says so. A service
+  // that was not known is known from now on. Those of the constructor work.
   void SetWorking(const std::string& service, bool working);
 
   // NOT_SERVING for good, and ends every Watch, so that none holds the server's shutdown.
@@ -47,7 +47,7 @@ class HealthService {
   void OnCheck(transport::UnaryCall* call);
   // Answers at once, then at each change. SERVICE_UNKNOWN for a name that is not registered.
   void OnWatch(transport::WriteCall* call);
-  Status StatusOf(const std::string& service) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Status CurrentStatus(const std::string& service) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Forget(const std::shared_ptr<HealthWatch>& watch);
 
   void TellWatches() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -13,10 +13,10 @@
 #include "kernels/layouts/layout.h"
 #include "kernels/plan/plan.h"
 #include "server/model/losses.h"
+#include "server/services/env.h"
 #include "server/services/loads.h"
-#include "server/services/services.h"
-#include "server/services/sources.h"
 #include "server/services/unary.h"
+#include "server/services/weight_lookup.h"
 
 namespace awqd::services {
 
@@ -218,7 +218,7 @@ absl::Status Get(const Env& env, const v1::GetModelRequest& request,
   }
   const absl::StatusOr<std::shared_ptr<const model::Model>> found =
       env.models->Find(request.name());
-  if (!found.ok()) return MaybeNotYet(env, request.name(), found.status());
+  if (!found.ok()) return UnavailableWhileStarting(env, request.name(), found.status());
   const model::Model& model = **found;
   AWQD_ASSIGN_OR_RETURN(const PageStart start, ParsePageToken(request.page_token(), model));
   FillSummary(model, response->mutable_model());
@@ -265,7 +265,7 @@ void ServeModelRepository(const Env& env, transport::CallLoop* loop) {
                          [&env](UnaryCall* call) { AnswerOn(env.lists, env, call, List); });
   loop->Serve<UnaryCall>(
       "awqd.v1.ModelRepository/GetModel", Need::kRead, kSlots, [&env](UnaryCall* call) {
-        AnswerAwake(
+        AnswerLoaded(
             env.pages, env, call, [](const auto& request) { return request.name(); }, Get);
       });
   loop->Serve<UnaryCall>("awqd.v1.ModelRepository/LoadModel", Need::kModelControl, kSlots,

@@ -42,7 +42,7 @@ absl::Status NotFound(absl::string_view field, absl::string_view got) {
                                           "\", expected one that this server describes"));
 }
 
-// Of both packages, from their descriptors: what is named here is linked in.
+// The names of both packages, from their descriptors: this links them in.
 std::vector<std::string> OwnNames() {
   // Newer versions of Protocol Buffers give views of names.
   const auto name = [](const Descriptor* request) {
@@ -68,17 +68,18 @@ absl::Status Fill(const Schema& schema, const std::vector<std::string>& services
                   const Request& request, Response* response) {
   switch (request.message_request_case()) {
     case Request::kFileByFilename:
-      return Fill(schema.FileByName(request.file_by_filename()), response);
+      return Fill(schema.FindFileByName(request.file_by_filename()), response);
     case Request::kFileContainingSymbol:
-      return Fill(schema.FileOfSymbol(request.file_containing_symbol()), response);
+      return Fill(schema.FindFileBySymbol(request.file_containing_symbol()), response);
     case Request::kFileContainingExtension: {
       const v1::ExtensionRequest& extension = request.file_containing_extension();
-      return Fill(schema.FileOfExtension(extension.containing_type(), extension.extension_number()),
-                  response);
+      return Fill(
+          schema.FindFileByExtension(extension.containing_type(), extension.extension_number()),
+          response);
     }
     case Request::kAllExtensionNumbersOfType: {
       const std::string& type = request.all_extension_numbers_of_type();
-      AWQD_ASSIGN_OR_RETURN(const std::vector<int> numbers, schema.ExtensionsOf(type));
+      AWQD_ASSIGN_OR_RETURN(const std::vector<int> numbers, schema.ListExtensions(type));
       v1::ExtensionNumberResponse* out = response->mutable_all_extension_numbers_response();
       out->set_base_type_name(type);
       for (const int number : numbers) out->add_extension_number(number);
@@ -102,16 +103,16 @@ absl::Status Fill(const Schema& schema, const std::vector<std::string>& services
 Schema::Schema(const std::vector<std::string>& services) {
   for (const std::string& name : services) {
     const ServiceDescriptor* service = DescriptorPool::generated_pool()->FindServiceByName(name);
-    if (service != nullptr) Add(service->file());
+    if (service != nullptr) AddFile(service->file());
   }
-  Add(google::rpc::Status::descriptor()->file());
-  Add(google::rpc::BadRequest::descriptor()->file());
+  AddFile(google::rpc::Status::descriptor()->file());
+  AddFile(google::rpc::BadRequest::descriptor()->file());
 }
 
-void Schema::Add(const FileDescriptor* file) {
+void Schema::AddFile(const FileDescriptor* file) {
   const std::string name(file->name());
   if (serialized_.contains(name)) return;
-  for (int i = 0; i < file->dependency_count(); ++i) Add(file->dependency(i));
+  for (int i = 0; i < file->dependency_count(); ++i) AddFile(file->dependency(i));
   FileDescriptorProto proto;
   file->CopyTo(&proto);
   pool_.BuildFile(proto);
@@ -134,15 +135,16 @@ absl::StatusOr<Schema::Files> Schema::WithImports(const FileDescriptor* file,
   return out;
 }
 
-absl::StatusOr<Schema::Files> Schema::FileByName(const std::string& name) const {
+absl::StatusOr<Schema::Files> Schema::FindFileByName(const std::string& name) const {
   return WithImports(pool_.FindFileByName(name), "file_by_filename", name);
 }
 
-absl::StatusOr<Schema::Files> Schema::FileOfSymbol(const std::string& symbol) const {
+absl::StatusOr<Schema::Files> Schema::FindFileBySymbol(const std::string& symbol) const {
   return WithImports(pool_.FindFileContainingSymbol(symbol), "file_containing_symbol", symbol);
 }
 
-absl::StatusOr<Schema::Files> Schema::FileOfExtension(const std::string& type, int number) const {
+absl::StatusOr<Schema::Files> Schema::FindFileByExtension(const std::string& type,
+                                                          int number) const {
   const Descriptor* message = pool_.FindMessageTypeByName(type);
   const FieldDescriptor* extension =
       message == nullptr ? nullptr : pool_.FindExtensionByNumber(message, number);
@@ -150,7 +152,7 @@ absl::StatusOr<Schema::Files> Schema::FileOfExtension(const std::string& type, i
                      "file_containing_extension", absl::StrCat(type, " ", number));
 }
 
-absl::StatusOr<std::vector<int>> Schema::ExtensionsOf(const std::string& type) const {
+absl::StatusOr<std::vector<int>> Schema::ListExtensions(const std::string& type) const {
   const Descriptor* message = pool_.FindMessageTypeByName(type);
   if (message == nullptr) return NotFound("all_extension_numbers_of_type", type);
   std::vector<const FieldDescriptor*> extensions;
@@ -169,7 +171,7 @@ class ReflectionService::Stream final : public transport::Reactor,
       : service_(service), call_(call), others_(service->open_.fetch_add(1)) {}
   ~Stream() { service_->open_.fetch_sub(1); }
 
-  // That were open before it.
+  // The streams that were open before it.
   int others() const { return others_; }
 
   // `lease`: the call's, of nothing yet.
@@ -293,7 +295,7 @@ void ReflectionService::Start(transport::StreamCall* call) {
   const auto stream = std::make_shared<Stream>(this, call);
   if (stream->others() < kMaxOpen) return stream->Start(*std::move(lease));
   call->Finish(wire::ToGrpc(absl::ResourceExhaustedError(
-      absl::StrCat("reflection: ", kMaxOpen, " streams are open, which is the most"))));
+      absl::StrCat("reflection: got one more stream, expected at most ", kMaxOpen, " at once"))));
 }
 
 ReflectionService::Response ReflectionService::Answer(const Request& request) const {

@@ -20,7 +20,7 @@
 
 namespace awqd::services {
 
-// What reflection tells of the server's services, out of the descriptors that are linked in.
+// The descriptions of the server's services, from the descriptors that are linked in.
 // Thread-safe. Built once, with a pool of its own: a search then takes no lock, and files are
 // serialized already, because answers are made on the threads that serve products.
 class Schema {
@@ -31,16 +31,16 @@ class Schema {
   // The files of `services`, by full name, and of the details that errors carry.
   explicit Schema(const std::vector<std::string>& services);
 
-  // NOT_FOUND for what these files do not have.
-  absl::StatusOr<Files> FileByName(const std::string& name) const;
-  absl::StatusOr<Files> FileOfSymbol(const std::string& symbol) const;
-  absl::StatusOr<Files> FileOfExtension(const std::string& type, int number) const;
-  absl::StatusOr<std::vector<int>> ExtensionsOf(const std::string& type) const;
+  // NOT_FOUND for a name that these files do not have.
+  absl::StatusOr<Files> FindFileByName(const std::string& name) const;
+  absl::StatusOr<Files> FindFileBySymbol(const std::string& symbol) const;
+  absl::StatusOr<Files> FindFileByExtension(const std::string& type, int number) const;
+  absl::StatusOr<std::vector<int>> ListExtensions(const std::string& type) const;
 
  private:
   using File = google::protobuf::FileDescriptor;
 
-  void Add(const File* file);
+  void AddFile(const File* file);
   // `field` of the request asked for `name`; null: there is none.
   absl::StatusOr<Files> WithImports(const File* file, absl::string_view field,
                                     absl::string_view name) const;

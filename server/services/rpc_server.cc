@@ -10,17 +10,16 @@
 #include "kernels/base/status.h"
 #include "kernels/base/usable_threads.h"
 #include "server/obs/logging.h"
-#include "server/services/collect.h"
+#include "server/services/env.h"
 #include "server/services/oip/service.h"
-#include "server/services/services.h"
 #include "server/wire/status.h"
 
 namespace awqd::services {
 namespace {
 
 #if GOOGLE_PROTOBUF_VERSION < 4022000  // later ones have no such handler
-// The parser complains of every message whose strings are not UTF-8, which is the client's mistake
-// and in its answer. What is fatal ends the process.
+// The parser logs every message with a string that is not UTF-8. That is the client's mistake, and
+// its answer says so. A fatal error ends the process.
 void QuietProtobuf(google::protobuf::LogLevel level, const char*, int, const std::string& message) {
   const bool fatal = level == google::protobuf::LOGLEVEL_FATAL;
   obs::LogEvent(fatal ? obs::LogLevel::kError : obs::LogLevel::kDebug, "protobuf",
@@ -48,7 +47,7 @@ transport::Options TransportOptions(const Options& options, const engine::Engine
   return out;
 }
 
-// Whose health is told; "" is the whole server's.
+// The services that have a health; "" is the whole server.
 constexpr std::initializer_list<absl::string_view> kServices = {
     "", "awqd.v1.QuantizedInference", "awqd.v1.ModelRepository", "awqd.v1.ServerInfo",
     "inference.GRPCInferenceService"};
@@ -101,7 +100,8 @@ absl::Status RpcServer::Listen() {
                   "channelz has no effect: the server has no grpc.channelz.v1 any more", {});
   }
   if (env_.options.orca) {
-    utilization_.emplace([this] { return Collect(env_, Plans::kLeftOut); }, UsableThreads());
+    utilization_.emplace([this] { return CollectSnapshot(env_, Plans::kLeftOut); },
+                         UsableThreads());
     orca_.emplace(grpc_.admission(), &in_flight_, &*utilization_);
     orca_->ServeOn(grpc_.loop());
   }
@@ -113,7 +113,7 @@ absl::Status RpcServer::Listen() {
 }
 
 obs::Snapshot RpcServer::Snapshot(Plans plans) const {
-  obs::Snapshot out = Collect(env_, plans);
+  obs::Snapshot out = CollectSnapshot(env_, plans);
   out.serving = env_.serving;
   return out;
 }

@@ -11,11 +11,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "server/services/collect.h"
 #include "server/services/env.h"
 #include "server/services/health.h"
 #include "server/services/orca/service.h"
-#include "server/services/orca/utilization_meter.h"
+#include "server/services/orca/utilization.h"
 #include "server/services/reflection.h"
 #include "server/transport/grpc_server.h"
 
@@ -43,7 +42,7 @@ class RpcServer {
   }
   // Whether they can be SERVING where SetServing says so: false when no model can be served.
   void SetAbleToServe(bool able);
-  // The same of "devices/<id>": whether the device works.
+  // Says whether a device works, which is the service "devices/<id>".
   void SetDeviceServing(const std::string& id, bool serving) {
     health_.SetWorking(DeviceService(id), serving);
   }
@@ -57,13 +56,13 @@ class RpcServer {
   // Everything that is counted, and whether health is SERVING. Thread-safe, until the destructor.
   obs::Snapshot Snapshot(Plans plans) const;
 
-  // What every call passes: the counts of calls, and the gate that Shutdown closes.
+  // Every call passes it: the counts of calls, and the drain that Shutdown starts.
   transport::Admission* admission() { return grpc_.admission(); }
-  // Who is connected.
+  // The connections.
   transport::Acceptor* acceptor() { return grpc_.acceptor(); }
-  // What Options::in_flight_bytes bounds.
+  // The bytes that Options::in_flight_bytes bounds.
   int64_t in_flight_bytes() const { return in_flight_.in_flight(); }
-  // What SharedMemoryOptions::max_open bounds.
+  // The ranges that SharedMemoryOptions::max_open bounds.
   int64_t open_shared_ranges() const { return shared_memory_->open_ranges(); }
 
  private:
@@ -72,16 +71,16 @@ class RpcServer {
   absl::Status Listen();
 
   transport::ByteBudget in_flight_;
-  Worker loads_;
-  Worker lists_{"lists of models", 1, 64};
-  Worker pages_{"pages of models", 1, 256};  // short work, and many ask at once
-  Worker parsings_{"large requests", 1, 64};
-  Worker packings_;
+  TaskQueue loads_;
+  TaskQueue lists_{"lists of models", 1, 64};
+  TaskQueue pages_{"pages of models", 1, 256};  // short work, and many ask at once
+  TaskQueue parsings_{"large requests", 1, 64};
+  TaskQueue packings_;
   Waking waking_;
   std::unique_ptr<SharedMemory> shared_memory_;
   Env env_;
   HealthService health_;
-  std::optional<orca::UtilizationMeter> utilization_;
+  std::optional<orca::UtilizationStatistics> utilization_;
   std::optional<orca::Service> orca_;
   std::optional<ReflectionService> reflection_;
   transport::GrpcServer grpc_;

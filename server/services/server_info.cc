@@ -9,8 +9,7 @@
 #include "kernels/layouts/layout.h"
 #include "kernels/plan/plan.h"
 #include "server/obs/history.h"
-#include "server/services/collect.h"
-#include "server/services/services.h"
+#include "server/services/env.h"
 #include "server/services/unary.h"
 
 namespace awqd::services {
@@ -19,8 +18,7 @@ namespace {
 constexpr DType kDTypes[] = {DType::kFp16,  DType::kBf16,  DType::kFp32, DType::kInt8,
                              DType::kUint8, DType::kInt32, DType::kE4m3, DType::kE8m0};
 
-// A weight of usual size that the row takes if its device suits; so what remains to refuse it is
-// the device.
+// A weight of usual size that the row takes if its device suits: only the device can refuse it.
 WeightShape ShapeFor(const KernelRow& row) {
   WeightShape shape = {.k = 4096, .n = 4096};
   const Claims& claims = row.claims;
@@ -159,7 +157,7 @@ absl::Status Fill(const Env& env, const v1::GetServerInfoRequest&,
   response->set_shard(std::string(Name(env.models->sharding())));
   response->set_uptime_s(absl::ToInt64Seconds(absl::Now() - env.started));
   for (const Format* format : AllFormats()) response->add_formats(std::string(format->name));
-  FillCounters(Collect(env, Plans::kLeftOut), response->mutable_counters());
+  FillCounters(CollectSnapshot(env, Plans::kLeftOut), response->mutable_counters());
   return absl::OkStatus();
 }
 

@@ -120,7 +120,7 @@ absl::StatusOr<std::unique_ptr<SharedMemory>> SharedMemory::Create(
   return std::unique_ptr<SharedMemory>(new SharedMemory(options, std::move(directory)));
 }
 
-// What can be told from the request alone, and so be said.
+// Checks all that the request alone shows. Its errors may say what is wrong.
 absl::Status SharedMemory::CheckRange(const v1::SharedMemory& range,
                                       absl::string_view field) const {
   if (options_.prefix.empty()) {
@@ -132,7 +132,7 @@ absl::Status SharedMemory::CheckRange(const v1::SharedMemory& range,
   if (!IsPlain(range.name()) || range.name().size() > kMaxNameBytes ||
       !absl::StartsWith(range.name(), options_.prefix)) {
     return wire::FieldError(
-        absl::StrCat(field, ".name"), "another name",
+        absl::StrCat(field, ".name"), "a name that is not allowed",
         absl::StrCat("\"", options_.prefix, "\" followed by letters, digits, '.', '_' and '-'; at ",
                      "most ", kMaxNameBytes, " bytes"));
   }

@@ -4,9 +4,9 @@
 // Every name and number here comes from a client, so the rules are:
 //   - Off unless the operator states a prefix, and only names that begin with it: one component of
 //     plain characters, which cannot leave the directory.
-//   - Nothing is registered. A request names its object, the server opens it then and closes it
-//   with
-//     the request. The open descriptor is the reference count: the client may unlink or replace the
+//   - Nothing is registered. A request names its object; the server opens it then, and closes it
+//     with the request.
+//     The open descriptor is the reference count: the client may unlink or replace the
 //     object while the request runs, and a killed client leaves nothing behind in the server.
 //   - Never mapped. Touching a mapping of a file that its owner truncates is a SIGBUS, and neither
 //     checking the size first nor a lock prevents that (seals would, but objects of shm_open cannot
@@ -32,7 +32,7 @@
 #include "kernels/base/unique_fd.h"
 #include "kernels/checkpoint/file.h"
 #include "server/engine/staging.h"
-#include "server/services/worker.h"
+#include "server/services/task_queue.h"
 
 namespace awqd::services {
 
@@ -108,7 +108,7 @@ class SharedMemory {
   const SharedMemoryOptions options_;
   const UniqueFd directory_;
   std::atomic<int64_t> open_{0};
-  Worker writers_;
+  TaskQueue writers_;
 };
 
 }  // namespace awqd::services

@@ -1,4 +1,4 @@
-// How a unary call with a small answer is handled.
+// Unary calls with a small answer: parsed, and answered at once or on a task queue.
 #pragma once
 
 #include <string>
@@ -12,15 +12,16 @@
 #include "server/services/waking.h"
 #include "server/transport/byte_budget.h"
 #include "server/transport/call.h"
+#include "server/transport/call_loop.h"
 #include "server/wire/raw_message.h"
 #include "server/wire/status.h"
-#include "server/wire/validate.h"
+#include "server/wire/validation.h"
 
 namespace awqd::services {
 
 // Ends the call with the message, or with the error as clients may see it. A call whose request was
-// counted (ParseNamed) counts its answer from here on until it was sent. An answer that the budget
-// has no room for is not encoded.
+// counted (ParseNamed) counts its answer from here on until it was sent. The answer is encoded only
+// if the budget has room for it.
 inline void Reply(transport::UnaryCall* call, absl::Status status,
                   const google::protobuf::MessageLite& message) {
   if (status.ok()) {
@@ -29,7 +30,7 @@ inline void Reply(transport::UnaryCall* call, absl::Status status,
   status.ok() ? call->Answer(wire::Encode(message)) : call->Finish(wire::ToGrpc(status));
 }
 
-// Whether `name` of a request is a model's, which is then checked before anything else.
+// Whether `name` of a request is the name of a model, which is then checked before anything else.
 template <typename Request>
 inline constexpr bool kNamesModel = false;
 
@@ -53,7 +54,7 @@ absl::Status ParseNamed(transport::ByteBudget* budget, transport::UnaryCall* cal
 template <typename Request, typename Response>
 using Filler = absl::Status (*)(const Env& env, const Request& request, Response* response);
 
-// Answers with what `fill(request, &response)` makes of the request, where the answer is at hand.
+// Answers at once with `fill(request, &response)`, where all data is in memory.
 template <typename Request, typename Response, typename Fill>
 void AnswerWith(transport::ByteBudget* budget, transport::UnaryCall* call, Fill fill) {
   Response response;
@@ -65,19 +66,19 @@ void AnswerWith(transport::ByteBudget* budget, transport::UnaryCall* call, Fill 
   Reply(call, status, response);
 }
 
-// Runs `answer(request)` on `worker`, where it may block. It ends the call.
+// Runs `answer(request)` on `queue`, where it may block. It ends the call.
 template <typename Request, typename Answer>
-void RunOn(Worker* worker, const Env& env, transport::UnaryCall* call, Answer answer) {
+void RunOn(TaskQueue* queue, const Env& env, transport::UnaryCall* call, Answer answer) {
   const absl::Status accepted = CatchExceptions([&]() -> absl::Status {
     Request request;
     AWQD_RETURN_IF_ERROR(ParseNamed(env.in_flight, call, &request));
-    return worker->Run(
+    return queue->Run(
         [request = std::move(request), answer = std::move(answer)] { answer(request); });
   });
   if (!accepted.ok()) call->Finish(wire::ToGrpc(accepted));
 }
 
-// The answer to a request that was parsed, to be made later.
+// Makes the answer to a parsed request later.
 template <typename Request, typename Response>
 auto AnswerLater(const Env& env, transport::UnaryCall* call, Filler<Request, Response> fill) {
   return [&env, call, fill](const Request& request) {
@@ -87,17 +88,17 @@ auto AnswerLater(const Env& env, transport::UnaryCall* call, Filler<Request, Res
   };
 }
 
-// Answers with what `fill` makes of the request, on `worker`.
+// Answers with `fill(env, request, &response)` on `queue`.
 template <typename Request, typename Response>
-void AnswerOn(Worker* worker, const Env& env, transport::UnaryCall* call,
+void AnswerOn(TaskQueue* queue, const Env& env, transport::UnaryCall* call,
               Filler<Request, Response> fill) {
-  RunOn<Request>(worker, env, call, AnswerLater(env, call, fill));
+  RunOn<Request>(queue, env, call, AnswerLater(env, call, fill));
 }
 
-// As AnswerOn, once the model that `model_of(request)` names is awake.
+// As AnswerOn, once the model that `model_of(request)` names is loaded.
 template <typename Request, typename Response, typename ModelOf>
-void AnswerAwake(Worker* worker, const Env& env, transport::UnaryCall* call, ModelOf model_of,
-                 Filler<Request, Response> fill) {
+void AnswerLoaded(TaskQueue* queue, const Env& env, transport::UnaryCall* call, ModelOf model_of,
+                  Filler<Request, Response> fill) {
   const absl::Status accepted = CatchExceptions([&]() -> absl::Status {
     Request request;
     AWQD_RETURN_IF_ERROR(ParseNamed(env.in_flight, call, &request));
@@ -105,9 +106,9 @@ void AnswerAwake(Worker* worker, const Env& env, transport::UnaryCall* call, Mod
     auto answer = [answer = AnswerLater(env, call, fill), request = std::move(request)] {
       answer(request);
     };
-    if (!env.models->Asleep(model)) return worker->Run(std::move(answer));
-    return env.waking->Wake(model, [worker, call, answer = std::move(answer)](const auto& woken) {
-      const absl::Status status = woken.ok() ? worker->Run(answer) : woken;
+    if (!env.models->Asleep(model)) return queue->Run(std::move(answer));
+    return env.waking->Wake(model, [queue, call, answer = std::move(answer)](const auto& loaded) {
+      const absl::Status status = loaded.ok() ? queue->Run(answer) : loaded;
       if (!status.ok()) call->Finish(wire::ToGrpc(status));
     });
   });

@@ -11,7 +11,7 @@
 #include "absl/strings/string_view.h"
 #include "kernels/base/mutex.h"
 #include "server/model/model_store.h"
-#include "server/services/worker.h"
+#include "server/services/task_queue.h"
 
 namespace awqd::services {
 
@@ -19,7 +19,7 @@ namespace awqd::services {
 class Waking {
  public:
   // Both outlive it; `loads` has run everything before it goes.
-  Waking(model::ModelStore* models, Worker* loads) : models_(models), loads_(loads) {}
+  Waking(model::ModelStore* models, TaskQueue* loads) : models_(models), loads_(loads) {}
 
   // Calls `then` once with how the load has ended, on a thread of `loads`; it does not throw.
   // Never blocks. An error, and no call, where `loads` takes no more.
@@ -30,9 +30,9 @@ class Waking {
   void Load(const std::string& model);
 
   model::ModelStore* const models_;
-  Worker* const loads_;
+  TaskQueue* const loads_;
   Mutex mu_;
-  // Who waits for a load that is under way, or about to be.
+  // The callers that wait for a load that is in progress or queued.
   std::map<std::string, std::vector<Then>, std::less<>> waiting_ ABSL_GUARDED_BY(mu_);
 };
 

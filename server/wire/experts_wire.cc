@@ -7,8 +7,6 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/math.h"
-#include "server/wire/checks.h"
-#include "server/wire/packed_weight.h"
 
 namespace awqd::wire {
 namespace {
@@ -82,16 +80,15 @@ absl::Status TakeIds(v1::Tensor* tensor, int64_t experts, engine::RoutedWork* wo
 // activations go to, `n` how wide the answer is.
 template <typename Request, typename Work>
 absl::Status FillRouted(Request* request, const WeightShape& in, int64_t n, int64_t experts,
-                        int64_t max_send_bytes, std::optional<int64_t> cut_bytes,
-                        ProductJob<Work>* job) {
+                        int64_t max_send_bytes, std::optional<int64_t> cut_bytes, Job<Work>* job) {
   AWQD_ASSIGN_OR_RETURN(const TensorInfo x, CheckTensor(request->activations(), kFloatingMask,
                                                         "activations", cut_bytes));
   Work& work = job->work;
-  AWQD_ASSIGN_OR_RETURN(work.rows, Tokens(x, in.k));
+  AWQD_ASSIGN_OR_RETURN(work.rows, CountTokens(x, in.k));
   work.x_dtype = x.dtype;
   AWQD_ASSIGN_OR_RETURN(work.out_dtype, OutputDType(request->output_dtype(), x.dtype));
-  job->output_shape = x.shape;
-  job->output_shape.back() = n;
+  job->answer.shape = x.shape;
+  job->answer.shape.back() = n;
   int64_t answer_rows = work.rows;
   if (request->has_expert_ids()) {
     AWQD_RETURN_IF_ERROR(TakeIds(request->mutable_expert_ids(), experts, &work));
@@ -102,7 +99,7 @@ absl::Status FillRouted(Request* request, const WeightShape& in, int64_t n, int6
       AWQD_ASSIGN_OR_RETURN(work.router_weights, TakeFloats(request->mutable_router_weights(),
                                                             shape, "router_weights", ""));
     } else {
-      job->output_shape.insert(job->output_shape.end() - 1, work.top_k);
+      job->answer.shape.insert(job->answer.shape.end() - 1, work.top_k);
       answer_rows = work.rows * work.top_k;  // as many as there are ids
     }
   }
@@ -123,7 +120,7 @@ absl::Status CheckFit(absl::string_view field, const model::WeightStack& stack, 
 }
 
 // The errors of a weight in a list name its place in the request.
-absl::Status InField(const absl::Status& status, absl::string_view field) {
+absl::Status RenameField(const absl::Status& status, absl::string_view field) {
   constexpr absl::string_view kAlone = "packed";
   const auto renamed = [&](absl::string_view text) {
     return absl::StartsWith(text, kAlone) ? absl::StrCat(field, text.substr(kAlone.size()))
@@ -137,7 +134,7 @@ std::string ExpertField(absl::string_view field, int expert) {
   return absl::StrCat(field, ".experts[", expert, "]");
 }
 
-// `bytes`: of what was checked before, and then of this too.
+// `bytes`: of the stacks that were checked before; this one's are added.
 absl::Status CheckStack(const v1::PackedStack& packed, absl::string_view field, int64_t max_bytes,
                         int64_t* bytes) {
   if (packed.experts().empty() || packed.experts_size() > kMaxInlineExperts) {
@@ -146,7 +143,7 @@ absl::Status CheckStack(const v1::PackedStack& packed, absl::string_view field, 
   }
   for (int i = 0; i < packed.experts_size(); ++i) {
     const absl::Status status = CheckPacked(packed.experts(i), max_bytes, bytes);
-    if (!status.ok()) return InField(status, ExpertField(field, i));
+    if (!status.ok()) return RenameField(status, ExpertField(field, i));
   }
   return absl::OkStatus();
 }
@@ -155,15 +152,7 @@ absl::Status CheckStack(const v1::PackedStack& packed, absl::string_view field, 
 
 absl::Status CheckRequest(const v1::GroupedQuantizedMatmulRequest& request,
                           std::optional<int64_t> cut_bytes) {
-  switch (request.source_case()) {
-    case v1::GroupedQuantizedMatmulRequest::kWeight:
-      AWQD_RETURN_IF_ERROR(CheckWeightRef(request.weight(), "the path of a stack of experts"));
-      break;
-    case v1::GroupedQuantizedMatmulRequest::kPacked:
-      break;
-    case v1::GroupedQuantizedMatmulRequest::SOURCE_NOT_SET:
-      return FieldError("weight", "nothing", "weight {model, weight}, or packed");
-  }
+  AWQD_RETURN_IF_ERROR(CheckSource(request, "the path of a stack of experts"));
   AWQD_RETURN_IF_ERROR(CheckProduct(request, cut_bytes, kFloatingMask, kFloatingMask));
   if (!request.has_expert_ids()) {
     return FieldError("expert_ids", "nothing", "an INT32 tensor of shape [..., top_k]");
@@ -194,10 +183,10 @@ absl::Status CheckRequest(const v1::GatedMlpRequest& request, std::optional<int6
   return CheckRouting(request);
 }
 
-absl::StatusOr<ProductJob<engine::GroupedMatmulWork>> BuildGroupedMatmul(
+absl::StatusOr<Job<engine::GroupedMatmulWork>> BuildGroupedMatmul(
     v1::GroupedQuantizedMatmulRequest* request, StackPtr stack, int64_t max_send_bytes,
     std::optional<int64_t> cut_bytes) {
-  ProductJob<engine::GroupedMatmulWork> job;
+  Job<engine::GroupedMatmulWork> job;
   const WeightShape& shape = stack->shape();
   const auto experts = static_cast<int64_t>(stack->experts.size());
   AWQD_RETURN_IF_ERROR(
@@ -212,10 +201,9 @@ absl::StatusOr<ProductJob<engine::GroupedMatmulWork>> BuildGroupedMatmul(
   return job;
 }
 
-absl::StatusOr<ProductJob<engine::GatedMlpWork>> BuildGatedMlp(v1::GatedMlpRequest* request,
-                                                               MlpStacks stacks,
-                                                               int64_t max_send_bytes,
-                                                               std::optional<int64_t> cut_bytes) {
+absl::StatusOr<Job<engine::GatedMlpWork>> BuildGatedMlp(v1::GatedMlpRequest* request,
+                                                        MlpStacks stacks, int64_t max_send_bytes,
+                                                        std::optional<int64_t> cut_bytes) {
   const WeightShape& gate = stacks.gate->shape();
   const size_t experts = stacks.gate->experts.size();
   const auto field = [&](absl::string_view projection) {
@@ -231,7 +219,7 @@ absl::StatusOr<ProductJob<engine::GatedMlpWork>> BuildGatedMlp(v1::GatedMlpReque
                : FieldError("expert_ids", "a tensor", "none: the projections have no experts");
   }
   const int64_t n = stacks.down->shape().n;
-  ProductJob<engine::GatedMlpWork> job = {
+  Job<engine::GatedMlpWork> job = {
       .work = {std::move(stacks.gate), std::move(stacks.up), std::move(stacks.down)}};
   AWQD_RETURN_IF_ERROR(
       FillRouted(request, gate, n, static_cast<int64_t>(experts), max_send_bytes, cut_bytes, &job));
@@ -255,7 +243,7 @@ absl::StatusOr<PackedSize> MeasurePacked(const v1::PackedStack& packed, const De
   PackedSize out;
   for (int i = 0; i < packed.experts_size(); ++i) {
     const absl::StatusOr<PackedSize> size = MeasurePacked(packed.experts(i), device);
-    if (!size.ok()) return InField(size.status(), ExpertField(field, i));
+    if (!size.ok()) return RenameField(size.status(), ExpertField(field, i));
     out += *size;
   }
   return out;
@@ -276,7 +264,7 @@ absl::StatusOr<std::vector<HostWeight>> DecodePacked(const v1::PackedStack& pack
   std::vector<HostWeight> out;
   for (int i = 0; i < packed.experts_size(); ++i) {
     absl::StatusOr<HostWeight> weight = DecodePacked(packed.experts(i));
-    if (!weight.ok()) return InField(weight.status(), ExpertField(field, i));
+    if (!weight.ok()) return RenameField(weight.status(), ExpertField(field, i));
     out.push_back(*std::move(weight));
   }
   return out;

@@ -1,5 +1,5 @@
 // GroupedQuantizedMatmul and GatedMlp: requests -> the engine's works, and their inline weights.
-// validate.h has the checks that every product has.
+// validation.h has the checks that every product has.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 #include "server/engine/gated_mlp_work.h"
 #include "server/engine/grouped_matmul_work.h"
 #include "server/wire/packed_weight.h"
-#include "server/wire/validate.h"
+#include "server/wire/validation.h"
 
 namespace awqd::wire {
 
@@ -35,7 +35,7 @@ using StackPtr = std::shared_ptr<const model::WeightStack>;
 // INVALID_ARGUMENT naming the field: an expert that the stack has not, with its place; a shape that
 // does not fit the weights, or weights that do not fit each other. RESOURCE_EXHAUSTED when the
 // answer is to be sent and would pass `max_send_bytes`.
-absl::StatusOr<ProductJob<engine::GroupedMatmulWork>> BuildGroupedMatmul(
+absl::StatusOr<Job<engine::GroupedMatmulWork>> BuildGroupedMatmul(
     v1::GroupedQuantizedMatmulRequest* request, StackPtr stack, int64_t max_send_bytes,
     std::optional<int64_t> cut_bytes = std::nullopt);
 
@@ -44,7 +44,7 @@ struct MlpStacks {
   StackPtr gate, up, down;
   bool experts = false;
 };
-absl::StatusOr<ProductJob<engine::GatedMlpWork>> BuildGatedMlp(
+absl::StatusOr<Job<engine::GatedMlpWork>> BuildGatedMlp(
     v1::GatedMlpRequest* request, MlpStacks stacks, int64_t max_send_bytes,
     std::optional<int64_t> cut_bytes = std::nullopt);
 
@@ -52,7 +52,7 @@ absl::StatusOr<ProductJob<engine::GatedMlpWork>> BuildGatedMlp(
 absl::Status CheckPacked(const v1::PackedStack& packed, int64_t max_bytes);
 absl::Status CheckPacked(const v1::PackedGatedMlp& packed, int64_t max_bytes);
 
-// As MeasurePacked of packed_weight.h, of all weights together.
+// As MeasurePacked of packed_weight.h, for all weights together.
 absl::StatusOr<PackedSize> MeasurePacked(const v1::PackedStack& packed, const DeviceInfo& device,
                                          absl::string_view field = "packed");
 absl::StatusOr<PackedSize> MeasurePacked(const v1::PackedGatedMlp& packed,

@@ -7,12 +7,11 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/math.h"
 #include "kernels/base/status.h"
-#include "server/wire/checks.h"
-#include "server/wire/validate.h"
 
 namespace awqd::wire {
 namespace {
 
+constexpr absl::string_view kAdvice = "send fewer tokens per request";
 constexpr DTypeMask kScaleTypes = MaskOf(DType::kFp16) | MaskOf(DType::kFp32);
 
 template <typename Request>
@@ -22,12 +21,6 @@ absl::Status CheckCommon(const Request& request) {
   if (request.has_scales() == request.has_zeros()) return absl::OkStatus();
   return request.has_scales() ? FieldError("zeros", "nothing", "a tensor beside the scales")
                               : FieldError("scales", "nothing", "a tensor beside the zeros");
-}
-
-template <typename Request>
-v1::Encoding EncodingFor(const Request& request, const v1::Tensor& in) {
-  if (request.output_encoding() != v1::ENCODING_UNSPECIFIED) return request.output_encoding();
-  return in.has_floats() || in.has_ints() ? v1::VALUES : v1::RAW;
 }
 
 // [tokens, heads, last] of the tensor.
@@ -41,8 +34,10 @@ absl::StatusOr<TensorInfo> CheckBlock(const v1::Tensor& tensor, bool there, DTyp
                     absl::StrCat(expected, " with at least one head and one element of it"));
 }
 
-// What the scales of that shape are for. `rows`: whether there may be one for each head and token.
-absl::StatusOr<Kv4Per> PerOf(const std::vector<int64_t>& shape, const Kv4Shape& block, bool rows) {
+// The granularity of scales of that shape. `rows`: whether there may be one for each head and
+// token.
+absl::StatusOr<Kv4Per> ReadGranularity(const std::vector<int64_t>& shape, const Kv4Shape& block,
+                                       bool rows) {
   if (shape == std::vector<int64_t>{1}) return Kv4Per::kTensor;
   if (shape == std::vector<int64_t>{block.heads}) return Kv4Per::kHead;
   const std::vector<int64_t> all = {block.tokens, block.heads};
@@ -52,9 +47,23 @@ absl::StatusOr<Kv4Per> PerOf(const std::vector<int64_t>& shape, const Kv4Shape& 
                                  "] or [1]: there are ", block.heads, " heads"));
 }
 
-// Given scales and zeros, alike; their bytes into the job.
-template <typename Request, typename Job>
-absl::Status TakeScales(Request* request, bool rows, Job* job) {
+// Adds the bytes that belong in `payload`; none leave it empty.
+template <typename Work>
+void AddInput(engine::Payload Work::*payload, std::string bytes, Job<Work>* job) {
+  if (bytes.empty()) return;
+  const auto size = static_cast<int64_t>(bytes.size());
+  job->inputs.push_back({payload, size, std::move(bytes)});
+}
+
+// The bytes of scales and zeros.
+struct ScaleBytes {
+  std::string scales, zeros;
+};
+
+// Moves given scales and zeros, which are alike, out of the request. Fills the granularity and the
+// element type of the work.
+template <typename Request, typename Work>
+absl::StatusOr<ScaleBytes> TakeScales(Request* request, bool rows, Work* work) {
   AWQD_ASSIGN_OR_RETURN(const TensorInfo scales,
                         CheckTensor(request->scales(), kScaleTypes, "scales"));
   AWQD_ASSIGN_OR_RETURN(const TensorInfo zeros,
@@ -67,30 +76,38 @@ absl::Status TakeScales(Request* request, bool rows, Job* job) {
     return FieldError("zeros.shape", ShapeText(zeros.shape),
                       absl::StrCat(ShapeText(scales.shape), ", that of the scales"));
   }
-  AWQD_ASSIGN_OR_RETURN(job->work.per, PerOf(scales.shape, job->work.shape, rows));
-  job->work.scale_dtype = scales.dtype;
-  AWQD_ASSIGN_OR_RETURN(job->scale, TakeBytes(request->mutable_scales(), scales, "scales"));
-  AWQD_ASSIGN_OR_RETURN(job->zero, TakeBytes(request->mutable_zeros(), zeros, "zeros"));
-  return absl::OkStatus();
+  AWQD_ASSIGN_OR_RETURN(work->per, ReadGranularity(scales.shape, work->shape, rows));
+  work->scale_dtype = scales.dtype;
+  ScaleBytes out;
+  AWQD_ASSIGN_OR_RETURN(out.scales, TakeBytes(request->mutable_scales(), scales, "scales"));
+  AWQD_ASSIGN_OR_RETURN(out.zeros, TakeBytes(request->mutable_zeros(), zeros, "zeros"));
+  return out;
 }
 
-absl::Status CheckFits(int64_t bytes, int64_t max_send_bytes) {
-  const int64_t room = max_send_bytes - kResponseOverheadBytes;
-  if (bytes <= room) return absl::OkStatus();
-  return absl::ResourceExhaustedError(
-      absl::StrCat("output: got ", bytes, " bytes, expected at most ", room,
-                   " (the server's max_send_message_bytes is ", max_send_bytes,
-                   "); send fewer tokens per request"));
+AnswerForm DescribeAnswer(const engine::Kv4StoreWork& work, v1::Encoding encoding) {
+  AnswerForm out = {
+      DType::kUint8, {work.shape.tokens, work.shape.heads, work.shape.row_bytes()}, encoding};
+  out.bytes = EncodedBytes(work.shape.code_bytes(), DType::kUint8, encoding);
+  if (work.per != Kv4Per::kRow) return out;
+  out.bytes += 2 * EncodedBytes(work.shape.rows(), work.scale_dtype, encoding);
+  out.scales = {work.scale_dtype, work.scale_offset(), work.zero_offset(), work.scale_bytes()};
+  return out;
 }
 
-std::vector<int64_t> CodesShape(const Kv4Shape& shape) {
-  return {shape.tokens, shape.heads, shape.row_bytes()};
+AnswerForm DescribeAnswer(const engine::Kv4LoadWork& work, v1::Encoding encoding) {
+  const Kv4Shape& block = work.shape;
+  AnswerForm out = {work.out_dtype, {block.tokens, block.heads, block.head_dim}, encoding};
+  out.bytes = EncodedBytes(block.rows() * block.head_dim, work.out_dtype, encoding);
+  return out;
 }
 
 }  // namespace
 
+absl::Status CheckRequest(const v1::QuantizeKvRequest& request) { return CheckCommon(request); }
+
+absl::Status CheckRequest(const v1::DequantizeKvRequest& request) { return CheckCommon(request); }
+
 absl::StatusOr<QuantizeKvJob> BuildKv(v1::QuantizeKvRequest* request, int64_t max_send_bytes) {
-  AWQD_RETURN_IF_ERROR(CheckCommon(*request));
   AWQD_ASSIGN_OR_RETURN(const TensorInfo x, CheckBlock(request->block(), request->has_block(),
                                                        kFloatingMask, "block", "head_dim"));
   QuantizeKvJob job;
@@ -100,22 +117,26 @@ absl::StatusOr<QuantizeKvJob> BuildKv(v1::QuantizeKvRequest* request, int64_t ma
     AWQD_ASSIGN_OR_RETURN(job.work.scale_dtype,
                           ParseDType(request->scale_dtype(), kScaleTypes, "scale_dtype"));
   }
+  ScaleBytes given;
   if (request->has_scales()) {
     const DType asked = job.work.scale_dtype;
-    AWQD_RETURN_IF_ERROR(TakeScales(request, /*rows=*/false, &job));
+    AWQD_ASSIGN_OR_RETURN(given, TakeScales(request, /*rows=*/false, &job.work));
     if (request->scale_dtype() != v1::DTYPE_UNSPECIFIED && asked != job.work.scale_dtype) {
       return FieldError("scale_dtype", Name(asked),
                         absl::StrCat(Name(job.work.scale_dtype), ", that of the scales"));
     }
   }
-  job.encoding = EncodingFor(*request, request->block());
-  AWQD_RETURN_IF_ERROR(CheckFits(AnswerBytes(job), max_send_bytes));
-  AWQD_ASSIGN_OR_RETURN(job.x, TakeBytes(request->mutable_block(), x, "block"));
+  job.answer =
+      DescribeAnswer(job.work, ChooseEncoding(request->output_encoding(), request->block()));
+  AWQD_RETURN_IF_ERROR(CheckSendable(job.answer.bytes, max_send_bytes, kAdvice));
+  AWQD_ASSIGN_OR_RETURN(std::string bytes, TakeBytes(request->mutable_block(), x, "block"));
+  AddInput(&engine::Kv4StoreWork::x, std::move(bytes), &job);
+  AddInput(&engine::Kv4StoreWork::given_scale, std::move(given.scales), &job);
+  AddInput(&engine::Kv4StoreWork::given_zero, std::move(given.zeros), &job);
   return job;
 }
 
 absl::StatusOr<DequantizeKvJob> BuildKv(v1::DequantizeKvRequest* request, int64_t max_send_bytes) {
-  AWQD_RETURN_IF_ERROR(CheckCommon(*request));
   AWQD_ASSIGN_OR_RETURN(const TensorInfo codes,
                         CheckBlock(request->codes(), request->has_codes(), MaskOf(DType::kUint8),
                                    "codes", "ceil(head_dim / 2)"));
@@ -128,7 +149,7 @@ absl::StatusOr<DequantizeKvJob> BuildKv(v1::DequantizeKvRequest* request, int64_
   if (!request->has_scales()) return FieldError("scales", "nothing", "a tensor");
   DequantizeKvJob job;
   job.work.shape = {codes.shape[0], codes.shape[1], head_dim};
-  AWQD_RETURN_IF_ERROR(TakeScales(request, /*rows=*/true, &job));
+  AWQD_ASSIGN_OR_RETURN(ScaleBytes given, TakeScales(request, /*rows=*/true, &job.work));
   AWQD_ASSIGN_OR_RETURN(job.work.out_dtype, OutputDType(request->output_dtype(), DType::kFp16));
   AWQD_RETURN_IF_ERROR(
       CheckEnum(v1::KvForm_IsValid(request->form()), request->form(), "form", "EXACT or FMA"));
@@ -138,48 +159,29 @@ absl::StatusOr<DequantizeKvJob> BuildKv(v1::DequantizeKvRequest* request, int64_
       return FieldError("form", "FMA", "EXACT: the output is not FP16");
     }
   }
-  job.encoding = EncodingFor(*request, request->codes());
-  AWQD_RETURN_IF_ERROR(CheckFits(AnswerBytes(job), max_send_bytes));
-  AWQD_ASSIGN_OR_RETURN(job.codes, TakeBytes(request->mutable_codes(), codes, "codes"));
+  job.answer =
+      DescribeAnswer(job.work, ChooseEncoding(request->output_encoding(), request->codes()));
+  AWQD_RETURN_IF_ERROR(CheckSendable(job.answer.bytes, max_send_bytes, kAdvice));
+  AWQD_ASSIGN_OR_RETURN(std::string bytes, TakeBytes(request->mutable_codes(), codes, "codes"));
+  AddInput(&engine::Kv4LoadWork::codes, std::move(bytes), &job);
+  AddInput(&engine::Kv4LoadWork::scale, std::move(given.scales), &job);
+  AddInput(&engine::Kv4LoadWork::zero, std::move(given.zeros), &job);
   return job;
 }
 
-int64_t AnswerBytes(const QuantizeKvJob& job) {
-  const engine::Kv4StoreWork& work = job.work;
-  const int64_t codes = EncodedBytes(work.shape.code_bytes(), DType::kUint8, job.encoding);
-  if (work.per != Kv4Per::kRow) return codes;
-  return codes + 2 * EncodedBytes(work.shape.rows(), work.scale_dtype, job.encoding);
-}
-
-int64_t AnswerBytes(const DequantizeKvJob& job) {
-  const engine::Kv4LoadWork& work = job.work;
-  return EncodedBytes(work.shape.rows() * work.shape.head_dim, work.out_dtype, job.encoding);
-}
-
-v1::QuantizeKvResponse ResponseOf(const QuantizeKvJob& job, const engine::Payload& result,
-                                  std::vector<int64_t>* shape, Answer* first) {
-  const engine::Kv4StoreWork& work = job.work;
-  v1::QuantizeKvResponse out;
-  *shape = CodesShape(work.shape);
-  *first = {result.Slice(0, work.shape.code_bytes()), DType::kUint8, *shape, job.encoding};
-  if (work.per != Kv4Per::kRow) return out;
+void FillScales(Answer* answer, v1::QuantizeKvResponse* response) {
+  if (!answer->form->scales) return;
+  const KvScales& scales = *answer->form->scales;
+  const engine::Payload result = answer->result;
+  const std::vector<int64_t>& codes = answer->form->shape;
   const auto fill = [&](int64_t offset, v1::Tensor* tensor) {
-    const absl::string_view bytes = result.view().substr(offset, work.scale_bytes());
-    FillTensor(bytes, work.scale_dtype, {{work.shape.tokens, work.shape.heads}}, job.encoding,
-               tensor);
-    if (job.encoding != v1::VALUES) tensor->set_raw(std::string(bytes));
+    const absl::string_view bytes = result.view().substr(offset, scales.bytes);
+    FillTensor(bytes, scales.dtype, {{codes[0], codes[1]}}, answer->form->encoding, tensor);
+    if (answer->form->encoding != v1::VALUES) tensor->set_raw(std::string(bytes));
   };
-  fill(work.scale_offset(), out.mutable_scales());
-  fill(work.zero_offset(), out.mutable_zeros());
-  return out;
-}
-
-v1::DequantizeKvResponse ResponseOf(const DequantizeKvJob& job, const engine::Payload& result,
-                                    std::vector<int64_t>* shape, Answer* first) {
-  const Kv4Shape& block = job.work.shape;
-  *shape = {block.tokens, block.heads, block.head_dim};
-  *first = {result, job.work.out_dtype, *shape, job.encoding};
-  return {};
+  fill(scales.scale_offset, response->mutable_scales());
+  fill(scales.zero_offset, response->mutable_zeros());
+  answer->result = result.Slice(0, codes[0] * codes[1] * codes[2]);
 }
 
 }  // namespace awqd::wire

@@ -10,7 +10,6 @@
 
 #include "absl/container/inlined_vector.h"
 #include "google/protobuf/io/zero_copy_stream_impl.h"
-#include "server/wire/field_reader.h"
 
 namespace awqd::wire {
 namespace {
@@ -53,7 +52,7 @@ class Cutter {
       if (Is(field, number) && field.bytes <= max_bytes) {
         found = {reader_.position(), field.bytes};
       }
-      if (!reader_.Pass(field)) return std::nullopt;
+      if (!reader_.SkipContents(field)) return std::nullopt;
     }
     return found;
   }
@@ -67,7 +66,7 @@ class Cutter {
         continue;
       }
       if (payload_.message == 0 && Is(field, payload_.field)) Cut(field);
-      if (!reader_.Pass(field) || edits_.size() > kMaxEdits) return false;
+      if (!reader_.SkipContents(field) || edits_.size() > kMaxEdits) return false;
     }
     return true;
   }
@@ -98,7 +97,7 @@ class Cutter {
         Cut(inner);
         saved += edits_.back().saved();
       }
-      if (!reader_.Pass(inner) || edits_.size() > kMaxEdits) return false;
+      if (!reader_.SkipContents(inner) || edits_.size() > kMaxEdits) return false;
     }
     edits_[mine].SetVarint(static_cast<uint64_t>(field.bytes - saved));
     return edits_.size() <= kMaxEdits;
@@ -160,10 +159,10 @@ bool ParseRuns(absl::Span<const absl::string_view> runs, google::protobuf::Messa
 
 }  // namespace
 
-bool ParseSifted(Pieces pieces, google::protobuf::Message* out) { return ParseRuns(pieces, out); }
+bool ParseScanned(Pieces pieces, google::protobuf::Message* out) { return ParseRuns(pieces, out); }
 
 bool ParseWhole(Pieces pieces, google::protobuf::Message* out) {
-  return Sift(pieces, *out->GetDescriptor()).passes && ParseRuns(pieces, out);
+  return ScanFields(pieces, *out->GetDescriptor()).passes && ParseRuns(pieces, out);
 }
 
 bool ParseCutting(Pieces pieces, PayloadPlace payload, google::protobuf::Message* request,

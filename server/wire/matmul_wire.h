@@ -1,4 +1,5 @@
-// Parses a request for products that lies in pieces, and leaves its activations where they are.
+// In-place parsing: parses a request that lies in pieces, and leaves its activations where they
+// are.
 //
 // A request is a few header fields and one payload, activations.raw, which may be megabytes. The
 // generated parser would copy it into a string. Here the payload is cut out first: its place is
@@ -16,8 +17,7 @@
 #include "absl/time/time.h"
 #include "awqd/v1/inference.pb.h"
 #include "google/protobuf/message.h"
-#include "server/wire/field_reader.h"
-#include "server/wire/sieve.h"
+#include "server/wire/field_scan.h"
 
 namespace awqd::wire {
 
@@ -28,30 +28,30 @@ struct WireRange {
 };
 using WireRanges = absl::InlinedVector<WireRange, 4>;
 
-// A request for a product, of any of its methods, as it was parsed. When `cut` is set,
-// activations().contents_case() is kRaw, the contents are the bytes of that range, and the field
-// itself is empty; otherwise the request is as the generated parser made it.
+// A request as it was parsed. When `cut` is set, activations().contents_case() is kRaw, the contents
+// are the bytes of that range of the message, and the field itself is empty. Otherwise the request
+// is as the generated parser made it.
 template <typename Request>
-struct ProductMessage {
+struct ParsedRequest {
   Request request;
   std::optional<WireRange> cut;
-  // Of another protocol: bytes of payloads that were copied out of the message into the request.
+  // Bytes of payloads that were copied out of the message into the request (another protocol).
   int64_t copied_bytes = 0;
   // How long the request may wait, from its arrival on.
   absl::Duration timeout = absl::InfiniteDuration();
 };
-using MatmulMessage = ProductMessage<v1::QuantizedMatmulRequest>;
+using MatmulMessage = ParsedRequest<v1::QuantizedMatmulRequest>;
 
-// Of a message that Sift let through. False when the bytes are no message of that type.
-bool ParseSifted(Pieces pieces, google::protobuf::Message* out);
+// Parses a message that passed ScanFields. False when the bytes are no message of that type.
+bool ParseScanned(Pieces pieces, google::protobuf::Message* out);
 
-// The same of any message: `cut` are the payloads that were cut out, in their order, and left empty
-// in `request`. None when there was no payload, or the message was parsed whole.
+// The same for any message with payloads. `cut` gets the ranges of those that were cut out, in their
+// order; they are empty in `request`. None: there was no payload, or the message was parsed whole.
 bool ParseCutting(Pieces pieces, PayloadPlace payload, google::protobuf::Message* request,
                   WireRanges* cut);
 
 template <typename Request>
-bool ParseSifted(Pieces pieces, ProductMessage<Request>* out) {
+bool ParseScanned(Pieces pieces, ParsedRequest<Request>* out) {
   // Field numbers that PeekRequestId and kActivationsRaw take for granted.
   static_assert(int{Request::kRequestIdFieldNumber} ==
                 int{v1::QuantizedMatmulRequest::kRequestIdFieldNumber});
@@ -67,8 +67,9 @@ bool ParseSifted(Pieces pieces, ProductMessage<Request>* out) {
 
 // Both steps. False when the bytes do not parse as a Request, or are refused.
 template <typename Request>
-bool ParseProduct(Pieces pieces, ProductMessage<Request>* out) {
-  return Sift(pieces, *Request::descriptor(), kActivationsRaw).passes && ParseSifted(pieces, out);
+bool ParseProduct(Pieces pieces, ParsedRequest<Request>* out) {
+  return ScanFields(pieces, *Request::descriptor(), kActivationsRaw).passes &&
+         ParseScanned(pieces, out);
 }
 bool ParseWhole(Pieces pieces, google::protobuf::Message* out);
 
@@ -79,7 +80,7 @@ std::string PeekBytes(Pieces pieces, int field, int64_t max_bytes);
 // The same of a message that will not be parsed; empty too when it is not UTF-8.
 std::string PeekString(Pieces pieces, int field, int64_t max_bytes);
 
-// Of an id that is peeked at, at most.
+// The most bytes of an id that is peeked at.
 inline constexpr int64_t kMaxPeekedIdBytes = 256;
 
 // The request_id of a message that will not be parsed, for its refusal; empty when there is none of

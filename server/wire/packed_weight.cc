@@ -27,7 +27,7 @@ constexpr DTypeMask kDTypes =
     kFloatingMask | MaskOf(DType::kInt8) | MaskOf(DType::kUint8) | MaskOf(DType::kInt32);
 
 // A tensor or a setting that a request gives.
-struct Given {
+struct NamedPart {
   std::string name;
   std::string field;  // in the request
   const v1::Tensor* tensor = nullptr;
@@ -35,9 +35,9 @@ struct Given {
 };
 
 // A request's weight in the words of its format, whichever fields it came in.
-struct Inline {
+struct InlineWeight {
   const Format* format = nullptr;
-  std::vector<Given> tensors, settings;
+  std::vector<NamedPart> tensors, settings;
 };
 
 // "packed.tensors["qweight"]"; what a client wrote is escaped and cut.
@@ -57,7 +57,7 @@ absl::StatusOr<const Format*> FormatOf(const v1::PackedWeight& packed) {
 }
 
 // The fields that are older than `format`, which are those of "awq".
-void AddOldFields(const v1::PackedWeight& packed, Inline* out) {
+void AddOldFields(const v1::PackedWeight& packed, InlineWeight* out) {
   const auto tensor = [&](absl::string_view name, bool present, const v1::Tensor& value) {
     if (present) out->tensors.push_back({std::string(name), absl::StrCat("packed.", name), &value});
   };
@@ -74,19 +74,20 @@ void AddOldFields(const v1::PackedWeight& packed, Inline* out) {
   number("group_size", packed.group_size());
 }
 
-// That the format knows `name`, and that no older field says the same.
+// Checks that the format knows `name`, and that no older field says the same.
 absl::Status CheckName(absl::string_view map, absl::string_view name,
                        absl::Span<const absl::string_view> known, const Format& format,
-                       const std::vector<Given>& before) {
+                       const std::vector<NamedPart>& before) {
   const std::string field = MapField(map, name);
   if (!absl::c_linear_search(known, name)) {
     return FieldError(
-        field, "a name unknown to it",
+        field, "an unknown name",
         absl::StrCat("for format \"", format.name, "\" one of ", absl::StrJoin(known, ", ")));
   }
-  for (const Given& entry : before) {
+  for (const NamedPart& entry : before) {
     if (entry.field == absl::StrCat("packed.", name)) {
-      return FieldError(field, absl::StrCat("it beside ", entry.field), "only one of the two");
+      return FieldError(field, absl::StrCat("a value, and ", entry.field, " too"),
+                        "only one of the two");
     }
   }
   return absl::OkStatus();
@@ -101,8 +102,8 @@ auto ByName(const Map& map) {
   return out;
 }
 
-absl::StatusOr<Inline> Gather(const v1::PackedWeight& packed) {
-  Inline out;
+absl::StatusOr<InlineWeight> CollectParts(const v1::PackedWeight& packed) {
+  InlineWeight out;
   AWQD_ASSIGN_OR_RETURN(out.format, FormatOf(packed));
   AddOldFields(packed, &out);
   if (out.format->name != "awq" && !(out.tensors.empty() && out.settings.empty())) {
@@ -157,11 +158,11 @@ std::string InApiTypes(absl::string_view text) {
   return out;
 }
 
-// Where a client finds a part or a setting that the decoder speaks of. What is missing is looked
-// for where the client put the rest.
+// The request field of a part or a setting that the decoder speaks of. A missing one is expected
+// where the client put the rest.
 std::string FieldNamed(const v1::PackedWeight& packed, absl::string_view map,
-                       absl::string_view name, const std::vector<Given>& entries) {
-  for (const Given& entry : entries) {
+                       absl::string_view name, const std::vector<NamedPart>& entries) {
+  for (const NamedPart& entry : entries) {
     if (absl::EndsWith(entry.field, absl::StrCat(".", name)) ||
         entry.field == MapField(map, name)) {
       return entry.field;
@@ -172,8 +173,8 @@ std::string FieldNamed(const v1::PackedWeight& packed, absl::string_view map,
 
 // The decoder speaks of a checkpoint's tensors and settings; a client knows the fields of its
 // request.
-absl::Status InClientsWords(const absl::Status& status, const v1::PackedWeight& packed,
-                            const Inline& weight) {
+absl::Status RenameFields(const absl::Status& status, const v1::PackedWeight& packed,
+                          const InlineWeight& weight) {
   std::string message = InApiTypes(status.message());
   std::string field = "packed";
   for (absl::string_view suffix : weight.format->suffixes) {
@@ -210,11 +211,11 @@ int64_t HostBytes(const HostWeight& weight) {
 }
 
 // Without codes where they are not wanted: all else is then as it would be with them.
-absl::StatusOr<HostWeight> Decode(const v1::PackedWeight& packed, const Inline& weight,
+absl::StatusOr<HostWeight> Decode(const v1::PackedWeight& packed, const InlineWeight& weight,
                                   bool with_codes) {
   std::deque<std::string> typed;  // owns what some views point into
   LinearTensors tensors;
-  for (const Given& part : weight.tensors) {
+  for (const NamedPart& part : weight.tensors) {
     AWQD_ASSIGN_OR_RETURN(const TensorInfo info, CheckTensor(*part.tensor, kDTypes, part.field));
     const bool unread = !with_codes && part.name == weight.format->suffixes.front();
     const std::string* bytes = &part.tensor->raw();
@@ -230,17 +231,17 @@ absl::StatusOr<HostWeight> Decode(const v1::PackedWeight& packed, const Inline& 
                                                     bytes->size())};
   }
   Setting settings;
-  for (const Given& setting : weight.settings) {
+  for (const NamedPart& setting : weight.settings) {
     settings.members[setting.name] = Setting::Typed(setting.setting);
   }
   absl::StatusOr<HostWeight> out = weight.format->decode(settings, tensors);
-  if (!out.ok()) return InClientsWords(out.status(), packed, weight);
+  if (!out.ok()) return RenameFields(out.status(), packed, weight);
   // Settings of a checkpoint are for linears of any size, those of a request for this one.
   AWQD_ASSIGN_OR_RETURN(const int64_t group_size, ReadGroupSize(settings));
   if (group_size > out->k) {
     const absl::Status status =
         BadValue("group_size", group_size, absl::StrCat("-1 or at most K = ", out->k));
-    return InClientsWords(status, packed, weight);
+    return RenameFields(status, packed, weight);
   }
   return out;
 }
@@ -248,9 +249,9 @@ absl::StatusOr<HostWeight> Decode(const v1::PackedWeight& packed, const Inline& 
 }  // namespace
 
 absl::Status CheckPacked(const v1::PackedWeight& packed, int64_t max_bytes, int64_t* before) {
-  AWQD_ASSIGN_OR_RETURN(const Inline weight, Gather(packed));
+  AWQD_ASSIGN_OR_RETURN(const InlineWeight weight, CollectParts(packed));
   int64_t total = before == nullptr ? 0 : *before;
-  for (const Given& part : weight.tensors) {
+  for (const NamedPart& part : weight.tensors) {
     AWQD_ASSIGN_OR_RETURN(const TensorInfo info, CheckTensor(*part.tensor, kDTypes, part.field));
     total += info.bytes;  // each is bounded by what the message really carries
   }
@@ -265,13 +266,13 @@ absl::Status CheckPacked(const v1::PackedWeight& packed, int64_t max_bytes, int6
 }
 
 absl::StatusOr<PackedSize> MeasurePacked(const v1::PackedWeight& packed, const DeviceInfo& device) {
-  AWQD_ASSIGN_OR_RETURN(const Inline weight, Gather(packed));
+  AWQD_ASSIGN_OR_RETURN(const InlineWeight weight, CollectParts(packed));
   PackedSize out;
   AWQD_ASSIGN_OR_RETURN(const HostWeight host, Decode(packed, weight, /*with_codes=*/false));
   AWQD_ASSIGN_OR_RETURN(out.prepared, model::MostBytes(host, device));
   out.plans = kBytesOfPlan;
   out.decoded = HostBytes(host) + host.k * host.n * weight.format->spare_bytes_per_code;
-  for (const Given& part : weight.tensors) {
+  for (const NamedPart& part : weight.tensors) {
     if (part.tensor->has_raw()) continue;
     AWQD_ASSIGN_OR_RETURN(const TensorInfo info, CheckTensor(*part.tensor, kDTypes, part.field));
     out.decoded += info.bytes;
@@ -293,7 +294,7 @@ absl::Status CheckPrepared(const PackedSize& size, int64_t max_bytes) {
 }
 
 absl::StatusOr<HostWeight> DecodePacked(const v1::PackedWeight& packed) {
-  AWQD_ASSIGN_OR_RETURN(const Inline weight, Gather(packed));
+  AWQD_ASSIGN_OR_RETURN(const InlineWeight weight, CollectParts(packed));
   return Decode(packed, weight, /*with_codes=*/true);
 }
 

@@ -18,7 +18,7 @@ absl::Status CheckPacked(const v1::PackedWeight& packed, int64_t max_bytes,
                          int64_t* before = nullptr);
 
 // The bytes that a weight takes beside the message. Shapes of few rows and small groups are padded,
-// so that it may be a hundred times what was sent.
+// so it may be a hundred times as large as its message.
 struct PackedSize {
   int64_t decoded = 0;   // until it is on its device
   int64_t prepared = 0;  // until its request was answered

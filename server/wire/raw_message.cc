@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/io/coded_stream.h"
 #include "kernels/base/status.h"
-#include "server/wire/sieve.h"
+#include "server/wire/field_scan.h"
 #include "server/wire/status.h"
 #include "server/wire/tensor.h"
 
@@ -28,7 +28,7 @@ constexpr uint32_t kLengthDelimited = 2;
 uint32_t Tag(int field) { return static_cast<uint32_t>(field) << 3 | kLengthDelimited; }
 
 // Tag and length of a field of so many bytes.
-size_t HeadOf(int field, size_t bytes) {
+size_t HeadSize(int field, size_t bytes) {
   return CodedOutputStream::VarintSize32(Tag(field)) +
          CodedOutputStream::VarintSize32(static_cast<uint32_t>(bytes));
 }
@@ -40,7 +40,7 @@ uint8_t* WriteHead(int field, size_t bytes, uint8_t* next) {
 void DropPayload(void* payload) { delete static_cast<engine::Payload*>(payload); }
 
 // A slice that shares the payload's memory.
-grpc::Slice SliceOf(const engine::Payload& payload) {
+grpc::Slice ShareAsSlice(const engine::Payload& payload) {
   return grpc::Slice(payload.data(), static_cast<size_t>(payload.size()), DropPayload,
                      new engine::Payload(payload));
 }
@@ -54,7 +54,7 @@ uint8_t* Writable(grpc::Slice& slice) { return const_cast<uint8_t*>(slice.begin(
 
 }  // namespace
 
-void RawMessage::Take(grpc::ByteBuffer* buffer) {
+void RawMessage::TakeSlices(grpc::ByteBuffer* buffer) {
   if (!buffer->Valid()) return;
   buffer_.Swap(buffer);
   grpc::Slice single;
@@ -87,19 +87,19 @@ absl::Status Parse(grpc::ByteBuffer* request, google::protobuf::Message* out) {
                      "request");
   }
   RawMessage raw;
-  raw.Take(request);
+  raw.TakeSlices(request);
   AWQD_RETURN_IF_ERROR(ParsedBytes(raw.pieces(), *out->GetDescriptor()).status());
-  if (ParseSifted(raw.pieces(), out)) return absl::OkStatus();
+  if (ParseScanned(raw.pieces(), out)) return absl::OkStatus();
   out->Clear();
   return DoesNotParse(raw.size(), *out->GetDescriptor());
 }
 
 absl::StatusOr<int64_t> ParsedBytes(Pieces pieces, const google::protobuf::Descriptor& type,
                                     PayloadPlace payload) {
-  const Sifted sifted = Sift(pieces, type, payload);
-  if (sifted.passes) return sifted.parsed_bytes;
-  if (sifted.crowded_field.empty()) return DoesNotParse(SizeOfAll(pieces), type);
-  return FieldError(sifted.crowded_field, absl::StrCat(sifted.crowded_bytes, " bytes of values"),
+  const FieldScan scan = ScanFields(pieces, type, payload);
+  if (scan.passes) return scan.parsed_bytes;
+  if (scan.crowded_field.empty()) return DoesNotParse(SizeOfAll(pieces), type);
+  return FieldError(scan.crowded_field, absl::StrCat(scan.crowded_bytes, " bytes of values"),
                     absl::StrCat("fewer: a request has at most ", kMaxFields,
                                  " fields, such "
                                  "values among them"));
@@ -122,10 +122,10 @@ grpc::ByteBuffer EncodeInside(const Envelope& envelope, const google::protobuf::
                               engine::StagingPool* staging) {
   const auto raw_size = raw != nullptr ? static_cast<uint32_t>(raw->size()) : 0;
   size_t inner_size = inner.ByteSizeLong();
-  if (raw != nullptr) inner_size += HeadOf(raw_field, raw_size) + raw_size;
+  if (raw != nullptr) inner_size += HeadSize(raw_field, raw_size) + raw_size;
   size_t head_size = inner_size - raw_size;
   if (envelope.message != nullptr) head_size += envelope.message->ByteSizeLong();
-  if (envelope.field != 0) head_size += HeadOf(envelope.field, inner_size);
+  if (envelope.field != 0) head_size += HeadSize(envelope.field, inner_size);
   const bool in_place = raw_size >= kSendInPlaceBytes;
   grpc::Slice head = NewSlice(head_size + (in_place ? 0 : raw_size));
   uint8_t* next = Writable(head);
@@ -134,7 +134,7 @@ grpc::ByteBuffer EncodeInside(const Envelope& envelope, const google::protobuf::
   next = inner.SerializeWithCachedSizesToArray(next);
   if (raw != nullptr) next = WriteHead(raw_field, raw_size, next);
   if (in_place) {
-    const grpc::Slice slices[] = {head, SliceOf(*raw)};
+    const grpc::Slice slices[] = {head, ShareAsSlice(*raw)};
     return grpc::ByteBuffer(slices, 2);
   }
   if (raw_size > 0) std::memcpy(next, raw->data(), raw_size);
@@ -145,7 +145,8 @@ grpc::ByteBuffer EncodeInside(const Envelope& envelope, const google::protobuf::
 grpc::ByteBuffer Encode(const google::protobuf::MessageLite& message, int field,
                         const Answer& answer, engine::StagingPool* staging) {
   v1::Tensor tensor;
-  FillTensor(answer.result.view(), answer.dtype, answer.shape, answer.encoding, &tensor);
+  FillTensor(answer.result.view(), answer.form->dtype, answer.form->shape, answer.form->encoding,
+             &tensor);
   if (answer.written != nullptr) {
     *tensor.mutable_shared_memory() = *answer.written;
     tensor.mutable_shared_memory()->set_size(answer.result.size());

@@ -1,5 +1,5 @@
-// Messages as gRPC has them: what it received as pieces, parsed, and answers whose payload is sent
-// from where the device wrote it.
+// Messages as gRPC has them: received ones in pieces, and answers whose payload is sent from where
+// the device wrote it.
 #pragma once
 
 #include <cstdint>
@@ -7,15 +7,13 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/types/span.h"
 #include "awqd/v1/tensor.pb.h"
 #include "google/protobuf/message.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/slice.h"
-#include "kernels/types.h"
 #include "server/engine/engine.h"
 #include "server/wire/matmul_wire.h"
-#include "server/wire/sieve.h"
+#include "server/wire/validation.h"
 
 namespace awqd::wire {
 
@@ -27,7 +25,7 @@ class RawMessage {
   RawMessage& operator=(const RawMessage&) = delete;
 
   // Takes the bytes out of `buffer`. Called once.
-  void Take(grpc::ByteBuffer* buffer);
+  void TakeSlices(grpc::ByteBuffer* buffer);
 
   Pieces pieces() const { return pieces_; }
   int64_t size() const { return size_; }
@@ -43,16 +41,16 @@ class RawMessage {
   int64_t size_ = 0;
 };
 
-// For services whose messages are small. INVALID_ARGUMENT naming the message, when the request is
+// Parses a message of a service whose messages are small. INVALID_ARGUMENT naming the message, when the request is
 // none; RESOURCE_EXHAUSTED, before it is parsed, over 64 KiB. Frees the request's bytes.
 absl::Status Parse(grpc::ByteBuffer* request, google::protobuf::Message* out);
 
-// Sifted::parsed_bytes of a message, or why it is refused: INVALID_ARGUMENT about "request", or
+// FieldScan::parsed_bytes of a message, or why it is refused: INVALID_ARGUMENT about "request", or
 // about the shape that has too many dimensions.
 absl::StatusOr<int64_t> ParsedBytes(Pieces pieces, const google::protobuf::Descriptor& type,
                                     PayloadPlace payload = {});
 
-// What the parser refused, for clients.
+// INVALID_ARGUMENT for a message of so many bytes that the parser refused.
 absl::Status DoesNotParse(int64_t bytes, const google::protobuf::Descriptor& expected);
 
 // From this size on a payload is sent from where it lies. Smaller ones are copied into the message,
@@ -63,21 +61,19 @@ inline constexpr int64_t kSendInPlaceBytes = 64 << 10;
 // `message` on the wire.
 grpc::ByteBuffer Encode(const google::protobuf::MessageLite& message);
 
-// A floating-point result, and how it is spelled.
+// A result, and how it is encoded. `form` and `written` outlive it.
 struct Answer {
   engine::Payload result;
-  DType dtype = DType::kFp16;
-  absl::Span<const int64_t> shape;
-  v1::Encoding encoding = v1::RAW;
-  // Where the result was written to, so that it is not sent; null: it is.
+  const AnswerForm* form = nullptr;
+  // Where the result was written to, so that it is not sent; null: it is sent.
   const v1::SharedMemory* written = nullptr;
 
   // Whether the bytes are sent as they are.
-  bool is_raw() const { return encoding != v1::VALUES && written == nullptr; }
+  bool is_raw() const { return form->encoding != v1::VALUES && written == nullptr; }
 };
 
-// What is around a message: `message`, which may be null, and then, unless `field` is 0, that field
-// with the message in it.
+// The bytes around a message: first `message`, unless it is null, then a field `field` that holds
+// the inner message, unless it is 0.
 struct Envelope {
   const google::protobuf::MessageLite* message = nullptr;
   int field = 0;

@@ -47,8 +47,8 @@ absl::Status HideInternal(const absl::Status& status) {
   return safe;
 }
 
-// What programs may want to know: the field that `visible` is about, when to try again. False:
-// nothing.
+// Adds details for programs: the field that `visible` is about, when to try again. False: there are
+// none.
 bool AddDetails(const absl::Status& visible,
                 google::protobuf::RepeatedPtrField<google::protobuf::Any>* details) {
   if (const std::string field = FieldOf(visible); !field.empty()) {

@@ -26,7 +26,7 @@ std::string Sub(absl::string_view field, absl::string_view member) {
   return absl::StrCat(field, ".", member);
 }
 
-std::string NamesOf(DTypeMask mask) {
+std::string ListNames(DTypeMask mask) {
   std::vector<absl::string_view> names;
   for (const ElementType& type : kElementTypes) {
     if (mask & MaskOf(type.dtype)) names.push_back(Name(type.dtype));
@@ -135,7 +135,7 @@ struct IntRange {
   int64_t max;
 };
 
-IntRange RangeOf(DType dtype) {
+IntRange ValueRange(DType dtype) {
   if (dtype == DType::kInt8) return {-128, 127};
   if (dtype == DType::kUint8) return {0, 255};
   return {std::numeric_limits<int32_t>::min(), std::numeric_limits<int32_t>::max()};
@@ -143,7 +143,7 @@ IntRange RangeOf(DType dtype) {
 
 absl::StatusOr<std::string> NarrowInts(const v1::IntValues& ints, DType dtype,
                                        absl::string_view field) {
-  const IntRange range = RangeOf(dtype);
+  const IntRange range = ValueRange(dtype);
   std::string out;
   out.reserve(ints.values_size() * SizeOf(dtype));
   for (int i = 0; i < ints.values_size(); ++i) {
@@ -166,7 +166,7 @@ absl::StatusOr<DType> ParseDType(v1::DType dtype, DTypeMask allowed, absl::strin
                           : dtype == v1::DTYPE_UNSPECIFIED
                               ? "nothing"
                               : absl::StrCat("the unknown value ", static_cast<int>(dtype));
-  return FieldError(field, got, NamesOf(allowed));
+  return FieldError(field, got, ListNames(allowed));
 }
 
 v1::DType ToProto(DType dtype) {

@@ -1,4 +1,4 @@
-// v1.Tensor <-> bytes: every check on dtype, shape and size, and the typed spelling for people.
+// v1.Tensor <-> bytes: every check on dtype, shape and size; typed values as bytes and back.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace awqd::wire {
 
-// The element types of the API's tensors, and what checkpoints call them.
+// The element types of the API's tensors, and their names in checkpoints.
 struct ElementType {
   v1::DType api;
   DType dtype;

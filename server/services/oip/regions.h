@@ -12,10 +12,13 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "awqd/v1/tensor.pb.h"
+#include "inference/grpc_service.pb.h"
 #include "kernels/base/mutex.h"
+#include "server/services/env.h"
 
 namespace awqd::services::oip {
 
@@ -30,7 +33,7 @@ struct Region {
 // are one owner, "".
 class Regions {
  public:
-  // Of one owner.
+  // The most regions of one owner.
   static constexpr size_t kMaxRegions = 256;
   static constexpr size_t kMaxNameBytes = 128;
 
@@ -41,7 +44,7 @@ class Regions {
   // One, or all where `name` is empty; sorted. NOT_FOUND no region of that name.
   absl::StatusOr<std::vector<Region>> List(const std::string& owner, const std::string& name) const;
 
-  // Puts the object in the place of the region that `range` names, whose offset is the region's.
+  // Replaces the name of a region in `range` by its object, and adds the region's offset.
   // INVALID_ARGUMENT about `field` when there is no such region, or it ends before the range does.
   absl::Status Resolve(const std::string& owner, absl::string_view field,
                        v1::SharedMemory* range) const;
@@ -53,5 +56,15 @@ class Regions {
   std::map<Key, Region> regions_ ABSL_GUARDED_BY(mu_);
   std::map<std::string, size_t> counts_ ABSL_GUARDED_BY(mu_);  // by owner
 };
+
+// The calls about one owner's regions. UNIMPLEMENTED where shared memory is off; errors of Regions,
+// and of SharedMemory::Open for a range that cannot be opened now.
+absl::Status RegisterRegion(const Env& env, Regions* regions, const std::string& owner,
+                            const inference::SystemSharedMemoryRegisterRequest& request);
+absl::Status UnregisterRegion(const Env& env, Regions* regions, const std::string& owner,
+                              const inference::SystemSharedMemoryUnregisterRequest& request);
+absl::Status ListRegions(const Env& env, const Regions& regions, const std::string& owner,
+                         const inference::SystemSharedMemoryStatusRequest& request,
+                         inference::SystemSharedMemoryStatusResponse* response);
 
 }  // namespace awqd::services::oip

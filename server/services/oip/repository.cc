@@ -13,10 +13,10 @@
 #include "server/obs/call_recorder.h"
 #include "server/obs/logging.h"
 #include "server/services/loads.h"
-#include "server/services/oip/found.h"
-#include "server/wire/checks.h"
+#include "server/services/oip/models.h"
 #include "server/wire/raw_message.h"
 #include "server/wire/status.h"
+#include "server/wire/validation.h"
 
 namespace awqd::services::oip {
 namespace {

@@ -1,4 +1,4 @@
-// One line for each method: how it is named, what it asks of its callers, who answers.
+// The small methods, one line each: its name, the need of its callers, where it is answered.
 #include "server/services/oip/service.h"
 
 #include <memory>
@@ -6,25 +6,18 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/base/out_of_memory.h"
-#include "server/services/oip/metadata.h"
-#include "server/services/oip/oip_codec.h"
+#include "server/services/oip/models.h"
+#include "server/services/oip/regions.h"
 #include "server/services/oip/repository.h"
-#include "server/services/oip/shared_regions.h"
-#include "server/services/request_stream.h"
 #include "server/services/unary.h"
+#include "server/wire/oip/name.h"
 
 namespace awqd::services::oip {
 namespace {
 
 using security::Need;
-using transport::CallLoop, transport::ServerCall, transport::StreamCall, transport::UnaryCall;
+using transport::CallLoop, transport::ServerCall, transport::UnaryCall;
 using transport::WhileDraining;
-
-std::string Path(absl::string_view method) {
-  return absl::StrCat(inference::ModelInferRequest::descriptor()->file()->service(0)->full_name(),
-                      "/", method);
-}
 
 absl::Status IsLive(const Env&, const inference::ServerLiveRequest&,
                     inference::ServerLiveResponse* response) {
@@ -38,62 +31,47 @@ absl::Status IsReady(const Env& env, const inference::ServerReadyRequest&,
   return absl::OkStatus();
 }
 
-std::string OwnerOf(const ServerCall& call) {
-  return call.identity() == nullptr ? "" : call.identity()->name;
-}
-
-// "INVALID_ARGUMENT: inputs[x]...": the protocol has no field for the code.
-grpc::ByteBuffer StreamError(absl::string_view request_id, const absl::Status& status) {
-  const absl::Status visible = wire::ForClient(status);
-  inference::ModelStreamInferResponse response;
-  response.set_error_message(
-      absl::StrCat(absl::StatusCodeToString(visible.code()), ": ", visible.message()));
-  response.mutable_infer_response()->set_id(std::string(request_id));
-  return wire::Encode(response);
-}
-
 constexpr int kSlots = 4;
 
-// Answered at once, from what is in memory.
+// Where and for whom a method is answered.
+struct UnaryOptions {
+  Need need = Need::kRead;
+  TaskQueue* queue = nullptr;  // null: at once, because all data is in memory
+  bool loads_model = false;    // loads the model that the request names first, if it is unloaded
+};
+// Health is answered while the server stops too, and is not counted in the budget.
+constexpr UnaryOptions kHealth = {Need::kHealth};
+
 template <typename Request, typename Response>
-void ServeAnswer(const Env& env, CallLoop* loop, absl::string_view method,
-                 Filler<Request, Response> fill) {
-  loop->Serve<UnaryCall>(Path(method), Need::kRead, kSlots, [&env, fill](UnaryCall* call) {
+void ServeUnary(const Env& env, CallLoop* loop, absl::string_view method,
+                const UnaryOptions& options, Filler<Request, Response> fill) {
+  const bool is_health = options.need == Need::kHealth;
+  const auto handle = [&env, options, is_health, fill](UnaryCall* call) {
+    if constexpr (requires(const Request& request) { request.name(); }) {
+      if (options.loads_model) {
+        return AnswerLoaded(
+            options.queue, env, call,
+            [](const Request& request) { return wire::oip::SplitName(request.name()).model; },
+            fill);
+      }
+    }
+    if (options.queue != nullptr) return AnswerOn(options.queue, env, call, fill);
+    AnswerWith<Request, Response>(
+        is_health ? nullptr : env.in_flight, call,
+        [&](const Request& request, Response* response) { return fill(env, request, response); });
+  };
+  loop->Serve<UnaryCall>(MethodPath(method), options.need, kSlots, handle,
+                         is_health ? WhileDraining::kServed : WhileDraining::kRejected);
+}
+
+// A call about the regions of its owner: `answer(owner, request, response)`.
+template <typename Request, typename Response, typename Answer>
+void ServeOwner(const Env& env, CallLoop* loop, absl::string_view method, Answer answer) {
+  loop->Serve<UnaryCall>(MethodPath(method), Need::kInfer, kSlots, [&env, answer](UnaryCall* call) {
     AnswerWith<Request, Response>(env.in_flight, call,
-                                  [&](const auto& in, auto* out) { return fill(env, in, out); });
-  });
-}
-
-// As health is: while the server stops too, and whatever others hold.
-template <typename Request, typename Response>
-void ServeHealth(const Env& env, CallLoop* loop, absl::string_view method,
-                 Filler<Request, Response> fill) {
-  loop->Serve<UnaryCall>(
-      Path(method), Need::kHealth, kSlots,
-      [&env, fill](UnaryCall* call) {
-        AnswerWith<Request, Response>(
-            nullptr, call, [&](const auto& in, auto* out) { return fill(env, in, out); });
-      },
-      WhileDraining::kServed);
-}
-
-// Answered on the worker of pages, of a model that is awake, or will be.
-template <typename Request, typename Response>
-void ServeAwake(const Env& env, CallLoop* loop, absl::string_view method,
-                Filler<Request, Response> fill) {
-  loop->Serve<UnaryCall>(Path(method), Need::kRead, kSlots, [&env, fill](UnaryCall* call) {
-    AnswerAwake(
-        env.pages, env, call,
-        [](const Request& request) { return wire::oip::SplitName(request.name()).model; }, fill);
-  });
-}
-
-// Answered on a worker.
-template <typename Request, typename Response>
-void ServeOn(Worker* worker, const Env& env, CallLoop* loop, absl::string_view method, Need need,
-             Filler<Request, Response> fill) {
-  loop->Serve<UnaryCall>(Path(method), need, kSlots, [worker, &env, fill](UnaryCall* call) {
-    AnswerOn(worker, env, call, fill);
+                                  [&](const Request& request, Response* response) {
+                                    return answer(OwnerName(*call), request, response);
+                                  });
   });
 }
 
@@ -101,7 +79,7 @@ void ServeIndex(const Env& env, CallLoop* loop) {
   using Request = inference::RepositoryIndexRequest;
   const auto names = std::make_shared<NameList>();
   loop->Serve<UnaryCall>(
-      Path("RepositoryIndex"), Need::kRead, kSlots, [&env, names](UnaryCall* call) {
+      MethodPath("RepositoryIndex"), Need::kRead, kSlots, [&env, names](UnaryCall* call) {
         RunOn<Request>(env.lists, env, call, [&env, names, call](const Request& request) {
           grpc::ByteBuffer answer;
           const absl::Status status = CatchExceptions([&]() -> absl::Status {
@@ -113,76 +91,59 @@ void ServeIndex(const Env& env, CallLoop* loop) {
       });
 }
 
-void ServeInfer(const Env& env, const std::shared_ptr<Regions>& regions, CallLoop* loop) {
-  // A burst of callers waits less when it need not be asked for one by one.
-  constexpr int kMany = 64, kSome = 8;
-  using wire::oip::Frame;
-  loop->Serve<UnaryCall>(Path("ModelInfer"), Need::kInfer, kMany, [&env, regions](UnaryCall* call) {
-    FlowCall::Start(call, [&](RequestFlow::Done done) {
-      return MakeFlow({env, *regions, OwnerOf(*call), Frame::kAlone}, "ModelInfer", call,
-                      *call->request(), std::move(done));
-    });
-  });
-  loop->Serve<StreamCall>(
-      Path("ModelStreamInfer"), Need::kInfer, kSome, [&env, regions](StreamCall* call) {
-        StreamProtocol protocol;
-        protocol.make_flow = [&env, regions, call](const grpc::ByteBuffer& message,
-                                                   RequestFlow::Done done) {
-          return MakeFlow({env, *regions, OwnerOf(*call), Frame::kOnStream}, "ModelStreamInfer",
-                          call, message, std::move(done));
-        };
-        protocol.error = StreamError;
-        protocol.in_order = true;  // clients that send no ids count on it
-        StartRequestStream(env, call, std::move(protocol));
-      });
-}
-
 void ServeRegions(const Env& env, const std::shared_ptr<Regions>& regions, CallLoop* loop) {
-  loop->Serve<UnaryCall>(
-      Path("SystemSharedMemoryStatus"), Need::kInfer, kSlots, [&env, regions](UnaryCall* call) {
-        using Request = inference::SystemSharedMemoryStatusRequest;
-        using Response = inference::SystemSharedMemoryStatusResponse;
-        AnswerWith<Request, Response>(env.in_flight, call, [&](const auto& in, auto* out) {
-          return ListRegions(env, *regions, OwnerOf(*call), in, out);
-        });
+  using inference::SystemSharedMemoryRegisterRequest, inference::SystemSharedMemoryRegisterResponse;
+  using inference::SystemSharedMemoryStatusRequest, inference::SystemSharedMemoryStatusResponse;
+  using inference::SystemSharedMemoryUnregisterRequest;
+  using inference::SystemSharedMemoryUnregisterResponse;
+  ServeOwner<SystemSharedMemoryStatusRequest, SystemSharedMemoryStatusResponse>(
+      env, loop, "SystemSharedMemoryStatus",
+      [&env, regions](const std::string& owner, const auto& request, auto* response) {
+        return ListRegions(env, *regions, owner, request, response);
       });
-  loop->Serve<UnaryCall>(
-      Path("SystemSharedMemoryRegister"), Need::kInfer, kSlots, [&env, regions](UnaryCall* call) {
-        using Request = inference::SystemSharedMemoryRegisterRequest;
-        using Response = inference::SystemSharedMemoryRegisterResponse;
-        AnswerWith<Request, Response>(env.in_flight, call, [&](const auto& in, auto*) {
-          return RegisterRegion(env, regions.get(), OwnerOf(*call), in);
-        });
+  ServeOwner<SystemSharedMemoryRegisterRequest, SystemSharedMemoryRegisterResponse>(
+      env, loop, "SystemSharedMemoryRegister",
+      [&env, regions](const std::string& owner, const auto& request, auto*) {
+        return RegisterRegion(env, regions.get(), owner, request);
       });
-  loop->Serve<UnaryCall>(
-      Path("SystemSharedMemoryUnregister"), Need::kInfer, kSlots, [&env, regions](UnaryCall* call) {
-        using Request = inference::SystemSharedMemoryUnregisterRequest;
-        using Response = inference::SystemSharedMemoryUnregisterResponse;
-        AnswerWith<Request, Response>(env.in_flight, call, [&](const auto& in, auto*) {
-          return UnregisterRegion(env, regions.get(), OwnerOf(*call), in);
-        });
+  ServeOwner<SystemSharedMemoryUnregisterRequest, SystemSharedMemoryUnregisterResponse>(
+      env, loop, "SystemSharedMemoryUnregister",
+      [&env, regions](const std::string& owner, const auto& request, auto*) {
+        return UnregisterRegion(env, regions.get(), owner, request);
       });
 }
 
 }  // namespace
 
+std::string MethodPath(absl::string_view method) {
+  return absl::StrCat(inference::ModelInferRequest::descriptor()->file()->service(0)->full_name(),
+                      "/", method);
+}
+
+std::string OwnerName(const ServerCall& call) {
+  return call.identity() == nullptr ? "" : call.identity()->name;
+}
+
 void Serve(const Env& env, CallLoop* loop) {
   // The table lives as long as the handlers that know it.
   const auto regions = std::make_shared<Regions>();
+  const UnaryOptions in_memory = {}, pages = {.queue = env.pages};
+  const UnaryOptions of_model = {.queue = env.pages, .loads_model = true};
+  const UnaryOptions loads = {Need::kModelControl, env.loads};
   ServeInfer(env, regions, loop);
   ServeRegions(env, regions, loop);
-  ServeHealth(env, loop, "ServerLive", IsLive);
-  ServeHealth(env, loop, "ServerReady", IsReady);
-  ServeAnswer(env, loop, "ModelReady", IsModelReady);
-  ServeAnswer(env, loop, "ServerMetadata", DescribeServer);
-  ServeAwake(env, loop, "ModelMetadata", DescribeModel);
-  ServeAwake(env, loop, "ModelConfig", ConfigureModel);
-  ServeOn(env.pages, env, loop, "ModelStatistics", Need::kRead, CountModels);
-  ServeAnswer(env, loop, "TraceSetting", TellTracing);
-  ServeAnswer(env, loop, "LogSettings", TellLogging);
+  ServeUnary(env, loop, "ServerLive", kHealth, IsLive);
+  ServeUnary(env, loop, "ServerReady", kHealth, IsReady);
+  ServeUnary(env, loop, "ModelReady", in_memory, IsModelReady);
+  ServeUnary(env, loop, "ServerMetadata", in_memory, DescribeServer);
+  ServeUnary(env, loop, "ModelMetadata", of_model, DescribeModel);
+  ServeUnary(env, loop, "ModelConfig", of_model, ConfigureModel);
+  ServeUnary(env, loop, "ModelStatistics", pages, CountModels);
+  ServeUnary(env, loop, "TraceSetting", in_memory, TellTracing);
+  ServeUnary(env, loop, "LogSettings", in_memory, TellLogging);
   ServeIndex(env, loop);
-  ServeOn(env.loads, env, loop, "RepositoryModelLoad", Need::kModelControl, Load);
-  ServeOn(env.loads, env, loop, "RepositoryModelUnload", Need::kModelControl, Unload);
+  ServeUnary(env, loop, "RepositoryModelLoad", loads, Load);
+  ServeUnary(env, loop, "RepositoryModelUnload", loads, Unload);
 }
 
 }  // namespace awqd::services::oip

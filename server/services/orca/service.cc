@@ -27,7 +27,7 @@ constexpr char kTrailer[] = "endpoint-load-metrics-bin";
 
 absl::Status Cancelled() { return absl::CancelledError("the client cancelled the call"); }
 
-absl::StatusOr<absl::Duration> IntervalOf(grpc::ByteBuffer* message) {
+absl::StatusOr<absl::Duration> ParseInterval(grpc::ByteBuffer* message) {
   OrcaLoadReportRequest request;
   AWQD_RETURN_IF_ERROR(wire::Parse(message, &request));
   const auto& interval = request.report_interval();
@@ -50,7 +50,7 @@ class Service::Stream final : public transport::Reactor,
       : service_(service), call_(call), others_(service->open_.fetch_add(1)) {}
   ~Stream() { service_->open_.fetch_sub(1); }
 
-  // That were open before it.
+  // The streams that were open before it.
   int others() const { return others_; }
 
   // `lease`: of the call, to be made as large as each report.
@@ -72,7 +72,7 @@ class Service::Stream final : public transport::Reactor,
   void OnAlarm() override {
     grpc::ByteBuffer report;
     absl::Status status = CatchExceptions([&] {
-      report = wire::Encode(service_->meter_->Latest()->report);
+      report = wire::Encode(service_->statistics_->Latest()->report);
       return absl::OkStatus();
     });
     MutexLock lock(&mu_);
@@ -134,9 +134,9 @@ class Service::Stream final : public transport::Reactor,
 };
 
 Service::Service(transport::Admission* admission, transport::ByteBudget* in_flight,
-                 UtilizationMeter* meter)
-    : gate_(admission->drain()), in_flight_(in_flight), meter_(meter) {
-  admission->SetTrailingMetadata(kTrailer, [meter] { return meter->Latest()->bytes; });
+                 UtilizationStatistics* statistics)
+    : gate_(admission->drain()), in_flight_(in_flight), statistics_(statistics) {
+  admission->SetTrailingMetadata(kTrailer, [statistics] { return statistics->Latest()->bytes; });
 }
 
 void Service::ServeOn(transport::CallLoop* loop) {
@@ -152,14 +152,14 @@ void Service::Start(transport::WriteCall* call) {
   const absl::Status status = CatchExceptions([&]() -> absl::Status {
     const auto asked = static_cast<int64_t>(call->request()->Length());
     AWQD_ASSIGN_OR_RETURN(lease, in_flight_->AcquireBytes(call->charge(), asked, "request"));
-    AWQD_ASSIGN_OR_RETURN(interval, IntervalOf(call->request()));
+    AWQD_ASSIGN_OR_RETURN(interval, ParseInterval(call->request()));
     return absl::OkStatus();
   });
   if (!status.ok()) return call->Finish(wire::ToGrpc(status));
   const auto stream = std::make_shared<Stream>(this, call);
   if (stream->others() < kMaxOpen) return stream->Start(interval, std::move(lease));
   call->Finish(wire::ToGrpc(absl::ResourceExhaustedError(
-      absl::StrCat("reports: ", kMaxOpen, " streams are open, which is the most"))));
+      absl::StrCat("reports: got one more stream, expected at most ", kMaxOpen, " at once"))));
 }
 
 }  // namespace awqd::services::orca

@@ -7,7 +7,7 @@
 #include <atomic>
 
 #include "absl/time/time.h"
-#include "server/services/orca/utilization_meter.h"
+#include "server/services/orca/utilization.h"
 #include "server/transport/admission.h"
 #include "server/transport/byte_budget.h"
 #include "server/transport/call_loop.h"
@@ -17,7 +17,7 @@ namespace awqd::services::orca {
 // Thread-safe. Outlives the gRPC server.
 class Service {
  public:
-  // What a client's interval is brought to.
+  // A client's interval is brought within these bounds.
   static constexpr absl::Duration kShortest = absl::Seconds(1);
   static constexpr absl::Duration kLongest = absl::Hours(1);
   // Streams that may be open at once; the next one is RESOURCE_EXHAUSTED. A gRPC client that asks
@@ -27,7 +27,7 @@ class Service {
   // Before the server starts. Nothing is null, and all outlive the service. The report that a
   // stream sends counts in `in_flight`.
   Service(transport::Admission* admission, transport::ByteBudget* in_flight,
-          UtilizationMeter* meter);
+          UtilizationStatistics* statistics);
 
   void ServeOn(transport::CallLoop* loop);
 
@@ -38,7 +38,7 @@ class Service {
 
   transport::Drain* const gate_;
   transport::ByteBudget* const in_flight_;
-  UtilizationMeter* const meter_;
+  UtilizationStatistics* const statistics_;
   std::atomic<int> open_{0};
 };
 

@@ -1,6 +1,4 @@
 // One shape for all kinds: name, parameters, outputs, inputs.
-#include "server/wire/oip/decode.h"
-
 #include <utility>
 
 #include "absl/container/inlined_vector.h"
@@ -9,9 +7,10 @@
 #include "inference/grpc_service.pb.h"
 #include "kernels/base/status.h"
 #include "server/obs/logging.h"
+#include "server/wire/field_scan.h"
+#include "server/wire/oip/infer_wire.h"
 #include "server/wire/oip/tensors.h"
 #include "server/wire/raw_message.h"
-#include "server/wire/sieve.h"
 #include "server/wire/status.h"
 
 namespace awqd::wire::oip {
@@ -29,7 +28,7 @@ absl::StatusOr<ModelName> TakeName(const ModelInferRequest& request, Kind kind, 
   AWQD_RETURN_IF_ERROR(CheckLength(request.model_name(), "model_name", kMaxNameBytes));
   AWQD_RETURN_IF_ERROR(CheckLength(request.model_version(), "model_version", kMaxVersionBytes));
   ModelName name = SplitName(request.model_name());
-  // Who chose the kind had looked for a plain name.
+  // The kind was chosen by PeekKind, which reads plain strings only.
   if (name.path.empty() || name.kind != kind) {
     return FieldError("model_name", absl::StrCat("\"", obs::LogText(request.model_name()), "\""),
                       name.path.empty() ? "MODEL/WEIGHT" : "MODEL/WEIGHT as a plain string");
@@ -56,24 +55,20 @@ absl::Status TakeOutputs(const ModelInferRequest& request, Echo* echo) {
 }
 
 // The element type of the answer, as far as the request says it.
-v1::DType AnswerType(v1::DType asked, const v1::Tensor& x, bool scaled) {
+v1::DType ChooseAnswerType(v1::DType asked, const v1::Tensor& x, bool scaled) {
   if (asked != v1::DTYPE_UNSPECIFIED) return asked;
   if (x.dtype() != v1::INT8) return x.dtype();
   return scaled ? v1::FP16 : v1::INT32;
 }
 
-void NameSource(ModelName name, v1::WeightRef* out) {
-  out->set_model(std::move(name.model));
-  out->set_weight(std::move(name.path));
-}
-
 template <typename Request>
-void SetSource(ModelName name, Request* out) {
+void SetWeightName(ModelName name, Request* out) {
   if constexpr (requires { out->mutable_mlp(); }) {
     out->mutable_mlp()->set_model(std::move(name.model));
     out->mutable_mlp()->set_path(std::move(name.path));
   } else {
-    NameSource(std::move(name), out->mutable_weight());
+    out->mutable_weight()->set_model(std::move(name.model));
+    out->mutable_weight()->set_weight(std::move(name.path));
   }
 }
 
@@ -96,7 +91,7 @@ void SetParameters(const Parameters& from, Request* to) {
 
 // A tensor field is set by whoever takes its pointer, so only those of inputs that came are asked.
 template <typename Request>
-absl::InlinedVector<Slot, 5> SlotsOf(const ModelInferRequest& from, Request* to) {
+absl::InlinedVector<Slot, 5> ListSlots(const ModelInferRequest& from, Request* to) {
   const auto came = [&](absl::string_view name) {
     for (const auto& input : from.inputs()) {
       if (input.name() == name) return true;
@@ -125,13 +120,13 @@ absl::InlinedVector<Slot, 5> SlotsOf(const ModelInferRequest& from, Request* to)
 }
 
 template <typename Request>
-v1::Encoding EncodingOf(const Inputs& inputs, const Request& request) {
+v1::Encoding ChooseEncoding(const Inputs& inputs, const Request& request) {
   if constexpr (requires { request.activations(); }) {
     bool scaled = false;
     if constexpr (requires { request.activation_scales(); }) {
       scaled = request.has_activation_scales();
     }
-    const v1::DType type = AnswerType(request.output_dtype(), request.activations(), scaled);
+    const v1::DType type = ChooseAnswerType(request.output_dtype(), request.activations(), scaled);
     const bool has_member = type == v1::FP32 || type == v1::INT32;
     if (inputs.typed && has_member && !request.has_output_shared_memory()) return v1::VALUES;
   }
@@ -139,7 +134,7 @@ v1::Encoding EncodingOf(const Inputs& inputs, const Request& request) {
 }
 
 template <typename Request>
-absl::Status DecodeAs(Kind kind, Pieces pieces, ProductMessage<Request>* out, Echo* echo) {
+absl::Status DecodeAs(Kind kind, Pieces pieces, ParsedRequest<Request>* out, Echo* echo) {
   InferMessage message;
   if (!ParseInfer(pieces, &message)) {
     return DoesNotParse(SizeOfAll(pieces), *ModelInferRequest::descriptor());
@@ -148,7 +143,7 @@ absl::Status DecodeAs(Kind kind, Pieces pieces, ProductMessage<Request>* out, Ec
   Request& to = out->request;
   to.set_request_id(from.id());  // first: errors repeat it
   AWQD_ASSIGN_OR_RETURN(ModelName name, TakeName(from, kind, echo));
-  SetSource(std::move(name), &to);
+  SetWeightName(std::move(name), &to);
   Parameters parameters;
   AWQD_RETURN_IF_ERROR(ReadParameters(from.parameters(), kind, &parameters));
   SetParameters(parameters, &to);
@@ -162,10 +157,10 @@ absl::Status DecodeAs(Kind kind, Pieces pieces, ProductMessage<Request>* out, Ec
     shared->set_offset(echo->output.offset);
     shared->set_size(echo->output.size);
   }
-  AWQD_ASSIGN_OR_RETURN(const Inputs inputs, TakeInputs(&message, pieces, SlotsOf(from, &to)));
+  AWQD_ASSIGN_OR_RETURN(const Inputs inputs, TakeInputs(&message, pieces, ListSlots(from, &to)));
   out->cut = inputs.cut;
   out->copied_bytes = inputs.copied_bytes;
-  to.set_output_encoding(EncodingOf(inputs, to));
+  to.set_output_encoding(ChooseEncoding(inputs, to));
   return absl::OkStatus();
 }
 
@@ -173,22 +168,22 @@ absl::Status DecodeAs(Kind kind, Pieces pieces, ProductMessage<Request>* out, Ec
 
 absl::string_view OutputName(Kind kind) { return kind == Kind::kDequantize ? "w" : "y"; }
 
-absl::Status Decode(Pieces pieces, ProductMessage<v1::QuantizedMatmulRequest>* out, Echo* echo) {
+absl::Status Decode(Pieces pieces, ParsedRequest<v1::QuantizedMatmulRequest>* out, Echo* echo) {
   return DecodeAs(Kind::kProduct, pieces, out, echo);
 }
-absl::Status Decode(Pieces pieces, ProductMessage<v1::GroupedQuantizedMatmulRequest>* out,
+absl::Status Decode(Pieces pieces, ParsedRequest<v1::GroupedQuantizedMatmulRequest>* out,
                     Echo* echo) {
   return DecodeAs(Kind::kStack, pieces, out, echo);
 }
-absl::Status Decode(Pieces pieces, ProductMessage<v1::GatedMlpRequest>* out, Echo* echo) {
+absl::Status Decode(Pieces pieces, ParsedRequest<v1::GatedMlpRequest>* out, Echo* echo) {
   return DecodeAs(Kind::kMlp, pieces, out, echo);
 }
-absl::Status Decode(Pieces pieces, ProductMessage<v1::DequantizeRequest>* out, Echo* echo) {
+absl::Status Decode(Pieces pieces, ParsedRequest<v1::DequantizeRequest>* out, Echo* echo) {
   return DecodeAs(Kind::kDequantize, pieces, out, echo);
 }
 
 Kind PeekKind(Pieces pieces) {
-  return KindOf(PeekBytes(pieces, ModelInferRequest::kModelNameFieldNumber, kMaxNameBytes));
+  return ParseKind(PeekBytes(pieces, ModelInferRequest::kModelNameFieldNumber, kMaxNameBytes));
 }
 
 std::string PeekId(Pieces pieces) {

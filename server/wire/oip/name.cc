@@ -1,4 +1,4 @@
-// Names of models and of what is done with them.
+// Model, path and suffix of a name.
 #include "server/wire/oip/name.h"
 
 #include "absl/strings/match.h"
@@ -11,14 +11,14 @@ namespace {
 constexpr absl::string_view kDequantize = ":dequantize";
 constexpr absl::string_view kMlp = ":gated_mlp";
 
-struct Parts {
+struct NameParts {
   absl::string_view model, path;
   Kind kind = Kind::kProduct;
 };
 
-Parts PartsOf(absl::string_view name) {
+NameParts SplitParts(absl::string_view name) {
   const size_t slash = name.find('/');
-  Parts out = {.model = name.substr(0, slash)};
+  NameParts out = {.model = name.substr(0, slash)};
   if (slash == absl::string_view::npos) return out;
   out.path = name.substr(slash + 1);
   if (absl::ConsumeSuffix(&out.path, kDequantize)) {
@@ -34,11 +34,11 @@ Parts PartsOf(absl::string_view name) {
 }  // namespace
 
 ModelName SplitName(absl::string_view name) {
-  const Parts parts = PartsOf(name);
+  const NameParts parts = SplitParts(name);
   return {std::string(parts.model), std::string(parts.path), parts.kind};
 }
 
-Kind KindOf(absl::string_view name) { return PartsOf(name).kind; }
+Kind ParseKind(absl::string_view name) { return SplitParts(name).kind; }
 
 std::string JoinName(absl::string_view model, absl::string_view path, Kind kind) {
   const absl::string_view suffix = kind == Kind::kDequantize ? kDequantize

@@ -1,4 +1,4 @@
-// What a model of the inference protocol is here: a weight, and what is done with it.
+// Names of models of the inference protocol: each is a weight here, and an operation on it.
 #pragma once
 
 #include <cstdint>
@@ -21,13 +21,13 @@ struct ModelName {
   Kind kind = Kind::kProduct;
 };
 
-// Of any text; whether there is such a model or path is for others to say.
+// Splits any text, whether there is such a model and path or not.
 ModelName SplitName(absl::string_view name);
 
 // SplitName(name).kind.
-Kind KindOf(absl::string_view name);
+Kind ParseKind(absl::string_view name);
 
-// What SplitName splits.
+// The inverse of SplitName.
 std::string JoinName(absl::string_view model, absl::string_view path, Kind kind);
 
 // Longer names than this name nothing.

@@ -23,11 +23,11 @@ using inference::InferParameter;
 constexpr char kRegion[] = "shared_memory_region";
 constexpr char kOffset[] = "shared_memory_offset";
 constexpr char kSize[] = "shared_memory_byte_size";
-// Of the protocol over HTTP, where they say where raw bytes are. Clients that speak both set them
-// here too, where they mean nothing.
+// Parameters of the protocol over HTTP, which place raw bytes there. Clients that speak both set
+// them here too, where they mean nothing.
 constexpr absl::string_view kOverHttp[] = {"binary_data_size", "binary_data"};
 
-std::string In(absl::string_view field, absl::string_view name) {
+std::string FieldText(absl::string_view field, absl::string_view name) {
   return absl::StrCat(field, "[", obs::LogText(name, 64), "]");
 }
 
@@ -128,36 +128,37 @@ absl::Status ReadBound(const InferParameter& value, absl::string_view field, Par
   return absl::OkStatus();
 }
 
-constexpr unsigned Of(Kind kind) { return 1u << static_cast<int>(kind); }
-constexpr unsigned kProducts = Of(Kind::kProduct) | Of(Kind::kStack) | Of(Kind::kMlp);
-constexpr unsigned kAll = kProducts | Of(Kind::kDequantize);
+constexpr unsigned KindBit(Kind kind) { return 1u << static_cast<int>(kind); }
+constexpr unsigned kProducts =
+    KindBit(Kind::kProduct) | KindBit(Kind::kStack) | KindBit(Kind::kMlp);
+constexpr unsigned kAll = kProducts | KindBit(Kind::kDequantize);
 
-struct Line {
+struct ParameterRow {
   absl::string_view name;
   unsigned kinds;
   Reader read;
 };
 
-constexpr Line kLines[] = {
+constexpr ParameterRow kParameters[] = {
     {"priority", kProducts, ReadPriority},
     {"timeout", kAll, ReadTimeout},
     {"output_dtype", kAll, ReadOutput},
     {"path", kProducts, ReadPath},
     {"activation_function", kProducts, ReadFunction},
-    {"activation_quantization", Of(Kind::kProduct), ReadQuantization},
-    {"row_begin", Of(Kind::kDequantize), ReadBound<&Parameters::rows, false>},
-    {"row_end", Of(Kind::kDequantize), ReadBound<&Parameters::rows, true>},
-    {"column_begin", Of(Kind::kDequantize), ReadBound<&Parameters::columns, false>},
-    {"column_end", Of(Kind::kDequantize), ReadBound<&Parameters::columns, true>},
+    {"activation_quantization", KindBit(Kind::kProduct), ReadQuantization},
+    {"row_begin", KindBit(Kind::kDequantize), ReadBound<&Parameters::rows, false>},
+    {"row_end", KindBit(Kind::kDequantize), ReadBound<&Parameters::rows, true>},
+    {"column_begin", KindBit(Kind::kDequantize), ReadBound<&Parameters::columns, false>},
+    {"column_end", KindBit(Kind::kDequantize), ReadBound<&Parameters::columns, true>},
     {"execution", kAll, ReadFlag<&Parameters::execution>},
-    // What tritonclient and perf_analyzer ask of a server that may answer a request several times.
+    // Set by tritonclient and perf_analyzer for servers that may answer a request several times.
     {"triton_enable_empty_final_response", kAll, ReadFlag<&Parameters::final_response>},
 };
 
 std::vector<absl::string_view> KnownOf(Kind kind) {
   std::vector<absl::string_view> known;
-  for (const Line& line : kLines) {
-    if ((line.kinds & Of(kind)) != 0) known.push_back(line.name);
+  for (const ParameterRow& line : kParameters) {
+    if ((line.kinds & KindBit(kind)) != 0) known.push_back(line.name);
   }
   return known;
 }
@@ -172,12 +173,13 @@ absl::Status Unknown(absl::string_view field, const InferParameter& value,
 
 absl::Status ReadParameters(const ParameterMap& map, Kind kind, Parameters* out) {
   for (const auto& [name, value] : map) {
-    const std::string field = In("parameters", name);
-    const auto* const line = std::find_if(
-        std::begin(kLines), std::end(kLines), [&, &name = name](const Line& candidate) {
-          return candidate.name == name && (candidate.kinds & Of(kind)) != 0;
-        });
-    if (line == std::end(kLines)) return Unknown(field, value, KnownOf(kind));
+    const std::string field = FieldText("parameters", name);
+    const auto* const line =
+        std::find_if(std::begin(kParameters), std::end(kParameters),
+                     [&, &name = name](const ParameterRow& candidate) {
+                       return candidate.name == name && (candidate.kinds & KindBit(kind)) != 0;
+                     });
+    if (line == std::end(kParameters)) return Unknown(field, value, KnownOf(kind));
     AWQD_RETURN_IF_ERROR(line->read(value, field, out));
   }
   return absl::OkStatus();
@@ -193,7 +195,7 @@ absl::Status ReadRegionRange(const ParameterMap& map, absl::string_view field, R
       continue;
     }
     placed = true;
-    const std::string at = In(parameters, name);
+    const std::string at = FieldText(parameters, name);
     if (name == kRegion) {
       if (!value.has_string_param() || value.string_param().empty()) {
         return FieldError(at, TextOf(value), "the name of a region");
@@ -209,7 +211,7 @@ absl::Status ReadRegionRange(const ParameterMap& map, absl::string_view field, R
     }
   }
   if (placed && (out->region.empty() || !sized)) {
-    return FieldError(In(parameters, out->region.empty() ? kRegion : kSize), "nothing",
+    return FieldError(FieldText(parameters, out->region.empty() ? kRegion : kSize), "nothing",
                       absl::StrCat(kRegion, " and ", kSize, " together"));
   }
   return absl::OkStatus();

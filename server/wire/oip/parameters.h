@@ -15,7 +15,7 @@ namespace awqd::wire::oip {
 
 using ParameterMap = google::protobuf::Map<std::string, inference::InferParameter>;
 
-// What the parameters of a request say; each as the field of awqd.v1 of that name.
+// The parameters of a request; each as the field of awqd.v1 of that name.
 struct Parameters {
   int32_t priority = 0;  // as awqd.v1 has it: larger is served first
   absl::Duration timeout = absl::InfiniteDuration();
@@ -44,10 +44,11 @@ struct RegionRange {
   int64_t size = 0;
 };
 
-// Of an input or an output; `field` is its path in the request. INVALID_ARGUMENT as above.
+// Reads the range of an input or an output; `field` is its path in the request. INVALID_ARGUMENT as
+// above.
 absl::Status ReadRegionRange(const ParameterMap& map, absl::string_view field, RegionRange* out);
 
-// The other way, for an answer.
+// Writes the range of an answer.
 void FillRegionRange(const RegionRange& range, ParameterMap* out);
 
 }  // namespace awqd::wire::oip

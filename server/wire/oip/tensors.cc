@@ -65,7 +65,7 @@ absl::string_view MemberFor(v1::DType dtype) {
   return dtype == v1::UINT8 ? "uint_contents" : "";
 }
 
-absl::Status TakeTyped(const Input& input, v1::Tensor* tensor) {
+absl::Status ReadTyped(const Input& input, v1::Tensor* tensor) {
   const absl::string_view wanted = MemberFor(tensor->dtype());
   const std::string field = absl::StrCat(FieldOfInput(input.name()), ".contents");
   for (const Member& member : MembersOf(input.contents())) {
@@ -88,18 +88,18 @@ absl::Status TakeTyped(const Input& input, v1::Tensor* tensor) {
   return absl::OkStatus();
 }
 
-class Taker {
+class InputReader {
  public:
-  Taker(InferMessage* message, Pieces pieces) : message_(*message), pieces_(pieces) {}
+  InputReader(InferMessage* message, Pieces pieces) : message_(*message), pieces_(pieces) {}
 
-  absl::StatusOr<Inputs> Take(absl::Span<const Slot> slots) {
+  absl::StatusOr<Inputs> ReadInputs(absl::Span<const Slot> slots) {
     AWQD_RETURN_IF_ERROR(CheckSlots(slots));
     for (const Input& input : message_.request->inputs()) {
       const auto* const slot = std::find_if(slots.begin(), slots.end(),
                                             [&](const Slot& s) { return s.name == input.name(); });
-      AWQD_RETURN_IF_ERROR(TakeOne(input, *slot));
+      AWQD_RETURN_IF_ERROR(ReadInput(input, *slot));
     }
-    if (raws_ == 0 || next_raw_ == raws_) return std::move(taken_);
+    if (raws_ == 0 || next_raw_ == raws_) return std::move(inputs_);
     return FieldError("raw_input_contents", absl::StrCat(raws_),
                       absl::StrCat(next_raw_, ", one for each input outside shared memory"));
   }
@@ -131,7 +131,7 @@ class Taker {
     });
   }
 
-  absl::Status TakeOne(const Input& input, const Slot& slot) {
+  absl::Status ReadInput(const Input& input, const Slot& slot) {
     v1::Tensor* const tensor = slot.tensor;
     const std::string& datatype = input.datatype();
     const v1::DType dtype = DTypeNamed(datatype);
@@ -143,11 +143,11 @@ class Taker {
     *tensor->mutable_shape() = input.shape();
     RegionRange range;
     AWQD_RETURN_IF_ERROR(ReadRegionRange(input.parameters(), FieldOfInput(slot.name), &range));
-    if (!range.region.empty()) return TakeShared(input, slot, range);
-    if (raws_ > 0) return TakeRaw(input, slot);
+    if (!range.region.empty()) return ReadShared(input, slot, range);
+    if (raws_ > 0) return ReadRaw(input, slot);
     if (input.has_contents()) {
-      taken_.typed |= slot.payload;
-      return TakeTyped(input, tensor);
+      inputs_.typed |= slot.payload;
+      return ReadTyped(input, tensor);
     }
     if (IsEmpty(input)) {
       tensor->set_raw("");
@@ -159,8 +159,8 @@ class Taker {
         absl::StrCat(member, member.empty() ? "" : ", or ", "an entry of raw_input_contents"));
   }
 
-  absl::Status TakeShared(const Input& input, const Slot& slot, const RegionRange& range) {
-    if (input.has_contents()) return Beside(slot, "shared memory");
+  absl::Status ReadShared(const Input& input, const Slot& slot, const RegionRange& range) {
+    if (input.has_contents()) return RefuseContents(slot, "shared memory");
     v1::SharedMemory* const shared = slot.tensor->mutable_shared_memory();
     shared->set_name(range.region);
     shared->set_offset(range.offset);
@@ -168,8 +168,8 @@ class Taker {
     return absl::OkStatus();
   }
 
-  absl::Status TakeRaw(const Input& input, const Slot& slot) {
-    if (input.has_contents()) return Beside(slot, "raw_input_contents");
+  absl::Status ReadRaw(const Input& input, const Slot& slot) {
+    if (input.has_contents()) return RefuseContents(slot, "raw_input_contents");
     const int i = next_raw_++;
     if (i >= raws_) {
       return FieldError("raw_input_contents", absl::StrCat(raws_),
@@ -179,16 +179,16 @@ class Taker {
     if (message_.raw.empty()) {
       *raw = std::move(*message_.request->mutable_raw_input_contents(i));
     } else if (slot.payload) {
-      taken_.cut = message_.raw[i];
+      inputs_.cut = message_.raw[i];
     } else {
       raw->resize(message_.raw[i].size);
       CopyRange(pieces_, message_.raw[i], raw->data());
-      taken_.copied_bytes += message_.raw[i].size;
+      inputs_.copied_bytes += message_.raw[i].size;
     }
     return absl::OkStatus();
   }
 
-  static absl::Status Beside(const Slot& slot, absl::string_view other) {
+  static absl::Status RefuseContents(const Slot& slot, absl::string_view other) {
     return FieldError(absl::StrCat(FieldOfInput(slot.name), ".contents"), "contents",
                       absl::StrCat("none beside ", other));
   }
@@ -197,7 +197,7 @@ class Taker {
   const Pieces pieces_;
   const int raws_ = message_.request->raw_input_contents_size();
   int next_raw_ = 0;
-  Inputs taken_;
+  Inputs inputs_;
 };
 
 }  // namespace
@@ -210,7 +210,7 @@ bool ParseInfer(Pieces pieces, InferMessage* out) {
 
 absl::StatusOr<Inputs> TakeInputs(InferMessage* message, Pieces pieces,
                                   absl::Span<const Slot> slots) {
-  return Taker(message, pieces).Take(slots);
+  return InputReader(message, pieces).ReadInputs(slots);
 }
 
 }  // namespace awqd::wire::oip

@@ -1,17 +1,44 @@
 // Inputs of the inference protocol -> tensors of awqd.v1.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "google/protobuf/arena.h"
 #include "inference/grpc_service.pb.h"
-#include "server/wire/local_message.h"
 #include "server/wire/matmul_wire.h"
 
 namespace awqd::wire::oip {
+
+// A message and, in the same object, memory for its strings, fields and messages. One whose parts
+// fit allocates nothing and destroys nothing; more comes from the heap.
+template <typename Message, size_t kBytes = 2048>
+class LocalMessage {
+ public:
+  LocalMessage() = default;
+  LocalMessage(const LocalMessage&) = delete;
+  LocalMessage& operator=(const LocalMessage&) = delete;
+
+  Message& operator*() { return message_; }
+  const Message& operator*() const { return message_; }
+  Message* operator->() { return &message_; }
+  const Message* operator->() const { return &message_; }
+
+ private:
+#if defined(AWQD_THREAD_SANITIZER)
+  // Map fields of Protocol Buffers 3.21 have members for ThreadSanitizer that its library, which
+  // was compiled without, takes for the arena.
+  Message message_;
+#else
+  alignas(std::max_align_t) char block_[kBytes];
+  google::protobuf::Arena arena_{block_, kBytes};  // starts in the block
+  Message& message_ = *Message::default_instance().New(&arena_);
+#endif
+};
 
 // A request as it was parsed: the contents of raw_input_contents(i) are the bytes raw[i], and the
 // field is empty; or `raw` is empty and they are in the fields.
@@ -27,7 +54,7 @@ struct InferMessage {
 // Where the payloads of a ModelInferRequest lie.
 inline constexpr PayloadPlace kRawInputs = {0, 7};
 
-// Of a message that Sift let through. False when the bytes are no ModelInferRequest.
+// Parses a message that passed ScanFields. False when the bytes are no ModelInferRequest.
 bool ParseInfer(Pieces pieces, InferMessage* out);
 
 // An input that a model takes.

@@ -1,4 +1,4 @@
-// What calls of each method make the server hold while nobody reads their answers: the methods are
+// The memory that calls of each method hold while nobody reads their answers: the methods are
 // those that reflection lists, so that one without a line in the table fails here.
 //
 // The bound: all that is allocated for N calls is what the budget counts, which stays within
@@ -23,7 +23,7 @@ namespace {
 
 constexpr int64_t kLimit = 8 << 20;
 constexpr int kConnections = 4, kCallsEach = 24, kCalls = kConnections * kCallsEach;
-// Beyond what a health check takes: the objects of a flow, a stream's windows, an error. Most have
+// Beyond what a health check takes: the objects of a handler, a stream's windows, an error. Most have
 // DequantizeStream's calls, 36 KiB.
 constexpr int64_t kMoreOfACall = 40 << 10;
 
@@ -80,7 +80,7 @@ class AmplificationTest : public OipTest {
     }
   }
 
-  // What is allocated, but for buffers that the staging pool keeps for requests to come.
+  // The allocated bytes, without the buffers that the staging pool keeps for later requests.
   int64_t Held() {
     int64_t allocated = 0;
     if (__sanitizer_get_current_allocated_bytes != nullptr) {

@@ -1,4 +1,4 @@
-// What one client may take of a whole server, and what it hears when it takes too much.
+// Limits of one client in a whole server, and the errors beyond them.
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
 #include "tests/server/services/raw_call.h"

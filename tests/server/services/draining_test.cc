@@ -1,4 +1,4 @@
-// What clients of a server that shuts down are answered.
+// The answers to clients of a server that shuts down.
 #include <thread>
 
 #include "absl/strings/match.h"
@@ -11,7 +11,7 @@ namespace {
 
 class DrainingTest : public RpcTest {
  protected:
-  // What a caller that repeats itself, one call after the other, is told in the end.
+  // The last status of a caller that makes one call after the other.
   grpc::Status AskUntilRefused() {
     for (;;) {
       v1::ListModelsResponse ignored;

@@ -38,12 +38,12 @@ class FakeEngine final : public engine::Engine {
     MutexLock lock(&mu_);
     callers_run_ = callers_run;
   }
-  // What Submit returns instead of accepting.
+  // Submit returns this instead of accepting.
   void Refuse(absl::Status status) {
     MutexLock lock(&mu_);
     refuse_ = std::move(status);
   }
-  // What accepted tasks are answered with.
+  // The answer to accepted tasks.
   void Fail(absl::Status status) {
     MutexLock lock(&mu_);
     fail_ = std::move(status);

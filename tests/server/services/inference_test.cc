@@ -252,7 +252,7 @@ TEST_F(InferenceTest, WhatAnotherThreadSubmitsIsForTheEnginesWorkers) {
   EXPECT_FALSE(engine_.last_options().caller_runs);
 }
 
-// What a test of one thread cannot see: calls of every kind at once, with cancels and deadlines at
+// Races between threads: calls of every kind at once, with cancels and deadlines at
 // any moment, on several threads of the loop.
 class SeveralThreadsTest : public RpcTest {
   void Configure(Options* options) override { options->rpc_threads = 4; }
@@ -319,7 +319,7 @@ TEST_F(OneLoopThreadTest, AnInlineWeightWhoseCallHasEndedIsNotPacked) {
               grpc::StatusCode::CANCELLED);
   });
   const auto bytes = static_cast<int64_t>(product.ByteSizeLong() + block.ByteSizeLong());
-  // What they are parsed into counts too.
+  // The parsed messages count too.
   ASSERT_TRUE(Eventually([&] {
     return server_->admission()->drain()->in_flight() == 3 &&
            server_->in_flight_bytes() >= before + bytes;

@@ -1,4 +1,4 @@
-// What keeps clients within bounds: message sizes, compression, unknown methods, threads.
+// Bounds of clients: message sizes, compression, unknown methods, threads.
 #include <pthread.h>
 
 #include <vector>

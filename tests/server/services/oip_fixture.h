@@ -9,7 +9,7 @@
 
 namespace awqd::services {
 
-// Of the weight "layer" of "tiny", which is [128, 16].
+// For the weight "layer" of "tiny", which is [128, 16].
 inline inference::ModelInferRequest GoodInfer(int64_t tokens = 2) {
   inference::ModelInferRequest request;
   request.set_model_name("tiny/layer");

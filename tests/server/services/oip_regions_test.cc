@@ -124,7 +124,8 @@ TEST_F(OipSharedMemoryTest, TensorsLieInARegion) {
 }
 
 TEST_F(OipSharedMemoryTest, WhatCannotWorkIsRefused) {
-  EXPECT_THAT(Register("/elsewhere", 0, 8).error_message(), HasSubstr("key: got another name"));
+  EXPECT_THAT(Register("/elsewhere", 0, 8).error_message(),
+              HasSubstr("key: got a name that is not allowed"));
   EXPECT_THAT(Register(object_.name(), 0, 8193).error_message(),
               HasSubstr("key: got a range that cannot be used"));
   EXPECT_THAT(Register(object_.name(), uint64_t{1} << 63, 1).error_message(),

@@ -12,7 +12,7 @@ using inference::ModelInferResponse;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-TEST_F(OipTest, ARequestIsAProductOfTheSameFlow) {
+TEST_F(OipTest, ARequestIsAProductOfTheSameHandler) {
   ModelInferRequest request = GoodInfer(3);
   request.set_id("me");
   (*request.mutable_parameters())["priority"].set_uint64_param(1);

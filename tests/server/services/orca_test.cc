@@ -37,7 +37,7 @@ TEST(UtilizationTest, RatesAreOfTheTimeBetween) {
   now.process.cpu = before.process.cpu + absl::Seconds(3);
   // Beside a NOT_FOUND, which is a mistake of the client's: a RESOURCE_EXHAUSTED.
   now.methods[0].durations_ns[8] = obs::Durations({1000});
-  const Report report = Between(before, now, absl::Seconds(2), 4);
+  const Report report = ComputeReport(before, now, absl::Seconds(2), 4);
   EXPECT_DOUBLE_EQ(report.cpu_utilization(), 3.0 / (2 * 4));
   EXPECT_DOUBLE_EQ(report.rps_fractional(), 4 / 2.0);
   EXPECT_DOUBLE_EQ(report.eps(), 1 / 2.0);
@@ -50,9 +50,9 @@ TEST(UtilizationTest, CallsOfOtherServicesAreNoRequests) {
   const obs::Snapshot before = Nothing();
   obs::Snapshot now = obs::Everything();
   now.methods[0].method = "awqd.v1.ServerInfo/GetServerInfo";
-  EXPECT_EQ(Between(before, now, absl::Seconds(1), 1).rps_fractional(), 0);
+  EXPECT_EQ(ComputeReport(before, now, absl::Seconds(1), 1).rps_fractional(), 0);
   now.methods[0].method = "inference.GRPCInferenceService/ModelInfer";
-  EXPECT_EQ(Between(before, now, absl::Seconds(1), 1).rps_fractional(), 3);
+  EXPECT_EQ(ComputeReport(before, now, absl::Seconds(1), 1).rps_fractional(), 3);
 }
 
 TEST(UtilizationTest, TheFullestResourceIsTheApplications) {
@@ -62,7 +62,7 @@ TEST(UtilizationTest, TheFullestResourceIsTheApplications) {
   now.devices[0].queued_requests = 2;
   obs::DeviceStats& second = now.devices.emplace_back(now.devices[0]);
   second.queued_requests = 4;
-  Report report = Between(now, now, absl::Seconds(1), 1);
+  Report report = ComputeReport(now, now, absl::Seconds(1), 1);
   EXPECT_DOUBLE_EQ(report.mem_utilization(), 0.6);
   EXPECT_DOUBLE_EQ(report.utilization().at("queue"), 0.4);
   EXPECT_DOUBLE_EQ(report.utilization().at("in_flight_bytes"), 0.1);
@@ -71,9 +71,9 @@ TEST(UtilizationTest, TheFullestResourceIsTheApplications) {
   // A device that has failed is no room to compute in.
   obs::Snapshot busy = now;
   for (obs::DeviceStats& device : busy.devices) device.compute_ns.sum += 300'000'000;
-  EXPECT_DOUBLE_EQ(Between(now, busy, absl::Seconds(1), 1).application_utilization(), 0.4);
+  EXPECT_DOUBLE_EQ(ComputeReport(now, busy, absl::Seconds(1), 1).application_utilization(), 0.4);
   busy.devices[1].healthy = false;
-  EXPECT_DOUBLE_EQ(Between(now, busy, absl::Seconds(1), 1).application_utilization(), 0.6);
+  EXPECT_DOUBLE_EQ(ComputeReport(now, busy, absl::Seconds(1), 1).application_utilization(), 0.6);
 }
 
 // A batch counts when it ends, also the part of it that was computed before.
@@ -82,18 +82,18 @@ TEST(UtilizationTest, NoShareIsBeyondOne) {
   obs::Snapshot now = before;
   now.process.cpu += absl::Seconds(100);
   now.devices[0].compute_ns.sum += 50'000'000'000;
-  const Report report = Between(before, now, absl::Seconds(1), 2);
+  const Report report = ComputeReport(before, now, absl::Seconds(1), 2);
   EXPECT_EQ(report.cpu_utilization(), 1);
   EXPECT_EQ(report.application_utilization(), 1);
   EXPECT_EQ(report.utilization().at("devices"), 1);
-  const Report at_once = Between(before, now, absl::ZeroDuration(), 2);
+  const Report at_once = ComputeReport(before, now, absl::ZeroDuration(), 2);
   EXPECT_EQ(at_once.cpu_utilization(), 0);
   EXPECT_EQ(at_once.rps_fractional(), 0);
 }
 
 TEST(UtilizationTest, AllWhoAskWithinASecondShareASnapshot) {
   std::atomic<int> snapshots{0};
-  UtilizationMeter meter(
+  UtilizationStatistics statistics(
       [&] {
         ++snapshots;
         return obs::Everything();
@@ -103,13 +103,13 @@ TEST(UtilizationTest, AllWhoAskWithinASecondShareASnapshot) {
   for (int i = 0; i < 4; ++i) {
     askers.emplace_back([&] {
       for (const absl::Time end = absl::Now() + absl::Milliseconds(1200); absl::Now() < end;) {
-        EXPECT_EQ(meter.Latest()->report.mem_utilization(), 0.6);
+        EXPECT_EQ(statistics.Latest()->report.mem_utilization(), 0.6);
       }
     });
   }
   for (std::thread& asker : askers) asker.join();
   EXPECT_EQ(snapshots, 2);
-  EXPECT_EQ(meter.Latest()->bytes.size(), meter.Latest()->report.ByteSizeLong());
+  EXPECT_EQ(statistics.Latest()->bytes.size(), statistics.Latest()->report.ByteSizeLong());
 }
 
 class OrcaTest : public RpcTest {
@@ -205,7 +205,7 @@ TEST_F(OrcaTest, StreamsAreBounded) {
       Eventually([&] { return server_->admission()->drain()->in_flight() == Service::kMaxOpen; }));
   const grpc::Status status = RawCall(channel_, kMethod, "");
   EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
-  EXPECT_THAT(status.error_message(), HasSubstr("1024 streams are open"));
+  EXPECT_THAT(status.error_message(), HasSubstr("got one more stream, expected at most 1024"));
   streams.front()->Cancel();
   streams.front()->Finish();
   ASSERT_TRUE(Eventually(

@@ -97,7 +97,8 @@ TEST_F(SharedMemoryTest, NamesThatDoNotBeginWithThePrefixOrLeaveTheDirectory) {
     EXPECT_TRUE(absl::IsInvalidArgument(status)) << bad << ": " << status;
     // Dots alone do no harm within one component, and there is no such object.
     if (bad == prefix_ + "..") continue;
-    EXPECT_THAT(std::string(status.message()), HasSubstr("x.name: got another name")) << bad;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("x.name: got a name that is not allowed"))
+        << bad;
   }
 }
 

@@ -65,7 +65,7 @@ class SharedObject {
   bool linked_ = true;
 };
 
-// Of this process.
+// The open descriptors of this process.
 inline int OpenFiles() {
   return static_cast<int>(std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {}));
 }

@@ -136,9 +136,9 @@ TEST(GroupedMatmul, BecomesAWork) {
   EXPECT_EQ(job->work.router_weights.size(), 6u);
   EXPECT_EQ(job->work.bias.size(), kExperts * 16u);
   EXPECT_EQ(job->work.activation, ActivationFunction::kGelu);
-  EXPECT_THAT(job->output_shape, ElementsAre(3, 16));
-  EXPECT_EQ(job->answer_bytes, job->work.result_bytes());
-  EXPECT_EQ(job->x.size(), 3u * 128 * 2);
+  EXPECT_THAT(job->answer.shape, ElementsAre(3, 16));
+  EXPECT_EQ(job->answer.bytes, job->work.result_bytes());
+  EXPECT_EQ(job->inputs[0].bytes.size(), 3u * 128 * 2);
 }
 
 TEST(GroupedMatmul, WithoutRouterWeightsEveryChoiceIsARow) {
@@ -149,9 +149,9 @@ TEST(GroupedMatmul, WithoutRouterWeightsEveryChoiceIsARow) {
   ASSERT_TRUE(CheckRequest(request).ok());
   const auto job = BuildGroupedMatmul(&request, Stack(128, 16), kLimit);
   ASSERT_TRUE(job.ok()) << job.status();
-  EXPECT_THAT(job->output_shape, ElementsAre(1, 3, 2, 16));
-  EXPECT_EQ(job->answer_bytes, 3 * 2 * 16 * 2);
-  EXPECT_EQ(job->work.result_bytes(), job->answer_bytes);
+  EXPECT_THAT(job->answer.shape, ElementsAre(1, 3, 2, 16));
+  EXPECT_EQ(job->answer.bytes, 3 * 2 * 16 * 2);
+  EXPECT_EQ(job->work.result_bytes(), job->answer.bytes);
 }
 
 TEST(GroupedMatmul, AnAnswerThatCannotBeSentIsRefused) {
@@ -207,9 +207,9 @@ TEST(GatedMlp, BecomesAWorkWithAndWithoutExperts) {
   const auto job =
       BuildGatedMlp(&request, {Stack(128, 48), Stack(128, 48), Stack(48, 16), true}, kLimit);
   ASSERT_TRUE(job.ok()) << job.status();
-  EXPECT_THAT(job->output_shape, ElementsAre(3, 16));
+  EXPECT_THAT(job->answer.shape, ElementsAre(3, 16));
   EXPECT_EQ(job->work.tokens(), 6);
-  EXPECT_EQ(job->work.result_bytes(), job->answer_bytes);
+  EXPECT_EQ(job->work.result_bytes(), job->answer.bytes);
 
   auto dense = GoodMlp();
   dense.clear_expert_ids();

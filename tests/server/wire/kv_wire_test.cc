@@ -1,4 +1,4 @@
-// Requests for KV4: every branch of validation, and how answers are spelled.
+// Requests for KV4: every branch of validation, and how answers are encoded.
 #include "server/wire/kv_wire.h"
 
 #include <cstring>
@@ -35,7 +35,8 @@ v1::DequantizeKvRequest GoodDequantizeKv() {
 std::string Spoilt(const std::function<void(v1::QuantizeKvRequest*)>& spoil) {
   v1::QuantizeKvRequest request = GoodQuantize();
   spoil(&request);
-  const absl::Status status = BuildKv(&request, kLimit).status();
+  absl::Status status = CheckRequest(request);
+  if (status.ok()) status = BuildKv(&request, kLimit).status();
   EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
   return FieldOf(status);
 }
@@ -43,7 +44,8 @@ std::string Spoilt(const std::function<void(v1::QuantizeKvRequest*)>& spoil) {
 std::string SpoiltBack(const std::function<void(v1::DequantizeKvRequest*)>& spoil) {
   v1::DequantizeKvRequest request = GoodDequantizeKv();
   spoil(&request);
-  const absl::Status status = BuildKv(&request, kLimit).status();
+  absl::Status status = CheckRequest(request);
+  if (status.ok()) status = BuildKv(&request, kLimit).status();
   EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
   return FieldOf(status);
 }
@@ -119,23 +121,24 @@ TEST(QuantizeKv, BecomesAWorkAndItsResultAnAnswer) {
   request.set_output_encoding(v1::VALUES);
   const auto job = BuildKv(&request, kLimit);
   ASSERT_TRUE(job.ok()) << job.status();
-  EXPECT_EQ(job->x.size(), 60u);
+  EXPECT_EQ(job->inputs[0].bytes.size(), 60u);
   EXPECT_EQ(job->work.per, Kv4Per::kRow);
   std::string bytes(job->work.result_bytes(), '\0');
   bytes[17] = '\xf7';  // the last byte of codes
   const float two = 2;
   std::memcpy(bytes.data() + job->work.scale_offset(), &two, 4);
   const engine::Payload result(nullptr, bytes.data(), static_cast<int64_t>(bytes.size()));
-  std::vector<int64_t> shape;
-  Answer first;
-  const v1::QuantizeKvResponse response = ResponseOf(*job, result, &shape, &first);
-  EXPECT_THAT(shape, ElementsAre(2, 3, 3));
+  Answer first = {result, &job->answer};
+  v1::QuantizeKvResponse response;
+  FillScales(&first, &response);
+  EXPECT_THAT(job->answer.shape, ElementsAre(2, 3, 3));
   EXPECT_EQ(first.result.size(), 18);
   EXPECT_THAT(response.scales().shape(), ElementsAre(2, 3));
   EXPECT_EQ(response.scales().floats().values(0), 2);
   EXPECT_EQ(response.zeros().floats().values_size(), 6);
   v1::Tensor codes;
-  FillTensor(first.result.view(), first.dtype, shape, first.encoding, &codes);
+  FillTensor(first.result.view(), first.form->dtype, first.form->shape, first.form->encoding,
+             &codes);
   EXPECT_EQ(codes.ints().values(17), 0xf7);
 }
 

@@ -93,7 +93,7 @@ TEST(MatmulWire, UnusualSpellingsMeanTheSame) {
   EXPECT_EQ(CutOf(unknown + Activations(unknown + Raw("abcd") + unknown) + unknown), "abcd");
   // Lengths and tags may be longer than they need to be.
   EXPECT_EQ(CutOf(std::string("\x9a\x00\x88\x00\x1a\x84\x80\x00", 8) + "abcd"), "abcd");
-  // What a tag has past 32 bits is dropped.
+  // The bits of a tag past 32 are dropped.
   EXPECT_EQ(CutOf(absl::StrCat("\x9a\x80\x80\x80\x70", "\x06", Raw("abcd"))), "abcd");
   // The wrong wire type makes known fields unknown.
   EXPECT_EQ(CutOf(absl::StrCat("\x18\x05", Activations(absl::StrCat("\x18\x05", Raw("abcd"))))),
@@ -151,19 +151,19 @@ TEST(MatmulWire, DimensionsCountAsFieldsAndAreNotRead) {
   EXPECT_FALSE(Parses(shape(std::string(kMaxFields, '\x01')) + Raw("abcd")));
   const std::string huge = shape(std::string(1 << 20, '\x01'));
   const absl::string_view piece = huge;
-  const Sifted sifted = Sift({&piece, 1}, *v1::QuantizedMatmulRequest::descriptor());
-  EXPECT_FALSE(sifted.passes);
-  EXPECT_EQ(sifted.crowded_field, "activations.shape");
-  EXPECT_EQ(sifted.crowded_bytes, 1 << 20);
+  const FieldScan scan = ScanFields({&piece, 1}, *v1::QuantizedMatmulRequest::descriptor());
+  EXPECT_FALSE(scan.passes);
+  EXPECT_EQ(scan.crowded_field, "activations.shape");
+  EXPECT_EQ(scan.crowded_bytes, 1 << 20);
 }
 
 int64_t ParsedBytesOf(const v1::QuantizedMatmulRequest& request, bool cuts) {
   const std::string bytes = request.SerializeAsString();
   const std::vector<absl::string_view> pieces = InPieces(bytes, 7);
-  const Sifted sifted = Sift(pieces, *v1::QuantizedMatmulRequest::descriptor(),
-                             cuts ? kActivationsRaw : PayloadPlace{});
-  EXPECT_TRUE(sifted.passes);
-  return sifted.parsed_bytes;
+  const FieldScan scan = ScanFields(pieces, *v1::QuantizedMatmulRequest::descriptor(),
+                                    cuts ? kActivationsRaw : PayloadPlace{});
+  EXPECT_TRUE(scan.passes);
+  return scan.parsed_bytes;
 }
 
 TEST(MatmulWire, WhatIsParsedIsCountedAsItWillLieInMemory) {

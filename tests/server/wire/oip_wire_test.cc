@@ -7,7 +7,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "inference/grpc_service.pb.h"
-#include "server/wire/oip/decode.h"
+#include "server/wire/oip/infer_wire.h"
 #include "server/wire/oip/tensors.h"
 #include "server/wire/status.h"
 #include "tests/server/wire/wire_check.h"
@@ -37,11 +37,11 @@ ModelInferRequest Good() {
   return request;
 }
 
-// What a request became, and where.
+// The request that a message became, and the range of its payload.
 template <typename Request>
 struct Decoded {
   absl::Status status;
-  ProductMessage<Request> message;
+  ParsedRequest<Request> message;
   Echo echo;
   std::string payload;  // of the activations, wherever they are
 };
@@ -83,13 +83,14 @@ TEST(OipWire, ThePayloadStaysInItsPieces) {
   }
 }
 
-TEST(OipWire, TheSieveDoesNotCountThePayload) {
+TEST(OipWire, TheFieldScanDoesNotCountThePayload) {
   ModelInferRequest request = Good();
   request.set_raw_input_contents(0, std::string(1 << 20, 'x'));
   const std::string bytes = request.SerializeAsString();
   const absl::string_view piece = bytes;
-  EXPECT_LT(Sift({&piece, 1}, *ModelInferRequest::descriptor(), kRawInputs).parsed_bytes, 1000);
-  EXPECT_GE(Sift({&piece, 1}, *ModelInferRequest::descriptor()).parsed_bytes, 1 << 20);
+  EXPECT_LT(ScanFields({&piece, 1}, *ModelInferRequest::descriptor(), kRawInputs).parsed_bytes,
+            1000);
+  EXPECT_GE(ScanFields({&piece, 1}, *ModelInferRequest::descriptor()).parsed_bytes, 1 << 20);
 }
 
 TEST(OipWire, TypedContentsMayBeAsManyAsAPayload) {
@@ -99,9 +100,9 @@ TEST(OipWire, TypedContentsMayBeAsManyAsAPayload) {
   Repeat(100000, int32_t{1}, request.mutable_inputs(0)->mutable_contents()->mutable_int_contents());
   const std::string bytes = request.SerializeAsString();
   const absl::string_view piece = bytes;
-  const Sifted sifted = Sift({&piece, 1}, *ModelInferRequest::descriptor(), kRawInputs);
-  EXPECT_TRUE(sifted.passes);
-  EXPECT_GE(sifted.parsed_bytes, 100000 * 4);
+  const FieldScan scan = ScanFields({&piece, 1}, *ModelInferRequest::descriptor(), kRawInputs);
+  EXPECT_TRUE(scan.passes);
+  EXPECT_GE(scan.parsed_bytes, 100000 * 4);
 }
 
 TEST(OipWire, OtherInputsAreCopiedInTheirOrder) {
@@ -257,10 +258,10 @@ TEST(OipWire, WrongBytesAreReadTheSameInAnyPieces) {
     if (i % 7 == 0) spoilt.resize(random() % spoilt.size());
     const absl::string_view whole = spoilt;
     const std::vector<absl::string_view> pieces = InPieces(spoilt, i);
-    const bool passes = Sift(pieces, *ModelInferRequest::descriptor(), kRawInputs).passes;
-    ASSERT_EQ(Sift({&whole, 1}, *ModelInferRequest::descriptor(), kRawInputs).passes, passes);
+    const bool passes = ScanFields(pieces, *ModelInferRequest::descriptor(), kRawInputs).passes;
+    ASSERT_EQ(ScanFields({&whole, 1}, *ModelInferRequest::descriptor(), kRawInputs).passes, passes);
     if (!passes) continue;
-    ProductMessage<v1::QuantizedMatmulRequest> one, other;
+    ParsedRequest<v1::QuantizedMatmulRequest> one, other;
     Echo echo_of_one, echo_of_other;
     const absl::Status status = Decode({&whole, 1}, &one, &echo_of_one);
     ASSERT_EQ(Decode(pieces, &other, &echo_of_other), status) << testing::PrintToString(spoilt);
@@ -295,25 +296,25 @@ TEST(OipWire, NamesSayWhatIsDone) {
 }
 
 TEST(OipWire, OnlyFieldsOfOursAreRenamed) {
-  const auto spelled = [](absl::string_view field) {
-    const absl::Status status = Spelled(FieldError(field, "a", "b"));
+  const auto encoded = [](absl::string_view field) {
+    const absl::Status status = EncodeError(FieldError(field, "a", "b"));
     EXPECT_EQ(std::string(status.message()), FieldOf(status) + ": got a, expected b");
     return FieldOf(status);
   };
-  EXPECT_EQ(spelled("activations.floats.values[3]"), "inputs[x].contents.fp32_contents[3]");
-  EXPECT_EQ(spelled("activations.raw"), "raw_input_contents[x]");
-  EXPECT_EQ(spelled("expert_ids"), "inputs[ids]");
-  EXPECT_EQ(spelled("activation_scales.shape"), "inputs[activation_scales].shape");
-  EXPECT_EQ(spelled("weight.weight"), "model_name");
-  EXPECT_EQ(spelled("activation_quantization"), "parameters[activation_quantization]");
-  EXPECT_EQ(spelled("output_shared_memory.size"), "outputs[0].parameters[shared_memory_byte_size]");
-  EXPECT_EQ(spelled("activationsx"), "activationsx");
-  EXPECT_TRUE(Spelled(absl::OkStatus()).ok());
+  EXPECT_EQ(encoded("activations.floats.values[3]"), "inputs[x].contents.fp32_contents[3]");
+  EXPECT_EQ(encoded("activations.raw"), "raw_input_contents[x]");
+  EXPECT_EQ(encoded("expert_ids"), "inputs[ids]");
+  EXPECT_EQ(encoded("activation_scales.shape"), "inputs[activation_scales].shape");
+  EXPECT_EQ(encoded("weight.weight"), "model_name");
+  EXPECT_EQ(encoded("activation_quantization"), "parameters[activation_quantization]");
+  EXPECT_EQ(encoded("output_shared_memory.size"), "outputs[0].parameters[shared_memory_byte_size]");
+  EXPECT_EQ(encoded("activationsx"), "activationsx");
+  EXPECT_TRUE(EncodeError(absl::OkStatus()).ok());
 }
 
 TEST(OipWire, WhatIsNoMessageIsNone) {
   const absl::string_view piece = "\x0a\x05m";
-  ProductMessage<v1::QuantizedMatmulRequest> message;
+  ParsedRequest<v1::QuantizedMatmulRequest> message;
   Echo echo;
   EXPECT_THAT(std::string(Decode({&piece, 1}, &message, &echo).message()),
               HasSubstr("3 bytes that do not parse, expected a serialized "

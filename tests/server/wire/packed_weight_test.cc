@@ -264,7 +264,7 @@ TEST(PackedWeight, IsBounded) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("max_inline_weight_bytes"));
 }
 
-// Of [K, N] at 4 bits with one group.
+// A weight [K, N] at 4 bits with one group.
 v1::PackedWeight OfShape(int64_t k, int64_t n) {
   v1::PackedWeight packed;
   *packed.mutable_qweight() = RawTensor(v1::INT32, {k, n / 8}, k * n / 2);

@@ -37,8 +37,9 @@ class RawMessageTest : public testing::Test {
     v1::QuantizedMatmulResponse message;
     message.set_request_id("id");
     message.mutable_execution()->set_kernel("k");
-    return Encode(message, v1::QuantizedMatmulResponse::kOutputFieldNumber,
-                  {result, DType::kFp32, {{result.size() / 4, 1}}, encoding}, &staging_);
+    const AnswerForm form = {DType::kFp32, {result.size() / 4, 1}, encoding};
+    return Encode(message, v1::QuantizedMatmulResponse::kOutputFieldNumber, {result, &form},
+                  &staging_);
   }
 
   std::unique_ptr<Device> device_ = *OpenDevice("cpu", {.cpu_threads = 1});
@@ -92,7 +93,7 @@ TEST_F(RawMessageTest, TakesEverySliceOfAMessage) {
                                 grpc::Slice(std::string(100, 'b')), grpc::Slice(std::string("c"))};
   grpc::ByteBuffer buffer(slices, 4);
   RawMessage message;
-  message.Take(&buffer);
+  message.TakeSlices(&buffer);
   EXPECT_FALSE(buffer.Valid());
   EXPECT_EQ(message.size(), 102);
   std::string all;
@@ -101,7 +102,7 @@ TEST_F(RawMessageTest, TakesEverySliceOfAMessage) {
   message.Free();
   EXPECT_TRUE(message.pieces().empty());
   RawMessage none;
-  none.Take(&buffer);
+  none.TakeSlices(&buffer);
   EXPECT_EQ(none.size(), 0);
 }
 

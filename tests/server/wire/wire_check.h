@@ -83,7 +83,7 @@ std::string WireDifferenceOf(absl::string_view bytes, uint32_t seed) {
   const bool parses = expected.ParseFromArray(bytes.data(), static_cast<int>(bytes.size())) &&
                       !IsRefused(bytes, *Request::descriptor(), &fields);
   const std::vector<absl::string_view> pieces = InPieces(bytes, seed);
-  ProductMessage<Request> got;
+  ParsedRequest<Request> got;
   if (ParseProduct(pieces, &got) != parses) {
     return parses ? "refuses what is a request" : "accepts what is none, or refused";
   }
@@ -116,7 +116,7 @@ inline std::string InferDifference(absl::string_view bytes, uint32_t seed) {
                       !IsRefused(bytes, *ModelInferRequest::descriptor(), &fields);
   const std::vector<absl::string_view> pieces = InPieces(bytes, seed);
   WireRanges cut;
-  if ((Sift(pieces, *ModelInferRequest::descriptor(), kRaw).passes &&
+  if ((ScanFields(pieces, *ModelInferRequest::descriptor(), kRaw).passes &&
        ParseCutting(pieces, kRaw, &got, &cut)) != parses) {
     return parses ? "refuses what is an infer request" : "accepts what is none, or refused";
   }

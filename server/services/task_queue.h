@@ -1,4 +1,4 @@
-// Worker: a few threads and a bounded queue, for work that blocks and so must not run on the
+// TaskQueue: a bounded queue and a few threads, for tasks that block and so must not run on the
 // threads of the loop: loading models, packing inline weights.
 #pragma once
 
@@ -15,27 +15,27 @@
 
 namespace awqd::services {
 
-class Worker {
+class TaskQueue {
  public:
-  // `what` names the work in the error of a full queue: "loads".
-  Worker(std::string what, int threads, int64_t max_queued);
+  // `what` names the tasks in the error of a full queue: "loads".
+  TaskQueue(std::string what, int threads, int64_t max_queued);
   // Runs everything that was accepted, then joins.
-  ~Worker();
+  ~TaskQueue();
 
-  // Never blocks. RESOURCE_EXHAUSTED when max_queued jobs wait; UNAVAILABLE after Stop. Jobs do not
+  // Never blocks. RESOURCE_EXHAUSTED when max_queued tasks wait; UNAVAILABLE after Stop. Tasks do not
   // throw.
-  absl::Status Run(std::function<void()> job);
+  absl::Status Run(std::function<void()> task);
 
-  // Refuses new jobs and returns when every accepted one has run.
+  // Refuses new tasks and returns when every accepted one has run.
   void Stop();
 
  private:
-  void Loop();
+  void RunTasks();
   const std::string what_;
   const int64_t max_queued_;
   Mutex mu_;
   CondVar changed_;
-  std::deque<std::function<void()>> jobs_ ABSL_GUARDED_BY(mu_);
+  std::deque<std::function<void()>> tasks_ ABSL_GUARDED_BY(mu_);
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   std::vector<std::thread> threads_;
 };

@@ -1,5 +1,5 @@
 // Every branch of validation: a good request spoilt in one field names that field.
-#include "server/wire/validate.h"
+#include "server/wire/validation.h"
 
 #include <cmath>
 #include <functional>
@@ -91,15 +91,15 @@ TEST(Matmul, OfIntegers) {
     ASSERT_TRUE(job.ok()) << job.status();
     EXPECT_EQ(job->work.x_dtype, DType::kInt8);
     EXPECT_EQ(job->work.out_dtype, DType::kInt32);
-    EXPECT_EQ(job->answer_bytes, 2 * 16 * 4);
+    EXPECT_EQ(job->answer.bytes, 2 * 16 * 4);
   }
   const auto typed = build([](R* r) {
     v1::Tensor* x = r->mutable_activations();
     for (int i = 0; i < 256; ++i) x->mutable_ints()->add_values(i - 128);
   });
   ASSERT_TRUE(typed.ok()) << typed.status();
-  EXPECT_EQ(typed->encoding, v1::VALUES);
-  EXPECT_EQ(typed->answer_bytes, 2 * 16 * kMostEncodedBytes);
+  EXPECT_EQ(typed->answer.encoding, v1::VALUES);
+  EXPECT_EQ(typed->answer.bytes, 2 * 16 * kMostEncodedBytes);
   const auto refused = [&](const std::function<void(R*)>& spoil) {
     return FieldOf(build(spoil).status());
   };
@@ -121,7 +121,7 @@ v1::Tensor Scales(std::vector<int64_t> shape, const std::vector<float>& values) 
   return out;
 }
 
-// Of a weight with scales: floating results.
+// A weight with scales: floating results.
 TEST(Matmul, OfQuantisedActivations) {
   using R = v1::QuantizedMatmulRequest;
   const auto build = [](const std::function<void(R*)>& change) -> absl::StatusOr<MatmulJob> {
@@ -233,10 +233,10 @@ TEST(Matmul, AllLeadingDimensionsAreTokens) {
   *request.mutable_activations() = RawTensor(v1::BF16, {2, 3, 128}, 2 * 3 * 128 * 2);
   const MatmulJob job = *BuildMatmul(&request, kShape, kLimit);
   EXPECT_EQ(job.work.rows, 6);
-  EXPECT_THAT(job.output_shape, ElementsAre(2, 3, 16));
+  EXPECT_THAT(job.answer.shape, ElementsAre(2, 3, 16));
   EXPECT_EQ(job.work.out_dtype, DType::kBf16);
   EXPECT_FALSE(job.work.path.has_value());
-  EXPECT_EQ(static_cast<int64_t>(job.x.size()), 6 * 128 * 2);
+  EXPECT_EQ(static_cast<int64_t>(job.inputs[0].bytes.size()), 6 * 128 * 2);
 }
 
 TEST(Matmul, RankOneIsOneToken) {
@@ -244,7 +244,7 @@ TEST(Matmul, RankOneIsOneToken) {
   *request.mutable_activations() = RawTensor(v1::FP16, {128}, 256);
   const MatmulJob job = *BuildMatmul(&request, kShape, kLimit);
   EXPECT_EQ(job.work.rows, 1);
-  EXPECT_THAT(job.output_shape, ElementsAre(16));
+  EXPECT_THAT(job.answer.shape, ElementsAre(16));
 }
 
 TEST(Matmul, ZeroTokensAreLegal) {
@@ -267,7 +267,7 @@ TEST(Matmul, TakesBiasDTypePathAndEncoding) {
   EXPECT_EQ(job.work.out_dtype, DType::kFp32);
   EXPECT_EQ(job.work.path, Path::kDequantize);
   EXPECT_EQ(job.work.activation, ActivationFunction::kNone);
-  EXPECT_EQ(job.encoding, v1::VALUES);
+  EXPECT_EQ(job.answer.encoding, v1::VALUES);
   request = GoodMatmul();
   request.set_path(v1::FUSED);
   EXPECT_EQ(BuildMatmul(&request, kShape, kLimit)->work.path, Path::kFused);
@@ -286,7 +286,7 @@ TEST(Matmul, AnswersInTheSpellingOfTheRequest) {
   v1::QuantizedMatmulRequest request = GoodMatmul();
   v1::Tensor* x = request.mutable_activations();
   Repeat(256, 0.0f, x->mutable_floats()->mutable_values());
-  EXPECT_EQ(BuildMatmul(&request, kShape, kLimit)->encoding, v1::VALUES);
+  EXPECT_EQ(BuildMatmul(&request, kShape, kLimit)->answer.encoding, v1::VALUES);
 }
 
 TEST(Matmul, RefusesAnswersBeyondTheMessageLimit) {

@@ -1,4 +1,4 @@
-// UtilizationMeter: how busy the server is, in the words of ORCA's reports.
+// UtilizationStatistics: how busy the server is, in the words of ORCA's reports.
 #pragma once
 
 #include <chrono>
@@ -30,12 +30,12 @@ using Report = xds::data::orca::v3::OrcaLoadReport;
 //   named_metrics            "queued_requests"; "queue_ms", how long a request waited, on average;
 //                            "tokens_per_s"
 // Utilizations are from 0 to 1, because clients drop others.
-Report Between(const obs::Snapshot& before, const obs::Snapshot& now, absl::Duration elapsed,
-               int cores);
+Report ComputeReport(const obs::Snapshot& before, const obs::Snapshot& now, absl::Duration elapsed,
+                     int cores);
 
 // Takes a snapshot when somebody asks and the last one is old, so that all who ask share it.
 // Thread-safe.
-class UtilizationMeter {
+class UtilizationStatistics {
  public:
   struct Reading {
     Report report;
@@ -46,7 +46,7 @@ class UtilizationMeter {
   static constexpr absl::Duration kWindow = absl::Seconds(1);
 
   // Takes the first snapshot. `collect` is called by one thread at a time.
-  UtilizationMeter(std::function<obs::Snapshot()> collect, int cores);
+  UtilizationStatistics(std::function<obs::Snapshot()> collect, int cores);
 
   // Never null. Of the time between the last two snapshots, of which the first was taken by the
   // constructor. Blocks for no longer than `collect`.

@@ -1,5 +1,5 @@
-// Checks of QuantizedMatmul and Dequantize requests that do not need a device.
-#include "server/wire/validate.h"
+// QuantizedMatmul and Dequantize requests, then the checks of single fields.
+#include "server/wire/validation.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,25 +8,15 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/math.h"
 #include "kernels/base/status.h"
 #include "kernels/weight.h"
-#include "server/wire/checks.h"
+#include "server/model/model_store.h"
 
 namespace awqd::wire {
 namespace {
 
-template <typename Request>
-absl::Status CheckSource(const Request& request) {
-  switch (request.source_case()) {
-    case Request::kWeight:
-      return CheckWeightRef(request.weight(), "the path of a quantised linear");
-    case Request::kPacked:
-      return absl::OkStatus();
-    case Request::SOURCE_NOT_SET:
-      break;
-  }
-  return FieldError("weight", "nothing", "weight {model, weight}, or packed");
-}
+constexpr absl::string_view kWeightPath = "the path of a quantised linear";
 
 constexpr DTypeMask kActivations = kFloatingMask | MaskOf(DType::kInt8);
 
@@ -39,7 +29,8 @@ DTypeMask OutputTypes(const v1::QuantizedMatmulRequest& request) {
   return AreIntegers(request) ? MaskOf(DType::kInt32) : kFloatingMask;
 }
 
-// That the way in which activations are quantised suits them, and has scales where it needs any.
+// Checks that the way in which activations are quantised suits them, and has scales where it needs
+// any.
 absl::Status CheckQuantization(const v1::QuantizedMatmulRequest& request) {
   const v1::ActivationQuantization how = request.activation_quantization();
   AWQD_RETURN_IF_ERROR(CheckEnum(v1::ActivationQuantization_IsValid(how), how,
@@ -101,13 +92,13 @@ absl::StatusOr<std::vector<float>> TakeScales(v1::QuantizedMatmulRequest* reques
     return FieldError(kField, absl::StrCat(scales[i], " at element ", i),
                       "positive finite numbers");
   }
-  // Of no tokens any will do.
+  // Any scale will do where there are no tokens.
   if (scales.empty()) scales = {1};
   return scales;
 }
 
-// What INT8 activations, sent or made, ask of the weight; fills the work's output type, scales and
-// quantisation.
+// Checks the weight for INT8 activations, sent or made. Fills the work's output type, scales and
+// quantization.
 absl::Status BuildActivations(v1::QuantizedMatmulRequest* request, const TensorInfo& info,
                               const WeightShape& weight, const DeclaredActivations& declared,
                               engine::MatmulWork* work) {
@@ -160,11 +151,17 @@ absl::StatusOr<Bounds> ResolveRange(const v1::Range& range, int64_t size, absl::
   return Bounds{range.begin(), end - range.begin()};
 }
 
+// None where they may be over 2^63.
+std::optional<int64_t> CheckedEncodedBytes(int64_t elements, DType dtype, v1::Encoding encoding) {
+  if (!CheckedMul(elements, kMostEncodedBytes)) return std::nullopt;
+  return EncodedBytes(elements, dtype, encoding);
+}
+
 }  // namespace
 
 absl::Status CheckRequest(const v1::QuantizedMatmulRequest& request,
                           std::optional<int64_t> cut_bytes) {
-  AWQD_RETURN_IF_ERROR(CheckSource(request));
+  AWQD_RETURN_IF_ERROR(CheckSource(request, kWeightPath));
   AWQD_RETURN_IF_ERROR(CheckProduct(request, cut_bytes, kActivations, OutputTypes(request)));
   AWQD_RETURN_IF_ERROR(CheckQuantization(request));
   return CheckIntegerProduct(request);
@@ -172,7 +169,7 @@ absl::Status CheckRequest(const v1::QuantizedMatmulRequest& request,
 
 absl::Status CheckRequest(const v1::DequantizeRequest& request) {
   AWQD_RETURN_IF_ERROR(CheckRequestId(request.request_id()));
-  AWQD_RETURN_IF_ERROR(CheckSource(request));
+  AWQD_RETURN_IF_ERROR(CheckSource(request, kWeightPath));
   AWQD_RETURN_IF_ERROR(OutputDType(request.output_dtype(), DType::kFp16).status());
   return CheckEncoding(request.output_encoding(), request.has_output_shared_memory());
 }
@@ -186,11 +183,11 @@ absl::StatusOr<MatmulJob> BuildMatmul(v1::QuantizedMatmulRequest* request,
   AWQD_ASSIGN_OR_RETURN(const TensorInfo info, CheckTensor(request->activations(), kActivations,
                                                            "activations", cut_bytes));
   MatmulJob job;
-  AWQD_ASSIGN_OR_RETURN(job.work.rows, Tokens(info, weight.k));
+  AWQD_ASSIGN_OR_RETURN(job.work.rows, CountTokens(info, weight.k));
   job.work.x_dtype = info.dtype;
   AWQD_RETURN_IF_ERROR(BuildActivations(request, info, weight, declared, &job.work));
-  job.output_shape = info.shape;
-  job.output_shape.back() = weight.n;
+  job.answer.shape = info.shape;
+  job.answer.shape.back() = weight.n;
   if (request->has_bias()) {
     AWQD_ASSIGN_OR_RETURN(job.work.bias, TakeFloats(request->mutable_bias(), {weight.n}, "bias",
                                                     absl::StrCat("the weight has N = ", weight.n)));
@@ -211,24 +208,136 @@ absl::StatusOr<DequantizeJob> BuildDequantize(const v1::DequantizeRequest& reque
   job.work.rows = rows.count;
   job.work.col_begin = cols.begin;
   job.work.cols = cols.count;
-  if (request.output_encoding() == v1::VALUES) job.encoding = v1::VALUES;
+  const v1::Encoding encoding = request.output_encoding() == v1::VALUES ? v1::VALUES : v1::RAW;
+  job.answer = {job.work.out_dtype, {rows.count, cols.count}, encoding};
   return job;
 }
 
 absl::Status CheckFits(const v1::DequantizeRequest& request, const DequantizeJob& job,
                        int64_t max_send_bytes) {
   const engine::DequantizeWork& work = job.work;
-  return CheckAnswerFits(request, {work.rows, work.cols, work.out_dtype, job.encoding},
+  return CheckAnswerFits(request, {work.rows, work.cols, work.out_dtype, job.answer.encoding},
                          max_send_bytes, "call DequantizeStream, or ask for fewer rows or columns");
 }
 
 absl::StatusOr<int64_t> RowsPerChunk(const DequantizeJob& job, int64_t chunk_bytes,
                                      int64_t max_send_bytes) {
-  AWQD_RETURN_IF_ERROR(CheckSendable(job.work.cols, job.work.out_dtype, job.encoding,
-                                     max_send_bytes, "ask for fewer columns"));
-  const int64_t row_bytes = EncodedBytes(job.work.cols, job.work.out_dtype, job.encoding);
+  AWQD_RETURN_IF_ERROR(
+      CheckSendable(CheckedEncodedBytes(job.work.cols, job.work.out_dtype, job.answer.encoding),
+                    max_send_bytes, "ask for fewer columns"));
+  const int64_t row_bytes = EncodedBytes(job.work.cols, job.work.out_dtype, job.answer.encoding);
   const int64_t budget = std::min(chunk_bytes, max_send_bytes - kResponseOverheadBytes);
   return std::max<int64_t>(1, budget / std::max<int64_t>(1, row_bytes));
+}
+
+// --- Checks of single fields ---
+
+absl::Status CheckRequestId(const std::string& id) {
+  if (static_cast<int64_t>(id.size()) <= kMaxRequestIdBytes) return absl::OkStatus();
+  return FieldError("request_id", absl::StrCat(id.size(), " bytes"),
+                    absl::StrCat("at most ", kMaxRequestIdBytes));
+}
+
+absl::Status CheckModel(const std::string& name, absl::string_view field) {
+  if (name.empty()) return FieldError(field, "nothing", "the name of a model");
+  absl::Status status = model::CheckModelName(name);
+  return status.ok() ? status : WithField(std::move(status), field);
+}
+
+absl::Status CheckPath(const std::string& path, absl::string_view field, absl::string_view what) {
+  if (path.empty()) return FieldError(field, "nothing", what);
+  if (static_cast<int64_t>(path.size()) <= kMaxWeightPathBytes) return absl::OkStatus();
+  return FieldError(field, absl::StrCat(path.size(), " bytes"),
+                    absl::StrCat("at most ", kMaxWeightPathBytes));
+}
+
+absl::Status CheckWeightRef(const v1::WeightRef& ref, absl::string_view what) {
+  AWQD_RETURN_IF_ERROR(CheckModel(ref.model(), "weight.model"));
+  return CheckPath(ref.weight(), "weight.weight", what);
+}
+
+absl::Status CheckEnum(bool known, int value, absl::string_view field, absl::string_view expected) {
+  if (known) return absl::OkStatus();
+  return FieldError(field, absl::StrCat("the unknown value ", value), expected);
+}
+
+absl::Status CheckEncoding(v1::Encoding encoding, bool to_shared_memory) {
+  AWQD_RETURN_IF_ERROR(
+      CheckEnum(v1::Encoding_IsValid(encoding), encoding, "output_encoding", "RAW or VALUES"));
+  if (encoding == v1::VALUES && to_shared_memory) {
+    return FieldError("output_encoding", "VALUES", "RAW: output_shared_memory holds raw bytes");
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<DType> OutputDType(v1::DType dtype, DType unspecified, DTypeMask allowed) {
+  if (dtype == v1::DTYPE_UNSPECIFIED) return unspecified;
+  return ParseDType(dtype, allowed, "output_dtype");
+}
+
+absl::StatusOr<int64_t> CountTokens(const TensorInfo& x, int64_t k) {
+  if (x.shape.empty() || x.shape.back() != k) {
+    return FieldError("activations.shape", ShapeText(x.shape),
+                      absl::StrCat("[..., ", k, "]: the weight has K = ", k));
+  }
+  return k == 0 ? 0 : x.elements / k;
+}
+
+absl::StatusOr<std::vector<float>> TakeFloats(v1::Tensor* tensor, absl::Span<const int64_t> shape,
+                                              absl::string_view field, absl::string_view why) {
+  AWQD_ASSIGN_OR_RETURN(const TensorInfo info, CheckTensor(*tensor, kFloatingMask, field));
+  if (info.shape != shape) {
+    return FieldError(absl::StrCat(field, ".shape"), ShapeText(info.shape),
+                      absl::StrCat(ShapeText(shape), ": ", why));
+  }
+  AWQD_ASSIGN_OR_RETURN(const std::string bytes, TakeBytes(tensor, info, field));
+  return FloatsFromBytes(bytes, info.dtype);
+}
+
+v1::Encoding ChooseEncoding(v1::Encoding asked, const v1::Tensor& in) {
+  if (asked != v1::ENCODING_UNSPECIFIED) return asked;
+  return in.has_floats() || in.has_ints() ? v1::VALUES : v1::RAW;
+}
+
+absl::Status CheckSendable(std::optional<int64_t> bytes, int64_t max_send,
+                           absl::string_view advice) {
+  const int64_t room = max_send - kResponseOverheadBytes;
+  if (bytes && *bytes <= room) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "output: got ", bytes ? absl::StrCat(*bytes) : "over 2^63", " bytes, expected at most ", room,
+      " (the server's max_send_message_bytes is ", max_send, "); ", advice));
+}
+
+absl::Status CheckAnswerFitsIn(std::optional<int64_t> room, const AnswerSize& answer,
+                               int64_t max_send, absl::string_view advice) {
+  const int64_t elements = CheckedMul(answer.rows, answer.cols).value_or(INT64_MAX);
+  if (!room) {
+    return CheckSendable(CheckedEncodedBytes(elements, answer.dtype, answer.encoding), max_send,
+                         advice);
+  }
+  const std::optional<int64_t> bytes = CheckedMul(elements, SizeOf(answer.dtype));
+  if (bytes && *bytes <= *room) return absl::OkStatus();
+  return FieldError("output_shared_memory.size", absl::StrCat(*room),
+                    absl::StrCat("at least ", bytes ? absl::StrCat(*bytes) : "2^63",
+                                 ", the bytes of the answer"));
+}
+
+std::optional<Path> FromProto(v1::Path path) {
+  if (path == v1::FUSED) return Path::kFused;
+  if (path == v1::DEQUANTIZE) return Path::kDequantize;
+  return std::nullopt;
+}
+
+ActivationFunction FromProto(v1::ActivationFunction activation) {
+  if (activation == v1::RELU) return ActivationFunction::kRelu;
+  if (activation == v1::GELU) return ActivationFunction::kGelu;
+  return activation == v1::SILU ? ActivationFunction::kSilu : ActivationFunction::kNone;
+}
+
+ActivationQuantization FromProto(v1::ActivationQuantization quantization) {
+  if (quantization == v1::INT8_PER_TOKEN) return ActivationQuantization::kPerToken;
+  return quantization == v1::INT8_STATIC ? ActivationQuantization::kStatic
+                                         : ActivationQuantization::kNone;
 }
 
 }  // namespace awqd::wire

@@ -1,5 +1,5 @@
 // Loaded weights by name, inline ones packed together on one device.
-#include "server/services/sources.h"
+#include "server/services/weight_lookup.h"
 
 #include <map>
 #include <utility>
@@ -15,11 +15,11 @@ namespace {
 absl::StatusOr<StackPtr> FindStack(const Env& env, const std::string& model,
                                    const std::string& path) {
   absl::StatusOr<StackPtr> stack = env.models->FindStack(model, path);
-  if (!stack.ok()) return MaybeNotYet(env, model, stack.status());
+  if (!stack.ok()) return UnavailableWhileStarting(env, model, stack.status());
   return stack;
 }
 
-// On `*device`, which the first one chooses.
+// Packs a stack on `*device`; the first weight chooses it where that is null.
 absl::StatusOr<StackPtr> PackStack(const Env& env, const v1::PackedStack& packed,
                                    absl::string_view field, const Device** device) {
   AWQD_ASSIGN_OR_RETURN(const std::vector<HostWeight> weights, wire::DecodePacked(packed, field));
@@ -36,51 +36,53 @@ absl::StatusOr<StackPtr> PackStack(const Env& env, const v1::PackedStack& packed
 }
 
 // A projection by its own path, or by the common one.
-std::string PathOf(const v1::GatedMlpRef& mlp, const std::string& own, absl::string_view name) {
+std::string ProjectionPath(const v1::GatedMlpRef& mlp, const std::string& own,
+                           absl::string_view name) {
   return own.empty() ? absl::StrCat(mlp.path(), ".", name) : own;
 }
 
 }  // namespace
 
-absl::Status MaybeNotYet(const Env& env, absl::string_view model, const absl::Status& status) {
+absl::Status UnavailableWhileStarting(const Env& env, absl::string_view model,
+                                      const absl::Status& status) {
   if (!absl::IsNotFound(status) || !env.starting.load()) return status;
   return absl::UnavailableError(absl::StrCat("model \"", model,
                                              "\": the server is still loading its models; try "
                                              "again when its health is SERVING"));
 }
 
-absl::StatusOr<WeightPtr> OneWeight::FindRef(const Env& env, const v1::WeightRef& ref) {
+absl::StatusOr<WeightPtr> WeightLookup::FindRef(const Env& env, const v1::WeightRef& ref) {
   absl::StatusOr<WeightPtr> weight = env.models->FindWeight(ref.model(), ref.weight());
-  if (!weight.ok()) return MaybeNotYet(env, ref.model(), weight.status());
+  if (!weight.ok()) return UnavailableWhileStarting(env, ref.model(), weight.status());
   return weight;
 }
 
-absl::StatusOr<WeightPtr> OneWeight::Pack(const Env& env, const v1::PackedWeight& packed) {
+absl::StatusOr<WeightPtr> WeightLookup::Pack(const Env& env, const v1::PackedWeight& packed) {
   AWQD_ASSIGN_OR_RETURN(const HostWeight weight, wire::DecodePacked(packed));
   return env.engine->Prepare(weight);
 }
 
-v1::WeightRef OneWeight::Known(const v1::WeightRef& ref) {
+v1::WeightRef WeightLookup::WithoutUnknownFields(const v1::WeightRef& ref) {
   v1::WeightRef out;
   out.set_model(ref.model());
   out.set_weight(ref.weight());
   return out;
 }
 
-absl::StatusOr<StackPtr> OneStack::Find(const Env& env,
-                                        const v1::GroupedQuantizedMatmulRequest& request) {
+absl::StatusOr<StackPtr> StackLookup::Find(const Env& env,
+                                           const v1::GroupedQuantizedMatmulRequest& request) {
   return FindStack(env, request.weight().model(), request.weight().weight());
 }
 
-absl::StatusOr<StackPtr> OneStack::Pack(const Env& env, const v1::PackedStack& packed) {
+absl::StatusOr<StackPtr> StackLookup::Pack(const Env& env, const v1::PackedStack& packed) {
   const Device* device = nullptr;
   return PackStack(env, packed, "packed", &device);
 }
 
-absl::StatusOr<wire::MlpStacks> MlpProjections::Find(const Env& env,
-                                                     const v1::GatedMlpRequest& request) {
+absl::StatusOr<wire::MlpStacks> MlpLookup::Find(const Env& env,
+                                                const v1::GatedMlpRequest& request) {
   const v1::GatedMlpRef& mlp = request.mlp();
-  const std::string gate = PathOf(mlp, mlp.gate(), "gate_proj");
+  const std::string gate = ProjectionPath(mlp, mlp.gate(), "gate_proj");
   wire::MlpStacks out = {.experts = absl::StrContains(gate, "*")};
   const auto find = [&](const std::string& path) -> absl::StatusOr<StackPtr> {
     if (out.experts) return FindStack(env, mlp.model(), path);
@@ -89,16 +91,15 @@ absl::StatusOr<wire::MlpStacks> MlpProjections::Find(const Env& env,
   };
   const auto found = [&]() -> absl::Status {
     AWQD_ASSIGN_OR_RETURN(out.gate, find(gate));
-    AWQD_ASSIGN_OR_RETURN(out.up, find(PathOf(mlp, mlp.up(), "up_proj")));
-    AWQD_ASSIGN_OR_RETURN(out.down, find(PathOf(mlp, mlp.down(), "down_proj")));
+    AWQD_ASSIGN_OR_RETURN(out.up, find(ProjectionPath(mlp, mlp.up(), "up_proj")));
+    AWQD_ASSIGN_OR_RETURN(out.down, find(ProjectionPath(mlp, mlp.down(), "down_proj")));
     return absl::OkStatus();
   }();
-  if (!found.ok()) return MaybeNotYet(env, mlp.model(), found);
+  if (!found.ok()) return UnavailableWhileStarting(env, mlp.model(), found);
   return out;
 }
 
-absl::StatusOr<wire::MlpStacks> MlpProjections::Pack(const Env& env,
-                                                     const v1::PackedGatedMlp& packed) {
+absl::StatusOr<wire::MlpStacks> MlpLookup::Pack(const Env& env, const v1::PackedGatedMlp& packed) {
   const Device* device = nullptr;
   wire::MlpStacks out = {.experts = packed.gate().experts_size() > 1};
   AWQD_ASSIGN_OR_RETURN(out.gate, PackStack(env, packed.gate(), "packed.gate", &device));
@@ -107,12 +108,12 @@ absl::StatusOr<wire::MlpStacks> MlpProjections::Pack(const Env& env,
   return out;
 }
 
-LogName MlpProjections::Name(const v1::GatedMlpRequest& request) {
+LogName MlpLookup::Name(const v1::GatedMlpRequest& request) {
   const v1::GatedMlpRef& mlp = request.mlp();
   return {mlp.model(), mlp.path().empty() ? mlp.gate() : mlp.path()};
 }
 
-void MlpProjections::KeepName(const v1::GatedMlpRequest& from, v1::GatedMlpRequest* to) {
+void MlpLookup::KeepName(const v1::GatedMlpRequest& from, v1::GatedMlpRequest* to) {
   if (!from.has_mlp()) return;
   to->mutable_mlp()->set_model(from.mlp().model());
   to->mutable_mlp()->set_path(from.mlp().path());

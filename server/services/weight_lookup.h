@@ -1,5 +1,5 @@
-// Sources: what a request names the weights it needs by, and how they are found among the loaded
-// ones or made of those that the request carries.
+// Weight lookup: finds the weights that a request names among the loaded ones, or packs those that
+// the request carries.
 #pragma once
 
 #include <memory>
@@ -17,23 +17,25 @@ namespace awqd::services {
 using WeightPtr = std::shared_ptr<const model::PlacedWeight>;
 using StackPtr = wire::StackPtr;
 
-// What an error becomes while the models asked for at start are loaded: what was not loaded yet is
-// not missing.
-absl::Status MaybeNotYet(const Env& env, absl::string_view model, const absl::Status& status);
+// `status`, but UNAVAILABLE in place of NOT_FOUND while the models asked for at start are loaded:
+// the model may still appear.
+absl::Status UnavailableWhileStarting(const Env& env, absl::string_view model,
+                                      const absl::Status& status);
 
-// Each source has:
-//   Find     the loaded weights. NOT_FOUND unknown model or weight; UNAVAILABLE still loading.
-//   Check    of inline weights, cheap enough for a thread of the loop.
-//   Pack     puts those that passed on a device. Takes long.
-//   Name     what the log says, of a request that names loaded ones.
-//   KeepName leaves that in a request that is otherwise forgotten.
+// Each lookup has:
+//   Find      returns the loaded weights. NOT_FOUND unknown model or weight; UNAVAILABLE still
+//             loading.
+//   Check     checks inline weights; cheap enough for a thread of the loop.
+//   Pack      puts checked inline weights on a device. Takes long.
+//   Name      returns the names that the log says, for a request that names loaded weights.
+//   KeepName  copies these names to a request that otherwise forgets all.
 
 struct LogName {
   std::string model, weight;
 };
 
 // One weight: `weight` or `packed`.
-struct OneWeight {
+struct WeightLookup {
   using Weights = WeightPtr;
   template <typename Request>
   static absl::StatusOr<Weights> Find(const Env& env, const Request& request) {
@@ -49,16 +51,16 @@ struct OneWeight {
   }
   template <typename Request>
   static void KeepName(const Request& from, Request* to) {
-    if (from.has_weight()) *to->mutable_weight() = Known(from.weight());
+    if (from.has_weight()) *to->mutable_weight() = WithoutUnknownFields(from.weight());
   }
 
   static absl::StatusOr<Weights> FindRef(const Env& env, const v1::WeightRef& ref);
-  // Without the unknown fields that a client may have filled it with.
-  static v1::WeightRef Known(const v1::WeightRef& ref);
+  // A client may have filled it with unknown fields.
+  static v1::WeightRef WithoutUnknownFields(const v1::WeightRef& ref);
 };
 
 // The experts of one projection: `weight` or `packed`.
-struct OneStack : OneWeight {
+struct StackLookup : WeightLookup {
   using Weights = StackPtr;
   static absl::StatusOr<Weights> Find(const Env& env,
                                       const v1::GroupedQuantizedMatmulRequest& request);
@@ -69,7 +71,7 @@ struct OneStack : OneWeight {
 };
 
 // The three projections of a gated MLP: `mlp` or `packed`.
-struct MlpProjections {
+struct MlpLookup {
   using Weights = wire::MlpStacks;
   static absl::StatusOr<Weights> Find(const Env& env, const v1::GatedMlpRequest& request);
   static absl::Status Check(const Env& env, const v1::PackedGatedMlp& packed) {
@@ -78,6 +80,21 @@ struct MlpProjections {
   static absl::StatusOr<Weights> Pack(const Env& env, const v1::PackedGatedMlp& packed);
   static LogName Name(const v1::GatedMlpRequest& request);
   static void KeepName(const v1::GatedMlpRequest& from, v1::GatedMlpRequest* to);
+};
+
+// A request that needs none.
+struct NoWeight {
+  struct Weights {};
+  template <typename Request>
+  static absl::StatusOr<Weights> Find(const Env&, const Request&) {
+    return Weights();
+  }
+  template <typename Request>
+  static LogName Name(const Request&) {
+    return {};
+  }
+  template <typename Request>
+  static void KeepName(const Request&, Request*) {}
 };
 
 }  // namespace awqd::services

@@ -1,5 +1,5 @@
-// One function a room.
-#include "server/services/collect.h"
+// CollectSnapshot: one function a room.
+#include "server/obs/snapshot.h"
 
 #include <set>
 #include <string>
@@ -8,6 +8,7 @@
 #include "absl/strings/ascii.h"
 #include "kernels/registry.h"
 #include "server/obs/call_recorder.h"
+#include "server/services/env.h"
 #include "server/transport/admission.h"
 #include "server/transport/call_loop.h"
 
@@ -29,7 +30,7 @@ void AddMethods(const Env& env, obs::Snapshot* out) {
   }
 }
 
-obs::DeviceStats Of(engine::EngineStats stats) {
+obs::DeviceStats ToDeviceStats(engine::EngineStats stats) {
   obs::DeviceStats out;
   out.queued_requests = stats.queued_tasks;
   out.queue_full = stats.queue.refused_full;
@@ -55,7 +56,7 @@ obs::DeviceStats Of(engine::EngineStats stats) {
 void AddDevices(const Env& env, obs::Snapshot* out) {
   for (engine::EngineStats& stats : env.engine->stats()) {
     const Device& device = *stats.device;
-    obs::DeviceStats& shown = out->devices.emplace_back(Of(std::move(stats)));
+    obs::DeviceStats& shown = out->devices.emplace_back(ToDeviceStats(std::move(stats)));
     shown.id = device.info().id;
     shown.name = device.info().name;
     shown.pci_bus_id = device.info().pci_bus_id;
@@ -66,7 +67,7 @@ void AddDevices(const Env& env, obs::Snapshot* out) {
   }
 }
 
-std::vector<std::string> Kernels(const model::Model& model) {
+std::vector<std::string> ListKernels(const model::Model& model) {
   std::set<absl::string_view> names;
   for (const auto& [path, weight] : model.weights) {
     for (const PlanEntry& entry : weight->parts.front().weight->plan.matmul) {
@@ -94,13 +95,13 @@ void AddModels(const Env& env, Plans plans, obs::Snapshot* out) {
     for (const auto& [device, bytes] : model.bytes_on) {
       shown.bytes.emplace_back(device->info().id, bytes);
     }
-    if (plans == Plans::kIncluded) shown.kernels = Kernels(model);
+    if (plans == Plans::kIncluded) shown.kernels = ListKernels(model);
   }
 }
 
 }  // namespace
 
-obs::Snapshot Collect(const Env& env, Plans plans) {
+obs::Snapshot CollectSnapshot(const Env& env, Plans plans) {
   obs::Snapshot out;
   out.time = absl::Now();
   out.version = AWQD_VERSION;

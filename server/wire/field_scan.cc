@@ -1,5 +1,5 @@
 // Goes where the generated parser would, and so no further than the messages that it knows.
-#include "server/wire/sieve.h"
+#include "server/wire/field_scan.h"
 
 #include <utility>
 
@@ -15,7 +15,7 @@ using google::protobuf::FieldDescriptor;
 
 // A varint has at most so many bytes.
 constexpr int64_t kVarintBytes = 10;
-// Of a packed varint in memory: the parser doubles its array until the values fit.
+// The memory of a packed varint: the parser doubles its array until the values fit.
 constexpr int64_t kBytesOfValue = 2 * static_cast<int64_t>(sizeof(int64_t));
 
 bool IsVarint(const FieldDescriptor& field) {
@@ -32,36 +32,36 @@ bool IsVarint(const FieldDescriptor& field) {
   }
 }
 
-// The object that a message within the message becomes, and what an unknown field that is a number
-// becomes, of two bytes each.
+// The object that the parser makes from a message within the message, and the one that it makes
+// from an unknown number. Each may have two bytes on the wire.
 constexpr int64_t kBytesOfMessage = 128;
 constexpr int64_t kBytesOfUnknown = 32;
 
-class Sieve {
+class FieldScanner {
  public:
-  Sieve(Pieces pieces, PayloadPlace payload) : reader_(pieces), payload_(payload) {}
+  FieldScanner(Pieces pieces, PayloadPlace payload) : reader_(pieces), payload_(payload) {}
 
-  bool Passes(const Descriptor& type, int64_t end) {
+  bool Scan(const Descriptor& type, int64_t end) {
     while (reader_.position() < end) {
       Field field;
       if (++fields_ > kMaxFields || !reader_.Next(end, &field)) return false;
-      if (!PassesOne(type, field)) return false;
+      if (!ScanField(type, field)) return false;
     }
     return true;
   }
 
-  Sifted TakeFound() { return std::move(found_); }
+  FieldScan TakeResult() { return std::move(found_); }
 
  private:
-  bool PassesOne(const Descriptor& type, const Field& field) {
+  bool ScanField(const Descriptor& type, const Field& field) {
     const FieldDescriptor* known = type.FindFieldByNumber(static_cast<int>(field.number));
     if (known == nullptr) found_.parsed_bytes += kBytesOfUnknown;
-    if (field.bytes < 0) return reader_.Pass(field);
+    if (field.bytes < 0) return reader_.SkipContents(field);
     if (known != nullptr && known->message_type() != nullptr) {
       found_.parsed_bytes += kBytesOfMessage;
       const bool around_payload = ++depth_ == 1 && known->number() == payload_.message;
       in_payload_message_ |= around_payload;
-      const bool fine = Passes(*known->message_type(), field.end);
+      const bool fine = Scan(*known->message_type(), field.end);
       in_payload_message_ &= !around_payload;
       --depth_;
       if (!fine && !found_.crowded_field.empty()) {
@@ -69,9 +69,9 @@ class Sieve {
       }
       return fine;
     }
-    if (known != nullptr && known->is_packable()) return PassesPacked(type, *known, field);
+    if (known != nullptr && known->is_packable()) return ScanPacked(type, *known, field);
     if (!IsPayload(field)) found_.parsed_bytes += field.bytes;
-    return reader_.Pass(field);
+    return reader_.SkipContents(field);
   }
 
   bool IsPayload(const Field& field) const {
@@ -79,18 +79,18 @@ class Sieve {
     return payload_.message == 0 ? depth_ == 0 : depth_ == 1 && in_payload_message_;
   }
 
-  bool PassesPacked(const Descriptor& type, const FieldDescriptor& known, const Field& field) {
+  bool ScanPacked(const Descriptor& type, const FieldDescriptor& known, const Field& field) {
     const bool payload = &type == v1::IntValues::descriptor() ||
                          &type == v1::FloatValues::descriptor() ||
                          &type == inference::InferTensorContents::descriptor();
     if (!IsVarint(known)) {
       found_.parsed_bytes += field.bytes;
-      return reader_.Pass(field);
+      return reader_.SkipContents(field);
     }
     const bool crowded = !payload && field.bytes > kVarintBytes * (kMaxFields - fields_);
     int64_t values = 0;
     if (!crowded) {
-      if (!reader_.PassCounting(field, &values)) return false;
+      if (!reader_.SkipCounting(field, &values)) return false;
       if (!payload) fields_ += static_cast<int>(values);
     }
     if (crowded || fields_ > kMaxFields) {
@@ -107,7 +107,7 @@ class Sieve {
   int fields_ = 0;
   int depth_ = 0;
   bool in_payload_message_ = false;
-  Sifted found_;
+  FieldScan found_;
 };
 
 }  // namespace
@@ -118,10 +118,10 @@ int64_t SizeOfAll(Pieces pieces) {
   return size;
 }
 
-Sifted Sift(Pieces pieces, const Descriptor& type, PayloadPlace payload) {
-  Sieve sieve(pieces, payload);
-  const bool passes = sieve.Passes(type, SizeOfAll(pieces));
-  Sifted found = sieve.TakeFound();
+FieldScan ScanFields(Pieces pieces, const Descriptor& type, PayloadPlace payload) {
+  FieldScanner scanner(pieces, payload);
+  const bool passes = scanner.Scan(type, SizeOfAll(pieces));
+  FieldScan found = scanner.TakeResult();
   found.passes = passes;
   return found;
 }

@@ -1,5 +1,5 @@
-// What two snapshots say of the time between them.
-#include "server/services/orca/utilization_meter.h"
+// Reports from two snapshots, and the snapshots of a running server.
+#include "server/services/orca/utilization.h"
 
 #include <algorithm>
 #include <initializer_list>
@@ -17,7 +17,7 @@ struct Sums {
   int64_t requests = 0, tokens = 0, queue_ns = 0, compute_ns = 0;
 };
 
-// Of both protocols.
+// Whether it is a method of inference, of either protocol.
 bool IsInference(absl::string_view method) {
   return absl::StrContains(method, "Inference/") || absl::EndsWith(method, "/ModelInfer") ||
          absl::EndsWith(method, "/ModelStreamInfer");
@@ -29,7 +29,7 @@ constexpr std::initializer_list<absl::StatusCode> kServersFault = {
     absl::StatusCode::kResourceExhausted, absl::StatusCode::kInternal,
     absl::StatusCode::kUnavailable,       absl::StatusCode::kDataLoss};
 
-Sums SumsOf(const obs::Snapshot& snapshot) {
+Sums AddUp(const obs::Snapshot& snapshot) {
   Sums out;
   for (const obs::MethodStats& method : snapshot.methods) {
     if (!IsInference(method.method)) continue;
@@ -47,27 +47,29 @@ Sums SumsOf(const obs::Snapshot& snapshot) {
   return out;
 }
 
-double Share(double value, double of) { return of > 0 ? std::clamp(value / of, 0.0, 1.0) : 0; }
+double ComputeRatio(double value, double of) {
+  return of > 0 ? std::clamp(value / of, 0.0, 1.0) : 0;
+}
 
-double MemoryShare(const obs::Snapshot& snapshot) {
+double ComputeMemoryRatio(const obs::Snapshot& snapshot) {
   int64_t bytes = 0, free = 0;
   for (const obs::DeviceStats& device : snapshot.devices) {
     bytes += device.memory_bytes;
     free += device.free_bytes;
   }
-  return Share(static_cast<double>(bytes - free), static_cast<double>(bytes));
+  return ComputeRatio(static_cast<double>(bytes - free), static_cast<double>(bytes));
 }
 
-int64_t Working(const obs::Snapshot& snapshot) {
+int64_t CountWorkingDevices(const obs::Snapshot& snapshot) {
   return std::count_if(snapshot.devices.begin(), snapshot.devices.end(),
                        [](const obs::DeviceStats& device) { return device.healthy; });
 }
 
 }  // namespace
 
-Report Between(const obs::Snapshot& before, const obs::Snapshot& now, absl::Duration elapsed,
-               int cores) {
-  const Sums from = SumsOf(before), to = SumsOf(now);
+Report ComputeReport(const obs::Snapshot& before, const obs::Snapshot& now, absl::Duration elapsed,
+                     int cores) {
+  const Sums from = AddUp(before), to = AddUp(now);
   const double seconds = absl::ToDoubleSeconds(elapsed);
   const auto rate = [&](int64_t Sums::*sum) {
     return seconds > 0 ? static_cast<double>(to.*sum - from.*sum) / seconds : 0;
@@ -78,15 +80,16 @@ Report Between(const obs::Snapshot& before, const obs::Snapshot& now, absl::Dura
     longest = std::max(longest, device.queued_requests);
   }
   Report out;
-  out.set_cpu_utilization(Share(absl::ToDoubleSeconds(now.process.cpu - before.process.cpu),
-                                seconds * static_cast<double>(cores)));
-  out.set_mem_utilization(MemoryShare(now));
+  out.set_cpu_utilization(ComputeRatio(absl::ToDoubleSeconds(now.process.cpu - before.process.cpu),
+                                       seconds * static_cast<double>(cores)));
+  out.set_mem_utilization(ComputeMemoryRatio(now));
   auto& utilization = *out.mutable_utilization();
-  utilization["devices"] = Share(rate(&Sums::compute_ns) * 1e-9, static_cast<double>(Working(now)));
+  utilization["devices"] =
+      ComputeRatio(rate(&Sums::compute_ns) * 1e-9, static_cast<double>(CountWorkingDevices(now)));
   utilization["queue"] =
-      Share(static_cast<double>(longest), static_cast<double>(now.queue_limit_requests));
-  utilization["in_flight_bytes"] = Share(static_cast<double>(now.in_flight_bytes),
-                                         static_cast<double>(now.in_flight_limit_bytes));
+      ComputeRatio(static_cast<double>(longest), static_cast<double>(now.queue_limit_requests));
+  utilization["in_flight_bytes"] = ComputeRatio(static_cast<double>(now.in_flight_bytes),
+                                                static_cast<double>(now.in_flight_limit_bytes));
   for (const auto& [name, share] : utilization) {
     out.set_application_utilization(std::max(out.application_utilization(), share));
   }
@@ -101,18 +104,18 @@ Report Between(const obs::Snapshot& before, const obs::Snapshot& now, absl::Dura
   return out;
 }
 
-UtilizationMeter::UtilizationMeter(std::function<obs::Snapshot()> collect, int cores)
+UtilizationStatistics::UtilizationStatistics(std::function<obs::Snapshot()> collect, int cores)
     : collect_(std::move(collect)),
       cores_(cores),
       taken_(std::chrono::steady_clock::now()),
       snapshot_(collect_()) {
   auto reading = std::make_shared<Reading>();
-  reading->report = Between(snapshot_, snapshot_, absl::ZeroDuration(), cores_);
+  reading->report = ComputeReport(snapshot_, snapshot_, absl::ZeroDuration(), cores_);
   reading->bytes = reading->report.SerializeAsString();
   reading_ = std::move(reading);
 }
 
-std::shared_ptr<const UtilizationMeter::Reading> UtilizationMeter::Latest() {
+std::shared_ptr<const UtilizationStatistics::Reading> UtilizationStatistics::Latest() {
   {
     MutexLock lock(&mu_);
     const auto age = std::chrono::steady_clock::now() - taken_;
@@ -122,7 +125,7 @@ std::shared_ptr<const UtilizationMeter::Reading> UtilizationMeter::Latest() {
   return Replace();
 }
 
-std::shared_ptr<const UtilizationMeter::Reading> UtilizationMeter::Replace() {
+std::shared_ptr<const UtilizationStatistics::Reading> UtilizationStatistics::Replace() {
   const absl::Cleanup others_may = [this] {
     MutexLock lock(&mu_);
     collecting_ = false;
@@ -135,7 +138,7 @@ std::shared_ptr<const UtilizationMeter::Reading> UtilizationMeter::Replace() {
     before = taken_;
   }
   auto reading = std::make_shared<Reading>();
-  reading->report = Between(snapshot_, snapshot, absl::FromChrono(now - before), cores_);
+  reading->report = ComputeReport(snapshot_, snapshot, absl::FromChrono(now - before), cores_);
   reading->bytes = reading->report.SerializeAsString();
   snapshot_ = std::move(snapshot);
   MutexLock lock(&mu_);

@@ -1,9 +1,9 @@
-// Reads requests, keeps their flows, writes their answers.
+// StreamHandler: reads requests, keeps their handlers, writes their answers.
 //
-// Memory is bounded by not reading: an item counts, with its objects and the answer that it will
-// have, from its read until its answer was written, so a client that does not read its answers
-// stops being read as well.
-#include "server/services/request_stream.h"
+// It bounds memory by not reading. A request counts, with its objects and the answer that is
+// expected, from its read until its answer was written. So a client that does not read its answers
+// is not read either.
+#include "server/services/call_handlers.h"
 
 #include <algorithm>
 #include <deque>
@@ -21,11 +21,11 @@
 namespace awqd::services {
 namespace {
 
-class RequestStream final : public transport::Reactor,
-                            public std::enable_shared_from_this<RequestStream> {
+class StreamHandler final : public transport::Reactor,
+                            public std::enable_shared_from_this<StreamHandler> {
  public:
   // `objects`: a lease of the call, of nothing yet.
-  RequestStream(const Env& env, transport::StreamCall* call, StreamProtocol protocol,
+  StreamHandler(const Env& env, transport::StreamCall* call, StreamProtocol protocol,
                 transport::ByteLease objects)
       : env_(env), call_(call), protocol_(std::move(protocol)), objects_(std::move(objects)) {}
 
@@ -52,12 +52,12 @@ class RequestStream final : public transport::Reactor,
         FinishIfIdle();
         return;
       }
-      item = Accept();
+      item = AcceptItem();
     }
-    item->flow->Start(&item->message, env_.gate);
+    item->handler->Start(&item->message, env_.gate);
     MutexLock lock(&mu_);
-    Recount(*item);
-    item->parsed_elsewhere = !item->answered && item->flow->parsed_elsewhere();
+    UpdateBytes(*item);
+    item->parsing_elsewhere = !item->answered && item->handler->is_large();
     reading_ = false;  // not before: what the item will hold is known only now
     ReadMore();
   }
@@ -66,7 +66,7 @@ class RequestStream final : public transport::Reactor,
     MutexLock lock(&mu_);
     writing_ = false;
     if (!ok) half_closed_ = true;  // the client is gone; what is in flight still has to come back
-    Drop(answers_.front());
+    RemoveItem(answers_.front());
     answers_.pop_front();
     WriteNext();
     ReadMore();
@@ -74,22 +74,22 @@ class RequestStream final : public transport::Reactor,
   }
 
   void OnCancel() override {
-    std::vector<std::shared_ptr<RequestFlow>> flows;
+    std::vector<std::shared_ptr<RequestHandler>> handlers;
     {
       MutexLock lock(&mu_);
       cancelled_ = true;
       half_closed_ = true;
-      for (const auto& item : items_) flows.push_back(item->flow);
+      for (const auto& item : items_) handlers.push_back(item->handler);
     }
-    for (const auto& flow : flows) flow->Cancel();
+    for (const auto& handler : handlers) handler->Cancel();
     MutexLock lock(&mu_);
     FinishIfIdle();
   }
 
-  void OnDone() override { const std::shared_ptr<RequestStream> last = std::move(self_); }
+  void OnDone() override { const std::shared_ptr<StreamHandler> last = std::move(self_); }
 
  private:
-  // Nothing more is read; what was is answered, then the stream ends.
+  // Nothing more is read. The requests that were read are answered, then the stream ends.
   void Drain() {
     MutexLock lock(&mu_);
     drained_ = !half_closed_;
@@ -100,19 +100,19 @@ class RequestStream final : public transport::Reactor,
   struct Item {
     grpc::ByteBuffer message;
     grpc::ByteBuffer answer;
-    std::shared_ptr<RequestFlow> flow;
+    std::shared_ptr<RequestHandler> handler;
     int64_t bytes = 0;
-    bool parsed_elsewhere = false;
+    bool parsing_elsewhere = false;
     bool answered = false;
-    bool dropped = false;
+    bool removed = false;
   };
   using ItemPtr = std::shared_ptr<Item>;
 
-  // Turns the message just read into an item in flight. The caller starts its flow without the
+  // Turns the message just read into an item in flight. The caller starts its handler without the
   // lock, because the answer may come at once.
-  ItemPtr Accept() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+  ItemPtr AcceptItem() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     ItemPtr item = std::move(next_);
-    item->flow = protocol_.make_flow(
+    item->handler = protocol_.make_handler(
         item->message,
         [self = shared_from_this(), item](const absl::Status& status, grpc::ByteBuffer answer) {
           self->OnAnswer(item, status, std::move(answer));
@@ -124,39 +124,39 @@ class RequestStream final : public transport::Reactor,
 
   void OnAnswer(const ItemPtr& item, const absl::Status& status, grpc::ByteBuffer answer) {
     if (!status.ok()) {
-      answer = protocol_.error(item->flow->request_id(), status);
-      item->flow->HoldError(static_cast<int64_t>(answer.Length()));
+      answer = protocol_.encode_error(item->handler->request_id(), status);
+      item->handler->HoldError(static_cast<int64_t>(answer.Length()));
     }
     MutexLock lock(&mu_);
     item->answer.Swap(&answer);
     item->answered = true;
-    item->parsed_elsewhere = false;
-    Recount(*item);
-    Queue(item);
+    item->parsing_elsewhere = false;
+    UpdateBytes(*item);
+    QueueAnswer(item);
     WriteNext();
     ReadMore();  // an answer may hold less than its request did
     FinishIfIdle();
   }
 
   // An answered item leaves at once, or once all before it are answered.
-  void Queue(const ItemPtr& item) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+  void QueueAnswer(const ItemPtr& item) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     if (!protocol_.in_order) return answers_.push_back(item);
     for (; !order_.empty() && order_.front()->answered; order_.pop_front()) {
       answers_.push_back(std::move(order_.front()));
     }
   }
 
-  // What the item holds changes when its flow has started, and when it has ended.
-  void Recount(Item& item) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    if (item.dropped) return;
-    const int64_t bytes = item.flow->held_bytes();
+  // The item's bytes change when its handler has started, and when it has ended.
+  void UpdateBytes(Item& item) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    if (item.removed) return;
+    const int64_t bytes = item.handler->held_bytes();
     bytes_ += bytes - item.bytes;
     item.bytes = bytes;
   }
 
   void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     while (cancelled_ && !writing_ && !answers_.empty()) {
-      Drop(answers_.front());
+      RemoveItem(answers_.front());
       answers_.pop_front();
     }
     if (writing_ || answers_.empty()) return;
@@ -164,32 +164,32 @@ class RequestStream final : public transport::Reactor,
     call_->StartWrite(answers_.front()->answer);
   }
 
-  void Drop(const ItemPtr& item) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+  void RemoveItem(const ItemPtr& item) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     bytes_ -= item->bytes;
-    item->dropped = true;
+    item->removed = true;
     items_.erase(item);
     objects_.ShrinkTo(ObjectBytes());
   }
 
-  // What is parsed off the loop waits there with others. A stream has one such message at a time:
-  // more would only hold memory. The same holds for an error that the budget has no room for.
+  // A message that is parsed off the loop waits there with others. A stream has one such message at
+  // a time: more would only hold memory. The same holds for an error that the budget has no room for.
   void ReadMore() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     if (std::any_of(items_.begin(), items_.end(), [](const ItemPtr& item) {
-          return item->parsed_elsewhere || (item->answered && item->bytes == 0);
+          return item->parsing_elsewhere || (item->answered && item->bytes == 0);
         })) {
       return;
     }
     const bool full = static_cast<int64_t>(items_.size()) >= env_.options.stream_in_flight ||
                       (!items_.empty() && bytes_ >= env_.options.stream_in_flight_bytes);
     if (reading_ || half_closed_ || finished_ || full) return;
-    // One item is let in whatever others hold: what it asks for says whether there is room.
+    // One item is always let in: its own demand says whether there is room.
     if (!objects_.Resize(ObjectBytes(), "requests of a stream").ok() && !items_.empty()) return;
     next_ = std::make_shared<Item>();
     reading_ = true;
     call_->StartRead(&next_->message);
   }
 
-  // Flows take so much beside their messages and answers.
+  // A handler takes so much beside its message and answer.
   int64_t ObjectBytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     constexpr int64_t kOfOne = 4 << 10;
     return static_cast<int64_t>(items_.size()) * kOfOne;
@@ -209,7 +209,7 @@ class RequestStream final : public transport::Reactor,
   const Env& env_;
   transport::StreamCall* const call_;
   const StreamProtocol protocol_;
-  std::shared_ptr<RequestStream> self_;  // gRPC's share
+  std::shared_ptr<StreamHandler> self_;  // gRPC's share
   Mutex mu_;
   ItemPtr next_ ABSL_GUARDED_BY(mu_);                 // the message being read
   std::set<ItemPtr> items_ ABSL_GUARDED_BY(mu_);      // read and not yet answered
@@ -228,12 +228,12 @@ class RequestStream final : public transport::Reactor,
 
 }  // namespace
 
-void StartRequestStream(const Env& env, transport::StreamCall* call, StreamProtocol protocol) {
+void HandleStream(const Env& env, transport::StreamCall* call, StreamProtocol protocol) {
   absl::StatusOr<transport::ByteLease> objects =
       env.in_flight->AcquireBytes(call->charge(), 0, "requests of a stream");
   if (!objects.ok()) return call->Finish(wire::ToGrpc(objects.status()));
   const auto stream =
-      std::make_shared<RequestStream>(env, call, std::move(protocol), *std::move(objects));
+      std::make_shared<StreamHandler>(env, call, std::move(protocol), *std::move(objects));
   call->SetReactor(stream.get());
   // Without memory from here on the call would be left to a stream that is gone: the process ends.
   const auto start = [&]() noexcept { stream->Start(); };

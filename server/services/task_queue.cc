@@ -1,5 +1,5 @@
 // Threads that may block, so that gRPC's never have to.
-#include "server/services/worker.h"
+#include "server/services/task_queue.h"
 
 #include <utility>
 
@@ -7,27 +7,27 @@
 
 namespace awqd::services {
 
-Worker::Worker(std::string what, int threads, int64_t max_queued)
+TaskQueue::TaskQueue(std::string what, int threads, int64_t max_queued)
     : what_(std::move(what)), max_queued_(max_queued) {
-  for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { Loop(); });
+  for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { RunTasks(); });
 }
 
-Worker::~Worker() { Stop(); }
+TaskQueue::~TaskQueue() { Stop(); }
 
-absl::Status Worker::Run(std::function<void()> job) {
+absl::Status TaskQueue::Run(std::function<void()> task) {
   MutexLock lock(&mu_);
   if (stopping_) return absl::UnavailableError("the server is shutting down");
-  if (static_cast<int64_t>(jobs_.size()) >= max_queued_) {
-    return absl::ResourceExhaustedError(absl::StrCat(what_, ": got ", jobs_.size(),
+  if (static_cast<int64_t>(tasks_.size()) >= max_queued_) {
+    return absl::ResourceExhaustedError(absl::StrCat(what_, ": got ", tasks_.size(),
                                                      " waiting, expected fewer than ", max_queued_,
                                                      "; try again later"));
   }
-  jobs_.push_back(std::move(job));
+  tasks_.push_back(std::move(task));
   changed_.NotifyOne();
   return absl::OkStatus();
 }
 
-void Worker::Stop() {
+void TaskQueue::Stop() {
   {
     MutexLock lock(&mu_);
     stopping_ = true;
@@ -38,17 +38,17 @@ void Worker::Stop() {
   }
 }
 
-void Worker::Loop() {
+void TaskQueue::RunTasks() {
   for (;;) {
-    std::function<void()> job;
+    std::function<void()> task;
     {
       MutexLock lock(&mu_);
-      while (!stopping_ && jobs_.empty()) changed_.Wait(&mu_);
-      if (jobs_.empty()) return;
-      job = std::move(jobs_.front());
-      jobs_.pop_front();
+      while (!stopping_ && tasks_.empty()) changed_.Wait(&mu_);
+      if (tasks_.empty()) return;
+      task = std::move(tasks_.front());
+      tasks_.pop_front();
     }
-    job();
+    task();
   }
 }
 

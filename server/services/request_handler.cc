@@ -1,0 +1,174 @@
+// Whether a request is wanted, the bytes that it holds, and its one end.
+#include "server/services/request_handler.h"
+
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status.h"
+#include "server/wire/matmul_wire.h"
+#include "server/wire/status.h"
+
+namespace awqd::services {
+namespace {
+
+// Parsing so much takes a fraction of a millisecond.
+constexpr int64_t kLargeBytes = int64_t{1} << 20;
+
+}  // namespace
+
+void TaskSlot::Set(engine::TaskHandle handle) {
+  {
+    MutexLock lock(&mu_);
+    if (!cancelled_) {
+      handle_ = std::move(handle);
+      return;
+    }
+  }
+  handle.Cancel();
+}
+
+void TaskSlot::Cancel() {
+  engine::TaskHandle handle;
+  {
+    MutexLock lock(&mu_);
+    cancelled_ = true;
+    handle = handle_;
+  }
+  handle.Cancel();
+}
+
+RequestHandler::RequestHandler(const Env& env, absl::string_view method,
+                               transport::ServerCall* call)
+    : env_(env),
+      deadline_(call->deadline()),
+      notes_(call->notes()),
+      span_(call->span()),
+      charge_(call->request_charge()) {
+  log_.method = method;
+}
+
+void RequestHandler::Start(grpc::ByteBuffer* message, const transport::Drain* gate) {
+  const auto self = shared_from_this();  // the answer may come, and the call end, before we return
+  const absl::Status status = CatchExceptions([&] { return Begin(message, gate); });
+  if (status.ok()) return;
+  message->Clear();  // when it was not even looked at
+  EndRequest(status);
+}
+
+void RequestHandler::HoldError(int64_t bytes) {
+  if (!lease_.Resize(bytes, "error").ok()) lease_.ShrinkTo(0);
+  UpdateHeldBytes();
+}
+
+absl::Status RequestHandler::CheckStillWanted() const {
+  if (deadline_ <= absl::Now()) return absl::DeadlineExceededError("the deadline has passed");
+  if (slot_.cancelled()) return absl::CancelledError("the client cancelled the call");
+  return absl::OkStatus();
+}
+
+// Memory is asked for before anything is parsed or copied: gRPC holds the message by now, but
+// nothing more has been spent on it.
+absl::Status RequestHandler::AdmitMessage(grpc::ByteBuffer* message,
+                                          const google::protobuf::Descriptor& type,
+                                          wire::PayloadPlace payload) {
+  const auto bytes = static_cast<int64_t>(message->Length());
+  const int64_t limit = env_.options.transport.max_receive_message_bytes;
+  log_.bytes_in = bytes;
+  message_.TakeSlices(message);
+  if (bytes > limit) {
+    return wire::WithField(absl::ResourceExhaustedError(
+                               absl::StrCat("request: got ", bytes, " bytes, expected at most ",
+                                            limit, " (the server's max_receive_message_bytes)")),
+                           "request");
+  }
+  AWQD_ASSIGN_OR_RETURN(lease_, env_.in_flight->AcquireBytes(charge_, bytes, "request"));
+  AWQD_ASSIGN_OR_RETURN(parsed_bytes_, wire::ParsedBytes(message_.pieces(), type, payload));
+  return lease_.Grow(parsed_bytes_, "request, once it is parsed");
+}
+
+bool RequestHandler::is_large() const { return parsed_bytes_ > kLargeBytes; }
+
+absl::Status RequestHandler::RunParse(std::function<absl::Status()> parse) {
+  if (!is_large()) return parse();
+  return env_.parsings->Run([this, self = shared_from_this(), parse = std::move(parse)] {
+    RunGuarded([&]() -> absl::Status {
+      AWQD_RETURN_IF_ERROR(CheckStillWanted());
+      return parse();
+    });
+  });
+}
+
+absl::Status RequestHandler::AdmitPacked(const wire::PackedSize& size) {
+  AWQD_RETURN_IF_ERROR(wire::CheckPrepared(size, env_.options.max_inline_weight_bytes));
+  return lease_.Grow(size.decoded + size.prepared + size.plans,
+                     "packed, once it is decoded and prepared");
+}
+
+absl::StatusOr<engine::Payload> RequestHandler::PrepareToSend(const engine::Payload& result,
+                                                              int64_t* extra) {
+  const int64_t others = result.kept_size() - result.size();
+  // Small ones are copied when they are encoded.
+  if (result.size() < wire::kSendInPlaceBytes || others == 0) return result;
+  if (lease_.GrowFromSpare(others)) {
+    *extra = others;
+    return result;
+  }
+  AWQD_ASSIGN_OR_RETURN(engine::Payload copy, env_.engine->staging().Get(result.size()));
+  std::memcpy(copy.data(), result.data(), result.size());
+  env_.engine->staging().CountCopy(result.size());
+  return copy;
+}
+
+absl::Status RequestHandler::Submit(std::unique_ptr<engine::Work> work,
+                                    engine::SubmitOptions options, engine::TaskDone done) {
+  // Only the first of several blocks: the timestamps of the request begin with it.
+  if (log_.moments.submitted == absl::InfinitePast()) log_.moments.submitted = absl::Now();
+  options.call = span_;
+  if (use_ == nullptr && !work->weights().empty()) use_ = work->weights().front()->use;
+  AWQD_ASSIGN_OR_RETURN(engine::TaskHandle handle,
+                        env_.engine->Submit(std::move(work), options, std::move(done)));
+  slot_.Set(std::move(handle));
+  return absl::OkStatus();
+}
+
+void RequestHandler::CountUse(const absl::Status& status) {
+  constexpr auto kOrder = std::memory_order_relaxed;
+  const int64_t took = absl::ToInt64Nanoseconds(absl::Now() - started_);
+  (status.ok() ? use_->succeeded : use_->refused).fetch_add(1, kOrder);
+  (status.ok() ? use_->succeeded_ns : use_->refused_ns).fetch_add(took, kOrder);
+}
+
+void RequestHandler::EndRequest(const absl::Status& status) {
+  if (ended_.exchange(true)) return;
+  if (!status.ok()) message_.Free();
+  if (use_ != nullptr) CountUse(status);
+  const absl::Status visible = wire::ForClient(EncodeError(status));
+  if (obs::LogsRequests()) Log(visible);
+  SendEnd(visible);
+}
+
+void RequestHandler::LogEnd(const std::string& request_id, LogName name,
+                            const absl::Status& status) {
+  // One byte more than a log shows of a name, so that it says what was cut. A client may send
+  // megabytes, and the handler stays until its answer is taken.
+  constexpr size_t kLoggedBytes = 257;
+  log_.request_id = request_id.substr(0, kLoggedBytes);
+  log_.model = std::move(name.model);
+  log_.weight = std::move(name.weight);
+  for (std::string* text : {&log_.model, &log_.weight}) {
+    if (text->size() > kLoggedBytes) *text = text->substr(0, kLoggedBytes);  // frees the rest
+  }
+  log_.queue_us = report_.queue_us;
+  log_.compute_us = report_.compute_us;
+  log_.kernel = report_.kernel;
+  log_.batch = {report_.batch_id, report_.batch_tokens, report_.batch_requests,
+                std::move(report_.batch_calls)};
+  log_.moments.begun = started_;
+  log_.moments.settled = absl::Now();
+  log_.total_us = absl::ToInt64Microseconds(log_.moments.settled - started_);
+  obs::LogRequest(log_, status);
+  notes_->Add(log_);
+}
+
+}  // namespace awqd::services
