@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "kernels/base/status.h"
-#include "server/model/model_folders.h"
 #include "server/otlp/otlp_exporter.h"
+#include "server/repository/model_folders.h"
 
 namespace awqd {
 namespace {

@@ -23,16 +23,16 @@
 #include "server/engine/routing_engine.h"
 #include "server/http_caller.h"
 #include "server/idle_memory.h"
-#include "server/idle_models.h"
-#include "server/model/model_store.h"
 #include "server/obs/logging.h"
 #include "server/obs/metrics_server.h"
 #include "server/obs/terminal.h"
 #include "server/open_devices.h"
 #include "server/pause.h"
-#include "server/repository_watch.h"
+#include "server/repository/idle_unloader.h"
+#include "server/repository/model_store.h"
+#include "server/repository/reconciler.h"
+#include "server/repository/startup_loads.h"
 #include "server/services/rpc_server.h"
-#include "server/start_models.h"
 #include "server/transport/call_gate.h"
 
 namespace awqd {
@@ -93,11 +93,13 @@ class ServerImpl final : public Server {
     AWQD_ASSIGN_OR_RETURN(devices_, OpenDevices(options_, open_device));
     std::vector<Device*> devices;
     for (const OpenedDevice& opened : devices_) devices.push_back(opened.device.get());
-    models_ = std::make_unique<model::ModelStore>(
-        model::ModelFolders(options_.model_repository, options_.models), devices, options_.sharding,
+    models_ = std::make_unique<repository::ModelStore>(
+        repository::ModelFolders(options_.model_repository, options_.models), devices,
+        options_.sharding,
         [](absl::string_view line) { obs::LogLimited(obs::LogLevel::kInfo, line, {}); },
         obs::ShowsStatusLine() ? model::ProgressLog(obs::ShowStatusLine) : nullptr);
-    AWQD_ASSIGN_OR_RETURN(std::vector<std::string> names, ModelsToLoad(options_, *models_));
+    AWQD_ASSIGN_OR_RETURN(std::vector<std::string> names,
+                          repository::ChooseModels(options_.load_models, *models_));
     AWQD_ASSIGN_OR_RETURN(auto engines, MakeEngines(devices, options_.engine));
     engine_ = engine::MakeRoutingEngine(std::move(engines));
     models_->set_before_serving(
@@ -121,8 +123,8 @@ class ServerImpl final : public Server {
         [this, names = std::move(names)] { options_.watch.on ? Watch(names) : LoadAll(names); });
     if (options_.idle_unload < absl::InfiniteDuration()) {
       idle_ = std::thread([this] {
-        IdleModels models(options_.idle_unload, options_.pinned, models_.get());
-        while (pause_.For(models.interval())) models.Look(absl::Now());
+        repository::IdleUnloader unloader(options_.idle_unload, options_.pinned, models_.get());
+        while (pause_.WaitFor(unloader.interval())) unloader.UnloadIdleModels(absl::Now());
       });
     }
     // Last: whoever reads it may send a signal at once. ThreadSanitizer blocks signals while a
@@ -177,7 +179,8 @@ class ServerImpl final : public Server {
 
   // On the loader thread.
   void LoadAll(const std::vector<std::string>& names) {
-    const LoadedAtStart result = LoadAtStart(names, stopping_, models_.get());
+    const repository::LoadedAtStart result =
+        repository::LoadAtStart(names, stopping_, models_.get());
     if (stopping_) return;
     if (!result.failed.empty() && !options_.keep_going) {
       load_error_ = result.Error();
@@ -200,26 +203,26 @@ class ServerImpl final : public Server {
     load_state_ = LoadState::kDone;
   }
 
-  // On the loader thread, until the server ends. Files that were written to just before the start
-  // are waited for, as long as it takes them to have stood still, and no longer.
+  // On the loader thread, until the server ends. The server is ready once files that were written to
+  // just before the start have been loaded, or after the settle time.
   void Watch(const std::vector<std::string>& names) {
     const bool all = options_.load_models.empty();
-    RepositoryWatch watch(options_.watch.settle, all ? std::vector<std::string>() : names,
-                          models_.get());
+    repository::Reconciler reconciler(options_.watch.settle,
+                                      all ? std::vector<std::string>() : names, models_.get());
     const absl::Time settled = absl::Now() + options_.watch.settle;
     const absl::Duration soon = std::min(options_.watch.interval, absl::Milliseconds(250));
     size_t loaded = 0, failed = 0;
     for (;;) {
       const absl::Time now = absl::Now();
-      const RepositoryWatch::Result result = watch.Look(now);
+      const repository::Reconciler::Result result = reconciler.Reconcile(now);
       loaded += static_cast<size_t>(result.loaded);
       failed += static_cast<size_t>(result.failed);
       if (stopping_) return;
       if (result.waiting == 0 || now >= settled) break;
-      if (!pause_.For(soon)) return;
+      if (!pause_.WaitFor(soon)) return;
     }
     Ready(names.empty(), loaded, failed);
-    while (pause_.For(options_.watch.interval)) watch.Look(absl::Now());
+    while (pause_.WaitFor(options_.watch.interval)) reconciler.Reconcile(absl::Now());
   }
 
   absl::Status WaitForReason(int stop_fd) {
@@ -253,7 +256,7 @@ class ServerImpl final : public Server {
       return absl::InternalError(absl::StrCat("device ", devices_.back().device->info().id,
                                               " faulted; nothing on it can be trusted any more"));
     }
-    const bool whole = working == devices_.size() || models_->AnyWhole();
+    const bool whole = working == devices_.size() || models_->AnyServedWhole();
     if (std::exchange(whole_, whole) != whole) rpc_->SetAbleToServe(whole);
     return absl::OkStatus();
   }
@@ -287,14 +290,14 @@ class ServerImpl final : public Server {
 
   const Options options_;
   std::vector<OpenedDevice> devices_;
-  std::unique_ptr<model::ModelStore> models_;
+  std::unique_ptr<repository::ModelStore> models_;
   std::unique_ptr<engine::Engine> engine_;
   std::unique_ptr<obs::CallRecorder> recorder_;
   std::unique_ptr<services::RpcServer> rpc_;
   mutable Mutex gate_mu_;
   const transport::CallGate* gate_ ABSL_GUARDED_BY(gate_mu_) = nullptr;  // of rpc_
   std::unique_ptr<obs::MetricsServer> metrics_;
-  std::thread loader_;  // loads what the server starts with, then watches if it is to
+  std::thread loader_;  // loads at start, then reconciles with --watch
   std::thread idle_;
   Pause pause_;  // of both
   std::atomic<LoadState> load_state_{LoadState::kLoading};

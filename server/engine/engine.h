@@ -15,8 +15,8 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "kernels/weight.h"
-#include "server/engine/meter.h"
 #include "server/engine/staging.h"
+#include "server/engine/statistics.h"
 #include "server/engine/work.h"
 #include "server/model/placed_weight.h"
 

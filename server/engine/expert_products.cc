@@ -1,9 +1,9 @@
 // The products of a stack: by one kernel for all experts, or one by one.
 #include "kernels/base/status.h"
 #include "kernels/kernels.h"
-#include "server/engine/experts.h"
 #include "server/engine/lane.h"
 #include "server/engine/matmul_work.h"
+#include "server/engine/routed_work.h"
 
 namespace awqd::engine {
 namespace {

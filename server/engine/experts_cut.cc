@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "kernels/base/status.h"
-#include "server/engine/experts.h"
+#include "server/engine/routed_work.h"
 
 namespace awqd::engine {
 namespace {

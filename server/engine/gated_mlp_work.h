@@ -4,7 +4,7 @@
 #include <array>
 #include <memory>
 
-#include "server/engine/experts.h"
+#include "server/engine/routed_work.h"
 
 namespace awqd::engine {
 

@@ -1,11 +1,10 @@
 // Gather: what each part brings, and who answers.
-#include "server/engine/gather.h"
-
 #include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_split.h"
 #include "kernels/base/status.h"
+#include "server/engine/reassembly.h"
 
 namespace awqd::engine {
 

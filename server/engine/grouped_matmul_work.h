@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include "server/engine/experts.h"
+#include "server/engine/routed_work.h"
 
 namespace awqd::engine {
 

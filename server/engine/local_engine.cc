@@ -21,9 +21,9 @@
 #include "kernels/base/status.h"
 #include "kernels/kernels.h"
 #include "server/batching/batch_scheduler.h"
-#include "server/engine/crew.h"
 #include "server/engine/lane.h"
 #include "server/engine/matmul_work.h"
+#include "server/engine/thread_pool.h"
 
 namespace awqd::engine {
 namespace {
@@ -240,7 +240,7 @@ void LocalEngine::Execute(Lane& lane, batching::Batch& batch) {
   report.input_ns = absl::ToInt64Nanoseconds(lane.TakeInputTime());
   meter_.Count(batch, start, status, report);
   const obs::SpanRefs calls = TracedCalls(batch);
-  const std::shared_ptr<model::ModelUse> use = Meter::UseOf(batch);
+  const std::shared_ptr<model::ModelStatistics> use = Meter::UseOf(batch);
   std::vector<Payload> parts(batch.tasks.size());
   int64_t next = 0;
   for (size_t i = 0; status.ok() && i < parts.size(); ++i) {

@@ -9,8 +9,8 @@
 #include "absl/container/inlined_vector.h"
 #include "kernels/base/status.h"
 #include "kernels/kernels.h"
-#include "server/batching/policy.h"
 #include "server/engine/lane.h"
+#include "server/engine/threshold_table.h"
 
 namespace awqd::engine {
 

@@ -1,5 +1,5 @@
 // Copies of blocks and rows, and the sums that end on the host.
-#include "server/engine/join.h"
+#include "server/engine/reassembly.h"
 
 #include <algorithm>
 #include <cstring>

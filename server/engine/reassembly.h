@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "kernels/types.h"
-#include "server/engine/crew.h"
 #include "server/engine/staging.h"
+#include "server/engine/thread_pool.h"
 
 namespace awqd::engine {
 

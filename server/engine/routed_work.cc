@@ -1,5 +1,5 @@
 // RoutedWork: gather the tokens of a batch, sort them by expert, multiply, combine.
-#include "server/engine/experts.h"
+#include "server/engine/routed_work.h"
 
 #include <algorithm>
 

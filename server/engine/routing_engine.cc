@@ -9,10 +9,10 @@
 
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/base/parallel_for.h"
 #include "kernels/base/status.h"
-#include "server/engine/crew.h"
-#include "server/engine/gather.h"
-#include "server/model/on_threads.h"
+#include "server/engine/reassembly.h"
+#include "server/engine/thread_pool.h"
 
 namespace awqd::engine {
 namespace {
@@ -205,7 +205,7 @@ absl::InlinedVector<size_t, 8> RoutingEngine::Replicas(const Work& work) {
 // On all devices at the same time.
 absl::Status RoutingEngine::WarmUp(const std::shared_ptr<const model::PlacedWeight>& weight) {
   std::vector<absl::Status> ended(weight->parts.size());
-  model::OnThreads(ended.size(), [&](size_t part) {
+  ParallelFor(ended.size(), [&](size_t part) {
     const auto& here = weight->parts[part].weight;
     ended[part] = Of(*here).engine->WarmUp(model::Whole(here));
   });

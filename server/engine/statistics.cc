@@ -1,5 +1,5 @@
 // One lock a batch, which costs less than a thousandth of the shortest.
-#include "server/engine/meter.h"
+#include "server/engine/statistics.h"
 
 #include <algorithm>
 
@@ -8,12 +8,13 @@ namespace {
 
 // Columns of a weight that is cut run on every device: one of them counts for the request.
 bool CountsForModel(const Work& work) {
-  return !work.weights().empty() && work.weights().front()->use != nullptr &&
+  return !work.weights().empty() && work.weights().front()->statistics != nullptr &&
          (work.part == 0 || !work.weights().front()->cut());
 }
 
 // As protocols count: each request has the times of its whole batch.
-void CountBatch(const batching::Batch& batch, const ExecutionReport& report, model::ModelUse& use) {
+void CountBatch(const batching::Batch& batch, const ExecutionReport& report,
+                model::ModelStatistics& use) {
   constexpr auto kOrder = std::memory_order_relaxed;
   const auto requests = static_cast<int64_t>(batch.tasks.size());
   const int64_t compute_ns = std::max<int64_t>(0, report.compute_us * 1000 - report.input_ns);
@@ -25,12 +26,12 @@ void CountBatch(const batching::Batch& batch, const ExecutionReport& report, mod
 
 }  // namespace
 
-std::shared_ptr<model::ModelUse> Meter::UseOf(const batching::Batch& batch) {
+std::shared_ptr<model::ModelStatistics> Meter::UseOf(const batching::Batch& batch) {
   const auto& work = static_cast<const Work&>(*batch.tasks.front());
-  return CountsForModel(work) ? work.weights().front()->use : nullptr;
+  return CountsForModel(work) ? work.weights().front()->statistics : nullptr;
 }
 
-void Meter::CountAnswers(model::ModelUse& use, int64_t requests, int64_t tokens,
+void Meter::CountAnswers(model::ModelStatistics& use, int64_t requests, int64_t tokens,
                          absl::Duration took) {
   const int64_t ns = absl::ToInt64Nanoseconds(took);
   use.answered.fetch_add(requests, std::memory_order_relaxed);
@@ -49,13 +50,14 @@ void Meter::Count(const batching::Batch& batch, absl::Time start, const absl::St
     const int64_t queue_ns = absl::ToInt64Nanoseconds(start - work.enqueued);
     queue_ns_.Observe(queue_ns);
     if (!CountsForModel(work)) continue;
-    model::ModelUse& use = *work.weights().front()->use;
+    model::ModelStatistics& use = *work.weights().front()->statistics;
     constexpr auto kOrder = std::memory_order_relaxed;
     (status.ok() ? use.requests : use.failed).fetch_add(1, kOrder);
     use.tokens.fetch_add(work.tokens(), kOrder);
     use.queue_ns.fetch_add(queue_ns, kOrder);
   }
-  if (const std::shared_ptr<model::ModelUse> use = UseOf(batch); use != nullptr && status.ok()) {
+  if (const std::shared_ptr<model::ModelStatistics> use = UseOf(batch);
+      use != nullptr && status.ok()) {
     CountBatch(batch, report, *use);
   }
   MutexLock lock(&mu_);

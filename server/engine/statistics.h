@@ -47,10 +47,10 @@ class Meter {
   void Count(const batching::Batch& batch, absl::Time start, const absl::Status& status,
              const ExecutionReport& report);
   // The answers to that batch were given, which took so long. `use` as UseOf told of it before.
-  static void CountAnswers(model::ModelUse& use, int64_t requests, int64_t tokens,
+  static void CountAnswers(model::ModelStatistics& use, int64_t requests, int64_t tokens,
                            absl::Duration took);
   // Where the batch counts for a model; null: nowhere. All its works are of one model.
-  static std::shared_ptr<model::ModelUse> UseOf(const batching::Batch& batch);
+  static std::shared_ptr<model::ModelStatistics> UseOf(const batching::Batch& batch);
   // Fills what Count counts.
   void Fill(EngineStats* out) const;
 

@@ -1,5 +1,5 @@
 // A list of jobs under one lock: jobs are divided into few chunks, so the lock is seldom taken.
-#include "server/engine/crew.h"
+#include "server/engine/thread_pool.h"
 
 #include <algorithm>
 

@@ -18,7 +18,7 @@
 #include "absl/types/span.h"
 #include "kernels/types.h"
 #include "server/batching/task.h"
-#include "server/engine/join.h"
+#include "server/engine/reassembly.h"
 #include "server/engine/staging.h"
 #include "server/model/placed_weight.h"
 #include "server/obs/span_ref.h"

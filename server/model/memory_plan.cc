@@ -99,7 +99,7 @@ class Planner {
 
   absl::StatusOr<std::vector<PartBytes>> PartsOf(const HostWeight& weight,
                                                  const LinearLocation& linear) const {
-    const Place place = PlaceOf(linear.path, paths_, target_);
+    const Place place = ChoosePlace(linear.path, paths_, target_);
     auto parts = PlacedBytes(weight, place.devices, place.placing);
     if (parts.ok()) return parts;
     return Prefixed(absl::StrCat("weight ", Quoted(linear.path)), parts.status());
@@ -170,7 +170,7 @@ std::string MemoryPlan::ToString() const {
 
 absl::StatusOr<MemoryPlan> PlanLoad(const Checkpoint& checkpoint, const LoadTarget& target,
                                     const std::atomic<bool>& cancelled) {
-  Planner planner(target, PathsOf(checkpoint));
+  Planner planner(target, CollectPaths(checkpoint));
   for (const LinearLocation& linear : checkpoint.linears()) {
     AWQD_RETURN_IF_ERROR(CheckCancelled(&cancelled));
     AWQD_RETURN_IF_ERROR(planner.Add(checkpoint, linear));

@@ -1,4 +1,4 @@
-// ModelUse: what has run on the weights of a model, counted as it happens.
+// ModelStatistics: what has run on the weights of a model, counted as it happens.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ struct BatchTimes {
 };
 
 // Batches of about one size.
-struct BatchesOfSize {
+struct BatchSizeStatistics {
   int64_t tokens = 0;
   int64_t batches = 0, answered = 0;  // computed; those of them that output_ns has
   BatchTimes times;                   // of all of them
@@ -40,8 +40,8 @@ class BatchSizes {
     counts.output_ns.fetch_add(output_ns, std::memory_order_relaxed);
   }
   // Sizes of which there were batches, rising.
-  std::vector<BatchesOfSize> Seen() const {
-    std::vector<BatchesOfSize> out;
+  std::vector<BatchSizeStatistics> Seen() const {
+    std::vector<BatchSizeStatistics> out;
     for (size_t i = 0; i < sizes_.size(); ++i) {
       const Counts& counts = sizes_[i];
       if (counts.batches == 0) continue;
@@ -75,7 +75,7 @@ class BatchSizes {
 };
 
 // Over all versions of the model. Thread-safe.
-struct ModelUse {
+struct ModelStatistics {
   // Of works; of one that is cut among devices, its first part.
   std::atomic<int64_t> requests{0};  // that were computed
   std::atomic<int64_t> failed{0};    // while they were computed

@@ -11,9 +11,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/math.h"
+#include "kernels/base/parallel_for.h"
 #include "kernels/base/status.h"
 #include "kernels/kernels.h"
-#include "server/model/on_threads.h"
 
 namespace awqd::model {
 namespace {
@@ -244,7 +244,7 @@ absl::StatusOr<std::shared_ptr<const PlacedWeight>> PlaceWeight(const HostWeight
   out->has_bias = !weight.bias.empty();
   const std::vector<Share> shares = SharesOf(weight, devices.size(), placing);
   std::vector<absl::StatusOr<WeightPart>> parts(shares.size());
-  OnThreads(shares.size(), [&](size_t i) {
+  ParallelFor(shares.size(), [&](size_t i) {
     try {
       parts[i] = Prepare(weight, shares[i], *devices[i]);
     } catch (const std::bad_alloc&) {

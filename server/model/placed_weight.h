@@ -11,7 +11,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "kernels/weight.h"
-#include "server/model/model_use.h"
+#include "server/model/model_statistics.h"
 
 namespace awqd::model {
 
@@ -45,7 +45,7 @@ struct PlacedWeight {
   // columns from 0 to N in order, or its rows from 0 to K. Of rows, the first has the bias.
   std::vector<WeightPart> parts;
   // Its model's. Null: it belongs to none, but came in a request.
-  std::shared_ptr<ModelUse> use;
+  std::shared_ptr<ModelStatistics> statistics;
 
   const DeclaredActivations& activations() const { return parts.front().weight->activations; }
   bool cut() const { return parts.front().weight->shape.n != shape.n || cut_at_rows(); }

@@ -1,28 +1,28 @@
-// Comparing counts of requests.
-#include "server/idle_models.h"
+// Compares counts of requests between two calls.
+#include "server/repository/idle_unloader.h"
 
 #include <algorithm>
 
 #include "server/obs/logging.h"
 
-namespace awqd {
+namespace awqd::repository {
 
-absl::Duration IdleModels::interval() const {
+absl::Duration IdleUnloader::interval() const {
   return std::clamp(limit_ / 8, absl::Milliseconds(50), absl::Seconds(1));
 }
 
-void IdleModels::Look(absl::Time now) {
+void IdleUnloader::UnloadIdleModels(absl::Time now) {
   std::map<std::string, Seen> seen;
-  for (const model::ModelStatus& status : store_->Served()) {
+  for (const ModelStatus& status : store_->ListServed()) {
     if (status.model == nullptr || pinned_.contains(status.name)) continue;
-    Seen current = {status.model->version, status.use->requests, now};
+    Seen current = {status.model->version, status.statistics->requests, now};
     const auto before = seen_.find(status.name);
     if (before != seen_.end() && before->second.version == current.version &&
         before->second.requests == current.requests) {
       current.since = before->second.since;
     }
     if (now - current.since >= limit_ &&
-        store_->LetSleep(status.name, current.version, current.requests)) {
+        store_->UnloadIdle(status.name, current.version, current.requests)) {
       obs::LogEvent(obs::LogLevel::kInfo, "unloaded",
                     {{"model", status.name}, {"why", "it was not used"}});
       continue;
@@ -32,4 +32,4 @@ void IdleModels::Look(absl::Time now) {
   seen_ = std::move(seen);
 }
 
-}  // namespace awqd
+}  // namespace awqd::repository

@@ -1,15 +1,9 @@
-// One load, and all who wait for it.
-#include "server/services/waking.h"
+// One load, and the list of those who wait for it.
+#include "server/repository/load_on_demand.h"
 
-#include <utility>
+namespace awqd::repository {
 
-#include "server/obs/logging.h"
-#include "server/transport/guard.h"
-#include "server/wire/status.h"
-
-namespace awqd::services {
-
-absl::Status Waking::Wake(absl::string_view model, Then then) {
+absl::Status LoadOnDemand::Request(absl::string_view model, Then then) {
   MutexLock lock(&mu_);
   const auto it = waiting_.find(model);
   if (it != waiting_.end()) {
@@ -17,19 +11,14 @@ absl::Status Waking::Wake(absl::string_view model, Then then) {
     return absl::OkStatus();
   }
   const std::string name(model);
-  // Under the lock, so that whoever comes next finds the load only if it was accepted.
-  const absl::Status accepted = loads_->Run([this, name] { Load(name); });
+  // Under the lock, so that the next call finds the load only if it was accepted.
+  const absl::Status accepted = queue_([this, name] { RunLoad(name); });
   if (accepted.ok()) waiting_[name].push_back(std::move(then));
   return accepted;
 }
 
-void Waking::Load(const std::string& model) {
-  const absl::Status status =
-      wire::ForClient(transport::Guarded([&] { return models_->Wake(model).status(); }));
-  obs::LogLimited(status.ok() ? obs::LogLevel::kInfo : obs::LogLevel::kWarning, "load on use",
-                  {{"model", obs::LogText(model)},
-                   {"status", absl::StatusCodeToString(status.code())},
-                   {"error", obs::LogText(status.message(), wire::kMaxErrorBytes)}});
+void LoadOnDemand::RunLoad(const std::string& model) {
+  const absl::Status status = load_(model);
   std::vector<Then> waiting;
   {
     MutexLock lock(&mu_);
@@ -40,4 +29,4 @@ void Waking::Load(const std::string& model) {
   for (const Then& then : waiting) then(status);
 }
 
-}  // namespace awqd::services
+}  // namespace awqd::repository

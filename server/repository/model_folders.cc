@@ -1,5 +1,5 @@
 // Looking models up, in the order of the header's list.
-#include "server/model/model_folders.h"
+#include "server/repository/model_folders.h"
 
 #include <sys/stat.h>
 
@@ -16,8 +16,13 @@
 #include "kernels/checkpoint/gguf_model.h"
 #include "kernels/checkpoint/hub_cache.h"
 
-namespace awqd::model {
+namespace awqd::repository {
 namespace {
+
+using model::Invalid;
+using model::kConfigFile;
+using model::Quoted;
+using model::RepositoryRoot;
 
 constexpr size_t kMaxNameBytes = 128;
 // A repository such as "/" must not fill the log.
@@ -27,31 +32,32 @@ constexpr absl::string_view kNameRule =
 
 std::string ConfigOf(absl::string_view folder) { return absl::StrCat(folder, "/", kConfigFile); }
 
-// What makes an entry a model: a config.json, or a GGUF file. NOT_FOUND: it is none; another error:
-// it is one that failed.
+// A model has a config.json or a GGUF file. NOT_FOUND: the entry is no model. Another error: it is a
+// model that cannot be opened.
 absl::Status OpenModel(const RepositoryRoot& root, absl::string_view folder) {
-  return FindModel(root, folder);
+  return model::FindModel(root, folder);
 }
 
 bool IsModel(const RepositoryRoot& root, absl::string_view folder) {
   return !absl::IsNotFound(OpenModel(root, folder));
 }
 
-// FindSnapshot, of a snapshot that is a model.
+// As FindSnapshot; fails when the snapshot is no model.
 absl::StatusOr<std::string> FindModelSnapshot(const RepositoryRoot& root,
                                               absl::string_view folder) {
-  AWQD_ASSIGN_OR_RETURN(std::string snapshot, FindSnapshot(root, folder));
+  AWQD_ASSIGN_OR_RETURN(std::string snapshot, model::FindSnapshot(root, folder));
   AWQD_RETURN_IF_ERROR(OpenModel(root, snapshot));
   return snapshot;
 }
 
-// Of a folder that is a root of its own under `name`: as it was downloaded, or one of a Hub cache.
+// The path in a folder that is a root of its own under `name`: as it was downloaded, or one of a
+// Hub cache.
 absl::StatusOr<std::string> PathInFolder(const RepositoryRoot& root, const std::string& name) {
   const absl::Status plain = OpenModel(root, name);
   if (plain.ok()) return name;
   if (!absl::IsNotFound(plain)) return plain;
   // Where there is no refs/main, the folder was not meant as one of a cache.
-  if (absl::IsNotFound(FindSnapshot(root, name).status())) return plain;
+  if (absl::IsNotFound(model::FindSnapshot(root, name).status())) return plain;
   return FindModelSnapshot(root, name);
 }
 
@@ -64,10 +70,11 @@ absl::string_view AdviceOnLinks(absl::string_view path) {
 }
 
 std::string Incomplete(absl::string_view model, const absl::Status& status) {
-  return absl::StrCat(status.message(), ": complete the download with: hf download ", HubId(model));
+  return absl::StrCat(status.message(), ": complete the download with: hf download ",
+                      model::HubId(model));
 }
 
-// What to say of an entry of the repository; nothing about models and about what is no folder.
+// The warning about an entry of the repository; empty for models and for what is no folder.
 std::string WarningOf(const RepositoryRoot& root, const std::string& folder, bool is_model_itself) {
   const std::string what = absl::StrCat("folder ", Quoted(folder));
   if (!CheckModelName(folder).ok()) {
@@ -78,10 +85,11 @@ std::string WarningOf(const RepositoryRoot& root, const std::string& folder, boo
     return absl::StrCat(what, ": no model can have that name: rename it to ", kNameRule,
                         ", or give it as --model NAME=DIR");
   }
-  if (IsModel(root, folder) || IsOtherHubFolder(folder) || !root.ListDirectory(folder).ok()) {
+  if (IsModel(root, folder) || model::IsOtherHubFolder(folder) ||
+      !root.ListDirectory(folder).ok()) {
     return "";
   }
-  if (const std::optional<std::string> name = HubModelName(folder)) {
+  if (const std::optional<std::string> name = model::HubModelName(folder)) {
     const absl::Status status = FindModelSnapshot(root, folder).status();
     if (!CheckModelName(*name).ok()) {
       return absl::StrCat(what, ": no model can have the name ", Quoted(*name),
@@ -155,7 +163,7 @@ absl::Status ModelFolders::AddFromRepository(absl::string_view name, std::vector
     out->push_back({absl::StrCat("folder ", Quoted(name)), root,
                     plain.ok() ? absl::StatusOr<std::string>(std::string(name)) : plain});
   }
-  const std::string hub = HubFolder(name);
+  const std::string hub = model::HubFolder(name);
   if (IsModel(*root, hub)) return absl::OkStatus();  // a plain folder of that name
   absl::StatusOr<std::string> snapshot = FindModelSnapshot(*root, hub);
   if (absl::IsNotFound(snapshot.status())) {
@@ -188,12 +196,14 @@ absl::StatusOr<ModelFolder> ModelFolders::Locate(absl::string_view name, bool* s
   return absl::NotFoundError(absl::StrCat("model ", Quoted(name), ": ", lacks));
 }
 
-FolderLook ModelFolders::LookOf(const absl::StatusOr<ModelFolder>& located) {
-  if (located.ok()) return LookAt(*located->root, located->path);
+model::FolderLook ModelFolders::InspectFolder(const absl::StatusOr<ModelFolder>& located) {
+  if (located.ok()) return model::LookAt(*located->root, located->path);
   return {.there = !absl::IsNotFound(located.status()), .files = located.status().ToString()};
 }
 
-FolderLook ModelFolders::Look(absl::string_view name) const { return LookOf(Locate(name)); }
+model::FolderLook ModelFolders::Inspect(absl::string_view name) const {
+  return InspectFolder(Locate(name));
+}
 
 std::string ModelFolders::RepositoryIdentity() const {
   struct stat info = {};
@@ -201,7 +211,7 @@ std::string ModelFolders::RepositoryIdentity() const {
   return absl::StrCat(info.st_dev, ":", info.st_ino);
 }
 
-absl::StatusOr<std::map<std::string, absl::Status>> ModelFolders::Find() const {
+absl::StatusOr<std::map<std::string, absl::Status>> ModelFolders::ListModels() const {
   std::map<std::string, absl::Status> out;
   for (const NamedFolder& folder : named_) out[folder.name] = Locate(folder.name).status();
   if (repository_.empty()) return out;
@@ -210,7 +220,7 @@ absl::StatusOr<std::map<std::string, absl::Status>> ModelFolders::Find() const {
   std::set<std::string> names;
   for (const std::string& folder : folders) {
     names.insert(folder);
-    if (const std::optional<std::string> name = HubModelName(folder)) names.insert(*name);
+    if (const std::optional<std::string> name = model::HubModelName(folder)) names.insert(*name);
   }
   for (const std::string& name : names) {
     if (!CheckModelName(name).ok() || out.contains(name)) continue;
@@ -247,4 +257,4 @@ std::vector<std::string> ModelFolders::Warnings() const {
   return out;
 }
 
-}  // namespace awqd::model
+}  // namespace awqd::repository

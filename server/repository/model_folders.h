@@ -12,7 +12,7 @@
 #include "kernels/checkpoint/folder_look.h"
 #include "kernels/checkpoint/repository_root.h"
 
-namespace awqd::model {
+namespace awqd::repository {
 
 // A single folder that is served under a name: --model NAME=DIR.
 struct NamedFolder {
@@ -20,9 +20,9 @@ struct NamedFolder {
   std::string path;
 };
 
-// Where a model's files are: `path` beneath `root`.
+// A model's files are at `path` beneath `root`.
 struct ModelFolder {
-  std::shared_ptr<const RepositoryRoot> root;
+  std::shared_ptr<const model::RepositoryRoot> root;
   std::string path;
 };
 
@@ -50,28 +50,31 @@ class ModelFolders {
   // opened. No message has the repository's path, as clients get it.
   absl::StatusOr<ModelFolder> Locate(absl::string_view name, bool* seen = nullptr) const;
 
-  // What a model's files look like now. Where Locate fails, why is what they look like.
-  FolderLook Look(absl::string_view name) const;
-  static FolderLook LookOf(const absl::StatusOr<ModelFolder>& located);
+  // The state of a model's files now, to be compared with a later one. Where Locate fails, its
+  // error stands for the files.
+  model::FolderLook Inspect(absl::string_view name) const;
+  static model::FolderLook InspectFolder(const absl::StatusOr<ModelFolder>& located);
 
-  // Which directory the repository is, as device and inode; empty: it cannot be told, or there is
-  // none. Another one after a link was made to lead elsewhere, or a file system was unmounted.
+  // Identifies the repository's directory by device and inode; empty when it cannot be read, or
+  // there is none. It changes when a link is made to lead elsewhere, or a file system is unmounted.
   std::string RepositoryIdentity() const;
 
   // Every named folder and every model of the repository, each with what Locate says of it.
   // NOT_FOUND or PERMISSION_DENIED when the repository itself cannot be read.
-  absl::StatusOr<std::map<std::string, absl::Status>> Find() const;
+  absl::StatusOr<std::map<std::string, absl::Status>> ListModels() const;
 
   // A line for each thing in the repository that looks like a model, is none, and what to do about
   // it. Empty when the repository cannot be read.
   std::vector<std::string> Warnings() const;
 
+  const std::vector<NamedFolder>& named() const { return named_; }
+
  private:
   struct Candidate;
 
   void AddNamed(absl::string_view name, std::vector<Candidate>* out) const;
-  // `lacks`: what a folder models--NAME lacks, if it is no model. An error when the repository
-  // cannot be opened.
+  // Sets `lacks` to what a folder models--NAME lacks, if it is no model. An error when the
+  // repository cannot be opened.
   absl::Status AddFromRepository(absl::string_view name, std::vector<Candidate>* out,
                                  std::string* lacks) const;
 
@@ -79,4 +82,4 @@ class ModelFolders {
   const std::vector<NamedFolder> named_;
 };
 
-}  // namespace awqd::model
+}  // namespace awqd::repository

@@ -1,22 +1,22 @@
-// One look, model by model.
-#include "server/repository_watch.h"
+// One pass over the folders, model by model.
+#include "server/repository/reconciler.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "server/obs/logging.h"
-#include "server/start_models.h"
+#include "server/repository/startup_loads.h"
 
-namespace awqd {
+namespace awqd::repository {
 namespace {
 
-// What there was no room for may find some when other models are gone.
+// A model that found no room may find some when other models are gone.
 constexpr absl::Duration kRetry = absl::Minutes(1);
 
 }  // namespace
 
-bool RepositoryWatch::Trusted(size_t found) {
+bool Reconciler::IsRepositoryThere(size_t found) {
   const std::string now = store_->folders().RepositoryIdentity();
   if (found > 0 || now == identity_ || identity_.empty()) {
     identity_ = now;
@@ -25,15 +25,15 @@ bool RepositoryWatch::Trusted(size_t found) {
   return false;
 }
 
-RepositoryWatch::Result RepositoryWatch::Look(absl::Time now) {
-  // Before the disk: what is loaded from here on is not judged by what was seen earlier.
-  std::map<std::string, model::ModelStatus> models;
-  for (model::ModelStatus& status : store_->Known()) models[status.name] = std::move(status);
-  const auto found = store_->folders().Find();
+Reconciler::Result Reconciler::Reconcile(absl::Time now) {
+  // Before the disk is read, so that a model that is loaded meanwhile is not judged by older files.
+  std::map<std::string, ModelStatus> models;
+  for (ModelStatus& status : store_->ListKnown()) models[status.name] = std::move(status);
+  const auto found = store_->folders().ListModels();
   std::string trouble;
   if (!found.ok()) {
     trouble = std::string(found.status().message());
-  } else if (!Trusted(found->size())) {
+  } else if (!IsRepositoryThere(found->size())) {
     trouble = "another directory is in its place, and empty; is a file system not mounted?";
   }
   if (!trouble.empty() && trouble != trouble_) {
@@ -46,18 +46,18 @@ RepositoryWatch::Result RepositoryWatch::Look(absl::Time now) {
   if (!trouble.empty()) return result;
   for (const auto& [name, opened] : *found) models.try_emplace(name);
   std::erase_if(seen_, [&](const auto& seen) { return !models.contains(seen.first); });
-  for (const auto& [name, status] : models) LookAt(name, status, now, &result);
+  for (const auto& [name, status] : models) ReconcileModel(name, status, now, &result);
   first_ = false;
   return result;
 }
 
-bool RepositoryWatch::Wanted(const std::string& name, const model::ModelStatus& status) const {
+bool Reconciler::IsWanted(const std::string& name, const ModelStatus& status) const {
   return only_.empty() || only_.contains(name) || status.model != nullptr;
 }
 
-void RepositoryWatch::LookAt(const std::string& name, const model::ModelStatus& status,
-                             absl::Time now, Result* result) {
-  model::FolderLook look = store_->folders().Look(name);
+void Reconciler::ReconcileModel(const std::string& name, const ModelStatus& status, absl::Time now,
+                                Result* result) {
+  model::FolderLook look = store_->folders().Inspect(name);
   const auto [it, fresh] = seen_.try_emplace(name);
   Seen& seen = it->second;
   if (fresh || !seen.look.SameAs(look)) {
@@ -67,24 +67,24 @@ void RepositoryWatch::LookAt(const std::string& name, const model::ModelStatus& 
   const bool still = now - seen.since >= settle_;
   if (!look.there) {
     const int64_t version = status.model == nullptr ? 0 : status.model->version;
-    if (still && store_->Drop(name, version)) {
+    if (still && store_->UnloadRemoved(name, version)) {
       obs::LogEvent(obs::LogLevel::kInfo, "unloaded",
                     {{"model", name}, {"why", "its folder is gone"}});
     }
     return;
   }
-  if (status.kept_out || status.asleep || !Wanted(name, status)) return;
+  if (status.explicitly_unloaded || status.unloaded_idle || !IsWanted(name, status)) return;
   if (look.files == status.tried && now < seen.retry) return;
   if (still) {
-    Load(name, status.model != nullptr, now, &seen, result);
+    LoadModel(name, status.model != nullptr, now, &seen, result);
   } else {
     ++result->waiting;
   }
 }
 
-void RepositoryWatch::Load(const std::string& name, bool served, absl::Time now, Seen* seen,
+void Reconciler::LoadModel(const std::string& name, bool served, absl::Time now, Seen* seen,
                            Result* result) {
-  const auto model = store_->Refresh(name);
+  const auto model = store_->Reconcile(name);
   seen->retry = absl::InfiniteFuture();
   if (model.ok()) {
     seen->reported.clear();
@@ -92,7 +92,7 @@ void RepositoryWatch::Load(const std::string& name, bool served, absl::Time now,
     ++result->loaded;
     return;
   }
-  // A client was quicker, or the server ends.
+  // An explicit request was quicker, or the server ends.
   if (absl::IsAborted(model.status()) || absl::IsAlreadyExists(model.status())) return;
   if (absl::IsUnavailable(model.status())) return;
   ++result->failed;
@@ -102,4 +102,4 @@ void RepositoryWatch::Load(const std::string& name, bool served, absl::Time now,
   seen->reported = std::move(reason);
 }
 
-}  // namespace awqd
+}  // namespace awqd::repository

@@ -1,19 +1,21 @@
-// RepositoryWatch: keeps what is served like what the models' folders hold.
+// Reconciler: keeps the served models equal to what the models' folders hold.
 //
-// It looks at folders again and again, and does not only wait for inotify: that tells nothing of
-// what other machines write over NFS, nor of a link above a folder that is made to lead elsewhere,
-// and loses events when there are many. A look opens each file and compares inode, size and times.
+// It inspects the folders again and again instead of waiting for inotify alone: inotify reports
+// neither what other machines write over NFS nor a link above a folder that is made to lead
+// elsewhere, and it loses events when there are many. An inspection opens each file and compares
+// inode, size and times.
 //
-// Of each model, at a look:
-//   new, or with other files than when it was last loaded   loaded, once all files have stood still
-//   it cannot be loaded            what was served goes on; tried again when its files change,
+// What one pass does with each model:
+//   new, or with other files than when it was last loaded   loads it, once no file has changed for
+//                                  the settle time
+//   it cannot be loaded            the old version is served on; tried again when its files change,
 //                                  and after a minute where there was no room for it
-//   its folder is gone             unloaded, once it has been gone as long
-//   a client has unloaded it       left alone until a client loads it
-//   a load of it is in progress    left alone until that has ended
-//   asleep (IdleModels)            left alone; its next use loads what is there then
-// While the repository cannot be read, and while another, empty directory is in its place (a file
-// system was unmounted), nothing is unloaded.
+//   its folder is gone             unloads it, once the folder has been gone for the settle time
+//   a request has unloaded it      nothing, until a request loads it
+//   a load of it is in progress    nothing, until that load has ended
+//   unloaded while idle            nothing; its next use loads what is there then
+// Nothing is unloaded while the repository cannot be read, or while another, empty directory is in
+// its place (a file system was unmounted).
 #pragma once
 
 #include <map>
@@ -22,57 +24,56 @@
 #include <vector>
 
 #include "absl/time/time.h"
-#include "server/model/model_store.h"
+#include "server/repository/model_store.h"
 
-namespace awqd {
+namespace awqd::repository {
 
 struct WatchOptions {
   bool on = false;
-  absl::Duration interval = absl::Seconds(5);  // between two looks
-  // For so long a model's files must not have changed before they are loaded.
+  absl::Duration interval = absl::Seconds(5);  // between two passes
+  // A model's files are loaded once they have not changed for this long.
   absl::Duration settle = absl::Seconds(10);
 };
 
 // Used by one thread at a time.
-class RepositoryWatch {
+class Reconciler {
  public:
-  // `only`: models of the repository that are loaded though nobody has asked for them; empty: all.
-  // What clients have loaded is followed too. `store` outlives it.
-  RepositoryWatch(absl::Duration settle, const std::vector<std::string>& only,
-                  model::ModelStore* store)
+  // `only`: models of the repository that are loaded though no request named them; empty: all.
+  // Models that requests have loaded are followed too. `store` outlives this.
+  Reconciler(absl::Duration settle, const std::vector<std::string>& only, ModelStore* store)
       : settle_(settle), only_(only.begin(), only.end()), store_(store) {}
 
   struct Result {
     int loaded = 0;
     int failed = 0;
-    int waiting = 0;  // to stand still
+    int waiting = 0;  // for the settle time
   };
-  // Loads and unloads what has to be at `now`, on the calling thread, and logs each. At the first
-  // look files have stood still since they were last written to, later since the look that found
-  // them changed: times of other machines say little.
-  Result Look(absl::Time now);
+  // One pass at `now`: loads and unloads on the calling thread, and logs each. In the first pass
+  // the settle time of files begins when they were last written to. Later it begins at the pass
+  // that found them changed, because the clocks of other machines may be wrong.
+  Result Reconcile(absl::Time now);
 
  private:
   struct Seen {
     model::FolderLook look;
-    absl::Time since;                           // it looks like that
+    absl::Time since;                           // the files have not changed since
     absl::Time retry = absl::InfiniteFuture();  // after there was no room
     std::string reported;                       // why it could not be loaded
   };
-  // Whether the repository can be told from one that is not there.
-  bool Trusted(size_t found);
-  bool Wanted(const std::string& name, const model::ModelStatus& status) const;
-  void LookAt(const std::string& name, const model::ModelStatus& status, absl::Time now,
-              Result* result);
-  void Load(const std::string& name, bool served, absl::Time now, Seen* seen, Result* result);
+  // False when the repository seems to be missing.
+  bool IsRepositoryThere(size_t found);
+  bool IsWanted(const std::string& name, const ModelStatus& status) const;
+  void ReconcileModel(const std::string& name, const ModelStatus& status, absl::Time now,
+                      Result* result);
+  void LoadModel(const std::string& name, bool served, absl::Time now, Seen* seen, Result* result);
 
   const absl::Duration settle_;
   const std::set<std::string> only_;
-  model::ModelStore* const store_;
+  ModelStore* const store_;
   std::map<std::string, Seen> seen_;
   bool first_ = true;
   std::string identity_;  // of the repository, when a model was last found there
   std::string trouble_;   // with the repository, as it was reported
 };
 
-}  // namespace awqd
+}  // namespace awqd::repository

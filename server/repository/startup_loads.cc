@@ -1,5 +1,5 @@
-// Choosing, loading and reporting.
-#include "server/start_models.h"
+// Chooses, loads and reports.
+#include "server/repository/startup_loads.h"
 
 #include <algorithm>
 #include <memory>
@@ -10,10 +10,10 @@
 #include "kernels/base/status.h"
 #include "server/obs/logging.h"
 
-namespace awqd {
+namespace awqd::repository {
 namespace {
 
-// Of one reason, in the log and in the line that a server ends with.
+// The most bytes of one reason in the log and in the line that a server ends with.
 constexpr size_t kMaxReasonBytes = 1024;
 
 void LogFailure(absl::string_view what, const std::string& name, const absl::Status& status) {
@@ -25,9 +25,9 @@ void LogFailure(absl::string_view what, const std::string& name, const absl::Sta
 
 }  // namespace
 
-absl::StatusOr<std::vector<std::string>> ModelsToLoad(const Options& options,
-                                                      const model::ModelStore& store) {
-  const auto found = store.folders().Find();
+absl::StatusOr<std::vector<std::string>> ChooseModels(const std::vector<std::string>& load_models,
+                                                      const ModelStore& store) {
+  const auto found = store.folders().ListModels();
   if (!found.ok()) return model::Prefixed("--model_repository", found.status());
   for (const std::string& line : store.folders().Warnings()) {
     obs::LogEvent(obs::LogLevel::kWarning, line, {});
@@ -37,12 +37,12 @@ absl::StatusOr<std::vector<std::string>> ModelsToLoad(const Options& options,
     all.push_back(name);
     if (!opened.ok()) LogFailure("model cannot be opened", name, opened);
   }
-  // Those that cannot be opened too: they fail to load, rather than be missing in silence.
-  if (options.load_models.empty()) return all;
+  // Models that cannot be opened too: their loads fail, rather than be missing in silence.
+  if (load_models.empty()) return all;
   std::vector<std::string> wanted;
-  for (const model::NamedFolder& folder : options.models) wanted.push_back(folder.name);
-  for (const std::string& name : options.load_models) {
-    const absl::Status status = model::CheckModelName(name);
+  for (const NamedFolder& folder : store.folders().named()) wanted.push_back(folder.name);
+  for (const std::string& name : load_models) {
+    const absl::Status status = CheckModelName(name);
     if (!status.ok()) return model::Prefixed("--load_model", status);
     if (std::find(wanted.begin(), wanted.end(), name) == wanted.end()) wanted.push_back(name);
   }
@@ -62,7 +62,7 @@ absl::Status LoadedAtStart::Error() const {
 }
 
 LoadedAtStart LoadAtStart(const std::vector<std::string>& names, const std::atomic<bool>& stopping,
-                          model::ModelStore* store) {
+                          ModelStore* store) {
   LoadedAtStart out;
   std::vector<std::string> failed;
   for (const std::string& name : names) {
@@ -99,4 +99,4 @@ void LogNotLoaded(const std::string& name, const absl::Status& status, bool serv
              name, status);
 }
 
-}  // namespace awqd
+}  // namespace awqd::repository

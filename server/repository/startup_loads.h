@@ -1,4 +1,4 @@
-// The models that a server starts with: which they are, loading them, and what to say of it.
+// The loads at start: choosing the models, loading them, and logging the result.
 #pragma once
 
 #include <atomic>
@@ -8,18 +8,17 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "server/config/options.h"
-#include "server/model/model_store.h"
+#include "server/repository/model_store.h"
 
-namespace awqd {
+namespace awqd::repository {
 
-// The names of all models that the store's folders hold; of those of the repository only the ones
-// that --load_model names, if it does. Names are checked here, so that a typing error ends the
-// server before it listens. Logs one warning for each thing that looks like a model and is none,
-// and for each that cannot be opened.
+// The names of all models that the store's folders hold. If `load_models` (--load_model) is not
+// empty, only these models of the repository, and every named folder. Names are checked here, so
+// that a typing error ends the server before it listens. Logs a warning for each thing that looks
+// like a model and is none, and for each model that cannot be opened.
 // NOT_FOUND or PERMISSION_DENIED when the repository cannot be read, INVALID_ARGUMENT for a name.
-absl::StatusOr<std::vector<std::string>> ModelsToLoad(const Options& options,
-                                                      const model::ModelStore& store);
+absl::StatusOr<std::vector<std::string>> ChooseModels(const std::vector<std::string>& load_models,
+                                                      const ModelStore& store);
 
 struct LoadedAtStart {
   size_t loaded = 0;
@@ -29,16 +28,16 @@ struct LoadedAtStart {
   absl::Status Error() const;
 };
 
-// Loads them one after the other, on the calling thread; a model that fails does not keep the
-// others. Models that clients have loaded meanwhile are not loaded again. Logs each model that was
-// loaded, and at the end, one after the other, those that were not. Returns early, and says nothing
-// of failures, once `stopping`.
+// Loads them one after the other, on the calling thread; a failure does not keep the others from
+// being loaded. Models that requests have loaded meanwhile are not loaded again. Logs each model
+// that was loaded, and at the end those that were not. Returns early, and logs no failure, once
+// `stopping`.
 LoadedAtStart LoadAtStart(const std::vector<std::string>& names, const std::atomic<bool>& stopping,
-                          model::ModelStore* store);
+                          ModelStore* store);
 
-// "loaded", with what was loaded.
+// Logs "loaded" with the model's figures.
 void LogLoaded(const model::Model& model);
-// "model cannot be loaded", and why. `served`: an earlier version of it is, and goes on being.
+// Logs "model cannot be loaded" and why. `served`: an earlier version is served on.
 void LogNotLoaded(const std::string& name, const absl::Status& status, bool served);
 
-}  // namespace awqd
+}  // namespace awqd::repository

@@ -77,15 +77,15 @@ std::vector<std::string> Kernels(const model::Model& model) {
 }
 
 void AddModels(const Env& env, Plans plans, obs::Snapshot* out) {
-  for (const model::ModelStatus& status : env.models->Served()) {
+  for (const repository::ModelStatus& status : env.models->ListServed()) {
     obs::ModelStats& shown = out->models.emplace_back();
     shown.name = status.name;
     shown.state = std::string(kStates[static_cast<int>(status.state)]);
     shown.loaded_share = status.loaded_share;
-    shown.requests = status.use->requests;
-    shown.failed = status.use->failed;
-    shown.tokens = status.use->tokens;
-    shown.queue = absl::Nanoseconds(status.use->queue_ns.load());
+    shown.requests = status.statistics->requests;
+    shown.failed = status.statistics->failed;
+    shown.tokens = status.statistics->tokens;
+    shown.queue = absl::Nanoseconds(status.statistics->queue_ns.load());
     if (status.model == nullptr) continue;
     const model::Model& model = *status.model;
     shown.format = model.quant_method;

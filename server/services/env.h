@@ -6,10 +6,10 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "server/engine/engine.h"
-#include "server/model/model_store.h"
+#include "server/repository/load_on_demand.h"
+#include "server/repository/model_store.h"
 #include "server/services/options.h"
 #include "server/services/shared_memory.h"
-#include "server/services/waking.h"
 #include "server/services/worker.h"
 #include "server/transport/byte_budget.h"
 #include "server/transport/call_gate.h"
@@ -23,13 +23,13 @@ namespace awqd::services {
 
 struct Env {
   engine::Engine* engine = nullptr;
-  model::ModelStore* models = nullptr;
+  repository::ModelStore* models = nullptr;
   transport::CallGate* gate = nullptr;
   transport::Door* door = nullptr;
   transport::CallLoop* loop = nullptr;
-  Worker* loads = nullptr;     // LoadModel, UnloadModel
-  Waking* waking = nullptr;    // of models that sleep
-  Worker* lists = nullptr;     // ListModels
+  Worker* loads = nullptr;                        // LoadModel, UnloadModel
+  repository::LoadOnDemand* on_demand = nullptr;  // of models that were unloaded while idle
+  Worker* lists = nullptr;                        // ListModels
   Worker* pages = nullptr;     // what walks over models, and does not wait for a disk as lists do
   Worker* parsings = nullptr;  // large requests
   Worker* packings = nullptr;  // inline weights

@@ -101,7 +101,7 @@ class Flow : public std::enable_shared_from_this<Flow> {
                     std::function<absl::Status()> then);
 
   // Calls then(weights) once with the weights of the request's source, loaded ones at once, inline
-  // ones and those of a model that sleeps from a worker thread; or returns an error, or settles.
+  // ones and those of a model that was unloaded while idle from a worker thread; or returns an error, or settles.
   // The request must live until then. Inline weights are packed only if the call is still wanted
   // when its turn has come: packing takes long, and a call that has ended while it waited would
   // take the time of those behind it.
@@ -111,11 +111,11 @@ class Flow : public std::enable_shared_from_this<Flow> {
       absl::StatusOr<typename Source::Weights> weights = Source::Find(env_, request);
       if (weights.ok()) return then(*std::move(weights));
       const std::string model = Source::Name(request).model;
-      if (!env_.models->Asleep(model)) return weights.status();
-      return env_.waking->Wake(
-          model, [this, self = shared_from_this(), &request, then](const absl::Status& woken) {
+      if (!env_.models->IsUnloadedIdle(model)) return weights.status();
+      return env_.on_demand->Request(
+          model, [this, self = shared_from_this(), &request, then](const absl::Status& loaded) {
             Try([&]() -> absl::Status {
-              AWQD_RETURN_IF_ERROR(woken);
+              AWQD_RETURN_IF_ERROR(loaded);
               AWQD_RETURN_IF_ERROR(StillWanted());
               AWQD_ASSIGN_OR_RETURN(typename Source::Weights weights, Source::Find(env_, request));
               return then(std::move(weights));
@@ -205,7 +205,7 @@ class Flow : public std::enable_shared_from_this<Flow> {
   void Count(const absl::Status& status);
 
   // Of the model whose weights the request's work reads; null: of none, or it made no work.
-  std::shared_ptr<model::ModelUse> use_;
+  std::shared_ptr<model::ModelStatistics> use_;
   std::atomic<bool> settled_{false};
 };
 

@@ -7,8 +7,8 @@
 #include "absl/status/status.h"
 #include "google/protobuf/message_lite.h"
 #include "kernels/base/status.h"
+#include "server/repository/load_on_demand.h"
 #include "server/services/env.h"
-#include "server/services/waking.h"
 #include "server/transport/byte_budget.h"
 #include "server/transport/call_kinds.h"
 #include "server/transport/guard.h"
@@ -94,7 +94,7 @@ void AnswerOn(Worker* worker, const Env& env, transport::UnaryCall* call,
   RunOn<Request>(worker, env, call, AnswerLater(env, call, fill));
 }
 
-// As AnswerOn, once the model that `model_of(request)` names is awake.
+// As AnswerOn, once the model that `model_of(request)` names is loaded.
 template <typename Request, typename Response, typename ModelOf>
 void AnswerAwake(Worker* worker, const Env& env, transport::UnaryCall* call, ModelOf model_of,
                  Filler<Request, Response> fill) {
@@ -105,11 +105,12 @@ void AnswerAwake(Worker* worker, const Env& env, transport::UnaryCall* call, Mod
     auto answer = [answer = AnswerLater(env, call, fill), request = std::move(request)] {
       answer(request);
     };
-    if (!env.models->Asleep(model)) return worker->Run(std::move(answer));
-    return env.waking->Wake(model, [worker, call, answer = std::move(answer)](const auto& woken) {
-      const absl::Status status = woken.ok() ? worker->Run(answer) : woken;
-      if (!status.ok()) call->Finish(wire::ToGrpc(status));
-    });
+    if (!env.models->IsUnloadedIdle(model)) return worker->Run(std::move(answer));
+    return env.on_demand->Request(
+        model, [worker, call, answer = std::move(answer)](const auto& loaded) {
+          const absl::Status status = loaded.ok() ? worker->Run(answer) : loaded;
+          if (!status.ok()) call->Finish(wire::ToGrpc(status));
+        });
   });
   if (!accepted.ok()) call->Finish(wire::ToGrpc(accepted));
 }

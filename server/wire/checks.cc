@@ -3,7 +3,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/math.h"
-#include "server/model/model_store.h"
+#include "server/repository/model_folders.h"
 #include "server/wire/validate.h"
 
 namespace awqd::wire {
@@ -16,7 +16,7 @@ absl::Status CheckRequestId(const std::string& id) {
 
 absl::Status CheckModel(const std::string& name, absl::string_view field) {
   if (name.empty()) return FieldError(field, "nothing", "the name of a model");
-  absl::Status status = model::CheckModelName(name);
+  absl::Status status = repository::CheckModelName(name);
   return status.ok() ? status : WithField(std::move(status), field);
 }
 

@@ -97,8 +97,8 @@ void FillFacts(const Found& found, inference::ModelConfig* out) {
 absl::Status IsModelReady(const Env& env, const inference::ModelReadyRequest& request,
                           inference::ModelReadyResponse* response) {
   const wire::oip::ModelName name = wire::oip::SplitName(request.name());
-  // One that sleeps is loaded by the request that needs it; to ask does not wake it.
-  if (request.version().empty() && env.models->Asleep(name.model)) {
+  // The request that needs an idle model loads it; this question does not.
+  if (request.version().empty() && env.models->IsUnloadedIdle(name.model)) {
     response->set_ready(true);
     return absl::OkStatus();
   }

@@ -1,5 +1,5 @@
 // What an engine counts of the batches that it ran, and for which model.
-#include "server/engine/meter.h"
+#include "server/engine/statistics.h"
 
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
@@ -49,7 +49,7 @@ batching::Batch Products(const std::shared_ptr<const model::PlacedWeight>& weigh
 
 TEST_P(MeterTest, CountsForTheModel) {
   model::PlacedWeight weight = *placed_;
-  weight.use = std::make_shared<model::ModelUse>();
+  weight.statistics = std::make_shared<model::ModelStatistics>();
   const auto shared = std::make_shared<const model::PlacedWeight>(weight);
   Meter meter;
   const absl::Time start = absl::FromUnixSeconds(100);
@@ -57,13 +57,13 @@ TEST_P(MeterTest, CountsForTheModel) {
   meter.Count(Products(shared, 3), start, absl::OkStatus(), report);
   meter.Count(Products(shared, 1), start, absl::InternalError("no"), report);
   meter.Count(Products(placed_, 1), start, absl::OkStatus(), report);  // of no model
-  EXPECT_EQ(weight.use->requests, 3);
-  EXPECT_EQ(weight.use->failed, 1);
-  EXPECT_EQ(weight.use->tokens, 8);
-  EXPECT_EQ(weight.use->queue_ns, 4'000'000'000);
-  EXPECT_EQ(weight.use->batches, 1) << "the other was not computed";
-  EXPECT_EQ(weight.use->input_ns, 3 * 500) << "each request has the time of its batch";
-  EXPECT_EQ(weight.use->compute_ns, 3 * 1500);
+  EXPECT_EQ(weight.statistics->requests, 3);
+  EXPECT_EQ(weight.statistics->failed, 1);
+  EXPECT_EQ(weight.statistics->tokens, 8);
+  EXPECT_EQ(weight.statistics->queue_ns, 4'000'000'000);
+  EXPECT_EQ(weight.statistics->batches, 1) << "the other was not computed";
+  EXPECT_EQ(weight.statistics->input_ns, 3 * 500) << "each request has the time of its batch";
+  EXPECT_EQ(weight.statistics->compute_ns, 3 * 1500);
   EngineStats stats;
   meter.Fill(&stats);
   EXPECT_EQ(stats.merged_requests, 3);
@@ -75,20 +75,20 @@ TEST_P(MeterTest, CountsForTheModel) {
 TEST_P(MeterTest, TheEngineCountsTimesOfItsBatches) {
   Start();
   model::PlacedWeight weight = *placed_;
-  weight.use = std::make_shared<model::ModelUse>();
+  weight.statistics = std::make_shared<model::ModelStatistics>();
   MatmulWork work = Product(RandomRows(3));
   work.weight = std::make_shared<const model::PlacedWeight>(weight);
   ASSERT_TRUE(Submit(std::move(work)).get().status.ok());
   engine_->Drain();  // answers are counted once they were given
-  const std::vector<model::BatchesOfSize> sizes = weight.use->sizes.Seen();
+  const std::vector<model::BatchSizeStatistics> sizes = weight.statistics->sizes.Seen();
   ASSERT_EQ(sizes.size(), 1u);
   EXPECT_EQ(sizes[0].tokens, 3);
   EXPECT_EQ(sizes[0].batches, 1);
   EXPECT_EQ(sizes[0].answered, 1);
   EXPECT_GT(sizes[0].times.output_ns, 0);
   EXPECT_EQ(sizes[0].times.input_ns > 0, !GetParam()) << "in place where memory is shared";
-  EXPECT_EQ(weight.use->answered, 1);
-  EXPECT_EQ(weight.use->output_ns, sizes[0].times.output_ns);
+  EXPECT_EQ(weight.statistics->answered, 1);
+  EXPECT_EQ(weight.statistics->output_ns, sizes[0].times.output_ns);
 }
 
 TEST(BatchSizes, AreExactUpTo64AndPowersOfTwoAbove) {
@@ -96,7 +96,7 @@ TEST(BatchSizes, AreExactUpTo64AndPowersOfTwoAbove) {
   for (const int64_t tokens : {0, 1, 63, 64, 65, 128, 129, 1 << 20})
     sizes.AddComputed(tokens, 1, 2);
   std::vector<std::pair<int64_t, int64_t>> seen;
-  for (const model::BatchesOfSize& size : sizes.Seen()) {
+  for (const model::BatchSizeStatistics& size : sizes.Seen()) {
     seen.emplace_back(size.tokens, size.batches);
     EXPECT_EQ(size.times.input_ns, size.batches);
     EXPECT_EQ(size.times.compute_ns, 2 * size.batches);

@@ -1,5 +1,5 @@
 // Crew: everything is done once, by several threads, and Share waits for all of it.
-#include "server/engine/crew.h"
+#include "server/engine/thread_pool.h"
 
 #include <gtest/gtest.h>
 

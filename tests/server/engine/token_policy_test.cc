@@ -1,10 +1,10 @@
 // The token-count heuristic: the boundary, and the ends of its range.
-#include "server/batching/policy.h"
-
 #include <gtest/gtest.h>
 
 #include <cstdint>
 #include <limits>
+
+#include "server/engine/threshold_table.h"
 
 namespace awqd::batching {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/kernels.h"
-#include "server/model/model_store.h"
+#include "server/repository/model_store.h"
 #include "tests/kernels/checkpoint/gguf_bytes.h"
 #include "tests/kernels/checkpoint/test_files.h"
 #include "tests/testing/wrapped_device.h"

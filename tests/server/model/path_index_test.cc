@@ -11,8 +11,8 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "server/model/model_store.h"
-#include "tests/server/model/model_store_fixture.h"
+#include "server/repository/model_store.h"
+#include "tests/server/repository/model_store_fixture.h"
 
 namespace awqd::model {
 namespace {

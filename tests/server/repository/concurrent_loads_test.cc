@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "kernels/kernels.h"
-#include "server/model/model_store.h"
-#include "tests/server/model/model_store_fixture.h"
+#include "server/repository/model_store.h"
+#include "tests/server/repository/model_store_fixture.h"
 
-namespace awqd::model {
+namespace awqd::repository {
 namespace {
 
 constexpr absl::StatusCode kInvalid = absl::StatusCode::kInvalidArgument;
@@ -129,4 +129,4 @@ TEST_F(ModelStoreTest, EightThreadsLoadAndUnloadWhileOthersUseIt) {
 }
 
 }  // namespace
-}  // namespace awqd::model
+}  // namespace awqd::repository

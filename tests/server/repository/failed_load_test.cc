@@ -12,11 +12,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/model/model_loader.h"
-#include "server/model/model_store.h"
-#include "tests/server/model/model_store_fixture.h"
+#include "server/repository/model_store.h"
+#include "tests/server/repository/model_store_fixture.h"
 #include "tests/testing/wrapped_device.h"
 
-namespace awqd::model {
+namespace awqd::repository {
 namespace {
 
 using ::awqd::testing::AwqLinear;
@@ -173,4 +173,4 @@ TEST_F(ModelStoreTest, AHundredFailingLoadsLeaveMemoryUnchanged) {
 }
 
 }  // namespace
-}  // namespace awqd::model
+}  // namespace awqd::repository

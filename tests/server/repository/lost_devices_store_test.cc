@@ -7,11 +7,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "server/model/losses.h"
-#include "tests/server/model/model_store_fixture.h"
+#include "server/model/model.h"
+#include "tests/server/repository/model_store_fixture.h"
 #include "tests/testing/wrapped_device.h"
 
-namespace awqd::model {
+namespace awqd::repository {
 namespace {
 
 using ::awqd::testing::WrappedDevice;
@@ -48,7 +48,7 @@ TEST_F(LostDevicesStoreTest, ReplicasServeWithoutIt) {
   own_[1]->Break();
   EXPECT_EQ(StatusOf("m").state, ModelState::kReady);
   EXPECT_EQ(StatusOf("m").message, "failed: cpu:1; the model serves without");
-  EXPECT_TRUE(store_->AnyWhole());
+  EXPECT_TRUE(store_->AnyServedWhole());
   ASSERT_TRUE(store_->Load("m").ok());
   EXPECT_EQ(DevicesOf("m"), "cpu:0");
   EXPECT_EQ(StatusOf("m").message, "");
@@ -67,11 +67,11 @@ TEST_F(LostDevicesStoreTest, ColumnsAreLostUntilAReload) {
             "failed: cpu:0, and with it 2 weights; loading the model again puts it on the devices "
             "that are left");
   EXPECT_NE(lost.model, nullptr);
-  EXPECT_FALSE(store_->AnyWhole());
+  EXPECT_FALSE(store_->AnyServedWhole());
   ASSERT_TRUE(store_->Load("m").ok());
   EXPECT_EQ(DevicesOf("m"), "cpu:1");
   EXPECT_EQ(StatusOf("m").state, ModelState::kReady);
-  EXPECT_TRUE(store_->AnyWhole());
+  EXPECT_TRUE(store_->AnyServedWhole());
 }
 
 TEST_F(LostDevicesStoreTest, ModelsOnOtherDevicesAreWhole) {
@@ -86,17 +86,17 @@ TEST_F(LostDevicesStoreTest, ModelsOnOtherDevicesAreWhole) {
   EXPECT_EQ(StatusOf("m").state, ModelState::kFailed);
   EXPECT_EQ(StatusOf("n").state, ModelState::kReady);
   EXPECT_EQ(StatusOf("n").message, "");
-  EXPECT_TRUE(store_->AnyWhole());
+  EXPECT_TRUE(store_->AnyServedWhole());
   ASSERT_TRUE(store_->Load("m").ok());
   EXPECT_EQ(DevicesOf("m"), "cpu:1");
 }
 
 TEST_F(LostDevicesStoreTest, WithoutAnyDeviceNothingLoads) {
   Start(Sharding::kReplicas);
-  EXPECT_TRUE(store_->AnyWhole()) << "nothing is served";
+  EXPECT_TRUE(store_->AnyServedWhole()) << "nothing is served";
   for (const auto& device : own_) device->Break();
   EXPECT_EQ(store_->Load("m").status().code(), absl::StatusCode::kFailedPrecondition);
 }
 
 }  // namespace
-}  // namespace awqd::model
+}  // namespace awqd::repository

@@ -1,5 +1,5 @@
 // Which folder a name stands for: a plain one, one of a Hub cache, one beside the repository.
-#include "server/model/model_folders.h"
+#include "server/repository/model_folders.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 #include "tests/kernels/checkpoint/test_files.h"
 #include "tests/testing/hub_files.h"
 
-namespace awqd::model {
+namespace awqd::repository {
 namespace {
 
 using ::awqd::testing::kHubHash;
@@ -60,7 +60,7 @@ TEST_F(ModelFoldersTest, AHubCacheIsARepository) {
   directory_.Write("repository/CACHEDIR.TAG", "");
   WriteModel("repository/.locks/models--org--name");
   const absl::Status ok;
-  EXPECT_THAT(*Folders().Find(),
+  EXPECT_THAT(*Folders().ListModels(),
               ElementsAre(Pair("org--name", ok), Pair("plain", ok), Pair("single", ok)));
   const auto found = Folders().Locate("org--name");
   ASSERT_TRUE(found.ok()) << found.status();
@@ -76,7 +76,8 @@ TEST_F(ModelFoldersTest, BlobsOutsideTheCacheAreNotFollowed) {
   fs::create_symlink("../../blobs", repository_ + "/models--org--name/blobs");
   EXPECT_THAT(MessageOf(Folders(), "org--name", kInvalid),
               HasSubstr("leads out of the model repository"));
-  EXPECT_THAT(*Folders().Find(), Contains(Pair("org--name", ::testing::Not(absl::OkStatus()))))
+  EXPECT_THAT(*Folders().ListModels(),
+              Contains(Pair("org--name", ::testing::Not(absl::OkStatus()))))
       << "listed, with the reason";
 }
 
@@ -87,7 +88,7 @@ TEST_F(ModelFoldersTest, ADownloadWithoutItsRevisionSaysHowToCompleteIt) {
                           HasSubstr("complete the download with: hf download org/name"));
   EXPECT_THAT(MessageOf(Folders(), "org--name", kNotFound), says);
   EXPECT_THAT(Folders().Warnings(), ElementsAre(says));
-  EXPECT_THAT(*Folders().Find(), IsEmpty());
+  EXPECT_THAT(*Folders().ListModels(), IsEmpty());
   std::ofstream(repository_ + "/models--org--name/refs/main") << std::string(40, 'b');
   EXPECT_THAT(MessageOf(Folders(), "org--name", kNotFound),
               HasSubstr(absl::StrCat("snapshots/", std::string(40, 'b'), "/config.json")));
@@ -100,9 +101,9 @@ TEST_F(ModelFoldersTest, NamedFoldersStandBesideTheRepositoryOrAlone) {
   WriteModel("repository/plain");
   const std::vector<NamedFolder> named = {{"x", directory_.At("elsewhere/m")}};
   const absl::Status ok;
-  EXPECT_THAT(*Folders(named).Find(), ElementsAre(Pair("plain", ok), Pair("x", ok)));
+  EXPECT_THAT(*Folders(named).ListModels(), ElementsAre(Pair("plain", ok), Pair("x", ok)));
   const ModelFolders alone("", named);
-  EXPECT_THAT(*alone.Find(), ElementsAre(Pair("x", ok)));
+  EXPECT_THAT(*alone.ListModels(), ElementsAre(Pair("x", ok)));
   EXPECT_THAT(alone.Warnings(), IsEmpty());
   const auto found = alone.Locate("x");
   ASSERT_TRUE(found.ok()) << found.status();
@@ -123,7 +124,7 @@ TEST_F(ModelFoldersTest, ANamedFolderIsItsOwnRoot) {
   EXPECT_THAT(MessageOf(folders, "x", kInvalid),
               AllOf(HasSubstr(absl::StrCat("--model x=", directory_.At("elsewhere/m"), ": ")),
                     HasSubstr("leads out of")));
-  EXPECT_THAT(*folders.Find(), ElementsAre(Pair("x", ::testing::Not(absl::OkStatus()))));
+  EXPECT_THAT(*folders.ListModels(), ElementsAre(Pair("x", ::testing::Not(absl::OkStatus()))));
   const ModelFolders absent("", {{"x", directory_.At("none")}});
   EXPECT_THAT(MessageOf(absent, "x", kNotFound), HasSubstr("/none"));
 }
@@ -162,7 +163,7 @@ TEST_F(ModelFoldersTest, ANameThatStandsForTwoFoldersIsRefusedNamingBoth) {
   EXPECT_THAT(MessageOf(named, "x", kInvalid),
               AllOf(HasSubstr(absl::StrCat("--model x=", directory_.At("elsewhere"))),
                     HasSubstr("folder \"x\"")));
-  EXPECT_THAT(*named.Find(), Contains(Pair("x", ::testing::Not(absl::OkStatus()))));
+  EXPECT_THAT(*named.ListModels(), Contains(Pair("x", ::testing::Not(absl::OkStatus()))));
 }
 
 TEST_F(ModelFoldersTest, ARepositoryThatIsAModelIsOneWarning) {
@@ -198,4 +199,4 @@ TEST_F(ModelFoldersTest, ManyWarningsAreCounted) {
 }
 
 }  // namespace
-}  // namespace awqd::model
+}  // namespace awqd::repository

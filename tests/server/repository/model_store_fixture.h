@@ -7,10 +7,10 @@
 #include <string>
 
 #include "kernels/kernels.h"
-#include "server/model/model_store.h"
+#include "server/repository/model_store.h"
 #include "tests/kernels/checkpoint/test_files.h"
 
-namespace awqd::model {
+namespace awqd::repository {
 
 class ModelStoreTest : public ::testing::Test {
  protected:
@@ -40,4 +40,4 @@ class ModelStoreTest : public ::testing::Test {
   std::unique_ptr<ModelStore> store_;
 };
 
-}  // namespace awqd::model
+}  // namespace awqd::repository

@@ -1,5 +1,5 @@
 // What the model store serves, finds and lists: names, versions, memory.
-#include "server/model/model_store.h"
+#include "server/repository/model_store.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,9 +7,9 @@
 #include <filesystem>
 
 #include "absl/strings/str_cat.h"
-#include "tests/server/model/model_store_fixture.h"
+#include "tests/server/repository/model_store_fixture.h"
 
-namespace awqd::model {
+namespace awqd::repository {
 namespace {
 
 using ::awqd::testing::AwqLinear;
@@ -45,19 +45,20 @@ TEST_F(ModelStoreTest, LoadFindUnload) {
 }
 
 TEST_F(ModelStoreTest, TellsWhatIsServedAndCountsOverReloads) {
-  EXPECT_TRUE(store_->Served().empty());
+  EXPECT_TRUE(store_->ListServed().empty());
   ASSERT_TRUE(store_->Load("m").ok());
-  ASSERT_EQ(store_->Served().size(), 1u);
-  EXPECT_EQ(store_->Served()[0].state, ModelState::kReady);
-  (*store_->FindWeight("m", "layers.0.up"))->use->tokens += 5;
+  ASSERT_EQ(store_->ListServed().size(), 1u);
+  EXPECT_EQ(store_->ListServed()[0].state, ModelState::kReady);
+  (*store_->FindWeight("m", "layers.0.up"))->statistics->tokens += 5;
   ASSERT_TRUE(store_->Load("m").ok());
-  (*store_->FindWeight("m", "layers.0.up"))->use->tokens += 6;
-  EXPECT_EQ(store_->Served()[0].use->tokens, 11) << "the new version's weights count with the old";
+  (*store_->FindWeight("m", "layers.0.up"))->statistics->tokens += 6;
+  EXPECT_EQ(store_->ListServed()[0].statistics->tokens, 11)
+      << "the new version's weights count with the old";
   EXPECT_FALSE(store_->Load("absent").ok());
   EXPECT_EQ(store_->loads().data().total(), 2);
   EXPECT_EQ(store_->failed_loads().data().total(), 1);
   ASSERT_TRUE(store_->Unload("m").ok());
-  EXPECT_TRUE(store_->Served().empty());
+  EXPECT_TRUE(store_->ListServed().empty());
 }
 
 TEST_F(ModelStoreTest, MemoryIsFreedWhenTheLastUserLetsGo) {
@@ -144,7 +145,7 @@ TEST_F(ModelStoreTest, DiscoverListsDirectoriesWithAConfig) {
   std::filesystem::create_symlink("b", directory_.At("alias"));
   std::filesystem::create_symlink("/etc", directory_.At("outside"));
   std::filesystem::create_symlink("nothing", directory_.At("dangling"));
-  const auto found = store_->folders().Find();
+  const auto found = store_->folders().ListModels();
   ASSERT_TRUE(found.ok()) << found.status();
   const absl::Status ok;
   EXPECT_THAT(*found, ElementsAre(Pair("alias", ok), Pair("b", ok), Pair("m", ok),
@@ -189,7 +190,7 @@ TEST_F(ModelStoreTest, ListsTheShareOfALoadInProgress) {
 
 TEST_F(ModelStoreTest, MissingRoot) {
   ModelStore store(directory_.At("later"), device_.get());
-  EXPECT_EQ(store.folders().Find().status().code(), kNotFound);
+  EXPECT_EQ(store.folders().ListModels().status().code(), kNotFound);
   EXPECT_EQ(store.Load("m").status().code(), kNotFound);
   EXPECT_TRUE(store.List().empty());
   WriteModel("later/m");
@@ -197,4 +198,4 @@ TEST_F(ModelStoreTest, MissingRoot) {
 }
 
 }  // namespace
-}  // namespace awqd::model
+}  // namespace awqd::repository

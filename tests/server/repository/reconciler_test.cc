@@ -1,5 +1,5 @@
 // What the watch does with folders that appear, change, go bad and go, at times that the test says.
-#include "server/repository_watch.h"
+#include "server/repository/reconciler.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,22 +10,22 @@
 
 #include "absl/time/clock.h"
 #include "kernels/kernels.h"
-#include "server/idle_models.h"
 #include "server/obs/logging.h"
+#include "server/repository/idle_unloader.h"
 #include "tests/kernels/checkpoint/test_files.h"
 
-namespace awqd {
+namespace awqd::repository {
 namespace {
 
 namespace fs = std::filesystem;
-using model::ModelState;
+using ModelState;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
 constexpr absl::Duration kSettle = absl::Seconds(10);
 
-class RepositoryWatchTest : public ::testing::Test {
+class ReconcilerTest : public ::testing::Test {
  protected:
   void SetUp() override {
     auto device = OpenDevice("cpu", {.cpu_threads = 1});
@@ -35,8 +35,8 @@ class RepositoryWatchTest : public ::testing::Test {
     Watch(directory_.At("r"));
   }
   void Watch(const std::string& repository, std::vector<std::string> only = {}) {
-    store_ = std::make_unique<model::ModelStore>(repository, device_.get());
-    watch_ = std::make_unique<RepositoryWatch>(kSettle, only, store_.get());
+    store_ = std::make_unique<ModelStore>(repository, device_.get());
+    watch_ = std::make_unique<Reconciler>(kSettle, only, store_.get());
     Look();  // the first, which takes files' own times for what they are
   }
   void WriteModel(const std::string& name, int64_t columns = 16) {
@@ -45,11 +45,11 @@ class RepositoryWatchTest : public ::testing::Test {
                      testing::SafetensorsOf(testing::AwqLinear("up", 64, columns, 32)));
   }
   // A look `after` the one before; what it logs is in log_.
-  RepositoryWatch::Result Look(absl::Duration after = absl::ZeroDuration()) {
+  Reconciler::Result Look(absl::Duration after = absl::ZeroDuration()) {
     now_ += after;
     ::testing::internal::CaptureStderr();
     obs::SetUpLogging(obs::LogLevel::kInfo, obs::LogFormat::kText);
-    const RepositoryWatch::Result result = watch_->Look(now_);
+    const Reconciler::Result result = watch_->Reconcile(now_);
     obs::FlushLog(absl::Seconds(20));
     log_ = ::testing::internal::GetCapturedStderr();
     return result;
@@ -60,7 +60,7 @@ class RepositoryWatchTest : public ::testing::Test {
     return model.ok() ? (*model)->version : 0;
   }
   std::string Message(const std::string& name) const {
-    for (const model::ModelStatus& status : store_->List()) {
+    for (const ModelStatus& status : store_->List()) {
       if (status.name == name) return status.message;
     }
     return "";
@@ -73,13 +73,13 @@ class RepositoryWatchTest : public ::testing::Test {
 
   testing::TempDirectory directory_;
   std::unique_ptr<Device> device_;
-  std::unique_ptr<model::ModelStore> store_;
-  std::unique_ptr<RepositoryWatch> watch_;
+  std::unique_ptr<ModelStore> store_;
+  std::unique_ptr<Reconciler> watch_;
   absl::Time now_ = absl::Now();
   std::string log_;
 };
 
-TEST_F(RepositoryWatchTest, LoadsAFolderOnceItHasStoodStill) {
+TEST_F(ReconcilerTest, LoadsAFolderOnceItHasStoodStill) {
   WriteModel("m");
   EXPECT_EQ(Look(absl::Seconds(1)).waiting, 1);
   EXPECT_EQ(Look(kSettle - absl::Milliseconds(1)).waiting, 1);
@@ -87,12 +87,12 @@ TEST_F(RepositoryWatchTest, LoadsAFolderOnceItHasStoodStill) {
   EXPECT_EQ(Look(absl::Milliseconds(1)).loaded, 1);
   EXPECT_EQ(Version("m"), 1);
   EXPECT_THAT(log_, HasSubstr("loaded model=m version=1"));
-  const RepositoryWatch::Result again = Look(absl::Hours(1));
+  const Reconciler::Result again = Look(absl::Hours(1));
   EXPECT_EQ(again.loaded + again.failed + again.waiting, 0);
   EXPECT_EQ(Version("m"), 1);
 }
 
-TEST_F(RepositoryWatchTest, NeverLoadsWhileSomethingIsWritten) {
+TEST_F(ReconcilerTest, NeverLoadsWhileSomethingIsWritten) {
   WriteModel("m");
   Look(absl::Seconds(1));
   for (int i = 0; i < 5; ++i) {
@@ -106,18 +106,18 @@ TEST_F(RepositoryWatchTest, NeverLoadsWhileSomethingIsWritten) {
   EXPECT_EQ(Version("m"), 1);
 }
 
-TEST_F(RepositoryWatchTest, WhatLiesThereForLongLoadsAtTheFirstLook) {
+TEST_F(ReconcilerTest, WhatLiesThereForLongLoadsAtTheFirstLook) {
   WriteModel("m");
   now_ = absl::Now() + absl::Hours(1);
-  watch_ = std::make_unique<RepositoryWatch>(kSettle, std::vector<std::string>(), store_.get());
+  watch_ = std::make_unique<Reconciler>(kSettle, std::vector<std::string>(), store_.get());
   EXPECT_EQ(Look().loaded, 1);
   now_ = absl::Now();
   WriteModel("n");
-  watch_ = std::make_unique<RepositoryWatch>(kSettle, std::vector<std::string>(), store_.get());
+  watch_ = std::make_unique<Reconciler>(kSettle, std::vector<std::string>(), store_.get());
   EXPECT_EQ(Look().waiting, 1) << "it was written just now";
 }
 
-TEST_F(RepositoryWatchTest, ReloadsWhatChanges) {
+TEST_F(ReconcilerTest, ReloadsWhatChanges) {
   WriteModel("m");
   Settle();
   WriteModel("m", 32);
@@ -131,7 +131,7 @@ TEST_F(RepositoryWatchTest, ReloadsWhatChanges) {
   EXPECT_EQ(Version("m"), 2);
 }
 
-TEST_F(RepositoryWatchTest, FollowsALinkThatIsFlipped) {
+TEST_F(ReconcilerTest, FollowsALinkThatIsFlipped) {
   WriteModel("v1");
   WriteModel("v2", 32);
   fs::rename(directory_.At("r/v1"), directory_.At("r/.v1"));
@@ -145,7 +145,7 @@ TEST_F(RepositoryWatchTest, FollowsALinkThatIsFlipped) {
   EXPECT_EQ((*store_->FindWeight("m", "up"))->shape.n, 32);
 }
 
-TEST_F(RepositoryWatchTest, UnloadsWhatHasBeenGoneForLong) {
+TEST_F(ReconcilerTest, UnloadsWhatHasBeenGoneForLong) {
   WriteModel("m");
   WriteModel("n");
   Settle();
@@ -169,14 +169,14 @@ TEST_F(RepositoryWatchTest, UnloadsWhatHasBeenGoneForLong) {
   EXPECT_EQ(Version("m"), 2) << "it may come again";
 }
 
-TEST_F(RepositoryWatchTest, ReportsABadOneOnceAndTriesAgainAfterAChange) {
+TEST_F(ReconcilerTest, ReportsABadOneOnceAndTriesAgainAfterAChange) {
   WriteModel("m");
   directory_.Write("r/m/model.safetensors", "half");
   Look(absl::Seconds(1));
   EXPECT_EQ(Look(kSettle).failed, 1);
   EXPECT_THAT(log_, AllOf(HasSubstr("model cannot be loaded model=m"), HasSubstr(" W ")));
   EXPECT_THAT(Message("m"), HasSubstr("m/model.safetensors"));
-  const RepositoryWatch::Result again = Look(absl::Hours(1));
+  const Reconciler::Result again = Look(absl::Hours(1));
   EXPECT_EQ(again.failed + again.waiting, 0);
   EXPECT_EQ(log_, "");
   WriteModel("m");
@@ -185,7 +185,7 @@ TEST_F(RepositoryWatchTest, ReportsABadOneOnceAndTriesAgainAfterAChange) {
   EXPECT_EQ(Message("m"), "");
 }
 
-TEST_F(RepositoryWatchTest, ABadChangeLeavesTheVersionBefore) {
+TEST_F(ReconcilerTest, ABadChangeLeavesTheVersionBefore) {
   WriteModel("m");
   Settle();
   directory_.Write("r/m/model.safetensors", "half");
@@ -197,7 +197,7 @@ TEST_F(RepositoryWatchTest, ABadChangeLeavesTheVersionBefore) {
   EXPECT_EQ(Version("m"), 0);
 }
 
-TEST_F(RepositoryWatchTest, TriesAgainWhatThereWasNoRoomFor) {
+TEST_F(ReconcilerTest, TriesAgainWhatThereWasNoRoomFor) {
   WriteModel("m");
   device_->SetBudget(64);
   Look(absl::Seconds(1));
@@ -208,7 +208,7 @@ TEST_F(RepositoryWatchTest, TriesAgainWhatThereWasNoRoomFor) {
   EXPECT_EQ(Look(absl::Minutes(1)).loaded, 1);
 }
 
-TEST_F(RepositoryWatchTest, WhatAClientUnloadsStaysUnloaded) {
+TEST_F(ReconcilerTest, WhatAClientUnloadsStaysUnloaded) {
   WriteModel("m");
   Settle();
   ASSERT_TRUE(store_->Unload("m").ok());
@@ -224,7 +224,7 @@ TEST_F(RepositoryWatchTest, WhatAClientUnloadsStaysUnloaded) {
   EXPECT_EQ(Version("m"), 3) << "and it is followed again";
 }
 
-TEST_F(RepositoryWatchTest, AClientNeedNotWaitForFilesToStandStill) {
+TEST_F(ReconcilerTest, AClientNeedNotWaitForFilesToStandStill) {
   WriteModel("m");
   Look(absl::Seconds(1));
   ASSERT_TRUE(store_->Load("m").ok());
@@ -232,7 +232,7 @@ TEST_F(RepositoryWatchTest, AClientNeedNotWaitForFilesToStandStill) {
   EXPECT_EQ(Version("m"), 1);
 }
 
-TEST_F(RepositoryWatchTest, LoadsOnlyWhatItIsToldAndFollowsWhatClientsLoad) {
+TEST_F(ReconcilerTest, LoadsOnlyWhatItIsToldAndFollowsWhatClientsLoad) {
   WriteModel("a");
   WriteModel("b");
   Watch(directory_.At("r"), {"a"});
@@ -245,7 +245,7 @@ TEST_F(RepositoryWatchTest, LoadsOnlyWhatItIsToldAndFollowsWhatClientsLoad) {
   EXPECT_EQ(Version("b"), 2);
 }
 
-TEST_F(RepositoryWatchTest, ARepositoryThatIsNotThereUnloadsNothing) {
+TEST_F(ReconcilerTest, ARepositoryThatIsNotThereUnloadsNothing) {
   WriteModel("m");
   Settle();
   fs::rename(directory_.At("r"), directory_.At("away"));
@@ -264,45 +264,45 @@ TEST_F(RepositoryWatchTest, ARepositoryThatIsNotThereUnloadsNothing) {
   EXPECT_THAT(log_, Not(HasSubstr(" W ")));
 }
 
-TEST_F(RepositoryWatchTest, WhatSleepsIsLeftAlone) {
+TEST_F(ReconcilerTest, LeavesAModelAloneThatWasUnloadedWhileIdle) {
   WriteModel("m");
   Settle();
-  ASSERT_TRUE(store_->LetSleep("m", 1, 0));
+  ASSERT_TRUE(store_->UnloadIdle("m", 1, 0));
   WriteModel("m", 32);
   Settle();
-  EXPECT_TRUE(store_->Asleep("m"));
-  ASSERT_TRUE(store_->Wake("m").ok());
+  EXPECT_TRUE(store_->IsUnloadedIdle("m"));
+  ASSERT_TRUE(store_->LoadOnDemand("m").ok());
   EXPECT_EQ((*store_->FindWeight("m", "up"))->shape.n, 32) << "what is there when it is used";
   EXPECT_EQ(Look(kSettle).loaded, 0);
-  ASSERT_TRUE(store_->LetSleep("m", 2, 0));
+  ASSERT_TRUE(store_->UnloadIdle("m", 2, 0));
   fs::remove_all(directory_.At("r/m"));
   Settle();
-  EXPECT_FALSE(store_->Asleep("m"));
+  EXPECT_FALSE(store_->IsUnloadedIdle("m"));
 }
 
-TEST_F(RepositoryWatchTest, IdleModelsSleepButPinnedOnesDoNot) {
+TEST_F(ReconcilerTest, UnloadsIdleModelsButNoPinnedOnes) {
   for (const char* name : {"m", "n", "pinned"}) {
     WriteModel(name);
     ASSERT_TRUE(store_->Load(name).ok());
   }
-  IdleModels idle(absl::Minutes(5), {"pinned"}, store_.get());
+  IdleUnloader idle(absl::Minutes(5), {"pinned"}, store_.get());
   EXPECT_EQ(idle.interval(), absl::Seconds(1));
-  idle.Look(now_);
-  idle.Look(now_ + absl::Minutes(4));
-  (*store_->FindWeight("n", "up"))->use->requests += 1;
-  idle.Look(now_ + absl::Minutes(4.5));
+  idle.UnloadIdleModels(now_);
+  idle.UnloadIdleModels(now_ + absl::Minutes(4));
+  (*store_->FindWeight("n", "up"))->statistics->requests += 1;
+  idle.UnloadIdleModels(now_ + absl::Minutes(4.5));
   EXPECT_EQ(Version("m"), 1);
-  idle.Look(now_ + absl::Minutes(5));
-  EXPECT_TRUE(store_->Asleep("m"));
+  idle.UnloadIdleModels(now_ + absl::Minutes(5));
+  EXPECT_TRUE(store_->IsUnloadedIdle("m"));
   EXPECT_EQ(Version("n"), 1) << "it was used half a minute ago";
-  ASSERT_TRUE(store_->Wake("m").ok());
-  idle.Look(now_ + absl::Minutes(9.5));
+  ASSERT_TRUE(store_->LoadOnDemand("m").ok());
+  idle.UnloadIdleModels(now_ + absl::Minutes(9.5));
   EXPECT_EQ(Version("m"), 2) << "since it was loaded there was no look";
-  EXPECT_TRUE(store_->Asleep("n"));
-  idle.Look(now_ + absl::Hours(24));
-  EXPECT_TRUE(store_->Asleep("m"));
+  EXPECT_TRUE(store_->IsUnloadedIdle("n"));
+  idle.UnloadIdleModels(now_ + absl::Hours(24));
+  EXPECT_TRUE(store_->IsUnloadedIdle("m"));
   EXPECT_EQ(Version("pinned"), 1);
 }
 
 }  // namespace
-}  // namespace awqd
+}  // namespace awqd::repository

@@ -8,10 +8,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/kernels.h"
-#include "server/model/model_store.h"
-#include "tests/server/model/model_store_fixture.h"
+#include "server/repository/model_store.h"
+#include "tests/server/repository/model_store_fixture.h"
 
-namespace awqd::model {
+namespace awqd::repository {
 namespace {
 
 using ::testing::HasSubstr;
@@ -128,4 +128,4 @@ TEST_F(ShardedStoreTest, ColumnsFitWhereReplicasDoNot) {
 }
 
 }  // namespace
-}  // namespace awqd::model
+}  // namespace awqd::repository

@@ -5,9 +5,9 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "tests/server/model/model_store_fixture.h"
+#include "tests/server/repository/model_store_fixture.h"
 
-namespace awqd::model {
+namespace awqd::repository {
 namespace {
 
 using ::awqd::testing::AllExperts;
@@ -205,4 +205,4 @@ TEST_F(StackedStoreTest, ExpertsAreSpreadAndOtherWeightsAreEverywhere) {
 }
 
 }  // namespace
-}  // namespace awqd::model
+}  // namespace awqd::repository

@@ -1,5 +1,5 @@
 // Which models a server starts with, and what is said of those that cannot be loaded.
-#include "server/start_models.h"
+#include "server/repository/startup_loads.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 #include "server/obs/logging.h"
 #include "tests/kernels/checkpoint/test_files.h"
 
-namespace awqd {
+namespace awqd::repository {
 namespace {
 
 using ::testing::AllOf;
@@ -20,7 +20,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-class StartModelsTest : public ::testing::Test {
+class StartupLoadsTest : public ::testing::Test {
  protected:
   void SetUp() override {
     auto device = OpenDevice("cpu", {.cpu_threads = 1});
@@ -40,11 +40,11 @@ class StartModelsTest : public ::testing::Test {
   }
   // What is chosen, and all that is logged.
   absl::StatusOr<std::vector<std::string>> Choose() {
-    store_ = std::make_unique<model::ModelStore>(
-        model::ModelFolders(options_.model_repository, options_.models), device_.get());
+    store_ = std::make_unique<ModelStore>(ModelFolders(options_.model_repository, options_.models),
+                                          device_.get());
     ::testing::internal::CaptureStderr();
     obs::SetUpLogging(obs::LogLevel::kInfo, obs::LogFormat::kText);
-    auto names = ModelsToLoad(options_, *store_);
+    auto names = ChooseModels(options_.load_models, *store_);
     obs::FlushLog(absl::Seconds(20));
     log_ = ::testing::internal::GetCapturedStderr();
     return names;
@@ -59,13 +59,17 @@ class StartModelsTest : public ::testing::Test {
 
   testing::TempDirectory directory_;
   std::unique_ptr<Device> device_;
-  Options options_;
-  std::unique_ptr<model::ModelStore> store_;
+  struct {
+    std::string model_repository;
+    std::vector<NamedFolder> models;
+    std::vector<std::string> load_models;
+  } options_;
+  std::unique_ptr<ModelStore> store_;
   std::atomic<bool> stopping_{false};
   std::string log_;
 };
 
-TEST_F(StartModelsTest, AllOfTheRepositoryAndBesideIt) {
+TEST_F(StartupLoadsTest, AllOfTheRepositoryAndBesideIt) {
   WriteModel("elsewhere");
   options_.models = {{"m", directory_.At("elsewhere")}};
   EXPECT_THAT(*Choose(), ElementsAre("a", "m", "z"));
@@ -77,14 +81,14 @@ TEST_F(StartModelsTest, AllOfTheRepositoryAndBesideIt) {
   EXPECT_THAT(*Choose(), ElementsAre("m"));
 }
 
-TEST_F(StartModelsTest, NamesAreCheckedAtOnce) {
+TEST_F(StartupLoadsTest, NamesAreCheckedAtOnce) {
   options_.load_models = {"../a"};
   EXPECT_THAT(std::string(Choose().status().message()), HasSubstr("--load_model: model name"));
   options_.model_repository = directory_.At("none");
   EXPECT_THAT(std::string(Choose().status().message()), HasSubstr("--model_repository"));
 }
 
-TEST_F(StartModelsTest, WarnsOfWhatIsNoModel) {
+TEST_F(StartupLoadsTest, WarnsOfWhatIsNoModel) {
   directory_.Write("repository/empty/readme", "");
   directory_.Write("repository/config.json", "{}");
   EXPECT_THAT(*Choose(), ElementsAre("a", "z"));
@@ -96,7 +100,7 @@ TEST_F(StartModelsTest, WarnsOfWhatIsNoModel) {
   EXPECT_THAT(log_, HasSubstr("folder \"empty\": no config.json in it"));
 }
 
-TEST_F(StartModelsTest, EveryFailureIsReportedAtOnceAndTheOthersLoad) {
+TEST_F(StartupLoadsTest, EveryFailureIsReportedAtOnceAndTheOthersLoad) {
   WriteBroken("repository/b");
   WriteBroken("repository/c");
   const auto names = Choose();
@@ -115,7 +119,7 @@ TEST_F(StartModelsTest, EveryFailureIsReportedAtOnceAndTheOthersLoad) {
   EXPECT_LT(first, log_.find("model cannot be loaded model=c")) << log_;
 }
 
-TEST_F(StartModelsTest, OneFailureIsTheErrorItself) {
+TEST_F(StartupLoadsTest, OneFailureIsTheErrorItself) {
   WriteBroken("repository/b");
   const LoadedAtStart loaded = Load(*Choose());
   ASSERT_EQ(loaded.failed.size(), 1u);
@@ -124,7 +128,7 @@ TEST_F(StartModelsTest, OneFailureIsTheErrorItself) {
   EXPECT_TRUE(LoadedAtStart{}.Error().ok());
 }
 
-TEST_F(StartModelsTest, AStopIsNoFailure) {
+TEST_F(StartupLoadsTest, AStopIsNoFailure) {
   const auto names = Choose();
   stopping_ = true;
   store_->CancelLoads();
@@ -134,4 +138,4 @@ TEST_F(StartModelsTest, AStopIsNoFailure) {
 }
 
 }  // namespace
-}  // namespace awqd
+}  // namespace awqd::repository
