@@ -57,7 +57,7 @@ std::vector<std::shared_ptr<const model::PlacedWeight>> OneOfEachShape(const mod
   for (const auto& [path, weight] : model.weights) {
     const WeightShape& shape = weight->shape;
     shapes.emplace(absl::StrCat(ToString(shape.description), " [", shape.k, ", ", shape.n, "] ",
-                                weight->devices(), weight->cut_at_rows() ? " rows" : ""),
+                                weight->devices(), weight->partitioned_at_rows() ? " rows" : ""),
                    weight);
   }
   std::vector<std::shared_ptr<const model::PlacedWeight>> out;

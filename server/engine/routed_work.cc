@@ -1,18 +1,58 @@
-// RoutedWork: gather the tokens of a batch, sort them by expert, multiply, combine.
+// Gathers the tokens of a batch, sorts them by expert, multiplies, combines; and partitions by experts.
 #include "server/engine/routed_work.h"
 
 #include <algorithm>
+#include <cstring>
+#include <utility>
 
 #include "absl/container/inlined_vector.h"
 #include "kernels/base/status.h"
 #include "kernels/kernels.h"
 #include "server/engine/lane.h"
+#include "server/engine/reassembly.h"
 
 namespace awqd::engine {
 namespace {
 
-// Buffers of a lane that last from step to step (Lane::Scratch). Those of a work follow.
+// A buffer of a lane that lasts from step to step (Lane::AllocateScratch). Those of a work follow.
 constexpr size_t kSortedSlot = 0;
+
+// The choices of one shard.
+struct ShardChoices {
+  std::vector<int32_t> ids;                // in the shard
+  std::vector<int32_t> places;             // the number of each choice in the whole work
+  std::vector<int32_t> tokens;             // with any choice, ascending
+  std::vector<int32_t> tokens_of_choices;  // of each choice: its number in `tokens`
+};
+
+std::vector<ShardChoices> DistributeChoices(const model::WeightStack& stack,
+                                            absl::Span<const int32_t> ids, int64_t top_k) {
+  std::vector<ShardChoices> out(stack.shards.size());
+  for (size_t choice = 0; choice < ids.size(); ++choice) {
+    const model::ExpertPlace& place = stack.places[ids[choice]];
+    ShardChoices& shard = out[place.shard];
+    const auto token = static_cast<int32_t>(static_cast<int64_t>(choice) / top_k);
+    if (shard.tokens.empty() || shard.tokens.back() != token) shard.tokens.push_back(token);
+    shard.ids.push_back(place.number);
+    shard.places.push_back(static_cast<int32_t>(choice));
+    shard.tokens_of_choices.push_back(static_cast<int32_t>(shard.tokens.size()) - 1);
+  }
+  return out;
+}
+
+// Copies these rows of `x`; returns x itself where they are all.
+absl::StatusOr<Payload> CopyRows(const Payload& x, int64_t rows, absl::Span<const int32_t> wanted,
+                                 StagingPool& staging) {
+  const auto count = static_cast<int64_t>(wanted.size());
+  if (count == rows) return x;
+  const int64_t row_bytes = x.size() / rows;
+  AWQD_ASSIGN_OR_RETURN(Payload out, staging.Get(count * row_bytes));
+  for (int64_t i = 0; i < count; ++i) {
+    std::memcpy(out.data() + i * row_bytes, x.data() + wanted[i] * row_bytes, row_bytes);
+  }
+  staging.CountCopy(out.size());
+  return out;
+}
 
 }  // namespace
 
@@ -46,7 +86,7 @@ struct RoutedWork::Piece {
   int64_t choices = 0;
   const int32_t* ids = nullptr;
   const int32_t* tokens = nullptr;  // of each choice, or null
-  int32_t first_token = 0;          // what `tokens` counts x's first row as
+  int32_t first_token = 0;          // the number in `tokens` of x's first row
   const float* weights = nullptr;
 };
 
@@ -58,8 +98,7 @@ int64_t RoutedWork::bytes() const {
 int64_t RoutedWork::result_bytes() const { return y_rows() * last().n * SizeOf(out_dtype); }
 
 int64_t RoutedWork::cost() const {
-  const double cost = static_cast<double>(tokens()) * row_cost();
-  return cost < 1e18 ? static_cast<int64_t>(cost) : kUnknownCost;
+  return CostOfMultiplications(static_cast<double>(tokens()) * row_cost());
 }
 
 uint64_t RoutedWork::variant() const {
@@ -86,30 +125,26 @@ absl::Status RoutedWork::Run(Lane& lane, const batching::Batch& batch, char* res
   if (pieces.size() > 1 || choices() <= std::max(top_k, lane.max_rows())) {
     return RunPieces(lane, pieces, result, report);
   }
-  return choice_tokens.empty() ? RunInSteps(lane, result, report)
+  return choice_tokens.empty() ? RunTokensInSteps(lane, result, report)
                                : RunChoicesInSteps(lane, result, report);
 }
 
-absl::Status RoutedWork::RunInSteps(Lane& lane, char* y, ExecutionReport* report) const {
+absl::Status RoutedWork::RunTokensInSteps(Lane& lane, char* y, ExecutionReport* report) const {
   const int64_t most = std::max<int64_t>(1, lane.max_rows() / top_k);
   const int64_t x_row = first().k * SizeOf(x_dtype);
   const int64_t y_row = last().n * SizeOf(out_dtype) * (summed ? 1 : top_k);
-  for (int64_t row = 0; row < rows; row += most) {
-    Piece piece = {.x = {x.data() + row * x_row, std::min(most, rows - row)}};
-    piece.choices = piece.x.rows * top_k;
+  return RunInSteps(rows, most, [&](int64_t row, int64_t count) {
+    Piece piece = {.x = {x.data() + row * x_row, count}, .choices = count * top_k};
     if (of_experts) piece.ids = ids.data() + row * top_k;
     if (summed) piece.weights = router_weights.data() + row * top_k;
-    AWQD_RETURN_IF_ERROR(RunPieces(lane, {&piece, 1}, y + row * y_row, report));
-  }
-  return absl::OkStatus();
+    return RunPieces(lane, {&piece, 1}, y + row * y_row, report);
+  });
 }
 
 absl::Status RoutedWork::RunChoicesInSteps(Lane& lane, char* y, ExecutionReport* report) const {
-  const int64_t most = std::max<int64_t>(1, lane.max_rows());
   const int64_t x_row = first().k * SizeOf(x_dtype);
   const int64_t y_row = last().n * SizeOf(out_dtype);
-  for (int64_t choice = 0; choice < choices(); choice += most) {
-    const int64_t count = std::min(most, choices() - choice);
+  return RunInSteps(choices(), lane.max_rows(), [&](int64_t choice, int64_t count) {
     const int32_t first_token = choice_tokens[choice];
     const int32_t last_token = choice_tokens[choice + count - 1];
     const Piece piece = {.x = {x.data() + first_token * x_row, last_token - first_token + 1},
@@ -117,9 +152,8 @@ absl::Status RoutedWork::RunChoicesInSteps(Lane& lane, char* y, ExecutionReport*
                          .ids = ids.data() + choice,
                          .tokens = choice_tokens.data() + choice,
                          .first_token = first_token};
-    AWQD_RETURN_IF_ERROR(RunPieces(lane, {&piece, 1}, y + choice * y_row, report));
-  }
-  return absl::OkStatus();
+    return RunPieces(lane, {&piece, 1}, y + choice * y_row, report);
+  });
 }
 
 absl::Status RoutedWork::RunPieces(Lane& lane, absl::Span<const Piece> pieces, char* y,
@@ -139,9 +173,9 @@ absl::Status RoutedWork::RunPieces(Lane& lane, absl::Span<const Piece> pieces, c
       weights.insert(weights.end(), piece.weights, piece.weights + piece.choices);
     }
   }
-  const int64_t k = first().k, count = Rows(x_pieces), row_bytes = k * SizeOf(x_dtype);
+  const int64_t k = first().k, count = CountRows(x_pieces), row_bytes = k * SizeOf(x_dtype);
   if (count == 0) return absl::OkStatus();
-  AWQD_ASSIGN_OR_RETURN(const void* tokens, lane.Gather(x_pieces, row_bytes));
+  AWQD_ASSIGN_OR_RETURN(const void* tokens, lane.GatherRows(x_pieces, row_bytes));
   RoutedTokens routed = {.x = {tokens, x_dtype, count, k}};
   if (!of_experts) {
     routed.ends = {&count, 1};
@@ -152,29 +186,28 @@ absl::Status RoutedWork::RunPieces(Lane& lane, absl::Span<const Piece> pieces, c
   AWQD_ASSIGN_OR_RETURN(const void* sources, upload(order.tokens));
   AWQD_ASSIGN_OR_RETURN(const void* rows_there, upload(order.rows));
   if (summed) {
-    AWQD_ASSIGN_OR_RETURN(const void* weights_there, upload(weights));
-    routed.weights = static_cast<const float*>(weights_there);
+    AWQD_ASSIGN_OR_RETURN(routed.weights, lane.Upload(weights));
   }
   routed.rows = static_cast<const int32_t*>(rows_there);
   routed.ends = order.ends;
   routed.x.rows = static_cast<int64_t>(order.rows.size());
-  AWQD_ASSIGN_OR_RETURN(void* sorted, lane.Scratch(kSortedSlot, routed.x.rows * row_bytes));
+  AWQD_ASSIGN_OR_RETURN(void* sorted, lane.AllocateScratch(kSortedSlot, routed.x.rows * row_bytes));
   routed.x.data = sorted;
   AWQD_RETURN_IF_ERROR(GatherRows({.in = tokens,
                                    .rows = static_cast<const int32_t*>(sources),
                                    .count = routed.x.rows,
                                    .row_bytes = row_bytes,
                                    .out = sorted},
-                                  on(), lane.stream()));
+                                  step_device(), lane.stream()));
   return Compute(lane, routed, y, report);
 }
 
-absl::Status RoutedWork::Combine(Lane& lane, const RoutedTokens& routed, const void* sums,
-                                 char* y) const {
+absl::Status RoutedWork::CombineAndFetch(Lane& lane, const RoutedTokens& routed, const void* sums,
+                                         char* y) const {
   const int64_t terms = routed.weights == nullptr ? 1 : top_k;
   const int64_t count = routed.x.rows / terms;
   const int64_t y_bytes = count * last().n * SizeOf(out_dtype);
-  AWQD_ASSIGN_OR_RETURN(void* target, lane.Target(y, y_bytes));
+  AWQD_ASSIGN_OR_RETURN(void* target, lane.AllocateResult(y, y_bytes));
   AWQD_RETURN_IF_ERROR(CombineRows({.in = static_cast<const float*>(sums),
                                     .cols = last().n,
                                     .rows = routed.rows,
@@ -183,8 +216,51 @@ absl::Status RoutedWork::Combine(Lane& lane, const RoutedTokens& routed, const v
                                     .terms = terms,
                                     .y = target,
                                     .y_dtype = out_dtype},
-                                   on(), lane.stream()));
+                                   step_device(), lane.stream()));
   return lane.Fetch(y, target, y_bytes);
+}
+
+absl::StatusOr<WorkPartition> RoutedWork::PartitionExperts(
+    const model::WeightStack& stack, StagingPool& staging,
+    absl::FunctionRef<std::unique_ptr<RoutedWork>(size_t shard)> make) const {
+  const int64_t row_bytes = last().n * SizeOf(out_dtype);
+  WorkPartition out;
+  out.bytes = y_rows() * row_bytes;
+  std::vector<ShardChoices> shards = DistributeChoices(stack, ids, top_k);
+  std::vector<std::vector<int32_t>> places;
+  for (size_t i = 0; i < shards.size(); ++i) {
+    ShardChoices& mine = shards[i];
+    const bool all = mine.ids.size() == ids.size();
+    if (mine.ids.empty() && !(all && i == 0)) continue;  // no choices at all still get an answer
+    std::unique_ptr<RoutedWork> part = make(i);
+    part->ids = std::move(mine.ids);
+    if (all) {  // where they are summed as well
+      part->x = x;
+      part->router_weights = router_weights;
+      out.parts.push_back(std::move(part));
+      return out;
+    }
+    AWQD_ASSIGN_OR_RETURN(part->x, CopyRows(x, rows, mine.tokens, staging));
+    part->rows = static_cast<int64_t>(mine.tokens.size());
+    part->top_k = 1;
+    part->summed = false;
+    part->router_weights.clear();
+    part->choice_tokens = std::move(mine.tokens_of_choices);
+    if (summed) part->out_dtype = DType::kFp32;
+    places.push_back(std::move(mine.places));
+    out.parts.push_back(std::move(part));
+  }
+  if (!summed) {
+    out.reassembler = std::make_unique<RowReassembler>(row_bytes, std::move(places));
+    return out;
+  }
+  out.reassembler = std::make_unique<ExpertReassembler>(Reduction{.count = rows,
+                                                                  .cols = last().n,
+                                                                  .terms = top_k,
+                                                                  .weights = router_weights,
+                                                                  .y_dtype = out_dtype},
+                                                        std::move(places));
+  return out;
 }
 
 }  // namespace awqd::engine

@@ -6,15 +6,15 @@
 namespace awqd::engine {
 namespace {
 
-// Columns of a weight that is cut run on every device: one of them counts for the request.
+// A request on a partitioned weight runs on every device; one of them counts it.
 bool CountsForModel(const Work& work) {
   return !work.weights().empty() && work.weights().front()->statistics != nullptr &&
-         (work.part == 0 || !work.weights().front()->cut());
+         (work.part == 0 || !work.weights().front()->partitioned());
 }
 
-// As protocols count: each request has the times of its whole batch.
-void CountBatch(const batching::Batch& batch, const ExecutionReport& report,
-                model::ModelStatistics& use) {
+// As the inference protocols count: each request has the times of its whole batch.
+void RecordModelBatch(const batching::Batch& batch, const ExecutionReport& report,
+                      model::ModelStatistics& use) {
   constexpr auto kOrder = std::memory_order_relaxed;
   const auto requests = static_cast<int64_t>(batch.tasks.size());
   const int64_t compute_ns = std::max<int64_t>(0, report.compute_us * 1000 - report.input_ns);
@@ -26,21 +26,22 @@ void CountBatch(const batching::Batch& batch, const ExecutionReport& report,
 
 }  // namespace
 
-std::shared_ptr<model::ModelStatistics> Meter::UseOf(const batching::Batch& batch) {
+std::shared_ptr<model::ModelStatistics> StatisticsRecorder::FindModelStatistics(
+    const batching::Batch& batch) {
   const auto& work = static_cast<const Work&>(*batch.tasks.front());
   return CountsForModel(work) ? work.weights().front()->statistics : nullptr;
 }
 
-void Meter::CountAnswers(model::ModelStatistics& use, int64_t requests, int64_t tokens,
-                         absl::Duration took) {
+void StatisticsRecorder::RecordAnswers(model::ModelStatistics& model, int64_t requests,
+                                       int64_t tokens, absl::Duration took) {
   const int64_t ns = absl::ToInt64Nanoseconds(took);
-  use.answered.fetch_add(requests, std::memory_order_relaxed);
-  use.output_ns.fetch_add(requests * ns, std::memory_order_relaxed);
-  use.sizes.AddAnswered(tokens, ns);
+  model.answered.fetch_add(requests, std::memory_order_relaxed);
+  model.output_ns.fetch_add(requests * ns, std::memory_order_relaxed);
+  model.sizes.AddAnswered(tokens, ns);
 }
 
-void Meter::Count(const batching::Batch& batch, absl::Time start, const absl::Status& status,
-                  const ExecutionReport& report) {
+void StatisticsRecorder::RecordBatch(const batching::Batch& batch, absl::Time start,
+                                     const absl::Status& status, const ExecutionReport& report) {
   const auto requests = static_cast<int64_t>(batch.tasks.size());
   batch_tokens_.Observe(batch.tokens);
   batch_requests_.Observe(requests);
@@ -56,9 +57,9 @@ void Meter::Count(const batching::Batch& batch, absl::Time start, const absl::St
     use.tokens.fetch_add(work.tokens(), kOrder);
     use.queue_ns.fetch_add(queue_ns, kOrder);
   }
-  if (const std::shared_ptr<model::ModelStatistics> use = UseOf(batch);
+  if (const std::shared_ptr<model::ModelStatistics> use = FindModelStatistics(batch);
       use != nullptr && status.ok()) {
-    CountBatch(batch, report, *use);
+    RecordModelBatch(batch, report, *use);
   }
   MutexLock lock(&mu_);
   if (!status.ok()) ++batches_failed_;
@@ -67,13 +68,13 @@ void Meter::Count(const batching::Batch& batch, absl::Time start, const absl::St
   auto it = kernels_.find(report.kernel);
   if (it == kernels_.end()) {
     const std::string name = kernels_.size() < kMaxKernels ? report.kernel : "other";
-    it = kernels_.emplace(name, KernelUse{.kernel = name}).first;
+    it = kernels_.emplace(name, KernelStatistics{.kernel = name}).first;
   }
   ++it->second.batches;
   it->second.compute_us += report.compute_us;
 }
 
-void Meter::Fill(EngineStats* out) const {
+void StatisticsRecorder::FillStats(EngineStats* out) const {
   out->batch_tokens = batch_tokens_.data();
   out->batch_requests = batch_requests_.data();
   out->compute_ns = compute_ns_.data();

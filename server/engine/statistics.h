@@ -1,4 +1,4 @@
-// Meter: what one device has computed so far, batch by batch.
+// Statistics of what one device has computed, batch by batch.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@
 
 namespace awqd::engine {
 
-// The batches that ran the same kernel rows.
-struct KernelUse {
+// The batches that ran one list of kernel rows.
+struct KernelStatistics {
   std::string kernel;  // "a,b" as in ExecutionReport: rows that ran one after the other
   int64_t batches = 0;
   int64_t compute_us = 0;
@@ -37,26 +37,27 @@ struct EngineStats {
   obs::HistogramData batch_requests;  // of each batch
   obs::HistogramData compute_ns;      // of each batch
   obs::HistogramData queue_ns;        // of each request
-  std::vector<KernelUse> kernels;
+  std::vector<KernelStatistics> kernels;
 };
 
 // Thread-safe.
-class Meter {
+class StatisticsRecorder {
  public:
-  // A batch has run from `start` on, and its tasks are still there.
-  void Count(const batching::Batch& batch, absl::Time start, const absl::Status& status,
-             const ExecutionReport& report);
-  // The answers to that batch were given, which took so long. `use` as UseOf told of it before.
-  static void CountAnswers(model::ModelStatistics& use, int64_t requests, int64_t tokens,
-                           absl::Duration took);
-  // Where the batch counts for a model; null: nowhere. All its works are of one model.
-  static std::shared_ptr<model::ModelStatistics> UseOf(const batching::Batch& batch);
-  // Fills what Count counts.
-  void Fill(EngineStats* out) const;
+  // Counts a batch that has run from `start` on; its tasks are still there.
+  void RecordBatch(const batching::Batch& batch, absl::Time start, const absl::Status& status,
+                   const ExecutionReport& report);
+  // Counts the answers to a batch, which took `took`. `model`: as FindModelStatistics returned it
+  // for the batch.
+  static void RecordAnswers(model::ModelStatistics& model, int64_t requests, int64_t tokens,
+                            absl::Duration took);
+  // The statistics of the model whose works these are; null for works of no model.
+  static std::shared_ptr<model::ModelStatistics> FindModelStatistics(const batching::Batch& batch);
+  // Fills all fields that RecordBatch counts.
+  void FillStats(EngineStats* out) const;
 
  private:
-  // There are as many as the kernel rows that a work runs one after the other make lists: a few.
-  // Past this, which no table of rows comes near, all others count as "other".
+  // Works run few different lists of kernel rows. Lists past this number, which no table of rows
+  // comes near, count as "other".
   static constexpr size_t kMaxKernels = 256;
 
   obs::Histogram batch_tokens_{obs::kCountBounds};
@@ -66,7 +67,7 @@ class Meter {
   mutable Mutex mu_;
   int64_t batches_failed_ ABSL_GUARDED_BY(mu_) = 0;
   int64_t merged_requests_ ABSL_GUARDED_BY(mu_) = 0;
-  std::map<std::string, KernelUse, std::less<>> kernels_ ABSL_GUARDED_BY(mu_);
+  std::map<std::string, KernelStatistics, std::less<>> kernels_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace awqd::engine

@@ -1,4 +1,4 @@
-// Crew: threads that help a caller with many small things to do, such as the answers of a batch.
+// ThreadPool: threads that help a caller with many small tasks, such as the answers of a batch.
 #pragma once
 
 #include <cstdint>
@@ -12,38 +12,38 @@
 
 namespace awqd::engine {
 
-// Thread-safe: several callers share the crew. Who comes first is helped first.
-class Crew {
+// Thread-safe: several callers share the pool, first come, first served.
+class ThreadPool {
  public:
   // `threads` beside the callers'; 0 is legal.
-  explicit Crew(int threads);
-  // No call of Share is in progress.
-  ~Crew();
-  Crew(const Crew&) = delete;
-  Crew& operator=(const Crew&) = delete;
+  explicit ThreadPool(int threads);
+  // No call of ParallelFor is in progress.
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
 
-  // Calls body(i) once for every i in [0, count), on this thread and on those of the crew that are
-  // free, and returns when all are done. A thread takes `grain` of them at a time; up to that many
-  // altogether run on this thread alone. Must not be called from within a body.
-  void Share(int64_t count, int64_t grain, absl::FunctionRef<void(int64_t)> body);
+  // Calls body(i) once for every i in [0, count), on the calling thread and on the free threads of
+  // the pool, and returns when all are done. A thread takes `grain` iterations at a time. A loop of
+  // up to `grain` iterations runs on the calling thread alone. Must not be called from a body.
+  void ParallelFor(int64_t count, int64_t grain, absl::FunctionRef<void(int64_t)> body);
 
  private:
-  struct Job {
+  struct Loop {
     const absl::FunctionRef<void(int64_t)> body;
     const int64_t count;
     const int64_t grain;
-    int64_t next = 0;  // the first that nobody has taken
+    int64_t next = 0;  // the first that no thread has taken
     int64_t left;      // not done yet
   };
 
-  void Work();
-  // Does the next items of the job, without the lock, and counts them as done.
-  void DoShare(Job* job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void RunThread();
+  // Runs the next chunk of the loop without the lock, and counts it as done.
+  void RunChunk(Loop* loop) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   Mutex mu_;
-  CondVar work_;                               // a job came, or the end
-  CondVar done_;                               // the last chunk of a job was done
-  std::list<Job*> jobs_ ABSL_GUARDED_BY(mu_);  // with something to take; owned by Share
+  CondVar work_;                                 // a loop came, or the end
+  CondVar done_;                                 // the last chunk of a loop was done
+  std::list<Loop*> loops_ ABSL_GUARDED_BY(mu_);  // with chunks to take; owned by ParallelFor
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   std::vector<std::thread> threads_;
 };

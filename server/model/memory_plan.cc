@@ -56,7 +56,7 @@ class Planner {
     int64_t copies = 0;  // of all parts, which are made side by side
     for (const PartBytes& part : parts) {
       plan_.weights[part.device] += part.bytes;
-      copies += host * part.cut / (weight.k * weight.n);
+      copies += host * part.copied / (weight.k * weight.n);
       if (!part.device->host_addressable()) copies += part.bytes;
     }
     const int64_t spare = linear.rule->format->spare_bytes_per_code * weight.k * weight.n;
@@ -100,7 +100,7 @@ class Planner {
   absl::StatusOr<std::vector<PartBytes>> PartsOf(const HostWeight& weight,
                                                  const LinearLocation& linear) const {
     const Place place = ChoosePlace(linear.path, paths_, target_);
-    auto parts = PlacedBytes(weight, place.devices, place.placing);
+    auto parts = MeasurePlaced(weight, place.devices, place.placing);
     if (parts.ok()) return parts;
     return Prefixed(absl::StrCat("weight ", Quoted(linear.path)), parts.status());
   }

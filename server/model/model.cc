@@ -6,7 +6,7 @@
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "kernels/base/status.h"
+#include "kernels/checkpoint/file.h"
 
 namespace awqd::model {
 namespace {
@@ -52,7 +52,8 @@ std::string ExplainNoStack(const Model& model, absl::string_view wanted) {
 
 bool IsLost(const PlacedWeight& weight) {
   const auto dead = [](const WeightPart& part) { return !part.weight->device->healthy(); };
-  return weight.cut() ? absl::c_any_of(weight.parts, dead) : absl::c_all_of(weight.parts, dead);
+  return weight.partitioned() ? absl::c_any_of(weight.parts, dead)
+                              : absl::c_all_of(weight.parts, dead);
 }
 
 }  // namespace

@@ -24,9 +24,9 @@ Placing ChoosePlacing(absl::string_view path, const Paths& paths, Sharding shard
   if (sharding != Sharding::kColumns) return Placing::kWhole;
   switch (FindMlpRole(path, paths)) {
     case MlpRole::kGateOrUp:
-      return Placing::kMiddleColumns;
+      return Placing::kMlpColumns;
     case MlpRole::kDown:
-      return Placing::kMiddleRows;
+      return Placing::kMlpRows;
     case MlpRole::kNone:
       return Placing::kColumns;
   }

@@ -42,7 +42,7 @@ obs::DeviceStats Of(engine::EngineStats stats) {
   out.batch_requests = std::move(stats.batch_requests);
   out.compute_ns = std::move(stats.compute_ns);
   out.queue_ns = std::move(stats.queue_ns);
-  for (engine::KernelUse& use : stats.kernels) {
+  for (engine::KernelStatistics& use : stats.kernels) {
     out.kernels.push_back({std::move(use.kernel), use.batches, absl::Microseconds(use.compute_us)});
   }
   out.staging_lent_bytes = stats.staging.lent_bytes;

@@ -8,11 +8,11 @@
 namespace awqd::engine {
 namespace {
 
-class MeterTest : public LocalEngineOnCpu {};
+class StatisticsTest : public LocalEngineOnCpu {};
 
-INSTANTIATE_TEST_SUITE_P(Memory, MeterTest, ::testing::Bool());
+INSTANTIATE_TEST_SUITE_P(Memory, StatisticsTest, ::testing::Bool());
 
-TEST_P(MeterTest, CountsBatchesRequestsTokensAndKernels) {
+TEST_P(StatisticsTest, CountsBatchesRequestsTokensAndKernels) {
   Start();
   const std::vector<float> x = RandomRows(3);
   std::string kernel;
@@ -47,16 +47,16 @@ batching::Batch Products(const std::shared_ptr<const model::PlacedWeight>& weigh
   return batch;
 }
 
-TEST_P(MeterTest, CountsForTheModel) {
+TEST_P(StatisticsTest, CountsForTheModel) {
   model::PlacedWeight weight = *placed_;
   weight.statistics = std::make_shared<model::ModelStatistics>();
   const auto shared = std::make_shared<const model::PlacedWeight>(weight);
-  Meter meter;
+  StatisticsRecorder statistics;
   const absl::Time start = absl::FromUnixSeconds(100);
   const ExecutionReport report = {.kernel = "a", .compute_us = 2, .input_ns = 500};
-  meter.Count(Products(shared, 3), start, absl::OkStatus(), report);
-  meter.Count(Products(shared, 1), start, absl::InternalError("no"), report);
-  meter.Count(Products(placed_, 1), start, absl::OkStatus(), report);  // of no model
+  statistics.RecordBatch(Products(shared, 3), start, absl::OkStatus(), report);
+  statistics.RecordBatch(Products(shared, 1), start, absl::InternalError("no"), report);
+  statistics.RecordBatch(Products(placed_, 1), start, absl::OkStatus(), report);  // of no model
   EXPECT_EQ(weight.statistics->requests, 3);
   EXPECT_EQ(weight.statistics->failed, 1);
   EXPECT_EQ(weight.statistics->tokens, 8);
@@ -65,14 +65,14 @@ TEST_P(MeterTest, CountsForTheModel) {
   EXPECT_EQ(weight.statistics->input_ns, 3 * 500) << "each request has the time of its batch";
   EXPECT_EQ(weight.statistics->compute_ns, 3 * 1500);
   EngineStats stats;
-  meter.Fill(&stats);
+  statistics.FillStats(&stats);
   EXPECT_EQ(stats.merged_requests, 3);
   EXPECT_EQ(stats.batches_failed, 1);
   EXPECT_EQ(stats.kernels[0].batches, 3);
   EXPECT_EQ(stats.kernels[0].compute_us, 6);
 }
 
-TEST_P(MeterTest, TheEngineCountsTimesOfItsBatches) {
+TEST_P(StatisticsTest, TheEngineCountsTimesOfItsBatches) {
   Start();
   model::PlacedWeight weight = *placed_;
   weight.statistics = std::make_shared<model::ModelStatistics>();
@@ -108,13 +108,14 @@ TEST(BatchSizes, AreExactUpTo64AndPowersOfTwoAbove) {
   EXPECT_EQ(sizes.Seen().back().tokens, int64_t{1} << 32) << "as large as it gets";
 }
 
-TEST_P(MeterTest, TakesBoundedMemoryForNamesOfKernels) {
-  Meter meter;
+TEST_P(StatisticsTest, TakesBoundedMemoryForNamesOfKernels) {
+  StatisticsRecorder statistics;
   for (int i = 0; i < 10000; ++i) {
-    meter.Count(Products(placed_, 1), absl::Now(), absl::OkStatus(), {.kernel = std::to_string(i)});
+    statistics.RecordBatch(Products(placed_, 1), absl::Now(), absl::OkStatus(),
+                           {.kernel = std::to_string(i)});
   }
   EngineStats stats;
-  meter.Fill(&stats);
+  statistics.FillStats(&stats);
   EXPECT_LE(stats.kernels.size(), 257u);
 }
 

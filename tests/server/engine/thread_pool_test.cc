@@ -1,4 +1,4 @@
-// Crew: everything is done once, by several threads, and Share waits for all of it.
+// ThreadPool: every iteration runs once, on several threads, and ParallelFor waits for all.
 #include "server/engine/thread_pool.h"
 
 #include <gtest/gtest.h>
@@ -13,15 +13,15 @@
 namespace awqd::engine {
 namespace {
 
-TEST(CrewTest, DoesEverythingOnceForSeveralCallers) {
-  Crew crew(3);
+TEST(ThreadPoolTest, DoesEverythingOnceForSeveralCallers) {
+  ThreadPool pool(3);
   std::atomic<int> wrong{0};
   std::vector<std::thread> callers;
   for (int caller = 0; caller < 3; ++caller) {
     callers.emplace_back([&] {
       for (int64_t count = 0; count < 200; ++count) {
         std::vector<int> seen(count);  // not atomic: Share orders what bodies wrote before its end
-        crew.Share(count, /*grain=*/count % 9, [&](int64_t i) { ++seen[i]; });
+        pool.ParallelFor(count, /*grain=*/count % 9, [&](int64_t i) { ++seen[i]; });
         for (int times : seen) wrong += times != 1;
       }
     });
@@ -31,12 +31,12 @@ TEST(CrewTest, DoesEverythingOnceForSeveralCallers) {
 }
 
 // Each body waits for the other: only two threads get through.
-TEST(CrewTest, SharesAreDoneSideBySide) {
-  Crew crew(1);
+TEST(ThreadPoolTest, ChunksRunSideBySide) {
+  ThreadPool pool(1);
   Mutex mu;
   CondVar met;
   int inside = 0;
-  crew.Share(2, /*grain=*/1, [&](int64_t) {
+  pool.ParallelFor(2, /*grain=*/1, [&](int64_t) {
     MutexLock lock(&mu);
     ++inside;
     met.NotifyAll();
@@ -45,16 +45,16 @@ TEST(CrewTest, SharesAreDoneSideBySide) {
   EXPECT_EQ(inside, 2);
 }
 
-TEST(CrewTest, AFewStayWithTheirCaller) {
-  Crew crew(2);
+TEST(ThreadPoolTest, AFewStayWithTheirCaller) {
+  ThreadPool pool(2);
   const auto caller = std::this_thread::get_id();
-  crew.Share(4, /*grain=*/4, [&](int64_t) { EXPECT_EQ(std::this_thread::get_id(), caller); });
+  pool.ParallelFor(4, /*grain=*/4, [&](int64_t) { EXPECT_EQ(std::this_thread::get_id(), caller); });
 }
 
-TEST(CrewTest, NobodyIsNeeded) {
-  Crew crew(0);
+TEST(ThreadPoolTest, NobodyIsNeeded) {
+  ThreadPool pool(0);
   int64_t sum = 0;
-  crew.Share(5, /*grain=*/1, [&](int64_t i) { sum += i; });
+  pool.ParallelFor(5, /*grain=*/1, [&](int64_t i) { sum += i; });
   EXPECT_EQ(sum, 10);
 }
 

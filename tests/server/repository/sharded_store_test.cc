@@ -47,7 +47,7 @@ TEST_F(ShardedStoreTest, ReplicasAreWholeOnEveryDevice) {
   ASSERT_TRUE(model.ok()) << model.status();
   const auto weight = store->FindWeight("m", "layers.0.up");
   ASSERT_TRUE(weight.ok());
-  EXPECT_FALSE((*weight)->cut());
+  EXPECT_FALSE((*weight)->partitioned());
   EXPECT_EQ((*weight)->devices(), "cpu:0,cpu:1,cpu:2");
   for (const Device* device : devices_) {
     EXPECT_EQ(device->UsedBytes(), (*model)->device_bytes / 3);
@@ -63,7 +63,7 @@ TEST_F(ShardedStoreTest, ColumnsAreSharedOut) {
   ASSERT_TRUE(model.ok()) << model.status();
   const auto weight = store->FindWeight("m", "layers.0.up");
   ASSERT_TRUE(weight.ok());
-  EXPECT_TRUE((*weight)->cut());
+  EXPECT_TRUE((*weight)->partitioned());
   EXPECT_EQ((*weight)->shape.n, 128);
   EXPECT_EQ(Used(), (*model)->device_bytes);
   for (const Device* device : devices_) {

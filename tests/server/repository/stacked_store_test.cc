@@ -171,7 +171,7 @@ TEST_F(StackedStoreTest, ColumnsOfExpertsAreCutAlike) {
     ASSERT_TRUE(store.Load("m").ok());
     const auto stack = store.FindStack("m", "l.experts.*.up");
     ASSERT_TRUE(stack.ok()) << stack.status();
-    EXPECT_EQ((*stack)->cut(), sharding == Sharding::kColumns);
+    EXPECT_EQ((*stack)->partitioned(), sharding == Sharding::kColumns);
     EXPECT_EQ((*stack)->devices(), "cpu:0,cpu:1");
     for (const auto& expert : (*stack)->experts) {
       EXPECT_EQ(expert->parts[1].col_begin, sharding == Sharding::kColumns ? 8 : 0);
@@ -191,9 +191,9 @@ TEST_F(StackedStoreTest, ExpertsAreSpreadAndOtherWeightsAreEverywhere) {
   ASSERT_TRUE(model.ok()) << model.status();
   const auto stack = store.FindStack("m", "l.experts.*.up");
   ASSERT_TRUE(stack.ok()) << stack.status();
-  EXPECT_TRUE((*stack)->spread());
+  EXPECT_TRUE((*stack)->expert_parallel());
   EXPECT_EQ((*stack)->devices(), "cpu:0,cpu:1,cpu:2");
-  for (const auto& share : (*stack)->shares) EXPECT_EQ(share->experts.size(), 4u);
+  for (const auto& share : (*stack)->shards) EXPECT_EQ(share->experts.size(), 4u);
   for (int i = 0; i < 12; ++i) {
     const auto expert = store.FindWeight("m", absl::StrCat("l.experts.", i, ".up"));
     ASSERT_TRUE(expert.ok());
