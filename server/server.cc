@@ -19,19 +19,20 @@
 #include "kernels/base/status.h"
 #include "kernels/checkpoint/file.h"
 #include "kernels/kernels.h"
-#include "server/call_recorder.h"
 #include "server/engine/routing_engine.h"
-#include "server/http_caller.h"
 #include "server/idle_memory.h"
+#include "server/obs/call_recorder.h"
 #include "server/obs/logging.h"
 #include "server/obs/metrics_server.h"
 #include "server/obs/terminal.h"
 #include "server/open_devices.h"
+#include "server/otlp/otlp_exporter.h"
 #include "server/pause.h"
 #include "server/repository/idle_unloader.h"
 #include "server/repository/model_store.h"
 #include "server/repository/reconciler.h"
 #include "server/repository/startup_loads.h"
+#include "server/security/access.h"
 #include "server/services/rpc_server.h"
 #include "server/transport/call_gate.h"
 
@@ -52,7 +53,8 @@ absl::Status WritePort(const std::string& path, int port) {
 
 // Weights on the same devices that differ in nothing kernels care about share a plan: one of each
 // is enough to warm up and to explain.
-std::vector<std::shared_ptr<const model::PlacedWeight>> OneOfEachShape(const model::Model& model) {
+std::vector<std::shared_ptr<const model::PlacedWeight>> SelectOneOfEachShape(
+    const model::Model& model) {
   std::map<std::string, std::shared_ptr<const model::PlacedWeight>> shapes;
   for (const auto& [path, weight] : model.weights) {
     const WeightShape& shape = weight->shape;
@@ -67,7 +69,7 @@ std::vector<std::shared_ptr<const model::PlacedWeight>> OneOfEachShape(const mod
 
 // Brings kernels up on a new model's shapes and says which ones will serve them.
 absl::Status WarmUp(const model::Model& model, engine::Engine& engine) {
-  for (const std::shared_ptr<const model::PlacedWeight>& weight : OneOfEachShape(model)) {
+  for (const std::shared_ptr<const model::PlacedWeight>& weight : SelectOneOfEachShape(model)) {
     AWQD_RETURN_IF_ERROR(engine.WarmUp(weight));
     const WeightShape& shape = weight->shape;
     const DeviceWeight& first = *weight->parts.front().weight;
@@ -83,6 +85,46 @@ absl::Status WarmUp(const model::Model& model, engine::Engine& engine) {
   }
   return absl::OkStatus();
 }
+
+absl::StatusOr<std::unique_ptr<obs::Tracer>> MakeTracer(const TraceOptions& options) {
+  std::unique_ptr<obs::SpanExporter> exporter;
+  if (!options.otlp_endpoint.empty()) {
+    exporter = otlp::MakeOtlpExporter(options.otlp_endpoint, AWQD_VERSION);
+  } else if (!options.file.empty()) {
+    absl::StatusOr<std::unique_ptr<obs::SpanExporter>> file = obs::AppendSpansTo(options.file);
+    if (!file.ok()) return model::Prefixed("--trace_file", file.status());
+    exporter = *std::move(file);
+  } else {
+    return std::unique_ptr<obs::Tracer>();
+  }
+  return std::make_unique<obs::Tracer>(options.sample, std::move(exporter));
+}
+
+// The recorder of calls that the options ask for. Null when no call is logged or traced.
+// INVALID_ARGUMENT when the file of traces cannot be written. Called before threads start.
+absl::StatusOr<std::unique_ptr<obs::CallRecorder>> MakeCallRecorder(const Options& options) {
+  AWQD_ASSIGN_OR_RETURN(std::unique_ptr<obs::Tracer> tracer, MakeTracer(options.trace));
+  if (tracer == nullptr && options.access_log.mode == obs::AccessLogMode::kOff) {
+    return std::unique_ptr<obs::CallRecorder>();
+  }
+  obs::WantRequests();
+  return std::make_unique<obs::CallRecorder>(options.access_log, std::move(tracer));
+}
+
+// The credentials of an HTTP request, which has no certificate. `authorizations`: the values of its
+// header "Authorization", which outlive this.
+class HttpCaller final : public security::Credentials {
+ public:
+  explicit HttpCaller(const std::vector<std::string>& authorizations)
+      : authorizations_(authorizations) {}
+  void Authorizations(absl::FunctionRef<void(absl::string_view)> each) const override {
+    for (const std::string& value : authorizations_) each(value);
+  }
+  void CertificateNames(absl::FunctionRef<void(absl::string_view)>) const override {}
+
+ private:
+  const std::vector<std::string>& authorizations_;
+};
 
 class ServerImpl final : public Server {
  public:

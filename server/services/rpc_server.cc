@@ -11,6 +11,7 @@
 #include "kernels/base/usable_threads.h"
 #include "server/obs/logging.h"
 #include "server/services/collect.h"
+#include "server/services/loads.h"
 #include "server/services/oip/service.h"
 #include "server/services/services.h"
 #include "server/wire/status.h"

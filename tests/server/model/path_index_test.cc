@@ -80,7 +80,7 @@ TEST(PathIndexTest, AMissingWeightOfALargeModelIsCheap) {
   awqd::testing::TempDirectory directory;
   auto device = OpenDevice("cpu", {.cpu_threads = 2});
   ASSERT_TRUE(device.ok()) << device.status();
-  ModelStore store(directory.path(), device->get());
+  repository::ModelStore store(directory.path(), device->get());
   constexpr int kWeights = 60000, kCalls = 100;
   awqd::testing::TestTensors tensors;
   for (int i = 0; i < kWeights; ++i) {

@@ -31,7 +31,7 @@ TEST(ProgressTest, ALineAtMostEveryTwoSeconds) {
                           "loading model \"m\": 8 of 10 weights, 80 of 100 MiB (80 %), 20 MiB/s"));
   Progress silent("m", 1, 1, {}, [&] { return now; });
   now += absl::Seconds(9);
-  silent.Add(1);
+  silent.AddWeight(1);
   EXPECT_EQ(silent.elapsed(), absl::Seconds(9));
 }
 
@@ -66,7 +66,7 @@ TEST(ProgressTest, TheShareIsThatOfTheBytes) {
   progress.AddWeight(60);
   EXPECT_EQ(share, 1.0f);
   Progress empty("m", 0, 1, {.share = &share}, [] { return absl::UnixEpoch(); });
-  empty.Add(0);
+  empty.AddWeight(0);
   EXPECT_EQ(share, 0.0f) << "of nothing";
 }
 

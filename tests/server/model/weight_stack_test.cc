@@ -136,7 +136,7 @@ TEST_F(WeightStackTest, ExpertsOnDifferentDevicesMakeASpreadStack) {
   EXPECT_EQ(stack.shards[1]->experts.size(), 2u);
   for (int64_t e = 0; e < 5; ++e) {
     const ExpertPlace& home = stack.places[e];
-    EXPECT_EQ(stack.shards[home.share]->experts[home.number], experts[e]) << e;
+    EXPECT_EQ(stack.shards[home.shard]->experts[home.number], experts[e]) << e;
   }
   // On one device there is nothing to spread; on different ones it must be asked for.
   experts.erase(4);

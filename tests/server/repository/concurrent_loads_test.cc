@@ -41,7 +41,7 @@ TEST_F(ModelStoreTest, ALoadInProgressIsWaitedFor) {
   for (const bool fails : {false, true}) {
     std::promise<void> begun, release;
     std::atomic<int> loads{0};
-    store_->set_before_serving([&](const Model&) -> absl::Status {
+    store_->set_before_serving([&](const model::Model&) -> absl::Status {
       if (loads++ > 0) return absl::OkStatus();
       begun.set_value();
       release.get_future().wait();
@@ -62,7 +62,7 @@ TEST_F(ModelStoreTest, ALoadInProgressIsWaitedFor) {
 
 TEST_F(ModelStoreTest, WhoWaitsForALoadHearsOfTheEnd) {
   std::promise<void> begun, release;
-  store_->set_before_serving([&](const Model&) {
+  store_->set_before_serving([&](const model::Model&) {
     begun.set_value();
     release.get_future().wait();
     return absl::OkStatus();

@@ -42,13 +42,14 @@ TEST_F(ModelStoreTest, FailedFirstLoadIsShown) {
 TEST_F(ModelStoreTest, AModelOfTooManyWeightsIsRefusedBeforeAnyIsRead) {
   const ModelFolder folder = *ModelFolders(directory_.path()).Locate("m");
   const std::atomic<bool> cancelled{false};
-  LoadTarget target = {.devices = {device_.get()}, .max_weights = 1};
-  const absl::Status status = LoadModel(folder, "m", target, cancelled, {}).status();
+  model::LoadTarget target = {.devices = {device_.get()}, .max_weights = 1};
+  const absl::Status status =
+      model::LoadModel(*folder.root, folder.path, "m", target, cancelled, {}).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(status.message(), "model \"m\": got 2 quantised linears, expected at most 1");
   EXPECT_EQ(device_->UsedBytes(), 0);
   target.max_weights = 2;
-  EXPECT_TRUE(LoadModel(folder, "m", target, cancelled, {}).ok());
+  EXPECT_TRUE(model::LoadModel(*folder.root, folder.path, "m", target, cancelled, {}).ok());
 }
 
 // Names on disk are any bytes, but what is told of them travels as UTF-8.
@@ -61,7 +62,7 @@ TEST_F(ModelStoreTest, MessagesAreShortUtf8) {
   // The cut at 1024 bytes would fall within a character of two.
   std::string text = "x";
   while (text.size() < 2000) text += "\xc3\xa9";
-  store_->set_before_serving([&](const Model&) { return absl::InternalError(text); });
+  store_->set_before_serving([&](const model::Model&) { return absl::InternalError(text); });
   EXPECT_FALSE(store_->Load("m").ok());
   EXPECT_EQ(StatusOf("m").message, text.substr(0, 1023));
 }
@@ -79,16 +80,16 @@ TEST_F(ModelStoreTest, FailedReloadKeepsServing) {
 
 // As where a thread cannot be started, which is std::system_error, and where memory is gone.
 TEST_F(ModelStoreTest, ALoadThatThrowsEnds) {
-  store_->set_before_serving([](const Model&) -> absl::Status {
+  store_->set_before_serving([](const model::Model&) -> absl::Status {
     throw std::system_error(std::make_error_code(std::errc::resource_unavailable_try_again));
   });
   const absl::Status thrown = store_->Load("m").status();
   EXPECT_EQ(thrown.code(), absl::StatusCode::kInternal);
   EXPECT_THAT(std::string(thrown.message()), HasSubstr("model \"m\": Resource temporarily"));
-  store_->set_before_serving([](const Model&) -> absl::Status { throw std::bad_alloc(); });
+  store_->set_before_serving([](const model::Model&) -> absl::Status { throw std::bad_alloc(); });
   EXPECT_EQ(store_->Load("m").status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(device_->UsedBytes(), 0);
-  store_->set_before_serving([](const Model&) { return absl::OkStatus(); });
+  store_->set_before_serving([](const model::Model&) { return absl::OkStatus(); });
   EXPECT_TRUE(store_->Load("m").ok());
 }
 

@@ -30,7 +30,7 @@ class LostDevicesStoreTest : public ModelStoreTest {
     }
   }
   void TearDown() override { store_ = nullptr; }  // before its devices
-  void Start(Sharding sharding) {
+  void Start(model::Sharding sharding) {
     store_ = std::make_unique<ModelStore>(directory_.path(), devices_, sharding);
   }
   std::string DevicesOf(const std::string& model) {
@@ -42,7 +42,7 @@ class LostDevicesStoreTest : public ModelStoreTest {
 };
 
 TEST_F(LostDevicesStoreTest, ReplicasServeWithoutIt) {
-  Start(Sharding::kReplicas);
+  Start(model::Sharding::kReplicas);
   ASSERT_TRUE(store_->Load("m").ok());
   EXPECT_EQ(StatusOf("m").message, "");
   own_[1]->Break();
@@ -58,7 +58,7 @@ TEST_F(LostDevicesStoreTest, ReplicasServeWithoutIt) {
 }
 
 TEST_F(LostDevicesStoreTest, ColumnsAreLostUntilAReload) {
-  Start(Sharding::kColumns);
+  Start(model::Sharding::kColumns);
   ASSERT_TRUE(store_->Load("m").ok());
   own_[0]->Break();
   const ModelStatus lost = StatusOf("m");
@@ -75,7 +75,7 @@ TEST_F(LostDevicesStoreTest, ColumnsAreLostUntilAReload) {
 }
 
 TEST_F(LostDevicesStoreTest, ModelsOnOtherDevicesAreWhole) {
-  Start(Sharding::kModels);
+  Start(model::Sharding::kModels);
   own_[0]->SetBudget(1 << 20);
   own_[1]->SetBudget(1 << 19);
   ASSERT_TRUE(store_->Load("m").ok());
@@ -92,7 +92,7 @@ TEST_F(LostDevicesStoreTest, ModelsOnOtherDevicesAreWhole) {
 }
 
 TEST_F(LostDevicesStoreTest, WithoutAnyDeviceNothingLoads) {
-  Start(Sharding::kReplicas);
+  Start(model::Sharding::kReplicas);
   EXPECT_TRUE(store_->AnyServedWhole()) << "nothing is served";
   for (const auto& device : own_) device->Break();
   EXPECT_EQ(store_->Load("m").status().code(), absl::StatusCode::kFailedPrecondition);

@@ -165,11 +165,12 @@ TEST_F(ModelStoreTest, ADirectoryThatCannotBeOpenedIsListedWithTheReason) {
 
 TEST_F(ModelStoreTest, ListsTheShareOfALoadInProgress) {
   std::vector<std::pair<ModelState, float>> seen;
-  store_ = std::make_unique<ModelStore>(directory_.path(), std::vector<Device*>{device_.get()},
-                                        Sharding::kReplicas, nullptr, [&](absl::string_view) {
-                                          const ModelStatus status = StatusOf("m");
-                                          seen.emplace_back(status.state, status.loaded_share);
-                                        });
+  store_ =
+      std::make_unique<ModelStore>(directory_.path(), std::vector<Device*>{device_.get()},
+                                   model::Sharding::kReplicas, nullptr, [&](absl::string_view) {
+                                     const ModelStatus status = StatusOf("m");
+                                     seen.emplace_back(status.state, status.loaded_share);
+                                   });
   EXPECT_EQ(StatusOf("m").loaded_share, 0.0f);
   ASSERT_TRUE(store_->Load("m").ok());
   ASSERT_GE(seen.size(), 2u) << "the first and the last that a bar shows";

@@ -18,7 +18,6 @@ namespace awqd::repository {
 namespace {
 
 namespace fs = std::filesystem;
-using ModelState;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;

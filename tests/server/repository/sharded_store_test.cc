@@ -28,7 +28,7 @@ class ShardedStoreTest : public ModelStoreTest {
       devices_.push_back(own_.back().get());
     }
   }
-  std::unique_ptr<ModelStore> Store(Sharding sharding) {
+  std::unique_ptr<ModelStore> Store(model::Sharding sharding) {
     return std::make_unique<ModelStore>(directory_.path(), devices_, sharding);
   }
   int64_t Used() const {
@@ -42,7 +42,7 @@ class ShardedStoreTest : public ModelStoreTest {
 };
 
 TEST_F(ShardedStoreTest, ReplicasAreWholeOnEveryDevice) {
-  const auto store = Store(Sharding::kReplicas);
+  const auto store = Store(model::Sharding::kReplicas);
   const auto model = store->Load("m");
   ASSERT_TRUE(model.ok()) << model.status();
   const auto weight = store->FindWeight("m", "layers.0.up");
@@ -58,7 +58,7 @@ TEST_F(ShardedStoreTest, ReplicasAreWholeOnEveryDevice) {
 }
 
 TEST_F(ShardedStoreTest, ColumnsAreSharedOut) {
-  const auto store = Store(Sharding::kColumns);
+  const auto store = Store(model::Sharding::kColumns);
   const auto model = store->Load("m");
   ASSERT_TRUE(model.ok()) << model.status();
   const auto weight = store->FindWeight("m", "layers.0.up");
@@ -73,7 +73,7 @@ TEST_F(ShardedStoreTest, ColumnsAreSharedOut) {
 }
 
 TEST_F(ShardedStoreTest, ModelsLiveOnTheEmptiestDevice) {
-  const auto store = Store(Sharding::kModels);
+  const auto store = Store(model::Sharding::kModels);
   devices_[0]->SetBudget(1 << 20);
   devices_[1]->SetBudget(1 << 22);
   devices_[2]->SetBudget(1 << 21);
@@ -85,7 +85,7 @@ TEST_F(ShardedStoreTest, ModelsLiveOnTheEmptiestDevice) {
 
 // Whichever device runs out, and after however many weights.
 TEST_F(ShardedStoreTest, ALoadThatFailsOnOneDeviceFreesAll) {
-  for (Sharding sharding : {Sharding::kReplicas, Sharding::kColumns}) {
+  for (model::Sharding sharding : {model::Sharding::kReplicas, model::Sharding::kColumns}) {
     const auto store = Store(sharding);
     const auto first = store->Load("m");
     ASSERT_TRUE(first.ok()) << first.status();
@@ -98,7 +98,7 @@ TEST_F(ShardedStoreTest, ALoadThatFailsOnOneDeviceFreesAll) {
         EXPECT_EQ(second.status().code(), absl::StatusCode::kResourceExhausted) << second.status();
         EXPECT_THAT(std::string(second.status().message()), HasSubstr(device->info().id));
         EXPECT_EQ(std::string(second.status().message()).find("--shard=") != std::string::npos,
-                  sharding == Sharding::kReplicas);
+                  sharding == model::Sharding::kReplicas);
         EXPECT_EQ(Used(), used);
         EXPECT_EQ(*store->Find("m"), *first);
       }
@@ -116,10 +116,10 @@ TEST_F(ShardedStoreTest, ColumnsFitWhereReplicasDoNot) {
     return (*model)->device_bytes;
   }();
   for (Device* device : devices_) device->SetBudget(whole / 2);
-  EXPECT_EQ(Store(Sharding::kReplicas)->Load("m").status().code(),
+  EXPECT_EQ(Store(model::Sharding::kReplicas)->Load("m").status().code(),
             absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(Used(), 0);
-  const auto store = Store(Sharding::kColumns);
+  const auto store = Store(model::Sharding::kColumns);
   EXPECT_TRUE(store->Load("m").ok());
   for (Device* device : devices_) device->SetBudget(10);
   const auto status = store->Load("m").status();

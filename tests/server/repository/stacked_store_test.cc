@@ -166,15 +166,15 @@ TEST_F(StackedStoreTest, ColumnsOfExpertsAreCutAlike) {
     own.push_back(*std::move(device));
     devices.push_back(own.back().get());
   }
-  for (Sharding sharding : {Sharding::kColumns, Sharding::kReplicas}) {
+  for (model::Sharding sharding : {model::Sharding::kColumns, model::Sharding::kReplicas}) {
     ModelStore store(directory_.path(), devices, sharding);
     ASSERT_TRUE(store.Load("m").ok());
     const auto stack = store.FindStack("m", "l.experts.*.up");
     ASSERT_TRUE(stack.ok()) << stack.status();
-    EXPECT_EQ((*stack)->partitioned(), sharding == Sharding::kColumns);
+    EXPECT_EQ((*stack)->partitioned(), sharding == model::Sharding::kColumns);
     EXPECT_EQ((*stack)->devices(), "cpu:0,cpu:1");
     for (const auto& expert : (*stack)->experts) {
-      EXPECT_EQ(expert->parts[1].col_begin, sharding == Sharding::kColumns ? 8 : 0);
+      EXPECT_EQ(expert->parts[1].col_begin, sharding == model::Sharding::kColumns ? 8 : 0);
     }
   }
 }
@@ -186,7 +186,7 @@ TEST_F(StackedStoreTest, ExpertsAreSpreadAndOtherWeightsAreEverywhere) {
     own.push_back(*OpenDevice(absl::StrCat("cpu:", i), {.cpu_threads = 1}));
     devices.push_back(own.back().get());
   }
-  ModelStore store(directory_.path(), devices, Sharding::kExperts);
+  ModelStore store(directory_.path(), devices, model::Sharding::kExperts);
   const auto model = store.Load("m");
   ASSERT_TRUE(model.ok()) << model.status();
   const auto stack = store.FindStack("m", "l.experts.*.up");

@@ -15,11 +15,11 @@ using ::testing::HasSubstr;
 
 class UpkeepTest : public ModelStoreTest {
  protected:
-  using Loaded = absl::StatusOr<std::shared_ptr<const Model>>;
+  using Loaded = absl::StatusOr<std::shared_ptr<const model::Model>>;
 
   // The server's load of "m", held where it is about to be served until Release.
   void BeginRefresh() {
-    store_->set_before_serving([this](const Model&) -> absl::Status {
+    store_->set_before_serving([this](const model::Model&) -> absl::Status {
       if (held_) return absl::OkStatus();
       held_ = true;
       begun_.set_value();
@@ -100,14 +100,14 @@ TEST_F(UpkeepTest, AReloadThatFailsChangesNothing) {
   directory_.Write("m/model.safetensors", "broken");
   EXPECT_TRUE(absl::IsInvalidArgument(store_->Reconcile("m").status()));
   EXPECT_EQ(*store_->Find("m"), *first);
-  EXPECT_EQ(StatusOf("m").tried, store_->folders().Look("m").files);
+  EXPECT_EQ(StatusOf("m").tried, store_->folders().Inspect("m").files);
 }
 
 TEST_F(UpkeepTest, WhatWasTriedTellsOfLaterChanges) {
   ASSERT_TRUE(store_->Load("m").ok());
-  EXPECT_EQ(StatusOf("m").tried, store_->folders().Look("m").files);
+  EXPECT_EQ(StatusOf("m").tried, store_->folders().Inspect("m").files);
   WriteModel("m", 0x33);
-  EXPECT_NE(StatusOf("m").tried, store_->folders().Look("m").files);
+  EXPECT_NE(StatusOf("m").tried, store_->folders().Inspect("m").files);
 }
 
 TEST_F(UpkeepTest, DropsOnlyTheVersionThatWasSeen) {
