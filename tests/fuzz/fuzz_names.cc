@@ -93,7 +93,7 @@ void CheckModel(absl::string_view name) {
   const auto located = folders.Locate(name);
   Require(located.ok() == (name == "m" || name == "link" || name == "O--N"));
   RequireTellable(located.status(), name);
-  (void)folders.Look(name);
+  (void)folders.Inspect(name);
   const auto hub = awqd::model::HubModelName(name);
   if (hub) Require(awqd::model::HubFolder(*hub) == name);
   (void)awqd::model::HubId(name);
