@@ -19,7 +19,7 @@ namespace awqd::engine {
 // of requests can block; the last part to end answers. A part that fails, expires or is refused
 // withdraws the others, and its status is the request's. A work without weights runs on any device,
 // chosen as among those that hold a weight whole. Inline weights go to the device that works with
-// the fewest tokens; of equals, to the one with most free memory. A device that has failed fails
+// the fewest tokens; among equals, to the one with most free memory. A device that has failed fails
 // what it has, and is given nothing more; the others go on.
 std::unique_ptr<Engine> MakeRoutingEngine(std::vector<std::unique_ptr<Engine>> engines);
 

@@ -25,7 +25,7 @@ struct KernelStatistics {
   int64_t compute_us = 0;
 };
 
-// Of one device.
+// The statistics of one device.
 struct EngineStats {
   const Device* device = nullptr;
   int64_t queued_tasks = 0;

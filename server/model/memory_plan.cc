@@ -16,7 +16,7 @@
 namespace awqd::model {
 namespace {
 
-// What describing a linear takes at most, in bytes of its tensors: as they are, decoded, and on
+// The most that describing a linear takes, in bytes of its tensors: as they are, decoded, and on
 // the way from one to the other.
 constexpr int64_t kTimesDescribed = 3;
 
@@ -25,7 +25,7 @@ absl::Status NoRoom(int64_t bytes, absl::string_view where, int64_t free, absl::
       absl::StrCat("needs ", bytes, " bytes on ", where, what, ", got ", free, " free"));
 }
 
-// Of a weight whose codes are not there yet.
+// The size of a weight whose codes were not read yet.
 int64_t HostBytes(const HostWeight& weight) {
   const WeightShape shape = weight.shape();
   const WeightDescription& d = weight.description;
@@ -35,7 +35,7 @@ int64_t HostBytes(const HostWeight& weight) {
          static_cast<int64_t>(numbers * 4);
 }
 
-// What is beyond the memory that no limit counts.
+// The bytes beyond the memory that no limit counts.
 int64_t Counted(int64_t working) { return std::max<int64_t>(0, working - kFreeWorkingBytes); }
 
 class Planner {

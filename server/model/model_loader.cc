@@ -18,7 +18,7 @@
 namespace awqd::model {
 namespace {
 
-// What an operator can do about it.
+// The remedy for an operator.
 std::string Advice(const LoadTarget& target) {
   if (target.devices.size() < 2 || target.shared()) {
     return " (a reload needs room for both versions)";

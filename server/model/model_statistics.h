@@ -74,19 +74,19 @@ class BatchSizes {
   std::array<Counts, kSizes> sizes_;
 };
 
-// Over all versions of the model. Thread-safe.
+// Counts over all versions of the model. Thread-safe.
 struct ModelStatistics {
-  // Of works; of one that is cut among devices, its first part.
+  // Counts of works. A work that is partitioned among devices counts once.
   std::atomic<int64_t> requests{0};  // that were computed
   std::atomic<int64_t> failed{0};    // while they were computed
   std::atomic<int64_t> tokens{0};
   std::atomic<int64_t> queue_ns{0};
-  // Of batches that were computed, each as often as it has requests.
+  // Sums over computed batches; a batch counts once for each of its requests.
   std::atomic<int64_t> input_ns{0}, compute_ns{0};
   std::atomic<int64_t> answered{0}, output_ns{0};  // counted when the last answer was given
   std::atomic<int64_t> batches{0};
   BatchSizes sizes;
-  // Of requests that came as far as to the engine, from their first byte parsed to their answer.
+  // Requests that reached the engine, and their time from the first parsed byte to the answer.
   std::atomic<int64_t> succeeded{0}, succeeded_ns{0};
   std::atomic<int64_t> refused{0}, refused_ns{0};  // or withdrawn, or failed
 };

@@ -8,10 +8,9 @@
 
 namespace awqd::model {
 
-// Calls work(reader, i) once for every i in [0, count), begun in ascending order, on up to
-// `readers` threads, one of them the calling one; `reader` is the thread's number, from 0.
-// After an error or an exception none is begun; of several, that of the least i is returned, or
-// thrown here.
+// Calls work(reader, i) once for every i in [0, count), begun in ascending order, on up to `readers`
+// threads, one of them the calling one. `reader` is the number of the thread, from 0. After an error
+// or an exception no call is begun. The error of the least i is returned, or its exception thrown.
 absl::Status RunOnReaders(int readers, int64_t count,
                           absl::FunctionRef<absl::Status(int reader, int64_t i)> work);
 

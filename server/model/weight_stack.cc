@@ -23,7 +23,7 @@ bool SamePlacement(const PlacedWeight& a, const PlacedWeight& b) {
   });
 }
 
-// Which columns are on which device: "cuda:0 [0, 64), cuda:1 [64, 128)".
+// The columns on each device: "cuda:0 [0, 64), cuda:1 [64, 128)".
 std::string Placement(const PlacedWeight& weight) {
   return absl::StrJoin(weight.parts, ", ", [](std::string* out, const WeightPart& part) {
     absl::StrAppend(out, part.weight->device->info().id, " [", part.col_begin, ", ", part.col_end(),

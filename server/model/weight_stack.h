@@ -33,7 +33,7 @@ struct WeightStack {
   std::vector<std::shared_ptr<const WeightStack>> shards;
   std::vector<ExpertPlace> places;
 
-  // Of every expert, but for scale_octaves, which are those of the first.
+  // The shape of every expert. Its scale_octaves are those of the first expert.
   const WeightShape& shape() const { return experts.front()->shape; }
   bool has_bias() const { return experts.front()->has_bias; }
   bool partitioned() const { return experts.front()->partitioned(); }

@@ -180,7 +180,7 @@ class ModelStore {
     std::string tried;
   };
 
-  // What the load of an entry needs of it.
+  // The fields of an entry that its load needs.
   struct Begun {
     std::shared_ptr<LoadState> state;
     std::shared_ptr<model::ModelStatistics> statistics;

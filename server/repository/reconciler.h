@@ -5,7 +5,7 @@
 // elsewhere, and it loses events when there are many. An inspection opens each file and compares
 // inode, size and times.
 //
-// What one pass does with each model:
+// One pass does this with each model:
 //   new, or with other files than when it was last loaded   loads it, once no file has changed for
 //                                  the settle time
 //   it cannot be loaded            the old version is served on; tried again when its files change,
