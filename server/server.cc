@@ -245,8 +245,8 @@ class ServerImpl final : public Server {
     load_state_ = LoadState::kDone;
   }
 
-  // On the loader thread, until the server ends. The server is ready once files that were written to
-  // just before the start have been loaded, or after the settle time.
+  // On the loader thread, until the server ends. The server is ready once files that were written
+  // to just before the start have been loaded, or after the settle time.
   void Watch(const std::vector<std::string>& names) {
     const bool all = options_.load_models.empty();
     repository::Reconciler reconciler(options_.watch.settle,

@@ -133,7 +133,8 @@ absl::Status GatedMlpWork::MultiplyGate(Lane& lane, float* both, int64_t rows,
   const int64_t middle = first().n;
   GateArgs args = {
       .gate = both, .up = both + rows * middle, .count = rows * middle, .activation = activation};
-  // One kernel for all experts reads FP16 with a scale for each row. Else the prologue makes it of FP32.
+  // One kernel for all experts reads FP16 with a scale for each row. Else the prologue makes it of
+  // FP32.
   down->x = {nullptr, DType::kFp16, rows, middle};
   if (middle % 8 == 0 && IsOneKernel(*down)) {
     AWQD_ASSIGN_OR_RETURN(void* half, lane.AllocateScratch(kHalfSlot, rows * middle * 2));

@@ -1,4 +1,5 @@
-// GatedMlpWork: a gated MLP in one work, y = down(activation(gate(x)) * up(x)), dense or of experts.
+// GatedMlpWork: a gated MLP in one work, y = down(activation(gate(x)) * up(x)), dense or of
+// experts.
 #pragma once
 
 #include <array>
@@ -26,8 +27,8 @@ class GatedMlpWork final : public RoutedWork {
   // are summed.
   batching::BatchKey merge_key() const override;
   bool partitioned() const override;
-  // By experts; or tensor parallel: each device has some columns of gate and of up and the same rows
-  // of down, and the partial sums of a token are added in the order of the devices.
+  // By experts; or tensor parallel: each device has some columns of gate and of up and the same
+  // rows of down, and the partial sums of a token are added in the order of the devices.
   // FAILED_PRECONDITION or UNIMPLEMENTED where the three are not partitioned alike.
   absl::StatusOr<WorkPartition> Partition(StagingPool& staging) const override;
 
@@ -41,8 +42,8 @@ class GatedMlpWork final : public RoutedWork {
 
  private:
   absl::Status CheckPartitionedAlike() const;
-  // Enqueues activation(gate) * up, and makes it the activations of `down`. `both`: the rows of gate,
-  // then those of up.
+  // Enqueues activation(gate) * up, and makes it the activations of `down`. `both`: the rows of
+  // gate, then those of up.
   absl::Status MultiplyGate(Lane& lane, float* both, int64_t rows, ExpertProduct* down) const;
 
   const DeviceWeight& Here(const model::WeightStack& stack) const {

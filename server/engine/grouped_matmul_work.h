@@ -1,5 +1,5 @@
-// GroupedMatmulWork: the products of a mixture of experts, each token with the weights of the experts
-// chosen for it; and the grouped product as a step of other works.
+// GroupedMatmulWork: the products of a mixture of experts, each token with the weights of the
+// experts chosen for it; and the grouped product as a step of other works.
 #pragma once
 
 #include <cstdint>
@@ -28,8 +28,9 @@ class GroupedMatmulWork final : public RoutedWork {
   // summed. A bias of the request's own keeps it alone.
   batching::BatchKey merge_key() const override;
   bool partitioned() const override { return stack->partitioned() || stack->expert_parallel(); }
-  // By columns; by experts; or by rows of the weights (the down projections of gated MLPs): then the
-  // partial sums of a row of y are added in the order of the parts before the activation function.
+  // By columns; by experts; or by rows of the weights (the down projections of gated MLPs): then
+  // the partial sums of a row of y are added in the order of the parts before the activation
+  // function.
   absl::StatusOr<WorkPartition> Partition(StagingPool& staging) const override;
 
  protected:

@@ -34,7 +34,8 @@ class Kv4StoreWork final : public Kv4Work {
  public:
   Payload x;  // [tokens, heads, head_dim] of x_dtype, from Engine::staging
   DType x_dtype = DType::kFp16;
-  // Arrays of scale_dtype, as many elements as `per` says; empty for Kv4Per::kRow, which computes them.
+  // Arrays of scale_dtype, as many elements as `per` says; empty for Kv4Per::kRow, which computes
+  // them.
   Payload given_scale, given_zero;
 
   static constexpr int64_t kAlign = 256;

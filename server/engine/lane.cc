@@ -13,8 +13,8 @@
 namespace awqd::engine {
 namespace {
 
-// A piece of this size and more is copied to the device by itself. Smaller ones share a copy, because
-// starting a copy costs as much as gathering this many bytes.
+// A piece of this size and more is copied to the device by itself. Smaller ones share a copy,
+// because starting a copy costs as much as gathering this many bytes.
 constexpr int64_t kOwnCopyBytes = 64 << 10;
 // The alignment of a lane's pointers.
 constexpr int64_t kAlign = 256;

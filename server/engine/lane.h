@@ -2,10 +2,9 @@
 //
 // It knows no operation. A work copies its data to the device (GatherRows, Upload), keeps the data
 // between two steps there (AllocateScratch), enqueues kernels on the stream, and copies its result
-// to the host (AllocateResult, Fetch). Steps run in the order in which they are enqueued; only Fetch
-// waits. Buffers
-// only grow while there is work, so that after warm-up the request path allocates nothing on the
-// device and nothing pinned.
+// to the host (AllocateResult, Fetch). Steps run in the order in which they are enqueued; only
+// Fetch waits. Buffers only grow while there is work, so that after warm-up the request path
+// allocates nothing on the device and nothing pinned.
 #pragma once
 
 #include <cstddef>
@@ -35,8 +34,8 @@ struct RowPiece {
 // The rows of all pieces together.
 int64_t CountRows(absl::Span<const RowPiece> pieces);
 
-// Calls run(begin, count) for ranges of up to `most` items that cover [0, items), in order, until one
-// fails. For a work larger than the buffers of a lane may become.
+// Calls run(begin, count) for ranges of up to `most` items that cover [0, items), in order, until
+// one fails. For a work larger than the buffers of a lane may become.
 absl::Status RunInSteps(int64_t items, int64_t most,
                         absl::FunctionRef<absl::Status(int64_t begin, int64_t count)> run);
 
@@ -75,8 +74,8 @@ class Lane {
   // device. The caller may change it when this returns, on the CPU after Fetch.
   absl::StatusOr<const void*> Upload(const void* host, int64_t bytes);
   absl::StatusOr<const float*> Upload(absl::Span<const float> host);
-  // Returns buffer number `slot` for data between steps; contents undefined. Each number is a buffer
-  // that stays, so numbers are small. A second call with more bytes loses the contents.
+  // Returns buffer number `slot` for data between steps; contents undefined. Each number is a
+  // buffer that stays, so numbers are small. A second call with more bytes loses the contents.
   absl::StatusOr<void*> AllocateScratch(size_t slot, int64_t bytes);
   // Returns the buffer for a kernel's workspace; all steps share it.
   absl::StatusOr<void*> AllocateWorkspace(int64_t bytes);

@@ -30,7 +30,8 @@ class MatmulWork final : public Work {
   ActivationFunction activation = ActivationFunction::kNone;
   // Floating x is made INT8 first; kNone for x that is INT8.
   ActivationQuantization quantization = ActivationQuantization::kNone;
-  // For INT8 x with a floating result, and for kStatic: one for each row, or one for all. Else empty.
+  // For INT8 x with a floating result, and for kStatic: one for each row, or one for all. Else
+  // empty.
   std::vector<float> scales;
 
   const DeviceWeight& here() const { return *weight->parts[part].weight; }
@@ -48,8 +49,8 @@ class MatmulWork final : public Work {
   // Same weight, element types, activation function, quantisation and asked-for path; scales may
   // differ, because in a batch every token has its own. A bias of the request's own keeps it alone.
   batching::BatchKey merge_key() const override;
-  // By columns; or by rows of the weight (the down projections of gated MLPs): then the partial sums
-  // of a row of y are added in the order of the parts before the activation function.
+  // By columns; or by rows of the weight (the down projections of gated MLPs): then the partial
+  // sums of a row of y are added in the order of the parts before the activation function.
   absl::StatusOr<WorkPartition> Partition(StagingPool& staging) const override;
   absl::Status Run(Lane& lane, const batching::Batch& batch, char* result,
                    ExecutionReport* report) const override;
@@ -57,8 +58,8 @@ class MatmulWork final : public Work {
 
  private:
   absl::StatusOr<WorkPartition> PartitionAtRows(StagingPool& staging) const;
-  // Multiplies these rows at once. `token_scales`: one for each row, or none. `y`: staging memory for
-  // as many rows of N.
+  // Multiplies these rows at once. `token_scales`: one for each row, or none. `y`: staging memory
+  // for as many rows of N.
   absl::Status Multiply(Lane& lane, absl::Span<const RowPiece> pieces,
                         absl::Span<const float> token_scales, Path taken, char* y,
                         ExecutionReport* report) const;

@@ -35,8 +35,8 @@ void Store(const float* sums, int64_t count, DType dtype, void* y, int64_t at) {
   }
 }
 
-// Computes some columns of a row of y with the bits of CombineRows: a product and a sum, each rounded.
-// The first term is not added to 0, which would turn -0 into +0.
+// Computes some columns of a row of y with the bits of CombineRows: a product and a sum, each
+// rounded. The first term is not added to 0, which would turn -0 into +0.
 void SumRow(const Reduction& reduction, int64_t row, int64_t begin, int64_t count, LoadTerm load,
             void* y) {
   float sums[kChunk], term[kChunk];

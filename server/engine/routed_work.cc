@@ -1,4 +1,5 @@
-// Gathers the tokens of a batch, sorts them by expert, multiplies, combines; and partitions by experts.
+// Gathers the tokens of a batch, sorts them by expert, multiplies, combines; and partitions by
+// experts.
 #include "server/engine/routed_work.h"
 
 #include <algorithm>

@@ -22,8 +22,8 @@ struct ExpertOrder {
   std::vector<int32_t> rows;    // [tokens * top_k]: the row of each choice
 };
 
-// `ids`: the expert of each choice, in [0, experts). `tokens`: the token of each choice; empty: choice
-// i is of token i / top_k.
+// `ids`: the expert of each choice, in [0, experts). `tokens`: the token of each choice; empty:
+// choice i is of token i / top_k.
 ExpertOrder SortByExpert(absl::Span<const int32_t> ids, int64_t top_k, int64_t experts,
                          absl::Span<const int32_t> tokens = {});
 
@@ -48,8 +48,8 @@ class RoutedWork : public Work {
   bool of_experts = false;
   bool summed = false;
   std::vector<int32_t> ids;  // [choices] of_experts, else empty
-  // Only in a part, which has some choices of its tokens: the token of each choice, ascending; top_k
-  // is 1, and nothing is summed. Empty: choice i is of token i / top_k.
+  // Only in a part, which has some choices of its tokens: the token of each choice, ascending;
+  // top_k is 1, and nothing is summed. Empty: choice i is of token i / top_k.
   std::vector<int32_t> choice_tokens;
   std::vector<float> router_weights;  // [rows, top_k] if summed, else empty
   std::optional<Path> path;           // none: the token-count policy decides, for each expert
@@ -74,16 +74,16 @@ class RoutedWork : public Work {
   int64_t y_rows() const { return summed ? rows : choices(); }
   // The multiplications of a row.
   virtual double row_cost() const = 0;
-  // Works with equal variants may merge, if they have the same weights. It holds every field that the
-  // run of a batch reads from its first work alone; all other fields are read from each work.
+  // Works with equal variants may merge, if they have the same weights. It holds every field that
+  // the run of a batch reads from its first work alone; all other fields are read from each work.
   uint64_t variant() const;
 
   // Enqueues everything, from these tokens to `y`, staging memory, and fetches it.
   virtual absl::Status Compute(Lane& lane, const RoutedTokens& routed, char* y,
                                ExecutionReport* report) const = 0;
 
-  // Partitions by the shards of an expert-parallel stack: each choice goes to the device that has its
-  // expert. `make` makes a copy of this work on one of the shards.
+  // Partitions by the shards of an expert-parallel stack: each choice goes to the device that has
+  // its expert. `make` makes a copy of this work on one of the shards.
   absl::StatusOr<WorkPartition> PartitionExperts(
       const model::WeightStack& stack, StagingPool& staging,
       absl::FunctionRef<std::unique_ptr<RoutedWork>(size_t shard)> make) const;

@@ -1,5 +1,5 @@
-// ThresholdTable: the number of tokens from which a weight is dequantised before its product; fixed,
-// or measured for each shape.
+// ThresholdTable: the number of tokens from which a weight is dequantised before its product;
+// fixed, or measured for each shape.
 #pragma once
 
 #include <cstdint>

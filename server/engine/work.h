@@ -134,8 +134,8 @@ class Work : public batching::Task {
   // Works of the same class with equal keys may run as one batch. A null subject never merges.
   virtual batching::BatchKey merge_key() const { return {}; }
 
-  // Whether no device has all that it needs, so that it must be partitioned: by default, whether one
-  // of its weights is.
+  // Whether no device has all that it needs, so that it must be partitioned: by default, whether
+  // one of its weights is.
   virtual bool partitioned() const;
 
   // Makes the parts of a partitioned() work, one for each device that holds some of what it needs.

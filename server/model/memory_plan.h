@@ -1,5 +1,5 @@
-// MemoryPlan: the memory that a load will take on each device and on the host, computed before it is
-// allocated.
+// MemoryPlan: the memory that a load will take on each device and on the host, computed before it
+// is allocated.
 #pragma once
 
 #include <atomic>
@@ -36,11 +36,11 @@ struct MemoryPlan {
 // The limits of such devices count memory beside the weights only above this size.
 inline constexpr int64_t kFreeWorkingBytes = int64_t{256} << 20;
 
-// Reads headers and the small tensors of every linear, one after the other; the whole linear where its
-// scales lie among its codes and its layout depends on them.
-// RESOURCE_EXHAUSTED when it does not fit into what is free now, naming the device or the host,
-// needed and free. UNAVAILABLE once `cancelled`. Other errors are those of the checkpoint: a
-// linear cannot be decoded, or no kernel takes it.
+// Reads headers and the small tensors of every linear, one after the other; the whole linear where
+// its scales lie among its codes and its layout depends on them. RESOURCE_EXHAUSTED when it does
+// not fit into what is free now, naming the device or the host, needed and free. UNAVAILABLE once
+// `cancelled`. Other errors are those of the checkpoint: a linear cannot be decoded, or no kernel
+// takes it.
 absl::StatusOr<MemoryPlan> PlanLoad(const Checkpoint& checkpoint, const LoadTarget& target,
                                     const std::atomic<bool>& cancelled);
 

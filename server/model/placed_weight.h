@@ -65,10 +65,10 @@ struct ColumnSpan {
   int64_t end = 0;
 };
 
-// Splits N columns into at most `parts` spans of nearly the same width, the last one ragged. Borders
-// are multiples of 128, which kernels like best, or of 64 ... 8 where that would leave a device
-// with more than a sixteenth above an equal share. Fewer spans when N < 8 x parts. `block`: columns that
-// share a scale; no border is within a block.
+// Splits N columns into at most `parts` spans of nearly the same width, the last one ragged.
+// Borders are multiples of 128, which kernels like best, or of 64 ... 8 where that would leave a
+// device with more than a sixteenth above an equal share. Fewer spans when N < 8 x parts. `block`:
+// columns that share a scale; no border is within a block.
 std::vector<ColumnSpan> SplitColumns(int64_t n, int64_t parts, int64_t block = 1);
 
 // Splits the columns of gate and of up and the rows of down of a gated MLP, alike for all three
@@ -76,8 +76,8 @@ std::vector<ColumnSpan> SplitColumns(int64_t n, int64_t parts, int64_t block = 1
 // fewer such multiples.
 std::vector<ColumnSpan> SplitMlp(int64_t count, int64_t parts);
 
-// Copies columns with their zero points, scales and bias to a weight of their own. `span` is one that
-// SplitColumns makes.
+// Copies columns with their zero points, scales and bias to a weight of their own. `span` is one
+// that SplitColumns makes.
 HostWeight CopyColumns(const HostWeight& weight, ColumnSpan span);
 
 // Whether the weight can be partitioned at these rows: it has neither an order nor a factor, and no
@@ -111,8 +111,8 @@ absl::StatusOr<std::vector<PartBytes>> MeasurePlaced(const HostWeight& weight,
                                                      absl::Span<Device* const> devices,
                                                      Placing placing);
 
-// An upper bound of the bytes of a whole weight, which may lack its codes, on such a device. Fails as
-// PreparedBytes.
+// An upper bound of the bytes of a whole weight, which may lack its codes, on such a device. Fails
+// as PreparedBytes.
 absl::StatusOr<int64_t> MeasureMost(const HostWeight& weight, const DeviceInfo& device);
 
 // Puts the weight on the devices, one or more, at the same time. Blocks. RESOURCE_EXHAUSTED naming

@@ -46,8 +46,8 @@ struct Place {
   Placing placing = Placing::kWhole;
 };
 
-// The place of the weight `path`, one of `paths`. Expert e of every stack goes to the same device, so
-// that its projections are together.
+// The place of the weight `path`, one of `paths`. Expert e of every stack goes to the same device,
+// so that its projections are together.
 Place ChoosePlace(absl::string_view path, const Paths& paths, const LoadTarget& target);
 
 }  // namespace awqd::model

@@ -22,9 +22,9 @@ struct ExpertPlace {
 };
 
 // One or more experts, by number. Alike: same K, N and description, all with a bias or all without,
-// the same columns or rows on the same devices, or expert parallel: each whole on one device. Scale octaves
-// may differ, and with them the layouts. Immutable once made; shares its experts with the model
-// that they are weights of.
+// the same columns or rows on the same devices, or expert parallel: each whole on one device. Scale
+// octaves may differ, and with them the layouts. Immutable once made; shares its experts with the
+// model that they are weights of.
 struct WeightStack {
   std::string path;  // "model.layers.0.mlp.experts.*.up_proj"; empty for a stack of one
   std::vector<std::shared_ptr<const PlacedWeight>> experts;
@@ -42,9 +42,9 @@ struct WeightStack {
   std::string devices() const;  // "cuda:0,cuda:1"
 };
 
-// The stack of these weights in the order of their numbers; `expert_parallel`: each on one device, which may
-// differ. FAILED_PRECONDITION naming the stack and the lowest number that is missing, or the first
-// expert that differs from the lowest one, in what, got and expected.
+// The stack of these weights in the order of their numbers; `expert_parallel`: each on one device,
+// which may differ. FAILED_PRECONDITION naming the stack and the lowest number that is missing, or
+// the first expert that differs from the lowest one, in what, got and expected.
 absl::StatusOr<std::shared_ptr<const WeightStack>> MakeStack(
     std::string path, const std::map<int64_t, std::shared_ptr<const PlacedWeight>>& experts,
     bool expert_parallel = false);

@@ -32,8 +32,8 @@ constexpr absl::string_view kNameRule =
 
 std::string ConfigOf(absl::string_view folder) { return absl::StrCat(folder, "/", kConfigFile); }
 
-// A model has a config.json or a GGUF file. NOT_FOUND: the entry is no model. Another error: it is a
-// model that cannot be opened.
+// A model has a config.json or a GGUF file. NOT_FOUND: the entry is no model. Another error: it is
+// a model that cannot be opened.
 absl::Status OpenModel(const RepositoryRoot& root, absl::string_view folder) {
   return model::FindModel(root, folder);
 }

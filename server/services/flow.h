@@ -101,10 +101,10 @@ class Flow : public std::enable_shared_from_this<Flow> {
                     std::function<absl::Status()> then);
 
   // Calls then(weights) once with the weights of the request's source, loaded ones at once, inline
-  // ones and those of a model that was unloaded while idle from a worker thread; or returns an error, or settles.
-  // The request must live until then. Inline weights are packed only if the call is still wanted
-  // when its turn has come: packing takes long, and a call that has ended while it waited would
-  // take the time of those behind it.
+  // ones and those of a model that was unloaded while idle from a worker thread; or returns an
+  // error, or settles. The request must live until then. Inline weights are packed only if the call
+  // is still wanted when its turn has come: packing takes long, and a call that has ended while it
+  // waited would take the time of those behind it.
   template <typename Source, typename Request, typename Then>
   absl::Status WithWeights(const Request& request, Then then) {
     if (!request.has_packed()) {
