@@ -109,8 +109,7 @@ class BatchQueue {
   bool CostsAtMost(int64_t max_cost, const std::vector<Ticket>& tickets) const;
   // Undoes a Push that failed: removes the task's entry, and the parts of its line that are empty.
   void Forget(Ticket ticket, const Place& place, absl::Time deadline);
-  // Takes a queued task out.
-  std::unique_ptr<Task> Take(Ticket ticket);
+  std::unique_ptr<Task> RemoveTask(Ticket ticket);
 
   const BatchOptions options_;
   Lines lines_;

@@ -42,14 +42,14 @@ class Planner {
  public:
   Planner(const LoadTarget& target, Paths paths) : target_(target), paths_(std::move(paths)) {}
 
-  absl::Status Add(const Checkpoint& checkpoint, const LinearLocation& linear) {
+  absl::Status AddLinear(const Checkpoint& checkpoint, const LinearLocation& linear) {
     AWQD_RETURN_IF_ERROR(CheckDescribing(linear));
     AWQD_ASSIGN_OR_RETURN(HostWeight weight, checkpoint.Describe(linear, &scratch_));
-    AWQD_ASSIGN_OR_RETURN(std::vector<PartBytes> parts, PartsOf(weight, linear));
+    AWQD_ASSIGN_OR_RETURN(std::vector<PartBytes> parts, MeasureParts(weight, linear));
     if (!absl::c_all_of(parts, [](const PartBytes& part) { return part.exact; })) {
       // Its scales lie among its codes, and the layout depends on them.
       AWQD_ASSIGN_OR_RETURN(weight, checkpoint.Read(linear, &scratch_));
-      AWQD_ASSIGN_OR_RETURN(parts, PartsOf(weight, linear));
+      AWQD_ASSIGN_OR_RETURN(parts, MeasureParts(weight, linear));
     }
     raw_ = std::max(raw_, linear.bytes);
     const int64_t host = HostBytes(weight);
@@ -67,7 +67,7 @@ class Planner {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<MemoryPlan> Take() {
+  absl::StatusOr<MemoryPlan> MakePlan() {
     AWQD_RETURN_IF_ERROR(CheckDevices(plan_.weights, ""));
     const MemoryPlan ahead = PlanAhead();
     if (ahead.readers > 1 && CheckPeak(ahead).ok()) return ahead;
@@ -97,8 +97,8 @@ class Planner {
     return out;
   }
 
-  absl::StatusOr<std::vector<PartBytes>> PartsOf(const HostWeight& weight,
-                                                 const LinearLocation& linear) const {
+  absl::StatusOr<std::vector<PartBytes>> MeasureParts(const HostWeight& weight,
+                                                      const LinearLocation& linear) const {
     const Place place = ChoosePlace(linear.path, paths_, target_);
     auto parts = MeasurePlaced(weight, place.devices, place.placing);
     if (parts.ok()) return parts;
@@ -173,9 +173,9 @@ absl::StatusOr<MemoryPlan> PlanLoad(const Checkpoint& checkpoint, const LoadTarg
   Planner planner(target, CollectPaths(checkpoint));
   for (const LinearLocation& linear : checkpoint.linears()) {
     AWQD_RETURN_IF_ERROR(CheckCancelled(&cancelled));
-    AWQD_RETURN_IF_ERROR(planner.Add(checkpoint, linear));
+    AWQD_RETURN_IF_ERROR(planner.AddLinear(checkpoint, linear));
   }
-  return planner.Take();
+  return planner.MakePlan();
 }
 
 }  // namespace awqd::model

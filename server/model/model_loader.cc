@@ -84,7 +84,7 @@ absl::Status AddStacks(Sharding sharding, const std::atomic<bool>& cancelled, Mo
 
 // `paths`: a map by path.
 template <typename Map>
-PathIndex IndexOf(const Map& paths) {
+PathIndex MakeIndex(const Map& paths) {
   std::vector<absl::string_view> out;
   out.reserve(paths.size());
   for (const auto& [path, value] : paths) out.push_back(path);
@@ -142,8 +142,8 @@ absl::StatusOr<std::shared_ptr<Model>> LoadWeights(const RepositoryRoot& root,
   AWQD_RETURN_IF_ERROR(sums.Check(cancelled));
   AWQD_RETURN_IF_ERROR(checkpoint.CheckUnchanged(root));
   AWQD_RETURN_IF_ERROR(AddStacks(target.sharding, cancelled, model.get()));
-  model->weight_paths = IndexOf(model->weights);
-  model->stack_paths = IndexOf(model->stacks);
+  model->weight_paths = MakeIndex(model->weights);
+  model->stack_paths = MakeIndex(model->stacks);
   model->load_ms = absl::ToInt64Milliseconds(progress.elapsed());
   return model;
 }

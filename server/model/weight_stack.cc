@@ -37,8 +37,8 @@ bool OnOneDevice(const PlacedWeight& weight) {
 }
 
 // Empty where the two are alike, else "<what>: got <of weight>, expected <of first>".
-std::string Difference(const PlacedWeight& weight, const PlacedWeight& first,
-                       bool expert_parallel) {
+std::string ExplainDifference(const PlacedWeight& weight, const PlacedWeight& first,
+                              bool expert_parallel) {
   const auto differ = [](absl::string_view what, const auto& got, const auto& expected) {
     return absl::StrCat(what, ": got ", got, ", expected ", expected);
   };
@@ -115,7 +115,7 @@ absl::StatusOr<std::shared_ptr<const WeightStack>> MakeStack(std::string path,
   const PlacedWeight& first = *experts.begin()->second;
   auto out = std::make_shared<WeightStack>();
   for (const auto& [number, weight] : experts) {
-    if (const std::string difference = Difference(*weight, first, expert_parallel);
+    if (const std::string difference = ExplainDifference(*weight, first, expert_parallel);
         !difference.empty()) {
       return BadStack(path, absl::StrCat("expert ", number, ": ", difference, ", as expert 0 has"));
     }

@@ -30,7 +30,7 @@ constexpr size_t kMaxWarnings = 20;
 constexpr absl::string_view kNameRule =
     "1 to 128 letters, digits, '.', '_' and '-', not starting with '.'";
 
-std::string ConfigOf(absl::string_view folder) { return absl::StrCat(folder, "/", kConfigFile); }
+std::string ConfigPath(absl::string_view folder) { return absl::StrCat(folder, "/", kConfigFile); }
 
 // A model has a config.json or a GGUF file. NOT_FOUND: the entry is no model. Another error: it is
 // a model that cannot be opened.
@@ -75,7 +75,8 @@ std::string Incomplete(absl::string_view model, const absl::Status& status) {
 }
 
 // The warning about an entry of the repository; empty for models and for what is no folder.
-std::string WarningOf(const RepositoryRoot& root, const std::string& folder, bool is_model_itself) {
+std::string MakeWarning(const RepositoryRoot& root, const std::string& folder,
+                        bool is_model_itself) {
   const std::string what = absl::StrCat("folder ", Quoted(folder));
   if (!CheckModelName(folder).ok()) {
     // Hidden folders are tools' own.
@@ -192,7 +193,7 @@ absl::StatusOr<ModelFolder> ModelFolders::Locate(absl::string_view name, bool* s
     return ModelFolder{found[0].root, std::move(path)};
   }
   AWQD_RETURN_IF_ERROR(repository);
-  if (lacks.empty()) lacks = absl::StrCat("no ", ConfigOf(name), " beneath the repository");
+  if (lacks.empty()) lacks = absl::StrCat("no ", ConfigPath(name), " beneath the repository");
   return absl::NotFoundError(absl::StrCat("model ", Quoted(name), ": ", lacks));
 }
 
@@ -245,7 +246,7 @@ std::vector<std::string> ModelFolders::Warnings() const {
   }
   size_t more = 0;
   for (const std::string& folder : *folders) {
-    std::string warning = WarningOf(*root, folder, is_model);
+    std::string warning = MakeWarning(*root, folder, is_model);
     if (warning.empty()) continue;
     if (out.size() < kMaxWarnings) {
       out.push_back(std::move(warning));
