@@ -1,10 +1,10 @@
 // PrepareWeight: a weight's layout and rows are chosen, and it is packed into a device's memory.
 #include <algorithm>
 #include <cstring>
-#include <exception>
 #include <thread>
 
 #include "kernels/base/huge_pages.h"
+#include "kernels/base/parallel_for.h"
 #include "kernels/base/status.h"
 #include "kernels/kernels.h"
 
@@ -39,18 +39,10 @@ void PackAll(const HostWeight& weight, const DeviceWeight& like, uint8_t* out) {
     const int64_t end = steps * (part + 1) / parts * ColumnRange::kStep;
     like.layout->pack(weight, {begin, std::min(end, weight.n)}, like.sections, out);
   };
-  std::vector<std::thread> threads;
-  threads.reserve(parts);
-  for (int64_t part = 1; part < parts; ++part) {
-    try {
-      threads.emplace_back(pack, part);
-    } catch (const std::exception&) {  // the process may start no more
-      pack(part);
-    }
-  }
-  pack(0);
-  PackCommonParts(*like.layout, weight, like.sections, out);
-  for (std::thread& thread : threads) thread.join();
+  ParallelFor(static_cast<size_t>(parts), [&](size_t part) {
+    pack(static_cast<int64_t>(part));
+    if (part == 0) PackCommonParts(*like.layout, weight, like.sections, out);
+  });
 }
 
 // Straight into the device's memory where the host can reach it.

@@ -1,4 +1,4 @@
-// Gives memory back to the system when the server comes to rest.
+// Returns free memory to the system when the server becomes idle.
 //
 // An allocator keeps what was freed, and after a burst of large messages a process looks as if it
 // had leaked. While requests come, reusing that memory is right; returning it is work for an idle
@@ -20,7 +20,7 @@ namespace awqd {
 // Not thread-safe.
 class IdleWatch {
  public:
-  // Work that is worth a look at the memory that it left.
+  // Processor time after which freed memory is worth returning.
   static constexpr absl::Duration kWork = absl::Milliseconds(100);
   // Idle: over kQuiet, less than kQuietWork of one processor.
   static constexpr absl::Duration kQuiet = absl::Seconds(1);
@@ -35,7 +35,7 @@ class IdleWatch {
   absl::Duration quiet_from_;  // processor time at quiet_since_
 };
 
-// Of this process, over all its threads.
+// The processor time of this process, over all its threads.
 absl::Duration ProcessorTime();
 
 // Returns what the allocator keeps unused. Milliseconds to tens of milliseconds; other threads may

@@ -41,7 +41,7 @@ void WriteToStderr(absl::string_view text) {
 // log, which needs memory; then the end, for whoever starts servers to start another.
 [[noreturn]] void EndOverException() {
   try {
-    // Which exception it is the compiler does not always say.
+    // The compiler does not always tell which exception it is.
     if (const std::exception_ptr what = std::current_exception()) std::rethrow_exception(what);
     WriteToStderr("awqd: ended where nothing can be undone, most likely out of memory\n");
   } catch (const std::bad_alloc&) {

@@ -7,10 +7,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "kernels/base/parallel_for.h"
 #include "kernels/base/status.h"
 #include "kernels/kernels.h"
 #include "server/engine/local_engine.h"
-#include "server/model/on_threads.h"
 
 namespace awqd {
 
@@ -30,7 +30,7 @@ absl::StatusOr<std::vector<OpenedDevice>> OpenDevices(const Options& options,
                               .cpu_interleave = options.cpu_interleave});
   }
   std::vector<absl::Status> ended(specs.size());
-  model::OnThreads(specs.size(), [&](size_t i) {
+  ParallelFor(specs.size(), [&](size_t i) {
     auto device = open_device(specs[i], device_options[i], &out[i].why);
     ended[i] = device.status();
     if (device.ok()) out[i].device = *std::move(device);
@@ -50,7 +50,7 @@ absl::StatusOr<std::vector<std::unique_ptr<engine::Engine>>> MakeEngines(
     const std::vector<Device*>& devices, const engine::EngineOptions& options) {
   std::vector<std::unique_ptr<engine::Engine>> out(devices.size());
   std::vector<absl::Status> ended(devices.size());
-  model::OnThreads(devices.size(), [&](size_t i) {
+  ParallelFor(devices.size(), [&](size_t i) {
     auto engine = engine::MakeLocalEngine(devices[i], options);
     ended[i] = engine.status();
     if (engine.ok()) out[i] = *std::move(engine);

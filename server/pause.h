@@ -1,4 +1,4 @@
-// Pause: waiting between two looks, that the end of the server cuts short.
+// Pause: the wait of a periodic thread, cut short by the end of the server.
 #pragma once
 
 #include <chrono>
@@ -12,8 +12,8 @@ namespace awqd {
 // Thread-safe.
 class Pause {
  public:
-  // False, at once, from End on.
-  bool For(absl::Duration duration) {
+  // Waits for `duration`. Returns false, at once, after End.
+  bool WaitFor(absl::Duration duration) {
     const auto until = std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(duration);
     MutexLock lock(&mu_);
     while (!ended_ && std::chrono::steady_clock::now() < until) over_.WaitUntil(&mu_, until);

@@ -19,20 +19,21 @@
 #include "kernels/base/status.h"
 #include "kernels/checkpoint/file.h"
 #include "kernels/kernels.h"
-#include "server/call_recorder.h"
 #include "server/engine/routing_engine.h"
-#include "server/http_caller.h"
 #include "server/idle_memory.h"
-#include "server/idle_models.h"
-#include "server/model/model_store.h"
+#include "server/obs/call_recorder.h"
 #include "server/obs/logging.h"
 #include "server/obs/metrics_server.h"
 #include "server/obs/terminal.h"
 #include "server/open_devices.h"
+#include "server/otlp/otlp_exporter.h"
 #include "server/pause.h"
-#include "server/repository_watch.h"
+#include "server/repository/idle_unloader.h"
+#include "server/repository/model_store.h"
+#include "server/repository/reconciler.h"
+#include "server/repository/startup_loads.h"
+#include "server/security/access.h"
 #include "server/services/rpc_server.h"
-#include "server/start_models.h"
 #include "server/transport/drain.h"
 
 namespace awqd {
@@ -52,12 +53,13 @@ absl::Status WritePort(const std::string& path, int port) {
 
 // Weights on the same devices that differ in nothing kernels care about share a plan: one of each
 // is enough to warm up and to explain.
-std::vector<std::shared_ptr<const model::PlacedWeight>> OneOfEachShape(const model::Model& model) {
+std::vector<std::shared_ptr<const model::PlacedWeight>> SelectOneOfEachShape(
+    const model::Model& model) {
   std::map<std::string, std::shared_ptr<const model::PlacedWeight>> shapes;
   for (const auto& [path, weight] : model.weights) {
     const WeightShape& shape = weight->shape;
     shapes.emplace(absl::StrCat(ToString(shape.description), " [", shape.k, ", ", shape.n, "] ",
-                                weight->devices(), weight->cut_at_rows() ? " rows" : ""),
+                                weight->devices(), weight->partitioned_at_rows() ? " rows" : ""),
                    weight);
   }
   std::vector<std::shared_ptr<const model::PlacedWeight>> out;
@@ -67,7 +69,7 @@ std::vector<std::shared_ptr<const model::PlacedWeight>> OneOfEachShape(const mod
 
 // Brings kernels up on a new model's shapes and says which ones will serve them.
 absl::Status WarmUp(const model::Model& model, engine::Engine& engine) {
-  for (const std::shared_ptr<const model::PlacedWeight>& weight : OneOfEachShape(model)) {
+  for (const std::shared_ptr<const model::PlacedWeight>& weight : SelectOneOfEachShape(model)) {
     AWQD_RETURN_IF_ERROR(engine.WarmUp(weight));
     const WeightShape& shape = weight->shape;
     const DeviceWeight& first = *weight->parts.front().weight;
@@ -84,6 +86,46 @@ absl::Status WarmUp(const model::Model& model, engine::Engine& engine) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::unique_ptr<obs::Tracer>> MakeTracer(const TraceOptions& options) {
+  std::unique_ptr<obs::SpanExporter> exporter;
+  if (!options.otlp_endpoint.empty()) {
+    exporter = otlp::MakeOtlpExporter(options.otlp_endpoint, AWQD_VERSION);
+  } else if (!options.file.empty()) {
+    absl::StatusOr<std::unique_ptr<obs::SpanExporter>> file = obs::AppendSpansTo(options.file);
+    if (!file.ok()) return model::Prefixed("--trace_file", file.status());
+    exporter = *std::move(file);
+  } else {
+    return std::unique_ptr<obs::Tracer>();
+  }
+  return std::make_unique<obs::Tracer>(options.sample, std::move(exporter));
+}
+
+// The recorder of calls that the options ask for. Null when no call is logged or traced.
+// INVALID_ARGUMENT when the file of traces cannot be written. Called before threads start.
+absl::StatusOr<std::unique_ptr<obs::CallRecorder>> MakeCallRecorder(const Options& options) {
+  AWQD_ASSIGN_OR_RETURN(std::unique_ptr<obs::Tracer> tracer, MakeTracer(options.trace));
+  if (tracer == nullptr && options.access_log.mode == obs::AccessLogMode::kOff) {
+    return std::unique_ptr<obs::CallRecorder>();
+  }
+  obs::WantRequests();
+  return std::make_unique<obs::CallRecorder>(options.access_log, std::move(tracer));
+}
+
+// The credentials of an HTTP request, which has no certificate. `authorizations`: the values of its
+// header "Authorization", which outlive this.
+class HttpCaller final : public security::Credentials {
+ public:
+  explicit HttpCaller(const std::vector<std::string>& authorizations)
+      : authorizations_(authorizations) {}
+  void Authorizations(absl::FunctionRef<void(absl::string_view)> each) const override {
+    for (const std::string& value : authorizations_) each(value);
+  }
+  void CertificateNames(absl::FunctionRef<void(absl::string_view)>) const override {}
+
+ private:
+  const std::vector<std::string>& authorizations_;
+};
+
 class ServerImpl final : public Server {
  public:
   explicit ServerImpl(const Options& options) : options_(options) {}
@@ -93,11 +135,13 @@ class ServerImpl final : public Server {
     AWQD_ASSIGN_OR_RETURN(devices_, OpenDevices(options_, open_device));
     std::vector<Device*> devices;
     for (const OpenedDevice& opened : devices_) devices.push_back(opened.device.get());
-    models_ = std::make_unique<model::ModelStore>(
-        model::ModelFolders(options_.model_repository, options_.models), devices, options_.sharding,
+    models_ = std::make_unique<repository::ModelStore>(
+        repository::ModelFolders(options_.model_repository, options_.models), devices,
+        options_.sharding,
         [](absl::string_view line) { obs::LogLimited(obs::LogLevel::kInfo, line, {}); },
         obs::ShowsStatusLine() ? model::ProgressLog(obs::ShowStatusLine) : nullptr);
-    AWQD_ASSIGN_OR_RETURN(std::vector<std::string> names, ModelsToLoad(options_, *models_));
+    AWQD_ASSIGN_OR_RETURN(std::vector<std::string> names,
+                          repository::ChooseModels(options_.load_models, *models_));
     AWQD_ASSIGN_OR_RETURN(auto engines, MakeEngines(devices, options_.engine));
     engine_ = engine::MakeRoutingEngine(std::move(engines));
     models_->set_before_serving(
@@ -121,8 +165,8 @@ class ServerImpl final : public Server {
         [this, names = std::move(names)] { options_.watch.on ? Watch(names) : LoadAll(names); });
     if (options_.idle_unload < absl::InfiniteDuration()) {
       idle_ = std::thread([this] {
-        IdleModels models(options_.idle_unload, options_.pinned, models_.get());
-        while (pause_.For(models.interval())) models.Look(absl::Now());
+        repository::IdleUnloader unloader(options_.idle_unload, options_.pinned, models_.get());
+        while (pause_.WaitFor(unloader.interval())) unloader.UnloadIdleModels(absl::Now());
       });
     }
     // Last: whoever reads it may send a signal at once. ThreadSanitizer blocks signals while a
@@ -177,7 +221,8 @@ class ServerImpl final : public Server {
 
   // On the loader thread.
   void LoadAll(const std::vector<std::string>& names) {
-    const LoadedAtStart result = LoadAtStart(names, stopping_, models_.get());
+    const repository::LoadedAtStart result =
+        repository::LoadAtStart(names, stopping_, models_.get());
     if (stopping_) return;
     if (!result.failed.empty() && !options_.keep_going) {
       load_error_ = result.Error();
@@ -200,26 +245,26 @@ class ServerImpl final : public Server {
     load_state_ = LoadState::kDone;
   }
 
-  // On the loader thread, until the server ends. Files that were written to just before the start
-  // are waited for, as long as it takes them to have stood still, and no longer.
+  // On the loader thread, until the server ends. The server is ready once files that were written
+  // to just before the start have been loaded, or after the settle time.
   void Watch(const std::vector<std::string>& names) {
     const bool all = options_.load_models.empty();
-    RepositoryWatch watch(options_.watch.settle, all ? std::vector<std::string>() : names,
-                          models_.get());
+    repository::Reconciler reconciler(options_.watch.settle,
+                                      all ? std::vector<std::string>() : names, models_.get());
     const absl::Time settled = absl::Now() + options_.watch.settle;
     const absl::Duration soon = std::min(options_.watch.interval, absl::Milliseconds(250));
     size_t loaded = 0, failed = 0;
     for (;;) {
       const absl::Time now = absl::Now();
-      const RepositoryWatch::Result result = watch.Look(now);
+      const repository::Reconciler::Result result = reconciler.Reconcile(now);
       loaded += static_cast<size_t>(result.loaded);
       failed += static_cast<size_t>(result.failed);
       if (stopping_) return;
       if (result.waiting == 0 || now >= settled) break;
-      if (!pause_.For(soon)) return;
+      if (!pause_.WaitFor(soon)) return;
     }
     Ready(names.empty(), loaded, failed);
-    while (pause_.For(options_.watch.interval)) watch.Look(absl::Now());
+    while (pause_.WaitFor(options_.watch.interval)) reconciler.Reconcile(absl::Now());
   }
 
   absl::Status WaitForReason(int stop_fd) {
@@ -253,7 +298,7 @@ class ServerImpl final : public Server {
       return absl::InternalError(absl::StrCat("device ", devices_.back().device->info().id,
                                               " faulted; nothing on it can be trusted any more"));
     }
-    const bool whole = working == devices_.size() || models_->AnyWhole();
+    const bool whole = working == devices_.size() || models_->AnyServedWhole();
     if (std::exchange(whole_, whole) != whole) rpc_->SetAbleToServe(whole);
     return absl::OkStatus();
   }
@@ -287,14 +332,14 @@ class ServerImpl final : public Server {
 
   const Options options_;
   std::vector<OpenedDevice> devices_;
-  std::unique_ptr<model::ModelStore> models_;
+  std::unique_ptr<repository::ModelStore> models_;
   std::unique_ptr<engine::Engine> engine_;
   std::unique_ptr<obs::CallRecorder> recorder_;
   std::unique_ptr<services::RpcServer> rpc_;
   mutable Mutex gate_mu_;
   const transport::Drain* gate_ ABSL_GUARDED_BY(gate_mu_) = nullptr;  // of rpc_
   std::unique_ptr<obs::MetricsServer> metrics_;
-  std::thread loader_;  // loads what the server starts with, then watches if it is to
+  std::thread loader_;  // loads at start, then reconciles with --watch
   std::thread idle_;
   Pause pause_;  // of both
   std::atomic<LoadState> load_state_{LoadState::kLoading};

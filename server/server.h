@@ -39,7 +39,7 @@ class Server {
   // once.
   virtual absl::Status Run(int stop_fd) = 0;
 
-  // What would be lost if the process ended now.
+  // The work that would be lost if the process ended now.
   struct Unfinished {
     int64_t calls = 0;     // in flight
     bool loading = false;  // the models that are loaded at start

@@ -81,7 +81,7 @@ void BatchQueue::Forget(Ticket ticket, const Place& place, absl::Time deadline) 
   if (line->second.levels.empty()) lines_.erase(line);
 }
 
-std::unique_ptr<Task> BatchQueue::Take(Ticket ticket) {
+std::unique_ptr<Task> BatchQueue::RemoveTask(Ticket ticket) {
   const auto found = by_ticket_.find(ticket);
   const Place place = found->second;
   by_ticket_.erase(found);
@@ -100,13 +100,13 @@ std::unique_ptr<Task> BatchQueue::Take(Ticket ticket) {
 }
 
 std::unique_ptr<Task> BatchQueue::Remove(Ticket ticket) {
-  return by_ticket_.contains(ticket) ? Take(ticket) : nullptr;
+  return by_ticket_.contains(ticket) ? RemoveTask(ticket) : nullptr;
 }
 
 std::vector<std::unique_ptr<Task>> BatchQueue::TakeExpired(absl::Time now) {
   std::vector<std::unique_ptr<Task>> expired;
   while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
-    expired.push_back(Take(deadlines_.begin()->second));
+    expired.push_back(RemoveTask(deadlines_.begin()->second));
   }
   return expired;
 }
@@ -195,7 +195,7 @@ Batch BatchQueue::Pop(absl::Time now, bool hurry, int64_t max_cost) {
   const std::vector<Ticket> tickets = Collect(*best, now);
   if (!CostsAtMost(max_cost, tickets)) return batch;
   for (Ticket ticket : tickets) {
-    batch.tasks.push_back(Take(ticket));
+    batch.tasks.push_back(RemoveTask(ticket));
     batch.tokens += batch.tasks.back()->tokens();
   }
   return batch;

@@ -1,4 +1,4 @@
-// BatchQueue: what waits, and which of it leaves next. No threads, no locks, no clock of its own.
+// BatchQueue: the waiting tasks, and which batch leaves next. No threads, no locks, no clock.
 //
 // Tasks with equal keys wait in one line, ordered by priority and then by arrival. A batch is the
 // front of the most urgent line, up to max_batch_tokens.
@@ -35,7 +35,7 @@ struct BatchOptions {
   // A task that has waited this long goes before tasks of every priority, so that urgent ones
   // cannot keep it waiting for ever.
   absl::Duration max_starvation = absl::Milliseconds(500);
-  // How much may wait; a task beyond that is refused. Choose them so that a full queue drains
+  // Bounds on waiting tasks; a task beyond them is refused. Choose them so that a full queue drains
   // within the callers' deadlines.
   int64_t max_queued_tasks = 4096;
   int64_t max_queued_tokens = 65536;
@@ -107,11 +107,9 @@ class BatchQueue {
   std::vector<Ticket> Collect(const Line& line, absl::Time now) const;
   // True when these tasks together cost at most `max_cost`.
   bool CostsAtMost(int64_t max_cost, const std::vector<Ticket>& tickets) const;
-  // Takes away what a Push that failed has made: what is at the ticket, and what is empty of the
-  // line.
+  // Undoes a Push that failed: removes the task's entry, and the parts of its line that are empty.
   void Forget(Ticket ticket, const Place& place, absl::Time deadline);
-  // Takes a queued task out.
-  std::unique_ptr<Task> Take(Ticket ticket);
+  std::unique_ptr<Task> RemoveTask(Ticket ticket);
 
   const BatchOptions options_;
   Lines lines_;

@@ -24,16 +24,16 @@ namespace awqd::batching {
 // keep a stream and buffers for each lane. Must not throw.
 using BatchExecutor = std::function<void(int lane, Batch batch)>;
 
-// Who runs an accepted task.
+// The thread that runs an accepted task.
 enum class Runner {
   kWorker,  // a worker: one is woken, if one is idle
   kCaller,  // the calling thread: it will call RunQueued soon, and no worker is woken
 };
 
-// What became of tasks that were not run.
+// Counts of tasks that were not run.
 struct SchedulerCounts {
-  int64_t refused_full = 0;      // at the door: the queue was full
-  int64_t refused_draining = 0;  // at the door: the scheduler drained
+  int64_t refused_full = 0;      // on submission: the queue was full
+  int64_t refused_draining = 0;  // on submission: the scheduler drained
   int64_t expired = 0;           // their deadlines passed in the queue
   int64_t cancelled = 0;         // in the queue
 };
@@ -51,7 +51,7 @@ class BatchScheduler {
   absl::StatusOr<Ticket> Schedule(std::unique_ptr<Task>* task, Runner runner = Runner::kWorker);
 
   // Runs the next batch on the calling thread, if it costs no more than `max_cost` and a lane is
-  // free. For threads that schedule tasks so short that waking a worker would cost more. True:
+  // free. Meant for tasks so short that waking a worker would cost more. True:
   // tasks are left and this thread must call again; it may do other things before. False: nothing
   // is left, or a worker or the thread that has the lane will take it.
   bool RunQueued(int64_t max_cost);

@@ -33,9 +33,9 @@ class Task {
   // Bytes of payload that the task holds while it is queued.
   virtual int64_t bytes() const = 0;
   virtual BatchKey key() const { return {}; }
-  // What running it costs, in a unit that the executor chooses. The cost of a batch is the sum over
-  // its tasks. BatchScheduler::RunQueued compares it with what its caller allows, and never runs a
-  // task of unknown cost.
+  // The cost of running it, in a unit that the executor chooses. The cost of a batch is the sum
+  // over its tasks. BatchScheduler::RunQueued compares it with what its caller allows, and never
+  // runs a task of unknown cost.
   virtual int64_t cost() const { return kUnknownCost; }
   static constexpr int64_t kUnknownCost = std::numeric_limits<int64_t>::max();
 

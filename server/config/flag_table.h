@@ -64,14 +64,14 @@ class FlagTable {
   }
 
   // NAME=DIR, several times.
-  void Folders(const std::string& name, std::vector<model::NamedFolder>& value,
+  void Folders(const std::string& name, std::vector<repository::NamedFolder>& value,
                const std::string& help) {
     const auto set = [&value](const std::vector<std::string>& texts) {
       value.clear();
       for (const std::string& text : texts) ParseNamedFolder(text, &value.emplace_back());
     };
     const auto check = [](const std::string& text) {
-      model::NamedFolder folder;
+      repository::NamedFolder folder;
       return ParseNamedFolder(text, &folder);
     };
     Dress(name, app_->add_option_function<std::vector<std::string>>("--" + name, set, help))

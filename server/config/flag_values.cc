@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/config/flags.h"
 #include "server/engine/threshold_table.h"
-#include "server/model/model_folders.h"
+#include "server/repository/model_folders.h"
 
 namespace awqd {
 
@@ -43,13 +43,13 @@ std::string ParseThreshold(std::string& text) {
   return absl::StrCat("got \"", text, "\", expected a number of tokens from 0 on, default or auto");
 }
 
-std::string ParseNamedFolder(const std::string& text, model::NamedFolder* out) {
+std::string ParseNamedFolder(const std::string& text, repository::NamedFolder* out) {
   const size_t equals = text.find('=');
   if (equals == std::string::npos || equals + 1 == text.size()) {
     return absl::StrCat("got \"", text, "\", expected NAME=DIR");
   }
   *out = {text.substr(0, equals), text.substr(equals + 1)};
-  return std::string(model::CheckModelName(out->name).message());
+  return std::string(repository::CheckModelName(out->name).message());
 }
 
 std::string ParseMode(std::string& text) {

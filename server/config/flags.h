@@ -26,7 +26,7 @@ std::string ParseBytes(std::string& text);
 std::string ParseThreshold(std::string& text);
 
 // "NAME=DIR" -> the two; the name is one that models may have. `out` is unspecified on an error.
-std::string ParseNamedFolder(const std::string& text, model::NamedFolder* out);
+std::string ParseNamedFolder(const std::string& text, repository::NamedFolder* out);
 
 // "0660" -> "432", that number: permissions in octal, up to 0777.
 std::string ParseMode(std::string& text);

@@ -31,9 +31,9 @@
 namespace awqd {
 namespace {
 
-absl::Status CheckEachOnce(const std::vector<model::NamedFolder>& models) {
+absl::Status CheckEachOnce(const std::vector<repository::NamedFolder>& models) {
   std::map<std::string, std::string> paths;
-  for (const model::NamedFolder& folder : models) {
+  for (const repository::NamedFolder& folder : models) {
     const auto [it, fresh] = paths.emplace(folder.name, folder.path);
     if (fresh) continue;
     return absl::InvalidArgumentError(absl::StrCat("--model: got ", folder.name, "=", it->second,
@@ -155,7 +155,7 @@ absl::Status Complete(Options& options) {
   }
   AWQD_RETURN_IF_ERROR(CheckEachOnce(options.models));
   for (const std::string& name : options.pinned) {
-    if (const absl::Status status = model::CheckModelName(name); !status.ok()) {
+    if (const absl::Status status = repository::CheckModelName(name); !status.ok()) {
       return model::Prefixed("--pin", status);
     }
   }

@@ -8,11 +8,11 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "server/engine/local_engine.h"
-#include "server/model/model_folders.h"
 #include "server/model/placed_weight.h"
 #include "server/obs/access_log.h"
 #include "server/obs/logging.h"
-#include "server/repository_watch.h"
+#include "server/repository/model_folders.h"
+#include "server/repository/reconciler.h"
 #include "server/services/env.h"
 
 namespace awqd {
@@ -25,11 +25,11 @@ struct TraceOptions {
 
 // Defaults are those of the flags. server/flags.cc says of each how to choose it.
 struct Options {
-  std::string model_repository;            // empty: `models` alone
-  std::vector<model::NamedFolder> models;  // legal names, all different
-  std::vector<std::string> load_models;    // of the repository; empty: every one
-  bool keep_going = false;                 // without the models that cannot be loaded
-  WatchOptions watch;
+  std::string model_repository;                 // empty: `models` alone
+  std::vector<repository::NamedFolder> models;  // legal names, all different
+  std::vector<std::string> load_models;         // of the repository; empty: every one
+  bool keep_going = false;                      // without the models that cannot be loaded
+  repository::WatchOptions watch;
   absl::Duration idle_unload = absl::InfiniteDuration();
   std::vector<std::string> pinned;  // legal names that idle_unload does not concern
   std::string device = "auto";

@@ -1,4 +1,4 @@
-// A block of a weight, decoded.
+// DequantizeWork: a block of a weight, decoded.
 #pragma once
 
 #include <cstdint>
@@ -25,13 +25,13 @@ class DequantizeWork final : public Work {
   int64_t result_bytes() const override { return rows * cols * SizeOf(out_dtype); }
   // A row costs about as much to decode as to multiply.
   int64_t load() const override { return rows; }
-  // At columns or at rows, as the weight is.
-  absl::StatusOr<WorkCut> Cut(StagingPool& staging) const override;
+  // By columns or by rows, as the weight is.
+  absl::StatusOr<WorkPartition> Partition(StagingPool& staging) const override;
   absl::Status Run(Lane& lane, const batching::Batch& batch, char* result,
                    ExecutionReport* report) const override;
 
  private:
-  WorkCut CutAtRows() const;
+  WorkPartition PartitionAtRows() const;
 };
 
 }  // namespace awqd::engine

@@ -15,8 +15,8 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "kernels/weight.h"
-#include "server/engine/meter.h"
 #include "server/engine/staging.h"
+#include "server/engine/statistics.h"
 #include "server/engine/work.h"
 #include "server/model/placed_weight.h"
 
@@ -56,8 +56,8 @@ class Engine {
 
   // Never blocks. On OK `*work` is taken and `done` will be called exactly once, possibly before
   // Submit returns; otherwise never, and `*work` can be submitted elsewhere, unless it had to be
-  // cut. RESOURCE_EXHAUSTED queue full, UNAVAILABLE draining, FAILED_PRECONDITION device faulted,
-  // UNIMPLEMENTED the operation cannot be cut as its weights are.
+  // partitioned. RESOURCE_EXHAUSTED queue full, UNAVAILABLE draining, FAILED_PRECONDITION device
+  // faulted, UNIMPLEMENTED the operation cannot be partitioned as its weights are.
   virtual absl::StatusOr<TaskHandle> Submit(std::unique_ptr<Work>* work,
                                             const SubmitOptions& options, TaskDone done) = 0;
   // For a caller that has no other engine to try.
@@ -66,9 +66,9 @@ class Engine {
     return Submit(&work, options, std::move(done));
   }
 
-  // For a thread that submitted with `caller_runs`, once it has nothing more to submit. Runs the
-  // next batch on the calling thread, if it is short: about a millisecond at most. Its answers are
-  // given before this returns. True: more is left for this thread, which sees to its other duties
+  // Called by a thread that submitted with `caller_runs`, once it has nothing more to submit. Runs
+  // the next batch on the calling thread, if it is short: about a millisecond at most. Its answers
+  // are given before this returns. True: more is left for this thread, which does its other duties
   // and calls again. False: nothing is left for it.
   virtual bool RunQueued() { return false; }
   // Whether RunQueued ever runs anything. Does not change.
@@ -90,16 +90,16 @@ class Engine {
     return absl::OkStatus();
   }
 
-  // From now on no request waits for others to merge with. For shutting down, while calls in
-  // progress still bring work.
+  // From now on no request waits for others to merge with. Called at shutdown, while calls in
+  // progress still submit work.
   virtual void Hurry() {}
 
-  // Where the payloads of requests are put before Submit. Every device of this engine reads it.
+  // The pool for payloads of requests before Submit. Every device of this engine reads its memory.
   virtual StagingPool& staging() = 0;
 
   // Frees host memory that is kept for requests to come and is not in use, except some buffers that
-  // are slow to make. Never waits for work in progress. For an idle server: the next requests may
-  // allocate again.
+  // are slow to make. Never waits for work in progress. Called on an idle server; the next requests
+  // may allocate again.
   virtual void FreeKeptMemory() { staging().FreeKept(); }
 
   // Refuses new work and returns when all accepted work was answered.
@@ -108,12 +108,13 @@ class Engine {
   virtual const Device& device() const = 0;
   // Every device that work may run on; device() is the first.
   virtual std::vector<const Device*> devices() const { return {&device()}; }
-  // From how many merged tokens on a weight is dequantised first; -1: measured for each shape.
+  // The number of merged tokens from which a weight is dequantised first; -1: measured for each
+  // shape.
   virtual int64_t token_threshold() const = 0;
   // The count in force for this weight.
   virtual int64_t TokenThreshold(const DeviceWeight& /*weight*/) const { return token_threshold(); }
   virtual int64_t queued_tasks() const = 0;
-  // What each device has done, in the order of devices(). For whoever shows it, now and then.
+  // The statistics of each device, in the order of devices().
   virtual std::vector<EngineStats> stats() const { return {}; }
 };
 

@@ -1,4 +1,4 @@
-// GatedMlpWork: three products with what lies between them.
+// Three products, and the gate between them.
 #include "server/engine/gated_mlp_work.h"
 
 #include <utility>
@@ -9,6 +9,7 @@
 #include "kernels/base/status.h"
 #include "kernels/kernels.h"
 #include "server/engine/lane.h"
+#include "server/engine/reassembly.h"
 
 namespace awqd::engine {
 namespace {
@@ -29,12 +30,13 @@ batching::BatchKey GatedMlpWork::merge_key() const {
   return {.subject = &Here(*gate_), .variant = variant(), .further = {&Here(*up_), &Here(*down_)}};
 }
 
-bool GatedMlpWork::cut() const {
-  return Work::cut() || gate_->spread() || up_->spread() || down_->spread();
+bool GatedMlpWork::partitioned() const {
+  return Work::partitioned() || gate_->expert_parallel() || up_->expert_parallel() ||
+         down_->expert_parallel();
 }
 
 // Every device that has columns of gate has them of up, and the same rows of down.
-absl::Status GatedMlpWork::CheckMiddle() const {
+absl::Status GatedMlpWork::CheckPartitionedAlike() const {
   const auto& [gate, up, down] = first_experts_;
   const auto borders = [](const model::PlacedWeight& weight, bool rows) {
     return absl::StrJoin(weight.parts, ", ", [rows](std::string* out, const auto& part) {
@@ -43,7 +45,7 @@ absl::Status GatedMlpWork::CheckMiddle() const {
                       rows ? part.row_end() : part.col_end(), ")");
     });
   };
-  if (!down->cut_at_rows()) {
+  if (!down->partitioned_at_rows()) {
     return absl::UnimplementedError(absl::StrCat(
         name(), ": got a down projection on ", borders(*down, false),
         ", expected one that is cut at the rows where gate is cut at columns: it has an order, a "
@@ -65,35 +67,31 @@ absl::Status GatedMlpWork::CheckMiddle() const {
   return absl::OkStatus();
 }
 
-absl::StatusOr<WorkCut> GatedMlpWork::Cut(StagingPool& staging) const {
-  if (gate_->spread()) {
+absl::StatusOr<WorkPartition> GatedMlpWork::Partition(StagingPool& staging) const {
+  if (gate_->expert_parallel()) {
     const auto alike = [&](const model::WeightStack& stack) {
-      return stack.devices() == gate_->devices() && stack.homes == gate_->homes;
+      return stack.devices() == gate_->devices() && stack.places == gate_->places;
     };
     if (!alike(*up_) || !alike(*down_)) {
       return absl::FailedPreconditionError(absl::StrCat(
           name(), ": got gate on ", gate_->devices(), ", up on ", up_->devices(), " and down on ",
           down_->devices(), ", expected each expert's on one device"));
     }
-    return CutAtShares(*gate_, staging, [&](size_t share) {
-      auto out = std::make_unique<GatedMlpWork>(gate_->shares[share], up_->shares[share],
-                                                down_->shares[share]);
+    return PartitionExperts(*gate_, staging, [&](size_t shard) {
+      auto out = std::make_unique<GatedMlpWork>(gate_->shards[shard], up_->shards[shard],
+                                                down_->shards[shard]);
       static_cast<RoutedWork&>(*out) = *this;
       return out;
     });
   }
-  AWQD_RETURN_IF_ERROR(CheckMiddle());
-  const int64_t n = down_->shape().n;
-  WorkCut out = {.bytes = y_rows() * n * SizeOf(out_dtype)};
-  for (size_t i = 0; i < first_experts_[0]->parts.size(); ++i) {
+  AWQD_RETURN_IF_ERROR(CheckPartitionedAlike());
+  const Reduction reduction = {.count = y_rows(), .cols = down_->shape().n, .y_dtype = out_dtype};
+  const auto make = [&](size_t) -> absl::StatusOr<std::unique_ptr<Work>> {
     auto part = std::make_unique<GatedMlpWork>(*this);
-    part->part = i;
     part->out_dtype = DType::kFp32;
-    out.parts.push_back(std::move(part));
-  }
-  out.join = std::make_unique<PartsJoin>(
-      SumShape{.count = y_rows(), .cols = n, .y_dtype = out_dtype}, out.parts.size());
-  return out;
+    return part;
+  };
+  return PartitionPartialSums(reduction, first_experts_[0]->parts.size(), make);
 }
 
 double GatedMlpWork::row_cost() const {
@@ -105,7 +103,7 @@ absl::Status GatedMlpWork::Compute(Lane& lane, const RoutedTokens& routed, char*
                                    ExecutionReport* report) const {
   const int64_t rows = routed.x.rows, middle = first().n, n = last().n;
   // The rows of gate, then those of up.
-  AWQD_ASSIGN_OR_RETURN(void* both, lane.Scratch(kMiddleSlot, 2 * rows * middle * 4));
+  AWQD_ASSIGN_OR_RETURN(void* both, lane.AllocateScratch(kMiddleSlot, 2 * rows * middle * 4));
   ExpertProduct product = {.stack = gate_.get(),
                            .also = up_.get(),
                            .part = part,
@@ -116,29 +114,31 @@ absl::Status GatedMlpWork::Compute(Lane& lane, const RoutedTokens& routed, char*
   AWQD_RETURN_IF_ERROR(RunExperts(lane, product, report));
   product.stack = down_.get();
   product.also = nullptr;
-  AWQD_RETURN_IF_ERROR(Join(lane, static_cast<float*>(both), rows, &product));
+  AWQD_RETURN_IF_ERROR(MultiplyGate(lane, static_cast<float*>(both), rows, &product));
   if (routed.rows != nullptr) {
-    AWQD_ASSIGN_OR_RETURN(void* sums, lane.Scratch(kDownSlot, rows * n * 4));
+    AWQD_ASSIGN_OR_RETURN(void* sums, lane.AllocateScratch(kDownSlot, rows * n * 4));
     product.y = {sums, DType::kFp32, rows, n};
     AWQD_RETURN_IF_ERROR(RunExperts(lane, product, report));
-    return Combine(lane, routed, sums, y);
+    return CombineAndFetch(lane, routed, sums, y);
   }
   const int64_t y_bytes = rows * n * SizeOf(out_dtype);
-  AWQD_ASSIGN_OR_RETURN(void* target, lane.Target(y, y_bytes));
+  AWQD_ASSIGN_OR_RETURN(void* target, lane.AllocateResult(y, y_bytes));
   product.y = {target, out_dtype, rows, n};
   AWQD_RETURN_IF_ERROR(RunExperts(lane, product, report));
   return lane.Fetch(y, target, y_bytes);
 }
 
-absl::Status GatedMlpWork::Join(Lane& lane, float* both, int64_t rows, ExpertProduct* down) const {
+absl::Status GatedMlpWork::MultiplyGate(Lane& lane, float* both, int64_t rows,
+                                        ExpertProduct* down) const {
   const int64_t middle = first().n;
   GateArgs args = {
       .gate = both, .up = both + rows * middle, .count = rows * middle, .activation = activation};
-  // One kernel for all experts reads FP16 with a scale for each row. Else stage makes it, of FP32.
+  // One kernel for all experts reads FP16 with a scale for each row. Else the prologue makes it of
+  // FP32.
   down->x = {nullptr, DType::kFp16, rows, middle};
-  if (middle % 8 == 0 && RunsAtOnce(*down)) {
-    AWQD_ASSIGN_OR_RETURN(void* half, lane.Scratch(kHalfSlot, rows * middle * 2));
-    AWQD_ASSIGN_OR_RETURN(void* scale, lane.Scratch(kHalfScaleSlot, rows * 4));
+  if (middle % 8 == 0 && IsOneKernel(*down)) {
+    AWQD_ASSIGN_OR_RETURN(void* half, lane.AllocateScratch(kHalfSlot, rows * middle * 2));
+    AWQD_ASSIGN_OR_RETURN(void* scale, lane.AllocateScratch(kHalfScaleSlot, rows * 4));
     args.half = static_cast<uint16_t*>(half);
     args.half_scale = static_cast<float*>(scale);
     args.cols = middle;
@@ -147,7 +147,7 @@ absl::Status GatedMlpWork::Join(Lane& lane, float* both, int64_t rows, ExpertPro
   } else {
     down->x = {both, DType::kFp32, rows, middle};
   }
-  return MultiplyByUp(args, on(), lane.stream());
+  return MultiplyByUp(args, step_device(), lane.stream());
 }
 
 }  // namespace awqd::engine

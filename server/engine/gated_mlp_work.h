@@ -1,14 +1,15 @@
-// A gated MLP in one work: y = down(activation(gate(x)) * up(x)), dense or of experts.
+// GatedMlpWork: a gated MLP in one work, y = down(activation(gate(x)) * up(x)), dense or of
+// experts.
 #pragma once
 
 #include <array>
 #include <memory>
 
-#include "server/engine/experts.h"
+#include "server/engine/grouped_matmul_work.h"
 
 namespace awqd::engine {
 
-// What lies between the products stays on the device, in FP32. Without ids the stacks have one
+// Values between the products stay on the device, in FP32. Without ids the stacks have one
 // weight each; with ids each chosen expert computes its own MLP, and the rows are summed by the
 // router's weights, if there are any, after the last product. tokens() counts rows: tokens x top_k.
 class GatedMlpWork final : public RoutedWork {
@@ -25,11 +26,11 @@ class GatedMlpWork final : public RoutedWork {
   // Same three stacks, element types, activation function, top_k, asked-for path, and whether rows
   // are summed.
   batching::BatchKey merge_key() const override;
-  bool cut() const override;
-  // At shares; or in the middle: each device has some columns of gate and of up and the same rows
-  // of down, and what they make of a token is summed in the order of the devices.
-  // FAILED_PRECONDITION or UNIMPLEMENTED where the three do not lie alike.
-  absl::StatusOr<WorkCut> Cut(StagingPool& staging) const override;
+  bool partitioned() const override;
+  // By experts; or tensor parallel: each device has some columns of gate and of up and the same
+  // rows of down, and the partial sums of a token are added in the order of the devices.
+  // FAILED_PRECONDITION or UNIMPLEMENTED where the three are not partitioned alike.
+  absl::StatusOr<WorkPartition> Partition(StagingPool& staging) const override;
 
  protected:
   const WeightShape& first() const override { return Here(*gate_).shape; }
@@ -40,17 +41,17 @@ class GatedMlpWork final : public RoutedWork {
                        ExecutionReport* report) const override;
 
  private:
-  absl::Status CheckMiddle() const;
-  // Enqueues what lies between: activation(gate) * up, which `down` is to multiply. `both`: the
-  // rows of gate, then those of up.
-  absl::Status Join(Lane& lane, float* both, int64_t rows, ExpertProduct* down) const;
+  absl::Status CheckPartitionedAlike() const;
+  // Enqueues activation(gate) * up, and makes it the activations of `down`. `both`: the rows of
+  // gate, then those of up.
+  absl::Status MultiplyGate(Lane& lane, float* both, int64_t rows, ExpertProduct* down) const;
 
   const DeviceWeight& Here(const model::WeightStack& stack) const {
     return *stack.experts.front()->parts[part].weight;
   }
 
   std::shared_ptr<const model::WeightStack> gate_, up_, down_;
-  // One of each stack: those of a stack lie on the same devices.
+  // The first of each stack; all experts of a stack are on the same devices.
   std::array<std::shared_ptr<const model::PlacedWeight>, 3> first_experts_;
 };
 

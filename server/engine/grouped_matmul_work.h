@@ -1,10 +1,13 @@
-// The products of a mixture of experts: each token with the weights of the experts chosen for it.
+// GroupedMatmulWork: the products of a mixture of experts, each token with the weights of the
+// experts chosen for it; and the grouped product as a step of other works.
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
-#include "server/engine/experts.h"
+#include "server/engine/routed_work.h"
 
 namespace awqd::engine {
 
@@ -17,18 +20,18 @@ class GroupedMatmulWork final : public RoutedWork {
   std::vector<float> bias;  // [experts, N] override, or empty for the weights' own
 
   absl::string_view name() const override { return "GroupedQuantizedMatmul"; }
-  // One speaks for all: they lie on the same devices.
+  // The first stands for all: they are on the same devices.
   absl::Span<const std::shared_ptr<const model::PlacedWeight>> weights() const override {
     return {stack->experts.data(), 1};
   }
   // Same stack, element types, activation function, top_k, asked-for path, and whether rows are
   // summed. A bias of the request's own keeps it alone.
   batching::BatchKey merge_key() const override;
-  bool cut() const override { return stack->cut() || stack->spread(); }
-  // At columns, where they are cut; at shares; or at rows of the weights (the down projections of
-  // gated MLPs): the parts of a row of y are then summed in their order before the activation
+  bool partitioned() const override { return stack->partitioned() || stack->expert_parallel(); }
+  // By columns; by experts; or by rows of the weights (the down projections of gated MLPs): then
+  // the partial sums of a row of y are added in the order of the parts before the activation
   // function.
-  absl::StatusOr<WorkCut> Cut(StagingPool& staging) const override;
+  absl::StatusOr<WorkPartition> Partition(StagingPool& staging) const override;
 
  protected:
   const WeightShape& first() const override { return here().shape; }
@@ -39,11 +42,35 @@ class GroupedMatmulWork final : public RoutedWork {
                        ExecutionReport* report) const override;
 
  private:
-  absl::StatusOr<WorkCut> CutAtRows(StagingPool& staging) const;
-  // Columns of the bias, of some experts.
-  std::vector<float> BiasOf(absl::Span<const int64_t> which, model::ColumnSpan columns) const;
+  absl::StatusOr<WorkPartition> PartitionAtRows(StagingPool& staging) const;
+  // Copies some columns of the bias of some experts.
+  std::vector<float> CopyBias(absl::Span<const int64_t> which, model::ColumnSpan columns) const;
 
   const DeviceWeight& here() const { return *stack->experts.front()->parts[part].weight; }
 };
+
+// --- The grouped product as a step: from device memory to device memory ---
+
+// y = activation(x @ W + bias), the rows of each expert with its own weight.
+struct ExpertProduct {
+  const model::WeightStack* stack = nullptr;
+  // A second stack of the same shape, which multiplies the same rows; they follow in y. Null: none.
+  const model::WeightStack* also = nullptr;
+  size_t part = 0;  // Work::part
+  ConstMatrixView x;
+  // FP32 [rows], the factors of the sums of each row; for IsOneKernel alone.
+  const float* x_scale = nullptr;
+  MatrixView y;
+  absl::Span<const int64_t> ends;
+  const float* bias = nullptr;  // FP32 [experts, N] on the device; null: the weights' own
+  ActivationFunction activation = ActivationFunction::kNone;
+  std::optional<Path> path;
+};
+
+// Whether one kernel computes all of these products.
+bool IsOneKernel(const ExpertProduct& product);
+
+// Enqueues the products of the experts that have rows, and adds their kernels to `report`.
+absl::Status RunExperts(Lane& lane, const ExpertProduct& product, ExecutionReport* report);
 
 }  // namespace awqd::engine

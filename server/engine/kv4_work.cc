@@ -1,26 +1,16 @@
-// Kv4StoreWork, Kv4LoadWork: some tokens at a time, so that a lane's buffers stay bounded.
+// Runs some tokens at a time, so that a lane's buffers stay bounded.
 #include "server/engine/kv4_work.h"
 
 #include <algorithm>
 #include <cstring>
 #include <optional>
 
-#include "absl/functional/function_ref.h"
 #include "kernels/base/math.h"
 #include "kernels/base/status.h"
 #include "server/engine/lane.h"
 
 namespace awqd::engine {
 namespace {
-
-// As many tokens as a lane takes at a time; nothing for no tokens.
-absl::Status InSteps(int64_t tokens, int64_t most,
-                     absl::FunctionRef<absl::Status(int64_t begin, int64_t count)> run) {
-  for (int64_t begin = 0; begin < tokens; begin += most) {
-    AWQD_RETURN_IF_ERROR(run(begin, std::min(most, tokens - begin)));
-  }
-  return absl::OkStatus();
-}
 
 // Scales or zeros of `count` tokens from `begin` on.
 absl::StatusOr<const void*> UploadScales(Lane& lane, const Kv4Work& work, const Payload& all,
@@ -56,7 +46,7 @@ absl::Status Kv4StoreWork::Run(Lane& lane, const batching::Batch& /*batch*/, cha
     std::memset(result + scales_end, 0, zero_offset() - scales_end);
   }
   AddName(Kv4Of(lane.device()).name, &report->kernel);
-  return InSteps(shape.tokens, lane.max_rows(), [&](int64_t begin, int64_t count) {
+  return RunInSteps(shape.tokens, lane.max_rows(), [&](int64_t begin, int64_t count) {
     return RunTokens(lane, begin, count, result);
   });
 }
@@ -66,7 +56,7 @@ absl::Status Kv4StoreWork::RunTokens(Lane& lane, int64_t begin, int64_t count, c
   const RowPiece rows = {x.data() + begin * token_bytes, count};
   Kv4StoreArgs args = {
       .shape = Tokens(count), .x_dtype = x_dtype, .scale_dtype = scale_dtype, .per = per};
-  AWQD_ASSIGN_OR_RETURN(args.x, lane.Gather({&rows, 1}, token_bytes));
+  AWQD_ASSIGN_OR_RETURN(args.x, lane.GatherRows({&rows, 1}, token_bytes));
   const int64_t first_row = begin * shape.heads;
   absl::InlinedVector<ResultPiece, 3> pieces = {
       {result + first_row * shape.row_bytes(), args.shape.code_bytes()}};
@@ -75,7 +65,7 @@ absl::Status Kv4StoreWork::RunTokens(Lane& lane, int64_t begin, int64_t count, c
     pieces.push_back({result + scale_offset() + first_row * size, bytes});
     pieces.push_back({result + zero_offset() + first_row * size, bytes});
   }
-  AWQD_ASSIGN_OR_RETURN(const Lane::Targets targets, lane.TargetsOf(pieces));
+  AWQD_ASSIGN_OR_RETURN(const Lane::Targets targets, lane.AllocateResults(pieces));
   args.codes = static_cast<uint8_t*>(targets[0]);
   if (per == Kv4Per::kRow) {
     args.scale = targets[1];
@@ -91,7 +81,7 @@ absl::Status Kv4StoreWork::RunTokens(Lane& lane, int64_t begin, int64_t count, c
 absl::Status Kv4LoadWork::Run(Lane& lane, const batching::Batch& /*batch*/, char* result,
                               ExecutionReport* report) const {
   AddName(Kv4Of(lane.device()).name, &report->kernel);
-  return InSteps(shape.tokens, lane.max_rows(), [&](int64_t begin, int64_t count) {
+  return RunInSteps(shape.tokens, lane.max_rows(), [&](int64_t begin, int64_t count) {
     return RunTokens(lane, begin, count, result);
   });
 }
@@ -101,12 +91,12 @@ absl::Status Kv4LoadWork::RunTokens(Lane& lane, int64_t begin, int64_t count, ch
   const int64_t out_bytes = shape.heads * shape.head_dim * SizeOf(out_dtype);
   const RowPiece rows = {codes.data() + begin * code_bytes, count};
   Kv4LoadArgs args = {.shape = Tokens(count), .scale_dtype = scale_dtype, .per = per, .form = form};
-  AWQD_ASSIGN_OR_RETURN(const void* codes_there, lane.Gather({&rows, 1}, code_bytes));
+  AWQD_ASSIGN_OR_RETURN(const void* codes_there, lane.GatherRows({&rows, 1}, code_bytes));
   args.codes = static_cast<const uint8_t*>(codes_there);
   AWQD_ASSIGN_OR_RETURN(args.scale, UploadScales(lane, *this, scale, begin, count));
   AWQD_ASSIGN_OR_RETURN(args.zero, UploadScales(lane, *this, zero, begin, count));
   char* const to = result + begin * out_bytes;
-  AWQD_ASSIGN_OR_RETURN(args.out, lane.Target(to, count * out_bytes));
+  AWQD_ASSIGN_OR_RETURN(args.out, lane.AllocateResult(to, count * out_bytes));
   args.out_dtype = out_dtype;
   AWQD_RETURN_IF_ERROR(awqd::Kv4Load(args, lane.device(), lane.stream()));
   return lane.Fetch(to, args.out, count * out_bytes);

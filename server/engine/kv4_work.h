@@ -8,7 +8,7 @@
 
 namespace awqd::engine {
 
-// What both have in common: they read no weight, so any device may run them; they never merge.
+// The base of both works: they read no weight, so any device may run them; they never merge.
 class Kv4Work : public Work {
  public:
   Kv4Shape shape;
@@ -19,7 +19,7 @@ class Kv4Work : public Work {
   int64_t tokens() const final { return shape.tokens; }
   int64_t cost() const final;
 
-  // Of an array of scales, or of zeros.
+  // The bytes of an array of scales, or of zeros.
   int64_t scale_bytes() const { return Kv4Scales(shape, per) * SizeOf(scale_dtype); }
 
  protected:
@@ -34,7 +34,8 @@ class Kv4StoreWork final : public Kv4Work {
  public:
   Payload x;  // [tokens, heads, head_dim] of x_dtype, from Engine::staging
   DType x_dtype = DType::kFp16;
-  // Of scale_dtype, as many as `per` says; per Kv4Per::kRow none, as they are computed.
+  // Arrays of scale_dtype, as many elements as `per` says; empty for Kv4Per::kRow, which computes
+  // them.
   Payload given_scale, given_zero;
 
   static constexpr int64_t kAlign = 256;

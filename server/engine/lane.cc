@@ -13,18 +13,26 @@
 namespace awqd::engine {
 namespace {
 
-// From here on a piece is worth a copy to the device of its own; smaller ones share one, because
-// starting a copy costs as much as gathering this many bytes.
+// A piece of this size and more is copied to the device by itself. Smaller ones share a copy,
+// because starting a copy costs as much as gathering this many bytes.
 constexpr int64_t kOwnCopyBytes = 64 << 10;
-// Of what a lane hands out.
+// The alignment of a lane's pointers.
 constexpr int64_t kAlign = 256;
 
 }  // namespace
 
-int64_t Rows(absl::Span<const RowPiece> pieces) {
+int64_t CountRows(absl::Span<const RowPiece> pieces) {
   int64_t rows = 0;
   for (const RowPiece& piece : pieces) rows += piece.rows;
   return rows;
+}
+
+absl::Status RunInSteps(int64_t items, int64_t most,
+                        absl::FunctionRef<absl::Status(int64_t begin, int64_t count)> run) {
+  for (int64_t begin = 0; begin < items; begin += most) {
+    AWQD_RETURN_IF_ERROR(run(begin, std::min(most, items - begin)));
+  }
+  return absl::OkStatus();
 }
 
 Lane::Lane(const LaneOptions& options, std::unique_ptr<Stream> stream)
@@ -38,7 +46,7 @@ absl::StatusOr<std::unique_ptr<Lane>> Lane::Create(const LaneOptions& options) {
   return std::unique_ptr<Lane>(new Lane(options, std::move(stream)));
 }
 
-absl::StatusOr<char*> Lane::Grow(Buffer* buffer, MemoryKind kind, int64_t bytes) {
+absl::StatusOr<char*> Lane::GrowBuffer(Buffer* buffer, MemoryKind kind, int64_t bytes) {
   if (!*buffer || buffer->size() < bytes) {
     if (*buffer) AWQD_RETURN_IF_ERROR(stream_->Synchronize());
     // Grow by half at least, so that slowly growing requests do not allocate each time.
@@ -55,11 +63,17 @@ absl::StatusOr<const void*> Lane::Upload(const void* host, int64_t bytes) {
   const absl::Cleanup count = [&] { input_time_ += absl::Now() - begin; };
   if (uploads_used_ == uploads_.size()) uploads_.emplace_back();
   auto& [staging, device] = uploads_[uploads_used_++];
-  AWQD_ASSIGN_OR_RETURN(char* pinned, Grow(&staging, MemoryKind::kStaging, bytes));
-  AWQD_ASSIGN_OR_RETURN(char* target, Grow(&device, MemoryKind::kDevice, bytes));
+  AWQD_ASSIGN_OR_RETURN(char* pinned, GrowBuffer(&staging, MemoryKind::kStaging, bytes));
+  AWQD_ASSIGN_OR_RETURN(char* target, GrowBuffer(&device, MemoryKind::kDevice, bytes));
   std::memcpy(pinned, host, bytes);
   AWQD_RETURN_IF_ERROR(device_->CopyToDevice(target, pinned, bytes, stream_->view()));
   return target;
+}
+
+absl::StatusOr<const float*> Lane::Upload(absl::Span<const float> host) {
+  AWQD_ASSIGN_OR_RETURN(const void* there,
+                        Upload(host.data(), static_cast<int64_t>(host.size() * sizeof(float))));
+  return static_cast<const float*>(there);
 }
 
 char* Lane::Concatenate(absl::Span<const RowPiece> pieces, int64_t row_bytes, char* target) {
@@ -80,7 +94,7 @@ absl::Status Lane::CopyRows(absl::Span<const RowPiece> pieces, int64_t row_bytes
   for (const RowPiece& piece : pieces) {
     if (!is_large(piece)) small_bytes += piece.rows * row_bytes;
   }
-  AWQD_ASSIGN_OR_RETURN(char* pinned, Grow(&x_staging_, MemoryKind::kStaging, small_bytes));
+  AWQD_ASSIGN_OR_RETURN(char* pinned, GrowBuffer(&x_staging_, MemoryKind::kStaging, small_bytes));
   for (size_t i = 0; i < pieces.size();) {
     size_t end = i + 1;
     const char* source = pieces[i].data;
@@ -89,7 +103,7 @@ absl::Status Lane::CopyRows(absl::Span<const RowPiece> pieces, int64_t row_bytes
       source = pinned;
       pinned = Concatenate(pieces.subspan(i, end - i), row_bytes, pinned);
     }
-    const int64_t bytes = Rows(pieces.subspan(i, end - i)) * row_bytes;
+    const int64_t bytes = CountRows(pieces.subspan(i, end - i)) * row_bytes;
     AWQD_RETURN_IF_ERROR(device_->CopyToDevice(target, source, bytes, stream_->view()));
     target += bytes;
     i = end;
@@ -97,45 +111,45 @@ absl::Status Lane::CopyRows(absl::Span<const RowPiece> pieces, int64_t row_bytes
   return absl::OkStatus();
 }
 
-absl::StatusOr<const void*> Lane::Gather(absl::Span<const RowPiece> pieces, int64_t row_bytes) {
+absl::StatusOr<const void*> Lane::GatherRows(absl::Span<const RowPiece> pieces, int64_t row_bytes) {
   if (direct_ && pieces.size() == 1) return pieces[0].data;
   const absl::Time begin = absl::Now();
   const absl::Cleanup count = [&] { input_time_ += absl::Now() - begin; };
-  return GatherRows(pieces, row_bytes);
+  return CopyPieces(pieces, row_bytes);
 }
 
-absl::StatusOr<const void*> Lane::GatherRows(absl::Span<const RowPiece> pieces, int64_t row_bytes) {
-  const int64_t bytes = Rows(pieces) * row_bytes;
+absl::StatusOr<const void*> Lane::CopyPieces(absl::Span<const RowPiece> pieces, int64_t row_bytes) {
+  const int64_t bytes = CountRows(pieces) * row_bytes;
   if (direct_) {
-    AWQD_ASSIGN_OR_RETURN(char* rows, Grow(&x_staging_, MemoryKind::kStaging, bytes));
+    AWQD_ASSIGN_OR_RETURN(char* rows, GrowBuffer(&x_staging_, MemoryKind::kStaging, bytes));
     Concatenate(pieces, row_bytes, rows);
     return rows;
   }
-  AWQD_ASSIGN_OR_RETURN(char* target, Grow(&x_device_, MemoryKind::kDevice, bytes));
+  AWQD_ASSIGN_OR_RETURN(char* target, GrowBuffer(&x_device_, MemoryKind::kDevice, bytes));
   AWQD_RETURN_IF_ERROR(CopyRows(pieces, row_bytes, target));
   return target;
 }
 
-absl::StatusOr<void*> Lane::Scratch(size_t slot, int64_t bytes) {
+absl::StatusOr<void*> Lane::AllocateScratch(size_t slot, int64_t bytes) {
   if (slot >= scratch_.size()) scratch_.resize(slot + 1);
-  return Grow(&scratch_[slot], MemoryKind::kDevice, bytes);
+  return GrowBuffer(&scratch_[slot], MemoryKind::kDevice, bytes);
 }
 
-absl::StatusOr<void*> Lane::Workspace(int64_t bytes) {
-  return Grow(&workspace_, MemoryKind::kDevice, bytes);
+absl::StatusOr<void*> Lane::AllocateWorkspace(int64_t bytes) {
+  return GrowBuffer(&workspace_, MemoryKind::kDevice, bytes);
 }
 
-absl::StatusOr<void*> Lane::Target(void* host, int64_t bytes) {
+absl::StatusOr<void*> Lane::AllocateResult(void* host, int64_t bytes) {
   if (direct_) return host;
-  return Grow(&y_device_, MemoryKind::kDevice, bytes);
+  return GrowBuffer(&y_device_, MemoryKind::kDevice, bytes);
 }
 
-absl::StatusOr<Lane::Targets> Lane::TargetsOf(absl::Span<const ResultPiece> pieces) {
+absl::StatusOr<Lane::Targets> Lane::AllocateResults(absl::Span<const ResultPiece> pieces) {
   int64_t bytes = 0;
   for (const ResultPiece& piece : pieces) bytes += RoundUp(piece.bytes, kAlign);
   char* next = nullptr;
   if (!direct_) {
-    AWQD_ASSIGN_OR_RETURN(next, Grow(&y_device_, MemoryKind::kDevice, bytes));
+    AWQD_ASSIGN_OR_RETURN(next, GrowBuffer(&y_device_, MemoryKind::kDevice, bytes));
   }
   Targets out;
   for (const ResultPiece& piece : pieces) {
@@ -159,7 +173,7 @@ absl::Status Lane::Fetch(absl::Span<const ResultPiece> pieces, const Targets& ta
   return stream_->Synchronize();
 }
 
-void Lane::Settle() {
+void Lane::DiscardWork() {
   uploads_used_ = 0;
   stream_->Synchronize().IgnoreError();  // the work's own error is the one to report
 }

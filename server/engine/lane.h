@@ -1,10 +1,10 @@
 // Lane: one stream of a device with the buffers that works run in; used by one thread at a time.
 //
-// It knows no operation. A work brings its data in (Gather, Upload), keeps what one step leaves for
-// the next on the device (Scratch), enqueues kernels on the stream, and takes its result out
-// (Target, Fetch). Steps run in the order in which they are enqueued; only Fetch waits. Buffers
-// only grow while there is work, so that after warm-up the request path allocates nothing on the
-// device and nothing pinned.
+// It knows no operation. A work copies its data to the device (GatherRows, Upload), keeps the data
+// between two steps there (AllocateScratch), enqueues kernels on the stream, and copies its result
+// to the host (AllocateResult, Fetch). Steps run in the order in which they are enqueued; only
+// Fetch waits. Buffers only grow while there is work, so that after warm-up the request path
+// allocates nothing on the device and nothing pinned.
 #pragma once
 
 #include <cstddef>
@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -30,10 +31,15 @@ struct RowPiece {
   int64_t rows = 0;
 };
 
-// Rows of all pieces.
-int64_t Rows(absl::Span<const RowPiece> pieces);
+// The rows of all pieces together.
+int64_t CountRows(absl::Span<const RowPiece> pieces);
 
-// Some of a result, in staging memory.
+// Calls run(begin, count) for ranges of up to `most` items that cover [0, items), in order, until
+// one fails. For a work larger than the buffers of a lane may become.
+absl::Status RunInSteps(int64_t items, int64_t most,
+                        absl::FunctionRef<absl::Status(int64_t begin, int64_t count)> run);
+
+// A piece of a result, in staging memory.
 struct ResultPiece {
   char* data = nullptr;
   int64_t bytes = 0;
@@ -46,47 +52,50 @@ struct LaneOptions {
   int64_t max_rows = 0;
 };
 
-// Pointers that a lane hands out are for kernels on its stream, 256-byte aligned (on the CPU what
-// is read or written in place lies where the host put it), and good until the next Fetch or Settle.
+// Pointers that a lane returns are for kernels on its stream, valid until the next Fetch or
+// DiscardWork, and 256-byte aligned. On the CPU kernels read and write some host memory in place,
+// with the alignment that it has.
 // RESOURCE_EXHAUSTED when the device has no room.
 class Lane {
  public:
-  // What the options point to outlives the lane.
+  // The objects that the options point to outlive the lane.
   static absl::StatusOr<std::unique_ptr<Lane>> Create(const LaneOptions& options);
 
   StreamView stream() const { return stream_->view(); }
-  // What was measured of weights on this device.
+  // The thresholds of weights on this device.
   const ThresholdTable& thresholds() const { return *options_.thresholds; }
   // Rows that a work should run at a time, so that buffers stay bounded; a batch of several works
   // never has more.
   int64_t max_rows() const { return options_.max_rows; }
 
-  // The pieces' rows, of `row_bytes` each, one after the other. Once before a Fetch.
-  absl::StatusOr<const void*> Gather(absl::Span<const RowPiece> pieces, int64_t row_bytes);
-  // Some bytes of host memory that is not staging memory, such as a bias or a list of indices. It
-  // may change when this returns, on the CPU after Fetch.
+  // Concatenates the pieces' rows, of `row_bytes` each. Called once before a Fetch.
+  absl::StatusOr<const void*> GatherRows(absl::Span<const RowPiece> pieces, int64_t row_bytes);
+  // Copies host memory that is not staging memory, such as a bias or a list of indices, to the
+  // device. The caller may change it when this returns, on the CPU after Fetch.
   absl::StatusOr<const void*> Upload(const void* host, int64_t bytes);
-  // Buffer number `slot` for what goes from step to step; contents undefined. Small numbers: each
-  // is a buffer that stays. Asked for again with more bytes, it loses its contents.
-  absl::StatusOr<void*> Scratch(size_t slot, int64_t bytes);
-  // A buffer for what a single kernel needs beside its operands; all steps share it.
-  absl::StatusOr<void*> Workspace(int64_t bytes);
-  // Where kernels write a result that Fetch brings to `host`, staging memory.
-  absl::StatusOr<void*> Target(void* host, int64_t bytes);
-  // The same for a result of several arrays, in as many places.
+  absl::StatusOr<const float*> Upload(absl::Span<const float> host);
+  // Returns buffer number `slot` for data between steps; contents undefined. Each number is a
+  // buffer that stays, so numbers are small. A second call with more bytes loses the contents.
+  absl::StatusOr<void*> AllocateScratch(size_t slot, int64_t bytes);
+  // Returns the buffer for a kernel's workspace; all steps share it.
+  absl::StatusOr<void*> AllocateWorkspace(int64_t bytes);
+  // Returns the buffer for a result that Fetch copies to `host`, staging memory.
+  absl::StatusOr<void*> AllocateResult(void* host, int64_t bytes);
+  // The same for a result of several arrays, a buffer for each.
   using Targets = absl::InlinedVector<void*, 4>;
-  absl::StatusOr<Targets> TargetsOf(absl::Span<const ResultPiece> pieces);
-  // Brings the result to `host` and waits for the stream.
+  absl::StatusOr<Targets> AllocateResults(absl::Span<const ResultPiece> pieces);
+  // Copies the result to `host` and waits for the stream.
   absl::Status Fetch(void* host, const void* target, int64_t bytes);
   absl::Status Fetch(absl::Span<const ResultPiece> pieces, const Targets& targets);
   Device& device() { return *device_; }
-  // What Gather and Upload took since it was asked last. On a GPU the copies go on beside.
-  absl::Duration TakeInputTime() { return std::exchange(input_time_, absl::ZeroDuration()); }
+  // Returns the time that GatherRows and Upload took since the last call. On a GPU the copies
+  // themselves may end later.
+  absl::Duration ResetInputTime() { return std::exchange(input_time_, absl::ZeroDuration()); }
 
-  // Waits for what a work that failed has left on the stream, so that its memory may go.
-  void Settle();
-  // Frees buffers in host memory; the next work allocates them again. A device's own stay: warm-up
-  // brought them to their final size.
+  // Waits for the steps that a failed work has left on the stream, so that its memory may be freed.
+  void DiscardWork();
+  // Frees buffers in host memory; the next work allocates them again. Buffers of a device stay,
+  // because warm-up brought them to their final size.
   void FreeHostBuffers();
 
  private:
@@ -96,16 +105,15 @@ class Lane {
     Buffer staging, device;
   };
 
-  // Makes the buffer at least `bytes` long. Waits for the stream before one that may be in use
-  // goes.
-  absl::StatusOr<char*> Grow(Buffer* buffer, MemoryKind kind, int64_t bytes);
-  // Gather for a device out of the host's reach: large pieces are copied there from where they lie,
-  // runs of small ones are put together first.
+  // Makes the buffer at least `bytes` long. Waits for the stream before it frees a buffer.
+  absl::StatusOr<char*> GrowBuffer(Buffer* buffer, MemoryKind kind, int64_t bytes);
+  // For a device that does not address host memory: copies large pieces directly, and runs of small
+  // ones after they were concatenated.
   absl::Status CopyRows(absl::Span<const RowPiece> pieces, int64_t row_bytes, char* target);
   // Copies rows one after the other on the host; returns their end.
   char* Concatenate(absl::Span<const RowPiece> pieces, int64_t row_bytes, char* target);
 
-  absl::StatusOr<const void*> GatherRows(absl::Span<const RowPiece> pieces, int64_t row_bytes);
+  absl::StatusOr<const void*> CopyPieces(absl::Span<const RowPiece> pieces, int64_t row_bytes);
 
   const LaneOptions options_;
   Device* const device_;

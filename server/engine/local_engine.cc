@@ -21,9 +21,9 @@
 #include "kernels/base/status.h"
 #include "kernels/kernels.h"
 #include "server/batching/batch_scheduler.h"
-#include "server/engine/crew.h"
 #include "server/engine/lane.h"
 #include "server/engine/matmul_work.h"
+#include "server/engine/thread_pool.h"
 
 namespace awqd::engine {
 namespace {
@@ -52,24 +52,24 @@ constexpr int64_t kShortBatch = int64_t{1} << 25;
 // written to its socket, some 10 us.
 constexpr int64_t kAnswersEach = 8;
 
-int AnswerThreads(const Device& device, int wanted) {
+int CountAnswerThreads(const Device& device, int wanted) {
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
   return wanted >= 0 ? wanted : device.host_addressable() ? 0 : std::min(4, cores / 4);
 }
 
-Work& WorkOf(const std::unique_ptr<batching::Task>& task) { return static_cast<Work&>(*task); }
+Work& AsWork(const std::unique_ptr<batching::Task>& task) { return static_cast<Work&>(*task); }
 
 int64_t NextBatchId() {
   static std::atomic<int64_t> count{0};
   return count.fetch_add(1, std::memory_order_relaxed) + 1;
 }
 
-// As ExecutionReport has them. Without a traced call this is a look at each task.
-obs::SpanRefs TracedCalls(const batching::Batch& batch) {
+// For ExecutionReport::batch_calls. Without a traced call it only reads one field of each task.
+obs::SpanRefs CollectTracedCalls(const batching::Batch& batch) {
   if (batch.tasks.size() < 2) return nullptr;
   std::vector<obs::SpanRef> calls;
   for (const std::unique_ptr<batching::Task>& task : batch.tasks) {
-    const obs::SpanRef& call = WorkOf(task).call;
+    const obs::SpanRef& call = AsWork(task).call;
     if (!call || absl::c_linear_search(calls, call)) continue;
     calls.push_back(call);
     if (calls.size() > obs::kMaxLinks) break;
@@ -79,8 +79,9 @@ obs::SpanRefs TracedCalls(const batching::Batch& batch) {
 }
 
 // One token a work, so that the buffer in which small requests are gathered comes up as well.
-absl::StatusOr<batching::Batch> ZeroTokens(const std::shared_ptr<const model::PlacedWeight>& weight,
-                                           int64_t tokens, Path path, StagingPool& staging) {
+absl::StatusOr<batching::Batch> MakeZeroBatch(
+    const std::shared_ptr<const model::PlacedWeight>& weight, int64_t tokens, Path path,
+    StagingPool& staging) {
   MatmulWork work;
   work.weight = weight;
   work.rows = 1;
@@ -96,7 +97,7 @@ absl::StatusOr<batching::Batch> ZeroTokens(const std::shared_ptr<const model::Pl
   return batch;
 }
 
-// What a handle does.
+// Cancels a queued work; the function of a TaskHandle.
 struct CancelQueued {
   std::weak_ptr<batching::BatchScheduler> scheduler;
   batching::Ticket ticket = 0;
@@ -119,7 +120,7 @@ class LocalEngine final : public Engine {
         options_(options),
         staging_(device, options.staging_bytes),
         thresholds_(options.token_threshold, device),
-        crew_(AnswerThreads(*device, options.answer_threads)) {}
+        pool_(CountAnswerThreads(*device, options.answer_threads)) {}
 
   // Once, before all else.
   absl::Status Start();
@@ -132,14 +133,14 @@ class LocalEngine final : public Engine {
   using Engine::Submit;
   absl::StatusOr<TaskHandle> Submit(std::unique_ptr<Work>* work, const SubmitOptions& options,
                                     TaskDone done) noexcept override;
-  bool RunQueued() override { return callers_run() && scheduler_->RunQueued(CallersShare()); }
+  bool RunQueued() override { return callers_run() && scheduler_->RunQueued(MaxCallerCost()); }
   bool callers_run() const override { return device_->host_addressable(); }
   using Engine::Prepare;
   absl::StatusOr<std::shared_ptr<const model::PlacedWeight>> Prepare(const HostWeight& weight,
                                                                      const Device*) override {
     AWQD_ASSIGN_OR_RETURN(std::shared_ptr<const DeviceWeight> here,
                           PrepareWeight(weight, *device_));
-    return model::Whole(std::move(here));
+    return model::MakeWhole(std::move(here));
   }
   absl::Status WarmUp(const std::shared_ptr<const model::PlacedWeight>& weight) override;
 
@@ -150,7 +151,7 @@ class LocalEngine final : public Engine {
   const Device& device() const override { return *device_; }
   int64_t token_threshold() const override { return options_.token_threshold; }
   int64_t TokenThreshold(const DeviceWeight& weight) const override {
-    return thresholds_.For(weight);
+    return thresholds_.FindThreshold(weight);
   }
   int64_t queued_tasks() const override { return scheduler_->queued_tasks(); }
   std::vector<EngineStats> stats() const override {
@@ -158,14 +159,14 @@ class LocalEngine final : public Engine {
                        .queued_tasks = queued_tasks(),
                        .queue = scheduler_->counts(),
                        .staging = staging_.stats()};
-    meter_.Fill(&out);
+    statistics_.FillStats(&out);
     return {out};
   }
 
  private:
-  // What a batch may cost that a caller of RunQueued runs; -1: none may. Nothing while warm-up
-  // holds lanes for long, because such a caller must not wait for one.
-  int64_t CallersShare() const;
+  // The most that a batch may cost that a caller of RunQueued runs; -1: none may. Nothing while
+  // warm-up holds lanes for long, because such a caller must not wait for one.
+  int64_t MaxCallerCost() const;
   void Execute(Lane& lane, batching::Batch& batch);
   absl::Status Run(Lane& lane, const batching::Batch& batch, Payload* results,
                    ExecutionReport* report);
@@ -177,8 +178,8 @@ class LocalEngine final : public Engine {
   StagingPool staging_;
   ThresholdTable thresholds_;
   std::vector<std::unique_ptr<LaneSlot>> lanes_;
-  Crew crew_;  // answers large batches
-  Meter meter_;
+  ThreadPool pool_;  // answers large batches
+  StatisticsRecorder statistics_;
   std::atomic<bool> fault_reported_{false};
   // Warm-ups in progress.
   std::atomic<int> warming_up_{0};
@@ -186,7 +187,7 @@ class LocalEngine final : public Engine {
   std::shared_ptr<batching::BatchScheduler> scheduler_;
 };
 
-int64_t LocalEngine::CallersShare() const {
+int64_t LocalEngine::MaxCallerCost() const {
   return callers_run() && warming_up_.load() == 0 ? kShortBatch : -1;
 }
 
@@ -204,7 +205,7 @@ absl::StatusOr<TaskHandle> LocalEngine::Submit(std::unique_ptr<Work>* work,
   queued.deadline = options.deadline;
   queued.done = std::move(done);
   queued.call = options.call;
-  const bool callers = options.caller_runs && queued.cost() <= CallersShare();
+  const bool callers = options.caller_runs && queued.cost() <= MaxCallerCost();
   std::unique_ptr<batching::Task> task;
   absl::Status status;
   try {
@@ -226,7 +227,7 @@ absl::StatusOr<TaskHandle> LocalEngine::Submit(std::unique_ptr<Work>* work,
 }
 
 void LocalEngine::Execute(Lane& lane, batching::Batch& batch) {
-  (void)lane.TakeInputTime();  // of a warm-up
+  (void)lane.ResetInputTime();  // of a warm-up
   const absl::Time start = absl::Now();
   Payload results;  // of the whole batch, in the tasks' order
   ExecutionReport report;
@@ -237,28 +238,30 @@ void LocalEngine::Execute(Lane& lane, batching::Batch& batch) {
   report.batch_requests = static_cast<int32_t>(batch.tasks.size());
   const absl::Time computed = absl::Now();
   report.compute_us = absl::ToInt64Microseconds(computed - start);
-  report.input_ns = absl::ToInt64Nanoseconds(lane.TakeInputTime());
-  meter_.Count(batch, start, status, report);
-  const obs::SpanRefs calls = TracedCalls(batch);
-  const std::shared_ptr<model::ModelUse> use = Meter::UseOf(batch);
+  report.input_ns = absl::ToInt64Nanoseconds(lane.ResetInputTime());
+  statistics_.RecordBatch(batch, start, status, report);
+  const obs::SpanRefs calls = CollectTracedCalls(batch);
+  const std::shared_ptr<model::ModelStatistics> statistics =
+      StatisticsRecorder::FindModelStatistics(batch);
   std::vector<Payload> parts(batch.tasks.size());
   int64_t next = 0;
   for (size_t i = 0; status.ok() && i < parts.size(); ++i) {
-    const int64_t bytes = WorkOf(batch.tasks[i]).result_bytes();
+    const int64_t bytes = AsWork(batch.tasks[i]).result_bytes();
     parts[i] = results.Slice(next, bytes);
     next += bytes;
   }
   results = Payload();  // the answers own it from here on
-  crew_.Share(static_cast<int64_t>(parts.size()), kAnswersEach, [&](int64_t i) {
-    Work& work = WorkOf(batch.tasks[i]);
+  pool_.ParallelFor(static_cast<int64_t>(parts.size()), kAnswersEach, [&](int64_t i) {
+    Work& work = AsWork(batch.tasks[i]);
     ExecutionReport mine = report;
     mine.queue_us = absl::ToInt64Microseconds(start - work.enqueued);
     if (work.call) mine.batch_calls = calls;
     work.Complete(status, std::move(parts[i]), mine);
     batch.tasks[i].reset();
   });
-  if (use != nullptr && status.ok()) {
-    Meter::CountAnswers(*use, report.batch_requests, batch.tokens, absl::Now() - computed);
+  if (statistics != nullptr && status.ok()) {
+    StatisticsRecorder::RecordAnswers(*statistics, report.batch_requests, batch.tokens,
+                                      absl::Now() - computed);
   }
   CheckDevice(status);
 }
@@ -267,10 +270,10 @@ absl::Status LocalEngine::Run(Lane& lane, const batching::Batch& batch, Payload*
                               ExecutionReport* report) {
   int64_t bytes = 0;
   for (const std::unique_ptr<batching::Task>& task : batch.tasks)
-    bytes += WorkOf(task).result_bytes();
+    bytes += AsWork(task).result_bytes();
   AWQD_ASSIGN_OR_RETURN(*results, staging_.Get(bytes));
-  absl::Status status = WorkOf(batch.tasks.front()).Run(lane, batch, results->data(), report);
-  if (!status.ok()) lane.Settle();
+  absl::Status status = AsWork(batch.tasks.front()).Run(lane, batch, results->data(), report);
+  if (!status.ok()) lane.DiscardWork();
   return status;
 }
 
@@ -296,7 +299,7 @@ void LocalEngine::FreeKeptMemory() {
 absl::Status LocalEngine::WarmUp(const std::shared_ptr<const model::PlacedWeight>& weight) {
   ++warming_up_;
   const absl::Cleanup done = [this] { --warming_up_; };
-  AWQD_RETURN_IF_ERROR(thresholds_.Measure(*weight->parts.front().weight));
+  AWQD_RETURN_IF_ERROR(thresholds_.MeasureThreshold(*weight->parts.front().weight));
   // On a GPU the largest batch brings every buffer to its final size. The CPU has no modules,
   // handles or pinned buffers to bring up: one token shows that the plan runs.
   const int64_t most = device_->host_addressable() ? 1 : options_.batching.max_batch_tokens;
@@ -305,7 +308,7 @@ absl::Status LocalEngine::WarmUp(const std::shared_ptr<const model::PlacedWeight
     const int64_t end = entry.max_m < 0 ? most : std::min(entry.max_m, most);
     for (int64_t tokens : std::set<int64_t>{std::max<int64_t>(1, entry.min_m), end}) {
       AWQD_ASSIGN_OR_RETURN(const batching::Batch batch,
-                            ZeroTokens(weight, tokens, entry.path, staging_));
+                            MakeZeroBatch(weight, tokens, entry.path, staging_));
       AWQD_RETURN_IF_ERROR(RunOnEveryLane(batch));
     }
   }

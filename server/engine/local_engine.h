@@ -1,4 +1,4 @@
-// The engine of one device: a scheduler, and a lane for each of its workers.
+// The engine of one device: a scheduler, and a lane for each of its workers; and its options.
 #pragma once
 
 #include <cstdint>

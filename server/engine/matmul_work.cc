@@ -1,4 +1,4 @@
-// MatmulWork: gather the rows, multiply once, fetch the result.
+// Gathers the rows, multiplies once, fetches the result.
 #include "server/engine/matmul_work.h"
 
 #include <algorithm>
@@ -9,8 +9,9 @@
 #include "absl/container/inlined_vector.h"
 #include "kernels/base/status.h"
 #include "kernels/kernels.h"
-#include "server/batching/policy.h"
 #include "server/engine/lane.h"
+#include "server/engine/reassembly.h"
+#include "server/engine/threshold_table.h"
 
 namespace awqd::engine {
 
@@ -19,8 +20,7 @@ int64_t MatmulWork::cost() const {
   constexpr int64_t kDecode = 32;
   const WeightShape& shape = here().shape;
   const int64_t all = rows + (path == Path::kDequantize ? kDecode : 0);
-  const double cost = static_cast<double>(all) * static_cast<double>(shape.k * shape.n);
-  return cost < 1e18 ? static_cast<int64_t>(cost) : kUnknownCost;
+  return CostOfMultiplications(static_cast<double>(all) * static_cast<double>(shape.k * shape.n));
 }
 
 batching::BatchKey MatmulWork::merge_key() const {
@@ -31,10 +31,10 @@ batching::BatchKey MatmulWork::merge_key() const {
                        static_cast<uint32_t>(x_dtype) << 8 | static_cast<uint32_t>(out_dtype)};
 }
 
-absl::StatusOr<WorkCut> MatmulWork::Cut(StagingPool& staging) const {
-  if (weight->cut_at_rows()) return CutAtRows(staging);
+absl::StatusOr<WorkPartition> MatmulWork::Partition(StagingPool& staging) const {
+  if (weight->partitioned_at_rows()) return PartitionAtRows(staging);
   const ColumnResult result = {*weight, {0, weight->shape.n}, rows, SizeOf(out_dtype)};
-  return CutAtColumns(result, [this](size_t, model::ColumnSpan columns) {
+  return PartitionColumns(result, [this](size_t, model::ColumnSpan columns) {
     auto out = std::make_unique<MatmulWork>(*this);
     if (!bias.empty()) {
       out->bias = {bias.begin() + columns.begin, bias.begin() + columns.end};
@@ -45,8 +45,8 @@ absl::StatusOr<WorkCut> MatmulWork::Cut(StagingPool& staging) const {
 
 namespace {
 
-// As stage quantises per token (kernels/steps.h): what INT8 numbers of a token are multiplied by.
-std::vector<float> TokenScales(const Activations& activations) {
+// The scale of each token's INT8 numbers, as the prologue computes it (kernels/steps.h).
+std::vector<float> ComputeTokenScales(const Activations& activations) {
   const int64_t count = activations.rows;
   const int64_t k = count == 0 ? 0 : activations.x.size() / SizeOf(activations.dtype) / count;
   std::vector<float> out;
@@ -67,9 +67,9 @@ std::vector<float> TokenScales(const Activations& activations) {
 
 }  // namespace
 
-// Each part multiplies its columns of x, without what comes after the sum. All of a token is
+// Each part multiplies its columns of x, without the steps after the sum. All of a token is
 // quantised by one scale, as on one device.
-absl::StatusOr<WorkCut> MatmulWork::CutAtRows(StagingPool& staging) const {
+absl::StatusOr<WorkPartition> MatmulWork::PartitionAtRows(StagingPool& staging) const {
   const bool integers = out_dtype == DType::kInt32;
   const Activations all = {x, x_dtype, rows};
   MatmulWork like = *this;
@@ -77,24 +77,20 @@ absl::StatusOr<WorkCut> MatmulWork::CutAtRows(StagingPool& staging) const {
   like.activation = ActivationFunction::kNone;
   if (quantization == ActivationQuantization::kPerToken) {
     like.quantization = ActivationQuantization::kStatic;
-    like.scales = rows == 0 ? std::vector<float>{1} : TokenScales(all);
+    like.scales = rows == 0 ? std::vector<float>{1} : ComputeTokenScales(all);
   }
-  const int64_t n = weight->shape.n;
-  WorkCut out = {.bytes = rows * n * SizeOf(out_dtype)};
-  for (size_t i = 0; i < weight->parts.size(); ++i) {
+  const Reduction reduction = {
+      .count = rows, .cols = weight->shape.n, .activation = activation, .y_dtype = out_dtype};
+  const auto make = [&](size_t i) -> absl::StatusOr<std::unique_ptr<Work>> {
     auto part = std::make_unique<MatmulWork>(like);
-    part->part = i;
-    AWQD_ASSIGN_OR_RETURN(part->x, ColumnsOf(all, weight->parts[i], staging));
+    AWQD_ASSIGN_OR_RETURN(part->x, CopyColumns(all, weight->parts[i], staging));
     if (i > 0) part->bias.clear();  // the weight's own is with the first part too
-    out.parts.push_back(std::move(part));
-  }
-  out.join = std::make_unique<PartsJoin>(
-      SumShape{.count = rows, .cols = n, .activation = activation, .y_dtype = out_dtype},
-      out.parts.size());
-  return out;
+    return part;
+  };
+  return PartitionPartialSums(reduction, weight->parts.size(), make);
 }
 
-bool MatmulWork::scaled() const {
+bool MatmulWork::has_row_scales() const {
   return quantization == ActivationQuantization::kStatic ||
          (x_dtype == DType::kInt8 && out_dtype != DType::kInt32);
 }
@@ -109,7 +105,7 @@ void MatmulWork::AppendScales(std::vector<float>* out) const {
 
 absl::Status MatmulWork::Run(Lane& lane, const batching::Batch& batch, char* result,
                              ExecutionReport* report) const {
-  const Path taken = path.value_or(PathFor(lane, here(), batch.tokens));
+  const Path taken = path.value_or(ChoosePath(lane, here(), batch.tokens));
   absl::InlinedVector<RowPiece, 8> pieces;
   pieces.reserve(batch.tasks.size());
   std::vector<float> all_scales;
@@ -119,28 +115,26 @@ absl::Status MatmulWork::Run(Lane& lane, const batching::Batch& batch, char* res
     work.AppendScales(&all_scales);
   }
   // Without tokens too the kernel is chosen by whether there are scales.
-  if (scaled() && all_scales.empty()) all_scales = {1};
-  const int64_t most = lane.max_rows();
-  if (pieces.size() > 1 || rows <= most) {
+  if (has_row_scales() && all_scales.empty()) all_scales = {1};
+  if (pieces.size() > 1 || rows <= lane.max_rows()) {
     return Multiply(lane, pieces, all_scales, taken, result, report);
   }
   // One work larger than a batch may be: in steps, so that the lane's buffers stay bounded.
   const int64_t x_row = here().shape.k * SizeOf(x_dtype);
   const int64_t y_row = here().shape.n * SizeOf(out_dtype);
-  for (int64_t row = 0; row < rows; row += most) {
-    const RowPiece piece{x.data() + row * x_row, std::min(most, rows - row)};
-    const auto part = absl::MakeConstSpan(all_scales);
-    const auto own = part.empty() ? part : part.subspan(row, piece.rows);
-    AWQD_RETURN_IF_ERROR(Multiply(lane, {&piece, 1}, own, taken, result + row * y_row, report));
-  }
-  return absl::OkStatus();
+  return RunInSteps(rows, lane.max_rows(), [&](int64_t row, int64_t count) {
+    const RowPiece piece{x.data() + row * x_row, count};
+    const auto scales = absl::MakeConstSpan(all_scales);
+    const auto own = scales.empty() ? scales : scales.subspan(row, count);
+    return Multiply(lane, {&piece, 1}, own, taken, result + row * y_row, report);
+  });
 }
 
 absl::Status MatmulWork::Multiply(Lane& lane, absl::Span<const RowPiece> pieces,
                                   absl::Span<const float> token_scales, Path taken, char* y,
                                   ExecutionReport* report) const {
   const int64_t k = here().shape.k, n = here().shape.n;
-  const int64_t m = Rows(pieces);
+  const int64_t m = CountRows(pieces);
   const int64_t y_bytes = m * n * SizeOf(out_dtype);
   MatmulArgs args;
   args.weight = &here();
@@ -148,24 +142,21 @@ absl::Status MatmulWork::Multiply(Lane& lane, absl::Span<const RowPiece> pieces,
   args.activation = activation;
   args.quantization = quantization;
   if (!token_scales.empty()) {
-    AWQD_ASSIGN_OR_RETURN(const void* there,
-                          lane.Upload(token_scales.data(), token_scales.size() * sizeof(float)));
-    args.scales = static_cast<const float*>(there);
+    AWQD_ASSIGN_OR_RETURN(args.scales, lane.Upload(token_scales));
   }
   if (!bias.empty()) {
-    AWQD_ASSIGN_OR_RETURN(const void* own, lane.Upload(bias.data(), n * sizeof(float)));
-    args.bias = static_cast<const float*>(own);
+    AWQD_ASSIGN_OR_RETURN(args.bias, lane.Upload(bias));
   }
-  AWQD_ASSIGN_OR_RETURN(const void* rows_there, lane.Gather(pieces, k * SizeOf(x_dtype)));
+  AWQD_ASSIGN_OR_RETURN(const void* rows_there, lane.GatherRows(pieces, k * SizeOf(x_dtype)));
   args.x = {rows_there, x_dtype, m, k};
-  AWQD_ASSIGN_OR_RETURN(void* target, lane.Target(y, y_bytes));
+  AWQD_ASSIGN_OR_RETURN(void* target, lane.AllocateResult(y, y_bytes));
   args.y = {target, out_dtype, m, n};
   AWQD_RETURN_IF_ERROR(RunProduct(lane, args, taken, report));
   return lane.Fetch(y, target, y_bytes);
 }
 
-Path PathFor(const Lane& lane, const DeviceWeight& weight, int64_t tokens) {
-  const batching::TokenPolicy policy{lane.thresholds().For(weight)};
+Path ChoosePath(const Lane& lane, const DeviceWeight& weight, int64_t tokens) {
+  const TokenPolicy policy{lane.thresholds().FindThreshold(weight)};
   return policy.UseFused(tokens) ? Path::kFused : Path::kDequantize;
 }
 
@@ -175,7 +166,7 @@ absl::Status RunProduct(Lane& lane, MatmulArgs args, Path path, ExecutionReport*
     return WorkspaceBytes(*args.weight, taken, args.x.rows, args.activation, ProductOf(args));
   };
   const int64_t bytes = std::max(bytes_on(Path::kFused), bytes_on(path));
-  AWQD_ASSIGN_OR_RETURN(args.workspace, lane.Workspace(bytes));
+  AWQD_ASSIGN_OR_RETURN(args.workspace, lane.AllocateWorkspace(bytes));
   const KernelRow* ran = nullptr;
   AWQD_RETURN_IF_ERROR(QuantizedMatmul(args, path, lane.stream(), &ran));
   AddKernel(ran, report);

@@ -1,4 +1,4 @@
-// The product of activations and one weight; and the product as a step of other works.
+// MatmulWork: the product of activations and one weight; and the product as a step of other works.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace awqd::engine {
 
 struct RowPiece;
 
-// y[rows, N] = activation(x[rows, K] @ W (+ bias)); a row is a token. Of quantised activations
+// y[rows, N] = activation(x[rows, K] @ W (+ bias)); a row is a token. With quantised activations
 // activation(a * (q @ W) (+ bias)).
 class MatmulWork final : public Work {
  public:
@@ -30,7 +30,8 @@ class MatmulWork final : public Work {
   ActivationFunction activation = ActivationFunction::kNone;
   // Floating x is made INT8 first; kNone for x that is INT8.
   ActivationQuantization quantization = ActivationQuantization::kNone;
-  // Of INT8 x with a floating result, and of kStatic: one for each row, or one for all. Else empty.
+  // For INT8 x with a floating result, and for kStatic: one for each row, or one for all. Else
+  // empty.
   std::vector<float> scales;
 
   const DeviceWeight& here() const { return *weight->parts[part].weight; }
@@ -48,22 +49,22 @@ class MatmulWork final : public Work {
   // Same weight, element types, activation function, quantisation and asked-for path; scales may
   // differ, because in a batch every token has its own. A bias of the request's own keeps it alone.
   batching::BatchKey merge_key() const override;
-  // At columns, where they are cut; or at rows of the weight (the down projections of gated MLPs):
-  // the parts of a row of y are then summed in their order before the activation function.
-  absl::StatusOr<WorkCut> Cut(StagingPool& staging) const override;
+  // By columns; or by rows of the weight (the down projections of gated MLPs): then the partial
+  // sums of a row of y are added in the order of the parts before the activation function.
+  absl::StatusOr<WorkPartition> Partition(StagingPool& staging) const override;
   absl::Status Run(Lane& lane, const batching::Batch& batch, char* result,
                    ExecutionReport* report) const override;
   void FreeInputs() override { x = Payload(); }
 
  private:
-  absl::StatusOr<WorkCut> CutAtRows(StagingPool& staging) const;
-  // Multiplies these rows at once. `token_scales`: of each, or none. `y`: staging memory for as
-  // many rows of N.
+  absl::StatusOr<WorkPartition> PartitionAtRows(StagingPool& staging) const;
+  // Multiplies these rows at once. `token_scales`: one for each row, or none. `y`: staging memory
+  // for as many rows of N.
   absl::Status Multiply(Lane& lane, absl::Span<const RowPiece> pieces,
                         absl::Span<const float> token_scales, Path taken, char* y,
                         ExecutionReport* report) const;
   // Whether each row of x has a scale of the request's, whatever the number of rows.
-  bool scaled() const;
+  bool has_row_scales() const;
   // Adds the scale of each row.
   void AppendScales(std::vector<float>* out) const;
 };
@@ -71,7 +72,7 @@ class MatmulWork final : public Work {
 // --- The product as a step: from device memory to device memory ---
 
 // The path of a product of so many tokens, by the token-count policy.
-Path PathFor(const Lane& lane, const DeviceWeight& weight, int64_t tokens);
+Path ChoosePath(const Lane& lane, const DeviceWeight& weight, int64_t tokens);
 
 // Enqueues the product with the lane's workspace, and adds the kernel to `report`.
 absl::Status RunProduct(Lane& lane, MatmulArgs args, Path path, ExecutionReport* report);

@@ -1,4 +1,4 @@
-// RoutingEngine: which devices a request runs on, and how it is cut among them.
+// RoutingEngine: chooses the devices of a request, and partitions it among them.
 #include "server/engine/routing_engine.h"
 
 #include <algorithm>
@@ -9,15 +9,14 @@
 
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/base/parallel_for.h"
 #include "kernels/base/status.h"
-#include "server/engine/crew.h"
-#include "server/engine/gather.h"
-#include "server/model/on_threads.h"
+#include "server/engine/reassembly.h"
 
 namespace awqd::engine {
 namespace {
 
-// A device's engine, with what it still has to do. A request outlives neither.
+// A device's engine and its outstanding load. Both outlive the requests.
 struct Member {
   std::atomic<int64_t> outstanding{0};  // load queued and running (Work::load)
   std::unique_ptr<Engine> engine;
@@ -25,8 +24,8 @@ struct Member {
   bool healthy() const { return engine->device().healthy(); }
 };
 
-// Beside GPUs some of the cores put results of parts together, as they answer large batches.
-int JoinThreads(absl::Span<const std::unique_ptr<Member>> members) {
+// With GPUs some of the cores reassemble the results of parts, as they answer large batches.
+int CountReassemblyThreads(absl::Span<const std::unique_ptr<Member>> members) {
   const bool cores_compute = std::all_of(members.begin(), members.end(), [](const auto& member) {
     return member->engine->device().host_addressable();
   });
@@ -61,7 +60,7 @@ class RoutingEngine final : public Engine {
       members_.push_back(std::make_unique<Member>());
       members_.back()->engine = std::move(engine);
     }
-    crew_.emplace(JoinThreads(members_));
+    pool_.emplace(CountReassemblyThreads(members_));
   }
   // One engine's parts use another's staging memory, so all end before any of them goes.
   ~RoutingEngine() override { Drain(); }
@@ -102,7 +101,7 @@ class RoutingEngine final : public Engine {
   }
   int64_t token_threshold() const override { return members_.front()->engine->token_threshold(); }
   int64_t TokenThreshold(const DeviceWeight& weight) const override {
-    return Of(weight).engine->TokenThreshold(weight);
+    return FindMember(weight.device).engine->TokenThreshold(weight);
   }
   int64_t queued_tasks() const override {
     int64_t tasks = 0;
@@ -130,37 +129,37 @@ class RoutingEngine final : public Engine {
   // where one does.
   absl::InlinedVector<size_t, 8> Replicas(const Work& work);
 
-  // Whose device runs part `part` of the work. Every device has one of a work without weights.
-  Member& WithPart(const Work& work, size_t part) const {
+  // The member whose device runs part `part` of the work. Every device has a part of a work without
+  // weights.
+  Member& FindMember(const Work& work, size_t part) const {
     if (work.weights().empty()) return *members_[part];
-    return Of(*work.weights().front()->parts[part].weight);
+    return FindMember(work.weights().front()->parts[part].weight->device);
   }
 
   // Every weight was prepared on one of these devices.
-  Member& On(const Device* device) const {
+  Member& FindMember(const Device* device) const {
     for (const auto& member : members_) {
       if (&member->engine->device() == device) return *member;
     }
     return *members_.front();
   }
-  Member& Of(const DeviceWeight& weight) const { return On(weight.device); }
 
   std::vector<std::unique_ptr<Member>> members_;
-  std::optional<Crew> crew_;  // puts results of parts together
+  std::optional<ThreadPool> pool_;  // reassembles results of parts
   std::atomic<size_t> turn_{0};
 };
 
 absl::StatusOr<TaskHandle> RoutingEngine::Submit(std::unique_ptr<Work>* work,
                                                  const SubmitOptions& options, TaskDone done) {
-  return (*work)->cut() ? SubmitToParts(work, options, std::move(done))
-                        : SubmitToOne(work, options, std::move(done));
+  return (*work)->partitioned() ? SubmitToParts(work, options, std::move(done))
+                                : SubmitToOne(work, options, std::move(done));
 }
 
 absl::StatusOr<TaskHandle> RoutingEngine::SubmitCounted(std::unique_ptr<Work>* work,
                                                         const SubmitOptions& options,
                                                         TaskDone done) {
   AWQD_RETURN_IF_ERROR(CheckTogether(**work));
-  Member& member = WithPart(**work, (*work)->part);
+  Member& member = FindMember(**work, (*work)->part);
   const int64_t load = (*work)->load();
   TaskDone counted = [&member, load, done = std::move(done)](const absl::Status& status,
                                                              Payload result,
@@ -189,7 +188,7 @@ absl::InlinedVector<size_t, 8> RoutingEngine::Replicas(const Work& work) {
   absl::InlinedVector<Candidate, 8> candidates;
   for (size_t i = 0; i < count; ++i) {
     const size_t part = (turn + i) % count;
-    const Member& member = WithPart(work, part);
+    const Member& member = FindMember(work, part);
     candidates.push_back({!member.healthy(), member.outstanding.load(), part});
   }
   std::stable_sort(candidates.begin(), candidates.end(), [](const auto& a, const auto& b) {
@@ -205,9 +204,9 @@ absl::InlinedVector<size_t, 8> RoutingEngine::Replicas(const Work& work) {
 // On all devices at the same time.
 absl::Status RoutingEngine::WarmUp(const std::shared_ptr<const model::PlacedWeight>& weight) {
   std::vector<absl::Status> ended(weight->parts.size());
-  model::OnThreads(ended.size(), [&](size_t part) {
+  ParallelFor(ended.size(), [&](size_t part) {
     const auto& here = weight->parts[part].weight;
-    ended[part] = Of(*here).engine->WarmUp(model::Whole(here));
+    ended[part] = FindMember(here->device).engine->WarmUp(model::MakeWhole(here));
   });
   for (const absl::Status& status : ended) AWQD_RETURN_IF_ERROR(status);
   return absl::OkStatus();
@@ -229,27 +228,29 @@ absl::StatusOr<TaskHandle> RoutingEngine::SubmitToParts(std::unique_ptr<Work>* w
                                                         const SubmitOptions& options,
                                                         TaskDone done) {
   StagingPool& memory = staging();
-  AWQD_ASSIGN_OR_RETURN(WorkCut cut, (*work)->Cut(memory));
+  AWQD_ASSIGN_OR_RETURN(WorkPartition partition, (*work)->Partition(memory));
   work->reset();  // the parts alone hold the payload, so that it is free when the answer is heard
-  if (cut.join == nullptr) return SubmitCounted(&cut.parts[0], options, std::move(done));
-  const auto gather =
-      std::make_shared<Gather>(Gather::Helpers{&memory, &*crew_}, &cut, std::move(done));
-  for (size_t i = 0; i < cut.parts.size(); ++i) {
-    absl::StatusOr<TaskHandle> handle = SubmitCounted(&cut.parts[i], options, gather->Part(i));
+  if (partition.reassembler == nullptr)
+    return SubmitCounted(&partition.parts[0], options, std::move(done));
+  const auto request =
+      std::make_shared<PartitionedRequest>(&memory, &*pool_, &partition, std::move(done));
+  for (size_t i = 0; i < partition.parts.size(); ++i) {
+    absl::StatusOr<TaskHandle> handle =
+        SubmitCounted(&partition.parts[i], options, request->MakeCallback(i));
     if (!handle.ok()) {
-      gather->Abandon();
+      request->Abandon();
       return handle.status();
     }
-    gather->Accepted(*std::move(handle));
+    request->AddHandle(*std::move(handle));
   }
-  return TaskHandle([weak = std::weak_ptr<Gather>(gather)] {
+  return TaskHandle([weak = std::weak_ptr<PartitionedRequest>(request)] {
     if (const auto alive = weak.lock()) alive->Cancel();
   });
 }
 
 absl::StatusOr<std::shared_ptr<const model::PlacedWeight>> RoutingEngine::Prepare(
     const HostWeight& weight, const Device* device) {
-  if (device != nullptr) return On(device).engine->Prepare(weight);
+  if (device != nullptr) return FindMember(device).engine->Prepare(weight);
   struct Candidate {
     Member* member;
     int64_t outstanding, free;

@@ -21,7 +21,7 @@ int64_t ClassBytes(int index) {
 }
 
 // The smallest class of at least `bytes`, or kClasses when there is none.
-int ClassOf(int64_t bytes) {
+int FindSizeClass(int64_t bytes) {
   if (bytes <= kSmallest) return 0;
   const auto doublings = static_cast<int>(std::bit_width(static_cast<uint64_t>(bytes)) -
                                           std::bit_width(static_cast<uint64_t>(kSmallest)));
@@ -39,7 +39,7 @@ class StagingPool::Shelves {
   explicit Shelves(int64_t max_kept_bytes) : max_kept_bytes_(max_kept_bytes) {}
 
   // A kept buffer of that class or up to twice as large, or an empty one (a miss).
-  Buffer Take(int index) {
+  Buffer AcquireBuffer(int index) {
     MutexLock lock(&mu_);
     const int end = std::min(index + kStepsPerDoubling + 1, kClasses);
     for (int i = index; i < end; ++i) {
@@ -68,7 +68,7 @@ class StagingPool::Shelves {
     } else {
       while (kept_bytes_ + buffer.size() > max_kept_bytes_) freed.push_back(TakeOldest());
       kept_bytes_ += buffer.size();
-      const int index = ClassOf(buffer.size());
+      const int index = FindSizeClass(buffer.size());
       shelves_[index].push_back({std::move(buffer), ++returns_});
     }
   }
@@ -143,11 +143,11 @@ StagingPool::StagingPool(Device* device, int64_t max_kept_bytes)
 StagingPool::~StagingPool() { shelves_->Close(); }
 
 absl::StatusOr<Payload> StagingPool::Get(int64_t bytes) {
-  const int index = ClassOf(bytes);
+  const int index = FindSizeClass(bytes);
   if (index == kClasses) {
     return absl::ResourceExhaustedError("host memory: asked for more bytes than there can be");
   }
-  Buffer buffer = shelves_->Take(index);
+  Buffer buffer = shelves_->AcquireBuffer(index);
   if (!buffer) {
     AWQD_ASSIGN_OR_RETURN(buffer, device_->Allocate(MemoryKind::kStaging, ClassBytes(index)));
     shelves_->NoteLent(buffer.size());

@@ -22,13 +22,13 @@ constexpr int64_t kMostTokens = *std::prev(std::end(kTokens));
 constexpr int kRuns = 3;
 
 // Device buffers for products of up to kMostTokens rows. Their contents do not matter for time.
-struct Bench {
+struct Buffers {
   std::unique_ptr<Stream> stream;
   Buffer x, y, workspace;
 };
 
-absl::StatusOr<Bench> Prepare(const DeviceWeight& weight, Device& device) {
-  Bench out;
+absl::StatusOr<Buffers> AllocateBuffers(const DeviceWeight& weight, Device& device) {
+  Buffers out;
   AWQD_ASSIGN_OR_RETURN(out.stream, device.CreateStream());
   const int64_t scratch = std::max(WorkspaceBytes(weight, Path::kFused, kMostTokens),
                                    WorkspaceBytes(weight, Path::kDequantize, kMostTokens));
@@ -42,62 +42,63 @@ absl::StatusOr<Bench> Prepare(const DeviceWeight& weight, Device& device) {
 }
 
 // The least time of a product of `tokens` rows on `path`, of kRuns after one that warms up.
-absl::StatusOr<absl::Duration> Time(const DeviceWeight& weight, const Bench& bench, int64_t tokens,
-                                    Path path) {
+absl::StatusOr<absl::Duration> MeasureProduct(const DeviceWeight& weight, const Buffers& buffers,
+                                              int64_t tokens, Path path) {
   MatmulArgs args;
   args.weight = &weight;
-  args.x = {bench.x.data(), DType::kFp16, tokens, weight.shape.k};
-  args.y = {bench.y.data(), DType::kFp16, tokens, weight.shape.n};
-  args.workspace = bench.workspace.data();
+  args.x = {buffers.x.data(), DType::kFp16, tokens, weight.shape.k};
+  args.y = {buffers.y.data(), DType::kFp16, tokens, weight.shape.n};
+  args.workspace = buffers.workspace.data();
   absl::Duration least = absl::InfiniteDuration();
   for (int run = 0; run <= kRuns; ++run) {
     const absl::Time start = absl::Now();
-    AWQD_RETURN_IF_ERROR(QuantizedMatmul(args, path, bench.stream->view()));
-    AWQD_RETURN_IF_ERROR(bench.stream->Synchronize());
+    AWQD_RETURN_IF_ERROR(QuantizedMatmul(args, path, buffers.stream->view()));
+    AWQD_RETURN_IF_ERROR(buffers.stream->Synchronize());
     if (run > 0) least = std::min(least, absl::Now() - start);
   }
   return least;
 }
 
-bool Has(const WeightPlan& plan, Path path) {
+bool HasPath(const WeightPlan& plan, Path path) {
   return std::any_of(plan.matmul.begin(), plan.matmul.end(),
                      [path](const PlanEntry& entry) { return entry.path == path; });
 }
 
 }  // namespace
 
-std::string ThresholdTable::Key(const DeviceWeight& weight) {
+std::string ThresholdTable::MakeKey(const DeviceWeight& weight) {
   const DeviceInfo& info = weight.device->info();
   return absl::StrCat(info.name, " ", ToString(weight.shape.description), " ", weight.shape.k, "x",
                       weight.shape.n);
 }
 
-int64_t ThresholdTable::For(const DeviceWeight& weight) const {
+int64_t ThresholdTable::FindThreshold(const DeviceWeight& weight) const {
   if (threshold_ == kByKernel) return FusedReplacesDense(weight.plan, kDefault) ? kNever : kDefault;
   if (threshold_ != kAuto) return threshold_;
   MutexLock lock(&mu_);
-  const auto it = measured_.find(Key(weight));
+  const auto it = measured_.find(MakeKey(weight));
   return it == measured_.end() ? kDefault : it->second;
 }
 
-absl::Status ThresholdTable::Measure(const DeviceWeight& weight) {
+absl::Status ThresholdTable::MeasureThreshold(const DeviceWeight& weight) {
   if (threshold_ != kAuto) return absl::OkStatus();
-  const std::string key = Key(weight);
+  const std::string key = MakeKey(weight);
   {
     MutexLock lock(&mu_);
     if (measured_.contains(key)) return absl::OkStatus();
   }
   int64_t threshold = kNever;
-  if (Has(weight.plan, Path::kDequantize)) {
-    AWQD_ASSIGN_OR_RETURN(const Bench bench, Prepare(weight, *device_));
+  if (HasPath(weight.plan, Path::kDequantize)) {
+    AWQD_ASSIGN_OR_RETURN(const Buffers buffers, AllocateBuffers(weight, *device_));
     // Decoding once pays more the more tokens share it, so the answers are ordered: no's, then
     // yes's.
     auto low = std::begin(kTokens), high = std::end(kTokens);
     while (low != high) {
       const auto middle = low + (high - low) / 2;
-      AWQD_ASSIGN_OR_RETURN(const absl::Duration fused, Time(weight, bench, *middle, Path::kFused));
+      AWQD_ASSIGN_OR_RETURN(const absl::Duration fused,
+                            MeasureProduct(weight, buffers, *middle, Path::kFused));
       AWQD_ASSIGN_OR_RETURN(const absl::Duration dense,
-                            Time(weight, bench, *middle, Path::kDequantize));
+                            MeasureProduct(weight, buffers, *middle, Path::kDequantize));
       if (dense < fused) {
         threshold = *middle;
         high = middle;

@@ -1,5 +1,5 @@
-// ThresholdTable: from how many tokens on a weight's product is dequantised first; fixed, or
-// measured per shape.
+// ThresholdTable: the number of tokens from which a weight is dequantised before its product;
+// fixed, or measured for each shape.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +14,16 @@
 #include "kernels/weight.h"
 
 namespace awqd::engine {
+
+// The path of a product by the number of tokens in its batch: fused below the threshold, dequantize
+// from it on. Then decoding the weight once and multiplying it by a dense product is cheaper than
+// decoding it again for every tile of tokens. The default of 256 is vLLM's
+// (AWQLinearMethod.apply, vllm PR #2566).
+struct TokenPolicy {
+  int64_t threshold = 256;  // 0: always dequantize
+
+  constexpr bool UseFused(int64_t tokens) const { return tokens < threshold; }
+};
 
 // Thread-safe. Entries are kept by scheme and shape for the life of the process, so that a second
 // weight or a reload of the same shape measures nothing.
@@ -33,14 +43,14 @@ class ThresholdTable {
   // `threshold`: tokens, kAuto or kByKernel.
   ThresholdTable(int64_t threshold, Device* device) : threshold_(threshold), device_(device) {}
 
-  int64_t For(const DeviceWeight& weight) const;
+  int64_t FindThreshold(const DeviceWeight& weight) const;
 
   // Under kAuto, times both paths on the device for some token counts and keeps the smallest of
   // them from which decoding first is faster (kNever: none). A few products; blocks.
-  absl::Status Measure(const DeviceWeight& weight);
+  absl::Status MeasureThreshold(const DeviceWeight& weight);
 
  private:
-  static std::string Key(const DeviceWeight& weight);
+  static std::string MakeKey(const DeviceWeight& weight);
 
   const int64_t threshold_;
   Device* const device_;

@@ -1,4 +1,4 @@
-// What all works share: keys that keep classes apart, cutting and its refusal, the report.
+// Shared by all works: keys that keep classes apart, partitions, the report.
 #include "server/engine/work.h"
 
 #include <algorithm>
@@ -12,8 +12,13 @@
 #include "absl/strings/str_split.h"
 #include "kernels/base/status.h"
 #include "kernels/registry.h"
+#include "server/engine/reassembly.h"
 
 namespace awqd::engine {
+
+WorkPartition::WorkPartition() = default;
+WorkPartition::~WorkPartition() = default;
+WorkPartition::WorkPartition(WorkPartition&&) noexcept = default;
 
 batching::BatchKey Work::key() const {
   batching::BatchKey key = merge_key();
@@ -21,25 +26,26 @@ batching::BatchKey Work::key() const {
   return key;
 }
 
-bool Work::cut() const {
-  return absl::c_any_of(weights(), [](const auto& weight) { return weight->cut(); });
+bool Work::partitioned() const {
+  return absl::c_any_of(weights(), [](const auto& weight) { return weight->partitioned(); });
 }
 
-absl::StatusOr<WorkCut> Work::Cut(StagingPool& /*staging*/) const {
+absl::StatusOr<WorkPartition> Work::Partition(StagingPool& /*staging*/) const {
   return absl::UnimplementedError(absl::StrCat(
       name(), ": got a weight whose columns are cut among ", weights().front()->devices(),
       ", expected whole weights: serve with --shard=replicas or --shard=models"));
 }
 
-WorkCut CutAtColumns(
+WorkPartition PartitionColumns(
     const ColumnResult& result,
     absl::FunctionRef<std::unique_ptr<Work>(size_t part, model::ColumnSpan columns)> make) {
   const model::PlacedWeight& weight = result.weight;
   const model::ColumnSpan wanted = result.wanted;
   const int64_t rows = result.rows, element_bytes = result.element_bytes;
   const int64_t row_bytes = (wanted.end - wanted.begin) * element_bytes;
-  WorkCut out = {.bytes = rows * row_bytes};
-  std::vector<BlocksJoin::Block> blocks;
+  WorkPartition out;
+  out.bytes = rows * row_bytes;
+  std::vector<BlockReassembler::Block> blocks;
   const auto add = [&](size_t part, model::ColumnSpan columns) {
     out.parts.push_back(make(part, columns));
     out.parts.back()->part = part;
@@ -55,12 +61,42 @@ WorkCut CutAtColumns(
   }
   // No columns at all still get an answer.
   if (out.parts.empty()) add(0, {0, 0});
-  if (out.parts.size() > 1) out.join = std::make_unique<BlocksJoin>(row_bytes, std::move(blocks));
+  if (out.parts.size() > 1) {
+    out.reassembler = std::make_unique<BlockReassembler>(row_bytes, std::move(blocks));
+  }
   return out;
 }
 
-absl::StatusOr<Payload> ColumnsOf(const Activations& activations, const model::WeightPart& part,
-                                  StagingPool& staging) {
+WorkPartition PartitionRows(int64_t rows, int64_t row_bytes, std::vector<RowsPart> parts) {
+  WorkPartition out;
+  out.bytes = rows * row_bytes;
+  std::vector<BlockReassembler::Block> blocks;
+  for (RowsPart& part : parts) {
+    blocks.push_back({.row_begin = part.row_begin, .rows = part.rows, .row_bytes = row_bytes});
+    out.parts.push_back(std::move(part.work));
+  }
+  if (out.parts.size() > 1) {
+    out.reassembler = std::make_unique<BlockReassembler>(row_bytes, std::move(blocks));
+  }
+  return out;
+}
+
+absl::StatusOr<WorkPartition> PartitionPartialSums(
+    const Reduction& reduction, size_t parts,
+    absl::FunctionRef<absl::StatusOr<std::unique_ptr<Work>>(size_t part)> make) {
+  WorkPartition out;
+  out.bytes = reduction.count * reduction.cols * SizeOf(reduction.y_dtype);
+  for (size_t i = 0; i < parts; ++i) {
+    AWQD_ASSIGN_OR_RETURN(std::unique_ptr<Work> part, make(i));
+    part->part = i;
+    out.parts.push_back(std::move(part));
+  }
+  out.reassembler = std::make_unique<PartialSumReassembler>(reduction, parts);
+  return out;
+}
+
+absl::StatusOr<Payload> CopyColumns(const Activations& activations, const model::WeightPart& part,
+                                    StagingPool& staging) {
   const auto& [x, dtype, rows] = activations;
   const int64_t begin = part.row_begin * SizeOf(dtype);
   const int64_t width = part.weight->shape.k * SizeOf(dtype);
@@ -71,6 +107,11 @@ absl::StatusOr<Payload> ColumnsOf(const Activations& activations, const model::W
   }
   staging.CountCopy(out.size());
   return out;
+}
+
+int64_t CostOfMultiplications(double multiplications) {
+  return multiplications < 1e18 ? static_cast<int64_t>(multiplications)
+                                : batching::Task::kUnknownCost;
 }
 
 void AddName(absl::string_view name, std::string* list) {

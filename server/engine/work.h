@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/container/inlined_vector.h"
 #include "absl/functional/function_ref.h"
@@ -18,7 +19,6 @@
 #include "absl/types/span.h"
 #include "kernels/types.h"
 #include "server/batching/task.h"
-#include "server/engine/join.h"
 #include "server/engine/staging.h"
 #include "server/model/placed_weight.h"
 #include "server/obs/span_ref.h"
@@ -30,9 +30,11 @@ struct KernelRow;
 namespace awqd::engine {
 
 class Lane;
+class Reassembler;
+struct Reduction;
 class Work;
 
-// What ran, for the response's Execution.
+// Describes the run of a request, for the response's Execution.
 struct ExecutionReport {
   Path path = Path::kFused;  // kDequantize if any product was decoded first
   std::string kernel;        // names of all kernels that ran, "a,b"
@@ -40,13 +42,16 @@ struct ExecutionReport {
   int64_t batch_id = 0;  // from 1 on, of the process; 0: no batch ran
   int64_t batch_tokens = 0;
   int32_t batch_requests = 0;
-  // Of a traced work: the traced calls whose works were in its batch, each once, its own maybe
-  // among them; one more than obs::kMaxLinks at most.
+  // Only for a traced work: the traced calls whose works were in its batch, each once; its own may
+  // be among them. At most obs::kMaxLinks + 1.
   obs::SpanRefs batch_calls;
   int64_t queue_us = 0;
   int64_t compute_us = 0;
-  int64_t input_ns = 0;  // of that, until payloads were where kernels read them, or on their way
+  int64_t input_ns = 0;  // the part of it until payloads were on the device, or on their way there
 };
+
+// A cost of so many multiplications.
+int64_t CostOfMultiplications(double multiplications);
 
 // Appends `name` to a list "a,b", unless it is empty or there already.
 void AddName(absl::string_view name, std::string* list);
@@ -56,11 +61,15 @@ void AddName(absl::string_view name, std::string* list);
 using TaskDone =
     std::function<void(const absl::Status& status, Payload result, const ExecutionReport& report)>;
 
-// What each device does of a work that was cut, and how their results become the whole one.
-struct WorkCut {
+// A work partitioned among devices: one part for each, and how their results become the whole one.
+struct WorkPartition {
+  WorkPartition();
+  ~WorkPartition();
+  WorkPartition(WorkPartition&&) noexcept;
+
   absl::InlinedVector<std::unique_ptr<Work>, 8> parts;
-  int64_t bytes = 0;           // of the whole result
-  std::unique_ptr<Join> join;  // null: there is one part, and its result is the whole one
+  int64_t bytes = 0;                         // of the whole result
+  std::unique_ptr<Reassembler> reassembler;  // null: there is one part; its result is the whole one
 };
 
 // A result of `rows` rows of the columns `wanted` of `weight`, `element_bytes` each.
@@ -71,12 +80,27 @@ struct ColumnResult {
   int64_t element_bytes = 0;
 };
 
-// Cuts such a result at the columns between devices: one part for each part of the weight that
+// Partitions such a result by columns (tensor parallel): one part for each part of the weight that
 // holds wanted columns; `make` makes the work that computes `columns` (of the whole weight) there.
 // No column at all is one part of no columns.
-WorkCut CutAtColumns(
+WorkPartition PartitionColumns(
     const ColumnResult& result,
     absl::FunctionRef<std::unique_ptr<Work>(size_t part, model::ColumnSpan columns)> make);
+
+// The part of a work that computes some rows of a result, in whole rows of the result.
+struct RowsPart {
+  std::unique_ptr<Work> work;
+  int64_t row_begin = 0, rows = 0;
+};
+
+// Partitions a result of `rows` rows of `row_bytes` by rows. One part or more.
+WorkPartition PartitionRows(int64_t rows, int64_t row_bytes, std::vector<RowsPart> parts);
+
+// Partitions a work into `parts` works that each compute partial sums of all of the result (tensor
+// parallel at the rows of a weight). `make` makes part `part`.
+absl::StatusOr<WorkPartition> PartitionPartialSums(
+    const Reduction& reduction, size_t parts,
+    absl::FunctionRef<absl::StatusOr<std::unique_ptr<Work>>(size_t part)> make);
 
 // Activations of `rows` tokens.
 struct Activations {
@@ -85,11 +109,11 @@ struct Activations {
   int64_t rows = 0;
 };
 
-// The columns of x that rows of a part of a weight multiply, in memory of their own.
-absl::StatusOr<Payload> ColumnsOf(const Activations& activations, const model::WeightPart& part,
-                                  StagingPool& staging);
+// Copies the columns of x that the rows of a part of a weight multiply.
+absl::StatusOr<Payload> CopyColumns(const Activations& activations, const model::WeightPart& part,
+                                    StagingPool& staging);
 
-// One request. Its fields are validated by whoever fills them. Task says what batching asks of it:
+// One request. The caller that fills the fields validates them. Task has what batching needs:
 // tokens, bytes held while queued, cost in multiplications.
 class Work : public batching::Task {
  public:
@@ -103,21 +127,21 @@ class Work : public batching::Task {
 
   virtual int64_t result_bytes() const = 0;
 
-  // What it adds to a device's load until it is answered: rows of the result. A device with less
-  // load is given the next work.
+  // Rows of the result, which count as load of its device until it is answered. The device with the
+  // least load is given the next work.
   virtual int64_t load() const { return tokens(); }
 
   // Works of the same class with equal keys may run as one batch. A null subject never merges.
   virtual batching::BatchKey merge_key() const { return {}; }
 
-  // Whether no device has all that it needs, so that it must be cut: by default, whether one of its
-  // weights is.
-  virtual bool cut() const;
+  // Whether no device has all that it needs, so that it must be partitioned: by default, whether
+  // one of its weights is.
+  virtual bool partitioned() const;
 
-  // Parts for the devices that hold some of what it needs, where it is cut(). Called once; the work
-  // itself is not run. `staging`: for activations that parts do not share. UNIMPLEMENTED when the
-  // operation needs whole weights, which is the default.
-  virtual absl::StatusOr<WorkCut> Cut(StagingPool& staging) const;
+  // Makes the parts of a partitioned() work, one for each device that holds some of what it needs.
+  // Called once; the work itself is not run. `staging`: for activations that parts do not share.
+  // UNIMPLEMENTED when the operation needs whole weights, which is the default.
+  virtual absl::StatusOr<WorkPartition> Partition(StagingPool& staging) const;
 
   // Runs the batch, whose first task this work is, and waits for the device. All tasks are of this
   // class and have its key. `result` is staging memory for the results of all, one after the other.
@@ -125,11 +149,11 @@ class Work : public batching::Task {
   virtual absl::Status Run(Lane& lane, const batching::Batch& batch, char* result,
                            ExecutionReport* report) const = 0;
 
-  // Lets go of the request's own data. Called before the answer, so that whoever hears it finds
-  // that memory free.
+  // Frees the request's own data. Called before the answer, so that a client that has the answer
+  // finds that memory free.
   virtual void FreeInputs() {}
 
-  // Where a work with weights runs.
+  // The device that a work with weights runs on.
   const Device* device() const { return weights().front()->parts[part].weight->device; }
 
   batching::BatchKey key() const final;
@@ -144,7 +168,7 @@ class Work : public batching::Task {
   obs::SpanRef call;
 };
 
-// Notes that a kernel ran. Null: none did.
+// Adds a kernel that ran. Null: none did.
 void AddKernel(const KernelRow* row, ExecutionReport* report);
 
 }  // namespace awqd::engine

@@ -10,7 +10,7 @@
 
 #include "kernels/base/mutex.h"
 
-// Of jemalloc, where that is the allocator of the process; else null.
+// The function of jemalloc, where that is the allocator of the process; else null.
 extern "C" int mallctl(const char* name, void* old_value, size_t* old_size, void* new_value,
                        size_t new_size) __attribute__((weak));
 

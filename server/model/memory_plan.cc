@@ -16,7 +16,7 @@
 namespace awqd::model {
 namespace {
 
-// What describing a linear takes at most, in bytes of its tensors: as they are, decoded, and on
+// The most that describing a linear takes, in bytes of its tensors: as they are, decoded, and on
 // the way from one to the other.
 constexpr int64_t kTimesDescribed = 3;
 
@@ -25,7 +25,7 @@ absl::Status NoRoom(int64_t bytes, absl::string_view where, int64_t free, absl::
       absl::StrCat("needs ", bytes, " bytes on ", where, what, ", got ", free, " free"));
 }
 
-// Of a weight whose codes are not there yet.
+// The size of a weight whose codes were not read yet.
 int64_t HostBytes(const HostWeight& weight) {
   const WeightShape shape = weight.shape();
   const WeightDescription& d = weight.description;
@@ -35,28 +35,28 @@ int64_t HostBytes(const HostWeight& weight) {
          static_cast<int64_t>(numbers * 4);
 }
 
-// What is beyond the memory that no limit counts.
+// The bytes beyond the memory that no limit counts.
 int64_t Counted(int64_t working) { return std::max<int64_t>(0, working - kFreeWorkingBytes); }
 
 class Planner {
  public:
   Planner(const LoadTarget& target, Paths paths) : target_(target), paths_(std::move(paths)) {}
 
-  absl::Status Add(const Checkpoint& checkpoint, const LinearLocation& linear) {
+  absl::Status AddLinear(const Checkpoint& checkpoint, const LinearLocation& linear) {
     AWQD_RETURN_IF_ERROR(CheckDescribing(linear));
     AWQD_ASSIGN_OR_RETURN(HostWeight weight, checkpoint.Describe(linear, &scratch_));
-    AWQD_ASSIGN_OR_RETURN(std::vector<PartBytes> parts, PartsOf(weight, linear));
+    AWQD_ASSIGN_OR_RETURN(std::vector<PartBytes> parts, MeasureParts(weight, linear));
     if (!absl::c_all_of(parts, [](const PartBytes& part) { return part.exact; })) {
       // Its scales lie among its codes, and the layout depends on them.
       AWQD_ASSIGN_OR_RETURN(weight, checkpoint.Read(linear, &scratch_));
-      AWQD_ASSIGN_OR_RETURN(parts, PartsOf(weight, linear));
+      AWQD_ASSIGN_OR_RETURN(parts, MeasureParts(weight, linear));
     }
     raw_ = std::max(raw_, linear.bytes);
     const int64_t host = HostBytes(weight);
     int64_t copies = 0;  // of all parts, which are made side by side
     for (const PartBytes& part : parts) {
       plan_.weights[part.device] += part.bytes;
-      copies += host * part.cut / (weight.k * weight.n);
+      copies += host * part.copied / (weight.k * weight.n);
       if (!part.device->host_addressable()) copies += part.bytes;
     }
     const int64_t spare = linear.rule->format->spare_bytes_per_code * weight.k * weight.n;
@@ -67,7 +67,7 @@ class Planner {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<MemoryPlan> Take() {
+  absl::StatusOr<MemoryPlan> MakePlan() {
     AWQD_RETURN_IF_ERROR(CheckDevices(plan_.weights, ""));
     const MemoryPlan ahead = PlanAhead();
     if (ahead.readers > 1 && CheckPeak(ahead).ok()) return ahead;
@@ -97,10 +97,10 @@ class Planner {
     return out;
   }
 
-  absl::StatusOr<std::vector<PartBytes>> PartsOf(const HostWeight& weight,
-                                                 const LinearLocation& linear) const {
-    const Place place = PlaceOf(linear.path, paths_, target_);
-    auto parts = PlacedBytes(weight, place.devices, place.placing);
+  absl::StatusOr<std::vector<PartBytes>> MeasureParts(const HostWeight& weight,
+                                                      const LinearLocation& linear) const {
+    const Place place = ChoosePlace(linear.path, paths_, target_);
+    auto parts = MeasurePlaced(weight, place.devices, place.placing);
     if (parts.ok()) return parts;
     return Prefixed(absl::StrCat("weight ", Quoted(linear.path)), parts.status());
   }
@@ -170,12 +170,12 @@ std::string MemoryPlan::ToString() const {
 
 absl::StatusOr<MemoryPlan> PlanLoad(const Checkpoint& checkpoint, const LoadTarget& target,
                                     const std::atomic<bool>& cancelled) {
-  Planner planner(target, PathsOf(checkpoint));
+  Planner planner(target, CollectPaths(checkpoint));
   for (const LinearLocation& linear : checkpoint.linears()) {
     AWQD_RETURN_IF_ERROR(CheckCancelled(&cancelled));
-    AWQD_RETURN_IF_ERROR(planner.Add(checkpoint, linear));
+    AWQD_RETURN_IF_ERROR(planner.AddLinear(checkpoint, linear));
   }
-  return planner.Take();
+  return planner.MakePlan();
 }
 
 }  // namespace awqd::model

@@ -1,4 +1,5 @@
-// MemoryPlan: what a load will take, of each device and of the host, before any of it is taken.
+// MemoryPlan: the memory that a load will take on each device and on the host, computed before it
+// is allocated.
 #pragma once
 
 #include <atomic>
@@ -16,7 +17,7 @@
 namespace awqd::model {
 
 struct MemoryPlan {
-  // Of all weights, exactly what will be allocated.
+  // The exact bytes that all weights will take on each device.
   std::map<const Device*, int64_t> weights;
   // Linears to read at a time: those of the target, or one where there is no room for more.
   int readers = 1;
@@ -26,20 +27,20 @@ struct MemoryPlan {
   int64_t working = 0;
   // The most that weights and that memory take together of a device that the host addresses.
   std::map<const Device*, int64_t> peak;
-  int64_t host_peak = 0;  // of host memory: `working`, and weights on devices that it addresses
+  int64_t host_peak = 0;  // host memory: `working`, and weights on devices that the host addresses
 
   int64_t device_bytes() const;  // on all devices
   std::string ToString() const;  // "1024 bytes on cpu, 512 bytes of host memory beside them"
 };
 
-// Such devices' limits count memory beside the weights from here on.
+// The limits of such devices count memory beside the weights only above this size.
 inline constexpr int64_t kFreeWorkingBytes = int64_t{256} << 20;
 
-// Reads headers and what is small of every linear, one after the other; all of a linear where its
-// scales lie among its codes and its layout depends on them.
-// RESOURCE_EXHAUSTED when it does not fit into what is free now, naming the device or the host,
-// needed and free. UNAVAILABLE once `cancelled`. Other errors are those of the checkpoint: of a
-// linear that cannot be decoded, or that no kernel takes.
+// Reads headers and the small tensors of every linear, one after the other; the whole linear where
+// its scales lie among its codes and its layout depends on them. RESOURCE_EXHAUSTED when it does
+// not fit into what is free now, naming the device or the host, needed and free. UNAVAILABLE once
+// `cancelled`. Other errors are those of the checkpoint: a linear cannot be decoded, or no kernel
+// takes it.
 absl::StatusOr<MemoryPlan> PlanLoad(const Checkpoint& checkpoint, const LoadTarget& target,
                                     const std::atomic<bool>& cancelled);
 

@@ -18,7 +18,7 @@
 namespace awqd::model {
 namespace {
 
-// What an operator can do about it.
+// The remedy for an operator.
 std::string Advice(const LoadTarget& target) {
   if (target.devices.size() < 2 || target.shared()) {
     return " (a reload needs room for both versions)";
@@ -46,11 +46,11 @@ absl::StatusOr<std::shared_ptr<const PlacedWeight>> LoadWeight(
     const Checkpoint& checkpoint, const LinearLocation& linear, const LoadTarget& target,
     const Paths& paths, std::vector<uint8_t>* scratch, TensorSums* sums) {
   AWQD_ASSIGN_OR_RETURN(const HostWeight weight, checkpoint.Read(linear, scratch, sums));
-  const Place place = PlaceOf(linear.path, paths, target);
+  const Place place = ChoosePlace(linear.path, paths, target);
   auto out = PlaceWeight(weight, place.devices, place.placing);
   if (out.ok()) {
     auto counting = std::make_shared<PlacedWeight>(**out);
-    counting->use = target.use;
+    counting->statistics = target.statistics;
     return counting;
   }
   const absl::Status& status = out.status();
@@ -59,7 +59,7 @@ absl::StatusOr<std::shared_ptr<const PlacedWeight>> LoadWeight(
                                    absl::IsResourceExhausted(status) ? Advice(target) : ""));
 }
 
-void Add(const std::string& path, std::shared_ptr<const PlacedWeight> weight, Model* model) {
+void AddWeight(const std::string& path, std::shared_ptr<const PlacedWeight> weight, Model* model) {
   for (const WeightPart& part : weight->parts) {
     model->bytes_on[part.weight->device] += part.weight->bytes();
   }
@@ -84,7 +84,7 @@ absl::Status AddStacks(Sharding sharding, const std::atomic<bool>& cancelled, Mo
 
 // `paths`: a map by path.
 template <typename Map>
-PathIndex IndexOf(const Map& paths) {
+PathIndex MakeIndex(const Map& paths) {
   std::vector<absl::string_view> out;
   out.reserve(paths.size());
   for (const auto& [path, value] : paths) out.push_back(path);
@@ -95,32 +95,32 @@ PathIndex IndexOf(const Map& paths) {
 absl::Status LoadAll(const Checkpoint& checkpoint, const LoadTarget& target, const MemoryPlan& plan,
                      const std::atomic<bool>& cancelled, TensorSums* sums, Progress* progress,
                      Model* model) {
-  const Paths paths = PathsOf(checkpoint);
+  const Paths paths = CollectPaths(checkpoint);
   const absl::Span<const LinearLocation> linears = checkpoint.linears();
   std::vector<std::vector<uint8_t>> scratch(plan.readers);
   Mutex mu;
-  return OnReaders(plan.readers, static_cast<int64_t>(linears.size()), [&](int reader, int64_t i) {
-    if (cancelled) {
-      return absl::UnavailableError(
-          absl::StrCat("model \"", model->name, "\": load cancelled, the server is shutting down"));
-    }
-    const LinearLocation& linear = linears[i];
-    auto weight = LoadWeight(checkpoint, linear, target, paths, &scratch[reader], sums);
-    if (!weight.ok()) return weight.status();
-    MutexLock lock(&mu);
-    Add(linear.path, *std::move(weight), model);
-    progress->Add(linear.bytes);
-    return absl::OkStatus();
-  });
+  return RunOnReaders(
+      plan.readers, static_cast<int64_t>(linears.size()), [&](int reader, int64_t i) {
+        if (cancelled) {
+          return absl::UnavailableError(absl::StrCat(
+              "model \"", model->name, "\": load cancelled, the server is shutting down"));
+        }
+        const LinearLocation& linear = linears[i];
+        auto weight = LoadWeight(checkpoint, linear, target, paths, &scratch[reader], sums);
+        if (!weight.ok()) return weight.status();
+        MutexLock lock(&mu);
+        AddWeight(linear.path, *std::move(weight), model);
+        progress->AddWeight(linear.bytes);
+        return absl::OkStatus();
+      });
 }
 
-absl::StatusOr<std::shared_ptr<Model>> LoadWeights(const ModelFolder& folder,
-                                                   const std::string& name,
+absl::StatusOr<std::shared_ptr<Model>> LoadWeights(const RepositoryRoot& root,
+                                                   const std::string& path, const std::string& name,
                                                    const LoadTarget& target,
                                                    const std::atomic<bool>& cancelled,
                                                    const ProgressSinks& sinks) {
-  AWQD_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
-                        Checkpoint::Open(*folder.root, folder.path, &cancelled));
+  AWQD_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(root, path, &cancelled));
   if (const auto weights = static_cast<int64_t>(checkpoint.linears().size());
       weights > target.max_weights) {
     return absl::ResourceExhaustedError(absl::StrCat("model \"", name, "\": got ", weights,
@@ -140,23 +140,24 @@ absl::StatusOr<std::shared_ptr<Model>> LoadWeights(const ModelFolder& folder,
   TensorSums sums;
   AWQD_RETURN_IF_ERROR(LoadAll(checkpoint, target, plan, cancelled, &sums, &progress, model.get()));
   AWQD_RETURN_IF_ERROR(sums.Check(cancelled));
-  AWQD_RETURN_IF_ERROR(checkpoint.CheckUnchanged(*folder.root));
+  AWQD_RETURN_IF_ERROR(checkpoint.CheckUnchanged(root));
   AWQD_RETURN_IF_ERROR(AddStacks(target.sharding, cancelled, model.get()));
-  model->weight_paths = IndexOf(model->weights);
-  model->stack_paths = IndexOf(model->stacks);
+  model->weight_paths = MakeIndex(model->weights);
+  model->stack_paths = MakeIndex(model->stacks);
   model->load_ms = absl::ToInt64Milliseconds(progress.elapsed());
   return model;
 }
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<Model>> LoadModel(const ModelFolder& folder, const std::string& name,
+absl::StatusOr<std::shared_ptr<Model>> LoadModel(const RepositoryRoot& root,
+                                                 const std::string& path, const std::string& name,
                                                  const LoadTarget& target,
                                                  const std::atomic<bool>& cancelled,
                                                  const ProgressSinks& sinks) {
   // The standard library reports exhausted host memory in no other way.
   try {
-    return LoadWeights(folder, name, target, cancelled, sinks);
+    return LoadWeights(root, path, name, target, cancelled, sinks);
   } catch (const std::bad_alloc&) {
     return absl::ResourceExhaustedError(
         absl::StrCat("model \"", name, "\": host memory ran out while it was loaded"));

@@ -8,19 +8,19 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kernels/device.h"
+#include "kernels/checkpoint/repository_root.h"
 #include "server/model/memory_plan.h"
-#include "server/model/model_folders.h"
-#include "server/model/model_store.h"
+#include "server/model/model.h"
 #include "server/model/progress.h"
 
 namespace awqd::model {
 
-// `version` of the result is 0: the store counts. Fails before anything is allocated for a weight
-// when the load's MemoryPlan does not fit. When it ends, every file and every tensor that was read
-// is compared with what it is now. On an error nothing stays allocated on any device. UNAVAILABLE
-// once `cancelled`.
-absl::StatusOr<std::shared_ptr<Model>> LoadModel(const ModelFolder& folder, const std::string& name,
+// Loads the model in folder `path` beneath `root`. `version` of the result is 0; the store counts
+// versions. Fails before anything is allocated for a weight when the load's MemoryPlan does not
+// fit. When it ends, every file and every tensor that was read is compared with what it is now. On
+// an error nothing stays allocated on any device. UNAVAILABLE once `cancelled`.
+absl::StatusOr<std::shared_ptr<Model>> LoadModel(const RepositoryRoot& root,
+                                                 const std::string& path, const std::string& name,
                                                  const LoadTarget& target,
                                                  const std::atomic<bool>& cancelled,
                                                  const ProgressSinks& sinks);

@@ -1,4 +1,4 @@
-// Cutting weights into columns or rows, and placing them.
+// Slices weights by columns or rows, and places the slices.
 #include "server/model/placed_weight.h"
 
 #include <algorithm>
@@ -11,21 +11,21 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/math.h"
+#include "kernels/base/parallel_for.h"
 #include "kernels/base/status.h"
 #include "kernels/kernels.h"
-#include "server/model/on_threads.h"
 
 namespace awqd::model {
 namespace {
 
-// Of 8 columns, codes of any width begin and end at whole bytes.
+// The codes of 8 columns begin and end at whole bytes, whatever their width.
 constexpr int64_t kLeastStep = 8;
 constexpr int64_t kBestStep = 128;
 
-// Steps of part `part`, the first one it takes.
+// The first step of part `part`.
 int64_t FirstStep(int64_t steps, int64_t part, int64_t parts) { return steps * part / parts; }
 
-bool Balanced(int64_t n, int64_t step, int64_t parts) {
+bool IsBalanced(int64_t n, int64_t step, int64_t parts) {
   int64_t widest = 0;
   const int64_t steps = n / step;
   for (int64_t part = 0; part < parts; ++part) {
@@ -36,8 +36,8 @@ bool Balanced(int64_t n, int64_t step, int64_t parts) {
   return steps >= parts && widest * parts * 16 <= n * 17;
 }
 
-// Rows of `row_bytes` beginning at `begin`, of which [begin, begin + width) are kept.
-std::vector<uint8_t> TakeBytes(const std::vector<uint8_t>& from, int64_t row_bytes, int64_t begin,
+// Copies bytes [begin, begin + width) of each row of `row_bytes`.
+std::vector<uint8_t> CopyBytes(const std::vector<uint8_t>& from, int64_t row_bytes, int64_t begin,
                                int64_t width) {
   if (from.empty()) return {};
   const int64_t rows = static_cast<int64_t>(from.size()) / row_bytes;
@@ -48,64 +48,65 @@ std::vector<uint8_t> TakeBytes(const std::vector<uint8_t>& from, int64_t row_byt
   return out;
 }
 
-// Columns that a cut must not part, because they share a scale. A scale for all columns is copied.
-int64_t BlockOf(const HostWeight& weight) {
+// Columns that slice a scale, and so stay together. A scale for all columns is copied.
+int64_t ColumnBlock(const HostWeight& weight) {
   const int64_t block = weight.description.block_cols;
   return block == 0 ? 1 : block;
 }
 
 absl::Status CheckRoom(const HostWeight& weight, const Device& device) {
-  AWQD_ASSIGN_OR_RETURN(const int64_t bytes, MostBytes(weight, device.info()));
+  AWQD_ASSIGN_OR_RETURN(const int64_t bytes, MeasureMost(weight, device.info()));
   const int64_t free = device.FreeBytes();
   if (bytes <= free) return absl::OkStatus();
   return absl::ResourceExhaustedError(
       absl::StrCat("needs ", bytes, " bytes on ", device.info().id, ", got ", free, " free"));
 }
 
-// A device's part of the weight.
-struct Share {
+// A device's slice of the weight.
+struct Slice {
   ColumnSpan span;
   bool rows = false;  // the span's, else columns
   bool whole = true;  // the span is everything
 };
 
-// The weight itself, or what is cut from it, in `cut`.
-const HostWeight& ShareOf(const HostWeight& weight, const Share& share, HostWeight* cut) {
-  if (share.whole) return weight;
-  *cut = share.rows ? TakeRows(weight, share.span) : TakeColumns(weight, share.span);
-  return *cut;
+// Returns the weight itself where the slice is whole; else copies the slice to `copy`.
+const HostWeight& CopySlice(const HostWeight& weight, const Slice& slice, HostWeight* copy) {
+  if (slice.whole) return weight;
+  *copy = slice.rows ? CopyRows(weight, slice.span) : CopyColumns(weight, slice.span);
+  return *copy;
 }
 
-absl::StatusOr<WeightPart> Prepare(const HostWeight& weight, const Share& share, Device& device) {
-  HostWeight cut;
-  const HostWeight& mine = ShareOf(weight, share, &cut);
+absl::StatusOr<WeightPart> PrepareSlice(const HostWeight& weight, const Slice& slice,
+                                        Device& device) {
+  HostWeight copy;
+  const HostWeight& mine = CopySlice(weight, slice, &copy);
   AWQD_RETURN_IF_ERROR(CheckRoom(mine, device));
   WeightPart out;
   AWQD_ASSIGN_OR_RETURN(out.weight, PrepareWeight(mine, device));
-  if (!share.whole) (share.rows ? out.row_begin : out.col_begin) = share.span.begin;
+  if (!slice.whole) (slice.rows ? out.row_begin : out.col_begin) = slice.span.begin;
   return out;
 }
 
-// What each device holds of the weight; of fewer devices when it is too small for all.
-std::vector<Share> SharesOf(const HostWeight& weight, size_t devices, Placing placing) {
-  if (placing == Placing::kWhole) return std::vector<Share>(devices);
+// The slice of each device; fewer slices than devices when the weight is too small for all.
+std::vector<Slice> ChooseSlices(const HostWeight& weight, size_t devices, Placing placing) {
+  if (placing == Placing::kWhole) return std::vector<Slice>(devices);
   const auto parts = static_cast<int64_t>(devices);
-  const bool rows = placing == Placing::kMiddleRows;
+  const bool rows = placing == Placing::kMlpRows;
   std::vector<ColumnSpan> spans;
   bool fits = false;
   if (placing != Placing::kColumns) {
-    spans = CutMiddle(rows ? weight.k : weight.n, parts);
-    fits = rows ? CanCutRows(weight, spans) : kBestStep % BlockOf(weight) == 0;
+    spans = SplitMlp(rows ? weight.k : weight.n, parts);
+    fits = rows ? CanPartitionRows(weight, spans) : kBestStep % ColumnBlock(weight) == 0;
   }
-  if (!fits) spans = CutColumns(weight.n, parts, BlockOf(weight));
-  std::vector<Share> out;
+  if (!fits) spans = SplitColumns(weight.n, parts, ColumnBlock(weight));
+  std::vector<Slice> out;
   for (const ColumnSpan& span : spans) out.push_back({span, rows && fits, spans.size() == 1});
   return out;
 }
 
 }  // namespace
 
-absl::StatusOr<int64_t> MostBytes(const HostWeight& weight, const DeviceInfo& device) {
+absl::StatusOr<int64_t> MeasureMost(const HostWeight& weight, const DeviceInfo& device) {
   AWQD_ASSIGN_OR_RETURN(const PreparedSize bytes, PreparedBytes(weight, device));
   return bytes.most;
 }
@@ -127,7 +128,7 @@ absl::string_view Name(Sharding sharding) {
   return kNames[static_cast<int>(sharding)];
 }
 
-std::shared_ptr<const PlacedWeight> Whole(std::shared_ptr<const DeviceWeight> weight) {
+std::shared_ptr<const PlacedWeight> MakeWhole(std::shared_ptr<const DeviceWeight> weight) {
   auto out = std::make_shared<PlacedWeight>();
   out->shape = weight->shape;
   out->format = weight->format;
@@ -136,11 +137,11 @@ std::shared_ptr<const PlacedWeight> Whole(std::shared_ptr<const DeviceWeight> we
   return out;
 }
 
-std::vector<ColumnSpan> CutColumns(int64_t n, int64_t parts, int64_t block) {
+std::vector<ColumnSpan> SplitColumns(int64_t n, int64_t parts, int64_t block) {
   const int64_t least = std::lcm(kLeastStep, block);
   parts = std::clamp<int64_t>(n / least, 1, parts);
   int64_t step = std::lcm(kBestStep, block);
-  while (step > least && !Balanced(n, step, parts)) step /= 2;
+  while (step > least && !IsBalanced(n, step, parts)) step /= 2;
   std::vector<ColumnSpan> out;
   for (int64_t part = 0; part < parts; ++part) {
     out.push_back(
@@ -150,11 +151,11 @@ std::vector<ColumnSpan> CutColumns(int64_t n, int64_t parts, int64_t block) {
   return out;
 }
 
-std::vector<ColumnSpan> CutMiddle(int64_t count, int64_t parts) {
-  return CutColumns(count, parts, kBestStep);
+std::vector<ColumnSpan> SplitMlp(int64_t count, int64_t parts) {
+  return SplitColumns(count, parts, kBestStep);
 }
 
-HostWeight TakeColumns(const HostWeight& weight, ColumnSpan span) {
+HostWeight CopyColumns(const HostWeight& weight, ColumnSpan span) {
   const WeightShape shape = weight.shape();
   HostWeight out;
   out.k = weight.k;
@@ -162,14 +163,14 @@ HostWeight TakeColumns(const HostWeight& weight, ColumnSpan span) {
   out.description = weight.description;
   out.format = weight.format;
   out.activations = weight.activations;
-  out.codes = TakeBytes(weight.codes, weight.row_bytes(), span.begin * weight.code_bits() / 8,
+  out.codes = CopyBytes(weight.codes, weight.row_bytes(), span.begin * weight.code_bits() / 8,
                         out.row_bytes());
   // One cell for each column block; blocks that are wider than the whole stay whole.
   const int64_t block = shape.block_cols(), cells = shape.groups() * shape.column_blocks();
   const int64_t first = span.begin / block, count = CeilDiv(span.end, block) - first;
   const auto take = [&](const std::vector<uint8_t>& part) {
     const int64_t size = static_cast<int64_t>(part.size()) / cells;
-    return TakeBytes(part, shape.column_blocks() * size, first * size, count * size);
+    return CopyBytes(part, shape.column_blocks() * size, first * size, count * size);
   };
   out.zeros = take(weight.zeros);
   out.scales = take(weight.scales);
@@ -186,7 +187,7 @@ HostWeight TakeColumns(const HostWeight& weight, ColumnSpan span) {
   return out;
 }
 
-bool CanCutRows(const HostWeight& weight, absl::Span<const ColumnSpan> spans) {
+bool CanPartitionRows(const HostWeight& weight, absl::Span<const ColumnSpan> spans) {
   const int64_t group = weight.group_rows();
   return weight.order.empty() && weight.factor.empty() &&
          absl::c_all_of(spans, [&](const ColumnSpan& span) {
@@ -194,7 +195,7 @@ bool CanCutRows(const HostWeight& weight, absl::Span<const ColumnSpan> spans) {
          });
 }
 
-HostWeight TakeRows(const HostWeight& weight, ColumnSpan span) {
+HostWeight CopyRows(const HostWeight& weight, ColumnSpan span) {
   HostWeight out;
   out.k = span.end - span.begin;
   out.n = weight.n;
@@ -219,17 +220,17 @@ HostWeight TakeRows(const HostWeight& weight, ColumnSpan span) {
   return out;
 }
 
-absl::StatusOr<std::vector<PartBytes>> PlacedBytes(const HostWeight& weight,
-                                                   absl::Span<Device* const> devices,
-                                                   Placing placing) {
+absl::StatusOr<std::vector<PartBytes>> MeasurePlaced(const HostWeight& weight,
+                                                     absl::Span<Device* const> devices,
+                                                     Placing placing) {
   std::vector<PartBytes> out;
-  for (const Share& share : SharesOf(weight, devices.size(), placing)) {
-    HostWeight cut;
-    const HostWeight& mine = ShareOf(weight, share, &cut);
+  for (const Slice& slice : ChooseSlices(weight, devices.size(), placing)) {
+    HostWeight copy;
+    const HostWeight& mine = CopySlice(weight, slice, &copy);
     Device* const device = devices[out.size()];
     AWQD_ASSIGN_OR_RETURN(const PreparedSize bytes, PreparedBytes(mine, device->info()));
     out.push_back(
-        {device, share.whole ? 0 : mine.k * mine.n, bytes.most, bytes.least == bytes.most});
+        {device, slice.whole ? 0 : mine.k * mine.n, bytes.most, bytes.least == bytes.most});
   }
   return out;
 }
@@ -237,16 +238,16 @@ absl::StatusOr<std::vector<PartBytes>> PlacedBytes(const HostWeight& weight,
 absl::StatusOr<std::shared_ptr<const PlacedWeight>> PlaceWeight(const HostWeight& weight,
                                                                 absl::Span<Device* const> devices,
                                                                 Placing placing) {
-  AWQD_RETURN_IF_ERROR(Validate(weight));  // before it is cut
+  AWQD_RETURN_IF_ERROR(Validate(weight));  // before it is sliced
   auto out = std::make_shared<PlacedWeight>();
   out->shape = ShapeOf(weight);
   out->format = weight.format;
   out->has_bias = !weight.bias.empty();
-  const std::vector<Share> shares = SharesOf(weight, devices.size(), placing);
-  std::vector<absl::StatusOr<WeightPart>> parts(shares.size());
-  OnThreads(shares.size(), [&](size_t i) {
+  const std::vector<Slice> slices = ChooseSlices(weight, devices.size(), placing);
+  std::vector<absl::StatusOr<WeightPart>> parts(slices.size());
+  ParallelFor(slices.size(), [&](size_t i) {
     try {
-      parts[i] = Prepare(weight, shares[i], *devices[i]);
+      parts[i] = PrepareSlice(weight, slices[i], *devices[i]);
     } catch (const std::bad_alloc&) {
       parts[i] = absl::ResourceExhaustedError("host memory ran out while it was packed");
     }

@@ -1,5 +1,5 @@
-// PlacedWeight: a weight as it is served: whole on one device or on several, or its columns or its
-// rows cut among them.
+// PlacedWeight: a weight as it is served: whole on one device or on several, or partitioned by
+// columns or rows among them (tensor parallel).
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "kernels/weight.h"
-#include "server/model/model_use.h"
+#include "server/model/model_statistics.h"
 
 namespace awqd::model {
 
@@ -19,14 +19,14 @@ namespace awqd::model {
 // "models", "experts".
 enum class Sharding : uint8_t {
   kReplicas,  // every weight whole on every device; a request runs on one of them
-  kColumns,   // every weight cut among the devices; a request runs on all of them
+  kColumns,   // every weight partitioned among the devices; a request runs on all of them
   kModels,    // every model whole on the device that has most room
   kExperts    // experts whole, each on one of the devices; every other weight as kReplicas
 };
 
 absl::string_view Name(Sharding sharding);
 
-// What one device holds.
+// The part of a weight that one device holds.
 struct WeightPart {
   std::shared_ptr<const DeviceWeight> weight;
   int64_t col_begin = 0;  // of the whole weight
@@ -42,20 +42,22 @@ struct PlacedWeight {
   std::string format;
   bool has_bias = false;
   // One or more, each on its own device. Either each is the whole weight, or together they are its
-  // columns from 0 to N in order, or its rows from 0 to K. Of rows, the first has the bias.
+  // columns from 0 to N in order, or its rows from 0 to K. With rows, the first part has the bias.
   std::vector<WeightPart> parts;
-  // Its model's. Null: it belongs to none, but came in a request.
-  std::shared_ptr<ModelUse> use;
+  // The statistics of its model. Null for a weight that came in a request.
+  std::shared_ptr<ModelStatistics> statistics;
 
   const DeclaredActivations& activations() const { return parts.front().weight->activations; }
-  bool cut() const { return parts.front().weight->shape.n != shape.n || cut_at_rows(); }
-  bool cut_at_rows() const { return parts.front().weight->shape.k != shape.k; }
+  bool partitioned() const {
+    return parts.front().weight->shape.n != shape.n || partitioned_at_rows();
+  }
+  bool partitioned_at_rows() const { return parts.front().weight->shape.k != shape.k; }
   int64_t bytes() const;        // on all devices
   std::string devices() const;  // "cuda:0,cuda:1"
 };
 
 // A weight that lives on one device.
-std::shared_ptr<const PlacedWeight> Whole(std::shared_ptr<const DeviceWeight> weight);
+std::shared_ptr<const PlacedWeight> MakeWhole(std::shared_ptr<const DeviceWeight> weight);
 
 // Columns [begin, end) of a weight, or rows.
 struct ColumnSpan {
@@ -63,55 +65,55 @@ struct ColumnSpan {
   int64_t end = 0;
 };
 
-// Cuts N columns into at most `parts` spans of nearly the same width, the last one ragged. Borders
-// are multiples of 128, which kernels like best, or of 64 ... 8 where that would leave a device
-// with more than a sixteenth above its share. Fewer spans when N < 8 x parts. `block`: columns that
-// share a scale, which no border parts.
-std::vector<ColumnSpan> CutColumns(int64_t n, int64_t parts, int64_t block = 1);
+// Splits N columns into at most `parts` spans of nearly the same width, the last one ragged.
+// Borders are multiples of 128, which kernels like best, or of 64 ... 8 where that would leave a
+// device with more than a sixteenth above an equal share. Fewer spans when N < 8 x parts. `block`:
+// columns that share a scale; no border is within a block.
+std::vector<ColumnSpan> SplitColumns(int64_t n, int64_t parts, int64_t block = 1);
 
-// Cuts what lies in the middle of a gated MLP, the columns of gate and of up and the rows of down,
-// alike for all three whatever their groups: borders are multiples of 128, and there are fewer
-// spans when there are fewer such multiples.
-std::vector<ColumnSpan> CutMiddle(int64_t count, int64_t parts);
+// Splits the columns of gate and of up and the rows of down of a gated MLP, alike for all three
+// whatever their groups: borders are multiples of 128, and there are fewer spans when there are
+// fewer such multiples.
+std::vector<ColumnSpan> SplitMlp(int64_t count, int64_t parts);
 
-// Those columns with their zero points, scales and bias, as a weight of their own. `span` is one
-// that CutColumns makes.
-HostWeight TakeColumns(const HostWeight& weight, ColumnSpan span);
+// Copies columns with their zero points, scales and bias to a weight of their own. `span` is one
+// that SplitColumns makes.
+HostWeight CopyColumns(const HostWeight& weight, ColumnSpan span);
 
-// Whether the weight can be cut at these rows: it has neither an order nor a factor, and no border
-// parts a group.
-bool CanCutRows(const HostWeight& weight, absl::Span<const ColumnSpan> spans);
+// Whether the weight can be partitioned at these rows: it has neither an order nor a factor, and no
+// border is within a group.
+bool CanPartitionRows(const HostWeight& weight, absl::Span<const ColumnSpan> spans);
 
-// Those rows with their zero points and scales, as a weight of their own; the rows from 0 have the
-// bias. CanCutRows holds.
-HostWeight TakeRows(const HostWeight& weight, ColumnSpan span);
+// Copies rows with their zero points and scales to a weight of their own; the rows from 0 have the
+// bias. CanPartitionRows holds.
+HostWeight CopyRows(const HostWeight& weight, ColumnSpan span);
 
 // How a weight lies on several devices.
 enum class Placing : uint8_t {
   kWhole,    // whole on each
-  kColumns,  // cut at columns by CutColumns
-  // Of a gated MLP, cut by CutMiddle: gate and up at columns, down at rows. Where blocks of columns
-  // or groups do not allow that, as kColumns.
-  kMiddleColumns,
-  kMiddleRows,
+  kColumns,  // partitioned by columns with SplitColumns
+  // A gated MLP, partitioned with SplitMlp: gate and up by columns, down by rows. As kColumns where
+  // blocks of columns or groups do not allow it.
+  kMlpColumns,
+  kMlpRows,
 };
 
-// What one part of a weight takes.
+// The bytes of one part of a weight.
 struct PartBytes {
   Device* device = nullptr;
-  int64_t cut = 0;  // elements that are cut out for it; 0: it is the whole weight
+  int64_t copied = 0;  // elements that are copied out for it; 0: it is the whole weight
   int64_t bytes = 0;
-  bool exact = true;  // else the most, as they depend on scales that the weight lacks
+  bool exact = true;  // false: an upper bound, because the weight lacks scales that decide it
 };
-// Of the parts that PlaceWeight makes of a weight, which may lack its codes. Fails as
+// Measures the parts that PlaceWeight makes of a weight, which may lack its codes. Fails as
 // PreparedBytes.
-absl::StatusOr<std::vector<PartBytes>> PlacedBytes(const HostWeight& weight,
-                                                   absl::Span<Device* const> devices,
-                                                   Placing placing);
+absl::StatusOr<std::vector<PartBytes>> MeasurePlaced(const HostWeight& weight,
+                                                     absl::Span<Device* const> devices,
+                                                     Placing placing);
 
-// The most that a whole weight, which may lack its codes, takes of such a device. Fails as
-// PreparedBytes.
-absl::StatusOr<int64_t> MostBytes(const HostWeight& weight, const DeviceInfo& device);
+// An upper bound of the bytes of a whole weight, which may lack its codes, on such a device. Fails
+// as PreparedBytes.
+absl::StatusOr<int64_t> MeasureMost(const HostWeight& weight, const DeviceInfo& device);
 
 // Puts the weight on the devices, one or more, at the same time. Blocks. RESOURCE_EXHAUSTED naming
 // the device that has no room; other errors as PrepareWeight, of the first device that has one. On

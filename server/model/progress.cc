@@ -31,10 +31,10 @@ Progress::~Progress() {
   if (sinks_.bar) sinks_.bar("");
 }
 
-void Progress::Add(int64_t bytes) {
+void Progress::AddWeight(int64_t bytes) {
   bytes_ += bytes;
   ++weights_;
-  if (sinks_.share != nullptr) *sinks_.share = static_cast<float>(Share());
+  if (sinks_.share != nullptr) *sinks_.share = static_cast<float>(LoadedShare());
   const absl::Time now = now_();
   if (now - last_ < (sinks_.bar ? kBarInterval : kInterval)) return;
   last_ = now;
@@ -45,7 +45,7 @@ void Progress::Add(int64_t bytes) {
   }
 }
 
-double Progress::Share() const {
+double Progress::LoadedShare() const {
   const auto total = static_cast<double>(std::max<int64_t>(total_bytes_, 1));
   return std::min(static_cast<double>(bytes_) / total, 1.0);
 }
@@ -62,15 +62,15 @@ double Progress::MibPerSecond() const {
 
 std::string Progress::Line() const {
   return absl::StrFormat("loading model \"%s\": %d of %d weights, %s (%d %%), %.0f MiB/s", model_,
-                         weights_, total_weights_, Amount(), static_cast<int>(Share() * 100),
+                         weights_, total_weights_, Amount(), static_cast<int>(LoadedShare() * 100),
                          MibPerSecond());
 }
 
 std::string Progress::Bar() const {
-  const int filled = static_cast<int>(Share() * kBarWidth);
+  const int filled = static_cast<int>(LoadedShare() * kBarWidth);
   return absl::StrFormat("[%s%s] %3d %%  %s, %.0f MiB/s  %s", std::string(filled, '#'),
-                         std::string(kBarWidth - filled, '.'), static_cast<int>(Share() * 100),
-                         Amount(), MibPerSecond(), model_);
+                         std::string(kBarWidth - filled, '.'),
+                         static_cast<int>(LoadedShare() * 100), Amount(), MibPerSecond(), model_);
 }
 
 }  // namespace awqd::model

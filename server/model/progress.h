@@ -1,4 +1,4 @@
-// Progress: what a load says of itself while it runs.
+// Progress: reports how far a load is, as log lines, a bar and numbers.
 #pragma once
 
 #include <atomic>
@@ -17,22 +17,12 @@ using ProgressLog = std::function<void(absl::string_view)>;
 // The present; a parameter so that tests need not wait.
 using NowFunction = std::function<absl::Time()>;
 
-// Who is told. Each may be empty.
+// The receivers of progress. Each may be empty.
 struct ProgressSinks {
   ProgressLog log;  // lines
   ProgressLog bar;  // the text of one line that is replaced by the next; "" at the end
   std::atomic<float>* share = nullptr;            // of the bytes, from 0 to 1
   std::atomic<int64_t>* planned_bytes = nullptr;  // what the load will take of all devices
-};
-
-// What others may ask of a load in progress, and tell it.
-struct LoadState {
-  std::atomic<float> share{0.0f};
-  std::atomic<int64_t> planned_bytes{0};  // 0 until it is planned
-  bool for_client = true;                 // a client asked for it; set before others see it
-  std::atomic<bool> unwanted{false};      // a client unloads meanwhile what the server loads
-  std::atomic<bool> served{false};        // it has ended well
-  std::string files;                      // FolderLook's, at its begin; the loading thread's
 };
 
 // A line at most every two seconds, none for a load that ends before; or, where there is a bar, its
@@ -50,13 +40,13 @@ class Progress {
   ~Progress();
 
   // One more weight of `bytes` is on the device.
-  void Add(int64_t bytes);
+  void AddWeight(int64_t bytes);
 
   absl::Duration elapsed() const { return now_() - start_; }
 
  private:
   // From 0 to 1.
-  double Share() const;
+  double LoadedShare() const;
   // "40 of 100 MiB"
   std::string Amount() const;
   double MibPerSecond() const;

@@ -6,25 +6,25 @@
 #include <utility>
 
 #include "kernels/base/mutex.h"
+#include "kernels/base/parallel_for.h"
 #include "server/model/load_memory.h"
-#include "server/model/on_threads.h"
 
 namespace awqd::model {
 namespace {
 
-// What went wrong first, in the order of the numbers.
+// The failure of the least number.
 class FirstFailure {
  public:
   explicit FirstFailure(int64_t count) : at_(count) {}
 
-  void Add(int64_t at, absl::Status status, std::exception_ptr thrown) {
+  void Record(int64_t at, absl::Status status, std::exception_ptr thrown) {
     MutexLock lock(&mu_);
     if (at >= at_) return;
     at_ = at;
     status_ = std::move(status);
     thrown_ = std::move(thrown);
   }
-  absl::Status Take() {
+  absl::Status ReturnOrThrow() {
     if (thrown_ != nullptr) std::rethrow_exception(thrown_);
     return std::move(status_);
   }
@@ -38,11 +38,11 @@ class FirstFailure {
 
 }  // namespace
 
-absl::Status OnReaders(int readers, int64_t count,
-                       absl::FunctionRef<absl::Status(int reader, int64_t i)> work) {
+absl::Status RunOnReaders(int readers, int64_t count,
+                          absl::FunctionRef<absl::Status(int reader, int64_t i)> work) {
   std::atomic<int64_t> next{0};
   FirstFailure failure(count);
-  OnThreads(readers, [&](size_t thread) {
+  ParallelFor(readers, [&](size_t thread) {
     const auto reader = static_cast<int>(thread);
     const LoadMemory memory;
     for (int64_t i = next++; i < count; i = next++) {
@@ -55,10 +55,10 @@ absl::Status OnReaders(int readers, int64_t count,
       }
       if (status.ok() && thrown == nullptr) continue;
       next = count;
-      failure.Add(i, std::move(status), std::move(thrown));
+      failure.Record(i, std::move(status), std::move(thrown));
     }
   });
-  return failure.Take();
+  return failure.ReturnOrThrow();
 }
 
 }  // namespace awqd::model

@@ -23,7 +23,7 @@ bool SamePlacement(const PlacedWeight& a, const PlacedWeight& b) {
   });
 }
 
-// Which columns are on which device: "cuda:0 [0, 64), cuda:1 [64, 128)".
+// The columns on each device: "cuda:0 [0, 64), cuda:1 [64, 128)".
 std::string Placement(const PlacedWeight& weight) {
   return absl::StrJoin(weight.parts, ", ", [](std::string* out, const WeightPart& part) {
     absl::StrAppend(out, part.weight->device->info().id, " [", part.col_begin, ", ", part.col_end(),
@@ -31,11 +31,14 @@ std::string Placement(const PlacedWeight& weight) {
   });
 }
 
-// Whether it may be anywhere among the experts of a spread stack.
-bool OnOneDevice(const PlacedWeight& weight) { return weight.parts.size() == 1 && !weight.cut(); }
+// Whether it may be anywhere among the experts of an expert-parallel stack.
+bool OnOneDevice(const PlacedWeight& weight) {
+  return weight.parts.size() == 1 && !weight.partitioned();
+}
 
 // Empty where the two are alike, else "<what>: got <of weight>, expected <of first>".
-std::string Difference(const PlacedWeight& weight, const PlacedWeight& first, bool spread) {
+std::string ExplainDifference(const PlacedWeight& weight, const PlacedWeight& first,
+                              bool expert_parallel) {
   const auto differ = [](absl::string_view what, const auto& got, const auto& expected) {
     return absl::StrCat(what, ": got ", got, ", expected ", expected);
   };
@@ -49,7 +52,7 @@ std::string Difference(const PlacedWeight& weight, const PlacedWeight& first, bo
     return differ("bias", weight.has_bias ? "one" : "none", first.has_bias ? "one" : "none");
   }
   if (SamePlacement(weight, first)) return "";
-  if (spread && OnOneDevice(weight) && OnOneDevice(first)) return "";
+  if (expert_parallel && OnOneDevice(weight) && OnOneDevice(first)) return "";
   return differ("devices", Placement(weight), Placement(first));
 }
 
@@ -68,28 +71,28 @@ absl::Status BadStack(absl::string_view path, absl::string_view what) {
 }
 
 // Shares in the order of their lowest experts; none where one device has all.
-void AddShares(WeightStack* stack) {
-  std::vector<std::shared_ptr<WeightStack>> shares;
-  std::vector<ExpertHome> homes;
+void AddShards(WeightStack* stack) {
+  std::vector<std::shared_ptr<WeightStack>> shards;
+  std::vector<ExpertPlace> places;
   std::map<const Device*, size_t> of_device;
   for (const auto& expert : stack->experts) {
-    const auto [it, fresh] = of_device.emplace(expert->parts.front().weight->device, shares.size());
-    if (fresh) shares.push_back(std::make_shared<WeightStack>());
-    WeightStack& share = *shares[it->second];
-    homes.push_back({it->second, static_cast<int32_t>(share.experts.size())});
-    share.experts.push_back(expert);
+    const auto [it, fresh] = of_device.emplace(expert->parts.front().weight->device, shards.size());
+    if (fresh) shards.push_back(std::make_shared<WeightStack>());
+    WeightStack& shard = *shards[it->second];
+    places.push_back({it->second, static_cast<int32_t>(shard.experts.size())});
+    shard.experts.push_back(expert);
   }
-  if (shares.size() == 1) return;
-  stack->shares.assign(shares.begin(), shares.end());
-  stack->homes = std::move(homes);
+  if (shards.size() == 1) return;
+  stack->shards.assign(shards.begin(), shards.end());
+  stack->places = std::move(places);
 }
 
 }  // namespace
 
 std::string WeightStack::devices() const {
-  if (!spread()) return experts.front()->devices();
-  return absl::StrJoin(shares, ",", [](std::string* out, const auto& share) {
-    out->append(share->experts.front()->devices());
+  if (!expert_parallel()) return experts.front()->devices();
+  return absl::StrJoin(shards, ",", [](std::string* out, const auto& shard) {
+    out->append(shard->experts.front()->devices());
   });
 }
 
@@ -100,7 +103,8 @@ int64_t WeightStack::bytes() const {
 }
 
 absl::StatusOr<std::shared_ptr<const WeightStack>> MakeStack(std::string path,
-                                                             const Experts& experts, bool spread) {
+                                                             const Experts& experts,
+                                                             bool expert_parallel) {
   if (experts.empty()) return BadStack(path, "got no expert, expected at least one");
   const auto count = static_cast<int64_t>(experts.size());
   if (const int64_t missing = LowestMissing(experts); missing != count) {
@@ -111,13 +115,14 @@ absl::StatusOr<std::shared_ptr<const WeightStack>> MakeStack(std::string path,
   const PlacedWeight& first = *experts.begin()->second;
   auto out = std::make_shared<WeightStack>();
   for (const auto& [number, weight] : experts) {
-    if (const std::string difference = Difference(*weight, first, spread); !difference.empty()) {
+    if (const std::string difference = ExplainDifference(*weight, first, expert_parallel);
+        !difference.empty()) {
       return BadStack(path, absl::StrCat("expert ", number, ": ", difference, ", as expert 0 has"));
     }
     out->experts.push_back(weight);
   }
   out->path = std::move(path);
-  if (spread) AddShares(out.get());
+  if (expert_parallel) AddShards(out.get());
   return std::shared_ptr<const WeightStack>(std::move(out));
 }
 

@@ -8,11 +8,11 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "server/engine/engine.h"
-#include "server/model/model_store.h"
 #include "server/obs/snapshot.h"
+#include "server/repository/load_on_demand.h"
+#include "server/repository/model_store.h"
 #include "server/services/shared_memory.h"
 #include "server/services/task_queue.h"
-#include "server/services/waking.h"
 #include "server/transport/admission.h"
 #include "server/transport/byte_budget.h"
 #include "server/transport/drain.h"
@@ -57,13 +57,13 @@ struct Options {
 // Everything in it outlives the gRPC server.
 struct Env {
   engine::Engine* engine = nullptr;
-  model::ModelStore* models = nullptr;
+  repository::ModelStore* models = nullptr;
   transport::Drain* gate = nullptr;
   transport::Admission* admission = nullptr;
   transport::CallLoop* loop = nullptr;
-  TaskQueue* loads = nullptr;     // LoadModel, UnloadModel
-  Waking* waking = nullptr;       // loads unloaded models on demand
-  TaskQueue* lists = nullptr;     // ListModels
+  TaskQueue* loads = nullptr;                     // LoadModel, UnloadModel
+  repository::LoadOnDemand* on_demand = nullptr;  // loads models that were unloaded while idle
+  TaskQueue* lists = nullptr;                     // ListModels
   TaskQueue* pages = nullptr;     // walks over models that do not wait for a disk as lists do
   TaskQueue* parsings = nullptr;  // large requests
   TaskQueue* packings = nullptr;  // inline weights

@@ -38,4 +38,8 @@ absl::Status UnloadModel(const Env& env, const std::string& name) {
   return Logged("unload model", name, [&] { return env.models->Unload(name); });
 }
 
+absl::Status LoadModelOnDemand(const Env& env, const std::string& name) {
+  return Logged("load on use", name, [&] { return env.models->LoadOnDemand(name).status(); });
+}
+
 }  // namespace awqd::services

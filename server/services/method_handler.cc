@@ -131,10 +131,11 @@ absl::Status MethodHandler<Method>::FindWeights() {
   absl::StatusOr<Weights> weights = Lookup::Find(env_, parsed_.request);
   if (weights.ok()) return UseWeights(*std::move(weights));
   const std::string model = Lookup::Name(parsed_.request).model;
-  if (!env_.models->Asleep(model)) return weights.status();
-  return env_.waking->Wake(model, [this, self = shared_from_this()](const absl::Status& loaded) {
-    RunGuarded([&] { return OnLoaded(loaded); });
-  });
+  if (!env_.models->IsUnloadedIdle(model)) return weights.status();
+  return env_.on_demand->Request(model,
+                                 [this, self = shared_from_this()](const absl::Status& loaded) {
+                                   RunGuarded([&] { return OnLoaded(loaded); });
+                                 });
 }
 
 template <typename Method>

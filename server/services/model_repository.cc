@@ -12,7 +12,7 @@
 #include "kernels/description.h"
 #include "kernels/layouts/layout.h"
 #include "kernels/plan/plan.h"
-#include "server/model/losses.h"
+#include "server/model/model.h"
 #include "server/services/env.h"
 #include "server/services/loads.h"
 #include "server/services/unary.h"
@@ -29,11 +29,11 @@ inline constexpr bool kNamesModel<v1::UnloadModelRequest> = true;
 
 namespace {
 
-// By model::ModelState.
+// By repository::ModelState.
 constexpr v1::ModelState kStates[] = {v1::UNLOADED, v1::LOADING, v1::READY, v1::FAILED};
 
 void FillSummary(const model::Model& model, v1::ModelSummary* out) {
-  const model::Losses losses = model::LossesOf(model);
+  const model::Losses losses = model::FindLosses(model);
   out->set_name(model.name);
   out->set_state(losses.weights > 0 ? v1::FAILED : v1::READY);
   out->set_message(losses.Message());
@@ -229,7 +229,7 @@ absl::Status Get(const Env& env, const v1::GetModelRequest& request,
 }
 
 absl::Status List(const Env& env, const v1::ListModelsRequest&, v1::ListModelsResponse* response) {
-  for (const model::ModelStatus& status : env.models->List()) {
+  for (const repository::ModelStatus& status : env.models->List()) {
     v1::ModelSummary* summary = response->add_models();
     if (status.model != nullptr) FillSummary(*status.model, summary);
     summary->set_name(status.name);

@@ -125,7 +125,7 @@ absl::Status RequestHandler::Submit(std::unique_ptr<engine::Work> work,
   // Only the first of several blocks: the timestamps of the request begin with it.
   if (log_.moments.submitted == absl::InfinitePast()) log_.moments.submitted = absl::Now();
   options.call = span_;
-  if (use_ == nullptr && !work->weights().empty()) use_ = work->weights().front()->use;
+  if (use_ == nullptr && !work->weights().empty()) use_ = work->weights().front()->statistics;
   AWQD_ASSIGN_OR_RETURN(engine::TaskHandle handle,
                         env_.engine->Submit(std::move(work), options, std::move(done)));
   slot_.Set(std::move(handle));

@@ -141,7 +141,7 @@ class RequestHandler : public std::enable_shared_from_this<RequestHandler> {
 
   // The statistics of the model whose weights the work reads; null: it reads none, or there was no
   // work.
-  std::shared_ptr<model::ModelUse> use_;
+  std::shared_ptr<model::ModelStatistics> use_;
   std::atomic<bool> ended_{false};
   std::atomic<int64_t> held_bytes_{0};
 };

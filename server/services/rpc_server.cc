@@ -11,6 +11,7 @@
 #include "kernels/base/usable_threads.h"
 #include "server/obs/logging.h"
 #include "server/services/env.h"
+#include "server/services/loads.h"
 #include "server/services/oip/service.h"
 #include "server/wire/status.h"
 
@@ -54,11 +55,12 @@ constexpr std::initializer_list<absl::string_view> kServices = {
 
 }  // namespace
 
-RpcServer::RpcServer(const Options& options, engine::Engine* engine, model::ModelStore* models)
+RpcServer::RpcServer(const Options& options, engine::Engine* engine, repository::ModelStore* models)
     : in_flight_(options.in_flight_bytes),
       loads_("loads", options.load_threads, options.max_queued_loads),
       packings_("inline weights", options.packing_threads, options.max_queued_loads),
-      waking_(models, &loads_),
+      on_demand_([this](const std::string& model) { return LoadModelOnDemand(env_, model); },
+                 [this](std::function<void()> job) { return loads_.Run(std::move(job)); }),
       health_(kServices),
       grpc_(TransportOptions(options, *engine), RunQueued(engine), wire::ToGrpc) {
   env_.admission = grpc_.admission();
@@ -67,7 +69,7 @@ RpcServer::RpcServer(const Options& options, engine::Engine* engine, model::Mode
   env_.engine = engine;
   env_.models = models;
   env_.loads = &loads_;
-  env_.waking = &waking_;
+  env_.on_demand = &on_demand_;
   env_.lists = &lists_;
   env_.pages = &pages_;
   env_.parsings = &parsings_;
@@ -132,7 +134,7 @@ void RpcServer::Shutdown(absl::Duration grace) {
 
 absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const Options& options,
                                                             engine::Engine* engine,
-                                                            model::ModelStore* models) {
+                                                            repository::ModelStore* models) {
   std::unique_ptr<RpcServer> server(new RpcServer(options, engine, models));
   AWQD_RETURN_IF_ERROR(server->Listen());
   return server;

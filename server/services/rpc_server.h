@@ -26,7 +26,7 @@ class RpcServer {
   // server. INVALID_ARGUMENT or UNAVAILABLE when an address cannot be listened on.
   static absl::StatusOr<std::unique_ptr<RpcServer>> Start(const Options& options,
                                                           engine::Engine* engine,
-                                                          model::ModelStore* models);
+                                                          repository::ModelStore* models);
   ~RpcServer() { Shutdown(absl::ZeroDuration()); }
 
   // The port that is really bound, also for port 0, of the first TCP address; 0 when there is none.
@@ -67,7 +67,7 @@ class RpcServer {
 
  private:
   static std::string DeviceService(const std::string& id) { return "devices/" + id; }
-  RpcServer(const Options& options, engine::Engine* engine, model::ModelStore* models);
+  RpcServer(const Options& options, engine::Engine* engine, repository::ModelStore* models);
   absl::Status Listen();
 
   transport::ByteBudget in_flight_;
@@ -76,7 +76,7 @@ class RpcServer {
   TaskQueue pages_{"pages of models", 1, 256};  // short work, and many ask at once
   TaskQueue parsings_{"large requests", 1, 64};
   TaskQueue packings_;
-  Waking waking_;
+  repository::LoadOnDemand on_demand_;
   std::unique_ptr<SharedMemory> shared_memory_;
   Env env_;
   HealthService health_;

@@ -43,7 +43,7 @@ obs::DeviceStats ToDeviceStats(engine::EngineStats stats) {
   out.batch_requests = std::move(stats.batch_requests);
   out.compute_ns = std::move(stats.compute_ns);
   out.queue_ns = std::move(stats.queue_ns);
-  for (engine::KernelUse& use : stats.kernels) {
+  for (engine::KernelStatistics& use : stats.kernels) {
     out.kernels.push_back({std::move(use.kernel), use.batches, absl::Microseconds(use.compute_us)});
   }
   out.staging_lent_bytes = stats.staging.lent_bytes;
@@ -78,15 +78,15 @@ std::vector<std::string> ListKernels(const model::Model& model) {
 }
 
 void AddModels(const Env& env, Plans plans, obs::Snapshot* out) {
-  for (const model::ModelStatus& status : env.models->Served()) {
+  for (const repository::ModelStatus& status : env.models->ListServed()) {
     obs::ModelStats& shown = out->models.emplace_back();
     shown.name = status.name;
     shown.state = std::string(kStates[static_cast<int>(status.state)]);
     shown.loaded_share = status.loaded_share;
-    shown.requests = status.use->requests;
-    shown.failed = status.use->failed;
-    shown.tokens = status.use->tokens;
-    shown.queue = absl::Nanoseconds(status.use->queue_ns.load());
+    shown.requests = status.statistics->requests;
+    shown.failed = status.statistics->failed;
+    shown.tokens = status.statistics->tokens;
+    shown.queue = absl::Nanoseconds(status.statistics->queue_ns.load());
     if (status.model == nullptr) continue;
     const model::Model& model = *status.model;
     shown.format = model.quant_method;

@@ -8,8 +8,8 @@
 #include "google/protobuf/message_lite.h"
 #include "kernels/base/out_of_memory.h"
 #include "kernels/base/status.h"
+#include "server/repository/load_on_demand.h"
 #include "server/services/env.h"
-#include "server/services/waking.h"
 #include "server/transport/byte_budget.h"
 #include "server/transport/call.h"
 #include "server/transport/call_loop.h"
@@ -106,11 +106,12 @@ void AnswerLoaded(TaskQueue* queue, const Env& env, transport::UnaryCall* call, 
     auto answer = [answer = AnswerLater(env, call, fill), request = std::move(request)] {
       answer(request);
     };
-    if (!env.models->Asleep(model)) return queue->Run(std::move(answer));
-    return env.waking->Wake(model, [queue, call, answer = std::move(answer)](const auto& loaded) {
-      const absl::Status status = loaded.ok() ? queue->Run(answer) : loaded;
-      if (!status.ok()) call->Finish(wire::ToGrpc(status));
-    });
+    if (!env.models->IsUnloadedIdle(model)) return queue->Run(std::move(answer));
+    return env.on_demand->Request(
+        model, [queue, call, answer = std::move(answer)](const auto& loaded) {
+          const absl::Status status = loaded.ok() ? queue->Run(answer) : loaded;
+          if (!status.ok()) call->Finish(wire::ToGrpc(status));
+        });
   });
   if (!accepted.ok()) call->Finish(wire::ToGrpc(accepted));
 }

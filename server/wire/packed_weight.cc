@@ -269,7 +269,7 @@ absl::StatusOr<PackedSize> MeasurePacked(const v1::PackedWeight& packed, const D
   AWQD_ASSIGN_OR_RETURN(const InlineWeight weight, CollectParts(packed));
   PackedSize out;
   AWQD_ASSIGN_OR_RETURN(const HostWeight host, Decode(packed, weight, /*with_codes=*/false));
-  AWQD_ASSIGN_OR_RETURN(out.prepared, model::MostBytes(host, device));
+  AWQD_ASSIGN_OR_RETURN(out.prepared, model::MeasureMost(host, device));
   out.plans = kBytesOfPlan;
   out.decoded = HostBytes(host) + host.k * host.n * weight.format->spare_bytes_per_code;
   for (const NamedPart& part : weight.tensors) {

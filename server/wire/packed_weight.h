@@ -33,7 +33,7 @@ struct PackedSize {
 };
 
 // For a weight that passed CheckPacked, without decoding its codes. Fails as DecodePacked and
-// model::MostBytes do.
+// model::MeasureMost do.
 absl::StatusOr<PackedSize> MeasurePacked(const v1::PackedWeight& packed, const DeviceInfo& device);
 
 // RESOURCE_EXHAUSTED where all weights of a request, prepared, are more than twice as large as they

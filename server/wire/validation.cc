@@ -11,7 +11,7 @@
 #include "kernels/base/math.h"
 #include "kernels/base/status.h"
 #include "kernels/weight.h"
-#include "server/model/model_store.h"
+#include "server/repository/model_folders.h"
 
 namespace awqd::wire {
 namespace {
@@ -240,7 +240,7 @@ absl::Status CheckRequestId(const std::string& id) {
 
 absl::Status CheckModel(const std::string& name, absl::string_view field) {
   if (name.empty()) return FieldError(field, "nothing", "the name of a model");
-  absl::Status status = model::CheckModelName(name);
+  absl::Status status = repository::CheckModelName(name);
   return status.ok() ? status : WithField(std::move(status), field);
 }
 

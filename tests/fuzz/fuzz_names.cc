@@ -16,8 +16,8 @@
 #include "kernels/checkpoint/linear_rules.h"
 #include "kernels/checkpoint/repository_root.h"
 #include "kernels/checkpoint/tensor_names.h"
-#include "server/model/model_folders.h"
 #include "server/obs/logging.h"
+#include "server/repository/model_folders.h"
 #include "server/wire/oip/name.h"
 #include "tests/fuzz/require.h"
 
@@ -86,14 +86,14 @@ void RequireTellable(const absl::Status& status, absl::string_view name) {
 }
 
 void CheckModel(absl::string_view name) {
-  static const awqd::model::ModelFolders folders(TheGround().root().string());
-  const absl::Status checked = awqd::model::CheckModelName(name);
+  static const awqd::repository::ModelFolders folders(TheGround().root().string());
+  const absl::Status checked = awqd::repository::CheckModelName(name);
   Require(checked.ok() == IsLegal(name));
   Require(checked.ok() || absl::IsInvalidArgument(checked));
   const auto located = folders.Locate(name);
   Require(located.ok() == (name == "m" || name == "link" || name == "O--N"));
   RequireTellable(located.status(), name);
-  (void)folders.Look(name);
+  (void)folders.Inspect(name);
   const auto hub = awqd::model::HubModelName(name);
   if (hub) Require(awqd::model::HubFolder(*hub) == name);
   (void)awqd::model::HubId(name);

@@ -165,8 +165,8 @@ absl::StatusOr<NamedWeight> FindNamedWeight(const Env& env, const std::string& n
 absl::Status IsModelReady(const Env& env, const inference::ModelReadyRequest& request,
                           inference::ModelReadyResponse* response) {
   const wire::oip::ModelName name = wire::oip::SplitName(request.name());
-  // An unloaded model is loaded by the request that needs it; this question does not load it.
-  if (request.version().empty() && env.models->Asleep(name.model)) {
+  // The request that needs an idle model loads it; this question does not.
+  if (request.version().empty() && env.models->IsUnloadedIdle(name.model)) {
     response->set_ready(true);
     return absl::OkStatus();
   }

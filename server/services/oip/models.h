@@ -10,7 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "inference/grpc_service.pb.h"
-#include "server/model/model_store.h"
+#include "server/repository/model_store.h"
 #include "server/services/env.h"
 #include "server/wire/oip/name.h"
 

@@ -64,25 +64,25 @@ void AddNames(const model::Model& model, RepositoryIndexResponse* out) {
   AddMlps(model, model.stacks, out);
 }
 
-// A request loads a model that sleeps.
-std::string StateOf(const model::ModelStatus& status) {
-  if (status.model != nullptr || status.asleep) return kReady;
-  return status.state == model::ModelState::kLoading ? "LOADING" : "UNAVAILABLE";
+// A request loads a model that was unloaded while idle.
+std::string StateOf(const repository::ModelStatus& status) {
+  if (status.model != nullptr || status.unloaded_idle) return kReady;
+  return status.state == repository::ModelState::kLoading ? "LOADING" : "UNAVAILABLE";
 }
 
-std::string ReasonOf(const model::ModelStatus& status) {
-  return status.asleep ? "asleep: loaded when it is used" : status.message;
+std::string ReasonOf(const repository::ModelStatus& status) {
+  return status.unloaded_idle ? "unloaded while idle; loaded on demand" : status.message;
 }
 
 // Empty of a model that is not served.
-std::string VersionOf(const model::ModelStatus& status) {
+std::string VersionOf(const repository::ModelStatus& status) {
   return status.model == nullptr ? "" : absl::StrCat(status.model->version);
 }
 
-absl::StatusOr<grpc::ByteBuffer> Encode(const std::vector<model::ModelStatus>& models,
+absl::StatusOr<grpc::ByteBuffer> Encode(const std::vector<repository::ModelStatus>& models,
                                         int64_t limit) {
   RepositoryIndexResponse response;
-  for (const model::ModelStatus& status : models) {
+  for (const repository::ModelStatus& status : models) {
     RepositoryIndexResponse::ModelIndex* const line = response.add_models();
     line->set_name(status.name);
     line->set_version(VersionOf(status));
@@ -103,12 +103,12 @@ void Count(uint64_t count, uint64_t ns, inference::StatisticDuration* out) {
   out->set_ns(ns);
 }
 
-void Fill(const model::ModelStatus& status, const std::string& name,
+void Fill(const repository::ModelStatus& status, const std::string& name,
           inference::ModelStatistics* out) {
   out->set_name(name);
   if (status.model != nullptr) out->set_version(absl::StrCat(status.model->version));
-  if (status.use == nullptr) return;
-  const model::ModelUse& use = *status.use;
+  if (status.statistics == nullptr) return;
+  const model::ModelStatistics& use = *status.statistics;
   out->set_inference_count(use.tokens);
   out->set_execution_count(use.batches);
   inference::InferStatistics* const counts = out->mutable_inference_stats();
@@ -118,7 +118,7 @@ void Fill(const model::ModelStatus& status, const std::string& name,
   Count(use.requests, use.input_ns, counts->mutable_compute_input());
   Count(use.requests, use.compute_ns, counts->mutable_compute_infer());
   Count(use.answered, use.output_ns, counts->mutable_compute_output());
-  for (const model::BatchesOfSize& size : use.sizes.Seen()) {
+  for (const model::BatchSizeStatistics& size : use.sizes.Seen()) {
     inference::InferBatchStatistics* const batches = out->add_batch_stats();
     batches->set_batch_size(size.tokens);
     Count(size.batches, size.times.input_ns, batches->mutable_compute_input());
@@ -132,12 +132,12 @@ void Fill(const model::ModelStatus& status, const std::string& name,
 absl::StatusOr<grpc::ByteBuffer> NameList::Encoded(
     const Env& env, const inference::RepositoryIndexRequest& request) {
   AWQD_RETURN_IF_ERROR(CheckRepository(request.repository_name()));
-  std::vector<model::ModelStatus> models = env.models->List();
+  std::vector<repository::ModelStatus> models = env.models->List();
   if (request.ready()) {
     std::erase_if(models, [](const auto& status) { return StateOf(status) != kReady; });
   }
   std::string state;
-  for (const model::ModelStatus& status : models) {
+  for (const repository::ModelStatus& status : models) {
     absl::StrAppend(&state, status.name, "\n", VersionOf(status), StateOf(status), "\n",
                     ReasonOf(status).size(), ReasonOf(status));
   }
@@ -179,7 +179,7 @@ absl::Status CountModels(const Env& env, const inference::ModelStatisticsRequest
   if (!request.name().empty()) {
     AWQD_RETURN_IF_ERROR(FindModel(env, asked, request.version(), "name").status());
   }
-  for (const model::ModelStatus& status : env.models->Served()) {
+  for (const repository::ModelStatus& status : env.models->ListServed()) {
     if (status.model == nullptr) continue;
     if (request.name().empty()) {
       Fill(status, status.name, response->add_model_stats());

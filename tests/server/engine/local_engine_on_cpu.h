@@ -84,7 +84,7 @@ class LocalEngineOnCpu : public ::testing::TestWithParam<bool> {
     auto weight = PrepareWeight(canonical_, device_->inner());
     ASSERT_TRUE(weight.ok()) << weight.status();
     weight_ = *std::move(weight);
-    placed_ = model::Whole(weight_);
+    placed_ = model::MakeWhole(weight_);
   }
 
   void Start(EngineOptions options = {}) {

@@ -109,7 +109,7 @@ class PuppetEngine final : public Engine {
   absl::StatusOr<std::shared_ptr<const model::PlacedWeight>> Prepare(const HostWeight& weight,
                                                                      const Device*) override {
     if (!refuse_.ok()) return refuse_;
-    return model::Whole(ShapeOn(&device_, weight.n));
+    return model::MakeWhole(ShapeOn(&device_, weight.n));
   }
   StagingPool& staging() override { return staging_; }
   void Drain() override { ++drains_; }

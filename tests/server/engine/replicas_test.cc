@@ -113,7 +113,7 @@ TEST_F(ReplicasTest, ADeadDeviceComesLast) {
 
 TEST_F(ReplicasTest, AWeightOfOneDeviceStaysThere) {
   Start(3);
-  const auto weight = model::Whole(ShapeOn(puppets_[2]->puppet_device(), 8));
+  const auto weight = model::MakeWhole(ShapeOn(puppets_[2]->puppet_device(), 8));
   for (int i = 0; i < 4; ++i) ASSERT_TRUE(Submit(Product(weight, 1)).ok());
   EXPECT_EQ(Accepted(), (std::vector<size_t>{0, 0, 4}));
 }
@@ -128,7 +128,7 @@ TEST_F(ReplicasTest, InlineWeightsGoWhereLeastIsToDoAndThereIsRoom) {
     return (*engine_->Prepare(inline_weight))->parts[0].weight->device;
   };
   EXPECT_EQ(device_of(), puppets_[1]->puppet_device()) << "the emptiest of equals";
-  ASSERT_TRUE(Submit(Product(model::Whole(ShapeOn(puppets_[1]->puppet_device(), 8)), 1)).ok());
+  ASSERT_TRUE(Submit(Product(model::MakeWhole(ShapeOn(puppets_[1]->puppet_device(), 8)), 1)).ok());
   EXPECT_EQ(device_of(), puppets_[0]->puppet_device()) << "the other one has work";
   puppets_[0]->Refuse(absl::ResourceExhaustedError("no room"));
   EXPECT_EQ(device_of(), puppets_[1]->puppet_device());

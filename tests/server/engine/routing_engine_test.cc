@@ -24,7 +24,7 @@ class RoutingEngineTest : public ::testing::Test {
       devices_[i] = *std::move(device);
       auto weight = PrepareWeight(Weight(), *devices_[i]);
       ASSERT_TRUE(weight.ok()) << weight.status();
-      weights_[i] = model::Whole(*std::move(weight));
+      weights_[i] = model::MakeWhole(*std::move(weight));
       auto engine = MakeLocalEngine(devices_[i].get(), {});
       ASSERT_TRUE(engine.ok()) << engine.status();
       members_[i] = engine->get();

@@ -135,8 +135,8 @@ TEST_P(SeveralDevicesTest, ProductsCutAtRows) {
     spec.description.block_rows = round % 3 == 0 ? 0 : 64;
     const HostWeight weight = RandomWeight(spec);
     const auto whole = one.Place(weight, false);
-    const auto cut = three.Place(weight, model::Placing::kMiddleRows);
-    ASSERT_TRUE(cut->cut_at_rows());
+    const auto cut = three.Place(weight, model::Placing::kMlpRows);
+    ASSERT_TRUE(cut->partitioned_at_rows());
     const DType dtype = std::vector{DType::kFp16, DType::kBf16, DType::kFp32}[round % 3];
     const int64_t tokens = round % 6;
     const std::vector<uint8_t> x = RandomMatrix(tokens, spec.k, dtype, random());
@@ -167,7 +167,7 @@ TEST_P(SeveralDevicesTest, QuantisedActivationsAndIntegersCutAtRows) {
     const bool whole_numbers = &weight == &integers;
     const DType dtype = whole_numbers ? DType::kInt8 : DType::kFp16;
     MatmulWork work = machine.Product(
-        machine.Place(weight, cut ? model::Placing::kMiddleRows : model::Placing::kWhole),
+        machine.Place(weight, cut ? model::Placing::kMlpRows : model::Placing::kWhole),
         RandomMatrix(5, 512, dtype, 3), dtype);
     change(work);
     return machine.Run(std::move(work));
@@ -194,8 +194,8 @@ TEST_P(SeveralDevicesTest, BlocksOfRowsHaveTheBitsOfOneDevice) {
   Machine one(1, GetParam()), three(3, GetParam());
   const HostWeight weight = RandomWeight({.k = 420, .n = 72, .description = Asymmetric(4, 32)});
   const auto whole = one.Place(weight, false);
-  const auto cut = three.Place(weight, model::Placing::kMiddleRows);
-  ASSERT_TRUE(cut->cut_at_rows());
+  const auto cut = three.Place(weight, model::Placing::kMlpRows);
+  ASSERT_TRUE(cut->partitioned_at_rows());
   for (int block = 0; block < 60; ++block) {
     DequantizeWork work;
     work.row_begin = random() % 420;

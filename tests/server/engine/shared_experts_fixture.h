@@ -52,9 +52,9 @@ inline PlacedMixture Spread(Machine& machine, const Mixture& mixture) {
 // As --shard=columns places them, or whole.
 inline PlacedMixture Placed(Machine& machine, const Mixture& mixture, bool cut) {
   using enum model::Placing;
-  return {machine.Stack(mixture.gate, cut ? kMiddleColumns : kWhole),
-          machine.Stack(mixture.up, cut ? kMiddleColumns : kWhole),
-          machine.Stack(mixture.down, cut ? kMiddleRows : kWhole)};
+  return {machine.Stack(mixture.gate, cut ? kMlpColumns : kWhole),
+          machine.Stack(mixture.up, cut ? kMlpColumns : kWhole),
+          machine.Stack(mixture.down, cut ? kMlpRows : kWhole)};
 }
 
 // The tokens of a request and which experts they go to.

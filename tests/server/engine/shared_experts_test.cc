@@ -70,7 +70,7 @@ TEST_P(SharedExpertsTest, SpreadExpertsHaveTheBitsOfOneDevice) {
     const PlacedMixture on_one = Placed(machine(1), mixture, false);
     for (size_t devices : {2, 3}) {
       const PlacedMixture spread = Spread(machine(devices), mixture);
-      EXPECT_EQ(spread.gate->spread(), experts > 1);
+      EXPECT_EQ(spread.gate->expert_parallel(), experts > 1);
       for (const ChoicesSpec& spec : Cases(experts, 64)) {
         SCOPED_TRACE(absl::StrCat(devices, " devices, ", experts, " experts, ", spec.rows,
                                   " tokens, top ", spec.top_k, spec.summed ? ", summed" : ""));
@@ -168,7 +168,7 @@ TEST_P(SharedExpertsTest, ColumnsOfExpertsHaveTheBitsOfOneDevice) {
     const auto on_one = machine(1).Stack(mixture.gate, model::Placing::kWhole);
     for (size_t devices : {2, 3}) {
       const auto cut = machine(devices).Stack(mixture.gate, model::Placing::kColumns);
-      ASSERT_TRUE(cut->cut());
+      ASSERT_TRUE(cut->partitioned());
       for (const ChoicesSpec& spec : Cases(experts, 64)) {
         const Choices choices = RandomChoices(spec);
         const Answer expected = machine(1).Run(Grouped(machine(1), on_one, choices));
@@ -188,7 +188,7 @@ TEST_P(SharedExpertsTest, MlpsAreCutInTheMiddle) {
     const PlacedMixture on_one = Placed(machine(1), mixture, false);
     for (size_t devices : {2, 3}) {
       const PlacedMixture cut = Placed(machine(devices), mixture, true);
-      ASSERT_TRUE(cut.down->experts.front()->cut_at_rows());
+      ASSERT_TRUE(cut.down->experts.front()->partitioned_at_rows());
       for (const ChoicesSpec& spec : Cases(experts, 64)) {
         if (experts == 64 && spec.rows == 7) continue;  // many weights, and nothing new
         SCOPED_TRACE(absl::StrCat(devices, " devices, ", experts, " experts, ", spec.rows,

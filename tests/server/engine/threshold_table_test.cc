@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <limits>
+
 #include "kernels/registry.h"
 
 namespace awqd::engine {
@@ -20,17 +23,32 @@ const KernelRow kWinner = {.name = "test/winner", .op = Op::kMatmul, .replaces_d
 
 TEST(ThresholdTableTest, ACountIsForEveryWeight) {
   const ThresholdTable table(64, nullptr);
-  EXPECT_EQ(table.For(Weight(kPlain, 17, kWinner)), 64);
-  EXPECT_EQ(table.For(Weight(kPlain, 17, kPlain)), 64);
+  EXPECT_EQ(table.FindThreshold(Weight(kPlain, 17, kWinner)), 64);
+  EXPECT_EQ(table.FindThreshold(Weight(kPlain, 17, kPlain)), 64);
 }
 
 TEST(ThresholdTableTest, ByKernelSparesWeightsWhoseFusedKernelReplacesDense) {
   const ThresholdTable table(ThresholdTable::kByKernel, nullptr);
-  EXPECT_EQ(table.For(Weight(kPlain, 17, kWinner)), ThresholdTable::kNever);
-  EXPECT_EQ(table.For(Weight(kPlain, 17, kPlain)), ThresholdTable::kDefault);
+  EXPECT_EQ(table.FindThreshold(Weight(kPlain, 17, kWinner)), ThresholdTable::kNever);
+  EXPECT_EQ(table.FindThreshold(Weight(kPlain, 17, kPlain)), ThresholdTable::kDefault);
   // It must serve every count that would be decoded first.
-  EXPECT_EQ(table.For(Weight(kPlain, 257, kWinner)), ThresholdTable::kDefault);
-  EXPECT_EQ(table.For(Weight(kWinner, 257, kPlain)), ThresholdTable::kDefault);
+  EXPECT_EQ(table.FindThreshold(Weight(kPlain, 257, kWinner)), ThresholdTable::kDefault);
+  EXPECT_EQ(table.FindThreshold(Weight(kWinner, 257, kPlain)), ThresholdTable::kDefault);
+}
+
+TEST(TokenPolicyTest, FusedBelowTheThresholdOnly) {
+  const TokenPolicy policy;
+  EXPECT_TRUE(policy.UseFused(0));
+  EXPECT_TRUE(policy.UseFused(1));
+  EXPECT_TRUE(policy.UseFused(255));
+  EXPECT_FALSE(policy.UseFused(256));
+  EXPECT_FALSE(policy.UseFused(4096));
+}
+
+TEST(TokenPolicyTest, ThresholdEnds) {
+  EXPECT_FALSE(TokenPolicy{0}.UseFused(0));
+  EXPECT_FALSE(TokenPolicy{1}.UseFused(1));
+  EXPECT_TRUE(TokenPolicy{std::numeric_limits<int64_t>::max()}.UseFused(1 << 30));
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include "kernels/kernels.h"
 #include "server/engine/lane.h"
 #include "server/engine/matmul_work.h"
+#include "server/engine/reassembly.h"
 
 namespace awqd::engine {
 
@@ -36,17 +37,17 @@ class TwoStepWork final : public Work {
   void FreeInputs() override { x = Payload(); }
 
   // Every device multiplies with the whole of A and with its own columns of B.
-  absl::StatusOr<WorkCut> Cut(StagingPool& staging) const override {
-    if (both[0]->cut()) return Work::Cut(staging);
+  absl::StatusOr<WorkPartition> Partition(StagingPool& staging) const override {
+    if (both[0]->partitioned()) return Work::Partition(staging);
     const model::PlacedWeight& second = *both[1];
-    return CutAtColumns({second, {0, second.shape.n}, rows, 4},
-                        [this](size_t, model::ColumnSpan columns) {
-                          auto part = std::make_unique<TwoStepWork>(*this);
-                          if (!b.empty()) {
-                            part->b = {b.begin() + columns.begin, b.begin() + columns.end};
-                          }
-                          return part;
-                        });
+    return PartitionColumns({second, {0, second.shape.n}, rows, 4},
+                            [this](size_t, model::ColumnSpan columns) {
+                              auto part = std::make_unique<TwoStepWork>(*this);
+                              if (!b.empty()) {
+                                part->b = {b.begin() + columns.begin, b.begin() + columns.end};
+                              }
+                              return part;
+                            });
   }
 
   absl::Status Run(Lane& lane, const batching::Batch& batch, char* result,
@@ -59,26 +60,25 @@ class TwoStepWork final : public Work {
     }
     const int64_t m = batch.tokens;
     const int64_t k = Here(0).shape.k, middle = Here(0).shape.n, n = Here(1).shape.n;
-    AWQD_ASSIGN_OR_RETURN(const void* from, lane.Gather(pieces, k * 4));
-    AWQD_ASSIGN_OR_RETURN(void* between, lane.Scratch(0, m * middle * 4));
-    AWQD_ASSIGN_OR_RETURN(void* target, lane.Target(result, m * n * 4));
+    AWQD_ASSIGN_OR_RETURN(const void* from, lane.GatherRows(pieces, k * 4));
+    AWQD_ASSIGN_OR_RETURN(void* between, lane.AllocateScratch(0, m * middle * 4));
+    AWQD_ASSIGN_OR_RETURN(void* target, lane.AllocateResult(result, m * n * 4));
     MatmulArgs first = {&Here(0), {from, DType::kFp32, m, k}, {between, DType::kFp32, m, middle}};
     MatmulArgs second = {
         &Here(1), {between, DType::kFp32, m, middle}, {target, DType::kFp32, m, n}};
-    AWQD_ASSIGN_OR_RETURN(first.bias, Bias(lane, a));
-    AWQD_ASSIGN_OR_RETURN(second.bias, Bias(lane, b));
-    AWQD_RETURN_IF_ERROR(RunProduct(lane, first, PathFor(lane, Here(0), m), report));
-    AWQD_RETURN_IF_ERROR(RunProduct(lane, second, PathFor(lane, Here(1), m), report));
+    AWQD_ASSIGN_OR_RETURN(first.bias, UploadBias(lane, a));
+    AWQD_ASSIGN_OR_RETURN(second.bias, UploadBias(lane, b));
+    AWQD_RETURN_IF_ERROR(RunProduct(lane, first, ChoosePath(lane, Here(0), m), report));
+    AWQD_RETURN_IF_ERROR(RunProduct(lane, second, ChoosePath(lane, Here(1), m), report));
     return lane.Fetch(result, target, m * n * 4);
   }
 
  private:
   const DeviceWeight& Here(size_t index) const { return *both[index]->parts[part].weight; }
 
-  static absl::StatusOr<const float*> Bias(Lane& lane, const std::vector<float>& bias) {
+  static absl::StatusOr<const float*> UploadBias(Lane& lane, const std::vector<float>& bias) {
     if (bias.empty()) return nullptr;
-    AWQD_ASSIGN_OR_RETURN(const void* there, lane.Upload(bias.data(), bias.size() * 4));
-    return static_cast<const float*>(there);
+    return lane.Upload(bias);
   }
 };
 

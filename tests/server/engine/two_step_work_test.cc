@@ -186,7 +186,9 @@ TEST_P(TwoStepWorkTest, NeverMergesWithAnotherOperation) {
 }
 
 TEST_P(TwoStepWorkTest, EveryStepHasItsOwnUpload) {
-  StartOne();
+  EngineOptions options;
+  options.lanes = 1;  // each lane has buffers of its own, and any of several may run a request
+  StartOne(options);
   for (int64_t tokens : {1, 40, 2}) {  // the lane's buffers grow between them
     const std::vector<float> x = Values(tokens * kK, 9);
     TwoStepWork work = Work(x);

@@ -10,7 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/kernels.h"
-#include "server/model/model_store.h"
+#include "server/repository/model_store.h"
 #include "tests/kernels/checkpoint/gguf_bytes.h"
 #include "tests/kernels/checkpoint/test_files.h"
 #include "tests/testing/wrapped_device.h"
@@ -78,7 +78,7 @@ TEST_F(MemoryPlanTest, IsWhatTheLoadTakes) {
   const auto device = Cpu();
   const auto plan = Plan({.devices = {device.get()}, .readers = 1});
   ASSERT_TRUE(plan.ok()) << plan.status();
-  ModelStore store(directory_.path(), device.get());
+  repository::ModelStore store(directory_.path(), device.get());
   const auto model = store.Load("m");
   ASSERT_TRUE(model.ok()) << model.status();
   EXPECT_EQ(plan->device_bytes(), device->UsedBytes());
@@ -126,7 +126,7 @@ TEST_F(MemoryPlanTest, OfSeveralDevices) {
   for (const Sharding sharding : {Sharding::kReplicas, Sharding::kColumns, Sharding::kExperts}) {
     const auto plan = Plan({{one.get(), two.get()}, sharding});
     ASSERT_TRUE(plan.ok()) << plan.status();
-    ModelStore store(directory_.path(), {one.get(), two.get()}, sharding);
+    repository::ModelStore store(directory_.path(), {one.get(), two.get()}, sharding);
     ASSERT_TRUE(store.Load("m").ok());
     EXPECT_EQ(plan->weights.at(one.get()), one->UsedBytes());
     EXPECT_EQ(plan->weights.at(two.get()), two->UsedBytes());
@@ -150,7 +150,7 @@ TEST_F(MemoryPlanTest, OneByteTooFewIsRefusedBeforeAnythingIsAllocated) {
   WriteModel();
   WrappedDevice device(Cpu(), true);
   const int64_t bytes = Plan({{&device}})->device_bytes();
-  ModelStore store(directory_.path(), &device);
+  repository::ModelStore store(directory_.path(), &device);
   device.SetBudget(bytes - 1);
   const absl::Status status = store.Load("m").status();
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);

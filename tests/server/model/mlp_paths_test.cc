@@ -1,7 +1,7 @@
 // Which weights are the projections of gated MLPs.
-#include "server/model/mlp_paths.h"
-
 #include <gtest/gtest.h>
+
+#include "server/model/placement.h"
 
 namespace awqd::model {
 namespace {
@@ -16,7 +16,7 @@ TEST(MlpRoleTest, ProjectionsAreKnownByTheirNamesAndOneAnother) {
       "blk.0.ffn_gate",          "blk.0.ffn_up",
       "blk.0.ffn_down",          "a.ffn_gate_exps.experts.5",
       "a.ffn_up_exps.experts.5", "a.ffn_down_exps.experts.5"};
-  const auto role = [&](absl::string_view path) { return MlpRoleOf(path, paths); };
+  const auto role = [&](absl::string_view path) { return FindMlpRole(path, paths); };
   for (const char* path : {"layers.0.mlp.gate_proj", "layers.0.mlp.up_proj", "moe.experts.3.w1",
                            "moe.experts.3.w3", "blk.0.ffn_up", "a.ffn_gate_exps.experts.5"}) {
     EXPECT_EQ(role(path), MlpRole::kGateOrUp) << path;

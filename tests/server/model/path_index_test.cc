@@ -11,8 +11,8 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "server/model/model_store.h"
-#include "tests/server/model/model_store_fixture.h"
+#include "server/repository/model_store.h"
+#include "tests/server/repository/model_store_fixture.h"
 
 namespace awqd::model {
 namespace {
@@ -80,7 +80,7 @@ TEST(PathIndexTest, AMissingWeightOfALargeModelIsCheap) {
   awqd::testing::TempDirectory directory;
   auto device = OpenDevice("cpu", {.cpu_threads = 2});
   ASSERT_TRUE(device.ok()) << device.status();
-  ModelStore store(directory.path(), device->get());
+  repository::ModelStore store(directory.path(), device->get());
   constexpr int kWeights = 60000, kCalls = 100;
   awqd::testing::TestTensors tensors;
   for (int i = 0; i < kWeights; ++i) {

@@ -25,7 +25,7 @@ std::unique_ptr<Device> NewDevice() {
 TEST(CutColumnsTest, SpansFollowOneAnotherAndAreNearlyEven) {
   for (int64_t parts = 1; parts <= 8; ++parts) {
     for (int64_t n = 1; n <= 4200; n += n < 600 ? 1 : 37) {
-      const std::vector<ColumnSpan> spans = CutColumns(n, parts);
+      const std::vector<ColumnSpan> spans = SplitColumns(n, parts);
       ASSERT_EQ(static_cast<int64_t>(spans.size()), std::clamp<int64_t>(n / 8, 1, parts));
       int64_t next = 0, widest = 0;
       for (const ColumnSpan& span : spans) {
@@ -48,7 +48,7 @@ TEST(CutColumnsTest, SpansFollowOneAnotherAndAreNearlyEven) {
 TEST(CutColumnsTest, PrefersTheStepThatKernelsLike) {
   const auto borders = [](int64_t n, int64_t parts) {
     std::vector<int64_t> out;
-    for (const ColumnSpan& span : CutColumns(n, parts)) out.push_back(span.end);
+    for (const ColumnSpan& span : SplitColumns(n, parts)) out.push_back(span.end);
     return out;
   };
   EXPECT_EQ(borders(28672, 2), (std::vector<int64_t>{14336, 28672}));
@@ -65,8 +65,8 @@ TEST(TakeColumnsTest, EveryMemberOfTheCutIsThatOfTheWhole) {
       WeightSpec spec{.k = 64, .n = n, .bias = true};
       spec.description = bits == 8 ? Symmetric(bits, 32) : Asymmetric(bits, 32);
       const HostWeight whole = RandomWeight(spec);
-      for (const ColumnSpan& span : CutColumns(n, 3)) {
-        const HostWeight part = TakeColumns(whole, span);
+      for (const ColumnSpan& span : SplitColumns(n, 3)) {
+        const HostWeight part = CopyColumns(whole, span);
         ASSERT_TRUE(Validate(part).ok()) << Validate(part);
         ASSERT_EQ(part.n, span.end - span.begin);
         for (int64_t col = 0; col < part.n; ++col) {
@@ -88,7 +88,7 @@ TEST(TakeColumnsTest, EveryMemberOfTheCutIsThatOfTheWhole) {
 TEST(CutMiddleTest, BordersAreMultiplesOf128) {
   const auto borders = [](int64_t n, int64_t parts) {
     std::vector<int64_t> out;
-    for (const ColumnSpan& span : CutMiddle(n, parts)) out.push_back(span.end);
+    for (const ColumnSpan& span : SplitMlp(n, parts)) out.push_back(span.end);
     return out;
   };
   EXPECT_EQ(borders(14336, 2), (std::vector<int64_t>{7168, 14336}));
@@ -104,10 +104,10 @@ TEST(TakeRowsTest, EveryMemberOfTheCutIsThatOfTheWhole) {
       WeightSpec spec{.k = 420, .n = 40, .bias = true};
       spec.description = bits == 8 ? Symmetric(bits, group) : Asymmetric(bits, group);
       const HostWeight whole = RandomWeight(spec);
-      const std::vector<ColumnSpan> spans = CutMiddle(420, 3);
-      ASSERT_TRUE(CanCutRows(whole, spans));
+      const std::vector<ColumnSpan> spans = SplitMlp(420, 3);
+      ASSERT_TRUE(CanPartitionRows(whole, spans));
       for (const ColumnSpan& span : spans) {
-        const HostWeight part = TakeRows(whole, span);
+        const HostWeight part = CopyRows(whole, span);
         ASSERT_TRUE(Validate(part).ok()) << Validate(part);
         ASSERT_EQ(part.k, span.end - span.begin);
         EXPECT_EQ(part.bias, span.begin == 0 ? whole.bias : std::vector<float>());
@@ -127,7 +127,7 @@ TEST(TakeRowsTest, EveryMemberOfTheCutIsThatOfTheWhole) {
 
 TEST(CanCutRowsTest, NotThroughAGroupNorWithAnOrderOrAFactor) {
   const auto can = [](const WeightSpec& spec) {
-    return CanCutRows(RandomWeight(spec), CutMiddle(spec.k, 2));
+    return CanPartitionRows(RandomWeight(spec), SplitMlp(spec.k, 2));
   };
   EXPECT_TRUE(can({.k = 512, .description = Asymmetric(4, 128)}));
   EXPECT_TRUE(can({.k = 512, .description = Asymmetric(4, 256)}));
@@ -140,15 +140,14 @@ TEST(CanCutRowsTest, NotThroughAGroupNorWithAnOrderOrAFactor) {
 TEST(PlaceWeightTest, TheMiddleOfAnMlpLiesAlike) {
   const auto a = NewDevice(), b = NewDevice();
   Device* const devices[] = {a.get(), b.get()};
-  const auto gate =
-      PlaceWeight(RandomWeight({.k = 64, .n = 420}), devices, Placing::kMiddleColumns);
+  const auto gate = PlaceWeight(RandomWeight({.k = 64, .n = 420}), devices, Placing::kMlpColumns);
   const auto down =
       PlaceWeight(RandomWeight({.k = 420, .n = 64, .description = Asymmetric(4, 32), .bias = true}),
-                  devices, Placing::kMiddleRows);
+                  devices, Placing::kMlpRows);
   ASSERT_TRUE(gate.ok() && down.ok()) << gate.status() << down.status();
-  EXPECT_FALSE((*gate)->cut_at_rows());
-  EXPECT_TRUE((*down)->cut_at_rows());
-  EXPECT_TRUE((*down)->cut());
+  EXPECT_FALSE((*gate)->partitioned_at_rows());
+  EXPECT_TRUE((*down)->partitioned_at_rows());
+  EXPECT_TRUE((*down)->partitioned());
   EXPECT_TRUE((*down)->has_bias);
   for (size_t i = 0; i < 2; ++i) {
     const WeightPart &columns = (*gate)->parts[i], &rows = (*down)->parts[i];
@@ -159,10 +158,10 @@ TEST(PlaceWeightTest, TheMiddleOfAnMlpLiesAlike) {
   }
   // With an order it is cut at columns, like any other.
   const auto ordered =
-      PlaceWeight(RandomWeight({.k = 512, .n = 64, .order = true}), devices, Placing::kMiddleRows);
+      PlaceWeight(RandomWeight({.k = 512, .n = 64, .order = true}), devices, Placing::kMlpRows);
   ASSERT_TRUE(ordered.ok()) << ordered.status();
-  EXPECT_FALSE((*ordered)->cut_at_rows());
-  EXPECT_TRUE((*ordered)->cut());
+  EXPECT_FALSE((*ordered)->partitioned_at_rows());
+  EXPECT_TRUE((*ordered)->partitioned());
 }
 
 TEST(PlaceWeightTest, WholeOnEach) {
@@ -171,7 +170,7 @@ TEST(PlaceWeightTest, WholeOnEach) {
   const HostWeight weight = RandomWeight({.k = 128, .n = 256, .bias = true});
   auto placed = PlaceWeight(weight, devices, Placing::kWhole);
   ASSERT_TRUE(placed.ok()) << placed.status();
-  EXPECT_FALSE((*placed)->cut());
+  EXPECT_FALSE((*placed)->partitioned());
   EXPECT_TRUE((*placed)->has_bias);
   ASSERT_EQ((*placed)->parts.size(), 2u);
   EXPECT_EQ((*placed)->parts[0].weight->device, a.get());
@@ -204,7 +203,7 @@ TEST(PlaceWeightTest, CutAmongThem) {
   const HostWeight weight = RandomWeight({.k = 128, .n = 264, .bias = true});
   const auto placed = PlaceWeight(weight, devices, Placing::kColumns);
   ASSERT_TRUE(placed.ok()) << placed.status();
-  EXPECT_TRUE((*placed)->cut());
+  EXPECT_TRUE((*placed)->partitioned());
   EXPECT_EQ((*placed)->shape.n, 264);
   ASSERT_EQ((*placed)->parts.size(), 2u);
   EXPECT_EQ((*placed)->parts[0].col_begin, 0);
@@ -218,7 +217,7 @@ TEST(PlaceWeightTest, TooNarrowToCutLivesOnTheFirst) {
   Device* const devices[] = {a.get(), b.get()};
   const auto placed = PlaceWeight(RandomWeight({.k = 128, .n = 8}), devices, Placing::kColumns);
   ASSERT_TRUE(placed.ok()) << placed.status();
-  EXPECT_FALSE((*placed)->cut());
+  EXPECT_FALSE((*placed)->partitioned());
   ASSERT_EQ((*placed)->parts.size(), 1u);
   EXPECT_EQ(b->UsedBytes(), 0);
 }

@@ -24,14 +24,14 @@ TEST(ProgressTest, ALineAtMostEveryTwoSeconds) {
                     [&] { return now; });
   for (int i = 0; i < 9; ++i) {
     now += absl::Milliseconds(500);
-    progress.Add(10 << 20);
+    progress.AddWeight(10 << 20);
   }
   EXPECT_THAT(lines,
               ElementsAre("loading model \"m\": 4 of 10 weights, 40 of 100 MiB (40 %), 20 MiB/s",
                           "loading model \"m\": 8 of 10 weights, 80 of 100 MiB (80 %), 20 MiB/s"));
   Progress silent("m", 1, 1, {}, [&] { return now; });
   now += absl::Seconds(9);
-  silent.Add(1);
+  silent.AddWeight(1);
   EXPECT_EQ(silent.elapsed(), absl::Seconds(9));
 }
 
@@ -45,7 +45,7 @@ TEST(ProgressTest, ABarInsteadOfLinesUntilTheEnd) {
                       [&] { return now; });
     for (int i = 0; i < 10; ++i) {
       now += absl::Milliseconds(50);
-      progress.Add(10 << 20);
+      progress.AddWeight(10 << 20);
       now += absl::Seconds(i == 5 ? 9 : 0);
     }
   }
@@ -61,12 +61,12 @@ TEST(ProgressTest, TheShareIsThatOfTheBytes) {
   std::atomic<float> share{0.5f};
   Progress progress("m", 80, 3, {.share = &share}, [] { return absl::UnixEpoch(); });
   EXPECT_EQ(share, 0.0f);
-  progress.Add(20);
+  progress.AddWeight(20);
   EXPECT_EQ(share, 0.25f);
-  progress.Add(60);
+  progress.AddWeight(60);
   EXPECT_EQ(share, 1.0f);
   Progress empty("m", 0, 1, {.share = &share}, [] { return absl::UnixEpoch(); });
-  empty.Add(0);
+  empty.AddWeight(0);
   EXPECT_EQ(share, 0.0f) << "of nothing";
 }
 

@@ -15,7 +15,7 @@ namespace {
 TEST(OnReadersTest, EachNumberOnce) {
   for (const int readers : {1, 2, 5}) {
     std::vector<std::atomic<int>> done(100);
-    const absl::Status status = OnReaders(readers, 100, [&](int reader, int64_t i) {
+    const absl::Status status = RunOnReaders(readers, 100, [&](int reader, int64_t i) {
       EXPECT_GE(reader, 0);
       EXPECT_LT(reader, readers);
       ++done[i];
@@ -24,13 +24,13 @@ TEST(OnReadersTest, EachNumberOnce) {
     EXPECT_TRUE(status.ok());
     for (const std::atomic<int>& times : done) EXPECT_EQ(times, 1);
   }
-  EXPECT_TRUE(OnReaders(2, 0, [](int, int64_t) { return absl::InternalError("x"); }).ok());
+  EXPECT_TRUE(RunOnReaders(2, 0, [](int, int64_t) { return absl::InternalError("x"); }).ok());
 }
 
 // Each of the two waits until the other has begun.
 TEST(OnReadersTest, TwoAtATime) {
   std::latch both(2);
-  EXPECT_TRUE(OnReaders(2, 2, [&](int, int64_t) {
+  EXPECT_TRUE(RunOnReaders(2, 2, [&](int, int64_t) {
                 both.arrive_and_wait();
                 return absl::OkStatus();
               }).ok());
@@ -39,7 +39,7 @@ TEST(OnReadersTest, TwoAtATime) {
 TEST(OnReadersTest, TheFirstFailureOfBoth) {
   std::latch both(2);
   std::atomic<int64_t> most{0};
-  const absl::Status status = OnReaders(2, 1000, [&](int, int64_t i) {
+  const absl::Status status = RunOnReaders(2, 1000, [&](int, int64_t i) {
     most = std::max<int64_t>(most, i);
     if (i < 2) {
       both.arrive_and_wait();
@@ -54,7 +54,7 @@ TEST(OnReadersTest, TheFirstFailureOfBoth) {
 TEST(OnReadersTest, AnExceptionIsThrownToTheCaller) {
   std::atomic<int> begun{0};
   const auto read = [&] {
-    return OnReaders(2, 1000, [&](int, int64_t i) {
+    return RunOnReaders(2, 1000, [&](int, int64_t i) {
       ++begun;
       if (i == 3) throw std::bad_alloc();
       return absl::OkStatus();

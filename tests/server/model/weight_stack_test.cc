@@ -103,7 +103,7 @@ TEST_F(WeightStackTest, ExpertsInTheOrderOfTheirNumbers) {
   EXPECT_EQ(stack.bytes(), devices_[0]->UsedBytes());
   EXPECT_EQ(stack.devices(), "cpu:0");
   EXPECT_FALSE(stack.has_bias());
-  EXPECT_FALSE(stack.cut());
+  EXPECT_FALSE(stack.partitioned());
 }
 
 TEST_F(WeightStackTest, CutExpertsMakeACutStack) {
@@ -111,7 +111,7 @@ TEST_F(WeightStackTest, CutExpertsMakeACutStack) {
   for (int64_t i : {0, 1}) experts[i] = Place({.k = 64, .n = 256, .bias = true}, 2, true);
   const auto stack = MakeStack("a.experts.*.up", experts);
   ASSERT_TRUE(stack.ok()) << stack.status();
-  EXPECT_TRUE((*stack)->cut());
+  EXPECT_TRUE((*stack)->partitioned());
   EXPECT_TRUE((*stack)->has_bias());
   EXPECT_EQ((*stack)->shape().n, 256);
   EXPECT_EQ((*stack)->devices(), "cpu:0,cpu:1");
@@ -127,21 +127,22 @@ TEST_F(WeightStackTest, ExpertsOnDifferentDevicesMakeASpreadStack) {
   const auto made = MakeStack("a.experts.*.up", experts, /*spread=*/true);
   ASSERT_TRUE(made.ok()) << made.status();
   const WeightStack& stack = **made;
-  EXPECT_TRUE(stack.spread());
-  EXPECT_FALSE(stack.cut());
+  EXPECT_TRUE(stack.expert_parallel());
+  EXPECT_FALSE(stack.partitioned());
   EXPECT_EQ(stack.devices(), "cpu:0,cpu:1");
   EXPECT_EQ(stack.bytes(), devices_[0]->UsedBytes() + devices_[1]->UsedBytes());
-  ASSERT_EQ(stack.shares.size(), 2u);
-  EXPECT_EQ(stack.shares[0]->experts.size(), 3u);
-  EXPECT_EQ(stack.shares[1]->experts.size(), 2u);
+  ASSERT_EQ(stack.shards.size(), 2u);
+  EXPECT_EQ(stack.shards[0]->experts.size(), 3u);
+  EXPECT_EQ(stack.shards[1]->experts.size(), 2u);
   for (int64_t e = 0; e < 5; ++e) {
-    const ExpertHome& home = stack.homes[e];
-    EXPECT_EQ(stack.shares[home.share]->experts[home.number], experts[e]) << e;
+    const ExpertPlace& home = stack.places[e];
+    EXPECT_EQ(stack.shards[home.shard]->experts[home.number], experts[e]) << e;
   }
   // On one device there is nothing to spread; on different ones it must be asked for.
   experts.erase(4);
   experts.erase(1);
-  EXPECT_FALSE((*MakeStack("a.experts.*.up", {{0, experts[0]}, {1, experts[2]}}, true))->spread());
+  EXPECT_FALSE(
+      (*MakeStack("a.experts.*.up", {{0, experts[0]}, {1, experts[2]}}, true))->expert_parallel());
   ExpectRefused({{0, experts[0]}, {1, (*made)->experts[1]}},
                 "expert 1: devices: got cpu:1 [0, 64), expected cpu:0 [0, 64), as expert 0 has");
   // Nor is one that several devices hold a part of a spread stack.

@@ -99,7 +99,7 @@ TEST_F(OipRepositoryTest, ModelsAreLoadedAndUnloaded) {
 }
 
 TEST_F(OipRepositoryTest, AModelThatSleepsIsReadyAndLoadedWhenItIsUsed) {
-  const auto sleep = [&](int64_t version) { return models_->LetSleep("tiny", version, 0); };
+  const auto sleep = [&](int64_t version) { return models_->UnloadIdle("tiny", version, 0); };
   ASSERT_TRUE(sleep(1));
   inference::ModelReadyRequest request;
   request.set_name("tiny/layer");
@@ -107,7 +107,7 @@ TEST_F(OipRepositoryTest, AModelThatSleepsIsReadyAndLoadedWhenItIsUsed) {
   ASSERT_TRUE(Call(&Stub::ModelReady, request, &ready).ok());
   EXPECT_TRUE(ready.ready());
   EXPECT_THAT(Names(), ElementsAre("tiny  READY"));
-  EXPECT_TRUE(models_->Asleep("tiny")) << "none of these wakes it";
+  EXPECT_TRUE(models_->IsUnloadedIdle("tiny")) << "none of these wakes it";
   Answered(GoodInfer());
   ASSERT_TRUE(sleep(2));
   inference::ModelInferRequest named = GoodInfer();
@@ -148,7 +148,7 @@ TEST_F(OipRepositoryTest, TheConfigurationHasTheShapesOfOneToken) {
 }
 
 TEST_F(OipRepositoryTest, StatisticsAreThoseOfTheModel) {
-  model::ModelUse& use = *(*models_->Find("tiny"))->weights.at("layer")->use;
+  model::ModelStatistics& use = *(*models_->Find("tiny"))->weights.at("layer")->statistics;
   use.requests = 5;
   use.failed = 2;
   use.tokens = 40;

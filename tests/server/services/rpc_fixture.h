@@ -65,7 +65,7 @@ class RpcTest : public testing::Test {
             ("awqd_rpc_" + std::to_string(::getpid()) + "_" +
              testing::UnitTest::GetInstance()->current_test_info()->name());
     WriteTinyModel(root_ / "tiny");
-    models_ = std::make_unique<model::ModelStore>(root_.string(), engine_.mutable_device());
+    models_ = std::make_unique<repository::ModelStore>(root_.string(), engine_.mutable_device());
     ASSERT_TRUE(models_->Load("tiny").ok());
     Options options;
     options.transport.addresses = {"127.0.0.1:0"};
@@ -117,7 +117,7 @@ class RpcTest : public testing::Test {
 
   FakeEngine engine_;
   std::filesystem::path root_;
-  std::unique_ptr<model::ModelStore> models_;
+  std::unique_ptr<repository::ModelStore> models_;
   std::unique_ptr<RpcServer> server_;
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::QuantizedInference::Stub> stub_;

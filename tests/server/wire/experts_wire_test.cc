@@ -25,7 +25,7 @@ StackPtr Stack(int64_t k, int64_t n, int experts = kExperts) {
       new std::unique_ptr<Device>(*OpenDevice("cpu", {.cpu_threads = 1}));
   std::map<int64_t, std::shared_ptr<const model::PlacedWeight>> placed;
   for (int e = 0; e < experts; ++e) {
-    placed.emplace(e, model::Whole(*PrepareWeight(
+    placed.emplace(e, model::MakeWhole(*PrepareWeight(
                           testing::RandomWeight({.k = k, .n = n, .seed = 1u + e}), **device)));
   }
   return *model::MakeStack("experts.*.proj", placed);

@@ -1,0 +1,267 @@
+// Gathers the tokens of a batch, sorts them by expert, multiplies, combines; and partitions by
+// experts.
+#include "server/engine/routed_work.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/container/inlined_vector.h"
+#include "kernels/base/status.h"
+#include "kernels/kernels.h"
+#include "server/engine/lane.h"
+#include "server/engine/reassembly.h"
+
+namespace awqd::engine {
+namespace {
+
+// A buffer of a lane that lasts from step to step (Lane::AllocateScratch). Those of a work follow.
+constexpr size_t kSortedSlot = 0;
+
+// The choices of one shard.
+struct ShardChoices {
+  std::vector<int32_t> ids;                // in the shard
+  std::vector<int32_t> places;             // the number of each choice in the whole work
+  std::vector<int32_t> tokens;             // with any choice, ascending
+  std::vector<int32_t> tokens_of_choices;  // of each choice: its number in `tokens`
+};
+
+std::vector<ShardChoices> DistributeChoices(const model::WeightStack& stack,
+                                            absl::Span<const int32_t> ids, int64_t top_k) {
+  std::vector<ShardChoices> out(stack.shards.size());
+  for (size_t choice = 0; choice < ids.size(); ++choice) {
+    const model::ExpertPlace& place = stack.places[ids[choice]];
+    ShardChoices& shard = out[place.shard];
+    const auto token = static_cast<int32_t>(static_cast<int64_t>(choice) / top_k);
+    if (shard.tokens.empty() || shard.tokens.back() != token) shard.tokens.push_back(token);
+    shard.ids.push_back(place.number);
+    shard.places.push_back(static_cast<int32_t>(choice));
+    shard.tokens_of_choices.push_back(static_cast<int32_t>(shard.tokens.size()) - 1);
+  }
+  return out;
+}
+
+// Copies these rows of `x`; returns x itself where they are all.
+absl::StatusOr<Payload> CopyRows(const Payload& x, int64_t rows, absl::Span<const int32_t> wanted,
+                                 StagingPool& staging) {
+  const auto count = static_cast<int64_t>(wanted.size());
+  if (count == rows) return x;
+  const int64_t row_bytes = x.size() / rows;
+  AWQD_ASSIGN_OR_RETURN(Payload out, staging.Get(count * row_bytes));
+  for (int64_t i = 0; i < count; ++i) {
+    std::memcpy(out.data() + i * row_bytes, x.data() + wanted[i] * row_bytes, row_bytes);
+  }
+  staging.CountCopy(out.size());
+  return out;
+}
+
+}  // namespace
+
+// Counting sort: stable, so that the rows of an expert keep the tokens' order.
+ExpertOrder SortByExpert(absl::Span<const int32_t> ids, int64_t top_k, int64_t experts,
+                         absl::Span<const int32_t> tokens) {
+  ExpertOrder out;
+  out.ends.assign(experts, 0);
+  out.tokens.resize(ids.size());
+  out.rows.resize(ids.size());
+  for (int32_t id : ids) ++out.ends[id];
+  std::vector<int64_t> next(experts);
+  int64_t begin = 0;
+  for (int64_t e = 0; e < experts; ++e) {
+    next[e] = begin;
+    begin += out.ends[e];
+    out.ends[e] = begin;
+  }
+  for (size_t choice = 0; choice < ids.size(); ++choice) {
+    const int64_t row = next[ids[choice]]++;
+    out.tokens[row] = tokens.empty() ? static_cast<int32_t>(static_cast<int64_t>(choice) / top_k)
+                                     : tokens[choice];
+    out.rows[choice] = static_cast<int32_t>(row);
+  }
+  return out;
+}
+
+// The tokens of one work and their choices, or some of them.
+struct RoutedWork::Piece {
+  RowPiece x;
+  int64_t choices = 0;
+  const int32_t* ids = nullptr;
+  const int32_t* tokens = nullptr;  // of each choice, or null
+  int32_t first_token = 0;          // the number in `tokens` of x's first row
+  const float* weights = nullptr;
+};
+
+int64_t RoutedWork::bytes() const {
+  return x.size() +
+         static_cast<int64_t>((ids.size() + choice_tokens.size() + router_weights.size()) * 4);
+}
+
+int64_t RoutedWork::result_bytes() const { return y_rows() * last().n * SizeOf(out_dtype); }
+
+int64_t RoutedWork::cost() const {
+  return CostOfMultiplications(static_cast<double>(tokens()) * row_cost());
+}
+
+uint64_t RoutedWork::variant() const {
+  const uint64_t asked = path.has_value() ? 1 + static_cast<uint64_t>(*path) : 0;
+  // A part never merges with a work that has all choices of its tokens.
+  const auto choices_each = static_cast<uint64_t>(choice_tokens.empty() ? top_k : 0);
+  return choices_each << 32 | uint64_t{of_experts} << 25 | uint64_t{summed} << 24 | asked << 20 |
+         static_cast<uint64_t>(activation) << 16 | static_cast<uint64_t>(x_dtype) << 8 |
+         static_cast<uint64_t>(out_dtype);
+}
+
+absl::Status RoutedWork::Run(Lane& lane, const batching::Batch& batch, char* result,
+                             ExecutionReport* report) const {
+  absl::InlinedVector<Piece, 8> pieces;
+  pieces.reserve(batch.tasks.size());
+  for (const std::unique_ptr<batching::Task>& task : batch.tasks) {
+    const auto& work = static_cast<const RoutedWork&>(*task);
+    pieces.push_back({.x = {work.x.data(), work.rows},
+                      .choices = work.choices(),
+                      .ids = work.ids.data(),
+                      .tokens = work.choice_tokens.empty() ? nullptr : work.choice_tokens.data(),
+                      .weights = work.router_weights.data()});
+  }
+  if (pieces.size() > 1 || choices() <= std::max(top_k, lane.max_rows())) {
+    return RunPieces(lane, pieces, result, report);
+  }
+  return choice_tokens.empty() ? RunTokensInSteps(lane, result, report)
+                               : RunChoicesInSteps(lane, result, report);
+}
+
+absl::Status RoutedWork::RunTokensInSteps(Lane& lane, char* y, ExecutionReport* report) const {
+  const int64_t most = std::max<int64_t>(1, lane.max_rows() / top_k);
+  const int64_t x_row = first().k * SizeOf(x_dtype);
+  const int64_t y_row = last().n * SizeOf(out_dtype) * (summed ? 1 : top_k);
+  return RunInSteps(rows, most, [&](int64_t row, int64_t count) {
+    Piece piece = {.x = {x.data() + row * x_row, count}, .choices = count * top_k};
+    if (of_experts) piece.ids = ids.data() + row * top_k;
+    if (summed) piece.weights = router_weights.data() + row * top_k;
+    return RunPieces(lane, {&piece, 1}, y + row * y_row, report);
+  });
+}
+
+absl::Status RoutedWork::RunChoicesInSteps(Lane& lane, char* y, ExecutionReport* report) const {
+  const int64_t x_row = first().k * SizeOf(x_dtype);
+  const int64_t y_row = last().n * SizeOf(out_dtype);
+  return RunInSteps(choices(), lane.max_rows(), [&](int64_t choice, int64_t count) {
+    const int32_t first_token = choice_tokens[choice];
+    const int32_t last_token = choice_tokens[choice + count - 1];
+    const Piece piece = {.x = {x.data() + first_token * x_row, last_token - first_token + 1},
+                         .choices = count,
+                         .ids = ids.data() + choice,
+                         .tokens = choice_tokens.data() + choice,
+                         .first_token = first_token};
+    return RunPieces(lane, {&piece, 1}, y + choice * y_row, report);
+  });
+}
+
+absl::Status RoutedWork::RunPieces(Lane& lane, absl::Span<const Piece> pieces, char* y,
+                                   ExecutionReport* report) const {
+  absl::InlinedVector<RowPiece, 8> x_pieces;
+  std::vector<int32_t> all_ids, all_tokens;
+  std::vector<float> weights;
+  int64_t begin = 0;
+  for (const Piece& piece : pieces) {
+    x_pieces.push_back(piece.x);
+    if (of_experts) all_ids.insert(all_ids.end(), piece.ids, piece.ids + piece.choices);
+    for (int64_t i = 0; piece.tokens != nullptr && i < piece.choices; ++i) {
+      all_tokens.push_back(static_cast<int32_t>(begin + piece.tokens[i] - piece.first_token));
+    }
+    begin += piece.x.rows;
+    if (summed) {
+      weights.insert(weights.end(), piece.weights, piece.weights + piece.choices);
+    }
+  }
+  const int64_t k = first().k, count = CountRows(x_pieces), row_bytes = k * SizeOf(x_dtype);
+  if (count == 0) return absl::OkStatus();
+  AWQD_ASSIGN_OR_RETURN(const void* tokens, lane.GatherRows(x_pieces, row_bytes));
+  RoutedTokens routed = {.x = {tokens, x_dtype, count, k}};
+  if (!of_experts) {
+    routed.ends = {&count, 1};
+    return Compute(lane, routed, y, report);
+  }
+  const ExpertOrder order = SortByExpert(all_ids, top_k, experts(), all_tokens);
+  const auto upload = [&](const auto& list) { return lane.Upload(list.data(), list.size() * 4); };
+  AWQD_ASSIGN_OR_RETURN(const void* sources, upload(order.tokens));
+  AWQD_ASSIGN_OR_RETURN(const void* rows_there, upload(order.rows));
+  if (summed) {
+    AWQD_ASSIGN_OR_RETURN(routed.weights, lane.Upload(weights));
+  }
+  routed.rows = static_cast<const int32_t*>(rows_there);
+  routed.ends = order.ends;
+  routed.x.rows = static_cast<int64_t>(order.rows.size());
+  AWQD_ASSIGN_OR_RETURN(void* sorted, lane.AllocateScratch(kSortedSlot, routed.x.rows * row_bytes));
+  routed.x.data = sorted;
+  AWQD_RETURN_IF_ERROR(GatherRows({.in = tokens,
+                                   .rows = static_cast<const int32_t*>(sources),
+                                   .count = routed.x.rows,
+                                   .row_bytes = row_bytes,
+                                   .out = sorted},
+                                  step_device(), lane.stream()));
+  return Compute(lane, routed, y, report);
+}
+
+absl::Status RoutedWork::CombineAndFetch(Lane& lane, const RoutedTokens& routed, const void* sums,
+                                         char* y) const {
+  const int64_t terms = routed.weights == nullptr ? 1 : top_k;
+  const int64_t count = routed.x.rows / terms;
+  const int64_t y_bytes = count * last().n * SizeOf(out_dtype);
+  AWQD_ASSIGN_OR_RETURN(void* target, lane.AllocateResult(y, y_bytes));
+  AWQD_RETURN_IF_ERROR(CombineRows({.in = static_cast<const float*>(sums),
+                                    .cols = last().n,
+                                    .rows = routed.rows,
+                                    .weights = routed.weights,
+                                    .count = count,
+                                    .terms = terms,
+                                    .y = target,
+                                    .y_dtype = out_dtype},
+                                   step_device(), lane.stream()));
+  return lane.Fetch(y, target, y_bytes);
+}
+
+absl::StatusOr<WorkPartition> RoutedWork::PartitionExperts(
+    const model::WeightStack& stack, StagingPool& staging,
+    absl::FunctionRef<std::unique_ptr<RoutedWork>(size_t shard)> make) const {
+  const int64_t row_bytes = last().n * SizeOf(out_dtype);
+  WorkPartition out;
+  out.bytes = y_rows() * row_bytes;
+  std::vector<ShardChoices> shards = DistributeChoices(stack, ids, top_k);
+  std::vector<std::vector<int32_t>> places;
+  for (size_t i = 0; i < shards.size(); ++i) {
+    ShardChoices& mine = shards[i];
+    const bool all = mine.ids.size() == ids.size();
+    if (mine.ids.empty() && !(all && i == 0)) continue;  // no choices at all still get an answer
+    std::unique_ptr<RoutedWork> part = make(i);
+    part->ids = std::move(mine.ids);
+    if (all) {  // where they are summed as well
+      part->x = x;
+      part->router_weights = router_weights;
+      out.parts.push_back(std::move(part));
+      return out;
+    }
+    AWQD_ASSIGN_OR_RETURN(part->x, CopyRows(x, rows, mine.tokens, staging));
+    part->rows = static_cast<int64_t>(mine.tokens.size());
+    part->top_k = 1;
+    part->summed = false;
+    part->router_weights.clear();
+    part->choice_tokens = std::move(mine.tokens_of_choices);
+    if (summed) part->out_dtype = DType::kFp32;
+    places.push_back(std::move(mine.places));
+    out.parts.push_back(std::move(part));
+  }
+  if (!summed) {
+    out.reassembler = std::make_unique<RowReassembler>(row_bytes, std::move(places));
+    return out;
+  }
+  out.reassembler = std::make_unique<ExpertReassembler>(Reduction{.count = rows,
+                                                                  .cols = last().n,
+                                                                  .terms = top_k,
+                                                                  .weights = router_weights,
+                                                                  .y_dtype = out_dtype},
+                                                        std::move(places));
+  return out;
+}
+
+}  // namespace awqd::engine

@@ -1,0 +1,108 @@
+// RoutedWork: the base of works of experts. It sorts tokens by the experts that multiply them, and
+// partitions a work among devices that have different experts.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/types/span.h"
+#include "server/engine/work.h"
+#include "server/model/weight_stack.h"
+
+namespace awqd::engine {
+
+// A *row* is one choice of a token: its activations times the weight of one expert. Rows of one
+// expert lie together, in the order of their tokens.
+struct ExpertOrder {
+  std::vector<int64_t> ends;    // [experts]: where the rows of each end
+  std::vector<int32_t> tokens;  // [rows]: the token of each row
+  std::vector<int32_t> rows;    // [tokens * top_k]: the row of each choice
+};
+
+// `ids`: the expert of each choice, in [0, experts). `tokens`: the token of each choice; empty:
+// choice i is of token i / top_k.
+ExpertOrder SortByExpert(absl::Span<const int32_t> ids, int64_t top_k, int64_t experts,
+                         absl::Span<const int32_t> tokens = {});
+
+// Tokens on a lane's device, in the order of their experts.
+struct RoutedTokens {
+  ConstMatrixView x;               // [rows, K]
+  absl::Span<const int64_t> ends;  // of each expert's rows
+  const int32_t* rows = nullptr;   // int32 [tokens, top_k]; null: row i is token i
+  const float* weights = nullptr;  // FP32 [tokens, top_k], the router's; null: not summed
+};
+
+// Tokens that experts multiply, or that all go to one weight.
+class RoutedWork : public Work {
+ public:
+  Payload x;  // rows x K of x_dtype, from Engine::staging
+  DType x_dtype = DType::kFp16;
+  DType out_dtype = DType::kFp16;
+  int64_t rows = 0;  // tokens
+  int64_t top_k = 1;
+  // These two name the operation, whatever the number of tokens: ids choose an expert for each row,
+  // and router_weights sum the rows of a token. Works that merge agree in both.
+  bool of_experts = false;
+  bool summed = false;
+  std::vector<int32_t> ids;  // [choices] of_experts, else empty
+  // Only in a part, which has some choices of its tokens: the token of each choice, ascending;
+  // top_k is 1, and nothing is summed. Empty: choice i is of token i / top_k.
+  std::vector<int32_t> choice_tokens;
+  std::vector<float> router_weights;  // [rows, top_k] if summed, else empty
+  std::optional<Path> path;           // none: the token-count policy decides, for each expert
+  ActivationFunction activation = ActivationFunction::kNone;
+
+  int64_t choices() const {
+    return choice_tokens.empty() ? rows * top_k : static_cast<int64_t>(choice_tokens.size());
+  }
+  int64_t tokens() const override { return choices(); }
+  int64_t bytes() const override;
+  int64_t result_bytes() const override;
+  int64_t cost() const override;
+  void FreeInputs() override { x = Payload(); }
+  absl::Status Run(Lane& lane, const batching::Batch& batch, char* result,
+                   ExecutionReport* report) const final;
+
+ protected:
+  // The shapes of the first and of the last weight.
+  virtual const WeightShape& first() const = 0;
+  virtual const WeightShape& last() const = 0;
+  virtual int64_t experts() const = 0;
+  int64_t y_rows() const { return summed ? rows : choices(); }
+  // The multiplications of a row.
+  virtual double row_cost() const = 0;
+  // Works with equal variants may merge, if they have the same weights. It holds every field that
+  // the run of a batch reads from its first work alone; all other fields are read from each work.
+  uint64_t variant() const;
+
+  // Enqueues everything, from these tokens to `y`, staging memory, and fetches it.
+  virtual absl::Status Compute(Lane& lane, const RoutedTokens& routed, char* y,
+                               ExecutionReport* report) const = 0;
+
+  // Partitions by the shards of an expert-parallel stack: each choice goes to the device that has
+  // its expert. `make` makes a copy of this work on one of the shards.
+  absl::StatusOr<WorkPartition> PartitionExperts(
+      const model::WeightStack& stack, StagingPool& staging,
+      absl::FunctionRef<std::unique_ptr<RoutedWork>(size_t shard)> make) const;
+
+  // The device that holds the weights, for steps between their products.
+  Device& step_device() const { return *weights().front()->parts[part].weight->device; }
+
+  // The last step: combines FP32 rows [rows, N] of the last product into y, and fetches it.
+  absl::Status CombineAndFetch(Lane& lane, const RoutedTokens& routed, const void* sums,
+                               char* y) const;
+
+ private:
+  struct Piece;
+
+  absl::Status RunPieces(Lane& lane, absl::Span<const Piece> pieces, char* y,
+                         ExecutionReport* report) const;
+  // This work alone, some rows at a time, so that the lane's buffers stay bounded.
+  absl::Status RunTokensInSteps(Lane& lane, char* y, ExecutionReport* report) const;
+  absl::Status RunChoicesInSteps(Lane& lane, char* y, ExecutionReport* report) const;
+};
+
+}  // namespace awqd::engine

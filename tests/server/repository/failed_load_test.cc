@@ -1,0 +1,177 @@
+// Loads that fail: what is told of them, what is still served, and that nothing is kept.
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <filesystem>
+#include <new>
+#include <system_error>
+
+#include "absl/strings/str_cat.h"
+#include "server/model/model_loader.h"
+#include "server/repository/model_store.h"
+#include "tests/server/repository/model_store_fixture.h"
+#include "tests/testing/wrapped_device.h"
+
+namespace awqd::repository {
+namespace {
+
+using ::awqd::testing::AwqLinear;
+using ::awqd::testing::Merge;
+using ::awqd::testing::SafetensorsOf;
+using ::awqd::testing::TestTensors;
+using ::testing::HasSubstr;
+
+constexpr absl::StatusCode kInvalid = absl::StatusCode::kInvalidArgument;
+
+TEST_F(ModelStoreTest, FailedFirstLoadIsShown) {
+  directory_.Write("m/config.json", "{}");
+  EXPECT_EQ(store_->Load("m").status().code(), kInvalid);
+  const ModelStatus status = StatusOf("m");
+  EXPECT_EQ(status.state, ModelState::kFailed);
+  EXPECT_THAT(status.message, HasSubstr("quantization_config"));
+  EXPECT_THAT(std::string(store_->Find("m").status().message()), HasSubstr("last load failed"));
+  WriteModel("m");
+  EXPECT_TRUE(store_->Load("m").ok());
+  EXPECT_EQ(StatusOf("m").message, "");
+}
+
+TEST_F(ModelStoreTest, AModelOfTooManyWeightsIsRefusedBeforeAnyIsRead) {
+  const ModelFolder folder = *ModelFolders(directory_.path()).Locate("m");
+  const std::atomic<bool> cancelled{false};
+  model::LoadTarget target = {.devices = {device_.get()}, .max_weights = 1};
+  const absl::Status status =
+      model::LoadModel(*folder.root, folder.path, "m", target, cancelled, {}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(status.message(), "model \"m\": got 2 quantised linears, expected at most 1");
+  EXPECT_EQ(device_->UsedBytes(), 0);
+  target.max_weights = 2;
+  EXPECT_TRUE(model::LoadModel(*folder.root, folder.path, "m", target, cancelled, {}).ok());
+}
+
+// Names on disk are any bytes, but what is told of them travels as UTF-8.
+TEST_F(ModelStoreTest, MessagesAreShortUtf8) {
+  directory_.Write("m/caf\xe9.safetensors", "no checkpoint");
+  EXPECT_FALSE(store_->Load("m").ok());
+  EXPECT_THAT(StatusOf("m").message, HasSubstr("m/caf\\xe9.safetensors: "));
+  std::filesystem::remove(directory_.At("m/caf\xe9.safetensors"));
+
+  // The cut at 1024 bytes would fall within a character of two.
+  std::string text = "x";
+  while (text.size() < 2000) text += "\xc3\xa9";
+  store_->set_before_serving([&](const model::Model&) { return absl::InternalError(text); });
+  EXPECT_FALSE(store_->Load("m").ok());
+  EXPECT_EQ(StatusOf("m").message, text.substr(0, 1023));
+}
+
+TEST_F(ModelStoreTest, FailedReloadKeepsServing) {
+  const auto first = store_->Load("m");
+  ASSERT_TRUE(first.ok());
+  ASSERT_EQ(truncate(directory_.At("m/model.safetensors").c_str(), 1000), 0);
+  EXPECT_EQ(store_->Load("m").status().code(), kInvalid);
+  EXPECT_EQ(*store_->Find("m"), *first);
+  EXPECT_EQ(StatusOf("m").state, ModelState::kReady);
+  EXPECT_THAT(StatusOf("m").message, HasSubstr("m/model.safetensors"));
+  EXPECT_EQ(device_->UsedBytes(), (*first)->device_bytes);
+}
+
+// As where a thread cannot be started, which is std::system_error, and where memory is gone.
+TEST_F(ModelStoreTest, ALoadThatThrowsEnds) {
+  store_->set_before_serving([](const model::Model&) -> absl::Status {
+    throw std::system_error(std::make_error_code(std::errc::resource_unavailable_try_again));
+  });
+  const absl::Status thrown = store_->Load("m").status();
+  EXPECT_EQ(thrown.code(), absl::StatusCode::kInternal);
+  EXPECT_THAT(std::string(thrown.message()), HasSubstr("model \"m\": Resource temporarily"));
+  store_->set_before_serving([](const model::Model&) -> absl::Status { throw std::bad_alloc(); });
+  EXPECT_EQ(store_->Load("m").status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(device_->UsedBytes(), 0);
+  store_->set_before_serving([](const model::Model&) { return absl::OkStatus(); });
+  EXPECT_TRUE(store_->Load("m").ok());
+}
+
+TEST_F(ModelStoreTest, LargerThanTheBudget) {
+  const auto first = store_->Load("m");
+  ASSERT_TRUE(first.ok());
+  const int64_t used = device_->UsedBytes();
+  // From one byte of room to one byte too few: refused up front, and after some weights.
+  for (int64_t room : {int64_t{1}, used / 2, used - 1}) {
+    device_->SetBudget(used + room);
+    const auto second = store_->Load("m");
+    EXPECT_EQ(second.status().code(), absl::StatusCode::kResourceExhausted) << second.status();
+    EXPECT_EQ(device_->UsedBytes(), used);
+    EXPECT_EQ(*store_->Find("m"), *first);
+  }
+  device_->SetBudget(2 * used);
+  EXPECT_TRUE(store_->Load("m").ok());
+}
+
+TEST_F(ModelStoreTest, HugeSparseFileIsRefusedBeforeItIsRead) {
+  const int64_t k = int64_t{1} << 38;
+  const std::string header = absl::StrCat(
+      "{\"w.qweight\":{\"dtype\":\"I32\",\"shape\":[", k, ",1],\"data_offsets\":[0,", 4 * k,
+      "]},\"w.qzeros\":{\"dtype\":\"I32\",\"shape\":[0],\"data_offsets\":[", 4 * k, ",", 4 * k,
+      "]},\"w.scales\":{\"dtype\":\"F16\",\"shape\":[0],\"data_offsets\":[", 4 * k, ",", 4 * k,
+      "]}}");
+  directory_.Write("m/model.safetensors", awqd::testing::Safetensors(header, ""));
+  const std::string path = directory_.At("m/model.safetensors");
+  if (truncate(path.c_str(), 8 + static_cast<int64_t>(header.size()) + 4 * k) != 0) {
+    GTEST_SKIP() << "the temporary directory's file system has no sparse files of 1 TiB";
+  }
+  EXPECT_EQ(store_->Load("m").status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(device_->UsedBytes(), 0);
+}
+
+// A store through a shared mapping, after one weight was read and before the other is: its time is
+// not seen, and the load would serve a mixture.
+TEST_F(ModelStoreTest, StoresThroughAMappingDuringALoad) {
+  const std::string path = directory_.At("m/model.safetensors");
+  const size_t size = std::filesystem::file_size(path);
+  const int fd = open(path.c_str(), O_RDWR);
+  void* const mapped = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  close(fd);
+  ASSERT_NE(mapped, MAP_FAILED);
+  volatile char* const bytes = static_cast<char*>(mapped);
+  for (size_t i = 0; i < size; i += 4096) bytes[i] = bytes[i];  // sets the file's times now
+  const std::string codes(64 * 128 / 2, 0x21);
+  const size_t at = std::string(static_cast<const char*>(mapped), size).find(codes);
+  ASSERT_NE(at, std::string::npos);
+  awqd::testing::WrappedDevice device(*OpenDevice("cpu", {.cpu_threads = 1}), true);
+  ModelStore store(directory_.path(), &device);
+  ASSERT_TRUE(store.Load("m").ok());
+  std::atomic<int64_t> allocations = 0;  // both readers of the load make some
+  device.OnAllocate([&] {
+    if (++allocations != 2) return;
+    for (size_t i = at; i < at + codes.size(); ++i) bytes[i] = 0x65;
+  });
+  const absl::Status status = store.Load("m").status();
+  EXPECT_EQ(allocations, 2);
+  EXPECT_EQ(status.code(), kInvalid);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("of its tensors changed while it was loaded"));
+  munmap(mapped, size);
+}
+
+TEST_F(ModelStoreTest, AHundredFailingLoadsLeaveMemoryUnchanged) {
+  // The second of two weights is bad, so that every load has something to free.
+  TestTensors tensors = Merge(AwqLinear("a", 64, 128, 32), AwqLinear("b", 64, 128, 64));
+  directory_.Write("m/model.safetensors", SafetensorsOf(tensors));
+  for (int i = 0; i < 100; ++i) {
+    const auto model = store_->Load("m");
+    EXPECT_EQ(model.status().code(), kInvalid);
+    EXPECT_THAT(std::string(model.status().message()),
+                HasSubstr("weight \"b\": tensor \"scales\""));
+    EXPECT_EQ(device_->UsedBytes(), 0);
+  }
+  int64_t open_files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    open_files += entry.is_symlink();
+  }
+  EXPECT_LT(open_files, 50);
+}
+
+}  // namespace
+}  // namespace awqd::repository
