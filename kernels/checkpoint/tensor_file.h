@@ -39,10 +39,6 @@ class TensorFile {
   // Fills `out`, which has tensor.bytes() bytes. Tensors need not be aligned in the file.
   absl::Status Read(const TensorInfo& tensor, absl::Span<uint8_t> out,
                     const std::atomic<bool>* cancelled = nullptr) const;
-  // The same of its bytes from `at` on, as many as `out` has.
-  absl::Status ReadPiece(const TensorInfo& tensor, int64_t at, absl::Span<uint8_t> out) const {
-    return file_.ReadAt(data_offset_ + tensor.begin + at, out);
-  }
 
  private:
   File file_;

@@ -42,10 +42,12 @@ absl::StatusOr<MemoryPlan> Plan(const Checkpoint& checkpoint, const std::string&
   return plan;
 }
 
-absl::StatusOr<std::shared_ptr<const PlacedWeight>> LoadWeight(
-    const Checkpoint& checkpoint, const LinearLocation& linear, const LoadTarget& target,
-    const Paths& paths, std::vector<uint8_t>* scratch, TensorSums* sums) {
-  AWQD_ASSIGN_OR_RETURN(const HostWeight weight, checkpoint.Read(linear, scratch, sums));
+absl::StatusOr<std::shared_ptr<const PlacedWeight>> LoadWeight(const Checkpoint& checkpoint,
+                                                               const LinearLocation& linear,
+                                                               const LoadTarget& target,
+                                                               const Paths& paths,
+                                                               std::vector<uint8_t>* scratch) {
+  AWQD_ASSIGN_OR_RETURN(const HostWeight weight, checkpoint.Read(linear, scratch));
   const Place place = PlaceOf(linear.path, paths, target);
   auto out = PlaceWeight(weight, place.devices, place.placing);
   if (out.ok()) {
@@ -93,8 +95,7 @@ PathIndex IndexOf(const Map& paths) {
 
 // Reads, decodes and places all linears, as many at a time as `plan` says.
 absl::Status LoadAll(const Checkpoint& checkpoint, const LoadTarget& target, const MemoryPlan& plan,
-                     const std::atomic<bool>& cancelled, TensorSums* sums, Progress* progress,
-                     Model* model) {
+                     const std::atomic<bool>& cancelled, Progress* progress, Model* model) {
   const Paths paths = PathsOf(checkpoint);
   const absl::Span<const LinearLocation> linears = checkpoint.linears();
   std::vector<std::vector<uint8_t>> scratch(plan.readers);
@@ -105,7 +106,7 @@ absl::Status LoadAll(const Checkpoint& checkpoint, const LoadTarget& target, con
           absl::StrCat("model \"", model->name, "\": load cancelled, the server is shutting down"));
     }
     const LinearLocation& linear = linears[i];
-    auto weight = LoadWeight(checkpoint, linear, target, paths, &scratch[reader], sums);
+    auto weight = LoadWeight(checkpoint, linear, target, paths, &scratch[reader]);
     if (!weight.ok()) return weight.status();
     MutexLock lock(&mu);
     Add(linear.path, *std::move(weight), model);
@@ -137,9 +138,7 @@ absl::StatusOr<std::shared_ptr<Model>> LoadWeights(const ModelFolder& folder,
   model->ignored_tensors = checkpoint.ignored_tensors();
   Progress progress(name, checkpoint.total_bytes(),
                     static_cast<int64_t>(checkpoint.linears().size()), sinks, absl::Now);
-  TensorSums sums;
-  AWQD_RETURN_IF_ERROR(LoadAll(checkpoint, target, plan, cancelled, &sums, &progress, model.get()));
-  AWQD_RETURN_IF_ERROR(sums.Check(cancelled));
+  AWQD_RETURN_IF_ERROR(LoadAll(checkpoint, target, plan, cancelled, &progress, model.get()));
   AWQD_RETURN_IF_ERROR(checkpoint.CheckUnchanged(*folder.root));
   AWQD_RETURN_IF_ERROR(AddStacks(target.sharding, cancelled, model.get()));
   model->weight_paths = IndexOf(model->weights);

@@ -17,8 +17,8 @@
 namespace awqd::model {
 
 // `version` of the result is 0: the store counts. Fails before anything is allocated for a weight
-// when the load's MemoryPlan does not fit. When it ends, every file and every tensor that was read
-// is compared with what it is now. On an error nothing stays allocated on any device. UNAVAILABLE
+// when the load's MemoryPlan does not fit. When it ends, INVALID_ARGUMENT where the size, a
+// time or the inode of a file that was read is no longer what it was. On an error nothing stays allocated on any device. UNAVAILABLE
 // once `cancelled`.
 absl::StatusOr<std::shared_ptr<Model>> LoadModel(const ModelFolder& folder, const std::string& name,
                                                  const LoadTarget& target,

@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <set>
@@ -340,39 +339,6 @@ TEST_F(CheckpointTest, SettingsAndIndexAreComparedToo) {
     EXPECT_THAT(std::string(checkpoint->CheckUnchanged(root_).message()),
                 HasSubstr("m/" + name + ": the file was replaced"));
   }
-}
-
-// Which changes none of the file's times.
-TEST_F(CheckpointTest, StoresThroughAMapping) {
-  directory_.Write("m/config.json", AwqConfig());
-  directory_.Write("m/model.safetensors", SafetensorsOf(linear_));
-  const auto checkpoint = Open();
-  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-  const std::string path = directory_.At("m/model.safetensors");
-  const size_t size = fs::file_size(path);
-  const int fd = open(path.c_str(), O_RDWR);
-  void* const mapped = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  close(fd);
-  ASSERT_NE(mapped, MAP_FAILED);
-  char* const last = static_cast<char*>(mapped) + size - 1;
-  *last ^= 1;  // the first store after a write to the file sets its times
-  const auto opened = Open();
-  TensorSums sums;
-  std::vector<uint8_t> scratch;
-  ASSERT_TRUE(opened->Read(opened->linears()[0], &scratch, &sums).ok());
-  const std::atomic<bool> cancelled = false;
-  EXPECT_TRUE(sums.Check(cancelled).ok());
-  *last ^= 1;
-  EXPECT_TRUE(opened->CheckUnchanged(root_).ok());
-  const absl::Status status = sums.Check(cancelled);
-  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(status.message()),
-              AllOf(HasSubstr("m/model.safetensors: bytes "), HasSubstr("changed while")));
-  *last ^= 1;
-  EXPECT_TRUE(sums.Check(cancelled).ok());
-  const std::atomic<bool> stopping = true;
-  EXPECT_EQ(sums.Check(stopping).code(), absl::StatusCode::kUnavailable);
-  munmap(mapped, size);
 }
 
 TEST_F(CheckpointTest, FilesThatComeWhileLoading) {
