@@ -16,7 +16,7 @@ absl::StatusOr<std::unique_ptr<obs::Tracer>> MakeTracer(const TraceOptions& opti
     exporter = otlp::MakeOtlpExporter(options.otlp_endpoint, AWQD_VERSION);
   } else if (!options.file.empty()) {
     absl::StatusOr<std::unique_ptr<obs::SpanExporter>> file = obs::AppendSpansTo(options.file);
-    if (!file.ok()) return model::Prefixed("--trace_file", file.status());
+    if (!file.ok()) return Prefixed("--trace_file", file.status());
     exporter = *std::move(file);
   } else {
     return std::unique_ptr<obs::Tracer>();

@@ -57,7 +57,7 @@ bool RepositoryWatch::Wanted(const std::string& name, const model::ModelStatus& 
 
 void RepositoryWatch::LookAt(const std::string& name, const model::ModelStatus& status,
                              absl::Time now, Result* result) {
-  model::FolderLook look = store_->folders().Look(name);
+  model::FolderState look = store_->folders().Look(name);
   const auto [it, fresh] = seen_.try_emplace(name);
   Seen& seen = it->second;
   if (fresh || !seen.look.SameAs(look)) {

@@ -54,7 +54,7 @@ class RepositoryWatch {
 
  private:
   struct Seen {
-    model::FolderLook look;
+    model::FolderState look;
     absl::Time since;                           // it looks like that
     absl::Time retry = absl::InfiniteFuture();  // after there was no room
     std::string reported;                       // why it could not be loaded

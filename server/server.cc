@@ -168,7 +168,7 @@ class ServerImpl final : public Server {
     }
     auto started =
         obs::MetricsServer::Start(options_.metrics_address, snapshots, guard, std::move(gpus));
-    if (!started.ok()) return model::Prefixed("--metrics_address", started.status());
+    if (!started.ok()) return Prefixed("--metrics_address", started.status());
     metrics_ = *std::move(started);
     obs::LogEvent(obs::LogLevel::kInfo, "metrics",
                   {{"address", options_.metrics_address}, {"port", metrics_->port()}});

@@ -10,9 +10,9 @@
 #include "absl/strings/str_split.h"
 #include "client/awqctl/commands.h"
 #include "client/awqctl/flag_values.h"
-#include "client/awqctl/tools/flags.h"
 #include "client/command_line/help.h"
 #include "client/command_line/spelling.h"
+#include "kernels/base/text.h"
 
 namespace awqd::awqctl {
 namespace {
@@ -401,7 +401,7 @@ std::string ParseFailure(const CLI::App& app, const std::vector<std::string>& ar
   const std::string what = misspelled   ? unknown->Message()
                            : no_command ? CommandError(app)
                                         : error.what();
-  return absl::StrCat("awqctl: ", Printable(what), " (awqctl ",
+  return absl::StrCat("awqctl: ", OneLine(what), " (awqctl ",
                       commands.empty() ? "" : commands[0]->get_name() + " ",
                       "--help tells more)\n");
 }
@@ -427,7 +427,7 @@ std::optional<Flags> ParseFlags(const std::vector<std::string>& args, std::ostre
     }
     const std::string help = app.HelpOfTopic();
     out << help;
-    if (help.empty()) err << "awqctl: " << Printable(app.TopicError()) << "\n";
+    if (help.empty()) err << "awqctl: " << OneLine(app.TopicError()) << "\n";
     exit_code = help.empty() ? kBadArguments : kOk;
   } catch (const CLI::CallForHelp&) {
     out << app.cli().help();

@@ -12,6 +12,7 @@
 #include "client/bench/payload.h"
 #include "client/files/npy.h"
 #include "client/files/tensor_file.h"
+#include "kernels/base/text.h"
 #include "nlohmann/json.hpp"
 
 namespace awqd::awqctl {
@@ -65,13 +66,13 @@ void Print(const Flags& flags, const client::MatmulResult& result, absl::Duratio
                                    {"compute_us", ran.compute_us()},
                                    {"latency_ms", latency_ms},
                                    {"output", flags.output}};
-    console.out << json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
+    PrintJson(json, console);
     return;
   }
   console.out << absl::StrFormat(
       "%s %s  path %s  kernel %s  device %s  latency %.3f ms (queue %.3f, compute %.3f)\n",
       client::Name(result.output.dtype), client::ShapeString(result.output.shape),
-      PathName(ran.path()), Printable(ran.kernel()), Printable(ran.device()), latency_ms,
+      PathName(ran.path()), OneLine(ran.kernel()), OneLine(ran.device()), latency_ms,
       static_cast<double>(ran.queue_us()) / 1000, static_cast<double>(ran.compute_us()) / 1000);
   if (!flags.output.empty()) console.out << "wrote " << flags.output << "\n";
 }

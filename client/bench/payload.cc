@@ -1,4 +1,4 @@
-// Drawing and serialising requests.
+// Drawing activations and routing; requests of awqd.v1 and of the Open Inference Protocol.
 #include "client/bench/payload.h"
 
 #include <algorithm>
@@ -8,13 +8,24 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "client/bench/infer_request.h"
+#include "client/convert.h"
 #include "client/tensor.h"
-#include "client/weight_key.h"
 #include "grpcpp/support/slice.h"
 
 namespace awqd::bench {
 namespace {
+
+void AddInput(const char* name, client::Tensor tensor, inference::ModelInferRequest* out) {
+  auto* const input = out->add_inputs();
+  input->set_name(name);
+  input->set_datatype(v1::DType_Name(tensor.dtype));
+  input->mutable_shape()->Add(tensor.shape.begin(), tensor.shape.end());
+  out->add_raw_input_contents(std::move(tensor.bytes));
+}
+
+void SetParameter(const char* name, std::string value, inference::ModelInferRequest* out) {
+  (*out->mutable_parameters())[name].set_string_param(std::move(value));
+}
 
 // Drawn values that are repeated when a tensor needs more: 8 MiB of activations take longer to draw
 // than to send.
@@ -146,6 +157,30 @@ absl::StatusOr<Payload> MakePayload(const Plan& plan, const WeightShare& weight,
 }
 
 }  // namespace
+
+std::string InferName(const WeightShare& weight) {
+  return absl::StrCat(weight.model, "/", weight.weight, weight.mlp ? ":gated_mlp" : "");
+}
+
+inference::ModelInferRequest InferRequest(const Plan& plan, const WeightShare& weight,
+                                          client::Tensor x,
+                                          std::optional<client::Routing> routing) {
+  inference::ModelInferRequest out;
+  out.set_model_name(InferName(weight));
+  AddInput("x", std::move(x), &out);
+  if (routing) {
+    AddInput("ids", std::move(routing->expert_ids), &out);
+    if (routing->router_weights) {
+      AddInput("router_weights", *std::move(routing->router_weights), &out);
+    }
+  }
+  if (plan.output_dtype != v1::DTYPE_UNSPECIFIED) {
+    SetParameter("output_dtype", v1::DType_Name(plan.output_dtype), &out);
+  }
+  if (plan.path != v1::AUTO) SetParameter("path", v1::Path_Name(plan.path), &out);
+  if (weight.mlp) SetParameter("activation_function", "SILU", &out);
+  return out;
+}
 
 std::vector<float> UniformValues(int64_t count, uint64_t seed) {
   std::mt19937_64 engine(seed);

@@ -13,7 +13,7 @@
 #include "absl/strings/strip.h"
 #include "kernels/base/status.h"
 #include "kernels/checkpoint/checkpoint_files.h"
-#include "kernels/checkpoint/gguf_model.h"
+#include "kernels/checkpoint/gguf.h"
 
 namespace awqd::tools {
 namespace {
@@ -44,12 +44,11 @@ absl::StatusOr<Folder> OpenFolder(const std::string& path) {
   std::error_code error;
   const fs::path real = fs::canonical(path, error);
   if (error) {
-    return absl::NotFoundError(absl::StrCat(model::Quoted(path, 1024), ": ", error.message()));
+    return absl::NotFoundError(absl::StrCat(Quoted(path, 1024), ": ", error.message()));
   }
   const bool is_model = fs::is_directory(real, error) || real.extension() == ".gguf";
   if (!is_model || !real.has_relative_path()) {
-    return model::Invalid(model::Quoted(path, 1024),
-                          ": expected a model's directory, or a .gguf file");
+    return Invalid(Quoted(path, 1024), ": expected a model's directory, or a .gguf file");
   }
   const fs::path above = real.parent_path();
   const bool snapshot = above.filename() == "snapshots";
@@ -65,8 +64,8 @@ absl::StatusOr<Folder> OpenFolder(const std::string& path) {
 absl::StatusOr<std::string> ReadText(const Folder& folder, absl::string_view file) {
   AWQD_ASSIGN_OR_RETURN(const model::File open, folder.root.OpenFile(folder.At(file)));
   if (open.size() > kMaxTextBytes) {
-    return model::Invalid(open.shown_name(), ": got ", open.size(), " bytes, expected at most ",
-                          kMaxTextBytes);
+    return Invalid(open.shown_name(), ": got ", open.size(), " bytes, expected at most ",
+                   kMaxTextBytes);
   }
   std::string text(open.size(), '\0');
   AWQD_RETURN_IF_ERROR(
@@ -104,8 +103,7 @@ absl::Status Tensors::Add(std::shared_ptr<const model::TensorFile> file) {
   for (const auto& [tensor, info] : files_.back()->tensors()) {
     const model::TensorLocation place = {files_.back().get(), &info};
     if (tensors_.emplace(tensor, place).second) continue;
-    return model::Invalid("tensor ", model::Quoted(tensor),
-                          ": got it in two files, expected it in one");
+    return Invalid("tensor ", Quoted(tensor), ": got it in two files, expected it in one");
   }
   return absl::OkStatus();
 }

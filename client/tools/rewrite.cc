@@ -75,10 +75,10 @@ absl::Status CheckRewritable(const Model& source) {
     const std::string& dtype = place.info->dtype;
     if (source.IsPart(name) || absl::c_linear_search(kPlainTypes, dtype)) continue;
     const bool read = absl::c_linear_search(kGgufFormat.code_dtypes, dtype);
-    return model::Invalid("tensor ", model::Quoted(name), ": got ", dtype,
-                          read ? ", expected it of a linear's weight, \"<path>.weight\" [N, K]"
-                               : ", which is not read, expected one of ",
-                          read ? "" : absl::StrJoin(kGgufFormat.code_dtypes, ", "));
+    return Invalid("tensor ", Quoted(name), ": got ", dtype,
+                   read ? ", expected it of a linear's weight, \"<path>.weight\" [N, K]"
+                        : ", which is not read, expected one of ",
+                   read ? "" : absl::StrJoin(kGgufFormat.code_dtypes, ", "));
   }
   return absl::OkStatus();
 }
@@ -124,7 +124,7 @@ absl::StatusOr<Json> ReadConfig(const Model& source) {
   AWQD_ASSIGN_OR_RETURN(const std::string text, ReadText(folder, model::kConfigFile));
   // Strict first: the parser below keeps the order of keys, but forgives.
   const auto checked = model::ParseJsonObject(text, kMaxDepth);
-  if (!checked.ok()) return model::Prefixed(folder.At(model::kConfigFile), checked.status());
+  if (!checked.ok()) return Prefixed(folder.At(model::kConfigFile), checked.status());
   return Json::parse(text, nullptr, /*allow_exceptions=*/false);
 }
 

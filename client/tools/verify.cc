@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "client/tools/difference.h"
+#include "client/tools/diff.h"
 #include "client/tools/elements.h"
 #include "kernels/base/status.h"
 
@@ -14,7 +14,7 @@ namespace awqd::tools {
 namespace {
 
 absl::Status Differs(absl::string_view what, absl::string_view how) {
-  return absl::InternalError(absl::StrCat("verify: ", model::Quoted(what), ": ", how));
+  return absl::InternalError(absl::StrCat("verify: ", Quoted(what), ": ", how));
 }
 
 bool SameFloats(const std::vector<float>& a, const std::vector<float>& b) {

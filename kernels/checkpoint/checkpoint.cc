@@ -9,7 +9,6 @@
 #include "kernels/checkpoint/checkpoint_files.h"
 #include "kernels/checkpoint/folder_snapshot.h"
 #include "kernels/checkpoint/gguf.h"
-#include "kernels/checkpoint/gguf_model.h"
 #include "kernels/checkpoint/tensor_names.h"
 
 namespace awqd::model {

@@ -14,11 +14,11 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "kernels/checkpoint/file.h"
 #include "kernels/checkpoint/folder_snapshot.h"
 #include "kernels/checkpoint/linear_rules.h"
 #include "kernels/checkpoint/repository_root.h"
 #include "kernels/checkpoint/shard_index.h"
-#include "kernels/checkpoint/tensor_file.h"
 #include "kernels/formats/format.h"
 
 namespace awqd::model {

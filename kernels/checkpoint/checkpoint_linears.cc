@@ -10,7 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "kernels/base/status.h"
 #include "kernels/checkpoint/checkpoint.h"
-#include "kernels/checkpoint/expert_slices.h"
+#include "kernels/checkpoint/experts.h"
 #include "kernels/checkpoint/safetensors.h"
 #include "kernels/checkpoint/tensor_names.h"
 

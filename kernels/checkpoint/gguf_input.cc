@@ -90,24 +90,4 @@ absl::Status GgufInput::SkipArray(int depth) {
   return absl::OkStatus();
 }
 
-bool IsUtf8(absl::string_view text) {
-  for (size_t i = 0; i < text.size();) {
-    const auto byte = [&](size_t at) { return static_cast<unsigned char>(text[at]); };
-    const unsigned char first = byte(i);
-    const size_t more = first < 0x80 ? 0 : first >> 5 == 6 ? 1 : first >> 4 == 14 ? 2 : 3;
-    if (first == 0 || (first & 0xc0) == 0x80 || first >= 0xf8 || more >= text.size() - i) {
-      return false;
-    }
-    uint32_t code = more == 0 ? first : first & (0x3fu >> more);
-    for (size_t j = 1; j <= more; ++j) {
-      if ((byte(i + j) & 0xc0) != 0x80) return false;
-      code = code << 6 | (byte(i + j) & 0x3fu);
-    }
-    constexpr uint32_t kLeast[] = {0, 0x80, 0x800, 0x10000};
-    if (code < kLeast[more] || code > 0x10ffff || (code >= 0xd800 && code < 0xe000)) return false;
-    i += more + 1;
-  }
-  return true;
-}
-
 }  // namespace awqd::model

@@ -55,7 +55,4 @@ class GgufInput {
   int64_t buffer_at_ = 0;
 };
 
-// UTF-8 without NUL bytes, overlong forms and surrogates.
-bool IsUtf8(absl::string_view text);
-
 }  // namespace awqd::model

@@ -30,13 +30,14 @@ absl::Status DecodeZeros(const AwqLinear& settings, const LinearTensors& tensors
                          const PaddedGroups& groups, HostWeight* out) {
   const TensorView* const qzeros = FindTensor(tensors, "qzeros");
   if (qzeros == nullptr) {
-    return SetAwqZerosWithout(settings, "qzeros", "I32 [N, words of groups], or zero_point false",
+    return SetAwqZerosWithout(settings, "qzeros", "I32 [N, padded groups/8], or zero_point false",
                               out);
   }
   const int64_t words = groups.padded / kInWord;
   AWQD_RETURN_IF_ERROR(CheckTensor("qzeros", *qzeros, {"I32"}, 2));
-  AWQD_RETURN_IF_ERROR(CheckShape("qzeros", *qzeros, {out->n, words},
-                                  absl::StrCat("[N, words of ", groups.groups, " groups]")));
+  AWQD_RETURN_IF_ERROR(
+      CheckShape("qzeros", *qzeros, {out->n, words},
+                 absl::StrCat("N rows of ", groups.groups, " groups, padded, 8 to a word")));
   std::vector<uint8_t> zeros(groups.groups * out->n);
   for (int64_t group = 0; group < groups.groups; ++group) {
     for (int64_t col = 0; col < out->n; ++col) {

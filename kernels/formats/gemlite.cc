@@ -23,10 +23,10 @@
 #include <limits>
 
 #include "absl/algorithm/container.h"
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/math.h"
 #include "kernels/base/status.h"
+#include "kernels/base/text.h"
 #include "kernels/formats/codes.h"
 #include "kernels/formats/tensors.h"
 
@@ -76,8 +76,7 @@ absl::StatusOr<bool> ReadScaleMode(const Setting& object) {
   AWQD_ASSIGN_OR_RETURN(const std::string mode, ReadWord(object, "scale_mode"));
   if (mode.empty() || mode == "divide") return true;
   if (mode == "multiply") return false;
-  return BadValue("scale_mode", absl::StrCat("\"", absl::CHexEscape(mode), "\""),
-                  "\"divide\" or \"multiply\"");
+  return BadValue("scale_mode", Quoted(mode), "\"divide\" or \"multiply\"");
 }
 
 absl::StatusOr<Settings> ReadSettings(const Setting& object) {
@@ -122,7 +121,7 @@ absl::Status ReadShape(const Settings& settings, const TensorView& words, HostWe
                      absl::StrCat("[", packing.words, "]: rows do not fill 32 words together"));
   }
   return CheckShape("qweight", words, {out->n, packing.row_words},
-                    "[N, words of a row], 32 / bits codes to a word");
+                    "N rows of words with 32 / bits codes each");
 }
 
 // Calls each(first, count, word, bit) for the stretches of codes [k, k + count) of a row whose
@@ -318,7 +317,7 @@ absl::Status DecodeBlocks(const Settings& settings, const LinearTensors& tensors
 absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& tensors) {
   AWQD_ASSIGN_OR_RETURN(const Settings settings, ReadSettings(object));
   AWQD_ASSIGN_OR_RETURN(const TensorView* words,
-                        NeedTensor(tensors, "qweight", "I32 [N, words of a row]"));
+                        NeedTensor(tensors, "qweight", "I32 [N, K*bits/32]"));
   AWQD_RETURN_IF_ERROR(CheckTensor("qweight", *words, {"I32"}, words->shape.size() == 1 ? 1 : 2));
   HostWeight out;
   out.format = std::string(kGemliteFormat.name);

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstring>
 
+#include "absl/strings/str_cat.h"
 #include "kernels/base/huge_pages.h"
 #include "kernels/base/math.h"
 #include "kernels/base/nibbles.h"
@@ -159,6 +160,17 @@ void UnpackBlocks(const uint8_t* words, int64_t n, int bits, GptqWords order, in
 }
 
 }  // namespace
+
+std::string ExplainWords(absl::string_view tensor, int64_t count, int bits, int64_t words) {
+  std::string out = absl::StrCat(count, " codes of ", bits, " bits in 32-bit words");
+  for (int other = 2; other <= 8; ++other) {
+    if (other == bits || WordsOfCodes(count, other) != words) continue;
+    absl::StrAppend(&out, "; ", tensor, " has the size of ", other,
+                    "-bit codes, but the settings say ", bits, " bits");
+    break;
+  }
+  return out;
+}
 
 std::vector<uint8_t> UnpackGptqRows(absl::Span<const uint8_t> words, int64_t k, int64_t n, int bits,
                                     GptqWords order, absl::Span<const int32_t> place) {

@@ -13,7 +13,6 @@
 #include "absl/strings/str_replace.h"
 #include "kernels/base/status.h"
 #include "kernels/checkpoint/checkpoint_files.h"
-#include "kernels/checkpoint/gguf_model.h"
 #include "kernels/checkpoint/hub_cache.h"
 
 namespace awqd::model {
@@ -188,12 +187,12 @@ absl::StatusOr<ModelFolder> ModelFolders::Locate(absl::string_view name, bool* s
   return absl::NotFoundError(absl::StrCat("model ", Quoted(name), ": ", lacks));
 }
 
-FolderLook ModelFolders::LookOf(const absl::StatusOr<ModelFolder>& located) {
-  if (located.ok()) return LookAt(*located->root, located->path);
+FolderState ModelFolders::LookOf(const absl::StatusOr<ModelFolder>& located) {
+  if (located.ok()) return ReadFolderState(*located->root, located->path);
   return {.there = !absl::IsNotFound(located.status()), .files = located.status().ToString()};
 }
 
-FolderLook ModelFolders::Look(absl::string_view name) const { return LookOf(Locate(name)); }
+FolderState ModelFolders::Look(absl::string_view name) const { return LookOf(Locate(name)); }
 
 std::string ModelFolders::RepositoryIdentity() const {
   struct stat info = {};

@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "kernels/checkpoint/folder_look.h"
+#include "kernels/checkpoint/folder_snapshot.h"
 #include "kernels/checkpoint/repository_root.h"
 
 namespace awqd::model {
@@ -51,8 +51,8 @@ class ModelFolders {
   absl::StatusOr<ModelFolder> Locate(absl::string_view name, bool* seen = nullptr) const;
 
   // What a model's files look like now. Where Locate fails, why is what they look like.
-  FolderLook Look(absl::string_view name) const;
-  static FolderLook LookOf(const absl::StatusOr<ModelFolder>& located);
+  FolderState Look(absl::string_view name) const;
+  static FolderState LookOf(const absl::StatusOr<ModelFolder>& located);
 
   // Which directory the repository is, as device and inode; empty: it cannot be told, or there is
   // none. Another one after a link was made to lead elsewhere, or a file system was unmounted.

@@ -38,7 +38,7 @@ absl::StatusOr<MemoryPlan> Plan(const Checkpoint& checkpoint, const std::string&
   }
   if (!plan.ok()) return plan.status();
   if (sinks.planned_bytes != nullptr) *sinks.planned_bytes = plan->device_bytes();
-  if (sinks.log) sinks.log(absl::StrCat("model \"", name, "\": takes ", plan->ToString()));
+  if (sinks.log) sinks.log(absl::StrCat("model \"", name, "\": needs ", plan->ToString()));
   return plan;
 }
 

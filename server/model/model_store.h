@@ -55,7 +55,7 @@ struct ModelStatus {
   bool loading = false;   // a load is in progress, a reload too
   bool asleep = false;    // unloaded by LetSleep, until it is used
   bool kept_out = false;  // a client unloaded it, and none has loaded it since
-  std::string tried;      // FolderLook's files, when the last load began
+  std::string tried;      // FolderState's files, when the last load began
 };
 
 // Thread-safe. Loads run on the calling thread.

@@ -3,7 +3,7 @@
 
 #include <optional>
 
-#include "kernels/checkpoint/expert_path.h"
+#include "kernels/checkpoint/experts.h"
 #include "server/model/mlp_paths.h"
 
 namespace awqd::model {

@@ -32,7 +32,7 @@ struct LoadState {
   bool for_client = true;                 // a client asked for it; set before others see it
   std::atomic<bool> unwanted{false};      // a client unloads meanwhile what the server loads
   std::atomic<bool> served{false};        // it has ended well
-  std::string files;                      // FolderLook's, at its begin; the loading thread's
+  std::string files;                      // FolderState's, at its begin; the loading thread's
 };
 
 // A line at most every two seconds, none for a load that ends before; or, where there is a bar, its

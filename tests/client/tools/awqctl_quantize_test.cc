@@ -44,7 +44,7 @@ TEST(AwqctlQuantize, Refuses) {
   EXPECT_EQ(got.code, kFileFailed);
   EXPECT_THAT(got.err, HasSubstr("bits: got 3, expected 4 (format awq)"));
   EXPECT_FALSE(std::filesystem::exists(out));
-  EXPECT_THAT(RunCommand({"quantize", dense, "-o", dense}).err, HasSubstr("it is there already"));
+  EXPECT_THAT(RunCommand({"quantize", dense, "-o", dense}).err, HasSubstr(dense + " exists"));
 }
 
 }  // namespace

@@ -9,7 +9,6 @@
 #include <limits>
 #include <string>
 
-#include "client/tools/difference.h"
 #include "kernels/base/half.h"
 #include "tests/kernels/checkpoint/test_files.h"
 #include "tests/testing/places.h"

@@ -84,7 +84,7 @@ TEST_F(FolderWriterTest, SaysWhyItCannotWrite) {
     EXPECT_THAT(Refusal(), HasSubstr("m.partial: another run is writing it"));
     ASSERT_TRUE(out->Commit().ok());
   }
-  EXPECT_THAT(Refusal(), HasSubstr("m: it is there already"));
+  EXPECT_THAT(Refusal(), HasSubstr("m exists"));
   fs::remove(folder_.At("m"));
   fs::create_directory(folder_.At("m.partial"));
   EXPECT_THAT(Refusal(), HasSubstr("left by a run that was killed"));

@@ -1,5 +1,5 @@
 // Checkpoints whose tensors hold all experts of a projection, beside ones with tensors for each.
-#include "kernels/checkpoint/expert_slices.h"
+#include "kernels/checkpoint/experts.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,4 @@
 // Flags of inspect, diff, quantize and convert.
-#include "client/awqctl/tools/flags.h"
-
 #include "client/awqctl/commands.h"
 #include "client/awqctl/flag_values.h"
 
