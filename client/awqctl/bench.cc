@@ -104,7 +104,7 @@ void PrintTable(const bench::Plan& plan, const std::vector<PointResult>& results
                "merged", "queue", "compute"});
   std::string remarks;
   for (const PointResult& result : results) {
-    table.Add(Row(result));
+    table.AddRow(Row(result));
     absl::StrAppend(&remarks, Remarks(plan, result));
   }
   console.out << table.Text() << remarks;

@@ -22,9 +22,9 @@ void PrintJson(const nlohmann::ordered_json& json, Console& console) {
   console.out << json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
 }
 
-Table::Table(std::vector<std::string> header) { Add(std::move(header)); }
+Table::Table(std::vector<std::string> header) { AddRow(std::move(header)); }
 
-void Table::Add(std::vector<std::string> row) {
+void Table::AddRow(std::vector<std::string> row) {
   for (std::string& cell : row) cell = OneLine(cell);
   if (!rows_.empty()) row.resize(rows_[0].size());
   rows_.push_back(std::move(row));

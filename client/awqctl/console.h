@@ -27,7 +27,7 @@ void PrintJson(const nlohmann::ordered_json& json, Console& console);
 class Table {
  public:
   explicit Table(std::vector<std::string> header);
-  void Add(std::vector<std::string> row);
+  void AddRow(std::vector<std::string> row);
   // Columns aligned, two spaces between; one where lines would pass 100 columns; and where that is
   // not enough, the first cell of each row on a line of its own.
   std::string Text() const;

@@ -133,8 +133,9 @@ std::optional<int> Fill(const Flags& flags, const std::optional<ProductTarget>& 
 }
 
 // For --shared_memory: activations and answer, one after the other.
-absl::StatusOr<client::SharedMemory> Share(const Flags& flags, client::Client& client,
-                                           const ProductTarget& target, Operands& operands) {
+absl::StatusOr<client::SharedMemory> MoveToSharedMemory(const Flags& flags, client::Client& client,
+                                                        const ProductTarget& target,
+                                                        Operands& operands) {
   client::Tensor& x = operands.activations;
   const auto in = static_cast<int64_t>(x.bytes.size());
   const bool scaled = flags.activation_scale.has_value() || !flags.activation_scales.empty();
@@ -219,7 +220,7 @@ int RunProduct(const Flags& flags, client::Client& client, Console& console,
   if (const auto exit_code = Fill(flags, target, console, operands)) return *exit_code;
   client::SharedMemory memory;
   if (flags.shared_memory) {
-    auto shared = Share(flags, client, *target, operands);
+    auto shared = MoveToSharedMemory(flags, client, *target, operands);
     if (!shared.ok()) return CallFailed(shared.status(), flags, client, console);
     memory = *std::move(shared);
   }

@@ -38,8 +38,9 @@ std::string StateName(const v1::ModelSummary& model) {
 Table ModelTable(const v1::ListModelsResponse& models) {
   Table table({"MODEL", "STATE", "WEIGHTS", "MEMORY", "VERSION", "MESSAGE"});
   for (const v1::ModelSummary& model : models.models()) {
-    table.Add({model.name(), StateName(model), absl::StrCat(model.weights()),
-               FormatBytes(model.device_bytes()), absl::StrCat(model.version()), model.message()});
+    table.AddRow({model.name(), StateName(model), absl::StrCat(model.weights()),
+                  FormatBytes(model.device_bytes()), absl::StrCat(model.version()),
+                  model.message()});
   }
   return table;
 }
@@ -47,10 +48,10 @@ Table ModelTable(const v1::ListModelsResponse& models) {
 Table DeviceTable(const v1::GetServerInfoResponse& info) {
   Table table({"DEVICE", "NAME", "KIND", "MEMORY", "FREE", "WEIGHTS", "HEALTHY"});
   for (const v1::DeviceStatus& device : info.devices()) {
-    table.Add({device.id(), device.name(),
-               device.isa().empty() ? absl::StrCat("sm_", device.arch()) : device.isa(),
-               FormatBytes(device.memory_total_bytes()), FormatBytes(device.memory_free_bytes()),
-               FormatBytes(device.weights_bytes()), device.healthy() ? "yes" : "NO"});
+    table.AddRow({device.id(), device.name(),
+                  device.isa().empty() ? absl::StrCat("sm_", device.arch()) : device.isa(),
+                  FormatBytes(device.memory_total_bytes()), FormatBytes(device.memory_free_bytes()),
+                  FormatBytes(device.weights_bytes()), device.healthy() ? "yes" : "NO"});
   }
   return table;
 }
@@ -138,7 +139,7 @@ Table WeightTable(const v1::GetModelResponse& model, const Stacks& stacks) {
     if (!stacks.empty()) {
       row.insert(row.begin() + 1, stack != nullptr ? absl::StrCat(stack->experts()) : "-");
     }
-    table.Add(std::move(row));
+    table.AddRow(std::move(row));
   }
   return table;
 }
@@ -262,13 +263,14 @@ int Kernels(const Flags& flags, client::Client& client, Console& console) {
                "Outputs", "Layout", "Needs", "Here"});
   for (const v1::KernelInfo& kernel : info->kernels()) {
     const bool dequantize = kernel.operation() == "dequantize";
-    table.Add({kernel.name(), kernel.operation(), dequantize ? "-" : kernel.path(),
-               absl::StrJoin(kernel.bits(), ", "),
-               kernel.group_multiple() <= 1 ? "any" : absl::StrCat("n x ", kernel.group_multiple()),
-               dequantize ? "-" : TokenRange(kernel.min_tokens(), kernel.max_tokens()),
-               dequantize ? "-" : absl::StrJoin(kernel.activations(), ", "),
-               absl::StrJoin(kernel.outputs(), ", "), kernel.layout(), kernel.needs(),
-               kernel.available() ? "yes" : absl::StrCat("no: ", kernel.reason())});
+    table.AddRow(
+        {kernel.name(), kernel.operation(), dequantize ? "-" : kernel.path(),
+         absl::StrJoin(kernel.bits(), ", "),
+         kernel.group_multiple() <= 1 ? "any" : absl::StrCat("n x ", kernel.group_multiple()),
+         dequantize ? "-" : TokenRange(kernel.min_tokens(), kernel.max_tokens()),
+         dequantize ? "-" : absl::StrJoin(kernel.activations(), ", "),
+         absl::StrJoin(kernel.outputs(), ", "), kernel.layout(), kernel.needs(),
+         kernel.available() ? "yes" : absl::StrCat("no: ", kernel.reason())});
   }
   console.out << (flags.markdown ? table.Markdown() : table.Text());
   return kOk;

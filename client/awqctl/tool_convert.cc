@@ -78,8 +78,9 @@ void Print(const Flags& flags, const tools::Conversion& conversion, Console& con
 void Print(const Flags& flags, const tools::Quantization& quantization, Console& console) {
   Table table({"LINEAR", "DESCRIPTION", "K", "N", "RELATIVE ERROR", "LARGEST"});
   for (const tools::QuantizedLinear& linear : quantization.linears) {
-    table.Add({linear.path, linear.description, absl::StrCat(linear.k), absl::StrCat(linear.n),
-               absl::StrFormat("%.4f", linear.relative), absl::StrFormat("%.3g", linear.largest)});
+    table.AddRow({linear.path, linear.description, absl::StrCat(linear.k), absl::StrCat(linear.n),
+                  absl::StrFormat("%.4f", linear.relative),
+                  absl::StrFormat("%.3g", linear.largest)});
   }
   console.out << table.Text();
   for (const tools::DenseLinear& linear : quantization.dense) {

@@ -41,11 +41,11 @@ void PrintLinears(const tools::Inspection& inspection, Console& console) {
   Table table({"LINEAR", "DESCRIPTION", "K", "N", "SIZE", "BITS/WEIGHT", "WITH"});
   for (const tools::InspectedLinear& linear : inspection.linears) {
     if (linear.error.empty()) {
-      table.Add({linear.path, linear.description, absl::StrCat(linear.k), absl::StrCat(linear.n),
-                 FormatBytes(linear.bytes), absl::StrFormat("%.3f", linear.bits_per_weight()),
-                 Parts(linear)});
+      table.AddRow({linear.path, linear.description, absl::StrCat(linear.k), absl::StrCat(linear.n),
+                    FormatBytes(linear.bytes), absl::StrFormat("%.3f", linear.bits_per_weight()),
+                    Parts(linear)});
     } else {
-      table.Add({linear.path, "DOES NOT LOAD", "", "", FormatBytes(linear.bytes), "", ""});
+      table.AddRow({linear.path, "DOES NOT LOAD", "", "", FormatBytes(linear.bytes), "", ""});
     }
   }
   console.out << table.Text();
@@ -73,7 +73,7 @@ void PrintNotQuantised(const tools::Inspection& inspection, Console& console) {
   if (rows.empty()) return;
   Table table({"NOT QUANTISED", "TENSORS", "DTYPE", "SHAPE", "SIZE", "WHY"});
   for (const auto& [key, alike] : rows) {
-    table.Add(
+    table.AddRow(
         {key[0], absl::StrCat(alike.count), key[1], key[2], FormatBytes(alike.bytes), key[3]});
   }
   console.out << "\n" << table.Text();
@@ -129,11 +129,12 @@ void Print(const tools::FolderDifference& difference, Console& console) {
                "BIAS", "WORST [K, N] A / B"});
   for (const tools::LinearDifference& linear : difference.linears) {
     if (!linear.error.empty()) continue;
-    table.Add({linear.path, linear.a, linear.b, absl::StrFormat("%.3g", linear.relative),
-               absl::StrFormat("%.3g", linear.largest),
-               absl::StrFormat("%d of %d", linear.different, linear.k * linear.n),
-               Count(linear.different_codes), Count(linear.different_zeros),
-               Count(linear.different_scales), absl::StrCat(linear.different_bias), Worst(linear)});
+    table.AddRow({linear.path, linear.a, linear.b, absl::StrFormat("%.3g", linear.relative),
+                  absl::StrFormat("%.3g", linear.largest),
+                  absl::StrFormat("%d of %d", linear.different, linear.k * linear.n),
+                  Count(linear.different_codes), Count(linear.different_zeros),
+                  Count(linear.different_scales), absl::StrCat(linear.different_bias),
+                  Worst(linear)});
   }
   console.out << table.Text();
   for (const tools::LinearDifference& linear : difference.linears) {

@@ -98,7 +98,7 @@ class Screen {
     for (const v1::DeviceCounters& is : now_.counters().devices()) {
       const v1::DeviceCounters& was = before[is.id()];
       const v1::DeviceStatus& status = memory[is.id()];
-      table.Add(
+      table.AddRow(
           {OneLine(is.id()), Rate(was.requests(), is.requests()), Rate(was.tokens(), is.tokens()),
            Mean(static_cast<double>(is.tokens() - was.tokens()), is.batches() - was.batches()),
            absl::StrCat(is.queued_requests()), Quantile(was.queue(), is.queue(), 0.5),
@@ -114,10 +114,10 @@ class Screen {
     std::map<std::string, v1::ModelCounters> before = ByName(before_.counters().models());
     for (const v1::ModelCounters& is : now_.counters().models()) {
       const v1::ModelCounters& was = before[is.name()];
-      table.Add({OneLine(is.name()), Rate(was.requests(), is.requests()),
-                 Rate(was.tokens(), is.tokens()), Rate(was.failed(), is.failed()),
-                 FormatBytes(is.weights_bytes()),
-                 absl::StrFormat("%.0f %%", 100 * is.loaded_share())});
+      table.AddRow({OneLine(is.name()), Rate(was.requests(), is.requests()),
+                    Rate(was.tokens(), is.tokens()), Rate(was.failed(), is.failed()),
+                    FormatBytes(is.weights_bytes()),
+                    absl::StrFormat("%.0f %%", 100 * is.loaded_share())});
     }
     return table;
   }

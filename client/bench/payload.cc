@@ -56,7 +56,8 @@ absl::StatusOr<client::Tensor> Activations(v1::DType dtype, int64_t tokens, int6
 
 // Moves the activations of `request` into shared memory, and asks for the answer there.
 template <typename Request>
-absl::Status Share(const Plan& plan, int64_t answer_elements, Request& request, Payload& payload) {
+absl::Status MoveToSharedMemory(const Plan& plan, int64_t answer_elements, Request& request,
+                                Payload& payload) {
   const std::string x = request.activations().raw();
   const v1::DType dtype =
       plan.output_dtype == v1::DTYPE_UNSPECIFIED ? plan.dtype : plan.output_dtype;
@@ -93,7 +94,7 @@ absl::StatusOr<Payload> Finish(const Plan& plan, const WeightShare& weight, int6
   Payload payload = {
       .method = method, .weight_key = client::WeightKeyOf(request), .tokens = tokens};
   if (!plan.shared_memory_prefix.empty()) {
-    absl::Status status = Share(plan, tokens * weight.n, request, payload);
+    absl::Status status = MoveToSharedMemory(plan, tokens * weight.n, request, payload);
     if (!status.ok()) return status;
   }
   SetRequest(request, &payload);
@@ -110,7 +111,7 @@ absl::Status Route(const Plan& plan, const WeightShare& weight, int64_t tokens, 
 }
 
 template <typename Request>
-Request Of(const WeightShare& weight) {
+Request MakeRequest(const WeightShare& weight) {
   Request request;
   request.mutable_weight()->set_model(weight.model);
   request.mutable_weight()->set_weight(weight.weight);
@@ -147,13 +148,13 @@ absl::StatusOr<Payload> MakePayload(const Plan& plan, const WeightShare& weight,
     return Finish(plan, weight, tokens, "/awqd.v1.QuantizedInference/GatedMlp", request);
   }
   if (weight.experts > 0) {
-    auto request = Of<v1::GroupedQuantizedMatmulRequest>(weight);
+    auto request = MakeRequest<v1::GroupedQuantizedMatmulRequest>(weight);
     if (auto status = Route(plan, weight, tokens, request); !status.ok()) return status;
     return Finish(plan, weight, tokens, "/awqd.v1.QuantizedInference/GroupedQuantizedMatmul",
                   request);
   }
   return Finish(plan, weight, tokens, "/awqd.v1.QuantizedInference/QuantizedMatmul",
-                Of<v1::QuantizedMatmulRequest>(weight));
+                MakeRequest<v1::QuantizedMatmulRequest>(weight));
 }
 
 }  // namespace

@@ -129,7 +129,7 @@ class Converter {
     for (NewTensor& one : encoded.tensors) {
       told.bytes_after += one.bytes;
       one.name = absl::StrCat(linear.path, ".", one.name);
-      AWQD_RETURN_IF_ERROR(out_.Add(std::move(one)));
+      AWQD_RETURN_IF_ERROR(out_.AddTensor(std::move(one)));
     }
     facts_.linears.emplace_back(linear.path, encoded.facts);
     report_.linears.push_back(std::move(told));

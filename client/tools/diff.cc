@@ -158,7 +158,7 @@ void Difference::Keep(const DifferentElement& element) {
   if (static_cast<int64_t>(worst_.size()) > most_) worst_.pop_back();
 }
 
-void Difference::Add(int64_t k, int64_t n, float a, float b) {
+void Difference::AddElement(int64_t k, int64_t n, float a, float b) {
   if (std::isfinite(b)) norm_ += static_cast<double>(b) * b;
   if (std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b)) return;
   if (std::isnan(a) && std::isnan(b)) return;
@@ -183,7 +183,7 @@ absl::StatusOr<Difference> Compare(const Elements& a, const Elements& b, int64_t
     for (int64_t k = 0; k < a.k(); ++k) {
       for (int64_t col = 0; col < columns; ++col) {
         const int64_t at = k * columns + col;
-        out.Add(k, begin + col, left[at], right[at]);
+        out.AddElement(k, begin + col, left[at], right[at]);
       }
     }
   }

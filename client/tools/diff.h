@@ -31,7 +31,7 @@ class Difference {
  public:
   explicit Difference(int64_t worst) : most_(worst) {}
 
-  void Add(int64_t k, int64_t n, float a, float b);
+  void AddElement(int64_t k, int64_t n, float a, float b);
 
   int64_t different() const { return different_; }
   double largest() const { return largest_; }

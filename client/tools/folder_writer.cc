@@ -79,7 +79,7 @@ absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Create(
   return out;
 }
 
-absl::Status SafetensorsWriter::Add(NewTensor tensor) {
+absl::Status SafetensorsWriter::AddTensor(NewTensor tensor) {
   if (tensor.bytes % kAlign == 0) return Write(tensor);
   last_.push_back(std::move(tensor));
   return absl::OkStatus();
@@ -167,17 +167,17 @@ absl::Status FolderWriter::BeginShard(const std::string& name, int64_t header_by
   return absl::OkStatus();
 }
 
-absl::Status FolderWriter::Add(NewTensor tensor) {
+absl::Status FolderWriter::AddTensor(NewTensor tensor) {
   if (!weight_map_.emplace(tensor.name, shard_name_).second) {
     return Invalid("tensor ", Quoted(tensor.name),
-                   ": got it twice: the folder has a tensor of that name already");
+                   ": occurs twice: another linear makes a tensor of that name");
   }
   if (shard_ == nullptr) {
     AWQD_ASSIGN_OR_RETURN(shard_, SafetensorsWriter::Create(NewFile(shard_name_), header_bytes_));
     shards_.insert(shard_name_);
   }
   tensor_bytes_ += tensor.bytes;
-  return shard_->Add(std::move(tensor));
+  return shard_->AddTensor(std::move(tensor));
 }
 
 absl::Status FolderWriter::EndShard() {

@@ -32,7 +32,7 @@ class SafetensorsWriter {
                                                                    int64_t header_bytes);
 
   // Reads and writes it, now or at the end. Names are not compared: that is the folder's business.
-  absl::Status Add(NewTensor tensor);
+  absl::Status AddTensor(NewTensor tensor);
   // Nothing may be added after it.
   absl::Status Finish();
 
@@ -73,7 +73,7 @@ class FolderWriter {
   // The tensor file that the next tensors go to; nothing of it is made before the first.
   absl::Status BeginShard(const std::string& name, int64_t header_bytes);
   // INVALID_ARGUMENT for a second tensor of that name.
-  absl::Status Add(NewTensor tensor);
+  absl::Status AddTensor(NewTensor tensor);
   absl::Status EndShard();
 
   // `indexed`: whether a model.safetensors.index.json says where tensors are.

@@ -17,7 +17,7 @@ namespace {
 absl::StatusOr<bool> HasSettings(const Folder& folder) {
   AWQD_ASSIGN_OR_RETURN(const std::string text, ReadText(folder, model::kConfigFile));
   const auto config = model::ParseConfigJson(text);
-  if (!config.ok()) return Prefixed(folder.At(model::kConfigFile), config.status());
+  if (!config.ok()) return Prefixed(folder.PathOf(model::kConfigFile), config.status());
   if (config->has_value()) return true;
   AWQD_ASSIGN_OR_RETURN(const std::vector<std::string> files,
                         folder.root.ListDirectory(folder.name));
@@ -43,8 +43,9 @@ absl::StatusOr<Model> Model::Open(const std::string& path) {
   out.checkpoint_ = absl::FailedPreconditionError(absl::StrCat(
       out.folder_.name, ": the model is not quantised: no settings in config.json or beside it"));
   if (out.quantised_) out.OpenCheckpoint();
-  AWQD_ASSIGN_OR_RETURN(out.tensors_, out.checkpoint_.ok() ? Tensors::Of(*out.checkpoint_)
-                                                           : Tensors::Open(out.folder_));
+  AWQD_ASSIGN_OR_RETURN(out.tensors_, out.checkpoint_.ok()
+                                          ? Tensors::FromCheckpoint(*out.checkpoint_)
+                                          : Tensors::Open(out.folder_));
   return out;
 }
 

@@ -121,7 +121,7 @@ class Quantizer {
     AWQD_ASSIGN_OR_RETURN(EncodedLinear encoded, options_.target->encode(*made.weight(), {}));
     for (NewTensor& one : encoded.tensors) {
       one.name = absl::StrCat(path, ".", one.name);
-      AWQD_RETURN_IF_ERROR(out_.Add(std::move(one)));
+      AWQD_RETURN_IF_ERROR(out_.AddTensor(std::move(one)));
     }
     report->linears.push_back({path, made.description(), k, n, error.relative(), error.largest(),
                                encoded.facts.zero_at_0});

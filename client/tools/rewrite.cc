@@ -55,7 +55,7 @@ std::string WhyLeftOut(const Model& source, const std::string& name) {
     return "another form of the weights";
   }
   if (absl::c_linear_search(kSettingsFiles, name)) return "settings of the old format";
-  if (source.folder().root.ListDirectory(source.folder().At(name)).ok()) return "a directory";
+  if (source.folder().root.ListDirectory(source.folder().PathOf(name)).ok()) return "a directory";
   return "";
 }
 
@@ -101,7 +101,7 @@ absl::Status RewriteTensors(const Model& source, FolderWriter* out, Carried* car
     for (; begin < end; ++begin) {
       const model::TensorLocation& place = *source.tensors().Find(names[begin]);
       if (plan(names[begin]).carried) {
-        AWQD_RETURN_IF_ERROR(out->Add(CarriedTensor(names[begin], place)));
+        AWQD_RETURN_IF_ERROR(out->AddTensor(CarriedTensor(names[begin], place)));
         ++carried->tensors;
         carried->tensor_bytes += place.info->bytes();
       } else {
@@ -124,7 +124,7 @@ absl::StatusOr<Json> ReadConfig(const Model& source) {
   AWQD_ASSIGN_OR_RETURN(const std::string text, ReadText(folder, model::kConfigFile));
   // Strict first: the parser below keeps the order of keys, but forgives.
   const auto checked = model::ParseJsonObject(text, kMaxDepth);
-  if (!checked.ok()) return Prefixed(folder.At(model::kConfigFile), checked.status());
+  if (!checked.ok()) return Prefixed(folder.PathOf(model::kConfigFile), checked.status());
   return Json::parse(text, nullptr, /*allow_exceptions=*/false);
 }
 
@@ -154,7 +154,7 @@ absl::Status RewriteRest(const Model& source, const Json& settings, const std::s
       carried->left_out.push_back(absl::StrCat(name, ": ", why));
       continue;
     }
-    AWQD_ASSIGN_OR_RETURN(const model::File file, folder.root.OpenFile(folder.At(name)));
+    AWQD_ASSIGN_OR_RETURN(const model::File file, folder.root.OpenFile(folder.PathOf(name)));
     AWQD_RETURN_IF_ERROR(out->Copy(file, name));
     carried->files.push_back(name);
   }

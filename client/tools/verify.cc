@@ -88,8 +88,8 @@ absl::Status CompareTensors(const Model& source, const Model& written, Verificat
 absl::Status CompareFiles(const Folder& source, const Folder& written, const Carried& carried,
                           Verification* out) {
   for (const std::string& name : carried.files) {
-    AWQD_ASSIGN_OR_RETURN(const model::File a, source.root.OpenFile(source.At(name)));
-    AWQD_ASSIGN_OR_RETURN(const model::File b, written.root.OpenFile(written.At(name)));
+    AWQD_ASSIGN_OR_RETURN(const model::File a, source.root.OpenFile(source.PathOf(name)));
+    AWQD_ASSIGN_OR_RETURN(const model::File b, written.root.OpenFile(written.PathOf(name)));
     AWQD_ASSIGN_OR_RETURN(const bool same, SameBytes(a, b));
     if (!same) return Differs(name, "other bytes");
     ++out->files;

@@ -73,9 +73,8 @@ absl::Status Checkpoint::AddFile(std::shared_ptr<const TensorFile> opened) {
     AWQD_RETURN_IF_ERROR(CheckCancelled(cancelled_));
     const auto [it, fresh] = tensors_.emplace(name, TensorLocation{file.get(), &info});
     if (!fresh) {
-      return Invalid("tensor ", Quoted(name), ": got it in both ",
-                     it->second.file->file().shown_name(), " and ", file->file().shown_name(),
-                     ", expected it in one file");
+      return Invalid("tensor ", Quoted(name), ": is in two files, ",
+                     it->second.file->file().shown_name(), " and ", file->file().shown_name(), "");
     }
   }
   return absl::OkStatus();

@@ -36,7 +36,7 @@ class Converter {
   }
   absl::StatusOr<Setting> Convert(const Json& value) {
     if (++values_ > kMaxValues) {
-      return Invalid("got more than ", kMaxValues, " values, expected at most that");
+      return Invalid("got more than ", kMaxValues, " values, the limit");
     }
     Setting out;
     if (value.is_object()) {

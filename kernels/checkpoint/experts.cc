@@ -119,7 +119,7 @@ absl::StatusOr<std::vector<LinearLocation>> SliceExperts(const LinearLocation& l
   const auto tensors = static_cast<int64_t>(linear.tensors.size());
   if (static_cast<int64_t>(slices->size()) + experts * tensors > most) {
     return Invalid("weight ", Quoted(linear.path), ": ", experts, " experts: got more than ", most,
-                   " tensors of experts, expected at most that");
+                   " tensors of experts, the limit");
   }
   std::vector<LinearLocation> out;
   for (int64_t expert = 0; expert < experts; ++expert) {

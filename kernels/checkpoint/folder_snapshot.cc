@@ -89,7 +89,7 @@ absl::Status FilesRead::CheckUnchanged(const RepositoryRoot& root) const {
     if (!now.ok() && !IsGone(now.status())) return now.status();
     if (now.ok() && OnlyTensorFiles(*std::move(now)) == before) continue;
     return Invalid(absl::CHexEscape(path),
-                   ": files of tensors came or went while the model was loaded");
+                   ": tensor files were added or removed while the model was loaded");
   }
   return absl::OkStatus();
 }

@@ -96,7 +96,7 @@ absl::Status ReadCounts(GgufInput* in, const GgufLimits& limits, Header* out) {
 }
 
 absl::Status ReadAlignment(GgufInput* in, uint32_t type, Header* out) {
-  if (out->alignment != 0) return absl::InvalidArgumentError("got it twice, expected it once");
+  if (out->alignment != 0) return absl::InvalidArgumentError("occurs twice");
   if (type != kGgufUint32)
     return Invalid("got type ", type, ", expected ", kGgufUint32, " (UINT32)");
   AWQD_ASSIGN_OR_RETURN(out->alignment, in->Number<uint32_t>("value"));
@@ -110,7 +110,7 @@ absl::Status ReadAlignment(GgufInput* in, uint32_t type, Header* out) {
 }
 
 absl::Status ReadArchitecture(GgufInput* in, uint32_t type, Header* out) {
-  if (out->architecture) return absl::InvalidArgumentError("got it twice, expected it once");
+  if (out->architecture) return absl::InvalidArgumentError("occurs twice");
   if (type != kGgufString)
     return Invalid("got type ", type, ", expected ", kGgufString, " (STRING)");
   AWQD_ASSIGN_OR_RETURN(out->architecture, in->Text(kMaxArchitectureBytes, "value"));
@@ -206,7 +206,7 @@ absl::StatusOr<TensorMap> ReadTensors(GgufInput* in, const GgufLimits& limits, c
     const absl::Status status = ReadTensor(in, limits, alignment, &info);
     if (!status.ok()) return BadTensor(name, status.message());
     const auto [it, fresh] = out.emplace(std::move(name), std::move(info));
-    if (!fresh) return BadTensor(it->first, "got it twice, expected each name once");
+    if (!fresh) return BadTensor(it->first, "occurs twice");
   }
   return out;
 }

@@ -139,8 +139,8 @@ absl::StatusOr<PaddedGroups> PadAwqGroups(const AwqLinear& settings, int64_t k) 
   return out;
 }
 
-absl::StatusOr<std::vector<uint8_t>> TakeGroups(const PaddedGroups& of, int64_t n,
-                                                absl::Span<const uint8_t> scales) {
+absl::StatusOr<std::vector<uint8_t>> UnpadGroups(const PaddedGroups& of, int64_t n,
+                                                 absl::Span<const uint8_t> scales) {
   for (int64_t group = 0; group < of.padded; ++group) {
     int64_t zeros = 0;
     while (zeros < n && IsZero(scales.data() + 2 * (group * n + zeros))) ++zeros;

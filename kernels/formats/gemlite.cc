@@ -55,7 +55,7 @@ struct Packing {
 
   int step() const { return 32 / bits; }
   // Index of its word and its lowest bit.
-  std::pair<int64_t, int> At(int64_t row, int64_t k) const {
+  std::pair<int64_t, int> PlaceOfCode(int64_t row, int64_t k) const {
     const int64_t flat = row * row_words * step() + k;
     return {flat / (kLanes * step()) * kLanes + flat % kLanes,
             32 - bits * static_cast<int>(1 + flat / kLanes % step())};
@@ -129,7 +129,7 @@ absl::Status ReadShape(const Settings& settings, const TensorView& words, HostWe
 template <typename Each>
 void ForEachStretch(const Packing& packing, int64_t row, int64_t k, int64_t count, Each each) {
   for (int64_t first = 0; first < count;) {
-    const auto [word, bit] = packing.At(row, k + first);
+    const auto [word, bit] = packing.PlaceOfCode(row, k + first);
     const int64_t stretch = std::min<int64_t>(count - first, kLanes - word % kLanes);
     each(first, stretch, word, bit);
     first += stretch;
@@ -203,7 +203,7 @@ struct Cells {
   std::vector<float> values;  // [groups, columns]
 
   bool one() const { return values.size() == 1; }
-  float At(int64_t group, int64_t col) const {
+  float CellAt(int64_t group, int64_t col) const {
     return values[(groups == 1 ? 0 : group) * columns + (columns == 1 ? 0 : col)];
   }
 };
@@ -270,7 +270,7 @@ void DecodeZeros(const Cells& cells, int64_t groups, int64_t columns, HostWeight
   out->zeros.resize(groups * columns * size);
   for (int64_t group = 0; group < groups; ++group) {
     for (int64_t col = 0; col < columns; ++col) {
-      const float zero = cells.At(group, col);
+      const float zero = cells.CellAt(group, col);
       const auto code = static_cast<uint8_t>(integers ? zero : 0);
       std::memcpy(out->zeros.data() + (group * columns + col) * size,
                   integers ? static_cast<const void*>(&code) : &zero, size);

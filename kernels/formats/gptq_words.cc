@@ -29,7 +29,7 @@ struct Pieces {
   std::array<Piece, 3> at;
   int count = 0;
 
-  void Add(int bit, int width, int to) {
+  void AddPiece(int bit, int width, int to) {
     at[count++] = {bit / 32, bit % 32, (1u << width) - 1, to};
   }
 };
@@ -37,8 +37,8 @@ struct Pieces {
 Pieces DensePieces(int code, int bits) {
   Pieces out;
   const int bit = code * bits, low = std::min(bits, 32 - bit % 32);
-  out.Add(bit, low, 0);
-  if (low < bits) out.Add(bit + low, bits - low, low);
+  out.AddPiece(bit, low, 0);
+  if (low < bits) out.AddPiece(bit + low, bits - low, low);
   return out;
 }
 
@@ -48,7 +48,7 @@ Pieces PlanePieces(int code, int bits) {
   for (const int width : {8, 4, 2, 1}) {
     if ((bits & width) == 0) continue;
     // The planes of 3 bits are 2 and 1 wide, those of 7 bits 4, 2 and 1: the bits of the number.
-    out.Add(kBlock * done + code * width, width, done);
+    out.AddPiece(kBlock * done + code * width, width, done);
     done += width;
   }
   return out;

@@ -150,7 +150,8 @@ TEST_F(CheckpointTest, AScaleWithoutCodesIsNoSilentLoss) {
   TestTensors tensors = Merge(IntQuantizedLinear("l.up"), IntQuantizedLinear("l.down"));
   tensors["l.down.weight"] = {"F16", {3, 4}, std::string(24, '\0')};
   directory_.Write("m/model.safetensors", SafetensorsOf(tensors));
-  ExpectRefused("weight \"l.down\": tensor \"weight\" is \"F16\", not I8, though its weight_scale");
+  ExpectRefused(
+      "weight \"l.down\": tensor \"weight\" is \"F16\", not I8, but \"weight_scale\" exists");
   tensors.erase("l.down.weight_scale");
   directory_.Write("m/model.safetensors", SafetensorsOf(tensors));
   EXPECT_TRUE(Open().ok()) << Open().status();
@@ -221,7 +222,7 @@ TEST_F(CheckpointTest, LinearWithoutZeroPoints) {
   TestTensors tensors = linear_;
   tensors.erase("l.up.qzeros");
   directory_.Write("m/model.safetensors", SafetensorsOf(tensors));
-  ExpectRefused("m: weight \"l.up\": tensor \"qzeros\" is missing, expected it by the settings");
+  ExpectRefused("m: weight \"l.up\": tensor \"qzeros\" is missing; the settings say");
   directory_.Write(
       "m/config.json",
       "{\"quantization_config\":{\"quant_method\":\"awq\",\"bits\":4,\"group_size\":32,"
@@ -239,7 +240,7 @@ TEST_F(CheckpointTest, SameTensorInTwoFiles) {
   directory_.Write("m/config.json", AwqConfig());
   directory_.Write("m/a.safetensors", SafetensorsOf(linear_));
   directory_.Write("m/b.safetensors", SafetensorsOf({*linear_.begin()}));
-  ExpectRefused("tensor \"l.up.qweight\": got it in both m/a.safetensors and m/b.safetensors");
+  ExpectRefused("tensor \"l.up.qweight\": is in two files, m/a.safetensors and m/b.safetensors");
 }
 
 TEST_F(CheckpointTest, BadIndex) {
@@ -350,7 +351,7 @@ TEST_F(CheckpointTest, FilesThatComeWhileLoading) {
   EXPECT_TRUE(checkpoint->CheckUnchanged(root_).ok());
   directory_.Write("m/b.safetensors", SafetensorsOf(AwqLinear("l.down", 64, 16, 32)));
   EXPECT_THAT(std::string(checkpoint->CheckUnchanged(root_).message()),
-              HasSubstr("m: files of tensors came or went"));
+              HasSubstr("m: tensor files were added or removed"));
   fs::remove(directory_.At("m/b.safetensors"));
   EXPECT_TRUE(checkpoint->CheckUnchanged(root_).ok());
   WriteIndex("{}");
