@@ -32,8 +32,9 @@ CLI::Option* AddPath(CLI::App* app, v1::Path& target) {
 CLI::Option* AddActivationFunction(CLI::App* app, v1::ActivationFunction& target) {
   const Words<v1::ActivationFunction> words = {
       {"none", v1::NONE}, {"relu", v1::RELU}, {"gelu", v1::GELU}, {"silu", v1::SILU}};
-  return AddWord(app, "--activation_function", target, words,
-                 "Of the result and its bias: none (default), relu, gelu (by erf) or silu")
+  return AddWord(
+             app, "--activation_function", target, words,
+             "Function of the product and its bias: none (default), relu, gelu (by erf) or silu")
       ->type_name("FUNCTION");
 }
 
@@ -43,10 +44,11 @@ CLI::Option* AddQuantization(CLI::App* app, v1::ActivationQuantization& target) 
                                                    {"static", v1::INT8_STATIC},
                                                    {"declared", v1::INT8_AS_DECLARED},
                                                    {"never", v1::ACTIVATIONS_FLOATING}};
-  return AddWord(app, "--quantize_activations", target, words,
-                 "Round activations to INT8 in the server: none (default), per_token (by the "
-                 "largest of each), static (by --activation_scale), declared (as the checkpoint "
-                 "says) or never (not by the server's --int8_activations either)")
+  return AddWord(
+             app, "--quantize_activations", target, words,
+             "Round activations to INT8 in the server: none (default), per_token (a "
+             "scale for each token), static (by --activation_scale), declared (as the checkpoint "
+             "says) or never (not by the server's --int8_activations either)")
       ->type_name("HOW");
 }
 

@@ -265,12 +265,11 @@ class App {
                     "Bias to use instead of the weight's own: .npy of N numbers, of experts "
                     "[experts, N]");
     AddQuantization(sub, flags_.quantize_activations);
-    CLI::Option* scale =
-        sub->add_option("--activation_scale", flags_.activation_scale,
-                        "Of --quantize_activations static, or of int8 activations: the scale of "
-                        "all tokens");
+    CLI::Option* scale = sub->add_option(
+        "--activation_scale", flags_.activation_scale,
+        "Scale of all tokens, for int8 activations or --quantize_activations static");
     sub->add_option("--activation_scales", flags_.activation_scales,
-                    "Of int8 activations: .npy with the scale of each token")
+                    ".npy with the scale of each token, for int8 activations")
         ->excludes(scale);
   }
 
@@ -283,11 +282,13 @@ class App {
         "--router_weights weights.npy -o y.npy");
     sub->add_option("model", flags_.model, "Name of a loaded model")->required();
     sub->add_option("mlp", flags_.weight,
-                    "What the paths of gate_proj, up_proj and down_proj have in common")
+                    "Common beginning of the paths of gate_proj, up_proj and down_proj")
         ->required();
-    sub->add_option("--gate", flags_.gate, "Path of the gate, where it is called otherwise");
-    sub->add_option("--up", flags_.up, "Path of the up projection, likewise");
-    sub->add_option("--down", flags_.down, "Path of the down projection, likewise");
+    sub->add_option("--gate", flags_.gate,
+                    "Path of the gate projection, if it is not MLP.gate_proj");
+    sub->add_option("--up", flags_.up, "Path of the up projection, if it is not MLP.up_proj");
+    sub->add_option("--down", flags_.down,
+                    "Path of the down projection, if it is not MLP.down_proj");
     AddProduct(Mlp, sub);
   }
 
@@ -312,8 +313,8 @@ class App {
     CLI::Option* ids = sub->add_option("--expert_ids", flags_.expert_ids,
                                        "Experts of each token: .npy of int32 [..., top_k]");
     sub->add_option("--router_weights", flags_.router_weights,
-                    "Weights of each token's experts, of the shape of --expert_ids; without them "
-                    "every choice is a row of the result")
+                    "Weights of each token's experts, shaped like --expert_ids. Without them the "
+                    "result has a row for each expert of each token")
         ->needs(ids);
     sub->add_option("--top_k", flags_.top_k,
                     "With --random: so many experts for each token, drawn with weights (default 2)")

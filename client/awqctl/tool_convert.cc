@@ -17,10 +17,10 @@ namespace {
 // Tensors and files that were copied as they are, and files that were not.
 void PrintCarried(const tools::Carried& carried, Console& console) {
   for (const std::string& name : carried.left_out) {
-    console.out << "not carried along: " << OneLine(name) << "\n";
+    console.out << "not copied: " << OneLine(name) << "\n";
   }
-  console.out << "carried along: " << carried.tensors << " tensors, "
-              << FormatBytes(carried.tensor_bytes) << "; " << carried.files.size() << " files\n";
+  console.out << "copied: " << carried.tensors << " tensors, " << FormatBytes(carried.tensor_bytes)
+              << "; " << carried.files.size() << " files\n";
 }
 
 // Warns of linears of a GPTQ checkpoint with a zero point of 0. Prints nothing for none.
@@ -40,7 +40,7 @@ void PrintVerified(const tools::Verification& verified, Console& console) {
   console.out << "verified: " << verified.elements - verified.rounded << " elements of "
               << verified.linears << " linears are the same, bit for bit in FP32";
   if (verified.rounded > 0) {
-    console.out << ", " << verified.rounded << " are the one rounding of what they were";
+    console.out << ", " << verified.rounded << " were rounded once";
   }
   console.out << "; " << verified.biases << " elements of biases, " << verified.tensors
               << " other tensors (" << FormatBytes(verified.tensor_bytes) << ") and "
@@ -57,11 +57,11 @@ void Print(const Flags& flags, const tools::Conversion& conversion, Console& con
   }
   if (slices > 0) {
     console.out << "note: " << slices
-                << " experts that shared tensors have tensors of their own now\n";
+                << " experts that shared tensors now have tensors of their own\n";
   }
   if (conversion.activations > 0) {
-    console.out << "note: that activations are to be quantised, which " << conversion.activations
-                << " linears declared, is not carried along\n";
+    console.out << "note: " << conversion.activations
+                << " linears declare quantised activations, which the new format cannot say\n";
   }
   if (conversion.to == "gptq") PrintZeroNote(zeros, console);
   if (!conversion.dtype.empty() && conversion.dtype != "F32") {

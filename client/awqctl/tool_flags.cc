@@ -74,10 +74,9 @@ void AddQuantize(CLI::App* app, Flags& flags) {
 void AddConvert(CLI::App* app, Flags& flags) {
   CLI::App* sub = AddTool(
       app, flags, Convert, "convert",
-      "Write a quantised model, or a GGUF file, in another format, no bit of any element changed; "
-      "what the format cannot hold is refused by the linear's name. Needs no server. OUT appears "
-      "when "
-      "it is complete.\n\n"
+      "Write a quantised model, or a GGUF file, in another format, without changing a bit "
+      "of any element. Refuses a linear that the format cannot hold. Needs no server. OUT appears "
+      "when it is complete.\n\n"
       "Example: awqctl convert models/my-model -o models/my-model-awq --to awq --verify");
   sub->add_option("folder", flags.tool.folder, "The quantised model's directory, or a .gguf file")
       ->required();
@@ -93,8 +92,8 @@ void AddConvert(CLI::App* app, Flags& flags) {
       ->required();
   AddWord<std::string>(sub, "--dtype", flags.tool.dtype,
                        {{"fp16", "F16"}, {"bf16", "BF16"}, {"fp32", "F32"}},
-                       "Of dense weights: fp16, bf16 or fp32, which keeps every bit (default: what "
-                       "config.json says, else fp16)");
+                       "Type of dense weights: fp16, bf16 or fp32, which keeps every bit (default: "
+                       "what config.json says, else fp16)");
   sub->add_flag("--verify", flags.tool.verify,
                 "Read OUT back, compare every element, tensor and file, and write what was "
                 "compared to OUT/verified.json");

@@ -47,7 +47,7 @@ absl::StatusOr<std::vector<std::string>> FilesOf(const Model& source) {
   return files;
 }
 
-// Why a file of the source is not carried along; empty where it is.
+// The reason that a file of the source is not copied; empty where it is.
 std::string WhyLeftOut(const Model& source, const std::string& name) {
   const auto of_weights = [&](absl::string_view end) { return absl::EndsWith(name, end); };
   if (absl::StartsWith(name, ".")) return "hidden";

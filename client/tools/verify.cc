@@ -76,7 +76,7 @@ absl::Status CompareTensors(const Model& source, const Model& written, Verificat
   for (const auto& [name, place] : source.tensors().all()) {
     if (source.IsPart(name)) continue;
     const model::TensorLocation* const other = written.tensors().Find(name);
-    if (other == nullptr) return Differs(name, "it was not carried along");
+    if (other == nullptr) return Differs(name, "it was not copied");
     AWQD_ASSIGN_OR_RETURN(const bool same, SameBytes(*other, place));
     if (!same) return Differs(name, "other bytes");
     ++out->tensors;

@@ -74,7 +74,7 @@ absl::Status Checkpoint::AddFile(std::shared_ptr<const TensorFile> opened) {
     const auto [it, fresh] = tensors_.emplace(name, TensorLocation{file.get(), &info});
     if (!fresh) {
       return Invalid("tensor ", Quoted(name), ": is in two files, ",
-                     it->second.file->file().shown_name(), " and ", file->file().shown_name(), "");
+                     it->second.file->file().shown_name(), " and ", file->file().shown_name());
     }
   }
   return absl::OkStatus();
