@@ -31,11 +31,6 @@ void PrintZeroNote(int64_t linears, Console& console) {
                  "AutoGPTQ's own kernels as 2^bits\n";
 }
 
-// A tools::Guard: the path is removed when a signal ends the process.
-std::shared_ptr<void> RemovedOnSignal(const std::string& path) {
-  return std::make_shared<client::RemoveOnSignal>(path);
-}
-
 void PrintVerified(const tools::Verification& verified, Console& console) {
   console.out << "verified: " << verified.elements - verified.rounded << " elements of "
               << verified.linears << " linears are the same, bit for bit in FP32";
@@ -98,6 +93,10 @@ void Print(const Flags& flags, const tools::Quantization& quantization, Console&
 }
 
 }  // namespace
+
+std::shared_ptr<void> RemovedOnSignal(const std::string& path) {
+  return std::make_shared<client::RemoveOnSignal>(path);
+}
 
 int Convert(const Flags& flags, Console& console) {
   absl::StatusOr<tools::Conversion> conversion;
