@@ -27,7 +27,10 @@ bool WriteAll(absl::string_view bytes, Write write) {
 }  // namespace
 
 absl::Status FileError(absl::string_view what, absl::string_view path) {
-  return absl::ErrnoToStatus(errno, absl::StrCat("cannot ", what, " ", path));
+  const absl::Status status = absl::ErrnoToStatus(errno, absl::StrCat("cannot ", what, " ", path));
+  const bool told = absl::IsAlreadyExists(status) || absl::IsPermissionDenied(status) ||
+                    absl::IsResourceExhausted(status);
+  return told ? status : absl::FailedPreconditionError(status.message());
 }
 
 absl::StatusOr<std::unique_ptr<OutputFile>> OutputFile::Create(const std::string& path,

@@ -13,7 +13,8 @@
 
 namespace awqd::client {
 
-// "cannot <what> <path>: <why>", as errno has it.
+// "cannot <what> <path>: <why>", from errno: ALREADY_EXISTS, PERMISSION_DENIED, RESOURCE_EXHAUSTED,
+// or FAILED_PRECONDITION for every other reason.
 absl::Status FileError(absl::string_view what, absl::string_view path);
 
 // Owns the descriptor; never removes the file. Errors name the path. Not thread-safe.

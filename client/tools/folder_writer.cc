@@ -59,7 +59,7 @@ absl::Status WhyThere(const std::string& partial) {
     return absl::AlreadyExistsError(absl::StrCat(partial, ": another run is writing it"));
   }
   return absl::AlreadyExistsError(
-      absl::StrCat(partial, " exists: a run that was killed left it; remove it first"));
+      absl::StrCat(partial, " exists, left by a run that was killed; remove it first"));
 }
 
 }  // namespace
