@@ -8,6 +8,7 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/checkpoint/checkpoint.h"
 #include "tests/kernels/checkpoint/test_files.h"
 
 namespace awqd::model {
