@@ -72,8 +72,8 @@ class ChunkOrder {
 };
 
 // The metadata awqd-weight, "MODEL/WEIGHT": a load balancer that hashes it sends all calls of a
-// weight to one server. "" for a name that metadata cannot hold: more than 512 bytes, or any that is
-// not printable ASCII.
+// weight to one server. "" for a name that metadata cannot hold: one of more than 512 bytes, or one
+// that is not printable ASCII.
 std::string WeightKey(absl::string_view model, absl::string_view weight);
 
 // The key of a request; "" also for one that names no weight.

@@ -42,8 +42,8 @@ class FolderSnapshot final : public FileSource {
   FilesRead* const read_;
 };
 
-// The files of a model's folder, to tell whether they changed since they were last read, and whether
-// somebody still writes to them.
+// The files of a model's folder, to tell whether they changed since they were last read, and
+// whether somebody still writes to them.
 struct FolderState {
   bool there = true;  // false: there is no such model
   // A line for each file that a model is made of: *.json, *.safetensors, *.gguf.
@@ -60,8 +60,8 @@ struct FolderState {
 // The state of a folder, or of a file that is a model, beneath the root. Follows links as
 // RepositoryRoot does, so that a link that leads elsewhere is a change. Reads inner folders as deep
 // as `hf download` keeps unfinished files (.cache/huggingface/download), and the blobs beside a
-// snapshot of a Hub cache. Opens each file: over NFS only that asks the server. Reads at most 20,000
-// files of a folder.
+// snapshot of a Hub cache. Opens each file: over NFS only that asks the server. Reads at most
+// 20,000 files of a folder.
 FolderState ReadFolderState(const RepositoryRoot& root, absl::string_view path);
 
 }  // namespace awqd::model

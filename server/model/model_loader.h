@@ -17,9 +17,9 @@
 namespace awqd::model {
 
 // `version` of the result is 0: the store counts. Fails before anything is allocated for a weight
-// when the load's MemoryPlan does not fit. When it ends, INVALID_ARGUMENT where the size, a
-// time or the inode of a file that was read is no longer what it was. On an error nothing stays allocated on any device. UNAVAILABLE
-// once `cancelled`.
+// when the load's MemoryPlan does not fit. When it ends, INVALID_ARGUMENT where the size, a time or
+// the inode of a file that was read is no longer what it was. On an error nothing stays allocated on
+// any device. UNAVAILABLE once `cancelled`.
 absl::StatusOr<std::shared_ptr<Model>> LoadModel(const ModelFolder& folder, const std::string& name,
                                                  const LoadTarget& target,
                                                  const std::atomic<bool>& cancelled,
