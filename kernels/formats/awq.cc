@@ -140,8 +140,10 @@ absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& te
     return BadTensor("scales", absl::StrCat("N = ", out.n),
                      "a multiple of 8: a word holds 8 columns");
   }
-  AWQD_RETURN_IF_ERROR(CheckShape("qweight", *qweight, {out.k, words},
-                                  ExplainWords("qweight", out.n, bits, qweight->shape[1])));
+  AWQD_RETURN_IF_ERROR(
+      CheckShape("qweight", *qweight, {out.k, words},
+                 absl::StrCat("N = ", out.n, " of tensor \"scales\"; ",
+                              ExplainWords("qweight", out.n, bits, qweight->shape[1]))));
   AWQD_ASSIGN_OR_RETURN(const int64_t rows,
                         GroupRows(settings->group_size, out.k, groups, "scales", false));
   out.description = Asymmetric(bits, BlockRows(rows, out.k), type);

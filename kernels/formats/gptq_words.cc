@@ -164,7 +164,7 @@ void UnpackBlocks(const uint8_t* words, int64_t n, int bits, GptqWords order, in
 std::string ExplainWords(absl::string_view tensor, int64_t count, int bits, int64_t words) {
   std::string out = absl::StrCat(count, " codes of ", bits, " bits in 32-bit words");
   for (int other = 2; other <= 8; ++other) {
-    if (other == bits || WordsOfCodes(count, other) != words) continue;
+    if (other == bits || count * other != words * 32) continue;
     absl::StrAppend(&out, "; ", tensor, " has the size of ", other,
                     "-bit codes, but the settings say ", bits, " bits");
     break;

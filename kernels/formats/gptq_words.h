@@ -20,7 +20,7 @@ enum class GptqWords : uint8_t {
 constexpr int64_t WordsOfCodes(int64_t count, int bits) { return (count * bits + 31) / 32; }
 
 // Explains for an error why `count` codes along one axis take WordsOfCodes(count, bits) words.
-// Names another width of 2 to 8 bits where `words` are what its codes take: "384 codes of 3 bits in
+// Names another width of 2 to 8 bits where its codes fill `words` exactly: "384 codes of 3 bits in
 // 32-bit words; qweight has the size of 4-bit codes, but the settings say 3 bits".
 std::string ExplainWords(absl::string_view tensor, int64_t count, int bits, int64_t words);
 
