@@ -15,7 +15,6 @@
 #include "awqd/v1/server_info.grpc.pb.h"
 #include "client/convert.h"
 #include "client/credentials.h"
-#include "client/weight_key.h"
 #include "grpc/health/v1/health.grpc.pb.h"
 #include "grpcpp/grpcpp.h"
 

@@ -271,4 +271,18 @@ absl::Status ChunkOrder::Finish() const {
       absl::StrCat("the server's stream ended after ", next_row_, " of ", total_rows_, " rows"));
 }
 
+// The same rule as client/python has.
+std::string WeightKey(absl::string_view model, absl::string_view weight) {
+  if (model.empty() || weight.empty()) return "";
+  constexpr size_t kMaxKeyBytes = 512;
+  std::string key = absl::StrCat(model, "/", weight);
+  if (key.size() > kMaxKeyBytes || !std::all_of(key.begin(), key.end(), absl::ascii_isprint))
+    return "";
+  return key;
+}
+
+void AddWeightKey(const std::string& key, grpc::ClientContext& context) {
+  if (!key.empty()) context.AddMetadata("awqd-weight", key);
+}
+
 }  // namespace awqd::client

@@ -71,4 +71,24 @@ class ChunkOrder {
   DType dtype_ = v1::DTYPE_UNSPECIFIED;
 };
 
+// The metadata awqd-weight, "MODEL/WEIGHT": a load balancer that hashes it sends all calls of a
+// weight to one server. "" for a name that metadata cannot hold: one of more than 512 bytes, or one
+// that is not printable ASCII.
+std::string WeightKey(absl::string_view model, absl::string_view weight);
+
+// The key of a request; "" also for one that names no weight.
+template <typename Request>
+std::string WeightKeyOf(const Request& request) {
+  if constexpr (requires { request.weight().weight(); }) {
+    return WeightKey(request.weight().model(), request.weight().weight());
+  } else if constexpr (requires { request.mlp().path(); }) {
+    return WeightKey(request.mlp().model(), request.mlp().path());
+  } else {
+    return "";
+  }
+}
+
+// Adds a key that is not "" to a call that has not begun.
+void AddWeightKey(const std::string& key, grpc::ClientContext& context);
+
 }  // namespace awqd::client

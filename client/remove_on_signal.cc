@@ -22,7 +22,7 @@ namespace {
 std::atomic<RemoveOnSignal::Entry*> first{nullptr};
 static_assert(std::atomic<RemoveOnSignal::Entry*>::is_always_lock_free);
 
-RemoveOnSignal::Entry* Take() {
+RemoveOnSignal::Entry* AcquireEntry() {
   for (RemoveOnSignal::Entry* entry = first; entry != nullptr; entry = entry->next) {
     if (!entry->taken.exchange(true)) return entry;
   }
@@ -49,7 +49,7 @@ void RemoveAndDie(int signal_number) {
 
 RemoveOnSignal::RemoveOnSignal(absl::string_view path) {
   if (path.size() >= PATH_MAX) return;  // no such file can be
-  entry_ = Take();
+  entry_ = AcquireEntry();
   path.copy(entry_->path, path.size());
   entry_->path[path.size()] = '\0';
   entry_->named = true;

@@ -92,7 +92,7 @@ absl::StatusOr<std::unique_ptr<obs::Tracer>> MakeTracer(const TraceOptions& opti
     exporter = otlp::MakeOtlpExporter(options.otlp_endpoint, AWQD_VERSION);
   } else if (!options.file.empty()) {
     absl::StatusOr<std::unique_ptr<obs::SpanExporter>> file = obs::AppendSpansTo(options.file);
-    if (!file.ok()) return model::Prefixed("--trace_file", file.status());
+    if (!file.ok()) return Prefixed("--trace_file", file.status());
     exporter = *std::move(file);
   } else {
     return std::unique_ptr<obs::Tracer>();
@@ -212,7 +212,7 @@ class ServerImpl final : public Server {
     }
     auto started =
         obs::MetricsServer::Start(options_.metrics_address, snapshots, guard, std::move(gpus));
-    if (!started.ok()) return model::Prefixed("--metrics_address", started.status());
+    if (!started.ok()) return Prefixed("--metrics_address", started.status());
     metrics_ = *std::move(started);
     obs::LogEvent(obs::LogLevel::kInfo, "metrics",
                   {{"address", options_.metrics_address}, {"port", metrics_->port()}});

@@ -4,7 +4,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include <cerrno>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -13,11 +13,12 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "client/awqctl/commands.h"
-#include "client/awqctl/interrupt.h"
 #include "client/awqctl/product.h"
+#include "client/awqctl/progress.h"
 #include "client/bench/report.h"
-#include "client/files/tensor_file.h"
+#include "client/files/output_file.h"
 #include "client/remove_on_signal.h"
+#include "kernels/base/text.h"
 
 namespace awqd::awqctl {
 namespace {
@@ -73,7 +74,7 @@ std::string Remarks(const bench::Plan& plan, const PointResult& result) {
   for (int code = 1; code < bench::kCodes; ++code) {
     if (tally.answers[code] == 0) continue;
     add(absl::StrCat(tally.answers[code], " ", bench::CodeName(code),
-                     ", the first: ", Printable(tally.first_message[code])));
+                     ", the first: ", OneLine(tally.first_message[code])));
   }
   if (tally.refused.count() > 0) {
     add(absl::StrCat("refusals answered in p99 ", Time(tally.refused.QuantileNs(0.99)), ", max ",
@@ -103,7 +104,7 @@ void PrintTable(const bench::Plan& plan, const std::vector<PointResult>& results
                "merged", "queue", "compute"});
   std::string remarks;
   for (const PointResult& result : results) {
-    table.Add(Row(result));
+    table.AddRow(Row(result));
     absl::StrAppend(&remarks, Remarks(plan, result));
   }
   console.out << table.Text() << remarks;
@@ -138,7 +139,6 @@ class ReportFile {
   ReportFile(const ReportFile&) = delete;
   ReportFile& operator=(const ReportFile&) = delete;
   ~ReportFile() {
-    if (fd_ >= 0) close(fd_);
     if (created_) unlink(path_.c_str());
   }
 
@@ -146,30 +146,32 @@ class ReportFile {
   absl::Status Open(const std::string& path) {
     if (path.empty()) return absl::OkStatus();
     path_ = path;
-    fd_ = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    created_ = fd_ >= 0;
+    auto file = client::OutputFile::Create(path);
+    created_ = file.ok();
     if (created_) on_signal_ = client::RemoveOnSignal(path);
-    // A device or what another bench left.
-    if (fd_ < 0 && errno == EEXIST) fd_ = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
-    return fd_ < 0 ? client::FileError("write", path) : absl::OkStatus();
+    if (absl::IsAlreadyExists(file.status())) {  // a device, or the report of another bench
+      const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+      if (fd < 0) return client::FileError("write", path);
+      file = std::make_unique<client::OutputFile>(path, fd);
+    }
+    if (!file.ok()) return file.status();
+    file_ = *std::move(file);
+    return absl::OkStatus();
   }
 
   // Once; replaces what the file holds.
   absl::Status Write(absl::string_view text) {
-    if (fd_ < 0) return absl::OkStatus();
+    if (file_ == nullptr) return absl::OkStatus();
     created_ = false;
     on_signal_ = client::RemoveOnSignal();
-    // A pipe or a terminal has nothing to truncate.
-    if (ftruncate(fd_, 0) != 0 && errno != EINVAL) return client::FileError("write", path_);
-    if (absl::Status status = client::WriteAll(fd_, text, path_); !status.ok()) return status;
-    // Where a network file system tells that it is full.
-    return close(std::exchange(fd_, -1)) == 0 ? absl::OkStatus()
-                                              : client::FileError("write", path_);
+    absl::Status status = file_->Truncate();
+    if (status.ok()) status = file_->Append(text);
+    return status.ok() ? file_->Close() : status;
   }
 
  private:
   std::string path_;
-  int fd_ = -1;
+  std::unique_ptr<client::OutputFile> file_;
   bool created_ = false;  // by Open, and empty still
   client::RemoveOnSignal on_signal_;
 };

@@ -71,8 +71,7 @@ void AddLoad(CLI::App* sub, Plan& plan) {
                }
              },
              "Closed loop: this many callers; each sends its next request when it has its answer. "
-             "A "
-             "list, or a sweep that doubles: 1,8,32 or 1..256 (default 1)")
+             "A list, or a sweep that doubles: 1,8,32 or 1..256 (default 1)")
           ->type_name("N,...");
   sub->add_option_function<std::string>(
          "--rate",
@@ -135,11 +134,11 @@ void AddBenchFlags(CLI::App* sub, BenchFlags& flags) {
                     "Pass tensors in shared memory instead of messages. The server must be on this "
                     "machine and run with --shared_memory_prefix");
   using bench::Protocol;
-  CLI::Option* const protocol =
-      AddWord(sub, "--protocol", flags.plan.protocol,
-              Words<Protocol>{{"awqd", Protocol::kAwqd}, {"oip", Protocol::kInference}},
-              "What requests are in: awqd (default), or oip, the Open Inference Protocol, whose "
-              "answers do not say what ran");
+  CLI::Option* const protocol = AddWord(
+      sub, "--protocol", flags.plan.protocol,
+      Words<Protocol>{{"awqd", Protocol::kAwqd}, {"oip", Protocol::kInference}},
+      "Protocol of the requests: awqd (default), or oip, the Open Inference Protocol, whose "
+      "answers do not say what ran");
   protocol->excludes(shared)->excludes(sub->get_option("--priority"));
   AddLoad(sub, flags.plan);
   AddMeasure(sub, flags);

@@ -2,6 +2,9 @@
 // code, having written one line to `err` when it is not kOk.
 #pragma once
 
+#include <memory>
+#include <string>
+
 #include "absl/status/status.h"
 #include "client/awqctl/flags.h"
 #include "client/awqd_client.h"
@@ -52,6 +55,9 @@ absl::StatusOr<v1::WeightInfo> FindWeight(const Flags& flags, client::Client& cl
 absl::StatusOr<std::string> SharedMemoryPrefix(const Flags& flags, client::Client& client);
 absl::StatusOr<client::SharedMemory> CreateSharedMemory(const Flags& flags, client::Client& client,
                                                         int64_t bytes);
+
+// For quantize and convert, a tools::Guard: a signal that ends the process removes the path.
+std::shared_ptr<void> RemovedOnSignal(const std::string& path);
 
 // Protocol Buffers' JSON mapping with the names of the .proto files and no field left out.
 std::string ToJson(const google::protobuf::Message& message);

@@ -46,7 +46,7 @@ Difference Measure(const client::NpyArray& actual, const client::NpyArray& expec
   Wide max_absolute = 0, difference_norm = 0, expected_norm = 0;  // the norms squared
   const size_t count = actual.bytes.size() / size;
   for (size_t i = 0; i < count; ++i) {
-    const double a = actual.At(i), b = expected.At(i);
+    const double a = actual.ValueAt(i), b = expected.ValueAt(i);
     const Wide difference = ElementDifference(a, b);
     if (difference > max_absolute) {
       max_absolute = difference;

@@ -1,15 +1,15 @@
-// Tables and safe text for awqctl.
+// JSON and tables for awqctl.
 #include "client/awqctl/console.h"
 
 #include <algorithm>
-#include <cstdint>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
+#include "kernels/base/text.h"
 
 namespace awqd::awqctl {
 namespace {
@@ -18,32 +18,14 @@ constexpr size_t kColumns = 100;  // of a table's lines
 
 }  // namespace
 
-std::string Printable(absl::string_view text) {
-  std::string safe;
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte < 0x20 || byte == 0x7f) {
-      absl::StrAppendFormat(&safe, "\\x%02x", byte);
-    } else {
-      safe.push_back(c);
-    }
-  }
-  return safe;
+void PrintJson(const nlohmann::ordered_json& json, Console& console) {
+  console.out << json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
 }
 
-std::string Bytes(int64_t bytes) {
-  constexpr const char* kUnits[] = {"KiB", "MiB", "GiB", "TiB"};
-  if (bytes < 1024) return absl::StrCat(bytes, " B");
-  double value = static_cast<double>(bytes) / 1024;
-  size_t unit = 0;
-  for (; value >= 1024 && unit < 3; ++unit) value /= 1024;
-  return absl::StrFormat("%.1f %s", value, kUnits[unit]);
-}
+Table::Table(std::vector<std::string> header) { AddRow(std::move(header)); }
 
-Table::Table(std::vector<std::string> header) { Add(std::move(header)); }
-
-void Table::Add(std::vector<std::string> row) {
-  for (std::string& cell : row) cell = Printable(cell);
+void Table::AddRow(std::vector<std::string> row) {
+  for (std::string& cell : row) cell = OneLine(cell);
   if (!rows_.empty()) row.resize(rows_[0].size());
   rows_.push_back(std::move(row));
 }

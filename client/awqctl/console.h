@@ -1,6 +1,8 @@
 // Where awqctl writes, and how its tables look.
 #pragma once
 
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -18,17 +20,14 @@ struct Console {
 // Empties the line of a terminal that the cursor is in.
 inline constexpr char kClearLine[] = "\r\x1b[K";
 
-// Control characters as \xNN: what a server sends must not steer the terminal. UTF-8 stays.
-std::string Printable(absl::string_view text);
-
-// "1.5 GiB"
-std::string Bytes(int64_t bytes);
+// One document. Names of files need not be UTF-8, which JSON has to be.
+void PrintJson(const nlohmann::ordered_json& json, Console& console);
 
 // Rows of cells under a header, every row as long as the header.
 class Table {
  public:
   explicit Table(std::vector<std::string> header);
-  void Add(std::vector<std::string> row);
+  void AddRow(std::vector<std::string> row);
   // Columns aligned, two spaces between; one where lines would pass 100 columns; and where that is
   // not enough, the first cell of each row on a line of its own.
   std::string Text() const;

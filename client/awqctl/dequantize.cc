@@ -9,6 +9,7 @@
 #include "client/awqctl/commands.h"
 #include "client/awqctl/progress.h"
 #include "client/files/tensor_file.h"
+#include "kernels/base/text.h"
 #include "nlohmann/json.hpp"
 
 namespace awqd::awqctl {
@@ -82,13 +83,13 @@ void Print(const Flags& flags, const Download& download, const v1::Execution& ex
                                    {"device", execution.device()},
                                    {"compute_us", execution.compute_us()},
                                    {"elapsed_s", seconds}};
-    console.out << json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
+    PrintJson(json, console);
     return;
   }
   console.out << absl::StrFormat("%s: %s %s, %s, kernel %s on %s, %.3f s\n", flags.output,
                                  client::Name(download.dtype), client::ShapeString(download.shape),
-                                 Bytes(download.bytes), Printable(execution.kernel()),
-                                 Printable(execution.device()), seconds);
+                                 FormatBytes(download.bytes), OneLine(execution.kernel()),
+                                 OneLine(execution.device()), seconds);
 }
 
 }  // namespace

@@ -50,11 +50,14 @@ CLI::Option* AddActivationFunction(CLI::App* app, v1::ActivationFunction& target
 // --quantize_activations: none, per_token, static or declared.
 CLI::Option* AddQuantization(CLI::App* app, v1::ActivationQuantization& target);
 
-// How to be safe and known, of every command that asks a server. `app` must not outlive `flags`.
+// Certificates and tokens, for every command that asks a server. `app` must not outlive `security`.
 void AddSecurityFlags(CLI::App* app, client::Security& security);
 
-// awqctl token.
+// awqctl token. `app` must not outlive `flags`.
 void AddTokenCommand(CLI::App* app, Flags& flags);
+
+// awqctl inspect, diff, quantize and convert. `app` must not outlive `flags`.
+void AddToolCommands(CLI::App* app, Flags& flags);
 
 // Every flag of awqctl bench. `sub` must not outlive `flags`.
 void AddBenchFlags(CLI::App* sub, BenchFlags& flags);

@@ -10,9 +10,9 @@
 #include "absl/strings/str_split.h"
 #include "client/awqctl/commands.h"
 #include "client/awqctl/flag_values.h"
-#include "client/awqctl/tools/flags.h"
 #include "client/command_line/help.h"
 #include "client/command_line/spelling.h"
+#include "kernels/base/text.h"
 
 namespace awqd::awqctl {
 namespace {
@@ -170,7 +170,7 @@ class App {
   }
 
  private:
-  CLI::App* Add(Command* command, const char* name, const std::string& about) {
+  CLI::App* AddCommand(Command* command, const char* name, const std::string& about) {
     CLI::App* sub = app_.add_subcommand(name, about);
     sub->callback([this, command] { flags_.command = command; });
     return sub;
@@ -190,13 +190,14 @@ class App {
   }
 
   void AddServerCommands() {
-    Add(Status, "status", "Version, devices, limits and models of the server");
-    CLI::App* kernels = Add(Kernels, "kernels",
-                            "The support matrix: every kernel, and whether this server can run it");
+    AddCommand(Status, "status", "Version, devices, limits and models of the server");
+    CLI::App* kernels = AddCommand(
+        Kernels, "kernels", "The support matrix: every kernel, and whether this server can run it");
     kernels->add_flag("--markdown", flags_.markdown, "Print a Markdown table");
-    CLI::App* top = Add(Top, "top",
-                        "Watch the server: throughput, latency, batches, queues and memory, for "
-                        "each device and model. Ctrl-C ends it.");
+    CLI::App* top =
+        AddCommand(Top, "top",
+                   "Watch the server: throughput, latency, batches, queues and memory, for "
+                   "each device and model. Ctrl-C ends it.");
     top->add_option("--interval", flags_.interval_s, "Seconds from one screen to the next")
         ->check(NumberFrom(0.01, 3600))
         ->capture_default_str();
@@ -207,23 +208,24 @@ class App {
 
   void AddModelCommands() {
     CLI::App* models =
-        Add(Models, "models", "List models, or one model's weights with their kernels");
+        AddCommand(Models, "models", "List models, or one model's weights with their kernels");
     models->add_option("model", flags_.model, "Name of a loaded model");
-    CLI::App* load = Add(
+    CLI::App* load = AddCommand(
         Load, "load", "Load a model, or reload it; requests in flight finish with the old weights");
     load->add_option("model", flags_.model, "A directory of the server's model repository")
         ->required();
-    CLI::App* unload = Add(Unload, "unload", "Unload a model");
+    CLI::App* unload = AddCommand(Unload, "unload", "Unload a model");
     unload->add_option("model", flags_.model, "Name of a loaded model")->required();
   }
 
   void AddDequantize() {
-    CLI::App* sub = Add(Dequantize, "dequantize",
-                        "Write a weight, or a block of it, to a .npy or .safetensors file.\n"
-                        "Rows arrive in blocks, so the weight may be larger than memory. The file "
-                        "appears when it is complete.\n\n"
-                        "Example: awqctl dequantize my-model layers.0.q_proj -o q.npy "
-                        "--rows 0:128");
+    CLI::App* sub =
+        AddCommand(Dequantize, "dequantize",
+                   "Write a weight, or a block of it, to a .npy or .safetensors file.\n"
+                   "Rows arrive in blocks, so the weight may be larger than memory. The file "
+                   "appears when it is complete.\n\n"
+                   "Example: awqctl dequantize my-model layers.0.q_proj -o q.npy "
+                   "--rows 0:128");
     AddWeight(sub);
     sub->add_option("-o,--output", flags_.output, "File to write: .npy or .safetensors")
         ->required();
@@ -249,31 +251,30 @@ class App {
 
   void AddMatmul() {
     CLI::App* sub =
-        Add(Matmul, "matmul",
-            "Multiply activations [..., K] by a weight [K, N] and say which kernel ran.\n"
-            "A path with '*' is a stack of experts: each token goes to its own of them.\n\n"
-            "Examples: awqctl matmul my-model layers.0.q_proj x.npy -o y.npy\n"
-            "          awqctl matmul my-model layers.0.q_proj --random 256 --path "
-            "fused\n"
-            "          awqctl matmul my-model 'layers.0.mlp.experts.*.up_proj' --random 64 "
-            "--top_k 2");
+        AddCommand(Matmul, "matmul",
+                   "Multiply activations [..., K] by a weight [K, N] and say which kernel ran.\n"
+                   "A path with '*' is a stack of experts: each token goes to its own of them.\n\n"
+                   "Examples: awqctl matmul my-model layers.0.q_proj x.npy -o y.npy\n"
+                   "          awqctl matmul my-model layers.0.q_proj --random 256 --path "
+                   "fused\n"
+                   "          awqctl matmul my-model 'layers.0.mlp.experts.*.up_proj' --random 64 "
+                   "--top_k 2");
     AddWeight(sub);
     AddProduct(Matmul, sub);
     sub->add_option("--bias", flags_.bias,
                     "Bias to use instead of the weight's own: .npy of N numbers, of experts "
                     "[experts, N]");
     AddQuantization(sub, flags_.quantize_activations);
-    CLI::Option* scale =
-        sub->add_option("--activation_scale", flags_.activation_scale,
-                        "Of --quantize_activations static, or of int8 activations: the scale of "
-                        "all tokens");
+    CLI::Option* scale = sub->add_option(
+        "--activation_scale", flags_.activation_scale,
+        "Scale of all tokens, for int8 activations or --quantize_activations static");
     sub->add_option("--activation_scales", flags_.activation_scales,
-                    "Of int8 activations: .npy with the scale of each token")
+                    ".npy with the scale of each token, for int8 activations")
         ->excludes(scale);
   }
 
   void AddMlp() {
-    CLI::App* sub = Add(
+    CLI::App* sub = AddCommand(
         Mlp, "mlp",
         "Run a gated MLP in one call: y = down(activation_function(gate(x)) * up(x)).\n\n"
         "Examples: awqctl mlp my-model model.layers.0.mlp --random 16\n"
@@ -281,11 +282,13 @@ class App {
         "--router_weights weights.npy -o y.npy");
     sub->add_option("model", flags_.model, "Name of a loaded model")->required();
     sub->add_option("mlp", flags_.weight,
-                    "What the paths of gate_proj, up_proj and down_proj have in common")
+                    "Common beginning of the paths of gate_proj, up_proj and down_proj")
         ->required();
-    sub->add_option("--gate", flags_.gate, "Path of the gate, where it is called otherwise");
-    sub->add_option("--up", flags_.up, "Path of the up projection, likewise");
-    sub->add_option("--down", flags_.down, "Path of the down projection, likewise");
+    sub->add_option("--gate", flags_.gate,
+                    "Path of the gate projection, if it is not MLP.gate_proj");
+    sub->add_option("--up", flags_.up, "Path of the up projection, if it is not MLP.up_proj");
+    sub->add_option("--down", flags_.down,
+                    "Path of the down projection, if it is not MLP.down_proj");
     AddProduct(Mlp, sub);
   }
 
@@ -310,8 +313,8 @@ class App {
     CLI::Option* ids = sub->add_option("--expert_ids", flags_.expert_ids,
                                        "Experts of each token: .npy of int32 [..., top_k]");
     sub->add_option("--router_weights", flags_.router_weights,
-                    "Weights of each token's experts, of the shape of --expert_ids; without them "
-                    "every choice is a row of the result")
+                    "Weights of each token's experts, shaped like --expert_ids. Without them the "
+                    "result has a row for each expert of each token")
         ->needs(ids);
     sub->add_option("--top_k", flags_.top_k,
                     "With --random: so many experts for each token, drawn with weights (default 2)")
@@ -326,11 +329,11 @@ class App {
   }
 
   void AddQuantizeKv() {
-    CLI::App* sub =
-        Add(QuantizeKv, "quantize-kv",
-            "Quantize a block of keys or values [tokens, heads, head_dim] to 4-bit codes with a "
-            "scale and a zero for each head of each token, and say what that loses.\n\n"
-            "Example: awqctl quantize-kv keys.npy -o keys");
+    CLI::App* sub = AddCommand(
+        QuantizeKv, "quantize-kv",
+        "Quantize a block of keys or values [tokens, heads, head_dim] to 4-bit codes with a "
+        "scale and a zero for each head of each token, and say what that loses.\n\n"
+        "Example: awqctl quantize-kv keys.npy -o keys");
     sub->add_option("input", flags_.input, "The block: .npy of float16 or float32")->required();
     sub->add_option("-o,--output", flags_.output,
                     "Write PREFIX.codes.npy, PREFIX.scales.npy and PREFIX.zeros.npy")
@@ -359,9 +362,10 @@ class App {
   }
 
   void AddHealthcheck() {
-    CLI::App* sub = Add(Healthcheck, "healthcheck",
-                        "Ask grpc.health.v1. Exit codes are those of grpc_health_probe: 0 serving, "
-                        "1 bad arguments, 2 no connection, 3 the call failed, 4 not serving");
+    CLI::App* sub =
+        AddCommand(Healthcheck, "healthcheck",
+                   "Ask grpc.health.v1. Exit codes are those of grpc_health_probe: 0 serving, "
+                   "1 bad arguments, 2 no connection, 3 the call failed, 4 not serving");
     sub->add_option(
         "--service", flags_.service,
         "Service to ask about, such as awqd.v1.QuantizedInference; default: the whole server");
@@ -372,7 +376,7 @@ class App {
   }
 
   void AddBench() {
-    CLI::App* sub = Add(
+    CLI::App* sub = AddCommand(
         Bench, "bench",
         "Load the server with products, of experts too, and gated MLPs, and measure latency and "
         "throughput.\n\n"
@@ -401,7 +405,7 @@ std::string ParseFailure(const CLI::App& app, const std::vector<std::string>& ar
   const std::string what = misspelled   ? unknown->Message()
                            : no_command ? CommandError(app)
                                         : error.what();
-  return absl::StrCat("awqctl: ", Printable(what), " (awqctl ",
+  return absl::StrCat("awqctl: ", OneLine(what), " (awqctl ",
                       commands.empty() ? "" : commands[0]->get_name() + " ",
                       "--help tells more)\n");
 }
@@ -427,7 +431,7 @@ std::optional<Flags> ParseFlags(const std::vector<std::string>& args, std::ostre
     }
     const std::string help = app.HelpOfTopic();
     out << help;
-    if (help.empty()) err << "awqctl: " << Printable(app.TopicError()) << "\n";
+    if (help.empty()) err << "awqctl: " << OneLine(app.TopicError()) << "\n";
     exit_code = help.empty() ? kBadArguments : kOk;
   } catch (const CLI::CallForHelp&) {
     out << app.cli().help();

@@ -12,6 +12,7 @@
 #include "client/bench/payload.h"
 #include "client/files/npy.h"
 #include "client/files/tensor_file.h"
+#include "kernels/base/text.h"
 #include "nlohmann/json.hpp"
 
 namespace awqd::awqctl {
@@ -65,13 +66,13 @@ void Print(const Flags& flags, const client::MatmulResult& result, absl::Duratio
                                    {"compute_us", ran.compute_us()},
                                    {"latency_ms", latency_ms},
                                    {"output", flags.output}};
-    console.out << json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
+    PrintJson(json, console);
     return;
   }
   console.out << absl::StrFormat(
       "%s %s  path %s  kernel %s  device %s  latency %.3f ms (queue %.3f, compute %.3f)\n",
       client::Name(result.output.dtype), client::ShapeString(result.output.shape),
-      PathName(ran.path()), Printable(ran.kernel()), Printable(ran.device()), latency_ms,
+      PathName(ran.path()), OneLine(ran.kernel()), OneLine(ran.device()), latency_ms,
       static_cast<double>(ran.queue_us()) / 1000, static_cast<double>(ran.compute_us()) / 1000);
   if (!flags.output.empty()) console.out << "wrote " << flags.output << "\n";
 }
@@ -132,8 +133,9 @@ std::optional<int> Fill(const Flags& flags, const std::optional<ProductTarget>& 
 }
 
 // For --shared_memory: activations and answer, one after the other.
-absl::StatusOr<client::SharedMemory> Share(const Flags& flags, client::Client& client,
-                                           const ProductTarget& target, Operands& operands) {
+absl::StatusOr<client::SharedMemory> MoveToSharedMemory(const Flags& flags, client::Client& client,
+                                                        const ProductTarget& target,
+                                                        Operands& operands) {
   client::Tensor& x = operands.activations;
   const auto in = static_cast<int64_t>(x.bytes.size());
   const bool scaled = flags.activation_scale.has_value() || !flags.activation_scales.empty();
@@ -218,7 +220,7 @@ int RunProduct(const Flags& flags, client::Client& client, Console& console,
   if (const auto exit_code = Fill(flags, target, console, operands)) return *exit_code;
   client::SharedMemory memory;
   if (flags.shared_memory) {
-    auto shared = Share(flags, client, *target, operands);
+    auto shared = MoveToSharedMemory(flags, client, *target, operands);
     if (!shared.ok()) return CallFailed(shared.status(), flags, client, console);
     memory = *std::move(shared);
   }

@@ -1,12 +1,35 @@
-// The progress line.
+// The progress line, and a signal handler that notes its signal and puts the old handler back.
 #include "client/awqctl/progress.h"
 
+#include <signal.h>
+
+#include <atomic>
 #include <string>
 
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
+#include "kernels/base/text.h"
 
 namespace awqd::awqctl {
+namespace {
+
+constexpr int kSignals[] = {SIGINT, SIGTERM};
+
+std::atomic<int> noted{0};
+static_assert(std::atomic<int>::is_always_lock_free);
+// What the signals did before; written while no handler of ours is set.
+struct sigaction before[2];
+
+void PutBack() {
+  for (int i = 0; i < 2; ++i) sigaction(kSignals[i], &before[i], nullptr);
+}
+
+void Note(int signal_number) {
+  noted = signal_number;
+  PutBack();
+}
+
+}  // namespace
 
 Progress::Progress(Console& console, bool wanted)
     : console_(console), shown_(wanted && console.terminal), start_(absl::Now()) {}
@@ -27,9 +50,25 @@ void Progress::Update(int64_t done_bytes, int64_t total_bytes) {
   console_.err << kClearLine
                << absl::StrFormat("[%s%s] %3.0f %%  %s of %s  %s/s", std::string(filled, '='),
                                   std::string(kWidth - filled, ' '), fraction * 100,
-                                  Bytes(done_bytes), Bytes(total_bytes),
-                                  Bytes(static_cast<int64_t>(rate)))
+                                  FormatBytes(done_bytes), FormatBytes(total_bytes),
+                                  FormatBytes(static_cast<int64_t>(rate)))
                << std::flush;
 }
+
+Interrupt::Interrupt() {
+  noted = 0;
+  struct sigaction action = {};
+  action.sa_handler = Note;
+  action.sa_flags = SA_RESTART;
+  sigemptyset(&action.sa_mask);
+  for (int i = 0; i < 2; ++i) sigaction(kSignals[i], nullptr, &before[i]);
+  for (int i = 0; i < 2; ++i) {
+    if (before[i].sa_handler != SIG_IGN) sigaction(kSignals[i], &action, nullptr);
+  }
+}
+
+Interrupt::~Interrupt() { PutBack(); }
+
+int Interrupt::signal_number() const { return noted; }
 
 }  // namespace awqd::awqctl

@@ -1,6 +1,7 @@
-// Progress: one line on a terminal that shows how much of a long command is done.
+// Long commands: Progress shows how much is done, Interrupt ends one early.
 #pragma once
 
+#include <csignal>
 #include <cstdint>
 
 #include "absl/time/time.h"
@@ -8,7 +9,8 @@
 
 namespace awqd::awqctl {
 
-// Redrawn at most ten times a second.
+// One line on a terminal that shows how much of a command is done. Redrawn at most ten times a
+// second.
 class Progress {
  public:
   // Writes nothing unless the console is a terminal and `wanted`.
@@ -25,6 +27,19 @@ class Progress {
   const bool shown_;
   const absl::Time start_;
   absl::Time next_ = absl::InfinitePast();
+};
+
+// From construction to destruction the first SIGINT or SIGTERM is noted; the next one does what it
+// did before. One at a time in a process.
+class Interrupt {
+ public:
+  Interrupt();
+  ~Interrupt();
+  Interrupt(const Interrupt&) = delete;
+  Interrupt& operator=(const Interrupt&) = delete;
+
+  // The signal that came; 0: none.
+  int signal_number() const;
 };
 
 }  // namespace awqd::awqctl

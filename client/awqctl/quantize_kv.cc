@@ -6,6 +6,7 @@
 #include "absl/strings/str_format.h"
 #include "client/awqctl/commands.h"
 #include "client/awqctl/product.h"
+#include "kernels/base/text.h"
 #include "nlohmann/json.hpp"
 
 namespace awqd::awqctl {
@@ -50,15 +51,15 @@ void Print(const Flags& flags, const client::QuantizeKvResult& result, int64_t b
                                          {"device", ran.device()},
                                          {"compute_us", ran.compute_us()},
                                          {"output", flags.output}};
-    console.out << json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
+    PrintJson(json, console);
     return;
   }
   console.out << absl::StrFormat(
       "codes %s, scales and zeros %s %s: %s of %s, relative error %.3g  kernel %s  device %s  "
       "compute %.3f ms\n",
       client::ShapeString(result.codes.shape), client::Name(result.scales->dtype),
-      client::ShapeString(result.scales->shape), Bytes(bytes), Bytes(bytes_before), error,
-      Printable(ran.kernel()), Printable(ran.device()),
+      client::ShapeString(result.scales->shape), FormatBytes(bytes), FormatBytes(bytes_before),
+      error, OneLine(ran.kernel()), OneLine(ran.device()),
       static_cast<double>(ran.compute_us()) / 1000);
   if (flags.output.empty()) return;
   console.out << "wrote " << flags.output << ".codes.npy, .scales.npy and .zeros.npy\n";

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/awqctl/commands.h"
 #include "google/protobuf/util/json_util.h"
+#include "kernels/base/text.h"
 
 namespace awqd::awqctl {
 namespace {
@@ -40,18 +41,18 @@ int CallFailed(const absl::Status& status, const Flags& flags, const client::Cli
       (absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status)) && !client.connected();
   console.err << "awqctl: ";
   if (unreached) console.err << "cannot reach " << flags.address << ": ";
-  console.err << absl::StatusCodeToString(status.code()) << ": " << Printable(status.message())
+  console.err << absl::StatusCodeToString(status.code()) << ": " << OneLine(status.message())
               << "\n";
   return unreached ? kCannotConnect : kCallFailed;
 }
 
 int FileFailed(const absl::Status& status, Console& console) {
-  console.err << "awqctl: " << Printable(status.message()) << "\n";
+  console.err << "awqctl: " << OneLine(status.message()) << "\n";
   return kFileFailed;
 }
 
 int BadArguments(const absl::Status& status, Console& console) {
-  console.err << "awqctl: " << Printable(status.message()) << "\n";
+  console.err << "awqctl: " << OneLine(status.message()) << "\n";
   return kBadArguments;
 }
 

@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "client/awqctl/commands.h"
+#include "kernels/base/text.h"
 
 namespace awqd::awqctl {
 namespace {
@@ -76,16 +77,17 @@ class Screen {
 
   std::string Head() const {
     const v1::Counters &was = before_.counters(), &is = now_.counters();
-    return absl::StrCat(
-        "awqd ", Printable(now_.version()), ", up ",
-        absl::FormatDuration(absl::Seconds(now_.uptime_s())), "\ncalls ",
-        Rate(was.calls(), is.calls()), ", failed ", Rate(was.failed_calls(), is.failed_calls()),
-        ", median ", Quantile(was.request_calls(), is.request_calls(), 0.5), ", 99 % ",
-        Quantile(was.request_calls(), is.request_calls(), 0.99), "\nin flight ",
-        Bytes(is.in_flight_bytes()),
-        is.in_flight_limit_bytes() > 0 ? absl::StrCat(" of ", Bytes(is.in_flight_limit_bytes()))
-                                       : "",
-        ", memory of the process ", Bytes(is.resident_bytes()), "\n");
+    return absl::StrCat("awqd ", OneLine(now_.version()), ", up ",
+                        absl::FormatDuration(absl::Seconds(now_.uptime_s())), "\ncalls ",
+                        Rate(was.calls(), is.calls()), ", failed ",
+                        Rate(was.failed_calls(), is.failed_calls()), ", median ",
+                        Quantile(was.request_calls(), is.request_calls(), 0.5), ", 99 % ",
+                        Quantile(was.request_calls(), is.request_calls(), 0.99), "\nin flight ",
+                        FormatBytes(is.in_flight_bytes()),
+                        is.in_flight_limit_bytes() > 0
+                            ? absl::StrCat(" of ", FormatBytes(is.in_flight_limit_bytes()))
+                            : "",
+                        ", memory of the process ", FormatBytes(is.resident_bytes()), "\n");
   }
 
   Table Devices() const {
@@ -96,13 +98,13 @@ class Screen {
     for (const v1::DeviceCounters& is : now_.counters().devices()) {
       const v1::DeviceCounters& was = before[is.id()];
       const v1::DeviceStatus& status = memory[is.id()];
-      table.Add(
-          {Printable(is.id()), Rate(was.requests(), is.requests()), Rate(was.tokens(), is.tokens()),
+      table.AddRow(
+          {OneLine(is.id()), Rate(was.requests(), is.requests()), Rate(was.tokens(), is.tokens()),
            Mean(static_cast<double>(is.tokens() - was.tokens()), is.batches() - was.batches()),
            absl::StrCat(is.queued_requests()), Quantile(was.queue(), is.queue(), 0.5),
            absl::StrFormat("%.0f %%", 100 * (is.compute_s() - was.compute_s()) / seconds_),
-           Bytes(status.memory_total_bytes() - status.memory_free_bytes()),
-           Bytes(status.memory_free_bytes()), Bytes(status.weights_bytes())});
+           FormatBytes(status.memory_total_bytes() - status.memory_free_bytes()),
+           FormatBytes(status.memory_free_bytes()), FormatBytes(status.weights_bytes())});
     }
     return table;
   }
@@ -112,9 +114,10 @@ class Screen {
     std::map<std::string, v1::ModelCounters> before = ByName(before_.counters().models());
     for (const v1::ModelCounters& is : now_.counters().models()) {
       const v1::ModelCounters& was = before[is.name()];
-      table.Add({Printable(is.name()), Rate(was.requests(), is.requests()),
-                 Rate(was.tokens(), is.tokens()), Rate(was.failed(), is.failed()),
-                 Bytes(is.weights_bytes()), absl::StrFormat("%.0f %%", 100 * is.loaded_share())});
+      table.AddRow({OneLine(is.name()), Rate(was.requests(), is.requests()),
+                    Rate(was.tokens(), is.tokens()), Rate(was.failed(), is.failed()),
+                    FormatBytes(is.weights_bytes()),
+                    absl::StrFormat("%.0f %%", 100 * is.loaded_share())});
     }
     return table;
   }

@@ -14,8 +14,7 @@
 #include <thread>
 #include <utility>
 
-#include "client/bench/arrivals.h"
-#include "client/weight_key.h"
+#include "client/convert.h"
 #include "grpcpp/client_context.h"
 #include "grpcpp/generic/generic_stub.h"
 

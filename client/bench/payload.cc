@@ -1,4 +1,4 @@
-// Drawing and serialising requests.
+// Drawing activations and routing; requests of awqd.v1 and of the Open Inference Protocol.
 #include "client/bench/payload.h"
 
 #include <algorithm>
@@ -8,13 +8,24 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "client/bench/infer_request.h"
+#include "client/convert.h"
 #include "client/tensor.h"
-#include "client/weight_key.h"
 #include "grpcpp/support/slice.h"
 
 namespace awqd::bench {
 namespace {
+
+void AddInput(const char* name, client::Tensor tensor, inference::ModelInferRequest* out) {
+  auto* const input = out->add_inputs();
+  input->set_name(name);
+  input->set_datatype(v1::DType_Name(tensor.dtype));
+  input->mutable_shape()->Add(tensor.shape.begin(), tensor.shape.end());
+  out->add_raw_input_contents(std::move(tensor.bytes));
+}
+
+void SetParameter(const char* name, std::string value, inference::ModelInferRequest* out) {
+  (*out->mutable_parameters())[name].set_string_param(std::move(value));
+}
 
 // Drawn values that are repeated when a tensor needs more: 8 MiB of activations take longer to draw
 // than to send.
@@ -45,7 +56,8 @@ absl::StatusOr<client::Tensor> Activations(v1::DType dtype, int64_t tokens, int6
 
 // Moves the activations of `request` into shared memory, and asks for the answer there.
 template <typename Request>
-absl::Status Share(const Plan& plan, int64_t answer_elements, Request& request, Payload& payload) {
+absl::Status MoveToSharedMemory(const Plan& plan, int64_t answer_elements, Request& request,
+                                Payload& payload) {
   const std::string x = request.activations().raw();
   const v1::DType dtype =
       plan.output_dtype == v1::DTYPE_UNSPECIFIED ? plan.dtype : plan.output_dtype;
@@ -82,7 +94,7 @@ absl::StatusOr<Payload> Finish(const Plan& plan, const WeightShare& weight, int6
   Payload payload = {
       .method = method, .weight_key = client::WeightKeyOf(request), .tokens = tokens};
   if (!plan.shared_memory_prefix.empty()) {
-    absl::Status status = Share(plan, tokens * weight.n, request, payload);
+    absl::Status status = MoveToSharedMemory(plan, tokens * weight.n, request, payload);
     if (!status.ok()) return status;
   }
   SetRequest(request, &payload);
@@ -99,7 +111,7 @@ absl::Status Route(const Plan& plan, const WeightShare& weight, int64_t tokens, 
 }
 
 template <typename Request>
-Request Of(const WeightShare& weight) {
+Request MakeRequest(const WeightShare& weight) {
   Request request;
   request.mutable_weight()->set_model(weight.model);
   request.mutable_weight()->set_weight(weight.weight);
@@ -136,16 +148,40 @@ absl::StatusOr<Payload> MakePayload(const Plan& plan, const WeightShare& weight,
     return Finish(plan, weight, tokens, "/awqd.v1.QuantizedInference/GatedMlp", request);
   }
   if (weight.experts > 0) {
-    auto request = Of<v1::GroupedQuantizedMatmulRequest>(weight);
+    auto request = MakeRequest<v1::GroupedQuantizedMatmulRequest>(weight);
     if (auto status = Route(plan, weight, tokens, request); !status.ok()) return status;
     return Finish(plan, weight, tokens, "/awqd.v1.QuantizedInference/GroupedQuantizedMatmul",
                   request);
   }
   return Finish(plan, weight, tokens, "/awqd.v1.QuantizedInference/QuantizedMatmul",
-                Of<v1::QuantizedMatmulRequest>(weight));
+                MakeRequest<v1::QuantizedMatmulRequest>(weight));
 }
 
 }  // namespace
+
+std::string InferName(const WeightShare& weight) {
+  return absl::StrCat(weight.model, "/", weight.weight, weight.mlp ? ":gated_mlp" : "");
+}
+
+inference::ModelInferRequest InferRequest(const Plan& plan, const WeightShare& weight,
+                                          client::Tensor x,
+                                          std::optional<client::Routing> routing) {
+  inference::ModelInferRequest out;
+  out.set_model_name(InferName(weight));
+  AddInput("x", std::move(x), &out);
+  if (routing) {
+    AddInput("ids", std::move(routing->expert_ids), &out);
+    if (routing->router_weights) {
+      AddInput("router_weights", *std::move(routing->router_weights), &out);
+    }
+  }
+  if (plan.output_dtype != v1::DTYPE_UNSPECIFIED) {
+    SetParameter("output_dtype", v1::DType_Name(plan.output_dtype), &out);
+  }
+  if (plan.path != v1::AUTO) SetParameter("path", v1::Path_Name(plan.path), &out);
+  if (weight.mlp) SetParameter("activation_function", "SILU", &out);
+  return out;
+}
 
 std::vector<float> UniformValues(int64_t count, uint64_t seed) {
   std::mt19937_64 engine(seed);

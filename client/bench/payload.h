@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -9,7 +10,9 @@
 #include "client/awqd_client.h"
 #include "client/bench/plan.h"
 #include "client/shared_memory.h"
+#include "client/tensor.h"
 #include "grpcpp/support/byte_buffer.h"
+#include "inference/grpc_service.pb.h"
 
 namespace awqd::bench {
 
@@ -25,7 +28,7 @@ absl::StatusOr<client::Routing> RandomRouting(int64_t tokens, int64_t top_k, int
 struct Payload {
   const char* method = nullptr;  // full name of the method that it is a request of
   Protocol protocol = Protocol::kAwqd;
-  std::string weight_key;    // goes with its calls: client/weight_key.h
+  std::string weight_key;    // goes with its calls: client/convert.h
   grpc::ByteBuffer request;  // copies share the bytes
   int64_t tokens = 0;
   int64_t request_bytes = 0;  // of the message and, in shared memory, the activations
@@ -48,5 +51,15 @@ class Payloads {
   std::vector<Payload> payloads_;
   std::vector<double> until_;  // sum of shares up to and with this one, the last is 1
 };
+
+inline constexpr char kModelInfer[] = "/inference.GRPCInferenceService/ModelInfer";
+
+// What the protocol calls the weight, the stack or the MLP: "m/layer", "m/mlp:gated_mlp".
+std::string InferName(const WeightShare& weight);
+
+// The same product that awqd.v1 would be asked for, with tensors in raw_input_contents. `routing`:
+// of experts.
+inference::ModelInferRequest InferRequest(const Plan& plan, const WeightShare& weight,
+                                          client::Tensor x, std::optional<client::Routing> routing);
 
 }  // namespace awqd::bench

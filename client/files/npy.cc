@@ -54,8 +54,8 @@ class DictParser {
   explicit DictParser(absl::string_view text) : text_(text) {}
 
   absl::StatusOr<NpyHeader> Parse() {
-    if (!Take("{")) return Bad(text_, "'{'");
-    for (bool comma = true; !Take("}"); comma = Take(",")) {
+    if (!ConsumeToken("{")) return Bad(text_, "'{'");
+    for (bool comma = true; !ConsumeToken("}"); comma = ConsumeToken(",")) {
       if (!comma) return Bad(text_, "',' or '}'");
       if (absl::Status status = ParseEntry(); !status.ok()) return status;
     }
@@ -73,7 +73,7 @@ class DictParser {
 
  private:
   void Space() { text_.remove_prefix(std::min(text_.find_first_not_of(" \n"), text_.size())); }
-  bool Take(absl::string_view token) {
+  bool ConsumeToken(absl::string_view token) {
     Space();
     return absl::ConsumePrefix(&text_, token);
   }
@@ -91,7 +91,7 @@ class DictParser {
   absl::Status ParseEntry() {
     const absl::StatusOr<absl::string_view> key = String();
     if (!key.ok()) return key.status();
-    if (!Take(":")) return Bad(text_, "':'");
+    if (!ConsumeToken(":")) return Bad(text_, "':'");
     if (*key == "descr" && !type_) return ParseDescr();
     if (*key == "fortran_order" && !ordered_) return ParseOrder();
     if (*key == "shape" && !shape_) return ParseShape();
@@ -111,19 +111,19 @@ class DictParser {
   }
 
   absl::Status ParseOrder() {
-    if (Take("True")) {
+    if (ConsumeToken("True")) {
       return Bad("fortran_order: True", "C order (numpy.ascontiguousarray makes it)");
     }
-    if (!Take("False")) return Bad(text_, "False");
+    if (!ConsumeToken("False")) return Bad(text_, "False");
     ordered_ = true;
     return absl::OkStatus();
   }
 
   absl::Status ParseShape() {
-    if (!Take("(")) return Bad(text_, "'('");
+    if (!ConsumeToken("(")) return Bad(text_, "'('");
     std::vector<int64_t> shape;
     bool comma = true;
-    while (!Take(")")) {
+    while (!ConsumeToken(")")) {
       if (!comma) return Bad(text_, "',' or ')'");
       Space();
       const size_t digits = std::min(text_.find_first_not_of("0123456789"), text_.size());
@@ -132,7 +132,7 @@ class DictParser {
       text_.remove_prefix(digits);
       shape.push_back(dim);
       if (shape.size() > 8) return Bad("rank 9 or more", "at most 8 dimensions");
-      comma = Take(",");
+      comma = ConsumeToken(",");
     }
     // "(3)" is a number in Python, "(3,)" a tuple; NumPy writes only the latter.
     if (shape.size() == 1 && !comma) return Bad("shape (n)", "shape (n,)");
@@ -236,7 +236,7 @@ absl::StatusOr<NpyArray> ReadNpy(const std::string& path) {
   return array;
 }
 
-double NpyArray::At(size_t i) const {
+double NpyArray::ValueAt(size_t i) const {
   const auto read = [this, i](auto zero) {
     std::memcpy(&zero, bytes.data() + i * sizeof(zero), sizeof(zero));
     return zero;
@@ -260,7 +260,7 @@ double NpyArray::At(size_t i) const {
 
 std::vector<double> NpyArray::ToDoubles() const {
   std::vector<double> values(bytes.size() / static_cast<size_t>(SizeOf(type)));
-  for (size_t i = 0; i < values.size(); ++i) values[i] = At(i);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = ValueAt(i);
   return values;
 }
 

@@ -35,7 +35,7 @@ struct NpyArray {
   std::string bytes;
 
   // Element `i` of the flat array as double, which is exact for every type.
-  double At(size_t i) const;
+  double ValueAt(size_t i) const;
   std::vector<double> ToDoubles() const;
 };
 

@@ -1,10 +1,8 @@
 // Incremental tensor files: header first, data as it comes, a rename at the end.
 #include "client/files/tensor_file.h"
 
-#include <fcntl.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <utility>
@@ -30,26 +28,6 @@ std::string PartialName(const std::string& path) {
 }
 
 }  // namespace
-
-absl::Status FileError(absl::string_view what, const std::string& path) {
-  const int error = errno;
-  const std::string message = absl::StrCat("cannot ", what, " ", path, ": ", std::strerror(error));
-  if (error == ENOSPC || error == EDQUOT) return absl::ResourceExhaustedError(message);
-  if (error == EACCES || error == EPERM || error == EROFS) {
-    return absl::PermissionDeniedError(message);
-  }
-  return absl::FailedPreconditionError(message);
-}
-
-absl::Status WriteAll(int fd, absl::string_view bytes, const std::string& path) {
-  while (!bytes.empty()) {
-    const ssize_t written = write(fd, bytes.data(), bytes.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) return FileError("write", path);
-    bytes.remove_prefix(static_cast<size_t>(written));
-  }
-  return absl::OkStatus();
-}
 
 absl::StatusOr<TensorFileFormat> TensorFileFormatOf(absl::string_view path, DType dtype) {
   if (absl::EndsWith(path, ".safetensors")) return TensorFileFormat::kSafetensors;
@@ -94,25 +72,24 @@ absl::StatusOr<std::unique_ptr<TensorFileWriter>> TensorFileWriter::Create(
                                  : MakeSafetensorsHeader(tensor_name, dtype, shape);
   std::string partial = PartialName(path);
   unlink(partial.c_str());  // of a killed process that had the same id
-  const int fd = open(partial.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-  if (fd < 0) return FileError("write", path);
+  auto file = OutputFile::Create(partial, path);
+  if (!file.ok()) return file.status();
   std::unique_ptr<TensorFileWriter> writer(
-      new TensorFileWriter(path, std::move(partial), fd, bytes));
-  if (absl::Status status = WriteAll(fd, header, path); !status.ok()) return status;
+      new TensorFileWriter(path, std::move(partial), *std::move(file), bytes));
+  if (absl::Status status = writer->file_->Append(header); !status.ok()) return status;
   return writer;
 }
 
-TensorFileWriter::TensorFileWriter(std::string path, std::string partial, int fd, int64_t remaining)
+TensorFileWriter::TensorFileWriter(std::string path, std::string partial,
+                                   std::unique_ptr<OutputFile> file, int64_t remaining)
     : path_(std::move(path)),
       partial_(std::move(partial)),
       on_signal_(partial_),
-      fd_(fd),
+      file_(std::move(file)),
       remaining_(remaining) {}
 
 TensorFileWriter::~TensorFileWriter() {
-  if (fd_ < 0) return;
-  close(fd_);
-  unlink(partial_.c_str());
+  if (file_ != nullptr) unlink(partial_.c_str());
 }
 
 absl::Status TensorFileWriter::Append(absl::string_view bytes) {
@@ -121,7 +98,7 @@ absl::Status TensorFileWriter::Append(absl::string_view bytes) {
         path_, ": got ", bytes.size(), " bytes where ", remaining_, " were left to write"));
   }
   remaining_ -= static_cast<int64_t>(bytes.size());
-  return WriteAll(fd_, bytes, path_);
+  return file_->Append(bytes);
 }
 
 absl::Status TensorFileWriter::Commit() {
@@ -129,11 +106,9 @@ absl::Status TensorFileWriter::Commit() {
     return absl::FailedPreconditionError(
         absl::StrCat(path_, ": ", remaining_, " bytes of the tensor were not written"));
   }
-  // The rename must not reach the disk before the data, or a crash leaves an empty file there.
-  if (fsync(fd_) != 0 && errno != EINVAL) return FileError("write", path_);
+  if (absl::Status status = file_->Close(); !status.ok()) return status;
   if (rename(partial_.c_str(), path_.c_str()) != 0) return FileError("replace", path_);
-  close(fd_);
-  fd_ = -1;
+  file_ = nullptr;  // the file stays
   on_signal_ = RemoveOnSignal();
   return absl::OkStatus();
 }

@@ -9,15 +9,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "client/files/output_file.h"
 #include "client/remove_on_signal.h"
 #include "client/tensor.h"
 
 namespace awqd::client {
-
-// What errno says: "cannot <what> <path>: <why>".
-absl::Status FileError(absl::string_view what, const std::string& path);
-// Writes all of `bytes`, or says why `path`, which `fd` is, cannot be written.
-absl::Status WriteAll(int fd, absl::string_view bytes, const std::string& path);
 
 enum class TensorFileFormat { kNpy, kSafetensors };
 
@@ -46,13 +42,14 @@ class TensorFileWriter {
   absl::Status Commit();
 
  private:
-  TensorFileWriter(std::string path, std::string partial, int fd, int64_t remaining);
+  TensorFileWriter(std::string path, std::string partial, std::unique_ptr<OutputFile> file,
+                   int64_t remaining);
 
   const std::string path_;
   const std::string partial_;
   RemoveOnSignal on_signal_;
-  int fd_;
-  int64_t remaining_;  // bytes of data still to come
+  std::unique_ptr<OutputFile> file_;  // null once it has its name
+  int64_t remaining_;                 // bytes of data still to come
 };
 
 }  // namespace awqd::client

@@ -7,8 +7,8 @@
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
+#include "client/tools/elements.h"
 #include "client/tools/encode/normal.h"
-#include "client/tools/read_ahead.h"
 #include "kernels/base/status.h"
 
 namespace awqd::tools {
@@ -99,7 +99,7 @@ class Converter {
     for (const model::LinearLocation* linear : source_.LinearsWithCodes(tensor)) {
       absl::Status status = WriteLinear(*linear);
       if (!status.ok()) {
-        return model::Prefixed(absl::StrCat("linear ", model::Quoted(linear->path)), status);
+        return Prefixed(absl::StrCat("linear ", Quoted(linear->path)), status);
       }
     }
     return absl::OkStatus();
@@ -129,7 +129,7 @@ class Converter {
     for (NewTensor& one : encoded.tensors) {
       told.bytes_after += one.bytes;
       one.name = absl::StrCat(linear.path, ".", one.name);
-      AWQD_RETURN_IF_ERROR(out_.Add(std::move(one)));
+      AWQD_RETURN_IF_ERROR(out_.AddTensor(std::move(one)));
     }
     facts_.linears.emplace_back(linear.path, encoded.facts);
     report_.linears.push_back(std::move(told));

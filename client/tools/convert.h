@@ -37,8 +37,7 @@ struct Conversion {
   std::string from, to;  // formats
   std::string dtype;     // of dense weights; else empty
   std::vector<ConvertedLinear> linears;
-  int64_t activations =
-      0;  // linears whose declaration of quantised activations is not carried along
+  int64_t activations = 0;  // linears that declare quantised activations, which is not written
   Carried carried;
   int64_t bytes_before = 0, bytes_after = 0;  // of all tensors
   std::optional<Verification> verified;

@@ -1,6 +1,7 @@
-// Diff: how far the weights of two model folders are apart, linear by linear.
+// Diff: two folders compared linear by linear; Difference: two matrices, element by element.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "client/tools/elements.h"
 #include "client/tools/model.h"
 
 namespace awqd::tools {
@@ -16,6 +18,38 @@ struct DifferentElement {
   int64_t k = 0, n = 0;
   float a = 0, b = 0;
 };
+
+// |a - b|: infinite where just one is NaN, or an infinity meets another number; 0 for two NaNs.
+inline double Distance(float a, float b) {
+  if (a == b || (std::isnan(a) && std::isnan(b))) return 0;
+  const double distance = std::fabs(static_cast<double>(a) - static_cast<double>(b));
+  return std::isnan(distance) ? HUGE_VAL : distance;
+}
+
+// Collects elements of two matrices of one shape.
+class Difference {
+ public:
+  explicit Difference(int64_t worst) : most_(worst) {}
+
+  void AddElement(int64_t k, int64_t n, float a, float b);
+
+  int64_t different() const { return different_; }
+  double largest() const { return largest_; }
+  // |A - B| / |B|; 0 only where nothing differs.
+  double relative() const;
+  const std::vector<DifferentElement>& worst() const { return worst_; }
+
+ private:
+  void Keep(const DifferentElement& element);
+
+  int64_t most_;
+  int64_t different_ = 0;
+  double largest_ = 0, sum_ = 0, norm_ = 0;  // of squares
+  std::vector<DifferentElement> worst_;
+};
+
+// Compares every element of two matrices of one shape and keeps the `worst`.
+absl::StatusOr<Difference> Compare(const Elements& a, const Elements& b, int64_t worst = 0);
 
 struct LinearDifference {
   std::string path;

@@ -1,9 +1,11 @@
-// Elements by rows. Each step of the formula rounds: compiled without fused multiply-adds.
+// Rows of codes, zeros and scales as FP32; one reading thread a linear.
 #include "client/tools/elements.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <memory>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -40,8 +42,7 @@ absl::StatusOr<std::vector<float>> ReadBias(const Model& model, absl::string_vie
       place->info->shape != std::vector<int64_t>{n}) {
     return out;
   }
-  AWQD_RETURN_IF_ERROR(
-      CheckRoom(absl::StrCat("bias of ", model::Quoted(path)), 1, place->info->bytes()));
+  AWQD_RETURN_IF_ERROR(CheckRoom(absl::StrCat("bias of ", Quoted(path)), 1, place->info->bytes()));
   std::vector<uint8_t> bytes(place->info->bytes());
   AWQD_RETURN_IF_ERROR(place->file->Read(*place->info, absl::MakeSpan(bytes)));
   for (int64_t i = 0; i < n; ++i) {
@@ -140,8 +141,7 @@ absl::Status CheckRoom(absl::string_view what, int64_t rows, int64_t row_bytes) 
 
 absl::StatusOr<HostWeight> ReadWeight(const model::Checkpoint& checkpoint,
                                       const model::LinearLocation& linear) {
-  AWQD_RETURN_IF_ERROR(
-      CheckRoom(absl::StrCat("weight ", model::Quoted(linear.path)), 1, linear.bytes));
+  AWQD_RETURN_IF_ERROR(CheckRoom(absl::StrCat("weight ", Quoted(linear.path)), 1, linear.bytes));
   std::vector<uint8_t> scratch;
   AWQD_ASSIGN_OR_RETURN(HostWeight weight, checkpoint.Read(linear, &scratch));
   AWQD_RETURN_IF_ERROR(Validate(weight));
@@ -155,19 +155,36 @@ absl::StatusOr<Elements> ReadElements(const Model& model, absl::string_view path
   }
   const std::string name = absl::StrCat(path, ".weight");
   if (model.DensePath(name).empty()) {
-    return absl::NotFoundError(absl::StrCat(model.folder().name, ": no linear ",
-                                            model::Quoted(path), ", neither quantised nor dense"));
+    return absl::NotFoundError(absl::StrCat(model.folder().name, ": no linear ", Quoted(path),
+                                            ", neither quantised nor dense"));
   }
   const model::TensorLocation& place = *model.tensors().Find(name);
   DenseWeight dense = {.k = place.info->shape[1], .n = place.info->shape[0], .tensor = place};
-  AWQD_RETURN_IF_ERROR(
-      CheckRoom(absl::StrCat("weight ", model::Quoted(path)), kDenseRowsBytes, dense.k));
+  AWQD_RETURN_IF_ERROR(CheckRoom(absl::StrCat("weight ", Quoted(path)), kDenseRowsBytes, dense.k));
   AWQD_ASSIGN_OR_RETURN(dense.bias, ReadBias(model, path, dense.n));
   return Elements(std::move(dense));
 }
 
 DType FloatTypeNamed(absl::string_view dtype) {
   return dtype == "F16" ? DType::kFp16 : dtype == "BF16" ? DType::kBf16 : DType::kFp32;
+}
+
+absl::StatusOr<HostWeight> ReadAhead::Next() {
+  if (!next_.valid()) Begin();
+  absl::StatusOr<HostWeight> out = next_.get();
+  Begin();
+  return out;
+}
+
+void ReadAhead::Begin() {
+  if (begun_ == linears_.size()) return;
+  const model::LinearLocation* const linear = linears_[begun_++];
+  const auto read = [this, linear] { return ReadWeight(checkpoint_, *linear); };
+  try {
+    next_ = std::async(std::launch::async, read);
+  } catch (const std::system_error&) {  // the process may start no thread: when it is asked for
+    next_ = std::async(std::launch::deferred, read);
+  }
 }
 
 }  // namespace awqd::tools

@@ -1,15 +1,19 @@
-// Elements: the numbers W[K, N] of one linear, quantised or dense, some rows at a time.
+// Elements: the numbers W[K, N] of a linear, some rows at a time; ReadAhead reads the next one.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <future>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "client/tools/model.h"
+#include "kernels/checkpoint/checkpoint.h"
 #include "kernels/weight.h"
 
 namespace awqd::tools {
@@ -87,5 +91,24 @@ inline constexpr int64_t kDenseRowsBytes = 64;
 absl::StatusOr<Elements> ReadElements(const Model& model, absl::string_view path);
 
 DType FloatTypeNamed(absl::string_view dtype);
+
+// Not thread-safe. The checkpoint outlives it.
+class ReadAhead {
+ public:
+  // Reads `linears` in that order, one further than it was asked for.
+  ReadAhead(const model::Checkpoint& checkpoint, std::vector<const model::LinearLocation*> linears)
+      : checkpoint_(checkpoint), linears_(std::move(linears)) {}
+
+  // The next one, valid. Errors are those of ReadWeight. Once for each.
+  absl::StatusOr<HostWeight> Next();
+
+ private:
+  void Begin();
+
+  const model::Checkpoint& checkpoint_;
+  const std::vector<const model::LinearLocation*> linears_;
+  size_t begun_ = 0;
+  std::future<absl::StatusOr<HostWeight>> next_;
+};
 
 }  // namespace awqd::tools

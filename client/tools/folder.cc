@@ -13,7 +13,7 @@
 #include "absl/strings/strip.h"
 #include "kernels/base/status.h"
 #include "kernels/checkpoint/checkpoint_files.h"
-#include "kernels/checkpoint/gguf_model.h"
+#include "kernels/checkpoint/gguf.h"
 
 namespace awqd::tools {
 namespace {
@@ -38,18 +38,17 @@ absl::StatusOr<bool> SameParts(int64_t bytes, ReadBytes a, ReadBytes b) {
 
 }  // namespace
 
-std::string Folder::At(absl::string_view file) const { return absl::StrCat(name, "/", file); }
+std::string Folder::PathOf(absl::string_view file) const { return absl::StrCat(name, "/", file); }
 
 absl::StatusOr<Folder> OpenFolder(const std::string& path) {
   std::error_code error;
   const fs::path real = fs::canonical(path, error);
   if (error) {
-    return absl::NotFoundError(absl::StrCat(model::Quoted(path, 1024), ": ", error.message()));
+    return absl::NotFoundError(absl::StrCat(Quoted(path, 1024), ": ", error.message()));
   }
   const bool is_model = fs::is_directory(real, error) || real.extension() == ".gguf";
   if (!is_model || !real.has_relative_path()) {
-    return model::Invalid(model::Quoted(path, 1024),
-                          ": expected a model's directory, or a .gguf file");
+    return Invalid(Quoted(path, 1024), ": expected a model's directory, or a .gguf file");
   }
   const fs::path above = real.parent_path();
   const bool snapshot = above.filename() == "snapshots";
@@ -63,10 +62,10 @@ absl::StatusOr<Folder> OpenFolder(const std::string& path) {
 }
 
 absl::StatusOr<std::string> ReadText(const Folder& folder, absl::string_view file) {
-  AWQD_ASSIGN_OR_RETURN(const model::File open, folder.root.OpenFile(folder.At(file)));
+  AWQD_ASSIGN_OR_RETURN(const model::File open, folder.root.OpenFile(folder.PathOf(file)));
   if (open.size() > kMaxTextBytes) {
-    return model::Invalid(open.shown_name(), ": got ", open.size(), " bytes, expected at most ",
-                          kMaxTextBytes);
+    return Invalid(open.shown_name(), ": got ", open.size(), " bytes, expected at most ",
+                   kMaxTextBytes);
   }
   std::string text(open.size(), '\0');
   AWQD_RETURN_IF_ERROR(
@@ -82,30 +81,29 @@ absl::StatusOr<Tensors> Tensors::Open(const Folder& folder) {
     AWQD_ASSIGN_OR_RETURN(model::File file, folder.root.OpenFile(gguf));
     AWQD_ASSIGN_OR_RETURN(model::GgufFile open, model::OpenGguf(std::move(file)));
     AWQD_RETURN_IF_ERROR(
-        out.Add(std::make_shared<const model::TensorFile>(std::move(open.tensors))));
+        out.AddFile(std::make_shared<const model::TensorFile>(std::move(open.tensors))));
     return out;
   }
   AWQD_ASSIGN_OR_RETURN(model::TensorFiles opened,
                         model::OpenTensorFiles(folder.root, folder.name));
-  for (auto& file : opened.files) AWQD_RETURN_IF_ERROR(out.Add(std::move(file)));
+  for (auto& file : opened.files) AWQD_RETURN_IF_ERROR(out.AddFile(std::move(file)));
   return out;
 }
 
-absl::StatusOr<Tensors> Tensors::Of(const model::Checkpoint& checkpoint) {
+absl::StatusOr<Tensors> Tensors::FromCheckpoint(const model::Checkpoint& checkpoint) {
   Tensors out;
   out.gguf_ = &checkpoint.format() == &kGgufFormat;
-  for (const auto& file : checkpoint.files()) AWQD_RETURN_IF_ERROR(out.Add(file));
+  for (const auto& file : checkpoint.files()) AWQD_RETURN_IF_ERROR(out.AddFile(file));
   return out;
 }
 
-absl::Status Tensors::Add(std::shared_ptr<const model::TensorFile> file) {
+absl::Status Tensors::AddFile(std::shared_ptr<const model::TensorFile> file) {
   names_.push_back(fs::path(file->file().name()).filename().string());
   files_.push_back(std::move(file));
   for (const auto& [tensor, info] : files_.back()->tensors()) {
     const model::TensorLocation place = {files_.back().get(), &info};
     if (tensors_.emplace(tensor, place).second) continue;
-    return model::Invalid("tensor ", model::Quoted(tensor),
-                          ": got it in two files, expected it in one");
+    return Invalid("tensor ", Quoted(tensor), ": is in two files");
   }
   return absl::OkStatus();
 }

@@ -24,7 +24,7 @@ struct Folder {
   model::RepositoryRoot root;
   std::string name;  // beneath `root`
 
-  std::string At(absl::string_view file) const;  // "<name>/<file>", as root takes it
+  std::string PathOf(absl::string_view file) const;  // "<name>/<file>", as root takes it
 };
 
 // NOT_FOUND or INVALID_ARGUMENT naming the path.
@@ -42,7 +42,7 @@ class Tensors {
   // within the limits of one file, as for a server.
   static absl::StatusOr<Tensors> Open(const Folder& folder);
   // Those of a checkpoint, whose headers are not read again.
-  static absl::StatusOr<Tensors> Of(const model::Checkpoint& checkpoint);
+  static absl::StatusOr<Tensors> FromCheckpoint(const model::Checkpoint& checkpoint);
 
   using Map = std::map<absl::string_view, model::TensorLocation>;
   const Map& all() const { return tensors_; }
@@ -59,7 +59,7 @@ class Tensors {
 
  private:
   // INVALID_ARGUMENT for a tensor that another file has.
-  absl::Status Add(std::shared_ptr<const model::TensorFile> file);
+  absl::Status AddFile(std::shared_ptr<const model::TensorFile> file);
 
   bool gguf_ = false;
   std::vector<std::string> names_;

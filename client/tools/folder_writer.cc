@@ -1,4 +1,4 @@
-// A directory under another name until it is complete.
+// Safetensors files in a directory that has another name until it is complete.
 #include "client/tools/folder_writer.h"
 
 #include <fcntl.h>
@@ -9,12 +9,15 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "kernels/base/math.h"
 #include "kernels/base/status.h"
 #include "kernels/checkpoint/checkpoint_files.h"
 
@@ -22,6 +25,23 @@ namespace awqd::tools {
 namespace {
 
 constexpr int64_t kPart = 8 << 20;
+constexpr int64_t kAlign = 8;
+constexpr int64_t kPrefix = 8;  // the header's length
+// Of one tensor beside its name: dtype, at most 8 dimensions, two offsets, and punctuation.
+constexpr int64_t kEntry = 320;
+constexpr int64_t kFrame = 64;  // braces and metadata
+
+std::string Dump(const nlohmann::ordered_json& json) {
+  // `replace`: a name that is not UTF-8 must not throw; a checked checkpoint has none.
+  return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+// Of types that are a byte or more.
+int64_t ElementBytes(const NewTensor& tensor) {
+  int64_t elements = 1;
+  for (const int64_t dim : tensor.shape) elements *= dim;
+  return elements == 0 ? 1 : tensor.bytes / elements;
+}
 
 std::string WithoutSlash(const std::string& path) {
   absl::string_view out = path;
@@ -39,10 +59,67 @@ absl::Status WhyThere(const std::string& partial) {
     return absl::AlreadyExistsError(absl::StrCat(partial, ": another run is writing it"));
   }
   return absl::AlreadyExistsError(
-      absl::StrCat(partial, ": it is there, left by a run that was killed; remove it first"));
+      absl::StrCat(partial, " exists, left by a run that was killed; remove it first"));
 }
 
 }  // namespace
+
+int64_t SafetensorsWriter::HeaderBytes(absl::string_view name) {
+  return static_cast<int64_t>(Dump(std::string(name)).size()) + kEntry;
+}
+
+absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Create(
+    const std::string& path, int64_t header_bytes) {
+  header_bytes = RoundUp(header_bytes + kFrame, kAlign);
+  AWQD_ASSIGN_OR_RETURN(std::unique_ptr<client::OutputFile> file, client::OutputFile::Create(path));
+  AWQD_RETURN_IF_ERROR(file->Append(std::string(kPrefix + header_bytes, ' ')));
+  std::unique_ptr<SafetensorsWriter> out(
+      new SafetensorsWriter(path, std::move(file), header_bytes));
+  out->header_["__metadata__"] = {{"format", "pt"}};  // which transformers asks for
+  return out;
+}
+
+absl::Status SafetensorsWriter::AddTensor(NewTensor tensor) {
+  if (tensor.bytes % kAlign == 0) return Write(tensor);
+  last_.push_back(std::move(tensor));
+  return absl::OkStatus();
+}
+
+absl::Status SafetensorsWriter::Write(const NewTensor& tensor) {
+  int64_t step = std::max(tensor.unit, kPart / tensor.unit * tensor.unit);
+  // Dense weights are read eight columns at a time.
+  if (step >= 8 * tensor.unit) step = step / (8 * tensor.unit) * (8 * tensor.unit);
+  part_.resize(std::min(step, tensor.bytes));
+  for (int64_t at = 0; at < tensor.bytes; at += step) {
+    const auto part = absl::MakeSpan(part_).first(std::min(step, tensor.bytes - at));
+    AWQD_RETURN_IF_ERROR(tensor.read(at, part));
+    AWQD_RETURN_IF_ERROR(file_->Append(absl::Span<const uint8_t>(part)));
+  }
+  header_[tensor.name] = {{"dtype", tensor.dtype},
+                          {"shape", tensor.shape},
+                          {"data_offsets", {data_bytes_, data_bytes_ + tensor.bytes}}};
+  data_bytes_ += tensor.bytes;
+  return absl::OkStatus();
+}
+
+absl::Status SafetensorsWriter::Finish() {
+  absl::c_stable_sort(last_, [](const NewTensor& a, const NewTensor& b) {
+    return ElementBytes(a) > ElementBytes(b);
+  });
+  for (const NewTensor& tensor : last_) AWQD_RETURN_IF_ERROR(Write(tensor));
+  last_.clear();
+  const std::string text = Dump(header_);
+  if (static_cast<int64_t>(text.size()) > header_bytes_) {
+    return absl::InternalError(absl::StrCat(path_, ": the header takes ", text.size(), " bytes, ",
+                                            header_bytes_, " were kept for it"));
+  }
+  const auto length = static_cast<uint64_t>(header_bytes_);
+  char prefix[kPrefix];
+  std::memcpy(prefix, &length, sizeof(prefix));
+  AWQD_RETURN_IF_ERROR(file_->Overwrite(0, absl::string_view(prefix, sizeof(prefix))));
+  AWQD_RETURN_IF_ERROR(file_->Overwrite(kPrefix, text));
+  return file_->Close();
+}
 
 FolderWriter::FolderWriter(std::string path, const Guard& guard)
     : path_(std::move(path)), partial_(path_ + ".partial"), guard_(guard) {}
@@ -52,8 +129,7 @@ absl::StatusOr<std::unique_ptr<FolderWriter>> FolderWriter::Create(const std::st
   std::unique_ptr<FolderWriter> out(new FolderWriter(WithoutSlash(path), guard));
   std::error_code error;
   if (std::filesystem::exists(std::filesystem::symlink_status(out->path_, error))) {
-    return absl::AlreadyExistsError(
-        absl::StrCat(out->path_, ": it is there already, expected a name that is free"));
+    return absl::AlreadyExistsError(absl::StrCat(out->path_, " exists"));
   }
   AWQD_RETURN_IF_ERROR(out->Make());
   return out;
@@ -63,11 +139,11 @@ absl::Status FolderWriter::Make() {
   // Named before it is there, so that no signal falls in between.
   if (guard_) guarded_.push_back(guard_(partial_));
   if (mkdir(partial_.c_str(), 0777) != 0) {
-    return errno == EEXIST ? WhyThere(partial_) : PathError("make", partial_);
+    return errno == EEXIST ? WhyThere(partial_) : client::FileError("make", partial_);
   }
   made_ = true;
   lock_ = UniqueFd(open(partial_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!lock_.ok() || !Lock(lock_.get())) return PathError("lock", partial_);
+  if (!lock_.ok() || !Lock(lock_.get())) return client::FileError("lock", partial_);
   return absl::OkStatus();
 }
 
@@ -91,17 +167,17 @@ absl::Status FolderWriter::BeginShard(const std::string& name, int64_t header_by
   return absl::OkStatus();
 }
 
-absl::Status FolderWriter::Add(NewTensor tensor) {
+absl::Status FolderWriter::AddTensor(NewTensor tensor) {
   if (!weight_map_.emplace(tensor.name, shard_name_).second) {
-    return model::Invalid("tensor ", model::Quoted(tensor.name),
-                          ": got it twice: the folder has a tensor of that name already");
+    return Invalid("tensor ", Quoted(tensor.name),
+                   ": occurs twice: another linear makes a tensor of that name");
   }
   if (shard_ == nullptr) {
     AWQD_ASSIGN_OR_RETURN(shard_, SafetensorsWriter::Create(NewFile(shard_name_), header_bytes_));
     shards_.insert(shard_name_);
   }
   tensor_bytes_ += tensor.bytes;
-  return shard_->Add(std::move(tensor));
+  return shard_->AddTensor(std::move(tensor));
 }
 
 absl::Status FolderWriter::EndShard() {
@@ -118,13 +194,13 @@ absl::Status FolderWriter::WriteIndex() {
 }
 
 absl::Status FolderWriter::WriteText(const std::string& name, absl::string_view text) {
-  AWQD_ASSIGN_OR_RETURN(const auto file, OutputFile::Create(NewFile(name)));
+  AWQD_ASSIGN_OR_RETURN(const auto file, client::OutputFile::Create(NewFile(name)));
   AWQD_RETURN_IF_ERROR(file->Append(text));
   return file->Close();
 }
 
 absl::Status FolderWriter::Copy(const model::File& from, const std::string& name) {
-  AWQD_ASSIGN_OR_RETURN(const auto file, OutputFile::Create(NewFile(name)));
+  AWQD_ASSIGN_OR_RETURN(const auto file, client::OutputFile::Create(NewFile(name)));
   std::vector<uint8_t> part(std::min(kPart, from.size()));
   for (int64_t at = 0; at < from.size(); at += kPart) {
     const auto bytes = absl::MakeSpan(part).first(std::min(kPart, from.size() - at));
@@ -140,7 +216,8 @@ absl::Status FolderWriter::Commit() {
   if (renameat2(AT_FDCWD, partial_.c_str(), AT_FDCWD, path_.c_str(), RENAME_NOREPLACE) != 0) {
     // Some file systems cannot promise that.
     const bool there = errno == EEXIST;
-    if (there || rename(partial_.c_str(), path_.c_str()) != 0) return PathError("make", path_);
+    if (there || rename(partial_.c_str(), path_.c_str()) != 0)
+      return client::FileError("make", path_);
   }
   made_ = false;  // nothing is removed any more
   guarded_.clear();

@@ -5,17 +5,55 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "client/tools/safetensors_writer.h"
 #include "kernels/base/unique_fd.h"
+#include "client/files/output_file.h"
+#include "client/tools/encode/target.h"
 #include "kernels/checkpoint/file.h"
 
 namespace awqd::tools {
+
+// The header comes first in the file and is known last, so that room for it is kept; what is left
+// of it is spaces, which a header may end with. The data begin at a multiple of 8 bytes. Tensors
+// whose bytes are no multiple of 8 come last, those of the largest elements first, so that every
+// tensor begins at a multiple of its element's size.
+class SafetensorsWriter {
+ public:
+  // Bytes that a tensor of that name takes in the header, at most.
+  static int64_t HeaderBytes(absl::string_view name);
+
+  // `header_bytes`: of all tensors that will be added.
+  static absl::StatusOr<std::unique_ptr<SafetensorsWriter>> Create(const std::string& path,
+                                                                   int64_t header_bytes);
+
+  // Reads and writes it, now or at the end. Names are not compared: that is the folder's business.
+  absl::Status AddTensor(NewTensor tensor);
+  // Nothing may be added after it.
+  absl::Status Finish();
+
+  int64_t data_bytes() const { return data_bytes_; }
+
+ private:
+  SafetensorsWriter(std::string path, std::unique_ptr<client::OutputFile> file,
+                    int64_t header_bytes)
+      : path_(std::move(path)), file_(std::move(file)), header_bytes_(header_bytes) {}
+
+  absl::Status Write(const NewTensor& tensor);
+
+  const std::string path_;
+  const std::unique_ptr<client::OutputFile> file_;
+  const int64_t header_bytes_;
+  nlohmann::ordered_json header_;
+  std::vector<NewTensor> last_;
+  int64_t data_bytes_ = 0;
+  std::vector<uint8_t> part_;
+};
 
 // What a file or directory that is being written is named to, so that a signal that ends the
 // process removes it; the result is let go when the folder is complete or gone. May be empty.
@@ -36,7 +74,7 @@ class FolderWriter {
   // The tensor file that the next tensors go to; nothing of it is made before the first.
   absl::Status BeginShard(const std::string& name, int64_t header_bytes);
   // INVALID_ARGUMENT for a second tensor of that name.
-  absl::Status Add(NewTensor tensor);
+  absl::Status AddTensor(NewTensor tensor);
   absl::Status EndShard();
 
   // `indexed`: whether a model.safetensors.index.json says where tensors are.

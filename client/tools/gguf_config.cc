@@ -102,7 +102,7 @@ class Reader {
                             in_.Text(static_cast<uint64_t>(limits_.max_key_bytes), "key"));
       const absl::Status status = ReadKey(key);
       if (!status.ok()) {
-        return model::Prefixed(absl::StrCat("metadata ", model::Quoted(key, 64)), status);
+        return Prefixed(absl::StrCat("metadata ", Quoted(key, 64)), status);
       }
     }
     return Named();
@@ -125,9 +125,8 @@ class Reader {
     if (key == "tokenizer.ggml.tokens") tokens_ = count;
     const bool tokenizer = absl::StartsWith(key, "tokenizer.");
     if (tokenizer || type == model::kGgufArray || count > kMostValues) {
-      left_out_.push_back(
-          absl::StrCat("metadata ", model::Quoted(key, 64), " (", count,
-                       " values): ", tokenizer ? "no tokenizer is made of it" : "a long array"));
+      left_out_.push_back(absl::StrCat("metadata ", Quoted(key, 64), " (", count, " values): ",
+                                       tokenizer ? "no tokenizer is made of it" : "a long array"));
       return absl::OkStatus();
     }
     Json values = Json::array();
@@ -172,7 +171,7 @@ class Reader {
 
 absl::StatusOr<GgufConfig> ReadGgufConfig(const model::File& file) {
   absl::StatusOr<GgufConfig> out = Reader(file).Read();
-  if (!out.ok()) return model::Prefixed(file.shown_name(), out.status());
+  if (!out.ok()) return Prefixed(file.shown_name(), out.status());
   return out;
 }
 

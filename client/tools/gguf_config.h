@@ -15,7 +15,7 @@ struct GgufConfig {
   // the model, special tokens. Under "gguf" every key of the file as it stands there, but those of
   // `left_out`.
   nlohmann::ordered_json config;
-  // Long arrays, such as the tokenizer's, and why they are not carried along.
+  // Long arrays, such as the tokenizer's, and why they are not copied.
   std::vector<std::string> left_out;
 };
 

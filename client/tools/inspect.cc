@@ -60,7 +60,7 @@ absl::StatusOr<HostWeight> ReadForReport(const model::Checkpoint& checkpoint,
   }
   const int64_t beside = linear.bytes - linear.codes().info->bytes();
   if (beside > kBesideBytes) {
-    return BadValue(absl::StrCat("weight ", model::Quoted(linear.path)),
+    return BadValue(absl::StrCat("weight ", Quoted(linear.path)),
                     absl::StrCat(beside, " bytes of tensors beside its codes"),
                     absl::StrCat("at most ", kBesideBytes));
   }

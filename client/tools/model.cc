@@ -7,8 +7,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "kernels/base/status.h"
+#include "kernels/base/text.h"
 #include "kernels/checkpoint/checkpoint_files.h"
-#include "kernels/checkpoint/gguf_model.h"
 
 namespace awqd::tools {
 namespace {
@@ -17,7 +17,7 @@ namespace {
 absl::StatusOr<bool> HasSettings(const Folder& folder) {
   AWQD_ASSIGN_OR_RETURN(const std::string text, ReadText(folder, model::kConfigFile));
   const auto config = model::ParseConfigJson(text);
-  if (!config.ok()) return model::Prefixed(folder.At(model::kConfigFile), config.status());
+  if (!config.ok()) return Prefixed(folder.PathOf(model::kConfigFile), config.status());
   if (config->has_value()) return true;
   AWQD_ASSIGN_OR_RETURN(const std::vector<std::string> files,
                         folder.root.ListDirectory(folder.name));
@@ -43,8 +43,9 @@ absl::StatusOr<Model> Model::Open(const std::string& path) {
   out.checkpoint_ = absl::FailedPreconditionError(absl::StrCat(
       out.folder_.name, ": the model is not quantised: no settings in config.json or beside it"));
   if (out.quantised_) out.OpenCheckpoint();
-  AWQD_ASSIGN_OR_RETURN(out.tensors_, out.checkpoint_.ok() ? Tensors::Of(*out.checkpoint_)
-                                                           : Tensors::Open(out.folder_));
+  AWQD_ASSIGN_OR_RETURN(out.tensors_, out.checkpoint_.ok()
+                                          ? Tensors::FromCheckpoint(*out.checkpoint_)
+                                          : Tensors::Open(out.folder_));
   return out;
 }
 
@@ -92,16 +93,12 @@ std::string Model::WhyNotQuantised(absl::string_view tensor) const {
   if (place->info->shape.size() < 2) return "fewer than two dimensions";
   if (!checkpoint_.ok()) return quantised_ ? "the checkpoint does not load" : "a dense model";
   absl::string_view path = tensor;
-  const bool weight = absl::ConsumeSuffix(&path, ".weight");
-  if (weight) {
+  if (absl::ConsumeSuffix(&path, ".weight")) {
     const absl::StatusOr<const LinearRule*> rule = checkpoint_->rules().RuleOf(path);
     if (!rule.ok()) return std::string(rule.status().message());
     if (*rule == nullptr) return "left out by the settings";
   }
-  const Format& format = checkpoint_->format();
-  return absl::StrCat("stored as ", model::Quoted(place->info->dtype, 16), ", with no \"",
-                      weight ? path : "<path>", format.separator, format.suffixes.front(),
-                      "\" of format ", format.name);
+  return absl::StrCat("dense (", OneLine(place->info->dtype.substr(0, 16)), ")");
 }
 
 absl::Status Model::CheckUnchanged() const {

@@ -9,7 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "client/tools/difference.h"
+#include "client/tools/diff.h"
 #include "client/tools/elements.h"
 #include "kernels/base/status.h"
 
@@ -43,7 +43,7 @@ std::string WhyDense(const QuantizeOptions& options, const std::string& path, in
     if (within(text)) return absl::StrCat("\"", text, "\" is left out");
   }
   for (const std::string& text : options.leave_out) {
-    if (within(text)) return absl::StrCat(model::Quoted(text), " is left out");
+    if (within(text)) return absl::StrCat(Quoted(text), " is left out");
   }
   if (absl::EndsWith(path, ".gate")) return "a router is left out";
   const Target& target = *options.target;
@@ -91,8 +91,7 @@ class Quantizer {
   absl::Status Write(const std::string& tensor, Quantization* report) {
     const std::string& path = paths_.at(tensor);
     absl::Status status = WriteLinear(tensor, path, report);
-    return status.ok() ? status
-                       : model::Prefixed(absl::StrCat("linear ", model::Quoted(path)), status);
+    return status.ok() ? status : Prefixed(absl::StrCat("linear ", Quoted(path)), status);
   }
 
   absl::StatusOr<nlohmann::ordered_json> Settings() const {
@@ -122,7 +121,7 @@ class Quantizer {
     AWQD_ASSIGN_OR_RETURN(EncodedLinear encoded, options_.target->encode(*made.weight(), {}));
     for (NewTensor& one : encoded.tensors) {
       one.name = absl::StrCat(path, ".", one.name);
-      AWQD_RETURN_IF_ERROR(out_.Add(std::move(one)));
+      AWQD_RETURN_IF_ERROR(out_.AddTensor(std::move(one)));
     }
     report->linears.push_back({path, made.description(), k, n, error.relative(), error.largest(),
                                encoded.facts.zero_at_0});
@@ -143,18 +142,18 @@ absl::StatusOr<Quantization> Quantize(const QuantizeOptions& options, const Prog
   AWQD_RETURN_IF_ERROR(CheckOptions(options));
   AWQD_ASSIGN_OR_RETURN(const Model source, Model::Open(options.folder));
   if (source.quantised()) {
-    return model::Invalid(source.folder().name,
-                          ": got a model that is quantised, expected a dense "
-                          "one ('awqctl convert' changes the format of the other)");
+    return Invalid(source.folder().name,
+                   ": got a model that is quantised, expected a dense "
+                   "one ('awqctl convert' changes the format of the other)");
   }
   AWQD_ASSIGN_OR_RETURN(const auto out, FolderWriter::Create(options.output, options.guard));
   Quantization report = {.bytes_before = source.tensors().total_bytes()};
   Quantizer quantizer(source, options, out.get());
   quantizer.Choose(&report);
   if (quantizer.empty()) {
-    return model::Invalid(source.folder().name,
-                          ": got no linear to quantise, expected a tensor "
-                          "\"<path>.weight\" of two dimensions that is not left out");
+    return Invalid(source.folder().name,
+                   ": got no linear to quantise, expected a tensor "
+                   "\"<path>.weight\" of two dimensions that is not left out");
   }
   AWQD_RETURN_IF_ERROR(RewriteTensors(
       source, out.get(), &report.carried,

@@ -47,7 +47,7 @@ absl::StatusOr<std::vector<std::string>> FilesOf(const Model& source) {
   return files;
 }
 
-// Why a file of the source is not carried along; empty where it is.
+// The reason that a file of the source is not copied; empty where it is.
 std::string WhyLeftOut(const Model& source, const std::string& name) {
   const auto of_weights = [&](absl::string_view end) { return absl::EndsWith(name, end); };
   if (absl::StartsWith(name, ".")) return "hidden";
@@ -55,7 +55,7 @@ std::string WhyLeftOut(const Model& source, const std::string& name) {
     return "another form of the weights";
   }
   if (absl::c_linear_search(kSettingsFiles, name)) return "settings of the old format";
-  if (source.folder().root.ListDirectory(source.folder().At(name)).ok()) return "a directory";
+  if (source.folder().root.ListDirectory(source.folder().PathOf(name)).ok()) return "a directory";
   return "";
 }
 
@@ -75,10 +75,10 @@ absl::Status CheckRewritable(const Model& source) {
     const std::string& dtype = place.info->dtype;
     if (source.IsPart(name) || absl::c_linear_search(kPlainTypes, dtype)) continue;
     const bool read = absl::c_linear_search(kGgufFormat.code_dtypes, dtype);
-    return model::Invalid("tensor ", model::Quoted(name), ": got ", dtype,
-                          read ? ", expected it of a linear's weight, \"<path>.weight\" [N, K]"
-                               : ", which is not read, expected one of ",
-                          read ? "" : absl::StrJoin(kGgufFormat.code_dtypes, ", "));
+    return Invalid("tensor ", Quoted(name), ": got ", dtype,
+                   read ? ", expected it of a linear's weight, \"<path>.weight\" [N, K]"
+                        : ", which is not read, expected one of ",
+                   read ? "" : absl::StrJoin(kGgufFormat.code_dtypes, ", "));
   }
   return absl::OkStatus();
 }
@@ -101,7 +101,7 @@ absl::Status RewriteTensors(const Model& source, FolderWriter* out, Carried* car
     for (; begin < end; ++begin) {
       const model::TensorLocation& place = *source.tensors().Find(names[begin]);
       if (plan(names[begin]).carried) {
-        AWQD_RETURN_IF_ERROR(out->Add(CarriedTensor(names[begin], place)));
+        AWQD_RETURN_IF_ERROR(out->AddTensor(CarriedTensor(names[begin], place)));
         ++carried->tensors;
         carried->tensor_bytes += place.info->bytes();
       } else {
@@ -124,7 +124,7 @@ absl::StatusOr<Json> ReadConfig(const Model& source) {
   AWQD_ASSIGN_OR_RETURN(const std::string text, ReadText(folder, model::kConfigFile));
   // Strict first: the parser below keeps the order of keys, but forgives.
   const auto checked = model::ParseJsonObject(text, kMaxDepth);
-  if (!checked.ok()) return model::Prefixed(folder.At(model::kConfigFile), checked.status());
+  if (!checked.ok()) return Prefixed(folder.PathOf(model::kConfigFile), checked.status());
   return Json::parse(text, nullptr, /*allow_exceptions=*/false);
 }
 
@@ -154,7 +154,7 @@ absl::Status RewriteRest(const Model& source, const Json& settings, const std::s
       carried->left_out.push_back(absl::StrCat(name, ": ", why));
       continue;
     }
-    AWQD_ASSIGN_OR_RETURN(const model::File file, folder.root.OpenFile(folder.At(name)));
+    AWQD_ASSIGN_OR_RETURN(const model::File file, folder.root.OpenFile(folder.PathOf(name)));
     AWQD_RETURN_IF_ERROR(out->Copy(file, name));
     carried->files.push_back(name);
   }

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "client/tools/difference.h"
+#include "client/tools/diff.h"
 #include "client/tools/elements.h"
 #include "kernels/base/status.h"
 
@@ -14,7 +14,7 @@ namespace awqd::tools {
 namespace {
 
 absl::Status Differs(absl::string_view what, absl::string_view how) {
-  return absl::InternalError(absl::StrCat("verify: ", model::Quoted(what), ": ", how));
+  return absl::InternalError(absl::StrCat("verify: ", Quoted(what), ": ", how));
 }
 
 bool SameFloats(const std::vector<float>& a, const std::vector<float>& b) {
@@ -76,7 +76,7 @@ absl::Status CompareTensors(const Model& source, const Model& written, Verificat
   for (const auto& [name, place] : source.tensors().all()) {
     if (source.IsPart(name)) continue;
     const model::TensorLocation* const other = written.tensors().Find(name);
-    if (other == nullptr) return Differs(name, "it was not carried along");
+    if (other == nullptr) return Differs(name, "it was not copied");
     AWQD_ASSIGN_OR_RETURN(const bool same, SameBytes(*other, place));
     if (!same) return Differs(name, "other bytes");
     ++out->tensors;
@@ -88,8 +88,8 @@ absl::Status CompareTensors(const Model& source, const Model& written, Verificat
 absl::Status CompareFiles(const Folder& source, const Folder& written, const Carried& carried,
                           Verification* out) {
   for (const std::string& name : carried.files) {
-    AWQD_ASSIGN_OR_RETURN(const model::File a, source.root.OpenFile(source.At(name)));
-    AWQD_ASSIGN_OR_RETURN(const model::File b, written.root.OpenFile(written.At(name)));
+    AWQD_ASSIGN_OR_RETURN(const model::File a, source.root.OpenFile(source.PathOf(name)));
+    AWQD_ASSIGN_OR_RETURN(const model::File b, written.root.OpenFile(written.PathOf(name)));
     AWQD_ASSIGN_OR_RETURN(const bool same, SameBytes(a, b));
     if (!same) return Differs(name, "other bytes");
     ++out->files;

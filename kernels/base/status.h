@@ -14,6 +14,17 @@ inline absl::Status BadValue(absl::string_view name, const absl::AlphaNum& got,
   return absl::InvalidArgumentError(absl::StrCat(name, ": got ", got, ", expected ", expected));
 }
 
+// INVALID_ARGUMENT, its message put together as by absl::StrCat.
+template <typename... Parts>
+absl::Status Invalid(const Parts&... parts) {
+  return absl::InvalidArgumentError(absl::StrCat(parts...));
+}
+
+// The status with "<prefix>: " before its message.
+inline absl::Status Prefixed(absl::string_view prefix, const absl::Status& status) {
+  return absl::Status(status.code(), absl::StrCat(prefix, ": ", status.message()));
+}
+
 }  // namespace awqd
 
 #define AWQD_CONCAT_INNER(a, b) a##b

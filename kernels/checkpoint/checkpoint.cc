@@ -9,7 +9,6 @@
 #include "kernels/checkpoint/checkpoint_files.h"
 #include "kernels/checkpoint/folder_snapshot.h"
 #include "kernels/checkpoint/gguf.h"
-#include "kernels/checkpoint/gguf_model.h"
 #include "kernels/checkpoint/tensor_names.h"
 
 namespace awqd::model {
@@ -74,9 +73,8 @@ absl::Status Checkpoint::AddFile(std::shared_ptr<const TensorFile> opened) {
     AWQD_RETURN_IF_ERROR(CheckCancelled(cancelled_));
     const auto [it, fresh] = tensors_.emplace(name, TensorLocation{file.get(), &info});
     if (!fresh) {
-      return Invalid("tensor ", Quoted(name), ": got it in both ",
-                     it->second.file->file().shown_name(), " and ", file->file().shown_name(),
-                     ", expected it in one file");
+      return Invalid("tensor ", Quoted(name), ": is in two files, ",
+                     it->second.file->file().shown_name(), " and ", file->file().shown_name());
     }
   }
   return absl::OkStatus();
@@ -104,18 +102,17 @@ int64_t Checkpoint::total_bytes() const {
 }
 
 absl::StatusOr<HostWeight> Checkpoint::Read(const LinearLocation& linear,
-                                            std::vector<uint8_t>* scratch, TensorSums* sums) const {
-  return Decode(linear, /*codes=*/true, scratch, sums);
+                                            std::vector<uint8_t>* scratch) const {
+  return Decode(linear, /*codes=*/true, scratch);
 }
 
 absl::StatusOr<HostWeight> Checkpoint::Describe(const LinearLocation& linear,
                                                 std::vector<uint8_t>* scratch) const {
-  return Decode(linear, /*codes=*/false, scratch, nullptr);
+  return Decode(linear, /*codes=*/false, scratch);
 }
 
 absl::StatusOr<HostWeight> Checkpoint::Decode(const LinearLocation& linear, bool codes,
-                                              std::vector<uint8_t>* scratch,
-                                              TensorSums* sums) const {
+                                              std::vector<uint8_t>* scratch) const {
   const Format& format = *linear.rule->format;
   Reserve(codes ? linear.bytes : linear.bytes - linear.codes().info->bytes(), scratch);
   // What the file calls it, which is not what a slice is called.
@@ -131,9 +128,7 @@ absl::StatusOr<HostWeight> Checkpoint::Decode(const LinearLocation& linear, bool
       continue;
     }
     const auto bytes = absl::MakeSpan(*scratch).subspan(at, size);
-    const absl::Status status = sums == nullptr
-                                    ? location.file->Read(*location.info, bytes, cancelled_)
-                                    : sums->Read(*location.file, *location.info, bytes, cancelled_);
+    const absl::Status status = location.file->Read(*location.info, bytes, cancelled_);
     if (!status.ok()) {
       return absl::Status(status.code(),
                           absl::StrCat(status.message(), " (tensor ",

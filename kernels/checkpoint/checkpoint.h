@@ -14,12 +14,11 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "kernels/checkpoint/file.h"
 #include "kernels/checkpoint/folder_snapshot.h"
 #include "kernels/checkpoint/linear_rules.h"
 #include "kernels/checkpoint/repository_root.h"
 #include "kernels/checkpoint/shard_index.h"
-#include "kernels/checkpoint/tensor_file.h"
-#include "kernels/checkpoint/tensor_sums.h"
 #include "kernels/formats/format.h"
 
 namespace awqd::model {
@@ -71,10 +70,9 @@ class Checkpoint {
   int64_t total_bytes() const;  // of all linears
 
   // Reads and decodes one linear. `scratch` holds the raw tensors and is kept between calls so
-  // that its memory is reused; contents on return are unspecified. `sums`, if given, keeps what the
-  // bytes were.
-  absl::StatusOr<HostWeight> Read(const LinearLocation& linear, std::vector<uint8_t>* scratch,
-                                  TensorSums* sums = nullptr) const;
+  // that its memory is reused; contents on return are unspecified.
+  absl::StatusOr<HostWeight> Read(const LinearLocation& linear,
+                                  std::vector<uint8_t>* scratch) const;
 
   // The same without the codes, which are not read: what memory the linear will take follows from
   // it. Reads its other tensors, mostly some hundredths of it.
@@ -109,7 +107,7 @@ class Checkpoint {
   bool HasCompanions(const Format& format, absl::string_view path) const;
 
   absl::StatusOr<HostWeight> Decode(const LinearLocation& linear, bool codes,
-                                    std::vector<uint8_t>* scratch, TensorSums* sums) const;
+                                    std::vector<uint8_t>* scratch) const;
 
   std::string name_;
   const std::atomic<bool>* cancelled_ = nullptr;

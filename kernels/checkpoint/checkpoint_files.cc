@@ -4,6 +4,7 @@
 #include <optional>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status.h"
@@ -15,6 +16,7 @@ namespace {
 
 using Json = nlohmann::json;
 
+constexpr absl::string_view kGgufExtension = ".gguf";
 constexpr int kMaxConfigDepth = 32;
 // Of all objects and lists together. The longest lists name every module that is not quantised.
 constexpr int64_t kMaxValues = 200'000;
@@ -34,7 +36,7 @@ class Converter {
   }
   absl::StatusOr<Setting> Convert(const Json& value) {
     if (++values_ > kMaxValues) {
-      return Invalid("got more than ", kMaxValues, " values, expected at most that");
+      return Invalid("got more than ", kMaxValues, " values, the limit");
     }
     Setting out;
     if (value.is_object()) {
@@ -207,6 +209,25 @@ absl::StatusOr<TensorFiles> OpenTensorFiles(const FileSource& root, absl::string
     out.files.push_back(std::make_shared<const TensorFile>(std::move(shard)));
   }
   return out;
+}
+
+absl::StatusOr<std::string> FindGguf(const FileSource& root, absl::string_view model) {
+  const absl::StatusOr<std::vector<std::string>> names = root.ListDirectory(model);
+  if (!names.ok()) return std::string(absl::EndsWith(model, kGgufExtension) ? model : "");
+  if (absl::c_linear_search(*names, kConfigFile)) return std::string();
+  std::vector<std::string> found;
+  for (const std::string& name : *names) {
+    if (name.front() != '.' && absl::EndsWith(name, kGgufExtension)) found.push_back(name);
+  }
+  if (found.empty()) return std::string();
+  if (found.size() == 1) return absl::StrCat(model, "/", found[0]);
+  return Invalid(model, ": got ", found.size(), " *.gguf files, such as ", Quoted(found[0]),
+                 " and ", Quoted(found[1]), ", expected one, or a ", kConfigFile);
+}
+
+absl::Status FindModel(const FileSource& root, absl::string_view model) {
+  AWQD_ASSIGN_OR_RETURN(const std::string gguf, FindGguf(root, model));
+  return root.OpenFile(gguf.empty() ? absl::StrCat(model, "/", kConfigFile) : gguf).status();
 }
 
 }  // namespace awqd::model

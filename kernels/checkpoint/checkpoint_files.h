@@ -10,9 +10,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "kernels/checkpoint/file_source.h"
+#include "kernels/checkpoint/file.h"
 #include "kernels/checkpoint/shard_index.h"
-#include "kernels/checkpoint/tensor_file.h"
 #include "kernels/formats/format.h"
 
 namespace awqd::model {
@@ -49,5 +48,14 @@ struct TensorFiles {
 // two names, or when there is nothing to read; UNAVAILABLE once `cancelled`.
 absl::StatusOr<TensorFiles> OpenTensorFiles(const FileSource& root, absl::string_view model,
                                             const std::atomic<bool>* cancelled = nullptr);
+
+// The path beneath the root of the GGUF file that the repository's entry `model` is ("a.gguf") or
+// holds: a directory with one *.gguf and no config.json. Empty for every other entry, also for one
+// that does not exist. INVALID_ARGUMENT for a directory with several *.gguf and no config.json.
+absl::StatusOr<std::string> FindGguf(const FileSource& root, absl::string_view model);
+
+// OK where the repository's entry is a model: a directory with a config.json, or what FindGguf
+// finds. NOT_FOUND where it is none; another error where it is one that cannot be opened.
+absl::Status FindModel(const FileSource& root, absl::string_view model);
 
 }  // namespace awqd::model

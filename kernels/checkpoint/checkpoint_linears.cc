@@ -10,7 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "kernels/base/status.h"
 #include "kernels/checkpoint/checkpoint.h"
-#include "kernels/checkpoint/expert_slices.h"
+#include "kernels/checkpoint/experts.h"
 #include "kernels/checkpoint/safetensors.h"
 #include "kernels/checkpoint/tensor_names.h"
 
@@ -28,8 +28,8 @@ absl::Status Checkpoint::CheckNoOrphan(const Format& format, absl::string_view p
                                 ? "is missing"
                                 : absl::StrCat("is ", Quoted(codes->second.info->dtype, 32),
                                                ", not ", absl::StrJoin(format.code_dtypes, " or "));
-  return Invalid(name_, ": weight ", Quoted(path), ": tensor \"", marker, "\" ", found,
-                 ", though its ", suffix, " are there");
+  return Invalid(name_, ": weight ", Quoted(path), ": tensor \"", marker, "\" ", found, ", but \"",
+                 suffix, "\" exists");
 }
 
 bool Checkpoint::HasCodes(const Format& format, absl::string_view path) const {
@@ -64,7 +64,7 @@ absl::StatusOr<LinearLocation> Checkpoint::Locate(absl::string_view path,
   const auto has = [&](absl::string_view suffix) { return out.tensors.contains(suffix); };
   if (const absl::string_view suffix = format.lacks(rule.settings, has); !suffix.empty()) {
     return Invalid(name_, ": weight ", Quoted(path), ": tensor \"", suffix,
-                   "\" is missing, expected it by the settings of the checkpoint");
+                   "\" is missing; the settings say that it exists");
   }
   return out;
 }
@@ -92,8 +92,7 @@ absl::Status Checkpoint::CheckExpertsOnce() const {
     AWQD_RETURN_IF_ERROR(CheckCancelled(cancelled_));
     if (linear.slice_of.empty() || !own.contains(linear.path)) continue;
     return Invalid(name_, ": weight ", Quoted(linear.path),
-                   ": got it in tensors of its own and in those of ", Quoted(linear.slice_of),
-                   ", expected it in one of the two");
+                   ": has tensors of its own and is also a slice of ", Quoted(linear.slice_of));
   }
   return absl::OkStatus();
 }
@@ -106,8 +105,8 @@ absl::Status Checkpoint::CheckNoneUnread(const Format& format, absl::string_view
   if (!foreign && !HasCodes(format, path)) return absl::OkStatus();
   AWQD_ASSIGN_OR_RETURN(const LinearRule* rule, rules_.RuleOf(path, cancelled_));
   if (rule == nullptr || rule->format != &format) return absl::OkStatus();
-  return Invalid(name_, ": tensor ", Quoted(name), ": got a name that format ", format.name,
-                 " does not have, expected \"<path>", format.separator, "\" and one of ",
+  return Invalid(name_, ": tensor ", Quoted(name), ": format ", format.name,
+                 " has no such tensor, expected \"<path>", format.separator, "\" and one of ",
                  absl::StrJoin(format.suffixes, ", "));
 }
 
@@ -120,7 +119,7 @@ absl::Status Checkpoint::AddTensor(const Format& format, absl::string_view name,
   AWQD_ASSIGN_OR_RETURN(const LinearRule* rule, rules_.RuleOf(path, cancelled_));
   if (rule == nullptr && format.strict && marks && HasCompanions(format, path)) {
     return Invalid(name_, ": weight ", Quoted(path), ": got codes of format ", format.name,
-                   ", expected none: by the settings it is not quantised");
+                   ", but the settings say that it is not quantised");
   }
   if (rule == nullptr || rule->format != &format) return absl::OkStatus();
   if (suffix != format.suffixes.front()) {

@@ -9,7 +9,6 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "kernels/base/status.h"
 
 namespace awqd::model {
 namespace {
@@ -101,6 +100,15 @@ absl::Status File::CheckUnchanged() const {
 
 std::string File::shown_name() const { return absl::CHexEscape(name_); }
 
+absl::Status TensorFile::Read(const TensorInfo& tensor, absl::Span<uint8_t> out,
+                              const std::atomic<bool>* cancelled) const {
+  if (static_cast<int64_t>(out.size()) != tensor.bytes()) {
+    return absl::InternalError(absl::StrCat(file_.shown_name(), ": got a buffer of ", out.size(),
+                                            " bytes, expected ", tensor.bytes()));
+  }
+  return file_.ReadAt(data_offset_ + tensor.begin, out, cancelled);
+}
+
 absl::Status CheckCancelled(const std::atomic<bool>* cancelled) {
   if (cancelled == nullptr || !*cancelled) return absl::OkStatus();
   return absl::UnavailableError("loading the model was cancelled, the server is shutting down");
@@ -109,21 +117,6 @@ absl::Status CheckCancelled(const std::atomic<bool>* cancelled) {
 absl::Status FromSystem(int error, absl::string_view what) {
   const absl::Status status = absl::ErrnoToStatus(error, what);
   return absl::IsUnknown(status) ? absl::InternalError(status.message()) : status;
-}
-
-std::string Quoted(absl::string_view text, size_t max_bytes) {
-  const bool cut = text.size() > max_bytes;
-  return absl::StrCat("\"", absl::CHexEscape(text.substr(0, max_bytes)), cut ? "...\"" : "\"");
-}
-
-absl::string_view ClipUtf8(absl::string_view text, size_t limit) {
-  if (text.size() <= limit) return text;
-  while (limit > 0 && (static_cast<unsigned char>(text[limit]) & 0xc0) == 0x80) --limit;
-  return text.substr(0, limit);
-}
-
-absl::Status Prefixed(absl::string_view prefix, const absl::Status& status) {
-  return absl::Status(status.code(), absl::StrCat(prefix, ": ", status.message()));
 }
 
 }  // namespace awqd::model

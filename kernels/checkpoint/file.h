@@ -1,19 +1,23 @@
-// File: a regular file open for reading, that notices when it changes under the reader.
+// File: a regular file open for reading that notices when it changes; TensorFile: its tensors.
 #pragma once
 
 #include <sys/stat.h>
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "kernels/base/unique_fd.h"
+#include "kernels/base/status.h"
+#include "kernels/base/text.h"
 
 namespace awqd::model {
 
@@ -71,11 +75,53 @@ class File {
   struct stat stat_ = {};
 };
 
-// INVALID_ARGUMENT, its message put together as by absl::StrCat.
-template <typename... Parts>
-absl::Status Invalid(const Parts&... parts) {
-  return absl::InvalidArgumentError(absl::StrCat(parts...));
-}
+// Files by their paths beneath a root.
+class FileSource {
+ public:
+  virtual ~FileSource() = default;
+
+  // A regular file. `relative` is a path of plain components ("model/config.json"). NOT_FOUND,
+  // PERMISSION_DENIED, INVALID_ARGUMENT for a special file or a way out of the root, UNAVAILABLE
+  // while another process has a lease on it. Never waits for another process.
+  virtual absl::StatusOr<File> OpenFile(absl::string_view relative) const = 0;
+
+  // Names in the directory `relative` ("." for the root itself), sorted, without "." and "..". All
+  // of them, or an error.
+  virtual absl::StatusOr<std::vector<std::string>> ListDirectory(
+      absl::string_view relative) const = 0;
+};
+
+struct TensorInfo {
+  std::string dtype;           // safetensors spelling; of GGUF's blocks "Q4_0", ...
+  std::vector<int64_t> shape;  // row-major, in elements
+  int64_t begin = 0;           // bytes from the first byte of data
+  int64_t end = 0;
+
+  int64_t bytes() const { return end - begin; }
+};
+
+using TensorMap = std::map<std::string, TensorInfo, std::less<>>;
+
+// Const members may be called from any thread.
+class TensorFile {
+ public:
+  // Every tensor lies within the file; data begins at byte `data_offset`.
+  TensorFile(File file, int64_t data_offset, TensorMap tensors)
+      : file_(std::move(file)), data_offset_(data_offset), tensors_(std::move(tensors)) {}
+
+  const File& file() const { return file_; }
+  const TensorMap& tensors() const { return tensors_; }
+  int64_t header_bytes() const { return data_offset_; }  // all before the data
+
+  // Fills `out`, which has tensor.bytes() bytes. Tensors need not be aligned in the file.
+  absl::Status Read(const TensorInfo& tensor, absl::Span<uint8_t> out,
+                    const std::atomic<bool>* cancelled = nullptr) const;
+
+ private:
+  File file_;
+  int64_t data_offset_;
+  TensorMap tensors_;
+};
 
 // UNAVAILABLE once `cancelled` is true; null: never. Every loop over something that a file chose in
 // size asks, which costs a load from memory.
@@ -84,15 +130,5 @@ absl::Status CheckCancelled(const std::atomic<bool>* cancelled);
 // A system call's error as a status: absl::ErrnoToStatus, but INTERNAL for what it has no code for,
 // a disk that fails (EIO) above all. `what` names the file and the call.
 absl::Status FromSystem(int error, absl::string_view what);
-
-// Text taken from a file or a client, made safe for one line of a message: escaped, at most
-// `max_bytes` of it.
-std::string Quoted(absl::string_view text, size_t max_bytes = 128);
-
-// The longest prefix of at most `limit` bytes that ends between two UTF-8 characters.
-absl::string_view ClipUtf8(absl::string_view text, size_t limit);
-
-// The status with "<prefix>: " before its message.
-absl::Status Prefixed(absl::string_view prefix, const absl::Status& status);
 
 }  // namespace awqd::model

@@ -3,15 +3,19 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <optional>
 #include <tuple>
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 #include "kernels/base/math.h"
 #include "kernels/base/status.h"
+#include "kernels/checkpoint/experts.h"
 #include "kernels/checkpoint/gguf_input.h"
 
 namespace awqd::model {
@@ -92,7 +96,7 @@ absl::Status ReadCounts(GgufInput* in, const GgufLimits& limits, Header* out) {
 }
 
 absl::Status ReadAlignment(GgufInput* in, uint32_t type, Header* out) {
-  if (out->alignment != 0) return absl::InvalidArgumentError("got it twice, expected it once");
+  if (out->alignment != 0) return absl::InvalidArgumentError("occurs twice");
   if (type != kGgufUint32)
     return Invalid("got type ", type, ", expected ", kGgufUint32, " (UINT32)");
   AWQD_ASSIGN_OR_RETURN(out->alignment, in->Number<uint32_t>("value"));
@@ -106,7 +110,7 @@ absl::Status ReadAlignment(GgufInput* in, uint32_t type, Header* out) {
 }
 
 absl::Status ReadArchitecture(GgufInput* in, uint32_t type, Header* out) {
-  if (out->architecture) return absl::InvalidArgumentError("got it twice, expected it once");
+  if (out->architecture) return absl::InvalidArgumentError("occurs twice");
   if (type != kGgufString)
     return Invalid("got type ", type, ", expected ", kGgufString, " (STRING)");
   AWQD_ASSIGN_OR_RETURN(out->architecture, in->Text(kMaxArchitectureBytes, "value"));
@@ -202,7 +206,7 @@ absl::StatusOr<TensorMap> ReadTensors(GgufInput* in, const GgufLimits& limits, c
     const absl::Status status = ReadTensor(in, limits, alignment, &info);
     if (!status.ok()) return BadTensor(name, status.message());
     const auto [it, fresh] = out.emplace(std::move(name), std::move(info));
-    if (!fresh) return BadTensor(it->first, "got it twice, expected each name once");
+    if (!fresh) return BadTensor(it->first, "occurs twice");
   }
   return out;
 }
@@ -255,6 +259,30 @@ absl::StatusOr<Contents> ReadContents(const File& file, const GgufLimits& limits
   return out;
 }
 
+// --- Which tensors are quantised linears ---
+
+constexpr absl::string_view kPlainTypes[] = {"F16", "BF16", "F32", "F64",
+                                             "I8",  "I16",  "I32", "I64"};
+
+// Tensors of one type: how many, and the first of them.
+struct Some {
+  int count = 0;
+  absl::string_view first;
+};
+using ByType = std::map<std::string, Some>;
+
+std::string Listed(const ByType& types, bool with_names) {
+  return absl::StrJoin(types, ", ", [&](std::string* out, const auto& entry) {
+    absl::StrAppend(out, entry.second.count, " of ", entry.first);
+    if (with_names) absl::StrAppend(out, " (", Quoted(entry.second.first), ")");
+  });
+}
+
+// Whether a tensor of blocks is a linear [N, K], or all experts [E, N, K] of one.
+bool IsLinear(absl::string_view path, const TensorInfo& tensor) {
+  return tensor.shape.size() == 2 || (tensor.shape.size() == 3 && IsPathOfAllExperts(path));
+}
+
 }  // namespace
 
 absl::StatusOr<GgufFile> OpenGguf(File file, const GgufLimits& limits) {
@@ -262,6 +290,32 @@ absl::StatusOr<GgufFile> OpenGguf(File file, const GgufLimits& limits) {
   if (!contents.ok()) return Prefixed(file.shown_name(), contents.status());
   return GgufFile{TensorFile(std::move(file), contents->data_offset, std::move(contents->tensors)),
                   contents->header.architecture.value_or("")};
+}
+
+FoundFormat FormatOfGguf(const GgufFile& file) {
+  FoundFormat out = {.format = &kGgufFormat, .quant_method = std::string(kGgufFormat.quant_method)};
+  out.config.rules = {{.targets = {{}}, .settings = {}, .format = &kGgufFormat}};
+  ByType plain, unread, other;
+  for (const auto& [name, tensor] : file.tensors.tensors()) {
+    absl::string_view path = name;
+    const bool weight = absl::ConsumeSuffix(&path, ".weight");
+    const bool read = absl::c_linear_search(kGgufFormat.code_dtypes, tensor.dtype);
+    if (read && weight && IsLinear(path, tensor)) continue;
+    if (read && weight) {
+      out.config.left_out.push_back({ModulePattern::Kind::kExact, std::string(path)});
+    }
+    ByType& types = read                                               ? other
+                    : absl::c_linear_search(kPlainTypes, tensor.dtype) ? plain
+                                                                       : unread;
+    Some& some = types[tensor.dtype];
+    if (some.count++ == 0) some.first = name;
+  }
+  std::vector<std::string> parts = {absl::StrCat("GGUF of ", Quoted(file.architecture))};
+  if (!plain.empty()) parts.push_back(absl::StrCat("not quantised: ", Listed(plain, false)));
+  if (!unread.empty()) parts.push_back(absl::StrCat("not readable: ", Listed(unread, true)));
+  if (!other.empty()) parts.push_back(absl::StrCat("no linears: ", Listed(other, true)));
+  out.config.note = absl::StrJoin(parts, "; ");
+  return out;
 }
 
 }  // namespace awqd::model

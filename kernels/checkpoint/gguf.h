@@ -7,7 +7,8 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "kernels/checkpoint/tensor_file.h"
+#include "kernels/checkpoint/file.h"
+#include "kernels/formats/format.h"
 
 namespace awqd::model {
 
@@ -35,5 +36,10 @@ struct GgufFile {
 // Reads and checks all that stands before the data. INVALID_ARGUMENT naming the file and the key,
 // or the tensor and what is wrong with it; README.md lists the rules.
 absl::StatusOr<GgufFile> OpenGguf(File file, const GgufLimits& limits = {});
+
+// Format "gguf" for every linear of the file. A tensor of blocks that is neither a linear nor all
+// experts of one is left out; the note tells of it, of tensors that are not quantised, and of types
+// that are not read.
+FoundFormat FormatOfGguf(const GgufFile& file);
 
 }  // namespace awqd::model

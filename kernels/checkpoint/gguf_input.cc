@@ -27,7 +27,7 @@ absl::Status GgufInput::TooShort(absl::string_view what, uint64_t bytes) const {
       end_ < file_.size() ? " (too much before the data)" : " (the rest of the file; truncated?)");
 }
 
-absl::Status GgufInput::Take(uint8_t* to, int64_t bytes, absl::string_view what) {
+absl::Status GgufInput::ReadBytes(uint8_t* to, int64_t bytes, absl::string_view what) {
   if (bytes > left()) return TooShort(what, static_cast<uint64_t>(bytes));
   while (bytes > 0) {
     const int64_t buffered = buffer_at_ + static_cast<int64_t>(buffer_.size());
@@ -60,7 +60,7 @@ absl::StatusOr<std::string> GgufInput::Text(uint64_t most, absl::string_view wha
   }
   std::string out(length, '\0');
   AWQD_RETURN_IF_ERROR(
-      Take(reinterpret_cast<uint8_t*>(out.data()), static_cast<int64_t>(length), what));
+      ReadBytes(reinterpret_cast<uint8_t*>(out.data()), static_cast<int64_t>(length), what));
   return out;
 }
 
@@ -74,7 +74,7 @@ absl::Status GgufInput::SkipValue(uint32_t type, int depth) {
 
 absl::Status GgufInput::SkipArray(int depth) {
   if (depth > max_array_depth_) {
-    return Invalid("got arrays nested deeper than ", max_array_depth_, ", expected at most that");
+    return Invalid("got arrays nested deeper than ", max_array_depth_, ", the limit");
   }
   AWQD_ASSIGN_OR_RETURN(const uint32_t type, Number<uint32_t>("type of an array"));
   AWQD_ASSIGN_OR_RETURN(const uint64_t count, Number<uint64_t>("count of an array"));
@@ -88,26 +88,6 @@ absl::Status GgufInput::SkipArray(int depth) {
   if (kValueBytes[type] != 0) return Skip(count * kValueBytes[type], "array");
   for (uint64_t i = 0; i < count; ++i) AWQD_RETURN_IF_ERROR(SkipValue(type, depth));
   return absl::OkStatus();
-}
-
-bool IsUtf8(absl::string_view text) {
-  for (size_t i = 0; i < text.size();) {
-    const auto byte = [&](size_t at) { return static_cast<unsigned char>(text[at]); };
-    const unsigned char first = byte(i);
-    const size_t more = first < 0x80 ? 0 : first >> 5 == 6 ? 1 : first >> 4 == 14 ? 2 : 3;
-    if (first == 0 || (first & 0xc0) == 0x80 || first >= 0xf8 || more >= text.size() - i) {
-      return false;
-    }
-    uint32_t code = more == 0 ? first : first & (0x3fu >> more);
-    for (size_t j = 1; j <= more; ++j) {
-      if ((byte(i + j) & 0xc0) != 0x80) return false;
-      code = code << 6 | (byte(i + j) & 0x3fu);
-    }
-    constexpr uint32_t kLeast[] = {0, 0x80, 0x800, 0x10000};
-    if (code < kLeast[more] || code > 0x10ffff || (code >= 0xd800 && code < 0xe000)) return false;
-    i += more + 1;
-  }
-  return true;
 }
 
 }  // namespace awqd::model

@@ -30,7 +30,7 @@ class GgufInput {
   template <typename T>
   absl::StatusOr<T> Number(absl::string_view what) {
     uint8_t raw[sizeof(T)];
-    if (absl::Status status = Take(raw, sizeof(T), what); !status.ok()) return status;
+    if (absl::Status status = ReadBytes(raw, sizeof(T), what); !status.ok()) return status;
     T out = 0;
     std::memcpy(&out, raw, sizeof(T));
     return out;
@@ -41,7 +41,7 @@ class GgufInput {
   absl::Status SkipValue(uint32_t type) { return SkipValue(type, 0); }
 
  private:
-  absl::Status Take(uint8_t* to, int64_t bytes, absl::string_view what);
+  absl::Status ReadBytes(uint8_t* to, int64_t bytes, absl::string_view what);
   absl::Status Skip(uint64_t bytes, absl::string_view what);
   absl::Status SkipValue(uint32_t type, int depth);
   absl::Status SkipArray(int depth);
@@ -54,8 +54,5 @@ class GgufInput {
   std::vector<uint8_t> buffer_;  // bytes of the file from buffer_at_ on
   int64_t buffer_at_ = 0;
 };
-
-// UTF-8 without NUL bytes, overlong forms and surrogates.
-bool IsUtf8(absl::string_view text);
 
 }  // namespace awqd::model

@@ -55,7 +55,7 @@ class JsonText {
     ++at_;
     if (token_bytes_ <= kMaxTokenBytes) return;
     End(Invalid("got a string or a number of more than ", kMaxTokenBytes, " bytes in JSON at byte ",
-                before_ + static_cast<int64_t>(at_), ", expected at most that"));
+                before_ + static_cast<int64_t>(at_), ", the limit"));
   }
 
  private:
@@ -133,8 +133,7 @@ bool JsonEvents::Keep(absl::Status status) {
 
 bool JsonEvents::Enter() {
   if (++depth_ <= max_depth_) return true;
-  return Keep(
-      Invalid("got JSON nested deeper than ", max_depth_, " levels, expected at most that"));
+  return Keep(Invalid("got JSON nested deeper than ", max_depth_, " levels, the limit"));
 }
 
 bool JsonEvents::start_object(size_t) {
@@ -145,7 +144,7 @@ bool JsonEvents::start_object(size_t) {
 
 absl::StatusOr<bool> JsonEvents::IsNewKey(const std::string& key) {
   if (++open_keys_ > kMaxOpenKeys) {
-    return Invalid("got more than ", kMaxOpenKeys, " keys in JSON objects, expected at most that");
+    return Invalid("got more than ", kMaxOpenKeys, " keys in JSON objects, the limit");
   }
   return keys_.back().insert(key).second;
 }

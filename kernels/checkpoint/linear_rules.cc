@@ -47,7 +47,7 @@ class LinearRules::Compiler {
   Compiler(std::vector<Expressions>* out, const std::atomic<bool>* cancelled)
       : out_(*out), cancelled_(cancelled) {}
 
-  absl::Status Add(const std::string& text, int rank) {
+  absl::Status AddExpression(const std::string& text, int rank) {
     AWQD_RETURN_IF_ERROR(CheckCancelled(cancelled_));
     if (text.size() > kMaxRegexBytes) {
       return Invalid("pattern of modules: got ", text.size(),
@@ -55,13 +55,13 @@ class LinearRules::Compiler {
     }
     if (++regexes_ > kMaxRegexes) {
       return Invalid("patterns of modules: got more than ", kMaxRegexes,
-                     " regular expressions, expected at most that in all lists together");
+                     " regular expressions, the limit of all lists together");
     }
     AWQD_ASSIGN_OR_RETURN(const int64_t size, SizeOf(text));
     instructions_ += size;
     if (instructions_ > kMaxInstructions) {
       return Invalid("patterns of modules: got regular expressions of more than ", kMaxInstructions,
-                     " instructions of RE2, expected at most that in all lists together "
+                     " instructions of RE2, the limit of all lists together "
                      "(fewer or simpler ones)");
     }
     if (open_size_ + size > kSetInstructions) AWQD_RETURN_IF_ERROR(Finish());
@@ -107,8 +107,8 @@ class LinearRules::Compiler {
   int64_t open_size_ = 0;
 };
 
-absl::Status LinearRules::Add(const std::vector<ModulePattern>& patterns, int rank,
-                              Compiler* compiler) {
+absl::Status LinearRules::AddPatterns(const std::vector<ModulePattern>& patterns, int rank,
+                                      Compiler* compiler) {
   for (const ModulePattern& pattern : patterns) {
     switch (pattern.kind) {
       case ModulePattern::Kind::kEvery:
@@ -121,7 +121,7 @@ absl::Status LinearRules::Add(const std::vector<ModulePattern>& patterns, int ra
         contained_.emplace_back(pattern.text, rank);
         break;
       case ModulePattern::Kind::kRegex:
-        AWQD_RETURN_IF_ERROR(compiler->Add(pattern.text, rank));
+        AWQD_RETURN_IF_ERROR(compiler->AddExpression(pattern.text, rank));
         break;
     }
   }
@@ -133,11 +133,12 @@ absl::StatusOr<LinearRules> LinearRules::Make(const QuantConfig& config,
   LinearRules out;
   out.every_ = kNone;
   Compiler compiler(&out.expressions_, cancelled);
-  AWQD_RETURN_IF_ERROR(out.Add(config.left_out, 0, &compiler));
+  AWQD_RETURN_IF_ERROR(out.AddPatterns(config.left_out, 0, &compiler));
   for (const LinearRule& rule : config.rules) {
     out.rules_.push_back(
         std::make_unique<const LinearRule>(LinearRule{{}, rule.settings, rule.format}));
-    AWQD_RETURN_IF_ERROR(out.Add(rule.targets, static_cast<int>(out.rules_.size()), &compiler));
+    AWQD_RETURN_IF_ERROR(
+        out.AddPatterns(rule.targets, static_cast<int>(out.rules_.size()), &compiler));
   }
   AWQD_RETURN_IF_ERROR(compiler.Finish());
   return out;

@@ -41,7 +41,8 @@ class LinearRules {
   };
   class Compiler;
 
-  absl::Status Add(const std::vector<ModulePattern>& patterns, int rank, Compiler* compiler);
+  absl::Status AddPatterns(const std::vector<ModulePattern>& patterns, int rank,
+                           Compiler* compiler);
 
   std::vector<std::unique_ptr<const LinearRule>> rules_;  // stay where they are when this moves
   int every_ = 0;                                         // the rank of "every module"

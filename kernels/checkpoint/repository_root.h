@@ -7,7 +7,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "kernels/checkpoint/file.h"
-#include "kernels/checkpoint/file_source.h"
 
 namespace awqd::model {
 

@@ -98,7 +98,7 @@ class HeaderEvents final : public JsonEvents {
   explicit HeaderEvents(const SafetensorsLimits& limits)
       : JsonEvents(kMaxDepth, limits.cancelled), limits_(limits) {}
 
-  TensorMap Take() { return std::move(tensors_); }
+  TensorMap ReleaseTensors() { return std::move(tensors_); }
 
   absl::Status StartObject() override {
     if (where_ == Where::kOutside) {
@@ -195,7 +195,7 @@ class HeaderEvents final : public JsonEvents {
                                           limits_.max_name_bytes));
     }
     if (static_cast<int64_t>(tensors_.size()) >= limits_.max_tensors) {
-      return Invalid("got more than ", limits_.max_tensors, " tensors, expected at most that",
+      return Invalid("got more than ", limits_.max_tensors, " tensors, the limit",
                      limits_.max_tensors < SafetensorsLimits().max_tensors
                          ? " beside those of the model's other files"
                          : "");
@@ -210,8 +210,8 @@ class HeaderEvents final : public JsonEvents {
       return BadTensor(name_, absl::StrCat(field_, ": expected whole numbers from 0 to 2^63 - 1"));
     }
     if (numbers_.size() == limits_.max_rank) {
-      return BadTensor(name_, absl::StrCat(field_, ": got more than ", limits_.max_rank,
-                                           " numbers, expected at most that"));
+      return BadTensor(
+          name_, absl::StrCat(field_, ": got more than ", limits_.max_rank, " numbers, the limit"));
     }
     numbers_.push_back(static_cast<int64_t>(*number));
     return absl::OkStatus();
@@ -279,7 +279,7 @@ absl::StatusOr<TensorMap> ParseSafetensorsHeader(absl::string_view header, int64
   if (absl::Status status = ParseJson(header, &events); !status.ok()) {
     return Prefixed("header", status);
   }
-  TensorMap tensors = events.Take();
+  TensorMap tensors = events.ReleaseTensors();
   AWQD_RETURN_IF_ERROR(CheckCover(tensors, data_bytes));
   return tensors;
 }

@@ -6,7 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "kernels/checkpoint/tensor_file.h"
+#include "kernels/checkpoint/file.h"
 
 namespace awqd::model {
 

@@ -76,8 +76,7 @@ class IndexEvents final : public JsonEvents {
                      " bytes, expected at most ", kLimits.max_name_bytes);
     }
     if (static_cast<int64_t>(index_.size()) == kLimits.max_tensors) {
-      return Invalid(kWeightMap, ": got more than ", kLimits.max_tensors,
-                     " tensors, expected at most that");
+      return Invalid(kWeightMap, ": got more than ", kLimits.max_tensors, " tensors, the limit");
     }
     return index_.AddTensor(key);
   }

@@ -14,9 +14,9 @@
 #include <string>
 #include <utility>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status.h"
+#include "kernels/base/text.h"
 #include "kernels/formats/format.h"
 #include "kernels/formats/gptq_linear.h"
 
@@ -26,10 +26,6 @@ namespace {
 constexpr absl::string_view kSettings[] = {"bits", "group_size", "packing_format", "sym"};
 
 enum class Packing { kGptqLessOne, kGptq, kAwq };
-
-std::string Shown(absl::string_view word) {
-  return absl::StrCat("\"", absl::CHexEscape(word.substr(0, 64)), "\"");
-}
 
 absl::StatusOr<Packing> ReadPacking(const Setting& object) {
   AWQD_ASSIGN_OR_RETURN(const std::string packing, ReadWord(object, "packing_format"));
@@ -43,7 +39,7 @@ absl::StatusOr<Packing> ReadPacking(const Setting& object) {
                                     ? " (\"auto_round:llm_compressor\" holds FP4 and FP8 codes)"
                                     : "";
   return UnreadSetting(
-      "packing_format", Shown(packing),
+      "packing_format", Quoted(packing, 64),
       absl::StrCat("\"auto_round:auto_gptq\", \"auto_round\", \"auto_round:gptqmodel\" or "
                    "\"auto_round:auto_awq\"",
                    why));
@@ -80,7 +76,7 @@ absl::StatusOr<Settings> ReadSettings(const Setting& object) {
 absl::Status CheckTypes(const Setting& object) {
   AWQD_ASSIGN_OR_RETURN(const std::string type, ReadWord(object, "data_type"));
   if (!type.empty() && type != "int" && type != "int_sym" && type != "int_asym") {
-    return UnreadSetting("data_type", Shown(type), "\"int\"");
+    return UnreadSetting("data_type", Quoted(type, 64), "\"int\"");
   }
   AWQD_ASSIGN_OR_RETURN(const auto activations, ReadInteger(object, "act_bits", 1, 64));
   if (activations.value_or(16) < 16) {
@@ -143,13 +139,13 @@ absl::Status ReadExtra(const Setting& extra, const Setting& all, QuantConfig* ou
     for (const auto& [name, entry] : MembersInOrder(extra)) {
       if (IsRegex(name) != regexes) continue;
       if (entry->kind != Setting::Kind::kObject) {
-        return BadSetting(absl::StrCat("extra_config.", Shown(name)), *entry, "an object");
+        return BadSetting(absl::StrCat("extra_config.", Quoted(name, 64)), *entry, "an object");
       }
       absl::Status status = ReadEntry(name, *entry, all, &of_paths, out);
       if (status.ok()) status = CheckRules(of_paths.size() + out->rules.size());
       if (status.ok()) continue;
       return absl::Status(status.code(),
-                          absl::StrCat("extra_config.", Shown(name), ".", status.message()));
+                          absl::StrCat("extra_config.", Quoted(name, 64), ".", status.message()));
     }
     for (auto& [key, rule] : of_paths) out->rules.push_back(std::move(rule));
     of_paths.clear();

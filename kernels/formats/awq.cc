@@ -1,7 +1,7 @@
 // Format "awq": AutoAWQ's version gemm, which GPTQModel writes too.
 //
-//   qweight I32 [K, words of N]            W[k, n] = (q - z) * scales[k / g, n]
-//   qzeros I32 [K/g, words of N], optional where zero_point is false: z = 2^(bits-1)
+//   qweight I32 [K, N*bits/32]             W[k, n] = (q - z) * scales[k / g, n]
+//   qzeros I32 [K/g, N*bits/32], optional where zero_point is false: z = 2^(bits-1)
 //   scales F16 or BF16 [K/g, N]
 //   bias [N], optional
 //
@@ -110,11 +110,11 @@ absl::Status DecodeZeros(const AwqLinear& settings, const LinearTensors& tensors
   const TensorView* qzeros = FindTensor(tensors, "qzeros");
   if (qzeros == nullptr) {
     return SetAwqZerosWithout(settings, "qzeros",
-                              "I32 [K/group_size, words of N], or zero_point false", out);
+                              "I32 [K/group_size, N*bits/32], or zero_point false", out);
   }
   AWQD_RETURN_IF_ERROR(CheckTensor("qzeros", *qzeros, {"I32"}, 2));
-  AWQD_RETURN_IF_ERROR(
-      CheckShape("qzeros", *qzeros, {groups, words}, "[K/group_size, words of N]"));
+  AWQD_RETURN_IF_ERROR(CheckShape("qzeros", *qzeros, {groups, words},
+                                  ExplainWords("qzeros", out->n, settings.bits, qzeros->shape[1])));
   return SetAwqZeros(
       settings, "qzeros",
       settings.bits == 4 ? DecodeZeros(qzeros->bytes) : Unpack(*qzeros, out->n, settings.bits),
@@ -125,7 +125,7 @@ absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& te
   const absl::StatusOr<AwqLinear> settings = ReadAwqLinear(object, kVersion);
   if (!settings.ok()) return absl::InvalidArgumentError(settings.status().message());
   AWQD_ASSIGN_OR_RETURN(const TensorView* qweight,
-                        NeedTensor(tensors, "qweight", "I32 [K, words of N]"));
+                        NeedTensor(tensors, "qweight", "I32 [K, N*bits/32]"));
   AWQD_ASSIGN_OR_RETURN(const TensorView* scales,
                         NeedTensor(tensors, "scales", "F16 or BF16 [K/group_size, N]"));
   AWQD_RETURN_IF_ERROR(CheckTensor("qweight", *qweight, {"I32"}, 2));
@@ -142,8 +142,8 @@ absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& te
   }
   AWQD_RETURN_IF_ERROR(
       CheckShape("qweight", *qweight, {out.k, words},
-                 absl::StrCat("[K, words of N] for N = ", out.n,
-                              " of tensor \"scales\" and codes of ", bits, " bits")));
+                 absl::StrCat("N = ", out.n, " of tensor \"scales\"; ",
+                              ExplainWords("qweight", out.n, bits, qweight->shape[1]))));
   AWQD_ASSIGN_OR_RETURN(const int64_t rows,
                         GroupRows(settings->group_size, out.k, groups, "scales", false));
   out.description = Asymmetric(bits, BlockRows(rows, out.k), type);

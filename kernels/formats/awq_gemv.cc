@@ -30,13 +30,14 @@ absl::Status DecodeZeros(const AwqLinear& settings, const LinearTensors& tensors
                          const PaddedGroups& groups, HostWeight* out) {
   const TensorView* const qzeros = FindTensor(tensors, "qzeros");
   if (qzeros == nullptr) {
-    return SetAwqZerosWithout(settings, "qzeros", "I32 [N, words of groups], or zero_point false",
+    return SetAwqZerosWithout(settings, "qzeros", "I32 [N, padded groups/8], or zero_point false",
                               out);
   }
   const int64_t words = groups.padded / kInWord;
   AWQD_RETURN_IF_ERROR(CheckTensor("qzeros", *qzeros, {"I32"}, 2));
-  AWQD_RETURN_IF_ERROR(CheckShape("qzeros", *qzeros, {out->n, words},
-                                  absl::StrCat("[N, words of ", groups.groups, " groups]")));
+  AWQD_RETURN_IF_ERROR(
+      CheckShape("qzeros", *qzeros, {out->n, words},
+                 absl::StrCat("N rows of ", groups.groups, " groups, padded, 8 to a word")));
   std::vector<uint8_t> zeros(groups.groups * out->n);
   for (int64_t group = 0; group < groups.groups; ++group) {
     for (int64_t col = 0; col < out->n; ++col) {
@@ -65,7 +66,7 @@ absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& te
       absl::StrCat("[N, padded groups] for \"qweight\" [N, K/8] and groups of ", groups.rows)));
   out.description = Asymmetric(4, BlockRows(groups.rows, out.k), type);
   AWQD_ASSIGN_OR_RETURN(
-      out.scales, TakeGroups(groups, out.n, Transposed(scales->bytes, out.n, groups.padded, 2)));
+      out.scales, UnpadGroups(groups, out.n, Transposed(scales->bytes, out.n, groups.padded, 2)));
   AWQD_RETURN_IF_ERROR(DecodeZeros(*settings, tensors, groups, &out));
   AWQD_ASSIGN_OR_RETURN(out.bias, DecodeBias(tensors, out.n));
   if (qweight->unread()) return out;

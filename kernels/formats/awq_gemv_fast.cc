@@ -164,7 +164,7 @@ absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& te
                      absl::StrCat(scales->dtype, ", as \"scales\""));
   }
   out.description = Asymmetric(4, BlockRows(groups.rows, out.k), type);
-  AWQD_ASSIGN_OR_RETURN(out.scales, TakeGroups(groups, out.n, scales->bytes));
+  AWQD_ASSIGN_OR_RETURN(out.scales, UnpadGroups(groups, out.n, scales->bytes));
   AWQD_RETURN_IF_ERROR(DecodeZeros(*settings, name, *zeros, type, &out));
   AWQD_ASSIGN_OR_RETURN(out.bias, DecodeBias(tensors, out.n));
   if (qweight->unread()) return out;

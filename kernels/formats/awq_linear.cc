@@ -7,19 +7,15 @@
 #include <utility>
 
 #include "absl/algorithm/container.h"
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/math.h"
 #include "kernels/base/status.h"
+#include "kernels/base/text.h"
 #include "kernels/formats/tensors.h"
 
 namespace awqd {
 namespace {
-
-std::string Shown(absl::string_view word) {
-  return absl::StrCat("\"", absl::CHexEscape(word.substr(0, 64)), "\"");
-}
 
 // GPTQModel writes the version as "format", or "checkpoint_format". llm-awq's is told by the
 // backend, whatever the version says.
@@ -31,7 +27,7 @@ absl::StatusOr<std::string> ReadVersion(const Setting& object) {
     AWQD_ASSIGN_OR_RETURN(const std::string version, ReadWord(object, name));
     if (version.empty()) continue;
     if (!out.empty() && version != out) {
-      return BadValue(name, Shown(version), absl::StrCat(name_of_out, "'s ", Shown(out)));
+      return BadValue(name, Quoted(version, 64), absl::StrCat(name_of_out, "'s ", Quoted(out, 64)));
     }
     out = version;
     name_of_out = std::string(name);
@@ -43,9 +39,9 @@ absl::Status CheckVersion(absl::string_view got, const AwqVersion& version) {
   if (absl::c_linear_search(version.names, got)) return absl::OkStatus();
   std::vector<std::string> expected;
   for (absl::string_view name : version.names) {
-    if (!name.empty()) expected.push_back(Shown(name));
+    if (!name.empty()) expected.push_back(Quoted(name, 64));
   }
-  return UnreadSetting("version", got.empty() ? "nothing" : Shown(got),
+  return UnreadSetting("version", got.empty() ? "nothing" : Quoted(got, 64),
                        absl::StrJoin(expected, " or "));
 }
 
@@ -143,8 +139,8 @@ absl::StatusOr<PaddedGroups> PadAwqGroups(const AwqLinear& settings, int64_t k) 
   return out;
 }
 
-absl::StatusOr<std::vector<uint8_t>> TakeGroups(const PaddedGroups& of, int64_t n,
-                                                absl::Span<const uint8_t> scales) {
+absl::StatusOr<std::vector<uint8_t>> UnpadGroups(const PaddedGroups& of, int64_t n,
+                                                 absl::Span<const uint8_t> scales) {
   for (int64_t group = 0; group < of.padded; ++group) {
     int64_t zeros = 0;
     while (zeros < n && IsZero(scales.data() + 2 * (group * n + zeros))) ++zeros;

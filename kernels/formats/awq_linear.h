@@ -57,7 +57,7 @@ absl::StatusOr<PaddedGroups> PadAwqGroups(const AwqLinear& settings, int64_t k);
 
 // Of scales FP16 or BF16 [padded, N] those of groups. The others have to be 0, and no group is 0 in
 // all columns, which tells a group_size that is another's.
-absl::StatusOr<std::vector<uint8_t>> TakeGroups(const PaddedGroups& of, int64_t n,
-                                                absl::Span<const uint8_t> scales);
+absl::StatusOr<std::vector<uint8_t>> UnpadGroups(const PaddedGroups& of, int64_t n,
+                                                 absl::Span<const uint8_t> scales);
 
 }  // namespace awqd

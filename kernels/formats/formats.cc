@@ -9,8 +9,7 @@ namespace awqd {
 absl::Status CheckRules(size_t rules) {
   constexpr size_t kMaxRules = 10'000;
   if (rules <= kMaxRules) return absl::OkStatus();
-  return BadValue("settings of their own", absl::StrCat("more than ", kMaxRules),
-                  "at most that among all linears");
+  return BadValue("groups of linears", absl::StrCat("more than ", kMaxRules), "fewer");
 }
 
 absl::StatusOr<QuantConfig> OneRule(const Setting& config, Setting settings) {

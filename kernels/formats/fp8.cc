@@ -12,10 +12,10 @@
 //    "modules_to_not_convert": ["lm_head"]}
 #include "kernels/formats/fp8.h"
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/math.h"
 #include "kernels/base/status.h"
+#include "kernels/base/text.h"
 #include "kernels/formats/codes.h"
 #include "kernels/formats/tensors.h"
 
@@ -54,8 +54,7 @@ absl::StatusOr<Setting> ReadBlockSize(const Setting& config) {
 absl::Status CheckWord(const Setting& config, absl::string_view name, absl::string_view expected) {
   AWQD_ASSIGN_OR_RETURN(const std::string got, ReadWord(config, name));
   if (got.empty() || got == expected) return absl::OkStatus();
-  return UnreadSetting(name, absl::StrCat("\"", absl::CHexEscape(got), "\""),
-                       absl::StrCat("\"", expected, "\""));
+  return UnreadSetting(name, Quoted(got), absl::StrCat("\"", expected, "\""));
 }
 
 absl::StatusOr<QuantConfig> Read(const Setting& config) {
@@ -140,6 +139,31 @@ absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& te
 }
 
 }  // namespace
+
+absl::StatusOr<HostWeight> DecodeE2m1(const E2m1Tensors& names, const LinearTensors& tensors) {
+  AWQD_ASSIGN_OR_RETURN(const TensorView* codes, NeedTensor(tensors, names.codes, "U8 [N, K/2]"));
+  AWQD_ASSIGN_OR_RETURN(const TensorView* scale,
+                        NeedTensor(tensors, names.scales,
+                                   absl::StrCat(names.scale == DType::kE4m3 ? "F8_E4M3" : "U8",
+                                                " [N, K/group_size]")));
+  AWQD_RETURN_IF_ERROR(CheckTensor(names.codes, *codes, {"U8"}, 2));
+  AWQD_RETURN_IF_ERROR(CheckByteScales(names.scales, *scale, names.scale, 2));
+  HostWeight out;
+  out.n = codes->shape[0];
+  out.k = codes->shape[1] * 2;  // as many bytes as the shape says: doubled it fits
+  const int64_t groups = scale->shape[1];
+  AWQD_ASSIGN_OR_RETURN(const int64_t rows,
+                        GroupRows(names.group_size, out.k, groups, names.scales, false));
+  AWQD_RETURN_IF_ERROR(CheckShape(names.scales, *scale, {out.n, groups}, "[N, K/group_size]"));
+  out.description = {.code = CodeKind::kE2m1,
+                     .block_rows = BlockRows(rows, out.k),
+                     .zero_kind = ZeroKind::kConstant,
+                     .scale_dtype = names.scale};
+  out.scales = Transposed(scale->bytes, out.n, groups, 1);
+  if (codes->unread()) return out;
+  out.codes = TransposedNibbles(codes->bytes, out.n, out.k, FirstNibble::kLow);
+  return out;
+}
 
 absl::StatusOr<HostWeight> DecodeFp8(const Fp8Scales& scales, const LinearTensors& tensors) {
   AWQD_ASSIGN_OR_RETURN(const TensorView* weight, NeedTensor(tensors, "weight", "F8_E4M3 [N, K]"));

@@ -1,4 +1,4 @@
-// FP8 codes and their scales, which the formats "fp8" and "modelopt" share.
+// FP8 and E2M1 codes with their scales, which several formats share.
 #pragma once
 
 #include <cstdint>
@@ -24,5 +24,16 @@ struct Fp8Scales {
 
 // The tensors "weight" E4M3 [N, K], `scales` and "bias". Every scale multiplies.
 absl::StatusOr<HostWeight> DecodeFp8(const Fp8Scales& scales, const LinearTensors& tensors);
+
+struct E2m1Tensors {
+  absl::string_view codes;     // U8 [N, K/2], even k in the low half of a byte
+  absl::string_view scales;    // one byte each, [N, K/group_size]
+  DType scale = DType::kE4m3;  // or kE8m0
+  int64_t group_size = 0;      // -1: all of K; 0: not said
+};
+
+// Codes, scales and their description, without what formats have besides. INVALID_ARGUMENT as
+// Format::decode has it. Sets no HostWeight::format.
+absl::StatusOr<HostWeight> DecodeE2m1(const E2m1Tensors& names, const LinearTensors& tensors);
 
 }  // namespace awqd

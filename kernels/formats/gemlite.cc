@@ -23,10 +23,10 @@
 #include <limits>
 
 #include "absl/algorithm/container.h"
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/math.h"
 #include "kernels/base/status.h"
+#include "kernels/base/text.h"
 #include "kernels/formats/codes.h"
 #include "kernels/formats/tensors.h"
 
@@ -55,7 +55,7 @@ struct Packing {
 
   int step() const { return 32 / bits; }
   // Index of its word and its lowest bit.
-  std::pair<int64_t, int> At(int64_t row, int64_t k) const {
+  std::pair<int64_t, int> PlaceOfCode(int64_t row, int64_t k) const {
     const int64_t flat = row * row_words * step() + k;
     return {flat / (kLanes * step()) * kLanes + flat % kLanes,
             32 - bits * static_cast<int>(1 + flat / kLanes % step())};
@@ -76,8 +76,7 @@ absl::StatusOr<bool> ReadScaleMode(const Setting& object) {
   AWQD_ASSIGN_OR_RETURN(const std::string mode, ReadWord(object, "scale_mode"));
   if (mode.empty() || mode == "divide") return true;
   if (mode == "multiply") return false;
-  return BadValue("scale_mode", absl::StrCat("\"", absl::CHexEscape(mode), "\""),
-                  "\"divide\" or \"multiply\"");
+  return BadValue("scale_mode", Quoted(mode), "\"divide\" or \"multiply\"");
 }
 
 absl::StatusOr<Settings> ReadSettings(const Setting& object) {
@@ -122,7 +121,7 @@ absl::Status ReadShape(const Settings& settings, const TensorView& words, HostWe
                      absl::StrCat("[", packing.words, "]: rows do not fill 32 words together"));
   }
   return CheckShape("qweight", words, {out->n, packing.row_words},
-                    "[N, words of a row], 32 / bits codes to a word");
+                    "N rows of words with 32 / bits codes each");
 }
 
 // Calls each(first, count, word, bit) for the stretches of codes [k, k + count) of a row whose
@@ -130,7 +129,7 @@ absl::Status ReadShape(const Settings& settings, const TensorView& words, HostWe
 template <typename Each>
 void ForEachStretch(const Packing& packing, int64_t row, int64_t k, int64_t count, Each each) {
   for (int64_t first = 0; first < count;) {
-    const auto [word, bit] = packing.At(row, k + first);
+    const auto [word, bit] = packing.PlaceOfCode(row, k + first);
     const int64_t stretch = std::min<int64_t>(count - first, kLanes - word % kLanes);
     each(first, stretch, word, bit);
     first += stretch;
@@ -204,7 +203,7 @@ struct Cells {
   std::vector<float> values;  // [groups, columns]
 
   bool one() const { return values.size() == 1; }
-  float At(int64_t group, int64_t col) const {
+  float CellAt(int64_t group, int64_t col) const {
     return values[(groups == 1 ? 0 : group) * columns + (columns == 1 ? 0 : col)];
   }
 };
@@ -271,7 +270,7 @@ void DecodeZeros(const Cells& cells, int64_t groups, int64_t columns, HostWeight
   out->zeros.resize(groups * columns * size);
   for (int64_t group = 0; group < groups; ++group) {
     for (int64_t col = 0; col < columns; ++col) {
-      const float zero = cells.At(group, col);
+      const float zero = cells.CellAt(group, col);
       const auto code = static_cast<uint8_t>(integers ? zero : 0);
       std::memcpy(out->zeros.data() + (group * columns + col) * size,
                   integers ? static_cast<const void*>(&code) : &zero, size);
@@ -318,7 +317,7 @@ absl::Status DecodeBlocks(const Settings& settings, const LinearTensors& tensors
 absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& tensors) {
   AWQD_ASSIGN_OR_RETURN(const Settings settings, ReadSettings(object));
   AWQD_ASSIGN_OR_RETURN(const TensorView* words,
-                        NeedTensor(tensors, "qweight", "I32 [N, words of a row]"));
+                        NeedTensor(tensors, "qweight", "I32 [N, K*bits/32]"));
   AWQD_RETURN_IF_ERROR(CheckTensor("qweight", *words, {"I32"}, words->shape.size() == 1 ? 1 : 2));
   HostWeight out;
   out.format = std::string(kGemliteFormat.name);

@@ -9,10 +9,10 @@
 // linears that are not quantised, "+:..." and others have settings of their own, of which the first
 // that matches counts.
 // Facts: GPTQModel 7.7.0, quantization/config.py, utils/planar_packing.py, utils/model_dequant.py.
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "kernels/base/status.h"
+#include "kernels/base/text.h"
 #include "kernels/formats/format.h"
 #include "kernels/formats/gptq_linear.h"
 
@@ -24,16 +24,13 @@ constexpr absl::string_view kSettings[] = {"bits", "checkpoint_format", "desc_ac
 // What an entry of `dynamic` may change.
 constexpr absl::string_view kOwn[] = {"bits", "desc_act", "group_size", "sym"};
 
-std::string Shown(absl::string_view word) {
-  return absl::StrCat("\"", absl::CHexEscape(word.substr(0, 64)), "\"");
-}
-
 // New writers have both names for the same.
 absl::StatusOr<std::string> ReadCheckpointFormat(const Setting& object) {
   AWQD_ASSIGN_OR_RETURN(const std::string name, ReadWord(object, "checkpoint_format"));
   AWQD_ASSIGN_OR_RETURN(const std::string other, ReadWord(object, "format"));
   if (!name.empty() && !other.empty() && name != other) {
-    return BadValue("format", Shown(other), absl::StrCat("checkpoint_format's ", Shown(name)));
+    return BadValue("format", Quoted(other, 64),
+                    absl::StrCat("checkpoint_format's ", Quoted(name, 64)));
   }
   AWQD_ASSIGN_OR_RETURN(const auto marlin, ReadBool(object, "is_marlin_format"));
   if (marlin.value_or(false)) return std::string("marlin");
@@ -61,7 +58,7 @@ absl::StatusOr<GptqLinear> ReadSettings(const Setting& object) {
   if (format != "gptq" && format != "gptq_v2" && format != "gptq_p") {
     const absl::string_view why =
         format == "marlin" ? " (\"marlin\" stores codes in a kernel's order)" : "";
-    return UnreadSetting("checkpoint_format", Shown(format),
+    return UnreadSetting("checkpoint_format", Quoted(format, 64),
                          absl::StrCat("\"gptq\", \"gptq_v2\" or \"gptq_p\"", why));
   }
   if (!bits) return BadValue("bits", "nothing", "2 to 8");
@@ -77,14 +74,14 @@ absl::StatusOr<GptqLinear> ReadSettings(const Setting& object) {
 
 absl::Status InEntry(absl::string_view pattern, const absl::Status& status) {
   return absl::Status(status.code(),
-                      absl::StrCat("dynamic.", Shown(pattern), ".", status.message()));
+                      absl::StrCat("dynamic.", Quoted(pattern, 64), ".", status.message()));
 }
 
 absl::Status ReadDynamic(const Setting& dynamic, const Setting& all, QuantConfig* out) {
   for (const auto& [pattern, entry] : MembersInOrder(dynamic)) {
     absl::string_view regex = pattern;
     if (entry->kind != Setting::Kind::kObject) {
-      return BadSetting(absl::StrCat("dynamic.", Shown(pattern)), *entry, "an object");
+      return BadSetting(absl::StrCat("dynamic.", Quoted(pattern, 64)), *entry, "an object");
     }
     // These come first in whatever order the file has them: its writer's reader sorts them so.
     if (absl::ConsumePrefix(&regex, "-:")) {
@@ -108,7 +105,7 @@ absl::StatusOr<QuantConfig> Read(const Setting& config) {
   AWQD_ASSIGN_OR_RETURN(const std::string format, ReadCheckpointFormat(config));
   AWQD_ASSIGN_OR_RETURN(const std::string words, ReadWord(config, "pack_dtype"));
   if (!words.empty() && words != "int32") {
-    return UnreadSetting("pack_dtype", Shown(words), "\"int32\"");
+    return UnreadSetting("pack_dtype", Quoted(words, 64), "\"int32\"");
   }
   if (settings.group_size == 0) {
     return BadValue("group_size", "nothing", "-1 (all of K) or at least 1");

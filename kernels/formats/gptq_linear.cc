@@ -52,7 +52,7 @@ absl::Status DecodeZeros(const GptqLinear& settings, const TensorView& qzeros, i
                          HostWeight* out) {
   const int bits = settings.bits, middle = 1 << (bits - 1), less = settings.zeros_less_one ? 1 : 0;
   AWQD_RETURN_IF_ERROR(CheckShape("qzeros", qzeros, {groups, WordsOfCodes(out->n, bits)},
-                                  absl::StrCat("[groups, words of N codes of ", bits, " bits]")));
+                                  ExplainWords("qzeros", out->n, bits, qzeros.shape[1])));
   out->zeros = UnpackGptqColumns(qzeros.bytes, groups, out->n, bits, settings.words, less);
   if (!settings.sym.value_or(false)) return absl::OkStatus();
   const auto other = absl::c_find_if(out->zeros, [&](uint8_t zero) { return zero != middle; });
@@ -72,9 +72,9 @@ absl::Status DecodeZeros(const GptqLinear& settings, const TensorView& qzeros, i
 absl::StatusOr<HostWeight> DecodeGptqLinear(const GptqLinear& settings,
                                             const LinearTensors& tensors) {
   AWQD_ASSIGN_OR_RETURN(const TensorView* qweight,
-                        NeedTensor(tensors, "qweight", "I32 [words of K, N]"));
+                        NeedTensor(tensors, "qweight", "I32 [K*bits/32, N]"));
   AWQD_ASSIGN_OR_RETURN(const TensorView* qzeros,
-                        NeedTensor(tensors, "qzeros", "I32 [groups, words of N]"));
+                        NeedTensor(tensors, "qzeros", "I32 [groups, N*bits/32]"));
   AWQD_ASSIGN_OR_RETURN(const TensorView* scales,
                         NeedTensor(tensors, "scales", "F16 or BF16 [groups, N]"));
   AWQD_RETURN_IF_ERROR(CheckTensor("qweight", *qweight, {"I32"}, 2));

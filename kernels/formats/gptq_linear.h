@@ -1,7 +1,7 @@
 // A linear in GPTQ's tensors, which several quantisers write with small differences:
 //
-//   qweight I32 [words of K, N]: codes along K     W[k, n] = (q - z) * scales[j, n], j = g_idx[k]
-//   qzeros I32 [G, words of N]: zero points along N
+//   qweight I32 [K*bits/32, N]: codes along K     W[k, n] = (q - z) * scales[j, n], j = g_idx[k]
+//   qzeros I32 [G, N*bits/32]: zero points along N
 //   scales F16 or BF16 [G, N]; the last group may be short
 //   g_idx I32 [K], optional: without it j = k / group_size
 //   bias [N], optional

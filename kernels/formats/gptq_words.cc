@@ -6,6 +6,7 @@
 #include <array>
 #include <cstring>
 
+#include "absl/strings/str_cat.h"
 #include "kernels/base/huge_pages.h"
 #include "kernels/base/math.h"
 #include "kernels/base/nibbles.h"
@@ -28,7 +29,7 @@ struct Pieces {
   std::array<Piece, 3> at;
   int count = 0;
 
-  void Add(int bit, int width, int to) {
+  void AddPiece(int bit, int width, int to) {
     at[count++] = {bit / 32, bit % 32, (1u << width) - 1, to};
   }
 };
@@ -36,8 +37,8 @@ struct Pieces {
 Pieces DensePieces(int code, int bits) {
   Pieces out;
   const int bit = code * bits, low = std::min(bits, 32 - bit % 32);
-  out.Add(bit, low, 0);
-  if (low < bits) out.Add(bit + low, bits - low, low);
+  out.AddPiece(bit, low, 0);
+  if (low < bits) out.AddPiece(bit + low, bits - low, low);
   return out;
 }
 
@@ -47,7 +48,7 @@ Pieces PlanePieces(int code, int bits) {
   for (const int width : {8, 4, 2, 1}) {
     if ((bits & width) == 0) continue;
     // The planes of 3 bits are 2 and 1 wide, those of 7 bits 4, 2 and 1: the bits of the number.
-    out.Add(kBlock * done + code * width, width, done);
+    out.AddPiece(kBlock * done + code * width, width, done);
     done += width;
   }
   return out;
@@ -159,6 +160,17 @@ void UnpackBlocks(const uint8_t* words, int64_t n, int bits, GptqWords order, in
 }
 
 }  // namespace
+
+std::string ExplainWords(absl::string_view tensor, int64_t count, int bits, int64_t words) {
+  std::string out = absl::StrCat(count, " codes of ", bits, " bits in 32-bit words");
+  for (int other = 2; other <= 8; ++other) {
+    if (other == bits || count * other != words * 32) continue;
+    absl::StrAppend(&out, "; ", tensor, " has the size of ", other,
+                    "-bit codes, but the settings say ", bits, " bits");
+    break;
+  }
+  return out;
+}
 
 std::vector<uint8_t> UnpackGptqRows(absl::Span<const uint8_t> words, int64_t k, int64_t n, int bits,
                                     GptqWords order, absl::Span<const int32_t> place) {

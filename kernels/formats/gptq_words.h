@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 
 namespace awqd {
@@ -16,6 +18,11 @@ enum class GptqWords : uint8_t {
 
 // Words that so many codes take.
 constexpr int64_t WordsOfCodes(int64_t count, int bits) { return (count * bits + 31) / 32; }
+
+// Explains for an error why `count` codes along one axis take WordsOfCodes(count, bits) words.
+// Names another width of 2 to 8 bits where its codes fill `words` exactly: "384 codes of 3 bits in
+// 32-bit words; qweight has the size of 4-bit codes, but the settings say 3 bits".
+std::string ExplainWords(absl::string_view tensor, int64_t count, int bits, int64_t words);
 
 // Words I32 [WordsOfCodes(k), n] -> HostWeight::codes. The row of in-feature i goes to place[i], or
 // stays where it is without `place`. k of kPlanes is a multiple of 32.

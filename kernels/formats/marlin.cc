@@ -12,10 +12,10 @@
 // modules/linear/marlin.py; AutoGPTQ, qlinear_marlin.py.
 #include <cstring>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/huge_pages.h"
 #include "kernels/base/status.h"
+#include "kernels/base/text.h"
 #include "kernels/formats/awq_linear.h"
 #include "kernels/formats/codes.h"
 #include "kernels/formats/format.h"
@@ -156,7 +156,7 @@ absl::Status CheckMarlin(const Setting& config) {
   for (absl::string_view name : {"checkpoint_format", "format"}) {
     AWQD_ASSIGN_OR_RETURN(const std::string format, ReadWord(config, name));
     if (format.empty()) continue;
-    const std::string shown = absl::StrCat("\"", absl::CHexEscape(format), "\"");
+    const std::string shown = Quoted(format);
     if (format != "marlin" && marlin) {
       return BadValue(name, shown, flag ? "\"marlin\", as is_marlin_format is true" : "\"marlin\"");
     }

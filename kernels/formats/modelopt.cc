@@ -24,8 +24,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/status.h"
+#include "kernels/base/text.h"
 #include "kernels/formats/codes.h"
-#include "kernels/formats/e2m1.h"
 #include "kernels/formats/format.h"
 #include "kernels/formats/fp8.h"
 #include "kernels/formats/tensors.h"
@@ -71,7 +71,7 @@ absl::StatusOr<Settings> ReadSettings(const Setting& object) {
       kAlgorithms, ", ",
       [](std::string* out, const Algorithm& known) { absl::StrAppend(out, known.name); });
   if (name.empty()) return BadValue("quant_algo", "nothing", absl::StrCat("one of ", expected));
-  return UnreadSetting("quant_algo", absl::StrCat("\"", absl::CHexEscape(name), "\""), expected);
+  return UnreadSetting("quant_algo", Quoted(name), expected);
 }
 
 // A path, or a wildcard over all of one: "*" stands for any characters, "?" for one.

@@ -60,8 +60,8 @@ void AddModelFlags(FlagTable& table, Options& options) {
       ->expected(1)
       ->take_all();
   table.Flag("keep_going", options.keep_going,
-             "Start with the models that can be loaded, were it none, and log why the others "
-             "cannot; for repositories that others fill.");
+             "Start even when models cannot be loaded, or none can: serve the others, and log why "
+             "these cannot be loaded.");
   AddUpkeepFlags(table, options);
   table.Group("Device");
   table.Add(

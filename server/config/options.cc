@@ -74,7 +74,7 @@ absl::Status CheckEnvironment(const CLI::App& app) {
     }
     const std::string meant = command_line::Nearest(name, known);
     return absl::InvalidArgumentError(
-        meant.empty() ? absl::StrCat("environment: ", name, ": no flag has that twin")
+        meant.empty() ? absl::StrCat("environment: ", name, " is not a setting of awqd")
                       : absl::StrCat("environment: ", name, ": did you mean ",
                                      absl::AsciiStrToUpper(meant), "?"));
   }
@@ -156,12 +156,12 @@ absl::Status Complete(Options& options) {
   AWQD_RETURN_IF_ERROR(CheckEachOnce(options.models));
   for (const std::string& name : options.pinned) {
     if (const absl::Status status = repository::CheckModelName(name); !status.ok()) {
-      return model::Prefixed("--pin", status);
+      return Prefixed("--pin", status);
     }
   }
   if (!options.metrics_address.empty()) {
     const absl::Status address = obs::CheckHttpAddress(options.metrics_address);
-    if (!address.ok()) return model::Prefixed("--metrics_address", address);
+    if (!address.ok()) return Prefixed("--metrics_address", address);
   }
   if (!options.trace.file.empty() && !options.trace.otlp_endpoint.empty()) {
     return absl::InvalidArgumentError(
@@ -170,14 +170,14 @@ absl::Status Complete(Options& options) {
   bool local = true;
   for (const std::string& text : options.rpc.transport.addresses) {
     const absl::StatusOr<transport::ListenAddress> address = transport::ParseListenAddress(text);
-    if (!address.ok()) return model::Prefixed("--address", address.status());
+    if (!address.ok()) return Prefixed("--address", address.status());
     local &= address->local();
   }
   AWQD_RETURN_IF_ERROR(security::Settle(&options.rpc.transport.security, local));
   AWQD_RETURN_IF_ERROR(
       security::CheckMetrics(options.rpc.transport.security, MetricsAreLocal(options)));
   const absl::Status prefix = services::CheckSharedMemoryPrefix(options.rpc.shared_memory.prefix);
-  if (!prefix.ok()) return model::Prefixed("--shared_memory_prefix", prefix);
+  if (!prefix.ok()) return Prefixed("--shared_memory_prefix", prefix);
   services::Options& rpc = options.rpc;
   transport::Options& transport = rpc.transport;
   if (transport.memory_quota_bytes == 0) {

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/status.h"
+#include "kernels/base/text.h"
 #include "kernels/kernels.h"
 #include "server/model/placed_weight.h"
 
@@ -163,9 +164,9 @@ std::string MemoryPlan::ToString() const {
   std::map<std::string, int64_t> by_name;
   for (const auto& [device, bytes] : weights) by_name[device->info().id] = bytes;
   const std::string on = absl::StrJoin(by_name, ", ", [](std::string* out, const auto& entry) {
-    absl::StrAppend(out, entry.second, " bytes on ", entry.first);
+    absl::StrAppend(out, FormatBytes(entry.second), " on ", entry.first);
   });
-  return absl::StrCat(on, ", ", working, " bytes of host memory beside them");
+  return absl::StrCat(on, " and ", FormatBytes(working), " of host memory while it loads");
 }
 
 absl::StatusOr<MemoryPlan> PlanLoad(const Checkpoint& checkpoint, const LoadTarget& target,

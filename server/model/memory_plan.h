@@ -30,7 +30,7 @@ struct MemoryPlan {
   int64_t host_peak = 0;  // host memory: `working`, and weights on devices that the host addresses
 
   int64_t device_bytes() const;  // on all devices
-  std::string ToString() const;  // "1024 bytes on cpu, 512 bytes of host memory beside them"
+  std::string ToString() const;  // "918.0 KiB on cpu and 1.2 MiB of host memory while it loads"
 };
 
 // The limits of such devices count memory beside the weights only above this size.

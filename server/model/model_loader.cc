@@ -38,14 +38,14 @@ absl::StatusOr<MemoryPlan> Plan(const Checkpoint& checkpoint, const std::string&
   }
   if (!plan.ok()) return plan.status();
   if (sinks.planned_bytes != nullptr) *sinks.planned_bytes = plan->device_bytes();
-  if (sinks.log) sinks.log(absl::StrCat("model \"", name, "\": takes ", plan->ToString()));
+  if (sinks.log) sinks.log(absl::StrCat("model \"", name, "\": needs ", plan->ToString()));
   return plan;
 }
 
 absl::StatusOr<std::shared_ptr<const PlacedWeight>> LoadWeight(
     const Checkpoint& checkpoint, const LinearLocation& linear, const LoadTarget& target,
-    const Paths& paths, std::vector<uint8_t>* scratch, TensorSums* sums) {
-  AWQD_ASSIGN_OR_RETURN(const HostWeight weight, checkpoint.Read(linear, scratch, sums));
+    const Paths& paths, std::vector<uint8_t>* scratch) {
+  AWQD_ASSIGN_OR_RETURN(const HostWeight weight, checkpoint.Read(linear, scratch));
   const Place place = ChoosePlace(linear.path, paths, target);
   auto out = PlaceWeight(weight, place.devices, place.placing);
   if (out.ok()) {
@@ -93,7 +93,7 @@ PathIndex MakeIndex(const Map& paths) {
 
 // Reads, decodes and places all linears, as many at a time as `plan` says.
 absl::Status LoadAll(const Checkpoint& checkpoint, const LoadTarget& target, const MemoryPlan& plan,
-                     const std::atomic<bool>& cancelled, TensorSums* sums, Progress* progress,
+                     const std::atomic<bool>& cancelled, Progress* progress,
                      Model* model) {
   const Paths paths = CollectPaths(checkpoint);
   const absl::Span<const LinearLocation> linears = checkpoint.linears();
@@ -106,7 +106,7 @@ absl::Status LoadAll(const Checkpoint& checkpoint, const LoadTarget& target, con
               "model \"", model->name, "\": load cancelled, the server is shutting down"));
         }
         const LinearLocation& linear = linears[i];
-        auto weight = LoadWeight(checkpoint, linear, target, paths, &scratch[reader], sums);
+        auto weight = LoadWeight(checkpoint, linear, target, paths, &scratch[reader]);
         if (!weight.ok()) return weight.status();
         MutexLock lock(&mu);
         AddWeight(linear.path, *std::move(weight), model);
@@ -137,9 +137,7 @@ absl::StatusOr<std::shared_ptr<Model>> LoadWeights(const RepositoryRoot& root,
   model->ignored_tensors = checkpoint.ignored_tensors();
   Progress progress(name, checkpoint.total_bytes(),
                     static_cast<int64_t>(checkpoint.linears().size()), sinks, absl::Now);
-  TensorSums sums;
-  AWQD_RETURN_IF_ERROR(LoadAll(checkpoint, target, plan, cancelled, &sums, &progress, model.get()));
-  AWQD_RETURN_IF_ERROR(sums.Check(cancelled));
+  AWQD_RETURN_IF_ERROR(LoadAll(checkpoint, target, plan, cancelled, &progress, model.get()));
   AWQD_RETURN_IF_ERROR(checkpoint.CheckUnchanged(root));
   AWQD_RETURN_IF_ERROR(AddStacks(target.sharding, cancelled, model.get()));
   model->weight_paths = MakeIndex(model->weights);

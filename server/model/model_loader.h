@@ -17,8 +17,8 @@ namespace awqd::model {
 
 // Loads the model in folder `path` beneath `root`. `version` of the result is 0; the store counts
 // versions. Fails before anything is allocated for a weight when the load's MemoryPlan does not
-// fit. When it ends, every file and every tensor that was read is compared with what it is now. On
-// an error nothing stays allocated on any device. UNAVAILABLE once `cancelled`.
+// fit. INVALID_ARGUMENT if the size, a time or the inode of a file changed during the load. On an
+// error nothing stays allocated on any device. UNAVAILABLE once `cancelled`.
 absl::StatusOr<std::shared_ptr<Model>> LoadModel(const RepositoryRoot& root,
                                                  const std::string& path, const std::string& name,
                                                  const LoadTarget& target,

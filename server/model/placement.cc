@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "kernels/checkpoint/expert_path.h"
+#include "kernels/checkpoint/experts.h"
 
 namespace awqd::model {
 namespace {

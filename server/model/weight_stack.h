@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kernels/checkpoint/expert_path.h"
+#include "kernels/checkpoint/experts.h"
 #include "server/model/placed_weight.h"
 
 namespace awqd::model {

@@ -14,7 +14,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "server/obs/one_line.h"
+#include "kernels/base/text.h"
 #include "server/obs/span_ref.h"
 
 namespace awqd::obs {

@@ -8,8 +8,8 @@
 #include <mutex>
 #include <string>
 
+#include "kernels/base/text.h"
 #include "server/obs/line_writer.h"
-#include "server/obs/one_line.h"
 #include "spdlog/sinks/base_sink.h"
 
 namespace awqd::obs {

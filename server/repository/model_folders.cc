@@ -13,15 +13,12 @@
 #include "absl/strings/str_replace.h"
 #include "kernels/base/status.h"
 #include "kernels/checkpoint/checkpoint_files.h"
-#include "kernels/checkpoint/gguf_model.h"
 #include "kernels/checkpoint/hub_cache.h"
 
 namespace awqd::repository {
 namespace {
 
-using model::Invalid;
 using model::kConfigFile;
-using model::Quoted;
 using model::RepositoryRoot;
 
 constexpr size_t kMaxNameBytes = 128;
@@ -197,12 +194,12 @@ absl::StatusOr<ModelFolder> ModelFolders::Locate(absl::string_view name, bool* s
   return absl::NotFoundError(absl::StrCat("model ", Quoted(name), ": ", lacks));
 }
 
-model::FolderLook ModelFolders::InspectFolder(const absl::StatusOr<ModelFolder>& located) {
-  if (located.ok()) return model::LookAt(*located->root, located->path);
+model::FolderState ModelFolders::InspectFolder(const absl::StatusOr<ModelFolder>& located) {
+  if (located.ok()) return model::ReadFolderState(*located->root, located->path);
   return {.there = !absl::IsNotFound(located.status()), .files = located.status().ToString()};
 }
 
-model::FolderLook ModelFolders::Inspect(absl::string_view name) const {
+model::FolderState ModelFolders::Inspect(absl::string_view name) const {
   return InspectFolder(Locate(name));
 }
 

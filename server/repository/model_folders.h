@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "kernels/checkpoint/folder_look.h"
+#include "kernels/checkpoint/folder_snapshot.h"
 #include "kernels/checkpoint/repository_root.h"
 
 namespace awqd::repository {
@@ -52,8 +52,8 @@ class ModelFolders {
 
   // The state of a model's files now, to be compared with a later one. Where Locate fails, its
   // error stands for the files.
-  model::FolderLook Inspect(absl::string_view name) const;
-  static model::FolderLook InspectFolder(const absl::StatusOr<ModelFolder>& located);
+  model::FolderState Inspect(absl::string_view name) const;
+  static model::FolderState InspectFolder(const absl::StatusOr<ModelFolder>& located);
 
   // Identifies the repository's directory by device and inode; empty when it cannot be read, or
   // there is none. It changes when a link is made to lead elsewhere, or a file system is unmounted.

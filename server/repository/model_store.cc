@@ -121,7 +121,7 @@ absl::StatusOr<ModelStore::ModelPtr> ModelStore::EndLoad(
   entry.unloaded_idle =
       entry.unloaded_idle && !loaded.ok() && (begun.state->whom == LoadFor::kRequest || passes);
   if (!loaded.ok()) {
-    entry.message = std::string(model::ClipUtf8(loaded.status().message(), kMaxMessageBytes));
+    entry.message = std::string(ClipUtf8(loaded.status().message(), kMaxMessageBytes));
     // Names that never existed leave nothing behind, however many clients invent.
     const bool invented = (!seen || absl::IsNotFound(loaded.status())) && entry.loads == 0;
     if (invented) entries_.erase(it);
@@ -335,7 +335,7 @@ std::vector<ModelStatus> ModelStore::List() const {
   if (const auto found = folders_.ListModels(); found.ok()) {
     for (const auto& [name, opened] : *found) {
       const ModelState state = opened.ok() ? ModelState::kUnloaded : ModelState::kFailed;
-      out[name] = {name, state, std::string(model::ClipUtf8(opened.message(), kMaxMessageBytes)),
+      out[name] = {name, state, std::string(ClipUtf8(opened.message(), kMaxMessageBytes)),
                    nullptr};
     }
   }

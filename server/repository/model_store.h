@@ -45,7 +45,7 @@ struct ModelStatus {
   bool loading = false;              // a load is in progress, a reload too
   bool unloaded_idle = false;        // unloaded by UnloadIdle; the next request loads it
   bool explicitly_unloaded = false;  // by a request, and no request has loaded it since
-  std::string tried;                 // FolderLook's files, when the last load began
+  std::string tried;                 // FolderState's files, when the last load began
 };
 
 // Thread-safe. Loads run on the calling thread.
@@ -166,7 +166,7 @@ class ModelStore {
     LoadFor whom = LoadFor::kRequest;       // set before others see it
     std::atomic<bool> unwanted{false};      // a request unloads meanwhile what the server loads
     std::atomic<bool> served{false};        // it has ended well
-    std::string files;                      // FolderLook's, at its begin; the loading thread's
+    std::string files;                      // FolderState's, at its begin; the loading thread's
   };
 
   struct Entry {

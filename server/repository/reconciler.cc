@@ -57,7 +57,7 @@ bool Reconciler::IsWanted(const std::string& name, const ModelStatus& status) co
 
 void Reconciler::ReconcileModel(const std::string& name, const ModelStatus& status, absl::Time now,
                                 Result* result) {
-  model::FolderLook look = store_->folders().Inspect(name);
+  model::FolderState look = store_->folders().Inspect(name);
   const auto [it, fresh] = seen_.try_emplace(name);
   Seen& seen = it->second;
   if (fresh || !seen.look.SameAs(look)) {

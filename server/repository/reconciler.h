@@ -55,7 +55,7 @@ class Reconciler {
 
  private:
   struct Seen {
-    model::FolderLook look;
+    model::FolderState look;
     absl::Time since;                           // the files have not changed since
     absl::Time retry = absl::InfiniteFuture();  // after there was no room
     std::string reported;                       // why it could not be loaded

@@ -28,7 +28,7 @@ void LogFailure(absl::string_view what, const std::string& name, const absl::Sta
 absl::StatusOr<std::vector<std::string>> ChooseModels(const std::vector<std::string>& load_models,
                                                       const ModelStore& store) {
   const auto found = store.folders().ListModels();
-  if (!found.ok()) return model::Prefixed("--model_repository", found.status());
+  if (!found.ok()) return Prefixed("--model_repository", found.status());
   for (const std::string& line : store.folders().Warnings()) {
     obs::LogEvent(obs::LogLevel::kWarning, line, {});
   }
@@ -43,7 +43,7 @@ absl::StatusOr<std::vector<std::string>> ChooseModels(const std::vector<std::str
   for (const NamedFolder& folder : store.folders().named()) wanted.push_back(folder.name);
   for (const std::string& name : load_models) {
     const absl::Status status = CheckModelName(name);
-    if (!status.ok()) return model::Prefixed("--load_model", status);
+    if (!status.ok()) return Prefixed("--load_model", status);
     if (std::find(wanted.begin(), wanted.end(), name) == wanted.end()) wanted.push_back(name);
   }
   return wanted;

@@ -24,7 +24,7 @@ constexpr absl::string_view kSafePayload = "awqd.safe";
 
 std::string Clip(absl::string_view text) {
   if (text.size() <= kMaxErrorBytes) return std::string(text);
-  return absl::StrCat(model::ClipUtf8(text, kMaxErrorBytes - 3), "...");
+  return absl::StrCat(ClipUtf8(text, kMaxErrorBytes - 3), "...");
 }
 
 std::string PayloadOr(const absl::Status& status, absl::string_view url, std::string otherwise) {

@@ -63,7 +63,7 @@ ROOMS = [
     ("kernels/cuda/", ROW + ["kernels/backends.h", "kernels/cuda/common/", "kernels/cuda/core/"], ["absl", "cuda"]),
     ("kernels/checkpoint/", GROUND + ["kernels/formats/format.h"], ["absl", "json"]),
     ("client/command_line/", [], ["absl", "cli"]),
-    ("client/tools/", GROUND + ["kernels/checkpoint/", "kernels/formats/"], ["absl", "json"]),
+    ("client/tools/", GROUND + ["client/files/output_file.h", "kernels/checkpoint/", "kernels/formats/"], ["absl", "json"]),
     ("server/batching/", BASE, ["absl"]),
     ("server/model/", FACE + ["kernels/checkpoint/", "kernels/formats/format.h"], ["absl"]),
     ("server/repository/", BASE + ["kernels/device.h", "kernels/checkpoint/", "server/model/", "server/obs/"], ["absl"]),
@@ -74,11 +74,11 @@ ROOMS = [
     ("server/transport/", BASE + ["server/obs/", "server/security/"], ["absl", "grpc", "grpc_data"]),
     ("server/wire/", GROUND + ["kernels/formats/format.h", "kernels/checkpoint/file.h", "server/engine/", "server/model/", "server/obs/",
                        "server/repository/model_folders.h"], ["absl", "proto", "grpc_data"]),
-    ("server/services/", FACE + ["kernels/formats/format.h", "kernels/checkpoint/expert_path.h", "kernels/checkpoint/file.h", "server/security/roles.h", "server/transport/", "server/wire/", "server/engine/",
+    ("server/services/", FACE + ["kernels/formats/format.h", "kernels/checkpoint/experts.h", "kernels/checkpoint/file.h", "server/security/roles.h", "server/transport/", "server/wire/", "server/engine/",
                                  "server/model/", "server/repository/", "server/obs/"], ["absl", "proto", "grpc", "grpc_data"]),
     # The wiring: main, options, server.
     ("server/", ["kernels/", "client/command_line/", "server/"], ["absl", "proto", "grpc", "grpc_data", "spdlog", "cli", "json", "toml"]),
-    ("client/awqctl/", ["client/"], ["absl", "proto", "cli", "json", "openssl"]),
+    ("client/awqctl/", BASE + ["client/"], ["absl", "proto", "cli", "json", "openssl"]),
     ("client/", [], ["absl", "proto", "grpc", "grpc_data", "cli", "json"]),
 ]
 

@@ -16,7 +16,7 @@ CASES = [
     Case(file_attacks.large_index, short=0.3, held=True, options=("--drain_timeout_s=1",), bound_mib=400, stop_s=2.5),
     Case(file_attacks.costly_expressions, held=True, options=("--drain_timeout_s=1",), bound_mib=400, stop_s=2.5),
     Case(file_attacks.slow_expressions, short=0.3, short_s=6, held=True, options=("--drain_timeout_s=1",), bound_mib=400, stop_s=2.5),
-    Case(file_attacks.shared_stores, short_s=1.5),
+    Case(file_attacks.writes_in_place, short_s=1.5),
     Case(file_attacks.folder_flips, short_s=1),
     Case(file_attacks.files_replaced, short_s=1),
     Case(file_attacks.sparse_weight, short_s=0.5, options=("--device_memory_limit=1GiB",), bound_mib=200),

@@ -2,7 +2,6 @@
 its own until it is told that it is over, returns what it did in words, and asserts what must hold."""
 import concurrent.futures
 import json
-import mmap
 import os
 import random
 import threading
@@ -171,16 +170,18 @@ class _Versions:
         return f"{self.loads} loads, {self.refused} of them refused; every answer of one version"
 
 
-def shared_stores(ground):
-    """Another version is stored through a shared mapping, which sets no time, while the model is loaded."""
+def writes_in_place(ground):
+    """Another version is written into the file, whose time of modification is put back, while the model is loaded."""
     versions, chance, version = _Versions(ground), random.Random(5), 1
     folder = ground.models / versions.model
     write_model(folder, linear(K, N, 1))
-    with (folder / "model.safetensors").open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapping:
+    with (folder / "model.safetensors").open("r+b") as file:
+        before = os.fstat(file.fileno())
 
-        def store(version):
-            mapping[:] = versions.blobs[version]
-        versions.learn(store)
+        def write(version):
+            os.pwrite(file.fileno(), versions.blobs[version], 0)
+            os.utime(file.fileno(), ns=(before.st_atime_ns, before.st_mtime_ns))
+        versions.learn(write)
         while not ground.over.is_set():
             version, took = 1 - version, []
             delay = chance.random() * versions.took
@@ -188,7 +189,7 @@ def shared_stores(ground):
             def later():
                 time.sleep(delay)
                 start = time.monotonic()
-                store(version)
+                write(version)
                 took.append(time.monotonic() - start)
             thread = threading.Thread(target=later)
             thread.start()
@@ -199,7 +200,7 @@ def shared_stores(ground):
                 return took[0] < versions.took / 8
             versions.load(judge=was_short)
             thread.join()
-    assert versions.refused > 0 or versions.loads < 20, "no store came during a load"
+    assert versions.refused > 0 or versions.loads < 20, "no write came during a load"
     return versions.told()
 
 

@@ -9,7 +9,7 @@ namespace {
 // Of a header and a row, the second cell `width` letters wide.
 std::string TextOf(size_t width) {
   Table table({"NAME", "WIDE", "LAST"});
-  table.Add({"a", std::string(width, 'x'), "z"});
+  table.AddRow({"a", std::string(width, 'x'), "z"});
   return table.Text();
 }
 

@@ -2,8 +2,8 @@
 #include <cmath>
 #include <set>
 
-#include "client/bench/arrivals.h"
 #include "client/bench/histogram.h"
+#include "client/bench/load.h"
 #include "client/bench/payload.h"
 #include "client/bench/plan.h"
 #include "client/bench/report.h"

@@ -7,7 +7,6 @@
 
 #include "absl/algorithm/container.h"
 #include "kernels/checkpoint/gguf.h"
-#include "kernels/checkpoint/gguf_model.h"
 #include "kernels/exact.h"
 #include "tests/fuzz/require.h"
 

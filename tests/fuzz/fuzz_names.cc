@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "kernels/checkpoint/expert_path.h"
+#include "kernels/checkpoint/experts.h"
 #include "kernels/checkpoint/hub_cache.h"
 #include "kernels/checkpoint/linear_rules.h"
 #include "kernels/checkpoint/repository_root.h"
@@ -166,11 +166,11 @@ void CheckProtocolName(absl::string_view name) {
 
 // What a log makes of it is a line, and stays as it is in the next log.
 void CheckShown(absl::string_view text) {
-  const std::string line = awqd::obs::OneLine(text);
+  const std::string line = awqd::OneLine(text);
   RequireOneLine(line);
-  Require(awqd::obs::OneLine(line) == line);
+  Require(awqd::OneLine(line) == line);
   RequireOneLine(awqd::obs::LogText(text, 16));
-  RequireOneLine(awqd::model::Quoted(text, 16));
+  RequireOneLine(awqd::Quoted(text, 16));
 }
 
 bool Matches(const awqd::ModulePattern& pattern, absl::string_view path) {

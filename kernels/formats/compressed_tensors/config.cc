@@ -14,6 +14,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "kernels/base/status.h"
+#include "kernels/base/text.h"
 
 namespace awqd {
 namespace {
@@ -28,10 +29,6 @@ constexpr Member kMembers[] = {{&kIntQuantizedFormat, ReadIntQuantizedWeights, t
                                {&kFloatQuantizedFormat, ReadFloatQuantizedWeights, false},
                                {&kNvfp4PackQuantizedFormat, ReadNvfp4PackQuantizedWeights, false},
                                {&kMxfp4PackQuantizedFormat, ReadMxfp4PackQuantizedWeights, false}};
-
-std::string Shown(absl::string_view word) {
-  return absl::StrCat("\"", absl::CHexEscape(word.substr(0, 64)), "\"");
-}
 
 absl::Status InGroup(absl::string_view name, const absl::Status& status) {
   return absl::Status(
@@ -63,9 +60,9 @@ absl::StatusOr<const Member*> MemberNamed(absl::string_view name) {
   for (const Member& member : kMembers) {
     if (member.format->name == name) return &member;
   }
-  return UnreadSetting("format", Shown(name),
+  return UnreadSetting("format", Quoted(name, 64),
                        absl::StrJoin(kMembers, ", ", [](std::string* out, const Member& member) {
-                         absl::StrAppend(out, Shown(member.format->name));
+                         absl::StrAppend(out, Quoted(member.format->name, 64));
                        }));
 }
 
@@ -121,7 +118,7 @@ absl::StatusOr<Group> ReadGroup(const Setting& group, const Setting& config, con
   if (weights == nullptr) return Group();
   AWQD_ASSIGN_OR_RETURN(const std::string name, ReadFormat(group, *weights, config));
   if (first != nullptr && name != first->name) {
-    return UnreadSetting("format", Shown(name), Shown(first->name));
+    return UnreadSetting("format", Quoted(name, 64), Quoted(first->name, 64));
   }
   AWQD_ASSIGN_OR_RETURN(const Member* member, MemberNamed(name));
   Group out = {.format = member->format};
@@ -214,7 +211,7 @@ absl::Status CheckBesides(const Setting& config, std::string* note) {
   if (sparsity != nullptr) {
     AWQD_ASSIGN_OR_RETURN(const std::string format, ReadWord(*sparsity, "format"));
     if (!format.empty() && format != "dense") {
-      return UnreadSetting("sparsity_config.format", Shown(format), "\"dense\"");
+      return UnreadSetting("sparsity_config.format", Quoted(format, 64), "\"dense\"");
     }
   }
   if (FindSetting(config, "kv_cache_scheme") != nullptr) {
@@ -228,7 +225,7 @@ absl::Status CheckBesides(const Setting& config, std::string* note) {
 absl::Status CheckWeightType(const Setting& weights, absl::string_view type) {
   AWQD_ASSIGN_OR_RETURN(const std::string got, ReadWord(weights, "type"));
   if (got != type && !(got.empty() && type == "int")) {
-    return UnreadSetting("type", Shown(got), Shown(type));
+    return UnreadSetting("type", Quoted(got, 64), Quoted(type, 64));
   }
   AWQD_ASSIGN_OR_RETURN(const auto dynamic, ReadBool(weights, "dynamic"));
   if (dynamic.value_or(false)) return UnreadSetting("dynamic", "true", "false");

@@ -14,10 +14,10 @@
 #include <vector>
 
 #include "absl/algorithm/container.h"
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "kernels/base/status.h"
+#include "kernels/base/text.h"
 #include "kernels/formats/compressed_tensors/config.h"
 #include "kernels/formats/fp8.h"
 #include "kernels/formats/tensors.h"
@@ -48,7 +48,7 @@ absl::StatusOr<Strategy> ReadStrategy(const Setting& object) {
   if (strategy == "channel") return Strategy::kChannel;
   if (strategy == "group") return Strategy::kGroup;
   if (strategy == "block") return Strategy::kBlock;
-  return UnreadSetting("strategy", absl::StrCat("\"", absl::CHexEscape(strategy), "\""),
+  return UnreadSetting("strategy", Quoted(strategy),
                        "\"tensor\", \"channel\", \"group\" or \"block\"");
 }
 

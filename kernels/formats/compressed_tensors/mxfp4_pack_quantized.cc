@@ -10,7 +10,7 @@
 #include "kernels/base/status.h"
 #include "kernels/formats/compressed_tensors/config.h"
 #include "kernels/formats/compressed_tensors/parts.h"
-#include "kernels/formats/e2m1.h"
+#include "kernels/formats/fp8.h"
 #include "kernels/formats/tensors.h"
 
 namespace awqd {

@@ -1,9 +1,9 @@
 // Format "pack-quantized" of compressed-tensors: integers of 1 to 8 bits in words along K.
 //
-//   weight_packed I32 [N, words of K], codes q + 2^(bits-1)      W[k, n] = (q - z) * scale
+//   weight_packed I32 [N, K*bits/32], codes q + 2^(bits-1)      W[k, n] = (q - z) * scale
 //   weight_shape I64 [2]: N and K, or [3]: of all experts, N and K (I32 in a request)
 //   weight_scale F16, BF16 or F32: [N, 1] per channel, [N, groups] per group, [1] per tensor
-//   weight_zero_point, of asymmetric codes: I32 [words of N, groups], z + 2^(bits-1), packed along
+//   weight_zero_point, of asymmetric codes: I32 [N*bits/32, groups], z + 2^(bits-1), packed along
 //       N as the codes are along K; or I8 of the shape of weight_scale, z
 //   weight_g_idx I32 [K], of actorder "group": in-feature k has the scale of group weight_g_idx[k].
 //       -1 throughout: it is not used
@@ -19,11 +19,11 @@
 #include <utility>
 
 #include "absl/algorithm/container.h"
-#include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "kernels/base/status.h"
+#include "kernels/base/text.h"
 #include "kernels/formats/compressed_tensors/config.h"
 #include "kernels/formats/compressed_tensors/packed_words.h"
 #include "kernels/formats/compressed_tensors/parts.h"
@@ -46,10 +46,6 @@ constexpr absl::string_view kSettings[] = {"activations", "actorder", "group_siz
                                            "packing",     "strategy", "symmetric"};
 constexpr int64_t kMostFeatures = std::numeric_limits<int32_t>::max();  // an order is of int32
 
-std::string Shown(absl::string_view word) {
-  return absl::StrCat("\"", absl::CHexEscape(word.substr(0, 64)), "\"");
-}
-
 // --- Settings ---
 
 struct Settings {
@@ -68,7 +64,8 @@ absl::StatusOr<std::optional<bool>> ReadChoice(const Setting& object, absl::stri
   AWQD_ASSIGN_OR_RETURN(const std::string word, ReadWord(object, name));
   if (word.empty()) return std::optional<bool>();
   if (word == yes || word == no) return std::optional(word == yes);
-  return UnreadSetting(name, Shown(word), absl::StrCat(Shown(yes), " or ", Shown(no)));
+  return UnreadSetting(name, Quoted(word, 64),
+                       absl::StrCat(Quoted(yes, 64), " or ", Quoted(no, 64)));
 }
 
 absl::StatusOr<Settings> ReadSettings(const Setting& object) {
@@ -104,7 +101,7 @@ absl::StatusOr<Setting> ReadOrder(const Setting& weights) {
   AWQD_ASSIGN_OR_RETURN(const std::string word, ReadWord(weights, "actorder"));
   if (word == "group" || word == "dynamic") return Setting::String("group");
   if (word == "weight" || word == "static") return Setting::String("weight");
-  return UnreadSetting("actorder", Shown(word), "null, \"group\", \"weight\" or \"static\"");
+  return UnreadSetting("actorder", Quoted(word, 64), "null, \"group\", \"weight\" or \"static\"");
 }
 
 // Which packing the library of that version has; nothing where it says none.
@@ -180,11 +177,11 @@ absl::Status DecodeZeros(const Settings& settings, const PackedWords& packed,
   if (zeros == nullptr) {
     if (settings.symmetric.value_or(true)) return absl::OkStatus();
     return BadTensor("weight_zero_point", "nothing",
-                     "I32 [words of N, groups], as symmetric is false");
+                     "I32 [N*bits/32, groups], as symmetric is false");
   }
   if (zeros->dtype == "I32") {
     AWQD_RETURN_IF_ERROR(CheckShape("weight_zero_point", *zeros,
-                                    {packed.Words(out->n), out->groups()}, "[words of N, groups]"));
+                                    {packed.Words(out->n), out->groups()}, "[N*bits/32, groups]"));
     if (out->description.block_cols == 0) {
       return BadTensor("weight_zero_point", "dtype I32", "I8 for strategy \"tensor\"");
     }
@@ -238,7 +235,7 @@ absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& te
   const absl::StatusOr<Settings> settings = ReadSettings(object);
   if (!settings.ok()) return absl::InvalidArgumentError(settings.status().message());
   AWQD_ASSIGN_OR_RETURN(const TensorView* packed,
-                        NeedTensor(tensors, "weight_packed", "I32 [N, words of K]"));
+                        NeedTensor(tensors, "weight_packed", "I32 [N, K*bits/32]"));
   AWQD_ASSIGN_OR_RETURN(const TensorView* scale,
                         NeedTensor(tensors, "weight_scale", "F16, BF16 or F32 [N, groups]"));
   AWQD_ASSIGN_OR_RETURN(const TensorView* shape,

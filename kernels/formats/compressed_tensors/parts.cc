@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "absl/algorithm/container.h"
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status.h"
+#include "kernels/base/text.h"
 #include "kernels/formats/codes.h"
 #include "kernels/formats/compressed_tensors/config.h"
 #include "kernels/formats/tensors.h"
@@ -20,8 +20,7 @@ absl::StatusOr<std::optional<ScaleStrategy>> ReadStrategy(const Setting& object)
   if (strategy == "channel") return std::optional(ScaleStrategy::kChannel);
   if (strategy == "group") return std::optional(ScaleStrategy::kGroup);
   if (strategy == "tensor") return std::optional(ScaleStrategy::kTensor);
-  return UnreadSetting("strategy", absl::StrCat("\"", absl::CHexEscape(strategy), "\""),
-                       "\"channel\", \"group\" or \"tensor\"");
+  return UnreadSetting("strategy", Quoted(strategy), "\"channel\", \"group\" or \"tensor\"");
 }
 
 absl::StatusOr<ActivationQuantization> ReadDeclaredActivations(const Setting& object) {
@@ -29,8 +28,7 @@ absl::StatusOr<ActivationQuantization> ReadDeclaredActivations(const Setting& ob
   if (how.empty()) return ActivationQuantization::kNone;
   if (how == "dynamic") return ActivationQuantization::kPerToken;
   if (how == "static") return ActivationQuantization::kStatic;
-  return UnreadSetting("activations", absl::StrCat("\"", absl::CHexEscape(how), "\""),
-                       "\"dynamic\" or \"static\"");
+  return UnreadSetting("activations", Quoted(how), "\"dynamic\" or \"static\"");
 }
 
 absl::StatusOr<DeclaredActivations> DecodeActivations(ActivationQuantization how,
@@ -85,8 +83,7 @@ absl::Status CheckFourBitFloats(const Setting& weights) {
   if (strategy.empty() || strategy == "group" || strategy == "tensor_group") {
     return absl::OkStatus();
   }
-  return UnreadSetting("strategy", absl::StrCat("\"", absl::CHexEscape(strategy), "\""),
-                       "\"tensor_group\" or \"group\"");
+  return UnreadSetting("strategy", Quoted(strategy), "\"tensor_group\" or \"group\"");
 }
 
 absl::Status CheckGroupSize(const Setting& object, int64_t size) {

@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "kernels/base/status.h"
-#include "kernels/checkpoint/expert_path.h"
+#include "kernels/checkpoint/experts.h"
 #include "server/obs/call_recorder.h"
 #include "server/obs/logging.h"
 #include "server/services/loads.h"

@@ -8,7 +8,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "client/awqctl/tools/output.h"
+#include "client/awqctl/commands.h"
 #include "client/remove_on_signal.h"
 #include "client/tools/convert.h"
 #include "client/tools/quantize.h"

@@ -164,7 +164,7 @@ TEST_F(ConvertTest, ATensorThatIsInTheWayIsNamed) {
   tensors["a.g_idx"] = {"I32", {64}, std::string(256, '\0')};  // no part of an AWQ linear
   folder_.Write("m/config.json", AwqConfig());
   folder_.Write("m/model.safetensors", SafetensorsOf(tensors));
-  EXPECT_THAT(Refusal(To(kGptqTarget, folder_.At("m"))), HasSubstr("\"a.g_idx\": got it twice"));
+  EXPECT_THAT(Refusal(To(kGptqTarget, folder_.At("m"))), HasSubstr("\"a.g_idx\": occurs twice"));
 }
 
 TEST_F(ConvertTest, VerifyFindsOneBit) {

@@ -9,7 +9,6 @@
 #include <limits>
 #include <string>
 
-#include "client/tools/difference.h"
 #include "kernels/base/half.h"
 #include "tests/kernels/checkpoint/test_files.h"
 #include "tests/testing/places.h"
@@ -130,13 +129,13 @@ TEST_F(DiffTest, SaysWhatCannotBeCompared) {
 TEST(Difference, OfNumbersThatAreNone) {
   const float nan = std::nanf(""), inf = std::numeric_limits<float>::infinity();
   Difference got(1);
-  got.Add(0, 0, nan, nan);
-  got.Add(0, 1, inf, inf);
+  got.AddElement(0, 0, nan, nan);
+  got.AddElement(0, 1, inf, inf);
   EXPECT_EQ(got.different(), 0);
-  got.Add(0, 2, 0.0f, -0.0f);  // bits differ, the numbers do not
+  got.AddElement(0, 2, 0.0f, -0.0f);  // bits differ, the numbers do not
   EXPECT_EQ(got.different(), 1);
   EXPECT_EQ(got.relative(), 0);
-  got.Add(0, 3, nan, 1.0f);
+  got.AddElement(0, 3, nan, 1.0f);
   EXPECT_TRUE(std::isinf(got.largest()));
   EXPECT_EQ(got.worst()[0].n, 3);
 }

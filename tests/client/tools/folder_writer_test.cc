@@ -39,12 +39,13 @@ class FolderWriterTest : public ::testing::Test {
 TEST_F(FolderWriterTest, EveryTensorIsAligned) {
   const auto out = Make();
   ASSERT_TRUE(out->BeginShard("model.safetensors", 5 * SafetensorsWriter::HeaderBytes("x")).ok());
-  ASSERT_TRUE(out->Add(Bytes("a", "U8", {3}, 3)).ok());
-  ASSERT_TRUE(out->Add(Bytes("b", "F16", {5}, 10)).ok());
-  ASSERT_TRUE(out->Add(Bytes("c", "F32", {4}, 16)).ok());
-  ASSERT_TRUE(out->Add(Bytes("d", "F32", {3}, 12)).ok());
-  ASSERT_TRUE(out->Add(Bytes("e", "I64", {0, 7}, 0)).ok());
-  EXPECT_THAT(std::string(out->Add(Bytes("a", "U8", {3}, 3)).message()), HasSubstr("got it twice"));
+  ASSERT_TRUE(out->AddTensor(Bytes("a", "U8", {3}, 3)).ok());
+  ASSERT_TRUE(out->AddTensor(Bytes("b", "F16", {5}, 10)).ok());
+  ASSERT_TRUE(out->AddTensor(Bytes("c", "F32", {4}, 16)).ok());
+  ASSERT_TRUE(out->AddTensor(Bytes("d", "F32", {3}, 12)).ok());
+  ASSERT_TRUE(out->AddTensor(Bytes("e", "I64", {0, 7}, 0)).ok());
+  EXPECT_THAT(std::string(out->AddTensor(Bytes("a", "U8", {3}, 3)).message()),
+              HasSubstr("occurs twice"));
   ASSERT_TRUE(out->EndShard().ok());
   ASSERT_TRUE(out->WriteText("config.json", "{}").ok());
   EXPECT_FALSE(fs::exists(folder_.At("m")));
@@ -72,7 +73,7 @@ TEST_F(FolderWriterTest, NothingIsLeftWithoutCommit) {
   {
     const auto out = Make();
     ASSERT_TRUE(out->BeginShard("a.safetensors", 1000).ok());
-    ASSERT_TRUE(out->Add(Bytes("a", "U8", {8}, 8)).ok());
+    ASSERT_TRUE(out->AddTensor(Bytes("a", "U8", {8}, 8)).ok());
     EXPECT_TRUE(fs::exists(folder_.At("m.partial/a.safetensors")));
   }
   EXPECT_TRUE(fs::is_empty(folder_.path()));
@@ -84,7 +85,7 @@ TEST_F(FolderWriterTest, SaysWhyItCannotWrite) {
     EXPECT_THAT(Refusal(), HasSubstr("m.partial: another run is writing it"));
     ASSERT_TRUE(out->Commit().ok());
   }
-  EXPECT_THAT(Refusal(), HasSubstr("m: it is there already"));
+  EXPECT_THAT(Refusal(), HasSubstr("m exists"));
   fs::remove(folder_.At("m"));
   fs::create_directory(folder_.At("m.partial"));
   EXPECT_THAT(Refusal(), HasSubstr("left by a run that was killed"));

@@ -81,7 +81,7 @@ TEST_F(InspectFolder, SaysBitsAndWhatIsNotQuantised) {
   EXPECT_FALSE(got.linears[0].order);
   ASSERT_EQ(got.not_quantised.size(), 2u);
   EXPECT_EQ(got.not_quantised[0].name, "a.down.weight");
-  EXPECT_THAT(got.not_quantised[0].why, HasSubstr("with no \"a.down.qweight\" of format awq"));
+  EXPECT_THAT(got.not_quantised[0].why, HasSubstr("dense (F16)"));
   EXPECT_EQ(got.not_quantised[1].why, "left out by the settings");
   EXPECT_EQ(got.other_tensors, 1);
   EXPECT_EQ(got.other_bytes, 16);

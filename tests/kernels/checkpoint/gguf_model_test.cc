@@ -1,10 +1,10 @@
 // Entries of a repository that are GGUF files, or hold one.
-#include "kernels/checkpoint/gguf_model.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "kernels/checkpoint/checkpoint.h"
+#include "kernels/checkpoint/checkpoint_files.h"
+#include "kernels/checkpoint/gguf.h"
 #include "tests/kernels/checkpoint/gguf_bytes.h"
 #include "tests/kernels/checkpoint/test_files.h"
 

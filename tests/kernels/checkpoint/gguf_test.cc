@@ -144,7 +144,7 @@ TEST_F(GgufTest, Refusals) {
       {"array of arrays", Key("k", 9, GgufArray(9, kHuge, "")), "values, expected at most"},
       {"array of strings", Key("k", 9, GgufArray(8, kHuge, "")), "values, expected at most"},
       {"array's type", Key("k", 9, GgufArray(13, 1, "")), "got an array of type 13"},
-      {"deep", Key("k", 9, deep), "got arrays nested deeper than 4, expected at most that"},
+      {"deep", Key("k", 9, deep), "got arrays nested deeper than 4, the limit"},
       {"alignment 0", Key("general.alignment", 4, LittleEndian(0, 4)),
        "metadata \"general.alignment\": got 0, expected a power of two from 8 to 1048576"},
       {"alignment 48", Key("general.alignment", 4, LittleEndian(48, 4)), "got 48, expected"},
@@ -156,8 +156,8 @@ TEST_F(GgufTest, Refusals) {
        [](GgufBytes* b) {
          b->keys.assign(2, GgufKey("general.alignment", 4, LittleEndian(32, 4)));
        },
-       "got it twice, expected it once"},
-      {"architecture twice", Key("general.architecture", 8, GgufText("x")), "got it twice"},
+       "occurs twice"},
+      {"architecture twice", Key("general.architecture", 8, GgufText("x")), "occurs twice"},
       {"architecture's type",
        [](GgufBytes* b) { b->keys = {GgufKey("general.architecture", 4, "1234")}; },
        "got type 4, expected 8 (STRING)"},
@@ -189,7 +189,7 @@ TEST_F(GgufTest, Refusals) {
       {"beyond, not known", Tensor({.type = 99, .offset = 64}), "got bytes 64 to 64"},
       {"overlap", SecondTensor({"b", {1}, 0, 32}),
        "tensor \"b\": offset: got 32, expected at least 36 (overlaps another tensor)"},
-      {"twice", SecondTensor({}), "tensor \"a.weight\": got it twice, expected each name once"},
+      {"twice", SecondTensor({}), "tensor \"a.weight\": occurs twice"},
       {"no data", [](GgufBytes* b) { b->data.clear(); }, "expected at most 0 (truncated?)"},
   };
   for (const Bad& bad : all) {

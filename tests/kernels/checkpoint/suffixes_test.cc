@@ -125,8 +125,7 @@ TEST_F(SuffixesTest, WithDots) {
   ExpectRefused(tensors, kFourBits, "weight \"l.up\": tensor \"weight.absmax\" is missing");
   tensors = FourBits();
   tensors["l.up.weight"].dtype = "I8";
-  ExpectRefused(tensors, kFourBits,
-                "tensor \"weight\" is \"I8\", not U8, though its weight.absmax");
+  ExpectRefused(tensors, kFourBits, "tensor \"weight\" is \"I8\", not U8, but \"weight.absmax");
 }
 
 TEST_F(SuffixesTest, ModelOptsSettingsInAFileOfTheirOwn) {

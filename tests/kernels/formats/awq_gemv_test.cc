@@ -213,7 +213,7 @@ std::vector<Refusal> Refusals(const std::string& codes, const std::string& zeros
 }
 
 TEST(AwqGemvFormat, Refusals) {
-  std::vector<Refusal> refusals = Refusals("I32 [N, K/8]", "I32 [N, words of groups]");
+  std::vector<Refusal> refusals = Refusals("I32 [N, K/8]", "I32 [N, padded groups/8]");
   const std::vector<Refusal> own = {
       {"scale in the padding",
        [](Linear* l) { l->Put<uint16_t>("scales", 16 * 2 + 4, 0x3c00); },

@@ -208,7 +208,7 @@ std::vector<Refusal> Refusals() {
   return {
       {"QweightMissing",
        Without("qweight"),
-       {"\"qweight\": got nothing, expected I32 [K, words of N]"}},
+       {"\"qweight\": got nothing, expected I32 [K, N*bits/32]"}},
       {"ScalesMissing",
        Without("scales"),
        {"\"scales\": got nothing, expected F16 or BF16 [K/group_size, N]"}},

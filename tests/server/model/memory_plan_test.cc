@@ -85,8 +85,9 @@ TEST_F(MemoryPlanTest, IsWhatTheLoadTakes) {
   // The raw tensors of the larger one, and what they are decoded to.
   const int64_t raw = 400 * 136 / 2 + 25 * 136 / 2 + 25 * 136 * 2;
   EXPECT_EQ(plan->working, raw + 400 * 136 / 2 + 25 * 136 + 25 * 136 * 2);
-  EXPECT_EQ(plan->ToString(), absl::StrCat(plan->device_bytes(), " bytes on cpu, ", plan->working,
-                                           " bytes of host memory beside them"));
+  EXPECT_EQ(plan->ToString(),
+            absl::StrCat(FormatBytes(plan->device_bytes()), " on cpu and ",
+                         FormatBytes(plan->working), " of host memory while it loads"));
 }
 
 TEST_F(MemoryPlanTest, OfTwoReaders) {

@@ -109,7 +109,7 @@ TEST(PackedWeight, MessagesSpeakOfTheRequest) {
   packed = GoodPacked();
   packed.clear_qzeros();
   EXPECT_THAT(std::string(DecodePacked(packed).status().message()),
-              HasSubstr("packed.qzeros: got nothing, expected INT32 [K/group_size, words of N]"));
+              HasSubstr("packed.qzeros: got nothing, expected INT32 [K/group_size, N*bits/32]"));
 }
 
 // --- By the name of a format ---

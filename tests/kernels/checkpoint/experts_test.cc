@@ -1,5 +1,5 @@
 // Checkpoints whose tensors hold all experts of a projection, beside ones with tensors for each.
-#include "kernels/checkpoint/expert_slices.h"
+#include "kernels/checkpoint/experts.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,6 +8,7 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/checkpoint/checkpoint.h"
 #include "tests/kernels/checkpoint/test_files.h"
 
 namespace awqd::model {
@@ -161,8 +162,8 @@ TEST_F(ExpertSlicesTest, AnExpertInBothWays) {
   Write(third);
   EXPECT_EQ(Decode("m").size(), 3u);
   ExpectRefused(Merge(tensors, AwqExpert("l.experts.1.up", 1)),
-                "m: weight \"l.experts.1.up\": got it in tensors of its own and in those of "
-                "\"l.experts.up\", expected it in one of the two");
+                "m: weight \"l.experts.1.up\": has tensors of its own and is also a slice "
+                "of \"l.experts.up\"");
 }
 
 TEST_F(ExpertSlicesTest, EveryTensorHasAllExperts) {

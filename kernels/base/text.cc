@@ -1,14 +1,15 @@
-// Unicode by its general categories: Cc, Cf, Zl, Zp, and Zs but for the space. Version 15.
-#include "server/obs/one_line.h"
+// Escaping by the general categories of Unicode 15: Cc, Cf, Zl, Zp, and Zs but for the space.
+#include "kernels/base/text.h"
 
 #include <algorithm>
 #include <cstdint>
 #include <iterator>
 
 #include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
-namespace awqd::obs {
+namespace awqd {
 namespace {
 
 struct Range {
@@ -39,7 +40,7 @@ struct Character {
   size_t bytes = 0;
 };
 
-Character First(absl::string_view text) {
+Character DecodeFirst(absl::string_view text) {
   const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
   const uint8_t lead = byte(0);
   if (lead < 0x80) return {lead, 1};
@@ -62,7 +63,7 @@ std::string OneLine(absl::string_view text) {
   std::string out;
   out.reserve(text.size());
   while (!text.empty()) {
-    const Character character = First(text);
+    const Character character = DecodeFirst(text);
     const size_t bytes = std::max<size_t>(character.bytes, 1);
     if (character.bytes == 0 || (bytes == 1 && IsHidden(character.code))) {
       out += absl::CHexEscape(text.substr(0, 1));
@@ -77,4 +78,33 @@ std::string OneLine(absl::string_view text) {
   return out;
 }
 
-}  // namespace awqd::obs
+std::string Quoted(absl::string_view text, size_t max_bytes) {
+  const bool cut = text.size() > max_bytes;
+  return absl::StrCat("\"", absl::CHexEscape(text.substr(0, max_bytes)), cut ? "...\"" : "\"");
+}
+
+absl::string_view ClipUtf8(absl::string_view text, size_t limit) {
+  if (text.size() <= limit) return text;
+  while (limit > 0 && (static_cast<unsigned char>(text[limit]) & 0xc0) == 0x80) --limit;
+  return text.substr(0, limit);
+}
+
+std::string FormatBytes(int64_t bytes) {
+  constexpr const char* kUnits[] = {"KiB", "MiB", "GiB", "TiB"};
+  if (bytes < 1024) return absl::StrCat(bytes, " B");
+  double value = static_cast<double>(bytes) / 1024;
+  size_t unit = 0;
+  for (; value >= 1024 && unit < 3; ++unit) value /= 1024;
+  return absl::StrFormat("%.1f %s", value, kUnits[unit]);
+}
+
+bool IsUtf8(absl::string_view text) {
+  while (!text.empty()) {
+    const Character character = DecodeFirst(text);
+    if (character.bytes == 0 || character.code == 0) return false;
+    text.remove_prefix(character.bytes);
+  }
+  return true;
+}
+
+}  // namespace awqd

@@ -1,11 +1,11 @@
-// What may hide in a name is seen in the log.
-#include "server/obs/one_line.h"
+// Escapes: hidden characters show in the log.
+#include "kernels/base/text.h"
 
 #include <string>
 
 #include "gtest/gtest.h"
 
-namespace awqd::obs {
+namespace awqd {
 namespace {
 
 TEST(OneLine, LeavesWhatIsSeenAsItIs) {
@@ -44,4 +44,4 @@ TEST(OneLine, EscapesBytesThatAreNotUtf8) {
 }
 
 }  // namespace
-}  // namespace awqd::obs
+}  // namespace awqd

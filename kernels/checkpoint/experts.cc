@@ -1,18 +1,39 @@
-// Checking and cutting tensors that hold all experts.
-#include "kernels/checkpoint/expert_slices.h"
+// Parsing and making the paths of experts; slicing tensors that hold all of them.
+#include "kernels/checkpoint/experts.h"
 
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/algorithm/container.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "kernels/base/status.h"
-#include "kernels/checkpoint/expert_path.h"
+#include "kernels/checkpoint/checkpoint.h"
 #include "kernels/checkpoint/safetensors.h"
 
 namespace awqd::model {
 namespace {
+
+constexpr absl::string_view kParent = "experts";
+constexpr absl::string_view kGgufSuffix = "_exps";  // of what stands for "experts" in GGUF
+constexpr size_t kMaxDigits = 4;
+
+std::optional<int64_t> ExpertNumber(absl::string_view component) {
+  int64_t number = 0;
+  if (component.empty() || component.size() > kMaxDigits) return std::nullopt;
+  if (component.size() > 1 && component.front() == '0') return std::nullopt;
+  // SimpleAtoi alone would take signs and spaces.
+  if (!absl::c_all_of(component, [](unsigned char c) { return absl::ascii_isdigit(c); }) ||
+      !absl::SimpleAtoi(component, &number)) {
+    return std::nullopt;
+  }
+  return number;
+}
 
 absl::Status BadShape(const LinearLocation& linear, absl::string_view suffix,
                       const TensorInfo& tensor, absl::string_view expected) {
@@ -59,6 +80,32 @@ TensorInfo Slice(const TensorInfo& tensor, int64_t expert, int64_t experts) {
 
 }  // namespace
 
+std::optional<ExpertPath> ParseExpertPath(absl::string_view path) {
+  std::vector<absl::string_view> components = absl::StrSplit(path, '.');
+  for (size_t i = components.size() - 1; i > 0; --i) {
+    if (components[i - 1] != kParent) continue;
+    const std::optional<int64_t> expert = ExpertNumber(components[i]);
+    if (!expert) continue;
+    components[i] = "*";
+    return ExpertPath{absl::StrJoin(components, "."), *expert};
+  }
+  return std::nullopt;
+}
+
+bool IsPathOfAllExperts(absl::string_view path) {
+  if (absl::EndsWith(path, kGgufSuffix)) return true;
+  const std::vector<absl::string_view> components = absl::StrSplit(path, '.');
+  const size_t count = components.size();
+  return count >= 2 && components[count - 2] == kParent && !components.back().empty() &&
+         !ExpertNumber(components.back());
+}
+
+std::string PathOfExpert(absl::string_view path, int64_t expert) {
+  if (absl::EndsWith(path, kGgufSuffix)) return absl::StrCat(path, ".", kParent, ".", expert);
+  const size_t dot = path.rfind('.');
+  return absl::StrCat(path.substr(0, dot), ".", expert, path.substr(dot));
+}
+
 bool HoldsAllExperts(const LinearLocation& linear) {
   return IsPathOfAllExperts(linear.path) &&
          static_cast<int>(linear.codes().info->shape.size()) == linear.rule->format->code_rank + 1;
@@ -72,7 +119,7 @@ absl::StatusOr<std::vector<LinearLocation>> SliceExperts(const LinearLocation& l
   const auto tensors = static_cast<int64_t>(linear.tensors.size());
   if (static_cast<int64_t>(slices->size()) + experts * tensors > most) {
     return Invalid("weight ", Quoted(linear.path), ": ", experts, " experts: got more than ", most,
-                   " tensors of experts, expected at most that");
+                   " tensors of experts, the limit");
   }
   std::vector<LinearLocation> out;
   for (int64_t expert = 0; expert < experts; ++expert) {

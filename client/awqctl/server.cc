@@ -14,6 +14,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "client/awqctl/commands.h"
+#include "kernels/base/text.h"
 
 namespace awqd::awqctl {
 namespace {
@@ -37,8 +38,9 @@ std::string StateName(const v1::ModelSummary& model) {
 Table ModelTable(const v1::ListModelsResponse& models) {
   Table table({"MODEL", "STATE", "WEIGHTS", "MEMORY", "VERSION", "MESSAGE"});
   for (const v1::ModelSummary& model : models.models()) {
-    table.Add({model.name(), StateName(model), absl::StrCat(model.weights()),
-               Bytes(model.device_bytes()), absl::StrCat(model.version()), model.message()});
+    table.AddRow({model.name(), StateName(model), absl::StrCat(model.weights()),
+                  FormatBytes(model.device_bytes()), absl::StrCat(model.version()),
+                  model.message()});
   }
   return table;
 }
@@ -46,10 +48,10 @@ Table ModelTable(const v1::ListModelsResponse& models) {
 Table DeviceTable(const v1::GetServerInfoResponse& info) {
   Table table({"DEVICE", "NAME", "KIND", "MEMORY", "FREE", "WEIGHTS", "HEALTHY"});
   for (const v1::DeviceStatus& device : info.devices()) {
-    table.Add({device.id(), device.name(),
-               device.isa().empty() ? absl::StrCat("sm_", device.arch()) : device.isa(),
-               Bytes(device.memory_total_bytes()), Bytes(device.memory_free_bytes()),
-               Bytes(device.weights_bytes()), device.healthy() ? "yes" : "NO"});
+    table.AddRow({device.id(), device.name(),
+                  device.isa().empty() ? absl::StrCat("sm_", device.arch()) : device.isa(),
+                  FormatBytes(device.memory_total_bytes()), FormatBytes(device.memory_free_bytes()),
+                  FormatBytes(device.weights_bytes()), device.healthy() ? "yes" : "NO"});
   }
   return table;
 }
@@ -130,14 +132,14 @@ Table WeightTable(const v1::GetModelResponse& model, const Stacks& stacks) {
                                     absl::StrCat(weight.n()),
                                     weight.scheme(),
                                     weight.layout(),
-                                    Bytes(stack != nullptr ? stack->bytes() : weight.bytes()),
+                                    FormatBytes(stack != nullptr ? stack->bytes() : weight.bytes()),
                                     Where(weight),
                                     weight.has_bias() ? "yes" : "no",
                                     absl::StrJoin(PlanLines(weight), "; ")};
     if (!stacks.empty()) {
       row.insert(row.begin() + 1, stack != nullptr ? absl::StrCat(stack->experts()) : "-");
     }
-    table.Add(std::move(row));
+    table.AddRow(std::move(row));
   }
   return table;
 }
@@ -148,8 +150,8 @@ std::set<std::string> TileLines(const v1::GetModelResponse& model) {
   for (const v1::WeightInfo& weight : model.weights()) {
     for (const v1::PlanEntry& entry : weight.plan()) {
       if (entry.tiles().empty()) continue;
-      out.insert(absl::StrCat(weight.k(), " x ", weight.n(), ", ", Printable(entry.kernel()), ": ",
-                              Printable(entry.tiles()), "\n"));
+      out.insert(absl::StrCat(weight.k(), " x ", weight.n(), ", ", OneLine(entry.kernel()), ": ",
+                              OneLine(entry.tiles()), "\n"));
     }
   }
   return out;
@@ -157,16 +159,16 @@ std::set<std::string> TileLines(const v1::GetModelResponse& model) {
 
 void PrintWeights(const v1::GetModelResponse& model, Console& console) {
   const v1::ModelSummary& summary = model.model();
-  console.out << Printable(summary.name()) << ": " << StateName(summary) << ", version "
-              << summary.version() << ", " << Printable(model.quant_method()) << ", "
+  console.out << OneLine(summary.name()) << ": " << StateName(summary) << ", version "
+              << summary.version() << ", " << OneLine(model.quant_method()) << ", "
               << model.weights_size() << " weights, "
               << (model.stacks_size() > 0 ? absl::StrCat(model.stacks_size(), " stacks, ") : "")
-              << Bytes(summary.device_bytes()) << ", " << model.ignored_tensors()
+              << FormatBytes(summary.device_bytes()) << ", " << model.ignored_tensors()
               << " other tensors ignored\n\n"
               << WeightTable(model, UsableStacks(model)).Text();
   std::vector<std::string> refused;
   for (const v1::StackInfo& stack : model.stacks()) {
-    if (!stack.refused().empty()) refused.push_back(Printable(stack.refused()) + "\n");
+    if (!stack.refused().empty()) refused.push_back(OneLine(stack.refused()) + "\n");
   }
   if (!refused.empty()) {
     console.out << "\nstacks that cannot be used:\n" << absl::StrJoin(refused, "");
@@ -195,13 +197,13 @@ int Status(const Flags& flags, client::Client& client, Console& console) {
   const auto models = client.ListModels(deadline);
   if (!models.ok()) return CallFailed(models.status(), flags, client, console);
   const v1::Limits& limits = info->limits();
-  const std::string shard = absl::StrCat("shard: ", Printable(info->shard()), "\n");
-  console.out << "awqd " << Printable(info->version()) << " at " << flags.address << ", up "
+  const std::string shard = absl::StrCat("shard: ", OneLine(info->shard()), "\n");
+  console.out << "awqd " << OneLine(info->version()) << " at " << flags.address << ", up "
               << absl::FormatDuration(absl::Seconds(info->uptime_s())) << ", reads "
-              << Printable(absl::StrJoin(info->formats(), ", ")) << "\n\n"
+              << OneLine(absl::StrJoin(info->formats(), ", ")) << "\n\n"
               << DeviceTable(*info).Text() << (info->devices_size() > 1 ? shard : "") << "\n"
-              << "limits: receive " << Bytes(limits.max_receive_bytes()) << ", send "
-              << Bytes(limits.max_send_bytes()) << ", " << Threshold(limits.token_threshold())
+              << "limits: receive " << FormatBytes(limits.max_receive_bytes()) << ", send "
+              << FormatBytes(limits.max_send_bytes()) << ", " << Threshold(limits.token_threshold())
               << ", batch " << limits.max_batch_tokens() << " tokens, queue "
               << limits.max_queued_requests() << " requests\n\n"
               << ModelTable(*models).Text();
@@ -234,9 +236,9 @@ int Load(const Flags& flags, client::Client& client, Console& console) {
     console.out << ToJson(*loaded);
     return kOk;
   }
-  console.out << "loaded " << Printable(loaded->model().name()) << " version "
+  console.out << "loaded " << OneLine(loaded->model().name()) << " version "
               << loaded->model().version() << ": " << loaded->model().weights() << " weights, "
-              << Bytes(loaded->model().device_bytes()) << ", " << loaded->ignored_tensors()
+              << FormatBytes(loaded->model().device_bytes()) << ", " << loaded->ignored_tensors()
               << " other tensors ignored, " << loaded->load_ms() << " ms\n";
   return kOk;
 }
@@ -261,13 +263,14 @@ int Kernels(const Flags& flags, client::Client& client, Console& console) {
                "Outputs", "Layout", "Needs", "Here"});
   for (const v1::KernelInfo& kernel : info->kernels()) {
     const bool dequantize = kernel.operation() == "dequantize";
-    table.Add({kernel.name(), kernel.operation(), dequantize ? "-" : kernel.path(),
-               absl::StrJoin(kernel.bits(), ", "),
-               kernel.group_multiple() <= 1 ? "any" : absl::StrCat("n x ", kernel.group_multiple()),
-               dequantize ? "-" : TokenRange(kernel.min_tokens(), kernel.max_tokens()),
-               dequantize ? "-" : absl::StrJoin(kernel.activations(), ", "),
-               absl::StrJoin(kernel.outputs(), ", "), kernel.layout(), kernel.needs(),
-               kernel.available() ? "yes" : absl::StrCat("no: ", kernel.reason())});
+    table.AddRow(
+        {kernel.name(), kernel.operation(), dequantize ? "-" : kernel.path(),
+         absl::StrJoin(kernel.bits(), ", "),
+         kernel.group_multiple() <= 1 ? "any" : absl::StrCat("n x ", kernel.group_multiple()),
+         dequantize ? "-" : TokenRange(kernel.min_tokens(), kernel.max_tokens()),
+         dequantize ? "-" : absl::StrJoin(kernel.activations(), ", "),
+         absl::StrJoin(kernel.outputs(), ", "), kernel.layout(), kernel.needs(),
+         kernel.available() ? "yes" : absl::StrCat("no: ", kernel.reason())});
   }
   console.out << (flags.markdown ? table.Markdown() : table.Text());
   return kOk;

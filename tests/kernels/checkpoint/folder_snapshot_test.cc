@@ -1,5 +1,5 @@
 // What a look at a model's folder takes for a change.
-#include "kernels/checkpoint/folder_look.h"
+#include "kernels/checkpoint/folder_snapshot.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -19,37 +19,37 @@ namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-class FolderLookTest : public ::testing::Test {
+class FolderStateTest : public ::testing::Test {
  protected:
   void SetUp() override {
     directory_.Write("m/config.json", "{}");
     directory_.Write("m/model.safetensors", "tensors");
     directory_.Write("m/README.md", "words");
   }
-  FolderLook Look(const std::string& path = "m") const {
+  FolderState Look(const std::string& path = "m") const {
     const auto root = RepositoryRoot::Open(directory_.path());
     EXPECT_TRUE(root.ok()) << root.status();
-    return LookAt(*root, path);
+    return ReadFolderState(*root, path);
   }
 
   awqd::testing::TempDirectory directory_;
 };
 
-TEST_F(FolderLookTest, IsTheSameWhereNothingChanges) {
+TEST_F(FolderStateTest, IsTheSameWhereNothingChanges) {
   EXPECT_TRUE(Look().SameAs(Look()));
   EXPECT_TRUE(Look().there);
   EXPECT_LE(Look().changed, absl::Now());
   EXPECT_GT(Look().changed, absl::Now() - absl::Minutes(10));
 }
 
-TEST_F(FolderLookTest, SeesEveryKindOfChangeOfAFile) {
-  const FolderLook before = Look();
+TEST_F(FolderStateTest, SeesEveryKindOfChangeOfAFile) {
+  const FolderState before = Look();
   directory_.Write("m/model.safetensors", "tensors and more");
-  const FolderLook longer = Look();
+  const FolderState longer = Look();
   EXPECT_NE(longer.files, before.files) << "its size";
   fs::last_write_time(directory_.At("m/model.safetensors"),
                       fs::file_time_type::clock::now() - std::chrono::hours(1));
-  const FolderLook older = Look();
+  const FolderState older = Look();
   EXPECT_NE(older.files, longer.files) << "its time, set back";
   directory_.Write("new.safetensors", "tensors and more");
   fs::rename(directory_.At("new.safetensors"), directory_.At("m/model.safetensors"));
@@ -58,46 +58,46 @@ TEST_F(FolderLookTest, SeesEveryKindOfChangeOfAFile) {
   EXPECT_THAT(Look().files, Not(HasSubstr("config.json")));
 }
 
-TEST_F(FolderLookTest, WhatIsNotOfTheModelOnlyCountsAsBeingWritten) {
-  const FolderLook before = Look();
+TEST_F(FolderStateTest, WhatIsNotOfTheModelOnlyCountsAsBeingWritten) {
+  const FolderState before = Look();
   directory_.Write("m/README.md", "other words");
   EXPECT_EQ(Look().files, before.files);
   EXPECT_FALSE(Look().SameAs(before));
-  const FolderLook then = Look();
+  const FolderState then = Look();
   directory_.Write("m/.cache/huggingface/download/abc.incomplete", "half");
   EXPECT_EQ(Look().files, then.files);
   EXPECT_FALSE(Look().SameAs(then)) << "a download of hf into a folder";
 }
 
-TEST_F(FolderLookTest, SeesALinkThatIsMadeToLeadElsewhere) {
+TEST_F(FolderStateTest, SeesALinkThatIsMadeToLeadElsewhere) {
   directory_.Write("v2/config.json", "{}");
   fs::create_symlink("m", directory_.At("current"));
-  const FolderLook before = Look("current");
+  const FolderState before = Look("current");
   EXPECT_TRUE(Look("current").SameAs(before));
   fs::remove(directory_.At("current"));
   fs::create_symlink("v2", directory_.At("current"));
   EXPECT_NE(Look("current").files, before.files);
 }
 
-TEST_F(FolderLookTest, SeesADownloadIntoACacheOfTheHub) {
+TEST_F(FolderStateTest, SeesADownloadIntoACacheOfTheHub) {
   awqd::testing::MakeHubDownload(directory_.At("m"), directory_.path(), "models--a--b");
   const std::string snapshot = std::string("models--a--b/snapshots/") + awqd::testing::kHubHash;
-  const FolderLook before = Look(snapshot);
+  const FolderState before = Look(snapshot);
   EXPECT_THAT(before.files, HasSubstr("model.safetensors"));
   directory_.Write("models--a--b/blobs/abc.incomplete", "half");
   EXPECT_EQ(Look(snapshot).files, before.files);
   EXPECT_FALSE(Look(snapshot).SameAs(before));
 }
 
-TEST_F(FolderLookTest, AFileThatCannotBeOpenedIsPartOfIt) {
+TEST_F(FolderStateTest, AFileThatCannotBeOpenedIsPartOfIt) {
   fs::create_symlink("/etc/hostname", directory_.At("m/extra.json"));
-  const FolderLook before = Look();
+  const FolderState before = Look();
   EXPECT_THAT(before.files, HasSubstr("leads out of"));
   fs::remove(directory_.At("m/extra.json"));
   EXPECT_NE(Look().files, before.files);
 }
 
-TEST_F(FolderLookTest, AFileMayBeAModelAndLinksInCirclesEnd) {
+TEST_F(FolderStateTest, AFileMayBeAModelAndLinksInCirclesEnd) {
   directory_.Write("a.gguf", "GGUF");
   EXPECT_THAT(Look("a.gguf").files, HasSubstr("a.gguf "));
   fs::create_directory_symlink(".", directory_.At("m/again"));

@@ -1,0 +1,54 @@
+// Experts of a mixture: their paths, and linears that hold all of them in one tensor.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace awqd::model {
+
+struct LinearLocation;
+struct TensorInfo;
+
+// Experts are numbered below this.
+constexpr int64_t kMaxExperts = 10'000;
+
+// "a.experts.12.up_proj" is expert 12 of the stack "a.experts.*.up_proj".
+struct ExpertPath {
+  std::string stack;
+  int64_t expert = 0;
+
+  friend bool operator==(const ExpertPath&, const ExpertPath&) = default;
+};
+
+// The number is the component behind one that is exactly "experts": decimal, without leading zeros,
+// below kMaxExperts. Of several such components the last one counts. Nothing for other paths.
+std::optional<ExpertPath> ParseExpertPath(absl::string_view path);
+
+// Whether a linear of that path may hold all experts of a projection. "a.experts.up_proj" may: its
+// parent is exactly "experts", and its last component is not an expert's number. So may
+// "a.up_exps".
+bool IsPathOfAllExperts(absl::string_view path);
+
+// The path of one expert: "a.experts.12.up_proj" for "a.experts.up_proj" and 12,
+// "a.up_exps.experts.12" for "a.up_exps". IsPathOfAllExperts(path) holds.
+std::string PathOfExpert(absl::string_view path, int64_t expert);
+
+// Whether IsPathOfAllExperts(linear.path), and the linear's tensor of codes has one rank more than
+// that of a single linear.
+bool HoldsAllExperts(const LinearLocation& linear);
+
+// Makes E linears of one, E being the first dimension of every tensor. Expert i gets slice i of
+// each tensor, and all of the tensors that the format does not cut (Format::uncut_suffixes). Adds
+// one TensorInfo a slice to `slices`; the result points into it. INVALID_ARGUMENT naming the tensor
+// when E is 0, above kMaxExperts or not the same everywhere, or when the checkpoint's slices are
+// more than the tensors that a file may have.
+absl::StatusOr<std::vector<LinearLocation>> SliceExperts(const LinearLocation& linear,
+                                                         std::deque<TensorInfo>* slices);
+
+}  // namespace awqd::model
