@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "server/obs/gpu_meter.h"
+#include "server/obs/gpu_statistics.h"
 #include "server/obs/snapshot.h"
 
 namespace awqd::obs {

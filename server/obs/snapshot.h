@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
-#include "server/obs/gpu_meter.h"
+#include "server/obs/gpu_statistics.h"
 #include "server/obs/histogram.h"
 
 namespace awqd::obs {

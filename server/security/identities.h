@@ -20,7 +20,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "server/security/digest.h"
+#include "server/security/secrets.h"
 #include "server/security/roles.h"
 
 namespace awqd::security {

@@ -1,5 +1,5 @@
 // Functions of NVML by name, and the thread that calls them.
-#include "server/obs/gpu_meter.h"
+#include "server/obs/gpu_statistics.h"
 
 #include <dlfcn.h>
 

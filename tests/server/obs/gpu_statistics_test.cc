@@ -1,6 +1,6 @@
 // What is told of GPUs: with the library, without it, with one that fails, and with a driver that
 // does not answer.
-#include "server/obs/gpu_meter.h"
+#include "server/obs/gpu_statistics.h"
 
 #include <cstdio>
 #include <cstdlib>

@@ -1,5 +1,5 @@
 // By OpenSSL.
-#include "server/security/digest.h"
+#include "server/security/secrets.h"
 
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
