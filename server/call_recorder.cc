@@ -15,7 +15,7 @@ absl::StatusOr<std::unique_ptr<obs::Tracer>> MakeTracer(const TraceOptions& opti
   if (!options.otlp_endpoint.empty()) {
     exporter = otlp::MakeOtlpExporter(options.otlp_endpoint, AWQD_VERSION);
   } else if (!options.file.empty()) {
-    absl::StatusOr<std::unique_ptr<obs::SpanExporter>> file = obs::AppendSpansTo(options.file);
+    absl::StatusOr<std::unique_ptr<obs::SpanExporter>> file = obs::OpenSpanFile(options.file);
     if (!file.ok()) return model::Prefixed("--trace_file", file.status());
     exporter = *std::move(file);
   } else {

@@ -29,7 +29,7 @@ namespace {
 constexpr absl::Duration kFlush = absl::Seconds(1);
 
 int Fail(int code, const absl::Status& status) {
-  awqd::obs::LastLine(absl::StrCat("awqd: ", status.message()), kFlush);
+  awqd::obs::WriteLastLine(absl::StrCat("awqd: ", status.message()), kFlush);
   return code;
 }
 

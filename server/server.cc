@@ -27,7 +27,6 @@
 #include "server/model/model_store.h"
 #include "server/obs/logging.h"
 #include "server/obs/metrics_server.h"
-#include "server/obs/terminal.h"
 #include "server/open_devices.h"
 #include "server/pause.h"
 #include "server/repository_watch.h"
@@ -162,7 +161,7 @@ class ServerImpl final : public Server {
       const HttpCaller caller(authorizations);
       return rpc->door()->access().Admit("metrics", security::Need::kMetrics, caller).status();
     };
-    obs::GpuMeterOptions gpus;
+    obs::GpuStatisticsOptions gpus;
     for (const Device* device : engine_->devices()) {
       gpus.pci_bus_ids.push_back(device->info().pci_bus_id);
     }

@@ -1,6 +1,5 @@
-// GpuMeter: how busy GPUs are and how much of their memory is taken, by NVIDIA's management library
-// (NVML). The library is opened at run time: without it, or where it has no answer, there is
-// nothing to tell.
+// GpuStatistics: utilisation and used memory of GPUs, from NVIDIA's management library (NVML). The
+// library is opened at run time. Without it, or where it returns an error, there are no statistics.
 #pragma once
 
 #include <cstdint>
@@ -15,37 +14,37 @@
 
 namespace awqd::obs {
 
-// Of a whole GPU, whoever uses it.
-struct GpuUse {
-  double utilization = 0;  // share of the last sample's time in which a kernel ran, from 0 to 1
+// One whole GPU, used by all processes together.
+struct GpuStatistics {
+  double utilization = 0;  // fraction of NVML's last sample in which a kernel ran, from 0 to 1
   int64_t memory_used_bytes = 0;
 };
 
-struct GpuMeterOptions {
-  std::vector<std::string> pci_bus_ids;  // "0000:1b:00.0"; empty ones are left out
-  // Read waits no longer, whatever the driver does.
+struct GpuStatisticsOptions {
+  std::vector<std::string> pci_bus_ids;  // "0000:1b:00.0"; empty ones are ignored
+  // The longest time that Read waits for the driver.
   absl::Duration limit = absl::Milliseconds(200);
   std::string nvml = "libnvidia-ml.so.1";
 };
 
-// Asks the driver on a thread of its own, and only when somebody reads. Thread-safe.
-class GpuMeter {
+// Calls NVML on a thread of its own, and only when Read is called. Thread-safe.
+class GpuStatisticsReader {
  public:
-  explicit GpuMeter(GpuMeterOptions options);
-  // A thread that the driver does not give back is left to itself.
-  ~GpuMeter();
-  GpuMeter(const GpuMeter&) = delete;
-  GpuMeter& operator=(const GpuMeter&) = delete;
+  explicit GpuStatisticsReader(GpuStatisticsOptions options);
+  // Detaches its thread when a call of the driver does not return within the limit.
+  ~GpuStatisticsReader();
+  GpuStatisticsReader(const GpuStatisticsReader&) = delete;
+  GpuStatisticsReader& operator=(const GpuStatisticsReader&) = delete;
 
-  // By bus id; without those that nothing is known of. Empty when the time is over, and at once
-  // while an earlier question still waits for the driver after its time was over.
-  std::map<std::string, GpuUse> Read();
+  // Statistics by bus id, of the GPUs that have some. Empty when the driver does not answer within
+  // the limit; while such a late answer is still missing, Read returns an empty map at once.
+  std::map<std::string, GpuStatistics> Read();
 
  private:
   struct State;
 
-  const std::shared_ptr<State> state_;  // the thread's too
-  std::thread thread_;                  // none without GPUs
+  const std::shared_ptr<State> state_;  // shared with the thread
+  std::thread thread_;                  // not started without GPUs
 };
 
 }  // namespace awqd::obs

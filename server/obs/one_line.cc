@@ -1,4 +1,4 @@
-// Unicode by its general categories: Cc, Cf, Zl, Zp, and Zs but for the space. Version 15.
+// Escapes by Unicode 15's general categories Cc, Cf, Zl, Zp, and Zs but for U+0020.
 #include "server/obs/one_line.h"
 
 #include <algorithm>
@@ -33,13 +33,13 @@ bool IsHidden(uint32_t code) {
   return range != std::end(kHidden) && range->first <= code;
 }
 
-// The character at the start of `text`, and its bytes; 0 bytes: none that UTF-8 allows.
+// A character and its length in UTF-8. 0 bytes: the text is not UTF-8.
 struct Character {
   uint32_t code = 0;
   size_t bytes = 0;
 };
 
-Character First(absl::string_view text) {
+Character DecodeFirst(absl::string_view text) {
   const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
   const uint8_t lead = byte(0);
   if (lead < 0x80) return {lead, 1};
@@ -62,7 +62,7 @@ std::string OneLine(absl::string_view text) {
   std::string out;
   out.reserve(text.size());
   while (!text.empty()) {
-    const Character character = First(text);
+    const Character character = DecodeFirst(text);
     const size_t bytes = std::max<size_t>(character.bytes, 1);
     if (character.bytes == 0 || (bytes == 1 && IsHidden(character.code))) {
       out += absl::CHexEscape(text.substr(0, 1));

@@ -1,4 +1,4 @@
-// OneLine: any text made safe for a log or a terminal.
+// OneLine: makes any text safe for a log or a terminal.
 #pragma once
 
 #include <string>
@@ -7,9 +7,9 @@
 
 namespace awqd::obs {
 
-// `text` with everything escaped that is not seen as what it is: control characters, C1 among them,
-// line and paragraph separators, spaces but the plain one, marks that turn the direction of text or
-// are invisible, and bytes that are not UTF-8. "\n", "\x1b", "\u202e": always one line, in order.
+// Escapes every character that could hide or mislead: control characters (C0 and C1), line and
+// paragraph separators, all spaces but U+0020, invisible characters and marks of text direction,
+// and bytes that are not UTF-8. Examples: "\n", "\x1b", "\u202e". The result is one line.
 std::string OneLine(absl::string_view text);
 
 }  // namespace awqd::obs

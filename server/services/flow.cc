@@ -92,7 +92,7 @@ absl::StatusOr<engine::Payload> Flow::ToBeSent(const engine::Payload& result, in
 absl::Status Flow::Submit(std::unique_ptr<engine::Work> work, engine::SubmitOptions options,
                           engine::TaskDone done) {
   // Of several blocks, the first: the steps of the request begin with it.
-  if (log_.moments.submitted == absl::InfinitePast()) log_.moments.submitted = absl::Now();
+  if (log_.timestamps.submitted == absl::InfinitePast()) log_.timestamps.submitted = absl::Now();
   options.call = span_;
   if (use_ == nullptr && !work->weights().empty()) use_ = work->weights().front()->use;
   AWQD_ASSIGN_OR_RETURN(engine::TaskHandle handle,

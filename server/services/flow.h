@@ -19,7 +19,7 @@
 #include "kernels/base/mutex.h"
 #include "kernels/base/status.h"
 #include "server/engine/engine.h"
-#include "server/obs/logging.h"
+#include "server/obs/call_record.h"
 #include "server/services/env.h"
 #include "server/services/sources.h"
 #include "server/transport/byte_budget.h"
@@ -181,16 +181,16 @@ class Flow : public std::enable_shared_from_this<Flow> {
     log_.kernel = report_.kernel;
     log_.batch = {report_.batch_id, report_.batch_tokens, report_.batch_requests,
                   std::move(report_.batch_calls)};
-    log_.moments.begun = started_;
-    log_.moments.settled = absl::Now();
-    log_.total_us = absl::ToInt64Microseconds(log_.moments.settled - started_);
+    log_.timestamps.begun = started_;
+    log_.timestamps.settled = absl::Now();
+    log_.total_us = absl::ToInt64Microseconds(log_.timestamps.settled - started_);
     obs::LogRequest(log_, status);
-    notes_->Add(log_);
+    notes_->AddRequest(log_);
   }
 
   const Env& env_;
   absl::Time deadline_;  // the call's, or an earlier one that the request names
-  obs::CallNotes* const notes_;
+  obs::CallAnnotations* const notes_;
   const obs::SpanRef span_;  // the call's; none where it is not traced
   const std::shared_ptr<transport::Connection> connection_;
   const absl::Time started_ = absl::Now();

@@ -6,7 +6,7 @@
 
 #include "absl/algorithm/container.h"
 #include "kernels/base/status.h"
-#include "server/obs/logging.h"
+#include "server/obs/call_record.h"
 #include "server/transport/call_loop.h"
 #include "server/wire/raw_message.h"
 

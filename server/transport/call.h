@@ -95,7 +95,7 @@ class ServerCall {
   // Its span, which others may link to; none where no trace of it is kept.
   const obs::SpanRef& span() const { return span_; }
   // What services measured of it, for whoever the door tells of its end.
-  obs::CallNotes* notes() { return &notes_; }
+  obs::CallAnnotations* notes() { return &notes_; }
 
   // At most once, before any operation and on the handler's thread. A call without one is finished
   // all the same.
@@ -190,7 +190,7 @@ class ServerCall {
   grpc::StatusCode outcome_ = grpc::StatusCode::UNKNOWN;
   obs::TraceContext trace_;
   obs::SpanRef span_;
-  obs::CallNotes notes_;
+  obs::CallAnnotations notes_;
   std::atomic<int64_t> received_bytes_{0};
   std::atomic<int64_t> sent_bytes_{0};
   SendWatch::Send send_{[this] { NotTaken(); }};

@@ -66,7 +66,7 @@ ROOMS = [
     ("client/tools/", GROUND + ["kernels/checkpoint/", "kernels/formats/"], ["absl", "json"]),
     ("server/batching/", BASE, ["absl"]),
     ("server/model/", FACE + ["kernels/checkpoint/", "kernels/formats/format.h", "server/obs/histogram.h"], ["absl", "spdlog"]),
-    ("server/engine/", FACE + ["server/batching/", "server/model/", "server/obs/histogram.h", "server/obs/span_ref.h"], ["absl", "spdlog"]),
+    ("server/engine/", FACE + ["server/batching/", "server/model/", "server/obs/histogram.h", "server/obs/trace_context.h"], ["absl", "spdlog"]),
     ("server/obs/", BASE, ["absl", "json", "metrics", "spdlog"]),
     ("server/otlp/", BASE + ["server/obs/"], ["absl", "grpc", "proto"]),
     ("server/security/", BASE + ["server/obs/"], ["absl", "openssl"]),

@@ -7,6 +7,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "server/obs/call_record.h"
 #include "spdlog/spdlog.h"
 
 namespace awqd::obs {

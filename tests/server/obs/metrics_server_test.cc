@@ -12,9 +12,7 @@
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 #include "server/obs/exposition.h"
-#include "server/obs/history.h"
 #include "server/obs/http_server.h"
-#include "server/obs/status_json.h"
 #include "tests/server/obs/http_get.h"
 #include "tests/server/obs/snapshots.h"
 
@@ -81,22 +79,22 @@ TEST(Exposition, PromtoolFindsNothing) {
   std::remove((path + ".out").c_str());
 }
 
-TEST(History, HoldsRatesOfTheLastQuarterOfAnHour) {
-  History history;
+TEST(TimeSeries, HoldsRatesOfTheLastQuarterOfAnHour) {
+  TimeSeries series;
   Snapshot snapshot = Everything();
-  history.Add(snapshot);
-  EXPECT_TRUE(history.points().empty());
+  series.AddSnapshot(snapshot);
+  EXPECT_TRUE(series.points().empty());
   Histogram counts(kCountBounds), tokens(kCountBounds);
   for (int i = 0; i < 10; ++i) counts.Observe(2);
   for (int i = 0; i < 10; ++i) tokens.Observe(6);
-  snapshot.devices[0].batch_requests.Add(counts.data());
-  snapshot.devices[0].batch_tokens.Add(tokens.data());
-  snapshot.methods[0].durations_ns[0].Add(Durations({900'000, 900'000, 900'000, 900'000}));
-  snapshot.methods[0].durations_ns[5].Add(Durations({900'000}));
+  snapshot.devices[0].batch_requests.Merge(counts.data());
+  snapshot.devices[0].batch_tokens.Merge(tokens.data());
+  snapshot.methods[0].durations_ns[0].Merge(Durations({900'000, 900'000, 900'000, 900'000}));
+  snapshot.methods[0].durations_ns[5].Merge(Durations({900'000}));
   snapshot.time += absl::Seconds(5);
-  history.Add(snapshot);
-  ASSERT_EQ(history.points().size(), 1u);
-  const HistoryPoint point = history.points()[0];
+  series.AddSnapshot(snapshot);
+  ASSERT_EQ(series.points().size(), 1u);
+  const TimeSeriesPoint point = series.points()[0];
   EXPECT_DOUBLE_EQ(point.requests_per_s, 4);
   EXPECT_DOUBLE_EQ(point.tokens_per_s, 12);
   EXPECT_DOUBLE_EQ(point.failed_per_s, 0.2);
@@ -105,14 +103,14 @@ TEST(History, HoldsRatesOfTheLastQuarterOfAnHour) {
   EXPECT_LE(point.p99_ms, 1);
   EXPECT_DOUBLE_EQ(point.device_bytes, 600);
   for (int i = 0; i < 400; ++i) {
-    snapshot.time += History::kInterval;
-    history.Add(snapshot);
+    snapshot.time += TimeSeries::kInterval;
+    series.AddSnapshot(snapshot);
   }
-  EXPECT_LE(history.points().size(), 181u);
-  EXPECT_GE(history.points().size(), 180u);
+  EXPECT_LE(series.points().size(), 181u);
+  EXPECT_GE(series.points().size(), 180u);
 }
 
-TEST(History, StreamsAndProbesDoNotCountAsLatency) {
+TEST(TimeSeries, StreamsAndProbesDoNotCountAsLatency) {
   Snapshot snapshot = Everything();
   EXPECT_EQ(RequestDurations(snapshot).total(), 3);
   snapshot.methods[0].method = "awqd.v1.QuantizedInference/QuantizedMatmulStream";
