@@ -165,7 +165,7 @@ TEST_F(RotationTest, Tokens) {
     EXPECT_EQ(code(token - 1), grpc::StatusCode::UNAUTHENTICATED);
   }
   WriteFile(tokens_path_, "nonsense");
-  EXPECT_TRUE(Eventually([&] { return absl::StrContains(server->log(), "kept what files said"); }));
+  EXPECT_TRUE(Eventually([&] { return absl::StrContains(server->log(), "kept the previous contents of files"); }));
   callers.WaitForCalls(20);
   callers.Stop();
   EXPECT_EQ(callers.failed(), 0) << "of " << callers.calls();
