@@ -10,7 +10,7 @@
 #include "absl/strings/strip.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "server/config/flags.h"
+#include "server/config/flag_table.h"
 #include "server/transport/listen_address.h"
 #include "tests/testing/places.h"
 
@@ -344,7 +344,7 @@ TEST(Options, RefusesUnknownVariables) {
   };
   EXPECT_EQ(with("AWQD_TOKEN_TRESHOLD"),
             "environment: AWQD_TOKEN_TRESHOLD: did you mean AWQD_TOKEN_THRESHOLD?");
-  EXPECT_THAT(with("AWQD_BOGUS"), HasSubstr("environment: AWQD_BOGUS: no flag has that twin"));
+  EXPECT_THAT(with("AWQD_BOGUS"), HasSubstr("environment: AWQD_BOGUS: no flag has that name"));
   EXPECT_THAT(with("AWQD_PORT_FIEL"), HasSubstr("did you mean AWQD_PORT_FILE?"));
   // Of Kubernetes, of the kernels, of the tests.
   for (const char* name : {"AWQD_PORT", "AWQD_PORT_8001_TCP_ADDR", "AWQD_SERVICE_HOST",
