@@ -1,4 +1,4 @@
-// The status of a request that there is no memory for.
+// The status of a request for which there is no memory.
 #pragma once
 
 #include <new>
@@ -8,7 +8,7 @@
 
 namespace awqd {
 
-// RESOURCE_EXHAUSTED that says `what`; nothing where there is no memory for that either.
+// RESOURCE_EXHAUSTED with the message `what`, or with no message if there is no memory for one.
 inline absl::Status OutOfMemory(absl::string_view what) noexcept {
   try {
     return absl::ResourceExhaustedError(what);
