@@ -1,4 +1,4 @@
-// From options to a recorder.
+// Makes a recorder of calls from options.
 #include "server/call_recorder.h"
 
 #include <utility>

@@ -1,4 +1,4 @@
-// MakeCallRecorder: the recorder of calls that the options ask for.
+// MakeCallRecorder: makes the recorder of calls for the options.
 #pragma once
 
 #include <memory>
@@ -9,8 +9,8 @@
 
 namespace awqd {
 
-// Null when nothing of calls is logged or traced. INVALID_ARGUMENT when the file of traces cannot
-// be written. Before threads start.
+// Returns null when calls are neither logged nor traced. INVALID_ARGUMENT when the trace file
+// cannot be written. Call it before threads start.
 absl::StatusOr<std::unique_ptr<obs::CallRecorder>> MakeCallRecorder(const Options& options);
 
 }  // namespace awqd

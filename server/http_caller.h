@@ -1,4 +1,4 @@
-// HttpCaller: what somebody shows who asks over HTTP, where there are no certificates.
+// HttpCaller: the credentials of a client over HTTP, who has no certificate.
 #pragma once
 
 #include <string>
@@ -12,7 +12,7 @@ namespace awqd {
 
 class HttpCaller final : public security::Credentials {
  public:
-  // Values of the header "Authorization", which outlive it.
+  // `authorizations`: values of the header "Authorization"; they must outlive this object.
   explicit HttpCaller(const std::vector<std::string>& authorizations)
       : authorizations_(authorizations) {}
   void Authorizations(absl::FunctionRef<void(absl::string_view)> each) const override {

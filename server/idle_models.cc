@@ -1,4 +1,4 @@
-// Comparing counts of requests.
+// Finds idle models by comparing counts of requests.
 #include "server/idle_models.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Pause: waiting between two looks, that the end of the server cuts short.
+// Pause: a wait between two polls that the end of the server interrupts.
 #pragma once
 
 #include <chrono>
@@ -12,7 +12,7 @@ namespace awqd {
 // Thread-safe.
 class Pause {
  public:
-  // False, at once, from End on.
+  // Waits for `duration`. Returns false, at once, after End.
   bool For(absl::Duration duration) {
     const auto until = std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(duration);
     MutexLock lock(&mu_);

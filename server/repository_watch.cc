@@ -1,4 +1,4 @@
-// One look, model by model.
+// Polls the repository, model by model.
 #include "server/repository_watch.h"
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 namespace awqd {
 namespace {
 
-// What there was no room for may find some when other models are gone.
+// A model without room is tried again after this time, because other models may be gone.
 constexpr absl::Duration kRetry = absl::Minutes(1);
 
 }  // namespace
@@ -26,7 +26,8 @@ bool RepositoryWatch::Trusted(size_t found) {
 }
 
 RepositoryWatch::Result RepositoryWatch::Look(absl::Time now) {
-  // Before the disk: what is loaded from here on is not judged by what was seen earlier.
+  // Read before the disk, so that a model that is loaded meanwhile is not compared with older
+  // files.
   std::map<std::string, model::ModelStatus> models;
   for (model::ModelStatus& status : store_->Known()) models[status.name] = std::move(status);
   const auto found = store_->folders().Find();
@@ -92,7 +93,7 @@ void RepositoryWatch::Load(const std::string& name, bool served, absl::Time now,
     ++result->loaded;
     return;
   }
-  // A client was quicker, or the server ends.
+  // A client was faster, or the server is stopping.
   if (absl::IsAborted(model.status()) || absl::IsAlreadyExists(model.status())) return;
   if (absl::IsUnavailable(model.status())) return;
   ++result->failed;

@@ -1,10 +1,10 @@
-// RepositoryWatch: keeps what is served like what the models' folders hold.
+// RepositoryWatch: keeps the served models up to date with the models' folders.
 //
-// It looks at folders again and again, and does not only wait for inotify: that tells nothing of
-// what other machines write over NFS, nor of a link above a folder that is made to lead elsewhere,
-// and loses events when there are many. A look opens each file and compares inode, size and times.
+// It polls folders instead of using inotify alone. inotify reports neither writes of other machines
+// over NFS nor a changed link above a folder, and it loses events under load. A poll opens each
+// file and compares inode, size and times.
 //
-// Of each model, at a look:
+// A poll treats each model as follows:
 //   new, or with other files than when it was last loaded   loaded, once all files have stood still
 //   it cannot be loaded            what was served goes on; tried again when its files change,
 //                                  and after a minute where there was no room for it
@@ -28,16 +28,16 @@ namespace awqd {
 
 struct WatchOptions {
   bool on = false;
-  absl::Duration interval = absl::Seconds(5);  // between two looks
-  // For so long a model's files must not have changed before they are loaded.
+  absl::Duration interval = absl::Seconds(5);  // between two polls
+  // The time for which a model's files must not have changed before they are loaded.
   absl::Duration settle = absl::Seconds(10);
 };
 
 // Used by one thread at a time.
 class RepositoryWatch {
  public:
-  // `only`: models of the repository that are loaded though nobody has asked for them; empty: all.
-  // What clients have loaded is followed too. `store` outlives it.
+  // `only`: models of the repository that are loaded although no client asked for them; empty: all.
+  // Models that clients have loaded are reconciled too. `store` outlives this object.
   RepositoryWatch(absl::Duration settle, const std::vector<std::string>& only,
                   model::ModelStore* store)
       : settle_(settle), only_(only.begin(), only.end()), store_(store) {}
@@ -45,21 +45,21 @@ class RepositoryWatch {
   struct Result {
     int loaded = 0;
     int failed = 0;
-    int waiting = 0;  // to stand still
+    int waiting = 0;  // models whose files changed too recently
   };
-  // Loads and unloads what has to be at `now`, on the calling thread, and logs each. At the first
-  // look files have stood still since they were last written to, later since the look that found
-  // them changed: times of other machines say little.
+  // Loads and unloads models as needed at `now`, on the calling thread, and logs each. At the first
+  // poll, files count as unchanged since their last write; later, since the poll that found them
+  // changed, because times of other machines are not reliable.
   Result Look(absl::Time now);
 
  private:
   struct Seen {
     model::FolderLook look;
-    absl::Time since;                           // it looks like that
-    absl::Time retry = absl::InfiniteFuture();  // after there was no room
-    std::string reported;                       // why it could not be loaded
+    absl::Time since;                           // time since when it has looked so
+    absl::Time retry = absl::InfiniteFuture();  // when to try again after a lack of room
+    std::string reported;                       // the logged reason of a failed load
   };
-  // Whether the repository can be told from one that is not there.
+  // Whether the repository is really there, rather than an empty mount point.
   bool Trusted(size_t found);
   bool Wanted(const std::string& name, const model::ModelStatus& status) const;
   void LookAt(const std::string& name, const model::ModelStatus& status, absl::Time now,
@@ -71,8 +71,8 @@ class RepositoryWatch {
   model::ModelStore* const store_;
   std::map<std::string, Seen> seen_;
   bool first_ = true;
-  std::string identity_;  // of the repository, when a model was last found there
-  std::string trouble_;   // with the repository, as it was reported
+  std::string identity_;  // identity of the repository when a model was last found in it
+  std::string trouble_;   // the logged problem of the repository
 };
 
 }  // namespace awqd

@@ -1,4 +1,4 @@
-// Start, wait, stop.
+// Starts, waits and stops.
 #include "server/server.h"
 
 #include <poll.h>
@@ -37,7 +37,7 @@
 namespace awqd {
 namespace {
 
-// How soon a failed load or a device fault is noticed.
+// Milliseconds after which a failed load or a device fault is noticed at the latest.
 constexpr int kPollMs = 50;
 
 absl::Status WritePort(const std::string& path, int port) {
@@ -49,8 +49,8 @@ absl::Status WritePort(const std::string& path, int port) {
   return absl::InvalidArgumentError(absl::StrCat("--port_file: cannot write \"", path, "\""));
 }
 
-// Weights on the same devices that differ in nothing kernels care about share a plan: one of each
-// is enough to warm up and to explain.
+// Weights on the same devices that are equal in everything that kernels depend on share a plan. One
+// weight of each such shape is enough for warming up and explaining.
 std::vector<std::shared_ptr<const model::PlacedWeight>> OneOfEachShape(const model::Model& model) {
   std::map<std::string, std::shared_ptr<const model::PlacedWeight>> shapes;
   for (const auto& [path, weight] : model.weights) {
@@ -64,7 +64,7 @@ std::vector<std::shared_ptr<const model::PlacedWeight>> OneOfEachShape(const mod
   return out;
 }
 
-// Brings kernels up on a new model's shapes and says which ones will serve them.
+// Warms kernels up on a new model's shapes, and logs which kernels will serve them.
 absl::Status WarmUp(const model::Model& model, engine::Engine& engine) {
   for (const std::shared_ptr<const model::PlacedWeight>& weight : OneOfEachShape(model)) {
     AWQD_RETURN_IF_ERROR(engine.WarmUp(weight));
@@ -124,9 +124,9 @@ class ServerImpl final : public Server {
         while (pause_.For(models.interval())) models.Look(absl::Now());
       });
     }
-    // Last: whoever reads it may send a signal at once. ThreadSanitizer blocks signals while a
-    // thread is created, and one that then meets a thread within gRPC waits there until gRPC wakes
-    // it.
+    // This is the last step, because a script that reads the port may send a signal at once.
+    // ThreadSanitizer blocks signals while a thread is created, and a signal that meets a thread
+    // within gRPC waits there until gRPC wakes it.
     return WritePort(options_.port_file, rpc_->port());
   }
 
@@ -174,7 +174,7 @@ class ServerImpl final : public Server {
     return absl::OkStatus();
   }
 
-  // On the loader thread.
+  // Runs on the loader thread.
   void LoadAll(const std::vector<std::string>& names) {
     const LoadedAtStart result = LoadAtStart(names, stopping_, models_.get());
     if (stopping_) return;
@@ -199,8 +199,8 @@ class ServerImpl final : public Server {
     load_state_ = LoadState::kDone;
   }
 
-  // On the loader thread, until the server ends. Files that were written to just before the start
-  // are waited for, as long as it takes them to have stood still, and no longer.
+  // Runs on the loader thread until the server stops. Waits for files that were written just before
+  // the start, until they have been unchanged for the settle time, and no longer.
   void Watch(const std::vector<std::string>& names) {
     const bool all = options_.load_models.empty();
     RepositoryWatch watch(options_.watch.settle, all ? std::vector<std::string>() : names,
@@ -235,8 +235,8 @@ class ServerImpl final : public Server {
     }
   }
 
-  // Says in the log and in health which devices have failed since, or work again. INTERNAL when
-  // none works.
+  // Logs and reports in health which devices have failed since, or work again. INTERNAL when none
+  // works.
   absl::Status WatchDevices() {
     size_t working = 0;
     for (OpenedDevice& opened : devices_) {
@@ -267,7 +267,7 @@ class ServerImpl final : public Server {
       const absl::Time drained = absl::Now() + delay;
       if (loader_.joinable()) loader_.join();
       if (idle_.joinable()) idle_.join();
-      rpc_->SetServing(false);  // the loader may have been about to say the opposite
+      rpc_->SetServing(false);  // the loader may be about to say the opposite
       absl::SleepFor(drained - absl::Now());
       engine_->Hurry();
       rpc_->Shutdown(options_.drain_timeout);
@@ -275,7 +275,7 @@ class ServerImpl final : public Server {
     }
     if (engine_ != nullptr) engine_->Drain();
     SetGate(nullptr);
-    metrics_ = nullptr;  // it looks into what follows; until here it tells how the drain goes
+    metrics_ = nullptr;  // it reads the members below; until here it reports the drain
     rpc_ = nullptr;
     engine_ = nullptr;
     models_ = nullptr;
@@ -291,14 +291,14 @@ class ServerImpl final : public Server {
   std::unique_ptr<obs::CallRecorder> recorder_;
   std::unique_ptr<services::RpcServer> rpc_;
   mutable Mutex gate_mu_;
-  const transport::CallGate* gate_ ABSL_GUARDED_BY(gate_mu_) = nullptr;  // of rpc_
+  const transport::CallGate* gate_ ABSL_GUARDED_BY(gate_mu_) = nullptr;  // owned by rpc_
   std::unique_ptr<obs::MetricsServer> metrics_;
-  std::thread loader_;  // loads what the server starts with, then watches if it is to
+  std::thread loader_;  // loads the models of the start, then watches if asked to
   std::thread idle_;
-  Pause pause_;  // of both
+  Pause pause_;  // for both threads
   std::atomic<LoadState> load_state_{LoadState::kLoading};
   std::atomic<bool> stopping_{false};
-  bool whole_ = true;        // some model can be served in full, or none was loaded
+  bool whole_ = true;        // some model can be served completely, or none was loaded
   absl::Status load_error_;  // written before load_state_ says kFailed
 };
 

@@ -1,4 +1,4 @@
-// Choosing, loading and reporting.
+// Chooses, loads and reports models.
 #include "server/start_models.h"
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 namespace awqd {
 namespace {
 
-// Of one reason, in the log and in the line that a server ends with.
+// The longest reason in the log and in the line with which a server exits.
 constexpr size_t kMaxReasonBytes = 1024;
 
 void LogFailure(absl::string_view what, const std::string& name, const absl::Status& status) {
@@ -37,7 +37,8 @@ absl::StatusOr<std::vector<std::string>> ModelsToLoad(const Options& options,
     all.push_back(name);
     if (!opened.ok()) LogFailure("model cannot be opened", name, opened);
   }
-  // Those that cannot be opened too: they fail to load, rather than be missing in silence.
+  // Includes models that cannot be opened, so that they fail to load instead of being silently
+  // absent.
   if (options.load_models.empty()) return all;
   std::vector<std::string> wanted;
   for (const model::NamedFolder& folder : options.models) wanted.push_back(folder.name);

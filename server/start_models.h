@@ -1,4 +1,4 @@
-// The models that a server starts with: which they are, loading them, and what to say of it.
+// Chooses and loads the models that a server starts with, and logs the results.
 #pragma once
 
 #include <atomic>
@@ -13,11 +13,11 @@
 
 namespace awqd {
 
-// The names of all models that the store's folders hold; of those of the repository only the ones
-// that --load_model names, if it does. Names are checked here, so that a typing error ends the
-// server before it listens. Logs one warning for each thing that looks like a model and is none,
-// and for each that cannot be opened.
-// NOT_FOUND or PERMISSION_DENIED when the repository cannot be read, INVALID_ARGUMENT for a name.
+// Returns the names of all models in the store's folders; if --load_model is given, only its models
+// of the repository. Names are checked here, so that a typing error ends the server before it
+// listens. Logs one warning for each folder that looks like a model and is not, and for each that
+// cannot be opened. NOT_FOUND or PERMISSION_DENIED when the repository cannot be read,
+// INVALID_ARGUMENT for a name.
 absl::StatusOr<std::vector<std::string>> ModelsToLoad(const Options& options,
                                                       const model::ModelStore& store);
 
@@ -25,20 +25,21 @@ struct LoadedAtStart {
   size_t loaded = 0;
   std::vector<absl::Status> failed;  // each names its model
 
-  // Every reason in one line, with the code of the first. OK when none failed.
+  // Every reason in one line, with the code of the first. OK if no model failed.
   absl::Status Error() const;
 };
 
-// Loads them one after the other, on the calling thread; a model that fails does not keep the
+// Loads the models one after the other, on the calling thread; a failed model does not stop the
 // others. Models that clients have loaded meanwhile are not loaded again. Logs each model that was
-// loaded, and at the end, one after the other, those that were not. Returns early, and says nothing
-// of failures, once `stopping`.
+// loaded, and at the end each one that was not. Returns early, and logs no failures, once
+// `stopping` is true.
 LoadedAtStart LoadAtStart(const std::vector<std::string>& names, const std::atomic<bool>& stopping,
                           model::ModelStore* store);
 
-// "loaded", with what was loaded.
+// Logs "loaded" with the loaded model.
 void LogLoaded(const model::Model& model);
-// "model cannot be loaded", and why. `served`: an earlier version of it is, and goes on being.
+// Logs "model cannot be loaded" with the reason. `served`: an earlier version of the model stays
+// served.
 void LogNotLoaded(const std::string& name, const absl::Status& status, bool served);
 
 }  // namespace awqd

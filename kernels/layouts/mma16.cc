@@ -7,10 +7,10 @@
 //       step          s = k % 64 / 16, a fragment of 16 x 16: pair p = n % 16 / 8 + 2 (k % 16 / 8)
 //                     of a lane's two codes k % 2 = 0, 1
 //     meta            j = k % 128 / (128 / metas), behind the codes at MetaBytes j
-//       scale         16 bits at (n % 64 / 16) * 32 + (n % 8) * 4 + (n % 16 / 8) * 2; 32 at twice
-//       that zero          of 4 bits: nibble n % 16 / 8 of the byte at 128 + (n % 64 / 16) * 8 + n
-//       % 8;
-//                     of 8: the byte at 128 + (n % 64 / 16) * 16 + (n % 8) * 2 + n % 16 / 8
+//       scale         16 bits at (n % 64 / 16) * 32 + (n % 8) * 4 + (n % 16 / 8) * 2;
+//                     32 bits at twice that
+//       zero          4 bits: nibble n % 16 / 8 of the byte at 128 + (n % 64 / 16) * 8 + n % 8;
+//                     8 bits: the byte at 128 + (n % 64 / 16) * 16 + (n % 8) * 2 + n % 16 / 8
 //
 // A lane's codes of a unit, in 32-bit words; the code of k % 2 = 1 always lies 16 bits above that
 // of k % 2 = 0 (modulo 32 in the last line):
@@ -22,20 +22,19 @@
 //   1     1              0               {2, 3, 10, 11}[s] + 2 p, modulo 32
 //   3     2 and 1        as 2 bits for the lower two bits, then as 1 bit for the upper one
 //
-// Padding decodes to 0: along N (to 64) code, zero and scale are 0; along K (to 128) codes are the
-// zero points of the last group, whose meta serves them where a group is all of K. Constant zeros
+// Padding decodes to 0. Along N (to 64) code, zero and scale are 0. Along K (to 128) codes are the
+// zero points of the last group; where a group is all of K, its meta serves them. Constant zeros
 // are stored like any other.
 //
-// Scales in records are FP16; those that are INT8 are exact there. A column of BF16 scales is
-// stored times a power of two that brings its largest to [128, 256), and Part::kOuter has what it
-// takes back: exact, as BF16 has fewer significant bits, while the column's scales lie within 24
-// octaves. So are the columns of FP16 scales of which an integer of the codes times one would pass
-// FP16, while the smaller ones keep their bits. One scale per column that is not FP16, or of 8-bit
-// codes, is Part::kOuter itself, and records have the scale 1 or none. Records without any always
-// have a Part::kOuter, of ones if need be. E4M3 scales are exact in FP16, those of E8M0 are stored
-// as BF16's are. Of E4M3 codes, of tables and where zeros are real numbers, records have scales of
-// any type as FP32, and columns may share them. Real zeros are FP32 too, 256 bytes behind their
-// scales.
+// Scales in records are FP16, where INT8 scales are exact. A column of BF16 scales is stored times
+// a power of two that brings its largest to [128, 256), and Part::kOuter has the inverse. This is
+// exact while the column's scales lie within 24 octaves, because BF16 has fewer significant bits.
+// Columns of FP16 scales are stored so too if an integer of the codes times a scale would exceed
+// FP16, as long as the smaller scales keep their bits. One scale per column that is not FP16, or of
+// 8-bit codes, is Part::kOuter itself, and records then have the scale 1 or none. Records without
+// scales always have a Part::kOuter, of ones if need be. E4M3 scales are exact in FP16; E8M0 scales
+// are stored as BF16 scales are. For E4M3 codes, tables and real zeros, records have scales of any
+// type as FP32, and columns may share them. Real zeros are FP32 too, 256 bytes after their scales.
 #include "kernels/layouts/mma16.h"
 
 #include <algorithm>
@@ -50,22 +49,22 @@
 namespace awqd {
 namespace {
 
-using namespace mma16;  // NOLINT: the geometry of this very file
+using namespace mma16;  // NOLINT: this file implements the geometry
 
-// The largest scale of a column goes to [2^7, 2^8), of up to 4 bits and FP16 to [2^11, 2^12):
-// times any integer of the codes, FP16 holds it.
+// The octave of a column's largest stored scale: [2^7, 2^8), or [2^11, 2^12) for codes of up to 4
+// bits and FP16 scales. Times any integer of the codes, FP16 then holds it.
 int TopOctave(const WeightDescription& d) {
   return d.scale_dtype == DType::kFp16 && d.bits <= 4 ? 11 : 7;
 }
-// From there down to the least that keeps its bits: 8 bits in a denormal of 2^-17, or 11 in a
-// normal number of 2^-14.
+// The number of octaves from there down to the smallest scale that keeps its bits: 8 bits in a
+// denormal of 2^-17, or 11 in a normal number of 2^-14.
 int MostOctaves(const WeightDescription& d) {
   return TopOctave(d) + (d.scale_dtype == DType::kFp16 ? 14 : 17);
 }
 
 bool PerColumn(const WeightShape& shape) { return shape.groups() == 1; }
 
-// Whether the whole scale is Part::kOuter.
+// Whether Part::kOuter is the whole scale.
 bool ScaleIsOuter(const WeightShape& shape) {
   const WeightDescription& d = shape.description;
   if (!d.scale_dtype || !PerColumn(shape) || d.real_zeros()) return false;
@@ -79,7 +78,7 @@ bool IsNormalised(const WeightShape& shape) {
          !HasFloatScales(MetaKindOf(d));
 }
 
-// Whether Part::kOuter is 1 everywhere: rows of bare records always multiply by it.
+// Whether Part::kOuter is 1 everywhere; rows of bare records always multiply by it.
 bool OuterIsOnes(const WeightShape& shape) {
   const WeightDescription& d = shape.description;
   return HasBareRecords(shape) && !d.scale_dtype && d.outer == OuterKind::kNone;
@@ -92,7 +91,7 @@ bool MovesScales(const WeightShape& shape) {
 // E2M1 and tables have 4 bits, E4M3 has 8.
 bool HoldsBits(int bits) { return bits <= 4 || bits == 8; }
 
-// Whether records hold scales of that type exactly as FP16.
+// Whether records hold scales of this type exactly as FP16.
 bool FitsFp16(const WeightDescription& d) {
   switch (*d.scale_dtype) {
     case DType::kFp16:
@@ -158,18 +157,18 @@ std::string Refuses(const WeightShape& shape) {
 }
 
 void AddSections(const WeightShape& shape, Sections* sections) {
-  // One section: scales and zeros lie beside the codes they decode.
+  // Scales and zeros lie beside the codes that they decode, so there is one section.
   sections->Add(Part::kCodes, TilesN(shape.n) * BlocksK(shape.k) * RecordBytes(shape));
 }
 
 // --- Scales ---
 
-// The power of two that the scales of each column in [begin, end) are multiplied by.
+// The power of two by which the scales of each column in [begin, end) are multiplied.
 std::vector<float> Normalisers(const HostWeight& w, ColumnRange columns) {
   std::vector<float> out(columns.end - columns.begin, 1.0f);
   WeightShape shape = w.shape();
   const bool half = w.description.scale_dtype == DType::kFp16;
-  shape.large_scales = half;  // each column is looked at below
+  shape.large_scales = half;  // each column is checked below
   if (!IsNormalised(shape)) return out;
   for (int64_t n = columns.begin; n < columns.end; ++n) {
     float most = 0;
@@ -185,7 +184,7 @@ std::vector<float> Normalisers(const HostWeight& w, ColumnRange columns) {
 
 void MovedScales(const HostWeight& w, float* out) {
   if (ScaleIsOuter(w.shape()) || OuterIsOnes(w.shape())) {
-    for (int64_t n = 0; n < w.n; ++n) out[n] = w.Scale(0, n);  // 1 without
+    for (int64_t n = 0; n < w.n; ++n) out[n] = w.Scale(0, n);  // 1 without scales
     return;
   }
   const std::vector<float> factors = Normalisers(w, {0, w.n});
@@ -194,8 +193,8 @@ void MovedScales(const HostWeight& w, float* out) {
 
 // --- Records ---
 
-// Calls fn(record index, first n, first k) for every record of some columns. Rows outermost:
-// neighbours share the cache lines of the codes.
+// Calls fn(record index, first n, first k) for every record of some columns. Rows are the outer
+// loop, because neighbours share the cache lines of the codes.
 template <typename Fn>
 void ForEachRecord(ColumnRange columns, int64_t k, Fn fn) {
   for (int64_t block = 0; block < BlocksK(k); ++block) {
@@ -210,7 +209,7 @@ void ForEachRecord(ColumnRange columns, int64_t k, Fn fn) {
 struct MetaPlace {
   int scale;  // bytes from the meta's start
   int zero;
-  int zero_shift;  // of integers
+  int zero_shift;  // for integers
 };
 
 MetaPlace PlaceOf(int bits, MetaKind kind, int column) {
@@ -222,7 +221,7 @@ MetaPlace PlaceOf(int bits, MetaKind kind, int column) {
   return {scale, kMetaScalesBytes + tile * 8 + row, 4 * upper};
 }
 
-// As 16 bits, or 32.
+// Returns the scale as 16 bits, or as 32.
 uint32_t RecordScale(const HostWeight& w, int64_t group, int64_t column, float normaliser) {
   const WeightShape shape = w.shape();
   const bool one = !w.description.scale_dtype || ScaleIsOuter(shape);
@@ -253,7 +252,7 @@ void ForEachCell(const HostWeight& w, int64_t n0, int64_t k0, int metas, Fn fn) 
   }
 }
 
-// The byte of a type of 8 bits that stands for `value`.
+// The byte that encodes `value` in an 8-bit type.
 uint8_t ByteOf(DType dtype, float value) {
   if (dtype == DType::kInt8) return static_cast<uint8_t>(static_cast<int8_t>(value));
   for (int byte = 0; byte < 256; ++byte) {
@@ -261,10 +260,10 @@ uint8_t ByteOf(DType dtype, float value) {
     const float stands_for = dtype == DType::kE4m3 ? E4m3ToFloat(at) : E8m0ToFloat(at);
     if (std::bit_cast<uint32_t>(stands_for) == std::bit_cast<uint32_t>(value)) return at;
   }
-  return 0x7f | (std::signbit(value) ? 0x80 : 0);  // NaN, of E4M3
+  return 0x7f | (std::signbit(value) ? 0x80 : 0);  // NaN in E4M3
 }
 
-// The stored scale again, from what a record and Part::kOuter have of it.
+// Restores the stored scale from a record and Part::kOuter.
 void RestoreScale(HostWeight* w, int64_t group, int64_t column, uint32_t record, float outer) {
   const WeightShape shape = w->shape();
   const int64_t cell = w->Cell(group, column);
@@ -274,14 +273,15 @@ void RestoreScale(HostWeight* w, int64_t group, int64_t column, uint32_t record,
                               : HalfToFloat(static_cast<uint16_t>(record));
   const bool half =
       dtype == DType::kFp16 && !ScaleIsOuter(shape) && !HasFloatScales(MetaKindOf(w->description));
-  // Where an FP16 scale was not moved, `outer` is the description's own or none.
+  // An FP16 scale that was not moved has an `outer` of the description, or none.
   const bool moved =
       half ? w->description.outer == OuterKind::kNone && outer != 1 : IsNormalised(shape);
   const float scale = ScaleIsOuter(shape) ? outer : moved ? in_record * outer : in_record;
   if (SizeOf(dtype) == 1) {
     w->scales[cell] = ByteOf(dtype, scale);
   } else if (half && !moved) {
-    std::memcpy(w->scales.data() + 2 * cell, &record, 2);  // its bits, those of a NaN too
+    // Copies the bits, so that a NaN keeps them.
+    std::memcpy(w->scales.data() + 2 * cell, &record, 2);
   } else {
     StoreElement(w->scales.data(), dtype, cell, scale);
   }

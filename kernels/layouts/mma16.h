@@ -1,10 +1,10 @@
 // The geometry of layout "mma16", which kernels share with the packer.
 //
-// Weights are the A operand of m16n8k16 (rows = out features). The unit of storage is a record: 64
-// out features x 128 in features, codes first, then what decodes them, so that one contiguous read
-// brings all that a block needs for one step. Records follow each other along K, then along N.
-// Integer codes of 1, 2, 3, 4 and 8 bits, E2M1, E4M3 and indices of a table take their own width.
-// README.md has the worked examples.
+// Weights are the A operand of m16n8k16 (rows = out features). The unit of storage is a record of
+// 64 out features x 128 in features: codes first, then their scales and zeros, so that one
+// contiguous read brings all that a block needs for one step. Records follow each other along K,
+// then along N. Integer codes of 1, 2, 3, 4 and 8 bits, E2M1, E4M3 and indices of a table are
+// stored at their own width. README.md has worked examples.
 #pragma once
 
 #include <cstdint>
@@ -19,13 +19,13 @@ inline constexpr int kBlockK = 128;  // in features of a record
 inline constexpr int kRowTile = 16;  // out features of a fragment
 inline constexpr int kUnitK = 64;    // in features of a unit: four steps of 16
 
-// A unit is what a warp reads at a time: 16 out features x 64 in features.
+// A unit is the part that a warp reads at a time: 16 out features x 64 in features.
 constexpr int UnitBytes(int bits) { return kRowTile * kUnitK * bits / 8; }
 constexpr int CodesBytes(int bits) { return kTileN * kBlockK * bits / 8; }
 
-// What one meta holds, of 64 columns each.
+// The contents of one meta, for 64 columns.
 enum class MetaKind : uint8_t {
-  kIntegerZeros,  // scales in FP16, then zeros, of 4 bits for codes of up to 4 and else of 8
+  kIntegerZeros,  // scales in FP16, then zeros: 4 bits for codes of up to 4 bits, else 8
   kHalfScales,    // E2M1: scales in FP16
   kFloatScales,   // E4M3 and tables: scales in FP32
   kRealZeros,     // integer codes with real zeros: scales in FP32, then zeros in FP32
@@ -58,17 +58,17 @@ constexpr int MetaBytes(int bits, MetaKind kind) {
   return 4 * kMetaScalesBytes;
 }
 
-// Whether records hold no scales and no zeros: codes of 8 bits with one scale per column and the
-// same zero everywhere. The scales are Part::kOuter then, and the zero is a number in the kernel's
-// hand. Of fewer bits there is one kind of record less to compile.
+// Whether records hold neither scales nor zeros: for codes of 8 bits with one scale per column and
+// the same zero everywhere. The scales are then Part::kOuter, and the zero is a parameter of the
+// kernel. Narrower codes have no such records, which saves compiling one kind of kernel.
 constexpr bool HasBareRecords(const WeightShape& shape) {
   const WeightDescription& d = shape.description;
   return d.bits == 8 && d.zero_kind == ZeroKind::kConstant &&
          (d.block_rows == 0 || d.block_rows == shape.k || !d.scale_dtype);
 }
 
-// Metas per record, 0, 1, 2, 4 or 8: each serves 128 / that many rows of K. A group longer than its
-// share is repeated, so that kernels never divide by the group size. Group sizes are multiples of
+// Metas per record, 0, 1, 2, 4 or 8: each serves 128 / that many rows of K. The meta of a longer
+// group is repeated, so that kernels never divide by the group size. Group sizes are multiples of
 // 16, or K itself.
 constexpr int MetasPerRecord(const WeightShape& shape) {
   if (HasBareRecords(shape)) return 0;
@@ -87,17 +87,17 @@ inline int RecordBytes(const WeightShape& shape) {
 constexpr int64_t TilesN(int64_t n) { return CeilDiv(n, kTileN); }
 constexpr int64_t BlocksK(int64_t k) { return CeilDiv(k, kBlockK); }
 
-// Where a code lies in the codes of a record: bits [bit, bit + width) of its byte `byte`. A 3-bit
-// code lies in two planes, its lower two bits in one and its upper bit in the other.
+// The place of a code in the codes of a record: bits [bit, bit + width) of its byte `byte`. A 3-bit
+// code has two planes, its lower two bits in one and its upper bit in the other.
 struct CodePlace {
   int byte = 0;
   int bit = 0;
 };
-// `plane` 0, or 1 for the upper bit of 3; `n` in [0, 64), `k` in [0, 128).
+// `plane` is 0, or 1 for the upper bit of a 3-bit code; `n` in [0, 64), `k` in [0, 128).
 CodePlace PlaceOfCode(int bits, int plane, int n, int k);
 
-// Writes the CodesBytes of the record whose first code is that of column n0 and row k0, padding
-// included. For the packer alone, as its inverse.
+// Writes the CodesBytes of the record whose first code is that of column n0 and row k0, including
+// padding. Only the packer and its inverse use it.
 void PackCodes(const HostWeight& weight, int64_t n0, int64_t k0, uint8_t* record);
 void UnpackCodes(const uint8_t* record, int64_t n0, int64_t k0, HostWeight* weight);
 

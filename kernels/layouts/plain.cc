@@ -1,7 +1,7 @@
-// Layout "plain": the parts as a HostWeight has them. Codes [K, N] row-major, packed least
-// significant first along N; scales and zeros [groups, column blocks] as stored.
+// Layout "plain": the parts in the order of a HostWeight. Codes are [K, N] row-major, packed least
+// significant first along N; scales and zeros are [groups, column blocks] as stored.
 //
-// Any legal weight. Read by the reference and by the simple CUDA rows; README.md has a worked
+// It holds any legal weight. The reference and the simple CUDA rows read it; README.md has a worked
 // example.
 #include <algorithm>
 #include <cstring>
@@ -20,7 +20,7 @@ void AddSections(const WeightShape& shape, Sections* sections) {
   sections->Add(Part::kZeros, shape.cells() * d.zero_bytes());
 }
 
-// Bytes [begin, end) of every row.
+// Copies bytes [begin, end) of every row.
 void CopyColumns(const std::vector<uint8_t>& in, int64_t rows, int64_t begin, int64_t end,
                  uint8_t* out) {
   const int64_t stride = static_cast<int64_t>(in.size()) / rows;
@@ -29,7 +29,7 @@ void CopyColumns(const std::vector<uint8_t>& in, int64_t rows, int64_t begin, in
   }
 }
 
-// Of a part with one cell per column block: those whose first column is in the range.
+// Copies a part with one cell per column block: the cells whose first column is in the range.
 void CopyCells(const HostWeight& w, const std::vector<uint8_t>& in, ColumnRange columns,
                uint8_t* out) {
   if (in.empty()) return;
