@@ -31,7 +31,8 @@ struct BatchAnnotation {
   SpanRefs calls;  // as in engine::ExecutionReport
 };
 
-// What a request's handler measured. Logged at level debug, and added to the call's annotations.
+// The measurements of a request's handler. Logged at level debug, and added to the call's
+// annotations.
 struct RequestLog {
   absl::string_view method;  // "QuantizedMatmul"
   std::string request_id;    // as the client sent it; LogRequest escapes it

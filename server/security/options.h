@@ -8,7 +8,7 @@
 
 namespace awqd::security {
 
-// Who may load and unload models.
+// The callers that may load and unload models.
 enum class ModelControl {
   kAuto,   // kAdmin with identities; without them kAny on local addresses alone, else kNone
   kAny,    // every caller

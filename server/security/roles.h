@@ -37,7 +37,7 @@ class Roles {
 absl::StatusOr<Roles> ParseRoles(absl::string_view text);
 std::string ToString(Roles roles);
 
-// What a method needs of its callers, stated where the method is registered. Without identities
+// The needs of a method, stated where the method is registered. Without identities
 // (Options::tokens) every method but those of kModelControl is open to everybody.
 enum class Need : uint8_t {
   kInfer,
