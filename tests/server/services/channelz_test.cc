@@ -1,4 +1,4 @@
-// What channelz tells of a server, and what it refuses.
+// The answers of channelz about a server, and the calls that it refuses.
 #include "grpc/channelz/v1/channelz.pb.h"
 #include "tests/server/services/raw_call.h"
 #include "tests/server/services/rpc_fixture.h"
@@ -27,7 +27,7 @@ TEST_F(ChannelzTest, TellsOfServersAndTheirConnections) {
   channelz::GetServersResponse servers;
   ASSERT_TRUE(Ask("GetServers", channelz::GetServersRequest(), &servers).ok());
   ASSERT_GE(servers.server_size(), 1);
-  // Of the servers in this process, the one that has taken a call by now.
+  // The server in this process that has accepted a call by now.
   int64_t connections = 0;
   for (const channelz::Server& server : servers.server()) {
     channelz::GetServerRequest one;

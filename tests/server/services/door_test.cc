@@ -1,5 +1,5 @@
-// Every call of the running server passes the door: the methods are those that reflection lists, so
-// that a new one which avoids the door fails here.
+// Every call of the running server passes the door. The methods are those that reflection lists, so
+// a new method that avoids the door fails here.
 #include "server/transport/door.h"
 
 #include <map>
@@ -14,7 +14,7 @@ using transport::Door;
 using transport::MethodCalls;
 
 constexpr char kCheck[] = "grpc.health.v1.Health/Check";
-// Ends when the client wants it to.
+// This call ends when the client ends it.
 constexpr char kLive[] = "inference.GRPCInferenceService/ServerLive";
 constexpr char kReady[] = "inference.GRPCInferenceService/ServerReady";
 constexpr char kWatch[] = "grpc.health.v1.Health/Watch";
@@ -27,7 +27,7 @@ class EveryMethodTest : public RpcTest {
     return by_method;
   }
 
-  // An empty message, and how the call ended.
+  // Sends an empty message, and returns how the call ended.
   grpc::Status Call(const std::string& method) {
     if (method != kWatch) return RawCall(channel_, "/" + method, "");
     RawStream watch(channel_, "/" + method);
@@ -37,7 +37,8 @@ class EveryMethodTest : public RpcTest {
     return watch.Finish();
   }
 
-  // One call of `method`: that and nothing else is counted, with the outcome that the client saw.
+  // Makes one call of `method`, and checks that it alone is counted, with the outcome that the
+  // client saw.
   void CallIsCounted(const std::string& method, const std::string& as) {
     const std::map<std::string, MethodCalls> before = Counted();
     ASSERT_TRUE(before.contains(as)) << as << " is not in the door's table";
@@ -75,7 +76,7 @@ TEST_F(EveryMethodTest, ThatDoesNotExistPassesTheDoor) {
   EXPECT_EQ(Counted().size(), methods) << "names from the wire take no memory";
 }
 
-// The gate alone, so that every method can still be called while it refuses.
+// Starts draining alone, so that every method can still be called while it refuses.
 TEST_F(EveryMethodTest, ButHealthIsTurnedAwayWhileDraining) {
   std::set<std::string> methods = MethodsByReflection(channel_);
   methods.insert("no.Service/Nope");

@@ -1,4 +1,4 @@
-// What clients of a server that shuts down are answered.
+// The answers to clients of a server that shuts down.
 #include <thread>
 
 #include "absl/strings/match.h"
@@ -11,7 +11,7 @@ namespace {
 
 class DrainingTest : public RpcTest {
  protected:
-  // What a caller that repeats itself, one call after the other, is told in the end.
+  // Repeats a call until it is refused, and returns the refusal.
   grpc::Status AskUntilRefused() {
     for (;;) {
       v1::ListModelsResponse ignored;
@@ -69,7 +69,7 @@ TEST_F(DrainingTest, AnUploadInProgressIsACallInFlight) {
         << "the headers are here";
     std::thread stop([&] { server_->Shutdown(absl::Seconds(30)); });
     EXPECT_EQ(AskUntilRefused().error_code(), grpc::StatusCode::UNAVAILABLE);
-    // Longer than what the end waits for clients that have nothing in flight.
+    // Longer than the server waits at its end for clients without calls in flight.
     absl::SleepFor(3 * transport::kRoundTrip);
     const std::string request =
         absl::EndsWith(method, "ListModels") ? std::string() : GoodMatmul().SerializeAsString();

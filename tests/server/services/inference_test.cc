@@ -91,7 +91,7 @@ TEST_F(InferenceTest, CancelWithdrawsTheTaskAndTheCallEndsOnce) {
   call.join();
   EXPECT_EQ(status.error_code(), grpc::StatusCode::CANCELLED);
   EXPECT_TRUE(Eventually([&] { return engine_.cancels() == 1; }));
-  engine_.Answer();  // the engine still answers; the call is then gone for good
+  engine_.Answer();  // the engine answers after the call was cancelled, and the call then ends
 }
 
 TEST_F(InferenceTest, DeadlineInTheQueueWithdrawsTheTask) {
@@ -252,8 +252,8 @@ TEST_F(InferenceTest, WhatAnotherThreadSubmitsIsForTheEnginesWorkers) {
   EXPECT_FALSE(engine_.last_options().caller_runs);
 }
 
-// What a test of one thread cannot see: calls of every kind at once, with cancels and deadlines at
-// any moment, on several threads of the loop.
+// Cases that a test on one thread cannot show: calls of every kind at once, with cancels and
+// deadlines at any moment, on several threads of the loop.
 class SeveralThreadsTest : public RpcTest {
   void Configure(Options* options) override { options->rpc_threads = 4; }
 };
@@ -288,7 +288,7 @@ TEST_F(SeveralThreadsTest, CallsOfEveryKindAtOnce) {
 
 class OneLoopThreadTest : public RpcTest {
  protected:
-  // Then an answer says that everything which came before has been looked at.
+  // With one thread, an answer proves that all earlier events were handled.
   void Configure(Options* options) override { options->rpc_threads = 1; }
 };
 
@@ -319,7 +319,7 @@ TEST_F(OneLoopThreadTest, AnInlineWeightWhoseCallHasEndedIsNotPacked) {
               grpc::StatusCode::CANCELLED);
   });
   const auto bytes = static_cast<int64_t>(product.ByteSizeLong() + block.ByteSizeLong());
-  // What they are parsed into counts too.
+  // The parsed request counts too.
   ASSERT_TRUE(Eventually([&] {
     return server_->door()->gate()->in_flight() == 3 &&
            server_->in_flight_bytes() >= before + bytes;

@@ -9,7 +9,7 @@
 
 namespace awqd::services {
 
-// Of the weight "layer" of "tiny", which is [128, 16].
+// A request for the weight "layer" of "tiny", which is [128, 16].
 inline inference::ModelInferRequest GoodInfer(int64_t tokens = 2) {
   inference::ModelInferRequest request;
   request.set_model_name("tiny/layer");
@@ -31,7 +31,7 @@ class OipTest : public RpcTest {
     oip_ = inference::GRPCInferenceService::NewStub(channel_);
   }
 
-  // A call of a method of one request with one answer.
+  // Calls a unary method.
   template <typename Request, typename Response>
   grpc::Status Call(grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
                     const Request& request, Response* response) {

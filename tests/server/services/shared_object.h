@@ -1,4 +1,4 @@
-// SharedObject: a POSIX shared-memory object as a client makes one, and how many files are open.
+// SharedObject: a POSIX shared-memory object as a client makes one; and the number of open files.
 #pragma once
 
 #include <fcntl.h>
@@ -65,7 +65,7 @@ class SharedObject {
   bool linked_ = true;
 };
 
-// Of this process.
+// Open files of this process.
 inline int OpenFiles() {
   return static_cast<int>(std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {}));
 }

@@ -1,5 +1,5 @@
-// The door with identities and bounds: who is let in, and that a refused call is answered, counted
-// and given back.
+// Admission with identities and limits: who is admitted, and that a refused call is answered,
+// counted and released.
 #include <unistd.h>
 
 #include <filesystem>
@@ -16,7 +16,7 @@ using testing::HasSubstr;
 // SHA-256 of "abc".
 constexpr char kLine[] =
     "ian infer sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad\n"
-    // Of the empty text, which no caller can send.
+    // The digest of the empty text, which no caller can send.
     "rita read sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855\n";
 
 class AdmissionTest : public LoopTest {

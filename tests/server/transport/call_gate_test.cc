@@ -1,4 +1,4 @@
-// The gate by itself, and what the kernel says of bytes under way.
+// The call gate alone, and the kernel's counts of bytes under way.
 #include "server/transport/call_gate.h"
 
 #include <netinet/in.h>

@@ -1,4 +1,4 @@
-// Which machine a peer belongs to.
+// The machine that a peer belongs to.
 #include "server/transport/caller.h"
 
 #include "gtest/gtest.h"

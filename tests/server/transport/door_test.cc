@@ -1,4 +1,4 @@
-// The door: each kind of call passes it, and what it knows of a call when the call has ended.
+// The door: every kind of call passes it, and its record of a call that has ended.
 #include "server/transport/door.h"
 
 #include <grpcpp/generic/generic_stub.h>
@@ -14,7 +14,7 @@ using testing::HasSubstr;
 
 class DoorTest : public LoopTest {
  protected:
-  // What was counted of `method`.
+  // The counts of `method`.
   MethodCalls Of(absl::string_view method) const {
     for (MethodCalls& calls : door_.Calls()) {
       if (calls.method == method) return std::move(calls);
@@ -23,7 +23,7 @@ class DoorTest : public LoopTest {
     return {};
   }
 
-  // One message of `bytes` to a method of any kind, and how the call ends.
+  // Sends one message of `bytes` to a method of any kind, and returns the status.
   grpc::Status Send(const std::string& method, size_t bytes) {
     grpc::GenericStub stub(channel_);
     grpc::ClientContext context;

@@ -1,4 +1,4 @@
-// Which addresses only this machine can reach.
+// The addresses that only this machine can reach.
 #include "server/transport/listen_address.h"
 
 #include "gtest/gtest.h"

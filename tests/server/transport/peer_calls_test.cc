@@ -1,4 +1,4 @@
-// PeerCalls: what the connections of one peer, and all peers, may have in flight together.
+// PeerCalls: the calls in flight that the connections of one peer, and of all peers, may have.
 #include "server/transport/peer_calls.h"
 
 #include <memory>
@@ -14,7 +14,7 @@ namespace {
 
 using Place = PeerCalls::Place;
 
-// A connection, and the places that its calls have.
+// A connection and the slots of its calls.
 class Connected {
  public:
   Connected(PeerCalls* all, std::string peer) : all_(all), peer_(std::move(peer)) {}
@@ -27,7 +27,7 @@ class Connected {
     places_.push_back(all_->Take(share_.get(), asks_to_begin, name));
     return places_.back();
   }
-  // How many of so many calls may begin.
+  // Begins `count` calls; returns how many were allowed.
   int64_t Calls(int count) {
     int64_t taken = 0;
     for (int i = 0; i < count; ++i) taken += Call() == Place::kTaken ? 1 : 0;
@@ -98,7 +98,7 @@ TEST(PeerCallsTest, TellsOfACrowdOncePerMoment) {
   std::vector<std::string> crowded;
   PeerCalls calls({.crowded = [&](const std::string& peer) { crowded.push_back(peer); }});
   Connected connection(&calls, "ipv4:10.0.0.7"), calm(&calls, "ipv4:10.0.0.8");
-  connection.Calls(8 + 127);  // the first few say nothing
+  connection.Calls(8 + 127);  // the first few are free
   EXPECT_THAT(crowded, testing::IsEmpty());
   connection.Calls(1000);
   EXPECT_THAT(crowded, testing::ElementsAre("ipv4:10.0.0.7"));

@@ -1,4 +1,4 @@
-// SendWatch: who is late, and who is not.
+// SendWatch: finds calls that send too slowly, and no others.
 #include "server/transport/send_watch.h"
 
 #include <atomic>

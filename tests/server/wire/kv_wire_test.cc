@@ -1,4 +1,4 @@
-// Requests for KV4: every branch of validation, and how answers are spelled.
+// Requests for KV4: every branch of validation, and the encoding of answers.
 #include "server/wire/kv_wire.h"
 
 #include <cstring>

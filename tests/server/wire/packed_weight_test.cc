@@ -233,7 +233,8 @@ TEST(PackedWeight, OtherFormatsNameTheBadEntry) {
   EXPECT_EQ(spoilt([](P* p) { p->set_format("fastertransformer"); }), "packed.tensors[\"codes\"]");
 }
 
-// A checkpoint's group_size is for linears of any size; a request's is for its own.
+// A checkpoint's group_size is for linears of any size; a request's group_size is for its own
+// weight.
 TEST(PackedWeight, AGroupLargerThanTheMatrix) {
   v1::PackedWeight packed;
   packed.set_format("gptq");
@@ -264,7 +265,7 @@ TEST(PackedWeight, IsBounded) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("max_inline_weight_bytes"));
 }
 
-// Of [K, N] at 4 bits with one group.
+// [K, N] at 4 bits with one group.
 v1::PackedWeight OfShape(int64_t k, int64_t n) {
   v1::PackedWeight packed;
   *packed.mutable_qweight() = RawTensor(v1::INT32, {k, n / 8}, k * n / 2);
