@@ -1,4 +1,5 @@
-// What the watch does with folders that appear, change, go bad and go, at times that the test says.
+// The watch of a repository: folders that appear, change, become invalid and disappear, at times
+// that the test sets.
 #include "server/repository_watch.h"
 
 #include <gmock/gmock.h>
@@ -37,14 +38,14 @@ class RepositoryWatchTest : public ::testing::Test {
   void Watch(const std::string& repository, std::vector<std::string> only = {}) {
     store_ = std::make_unique<model::ModelStore>(repository, device_.get());
     watch_ = std::make_unique<RepositoryWatch>(kSettle, only, store_.get());
-    Look();  // the first, which takes files' own times for what they are
+    Look();  // the first poll, which trusts the files' own times
   }
   void WriteModel(const std::string& name, int64_t columns = 16) {
     directory_.Write("r/" + name + "/config.json", testing::AwqConfig());
     directory_.Write("r/" + name + "/model.safetensors",
                      testing::SafetensorsOf(testing::AwqLinear("up", 64, columns, 32)));
   }
-  // A look `after` the one before; what it logs is in log_.
+  // Polls at `after` the previous poll; log_ has the lines logged.
   RepositoryWatch::Result Look(absl::Duration after = absl::ZeroDuration()) {
     now_ += after;
     ::testing::internal::CaptureStderr();
@@ -54,7 +55,7 @@ class RepositoryWatchTest : public ::testing::Test {
     log_ = ::testing::internal::GetCapturedStderr();
     return result;
   }
-  // Of what is served; 0: nothing is.
+  // The version that is served; 0: none.
   int64_t Version(const std::string& name) const {
     const auto model = store_->Find(name);
     return model.ok() ? (*model)->version : 0;
@@ -65,7 +66,7 @@ class RepositoryWatchTest : public ::testing::Test {
     }
     return "";
   }
-  // As Look finds it, then as long as it takes to load it.
+  // Polls until a change is found, and until it has been unchanged long enough to be loaded.
   void Settle() {
     Look(absl::Seconds(1));
     Look(kSettle);
@@ -252,7 +253,7 @@ TEST_F(RepositoryWatchTest, ARepositoryThatIsNotThereUnloadsNothing) {
   Settle();
   EXPECT_EQ(Version("m"), 1);
   EXPECT_EQ(log_, "") << "it was reported at the look before";
-  fs::create_directories(directory_.At("r"));  // as where nothing is mounted
+  fs::create_directories(directory_.At("r"));  // like a directory where nothing is mounted
   Look(absl::Seconds(1));
   EXPECT_THAT(log_, HasSubstr("not mounted?"));
   Look(absl::Hours(1));

@@ -1,4 +1,4 @@
-// Which models a server starts with, and what is said of those that cannot be loaded.
+// The models that a server starts with, and the log of those that fail to load.
 #include "server/start_models.h"
 
 #include <gmock/gmock.h>
@@ -38,7 +38,7 @@ class StartModelsTest : public ::testing::Test {
     directory_.Write(folder + "/config.json", testing::AwqConfig());
     directory_.Write(folder + "/model.safetensors", "too short");
   }
-  // What is chosen, and all that is logged.
+  // The chosen names; log_ has the lines logged.
   absl::StatusOr<std::vector<std::string>> Choose() {
     store_ = std::make_unique<model::ModelStore>(
         model::ModelFolders(options_.model_repository, options_.models), device_.get());

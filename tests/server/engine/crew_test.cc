@@ -20,7 +20,8 @@ TEST(CrewTest, DoesEverythingOnceForSeveralCallers) {
   for (int caller = 0; caller < 3; ++caller) {
     callers.emplace_back([&] {
       for (int64_t count = 0; count < 200; ++count) {
-        std::vector<int> seen(count);  // not atomic: Share orders what bodies wrote before its end
+        // Not atomic: Share orders the writes of bodies before its end.
+        std::vector<int> seen(count);
         crew.Share(count, /*grain=*/count % 9, [&](int64_t i) { ++seen[i]; });
         for (int times : seen) wrong += times != 1;
       }
@@ -30,7 +31,7 @@ TEST(CrewTest, DoesEverythingOnceForSeveralCallers) {
   EXPECT_EQ(wrong, 0);
 }
 
-// Each body waits for the other: only two threads get through.
+// Each body waits for the other, so only two threads can finish.
 TEST(CrewTest, SharesAreDoneSideBySide) {
   Crew crew(1);
   Mutex mu;

@@ -1,4 +1,4 @@
-// What an engine counts of the batches that it ran, and for which model.
+// The engine's statistics of batches, and of models.
 #include "server/engine/meter.h"
 
 #include "absl/time/clock.h"
@@ -34,7 +34,7 @@ TEST_P(MeterTest, CountsBatchesRequestsTokensAndKernels) {
   EXPECT_EQ(stats[0].kernels[0].batches, stats[0].batch_tokens.total());
 }
 
-// A batch as the engine gives it to its meter.
+// A batch in the form that the engine gives to its meter.
 batching::Batch Products(const std::shared_ptr<const model::PlacedWeight>& weight, int requests) {
   batching::Batch batch = {.tokens = 2 * requests};
   for (int i = 0; i < requests; ++i) {
@@ -79,7 +79,7 @@ TEST_P(MeterTest, TheEngineCountsTimesOfItsBatches) {
   MatmulWork work = Product(RandomRows(3));
   work.weight = std::make_shared<const model::PlacedWeight>(weight);
   ASSERT_TRUE(Submit(std::move(work)).get().status.ok());
-  engine_->Drain();  // answers are counted once they were given
+  engine_->Drain();  // answers are counted after they were given
   const std::vector<model::BatchesOfSize> sizes = weight.use->sizes.Seen();
   ASSERT_EQ(sizes.size(), 1u);
   EXPECT_EQ(sizes[0].tokens, 3);

@@ -1,4 +1,4 @@
-// What the model store serves, finds and lists: names, versions, memory.
+// The models that the store serves, finds and lists: names, versions, memory.
 #include "server/model/model_store.h"
 
 #include <gmock/gmock.h>
@@ -82,7 +82,7 @@ TEST_F(ModelStoreTest, ReloadSwapsAndOldVersionLives) {
   EXPECT_EQ(device_->UsedBytes(), (*first)->device_bytes + (*second)->device_bytes);
 }
 
-// However many clients invent, and whatever is wrong with the repository.
+// Any number of invented names, and any problem of the repository.
 TEST_F(ModelStoreTest, InventedNamesLeaveNothingBehindWhereThereIsNoRepository) {
   directory_.Write("file", "");
   for (const std::string& repository : {directory_.path(), directory_.At("file")}) {

@@ -1,4 +1,4 @@
-// Which calls have a line in the log or a trace, and what is in them.
+// The calls that have a line in the log or a trace, and the contents of both.
 #include "server/obs/call_recorder.h"
 
 #include <fstream>
@@ -31,7 +31,7 @@ TEST(TraceContext, ContinuesTheCallersTrace) {
             absl::StrCat("00-0af7651916cd43dd8448eb211c80319c-", HexId(context.span), "-01"));
   EXPECT_NE(context.span, context.parent);
   EXPECT_FALSE(ContinueTrace("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00").sampled);
-  // A later version may have more, which is not for us.
+  // A later version may have more fields, which are ignored.
   EXPECT_TRUE(
       ContinueTrace("cc-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-what").valid());
 }
@@ -264,7 +264,7 @@ TEST(Spans, LinksAreBounded) {
   EXPECT_EQ(MakeSpans(record)[3].links.size(), kMaxLinks);
 }
 
-// Takes spans, or fails, or waits until it is let go.
+// Accepts spans, or fails, or waits until it is released.
 class Collector : public SpanExporter {
  public:
   absl::Status Export(const std::vector<Span>& spans) override {

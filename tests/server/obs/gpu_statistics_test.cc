@@ -1,5 +1,5 @@
-// What is told of GPUs: with the library, without it, with one that fails, and with a driver that
-// does not answer.
+// GPU statistics: with the library, without it, with one that fails, and with a driver that does
+// not answer.
 #include "server/obs/gpu_statistics.h"
 
 #include <cstdio>
@@ -85,7 +85,7 @@ TEST_F(GpuStatisticsTest, WaitsNoLongerThanItsLimit) {
   EXPECT_GE(absl::Now() - begin, absl::Milliseconds(50));
   for (int i = 0; i < 1000; ++i) EXPECT_THAT(reader.Read(), IsEmpty());
   EXPECT_LT(absl::Now() - begin, absl::Seconds(20)) << "later ones do not wait at all";
-  std::remove(path_.c_str());  // the driver is back
+  std::remove(path_.c_str());  // the driver answers again
   while (reader.Read().empty()) absl::SleepFor(absl::Milliseconds(1));
   EXPECT_EQ(reader.Read().size(), 1u);
 }

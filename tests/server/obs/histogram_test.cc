@@ -1,4 +1,4 @@
-// Histograms: where values fall, what is between two moments, quantiles.
+// Histograms: buckets of values, differences of two states, quantiles.
 #include "server/obs/histogram.h"
 
 #include <thread>
@@ -47,7 +47,7 @@ TEST(Histogram, AddsAndSubtracts) {
   const HistogramData between = histogram.data().Since(before);
   EXPECT_THAT(between.counts, ElementsAre(0, 1, 0, 1));
   EXPECT_EQ(between.sum, 65);
-  HistogramData all;  // of nothing yet
+  HistogramData all;  // without counts yet
   all.Merge(between);
   all.Merge(before);
   EXPECT_THAT(all.counts, ElementsAre(1, 1, 0, 1));

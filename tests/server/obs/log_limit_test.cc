@@ -1,4 +1,4 @@
-// How often one message is logged.
+// The limit on lines with the same message.
 #include <string>
 
 #include "absl/strings/str_cat.h"

@@ -1,4 +1,4 @@
-// Log lines: one per event whatever the text, both spellings.
+// Log lines: one for each event whatever its text, in both formats.
 #include "server/obs/logging.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// What operators get over HTTP: metrics, probes, the page and what it asks for.
+// The HTTP paths for operators: metrics, probes, the page and its data.
 #include "server/obs/metrics_server.h"
 
 #include <cstdio>
@@ -23,7 +23,7 @@ using ::testing::HasSubstr;
 using testing::HttpGet;
 using ::testing::Not;
 
-// The last line of it that begins so, less that beginning.
+// The value of `series` in the exposition; "absent" without one.
 std::string ValueOf(const std::string& text, const std::string& series) {
   const size_t at = text.find("\n" + series + " ");
   if (at == std::string::npos) return "absent";
@@ -152,7 +152,7 @@ TEST(MetricsServer, AsksForWhatTheGuardWantsButNotOfProbes) {
   for (const char* path : {"/metrics", "/api/status", "/", "/page.js", "/page.css", "/nowhere"}) {
     EXPECT_EQ(code(path, ""), 401) << path;
     EXPECT_EQ(code(path, "Authorization: Bearer bad\r\n"), 403) << path;
-    // Of "anybody:good", as a browser sends it.
+    // The encoding of "anybody:good", as a browser sends it.
     EXPECT_EQ(code(path, "Authorization: Basic YW55Ym9keTpnb29k\r\n"),
               code(path, "Authorization: Bearer good\r\n"));
     EXPECT_EQ(code(path, "Authorization: Basic !\r\n"), 403) << path;

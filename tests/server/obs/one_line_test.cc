@@ -1,4 +1,4 @@
-// What may hide in a name is seen in the log.
+// Characters that could hide in a name are visible in the log.
 #include "server/obs/one_line.h"
 
 #include <string>

@@ -1,4 +1,4 @@
-// The last line of a terminal, beneath the log.
+// The status line of a terminal, beneath the log.
 #include <unistd.h>
 
 #include <cstdio>

@@ -1,4 +1,4 @@
-// Who a caller is, and what it may do: each kind of caller at each kind of method.
+// Identification and roles: every kind of caller at every kind of method.
 #include "server/security/access.h"
 
 #include <unistd.h>

@@ -1,4 +1,4 @@
-// The file of identities: what it may say, and that errors never repeat a secret.
+// The file of identities: its grammar, and that errors never quote a secret.
 #include "server/security/identities.h"
 
 #include "absl/strings/escaping.h"

@@ -1,4 +1,4 @@
-// Which options fit together, what those that are not given mean, and what is worth a warning.
+// The options' checks against each other, their defaults, and the warning of an exposed server.
 #include "server/security/options.h"
 
 #include <tuple>
