@@ -1,5 +1,5 @@
-// Products of FP16 and BF16 activations as integers, by digits and from 10 to 48 tokens on by pairs
-// (kernels/cpu/bodies): what is exact, how far off the rest may be, which tokens are left to FP32.
+// Products of FP16 and BF16 activations as integers, by digits, and from 10 to 48 tokens by pairs
+// (kernels/cpu/bodies): exact cases, the error of others, and tokens that are left to FP32.
 #include <cmath>
 #include <vector>
 
@@ -29,7 +29,7 @@ class CpuIntegers : public ::testing::TestWithParam<int64_t> {
     return testing::RandomWeight(spec);
   }
 
-  // Of FP16 elements in FP32, which is never made integers.
+  // The product of FP16 elements in FP32, which is never computed with integers.
   std::vector<float> InFloats(const DeviceWeight& weight, const std::vector<uint8_t>& halves,
                               int64_t m) {
     std::vector<uint8_t> x(halves.size() * 2);
@@ -66,7 +66,7 @@ TEST_P(CpuIntegers, ValuesOfFifteenBitsAreExact) {
   }
 }
 
-// Each element is off by half a step, 2^-15 of its block's greatest, at most.
+// Each element differs by at most half a step, 2^-15 of its block's largest.
 TEST_P(CpuIntegers, OthersAreRoundedToTheStepOfTheirBlock) {
   for (const char* description : {"w4g128z", "w4g384s", "w8g128z+bf16", "w4cr", "w8co", "w4g128s*c",
                                   "w4g16z", "w2g64o", "w3g32r+fp32", "w1g128z"}) {
@@ -79,7 +79,8 @@ TEST_P(CpuIntegers, OthersAreRoundedToTheStepOfTheirBlock) {
       for (int64_t c = 0; c < n; ++c) {
         double want = 0, off = 0;
         for (int64_t block = 0; block < k; block += 128) {
-          // `size`: of sums before zeros are taken off, which FP32 rounds; a code is 255 at most.
+          // `size`: the size of sums before zeros are subtracted, which FP32 rounds; a code is 255
+          // at most.
           double greatest = 0, weights = 0, size = 0;
           for (int64_t row = block; row < std::min(block + 128, k); ++row) {
             const double v = LoadElement(x.data(), DType::kFp16, t * k + row);
@@ -98,8 +99,8 @@ TEST_P(CpuIntegers, OthersAreRoundedToTheStepOfTheirBlock) {
   }
 }
 
-// A value that dwarfs the others of its block would leave them few bits, and a column may not
-// multiply it at all.
+// A value much larger than the others of its block would leave them few bits, and its weights may
+// be 0.
 TEST_P(CpuIntegers, TokensThatDigitsHoldBadlyAreMultipliedInFloats) {
   const int64_t k = 640, n = 40, m = GetParam();
   const HostWeight w = Weight("w4g128z", k, n);
@@ -125,7 +126,7 @@ TEST_P(CpuIntegers, TokensThatDigitsHoldBadlyAreMultipliedInFloats) {
   }
 }
 
-// All zeros, and as small as FP16 goes.
+// All zeros, and the smallest numbers of FP16.
 TEST_P(CpuIntegers, NothingAndTheSmallest) {
   const int64_t k = 256, n = 24, m = GetParam();
   const HostWeight w = Weight("w4g128z+1", k, n);

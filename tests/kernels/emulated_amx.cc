@@ -4,15 +4,16 @@
 #include <cstdlib>
 
 #include "kernels/cpu/bodies/vec_avx512.h"
-// Over the Vec above.
+// It uses the Vec above.
 #include "kernels/cpu/bodies/integers/bytes_vnni.h"
-// Over the two above.
+// It uses the two above.
 #include "kernels/cpu/bodies/integers/amx_body.h"
 
 namespace awqd::cpu {
 namespace {
 
-// AmxRegisters, by the documentation of its instructions. Ends the process where they would.
+// AmxRegisters, after the documentation of the instructions. Ends the process where they would
+// fault.
 class EmulatedAmxRegisters {
  public:
   void Configure(const uint8_t (&rows)[8]) {

@@ -1,5 +1,5 @@
 // AMX's body (kernels/cpu/bodies/integers/amx_body.h) over registers in software, for machines with
-// AVX-512 VNNI alone. Tiles are multiplied whatever the number of tokens.
+// AVX-512 VNNI only. It uses tiles for any number of tokens.
 #pragma once
 
 #include "kernels/cpu/bodies/bodies.h"

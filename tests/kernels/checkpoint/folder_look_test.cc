@@ -1,4 +1,4 @@
-// What a look at a model's folder takes for a change.
+// Detection of changes in a model's folder.
 #include "kernels/checkpoint/folder_look.h"
 
 #include <gmock/gmock.h>
