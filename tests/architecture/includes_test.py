@@ -11,11 +11,11 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
-# What a header outside the project belongs to; the first pattern that matches decides, "std" when none does.
+# The family of a header outside the project; the first pattern that matches decides, "std" when none does.
 FAMILIES = [
     ("absl", r"^absl/"),
     ("proto", r"^(awqd/v1|google/(protobuf|rpc)|grpc/(channelz|health|reflection)|inference|otlp|xds)/"),
-    # What a message is received in and answered with; a room that may include grpc may include these.
+    # Messages as they are received and answered; a room that may include grpc may include these.
     ("grpc_data", r"^grpcpp/support/(byte_buffer|slice|status)\.h$"),
     ("grpc", r"^grpc(pp|\+\+)?/"),
     ("cuda", r"^(cuda|cublas|cooperative_groups|mma\.h|nv|vector_types|driver_types)"),

@@ -83,7 +83,7 @@ def compare(title, rounds, least, one, other):
     """Prints a row of the table, of what Server.load gives. Whether the throughputs' ratio is at least `least`."""
     pairs = []
     for turn in range(rounds):
-        # The one that goes first changes, so that a machine that slows down favours neither.
+        # The order alternates, so that a machine that slows down favours neither.
         if turn % 2 == 0:
             a, b = one(), other()
         else:

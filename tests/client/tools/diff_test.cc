@@ -1,4 +1,4 @@
-// Differences of two folders: of elements, codes, zeros, scales, biases and other tensors.
+// Differences of two folders: elements, codes, zeros, scales, biases and other tensors.
 #include "client/tools/diff.h"
 
 #include <gmock/gmock.h>
@@ -77,7 +77,8 @@ TEST_F(DiffTest, CountsCodesZerosScales) {
 }
 
 TEST_F(DiffTest, ComparesAQuantisedModelWithADenseOne) {
-  TestTensors tensors = AwqLinear("up", 64, 16, 32, 0x11);  // every code 1, every zero 1: all 0
+  // Every code 1, every zero 1: all elements 0.
+  TestTensors tensors = AwqLinear("up", 64, 16, 32, 0x11);
   tensors["up.bias"] = {"F16", {16}, std::string(32, '\0')};
   Write("a", tensors);
   Write("b",
@@ -133,7 +134,7 @@ TEST(Difference, OfNumbersThatAreNone) {
   got.Add(0, 0, nan, nan);
   got.Add(0, 1, inf, inf);
   EXPECT_EQ(got.different(), 0);
-  got.Add(0, 2, 0.0f, -0.0f);  // bits differ, the numbers do not
+  got.Add(0, 2, 0.0f, -0.0f);  // the bits differ, the numbers do not
   EXPECT_EQ(got.different(), 1);
   EXPECT_EQ(got.relative(), 0);
   got.Add(0, 3, nan, 1.0f);
