@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Who may include whom: checks every #include of the rooms (all but tests/) against the table of CONTRIBUTING.md.
+"""The allowed includes: checks every #include of the rooms (all but tests/) against the table of CONTRIBUTING.md.
 
 tests/architecture/figures.py prints what a review wants to see of sizes; they fail nothing.
 """

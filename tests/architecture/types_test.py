@@ -20,7 +20,7 @@ KEYWORDS = {"class", "struct", "union", "enum"}
 
 
 def without_template(head):
-    """What follows "template <...>"."""
+    """The text after "template <...>"."""
     depth = 0
     for at, token in enumerate(head[1:], 1):
         depth += (token == "<") - (token == ">")

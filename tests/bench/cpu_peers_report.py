@@ -1,4 +1,4 @@
-"""What cpu_peers.py makes of its records: the choice of the peer that awqd is compared with, and the tables.
+"""The report of cpu_peers.py: chooses the peer that awqd is compared with, and prints the tables.
 
 A record is one product of one case: {"by": "awqd" or a package, "product": its name in the tables, "k", "n", "group", "m",
 "activations": "FP16", "us", "error"}, of awqd's also "row", and "stream_us" for 1 token. A case is (group, k, n, m).

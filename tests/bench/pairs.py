@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What one thing costs beside another, in pairs on the CPU: pairs.py --build DIR protocols|watched [--rounds 15]
+"""Compares the costs of two variants, in pairs on the CPU: pairs.py --build DIR protocols|watched [--rounds 15]
 
 protocols  ModelInfer of the Open Inference Protocol beside QuantizedMatmul, FP16, requests of 16 KiB and of 1 MiB, 1, 4 and
            16 callers; the least that is allowed is 95 % of the throughput

@@ -143,7 +143,7 @@ def write_gguf_seeds():
 
 
 def write_quant_config_seeds():
-    """Of every golden checkpoint what config.json says of its quantisation, or the side file; each text once."""
+    """The quantisation settings of every golden checkpoint, from config.json or the side file; each text once."""
     out = OUT.parent / "fuzz_quant_config"
     for old in out.glob("golden-*"):
         old.unlink()

@@ -45,7 +45,7 @@ class Oip(unittest.TestCase):
         return self.client.infer(f"{name}:dequantize", [], parameters={"output_dtype": "FP32", **parameters}).as_numpy("w")
 
     def bias(self):
-        """Of the weight, in FP32: the product of zeros."""
+        """The bias of the weight, in FP32: the product of zeros."""
         return self.client.infer(NAME, [tensor("x", numpy.zeros((1, K), numpy.float32))]).as_numpy("y").astype(numpy.float64)
 
     def refused(self, code, message, *arguments, **more):

@@ -1,4 +1,4 @@
-"""What `awqctl convert` writes, read by the package compressed-tensors, whose format it is.
+"""The output of `awqctl convert`, read by the package compressed-tensors, which defines the format.
 
 Not part of the suite, as it needs PyTorch. Run it by hand where the package is installed:
 
