@@ -135,7 +135,7 @@ void HttpConnections::ShutDownOldest(const std::string& peer) {
     return !entry.ended && entry.peer == peer;
   });
   if (oldest == entries_.end()) return;
-  LogLimited(LogLevel::kWarning, "http connection closed: a new one needs its place",
+  LogLimited(LogLevel::kWarning, "http connection closed to make room for a new one",
              {{"peer", peer}});
   ShutDown(*oldest);
 }
