@@ -1,6 +1,6 @@
 # cmake -DOUT=<file.cc> -DFILES=<file>;... -P embed.cmake: the files as strings of C++, one function for all
-# (server/obs/page_files.h). Bytes in hexadecimal: no text in them can end a literal.
-set(text "// Made by cmake/embed.cmake.\n#include \"server/obs/page_files.h\"\n\nnamespace awqd::obs {\n\n")
+# (server/obs/metrics_server.h). Bytes in hexadecimal: no text in them can end a literal.
+set(text "// Made by cmake/embed.cmake.\n#include \"server/obs/metrics_server.h\"\n\nnamespace awqd::obs {\n\n")
 string(APPEND text "absl::string_view PageFile(absl::string_view name) {\n")
 foreach(file IN LISTS FILES)
   cmake_path(GET file FILENAME name)

@@ -1,4 +1,4 @@
-// The explicit list of backends: no static registrars.
+// The list of backends, written out instead of registered by static objects.
 #include "kernels/backends.h"
 
 #include <optional>
@@ -38,7 +38,7 @@ std::unique_ptr<Device> OpenCpu(std::optional<int> index, const DeviceOptions& o
       {.pin_threads = options.cpu_pin_threads, .interleave = options.cpu_interleave});
 }
 
-// N of "<prefix>N".
+// Parses N from "<prefix>N".
 std::optional<int> IndexAfter(absl::string_view prefix, absl::string_view spec) {
   int index = 0;
   if (!absl::ConsumePrefix(&spec, prefix) || !absl::SimpleAtoi(spec, &index) || index < 0) {

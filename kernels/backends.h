@@ -1,4 +1,4 @@
-// What a backend gives to kernels/: its rows, its steps, its KV4 and its devices.
+// The interface of a backend: its registry rows, steps, KV4 functions and devices.
 #pragma once
 
 #include <memory>
@@ -19,34 +19,36 @@ const Steps& CpuSteps();
 const Kv4Ops& CpuKv4();
 // How a CPU device uses a machine of several sockets.
 struct CpuPlacement {
-  // Worker i stays on the i-th core after the first that the process may use. Callers stay free.
+  // Pins worker i to the i-th core after the first one that the process may use. Callers are not
+  // pinned.
   bool pin_threads = false;
-  // Pages of large buffers go round the memory nodes that the process may use, so that all
-  // controllers are read at once. Has no effect where the system does not allow it.
+  // Interleaves the pages of large buffers over the memory nodes that the process may use, so that
+  // all memory controllers are read at once. It has no effect where the system does not allow it.
   bool interleave = false;
 };
-// `threads` 0: as many as the process may use. `budget_bytes` 0: no cap. With an index the id is
-// "cpu:N": several of them share cores and memory, and stand in for several GPUs.
+// Opens the CPU. `threads` 0: as many as the process may use. `budget_bytes` 0: no cap. With an
+// index the id is "cpu:N": several such devices share cores and memory, and replace several GPUs in
+// tests.
 std::unique_ptr<Device> OpenCpuDevice(int threads, int64_t budget_bytes,
                                       std::optional<int> index = std::nullopt,
                                       bool batch_invariant = false,
                                       const std::string& id_suffix = "",
                                       const CpuPlacement& placement = {});
 
-// Of the machine, or of the container around the process.
+// Memory that can still be allocated on the machine, or in the container around the process.
 int64_t CpuFreeBytes();
 
-// Only in builds with AWQD_CUDA.
+// Defined in builds with AWQD_CUDA only.
 absl::Span<const KernelRow* const> CudaKernels();
 const Steps& CudaSteps();
 const Kv4Ops& CudaKv4();
-// FAILED_PRECONDITION when there is no such device, its driver is too old, or no kernel was built
-// for it.
+// Opens a GPU. FAILED_PRECONDITION when there is no such device, its driver is too old, or no
+// kernel was built for it.
 absl::StatusOr<std::unique_ptr<Device>> OpenCudaDevice(int index, int64_t budget_bytes,
                                                        bool batch_invariant = false,
                                                        const std::string& id_suffix = "");
 
-// Of whichever backend the device is of.
+// The steps of the device's backend.
 const Steps& StepsOf(const Device& device);
 
 }  // namespace awqd

@@ -12,11 +12,11 @@
 namespace awqd {
 namespace {
 
-// As stored.
+// The types that stored scales may have.
 constexpr DType kScaleTypes[] = {DType::kFp16, DType::kBf16, DType::kFp32,
                                  DType::kE4m3, DType::kE8m0, DType::kInt8};
 
-// After a '+' or a ':'.
+// The type's name after '+' or ':'.
 std::string Printed(DType dtype) { return absl::AsciiStrToLower(Name(dtype)); }
 
 std::string PrintedCode(const WeightDescription& d) {
@@ -56,7 +56,7 @@ std::string PrintedZero(const WeightDescription& d) {
   return d.zero == 0 ? "" : absl::StrCat("m", d.zero);
 }
 
-// Takes leading decimal digits off `text`.
+// Removes leading decimal digits from `text`.
 bool ConsumeNumber(absl::string_view* text, int64_t* value) {
   size_t digits = 0;
   while (digits < text->size() && absl::ascii_isdigit((*text)[digits])) ++digits;

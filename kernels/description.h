@@ -2,11 +2,9 @@
 //
 //   W[k, n] = (decode(code[i, n]) - zero[i / gk, n / gn]) * scale[i / gk, n / gn] * outer[n]
 //
-// Row i of what is stored is in-feature k = order[i]; without an order i = k. Blocks of gk rows x
-// gn columns share a zero and a scale; the last block of either direction may be short. AWQ, GPTQ
-// and compressed-tensors int4 have the same description. It says nothing of activations: what is
-// done with them belongs to the operation. Nor does it say whether a weight has an order, a factor
-// or a bias: every kernel serves those (README.md, stage and finish).
+// The description says nothing of activations, because their treatment belongs to the operation.
+// Nor does it say whether a weight has an order, a factor or a bias: every kernel serves those
+// (README.md, stage and finish).
 //
 // Printed in the order of the formula (ToString):
 //
@@ -62,7 +60,7 @@ struct WeightDescription {
   bool real_zeros() const {
     return zero_kind == ZeroKind::kRealBefore || zero_kind == ZeroKind::kRealAfter;
   }
-  // Bytes of one as stored; 0 without.
+  // Bytes of one stored scale; 0 without scales.
   int64_t scale_bytes() const { return scale_dtype ? SizeOf(*scale_dtype) : 0; }
   int64_t zero_bytes() const {
     if (zero_kind == ZeroKind::kConstant) return 0;
@@ -78,11 +76,11 @@ WeightDescription Symmetric(int bits, int64_t block_rows, DType scale = DType::k
 // One stored zero and one scale per `block_rows` rows of a column.
 WeightDescription Asymmetric(int bits, int64_t block_rows, DType scale = DType::kFp16);
 
-// Bits that a code takes in a HostWeight: the description's, rounded up to 2, 4 or 8.
+// Bits that a code has in a HostWeight: the description's bits, rounded up to 2, 4 or 8.
 constexpr int CodeBits(int bits) { return bits <= 2 ? 2 : bits <= 4 ? 4 : 8; }
 
-// INVALID_ARGUMENT naming the part, what was got and what was expected. `k`, `n`: in and out
-// features of the weight, any from 1.
+// Returns INVALID_ARGUMENT with the wrong part, the value got and the value expected. `k`, `n`: in
+// and out features of the weight, at least 1.
 absl::Status Validate(const WeightDescription& description, int64_t k, int64_t n);
 
 std::string ToString(const WeightDescription& description);

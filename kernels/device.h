@@ -1,5 +1,4 @@
-// Device, StreamView, Buffer: the small interface through which the server sees memory and order of
-// work.
+// Device, StreamView, Buffer: the interface through which the server uses memory and orders work.
 //
 // Implemented by kernels/cpu/ and kernels/cuda/core/. Nothing here names CUDA, so that server/
 // never does.
@@ -44,9 +43,9 @@ class Buffer {
 // call returns.
 struct StreamView {
   void* handle = nullptr;
-  // kStreamCounters words of device memory for the blocks of a kernel to meet at. Kernels of one
-  // stream run one after the other: each finds zeros and leaves zeros. Null on the CPU, and for
-  // copies alone.
+  // kStreamCounters words of device memory, by which the blocks of a kernel synchronise. Kernels of
+  // one stream run one after the other: each finds zeros and leaves zeros. Null on the CPU, and for
+  // a stream of copies.
   uint32_t* counters = nullptr;
 };
 inline constexpr int kStreamCounters = 16384;
@@ -62,50 +61,49 @@ class Stream {
 };
 
 enum class MemoryKind : uint8_t {
-  kDevice,   // where kernels read and write: buffers that come, grow and stay
-  kWeights,  // the same for weights: kept apart, so that unloading gives the device back what
-             // loading took
-  kStaging   // host memory that the device copies from and to at full speed (pinned on CUDA)
+  kDevice,   // buffers that kernels read and write
+  kWeights,  // as kDevice, but apart from it, so that unloading returns all memory of a weight
+  kStaging   // host memory for copies at full speed (pinned on CUDA)
 };
 
-// One place that weights live and kernels run. Thread-safe.
+// A place where weights live and kernels run. Thread-safe.
 class Device {
  public:
   virtual ~Device() = default;
 
   virtual const DeviceInfo& info() const = 0;
 
-  // Bytes that Allocate can still hand out of device memory: physical memory and the budget,
-  // whichever is less.
+  // Bytes of device memory that Allocate can still return: the smaller of free physical memory and
+  // the rest of the budget.
   virtual int64_t FreeBytes() const = 0;
-  // Caps what Allocate hands out of device memory in total; 0 removes the cap.
+  // Caps the device memory that Allocate returns in total; 0 removes the cap.
   virtual void SetBudget(int64_t bytes) = 0;
   // Bytes of device memory currently handed out.
   virtual int64_t UsedBytes() const = 0;
 
-  // At least 256-byte aligned, uninitialised. RESOURCE_EXHAUSTED naming the bytes asked for and
-  // free.
+  // The memory is at least 256-byte aligned and uninitialised. RESOURCE_EXHAUSTED names the bytes
+  // that were requested and that are free.
   virtual absl::StatusOr<Buffer> Allocate(MemoryKind kind, int64_t bytes) = 0;
 
   virtual absl::StatusOr<std::unique_ptr<Stream>> CreateStream() = 0;
-  // The same for copies alone: a stream that comes and goes beside work that runs.
+  // Creates a stream for copies alone, which run beside other work.
   virtual absl::StatusOr<std::unique_ptr<Stream>> CreateCopyStream() { return CreateStream(); }
 
-  // Copies between this device's memory and host memory (staging memory for it to be asynchronous),
-  // in stream order. On the CPU both are memcpy.
+  // Copies between this device's memory and host memory, in stream order. The copy is asynchronous
+  // if the host memory is staging memory. On the CPU both are memcpy.
   virtual absl::Status CopyToDevice(void* device, const void* host, int64_t bytes,
                                     StreamView stream) = 0;
   virtual absl::Status CopyToHost(void* host, const void* device, int64_t bytes,
                                   StreamView stream) = 0;
 
-  // True when device memory can be read and written by the host directly (the CPU): copies can be
-  // skipped.
+  // True if the host can read and write device memory directly, as on the CPU, so that copies can
+  // be skipped.
   virtual bool host_addressable() const = 0;
 
-  // The device whose type its backend knows: this one, or what it wraps.
+  // The device that the backend created: this one, or the one that it wraps.
   virtual Device& backend() { return *this; }
 
-  // False after a sticky error: nothing on this device can be trusted any more.
+  // False after a sticky error: results of this device can no longer be trusted.
   virtual bool healthy() const = 0;
 };
 

@@ -1,5 +1,5 @@
-// The formula of a weight in FP32. Compiled without contraction: a fused multiply-add would leave
-// out a rounding (CMakeLists.txt).
+// The formula of a weight in FP32. Compiled without contraction, because a fused multiply-add would
+// omit a rounding (CMakeLists.txt).
 #include "kernels/exact.h"
 
 namespace awqd {

@@ -1,5 +1,5 @@
-// What the bits of a weight are: the one place that says it. Kernels do the same in their own way,
-// and tests compare.
+// The reference arithmetic of a weight. Kernels compute the same in other ways, and tests compare
+// them.
 //
 //   d = decode(code) - zero        kConstant, kStored, kRealBefore
 //   p = d * scale
@@ -7,8 +7,8 @@
 //   w = p * outer
 //
 // Each operation is one FP32 rounding to nearest even, in this order, and Dequantize rounds w once
-// more to its output type. Between integers, and of an integer of up to 9 bits and an FP16 or BF16
-// scale, the FP32 result is exact: there Dequantize is one rounding of the exact (q - z) * s.
+// more to its output type. For integers, and for the product of an integer of up to 9 bits and an
+// FP16 or BF16 scale, the FP32 result is exact, and Dequantize is one rounding of it.
 #pragma once
 
 #include <bit>
@@ -20,8 +20,8 @@
 
 namespace awqd {
 
-// A float that rounds to any narrower type just as `value` does. Rounding twice to nearest would be
-// wrong near ties; a first rounding to odd keeps what the second needs to know.
+// A float that rounds to any narrower type just as `value` does. Rounding to nearest twice would be
+// wrong near ties; rounding to odd first keeps the information that the second rounding needs.
 inline float RoundToOdd(double value) {
   const float nearest = static_cast<float>(value);
   if (static_cast<double>(nearest) == value || nearest - nearest != 0) return nearest;
@@ -32,7 +32,7 @@ inline float RoundToOdd(double value) {
   return std::bit_cast<float>(bits | 1u);
 }
 
-// One rounding of `value` to the element type.
+// Stores `value`, rounded once to the element type.
 inline void StoreElement(void* data, DType dtype, int64_t index, double value) {
   if (dtype == DType::kFp32) {
     static_cast<float*>(data)[index] = static_cast<float>(value);
@@ -42,7 +42,7 @@ inline void StoreElement(void* data, DType dtype, int64_t index, double value) {
   }
 }
 
-// What a code stands for: an integer, or an element of E2M1, E4M3 or the weight's `table`.
+// The value of a code: an integer, or an element of E2M1, E4M3 or the weight's `table`.
 inline float DecodeCode(CodeKind kind, const float* table, int code) {
   switch (kind) {
     case CodeKind::kUnsigned:
@@ -57,7 +57,7 @@ inline float DecodeCode(CodeKind kind, const float* table, int code) {
   return 0;
 }
 
-// w of stored row `row` and column `col`, in [0, K) and [0, N).
+// Element w of stored row `row` and column `col`, in [0, K) and [0, N).
 float WeightValue(const HostWeight& weight, int64_t row, int64_t col);
 
 }  // namespace awqd

@@ -11,13 +11,14 @@ namespace {
 
 constexpr int64_t kAlign = 256;
 
-// Whether a kernel can take both with the same numbers.
+// Whether one kernel can compute both with the same parameters.
 bool IsLike(const DeviceWeight& a, const DeviceWeight& b) {
   return a.shape.k == b.shape.k && a.shape.n == b.shape.n &&
          a.shape.description == b.shape.description && a.layout == b.layout;
 }
 
-// Calls fn(expert) for each that has rows, until it returns false. Whether it never did.
+// Calls fn(expert) for each expert that has rows, until it returns false. Returns whether it never
+// did.
 template <typename Fn>
 bool EveryActive(const GroupedArgs& args, Fn fn) {
   int64_t begin = 0;
@@ -32,8 +33,8 @@ bool EveryActive(const GroupedArgs& args, Fn fn) {
 
 // The parts of the workspace, one after the other.
 struct Workspace {
-  int64_t row = 0;     // bytes that the row asked for
-  int64_t staged = 0;  // x as the row reads it
+  int64_t row = 0;     // bytes that the row needs
+  int64_t staged = 0;  // x in the form that the row reads
   int64_t sums = 0;    // FP32 [rows, N] for finish, unless y is FP32 itself
 
   int64_t total() const { return row + staged + sums; }

@@ -40,7 +40,8 @@ absl::Status CheckDtypes(const KernelRow& row, DType in, DType out) {
 
 Path Other(Path path) { return path == Path::kFused ? Path::kDequantize : Path::kFused; }
 
-// INT8 activations give integers, which no part of a floating product changes.
+// Checks a product of INT8 activations. Its results are integers, to which no part of a floating
+// product applies.
 absl::Status CheckIntegers(const MatmulArgs& args) {
   const DeviceWeight& weight = *args.weight;
   if (weight.plan.integer == nullptr) {
@@ -96,7 +97,7 @@ bool MustReorder(const DeviceWeight& weight) {
   return weight.sections.Has(Part::kOrder) || weight.sections.Has(Part::kFactor);
 }
 
-// For m tokens, at least one, of dtype `x`.
+// The row for m >= 1 tokens of dtype `x`.
 const KernelRow* RowFor(const WeightPlan& plan, Op op, Path path, int64_t m, DType x) {
   switch (op) {
     case Op::kIntegerMatmul:
@@ -114,7 +115,7 @@ const KernelRow* RowFor(const WeightPlan& plan, Op op, Path path, int64_t m, DTy
 
 // The parts of a product's workspace, one after the other.
 struct Workspace {
-  int64_t row = 0;  // bytes that the row asked for
+  int64_t row = 0;  // bytes that the row needs
   int64_t staged = 0;
   int64_t sums = 0;  // FP32 [M, N] for finish
 
@@ -123,7 +124,7 @@ struct Workspace {
   int64_t total() const { return sums_offset() + sums; }
 };
 
-// Whatever the type and the alignment of x: neither is known when memory is set aside.
+// Covers any type and alignment of x, because neither is known when the workspace is allocated.
 Workspace PlanWorkspace(const DeviceWeight& weight, const KernelRow& row, int64_t m,
                         ActivationFunction activation) {
   const WeightShape& shape = weight.shape;
@@ -190,7 +191,7 @@ absl::Status Run(const MatmulArgs& args, const KernelRow& row, StreamView stream
 
 constexpr int64_t kReorderBytes = int64_t{64} << 20;
 
-// All rows of as many columns as fit, at least 8 of them.
+// The number of columns whose rows all fit, at least 8.
 int64_t ReorderColumns(const DeviceWeight& weight, int64_t cols, DType out) {
   const int64_t fitting = kReorderBytes / (weight.shape.k * SizeOf(out)) / 8 * 8;
   return std::min(cols, std::max<int64_t>(8, fitting));
@@ -237,7 +238,7 @@ int64_t WorkspaceBytes(const DeviceWeight& weight, Path path, int64_t m,
   }
   if (op == Op::kQuantizedActivations) path = Path::kFused;
   const std::vector<PlanEntry>& entries = op == Op::kMatmul ? plan.matmul : plan.quantized;
-  // Activations that a row of this path does not take go the other way.
+  // Activations that no row of this path accepts use the other path.
   const bool both = std::any_of(entries.begin(), entries.end(), [&](const PlanEntry& entry) {
     return entry.path == path && entry.row->inputs != kFloatingMask;
   });

@@ -1,4 +1,4 @@
-// KV4: what is legal, and the way to the device's backend.
+// KV4: validates arguments and calls the device's backend.
 #include "kernels/kv4.h"
 
 #include <optional>
@@ -20,7 +20,7 @@ absl::Status CheckShape(const Kv4Shape& shape) {
   AWQD_RETURN_IF_ERROR(CheckAtLeast("tokens", shape.tokens, 0));
   AWQD_RETURN_IF_ERROR(CheckAtLeast("heads", shape.heads, 1));
   AWQD_RETURN_IF_ERROR(CheckAtLeast("head_dim", shape.head_dim, 1));
-  // Bytes of FP32, and sums with a block of rows, must not wrap.
+  // Bytes in FP32, and sums with a block of rows, must not overflow.
   std::optional<int64_t> elements = CheckedMul(shape.tokens, shape.heads);
   if (elements) elements = CheckedMul(*elements, shape.head_dim);
   if (elements && *elements <= int64_t{1} << 56) return absl::OkStatus();

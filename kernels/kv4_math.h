@@ -1,5 +1,5 @@
-// The arithmetic of KV4, the 4-bit key and value cache: the one definition that the CPU, GPUs and
-// tests compute by.
+// The arithmetic of KV4, the 4-bit key and value cache: the only definition, used by the CPU, GPUs
+// and tests.
 //
 // It is QServe's (mit-han-lab/omniserve, kernels/csrc/fused_attention). For the elements x of one
 // head of one token:
@@ -14,7 +14,7 @@
 // Each operation is one FP32 rounding to nearest even, in this order; `exact` is rounded once more
 // to its output type, `fused` is FP16.
 //
-// What QServe leaves to chance:
+// Cases that QServe leaves undefined:
 // - A code beyond 0 .. 15 saturates. QServe saturates at 255 and keeps the lower four bits.
 // - A NaN has code 0, and counts neither for min nor for max. Infinities saturate and do not count
 //   either, so that one of them does not take the others' precision. Without any finite element
@@ -34,8 +34,8 @@
 
 #include <cstdint>
 
-// Inlined even without optimisation: the bodies of the CPU are compiled with flags that other
-// machines cannot run, and must not leave a copy for them.
+// Inlined even without optimisation: CPU kernels are compiled with flags that other machines cannot
+// run, and must not leave an out-of-line copy that these might use.
 #ifdef __CUDACC__
 #define AWQD_KV4_INLINE __host__ __device__ __forceinline__
 #else
@@ -50,8 +50,8 @@ inline constexpr float kInfinity = __builtin_inff();
 AWQD_KV4_INLINE float FloatOf(uint32_t bits) { return __builtin_bit_cast(float, bits); }
 AWQD_KV4_INLINE uint32_t BitsOf(float value) { return __builtin_bit_cast(uint32_t, value); }
 
-// One rounding each: a compiler for GPUs would fuse * and +. Files for the CPU that include this
-// are compiled without contraction.
+// Each is one rounding. GPU compilers would fuse * and + otherwise; CPU files that include this are
+// compiled without contraction.
 AWQD_KV4_INLINE float Mul(float a, float b) {
 #ifdef __CUDA_ARCH__
   return __fmul_rn(a, b);
@@ -74,7 +74,7 @@ AWQD_KV4_INLINE float Div(float a, float b) {
 #endif
 }
 
-// The smaller and the larger; of a NaN `a` it is `b`.
+// The smaller and the larger; `b` if `a` is a NaN.
 AWQD_KV4_INLINE float Smaller(float a, float b) {
 #ifdef __CUDA_ARCH__
   return fminf(a, b);
@@ -92,17 +92,17 @@ AWQD_KV4_INLINE float Larger(float a, float b) {
 
 AWQD_KV4_INLINE bool IsFinite(float v) { return v <= kLargestFloat && v >= -kLargestFloat; }
 
-// Least and greatest element so far; of none at all, +infinity and -infinity.
+// The least and the greatest element so far; +infinity and -infinity without elements.
 struct Range {
   float min = kInfinity;
   float max = -kInfinity;
 };
 
-// What the type of the scales can hold.
+// The largest and smallest values of the scales' type.
 struct ScaleLimits {
   float smallest;
   float largest;
-  float reach;  // of min and max
+  float reach;  // the largest magnitude of min and max
 };
 AWQD_KV4_INLINE ScaleLimits LimitsOf(bool fp16) {
   return fp16 ? ScaleLimits{0x1p-24f, 65504.0f, 7.5f * 65504.0f}
@@ -114,21 +114,22 @@ struct RowScale {
   float zero = 0;
 };
 
-// Scale and zero of the finite elements of a row before their rounding, unless IsSpecial.
+// Scale and zero before rounding for a row's finite elements, unless IsSpecial.
 AWQD_KV4_INLINE RowScale ScaleBeforeRounding(Range finite, ScaleLimits limits) {
   const float min = Smaller(Larger(finite.min, -limits.reach), limits.reach);
   const float max = Smaller(Larger(finite.max, -limits.reach), limits.reach);
   const float width = Add(max, -min);
-  // + 0: which zero is the least of a row depends on the order in which one looks.
+  // + 0 removes the sign of a zero: which zero is the least of a row depends on the order of
+  // comparison.
   return {Larger(Div(width, 15), limits.smallest), Add(Div(Mul(-15, min), width), 0)};
 }
 
-// `zero`: rounded. A row without finite elements, or of elements that are all the same.
+// Whether a row has no finite elements, or only equal ones. `zero`: rounded.
 AWQD_KV4_INLINE bool IsSpecial(Range finite, float zero) {
   return !(finite.min <= finite.max) || !IsFinite(zero);
 }
 
-// Scale and zero of such a row. `round`: to the type of the scales and back.
+// Scale and zero of such a row. `round` rounds to the type of the scales and back.
 template <typename Round>
 AWQD_KV4_INLINE RowScale SpecialScale(Range finite, ScaleLimits limits, Round round) {
   if (!(finite.min <= finite.max)) return {};
@@ -148,7 +149,7 @@ AWQD_KV4_INLINE RowScale ScaleOf(Range finite, ScaleLimits limits, Round round) 
   return IsSpecial(finite, rounded.zero) ? SpecialScale(finite, limits, round) : rounded;
 }
 
-// A code plus kCodeMagic. `inverse`: Div(1, scale). A sum with 1.5 * 2^23 is rounded to an integer.
+// A code plus kCodeMagic. `inverse`: Div(1, scale). Adding 1.5 * 2^23 rounds to an integer.
 inline constexpr uint32_t kCodeMagic = 0x4B400000;  // the bits of 1.5 * 2^23
 AWQD_KV4_INLINE uint32_t CodeAndMagic(float x, float inverse, float zero) {
   const float real = Add(Mul(x, inverse), zero);
@@ -159,21 +160,22 @@ AWQD_KV4_INLINE uint32_t CodeOf(float x, float inverse, float zero) {
   return CodeAndMagic(x, inverse, zero) & 15;
 }
 
-// `u`: a code. Before the rounding to the output type.
+// The element of code `u`, before it is rounded to the output type.
 AWQD_KV4_INLINE float Exact(float u, float scale, float zero) { return Mul(Add(u, -zero), scale); }
 
-// The addend of `fused`, before its rounding to FP16.
+// The addend of `fused`, before it is rounded to FP16.
 AWQD_KV4_INLINE float OffsetOf(float scale, float zero) { return Mul(-scale, zero); }
 
 // A float that rounds to FP16 just as fma(u, scale, offset) does. `scale` and `offset` are FP16
-// numbers: the product is exact, and the sum is rounded to odd. Hosts only: GPUs have the
-// instruction.
+// numbers: the product is exact, and the sum is rounded to odd. For hosts only, because GPUs have
+// the instruction.
 AWQD_KV4_INLINE float FusedToOdd(float u, float scale, float offset) {
   const float product = Mul(u, scale);
   const float sum = Add(product, offset);
   const float from_offset = Add(sum, -product);
   const float error = Add(Add(product, -Add(sum, -from_offset)), Add(offset, -from_offset));
-  // Toward zero where the error says so. The error of an infinity or a NaN is a NaN.
+  // Rounds toward zero if the sign of the error differs. The error of an infinity or a NaN is a
+  // NaN.
   const uint32_t bits = BitsOf(sum);
   const uint32_t odd = (bits - ((bits ^ BitsOf(error)) >> 31)) | 1;
   return FloatOf(BitsOf(error) & 0x7fffffffu) > 0 ? FloatOf(odd) : sum;

@@ -1,4 +1,4 @@
-// PrepareWeight: a weight's layout and rows are chosen, and it is packed into a device's memory.
+// PrepareWeight: chooses a weight's layout and rows, and packs it into a device's memory.
 #include <algorithm>
 #include <cstring>
 #include <thread>
@@ -11,13 +11,13 @@
 namespace awqd {
 namespace {
 
-// Bytes that one more thread packs in about as long as it takes to start.
+// The number of bytes that a thread packs in about the time that it takes to start a thread.
 constexpr int64_t kBytesPerThread = int64_t{1} << 20;
-constexpr int64_t kMaxThreads = 8;  // packing soon waits for memory
+constexpr int64_t kMaxThreads = 8;  // more threads would wait for memory
 
-constexpr int kAnyOctaves = 512;  // between the least and the largest FP32
+constexpr int kAnyOctaves = 512;  // octaves between the smallest and the largest FP32
 
-// Gaps between sections are copied to the device like everything else.
+// Clears the gaps between sections, because they are copied to the device too.
 void ClearGaps(const Sections& sections, uint8_t* out) {
   for (int part = 0; part < kParts; ++part) {
     const int64_t bytes = sections.bytes(static_cast<Part>(part));
@@ -26,8 +26,8 @@ void ClearGaps(const Sections& sections, uint8_t* out) {
   }
 }
 
-// Packs all columns into `out`, uninitialised host memory, on a few threads of its own: loading
-// comes before serving, and has no claim on the threads that serve.
+// Packs all columns into `out`, uninitialised host memory, on a few threads of its own. Loading
+// must not use the threads that serve requests.
 void PackAll(const HostWeight& weight, const DeviceWeight& like, uint8_t* out) {
   ClearGaps(like.sections, out);
   const int64_t steps = CeilDiv(weight.n, ColumnRange::kStep);
@@ -45,7 +45,7 @@ void PackAll(const HostWeight& weight, const DeviceWeight& like, uint8_t* out) {
   });
 }
 
-// Straight into the device's memory where the host can reach it.
+// Packs straight into the device's memory if the host can write to it.
 absl::Status Pack(const HostWeight& weight, Device& device, DeviceWeight* out) {
   const int64_t bytes = out->sections.total();
   if (device.host_addressable()) {

@@ -15,47 +15,48 @@
 
 namespace awqd {
 
-// y = act(x @ W + bias), FP32 accumulation, one rounding to y's dtype. Of INT8 activations without
-// scales y = x @ W in INT32, exactly, with no bias and no activation function. Of quantised
-// activations y = act(a * (q @ W) + bias) with INT8 q and a scale a for each token, where the sums
-// of q and codes are exact integers (kernels.h, ProductOf). All pointers in the weight's device
-// memory.
+// y = act(x @ W + bias), accumulated in FP32 and rounded once to y's dtype. For INT8 activations
+// without scales, y = x @ W in INT32, exactly, without bias and activation function. For quantised
+// activations, y = act(a * (q @ W) + bias) with INT8 q and a scale a for each token, where the sums
+// of q times codes are exact integers (kernels.h, ProductOf). All pointers are to the weight's
+// device memory.
 struct MatmulArgs {
   const DeviceWeight* weight = nullptr;
-  // [M, K], FP16, BF16, FP32 or INT8, of the caller. A row of the registry gets what stage made of
-  // it: by stored rows, times the factor, in a type and at an alignment that it takes.
+  // [M, K], FP16, BF16, FP32 or INT8, from the caller. A row of the registry gets the result of
+  // stage: ordered by stored rows, multiplied by the factor, in a type and at an alignment that the
+  // row accepts.
   ConstMatrixView x;
   MatrixView y;                 // [M, N], FP16, BF16 or FP32; INT32 of INT8
   const float* bias = nullptr;  // FP32 [N], or null for none
-  // At least WorkspaceBytes, or for a row its workspace_bytes, 256-byte aligned; contents are free
-  // to be overwritten.
+  // At least WorkspaceBytes, or for a row its workspace_bytes; 256-byte aligned. The contents are
+  // overwritten.
   void* workspace = nullptr;
   ActivationFunction activation = ActivationFunction::kNone;  // kNone for a row of the registry
-  // Floating x is made INT8 first; kNone for INT8 x and for a row of the registry.
+  // Quantises floating x to INT8 first; kNone for INT8 x and for a row of the registry.
   ActivationQuantization quantization = ActivationQuantization::kNone;
-  // FP32 [M], positive: the scale of each token, of INT8 x and for kStatic; else null. A row of the
-  // registry reads x_scale.
+  // FP32 [M], positive: the scale of each token, for INT8 x and for kStatic; else null. A row of
+  // the registry reads x_scale instead.
   const float* scales = nullptr;
 
   // Set by stage, for rows of the registry alone.
   int64_t x_stride = 0;            // elements from one row of x to the next; 0: K
-  const float* x_scale = nullptr;  // FP32 [M], what each row of sums is multiplied by; null: 1
-  bool staged = false;             // x comes from a kernel that was started just before
+  const float* x_scale = nullptr;  // FP32 [M]: factor of each row of sums; null: 1
+  bool staged = false;             // the kernel started just before writes x
 };
 
 // The products of a stack of experts: y = x @ W[e] + bias[e] for the rows of each expert e, which
-// lie together. All experts have the shape and the plan of the first; none has an order or a
+// are contiguous. All experts have the shape and the plan of the first; none has an order or a
 // factor. Several stacks may multiply the same rows: their results follow each other in y.
 struct GroupedArgs {
   absl::Span<const DeviceWeight* const> experts;  // [stacks * experts]
-  absl::Span<const int64_t> ends;                 // of each expert's rows, in host memory
-  ConstMatrixView x;                              // [rows, K], as of MatmulArgs
+  absl::Span<const int64_t> ends;                 // end of each expert's rows, in host memory
+  ConstMatrixView x;                              // [rows, K], as in MatmulArgs
   MatrixView y;                                   // [stacks * rows, N]
   // FP32 [stacks * experts, N], or null for the weights' own.
   const float* bias = nullptr;
-  // FP32 [rows], what the sums of each row are multiplied by; null: 1. Of FP32 x stage sets it.
+  // FP32 [rows]: factor of the sums of each row; null: 1. Stage sets it for FP32 x.
   const float* x_scale = nullptr;
-  // What GroupedTable gave, in the device's memory, 256-byte aligned.
+  // The result of GroupedTable, in the device's memory, 256-byte aligned.
   const void* table = nullptr;
   void* workspace = nullptr;  // GroupedWorkspaceBytes; 256-byte aligned
   ActivationFunction activation = ActivationFunction::kNone;  // kNone for a row of the registry
@@ -64,7 +65,7 @@ struct GroupedArgs {
 
   int64_t stacks() const { return static_cast<int64_t>(experts.size() / ends.size()); }
   int64_t rows() const { return ends.empty() ? 0 : ends.back(); }
-  // Experts that have rows.
+  // The number of experts that have rows.
   int64_t active() const {
     int64_t count = 0, begin = 0;
     for (const int64_t end : ends) count += end > std::exchange(begin, end);
@@ -72,8 +73,8 @@ struct GroupedArgs {
   }
 };
 
-// out = W[row_begin : row_begin + out.rows, col_begin : col_begin + out.cols], with the bits that
-// exact.h says. Rows are in-features for the caller, stored rows for a row of the registry.
+// out = W[row_begin : row_begin + out.rows, col_begin : col_begin + out.cols], with the bits of
+// exact.h. Rows are in-features for the caller, and stored rows for a row of the registry.
 struct DequantizeArgs {
   const DeviceWeight* weight = nullptr;
   MatrixView out;
@@ -85,12 +86,12 @@ enum class Op : uint8_t {
   kDequantize,
   kMatmul,         // floating activations
   kIntegerMatmul,  // y = x @ (code - zero), INT8 to INT32, exact
-  // Floating y = x_scale * (x @ W) + bias of INT8 x, whose products with codes are summed exactly.
+  // Floating y = x_scale * (x @ W) + bias for INT8 x, whose products with codes are summed exactly.
   kQuantizedActivations,
   kGroupedMatmul,  // floating activations, a stack of weights
 };
 
-// What a row needs of activations before it can read them.
+// The form of activations that a row reads.
 enum class Staged : uint8_t {
   kAny,         // any floating type, rows of K elements
   kTensorCore,  // FP16 or BF16, rows that begin on 16 bytes, zero from K to a multiple of 8
@@ -105,18 +106,18 @@ constexpr uint32_t MaskOf(CodeKind kind) { return 1u << static_cast<int>(kind); 
 inline constexpr uint32_t kIntegerZeros = MaskOf(ZeroKind::kConstant) | MaskOf(ZeroKind::kStored);
 inline constexpr uint32_t kRealZeros = MaskOf(ZeroKind::kRealBefore) | MaskOf(ZeroKind::kRealAfter);
 
-// The descriptions that a row serves. It claims no order, factor, outer scale or bias: every row
-// has them, from stage, from its layout's Part::kOuter, and from finish.
+// The descriptions that a row serves. Order, factor, outer scale and bias need no claim: stage, the
+// layout's Part::kOuter and finish provide them for every row.
 struct Claims {
   uint32_t codes = MaskOf(CodeKind::kUnsigned);
-  uint32_t bits = 0;  // bit b set: takes unsigned codes of b bits
+  uint32_t bits = 0;  // bit b: accepts unsigned codes of b bits
   uint32_t zeros = kIntegerZeros;
   DTypeMask scales = MaskOf(DType::kFp16) | MaskOf(DType::kBf16);
   // Group sizes are a multiple of this; one group of K always passes.
   int64_t group_multiple = 1;
   bool column_blocks = false;  // blocks of more than one column
 };
-// What the definition covers.
+// Every legal description.
 inline constexpr Claims kEverything = {
     .codes = MaskOf(CodeKind::kUnsigned) | MaskOf(CodeKind::kE2m1) | MaskOf(CodeKind::kE4m3) |
              MaskOf(CodeKind::kTable),
@@ -124,16 +125,16 @@ inline constexpr Claims kEverything = {
     .zeros = kIntegerZeros | kRealZeros,
     .scales = kFloatingMask | MaskOf(DType::kE4m3) | MaskOf(DType::kE8m0) | MaskOf(DType::kInt8),
     .column_blocks = true};
-// What a product of integers can have: integer codes and zeros, and no scale.
+// Descriptions of integer products: integer codes and zeros, and no scale.
 inline constexpr Claims kIntegers = {.bits = kEverything.bits, .scales = 0};
-// What a product of quantised activations can have: integer codes, whatever their zeros and scales.
+// Descriptions of products of quantised activations: integer codes with any zeros and scales.
 inline constexpr Claims kIntegerCodes = {.bits = kEverything.bits,
                                          .zeros = kEverything.zeros,
                                          .scales = kEverything.scales,
                                          .column_blocks = true};
 
 struct KernelRow {
-  // Path of its source beneath kernels/ without extension: also test filter and metric label.
+  // Path of the row's source beneath kernels/ without extension; also test filter and metric label.
   absl::string_view name;
   Op op;
   Path path = Path::kFused;  // matmul only
@@ -142,42 +143,43 @@ struct KernelRow {
   Staged staged = Staged::kAny;       // matmul only
   DTypeMask inputs = kFloatingMask;   // dtypes of the caller's x
   DTypeMask outputs = kFloatingMask;  // dtypes of y
-  // The layout it reads; null: any, through Layout::unpack (the reference) or another row.
+  // The layout that the row reads; null: any, through Layout::unpack (the reference) or another
+  // row.
   const Layout* layout = nullptr;
   int min_arch = 0;  // CUDA: lowest compute capability x 10
   int max_arch = 0;  // CUDA: highest, 0 for no bound
-  // Tokens it serves; of kGroupedMatmul the rows of each expert that has some, on average.
+  // Tokens that the row serves; for kGroupedMatmul, rows of each expert that has some, on average.
   int64_t min_m = 0;
   int64_t max_m = -1;  // inclusive; -1: no bound
-  // The least tokens of a weight for which the row's priority counts; with fewer it serves only
-  // where no other row does. Null: min_m.
+  // The fewest tokens for which the row's priority counts; with fewer it serves only where no other
+  // row does. Null: min_m.
   int64_t (*preferred_from)(const WeightShape&, const DeviceInfo&) = nullptr;
-  // A fused matmul that was measured against decoding the weight first, at every count of tokens
-  // that it serves and every shape of a model's layers, and is faster or within 5 %.
+  // A fused matmul that was measured against decoding the weight first, at every token count that
+  // it serves and every shape of a model's layers, and is faster or at most 5 % slower.
   bool replaces_dense = false;
-  // A matmul whose bits for a token depend on that token and the weight alone: not on M, nor on the
-  // tokens beside it. Rows of one layout and device that say so agree, because a plan may go from
-  // one to another as M grows.
+  // A matmul whose bits for a token depend on that token and the weight alone: neither on M nor on
+  // other tokens. Rows of one layout and device with this flag agree with each other, because a
+  // plan may change from one to another as M grows.
   bool batch_invariant = false;
   int priority =
       0;  // larger wins among rows that support a weight; negative: only when forced by name
-  // Further conditions: empty, or the reason why not. May be null.
+  // Further conditions: returns "", or the reason against the row. May be null.
   std::string (*refuses)(const WeightShape&, const DeviceInfo&) = nullptr;
-  // How it cuts the product of m tokens into tiles, for a person. Null: always alike.
+  // Describes the tiles of a product of m tokens, for people. Null: always the same.
   std::string (*tile)(const WeightShape&, const DeviceInfo&, int64_t m) = nullptr;
-  // Bytes of scratch for m tokens; null means none.
+  // Bytes of scratch memory for m tokens; null: none.
   int64_t (*workspace_bytes)(const WeightShape&, const DeviceInfo&, int64_t m) = nullptr;
   absl::Status (*matmul)(const MatmulArgs&, StreamView) = nullptr;
   absl::Status (*dequantize)(const DequantizeArgs&, StreamView) = nullptr;
-  // Of kGroupedMatmul: what it wants to find at GroupedArgs::table; and the products.
+  // For kGroupedMatmul: the contents of GroupedArgs::table, and the products.
   std::string (*grouped_table)(const GroupedArgs&) = nullptr;
   absl::Status (*grouped)(const GroupedArgs&, StreamView) = nullptr;
 };
 
-// Rows of every backend that this binary holds, in a fixed order.
+// The rows of all backends in this binary, in a fixed order.
 absl::Span<const KernelRow* const> AllKernels();
 
-// The row of that name, or null.
+// Returns the row with that name, or null.
 const KernelRow* FindKernel(absl::string_view name);
 
 }  // namespace awqd

@@ -1,11 +1,11 @@
-// What stands before and after a row's product, the same for every row of a backend:
+// The steps before and after a row's product, the same for every row of a backend:
 //
 //   x --stage--> x' --product--> sums --finish--> y
 //
 // Stage brings the columns of x into the order of stored rows, multiplies them by the weight's
-// factor, and makes of them what the row can read; for quantised activations it rounds them to
-// INT8. Finish adds the bias, applies the activation function and rounds. Where there is nothing to
-// do neither runs: the row reads the caller's x and writes y, bias included.
+// factor, and converts them to the form that the row reads; for quantised activations it rounds
+// them to INT8. Finish adds the bias, applies the activation function and rounds. A step without
+// work does not run: the row then reads the caller's x, or writes y with its bias.
 #pragma once
 
 #include <cstdint>
@@ -20,17 +20,17 @@ struct StageArgs {
   const int32_t* order = nullptr;  // int32 [K] or null
   const float* factor = nullptr;   // FP32 [K] by in-feature, or null
   Staged want = Staged::kAny;
-  // With Staged::kQuantized, of x' (by stored rows, times the factor) in FP32:
-  //   a = max |x'| / 127 of the token, 1 where that is 0; or scales[m]
-  //   q = x' / a rounded to nearest even, within [-127, 127]; or within [-128, 127]
+  // With Staged::kQuantized, for x' (by stored rows, times the factor) in FP32:
+  //   a = max |x'| / 127 of the token, or 1 where that is 0; for kStatic scales[m]
+  //   q = x' / a rounded to nearest even, within [-127, 127]; for kStatic within [-128, 127]
   // A token that holds a NaN or an infinity has q = 0 and a = NaN, so that its result is NaN.
   ActivationQuantization quantization = ActivationQuantization::kNone;
-  const float* scales = nullptr;  // FP32 [M], of kStatic
-  void* out = nullptr;            // of Steps::staged_bytes
+  const float* scales = nullptr;  // FP32 [M], for kStatic
+  void* out = nullptr;            // Steps::staged_bytes bytes
 };
 
-// What stage made: rows of x' in `x`, `stride` elements apart, and what their sums are to be
-// multiplied by (FP32 [M], or null).
+// The result of stage: rows of x' in `x`, `stride` elements apart, and the factor of each row's
+// sums (FP32 [M], or null).
 struct StagedTokens {
   ConstMatrixView x;
   int64_t stride = 0;
@@ -63,7 +63,7 @@ struct ReorderArgs {
   int64_t ld_out = 0;
 };
 
-// out[i] = in[rows[i]]: rows brought into the order of the experts that multiply them.
+// out[i] = in[rows[i]]: brings rows into the order of the experts that multiply them.
 struct GatherArgs {
   const void* in = nullptr;
   const int32_t* rows = nullptr;  // int32 [count]
@@ -72,17 +72,17 @@ struct GatherArgs {
   void* out = nullptr;  // [count], not the memory of `in`
 };
 
-// gate[i] = activation(gate[i]) * up[i] in FP32: the middle of a gated MLP. With `half` the result
-// goes there instead, on GPUs alone: as stage makes FP16 of FP32 rows, each times a power of two of
-// its own.
+// gate[i] = activation(gate[i]) * up[i] in FP32: the middle of a gated MLP. With `half`, on GPUs
+// only, the result goes there instead, as stage converts FP32 rows to FP16: each row times its own
+// power of two.
 struct GateArgs {
   float* gate = nullptr;
   const float* up = nullptr;
   int64_t count = 0;
   ActivationFunction activation = ActivationFunction::kNone;
   uint16_t* half = nullptr;     // FP16 [count / cols, cols]
-  int64_t cols = 0;             // of `half`
-  float* half_scale = nullptr;  // FP32 [count / cols]: what sums of its rows are multiplied by
+  int64_t cols = 0;             // columns of `half`
+  float* half_scale = nullptr;  // FP32 [count / cols]: factor of the sums of its rows
 };
 
 // y[i, n] = round(sum over j of weights[i * terms + j] * in[rows[i * terms + j], n]), added in FP32
@@ -99,13 +99,13 @@ struct CombineArgs {
 };
 
 struct Steps {
-  // Whether a row that wants `want` can read x where it is.
+  // Whether a row with the form `want` can read x where it is.
   bool (*ready)(Staged want, const ConstMatrixView& x);
   int64_t (*staged_bytes)(Staged want, int64_t m, int64_t k);
   absl::Status (*stage)(const StageArgs&, StagedTokens* out, Device&, StreamView);
   absl::Status (*finish)(const FinishArgs&, Device&, StreamView);
   absl::Status (*reorder)(const ReorderArgs&, Device&, StreamView);
-  // Between the products of experts and of a gated MLP.
+  // Steps between the products of experts and of a gated MLP.
   absl::Status (*gather)(const GatherArgs&, Device&, StreamView);
   absl::Status (*gate)(const GateArgs&, Device&, StreamView);
   absl::Status (*combine)(const CombineArgs&, Device&, StreamView);

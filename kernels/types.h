@@ -1,5 +1,5 @@
-// Plain value types that every room shares: element types, matrix views, device facts. No CUDA
-// here.
+// Plain value types that every room shares: element types, matrix views, properties of devices.
+// CUDA is not used here.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace awqd {
 
-// E4M3 and E8M0 are types of scales alone: the first has 4 bits of exponent and 3 of mantissa, the
+// E4M3 and E8M0 are types of scales only: the first has 4 bits of exponent and 3 of mantissa, the
 // second is a power of two.
 enum class DType : uint8_t { kFp16, kBf16, kFp32, kInt8, kUint8, kInt32, kE4m3, kE8m0 };
 
@@ -34,8 +34,8 @@ constexpr int64_t SizeOf(DType dtype) {
   return 0;
 }
 
-// Element `index` of a floating-point type, or of a type that a scale has, exactly. At any
-// alignment: neither safetensors files nor messages align their tensors.
+// Element `index` of a floating-point type, or of a type of scales, exactly. The data need no
+// alignment, because neither safetensors files nor messages align their tensors.
 inline float LoadElement(const void* data, DType dtype, int64_t index) {
   const auto* at = static_cast<const uint8_t*>(data) + index * SizeOf(dtype);
   if (SizeOf(dtype) == 1) {
@@ -59,7 +59,7 @@ constexpr bool IsFloating(DType dtype) {
   return dtype == DType::kFp16 || dtype == DType::kBf16 || dtype == DType::kFp32;
 }
 
-// Sets of element types, as the registry states what a row takes.
+// Sets of element types, for the types that a registry row accepts.
 using DTypeMask = uint32_t;
 constexpr DTypeMask MaskOf(DType dtype) { return 1u << static_cast<int>(dtype); }
 constexpr DTypeMask kFloatingMask =
@@ -76,24 +76,23 @@ struct BasicMatrixView {
 using MatrixView = BasicMatrixView<void>;
 using ConstMatrixView = BasicMatrixView<const void>;
 
-// What a product's result may pass through before it is rounded. GELU is the exact one, by erf.
+// Functions applied to a product's result before it is rounded. GELU is the exact one, with erf.
 enum class ActivationFunction : uint8_t { kNone, kRelu, kGelu, kSilu };
 absl::string_view Name(ActivationFunction activation);  // "none", "relu", "gelu", "silu"
 
-// How floating activations x become INT8 before a product: x is about scale * q.
+// How floating activations x are converted to INT8 before a product: x is about scale * q.
 enum class ActivationQuantization : uint8_t {
-  kNone,      // they do not
+  kNone,      // not converted
   kPerToken,  // scale = max |x| / 127 of the token, q in [-127, 127]; see kernels/steps.h
-  kStatic,    // scale is the caller's, q in [-128, 127]
+  kStatic,    // scale is given by the caller, q in [-128, 127]
 };
 
 enum class DeviceKind : uint8_t { kCpu, kCuda };
 
-// Instruction set that the CPU rows dispatch on; of one architecture each includes the ones before,
-// but for kAvxVnni. kNeon is aarch64's, kNeonDot has its dot products of bytes as well. kAvx2 means
-// AVX2, FMA and F16C; kAvxVnni has AVX-VNNI as well, which machines with AVX-512 may lack. kAvx512
-// means AVX-512 F, BW, DQ and VL as well; kAvx512Vnni is AVX-512 with VNNI, kAmx has AMX-INT8
-// beside it.
+// The instruction set of the CPU rows. Within one architecture each includes those before it,
+// except kAvxVnni. kNeon is for aarch64, and kNeonDot adds its dot products of bytes. kAvx2 means
+// AVX2, FMA and F16C. kAvxVnni adds AVX-VNNI, which machines with AVX-512 may lack. kAvx512 means
+// AVX-512 F, BW, DQ and VL; kAvx512Vnni adds VNNI, and kAmx adds AMX-INT8.
 enum class CpuIsa : uint8_t {
   kPortable,
   kNeon,
@@ -106,7 +105,8 @@ enum class CpuIsa : uint8_t {
 };
 absl::string_view Name(CpuIsa isa);
 
-// What kernels are chosen by. Plain data, so that tests can invent devices.
+// The properties of a device by which kernels are chosen. Plain data, so that tests can invent
+// devices.
 struct DeviceInfo {
   DeviceKind kind = DeviceKind::kCpu;
   int index = 0;
@@ -116,25 +116,24 @@ struct DeviceInfo {
   // CPU
   int threads = 1;
   CpuIsa isa = CpuIsa::kPortable;
-  // CUDA
-  // Compute capability x 10 (80, 90): the GPU's, or less where the code for it or AWQD_CUDA_ARCH
-  // has less.
+  // Compute capability x 10 (80, 90): the GPU's, or a lower one that the compiled code or
+  // AWQD_CUDA_ARCH allows.
   int arch = 0;
   int sm_count = 0;
   int64_t l2_bytes = 0;
-  // The most that the GPU is made for; 0: the driver does not tell.
+  // The GPU's maximum clock; 0: the driver does not report it.
   int64_t sm_clock_khz = 0;
   int64_t memory_bytes_per_s = 0;
   std::string pci_bus_id;  // "0000:1b:00.0", as management tools name it; empty: unknown
   int64_t shared_bytes_per_block = 0;  // opt-in maximum
-  // Why the dense path cannot run here (cuBLASLt missing, say); empty when it can.
+  // Why the dense path cannot run here, such as a missing cuBLASLt; empty if it can.
   std::string dense_unavailable;
-  // Only rows that compute a token alike in every batch may serve (DeviceOptions).
+  // Allow only rows that compute a token alike in every batch (DeviceOptions).
   bool batch_invariant = false;
 };
 
-// How a product is computed: one kernel that decodes and multiplies, or decode first, then a dense
-// product.
+// How a product is computed: by one kernel that decodes and multiplies, or by decoding first and a
+// dense product afterwards.
 enum class Path : uint8_t { kFused, kDequantize };
 absl::string_view Name(Path path);  // "fused", "dequantize"
 

@@ -1,4 +1,4 @@
-// Checks of HostWeight, its elements, and look-up in a weight's plan.
+// Validates a HostWeight, reads its elements, and looks rows up in a weight's plan.
 #include "kernels/weight.h"
 
 #include <algorithm>
@@ -19,7 +19,7 @@ absl::Status CheckCount(absl::string_view part, size_t got, int64_t expected,
   return BadValue(part, absl::StrCat(got, " ", unit), expected);
 }
 
-// Infinities are left to the arithmetic.
+// Checks for NaN; infinities are legal.
 absl::Status CheckFloats(absl::string_view part, const std::vector<float>& values,
                          int64_t expected) {
   AWQD_RETURN_IF_ERROR(CheckCount(part, values.size(), expected, "values"));
@@ -39,7 +39,7 @@ absl::Status CheckZeros(const HostWeight& w, int64_t cells) {
                   absl::StrCat("0 to ", most, " for codes of ", d.bits, " bits"));
 }
 
-// Codes that are narrower than their place must leave its upper bits clear.
+// Codes narrower than their storage must leave its upper bits clear.
 absl::Status CheckCodes(const HostWeight& w) {
   AWQD_RETURN_IF_ERROR(CheckCount("codes", w.codes.size(), w.k * w.row_bytes(), "bytes"));
   const int bits = w.description.bits, place = w.code_bits();
@@ -75,7 +75,7 @@ int64_t OuterCount(const HostWeight& w) {
   return w.description.outer == OuterKind::kOne ? 1 : w.n;
 }
 
-// Octaves between the least and the largest scale of a column that are not 0.
+// Octaves between the smallest and the largest nonzero scale of a column.
 int OctavesOfColumn(const HostWeight& w, int64_t groups, int64_t col) {
   int least = INT32_MAX, most = INT32_MIN;
   for (int64_t g = 0; g < groups; ++g) {
@@ -88,8 +88,7 @@ int OctavesOfColumn(const HostWeight& w, int64_t groups, int64_t col) {
   return least > most ? 0 : most - least;
 }
 
-// The facts of FP16 scales. Almost every weight has none that is large, which one pass over their
-// bits tells.
+// Measures FP16 scales. Almost no weight has a large one, which one pass over the bits shows.
 void MeasureHalfScales(const HostWeight& w, WeightShape* out) {
   const int64_t count = static_cast<int64_t>(w.scales.size()) / 2;
   uint16_t most = 0;

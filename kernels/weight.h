@@ -1,4 +1,4 @@
-// HostWeight: a weight by its parts, in host memory, in no kernel's order. DeviceWeight: the same
+// HostWeight: the parts of a weight in host memory, in no kernel's order. DeviceWeight: the weight
 // in a device's memory, in one layout.
 #pragma once
 
@@ -19,67 +19,69 @@ namespace awqd {
 struct KernelRow;
 struct Layout;
 
-// Facts that layouts and kernels are chosen and sized by.
+// The properties of a weight by which layouts and kernels are chosen and sized.
 struct WeightShape {
   int64_t k = 0;  // in features (reduction)
   int64_t n = 0;  // out features
   WeightDescription description;
-  // Least number of octaves that the scales of every column lie within, zeros left out: what a
-  // layout with scales of a narrower exponent has to hold. Measured for BF16, FP32 and E8M0 scales,
-  // and of FP16 scales for the columns that large_scales is about; else 0.
+  // The least number of octaves that contains the scales of every column, zeros excluded, for
+  // layouts whose scales have a narrower exponent. Measured for BF16, FP32 and E8M0 scales, and for
+  // the columns of FP16 scales that large_scales concerns; else 0.
   int scale_octaves = 0;
-  // Scales are FP16, and an integer of the codes times one may be a finite number that FP16 does
-  // not hold.
+  // Scales are FP16, and an integer of the codes times some scale may be a finite number beyond
+  // FP16.
   bool large_scales = false;
 
-  // Rows of K that share a scale, and how often that is; the last group may be short.
+  // The number of rows of K that share a scale, and the number of such groups; the last group may
+  // be short.
   int64_t group_rows() const { return description.block_rows == 0 ? k : description.block_rows; }
   int64_t groups() const { return CeilDiv(k, group_rows()); }
   int64_t block_cols() const { return description.block_cols == 0 ? n : description.block_cols; }
   int64_t column_blocks() const { return CeilDiv(n, block_cols()); }
-  int64_t cells() const { return groups() * column_blocks(); }  // that have a scale and a zero
+  int64_t cells() const { return groups() * column_blocks(); }  // cells with a scale and a zero
 };
 
-// Empty when INT8 activations times the weight are integers that INT32 holds, whatever their
-// values; else the reason why not. Pure.
+// Returns "" when the products of any INT8 activations and the weight are integers that INT32
+// holds, else the reason against it. Pure.
 std::string WhyNoIntegers(const WeightShape& shape);
 
-// Empty when quantised activations can multiply the weight: its codes are integers, whatever its
-// zeros and scales; else the reason why not. Pure. How long an integer sum may get is the business
-// of each kernel: the CPU's go on in INT64.
+// Returns "" when quantised activations can multiply the weight, that is when its codes are
+// integers, with any zeros and scales; else the reason against it. Pure. Each kernel handles long
+// integer sums by itself: the CPU's continue in INT64.
 std::string WhyNoQuantizedActivations(const WeightShape& shape);
 
-// How a checkpoint says that activations are to be quantised before a product with the weight. It
-// is told to clients, and done when they ask for it.
+// How a checkpoint wants activations quantised before a product with the weight. Clients are told,
+// and the server does it when they request it.
 struct DeclaredActivations {
-  ActivationQuantization how = ActivationQuantization::kNone;  // kNone: it says nothing
-  float scale = 0;                                             // of kStatic
+  ActivationQuantization how = ActivationQuantization::kNone;  // kNone: the checkpoint has no wish
+  float scale = 0;                                             // for kStatic
 };
 
-// What every checkpoint format decodes to.
+// A decoded weight; every checkpoint format decodes to this.
 struct HostWeight {
   int64_t k = 0;
   int64_t n = 0;
   WeightDescription description;
   std::string format;  // name of the checkpoint format it came from
 
-  // Codes [K, N], row-major, each in code_bits() bits, least significant first along N; every row
-  // begins with a byte of its own, and bits past N are 0.
+  // Codes [K, N], row-major, each in code_bits() bits, least significant first along N. Every row
+  // begins with a new byte, and bits beyond N are 0.
   std::vector<uint8_t> codes;
-  // Zeros [groups, column blocks]: of kStored one byte each, of the real kinds the raw bits of
+  // Zeros [groups, column blocks]: for kStored one byte each, for the real kinds the raw bits of
   // description.zero_dtype; empty for kConstant.
   std::vector<uint8_t> zeros;
-  // Scales [groups, column blocks] as stored, raw bits of description.scale_dtype; empty without.
+  // Scales [groups, column blocks] as stored: raw bits of description.scale_dtype; empty without
+  // scales.
   std::vector<uint8_t> scales;
-  std::vector<float> table;    // 16 values of kTable
-  std::vector<float> outer;    // 1 value of OuterKind::kOne, N of kColumn
+  std::vector<float> table;    // 16 values for kTable
+  std::vector<float> outer;    // 1 value for OuterKind::kOne, N for kColumn
   std::vector<int32_t> order;  // [K], or empty: row i is in-feature order[i]
-  std::vector<float> factor;   // [K] by in-feature, or empty: what activations are multiplied by
+  std::vector<float> factor;   // [K] by in-feature, or empty: factors of the activations
   // [N], or empty. FP32 holds FP16 and BF16 values exactly, here and in the parts above.
   std::vector<float> bias;
   DeclaredActivations activations;
 
-  // Without what is measured of the scales (ShapeOf).
+  // Leaves out the properties that ShapeOf measures from the scales.
   WeightShape shape() const { return {k, n, description}; }
   int code_bits() const { return CodeBits(description.bits); }
   int64_t group_rows() const { return shape().group_rows(); }
@@ -91,50 +93,50 @@ struct HostWeight {
     const int64_t bit = col * bits;
     return (codes[row * row_bytes() + bit / 8] >> (bit % 8)) & ((1 << bits) - 1);
   }
-  // The code_bits() bits each of the 8 columns from `col`, a multiple of 8, as they lie in `codes`;
-  // of columns past N zeros.
+  // The codes of 8 columns from `col`, a multiple of 8, in code_bits() bits each, as in `codes`;
+  // zeros for columns beyond N.
   uint64_t EightCodes(int64_t row, int64_t col) const;
-  // Where the zero and the scale of an element lie in their parts.
+  // The index of an element's zero and scale in their parts.
   int64_t Cell(int64_t group, int64_t col) const {
     return description.block_cols == 1
                ? group * n + col
                : group * shape().column_blocks() + col / shape().block_cols();
   }
-  // Of kStored and kConstant.
+  // For kStored and kConstant.
   int Zero(int64_t group, int64_t col) const {
     return zeros.empty() ? description.zero : zeros[Cell(group, col)];
   }
-  // Of the real kinds, exactly.
+  // For the real kinds; exact.
   float RealZero(int64_t group, int64_t col) const;
-  // The stored scale, exactly; 1 without.
+  // The stored scale, exactly; 1 without scales.
   float Scale(int64_t group, int64_t col) const;
   float Outer(int64_t col) const {
     return outer.empty() ? 1.0f : outer[description.outer == OuterKind::kOne ? 0 : col];
   }
 };
 
-// INVALID_ARGUMENT naming the part: the description is illegal, a part has the wrong number of
-// bytes, a code or a zero does not fit its bits, an outer, a factor or a table is NaN, an order is
-// no permutation. Scales may be any number: what they give is IEEE arithmetic's business.
+// INVALID_ARGUMENT names the part: the description is illegal, a part has the wrong number of
+// bytes, a code or a zero does not fit its bits, an outer, a factor or a table is NaN, or an order
+// is not a permutation. Scales may be any number and follow IEEE arithmetic.
 absl::Status Validate(const HostWeight& weight);
-// The same of all but the codes, which need not be there.
+// Validates everything but the codes, which may be absent.
 absl::Status ValidateBesideCodes(const HostWeight& weight);
 
-// Whether an integer of the codes times `scale`, an FP16 number, may be one that FP16 does not
-// hold. Infinite scales are none of these: what they give is infinite anyway.
+// Whether an integer of the codes times `scale`, an FP16 number, may be a finite number beyond
+// FP16. An infinite scale does not count, because its products are infinite anyway.
 bool PassesHalf(const WeightDescription& description, float scale);
 
-// The facts of a weight, those that are measured of its scales included.
+// The properties of a weight, including those that are measured from its scales.
 WeightShape ShapeOf(const HostWeight& weight);
 
-// The parts of a packed weight. A layout says how many bytes it wants for codes, scales and zeros;
-// the others are alike in all layouts.
+// The parts of a packed weight. A layout determines the bytes of codes, scales and zeros; the other
+// parts are the same in all layouts.
 enum class Part : uint8_t {
-  kCodes,   // whatever the layout stores for the product: codes alone, or records
-  kScales,  // where the layout keeps them apart from the codes
+  kCodes,   // the layout's codes, or its records
+  kScales,  // where the layout keeps scales apart from the codes
   kZeros,   // likewise
   kTable,   // FP32 [16]
-  kOuter,   // FP32 [N]: what the sums of a column are multiplied by
+  kOuter,   // FP32 [N]: factor of the sums of a column
   kOrder,   // int32 [K]
   kFactor,  // FP32 [K]
   kBias,    // FP32 [N]
@@ -142,12 +144,12 @@ enum class Part : uint8_t {
 inline constexpr int kParts = 8;
 absl::string_view Name(Part part);  // "codes", ...
 
-// Where the parts lie: one after the other in one allocation, each 256-byte aligned.
+// The places of the parts in one allocation, one after the other, each 256-byte aligned.
 class Sections {
  public:
   static constexpr int64_t kAlign = 256;
 
-  // Behind those that were added before. Nothing for 0 bytes.
+  // Appends a part. Does nothing for 0 bytes.
   void Add(Part part, int64_t bytes) {
     if (bytes == 0) return;
     at_[static_cast<int>(part)] = {total_, bytes};
@@ -167,7 +169,7 @@ class Sections {
   int64_t total_ = 0;
 };
 
-// Which kernel serves which token counts; made once at load, indexed by requests.
+// The token counts that a kernel serves. Plans are made once at load and read by requests.
 struct PlanEntry {
   Path path;
   int64_t min_m = 0;
@@ -181,21 +183,22 @@ struct RefusedRow {
 struct WeightPlan {
   std::vector<PlanEntry> matmul;  // ascending m within a path
   const KernelRow* dequantize = nullptr;
-  const KernelRow* integer = nullptr;  // of INT8 activations, at any m; null: takes none
-  std::vector<PlanEntry> quantized;    // of quantised activations, ascending m; may be empty
-  // Of a stack of weights like this one, ascending rows of an expert on average; may be empty.
+  const KernelRow* integer = nullptr;  // for INT8 activations, at any m; null: not supported
+  std::vector<PlanEntry> quantized;    // for quantised activations, ascending m; may be empty
+  // For a stack of weights like this one, by ascending average number of rows of an expert; may be
+  // empty.
   std::vector<PlanEntry> grouped;
   std::vector<RefusedRow> refused;
 
-  // The row for m tokens on `path`, or null when the path has none.
+  // The row for m tokens on `path`; null if the path has none.
   const KernelRow* Matmul(Path path, int64_t m) const;
   // The row for m quantised tokens, or null.
   const KernelRow* Quantized(int64_t m) const;
-  // The row for a stack whose experts have so many rows on average, or null.
+  // The row for a stack whose experts have this many rows on average, or null.
   const KernelRow* Grouped(int64_t rows) const;
 };
 
-// A weight in a device's memory. Immutable once made; freed when the last owner lets go.
+// A weight in a device's memory. Immutable after creation; freed with its last owner.
 struct DeviceWeight {
   WeightShape shape;
   std::string format;
@@ -206,7 +209,7 @@ struct DeviceWeight {
   DeclaredActivations activations;
   WeightPlan plan;
 
-  // Null where the weight has no such part.
+  // Null if the weight has no such part.
   const uint8_t* part(Part which) const {
     if (!sections.Has(which)) return nullptr;
     return static_cast<const uint8_t*>(storage.data()) + sections.offset(which);

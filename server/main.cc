@@ -1,5 +1,6 @@
-// awqd: flags -> Options -> Server -> run until a signal. Exit codes: 0 stopped by a signal or
-// printed what was asked for, 1 could not start or go on, 2 bad flags.
+// awqd: parses flags to Options, creates a Server, and runs it until a signal. Exit codes: 0 after
+// a signal or after printing what was requested, 1 when the server cannot start or go on, 2 for bad
+// flags.
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -25,11 +26,11 @@
 
 namespace {
 
-// How long the end waits for whoever reads the log.
+// The longest time that the exit waits for a slow reader of the log.
 constexpr absl::Duration kFlush = absl::Seconds(1);
 
 int Fail(int code, const absl::Status& status) {
-  awqd::obs::LastLine(absl::StrCat("awqd: ", status.message()), kFlush);
+  awqd::obs::WriteLastLine(absl::StrCat("awqd: ", status.message()), kFlush);
   return code;
 }
 
@@ -37,8 +38,9 @@ void WriteToStderr(absl::string_view text) {
   (void)!write(STDERR_FILENO, text.data(), text.size());
 }
 
-// An exception where nothing can be undone, an allocation that failed as a rule. One line, past the
-// log, which needs memory; then the end, for whoever starts servers to start another.
+// Ends the process after an exception that cannot be handled, usually a failed allocation. It
+// writes one line directly, because the log needs memory, and then exits, so that a supervisor
+// starts another server.
 [[noreturn]] void EndOverException() {
   try {
     // The compiler does not always tell which exception it is.
@@ -54,22 +56,23 @@ void WriteToStderr(absl::string_view text) {
   std::abort();
 }
 
-// Each shard of a checkpoint stays open during its load, up to 1000 of them, and each connection
-// too; the usual soft limit of 1024 is there for select, which nothing here uses.
+// Raises the soft limit of open files. Each shard of a checkpoint stays open during its load, up to
+// 1000 of them, and so does each connection; the usual soft limit of 1024 exists for select, which
+// is not used here.
 void RaiseOpenFiles() {
   rlimit limit = {};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
   limit.rlim_cur = limit.rlim_max;
-  setrlimit(RLIMIT_NOFILE, &limit);  // where it is refused, the old limit serves on
+  setrlimit(RLIMIT_NOFILE, &limit);  // if it is refused, the old limit stays
 }
 
-// SIGTERM and SIGINT: the first asks for an orderly end; one within a second of it is the same
-// signal, which a terminal or a supervisor sends twice; a later one ends the process at once. They
-// are blocked in every thread but one, which waits for them: so no handler interrupts other code,
-// and none depends on which thread the kernel picks.
+// The first SIGTERM or SIGINT asks for an orderly end. A signal within one second of it counts as
+// the same one, because a terminal or a supervisor may send it twice. A later one ends the process
+// at once. The signals are blocked in every thread but one, which waits for them: so no handler
+// interrupts other code, and it does not matter which thread the kernel picks.
 constexpr auto kSameSignal = std::chrono::seconds(1);
 
-// The first of the pair becomes readable at the first signal.
+// The first end of the pair becomes readable at the first signal.
 int g_pipe[2] = {-1, -1};
 
 sigset_t Stopping() {
@@ -80,7 +83,7 @@ sigset_t Stopping() {
   return set;
 }
 
-// The server that runs, for the thread that waits for signals.
+// The running server, for the thread that waits for signals.
 awqd::Mutex g_mu;
 const awqd::Server* g_server ABSL_GUARDED_BY(g_mu) = nullptr;
 
@@ -92,8 +95,8 @@ void SetServer(const awqd::Server* server) {
 // The exit status after a second signal.
 volatile sig_atomic_t g_exit_status = 0;
 
-// Says what the process leaves behind. Neither what is asked here nor a log that nobody reads may
-// keep it from ending: the alarm, which ends it too, comes after the wait for the log.
+// Logs what the process abandons. Neither the server nor an unread log may keep the process from
+// ending: the alarm, which also ends it, comes after the wait for the log.
 void TellWhatIsAbandoned() {
   signal(SIGALRM, [](int) { _exit(g_exit_status); });
   alarm(2);
@@ -112,7 +115,8 @@ void WaitForSignals() {
   sigwait(&stopping, &number);
   const auto first = std::chrono::steady_clock::now();
   const char byte = 1;
-  // It ends in the orderly way only if that is known; otherwise as the signal does by itself.
+  // The process ends in an orderly way only if the main thread is told; otherwise it ends by the
+  // signal.
   if (write(g_pipe[1], &byte, 1) == 1) {
     do {
       sigwait(&stopping, &number);
@@ -123,9 +127,9 @@ void WaitForSignals() {
   _exit(128 + number);
 }
 
-// For the calling thread and all that start later, so that a signal that comes during start-up is
-// kept for AwaitSignals and threads that libraries start have it blocked too; uses libc only. Also
-// ignores SIGPIPE, and SIGXFSZ, so that writes past a limit on file sizes fail instead.
+// Blocks the signals in the calling thread and all that start later, so that a signal during
+// start-up is kept for AwaitSignals, and threads of libraries block it too. Uses libc only. Also
+// ignores SIGPIPE and SIGXFSZ, so that writes beyond a limit on file sizes fail instead.
 void BlockSignals() {
   const sigset_t stopping = Stopping();
   pthread_sigmask(SIG_BLOCK, &stopping, nullptr);
@@ -133,7 +137,7 @@ void BlockSignals() {
   signal(SIGXFSZ, SIG_IGN);
 }
 
-// Starts the thread that waits for them. Once, first in main.
+// Starts the thread that waits for the signals. Called once, first in main.
 void AwaitSignals() {
   if (pipe2(g_pipe, O_CLOEXEC | O_NONBLOCK) != 0) g_pipe[0] = g_pipe[1] = -1;
   std::thread(WaitForSignals).detach();
@@ -152,8 +156,8 @@ int Serve(const awqd::Options& options) {
   return 0;
 }
 
-// Before any library is initialised (OpenBLAS starts threads, Protocol Buffers builds descriptors:
-// tens of milliseconds), so that a signal soon after exec still ends in exit code 0.
+// Runs before any library is initialised (OpenBLAS starts threads, Protocol Buffers builds
+// descriptors: tens of milliseconds), so that a signal soon after exec still ends in exit code 0.
 using Initializer = void (*)(int, char**, char**);
 [[gnu::section(".preinit_array"), gnu::used]] const Initializer kBeforeLibraries =
     [](int, char**, char**) { BlockSignals(); };

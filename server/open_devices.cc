@@ -1,4 +1,4 @@
-// A thread for each device.
+// Opens each device on a thread of its own.
 #include "server/open_devices.h"
 
 #include <map>
@@ -19,7 +19,7 @@ absl::StatusOr<std::vector<OpenedDevice>> OpenDevices(const Options& options,
   const std::vector<std::string> specs = absl::StrSplit(options.device, ',');
   std::vector<OpenedDevice> out(specs.size());
   std::vector<DeviceOptions> device_options;
-  std::map<std::string, int> times;  // that each was listed
+  std::map<std::string, int> times;  // how often each device was listed
   for (const std::string& spec : specs) {
     const int before = times[spec]++;
     device_options.push_back({.cpu_threads = options.cpu_threads,

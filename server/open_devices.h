@@ -1,5 +1,5 @@
-// The devices of --device and their engines, which are made at the same time: a GPU takes up to a
-// second.
+// Opens the devices of --device and makes their engines, all at the same time, because a GPU takes
+// up to a second.
 #pragma once
 
 #include <memory>
@@ -16,16 +16,16 @@ namespace awqd {
 
 struct OpenedDevice {
   std::unique_ptr<Device> device;
-  std::string why;      // it was chosen
-  bool healthy = true;  // as it was last seen
+  std::string why;      // the reason for its choice
+  bool healthy = true;  // at the last check
 };
 
-// Every device of the option, in its order. Fails with the first of that order that cannot be
-// opened; INVALID_ARGUMENT when one is listed under two spellings.
+// Opens every device of the option, in its order. Fails with the error of the first one in that
+// order that cannot be opened; INVALID_ARGUMENT when a device is listed under two spellings.
 absl::StatusOr<std::vector<OpenedDevice>> OpenDevices(const Options& options,
                                                       const DeviceOpener& open_device);
 
-// One for each device, in their order. The devices outlive them.
+// Makes an engine for each device, in their order. The devices outlive the engines.
 absl::StatusOr<std::vector<std::unique_ptr<engine::Engine>>> MakeEngines(
     const std::vector<Device*>& devices, const engine::EngineOptions& options);
 

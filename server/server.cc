@@ -1,4 +1,4 @@
-// Start, wait, stop.
+// Starts, waits and stops.
 #include "server/server.h"
 
 #include <poll.h>
@@ -24,7 +24,6 @@
 #include "server/obs/call_recorder.h"
 #include "server/obs/logging.h"
 #include "server/obs/metrics_server.h"
-#include "server/obs/terminal.h"
 #include "server/open_devices.h"
 #include "server/otlp/otlp_exporter.h"
 #include "server/pause.h"
@@ -39,7 +38,7 @@
 namespace awqd {
 namespace {
 
-// How soon a failed load or a device fault is noticed.
+// Milliseconds after which a failed load or a device fault is noticed at the latest.
 constexpr int kPollMs = 50;
 
 absl::Status WritePort(const std::string& path, int port) {
@@ -67,7 +66,7 @@ std::vector<std::shared_ptr<const model::PlacedWeight>> SelectOneOfEachShape(
   return out;
 }
 
-// Brings kernels up on a new model's shapes and says which ones will serve them.
+// Warms kernels up on a new model's shapes, and logs which kernels will serve them.
 absl::Status WarmUp(const model::Model& model, engine::Engine& engine) {
   for (const std::shared_ptr<const model::PlacedWeight>& weight : SelectOneOfEachShape(model)) {
     AWQD_RETURN_IF_ERROR(engine.WarmUp(weight));
@@ -91,7 +90,7 @@ absl::StatusOr<std::unique_ptr<obs::Tracer>> MakeTracer(const TraceOptions& opti
   if (!options.otlp_endpoint.empty()) {
     exporter = otlp::MakeOtlpExporter(options.otlp_endpoint, AWQD_VERSION);
   } else if (!options.file.empty()) {
-    absl::StatusOr<std::unique_ptr<obs::SpanExporter>> file = obs::AppendSpansTo(options.file);
+    absl::StatusOr<std::unique_ptr<obs::SpanExporter>> file = obs::OpenSpanFile(options.file);
     if (!file.ok()) return Prefixed("--trace_file", file.status());
     exporter = *std::move(file);
   } else {
@@ -110,21 +109,6 @@ absl::StatusOr<std::unique_ptr<obs::CallRecorder>> MakeCallRecorder(const Option
   obs::WantRequests();
   return std::make_unique<obs::CallRecorder>(options.access_log, std::move(tracer));
 }
-
-// The credentials of an HTTP request, which has no certificate. `authorizations`: the values of its
-// header "Authorization", which outlive this.
-class HttpCaller final : public security::Credentials {
- public:
-  explicit HttpCaller(const std::vector<std::string>& authorizations)
-      : authorizations_(authorizations) {}
-  void Authorizations(absl::FunctionRef<void(absl::string_view)> each) const override {
-    for (const std::string& value : authorizations_) each(value);
-  }
-  void CertificateNames(absl::FunctionRef<void(absl::string_view)>) const override {}
-
- private:
-  const std::vector<std::string>& authorizations_;
-};
 
 class ServerImpl final : public Server {
  public:
@@ -169,9 +153,9 @@ class ServerImpl final : public Server {
         while (pause_.WaitFor(unloader.interval())) unloader.UnloadIdleModels(absl::Now());
       });
     }
-    // Last: whoever reads it may send a signal at once. ThreadSanitizer blocks signals while a
-    // thread is created, and one that then meets a thread within gRPC waits there until gRPC wakes
-    // it.
+    // This is the last step, because a script that reads the port may send a signal at once.
+    // ThreadSanitizer blocks signals while a thread is created, and a signal that meets a thread
+    // within gRPC waits there until gRPC wakes it.
     return WritePort(options_.port_file, rpc_->port());
   }
 
@@ -203,10 +187,10 @@ class ServerImpl final : public Server {
       return rpc->Snapshot(plans ? services::Plans::kIncluded : services::Plans::kLeftOut);
     };
     const auto guard = [rpc = rpc_.get()](const std::vector<std::string>& authorizations) {
-      const HttpCaller caller(authorizations);
+      const security::HttpCaller caller(authorizations);
       return rpc->admission()->access().Admit("metrics", security::Need::kMetrics, caller).status();
     };
-    obs::GpuMeterOptions gpus;
+    obs::GpuStatisticsOptions gpus;
     for (const Device* device : engine_->devices()) {
       gpus.pci_bus_ids.push_back(device->info().pci_bus_id);
     }
@@ -219,7 +203,7 @@ class ServerImpl final : public Server {
     return absl::OkStatus();
   }
 
-  // On the loader thread.
+  // Runs on the loader thread.
   void LoadAll(const std::vector<std::string>& names) {
     const repository::LoadedAtStart result =
         repository::LoadAtStart(names, stopping_, models_.get());
@@ -281,8 +265,8 @@ class ServerImpl final : public Server {
     }
   }
 
-  // Says in the log and in health which devices have failed since, or work again. INTERNAL when
-  // none works.
+  // Logs and reports in health which devices have failed since, or work again. INTERNAL when none
+  // works.
   absl::Status WatchDevices() {
     size_t working = 0;
     for (OpenedDevice& opened : devices_) {
@@ -313,7 +297,7 @@ class ServerImpl final : public Server {
       const absl::Time drained = absl::Now() + delay;
       if (loader_.joinable()) loader_.join();
       if (idle_.joinable()) idle_.join();
-      rpc_->SetServing(false);  // the loader may have been about to say the opposite
+      rpc_->SetServing(false);  // the loader may be about to say the opposite
       absl::SleepFor(drained - absl::Now());
       engine_->Hurry();
       rpc_->Shutdown(options_.drain_timeout);
@@ -321,7 +305,7 @@ class ServerImpl final : public Server {
     }
     if (engine_ != nullptr) engine_->Drain();
     SetGate(nullptr);
-    metrics_ = nullptr;  // it looks into what follows; until here it tells how the drain goes
+    metrics_ = nullptr;  // it reads the members below; until here it reports the drain
     rpc_ = nullptr;
     engine_ = nullptr;
     models_ = nullptr;
@@ -341,10 +325,10 @@ class ServerImpl final : public Server {
   std::unique_ptr<obs::MetricsServer> metrics_;
   std::thread loader_;  // loads at start, then reconciles with --watch
   std::thread idle_;
-  Pause pause_;  // of both
+  Pause pause_;  // for both threads
   std::atomic<LoadState> load_state_{LoadState::kLoading};
   std::atomic<bool> stopping_{false};
-  bool whole_ = true;        // some model can be served in full, or none was loaded
+  bool whole_ = true;        // some model can be served completely, or none was loaded
   absl::Status load_error_;  // written before load_state_ says kFailed
 };
 

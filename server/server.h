@@ -18,7 +18,7 @@
 
 namespace awqd {
 
-// As OpenDevice of kernels/kernels.h, which tests replace with devices that fail on demand. Called
+// Like OpenDevice of kernels/kernels.h; tests replace it with devices that fail on demand. Called
 // on several threads at a time.
 using DeviceOpener = std::function<absl::StatusOr<std::unique_ptr<Device>>(
     absl::string_view spec, const DeviceOptions& options, std::string* why)>;
@@ -26,7 +26,7 @@ using DeviceOpener = std::function<absl::StatusOr<std::unique_ptr<Device>>(
 class Server {
  public:
   // Opens the device, reads the repository's directory, listens, and starts loading on a thread of
-  // its own. The error is one line for the operator.
+  // its own. An error is one line for the operator.
   static absl::StatusOr<std::unique_ptr<Server>> Create(
       const Options& options, const DeviceOpener& open_device = OpenDevice);
 
@@ -34,17 +34,16 @@ class Server {
 
   virtual int port() const = 0;
 
-  // Blocks until `stop_fd` is readable (OK), all models were tried and some of them cannot be
-  // loaded (unless Options::keep_going), or every device has faulted; then stops in order. Called
-  // once.
+  // Blocks until `stop_fd` is readable (OK), all models were tried and some failed to load (unless
+  // Options::keep_going), or every device has failed; then stops in order. Called once.
   virtual absl::Status Run(int stop_fd) = 0;
 
   // The work that would be lost if the process ended now.
   struct Unfinished {
     int64_t calls = 0;     // in flight
-    bool loading = false;  // the models that are loaded at start
+    bool loading = false;  // the models of the start are being loaded
   };
-  // From any thread.
+  // May be called from any thread.
   virtual Unfinished unfinished() const = 0;
 };
 

@@ -79,7 +79,7 @@ def add_ctest(tally, results):
         output = entry.findtext("system-out") or ""
         gtest = results / "gtest" / f"{name}.xml"
         if gtest.exists():
-            # A binary can fail though its cases passed: a sanitizer's report at exit, for one.
+            # A binary can fail although its cases passed, for example by a sanitizer's report at exit.
             if add_gtest(tally, gtest) == 0 and failed:
                 tally.add(name, "failed", end_of(output))
         elif failed:

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# A virtual environment with pinned packages, made on the first run, for tests that need tools that are not ours.
+# A virtual environment with pinned packages, created on the first run, for tests that need other projects' tools.
 
 # make_venv <folder> <requirements.txt>: makes it unless it is there with just these. Ends the script with status 77, a
 # skip, and the reason as the last line where that is impossible here. Two at a time wait for one another.

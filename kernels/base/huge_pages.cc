@@ -1,4 +1,4 @@
-// Advice to the kernel, and mappings cut to the alignment that huge pages need.
+// Advises the kernel to use huge pages, and trims mappings to their alignment.
 #include "kernels/base/huge_pages.h"
 
 #include <sys/mman.h>
@@ -9,8 +9,8 @@
 namespace awqd {
 namespace {
 
-// 4 KiB on x86-64, 4, 16 or 64 KiB on aarch64, as its kernel was built. Advice and unmapping that
-// begin anywhere else are refused.
+// 4 KiB on x86-64; 4, 16 or 64 KiB on aarch64, as its kernel was built. The kernel refuses advice
+// and unmapping that begin elsewhere.
 int64_t PageBytes() {
   static const int64_t bytes = sysconf(_SC_PAGESIZE);
   return bytes;
@@ -31,7 +31,7 @@ void AdviseHugePages(void* data, int64_t bytes) {
 void* MapHugePages(int64_t bytes) {
   if (bytes > INT64_MAX - 2 * kHugePageBytes) return nullptr;
   const int64_t page = PageBytes(), wanted = RoundUp(bytes, page);
-  // So long that an aligned piece of `wanted` bytes lies within; the rest is given back at once.
+  // Long enough to contain an aligned piece of `wanted` bytes; the rest is unmapped at once.
   const int64_t mapped = wanted + kHugePageBytes - page;
   void* const begin =
       mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

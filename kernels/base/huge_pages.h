@@ -7,14 +7,14 @@ namespace awqd {
 
 inline constexpr int64_t kHugePageBytes = int64_t{2} << 20;
 
-// Advises huge pages for memory that was not touched yet. Advice only: without huge pages
-// everything works, more slowly.
+// Advises huge pages for memory that was not touched yet. Without huge pages everything works, but
+// more slowly.
 void AdviseHugePages(void* data, int64_t bytes);
 
-// A mapping of its own, zeros, aligned to kHugePageBytes and advised; `bytes` > 0. Null when the
-// system has no room.
+// Maps zeroed memory that is aligned to kHugePageBytes and advised; `bytes` > 0. Returns null if
+// the system has no room.
 void* MapHugePages(int64_t bytes);
-// `data` from MapHugePages of as many bytes; the memory goes back to the system.
+// Unmaps `data` from MapHugePages(bytes), which returns the memory to the system.
 void UnmapHugePages(void* data, int64_t bytes);
 
 }  // namespace awqd

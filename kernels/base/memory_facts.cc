@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kUnknown = std::numeric_limits<int64_t>::max();
 
-// The number behind `key` in a file of lines "key number [unit]", or nothing without such a line.
+// The number after `key` in a file of lines "key number [unit]"; nullopt without such a line.
 std::optional<int64_t> Lookup(const std::string& path, absl::string_view key) {
   std::ifstream file(path);
   std::string word, unit;
@@ -31,7 +31,7 @@ std::optional<int64_t> MemInfo(const std::string& root, absl::string_view key) {
   return kib ? std::optional(*kib * 1024) : std::nullopt;
 }
 
-// A number, or nothing for "max" and missing files.
+// The number in a file; nullopt for "max" and missing files.
 std::optional<int64_t> ReadNumber(const std::string& path) {
   std::ifstream file(path);
   int64_t value = 0;
@@ -39,7 +39,7 @@ std::optional<int64_t> ReadNumber(const std::string& path) {
   return value;
 }
 
-// What one version of cgroups calls its files.
+// The files of one version of cgroups.
 struct CgroupFiles {
   std::string limit, used, stat, inactive_file;
 };

@@ -6,16 +6,15 @@
 
 namespace awqd {
 
-// `root` is where /proc and /sys lie; tests have their own.
+// `root`: the folder of /proc and /sys; tests have their own.
 
-// Physical memory, or the cgroup's limit where that is less; 0 when neither can be read.
+// Physical memory, or the cgroup's limit if that is smaller; 0 if neither can be read.
 int64_t TotalMemoryBytes(const std::string& root = "");
 
-// What can still be allocated without swapping: MemAvailable, or what the cgroup's limit leaves
-// where that is less. Files that the kernel keeps in memory and has not used again, such as the
-// checkpoint that was just read, count as free there, because it drops them first. The largest
-// number when nothing can be read (no file descriptor left, say): then only the allocator can
-// say.
+// Memory that can be allocated without swapping: MemAvailable, or the rest of the cgroup's limit if
+// that is smaller. Pages of files that were read once, such as a checkpoint's, count as free,
+// because the kernel drops them first. Returns the largest number if nothing can be read, for
+// example without a free file descriptor; then only the allocator can tell.
 int64_t AvailableMemoryBytes(const std::string& root = "");
 
 }  // namespace awqd

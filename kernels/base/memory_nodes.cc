@@ -1,4 +1,4 @@
-// The two system calls themselves: libnuma would be a dependency for a mask and a call.
+// Calls the two system calls directly: libnuma would be a dependency for a mask and a call.
 #include "kernels/base/memory_nodes.h"
 
 #include <linux/mempolicy.h>
@@ -8,7 +8,7 @@
 namespace awqd {
 namespace {
 
-// As many as any kernel has (CONFIG_NODES_SHIFT is at most 10).
+// The largest number of nodes of any kernel (CONFIG_NODES_SHIFT is at most 10).
 constexpr unsigned long kMaxNodes = 1024;
 constexpr unsigned long kBitsOfWord = 8 * sizeof(unsigned long);
 
@@ -19,7 +19,7 @@ bool InterleavePages(void* data, int64_t bytes) {
   if (syscall(SYS_get_mempolicy, nullptr, nodes, kMaxNodes, nullptr, MPOL_F_MEMS_ALLOWED) != 0) {
     return false;
   }
-  // The kernel takes one off the number of bits that it is told.
+  // The kernel subtracts one from the number of bits.
   return syscall(SYS_mbind, data, bytes, MPOL_INTERLEAVE, nodes, kMaxNodes + 1, 0) == 0;
 }
 

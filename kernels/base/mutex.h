@@ -1,9 +1,9 @@
 // Mutex, MutexLock and CondVar: std::mutex with the annotations that clang's thread safety analysis
 // checks.
 //
-// Why not absl::Mutex: distributions ship Abseil without ThreadSanitizer's annotations, so that
-// every lock would be invisible to it. The pthread calls beneath std::mutex are intercepted
-// wherever they come from.
+// absl::Mutex is not used, because distributions ship Abseil without ThreadSanitizer's annotations,
+// so that the sanitizer would not see its locks. It intercepts the pthread calls beneath std::mutex
+// everywhere.
 #pragma once
 
 #include <chrono>
@@ -38,13 +38,14 @@ class ABSL_SCOPED_LOCKABLE MutexLock {
 
 class CondVar {
  public:
-  // Waits for a notification, or less: callers look again at what they wait for. `mu` is held.
+  // Waits for a notification, or wakes up without one: callers check their condition again. `mu` is
+  // held.
   void Wait(Mutex* mu) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
     std::unique_lock<std::mutex> lock(mu->mu_, std::adopt_lock);
     cv_.wait(lock);
     lock.release();
   }
-  // As Wait, but no longer than until `moment`.
+  // Like Wait, but returns at `moment` at the latest.
   void WaitUntil(Mutex* mu, std::chrono::steady_clock::time_point moment)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
     std::unique_lock<std::mutex> lock(mu->mu_, std::adopt_lock);

@@ -1,12 +1,12 @@
-// Eight 32-bit words as an 8 x 8 matrix of nibbles: what packers of 4-bit codes turn around. Of one
-// such matrix (Word is uint32_t), or of several side by side (a vector of them).
+// Transposes eight 32-bit words as an 8 x 8 matrix of nibbles, for packers of 4-bit codes. Word is
+// uint32_t for one such matrix, or a vector of uint32_t for several side by side.
 #pragma once
 
 #include <cstdint>
 
 namespace awqd {
 
-// Exchanges the bits `mask` of `a`, moved up by `shift`, with those of `b`.
+// Exchanges the bits `mask` of `a`, shifted up by `shift`, with those of `b`.
 template <typename Word>
 void SwapBits(Word* a, Word* b, uint32_t shift, uint32_t mask) {
   const Word differ = ((*a >> shift) ^ *b) & mask;

@@ -19,7 +19,7 @@ inline absl::Status WithRetryDelay(absl::Status status, absl::Duration delay) {
   return status;
 }
 
-// Nothing when the status does not say.
+// Returns nullopt if the status has no delay.
 inline std::optional<absl::Duration> RetryDelayOf(const absl::Status& status) {
   const auto payload = status.GetPayload(kRetryDelayPayload);
   int64_t nanoseconds = 0;

@@ -1,4 +1,4 @@
-// Early-return macros for absl::Status and absl::StatusOr, and the text of most errors.
+// Early-return macros for absl::Status and absl::StatusOr, and the form of most error messages.
 #pragma once
 
 #include "absl/status/status.h"

@@ -34,7 +34,7 @@ bool IsHidden(uint32_t code) {
   return range != std::end(kHidden) && range->first <= code;
 }
 
-// The character at the start of `text`, and its bytes; 0 bytes: none that UTF-8 allows.
+// A character and its length in UTF-8. 0 bytes: the text is not UTF-8.
 struct Character {
   uint32_t code = 0;
   size_t bytes = 0;

@@ -1,4 +1,4 @@
-// What Linux says of affinity and quota.
+// Reads the process's affinity and the cgroup's quota.
 #include "kernels/base/usable_threads.h"
 
 #include <sched.h>
@@ -14,7 +14,7 @@
 namespace awqd {
 namespace {
 
-// cgroup v2 "max 100000" or "200000 100000"; 0 when there is no quota.
+// Reads cgroup v2's "max 100000" or "200000 100000"; returns 0 without a quota.
 int QuotaThreads() {
   std::ifstream file("/sys/fs/cgroup/cpu.max");
   std::string quota;

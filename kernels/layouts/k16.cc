@@ -45,7 +45,7 @@
 namespace awqd {
 namespace {
 
-// Fewer would more than double the weight: groups are padded to 16 rows.
+// Groups are padded to 16 rows, so smaller groups would more than double the weight.
 constexpr int64_t kLeastGroup = 8;
 
 std::string Refuses(const WeightShape& shape) {
@@ -65,7 +65,7 @@ void AddSections(const WeightShape& shape, Sections* sections) {
 // The origin of a padded row.
 struct Source {
   int64_t group = 0;
-  int64_t row = -1;  // of the weight, or -1 for padding
+  int64_t row = -1;  // row of the weight; -1: padding
 };
 
 Source SourceOf(const WeightShape& shape, const K16Shape& k16, int64_t padded_row) {
@@ -77,7 +77,7 @@ Source SourceOf(const WeightShape& shape, const K16Shape& k16, int64_t padded_ro
   return out;
 }
 
-// HostWeight::EightCodes, by loads of known size wherever a tile is whole.
+// HostWeight::EightCodes, but with loads of constant size for whole tiles.
 uint64_t TileRow(const HostWeight& w, int64_t row, int64_t tile) {
   const int bits = w.code_bits();
   if ((tile + 1) * 8 > w.n || bits == 2) return w.EightCodes(row, tile * 8);
@@ -90,7 +90,7 @@ uint64_t TileRow(const HostWeight& w, int64_t row, int64_t tile) {
 
 // --- Codes of up to 4 bits: eight rows at a time, as nibbles ---
 
-// Eight nibbles <-> eight codes of `bits` each, side by side.
+// Converts eight nibbles to eight codes of `bits` each and back, side by side.
 uint32_t Squeeze(uint32_t nibbles, int bits) {
   if (bits == 4) return nibbles;
   uint32_t out = 0;
@@ -110,15 +110,15 @@ uint32_t LoadTileRow(const HostWeight& w, int64_t row, int64_t tile) {
   return Spread(static_cast<uint32_t>(TileRow(w, row, tile)), w.code_bits());
 }
 
-// Writes 8 columns of `bits` each, or what is left of a row.
+// Writes 8 columns of `bits` each, or the rest of a row.
 void StoreTileRow(HostWeight* w, int64_t row, int64_t tile, uint64_t packed) {
   const int64_t columns = std::min<int64_t>(8, w->n - tile * 8);
   std::memcpy(w->codes.data() + row * w->row_bytes() + tile * w->code_bits(), &packed,
               CeilDiv(columns * w->code_bits(), 8));
 }
 
-// The code nearest to the zero of a group and column: with an integer zero a weight of 0, or the
-// least that there is.
+// The code nearest to the zero of a group and column, so that with an integer zero the weight is 0
+// or the least value.
 int PaddingCode(const HostWeight& w, int64_t group, int64_t col) {
   const WeightDescription& d = w.description;
   if (!d.is_integer() || d.real_zeros() || group >= w.groups() || col >= w.n) return 0;
@@ -133,12 +133,12 @@ uint32_t PaddingRow(const HostWeight& w, int64_t group, int64_t tile) {
   return out;
 }
 
-// A lane's 8 * bits bits, in the parts that the table above lists.
+// Stores a lane's 8 * bits bits in the parts of the table above.
 void StoreLane(uint32_t lane, int bits, int64_t i, uint8_t* block) {
   if (bits == 3) {
     std::memcpy(block + 2 * i, &lane, 2);
     block[32 + i] = static_cast<uint8_t>(lane >> 16);
-  } else if (bits == 4) {  // sizes that the compiler knows
+  } else if (bits == 4) {  // constant sizes
     std::memcpy(block + 4 * i, &lane, 4);
   } else if (bits == 2) {
     std::memcpy(block + 2 * i, &lane, 2);
@@ -193,11 +193,11 @@ void ForEachLane(const WeightShape& shape, ColumnRange columns, Visit visit) {
   });
 }
 
-// Four lanes, which are four matrices side by side.
+// Four lanes: four matrices side by side.
 using FourLanes = uint32_t __attribute__((vector_size(16)));
 
-// One tile of a block of 4-bit codes, all lanes of it. `rows`: where row 16 j + i of the block has
-// the codes of the tile.
+// Packs one tile of a block of 4-bit codes, all its lanes. `rows`: where row 16 j + i of the block
+// has the codes of the tile.
 void PackBlockOfNibbles(const uint8_t* const* rows, int64_t offset, uint8_t* block) {
   for (int64_t i = 0; i < K16Shape::kRun; i += 4) {
     FourLanes words[8];
@@ -216,7 +216,7 @@ void PackBlockOfNibbles(const uint8_t* const* rows, int64_t offset, uint8_t* blo
 void PackLanes(const HostWeight& w, ColumnRange columns, uint8_t* codes) {
   const WeightShape shape = w.shape();
   const K16Shape k16(shape);
-  const int64_t whole = k16.bits == 4 ? w.n / K16Shape::kTile : 0;  // tiles, of 4 bits
+  const int64_t whole = k16.bits == 4 ? w.n / K16Shape::kTile : 0;  // whole tiles of 4-bit codes
   ForEachTiles(k16, columns, [&](int64_t b, int64_t t0, int64_t t1) {
     const uint8_t* rows[K16Shape::kBlockRows] = {};
     bool padded = false;

@@ -1,5 +1,4 @@
-// The numbers of layout "k16": runs of 16 along K, for decoding into a vector register of 16
-// floats.
+// The numbers of layout "k16", which stores runs of 16 along K for vector registers of 16 floats.
 #pragma once
 
 #include <cstdint>
@@ -19,10 +18,10 @@ struct K16Shape {
 
   int64_t tiles = 0;
   int64_t groups = 0;
-  int64_t runs_per_group = 0;  // but for the last group, which may be short
+  int64_t runs_per_group = 0;  // the last group may be shorter
   int64_t runs = 0;            // of one column
   int64_t blocks = 0;          // of one column
-  int bits = 0;                // that a code takes: its own, or 8 from 5 on
+  int bits = 0;                // bits of a stored code: its own, or 8 from 5 on
 
   explicit K16Shape(const WeightShape& shape)
       : tiles(CeilDiv(shape.n, kTile)),

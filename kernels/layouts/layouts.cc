@@ -1,4 +1,4 @@
-// The table of layouts, and what is the same in all of them.
+// The table of layouts, and the parts that are the same in all of them.
 #include <algorithm>
 #include <cstring>
 

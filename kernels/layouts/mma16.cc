@@ -87,22 +87,22 @@
 namespace awqd {
 namespace {
 
-using namespace mma16;  // NOLINT: the geometry of this very file
+using namespace mma16;  // NOLINT: this file implements the geometry
 
 // The largest scale of a column goes to [2^7, 2^8), or to [2^11, 2^12) for FP16 scales and codes of
 // up to 4 bits. FP16 holds it times any integer of the codes.
 int TopOctave(const WeightDescription& d) {
   return d.scale_dtype == DType::kFp16 && d.bits <= 4 ? 11 : 7;
 }
-// From there down to the least that keeps its bits: 8 bits in a denormal of 2^-17, or 11 in a
-// normal number of 2^-14.
+// The number of octaves from there down to the smallest scale that keeps its bits: 8 bits in a
+// denormal of 2^-17, or 11 in a normal number of 2^-14.
 int MostOctaves(const WeightDescription& d) {
   return TopOctave(d) + (d.scale_dtype == DType::kFp16 ? 14 : 17);
 }
 
 bool PerColumn(const WeightShape& shape) { return shape.groups() == 1; }
 
-// Whether the whole scale is Part::kOuter.
+// Whether Part::kOuter is the whole scale.
 bool ScaleIsOuter(const WeightShape& shape) {
   const WeightDescription& d = shape.description;
   if (!d.scale_dtype || !PerColumn(shape) || d.real_zeros()) return false;
@@ -116,7 +116,7 @@ bool IsNormalised(const WeightShape& shape) {
          !HasFloatScales(MetaKindOf(d));
 }
 
-// Whether Part::kOuter is 1 everywhere: rows of bare records always multiply by it.
+// Whether Part::kOuter is 1 everywhere; rows of bare records always multiply by it.
 bool OuterIsOnes(const WeightShape& shape) {
   const WeightDescription& d = shape.description;
   return HasBareRecords(shape) && !d.scale_dtype && d.outer == OuterKind::kNone;
@@ -129,7 +129,7 @@ bool MovesScales(const WeightShape& shape) {
 // E2M1 and tables have 4 bits, E4M3 has 8.
 bool HoldsBits(int bits) { return bits <= 4 || bits == 8; }
 
-// Whether records hold scales of that type exactly as FP16.
+// Whether records hold scales of this type exactly as FP16.
 bool FitsFp16(const WeightDescription& d) {
   switch (*d.scale_dtype) {
     case DType::kFp16:
@@ -195,18 +195,18 @@ std::string Refuses(const WeightShape& shape) {
 }
 
 void AddSections(const WeightShape& shape, Sections* sections) {
-  // One section: scales and zeros lie beside the codes they decode.
+  // Scales and zeros lie beside the codes that they decode, so there is one section.
   sections->Add(Part::kCodes, TilesN(shape.n) * BlocksK(shape.k) * RecordBytes(shape));
 }
 
 // --- Scales ---
 
-// The power of two that the scales of each column in [begin, end) are multiplied by.
+// The power of two by which the scales of each column in [begin, end) are multiplied.
 std::vector<float> Normalisers(const HostWeight& w, ColumnRange columns) {
   std::vector<float> out(columns.end - columns.begin, 1.0f);
   WeightShape shape = w.shape();
   const bool half = w.description.scale_dtype == DType::kFp16;
-  shape.large_scales = half;  // each column is looked at below
+  shape.large_scales = half;  // each column is checked below
   if (!IsNormalised(shape)) return out;
   for (int64_t n = columns.begin; n < columns.end; ++n) {
     float most = 0;
@@ -222,7 +222,7 @@ std::vector<float> Normalisers(const HostWeight& w, ColumnRange columns) {
 
 void MovedScales(const HostWeight& w, float* out) {
   if (ScaleIsOuter(w.shape()) || OuterIsOnes(w.shape())) {
-    for (int64_t n = 0; n < w.n; ++n) out[n] = w.Scale(0, n);  // 1 without
+    for (int64_t n = 0; n < w.n; ++n) out[n] = w.Scale(0, n);  // 1 without scales
     return;
   }
   const std::vector<float> factors = Normalisers(w, {0, w.n});
@@ -231,8 +231,8 @@ void MovedScales(const HostWeight& w, float* out) {
 
 // --- Records ---
 
-// Calls fn(record index, first n, first k) for every record of some columns. Rows outermost:
-// neighbours share the cache lines of the codes.
+// Calls fn(record index, first n, first k) for every record of some columns. Rows are the outer
+// loop, because neighbours share the cache lines of the codes.
 template <typename Fn>
 void ForEachRecord(ColumnRange columns, int64_t k, Fn fn) {
   for (int64_t block = 0; block < BlocksK(k); ++block) {
@@ -247,7 +247,7 @@ void ForEachRecord(ColumnRange columns, int64_t k, Fn fn) {
 struct MetaPlace {
   int scale;  // bytes from the meta's start
   int zero;
-  int zero_shift;  // of integers
+  int zero_shift;  // for integers
 };
 
 MetaPlace PlaceOf(int bits, MetaKind kind, int column) {
@@ -259,7 +259,7 @@ MetaPlace PlaceOf(int bits, MetaKind kind, int column) {
   return {scale, kMetaScalesBytes + tile * 8 + row, 4 * upper};
 }
 
-// As 16 bits, or 32.
+// Returns the scale as 16 bits, or as 32.
 uint32_t RecordScale(const HostWeight& w, int64_t group, int64_t column, float normaliser) {
   const WeightShape shape = w.shape();
   const bool one = !w.description.scale_dtype || ScaleIsOuter(shape);
@@ -290,7 +290,7 @@ void ForEachCell(const HostWeight& w, int64_t n0, int64_t k0, int metas, Fn fn) 
   }
 }
 
-// The byte of a type of 8 bits that stands for `value`.
+// The byte that encodes `value` in an 8-bit type.
 uint8_t ByteOf(DType dtype, float value) {
   if (dtype == DType::kInt8) return static_cast<uint8_t>(static_cast<int8_t>(value));
   for (int byte = 0; byte < 256; ++byte) {
@@ -298,10 +298,10 @@ uint8_t ByteOf(DType dtype, float value) {
     const float stands_for = dtype == DType::kE4m3 ? E4m3ToFloat(at) : E8m0ToFloat(at);
     if (std::bit_cast<uint32_t>(stands_for) == std::bit_cast<uint32_t>(value)) return at;
   }
-  return 0x7f | (std::signbit(value) ? 0x80 : 0);  // NaN, of E4M3
+  return 0x7f | (std::signbit(value) ? 0x80 : 0);  // NaN in E4M3
 }
 
-// The stored scale again, from what a record and Part::kOuter have of it.
+// Restores the stored scale from a record and Part::kOuter.
 void RestoreScale(HostWeight* w, int64_t group, int64_t column, uint32_t record, float outer) {
   const WeightShape shape = w->shape();
   const int64_t cell = w->Cell(group, column);
@@ -318,7 +318,8 @@ void RestoreScale(HostWeight* w, int64_t group, int64_t column, uint32_t record,
   if (SizeOf(dtype) == 1) {
     w->scales[cell] = ByteOf(dtype, scale);
   } else if (half && !moved) {
-    std::memcpy(w->scales.data() + 2 * cell, &record, 2);  // its bits, those of a NaN too
+    // Copies the bits, so that a NaN keeps them.
+    std::memcpy(w->scales.data() + 2 * cell, &record, 2);
   } else {
     StoreElement(w->scales.data(), dtype, cell, scale);
   }

@@ -19,13 +19,13 @@ inline constexpr int kBlockK = 128;  // in features of a record
 inline constexpr int kRowTile = 16;  // out features of a fragment
 inline constexpr int kUnitK = 64;    // in features of a unit: four steps of 16
 
-// A unit is what a warp reads at a time: 16 out features x 64 in features.
+// A unit is the part that a warp reads at a time: 16 out features x 64 in features.
 constexpr int UnitBytes(int bits) { return kRowTile * kUnitK * bits / 8; }
 constexpr int CodesBytes(int bits) { return kTileN * kBlockK * bits / 8; }
 
 // The content of a meta, for 64 columns each.
 enum class MetaKind : uint8_t {
-  kIntegerZeros,  // scales in FP16, then zeros, of 4 bits for codes of up to 4 and else of 8
+  kIntegerZeros,  // scales in FP16, then zeros: 4 bits for codes of up to 4 bits, else 8
   kHalfScales,    // E2M1: scales in FP16
   kFloatScales,   // E4M3 and tables: scales in FP32
   kRealZeros,     // integer codes with real zeros: scales in FP32, then zeros in FP32
@@ -67,8 +67,8 @@ constexpr bool HasBareRecords(const WeightShape& shape) {
          (d.block_rows == 0 || d.block_rows == shape.k || !d.scale_dtype);
 }
 
-// Metas per record, 0, 1, 2, 4 or 8: each serves 128 / that many rows of K. A group longer than its
-// share is repeated, so that kernels never divide by the group size. Group sizes are multiples of
+// Metas per record, 0, 1, 2, 4 or 8: each serves 128 / that many rows of K. The meta of a longer
+// group is repeated, so that kernels never divide by the group size. Group sizes are multiples of
 // 16, or K itself.
 constexpr int MetasPerRecord(const WeightShape& shape) {
   if (HasBareRecords(shape)) return 0;
@@ -93,7 +93,7 @@ struct CodePlace {
   int byte = 0;
   int bit = 0;
 };
-// `plane` 0, or 1 for the upper bit of 3; `n` in [0, 64), `k` in [0, 128).
+// `plane` is 0, or 1 for the upper bit of a 3-bit code; `n` in [0, 64), `k` in [0, 128).
 CodePlace PlaceOfCode(int bits, int plane, int n, int k);
 
 // Writes the CodesBytes of the record whose first code is that of column n0 and row k0, padding

@@ -1,5 +1,5 @@
-// The codes of a record of layout "mma16": where each lies (the table at the head of mma16.cc), and
-// packing them.
+// Packs the codes of a record of layout "mma16". The table at the head of mma16.cc has their
+// places.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -26,7 +26,7 @@ int CodeAt(const HostWeight& w, int64_t k, int64_t n) {
   return k < w.k ? w.Code(k, n) : PaddingOf(w, n);
 }
 
-// Any width, code by code.
+// Packs codes of any width one by one.
 void PackAnyCodes(const HostWeight& w, int64_t n0, int64_t k0, uint8_t* record) {
   const int bits = w.description.bits;
   std::memset(record, 0, CodesBytes(bits));
@@ -52,9 +52,10 @@ void StoreCode(HostWeight* w, int64_t row, int64_t col, int code) {
   byte = static_cast<uint8_t>((byte & ~(((1 << bits) - 1) << shift)) | code << shift);
 }
 
-// 4 and 8 bits, which nearly all weights have, go faster: eight columns of a row are read at once.
+// Codes of 4 and 8 bits, which nearly all weights have, are packed faster: eight columns of a row
+// are read at once.
 
-// PaddingOf for columns [column, column + 8), as EightCodes has them.
+// PaddingOf for columns [column, column + 8), in the form of EightCodes.
 uint64_t PaddingCodes(const HostWeight& w, int64_t column) {
   uint64_t word = 0;
   for (int i = 0; i < std::min<int64_t>(8, w.n - column); ++i) {
@@ -63,7 +64,7 @@ uint64_t PaddingCodes(const HostWeight& w, int64_t column) {
   return word;
 }
 
-// Eight columns of a row of a record that has no padding...
+// Reads eight columns of a row of a record without padding.
 template <typename Word>
 class WholeRecord {
  public:
@@ -79,7 +80,7 @@ class WholeRecord {
   const int64_t row_bytes_;
 };
 
-// ... and of one that may have some.
+// Reads eight columns of a row of a record that may have padding.
 template <typename Word>
 class PaddedRecord {
  public:
@@ -115,7 +116,7 @@ void PackNibbles(const Codes& codes, int64_t n, int64_t k, uint8_t* unit) {
       }
     }
     TransposeNibbles(words);
-    uint8_t* const to = unit + pair * sizeof(Steps);  // of lane `pair`, then of every fourth
+    uint8_t* const to = unit + pair * sizeof(Steps);  // for lane `pair`, then for every fourth
     for (int r = 0; r < 8; ++r) std::memcpy(to + r * 4 * sizeof(Steps), &words[r], sizeof(Steps));
   }
 }
@@ -140,7 +141,7 @@ void PackBytes(const Codes& codes, int64_t n, int64_t k, uint8_t* unit) {
   }
 }
 
-// Calls pack(codes of the record, first n and k of a unit, its bytes) for every unit of it.
+// Calls pack(codes of the record, first n and k of a unit, its bytes) for every unit of a record.
 template <typename Word, typename Pack>
 void PackUnits(const HostWeight& w, int64_t n0, int64_t k0, uint8_t* record, Pack pack) {
   const int bytes = UnitBytes(w.code_bits());

@@ -30,7 +30,7 @@ void AddSections(const WeightShape& shape, Sections* sections) {
   sections->Add(Part::kZeros, shape.cells() * d.zero_bytes());
 }
 
-// Bytes [begin, end) of every row.
+// Copies bytes [begin, end) of every row.
 void CopyColumns(const std::vector<uint8_t>& in, int64_t rows, int64_t begin, int64_t end,
                  uint8_t* out) {
   const int64_t stride = static_cast<int64_t>(in.size()) / rows;

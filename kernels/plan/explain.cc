@@ -1,4 +1,4 @@
-// A plan in words.
+// Prints a plan for people.
 #include <algorithm>
 
 #include "absl/numeric/bits.h"

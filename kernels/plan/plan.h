@@ -1,5 +1,5 @@
-// Planning: which layout a weight gets, which row serves which token count, and why the others do
-// not. Pure functions over the registry's rows.
+// Planning: chooses the layout of a weight and the row for each token count, and explains why other
+// rows were refused. Pure functions over the registry's rows.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace awqd {
 
-// Empty when `row` can serve the weight on the device, else the reason why not. Pure.
+// Returns "" when `row` can serve the weight on the device, else the reason against it. Pure.
 std::string WhyNot(const KernelRow& row, const WeightShape& shape, const DeviceInfo& device);
 
 struct Plan {
@@ -25,13 +25,13 @@ struct Plan {
 absl::StatusOr<Plan> Select(const WeightShape& shape, const DeviceInfo& device,
                             absl::Span<const KernelRow* const> rows);
 
-// Whether the fused row that serves m tokens and more makes decoding first pointless
-// (KernelRow::replaces_dense): the border between the paths is then nowhere.
+// Whether the fused row for m tokens and more makes decoding first pointless
+// (KernelRow::replaces_dense); there is then no threshold between the paths.
 bool FusedReplacesDense(const WeightPlan& plan, int64_t m);
 
-// How the entry's row cuts the product at the first count of its range and at powers of two up to
-// 4096, counts that are cut alike together: "17-32: 32x192 on 132 blocks, 64: ...". Empty where the
-// row has no choice. Pure.
+// The tiles of the entry's row at the first count of its range and at powers of two up to 4096,
+// with equal tiles merged: "17-32: 32x192 on 132 blocks, 64: ...". Empty if the row has no choice.
+// Pure.
 std::string DescribeTiles(const PlanEntry& entry, const WeightShape& shape,
                           const DeviceInfo& device);
 

@@ -1,4 +1,4 @@
-// Why a row cannot serve a weight on a device.
+// The reasons why a row cannot serve a weight on a device.
 #include "absl/strings/str_cat.h"
 #include "kernels/plan/plan.h"
 

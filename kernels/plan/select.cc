@@ -1,4 +1,4 @@
-// Planning: which layout a weight gets and which row serves which token count.
+// Planning: chooses the layout of a weight and the row for each token count.
 #include <algorithm>
 #include <optional>
 #include <set>
@@ -12,7 +12,7 @@
 namespace awqd {
 namespace {
 
-// A row that supports the weight, and from how many tokens on its priority counts.
+// A row that supports the weight, and the token count from which its priority counts.
 struct Usable {
   const KernelRow* row;
   int64_t preferred_from;
@@ -23,8 +23,7 @@ Usable UsableOf(const KernelRow* row, const WeightShape& shape, const DeviceInfo
   return {row, row->preferred_from != nullptr ? row->preferred_from(shape, device) : 0};
 }
 
-// A row that is only for forcing steps aside whenever the list holds any other row for the same
-// work.
+// Whether a row that is only for forcing must yield to another row of the list for the same work.
 bool StepsAside(const KernelRow& row, absl::Span<const KernelRow* const> rows) {
   return row.priority < 0 && std::any_of(rows.begin(), rows.end(), [&](const KernelRow* other) {
            return other->priority >= 0 && other->op == row.op && other->path == row.path &&
@@ -32,9 +31,9 @@ bool StepsAside(const KernelRow& row, absl::Span<const KernelRow* const> rows) {
          });
 }
 
-// The highest priority row of `rows` for m tokens on `path`, of those whose priority counts there
-// if there are any; among equals the first. Rows of other operations than a product of floating
-// activations are all of Path::kFused.
+// The row of highest priority for m tokens on `path`, among rows whose priority counts there, or
+// else among all; the first one of equals. Rows of other operations than a product of floating
+// activations all have Path::kFused.
 const KernelRow* Best(const Rows& rows, Op op, Path path, int64_t m) {
   const KernelRow* best = nullptr;
   std::pair<bool, int> highest;
@@ -47,7 +46,7 @@ const KernelRow* Best(const Rows& rows, Op op, Path path, int64_t m) {
   return best;
 }
 
-// Token counts at which the answer of Best can change.
+// Token counts at which the result of Best can change.
 std::set<int64_t> Breakpoints(const Rows& rows, Op op, Path path) {
   std::set<int64_t> points = {1};
   for (const auto& [row, preferred_from] : rows) {
@@ -74,12 +73,12 @@ void PlanPath(const Rows& rows, Op op, Path path, std::vector<PlanEntry>* plan) 
   }
 }
 
-// The plan in one layout, and how good it is: the best priority of its products, then that of its
+// The plan in one layout, and its score: the best priority of its products, then that of its
 // dequantize.
 struct Candidate {
   const Layout* layout = nullptr;
   WeightPlan plan;
-  std::optional<std::pair<int, int>> score;  // none: it cannot serve
+  std::optional<std::pair<int, int>> score;  // nullopt: it cannot serve
 };
 
 Candidate PlanInLayout(const Layout* layout, const Rows& rows) {

@@ -1,4 +1,4 @@
-// The file of --config: TOML, a value or a list of values for each flag.
+// Parses the file of --config, which is TOML with a value or a list of values for each flag.
 #pragma once
 
 #include <string>
@@ -11,12 +11,12 @@ namespace awqd {
 
 struct ConfigValue {
   std::string flag;                 // without its dashes
-  std::vector<std::string> values;  // as they would stand on a command line
-  int line = 0;                     // of the file, from 1 on
+  std::vector<std::string> values;  // as on a command line
+  int line = 0;                     // in the file, from 1
 };
 
-// INVALID_ARGUMENT "<path>:<line>: ..." for what is no TOML, for tables, and for values that are
-// neither texts, numbers, true or false, nor lists of those.
+// Returns the values in the order of keys. INVALID_ARGUMENT "<path>:<line>: ..." for text that is
+// not TOML, for tables, and for values other than strings, numbers, true, false and lists of these.
 absl::StatusOr<std::vector<ConfigValue>> ParseConfigText(absl::string_view text,
                                                          absl::string_view path);
 

@@ -1,4 +1,4 @@
-// From flags to Options: parsing, checks that CLI11 cannot make, defaults that depend on others.
+// Parses flags to Options, makes the checks that CLI11 cannot, and sets dependent defaults.
 #include "server/config/options.h"
 
 #include <unistd.h>
@@ -43,8 +43,8 @@ absl::Status CheckEachOnce(const std::vector<repository::NamedFolder>& models) {
   return absl::OkStatus();
 }
 
-// Names in the environment that begin like flags' twins and are none: of the CPU kernels, of the
-// project's own scripts, and of Kubernetes, which makes some for a Service of the name awqd.
+// Environment variables that begin with AWQD_ but belong to no flag: those of the CPU kernels, of
+// the project's scripts, and of Kubernetes, which sets some for a Service named awqd.
 constexpr absl::string_view kOtherVariables[] = {
     "AWQD_CPU_ISA", "AWQD_BUILD", "AWQD_CUDA", "AWQD_CUDA_ARCH", "AWQD_CUDA_ARCHITECTURES",
     "AWQD_MODELS"};
@@ -62,7 +62,7 @@ bool IsOtherVariable(absl::string_view name) {
 }
 
 absl::Status CheckEnvironment(const CLI::App& app) {
-  std::vector<std::string> known;  // in lower case, as Nearest compares
+  std::vector<std::string> known;  // in lower case, for Nearest
   for (const CLI::Option* option : app.get_options([](const CLI::Option*) { return true; })) {
     known.push_back(absl::AsciiStrToLower(option->get_envname()));
   }
@@ -81,7 +81,7 @@ absl::Status CheckEnvironment(const CLI::App& app) {
   return absl::OkStatus();
 }
 
-// Reads --config for CLI11: TOML, checked key by key.
+// Reads the TOML file of --config for CLI11, and checks each key.
 class ConfigReader : public CLI::Config {
  public:
   explicit ConfigReader(const CLI::App* app) : app_(*app) {}
@@ -91,8 +91,8 @@ class ConfigReader : public CLI::Config {
   }
   const std::vector<ConfigValue>& values() const { return values_; }
 
-  // "<path>:<line>: " where a value of the file is what `message`, "--flag: ...", is about.
-  std::string PlaceOf(absl::string_view message) const {
+  // "<path>:<line>: " of the flag that begins `message`, "--flag: ...", if the file sets this flag.
+  std::string FindPlace(absl::string_view message) const {
     for (const ConfigValue& value : values_) {
       const std::string flag = absl::StrCat("--", value.flag, ": ");
       if (absl::StartsWith(message, flag)) {
@@ -109,7 +109,7 @@ class ConfigReader : public CLI::Config {
     std::vector<CLI::ConfigItem> out;
     for (ConfigValue& value : *values) {
       CheckKey(value);
-      // As in the environment, nothing is the default.
+      // An empty value means the default, as in the environment.
       const bool empty =
           absl::c_all_of(value.values, [](const std::string& v) { return v.empty(); });
       if (empty) continue;
@@ -135,20 +135,20 @@ class ConfigReader : public CLI::Config {
   }
 
   const CLI::App& app_;
-  // CLI11 has it that reading changes nothing.
+  // mutable, because CLI11 declares from_config const.
   mutable std::vector<ConfigValue> values_;
 };
 
-// Whether only this machine can reach them.
+// Whether the metrics are off or can be reached from this machine alone.
 bool MetricsAreLocal(const Options& options) {
   if (options.metrics_address.empty()) return true;
   const auto address = transport::ParseListenAddress(options.metrics_address);
   return address.ok() && address->local();
 }
 
-// The rest: checks that CLI11 cannot make, and defaults that depend on other options.
-absl::Status Complete(Options& options) {
-  // Not left to CLI11, which would report it before an unknown flag.
+// Makes the checks that CLI11 cannot, and sets defaults that depend on other options.
+absl::Status CompleteOptions(Options& options) {
+  // Checked here because CLI11 would report it before an unknown flag.
   if (options.model_repository.empty() && options.models.empty()) {
     return absl::InvalidArgumentError(
         "--model_repository: got nothing, expected a directory (or --model NAME=DIR)");
@@ -165,7 +165,7 @@ absl::Status Complete(Options& options) {
   }
   if (!options.trace.file.empty() && !options.trace.otlp_endpoint.empty()) {
     return absl::InvalidArgumentError(
-        "--trace_file and --otlp_endpoint: got both, expected one place for traces");
+        "--trace_file and --otlp_endpoint: got both, expected one of them");
   }
   bool local = true;
   for (const std::string& text : options.rpc.transport.addresses) {
@@ -173,7 +173,7 @@ absl::Status Complete(Options& options) {
     if (!address.ok()) return Prefixed("--address", address.status());
     local &= address->local();
   }
-  AWQD_RETURN_IF_ERROR(security::Settle(&options.rpc.transport.security, local));
+  AWQD_RETURN_IF_ERROR(security::ResolveOptions(&options.rpc.transport.security, local));
   AWQD_RETURN_IF_ERROR(
       security::CheckMetrics(options.rpc.transport.security, MetricsAreLocal(options)));
   const absl::Status prefix = services::CheckSharedMemoryPrefix(options.rpc.shared_memory.prefix);
@@ -188,13 +188,13 @@ absl::Status Complete(Options& options) {
   if (rpc.in_flight_bytes < both) {
     return absl::InvalidArgumentError(
         absl::StrCat("--max_in_flight_bytes: got ", rpc.in_flight_bytes, ", expected at least ",
-                     both, ": max_receive_message_bytes and max_send_message_bytes together"));
+                     both, ", the sum of max_receive_message_bytes and max_send_message_bytes"));
   }
   if (const int64_t bytes = transport.client.bytes_in_flight; bytes != 0 && bytes < both) {
     return BadValue(
         "--max_bytes_in_flight_per_client", bytes,
         absl::StrCat("0 or at least ", both,
-                     ": max_receive_message_bytes and max_send_message_bytes together"));
+                     ", the sum of max_receive_message_bytes and max_send_message_bytes"));
   }
   rpc.stream_in_flight_bytes =
       2 * std::max(transport.max_receive_message_bytes, transport.max_send_message_bytes);
@@ -204,23 +204,28 @@ absl::Status Complete(Options& options) {
 }
 
 constexpr char kFooter[] =
-    "Every flag may also be set by the environment variable AWQD_<FLAG>, for example "
-    "AWQD_MODEL_REPOSITORY. Order: flag, config file, environment, default. --help tells the first "
-    "sentence of each flag, --help=all everything, --print_config the values in effect.";
+    "Every flag may also be set by an environment variable AWQD_<FLAG>, for example "
+    "AWQD_MODEL_REPOSITORY. A flag takes precedence over the config file, the file over the "
+    "environment, and the environment over the default. --help prints the first sentence of each "
+    "flag, --help=all the whole text, and --print_config the values in effect.";
 
-// Those that are no settings: no variable has them, and no config file.
+// Adds the flags that are not settings: neither the environment nor the config file has them.
 void AddGeneralFlags(CLI::App* app, const std::shared_ptr<ConfigReader>& config,
                      bool* print_config) {
-  app->set_help_flag("-h,--help", "Print this and leave; --help=all: with all there is to say.")
+  app->set_help_flag("-h,--help",
+                     "Print this help and exit; --help=all prints the whole text of each flag.")
       ->group("General");
   app->set_version_flag("--version", absl::StrCat("awqd ", AWQD_VERSION),
-                        "Print the version and leave.")
+                        "Print the version and exit.")
       ->group("General");
-  app->set_config("--config", "", "TOML file of flags without their dashes, key = value.")
+  app->set_config(
+         "--config", "",
+         "TOML file of settings: a line is key = value, where key is a flag without its dashes.")
       ->type_name("FILE")
       ->group("General");
-  app->add_flag("--print_config", *print_config,
-                "Print the value of every flag and where it came from, as such a file, and leave.")
+  app->add_flag(
+         "--print_config", *print_config,
+         "Print the value of every flag and its source, in the form of such a file, and exit.")
       ->group("General");
   app->config_formatter(config);
   app->allow_config_extras(CLI::config_extras_mode::error);
@@ -228,7 +233,7 @@ void AddGeneralFlags(CLI::App* app, const std::shared_ptr<ConfigReader>& config,
   app->option_defaults()->always_capture_default();
 }
 
-// Whether the flag that `message`, "--flag: ...", is about is among `args`.
+// Whether `args` have the flag that begins `message`, "--flag: ...".
 bool GivenAsFlag(const std::vector<std::string>& args, absl::string_view message) {
   const absl::string_view flag = message.substr(0, message.find(':'));
   return absl::c_any_of(args, [&](const std::string& arg) {
@@ -240,9 +245,9 @@ bool GivenAsFlag(const std::vector<std::string>& args, absl::string_view message
 
 absl::StatusOr<CommandLine> ParseCommandLine(int argc, const char* const* argv) {
   CommandLine line;
-  line.options.rpc.transport.memory_quota_bytes = 0;  // by the size of messages
+  line.options.rpc.transport.memory_quota_bytes = 0;  // derived from the size of messages
   const std::vector<std::string> args(argv + 1, argv + argc);
-  CLI::App app("awqd: serves Dequantize and QuantizedMatmul over quantised checkpoints, by gRPC.",
+  CLI::App app("awqd: serves Dequantize and QuantizedMatmul over quantised checkpoints, with gRPC.",
                "awqd");
   bool print_config = false;
   const auto config = std::make_shared<ConfigReader>(&app);
@@ -265,7 +270,7 @@ absl::StatusOr<CommandLine> ParseCommandLine(int argc, const char* const* argv) 
     const std::string text =
         absl::StrReplaceAll(absl::StripAsciiWhitespace(error.what()), {{"\n", " "}});
     const bool of_flag = GivenAsFlag(args, text);
-    return absl::InvalidArgumentError(absl::StrCat(of_flag ? "" : config->PlaceOf(text), text));
+    return absl::InvalidArgumentError(absl::StrCat(of_flag ? "" : config->FindPlace(text), text));
   } catch (const std::exception& error) {
     return absl::InvalidArgumentError(error.what());
   }
@@ -274,7 +279,7 @@ absl::StatusOr<CommandLine> ParseCommandLine(int argc, const char* const* argv) 
     line.print = PrintedConfig(app, args, config->values(), config->path());
     return line;
   }
-  AWQD_RETURN_IF_ERROR(Complete(line.options));
+  AWQD_RETURN_IF_ERROR(CompleteOptions(line.options));
   return line;
 }
 

@@ -1,4 +1,4 @@
-// Options: every knob of the server, and the only reader of flags, config file and environment.
+// Options: every setting of the server, read from flags, the config file and the environment.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 #include "absl/time/time.h"
 #include "server/engine/local_engine.h"
 #include "server/model/placed_weight.h"
-#include "server/obs/access_log.h"
+#include "server/obs/call_recorder.h"
 #include "server/obs/logging.h"
 #include "server/repository/model_folders.h"
 #include "server/repository/reconciler.h"
@@ -18,20 +18,20 @@
 namespace awqd {
 
 struct TraceOptions {
-  double sample = 0;          // of the calls without a traceparent, from 0 to 1
-  std::string file;           // of JSON lines; empty: none
-  std::string otlp_endpoint;  // of a collector; empty: none
+  double sample = 0;          // fraction of the calls without a traceparent, from 0 to 1
+  std::string file;           // for JSON lines; empty: none
+  std::string otlp_endpoint;  // address of a collector; empty: none
 };
 
-// Defaults are those of the flags. server/flags.cc says of each how to choose it.
+// The defaults are those of the flags. flags.cc explains how to choose each value.
 struct Options {
-  std::string model_repository;                 // empty: `models` alone
+  std::string model_repository;                 // empty: serve `models` alone
   std::vector<repository::NamedFolder> models;  // legal names, all different
-  std::vector<std::string> load_models;         // of the repository; empty: every one
-  bool keep_going = false;                      // without the models that cannot be loaded
+  std::vector<std::string> load_models;         // of the repository; empty: all of them
+  bool keep_going = false;                      // start although models fail to load
   repository::WatchOptions watch;
   absl::Duration idle_unload = absl::InfiniteDuration();
-  std::vector<std::string> pinned;  // legal names that idle_unload does not concern
+  std::vector<std::string> pinned;  // legal names of models that idle_unload spares
   std::string device = "auto";
   int cpu_threads = 0;
   bool cpu_pin_threads = false;
@@ -48,18 +48,18 @@ struct Options {
   obs::LogLevel log_level = obs::LogLevel::kInfo;
   obs::LogFormat log_format = obs::LogFormat::kText;
   obs::AccessLogOptions access_log;
-  TraceOptions trace;  // to one of file and endpoint at most
+  TraceOptions trace;  // has a file or an endpoint, but not both
 };
 
-// What the command line asks for: to serve, or to print something and leave.
+// The command line asks to serve, or to print a text and exit.
 struct CommandLine {
   Options options;
   std::string print;  // help, version or the values of all flags; empty: serve
 };
 
-// A flag wins over the config file, the config file over the environment (AWQD_<FLAG>), that over
-// the default. INVALID_ARGUMENT, in one line, for anything unknown or out of range: a misspelled
-// flag first; of the file with its line; of variables that begin with AWQD_ and are no flag's too.
+// Reads all settings. A flag takes precedence over the config file, the file over the environment
+// variable AWQD_<FLAG>, and that over the default. INVALID_ARGUMENT, in one line, names the first
+// unknown flag, key or AWQD_ variable, or value out of range; errors of the file have its line.
 absl::StatusOr<CommandLine> ParseCommandLine(int argc, const char* const* argv);
 
 }  // namespace awqd

@@ -1,4 +1,4 @@
-// Values as they were given, not as they were understood: 64MiB stays that.
+// Prints values as they were given, so that 64MiB stays 64MiB.
 #include "server/config/print_config.h"
 
 #include <cctype>
@@ -28,14 +28,14 @@ bool IsList(const CLI::Option& option) {
   return option.get_multi_option_policy() == CLI::MultiOptionPolicy::TakeAll;
 }
 
-// "--no_reflection" is false, as "--reflection=false".
+// "--no_reflection" gives false, as "--reflection=false" does.
 std::string SwitchValue(absl::string_view flag, absl::string_view value) {
   const bool negated = absl::StartsWith(flag, "--no_");
   return negated == (value == "false") ? "true" : "false";
 }
 
-void Add(const CLI::Option& option, absl::string_view flag, const std::string& value,
-         const std::string& source, ByOption* out) {
+void AddValue(const CLI::Option& option, absl::string_view flag, const std::string& value,
+              const std::string& source, ByOption* out) {
   Given& given = (*out)[&option];
   given.source = source;
   if (IsSwitch(option)) {
@@ -49,13 +49,13 @@ void Add(const CLI::Option& option, absl::string_view flag, const std::string& v
   }
 }
 
-void AddFlags(const CLI::App& app, const std::vector<std::string>& args, ByOption* out) {
+void AddArguments(const CLI::App& app, const std::vector<std::string>& args, ByOption* out) {
   for (size_t i = 0; i < args.size(); ++i) {
     const std::vector<std::string> parts = absl::StrSplit(args[i], absl::MaxSplits('=', 1));
     const CLI::Option* const option = app.get_option_no_throw(parts[0]);
     if (option == nullptr || !absl::StartsWith(parts[0], "--")) continue;
     const bool next = parts.size() == 1 && !IsSwitch(*option) && i + 1 < args.size();
-    Add(*option, parts[0], next ? args[++i] : parts.size() > 1 ? parts[1] : "", "flag", out);
+    AddValue(*option, parts[0], next ? args[++i] : parts.size() > 1 ? parts[1] : "", "flag", out);
   }
 }
 
@@ -66,16 +66,16 @@ void AddFile(const CLI::App& app, const std::vector<ConfigValue>& file, const st
     const std::string flag = absl::StrCat("--", value.flag);
     const CLI::Option* const option = app.get_option_no_throw(flag);
     for (const std::string& word : value.values) {
-      Add(*option, flag, word, absl::StrCat(path, ":", value.line), &found);
+      AddValue(*option, flag, word, absl::StrCat(path, ":", value.line), &found);
     }
   }
-  out->merge(found);  // what a flag has given stays
+  out->merge(found);  // values of flags take precedence
 }
 
 void AddEnvironment(const CLI::Option& option, ByOption* out) {
   const char* const value = std::getenv(option.get_envname().c_str());
   if (value == nullptr || *value == '\0' || out->contains(&option)) return;
-  Add(option, "", value, absl::StrCat("environment ", option.get_envname()), out);
+  AddValue(option, "", value, absl::StrCat("environment ", option.get_envname()), out);
 }
 
 // CLI11 writes a list as [a,b].
@@ -94,7 +94,7 @@ Given Default(const CLI::Option& option) {
   return out;
 }
 
-// As TOML has it. Numbers with a leading zero (permissions) are texts.
+// Spells a value in TOML. Numbers with a leading zero (permissions) become strings.
 std::string TomlValue(const std::string& text) {
   double number = 0;
   const absl::string_view part = absl::StripPrefix(text, "-");
@@ -131,11 +131,11 @@ std::string Line(const CLI::Option& option, const Given& given) {
 std::string PrintedConfig(const CLI::App& app, const std::vector<std::string>& args,
                           const std::vector<ConfigValue>& file, const std::string& path) {
   ByOption given;
-  AddFlags(app, args, &given);
+  AddArguments(app, args, &given);
   AddFile(app, file, path, &given);
   std::string out, group;
   for (const CLI::Option* option : app.get_options([](const CLI::Option*) { return true; })) {
-    if (option->get_envname().empty()) continue;  // help, version: no settings
+    if (option->get_envname().empty()) continue;  // help, version
     AddEnvironment(*option, &given);
     if (option->get_group() != group) {
       group = option->get_group();

@@ -1,4 +1,4 @@
-// What --print_config prints: the value of every flag, and where it came from.
+// Prints the value of every flag and its source, for --print_config.
 #pragma once
 
 #include <string>
@@ -9,9 +9,10 @@
 
 namespace awqd {
 
-// A TOML file of every flag that a config file may have, group by group, each with a comment:
-// default, file:line, environment, flag. Flags without a value are commented out. Read back it says
-// the same. `args` and `file` (of `path`) are what `app` has parsed.
+// Returns a TOML file with every flag that a config file may have, group by group, each with its
+// source as a comment: default, file:line, environment or flag. Flags without a value are commented
+// out. Reading the file gives the same values. `app` has parsed `args` and `file`, which is at
+// `path`.
 std::string PrintedConfig(const CLI::App& app, const std::vector<std::string>& args,
                           const std::vector<ConfigValue>& file, const std::string& path);
 

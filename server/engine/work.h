@@ -21,7 +21,7 @@
 #include "server/batching/task.h"
 #include "server/engine/staging.h"
 #include "server/model/placed_weight.h"
-#include "server/obs/span_ref.h"
+#include "server/obs/trace_context.h"
 
 namespace awqd {
 struct KernelRow;

@@ -1,7 +1,6 @@
-// CallRecord: what is known of one call at its end, for its line in the log and for its trace.
+// CallRecord: what is known of a call when it ends, for its line in the log and for its trace.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -17,79 +16,107 @@
 
 namespace awqd::obs {
 
-// The requests of a call, summed up. Of names those of the first request, as the client sent them,
-// cut; of moments and the batch those of an only request.
+// When a request reached the steps of its handler. InfinitePast: it did not get there.
+struct RequestTimestamps {
+  absl::Time begun = absl::InfinitePast();
+  absl::Time submitted = absl::InfinitePast();  // to the engine
+  absl::Time settled = absl::InfinitePast();    // its answer was encoded, but not sent yet
+};
+
+// The batch in which a request was computed.
+struct BatchAnnotation {
+  int64_t id = 0;  // 0: none
+  int64_t tokens = 0;
+  int32_t requests = 0;
+  SpanRefs calls;  // as in engine::ExecutionReport
+};
+
+// The measurements of a request's handler. Logged at level debug, and added to the call's
+// annotations.
+struct RequestLog {
+  absl::string_view method;  // "QuantizedMatmul"
+  std::string request_id;    // as the client sent it; LogRequest escapes it
+  std::string model;         // empty for an inline weight
+  std::string weight;
+  int64_t tokens = 0;
+  int64_t queue_us = 0;
+  int64_t compute_us = 0;
+  int64_t total_us = 0;
+  int64_t bytes_in = 0;
+  int64_t bytes_out = 0;
+  std::string kernel;
+  BatchAnnotation batch;
+  RequestTimestamps timestamps;
+};
+
+// Whether the log or a CallRecorder uses RequestLogs. If not, callers need not fill them.
+bool LogsRequests();
+// Makes LogsRequests true at every level of the log. Call it before threads start.
+void WantRequests();
+
+void LogRequest(const RequestLog& request, const absl::Status& status);
+
+// The requests of a call, summed up. Names are those of the first request, as the client sent them,
+// cut. Timestamps and the batch are those of the first request too: they count only where it is the
+// only one.
 struct RequestSum {
   std::string request_id, model, weight, kernel;
   int64_t requests = 0;
   int64_t tokens = 0, queue_us = 0, compute_us = 0;
-  BatchNote batch;
-  RequestMoments moments;
+  BatchAnnotation batch;
+  RequestTimestamps timestamps;
 
-  // How long the only request took from its first byte parsed to its answer, if it came as far as
-  // to wait for a device. Zero for calls of no request or of several: how long those last is for
-  // their clients to say, or for a disk.
+  // How long the call's only request took from its first byte parsed to its answer, if it was
+  // submitted to a device. Zero for calls of no request or of several: their duration depends on
+  // their clients, or on a disk.
   absl::Duration waited() const {
-    const bool one = requests == 1 && moments.submitted > absl::InfinitePast();
-    return one ? moments.settled - moments.begun : absl::ZeroDuration();
+    const bool one = requests == 1 && timestamps.submitted > absl::InfinitePast();
+    return one ? timestamps.settled - timestamps.begun : absl::ZeroDuration();
   }
 };
 
-// Where the flows of a call leave what they measured. Thread-safe.
-class CallNotes {
+// Collects what the handlers of a call's requests measured. Thread-safe.
+class CallAnnotations {
  public:
-  void Add(const RequestLog& request) {
-    MutexLock lock(&mu_);
-    if (sum_.requests++ == 0) {
-      sum_.request_id = request.request_id.substr(0, kMaxNameBytes);
-      sum_.model = request.model.substr(0, kMaxNameBytes);
-      sum_.weight = request.weight.substr(0, kMaxNameBytes);
-      sum_.kernel = request.kernel;
-      sum_.batch = request.batch;
-      sum_.moments = request.moments;
-    }
-    sum_.tokens += request.tokens;
-    sum_.queue_us += request.queue_us;
-    sum_.compute_us += request.compute_us;
-  }
+  void AddRequest(const RequestLog& request);
   absl::Duration waited() {
     MutexLock lock(&mu_);
     return sum_.waited();
   }
-  RequestSum Take() {
+  RequestSum ReleaseSum() {
     MutexLock lock(&mu_);
     return std::move(sum_);
   }
 
  private:
-  static constexpr size_t kMaxNameBytes = 256;
   Mutex mu_;
   RequestSum sum_ ABSL_GUARDED_BY(mu_);
 };
 
 struct CallRecord {
-  // Its own: a trace is written after the server's table of methods may be gone.
+  // A copy: a trace may be written after the server's table of methods is destroyed.
   std::string method;
   std::string peer;
-  std::string identity;  // empty: nobody in particular
+  std::string identity;  // empty: the caller was not identified
   TraceContext trace;
   absl::StatusCode code = absl::StatusCode::kUnknown;
-  // It came to admission; its status was known; the last of it was handed to the kernel.
-  absl::Time began, answered, ended;
+  absl::Time began;     // the call arrived
+  absl::Time answered;  // its status was known
+  absl::Time ended;     // its last byte was handed to the operating system
   int64_t received_bytes = 0, sent_bytes = 0;
   RequestSum sum;
 
   absl::Duration total() const { return ended - began; }
 };
 
-// A part of a call's time.
+// An interval of a call.
 struct CallStep {
   absl::string_view name;
   absl::Time begin, end;
 };
 
-// In order: stage (checks, and payloads to staging memory), queue, compute, answer (encoding),
-// send. Only those that the call came to; none but send of a call of several requests.
-std::vector<CallStep> StepsOf(const CallRecord& record);
+// The steps that the call reached, in order: stage (checks, and payloads to staging memory), queue,
+// compute, answer (encoding), send. A call of several requests has send alone.
+std::vector<CallStep> ListSteps(const CallRecord& record);
 
 }  // namespace awqd::obs

@@ -1,4 +1,4 @@
-// Families of metrics, built anew for each scrape; their text is prometheus-cpp's.
+// Renders a snapshot as Prometheus's text, with prometheus-cpp, and as the page's JSON.
 #include "server/obs/exposition.h"
 
 #include <sstream>
@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "nlohmann/json.hpp"
 #include "prometheus/metric_family.h"
 #include "prometheus/text_serializer.h"
 
@@ -21,7 +22,7 @@ std::string CodeName(int code) {
   return absl::StatusCodeToString(static_cast<absl::StatusCode>(code));
 }
 
-// One family; series are added in order.
+// A family of metrics; its series are shown in the order in which they are added.
 class Family {
  public:
   Family(prometheus::MetricType type, absl::string_view name, absl::string_view help) {
@@ -30,21 +31,21 @@ class Family {
     family_.help = std::string(help);
   }
 
-  Family& Add(const Labels& labels, double value) {
-    prometheus::ClientMetric& metric = New(labels);
-    metric.counter.value = metric.gauge.value = value;  // the type says which one is shown
+  Family& AddSeries(const Labels& labels, double value) {
+    prometheus::ClientMetric& metric = AddMetric(labels);
+    metric.counter.value = metric.gauge.value = value;  // the type selects one
     return *this;
   }
-  Family& Add(const Labels& labels, int64_t value) {
-    return Add(labels, static_cast<double>(value));
+  Family& AddSeries(const Labels& labels, int64_t value) {
+    return AddSeries(labels, static_cast<double>(value));
   }
-  Family& Add(const Labels& labels, absl::Duration value) {
-    return Add(labels, absl::ToDoubleSeconds(value));
+  Family& AddSeries(const Labels& labels, absl::Duration value) {
+    return AddSeries(labels, absl::ToDoubleSeconds(value));
   }
 
-  // Values times `unit`. Empty data are of a histogram that was never made.
-  Family& Add(const Labels& labels, const HistogramData& data, double unit) {
-    prometheus::ClientMetric::Histogram& out = New(labels).histogram;
+  // Shows values and bounds times `unit`. Data without counts are shown as counts of 0.
+  Family& AddSeries(const Labels& labels, const HistogramData& data, double unit) {
+    prometheus::ClientMetric::Histogram& out = AddMetric(labels).histogram;
     uint64_t below = 0;
     for (size_t i = 0; i < data.bounds.size(); ++i) {
       below += static_cast<uint64_t>(data.counts.empty() ? 0 : data.counts[i]);
@@ -55,10 +56,11 @@ class Family {
     return *this;
   }
 
-  prometheus::MetricFamily Take() { return std::move(family_); }
+  bool empty() const { return family_.metric.empty(); }
+  prometheus::MetricFamily Release() { return std::move(family_); }
 
  private:
-  prometheus::ClientMetric& New(const Labels& labels) {
+  prometheus::ClientMetric& AddMetric(const Labels& labels) {
     prometheus::ClientMetric& metric = family_.metric.emplace_back();
     for (const auto& [name, value] : labels) {
       metric.label.push_back({std::string(name), std::string(value)});
@@ -79,17 +81,18 @@ Family Histograms(absl::string_view name, absl::string_view help) {
   return Family(prometheus::MetricType::Histogram, name, help);
 }
 
-class Page {
+// Builds the families of a snapshot.
+class Exposition {
  public:
-  explicit Page(const Snapshot& snapshot) : all_(snapshot) {
-    Calls();
-    Batches();
-    Kernels();
-    Queue();
-    Refusals();
-    Models();
-    Devices();
-    Process();
+  explicit Exposition(const Snapshot& snapshot) : all_(snapshot) {
+    ShowCalls();
+    ShowBatches();
+    ShowKernels();
+    ShowQueue();
+    ShowRefusals();
+    ShowModels();
+    ShowDevices();
+    ShowProcess();
   }
 
   std::string Text() const {
@@ -99,27 +102,27 @@ class Page {
   }
 
  private:
-  void Show(Family family) { families_.push_back(family.Take()); }
+  void Show(Family family) { families_.push_back(family.Release()); }
 
-  // One series for each device.
-  template <typename Value>
-  void ShowDevices(Family family, Value value) {
-    for (const DeviceStats& device : all_.devices)
-      family.Add({{"device", device.id}}, value(device));
+  // Shows a family with one series for each device.
+  void ShowByDevice(Family family, int64_t DeviceStats::*value) {
+    for (const DeviceStats& device : all_.devices) {
+      family.AddSeries({{"device", device.id}}, device.*value);
+    }
     Show(std::move(family));
   }
-  void ShowDevices(Family family, HistogramData DeviceStats::*data, double unit) {
+  void ShowByDevice(Family family, HistogramData DeviceStats::*data, double unit) {
     for (const DeviceStats& device : all_.devices) {
-      family.Add({{"device", device.id}}, device.*data, unit);
+      family.AddSeries({{"device", device.id}}, device.*data, unit);
     }
     Show(std::move(family));
   }
 
-  void Calls() {
-    Family started = Counter("grpc_server_call_started_total", "Calls that came.");
-    Family active = Gauge("awqd_calls_active", "Calls that came and have not ended.");
+  void ShowCalls() {
+    Family started = Counter("grpc_server_call_started_total", "Calls that arrived.");
+    Family active = Gauge("awqd_calls_active", "Calls that have arrived and have not ended.");
     Family durations = Histograms("grpc_server_call_duration_seconds",
-                                  "Time from a call's arrival until its status was known.");
+                                  "Time from the arrival of a call until its status was known.");
     Family received = Histograms("grpc_server_call_rcvd_total_compressed_message_size_bytes",
                                  "Bytes of the messages that a call received.");
     Family sent = Histograms("grpc_server_call_sent_total_compressed_message_size_bytes",
@@ -130,66 +133,68 @@ class Page {
       for (int code = 0; code < MethodStats::kCodes; ++code) {
         const int64_t calls = method.durations_ns[code].total();
         ended += calls;
-        // 17 codes for each method would be series that nobody ever sees move.
+        // Codes that no call ended with have no series: most of the 17 never occur.
         if (calls == 0 && code != 0) continue;
-        durations.Add({{"grpc_method", method.method}, {"grpc_status", CodeName(code)}},
-                      method.durations_ns[code], kNano);
+        durations.AddSeries({{"grpc_method", method.method}, {"grpc_status", CodeName(code)}},
+                            method.durations_ns[code], kNano);
       }
-      started.Add(name, method.started);
-      active.Add(name, method.started - ended);
-      received.Add(name, method.received_bytes, 1);
-      sent.Add(name, method.sent_bytes, 1);
+      started.AddSeries(name, method.started);
+      active.AddSeries(name, method.started - ended);
+      received.AddSeries(name, method.received_bytes, 1);
+      sent.AddSeries(name, method.sent_bytes, 1);
     }
     for (Family* family : {&started, &active, &durations, &received, &sent}) {
       Show(std::move(*family));
     }
   }
 
-  void Batches() {
-    ShowDevices(Histograms("awqd_queue_duration_seconds",
-                           "Time that requests waited in the queue of a device."),
-                &DeviceStats::queue_ns, kNano);
-    ShowDevices(Histograms("awqd_compute_duration_seconds",
-                           "Time that a device took for a batch, with copies to and from it."),
-                &DeviceStats::compute_ns, kNano);
-    ShowDevices(Histograms("awqd_batch_tokens", "Tokens of a batch."), &DeviceStats::batch_tokens,
-                1);
-    ShowDevices(Histograms("awqd_batch_requests", "Requests that were merged into a batch."),
-                &DeviceStats::batch_requests, 1);
-    ShowDevices(Counter("awqd_merged_requests_total",
-                        "Requests that ran in one batch with at least one other."),
-                [](const DeviceStats& device) { return device.merged_requests; });
-    ShowDevices(Counter("awqd_batches_failed_total", "Batches that a device could not compute."),
-                [](const DeviceStats& device) { return device.batches_failed; });
+  void ShowBatches() {
+    ShowByDevice(Histograms("awqd_queue_duration_seconds",
+                            "Time that a request waited in the queue of a device."),
+                 &DeviceStats::queue_ns, kNano);
+    ShowByDevice(Histograms("awqd_compute_duration_seconds",
+                            "Time that a device took for a batch, including copies."),
+                 &DeviceStats::compute_ns, kNano);
+    ShowByDevice(Histograms("awqd_batch_tokens", "Tokens in a batch."), &DeviceStats::batch_tokens,
+                 1);
+    ShowByDevice(Histograms("awqd_batch_requests", "Requests in a batch."),
+                 &DeviceStats::batch_requests, 1);
+    ShowByDevice(Counter("awqd_merged_requests_total",
+                         "Requests that ran in one batch with at least one other request."),
+                 &DeviceStats::merged_requests);
+    ShowByDevice(Counter("awqd_batches_failed_total", "Batches that failed on the device."),
+                 &DeviceStats::batches_failed);
   }
 
-  void Kernels() {
+  void ShowKernels() {
     Family batches = Counter("awqd_kernel_batches_total", "Batches that ran these kernels.");
-    Family time =
-        Counter("awqd_kernel_compute_seconds_total", "Time of the batches that ran these kernels.");
+    Family time = Counter("awqd_kernel_compute_seconds_total",
+                          "Compute time of the batches that ran these kernels.");
     for (const DeviceStats& device : all_.devices) {
       for (const KernelStats& kernel : device.kernels) {
         const Labels labels = {{"device", device.id}, {"kernel", kernel.kernel}};
-        batches.Add(labels, kernel.batches);
-        time.Add(labels, kernel.compute);
+        batches.AddSeries(labels, kernel.batches);
+        time.AddSeries(labels, kernel.compute);
       }
     }
     Show(std::move(batches));
     Show(std::move(time));
   }
 
-  void Queue() {
-    ShowDevices(Gauge("awqd_queued_requests", "Requests that wait for a device."),
-                [](const DeviceStats& device) { return device.queued_requests; });
-    Show(Gauge("awqd_queue_limit_requests", "Requests that may wait for a device.")
-             .Add({}, all_.queue_limit_requests));
+  void ShowQueue() {
+    ShowByDevice(Gauge("awqd_queued_requests", "Requests that wait for the device."),
+                 &DeviceStats::queued_requests);
+    Show(
+        Gauge("awqd_queue_limit_requests", "Largest number of requests that may wait for a device.")
+            .AddSeries({}, all_.queue_limit_requests));
     Show(Gauge("awqd_in_flight_bytes", "Bytes of requests and answers in flight.")
-             .Add({}, all_.in_flight_bytes));
-    Show(Gauge("awqd_in_flight_limit_bytes", "Bytes that may be in flight; 0: no limit.")
-             .Add({}, all_.in_flight_limit_bytes));
+             .AddSeries({}, all_.in_flight_bytes));
+    Show(Gauge("awqd_in_flight_limit_bytes",
+               "Largest number of bytes that may be in flight; 0: no limit.")
+             .AddSeries({}, all_.in_flight_limit_bytes));
   }
 
-  void Refusals() {
+  void ShowRefusals() {
     int64_t full = 0, draining = 0, expired = 0, cancelled = 0;
     for (const DeviceStats& device : all_.devices) {
       full += device.queue_full;
@@ -198,106 +203,201 @@ class Page {
       cancelled += device.queue_cancelled;
     }
     Show(Counter("awqd_refused_requests_total", "Requests that were not computed, by reason.")
-             .Add({{"reason", "queue_full"}}, full)
-             .Add({{"reason", "in_flight_bytes"}}, all_.in_flight_refused)
-             .Add({{"reason", "draining"}}, draining + all_.turned_away)
-             .Add({{"reason", "deadline_in_queue"}}, expired)
-             .Add({{"reason", "cancelled_in_queue"}}, cancelled));
+             .AddSeries({{"reason", "queue_full"}}, full)
+             .AddSeries({{"reason", "in_flight_bytes"}}, all_.in_flight_refused)
+             .AddSeries({{"reason", "draining"}}, draining + all_.turned_away)
+             .AddSeries({{"reason", "deadline_in_queue"}}, expired)
+             .AddSeries({{"reason", "cancelled_in_queue"}}, cancelled));
   }
 
-  void Models() {
-    Family requests = Counter("awqd_model_requests_total", "Requests that were computed.");
-    Family failed = Counter("awqd_model_requests_failed_total", "Requests whose batch failed.");
-    Family tokens = Counter("awqd_model_tokens_total", "Tokens that were computed.");
-    Family queue = Counter("awqd_model_queue_seconds_total", "Time that requests waited.");
-    Family bytes = Gauge("awqd_model_weights_bytes", "Bytes of a model's weights on a device.");
+  void ShowModels() {
+    Family requests =
+        Counter("awqd_model_requests_total", "Requests of the model that were computed.");
+    Family failed =
+        Counter("awqd_model_requests_failed_total", "Requests of the model whose batch failed.");
+    Family tokens = Counter("awqd_model_tokens_total", "Tokens computed for the model.");
+    Family queue = Counter("awqd_model_queue_seconds_total",
+                           "Time that requests of the model waited in queues.");
+    Family bytes = Gauge("awqd_model_weights_bytes", "Bytes of the model's weights on the device.");
     for (const ModelStats& model : all_.models) {
       const Labels name = {{"model", model.name}};
-      requests.Add(name, model.requests);
-      failed.Add(name, model.failed);
-      tokens.Add(name, model.tokens);
-      queue.Add(name, model.queue);
+      requests.AddSeries(name, model.requests);
+      failed.AddSeries(name, model.failed);
+      tokens.AddSeries(name, model.tokens);
+      queue.AddSeries(name, model.queue);
       for (const auto& [device, held] : model.bytes) {
-        bytes.Add({{"model", model.name}, {"device", device}}, held);
+        bytes.AddSeries({{"model", model.name}, {"device", device}}, held);
       }
     }
     for (Family* family : {&requests, &failed, &tokens, &queue, &bytes}) Show(std::move(*family));
-    Show(Histograms("awqd_model_load_duration_seconds", "Time of loads, by how they ended.")
-             .Add({{"outcome", "ok"}}, all_.loads_ns, kNano)
-             .Add({{"outcome", "failed"}}, all_.failed_loads_ns, kNano));
-    Show(Gauge("awqd_ready", "1 when every model asked for at start is served.")
-             .Add({}, int64_t{all_.serving}));
+    Show(Histograms("awqd_model_load_duration_seconds", "Time that a load took, by its outcome.")
+             .AddSeries({{"outcome", "ok"}}, all_.loads_ns, kNano)
+             .AddSeries({{"outcome", "failed"}}, all_.failed_loads_ns, kNano));
+    Show(Gauge("awqd_ready", "1 if every model that was requested at start is served.")
+             .AddSeries({}, int64_t{all_.serving}));
   }
 
-  void Devices() {
-    ShowDevices(Gauge("awqd_device_memory_bytes", "Memory of a device."),
-                [](const DeviceStats& device) { return device.memory_bytes; });
-    ShowDevices(Gauge("awqd_device_memory_free_bytes", "What awqd may still take of it."),
-                [](const DeviceStats& device) { return device.free_bytes; });
-    ShowDevices(Gauge("awqd_device_weights_bytes", "Weights of all models on a device."),
-                [](const DeviceStats& device) { return device.weights_bytes; });
-    ShowDevices(Gauge("awqd_device_faulted", "1 once a device has failed for good."),
-                [](const DeviceStats& device) { return int64_t{!device.healthy}; });
-    Gpus();
-    Family staging = Gauge("awqd_staging_bytes", "Host memory for payloads: in use, or kept.");
-    for (const DeviceStats& device : all_.devices) {
-      staging.Add({{"device", device.id}, {"state", "in_use"}}, device.staging_lent_bytes);
-      staging.Add({{"device", device.id}, {"state", "kept"}}, device.staging_kept_bytes);
-    }
-    Show(std::move(staging));
-    ShowDevices(Counter("awqd_staging_allocations_total", "Buffers that had to be allocated."),
-                [](const DeviceStats& device) { return device.staging_misses; });
-    ShowDevices(Counter("awqd_staging_copied_bytes_total", "Payload bytes that the host copied."),
-                [](const DeviceStats& device) { return device.staging_copied; });
-  }
-
-  // Nothing at all where nothing is known.
-  void Gpus() {
+  void ShowDevices() {
+    ShowByDevice(Gauge("awqd_device_memory_bytes", "Memory of the device."),
+                 &DeviceStats::memory_bytes);
+    ShowByDevice(Gauge("awqd_device_memory_free_bytes",
+                       "Memory of the device that awqd may still allocate."),
+                 &DeviceStats::free_bytes);
+    ShowByDevice(Gauge("awqd_device_weights_bytes", "Weights of all models on the device."),
+                 &DeviceStats::weights_bytes);
+    Family faulted = Gauge("awqd_device_faulted", "1 if the device has failed permanently.");
     Family busy = Gauge("awqd_device_utilization_ratio",
-                        "Share of the time in which the GPU ran kernels, of any process.");
+                        "Fraction of time in which the GPU ran kernels of any process.");
     Family used =
-        Gauge("awqd_device_memory_used_bytes", "Memory of the GPU that is taken, by any process.");
-    bool any = false;
+        Gauge("awqd_device_memory_used_bytes", "Memory of the GPU that all processes use.");
+    Family staging = Gauge("awqd_staging_bytes",
+                           "Host memory for payloads, by state: in use, or kept for reuse.");
     for (const DeviceStats& device : all_.devices) {
-      if (!device.gpu) continue;
-      any = true;
-      busy.Add({{"device", device.id}}, device.gpu->utilization);
-      used.Add({{"device", device.id}}, device.gpu->memory_used_bytes);
+      const Labels name = {{"device", device.id}};
+      faulted.AddSeries(name, int64_t{!device.healthy});
+      if (device.gpu) {
+        busy.AddSeries(name, device.gpu->utilization);
+        used.AddSeries(name, device.gpu->memory_used_bytes);
+      }
+      staging.AddSeries({{"device", device.id}, {"state", "in_use"}}, device.staging_lent_bytes)
+          .AddSeries({{"device", device.id}, {"state", "kept"}}, device.staging_kept_bytes);
     }
-    if (!any) return;
-    Show(std::move(busy));
-    Show(std::move(used));
+    Show(std::move(faulted));
+    // Without NVML's statistics these two families are absent.
+    if (!busy.empty()) Show(std::move(busy));
+    if (!used.empty()) Show(std::move(used));
+    Show(std::move(staging));
+    ShowByDevice(Counter("awqd_staging_allocations_total",
+                         "Staging buffers that were allocated because no kept one fitted."),
+                 &DeviceStats::staging_misses);
+    ShowByDevice(Counter("awqd_staging_copied_bytes_total", "Payload bytes that the host copied."),
+                 &DeviceStats::staging_copied);
   }
 
-  void Process() {
+  void ShowProcess() {
     const ProcessStats& process = all_.process;
-    Show(Counter("process_cpu_seconds_total", "Processor time of the process.")
-             .Add({}, process.cpu));
-    Show(
-        Gauge("process_resident_memory_bytes", "Resident memory.").Add({}, process.resident_bytes));
-    Show(Gauge("process_virtual_memory_bytes", "Virtual memory.").Add({}, process.virtual_bytes));
-    Show(Gauge("process_open_fds", "Open file descriptors.").Add({}, process.open_fds));
-    Show(Gauge("process_max_fds", "File descriptors that may be open.").Add({}, process.max_fds));
-    Show(Gauge("process_threads", "Threads.").Add({}, process.threads));
-    Show(Gauge("process_start_time_seconds", "Start of the process, since 1970.")
-             .Add({}, process.started - absl::UnixEpoch()));
+    Show(Counter("process_cpu_seconds_total", "CPU time of the process.")
+             .AddSeries({}, process.cpu));
+    Show(Gauge("process_resident_memory_bytes", "Resident memory.")
+             .AddSeries({}, process.resident_bytes));
+    Show(Gauge("process_virtual_memory_bytes", "Virtual memory.")
+             .AddSeries({}, process.virtual_bytes));
+    Show(Gauge("process_open_fds", "Open file descriptors.").AddSeries({}, process.open_fds));
+    Show(Gauge("process_max_fds", "Largest number of open file descriptors.")
+             .AddSeries({}, process.max_fds));
+    Show(Gauge("process_threads", "Threads.").AddSeries({}, process.threads));
+    Show(Gauge("process_start_time_seconds", "Start time of the process, since 1970.")
+             .AddSeries({}, process.started - absl::UnixEpoch()));
     Show(Gauge("awqd_loop_longest_hold_seconds",
-               "The longest that an event kept a thread from all others in the last minute.")
-             .Add({{"clock", "wall"}}, all_.loop_hold_wall)
-             .Add({{"clock", "processor"}}, all_.loop_hold_processor));
-    Show(Counter("awqd_trace_spans_total", "Spans of traces, by what became of them.")
-             .Add({{"outcome", "exported"}}, all_.exported_spans)
-             .Add({{"outcome", "dropped"}}, all_.dropped_spans));
-    Show(Gauge("awqd_build_info", "1; the version is a label.")
-             .Add({{"version", all_.version}}, int64_t{1}));
+               "Longest time in the last minute that one event held a completion-queue thread.")
+             .AddSeries({{"clock", "wall"}}, all_.loop_hold_wall)
+             .AddSeries({{"clock", "processor"}}, all_.loop_hold_processor));
+    Show(Counter("awqd_trace_spans_total", "Spans of traces, exported or dropped.")
+             .AddSeries({{"outcome", "exported"}}, all_.exported_spans)
+             .AddSeries({{"outcome", "dropped"}}, all_.dropped_spans));
+    Show(Gauge("awqd_build_info", "1; the label has the version.")
+             .AddSeries({{"version", all_.version}}, int64_t{1}));
   }
 
   const Snapshot& all_;
   std::vector<prometheus::MetricFamily> families_;
 };
 
+using nlohmann::json;
+
+json ModelJson(const ModelStats& model) {
+  json bytes = json::object();
+  for (const auto& [device, held] : model.bytes) bytes[device] = held;
+  return {{"name", model.name},
+          {"state", model.state},
+          {"loaded_share", model.loaded_share},
+          {"format", model.format},
+          {"version", model.version},
+          {"weights", model.weights},
+          {"requests", model.requests},
+          {"failed", model.failed},
+          {"tokens", model.tokens},
+          {"bytes", bytes},
+          {"kernels", model.kernels}};
+}
+
+json DeviceJson(const DeviceStats& device) {
+  json kernels = json::array();
+  for (const KernelStats& kernel : device.kernels) {
+    kernels.push_back({{"kernel", kernel.kernel},
+                       {"batches", kernel.batches},
+                       {"compute_s", absl::ToDoubleSeconds(kernel.compute)}});
+  }
+  return {{"id", device.id},
+          {"name", device.name},
+          {"healthy", device.healthy},
+          {"memory_bytes", device.memory_bytes},
+          {"free_bytes", device.free_bytes},
+          {"weights_bytes", device.weights_bytes},
+          {"staging_bytes", device.staging_lent_bytes + device.staging_kept_bytes},
+          {"queued", device.queued_requests},
+          {"batches", device.batch_tokens.total()},
+          {"tokens", device.batch_tokens.sum},
+          {"requests", device.batch_requests.sum},
+          {"kernels", kernels}};
+}
+
+json MethodJson(const MethodStats& method) {
+  json codes = json::object();
+  HistogramData all;
+  for (int code = 0; code < MethodStats::kCodes; ++code) {
+    all.Merge(method.durations_ns[code]);
+    const int64_t calls = method.durations_ns[code].total();
+    if (calls == 0) continue;
+    codes[CodeName(code)] = calls;
+  }
+  return {{"method", method.method},
+          {"started", method.started},
+          {"codes", codes},
+          {"p50_ms", all.Quantile(0.5) * 1e-6},
+          {"p99_ms", all.Quantile(0.99) * 1e-6}};
+}
+
+json PointJson(const TimeSeriesPoint& point) {
+  return {{"t", absl::ToUnixMillis(point.time)},
+          {"requests_per_s", point.requests_per_s},
+          {"tokens_per_s", point.tokens_per_s},
+          {"failed_per_s", point.failed_per_s},
+          {"p50_ms", point.p50_ms},
+          {"p99_ms", point.p99_ms},
+          {"batch_tokens", point.batch_tokens},
+          {"queue_ms", point.queue_ms},
+          {"queued", point.queued},
+          {"in_flight_bytes", point.in_flight_bytes},
+          {"resident_bytes", point.resident_bytes},
+          {"device_bytes", point.device_bytes}};
+}
+
 }  // namespace
 
-std::string PrometheusText(const Snapshot& snapshot) { return Page(snapshot).Text(); }
+std::string PrometheusText(const Snapshot& snapshot) { return Exposition(snapshot).Text(); }
+
+std::string StatusJson(const Snapshot& snapshot, const std::vector<TimeSeriesPoint>& points) {
+  json out = {{"version", snapshot.version},
+              {"ready", snapshot.serving},
+              {"time_ms", absl::ToUnixMillis(snapshot.time)},
+              {"uptime_s", absl::ToDoubleSeconds(snapshot.time - snapshot.process.started)},
+              {"in_flight_bytes", snapshot.in_flight_bytes},
+              {"in_flight_limit_bytes", snapshot.in_flight_limit_bytes},
+              {"queue_limit_requests", snapshot.queue_limit_requests},
+              {"resident_bytes", snapshot.process.resident_bytes},
+              {"threads", snapshot.process.threads},
+              {"models", json::array()},
+              {"devices", json::array()},
+              {"methods", json::array()},
+              {"history", json::array()}};
+  for (const ModelStats& model : snapshot.models) out["models"].push_back(ModelJson(model));
+  for (const DeviceStats& device : snapshot.devices) out["devices"].push_back(DeviceJson(device));
+  for (const MethodStats& method : snapshot.methods) {
+    if (method.started > 0) out["methods"].push_back(MethodJson(method));
+  }
+  for (const TimeSeriesPoint& point : points) out["history"].push_back(PointJson(point));
+  return out.dump(-1, ' ', false, json::error_handler_t::replace);
+}
 
 }  // namespace awqd::obs

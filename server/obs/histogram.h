@@ -1,28 +1,27 @@
-// Histogram: how often values fell between fixed bounds; cheap enough for every request.
+// Histogram: counts values between fixed bounds, cheaply enough for every request.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <numeric>
 #include <vector>
 
 #include "absl/types/span.h"
 
 namespace awqd::obs {
 
-// What a histogram held at one moment. Values are of the unit that the histogram was fed with.
+// The counts of a histogram at one moment. Values have the unit that Observe was given.
 struct HistogramData {
   absl::Span<const int64_t> bounds;  // inclusive upper bounds, rising
-  std::vector<int64_t> counts;       // one for each bound, and one for what lies above the last
+  std::vector<int64_t> counts;       // one for each bound, and one for values above the last bound
   int64_t sum = 0;
 
-  int64_t total() const {
-    int64_t all = 0;
-    for (const int64_t count : counts) all += count;
-    return all;
-  }
-  // Of the same bounds, or empty.
-  void Add(const HistogramData& other) {
+  int64_t total() const { return std::accumulate(counts.begin(), counts.end(), int64_t{0}); }
+
+  // Adds the counts of `other`, which has the same bounds or is empty.
+  void Merge(const HistogramData& other) {
     if (counts.empty()) {
       *this = other;
       return;
@@ -30,26 +29,44 @@ struct HistogramData {
     for (size_t i = 0; i < other.counts.size(); ++i) counts[i] += other.counts[i];
     sum += other.sum;
   }
+
+  // The counts since `before`, which is an earlier state of the same histogram, or empty.
+  HistogramData Since(const HistogramData& before) const {
+    HistogramData out = *this;
+    for (size_t i = 0; i < before.counts.size(); ++i) out.counts[i] -= before.counts[i];
+    out.sum -= before.sum;
+    return out;
+  }
+
+  // The value at quantile `q`, from 0 to 1, interpolated linearly within a bucket. 0 without
+  // values; the last bound where the quantile lies above it.
+  double Quantile(double q) const {
+    const int64_t values = total();
+    if (values == 0) return 0;
+    const double wanted = q * static_cast<double>(values);
+    double before = 0;
+    for (size_t i = 0; i < bounds.size(); ++i) {
+      const auto count = static_cast<double>(counts[i]);
+      if (before + count >= wanted && count > 0) {
+        const double low = i == 0 ? 0 : static_cast<double>(bounds[i - 1]);
+        return low + (static_cast<double>(bounds[i]) - low) * (wanted - before) / count;
+      }
+      before += count;
+    }
+    return static_cast<double>(bounds.back());
+  }
 };
 
-// Thread-safe. An Observe is a search among the bounds and two relaxed additions.
+// Thread-safe. Observe searches the bounds and makes two relaxed additions.
 class Histogram {
  public:
-  // `bounds` rise, and live as long as this and its data: constants below.
+  // `bounds` rise and outlive this histogram and its data, as the constants below do.
   explicit Histogram(absl::Span<const int64_t> bounds)
       : bounds_(bounds), counts_(new std::atomic<int64_t>[bounds.size() + 1] {}) {}
 
   void Observe(int64_t value) {
-    size_t low = 0;
-    for (size_t high = bounds_.size(); low < high;) {
-      const size_t middle = (low + high) / 2;
-      if (bounds_[middle] < value) {
-        low = middle + 1;
-      } else {
-        high = middle;
-      }
-    }
-    counts_[low].fetch_add(1, std::memory_order_relaxed);
+    const auto bound = std::lower_bound(bounds_.begin(), bounds_.end(), value);
+    counts_[bound - bounds_.begin()].fetch_add(1, std::memory_order_relaxed);
     sum_.fetch_add(value, std::memory_order_relaxed);
   }
 
@@ -67,7 +84,7 @@ class Histogram {
   std::atomic<int64_t> sum_{0};
 };
 
-// Nanoseconds, from 10 us to 50 s: requests, and what they consist of.
+// Nanoseconds, from 10 us to 50 s: requests and their steps.
 inline constexpr int64_t kLatencyBounds[] = {
     10'000,        50'000,        100'000,        300'000,        600'000,
     1'000'000,     2'000'000,     5'000'000,      10'000'000,     20'000'000,

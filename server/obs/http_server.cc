@@ -1,29 +1,179 @@
-// libmicrohttpd does the protocol; every request comes to one function here.
+// Bounds the connections of an HTTP server, and passes its requests to the handler.
 #include "server/obs/http_server.h"
 
 #include <microhttpd.h>
 #include <netdb.h>
 #include <sys/socket.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstdarg>
 #include <cstdio>
 #include <exception>
+#include <iterator>
+#include <list>
+#include <map>
 #include <new>
+#include <thread>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/base/mutex.h"
 #include "server/obs/logging.h"
+#include "server/obs/origin.h"
 
 namespace awqd::obs {
 namespace {
 
-// Beyond HttpLimits::connections there is room for those that are shut down and not yet closed, and
-// for a thread that has more of them than the other. The library accepts nothing beyond this.
+using Clock = std::chrono::steady_clock;
+
+// Enforces HttpLimits by shutting sockets down. libmicrohttpd owns the descriptors and then closes
+// them. A thread of its own watches the times. Thread-safe.
+class HttpConnections {
+ public:
+  class Entry {
+   private:
+    friend class HttpConnections;
+    int fd = -1;
+    std::string peer;
+    Clock::time_point deadline;
+    bool ended = false;  // shut down, but not closed yet
+    std::list<Entry>::iterator self;
+  };
+
+  explicit HttpConnections(const HttpLimits& limits);
+  ~HttpConnections();
+  HttpConnections(const HttpConnections&) = delete;
+  HttpConnections& operator=(const HttpConnections&) = delete;
+
+  // Adds a connection that was accepted as `fd`. The entry lives until RemoveConnection.
+  Entry* AddConnection(int fd);
+  // Starts the time of the answer; the request has arrived.
+  void StartAnswer(Entry* entry);
+  // Called before the descriptor is closed.
+  void RemoveConnection(Entry* entry);
+
+ private:
+  void WatchDeadlines();
+  void ShutDown(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  int CountOpen(const std::string& peer) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void ShutDownOldest(const std::string& peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The peer with most open connections; of several, the one that came first.
+  std::string BusiestPeer() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  const HttpLimits limits_;
+  Mutex mu_;
+  CondVar changed_;
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  std::list<Entry> entries_ ABSL_GUARDED_BY(mu_);  // oldest first
+  int open_ ABSL_GUARDED_BY(mu_) = 0;              // entries that have not ended
+  std::thread thread_;
+};
+
+HttpConnections::HttpConnections(const HttpLimits& limits)
+    : limits_(limits), thread_([this] { WatchDeadlines(); }) {}
+
+HttpConnections::~HttpConnections() {
+  {
+    MutexLock lock(&mu_);
+    stopping_ = true;
+    changed_.NotifyAll();
+  }
+  thread_.join();
+}
+
+HttpConnections::Entry* HttpConnections::AddConnection(int fd) {
+  sockaddr_storage address = {};
+  socklen_t size = sizeof(address);
+  getpeername(fd, reinterpret_cast<sockaddr*>(&address), &size);
+  std::string peer = Origin(fd, address);
+  MutexLock lock(&mu_);
+  if (CountOpen(peer) >= limits_.connections_per_peer) {
+    ShutDownOldest(peer);
+  } else if (open_ >= limits_.connections) {
+    ShutDownOldest(BusiestPeer());
+  }
+  Entry& entry = entries_.emplace_back();
+  entry.self = std::prev(entries_.end());
+  entry.fd = fd;
+  entry.peer = std::move(peer);
+  entry.deadline = Clock::now() + absl::ToChronoNanoseconds(limits_.request_time);
+  ++open_;
+  changed_.NotifyAll();
+  return &entry;
+}
+
+void HttpConnections::StartAnswer(Entry* entry) {
+  MutexLock lock(&mu_);
+  entry->deadline = Clock::now() + absl::ToChronoNanoseconds(limits_.answer_time);
+}
+
+void HttpConnections::RemoveConnection(Entry* entry) {
+  MutexLock lock(&mu_);
+  open_ -= entry->ended ? 0 : 1;
+  entries_.erase(entry->self);
+}
+
+void HttpConnections::ShutDown(Entry& entry) {
+  shutdown(entry.fd, SHUT_RDWR);
+  entry.ended = true;
+  --open_;
+}
+
+int HttpConnections::CountOpen(const std::string& peer) const {
+  return static_cast<int>(std::count_if(entries_.begin(), entries_.end(), [&](const Entry& entry) {
+    return !entry.ended && entry.peer == peer;
+  }));
+}
+
+void HttpConnections::ShutDownOldest(const std::string& peer) {
+  const auto oldest = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& entry) {
+    return !entry.ended && entry.peer == peer;
+  });
+  if (oldest == entries_.end()) return;
+  LogLimited(LogLevel::kWarning, "http connection closed to make room for a new one",
+             {{"peer", peer}});
+  ShutDown(*oldest);
+}
+
+std::string HttpConnections::BusiestPeer() const {
+  std::map<std::string, int> counts;
+  for (const Entry& entry : entries_) {
+    if (!entry.ended) ++counts[entry.peer];
+  }
+  std::string busiest;
+  for (const Entry& entry : entries_) {
+    if (entry.ended) continue;
+    if (busiest.empty() || counts[entry.peer] > counts[busiest]) busiest = entry.peer;
+  }
+  return busiest;
+}
+
+void HttpConnections::WatchDeadlines() {
+  MutexLock lock(&mu_);
+  while (!stopping_) {
+    const Clock::time_point now = Clock::now();
+    Clock::time_point next = now + std::chrono::hours(1);
+    for (Entry& entry : entries_) {
+      if (entry.ended) continue;
+      if (entry.deadline <= now) {
+        ShutDown(entry);
+      } else {
+        next = std::min(next, entry.deadline);
+      }
+    }
+    changed_.WaitUntil(&mu_, next);
+  }
+}
+
+// The library accepts this many connections beyond HttpLimits::connections: some are shut down but
+// not closed yet, and one of the library's threads may have more of them than the other.
 constexpr unsigned kSpareConnections = 48;
-// What a request line and its headers may take.
+// The largest size of a request line and its headers.
 constexpr size_t kConnectionBytes = 32 << 10;
 
 constexpr std::pair<const char*, const char*> kHeaders[] = {
@@ -37,7 +187,7 @@ class MicroServer final : public HttpServer {
  public:
   MicroServer(HttpHandler handler, const HttpLimits& limits)
       : handler_(std::move(handler)),
-        most_(static_cast<unsigned>(limits.connections) + kSpareConnections),
+        max_connections_(static_cast<unsigned>(limits.connections) + kSpareConnections),
         connections_(limits) {}
   ~MicroServer() override {
     if (daemon_ != nullptr) MHD_stop_daemon(daemon_);
@@ -55,19 +205,19 @@ class MicroServer final : public HttpServer {
     addrinfo* where = nullptr;
     if (getaddrinfo(host.c_str(), address.c_str() + colon + 1, &hints, &where) != 0) return failed;
     const absl::Cleanup free_where = [where] { freeaddrinfo(where); };
-    // Not epoll: the library then misses the end of a stream that comes together with bytes, and
-    // keeps the connection until it has been silent for too long.
+    // poll, because with epoll the library misses the end of a stream that arrives together with
+    // bytes, and keeps the connection until it times out.
     unsigned flags = MHD_USE_POLL_INTERNAL_THREAD | MHD_USE_ITC | MHD_USE_ERROR_LOG;
     if (where->ai_family == AF_INET6) flags |= MHD_USE_IPv6;
-    // Two threads: a handler that takes long must not keep a probe waiting. Their stacks are the
-    // system's default. Smaller ones are not safe: the C library takes every library's thread-local
-    // variables from the stack, and OpenBLAS alone has 60 KiB of them.
-    // The logger comes first, because the options behind it may write lines.
+    // Two threads, so that a slow handler does not delay a probe. Their stacks have the system's
+    // default size, because the C library takes all thread-local variables from the stack, and
+    // OpenBLAS alone has 60 KiB of them.
+    // The logger is the first option, because later options may write lines.
     daemon_ = MHD_start_daemon(
         flags, 0, nullptr, nullptr, &Handle, this, MHD_OPTION_EXTERNAL_LOGGER, &Log, nullptr,
         MHD_OPTION_SOCK_ADDR, where->ai_addr, MHD_OPTION_THREAD_POOL_SIZE, 2U,
-        MHD_OPTION_CONNECTION_LIMIT, most_, MHD_OPTION_CONNECTION_MEMORY_LIMIT, kConnectionBytes,
-        MHD_OPTION_NOTIFY_CONNECTION, &Notify, this, MHD_OPTION_END);
+        MHD_OPTION_CONNECTION_LIMIT, max_connections_, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+        kConnectionBytes, MHD_OPTION_NOTIFY_CONNECTION, &Notify, this, MHD_OPTION_END);
     if (daemon_ == nullptr) return failed;
     port_ = MHD_get_daemon_info(daemon_, MHD_DAEMON_INFO_BIND_PORT)->port;
     return absl::OkStatus();
@@ -82,18 +232,19 @@ class MicroServer final : public HttpServer {
     LogEvent(LogLevel::kDebug, "http", {{"message", LogText(line)}});
   }
 
-  // The library calls it before it closes the descriptor.
+  // The library calls this after it accepts a connection and before it closes the descriptor.
   static void Notify(void* server, MHD_Connection* connection, void** entry,
                      MHD_ConnectionNotificationCode code) {
     HttpConnections& connections = static_cast<MicroServer*>(server)->connections_;
     if (code == MHD_CONNECTION_NOTIFY_CLOSED) {
-      if (*entry != nullptr) connections.Closed(static_cast<HttpConnections::Entry*>(*entry));
+      if (*entry != nullptr)
+        connections.RemoveConnection(static_cast<HttpConnections::Entry*>(*entry));
       return;
     }
     const int fd =
         MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
     try {
-      *entry = connections.Opened(fd);
+      *entry = connections.AddConnection(fd);
     } catch (const std::bad_alloc&) {
       *entry = nullptr;
       shutdown(fd, SHUT_RDWR);
@@ -108,7 +259,7 @@ class MicroServer final : public HttpServer {
     return MHD_YES;
   }
 
-  // Answers at once: no method that is answered has a body.
+  // Answers without waiting for a body: GET and HEAD have none.
   static MHD_Result Handle(void* server, MHD_Connection* connection, const char* path,
                            const char* method, const char*, const char*, size_t*, void**) {
     HttpRequest request = {.path = path};
@@ -116,8 +267,8 @@ class MicroServer final : public HttpServer {
     const HttpAnswer answer = static_cast<MicroServer*>(server)->Answer(request, method);
     void* const entry =
         MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT)->socket_context;
-    if (entry == nullptr) return MHD_NO;  // shut down already
-    static_cast<MicroServer*>(server)->connections_.Answers(
+    if (entry == nullptr) return MHD_NO;  // the connection was shut down
+    static_cast<MicroServer*>(server)->connections_.StartAnswer(
         static_cast<HttpConnections::Entry*>(entry));
     MHD_Response* const response = MHD_create_response_from_buffer(
         answer.body.size(), const_cast<char*>(answer.body.data()), MHD_RESPMEM_MUST_COPY);
@@ -126,7 +277,7 @@ class MicroServer final : public HttpServer {
     for (const auto& [name, value] : kHeaders) MHD_add_response_header(response, name, value);
     if (answer.code == MHD_HTTP_UNAUTHORIZED) {
       MHD_add_response_header(response, "WWW-Authenticate", "Bearer");
-      // For browsers, which ask their user.
+      // Browsers then ask their user for a password.
       MHD_add_response_header(response, "WWW-Authenticate", "Basic realm=\"awqd\"");
     }
     const MHD_Result result =
@@ -145,7 +296,7 @@ class MicroServer final : public HttpServer {
   }
 
   const HttpHandler handler_;
-  const unsigned most_;
+  const unsigned max_connections_;
   HttpConnections connections_;
   MHD_Daemon* daemon_ = nullptr;
   int port_ = 0;

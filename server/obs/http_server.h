@@ -1,4 +1,4 @@
-// HttpServer: a few read-only pages over HTTP, by libmicrohttpd.
+// HttpServer: serves a few read-only pages over HTTP, with libmicrohttpd.
 #pragma once
 
 #include <functional>
@@ -8,9 +8,20 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "server/obs/http_connections.h"
+#include "absl/time/time.h"
 
 namespace awqd::obs {
+
+// Bounds on the connections of clients, some of which are slow on purpose. A new connection is
+// always accepted, because an orchestrator kills a server whose probe cannot connect: when a bound
+// is reached, the oldest connection of the same peer, or of the peer with most connections, is
+// closed.
+struct HttpLimits {
+  int connections = 48;
+  int connections_per_peer = 16;  // a peer is an address, or a network as Origin says
+  absl::Duration request_time = absl::Seconds(5);
+  absl::Duration answer_time = absl::Seconds(10);
+};
 
 struct HttpRequest {
   std::string path;                         // decoded, without its query
@@ -23,23 +34,24 @@ struct HttpAnswer {
   std::string body;
 };
 
-// Called on threads of the server's own, several at a time. An answer of code 404 for a path that
-// is not there; one of code 401 also tells a client which ways of authentication there are.
+// Called by the server's own threads, several at a time. Returns code 404 for an unknown path. To
+// code 401 the server adds the authentication schemes, Bearer and Basic.
 using HttpHandler = std::function<HttpAnswer(const HttpRequest& request)>;
 
-// "host:port": 127.0.0.1:8002, [::1]:8002, 0.0.0.0:8002. INVALID_ARGUMENT says what was got.
+// Checks a numeric "host:port", such as 127.0.0.1:8002, [::1]:8002 or 0.0.0.0:8002. Returns
+// INVALID_ARGUMENT with the address otherwise.
 absl::Status CheckHttpAddress(absl::string_view address);
 
-// Answers GET and HEAD; other methods are 405. The destructor waits for
-// handlers that run, not for clients.
+// Answers GET and HEAD, and code 405 to other methods. The destructor waits for running handlers,
+// but not for clients.
 class HttpServer {
  public:
-  // UNAVAILABLE when it cannot listen there.
+  // UNAVAILABLE when the server cannot listen on `address`.
   static absl::StatusOr<std::unique_ptr<HttpServer>> Start(const std::string& address,
                                                            HttpHandler handler,
                                                            const HttpLimits& limits = {});
   virtual ~HttpServer() = default;
-  // The port that is really bound, also for port 0.
+  // The port that is bound, also when `address` has port 0.
   virtual int port() const = 0;
 };
 

@@ -1,4 +1,4 @@
-// A string that grows, and a thread that takes it whole.
+// Collects lines in a string, which the thread swaps out and writes.
 #include "server/obs/line_writer.h"
 
 #include <poll.h>
@@ -14,16 +14,16 @@
 namespace awqd::obs {
 namespace {
 
-// Thousands of lines: seconds of a busy log.
+// Room for thousands of lines, which is seconds of a busy log.
 constexpr size_t kStderrBytes = 1 << 20;
 
-// What cannot be written (a full disk, nobody at the other end) is given up.
+// Drops text that cannot be written because the disk is full or the reader is gone.
 void WriteAll(int fd, absl::string_view text) {
   while (!text.empty()) {
     const ssize_t written = write(fd, text.data(), text.size());
     if (written > 0) {
       text.remove_prefix(static_cast<size_t>(written));
-    } else if (written < 0 && errno == EAGAIN) {  // somebody else made it non-blocking
+    } else if (written < 0 && errno == EAGAIN) {  // another process made it non-blocking
       pollfd ready = {.fd = fd, .events = POLLOUT, .revents = 0};
       poll(&ready, 1, -1);
     } else if (written == 0 || errno != EINTR) {
@@ -86,7 +86,7 @@ void LineWriter::Run() {
       while (waiting_.empty() && lost_ == 0) changed_.Wait(&mu_);
       text.swap(waiting_);
       lost = std::exchange(lost_, 0);
-      writing_ = text.size() + 1;  // not 0, should there be nothing but the loss
+      writing_ = text.size() + 1;  // not 0, also when only the loss is written
       if (lost > 0) lost_line = lost_line_;
     }
     WriteAll(fd_, text);

@@ -1,5 +1,4 @@
-// LineWriter: what is logged, written by a thread of its own, so that nobody else ever waits for
-// whoever reads it.
+// LineWriter: writes lines on a thread of its own, so that no other thread waits for a slow reader.
 #pragma once
 
 #include <cstdint>
@@ -13,24 +12,24 @@
 
 namespace awqd::obs {
 
-// Thread-safe. Never destroyed: its thread may be within a write that does not return.
+// Thread-safe. Never destroyed, because its thread may be in a write that does not return.
 class LineWriter {
  public:
-  // Spells the line that says how many were lost; called on the writer's thread.
+  // Makes the line that says how many lines were lost. Called on the writer's thread.
   using LostLine = std::function<std::string(int64_t lost)>;
 
-  // Writes to `fd`. What waits and what is being written has at most `max_bytes`.
+  // Writes to `fd`. Lines that wait or are being written have at most `max_bytes` together.
   LineWriter(int fd, size_t max_bytes);
   LineWriter(const LineWriter&) = delete;
   LineWriter& operator=(const LineWriter&) = delete;
   ~LineWriter() = delete;
 
-  // Never blocks. Where there is no room the line is lost; when there is again, one line in its
-  // place says how many were.
+  // Never blocks. A line that finds no room is lost; one line in the place of such lines says how
+  // many were lost.
   void Write(absl::string_view line);
-  // The same for what need not be seen: false where there is no room, and nobody is told.
+  // Writes text that may be dropped: without room it returns false and counts no loss.
   bool Offer(absl::string_view text);
-  // Until everything is written, or `limit` has passed: false.
+  // Waits until everything is written. Returns false once `limit` has passed.
   bool Flush(absl::Duration limit);
 
   void set_lost_line(LostLine line);
@@ -45,11 +44,11 @@ class LineWriter {
   CondVar changed_;
   std::string waiting_ ABSL_GUARDED_BY(mu_);
   size_t writing_ ABSL_GUARDED_BY(mu_) = 0;  // bytes
-  int64_t lost_ ABSL_GUARDED_BY(mu_) = 0;    // behind what waits
+  int64_t lost_ ABSL_GUARDED_BY(mu_) = 0;    // lost after `waiting_`
   LostLine lost_line_ ABSL_GUARDED_BY(mu_);
 };
 
-// The process's stderr. Made at the first call.
+// The writer of the process's stderr, created by the first call.
 LineWriter& Stderr();
 
 }  // namespace awqd::obs

@@ -1,7 +1,12 @@
-// spdlog set-up and the two renderings of an event.
+// Sets spdlog up, renders events as text and as JSON, and shows the status line of a terminal.
 #include "server/obs/logging.h"
 
+#include <sys/ioctl.h>
+#include <unistd.h>
+
 #include <atomic>
+#include <cstdlib>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -9,8 +14,6 @@
 #include "absl/time/clock.h"
 #include "nlohmann/json.hpp"
 #include "server/obs/line_writer.h"
-#include "server/obs/log_limit.h"
-#include "server/obs/terminal.h"
 #include "spdlog/pattern_formatter.h"
 #include "spdlog/sinks/base_sink.h"
 #include "spdlog/spdlog.h"
@@ -18,22 +21,20 @@
 namespace awqd::obs {
 namespace {
 
-// Events arrive rendered; everything else is a bare message that the sink still has to render. The
-// logger's name tells them apart.
+// LogEvent renders its events itself. Messages of other loggers are rendered by the sink, which
+// tells the two apart by the logger's name.
 constexpr char kEventLogger[] = "event";
 
-// Asked on every request, without a look into the registry of loggers.
-std::atomic<bool> g_logs_requests{false};
-std::atomic<bool> g_wants_requests{false};
+std::atomic<LogLevel> g_level{LogLevel::kInfo};
 
-// In ASCII where a line is JSON: nothing in it can be anything but itself. What is text passes
-// OneLine at the sink.
+// Quotes `text`. JSON lines are ASCII, so nothing can hide in them; text lines keep UTF-8, because
+// the sink escapes them with OneLine.
 std::string Json(absl::string_view text, LogFormat format) {
   return nlohmann::json(std::string(text))
       .dump(-1, ' ', format == LogFormat::kJson, nlohmann::json::error_handler_t::replace);
 }
 
-// Members of the JSON object, or the message on one line.
+// Formats the payload of a line: the members of a JSON object, or the message as text.
 class PayloadFlag : public spdlog::custom_flag_formatter {
  public:
   explicit PayloadFlag(LogFormat format) : format_(format) {}
@@ -89,7 +90,7 @@ void Append(const LogField& field, std::string* out) {
                   field.number ? field.value : Json(field.value, g_format));
 }
 
-// `left_out`: events like it before, that were not logged.
+// `left_out`: how many events with this message were not logged before this one.
 std::string Render(absl::string_view message, absl::Span<const LogField> fields,
                    int64_t left_out = 0) {
   std::string out = g_format == LogFormat::kJson
@@ -100,15 +101,50 @@ std::string Render(absl::string_view message, absl::Span<const LogField> fields,
   return out;
 }
 
-class QueueSink final : public spdlog::sinks::base_sink<std::mutex> {
+constexpr char kEraseLine[] = "\r\x1b[K";
+
+size_t TerminalColumns() {
+  winsize size = {};
+  const bool known = ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+  return known ? size.ws_col : 80;
+}
+
+// Whether stderr is a terminal that can erase a line: not a file, a pipe or TERM=dumb.
+bool StderrIsTerminal() {
+  const char* const term = std::getenv("TERM");
+  return isatty(STDERR_FILENO) == 1 && term != nullptr && *term != '\0' &&
+         absl::string_view(term) != "dumb";
+}
+
+// Writes lines to stderr and keeps the status line, if there is one, beneath them. The sink's mutex
+// orders both.
+class StderrSink final : public spdlog::sinks::base_sink<std::mutex> {
+ public:
+  void SetStatus(absl::string_view text) {
+    const std::string status = OneLine(text);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (status.empty() && status_.empty()) return;
+    status_ = status;
+    Stderr().Offer(kEraseLine + ClippedStatus());
+  }
+
  protected:
   void sink_it_(const spdlog::details::log_msg& msg) override {
     spdlog::memory_buf_t line;
     formatter_->format(msg, line);
-    Stderr().Write({line.data(), line.size()});
+    const std::string text(line.data(), line.size());
+    Stderr().Write(status_.empty() ? text : kEraseLine + text + ClippedStatus());
   }
   void flush_() override {}
+
+ private:
+  // Leaves the last column free: some terminals move a cursor behind it to the next line.
+  std::string ClippedStatus() const { return status_.substr(0, TerminalColumns() - 1); }
+
+  std::string status_;
 };
+
+std::shared_ptr<StderrSink> g_status_sink;  // null: there is no status line
 
 std::string LostLine(spdlog::formatter& formatter, int64_t lost) {
   const std::string text = Render("log lines lost", {{"lines", lost}});
@@ -118,12 +154,8 @@ std::string LostLine(spdlog::formatter& formatter, int64_t lost) {
   return {line.data(), line.size()};
 }
 
-// Of one message, and of how many messages at a time.
-constexpr int64_t kLinesAMinute = 100;
-constexpr size_t kMessages = 256;
-
-LogLimit& Limit() {
-  static auto* const limit = new LogLimit(kLinesAMinute, absl::Minutes(1), kMessages);
+LogLimit& LimitOfMessages() {
+  static auto* const limit = new LogLimit(/*lines=*/100, absl::Minutes(1), /*keys=*/256);
   return *limit;
 }
 
@@ -137,16 +169,14 @@ void Emit(LogLevel level, absl::string_view message, absl::Span<const LogField> 
 
 void SetUpLogging(LogLevel level, LogFormat format) {
   g_format = format;
-  g_logs_requests = level == LogLevel::kDebug;
+  g_level = level;
   auto formatter = std::make_unique<spdlog::pattern_formatter>();
   formatter->add_flag<PayloadFlag>('*', format);
   formatter->set_pattern(format == LogFormat::kJson
                              ? R"({"time":"%Y-%m-%dT%H:%M:%S.%f%z","level":"%l","thread":%t,%*})"
                              : "%Y-%m-%dT%H:%M:%S.%f%z %L %t %*");
-  ForgetTerminalSink();
-  const std::shared_ptr<spdlog::sinks::sink> sink = format == LogFormat::kText && StderrIsTerminal()
-                                                        ? MakeTerminalSink()
-                                                        : std::make_shared<QueueSink>();
+  const auto sink = std::make_shared<StderrSink>();
+  g_status_sink = format == LogFormat::kText && StderrIsTerminal() ? sink : nullptr;
   Stderr().set_lost_line([formatter = std::shared_ptr<spdlog::formatter>(formatter->clone())](
                              int64_t lost) { return LostLine(*formatter, lost); });
   sink->set_formatter(std::move(formatter));
@@ -169,45 +199,55 @@ std::string LogText(absl::string_view text, size_t max_bytes) {
 
 bool FlushLog(absl::Duration limit) { return Stderr().Flush(limit); }
 
-void LastLine(absl::string_view text, absl::Duration limit) {
+void WriteLastLine(absl::string_view text, absl::Duration limit) {
   Stderr().Write(absl::StrCat(OneLine(text), "\n"));
   Stderr().Flush(limit);
 }
 
+bool Logs(LogLevel level) { return level >= g_level.load(std::memory_order_relaxed); }
+
 void LogEvent(LogLevel level, absl::string_view message, absl::Span<const LogField> fields) {
-  if (EventLogger()->should_log(Level(level))) Emit(level, message, fields, 0);
+  if (Logs(level)) Emit(level, message, fields, 0);
 }
 
-bool Logs(LogLevel level) { return EventLogger()->should_log(Level(level)); }
-
 void LogLimited(LogLevel level, absl::string_view message, std::initializer_list<LogField> fields) {
-  if (!EventLogger()->should_log(Level(level))) return;
-  const LogLimit::Verdict verdict = Limit().Ask(message, absl::Now());
+  if (!Logs(level)) return;
+  const LogLimit::Verdict verdict = LimitOfMessages().CountLine(message, absl::Now());
   if (verdict.log) Emit(level, message, fields, verdict.left_out);
 }
 
-bool LogsRequests() {
-  return g_logs_requests.load(std::memory_order_relaxed) ||
-         g_wants_requests.load(std::memory_order_relaxed);
+LogLimit::Verdict LogLimit::CountLine(absl::string_view key, absl::Time now) {
+  MutexLock lock(&mu_);
+  auto it = windows_.find(key);
+  if (it == windows_.end() && windows_.size() >= keys_) RemoveEndedWindows(now);
+  if (it == windows_.end()) {
+    const bool full = windows_.size() >= keys_;
+    it = windows_.try_emplace(full ? std::string() : std::string(key), Window{now}).first;
+  }
+  Window& window = it->second;
+  if (now - window.begin >= window_ || now < window.begin) {
+    window.begin = now;
+    window.lines = 0;
+  }
+  if (window.lines == lines_) {
+    ++window.left_out;
+    return {};
+  }
+  ++window.lines;
+  return {true, std::exchange(window.left_out, 0)};
 }
 
-void WantRequests() { g_wants_requests = true; }
+void LogLimit::RemoveEndedWindows(absl::Time now) {
+  for (auto it = windows_.begin(); it != windows_.end();) {
+    const bool over = now - it->second.begin >= window_ && it->second.left_out == 0;
+    it = over ? windows_.erase(it) : std::next(it);
+  }
+}
 
-void LogRequest(const RequestLog& request, const absl::Status& status) {
-  if (!g_logs_requests.load(std::memory_order_relaxed)) return;  // spares the escaping
-  LogEvent(LogLevel::kDebug, "request",
-           {{"method", request.method},
-            {"request_id", LogText(request.request_id)},
-            {"model", LogText(request.model)},
-            {"weight", LogText(request.weight)},
-            {"tokens", request.tokens},
-            {"queue_us", request.queue_us},
-            {"compute_us", request.compute_us},
-            {"total_us", request.total_us},
-            {"bytes_in", request.bytes_in},
-            {"bytes_out", request.bytes_out},
-            {"status", absl::StatusCodeToString(status.code())},
-            {"error", LogText(status.ok() ? "" : status.message())}});
+bool ShowsStatusLine() { return g_status_sink != nullptr; }
+
+void ShowStatusLine(absl::string_view text) {
+  if (g_status_sink != nullptr) g_status_sink->SetStatus(text);
 }
 
 }  // namespace awqd::obs

@@ -1,38 +1,40 @@
-// Logs: one event per line on stderr, as text or as JSON, safe against what clients put in names.
+// The log: one event per line on stderr, as text or JSON, safe against names that clients choose.
 //
-// Other rooms may log through spdlog as usual: the sink escapes what OneLine does, so no message
-// can forge a second line. Tensor contents are never logged.
+// Other rooms may log through spdlog as usual: the sink escapes their messages with OneLine, so no
+// message can forge a second line. Tensor contents are never logged.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <initializer_list>
+#include <map>
 #include <string>
 #include <type_traits>
 
-#include "absl/status/status.h"
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "kernels/base/mutex.h"
 #include "kernels/base/text.h"
-#include "server/obs/span_ref.h"
 
 namespace awqd::obs {
 
 enum class LogLevel { kDebug, kInfo, kWarning, kError };
 enum class LogFormat { kText, kJson };
 
-// Replaces the process's default logger. Not thread-safe; called once, before threads start.
+// Replaces the process's default logger. Not thread-safe: call it once, before threads start.
 void SetUpLogging(LogLevel level, LogFormat format);
 
-// Waits until everything that was logged is written, `limit` at most; false: it is not. Logging
-// itself never waits: lines that nobody reads are lost, and counted.
+// Waits until every logged line is written, `limit` at most. Returns false when the time is over.
+// Logging itself never waits: lines that nobody reads are dropped and counted.
 bool FlushLog(absl::Duration limit);
 
-// A line without time and level, behind what was logged. Waits as FlushLog does.
-void LastLine(absl::string_view text, absl::Duration limit);
+// Writes a line without time and level after the logged lines, and waits as FlushLog does.
+void WriteLastLine(absl::string_view text, absl::Duration limit);
 
-// For what a client sent: `text` as OneLine makes it, cut to `max_bytes`.
+// Makes text that a client sent safe for the log: cut to `max_bytes` and escaped by OneLine.
 std::string LogText(absl::string_view text, size_t max_bytes = 256);
 
 // One named value of an event. Numbers stay numbers in JSON.
@@ -54,51 +56,51 @@ inline void LogEvent(LogLevel level, absl::string_view message,
   LogEvent(level, message, absl::Span<const LogField>(fields.begin(), fields.size()));
 }
 
-// Whether anything of that level is logged.
+// Whether lines of `level` are logged. Cheap enough for every request.
 bool Logs(LogLevel level);
 
-// For events that clients cause: at most 100 of the same message a minute. The first one after that
-// says in `left_out` how many were not logged.
+// Logs an event that clients can cause: at most 100 lines a minute with the same message. The next
+// line that is logged says in `left_out` how many were not.
 void LogLimited(LogLevel level, absl::string_view message, std::initializer_list<LogField> fields);
 
-// When the flow of a request came to its ends; InfinitePast: it did not.
-struct RequestMoments {
-  absl::Time begun = absl::InfinitePast();
-  absl::Time submitted = absl::InfinitePast();  // to the engine
-  absl::Time settled = absl::InfinitePast();    // the answer is there, but not sent
+// Limits how often lines of one kind are logged. Thread-safe.
+class LogLimit {
+ public:
+  // Allows `lines` lines in each `window` for one key. It remembers `keys` keys; all keys beyond
+  // these share one more.
+  LogLimit(int64_t lines, absl::Duration window, size_t keys)
+      : lines_(lines), window_(window), keys_(keys) {}
+
+  struct Verdict {
+    bool log = false;
+    int64_t left_out = 0;  // lines with this key that were not logged since the last one that was
+  };
+  // Counts a line with `key` at `now`, and says whether to log it.
+  Verdict CountLine(absl::string_view key, absl::Time now);
+
+ private:
+  struct Window {
+    absl::Time begin;
+    int64_t lines = 0;
+    int64_t left_out = 0;
+  };
+  // Removes windows that have ended and have no left-out lines to report.
+  void RemoveEndedWindows(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  const int64_t lines_;
+  const absl::Duration window_;
+  const size_t keys_;
+  Mutex mu_;
+  std::map<std::string, Window, std::less<>> windows_ ABSL_GUARDED_BY(mu_);
 };
 
-// The batch that a request was computed in.
-struct BatchNote {
-  int64_t id = 0;  // 0: none
-  int64_t tokens = 0;
-  int32_t requests = 0;
-  SpanRefs calls;  // as engine::ExecutionReport has them
-};
+// The status line stays beneath the log while the log's lines go on above it.
+// True where the log is text and stderr is a terminal that can erase a line (not TERM=dumb).
+// Thread-safe once logging is set up, as ShowStatusLine is too.
+bool ShowsStatusLine();
 
-// What is known of one request: logged at debug level, and in the notes of its call.
-struct RequestLog {
-  absl::string_view method;  // "QuantizedMatmul"
-  std::string request_id;    // as the client sent it; escaped here
-  std::string model;         // empty for an inline weight
-  std::string weight;
-  int64_t tokens = 0;
-  int64_t queue_us = 0;
-  int64_t compute_us = 0;
-  int64_t total_us = 0;
-  int64_t bytes_in = 0;
-  int64_t bytes_out = 0;
-  std::string kernel;
-  BatchNote batch;
-  RequestMoments moments;
-};
-
-// Whether anybody wants to know of requests, the log or a recorder of calls. When not, callers need
-// not fill a RequestLog.
-bool LogsRequests();
-// Somebody does, whatever the level of the log. Set before threads start.
-void WantRequests();
-
-void LogRequest(const RequestLog& request, const absl::Status& status);
+// Replaces the status line by `text`, escaped by OneLine and cut to the terminal's width; ""
+// removes the line. Does nothing unless ShowsStatusLine().
+void ShowStatusLine(absl::string_view text);
 
 }  // namespace awqd::obs

@@ -1,4 +1,4 @@
-// Paths to answers, and the thread that keeps the history.
+// Maps paths to answers, and samples the time series on a thread.
 #include "server/obs/metrics_server.h"
 
 #include <chrono>
@@ -13,16 +13,13 @@
 #include "kernels/base/mutex.h"
 #include "kernels/base/status.h"
 #include "server/obs/exposition.h"
-#include "server/obs/history.h"
 #include "server/obs/http_server.h"
-#include "server/obs/page_files.h"
-#include "server/obs/status_json.h"
 
 namespace awqd::obs {
 namespace {
 
-// "Basic" with a name and a password, as browsers send it, has the token as its password.
-std::vector<std::string> AsBearer(std::vector<std::string> authorizations) {
+// Turns "Basic", which browsers send with a name and the token as password, into "Bearer".
+std::vector<std::string> BasicToBearer(std::vector<std::string> authorizations) {
   for (std::string& value : authorizations) {
     absl::string_view rest = value;
     std::string pair;
@@ -35,7 +32,7 @@ std::vector<std::string> AsBearer(std::vector<std::string> authorizations) {
 
 class MetricsServerImpl final : public MetricsServer {
  public:
-  MetricsServerImpl(Snapshots snapshots, MetricsGuard guard, GpuMeterOptions gpus)
+  MetricsServerImpl(SnapshotSource snapshots, MetricsGuard guard, GpuStatisticsOptions gpus)
       : snapshots_(std::move(snapshots)), guard_(std::move(guard)), gpus_(std::move(gpus)) {}
   ~MetricsServerImpl() override {
     http_ = nullptr;
@@ -63,7 +60,7 @@ class MetricsServerImpl final : public MetricsServer {
     if (path == "/livez") return {.body = "ok\n"};
     if (path == "/readyz") return Ready();
     if (guard_ != nullptr) {
-      const absl::Status status = guard_(AsBearer(request.authorizations));
+      const absl::Status status = guard_(BasicToBearer(request.authorizations));
       if (!status.ok()) {
         return {.code = absl::IsUnauthenticated(status) ? 401 : 403,
                 .body = std::string(status.message()) + "\n"};
@@ -71,22 +68,24 @@ class MetricsServerImpl final : public MetricsServer {
     }
     if (path == "/metrics") {
       return {.type = "text/plain; version=0.0.4; charset=utf-8",
-              .body = PrometheusText(WithGpus(snapshots_(false)))};
+              .body = PrometheusText(AddGpuStatistics(snapshots_(false)))};
     }
     if (path == "/api/status") {
-      return {.type = "application/json", .body = StatusJson(snapshots_(true), history_.points())};
+      return {.type = "application/json",
+              .body = StatusJson(snapshots_(true), time_series_.points())};
     }
     if (path == "/") return File("index.html", "text/html; charset=utf-8");
     if (path == "/page.css") return File("page.css", "text/css; charset=utf-8");
     if (path == "/page.js") return File("page.js", "text/javascript; charset=utf-8");
-    return {.code = 404, .body = "there are /, /metrics, /livez, /readyz and /api/status\n"};
+    return {.code = 404,
+            .body = "not found; the paths are /, /metrics, /livez, /readyz and /api/status\n"};
   }
 
-  Snapshot WithGpus(Snapshot snapshot) {
-    const std::map<std::string, GpuUse> uses = gpus_.Read();
+  Snapshot AddGpuStatistics(Snapshot snapshot) {
+    const std::map<std::string, GpuStatistics> gpus = gpus_.Read();
     for (DeviceStats& device : snapshot.devices) {
-      const auto it = uses.find(device.pci_bus_id);
-      if (it != uses.end()) device.gpu = it->second;
+      const auto it = gpus.find(device.pci_bus_id);
+      if (it != gpus.end()) device.gpu = it->second;
     }
     return snapshot;
   }
@@ -97,7 +96,7 @@ class MetricsServerImpl final : public MetricsServer {
       if (!device.healthy) return {.code = 503, .body = "device " + device.id + " has failed\n"};
     }
     if (now.serving) return {.body = "ok\n"};
-    return {.code = 503, .body = "models are being loaded, or the server stops\n"};
+    return {.code = 503, .body = "models are still being loaded, or the server is stopping\n"};
   }
 
   static HttpAnswer File(absl::string_view name, std::string type) {
@@ -106,19 +105,19 @@ class MetricsServerImpl final : public MetricsServer {
 
   void Sample() {
     for (;;) {
-      history_.Add(snapshots_(false));
+      time_series_.AddSnapshot(snapshots_(false));
       const auto next =
-          std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(History::kInterval);
+          std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(TimeSeries::kInterval);
       MutexLock lock(&mu_);
       while (!stopping_ && std::chrono::steady_clock::now() < next) stop_.WaitUntil(&mu_, next);
       if (stopping_) return;
     }
   }
 
-  const Snapshots snapshots_;
+  const SnapshotSource snapshots_;
   const MetricsGuard guard_;
-  GpuMeter gpus_;
-  History history_;
+  GpuStatisticsReader gpus_;
+  TimeSeries time_series_;
   Mutex mu_;
   CondVar stop_;
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
@@ -129,9 +128,9 @@ class MetricsServerImpl final : public MetricsServer {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(const std::string& address,
-                                                                    Snapshots snapshots,
+                                                                    SnapshotSource snapshots,
                                                                     MetricsGuard guard,
-                                                                    GpuMeterOptions gpus) {
+                                                                    GpuStatisticsOptions gpus) {
   auto server =
       std::make_unique<MetricsServerImpl>(std::move(snapshots), std::move(guard), std::move(gpus));
   AWQD_RETURN_IF_ERROR(server->Listen(address));

@@ -1,4 +1,4 @@
-// Addresses, networks and users as text.
+// Prints addresses, networks and users.
 #include "server/obs/origin.h"
 
 #include <arpa/inet.h>

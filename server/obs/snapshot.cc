@@ -1,13 +1,15 @@
-// What /proc says of this process, and arithmetic of histograms.
+// Reads this process's statistics from /proc, and computes rates between two snapshots.
 #include "server/obs/snapshot.h"
 
 #include <dirent.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
 #include <sstream>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
 
@@ -20,7 +22,7 @@ std::string ReadAll(const char* path) {
   return out.str();
 }
 
-// Of /proc/self/stat from the state on: the name before it may hold blanks and brackets.
+// The fields of /proc/self/stat after the process's name, which may contain blanks and brackets.
 std::vector<std::string> StatFields() {
   const std::string text = ReadAll("/proc/self/stat");
   const size_t end = text.rfind(')');
@@ -51,10 +53,59 @@ absl::Time BootTime() {
   return absl::SimpleAtoi(line, &seconds) ? absl::FromUnixSeconds(seconds) : absl::UnixEpoch();
 }
 
+struct Sums {
+  int64_t requests = 0, tokens = 0, batches = 0, queue_ns = 0, failed = 0, used_bytes = 0;
+  int64_t queued = 0;
+};
+
+Sums AddUp(const Snapshot& snapshot) {
+  Sums out;
+  for (const DeviceStats& device : snapshot.devices) {
+    out.requests += device.batch_requests.sum;
+    out.tokens += device.batch_tokens.sum;
+    out.batches += device.batch_tokens.total();
+    out.queue_ns += device.queue_ns.sum;
+    out.queued += device.queued_requests;
+    out.used_bytes += device.memory_bytes - device.free_bytes;
+  }
+  for (const MethodStats& method : snapshot.methods) {
+    for (int code = 1; code < MethodStats::kCodes; ++code) {
+      out.failed += method.durations_ns[code].total();
+    }
+  }
+  return out;
+}
+
+double DivideOrZero(double value, int64_t count) {
+  return count > 0 ? value / static_cast<double>(count) : 0;
+}
+
+TimeSeriesPoint ComputePoint(const Snapshot& before, const Snapshot& now) {
+  const Sums from = AddUp(before), to = AddUp(now);
+  const double seconds = std::max(1e-3, absl::ToDoubleSeconds(now.time - before.time));
+  const HistogramData calls = RequestDurations(now).Since(RequestDurations(before));
+  const auto tokens = static_cast<double>(to.tokens - from.tokens);
+  TimeSeriesPoint out;
+  out.time = now.time;
+  out.requests_per_s = static_cast<double>(to.requests - from.requests) / seconds;
+  out.tokens_per_s = tokens / seconds;
+  out.failed_per_s = static_cast<double>(to.failed - from.failed) / seconds;
+  out.p50_ms = calls.Quantile(0.5) * 1e-6;
+  out.p99_ms = calls.Quantile(0.99) * 1e-6;
+  out.batch_tokens = DivideOrZero(tokens, to.batches - from.batches);
+  out.queue_ms = DivideOrZero(static_cast<double>(to.queue_ns - from.queue_ns) * 1e-6,
+                              to.requests - from.requests);
+  out.queued = static_cast<double>(to.queued);
+  out.in_flight_bytes = static_cast<double>(now.in_flight_bytes);
+  out.resident_bytes = static_cast<double>(now.process.resident_bytes);
+  out.device_bytes = static_cast<double>(to.used_bytes);
+  return out;
+}
+
 }  // namespace
 
 ProcessStats ReadProcess() {
-  // Places in proc(5), less the three that StatFields leaves out.
+  // Field numbers of proc(5) less three: two fields are left out, and proc(5) counts from 1.
   constexpr size_t kUser = 11, kSystem = 12, kThreads = 17, kStart = 19, kVirtual = 20, kPages = 21;
   const std::vector<std::string> fields = StatFields();
   const double ticks = static_cast<double>(sysconf(_SC_CLK_TCK));
@@ -72,27 +123,30 @@ ProcessStats ReadProcess() {
   return out;
 }
 
-double Quantile(const HistogramData& data, double share) {
-  const int64_t total = data.total();
-  if (total == 0) return 0;
-  const double wanted = share * static_cast<double>(total);
-  double before = 0;
-  for (size_t i = 0; i < data.bounds.size(); ++i) {
-    const auto count = static_cast<double>(data.counts[i]);
-    if (before + count >= wanted && count > 0) {
-      const double low = i == 0 ? 0 : static_cast<double>(data.bounds[i - 1]);
-      return low + (static_cast<double>(data.bounds[i]) - low) * (wanted - before) / count;
+HistogramData RequestDurations(const Snapshot& snapshot) {
+  HistogramData out;
+  for (const MethodStats& method : snapshot.methods) {
+    // awqd's own protocol and the Open Inference Protocol.
+    if (!absl::StrContains(method.method, "Inference/") &&
+        !absl::EndsWith(method.method, "/ModelInfer")) {
+      continue;
     }
-    before += count;
+    if (absl::EndsWith(method.method, "Stream")) continue;
+    for (const HistogramData& durations : method.durations_ns) out.Merge(durations);
   }
-  return static_cast<double>(data.bounds.back());
+  return out;
 }
 
-HistogramData Since(const HistogramData& before, const HistogramData& now) {
-  HistogramData out = now;
-  for (size_t i = 0; i < before.counts.size(); ++i) out.counts[i] -= before.counts[i];
-  out.sum -= before.sum;
-  return out;
+void TimeSeries::AddSnapshot(const Snapshot& snapshot) {
+  MutexLock lock(&mu_);
+  if (last_.has_value()) points_.push_back(ComputePoint(*last_, snapshot));
+  last_ = snapshot;
+  while (!points_.empty() && points_.front().time < snapshot.time - kLength) points_.pop_front();
+}
+
+std::vector<TimeSeriesPoint> TimeSeries::points() const {
+  MutexLock lock(&mu_);
+  return {points_.begin(), points_.end()};
 }
 
 }  // namespace awqd::obs

@@ -1,4 +1,4 @@
-// The header's grammar.
+// Parses and prints the header traceparent.
 #include "server/obs/trace_context.h"
 
 #include <random>
@@ -8,7 +8,7 @@
 namespace awqd::obs {
 namespace {
 
-// Lower-case hexadecimal digits alone: other spellings are not legal.
+// Accepts lower-case hexadecimal digits alone, as the specification demands.
 bool ParseHex(absl::string_view text, uint64_t* value) {
   *value = 0;
   for (const char c : text) {
@@ -32,7 +32,7 @@ std::string TraceContext::traceparent() const {
 }
 
 TraceContext ContinueTrace(absl::string_view header) {
-  constexpr size_t kLength = 55;  // of version 00; later ones may append "-..."
+  constexpr size_t kLength = 55;  // of version 00; later versions may append "-..."
   uint64_t version = 0, flags = 0;
   TraceContext out;
   const bool parsed =

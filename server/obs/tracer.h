@@ -1,5 +1,5 @@
-// Tracer: which calls are traced, and a thread that takes their spans away. Never in the way: what
-// finds no room is dropped and counted.
+// Tracer: samples calls and exports their spans on a thread of its own. Calls never wait for it:
+// spans that find no room in its queue are dropped and counted.
 #pragma once
 
 #include <atomic>
@@ -20,7 +20,7 @@
 
 namespace awqd::obs {
 
-// A span as OpenTelemetry has it.
+// A span of OpenTelemetry.
 struct Span {
   uint64_t trace_high = 0, trace_low = 0, id = 0, parent = 0;  // parent 0: none
   std::string name;
@@ -32,48 +32,49 @@ struct Span {
   std::vector<SpanRef> links;
 };
 
-// The call, then its steps.
-std::vector<Span> SpansOf(const CallRecord& record);
+// The call's span, then the spans of its steps.
+std::vector<Span> MakeSpans(const CallRecord& record);
 
-// One object without a line feed, in the JSON that OTLP has for a span.
+// A span as one line of OTLP's JSON, without the line feed.
 std::string SpanJson(const Span& span);
 
-// Called on the tracer's thread alone; may wait.
+// Called by the tracer's thread alone; may wait.
 class SpanExporter {
  public:
   virtual ~SpanExporter() = default;
   virtual absl::Status Export(const std::vector<Span>& spans) = 0;
 };
 
-// Appends a line for each span. The error names the file.
-absl::StatusOr<std::unique_ptr<SpanExporter>> AppendSpansTo(const std::string& path);
+// An exporter that appends a line of JSON for each span to a file. INVALID_ARGUMENT names a file
+// that cannot be opened.
+absl::StatusOr<std::unique_ptr<SpanExporter>> OpenSpanFile(const std::string& path);
 
 class Tracer {
  public:
-  static constexpr size_t kQueue = 4096;  // calls that wait to be exported
+  static constexpr size_t kQueue = 4096;  // calls that may wait to be exported
 
-  // `share` of the calls that bring no traceparent are traced, from 0 to 1; those that bring one as
-  // it says.
-  Tracer(double share, std::unique_ptr<SpanExporter> exporter);
-  // Exports what waits.
+  // `sample`: the fraction of the calls without a traceparent that are traced, from 0 to 1. A call
+  // with a traceparent is traced if the header says so.
+  Tracer(double sample, std::unique_ptr<SpanExporter> exporter);
+  // Exports the calls that wait.
   ~Tracer();
 
-  // Thread-safe, as all that follows. What the call at hand belongs to.
+  // The trace of a call that begins. Thread-safe, as all functions below.
   TraceContext Begin(absl::string_view traceparent) const;
   void End(CallRecord record);
 
   int64_t exported_spans() const { return exported_.load(std::memory_order_relaxed); }
-  // Without room in the queue, or not taken by the exporter.
+  // Spans that found no room in the queue, or that the exporter failed to export.
   int64_t dropped_spans() const { return dropped_.load(std::memory_order_relaxed); }
 
  private:
   void Run();
   void Export(const std::vector<CallRecord>& records);
 
-  const double share_;
+  const double sample_;
   const std::unique_ptr<SpanExporter> exporter_;
   std::atomic<int64_t> exported_{0}, dropped_{0};
-  bool failing_ = false;  // of the thread: the last export failed, which was logged
+  bool failing_ = false;  // the last export failed, which was logged; used by the thread alone
   Mutex mu_;
   CondVar wake_;
   std::vector<CallRecord> queue_ ABSL_GUARDED_BY(mu_);

@@ -1,4 +1,4 @@
-// From what a caller shows to an identity, and from its roles to yes or no.
+// Identifies a caller by its credentials, and checks its roles.
 #include "server/security/access.h"
 
 #include <optional>
@@ -15,14 +15,14 @@ namespace {
 
 constexpr absl::string_view kBearer = "Bearer ";
 
-// What came as "authorization".
-struct Shown {
+// The values of "authorization".
+struct Authorization {
   int count = 0;
-  std::string token;  // of "Bearer TOKEN"; empty when it is anything else
+  std::string token;  // TOKEN of "Bearer TOKEN"; empty for any other value
 };
 
-Shown Read(const Credentials& caller) {
-  Shown shown;
+Authorization ReadAuthorization(const Credentials& caller) {
+  Authorization shown;
   caller.Authorizations([&](absl::string_view value) {
     ++shown.count;
     if (!absl::StartsWithIgnoreCase(value, kBearer)) return;
@@ -43,12 +43,12 @@ absl::StatusOr<std::unique_ptr<Access>> Access::Create(const Options& options) {
       access->watch_,
       WatchedFiles::Start({options.tokens},
                           [self = access.get()](const WatchedFiles::Contents& contents) {
-                            return self->Take(contents[0]);
+                            return self->ReplaceIdentities(contents[0]);
                           }));
   return access;
 }
 
-absl::Status Access::Take(absl::string_view text) {
+absl::Status Access::ReplaceIdentities(absl::string_view text) {
   absl::StatusOr<Identities> read = Identities::Parse(text);
   if (!read.ok()) {
     return absl::Status(read.status().code(),
@@ -66,60 +66,42 @@ std::shared_ptr<const Identities> Access::identities() const {
   return identities_;
 }
 
-absl::string_view Access::RoleOf(Need need) const {
+std::optional<Role> Access::RequiredRole(Need need) const {
   switch (need) {
     case Need::kInfer:
-      return Name(Role::kInfer);
+      return Role::kInfer;
     case Need::kRead:
-      return Name(Role::kRead);
+      return Role::kRead;
     case Need::kMetrics:
-      return Name(Role::kMetrics);
+      return Role::kMetrics;
     case Need::kAdmin:
-      return Name(Role::kAdmin);
+      return Role::kAdmin;
     case Need::kModelControl:
-      return options_.model_control == ModelControl::kAny ? "" : Name(Role::kAdmin);
+      if (options_.model_control == ModelControl::kAny) return std::nullopt;
+      return Role::kAdmin;
     case Need::kIdentity:
     case Need::kHealth:
       break;
   }
-  return "";
-}
-
-bool Access::Allows(Need need, Roles roles) const {
-  switch (need) {
-    case Need::kInfer:
-      return roles.Has(Role::kInfer);
-    case Need::kRead:
-      return roles.Has(Role::kRead);
-    case Need::kMetrics:
-      return roles.Has(Role::kMetrics);
-    case Need::kAdmin:
-      return roles.Has(Role::kAdmin);
-    case Need::kModelControl:
-      return options_.model_control == ModelControl::kAny || roles.Has(Role::kAdmin);
-    case Need::kIdentity:
-    case Need::kHealth:
-      return true;
-  }
-  return false;
+  return std::nullopt;
 }
 
 absl::StatusOr<IdentityPtr> Access::Identify(absl::string_view method, Need need,
                                              const Credentials& caller) const {
   const std::shared_ptr<const Identities> known = identities();
-  const absl::string_view role = RoleOf(need);
+  const std::optional<Role> role = RequiredRole(need);
   const auto nobody = [&](absl::string_view got) {
     return absl::UnauthenticatedError(absl::StrCat(
         method, ": got ", got, ", expected a token (metadata \"authorization: Bearer TOKEN\")",
         known->has_certificates() ? " or a client certificate" : "",
-        role.empty() ? "" : absl::StrCat(" of an identity with the role ", role)));
+        role ? absl::StrCat(" of an identity with the role ", Name(*role)) : ""));
   };
-  // A token goes before a certificate: it belongs to the call, not to the connection.
-  if (const Shown shown = Read(caller); shown.count > 0) {
+  // A token takes precedence over a certificate, because it belongs to the call itself.
+  if (const Authorization shown = ReadAuthorization(caller); shown.count > 0) {
     if (shown.count > 1) return nobody("several values of \"authorization\"");
-    if (shown.token.empty()) return nobody("an \"authorization\" that is no Bearer token");
+    if (shown.token.empty()) return nobody("an \"authorization\" that is not a Bearer token");
     IdentityPtr identity = known->FindToken(shown.token);
-    if (identity == nullptr) return nobody("a token that is not known");
+    if (identity == nullptr) return nobody("an unknown token");
     return identity;
   }
   if (!known->has_certificates()) return nobody("none");
@@ -129,7 +111,7 @@ absl::StatusOr<IdentityPtr> Access::Identify(absl::string_view method, Need need
     any = true;
     if (identity == nullptr) identity = known->FindCertificate(name);
   });
-  if (identity == nullptr) return nobody(any ? "a certificate whose names are not known" : "none");
+  if (identity == nullptr) return nobody(any ? "a certificate with unknown names" : "none");
   return identity;
 }
 
@@ -144,8 +126,9 @@ absl::StatusOr<IdentityPtr> Access::Admit(absl::string_view method, Need need,
     return absl::PermissionDeniedError(
         absl::StrCat(method, ": switched off (--model_control=none)"));
   }
-  if (identity == nullptr || Allows(need, identity->roles)) return identity;
-  return absl::PermissionDeniedError(absl::StrCat(method, ": needs the role ", RoleOf(need), "; \"",
+  const std::optional<Role> role = RequiredRole(need);
+  if (identity == nullptr || !role || identity->roles.Has(*role)) return identity;
+  return absl::PermissionDeniedError(absl::StrCat(method, ": needs the role ", Name(*role), "; \"",
                                                   identity->name, "\" has ",
                                                   ToString(identity->roles)));
 }

@@ -1,7 +1,8 @@
-// Access: who a caller is, and whether a method is open to it. What is not allowed is denied.
+// Access: identifies callers, and decides whether they may call a method. The default is no.
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
@@ -16,44 +17,59 @@
 
 namespace awqd::security {
 
-// What a caller shows of itself; asked for only where it matters.
+// The credentials of a caller, read only when a decision needs them.
 class Credentials {
  public:
-  // Calls `each` with every value of "authorization" that came.
+  // Calls `each` with every value of the call's metadata "authorization".
   virtual void Authorizations(absl::FunctionRef<void(absl::string_view)> each) const = 0;
-  // Calls `each` with every name of the client's certificate, which is verified already, spelled as
-  // Identities spell them: "cn:alice". None without a certificate.
+  // Calls `each` with every name of the client's verified certificate, in the form of Identities:
+  // "cn:alice". Makes no call without a certificate.
   virtual void CertificateNames(absl::FunctionRef<void(absl::string_view)> each) const = 0;
 
  protected:
   ~Credentials() = default;
 };
 
+// The credentials of an HTTP request, which has no certificate. `authorizations`: the values of its
+// header "Authorization", which outlive this.
+class HttpCaller final : public Credentials {
+ public:
+  explicit HttpCaller(const std::vector<std::string>& authorizations)
+      : authorizations_(authorizations) {}
+  void Authorizations(absl::FunctionRef<void(absl::string_view)> each) const override {
+    for (const std::string& value : authorizations_) each(value);
+  }
+  void CertificateNames(absl::FunctionRef<void(absl::string_view)>) const override {}
+
+ private:
+  const std::vector<std::string>& authorizations_;
+};
+
 // Thread-safe.
 class Access {
  public:
-  // Without identities; of `options`, what is about them is ignored.
+  // Knows no identities: options.tokens is ignored.
   explicit Access(const Options& options);
-  // Reads Options::tokens and watches it. `options` are settled. INVALID_ARGUMENT names the file.
+  // Reads options.tokens and watches it. `options` have passed ResolveOptions. INVALID_ARGUMENT
+  // names the file.
   static absl::StatusOr<std::unique_ptr<Access>> Create(const Options& options);
 
-  // Lets a call of `method`, "package.Service/Method", in. Null where no identity was asked for.
-  // UNAUTHENTICATED when the caller is nobody that is known, PERMISSION_DENIED when it lacks a
-  // role. Neither repeats what the caller has sent.
+  // Admits a call of `method`, "package.Service/Method", and returns the caller's identity, or null
+  // where the method needs none. Returns UNAUTHENTICATED for an unknown caller and
+  // PERMISSION_DENIED for a missing role. Messages never quote what the caller sent.
   absl::StatusOr<IdentityPtr> Admit(absl::string_view method, Need need,
                                     const Credentials& caller) const;
 
  private:
   absl::StatusOr<IdentityPtr> Identify(absl::string_view method, Need need,
                                        const Credentials& caller) const;
-  absl::Status Take(absl::string_view text);
+  absl::Status ReplaceIdentities(absl::string_view text);
   std::shared_ptr<const Identities> identities() const;
-  // The role that `need` stands for, as a word for messages; empty: any.
-  bool Allows(Need need, Roles roles) const;
-  absl::string_view RoleOf(Need need) const;
+  // The role that a caller must have; nullopt: any identity may call.
+  std::optional<Role> RequiredRole(Need need) const;
 
   const Options options_;
-  mutable Mutex mu_;  // for as long as a pointer is copied
+  mutable Mutex mu_;  // held while a pointer is copied
   std::shared_ptr<const Identities> identities_ ABSL_GUARDED_BY(mu_);
   std::unique_ptr<WatchedFiles> watch_;
 };

@@ -1,4 +1,4 @@
-// Reads lines of names, roles and what each is known by.
+// Parses the file of identities.
 #include "server/security/identities.h"
 
 #include <algorithm>
@@ -11,7 +11,6 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "kernels/base/status.h"
-#include "server/security/shown_word.h"
 
 namespace awqd::security {
 namespace {
@@ -28,7 +27,7 @@ absl::Status CheckName(absl::string_view name) {
   if (name.size() <= kMaxName && std::all_of(name.begin(), name.end(), MayBeInName)) {
     return absl::OkStatus();
   }
-  return BadValue("name", ShownWord(name), "at most 64 letters, digits and . _ @ -");
+  return BadValue("name", QuoteIfShort(name), "at most 64 letters, digits and . _ @ -");
 }
 
 bool IsCertificateName(absl::string_view name) {
@@ -66,12 +65,13 @@ absl::Status Identities::AddLine(absl::string_view line) {
   } else if (absl::ConsumePrefix(&known_by, "cert:") && IsCertificateName(known_by)) {
     fresh = certificates_.emplace(std::string(known_by), identity).second;
   } else {
-    // Not repeated: it may be a token that was pasted here.
+    // The word is not quoted, because it may be a token that was pasted here.
     return BadValue("the third word", "another one",
                     "sha256:DIGEST or cert:cn:NAME, cert:dns:, cert:uri:, cert:email:, cert:ip:");
   }
   if (fresh) return absl::OkStatus();
-  return absl::InvalidArgumentError("its token or certificate stands in an earlier line");
+  return absl::InvalidArgumentError(
+      "got a token or certificate that an earlier line has, expected each once");
 }
 
 absl::StatusOr<Identities> Identities::Parse(absl::string_view text) {

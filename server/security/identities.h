@@ -1,14 +1,14 @@
-// Identities: who may call, as a file says it, and what each is known by.
+// Identities: the callers that a file names, with their roles, and a token or certificate of each.
 //
-// A line is a name, roles, and a SHA-256 of a token or a name in a client certificate:
+// A line has a name, roles, and the SHA-256 of a token or a name in a client certificate:
 //
-//   # comments and empty lines mean nothing
+//   # comments and empty lines are ignored
 //   alice   infer,read   sha256:4b1d...      (64 hexadecimal digits)
 //   probe   metrics      cert:dns:probe.example.org
 //
-// A name of a certificate is cert:cn:, the common name of its subject, or one of its alternative
-// names: cert:dns:, cert:uri:, cert:email:, cert:ip:. Each is compared whole; there are no
-// wildcards. A name may have several lines, such as an old and a new token.
+// A certificate is known by cert:cn:, the common name of its subject, or by one of its alternative
+// names: cert:dns:, cert:uri:, cert:email:, cert:ip:. Names are compared whole; there are no
+// wildcards. An identity may have several lines, such as one for an old and one for a new token.
 #pragma once
 
 #include <functional>
@@ -20,35 +20,35 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "server/security/digest.h"
 #include "server/security/roles.h"
+#include "server/security/secrets.h"
 
 namespace awqd::security {
 
 struct Identity {
-  std::string name;  // letters, digits and . _ @ -; at most 64
+  std::string name;  // at most 64 letters, digits and . _ @ -
   Roles roles;
 };
 using IdentityPtr = std::shared_ptr<const Identity>;
 
-// Immutable, so thread-safe.
+// Immutable, and therefore thread-safe.
 class Identities {
  public:
-  // Nobody.
+  // Creates no identities.
   Identities() = default;
-  // INVALID_ARGUMENT says which line is wrong, and never repeats what may be a secret.
+  // Parses the file's text. INVALID_ARGUMENT names the wrong line, and never quotes a secret.
   static absl::StatusOr<Identities> Parse(absl::string_view text);
 
-  // Null when nobody has this token.
+  // Returns null when no identity has this token.
   IdentityPtr FindToken(absl::string_view token) const;
-  // `name` as in the file, "cn:alice". Null when nobody has it.
+  // `name` as in the file: "cn:alice". Returns null when no identity has it.
   IdentityPtr FindCertificate(absl::string_view name) const;
-  // Whether FindCertificate can find anybody.
+  // Whether any identity is known by a certificate.
   bool has_certificates() const { return !certificates_.empty(); }
   size_t size() const { return tokens_.size() + certificates_.size(); }
 
  private:
-  // Where a digest is sought: it comes from a hash already.
+  // The hash of a digest: its first bytes, which are random already.
   struct FirstBytes {
     size_t operator()(const Digest& digest) const;
   };

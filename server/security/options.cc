@@ -1,4 +1,4 @@
-// Which options fit together, and what those that are not given mean.
+// Checks options against each other.
 #include "server/security/options.h"
 
 #include <vector>
@@ -19,20 +19,20 @@ absl::Status CheckPair(const Options& options) {
 
 }  // namespace
 
-absl::Status Settle(Options* options, bool local) {
+absl::Status ResolveOptions(Options* options, bool local) {
   AWQD_RETURN_IF_ERROR(CheckPair(*options));
   if (!options->tls_client_ca.empty() && !options->tls()) {
-    return BadValue("--tls_client_ca", "it without --tls_cert",
-                    "--tls_cert and --tls_key too: certificates of clients need TLS");
+    return BadValue("--tls_client_ca", "no --tls_cert",
+                    "--tls_cert and --tls_key, because client certificates need TLS");
   }
   if (options->identities() && !options->tls() && !local && !options->insecure_tokens) {
     return BadValue("--tokens", "an address beyond this machine without --tls_cert",
-                    "TLS, or only loopback and unix: addresses, or --insecure_tokens: without "
-                    "TLS everybody on the way can read the tokens");
+                    "TLS, or loopback and unix: addresses alone, or --insecure_tokens: without "
+                    "TLS, anybody on the network path can read the tokens");
   }
   if (options->model_control == ModelControl::kAdmin && !options->identities()) {
     return BadValue("--model_control", "admin without --tokens",
-                    "--tokens, which says who is admin; or any, or none");
+                    "--tokens, which names the admins, or the value any or none");
   }
   if (options->model_control == ModelControl::kAuto) {
     options->model_control = options->identities() ? ModelControl::kAdmin
@@ -47,11 +47,11 @@ absl::Status CheckMetrics(const Options& options, bool local) {
     return absl::OkStatus();
   }
   return BadValue("--metrics_address", "an address beyond this machine with --tokens",
-                  "a loopback address, or --insecure_tokens: it is plain HTTP, and everybody on "
-                  "the way can read the tokens");
+                  "a loopback address, or TLS for gRPC, or --insecure_tokens: metrics are plain "
+                  "HTTP, and anybody on the network path can read the tokens");
 }
 
-std::string Exposure(const Options& options, bool local) {
+std::string ExposureWarning(const Options& options, bool local) {
   if (local) return "";
   std::vector<absl::string_view> missing;
   if (!options.tls()) missing.push_back("encryption (--tls_cert)");

@@ -1,4 +1,4 @@
-// The names of roles, and lists of them.
+// Parses and prints lists of roles.
 #include "server/security/roles.h"
 
 #include <array>
@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "kernels/base/status.h"
-#include "server/security/shown_word.h"
+#include "server/security/secrets.h"
 
 namespace awqd::security {
 namespace {
@@ -25,9 +25,9 @@ absl::StatusOr<Roles> ParseRoles(absl::string_view text) {
       if (kNames[i] == word) found = i;
     }
     if (found == kRoles) {
-      return BadValue("roles", ShownWord(word), "a list of infer, read, admin and metrics");
+      return BadValue("roles", QuoteIfShort(word), "a list of infer, read, admin and metrics");
     }
-    roles.Add(static_cast<Role>(found));
+    roles.Insert(static_cast<Role>(found));
   }
   return roles;
 }

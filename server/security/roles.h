@@ -1,4 +1,4 @@
-// Roles: what an identity may do, and what a method asks of its callers.
+// Roles: what an identity may do, and what a method needs of its callers.
 #pragma once
 
 #include <cstdint>
@@ -10,21 +10,21 @@
 namespace awqd::security {
 
 enum class Role : uint8_t {
-  kInfer,    // compute: products, Dequantize, the cache's codes
-  kRead,     // look: models, weights' descriptions, the server's facts, reflection
-  kAdmin,    // change: load and unload models; look at who is connected
+  kInfer,    // compute: products, Dequantize, codes of the KV cache
+  kRead,     // read: models, metadata of weights, the server's state, reflection
+  kAdmin,    // administer: load and unload models, list connections
   kMetrics,  // read metrics
 };
 inline constexpr int kRoles = 4;
 
-// "infer", "read", "admin", "metrics".
+// Returns "infer", "read", "admin" or "metrics".
 absl::string_view Name(Role role);
 
-// No role implies another.
+// A set of roles. No role implies another.
 class Roles {
  public:
   constexpr Roles() = default;
-  constexpr void Add(Role role) { bits_ |= 1u << static_cast<int>(role); }
+  constexpr void Insert(Role role) { bits_ |= 1u << static_cast<int>(role); }
   constexpr bool Has(Role role) const { return (bits_ >> static_cast<int>(role) & 1u) != 0; }
   constexpr bool empty() const { return bits_ == 0; }
   bool operator==(const Roles&) const = default;
@@ -33,20 +33,20 @@ class Roles {
   uint8_t bits_ = 0;
 };
 
-// "infer,read" -> both. INVALID_ARGUMENT says what was got and expected.
+// Parses a list such as "infer,read". INVALID_ARGUMENT names the wrong word and the known roles.
 absl::StatusOr<Roles> ParseRoles(absl::string_view text);
 std::string ToString(Roles roles);
 
-// What a method asks for, stated where it is registered. Without identities (Options::tokens) all
-// but kModelControl are open to everybody.
+// The needs of a method, stated where the method is registered. Without identities
+// (Options::tokens) every method but those of kModelControl is open to everybody.
 enum class Need : uint8_t {
   kInfer,
   kRead,
   kMetrics,
   kAdmin,
-  kModelControl,  // what Options::model_control says
+  kModelControl,  // as Options::model_control says
   kIdentity,      // any role
-  kHealth,        // nothing while Options::open_health, otherwise any role
+  kHealth,        // nothing with Options::open_health, else any role
 };
 
 }  // namespace awqd::security

@@ -1,4 +1,4 @@
-// Parses PEM with the library that will use it.
+// Checks PEM files with OpenSSL.
 #include "server/security/tls_files.h"
 
 #include <openssl/bio.h>
@@ -31,7 +31,7 @@ Bio Open(const std::string& pem) {
   return Bio(BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size())));
 }
 
-// A key that is encrypted would make OpenSSL ask the terminal for its passphrase.
+// Without this callback OpenSSL asks the terminal for the passphrase of an encrypted key.
 int NoPassphrase(char*, int, int, void*) { return -1; }
 
 absl::Status Refused(absl::string_view flag, const std::string& path, absl::string_view expected) {
@@ -44,7 +44,7 @@ Certificate FirstCertificate(const std::string& pem) {
   return Certificate(PEM_read_bio_X509(bio.get(), nullptr, NoPassphrase, nullptr));
 }
 
-// Whether `pem` has certificates, and nothing that looks like one and is none.
+// Whether `pem` has certificates, and no block that fails to parse.
 bool HoldsCertificates(const std::string& pem) {
   const Bio bio = Open(pem);
   int count = 0;

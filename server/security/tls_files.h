@@ -1,4 +1,4 @@
-// TlsFiles: a server's certificate and key, and the CAs of its clients, checked before use.
+// TlsFiles: the server's certificate and key, and the CAs of its clients, checked before use.
 #pragma once
 
 #include <string>
@@ -10,19 +10,19 @@
 
 namespace awqd::security {
 
-// PEM, as the files hold it.
+// The files' contents, in PEM.
 struct TlsFiles {
-  std::string certificates;  // the server's first
+  std::string certificates;  // the server's own comes first
   std::string key;
-  std::string client_ca;  // empty: no certificates of clients
+  std::string client_ca;  // empty: clients need no certificates
 };
 
-// The paths of what CheckTls takes, in order.
+// The paths of the files that CheckTls checks, in its order.
 std::vector<std::string> TlsPaths(const Options& options);
 
-// The contents of TlsPaths. INVALID_ARGUMENT names the file that holds no certificate or no key, or
-// says that certificate and key do not belong together. An expired certificate is taken: clients
-// will tell.
+// Checks the contents of the files TlsPaths. INVALID_ARGUMENT names a file without a certificate or
+// key, or a key that does not match the certificate. Accepts an expired certificate, which clients
+// will refuse.
 absl::StatusOr<TlsFiles> CheckTls(const Options& options, const std::vector<std::string>& contents);
 
 }  // namespace awqd::security

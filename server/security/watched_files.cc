@@ -1,4 +1,4 @@
-// Reads, compares, applies.
+// Polls files and applies new contents.
 #include "server/security/watched_files.h"
 
 #include <fcntl.h>
@@ -49,7 +49,7 @@ absl::StatusOr<WatchedFiles::Contents> ReadFiles(const std::vector<std::string>&
 }  // namespace
 
 absl::StatusOr<std::string> ReadSmallFile(const std::string& path) {
-  // A FIFO would block until somebody writes to it.
+  // O_NONBLOCK, because opening a FIFO blocks until a writer opens it.
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return CannotRead(path, std::strerror(errno));
   absl::StatusOr<std::string> text = ReadAll(fd, path);
@@ -62,7 +62,7 @@ absl::StatusOr<std::unique_ptr<WatchedFiles>> WatchedFiles::Start(
   std::unique_ptr<WatchedFiles> out(new WatchedFiles(std::move(paths), std::move(apply), interval));
   AWQD_ASSIGN_OR_RETURN(Contents contents, ReadFiles(out->paths_));
   AWQD_RETURN_IF_ERROR(out->apply_(contents));
-  out->settled_ = out->last_ = std::move(contents);
+  out->handled_ = out->last_ = std::move(contents);
   out->thread_ = std::thread([self = out.get()] { self->Watch(); });
   return out;
 }
@@ -84,22 +84,22 @@ void WatchedFiles::Watch() {
       while (!stop_ && std::chrono::steady_clock::now() < next) wake_.WaitUntil(&mu_, next);
       if (stop_) return;
     }
-    Look();
+    Poll();
   }
 }
 
-void WatchedFiles::Look() {
+void WatchedFiles::Poll() {
   absl::StatusOr<Contents> now = ReadFiles(paths_);
-  const bool still = now == last_;
+  const bool unchanged = now == last_;
   last_ = now;
-  if (!still || now == settled_) return;
+  if (!unchanged || now == handled_) return;
   const absl::Status status = now.ok() ? apply_(*now) : now.status();
-  settled_ = std::move(now);
+  handled_ = std::move(now);
   const std::string files = absl::StrJoin(paths_, ", ");
   if (status.ok()) {
-    obs::LogEvent(obs::LogLevel::kInfo, "took over files that changed", {{"files", files}});
+    obs::LogEvent(obs::LogLevel::kInfo, "loaded files that changed", {{"files", files}});
   } else {
-    obs::LogEvent(obs::LogLevel::kError, "kept what files said before they changed",
+    obs::LogEvent(obs::LogLevel::kError, "kept the previous contents of files that changed",
                   {{"files", files}, {"error", status.message()}});
   }
 }

@@ -1,7 +1,7 @@
-// WatchedFiles: files that are read again when they change, such as certificates that are renewed.
+// WatchedFiles: reads files again when they change, such as renewed certificates.
 //
-// Contents are compared, not times: they are small, and neither the granularity of a clock nor a
-// chain of links (as Kubernetes mounts secrets) can hide a change.
+// It compares contents instead of times. Contents are small, and their changes show in spite of a
+// coarse clock or a chain of links, which Kubernetes uses for secrets.
 #pragma once
 
 #include <chrono>
@@ -17,19 +17,19 @@
 
 namespace awqd::security {
 
-// Reads a regular file. INVALID_ARGUMENT names it and says why not; 1 MiB at most.
+// Reads a regular file of at most 1 MiB. INVALID_ARGUMENT has its path and the reason.
 absl::StatusOr<std::string> ReadSmallFile(const std::string& path);
 
 class WatchedFiles {
  public:
-  using Contents = std::vector<std::string>;  // of the files, in order
-  // Takes new contents over, or says why not and leaves what was.
+  using Contents = std::vector<std::string>;  // one for each file, in order
+  // Starts to use new contents. On an error the old ones stay in use.
   using Apply = std::function<absl::Status(const Contents&)>;
 
-  // Reads the files and applies them; fails as that does. From then on a thread looks every
-  // `interval`. It takes over what it finds the same twice in a row, because files that belong
-  // together are not written at the same time. What cannot be read or applied is reported once in
-  // the log, and what was before stays.
+  // Reads the files and applies their contents, and returns an error of either. Then a thread polls
+  // the files every `interval`. It applies new contents that it reads twice in a row, because files
+  // that belong together are not written at the same moment. It logs contents that cannot be read
+  // or applied once, and keeps the previous ones.
   static absl::StatusOr<std::unique_ptr<WatchedFiles>> Start(
       std::vector<std::string> paths, Apply apply,
       std::chrono::milliseconds interval = std::chrono::milliseconds(500));
@@ -42,14 +42,13 @@ class WatchedFiles {
       : paths_(std::move(paths)), apply_(std::move(apply)), interval_(interval) {}
 
   void Watch();
-  // One look.
-  void Look();
+  void Poll();
 
   const std::vector<std::string> paths_;
   const Apply apply_;
   const std::chrono::milliseconds interval_;
-  absl::StatusOr<Contents> last_;     // as it was seen at the last look
-  absl::StatusOr<Contents> settled_;  // as it was applied or reported
+  absl::StatusOr<Contents> last_;     // read by the last poll
+  absl::StatusOr<Contents> handled_;  // applied, or logged as an error
   Mutex mu_;
   CondVar wake_;
   bool stop_ ABSL_GUARDED_BY(mu_) = false;

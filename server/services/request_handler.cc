@@ -123,7 +123,7 @@ absl::StatusOr<engine::Payload> RequestHandler::PrepareToSend(const engine::Payl
 absl::Status RequestHandler::Submit(std::unique_ptr<engine::Work> work,
                                     engine::SubmitOptions options, engine::TaskDone done) {
   // Only the first of several blocks: the timestamps of the request begin with it.
-  if (log_.moments.submitted == absl::InfinitePast()) log_.moments.submitted = absl::Now();
+  if (log_.timestamps.submitted == absl::InfinitePast()) log_.timestamps.submitted = absl::Now();
   options.call = span_;
   if (use_ == nullptr && !work->weights().empty()) use_ = work->weights().front()->statistics;
   AWQD_ASSIGN_OR_RETURN(engine::TaskHandle handle,
@@ -164,11 +164,11 @@ void RequestHandler::LogEnd(const std::string& request_id, LogName name,
   log_.kernel = report_.kernel;
   log_.batch = {report_.batch_id, report_.batch_tokens, report_.batch_requests,
                 std::move(report_.batch_calls)};
-  log_.moments.begun = started_;
-  log_.moments.settled = absl::Now();
-  log_.total_us = absl::ToInt64Microseconds(log_.moments.settled - started_);
+  log_.timestamps.begun = started_;
+  log_.timestamps.settled = absl::Now();
+  log_.total_us = absl::ToInt64Microseconds(log_.timestamps.settled - started_);
   obs::LogRequest(log_, status);
-  notes_->Add(log_);
+  notes_->AddRequest(log_);
 }
 
 }  // namespace awqd::services

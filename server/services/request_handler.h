@@ -125,7 +125,7 @@ class RequestHandler : public std::enable_shared_from_this<RequestHandler> {
 
   const Env& env_;
   absl::Time deadline_;  // the call's, or an earlier one that the request names
-  obs::CallNotes* const notes_;
+  obs::CallAnnotations* const notes_;
   const obs::SpanRef span_;         // the call's; none where it is not traced
   const transport::Charge charge_;  // of its bytes
   const absl::Time started_ = absl::Now();

@@ -8,7 +8,7 @@
 #include "kernels/formats/format.h"
 #include "kernels/layouts/layout.h"
 #include "kernels/plan/plan.h"
-#include "server/obs/history.h"
+#include "server/obs/snapshot.h"
 #include "server/services/env.h"
 #include "server/services/unary.h"
 

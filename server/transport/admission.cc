@@ -219,7 +219,7 @@ void Admission::RecordEnd(ServerCall* call) {
                       .ended = ended,
                       .received_bytes = call->received_bytes(),
                       .sent_bytes = call->sent_bytes(),
-                      .sum = call->notes_.Take()},
+                      .sum = call->notes_.ReleaseSum()},
                      wanted);
     return absl::OkStatus();
   };

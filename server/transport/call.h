@@ -105,7 +105,7 @@ class ServerCall {
   // Its span, which others may link to. Empty where no trace of the call is kept.
   const obs::SpanRef& span() const { return span_; }
   // Measurements of services, which admission passes on when the call has ended.
-  obs::CallNotes* notes() { return &notes_; }
+  obs::CallAnnotations* notes() { return &notes_; }
 
   // At most once, before any operation and on the handler's thread. A call without a reactor is
   // finished all the same.
@@ -203,7 +203,7 @@ class ServerCall {
   grpc::StatusCode outcome_ = grpc::StatusCode::UNKNOWN;
   obs::TraceContext trace_;
   obs::SpanRef span_;
-  obs::CallNotes notes_;
+  obs::CallAnnotations notes_;
   std::atomic<int64_t> received_bytes_{0};
   std::atomic<int64_t> sent_bytes_{0};
   WriteTimeout::Write write_{[this] { CancelLateWrite(); }};

@@ -132,7 +132,7 @@ Acceptor::Limits LimitsOfAcceptor(const Options& options) {
 void WarnOfExposure(const security::Options& options, const std::vector<ListenAddress>& addresses) {
   const bool local = std::all_of(addresses.begin(), addresses.end(),
                                  [](const ListenAddress& address) { return address.local(); });
-  const std::string warning = security::Exposure(options, local);
+  const std::string warning = security::ExposureWarning(options, local);
   if (!warning.empty()) obs::LogEvent(obs::LogLevel::kWarning, warning, {});
 }
 

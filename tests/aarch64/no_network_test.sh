@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Where the arm64 packages can't be had, tests/run.sh --preset aarch64 is one skip, with a reason, and no failure.
+# If the arm64 packages are not available, tests/run.sh --preset aarch64 is one skip with a reason, and not a failure.
 # usage: no_network_test.sh <source directory>
 set -euo pipefail
 work="$(mktemp -d)"

@@ -40,7 +40,7 @@ serve() {
     die "expected the bodies $2, got: $(cat status.txt)"
 }
 
-# stop: SIGTERM, upon which the server ends with status 0 and says so.
+# stop: sends SIGTERM, after which the server exits with status 0 and logs it.
 stop() {
   local status=0
   stop_server || status=$?
@@ -82,7 +82,7 @@ every_format() {
   say "$1, formats_e2e_test: $(sed -n 's/^\[  PASSED  \] //p' formats.log)"
 }
 
-# What this machine would choose may round otherwise.
+# The body that this machine would choose may round differently.
 serve "$native" portable
 ask native "$native/awqctl"
 stop

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Who may include whom: checks every #include of the rooms (all but tests/) against the table of CONTRIBUTING.md.
+"""The allowed includes: checks every #include of the rooms (all but tests/) against the table of CONTRIBUTING.md.
 
 tests/architecture/figures.py prints what a review wants to see of sizes; they fail nothing.
 """
@@ -11,7 +11,7 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
-# What a header outside the project belongs to; the first pattern that matches decides, "std" when none does.
+# The family of a header outside the project; the first pattern that matches decides, "std" when none does.
 FAMILIES = [
     ("absl", r"^absl/"),
     ("proto", r"^(awqd/v1|google/(protobuf|rpc)|grpc/(health|reflection)|inference|otlp|xds)/"),

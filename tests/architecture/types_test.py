@@ -13,14 +13,14 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SOURCES = {".h", ".cc", ".cu", ".cuh"}
 
-# What is skipped (comments, preprocessor lines, literals), else a name, "::" or one character.
+# Skipped text (comments, preprocessor lines, literals), else a name, "::" or one character.
 TOKEN = re.compile(r"""(?P<skip>//[^\n]*|/\*.*?\*/|^[ \t]*\#(?:\\\n|[^\n])*|R"(?P<end>\w*)\(.*?\)(?P=end)"
                        |"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])+')|\w+|::|[^\s\w]""", re.DOTALL | re.MULTILINE | re.VERBOSE)
 KEYWORDS = {"class", "struct", "union", "enum"}
 
 
 def without_template(head):
-    """What follows "template <...>"."""
+    """The text after "template <...>"."""
     depth = 0
     for at, token in enumerate(head[1:], 1):
         depth += (token == "<") - (token == ">")
@@ -42,7 +42,7 @@ def scope_of(head):
         head = head[1:]
     if head and head[0] == "alignas":
         head = head[head.index(")") + 1:]
-    # Up to the base classes; a function that returns a struct has parentheses, a specialisation has "<".
+    # The names before the base classes; a function that returns a struct has parentheses, a specialisation has "<".
     names = head[:head.index(":")] if ":" in head else head
     names = [name for name in names if name != "final" and not name.startswith("ABSL_")]
     named = len(names) % 2 == 1 and all(token == "::" for token in names[1::2])

@@ -39,7 +39,7 @@ def fields_of(answer):
 
 
 def field_of(answer, wanted):
-    """What a field with a length of a framed message holds; None where it is not there."""
+    """The contents of a length-delimited field of a framed message; None without the field."""
     return next((contents for number, contents in fields_of(answer) if number == wanted), None)
 
 

@@ -120,7 +120,7 @@ class Raw:
 
 
 class Answer:
-    """What a call came to. `status` is gRPC's number as text, None where there was none."""
+    """The result of a call. `status` is gRPC's number as text; None without one."""
 
     def __init__(self):
         self.status, self.body, self.message = None, b"", ""

@@ -1,5 +1,4 @@
-"""What scripts of attacks share: each attack on a server of its own, beside a bystander, and what they suffered as a row of
-a table.
+"""Shared by the attack scripts: runs each attack on a server of its own, beside a bystander, and prints a row of a table.
 
 Always checked: no answer that the bystander got is wrong, it is answered during the attack and by a new connection
 afterwards, the server lives, keeps within its bounds of memory and log and ends by SIGTERM with status 0, and the attack

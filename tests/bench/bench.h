@@ -47,21 +47,21 @@ class Machine {
  public:
   virtual ~Machine() = default;
   virtual Device& device() = 0;
-  // Bytes of weights that a full round must touch to be cold.
+  // Bytes of weights that a round must touch to be cold.
   virtual int64_t cold_bytes() const = 0;
   // Microseconds of one call over rounds of all copies: the median, or the least on a shared
   // machine.
   virtual double Time(int copies, const Call& call) = 0;
-  // Printed once: bandwidths and the like.
+  // Properties such as bandwidths, printed once.
   virtual std::string Facts() = 0;
-  // What bounds work that reads and writes `bytes` and makes `flops` operations, cold.
+  // Bounds of work that reads and writes `bytes` and makes `flops` operations, cold.
   virtual std::vector<Floor> LayerFloors(int64_t bytes, double flops) = 0;
-  // Floors for a case whose packed weight has `packed_bytes`.
+  // Floors of a case whose packed weight has `packed_bytes`.
   virtual std::vector<Floor> Floors(const Case& spec, int64_t packed_bytes,
                                     const std::shared_ptr<const DeviceWeight>& weight) = 0;
 };
 
-// Null when `device` is not the kind that the machine knows.
+// Returns null when `device` is not of the machine's kind.
 std::unique_ptr<Machine> MakeCpuMachine(Device& device);
 #ifdef AWQD_CUDA
 std::unique_ptr<Machine> MakeCudaMachine(Device& device);

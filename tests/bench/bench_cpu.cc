@@ -21,8 +21,8 @@ double Microseconds(Clock::time_point begin) {
   return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
 }
 
-// The least time: cores are shared with whatever else runs, and other programs only ever add.
-// Floors are taken the same way.
+// The least time, because other programs share the cores and can only add time. Floors are measured
+// the same way.
 double Best(const std::vector<double>& v) { return *std::min_element(v.begin(), v.end()); }
 
 class CpuMachine final : public Machine {

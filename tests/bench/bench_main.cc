@@ -49,8 +49,8 @@ struct Flags {
   std::string rows;
   std::string isa;  // of the CPU rows; empty: the machine's best
   bool floors = true;
-  bool served = false;   // only what a server's plan takes
-  bool order = false;    // weights have one
+  bool served = false;   // only rows that a server's plan chooses
+  bool order = false;    // weights have an order
   bool in_turn = false;  // the shapes one after the other
   bool tiles = false;    // of the persistent product, beside the model of their costs
   bool hot = false;      // weights stay in the last-level cache, if it holds them
@@ -139,7 +139,7 @@ int64_t BytesOfRound(const Flags& flags, const Machine& machine) {
   return flags.hot ? 0 : machine.cold_bytes();
 }
 
-// Whether a row's name holds one of the substrings asked for; every name without any.
+// Whether a row's name contains one of the requested substrings; any name does if there are none.
 bool IsAsked(absl::string_view name, const std::string& asked) {
   for (absl::string_view part : absl::StrSplit(asked, ',')) {
     if (absl::StrContains(name, part)) return true;
@@ -179,7 +179,7 @@ bool Serves(const Plan& plan, const KernelRow& row) {
 }
 
 void RunRow(const KernelRow& row, const Flags& flags, Machine& machine) {
-  if (row.op == Op::kGroupedMatmul) return;  // takes a stack of weights, not one
+  if (row.op == Op::kGroupedMatmul) return;  // takes a stack of weights
   for (const auto& [k, n] : flags.shapes) {
     const WeightShape shape = {k, n, flags.description};
     if (std::string why = WhyNot(row, shape, machine.device().info()); !why.empty()) {
@@ -215,7 +215,8 @@ void RunRow(const KernelRow& row, const Flags& flags, Machine& machine) {
         results.push_back(TimeProduct({&row, k, n, m, flags.x}, copies, machine));
       }
     }
-    // Floors after all of a shape's cases: what is timed right behind cuBLASLt may come out slow.
+    // Floors come after all of a shape's cases, because a measurement right after cuBLASLt may be
+    // slow.
     for (Result& result : results) {
       if (flags.floors) {
         result.floors =
@@ -266,7 +267,7 @@ void RunTiles(const Flags& flags, [[maybe_unused]] Machine& machine) {
 
 int Main(int argc, char** argv) {
   const Flags flags = Parse(argc, argv);
-  // The device reads it when it opens.
+  // The device reads it when it is opened.
   if (!flags.isa.empty()) setenv("AWQD_CPU_ISA", flags.isa.c_str(), 1);
   auto device = OpenDevice(flags.device, {.batch_invariant = flags.batch_invariant});
   if (!device.ok()) Fail(device.status().ToString());
@@ -303,7 +304,7 @@ int Main(int argc, char** argv) {
     return 0;
   }
   for (const KernelRow* row : AllKernels()) {
-    // The oracle is not for speed.
+    // The oracle is not fast.
     if (row->priority < 0 || !IsAsked(row->name, flags.rows)) continue;
     if (row->device == (*device)->info().kind) RunRow(*row, flags, *machine);
   }

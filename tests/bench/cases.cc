@@ -1,4 +1,4 @@
-// Prepare, check, time.
+// Prepares, checks and times cases.
 #include "tests/bench/cases.h"
 
 #include <algorithm>
@@ -21,7 +21,7 @@ using ::awqd::testing::RandomMatrix;
 // The in-feature of row k.
 int64_t InFeature(const HostWeight& w, int64_t k) { return w.order.empty() ? k : w.order[k]; }
 
-// Some columns of the first, a middle and the last token against double.
+// The error of some columns of the first, a middle and the last token against double.
 double ProductError(const HostWeight& w, const std::vector<uint8_t>& x,
                     const std::vector<uint8_t>& y, int64_t m, DType dtype) {
   double error = 0, norm = 0;
@@ -40,7 +40,7 @@ double ProductError(const HostWeight& w, const std::vector<uint8_t>& x,
   return std::sqrt(error / norm);
 }
 
-// The same columns and tokens, exactly.
+// The same columns and tokens must be exact.
 bool AreExact(const HostWeight& w, const std::vector<uint8_t>& x, const std::vector<uint8_t>& y,
               int64_t m) {
   for (int64_t token : {int64_t{0}, m / 2, m - 1}) {
@@ -58,7 +58,7 @@ bool AreExact(const HostWeight& w, const std::vector<uint8_t>& x, const std::vec
   return true;
 }
 
-// Of y, as a server answers.
+// The type of y, as a server answers.
 DType Answer(DType activations) {
   return activations == DType::kInt8 ? DType::kInt32 : activations;
 }
@@ -127,8 +127,8 @@ Product::Product(const Case& spec, const Copies& copies, Machine& machine)
     Fail(absl::StrCat(spec.row->name, ": wrong integers"));
   }
   error_ = ProductError(copies.canonical, x, Download(device, y_), spec.m, spec.dtype);
-  // The roundings of y and of the weight: half a unit in the last place of FP16, of BF16. And of
-  // activations to INT8, which are off by 1 / sqrt(12) of 1/127 of the largest of some thousand.
+  // Allows the roundings of y and of the weight, half a unit in the last place of FP16 or BF16; and
+  // of activations to INT8, whose error is 1 / sqrt(12) of 1/127 of the largest of some thousand.
   const double allowed = spec.row->op == Op::kQuantizedActivations ? 2e-2
                          : spec.dtype == DType::kFp16              ? 1e-3
                                                                    : 4e-3;

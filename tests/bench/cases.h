@@ -1,4 +1,4 @@
-// The cases of the bench: weights in enough copies to be cold, products and decodes that are
+// The cases of the bench: weights in enough copies to be cold, and products and decodes that are
 // checked before they are timed.
 #pragma once
 
@@ -12,12 +12,12 @@
 
 namespace awqd::bench {
 
-// Prints why and ends the program with status 1.
+// Prints the reason and ends the program with status 1.
 [[noreturn]] void Fail(const std::string& why);
 
 void Check(const absl::Status& status);  // fails with it
 
-// Device memory with these bytes, and the bytes of device memory.
+// Uploads bytes to device memory; and downloads device memory.
 Buffer Upload(Device& device, const std::vector<uint8_t>& bytes);
 std::vector<uint8_t> Download(Device& device, const Buffer& buffer);
 
@@ -27,11 +27,12 @@ struct Copies {
   std::vector<std::shared_ptr<const DeviceWeight>> weights;
 };
 
-// At least two, and at least `bytes` altogether. With 0 bytes one weight, several times.
+// Makes at least two copies, and at least `bytes` altogether. With 0 bytes one weight is used
+// several times.
 Copies Prepare(const KernelRow& row, const WeightShape& shape, int64_t bytes, Machine& machine,
                bool order = false);
 
-// A product on its own random activations, checked against double when it is made.
+// A product of its own random activations, checked against double when it is created.
 class Product {
  public:
   Product(const Case& spec, const Copies& copies, Machine& machine);
@@ -47,9 +48,9 @@ class Product {
   double error_ = 0;
 };
 
-// Without floors.
+// Times a product, without floors.
 Result TimeProduct(const Case& spec, const Copies& copies, Machine& machine);
-// The same; checked bit for bit.
+// Times a dequantize, which is checked bit for bit.
 Result TimeDequantize(const Case& spec, const Copies& copies, Machine& machine);
 
 }  // namespace awqd::bench

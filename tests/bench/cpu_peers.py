@@ -35,7 +35,8 @@ class Peer:
     """A process of peer/cpu_worker.py. `skipped` says why it has no product, once it has none."""
 
     def __init__(self, name, threads):
-        # Each library's own way to say how many threads; what picks another OpenBLAS kernel than the CPU's is left out.
+        # Each library has its own setting for the number of threads. Settings that select an OpenBLAS kernel for
+        # another CPU are removed.
         environment = {key: value for key, value in os.environ.items() if not re.match("OPENBLAS_(CORETYPE|L2_SIZE)$", key)}
         environment.update({f"{key}_NUM_THREADS": str(threads) for key in ("OMP", "OPENBLAS", "MKL")})
         self.name, self.kinds, self.skipped = name, {}, {}
@@ -182,7 +183,7 @@ def parse():
 
 def main():
     args = parse()
-    # Inherited by all processes. awqd, as each library, counts the CPUs that it may use.
+    # All processes inherit this. awqd and each library count the CPUs that they may use.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:args.threads])
     before = load()
     peers = [Peer(name, args.threads) for name in args.peers]

@@ -1,10 +1,10 @@
-"""What cpu_peers.py makes of its records: the choice of the peer that awqd is compared with, and the tables.
+"""The report of cpu_peers.py: chooses the peer that awqd is compared with, and prints the tables.
 
 A record is one product of one case: {"by": "awqd" or a package, "product": its name in the tables, "k", "n", "group", "m",
 "activations": "FP16", "us", "error"}, of awqd's also "row", and "stream_us" for 1 token. A case is (group, k, n, m).
 """
 
-# Errors this much apart are equal: awqd_bench's are of 24 elements of a result, so that they scatter by some 15 %.
+# Errors within this factor are equal: awqd_bench measures 24 elements of a result, which scatters by some 15 %.
 EQUAL = 1.25
 
 

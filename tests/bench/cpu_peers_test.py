@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What cpu_peers.py makes of records that were made up."""
+"""The report of cpu_peers.py for made-up records."""
 import pathlib
 import sys
 import unittest

@@ -1,4 +1,4 @@
-// Requests walked, answers put together from three slices.
+// Parses requests, and builds answers from three slices.
 #include "tests/bench/echo.h"
 
 #include <utility>
@@ -25,7 +25,7 @@ constexpr uint32_t Varint(int field) {
 
 int64_t SizeOf(v1::DType dtype) { return dtype == v1::FP32 ? 4 : 2; }
 
-// The activations: everything but `raw` into a message, `raw` walked.
+// Reads the activations: everything but `raw` into a message, and skips through `raw`.
 bool ReadTensor(CodedInputStream& input, v1::Tensor& header, int64_t& payload_bytes) {
   uint32_t length = 0, dtype = 0;
   if (!input.ReadVarint32(&length)) return false;
@@ -69,7 +69,7 @@ bool ReadWeight(CodedInputStream& input, std::string& weight) {
   return true;
 }
 
-// Everything of a response but the payload: what comes before it and after it.
+// The parts of a response before and after the payload.
 std::pair<std::string, std::string> Frame(const EchoRequest& request, int64_t n, int64_t bytes) {
   v1::Tensor output;
   output.set_dtype(request.output_dtype);
@@ -141,7 +141,7 @@ grpc::Status EchoService::Answer(grpc::ByteBuffer request, grpc::ByteBuffer* res
             absl::StrCat("the answer has ", bytes, " bytes, more than ", payload_.size())};
   }
   const auto [head, tail] = Frame(*read, shape->second.n, bytes);
-  // The payload is sent from where it lies, as awqd sends results from its staging memory.
+  // The payload is sent in place, as awqd sends results from its staging memory.
   const grpc::Slice slices[] = {
       grpc::Slice(head),
       grpc::Slice(payload_.data(), static_cast<size_t>(bytes), grpc::Slice::STATIC_SLICE),

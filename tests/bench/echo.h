@@ -1,5 +1,5 @@
-// EchoService: answers QuantizedMatmul with as many bytes as awqd would, and computes nothing. What
-// it reaches is what gRPC leaves to any server of these messages.
+// EchoService: answers QuantizedMatmul with as many bytes as awqd would, and computes nothing. Its
+// rate is the limit of gRPC for any server of these messages.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace awqd::bench {
 
-// What an answer depends on.
+// The properties of a request that determine its answer.
 struct EchoRequest {
   std::string weight;
   v1::DType output_dtype = v1::DTYPE_UNSPECIFIED;
@@ -23,8 +23,8 @@ struct EchoRequest {
   int64_t payload_bytes = 0;
 };
 
-// Reads the whole message: header fields are parsed, the payload is walked slice by slice. nullopt
-// when it is no QuantizedMatmulRequest with a weight by name and raw activations.
+// Reads the whole message: parses the header fields and visits the payload slice by slice. Returns
+// nullopt for anything but a QuantizedMatmulRequest with a weight by name and raw activations.
 std::optional<EchoRequest> ReadRequest(grpc::ByteBuffer& request);
 
 struct EchoShape {
@@ -32,9 +32,8 @@ struct EchoShape {
 };
 using EchoShapes = std::map<std::string, EchoShape>;  // by the path of the weight, for every model
 
-// The raw callback API: no message is built from the bytes and none is serialised. The other
-// methods are callback ones too (unimplemented), so that gRPC starts no threads for synchronous
-// ones.
+// The raw callback API builds no message from the bytes and serialises none. The other methods are
+// callback methods too (unimplemented), so that gRPC starts no threads for synchronous ones.
 using EchoBase = v1::QuantizedInference::WithRawCallbackMethod_QuantizedMatmul<
     v1::QuantizedInference::WithCallbackMethod_QuantizedMatmulStream<
         v1::QuantizedInference::WithCallbackMethod_Dequantize<
@@ -43,14 +42,14 @@ using EchoBase = v1::QuantizedInference::WithRawCallbackMethod_QuantizedMatmul<
 
 class EchoService final : public EchoBase {
  public:
-  // Allocates the payload of the largest answer, which every answer sends a part of.
+  // Allocates the payload of the largest answer; every answer sends a part of it.
   EchoService(EchoShapes shapes, int64_t max_answer_bytes);
 
   grpc::ServerUnaryReactor* QuantizedMatmul(grpc::CallbackServerContext* context,
                                             const grpc::ByteBuffer* request,
                                             grpc::ByteBuffer* response) override;
 
-  // For QuantizedMatmul and for tests: the bytes of a QuantizedMatmulResponse.
+  // The bytes of a QuantizedMatmulResponse, for QuantizedMatmul and for tests.
   grpc::Status Answer(grpc::ByteBuffer request, grpc::ByteBuffer* response) const;
 
  private:

@@ -26,7 +26,7 @@ struct Arguments {
   std::string address = "127.0.0.1:0";
   std::string port_file;
   EchoShapes shapes;
-  // awqd's, so that both are started with the same; the repository is only there to be accepted.
+  // Parses awqd's own flags, so that both servers start with the same; the repository is not used.
   std::vector<const char*> awqd = {"awqd", "--model_repository=/"};
 };
 

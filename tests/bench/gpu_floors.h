@@ -1,4 +1,4 @@
-// Kernels that do only what cannot be avoided: the floors that GPU timings are compared with.
+// Kernels that do only the unavoidable work: the floors of GPU timings.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace awqd::bench {
 
-// FP16 values of magnitude 1/16 to 1 and both signs; as packed bytes, anything. Never zeros: they
-// run faster than data does.
+// Fills with FP16 values of magnitude 1/16 to 1 and both signs; as packed bytes they are random.
+// Zeros would run faster than data.
 absl::Status FillRandom(void* data, int64_t bytes, uint64_t seed, StreamView stream);
 
 // Reads `bytes` (a multiple of 16) once. `sink` is written only when a sum has one value of 2^32.

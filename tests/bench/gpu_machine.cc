@@ -65,7 +65,7 @@ class Graph {
     return milliseconds * 1e3;
   }
 
-  // At least `least` replays, more while they are short.
+  // Makes at least `least` replays, and more while they are short.
   double MicrosecondsPerCall(int least) {
     Replay();
     std::vector<double> samples;
@@ -117,7 +117,7 @@ class CudaMachine final : public Machine {
   }
 
   std::vector<Floor> LayerFloors(int64_t bytes, double flops) override {
-    constexpr double kFlopsPerUs = 750e6;  // of 16-bit tensor cores, what the best kernels reach
+    constexpr double kFlopsPerUs = 750e6;  // 16-bit tensor cores, as the best kernels reach
     return {{"stream", static_cast<double>(bytes) / read_}, {"tensor", flops / kFlopsPerUs}};
   }
 
@@ -144,7 +144,7 @@ class CudaMachine final : public Machine {
   int Sms() const { return device_.info().sm_count; }
   uint32_t* Sink() const { return static_cast<uint32_t*>(sink_.data()); }
 
-  // Memory full of random values.
+  // Memory with random values.
   Buffer Take(int64_t bytes, uint64_t seed) {
     Buffer out = Value(device_.Allocate(MemoryKind::kDevice, bytes));
     Must(FillRandom(out.data(), bytes, seed, stream_->view()));
@@ -154,13 +154,13 @@ class CudaMachine final : public Machine {
 
   double TimeAtLeast(int copies, const Call& call, int least) {
     Must(cuda::UseDevice(device_.info().index));
-    // Modules are loaded and algorithms chosen before the capture.
+    // Loads modules and chooses algorithms before the capture.
     call(0, stream_->view());
     Must(stream_->Synchronize());
     return Graph(copies, call, stream_->view()).MicrosecondsPerCall(least);
   }
 
-  // Copies of `bytes` in the pool: a round is cold.
+  // The number of copies of `bytes` in the pool that make a round cold.
   int CopiesOf(int64_t bytes) const {
     return static_cast<int>(
         std::max<int64_t>(1, std::min(kPool, cold_bytes() + bytes) / RoundUp(bytes, 16)));
@@ -193,7 +193,7 @@ class CudaMachine final : public Machine {
     return floor;
   }
 
-  // FP16 weights as checkpoints hold them, [N, K]; the best of cuBLASLt's first ten algorithms.
+  // FP16 weights [N, K], as checkpoints have them; the best of cuBLASLt's first ten algorithms.
   double DenseFloor(int64_t m, int64_t n, int64_t k) {
     double& best = dense_[{m, n, k}];
     if (best != 0) return best;

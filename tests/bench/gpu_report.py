@@ -80,7 +80,7 @@ def by_count(products, counts):
 
 
 def slower_counts(by_m):
-    """Which counts take SLOWER times a larger one or more, and which take longer than cuBLASLt."""
+    """The counts that take at least SLOWER times a larger one, and those that take longer than cuBLASLt."""
     counts = sorted(m for m, at in by_m.items() if "fused" in at)
     than_larger, than_dense = [], []
     for i, m in enumerate(counts):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What gpu_report.py makes of measurements that were made up."""
+"""gpu_report.py with made-up measurements."""
 import json
 import pathlib
 import sys

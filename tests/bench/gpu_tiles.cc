@@ -1,4 +1,4 @@
-// Times compiled tiles beside what the model of their costs gives.
+// Times compiled tiles, and compares them with the cost model.
 #include "tests/bench/gpu_tiles.h"
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace {
 using cuda::PersistentTile;
 using cuda::RatedTile;
 
-// As in tile_list_*.h: without what is 1 at the end.
+// The spelling of tile_list_*.h, without trailing values of 1.
 std::string Text(const PersistentTile& tile) {
   const int fields[] = {tile.tokens, tile.records, tile.cluster,
                         tile.parts,  tile.sets,    tile.slices};
@@ -27,7 +27,7 @@ std::string Text(const PersistentTile& tile) {
   return out + "}";
 }
 
-// What is chosen beside the fastest, over all products.
+// Compares the chosen tiles with the fastest, over all products.
 class Summary {
  public:
   void Add(double chosen_us, double fastest_us) {

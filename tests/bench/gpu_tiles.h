@@ -1,4 +1,4 @@
-// awqd_bench --tiles: what the choice of tiles of sm90a/qmatmul_a16 rests on, measured again.
+// awqd_bench --tiles: measures again the data of the tile choice of sm90a/qmatmul_a16.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +12,10 @@
 namespace awqd::bench {
 
 // Times, for each shape [K, N] of weights of this description and each count of tokens, every
-// compiled tile that the model of costs finds within a quarter of the fastest, and prints it beside
-// the model's time; at the end how far what is chosen is from the fastest. Of a device that is
-// batch-invariant the tiles that keep the order of sums. Counts that the row does not serve are
-// left out. `bytes_of_round` is Prepare's.
+// compiled tile that the cost model finds within a quarter of the fastest, and prints it beside the
+// model's time; at the end it prints how far the chosen tiles are from the fastest. On a
+// batch-invariant device it times the tiles that keep the order of sums. Counts that the row does
+// not serve are left out. `bytes_of_round` is Prepare's.
 void TimeTiles(const std::vector<std::pair<int64_t, int64_t>>& shapes,
                const WeightDescription& description, const std::vector<int64_t>& tokens, DType x,
                int64_t bytes_of_round, Machine& machine);

@@ -1,4 +1,4 @@
-// Mixtures of experts and the 4-bit key/value cache, timed.
+// Times mixtures of experts and the 4-bit key/value cache.
 #include "tests/bench/layers.h"
 
 #include <algorithm>
@@ -21,7 +21,7 @@
 namespace awqd::bench {
 namespace {
 
-// Experts that are alike but lie in memory of their own; and a product's table for each routing.
+// Equal experts in memory of their own; and a product's table for each routing.
 struct Stack {
   std::vector<std::shared_ptr<const DeviceWeight>> weights;
   std::vector<const DeviceWeight*> experts;
@@ -57,7 +57,7 @@ Stack MakeStack(int64_t count, const WeightShape& shape, uint64_t seed, Device& 
   return out;
 }
 
-// Which rows go to which experts, of one call.
+// The experts of each row in one call.
 struct Routing {
   std::vector<int64_t> ends;
   int64_t active = 0;
@@ -152,7 +152,7 @@ class Mixture {
 
   std::vector<uint8_t> y() const { return Download(device_, y_); }
   void set_one_by_one(bool value) { spec_.one_by_one = value; }
-  // Bytes of the experts that a call touches, on average over its routings.
+  // The average bytes of the experts that a call touches, over its routings.
   double touched_bytes() const {
     double experts = 0;
     for (const Routing& to : routings_) experts += static_cast<double>(to.active);
@@ -181,7 +181,7 @@ class Mixture {
     return spec_.one_by_one ? nullptr : GroupedRow(Args(stack, i, {{nullptr, x, 0, 0}}, nullptr));
   }
 
-  // What the engine uploads for each product.
+  // Makes the tables that the engine uploads for each product.
   void MakeTables() {
     const int64_t rows = tokens_ * spec_.top_k;
     for (Stack* stack : {&gate_and_up_, &down_}) {
@@ -223,7 +223,7 @@ class Mixture {
     }
   }
 
-  // Grows in the first, uncaptured calls.
+  // Grows in the first calls, which are not captured.
   void* Workspace(int64_t bytes) {
     if (workspace_.size() < bytes) workspace_ = Room(device_, bytes * 2);
     return workspace_.data();
@@ -247,7 +247,7 @@ double Difference(const std::vector<uint8_t>& a, const std::vector<uint8_t>& b, 
   return std::sqrt(wrong / std::max(all, 1e-300));
 }
 
-// So many that a round touches more weights than caches hold.
+// Enough routings that a round touches more weights than caches hold.
 int Routings(const MixtureCase& spec, int64_t tokens, Machine& machine) {
   const double experts = std::min<double>(spec.experts, tokens * spec.top_k);
   const double bytes = experts * 3 * spec.hidden * spec.middle / 2;

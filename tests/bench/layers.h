@@ -1,5 +1,5 @@
-// What is no product of one weight: a mixture of experts as the engine runs it, and the 4-bit
-// key/value cache.
+// Benches of several products: a mixture of experts as the engine runs it, and the 4-bit key/value
+// cache.
 #pragma once
 
 #include <cstdint>
@@ -16,16 +16,16 @@ struct MixtureCase {
   int64_t middle = 14336;
   WeightDescription description;
   DType x = DType::kFp16;
-  bool one_by_one = false;  // never by one kernel
+  bool one_by_one = false;  // never several experts by one kernel
 };
 
 // Times y = sum over a token's experts of w * down(silu(gate(x)) * up(x)) for each count of tokens,
-// every copy of the call with a routing of its own: gathering rows, three products, what lies
+// with a routing of its own for every copy of the call: gathering rows, three products, the steps
 // between them, and the weighted sum. Prints a line and JSON for each.
 void TimeMixture(const MixtureCase& spec, const std::vector<int64_t>& tokens, Machine& machine);
 
-// Times store and load of keys or values of this shape, of FP16, a scale and a zero for each row.
-// Loads are checked against what a store made.
+// Times store and load of keys or values of this shape, in FP16, with a scale and a zero for each
+// row. Loads are checked against the stored codes.
 void TimeKv4(int64_t tokens, int64_t heads, int64_t head_dim, Machine& machine);
 
 }  // namespace awqd::bench

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What one thing costs beside another, in pairs on the CPU: pairs.py --build DIR protocols|watched [--rounds 15]
+"""Compares the costs of two variants, in pairs on the CPU: pairs.py --build DIR protocols|watched [--rounds 15]
 
 protocols  ModelInfer of the Open Inference Protocol beside QuantizedMatmul, FP16, requests of 16 KiB and of 1 MiB, 1, 4 and
            16 callers; the least that is allowed is 95 % of the throughput
@@ -83,7 +83,7 @@ def compare(title, rounds, least, one, other):
     """Prints a row of the table, of what Server.load gives. Whether the throughputs' ratio is at least `least`."""
     pairs = []
     for turn in range(rounds):
-        # The one that goes first changes, so that a machine that slows down favours neither.
+        # The order alternates, so that a machine that slows down favours neither.
         if turn % 2 == 0:
             a, b = one(), other()
         else:

@@ -69,7 +69,7 @@ def failed(points):
     return sum(error["count"] for point in points for error in point["errors"].values())
 
 
-# Each yields (what, value, unit, "<=" or ">=", limit, remark).
+# Each yields (name, value, unit, "<=" or ">=", limit, remark).
 def one():
     pair = Pair("one", "awqd", "echo")
     if pair:

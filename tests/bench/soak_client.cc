@@ -29,7 +29,7 @@ struct Weight {
   int64_t k = 0, n = 0, experts = 0;
 };
 
-// The shape of weights that travel with the request.
+// The shape of inline weights.
 constexpr int64_t kInlineK = 256, kInlineN = 512, kInlineGroup = 128;
 constexpr int kInlineExperts = 3;
 
@@ -38,7 +38,7 @@ class Soak {
   Soak(Client* client, std::vector<Weight> weights, std::vector<Weight> stacks)
       : client_(client), weights_(std::move(weights)), stacks_(std::move(stacks)) {}
 
-  // One random call; false when the server answered what it never should.
+  // Makes one random call; returns false after an answer that a server must never give.
   bool Once(std::mt19937_64& random) {
     const Weight& weight = weights_[random() % weights_.size()];
     switch (random() % 12) {
@@ -63,7 +63,7 @@ class Soak {
 
  private:
   static client::CallOptions Limit(std::mt19937_64& random) {
-    // One in eight is given up while it waits or runs.
+    // One in eight is cancelled while it waits or runs.
     if (random() % 8 != 0) return {.timeout = absl::Seconds(60)};
     return {.timeout = absl::Microseconds(200 + random() % 5000)};
   }
@@ -147,7 +147,7 @@ class Soak {
     return call;
   }
 
-  // A block to codes and back.
+  // Quantises a block to codes, and dequantises it.
   absl::Status Kv(std::mt19937_64& random) {
     client::Tensor block = Tokens(1 + static_cast<int64_t>(random() % 64), 8 * 128, random);
     block.shape = {block.shape[0], 8, 128};
@@ -193,7 +193,7 @@ class Soak {
     }
   }
 
-  // A server under this load may be late or full, and nothing else.
+  // A server under this load may be late or full, but must not fail otherwise.
   static bool Expected(const absl::Status& status) {
     if (status.ok() || absl::IsDeadlineExceeded(status) || absl::IsCancelled(status) ||
         absl::IsResourceExhausted(status)) {

@@ -48,7 +48,7 @@ def load(paths):
 
 
 def factor(cases):
-    """What the model's step is to be multiplied by."""
+    """The factor of the model's step."""
     above = sum(weight**2 * steps * (us - (model - steps)) / us**2 for us, model, steps, weight in cases)
     return above / sum(weight**2 * steps**2 / us**2 for us, _, steps, weight in cases)
 

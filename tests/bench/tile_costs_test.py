@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What tile_costs.py makes of measurements that were made up."""
+"""tile_costs.py with made-up measurements."""
 import json
 import pathlib
 import sys

@@ -32,7 +32,7 @@ class AwqctlBenchTest : public testing::Test {
     err_ = err.str();
     return exit_code;
   }
-  // The first point of what --json printed.
+  // The first point that --json printed.
   nlohmann::json Point() const { return nlohmann::json::parse(out_)["points"][0]; }
 
   FakeServer server_;
@@ -153,7 +153,7 @@ TEST_F(AwqctlBenchTest, InterruptedItReportsWhatItHas) {
   sigaction(SIGINT, nullptr, &before);
   std::thread user([&] {
     struct sigaction now = before;
-    while (now.sa_handler == before.sa_handler) {  // until the load takes signals
+    while (now.sa_handler == before.sa_handler) {  // until the load handles signals
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
       sigaction(SIGINT, nullptr, &now);
     }

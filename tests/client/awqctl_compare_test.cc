@@ -28,7 +28,7 @@ class AwqctlCompareTest : public testing::Test {
   }
   ~AwqctlCompareTest() override { fs::remove_all(directory_); }
 
-  // What was written is in out_ and err_.
+  // Runs awqctl compare; out_ and err_ have its output.
   int Run(const std::vector<std::string>& args) {
     std::ostringstream out, err;
     Console console{out, err, false};
@@ -94,7 +94,7 @@ TEST_F(AwqctlCompareTest, ByRelativeError) {
   EXPECT_EQ(Run({"compare", a, Path("absent.npy"), "--bit_exact"}), kFileFailed);
 }
 
-// Squares of these pass the range of a double, upwards or downwards; the error of each is 1.
+// Squares of these overflow or underflow a double; the error of each is 1.
 TEST_F(AwqctlCompareTest, ByRelativeErrorWhateverTheMagnitude) {
   const double largest = std::numeric_limits<double>::max();
   const double smallest = std::numeric_limits<double>::denorm_min();
@@ -108,10 +108,10 @@ TEST_F(AwqctlCompareTest, ByRelativeErrorWhateverTheMagnitude) {
     EXPECT_EQ(Within(a, b, "0"), kDiffers) << unit;
     EXPECT_EQ(Within(a, a, "0"), kOk) << unit;
   }
-  // An error below the smallest double is still one.
+  // An error below the smallest double still counts.
   EXPECT_EQ(Within(Doubles("s.npy", {largest, smallest}), Doubles("t.npy", {largest, 0}), "0"),
             kDiffers);
-  // The difference alone passes the largest double.
+  // The difference itself exceeds the largest double.
   EXPECT_EQ(Within(Doubles("p.npy", {largest}), Doubles("q.npy", {-largest}), "2"), kOk);
   EXPECT_THAT(out_, HasSubstr("relative error 2,"));
 }

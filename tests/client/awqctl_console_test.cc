@@ -1,4 +1,4 @@
-// Tables of awqctl: their width.
+// The width of awqctl's tables.
 #include "absl/strings/str_split.h"
 #include "client/awqctl/console.h"
 #include "gtest/gtest.h"
@@ -6,7 +6,7 @@
 namespace awqd::awqctl {
 namespace {
 
-// Of a header and a row, the second cell `width` letters wide.
+// The text of a header and a row whose second cell is `width` letters wide.
 std::string TextOf(size_t width) {
   Table table({"NAME", "WIDE", "LAST"});
   table.AddRow({"a", std::string(width, 'x'), "z"});

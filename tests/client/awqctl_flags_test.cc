@@ -1,4 +1,4 @@
-// The command line of awqctl alone: what it takes, what it refuses, and in which words.
+// The command line of awqctl alone: valid flags, refusals and their texts.
 #include <sstream>
 #include <string>
 #include <vector>
@@ -124,7 +124,7 @@ TEST(AwqctlFlags, NamesTheCommandThatWasMeant) {
   EXPECT_THAT(Refusal({"load"}), HasSubstr("(awqctl load --help tells more)"));
 }
 
-// What `args` print; they succeed.
+// The output for `args`, which must succeed.
 std::string Printed(const std::vector<std::string>& args) {
   std::ostringstream out, err;
   int exit_code = -1;

@@ -27,7 +27,7 @@ class AwqctlTest : public testing::Test {
   }
   ~AwqctlTest() override { fs::remove_all(directory_); }
 
-  // Runs against the fake server; what was written is in out_ and err_.
+  // Runs against the fake server; out_ and err_ have the output.
   int Run(std::vector<std::string> args) {
     args.insert(args.begin(), {"--address", server_.address});
     return RunAlone(args);
@@ -171,7 +171,7 @@ TEST_F(AwqctlTest, AStackIsOneLineInsteadOfItsExperts) {
   for (int i = 0; i < 12; ++i) {
     EXPECT_THAT(out_, Not(HasSubstr("l.experts." + std::to_string(i) + ".up")));
   }
-  // What is no expert of a usable stack keeps its line.
+  // A weight that is not an expert of a usable stack keeps its line.
   for (const char* path : {"0.down", "1.down", "01.up", "12.up"}) {
     EXPECT_THAT(out_, HasSubstr(std::string("\nl.experts.") + path)) << path;
   }

@@ -1,4 +1,4 @@
-// awqctl token: a new secret each time, and the line that is made of it.
+// awqctl token: a new secret each time, and the line for the file of tokens.
 #include <openssl/evp.h>
 
 #include <set>

@@ -1,4 +1,4 @@
-// awqctl top: what a screen shows is what happened since the look before.
+// awqctl top: a screen shows the changes since the previous poll.
 #include <sstream>
 
 #include "client/awqctl/commands.h"

@@ -115,7 +115,8 @@ TEST(ArrivalsTest, PoissonHasItsRateAndSpread) {
     squares += std::pow(static_cast<double>(at - last) / 1000 - 1, 2);
     last = at;
   }
-  // Of 1e5 gaps the mean has a deviation of 0.3 %, the variance one of 0.9 %: five of each.
+  // The mean of 1e5 gaps has a deviation of 0.3 %, the variance one of 0.9 %; the limits are five
+  // deviations.
   EXPECT_NEAR(static_cast<double>(last) / 1000 / kCount, 1, 0.016);
   EXPECT_NEAR(squares / kCount, 1, 0.045);
 }
@@ -270,7 +271,7 @@ TEST(ResponseTest, RefusesWhatDoesNotParse) {
   for (size_t size = 1; size < whole.size(); ++size) {
     grpc::ByteBuffer buffer = BufferOf(whole.substr(0, size), 3);
     const auto facts = ReadResponse(Protocol::kAwqd, buffer);
-    // A cut between two fields leaves a whole message.
+    // A cut between two fields leaves a complete message.
     EXPECT_EQ(facts.has_value(),
               v1::QuantizedMatmulResponse().ParseFromString(whole.substr(0, size)));
   }
@@ -278,7 +279,7 @@ TEST(ResponseTest, RefusesWhatDoesNotParse) {
   EXPECT_FALSE(ReadResponse(Protocol::kAwqd, noise).has_value());
 }
 
-// An answer that was due at, sent at and done at these times.
+// An answer that was due, sent and done at these times.
 Answer At(int64_t due_ns, int64_t sent_ns, int64_t done_ns) {
   return {due_ns, sent_ns, done_ns, 3, 100, 50};
 }

@@ -47,7 +47,7 @@ TEST(ClientOptionsTest, RefusesWhatCannotWork) {
   }
 }
 
-// Of a million calls whose deadlines are as long as their answers take, one ends like this.
+// One of a million calls whose deadlines are as long as their answers take ends like this.
 TEST(ConvertTest, AnAnswerThatTheDeadlineCutIsLate) {
   const grpc::Status cut(grpc::StatusCode::UNIMPLEMENTED, "No message returned for unary request");
   grpc::ClientContext late, early;

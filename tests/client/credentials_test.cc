@@ -1,4 +1,4 @@
-// What a client reads of its files, and what it refuses to send.
+// The files that a client reads, and secrets that it refuses to send.
 #include "client/credentials.h"
 
 #include <unistd.h>
@@ -34,7 +34,7 @@ class CredentialsTest : public testing::Test {
     return std::string(status.message());
   }
 
-  // Made before the files that are written into it below.
+  // Created before the files that are written into it below.
   static std::string MakeFolder() {
     std::string path = testing::TempDir() + "/awqd_credentials_" + std::to_string(getpid());
     std::filesystem::create_directories(path);

@@ -1,4 +1,4 @@
-// An awqd that lives in the test: every service, with answers the test sets.
+// A fake awqd in the test's process: every service, with answers that the test sets.
 #pragma once
 
 #include <functional>
@@ -110,7 +110,7 @@ class FakeInference : public v1::QuantizedInference::Service {
     return status;
   }
 
-  // Rows [begin, end) of a `total` x `columns` FP16 answer, every byte `fill`.
+  // Adds rows [begin, end) of a `total` x `columns` FP16 answer, every byte `fill`.
   void AddChunk(int64_t begin, int64_t end, int64_t total, int64_t columns, char fill = 1) {
     v1::DequantizeChunk chunk;
     chunk.mutable_rows()->set_begin(begin);
@@ -136,7 +136,7 @@ class FakeInference : public v1::QuantizedInference::Service {
   v1::QuantizeKvRequest last_quantize_kv;
   v1::DequantizeKvRequest last_dequantize_kv;
   v1::DequantizeRequest last_dequantize;
-  // Of the calls above, in their order; "" where one had none.
+  // The keys of the calls above, in their order; "" for a call without one.
   std::vector<std::string> weight_keys;
 
  private:
@@ -195,8 +195,8 @@ class FakeRepository : public v1::ModelRepository::Service {
     response->MergeFrom(more);
     return Page(*request, response);
   }
-  // One weight a page, when there are pages; the token is its index. The first page that follows
-  // another is refused `reloads` times, as one of another load.
+  // One weight a page, if there are pages; the token is the weight's index. The first page that
+  // follows another is refused `reloads` times, as if the model was reloaded.
   grpc::Status Page(const v1::GetModelRequest& request, v1::GetModelResponse* response) {
     if (!paged) return status;
     const int index = request.page_token().empty() ? 0 : std::stoi(request.page_token());
@@ -221,8 +221,8 @@ class FakeRepository : public v1::ModelRepository::Service {
 
   grpc::Status status;
   int64_t k = 4;
-  float share = 1;            // loaded of "m"
-  v1::GetModelResponse more;  // of "m"
+  float share = 1;            // the loaded share of "m"
+  v1::GetModelResponse more;  // for "m"
   bool paged = false;
   int reloads = 0;
 };
@@ -246,7 +246,7 @@ class FakeServerInfo : public v1::ServerInfo::Service {
   }
 
   v1::Counters counters;
-  // What happens to them after each answer.
+  // Changes the counters after each answer.
   std::function<void(v1::Counters*)> between;
 
  private:

@@ -17,7 +17,7 @@ constexpr size_t kTooLarge = size_t{1} << 31;
 class LargeRequestTest : public testing::Test {
  protected:
   void SetUp() override {
-    // Two copies, where a call keeps the caller's.
+    // Two copies, because a call keeps the caller's.
     if (sysconf(_SC_AVPHYS_PAGES) < int64_t{6 << 20} / (sysconf(_SC_PAGESIZE) / 1024)) {
       GTEST_SKIP() << "less than 6 GiB of free memory";
     }
@@ -33,7 +33,7 @@ class LargeRequestTest : public testing::Test {
     EXPECT_THAT(std::string(status.message()), HasSubstr("bytes, expected at most 2147483647"));
   }
 
-  // Nobody listens: nothing is to be sent.
+  // No server listens, because nothing may be sent.
   const std::unique_ptr<Client> client_ = *Client::Create({.address = "127.0.0.1:1"});
 };
 

@@ -1,4 +1,4 @@
-// .npy: what NumPy writes is read, what is hostile is refused.
+// .npy: files of NumPy are read, hostile ones are refused.
 #include "client/files/npy.h"
 
 #include <unistd.h>
@@ -78,7 +78,7 @@ TEST(NpyHeaderTest, RefusesHostileHeaders) {
       std::string("\x93NUMPY", 6),
       std::string("\x93NUMPY\x01\x00", 8),
       File(good, 3),             // unknown version
-      File(good).substr(0, 30),  // shorter than it says
+      File(good).substr(0, 30),  // shorter than its header says
       File(good + "x"),
       File(""),
       File("{"),
@@ -138,7 +138,7 @@ TEST(ReadNpyTest, WantsExactlyTheData) {
   std::filesystem::remove(path);
 }
 
-// A claim of terabytes must be refused before memory is asked for.
+// A header that claims terabytes must be refused before memory is allocated.
 TEST(ReadNpyTest, DoesNotAllocateOnAClaim) {
   const std::string path = Path("claim.npy");
   std::ofstream(path, std::ios::binary) << MakeNpyHeader(NpyType::kF8, {int64_t{1} << 50}) << "x";

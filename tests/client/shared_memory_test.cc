@@ -1,4 +1,4 @@
-// The client's shared-memory objects: how they are named, who may open them, that they go away.
+// The client's shared-memory objects: their names, their permissions, and their removal.
 #include "client/shared_memory.h"
 
 #include <fcntl.h>
@@ -84,7 +84,7 @@ TEST(SharedMemory, MoreThanThereIsFailsAndLeavesNothing) {
   }
 }
 
-// How many objects there are with this prefix.
+// The number of objects with this prefix.
 size_t Objects() {
   size_t count = 0;
   for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
@@ -93,7 +93,8 @@ size_t Objects() {
   return count;
 }
 
-// What a child process leaves that holds three objects, has dropped two, and gets a signal.
+// Expects that a child process leaves no objects when it holds three, has dropped two, and gets a
+// signal.
 void ExpectSignalLeavesNothing(int signal_number) {
   Prefix();  // the parent's process id
   const pid_t child = fork();

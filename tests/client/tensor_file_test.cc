@@ -1,4 +1,5 @@
-// Files written in pieces: right bytes by an independent parse, all or nothing on disk.
+// Files written in pieces: an independent parser finds the right bytes, and a file is complete or
+// absent.
 #include "client/files/tensor_file.h"
 
 #include <signal.h>

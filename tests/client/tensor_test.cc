@@ -44,7 +44,7 @@ TEST(HalfTest, EncodeInvertsDecode) {
   }
 }
 
-// Between every two neighbours: the midpoint goes to the even one, its float neighbours to the
+// Between every two neighbours: the midpoint rounds to the even one, its float neighbours to the
 // nearer one.
 TEST(HalfTest, RoundsToNearestEven) {
   for (int low = 0; low < 0x7c00; ++low) {

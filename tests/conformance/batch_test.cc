@@ -1,4 +1,4 @@
-// Rows that promise it give a token the same bits in every batch, and as other rows of their
+// Batch-invariant rows give a token the same bits in every batch, and as other rows of their
 // layout.
 #include <algorithm>
 #include <map>
@@ -26,7 +26,7 @@ TEST_P(BatchInvariance, ATokenHasTheSameBitsInEveryBatch) {
     const std::vector<uint8_t> all = bench.Run(x, in, DType::kFp32, most).y;
     for (int64_t m : TokenCounts(most)) {
       if (!Serves(row(), m)) continue;
-      // The last ones, so that tokens move to other places as well.
+      // The last tokens, so that they also move to other positions.
       const int64_t begin = most - m;
       const std::vector<uint8_t> last(x.begin() + begin * weight.k * SizeOf(in), x.end());
       const std::vector<uint8_t> want(all.begin() + begin * weight.n * 4, all.end());
@@ -36,7 +36,7 @@ TEST_P(BatchInvariance, ATokenHasTheSameBitsInEveryBatch) {
   }
 }
 
-// Where one row hands over to another as M grows, a token keeps its bits.
+// A token keeps its bits where one row takes over from another as M grows.
 class RowsOfOneLayout : public ::testing::TestWithParam<Shape> {};
 
 std::vector<Shape> LayerShapes() {

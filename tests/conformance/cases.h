@@ -1,5 +1,5 @@
-// What the conformance tests walk: descriptions of weights, counts of tokens, rows of the registry;
-// and one run of a product in guarded memory.
+// The cases of the conformance tests: descriptions of weights, counts of tokens, rows of the
+// registry; and a product in guarded memory.
 #pragma once
 
 #include <cstdint>
@@ -38,10 +38,10 @@ std::string Plain(std::string text);
 std::vector<const KernelRow*> RowsOf(Op op);
 std::vector<const KernelRow*> BatchInvariantRows();
 
-// Whether the row takes m tokens; of none it computes nothing.
+// Whether the row serves m tokens; for none it computes nothing.
 bool Serves(const KernelRow& row, int64_t m);
 
-// How activations are quantised: `scales` of MatmulArgs, one for each token or none.
+// The quantisation of activations: `scales` of MatmulArgs, one for each token or none.
 struct Quantized {
   ActivationQuantization how = ActivationQuantization::kNone;
   std::vector<float> scales;
@@ -52,14 +52,14 @@ struct Product {
   const KernelRow* ran = nullptr;
 };
 
-// Products by one row, which `weight` was prepared for.
+// Products by one row, for which `weight` was prepared.
 class Bench {
  public:
   Bench(const KernelRow& row, std::shared_ptr<const DeviceWeight> weight)
       : row_(row), weight_(std::move(weight)) {}
 
-  // Of m rows of x. Everything around x, y and the workspace is checked, and `repeats` runs give
-  // the same bits.
+  // The product of m rows of x. The memory around x, y and the workspace is checked, and `repeats`
+  // runs must give the same bits.
   Product Run(const std::vector<uint8_t>& x, DType in, DType out, int64_t m, int repeats = 1,
               ActivationFunction activation = ActivationFunction::kNone,
               const Quantized& quantized = {});
@@ -74,7 +74,7 @@ class Conformance : public ::testing::TestWithParam<Param> {
   const KernelRow& row() const { return *std::get<0>(GetParam()); }
   const Shape& shape() const { return std::get<1>(GetParam()); }
 
-  // The weight prepared for the row, or the reason why the row cannot serve it.
+  // Prepares the weight for the row; returns the reason if the row cannot serve it.
   std::string Prepare(const HostWeight& weight);
 
   std::shared_ptr<const DeviceWeight> prepared_;

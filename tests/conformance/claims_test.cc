@@ -1,5 +1,5 @@
-// No row claims what the conformance tests do not reach: for each claim there is a shape that the
-// row serves on a device made for it. Needs no such device.
+// The conformance tests reach every claim of a row: for each claim there is a shape that the row
+// serves on a device made for it. Needs no such device.
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "gtest/gtest.h"
@@ -8,7 +8,7 @@
 namespace awqd::testing {
 namespace {
 
-// One on which nothing but the weight can keep the row from serving.
+// A device on which only the weight can exclude the row.
 DeviceInfo DeviceFor(const KernelRow& row) {
   DeviceInfo out;
   out.kind = row.device;
@@ -76,7 +76,7 @@ std::vector<Claimed> ClaimsOf(const KernelRow& row) {
                    },
                    static_cast<int>(group)});
   }
-  // Shapes that every row has to take.
+  // Shapes that every row must serve.
   out.push_back({"a ragged N", [](const WeightShape& s, int) { return s.n % 8 != 0; }, 0});
   out.push_back({"a short last group",
                  [](const WeightShape& s, int) { return s.k % s.group_rows() != 0; }, 0});

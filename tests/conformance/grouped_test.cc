@@ -15,7 +15,7 @@
 namespace awqd::testing {
 namespace {
 
-// How rows are dealt out to the experts.
+// How rows are distributed over the experts.
 enum class Deal { kEven, kRagged, kAllToOne, kNoneToMost };
 
 std::vector<int64_t> Ends(Deal deal, int64_t experts, int64_t rows, std::mt19937_64* random) {
@@ -42,13 +42,13 @@ class GroupedTest : public ::testing::TestWithParam<std::tuple<const KernelRow*,
     const std::string why = WhyNot(row(), shape, TestDevice().info());
     if (!why.empty()) GTEST_SKIP() << why;
   }
-  // Whether the row takes experts with so many rows.
+  // Whether the row serves experts with these rows.
   bool Takes(absl::Span<const int64_t> ends) const {
     const GroupedArgs args = {.ends = ends};
     return Serves(row(), CeilDiv(args.rows(), args.active()));
   }
 
-  // Experts of a few weights, by turns: many experts need not be many weights.
+  // Experts of a few weights in turns, because many experts need not be many weights.
   void MakeExperts(int64_t count) {
     const auto description = ParseDescription(std::get<1>(GetParam())).value();
     weights_.clear();
@@ -210,7 +210,7 @@ TEST_P(GroupedTest, BiasesOfTheCallReplaceTheWeights) {
   EXPECT_LE(FrobeniusError(y, DType::kFp32, want), ProductTolerance(DType::kFp32, DType::kFp16));
 }
 
-// Experts that differ in what a kernel sees, or have too many rows, run one by one.
+// Experts that differ in the kernel's parameters, or have too many rows, run one by one.
 TEST_P(GroupedTest, WhatItDoesNotTake) {
   MakeExperts(2);
   const auto args = [&](absl::Span<const int64_t> ends) {
@@ -240,7 +240,7 @@ std::string NameOf(const ::testing::TestParamInfo<GroupedTest::ParamType>& info)
   return absl::StrCat(TestName(*std::get<0>(info.param)), "_", Plain(std::get<1>(info.param)));
 }
 
-// The CPU has none: its experts run one by one.
+// The CPU has no such row: its experts run one by one.
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(GroupedTest);
 INSTANTIATE_TEST_SUITE_P(Rows, GroupedTest,
                          ::testing::Combine(::testing::ValuesIn(RowsOf(Op::kGroupedMatmul)),

@@ -35,7 +35,7 @@ TEST_P(IntegerConformance, GivesTheExactIntegers) {
               RandomMatrix(shape().max_m, shape().k, DType::kInt8, 21), shape().max_m);
 }
 
-// -128 everywhere and the largest codes: the largest sums that there are.
+// -128 everywhere and the largest codes give the largest sums.
 TEST_P(IntegerConformance, LargestSums) {
   HostWeight weight = MakeWeight(shape(), Scales::kOrdinary, false, 9);
   int byte = 0;

@@ -27,7 +27,7 @@ class Large : public ::testing::Test {
     prepared_ = *prepared;
   }
 
-  // A product of `m` tokens, in some columns of its last token.
+  // A product of `m` tokens, checked in some columns of its last token.
   void ExpectProduct(int64_t m) {
     Device& device = TestDevice();
     auto stream = device.CreateStream().value();
@@ -79,7 +79,7 @@ TEST_F(Large, LastRowsAndColumnsAreRight) {
   }
   EXPECT_EQ(FirstDifference(out.Read().value(), want), -1);
 
-  // On GPUs other kernels serve 24 tokens than one.
+  // On GPUs 24 tokens are served by other kernels than one.
   for (int64_t m : {1, 24}) ExpectProduct(m);
 }
 

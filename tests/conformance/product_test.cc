@@ -1,6 +1,6 @@
 // Every matmul row x descriptions x shapes x counts of tokens against the oracle in double.
 //
-// Rows that the device or the shape rules out are reported as skipped, by name and with the reason.
+// Rows that the device or the shape excludes are reported as skipped, with name and reason.
 // Environment: AWQD_TEST_DEVICE, AWQD_TEST_FULL=1 (more shapes and token counts).
 #include <algorithm>
 #include <limits>
@@ -71,7 +71,7 @@ TEST_P(MatmulConformance, ABadRowSpoilsOnlyItself) {
   }
 }
 
-// All weights 1: partial sums climb far beyond 65504 and come back.
+// All weights are 1: partial sums rise far above 65504 and return.
 TEST_P(MatmulConformance, PartialSumsMayPassTheRangeOfHalf) {
   HostWeight weight = MakeWeight(shape(), Scales::kOrdinary, false, 9);
   const WeightDescription& d = weight.description;
@@ -100,8 +100,8 @@ TEST_P(MatmulConformance, PartialSumsMayPassTheRangeOfHalf) {
   }
 }
 
-// Weights of -4608 as 14 less 15: what a layout pads K with must not be a code that these scales
-// turn into an infinity, which zeros beside the activations would turn into a NaN.
+// Weights of -4608 as 14 less 15. The padding of K must not be a code that these scales turn into
+// an infinity, because zeros of the activations would turn it into a NaN.
 TEST_P(MatmulConformance, PaddingIsZeroWhateverTheScale) {
   HostWeight weight = MakeWeight(shape(), Scales::kOrdinary, false, 17);
   const WeightDescription& d = weight.description;
@@ -125,14 +125,15 @@ TEST_P(MatmulConformance, PaddingIsZeroWhateverTheScale) {
   }
 }
 
-// Weights that FP16 does not hold.
+// Weights that FP16 cannot hold.
 TEST_P(MatmulConformance, LargeScalesTimesFp32Activations) {
   const HostWeight weight = MakeWeight(shape(), Scales::kLarge, false, 23);
   const WeightDescription& d = weight.description;
   if (d.scale_dtype != DType::kFp16 || !d.is_integer()) GTEST_SKIP() << "other scales";
   if ((row().inputs & MaskOf(DType::kFp32)) == 0) GTEST_SKIP() << "takes no FP32";
   if (std::string why = Prepare(weight); !why.empty()) GTEST_SKIP() << why;
-  // Some tokens: of one number, which may be a small sum of large ones, the error says little.
+  // Some tokens, because the error of a single number, which may be a small sum of large ones, says
+  // little.
   int64_t m = std::max<int64_t>(row().min_m, 8);
   if (row().max_m >= 0) m = std::min(m, row().max_m);
   const std::vector<uint8_t> x = RandomMatrix(m, weight.k, DType::kFp32, 24);
@@ -143,7 +144,7 @@ TEST_P(MatmulConformance, LargeScalesTimesFp32Activations) {
             ProductTolerance(DType::kFp32, DType::kFp32));
 }
 
-// All weights 1: partial sums pass the range of FP32 and come back.
+// All weights are 1: partial sums exceed the range of FP32 and return.
 TEST_P(MatmulConformance, PartialSumsMayPassTheRangeOfFloat) {
   HostWeight weight = MakeWeight(shape(), Scales::kOrdinary, false, 9);
   const WeightDescription& d = weight.description;
@@ -162,7 +163,7 @@ TEST_P(MatmulConformance, PartialSumsMayPassTheRangeOfFloat) {
     const int64_t k = i % weight.k;
     SetElement(&x, DType::kFp32, i, k < half ? 0x1p127f : k < 2 * half ? -0x1p127f : 0.0f);
   }
-  // The last of them takes a quarter less away than the first brings.
+  // The last of them subtracts a quarter less than the first adds.
   for (int64_t row = 1; row <= m; ++row) {
     SetElement(&x, DType::kFp32, (row - 1) * weight.k + 2 * half - 1, -0x1.8p126f);
   }

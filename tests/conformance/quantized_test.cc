@@ -1,5 +1,5 @@
 // Every row of quantised activations against the definition, in double, of the same INT8 numbers
-// and scales: descriptions, counts of tokens, stage and finish, batches, and what stage makes of
+// and scales: descriptions, counts of tokens, stage and finish, batches, and stage's results for
 // floating activations.
 #include <algorithm>
 #include <cmath>
@@ -36,7 +36,7 @@ Tokens RandomTokens(int64_t rows, int64_t k, uint64_t seed) {
   return out;
 }
 
-// What stage is to make of x, in another way than it does: x' in FP32, its scale, and the nearest
+// The expected result of stage, computed in another way: x' in FP32, its scale, and the nearest
 // integers by the C library.
 Tokens Quantise(const HostWeight& weight, const std::vector<uint8_t>& x, DType dtype, int64_t rows,
                 std::optional<float> given) {
@@ -109,7 +109,7 @@ TEST_P(QuantizedConformance, ATokenHasTheSameBitsInEveryBatch) {
   }
 }
 
-// Widths x blocks x zeros x scales, K and N that fill nothing, a bias everywhere.
+// Widths x blocks x zeros x scales, K and N that fill no unit, a bias everywhere.
 std::vector<Shape> QuantizedShapes() {
   static std::deque<std::string> names;
   std::vector<Shape> out;
@@ -207,8 +207,8 @@ TEST_P(QuantizedStage, Int8FollowsTheOrderAndRefusesAFactor) {
             "activations dtype: got INT8, expected a floating type: the weight has a factor");
 }
 
-// A token of zeros is zeros and its bias; one that holds a NaN or an infinity is NaN, and its
-// neighbours are none the wiser.
+// A token of zeros gives its bias; a token with a NaN or an infinity gives NaN, and its neighbours
+// do not change.
 TEST_P(QuantizedStage, OddTokens) {
   const HostWeight weight = MakeWeight(shape(), Scales::kOrdinary, false, 39);
   if (std::string why = Prepare(weight); !why.empty()) GTEST_SKIP() << why;

@@ -1,4 +1,4 @@
-// Stage and finish, which no row knows of: an order and a factor of the weight, and activation
+// Stage and finish, which rows do not know: an order and a factor of the weight, and activation
 // functions, with every row.
 #include <algorithm>
 
@@ -13,7 +13,8 @@
 namespace awqd::testing {
 namespace {
 
-// K a multiple of 8 and not, groups of whole records and shorter ones, N of whole tiles and not.
+// K that is a multiple of 8 or not, groups of whole records and shorter ones, N of whole tiles or
+// not.
 std::vector<Shape> StagedShapes() {
   return {{256, 72, "w4g32z", 33},  {300, 71, "w4g64s", 17},         {384, 64, "w8cs", 33},
           {256, 136, "w3g128z", 9}, {96, 40, "w4g24z", 9},           {128, 24, "e2m1g32+e8m0", 9},
@@ -60,7 +61,7 @@ TEST_P(StageAndFinish, OrderFactorAndActivationFunction) {
   }
 }
 
-// Where a weight has an order, a block of it is what its rows by in-feature are.
+// A block of a weight with an order contains its rows by in-feature.
 class Reordered : public Conformance {};
 
 TEST_P(Reordered, RowsAreInFeatures) {

@@ -1,5 +1,5 @@
 // The steps between the products of experts and in a gated MLP, on the device that AWQD_TEST_DEVICE
-// names: bit for bit what FP32 arithmetic in the order of the definition gives.
+// names: the bits of FP32 arithmetic in the order of the definition.
 #include <cmath>
 #include <random>
 
@@ -31,7 +31,7 @@ class StepsTest : public ::testing::Test {
     EXPECT_THAT(buffer.Fill(bytes), IsOk());
     return buffer;
   }
-  // What a step left, once it is done.
+  // The output of a step, once it is done.
   Bytes Take(const absl::Status& enqueued, const GuardedBuffer& buffer) {
     EXPECT_THAT(enqueued, IsOk());
     EXPECT_THAT(stream_->Synchronize(), IsOk());
@@ -70,7 +70,7 @@ TEST_F(StepsTest, GatherCopiesRowsOfAnySizeAndAlignment) {
   }
 }
 
-// Within what libraries make of exp and erf.
+// Within the accuracy of libraries' exp and erf.
 TEST_F(StepsTest, GateAppliesTheActivationFunctionFirst) {
   const std::vector<float> gate = {-90, -2, -0.5f, -0.0f, 0.25f, 1, 3, 60}, up(8, 2);
   for (const auto& [activation, of] :
@@ -89,7 +89,7 @@ TEST_F(StepsTest, GateAppliesTheActivationFunctionFirst) {
   }
 }
 
-// FP16 times a power of two of each row, which keeps 11 bits of the row's largest.
+// FP16 times a power of two for each row, which keeps 11 bits of the row's largest number.
 TEST_F(StepsTest, GateGivesFp16WithAScaleForEachRow) {
   if (device_.host_addressable()) GTEST_SKIP() << "GPUs alone";
   constexpr int64_t kRows = 5, kCols = 4504;
@@ -165,7 +165,7 @@ TEST_F(StepsTest, CombineAddsInTheOrderOfChoices) {
           float sum = 0;
           for (int64_t j = row * terms; j < (row + 1) * terms; ++j) {
             const float value = GetElement(in, DType::kFp32, rows[j] * cols + col);
-            // Rounded apart: volatile keeps the compiler from fusing them.
+            // Rounded separately: volatile keeps the compiler from fusing them.
             const volatile float term =
                 weighted ? GetElement(weights, DType::kFp32, j) * value : value;
             sum = j == row * terms ? term : sum + term;

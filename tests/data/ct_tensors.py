@@ -161,7 +161,7 @@ class Checkpoint:
             state["weight_g_idx"] = out["weight_g_idx"] = group_of.astype("<i4")
         order = "group" if act else None
         weights = weights_config(bits, "int", strategy, symmetric=symmetric, group_size=group, actorder=order)
-        # Each version packs in its own way, the older one alone has an order, both want whole groups.
+        # Each version packs in its own way; only the older one has an order, and both need whole groups.
         like = 32 % bits == 0 or (VERSION and padded == PADS)
         if VERSION and like and k % size == 0 and not (act and not PADS) and not bytes_zero:
             check("pack-quantized", weights, values, out, state, f"{self.model}/{path}")
@@ -204,7 +204,7 @@ class Checkpoint:
         scales = self.random.integers(0x20, 0x7f, (n, k // 16)).astype("u1")
         divisor = self.random.uniform(500, 3000, 1).astype("<f4")
         cells = np.repeat(e4m3_values()[scales], 16, axis=1)
-        # The library divides scales, this format multiplies by the reciprocal: a rounding each.
+        # The library divides scales, this format multiplies by the reciprocal: one rounding each.
         values = E2M1_VALUES[codes] * cells * (np.float32(1) / divisor)
         theirs = E2M1_VALUES[codes] * (cells / divisor)
         assert (np.abs(values.view("<i4").astype(np.int64) - theirs.view("<i4")) <= 2).all(), "more than two last places"

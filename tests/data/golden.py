@@ -1,4 +1,4 @@
-"""What the scripts beside this file share: writing a checkpoint's files and the goldens of its weights.
+"""Shared by the scripts beside this file: writing a checkpoint's files and the goldens of its weights.
 
 Independent of the C++ code. Needs numpy; output is the same bytes on every run, but for the last bits of the float64
 products, which depend on the BLAS.
@@ -40,7 +40,7 @@ class Typed:
 
 
 def e4m3_values():
-    """What the 256 codes of F8_E4M3 stand for, FP32."""
+    """The values of the 256 codes of F8_E4M3, in FP32."""
     bits = np.arange(256)
     exponent, mantissa = bits >> 3 & 15, bits & 7
     magnitude = np.where(exponent == 0, np.ldexp(mantissa, -9), np.ldexp(8.0 + mantissa, exponent - 10))

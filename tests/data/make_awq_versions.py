@@ -143,7 +143,7 @@ def same(packed, linear, suffixes):
 
 
 def dense(linear):
-    """What rounds to the codes: of FP32, but where a module wants FP16."""
+    """Numbers that round to the codes: FP32, or FP16 where a module needs it."""
     import torch
     rows = np.arange(linear.k) // linear.group
     out = torch.nn.Linear(linear.k, linear.n, bias=linear.bias is not None)

@@ -27,14 +27,14 @@ mirror="$(apt-get indextargets --format '$(RELEASE) $(COMPONENT) $(SITE)' 'Creat
 [[ -n "$mirror" ]] || skip "apt names no mirror of $codename"
 debootstrap --variant=minbase --include=ca-certificates "$codename" "$root" "$mirror" >"$work/log" 2>&1 ||
   skip "debootstrap could not fetch $codename from the mirror: $(tail -n 1 "$work/log")"
-# Packages inside come the same way as outside.
+# Packages inside come from the same sources as outside.
 cp -r /etc/apt/apt.conf.d /etc/apt/sources.list.d "$root/etc/apt/"
 mkdir "$root/debs"
 cp "$work"/out/*.deb "$root/debs/"
 
-# inside <command>...: in the root, with nothing of this environment.
+# inside <command>...: runs in the root, with nothing of this environment.
 inside() { env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin DEBIAN_FRONTEND=noninteractive chroot "$root" "$@"; }
-# owned: every file outside of what apt and dpkg keep for themselves.
+# owned: every file except those of apt and dpkg themselves.
 owned() {
   (cd "$root" && find . -xdev ! -path './var/*' ! -path './debs*' ! -path './tmp/*' ! -path './proc/*' ! -path './sys/*' \
     ! -path './dev/*' ! -name 'ld.so.cache' ! -type d | sort)
@@ -43,7 +43,7 @@ inside apt-get update -qq >"$work/log" 2>&1 || skip "apt cannot reach its mirror
 mapfile -t packages < <(cd "$root/debs" && for file in *.deb; do dpkg-deb -f "$file" Package; done)
 [[ "${#packages[@]}" == 3 ]] || die "got ${#packages[*]} packages, expected server, client and dev"
 
-# What they depend on first, so that the root is compared with and without them alone.
+# Dependencies come first, so that the root is compared with and without the packages alone.
 depends="$(for file in "$root"/debs/*.deb; do dpkg-deb -f "$file" Depends; done | tr ',' '\n' |
   sed -E 's/\(.*//; s/\|.*//; s/ //g' | sort -u)"
 mapfile -t depends <<<"$depends"

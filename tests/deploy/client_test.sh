@@ -9,7 +9,7 @@ source "$ROOT/deploy/lib.sh"
 use_ccache
 build="$1/client-only" # kept, so that a second run builds what has changed
 mkdir -p "$build"
-# Neither is looked for: a machine without them configures in the same way.
+# Neither is searched for: a machine without them configures in the same way.
 cmake -S "$ROOT" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DAWQD_CLIENT_ONLY=ON \
   -DCMAKE_DISABLE_FIND_PACKAGE_BLAS=ON -DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=ON \
   -DCMAKE_DISABLE_FIND_PACKAGE_spdlog=ON -DCMAKE_DISABLE_FIND_PACKAGE_tomlplusplus=ON \

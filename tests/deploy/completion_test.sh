@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Completion in bash knows the flags and commands that the programs tell of.
+# bash completion knows the flags and commands of the programs.
 # usage: completion_test.sh <build directory> <source directory>
 set -euo pipefail
 ROOT="$(cd "$2" && pwd)"
 # shellcheck source=deploy/lib.sh
 source "$ROOT/deploy/lib.sh"
 PATH="$1/bin:$PATH"
-# Outside of a shell that completes there is nothing to set.
+# A shell that is not completing has nothing to set.
 compopt() { :; }
 # shellcheck source=/dev/null
 for program in awqd awqctl; do source "$ROOT/deploy/completion/$program.bash"; done
 
-# expect <words of the line, the last one to be completed> <what must be offered>...
+# expect <words of the line, the last one to be completed> <expected completion>...
 expect() {
   local line="$1" offered
   shift

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What .dockerignore lets into the image's build stage is enough to configure what the Dockerfile builds: the image itself is built
-# by `tests/run.sh --docker` alone.
+# The files that .dockerignore lets into the image's build stage are enough to configure the Dockerfile's build. Only
+# `tests/run.sh --docker` builds the image itself.
 # usage: image_context_test.sh <source directory>
 set -euo pipefail
 work="$(mktemp -d)"
@@ -11,7 +11,7 @@ mapfile -t paths < <(sed -n 's/^!//p' .dockerignore)
 cp -r --parents "${paths[@]}" "$work"
 cd "$work"
 cmake --preset release -DAWQD_CUDA=OFF >configure.log 2>&1 || { tail -n 20 configure.log; echo "error: the image's context does not configure"; exit 1; }
-# What the README shows is in the bundle as well.
+# The bundle has the files that the README shows.
 lacks=0
 while read -r picture; do
   [[ -e "$1/$picture" && ! -e "$picture" ]] || continue

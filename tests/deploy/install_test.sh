@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# What is installed is enough to build client/examples elsewhere, with CMake and with pkg-config; one version everywhere.
+# The installed files are enough to build client/examples elsewhere, with CMake and with pkg-config, and all have one
+# version.
 # usage: install_test.sh <build directory> <source directory>
 set -euo pipefail
 ROOT="$(cd "$2" && pwd)"
@@ -30,7 +31,7 @@ cmake -S "$work/elsewhere" -B "$work/elsewhere/build" -G Ninja -DCMAKE_PREFIX_PA
   { cat "$work/log"; die "find_package(awqd) does not work"; }
 grep -q "awqd is $version" "$work/log" || die "find_package(awqd) tells another version than $version"
 cmake --build "$work/elsewhere/build" >"$work/log" || { cat "$work/log"; die "the example does not build with CMake"; }
-# Without a server it says that there is none.
+# Without a server it reports an error.
 said="$("$work/elsewhere/build/example" 127.0.0.1:1 m w 2>&1)" && die "the example calls a server that is not there"
 [[ "$said" == UNAVAILABLE* ]] || die "expected UNAVAILABLE of the example, got: $said"
 
@@ -39,7 +40,7 @@ if command -v pkg-config >/dev/null; then
   export PKG_CONFIG_PATH="$work/usr/lib/$triplet/pkgconfig:$work/usr/lib/pkgconfig"
   [[ "$(pkg-config --modversion awqd)" == "$version" ]] || die "awqd.pc has another version than $version"
   read -ra flags < <(pkg-config --cflags --libs awqd)
-  # The object that CMake made: this tests the libraries that are named, not the compiler once more.
+  # Uses the object that CMake made: this tests the named libraries, not the compiler again.
   object="$(find "$work/elsewhere/build" -name 'matmul.cc.o')"
   c++ "$object" "${flags[@]}" -o "$work/example" || die "the example does not link with pkg-config"
 fi

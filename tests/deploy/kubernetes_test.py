@@ -19,7 +19,7 @@ KSERVE = ROOT / "deploy" / "kserve"
 AWQD = pathlib.Path(os.environ["AWQD_BUILD"]) / "bin" / "awqd"
 VERSIONS = ["1.29", "1.31", "1.34", "1.37"]
 CUSTOM = {"ServiceMonitor"}  # not of Kubernetes itself
-# Of builds with TLS and metrics.
+# Flags of builds with TLS and metrics.
 OTHER_BUILDS = set()
 
 sys.path.insert(0, str(KUBERNETES))
@@ -134,7 +134,7 @@ class Chart(unittest.TestCase):
             self.assertGreaterEqual(spec["terminationGracePeriodSeconds"], leave + drain + 5)
             for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
                 found = self.container(name)[probe]
-                # The kubelet speaks no TLS to gRPC.
+                # The kubelet cannot speak TLS to gRPC.
                 tls = any(a.startswith("--tls_cert") for a in self.container(name)["args"])
                 self.assertEqual("exec" in found, tls)
                 self.assertEqual("grpc" in found, not tls)

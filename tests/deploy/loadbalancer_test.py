@@ -181,7 +181,7 @@ class Balancing(unittest.TestCase):
         self.assertEqual(drained.process.wait(30), 0, drained.log.read_text())
         load.more(300)
         load.end()
-        # A call that the killed server had begun to answer cannot be told from one that is broken for good.
+        # A proxy cannot repeat a call that the killed server had begun to answer.
         lost = [error for when, error in load.failed if not (when - kill_time < 2 and getattr(error, "code", "") in ("INTERNAL", "UNKNOWN"))]
         self.assertEqual([str(error) for error in lost], [])
         self.assertLessEqual(len(load.failed), CALLERS)

@@ -50,7 +50,7 @@ class Monitoring(unittest.TestCase):
 
     @unittest.skipUnless(shutil.which("promtool"), "no promtool")
     def test_promtool_takes_rules_and_expressions(self):
-        # Grafana fills these in.
+        # Grafana replaces these variables.
         expressions = [expression.replace("$__rate_interval", "1m").replace("$instance", ".*")
                        for expression in dashboard_expressions()]
         with tempfile.TemporaryDirectory() as folder:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# quickstart.sh --serve says that its port is taken before it installs or builds anything.
+# quickstart.sh --serve reports that its port is in use before it installs or builds anything.
 # usage: quickstart_test.sh <source directory>
 set -euo pipefail
 command -v python3 >/dev/null || { echo "python3 is not installed"; exit 77; }

@@ -96,7 +96,7 @@ class OnRay(unittest.TestCase):
             callers = [threading.Thread(target=load, args=(client,)) for _ in range(3)]
             for caller in callers:
                 caller.start()
-            # A node that holds a server goes, and takes it along.
+            # A node goes away and takes its server along.
             lost = self.node_with_a_server(nodes)
             cluster.remove_node(lost, allow_graceful=False)
             fleet.step()
@@ -105,7 +105,7 @@ class OnRay(unittest.TestCase):
                 self.assertLess(time.monotonic(), deadline, "the loss was not noticed")
                 fleet.step()
             healed = until_whole(30)
-            # And another server is told to end.
+            # Another server is told to exit.
             before = done[0]
             nodes.remove(lost)
             os.kill(self.servers()[0], signal.SIGTERM)

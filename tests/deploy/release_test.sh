@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What a release holds, packed from this build, and which tags may be one.
+# The contents of a release packed from this build, and the tags that may be released.
 # usage: release_test.sh <build directory> <source directory>
 set -euo pipefail
 ROOT="$(cd "$2" && pwd)"
@@ -10,7 +10,7 @@ work="$(mktemp -d)"
 trap 'rm -rf "$work"' EXIT
 version="$(sed -n 's/^project(awqd VERSION \([0-9.]*\).*/\1/p' "$ROOT/CMakeLists.txt")"
 
-# Without a tool for images, which it says.
+# Without a tool for images, the script says so.
 mkdir "$work/bin"
 ln -s /usr/bin/* "$work/bin/"
 rm -f "$work/bin/docker" "$work/bin/buildah"
@@ -58,7 +58,7 @@ for name, at in packages.items():
 with tarfile.open(out / f"awqd-{version}-linux-{platform.machine()}.tar.gz") as tar:
     licences = {pathlib.Path(name).name for name in tar.getnames() if "/licenses/" in name}
 assert licences, "the folder has no licences"
-# Each package whose licence the folder has because it has a library of it.
+# Each package whose licence the folder has because it contains a library of the package.
 missing = licences - packages.keys()
 assert not missing, f"not in the SBOM: {missing}"
 described = {entry["fileName"][2:] for entry in sbom["files"]}
@@ -66,7 +66,7 @@ expected = {path.name for path in out.iterdir() if path.suffix in (".deb", ".gz"
 assert described == expected, (described, expected)
 PYTHON
 
-# The API tells the same version.
+# The API returns the same version.
 server_pid=""
 trap '[[ -z "$server_pid" ]] || kill "$server_pid" 2>/dev/null; rm -rf "$work"' EXIT
 start_server "$1/bin" "$ROOT/tests/data/awq" "$work/server.log" --device=cpu || die "the server does not start"
@@ -75,14 +75,14 @@ stop_server
 server_pid=""
 [[ "$told" == "$version" ]] || die "GetServerInfo tells version $told, expected $version"
 
-# Tags, in a clone of what is committed here.
+# Tests tags in a clone of the committed files.
 git -C "$ROOT" rev-parse -q --verify HEAD >/dev/null || { say "release test: ok, without tags: this is no clone"; exit; }
 git clone -q --shared "$ROOT" "$work/clone"
 cp "$ROOT/deploy/release.sh" "$work/clone/deploy/" # as it is here, committed or not
 commit() {
   git -C "$work/clone" -c user.name=test -c user.email=test@localhost commit -qam "$1"
 }
-# refused <text> <tag>: and says why.
+# refused <text> <tag>: expects a refusal with this text.
 refused() {
   local said
   said="$("$work/clone/deploy/release.sh" --check "$2" 2>&1)" && die "tag $2 may be released: $said"

@@ -115,7 +115,7 @@ class Slurm(unittest.TestCase):
         (self.folder / "placement").write_text("--load_model=moe\n--load_model=all-MiniLM-L6-v2-awq\n--load_model=all-MiniLM-L6-v2-awq\n")
         shutil.copytree(ROOT / "tests/data/experts/moe", self.folder / "models/moe")
         shutil.copytree(ROOT / "tests/data/awq" / MODEL, self.folder / "models" / MODEL)
-        # An mv that waits while a file is there.
+        # An mv that waits while a file exists.
         tools, hold, held = (self.folder / name for name in ("tools", "hold", "held"))
         tools.mkdir()
         (tools / "mv").write_text(f'#!/bin/sh\n[ -e {hold} ] && touch {held}\nwhile [ -e {hold} ]; do sleep 0.05; done\nexec {shutil.which("mv")} "$@"\n')
@@ -153,7 +153,7 @@ class Slurm(unittest.TestCase):
         os.kill(victim, signal.SIGKILL)
         wait_for(listed(2), said)
 
-        # The job's end signals every process, also those that are just writing the lists: they must get to their end.
+        # The job's end signals every process, including those that are writing the lists: they must finish.
         hold.touch()
         wait_for(held.exists, "a list that is being written")
         subprocess.run(["scancel", "--quiet", job], check=True)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The systemd unit keeps its hardening: what systemd-analyze calls its exposure stays at 1.7 of 10.
+# The systemd unit keeps its hardening: its exposure by systemd-analyze stays at 1.7 of 10.
 # usage: unit_test.sh <source directory>
 set -euo pipefail
 command -v systemd-analyze >/dev/null || { echo "systemd-analyze is not installed"; exit 77; }

@@ -1,5 +1,5 @@
-// Connections: how many there may be, how long they may be silent, what the end of descriptors does
-// to the server, and what a silent one does to its end.
+// Connections: their number, the time that they may be silent, the server without free descriptors,
+// and its end with a silent connection.
 #include <sys/resource.h>
 
 #include <deque>
@@ -24,7 +24,7 @@ class AcceptorE2eTest : public testing::Test {
     ASSERT_TRUE(server_->WaitServing()) << server_->log();
     port_ = PortOf(server_->address());
   }
-  // A connection of its own.
+  // Makes a call over a new connection.
   bool Answers() const { return server_->NewClient(absl::Seconds(5))->GetServerInfo().ok(); }
   bool AnswersSoon() const {
     for (const absl::Time until = absl::Now() + absl::Seconds(10); absl::Now() < until;) {
@@ -69,10 +69,10 @@ TEST_F(AcceptorE2eTest, ConnectionsAreBounded) {
     socket.Receive(200, &gone);
     closed += gone ? 1 : 0;
   }
-  // One of the eight may have been WaitServing's.
+  // WaitServing may have used one of the eight.
   EXPECT_GE(closed, 22);
   EXPECT_LE(closed, 23);
-  if (closed == 23) sockets.emplace_back(port_).Send(Hello());  // in the place that it has left
+  if (closed == 23) sockets.emplace_back(port_).Send(Hello());  // in the place of WaitServing's
   EXPECT_FALSE(Answers());
   sockets.clear();
   EXPECT_TRUE(AnswersSoon());

@@ -1,4 +1,5 @@
-// Weights with something wrong, of every format, inline and in a folder: named, and nothing kept.
+// Weights with an error, in every format, inline and in a folder: the error is named, and nothing
+// is kept.
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -40,7 +41,7 @@ v1::Tensor& Part(v1::PackedWeight* packed, const std::string& suffix) {
 
 struct BadCase {
   std::string format;
-  std::string field;  // that the error names
+  std::string field;  // the field that the error names
   Spoil spoil;
 };
 

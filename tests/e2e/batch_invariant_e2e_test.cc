@@ -11,7 +11,7 @@ namespace {
 using client::Tensor;
 
 constexpr int64_t kK = 384, kN = 384;
-constexpr int64_t kTokens = 300;  // from 256 on the default is another path
+constexpr int64_t kTokens = 300;  // the default path changes at 256
 
 TEST(BatchInvariantTest, ATokenHasTheSameBitsAloneAndAmongMany) {
   ServerProcess server({"--model_repository=" + DemoRepository(), "--batch_invariant"});

@@ -1,4 +1,4 @@
-// Peers that keep a thread of gRPC's busy, and how long somebody else then waits.
+// Peers that keep a thread of gRPC busy, and the waiting time of other clients.
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
@@ -17,8 +17,8 @@
 namespace awqd {
 namespace {
 
-// Each takes ten bytes on the wire. The upload lasts seconds, so that 1 % of the calls beside it
-// are many calls: gRPC 1.51 has one thread for connections that two threads work on, and a call
+// Each byte takes ten bytes on the wire. The upload lasts seconds, so that 1 % of the calls beside
+// it are many calls. gRPC 1.51 has one thread for connections on which two threads work, and a call
 // that meets the upload there waits for most of a second.
 #if defined(AWQD_ADDRESS_SANITIZER) || defined(AWQD_THREAD_SANITIZER)
 constexpr int64_t kUploadBytes = int64_t{2} << 20;
@@ -26,10 +26,10 @@ constexpr int64_t kUploadBytes = int64_t{2} << 20;
 constexpr int64_t kUploadBytes = int64_t{24} << 20;
 #endif
 
-// What the server lets a stream send: RFC 9113, 6.9. Not more than its connection's window.
+// The flow-control windows that the server gives to a stream (RFC 9113, 6.9) and to its connection.
 class Windows {
  public:
-  // Returns what a good client answers to these frames.
+  // Returns the answers of a good client to these frames.
   std::string Read(const std::string& frames) {
     unread_ += frames;
     std::string answers;
@@ -73,7 +73,7 @@ class Windows {
   int64_t initial_ = 65535, connection_ = 65535, stream_ = 65535;
 };
 
-// One message of kUploadBytes, each byte in a frame of its own, until `over`.
+// Sends one message of kUploadBytes, each byte in a frame of its own, until `over`.
 void UploadByteByByte(int port, std::atomic<bool>* over, std::atomic<int64_t>* sent) {
   Socket socket(port);
   socket.Send(Hello() + Frame(kHeaders, kEndHeaders, 1, CallHeaders()));
@@ -138,8 +138,8 @@ TEST_F(BystanderTest, WaitsForNobodyWhoUploadsByteByByte) {
       absl::FormatDuration(waits.back()), "; ", sent.load(), " bytes uploaded");
   RecordProperty("waits", text);
 #if !defined(AWQD_ADDRESS_SANITIZER) && !defined(AWQD_THREAD_SANITIZER)
-  // Under a sanitizer a byte costs so much that all CPUs are busy with the upload, the client's
-  // too.
+  // Under a sanitizer a byte costs so much that the upload keeps all CPUs busy, including the
+  // client's.
   EXPECT_LT(waits[waits.size() * 99 / 100], absl::Milliseconds(250)) << text;
 #endif
   EXPECT_EQ(server_->Stop().code, 0);

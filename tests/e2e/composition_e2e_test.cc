@@ -1,7 +1,7 @@
 // Composition fuzzer over the RPC: clients of both protocols call at the same time, with none, one
-// or many tokens each, and every answer must have the bits that it has when nobody else calls.
+// or many tokens each, and every answer must have the bits that it has alone.
 //
-// Environment: AWQD_TEST_COMPOSITION_SECONDS, 10 without.
+// Environment: AWQD_TEST_COMPOSITION_SECONDS, default 10.
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
@@ -37,7 +37,7 @@ int64_t Seconds() {
   return text != nullptr && absl::SimpleAtoi(text, &seconds) ? seconds : 10;
 }
 
-// A caller sees this of an answer: status, shape and bits.
+// The parts of an answer that a caller sees: status, shape and bits.
 std::string Seen(const absl::Status& status, const Tensor* output) {
   if (!status.ok()) return status.ToString();
   return absl::StrCat(v1::DType_Name(output->dtype), " [", absl::StrJoin(output->shape, ", "), "] ",

@@ -1,5 +1,5 @@
-// Idle time, age and keepalive of connections: each flag does what its help says, seen from a raw
-// socket, and costs a gRPC client nothing.
+// Idle time, age and keepalive of connections: each flag does what its help says, as a raw socket
+// sees it, and gRPC clients lose nothing.
 #include <cstdint>
 #include <thread>
 
@@ -32,14 +32,14 @@ class ConnectionTest : public testing::Test {
   int port_ = 0;
 };
 
-// A silent connection: what it is sent, and when it was closed.
+// A silent connection: the frames that it received, and when it was closed.
 struct Silence {
   std::string frames;
   bool closed = false;
   absl::Duration took;
 };
 
-// Answers pings (or not) and does nothing else, until closed or `limit`.
+// Answers pings or not, and does nothing else until the connection is closed or `limit` is over.
 Silence StaySilent(int port, bool answer_pings, absl::Duration limit) {
   Silence out;
   const absl::Time start = absl::Now();
@@ -103,7 +103,7 @@ TEST_F(ConnectionTest, OldOnesAreSentAwayAndNoCallFails) {
   EXPECT_GE(silence.took, absl::Milliseconds(800));  // gRPC varies the age by a tenth
 }
 
-// How long a stream that nobody uses stays open, at most `limit`, and how it ended.
+// The time that an unused stream stays open, at most `limit`, and its status.
 grpc::Status HoldStream(const std::string& address, absl::Duration limit, absl::Duration* took) {
   const auto stub = v1::QuantizedInference::NewStub(
       grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
@@ -122,8 +122,8 @@ grpc::Status HoldStream(const std::string& address, absl::Duration limit, absl::
 TEST_F(ConnectionTest, AgeWaitsForCallsUnlessAGraceIsSet) {
   absl::Duration took;
   Start({"--max_connection_age_s=1"});
-  // Until its own deadline. The server knows that, too, and has nothing to keep an old connection
-  // for after it, so that a slow client may see the connection end before its timer.
+  // It lasts until its own deadline. The server knows the deadline too, and then closes the old
+  // connection, so that a slow client may see the end of the connection before its timer.
   const grpc::Status held = HoldStream(server_->address(), absl::Seconds(4), &took);
   EXPECT_THAT(held.error_code(), ::testing::AnyOf(grpc::DEADLINE_EXCEEDED, grpc::UNAVAILABLE))
       << held.error_message();
@@ -149,7 +149,7 @@ TEST_F(ConnectionTest, VanishedClientsAreFoundByPings) {
   EXPECT_FALSE(answering.closed) << "it answered every ping";
 }
 
-// What twenty pings in a row are answered with.
+// The server's answer to twenty pings in a row.
 std::string SendPings(int port, bool* closed) {
   Socket socket(port);
   socket.Send(Hello());

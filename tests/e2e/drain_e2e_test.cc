@@ -1,4 +1,4 @@
-// A server that is stopped while clients still want something, and clients that read slowly.
+// A server that is stopped during clients' calls, some of which read slowly.
 #include <signal.h>
 
 #include <algorithm>
@@ -35,7 +35,7 @@ class DrainTest : public testing::Test {
   std::unique_ptr<ServerProcess> server_;
 };
 
-// DequantizeStream of the big weight over a connection of its own, read as the test says.
+// DequantizeStream of the big weight over a connection of its own, read at the test's pace.
 class SlowReader {
  public:
   explicit SlowReader(const std::string& address) {
@@ -57,7 +57,7 @@ class SlowReader {
     v1::DequantizeChunk chunk;
     return reader_->Read(&chunk) ? chunk.output().shape(0) : 0;
   }
-  // Rows of all that was left, and how it ended.
+  // Reads the rest; returns its rows and the final status.
   int64_t ReadAll() {
     int64_t rows = 0;
     while (const int64_t more = Read()) rows += more;
@@ -92,7 +92,7 @@ TEST_F(DrainTest, SlowReadersCostAChunkEach) {
   EXPECT_TRUE(server_->NewClient()
                   ->Dequantize({.weight = client::WeightName{"big", "layer"}, .row_end = 64})
                   .ok());
-  readers.resize(1);  // the others leave without a word
+  readers.resize(1);  // the others disappear without notice
   EXPECT_GT(readers[0]->ReadAll(), kBigK / 2);
   EXPECT_TRUE(readers[0]->Finish().ok());
   EXPECT_EQ(server_->Stop().code, 0);
@@ -105,7 +105,7 @@ TEST_F(DrainTest, RefusesNewCallsAndFinishesTheOldOnes) {
   const int64_t first = reader.Read();
   ASSERT_GT(first, 0);
   const auto old_client = server_->NewClient();
-  const auto new_client = server_->NewClient();  // connects only when it is used
+  const auto new_client = server_->NewClient();  // connects when it is first used
   ASSERT_TRUE(old_client->GetServerInfo().ok());
   server_->Signal(SIGTERM);
   const auto last_answer = [](client::Client& client) {
@@ -126,7 +126,7 @@ TEST_F(DrainTest, RefusesNewCallsAndFinishesTheOldOnes) {
   EXPECT_EQ(report.code, 0) << report.log;
 }
 
-// By hand, because a client of gRPC's sends a message as fast as it can.
+// Written by hand, because a gRPC client sends a message as fast as it can.
 TEST_F(DrainTest, AnUploadInProgressIsFinishedAndAnswered) {
   SyntheticAwq::Random(256, 64, 64, 1).Write(repository_ / "m");
   Start("m");
@@ -143,7 +143,7 @@ TEST_F(DrainTest, AnUploadInProgressIsFinishedAndAnswered) {
               Frame(kData, 0, 1, message.substr(0, 1000)));
   ASSERT_TRUE(server_->NewClient()->GetServerInfo().ok());
   bool closed = false;
-  std::string frames = upload.Receive(200, &closed);  // the server has seen the headers by then
+  std::string frames = upload.Receive(200, &closed);  // the server has received the headers by then
   const absl::Time signalled = absl::Now();
   server_->Signal(SIGTERM);
   frames += upload.Receive(1000, &closed);
@@ -155,7 +155,7 @@ TEST_F(DrainTest, AnUploadInProgressIsFinishedAndAnswered) {
   EXPECT_EQ(report.code, 0) << report.log;
 }
 
-// A caller that sends its next product as soon as it has an answer, until one is not OK.
+// A caller that sends its next product as soon as it has an answer, until one fails.
 struct Caller {
   std::unique_ptr<client::Client> client;
   std::thread thread;
@@ -191,7 +191,7 @@ TEST_F(DrainTest, BusyClientsSeeAnswersAndThenUnavailable) {
     for (const Caller& caller : callers) {
       while (caller.good == 0 && absl::Now() < limit) absl::SleepFor(absl::Milliseconds(1));
     }
-    absl::SleepFor(absl::Milliseconds(7 * round));  // another moment of their calls each time
+    absl::SleepFor(absl::Milliseconds(7 * round));  // a different moment of their calls each time
     const ExitReport report = server_->Stop();
     EXPECT_EQ(report.code, 0) << report.log;
     EXPECT_LT(report.took, absl::Seconds(5));
@@ -212,7 +212,7 @@ TEST_F(DrainTest, IdleClientsDoNotHoldTheEndBack) {
     clients.push_back(server_->NewClient());
     ASSERT_TRUE(clients.back()->GetServerInfo().ok());
   }
-  // They are synchronous: between two calls nobody looks at their connections.
+  // They are synchronous, so their connections are not read between two calls.
   const ExitReport report = server_->Stop();
   EXPECT_EQ(report.code, 0) << report.log;
   EXPECT_LT(report.took, absl::Seconds(2)) << "gRPC waits up to 20 s for such clients";

@@ -1,5 +1,5 @@
-// Mixtures of experts and gated MLPs through the real server, against goldens made by numpy: from a
-// checkpoint's folder and in the request, alone and merged, and what is refused.
+// Mixtures of experts and gated MLPs through the real server, against goldens from numpy: from a
+// checkpoint's folder and inline, alone and merged, and refusals.
 #include <atomic>
 #include <cmath>
 #include <filesystem>
@@ -92,7 +92,7 @@ class ExpertsTest : public SharedServerTest {
     }
     return out;
   }
-  // Of tensors that hold all experts, that of one.
+  // Reduces tensors of all experts to one expert.
   static void TakeExpert(int expert, v1::PackedWeight* packed) {
     for (auto& [name, tensor] : *packed->mutable_tensors()) {
       const size_t each = tensor.raw().size() / kExperts;
@@ -178,7 +178,7 @@ TEST_F(ExpertsTest, NoTokensAtAll) {
   EXPECT_THAT(y->output.shape, ElementsAre(0, 96));
 }
 
-// Many clients at once: their tokens share batches, and nobody gets another's rows.
+// The tokens of many clients share batches, and each client gets its own rows.
 TEST_F(ExpertsTest, ManyCallersMerge) {
   std::vector<std::thread> callers;
   std::atomic<int> wrong = 0, merged = 0;

@@ -1,4 +1,4 @@
-// Every format through the real server: from a checkpoint's folder, and in the request.
+// Every format through the real server: from a checkpoint's folder, and inline.
 #include <cmath>
 #include <filesystem>
 #include <map>
@@ -76,7 +76,7 @@ std::vector<GoldenCase> AllCases() {
   return out;
 }
 
-// Letters and digits of the case, as GoogleTest wants them.
+// Letters and digits of the case, for GoogleTest.
 std::string TestName(const testing::TestParamInfo<GoldenCase>& info) {
   std::string name = info.param.Name();
   for (char& c : name) c = absl::ascii_isalnum(static_cast<unsigned char>(c)) ? c : '_';
@@ -109,7 +109,7 @@ class GoldenTest : public FormatsTest, public testing::WithParamInterface<Golden
     ASSERT_TRUE(w.ok()) << w.status();
     ASSERT_EQ(Fnv1a64(w->output.bytes), golden.dequantized_fnv1a64);
     weight_ = *w->output.ToFloats();
-    if (!golden.factor.empty()) {  // it is no part of W
+    if (!golden.factor.empty()) {  // it is not part of W
       const auto factor = client::ReadNpy(golden.factor);
       ASSERT_TRUE(factor.ok()) << factor.status();
       const std::vector<double> factors = factor->ToDoubles();
@@ -117,7 +117,7 @@ class GoldenTest : public FormatsTest, public testing::WithParamInterface<Golden
         weight_[i] *= static_cast<float>(factors[i / golden.n]);
       }
     }
-    // What the golden adds to the product of its first row is the bias.
+    // The bias is the golden's difference to the product of its first row.
     bias_ = y->ToDoubles();
     bias_.resize(golden.n);
     const std::vector<double> product = Product(x_, {});
@@ -172,7 +172,8 @@ TEST_P(GoldenTest, FromACheckpointsFolder) {
   }
 }
 
-// compressed-tensors tells how activations were quantised when the weights were, and QServe's are.
+// compressed-tensors declares how activations were quantised with the weights, and QServe implies
+// it.
 TEST_P(GoldenTest, QuantisesActivationsAsTheCheckpointDeclares) {
   const GoldenCase& golden = GetParam();
   const auto model = client_->GetModel(Model(golden));
@@ -227,7 +228,7 @@ TEST_P(GoldenTest, ActivationFunctions) {
   }
 }
 
-// Requests that may be merged, of several activation functions, each with its own answer.
+// Requests that may be merged, with several activation functions, each with its own answer.
 TEST_P(GoldenTest, ManyOnOneStream) {
   const auto stream = client_->QuantizedMatmulStream({.timeout = absl::Seconds(60)});
   std::map<std::string, MatmulCall> sent;

@@ -1,4 +1,4 @@
-// Reads cases.json, config.json and safetensors without any of the server's code.
+// Reads cases.json, config.json and safetensors without the server's code.
 #include "tests/e2e/golden_models.h"
 
 #include <algorithm>
@@ -27,7 +27,7 @@ v1::DType TypeOf(const std::string& dtype) {
   return types.at(dtype);
 }
 
-// Tensors that a format's files have and nothing reads.
+// Whether a tensor of a format's files is never read.
 bool IsIgnored(const std::string& format, const std::string& suffix) {
   if (suffix == "input_scale") return format == "fp8" || format == "modelopt";
   return format == "hqq" && (suffix == "packing" || suffix == "view_as_float");
@@ -37,7 +37,7 @@ std::string TextOf(const Json& value) {
   return value.is_string() ? value.get<std::string>() : value.dump();
 }
 
-// What a request has is stored beside the goldens, as arrays.
+// The tensors of a request are stored beside the goldens, as arrays.
 v1::PackedWeight InlineOfGguf(const GoldenCase& golden) {
   v1::PackedWeight out;
   out.set_format(golden.format);
@@ -54,7 +54,7 @@ v1::PackedWeight InlineOfGguf(const GoldenCase& golden) {
   return out;
 }
 
-// quantization_config, or what GPTQ or ModelOpt has in a file of its own.
+// Returns quantization_config, or the settings that GPTQ or ModelOpt has in a file of its own.
 Json ConfigOf(const GoldenCase& golden) {
   if (golden.format == "gguf") return {{"quant_method", "gguf"}};
   const Json config =
@@ -67,8 +67,7 @@ Json ConfigOf(const GoldenCase& golden) {
   return out;
 }
 
-// Where a case's tensors begin in names, and which of so many slices they are, of 1 where they are
-// its own.
+// Where the tensors of a case begin: the prefix of their names, and their slice of how many.
 struct Place {
   std::string prefix;
   int64_t slice = 0;
@@ -89,7 +88,7 @@ Place PlaceOf(const GoldenCase& golden, const Json& header) {
   return out;
 }
 
-// Those of a group of compressed-tensors whose codes have as many bits as the case's.
+// The settings of the group of compressed-tensors whose codes have the case's number of bits.
 Json SettingsOf(const GoldenCase& golden) {
   if (!golden.settings.empty()) return Json::parse(golden.settings);
   const Json config = ConfigOf(golden);
@@ -101,7 +100,7 @@ Json SettingsOf(const GoldenCase& golden) {
   if (config.contains("quantized_layers")) return config["quantized_layers"][golden.weight];
   if (golden.format == "hqq") {
     const Json& params = config.at("quant_config");
-    // Of a linear with a tag, its tensors say it.
+    // For a linear with a tag, its tensors have the settings.
     return params.value("weight_quant_params", Json::object());
   }
   if (golden.format != "int-quantized") return config;
@@ -150,7 +149,7 @@ v1::PackedWeight InlineOf(const GoldenCase& golden) {
         "desc_act",  "packing_format", "sym",          "actorder",   "packing",
         "zero_point"};
     if (value.is_null() || std::find(known.begin(), known.end(), name) == known.end()) continue;
-    // A group that is longer than K is all of it, which a request says as -1.
+    // A group longer than K is all of K, which a request writes as -1.
     const bool all = name == "group_size" && value.is_number() && golden.k > 0 && value > golden.k;
     (*out.mutable_settings())[name] = all ? "-1" : TextOf(value);
   }
@@ -167,13 +166,14 @@ v1::PackedWeight InlineOf(const GoldenCase& golden) {
     std::vector<int64_t> shape = info.at("shape");
     const bool cut = place.slices > 1 && suffix != "weight_shape";
     if (cut) shape.erase(shape.begin());
-    const bool numbers16 = info.at("dtype") == "I16";  // which no request has: two as an INT32
+    // Not a type of requests: two become an INT32.
+    const bool numbers16 = info.at("dtype") == "I16";
     if (numbers16) shape.back() /= 2;
     for (const int64_t dim : shape) tensor.add_shape(dim);
     const uint64_t begin = info.at("data_offsets")[0], end = info.at("data_offsets")[1];
     const uint64_t size = cut ? (end - begin) / place.slices : end - begin;
     const std::string raw = bytes.substr(8 + length + begin + (cut ? place.slice * size : 0), size);
-    if (info.at("dtype") == "I64") {  // which no request has
+    if (info.at("dtype") == "I64") {  // not a type of requests
       tensor.set_dtype(v1::INT32);
       for (size_t i = 0; i < raw.size(); i += 8) *tensor.mutable_raw() += raw.substr(i, 4);
       continue;

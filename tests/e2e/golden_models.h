@@ -1,5 +1,5 @@
-// The golden checkpoints under tests/data: where they are, what must come out, and the same weights
-// as a request carries them.
+// The golden checkpoints under tests/data: their places, the expected results, and the same weights
+// as inline weights of requests.
 #pragma once
 
 #include <cstdint>
@@ -13,20 +13,20 @@ namespace awqd {
 
 struct GoldenCase {
   std::string folder;
-  std::string format;  // of its checkpoints: the folder's name, but where cases.json says another
-  std::string model;   // the directory in it
+  std::string format;  // of the checkpoints: the folder's name, unless cases.json says otherwise
+  std::string model;   // the directory in the folder
   std::string weight;  // the path of a linear
   std::string description;  // "w8cs"
   int64_t k = 0, n = 0;
-  std::string dequantized_fnv1a64;  // of the FP16 bytes [K, N]
+  std::string dequantized_fnv1a64;  // hash of the FP16 bytes [K, N]
   std::string activations;          // FP16 [tokens, K], .npy
   std::string matmul;               // float64 [tokens, N], bias included
-  std::string quant_method;         // of the checkpoint's settings
+  std::string quant_method;         // in the checkpoint's settings
   std::string factor;               // FP32 [K], .npy: what activations are multiplied by; or empty
-  // INT8 [tokens, K] and INT32 [tokens, N], .npy; empty for a weight that is no integers.
+  // INT8 [tokens, K] and INT32 [tokens, N], .npy; empty for a weight without integer products.
   std::string int8_activations, int8_matmul;
-  std::string settings;  // JSON; of a request, where the checkpoint's do not say them; else empty
-  std::string weight_format;  // of the linear, which a checkpoint may have several of
+  std::string settings;  // JSON for a request, if the checkpoint does not have them; else empty
+  std::string weight_format;  // of the linear, because a checkpoint may have several formats
 
   std::string Folder() const;
   // "plain.w4-groups.layer", for names of tests.
@@ -37,7 +37,7 @@ inline void PrintTo(const GoldenCase& golden, std::ostream* out) { *out << golde
 
 std::vector<GoldenCase> GoldenCases(const std::string& folder);
 
-// The tensors of the case's linear and the settings of its checkpoint as an inline weight.
+// The case's linear as an inline weight, with the settings of its checkpoint.
 v1::PackedWeight InlineOf(const GoldenCase& golden);
 
 }  // namespace awqd

@@ -10,10 +10,10 @@
 
 namespace awqd {
 
-// Of "127.0.0.1:43211"; 0: there is none.
+// The port of "127.0.0.1:43211"; 0 without one.
 int PortOf(const std::string& address);
 
-// A TCP connection to a loopback port that sends what it is told. Not thread-safe.
+// A TCP connection to a loopback port that sends given bytes. Not thread-safe.
 class Socket {
  public:
   explicit Socket(int port);
@@ -22,11 +22,11 @@ class Socket {
   Socket& operator=(const Socket&) = delete;
 
   bool connected() const { return connected_; }
-  // Stops early when the server has closed, or does not read any more.
+  // Stops early when the server has closed, or no longer reads.
   void Send(const std::string& bytes);
-  // Everything until the server closes, or nothing came for `quiet_ms`.
+  // Receives until the server closes, or nothing came for `quiet_ms`.
   std::string Receive(int quiet_ms, bool* closed);
-  // From now on destroying it resets the connection, as the death of a client with unread data.
+  // From now on destroying it resets the connection, as when a client dies with unread data.
   void Reset();
 
  private:
@@ -45,14 +45,14 @@ std::string Header(const std::string& name, const std::string& value);
 std::string Hello();
 // Headers of a call.
 std::string CallHeaders(const std::string& method = "awqd.v1.QuantizedInference/QuantizedMatmul");
-// A gRPC message with a length of the test's choice.
+// A gRPC message whose length field is `claimed`.
 std::string Message(uint32_t claimed, const std::string& payload);
 
 struct ReceivedFrame {
   uint8_t type = 0, flags = 0;
   std::string payload;
 };
-// Takes the first frame of `frames`; none when it has not come whole.
+// Removes the first frame from `frames`; nullopt if it is not complete.
 std::optional<ReceivedFrame> TakeFrame(absl::string_view* frames);
 // Payloads of the frames of one type in a byte stream of frames.
 std::string PayloadsOf(uint8_t type, const std::string& frames);

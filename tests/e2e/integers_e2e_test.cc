@@ -40,14 +40,14 @@ class IntegersTest : public SharedServerTest {
             .activations = Read(golden.int8_activations)};
   }
 
-  // Ones.
+  // A tensor of ones.
   static Tensor Int8(std::vector<int64_t> shape) {
     Tensor out = {.dtype = v1::INT8, .shape = std::move(shape), .bytes = ""};
     out.bytes.assign(*client::ElementCount(out.shape), '\x01');
     return out;
   }
 
-  // The refusal of a good call that was spoilt.
+  // Changes a good call, and returns its refusal.
   std::string Refused(const std::function<void(MatmulCall*)>& spoil) {
     MatmulCall call = Call(IntegerCases().front());
     EXPECT_TRUE(client_->QuantizedMatmul(call).ok());

@@ -21,9 +21,9 @@ struct Case {
   const char* name;
   int64_t head_dim;
   v1::DType scale_dtype;
-  bool given;  // scales for each head, of the request
+  bool given;  // scales for each head, in the request
 };
-// Those whose block NumPy has a type for.
+// The cases whose block has a type in NumPy.
 constexpr Case kCases[] = {{"fp16-64", 64, v1::FP16, false},
                            {"fp32-80", 80, v1::FP16, false},
                            {"fp32-33", 33, v1::FP32, false},
@@ -152,7 +152,7 @@ TEST_F(KvTest, AwqctlSaysWhatIsLost) {
       {"--address", server_->address(), "quantize-kv", Npy(kCases[0], "x"), "-o", prefix});
   EXPECT_EQ(report.code, 0) << report.log;
   EXPECT_THAT(report.log, HasSubstr("codes [5, 3, 32], scales and zeros FP16 [5, 3]"));
-  EXPECT_THAT(report.log, HasSubstr("relative error 0."));  // NaN and infinities left out
+  EXPECT_THAT(report.log, HasSubstr("relative error 0."));  // without NaN and infinities
   EXPECT_EQ(client::ReadNpy(prefix + ".codes.npy")->bytes, Read(kCases[0], "codes").bytes);
   EXPECT_EQ(client::ReadNpy(prefix + ".scales.npy")->bytes, Read(kCases[0], "scale").bytes);
 }

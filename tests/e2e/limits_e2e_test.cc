@@ -38,15 +38,14 @@ class LimitsTest : public testing::Test {
         server_->address(), grpc::InsecureChannelCredentials(), unlimited));
   }
 
-  // Pages that the allocator would keep for some seconds go back at once, so that what is resident
-  // is what is held.
+  // The allocator returns unused pages at once, so that resident memory is used memory.
   void StartMeasured(const std::vector<std::string>& args) {
     setenv("MALLOC_CONF", "dirty_decay_ms:0", 1);
     Start(args);
     unsetenv("MALLOC_CONF");
   }
 
-  // A legal product of exactly so many bytes on the wire: the id takes up the slack.
+  // A legal product of exactly this many bytes on the wire; the id is padding.
   static v1::QuantizedMatmulRequest RequestOf(int64_t bytes) {
     v1::QuantizedMatmulRequest request;
     request.mutable_weight()->set_model("m");
@@ -78,7 +77,7 @@ class LimitsTest : public testing::Test {
 };
 
 TEST_F(LimitsTest, RefusesWhatPassesTheReceiveLimit) {
-  // Twice the largest message and the one before it, which may not be freed yet: with less, gRPC
+  // Twice the largest message, and the one before it, which may not be freed yet. With less, gRPC
   // closes connections instead (the next test).
   StartMeasured(
       {absl::StrCat("--max_receive_message_bytes=", kLimit), "--memory_quota_bytes=64MiB"});
@@ -99,8 +98,8 @@ TEST_F(LimitsTest, RefusesWhatPassesTheReceiveLimit) {
   EXPECT_EQ(server_->Stop().code, 0);
 }
 
-// gRPC frees memory by ending whichever calls it finds, small and innocent ones too, for as long as
-// it still holds bytes of a large one: such a client may try again and is answered.
+// gRPC frees memory by ending any calls, including small and innocent ones, as long as it holds
+// bytes of a large one. Such a client may try again and is answered.
 TEST_F(LimitsTest, AMemoryQuotaUsedUpEndsCallsAndNothingElse) {
   StartMeasured(
       {absl::StrCat("--max_receive_message_bytes=", kLimit), "--memory_quota_bytes=4MiB"});
@@ -132,7 +131,7 @@ TEST_F(LimitsTest, AMemoryQuotaUsedUpEndsCallsAndNothingElse) {
   EXPECT_EQ(server_->Stop().code, 0);
 }
 
-// The first answer fills what the client will take unread; those that follow wait behind it.
+// The first answer fills the client's window; later ones wait behind it.
 TEST_F(LimitsTest, RequestsOfAStreamThatNobodyReadsLeaveNothing) {
   constexpr int kPadded = 6, kFailing = 16;
   StartMeasured({});
@@ -150,7 +149,7 @@ TEST_F(LimitsTest, RequestsOfAStreamThatNobodyReadsLeaveNothing) {
   context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
   const auto stream = stub_->QuantizedMatmulStream(&context);
   ASSERT_TRUE(stream->Write(first));
-  // Together less than what a stream may hold, were they not computed at once.
+  // Together they are less than a stream may hold, if they are not computed at once.
   for (int i = 0; i < kPadded; ++i) ASSERT_TRUE(stream->Write(padded));
   for (int i = 0; i < kFailing; ++i) ASSERT_TRUE(stream->Write(failing));
   ASSERT_TRUE(stream->WritesDone());
@@ -165,14 +164,14 @@ TEST_F(LimitsTest, RequestsOfAStreamThatNobodyReadsLeaveNothing) {
   }
   EXPECT_TRUE(stream->Finish().ok());
   EXPECT_EQ(failed, kFailing);
-#ifndef AWQD_THREAD_SANITIZER  // it keeps notes on every address ever used, of freed memory too
-  // Of the 352 MiB that were sent.
+#ifndef AWQD_THREAD_SANITIZER  // it keeps records of every address ever used, also of freed memory
+  // The limit is for the 352 MiB that were sent.
   EXPECT_LT(server_->peak_rss_bytes() - before, 192 * kLimit);
 #endif
   EXPECT_EQ(server_->Stop().code, 0);
 }
 
-// Eight bytes of memory, twice while the parser's array grows, for each byte on the wire.
+// Eight bytes of memory for each byte on the wire, and twice that while the parser's array grows.
 TEST_F(LimitsTest, AShapeOfMegabytesIsRefusedUnread) {
   constexpr int64_t kDimensions = 60 * kLimit;
   Start({});

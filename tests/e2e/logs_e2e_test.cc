@@ -1,4 +1,4 @@
-// The real binary's log: one event a line, whatever clients put into their names.
+// The real binary's log: one event a line, whatever names clients send.
 #include <fcntl.h>
 #include <signal.h>
 #include <unistd.h>
@@ -25,7 +25,7 @@ namespace {
 using client::Tensor;
 using client::WeightName;
 
-// What would stand on a line of its own, as text and as JSON, if it could.
+// Text that would be a line of its own, in both formats, without escaping.
 constexpr char kForgery[] =
     "x\n2026-01-01T00:00:00.000000+00:00 I 1 forged\r\n"
     "{\"time\":\"now\",\"level\":\"info\",\"message\":\"forged\"}\n\x1b[2J\x7f\",\"message\":"
@@ -35,7 +35,7 @@ class LogsTest : public testing::Test {
  protected:
   LogsTest() { SyntheticAwq::Random(64, 16, 32, 1).Write(repository_ / "m"); }
 
-  // The lines that a server wrote while clients did their worst.
+  // The lines that a server wrote while clients sent hostile names.
   std::vector<std::string> Lines(const std::string& format) {
     ServerProcess server({"--model_repository=" + repository_.path(), "--log_level=debug",
                           "--access_log=all", "--log_format=" + format});
@@ -54,7 +54,7 @@ class LogsTest : public testing::Test {
     EXPECT_FALSE(client->LoadModel("absent").ok());
     EXPECT_FALSE(client->GetModel(kForgery).ok());
     EXPECT_FALSE(client->UnloadModel(kForgery).ok());
-    // No string: the parser complains of it.
+    // A string that is not valid: the parser logs it.
     v1::DequantizeRequest request;
     request.GetReflection()->MutableUnknownFields(&request)->AddLengthDelimited(6, "\xc3\x28");
     grpc::ClientContext context;
@@ -77,7 +77,7 @@ class LogsTest : public testing::Test {
 
 TEST_F(LogsTest, EveryJsonLineIsAnEventOfTheServer) {
   std::map<std::string, int> events;
-  std::map<std::string, int> forged_ids;  // of each kind of line that tells the request's id
+  std::map<std::string, int> forged_ids;  // by kind of line that has the request's id
   for (const std::string& line : Lines("json")) {
     const auto event = nlohmann::json::parse(line, nullptr, false);
     ASSERT_TRUE(event.is_object()) << line;
@@ -113,7 +113,7 @@ TEST_F(LogsTest, EveryTextLineBeginsWithItsTime) {
   EXPECT_EQ(requests, 5);
 }
 
-// A log into a pipe of one page that nobody reads until the test says so.
+// A log into a pipe of one page that is not read until the test reads it.
 class UnreadLogTest : public LogsTest {
  protected:
   UnreadLogTest() {
@@ -164,7 +164,7 @@ TEST_F(UnreadLogTest, DoesNotKeepALaterSignalFromEndingTheProcess) {
   for (int i = 0; i < 1000 && client->IsServing("").value_or(false); ++i) {
     absl::SleepFor(absl::Milliseconds(5));
   }
-  absl::SleepFor(absl::Milliseconds(1100));  // a signal sooner would be the same one
+  absl::SleepFor(absl::Milliseconds(1100));  // an earlier signal would count as the same one
   server_->Signal(SIGTERM);
   const ExitReport report = server_->Wait();
   EXPECT_EQ(report.code, 128 + SIGTERM);
@@ -202,7 +202,7 @@ TEST_F(LogsTest, LoadsThatFailAreLoggedSoOften) {
   const ExitReport report = server.Stop();
   EXPECT_EQ(report.code, 0);
   const std::vector<std::string> parts = absl::StrSplit(report.log, " load model ");
-  // 101 at most in any minute, should the test have lasted for two.
+  // At most 101 in any minute, if the test took two minutes.
   EXPECT_GE(parts.size() - 1, 100u);
   EXPECT_LE(parts.size() - 1, 200u);
 }

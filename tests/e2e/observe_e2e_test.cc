@@ -1,4 +1,4 @@
-// What an operator sees of the real server: metrics, its line for a call, its traces.
+// The real server for operators: metrics, access log, traces.
 #include <atomic>
 #include <cstdlib>
 #include <fstream>
@@ -56,7 +56,7 @@ class ObserveTest : public ::testing::Test {
     port_ = static_cast<int>(Event("metrics")["port"]);
   }
 
-  // The first line of the log with that message; fails the test when there is none.
+  // The first line of the log with that message; fails the test without one.
   nlohmann::json Event(const std::string& message) const {
     for (const absl::string_view line : absl::StrSplit(server_->log(), '\n')) {
       const nlohmann::json event = nlohmann::json::parse(line, nullptr, false);
@@ -77,7 +77,7 @@ class ObserveTest : public ::testing::Test {
   }
 
   std::string Metrics() const { return HttpGet(port_, "/metrics").body; }
-  // Of one series; -1 without.
+  // The value of a series; -1 without one.
   double Value(const std::string& series) const {
     const std::string text = Metrics();
     const size_t at = text.find("\n" + series + " ");
@@ -130,7 +130,7 @@ TEST_F(ObserveTest, OrcaReportsTellOfTheLoad) {
   EXPECT_EQ(reports.Finish().error_code(), grpc::StatusCode::UNAVAILABLE);
 }
 
-// gRPC's clients keep this metadata to themselves, so it is looked for on the wire.
+// gRPC's clients hide this metadata, so it is read from the wire.
 TEST_F(ObserveTest, ACallForAResultEndsWithAnOrcaReport) {
   const auto end_of_call = [this] {
     const int port = PortOf(server_->address());

@@ -1,4 +1,4 @@
-// Inline weights and activations with the least ordinary values, through the real server.
+// Inline weights and activations with unusual values, through the real server.
 #include <cmath>
 #include <cstring>
 
@@ -32,7 +32,7 @@ class OddValuesTest : public SharedServerTest {
       : stub_(v1::QuantizedInference::NewStub(
             grpc::CreateChannel(server_->address(), grpc::InsecureChannelCredentials()))) {}
 
-  // Dequantize gives the bits of the definition, whatever NaN it chooses.
+  // Dequantize gives the bits of the definition, with any NaN.
   void ExpectExact(const SyntheticAwq& weight) {
     const auto w = client_->Dequantize({.weight = weight.ToPacked()});
     ASSERT_TRUE(w.ok()) << w.status();
@@ -47,7 +47,7 @@ class OddValuesTest : public SharedServerTest {
     }
   }
 
-  // Columns of ones times the weight: exact sums where they are finite, not finite where not.
+  // Columns of ones times the weight: exact where the sum is finite, and not finite elsewhere.
   void ExpectProduct(const SyntheticAwq& weight, v1::Path path) {
     const auto y = client_->QuantizedMatmul(
         {.weight = weight.ToPacked(),
@@ -94,8 +94,8 @@ class OddValuesTest : public SharedServerTest {
 
 TEST_F(OddValuesTest, ScalesThatAreNoOrdinaryNumbers) {
   SyntheticAwq weight = SyntheticAwq::Random(kK, kN, kGroup, 3);
-  // Each in a column of its own, in both groups: infinities, denormals, zeros. The rest stays
-  // ordinary and must not notice.
+  // Each value has a column of its own, in both groups: infinities, denormals, zeros. The other
+  // columns stay ordinary and must not change.
   const uint16_t odd[] = {0x7c00, 0xfc00, 0x0001, 0x83ff, 0x0000, 0x8000};
   for (int64_t i = 0; i < 6; ++i) weight.scales[i] = weight.scales[kN + i] = odd[i];
   ExpectExact(weight);

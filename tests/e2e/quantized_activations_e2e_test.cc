@@ -1,5 +1,5 @@
 // Quantised activations through the real server: the goldens of tests/data/qserve_w4a8, rounded by
-// the server and sent as INT8, alone and merged, and what is refused.
+// the server and sent as INT8, alone and merged, and refusals.
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -47,7 +47,7 @@ v1::PackedWeight Weight(const Json& golden) {
   return out;
 }
 
-// What the server is to round.
+// A call whose activations the server rounds.
 MatmulCall Floating(const Json& golden) {
   MatmulCall call = {.weight = Weight(golden), .activations = Read(golden, "activations")};
   call.activation_quantization = v1::INT8_PER_TOKEN;
@@ -59,7 +59,7 @@ MatmulCall Floating(const Json& golden) {
   return call;
 }
 
-// What was rounded before.
+// A call whose activations are rounded already.
 MatmulCall Int8(const Json& golden) {
   return {.weight = Weight(golden),
           .activations = Read(golden, "q"),
@@ -79,7 +79,7 @@ double Error(const Tensor& got, const Json& golden) {
 
 class QuantizedActivationsTest : public SharedServerTest {
  protected:
-  // The refusal of a good call of the first golden that was spoilt.
+  // Changes a good call of the first golden, and returns its refusal.
   std::string Refused(const std::function<void(MatmulCall*)>& spoil, bool int8 = false) {
     const Json golden = Cases().front();
     MatmulCall call = int8 ? Int8(golden) : Floating(golden);
@@ -102,7 +102,7 @@ TEST_F(QuantizedActivationsTest, GiveWhatNumpyGives) {
       ASSERT_TRUE(y.ok()) << y.status();
       EXPECT_THAT(y->execution.kernel(), HasSubstr("qmatmul_a8_scaled"));
       EXPECT_LE(Error(y->output, golden), 1e-6);
-      // The same, because the server rounds as NumPy does.
+      // Equal, because the server rounds as NumPy does.
       if (!bits.empty()) {
         EXPECT_EQ(y->output.bytes, bits);
       }
@@ -143,7 +143,7 @@ TEST_F(QuantizedActivationsTest, ManyOnOneStreamWithScalesOfTheirOwn) {
   EXPECT_EQ(answers, 30);
 }
 
-// QServe's own checkpoints, per group and per channel: W is what Dequantize gives in FP32, which
+// QServe's own checkpoints, per group and per channel: W is the FP32 result of Dequantize, which
 // formats_e2e_test compares with goldens.
 TEST_F(QuantizedActivationsTest, OfQServesCheckpoints) {
   for (const char* model : {"g128", "g32-zeros", "channels"}) {
@@ -210,8 +210,8 @@ TEST_F(QuantizedActivationsTest, TakeABiasAndAnActivationFunctionAndNoTokens) {
   EXPECT_TRUE(none->output.bytes.empty());
 }
 
-// A request that does not say how is taken as INT8_PER_TOKEN; one that does keeps its word, and so
-// does a weight whose codes are no integers.
+// A request without a quantisation gets INT8_PER_TOKEN. A request that names one keeps it, and so
+// does a weight whose codes are not integers.
 TEST(Int8Activations, AreTheServersDefaultWhereAskedFor) {
   ServerProcess plain({"--model_repository=" + DemoRepository()});
   ServerProcess rounding({"--model_repository=" + DemoRepository(), "--int8_activations"});

@@ -1,7 +1,7 @@
-// What happens to calls that wait in the real server's queue: refused, expired, cancelled, killed.
+// Calls that wait in the real server's queue: refused, expired, cancelled, killed.
 //
-// A batch of kBatch tokens starts at once and anything smaller waits for company for a minute, so
-// that calls of one token stay queued until the test decides.
+// A batch of kBatch tokens starts at once and a smaller one waits a minute for more, so that calls
+// of one token stay queued until the test ends their wait.
 #include <signal.h>
 
 #include <algorithm>
@@ -82,8 +82,8 @@ class QueueTest : public testing::Test {
     return std::make_unique<Pending>(*stub_, tokens, timeout);
   }
 
-  // Whether nothing is queued: calls that take every place and make a whole batch together run at
-  // once only then; while somebody else holds a place, one of them is refused.
+  // Whether the queue is empty: calls that fill every place and make a whole batch run at once only
+  // then. While another call holds a place, one of them is refused.
   bool QueueIsEmpty() {
     Calls parts;
     for (int i = 0; i < kQueue; ++i) parts.push_back(Start(kBatch / kQueue));
@@ -98,8 +98,8 @@ class QueueTest : public testing::Test {
     return true;
   }
 
-  // Calls of one token that are all queued, with nothing else beside them: of one call more than
-  // fit, on an empty queue, exactly one is refused. Fewer than kQueue means that a place was lost.
+  // Queues calls of one token and nothing else: if there is one call more than fits, exactly one is
+  // refused on an empty queue. Fewer than kQueue means that a place was lost.
   Calls FillQueue(absl::Duration timeout = absl::Seconds(50)) {
     for (const absl::Time until = absl::Now() + absl::Seconds(20); absl::Now() < until;) {
       if (!QueueIsEmpty()) continue;
@@ -111,7 +111,7 @@ class QueueTest : public testing::Test {
         absl::SleepFor(absl::Milliseconds(1));
         ended = std::find_if(calls.begin(), calls.end(), is_done);
       }
-      // Another code is that of a deadline which passed before all had arrived.
+      // Any other code is of a deadline that passed before all had arrived.
       if ((*ended)->Code() != grpc::RESOURCE_EXHAUSTED) continue;
       calls.erase(ended);
       return calls;

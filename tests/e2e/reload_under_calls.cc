@@ -1,4 +1,4 @@
-// In: a model and a call of it. Out: expectations.
+// Reloads a model while threads call it, and checks every answer.
 #include "tests/e2e/reload_under_calls.h"
 
 #include <gtest/gtest.h>

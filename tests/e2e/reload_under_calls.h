@@ -9,7 +9,7 @@
 namespace awqd {
 
 // Four threads repeat `answers_right`, a call and the check of its answer, while `model` is loaded
-// `loads` times and until `right` answers were. Then unloads `model`: no device may still hold
+// `loads` times and until `right` answers came. Then it unloads `model`: no device may still hold
 // weights. The server has no other model.
 void ReloadUnderCalls(client::Client& client, const std::string& model, int loads, int right,
                       const std::function<bool()>& answers_right);

@@ -1,4 +1,4 @@
-// Starting, watching and ending the server binary.
+// Starts, watches and ends the server binary.
 #include "tests/e2e/server_process.h"
 
 #include <fcntl.h>
@@ -32,7 +32,7 @@ std::string ReadFile(const std::string& path) {
   return text.str();
 }
 
-// A line of /proc/<pid>/status, in bytes; -1 when it is not there.
+// A line of /proc/<pid>/status, in bytes; -1 without it.
 int64_t MemoryOf(pid_t pid, const std::string& name) {
   std::istringstream status(ReadFile(absl::StrCat("/proc/", pid, "/status")));
   for (std::string word; status >> word;) {
@@ -49,7 +49,7 @@ pid_t Spawn(const std::string& program, const std::vector<std::string>& args,
   argv.push_back(nullptr);
   const pid_t pid = fork();
   if (pid != 0) return pid;
-  prctl(PR_SET_PDEATHSIG, SIGKILL);  // a test that is killed takes its server along
+  prctl(PR_SET_PDEATHSIG, SIGKILL);  // the server dies with its test
   const int fd = log_fd >= 0 ? log_fd : open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
   dup2(fd, STDOUT_FILENO);
   dup2(fd, STDERR_FILENO);

@@ -13,7 +13,7 @@
 
 namespace awqd {
 
-// A directory that goes away with its tests, beneath the test's temporary directory.
+// A directory that is removed with its test, in the test's temporary directory.
 class TempFolder {
  public:
   TempFolder();
@@ -25,43 +25,44 @@ class TempFolder {
   std::string path_;
 };
 
-// The repository that holds the demo checkpoint, its name, and its expected results.
+// The repository with the demo checkpoint, its name, and its expected results.
 std::string DemoRepository();
 inline constexpr char kDemoModel[] = "all-MiniLM-L6-v2-awq";
 std::string Golden(const std::string& name);
 
 struct ExitReport {
   bool exited = false;  // in time, by itself
-  int code = -1;        // 128 + the signal's number when it died of one
+  int code = -1;        // 128 + the signal's number if a signal ended it
   std::string log;      // stdout and stderr
   absl::Duration took;
 };
 
-// Runs a program to its end; kills it after `limit`.
+// Runs a program to its end, or kills it after `limit`.
 ExitReport RunProgram(const std::string& program, const std::vector<std::string>& args,
                       absl::Duration limit = absl::Seconds(20));
 
-// Not thread-safe. Kills the server when destroyed.
+// Not thread-safe. Kills the server when it is destroyed.
 class ServerProcess {
  public:
   // Adds --address, --port_file and, unless `args` names devices, --device=cpu. Returns at once.
-  // `log_fd`: where its log goes instead of to a file that log() reads; the caller's.
+  // `log_fd`: the caller's descriptor for the log, instead of a file that log() reads.
   explicit ServerProcess(std::vector<std::string> args, const std::string& address = "127.0.0.1:0",
                          int log_fd = -1);
   ~ServerProcess();
 
-  // Until it listens, or until it serves. False when it ended or 30 s passed, or `timeout`.
+  // Waits until the server listens, or until it serves. Returns false if it ended or `timeout` (30
+  // s) passed.
   bool WaitListening();
   bool WaitServing(absl::Duration timeout = absl::Seconds(30));
 
-  // Its address; only after WaitListening.
+  // The server's address; only after WaitListening.
   const std::string& address() const { return address_; }
   std::unique_ptr<client::Client> NewClient(absl::Duration timeout = absl::Seconds(60)) const;
-  // Of the clients to come, WaitServing's too.
+  // The security of later clients, including WaitServing's.
   void set_security(client::Security security) { security_ = std::move(security); }
 
   void Signal(int signal_number) const;
-  // Waits for the end; kills after `limit`.
+  // Waits for the server's end; kills it after `limit`.
   ExitReport Wait(absl::Duration limit = absl::Seconds(30));
   // SIGTERM, then Wait.
   ExitReport Stop();
@@ -71,11 +72,11 @@ class ServerProcess {
   // Resident set, in bytes: the largest so far, and now.
   int64_t peak_rss_bytes() const;
   int64_t rss_bytes() const;
-  // Of those, pages of no file: the heap, stacks and what the driver maps for itself.
+  // The anonymous part of it: the heap, stacks and the driver's own mappings.
   int64_t anonymous_bytes() const;
   int open_files() const;
-  // open_files() once they are no more than `before`, or after ten seconds. They may be fewer: the
-  // connection of a client that was gone when `before` was counted closes some time later.
+  // Waits until open_files() are at most `before`, for ten seconds. There may be fewer, because a
+  // connection of an earlier client may have closed since.
   int OpenFilesAgain(int before) const;
 
  private:

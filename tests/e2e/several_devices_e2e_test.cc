@@ -16,7 +16,7 @@ namespace {
 using client::Tensor;
 using testing::HasSubstr;
 
-constexpr int64_t kK = 128, kN = 328, kGroup = 32;  // 328: no three devices get the same share
+constexpr int64_t kK = 128, kN = 328, kGroup = 32;  // 328 cannot be divided evenly by three
 
 Tensor Tokens(int64_t count, float scale = 0.01f) {
   std::vector<float> values(count * kK);

@@ -1,5 +1,5 @@
-// The real server over three CPU devices, of which one is listed twice: mixtures of experts and
-// gated MLPs, spread and cut, answer as one device does.
+// The real server over three CPU devices, one of which is listed twice: mixtures of experts and
+// gated MLPs, expert parallel and tensor parallel, answer as one device does.
 #include <cmath>
 #include <random>
 
@@ -97,7 +97,7 @@ class SharedExpertsE2eTest : public ::testing::TestWithParam<std::string> {
             .activation_function = v1::SILU};
   }
 
-  // The same bits, or where K is cut, another order of FP32 sums before one rounding to FP16.
+  // The same bits; or where K is cut, another order of FP32 sums before one rounding to FP16.
   static void ExpectSame(const absl::StatusOr<client::MatmulResult>& got,
                          const absl::StatusOr<client::MatmulResult>& want, bool near) {
     ASSERT_TRUE(got.ok() && want.ok()) << got.status() << want.status();
@@ -181,7 +181,7 @@ INSTANTIATE_TEST_SUITE_P(Shard, SharedExpertsE2eTest,
                          ::testing::Values("replicas", "columns", "experts"),
                          [](const auto& info) { return info.param; });
 
-// What one device's limit does not hold, two hold between them.
+// The mixture exceeds the limit of one device, but fits on two.
 TEST(SharedExpertsLimitTest, AMixtureThatFitsOnlySpread) {
   testing::TempDirectory folder;
   testing::TestTensors tensors;

@@ -1,5 +1,5 @@
 // Tensors in shared memory against the real server: the same bits as through the socket, and
-// clients that cut objects short or die.
+// clients that truncate objects or die.
 #include <unistd.h>
 
 #include <atomic>
@@ -38,7 +38,7 @@ class SharedMemoryE2eTest : public testing::Test {
   ~SharedMemoryE2eTest() override {
     for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
       if (absl::StartsWith(entry.path().filename().string(), prefix_)) {
-        std::filesystem::remove(entry.path());  // of the clients that were killed
+        std::filesystem::remove(entry.path());  // left by clients that were killed
       }
     }
   }
@@ -54,7 +54,7 @@ class SharedMemoryE2eTest : public testing::Test {
     }
     return {.weight = WeightName{"m", "layer"},
             .activations = *Tensor::FromFloats(dtype, {tokens, kK}, values),
-            .path = v1::FUSED};  // one kernel whatever the company, so that bits can be compared
+            .path = v1::FUSED};  // one kernel for every batch, so that bits can be compared
   }
 
   // The call with its tensors in `memory`, from byte 64 on.
@@ -111,7 +111,7 @@ TEST_F(SharedMemoryE2eTest, TheSameBitsAsThroughTheSocket) {
   }
 }
 
-// Without end: the object is cut to nothing and grown again while requests read and write it.
+// Forever truncates the object and grows it again while requests read and write it.
 TEST_F(SharedMemoryE2eTest, AClientThatCutsItsObjectHarmsNobody) {
   ASSERT_TRUE(client_->QuantizedMatmul(Call(1, v1::FP16)).ok());
   const int files = server_->open_files();

@@ -1,4 +1,4 @@
-// SharedServerTest: a fixture for tests that one server of the whole suite may serve.
+// SharedServerTest: a fixture whose tests share one server.
 #pragma once
 
 #include <memory>
@@ -10,12 +10,12 @@ namespace awqd {
 
 class SharedServerTest : public testing::Test {
  protected:
-  // The repository is empty, so that a test loads what it needs.
+  // The repository is empty, and each test loads its models.
   static void SetUpTestSuite() {
     repository_ = new TempFolder;
     StartServer();
   }
-  // On repository_, for a suite that fills it first.
+  // Starts on repository_, which a suite may fill first.
   static void StartServer() {
     server_ = new ServerProcess({"--model_repository=" + repository_->path()});
     ASSERT_TRUE(server_->WaitServing()) << server_->log();

@@ -1,4 +1,4 @@
-// One thread that polls both ends.
+// Polls both ends on one thread.
 #include "tests/e2e/slow_link.h"
 
 #include <arpa/inet.h>
@@ -28,7 +28,7 @@ sockaddr_in Loopback(int port) {
 
 int NewSocket() { return socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0); }
 
-// Small, so that little is on the way.
+// Small buffers, so that few bytes are under way.
 int ConnectedTo(int port) {
   const int fd = NewSocket();
   const int bytes = SlowLink::kPieceBytes;
@@ -39,7 +39,7 @@ int ConnectedTo(int port) {
   return -1;
 }
 
-// Moves what is there, `most` bytes of it. False at the end of what `from` sends.
+// Moves up to `most` available bytes. Returns false at the end of the stream of `from`.
 bool Move(int from, int to, int64_t most) {
   std::vector<char> bytes(static_cast<size_t>(most));
   const ssize_t got = recv(from, bytes.data(), bytes.size(), MSG_DONTWAIT);
@@ -61,7 +61,7 @@ SlowLink::SlowLink(const std::string& server) : listener_(NewSocket()) {
   if (bind(listener_, reinterpret_cast<const sockaddr*>(&address), size) != 0 ||
       listen(listener_, 1) != 0 || pipe2(stop_, O_CLOEXEC) != 0 ||
       getsockname(listener_, reinterpret_cast<sockaddr*>(&address), &size) != 0) {
-    return;  // nobody can connect, as the test will see
+    return;  // no client can connect, which the test will notice
   }
   address_ = absl::StrCat("127.0.0.1:", ntohs(address.sin_port));
   thread_ = std::thread([this, port = PortOf(server)] { Run(port); });

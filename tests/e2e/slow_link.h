@@ -9,9 +9,8 @@
 
 namespace awqd {
 
-// Passes on what one connection carries: to the client `kPieceBytes` in each `kPiece` of time, to
-// the server at once. What waits for its turn lies in the server's socket, as it would with a slow
-// network.
+// Forwards one connection: to the client `kPieceBytes` in each `kPiece` of time, to the server at
+// once. Waiting bytes are in the server's socket, as with a slow network.
 class SlowLink {
  public:
   static constexpr int64_t kPieceBytes = 64 << 10;
@@ -24,7 +23,7 @@ class SlowLink {
   SlowLink(const SlowLink&) = delete;
   SlowLink& operator=(const SlowLink&) = delete;
 
-  // For the client to connect to.
+  // The address for the client.
   const std::string& address() const { return address_; }
 
  private:
@@ -32,7 +31,7 @@ class SlowLink {
 
   const int listener_;
   std::string address_;
-  int stop_[2] = {-1, -1};  // a pipe: its end ends the thread
+  int stop_[2] = {-1, -1};  // a pipe; closing it ends the thread
   std::thread thread_;
 };
 

@@ -1,8 +1,8 @@
-// A server that is stopped while its answers are on their way through a slow network.
+// A server that is stopped while its answers are under way through a slow network.
 //
-// gRPC closes the connection of the last call as soon as it has handed all bytes to the kernel.
-// What a client acknowledges after that is answered with a reset, which throws away what is still
-// on the way: up to half of the answer, here.
+// gRPC closes the connection of the last call as soon as it has handed all bytes to the kernel. A
+// later acknowledgement of the client is answered with a reset, which discards the bytes that are
+// still under way: here up to half of the answer.
 #include <signal.h>
 
 #include <cstdint>
@@ -22,8 +22,8 @@
 namespace awqd {
 namespace {
 
-// A client by hand, which takes what comes and acknowledges each piece of it, as many do. gRPC's
-// own in C++ does so seldom.
+// A client written by hand, which reads and acknowledges each piece, as many clients do. gRPC's own
+// C++ client does so seldom.
 class Acknowledging {
  public:
   // Begins a call of QuantizedMatmul.
@@ -36,7 +36,7 @@ class Acknowledging {
   }
   void Send(const std::string& frames) { socket_.Send(frames); }
 
-  // Until the stream has ended, the server has closed, or nothing has come for so long.
+  // Reads until the stream has ended, the server has closed, or nothing came for `quiet_ms`.
   void Read(int quiet_ms) {
     for (absl::Time last = absl::Now(); absl::Now() - last < absl::Milliseconds(quiet_ms);) {
       bool closed = false;
@@ -72,7 +72,7 @@ class Acknowledging {
 
 class SlowNetworkTest : public testing::Test {
  protected:
-  // Serves "m" at the end of a slow link.
+  // Serves "m" behind a slow link.
   void Start(int64_t k, int64_t n, int64_t group_size) {
     SyntheticAwq::Random(k, n, group_size, 1).Write(repository_ / "m");
     server_ = std::make_unique<ServerProcess>(std::vector<std::string>{
@@ -80,7 +80,7 @@ class SlowNetworkTest : public testing::Test {
     ASSERT_TRUE(server_->WaitServing()) << server_->log();
     link_ = std::make_unique<SlowLink>(server_->address());
   }
-  // In the middle of an answer, which takes more than a second.
+  // Stops the server in the middle of an answer, which takes more than a second.
   void StopIn(absl::Duration delay) {
     stop_ = std::thread([this, delay] {
       absl::SleepFor(delay);
@@ -120,7 +120,7 @@ class SlowAnswerTest : public SlowNetworkTest {
   void SetUp() override {
     Start(kK, kN, 32);
     client_ = std::make_unique<Acknowledging>(link_->address());
-    client_->Read(200);  // the server has seen the headers by then
+    client_->Read(200);  // the server has received the headers by then
   }
 
   void Ask() {
@@ -148,7 +148,7 @@ class SlowAnswerTest : public SlowNetworkTest {
   std::unique_ptr<Acknowledging> client_;
 };
 
-// By the time of the request gRPC has told the connection to go away.
+// gRPC has sent GOAWAY to the connection before the request comes.
 TEST_F(SlowAnswerTest, IsWholeWhenItBeginsWhileTheServerStops) {
   server_->Signal(SIGTERM);
   client_->Read(500);

@@ -1,4 +1,4 @@
-// Random AutoAWQ weights: made, decoded by definition, and written as a checkpoint.
+// Random AutoAWQ weights: created, decoded by definition, and written as a checkpoint.
 #include "tests/e2e/synthetic_awq.h"
 
 #include <cstring>
@@ -12,7 +12,7 @@
 namespace awqd {
 namespace {
 
-// Nibble that holds column 0..7 of a word: the inverse of the packing order 0 2 4 6 1 3 5 7.
+// The nibble that holds column 0..7 of a word: the inverse of the packing order 0 2 4 6 1 3 5 7.
 constexpr int kNibble[8] = {0, 4, 1, 5, 2, 6, 3, 7};
 
 int Code(uint32_t word, int64_t column) { return (word >> (4 * kNibble[column % 8])) & 15; }

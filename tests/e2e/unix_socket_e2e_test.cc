@@ -1,4 +1,5 @@
-// The server on Unix domain sockets: who may take a path, what stays behind, who may connect.
+// The server on Unix domain sockets: which paths it may use, which files stay behind, and who may
+// connect.
 #include <signal.h>
 #include <sys/stat.h>
 
@@ -49,7 +50,7 @@ class UnixSocketTest : public testing::Test {
   const std::string path_ = folder_ / "awqd.sock";
 };
 
-// Permissions of a file; 0 when it is not there.
+// Permissions of a file; 0 without it.
 int ModeOf(const std::string& path) {
   struct stat found = {};
   return lstat(path.c_str(), &found) == 0 ? static_cast<int>(found.st_mode & 0777) : 0;
@@ -111,7 +112,7 @@ TEST_F(UnixSocketTest, ReplacesTheSocketOfAServerThatWasKilled) {
   EXPECT_FALSE(Exists());
 }
 
-// It could not start: one line that says why.
+// Expects a server that did not start, with one line that has the reason.
 void ExpectRefusal(const ExitReport& report, int code, const std::string& why) {
   EXPECT_EQ(report.code, code) << report.log;
   EXPECT_THAT(report.log, HasSubstr(why));
@@ -152,7 +153,7 @@ TEST_F(UnixSocketTest, TakesAwayOnlyItsOwn) {
   EXPECT_TRUE(std::filesystem::is_regular_file(path_));
 }
 
-// Also when gRPC, which removes sockets by their path, has a path to remove.
+// gRPC, which removes sockets by their path, must not remove them either.
 TEST_F(UnixSocketTest, TakesAwayNoOtherServersSocket) {
   const auto first = Start();
   ASSERT_TRUE(first->WaitServing()) << first->log();
@@ -179,7 +180,7 @@ TEST_F(UnixSocketTest, RefusesPathsThatCannotBe) {
   ExpectRefusal(refusal("unix:/nonexistent/a.sock"), 1, "/nonexistent");
   ExpectRefusal(refusal("unix:" + path_ + ",unix:" + path_), 1, "twice");
   EXPECT_FALSE(Exists());
-  // A later address that fails takes the earlier sockets away again.
+  // If a later address fails, the earlier sockets are removed again.
   ExpectRefusal(refusal("unix:" + path_ + ",192.0.2.1:8001"), 1, "192.0.2.1");
   EXPECT_FALSE(Exists());
   const std::string longest =

@@ -21,7 +21,7 @@ namespace {
 constexpr int kCalls = 100'000;
 constexpr int kInFlight = 64;
 
-// A call whose method, model, weight and request id nobody has heard of before.
+// A call with a new method, model, weight and request id.
 struct Unknown {
   grpc::ClientContext context;
   grpc::ByteBuffer response;
@@ -38,7 +38,7 @@ struct Unknown {
     request.mutable_activations()->add_shape(64);
     request.mutable_activations()->set_raw(std::string(128, '\0'));
     const grpc::Slice slice(request.SerializeAsString());
-    // Every other one asks for a method that does not exist.
+    // Every other call has a method that does not exist.
     const std::string method = number % 2 == 0
                                    ? "/awqd.v1.QuantizedInference/QuantizedMatmul"
                                    : absl::StrCat("/service", number, "/Method", number);
@@ -63,7 +63,7 @@ class UnknownNamesTest : public ::testing::Test {
     ASSERT_NE(port_, 0);
   }
 
-  // Names and labels of every series.
+  // Names and labels of all series.
   std::set<std::string> Series() const {
     std::set<std::string> out;
     for (const absl::string_view line :
@@ -73,7 +73,7 @@ class UnknownNamesTest : public ::testing::Test {
     return out;
   }
 
-  // How many of `count` calls ended with NOT_FOUND and UNIMPLEMENTED.
+  // Makes `count` calls; returns how many ended with NOT_FOUND and UNIMPLEMENTED.
   std::pair<int, int> CallAll(int count) {
     grpc::GenericStub stub(
         grpc::CreateChannel(server_->address(), grpc::InsecureChannelCredentials()));
@@ -99,7 +99,7 @@ class UnknownNamesTest : public ::testing::Test {
 };
 
 TEST_F(UnknownNamesTest, LeaveNoSeriesAndNoMemory) {
-  CallAll(kCalls / 10);  // what gRPC and the allocator keep is there now
+  CallAll(kCalls / 10);  // fills the memory that gRPC and the allocator keep
   const std::set<std::string> before = Series();
   const int64_t rss = server_->rss_bytes();
   const auto [not_found, unimplemented] = CallAll(kCalls);

@@ -1,5 +1,5 @@
 // Bytes that no gRPC client would send, over raw sockets: the server closes or refuses, stays
-// alive, and stays small.
+// alive, and needs little memory.
 #include <memory>
 #include <random>
 #include <string>
@@ -33,7 +33,7 @@ class WireTest : public testing::Test {
 
   int64_t PeakRssMiB() const { return server_.peak_rss_bytes() >> 20; }
 
-  // Sends, then reports whether the server closed the connection.
+  // Sends the bytes, and returns whether the server closed the connection.
   bool Closes(const std::string& bytes) {
     Socket socket(port_);
     EXPECT_TRUE(socket.connected());
@@ -43,7 +43,7 @@ class WireTest : public testing::Test {
     return closed;
   }
 
-  // The DATA that answers one call on stream 1.
+  // The DATA frames that answer one call on stream 1.
   std::string Answer(const std::vector<std::string>& pieces, int quiet_ms = 1000) {
     Socket socket(port_);
     socket.Send(Hello() + Frame(kHeaders, kEndHeaders, 1, CallHeaders()));
@@ -91,7 +91,7 @@ TEST_F(WireTest, TooManyPingsEndTheConnection) {
   const std::string frames = socket.Receive(5000, &closed);
   EXPECT_TRUE(closed);
   const std::string goaway = PayloadsOf(kGoAway, frames);
-  // Last stream, ENHANCE_YOUR_CALM (11), and why.
+  // Last stream, ENHANCE_YOUR_CALM (11), and the reason.
   ASSERT_GE(goaway.size(), 8u);
   EXPECT_EQ(goaway.substr(4, 4), std::string("\0\0\0\x0b", 4));
   EXPECT_THAT(goaway.substr(8), testing::HasSubstr("too_many_pings"));
@@ -167,7 +167,7 @@ TEST_F(WireTest, MalformedMessagesGetNoAnswer) {
         std::string("\x08\x01"), std::string("\x42\x02\xc3\x28")}) {
     const auto size = static_cast<uint32_t>(payload.size());
     EXPECT_EQ(Answer({Message(size, payload)}, 200), "");
-    EXPECT_EQ(Answer({Message(size + 10, payload)}, 200), "");  // ends before it is whole
+    EXPECT_EQ(Answer({Message(size + 10, payload)}, 200), "");  // ends before it is complete
     EXPECT_EQ(Answer({Message(0xffffffffu, payload)}, 200), "");
   }
 }

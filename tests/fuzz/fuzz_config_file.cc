@@ -1,4 +1,4 @@
-// Fuzzes the file of --config: TOML to the words of a command line.
+// Fuzzes the file of --config: from TOML to the words of a command line.
 #include <cstdint>
 
 #include "absl/algorithm/container.h"

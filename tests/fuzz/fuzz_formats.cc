@@ -1,7 +1,7 @@
 // Fuzzes the decoding of every format: any settings, and tensors of any dtype, shape and contents.
 //
-// Input: the format, its settings, then per tensor a dtype, a rank and dimensions, and its data.
-// Numbers that do not fit a format end at its first check, so shapes are drawn from few values.
+// Input: the format, its settings, then for each tensor a dtype, a rank and dimensions, and its
+// data. Numbers that do not fit a format fail its first check, so shapes have few values.
 #include <algorithm>
 #include <cstdint>
 #include <iterator>
@@ -17,7 +17,7 @@ namespace {
 
 using awqd::fuzz::Require;
 
-// Takes bytes off the front of the input; zeros once it is used up.
+// Takes bytes from the front of the input; zeros once it is used up.
 class Input {
  public:
   Input(const uint8_t* data, size_t size) : data_(data), size_(size) {}
@@ -26,7 +26,7 @@ class Input {
     --size_;
     return *data_++;
   }
-  // Small mostly, since equal dimensions must meet for a decode; sometimes huge or negative.
+  // Mostly small, since a decode needs equal dimensions; sometimes huge or negative.
   int64_t Dimension() {
     const uint8_t byte = Byte();
     if (byte < 0xf0) return byte;
@@ -84,7 +84,7 @@ void AddSetting(absl::string_view name, Input* in, awqd::Setting* settings) {
   settings->members[std::string(name)] = awqd::Setting::Typed(text);
 }
 
-// Bytes that fit the shape where that is small, so that decoding gets past the first check.
+// The bytes that fit a small shape, so that decoding passes the first check.
 int64_t FittingBytes(const awqd::TensorView& tensor) {
   int64_t bytes = tensor.dtype == "I32" || tensor.dtype == "F32"                             ? 4
                   : tensor.dtype == "F16" || tensor.dtype == "BF16" || tensor.dtype == "I16" ? 2
@@ -96,7 +96,7 @@ int64_t FittingBytes(const awqd::TensorView& tensor) {
   return bytes;
 }
 
-// Every part is there, in its size, and the value of every element can be read.
+// Every part exists in its full size, and every element can be read.
 void CheckDecoded(const awqd::Format& format, const awqd::HostWeight& weight) {
   Require(awqd::Validate(weight).ok());
   Require(weight.format == format.name);
@@ -105,7 +105,7 @@ void CheckDecoded(const awqd::Format& format, const awqd::HostWeight& weight) {
   }
 }
 
-// Of the same linear with codes that are not read: they alone are missing.
+// Describes the same linear without its codes: only they are missing.
 void CheckDescribed(const awqd::Format& format, const awqd::Setting& settings,
                     awqd::LinearTensors tensors, const absl::StatusOr<awqd::HostWeight>& weight) {
   const auto codes = tensors.find(format.suffixes.front());

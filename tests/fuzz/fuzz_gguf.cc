@@ -21,7 +21,7 @@ awqd::UniqueFd FileOf(const uint8_t* data, size_t size) {
   return fd;
 }
 
-// Its codes and scales are all there, or it is refused.
+// The tensor's codes and scales all exist, or it is refused.
 void Decode(const awqd::model::TensorInfo& tensor, absl::Span<const uint8_t> bytes) {
   const auto weight =
       awqd::kGgufFormat.decode({}, {{"weight", {tensor.dtype, tensor.shape, bytes}}});

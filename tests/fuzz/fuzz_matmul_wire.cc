@@ -1,6 +1,6 @@
-// Fuzzes the cutter of requests for products, of both protocols, against the generated parser: same
-// verdict (but for groups and the number of fields), same message, whatever the bytes and however
-// they are split.
+// Fuzzes the parser of requests for products, of both protocols, against the generated parser: the
+// same status (except for groups and the number of fields) and the same message for any bytes in
+// any split.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -8,7 +8,7 @@
 #include "google/protobuf/stubs/logging.h"
 #include "tests/server/wire/wire_check.h"
 
-// The first four bytes say how the rest is split.
+// The first four bytes determine how the rest is split.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const google::protobuf::LogSilencer* const silent = new google::protobuf::LogSilencer;
   (void)silent;

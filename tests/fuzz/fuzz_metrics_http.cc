@@ -1,7 +1,8 @@
-// Fuzzes what is sent to --metrics_address, over a real connection: no bytes end the server or keep
-// it from answering others, and names of models go to nobody who does not show the token.
+// Fuzzes the HTTP server of --metrics_address over a real connection: no bytes end the server or
+// keep it from answering others, and a client without the token never gets names of models.
 //
-// Input: a request. An empty line is added to it, without which the server would wait for the rest.
+// Input: a request. An empty line is appended, because the server would otherwise wait for the
+// rest.
 #include <arpa/inet.h>
 #include <poll.h>
 #include <pthread.h>
@@ -18,7 +19,6 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "server/http_caller.h"
 #include "server/obs/metrics_server.h"
 #include "server/security/access.h"
 #include "tests/fuzz/require.h"
@@ -27,9 +27,9 @@ namespace {
 
 using awqd::fuzz::Require;
 
-constexpr absl::string_view kToken = "metrics-token";  // of the seeds
+constexpr absl::string_view kToken = "metrics-token";  // as in the seeds
 constexpr absl::string_view kModel = "a-model-that-nobody-may-see";
-// More than the 5 s that a request has, so that whatever is incomplete is closed by then.
+// More than the 5 s of a request, so that an incomplete request is closed by then.
 constexpr int kPatienceMs = 9000;
 
 std::string IdentitiesFile() {
@@ -60,14 +60,14 @@ class Ground {
         [this](const std::vector<std::string>& authorizations) {
           const absl::Status status = access_
                                           ->Admit("metrics", awqd::security::Need::kMetrics,
-                                                  awqd::HttpCaller(authorizations))
+                                                  awqd::security::HttpCaller(authorizations))
                                           .status();
           if (status.ok()) let_in_ = true;
           return status;
         });
-    // Every few seconds libFuzzer checks its time limits in a handler of SIGALRM. Blocked here, the
-    // signal goes to the server's threads, which were started without: here it would end connect
-    // and poll early.
+    // Every few seconds libFuzzer checks its time limits in a handler of SIGALRM. Blocking the
+    // signal here sends it to the server's threads, which do not block it; here it would end
+    // connect and poll early.
     sigset_t alarm;
     sigemptyset(&alarm);
     sigaddset(&alarm, SIGALRM);
@@ -76,9 +76,9 @@ class Ground {
 
   ~Ground() { unlink(path_.c_str()); }
 
-  // Everything that the server answers to these bytes and an empty line. Nothing more is sent, so
-  // the server must close the connection by itself. Waiting for that means that its handler has
-  // ended too: a late one would set let_in_ for the next input.
+  // Returns the server's answers to these bytes and an empty line. Nothing more is sent, so the
+  // server must close the connection itself. Waiting for that also waits for its handler: a late
+  // one would set let_in_ for the next input.
   std::string Ask(absl::string_view request) {
     const std::string bytes = absl::StrCat(request, "\r\n\r\n");
     let_in_ = false;
@@ -87,7 +87,7 @@ class Ground {
     to.sin_family = AF_INET;
     to.sin_port = htons(static_cast<uint16_t>(server_->port()));
     to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    // From many addresses, as closed connections keep their ports for a minute.
+    // Uses many addresses, because closed connections keep their ports for a minute.
     sockaddr_in from = {};
     from.sin_family = AF_INET;
     from.sin_addr.s_addr = htonl(INADDR_LOOPBACK + 1 + static_cast<uint32_t>(++asked_ % 250));
@@ -117,8 +117,8 @@ class Ground {
   int64_t asked_ = 0;
 };
 
-// Base64 from the beginning of `text`, as far as it goes. Ends of lines are skipped, for a header
-// may be folded. A last digit alone is left out, as it is no byte.
+// Decodes Base64 from the beginning of `text`, as far as possible. Line ends are skipped, because a
+// header may be folded. A single last digit is ignored, because it is not a byte.
 std::string Decoded(absl::string_view text) {
   std::string digits;
   for (const char c : text) {
@@ -132,7 +132,7 @@ std::string Decoded(absl::string_view text) {
   return decoded;
 }
 
-// Whether the token is there, as it is or as the password of "Basic".
+// Whether the bytes have the token, plain or as the password of "Basic".
 bool ShowsToken(absl::string_view bytes) {
   if (absl::StrContains(bytes, kToken)) return true;
   for (size_t at = bytes.find("Basic "); at != bytes.npos; at = bytes.find("Basic ", at + 1)) {

@@ -1,8 +1,8 @@
-// Fuzzes names: of models, as clients send them and as folders have them; of weights and tensors;
-// of files beneath the repository; and the patterns that choose linears.
+// Fuzzes names: of models, in requests and in folders; of weights and tensors; of files in the
+// repository; and the patterns that choose linears.
 //
 // Input: parts between bytes 0xff. The first is a name, the second a path, each other one a
-// pattern: its first byte is its kind.
+// pattern, whose first byte is its kind.
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -36,7 +36,7 @@ void Write(const fs::path& path, absl::string_view text) {
   std::ofstream(path) << text;
 }
 
-// A repository with models, links that stay inside and links that do not.
+// A repository with models, links that stay inside and links that leave it.
 class Ground {
  public:
   Ground() {
@@ -66,7 +66,7 @@ const Ground& TheGround() {
   return ground;
 }
 
-// The rule of CheckModelName, once more.
+// The rule of CheckModelName, implemented again.
 bool IsLegal(absl::string_view name) {
   if (name.empty() || name.size() > 128 || name.front() == '.') return false;
   for (const char c : name) {
@@ -76,7 +76,7 @@ bool IsLegal(absl::string_view name) {
   return true;
 }
 
-// What a client is told who sent `name`: a line, and no path of the server's.
+// The error for the client that sent `name`: one line without a path of the server.
 void RequireTellable(const absl::Status& status, absl::string_view name) {
   RequireOneLine(status.message());
   const std::string root = TheGround().root().string();
@@ -99,7 +99,7 @@ void CheckModel(absl::string_view name) {
   (void)awqd::model::HubId(name);
 }
 
-// Opened, it is a file of the repository; both ways to open agree.
+// An opened file is a file of the repository; both ways to open agree.
 void CheckFile(absl::string_view path) {
   static const RepositoryRoot root = *RepositoryRoot::Open(TheGround().root().string());
   static const RepositoryRoot other =
@@ -164,7 +164,7 @@ void CheckProtocolName(absl::string_view name) {
   Require(awqd::wire::oip::JoinName(split.model, split.path, split.kind) == name);
 }
 
-// What a log makes of it is a line, and stays as it is in the next log.
+// In the log the text is one line, and logging that line again does not change it.
 void CheckShown(absl::string_view text) {
   const std::string line = awqd::OneLine(text);
   RequireOneLine(line);
@@ -182,7 +182,7 @@ bool Matches(const awqd::ModulePattern& pattern, absl::string_view path) {
     case awqd::ModulePattern::Kind::kContains:
       return absl::StrContains(path, pattern.text);
     case awqd::ModulePattern::Kind::kRegex:
-      break;  // nothing else here knows
+      break;  // no other function knows it
   }
   return false;
 }

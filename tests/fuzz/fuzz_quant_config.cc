@@ -1,4 +1,4 @@
-// Fuzzes the parsers of config.json and of the side files, and what formats make of them.
+// Fuzzes the parsers of config.json and of the side files, and the formats that read them.
 #include <cstdint>
 
 #include "kernels/checkpoint/checkpoint_files.h"
@@ -33,7 +33,7 @@ void CheckParsed(const awqd::Setting& settings) {
       for (absl::string_view setting : rule.format->settings) known |= setting == name;
       Require(known);
     }
-    // What a format read it can decode with: only the tensors are missing.
+    // A format can decode with the settings that it read: only the tensors are missing.
     Require(IsInvalid(rule.format->decode(rule.settings, {}).status()));
   }
   if (rules.ok()) Require(rules->RuleOf("model.layers.0.mlp.up_proj").ok());

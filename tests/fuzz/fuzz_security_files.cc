@@ -1,5 +1,5 @@
-// Fuzzes the files of --tokens, and of --tls_cert, --tls_key and --tls_client_ca: what they hold is
-// found again, and no error repeats a secret.
+// Fuzzes the files of --tokens, --tls_cert, --tls_key and --tls_client_ca: their contents are found
+// again, and no error quotes a secret.
 #include <string>
 #include <vector>
 
@@ -60,7 +60,7 @@ void CheckIdentities(absl::string_view text) {
     }
   }
   Require(read->size() == lines);
-  // Nobody gets in by a word that is not the token of a digest in the file.
+  // Only the token of a digest in the file gives access.
   for (const absl::string_view word : WordsOf(text)) {
     if (read->FindToken(word) == nullptr) continue;
     Require(absl::StrContains(lower, DigestOf(word)));

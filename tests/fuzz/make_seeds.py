@@ -17,7 +17,7 @@ import small_seeds
 DATA = pathlib.Path(__file__).resolve().parents[1] / "data"
 OUT = pathlib.Path(__file__).resolve().parent / "corpus" / "fuzz_formats"
 
-# Of the formats that have seeds: Format::settings, Format::suffixes.
+# The settings and suffixes of the formats with seeds: Format::settings, Format::suffixes.
 AWQ = ["bits", "group_size", "version", "zero_point"]
 GPTQ = ["qweight", "qzeros", "scales", "g_idx", "bias"]
 FORMATS = {
@@ -53,7 +53,7 @@ FORMATS = {
     "gptq": (["bits", "checkpoint_format", "desc_act", "group_size", "sym"], GPTQ),
     "auto-round": (["bits", "group_size", "packing_format", "sym"], GPTQ),
 }
-# A request's types, which inputs have, for those of files.
+# Types of requests, which inputs have, for those of files.
 STANDS_FOR = {"F8_E4M3": "U8", "F8_E8M0": "U8", "I64": "I32"}
 DTYPES = ["I32", "F16", "BF16", "F32", "U8", "I8", "F64", "I16"]
 WORDS = ["true", "false", "channel", "group", "tensor", "gemm", "", "x", "multiply",
@@ -143,7 +143,7 @@ def write_gguf_seeds():
 
 
 def write_quant_config_seeds():
-    """Of every golden checkpoint what config.json says of its quantisation, or the side file; each text once."""
+    """The quantisation settings of every golden checkpoint, from config.json or the side file; each text once."""
     out = OUT.parent / "fuzz_quant_config"
     for old in out.glob("golden-*"):
         old.unlink()

@@ -1,4 +1,4 @@
-// What fuzz targets share: promises whose breach ends them.
+// Helpers of fuzz targets: a broken promise ends the process.
 #pragma once
 
 #include <cstdlib>
@@ -7,13 +7,13 @@
 
 namespace awqd::fuzz {
 
-// A promise that did not hold.
+// Ends the process unless `holds`.
 inline void Require(bool holds) {
   if (!holds) std::abort();
 }
 
-// Nothing in it ends a line or moves a terminal's cursor: no control characters, C1's in UTF-8 and
-// the separators of lines and paragraphs among them.
+// Requires that the text has no control characters, including C1 in UTF-8, and no separators of
+// lines and paragraphs.
 inline void RequireOneLine(absl::string_view text) {
   for (size_t i = 0; i < text.size(); ++i) {
     const auto byte = [&](size_t at) {

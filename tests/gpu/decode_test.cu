@@ -1,5 +1,5 @@
-// The decodes of kernels/cuda/common/dequant.cuh on the GPU give the bits of their host bodies,
-// which dequant_test.cc checks exhaustively.
+// The decoders of kernels/cuda/common/dequant.cuh on the GPU give the bits of their host code,
+// which dequant_test.cc tests exhaustively.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
@@ -35,7 +35,7 @@ AWQD_HD void DecodeAll(uint32_t word, uint32_t z, uint16_t scale, uint32_t* out)
   out[16] = results[3].v[0], out[17] = Prmt(word, s, z | 0x5310);
 }
 
-// Thread = (scale, z): the words of a fixed pseudo-random walk that starts there.
+// Thread = (scale, z): the words of a fixed pseudo-random sequence that starts there.
 AWQD_HD uint32_t WordOf(uint32_t index) { return (index ^ index >> 15) * 2246822519u ^ index << 7; }
 
 __global__ void Decode(uint32_t* out) {
@@ -59,7 +59,7 @@ TEST(Decode, GivesTheBitsOfTheHostBodies) {
   ASSERT_EQ(cudaFree(device), cudaSuccess);
   for (uint32_t index = 0; index < kCount; ++index) {
     const uint16_t scale = index / 16;
-    if (IsNan(scale)) continue;  // infinities and NaNs: payloads are the hardware's own
+    if (IsNan(scale)) continue;  // infinities and NaNs: payloads depend on the hardware
     uint32_t want[kOutputs];
     DecodeAll(WordOf(index), index % 16, scale, want);
     for (int i = 0; i < kOutputs; ++i) {

@@ -1,5 +1,5 @@
 // The dense row on a real GPU, slab by slab against the oracle: dtypes, bias, slab edges.
-// Conformance covers its shapes; this covers what only this row has. Skips without a GPU.
+// Conformance tests its shapes; this tests properties of this row alone. Skips without a GPU.
 #include <cmath>
 #include <memory>
 #include <tuple>
@@ -55,7 +55,7 @@ class GpuDenseTest : public ::testing::Test {
     return GuardedBuffer::Create(*device_, bytes);
   }
 
-  // Runs one case and returns y; guard bands are checked.
+  // Runs one case and returns y; checks the guard bands.
   std::vector<uint8_t> Run(const Case& c, const std::vector<uint8_t>& x) {
     auto x_there = Make(static_cast<int64_t>(x.size()));
     auto y_there = Make(c.m * kN * SizeOf(c.out));

@@ -117,7 +117,7 @@ TEST_F(GpuDeviceTest, TooMuchIsRefusedAndTheDeviceGoesOn) {
 }
 
 TEST_F(GpuDeviceTest, FreedMemoryGoesBackToTheDriver) {
-  TakeDevice(kMiB).Reset();  // whatever the driver sets up once
+  TakeDevice(kMiB).Reset();  // triggers one-time allocations of the driver
   const int64_t before = device_->FreeBytes();
   std::vector<Buffer> many;
   for (int i = 0; i < 50; ++i) many.push_back(TakeDevice(17 * kMiB));
@@ -224,8 +224,8 @@ TEST_F(GpuDeviceTest, ThreadsShareTheDevice) {
   EXPECT_EQ(device_->UsedBytes(), 0);
 }
 
-// Runs in a child process, which the fault then costs its device. Prints what it found; exit code 0
-// when all is as it should be.
+// Runs in a child process, because the fault costs the process its device. Prints its findings;
+// exit code 0 on success.
 [[noreturn]] void FaultAndCheck() {
   auto device = OpenCudaDevice(0, 0);
   if (!device.ok()) std::exit(2);
@@ -239,7 +239,7 @@ TEST_F(GpuDeviceTest, ThreadsShareTheDevice) {
   if ((*device)->healthy()) std::exit(6);
   if ((*device)->Allocate(MemoryKind::kDevice, 1024).ok()) std::exit(7);
   if ((*device)->healthy()) std::exit(8);
-  std::exit(0);  // destructors run on a dead context and must not crash
+  std::exit(0);  // destructors would run on a dead context
 }
 
 TEST_F(GpuDeviceTest, AStickyFaultIsInternalAndMarksTheDevice) {

@@ -59,7 +59,7 @@ Tensor RandomTokens(v1::DType dtype, int64_t m, int64_t k, uint64_t seed) {
   return out;
 }
 
-// Empty, or what is wrong. The limit is a share of the norm of the terms plus the output's own
+// Returns "", or the error. The limit is a fraction of the norm of the terms plus the output's own
 // rounding: BF16 weights are rounded to 8 bits, FP16 ones not at all.
 std::string CheckProduct(int linear, const Tensor& x, const Tensor& y, uint64_t seed) {
   const LayerLinear& l = LlamaLayer()[linear];

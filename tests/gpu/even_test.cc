@@ -85,7 +85,8 @@ TEST_P(EvenTest, IsRightOnAnyNumberOfBlocks) {
     return y.Read().value();
   };
   for (int blocks : {1, 2, 3, 5, 7, 16, 31, 64, 100, device_->info().sm_count}) {
-    if (blocks > mma16::TilesN(of.n) * mma16::BlocksK(of.k)) continue;  // some would have nothing
+    // Some blocks would have no work.
+    if (blocks > mma16::TilesN(of.n) * mma16::BlocksK(of.k)) continue;
     for (int64_t m : {1, 7, 8, 9, 16}) {
       const DType out = m % 2 == 0 ? dtype : DType::kFp32;
       SCOPED_TRACE(absl::StrCat(blocks, " blocks, M ", m, ", ", Name(out)));

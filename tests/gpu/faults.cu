@@ -1,4 +1,4 @@
-// Kernels that do wrong on purpose, and two that are merely slow or hungry.
+// Kernels that fail on purpose, and two that are slow or use much memory.
 #include "kernels/cuda/core/launch.h"
 #include "tests/gpu/faults.h"
 

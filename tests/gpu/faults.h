@@ -1,4 +1,4 @@
-// Kernels that do wrong on purpose.
+// Kernels that fail on purpose.
 #pragma once
 
 #include "absl/status/status.h"
@@ -6,11 +6,12 @@
 
 namespace awqd::testing {
 
-// Enqueues a kernel that writes through an address that nobody owns; the stream's Synchronize then
-// fails, and the device is lost for the rest of the process.
+// Enqueues a kernel that writes to an invalid address; the stream's Synchronize then fails, and the
+// device is lost for the rest of the process.
 absl::Status EnqueueIllegalWrite(StreamView stream);
 
-// Asks for a block of more threads than any GPU takes: refused at launch, nothing is lost.
+// Launches a block of more threads than any GPU accepts: the launch is refused, and nothing is
+// lost.
 absl::Status LaunchTooManyThreads(StreamView stream);
 
 // Needs `bytes` of dynamic shared memory, and writes their sum of ones to `out`.

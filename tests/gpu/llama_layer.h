@@ -1,5 +1,5 @@
 // A made-up Llama-3-8B decoder layer: every number follows from its index, so that the program that
-// writes the checkpoint and the client that checks results agree without sharing a file.
+// writes the checkpoint and the client that checks results agree without a common file.
 #pragma once
 
 #include <cstdint>

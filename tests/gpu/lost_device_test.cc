@@ -1,7 +1,7 @@
-// The whole server in this process on several GPUs, AWQD_TEST_DEVICE=cuda:0,cuda:1, under load. The
-// last of them fails in the driver's place: the others go on, everything says so, and a reload
-// serves without it. Then it faults indeed: where the driver gives up all GPUs of the process, the
-// server ends.
+// The whole server in this process on several GPUs, AWQD_TEST_DEVICE=cuda:0,cuda:1, under load. A
+// fake failure of the last GPU comes first: the others go on, everything reports it, and a reload
+// serves without it. A real fault follows: if the driver gives up all GPUs of the process, the
+// server exits.
 #include <grpcpp/grpcpp.h>
 #include <unistd.h>
 
@@ -128,7 +128,7 @@ class LostGpuTest : public ::testing::Test {
     v1::LoadModelResponse response;
     return v1::ModelRepository::NewStub(channel_)->LoadModel(&context, request, &response);
   }
-  // A kernel on the last GPU writes where it may not.
+  // A kernel on the last GPU writes to an invalid address.
   void FaultOnTheLast() {
     ASSERT_TRUE(first_->healthy());
     const auto stream = last_->CreateStream();
@@ -138,7 +138,7 @@ class LostGpuTest : public ::testing::Test {
     EXPECT_FALSE(last_->inner().healthy());
   }
 
-  // Callers without a pause, until End or until the server has ended.
+  // Callers without a pause, until EndCalls or until the server has exited.
   void BeginCalls() {
     for (int i = 0; i < kCallers; ++i) {
       callers_.emplace_back([this] {
@@ -156,7 +156,7 @@ class LostGpuTest : public ::testing::Test {
     }
     EXPECT_TRUE(Eventually([&] { return answered_ > 1000; }));
   }
-  // Those that failed.
+  // Ends the callers; returns the failed calls.
   std::vector<grpc::Status> EndCalls() {
     end_ = true;
     for (std::thread& caller : callers_) caller.join();
@@ -172,7 +172,7 @@ class LostGpuTest : public ::testing::Test {
   testing::TempDirectory repository_;
   Options options_;
   Mutex opening_;
-  WrappedDevice *first_ = nullptr, *last_ = nullptr;  // live as long as the server
+  WrappedDevice *first_ = nullptr, *last_ = nullptr;  // they exist as long as the server
   std::unique_ptr<Server> server_;
   std::shared_ptr<grpc::Channel> channel_;
   int stop_[2] = {-1, -1};
@@ -192,7 +192,7 @@ TEST_F(LostGpuTest, TheOthersGoOn) {
   const int before = answered_;
   EXPECT_TRUE(Eventually([&] { return answered_ > before + 1000; }));
   const std::vector<grpc::Status> failures = EndCalls();
-  for (const grpc::Status& failure : failures) {  // those that were on it
+  for (const grpc::Status& failure : failures) {  // calls that ran on it
     EXPECT_TRUE(HasErrorId(failure)) << failure.error_code() << ": " << failure.error_message();
   }
   EXPECT_LE(failures.size(), kCallers) << "one call of each caller at most";
@@ -209,7 +209,7 @@ TEST_F(LostGpuTest, TheOthersGoOn) {
     EXPECT_TRUE(Multiply(&device).ok());
     EXPECT_NE(device, Gpus().back());
   }
-  // It lives again: a reload puts the weights onto it too.
+  // It works again: a reload puts the weights onto it too.
   last_->Repair();
   EXPECT_TRUE(Reload().ok());
   bool both = false;
@@ -217,7 +217,7 @@ TEST_F(LostGpuTest, TheOthersGoOn) {
   EXPECT_TRUE(both);
 }
 
-// The last test of this process: nothing works on its GPUs after it.
+// The last test of this process, because nothing works on its GPUs afterwards.
 TEST_F(LostGpuTest, AFaultOfAKernelIsOfTheWholeProcess) {
   BeginCalls();
   FaultOnTheLast();
@@ -229,7 +229,7 @@ TEST_F(LostGpuTest, AFaultOfAKernelIsOfTheWholeProcess) {
   }
   run_.join();
   EXPECT_TRUE(absl::IsInternal(reason_)) << reason_;
-  // Of a batch that was on a GPU, of a request that came after, and of one that came later still.
+  // Statuses of a batch that was on a GPU, of a request right after the fault, and of a later one.
   for (const grpc::Status& failure : EndCalls()) {
     EXPECT_TRUE(HasErrorId(failure) ||
                 failure.error_code() == grpc::StatusCode::FAILED_PRECONDITION ||

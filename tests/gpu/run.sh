@@ -267,7 +267,7 @@ formats_match() {
     "$bin/awqctl" --address "$1" matmul "$model" "$weight" "$golden.int8_activations.npy" -o "$out/y.npy" &&
       "$bin/awqctl" compare "$out/y.npy" "$golden.int8_matmul.npy" --bit_exact || return 1
   done
-  # What stays loaded shares the pool's pieces with the layer whose memory is counted later.
+  # Models that stay loaded share the pool's pieces with the layer whose memory is counted later.
   for model in "$models"/*.*; do "$bin/awqctl" --address "$1" unload "$(basename "$model")" || return 1; done
   [[ $checked -ge 10 ]]
 }
@@ -332,7 +332,7 @@ stop_server() {
   [[ $rc -eq 0 ]] || { failed=$((failed + 1)); summary+=("FAILED   server stop (exit code $rc)"); tail "$out/server.log"; }
 }
 
-# write_models: the checkpoints that servers are tried with, once.
+# write_models: writes the checkpoints for servers, once.
 write_models() {
   local name demo
   for name in awqd awqctl gpu_e2e make_llama_layer; do have "$name" || return 1; done
@@ -504,7 +504,7 @@ full_device() {
   return $rc
 }
 
-# Of a list of several GPUs.
+# Loses devices of a list of several GPUs.
 lose_devices() {
   [[ $(gpus) == *,* ]] || return 0
   have gpu_lost_device_test && step "a GPU of $1 faults" env AWQD_TEST_DEVICE="$1" "$bin/gpu_lost_device_test"
@@ -552,7 +552,7 @@ part_devices() {
   done
 }
 
-# What is lost with a GPU of the list that --device names, and what sharing gives: part devices without its checks.
+# Measures the loss of a GPU in the list that --device names, and the gain of sharing: part devices without its checks.
 part_measured() {
   write_models || return
   lose_devices "$device"

@@ -1,4 +1,4 @@
-// SafetensorsHeader: the JSON at the beginning of a safetensors file that a program here makes.
+// SafetensorsHeader: the JSON at the beginning of a safetensors file that a test program writes.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace awqd::testing {
 
-// Of matrices with a name, a dtype, rows, cols and bytes(), which follow one another in the file.
-// Padded with spaces to a multiple of 8 bytes, so that the first one is aligned.
+// The header for matrices with a name, a dtype, rows, cols and bytes(), which follow one another in
+// the file. It is padded with spaces to a multiple of 8 bytes, so that the first matrix is aligned.
 template <typename Matrix>
 std::string SafetensorsHeader(const std::vector<Matrix>& matrices) {
   std::string out = "{\"__metadata__\":{\"format\":\"pt\"}";

@@ -1,6 +1,7 @@
 // Every compiled tile of the persistent product, at counts of tokens around its edges, against the
-// oracle; those that keep the order of sums also bit for bit against the sm80 row, which has the
-// same. Conformance covers the tiles that are chosen. Skips without a GPU of that architecture.
+// oracle. Tiles that keep the order of sums are also compared bit for bit with the sm80 row, which
+// has the same order. Conformance tests the tiles that are chosen. Skips without a GPU of that
+// architecture.
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -30,11 +31,11 @@ namespace {
 using cuda::PersistentTile;
 using testing::GuardedBuffer;
 
-// Enough for three tiles of the widest.
+// Enough tokens for three of the widest tiles.
 constexpr int64_t kMostTokens = 2 * 256 + 5;
 
-// Four and eight chains of K, of even and uneven length; N and, in two, K that fill no tile; scales
-// once per record, twice and four times: kernels are compiled for one, two and more.
+// Four and eight chains of K, of even and uneven length; N and, in two shapes, K that fill no tile;
+// scales once per record, twice and four times, because kernels are compiled for one, two and more.
 struct Shape {
   int64_t k, n;
   const char* description;
@@ -49,7 +50,7 @@ WeightShape ShapeOf(const Shape& shape) {
   return {shape.k, shape.n, ParseDescription(shape.description).value()};
 }
 
-// What the tiles of a list have in common.
+// The common properties of a list's tiles.
 struct Codes {
   const char* name;
   CodeKind kind;
@@ -69,7 +70,7 @@ std::vector<int> ShapesOf(Codes codes) {
   return out;
 }
 
-// The shape that every tile of such codes is compiled for.
+// The shape for which every tile of such codes is compiled.
 WeightShape Commonest(Codes codes) { return ShapeOf(kShapes[ShapesOf(codes).front()]); }
 
 class Problem {
@@ -99,11 +100,11 @@ class Problem {
 
   const WeightShape& shape() const { return weight_->shape; }
 
-  // Whether the tile's row takes such a weight.
+  // Whether the tile's row serves such a weight.
   bool Serves(const KernelRow& row) const { return WhyNot(row, shape(), device_.info()).empty(); }
 
-  // Whether the tile is compiled for such a weight, and takes it: parts that keep chains apart in
-  // registers serve one number of them, in global memory every one; all other tiles are run on
+  // Whether the tile is compiled for such a weight, and accepts it. Parts that keep chains apart in
+  // registers serve one number of chains, in global memory every number; all other tiles run with
   // four.
   bool Suits(const PersistentTile& tile, bool chained) const {
     const auto tiles =
@@ -114,7 +115,7 @@ class Problem {
     return chains == (tile.sets == 1 ? 4 : tile.parts * tile.slices * tile.sets);
   }
 
-  // y [m, N] as `product` computes it, in `out`.
+  // y [m, N] of `product`, written to `out`.
   template <class Product>
   std::vector<uint8_t> Run(int64_t m, const KernelRow& row, Product product, DType out) {
     auto y = GuardedBuffer::Create(device_, m * shape().n * SizeOf(out)).value();
@@ -147,7 +148,7 @@ class Problem {
   }
 
  private:
-  // Tokens as stage leaves them, and their scales.
+  // Tokens in the form that stage leaves, and their scales.
   void UseIntegers(const HostWeight& canonical, const std::vector<uint8_t>& x) {
     const int64_t k = canonical.k;
     stride_ = RoundUp(k, cuda::kIntegerBlock);
@@ -185,7 +186,7 @@ class Problem {
   std::vector<uint8_t> ordered_;
 };
 
-// Whether the order of sums is kept, the codes, the tile, the type of activations.
+// The order of sums is kept or not; codes; tile; type of activations.
 using Param = std::tuple<bool, Codes, PersistentTile, DType>;
 
 class PersistentTileTest : public ::testing::TestWithParam<Param> {
@@ -229,7 +230,7 @@ TEST_P(PersistentTileTest, IsRightAroundItsEdges) {
     Problem& problem = Find(shape, dtype);
     if (!problem.Serves(row) || !problem.Suits(tile, chained)) continue;
     ++suited;
-    // Stored in 16 and in 32 bits by turns; by the next shape the other way about.
+    // Alternately stored in 16 and in 32 bits, in the other order for the next shape.
     bool wide = shape % 2 == 0;
     for (int64_t m : {1, tile.tokens - 1, tile.tokens, tile.tokens + 1, 2 * tile.tokens + 5}) {
       const DType out = wide ? DType::kFp32 : dtype == DType::kInt8 ? DType::kFp16 : dtype;
@@ -247,7 +248,7 @@ TEST_P(PersistentTileTest, IsRightAroundItsEdges) {
       EXPECT_EQ(testing::FirstDifference(y, problem.Run(m, row, product, out)), -1) << "run again";
     }
   }
-  // Of every kind of records, or of the commonest alone; INT8 takes no 8-bit zeros but 128.
+  // Every kind of records, or the commonest one; INT8 accepts no 8-bit zeros but 128.
   if (codes.kind != CodeKind::kUnsigned) {
     EXPECT_EQ(suited, ShapesOf(codes).size());
     return;

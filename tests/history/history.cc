@@ -1,4 +1,4 @@
-// Spans of time in which a version may have been live, and answers that lie in none.
+// The times in which a version may have been live, and the answers that no version explains.
 #include "tests/history/history.h"
 
 #include <algorithm>
@@ -19,7 +19,7 @@ struct Span {
 };
 using Spans = std::map<std::string, std::vector<Span>>;
 
-// When the first change that begins at `time` or later is over.
+// When the first change that begins at `time` or later has ended.
 int64_t Replaced(const std::vector<Change>& changes, const std::string& model, int64_t time) {
   int64_t end = kForever;
   for (const Change& change : changes) {
@@ -51,7 +51,7 @@ std::string Shown(int version) {
   return version == kWrong ? "of no version" : absl::StrCat("of version ", version);
 }
 
-// What it could have been.
+// The versions that the answer may have.
 std::string Expected(const std::vector<Span>& spans, const Answer& answer) {
   std::string out;
   for (const Span& span : spans) {

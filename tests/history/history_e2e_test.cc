@@ -1,5 +1,5 @@
 // Eight clients load, reload, unload and call the models of the real server, and the log of it all
-// is checked: every answer is, bit for bit, that of a version that was live during its call.
+// is checked: every answer has the bits of a version that was live during its call.
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
@@ -59,7 +59,7 @@ class HistoryTest : public testing::Test {
   std::string Shelf(int model, int version) const {
     return shelf_ / absl::StrCat(model, "-", version);
   }
-  // The model's folder is from now on a copy of that version.
+  // Replaces the model's folder by a copy of that version.
   void Place(int model, int version) const {
     const std::string fresh = shelf_ / absl::StrCat("fresh-", model), old = fresh + "-old";
     std::filesystem::copy(Shelf(model, version), fresh);
@@ -76,7 +76,8 @@ class HistoryTest : public testing::Test {
     if (!y.ok()) return y.status();
     return std::move(y->output.bytes);
   }
-  // What each version answers when nobody else calls: all tokens, one at a time. Versions differ.
+  // Records the answer of each version without other calls: all tokens, one at a time. Versions
+  // differ.
   void LearnAnswers(client::Client& client) {
     for (int model = 0; model < kModels; ++model) {
       for (int version = 1; version <= kVersions; ++version) {
@@ -96,7 +97,8 @@ class HistoryTest : public testing::Test {
       ASSERT_TRUE(client.UnloadModel(Name(model)).ok());
     }
   }
-  // Against the weight as its definition decodes it, so that what is learnt is right as well.
+  // Compares with the weight as its definition decodes it, so that the recorded answers are right
+  // as well.
   void ExpectIsTheProduct(int model, int version, const std::string& rows) const {
     const auto weight = SyntheticAwq::Random(kK, kN, 64, model * 100 + version);
     const auto y = *(Tensor{v1::FP16, {kTokens, kN}, rows}).ToFloats();
@@ -109,11 +111,11 @@ class HistoryTest : public testing::Test {
         sum += term;
         size += std::abs(term);
       }
-      // One rounding to FP16, and of each weight where the kernel decodes to FP16.
+      // One rounding to FP16, and one for each weight if the kernel decodes to FP16.
       EXPECT_NEAR(y[column], sum, size / 1024) << "model " << model << ", column " << column;
     }
   }
-  // The version whose rows these are.
+  // The version that has these rows.
   int VersionOf(int model, int first, int tokens, const std::string& rows) const {
     for (int version = 1; version <= kVersions; ++version) {
       const auto found = right_.find({model, version});
@@ -123,7 +125,7 @@ class HistoryTest : public testing::Test {
     return kWrong;
   }
 
-  // What one client does until `end`.
+  // The actions of one client until `end`.
   void Act(int client_number, client::Client& client, absl::Time end) {
     std::mt19937 engine(client_number + 1);
     const auto choose = [&](int below) { return static_cast<int>(engine() % below); };
@@ -140,7 +142,7 @@ class HistoryTest : public testing::Test {
     }
   }
   void Load(client::Client& client, int model, int version) {
-    // Nobody replaces the files of a load; calls and unloads go on.
+    // The files of a load must not be replaced; calls and unloads go on.
     const std::lock_guard<std::mutex> lock(files_[model]);
     Place(model, version);
     Change change{Name(model), version, Now()};

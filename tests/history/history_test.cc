@@ -1,4 +1,4 @@
-// The checker itself: what it lets pass, and that it can fail.
+// The checker itself: logs that pass, and logs that fail.
 #include "tests/history/history.h"
 
 #include "gmock/gmock.h"

@@ -1,6 +1,6 @@
-// Good and bad calls of every kind, mixed, from several clients that also load the models anew:
-// each ends as it must, right answers have the right bits, and the server takes no more memory, its
-// own and of its GPU, at the end than it took once it was warm.
+// Good and bad calls of every kind, mixed, from several clients that also reload the models: each
+// call ends as it must, right answers have the right bits, and the server's host and GPU memory at
+// the end is no more than when it was warm.
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
@@ -26,7 +26,7 @@ constexpr int kModels = 4, kTokens = 16, kParts = 3;
 constexpr int64_t kK = 256, kN = 64;
 constexpr int64_t kRowBytes = kN * 2;
 
-// AWQD_TEST_MIXED_CALLS; without it a million with AWQD_TEST_LONG, else 20,000.
+// AWQD_TEST_MIXED_CALLS; by default a million with AWQD_TEST_LONG, else 20,000.
 int64_t Calls() {
   const char* text = std::getenv("AWQD_TEST_MIXED_CALLS");
   int64_t number = 0;
@@ -34,20 +34,20 @@ int64_t Calls() {
   return std::getenv("AWQD_TEST_LONG") != nullptr ? 1'000'000 : 20'000;
 }
 
-// AWQD_TEST_MIXED_CLIENTS; without it eight.
+// AWQD_TEST_MIXED_CLIENTS; by default eight.
 int Clients() {
   const char* text = std::getenv("AWQD_TEST_MIXED_CLIENTS");
   int number = 0;
   return text != nullptr && absl::SimpleAtoi(text, &number) ? number : 8;
 }
 
-// Calls after which memory is looked at first. Caches of the allocator and of gRPC fill up over the
-// first 100,000 or so: a tenth of a million, half of fewer.
+// The number of calls before memory is first measured. Caches of the allocator and of gRPC fill up
+// over the first 100,000 or so: a tenth of a million, half of fewer.
 int64_t WarmUp(int64_t calls) {
   return std::min<int64_t>(calls / 2, std::max<int64_t>(calls / 10, 100'000));
 }
 
-// How much more may be resident at the end than then.
+// The allowed growth until the end.
 int64_t MayGrow(int64_t calls, int64_t bytes) { return bytes / (calls < 1'000'000 ? 50 : 100); }
 
 class MixedTest : public testing::Test {
@@ -71,7 +71,7 @@ class MixedTest : public testing::Test {
         std::vector<float>(x_.begin() + first * kK, x_.begin() + (first + tokens) * kK));
   }
 
-  // One token at a time, when nobody else calls.
+  // Records the answer of one token at a time, without other calls.
   void LearnAnswers(client::Client& client) {
     for (int model = 0; model < kModels; ++model) {
       for (int token = 0; token < kTokens; ++token) {
@@ -99,7 +99,7 @@ class MixedTest : public testing::Test {
     const std::lock_guard<std::mutex> lock(mu_);
     ADD_FAILURE() << what();
   }
-  // A call that must end with this code.
+  // Expects that a call ends with this code.
   void ExpectCode(const absl::Status& status, StatusCode code) {
     Expect(
         status.code() == code,
@@ -157,11 +157,11 @@ class MixedTest : public testing::Test {
       call.weight = std::move(cut);
       ExpectCode(client.QuantizedMatmul(std::move(call)).status(), StatusCode::kInvalidArgument);
     } else if (kind < 24) {
-      // A name of its own: of one that another client tries, it is said to be loading.
+      // A new name each time, because a name that another client tries is reported as loading.
       const std::string name = absl::StrCat("no-such-model-", attempts_++);
       ExpectCode(client.LoadModel(name).status(), StatusCode::kNotFound);
     } else if (kind < 28) {
-      // Too late at any moment between here and the answer, or just in time.
+      // The deadline passes at any moment before the answer, or just after it.
       const auto y = client.QuantizedMatmul(std::move(call),
                                             {.timeout = absl::Microseconds(100 * (kind - 23))});
       if (y.ok()) {
@@ -175,7 +175,7 @@ class MixedTest : public testing::Test {
     }
   }
 
-  // A good request, a bad one, and one that nobody waits for.
+  // A good request, a bad one, and one whose client does not wait.
   void Stream(client::Client& client, int model, int first, int tokens) {
     const auto stream = client.QuantizedMatmulStream({.timeout = absl::Seconds(60)});
     client::MatmulCall good = Named(model, first, tokens), bad = Named(model, first, tokens);
@@ -200,7 +200,7 @@ class MixedTest : public testing::Test {
     stream->Cancel();
   }
 
-  // Calls until `calls` were begun in all.
+  // Calls until `calls` calls have begun in all.
   void Act(int number, client::Client& client, int64_t calls) {
     std::mt19937 engine(number + 1 + static_cast<int>(begun_));
     const auto choose = [&](int below) { return static_cast<int>(engine() % below); };
@@ -224,7 +224,7 @@ class MixedTest : public testing::Test {
     for (std::thread& thread : threads) thread.join();
   }
 
-  // Resident bytes at rest: the least that is seen until it has not become less for two seconds.
+  // Resident bytes at rest: the least value, once it has not decreased for two seconds.
   static int64_t AtRest(const ServerProcess& server) {
     int64_t least = server.rss_bytes();
     absl::Time since = absl::Now();
@@ -239,7 +239,7 @@ class MixedTest : public testing::Test {
     return least;
   }
 
-  // Bytes in use on the server's GPU, by whomever; 0 on a CPU.
+  // Bytes in use on the server's GPU, by all processes; 0 on a CPU.
   static int64_t DeviceBytes(const ServerProcess& server) {
     const auto info = server.NewClient()->GetServerInfo();
     if (!info.ok() || info->devices_size() != 1) {

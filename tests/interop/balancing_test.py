@@ -76,7 +76,7 @@ class Balancing(unittest.TestCase):
             infer(request())
         self.assertTrue(all(server.started(INFER[1:]) >= 10 for server in self.servers))
 
-    # By what each call's end tells, which gRPC keeps from its callers.
+    # By the report at each call's end, which gRPC hides from its callers.
     def test_a_server_that_is_busy_is_given_less(self):
         busy, stop, own = self.servers[0], threading.Event(), 0
 

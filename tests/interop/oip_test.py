@@ -45,7 +45,7 @@ class Oip(unittest.TestCase):
         return self.client.infer(f"{name}:dequantize", [], parameters={"output_dtype": "FP32", **parameters}).as_numpy("w")
 
     def bias(self):
-        """Of the weight, in FP32: the product of zeros."""
+        """The bias of the weight, in FP32: the product of zeros."""
         return self.client.infer(NAME, [tensor("x", numpy.zeros((1, K), numpy.float32))]).as_numpy("y").astype(numpy.float64)
 
     def refused(self, code, message, *arguments, **more):
@@ -57,7 +57,7 @@ class Oip(unittest.TestCase):
     def assert_product(self, y, x, w):
         expected = x.astype(numpy.float64) @ w.astype(numpy.float64) + self.bias()
         self.assertEqual(y.shape, expected.shape)
-        # The limit that every product is held to (tests/testing/matchers.h).
+        # The limit of every product (tests/testing/matchers.h).
         error = numpy.linalg.norm(y.astype(numpy.float64) - expected) / numpy.linalg.norm(expected)
         self.assertLess(error, 1e-3)
 
@@ -222,7 +222,7 @@ class Oip(unittest.TestCase):
         for tokens in (3, 3, 70):
             self.client.infer(NAME, [tensor("x", self.x(tokens))])
         took = time.monotonic_ns() - sent
-        # Answers are counted a moment after they were given.
+        # Answers are counted shortly after they were given.
         while (after := self.statistics()).inference_stats.compute_output.count < before.inference_stats.compute_output.count + 3:
             self.assertLess(time.monotonic_ns() - sent, 30e9)
         parts = 0

@@ -1,4 +1,4 @@
-"""What `awqctl convert` writes, read by the package compressed-tensors, whose format it is.
+"""The output of `awqctl convert`, read by the package compressed-tensors, which defines the format.
 
 Not part of the suite, as it needs PyTorch. Run it by hand where the package is installed:
 
@@ -27,7 +27,7 @@ except ImportError as error:
     sys.exit(77)
 
 DATA = ROOT / "tests" / "data"
-# Of formats that hold what each target holds.
+# Goldens of formats that hold the contents of each target.
 GOLDENS = ["awq/all-MiniLM-L6-v2-awq", "gptq/v1", "gptq/v1-w8-columns", "fastertransformer/int8-groups", "int-quantized/w8-channel",
            "plain/w4-columns", "auto-round/awq", "experts/moe"]
 

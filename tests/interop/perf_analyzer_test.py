@@ -20,7 +20,7 @@ class PerfAnalyzer(unittest.TestCase):
         cls.folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
 
     def measured(self, *options):
-        """What it reports for one and two requests at a time, in short windows that need not agree with one another."""
+        """Its report for one and two requests at a time, in short windows that need not agree with one another."""
         rows = perf_table.measure(self.server.address, TOKENS, self.folder, "--concurrency-range", "1:2", "-p", "300", "-s", "999",
                                      *options)
         self.assertEqual(sorted(row["Concurrency"] for row in rows), ["1", "2"])

@@ -132,7 +132,7 @@ class Gguf(unittest.TestCase):
         return expected
 
     def converted(self, *options):
-        """What convert told, and the tensors that it wrote."""
+        """The output of convert, and the tensors that it wrote."""
         out = self.folder / "out"
         told = json.loads(awqctl("--json", "convert", self.file, "-o", out, "--verify", *options))
         tensors = load_file(out / "model.safetensors")

@@ -72,7 +72,7 @@ class Traces(unittest.TestCase):
 
     def test_the_calls_of_a_batch_link_to_one_another(self):
         callers = 3
-        # The batch leaves when it has their tokens, and waits for them for a minute.
+        # The batch runs when it has their tokens; it waits a minute for them.
         with Server(f"--otlp_endpoint={self.endpoint}", f"--max_batch_tokens={callers}",
                     "--max_queue_delay_us=60000000") as awqd, \
                 concurrent.futures.ThreadPoolExecutor(callers) as pool:

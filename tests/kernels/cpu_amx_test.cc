@@ -1,4 +1,4 @@
-// AMX's products have the bits of AVX-512 VNNI's, with its instructions where the machine has them,
+// AMX's products have the bits of AVX-512 VNNI's: with AMX instructions if the machine has them,
 // and in software (emulated_amx.h).
 #include <string>
 #include <vector>
@@ -80,7 +80,7 @@ class CpuAmx : public ::testing::TestWithParam<Amx> {
   CpuDevice device_{1, 0, std::nullopt, false};
 };
 
-// From less than a register to all tokens of a task, and ragged.
+// From less than a register to all tokens of a task, and ragged counts.
 constexpr int64_t kTokens[] = {1, 16, 21, 32, 45, 192};
 
 TEST_P(CpuAmx, QuantisedActivations) {

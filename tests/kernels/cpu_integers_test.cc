@@ -67,7 +67,7 @@ TEST_P(CpuIntegers, ValuesOfFifteenBitsAreExact) {
   }
 }
 
-// Each element is off by half a step, 2^-15 of its block's greatest, at most.
+// Each element differs by at most half a step, 2^-15 of its block's largest.
 TEST_P(CpuIntegers, OthersAreRoundedToTheStepOfTheirBlock) {
   for (const char* description : {"w4g128z", "w4g384s", "w8g128z+bf16", "w4cr", "w8co", "w4g128s*c",
                                   "w4g16z", "w2g64o", "w3g32r+fp32", "w1g128z"}) {
@@ -80,7 +80,8 @@ TEST_P(CpuIntegers, OthersAreRoundedToTheStepOfTheirBlock) {
       for (int64_t c = 0; c < n; ++c) {
         double want = 0, off = 0;
         for (int64_t block = 0; block < k; block += 128) {
-          // `size`: of sums before zeros are taken off, which FP32 rounds; a code is 255 at most.
+          // `size`: the size of sums before zeros are subtracted, which FP32 rounds; a code is 255
+          // at most.
           double greatest = 0, weights = 0, size = 0;
           for (int64_t row = block; row < std::min(block + 128, k); ++row) {
             const double v = LoadElement(x.data(), DType::kFp16, t * k + row);
@@ -126,7 +127,7 @@ TEST_P(CpuIntegers, TokensThatInt16HoldsBadlyAreMultipliedInFloats) {
   }
 }
 
-// All zeros, and as small as FP16 goes.
+// All zeros, and the smallest numbers of FP16.
 TEST_P(CpuIntegers, NothingAndTheSmallest) {
   const int64_t k = 256, n = 24, m = GetParam();
   const HostWeight w = Weight("w4g128z+1", k, n);

@@ -1,4 +1,4 @@
-// Products on the CPU for tests, on the device that they name.
+// Products on a CPU device of the test.
 #pragma once
 
 #include <cstdlib>
@@ -13,7 +13,7 @@
 
 namespace awqd {
 
-// y of rows [first, first + m) of x, in FP32. `x_type`: of the elements of x.
+// y for rows [first, first + m) of x, in FP32. `x_type`: type of x's elements.
 inline std::vector<float> Product(const DeviceWeight& weight, Device& device,
                                   const std::vector<uint8_t>& x, int64_t first, int64_t m,
                                   DType x_type = DType::kFp16) {
@@ -31,7 +31,7 @@ inline std::vector<float> Product(const DeviceWeight& weight, Device& device,
   return y;
 }
 
-// A device with what AWQD_CPU_ISA=`isa` allows.
+// A device limited by AWQD_CPU_ISA=`isa`.
 inline std::unique_ptr<Device> OpenCpuDeviceOf(const char* isa) {
   const char* const inherited = std::getenv("AWQD_CPU_ISA");
   const std::string restore = inherited == nullptr ? "" : inherited;

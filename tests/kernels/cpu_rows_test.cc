@@ -1,5 +1,5 @@
-// What the CPU rows promise beyond conformance: every code, scale and zero; large results; bits
-// that depend on neither the batch nor, without VNNI, the vector instructions.
+// Properties of the CPU rows beyond conformance: every code, scale and zero; large results; bits
+// that depend neither on the batch nor, without VNNI, on the vector instructions.
 #include <cmath>
 #include <tuple>
 
@@ -19,8 +19,8 @@ namespace {
 
 using testing::IsOk;
 
-// Row k holds code k; column n has n as its scale, or 0 where that passes `most` in size. Zeros are
-// the caller's to fill.
+// Row k holds code k. Column n has n as its scale, or 0 if its magnitude exceeds `most`. The caller
+// fills zeros.
 HostWeight EveryScaleAndCode(uint16_t most) {
   HostWeight w;
   w.k = 16;
@@ -38,7 +38,7 @@ HostWeight EveryScaleAndCode(uint16_t most) {
   return w;
 }
 
-// All fp16 scales that are finite x all (q, z), against one rounding in software.
+// All finite FP16 scales x all (q, z), against one rounding in software.
 TEST(CpuDequantize, EveryScaleCodeAndZero) {
   auto device = OpenCpuDevice(0, 0);
   HostWeight w = EveryScaleAndCode(0x7bff);
@@ -59,8 +59,8 @@ TEST(CpuDequantize, EveryScaleCodeAndZero) {
   }
 }
 
-// Row k holds code k of all that there are, column n the zero n modulo as many, where zeros are
-// stored; groups and all else at random.
+// Row k holds code k, for all codes; column n has the zero n modulo their number, if zeros are
+// stored; groups and the rest are random.
 HostWeight EveryCode(const WeightDescription& description) {
   testing::WeightSpec spec;
   spec.k = int64_t{1} << description.bits;
@@ -101,7 +101,7 @@ TEST(CpuDequantize, EveryCodeOfEveryKind) {
         const float exact = WeightValue(w, i / w.n, i % w.n);
         StoreElement(want.data(), type, i, exact);
         if (!std::isnan(exact)) continue;
-        ++nans;  // of any bits
+        ++nans;  // with any bits
         EXPECT_TRUE(std::isnan(LoadElement(got.data(), type, i))) << text << " element " << i;
         StoreElement(want.data(), type, i, LoadElement(got.data(), type, i));
       }
@@ -111,7 +111,7 @@ TEST(CpuDequantize, EveryCodeOfEveryKind) {
   }
 }
 
-// Every legal kind of weight has rows that are made to serve.
+// Every legal kind of weight has rows that are meant to serve it.
 TEST(CpuRows, TheOracleServesNothing) {
   const DeviceInfo device = OpenCpuDevice(1, 0)->info();
   int served = 0;
@@ -137,7 +137,7 @@ TEST(CpuRows, TheOracleServesNothing) {
   EXPECT_GT(served, 5000);
 }
 
-// Large results go around the caches and by other loops than the small ones of conformance.
+// Large results bypass the caches, in other loops than the small results of conformance.
 TEST(CpuDequantize, LargeResultsAreExactToo) {
   auto device = OpenCpuDevice(2, 0);
   for (const auto& [k, n, description] :
@@ -175,8 +175,8 @@ struct ProductShape {
   int64_t k, n;
   const char* description;
 };
-// Groups of whole blocks, of parts of one, of padded runs; K of several pieces, which end within
-// a group; all ways to decode.
+// Groups of whole blocks, of parts of one, of padded runs; K of several pieces, which end within a
+// group; all ways to decode.
 constexpr ProductShape kProductShapes[] = {
     {768, 264, "w4g128z"},          {768, 264, "w4g32z"},
     {768, 264, "w4g24z"},           {4608, 24, "w4g128z"},
@@ -195,8 +195,7 @@ testing::WeightSpec SpecOf(const ProductShape& shape) {
   return spec;
 }
 
-// The weight that a product in FP32 with FP16 scales multiplies by: what Dequantize to FP16
-// returns.
+// The factor that a product in FP32 with FP16 scales uses: the result of Dequantize to FP16.
 float RoundedWeight(const HostWeight& w, int64_t row, int64_t col) {
   return HalfToFloat(FloatToHalf(WeightValue(w, row, col)));
 }
@@ -206,8 +205,8 @@ float RoundedWeight(const HostWeight& w, int64_t row, int64_t col) {
 // zero, and the scale follows.
 TEST(CpuQmatmulA16, EveryScaleCodeAndZero) {
   auto device = OpenCpuDevice(0, 0);
-  // Larger scales overflow in products, and 0 * infinity of the zeros in x would be no number.
-  // Neighbours in a tile are alike: blocks of ordinary scales and of others are both met.
+  // Larger scales overflow in products, and 0 * infinity from zeros in x would be NaN. Neighbours
+  // in a tile are alike, so both ordinary and other blocks of scales occur.
   HostWeight w = EveryScaleAndCode(0x6800);
   std::vector<uint8_t> x(16 * 16 * 2);
   for (int64_t k = 0; k < 16; ++k) StoreElement(x.data(), DType::kFp16, k * 17, 1.0f);
@@ -226,13 +225,13 @@ TEST(CpuQmatmulA16, EveryScaleCodeAndZero) {
   }
 }
 
-// The same for every code of every kind: weights that are multiplied as they are have one rounding
-// more or less than those of Dequantize.
+// The same for every code of every kind: the rounding of weights that are multiplied directly
+// differs by one from Dequantize.
 TEST(CpuQmatmulA16, EveryCodeOfEveryKind) {
   auto device = OpenCpuDevice(1, 0);
   for (const char* text : kEveryKind) {
     HostWeight w = EveryCode(ParseDescription(text).value());
-    if (w.description.code == CodeKind::kE4m3) {  // NaN would spoil every sum of its column
+    if (w.description.code == CodeKind::kE4m3) {  // a NaN would spoil every sum of its column
       for (int64_t k : {0x7f, 0xff}) {
         std::fill_n(w.codes.begin() + k * w.row_bytes(), w.row_bytes(), uint8_t{0});
       }

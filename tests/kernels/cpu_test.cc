@@ -85,7 +85,7 @@ TEST(ThreadPool, RunsEveryTaskOnceWhoeverCalls) {
   EXPECT_EQ(wrong, 0);
 }
 
-// Workers have one core each, callers all that they had.
+// Each worker has one core; callers keep all of theirs.
 TEST(ThreadPool, PinnedWorkersStayWhereTheyArePut) {
   const auto cores = [] {
     cpu_set_t mask;
@@ -100,7 +100,7 @@ TEST(ThreadPool, PinnedWorkersStayWhereTheyArePut) {
     std::atomic<int> here{0};
     pool.ParallelFor(3, [&](int64_t, int thread) {
       seen[thread] = cores();
-      // A task for each thread: nobody leaves before all are here.
+      // One task for each thread: none ends before all have begun.
       ++here;
       while (here < 3) std::this_thread::yield();
     });
@@ -115,14 +115,14 @@ TEST(Isa, TheEnvironmentOnlyLowers) {
   const std::string restore = inherited == nullptr ? "" : inherited;
   unsetenv("AWQD_CPU_ISA");
   const CpuIsa best = DetectIsa();
-  // Of another architecture it is ignored, and so is what nobody knows.
+  // The name of another architecture's instruction set, or an unknown name, is ignored.
   const auto is_arm = [](CpuIsa isa) { return isa == CpuIsa::kNeon || isa == CpuIsa::kNeonDot; };
   for (CpuIsa isa : {CpuIsa::kPortable, CpuIsa::kNeon, CpuIsa::kNeonDot, CpuIsa::kAvx2,
                      CpuIsa::kAvxVnni, CpuIsa::kAvx512, CpuIsa::kAvx512Vnni, CpuIsa::kAmx}) {
     ASSERT_EQ(setenv("AWQD_CPU_ISA", std::string(Name(isa)).c_str(), 1), 0);
     const bool known = isa == CpuIsa::kPortable || is_arm(isa) == is_arm(best);
     const CpuIsa expected = known ? std::min(isa, best) : best;
-    // AVX-VNNI alone may be missing where there is more.
+    // A machine with more than AVX2 may lack AVX-VNNI alone.
     if (expected == CpuIsa::kAvxVnni && DetectIsa() == CpuIsa::kAvx2) continue;
     EXPECT_EQ(DetectIsa(), expected) << Name(isa);
   }

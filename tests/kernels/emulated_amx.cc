@@ -8,7 +8,8 @@
 namespace awqd::cpu {
 namespace {
 
-// AmxRegisters, by the documentation of its instructions. Ends the process where they would.
+// AmxRegisters, after the documentation of the instructions. Ends the process where they would
+// fault.
 class EmulatedAmxRegisters {
  public:
   void Configure(const uint8_t (&rows)[8]) {

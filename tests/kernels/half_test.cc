@@ -11,7 +11,7 @@
 namespace awqd {
 namespace {
 
-// What the bits mean, from the definition of the format.
+// The value of the bits, from the definition of the format.
 double HalfValue(uint16_t h) {
   const int exponent = h >> 10 & 31, mantissa = h & 1023;
   const double magnitude =
@@ -42,7 +42,7 @@ TEST(Half, EveryPatternSurvivesARoundTrip) {
   }
 }
 
-// Halfway between neighbours goes to the even one, anything else to the nearer.
+// A number halfway between neighbours rounds to the even one, any other to the nearer.
 TEST(Half, RoundsToNearestEvenBetweenAllNeighbours) {
   for (uint16_t low = 0; low < 0x7bff; ++low) {
     const float middle = (HalfToFloat(low) + HalfToFloat(low + 1)) / 2;
@@ -71,7 +71,7 @@ TEST(Bf16, RoundsToNearestEven) {
   EXPECT_EQ(FloatToBf16(HUGE_VALF), 0x7f80);
 }
 
-// A double a hair off a tie must not be rounded to the tie first.
+// A double just beside a tie must not be rounded to the tie first.
 TEST(Elements, DoublesAreRoundedOnce) {
   uint16_t out = 0;
   StoreElement(&out, DType::kFp16, 0, 1 + 0x1p-11 + 0x1p-40);

@@ -16,8 +16,8 @@ struct OracleScale {
   float scale = 1, zero = 0;
 };
 
-// One FP32 rounding of a result that double holds exactly, or near enough: a sum, product or
-// quotient of floats rounds through double as it does at once.
+// One FP32 rounding of a result that double holds exactly, or accurately enough: a sum, product or
+// quotient of floats rounds the same through double as directly.
 inline float Fp32(double value) { return static_cast<float>(value); }
 
 inline float ToScale(float value, DType dtype) {

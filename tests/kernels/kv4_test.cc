@@ -35,7 +35,7 @@ Bytes Elements(const std::vector<float>& values, DType dtype) {
   return out;
 }
 
-// Stored keys or values: what a test gives, and what Kv4Store writes.
+// Stored keys or values: inputs of a test, and outputs of Kv4Store.
 struct Stored {
   Kv4Shape shape;
   DType scale_dtype = DType::kFp16;
@@ -65,7 +65,7 @@ class Kv4Test : public ::testing::Test {
     return buffer.Read().value();
   }
 
-  // `out` has shape, scale_dtype and per, and for given scales those as well.
+  // `out` has shape, scale_dtype and per, and given scales if per needs them.
   void Store(const Bytes& x, DType dtype, Stored* out, int64_t misalign = 0) {
     const bool given = out->per != Kv4Per::kRow;
     const int64_t scale_bytes = Kv4Scales(out->shape, out->per) * SizeOf(out->scale_dtype);
@@ -120,7 +120,7 @@ class Kv4Test : public ::testing::Test {
     return out;
   }
 
-  // Everything that was stored, and all ways to load it, against the oracle.
+  // Compares the stored codes, and all ways to load them, with the oracle.
   void ExpectAsDefined(const Bytes& x, DType dtype, const Stored& stored) {
     const auto& [shape, scale_dtype, per, codes, scale, zero] = stored;
     for (int64_t row = 0; row < shape.rows(); ++row) {
@@ -168,7 +168,7 @@ class Kv4Test : public ::testing::Test {
   std::unique_ptr<Stream> stream_ = device_.CreateStream().value();
 };
 
-// Keys as they are: most channels small, some large, each row off zero.
+// Realistic keys: most channels small, some large, each row away from zero.
 Bytes Keys(const Kv4Shape& shape, DType dtype) {
   const Bytes normal = RandomMatrix(shape.rows(), shape.head_dim, DType::kFp32, shape.head_dim);
   std::vector<float> out;
@@ -195,7 +195,7 @@ TEST_F(Kv4Test, EveryTypeAndHeadDim) {
   }
 }
 
-// More rows than a launch has threads for.
+// More rows than a launch has threads.
 TEST_F(Kv4Test, ManyRows) {
   Stored stored{.shape = {3001, 8, 16}};
   const Bytes x = Keys(stored.shape, DType::kFp16);
@@ -214,7 +214,7 @@ TEST_F(Kv4Test, PointersThatNoVectorInstructionTakes) {
   }
 }
 
-// Larger than what stays in a cache: the CPU goes around it then.
+// Larger than a cache; the CPU then bypasses it.
 TEST_F(Kv4Test, LargeBlocks) {
   Stored stored{.shape = {1025, 32, 128}};
   const Bytes x = Keys(stored.shape, DType::kFp16);
@@ -305,7 +305,7 @@ TEST_F(Kv4Test, AConstantRowComesBackAsItWas) {
   }
 }
 
-// Of types that reach farther than FP16 scales.
+// Elements of types with a larger range than FP16 scales.
 TEST_F(Kv4Test, WhatFp16ScalesCannotHold) {
   const Stored large = StoreRow({1e6f, 2e5f, -3e5f, 0}, DType::kFp32);
   EXPECT_EQ(large.Scale(0), HalfToFloat(FloatToHalf((491280.0f + 3e5f) / 15)));
@@ -320,14 +320,14 @@ TEST_F(Kv4Test, WhatFp16ScalesCannotHold) {
   }
   const Stored farthest = StoreRow({2e6f, 3e6f}, DType::kFp32);
   EXPECT_THAT(LoadRow(farthest, Kv4Form::kExact, DType::kFp32), ::testing::Each(15 * 65504.0f));
-  // As good as constant: its zero would be beyond FP16.
+  // Nearly constant: its zero would be beyond FP16.
   const Stored near = StoreRow({1000, 1000.01f, 1000.02f}, DType::kFp32);
   for (float v : LoadRow(near, Kv4Form::kExact, DType::kFp32)) EXPECT_NEAR(v, 1000, 0.5);
   const Stored small = StoreRow({1e-12f, -1e-12f}, DType::kFp32);
   for (float v : LoadRow(small, Kv4Form::kExact, DType::kFp32)) EXPECT_NEAR(v, 0, 0x1p-24f);
 }
 
-// What is stored again after loading stays what it is.
+// Loaded elements that are stored again keep their codes.
 TEST_F(Kv4Test, LoadedElementsHaveTheirCodesAgain) {
   Stored once{.shape = {16, 4, 128}, .scale_dtype = DType::kFp32};
   Store(Keys(once.shape, DType::kFp32), DType::kFp32, &once);

@@ -30,7 +30,7 @@ constexpr const char* kDescriptions[] = {
     "w8cz+1",       "w8cs+1*c",      "w4g1m3",      "w2g1r",          "w4g1r:fp32", "w4g1o",
     "w4g1z+int8*c", "e2m1g1+e4m3*t", "e2m1g1+e8m0", "e4m3b16x8+fp32", "e4m3c",      "t4g1+fp32"};
 
-// A description whose groups, where it has any, are of `group` rows.
+// A description whose groups, if it has any, have `group` rows.
 WeightDescription Described(const char* text, int64_t group) {
   WeightDescription out = ParseDescription(text).value();
   if (out.block_rows == 1) out.block_rows = group;
@@ -52,7 +52,8 @@ TEST(Layouts, UnpackInvertsPack) {
           if (!layout->refuses(facts).empty()) continue;
           SCOPED_TRACE(absl::StrCat(layout->name, " ", ToString(weight.description), " ", shape.k,
                                     "x", shape.n));
-          // Not zeros: pack must not count on them. In pieces, as threads pack.
+          // The memory is not zeroed, because pack must not depend on zeros. It packs in pieces, as
+          // threads do.
           const Sections sections = SectionsOf(*layout, facts);
           std::vector<uint8_t> packed(sections.total(), 0xa5);
           for (int64_t n = 0; n < shape.n; n += ColumnRange::kStep) {
@@ -78,8 +79,8 @@ TEST(Layouts, HaveNamesOfTheirOwn) {
   for (const Layout* layout : AllLayouts()) EXPECT_TRUE(names.insert(layout->name).second);
 }
 
-// Layout k16 of a weight of zeros but for column 2, where rows first + step j hold j, in as many
-// bits as there are.
+// Layout k16 for a weight of zeros except in column 2, where rows first + step j hold j, within the
+// bits.
 std::vector<uint8_t> PackedK16(int bits, int64_t first, int64_t step) {
   HostWeight w = MakeEmpty({128, 8, Asymmetric(bits, 0)});
   for (int j = 0; j < 8; ++j) {
@@ -119,8 +120,8 @@ TEST(K16, PutsRowsOfBytesSideBySide) {
   }
 }
 
-// Where the table at the head of kernels/layouts/mma16.cc says that a lane's codes lie: the word
-// among all of the record, and the bit in it. `plane` 1: the upper bit of 3.
+// The place of a lane's codes by the table at the head of kernels/layouts/mma16.cc: the word in the
+// record, and the bit in it. `plane` 1: the upper bit of 3.
 struct Place {
   int64_t word, bit;
 };
@@ -144,7 +145,7 @@ Place PlaceByTable(int bits, int plane, int64_t n, int64_t k) {
   return {first + (bits == 3 ? 64 : 0) + lane, (steps[step] + 2 * pair + upper) % 32};
 }
 
-// The kernel rows of such records multiply by it without looking whether it is there.
+// Kernel rows of such records always multiply by it.
 TEST(Mma16, RecordsWithoutScalesHaveAnOuterOne) {
   for (const char* text :
        {"w8c+1", "w8cs+1", "w8g128s+1", "w8cs+1*c", "w8cs", "e4m3c+bf16", "e4m3t+fp32"}) {

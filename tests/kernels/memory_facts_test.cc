@@ -1,4 +1,4 @@
-// What memory_facts reads of /proc and of both versions of cgroups, from folders made up here.
+// memory_facts with made-up folders of /proc and both versions of cgroups.
 #include "kernels/base/memory_facts.h"
 
 #include <filesystem>

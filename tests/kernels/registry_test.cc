@@ -138,7 +138,7 @@ TEST_F(SelectTest, APriorityMayCountFromACountOfTokensOnThatDependsOnTheWeight) 
   EXPECT_EQ(row(1024, 9), &fast);
   EXPECT_EQ(row(64, 16), &small_);
   EXPECT_EQ(row(64, 17), &fast);
-  // Alone it serves all that it can.
+  // Alone it serves every count.
   const KernelRow* rows[] = {&fast, &dequantize_};
   const auto plan = Select(shape_, cpu_, rows);
   ASSERT_TRUE(plan.ok());
@@ -184,7 +184,7 @@ TEST_F(SelectTest, ABatchInvariantDeviceTakesOnlyRowsThatAre) {
   EXPECT_EQ(plan->rows.Matmul(Path::kFused, 1), &any_);
   EXPECT_THAT(Explain(*plan, shape_, cpu_),
               HasSubstr("refused a/small: its sums depend on the batch"));
-  // Nothing is summed.
+  // A dequantize sums nothing.
   EXPECT_EQ(plan->rows.dequantize, &dequantize_);
 }
 

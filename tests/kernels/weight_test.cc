@@ -1,4 +1,4 @@
-// HostWeight: Validate names the part that is wrong; values follow the formula of exact.h.
+// HostWeight: Validate names the wrong part; values follow the formula of exact.h.
 #include "kernels/weight.h"
 
 #include <cmath>
@@ -66,7 +66,7 @@ TEST(HostWeight, ValidateNamesThePart) {
   EXPECT_THAT(Error(w), HasSubstr("table: got 15 values, expected 16"));
 }
 
-// The formula in double, each part as it is defined.
+// The formula in double, with each part as it is defined.
 double InDouble(const HostWeight& w, int64_t row, int64_t col) {
   const WeightDescription& d = w.description;
   const int64_t group = row / w.group_rows();
@@ -93,7 +93,7 @@ TEST(Exact, IsTheFormulaUpToItsRoundings) {
       if (exact) {
         ASSERT_EQ(got, want) << text << " element " << i;
       } else {
-        // Three roundings; a difference of a real zero may cancel up to the size of its terms.
+        // Three roundings; the difference of a real zero may cancel up to the size of its terms.
         ASSERT_NEAR(got, want, (std::fabs(want) + 8) * 0x1p-22) << text << " element " << i;
       }
     }

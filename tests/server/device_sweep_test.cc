@@ -1,6 +1,6 @@
-// The N-th call on a device fails, for every N, in the whole server in this process: every request
-// of its batch gets one error id, the device lives on or is retired as engine/README.md says,
-// health tells it, and the memory comes back.
+// Lets the N-th call on a device fail, for every N, in the whole server in this process. All
+// requests of the batch get one error id, the device recovers or is retired as engine/README.md
+// says, health reports it, and the memory is released.
 #include <grpcpp/grpcpp.h>
 #include <unistd.h>
 
@@ -42,7 +42,7 @@ class DeviceSweepTest : public ::testing::Test {
     options_.device = devices;
     options_.cpu_threads = 1;
     options_.rpc.transport.addresses = {"127.0.0.1:0"};
-    // For long enough that calls of one moment share a batch.
+    // Long enough that concurrent calls share a batch.
     options_.engine.batching.max_queue_delay = absl::Milliseconds(5);
     auto server = Server::Create(
         options_,
@@ -76,7 +76,7 @@ class DeviceSweepTest : public ::testing::Test {
   static void Deadline(grpc::ClientContext* context) {
     context->set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
   }
-  // Asks until the service has that health; at most ten seconds.
+  // Waits until the service has this health, ten seconds at most.
   bool Becomes(const std::string& service, HealthCheckResponse::ServingStatus wanted) {
     const auto stub = grpc::health::v1::Health::NewStub(channel_);
     for (const absl::Time end = absl::Now() + absl::Seconds(10); absl::Now() < end;) {
@@ -114,7 +114,7 @@ class DeviceSweepTest : public ::testing::Test {
     v1::LoadModelResponse response;
     return v1::ModelRepository::NewStub(channel_)->LoadModel(&context, request, &response);
   }
-  // Products of one moment.
+  // Products that are submitted together.
   std::vector<grpc::Status> MultiplyTogether() {
     std::vector<grpc::Status> out(4);
     std::vector<std::thread> threads;
@@ -134,8 +134,8 @@ class DeviceSweepTest : public ::testing::Test {
             {"load", [this] { return std::vector<grpc::Status>{Load()}; }}};
   }
 
-  // What the last of `devices_` is asked for by `run`, each call of which fails once, with `check`
-  // after each.
+  // Lets each call of `run` on the last of `devices_` fail once, and runs `check` after each
+  // failure.
   void Sweep(const Named& operation, Way way,
              const std::function<void(const std::vector<grpc::Status>&)>& check) {
     FailingDevice& device = *devices_.back();
@@ -157,7 +157,7 @@ class DeviceSweepTest : public ::testing::Test {
     seen_ += failed;
   }
 
-  // An internal error says no more than an id, the same for all of a batch.
+  // An internal error has only an id, which is the same for all requests of a batch.
   static void ExpectClean(const std::vector<grpc::Status>& statuses) {
     std::set<std::string> ids;
     for (const grpc::Status& status : statuses) {
@@ -176,7 +176,7 @@ class DeviceSweepTest : public ::testing::Test {
   testing::TempDirectory repository_;
   Options options_;
   Mutex opening_;
-  std::vector<FailingDevice*> devices_;  // live as long as the server runs
+  std::vector<FailingDevice*> devices_;  // they exist as long as the server runs
   std::unique_ptr<Server> server_;
   std::shared_ptr<grpc::Channel> channel_;
   int stop_[2] = {-1, -1};

@@ -1,4 +1,4 @@
-// When memory is given back, and that it is.
+// Detects idleness, and returns memory.
 #include "server/idle_memory.h"
 
 #if defined(AWQD_JEMALLOC)
@@ -15,7 +15,7 @@
 namespace awqd {
 namespace {
 
-// Ticks every 50 ms for `length`, using `share` of a processor; how often the watch said yes.
+// Ticks every 50 ms for `length` with `share` of a processor; returns how often the watch was true.
 class Spell {
  public:
   int Run(absl::Duration length, double share) {
@@ -62,7 +62,7 @@ TEST(IdleWatchTest, NotForPausesWithinWork) {
 TEST(IdleWatchTest, NotForTheServersOwnTicking) {
   Spell spell;
   EXPECT_EQ(spell.Run(absl::Seconds(5), 1) + spell.Run(absl::Seconds(5), 0), 1);
-  // Less than kWork over a minute.
+  // Less than kWork in a minute.
   EXPECT_EQ(spell.Run(absl::Minutes(1), 0.001), 0);
 }
 
@@ -88,7 +88,7 @@ TEST(IdleMemoryTest, ReturnsWhatLiesBetweenBlocksInUse) {
     blocks.push_back(static_cast<char*>(malloc(kBlock)));
     for (size_t at = 0; at < kBlock; at += 4096) blocks.back()[at] = 1;
   }
-  // Every sixteenth stays, so the rest is not the end of the heap.
+  // Every sixteenth block stays, so that the rest is not the end of the heap.
   for (size_t i = 0; i < kBlocks; ++i) {
     if (i % 16 != 0) free(blocks[i]);
   }

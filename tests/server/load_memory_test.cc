@@ -1,4 +1,4 @@
-// What a load frees is there for its next linear, and given back when it ends.
+// The memory that a load frees is reused for its next linear, and returned when the load ends.
 #include "server/model/load_memory.h"
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@ constexpr size_t kLinear = 64 << 20;
 
 #if defined(AWQD_JEMALLOC)  // sanitizers bring their own allocator
 
-// 4 KiB pages that the process was given, huge ones left out.
+// Faults of 4 KiB pages, without huge pages.
 int64_t Faults() {
   rusage usage = {};
   getrusage(RUSAGE_THREAD, &usage);
@@ -30,10 +30,11 @@ int64_t ResidentBytes() {
   return resident * sysconf(_SC_PAGESIZE);
 }
 
-// As a linear of a load does.
+// Uses memory as a linear of a load does.
 void UseAndFree() {
   const std::unique_ptr<char[]> linear(new char[kLinear]);
-  volatile char* const bytes = linear.get();  // a compiler may leave out what nobody reads
+  // Volatile, because a compiler may omit writes that are not read.
+  volatile char* const bytes = linear.get();
   for (size_t at = 0; at < kLinear; at += 4096) bytes[at] = 1;
 }
 

@@ -10,7 +10,7 @@
 #include "absl/strings/strip.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "server/config/flags.h"
+#include "server/config/flag_table.h"
 #include "server/transport/listening.h"
 #include "tests/testing/places.h"
 
@@ -308,7 +308,7 @@ TEST(Options, ErrorsInTheConfigFileNameFileAndLine) {
   EXPECT_THAT(error("lanes = 1\nlanes = 2"), HasSubstr(path + ":3: "));
   EXPECT_THAT(error("[section]\nlanes = 1"), HasSubstr(path + ":2: section: got a table"));
   EXPECT_THAT(error("lanes = [[1]]"), HasSubstr(path + ":2: lanes: got a value"));
-  // The flag's own error has no place in the file.
+  // An error of a flag names no place in the file.
   EXPECT_THAT(error("lanes = 1", {"--lanes=many"}), Not(HasSubstr(path)));
 }
 
@@ -346,7 +346,7 @@ TEST(Options, RefusesUnknownVariables) {
             "environment: AWQD_TOKEN_TRESHOLD: did you mean AWQD_TOKEN_THRESHOLD?");
   EXPECT_THAT(with("AWQD_BOGUS"), HasSubstr("environment: AWQD_BOGUS is not a setting of awqd"));
   EXPECT_THAT(with("AWQD_PORT_FIEL"), HasSubstr("did you mean AWQD_PORT_FILE?"));
-  // Of Kubernetes, of the kernels, of the tests.
+  // Variables of Kubernetes, of the kernels, and of the tests.
   for (const char* name : {"AWQD_PORT", "AWQD_PORT_8001_TCP_ADDR", "AWQD_SERVICE_HOST",
                            "AWQD_CPU_ISA", "AWQD_TEST_DEVICE"}) {
     const EnvironmentVariable variable(name, "1");
@@ -379,7 +379,7 @@ TEST(Options, PrintsEveryValueAndItsSource) {
   has("unix_socket_mode = \"0600\"", "flag");
   has("token_threshold = \"default\"", "default");
   has("\n# model_repository = \"\"", "default");
-  // Read back it says the same, all of it from the file.
+  // Reading the printed file gives the same values, with the file as their source.
   std::ofstream(path) << line->print;
   const auto again = Parse({"--config", path.c_str(), "--model_repository=/m"});
   ASSERT_TRUE(again.ok()) << again.status();
@@ -390,7 +390,8 @@ TEST(Options, PrintsEveryValueAndItsSource) {
   EXPECT_EQ(again->options.rpc.transport.unix_socket_mode, 0600u);
 }
 
-// What the comment of `key` in the file `text` sets, sizes as numbers; empty without one.
+// The default that the comment of `key` in the file `text` shows, with sizes as numbers; empty
+// without a comment.
 std::string DefaultIn(absl::string_view text, const std::string& key) {
   const std::string comment = "\n# " + key + " = ";
   const size_t at = text.find(comment);

@@ -1,4 +1,4 @@
-// Requests that are right in every field, for tests to spoil one at a time.
+// Valid requests, of which tests change one field at a time.
 #pragma once
 
 #include <string>

@@ -53,7 +53,7 @@ class ServerTest : public ::testing::Test {
   }
 
   Options options_;
-  WrappedDevice* device_ = nullptr;  // lives as long as the server runs
+  WrappedDevice* device_ = nullptr;  // it exists as long as the server runs
   std::unique_ptr<Server> server_;
   int stop_[2] = {-1, -1};
 };

@@ -1,5 +1,5 @@
 // The whole server in this process on two devices that break when the test says so: it goes on with
-// the one that is left, says so everywhere, and ends with the last.
+// the other one, reports it everywhere, and exits with the last.
 #include <grpcpp/grpcpp.h>
 #include <unistd.h>
 
@@ -76,7 +76,7 @@ class SeveralDevicesServerTest : public ::testing::TestWithParam<model::Sharding
   static void Deadline(grpc::ClientContext* context) {
     context->set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(30));
   }
-  // Watches until the service has that health.
+  // Watches until the service has this health.
   bool Becomes(const std::string& service, HealthCheckResponse::ServingStatus wanted) {
     const auto stub = grpc::health::v1::Health::NewStub(channel_);
     grpc::ClientContext context;
@@ -133,7 +133,7 @@ class SeveralDevicesServerTest : public ::testing::TestWithParam<model::Sharding
   testing::TempDirectory repository_;
   Options options_;
   Mutex opening_;
-  std::vector<WrappedDevice*> devices_;  // live as long as the server runs
+  std::vector<WrappedDevice*> devices_;  // they exist as long as the server runs
   std::unique_ptr<Server> server_;
   std::shared_ptr<grpc::Channel> channel_;
   int stop_[2] = {-1, -1};
@@ -165,14 +165,14 @@ TEST_P(SeveralDevicesServerTest, OneThatFailsIsLostAndComesBackWithAReload) {
     EXPECT_TRUE(Multiply(&device).ok());
     EXPECT_EQ(device, "cpu");
   }
-  // Onto the device that is left.
+  // The reload goes to the remaining device.
   EXPECT_TRUE(Reload());
   EXPECT_TRUE(Becomes("", HealthCheckResponse::SERVING));
   EXPECT_EQ(Summary().state(), v1::READY);
   EXPECT_EQ(Summary().message(), "");
   EXPECT_TRUE(Multiply(&device).ok());
   EXPECT_EQ(device, "cpu");
-  // Onto both, when both live.
+  // The reload goes to both, if both work.
   devices_[1]->Repair();
   EXPECT_TRUE(Becomes("devices/cpu#2", HealthCheckResponse::SERVING));
   EXPECT_TRUE(Reload());

@@ -1,5 +1,5 @@
-// What a test and the failing server that it started share: a page of memory in a file, which
-// AWQD_TEST_FAULTS names. The shim (shim_*.cc), preloaded into the server, does what it says.
+// The memory shared by a test and the failing server that it started: a page of a file, which
+// AWQD_TEST_FAULTS names. The shim (shim_*.cc), preloaded into the server, obeys it.
 #pragma once
 
 #include <sys/types.h>
@@ -12,12 +12,12 @@ namespace awqd::sweeps {
 enum Kind : uint32_t {
   kNothing = 0,
   kFiles,   // open, stat, read and list beneath the repository; mmap of files and by awqd itself
-  kMemory,  // malloc, operator new and their kin, whoever calls them
-  // Those of kMemory that awqd itself asks for, also through C++, Abseil and Protocol Buffers.
+  kMemory,  // malloc, operator new and similar functions, for all callers
+  // The calls of kMemory that awqd itself makes, also through C++, Abseil and Protocol Buffers.
   kOwnMemory,
 };
 
-// How a call of kFiles fails beside its errno: a read gives half of what it could, or nothing.
+// How a call of kFiles fails, besides its errno: a read returns half of the bytes, or none.
 enum Twist : uint32_t { kErrno = 0, kShortRead, kEndOfFile };
 
 struct Control {
@@ -30,8 +30,8 @@ struct Control {
   std::atomic<uint64_t> device;  // st_dev of the repository
   char repository[512];          // its path
   char where[512];               // the function that failed
-  // Of memory: the shared object that asked for it, the innermost that passes failures on to
-  // nobody, and all that called, innermost first.
+  // For memory: the shared object that asked for it, the innermost that does not pass failures on,
+  // and all callers, innermost first.
   char asked_by[64], callers[512];
   std::atomic<int64_t> clock_shift_ns;  // added to the time of day
   std::atomic<int> stalled_thread;      // this thread next sleeps for stall_ns, once

@@ -1,4 +1,4 @@
-// The shared page, and a server with the shim before everything else.
+// The shared page, and a server with the shim preloaded.
 #include "tests/sweeps/failing_server.h"
 
 #include <fcntl.h>
@@ -73,7 +73,7 @@ bool FailingServer::FailAt(Kind kind, int64_t number, absl::FunctionRef<void()> 
   control_->where[0] = '\0';
   control_->kind = kind;
   body();
-  absl::SleepFor(absl::Milliseconds(2));  // what comes after the answer: the line in the log
+  absl::SleepFor(absl::Milliseconds(2));  // time for the log line after the answer
   control_->kind = kNothing;
   return control_->failed > 0;
 }

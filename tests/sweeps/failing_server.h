@@ -1,5 +1,5 @@
-// FailingServer: the real awqd with the shim in it, on a repository with two models, and what every
-// sweep asks of it after a failure.
+// FailingServer: the real awqd with the shim, on a repository with two models, and the checks of
+// every sweep after a failure.
 #pragma once
 
 #include <memory>
@@ -15,7 +15,7 @@ namespace awqd::sweeps {
 // Not thread-safe.
 class FailingServer {
  public:
-  // A repository with models "m" and "other", and the server on it, which has loaded both.
+  // Creates a repository with models "m" and "other", and a server that has loaded both.
   explicit FailingServer(std::vector<std::string> args = {});
   ~FailingServer();
 
@@ -24,17 +24,18 @@ class FailingServer {
   client::Client& client() { return *client_; }
   const std::string& repository() const { return repository_.path(); }
 
-  // The calls of the kind that `body` makes, and of them the one that fails.
+  // Counts the calls of this kind that `body` makes, including the failing one.
   int64_t Count(Kind kind, absl::FunctionRef<void()> body);
-  // Whether it came to that; control().where says what failed.
+  // Lets the `number`-th call fail. Returns whether there was such a call; control().where has its
+  // function.
   bool FailAt(Kind kind, int64_t number, absl::FunctionRef<void()> body);
 
   bool alive() const;
-  // After its end: another one in its place.
+  // Starts another server after the end of this one.
   void Restart();
-  // A product of "m" or "other": its bytes are those of the first one.
+  // Multiplies by "m" or "other"; the bytes must equal those of the first product.
   absl::Status Product(const std::string& model = "m");
-  // Both models answer, right, by a client of their own if need be; within 10 s.
+  // Whether both models answer correctly within 10 s, with a new client if need be.
   absl::Status IsWell();
 
  private:

@@ -1,5 +1,5 @@
-// Every call on files that a load makes fails once, in every way that it can: the load then ends
-// with a status that names no path, what was served before is served on, and the next load is well.
+// Every call on files during a load fails once, in every possible way. The load then ends with a
+// status that names no path, the previous version stays served, and the next load succeeds.
 #include <cerrno>
 
 #include "absl/strings/str_cat.h"
@@ -17,14 +17,14 @@ struct Way {
   const char* name;
   int error;
   Twist twist;
-  bool harmless;  // nobody may notice, where the call can fail so
+  bool harmless;  // the failure of this call may have no effect
 };
 
 class FilesSweepTest : public ::testing::TestWithParam<Way> {
  protected:
   absl::Status Load() { return server_.client().LoadModel("m").status(); }
 
-  // After a load in which the `number`-th call failed.
+  // Checks the server after a load in which the `number`-th call failed.
   void Expect(const absl::Status& load, int64_t number) {
     SCOPED_TRACE(
         absl::StrCat("call ", number, ", ", server_.control().where, " ", load.ToString()));
@@ -44,7 +44,7 @@ class FilesSweepTest : public ::testing::TestWithParam<Way> {
     EXPECT_EQ(server_.Product("m"), absl::OkStatus());
   }
 
-  // Of the calls that a load makes these alone are ever ended by a signal, or read less.
+  // Only these calls of a load can be interrupted by a signal, or read less.
   bool CanBeInterrupted() {
     const std::string where = server_.control().where;
     return where == "open" || where == "openat" || where == "openat2" || where == "pread";

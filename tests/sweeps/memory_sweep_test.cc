@@ -1,8 +1,8 @@
 // The N-th allocation of the server fails, wherever it is: during a load, the three kinds of calls,
 // an unload. Either the call ends with a status, nothing stays behind, and the next one is right;
-// or, where that is impossible halfway, the process ends with a line that says why. It never goes
-// on unwell. Where gRPC or another library ends the process, that is listed: they check no
-// allocation.
+// or, if that is impossible halfway, the process ends with a line that has the reason. It never
+// continues in a broken state. Cases in which gRPC or another library ends the process are listed,
+// because they check no allocation.
 #include <algorithm>
 #include <cstdlib>
 #include <functional>
@@ -19,7 +19,7 @@ namespace awqd::sweeps {
 namespace {
 
 // About this many of each operation's allocations, or all with AWQD_TEST_FULL=1: of awqd's own, and
-// of anybody's, most of which end the process.
+// of all, most of which end the process.
 constexpr int64_t kOwn = 40, kAll = 4;
 
 class MemorySweepTest : public ::testing::Test {
@@ -38,8 +38,8 @@ class MemorySweepTest : public ::testing::Test {
                 *client::Tensor::FromFloats(v1::FP16, {1, 256}, std::vector<float>(256, 0.5f))};
   }
 
-  // Fails one allocation after the other of what `body` makes the server do. `repair`: what it then
-  // takes to have both models loaded.
+  // Fails the allocations that `body` causes in the server, one after the other. `repair` loads
+  // both models again.
   void Sweep(
       const Body& body, const std::function<void()>& repair = [] {}) {
     SweepKind(kOwnMemory, kOwn, body, repair);
@@ -76,8 +76,8 @@ class MemorySweepTest : public ::testing::Test {
     EXPECT_GT(failed, 2);
   }
 
-  // After a call in which an allocation failed. The process may have ended, but of awqd's own
-  // allocations never without a word.
+  // Checks the server after a call in which an allocation failed. The process may have ended, but
+  // after an allocation of awqd itself never without a message.
   void Expect(const absl::Status& status, const std::string& number) {
     const std::string asked_by = server_.control().asked_by;
     SCOPED_TRACE(absl::StrCat(number, ": ", server_.control().where, " for",
@@ -85,11 +85,11 @@ class MemorySweepTest : public ::testing::Test {
     const absl::Status well = server_.IsWell();
     const bool lost = absl::IsDeadlineExceeded(status);
     if (server_.alive() && well.ok() && !lost) return;
-    // Classes that Protocol Buffers generates are awqd's code, and do not survive it.
+    // Classes that Protocol Buffers generates are compiled into awqd, and do not survive it.
     const bool parsing = absl::StrContains(server_.control().callers, "libprotobuf");
     const std::string whose = parsing ? "libprotobuf" : asked_by;
     if (server_.alive()) {
-      // gRPC's locks stay locked when it throws, and its calls have no end.
+      // gRPC's locks stay locked when it throws, and its calls never end.
       EXPECT_NE(whose, "awqd") << well << (lost ? "; the call got lost" : "");
       ++died_[absl::StrCat(whose, ": the server went on, and was not well")];
     } else {
@@ -115,7 +115,7 @@ class MemorySweepTest : public ::testing::Test {
 
   FailingServer server_;
   const int64_t weights_ = server_.client().GetServerInfo()->devices(0).weights_bytes();
-  std::map<std::string, int> died_;  // by whose allocation it was, and how
+  std::map<std::string, int> died_;  // by owner of the allocation, and how
 };
 
 TEST_F(MemorySweepTest, AProduct) {

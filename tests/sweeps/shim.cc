@@ -1,4 +1,4 @@
-// The shared page, and the count that tells which call fails.
+// The shared page, and the counter that selects the failing call.
 #include "tests/sweeps/shim.h"
 
 #include <execinfo.h>
@@ -18,7 +18,8 @@ namespace {
 Control* control = nullptr;
 thread_local bool busy = false;  // within the shim itself
 
-// Before main, by system calls: the functions that the shim stands before would come back to it.
+// Runs before main and uses system calls, because the functions that the shim replaces would call
+// it again.
 __attribute__((constructor)) void Attach() {
   void* frames[4];
   backtrace(frames, 4);  // loads what it needs
@@ -41,7 +42,7 @@ bool PassesOn(const char* name) {
   return false;
 }
 
-// Who asked for memory.
+// The callers of an allocation.
 struct Callers {
   char asked_by[64] = "nobody";
   char all[512] = "";

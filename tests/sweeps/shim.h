@@ -1,4 +1,4 @@
-// Shared by the parts of the shim, a library that is preloaded into awqd and stands before the C
+// Declarations for the parts of the shim, a library that is preloaded into awqd and precedes the C
 // library.
 #pragma once
 
@@ -8,16 +8,16 @@
 
 namespace awqd::sweeps {
 
-// The page, or null where the test shares none.
+// The page, or null if the test shares none.
 Control* TheControl();
 
-// Whether this call, one of `kind`, is the one that fails. Notes `function` as what failed.
+// Whether this call, one of `kind`, must fail. Records `function` as the failed one.
 bool Fails(Kind kind, const char* function);
 
-// Sleeps when the test wants this thread to.
+// Sleeps if the test wants this thread to.
 void MaybeStall();
 
-// The function of that name that the shim stands before.
+// The C library's function that the shim replaces.
 template <typename F>
 F* Next(const char* name) {
   return reinterpret_cast<F*>(dlsym(RTLD_NEXT, name));

@@ -1,4 +1,4 @@
-// Files that fail: calls on what lies beneath the repository.
+// Files that fail: calls on files in the repository.
 #include <dirent.h>
 #include <fcntl.h>
 #include <stdarg.h>
@@ -26,7 +26,8 @@ namespace {
 
 bool Watching() { return TheControl() != nullptr && TheControl()->kind == kFiles; }
 
-// A file or directory of the repository's file system, where nothing else is open for reading.
+// Whether it is a file or directory of the repository's file system, where no other file is open
+// for reading.
 bool IsOurs(int fd) {
   if (!Watching() || fd < 0) return false;
   struct stat info = {};
@@ -40,14 +41,14 @@ bool IsOurs(const char* path) {
   return Watching() && std::strncmp(path, root, std::strlen(root)) == 0;
 }
 
-// For calls that do not read, a twist means nothing.
+// Calls that do not read ignore a twist.
 bool FailsWithErrno(const char* name) {
   if (TheControl()->twist != kErrno || !Fails(kFiles, name)) return false;
   errno = TheControl()->error;
   return true;
 }
 
-// Whether the call failed; `size` becomes what it may read.
+// Whether the call fails; `size` becomes the number of bytes that it may read.
 bool ReadFails(const char* name, size_t* size) {
   if (!Fails(kFiles, name)) return false;
   if (TheControl()->twist == kShortRead && *size > 1) {
@@ -62,7 +63,7 @@ ssize_t WhenFailed() { return TheControl()->twist == kEndOfFile ? 0 : -1; }
 
 }  // namespace
 
-// Of openat2, which has no function in the C library; shim_time.cc has `syscall`.
+// For openat2, which has no function in the C library; shim_time.cc has `syscall`.
 bool OpenAt2Fails(int directory) { return IsOurs(directory) && FailsWithErrno("openat2"); }
 
 }  // namespace awqd::sweeps

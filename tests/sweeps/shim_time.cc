@@ -1,5 +1,5 @@
-// A time of day that jumps, and threads that are starved. Waits until a time of day see the jump
-// too, as they would in the kernel: they are done in short pieces, and end early as any may.
+// A time of day that jumps, and threads that are starved. Waits until a time of day must see the
+// jump too, as in the kernel: they run in short pieces, and may end early.
 #include <errno.h>
 #include <linux/futex.h>
 #include <pthread.h>
@@ -33,8 +33,7 @@ int64_t RealNow() {
   return InNs(now);
 }
 
-// The end of a piece of a wait until `until` of the time of day that the server sees, in the
-// kernel's.
+// The end, in the kernel's time, of a piece of a wait until `until` in the server's time of day.
 timespec EndOfPiece(const timespec& until) {
   return InParts(std::max<int64_t>(0, std::min(InNs(until) - Shift(), RealNow() + kPiece)));
 }

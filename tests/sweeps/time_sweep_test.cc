@@ -1,6 +1,5 @@
-// Time that does odd things: a process that stands still, a time of day that jumps by days, a
-// thread that gets no processor for a second. Answers stay right, deadlines and the end keep their
-// length.
+// Unusual time: a process that stands still, a time of day that jumps by days, a thread without a
+// processor for a second. Answers stay right, and deadlines and the shutdown keep their length.
 #include <signal.h>
 
 #include <cstdlib>
@@ -26,7 +25,7 @@ class TimeSweepTest : public ::testing::Test {
     const auto serving = server_.client().IsServing("");
     return serving.ok() && *serving;
   }
-  // All that a client may want. Of calls with their own deadline: 3 s, which no jump may use up.
+  // Calls of every kind. Calls with their own deadline have 3 s, which no jump may use up.
   void ExpectAllIsWell() {
     EXPECT_EQ(server_.Product("m"), absl::OkStatus());
     EXPECT_EQ(server_.Product("other"), absl::OkStatus());
@@ -51,7 +50,7 @@ class TimeSweepTest : public ::testing::Test {
 
 TEST_F(TimeSweepTest, AProcessThatStoodStillGoesOn) {
   std::thread call([&] {
-    absl::SleepFor(absl::Milliseconds(200));  // sent while it stands still
+    absl::SleepFor(absl::Milliseconds(200));  // sent while the process stands still
     EXPECT_EQ(server_.process().NewClient(absl::Seconds(20))->GetServerInfo().status(),
               absl::OkStatus());
   });
@@ -68,7 +67,7 @@ TEST_F(TimeSweepTest, TheTimeOfDayMayJump) {
     SCOPED_TRACE(absl::StrCat("to ", days, " days from now"));
     server_.control().clock_shift_ns = days * kDay;
     ExpectAllIsWell();
-    absl::SleepFor(absl::Milliseconds(300));  // for what looks at the time by itself
+    absl::SleepFor(absl::Milliseconds(300));  // for threads that check the time by themselves
     ASSERT_TRUE(server_.alive()) << server_.process().log();
     ExpectAllIsWell();
     const absl::Time shown = absl::Now() + absl::Hours(24 * days);
@@ -79,7 +78,7 @@ TEST_F(TimeSweepTest, TheTimeOfDayMayJump) {
   EXPECT_EQ(server_.process().Stop().code, 0);
 }
 
-// What is begun before a jump back must not last for days.
+// Work that began before a jump back must not last for days.
 TEST_F(TimeSweepTest, TheEndKeepsItsLengthOverAJumpBack) {
   server_.control().clock_shift_ns = 3 * kDay;
   ExpectAllIsWell();
@@ -90,7 +89,7 @@ TEST_F(TimeSweepTest, TheEndKeepsItsLengthOverAJumpBack) {
   EXPECT_LT(report.took, absl::Seconds(15));
 }
 
-// A second without a processor, for each thread in turn that does something.
+// Each busy thread in turn gets no processor for a second.
 TEST_F(TimeSweepTest, EachThreadMayStarve) {
   server_.control().stall_ns = 1'000'000'000;
   int64_t stalled = 0;

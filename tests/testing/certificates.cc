@@ -1,4 +1,4 @@
-// By OpenSSL's library.
+// Creates certificates with OpenSSL.
 #include "tests/testing/certificates.h"
 
 #include <openssl/bio.h>
@@ -52,7 +52,7 @@ void Extend(X509* certificate, int kind, const std::string& value) {
   Check(extension != nullptr && X509_add_ext(certificate, extension.get(), -1) == 1);
 }
 
-// All but issuer and signature.
+// A certificate without issuer and signature.
 Certificate Draft(const CertificateSubject& subject, EVP_PKEY* key) {
   Certificate out(X509_new());
   Check(out != nullptr && X509_set_version(out.get(), 2) == 1);

@@ -1,4 +1,4 @@
-// Certificates for tests: authorities, and what they sign, made anew each time.
+// Certificates for tests: authorities and the certificates that they sign, created anew each time.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ struct CertifiedKey {
 
 struct CertificateSubject {
   std::string common_name;
-  // As OpenSSL writes them: "DNS:localhost,IP:127.0.0.1,URI:spiffe://a/b,email:a@example.org".
+  // In OpenSSL's form: "DNS:localhost,IP:127.0.0.1,URI:spiffe://a/b,email:a@example.org".
   std::string alternative_names = "";
   // From now, in seconds; below 0 is the past.
   int64_t valid_from_s = -3600;
@@ -28,7 +28,7 @@ class CertificateAuthority {
   ~CertificateAuthority();
 
   const std::string& certificate() const { return certificate_; }
-  // A new key, on the curve P-256, and its certificate. Throws when OpenSSL cannot.
+  // A new P-256 key and its certificate. Throws if OpenSSL fails.
   CertifiedKey Issue(const CertificateSubject& subject) const;
 
  private:

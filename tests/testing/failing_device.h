@@ -1,4 +1,4 @@
-// FailingDevice: a CPU device out of the host's reach, the N-th call of which fails.
+// FailingDevice: a CPU device whose memory the host cannot access, and whose N-th call fails.
 #pragma once
 
 #include <atomic>
@@ -15,12 +15,12 @@ class FailingDevice final : public Device {
   enum class Way {
     kOutOfMemory,  // RESOURCE_EXHAUSTED, once
     kOnce,         // INTERNAL, once: a launch or a copy that fails
-    kSticky        // INTERNAL, and so all that follows; the device is unhealthy then
+    kSticky        // INTERNAL for this and all later calls; the device is then unhealthy
   };
 
   explicit FailingDevice(std::unique_ptr<Device> inner) : inner_(std::move(inner)) {}
 
-  // Counts calls from 0 again; the `number`-th from now on fails, none with 0.
+  // Counts calls from 0 again; lets the `number`-th call fail, or none with 0.
   void FailAt(int64_t number, Way way) {
     way_ = way;
     fail_at_ = number;
@@ -29,7 +29,7 @@ class FailingDevice final : public Device {
   }
   int64_t calls() const { return calls_; }
   int64_t failed() const { return failed_; }
-  // As good as new.
+  // Makes the device work again.
   void Repair() {
     fail_at_ = 0;
     broken_ = false;

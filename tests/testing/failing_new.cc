@@ -1,4 +1,4 @@
-// operator new on malloc, with counts for each thread.
+// operator new over malloc, with counts for each thread.
 #include "tests/testing/failing_new.h"
 
 #include <malloc.h>

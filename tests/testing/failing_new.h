@@ -1,12 +1,12 @@
-// Allocations of C++ that fail on request, or are counted. Whatever links it has operator new
-// replaced.
+// C++ allocations that fail on request, or are counted. Programs that link it have another operator
+// new.
 #pragma once
 
 #include <cstdint>
 
 namespace awqd::testing {
 
-// Within its scope the `number`-th operator new of this thread throws std::bad_alloc, from 1 on.
+// While it exists, the `number`-th operator new of this thread, from 1, throws std::bad_alloc.
 class FailingNew {
  public:
   explicit FailingNew(int64_t number);
@@ -14,18 +14,18 @@ class FailingNew {
   FailingNew(const FailingNew&) = delete;
   FailingNew& operator=(const FailingNew&) = delete;
 
-  // Whether it came to that.
+  // Whether an allocation failed.
   bool failed() const;
 };
 
-// Bytes that this thread allocates from its construction on and has not freed.
+// The bytes that this thread has allocated since its construction and has not freed.
 class CountedNew {
  public:
   CountedNew();
   CountedNew(const CountedNew&) = delete;
   CountedNew& operator=(const CountedNew&) = delete;
 
-  int64_t peak_mib() const;  // the most at a time
+  int64_t peak_mib() const;  // the peak
 };
 
 }  // namespace awqd::testing

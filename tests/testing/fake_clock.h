@@ -1,4 +1,4 @@
-// A clock that stands still until it is told otherwise.
+// A clock that stands still until the test moves it.
 #pragma once
 
 #include <atomic>

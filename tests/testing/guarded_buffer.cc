@@ -1,4 +1,4 @@
-// Bands are written and read back through the device's copies, so that they guard any memory.
+// Writes and reads the bands with the device's copies, so that they guard any memory.
 #include "tests/testing/guarded_buffer.h"
 
 #include <algorithm>

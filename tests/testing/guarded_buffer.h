@@ -1,4 +1,4 @@
-// GuardedBuffer: device memory between two bands that must stay as they were.
+// GuardedBuffer: device memory between two bands that must not change.
 #pragma once
 
 #include <cstdint>
@@ -16,10 +16,10 @@ class GuardedBuffer {
   static constexpr int64_t kBand = 1024;
   static constexpr uint8_t kPoison = 0xff;  // a NaN in every float type
 
-  // `bytes` of poison between bands. The data is 256-byte aligned plus `misalign`.
+  // Allocates `bytes` of poison between bands. The data is 256-byte aligned plus `misalign`.
   static absl::StatusOr<GuardedBuffer> Create(Device& device, int64_t bytes, int64_t misalign = 0);
 
-  // The same for workspaces, which may be far larger than what a kernel uses of them: only the
+  // The same for workspaces, which may be far larger than the part that a kernel uses: only the
   // first kScratchPoison bytes are poison.
   static absl::StatusOr<GuardedBuffer> CreateScratch(Device& device, int64_t bytes);
   static constexpr int64_t kScratchPoison = 1 << 20;
@@ -28,10 +28,10 @@ class GuardedBuffer {
   int64_t size() const { return size_; }
 
   absl::Status Fill(const std::vector<uint8_t>& bytes);
-  // All of it, or of a scratch buffer the start.
+  // Poisons all of it, or the start of a scratch buffer.
   absl::Status Poison();
   absl::StatusOr<std::vector<uint8_t>> Read() const;
-  // DATA_LOSS naming the first byte of a band that was written.
+  // Returns DATA_LOSS with the first byte of a band that changed.
   absl::Status CheckBands() const;
 
  private:

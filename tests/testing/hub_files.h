@@ -11,8 +11,8 @@ namespace awqd::testing {
 
 inline constexpr char kHubHash[] = "0123456789abcdef0123456789abcdef01234567";
 
-// Moves the files of `model`, a folder, into `cache`/`folder` as blobs, to which relative links
-// under snapshots/<kHubHash> lead, and names the revision main.
+// Moves the files of `model`, a folder, into `cache`/`folder` as blobs, creates relative links to
+// them under snapshots/<kHubHash>, and names the revision main.
 inline void MakeHubDownload(const std::string& model, const std::string& cache,
                             const std::string& folder) {
   namespace fs = std::filesystem;

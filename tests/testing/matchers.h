@@ -10,7 +10,7 @@
 
 namespace awqd::testing {
 
-// ||got - want|| / ||want||; infinite when `got` holds a NaN or an infinity that `want` has not.
+// ||got - want|| / ||want||; infinite if `got` has a NaN or an infinity where `want` has none.
 inline double FrobeniusError(const std::vector<uint8_t>& got, DType dtype,
                              const std::vector<double>& want) {
   double error = 0, norm = 0;
@@ -23,7 +23,7 @@ inline double FrobeniusError(const std::vector<uint8_t>& got, DType dtype,
   return norm == 0 ? std::sqrt(error) : std::sqrt(error / norm);
 }
 
-// The limit that a product is held to, by its output type.
+// The largest error of a product, by its output type.
 inline double ProductTolerance(DType output, DType input) {
   return output == DType::kBf16 || input == DType::kBf16 ? 8e-3 : 1e-3;
 }

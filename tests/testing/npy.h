@@ -21,7 +21,7 @@ struct Npy {
   std::vector<int64_t> shape;
   std::string bytes;
 
-  // Element i, of an array whose dtype has sizeof(T) bytes.
+  // Element i of an array whose dtype has sizeof(T) bytes.
   template <typename T>
   T At(int64_t i) const {
     T value;

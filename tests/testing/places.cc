@@ -1,5 +1,5 @@
-// Where tests find files and binaries. The one file that knows the folders of the build, so that a
-// compiler cache serves all others to a checkout in another folder.
+// Finds the tests' files and binaries. Only this file knows the build's folders, so that a compiler
+// cache can serve all other files to another checkout.
 #include "tests/testing/places.h"
 
 #include <cstdlib>

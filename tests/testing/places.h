@@ -1,5 +1,5 @@
-// Where tests find files and binaries: beside what they were built from or, if the environment says
-// so, in the folder of a bundle on another machine.
+// Finds the tests' files and binaries: in the build or, if the environment says so, in the folder
+// of a bundle on another machine.
 #pragma once
 
 #include <string>
@@ -12,7 +12,7 @@ std::string DataPath(const std::string& name);
 // A binary of the build; AWQD_TEST_BIN names another folder.
 std::string BinaryPath(const std::string& name);
 
-// The device that AWQD_TEST_DEVICE names, "cpu" without.
+// The device that AWQD_TEST_DEVICE names; "cpu" if it is not set.
 std::string TestDeviceName();
 
 }  // namespace awqd

@@ -1,4 +1,4 @@
-// PseudoTerminal: what a program writes to its terminal.
+// PseudoTerminal: reads the output of a program to its terminal.
 #pragma once
 
 #include <fcntl.h>
@@ -32,10 +32,10 @@ class PseudoTerminal {
     close(master_);
   }
 
-  // For a program to write to.
+  // The end for the program.
   int slave() const { return slave_; }
 
-  // All that was written and not yet read. Line feeds come as the terminal makes them, "\r\n".
+  // The output that was not read yet. Line feeds are "\r\n", as the terminal makes them.
   std::string Read() const {
     std::string out;
     pollfd fd = {.fd = master_, .events = POLLIN, .revents = 0};

@@ -1,4 +1,5 @@
-// Random values by SplitMix64: no standard distribution gives the same numbers everywhere.
+// Random values by SplitMix64, because standard distributions give different numbers on different
+// systems.
 #include "tests/testing/random_weight.h"
 
 #include <algorithm>
@@ -25,7 +26,7 @@ class Random {
   uint32_t Below(uint32_t bound) { return static_cast<uint32_t>((Next() >> 32) * bound >> 32); }
   // In [0, 1).
   float Unit() { return static_cast<float>(Next() >> 40) * 0x1p-24f; }
-  // Near enough to a standard normal: the sum of four uniforms.
+  // Nearly a standard normal: the sum of four uniforms.
   float Normal() { return (Unit() + Unit() + Unit() + Unit() - 2.0f) * 1.7320508f; }
 
  private:
@@ -37,14 +38,14 @@ uint32_t ToBits(float value, DType dtype) {
   return dtype == DType::kBf16 ? FloatToBf16(value) : std::bit_cast<uint32_t>(value);
 }
 
-// Bits of scales that are finite and awkward: 0, -0, least and largest denormal, least normal,
+// Bits of scales that are finite and unusual: 0, -0, least and largest denormal, least normal,
 // largest finite, negative ones.
 std::vector<uint32_t> ExtremeBits(DType dtype) {
   if (dtype == DType::kBf16) return {0, 0x8000, 1, 0x7f, 0x80, 0x7f7f, 0xff7f, 0x8001};
   return {0, 0x80000000u, 1, 0x7fffff, 0x800000, 0x7f7fffff, 0xff7fffff, 0x80000001u};
 }
 
-// The same of FP16, in a column of small scales or of large ones.
+// The same for FP16, in a column of small scales or of large ones.
 std::vector<uint32_t> ExtremeHalfBits(bool large) {
   if (large) return {0, 0x8000, 0x7bff, 0xfbff};
   return {0, 0x8000, 1, 0x3ff, 0x400, 0x8001};
@@ -72,10 +73,10 @@ void FillCodes(Random* random, HostWeight* w) {
     for (int at = 0; at < 8; at += code_bits) {
       byte |= static_cast<uint8_t>((bits >> at * 4 & mask) << at);
     }
-    // The codes that are NaN.
+    // These codes are NaN.
     if (w->description.code == CodeKind::kE4m3 && (byte & 0x7f) == 0x7f) byte ^= 1;
   }
-  // Past N.
+  // The bits beyond N are 0.
   const int64_t row = w->row_bytes(), spare = row * 8 - w->n * code_bits;
   for (int64_t i = 1; spare > 0 && i <= w->k; ++i) w->codes[i * row - 1] &= 0xff >> spare;
 }
@@ -86,7 +87,7 @@ void FillZeros(Random* random, HostWeight* w) {
     for (uint8_t& zero : w->zeros) zero = static_cast<uint8_t>(random->Below(1u << d.bits));
     return;
   }
-  // Before the scale a zero is of the size of codes, after it of weights.
+  // Before the scale a zero has the size of codes, after it the size of weights.
   const float size = d.zero_kind == ZeroKind::kRealBefore ? (1 << d.bits) : 0.1f;
   for (size_t i = 0; i < w->zeros.size() / SizeOf(d.zero_dtype); ++i) {
     SetElement(&w->zeros, d.zero_dtype, static_cast<int64_t>(i), size * random->Unit());

@@ -1,4 +1,4 @@
-// Random weights and activations from a seed, with the values that break kernels mixed in.
+// Random weights and activations from a seed, including values that break kernels.
 #pragma once
 
 #include <cstdint>
@@ -11,17 +11,17 @@ namespace awqd::testing {
 
 enum class Scales : uint8_t {
   kOrdinary,  // like a checkpoint's: 0.001 to 0.03, both signs
-  // Zero, denormal, the smallest normal and the largest finite ones among ordinary ones. FP16 has
-  // the large ones in columns of their own, among ones of 1 to 30: records of layout mma16 hold
-  // all of a column exactly.
+  // Zero, denormal, the smallest normal and the largest finite scales among ordinary ones. FP16 has
+  // the large ones in columns of their own, among scales of 1 to 30, because records of layout
+  // mma16 hold all of a column exactly.
   kExtreme,
-  kLarge  // 1024 to 65504, both signs: times a code they pass FP16
+  kLarge  // 1024 to 65504, both signs: products with codes exceed FP16
 };
 
 struct WeightSpec {
   int64_t k = 128;
   int64_t n = 64;
-  // Groups of more than K rows become one of all of K.
+  // A group of more than K rows becomes one of K.
   WeightDescription description = Asymmetric(4, 128);
   Scales scales = Scales::kOrdinary;
   bool bias = false;
@@ -30,7 +30,7 @@ struct WeightSpec {
   uint64_t seed = 1;
 };
 
-// A legal weight; the same for the same spec on every machine.
+// A legal weight; equal for equal specs on every machine.
 HostWeight RandomWeight(const WeightSpec& spec);
 
 // [rows, cols] of `dtype`, as bytes: standard normal, INT8 uniform.

@@ -1,5 +1,5 @@
-// What the test decides that readdir does, for listings that break off or hang. Included by one
-// source of a binary, whose own readdir then stands before the C library's.
+// Replaces readdir by a function of the test, for listings that fail or hang. One source of a
+// binary includes it; the binary's own readdir then precedes the C library's.
 #pragma once
 
 #include <dirent.h>
@@ -11,7 +11,7 @@ namespace awqd {
 
 using ReadDirectory = dirent* (*)(DIR*);
 
-// Empty: the C library's own. Changed only while nothing is being listed.
+// Empty: the C library's readdir. Change it only while nothing is being listed.
 inline std::function<dirent*(DIR* directory, ReadDirectory real)>& ReaddirHook() {
   static std::function<dirent*(DIR*, ReadDirectory)> hook;
   return hook;

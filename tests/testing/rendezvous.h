@@ -1,4 +1,4 @@
-// Rendezvous: shows that several threads are somewhere at the same time.
+// Rendezvous: proves that several threads are at a point at the same time.
 #pragma once
 
 #include <chrono>
@@ -12,8 +12,7 @@ class Rendezvous {
  public:
   explicit Rendezvous(int threads) : threads_(threads) {}
 
-  // Waits until as many threads are here; gives up after ten seconds, so that a test of what never
-  // happens ends.
+  // Waits until all threads are here; gives up after ten seconds, so that a failing test ends.
   void Meet() {
     MutexLock lock(&mu_);
     const int round = met_;
@@ -28,7 +27,7 @@ class Rendezvous {
     while (met_ == round && Clock::now() < end) all_here_.WaitUntil(&mu_, end);
     if (met_ == round) --here_;
   }
-  // How often all have met.
+  // The number of times that all have met.
   int met() const {
     MutexLock lock(&mu_);
     return met_;

@@ -5,7 +5,7 @@
 
 namespace awqd {
 
-// `count` times `value`, in place of what the field had.
+// Sets the field to `count` times `value`.
 template <typename T>
 void Repeat(int count, T value, google::protobuf::RepeatedField<T>* field) {
   field->Clear();

@@ -1,4 +1,4 @@
-// Reads the environment's choice of a device, and narrows the registry to one row.
+// Opens the device that the environment names, and narrows the registry to one row.
 #include "tests/testing/test_device.h"
 
 #include <cstdio>
@@ -45,7 +45,7 @@ std::string TestName(const KernelRow& row) {
 std::vector<const KernelRow*> OnlyRow(const KernelRow& row) {
   std::vector<const KernelRow*> out = {&row};
   for (const KernelRow* other : AllKernels()) {
-    // A row that reads any layout (the dense path) works through rows that read one.
+    // A row that reads any layout (the dense path) needs rows that read one.
     const bool reads_any = row.layout == nullptr && row.priority >= 0;
     const bool same_layout = reads_any || other->layout == row.layout || other->layout == nullptr;
     if (other->op != row.op && other->device == row.device && same_layout) out.push_back(other);

@@ -1,4 +1,4 @@
-// The device that kernel tests run on, and weights prepared so that one row must serve them.
+// The device of kernel tests, and weights prepared so that one row must serve them.
 #pragma once
 
 #include <memory>
@@ -12,17 +12,17 @@
 
 namespace awqd::testing {
 
-// Opened once: AWQD_TEST_DEVICE ("cpu", "cuda:0"), the CPU when unset. Ends the process with the
-// reason when it cannot be opened.
+// Opened once: AWQD_TEST_DEVICE ("cpu", "cuda:0"), or the CPU if it is not set. Ends the process
+// with the reason if the device cannot be opened.
 Device& TestDevice();
 
 // True with AWQD_TEST_FULL=1: more shapes, more token counts.
 bool FullRun();
 
-// "cpu_qmatmul_a16_fused": a row as the name of a test.
+// The row's name for a test: "cpu_qmatmul_a16_fused".
 std::string TestName(const KernelRow& row);
 
-// `row` with the rows of the other operation that read its layout, so that Select has no choice.
+// `row` and the rows of the other operation that read its layout, so that Select has no choice.
 std::vector<const KernelRow*> OnlyRow(const KernelRow& row);
 
 // Prepares the weight for `row` alone.

@@ -1,5 +1,5 @@
-// WrappedDevice: a CPU device that can pretend to be out of the host's reach, or to have died and
-// come back. Weights may be prepared on it or on what it wraps.
+// WrappedDevice: a CPU device that can pretend that the host cannot access its memory, or that it
+// failed and recovered. Weights may be prepared on it or on the wrapped device.
 #pragma once
 
 #include <atomic>
@@ -14,23 +14,25 @@ namespace awqd::testing {
 
 class WrappedDevice final : public Device {
  public:
-  // `host_addressable` false makes callers stage and copy, as they must on a GPU.
+  // `host_addressable` false makes callers stage and copy, as on a GPU.
   WrappedDevice(std::unique_ptr<Device> inner, bool host_addressable)
       : inner_(std::move(inner)), host_addressable_(host_addressable) {}
 
-  // From now on all work on it fails as after an illegal address: every Synchronize, copy, stream
-  // and allocation of device memory.
+  // Makes all work fail as after an illegal address: every Synchronize, copy, stream and allocation
+  // of device memory.
   void Break() { broken_ = true; }
-  // As good as new.
+  // Makes the device work again.
   void Repair() { broken_ = false; }
-  // Called within every allocation of memory that is not staging memory. Set before any.
+  // Called within every allocation of memory other than staging memory. Set it before any
+  // allocation.
   void OnAllocate(std::function<void()> hook) { on_allocate_ = std::move(hook); }
   Device& inner() { return *inner_; }
   int64_t allocations() const { return allocations_; }
   int64_t copies_to_device() const { return copies_to_device_; }
   int64_t copies_to_host() const { return copies_to_host_; }
 
-  // Is of another kind from now on, to the choice of layouts and kernels. Nothing runs on it then.
+  // Pretends to be another kind of device for the choice of layouts and kernels. Nothing can run on
+  // it then.
   void Pretend(DeviceInfo info) { info_ = std::move(info); }
 
   const DeviceInfo& info() const override { return info_ ? *info_ : inner_->info(); }

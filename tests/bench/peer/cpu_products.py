@@ -44,7 +44,7 @@ class OnnxRuntime:
         import onnx
         import onnxruntime
         self.onnx, self.runtime = onnx, onnxruntime
-        # One pool for the sessions of all copies: a pool each would have its idle threads wait in loops.
+        # One pool for the sessions of all copies, because the idle threads of several pools would spin.
         onnxruntime.set_global_thread_pool_sizes(threads, 1)
 
     def kinds(self):
@@ -193,7 +193,7 @@ class Int4Pack(TorchProduct):
         scales = torch.from_numpy(weight.scales).bfloat16()
         offsets = ((8 - torch.from_numpy(weight.zeros).float()) * scales.float()).bfloat16()
         self.scales = torch.stack([scales.T, offsets.T], dim=-1).contiguous()  # [K / group, N, 2]
-        # The very weight: code * scale + (offset - 8 * scale), in double.
+        # The exact weight: code * scale + (offset - 8 * scale), in double.
         scales, offsets = scales.double().numpy(), offsets.double().numpy()
         self.checked = weight.checked(scales, offsets - 8 * scales)
 

@@ -68,7 +68,7 @@ def answer(worker, command):
 
 def main():
     name, threads = sys.argv[1], int(sys.argv[2])
-    # What libraries print goes to stderr.
+    # Output that libraries print goes to stderr.
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 

@@ -1,4 +1,4 @@
-// Help texts: their width, their short form.
+// Help texts: their width and their short form.
 #include "client/command_line/help.h"
 
 #include <gmock/gmock.h>
@@ -84,7 +84,7 @@ TEST(HelpFormatter, TheShortFormHasFirstSentences) {
   EXPECT_THAT(Flowing(HelpOf(HelpDetail::kAll)), HasSubstr("(default 7; INT in [1 - 9])"));
 }
 
-// CLI11 has them in the order of their addresses, which these flags take in both orders.
+// CLI11 orders them by their addresses, which these flags have in both orders.
 TEST(HelpFormatter, NamesOtherFlagsByName) {
   CLI::App app("An app", "app");
   app.formatter(std::make_shared<HelpFormatter>(HelpDetail::kAll));

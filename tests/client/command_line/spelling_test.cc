@@ -1,4 +1,4 @@
-// Flags that are near misses.
+// Suggestions for misspelled flags.
 #include "client/command_line/spelling.h"
 
 #include <gtest/gtest.h>

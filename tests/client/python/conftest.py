@@ -1,4 +1,4 @@
-"""What the tests share: a server of the demo checkpoints, and a client of it."""
+"""Shared by the tests: a server of the demo checkpoints, and a client of it."""
 import pathlib
 import sys
 

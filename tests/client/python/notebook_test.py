@@ -43,7 +43,8 @@ def test_notebook(tmp_path, monkeypatch):
     assert sum("image/png" in output.get("data", {}) for output in outputs) == 3
     assert "worst: layers.1.up" in text and os.environ["AWQD_MODEL"] in text
     low, high = map(float, re.search(r"from ([0-9.]+) to ([0-9.]+)", text).groups())
-    # Of normal numbers in groups of 64 with 16 codes the step is about a third of the deviation; outliers make it coarser.
+    # For normal numbers in groups of 64 with 16 codes, the step is about a third of the deviation; outliers make it
+    # coarser.
     assert 0.05 < low < 0.12 < high < 0.5
     products = [float(value) for value in re.findall(r"activations: ([0-9.]+)", text)]
     assert len(products) == 3 and all(abs(value - high) < 0.1 for value in products)

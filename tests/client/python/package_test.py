@@ -29,7 +29,7 @@ with awqd.Client(sys.argv[2]) as client:
     except awqd.NotFound:
         print(awqd.Execution(kernel="k").kernel, awqd.v1.tensor_pb2.DType.Name(1))
 """
-# What a strict user writes, and what a type checker must not let pass.
+# Code of a user with strict types, and lines (E) that a type checker must refuse.
 TYPED = """
 import numpy as np
 import awqd

@@ -75,7 +75,7 @@ def checkpoint(folder):
 with tempfile.TemporaryDirectory() as folder, Server(f"--model={MODEL}={checkpoint(pathlib.Path(folder))}") as server:
     for callers in (1, 4):
         for shared in (False, True):
-            # In turns, so that what else the machine does meets both alike.
+            # They alternate, so that other load on the machine affects both.
             rates = [(cpp(server.address, callers, shared), python(server.address, callers, shared)) for _ in range(ROUNDS)]
             a, b = (statistics.median(values) for values in zip(*rates))
             print(f"{callers} callers, {'shared memory' if shared else 'messages'}: medians of {ROUNDS}: C++ {a:.0f}/s, Python {b:.0f}/s, "

@@ -1,4 +1,4 @@
-// awqctl's commands run in the test's own process.
+// Runs awqctl's commands in the test's own process.
 #pragma once
 
 #include <sstream>

@@ -1,4 +1,4 @@
-// awqctl convert: what it prints, its exit codes, and a signal in the middle.
+// awqctl convert: its output, its exit codes, and a signal in the middle.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -52,7 +52,7 @@ TEST(AwqctlConvert, Refuses) {
   EXPECT_TRUE(fs::is_empty(folder.path()));
 }
 
-// The child's status after `run`, which a signal is to end.
+// The child's status after `run`, which a signal should end.
 template <typename Run>
 int StatusOf(Run run) {
   const pid_t child = fork();
@@ -71,11 +71,11 @@ TEST(AwqctlConvert, ASignalInTheMiddleLeavesNothing) {
   awqd::testing::WriteDenseModel(folder, "in/dense");
   fs::create_directory(folder.At("out"));
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
-    for (const int after : {1, 5}) {  // tensors; of the second shard too
+    for (const int after : {1, 5}) {  // number of tensors; also in the second shard
       int seen = 0;
       const auto end = [&](int64_t, int64_t) {
         if (++seen != after) return;
-        // What is there before, or the test would prove nothing.
+        // The partial file must exist before the signal, or the test would prove nothing.
         if (!fs::exists(folder.At("out/m.partial"))) _exit(9);
         raise(signal);
       };

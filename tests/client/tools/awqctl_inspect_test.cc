@@ -31,7 +31,7 @@ TEST(AwqctlInspect, PrintsJson) {
   EXPECT_EQ(json.at("loads"), true);
   EXPECT_EQ(json.at("linears").at(0).at("description"), "w4g128z");
   EXPECT_GT(json.at("not_quantised").size(), 0u);
-  EXPECT_THAT(got.err, HasSubstr(kClearLine));  // the progress line came and went
+  EXPECT_THAT(got.err, HasSubstr(kClearLine));  // the progress line appeared and was erased
 }
 
 TEST(AwqctlInspect, ExitCodesTellWhatIsWrong) {
@@ -44,7 +44,8 @@ TEST(AwqctlInspect, ExitCodesTellWhatIsWrong) {
   const CommandResult got = RunCommand({"inspect", folder.At("m")});
   EXPECT_EQ(got.code, kDoesNotLoad);
   EXPECT_THAT(got.err, HasSubstr("does not load as a whole"));
-  EXPECT_EQ(got.out.find('\x1b'), std::string::npos);  // a file does not steer the terminal
+  // Names in a file must not control the terminal.
+  EXPECT_EQ(got.out.find('\x1b'), std::string::npos);
 }
 
 }  // namespace

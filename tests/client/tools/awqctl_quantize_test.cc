@@ -1,4 +1,4 @@
-// awqctl quantize: what it prints, its JSON, its exit codes.
+// awqctl quantize: its output, its JSON, its exit codes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

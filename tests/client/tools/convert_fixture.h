@@ -1,4 +1,5 @@
-// What tests of Convert share: a folder for the output, and what a refusal must leave behind.
+// The fixture of Convert's tests: a folder for the output, and a check that refusals leave nothing
+// behind.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -26,7 +27,7 @@ class ConvertFixture : public ::testing::Test {
   ConvertOptions To(const Target& target, const std::string& from) const {
     return {.folder = from, .output = folder_.At("out"), .target = &target, .verify = true};
   }
-  // The message of a conversion that fails. Nothing of its output may be left.
+  // The message of a conversion that fails and leaves no output.
   std::string Refusal(const ConvertOptions& options) const {
     const auto got = Convert(options, Quiet);
     EXPECT_FALSE(got.ok());

@@ -27,9 +27,9 @@ using ConvertGgufTest = ConvertFixture;
 struct BlockType {
   absl::string_view name;
   uint32_t number;
-  int64_t codes, bytes;              // of a block
-  std::vector<const Target*> holds;  // beside dense
-  absl::string_view refusal;         // of gptq, where it does not hold it
+  int64_t codes, bytes;              // of one block
+  std::vector<const Target*> holds;  // targets besides dense
+  absl::string_view refusal;         // gptq's refusal, if it cannot hold the type
 };
 
 const std::vector<BlockType>& BlockTypes() {
@@ -41,7 +41,7 @@ const std::vector<BlockType>& BlockTypes() {
        {&kAwqTarget, &kGptqTarget, &kCompressedTensorsTarget, &kGemliteTarget,
         &kFasterTransformerTarget}},
       {"Q4_1", 3, 32, 20, {}, "zeros: got real ones after the scale"},
-      // Of 5 and 6 bits: with codes of 8.
+      // Types of 5 and 6 bits become codes of 8 bits.
       {"Q5_0", 6, 32, 22, {&kGptqTarget, &kCompressedTensorsTarget, &kGemliteTarget}},
       {"Q5_1", 7, 32, 24, {}, "zeros: got real ones after the scale"},
       {"Q8_0",
@@ -58,7 +58,7 @@ const std::vector<BlockType>& BlockTypes() {
 
 constexpr int64_t kGgufK = 512, kGgufN = 64;
 
-// "a.weight" [64, 512] of the type, with a bias, beside a tensor of numbers.
+// "a.weight" [64, 512] of the type, with a bias, and a tensor of plain numbers.
 std::string GgufOf(const BlockType& type) {
   const int64_t bytes = kGgufK / type.codes * type.bytes * kGgufN;
   testing::GgufBytes file;

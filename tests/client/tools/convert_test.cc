@@ -1,4 +1,5 @@
-// Convert: every golden into every target, verified; refusals; nothing left of a run that ended.
+// Convert: every golden into every target, verified; refusals; and aborted runs, which leave
+// nothing.
 #include "client/tools/convert.h"
 
 #include <gmock/gmock.h>
@@ -116,7 +117,7 @@ TEST_F(ConvertTest, ExpertsThatShareTensorsGetTheirOwn) {
 
 TEST_F(ConvertTest, GptqSaysWhatDiffersBetweenLinears) {
   const auto got = Convert(To(kGptqTarget, DataPath("auto-round/true-zeros")), Quiet);
-  ASSERT_FALSE(got.ok());  // it has 5 bits, which v1 has not
+  ASSERT_FALSE(got.ok());  // it has 5 bits, which v1 cannot hold
   EXPECT_THAT(std::string(got.status().message()),
               HasSubstr("expected integers of 2, 3, 4, 8 bits"));
   folder_.Write("m/config.json",
@@ -161,7 +162,7 @@ TEST_F(ConvertTest, RefusesByTheLinearsName) {
 
 TEST_F(ConvertTest, ATensorThatIsInTheWayIsNamed) {
   auto tensors = AwqLinear("a", 64, 16, 32);
-  tensors["a.g_idx"] = {"I32", {64}, std::string(256, '\0')};  // no part of an AWQ linear
+  tensors["a.g_idx"] = {"I32", {64}, std::string(256, '\0')};  // not part of an AWQ linear
   folder_.Write("m/config.json", AwqConfig());
   folder_.Write("m/model.safetensors", SafetensorsOf(tensors));
   EXPECT_THAT(Refusal(To(kGptqTarget, folder_.At("m"))), HasSubstr("\"a.g_idx\": occurs twice"));
@@ -199,7 +200,7 @@ TEST_F(ConvertTest, VerifyFindsOneBit) {
   EXPECT_TRUE(Verify(*source, folder_.At("out"), false, {}, Quiet).ok());
 }
 
-// A run that ends by `signal` after its first tensor; true when the signal ended it.
+// A run that ends by `signal` after its first tensor; returns whether the signal ended it.
 bool EndedBy(int signal, const ConvertOptions& options) {
   const pid_t child = fork();
   if (child == 0) {

@@ -25,7 +25,8 @@ inline TestTensor DenseTensor(const std::string& dtype, int64_t rows, int64_t co
   return out;
 }
 
-// Two shards with an index; linears of all three types, one with a bias, and what stays dense.
+// Two shards with an index; linears of all three types, one with a bias, and tensors that stay
+// dense.
 inline void WriteDenseModel(const TempDirectory& folder, const std::string& name) {
   const TestTensors first = {{"l.0.up.weight", DenseTensor("F16", 64, 128, 1)},
                              {"l.0.up.bias", {"F16", {64}, std::string(128, '\x11')}},

@@ -1,4 +1,4 @@
-// Differences of two folders: of elements, codes, zeros, scales, biases and other tensors.
+// Differences of two folders: elements, codes, zeros, scales, biases and other tensors.
 #include "client/tools/diff.h"
 
 #include <gmock/gmock.h>
@@ -76,7 +76,8 @@ TEST_F(DiffTest, CountsCodesZerosScales) {
 }
 
 TEST_F(DiffTest, ComparesAQuantisedModelWithADenseOne) {
-  TestTensors tensors = AwqLinear("up", 64, 16, 32, 0x11);  // every code 1, every zero 1: all 0
+  // Every code 1, every zero 1: all elements 0.
+  TestTensors tensors = AwqLinear("up", 64, 16, 32, 0x11);
   tensors["up.bias"] = {"F16", {16}, std::string(32, '\0')};
   Write("a", tensors);
   Write("b",

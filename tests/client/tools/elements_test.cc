@@ -1,4 +1,4 @@
-// Rows of weights are, bit for bit, what the formula says of every element of every golden.
+// Rows of weights are bit for bit the formula's values, for every element of every golden.
 #include "client/tools/elements.h"
 
 #include <gtest/gtest.h>

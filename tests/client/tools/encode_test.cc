@@ -1,4 +1,4 @@
-// Every target's tensors, decoded by its format, are the weight they were made of, bit for bit.
+// Every target's tensors, decoded by its format, give the original weight bit for bit.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -62,7 +62,7 @@ absl::StatusOr<HostWeight> BackFrom(const Target& target, const EncodedLinear& l
   return rule->format->decode(rule->settings, tensors);
 }
 
-// By in-feature.
+// The bits of all elements, by in-feature.
 std::vector<uint32_t> Bits(const HostWeight& weight) {
   std::vector<uint32_t> out(weight.k * weight.n);
   for (int64_t i = 0; i < weight.k; ++i) {
@@ -95,7 +95,7 @@ std::string Refusal(const Target& target, const HostWeight& weight) {
   return std::string(encoded.status().message());
 }
 
-// Those whose format can be read back here.
+// The targets whose format this test can read.
 std::vector<const Target*> Readable() {
   std::vector<const Target*> out;
   for (const Target* target : AllTargets()) {
@@ -137,7 +137,7 @@ TEST(Encode, OddShapesOrdersAndShortGroups) {
   ExpectRoundTrip(kAwqTarget, MakeWeight({.k = 3, .n = 8, .description = Asymmetric(4, 1)}), "awq");
 }
 
-// Which of the goldens' weights fit into which target; what does not is refused by name.
+// Every golden weight into every target that can hold it; the other targets refuse it by name.
 TEST(Encode, EveryGoldenIntoEveryTarget) {
   std::map<std::string, int> fits;
   int refused = 0;
@@ -236,8 +236,8 @@ TEST(Encode, OneScaleForAllAndNone) {
   ExpectRoundTrip(kGptqTarget, none, "an outer scale alone");
 }
 
-// Written out from the layout's description: code of [n, k] in word k / (32 / bits) of row n, the
-// zero of group g in row n / (32 / bits) of column g.
+// Computed from the layout's description: the code of [n, k] is in word k / (32 / bits) of row n,
+// the zero of group g in row n / (32 / bits) of column g.
 TEST(Encode, CompressedTensorsByAddress) {
   for (const int bits : {2, 4, 8}) {
     const HostWeight weight = MakeWeight({.k = 96, .n = 20, .description = Asymmetric(bits, 32)});
@@ -290,7 +290,7 @@ TEST(Encode, DenseIsEachElementRoundedOnce) {
     EXPECT_EQ(tensor.shape, (std::vector<int64_t>{21, 70}));
     std::vector<uint8_t> bytes(tensor.bytes), want(tensor.bytes);
     const DType type = FloatTypeNamed(dtype);
-    // In parts that begin in the middle of eight columns.
+    // Parts that begin in the middle of eight columns.
     for (int64_t row = 0; row < 21; row += 5) {
       const int64_t at = row * tensor.unit, count = std::min<int64_t>(5, 21 - row) * tensor.unit;
       ASSERT_TRUE(tensor.read(at, absl::MakeSpan(bytes).subspan(at, count)).ok());

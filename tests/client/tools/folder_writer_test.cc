@@ -1,4 +1,4 @@
-// Folders that are written: what is in them, and that nothing of one is left that was not finished.
+// The folders that a FolderWriter writes, and that an unfinished one leaves nothing behind.
 #include "client/tools/folder_writer.h"
 
 #include <gmock/gmock.h>
@@ -53,7 +53,7 @@ TEST_F(FolderWriterTest, EveryTensorIsAligned) {
   EXPECT_FALSE(fs::exists(folder_.At("m.partial")));
   const auto folder = OpenFolder(folder_.At("m"));
   ASSERT_TRUE(folder.ok()) << folder.status();
-  const auto tensors = Tensors::Open(*folder);  // the strict reader takes it
+  const auto tensors = Tensors::Open(*folder);  // the strict reader accepts it
   ASSERT_TRUE(tensors.ok()) << tensors.status();
   ASSERT_EQ(tensors->all().size(), 5u);
   const std::map<std::string, int64_t> sizes = {{"a", 1}, {"b", 2}, {"c", 4}, {"d", 4}, {"e", 8}};
@@ -89,7 +89,7 @@ TEST_F(FolderWriterTest, SaysWhyItCannotWrite) {
   fs::remove(folder_.At("m"));
   fs::create_directory(folder_.At("m.partial"));
   EXPECT_THAT(Refusal(), HasSubstr("left by a run that was killed"));
-  EXPECT_TRUE(fs::exists(folder_.At("m.partial")));  // it may be somebody's
+  EXPECT_TRUE(fs::exists(folder_.At("m.partial")));  // it may belong to another run
   EXPECT_THAT(std::string(FolderWriter::Create(folder_.At("x/m"), nullptr).status().message()),
               HasSubstr("cannot make"));
 }

@@ -1,4 +1,5 @@
-// Folders that claim more than fits in memory: tools read headers and pieces of rows, or refuse.
+// Folders that claim more than fits in memory: the tools read headers and pieces of rows, or
+// refuse.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -33,7 +34,7 @@ class HostileFolder : public ::testing::Test {
     std::string name, dtype;
     int64_t rows, columns, bytes;
   };
-  // A file of zeros that takes no room on the disk.
+  // A sparse file of zeros.
   void WriteHoles(const std::string& file, const std::vector<Hole>& holes) const {
     std::string header = "{";
     int64_t at = 0;
@@ -121,7 +122,7 @@ TEST_F(HostileFolder, WhatNeedsAWholeLinearRefusesIt) {
   EXPECT_LT(memory.peak_mib(), 50);
 }
 
-// The scales of a GGUF file lie among its codes: they are read, some rows at a time.
+// The scales of a GGUF file lie among its codes: they are read a few rows at a time.
 TEST_F(HostileFolder, RowsOfALargeGgufTensorAreReadInPieces) {
   awqd::testing::GgufBytes gguf = {.data = ""};
   gguf.tensors[0].dims = {4096, 40960};

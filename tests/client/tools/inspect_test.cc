@@ -1,4 +1,4 @@
-// What inspect says of every golden checkpoint, of folders that do not load, and of dense ones.
+// inspect of every golden checkpoint, of folders that do not load, and of dense ones.
 #include "client/tools/inspect.h"
 
 #include <gmock/gmock.h>

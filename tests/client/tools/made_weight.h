@@ -1,4 +1,4 @@
-// Weights by their parts for tests of the tools: every code, zero and scale from a seed.
+// Weights from a seed for tests of the tools: every code, zero and scale.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@ struct WeightPlanOfTest {
   uint32_t seed = 1;
 };
 
-// Scales are numbers that FP16 and BF16 hold alike.
+// Scales are numbers that both FP16 and BF16 hold.
 inline HostWeight MakeWeight(const WeightPlanOfTest& plan) {
   std::mt19937 random(plan.seed);
   HostWeight out = {.k = plan.k, .n = plan.n, .description = plan.description, .format = "test"};

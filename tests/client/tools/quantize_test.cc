@@ -1,4 +1,4 @@
-// Quantize, and what inspect and diff then say of it.
+// Quantize, and the results of inspect and diff.
 #include "client/tools/quantize.h"
 
 #include <gmock/gmock.h>
@@ -78,7 +78,7 @@ TEST_F(QuantizeTest, QuantizeInspectDiff) {
       ASSERT_NE(told, made->linears.end());
       EXPECT_DOUBLE_EQ(linear.relative, told->relative);
       EXPECT_DOUBLE_EQ(linear.largest, told->largest);
-      // 4 bits of a normal distribution in groups of 64: a tenth, give or take.
+      // 4 bits of a normal distribution in groups of 64 have an error of about a tenth.
       EXPECT_GT(linear.relative, 0.05);
       EXPECT_LT(linear.relative, 0.15);
     }
@@ -97,7 +97,7 @@ TEST_F(QuantizeTest, CarriesTheRestOfTheFolder) {
   EXPECT_THAT(made->carried.left_out,
               ElementsAre("extra: a directory", "pytorch_model.bin: another form of the weights"));
   const std::string config = TextOf(folder_.At("out/config.json"));
-  EXPECT_LT(config.find("z_first"), config.find("a_last"));  // keys stay in their order
+  EXPECT_LT(config.find("z_first"), config.find("a_last"));  // the order of keys is kept
   EXPECT_THAT(config, HasSubstr("awqd:rtn\""));
   const auto index = nlohmann::json::parse(TextOf(folder_.At("out/model.safetensors.index.json")));
   EXPECT_EQ(index.at("weight_map").at("l.0.up.qweight"), "one.safetensors");

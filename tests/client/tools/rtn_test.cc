@@ -1,4 +1,4 @@
-// Rounding to nearest: its formula, its limits, its search.
+// Round to nearest: its formula, its limits, its search.
 #include "client/tools/rtn.h"
 
 #include <gmock/gmock.h>
@@ -119,7 +119,8 @@ TEST(Rtn, EveryElementIsWithinAStep) {
         for (int64_t n = 0; n < kN; ++n) {
           const float scale = weight->Scale(k / weight->group_rows(), n);
           const float error = std::fabs(WeightValue(*weight, k, n) - dense[n * kK + k]);
-          // Half a step, half of one for the rounding of z, and 2^-9 of all steps for that of s.
+          // Half a step, half of one for the rounding of z, and 2^-9 of all steps for the rounding
+          // of s.
           const float limit = scale * (1.0f + std::ldexp(1.0f, bits - 8));
           far += error > limit ? 1 : 0;
         }

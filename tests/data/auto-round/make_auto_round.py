@@ -36,7 +36,7 @@ class Linear:
         self.group, self.said = (k, -1) if group == -1 else (group, group)
         groups = -(-k // self.group)
         self.codes = random.integers(0, 1 << bits, (k, n))
-        # Zero points of 0 cannot be told where 1 is subtracted: AutoRound makes 1 of them.
+        # Zero points of 0 cannot be represented where 1 is subtracted: AutoRound changes them to 1.
         self.zeros = np.full((groups, n), 1 << (bits - 1)) if sym else random.integers(
             1 if packing == GPTQ else 0, 1 << bits, (groups, n))
         self.scales = random.uniform(0.01, 0.1, (groups, n)).astype("<f2")

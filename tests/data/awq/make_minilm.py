@@ -29,7 +29,7 @@ MODEL = "all-MiniLM-L6-v2-awq"
 GROUP = 128
 TOKENS = 8  # rows of every golden product
 
-# Linears that are quantised, and one that modules_to_not_convert keeps as it is.
+# Linears that are quantised, and one that modules_to_not_convert leaves dense.
 LINEARS = [
     "encoder.layer.0.attention.self.query",
     "encoder.layer.0.attention.output.dense",
@@ -125,7 +125,7 @@ def write_safetensors(path, tensors, aligned):
                         "data_offsets": [offset, offset + array.nbytes]}
         offset += array.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
-    # Writers pad to 8 bytes; an odd length, as old writers left it, makes every tensor unaligned.
+    # Writers pad to 8 bytes; an odd length, as in old files, leaves every tensor unaligned.
     want = 0 if aligned else 1
     text += b" " * ((want - len(text)) % 8)
     path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(array.tobytes() for array in tensors.values()))
@@ -169,7 +169,7 @@ def write_checkpoint(out, tensors, source_config):
                     "modules_to_not_convert": NOT_CONVERTED}
     write_json(out / "config.json", {**source_config, "quantization_config": quantization})
     names = list(tensors)
-    # In the middle of a linear: its qweight ends the first shard, its zeros and scales begin the second.
+    # The cut is in the middle of a linear: its qweight ends the first shard, its zeros and scales begin the second.
     cut = names.index("encoder.layer.0.output.dense.qweight") + 1
     shards = {"model-00001-of-00002.safetensors": names[:cut], "model-00002-of-00002.safetensors": names[cut:]}
     for number, (file, members) in enumerate(shards.items()):

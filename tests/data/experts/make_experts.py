@@ -60,7 +60,7 @@ def main():
                     tensors[f"moe.experts.{e}.{name}.{suffix}"] = tensor
         parts, weights[f"dense.{name}"] = linear(random, k, n)
         tensors.update({f"mlp.{name}.{suffix}": tensor for suffix, tensor in parts.items()})
-    # The experts of another layer, of which one is missing, and of which two differ.
+    # The experts of another layer: one is missing, and two differ.
     for e in (0, 2):
         tensors.update({f"gap.experts.{e}.up_proj.{s}": t for s, t in linear(random, K, I)[0].items()})
     for e, n in ((0, 64), (1, 72)):

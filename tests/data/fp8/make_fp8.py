@@ -16,7 +16,7 @@ from golden import Bf16, Goldens, Typed, e4m3_values, wide
 
 
 def powers(bits):
-    """What the codes of F8_E8M0 stand for."""
+    """The values of the codes of F8_E8M0."""
     return np.ldexp(np.float32(1), bits.astype(np.int64) - 127)
 
 

@@ -169,12 +169,12 @@ def main():
         goldens.case(model, path, description, np.ascontiguousarray(values.T.astype(np.float16)), bias,
                      settings={"type": weight.kind.lower()})
         goldens.cases[-1]["fp32_fnv1a64"] = fnv1a64(np.ascontiguousarray(values.T).tobytes())
-        # What a request has: U8 [N, bytes of a row].
+        # The tensors of a request: U8 [N, bytes of a row].
         for suffix, tensor in (("weight", rows), ("bias", bias)):
             if tensor is not None:
                 goldens.npy(f"{model}.{path}.{suffix}.npy", tensor)
 
-    # A folder with one file: blocks of 32, beside what is not quantised and a type that is not read. N fills no byte.
+    # A folder with one file: blocks of 32, beside dense tensors and an unsupported type. N fills no byte.
     shapes = {"Q4_0": (24, 64), "Q4_1": (21, 96), "Q5_0": (16, 64), "Q5_1": (13, 160), "Q8_0": (24, 32), "MXFP4": (21, 96)}
     described = {"Q4_0": "w4g32s", "Q4_1": "w4g32o", "Q5_0": "w5g32s", "Q5_1": "w5g32o", "Q8_0": "w8cs",
                  "MXFP4": "e2m1g32+e8m0"}
@@ -188,7 +188,7 @@ def main():
     for kind, weight in weights.items():
         case("blocks", f"blk.0.{kind.lower()}", weight, described[kind], bias if kind == "Q4_1" else None)
 
-    # A file alone, version 2, of another alignment: super-blocks of 256.
+    # A single file, version 2, with another alignment: super-blocks of 256.
     described = {"Q4_K": "w4g32o:fp32+fp32", "Q5_K": "w5g32o:fp32+fp32", "Q6_K": "w6g16s+fp32"}
     weights = {kind: Weight(random, kind, n, k) for kind, n, k in (("Q4_K", 21, 512), ("Q5_K", 16, 256), ("Q6_K", 13, 256))}
     write(folder / "super-blocks.gguf", {"general.alignment": (4, struct.pack("<I", 64)), **METADATA},

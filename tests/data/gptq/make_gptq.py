@@ -72,7 +72,7 @@ def check(linear):
                            pack_dtype=torch.int32, format=linear.version, register_buffers=True)
 
     if linear.k % 32 == 0 and linear.n % 32 == 0:  # what its packer takes
-        # What would round to the codes exactly, in FP32.
+        # FP32 numbers that round to the codes exactly.
         integers = linear.codes - linear.zeros[linear.group_of]
         dense = torch.nn.Linear(linear.k, linear.n, bias=False)
         dense.weight.data = torch.tensor((integers * linear.scales.astype(np.float32)[linear.group_of]).T.copy())
@@ -132,7 +132,7 @@ def main():
          pack_dtype="int32")
     planes = [Linear(f"layers.{bits}.up", k=64, n=32, bits=bits, version="gptq_p", group=16 if bits == 6 else 32,
                      sym=bits == 7, act=bits == 3) for bits in (5, 3, 4, 6, 7, 2, 8)]
-    # Of two entries that match, the first counts.
+    # The first of two matching entries counts.
     make(goldens, "planes", planes, format="gptq_p", pack_dtype="int32", dynamic={
         "-:.*router$": {}, "+:layers\\.3\\.": {"bits": 3, "desc_act": True}, "layers\\.4\\.up": {"bits": 4},
         "+:layers\\.6": {"bits": 6, "group_size": 16}, "+:layers\\.7": {"bits": 7, "sym": True},

@@ -111,7 +111,7 @@ def main():
     goldens = Goldens(__doc__)
     goldens.start(__file__)
 
-    # As llm-compressor writes W8A8: activations are quantised by token, which a product of weights only leaves be.
+    # As llm-compressor writes W8A8: activations are quantised by token, which a product of weights ignores.
     one = Checkpoint(goldens, "w8-channel")
     one.linear("layers.0.up_proj", "w8cs+bf16", k=96, n=40, bits=8, strategy="channel", scale_type=Bf16)
     one.linear("layers.0.down_proj", "w8cs+bf16", k=40, n=72, bits=8, strategy="channel", scale_type=Bf16, bias_type=Bf16)
@@ -126,7 +126,7 @@ def main():
     tensor.linear("layer", "w8ts+fp32", k=64, n=24, bits=8, strategy="tensor", scale_type=single, bias_type=single)
     tensor.write(quantization([group_config(weights_config(8, "tensor"), ["Linear"])]))
 
-    # Two groups of linears; the first whose target matches is a linear's own.
+    # Two groups of linears; the first group whose target matches is the linear's.
     mixed = Checkpoint(goldens, "mixed")
     mixed.linear("layers.0.attn.q_proj", "w8cs", k=64, n=33, bits=8, strategy="channel", scale_type=half)
     mixed.linear("layers.0.mlp.up_proj", "w4g32s", k=64, n=21, bits=4, strategy="group", group=32, scale_type=half)

@@ -31,7 +31,7 @@ def main():
     goldens.start(__file__)
     random = np.random.default_rng(20)
 
-    # All experts in one tensor of one more dimension, beside what is not quantised.
+    # All experts in one tensor with one more dimension, beside dense tensors.
     parent = "model.layers.0.mlp.experts"
     tensors = {"model.layers.0.mlp.router.weight": Bf16(random.standard_normal((3, 64))),
                "model.layers.0.self_attn.q_proj.weight": Bf16(random.standard_normal((16, 64))),
@@ -51,7 +51,7 @@ def main():
     for case in cases:
         goldens.case("experts", *case)
 
-    # A linear alone, without bias, whose N fills no byte.
+    # A single linear without bias, whose N fills no byte.
     blocks, scales, weight = make(random, 21, 160)
     goldens.checkpoint("linear", CONFIG, {"layer_blocks": blocks, "layer_scales": scales})
     goldens.case("linear", "layer", "e2m1g32+e8m0", np.ascontiguousarray(weight))

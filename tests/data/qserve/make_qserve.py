@@ -55,7 +55,7 @@ class Groups:
         codes = random.integers(0, 16, (k, n))
         if scaled:  # 17 times 0 to 15 is INT8 for no zero point
             codes = np.minimum(codes, np.where(self.scales == 17, 14, 15)[np.arange(k) // group])
-        # Zeros for which the integers are as QServe's range has them.
+        # Zeros for which the integers stay in QServe's range.
         low, high = np.zeros((groups, n), int), np.zeros((groups, n), int)
         for j in range(groups):
             rows = codes[j * group:(j + 1) * group]

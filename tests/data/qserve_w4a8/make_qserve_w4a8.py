@@ -90,7 +90,7 @@ def main():
     folder = parser.parse_args().out or pathlib.Path(__file__).resolve().parent
     writer = Writer(folder)
     two_level(writer, "w4a8-groups", k=256, n=40, group=128, most_s2=17)
-    # Scales that QServe's own kernel cannot take: u4 * s2 leaves a byte.
+    # Scales that QServe's own kernel cannot handle: u4 * s2 exceeds a byte.
     two_level(writer, "w4a8-large-scales", k=200, n=19, group=64, most_s2=127)
     per_channel(writer, "w8a8-channels", k=192, n=24)
     per_channel(writer, "w8a8-static", k=96, n=33, given=0.02)

@@ -1,4 +1,4 @@
-// What a client hears of a request that the real server refuses.
+// The errors that the real server sends for refused requests.
 #include <string>
 #include <vector>
 
@@ -57,7 +57,8 @@ TEST_F(InferenceTest, ErrorsNameTheField) {
   expect(client_->UnloadModel("absent"), StatusCode::kNotFound, "absent");
   expect(client_->GetModel("absent").status(), StatusCode::kNotFound, "absent");
   expect(client_->IsServing("absent").status(), StatusCode::kNotFound, "");
-  // Tens of milliseconds of work: a short product may be answered before gRPC's timer looks.
+  // Tens of milliseconds of work, because a short product may be answered before gRPC's timer
+  // fires.
   const MatmulCall slow = {
       .weight = WeightName{"big", "layer"},
       .activations = *Tensor::FromFloats(v1::FP16, {64, kBigK}, Random(64 * kBigK, 1))};

@@ -1,4 +1,4 @@
-// InferenceTest: one server with the demo model and a big weight, and products of the demo's.
+// InferenceTest: one server with the demo model and a big weight, and products of the demo model.
 #pragma once
 
 #include <cmath>
@@ -21,7 +21,7 @@ class InferenceTest : public SharedServerTest {
   static constexpr char kQuery[] = "encoder.layer.0.attention.self.query";  // 384 x 384
   static constexpr int64_t kK = 384, kN = 384;
 
-  // One server for all: what is here changes nothing on it.
+  // One server for all tests, because they do not change its state.
   static void SetUpTestSuite() {
     repository_ = new TempFolder;
     std::filesystem::copy(DemoRepository() + "/" + kDemoModel, *repository_ / kDemoModel,

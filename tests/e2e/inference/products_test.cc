@@ -45,8 +45,7 @@ TEST_F(InferenceTest, Goldens) {
   }
 }
 
-// From 256 tokens on the weight is decoded first, unless this CPU has a fused kernel that is
-// faster.
+// From 256 tokens on the weight is decoded first, unless this CPU has a faster fused kernel.
 TEST_F(InferenceTest, TokenCountChoosesThePath) {
   const auto model = client_->GetModel(kDemoModel);
   ASSERT_TRUE(model.ok()) << model.status();

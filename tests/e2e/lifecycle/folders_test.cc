@@ -1,5 +1,5 @@
-// Where the real server finds its models: a cache of the Hub, single folders, and what it says of
-// those that it cannot load.
+// The folders in which the real server finds its models: a cache of the Hub, and single folders;
+// and its errors for models that fail to load.
 #include <filesystem>
 #include <fstream>
 
@@ -26,7 +26,7 @@ class FoldersTest : public LifecycleTest {
     WriteModel(folder);
     std::ofstream(folder + "/model.safetensors") << "not a checkpoint at all";
   }
-  // The one line that a server ends with.
+  // The single line with which a server exits.
   static std::string LastWords(const ExitReport& report, int code) {
     EXPECT_TRUE(report.exited);
     EXPECT_EQ(report.code, code) << report.log;
@@ -157,7 +157,7 @@ TEST_F(FoldersTest, WarnsOnceOfEachFolderThatIsNoModel) {
   EXPECT_THAT(lines,
               ::testing::Contains(HasSubstr("folder \"bad name\": no model can have")).Times(1));
   EXPECT_THAT(lines, ::testing::Contains(HasSubstr("folder \"empty\": no config.json")).Times(1));
-  // The folder of a model in the place of a repository of models.
+  // A model's folder instead of a repository of models.
   ServerProcess wrong({"--model_repository=" + (repository_ / "m")});
   ASSERT_TRUE(wrong.WaitServing()) << wrong.log();
   const ExitReport end = wrong.Stop();

@@ -57,8 +57,8 @@ class LifecycleTest : public testing::Test {
         });
       }
     }
-    // With one call more than the server's queue holds: that one is refused, and so ends, when the
-    // others are queued.
+    // There is one call more than the server's queue holds: when it is refused, the others are
+    // queued.
     void AwaitFirst() const {
       while (ended_ == 0) absl::SleepFor(absl::Milliseconds(1));
     }
@@ -73,7 +73,7 @@ class LifecycleTest : public testing::Test {
     std::vector<std::thread> threads_;
   };
 
-  // How many ended well; the others must have been refused for want of room.
+  // The number of successful calls; the others must have been refused for lack of room.
   static int Served(const std::vector<absl::Status>& statuses) {
     int served = 0;
     for (const absl::Status& status : statuses) {

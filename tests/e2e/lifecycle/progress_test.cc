@@ -1,4 +1,4 @@
-// What the real server shows of loads: a bar on a terminal, lines in a log, shares through
+// The real server's reports of loads: a bar on a terminal, lines in a log, shares through
 // ListModels.
 #include <signal.h>
 #include <sys/wait.h>
@@ -21,7 +21,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// What the server writes to a terminal until it is ready; then it is stopped.
+// The output of the server on a terminal until it is ready and is stopped.
 std::string OnATerminal(std::vector<std::string> args) {
   const testing::PseudoTerminal terminal(120);
   std::vector<char*> argv;
@@ -55,7 +55,7 @@ TEST_F(LifecycleTest, ATerminalShowsABarThatGoesAway) {
   ASSERT_NE(bar, std::string::npos) << shown;
   const size_t ready = shown.find(" ready models=1");
   ASSERT_NE(ready, std::string::npos) << shown;
-  // The last that was done to that line, before the log went on, was to erase it.
+  // The status line was erased last, before the log went on.
   const size_t last = shown.rfind("\r\x1b[K", ready);
   EXPECT_GT(last, bar);
   EXPECT_EQ(shown.find("0 MiB", last), std::string::npos) << shown.substr(last);
@@ -78,7 +78,7 @@ TEST_F(LifecycleTest, ListModelsSaysTheShareThatIsLoaded) {
   const auto client = server.NewClient();
   bool loading = false, ready = false;
   while (!ready) {
-    absl::SleepFor(absl::Milliseconds(1));  // so that those who load get a CPU
+    absl::SleepFor(absl::Milliseconds(1));  // leaves a CPU to the loading threads
     const auto models = client->ListModels();
     ASSERT_TRUE(models.ok()) << models.status();
     ready = true;

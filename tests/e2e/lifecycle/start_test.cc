@@ -1,4 +1,4 @@
-// Starts of the real server that fail, and what a start leaves as it is.
+// Starts of the real server that fail, and files that a start leaves unchanged.
 #include <signal.h>
 #include <sys/resource.h>
 
@@ -17,7 +17,7 @@ namespace {
 
 using testing::HasSubstr;
 
-// A program that could not start: soon, with this code, and one line that says why.
+// Expects a program that exits soon, with this code and one line that has the reason.
 void ExpectRefusal(const ExitReport& report, int code, const char* text) {
   EXPECT_TRUE(report.exited);
   EXPECT_EQ(report.code, code) << report.log;

@@ -32,7 +32,7 @@ TEST_F(LifecycleTest, StopsWithinMillisecondsOfStart) {
     absl::SleepFor(absl::Milliseconds(ms));
     const ExitReport report = server.Stop();
     EXPECT_TRUE(report.exited) << ms;
-    // Before main, only the default action can answer the signal.
+    // Before main the signal has its default action.
     if (!report.log.empty() || report.code != 128 + SIGTERM) {
       EXPECT_EQ(report.code, 0) << ms << " ms: " << report.log;
     }

@@ -1,4 +1,4 @@
-// The real server follows its repository, lets models sleep, and gives way to clients.
+// The real server reconciles its repository, unloads idle models, and gives precedence to clients.
 #include <atomic>
 #include <filesystem>
 #include <fstream>
@@ -106,7 +106,7 @@ TEST_F(WatchTest, ABadModelIsReportedAndTriedAgainWhenItIsMended) {
   EXPECT_EQ(server_->Stop().code, 0);
 }
 
-// A writer that goes on for a while: nothing of the folder is loaded before it has ended.
+// A writer that goes on for a while: the folder is not loaded before it ends.
 TEST_F(WatchTest, AFolderThatIsBeingWrittenIsNotLoaded) {
   StartWatching();
   SyntheticAwq::Random(256, 64, 64, 2).Write(elsewhere_ / "n");
@@ -128,7 +128,7 @@ TEST_F(WatchTest, AClientsUnloadWins) {
   StartWatching();
   ASSERT_TRUE(client_->UnloadModel("m").ok());
   SyntheticAwq::Random(256, 64, 64, 4).Write(repository_ / "m");
-  // When this one is there, "m" has been looked at as often.
+  // When this model exists, "m" has been polled as often.
   SyntheticAwq::Random(256, 64, 64, 5).Write(repository_ / "z");
   ASSERT_TRUE(Eventually([&] { return Serves("z"); })) << server_->log();
   EXPECT_TRUE(absl::IsNotFound(client_->QuantizedMatmul(Call("m")).status()));

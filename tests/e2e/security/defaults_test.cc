@@ -1,5 +1,4 @@
-// What a server does when nobody says anything about safety, and how it warns; and the way from
-// awqctl token to a call.
+// A server without security options and its warnings; and the steps from awqctl token to a call.
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "gmock/gmock.h"

@@ -1,4 +1,4 @@
-// Who may call what: every method that reflection lists, by every kind of caller, over every kind
+// The access matrix: every method that reflection lists, by every kind of caller, over every kind
 // of connection. A method that is not in the table fails here, so a new one needs a line.
 #include <map>
 #include <optional>
@@ -17,7 +17,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 constexpr char kWatch[] = "grpc.health.v1.Health/Watch";
-// These end when their client wants them to.
+// Their clients end these calls.
 const std::set<std::string>& Endless() {
   static const std::set<std::string> endless = {
       kWatch, "xds.service.orca.v3.OpenRcaService/StreamCoreMetrics"};
@@ -25,7 +25,7 @@ const std::set<std::string>& Endless() {
 }
 constexpr char kOpen[] = "";  // needs no role
 
-// The role that each method asks for.
+// The role that each method needs.
 const std::map<std::string, std::string>& Matrix() {
   static const std::map<std::string, std::string> matrix = {
       {"awqd.v1.QuantizedInference/QuantizedMatmul", "infer"},
@@ -67,7 +67,7 @@ const std::map<std::string, std::string>& Matrix() {
   return matrix;
 }
 
-// What a caller is to a server that it reaches: nobody, or one with these roles.
+// A caller as the server sees it: unknown, or an identity with these roles.
 using Standing = std::optional<std::set<std::string>>;
 constexpr std::nullopt_t kNobody = std::nullopt;
 
@@ -93,7 +93,7 @@ class MatrixTest : public SecurityTest {
             "ivan read cert:ip:10.1.2.3\nemma read cert:email:emma@example.org\n"));
   }
 
-  // Every method that the server has, as it says itself.
+  // Every method of the server, by reflection.
   static std::set<std::string> Methods(const std::string& address, Caller caller) {
     caller.token = "token-of-rita";
     std::set<std::string> methods = MethodsByReflection(Connect(address, caller));
@@ -127,13 +127,13 @@ class MatrixTest : public SecurityTest {
       if (line == Matrix().end()) continue;  // reported by Methods
       ExpectOutcome(method, line->second, standing, Call(channel, method));
     }
-    // A method that is not there tells nothing to strangers.
+    // An unknown method reveals nothing to unknown callers.
     const grpc::Status unknown = RawCall(channel, "/no.Service/Nope", "");
     EXPECT_EQ(unknown.error_code(),
               standing ? grpc::StatusCode::UNIMPLEMENTED : grpc::StatusCode::UNAUTHENTICATED);
   }
 
-  // The callers that show a token, or none, over connections like that of `base`.
+  // Callers with a token, or none, over connections like that of `base`.
   void TryTokens(const std::string& address, const Caller& base, const Standing& without) {
     const std::pair<std::string, Standing> tokens[] = {
         {"", without},
@@ -151,7 +151,7 @@ class MatrixTest : public SecurityTest {
     }
   }
 
-  // No call gets as far as the server.
+  // No call reaches the server.
   void TryWithoutConnection(const std::string& address, const Caller& caller) {
     SCOPED_TRACE(caller.name);
     const auto channel = Connect(address, caller);
@@ -161,7 +161,7 @@ class MatrixTest : public SecurityTest {
     }
   }
 
-  // A secret in the log would be one that everybody who reads logs has.
+  // A secret in the log would be known to everybody who reads logs.
   static void ExpectNoSecrets(ServerProcess& server) {
     const ExitReport report = server.Stop();
     EXPECT_EQ(report.code, 0) << report.log;
@@ -235,7 +235,7 @@ TEST_F(MatrixTest, OverMutualTls) {
     caller.token = "token-of-all";
     TryWithoutConnection(address, caller);
   }
-  // The socket has no certificates, so a token is needed there.
+  // Clients of the socket show no certificate, so they need a token.
   TryTokens(socket, {.name = "plain"}, kNobody);
   ExpectNoSecrets(*server);
 }

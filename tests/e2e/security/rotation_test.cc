@@ -45,7 +45,7 @@ class Callers {
       if (thread.joinable()) thread.join();
     }
   }
-  // From the next call on.
+  // Used from the next call on.
   void Use(int token) { token_ = token; }
   // Waits for `count` more calls of every thread.
   void WaitForCalls(int count) {
@@ -103,12 +103,12 @@ TEST_F(RotationTest, ServerCertificate) {
   for (int round = 0; round < 2; ++round) {
     const CertifiedKey fresh = (round == 0 ? next_ca : ca_).Issue(subject);
     WriteFile(key_path_, fresh.key);
-    callers.WaitForCalls(20);  // meanwhile key and certificate do not fit
+    callers.WaitForCalls(20);  // meanwhile key and certificate do not match
     WriteFile(cert_path_, fresh.certificate);
     EXPECT_TRUE(Eventually([&] { return accepted(round == 0 ? next : old); })) << server->log();
     EXPECT_FALSE(accepted(round == 0 ? old : next));
   }
-  // What is no good changes nothing, and is reported.
+  // Invalid files change nothing, and are logged.
   WriteFile(cert_path_, "hello");
   EXPECT_TRUE(Eventually([&] {
     return absl::StrContains(server->log(), absl::StrCat("--tls_cert: got \\\"", cert_path_));
@@ -165,7 +165,8 @@ TEST_F(RotationTest, Tokens) {
     EXPECT_EQ(code(token - 1), grpc::StatusCode::UNAUTHENTICATED);
   }
   WriteFile(tokens_path_, "nonsense");
-  EXPECT_TRUE(Eventually([&] { return absl::StrContains(server->log(), "kept what files said"); }));
+  EXPECT_TRUE(Eventually(
+      [&] { return absl::StrContains(server->log(), "kept the previous contents of files"); }));
   callers.WaitForCalls(20);
   callers.Stop();
   EXPECT_EQ(callers.failed(), 0) << "of " << callers.calls();

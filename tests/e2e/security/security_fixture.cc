@@ -1,4 +1,4 @@
-// Files and channels.
+// Files and channels of the security tests.
 #include "tests/e2e/security/security_fixture.h"
 
 #include <openssl/evp.h>
@@ -22,7 +22,7 @@ std::string ReadFile(const std::string& path) {
   return std::string(std::istreambuf_iterator<char>(file), {});
 }
 
-// Adds a token to every call, so that helpers which know of none can be used.
+// Adds a token to every call, for helpers that do not know tokens.
 class Authorizer final : public grpc::experimental::Interceptor {
  public:
   explicit Authorizer(std::string value) : value_(std::move(value)) {}

@@ -13,32 +13,32 @@
 
 namespace awqd {
 
-// Replaces the file at once, as a careful tool does.
+// Replaces the file atomically.
 void WriteFile(const std::string& path, const std::string& text);
 
 // "ian infer sha256:..." for a token.
 std::string TokenLine(const std::string& name, const std::string& roles, const std::string& token);
 
-// A caller: what its connection and its calls show. Paths and texts are empty for "none".
+// A caller: the credentials of its connection and its calls. Empty paths and texts mean none.
 struct Caller {
   std::string name;  // for messages
   std::string tls_ca = "", tls_cert = "", tls_key = "";
   std::string token = "";
 };
 
-// A connection of its own whose calls show the caller's token.
+// A connection of its own whose calls carry the caller's token.
 std::shared_ptr<grpc::Channel> Connect(const std::string& address, const Caller& caller);
 
 class SecurityTest : public testing::Test {
  protected:
   SecurityTest();
 
-  // Writes `NAME.pem` and `NAME.key` and returns the caller that shows them.
+  // Writes `NAME.pem` and `NAME.key`, and returns the caller with this certificate.
   Caller Certified(const std::string& name, const CertifiedKey& identity) const;
-  // Beside the repository, which is empty: what it takes to speak TLS.
+  // The arguments for TLS, with an empty repository.
   std::vector<std::string> Args(std::vector<std::string> more) const;
   std::vector<std::string> TlsArgs(std::vector<std::string> more) const;
-  // Waits until it serves, asking over TLS if `tls`.
+  // Waits until the server serves, over TLS if `tls`.
   std::unique_ptr<ServerProcess> Start(std::vector<std::string> args, bool tls,
                                        const std::string& address = "127.0.0.1:0") const;
 

@@ -1,4 +1,5 @@
-// TLS of the real server: which versions, which files it refuses, what a client must trust.
+// TLS of the real server: its versions, the files that it refuses, and the certificates that a
+// client must trust.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <openssl/ssl.h>
@@ -23,8 +24,8 @@ struct FreeTls {
   void operator()(SSL* connection) const { SSL_free(connection); }
 };
 
-// The version of TLS that a client of OpenSSL agrees on with the server, when it knows this one and
-// no other; empty when they do not.
+// The version of TLS that an OpenSSL client with this version alone agrees on with the server;
+// empty without agreement.
 std::string Handshake(const std::string& address, int version) {
   int port = 0;
   if (!absl::SimpleAtoi(address.substr(address.rfind(':') + 1), &port)) return "bad address";
@@ -35,7 +36,7 @@ std::string Handshake(const std::string& address, int version) {
   std::string agreed;
   if (connect(fd, reinterpret_cast<sockaddr*>(&to), sizeof(to)) == 0) {
     const std::unique_ptr<SSL_CTX, FreeTls> context(SSL_CTX_new(TLS_client_method()));
-    // Else OpenSSL itself would not offer the old ones.
+    // Otherwise OpenSSL itself would not offer the old versions.
     SSL_CTX_set_security_level(context.get(), 0);
     SSL_CTX_set_min_proto_version(context.get(), version);
     SSL_CTX_set_max_proto_version(context.get(), version);
@@ -51,7 +52,7 @@ std::string Handshake(const std::string& address, int version) {
 
 class TlsTest : public SecurityTest {
  protected:
-  // Starts with these files, which it must refuse with a line that has `says`.
+  // Starts with these files, which the server must refuse with a line that has `says`.
   void ExpectRefused(const std::vector<std::string>& args, const std::string& says) const {
     std::vector<std::string> all = Args(args);
     all.push_back("--address=127.0.0.1:0");

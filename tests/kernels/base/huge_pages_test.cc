@@ -1,4 +1,4 @@
-// Mappings for large buffers: aligned, zeros, gone when they are given back.
+// Mappings for large buffers: aligned, zeroed, and gone once they are unmapped.
 #include "kernels/base/huge_pages.h"
 
 #include <sys/mman.h>
@@ -12,7 +12,7 @@
 namespace awqd {
 namespace {
 
-// Whether every page of it is mapped.
+// Whether every page of the mapping is mapped.
 bool IsMapped(void* data, int64_t bytes) {
   std::vector<unsigned char> resident((bytes + 4095) / 4096);
   if (mincore(data, bytes, resident.data()) == 0) return true;
@@ -21,7 +21,8 @@ bool IsMapped(void* data, int64_t bytes) {
 }
 
 TEST(HugePagesTest, AMappingIsAlignedAndGoesBackToTheSystem) {
-  // Several alive at once, so that the system's choice of addresses does not align them by itself.
+  // Several mappings exist at once, so that the system's choice of addresses does not align them by
+  // itself.
   std::vector<std::pair<char*, int64_t>> maps;
   for (int64_t bytes : {int64_t{1}, int64_t{4097}, kHugePageBytes, 3 * kHugePageBytes + 5}) {
     maps.emplace_back(static_cast<char*>(MapHugePages(bytes)), bytes);

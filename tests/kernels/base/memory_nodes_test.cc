@@ -1,4 +1,4 @@
-// What the system says of pages that go round the memory nodes.
+// The system's policy of interleaved pages.
 #include "kernels/base/memory_nodes.h"
 
 #include <linux/mempolicy.h>
@@ -14,7 +14,7 @@
 namespace awqd {
 namespace {
 
-// The policy of the page at `data`; -1 where the system does not say.
+// The policy of the page at `data`; -1 if the system does not tell.
 int PolicyOf(void* data) {
   int mode = -1;
   if (syscall(SYS_get_mempolicy, &mode, nullptr, 0, data, MPOL_F_ADDR) != 0) return -1;

@@ -1,4 +1,4 @@
-// Directories as the Hub has them, and directories with something wrong.
+// Folders in the form of the Hub, and invalid folders.
 #include "kernels/checkpoint/checkpoint.h"
 
 #include <fcntl.h>
@@ -51,7 +51,7 @@ TEST_F(CheckpointTest, OneFileWithoutIndex) {
   tensors["l.up.bias"] = {"F32", {16}, std::string(64, '\0')};
   tensors["norm.weight"] = {"BF16", {4}, std::string(8, '\0')};
   tensors["norm.bias"] = {"BF16", {4}, std::string(8, '\0')};
-  tensors["rotary.scales"] = {"F16", {4}, std::string(8, '\0')};  // a name that is a suffix too
+  tensors["rotary.scales"] = {"F16", {4}, std::string(8, '\0')};  // a name that is also a suffix
   directory_.Write("m/model.safetensors", SafetensorsOf(tensors));
   const auto checkpoint = Open();
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
@@ -108,7 +108,7 @@ TEST_F(CheckpointTest, ModulesNotConvertedAreIgnored) {
   EXPECT_EQ(checkpoint->ignored_tensors(), 2);
 }
 
-// --- Formats whose codes are called as any weight is ---
+// --- Formats whose codes have the name of any weight ---
 
 std::string IntQuantizedConfig(absl::string_view activations = "null") {
   return absl::StrCat(
@@ -216,7 +216,7 @@ TEST_F(CheckpointTest, LinearWithoutOneOfItsTensors) {
   }
 }
 
-// Whether zero points may be missing the settings say.
+// The settings say whether zero points may be missing.
 TEST_F(CheckpointTest, LinearWithoutZeroPoints) {
   directory_.Write("m/config.json", AwqConfig());
   TestTensors tensors = linear_;
@@ -374,7 +374,7 @@ TEST_F(CheckpointTest, AFolderThatAnotherOneTookThePlaceOf) {
               HasSubstr("m/config.json: the file was replaced"));
 }
 
-// Each name of one file would take memory for its header.
+// Each name of the same file would need memory for its header.
 TEST_F(CheckpointTest, OneFileUnderTwoNames) {
   directory_.Write("m/config.json", AwqConfig());
   directory_.Write("m/a.safetensors", SafetensorsOf(linear_));
@@ -382,14 +382,14 @@ TEST_F(CheckpointTest, OneFileUnderTwoNames) {
   ExpectRefused("m/a.safetensors: got the same file as m/b.safetensors, expected each shard once");
 }
 
-// What one file may claim all files of a model together may, and no more.
+// The limit for one file is also the limit for all files of a model together.
 TEST_F(CheckpointTest, HeadersOfAllFilesTogetherAreBounded) {
   directory_.Write("m/config.json", AwqConfig());
   const auto empty = [](const std::string& name) {
     return absl::StrCat("{\"", name, "\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}}");
   };
   directory_.Write("m/a.safetensors", awqd::testing::Safetensors(empty("a"), ""));
-  // Its length alone is what is refused, so that the rest may be a hole in the file.
+  // The length alone is refused, so the rest may be a hole in the file.
   const uint64_t length = 100'000'000 - 8;
   const std::string begin = awqd::testing::LittleEndian64(length);
   directory_.Write("m/b.safetensors", begin + empty("b"));

@@ -1,5 +1,5 @@
-// Checkpoints of compressed-tensors: linears of several formats in one, all experts in one tensor,
-// and what must not go unread.
+// Checkpoints of compressed-tensors: linears of several formats in one checkpoint, all experts in
+// one tensor, and settings that must not be ignored.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -35,7 +35,7 @@ constexpr absl::string_view kMxfp4 =
     R"("weights": {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32},
        "format": "mxfp4-pack-quantized")";
 
-// Groups of a target each.
+// Groups with one target each.
 std::string Config(const std::vector<std::pair<std::string, absl::string_view>>& groups) {
   std::string all;
   for (const auto& [target, group] : groups) {
@@ -71,7 +71,7 @@ TestTensors Mxfp4(const std::string& path) {
           {path + ".weight_scale", {"U8", {1, 1}, "\x7f"}}};
 }
 
-// One linear of each format, and one that is none.
+// One linear of each format, and one that is not quantised.
 TestTensors OneOfEach() {
   TestTensors out = Merge(Merge(Packed("l.up"), Fp8("l.fp8")), Merge(Nvfp4("l.nv"), Mxfp4("l.mx")));
   out["lm_head.weight"] = {"BF16", {1, 1}, "ab"};
@@ -93,7 +93,7 @@ class CompressedTensorsTest : public ::testing::Test {
     EXPECT_EQ(checkpoint.status().code(), absl::StatusCode::kInvalidArgument) << says;
     EXPECT_THAT(std::string(checkpoint.status().message()), HasSubstr(says));
   }
-  // What each linear is, by its path.
+  // The description of each linear, by its path.
   static std::map<std::string, std::string> Read(const Checkpoint& checkpoint) {
     std::map<std::string, std::string> out;
     std::vector<uint8_t> scratch;
@@ -121,7 +121,7 @@ TEST_F(CompressedTensorsTest, LinearsOfSeveralFormats) {
                                              Pair("l.up", "pack-quantized w4cs+bf16")));
 }
 
-// All that a linear of one format has is there, but its group says another.
+// All tensors of one format exist, but the linear's group names another format.
 TEST_F(CompressedTensorsTest, TensorsOfAnotherFormatThanTheGroups) {
   ExpectRefused(Merge(Packed("l.up"), Nvfp4("l.nv")), Config({{"Linear", kPacked}}),
                 "\"weight_packed\" is \"U8\", not I32, but \"weight_scale\" exists");
@@ -158,7 +158,7 @@ TEST_F(CompressedTensorsTest, NothingBesideCodesGoesUnread) {
   tensors = OneOfEach();
   tensors["l.other"] = {"U8", {1}, "a"};
   tensors["l.up.norm.weight"] = {"BF16", {1}, "ab"};
-  tensors["l.router.fp8.weight"] = {"BF16", {1, 1}, "ab"};  // a group's, but not quantised
+  tensors["l.router.fp8.weight"] = {"BF16", {1, 1}, "ab"};  // matches a group, but is not quantised
   tensors["l.router.fp8.score_bias"] = {"F32", {1}, "abcd"};
   const auto checkpoint = Open(tensors, Mixed());
   EXPECT_TRUE(checkpoint.ok()) << "of other modules: " << checkpoint.status();
@@ -166,7 +166,7 @@ TEST_F(CompressedTensorsTest, NothingBesideCodesGoesUnread) {
   ExpectRefused(tensors, Mixed(), "tensor \"l.experts.gate_up_proj_packed\": got a name");
 }
 
-// Codes and their companions of a linear that the settings leave out are no accident.
+// Codes and scales of a linear that the settings exclude are refused.
 TEST_F(CompressedTensorsTest, CodesThatNoGroupIsFor) {
   ExpectRefused(Merge(OneOfEach(), Packed("lm_head")), Mixed(),
                 "weight \"lm_head\": got codes of format pack-quantized, but the settings say");
@@ -196,7 +196,8 @@ TEST_F(CompressedTensorsTest, AllExpertsInOneTensorHaveOneShape) {
     EXPECT_EQ(weight->k, 32);
     EXPECT_EQ(weight->Code(0, 0), 1 + 2 * expert);
   }
-  // The shape is one tensor for all, so that only its first number can lie of how many those are.
+  // All experts share one tensor for the shape, so only its first number can be wrong about their
+  // count.
   TestTensors lying = tensors;
   lying[path + ".weight_shape"].bytes = LittleEndian64(3) + LittleEndian64(1) + LittleEndian64(32);
   const auto of_three = Open(lying, Config({{"Linear", kPacked}}));

@@ -30,7 +30,7 @@ constexpr absl::string_view kInt8Config =
     "\"config_groups\":{\"group_0\":{\"targets\":[\"Linear\"],\"weights\":{\"num_bits\":8,"
     "\"strategy\":\"channel\"}}}}}";
 
-// N = 3, K = 4, with a bias; no two experts alike.
+// N = 3, K = 4, with a bias; no two experts are alike.
 TestTensors Int8Expert(const std::string& path, int expert) {
   const char fill = static_cast<char>(expert + 1);
   return {{path + ".weight", {"I8", {3, 4}, std::string(12, fill)}},
@@ -55,7 +55,7 @@ class ExpertSlicesTest : public ::testing::Test {
     EXPECT_EQ(checkpoint.status().code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(checkpoint.status().message()), HasSubstr(says));
   }
-  // Every weight of the checkpoint by path; fails the test where one does not decode.
+  // Every weight of the checkpoint by path; fails the test if one does not decode.
   std::map<std::string, HostWeight> Decode(const std::string& name) {
     std::map<std::string, HostWeight> out;
     const auto checkpoint = Open(name);
@@ -69,7 +69,7 @@ class ExpertSlicesTest : public ::testing::Test {
     }
     return out;
   }
-  // That both spell the same weights, all of them different.
+  // Expects the same weights from both checkpoints, all different from each other.
   void ExpectSameWeights(const std::string& left, const std::string& right, size_t count) {
     const auto a = Decode(left), b = Decode(right);
     ASSERT_EQ(a.size(), count);
@@ -142,7 +142,7 @@ TEST_F(ExpertSlicesTest, BothKindsInOneCheckpointInTheOrderOnDisk) {
   EXPECT_EQ(checkpoint->total_bytes(), bytes - 8);
 }
 
-// The facts of slices live in the checkpoint, which may move.
+// The properties of slices live in the checkpoint, which may move.
 TEST_F(ExpertSlicesTest, LocationsOutliveAMove) {
   Write(AllExperts({AwqExpert("l.experts.up", 0), AwqExpert("l.experts.up", 1)}));
   auto opened = Open();
@@ -205,7 +205,7 @@ TEST_F(ExpertSlicesTest, HowManyThereMayBe) {
   EXPECT_EQ(checkpoint->linears().size(), 10000u);
 }
 
-// Without data a few bytes of header would stand for thousands of linears each.
+// Without data, a few bytes of header would be thousands of linears.
 TEST_F(ExpertSlicesTest, AllSlicesTogetherAreBounded) {
   TestTensors tensors;
   for (int i = 0; i < 40; ++i) {
@@ -230,7 +230,7 @@ TEST_F(ExpertSlicesTest, OnlyLinearsDirectlyBeneathExpertsAreSliced) {
     EXPECT_EQ(weight.status().code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(weight.status().message()), HasSubstr("tensor \"qweight\""));
   }
-  Write(AwqExpert("l.experts.up", 0));  // two dimensions: one linear, as anywhere else
+  Write(AwqExpert("l.experts.up", 0));  // two dimensions: one linear, as usual
   EXPECT_THAT(Decode("m"), ElementsAre(::testing::Key("l.experts.up")));
 }
 

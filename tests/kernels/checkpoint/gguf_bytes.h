@@ -1,4 +1,4 @@
-// GGUF files put together by hand, right or wrong.
+// Valid and invalid GGUF files, built by hand.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ inline std::string GgufText(absl::string_view text) {
   return absl::StrCat(LittleEndian(text.size(), 8), text);
 }
 
-// One key of the metadata; `value` as its bytes.
+// One key of the metadata; `value` has the value's bytes.
 inline std::string GgufKey(absl::string_view key, uint32_t type, absl::string_view value) {
   return absl::StrCat(GgufText(key), LittleEndian(type, 4), value);
 }
@@ -33,16 +33,16 @@ inline std::string GgufArray(uint32_t type, uint64_t count, absl::string_view va
 
 struct GgufTensor {
   std::string name = "a.weight";
-  std::vector<uint64_t> dims = {32, 2};  // as the file has them: K first
+  std::vector<uint64_t> dims = {32, 2};  // in the file's order: K first
   uint32_t type = 2;                     // Q4_0
   uint64_t offset = 0;
 };
 
-// A legal file with one tensor, until something is changed.
+// A legal file with one tensor; tests change something in it.
 struct GgufBytes {
   std::string magic = "GGUF";
   uint32_t version = 3;
-  std::optional<uint64_t> tensor_count, key_count;  // where they are not what follows
+  std::optional<uint64_t> tensor_count, key_count;  // where they differ from the contents
   std::vector<std::string> keys = {GgufKey("general.architecture", 8, GgufText("llama"))};
   std::vector<GgufTensor> tensors = {{}};
   uint64_t alignment = 32;

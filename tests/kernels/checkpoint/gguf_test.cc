@@ -111,7 +111,7 @@ struct Bad {
   std::string says;
 };
 
-// Another value of a key of the metadata.
+// Sets another value of a key of the metadata.
 std::function<void(GgufBytes*)> Key(const std::string& key, uint32_t type, std::string value) {
   return [=](GgufBytes* b) { b->keys.push_back(GgufKey(key, type, value)); };
 }

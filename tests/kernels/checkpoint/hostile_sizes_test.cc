@@ -1,5 +1,5 @@
-// Files of a checkpoint choose sizes: an index, expressions, headers. Memory is bounded,
-// and a load asks for cancellation while it reads them.
+// Files of a checkpoint choose sizes: an index, expressions, headers. Memory is bounded, and a load
+// checks for cancellation while it reads them.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -180,7 +180,7 @@ TEST(HostileHeader, NamesAreHeldOnce) {
   EXPECT_LT(memory.peak_mib(), 65);
 }
 
-// Expressions that take much memory for their length: to compile, to simplify away, to match.
+// Expressions that need much memory for their length: to compile, to simplify, to match.
 TEST(HostileExpressions, MemoryIsBounded) {
   for (const std::string text :
        {"(?:\\pL\\pN){1,9}x", "\\P{Any}{0,999}", "(?:(?:\\P{Any}){0,99}){0,9}", ".*a.{25}",
@@ -195,7 +195,7 @@ TEST(HostileExpressions, MemoryIsBounded) {
     const CountedNew memory;
     size_t count = config.left_out.size();
     auto rules = LinearRules::Make(config);
-    // As many as are allowed.
+    // The largest number that is allowed.
     while (!rules.ok() && count > 0) {
       EXPECT_TRUE(absl::IsInvalidArgument(rules.status())) << rules.status();
       count /= 2;

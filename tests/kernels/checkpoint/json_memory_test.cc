@@ -1,5 +1,5 @@
-// JSON and rules without memory: whichever allocation fails, std::bad_alloc comes out, and what was
-// begun can be destroyed.
+// JSON and rules without memory: whichever allocation fails, std::bad_alloc is thrown, and partial
+// objects can be destroyed.
 #include <new>
 
 #include "absl/strings/str_cat.h"
@@ -11,7 +11,7 @@
 namespace awqd::model {
 namespace {
 
-// Three levels, with more keys than fit a set that has not grown.
+// Three levels, with more keys than fit a set before it grows.
 std::string Document() {
   std::string out = "{";
   for (int i = 0; i < 40; ++i) {
@@ -21,7 +21,8 @@ std::string Document() {
   return out + "}";
 }
 
-// Calls `body` with a later allocation that fails each time, until none does. How many failed.
+// Calls `body` again and again, each time with a later allocation that fails, until none does.
+// Returns the number of failures.
 template <typename F>
 int FailEach(F body) {
   for (int failures = 0; failures < 100'000; ++failures) {

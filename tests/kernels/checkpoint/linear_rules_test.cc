@@ -1,4 +1,4 @@
-// Which linears a checkpoint's settings choose.
+// The linears that a checkpoint's settings choose.
 #include "kernels/checkpoint/linear_rules.h"
 
 #include <gmock/gmock.h>
@@ -75,10 +75,10 @@ TEST(LinearRules, RefusesBadExpressions) {
   }
 }
 
-// Hundreds of expressions in several automata choose what each of them alone would.
+// Hundreds of expressions in several automata choose what each of them alone would choose.
 TEST(LinearRules, ManyExpressionsAsOneByOne) {
   QuantConfig config;
-  std::vector<std::pair<std::unique_ptr<RE2>, int>> all;  // and the rule, -1: left out
+  std::vector<std::pair<std::unique_ptr<RE2>, int>> all;  // and the rule; -1: excluded
   const auto add = [&](const std::string& text, int rule) {
     std::vector<ModulePattern>& to =
         rule < 0 ? config.left_out : config.rules.at(static_cast<size_t>(rule)).targets;

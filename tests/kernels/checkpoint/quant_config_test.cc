@@ -41,7 +41,7 @@ TEST(QuantConfigJson, NumbersAreNotRoundedIntoRange) {
   EXPECT_FALSE(ReadInteger(*config, "e", 0, 6).ok());
 }
 
-// Of rules the first that matches counts, so their order must not be that of an alphabet.
+// The first matching rule counts, so rules must not be sorted by name.
 TEST(QuantConfigJson, MembersKeepTheirOrder) {
   const auto config = ParseConfigJson(
       "{\"a\":{\"x\":[{\"y\":1},{}]},\"quantization_config\":{\"z\":{\"c\":1,\"a\":{\"q\":1,\"p\":"

@@ -1,5 +1,4 @@
-// Nothing outside the repository can be opened, nor anything but regular files. Both ways of
-// resolving.
+// Only regular files inside the repository can be opened. Both ways of resolving paths are tested.
 #include "kernels/checkpoint/repository_root.h"
 
 #include <fcntl.h>
@@ -105,7 +104,7 @@ TEST_P(Root, OnlyRegularFiles) {
   ExpectRefused("fifo", "got a FIFO, expected a regular file");
   ExpectRefused("m", "got a directory, expected a regular file");
   ExpectRefused("socket", "socket");
-  // A device can be linked to only from outside, which is refused before it is opened.
+  // A link can reach a device only outside, which is refused before it is opened.
   Link("/dev/zero", "zero");
   ExpectRefused("zero", "leads out of the model repository");
 }
@@ -128,7 +127,7 @@ TEST_P(Root, ListsSorted) {
   EXPECT_THAT(*top, ElementsAre("m"));
 }
 
-// A lease makes others wait for its holder, who may take all the time that the kernel grants.
+// A lease makes others wait for its holder, for as long as the kernel allows.
 TEST_P(Root, AFileThatMayNotBeReadIsToldWithItsOwner) {
   directory_.Write("root/m/a", "abc");
   ASSERT_EQ(chmod(directory_.path().c_str(), 0755), 0);
@@ -151,7 +150,8 @@ TEST_P(Root, AFileThatMayNotBeReadIsToldWithItsOwner) {
 TEST_P(Root, AFileUnderALeaseIsUnavailable) {
   const UniqueFd holder(open(directory_.At("root/m/config.json").c_str(), O_RDWR | O_CLOEXEC));
   ASSERT_TRUE(holder.ok());
-  const auto before = signal(SIGIO, SIG_IGN);  // asks the holder to let go
+  // The signal that asks the holder to release the lease.
+  const auto before = signal(SIGIO, SIG_IGN);
   if (fcntl(holder.get(), F_SETLEASE, F_WRLCK) != 0) {
     GTEST_SKIP() << "the temporary directory's file system has no leases";
   }
@@ -176,7 +176,7 @@ TEST_P(Root, AListingThatBreaksOffIsAnError) {
   EXPECT_THAT(std::string(names.status().message()), HasSubstr("\"m\": listing it"));
 }
 
-// Whatever the path leads to later, and links to files lead where they did.
+// The directory stays the same wherever the path leads later, and so do links to files.
 TEST_P(Root, ADirectoryIsHeld) {
   directory_.Write("root/blobs/1", "first");
   directory_.Write("root/blobs/2", "second");
@@ -244,7 +244,7 @@ TEST(FileTest, WrittenToByWhoSetsItsTimeBack) {
   ASSERT_TRUE(file.ok()) << file.status();
   struct stat before = {}, now = {};
   ASSERT_EQ(stat(path.c_str(), &before), 0);
-  do {  // until the clock of the file system, which stands still for milliseconds, has moved
+  do {  // until the clock of the file system, which has ticks of milliseconds, has moved
     directory.Write("m/x", "abcdefgh");
     const timespec times[] = {before.st_atim, before.st_mtim};
     ASSERT_EQ(utimensat(AT_FDCWD, path.c_str(), times, 0), 0);

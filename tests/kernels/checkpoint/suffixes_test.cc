@@ -1,5 +1,5 @@
-// How tensors belong to linears where suffixes have dots, or follow their path after another
-// separator, and where codes have three dimensions.
+// The assignment of tensors to linears: suffixes with dots or after another separator, and codes of
+// three dimensions.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -42,7 +42,7 @@ class SuffixesTest : public ::testing::Test {
   RepositoryRoot root_ = *RepositoryRoot::Open(directory_.path());
 };
 
-// Two experts of N = 2 and K = 32, and what is not quantised.
+// Two experts of N = 2 and K = 32, and tensors that are not quantised.
 TestTensors Experts() {
   const std::string path = "model.layers.0.mlp.experts.gate_up_proj";
   return {
@@ -89,7 +89,7 @@ TEST_F(SuffixesTest, WhatIsMissingOfExperts) {
   tensors[path + "_scales"].shape = {1, 4, 1};
   ExpectRefused(tensors, kMxfp4, "\"scales\": shape: got [1, 4, 1] of U8, expected 2 experts");
   tensors = Experts();
-  tensors[path + "_blocks"].shape = {4, 1, 16};  // one linear's dimensions
+  tensors[path + "_blocks"].shape = {4, 1, 16};  // the dimensions of one linear
   tensors[path + "_scales"].shape = {4, 1};
   tensors[path + "_bias"].shape = {4};
   const auto one = Open(tensors, kMxfp4);
@@ -97,7 +97,7 @@ TEST_F(SuffixesTest, WhatIsMissingOfExperts) {
   EXPECT_EQ(one->linears().at(0).path, path);
 }
 
-// K = 64, N = 1, and a linear that is none.
+// K = 64, N = 1, and a linear that is not quantised.
 TestTensors FourBits() {
   const std::string state = R"({"blocksize": 64, "shape": [1, 64]})";
   return {{"l.up.weight", {"U8", {32, 1}, std::string(32, '\x12')}},

@@ -30,7 +30,7 @@ class TempDirectory {
   const std::string& path() const { return path_; }
   std::string At(absl::string_view relative) const { return absl::StrCat(path_, "/", relative); }
 
-  // Makes the directories on the way.
+  // Creates parent directories as needed.
   void Write(absl::string_view relative, absl::string_view bytes) const {
     const std::filesystem::path path = At(relative);
     std::filesystem::create_directories(path.parent_path());
@@ -85,7 +85,7 @@ inline TestTensors Merge(TestTensors a, const TestTensors& b) {
   return a;
 }
 
-// One AWQ linear, K = 64, N = 16, groups of 32, of which no two numbers below 16 make the same.
+// One AWQ linear, K = 64, N = 16, groups of 32; all numbers below 16 give different ones.
 inline TestTensors AwqExpert(const std::string& path, int number) {
   TestTensors out = AwqLinear(path, 64, 16, 32, static_cast<char>(0x11 * number));
   out[path + ".qzeros"].bytes.back() = static_cast<char>(0x10 + number);
@@ -93,7 +93,7 @@ inline TestTensors AwqExpert(const std::string& path, int number) {
   return out;
 }
 
-// Linears of one path as one whose tensors hold all of them, one behind the other.
+// Combines linears of one path into one whose tensors hold all of them, one after the other.
 inline TestTensors AllExperts(const std::vector<TestTensors>& experts) {
   TestTensors out;
   for (const TestTensors& expert : experts) {

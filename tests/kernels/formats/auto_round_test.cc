@@ -27,7 +27,7 @@ Setting MakeConfig() {
                  {"block_name_to_quantize", Setting::String("model.layers")}});
 }
 
-// 4 bits, K = 64 in groups of 32, N = 8: codes 0, what is stored of zero points 7, scales 1.
+// 4 bits, K = 64 in groups of 32, N = 8: codes 0, stored zero points 7, scales 1.
 Linear MakeLinear() {
   Linear out = {.format = &kAutoRoundFormat};
   out.Set("bits", 4);

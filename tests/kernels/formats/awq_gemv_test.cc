@@ -56,7 +56,7 @@ TEST(AwqGemvFormat, PinnedWords) {
   EXPECT_EQ(WeightValue(*weight, 79, 3), (7 - 14) * 2);
 }
 
-// The number and the bits of W[row, col] among those of version gemv_fast.
+// The word and the bits of W[row, col] in version gemv_fast.
 TEST(AwqGemvFastFormat, EveryCode) {
   std::mt19937 random(4);
   for (const auto& [k, n] : {std::pair{64, 4}, {192, 8}, {128, 20}}) {
@@ -89,7 +89,8 @@ TEST(AwqGemvFastFormat, EveryCode) {
   }
 }
 
-// Of random scales, small ones too: what writers round is a zero point again, in both types.
+// Random scales, including small ones: the writer's rounded value gives the zero point again, in
+// both types.
 TEST(AwqGemvFastFormat, ZeroPointsComeBack) {
   std::mt19937 random(9);
   for (const std::string dtype : {"F16", "BF16"}) {

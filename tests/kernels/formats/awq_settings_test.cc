@@ -1,4 +1,4 @@
-// AutoAWQ's settings of a checkpoint, under every name, and what is refused of them.
+// AutoAWQ's settings of a checkpoint under every name, and every refusal.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -49,7 +49,7 @@ TEST(AwqFormat, ReadsOldNames) {
   EXPECT_EQ(read->rules[0].settings.members.at("group_size"), Setting::Literal(int64_t{-1}));
 }
 
-// Each version has its format, under every name that writers have for the version.
+// Each version has its format, under every name that writers use.
 TEST(AwqFormat, VersionsTellTheFormat) {
   struct Case {
     std::string name, value;

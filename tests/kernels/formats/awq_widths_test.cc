@@ -1,4 +1,4 @@
-// AutoAWQ's tensors of other widths than 4 bits, and without zero points.
+// AutoAWQ's tensors with widths other than 4 bits, and without zero points.
 #include <random>
 #include <string>
 

@@ -1,5 +1,5 @@
-// The settings of a checkpoint of compressed-tensors: formats by group, targets, and what has no
-// effect or is refused.
+// The settings of a checkpoint of compressed-tensors: formats by group, targets, and settings
+// without effect or refused.
 #include <string>
 #include <utility>
 #include <vector>
@@ -66,8 +66,8 @@ TEST(CompressedTensors, EachGroupHasAFormat) {
   EXPECT_EQ(found->config.note, "");
 }
 
-// The most particular target has a linear; of two expressions the first in the alphabet, of two
-// groups with one target the later.
+// The most specific target wins; of two expressions the first in the alphabet, of two groups with
+// one target the later.
 TEST(CompressedTensors, TargetsInTheOrderOfTheLibrary) {
   const auto rule = [](int bits, const std::string& name, const std::string& targets) {
     return Group(name, targets, "\"num_bits\": " + std::to_string(bits));

@@ -30,8 +30,8 @@ Linear MakeLinear(int bits, int64_t k = 64, int64_t n = 64, int64_t group = 0) {
   return out;
 }
 
-// The first word of 8 bits is rows 0, 8, 1, 9 of column 0; the words of columns 0 and 1 come in
-// turns of 64 rows. Of 4 bits: rows 0, 8, 16, 24, 1, 9, 17, 25, and 4 columns.
+// For 8 bits the first word is rows 0, 8, 1, 9 of column 0; the words of columns 0 and 1 alternate
+// every 64 rows. For 4 bits: rows 0, 8, 16, 24, 1, 9, 17, 25, and 4 columns.
 TEST(FasterTransformerFormat, PinnedBytes) {
   Linear linear = MakeLinear(8);
   linear.Reshape("weight", {64, 64});

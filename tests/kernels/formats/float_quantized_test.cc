@@ -1,5 +1,5 @@
-// compressed-tensors "float-quantized", "nvfp4-pack-quantized" and "mxfp4-pack-quantized": what
-// each strategy's scales are, and every refusal.
+// compressed-tensors "float-quantized", "nvfp4-pack-quantized" and "mxfp4-pack-quantized": the
+// scales of each strategy, and every refusal.
 #include <string>
 #include <vector>
 
@@ -30,7 +30,7 @@ void PutScales(Linear* linear, std::vector<int64_t> shape) {
   }
 }
 
-// Its description and the values of W's corners, or what is wrong.
+// The description and the values of W's corners, or the error.
 std::string Shown(const Linear& linear) {
   const auto weight = linear.Decode();
   if (!weight.ok()) return std::string(weight.status().message());

@@ -37,7 +37,7 @@ TEST(Formats, EveryRowIsComplete) {
   EXPECT_EQ(FormatNamed("no such format"), nullptr);
 }
 
-// Every format says which tensor it misses, and the code is the client's fault.
+// Every format names the missing tensor, and the code is the client's fault.
 TEST(Formats, NothingIsRefusedByEach) {
   for (const Format* format : AllFormats()) {
     SCOPED_TRACE(std::string(format->name));

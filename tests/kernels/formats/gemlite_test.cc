@@ -1,4 +1,4 @@
-// Gemlite's packing: pinned words, both ways, what zeros and scales become, and every refusal.
+// Gemlite's packing: pinned words, both ways, the resulting zeros and scales, and every refusal.
 #include "kernels/formats/gemlite.h"
 
 #include <random>
@@ -32,8 +32,8 @@ std::string Described(const Linear& linear) {
   return valid.ok() ? ToString(weight->description) : std::string(valid.message());
 }
 
-// Codes 0, 32, 64, ... 224 of the flat W_q are in word 0, the first in the upper bits: of rows of
-// 64 codes, k = 0 and 32 of each of the first four. Word 1 has their neighbours.
+// Codes 0, 32, 64, ... 224 of the flat W_q are in word 0, the first in the upper bits. With rows of
+// 64 codes these are k = 0 and 32 of the first four rows. Word 1 has their neighbours.
 TEST(GemliteFormat, PinnedWords) {
   Linear linear = MakeLinear();
   linear.Put<uint32_t>("qweight", 0, 0x12345678);
@@ -108,7 +108,7 @@ TEST(GemliteFormat, ExportRefusesWhatItCannotHold) {
               ::testing::HasSubstr("order: got one"));
 }
 
-// Which zeros and scales there are, as a description says it.
+// The zeros and scales of each case, printed as a description.
 TEST(GemliteFormat, ZerosAndScalesOfEveryShape) {
   Linear linear = MakeLinear();
   linear.tensors.erase("zeros");
@@ -121,7 +121,7 @@ TEST(GemliteFormat, ZerosAndScalesOfEveryShape) {
   EXPECT_EQ(Described(linear), "w4cz+1");
   linear.Put<uint16_t>("zeros", 2, 0x3800);  // 0.5
   EXPECT_EQ(Described(linear), "w4cr:fp32+1");
-  linear.Put<uint16_t>("zeros", 2, 0x4c00);  // 16, which is no code
+  linear.Put<uint16_t>("zeros", 2, 0x4c00);  // 16, which is not a code
   EXPECT_EQ(Described(linear), "w4cr:fp32+1");
   linear.Add("zeros", "I8", {2, 4});
   linear.Put<int8_t>("zeros", 0, -1);

@@ -1,4 +1,4 @@
-// "gguf": where each block type has its codes and its scales, and every refusal.
+// "gguf": the places of codes and scales in each block type, and every refusal.
 #include <cmath>
 #include <string>
 #include <vector>
@@ -47,8 +47,8 @@ TEST(GgufFormat, EveryTypeThatMarksALinearHasABlock) {
   }
 }
 
-// Every bit of a block's codes belongs to one code: each bit set moves one code, by a power of two,
-// and all bits move all codes to their greatest.
+// Every bit of a block's codes belongs to one code: each bit changes one code by a power of two,
+// and all bits together set all codes to their greatest.
 TEST(GgufFormat, EveryBitOfABlockIsOfOneCodeOrOneCell) {
   for (const GgufBlock& block : GgufBlocks()) {
     SCOPED_TRACE(std::string(block.name));
@@ -73,7 +73,7 @@ TEST(GgufFormat, EveryBitOfABlockIsOfOneCodeOrOneCell) {
       EXPECT_LE(moved, 1) << "bit " << bit;
       of_codes += moved;
     }
-    // Of E2M1 the sign alone is a zero's, which has none.
+    // The sign bit of an E2M1 zero has no effect.
     EXPECT_EQ(of_codes, block.codes * (block.code == CodeKind::kE2m1 ? 3 : block.bits));
   }
 }
@@ -84,7 +84,7 @@ TEST(GgufFormat, TheSameInARequest) {
     Linear typed = MakeLinear(block);
     Tensor& weight = typed.tensors["weight"];
     for (size_t i = 0; i < weight.bytes.size(); ++i) {
-      weight.bytes[i] = static_cast<uint8_t>(37 * i % 59);  // finite numbers, whatever they are of
+      weight.bytes[i] = static_cast<uint8_t>(37 * i % 59);  // finite numbers in any type
     }
     Linear bytes = typed;
     bytes.tensors["weight"].dtype = "U8";

@@ -1,5 +1,5 @@
-// Every format decodes the checkpoint under tests/data/<format>/ to what an independent script
-// says.
+// Every format decodes the checkpoint under tests/data/<format>/ to the result of an independent
+// script.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -37,7 +37,7 @@ struct Case {
 
 void PrintTo(const Case& c, std::ostream* out) { *out << c.folder << " " << c.json.dump(); }
 
-// Of the folder of that name, which is that of its format, but where cases.json says another.
+// The cases of a folder. A folder has the name of its format, unless cases.json says otherwise.
 std::vector<Case> CasesOf(absl::string_view folder) {
   std::ifstream file(DataPath(absl::StrCat(folder, "/goldens/cases.json")));
   if (!file) return {};
@@ -54,7 +54,7 @@ std::vector<Case> AllCases() {
   for (const Format* format : AllFormats()) {
     for (Case& c : CasesOf(format->name)) out.push_back(std::move(c));
   }
-  // Small ones of "awq", whose own folder is the demonstration's.
+  // The small cases of "awq"; its own folder is the demonstration's.
   for (Case& c : CasesOf("awq-gemm")) out.push_back(std::move(c));
   return out;
 }
@@ -132,7 +132,7 @@ TEST_P(Golden, DequantizesBitForBit) {
   EXPECT_EQ(wrong, 0);
 }
 
-// Codes alone are missing: what a weight takes is known before they are read.
+// Only codes are missing: the size of a weight is known before they are read.
 TEST_P(Golden, IsDescribedWithoutItsCodes) {
   EXPECT_TRUE(described_.codes.empty());
   EXPECT_EQ(described_.k, weight_.k);

@@ -1,4 +1,4 @@
-// What of GPTQ's settings is read, as rules of linears, and what is left to other formats.
+// GPTQ's settings as rules of linears, and settings that are left to other formats.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

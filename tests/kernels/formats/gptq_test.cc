@@ -213,7 +213,7 @@ TEST(GptqFormat, SymmetricOnesHaveAConstantZero) {
   EXPECT_EQ(Described(linear), "w4cs") << "a group that is larger than K";
 }
 
-// g_idx says how many of the last word's codes there are; else all.
+// g_idx determines how many of the last word's codes exist; without g_idx all do.
 TEST(GptqFormat, InFeaturesThatFillNoWord) {
   Linear linear = MakeLinear();
   linear.settings.members.erase("group_size");

@@ -211,7 +211,7 @@ TEST(IntQuantizedFormat, ReadsGroupsAndWhatIsLeftOut) {
   ASSERT_TRUE(found.ok()) << found.status();
   EXPECT_EQ(found->format, &kIntQuantizedFormat);
   EXPECT_EQ(found->quant_method, "compressed-tensors");
-  // The most particular targets come first.
+  // The most specific targets come first.
   ASSERT_EQ(found->config.rules.size(), 3u);
   EXPECT_THAT(found->config.rules[0].targets, ElementsAre(ModulePattern{Kind::kExact, "b.c"}));
   EXPECT_THAT(found->config.rules[1].targets, ElementsAre(ModulePattern{Kind::kRegex, "a.*"}));
@@ -223,7 +223,8 @@ TEST(IntQuantizedFormat, ReadsGroupsAndWhatIsLeftOut) {
   EXPECT_EQ(found->config.rules[0].settings.members.count("type"), 0u);
 }
 
-// What config.json says of them, as the setting of a linear; empty where it has no effect.
+// The activations' quantisation in config.json, as the setting of a linear; empty if it has no
+// effect.
 TEST(IntQuantizedFormat, QuantisedActivationsAreDeclared) {
   const auto declared = [](std::map<std::string, Setting, std::less<>> members) {
     Setting config = Config();

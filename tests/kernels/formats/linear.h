@@ -1,4 +1,4 @@
-// A linear whose tensors own their bytes, so that tests of formats can spoil one thing at a time.
+// A linear whose tensors own their bytes, so that tests of formats can change one thing at a time.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -37,7 +37,7 @@ struct Linear {
   void Set(const std::string& name, Setting value) { settings.members[name] = std::move(value); }
   void Set(const std::string& name, int64_t value) { Set(name, Setting::Literal(value)); }
 
-  // Zeros.
+  // Adds a tensor of zeros.
   void Add(const std::string& name, const std::string& dtype, std::vector<int64_t> shape) {
     tensors[name].dtype = dtype;
     Reshape(name, std::move(shape));
@@ -53,14 +53,14 @@ struct Linear {
     for (int64_t dim : tensor.shape) bytes *= dim;
     tensor.bytes.assign(bytes, 0);
   }
-  // Element `index` of a tensor whose elements are as large as `value`.
+  // Sets element `index` of a tensor whose elements have the size of `value`.
   template <typename T>
   void Put(const std::string& name, int64_t index, T value) {
     std::memcpy(tensors[name].bytes.data() + index * sizeof(T), &value, sizeof(T));
   }
 };
 
-// One thing that is wrong with a good linear, and what the refusal says.
+// One error in a good linear, and the text of its refusal.
 struct Refusal {
   std::string name;
   std::function<void(Linear*)> spoil;
@@ -78,7 +78,7 @@ inline void ExpectRefused(Linear linear, const Refusal& refusal) {
   }
 }
 
-// Ways to spoil.
+// Changes for refusals.
 inline std::function<void(Linear*)> WithDtype(std::string tensor, std::string dtype) {
   return [=](Linear* l) { l->tensors[tensor].dtype = dtype; };
 }

@@ -86,7 +86,7 @@ TEST(MarlinFormats, ScalesOfGroupsAndOfOne) {
     for (int i = 0; i < 10; ++i) {
       const int col = one ? first_of_one[i] : first_of_groups[i];
       EXPECT_EQ(weight->Scale(one ? 0 : 1, col), static_cast<float>(i));
-      // The second half of 64 columns is permuted by itself only where there is one group.
+      // The second half of 64 columns is permuted separately only if there is one group.
       if (one) {
         EXPECT_EQ(weight->Scale(0, 32 + col), static_cast<float>(32 + i));
       }
@@ -98,7 +98,7 @@ TEST(MarlinFormats, ScalesOfGroupsAndOfOne) {
 TEST(MarlinFormats, GptqSettings) {
   struct Case {
     std::vector<std::pair<std::string, Setting>> settings;
-    std::string says;  // empty where they are read
+    std::string says;  // empty if they are accepted
   };
   const Setting yes = Setting::Literal(true), no = Setting::Literal(false);
   const Setting marlin = Setting::String("marlin"), gptq = Setting::String("gptq");

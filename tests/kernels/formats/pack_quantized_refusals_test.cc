@@ -1,4 +1,4 @@
-// compressed-tensors "pack-quantized": everything that is wrong with a linear is named.
+// compressed-tensors "pack-quantized": every error in a linear is named.
 #include <string>
 #include <vector>
 

@@ -97,7 +97,7 @@ TEST(PackQuantizedFormat, ThreeBitsWithAndWithoutGaps) {
   EXPECT_EQ(weight->Code(11, 0), 0);
 }
 
-// Where the words are as many in both ways, zero points tell, or a setting does.
+// If both packings have the same number of words, zero points or a setting decide.
 TEST(PackQuantizedFormat, WordsThatLookAlike) {
   Linear linear = MakeLinear();
   linear.Set("num_bits", 5);
@@ -130,7 +130,7 @@ TEST(PackedWords, EveryWidthAndShape) {
   std::mt19937 random(7);
   for (const bool padded : {false, true}) {
     for (int bits = 1; bits <= 8; ++bits) {
-      // No K is a multiple of 3, which the order below steps by.
+      // No K is a multiple of 3, the step of the order below.
       for (const auto& [n, k] : {std::pair{32, 64}, {5, 71}, {65, 130}, {1, 1}}) {
         const PackedWords packed = {bits, padded};
         const int64_t width = packed.Words(k), height = packed.Words(n);

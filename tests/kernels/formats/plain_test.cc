@@ -1,4 +1,4 @@
-// "plain": what the settings mean, and every refusal.
+// "plain": the meaning of its settings, and every refusal.
 #include <string>
 #include <vector>
 
@@ -24,7 +24,7 @@ Linear MakeLinear() {
 
 TEST(PlainFormat, ConstantZeroAndAShortGroup) {
   Linear linear = MakeLinear();
-  linear.Put<uint16_t>("scales", 5, 0x4000);  // of the second group, column 2
+  linear.Put<uint16_t>("scales", 5, 0x4000);  // for the second group, column 2
   const auto weight = linear.Decode();
   ASSERT_TRUE(weight.ok()) << weight.status();
   ASSERT_TRUE(Validate(*weight).ok()) << Validate(*weight);

@@ -98,7 +98,7 @@ TEST(QServeFormat, EveryCodeOfSomeShapes) {
   }
 }
 
-// Of every scale and zero whose integers INT8 holds, what the kernel computes byte by byte.
+// For every scale and zero whose integers fit INT8: the kernel's result, computed byte by byte.
 TEST(QServeFormat, EveryScaleAndZeroIsWhatTheKernelMakes) {
   for (int scale = 0; scale <= 17; ++scale) {
     for (int zero = 0; zero < 256; ++zero) {

@@ -1,4 +1,4 @@
-// BatchQueue without memory: a Push of which an allocation fails leaves nothing behind.
+// BatchQueue without memory: a Push whose allocation fails leaves nothing behind.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -23,8 +23,8 @@ class BatchQueueMemoryTest : public ::testing::Test {
     return task;
   }
 
-  // Tries to push it, each time with a later allocation that fails, until none does. How many
-  // failed.
+  // Pushes the task again and again, each time with a later allocation that fails, until it
+  // succeeds. Returns the number of failures.
   int PushAtLast(std::unique_ptr<Task> task) {
     for (int failures = 0; failures < 100; ++failures) {
       const Task* const was = task.get();

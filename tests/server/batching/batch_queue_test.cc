@@ -1,4 +1,4 @@
-// BatchQueue: which tasks leave together, in which order, and what is refused.
+// BatchQueue: the tasks of a batch, their order, and refusals.
 #include "server/batching/batch_queue.h"
 
 #include <gmock/gmock.h>
@@ -90,7 +90,7 @@ TEST_F(BatchQueueTest, ATaskThatDoesNotFitClosesTheBatchAndGoesFirstNextTime) {
   Use({.max_batch_tokens = 10});
   ASSERT_TRUE(Push("six", {.tokens = 6}).ok());
   ASSERT_TRUE(Push("five", {.tokens = 5}).ok());
-  ASSERT_TRUE(Push("one", {.tokens = 1}).ok());  // would fit, but must not overtake
+  ASSERT_TRUE(Push("one", {.tokens = 1}).ok());  // it would fit, but must not overtake
   EXPECT_THAT(Pop(), ElementsAre("six"));
   EXPECT_THAT(Pop(), ElementsAre("five", "one"));
 }
@@ -231,7 +231,7 @@ TEST_F(BatchQueueTest, RemoveTakesOnceAndLeavesTheRest) {
   EXPECT_THAT(Pop(), ElementsAre("a", "c"));
 }
 
-// Whatever the order of operations, nothing is lost, doubled or miscounted.
+// In any order of operations, no task is lost, doubled or miscounted.
 TEST_F(BatchQueueTest, RandomOperationsKeepTheBooks) {
   Use({.max_batch_tokens = 16, .max_queued_tasks = 40, .max_queued_tokens = 200});
   std::mt19937 random(7);

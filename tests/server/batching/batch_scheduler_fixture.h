@@ -1,5 +1,4 @@
-// BatchSchedulerTest: a scheduler with a clock that stands still and an executor that the test
-// holds.
+// BatchSchedulerTest: a scheduler with a stopped clock and an executor that the test holds.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -30,7 +29,7 @@ class BatchSchedulerTest : public ::testing::Test {
           journal_.Add(absl::StrJoin(names, "+") + ":ran");
         },
         &clock_);
-    // A worker that is still on its way would take what is its caller's.
+    // A worker that is not asleep yet would take a task that its caller should run.
     while (scheduler_->sleeping_workers() < workers) std::this_thread::yield();
   }
 
@@ -45,7 +44,7 @@ class BatchSchedulerTest : public ::testing::Test {
     return ticket;
   }
 
-  // The caller runs it, with RunQueued.
+  // A task that its caller runs, with RunQueued.
   absl::StatusOr<Ticket> AddMine(const std::string& name, int priority = 0,
                                  absl::Duration deadline = absl::InfiniteDuration(),
                                  int64_t cost = 1) {
@@ -57,7 +56,7 @@ class BatchSchedulerTest : public ::testing::Test {
     return scheduler_->Schedule(&owned, Runner::kCaller);
   }
 
-  // Occupies the only worker, so that what follows stays queued.
+  // Occupies the only worker, so that later tasks stay queued.
   void Hold() {
     ASSERT_TRUE(Add("held").ok());
     gate_.AwaitInside(1);
@@ -69,7 +68,7 @@ class BatchSchedulerTest : public ::testing::Test {
     return journal_.lines();
   }
 
-  // Waits for the reaper to have written `count` lines.
+  // Waits until the reaper has written `count` lines.
   std::vector<std::string> AwaitLines(size_t count) {
     while (journal_.lines().size() < count) std::this_thread::yield();
     return journal_.lines();

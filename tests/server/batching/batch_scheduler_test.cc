@@ -96,7 +96,7 @@ TEST_F(BatchSchedulerTest, AnEarlierDeadlineMovesTheReaperForward) {
   ASSERT_TRUE(Add("late", 0, absl::Hours(1)).ok());
   ASSERT_TRUE(Add("soon", 0, absl::Milliseconds(1)).ok());
   clock_.Advance(absl::Milliseconds(2));
-  // No poke: the reaper was told of the earlier deadline and waits a millisecond of real time for
+  // Not poked: the reaper knows of the earlier deadline and waits a millisecond of real time for
   // it.
   EXPECT_THAT(AwaitLines(1), ElementsAre("soon:DEADLINE_EXCEEDED"));
   EXPECT_EQ(Finish().size(), 3u);
@@ -131,7 +131,7 @@ TEST_F(BatchSchedulerTest, DrainRefusesNewTasksAndAnswersAcceptedOnes) {
          .max_queued_bytes = int64_t{1} << 40});
   ASSERT_TRUE(Add("accepted").ok());
   std::thread drainer([this] { scheduler_->Drain(); });
-  // Draining has begun once a task is refused; what slips in before counts as accepted.
+  // Draining has begun once a task is refused; earlier tasks count as accepted.
   int accepted = 1;
   absl::Status refused;
   while (refused = Add("probe").status(), refused.ok()) ++accepted;

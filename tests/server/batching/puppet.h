@@ -1,4 +1,4 @@
-// Tasks that record their fate, and an executor that a test holds and releases.
+// Tasks that record how they ended, and an executor that a test holds and releases.
 #pragma once
 
 #include <memory>
@@ -13,7 +13,7 @@
 
 namespace awqd::batching {
 
-// What happened to every task, in order, as "name:ran" or "name:CODE".
+// The end of every task, in order, as "name:ran" or "name:CODE".
 class Journal {
  public:
   void Add(std::string line) {
@@ -60,7 +60,7 @@ class Gate {
  public:
   void Open() { Set(true); }
   void Close() { Set(false); }
-  // Called by the executor: waits until the gate is open.
+  // The executor calls this; it waits until the gate is open.
   void Pass() {
     MutexLock lock(&mu_);
     ++inside_;

@@ -1,4 +1,4 @@
-// BatchScheduler::RunQueued: tasks that their callers run themselves, beside the workers.
+// BatchScheduler::RunQueued: tasks that their callers run, beside the workers.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -136,7 +136,7 @@ TEST_F(BatchSchedulerTest, DrainWaitsForRunQueued) {
     scheduler_->Drain();
     drained = true;
   });
-  // Time for a drain that does not wait to return.
+  // Time enough for a drain that does not wait to return.
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   EXPECT_FALSE(drained);
   gate_.Open();
@@ -145,8 +145,8 @@ TEST_F(BatchSchedulerTest, DrainWaitsForRunQueued) {
   caller.join();
 }
 
-// Callers who keep their promise, some tasks for workers, and batches that are now and then too
-// dear for callers: every task runs, once, without a drain to shake it loose.
+// Callers that run their tasks, some tasks for workers, and batches that are sometimes too
+// expensive for callers: every task runs once, without a drain that would release it.
 TEST_F(BatchSchedulerTest, CallersAndWorkersShareLanesAndForgetNothing) {
   Start({.max_batch_tokens = 4}, 2);
   gate_.Open();

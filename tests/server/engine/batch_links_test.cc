@@ -1,4 +1,4 @@
-// What an engine says of a batch: its id, and the traced calls that were in it.
+// An engine's annotations of a batch: its id, and its traced calls.
 #include "gmock/gmock.h"
 #include "tests/server/engine/local_engine_on_cpu.h"
 
@@ -9,10 +9,10 @@ using ::testing::ElementsAre;
 
 class BatchLinksTest : public LocalEngineOnCpu {
  protected:
-  // Answers of works of one token each, for these calls, in one batch.
+  // The answers to works of one token each, for these calls, in one batch.
   std::vector<Answer> Together(const std::vector<obs::SpanRef>& calls) {
     EngineOptions options;
-    options.batching.max_queue_delay = absl::Hours(1);  // until all are there
+    options.batching.max_queue_delay = absl::Hours(1);  // until all have arrived
     options.batching.max_batch_tokens = static_cast<int64_t>(calls.size());
     Start(options);
     std::vector<std::future<Answer>> futures;

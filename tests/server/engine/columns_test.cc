@@ -1,5 +1,5 @@
-// Columns on several devices: what each part is given, how answers come together, and every order
-// of ends, with engines that the test drives.
+// Columns on several devices: the parts of each device, how answers are reassembled, and every
+// order of their ends, with engines that the test controls.
 #include <gtest/gtest.h>
 
 #include "absl/strings/cord.h"
@@ -125,13 +125,13 @@ TEST_F(ColumnsTest, ARefusedPartRefusesTheRequest) {
   puppets_[2]->Refuse(absl::ResourceExhaustedError("queue full"));
   EXPECT_EQ(Submit(Product(weight, 1)).status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(puppets_[0]->waiting() + puppets_[1]->waiting(), 0u);
-  // A part that runs already ends in silence.
+  // A part that already runs ends without effect.
   puppets_[0]->AnswerAtOnce(absl::OkStatus());
   EXPECT_FALSE(Submit(Product(weight, 1)).ok());
   puppets_[0]->AnswerAtOnce(absl::InternalError("fault"));
   EXPECT_FALSE(Submit(Product(weight, 1)).ok());
   EXPECT_EQ(answer(0).times + answer(1).times + answer(2).times, 0);
-  // Nothing of it counts any longer.
+  // The request no longer counts anywhere.
   puppets_[0]->AnswerAtOnce(std::nullopt);
   puppets_[2]->Refuse(absl::OkStatus());
   const auto replicas = Replicas(8);
@@ -148,7 +148,7 @@ TEST_F(ColumnsTest, CancellingWithdrawsEveryPart) {
   handle->Cancel();
   EXPECT_EQ(answer(0).times, 1);
   EXPECT_EQ(answer(0).status.code(), absl::StatusCode::kCancelled);
-  handle->Cancel();  // harmless
+  handle->Cancel();  // has no effect
   EXPECT_EQ(answer(0).times, 1);
 }
 
@@ -201,7 +201,7 @@ TEST_F(ColumnsTest, ABlockGoesToTheDevicesThatHoldIt) {
   const auto held = [&](size_t device, size_t index) {
     return puppets_[device]->held(index).dequantize();
   };
-  submit(10, 5);  // inside the second
+  submit(10, 5);  // within the second
   EXPECT_EQ(held(1, 0).col_begin, 2);
   EXPECT_EQ(held(1, 0).cols, 5);
   EXPECT_EQ(held(1, 0).row_begin, 3);
@@ -223,7 +223,7 @@ TEST_F(ColumnsTest, ABlockGoesToTheDevicesThatHoldIt) {
   submit(8, 16);  // exactly the second
   EXPECT_EQ(held(1, 2).col_begin, 0);
   EXPECT_EQ(held(1, 2).cols, 16);
-  submit(20, 0);  // nothing, which still is an answer
+  submit(20, 0);  // no columns, but still an answer
   puppets_[0]->Answer(1, absl::OkStatus());
   EXPECT_EQ(answer(3).times, 1);
   EXPECT_TRUE(answer(3).bytes.empty());

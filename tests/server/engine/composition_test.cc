@@ -1,13 +1,12 @@
-// Composition fuzzer: works of every kind that may merge, in random batches, must be answered as
-// they are when each runs alone.
+// Composition fuzzer: random batches of works that may merge must have the answers of each work
+// alone.
 //
-// Works are drawn around a theme, so that most of a round may merge: none, one or many tokens;
-// ragged, empty and all-to-one experts; with and without router weights, bias and activation
-// function; every output type; odd shapes; some of them cancelled or expired. On a device that is
-// opened batch-invariant the bits must be the same, else the values within the tolerance of a
-// product.
+// The works of a round are similar, so that most may merge: none, one or many tokens; ragged, empty
+// and all-to-one experts; with and without router weights, bias and activation function; every
+// output type; odd shapes; some of them cancelled or expired. On a batch-invariant device the bits
+// must be equal; on others the values are within the tolerance of a product.
 //
-// Environment: AWQD_TEST_DEVICE; AWQD_TEST_COMPOSITION_SECONDS, 20 without, over all cases;
+// Environment: AWQD_TEST_DEVICE; AWQD_TEST_COMPOSITION_SECONDS for all cases together, default 20;
 // AWQD_TEST_COMPOSITION_SEED.
 #include <algorithm>
 #include <chrono>
@@ -37,7 +36,7 @@ namespace {
 
 constexpr int64_t kK = 64, kI = 72, kN = 40;
 constexpr int64_t kExperts = 5;
-constexpr int kCases = 6;  // of TEST_P below
+constexpr int kCases = 6;  // for TEST_P below
 
 int64_t FromEnvironment(const char* name, int64_t otherwise) {
   const char* text = std::getenv(name);
@@ -51,7 +50,7 @@ struct Answer {
   ExecutionReport report;
 };
 
-// A work that can be submitted again and again, and what it is, for messages.
+// A work that can be submitted repeatedly, and its description for messages.
 struct Request {
   std::function<std::unique_ptr<Work>()> make;
   DType out_dtype = DType::kFp16;
@@ -63,12 +62,12 @@ struct Request {
 struct Setup {
   bool shared_memory = true;
   bool batch_invariant = false;
-  bool spread = false;  // the experts of a stack lie on two devices in turns
+  bool spread = false;  // expert parallel: the experts of a stack are on two devices in turns
 };
 
 class CompositionTest : public ::testing::TestWithParam<Setup> {
  protected:
-  // One engine answers each work alone, another one batches. Both run on the same devices.
+  // One engine answers each work alone, the other one batches. Both run on the same devices.
   void SetUp() override {
     const std::string name = TestDeviceName();
     while (devices_.size() < (GetParam().spread ? 2u : 1u)) {
@@ -83,7 +82,7 @@ class CompositionTest : public ::testing::TestWithParam<Setup> {
                              ? std::make_unique<testing::WrappedDevice>(*std::move(device), false)
                              : *std::move(device));
     }
-    // Batches close long before that time is over: most rounds are submitted within a tenth of it.
+    // Batches close long before this delay: most rounds are submitted within a tenth of it.
     EngineOptions options;
     options.batching.max_queue_delay = absl::Milliseconds(2);
     options.batching.max_batch_tokens = 48;
@@ -100,7 +99,7 @@ class CompositionTest : public ::testing::TestWithParam<Setup> {
     }
     return MakeRoutingEngine(std::move(engines));
   }
-  // Works go before the engines, and these before the device.
+  // Works are destroyed before the engines, and these before the device.
   void TearDown() override {
     together_.reset();
     alone_.reset();
@@ -154,7 +153,7 @@ class CompositionTest : public ::testing::TestWithParam<Setup> {
   T AnyOf(std::initializer_list<T> list) {
     return *(list.begin() + Below(static_cast<int64_t>(list.size())));
   }
-  // None as often as one or some; now and then more than a batch holds.
+  // Often none, one or a few; rarely more than a batch holds.
   int64_t Tokens() { return OneIn(4) ? 0 : OneIn(30) ? 70 : 1 + Below(OneIn(3) ? 17 : 3); }
   DType Floating() { return AnyOf({DType::kFp16, DType::kBf16, DType::kFp32}); }
   std::optional<Path> AnyPath() {
@@ -340,7 +339,7 @@ class CompositionTest : public ::testing::TestWithParam<Setup> {
     for (int64_t i = 0; i < count; ++i) {
       want.push_back(testing::GetElement(alone.bytes, request.out_dtype, i));
     }
-    // Either answer is within the tolerance of the exact one; a gated MLP passes two products.
+    // Each answer is within the tolerance of the exact one; a gated MLP has two products.
     const double tolerance = 4 * testing::ProductTolerance(request.out_dtype, request.x_dtype);
     ASSERT_LE(testing::FrobeniusError(got.bytes, request.out_dtype, want), tolerance);
   }

@@ -1,5 +1,4 @@
-// Works of experts against products of double precision: sorting, merging, steps, cutting,
-// refusals.
+// Works of experts against products in double: sorting, merging, steps, partitioning, refusals.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -46,7 +45,7 @@ std::future<Answer> SubmitTo(Engine& engine, AnyWork work, const SubmitOptions& 
   return promise->get_future();
 }
 
-// The tokens of a request, and which experts they go to.
+// The tokens of a request, and their experts.
 struct Tokens {
   std::vector<float> x;
   int64_t top_k = 1;
@@ -76,7 +75,7 @@ Tokens RandomTokens(int64_t rows, int64_t top_k, int64_t experts, bool weighted,
 class ExpertsTest : public ::testing::TestWithParam<bool> {
  protected:
   void Start(int64_t experts, EngineOptions options = {}) {
-    // What an earlier start made goes before the device that it runs on.
+    // The engine of an earlier start is destroyed before its device.
     engine_.reset();
     gate_ = up_ = down_ = nullptr;
     device_ = std::make_unique<testing::WrappedDevice>(*OpenDevice("cpu", {.cpu_threads = 2}),
@@ -139,7 +138,7 @@ class ExpertsTest : public ::testing::TestWithParam<bool> {
     return work;
   }
 
-  // A row of x through one weight, in double.
+  // One row of x times one weight, in double.
   static std::vector<double> Row(const HostWeight& weight, const std::vector<float>& x,
                                  ActivationFunction activation) {
     return ReferenceProduct(weight, {.x = {x.data(), DType::kFp32, 1, weight.k},
@@ -176,7 +175,7 @@ class ExpertsTest : public ::testing::TestWithParam<bool> {
     }
     ASSERT_EQ(answer.bytes.size(), expected.size() * 4);
     if (expected.empty()) return;
-    // Kernels multiply by weights in FP16, each within 2^-12 on average, in three products.
+    // Kernels multiply by FP16 weights, which are accurate to 2^-12 on average, in three products.
     EXPECT_LE(testing::FrobeniusError(answer.bytes, DType::kFp32, expected), 0x1p-11);
   }
 
@@ -228,7 +227,7 @@ TEST_P(ExpertsTest, AnMlpWithoutExperts) {
   }
 }
 
-// The bits of a token do not depend on what it is merged with.
+// The bits of a token do not depend on the tokens that it is merged with.
 TEST_P(ExpertsTest, WhatGathersRunsOnce) {
   EngineOptions options;
   options.batching.max_queue_delay = absl::Minutes(1);  // the last one fills the batch
@@ -268,7 +267,7 @@ TEST_P(ExpertsTest, OnlyAlikeRequestsHaveTheSameKey) {
   EXPECT_TRUE(differs([](auto& work) { work.path = Path::kFused; }));
   EXPECT_TRUE(differs([](auto& work) { work.activation = ActivationFunction::kNone; }));
   EXPECT_TRUE(differs([](auto& work) { work.bias.resize(4 * kI); }));
-  // An MLP that shares its gate with another is another all the same.
+  // An MLP is different although it shares its gate with another.
   GatedMlpWork one(gate_, up_, down_), other(gate_, gate_, down_);
   EXPECT_FALSE(one.key() == other.key());
 }

@@ -1,4 +1,4 @@
-// KV4's works: the same bits as the kernels, on one device, on several, in steps; cancelled,
+// KV4's works have the bits of the kernels: on one device, on several, in steps, cancelled and
 // expired.
 #include "server/engine/kv4_work.h"
 
@@ -62,7 +62,7 @@ struct Parts {
   std::string codes, scale, zero;
 };
 
-// What the kernels give at once, without an engine.
+// The direct result of the kernels, without an engine.
 Parts Expected(const Kv4Shape& shape) {
   const auto device = *OpenDevice("cpu", {.cpu_threads = 1});
   const std::string x = Elements(shape);
@@ -110,7 +110,7 @@ void ExpectStored(const Answer& answer, const Kv4StoreWork& work) {
   EXPECT_TRUE(answer.bytes == all);
 }
 
-// The parameter says whether the host reaches the device's memory.
+// The parameter says whether the host can access the device's memory.
 class Kv4WorkTest : public ::testing::TestWithParam<bool> {
  protected:
   void Start(const EngineOptions& options = {}) {
@@ -237,7 +237,7 @@ TEST_P(Kv4WorkTest, ExpiredItNeverRuns) {
 
 TEST_P(Kv4WorkTest, CancelledItNeverRuns) {
   Start();
-  // Waits in the queue for its caller, where there is such a thing.
+  // The work waits in the queue for its caller, if callers run work.
   if (!engine_->callers_run()) GTEST_SKIP() << "it runs at once, on a worker";
   std::promise<Answer> answered;
   auto handle = engine_->Submit(
@@ -278,7 +278,7 @@ TEST(Kv4WorkOnThree, RunsOnAnyDevice) {
   EXPECT_THAT(devices, ::testing::ElementsAre("cpu:0", "cpu:1", "cpu:2"));
 }
 
-// Puppets: the test says when a device answers.
+// Puppets: the test decides when a device answers.
 class Kv4WorkRouting : public Puppets {
  protected:
   Kv4StoreWork Tokens(int64_t tokens) {

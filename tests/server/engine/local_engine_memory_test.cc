@@ -1,5 +1,5 @@
-// The memory of a LocalEngine: what is copied, reused, allocated and given back, and what outlives
-// it.
+// The memory of a LocalEngine: copies, reuse, allocations, release, and memory that outlives the
+// engine.
 #include <gtest/gtest.h>
 
 #include <future>
@@ -12,7 +12,7 @@ namespace {
 
 class LocalEngineMemoryTest : public LocalEngineOnCpu {};
 
-// The host copies nothing of a lone request: kernels or the device's copies read it where it lies.
+// The host does not copy a lone request: kernels or the device's copies read its payload in place.
 TEST_P(LocalEngineMemoryTest, ALoneRequestIsNotCopiedByTheHost) {
   Start();
   const std::vector<float> x = RandomRows(300);
@@ -20,8 +20,8 @@ TEST_P(LocalEngineMemoryTest, ALoneRequestIsNotCopiedByTheHost) {
   EXPECT_EQ(engine_->staging().stats().copied_bytes, 0);
 }
 
-// Merged requests leave in one copy to the device per large one and one for a run of small ones,
-// and come back in one copy, of which each answer is a slice.
+// A batch needs one copy to the device for each large request and one for each run of small ones.
+// Its result needs one copy, of which each answer is a slice.
 TEST_P(LocalEngineMemoryTest, ABatchIsGatheredOnceAndFetchedOnce) {
   constexpr int64_t kLarge = 300;  // tokens; 75 KiB
   EngineOptions options;
@@ -87,7 +87,7 @@ TEST_P(LocalEngineMemoryTest, AtRestSomePinnedMemoryStays) {
     const Payload small = *engine_->staging().Get(4096);
   }
   engine_->FreeKeptMemory();
-  // What a device reaches by itself is ordinary memory.
+  // Memory that the device can access itself is ordinary memory.
   EXPECT_EQ(engine_->staging().stats().kept_bytes, GetParam() ? 0 : 4096);
 }
 
@@ -99,8 +99,8 @@ TEST_P(LocalEngineMemoryTest, GivesKeptMemoryBackAndGoesOn) {
   const int64_t lent = engine_->staging().stats().lent_bytes;
   Submit(work).wait();
   const int64_t in_use = device_->UsedBytes();
-  // The worker that answered may hold its lane and the result for a moment longer. Of a device out
-  // of the host's reach the workspace stays, and so do a few pinned buffers.
+  // The worker that answered may hold its lane and the result for a moment longer. On a device
+  // whose memory the host cannot access, the workspace and a few pinned buffers stay.
   const auto is_free = [&] {
     engine_->FreeKeptMemory();
     const StagingStats stats = engine_->staging().stats();
@@ -128,8 +128,8 @@ TEST_P(LocalEngineMemoryTest, AfterWarmUpNoRequestAllocates) {
     work.path = path;
     ASSERT_TRUE(Submit(work).get().status.ok());
   }
-  // With the device out of reach every buffer is one that warm-up sized; on the CPU it runs one
-  // token only.
+  // If the host cannot access the device's memory, warm-up has sized every buffer; on the CPU it
+  // runs one token only.
   if (!GetParam()) {
     EXPECT_EQ(device_->allocations(), before);
   }

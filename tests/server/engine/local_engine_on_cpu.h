@@ -44,7 +44,7 @@ inline HostWeight RandomWeight() {
   return w;
 }
 
-// What x @ W + bias must be, in double, with the weights that Dequantize returns.
+// The expected x @ W + bias in double, with the weights that Dequantize returns.
 inline std::vector<double> Expected(const HostWeight& w, const std::vector<float>& x,
                                     const std::vector<float>& bias) {
   const int64_t tokens = x.size() / kK;

@@ -1,5 +1,5 @@
-// LocalEngine::Submit without memory: whichever allocation fails, the caller is told, keeps its
-// work, and the next one is answered.
+// LocalEngine::Submit without memory: whichever allocation fails, the caller gets an error and
+// keeps its work, and the next work is answered.
 #include <gtest/gtest.h>
 
 #include "absl/time/clock.h"
@@ -33,7 +33,7 @@ TEST_P(LocalEngineSubmitTest, TellsItsCallerWhichAllocationEverFails) {
     if (handle.ok()) {
       EXPECT_FALSE(failed);
       ExpectProduct(promise.get_future().get(), x, canonical_.bias);
-      handle->Cancel();  // too late, and harmless
+      handle->Cancel();  // too late, without effect
     } else {
       EXPECT_EQ(handle.status().code(), absl::StatusCode::kResourceExhausted) << handle.status();
       EXPECT_EQ(work.get(), was);

@@ -26,8 +26,8 @@ TEST_P(LocalEngineTest, MultipliesAndReports) {
   EXPECT_NE(FindKernel(answer.report.kernel), nullptr) << answer.report.kernel;
 }
 
-// On the CPU what its caller promises to run is run there, when it is short; a GPU's lanes need
-// their own threads.
+// On the CPU the caller's thread runs a short request that the caller promised to run; a GPU's
+// lanes need their own threads.
 TEST_P(LocalEngineTest, ShortRequestsRunOnTheThreadThatCallsRunQueued) {
   Start();
   const auto run = [this](bool caller_runs) {
@@ -46,8 +46,8 @@ TEST_P(LocalEngineTest, ShortRequestsRunOnTheThreadThatCallsRunQueued) {
   };
   const auto caller = std::this_thread::get_id();
   EXPECT_NE(run(false), caller);
-  // The worker that has just answered still holds its lane and looks at the queue once more; what
-  // comes before it sleeps is its own.
+  // The worker that has just answered still holds its lane and checks the queue once more, so it
+  // takes requests that arrive before it sleeps.
   bool mine = false;
   for (int tries = GetParam() ? 1000 : 10; tries > 0 && !mine; --tries) {
     absl::SleepFor(absl::Milliseconds(1));
@@ -97,7 +97,7 @@ TEST_P(LocalEngineTest, ABiasOfTheRequestReplacesTheWeights) {
   ExpectProduct(Submit(std::move(work)).get(), x, std::vector<float>(kN, -3.0f));
 }
 
-// Requests pile up behind a long one and leave together; each gets its own rows back.
+// Requests wait behind a long one and run together; each gets its own rows.
 TEST_P(LocalEngineTest, MergesWhatGathersAndSplitsTheResult) {
   EngineOptions options;
   options.batching.max_queue_delay = absl::Milliseconds(100);
@@ -117,7 +117,7 @@ TEST_P(LocalEngineTest, MergesWhatGathersAndSplitsTheResult) {
   }
 }
 
-// Works of one activation function leave together, and apart from those of another.
+// Works of the same activation function run together, and apart from those of another.
 TEST_P(LocalEngineTest, ActivationFunctionsAreAppliedAndKeptApart) {
   EngineOptions options;
   options.batching.max_queue_delay = absl::Milliseconds(100);
@@ -151,7 +151,7 @@ TEST_P(LocalEngineTest, ActivationFunctionsAreAppliedAndKeptApart) {
   }
 }
 
-// In a batch every token has the scale of its own work.
+// Every token of a batch has the scale of its own work.
 TEST_P(LocalEngineTest, MergesQuantisedActivationsWithScalesOfTheirOwn) {
   EngineOptions options;
   options.batching.max_queue_delay = absl::Milliseconds(200);
@@ -183,7 +183,7 @@ TEST_P(LocalEngineTest, MergesQuantisedActivationsWithScalesOfTheirOwn) {
   }
 }
 
-// More rows than a batch has tokens: each step has its own scales.
+// The request has more rows than a batch has tokens: each step has its own scales.
 TEST_P(LocalEngineTest, ScalesOfALargeRequestAreSplitWithIt) {
   EngineOptions options;
   options.batching.max_batch_tokens = 2;
@@ -209,10 +209,10 @@ TEST_P(LocalEngineTest, ScalesOfALargeRequestAreSplitWithIt) {
 TEST_P(LocalEngineTest, SeveralThreadsAnswerALargeBatch) {
   EngineOptions options;
   options.answer_threads = 1;
-  options.batching.max_queue_delay = absl::Hours(1);  // until all 16 are there
+  options.batching.max_queue_delay = absl::Hours(1);  // until all 16 have arrived
   options.batching.max_batch_tokens = 16;
   Start(options);
-  // Whoever answers first waits for the other thread.
+  // The first callback waits for the other thread.
   Mutex mu;
   CondVar met;
   std::set<std::thread::id> threads;
@@ -351,7 +351,7 @@ TEST_P(LocalEngineTest, AFaultFailsTheWholeBatchWithOneErrorId) {
   Start(options);
   auto first = Submit(Product(RandomRows(1)));
   auto second = Submit(Product(RandomRows(1)));
-  device_->Break();  // both are queued and wait for company
+  device_->Break();  // both are queued and wait for more requests
   const Answer a = first.get(), b = second.get();
   EXPECT_EQ(a.status.code(), absl::StatusCode::kInternal);
   EXPECT_TRUE(a.status.GetPayload(kErrorIdPayload).has_value());
@@ -372,7 +372,7 @@ TEST_P(LocalEngineTest, CancelledAndExpiredRequestsNeverRun) {
   ASSERT_TRUE(handle.ok());
   handle->Cancel();
   EXPECT_EQ(promise->get_future().get().code(), absl::StatusCode::kCancelled);
-  handle->Cancel();  // harmless
+  handle->Cancel();  // without effect
   auto expired = Submit(Product(RandomRows(1)), {.deadline = absl::Now() + absl::Milliseconds(5)});
   EXPECT_EQ(expired.get().status.code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_EQ(engine_->queued_tasks(), 0);

@@ -1,5 +1,5 @@
-// A device of several that fails, comes back, or is full: what its requests hear, and that others
-// go on; cancelling, deadlines and draining of requests that several devices compute.
+// One of several devices fails, recovers, or is full: the errors of its requests, and other
+// requests that go on; cancelling, deadlines and draining of requests that several devices compute.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -26,7 +26,7 @@ EngineOptions Gathering(int64_t tokens) {
 
 class LostDevicesTest : public ::testing::TestWithParam<bool> {
  protected:
-  // One token for each expert of two.
+  // One token for each of two experts.
   static Choices OfBoth() {
     Choices out = RandomChoices({1, 2, 2, 64, true, 3});
     out.ids = {0, 1};
@@ -55,7 +55,7 @@ TEST_P(LostDevicesTest, ExpertsOfADeadDeviceFailAndOthersServe) {
     EXPECT_TRUE(answer.bytes.empty());
   }
   EXPECT_TRUE(on_the_other.get().status.ok());
-  // What needs it is refused, what does not is served.
+  // Requests that need the device are refused; others are served.
   const Answer refused = machine.Run(Grouped(machine, on.gate, OfBoth()));
   EXPECT_EQ(refused.status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(refused.status.message()), HasSubstr("device cpu:1 has failed"));
@@ -76,7 +76,7 @@ TEST_P(LostDevicesTest, ADeviceThatLivesAgainIsUsedAgain) {
   EXPECT_TRUE(after.bytes == before.bytes);
 }
 
-// A queue that is full is no reason to try a device that has failed: it would hide what is wrong.
+// A full queue is no reason to try a failed device, because that would hide the real problem.
 TEST_P(LostDevicesTest, AFullReplicaSaysSoBesideADeadOne) {
   EngineOptions options = Gathering(100);
   options.batching.max_queued_tasks = 1;

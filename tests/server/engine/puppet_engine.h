@@ -1,5 +1,5 @@
 // PuppetEngine: the engine of one device whose tasks the test holds and answers, and weights that
-// only have a shape.
+// have only a shape.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@
 
 namespace awqd::engine {
 
-// A weight of n columns that nothing can be computed with.
+// A weight of n columns without contents.
 inline std::shared_ptr<const DeviceWeight> ShapeOn(Device* device, int64_t n) {
   auto out = std::make_shared<DeviceWeight>();
   out->shape = {.k = 16, .n = n};
@@ -44,11 +44,11 @@ class PuppetEngine final : public Engine {
       : device_(*OpenDevice(absl::StrCat("cpu:", index), {.cpu_threads = 1}), true),
         staging_(&device_, 1 << 20) {}
 
-  // --- What the test decides ---
+  // --- Controlled by the test ---
 
-  // What the next Submits return instead of accepting; OK: accept again.
+  // Makes Submit return this status instead of accepting; OK accepts again.
   void Refuse(absl::Status status) { refuse_ = std::move(status); }
-  // What the next Submits are answered with before they return; none: held.
+  // Makes Submit answer with this status before it returns; nullopt holds tasks.
   void AnswerAtOnce(std::optional<absl::Status> status) { at_once_ = std::move(status); }
   // From now on the task can no longer be cancelled.
   void Start(size_t index) {
@@ -81,7 +81,7 @@ class PuppetEngine final : public Engine {
     MutexLock lock(&mu_);
     return held_.size();
   }
-  // Accepted and neither answered nor cancelled.
+  // The number of tasks that are accepted, but neither answered nor cancelled.
   size_t waiting() const {
     MutexLock lock(&mu_);
     size_t count = 0;

@@ -1,4 +1,4 @@
-// Puppets: a RoutingEngine over puppet engines, and the answers it gave.
+// Puppets: a RoutingEngine over puppet engines, and its answers.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -32,7 +32,7 @@ class Puppets : public ::testing::Test {
     engine_ = MakeRoutingEngine(std::move(engines));
   }
 
-  // Whole on every device.
+  // A weight that is whole on every device.
   std::shared_ptr<const model::PlacedWeight> Replicas(int64_t n) {
     auto out = std::make_shared<model::PlacedWeight>();
     out->shape = {.k = 16, .n = n};
@@ -41,7 +41,7 @@ class Puppets : public ::testing::Test {
     }
     return out;
   }
-  // As many columns on each device as `widths` says.
+  // A weight with `widths` columns on the devices.
   std::shared_ptr<const model::PlacedWeight> Columns(const std::vector<int64_t>& widths) {
     auto out = std::make_shared<model::PlacedWeight>();
     int64_t next = 0;
@@ -61,7 +61,7 @@ class Puppets : public ::testing::Test {
     return work;
   }
 
-  // Its answer stays in `answers_`; the index of the submission.
+  // Submits work, whose answer will be in `answers_`; returns the index of the submission.
   template <typename AnyWork>
   absl::StatusOr<TaskHandle> Submit(AnyWork work, const SubmitOptions& options = {}) {
     answers_.push_back(std::make_unique<Answered>());

@@ -1,4 +1,4 @@
-// Replicas: which device a request goes to, with engines that the test drives.
+// Replicas: the device that a request goes to, with engines that the test controls.
 #include <gtest/gtest.h>
 
 #include "tests/server/engine/puppets.h"
@@ -42,7 +42,7 @@ TEST_F(ReplicasTest, TheDeviceWithFewestTokensQueuedOrRunning) {
   const auto weight = Replicas(8);
   ASSERT_TRUE(Submit(Product(weight, 10)).ok());
   const size_t busy = puppets_[0]->accepted() == 1 ? 0 : 1, idle = 1 - busy;
-  puppets_[busy]->Start(0);  // running counts like queued
+  puppets_[busy]->Start(0);  // a running request counts like a queued one
   for (int i = 0; i < 5; ++i) ASSERT_TRUE(Submit(Product(weight, 2)).ok());
   EXPECT_EQ(puppets_[busy]->accepted(), 1u);
   EXPECT_EQ(puppets_[idle]->accepted(), 5u);

@@ -1,4 +1,4 @@
-// RoutingEngine: work runs where its weight lives.
+// RoutingEngine: work runs on the device of its weight.
 #include "server/engine/routing_engine.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,5 @@
-// Several CPU devices under load, cancellation, deadlines and faults, and what outlives them.
+// Several CPU devices under load, cancellation, deadlines and faults, and objects that outlive
+// them.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -86,7 +87,7 @@ TEST_P(SeveralDevicesTest, AnswersMayOutliveTheEngine) {
 }
 
 // Many threads at once, some cancelling, some with deadlines that pass: every request is answered
-// exactly once, and what succeeds is right.
+// exactly once, and successful answers are right.
 TEST_P(SeveralDevicesTest, EveryRequestEndsOnceAndRightUnderLoad) {
   EngineOptions options;
   options.lanes = 2;

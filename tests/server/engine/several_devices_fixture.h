@@ -84,7 +84,7 @@ class Machine {
     EXPECT_TRUE(placed.ok()) << placed.status();
     return *std::move(placed);
   }
-  // As --shard=experts places them.
+  // Places experts as --shard=experts does.
   std::shared_ptr<const model::WeightStack> Spread(const std::vector<HostWeight>& experts) {
     std::map<int64_t, std::shared_ptr<const model::PlacedWeight>> placed;
     for (const HostWeight& expert : experts) {

@@ -1,4 +1,4 @@
-// Several CPU devices: replicas and columns give what one device gives.
+// Several CPU devices: replicas and columns give the results of one device.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -44,14 +44,15 @@ double Difference(const Answer& got, const Answer& want, DType dtype) {
   return testing::FrobeniusError(bytes, dtype, values);
 }
 
-// What the order of k sums in FP32 can do, and the rounding of the result after it.
+// The largest difference that another order of k sums in FP32 makes, including the rounding of the
+// result.
 double Reordering(int64_t k, DType dtype) {
   const double rounding = dtype == DType::kFp16 ? 0x1p-11 : dtype == DType::kBf16 ? 0x1p-8 : 0;
   return static_cast<double>(k) * 0x1p-24 + rounding;
 }
 
-// Bit for bit: ragged N, every dtype, both paths, a bias of the weight's or of the request's, 2 to
-// 5 devices.
+// Bit for bit: ragged N, every dtype, both paths, a bias of the weight or of the request, 2 to 5
+// devices.
 TEST_P(SeveralDevicesTest, ProductsAreThoseOfOneDevice) {
   std::mt19937 random(7);
   Machine one(1, GetParam());
@@ -125,7 +126,7 @@ TEST_P(SeveralDevicesTest, BlocksAcrossBordersHaveTheBitsOfOneDevice) {
 }
 
 // Down projections of gated MLPs: the parts of a row are summed, then come bias, activation and
-// rounding. Groups of 64 or of all rows, so that borders at multiples of 128 part none.
+// rounding. Groups have 64 rows or all, so that borders at multiples of 128 cut none.
 TEST_P(SeveralDevicesTest, ProductsCutAtRows) {
   std::mt19937 random(9);
   Machine one(1, GetParam()), three(3, GetParam());
@@ -155,7 +156,7 @@ TEST_P(SeveralDevicesTest, ProductsCutAtRows) {
   }
 }
 
-// Integers are exact in any order; a token has one scale whatever parts multiply it.
+// Integer sums are exact in any order; a token has one scale for all of its parts.
 TEST_P(SeveralDevicesTest, QuantisedActivationsAndIntegersCutAtRows) {
   Machine one(1, GetParam()), three(3, GetParam());
   WeightSpec spec = {.k = 512, .n = 40, .description = Symmetric(8, 0)};
@@ -252,7 +253,7 @@ TEST_P(SeveralDevicesTest, AnInlineWeightRunsOnOneOfThem) {
   EXPECT_EQ(answer.bytes, expected.bytes);
 }
 
-// For the cases of several_devices_faults_test.cc too.
+// Also for the cases of several_devices_faults_test.cc.
 INSTANTIATE_TEST_SUITE_P(Memory, SeveralDevicesTest, ::testing::Values(true, false),
                          [](const auto& info) { return info.param ? "shared" : "copied"; });
 

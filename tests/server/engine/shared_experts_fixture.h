@@ -1,4 +1,4 @@
-// Stacks of experts on several CPU devices, and the same on one to compare with.
+// Stacks of experts on several CPU devices, and the same on one device for comparison.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -49,7 +49,7 @@ struct PlacedMixture {
 inline PlacedMixture Spread(Machine& machine, const Mixture& mixture) {
   return {machine.Spread(mixture.gate), machine.Spread(mixture.up), machine.Spread(mixture.down)};
 }
-// As --shard=columns places them, or whole.
+// Places a mixture as --shard=columns does, or whole.
 inline PlacedMixture Placed(Machine& machine, const Mixture& mixture, bool cut) {
   using enum model::Placing;
   return {machine.Stack(mixture.gate, cut ? kMlpColumns : kWhole),
@@ -57,7 +57,7 @@ inline PlacedMixture Placed(Machine& machine, const Mixture& mixture, bool cut) 
           machine.Stack(mixture.down, cut ? kMlpRows : kWhole)};
 }
 
-// The tokens of a request and which experts they go to.
+// The tokens of a request, and their experts.
 struct Choices {
   DType dtype = DType::kFp16;
   int64_t rows = 1, top_k = 1;

@@ -1,5 +1,5 @@
-// Works of experts on several CPU devices against one: spread experts, columns, and the middle of a
-// gated MLP; every count of experts and choices.
+// Works of experts on several CPU devices against one: expert parallel, columns, and the middle of
+// a gated MLP; every count of experts and choices.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -20,7 +20,7 @@ using ::testing::HasSubstr;
 
 class SharedExpertsTest : public ::testing::TestWithParam<bool> {
  protected:
-  // One device, then two, then three.
+  // Machines of one, two and three devices.
   Machine& machine(size_t devices) {
     auto& made = machines_[devices];
     if (made == nullptr) made = std::make_unique<Machine>(devices, GetParam());
@@ -38,7 +38,7 @@ std::vector<double> Doubles(const std::string& bytes, DType dtype) {
   return out;
 }
 
-// Another order of sums in FP32, then one rounding.
+// Allows another order of sums in FP32, and one rounding.
 void ExpectNear(const Answer& got, const Answer& want, DType dtype) {
   ASSERT_TRUE(got.status.ok()) << got.status;
   ASSERT_EQ(got.bytes.size(), want.bytes.size());
@@ -48,7 +48,7 @@ void ExpectNear(const Answer& got, const Answer& want, DType dtype) {
   EXPECT_LE(testing::FrobeniusError(raw, dtype, Doubles(want.bytes, dtype)), 0x1p-18 + rounding);
 }
 
-// The cases of one device: ragged, none, and all choices of all tokens.
+// The cases of one device: ragged, empty, and all choices of all tokens.
 std::vector<ChoicesSpec> Cases(int64_t experts, int64_t k) {
   std::vector<ChoicesSpec> out;
   for (int64_t top_k = 1; top_k <= 8; ++top_k) {
@@ -120,7 +120,7 @@ TEST_P(SharedExpertsTest, ABiasOfTheRequestGoesWithItsExperts) {
   EXPECT_TRUE(answer.bytes == expected.bytes);
 }
 
-// More choices than a batch may have, so that each device runs them in steps.
+// More choices than a batch may have, so each device runs them in steps.
 TEST_P(SharedExpertsTest, ALargeOneRunsInSteps) {
   EngineOptions options;
   options.batching.max_batch_tokens = 8;
@@ -181,7 +181,7 @@ TEST_P(SharedExpertsTest, ColumnsOfExpertsHaveTheBitsOfOneDevice) {
   }
 }
 
-// The middle is cut; what the devices make of a token is added in their order.
+// The middle is partitioned; the devices' results for a token are added in their order.
 TEST_P(SharedExpertsTest, MlpsAreCutInTheMiddle) {
   for (int64_t experts : {1, 2, 8, 64}) {
     const Mixture mixture = RandomMixture({.experts = experts, .middle = 420});
@@ -190,7 +190,7 @@ TEST_P(SharedExpertsTest, MlpsAreCutInTheMiddle) {
       const PlacedMixture cut = Placed(machine(devices), mixture, true);
       ASSERT_TRUE(cut.down->experts.front()->partitioned_at_rows());
       for (const ChoicesSpec& spec : Cases(experts, 64)) {
-        if (experts == 64 && spec.rows == 7) continue;  // many weights, and nothing new
+        if (experts == 64 && spec.rows == 7) continue;  // many weights, but no new case
         SCOPED_TRACE(absl::StrCat(devices, " devices, ", experts, " experts, ", spec.rows,
                                   " tokens, top ", spec.top_k, spec.summed ? ", summed" : ""));
         const Choices choices = RandomChoices(spec);
@@ -220,7 +220,7 @@ TEST_P(SharedExpertsTest, AnMlpWithoutExpertsIsCutInTheMiddle) {
   }
 }
 
-// The down projections by themselves: sums of parts, then bias, activation and router weights.
+// The down projections alone: sums of parts, then bias, activation and router weights.
 TEST_P(SharedExpertsTest, ProductsOfExpertsCutAtRows) {
   const Mixture mixture = RandomMixture({.experts = 4, .middle = 420});
   const PlacedMixture on_one = Placed(machine(1), mixture, false);

@@ -1,4 +1,4 @@
-// StagingPool: reuse, size classes, the bound on what is kept, payloads that outlive their pool.
+// StagingPool: reuse, size classes, the limit on kept memory, payloads that outlive their pool.
 #include "server/engine/staging.h"
 
 #include <gtest/gtest.h>
@@ -74,9 +74,9 @@ TEST_F(StagingTest, KeepsNoMoreThanItsBoundAndTheMostRecentlyUsed) {
   for (Payload& payload : out) payload = Payload();
   EXPECT_EQ(pool_->stats().kept_bytes, 8 * kMiB);
   EXPECT_EQ(Get(2 * kMiB).data(), last);
-  Get(4 * kMiB);  // its return pushes two of the old ones out
+  Get(4 * kMiB);  // its return evicts two of the old ones
   EXPECT_EQ(pool_->stats().kept_bytes, 8 * kMiB);
-  Get(16 * kMiB);  // never kept, pushes nothing out
+  Get(16 * kMiB);  // too large to be kept, evicts nothing
   EXPECT_EQ(pool_->stats().kept_bytes, 8 * kMiB);
   EXPECT_EQ(pool_->stats().lent_bytes, 0);
 }

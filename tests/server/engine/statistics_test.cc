@@ -34,7 +34,7 @@ TEST_P(StatisticsTest, CountsBatchesRequestsTokensAndKernels) {
   EXPECT_EQ(stats[0].kernels[0].batches, stats[0].batch_tokens.total());
 }
 
-// A batch as the engine gives it to its meter.
+// A batch in the form that the engine gives to its meter.
 batching::Batch Products(const std::shared_ptr<const model::PlacedWeight>& weight, int requests) {
   batching::Batch batch = {.tokens = 2 * requests};
   for (int i = 0; i < requests; ++i) {

@@ -1,4 +1,4 @@
-// The threshold of a weight: a count, or what its kernels say of themselves.
+// The token threshold of a weight: a number, or the choice of its kernels.
 #include "server/engine/threshold_table.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// TwoStepWork: y = (x @ A + a) @ B + b, in FP32, as one work. What lies between the products stays
-// on the device.
+// TwoStepWork: y = (x @ A + a) @ B + b, in FP32, as one work. The intermediate result stays on the
+// device.
 #pragma once
 
 #include <atomic>
@@ -19,7 +19,7 @@ class TwoStepWork final : public Work {
   std::vector<std::shared_ptr<const model::PlacedWeight>> both;  // A, B
   Payload x;                                                     // rows x K of A, FP32
   int64_t rows = 0;
-  std::vector<float> a, b;  // the request's own biases; with either it runs alone
+  std::vector<float> a, b;  // the request's own biases; with one it runs alone
   std::atomic<int>* runs = nullptr;
 
   absl::string_view name() const override { return "TwoStep"; }
@@ -32,7 +32,7 @@ class TwoStepWork final : public Work {
   batching::BatchKey merge_key() const override {
     if (!a.empty() || !b.empty()) return {};
     return {&Here(0), static_cast<uint32_t>(DType::kFp32) << 8 |
-                          static_cast<uint32_t>(DType::kFp32)};  // as a product with A has
+                          static_cast<uint32_t>(DType::kFp32)};  // like a product with A
   }
   void FreeInputs() override { x = Payload(); }
 

@@ -1,5 +1,5 @@
-// A work of two steps that only this test knows: it merges, is cut, refused, cancelled and expires
-// like any other, on engines that know nothing of it.
+// A work of two steps that only this test knows: it merges, is partitioned, refused, cancelled and
+// expires like any other, on engines that do not know it.
 #include "tests/server/engine/two_step_work.h"
 
 #include <gmock/gmock.h>
@@ -36,7 +36,7 @@ std::vector<float> Values(int64_t count, uint64_t seed) {
   return out;
 }
 
-// x @ W + bias in double, with the weights that Dequantize gives.
+// x @ W + bias in double, with the weights that Dequantize returns.
 std::vector<double> Product(const std::vector<double>& x, const HostWeight& w,
                             const std::vector<float>& bias) {
   const auto rows = static_cast<int64_t>(x.size()) / w.k;
@@ -74,7 +74,7 @@ Payload Staged(Engine& engine, const std::vector<float>& x) {
 
 class TwoStepWorkTest : public ::testing::TestWithParam<bool> {
  protected:
-  // One device; the parameter says whether the host reaches its memory.
+  // One device; the parameter says whether the host can access its memory.
   void StartOne(EngineOptions options = {}) {
     device_ = std::make_unique<testing::WrappedDevice>(*OpenDevice("cpu", {.cpu_threads = 1}),
                                                        GetParam());
@@ -120,7 +120,7 @@ class TwoStepWorkTest : public ::testing::TestWithParam<bool> {
     const std::vector<double> expected = Product(middle, canonical_b_, b);
     const std::vector<uint8_t> got(answer.bytes.begin(), answer.bytes.end());
     ASSERT_EQ(got.size(), expected.size() * 4);
-    // As many sums in FP32.
+    // The tolerance of this many sums in FP32.
     EXPECT_LE(testing::FrobeniusError(got, DType::kFp32, expected), (kK + kMiddle) * 0x1p-24);
   }
 
@@ -164,7 +164,7 @@ TEST_P(TwoStepWorkTest, WhatGathersRunsOnceForAll) {
   EXPECT_EQ(device_->copies_to_host(), GetParam() ? 0 : 1);
 }
 
-// Both name the same weight and element types, but are of different operations.
+// Both name the same weight and element types, but have different operations.
 TEST_P(TwoStepWorkTest, NeverMergesWithAnotherOperation) {
   EngineOptions options;
   options.batching.max_queue_delay = absl::Hours(1);
@@ -202,7 +202,7 @@ TEST_P(TwoStepWorkTest, EveryStepHasItsOwnUpload) {
   TwoStepWork work = Work(x);
   work.a = Values(kMiddle, 10);
   ExpectRight(SubmitTo(*engine_, work).get(), x, work.a);
-  // Host memory for the payload and the result may come from larger or smaller shelves.
+  // Host memory for the payload and the result may come from larger or smaller size classes.
   EXPECT_LE(device_->allocations() - before, 2) << "a lane's buffers are there already";
 }
 

@@ -1,4 +1,4 @@
-// What a load will take is known, and compared with what is free, before any of it is taken.
+// The memory of a load is known, and compared with the free memory, before it is allocated.
 #include "server/model/memory_plan.h"
 
 #include <gmock/gmock.h>
@@ -33,7 +33,7 @@ std::unique_ptr<Device> Cpu() { return *OpenDevice("cpu", {.cpu_threads = 1}); }
 
 class MemoryPlanTest : public ::testing::Test {
  protected:
-  // Layouts pad: neither is as large as its tensors.
+  // Layouts pad, so neither weight is as large as its tensors.
   void WriteModel() {
     directory_.Write("m/config.json", AwqConfig(16));
     directory_.Write("m/model.safetensors", SafetensorsOf(Merge(AwqLinear("a", 48, 24, 16),
@@ -46,7 +46,7 @@ class MemoryPlanTest : public ::testing::Test {
     const std::atomic<bool> cancelled = false;
     return PlanLoad(*checkpoint, target, cancelled);
   }
-  // Linears of K x 32768, all of K one group, with 4 bits and nothing but holes in their file.
+  // Linears of K x 32768, all of K one group, with 4 bits, in a sparse file.
   void WriteSparse(int64_t k, int count = 1) {
     const int64_t n = 32768;
     int64_t end = 0;
@@ -82,7 +82,7 @@ TEST_F(MemoryPlanTest, IsWhatTheLoadTakes) {
   const auto model = store.Load("m");
   ASSERT_TRUE(model.ok()) << model.status();
   EXPECT_EQ(plan->device_bytes(), device->UsedBytes());
-  // The raw tensors of the larger one, and what they are decoded to.
+  // The raw tensors of the larger one, and their decoded form.
   const int64_t raw = 400 * 136 / 2 + 25 * 136 / 2 + 25 * 136 * 2;
   EXPECT_EQ(plan->working, raw + 400 * 136 / 2 + 25 * 136 + 25 * 136 * 2);
   EXPECT_EQ(plan->ToString(),
@@ -134,7 +134,7 @@ TEST_F(MemoryPlanTest, OfSeveralDevices) {
   }
 }
 
-// What a device out of the host's reach gets is packed on the host first.
+// A weight for a device whose memory the host cannot access is packed on the host first.
 TEST_F(MemoryPlanTest, OfACopyForTheDevice) {
   WriteModel();
   const auto near = Cpu();
@@ -161,7 +161,7 @@ TEST_F(MemoryPlanTest, OneByteTooFewIsRefusedBeforeAnythingIsAllocated) {
   EXPECT_EQ(device.allocations(), 0);
 }
 
-// The weight would fit, but not with what it is read into and decoded to.
+// The weight would fit, but not together with its raw and decoded tensors.
 TEST_F(MemoryPlanTest, ALimitHoldsForThePeak) {
   WriteSparse(49152);
   const auto device = Cpu();
@@ -179,7 +179,7 @@ TEST_F(MemoryPlanTest, ALimitHoldsForThePeak) {
   EXPECT_GT(small->working, 128 * kMiB);
 }
 
-// Scales of MXFP4 lie among the codes, and where they are far apart a GPU has another layout.
+// Scales of MXFP4 lie among the codes; if they are far apart, a GPU has another layout.
 TEST_F(MemoryPlanTest, IsExactWhereScalesLieAmongCodes) {
   constexpr uint64_t kK = 256, kN = 64;
   constexpr uint64_t kBytes = kN * kK / 32 * 17;

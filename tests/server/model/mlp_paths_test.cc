@@ -25,7 +25,7 @@ TEST(MlpRoleTest, ProjectionsAreKnownByTheirNamesAndOneAnother) {
                            "a.ffn_down_exps.experts.5"}) {
     EXPECT_EQ(role(path), MlpRole::kDown) << path;
   }
-  // The others of the MLP are missing.
+  // The other weights of the MLP are missing.
   for (const char* path : {"layers.0.attn.o_proj", "layers.1.mlp.up_proj", "layers.1.mlp.down_proj",
                            "moe.experts.4.w2"}) {
     EXPECT_EQ(role(path), MlpRole::kNone) << path;

@@ -1,4 +1,4 @@
-// Suggestions for a path that is missing: as good as a search through all paths, and cheap.
+// Suggestions for a missing path: as good as a search through all paths, but cheap.
 #include "server/model/path_index.h"
 
 #include <time.h>
@@ -75,7 +75,7 @@ TEST(PathIndexTest, FindsWhatWasMeantAmongMany) {
   EXPECT_EQ(index.MostLike("").front(), paths.front());
 }
 
-// Processor time, not time that passes, and far above what is taken: 10 to 30 us of a millisecond.
+// CPU time instead of elapsed time; the limit of a millisecond is far above the usual 10 to 30 us.
 TEST(PathIndexTest, AMissingWeightOfALargeModelIsCheap) {
   awqd::testing::TempDirectory directory;
   auto device = OpenDevice("cpu", {.cpu_threads = 2});

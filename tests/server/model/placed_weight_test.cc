@@ -1,4 +1,5 @@
-// Cutting columns: every border, every member of the weight, and what a placed weight holds.
+// Partitioning by columns: every border, every member of the weight, and the contents of a placed
+// weight.
 #include "server/model/placed_weight.h"
 
 #include <gmock/gmock.h>
@@ -36,8 +37,8 @@ TEST(CutColumnsTest, SpansFollowOneAnotherAndAreNearlyEven) {
         next = span.end;
       }
       ASSERT_EQ(next, n);
-      // A step of 8 is always to be had, so that no device holds more than its share, that step
-      // and the ragged rest.
+      // A step of 8 is always possible, so no device holds more than its part, that step and the
+      // ragged rest.
       const auto count = static_cast<int64_t>(spans.size());
       ASSERT_LE(widest * count * 16, std::max(n * 17, 16 * (n + count * (8 + 7))))
           << n << " in " << parts;
@@ -156,7 +157,7 @@ TEST(PlaceWeightTest, TheMiddleOfAnMlpLiesAlike) {
     EXPECT_EQ(rows.col_end(), 64);
     EXPECT_EQ(rows.weight->bias() != nullptr, i == 0);
   }
-  // With an order it is cut at columns, like any other.
+  // A weight with an order is partitioned by columns like any other.
   const auto ordered =
       PlaceWeight(RandomWeight({.k = 512, .n = 64, .order = true}), devices, Placing::kMlpRows);
   ASSERT_TRUE(ordered.ok()) << ordered.status();

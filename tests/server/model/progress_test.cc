@@ -1,4 +1,4 @@
-// Lines about a long load, a bar, and the share of it.
+// Log lines of a long load, its progress bar, and its loaded share.
 #include "server/model/progress.h"
 
 #include <gmock/gmock.h>

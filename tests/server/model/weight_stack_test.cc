@@ -1,4 +1,4 @@
-// Stacks: the paths of experts, what makes a stack, and what keeps one from being made.
+// Stacks: the paths of experts, the rules for a stack, and the reasons against one.
 #include "server/model/weight_stack.h"
 
 #include <gmock/gmock.h>
@@ -72,7 +72,7 @@ class WeightStackTest : public ::testing::Test {
     EXPECT_TRUE(placed.ok()) << placed.status();
     return placed.value_or(nullptr);
   }
-  // Experts of those numbers, all alike.
+  // Equal experts with these numbers.
   Experts Alike(std::initializer_list<int64_t> numbers) {
     Experts out;
     for (int64_t number : numbers) {
@@ -138,14 +138,14 @@ TEST_F(WeightStackTest, ExpertsOnDifferentDevicesMakeASpreadStack) {
     const ExpertPlace& home = stack.places[e];
     EXPECT_EQ(stack.shards[home.shard]->experts[home.number], experts[e]) << e;
   }
-  // On one device there is nothing to spread; on different ones it must be asked for.
+  // One device cannot spread experts; several devices must be asked for.
   experts.erase(4);
   experts.erase(1);
   EXPECT_FALSE(
       (*MakeStack("a.experts.*.up", {{0, experts[0]}, {1, experts[2]}}, true))->expert_parallel());
   ExpectRefused({{0, experts[0]}, {1, (*made)->experts[1]}},
                 "expert 1: devices: got cpu:1 [0, 64), expected cpu:0 [0, 64), as expert 0 has");
-  // Nor is one that several devices hold a part of a spread stack.
+  // Nor may several devices hold parts of a spread stack's expert.
   const auto cut =
       MakeStack("a.experts.*.up",
                 {{0, Place({.k = 64, .n = 256}, 2, true)}, {1, Place({.k = 64, .n = 256})}}, true);

@@ -1,4 +1,4 @@
-// Which calls have a line in the log or a trace, and what is in them.
+// The calls that have a line in the log or a trace, and the contents of both.
 #include "server/obs/call_recorder.h"
 
 #include <fstream>
@@ -31,7 +31,7 @@ TEST(TraceContext, ContinuesTheCallersTrace) {
             absl::StrCat("00-0af7651916cd43dd8448eb211c80319c-", HexId(context.span), "-01"));
   EXPECT_NE(context.span, context.parent);
   EXPECT_FALSE(ContinueTrace("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00").sampled);
-  // A later version may have more, which is not for us.
+  // A later version may have more fields, which are ignored.
   EXPECT_TRUE(
       ContinueTrace("cc-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-what").valid());
 }
@@ -138,7 +138,7 @@ CallRecord Record() {
                 .queue_us = 2000,
                 .compute_us = 30000,
                 .batch = {.id = 5, .tokens = 9, .requests = 2},
-                .moments = {kNow, kNow + absl::Milliseconds(1), kNow + absl::Milliseconds(37)}};
+                .timestamps = {kNow, kNow + absl::Milliseconds(1), kNow + absl::Milliseconds(37)}};
   return record;
 }
 
@@ -187,18 +187,18 @@ TEST(AccessLog, ASlowCallNamesTheStepThatTookIt) {
 }
 
 TEST(AccessLog, OnlyACallOfOneRequestThatWaitedForADeviceMayBeSlow) {
-  CallNotes one;
+  CallAnnotations one;
   const RequestLog request = {
-      .moments = {kNow, kNow + absl::Milliseconds(1), kNow + absl::Seconds(2)}};
-  one.Add(request);
+      .timestamps = {kNow, kNow + absl::Milliseconds(1), kNow + absl::Seconds(2)}};
+  one.AddRequest(request);
   EXPECT_EQ(one.waited(), absl::Seconds(2));
-  CallNotes stream;
+  CallAnnotations stream;
   EXPECT_EQ(stream.waited(), absl::ZeroDuration()) << "the load of a model, a watch";
-  stream.Add(request);
-  stream.Add(request);
+  stream.AddRequest(request);
+  stream.AddRequest(request);
   EXPECT_EQ(stream.waited(), absl::ZeroDuration()) << "it stays open as long as its client wants";
-  CallNotes refused;
-  refused.Add({.moments = {.begun = kNow, .settled = kNow + absl::Seconds(2)}});
+  CallAnnotations refused;
+  refused.AddRequest({.timestamps = {.begun = kNow, .settled = kNow + absl::Seconds(2)}});
   EXPECT_EQ(refused.waited(), absl::ZeroDuration());
   AccessLog log({.slow = absl::ZeroDuration()});
   EXPECT_FALSE(log.Wants(kMethod, absl::StatusCode::kOk, stream.waited(), kNow).slow);
@@ -213,7 +213,7 @@ std::vector<std::string> Names(const std::vector<Span>& spans) {
 
 TEST(Spans, AreTheCallAndItsSteps) {
   const CallRecord record = Record();
-  const std::vector<Span> spans = SpansOf(record);
+  const std::vector<Span> spans = MakeSpans(record);
   EXPECT_THAT(Names(spans), ElementsAre("awqd.v1.QuantizedInference/QuantizedMatmul", "stage",
                                         "queue", "compute", "answer", "send"));
   EXPECT_EQ(spans[0].id, record.trace.span);
@@ -228,7 +228,7 @@ TEST(Spans, AreTheCallAndItsSteps) {
   EXPECT_EQ(spans[3].end - spans[3].begin, absl::Milliseconds(30));
   CallRecord stream = Record();
   stream.sum.requests = 7;
-  EXPECT_THAT(Names(SpansOf(stream)),
+  EXPECT_THAT(Names(MakeSpans(stream)),
               ElementsAre("awqd.v1.QuantizedInference/QuantizedMatmul", "send"));
 }
 
@@ -244,7 +244,7 @@ TEST(Spans, ComputeLinksToTheOtherCallsOfItsBatch) {
   const SpanRef other = {7, 8, 9};
   record.sum.batch.calls =
       std::make_shared<const std::vector<SpanRef>>(std::vector{record.trace.ref(), other});
-  const std::vector<Span> spans = SpansOf(record);
+  const std::vector<Span> spans = MakeSpans(record);
   ASSERT_EQ(spans[3].name, "compute");
   EXPECT_THAT(spans[3].links, ElementsAre(other)) << "not to itself";
   EXPECT_EQ(NumberOf(spans[3], "awqd.batch_id"), 5);
@@ -261,10 +261,10 @@ TEST(Spans, LinksAreBounded) {
   std::vector<SpanRef> calls;
   for (uint64_t i = 1; i <= kMaxLinks + 1; ++i) calls.push_back({1, 2, i});
   record.sum.batch.calls = std::make_shared<const std::vector<SpanRef>>(calls);
-  EXPECT_EQ(SpansOf(record)[3].links.size(), kMaxLinks);
+  EXPECT_EQ(MakeSpans(record)[3].links.size(), kMaxLinks);
 }
 
-// Takes spans, or fails, or waits until it is let go.
+// Accepts spans, or fails, or waits until it is released.
 class Collector : public SpanExporter {
  public:
   absl::Status Export(const std::vector<Span>& spans) override {
@@ -338,9 +338,9 @@ TEST(Tracer, CountsWhatTheCollectorDoesNotTake) {
 TEST(Spans, AreALineEachInAFile) {
   const std::string path = absl::StrCat(::testing::TempDir(), "/awqd_spans_", ::getpid());
   {
-    auto exporter = AppendSpansTo(path);
+    auto exporter = OpenSpanFile(path);
     ASSERT_TRUE(exporter.ok()) << exporter.status();
-    ASSERT_TRUE((*exporter)->Export(SpansOf(Record())).ok());
+    ASSERT_TRUE((*exporter)->Export(MakeSpans(Record())).ok());
   }
   std::ifstream file(path);
   const std::vector<std::string> lines = absl::StrSplit(
@@ -354,7 +354,7 @@ TEST(Spans, AreALineEachInAFile) {
   EXPECT_THAT(lines[0], HasSubstr(R"({"key":"awqd.kernel","value":{"stringValue":"cpu/dense"}})"));
   EXPECT_THAT(lines[0], HasSubstr(R"({"key":"awqd.tokens","value":{"intValue":"3"}})"));
   std::remove(path.c_str());
-  EXPECT_TRUE(absl::IsInvalidArgument(AppendSpansTo("/nonexistent/file").status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(OpenSpanFile("/nonexistent/file").status()));
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// A stand-in for NVIDIA's management library: one GPU, "0000:1b:00.0", as the variables FAKE_NVML_*
-// want it. Built with FAKE_NVML_OLD it lacks a function.
+// A fake of NVIDIA's management library with one GPU, "0000:1b:00.0", controlled by the variables
+// FAKE_NVML_*. Built with FAKE_NVML_OLD it lacks a function.
 #include <unistd.h>
 
 #include <cstdio>
@@ -8,7 +8,7 @@
 
 namespace {
 
-// Whether function `name` is to fail.
+// Whether function `name` should fail.
 bool Fails(const char* name) {
   const char* const failing = std::getenv("FAKE_NVML_FAILS");
   return failing != nullptr && std::strcmp(failing, name) == 0;
@@ -21,7 +21,7 @@ char the_gpu;
 extern "C" {
 
 int nvmlInit_v2() {
-  // A file whose bytes say how often it was opened.
+  // The number of bytes in this file is the number of times the library was opened.
   if (const char* const log = std::getenv("FAKE_NVML_LOG"); log != nullptr) {
     if (FILE* const file = fopen(log, "a"); file != nullptr) {
       fputc('i', file);
@@ -33,7 +33,7 @@ int nvmlInit_v2() {
 
 int nvmlDeviceGetHandleByPciBusId_v2(const char* id, void** device) {
   if (Fails("handle") || std::strcmp(id, "0000:1b:00.0") != 0) return 6;
-  // A driver that does not come back while this file is there.
+  // The driver does not return while this file exists.
   const char* const hangs = std::getenv("FAKE_NVML_HANGS");
   while (hangs != nullptr && access(hangs, F_OK) == 0) usleep(1000);
   *device = &the_gpu;

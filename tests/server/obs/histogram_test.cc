@@ -1,4 +1,4 @@
-// Histograms: where values fall, what is between two moments, quantiles.
+// Histograms: buckets of values, differences of two states, quantiles.
 #include "server/obs/histogram.h"
 
 #include <thread>
@@ -44,24 +44,24 @@ TEST(Histogram, AddsAndSubtracts) {
   const HistogramData before = histogram.data();
   histogram.Observe(15);
   histogram.Observe(50);
-  const HistogramData between = Since(before, histogram.data());
+  const HistogramData between = histogram.data().Since(before);
   EXPECT_THAT(between.counts, ElementsAre(0, 1, 0, 1));
   EXPECT_EQ(between.sum, 65);
-  HistogramData all;  // of nothing yet
-  all.Add(between);
-  all.Add(before);
+  HistogramData all;  // without counts yet
+  all.Merge(between);
+  all.Merge(before);
   EXPECT_THAT(all.counts, ElementsAre(1, 1, 0, 1));
   EXPECT_EQ(all.sum, 70);
 }
 
 TEST(Histogram, QuantilesLieWithinTheirBuckets) {
   Histogram histogram(kBounds);
-  EXPECT_EQ(Quantile(histogram.data(), 0.5), 0);
+  EXPECT_EQ(histogram.data().Quantile(0.5), 0);
   for (int i = 0; i < 100; ++i) histogram.Observe(15);
-  EXPECT_DOUBLE_EQ(Quantile(histogram.data(), 0.5), 15);
-  EXPECT_DOUBLE_EQ(Quantile(histogram.data(), 1), 20);
+  EXPECT_DOUBLE_EQ(histogram.data().Quantile(0.5), 15);
+  EXPECT_DOUBLE_EQ(histogram.data().Quantile(1), 20);
   for (int i = 0; i < 900; ++i) histogram.Observe(1000);
-  EXPECT_DOUBLE_EQ(Quantile(histogram.data(), 0.99), 40) << "no more is known than the last bound";
+  EXPECT_DOUBLE_EQ(histogram.data().Quantile(0.99), 40) << "no more is known than the last bound";
 }
 
 TEST(Process, IsThisOne) {

@@ -1,4 +1,4 @@
-// HttpGet: a page of a server on this machine, over a plain socket.
+// HttpGet: gets a page of a server on this machine, over a plain socket.
 #pragma once
 
 #include <arpa/inet.h>
@@ -18,7 +18,7 @@ struct HttpPage {
   std::string head, body;
 };
 
-// `headers`: more of them, each ended by "\\r\\n".
+// `headers`: additional header lines, each ended by "\\r\\n".
 inline HttpPage HttpGet(int port, const std::string& path, const std::string& method = "GET",
                         const std::string& headers = "") {
   HttpPage page;

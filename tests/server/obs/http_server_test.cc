@@ -1,4 +1,4 @@
-// What a client of the HTTP server sees, and what a handler finds.
+// The HTTP server for its clients and for its handler.
 #include "server/obs/http_server.h"
 
 #include <arpa/inet.h>
@@ -94,7 +94,7 @@ TEST(HttpServerTest, AnExceptionIsAnAnswer) {
   EXPECT_EQ(page.body, "no luck\n");
 }
 
-// Libraries with many thread-local variables take most of a small stack.
+// Libraries with many thread-local variables use most of a small stack.
 TEST(HttpServerTest, HandlersHaveAnOrdinaryStack) {
   const auto server = Start([](const HttpRequest&) {
     pthread_attr_t attributes;
@@ -122,10 +122,10 @@ TEST(HttpServerTest, SilentClientsKeepNobodyWaiting) {
   for (const int fd : silent) close(fd);
 }
 
-// What a slow client has sent when it stops, or goes on byte by byte.
+// Beginnings of requests, after which a slow client stops or sends byte by byte.
 constexpr absl::string_view kBeginnings[] = {"", "GET / HT", "GET /livez HTTP/1.1\r\nHost: a\r\n"};
 
-// Of so many addresses; the first one is that of the probes.
+// Slow clients from `addresses` addresses; the first one is that of the probes.
 std::vector<int> SlowClients(int port, int count, int addresses) {
   std::vector<int> slow;
   for (int i = 0; i < count; ++i) {
@@ -155,7 +155,7 @@ TEST(HttpServerTest, SlowClientsLeaveAPlaceForProbes) {
 constexpr HttpLimits kShort = {.request_time = absl::Milliseconds(300),
                                .answer_time = absl::Milliseconds(300)};
 
-// How long it takes until the server closes `fd`, to whom `turn` says something every 20 ms.
+// The time until the server closes `fd`; `turn` is called every 20 ms.
 absl::Duration UntilClosed(int fd, const std::function<void()>& turn) {
   const absl::Time start = absl::Now();
   pollfd wait = {.fd = fd, .events = POLLRDHUP};
@@ -195,13 +195,13 @@ TEST(HttpServerTest, AnAnswerHasATimeHoweverOftenItGoesOn) {
     poll(&never, 1, 10);
   }
   piece.resize(1 << 20);
-  while (take()) {  // what was on the way when its time was up
+  while (take()) {  // answers that were under way when the time was up
   }
   EXPECT_LT(read, much.size() / 2);
   close(fd);
 }
 
-// Each would have a place among the connections until it has been silent for too long.
+// Each would keep its place among the connections until the server times it out.
 TEST(HttpServerTest, WhoEndsBeforeItsRequestDoesIsClosed) {
   const auto server = Start(Echo);
   for (const absl::string_view part :

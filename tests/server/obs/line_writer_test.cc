@@ -1,4 +1,4 @@
-// Lines to a pipe, read and unread.
+// Lines to a pipe, with and without a reader.
 #include "server/obs/line_writer.h"
 
 #include <fcntl.h>
@@ -22,7 +22,7 @@ namespace {
 constexpr size_t kPipeBytes = 4096;
 constexpr size_t kRoom = 1000;
 
-// Writers are never destroyed, and neither are their pipes here: one of each for a test.
+// Writers are never destroyed, and neither are their pipes here: each test has one of both.
 class LineWriterTest : public testing::Test {
  protected:
   LineWriterTest() {
@@ -33,7 +33,7 @@ class LineWriterTest : public testing::Test {
     writer_->set_lost_line([](int64_t lost) { return absl::StrCat("lost ", lost, "\n"); });
   }
 
-  // Until there are so many bytes.
+  // Reads until there are this many bytes.
   std::string Read(size_t bytes) {
     std::string out;
     while (out.size() < bytes) {
@@ -62,7 +62,7 @@ TEST_F(LineWriterTest, WritesEverythingInOrder) {
 
 TEST_F(LineWriterTest, LosesWhatNobodyReadsAndSaysSoInItsPlace) {
   const std::string line = std::string(99, 'x') + "\n";
-  // What fits the pipe first, so that what follows is stuck for certain.
+  // Fills the pipe first, so that later lines are certainly stuck.
   for (size_t i = 0; i < kPipeBytes / line.size(); ++i) {
     writer_->Write(line);
     ASSERT_TRUE(writer_->Flush(absl::Seconds(20)));
@@ -77,8 +77,8 @@ TEST_F(LineWriterTest, LosesWhatNobodyReadsAndSaysSoInItsPlace) {
   std::string kept;
   for (size_t i = 0; i < kPipeBytes / line.size() + taken; ++i) kept += line;
   EXPECT_EQ(Read(kept.size()), kept);
-  // The writer's thread may take what waits while the seven come: then it tells of them in two
-  // lines.
+  // The writer's thread may take waiting lines while the seven arrive, and then reports the loss in
+  // two lines.
   int lost = 0;
   while (lost < 7) {
     int more = 0;

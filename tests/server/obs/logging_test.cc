@@ -1,4 +1,4 @@
-// Log lines: one per event whatever the text, both spellings.
+// Log lines: one for each event whatever its text, in both formats.
 #include "server/obs/logging.h"
 
 #include <algorithm>
@@ -7,6 +7,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "server/obs/call_record.h"
 #include "spdlog/spdlog.h"
 
 namespace awqd::obs {

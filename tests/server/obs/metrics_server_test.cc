@@ -1,4 +1,4 @@
-// What operators get over HTTP: metrics, probes, the page and what it asks for.
+// The HTTP paths for operators: metrics, probes, the page and its data.
 #include "server/obs/metrics_server.h"
 
 #include <cstdio>
@@ -12,9 +12,7 @@
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 #include "server/obs/exposition.h"
-#include "server/obs/history.h"
 #include "server/obs/http_server.h"
-#include "server/obs/status_json.h"
 #include "tests/server/obs/http_get.h"
 #include "tests/server/obs/snapshots.h"
 
@@ -25,7 +23,7 @@ using ::testing::HasSubstr;
 using testing::HttpGet;
 using ::testing::Not;
 
-// The last line of it that begins so, less that beginning.
+// The value of `series` in the exposition; "absent" without one.
 std::string ValueOf(const std::string& text, const std::string& series) {
   const size_t at = text.find("\n" + series + " ");
   if (at == std::string::npos) return "absent";
@@ -81,22 +79,22 @@ TEST(Exposition, PromtoolFindsNothing) {
   std::remove((path + ".out").c_str());
 }
 
-TEST(History, HoldsRatesOfTheLastQuarterOfAnHour) {
-  History history;
+TEST(TimeSeries, HoldsRatesOfTheLastQuarterOfAnHour) {
+  TimeSeries series;
   Snapshot snapshot = Everything();
-  history.Add(snapshot);
-  EXPECT_TRUE(history.points().empty());
+  series.AddSnapshot(snapshot);
+  EXPECT_TRUE(series.points().empty());
   Histogram counts(kCountBounds), tokens(kCountBounds);
   for (int i = 0; i < 10; ++i) counts.Observe(2);
   for (int i = 0; i < 10; ++i) tokens.Observe(6);
-  snapshot.devices[0].batch_requests.Add(counts.data());
-  snapshot.devices[0].batch_tokens.Add(tokens.data());
-  snapshot.methods[0].durations_ns[0].Add(Durations({900'000, 900'000, 900'000, 900'000}));
-  snapshot.methods[0].durations_ns[5].Add(Durations({900'000}));
+  snapshot.devices[0].batch_requests.Merge(counts.data());
+  snapshot.devices[0].batch_tokens.Merge(tokens.data());
+  snapshot.methods[0].durations_ns[0].Merge(Durations({900'000, 900'000, 900'000, 900'000}));
+  snapshot.methods[0].durations_ns[5].Merge(Durations({900'000}));
   snapshot.time += absl::Seconds(5);
-  history.Add(snapshot);
-  ASSERT_EQ(history.points().size(), 1u);
-  const HistoryPoint point = history.points()[0];
+  series.AddSnapshot(snapshot);
+  ASSERT_EQ(series.points().size(), 1u);
+  const TimeSeriesPoint point = series.points()[0];
   EXPECT_DOUBLE_EQ(point.requests_per_s, 4);
   EXPECT_DOUBLE_EQ(point.tokens_per_s, 12);
   EXPECT_DOUBLE_EQ(point.failed_per_s, 0.2);
@@ -105,14 +103,14 @@ TEST(History, HoldsRatesOfTheLastQuarterOfAnHour) {
   EXPECT_LE(point.p99_ms, 1);
   EXPECT_DOUBLE_EQ(point.device_bytes, 600);
   for (int i = 0; i < 400; ++i) {
-    snapshot.time += History::kInterval;
-    history.Add(snapshot);
+    snapshot.time += TimeSeries::kInterval;
+    series.AddSnapshot(snapshot);
   }
-  EXPECT_LE(history.points().size(), 181u);
-  EXPECT_GE(history.points().size(), 180u);
+  EXPECT_LE(series.points().size(), 181u);
+  EXPECT_GE(series.points().size(), 180u);
 }
 
-TEST(History, StreamsAndProbesDoNotCountAsLatency) {
+TEST(TimeSeries, StreamsAndProbesDoNotCountAsLatency) {
   Snapshot snapshot = Everything();
   EXPECT_EQ(RequestDurations(snapshot).total(), 3);
   snapshot.methods[0].method = "awqd.v1.QuantizedInference/QuantizedMatmulStream";
@@ -154,7 +152,7 @@ TEST(MetricsServer, AsksForWhatTheGuardWantsButNotOfProbes) {
   for (const char* path : {"/metrics", "/api/status", "/", "/page.js", "/page.css", "/nowhere"}) {
     EXPECT_EQ(code(path, ""), 401) << path;
     EXPECT_EQ(code(path, "Authorization: Bearer bad\r\n"), 403) << path;
-    // Of "anybody:good", as a browser sends it.
+    // The encoding of "anybody:good", as a browser sends it.
     EXPECT_EQ(code(path, "Authorization: Basic YW55Ym9keTpnb29k\r\n"),
               code(path, "Authorization: Bearer good\r\n"));
     EXPECT_EQ(code(path, "Authorization: Basic !\r\n"), 403) << path;

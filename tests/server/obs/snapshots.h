@@ -1,4 +1,4 @@
-// A snapshot with something of everything, for tests of those who show it.
+// A snapshot with some of everything, for tests of its renderings.
 #pragma once
 
 #include <string>

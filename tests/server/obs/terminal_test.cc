@@ -1,6 +1,4 @@
-// The last line of a terminal, beneath the log.
-#include "server/obs/terminal.h"
-
+// The status line of a terminal, beneath the log.
 #include <unistd.h>
 
 #include <cstdio>

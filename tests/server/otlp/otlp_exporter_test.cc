@@ -1,4 +1,4 @@
-// Spans on the wire: to a collector that takes them, one that does not, and none.
+// Spans on the wire: to a collector that accepts them, to one that refuses, and to none.
 #include "server/otlp/otlp_exporter.h"
 
 #include <mutex>
@@ -16,7 +16,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Takes one message of any method and answers with what the test set.
+// Receives one message of any method, and answers as the test has set.
 class Collector : public grpc::CallbackGenericService {
  public:
   Collector() {

@@ -28,7 +28,7 @@ TEST_F(ModelStoreTest, CancelledLoadsAreUnavailable) {
 TEST_F(ModelStoreTest, WhatIsServedIsNotLoadedAgain) {
   const auto first = store_->LoadUnlessServed("m");
   ASSERT_TRUE(first.ok()) << first.status();
-  device_->SetBudget(device_->UsedBytes());  // no room for two
+  device_->SetBudget(device_->UsedBytes());  // no room for two versions
   const auto second = store_->LoadUnlessServed("m");
   ASSERT_TRUE(second.ok()) << second.status();
   EXPECT_EQ(*second, *first);
@@ -36,7 +36,7 @@ TEST_F(ModelStoreTest, WhatIsServedIsNotLoadedAgain) {
   EXPECT_EQ(store_->LoadUnlessServed("../m").status().code(), kInvalid);
 }
 
-// The load of another thread is held where it is about to be served, and then ends well or badly.
+// Another thread's load is held just before it is served, and then succeeds or fails.
 TEST_F(ModelStoreTest, ALoadInProgressIsWaitedFor) {
   for (const bool fails : {false, true}) {
     std::promise<void> begun, release;
@@ -77,7 +77,7 @@ TEST_F(ModelStoreTest, WhoWaitsForALoadHearsOfTheEnd) {
 }
 
 TEST_F(ModelStoreTest, EightThreadsLoadAndUnloadWhileOthersUseIt) {
-  WriteModel("m", 0x22);  // every code the same, so that a torn weight would show
+  WriteModel("m", 0x22);  // all codes are equal, so that a torn weight would show
   std::atomic<bool> stop{false};
   std::atomic<int> loads{0}, uses{0}, unexpected{0};
   const auto allowed = [&](const absl::Status& status,

@@ -1,4 +1,4 @@
-// Loads that fail: what is told of them, what is still served, and that nothing is kept.
+// Loads that fail: their error, the version that stays served, and that nothing is kept.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -52,14 +52,14 @@ TEST_F(ModelStoreTest, AModelOfTooManyWeightsIsRefusedBeforeAnyIsRead) {
   EXPECT_TRUE(model::LoadModel(*folder.root, folder.path, "m", target, cancelled, {}).ok());
 }
 
-// Names on disk are any bytes, but what is told of them travels as UTF-8.
+// Names on disk are any bytes, but messages about them are UTF-8.
 TEST_F(ModelStoreTest, MessagesAreShortUtf8) {
   directory_.Write("m/caf\xe9.safetensors", "no checkpoint");
   EXPECT_FALSE(store_->Load("m").ok());
   EXPECT_THAT(StatusOf("m").message, HasSubstr("m/caf\\xe9.safetensors: "));
   std::filesystem::remove(directory_.At("m/caf\xe9.safetensors"));
 
-  // The cut at 1024 bytes would fall within a character of two.
+  // The cut at 1024 bytes would fall within a two-byte character.
   std::string text = "x";
   while (text.size() < 2000) text += "\xc3\xa9";
   store_->set_before_serving([&](const model::Model&) { return absl::InternalError(text); });
@@ -78,7 +78,7 @@ TEST_F(ModelStoreTest, FailedReloadKeepsServing) {
   EXPECT_EQ(device_->UsedBytes(), (*first)->device_bytes);
 }
 
-// As where a thread cannot be started, which is std::system_error, and where memory is gone.
+// A thread that cannot be started throws std::system_error, and lack of memory std::bad_alloc.
 TEST_F(ModelStoreTest, ALoadThatThrowsEnds) {
   store_->set_before_serving([](const model::Model&) -> absl::Status {
     throw std::system_error(std::make_error_code(std::errc::resource_unavailable_try_again));
@@ -97,7 +97,7 @@ TEST_F(ModelStoreTest, LargerThanTheBudget) {
   const auto first = store_->Load("m");
   ASSERT_TRUE(first.ok());
   const int64_t used = device_->UsedBytes();
-  // From one byte of room to one byte too few: refused up front, and after some weights.
+  // From one byte of room to one byte too few: refused at once, and after some weights.
   for (int64_t room : {int64_t{1}, used / 2, used - 1}) {
     device_->SetBudget(used + room);
     const auto second = store_->Load("m");
@@ -136,7 +136,7 @@ TEST_F(ModelStoreTest, AFileWrittenDuringALoadThoughItsModificationTimeIsPutBack
   awqd::testing::WrappedDevice device(*OpenDevice("cpu", {.cpu_threads = 1}), true);
   ModelStore store(directory_.path(), &device);
   ASSERT_TRUE(store.Load("m").ok());
-  std::atomic<int64_t> allocations = 0;  // both readers of the load make some
+  std::atomic<int64_t> allocations = 0;  // both readers of the load allocate
   device.OnAllocate([&] {
     if (++allocations != 2) return;
     EXPECT_EQ(pwrite(fd, "e", 1, before.st_size - 1), 1);
@@ -153,7 +153,7 @@ TEST_F(ModelStoreTest, AFileWrittenDuringALoadThoughItsModificationTimeIsPutBack
 }
 
 TEST_F(ModelStoreTest, AHundredFailingLoadsLeaveMemoryUnchanged) {
-  // The second of two weights is bad, so that every load has something to free.
+  // The second of two weights is bad, so every load has something to free.
   TestTensors tensors = Merge(AwqLinear("a", 64, 128, 32), AwqLinear("b", 64, 128, 64));
   directory_.Write("m/model.safetensors", SafetensorsOf(tensors));
   for (int i = 0; i < 100; ++i) {

@@ -1,4 +1,4 @@
-// The model store when a device fails: what it says of models, and where a reload puts them.
+// The model store when a device fails: the state of models, and the device of a reload.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

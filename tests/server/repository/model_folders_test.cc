@@ -135,7 +135,7 @@ TEST_F(ModelFoldersTest, ANamedFolderMayBeOneOfAHubCache) {
   const auto found = ModelFolders("", {{"x", hub}}).Locate("x");
   ASSERT_TRUE(found.ok()) << found.status();
   EXPECT_TRUE(found->root->OpenFile(found->path + "/config.json").ok());
-  // Its blobs lie outside of the snapshot.
+  // Its blobs are outside of the snapshot.
   const ModelFolders snapshot("", {{"x", absl::StrCat(hub, "/snapshots/", kHubHash)}});
   EXPECT_THAT(MessageOf(snapshot, "x", kInvalid),
               HasSubstr("give the folder models--ORG--NAME above it"));

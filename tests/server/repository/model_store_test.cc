@@ -83,7 +83,7 @@ TEST_F(ModelStoreTest, ReloadSwapsAndOldVersionLives) {
   EXPECT_EQ(device_->UsedBytes(), (*first)->device_bytes + (*second)->device_bytes);
 }
 
-// However many clients invent, and whatever is wrong with the repository.
+// Any number of invented names, and any problem of the repository.
 TEST_F(ModelStoreTest, InventedNamesLeaveNothingBehindWhereThereIsNoRepository) {
   directory_.Write("file", "");
   for (const std::string& repository : {directory_.path(), directory_.At("file")}) {

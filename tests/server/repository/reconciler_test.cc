@@ -53,7 +53,7 @@ class ReconcilerTest : public ::testing::Test {
     log_ = ::testing::internal::GetCapturedStderr();
     return result;
   }
-  // Of what is served; 0: nothing is.
+  // The version that is served; 0: none.
   int64_t Version(const std::string& name) const {
     const auto model = store_->Find(name);
     return model.ok() ? (*model)->version : 0;
@@ -64,7 +64,7 @@ class ReconcilerTest : public ::testing::Test {
     }
     return "";
   }
-  // As Look finds it, then as long as it takes to load it.
+  // Polls until a change is found, and until it has been unchanged long enough to be loaded.
   void Settle() {
     Look(absl::Seconds(1));
     Look(kSettle);
@@ -251,7 +251,7 @@ TEST_F(ReconcilerTest, ARepositoryThatIsNotThereUnloadsNothing) {
   Settle();
   EXPECT_EQ(Version("m"), 1);
   EXPECT_EQ(log_, "") << "it was reported at the look before";
-  fs::create_directories(directory_.At("r"));  // as where nothing is mounted
+  fs::create_directories(directory_.At("r"));  // like a directory where nothing is mounted
   Look(absl::Seconds(1));
   EXPECT_THAT(log_, HasSubstr("not mounted?"));
   Look(absl::Hours(1));

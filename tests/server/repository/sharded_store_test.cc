@@ -16,7 +16,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Three devices with the room that the test gives them.
+// Three devices with memory limits of the test.
 class ShardedStoreTest : public ModelStoreTest {
  protected:
   void SetUp() override {
@@ -83,7 +83,7 @@ TEST_F(ShardedStoreTest, ModelsLiveOnTheEmptiestDevice) {
   EXPECT_EQ(Used(), (*model)->device_bytes);
 }
 
-// Whichever device runs out, and after however many weights.
+// Any device may run out, after any number of weights.
 TEST_F(ShardedStoreTest, ALoadThatFailsOnOneDeviceFreesAll) {
   for (model::Sharding sharding : {model::Sharding::kReplicas, model::Sharding::kColumns}) {
     const auto store = Store(sharding);

@@ -1,4 +1,4 @@
-// The model store's stacks: found by path, explained where they are not, cut with their experts.
+// The model store's stacks: found by path, explained if missing, partitioned with their experts.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -22,8 +22,8 @@ using ::testing::Key;
 
 constexpr absl::StatusCode kNotFound = absl::StatusCode::kNotFound;
 
-// "m" has a weight that is no expert, "l.experts.*.up" of 12 experts, "l.experts.*.down" that lacks
-// expert 1, and "l.experts.*.gate" of which expert 1 has another shape.
+// "m" has a weight that is not an expert, "l.experts.*.up" of 12 experts, "l.experts.*.down"
+// without expert 1, and "l.experts.*.gate", where expert 1 has another shape.
 class StackedStoreTest : public ModelStoreTest {
  protected:
   void SetUp() override {

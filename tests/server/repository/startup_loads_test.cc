@@ -38,7 +38,7 @@ class StartupLoadsTest : public ::testing::Test {
     directory_.Write(folder + "/config.json", testing::AwqConfig());
     directory_.Write(folder + "/model.safetensors", "too short");
   }
-  // What is chosen, and all that is logged.
+  // The chosen names; log_ has the lines logged.
   absl::StatusOr<std::vector<std::string>> Choose() {
     store_ = std::make_unique<ModelStore>(ModelFolders(options_.model_repository, options_.models),
                                           device_.get());

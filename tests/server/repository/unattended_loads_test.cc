@@ -1,5 +1,5 @@
-// The server loads and unloads models by itself, clients do so too: who wins, and what the other
-// hears.
+// Loads and unloads by the server and by clients at the same time: which one wins, and the status
+// of the other.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -17,7 +17,7 @@ class UpkeepTest : public ModelStoreTest {
  protected:
   using Loaded = absl::StatusOr<std::shared_ptr<const model::Model>>;
 
-  // The server's load of "m", held where it is about to be served until Release.
+  // The server's load of "m", held just before it is served until Release.
   void BeginRefresh() {
     store_->set_before_serving([this](const model::Model&) -> absl::Status {
       if (held_) return absl::OkStatus();
@@ -45,7 +45,7 @@ TEST_F(UpkeepTest, AClientsLoadTakesWhatTheServerIsLoading) {
   ASSERT_TRUE(model.ok()) << model.status();
   const auto refreshed = refresh_.get();
   ASSERT_TRUE(refreshed.ok()) << refreshed.status();
-  // Version 2 where the client came so late that there was nothing left to wait for.
+  // It is version 2 if the client came too late to wait for version 1.
   EXPECT_TRUE(*model == *refreshed || (*model)->version == 2);
 }
 

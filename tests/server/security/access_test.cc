@@ -1,4 +1,4 @@
-// Who a caller is, and what it may do: each kind of caller at each kind of method.
+// Identification and roles: every kind of caller at every kind of method.
 #include "server/security/access.h"
 
 #include <unistd.h>
@@ -109,14 +109,14 @@ TEST_F(AccessTest, NobodyGetsInWithoutBeingKnown) {
   empty.authorizations = {""};
   const std::pair<Shown, std::string> strangers[] = {
       {Shown(), "got none"},
-      {Token("hunter2"), "got a token that is not known"},
-      {Token(""), "no Bearer token"},
-      {Token("i-token "), "not known"},
-      {Token(" i-token"), "not known"},
+      {Token("hunter2"), "got an unknown token"},
+      {Token(""), "not a Bearer token"},
+      {Token("i-token "), "an unknown token"},
+      {Token(" i-token"), "an unknown token"},
       {two, "several values"},
-      {basic, "no Bearer token"},
-      {empty, "no Bearer token"},
-      {Certificate({"cn:carla", "dns:carl"}), "a certificate whose names are not known"}};
+      {basic, "not a Bearer token"},
+      {empty, "not a Bearer token"},
+      {Certificate({"cn:carla", "dns:carl"}), "a certificate with unknown names"}};
   for (const auto& [shown, says] : strangers) {
     for (const Need need : kNeeds) {
       if (need == Need::kHealth) continue;

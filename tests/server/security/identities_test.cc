@@ -1,4 +1,4 @@
-// The file of identities: what it may say, and that errors never repeat a secret.
+// The file of identities: its grammar, and that errors never quote a secret.
 #include "server/security/identities.h"
 
 #include "absl/strings/escaping.h"
@@ -71,7 +71,7 @@ TEST(Identities, ABadLineIsNamedAndWhatItHoldsIsNotRepeated) {
       {"AAECAwQFBgcICQoLDA0/hunter2 infer " + DigestOf("x"),
        "name: got something of 27 characters"},
       {"bob infer cert:cn:", "cert:cn:NAME"},
-      {"bob read " + DigestOf("secret"), "stands in an earlier line"},
+      {"bob read " + DigestOf("secret"), "that an earlier line has"},
   };
   for (const Case& bad : cases) {
     const absl::Status status = Identities::Parse(absl::StrCat(good, "\n", bad.line)).status();

@@ -1,4 +1,4 @@
-// Which options fit together, what those that are not given mean, and what is worth a warning.
+// The options' checks against each other, their defaults, and the warning of an exposed server.
 #include "server/security/options.h"
 
 #include <tuple>
@@ -19,33 +19,33 @@ Options With(bool tls, bool tokens) {
   return options;
 }
 
-ModelControl Settled(Options options, bool local) {
-  EXPECT_TRUE(Settle(&options, local).ok());
+ModelControl Resolved(Options options, bool local) {
+  EXPECT_TRUE(ResolveOptions(&options, local).ok());
   return options.model_control;
 }
 
-TEST(Settle, WhoMayLoadModelsByDefault) {
-  EXPECT_EQ(Settled(With(false, false), true), ModelControl::kAny);
-  EXPECT_EQ(Settled(With(false, false), false), ModelControl::kNone);
-  EXPECT_EQ(Settled(With(true, false), false), ModelControl::kNone);
-  EXPECT_EQ(Settled(With(true, true), false), ModelControl::kAdmin);
-  EXPECT_EQ(Settled(With(false, true), true), ModelControl::kAdmin);
+TEST(ResolveOptions, WhoMayLoadModelsByDefault) {
+  EXPECT_EQ(Resolved(With(false, false), true), ModelControl::kAny);
+  EXPECT_EQ(Resolved(With(false, false), false), ModelControl::kNone);
+  EXPECT_EQ(Resolved(With(true, false), false), ModelControl::kNone);
+  EXPECT_EQ(Resolved(With(true, true), false), ModelControl::kAdmin);
+  EXPECT_EQ(Resolved(With(false, true), true), ModelControl::kAdmin);
 }
 
-TEST(Settle, KeepsWhatWasAskedFor) {
+TEST(ResolveOptions, KeepsWhatWasAskedFor) {
   for (const ModelControl control : {ModelControl::kAny, ModelControl::kNone}) {
     Options options = With(true, true);
     options.model_control = control;
-    EXPECT_EQ(Settled(options, false), control);
+    EXPECT_EQ(Resolved(options, false), control);
     options = With(false, false);
     options.model_control = control;
-    EXPECT_EQ(Settled(options, false), control);
+    EXPECT_EQ(Resolved(options, false), control);
   }
 }
 
-TEST(Settle, RefusesWhatDoesNotFit) {
+TEST(ResolveOptions, RefusesWhatDoesNotFit) {
   const auto refusal = [](Options options, bool local) {
-    const absl::Status status = Settle(&options, local);
+    const absl::Status status = ResolveOptions(&options, local);
     EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
     return std::string(status.message());
   };
@@ -63,15 +63,15 @@ TEST(Settle, RefusesWhatDoesNotFit) {
   EXPECT_THAT(refusal(options, true), HasSubstr("--model_control: got admin without --tokens"));
 }
 
-TEST(Settle, TokensBeyondThisMachineWantTls) {
+TEST(ResolveOptions, TokensBeyondThisMachineWantTls) {
   Options plain = With(false, true);
-  EXPECT_THAT(std::string(Settle(&plain, false).message()), HasSubstr("--insecure_tokens"));
-  EXPECT_TRUE(Settle(&plain, true).ok());
+  EXPECT_THAT(std::string(ResolveOptions(&plain, false).message()), HasSubstr("--insecure_tokens"));
+  EXPECT_TRUE(ResolveOptions(&plain, true).ok());
   plain = With(false, true);
   plain.insecure_tokens = true;
-  EXPECT_TRUE(Settle(&plain, false).ok());
+  EXPECT_TRUE(ResolveOptions(&plain, false).ok());
   Options tls = With(true, true);
-  EXPECT_TRUE(Settle(&tls, false).ok());
+  EXPECT_TRUE(ResolveOptions(&tls, false).ok());
 }
 
 TEST(CheckMetrics, TokensForMetricsDoNotTravelInTheClear) {
@@ -85,18 +85,18 @@ TEST(CheckMetrics, TokensForMetricsDoNotTravelInTheClear) {
   EXPECT_TRUE(CheckMetrics(With(true, true), false).ok());
 }
 
-TEST(Exposure, SaysWhatIsMissing) {
-  EXPECT_EQ(Exposure(With(false, false), true), "");
-  EXPECT_EQ(Exposure(With(true, true), false), "");
-  EXPECT_EQ(Exposure(With(false, false), false),
+TEST(ExposureWarning, SaysWhatIsMissing) {
+  EXPECT_EQ(ExposureWarning(With(false, false), true), "");
+  EXPECT_EQ(ExposureWarning(With(true, true), false), "");
+  EXPECT_EQ(ExposureWarning(With(false, false), false),
             "listening beyond this machine without encryption (--tls_cert) and authentication "
             "(--tokens or --tls_client_ca)");
-  EXPECT_EQ(Exposure(With(false, true), false),
+  EXPECT_EQ(ExposureWarning(With(false, true), false),
             "listening beyond this machine without encryption (--tls_cert)");
   Options options = With(true, false);
-  EXPECT_THAT(Exposure(options, false), HasSubstr("without authentication"));
+  EXPECT_THAT(ExposureWarning(options, false), HasSubstr("without authentication"));
   options.tls_client_ca = "ca";
-  EXPECT_EQ(Exposure(options, false), "");
+  EXPECT_EQ(ExposureWarning(options, false), "");
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Certificates and keys that a server may be given, good and bad.
+// Valid and invalid certificates and keys of a server.
 #include "server/security/tls_files.h"
 
 #include "absl/strings/str_cat.h"
@@ -34,7 +34,7 @@ TEST_F(TlsFilesTest, TakesWhatFits) {
   ASSERT_TRUE(files.ok()) << files.status();
   EXPECT_EQ(files->certificates, server_.certificate);
   EXPECT_EQ(files->client_ca, "");
-  // A chain, with text between, as some tools write it.
+  // A chain with text between, as some tools write it.
   EXPECT_TRUE(CheckTls(options_, {absl::StrCat("subject: x\n", server_.certificate, "issuer:\n",
                                                ca_.certificate()),
                                   server_.key})

@@ -14,7 +14,7 @@ using transport::Admission;
 using transport::MethodCalls;
 
 constexpr char kCheck[] = "grpc.health.v1.Health/Check";
-// Ends when the client wants it to.
+// This call ends when the client ends it.
 constexpr char kLive[] = "inference.GRPCInferenceService/ServerLive";
 constexpr char kReady[] = "inference.GRPCInferenceService/ServerReady";
 constexpr char kWatch[] = "grpc.health.v1.Health/Watch";
@@ -28,7 +28,7 @@ class EveryMethodTest : public RpcTest {
     return by_method;
   }
 
-  // An empty message, and how the call ended.
+  // Sends an empty message, and returns how the call ended.
   grpc::Status Call(const std::string& method) {
     if (method != kWatch) return RawCall(channel_, "/" + method, "");
     RawStream watch(channel_, "/" + method);
@@ -38,7 +38,8 @@ class EveryMethodTest : public RpcTest {
     return watch.Finish();
   }
 
-  // One call of `method`: that and nothing else is counted, with the outcome that the client saw.
+  // Makes one call of `method`, and checks that it alone is counted, with the outcome that the
+  // client saw.
   void CallIsCounted(const std::string& method, const std::string& as) {
     const std::map<std::string, MethodCalls> before = Counted();
     ASSERT_TRUE(before.contains(as)) << as << " is not in the table of methods";
@@ -76,7 +77,7 @@ TEST_F(EveryMethodTest, ThatDoesNotExistPassesAdmission) {
   EXPECT_EQ(Counted().size(), methods) << "names from the wire take no memory";
 }
 
-// The gate alone, so that every method can still be called while it refuses.
+// Starts draining alone, so that every method can still be called while it refuses.
 TEST_F(EveryMethodTest, ButHealthIsTurnedAwayWhileDraining) {
   std::set<std::string> methods = MethodsByReflection(channel_);
   methods.insert("no.Service/Nope");

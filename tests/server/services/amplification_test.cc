@@ -1,9 +1,9 @@
 // The memory that calls of each method hold while nobody reads their answers: the methods are
 // those that reflection lists, so that one without a line in the table fails here.
 //
-// The bound: all that is allocated for N calls is what the budget counts, which stays within
-// max_in_flight_bytes, and a constant for each call. Health is not counted, so it has the constant
-// alone.
+// The bound: the memory for N calls is the bytes that the budget counts, which stay within
+// max_in_flight_bytes, plus a constant for each call. Health is not counted, so it has the constant
+// only.
 #include <malloc.h>
 
 #include <cstdlib>
@@ -15,7 +15,7 @@
 #include "tests/server/services/shared_object.h"
 #include "xds/service/orca/v3/orca.pb.h"
 
-// There where a sanitizer brings its own allocator.
+// Defined where a sanitizer brings its own allocator.
 extern "C" size_t __sanitizer_get_current_allocated_bytes() __attribute__((weak));
 
 namespace awqd::services {
@@ -27,7 +27,7 @@ constexpr int kConnections = 4, kCallsEach = 24, kCalls = kConnections * kCallsE
 // DequantizeStream's calls, 36 KiB.
 constexpr int64_t kMoreOfACall = 40 << 10;
 
-// Messages of one call. `held`: measured while the engine has the work, else once it is answered.
+// Messages of one call. `held`: measure while the engine has the work, else once it is answered.
 struct Attack {
   std::vector<std::string> messages;
   bool held = false;
@@ -35,7 +35,7 @@ struct Attack {
 
 std::string Bytes(const google::protobuf::Message& message) { return message.SerializeAsString(); }
 
-// [1, columns]: each column becomes 64 bytes of codes, of half a byte.
+// [1, columns]: each column becomes 64 bytes of codes, from half a byte in the request.
 v1::PackedWeight OneRow(int64_t columns) {
   v1::PackedWeight packed;
   *packed.mutable_qweight() = RawTensor(v1::INT32, {1, columns / 8}, columns / 2);
@@ -54,7 +54,8 @@ class AmplificationTest : public OipTest {
     options->orca = true;
     options->shared_memory = {.prefix = prefix_, .max_open = 4};
   }
-  // 900 weights with long paths, and folders that cannot be loaded, each with a reason.
+  // Writes a model of 900 weights with long paths, and folders that cannot be loaded, each with a
+  // reason.
   void WriteModels() {
     std::vector<std::pair<std::string, int64_t>> linears;
     for (int i = 0; i < 900; ++i) {
@@ -92,7 +93,7 @@ class AmplificationTest : public OipTest {
     return allocated - engine_.staging().stats().kept_bytes;
   }
 
-  // Until nothing has changed for a while.
+  // Waits until nothing has changed for a while.
   bool Settled() {
     int64_t last = 0;
     int same = 0;
@@ -148,7 +149,8 @@ class AmplificationTest : public OipTest {
     return found;
   }
 
-  // One line for each method: what makes the server hold most for what is sent.
+  // One line for each method: the messages that make the server hold most memory for the bytes
+  // sent.
   std::map<std::string, std::vector<Attack>> Table() const {
     const std::string api = "awqd.v1.QuantizedInference/", oip = "inference.GRPCInferenceService/",
                       repository = "awqd.v1.ModelRepository/";
@@ -258,7 +260,7 @@ class AmplificationTest : public OipTest {
 TEST_F(AmplificationTest, EveryMethodHoldsWhatIsCountedAndAConstantForEachCall) {
   RegisterRegions();
   const auto table = Table();
-  // Twice: what is made once, on first use, is no call's.
+  // Runs it twice, because objects that are made on first use belong to no call.
   Run("grpc.health.v1.Health/Check", {{""}});
   const int64_t of_a_call = Run("grpc.health.v1.Health/Check", {{""}}).held / kCalls;
   EXPECT_LT(of_a_call, 32 << 10);

@@ -9,7 +9,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// The delay that a refusal carries, or nothing.
+// The delay in a refusal; nullopt without one.
 std::optional<double> RetrySeconds(const grpc::Status& status) {
   google::rpc::Status details;
   EXPECT_TRUE(details.ParseFromString(status.error_details()));
@@ -58,7 +58,7 @@ TEST_F(OneAtATimeTest, MessagesOfAStreamCountBesideIt) {
 
 class RateTest : public RpcTest {
  protected:
-  // Slow enough that the second one comes too soon on any machine.
+  // Slow enough that the second request comes too soon on any machine.
   void Configure(Options* options) override { options->transport.client.requests_per_second = 0.5; }
 };
 

@@ -69,7 +69,7 @@ TEST_F(DrainingTest, AnUploadInProgressIsACallInFlight) {
         << "the headers are here";
     std::thread stop([&] { server_->Shutdown(absl::Seconds(30)); });
     EXPECT_EQ(AskUntilRefused().error_code(), grpc::StatusCode::UNAVAILABLE);
-    // Longer than what the end waits for clients that have nothing in flight.
+    // Longer than the server waits at its end for clients without calls in flight.
     absl::SleepFor(3 * transport::kRoundTrip);
     const std::string request =
         absl::EndsWith(method, "ListModels") ? std::string() : GoodMatmul().SerializeAsString();

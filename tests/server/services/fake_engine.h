@@ -1,4 +1,4 @@
-// FakeEngine: an engine whose answers the test decides, for driving handlers through every order of
+// FakeEngine: an engine whose answers the test chooses, for driving handlers through every order of
 // events.
 #pragma once
 
@@ -26,14 +26,14 @@ class FakeEngine final : public engine::Engine {
     staging_ = std::make_unique<engine::StagingPool>(device_.get(), int64_t{64} << 20);
   }
 
-  // --- What the test decides ---
+  // --- Controlled by the test ---
 
-  // Answer inside Submit with zeros (the default), or keep tasks until Answer.
+  // False, the default, answers with zeros inside Submit; true keeps tasks until Answer.
   void Hold(bool hold) {
     MutexLock lock(&mu_);
     hold_ = hold;
   }
-  // Answer held tasks in RunQueued.
+  // Makes RunQueued answer held tasks.
   void CallersRun(bool callers_run) {
     MutexLock lock(&mu_);
     callers_run_ = callers_run;
@@ -54,12 +54,12 @@ class FakeEngine final : public engine::Engine {
     hold_prepare_ = hold;
     changed_.NotifyAll();
   }
-  // Weights that came to Prepare.
+  // Number of calls of Prepare.
   int prepares() const {
     MutexLock lock(&mu_);
     return prepares_;
   }
-  // Results are parts of a buffer with so many bytes more, as those of a batch are.
+  // Makes results parts of a buffer with this many bytes more, as the results of a batch are.
   void ShareResults(int64_t others) {
     MutexLock lock(&mu_);
     others_ = others;
@@ -86,7 +86,7 @@ class FakeEngine final : public engine::Engine {
     MutexLock lock(&mu_);
     return submitted_;
   }
-  // Calls of RunQueued so far.
+  // Number of calls of RunQueued so far.
   int run_queued() const {
     MutexLock lock(&mu_);
     return run_queued_;
@@ -124,7 +124,7 @@ class FakeEngine final : public engine::Engine {
     Device* const devices[] = {device_.get()};
     return model::PlaceWeight(weight, devices, model::Placing::kWhole);
   }
-  // Answers what is held and was to be run by its caller, one a call.
+  // Answers one held task whose caller was to run it.
   bool RunQueued() override {
     Held held;
     absl::Status status;
@@ -154,10 +154,10 @@ class FakeEngine final : public engine::Engine {
     int64_t tokens = 0;
     engine::TaskDone done;
     std::shared_ptr<bool> cancelled;     // guarded by mu_
-    std::unique_ptr<engine::Work> work;  // as a queue keeps it
+    std::unique_ptr<engine::Work> work;  // kept as in a queue
   };
 
-  // Takes a held task out; what it is answered with.
+  // Removes a held task, and returns the status to answer it with.
   absl::Status TakeHeld(size_t index, Held* held) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     *held = std::move(held_[index]);
     held_.erase(held_.begin() + static_cast<int64_t>(index));

@@ -1,5 +1,5 @@
-// Admission by bytes in flight: refused before anything is parsed, and given back exactly once on
-// every way that a call can end.
+// Admission by bytes in flight: requests are refused before they are parsed, and bytes are released
+// exactly once however a call ends.
 #include "inference/grpc_service.grpc.pb.h"
 #include "tests/server/services/raw_call.h"
 #include "tests/server/services/rpc_fixture.h"
@@ -21,7 +21,7 @@ class InFlightTest : public RpcTest {
     return Eventually([&] { return server_->in_flight_bytes() == 0; });
   }
 
-  // 256 bytes a token in, 32 out.
+  // A token has 256 bytes in the request and 32 in the answer.
   static v1::QuantizedMatmulRequest OfKiB(int64_t kib) { return GoodMatmul(kib * 4); }
 
   // A call in a thread of its own that the engine holds.
@@ -89,7 +89,7 @@ TEST_F(InFlightTest, ARequestCountsAsItLiesInMemoryOnceItIsParsed) {
   *request.mutable_packed() = GoodPacked();
   v1::Tensor& qweight = *request.mutable_packed()->mutable_qweight();
   Repeat(40000, int64_t{1},
-         qweight.mutable_ints()->mutable_values());  // of a byte each on the wire
+         qweight.mutable_ints()->mutable_values());  // one byte each on the wire
   v1::QuantizedMatmulResponse response;
   const grpc::Status status = Matmul(request, &response);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
@@ -199,7 +199,7 @@ TEST_F(InFlightTest, HealthIsAnsweredWhateverOthersHold) {
   call->thread.join();
 }
 
-// [1, 4096]: 64 bytes of codes for each column, of half a byte that was sent.
+// [1, 4096]: 64 bytes of codes for each column, from half a byte in the request.
 TEST_F(InFlightTest, AnInlineWeightCountsAsWhatItBecomes) {
   v1::QuantizedMatmulRequest request;
   v1::PackedWeight& packed = *request.mutable_packed();
@@ -229,7 +229,7 @@ TEST_F(InFlightTest, AnInlineWeightCountsAsWhatItBecomes) {
   EXPECT_TRUE(NothingInFlight());
 }
 
-// A small answer must not keep the results of a large batch.
+// A small answer must not keep the results of a large batch in memory.
 TEST_F(InFlightTest, AnAnswerThatSharesABufferCountsAllOfItOrIsCopied) {
   v1::QuantizedMatmulRequest request = GoodMatmul(10);
   request.mutable_weight()->set_weight("wide");  // 80 KiB out
@@ -263,7 +263,7 @@ class FairShareTest : public RpcTest {
   }
 };
 
-// Each asks for 10 MB of answers and reads none of it.
+// Each connection asks for 10 MB of answers and reads none of it.
 TEST_F(FairShareTest, FiveConnectionsThatDoNotReadLeaveRoomForOthers) {
   struct Greedy {
     grpc::ClientContext context;
@@ -318,7 +318,7 @@ TEST_F(SendTimeoutTest, BytesOfAnAnswerThatNobodyTakesAreGivenBack) {
   EXPECT_TRUE(Matmul(request, &response).ok()) << "the connection goes on";
 }
 
-// Answers of 800 KiB to requests of 25 KiB, which the client sends and never reads.
+// The client sends requests of 25 KiB, and never reads the answers of 800 KiB.
 TEST_F(SlowReaderTest, AClientThatDoesNotReadIsNotReadEither) {
   grpc::ClientContext context;
   const auto stream = stub_->QuantizedMatmulStream(&context);
@@ -334,7 +334,7 @@ TEST_F(SlowReaderTest, AClientThatDoesNotReadIsNotReadEither) {
     most = std::max(most, server_->in_flight_bytes());
     std::this_thread::sleep_for(std::chrono::milliseconds(3));
   }
-  // One request past the bound is let in: its size is not known before it is read.
+  // One request beyond the bound is admitted, because its size is unknown before it is read.
   EXPECT_LE(most, (2 << 20) + (1 << 20));
   EXPECT_LT(engine_.submitted(), 100);
   context.TryCancel();

@@ -91,7 +91,7 @@ TEST_F(InferenceTest, CancelWithdrawsTheTaskAndTheCallEndsOnce) {
   call.join();
   EXPECT_EQ(status.error_code(), grpc::StatusCode::CANCELLED);
   EXPECT_TRUE(Eventually([&] { return engine_.cancels() == 1; }));
-  engine_.Answer();  // the engine still answers; the call is then gone for good
+  engine_.Answer();  // the engine answers after the call was cancelled, and the call then ends
 }
 
 TEST_F(InferenceTest, DeadlineInTheQueueWithdrawsTheTask) {
@@ -288,7 +288,7 @@ TEST_F(SeveralThreadsTest, CallsOfEveryKindAtOnce) {
 
 class OneLoopThreadTest : public RpcTest {
  protected:
-  // Then an answer says that everything which came before has been looked at.
+  // With one thread, an answer proves that all earlier events were handled.
   void Configure(Options* options) override { options->rpc_threads = 1; }
 };
 

@@ -101,7 +101,7 @@ TEST_F(LimitsTest, UnknownMethodsAreUnimplemented) {
   }
 }
 
-// The methods with small messages, and their requests.
+// Methods with small messages, and their requests.
 const std::pair<const char*, const char*> kSmall[] = {
     {"/awqd.v1.ModelRepository/GetModel", "GetModelRequest"},
     {"/awqd.v1.ModelRepository/ListModels", "ListModelsRequest"},
@@ -135,8 +135,8 @@ TEST_F(LimitsTest, BytesThatAreNoMessageAreRefusedCleanly) {
     EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << small;
     EXPECT_THAT(status.error_message(), testing::HasSubstr(message));
   }
-  // A known field with the wrong wire type is an unknown field to Protocol Buffers: the request is
-  // then empty.
+  // To Protocol Buffers a known field with the wrong wire type is an unknown field, so the request
+  // is empty.
   EXPECT_EQ(RawCall(channel_, method, std::string("\x08\x01")).error_code(),
             grpc::StatusCode::INVALID_ARGUMENT);
   v1::QuantizedMatmulResponse response;
@@ -153,7 +153,7 @@ TEST_F(LimitsTest, SmallMessagesAreSmall) {
                 testing::HasSubstr("request: got 65537 bytes, expected at most 65536"));
     EXPECT_THAT(over.error_message(), testing::HasSubstr(message));
   }
-  // A call that ends by itself, unlike Watch.
+  // A call that ends by itself, in contrast to Watch.
   EXPECT_TRUE(
       RawCall(channel_, kSmall[1].first, std::string("\x7a\xfc\xff\x03") + std::string(65532, 'x'))
           .ok());
@@ -167,7 +167,7 @@ TEST_F(LimitsTest, TwoServersNeverShareAPort) {
   EXPECT_THAT(std::string(status.message()), testing::HasSubstr(server_->address()));
 }
 
-// Sets for its lifetime that no thread can be made: a stack would have to fill the address space.
+// While it exists, no thread can be created, because a stack would have to fill the address space.
 class NoThreads {
  public:
   NoThreads() {

@@ -31,7 +31,7 @@ class OipTest : public RpcTest {
     oip_ = inference::GRPCInferenceService::NewStub(channel_);
   }
 
-  // A call of a method of one request with one answer.
+  // Calls a unary method.
   template <typename Request, typename Response>
   grpc::Status Call(grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
                     const Request& request, Response* response) {

@@ -112,7 +112,7 @@ TEST_F(OipRepositoryTest, AModelThatSleepsIsReadyAndLoadedWhenItIsUsed) {
   ASSERT_TRUE(sleep(2));
   inference::ModelInferRequest named = GoodInfer();
   named.set_model_version("3");
-  Answered(named);  // the version that there is once it is awake
+  Answered(named);  // the version that exists once it is loaded again
   ASSERT_TRUE(sleep(3));
   inference::ModelMetadataRequest metadata;
   metadata.set_name("tiny/layer");

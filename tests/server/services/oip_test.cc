@@ -1,5 +1,5 @@
-// The inference protocol over a fake engine: what a request becomes, its answer, and errors in the
-// protocol's words.
+// The Open Inference Protocol over a fake engine: the decoded requests, the answers, and the
+// protocol's error texts.
 #include "tests/server/services/oip_fixture.h"
 #include "tests/server/services/raw_call.h"
 #include "tests/testing/repeated.h"

@@ -1,4 +1,4 @@
-// ORCA's reports: what they say of a server, who gets them and when, and when they end.
+// ORCA's reports: their contents, who gets them and when, and when they end.
 #include <atomic>
 #include <memory>
 #include <thread>
@@ -19,7 +19,7 @@ using ::xds::service::orca::v3::OrcaLoadReportRequest;
 
 constexpr char kMethod[] = "/xds.service.orca.v3.OpenRcaService/StreamCoreMetrics";
 
-// As Everything(), before anything had happened.
+// Everything() before any call.
 obs::Snapshot Nothing() {
   obs::Snapshot out = obs::Everything();
   for (obs::HistogramData& durations : out.methods[0].durations_ns) {
@@ -35,7 +35,7 @@ TEST(UtilizationTest, RatesAreOfTheTimeBetween) {
   const obs::Snapshot before = Nothing();
   obs::Snapshot now = obs::Everything();
   now.process.cpu = before.process.cpu + absl::Seconds(3);
-  // Beside a NOT_FOUND, which is a mistake of the client's: a RESOURCE_EXHAUSTED.
+  // NOT_FOUND is an error of the client; RESOURCE_EXHAUSTED is one of the server.
   now.methods[0].durations_ns[8] = obs::Durations({1000});
   const Report report = ComputeReport(before, now, absl::Seconds(2), 4);
   EXPECT_DOUBLE_EQ(report.cpu_utilization(), 3.0 / (2 * 4));
@@ -68,7 +68,7 @@ TEST(UtilizationTest, TheFullestResourceIsTheApplications) {
   EXPECT_DOUBLE_EQ(report.utilization().at("in_flight_bytes"), 0.1);
   EXPECT_DOUBLE_EQ(report.application_utilization(), 0.4);
   EXPECT_DOUBLE_EQ(report.named_metrics().at("queued_requests"), 6);
-  // A device that has failed is no room to compute in.
+  // A failed device does not count as capacity.
   obs::Snapshot busy = now;
   for (obs::DeviceStats& device : busy.devices) device.compute_ns.sum += 300'000'000;
   EXPECT_DOUBLE_EQ(ComputeReport(now, busy, absl::Seconds(1), 1).application_utilization(), 0.4);
@@ -76,7 +76,7 @@ TEST(UtilizationTest, TheFullestResourceIsTheApplications) {
   EXPECT_DOUBLE_EQ(ComputeReport(now, busy, absl::Seconds(1), 1).application_utilization(), 0.6);
 }
 
-// A batch counts when it ends, also the part of it that was computed before.
+// A batch counts when it ends, including the part that was computed before the interval.
 TEST(UtilizationTest, NoShareIsBeyondOne) {
   const obs::Snapshot before = obs::Everything();
   obs::Snapshot now = before;
@@ -181,7 +181,7 @@ TEST_F(OrcaTest, IntervalsThatAreNoneAreRefused) {
 }
 
 TEST_F(OrcaTest, AStreamEndsWithTheServer) {
-  // One that has sent something, and one that waits for an hour.
+  // One stream that has sent something, and one that waits for an hour.
   const auto active = Open(""), idle = Open(Every(int64_t{1} << 40));
   ReadFrom(active.get());
   ReadFrom(idle.get());

@@ -1,5 +1,5 @@
-// Calls by method name, so that methods and bytes that no stub would send can be; and what
-// reflection tells of the methods that there are.
+// Calls by method name, for methods and bytes that no stub would send, and the list of methods that
+// reflection returns.
 #pragma once
 
 #include <grpcpp/generic/generic_stub.h>
@@ -32,7 +32,7 @@ inline grpc::ByteBuffer MessageOf(const std::string& bytes) {
   return grpc::ByteBuffer(&slice, 1);
 }
 
-// One request, and at most one answer, whatever the kind of the method.
+// Sends one request and reads at most one answer, for any kind of method.
 inline grpc::Status RawCall(const std::shared_ptr<grpc::Channel>& channel,
                             const std::string& method, const std::string& payload,
                             std::string* answer = nullptr) {
@@ -52,7 +52,7 @@ inline grpc::Status RawCall(const std::shared_ptr<grpc::Channel>& channel,
   return status;
 }
 
-// A stream of whatever method, one step at a time.
+// A stream of any method, one step at a time.
 class RawStream {
  public:
   RawStream(const std::shared_ptr<grpc::Channel>& channel, const std::string& method)
@@ -127,7 +127,7 @@ inline std::vector<std::string> ServicesByReflection(const std::shared_ptr<grpc:
   return names;
 }
 
-// "package.Service/Method" of everything that the server describes.
+// "package.Service/Method" for all methods that the server describes.
 inline std::set<std::string> MethodsByReflection(const std::shared_ptr<grpc::Channel>& channel) {
   std::set<std::string> methods;
   for (const std::string& name : ServicesByReflection(channel)) {

@@ -1,5 +1,5 @@
-// The raw path end to end over a fake engine: how often payloads are copied, and that buffers come
-// back for reuse.
+// The raw path end to end over a fake engine: the number of copies of payloads, and the reuse of
+// buffers.
 #include <cstring>
 #include <string>
 
@@ -22,7 +22,7 @@ class RawPathTest : public RpcTest {
     return request;
   }
 
-  // gRPC lets go of an answer a moment after the client has it. The fake engine keeps its last
+  // gRPC releases an answer shortly after the client has it. The fake engine keeps its last
   // request.
   bool Settled() {
     return Eventually([&] {
@@ -75,14 +75,14 @@ TEST_F(RawPathTest, ValuesAreStagedToo) {
   EXPECT_EQ(engine_.last_matmul().x.view(), ones);
 }
 
-// The last member of a oneof wins. What came before it must not be staged, least of all over the
-// end of a buffer of the winner's size.
+// The last member of a oneof wins. An earlier one must not be staged, and must not overrun a buffer
+// of the winner's size.
 TEST_F(RawPathTest, ValuesThatReplaceRawContentsAreStagedInstead) {
   v1::QuantizedMatmulRequest request = GoodMatmul(1);
   request.mutable_activations()->set_raw(std::string(1 << 20, '\x7f'));
   v1::Tensor later;
   for (int i = 0; i < 128; ++i) later.mutable_floats()->add_values(1);
-  // Unknown fields are written last, and merged into the field on arrival.
+  // Unknown fields are written last, and merged into the field when they are parsed.
   request.GetReflection()->MutableUnknownFields(&request)->AddLengthDelimited(
       v1::QuantizedMatmulRequest::kActivationsFieldNumber, later.SerializeAsString());
   v1::QuantizedMatmulResponse response;

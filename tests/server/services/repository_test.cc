@@ -219,7 +219,7 @@ TEST_F(RepositoryTest, UnloadsAndLoads) {
   EXPECT_TRUE(Matmul(GoodMatmul(), &response).ok());
 }
 
-// As its weights are: a client that asks too early does not take the name for a wrong one.
+// A client that calls too early must not conclude that the name is wrong; weights behave the same.
 TEST_F(RepositoryTest, ModelsThatMayStillComeAreUnavailable) {
   v1::GetModelRequest request;
   request.set_name("later");
@@ -275,7 +275,7 @@ TEST_F(RepositoryTest, AFailedLoadSaysWhyAndChangesNothing) {
   EXPECT_TRUE(Matmul(GoodMatmul(), &response).ok());
 }
 
-// A reply with a string that is not UTF-8 does not parse: one model would hide all.
+// A reply with a string that is not UTF-8 does not parse, so one such model would hide all models.
 TEST_F(RepositoryTest, ListsWhateverFilesAreCalled) {
   std::ofstream(root_ / "tiny" / "caf\xe9.safetensors") << "no checkpoint";
   v1::LoadModelRequest load;
@@ -292,7 +292,7 @@ TEST_F(RepositoryTest, ListsWhateverFilesAreCalled) {
   EXPECT_THAT(list.models(0).message(), HasSubstr("caf\\xe9.safetensors"));
 }
 
-// One thread of the loop, and a disk that does not answer until the test says so.
+// A loop of one thread, and a disk that does not answer until the test allows it.
 class SlowDiskTest : public RpcTest {
  protected:
   void Configure(Options* options) override { options->rpc_threads = 1; }

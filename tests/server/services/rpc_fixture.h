@@ -95,7 +95,7 @@ class RpcTest : public testing::Test {
   virtual void Configure(Options*) {}
   virtual grpc::ChannelArguments ChannelArguments() { return {}; }  // of channel_
 
-  // Polls; for what has no event to wait on from outside.
+  // Polls a condition that has no event to wait for.
   static bool Eventually(const std::function<bool()>& condition) {
     for (int i = 0; i < 2000; ++i) {
       if (condition()) return true;

@@ -1,5 +1,5 @@
-// Calls whose tensors lie in shared memory, over a fake engine: what the engine sees, what is
-// written where, what is refused, and that every way out closes what was opened.
+// Calls whose tensors are in shared memory, over a fake engine: the engine's view, the bytes that
+// are written, refusals, and that objects are closed however a call ends.
 #include "tests/server/services/rpc_fixture.h"
 #include "tests/server/services/shared_object.h"
 
@@ -27,8 +27,8 @@ class SharedMemoryRpcTest : public RpcTest {
         [&] { return server_->open_shared_ranges() == 0 && server_->in_flight_bytes() == 0; });
   }
 
-  // `tokens` rows against "layer" (K = 128, N = 16), read from the object at 4096 and answered at
-  // 0.
+  // `tokens` rows for "layer" (K = 128, N = 16), read from the object at byte 4096 and answered at
+  // byte 0.
   v1::QuantizedMatmulRequest Shared(int64_t tokens) const {
     v1::QuantizedMatmulRequest request = GoodMatmul(tokens);
     *request.mutable_activations()->mutable_shared_memory() = object_.Range(4096, tokens * 256);
@@ -82,13 +82,14 @@ TEST_F(SharedMemoryRpcTest, EitherSideAlone) {
   *request.mutable_output_shared_memory() = object_.Range(0, 64);
   ASSERT_TRUE(Matmul(request, &response).ok());
   EXPECT_EQ(response.output().shared_memory().size(), 64);
-  request.mutable_activations()->mutable_floats();  // typed in, written as bytes
+  request.mutable_activations()->mutable_floats();  // typed in the request, bytes in the answer
   for (int i = 0; i < 256; ++i) request.mutable_activations()->mutable_floats()->add_values(1);
   ASSERT_TRUE(Matmul(request, &response).ok());
   EXPECT_EQ(response.output().shared_memory().size(), 64);
 }
 
-// Neither side is a message: 2 MiB in and out pass a limit of 1 MiB, and count as bytes in flight.
+// Neither side is in a message: 2 MiB in and out exceed the message limit of 1 MiB, but count as
+// bytes in flight.
 TEST_F(SharedMemoryRpcTest, NoMessageLimitButTheBytesInFlight) {
   v1::QuantizedMatmulRequest request = Shared(8192);
   request.mutable_activations()->mutable_shared_memory()->set_offset(0);
@@ -191,7 +192,7 @@ TEST_F(SharedMemoryRpcTest, RefusesWhatDoesNotFit) {
   EXPECT_EQ(object_.Get(0, 4096), std::string(4096, 'o'));
 }
 
-// The last contents win, whichever way they come.
+// The last contents win, whichever field they are in.
 TEST_F(SharedMemoryRpcTest, ARangeThatReplacesRawContents) {
   object_.Set(4096, std::string(256, 's'));
   v1::QuantizedMatmulRequest request = GoodMatmul(1);

@@ -1,5 +1,5 @@
-// Every rule about shared memory: what may be named, what may be opened, what a client can do to an
-// object while it is used, and what it is told.
+// Every rule about shared memory: the names and objects that are allowed, clients that change an
+// object in use, and the error texts.
 #include "server/services/shared_memory.h"
 
 #include <fcntl.h>
@@ -35,7 +35,7 @@ class SharedMemoryTest : public testing::Test {
   absl::Status Open(const v1::SharedMemory& range, Access access = Access::kRead) {
     return memory_->Open(range, access, "x").status();
   }
-  // Both ways of opening refuse it in the words that tell nothing.
+  // Both ways of opening refuse the range with the same text.
   void ExpectUnusable(const v1::SharedMemory& range) {
     for (Access access : {Access::kRead, Access::kWrite}) {
       const absl::Status status = Open(range, access);
@@ -95,7 +95,7 @@ TEST_F(SharedMemoryTest, NamesThatDoNotBeginWithThePrefixOrLeaveTheDirectory) {
     range.set_name(bad);
     const absl::Status status = Open(range);
     EXPECT_TRUE(absl::IsInvalidArgument(status)) << bad << ": " << status;
-    // Dots alone do no harm within one component, and there is no such object.
+    // Dots alone are harmless within one component, and there is no such object.
     if (bad == prefix_ + "..") continue;
     EXPECT_THAT(std::string(status.message()), HasSubstr("x.name: got a name that is not allowed"))
         << bad;
@@ -127,7 +127,7 @@ TEST_F(SharedMemoryTest, RangesEndWithinTheObject) {
   ExpectUnusable(object_.Range(LLONG_MAX - 1, 1));
 }
 
-// Whether it is there, whose it is and what it is all read the same.
+// The error does not depend on the existence, owner or kind of the object.
 TEST_F(SharedMemoryTest, TellsNothingAboutTheFileSystem) {
   v1::SharedMemory range = object_.Range(0, 1);
   range.set_name(prefix_ + "absent");
@@ -141,11 +141,11 @@ TEST_F(SharedMemoryTest, TellsNothingAboutTheFileSystem) {
   ExpectUnusable(range);
   std::filesystem::remove(path);
   ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
-  ExpectUnusable(range);  // and does not wait for the other end
+  ExpectUnusable(range);  // and opening does not wait for a writer
   std::filesystem::remove(path);
   ASSERT_EQ(link(object_.path().c_str(), path.c_str()), 0);
   ExpectUnusable(range);
-  ExpectUnusable(object_.Range(0, 1));  // either of its names
+  ExpectUnusable(object_.Range(0, 1));  // under either name
   std::filesystem::remove(path);
   EXPECT_TRUE(Open(object_.Range(0, 1)).ok());
   if (geteuid() != 0) {
@@ -160,7 +160,7 @@ TEST_F(SharedMemoryTest, DoesNotWaitForALease) {
   const std::string path = "/dev/shm/" + range.name();
   const int held = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   ASSERT_GE(held, 0);
-  const auto ignored = signal(SIGIO, SIG_IGN);  // how the kernel asks for the lease back
+  const auto ignored = signal(SIGIO, SIG_IGN);  // the signal by which the kernel asks for the lease
   ASSERT_EQ(fcntl(held, F_SETLEASE, F_WRLCK), 0) << strerror(errno);
   ExpectUnusable(range);
   EXPECT_EQ(fcntl(held, F_SETLEASE, F_UNLCK), 0);
@@ -191,7 +191,7 @@ TEST_F(SharedMemoryTest, AnObjectCutShortBeforeItIsWrittenGrowsNoFurtherThanItWa
   EXPECT_EQ(object_.size(), 100);
 }
 
-// The open descriptor is the reference: what the client does to the name changes nothing.
+// The open descriptor is the reference, so changes of the name have no effect.
 TEST_F(SharedMemoryTest, AnObjectThatIsUnlinkedOrReplacedInUseStays) {
   const auto in = memory_->Open(object_.Range(0, 100), Access::kRead, "x");
   const auto out = memory_->Open(object_.Range(0, 100), Access::kWrite, "x");
@@ -247,7 +247,7 @@ TEST_P(WriteTest, WritesWhateverTheSizeAndClosesFirst) {
   EXPECT_TRUE(got.ok()) << got;
   EXPECT_EQ(open, 0);
   EXPECT_EQ(object_.Get(0, GetParam()), bytes);
-  // After Stop as well.
+  // Also after Stop.
   object_.Set(0, "x");
   range = memory_->Open(object_.Range(0, GetParam()), Access::kWrite, "x");
   got = absl::UnknownError("not called");

@@ -1,4 +1,4 @@
-// SharedObject: a POSIX shared-memory object as a client makes one, and how many files are open.
+// SharedObject: a POSIX shared-memory object as a client makes one; and the number of open files.
 #pragma once
 
 #include <fcntl.h>

@@ -1,5 +1,5 @@
-// Acceptor: when a connection is handed over, which are closed, and what the end of descriptors
-// does.
+// Acceptor: when a connection is handed over, which ones are closed, and the behaviour without free
+// descriptors.
 #include "server/transport/acceptor.h"
 
 #include <arpa/inet.h>
@@ -82,7 +82,7 @@ class AcceptorTest : public testing::Test {
     MutexLock lock(&mu_);
     return taken_.size();
   }
-  // As gRPC calls the peer of the first.
+  // The name that gRPC has for the peer of the first.
   std::string NameOfTaken() {
     MutexLock lock(&mu_);
     sockaddr_in peer = {};
@@ -90,7 +90,7 @@ class AcceptorTest : public testing::Test {
     getpeername(taken_.front().get(), reinterpret_cast<sockaddr*>(&peer), &size);
     return "ipv4:127.0.0.1:" + std::to_string(ntohs(peer.sin_port));
   }
-  // As gRPC does.
+  // Closes it, as gRPC does.
   void CloseTaken() {
     MutexLock lock(&mu_);
     taken_.clear();
@@ -115,7 +115,7 @@ TEST_F(AcceptorTest, HandsOverOnceTheSettingsAreThere) {
   EXPECT_EQ(acceptor_->counts().handed_over, 2);
   slow.Send(hello.substr(hello.size() - 1));
   ASSERT_TRUE(Eventually([&] { return taken() == 3; }));
-  // All is still there to be read.
+  // The bytes can still be read.
   char bytes[64];
   MutexLock lock(&mu_);
   EXPECT_EQ(recv(taken_.back().get(), bytes, sizeof(bytes), 0), ssize_t(hello.size()));
@@ -177,7 +177,7 @@ TEST_F(AcceptorTest, BoundsConnectionsInAllAndOfEachPeer) {
   })) << "there is room once gRPC has closed one";
 }
 
-// The limit on open files that the process has, until its end.
+// Lowers the limit on open files of the process while it exists.
 class FewerFiles {
  public:
   explicit FewerFiles(rlim_t files) {
@@ -191,7 +191,7 @@ class FewerFiles {
   rlimit before_ = {};
 };
 
-// Not even the reserve helps: the connections wait.
+// The reserve does not help either, so the connections wait.
 TEST_F(AcceptorTest, SurvivesTheEndOfDescriptors) {
   Start({});
   std::vector<UniqueFd> sockets;
@@ -208,7 +208,7 @@ TEST_F(AcceptorTest, SurvivesTheEndOfDescriptors) {
   EXPECT_TRUE(Eventually([&] { return taken() == 1; }));
 }
 
-// One descriptor is left over: the reserve. Every connection is closed with its help.
+// The reserve is the only free descriptor. Every connection is closed with its help.
 TEST_F(AcceptorTest, ClosesConnectionsForWantOfADescriptor) {
   Start({});
   std::vector<UniqueFd> sockets;
@@ -273,7 +273,7 @@ std::string CallsFrames(int count) {
 class AcceptorCrowdTest : public AcceptorTest {
  protected:
   void Start() { AcceptorTest::Start({.few_calls = 8, .calls_per_peer = 100}); }
-  // Handed over, with `bytes` behind its settings.
+  // Hands over a connection with `bytes` after its settings.
   Client Fresh(const std::string& bytes, uint32_t from = INADDR_LOOPBACK) {
     Client client(port_, from);
     const size_t before = taken();
@@ -281,7 +281,7 @@ class AcceptorCrowdTest : public AcceptorTest {
     EXPECT_TRUE(Eventually([&] { return taken() == before + 1; }));
     return client;
   }
-  // Bytes that lie unread in the latest that was handed over.
+  // Unread bytes of the latest connection that was handed over.
   int UnreadOfTaken() {
     MutexLock lock(&mu_);
     int unread = 0;

@@ -10,7 +10,7 @@ namespace {
 
 using testing::HasSubstr;
 
-// Calls that end when the test says so.
+// Calls that end when the test ends them.
 class CrowdTest : public LoopTest {
  protected:
   static constexpr int kMost = 3;
@@ -68,7 +68,7 @@ class CrowdTest : public LoopTest {
     return stub_->Dequantize(&context, {}, &response);
   }
 
-  std::vector<std::string> cut_;  // by the one call at a time that is refused
+  std::vector<std::string> cut_;  // filled by the refused call; there is one at a time
   Mutex mu_;
   std::vector<UnaryCall*> held_;
   bool over_ = false;
@@ -115,7 +115,7 @@ TEST_P(CrowdTest, AnotherConnectionIsNotTouched) {
   })) << "it is let in";
 }
 
-// Two connections of one peer, each of which may have one call in any case.
+// Two connections of one peer; each may have one call in any case.
 class PeerCrowdTest : public CrowdTest {
  protected:
   PeerCrowdTest()
@@ -152,7 +152,7 @@ class SlowClientTest : public LoopTest {
   SlowClientTest() : LoopTest({.write_timeout = kTimeout}) {}
   grpc::ChannelArguments ChannelArguments() override { return SmallWindows(); }
 
-  // A call that reads nothing: flow control lets 64 KiB of its answer through.
+  // A call that reads nothing: flow control admits 64 KiB of its answer.
   class Unread {
    public:
     Unread(const std::shared_ptr<grpc::Channel>& channel, const std::string& method)
@@ -162,8 +162,8 @@ class SlowClientTest : public LoopTest {
       call_->WriteLast(EmptyMessage(), {}, &queue_);
       Next();
     }
-    // Once the server has given up: gRPC says how a call ended when all that came of it was asked
-    // for.
+    // Called after the server gave up: gRPC returns the status of a call once all that arrived was
+    // read.
     grpc::Status Finish() {
       grpc::ByteBuffer message;
       call_->Read(&message, &queue_);

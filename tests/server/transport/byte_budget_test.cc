@@ -1,4 +1,4 @@
-// ByteBudget: bounds, growth, and every way to give back.
+// ByteBudget: limits, growth, and every way to release bytes.
 #include "server/transport/byte_budget.h"
 
 #include <memory>
@@ -180,7 +180,7 @@ TEST(ByteBudget, NeverPassesItsLimitUnderContention) {
   EXPECT_EQ(budget.in_flight(), 0);
 }
 
-// Its bytes, and whether it is among those that hold some, change one after the other.
+// A connection's bytes, and whether it is among those with bytes, change one after the other.
 TEST(ByteBudget, SmallCallsOfOneConnectionAreNeverRefused) {
   ByteBudget budget(int64_t{1} << 31);
   const auto caller = std::make_shared<Connection>();

@@ -1,5 +1,5 @@
-// The loop and its calls, with handlers of the test's own on a real port: every order in which a
-// call's events can come, and when what was submitted is run.
+// The loop and its calls on a real port, with handlers of the test: every order of a call's events,
+// and when submitted work is run.
 #include <grpcpp/generic/generic_stub.h>
 
 #include <algorithm>
@@ -87,7 +87,7 @@ TEST_P(CallLoopTest, ACancelDuringTheHandlerIsHeardAfterIt) {
     };
     entered = true;
     while (!cancelled) std::this_thread::yield();
-    // Long enough for another thread of the loop to be told.
+    // Long enough for another thread of the loop to be notified.
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
     returned = true;
   };
@@ -194,7 +194,7 @@ TEST_P(CallLoopTest, AStreamReadsAndWritesAndIsDoneAfterItsLastRead) {
       if (ok) call->StartWrite(message);
     };
     recorder.on_write = [&, call] {
-      // The next read is still out when the stream ends.
+      // The next read is still pending when the stream ends.
       call->StartRead(&message);
       if (recorder.writes == 2) call->Finish({grpc::StatusCode::ABORTED, "enough"});
     };
@@ -306,7 +306,7 @@ TEST_P(CallLoopOfOneThreadTest, TheLongestHoldIsSeen) {
   EXPECT_LT(loop_->longest_events().Longest().processor, absl::FromChrono(kHold));
   hold = true;
   EXPECT_TRUE(Call().ok());
-  // A client may have its answer before the event is over, but not the answer of the next one.
+  // A client may have its answer before the event is over, but not the answer to the next one.
   hold = false;
   EXPECT_TRUE(Call().ok());
   // The measuring clock turns every ten milliseconds at most.
@@ -315,11 +315,11 @@ TEST_P(CallLoopOfOneThreadTest, TheLongestHoldIsSeen) {
   Stop();
 }
 
-// What came together is run together. The thread is held in its first handler so that the other
-// requests can come; how long that takes nobody knows, so it is held longer each time.
+// Requests that arrive together are run together. The thread is held in its first handler so that
+// the other requests can arrive; it is held longer each time, because their delay is unknown.
 TEST_P(CallLoopOfOneThreadTest, EverythingThatIsThereIsTakenBeforeAnythingIsRun) {
   constexpr size_t kCalls = 8;
-  std::vector<UnaryCall*> queue;  // of the loop's thread
+  std::vector<UnaryCall*> queue;  // used by the loop's thread
   std::atomic<size_t> largest{0};
   std::atomic<bool> hold{false};
   std::chrono::milliseconds held(5);

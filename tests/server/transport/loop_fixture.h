@@ -29,7 +29,7 @@ inline grpc::ByteBuffer EmptyMessage() {
   return grpc::ByteBuffer(&nothing, 1);
 }
 
-// Counts what it hears; deleted by the test, so that a late event would be seen.
+// Counts its events. The test deletes it, so that a late event would be noticed.
 class Recorder final : public Reactor {
  public:
   void OnCancel() override {
@@ -51,7 +51,7 @@ class Recorder final : public Reactor {
   std::atomic<int> cancels{0}, reads{0}, failed_reads{0}, writes{0}, failed_writes{0}, dones{0};
 };
 
-// A method of each kind, over a loop of as many threads as the parameter says.
+// A method of each kind, on a loop with the parameter's number of threads.
 class LoopTest : public testing::TestWithParam<int> {
  protected:
   explicit LoopTest(const AdmissionLimits& limits = {}) : admission_(limits) {}
@@ -59,10 +59,10 @@ class LoopTest : public testing::TestWithParam<int> {
   static constexpr char kUnary[] = "awqd.v1.QuantizedInference/QuantizedMatmul";
   static constexpr char kStream[] = "awqd.v1.QuantizedInference/QuantizedMatmulStream";
   static constexpr char kWrite[] = "awqd.v1.QuantizedInference/DequantizeStream";
-  // Answered as kUnary is, also while the server stops.
+  // Answered like kUnary, also while the server drains.
   static constexpr char kAlways[] = "awqd.v1.QuantizedInference/Dequantize";
 
-  // Serves with `run_queued`; the handlers are those that the test has set.
+  // Serves with `run_queued` and the handlers that the test has set.
   void Start(
       std::function<bool()> run_queued = [] { return false; }, int slots = 2) {
     grpc::ServerBuilder builder;
@@ -88,10 +88,10 @@ class LoopTest : public testing::TestWithParam<int> {
     stub_ = v1::QuantizedInference::NewStub(channel_);
   }
 
-  // Of the test's channel.
+  // The arguments of the test's channel.
   virtual grpc::ChannelArguments ChannelArguments() { return {}; }
 
-  // Every test ends with it, while what its handlers refer to exists.
+  // Every test ends with this, while the objects of its handlers exist.
   void Stop() {
     if (loop_ == nullptr) return;
     server_->Shutdown(std::chrono::system_clock::now());
@@ -114,7 +114,7 @@ class LoopTest : public testing::TestWithParam<int> {
     v1::QuantizedMatmulResponse response;
     return stub_->QuantizedMatmul(&context, {}, &response);
   }
-  // Each of `threads` calls `times` times and is answered.
+  // Each of `threads` threads makes `times` calls, which must be answered.
   void CallFromThreads(int threads, int times) {
     std::vector<std::thread> callers;
     for (int t = 0; t < threads; ++t) {

@@ -13,7 +13,7 @@ namespace {
 
 using Place = PeerCalls::Place;
 
-// A connection, and the places that its calls have.
+// A connection and the slots of its calls.
 class Connected {
  public:
   Connected(PeerCalls* all, std::string peer) : all_(all), peer_(std::move(peer)) {}
@@ -26,7 +26,7 @@ class Connected {
     places_.push_back(all_->Admit(share_.get(), asks_to_begin, name));
     return places_.back();
   }
-  // How many of so many calls may begin.
+  // Begins `count` calls; returns how many were allowed.
   int64_t Calls(int count) {
     int64_t taken = 0;
     for (int i = 0; i < count; ++i) taken += Call() == Place::kAdmitted ? 1 : 0;
@@ -97,7 +97,7 @@ TEST(PeerCallsTest, TellsOfACrowdOncePerMoment) {
   std::vector<std::string> crowded;
   PeerCalls calls({.crowded = [&](const std::string& peer) { crowded.push_back(peer); }});
   Connected connection(&calls, "ipv4:10.0.0.7"), calm(&calls, "ipv4:10.0.0.8");
-  connection.Calls(8 + 127);  // the first few say nothing
+  connection.Calls(8 + 127);  // the first few are free
   EXPECT_THAT(crowded, testing::IsEmpty());
   connection.Calls(1000);
   EXPECT_THAT(crowded, testing::ElementsAre("ipv4:10.0.0.7"));

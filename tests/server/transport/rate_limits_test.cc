@@ -86,7 +86,7 @@ TEST_F(ClientLimitsTest, BytesOfOneClient) {
   EXPECT_THAT(std::string(refused.message()), HasSubstr("max_bytes_in_flight_per_client, 100"));
   EXPECT_TRUE(RetryDelayOf(refused).has_value());
   EXPECT_EQ(all.in_flight(), 60) << "what the client could not pay counts nowhere";
-  // On whatever thread: the lease knows.
+  // Any thread may do this, because the lease knows its client.
   EXPECT_FALSE(leases[0].Grow(41, "output").ok());
   EXPECT_TRUE(leases[0].Grow(40, "output").ok());
   EXPECT_EQ(request.client()->bytes()->in_flight(), 100);
@@ -137,7 +137,7 @@ TEST_F(ClientLimitsTest, ClientsThatRestAreForgotten) {
     now_ += std::chrono::microseconds(100);
     EXPECT_TRUE(Begin(absl::StrCat("peer ", i)).ok());
   }
-  // 10000 came in the last second; a sweep comes when the table has doubled.
+  // 10000 came in the last second; the table is swept when it has doubled.
   EXPECT_LT(limits_->clients(), 25000);
   EXPECT_EQ(Begin("kept")->client(), kept.client()) << "it has something in flight";
 }

@@ -1,4 +1,4 @@
-// Requests for experts: every branch of validation, and what becomes of good ones.
+// Requests for experts: every branch of validation, and the jobs that good requests become.
 #include "server/wire/experts_wire.h"
 
 #include <functional>
@@ -39,7 +39,7 @@ v1::Tensor Ids(std::initializer_list<int64_t> shape, std::initializer_list<int64
   return tensor;
 }
 
-// Three tokens of top_k 2.
+// Three tokens with top_k 2.
 template <typename Request>
 Request Good() {
   Request request;

@@ -1,5 +1,5 @@
-// ParseProduct: every way to spell a request means what it means to the generated parser, in pieces
-// of any size, and the payload is cut out rather than copied.
+// ParseProduct: every encoding of a request means the same as to the generated parser, in pieces of
+// any size, and the payload is referenced rather than copied.
 #include "server/wire/matmul_wire.h"
 
 #include <random>
@@ -38,7 +38,7 @@ std::string Activations(const std::string& contents) {
 // floats {values: 1}
 const std::string kFloats("\x22\x06\x0a\x04\x00\x00\x80\x3f", 8);
 
-// Parses, compares with the generated parser in several splits, and returns what was cut.
+// Parses, compares with the generated parser in several splits, and returns the payload.
 std::optional<std::string> CutOf(const std::string& bytes) {
   for (uint32_t seed = 0; seed < 20; ++seed) EXPECT_EQ(WireDifference(bytes, seed), "");
   MatmulMessage message;
@@ -91,14 +91,14 @@ TEST(MatmulWire, OnlyTheActivationsAreCut) {
 TEST(MatmulWire, UnusualSpellingsMeanTheSame) {
   const std::string unknown = Bytes(100, Raw("no payload")) + "\xa8\x06\x05";  // bytes and a varint
   EXPECT_EQ(CutOf(unknown + Activations(unknown + Raw("abcd") + unknown) + unknown), "abcd");
-  // Lengths and tags may be longer than they need to be.
+  // Lengths and tags may be encoded longer than necessary.
   EXPECT_EQ(CutOf(std::string("\x9a\x00\x88\x00\x1a\x84\x80\x00", 8) + "abcd"), "abcd");
   // The bits of a tag past 32 are dropped.
   EXPECT_EQ(CutOf(absl::StrCat("\x9a\x80\x80\x80\x70", "\x06", Raw("abcd"))), "abcd");
   // The wrong wire type makes known fields unknown.
   EXPECT_EQ(CutOf(absl::StrCat("\x18\x05", Activations(absl::StrCat("\x18\x05", Raw("abcd"))))),
             "abcd");
-  // More occurrences than are cut.
+  // More occurrences than the parser keeps.
   std::string many;
   for (int i = 0; i < 100; ++i) many += Activations(Raw("x"));
   EXPECT_EQ(CutOf(many), std::nullopt);
@@ -124,7 +124,7 @@ TEST(MatmulWire, GroupsAreRefusedWhereTheParserWouldMeetThem) {
     const absl::string_view piece = bytes;
     EXPECT_FALSE(ParseWhole({&piece, 1}, &request));
   }
-  // Bytes that nobody takes for fields.
+  // Bytes that are not parsed as fields.
   EXPECT_TRUE(Parses(Activations(Raw(group)) + Bytes(8, group) + Bytes(100, group)));
 }
 
@@ -176,7 +176,7 @@ TEST(MatmulWire, WhatIsParsedIsCountedAsItWillLieInMemory) {
   EXPECT_NEAR(ParsedBytesOf(floats, true), 4 * kValues, 1000);
   v1::QuantizedMatmulRequest ints = GoodMatmul();
   v1::Tensor& qweight = *ints.mutable_packed()->mutable_qweight();
-  for (const int64_t value : {int64_t{1}, int64_t{-1}}) {  // of one byte, and of ten
+  for (const int64_t value : {int64_t{1}, int64_t{-1}}) {  // encoded in one byte, and in ten
     Repeat(kValues, value, qweight.mutable_ints()->mutable_values());
     const int64_t counted = ParsedBytesOf(ints, true);
     EXPECT_GE(counted, 8 * kValues);
@@ -184,7 +184,7 @@ TEST(MatmulWire, WhatIsParsedIsCountedAsItWillLieInMemory) {
   }
 }
 
-// An inline weight of any format has maps, whose entries are messages to the parser.
+// An inline weight of any format has maps, whose entries the parser sees as messages.
 TEST(MatmulWire, EntriesOfMapsCountAsFields) {
   v1::QuantizedMatmulRequest request = GoodMatmul();
   v1::PackedWeight& packed = *request.mutable_packed();
@@ -201,7 +201,7 @@ TEST(MatmulWire, EntriesOfMapsCountAsFields) {
   for (int i = 0; i < kMaxFields; ++i) entries += Bytes(kSettings, "");
   EXPECT_FALSE(Parses(in_packed(entries)));
   EXPECT_TRUE(Parses(in_packed(entries.substr(0, entries.size() / 2))));
-  const std::string group = "\x1b\x1c";  // of field 3, in an entry and in an entry's tensor
+  const std::string group = "\x1b\x1c";  // for field 3, in an entry and in an entry's tensor
   EXPECT_FALSE(Parses(in_packed(Bytes(kSettings, group))));
   EXPECT_FALSE(Parses(in_packed(
       Bytes(v1::PackedWeight::kTensorsFieldNumber, Bytes(1, "codes") + Bytes(2, group)))));
@@ -221,7 +221,7 @@ TEST(MatmulWire, GarbageIsRefused) {
         std::string("\x1a\x7f\x01"), std::string(100, '\x0b'), std::string(20, '\xff'),
         Activations("\x1a\x05"
                     "abcd"),                      // a payload that ends after its tensor
-        Activations("\x1a\xff\xff\xff\xff\x0f"),  // of 4 GiB
+        Activations("\x1a\xff\xff\xff\xff\x0f"),  // a length of 4 GiB
         Activations("\x1a\xff\xff\xff\xff\xff\x01"),
         std::string("\x42\x02\xc3\x28"),  // a request_id that is not UTF-8
         good + "\x42\x02\xc3\x28", good + std::string("\x00", 1), good + "\x0c"}) {

@@ -1,5 +1,5 @@
-// The decoder of the inference protocol: every rule of inputs, parameters and outputs, in pieces as
-// gRPC has them.
+// The decoder of the Open Inference Protocol: every rule of inputs, parameters and outputs, in
+// pieces as gRPC delivers them.
 #include <cstring>
 #include <functional>
 #include <random>
@@ -43,7 +43,7 @@ struct Decoded {
   absl::Status status;
   ParsedRequest<Request> message;
   Echo echo;
-  std::string payload;  // of the activations, wherever they are
+  std::string payload;  // of the activations, in whichever field
 };
 
 template <typename Request = v1::QuantizedMatmulRequest>
@@ -238,8 +238,8 @@ TEST(OipWire, OneOutputOrNone) {
   ExpectError(request, "outputs[0].parameters[classification]", "3, expected none");
 }
 
-// One request, of all kinds, in any pieces and with any byte wrong: the same verdict and the same
-// request as in one piece, and a payload within the message.
+// A request of every kind, in any pieces and with any wrong byte: the same status and the same
+// result as in one piece, and a payload within the message.
 TEST(OipWire, WrongBytesAreReadTheSameInAnyPieces) {
   ModelInferRequest good = Good();
   (*good.mutable_parameters())["timeout"].set_int64_param(7);

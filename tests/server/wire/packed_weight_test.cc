@@ -233,7 +233,8 @@ TEST(PackedWeight, OtherFormatsNameTheBadEntry) {
   EXPECT_EQ(spoilt([](P* p) { p->set_format("fastertransformer"); }), "packed.tensors[\"codes\"]");
 }
 
-// A checkpoint's group_size is for linears of any size; a request's is for its own.
+// A checkpoint's group_size is for linears of any size; a request's group_size is for its own
+// weight.
 TEST(PackedWeight, AGroupLargerThanTheMatrix) {
   v1::PackedWeight packed;
   packed.set_format("gptq");

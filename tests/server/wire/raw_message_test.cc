@@ -1,4 +1,4 @@
-// RawMessage and Encode: slices in, slices out, and who holds the payload meanwhile.
+// RawMessage and Encode: slices in, slices out, and the owner of the payload meanwhile.
 #include "server/wire/raw_message.h"
 
 #include <cstring>

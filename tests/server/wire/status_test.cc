@@ -1,4 +1,4 @@
-// Errors on their way out.
+// Errors that are sent to clients.
 #include "server/wire/status.h"
 
 #include "absl/strings/cord.h"

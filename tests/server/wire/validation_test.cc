@@ -74,7 +74,7 @@ TEST(Matmul, NamesTheBadField) {
             "bias.dtype");
 }
 
-// A weight of integers: INT8 activations give INT32, and nothing else.
+// A weight of integers: INT8 activations give INT32, and other types are refused.
 TEST(Matmul, OfIntegers) {
   WeightShape shape = kShape;
   shape.description.scale_dtype.reset();
@@ -162,7 +162,7 @@ TEST(Matmul, OfQuantisedActivations) {
   EXPECT_EQ(FieldOf(int8(Scales({1}, {1}), v1::INT32).status()), "output_dtype");
 }
 
-// As the weight's checkpoint says.
+// Quantised as the weight's checkpoint declares.
 TEST(Matmul, OfActivationsQuantisedAsDeclared) {
   const auto build = [](const DeclaredActivations& declared) {
     v1::QuantizedMatmulRequest request = GoodMatmul();
@@ -290,7 +290,7 @@ TEST(Matmul, AnswersInTheSpellingOfTheRequest) {
 }
 
 TEST(Matmul, RefusesAnswersBeyondTheMessageLimit) {
-  // 2 tokens x 16 columns x 2 bytes beside the overhead.
+  // 2 tokens x 16 columns x 2 bytes, besides the overhead.
   v1::QuantizedMatmulRequest request = GoodMatmul();
   EXPECT_TRUE(BuildMatmul(&request, kShape, kResponseOverheadBytes + 64).ok());
   request = GoodMatmul();

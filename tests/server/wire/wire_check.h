@@ -1,4 +1,4 @@
-// Compares ParseProduct with the generated parser, and what is refused besides, on the same bytes;
+// Compares ParseProduct with the generated parser, and with the extra refusals, on the same bytes;
 // for a test and a fuzz target.
 #pragma once
 
@@ -14,7 +14,7 @@
 
 namespace awqd::wire {
 
-// `bytes` in pieces whose sizes come from `seed`: most short, some empty, some long.
+// Splits `bytes` into pieces whose sizes come from `seed`: most are short, some empty, some long.
 inline std::vector<absl::string_view> InPieces(absl::string_view bytes, uint32_t seed) {
   std::vector<absl::string_view> pieces;
   while (!bytes.empty()) {
@@ -29,8 +29,8 @@ inline std::vector<absl::string_view> InPieces(absl::string_view bytes, uint32_t
   return pieces;
 }
 
-// Whether a message that parses is refused all the same: it has a group, or too many
-// fields and dimensions.
+// Whether a message that parses is refused nevertheless, because it has a group, or too many fields
+// and dimensions.
 inline bool IsRefused(absl::string_view bytes, const google::protobuf::Descriptor& type,
                       int* fields) {
   using google::protobuf::internal::WireFormatLite;
@@ -64,18 +64,18 @@ inline bool IsRefused(absl::string_view bytes, const google::protobuf::Descripto
   return false;
 }
 
-// Maps in the order of their keys, so that equal messages have equal bytes.
+// Serialises with maps in the order of their keys, so that equal messages have equal bytes.
 inline std::string SortedBytes(const google::protobuf::Message& message) {
   std::string out;
   google::protobuf::io::StringOutputStream stream(&out);
   google::protobuf::io::CodedOutputStream coded(&stream);
   coded.SetSerializationDeterministic(true);
-  (void)message.SerializeToCodedStream(&coded);  // fails only where `out` cannot grow
+  (void)message.SerializeToCodedStream(&coded);  // fails only if `out` cannot grow
   coded.Trim();
   return out;
 }
 
-// Empty, or how the two parsers differ.
+// Returns "", or the difference of the two parsers.
 template <typename Request>
 std::string WireDifferenceOf(absl::string_view bytes, uint32_t seed) {
   Request expected;
@@ -106,7 +106,7 @@ std::string WireDifferenceOf(absl::string_view bytes, uint32_t seed) {
          expected.ShortDebugString() + "\"";
 }
 
-// The same of a request of the inference protocol, whose payloads are its own fields.
+// The same for a request of the Open Inference Protocol, whose payloads are fields of their own.
 inline std::string InferDifference(absl::string_view bytes, uint32_t seed) {
   using inference::ModelInferRequest;
   constexpr PayloadPlace kRaw = {0, ModelInferRequest::kRawInputContentsFieldNumber};
@@ -133,7 +133,7 @@ inline std::string InferDifference(absl::string_view bytes, uint32_t seed) {
   return SortedBytes(got) == SortedBytes(expected) ? "" : "parses to another infer request";
 }
 
-// For a request of every method, which the same bytes may be.
+// Compares the parsers for a request of every method, because the same bytes may be any of them.
 inline std::string WireDifference(absl::string_view bytes, uint32_t seed) {
   if (std::string found = InferDifference(bytes, seed); !found.empty()) return found;
   for (const auto difference : {WireDifferenceOf<v1::QuantizedMatmulRequest>,

@@ -1,4 +1,4 @@
-// Exhaustive checks of the decodes of kernels/cuda/common/dequant.cuh through their host bodies.
+// Exhaustive tests of the decoders in kernels/cuda/common/dequant.cuh by their host code.
 #include "kernels/cuda/common/dequant.cuh"
 
 #include <gtest/gtest.h>
@@ -73,7 +73,7 @@ TEST(Lop3, FollowsItsTable) {
 }
 
 TEST(PackedArithmetic, RoundsOnce) {
-  // 2049 lies halfway between the fp16 neighbours 2048 and 2050; 2^-24 more decides.
+  // 2049 is halfway between the FP16 neighbours 2048 and 2050; 2^-24 more decides.
   const uint16_t one = FloatToHalf(1), big = FloatToHalf(2048), tiny = FloatToHalf(0x1p-24f);
   EXPECT_EQ(host::FmaFp16(one, one, big), FloatToHalf(2048));
   EXPECT_EQ(host::FmaFp16(FloatToHalf(1.0009765625f), one, big), FloatToHalf(2050));
@@ -88,7 +88,7 @@ TEST(Int4ToFp16, ThePinnedWordIsZeroToSeven) {
   for (int e = 0; e < 8; ++e) EXPECT_EQ(Lane(got, e), FloatToHalf(e)) << e;
 }
 
-// Every (q, z) at every position of the word: the subtraction is exact, with bf16 in 64ths.
+// Every (q, z) at every position of the word: the subtraction is exact, with BF16 in 64ths.
 TEST(Int4MinusZero, IsExactForEveryPair) {
   for (int z = 0; z < 16; ++z) {
     for (int first = 0; first < 16; ++first) {
@@ -137,7 +137,7 @@ TEST(SplitToBf16, IsExactForEveryScale) {
   }
 }
 
-// The product with an 11-bit scale, rounded to bf16 once although every operation is bf16.
+// The product with an 11-bit scale, rounded to BF16 once, although every operation is in BF16.
 TEST(Int4ToBf16, RoundsTheProductOnce) {
   for (int z = 0; z < 16; ++z) {
     const ZerosBf16 zeros(z);
@@ -204,7 +204,7 @@ TEST(Int8MinusZero, IsExactForEveryPair) {
   }
 }
 
-// The way of a byte through bf16's small numbers gives what the way through fp32 does.
+// Converting a byte through small BF16 numbers gives the same as through FP32.
 TEST(Int8MinusZeroBf16, IsExactForEveryPair) {
   for (int z = 0; z < 256; ++z) {
     const uint32_t zero = ByteZeroBf16(Both(z));
@@ -218,7 +218,7 @@ TEST(Int8MinusZeroBf16, IsExactForEveryPair) {
   }
 }
 
-// Codes of a step where the layout has them: of 2 bits at bit 2 p + 16 (e % 2), of 1 bit two
+// Codes of a step in the layout's places: 2-bit codes at bit 2 p + 16 (e % 2), 1-bit codes two bits
 // higher.
 uint32_t PackPairs(const std::array<int, 8>& codes, int first_bit) {
   uint32_t word = 0;
@@ -228,8 +228,8 @@ uint32_t PackPairs(const std::array<int, 8>& codes, int first_bit) {
   return word;
 }
 
-// Every code at every place, with its neighbours' bits set and clear, and what does not belong to
-// the step set as well: rows r and r + 8 have zeros of their own.
+// Every code at every place, with its neighbours' bits set and clear, and with the bits outside of
+// the step set: rows r and r + 8 have zeros of their own.
 template <int kBits>
 void ExpectNarrowCodesAreExact() {
   constexpr int kCodes = 1 << kBits;

@@ -1,5 +1,4 @@
-// Exhaustive checks of the decodes of kernels/cuda/common/float_codes.cuh through their host
-// bodies.
+// Exhaustive tests of the decoders in kernels/cuda/common/float_codes.cuh by their host code.
 #include "kernels/cuda/common/float_codes.cuh"
 
 #include <gtest/gtest.h>
@@ -12,12 +11,12 @@
 namespace awqd::cuda {
 namespace {
 
-// Where a word of 4-bit codes has its eight numbers.
+// The positions of the eight numbers in a word of 4-bit codes.
 constexpr int kNibble[8] = {0, 4, 1, 5, 2, 6, 3, 7};
 
 uint16_t Lane(const Pairs& pairs, int e) { return pairs.v[e / 2] >> (16 * (e % 2)) & 0xffff; }
 
-// `code` at place e, and others around it that would show if they leaked.
+// `code` at place e, and other codes around it that would show if they leaked.
 uint32_t WordWith(int e, uint32_t code, uint32_t others) {
   return (others * 0x11111111u & ~(0xfu << 4 * kNibble[e])) | code << 4 * kNibble[e];
 }

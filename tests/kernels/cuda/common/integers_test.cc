@@ -1,4 +1,4 @@
-// Bytes of integer codes against the layout's packer: what each lane of m16n8k32 multiplies.
+// Bytes of integer codes against the layout's packer: the operands of each lane of m16n8k32.
 #include "kernels/cuda/common/integers.h"
 
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ uint32_t Load(const uint8_t* at) {
   return out;
 }
 
-// What a lane of a warp reads of a unit, as LaneCodes of mma16.cuh does.
+// The bytes that a lane of a warp reads from a unit, as LaneCodes of mma16.cuh does.
 StepBytes LaneBytes(int bits, const uint8_t* unit, int lane, int step) {
   const auto halves = [&](const uint8_t* plane) {
     return Load(plane + lane * 8 + step / 2 * 4) >> (step % 2 * 8);

@@ -1,4 +1,4 @@
-// KV4's bit tricks for GPUs through their host bodies: every code at every place of a word.
+// KV4's bit tricks for GPUs by their host code: every code at every place of a word.
 #include "kernels/cuda/common/kv4_codes.cuh"
 
 #include <gtest/gtest.h>
@@ -36,7 +36,7 @@ TEST(Kv4Codes, FusedWordsAreInOrder) {
   }
 }
 
-// What a CPU rounds to odd first is what the instruction gives.
+// The CPU's rounding to odd gives the same as the GPU's instruction.
 TEST(Kv4Codes, RoundingToOddIsTheInstruction) {
   uint32_t seed = 1;
   for (int i = 0; i < 200000; ++i) {

@@ -1,5 +1,5 @@
-// Every step of every tile belongs to exactly one cluster, and those who meet agree on who they
-// are.
+// Every step of every tile belongs to exactly one cluster, and clusters that share a tile agree on
+// their roles.
 #include "kernels/cuda/common/schedule.h"
 
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@ namespace {
 
 struct Taken {
   int cluster;
-  int order;  // of the piece in its cluster's run
+  int order;  // position of the piece in its cluster's run
   Piece piece;
 };
 
@@ -78,7 +78,7 @@ TEST_P(ScheduleTest, TheOwnerKnowsWhoHasTheEarlierSteps) {
     for (const Taken& t : all) {
       if (t.piece.tile == owner.piece.tile && t.cluster != owner.cluster) {
         others.push_back(t.cluster);
-        // Its first piece, so that it was handed over long before it is asked for.
+        // It is the cluster's first piece, so it is written long before it is needed.
         EXPECT_EQ(t.order, 0);
       }
     }
@@ -91,8 +91,8 @@ TEST_P(ScheduleTest, TheOwnerKnowsWhoHasTheEarlierSteps) {
   }
 }
 
-// Where tiles are not fewer than clusters, nobody waits for a cluster that waits itself: a tile is
-// cut at most once, and its first piece is the first that its cluster does.
+// With at least as many tiles as clusters, no cluster waits for one that waits itself: a tile is
+// cut at most once, and its first piece is its cluster's first.
 TEST(ManyTilesTest, AreCutAtMostOnce) {
   for (const Schedule& s : Many()) {
     if (s.tiles() < s.clusters) continue;

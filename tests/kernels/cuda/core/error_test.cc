@@ -123,7 +123,7 @@ TEST(ArchOfTest, AWishLowersItAsFarAsTheCodeGoes) {
 }
 
 TEST(CudaDeviceTest, AnUnusableIndexIsOneClearLine) {
-  // With a GPU or without: there is no cuda:63.
+  // There is no cuda:63, with or without a GPU.
   const auto device = CudaDevice::Open(63, 0);
   ASSERT_EQ(device.status().code(), absl::StatusCode::kFailedPrecondition);
   const std::string message(device.status().message());

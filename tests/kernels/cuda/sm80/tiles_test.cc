@@ -62,7 +62,7 @@ TEST(EvenBlocks, AreOneForEachMultiprocessorWhereWholeTilesAreUneven) {
   EXPECT_EQ(EvenBlocks(Weight(2048, 57344), 1, H100()), 0) << "short tiles";
   EXPECT_EQ(EvenBlocks(Weight(4096, 10240), 1, H100()), 0) << "few records";
   EXPECT_EQ(EvenBlocks(Weight(3584, 18944), 1, Gpu(80, 108, 166912)), 0) << "before sm_90";
-  // What an RTX 50 has: no room, as with 16 tokens for what has room with 8.
+  // An RTX 50 has too little room, as for 16 tokens where 8 have room.
   EXPECT_EQ(EvenBlocks(Weight(8192, 10240), 1, Gpu(120, 84, 101376)), 0);
   EXPECT_EQ(EvenBlocks(Weight(3584, 18944), 8, Gpu(90, 132, 131072)), 132);
   EXPECT_EQ(EvenBlocks(Weight(3584, 18944), 9, Gpu(90, 132, 131072)), 0);
@@ -130,10 +130,10 @@ TEST(ChooseMatmulTile, StaysWithinSharedMemory) {
                                  "w4g32r", "w8g32o+fp32"}) {
           ExpectFits({4096, 28672, ParseDescription(text).value()}, m, Gpu(80, 84, bytes));
         }
-        // Of two blocks, and of eight.
+        // Tiles of two blocks, and of eight.
         ExpectFits(Weight(14336, 4096, group), m, Gpu(90, 132, bytes));
         ExpectFits(Weight(4096, 512, group), m, Gpu(90, 132, bytes));
-        // Of two where one has room for four chains.
+        // Tiles of two blocks with room for four chains.
         ExpectFits(Weight(28672, 8192, group), m, Gpu(90, 132, bytes));
       }
     }
@@ -178,8 +178,7 @@ TEST(ChooseMatmulTile, FitsTuringWithTwoSlotsInEveryRing) {
   }
 }
 
-// So that a row has the same bits whatever the others are; and rings fit GPUs of 99, 163 and 227
-// KB.
+// A row has the same bits whatever the other rows are; and rings fit GPUs of 99, 163 and 227 KB.
 TEST(ChooseGroupedTile, HasChainsThatDependOnTheWeightAlone) {
   for (const int64_t bytes : {101376, 166912, 232448}) {
     const DeviceInfo device = Gpu(80, 84, bytes);
@@ -221,13 +220,13 @@ TEST(MatmulPrefetch, LeavesRoomForTheActivationsUnlessBlocksComeInWaves) {
 TEST(MatmulLaunchBytes, SpreadsBlocksEvenly) {
   const MatmulVariant& variant = MatmulVariants(Weight(4096, 4096), DType::kFp16)[0];
   const int record = mma16::RecordBytes(4, 1);
-  // One block each: so much that no second one fits.
+  // One block each: too large for a second one.
   EXPECT_GT(2 * (MatmulLaunchBytes(variant, {record}, 128, 2, H100()) + 1024), 233472);
   // Two each: two fit, three do not.
   const int64_t two = MatmulLaunchBytes(variant, {record}, 200, 1, H100());
   EXPECT_LE(2 * (two + 1024), 233472);
   EXPECT_GT(3 * (two + 1024), 233472);
-  // Many: what the kernel needs.
+  // Many: exactly the kernel's need.
   EXPECT_EQ(MatmulLaunchBytes(variant, {record}, 100000, 1, H100()),
             MatmulSharedBytes(variant, {record}, 1, H100()));
   for (const WeightShape& weight : EveryKind()) {

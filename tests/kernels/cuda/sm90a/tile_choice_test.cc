@@ -1,4 +1,4 @@
-// Which tile is chosen for a weight and a number of tokens.
+// The tile that is chosen for a weight and a number of tokens.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -30,7 +30,7 @@ TEST(PersistentTilesTest, TheChosenTileIsCompiled) {
   }
 }
 
-// What awqd_bench --tiles measures is what the choice is made among.
+// awqd_bench --tiles measures the tiles among which the choice is made.
 TEST(PersistentTilesTest, TheChosenTileIsTheBestRated) {
   const auto best = [](const std::vector<RatedTile>& rated) {
     EXPECT_GT(rated.size(), 1u);
@@ -83,7 +83,7 @@ TEST(PersistentTilesTest, FewTokensGetNarrowTilesAndManyWideOnes) {
   EXPECT_EQ(choice(4096, 28672, 4096), (PersistentTile{256, 2, 2}));
 }
 
-// Few tiles of short K: what a cut costs is more than it saves.
+// Few tiles of short K: a cut costs more than it saves.
 TEST(PersistentTilesTest, TilesOfSmallExpertsStayWhole) {
   for (const auto& [k, n, m] : {std::tuple{2048, 1536, 512},
                                 {2048, 1536, 1024},
@@ -160,7 +160,7 @@ TEST(PersistentTilesTest, BFloat16TakesWiderTilesWhereDecodingIsTheLimit) {
   EXPECT_EQ(ChoosePersistentTile(shape, 384, H100(), DType::kBf16), (PersistentTile{128, 2, 1}));
 }
 
-// Few rows of many experts want narrow tiles; many rows wide ones.
+// Few rows of many experts need narrow tiles; many rows need wide ones.
 TEST(GroupedTiles, SuitTheRowsOfAnExpert) {
   const auto choose = [](int64_t experts, int64_t rows) {
     return ChooseGroupedTile90(Shape(4096, 14336), H100(), DType::kFp16, [&](int64_t tokens) {

@@ -22,7 +22,7 @@ int ClustersOfTile(const Schedule& s) {
   return *std::max_element(clusters.begin(), clusters.end());
 }
 
-// With so many steps that a run's end, a whole step, is as good as its fraction.
+// With many steps, a run that ends at a whole step is as good as its fraction.
 TEST(TileCostTest, KnowsHowManyClustersMeetInATile) {
   for (int tiles : {1, 2, 3, 22, 32, 48, 54, 64, 66, 88, 131, 132, 133, 144, 160, 224, 264, 1792}) {
     for (int clusters : {66, 132}) {
@@ -33,7 +33,7 @@ TEST(TileCostTest, KnowsHowManyClustersMeetInATile) {
   }
 }
 
-// A step with more tokens takes longer, and no longer than in proportion; within what is measured.
+// A step with more tokens takes longer, but at most in proportion; within the measured range.
 TEST(TileCostTest, StepsGrowWithTilesAndNoFaster) {
   for (const TileCost& a : kFreeTiles4) {
     for (const TileCost& b : kFreeTiles4) {
@@ -63,7 +63,7 @@ TEST(TileCostTest, WhatIsCutCostsMoreThanWhatIsWhole) {
               16 * 0.8 + kStartUs + StoreUs(2) / 2 + PutDownUs(2) + TakeOverUs(2), 1e-9);
 }
 
-// Peaks as drivers tell them.
+// Peaks as drivers report them.
 DeviceInfo WithPeaks(int64_t clock_khz, int64_t bytes_per_s) {
   DeviceInfo out = H100();
   out.sm_clock_khz = clock_khz;
@@ -81,7 +81,7 @@ TEST(TileCostTest, AnH100TakesWhatWasFitted) {
   const DeviceInfo h100 = WithPeaks(1'980'000, 3'352'000'000'000);
   for (const TileCost& cost : kFreeTiles4) {
     EXPECT_DOUBLE_EQ(StepOn(h100, cost), cost.fp16_us);
-    EXPECT_DOUBLE_EQ(StepOn(H100(), cost), cost.fp16_us);  // a driver that tells nothing
+    EXPECT_DOUBLE_EQ(StepOn(H100(), cost), cost.fp16_us);  // a driver that reports nothing
   }
 }
 

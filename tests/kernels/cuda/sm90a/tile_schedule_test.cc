@@ -1,4 +1,4 @@
-// Who computes what of a tile: every block has work, a multiprocessor and room for its sums.
+// The work of each block in a tile: every block has work, a multiprocessor and room for its sums.
 #include <gtest/gtest.h>
 
 #include <utility>
@@ -11,7 +11,7 @@
 namespace awqd::cuda {
 namespace {
 
-// More blocks would come in two waves.
+// More blocks would run in two waves.
 TEST(PersistentTilesTest, ABlockHasAMultiprocessorToItself) {
   const DeviceInfo device = H100();
   for (DType x : {DType::kFp16, DType::kBf16}) {
@@ -47,7 +47,8 @@ TEST(PersistentTilesTest, SharesAreEvenWhereThatLeavesFewMultiprocessorsIdle) {
   const Schedule quarters = PersistentSchedule(Shape(4096, 4096), 128, tile, H100());
   EXPECT_EQ(quarters.clusters, 128);
   EXPECT_EQ(quarters.split, 32);
-  // 48 tiles: two parts each would leave 36 of 132 idle; 1792: only the last of 14 rounds is cut.
+  // 48 tiles: two parts each would leave 36 of 132 multiprocessors idle; 1792 tiles: only the last
+  // of 14 rounds is cut.
   EXPECT_EQ(PersistentSchedule(Shape(4096, 6144), 128, tile, H100()).clusters, 132);
   EXPECT_EQ(PersistentSchedule(Shape(4096, 28672), 1024, tile, H100()).clusters, 132);
 }
@@ -122,7 +123,7 @@ TEST(PersistentTilesTest, EveryPartOfAChosenTileHasAStep) {
               << k << " " << n << " " << m;
         }
         if (kept.parts > 1) {
-          // All chains, and where they stay in registers each with a step.
+          // All chains have a step each, if they stay in registers.
           const int each = in_order.part_steps / chain;
           ASSERT_EQ(each * chain, in_order.part_steps);
           if (kept.sets > 0) {

@@ -1,4 +1,4 @@
-// The persistent product's tiles fit the machine, and the plan says them.
+// The persistent product's tiles fit the machine, and the plan describes them.
 #include "kernels/cuda/sm90a/tiles.h"
 
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@
 namespace awqd::cuda {
 namespace {
 
-// A weight of every kind of records that kernels are compiled for.
+// A weight of every kind of records for which kernels are compiled.
 std::vector<WeightShape> EveryKind() {
   std::vector<WeightShape> out = {Shape(4096, 4096), Shape(4096, 4096, 64), Shape(4096, 4096, 32)};
   for (const char* text : {"w8cs", "w8g128s", "e2m1g16+e4m3*t", "e4m3c+fp32"}) {
@@ -34,7 +34,7 @@ TEST(PersistentTilesTest, TheRingsFitSharedMemoryAndAreAtLeastThreeDeep) {
     const RecordKind kind =
         KindOf(shape.description.code, shape.description.bits, mma16::MetasPerRecord(shape));
     for (const PersistentTile& tile : AllTiles(shape)) {
-      // A block takes 1 KB for itself.
+      // A block uses 1 KB itself.
       EXPECT_LE(SharedBytes(tile, kind) + 1024, 228 * 1024);
       const int slots = RingSlots(tile, kind);
       EXPECT_EQ(slots % tile.slices, 0);
@@ -64,14 +64,14 @@ TEST(PersistentTilesTest, TheLastTileCopiesItsTokensAndFewMore) {
     for (int64_t m = 1; m < 1100; ++m) {
       const int rows = LastTokenRows(m, tile);
       ASSERT_LE(rows, TokenRows(tile));
-      // Swizzled eight rows at a time; the copy engine takes 256 at most.
+      // Swizzled eight rows at a time; the copy engine copies 256 at most.
       ASSERT_EQ(rows % 8, 0) << m;
       ASSERT_LE(rows, 256);
       const int64_t last = (m - 1) % tile.tokens + 1;
       ASSERT_GE(rows * tile.cluster, last) << m;
       ASSERT_LT(rows * tile.cluster, last + 8 * tile.cluster) << m;
       if (tile.cluster == 1) continue;
-      // Two blocks copy all tokens, and less than eight rows behind them where they are that many.
+      // Two blocks copy all tokens, and fewer than eight rows after them if there are that many.
       const int second = LastTokenStride(m, tile);
       ASSERT_LE(second, rows) << m;
       ASSERT_EQ(second % 8, 0) << m;
@@ -89,7 +89,7 @@ TEST(PersistentTilesTest, TheLargestLayersArePreferredFromNineTokensOnWhereMemor
   };
   EXPECT_EQ(from(8192, 57344, "w4g128z"), 9);
   EXPECT_EQ(from(8192, 57344, "w4cz"), 9);
-  EXPECT_EQ(from(8192, 57344, "w4g64z"), 17);  // has no such tile
+  EXPECT_EQ(from(8192, 57344, "w4g64z"), 17);  // no such tile
   EXPECT_EQ(from(8192, 57344, "w8g128z"), 17);
   EXPECT_EQ(from(8192, 57344, "e2m1g32+e8m0"), 17);
   EXPECT_EQ(from(4096, 4096, "w4g128z"), 17);

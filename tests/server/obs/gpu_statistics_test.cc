@@ -1,6 +1,6 @@
-// What is told of GPUs: with the library, without it, with one that fails, and with a driver that
-// does not answer.
-#include "server/obs/gpu_meter.h"
+// GPU statistics: with the library, without it, with one that fails, and with a driver that does
+// not answer.
+#include "server/obs/gpu_statistics.h"
 
 #include <cstdio>
 #include <cstdlib>
@@ -25,7 +25,7 @@ using ::testing::Not;
 constexpr char kGpu[] = "0000:1b:00.0";
 constexpr char kFake[] = AWQD_FAKE_NVML;
 
-class GpuMeterTest : public ::testing::Test {
+class GpuStatisticsTest : public ::testing::Test {
  protected:
   void TearDown() override {
     for (const char* name : {"FAILS", "HANGS", "LOG"}) {
@@ -33,74 +33,74 @@ class GpuMeterTest : public ::testing::Test {
     }
     std::remove(path_.c_str());
   }
-  static GpuMeterOptions With(const std::string& library) {
+  static GpuStatisticsOptions With(const std::string& library) {
     return {.pci_bus_ids = {"", kGpu, "0000:ff:00.0"}, .limit = absl::Seconds(30), .nvml = library};
   }
 
   const std::string path_ = absl::StrCat(::testing::TempDir(), "/awqd_nvml_", ::getpid());
 };
 
-TEST_F(GpuMeterTest, TellsOfTheGpusThatTheDriverKnows) {
-  GpuMeter meter(With(kFake));
+TEST_F(GpuStatisticsTest, TellsOfTheGpusThatTheDriverKnows) {
+  GpuStatisticsReader reader(With(kFake));
   for (int i = 0; i < 3; ++i) {
-    const auto uses = meter.Read();
+    const auto uses = reader.Read();
     ASSERT_EQ(uses.size(), 1u) << "one has no id, and one is unknown";
     EXPECT_DOUBLE_EQ(uses.at(kGpu).utilization, 0.37);
     EXPECT_EQ(uses.at(kGpu).memory_used_bytes, int64_t{30} << 30);
   }
 }
 
-TEST_F(GpuMeterTest, TellsNothingWithoutTheLibraryOrAFunctionOfIt) {
-  EXPECT_THAT(GpuMeter(With("libnot-there.so.1")).Read(), IsEmpty());
-  EXPECT_THAT(GpuMeter(With(AWQD_FAKE_OLD_NVML)).Read(), IsEmpty());
+TEST_F(GpuStatisticsTest, TellsNothingWithoutTheLibraryOrAFunctionOfIt) {
+  EXPECT_THAT(GpuStatisticsReader(With("libnot-there.so.1")).Read(), IsEmpty());
+  EXPECT_THAT(GpuStatisticsReader(With(AWQD_FAKE_OLD_NVML)).Read(), IsEmpty());
 }
 
-TEST_F(GpuMeterTest, TellsNothingOfAGpuWithAnError) {
+TEST_F(GpuStatisticsTest, TellsNothingOfAGpuWithAnError) {
   for (const char* function : {"init", "handle", "utilization", "memory"}) {
     setenv("FAKE_NVML_FAILS", function, 1);
-    EXPECT_THAT(GpuMeter(With(kFake)).Read(), IsEmpty()) << function;
+    EXPECT_THAT(GpuStatisticsReader(With(kFake)).Read(), IsEmpty()) << function;
   }
 }
 
-TEST_F(GpuMeterTest, OpensTheLibraryWhenItIsFirstAskedAndOnce) {
+TEST_F(GpuStatisticsTest, OpensTheLibraryWhenItIsFirstAskedAndOnce) {
   setenv("FAKE_NVML_LOG", path_.c_str(), 1);
   {
-    GpuMeter meter(With(kFake));
+    GpuStatisticsReader reader(With(kFake));
     EXPECT_FALSE(std::ifstream(path_).good()) << "nobody asked";
-    meter.Read();
-    meter.Read();
+    reader.Read();
+    reader.Read();
   }
   std::ifstream log(path_);
   EXPECT_EQ(std::string(std::istreambuf_iterator<char>(log), {}), "i");
 }
 
-TEST_F(GpuMeterTest, WaitsNoLongerThanItsLimit) {
+TEST_F(GpuStatisticsTest, WaitsNoLongerThanItsLimit) {
   std::ofstream(path_) << "hang";
   setenv("FAKE_NVML_HANGS", path_.c_str(), 1);
-  GpuMeterOptions options = With(kFake);
+  GpuStatisticsOptions options = With(kFake);
   options.limit = absl::Milliseconds(50);
-  GpuMeter meter(options);
+  GpuStatisticsReader reader(options);
   const absl::Time begin = absl::Now();
-  EXPECT_THAT(meter.Read(), IsEmpty());
+  EXPECT_THAT(reader.Read(), IsEmpty());
   EXPECT_GE(absl::Now() - begin, absl::Milliseconds(50));
-  for (int i = 0; i < 1000; ++i) EXPECT_THAT(meter.Read(), IsEmpty());
+  for (int i = 0; i < 1000; ++i) EXPECT_THAT(reader.Read(), IsEmpty());
   EXPECT_LT(absl::Now() - begin, absl::Seconds(20)) << "later ones do not wait at all";
-  std::remove(path_.c_str());  // the driver is back
-  while (meter.Read().empty()) absl::SleepFor(absl::Milliseconds(1));
-  EXPECT_EQ(meter.Read().size(), 1u);
+  std::remove(path_.c_str());  // the driver answers again
+  while (reader.Read().empty()) absl::SleepFor(absl::Milliseconds(1));
+  EXPECT_EQ(reader.Read().size(), 1u);
 }
 
-TEST_F(GpuMeterTest, EndsWhileTheDriverHangs) {
+TEST_F(GpuStatisticsTest, EndsWhileTheDriverHangs) {
   std::ofstream(path_) << "hang";
   setenv("FAKE_NVML_HANGS", path_.c_str(), 1);
-  GpuMeterOptions options = With(kFake);
+  GpuStatisticsOptions options = With(kFake);
   options.limit = absl::Milliseconds(20);
   const absl::Time begin = absl::Now();
-  GpuMeter(options).Read();
+  GpuStatisticsReader(options).Read();
   EXPECT_LT(absl::Now() - begin, absl::Seconds(20));
 }
 
-TEST_F(GpuMeterTest, OnlyAScrapeOfMetricsAsks) {
+TEST_F(GpuStatisticsTest, OnlyAScrapeOfMetricsAsks) {
   setenv("FAKE_NVML_LOG", path_.c_str(), 1);
   const auto snapshots = [](bool) {
     Snapshot out = Everything();
@@ -122,7 +122,7 @@ TEST_F(GpuMeterTest, OnlyAScrapeOfMetricsAsks) {
   EXPECT_THAT(text, Not(HasSubstr("awqd_device_utilization_ratio{device=\"cpu:0\"}")));
 }
 
-TEST_F(GpuMeterTest, NoSeriesWithoutTheLibrary) {
+TEST_F(GpuStatisticsTest, NoSeriesWithoutTheLibrary) {
   auto server = MetricsServer::Start(
       "127.0.0.1:0", [](bool) { return Everything(); }, nullptr, With("libnot-there.so.1"));
   ASSERT_TRUE(server.ok()) << server.status();

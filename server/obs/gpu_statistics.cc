@@ -1,5 +1,5 @@
-// Functions of NVML by name, and the thread that calls them.
-#include "server/obs/gpu_meter.h"
+// Looks NVML's functions up by name, and calls them on a thread.
+#include "server/obs/gpu_statistics.h"
 
 #include <dlfcn.h>
 
@@ -15,7 +15,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// What NVML's functions take, as its ABI has it since driver 319.
+// Arguments of NVML's functions, with the ABI that they have since driver 319.
 struct NvmlUtilization {
   unsigned int gpu, memory;  // percent
 };
@@ -25,10 +25,10 @@ struct NvmlMemory {
 using NvmlDevice = void*;
 constexpr int kNvmlSuccess = 0;
 
-// The library stays open: a driver's threads may be in it.
+// The library is never closed, because threads of the driver may run in it.
 class Nvml {
  public:
-  // Whether everything is there and the driver answers.
+  // Returns true if the library has every function and the driver answers.
   bool Open(const std::string& name) {
     void* const library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) return false;
@@ -42,8 +42,8 @@ class Nvml {
            find("nvmlDeviceGetMemoryInfo", &memory_) && init() == kNvmlSuccess;
   }
 
-  // False when one of the answers is an error.
-  bool Read(const std::string& pci_bus_id, GpuUse* out) const {
+  // Returns false when one of NVML's functions returns an error.
+  bool Read(const std::string& pci_bus_id, GpuStatistics* out) const {
     NvmlDevice device = nullptr;
     NvmlUtilization busy = {};
     NvmlMemory memory = {};
@@ -64,18 +64,18 @@ class Nvml {
 
 }  // namespace
 
-struct GpuMeter::State {
-  const GpuMeterOptions options;
+struct GpuStatisticsReader::State {
+  const GpuStatisticsOptions options;
   Mutex mu;
   CondVar changed;
   int64_t asked ABSL_GUARDED_BY(mu) = 0, answered ABSL_GUARDED_BY(mu) = 0;
-  Clock::time_point late ABSL_GUARDED_BY(mu);  // from when on nobody waits for that answer
+  Clock::time_point late ABSL_GUARDED_BY(mu);  // when Read gives that answer up
   bool stopping ABSL_GUARDED_BY(mu) = false, ended ABSL_GUARDED_BY(mu) = false;
-  std::map<std::string, GpuUse> uses ABSL_GUARDED_BY(mu);
+  std::map<std::string, GpuStatistics> statistics ABSL_GUARDED_BY(mu);
 
-  explicit State(GpuMeterOptions chosen) : options(std::move(chosen)) {}
+  explicit State(GpuStatisticsOptions chosen) : options(std::move(chosen)) {}
 
-  // On the thread. The lock is not held while the driver is asked.
+  // Runs on the thread. Releases the lock while it calls the driver.
   void Run() {
     Nvml nvml;
     bool tried = false, open = false;
@@ -84,34 +84,35 @@ struct GpuMeter::State {
       while (!stopping && asked == answered) changed.Wait(&mu);
       if (stopping) break;
       const int64_t question = asked;
-      std::map<std::string, GpuUse> found;
+      std::map<std::string, GpuStatistics> found;
       mu.Unlock();
       if (!std::exchange(tried, true)) open = nvml.Open(options.nvml);
       for (const std::string& id : options.pci_bus_ids) {
-        if (GpuUse use; open && !id.empty() && nvml.Read(id, &use)) found[id] = use;
+        if (GpuStatistics gpu; open && !id.empty() && nvml.Read(id, &gpu)) found[id] = gpu;
       }
       mu.Lock();
       answered = question;
-      uses = std::move(found);
+      statistics = std::move(found);
       changed.NotifyAll();
     }
     ended = true;
     changed.NotifyAll();
   }
 
-  Clock::time_point Limit() const {
+  Clock::time_point Deadline() const {
     return Clock::now() + absl::ToChronoNanoseconds(options.limit);
   }
 };
 
-GpuMeter::GpuMeter(GpuMeterOptions options) : state_(std::make_shared<State>(std::move(options))) {
+GpuStatisticsReader::GpuStatisticsReader(GpuStatisticsOptions options)
+    : state_(std::make_shared<State>(std::move(options))) {
   for (const std::string& id : state_->options.pci_bus_ids) {
     if (id.empty() || thread_.joinable()) continue;
     thread_ = std::thread([state = state_] { state->Run(); });
   }
 }
 
-GpuMeter::~GpuMeter() {
+GpuStatisticsReader::~GpuStatisticsReader() {
   if (!thread_.joinable()) return;
   bool ended;
   {
@@ -119,20 +120,20 @@ GpuMeter::~GpuMeter() {
     State& state = *state_;
     state.stopping = true;
     state.changed.NotifyAll();
-    const Clock::time_point until = state.Limit();
+    const Clock::time_point until = state.Deadline();
     while (!state.ended && Clock::now() < until) state.changed.WaitUntil(&state.mu, until);
     ended = state.ended;
   }
   ended ? thread_.join() : thread_.detach();
 }
 
-std::map<std::string, GpuUse> GpuMeter::Read() {
+std::map<std::string, GpuStatistics> GpuStatisticsReader::Read() {
   if (!thread_.joinable()) return {};
   State& state = *state_;
   MutexLock lock(&state.mu);
   if (state.asked == state.answered) {
     ++state.asked;
-    state.late = state.Limit();
+    state.late = state.Deadline();
     state.changed.NotifyAll();
   }
   const int64_t question = state.asked;
@@ -140,7 +141,7 @@ std::map<std::string, GpuUse> GpuMeter::Read() {
     state.changed.WaitUntil(&state.mu, state.late);
   }
   if (state.answered < question) return {};
-  return state.uses;
+  return state.statistics;
 }
 
 }  // namespace awqd::obs

@@ -1,5 +1,5 @@
-// By OpenSSL.
-#include "server/security/digest.h"
+// Computes and compares digests with OpenSSL.
+#include "server/security/secrets.h"
 
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
@@ -11,6 +11,8 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "server/obs/logging.h"
 
 namespace awqd::security {
 namespace {
@@ -22,7 +24,7 @@ struct FreeContext {
 }  // namespace
 
 Digest Sha256(absl::string_view text) {
-  // Looking the algorithm up takes longer than the digest of a token.
+  // Fetched once, because fetching takes longer than the digest of a token.
   static const EVP_MD* const algorithm = EVP_MD_fetch(nullptr, "SHA256", nullptr);
   thread_local const std::unique_ptr<EVP_MD_CTX, FreeContext> context(EVP_MD_CTX_new());
   Digest digest = {};
@@ -31,7 +33,7 @@ Digest Sha256(absl::string_view text) {
       EVP_DigestInit_ex(context.get(), algorithm, nullptr) != 1 ||
       EVP_DigestUpdate(context.get(), text.data(), text.size()) != 1 ||
       EVP_DigestFinal_ex(context.get(), digest.data(), &size) != 1) {
-    throw std::bad_alloc();  // nothing else makes it fail
+    throw std::bad_alloc();  // the only cause of failure
   }
   return digest;
 }
@@ -46,13 +48,20 @@ std::optional<Digest> DigestFromHex(absl::string_view hex) {
       !std::all_of(hex.begin(), hex.end(), absl::ascii_isxdigit)) {
     return std::nullopt;
   }
-  // Abseil's own way back has another signature in each of its versions.
+  // absl::HexStringToBytes has different signatures in different versions.
   for (size_t i = 0; i < digest.size(); ++i) {
     uint32_t byte = 0;
     if (!absl::SimpleHexAtoi(hex.substr(2 * i, 2), &byte)) return std::nullopt;
     digest[i] = static_cast<uint8_t>(byte);
   }
   return digest;
+}
+
+std::string QuoteIfShort(absl::string_view word) {
+  constexpr size_t kShown = 16;
+  const std::string shown = obs::LogText(word.substr(0, kShown + 1));
+  if (shown.size() > kShown) return absl::StrCat("something of ", word.size(), " characters");
+  return absl::StrCat("\"", shown, "\"");
 }
 
 }  // namespace awqd::security

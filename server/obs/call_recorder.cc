@@ -1,8 +1,7 @@
-// Which calls have lines, and what a line says.
-#include "server/obs/access_log.h"
+// Chooses the calls that have a line in the log, and writes a line.
+#include "server/obs/call_recorder.h"
 
 #include <algorithm>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -10,18 +9,21 @@
 #include "server/obs/logging.h"
 
 namespace awqd::obs {
-
 namespace {
 
-bool IsProbe(absl::string_view method) {
-  return absl::StartsWith(method, "grpc.health.v1.Health/");
+absl::string_view LongestStep(const CallRecord& record) {
+  const std::vector<CallStep> steps = ListSteps(record);
+  return std::max_element(
+             steps.begin(), steps.end(),
+             [](const CallStep& a, const CallStep& b) { return a.end - a.begin < b.end - b.begin; })
+      ->name;
 }
 
 }  // namespace
 
 AccessLog::Line AccessLog::Wants(absl::string_view method, absl::StatusCode code,
                                  absl::Duration waited, absl::Time now) {
-  const bool probe = IsProbe(method);
+  const bool probe = absl::StartsWith(method, "grpc.health.v1.Health/");
   Line out = {.slow = waited > absl::ZeroDuration() && waited >= options_.slow};
   const bool answered = code == absl::StatusCode::kOk || code == absl::StatusCode::kCancelled;
   const Kind kind = out.slow ? kSlow : code != absl::StatusCode::kOk ? kFailed : kGood;
@@ -52,19 +54,6 @@ AccessLog::Line AccessLog::Wants(absl::string_view method, absl::StatusCode code
   return out;
 }
 
-namespace {
-
-// The step that took most of the call.
-std::string Longest(const CallRecord& record) {
-  const std::vector<CallStep> steps = StepsOf(record);
-  const auto longest = std::max_element(
-      steps.begin(), steps.end(),
-      [](const CallStep& a, const CallStep& b) { return a.end - a.begin < b.end - b.begin; });
-  return std::string(longest->name);
-}
-
-}  // namespace
-
 void AccessLog::Write(const CallRecord& record, const Line& line) const {
   const RequestSum& sum = record.sum;
   std::vector<LogField> fields = {{"method", record.method},
@@ -82,7 +71,7 @@ void AccessLog::Write(const CallRecord& record, const Line& line) const {
                                   {"total_us", absl::ToInt64Microseconds(record.total())},
                                   {"bytes_in", record.received_bytes},
                                   {"bytes_out", record.sent_bytes}};
-  if (line.slow) fields.push_back({"step", Longest(record)});
+  if (line.slow) fields.push_back({"step", LongestStep(record)});
   if (line.skipped > 0) fields.push_back({"skipped", line.skipped});
   LogEvent(line.slow ? LogLevel::kWarning : LogLevel::kInfo, line.slow ? "slow call" : "call",
            absl::MakeConstSpan(fields));

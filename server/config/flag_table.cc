@@ -1,4 +1,6 @@
-// Sizes, thresholds, folders and permissions as people type them.
+// Parses sizes, thresholds, folders and permissions as people type them.
+#include "server/config/flag_table.h"
+
 #include <cstdint>
 #include <limits>
 #include <map>
@@ -6,7 +8,6 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "server/config/flags.h"
 #include "server/engine/threshold_table.h"
 #include "server/repository/model_folders.h"
 

@@ -1,5 +1,5 @@
 // SHA-256 against the standard's own examples.
-#include "server/security/digest.h"
+#include "server/security/secrets.h"
 
 #include <thread>
 #include <vector>
