@@ -67,7 +67,7 @@ ROOMS = [
     ("server/batching/", BASE, ["absl"]),
     ("server/model/", FACE + ["kernels/checkpoint/", "kernels/formats/format.h"], ["absl"]),
     ("server/repository/", BASE + ["kernels/device.h", "kernels/checkpoint/", "server/model/", "server/obs/"], ["absl"]),
-    ("server/engine/", FACE + ["server/batching/", "server/model/", "server/obs/histogram.h", "server/obs/span_ref.h"], ["absl", "spdlog"]),
+    ("server/engine/", FACE + ["server/batching/", "server/model/", "server/obs/histogram.h", "server/obs/trace_context.h"], ["absl", "spdlog"]),
     ("server/obs/", BASE, ["absl", "json", "metrics", "spdlog"]),
     ("server/otlp/", BASE + ["server/obs/"], ["absl", "grpc", "proto"]),
     ("server/security/", BASE + ["server/obs/"], ["absl", "openssl"]),
