@@ -5,7 +5,7 @@
 namespace awqd {
 
 float WeightValue(const HostWeight& weight, int64_t row, int64_t col) {
-  const WeightDescription& d = weight.description;
+  const QuantizationScheme& d = weight.scheme;
   const int64_t group = row / weight.group_rows();
   const float code = DecodeCode(d.code, weight.table.data(), weight.Code(row, col));
   const float scale = weight.Scale(group, col);

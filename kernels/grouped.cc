@@ -13,8 +13,8 @@ constexpr int64_t kAlign = 256;
 
 // Whether one kernel can compute both with the same parameters.
 bool IsLike(const DeviceWeight& a, const DeviceWeight& b) {
-  return a.shape.k == b.shape.k && a.shape.n == b.shape.n &&
-         a.shape.description == b.shape.description && a.layout == b.layout;
+  return a.shape.k == b.shape.k && a.shape.n == b.shape.n && a.shape.scheme == b.shape.scheme &&
+         a.layout == b.layout;
 }
 
 // Calls fn(expert) for each expert that has rows, until it returns false. Returns whether it never
@@ -62,7 +62,7 @@ absl::Status Stage(const GroupedArgs& args, const KernelRow& row, void* out, Gro
   Device& device = *args.experts.front()->device;
   const Steps& steps = StepsOf(device);
   if (steps.ready(row.staged, args.x)) return absl::OkStatus();
-  StagedTokens tokens;
+  PrologueResult tokens;
   AWQD_RETURN_IF_ERROR(
       steps.stage({.x = args.x, .want = row.staged, .out = out}, &tokens, device, stream));
   staged->x = tokens.x;

@@ -146,7 +146,7 @@ absl::Status Stage(const MatmulArgs& args, const KernelRow& row, void* out, Matm
   staged->quantization = ActivationQuantization::kNone;
   staged->x_scale = args.scales;
   if (!MustReorder(weight) && steps.ready(row.staged, args.x)) return absl::OkStatus();
-  StagedTokens tokens;
+  PrologueResult tokens;
   AWQD_RETURN_IF_ERROR(steps.stage({.x = args.x,
                                     .order = weight.order(),
                                     .factor = weight.factor(),

@@ -1,6 +1,6 @@
 // The public face of kernels/: open a device, prepare a weight, run Dequantize and QuantizedMatmul.
 //
-// server/ uses this header with types.h, description.h, weight.h, device.h, registry.h (to list
+// server/ uses this header with types.h, scheme.h, weight.h, device.h, registry.h (to list
 // rows), steps.h, plan/plan.h and formats/format.h, and nothing else.
 #pragma once
 

@@ -69,8 +69,8 @@ absl::StatusOr<PreparedSize> PreparedBytes(const HostWeight& weight, const Devic
     bool large;
   };
   std::vector<Measured> scales = {{shape.scale_octaves, shape.large_scales}};
-  if (weight.description.scale_dtype && weight.scales.empty()) {
-    const bool half = weight.description.scale_dtype == DType::kFp16;
+  if (weight.scheme.scale_dtype && weight.scales.empty()) {
+    const bool half = weight.scheme.scale_dtype == DType::kFp16;
     if (half) scales.push_back({0, true});
     scales.push_back({kAnyOctaves, half});
   }

@@ -106,7 +106,7 @@ constexpr uint32_t MaskOf(CodeKind kind) { return 1u << static_cast<int>(kind); 
 inline constexpr uint32_t kIntegerZeros = MaskOf(ZeroKind::kConstant) | MaskOf(ZeroKind::kStored);
 inline constexpr uint32_t kRealZeros = MaskOf(ZeroKind::kRealBefore) | MaskOf(ZeroKind::kRealAfter);
 
-// The descriptions that a row serves. Order, factor, outer scale and bias need no claim: stage, the
+// The schemes that a row serves. Order, factor, outer scale and bias need no claim: stage, the
 // layout's Part::kOuter and finish provide them for every row.
 struct Claims {
   uint32_t codes = MaskOf(CodeKind::kUnsigned);
@@ -117,7 +117,7 @@ struct Claims {
   int64_t group_multiple = 1;
   bool column_blocks = false;  // blocks of more than one column
 };
-// Every legal description.
+// Every legal scheme.
 inline constexpr Claims kEverything = {
     .codes = MaskOf(CodeKind::kUnsigned) | MaskOf(CodeKind::kE2m1) | MaskOf(CodeKind::kE4m3) |
              MaskOf(CodeKind::kTable),

@@ -15,7 +15,7 @@
 
 namespace awqd {
 
-struct StageArgs {
+struct PrologueArgs {
   ConstMatrixView x;               // [M, K], the caller's
   const int32_t* order = nullptr;  // int32 [K] or null
   const float* factor = nullptr;   // FP32 [K] by in-feature, or null
@@ -31,14 +31,14 @@ struct StageArgs {
 
 // The result of stage: rows of x' in `x`, `stride` elements apart, and the factor of each row's
 // sums (FP32 [M], or null).
-struct StagedTokens {
+struct PrologueResult {
   ConstMatrixView x;
   int64_t stride = 0;
   const float* scale = nullptr;
 };
 
 // y = round(act(sums + bias)).
-struct FinishArgs {
+struct EpilogueArgs {
   const float* sums = nullptr;  // [rows, cols], ld_sums apart; may be the memory of y
   int64_t ld_sums = 0;
   const float* bias = nullptr;  // FP32 [cols] or null
@@ -102,8 +102,8 @@ struct Steps {
   // Whether a row with the form `want` can read x where it is.
   bool (*ready)(Staged want, const ConstMatrixView& x);
   int64_t (*staged_bytes)(Staged want, int64_t m, int64_t k);
-  absl::Status (*stage)(const StageArgs&, StagedTokens* out, Device&, StreamView);
-  absl::Status (*finish)(const FinishArgs&, Device&, StreamView);
+  absl::Status (*stage)(const PrologueArgs&, PrologueResult* out, Device&, StreamView);
+  absl::Status (*finish)(const EpilogueArgs&, Device&, StreamView);
   absl::Status (*reorder)(const ReorderArgs&, Device&, StreamView);
   // Steps between the products of experts and of a gated MLP.
   absl::Status (*gather)(const GatherArgs&, Device&, StreamView);

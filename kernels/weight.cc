@@ -29,7 +29,7 @@ absl::Status CheckFloats(absl::string_view part, const std::vector<float>& value
 }
 
 absl::Status CheckZeros(const HostWeight& w, int64_t cells) {
-  const WeightDescription& d = w.description;
+  const QuantizationScheme& d = w.scheme;
   AWQD_RETURN_IF_ERROR(CheckCount("zeros", w.zeros.size(), cells * d.zero_bytes(), "bytes"));
   if (d.zero_kind != ZeroKind::kStored) return absl::OkStatus();
   const int most = (1 << d.bits) - 1;
@@ -42,7 +42,7 @@ absl::Status CheckZeros(const HostWeight& w, int64_t cells) {
 // Codes narrower than their storage must leave its upper bits clear.
 absl::Status CheckCodes(const HostWeight& w) {
   AWQD_RETURN_IF_ERROR(CheckCount("codes", w.codes.size(), w.k * w.row_bytes(), "bytes"));
-  const int bits = w.description.bits, place = w.code_bits();
+  const int bits = w.scheme.bits, place = w.code_bits();
   if (bits == place) return absl::OkStatus();
   int above = 0;
   for (int at = 0; at < 8; at += place) above |= ((1 << place) - (1 << bits)) << at;
@@ -71,8 +71,8 @@ absl::Status CheckOrder(const HostWeight& w) {
 }
 
 int64_t OuterCount(const HostWeight& w) {
-  if (w.description.outer == OuterKind::kNone) return 0;
-  return w.description.outer == OuterKind::kOne ? 1 : w.n;
+  if (w.scheme.outer == OuterKind::kNone) return 0;
+  return w.scheme.outer == OuterKind::kOne ? 1 : w.n;
 }
 
 // Octaves between the smallest and the largest nonzero scale of a column.
@@ -98,19 +98,19 @@ void MeasureHalfScales(const HostWeight& w, WeightShape* out) {
     bits &= 0x7fff;
     most = std::max(most, bits < 0x7c00 ? bits : uint16_t{0});
   }
-  out->large_scales = PassesHalf(w.description, HalfToFloat(most));
+  out->large_scales = PassesHalf(w.scheme, HalfToFloat(most));
   if (!out->large_scales) return;
   const int64_t groups = out->groups(), step = out->block_cols();
   for (int64_t col = 0; col < w.n; col += step) {
     bool large = false;
-    for (int64_t g = 0; g < groups; ++g) large |= PassesHalf(w.description, w.Scale(g, col));
+    for (int64_t g = 0; g < groups; ++g) large |= PassesHalf(w.scheme, w.Scale(g, col));
     if (!large) continue;
     out->scale_octaves = std::max(out->scale_octaves, OctavesOfColumn(w, groups, col));
   }
 }
 
 // The largest |code - zero|.
-int64_t LargestInteger(const WeightDescription& d) {
+int64_t LargestInteger(const QuantizationScheme& d) {
   const int64_t most = (1 << d.bits) - 1;
   return d.zero_kind == ZeroKind::kConstant ? std::max<int64_t>(d.zero, most - d.zero) : most;
 }
@@ -119,7 +119,7 @@ int64_t LargestInteger(const WeightDescription& d) {
 
 std::string WhyNoIntegers(const WeightShape& shape) {
   constexpr int64_t kMostInt32 = std::numeric_limits<int32_t>::max(), kMostInt8 = 128;
-  const WeightDescription& d = shape.description;
+  const QuantizationScheme& d = shape.scheme;
   if (!d.is_integer() || d.real_zeros()) {
     return absl::StrCat("codes and zeros are no integers: ", ToString(d));
   }
@@ -133,8 +133,8 @@ std::string WhyNoIntegers(const WeightShape& shape) {
 }
 
 std::string WhyNoQuantizedActivations(const WeightShape& shape) {
-  if (shape.description.is_integer()) return "";
-  return absl::StrCat("codes are no integers: ", ToString(shape.description));
+  if (shape.scheme.is_integer()) return "";
+  return absl::StrCat("codes are no integers: ", ToString(shape.scheme));
 }
 
 absl::string_view Name(Part part) {
@@ -151,28 +151,27 @@ uint64_t HostWeight::EightCodes(int64_t row, int64_t col) const {
 }
 
 float HostWeight::RealZero(int64_t group, int64_t col) const {
-  return LoadElement(zeros.data(), description.zero_dtype, Cell(group, col));
+  return LoadElement(zeros.data(), scheme.zero_dtype, Cell(group, col));
 }
 
 float HostWeight::Scale(int64_t group, int64_t col) const {
-  if (!description.scale_dtype) return 1;
-  return LoadElement(scales.data(), *description.scale_dtype, Cell(group, col));
+  if (!scheme.scale_dtype) return 1;
+  return LoadElement(scales.data(), *scheme.scale_dtype, Cell(group, col));
 }
 
 absl::Status Validate(const HostWeight& w) {
-  AWQD_RETURN_IF_ERROR(Validate(w.description, w.k, w.n));
+  AWQD_RETURN_IF_ERROR(Validate(w.scheme, w.k, w.n));
   AWQD_RETURN_IF_ERROR(CheckCodes(w));
   return ValidateBesideCodes(w);
 }
 
 absl::Status ValidateBesideCodes(const HostWeight& w) {
-  AWQD_RETURN_IF_ERROR(Validate(w.description, w.k, w.n));
+  AWQD_RETURN_IF_ERROR(Validate(w.scheme, w.k, w.n));
   const int64_t cells = w.shape().cells();
   AWQD_RETURN_IF_ERROR(CheckZeros(w, cells));
   AWQD_RETURN_IF_ERROR(
-      CheckCount("scales", w.scales.size(), cells * w.description.scale_bytes(), "bytes"));
-  AWQD_RETURN_IF_ERROR(
-      CheckFloats("table", w.table, w.description.code == CodeKind::kTable ? 16 : 0));
+      CheckCount("scales", w.scales.size(), cells * w.scheme.scale_bytes(), "bytes"));
+  AWQD_RETURN_IF_ERROR(CheckFloats("table", w.table, w.scheme.code == CodeKind::kTable ? 16 : 0));
   AWQD_RETURN_IF_ERROR(CheckFloats("outer", w.outer, OuterCount(w)));
   AWQD_RETURN_IF_ERROR(CheckOrder(w));
   if (!w.factor.empty()) AWQD_RETURN_IF_ERROR(CheckFloats("factor", w.factor, w.k));
@@ -180,7 +179,7 @@ absl::Status ValidateBesideCodes(const HostWeight& w) {
   return absl::OkStatus();
 }
 
-bool PassesHalf(const WeightDescription& d, float scale) {
+bool PassesHalf(const QuantizationScheme& d, float scale) {
   constexpr float kLargestHalf = 65504;
   return d.scale_dtype == DType::kFp16 && d.is_integer() && !d.real_zeros() &&
          std::isfinite(scale) &&
@@ -189,7 +188,7 @@ bool PassesHalf(const WeightDescription& d, float scale) {
 
 WeightShape ShapeOf(const HostWeight& w) {
   WeightShape out = w.shape();
-  const std::optional<DType> scale = w.description.scale_dtype;
+  const std::optional<DType> scale = w.scheme.scale_dtype;
   if (w.scales.empty()) return out;  // not read yet
   if (scale == DType::kFp16) MeasureHalfScales(w, &out);
   if (scale != DType::kBf16 && scale != DType::kFp32 && scale != DType::kE8m0) return out;

@@ -10,8 +10,8 @@
 
 #include "absl/strings/string_view.h"
 #include "kernels/base/math.h"
-#include "kernels/description.h"
 #include "kernels/device.h"
+#include "kernels/scheme.h"
 #include "kernels/types.h"
 
 namespace awqd {
@@ -23,7 +23,7 @@ struct Layout;
 struct WeightShape {
   int64_t k = 0;  // in features (reduction)
   int64_t n = 0;  // out features
-  WeightDescription description;
+  QuantizationScheme scheme;
   // The least number of octaves that contains the scales of every column, zeros excluded, for
   // layouts whose scales have a narrower exponent. Measured for BF16, FP32 and E8M0 scales, and for
   // the columns of FP16 scales that large_scales concerns; else 0.
@@ -34,9 +34,9 @@ struct WeightShape {
 
   // The number of rows of K that share a scale, and the number of such groups; the last group may
   // be short.
-  int64_t group_rows() const { return description.block_rows == 0 ? k : description.block_rows; }
+  int64_t group_rows() const { return scheme.block_rows == 0 ? k : scheme.block_rows; }
   int64_t groups() const { return CeilDiv(k, group_rows()); }
-  int64_t block_cols() const { return description.block_cols == 0 ? n : description.block_cols; }
+  int64_t block_cols() const { return scheme.block_cols == 0 ? n : scheme.block_cols; }
   int64_t column_blocks() const { return CeilDiv(n, block_cols()); }
   int64_t cells() const { return groups() * column_blocks(); }  // cells with a scale and a zero
 };
@@ -61,16 +61,16 @@ struct DeclaredActivations {
 struct HostWeight {
   int64_t k = 0;
   int64_t n = 0;
-  WeightDescription description;
+  QuantizationScheme scheme;
   std::string format;  // name of the checkpoint format it came from
 
   // Codes [K, N], row-major, each in code_bits() bits, least significant first along N. Every row
   // begins with a new byte, and bits beyond N are 0.
   std::vector<uint8_t> codes;
   // Zeros [groups, column blocks]: for kStored one byte each, for the real kinds the raw bits of
-  // description.zero_dtype; empty for kConstant.
+  // scheme.zero_dtype; empty for kConstant.
   std::vector<uint8_t> zeros;
-  // Scales [groups, column blocks] as stored: raw bits of description.scale_dtype; empty without
+  // Scales [groups, column blocks] as stored: raw bits of scheme.scale_dtype; empty without
   // scales.
   std::vector<uint8_t> scales;
   std::vector<float> table;    // 16 values for kTable
@@ -82,8 +82,8 @@ struct HostWeight {
   DeclaredActivations activations;
 
   // Leaves out the properties that ShapeOf measures from the scales.
-  WeightShape shape() const { return {k, n, description}; }
-  int code_bits() const { return CodeBits(description.bits); }
+  WeightShape shape() const { return {k, n, scheme}; }
+  int code_bits() const { return CodeBits(scheme.bits); }
   int64_t group_rows() const { return shape().group_rows(); }
   int64_t groups() const { return shape().groups(); }
   int64_t row_bytes() const { return CeilDiv(n * code_bits(), 8); }
@@ -98,24 +98,23 @@ struct HostWeight {
   uint64_t EightCodes(int64_t row, int64_t col) const;
   // The index of an element's zero and scale in their parts.
   int64_t Cell(int64_t group, int64_t col) const {
-    return description.block_cols == 1
-               ? group * n + col
-               : group * shape().column_blocks() + col / shape().block_cols();
+    return scheme.block_cols == 1 ? group * n + col
+                                  : group * shape().column_blocks() + col / shape().block_cols();
   }
   // For kStored and kConstant.
   int Zero(int64_t group, int64_t col) const {
-    return zeros.empty() ? description.zero : zeros[Cell(group, col)];
+    return zeros.empty() ? scheme.zero : zeros[Cell(group, col)];
   }
   // For the real kinds; exact.
   float RealZero(int64_t group, int64_t col) const;
   // The stored scale, exactly; 1 without scales.
   float Scale(int64_t group, int64_t col) const;
   float Outer(int64_t col) const {
-    return outer.empty() ? 1.0f : outer[description.outer == OuterKind::kOne ? 0 : col];
+    return outer.empty() ? 1.0f : outer[scheme.outer == OuterKind::kOne ? 0 : col];
   }
 };
 
-// INVALID_ARGUMENT names the part: the description is illegal, a part has the wrong number of
+// INVALID_ARGUMENT names the part: the scheme is illegal, a part has the wrong number of
 // bytes, a code or a zero does not fit its bits, an outer, a factor or a table is NaN, or an order
 // is not a permutation. Scales may be any number and follow IEEE arithmetic.
 absl::Status Validate(const HostWeight& weight);
@@ -124,7 +123,7 @@ absl::Status ValidateBesideCodes(const HostWeight& weight);
 
 // Whether an integer of the codes times `scale`, an FP16 number, may be a finite number beyond
 // FP16. An infinite scale does not count, because its products are infinite anyway.
-bool PassesHalf(const WeightDescription& description, float scale);
+bool PassesHalf(const QuantizationScheme& scheme, float scale);
 
 // The properties of a weight, including those that are measured from its scales.
 WeightShape ShapeOf(const HostWeight& weight);

@@ -57,7 +57,7 @@ std::vector<std::shared_ptr<const model::PlacedWeight>> SelectOneOfEachShape(
   std::map<std::string, std::shared_ptr<const model::PlacedWeight>> shapes;
   for (const auto& [path, weight] : model.weights) {
     const WeightShape& shape = weight->shape;
-    shapes.emplace(absl::StrCat(ToString(shape.description), " [", shape.k, ", ", shape.n, "] ",
+    shapes.emplace(absl::StrCat(ToString(shape.scheme), " [", shape.k, ", ", shape.n, "] ",
                                 weight->devices(), weight->partitioned_at_rows() ? " rows" : ""),
                    weight);
   }
@@ -76,7 +76,7 @@ absl::Status WarmUp(const model::Model& model, engine::Engine& engine) {
         obs::LogLevel::kInfo, "plan",
         {{"model", model.name},
          {"shape", absl::StrCat("[", shape.k, ", ", shape.n, "]")},
-         {"scheme", ToString(shape.description)},
+         {"scheme", ToString(shape.scheme)},
          {"devices", weight->devices()},
          {"columns_each", first.shape.n},
          {"token_threshold", engine.TokenThreshold(first)},

@@ -113,7 +113,7 @@ class Converter {
   absl::Status WriteLinear(const model::LinearLocation& linear) {
     AWQD_ASSIGN_OR_RETURN(HostWeight weight, weights_.Next());
     ConvertedLinear told = {.path = linear.path,
-                            .description = ToString(weight.description),
+                            .scheme = ToString(weight.scheme),
                             .k = weight.k,
                             .n = weight.n,
                             .bytes_before = linear.bytes,
@@ -192,7 +192,7 @@ nlohmann::ordered_json ToJson(const Conversion& conversion) {
   Json linears = Json::array();
   for (const ConvertedLinear& linear : conversion.linears) {
     linears.push_back({{"path", linear.path},
-                       {"description", linear.description},
+                       {"description", linear.scheme},
                        {"in_features", linear.k},
                        {"out_features", linear.n},
                        {"bytes_before", linear.bytes_before},

@@ -26,7 +26,7 @@ struct ConvertOptions {
 
 struct ConvertedLinear {
   std::string path;
-  std::string description;  // as it was
+  std::string scheme;  // as it was
   int64_t k = 0, n = 0;
   int64_t bytes_before = 0, bytes_after = 0;
   bool slice = false;      // it was part of a tensor of all experts

@@ -52,14 +52,14 @@ int64_t DifferentCodes(const HostWeight& a, const HostWeight& b) {
 }
 
 float ZeroOf(const HostWeight& weight, int64_t group, int64_t col) {
-  return weight.description.real_zeros() ? weight.RealZero(group, col)
-                                         : static_cast<float>(weight.Zero(group, col));
+  return weight.scheme.real_zeros() ? weight.RealZero(group, col)
+                                    : static_cast<float>(weight.Zero(group, col));
 }
 
 void CompareParts(const Elements& a, const Elements& b, LinearDifference* out) {
   if (a.weight() == nullptr || b.weight() == nullptr) return;
   const HostWeight &left = *a.weight(), &right = *b.weight();
-  const WeightDescription &d = left.description, &e = right.description;
+  const QuantizationScheme &d = left.scheme, &e = right.scheme;
   if (d.code != e.code || d.bits != e.bits) return;
   out->different_codes = DifferentCodes(left, right);
   if (left.group_rows() != right.group_rows() || left.order != right.order ||
@@ -94,8 +94,8 @@ LinearDifference CompareLinear(const Model& a, const Model& b, const std::string
     out.error = std::string(side->status().message());
     return out;
   }
-  out.a = left->description();
-  out.b = right->description();
+  out.a = left->scheme();
+  out.b = right->scheme();
   out.k = left->k();
   out.n = left->n();
   if (left->k() != right->k() || left->n() != right->n()) {

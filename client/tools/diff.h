@@ -53,7 +53,7 @@ absl::StatusOr<Difference> Compare(const Elements& a, const Elements& b, int64_t
 
 struct LinearDifference {
   std::string path;
-  std::string a, b;  // descriptions, or the type of a dense one
+  std::string a, b;  // schemes, or the type of a dense one
   int64_t k = 0, n = 0;
   int64_t different = 0;  // elements whose bits differ, other than one NaN from another
   double largest = 0;     // |A - B|; infinite where one is NaN or an infinity and the other is not

@@ -70,7 +70,7 @@ void RowReader::ReadCodes(int64_t k, uint8_t* to) const {
 }
 
 void RowReader::OpenGroup(int64_t group) {
-  const bool real = weight_->description.real_zeros();
+  const bool real = weight_->scheme.real_zeros();
   for (int64_t i = 0; i < count_; ++i) {
     const int64_t col = begin_ + i;
     zeros_[i] =
@@ -81,7 +81,7 @@ void RowReader::OpenGroup(int64_t group) {
 }
 
 void RowReader::Read(int64_t k, float* to) {
-  const WeightDescription& d = weight_->description;
+  const QuantizationScheme& d = weight_->scheme;
   const int64_t group = StoredRow(k) / weight_->group_rows();
   if (group != group_) OpenGroup(group);
   ReadCodes(k, codes_.data());
@@ -101,8 +101,8 @@ void RowReader::Read(int64_t k, float* to) {
   for (int64_t i = 0; i < count_; ++i) to[i] *= weight_->Outer(begin_ + i);
 }
 
-std::string Elements::description() const {
-  return weight_ ? ToString(weight_->description) : dense_.tensor.info->dtype;
+std::string Elements::scheme() const {
+  return weight_ ? ToString(weight_->scheme) : dense_.tensor.info->dtype;
 }
 
 int64_t Elements::Step() const {

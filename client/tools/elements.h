@@ -62,7 +62,7 @@ class Elements {
   // Null of a dense one.
   const HostWeight* weight() const { return weight_.get(); }
   // "w4g128z", or the type of a dense one.
-  std::string description() const;
+  std::string scheme() const;
   // [N], or empty.
   const std::vector<float>& bias() const { return weight_ ? weight_->bias : dense_.bias; }
   // Columns [begin, end), `begin` a multiple of 8, as [K, end - begin] by in-feature.

@@ -20,7 +20,7 @@ constexpr int64_t kBesideBytes = 256 << 20;  // of a linear's tensors beside its
 // Whether codes hold their own scales, of which nothing is known before they are read.
 bool ScalesAmongCodes(const HostWeight& described) {
   return described.scales.empty() && described.shape().cells() > 0 &&
-         described.description.scale_bytes() > 0;
+         described.scheme.scale_bytes() > 0;
 }
 
 // Decodes codes [N, K] some rows at a time, for their scales.
@@ -83,7 +83,7 @@ InspectedLinear InspectLinear(const model::Checkpoint& checkpoint,
     out.error = std::string(weight.status().message());
     return out;
   }
-  out.description = ToString(weight->description);
+  out.scheme = ToString(weight->scheme);
   out.k = weight->k;
   out.n = weight->n;
   out.order = !weight->order.empty();
@@ -107,7 +107,7 @@ void InspectTensors(const Model& model, Inspection* out) {
 }
 
 Json ToJson(const InspectedLinear& linear) {
-  Json out = {{"path", linear.path},     {"description", linear.description},
+  Json out = {{"path", linear.path},     {"description", linear.scheme},
               {"in_features", linear.k}, {"out_features", linear.n},
               {"bytes", linear.bytes},   {"bits_per_weight", linear.bits_per_weight()},
               {"order", linear.order},   {"factor", linear.factor},

@@ -13,7 +13,7 @@ namespace awqd::tools {
 
 struct InspectedLinear {
   std::string path;
-  std::string description;  // "w4g128z"; empty where it does not load
+  std::string scheme;  // "w4g128z"; empty where it does not load
   int64_t k = 0, n = 0;
   int64_t bytes = 0;  // of all its tensors in the files
   bool order = false, factor = false, bias = false;

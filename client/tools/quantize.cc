@@ -123,8 +123,8 @@ class Quantizer {
       one.name = absl::StrCat(path, ".", one.name);
       AWQD_RETURN_IF_ERROR(out_.AddTensor(std::move(one)));
     }
-    report->linears.push_back({path, made.description(), k, n, error.relative(), error.largest(),
-                               encoded.facts.zero_at_0});
+    report->linears.push_back(
+        {path, made.scheme(), k, n, error.relative(), error.largest(), encoded.facts.zero_at_0});
     facts_.linears.emplace_back(path, encoded.facts);
     return absl::OkStatus();
   }
@@ -172,7 +172,7 @@ nlohmann::ordered_json ToJson(const Quantization& quantization) {
   Json linears = Json::array(), dense = Json::array();
   for (const QuantizedLinear& linear : quantization.linears) {
     linears.push_back({{"path", linear.path},
-                       {"description", linear.description},
+                       {"description", linear.scheme},
                        {"in_features", linear.k},
                        {"out_features", linear.n},
                        {"relative_error", linear.relative},

@@ -29,7 +29,7 @@ inline constexpr absl::string_view kLeftOut[] = {"embed",  "lm_head",    "wte", 
 
 struct QuantizedLinear {
   std::string path;
-  std::string description;
+  std::string scheme;
   int64_t k = 0, n = 0;
   double relative = 0, largest = 0;  // errors, as diff has them
   bool zero_at_0 = false;            // gptq: AutoGPTQ reads that otherwise

@@ -97,8 +97,8 @@ absl::StatusOr<HostWeight> Rtn(int64_t k, int64_t n, const RtnOptions& options, 
   const int64_t rows = options.group_size == -1 ? k : options.group_size, groups = k / rows;
   HostWeight out = {.k = k, .n = n};
   const int64_t block = rows == k ? 0 : rows;
-  out.description = options.symmetric ? Symmetric(options.bits, block, scale_dtype)
-                                      : Asymmetric(options.bits, block, scale_dtype);
+  out.scheme = options.symmetric ? Symmetric(options.bits, block, scale_dtype)
+                                 : Asymmetric(options.bits, block, scale_dtype);
   std::vector<uint8_t> codes(n * k);  // [N, K]
   out.scales.resize(groups * n * SizeOf(scale_dtype));
   if (!options.symmetric) out.zeros.resize(groups * n);

@@ -65,7 +65,7 @@ absl::Status CompareLinear(const Model& source, const Model& written, const std:
   AWQD_ASSIGN_OR_RETURN(const Elements got, ReadElements(written, path));
   if (got.k() != want.k() || got.n() != want.n()) return Differs(path, "another shape");
   if (!SameFloats(got.bias(), want.bias())) return Differs(path, "another bias");
-  const DType type = dense ? FloatTypeNamed(got.description()) : DType::kFp32;
+  const DType type = dense ? FloatTypeNamed(got.scheme()) : DType::kFp32;
   AWQD_RETURN_IF_ERROR(CompareRounded(path, got, want, type, out));
   ++out->linears;
   out->biases += static_cast<int64_t>(want.bias().size());

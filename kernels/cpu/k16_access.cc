@@ -93,7 +93,7 @@ Element ElementOf(DType dtype) {
 }
 
 K16Weight DescribeK16(const WeightShape& shape) {
-  const WeightDescription& d = shape.description;
+  const QuantizationScheme& d = shape.scheme;
   const K16Shape k16(shape);
   K16Weight out;
   out.code = d.code == CodeKind::kE4m3 ? Code::kE4m3
@@ -128,7 +128,7 @@ K16Weight DescribeK16(const WeightShape& shape) {
 }
 
 K16Weight AccessK16(const DeviceWeight& weight) {
-  const WeightDescription& d = weight.shape.description;
+  const QuantizationScheme& d = weight.shape.scheme;
   K16Weight out = DescribeK16(weight.shape);
   out.codes = weight.codes();
   out.scales = weight.scales();

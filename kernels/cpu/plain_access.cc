@@ -8,13 +8,13 @@ namespace awqd::cpu {
 
 PlainColumns::PlainColumns(const DeviceWeight& weight, int64_t col_begin, int64_t cols)
     : weight_(weight),
-      description_(weight.shape.description),
+      scheme_(weight.shape.scheme),
       col_begin_(col_begin),
       scales_(cols, 1.0f),
-      zeros_(cols, static_cast<float>(description_.zero)),
+      zeros_(cols, static_cast<float>(scheme_.zero)),
       row_(cols) {
   for (int code = 0; code < 256; ++code) {
-    values_[code] = DecodeCode(description_.code, weight.table(), code);
+    values_[code] = DecodeCode(scheme_.code, weight.table(), code);
   }
 }
 
@@ -23,12 +23,12 @@ void PlainColumns::LoadGroup(int64_t group) {
   const int64_t step = weight_.shape.block_cols(), blocks = weight_.shape.column_blocks();
   for (size_t c = 0; c < row_.size(); ++c) {
     const int64_t cell = group * blocks + (col_begin_ + static_cast<int64_t>(c)) / step;
-    if (description_.scale_dtype) {
-      scales_[c] = LoadElement(weight_.scales(), *description_.scale_dtype, cell);
+    if (scheme_.scale_dtype) {
+      scales_[c] = LoadElement(weight_.scales(), *scheme_.scale_dtype, cell);
     }
-    if (description_.real_zeros()) {
-      zeros_[c] = LoadElement(weight_.zeros(), description_.zero_dtype, cell);
-    } else if (description_.zero_kind == ZeroKind::kStored) {
+    if (scheme_.real_zeros()) {
+      zeros_[c] = LoadElement(weight_.zeros(), scheme_.zero_dtype, cell);
+    } else if (scheme_.zero_kind == ZeroKind::kStored) {
       zeros_[c] = weight_.zeros()[cell];
     }
   }
@@ -37,8 +37,8 @@ void PlainColumns::LoadGroup(int64_t group) {
 const float* PlainColumns::Row(int64_t row) {
   const int64_t group = row / weight_.shape.group_rows();
   if (group != group_) LoadGroup(group);
-  const int bits = CodeBits(description_.bits), mask = (1 << bits) - 1;
-  const bool after = description_.zero_kind == ZeroKind::kRealAfter;
+  const int bits = CodeBits(scheme_.bits), mask = (1 << bits) - 1;
+  const bool after = scheme_.zero_kind == ZeroKind::kRealAfter;
   const uint8_t* codes = weight_.codes() + row * CeilDiv(weight_.shape.n * bits, 8);
   for (size_t c = 0; c < row_.size(); ++c) {
     const int64_t bit = (col_begin_ + static_cast<int64_t>(c)) * bits;

@@ -19,7 +19,7 @@ class PlainColumns {
   void LoadGroup(int64_t group);
 
   const DeviceWeight& weight_;
-  const WeightDescription& description_;
+  const QuantizationScheme& scheme_;
   const int64_t col_begin_;
   float values_[256];  // of codes
   int64_t group_ = -1;

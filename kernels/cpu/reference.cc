@@ -54,9 +54,9 @@ absl::Status QuantizedMatmulRow(const MatmulArgs& args, StreamView) {
   return absl::OkStatus();
 }
 
-// W of description.h without a rounding.
+// W of scheme.h without a rounding.
 double ExactWeight(const HostWeight& weight, int64_t row, int64_t col) {
-  const WeightDescription& d = weight.description;
+  const QuantizationScheme& d = weight.scheme;
   const int64_t group = row / weight.group_rows();
   const double code = weight.Code(row, col), scale = weight.Scale(group, col);
   const double zero = d.real_zeros() ? weight.RealZero(group, col) : weight.Zero(group, col);

@@ -8,7 +8,7 @@
 
 namespace awqd {
 
-// "cpu/reference": every operation, any description, any layout.
+// "cpu/reference": every operation, any scheme, any layout.
 extern const KernelRow kCpuReferenceDequantize;
 extern const KernelRow kCpuReferenceMatmul;
 extern const KernelRow kCpuReferenceIntegerMatmul;
@@ -41,7 +41,7 @@ struct ReferenceQuantized {
 
 // The definition of their product, [M, N] row-major:
 //   y[m, n] = act(scale[m] * sum over stored rows i of q[m, order[i]] * W[i, n] + bias[n])
-// with W of description.h in double, of integer codes. No factor: it is in q already.
+// with W of scheme.h in double, of integer codes. No factor: it is in q already.
 std::vector<double> ReferenceProduct(const HostWeight& weight, const ReferenceQuantized& input);
 
 // The activation function of `value`: NONE, max(0, v), v * Phi(v) with the normal distribution's

@@ -31,13 +31,13 @@ bool Ready(Staged want, const ConstMatrixView& x) {
 // Where the scales of INT8 tokens lie behind them.
 int64_t ScalesOffset(int64_t m, int64_t k) { return RoundUp(m * k, sizeof(float)); }
 
-int64_t StagedBytes(Staged want, int64_t m, int64_t k) {
+int64_t PrologueBytes(Staged want, int64_t m, int64_t k) {
   return want == Staged::kQuantized ? ScalesOffset(m, k) + m * 4 : m * k * 4;
 }
 
 // Elements [begin, begin + count) of a row of x' in FP32: a product of two 16-bit numbers is exact
 // there.
-void LoadStaged(const StageArgs& args, int64_t m, int64_t begin, int64_t count, float* out,
+void LoadStaged(const PrologueArgs& args, int64_t m, int64_t begin, int64_t count, float* out,
                 const cpu::Bodies& bodies) {
   const int64_t row = m * args.x.cols;
   if (args.order != nullptr) {
@@ -81,7 +81,7 @@ void RoundToInt8(const float* values, int64_t count, float scale, float least, i
 }
 
 // One token; returns its scale.
-float QuantizeToken(const StageArgs& args, int64_t m, int8_t* out, const cpu::Bodies& bodies) {
+float QuantizeToken(const PrologueArgs& args, int64_t m, int8_t* out, const cpu::Bodies& bodies) {
   const int64_t k = args.x.cols;
   const bool given = args.quantization == ActivationQuantization::kStatic;
   float chunk[kChunk];
@@ -105,7 +105,7 @@ float QuantizeToken(const StageArgs& args, int64_t m, int8_t* out, const cpu::Bo
   return scale;
 }
 
-void Quantize(const StageArgs& args, StagedTokens* out, Device& device) {
+void Quantize(const PrologueArgs& args, PrologueResult* out, Device& device) {
   const int64_t m = args.x.rows, k = args.x.cols;
   const cpu::Bodies& bodies = cpu::BodiesFor(device.info().isa);
   auto* const staged = static_cast<int8_t*>(args.out);
@@ -118,7 +118,7 @@ void Quantize(const StageArgs& args, StagedTokens* out, Device& device) {
 }
 
 // INT8 keeps its type: an order is all that there can be.
-void StageIntegers(const StageArgs& args, StagedTokens* out, Device& device) {
+void StageIntegers(const PrologueArgs& args, PrologueResult* out, Device& device) {
   const int64_t k = args.x.cols;
   const int8_t* const x = static_cast<const int8_t*>(args.x.data);
   int8_t* const staged = static_cast<int8_t*>(args.out);
@@ -128,7 +128,7 @@ void StageIntegers(const StageArgs& args, StagedTokens* out, Device& device) {
   out->x = {staged, DType::kInt8, args.x.rows, k};
 }
 
-absl::Status Stage(const StageArgs& args, StagedTokens* out, Device& device, StreamView) {
+absl::Status Stage(const PrologueArgs& args, PrologueResult* out, Device& device, StreamView) {
   const int64_t k = args.x.cols;
   out->stride = k;
   if (args.x.dtype == DType::kInt8) {
@@ -147,7 +147,7 @@ absl::Status Stage(const StageArgs& args, StagedTokens* out, Device& device, Str
   return absl::OkStatus();
 }
 
-absl::Status Finish(const FinishArgs& args, Device& device, StreamView) {
+absl::Status Finish(const EpilogueArgs& args, Device& device, StreamView) {
   Pool(device).ForEachRow(args.rows, args.cols, kPerTask, [&](int64_t m) {
     for (int64_t n = 0; n < args.cols; ++n) {
       const float sum = args.sums[m * args.ld_sums + n];
@@ -219,7 +219,7 @@ absl::Status Combine(const CombineArgs& args, Device& device, StreamView) {
 }  // namespace
 
 const Steps& CpuSteps() {
-  static const Steps steps = {Ready, StagedBytes, Stage, Finish, Reorder, Gather, Gate, Combine};
+  static const Steps steps = {Ready, PrologueBytes, Stage, Finish, Reorder, Gather, Gate, Combine};
   return steps;
 }
 

@@ -146,7 +146,7 @@ absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& te
                               ExplainWords("qweight", out.n, bits, qweight->shape[1]))));
   AWQD_ASSIGN_OR_RETURN(const int64_t rows,
                         GroupRows(settings->group_size, out.k, groups, "scales", false));
-  out.description = Asymmetric(bits, BlockRows(rows, out.k), type);
+  out.scheme = Asymmetric(bits, BlockRows(rows, out.k), type);
   AWQD_RETURN_IF_ERROR(DecodeZeros(*settings, tensors, groups, words, &out));
   AWQD_ASSIGN_OR_RETURN(out.bias, DecodeBias(tensors, out.n));
   out.scales.assign(scales->bytes.begin(), scales->bytes.end());

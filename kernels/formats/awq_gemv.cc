@@ -64,7 +64,7 @@ absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& te
   AWQD_RETURN_IF_ERROR(CheckShape(
       "scales", *scales, {out.n, groups.padded},
       absl::StrCat("[N, padded groups] for \"qweight\" [N, K/8] and groups of ", groups.rows)));
-  out.description = Asymmetric(4, BlockRows(groups.rows, out.k), type);
+  out.scheme = Asymmetric(4, BlockRows(groups.rows, out.k), type);
   AWQD_ASSIGN_OR_RETURN(
       out.scales, UnpadGroups(groups, out.n, Transposed(scales->bytes, out.n, groups.padded, 2)));
   AWQD_RETURN_IF_ERROR(DecodeZeros(*settings, tensors, groups, &out));

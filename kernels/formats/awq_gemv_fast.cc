@@ -83,8 +83,8 @@ std::optional<uint8_t> ZeroPoint(float scale, float zero, DType type) {
 
 // Real ones, behind the scale: the weight's formula subtracts them.
 void SetRealZeros(absl::Span<const uint8_t> zeros, DType type, HostWeight* out) {
-  out->description.zero_kind = ZeroKind::kRealAfter;
-  out->description.zero_dtype = type;
+  out->scheme.zero_kind = ZeroKind::kRealAfter;
+  out->scheme.zero_dtype = type;
   out->zeros.assign(zeros.begin(), zeros.begin() + out->scales.size());
   for (size_t i = 1; i < out->zeros.size(); i += 2) out->zeros[i] ^= 0x80;
 }
@@ -163,7 +163,7 @@ absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& te
     return BadTensor(name, absl::StrCat("dtype ", zeros->dtype),
                      absl::StrCat(scales->dtype, ", as \"scales\""));
   }
-  out.description = Asymmetric(4, BlockRows(groups.rows, out.k), type);
+  out.scheme = Asymmetric(4, BlockRows(groups.rows, out.k), type);
   AWQD_ASSIGN_OR_RETURN(out.scales, UnpadGroups(groups, out.n, scales->bytes));
   AWQD_RETURN_IF_ERROR(DecodeZeros(*settings, name, *zeros, type, &out));
   AWQD_ASSIGN_OR_RETURN(out.bias, DecodeBias(tensors, out.n));

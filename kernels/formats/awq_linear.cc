@@ -108,8 +108,8 @@ absl::Status SetAwqZerosWithout(const AwqLinear& settings, absl::string_view nam
                                 absl::string_view expected, HostWeight* out) {
   if (settings.zero_point.value_or(true)) return BadTensor(name, "nothing", expected);
   out->zeros.clear();
-  const WeightDescription& d = out->description;
-  out->description = Symmetric(settings.bits, d.block_rows, *d.scale_dtype);
+  const QuantizationScheme& d = out->scheme;
+  out->scheme = Symmetric(settings.bits, d.block_rows, *d.scale_dtype);
   return absl::OkStatus();
 }
 

@@ -37,7 +37,7 @@ absl::StatusOr<AwqLinear> ReadAwqLinear(const Setting& object, const AwqVersion&
 absl::StatusOr<QuantConfig> ReadAwqConfig(const Setting& config, const AwqVersion& version);
 
 // Zero points [groups, N] that tensor `name` has. With zero_point false each has to be 2^(bits-1),
-// and becomes the description's constant.
+// and becomes the scheme's constant.
 absl::Status SetAwqZeros(const AwqLinear& settings, absl::string_view name,
                          std::vector<uint8_t> zeros, HostWeight* out);
 // Where tensor `name` is missing: that constant, or an error that expects `expected`.

@@ -173,10 +173,10 @@ absl::StatusOr<HostWeight> Decode(const Setting& /*settings*/, const LinearTenso
     return BadTensor("weight", absl::StrCat(weight->bytes.size(), " bytes"),
                      absl::StrCat(bytes, " for shape [", state.n, ", ", state.k, "]"));
   }
-  out.description = {.code = CodeKind::kTable,
-                     .block_rows = BlockRows(state.block, state.k),
-                     .zero_kind = ZeroKind::kConstant,
-                     .scale_dtype = DType::kFp32};
+  out.scheme = {.code = CodeKind::kTable,
+                .block_rows = BlockRows(state.block, state.k),
+                .zero_kind = ZeroKind::kConstant,
+                .scale_dtype = DType::kFp32};
   AWQD_ASSIGN_OR_RETURN(out.table, Numbers(tensors, "weight.quant_map", kTable));
   AWQD_ASSIGN_OR_RETURN(const std::vector<uint8_t> scales, DecodeScales(state, *absmax, tensors));
   AWQD_ASSIGN_OR_RETURN(out.bias, DecodeBias(tensors, out.n));

@@ -54,7 +54,7 @@ absl::StatusOr<HostWeight> Decode(const Setting& /*settings*/, const LinearTenso
   AWQD_RETURN_IF_ERROR(CheckShape("SCB", *largest, {out.n}, "N"));
   AWQD_RETURN_IF_ERROR(CheckScales("SCB", *largest, 1, true).status());
   AWQD_ASSIGN_OR_RETURN(out.bias, DecodeBias(tensors, out.n));
-  out.description = Symmetric(8, 0, DType::kFp32);
+  out.scheme = Symmetric(8, 0, DType::kFp32);
   out.scales.resize(out.n * sizeof(float));
   for (int64_t n = 0; n < out.n; ++n) {
     const float scale = LoadElement(largest->bytes.data(), DType::kFp32, n) / 127.0f;

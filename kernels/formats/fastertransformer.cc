@@ -128,7 +128,7 @@ absl::Status DecodeScales(const Settings& settings, const TensorView& scale, Hos
   }
   AWQD_ASSIGN_OR_RETURN(const int64_t rows,
                         GroupRows(settings.group_size, out->k, groups, "weight_scale", false));
-  out->description = Symmetric(settings.bits, BlockRows(rows, out->k), type);
+  out->scheme = Symmetric(settings.bits, BlockRows(rows, out->k), type);
   out->scales.assign(scale.bytes.begin(), scale.bytes.end());
   return absl::OkStatus();
 }
@@ -156,7 +156,7 @@ absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& te
 
 absl::Status CheckExportable(const HostWeight& weight) {
   AWQD_RETURN_IF_ERROR(Validate(weight));
-  const WeightDescription& d = weight.description;
+  const QuantizationScheme& d = weight.scheme;
   const bool codes = d.is_integer() && d.symmetric() && (d.bits == 8 || d.bits == 4);
   const bool scales = (d.scale_dtype == DType::kFp16 || d.scale_dtype == DType::kBf16) &&
                       d.outer == OuterKind::kNone && d.block_cols == 1 &&
@@ -176,14 +176,14 @@ absl::Status CheckExportable(const HostWeight& weight) {
 
 absl::StatusOr<FasterTransformerWeight> ToFasterTransformer(const HostWeight& weight) {
   AWQD_RETURN_IF_ERROR(CheckExportable(weight));
-  const int bits = weight.description.bits;
+  const int bits = weight.scheme.bits;
   return FasterTransformerWeight{
       .k = weight.k,
       .n = weight.n,
       .bits = bits,
       .group_rows = weight.group_rows(),
       .weight = Reordered(weight.codes, weight.k, weight.n, bits, /*to_rows=*/false),
-      .scale_dtype = *weight.description.scale_dtype,
+      .scale_dtype = *weight.scheme.scale_dtype,
       .scales = weight.scales,
       .bias = weight.bias};
 }

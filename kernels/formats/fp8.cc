@@ -84,13 +84,13 @@ absl::Status TakeScales(const Fp8Scales& scales, const TensorView& tensor, HostW
   } else {
     AWQD_ASSIGN_OR_RETURN(type, CheckScales(scales.name, tensor, tensor.shape.size(), true));
   }
-  out->description.scale_dtype = type;
+  out->scheme.scale_dtype = type;
   out->scales = Transposed(tensor.bytes, out->shape().column_blocks(), out->groups(), SizeOf(type));
   return absl::OkStatus();
 }
 
 absl::Status DecodeBlockScales(const Fp8Scales& scales, const TensorView& tensor, HostWeight* out) {
-  WeightDescription& description = out->description;
+  QuantizationScheme& scheme = out->scheme;
   const int64_t column_blocks = CeilDiv(out->n, scales.block_n);
   const int64_t groups = CeilDiv(out->k, scales.block_k);
   if (tensor.shape.size() == 4) {  // ModelOpt keeps a dimension for each block's
@@ -101,16 +101,16 @@ absl::Status DecodeBlockScales(const Fp8Scales& scales, const TensorView& tensor
         CheckShape(scales.name, tensor, {column_blocks, groups},
                    absl::StrCat("[N, K] in blocks of ", scales.block_n, " x ", scales.block_k)));
   }
-  description.block_rows = scales.block_k >= out->k ? 0 : scales.block_k;
-  description.block_cols = scales.block_n >= out->n && out->n > 1 ? 0 : scales.block_n;
-  if (out->n == 1) description.block_cols = 1;
+  scheme.block_rows = scales.block_k >= out->k ? 0 : scales.block_k;
+  scheme.block_cols = scales.block_n >= out->n && out->n > 1 ? 0 : scales.block_n;
+  if (out->n == 1) scheme.block_cols = 1;
   return TakeScales(scales, tensor, out);
 }
 
 absl::Status DecodeOtherScales(const Fp8Scales& scales, const TensorView& tensor, HostWeight* out) {
   const std::vector<int64_t>& shape = tensor.shape;
   if (shape.empty() || shape == std::vector<int64_t>{1}) {
-    out->description.block_cols = 0;
+    out->scheme.block_cols = 0;
   } else if (shape != std::vector<int64_t>{out->n} && shape != std::vector<int64_t>{out->n, 1}) {
     return BadTensor(scales.name, absl::StrCat("shape ", ShapeText(shape)),
                      absl::StrCat("[], [1], [", out->n, "] or [", out->n,
@@ -155,10 +155,10 @@ absl::StatusOr<HostWeight> DecodeE2m1(const E2m1Tensors& names, const LinearTens
   AWQD_ASSIGN_OR_RETURN(const int64_t rows,
                         GroupRows(names.group_size, out.k, groups, names.scales, false));
   AWQD_RETURN_IF_ERROR(CheckShape(names.scales, *scale, {out.n, groups}, "[N, K/group_size]"));
-  out.description = {.code = CodeKind::kE2m1,
-                     .block_rows = BlockRows(rows, out.k),
-                     .zero_kind = ZeroKind::kConstant,
-                     .scale_dtype = names.scale};
+  out.scheme = {.code = CodeKind::kE2m1,
+                .block_rows = BlockRows(rows, out.k),
+                .zero_kind = ZeroKind::kConstant,
+                .scale_dtype = names.scale};
   out.scales = Transposed(scale->bytes, out.n, groups, 1);
   if (codes->unread()) return out;
   out.codes = TransposedNibbles(codes->bytes, out.n, out.k, FirstNibble::kLow);
@@ -173,7 +173,7 @@ absl::StatusOr<HostWeight> DecodeFp8(const Fp8Scales& scales, const LinearTensor
   HostWeight out;
   out.n = weight->shape[0];
   out.k = weight->shape[1];
-  out.description = {.code = CodeKind::kE4m3, .bits = 8, .zero_kind = ZeroKind::kConstant};
+  out.scheme = {.code = CodeKind::kE4m3, .bits = 8, .zero_kind = ZeroKind::kConstant};
   AWQD_RETURN_IF_ERROR(scales.kind == Fp8Scales::Kind::kBlocks
                            ? DecodeBlockScales(scales, *scale, &out)
                            : DecodeOtherScales(scales, *scale, &out));

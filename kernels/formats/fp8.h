@@ -32,7 +32,7 @@ struct E2m1Tensors {
   int64_t group_size = 0;      // -1: all of K; 0: not said
 };
 
-// Codes, scales and their description, without what formats have besides. INVALID_ARGUMENT as
+// Codes, scales and their scheme, without what formats have besides. INVALID_ARGUMENT as
 // Format::decode has it. Sets no HostWeight::format.
 absl::StatusOr<HostWeight> DecodeE2m1(const E2m1Tensors& names, const LinearTensors& tensors);
 

@@ -220,7 +220,7 @@ absl::StatusOr<Cells> ReadCells(absl::string_view name, const TensorView& tensor
   return out;
 }
 
-// Scales of groups become the description's, others its outer scale.
+// Scales of groups become the scheme's, others its outer scale.
 absl::Status DecodeScales(const TensorView& tensor, bool divide, const Cells& cells,
                           HostWeight* out) {
   std::vector<float> scales = cells.values;
@@ -228,18 +228,18 @@ absl::Status DecodeScales(const TensorView& tensor, bool divide, const Cells& ce
     if (divide && scale == 0) return BadTensor("scales", "0", "other numbers, to divide by");
     if (divide) scale = 1.0f / scale;
   }
-  WeightDescription& description = out->description;
+  QuantizationScheme& scheme = out->scheme;
   if (cells.groups == 1) {
-    description.outer = cells.one() ? OuterKind::kOne : OuterKind::kColumn;
+    scheme.outer = cells.one() ? OuterKind::kOne : OuterKind::kColumn;
     out->outer = std::move(scales);
     return absl::OkStatus();
   }
   if (!divide) {
-    description.scale_dtype = FloatType(tensor);
+    scheme.scale_dtype = FloatType(tensor);
     out->scales.assign(tensor.bytes.begin(), tensor.bytes.end());
     return absl::OkStatus();
   }
-  description.scale_dtype = DType::kFp32;
+  scheme.scale_dtype = DType::kFp32;
   out->scales.resize(scales.size() * sizeof(float));
   std::memcpy(out->scales.data(), scales.data(), out->scales.size());
   return absl::OkStatus();
@@ -255,17 +255,17 @@ bool IsInteger(float value, int most) {
 
 // One zero for each of `groups` x `columns` blocks: integers where all of them are codes.
 void DecodeZeros(const Cells& cells, int64_t groups, int64_t columns, HostWeight* out) {
-  WeightDescription& description = out->description;
-  const int most = (1 << description.bits) - 1;
+  QuantizationScheme& scheme = out->scheme;
+  const int most = (1 << scheme.bits) - 1;
   if (cells.one() && IsInteger(cells.values[0], 255)) {
-    description.zero_kind = ZeroKind::kConstant;
-    description.zero = static_cast<int>(cells.values[0]);
+    scheme.zero_kind = ZeroKind::kConstant;
+    scheme.zero = static_cast<int>(cells.values[0]);
     return;
   }
   const bool integers =
       absl::c_all_of(cells.values, [&](float zero) { return IsInteger(zero, most); });
-  description.zero_kind = integers ? ZeroKind::kStored : ZeroKind::kRealBefore;
-  description.zero_dtype = integers ? DType::kFp16 : DType::kFp32;
+  scheme.zero_kind = integers ? ZeroKind::kStored : ZeroKind::kRealBefore;
+  scheme.zero_dtype = integers ? DType::kFp16 : DType::kFp32;
   const int64_t size = integers ? 1 : sizeof(float);
   out->zeros.resize(groups * columns * size);
   for (int64_t group = 0; group < groups; ++group) {
@@ -303,10 +303,10 @@ absl::Status DecodeBlocks(const Settings& settings, const LinearTensors& tensors
   }
   // Without scales in blocks, one real zero is one block.
   const bool one_block = scales.groups == 1 && zeros.one() && !IsInteger(zeros.values[0], 255);
-  out->description = {.bits = settings.bits,
-                      .block_rows = BlockRows(rows, out->k),
-                      .block_cols = one_block ? 0 : 1,
-                      .scale_dtype = std::nullopt};
+  out->scheme = {.bits = settings.bits,
+                 .block_rows = BlockRows(rows, out->k),
+                 .block_cols = one_block ? 0 : 1,
+                 .scale_dtype = std::nullopt};
   if (scale_tensor != nullptr) {
     AWQD_RETURN_IF_ERROR(DecodeScales(*scale_tensor, settings.divide, scales, out));
   }
@@ -333,12 +333,12 @@ absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& te
 
 absl::StatusOr<std::vector<uint32_t>> PackWarpedInt32(const HostWeight& weight) {
   AWQD_RETURN_IF_ERROR(Validate(weight));
-  const WeightDescription& description = weight.description;
-  if (!description.is_integer() || !IsWidth(description.bits)) {
-    return BadValue("code", ToString(description), "w1, w2, w3, w4 or w8");
+  const QuantizationScheme& scheme = weight.scheme;
+  if (!scheme.is_integer() || !IsWidth(scheme.bits)) {
+    return BadValue("code", ToString(scheme), "w1, w2, w3, w4 or w8");
   }
   if (!weight.order.empty()) return BadValue("order", "one", "none");
-  const Packing packing(description.bits, weight.k, weight.n);
+  const Packing packing(scheme.bits, weight.k, weight.n);
   std::vector<uint32_t> out(packing.words);
   std::vector<uint8_t> block(kBlockRows * kBlockColumns);
   for (int64_t n = 0; n < weight.n; n += kBlockColumns) {

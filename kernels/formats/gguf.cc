@@ -88,8 +88,8 @@ absl::Status ReadShape(const GgufBlock& block, const TensorView& weight, HostWei
 absl::Status DecodeCells(const GgufBlock& block, const TensorView& weight, HostWeight* out) {
   const int64_t groups = out->groups(), cells = out->n * groups,
                 per_block = block.codes / block.group;
-  const int64_t scale_bytes = out->description.scale_bytes();
-  const int64_t zero_bytes = out->description.zero_bytes();
+  const int64_t scale_bytes = out->scheme.scale_bytes();
+  const int64_t zero_bytes = out->scheme.zero_bytes();
   std::vector<uint8_t> scales(cells * scale_bytes), zeros(cells * zero_bytes);
   const int64_t blocks = cells / per_block;
   for (int64_t i = 0; i < blocks; ++i) {
@@ -128,13 +128,13 @@ absl::StatusOr<HostWeight> Decode(const Setting& settings, const LinearTensors& 
   HostWeight out;
   out.format = std::string(kGgufFormat.name);
   AWQD_RETURN_IF_ERROR(ReadShape(*block, *weight, &out));
-  out.description = {.code = block->code,
-                     .bits = block->bits,
-                     .block_rows = BlockRows(block->group, out.k),
-                     .zero_kind = block->zero_kind,
-                     .zero = block->zero,
-                     .zero_dtype = block->zero_dtype,
-                     .scale_dtype = block->scale_dtype};
+  out.scheme = {.code = block->code,
+                .bits = block->bits,
+                .block_rows = BlockRows(block->group, out.k),
+                .zero_kind = block->zero_kind,
+                .zero = block->zero,
+                .zero_dtype = block->zero_dtype,
+                .scale_dtype = block->scale_dtype};
   AWQD_ASSIGN_OR_RETURN(out.bias, DecodeBias(tensors, out.n));
   if (weight->unread()) return out;
   AWQD_RETURN_IF_ERROR(DecodeCells(*block, *weight, &out));

@@ -5,7 +5,7 @@
 
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "kernels/description.h"
+#include "kernels/scheme.h"
 
 namespace awqd {
 

@@ -63,7 +63,7 @@ absl::Status DecodeZeros(const GptqLinear& settings, const TensorView& qzeros, i
         absl::StrCat(middle, ", stored as ", middle - less, ", as sym is true"));
   }
   out->zeros.clear();
-  out->description = Symmetric(bits, out->description.block_rows, *out->description.scale_dtype);
+  out->scheme = Symmetric(bits, out->scheme.block_rows, *out->scheme.scale_dtype);
   return absl::OkStatus();
 }
 
@@ -91,7 +91,7 @@ absl::StatusOr<HostWeight> DecodeGptqLinear(const GptqLinear& settings,
   // A group may be larger than a small layer.
   const int64_t said = settings.group_size > out.k ? -1 : settings.group_size;
   AWQD_ASSIGN_OR_RETURN(const int64_t rows, GroupRows(said, out.k, groups, "scales", true));
-  out.description = Asymmetric(settings.bits, BlockRows(rows, out.k), type);
+  out.scheme = Asymmetric(settings.bits, BlockRows(rows, out.k), type);
   const GroupIndex index = {"g_idx", "scales", settings.desc_act, "desc_act is true",
                             "desc_act is false"};
   AWQD_ASSIGN_OR_RETURN(const std::vector<int32_t> place,

@@ -10,7 +10,7 @@
 #include "kernels/base/huge_pages.h"
 #include "kernels/base/math.h"
 #include "kernels/base/nibbles.h"
-#include "kernels/description.h"
+#include "kernels/scheme.h"
 
 namespace awqd {
 namespace {

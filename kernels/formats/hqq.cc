@@ -266,13 +266,12 @@ absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& te
     return BadValue("group_size", group, absl::StrCat("-1 or a divisor of K = ", out.k));
   }
   const int64_t rows = out.n * (out.k / group);  // both are below 2^31
-  out.description = {.bits = settings.bits,
-                     .block_rows = BlockRows(group, out.k),
-                     .zero_kind = ZeroKind::kRealBefore};
-  AWQD_ASSIGN_OR_RETURN(out.description.scale_dtype,
+  out.scheme = {.bits = settings.bits,
+                .block_rows = BlockRows(group, out.k),
+                .zero_kind = ZeroKind::kRealBefore};
+  AWQD_ASSIGN_OR_RETURN(out.scheme.scale_dtype,
                         TakeCells(tensors, "scale", rows, out.n, &out.scales));
-  AWQD_ASSIGN_OR_RETURN(out.description.zero_dtype,
-                        TakeCells(tensors, "zero", rows, out.n, &out.zeros));
+  AWQD_ASSIGN_OR_RETURN(out.scheme.zero_dtype, TakeCells(tensors, "zero", rows, out.n, &out.zeros));
   AWQD_ASSIGN_OR_RETURN(out.bias, DecodeBias(tensors, out.n));
   AWQD_RETURN_IF_ERROR(DecodeCodes(Packing(settings.bits, group, rows), *words, &out));
   return out;

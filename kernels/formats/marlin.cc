@@ -105,7 +105,7 @@ absl::StatusOr<HostWeight> Decode(const Format& format, int64_t group_size,
                  absl::StrCat("[K/16, 2 N] for N = ", out.n, " of tensor \"", scales_name, "\"")));
   AWQD_ASSIGN_OR_RETURN(const int64_t rows,
                         GroupRows(group_size, out.k, groups, scales_name, false));
-  out.description = Symmetric(4, BlockRows(rows, out.k), type);
+  out.scheme = Symmetric(4, BlockRows(rows, out.k), type);
   AWQD_ASSIGN_OR_RETURN(out.bias, DecodeBias(tensors, out.n));
   out.scales = InColumnOrder(scales->bytes, groups, out.n);
   if (codes->unread()) return out;

@@ -158,7 +158,7 @@ absl::StatusOr<HostWeight> DecodeNvfp4(int64_t group_size, const LinearTensors& 
                                                    tensors));
   AWQD_ASSIGN_OR_RETURN(const TensorView* outer, NeedTensor(tensors, "weight_scale_2", "F32 []"));
   AWQD_ASSIGN_OR_RETURN(const float number, ReadNumber("weight_scale_2", *outer));
-  out.description.outer = OuterKind::kOne;
+  out.scheme.outer = OuterKind::kOne;
   out.outer = {number};
   return out;
 }
@@ -184,7 +184,7 @@ absl::StatusOr<HostWeight> DecodeInt4(int64_t group_size, const LinearTensors& t
   }
   AWQD_ASSIGN_OR_RETURN(const int64_t rows, GroupRows(rank == 1 ? -1 : group_size, out.k, groups,
                                                       "weight_scale", false));
-  out.description = Symmetric(4, BlockRows(rows, out.k), type);
+  out.scheme = Symmetric(4, BlockRows(rows, out.k), type);
   out.scales = Transposed(scale->bytes, out.n, groups, SizeOf(type));
   if (weight->unread()) return out;
   out.codes = Transposed(weight->bytes, out.n / 2, out.k, 1);

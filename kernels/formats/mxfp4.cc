@@ -38,10 +38,10 @@ absl::StatusOr<HostWeight> Decode(const Setting& /*settings*/, const LinearTenso
   out.format = std::string(kMxfp4Format.name);
   out.n = n;
   out.k = groups * kGroup;
-  out.description = {.code = CodeKind::kE2m1,
-                     .block_rows = BlockRows(kGroup, out.k),
-                     .zero_kind = ZeroKind::kConstant,
-                     .scale_dtype = DType::kE8m0};
+  out.scheme = {.code = CodeKind::kE2m1,
+                .block_rows = BlockRows(kGroup, out.k),
+                .zero_kind = ZeroKind::kConstant,
+                .scale_dtype = DType::kE8m0};
   AWQD_ASSIGN_OR_RETURN(out.bias, DecodeBias(tensors, n));
   out.scales = Transposed(scales->bytes, n, groups, 1);
   if (blocks->unread()) return out;

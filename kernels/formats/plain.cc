@@ -61,15 +61,15 @@ absl::Status CheckBits(absl::string_view name, const TensorView& tensor, int bit
 
 absl::Status DecodeZeros(const Settings& settings, const LinearTensors& tensors, int64_t groups,
                          HostWeight* out) {
-  WeightDescription& description = out->description;
+  QuantizationScheme& scheme = out->scheme;
   const TensorView* zeros = FindTensor(tensors, "zeros");
   if (zeros == nullptr) {
     if (!settings.zero) {
       return BadTensor("zeros", "nothing",
                        "U8 [groups, N], or one of the settings symmetric and zero");
     }
-    description.zero_kind = ZeroKind::kConstant;
-    description.zero = *settings.zero;
+    scheme.zero_kind = ZeroKind::kConstant;
+    scheme.zero = *settings.zero;
     return absl::OkStatus();
   }
   if (settings.zero) {
@@ -95,10 +95,10 @@ absl::Status DecodeOuter(const LinearTensors& tensors, HostWeight* out) {
   AWQD_RETURN_IF_ERROR(CheckScales("outer", *outer, 1, true).status());
   AWQD_ASSIGN_OR_RETURN(out->outer, ToFloats("outer", *outer));
   if (out->outer.size() == 1) {
-    out->description.outer = OuterKind::kOne;
+    out->scheme.outer = OuterKind::kOne;
     return absl::OkStatus();
   }
-  out->description.outer = OuterKind::kColumn;
+  out->scheme.outer = OuterKind::kColumn;
   return CheckShape("outer", *outer, {out->n}, "[N], or one for all");
 }
 
@@ -122,7 +122,7 @@ absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& te
   AWQD_ASSIGN_OR_RETURN(const int64_t rows,
                         GroupRows(settings.group_size, out.k, groups, "scales", true));
   AWQD_RETURN_IF_ERROR(CheckShape("scales", *scales, {groups, out.n}, "[groups, N]"));
-  out.description = Asymmetric(settings.bits, BlockRows(rows, out.k), type);
+  out.scheme = Asymmetric(settings.bits, BlockRows(rows, out.k), type);
   AWQD_RETURN_IF_ERROR(DecodeZeros(settings, tensors, groups, &out));
   AWQD_RETURN_IF_ERROR(DecodeOuter(tensors, &out));
   AWQD_ASSIGN_OR_RETURN(out.bias, DecodeBias(tensors, out.n));

@@ -172,7 +172,7 @@ void SetZeros(const std::vector<uint8_t>& zeros, HostWeight* out) {
     out->zeros = std::move(codes);
     return;
   }
-  out->description.zero_kind = ZeroKind::kRealAfter;
+  out->scheme.zero_kind = ZeroKind::kRealAfter;
   out->zeros.resize(2 * zeros.size());
   for (size_t i = 0; i < zeros.size(); ++i) {
     const uint16_t half = FloatToHalf(zeros[i]);  // which holds every one
@@ -195,8 +195,8 @@ absl::Status DecodeGroups(const Settings& settings, const LinearTensors& tensors
       CheckShape("s2_zeros", *zeros, {groups, out->n}, "[groups, N], as \"s2_scales\""));
   AWQD_ASSIGN_OR_RETURN(const int64_t rows,
                         GroupRows(settings.group_size, out->k, groups, "s2_scales", false));
-  out->description = Asymmetric(kBits, BlockRows(rows, out->k), DType::kInt8);
-  out->description.outer = OuterKind::kColumn;
+  out->scheme = Asymmetric(kBits, BlockRows(rows, out->k), DType::kInt8);
+  out->scheme.outer = OuterKind::kColumn;
   AWQD_ASSIGN_OR_RETURN(out->outer, ToFloats("s1_scales", tensors.find("s1_scales")->second));
   out->scales = InColumnOrder(scales->bytes);
   std::vector<uint8_t> z = InColumnOrder(zeros->bytes);
@@ -221,10 +221,10 @@ absl::Status DecodeChannels(const Settings& settings, const LinearTensors& tenso
   const TensorView& scales = tensors.find("s1_scales")->second;
   AWQD_ASSIGN_OR_RETURN(const DType type, CheckScales("s1_szeros", *zeros, 1, false));
   AWQD_RETURN_IF_ERROR(CheckShape("s1_szeros", *zeros, {out->n}, "[N], as \"s1_scales\""));
-  out->description = {.bits = kBits,
-                      .zero_kind = ZeroKind::kRealAfter,
-                      .zero_dtype = type,
-                      .scale_dtype = FloatType(scales)};
+  out->scheme = {.bits = kBits,
+                 .zero_kind = ZeroKind::kRealAfter,
+                 .zero_dtype = type,
+                 .scale_dtype = FloatType(scales)};
   out->scales.assign(scales.bytes.begin(), scales.bytes.end());
   out->zeros.assign(zeros->bytes.begin(), zeros->bytes.end());
   if (!qweight.unread()) DecodeCodes(qweight.bytes, out->k, out);

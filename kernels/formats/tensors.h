@@ -58,7 +58,7 @@ absl::StatusOr<std::vector<float>> ToFloats(absl::string_view name, const Tensor
 absl::StatusOr<int64_t> GroupRows(int64_t said, int64_t k, int64_t groups, absl::string_view scales,
                                   bool ragged);
 
-// WeightDescription::block_rows of groups of so many rows.
+// QuantizationScheme::block_rows of groups of so many rows.
 constexpr int64_t BlockRows(int64_t group_rows, int64_t k) {
   return group_rows == k ? 0 : group_rows;
 }

@@ -54,7 +54,7 @@ std::string Refuses(const WeightShape& shape) {
 }
 
 void AddSections(const WeightShape& shape, Sections* sections) {
-  const WeightDescription& d = shape.description;
+  const QuantizationScheme& d = shape.scheme;
   const K16Shape k16(shape);
   const int64_t cells = k16.tiles * k16.groups * K16Shape::kTile;
   sections->Add(Part::kCodes, k16.tiles * k16.blocks * k16.tile_block_bytes());
@@ -120,7 +120,7 @@ void StoreTileRow(HostWeight* w, int64_t row, int64_t tile, uint64_t packed) {
 // The code nearest to the zero of a group and column, so that with an integer zero the weight is 0
 // or the least value.
 int PaddingCode(const HostWeight& w, int64_t group, int64_t col) {
-  const WeightDescription& d = w.description;
+  const QuantizationScheme& d = w.scheme;
   if (!d.is_integer() || d.real_zeros() || group >= w.groups() || col >= w.n) return 0;
   return std::min(w.Zero(group, col), (1 << d.bits) - 1);
 }
@@ -264,10 +264,10 @@ void UnpackLanes(const uint8_t* codes, HostWeight* w) {
 // --- Codes of 8 bits ---
 
 // The bits in which stored bytes differ from codes: integers are stored as if signed.
-uint8_t Flip(const WeightDescription& d) { return d.is_integer() ? 0x80 : 0; }
+uint8_t Flip(const QuantizationScheme& d) { return d.is_integer() ? 0x80 : 0; }
 
 void PackBytes(const HostWeight& w, ColumnRange columns, uint8_t* codes) {
-  const uint8_t flip = Flip(w.description);
+  const uint8_t flip = Flip(w.scheme);
   const int64_t block = K16Shape(w.shape()).block_bytes();
   ForEachLane(
       w.shape(), columns, [&](const Source* sources, int64_t tile, int64_t i, int64_t first) {
@@ -284,7 +284,7 @@ void PackBytes(const HostWeight& w, ColumnRange columns, uint8_t* codes) {
 }
 
 void UnpackBytes(const uint8_t* codes, HostWeight* w) {
-  const uint8_t flip = Flip(w->description);
+  const uint8_t flip = Flip(w->scheme);
   const int64_t block = K16Shape(w->shape()).block_bytes();
   ForEachLane(w->shape(), {0, w->n},
               [&](const Source* sources, int64_t tile, int64_t i, int64_t first) {
@@ -311,7 +311,7 @@ void PackCells(const std::vector<uint8_t>& in, const HostWeight& w, ColumnRange 
     for (int64_t t = columns.begin / 8; t < CeilDiv(columns.end, 8); ++t) {
       uint8_t* cells = out + (t * groups + g) * 8 * size;
       const int64_t count = std::min<int64_t>(8, w.n - t * 8);
-      if (w.description.block_cols == 1 && count == 8) {
+      if (w.scheme.block_cols == 1 && count == 8) {
         std::memcpy(cells, in.data() + (g * w.n + t * 8) * size, 8 * size);
         continue;
       }
@@ -337,16 +337,15 @@ void UnpackCells(const uint8_t* in, int64_t size, const HostWeight& w, std::vect
 void Pack(const HostWeight& w, ColumnRange columns, const Sections& sections, uint8_t* out) {
   const auto pack = K16Shape(w.shape()).bits == 8 ? PackBytes : PackLanes;
   pack(w, columns, out + sections.offset(Part::kCodes));
-  PackCells(w.scales, w, columns, w.description.scale_bytes(),
-            out + sections.offset(Part::kScales));
-  PackCells(w.zeros, w, columns, w.description.zero_bytes(), out + sections.offset(Part::kZeros));
+  PackCells(w.scales, w, columns, w.scheme.scale_bytes(), out + sections.offset(Part::kScales));
+  PackCells(w.zeros, w, columns, w.scheme.zero_bytes(), out + sections.offset(Part::kZeros));
 }
 
 void Unpack(const WeightShape& shape, const uint8_t* in, const Sections& sections, HostWeight* w) {
   const auto unpack = K16Shape(shape).bits == 8 ? UnpackBytes : UnpackLanes;
   unpack(in + sections.offset(Part::kCodes), w);
-  UnpackCells(in + sections.offset(Part::kScales), shape.description.scale_bytes(), *w, &w->scales);
-  UnpackCells(in + sections.offset(Part::kZeros), shape.description.zero_bytes(), *w, &w->zeros);
+  UnpackCells(in + sections.offset(Part::kScales), shape.scheme.scale_bytes(), *w, &w->scales);
+  UnpackCells(in + sections.offset(Part::kZeros), shape.scheme.zero_bytes(), *w, &w->zeros);
 }
 
 }  // namespace

@@ -30,7 +30,7 @@ struct K16Shape {
         runs((groups - 1) * runs_per_group +
              CeilDiv(shape.k - (groups - 1) * shape.group_rows(), kRun)),
         blocks(CeilDiv(runs, kRunsPerBlock)),
-        bits(shape.description.bits <= 4 ? shape.description.bits : 8) {}
+        bits(shape.scheme.bits <= 4 ? shape.scheme.bits : 8) {}
 
   int64_t block_bytes() const { return kRun * bits; }
   int64_t tile_block_bytes() const { return kTile * block_bytes(); }

@@ -43,7 +43,7 @@ struct Layout {
   void (*unpack)(const WeightShape& shape, const uint8_t* in, const Sections& sections,
                  HostWeight* out);
 
-  // Whether a weight of this shape needs Part::kOuter although its description has no outer:
+  // Whether a weight of this shape needs Part::kOuter although its scheme has no outer:
   // because the layout stores only a part of each scale beside the codes, or because its rows
   // always multiply by Part::kOuter. Null: never.
   bool (*moves_scales)(const WeightShape& shape) = nullptr;

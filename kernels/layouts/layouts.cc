@@ -29,7 +29,7 @@ absl::Span<const Layout* const> AllLayouts() {
 }
 
 Sections SectionsOf(const Layout& layout, const WeightShape& shape, const HostWeight* weight) {
-  const WeightDescription& d = shape.description;
+  const QuantizationScheme& d = shape.scheme;
   Sections out;
   layout.add_sections(shape, &out);
   out.Add(Part::kTable, d.code == CodeKind::kTable ? 16 * 4 : 0);
@@ -50,7 +50,7 @@ void PackCommonParts(const Layout& layout, const HostWeight& weight, const Secti
   CopyPart(weight.bias, Part::kBias, sections, out);
   if (!sections.Has(Part::kOuter)) return;
   float* outer = reinterpret_cast<float*>(out + sections.offset(Part::kOuter));
-  if (weight.description.outer != OuterKind::kNone) {
+  if (weight.scheme.outer != OuterKind::kNone) {
     for (int64_t n = 0; n < weight.n; ++n) outer[n] = weight.Outer(n);
   } else {
     layout.moved_scales(weight, outer);
@@ -58,11 +58,11 @@ void PackCommonParts(const Layout& layout, const HostWeight& weight, const Secti
 }
 
 HostWeight MakeEmpty(const WeightShape& shape) {
-  const WeightDescription& d = shape.description;
+  const QuantizationScheme& d = shape.scheme;
   HostWeight out;
   out.k = shape.k;
   out.n = shape.n;
-  out.description = d;
+  out.scheme = d;
   out.codes.resize(out.k * out.row_bytes());
   out.scales.resize(shape.cells() * d.scale_bytes());
   out.zeros.resize(shape.cells() * d.zero_bytes());

@@ -91,12 +91,12 @@ using namespace mma16;  // NOLINT: this file implements the geometry
 
 // The largest scale of a column goes to [2^7, 2^8), or to [2^11, 2^12) for FP16 scales and codes of
 // up to 4 bits. FP16 holds it times any integer of the codes.
-int TopOctave(const WeightDescription& d) {
+int TopOctave(const QuantizationScheme& d) {
   return d.scale_dtype == DType::kFp16 && d.bits <= 4 ? 11 : 7;
 }
 // The number of octaves from there down to the smallest scale that keeps its bits: 8 bits in a
 // denormal of 2^-17, or 11 in a normal number of 2^-14.
-int MostOctaves(const WeightDescription& d) {
+int MostOctaves(const QuantizationScheme& d) {
   return TopOctave(d) + (d.scale_dtype == DType::kFp16 ? 14 : 17);
 }
 
@@ -104,13 +104,13 @@ bool PerColumn(const WeightShape& shape) { return shape.groups() == 1; }
 
 // Whether Part::kOuter is the whole scale.
 bool ScaleIsOuter(const WeightShape& shape) {
-  const WeightDescription& d = shape.description;
+  const QuantizationScheme& d = shape.scheme;
   if (!d.scale_dtype || !PerColumn(shape) || d.real_zeros()) return false;
   return d.bits == 8 || *d.scale_dtype != DType::kFp16;
 }
 
 bool IsNormalised(const WeightShape& shape) {
-  const WeightDescription& d = shape.description;
+  const QuantizationScheme& d = shape.scheme;
   if (d.scale_dtype == DType::kFp16) return shape.large_scales && !ScaleIsOuter(shape);
   return (d.scale_dtype == DType::kBf16 || d.scale_dtype == DType::kE8m0) && !PerColumn(shape) &&
          !HasFloatScales(MetaKindOf(d));
@@ -118,7 +118,7 @@ bool IsNormalised(const WeightShape& shape) {
 
 // Whether Part::kOuter is 1 everywhere; rows of bare records always multiply by it.
 bool OuterIsOnes(const WeightShape& shape) {
-  const WeightDescription& d = shape.description;
+  const QuantizationScheme& d = shape.scheme;
   return HasBareRecords(shape) && !d.scale_dtype && d.outer == OuterKind::kNone;
 }
 
@@ -130,7 +130,7 @@ bool MovesScales(const WeightShape& shape) {
 bool HoldsBits(int bits) { return bits <= 4 || bits == 8; }
 
 // Whether records hold scales of this type exactly as FP16.
-bool FitsFp16(const WeightDescription& d) {
+bool FitsFp16(const QuantizationScheme& d) {
   switch (*d.scale_dtype) {
     case DType::kFp16:
     case DType::kBf16:  // normalised
@@ -146,7 +146,7 @@ bool FitsFp16(const WeightDescription& d) {
 }
 
 std::string RefusesScales(const WeightShape& shape) {
-  const WeightDescription& d = shape.description;
+  const QuantizationScheme& d = shape.scheme;
   if (d.block_cols != 1 && d.scale_dtype && !HasFloatScales(MetaKindOf(d))) {
     return "holds a scale for each column";
   }
@@ -169,14 +169,14 @@ std::string RefusesScales(const WeightShape& shape) {
 
 std::string RefusesRealZeros(const WeightShape& shape) {
   constexpr int kRows = 32;
-  if (!shape.description.is_integer()) return "holds real zeros of integer codes";
+  if (!shape.scheme.is_integer()) return "holds real zeros of integer codes";
   if (shape.groups() == 1 || shape.group_rows() % kRows == 0) return "";
   return absl::StrCat("holds real zeros of all of K or of a multiple of ", kRows, " rows, got ",
                       shape.group_rows());
 }
 
 std::string Refuses(const WeightShape& shape) {
-  const WeightDescription& d = shape.description;
+  const QuantizationScheme& d = shape.scheme;
   if (!HoldsBits(d.bits)) {
     return absl::StrCat("holds integer codes of 1, 2, 3, 4 and 8 bits, got ", ToString(d));
   }
@@ -205,7 +205,7 @@ void AddSections(const WeightShape& shape, Sections* sections) {
 std::vector<float> Normalisers(const HostWeight& w, ColumnRange columns) {
   std::vector<float> out(columns.end - columns.begin, 1.0f);
   WeightShape shape = w.shape();
-  const bool half = w.description.scale_dtype == DType::kFp16;
+  const bool half = w.scheme.scale_dtype == DType::kFp16;
   shape.large_scales = half;  // each column is checked below
   if (!IsNormalised(shape)) return out;
   for (int64_t n = columns.begin; n < columns.end; ++n) {
@@ -214,8 +214,8 @@ std::vector<float> Normalisers(const HostWeight& w, ColumnRange columns) {
       const float scale = std::fabs(w.Scale(g, n));
       if (!half || std::isfinite(scale)) most = std::max(most, scale);
     }
-    if (most == 0 || (half && !PassesHalf(w.description, most))) continue;
-    out[n - columns.begin] = std::ldexp(1.0f, TopOctave(w.description) - std::ilogb(most));
+    if (most == 0 || (half && !PassesHalf(w.scheme, most))) continue;
+    out[n - columns.begin] = std::ldexp(1.0f, TopOctave(w.scheme) - std::ilogb(most));
   }
   return out;
 }
@@ -262,12 +262,12 @@ MetaPlace PlaceOf(int bits, MetaKind kind, int column) {
 // Returns the scale as 16 bits, or as 32.
 uint32_t RecordScale(const HostWeight& w, int64_t group, int64_t column, float normaliser) {
   const WeightShape shape = w.shape();
-  const bool one = !w.description.scale_dtype || ScaleIsOuter(shape);
-  if (HasFloatScales(MetaKindOf(w.description))) {
+  const bool one = !w.scheme.scale_dtype || ScaleIsOuter(shape);
+  if (HasFloatScales(MetaKindOf(w.scheme))) {
     return std::bit_cast<uint32_t>(one ? 1.0f : w.Scale(group, column));
   }
   if (one) return 0x3c00;
-  if (*w.description.scale_dtype == DType::kFp16 && normaliser == 1) {
+  if (*w.scheme.scale_dtype == DType::kFp16 && normaliser == 1) {
     uint16_t bits;
     std::memcpy(&bits, w.scales.data() + 2 * w.Cell(group, column), 2);
     return bits;
@@ -278,8 +278,8 @@ uint32_t RecordScale(const HostWeight& w, int64_t group, int64_t column, float n
 // Calls fn(first byte of the meta, place in it, group, column) for every scale of a record.
 template <typename Fn>
 void ForEachCell(const HostWeight& w, int64_t n0, int64_t k0, int metas, Fn fn) {
-  const int bits = w.description.bits;
-  const MetaKind kind = MetaKindOf(w.description);
+  const int bits = w.scheme.bits;
+  const MetaKind kind = MetaKindOf(w.scheme);
   for (int j = 0; j < metas; ++j) {
     const int64_t k = k0 + j * (kBlockK / metas);
     if (k >= w.k) break;
@@ -305,15 +305,14 @@ uint8_t ByteOf(DType dtype, float value) {
 void RestoreScale(HostWeight* w, int64_t group, int64_t column, uint32_t record, float outer) {
   const WeightShape shape = w->shape();
   const int64_t cell = w->Cell(group, column);
-  const DType dtype = *w->description.scale_dtype;
-  const float in_record = HasFloatScales(MetaKindOf(w->description))
+  const DType dtype = *w->scheme.scale_dtype;
+  const float in_record = HasFloatScales(MetaKindOf(w->scheme))
                               ? std::bit_cast<float>(record)
                               : HalfToFloat(static_cast<uint16_t>(record));
   const bool half =
-      dtype == DType::kFp16 && !ScaleIsOuter(shape) && !HasFloatScales(MetaKindOf(w->description));
-  // If an FP16 scale was not moved, `outer` is the description's own or none.
-  const bool moved =
-      half ? w->description.outer == OuterKind::kNone && outer != 1 : IsNormalised(shape);
+      dtype == DType::kFp16 && !ScaleIsOuter(shape) && !HasFloatScales(MetaKindOf(w->scheme));
+  // If an FP16 scale was not moved, `outer` is the scheme's own or none.
+  const bool moved = half ? w->scheme.outer == OuterKind::kNone && outer != 1 : IsNormalised(shape);
   const float scale = ScaleIsOuter(shape) ? outer : moved ? in_record * outer : in_record;
   if (SizeOf(dtype) == 1) {
     w->scales[cell] = ByteOf(dtype, scale);
@@ -327,17 +326,17 @@ void RestoreScale(HostWeight* w, int64_t group, int64_t column, uint32_t record,
 
 void UnpackMetas(const uint8_t* in, int64_t n0, int64_t k0, int metas, const float* outer,
                  HostWeight* w) {
-  const int mask = (1 << ZeroBits(w->description.bits)) - 1;
-  const int scale_bytes = HasFloatScales(MetaKindOf(w->description)) ? 4 : 2;
+  const int mask = (1 << ZeroBits(w->scheme.bits)) - 1;
+  const int scale_bytes = HasFloatScales(MetaKindOf(w->scheme)) ? 4 : 2;
   ForEachCell(*w, n0, k0, metas, [&](int first, MetaPlace place, int64_t group, int64_t n) {
     uint32_t scale = 0;
     std::memcpy(&scale, in + first + place.scale, scale_bytes);
     if (!w->scales.empty()) RestoreScale(w, group, n, scale, outer == nullptr ? 1 : outer[n]);
     if (w->zeros.empty()) return;
-    if (w->description.real_zeros()) {
+    if (w->scheme.real_zeros()) {
       float zero = 0;
       std::memcpy(&zero, in + first + place.zero, sizeof zero);
-      StoreElement(w->zeros.data(), w->description.zero_dtype, w->Cell(group, n), zero);
+      StoreElement(w->zeros.data(), w->scheme.zero_dtype, w->Cell(group, n), zero);
       return;
     }
     w->zeros[w->Cell(group, n)] = in[first + place.zero] >> place.zero_shift & mask;
@@ -349,8 +348,8 @@ void UnpackMetas(const uint8_t* in, int64_t n0, int64_t k0, int metas, const flo
 void Pack(const HostWeight& w, ColumnRange columns, const Sections& sections, uint8_t* out) {
   const WeightShape shape = w.shape();
   const std::vector<float> normalisers = Normalisers(w, columns);
-  const int metas = MetasPerRecord(shape), codes = CodesBytes(w.description.bits);
-  const int scale_bytes = HasFloatScales(MetaKindOf(w.description)) ? 4 : 2;
+  const int metas = MetasPerRecord(shape), codes = CodesBytes(w.scheme.bits);
+  const int scale_bytes = HasFloatScales(MetaKindOf(w.scheme)) ? 4 : 2;
   uint8_t* const records = out + sections.offset(Part::kCodes);
   ForEachRecord(columns, w.k, [&](int64_t index, int64_t n0, int64_t k0) {
     uint8_t* const record = records + index * RecordBytes(shape);
@@ -360,10 +359,10 @@ void Pack(const HostWeight& w, ColumnRange columns, const Sections& sections, ui
     ForEachCell(w, n0, k0, metas, [&](int first, MetaPlace place, int64_t group, int64_t n) {
       const uint32_t scale = RecordScale(w, group, n, normalisers[n - columns.begin]);
       std::memcpy(meta + first + place.scale, &scale, scale_bytes);
-      if (w.description.real_zeros()) {
+      if (w.scheme.real_zeros()) {
         const float zero = w.RealZero(group, n);
         std::memcpy(meta + first + place.zero, &zero, sizeof zero);
-      } else if (w.description.is_integer()) {
+      } else if (w.scheme.is_integer()) {
         meta[first + place.zero] |= w.Zero(group, n) << place.zero_shift;
       }
     });
@@ -372,7 +371,7 @@ void Pack(const HostWeight& w, ColumnRange columns, const Sections& sections, ui
 
 void Unpack(const WeightShape& shape, const uint8_t* in, const Sections& sections, HostWeight* w) {
   const int metas = MetasPerRecord(shape);
-  const int bytes = RecordBytes(shape), codes = CodesBytes(shape.description.bits);
+  const int bytes = RecordBytes(shape), codes = CodesBytes(shape.scheme.bits);
   const uint8_t* const records = in + sections.offset(Part::kCodes);
   const float* outer = sections.Has(Part::kOuter)
                            ? reinterpret_cast<const float*>(in + sections.offset(Part::kOuter))

@@ -35,7 +35,7 @@ constexpr MetaKind MetaKindOf(CodeKind code, bool real_zeros) {
   if (code == CodeKind::kUnsigned) return MetaKind::kIntegerZeros;
   return code == CodeKind::kE2m1 ? MetaKind::kHalfScales : MetaKind::kFloatScales;
 }
-inline MetaKind MetaKindOf(const WeightDescription& d) {
+inline MetaKind MetaKindOf(const QuantizationScheme& d) {
   return MetaKindOf(d.code, d.real_zeros());
 }
 constexpr bool HasFloatScales(MetaKind kind) {
@@ -62,7 +62,7 @@ constexpr int MetaBytes(int bits, MetaKind kind) {
 // same zero everywhere. The scales are Part::kOuter then, and the zero is a kernel argument. Codes
 // of fewer bits have no such records, which saves one kind of record to compile.
 constexpr bool HasBareRecords(const WeightShape& shape) {
-  const WeightDescription& d = shape.description;
+  const QuantizationScheme& d = shape.scheme;
   return d.bits == 8 && d.zero_kind == ZeroKind::kConstant &&
          (d.block_rows == 0 || d.block_rows == shape.k || !d.scale_dtype);
 }
@@ -82,7 +82,7 @@ constexpr int RecordBytes(int bits, int metas, MetaKind kind = MetaKind::kIntege
   return CodesBytes(bits) + metas * MetaBytes(bits, kind);
 }
 inline int RecordBytes(const WeightShape& shape) {
-  return RecordBytes(shape.description.bits, MetasPerRecord(shape), MetaKindOf(shape.description));
+  return RecordBytes(shape.scheme.bits, MetasPerRecord(shape), MetaKindOf(shape.scheme));
 }
 constexpr int64_t TilesN(int64_t n) { return CeilDiv(n, kTileN); }
 constexpr int64_t BlocksK(int64_t k) { return CeilDiv(k, kBlockK); }

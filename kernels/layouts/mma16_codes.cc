@@ -13,7 +13,7 @@ namespace {
 // The code that pads column n along K. It decodes to 0; in a table to the least magnitude. With
 // real zeros any code will do, because activations are 0 there.
 int PaddingOf(const HostWeight& w, int64_t n) {
-  if (w.description.real_zeros()) return 0;
+  if (w.scheme.real_zeros()) return 0;
   if (w.table.empty()) return w.Zero(w.groups() - 1, n);
   const auto smaller = [](float a, float b) { return std::fabs(a) < std::fabs(b); };
   return static_cast<int>(std::min_element(w.table.begin(), w.table.end(), smaller) -
@@ -28,7 +28,7 @@ int CodeAt(const HostWeight& w, int64_t k, int64_t n) {
 
 // Packs codes of any width one by one.
 void PackAnyCodes(const HostWeight& w, int64_t n0, int64_t k0, uint8_t* record) {
-  const int bits = w.description.bits;
+  const int bits = w.scheme.bits;
   std::memset(record, 0, CodesBytes(bits));
   for (int k = 0; k < kBlockK; ++k) {
     for (int n = 0; n < kTileN; ++n) {
@@ -157,7 +157,7 @@ void PackUnits(const HostWeight& w, int64_t n0, int64_t k0, uint8_t* record, Pac
 }  // namespace
 
 void PackCodes(const HostWeight& w, int64_t n0, int64_t k0, uint8_t* record) {
-  switch (w.description.bits) {
+  switch (w.scheme.bits) {
     case 4:
       PackUnits<uint32_t>(w, n0, k0, record,
                           [](const auto& codes, auto... at) { PackNibbles(codes, at...); });
@@ -172,7 +172,7 @@ void PackCodes(const HostWeight& w, int64_t n0, int64_t k0, uint8_t* record) {
 }
 
 void UnpackCodes(const uint8_t* record, int64_t n0, int64_t k0, HostWeight* w) {
-  const int bits = w->description.bits;
+  const int bits = w->scheme.bits;
   const int width = bits == 3 ? 2 : bits, mask = (1 << width) - 1;
   for (int k = 0; k < std::min<int64_t>(kBlockK, w->k - k0); ++k) {
     for (int n = 0; n < std::min<int64_t>(kTileN, w->n - n0); ++n) {

@@ -24,7 +24,7 @@ namespace {
 std::string Refuses(const WeightShape&) { return ""; }
 
 void AddSections(const WeightShape& shape, Sections* sections) {
-  const WeightDescription& d = shape.description;
+  const QuantizationScheme& d = shape.scheme;
   sections->Add(Part::kCodes, shape.k * CeilDiv(shape.n * CodeBits(d.bits), 8));
   sections->Add(Part::kScales, shape.cells() * d.scale_bytes());
   sections->Add(Part::kZeros, shape.cells() * d.zero_bytes());

@@ -28,7 +28,7 @@ std::string WhyNotDevice(const KernelRow& row, const DeviceInfo& device) {
 
 bool Has(uint32_t mask, uint32_t of) { return (mask & of) != 0; }
 
-std::string WhyNotCode(const Claims& claims, const WeightDescription& d) {
+std::string WhyNotCode(const Claims& claims, const QuantizationScheme& d) {
   if (!Has(claims.codes, MaskOf(d.code))) {
     return absl::StrCat("has no codes like those of ", ToString(d));
   }
@@ -38,7 +38,7 @@ std::string WhyNotCode(const Claims& claims, const WeightDescription& d) {
   return "";
 }
 
-std::string WhyNotZero(const Claims& claims, const WeightDescription& d) {
+std::string WhyNotZero(const Claims& claims, const QuantizationScheme& d) {
   if (Has(claims.zeros, MaskOf(d.zero_kind))) return "";
   switch (d.zero_kind) {
     case ZeroKind::kConstant:
@@ -53,7 +53,7 @@ std::string WhyNotZero(const Claims& claims, const WeightDescription& d) {
 }
 
 std::string WhyNotScale(const Claims& claims, const WeightShape& shape) {
-  const WeightDescription& d = shape.description;
+  const QuantizationScheme& d = shape.scheme;
   if (d.scale_dtype && !Has(claims.scales, MaskOf(*d.scale_dtype))) {
     return absl::StrCat("takes no ", Name(*d.scale_dtype), " scales");
   }
@@ -71,8 +71,8 @@ std::string WhyNotScale(const Claims& claims, const WeightShape& shape) {
 
 std::string WhyNot(const KernelRow& row, const WeightShape& shape, const DeviceInfo& device) {
   if (std::string why = WhyNotDevice(row, device); !why.empty()) return why;
-  if (std::string why = WhyNotCode(row.claims, shape.description); !why.empty()) return why;
-  if (std::string why = WhyNotZero(row.claims, shape.description); !why.empty()) return why;
+  if (std::string why = WhyNotCode(row.claims, shape.scheme); !why.empty()) return why;
+  if (std::string why = WhyNotZero(row.claims, shape.scheme); !why.empty()) return why;
   if (std::string why = WhyNotScale(row.claims, shape); !why.empty()) return why;
   if (row.op == Op::kIntegerMatmul) {
     if (std::string why = WhyNoIntegers(shape); !why.empty()) return why;

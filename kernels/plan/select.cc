@@ -111,7 +111,7 @@ std::string Join(const std::vector<RefusedRow>& refused) {
 
 absl::StatusOr<Plan> Select(const WeightShape& shape, const DeviceInfo& device,
                             absl::Span<const KernelRow* const> rows) {
-  AWQD_RETURN_IF_ERROR(Validate(shape.description, shape.k, shape.n));
+  AWQD_RETURN_IF_ERROR(Validate(shape.scheme, shape.k, shape.n));
   Rows usable;
   std::vector<RefusedRow> refused;
   for (const KernelRow* row : rows) {
@@ -130,9 +130,9 @@ absl::StatusOr<Plan> Select(const WeightShape& shape, const DeviceInfo& device,
     if (candidate.score > best.score) best = std::move(candidate);
   }
   if (!best.score.has_value()) {
-    return absl::UnimplementedError(absl::StrCat("no kernel for ", ToString(shape.description),
-                                                 " [", shape.k, ", ", shape.n, "] on ", device.id,
-                                                 ": ", Join(refused)));
+    return absl::UnimplementedError(absl::StrCat("no kernel for ", ToString(shape.scheme), " [",
+                                                 shape.k, ", ", shape.n, "] on ", device.id, ": ",
+                                                 Join(refused)));
   }
   for (const auto& [row, preferred_from] : usable) {
     if (row->layout != nullptr && row->layout != best.layout) {

@@ -16,7 +16,7 @@
 
 namespace awqd::engine {
 
-// Puts the results of parts together. Threads that bring results call it; its description of the
+// Puts the results of parts together. Threads that bring results call it; its scheme of the
 // parts does not change.
 class Reassembler {
  public:

@@ -68,7 +68,7 @@ bool HasPath(const WeightPlan& plan, Path path) {
 
 std::string ThresholdTable::MakeKey(const DeviceWeight& weight) {
   const DeviceInfo& info = weight.device->info();
-  return absl::StrCat(info.name, " ", ToString(weight.shape.description), " ", weight.shape.k, "x",
+  return absl::StrCat(info.name, " ", ToString(weight.shape.scheme), " ", weight.shape.k, "x",
                       weight.shape.n);
 }
 

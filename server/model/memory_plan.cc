@@ -29,7 +29,7 @@ absl::Status NoRoom(int64_t bytes, absl::string_view where, int64_t free, absl::
 // The size of a weight whose codes were not read yet.
 int64_t HostBytes(const HostWeight& weight) {
   const WeightShape shape = weight.shape();
-  const WeightDescription& d = weight.description;
+  const QuantizationScheme& d = weight.scheme;
   const size_t numbers = weight.table.size() + weight.outer.size() + weight.order.size() +
                          weight.factor.size() + weight.bias.size();
   return weight.k * weight.row_bytes() + shape.cells() * (d.scale_bytes() + d.zero_bytes()) +

@@ -50,7 +50,7 @@ std::vector<uint8_t> CopyBytes(const std::vector<uint8_t>& from, int64_t row_byt
 
 // Columns that slice a scale, and so stay together. A scale for all columns is copied.
 int64_t ColumnBlock(const HostWeight& weight) {
-  const int64_t block = weight.description.block_cols;
+  const int64_t block = weight.scheme.block_cols;
   return block == 0 ? 1 : block;
 }
 
@@ -160,7 +160,7 @@ HostWeight CopyColumns(const HostWeight& weight, ColumnSpan span) {
   HostWeight out;
   out.k = weight.k;
   out.n = span.end - span.begin;
-  out.description = weight.description;
+  out.scheme = weight.scheme;
   out.format = weight.format;
   out.activations = weight.activations;
   out.codes = CopyBytes(weight.codes, weight.row_bytes(), span.begin * weight.code_bits() / 8,
@@ -181,8 +181,7 @@ HostWeight CopyColumns(const HostWeight& weight, ColumnSpan span) {
     if (static_cast<int64_t>(part.size()) != weight.n) return part;
     return std::vector<float>(part.begin() + span.begin, part.begin() + span.end);
   };
-  out.outer =
-      weight.description.outer == OuterKind::kOne ? weight.outer : take_columns(weight.outer);
+  out.outer = weight.scheme.outer == OuterKind::kOne ? weight.outer : take_columns(weight.outer);
   if (!weight.bias.empty()) out.bias = take_columns(weight.bias);
   return out;
 }
@@ -199,7 +198,7 @@ HostWeight CopyRows(const HostWeight& weight, ColumnSpan span) {
   HostWeight out;
   out.k = span.end - span.begin;
   out.n = weight.n;
-  out.description = weight.description;
+  out.scheme = weight.scheme;
   out.format = weight.format;
   out.activations = weight.activations;
   const auto take = [](const std::vector<uint8_t>& part, int64_t rows, int64_t begin, int64_t end) {
@@ -213,7 +212,7 @@ HostWeight CopyRows(const HostWeight& weight, ColumnSpan span) {
   const int64_t last = groups == 1 ? 1 : CeilDiv(span.end, rows);
   out.zeros = take(weight.zeros, groups, first, last);
   out.scales = take(weight.scales, groups, first, last);
-  if (out.description.block_rows > out.k) out.description.block_rows = 0;
+  if (out.scheme.block_rows > out.k) out.scheme.block_rows = 0;
   out.table = weight.table;
   out.outer = weight.outer;
   if (span.begin == 0) out.bias = weight.bias;

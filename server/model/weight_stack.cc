@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/checkpoint/file.h"
-#include "kernels/description.h"
+#include "kernels/scheme.h"
 
 namespace awqd::model {
 namespace {
@@ -44,9 +44,8 @@ std::string ExplainDifference(const PlacedWeight& weight, const PlacedWeight& fi
   };
   if (weight.shape.k != first.shape.k) return differ("K", weight.shape.k, first.shape.k);
   if (weight.shape.n != first.shape.n) return differ("N", weight.shape.n, first.shape.n);
-  if (weight.shape.description != first.shape.description) {
-    return differ("description", ToString(weight.shape.description),
-                  ToString(first.shape.description));
+  if (weight.shape.scheme != first.shape.scheme) {
+    return differ("description", ToString(weight.shape.scheme), ToString(first.shape.scheme));
   }
   if (weight.has_bias != first.has_bias) {
     return differ("bias", weight.has_bias ? "one" : "none", first.has_bias ? "one" : "none");

@@ -21,7 +21,7 @@ struct ExpertPlace {
   friend bool operator==(const ExpertPlace&, const ExpertPlace&) = default;
 };
 
-// One or more experts, by number. Alike: same K, N and description, all with a bias or all without,
+// One or more experts, by number. Alike: same K, N and scheme, all with a bias or all without,
 // the same columns or rows on the same devices, or expert parallel: each whole on one device. Scale
 // octaves may differ, and with them the layouts. Immutable once made; shares its experts with the
 // model that they are weights of.

@@ -1,4 +1,4 @@
-// The methods of the engine's requests, one description each, and how a protocol encodes them.
+// The methods of the engine's requests, one scheme each, and how a protocol encodes them.
 //
 // A method says its messages, how it finds its weights, and how a request becomes a job for the
 // engine. MethodHandler takes each request through these steps.

@@ -9,9 +9,9 @@
 #include "absl/strings/str_split.h"
 #include "awqd/v1/model_repository.pb.h"
 #include "kernels/base/status.h"
-#include "kernels/description.h"
 #include "kernels/layouts/layout.h"
 #include "kernels/plan/plan.h"
+#include "kernels/scheme.h"
 #include "server/model/model.h"
 #include "server/services/env.h"
 #include "server/services/loads.h"
@@ -96,7 +96,7 @@ void FillWeight(const std::string& path, const model::PlacedWeight& weight, v1::
   out->set_k(weight.shape.k);
   out->set_n(weight.shape.n);
   out->set_format(weight.format);
-  out->set_scheme(ToString(weight.shape.description));
+  out->set_scheme(ToString(weight.shape.scheme));
   out->set_bytes(weight.bytes());
   out->set_device(weight.devices());
   out->set_has_bias(weight.has_bias);
@@ -120,7 +120,7 @@ void FillStack(const std::string& path,
   out->set_experts(static_cast<int32_t>(stack.experts.size()));
   out->set_k(stack.shape().k);
   out->set_n(stack.shape().n);
-  out->set_scheme(ToString(stack.shape().description));
+  out->set_scheme(ToString(stack.shape().scheme));
   out->set_bytes(stack.bytes());
   out->set_device(stack.devices());
   out->set_has_bias(stack.has_bias());

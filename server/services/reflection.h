@@ -20,7 +20,7 @@
 
 namespace awqd::services {
 
-// The descriptions of the server's services, from the descriptors that are linked in.
+// The schemes of the server's services, from the descriptors that are linked in.
 // Thread-safe. Built once, with a pool of its own: a search then takes no lock, and files are
 // serialized already, because answers are made on the threads that serve products.
 class Schema {

@@ -25,8 +25,8 @@ WeightShape ShapeFor(const KernelRow& row) {
   const int bits = claims.bits & (1u << 4) ? 4 : std::countr_zero(claims.bits);
   const int64_t rows = claims.group_multiple > 128 ? 0 : 128;
   const bool stored = (claims.zeros & MaskOf(ZeroKind::kStored)) != 0;
-  shape.description = stored ? Asymmetric(bits, rows) : Symmetric(bits, rows);
-  if (claims.scales == 0) shape.description.scale_dtype.reset();
+  shape.scheme = stored ? Asymmetric(bits, rows) : Symmetric(bits, rows);
+  if (claims.scales == 0) shape.scheme.scale_dtype.reset();
   return shape;
 }
 

@@ -202,7 +202,7 @@ constexpr int64_t kBytesOfPlan = 8 << 10;
 
 // The bytes of a weight's parts, whether its codes are there or not.
 int64_t HostBytes(const HostWeight& weight) {
-  const WeightDescription& d = weight.description;
+  const QuantizationScheme& d = weight.scheme;
   const int64_t cells = weight.shape().cells();
   const size_t numbers = weight.table.size() + weight.outer.size() + weight.order.size() +
                          weight.factor.size() + weight.bias.size();

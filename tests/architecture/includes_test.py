@@ -29,7 +29,7 @@ FAMILIES = [
 ]
 
 BASE = ["kernels/base/"]
-GROUND = BASE + ["kernels/types.h", "kernels/description.h", "kernels/device.h", "kernels/weight.h",
+GROUND = BASE + ["kernels/types.h", "kernels/scheme.h", "kernels/device.h", "kernels/weight.h",
                  "kernels/exact.h", "kernels/activate.h"]
 # A kernel reads its layout, so it may know the constants of one; a layout knows no kernel.
 ROW = GROUND + ["kernels/layouts/", "kernels/registry.h", "kernels/steps.h", "kernels/kv4"]

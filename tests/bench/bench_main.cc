@@ -6,7 +6,7 @@
 //              [--in_turn] [--tiles] [--hot] [--batch_invariant] [--weight=w4g128z] [--order]
 //              [--experts=8x2 [--one_by_one]] [--kv4=8192x8x128]
 //
-// --weight: the description of the weights, as kernels/description.h prints it. Of one without a
+// --weight: the scheme of the weights, as kernels/scheme.h prints it. Of one without a
 // scale, such as w4cz+1, the rows of INT8 activations run too.
 // --order: weights have an order of rows, as those of desc_act; staging reorders the activations.
 // --served: only the rows, and the tokens for each, that a server would choose.
@@ -59,7 +59,7 @@ struct Flags {
   bool one_by_one = false;         // its experts
   std::vector<int64_t> kv4;        // tokens, heads, elements of a head
   DType x = DType::kFp16;
-  WeightDescription description = Asymmetric(4, 128);
+  QuantizationScheme scheme = Asymmetric(4, 128);
 };
 
 int64_t Number(absl::string_view text) {
@@ -89,9 +89,9 @@ Flags Parse(int argc, char** argv) {
     } else if (absl::ConsumePrefix(&arg, "--isa=")) {
       flags.isa = std::string(arg);
     } else if (absl::ConsumePrefix(&arg, "--weight=")) {
-      auto description = ParseDescription(arg);
-      if (!description.ok()) Fail(std::string(description.status().message()));
-      flags.description = *description;
+      auto scheme = ParseScheme(arg);
+      if (!scheme.ok()) Fail(std::string(scheme.status().message()));
+      flags.scheme = *scheme;
     } else if (arg == "--floors=none") {
       flags.floors = false;
     } else if (arg == "--order") {
@@ -181,7 +181,7 @@ bool Serves(const Plan& plan, const KernelRow& row) {
 void RunRow(const KernelRow& row, const Flags& flags, Machine& machine) {
   if (row.op == Op::kGroupedMatmul) return;  // takes a stack of weights
   for (const auto& [k, n] : flags.shapes) {
-    const WeightShape shape = {k, n, flags.description};
+    const WeightShape shape = {k, n, flags.scheme};
     if (std::string why = WhyNot(row, shape, machine.device().info()); !why.empty()) {
       std::printf("%s: skipped: %s\n", std::string(row.name).c_str(), why.c_str());
       continue;
@@ -222,7 +222,7 @@ void RunRow(const KernelRow& row, const Flags& flags, Machine& machine) {
         result.floors =
             machine.Floors(result.spec, copies.weights[0]->storage.size(), copies.weights[0]);
       }
-      Print(result, ToString(flags.description), machine);
+      Print(result, ToString(flags.scheme), machine);
     }
   }
 }
@@ -236,10 +236,9 @@ void RunInTurn(const Flags& flags, Machine& machine) {
     int rounds = std::numeric_limits<int>::max();
     for (int i = 0; i < shapes; ++i) {
       const auto [k, n] = flags.shapes[i];
-      const Plan plan =
-          Select({k, n, flags.description}, machine.device().info(), AllKernels()).value();
+      const Plan plan = Select({k, n, flags.scheme}, machine.device().info(), AllKernels()).value();
       const Case spec{plan.rows.Matmul(Path::kFused, m), k, n, m, flags.x};
-      copies[i] = Prepare(*spec.row, {k, n, flags.description}, machine.cold_bytes(), machine);
+      copies[i] = Prepare(*spec.row, {k, n, flags.scheme}, machine.cold_bytes(), machine);
       alone += TimeProduct(spec, copies[i], machine).microseconds;
       rounds = std::min(rounds, static_cast<int>(copies[i].weights.size()));
       products.push_back(std::make_unique<Product>(spec, copies[i], machine));
@@ -258,8 +257,7 @@ void RunInTurn(const Flags& flags, Machine& machine) {
 
 void RunTiles(const Flags& flags, [[maybe_unused]] Machine& machine) {
 #ifdef AWQD_CUDA
-  TimeTiles(flags.shapes, flags.description, flags.m, flags.x, BytesOfRound(flags, machine),
-            machine);
+  TimeTiles(flags.shapes, flags.scheme, flags.m, flags.x, BytesOfRound(flags, machine), machine);
 #else
   Fail(absl::StrCat("--tiles: got ", flags.device, ", expected a build with CUDA"));
 #endif
@@ -297,9 +295,9 @@ int Main(int argc, char** argv) {
   }
   if (flags.experts > 0) {
     for (const auto& [hidden, middle] : flags.shapes) {
-      TimeMixture({flags.experts, flags.top_k, hidden, middle, flags.description, flags.x,
-                   flags.one_by_one},
-                  flags.m, *machine);
+      TimeMixture(
+          {flags.experts, flags.top_k, hidden, middle, flags.scheme, flags.x, flags.one_by_one},
+          flags.m, *machine);
     }
     return 0;
   }

@@ -98,8 +98,8 @@ Copies Prepare(const KernelRow& row, const WeightShape& shape, int64_t bytes, Ma
                bool order) {
   constexpr int kHotCalls = 16;  // of a round
   Copies out;
-  out.canonical = testing::RandomWeight(
-      {.k = shape.k, .n = shape.n, .description = shape.description, .order = order});
+  out.canonical =
+      testing::RandomWeight({.k = shape.k, .n = shape.n, .scheme = shape.scheme, .order = order});
   do {
     auto weight = testing::PrepareFor(row, out.canonical, machine.device());
     if (!weight.ok()) Fail(weight.status().ToString());

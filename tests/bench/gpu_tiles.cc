@@ -66,7 +66,7 @@ class Tiles {
   void TimeAll(int64_t m, const Copies& copies) {
     constexpr double kWithin = 1.25;
     const WeightShape& shape = copies.weights[0]->shape;
-    const auto rate = chained_ ? cuda::RateChainedTiles : cuda::RatePersistentTiles;
+    const auto rate = chained_ ? cuda::RateFixedOrderTiles : cuda::RatePersistentTiles;
     std::vector<RatedTile> rated = rate(shape, m, machine_.device().info(), x_);
     std::stable_sort(rated.begin(), rated.end(), [](const RatedTile& a, const RatedTile& b) {
       return a.microseconds < b.microseconds;
@@ -75,7 +75,7 @@ class Tiles {
     for (const RatedTile& tile : rated) {
       if (tile.microseconds > kWithin * rated[0].microseconds) break;
       const Result result = Time({&row_, shape.k, shape.n, m, x_}, tile.tile, copies);
-      Print(result, tile, ToString(shape.description));
+      Print(result, tile, ToString(shape.scheme));
       summary_.AddTile(result.microseconds, tile.microseconds);
       if (chosen == 0) chosen = fastest = result.microseconds;
       fastest = std::min(fastest, result.microseconds);
@@ -85,7 +85,7 @@ class Tiles {
 
  private:
   Result Time(Case spec, const PersistentTile& tile, const Copies& copies) {
-    const auto run = chained_ ? cuda::RunChainedTile : cuda::RunPersistentTile;
+    const auto run = chained_ ? cuda::RunFixedOrderTile : cuda::RunPersistentTile;
     spec.product = [run, tile](const MatmulArgs& args, StreamView stream) {
       return run(args, tile, stream);
     };
@@ -119,14 +119,14 @@ class Tiles {
 }  // namespace
 
 void TimeTiles(const std::vector<std::pair<int64_t, int64_t>>& shapes,
-               const WeightDescription& description, const std::vector<int64_t>& tokens, DType x,
+               const QuantizationScheme& scheme, const std::vector<int64_t>& tokens, DType x,
                int64_t bytes_of_round, Machine& machine) {
   Tiles tiles(x, machine);
   if (const int arch = machine.device().info().arch; arch != tiles.row().min_arch) {
     Fail(absl::StrCat("--tiles: got a device of arch ", arch, ", expected ", tiles.row().min_arch));
   }
   for (const auto& [k, n] : shapes) {
-    const Copies copies = Prepare(tiles.row(), {k, n, description}, bytes_of_round, machine);
+    const Copies copies = Prepare(tiles.row(), {k, n, scheme}, bytes_of_round, machine);
     for (int64_t m : tokens) {
       if (m >= tiles.row().min_m) tiles.TimeAll(m, copies);
     }

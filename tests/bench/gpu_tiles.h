@@ -5,19 +5,19 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/description.h"
+#include "kernels/scheme.h"
 #include "kernels/types.h"
 #include "tests/bench/bench.h"
 
 namespace awqd::bench {
 
-// Times, for each shape [K, N] of weights of this description and each count of tokens, every
+// Times, for each shape [K, N] of weights of this scheme and each count of tokens, every
 // compiled tile that the cost model finds within a quarter of the fastest, and prints it beside the
 // model's time; at the end it prints how far the chosen tiles are from the fastest. On a
 // batch-invariant device it times the tiles that keep the order of sums. Counts that the row does
 // not serve are left out. `bytes_of_round` is Prepare's.
 void TimeTiles(const std::vector<std::pair<int64_t, int64_t>>& shapes,
-               const WeightDescription& description, const std::vector<int64_t>& tokens, DType x,
+               const QuantizationScheme& scheme, const std::vector<int64_t>& tokens, DType x,
                int64_t bytes_of_round, Machine& machine);
 
 }  // namespace awqd::bench

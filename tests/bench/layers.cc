@@ -40,8 +40,8 @@ Buffer Room(Device& device, int64_t bytes) {
 }
 
 Stack MakeStack(int64_t count, const WeightShape& shape, uint64_t seed, Device& device) {
-  const HostWeight host = testing::RandomWeight(
-      {.k = shape.k, .n = shape.n, .description = shape.description, .seed = seed});
+  const HostWeight host =
+      testing::RandomWeight({.k = shape.k, .n = shape.n, .scheme = shape.scheme, .seed = seed});
   Stack out;
   out.weights = {PrepareWeight(host, device).value()};
   const DeviceWeight& first = *out.weights[0];
@@ -96,8 +96,8 @@ class Mixture {
  public:
   Mixture(const MixtureCase& spec, int64_t tokens, int routings, Machine& machine)
       : spec_(spec), tokens_(tokens), device_(machine.device()) {
-    const WeightShape in = {spec.hidden, spec.middle, spec.description};
-    const WeightShape out = {spec.middle, spec.hidden, spec.description};
+    const WeightShape in = {spec.hidden, spec.middle, spec.scheme};
+    const WeightShape out = {spec.middle, spec.hidden, spec.scheme};
     gate_and_up_ = MakeStack(2 * spec.experts, in, 1, device_);
     down_ = MakeStack(spec.experts, out, 3, device_);
     const int64_t rows = tokens * spec.top_k;

@@ -14,7 +14,7 @@ struct MixtureCase {
   int64_t top_k = 2;
   int64_t hidden = 4096;
   int64_t middle = 14336;
-  WeightDescription description;
+  QuantizationScheme scheme;
   DType x = DType::kFp16;
   bool one_by_one = false;  // never several experts by one kernel
 };

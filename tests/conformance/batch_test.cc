@@ -40,7 +40,7 @@ TEST_P(BatchInvariance, ATokenHasTheSameBitsInEveryBatch) {
 class RowsOfOneLayout : public ::testing::TestWithParam<Shape> {};
 
 std::vector<Shape> LayerShapes() {
-  // Chains of K that are cut, whole, uneven and empty; tiles of N that do and do not fill a device.
+  // K-ranges of K that are cut, whole, uneven and empty; tiles of N that do and do not fill a device.
   std::vector<Shape> out = {{4096, 4096, "w4g128z", 1025},
                             {2048, 6144, "w4g128s", 513},
                             {1408, 4096, "w4g128z", 600},
@@ -59,7 +59,7 @@ std::vector<Shape> LayerShapes() {
 }
 
 std::string LayerName(const ::testing::TestParamInfo<Shape>& info) {
-  return Plain(absl::StrCat("k", info.param.k, "_n", info.param.n, "_", info.param.description));
+  return Plain(absl::StrCat("k", info.param.k, "_n", info.param.n, "_", info.param.scheme));
 }
 
 TEST_P(RowsOfOneLayout, GiveTheSameBits) {

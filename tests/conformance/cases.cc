@@ -136,7 +136,7 @@ HostWeight MakeWeight(const Shape& shape, Scales scales, bool bias, uint64_t see
   WeightSpec spec;
   spec.k = shape.k;
   spec.n = shape.n;
-  spec.description = ParseDescription(shape.description).value();
+  spec.scheme = ParseScheme(shape.scheme).value();
   spec.scales = scales;
   spec.bias = bias;
   spec.seed = seed;
@@ -153,7 +153,7 @@ std::string Plain(std::string text) {
 
 std::string ParamName(const ::testing::TestParamInfo<Param>& info) {
   const auto& [row, shape] = info.param;
-  return Plain(absl::StrCat(TestName(*row), "_k", shape.k, "_n", shape.n, "_", shape.description));
+  return Plain(absl::StrCat(TestName(*row), "_k", shape.k, "_n", shape.n, "_", shape.scheme));
 }
 
 std::vector<const KernelRow*> RowsOf(Op op) {

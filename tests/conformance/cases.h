@@ -1,4 +1,4 @@
-// The cases of the conformance tests: descriptions of weights, counts of tokens, rows of the
+// The cases of the conformance tests: schemes of weights, counts of tokens, rows of the
 // registry; and a product in guarded memory.
 #pragma once
 
@@ -17,7 +17,7 @@ namespace awqd::testing {
 
 struct Shape {
   int64_t k, n;
-  const char* description;  // as ToString prints it
+  const char* scheme;  // as ToString prints it
   int64_t max_m;
 };
 

@@ -34,24 +34,23 @@ std::vector<Claimed> ClaimsOf(const KernelRow& row) {
     if ((claims.bits >> bits & 1) == 0) continue;
     out.push_back({absl::StrCat(bits, "-bit codes"),
                    [](const WeightShape& s, int value) {
-                     return s.description.is_integer() && s.description.bits == value;
+                     return s.scheme.is_integer() && s.scheme.bits == value;
                    },
                    bits});
   }
   for (CodeKind code : {CodeKind::kUnsigned, CodeKind::kE2m1, CodeKind::kE4m3, CodeKind::kTable}) {
     if ((claims.codes & MaskOf(code)) == 0) continue;
-    out.push_back({absl::StrCat("codes of kind ", static_cast<int>(code)),
-                   [](const WeightShape& s, int value) {
-                     return static_cast<int>(s.description.code) == value;
-                   },
-                   static_cast<int>(code)});
+    out.push_back(
+        {absl::StrCat("codes of kind ", static_cast<int>(code)),
+         [](const WeightShape& s, int value) { return static_cast<int>(s.scheme.code) == value; },
+         static_cast<int>(code)});
   }
   for (ZeroKind zero :
        {ZeroKind::kConstant, ZeroKind::kStored, ZeroKind::kRealBefore, ZeroKind::kRealAfter}) {
     if ((claims.zeros & MaskOf(zero)) == 0) continue;
     out.push_back({absl::StrCat("zeros of kind ", static_cast<int>(zero)),
                    [](const WeightShape& s, int value) {
-                     return static_cast<int>(s.description.zero_kind) == value;
+                     return static_cast<int>(s.scheme.zero_kind) == value;
                    },
                    static_cast<int>(zero)});
   }
@@ -60,13 +59,13 @@ std::vector<Claimed> ClaimsOf(const KernelRow& row) {
     if ((claims.scales & MaskOf(scale)) == 0) continue;
     out.push_back({absl::StrCat(Name(scale), " scales"),
                    [](const WeightShape& s, int value) {
-                     return s.description.scale_dtype == static_cast<DType>(value);
+                     return s.scheme.scale_dtype == static_cast<DType>(value);
                    },
                    static_cast<int>(scale)});
   }
   if (claims.column_blocks) {
     out.push_back({"blocks of several columns",
-                   [](const WeightShape& s, int) { return s.description.block_cols > 1; }, 0});
+                   [](const WeightShape& s, int) { return s.scheme.block_cols > 1; }, 0});
   }
   for (int64_t group : {claims.group_multiple, int64_t{0}}) {
     out.push_back({absl::StrCat("groups of ", group),
@@ -81,9 +80,9 @@ std::vector<Claimed> ClaimsOf(const KernelRow& row) {
   out.push_back({"a short last group",
                  [](const WeightShape& s, int) { return s.k % s.group_rows() != 0; }, 0});
   if (row.op != Op::kIntegerMatmul) {
-    out.push_back(
-        {"an outer scale",
-         [](const WeightShape& s, int) { return s.description.outer != OuterKind::kNone; }, 0});
+    out.push_back({"an outer scale",
+                   [](const WeightShape& s, int) { return s.scheme.outer != OuterKind::kNone; },
+                   0});
   }
   return out;
 }

@@ -1,4 +1,4 @@
-// Every dequantize row x descriptions x shapes: the bits of exact.h.
+// Every dequantize row x schemes x shapes: the bits of exact.h.
 #include <algorithm>
 #include <limits>
 

@@ -38,7 +38,7 @@ class GroupedTest : public ::testing::TestWithParam<std::tuple<const KernelRow*,
   const KernelRow& row() const { return *std::get<0>(GetParam()); }
 
   void SetUp() override {
-    const WeightShape shape = {kK, kN, ParseDescription(std::get<1>(GetParam())).value()};
+    const WeightShape shape = {kK, kN, ParseScheme(std::get<1>(GetParam())).value()};
     const std::string why = WhyNot(row(), shape, TestDevice().info());
     if (!why.empty()) GTEST_SKIP() << why;
   }
@@ -50,12 +50,12 @@ class GroupedTest : public ::testing::TestWithParam<std::tuple<const KernelRow*,
 
   // Experts of a few weights in turns, because many experts need not be many weights.
   void MakeExperts(int64_t count) {
-    const auto description = ParseDescription(std::get<1>(GetParam())).value();
+    const auto scheme = ParseScheme(std::get<1>(GetParam())).value();
     weights_.clear();
     experts_.clear();
     for (uint64_t seed = 0; seed < 3; ++seed) {
-      hosts_[seed] = RandomWeight(
-          {.k = kK, .n = kN, .description = description, .bias = true, .seed = 60 + seed});
+      hosts_[seed] =
+          RandomWeight({.k = kK, .n = kN, .scheme = scheme, .bias = true, .seed = 60 + seed});
       weights_.push_back(PrepareWeight(hosts_[seed], TestDevice(), OnlyRow(row())).value());
     }
     for (int64_t e = 0; e < count; ++e) experts_.push_back(weights_[e % 3].get());
@@ -227,9 +227,9 @@ TEST_P(GroupedTest, WhatItDoesNotTake) {
     const std::vector<int64_t> many = {row().max_m + 1, 2 * row().max_m + 2};
     EXPECT_EQ(GroupedRow(args(many)), nullptr);
   }
-  const auto ordered = PrepareWeight(
-      RandomWeight({.k = kK, .n = kN, .description = hosts_[0].description, .order = true}),
-      TestDevice(), OnlyRow(row()));
+  const auto ordered =
+      PrepareWeight(RandomWeight({.k = kK, .n = kN, .scheme = hosts_[0].scheme, .order = true}),
+                    TestDevice(), OnlyRow(row()));
   ASSERT_TRUE(ordered.ok()) << ordered.status();
   experts_[1] = ordered->get();
   EXPECT_EQ(GroupedRow(args(both)), nullptr);

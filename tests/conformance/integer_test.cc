@@ -1,4 +1,4 @@
-// Every row of INT8 activations x descriptions x shapes x counts of tokens against the definition:
+// Every row of INT8 activations x schemes x shapes x counts of tokens against the definition:
 // the same integers.
 #include <cstring>
 
@@ -40,7 +40,7 @@ TEST_P(IntegerConformance, LargestSums) {
   HostWeight weight = MakeWeight(shape(), Scales::kOrdinary, false, 9);
   int byte = 0;
   for (int bit = 0; bit < 8; bit += weight.code_bits()) {
-    byte |= ((1 << weight.description.bits) - 1) << bit;
+    byte |= ((1 << weight.scheme.bits) - 1) << bit;
   }
   const int64_t used = weight.n * weight.code_bits() % 8;
   for (int64_t i = 0; i < static_cast<int64_t>(weight.codes.size()); ++i) {

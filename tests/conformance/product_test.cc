@@ -1,4 +1,4 @@
-// Every matmul row x descriptions x shapes x counts of tokens against the oracle in double.
+// Every matmul row x schemes x shapes x counts of tokens against the oracle in double.
 //
 // Rows that the device or the shape excludes are reported as skipped, with name and reason.
 // Environment: AWQD_TEST_DEVICE, AWQD_TEST_FULL=1 (more shapes and token counts).
@@ -74,7 +74,7 @@ TEST_P(MatmulConformance, ABadRowSpoilsOnlyItself) {
 // All weights are 1: partial sums rise far above 65504 and return.
 TEST_P(MatmulConformance, PartialSumsMayPassTheRangeOfHalf) {
   HostWeight weight = MakeWeight(shape(), Scales::kOrdinary, false, 9);
-  const WeightDescription& d = weight.description;
+  const QuantizationScheme& d = weight.scheme;
   if (weight.k < 64 || d.scale_dtype != DType::kFp16 || d.outer != OuterKind::kNone) {
     GTEST_SKIP() << "K too small, or other scales";
   }
@@ -104,7 +104,7 @@ TEST_P(MatmulConformance, PartialSumsMayPassTheRangeOfHalf) {
 // an infinity, because zeros of the activations would turn it into a NaN.
 TEST_P(MatmulConformance, PaddingIsZeroWhateverTheScale) {
   HostWeight weight = MakeWeight(shape(), Scales::kOrdinary, false, 17);
-  const WeightDescription& d = weight.description;
+  const QuantizationScheme& d = weight.scheme;
   if (d.zero_kind != ZeroKind::kStored || !d.is_integer() || d.scale_dtype != DType::kFp16 ||
       d.outer != OuterKind::kNone) {
     GTEST_SKIP() << "no stored zeros, or other scales";
@@ -128,7 +128,7 @@ TEST_P(MatmulConformance, PaddingIsZeroWhateverTheScale) {
 // Weights that FP16 cannot hold.
 TEST_P(MatmulConformance, LargeScalesTimesFp32Activations) {
   const HostWeight weight = MakeWeight(shape(), Scales::kLarge, false, 23);
-  const WeightDescription& d = weight.description;
+  const QuantizationScheme& d = weight.scheme;
   if (d.scale_dtype != DType::kFp16 || !d.is_integer()) GTEST_SKIP() << "other scales";
   if ((row().inputs & MaskOf(DType::kFp32)) == 0) GTEST_SKIP() << "takes no FP32";
   if (std::string why = Prepare(weight); !why.empty()) GTEST_SKIP() << why;
@@ -147,7 +147,7 @@ TEST_P(MatmulConformance, LargeScalesTimesFp32Activations) {
 // All weights are 1: partial sums exceed the range of FP32 and return.
 TEST_P(MatmulConformance, PartialSumsMayPassTheRangeOfFloat) {
   HostWeight weight = MakeWeight(shape(), Scales::kOrdinary, false, 9);
-  const WeightDescription& d = weight.description;
+  const QuantizationScheme& d = weight.scheme;
   if (d.scale_dtype != DType::kFp16 || d.outer != OuterKind::kNone || !d.is_integer() ||
       d.zero_kind != ZeroKind::kStored || weight.k < 4) {
     GTEST_SKIP() << "no stored zeros, other scales, or K too small";

@@ -1,5 +1,5 @@
 // Every row of quantised activations against the definition, in double, of the same INT8 numbers
-// and scales: descriptions, counts of tokens, stage and finish, batches, and stage's results for
+// and scales: schemes, counts of tokens, stage and finish, batches, and stage's results for
 // floating activations.
 #include <algorithm>
 #include <cmath>
@@ -148,14 +148,13 @@ class QuantizedStage : public Conformance {};
 
 TEST_P(QuantizedStage, OrderFactorAndActivationFunction) {
   for (const auto& [order, factor] : {std::pair{false, false}, {true, false}, {true, true}}) {
-    const HostWeight weight =
-        RandomWeight({.k = shape().k,
-                      .n = shape().n,
-                      .description = ParseDescription(shape().description).value(),
-                      .bias = true,
-                      .order = order,
-                      .factor = factor,
-                      .seed = 35});
+    const HostWeight weight = RandomWeight({.k = shape().k,
+                                            .n = shape().n,
+                                            .scheme = ParseScheme(shape().scheme).value(),
+                                            .bias = true,
+                                            .order = order,
+                                            .factor = factor,
+                                            .seed = 35});
     if (std::string why = Prepare(weight); !why.empty()) GTEST_SKIP() << why;
     Bench bench(row(), prepared_);
     for (DType in : {DType::kFp16, DType::kBf16, DType::kFp32}) {
@@ -182,7 +181,7 @@ TEST_P(QuantizedStage, Int8FollowsTheOrderAndRefusesAFactor) {
   const auto make = [&](bool factor) {
     return RandomWeight({.k = shape().k,
                          .n = shape().n,
-                         .description = ParseDescription(shape().description).value(),
+                         .scheme = ParseScheme(shape().scheme).value(),
                          .order = true,
                          .factor = factor,
                          .seed = 37});

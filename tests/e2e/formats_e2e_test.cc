@@ -156,7 +156,7 @@ TEST_P(GoldenTest, FromACheckpointsFolder) {
   for (const v1::WeightInfo& info : model->weights()) {
     if (info.path() != golden.weight) continue;
     EXPECT_EQ(info.format(), golden.weight_format);
-    EXPECT_EQ(info.scheme(), golden.description);
+    EXPECT_EQ(info.scheme(), golden.scheme);
     EXPECT_EQ(info.k(), golden.k);
     EXPECT_EQ(info.n(), golden.n);
   }

@@ -106,7 +106,7 @@ Json SettingsOf(const GoldenCase& golden) {
   if (golden.format != "int-quantized") return config;
   for (const auto& [name, group] : config.at("config_groups").items()) {
     const Json& weights = group.at("weights");
-    if (weights.at("num_bits") == golden.description[1] - '0') return weights;
+    if (weights.at("num_bits") == golden.scheme[1] - '0') return weights;
   }
   return {};
 }

@@ -16,7 +16,7 @@ struct GoldenCase {
   std::string format;  // of the checkpoints: the folder's name, unless cases.json says otherwise
   std::string model;   // the directory in the folder
   std::string weight;  // the path of a linear
-  std::string description;  // "w8cs"
+  std::string scheme;  // "w8cs"
   int64_t k = 0, n = 0;
   std::string dequantized_fnv1a64;  // hash of the FP16 bytes [K, N]
   std::string activations;          // FP16 [tokens, K], .npy

@@ -115,7 +115,7 @@ void CheckDescribed(const awqd::Format& format, const awqd::Setting& settings,
   if (!weight.ok()) return;
   Require(described.ok() && described->codes.empty());
   Require(described->k == weight->k && described->n == weight->n);
-  Require(described->description == weight->description && described->order == weight->order);
+  Require(described->scheme == weight->scheme && described->order == weight->order);
 }
 
 }  // namespace

@@ -40,7 +40,7 @@ class GpuDenseTest : public ::testing::Test {
     testing::WeightSpec spec;
     spec.k = kK;
     spec.n = kN;
-    spec.description.block_rows = 64;
+    spec.scheme.block_rows = 64;
     spec.bias = true;
     weight_ = testing::RandomWeight(spec);
     auto prepared = PrepareWeight(weight_, *device_);

@@ -104,7 +104,7 @@ part_core() {
   local name
   for name in cuda_error_test cuda_slabs_test gpu_device_test gpu_dense_test; do run_test "$name" A=; done
   is_hopper gpu_tiles_test && run_test gpu_tiles_test A=
-  is_hopper gpu_even_test && run_test gpu_even_test A=
+  is_hopper gpu_stream_k_test && run_test gpu_stream_k_test A=
 }
 
 part_decode() {
@@ -182,8 +182,8 @@ part_sanitizer() {
     # Nor does racecheck follow a warp whose first lane says for all of them, behind a __syncwarp,
     # that a slot of the ring was read: as soon as a ring is passed twice, each copy into it is a
     # hazard. With every lane saying so itself it finds none (H100, 2026-11-22: 100 and 0). Of
-    # gpu_even_test the consumers and the finisher pass different numbers of barriers.
-    for name in gpu_tiles_test gpu_even_test; do
+    # gpu_stream_k_test the consumers and the finisher pass different numbers of barriers.
+    for name in gpu_tiles_test gpu_stream_k_test; do
       [[ $which != racecheck ]] && is_hopper "$which $name" && have $name &&
         step "$which $name" $tool --tool $which --error-exitcode 9 "$bin/$name"
     done

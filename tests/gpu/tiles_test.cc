@@ -15,7 +15,7 @@
 #include "gtest/gtest.h"
 #include "kernels/backends.h"
 #include "kernels/cpu/reference.h"
-#include "kernels/cuda/common/chains.h"
+#include "kernels/cuda/common/fixed_order.h"
 #include "kernels/cuda/common/integers.h"
 #include "kernels/cuda/sm90a/rows.h"
 #include "kernels/kernels.h"
@@ -34,11 +34,11 @@ using testing::GuardedBuffer;
 // Enough tokens for three of the widest tiles.
 constexpr int64_t kMostTokens = 2 * 256 + 5;
 
-// Four and eight chains of K, of even and uneven length; N and, in two shapes, K that fill no tile;
+// Four and eight k-ranges of K, of even and uneven length; N and, in two shapes, K that fill no tile;
 // scales once per record, twice and four times, because kernels are compiled for one, two and more.
 struct Shape {
   int64_t k, n;
-  const char* description;
+  const char* scheme;
 };
 constexpr Shape kShapes[] = {
     {1024, 456, "w4g128z"},      {1024, 456, "w4g64z"},    {1376, 456, "w4g32z"},
@@ -47,7 +47,7 @@ constexpr Shape kShapes[] = {
     {1376, 456, "e2m1g32+e8m0"}, {1024, 456, "e4m3c+fp32"}};
 
 WeightShape ShapeOf(const Shape& shape) {
-  return {shape.k, shape.n, ParseDescription(shape.description).value()};
+  return {shape.k, shape.n, ParseScheme(shape.scheme).value()};
 }
 
 // The common properties of a list's tiles.
@@ -64,7 +64,7 @@ constexpr Codes kE4m3 = {"e4m3", CodeKind::kE4m3, 8};
 std::vector<int> ShapesOf(Codes codes) {
   std::vector<int> out;
   for (int shape = 0; shape < static_cast<int>(std::size(kShapes)); ++shape) {
-    const WeightDescription d = ShapeOf(kShapes[shape]).description;
+    const QuantizationScheme d = ShapeOf(kShapes[shape]).scheme;
     if (d.code == codes.kind && d.bits == codes.bits) out.push_back(shape);
   }
   return out;
@@ -76,11 +76,8 @@ WeightShape Commonest(Codes codes) { return ShapeOf(kShapes[ShapesOf(codes).fron
 class Problem {
  public:
   Problem(Device& device, const Shape& shape, DType dtype) : device_(device), dtype_(dtype) {
-    const HostWeight canonical =
-        testing::RandomWeight({.k = shape.k,
-                               .n = shape.n,
-                               .description = ParseDescription(shape.description).value(),
-                               .bias = true});
+    const HostWeight canonical = testing::RandomWeight(
+        {.k = shape.k, .n = shape.n, .scheme = ParseScheme(shape.scheme).value(), .bias = true});
     weight_ = testing::PrepareFor(cuda::PersistentA16Row(), canonical, device).value();
     const auto x = testing::RandomMatrix(kMostTokens, shape.k, dtype, 7);
     if (dtype == DType::kInt8) {
@@ -103,16 +100,16 @@ class Problem {
   // Whether the tile's row serves such a weight.
   bool Serves(const KernelRow& row) const { return WhyNot(row, shape(), device_.info()).empty(); }
 
-  // Whether the tile is compiled for such a weight, and accepts it. Parts that keep chains apart in
-  // registers serve one number of chains, in global memory every number; all other tiles run with
+  // Whether the tile is compiled for such a weight, and accepts it. Parts that keep k-ranges apart in
+  // registers serve one number of k-ranges, in global memory every number; all other tiles run with
   // four.
-  bool Suits(const PersistentTile& tile, bool chained) const {
+  bool Suits(const PersistentTile& tile, bool fixed_order) const {
     const auto tiles =
-        chained ? cuda::ChainedTiles(shape()) : cuda::PersistentTiles(shape(), dtype_);
+        fixed_order ? cuda::FixedOrderTiles(shape()) : cuda::PersistentTiles(shape(), dtype_);
     if (std::count(tiles.begin(), tiles.end(), tile) == 0) return false;
-    const int chains = cuda::MatmulChains(shape(), device_.info()).count();
-    if (tile.sets == 0) return true;
-    return chains == (tile.sets == 1 ? 4 : tile.parts * tile.slices * tile.sets);
+    const int k_ranges = cuda::ChooseFixedOrder(shape(), device_.info()).count();
+    if (tile.accumulators == 0) return true;
+    return k_ranges == (tile.accumulators == 1 ? 4 : tile.splits * tile.slices * tile.accumulators);
   }
 
   // y [m, N] of `product`, written to `out`.
@@ -217,32 +214,32 @@ class PersistentTileTest : public ::testing::TestWithParam<Param> {
 };
 
 TEST_P(PersistentTileTest, IsRightAroundItsEdges) {
-  const auto& [chained, codes, tile, dtype] = GetParam();
-  const KernelRow& row = chained                 ? cuda::ChainedA16Row()
+  const auto& [fixed_order, codes, tile, dtype] = GetParam();
+  const KernelRow& row = fixed_order             ? cuda::ChainedA16Row()
                          : dtype == DType::kInt8 ? cuda::PersistentA8ScaledRow()
                                                  : cuda::PersistentA16Row();
-  const auto product = [&, run = chained ? cuda::RunChainedTile : cuda::RunPersistentTile,
+  const auto product = [&, run = fixed_order ? cuda::RunFixedOrderTile : cuda::RunPersistentTile,
                         of = tile](const MatmulArgs& args, StreamView stream) {
     return run(args, of, stream);
   };
   int suited = 0;
   for (int shape : ShapesOf(codes)) {
     Problem& problem = Find(shape, dtype);
-    if (!problem.Serves(row) || !problem.Suits(tile, chained)) continue;
+    if (!problem.Serves(row) || !problem.Suits(tile, fixed_order)) continue;
     ++suited;
     // Alternately stored in 16 and in 32 bits, in the other order for the next shape.
     bool wide = shape % 2 == 0;
     for (int64_t m : {1, tile.tokens - 1, tile.tokens, tile.tokens + 1, 2 * tile.tokens + 5}) {
       const DType out = wide ? DType::kFp32 : dtype == DType::kInt8 ? DType::kFp16 : dtype;
       wide = !wide;
-      SCOPED_TRACE(absl::StrCat("K ", problem.shape().k, " ", kShapes[shape].description, ", M ", m,
+      SCOPED_TRACE(absl::StrCat("K ", problem.shape().k, " ", kShapes[shape].scheme, ", M ", m,
                                 ", ", Name(out)));
       const auto y = problem.Run(m, row, product, out);
       EXPECT_LE(testing::FrobeniusError(y, out, problem.Want(m)),
                 dtype == DType::kInt8 && out == DType::kFp32
                     ? 1e-6
                     : testing::ProductTolerance(out, dtype));
-      if (chained && out == DType::kFp32) {
+      if (fixed_order && out == DType::kFp32) {
         EXPECT_EQ(testing::FirstDifference(y, problem.Ordered(m)), -1);
       }
       EXPECT_EQ(testing::FirstDifference(y, problem.Run(m, row, product, out)), -1) << "run again";
@@ -253,19 +250,19 @@ TEST_P(PersistentTileTest, IsRightAroundItsEdges) {
     EXPECT_EQ(suited, ShapesOf(codes).size());
     return;
   }
-  const int lengths = tile.sets == 0 ? 2 : 1, kinds = codes.bits == 8 ? 2 : 3;
+  const int lengths = tile.accumulators == 0 ? 2 : 1, kinds = codes.bits == 8 ? 2 : 3;
   EXPECT_TRUE(suited == kinds * lengths || suited == lengths) << suited;
 }
 
 std::string NameOf(const ::testing::TestParamInfo<Param>& info) {
-  const auto& [chained, codes, tile, dtype] = info.param;
-  return absl::StrCat(chained ? "chained_" : "", codes.name, "_", tile.tokens, "_tokens_",
-                      tile.records, "_records_", tile.cluster, "_cluster_", tile.parts, "_parts_",
-                      tile.sets, "_sets_", tile.slices, "_slices_", Name(dtype));
+  const auto& [fixed_order, codes, tile, dtype] = info.param;
+  return absl::StrCat(fixed_order ? "chained_" : "", codes.name, "_", tile.tokens, "_tokens_",
+                      tile.records, "_records_", tile.cluster, "_cluster_", tile.splits, "_parts_",
+                      tile.accumulators, "_sets_", tile.slices, "_slices_", Name(dtype));
 }
 
-auto Every(bool chained, Codes codes, const std::vector<PersistentTile>& tiles) {
-  return ::testing::Combine(::testing::Values(chained), ::testing::Values(codes),
+auto Every(bool fixed_order, Codes codes, const std::vector<PersistentTile>& tiles) {
+  return ::testing::Combine(::testing::Values(fixed_order), ::testing::Values(codes),
                             ::testing::ValuesIn(tiles),
                             ::testing::Values(DType::kFp16, DType::kBf16));
 }
@@ -280,8 +277,9 @@ auto EveryOfInt8(Codes codes) {
 INSTANTIATE_TEST_SUITE_P(Tiles, PersistentTileTest,
                          Every(false, kFourBits, cuda::PersistentTiles(Commonest(kFourBits))),
                          NameOf);
-INSTANTIATE_TEST_SUITE_P(ChainedTiles, PersistentTileTest,
-                         Every(true, kFourBits, cuda::ChainedTiles(Commonest(kFourBits))), NameOf);
+INSTANTIATE_TEST_SUITE_P(FixedOrderTiles, PersistentTileTest,
+                         Every(true, kFourBits, cuda::FixedOrderTiles(Commonest(kFourBits))),
+                         NameOf);
 INSTANTIATE_TEST_SUITE_P(TilesOf8Bits, PersistentTileTest,
                          Every(false, kEightBits, cuda::PersistentTiles(Commonest(kEightBits))),
                          NameOf);

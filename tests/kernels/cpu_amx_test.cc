@@ -34,11 +34,11 @@ class CpuAmx : public ::testing::TestWithParam<Amx> {
     }
   }
 
-  std::shared_ptr<const DeviceWeight> Weight(const char* description, int64_t k) {
+  std::shared_ptr<const DeviceWeight> Weight(const char* scheme, int64_t k) {
     testing::WeightSpec spec;
     spec.k = k;
     spec.n = 71;
-    spec.description = ParseDescription(description).value();
+    spec.scheme = ParseScheme(scheme).value();
     return PrepareWeight(testing::RandomWeight(spec), device_).value();
   }
   // The sums of all of y in two calls, the first of one panel.
@@ -84,33 +84,32 @@ class CpuAmx : public ::testing::TestWithParam<Amx> {
 constexpr int64_t kTokens[] = {1, 16, 21, 32, 45, 192};
 
 TEST_P(CpuAmx, QuantisedActivations) {
-  for (const char* description :
-       {"w4g128z", "w4g128s", "w4g128r", "w4g128o", "w4g64z", "w4g192z+bf16", "w4g32z",
-        "w4g128m200", "w4g640m128", "w4g640z", "w4cz", "w4co", "w8g128z", "w8g64r", "w8g1024z",
-        "w8cs", "w8cr*c"}) {
+  for (const char* scheme : {"w4g128z", "w4g128s", "w4g128r", "w4g128o", "w4g64z", "w4g192z+bf16",
+                             "w4g32z", "w4g128m200", "w4g640m128", "w4g640z", "w4cz", "w4co",
+                             "w8g128z", "w8g64r", "w8g1024z", "w8cs", "w8cr*c"}) {
     for (const int64_t k : {200, 1500}) {
-      const auto weight = Weight(description, k);
+      const auto weight = Weight(scheme, k);
       const K16Weight w = cpu::AccessK16(*weight);
       for (const int64_t m : kTokens) {
         ASSERT_EQ(Quantized(GetParam().int8, w, m),
                   Quantized(cpu::kAvx512VnniIntegers.int8_bytes, w, m))
-            << description << " k " << k << ", " << m << " tokens";
+            << scheme << " k " << k << ", " << m << " tokens";
       }
     }
   }
 }
 
 TEST_P(CpuAmx, FloatingActivations) {
-  for (const char* description :
+  for (const char* scheme :
        {"w4g128z", "w4g128s", "w4g128r", "w4g128m200", "w4g128m128", "w4g384o", "w4g640z+bf16",
         "w4cz", "w4co", "w8g128z", "w8g1024r", "w8cs", "w8cr*c"}) {
     for (const int64_t k : {200, 1500}) {
-      const auto weight = Weight(description, k);
+      const auto weight = Weight(scheme, k);
       const K16Weight w = cpu::AccessK16(*weight);
       for (const int64_t m : kTokens) {
         ASSERT_EQ(Floating(GetParam().int16, w, m),
                   Floating(cpu::kAvx512VnniIntegers.int16_panels, w, m))
-            << description << " k " << k << ", " << m << " tokens";
+            << scheme << " k " << k << ", " << m << " tokens";
       }
     }
   }

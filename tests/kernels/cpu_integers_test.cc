@@ -22,11 +22,11 @@ class CpuIntegers : public ::testing::TestWithParam<int64_t> {
     }
   }
 
-  static HostWeight Weight(const char* description, int64_t k, int64_t n) {
+  static HostWeight Weight(const char* scheme, int64_t k, int64_t n) {
     testing::WeightSpec spec;
     spec.k = k;
     spec.n = n;
-    spec.description = ParseDescription(description).value();
+    spec.scheme = ParseScheme(scheme).value();
     return testing::RandomWeight(spec);
   }
 
@@ -46,9 +46,9 @@ class CpuIntegers : public ::testing::TestWithParam<int64_t> {
 
 // Integers of 11 bits beside small ones, weights without scales, sums below 2^24.
 TEST_P(CpuIntegers, ValuesOfFifteenBitsAreExact) {
-  for (const char* description : {"w4g128z+1", "w4cz+1", "w8cz+1", "w8g256z+1"}) {
+  for (const char* scheme : {"w4g128z+1", "w4cz+1", "w8cz+1", "w8g256z+1"}) {
     const int64_t k = 520, n = 40, m = GetParam();
-    const HostWeight w = Weight(description, k, n);
+    const HostWeight w = Weight(scheme, k, n);
     const auto weight = PrepareWeight(w, *device_).value();
     std::vector<uint8_t> x(m * k * 2);
     for (int64_t i = 0; i < m * k; ++i) {
@@ -62,17 +62,17 @@ TEST_P(CpuIntegers, ValuesOfFifteenBitsAreExact) {
         const double value = LoadElement(x.data(), DType::kFp16, i / n * k + row);
         want += value * WeightValue(w, row, i % n);
       }
-      ASSERT_EQ(y[i], want) << description << " token " << i / n << " column " << i % n;
+      ASSERT_EQ(y[i], want) << scheme << " token " << i / n << " column " << i % n;
     }
   }
 }
 
 // Each element differs by at most half a step, 2^-15 of its block's largest.
 TEST_P(CpuIntegers, OthersAreRoundedToTheStepOfTheirBlock) {
-  for (const char* description : {"w4g128z", "w4g384s", "w8g128z+bf16", "w4cr", "w8co", "w4g128s*c",
-                                  "w4g16z", "w2g64o", "w3g32r+fp32", "w1g128z"}) {
+  for (const char* scheme : {"w4g128z", "w4g384s", "w8g128z+bf16", "w4cr", "w8co", "w4g128s*c",
+                             "w4g16z", "w2g64o", "w3g32r+fp32", "w1g128z"}) {
     const int64_t k = 1000, n = 71, m = GetParam();
-    const HostWeight w = Weight(description, k, n);
+    const HostWeight w = Weight(scheme, k, n);
     const auto weight = PrepareWeight(w, *device_).value();
     const std::vector<uint8_t> x = testing::RandomMatrix(m, k, DType::kFp16, 5);
     const std::vector<float> y = Product(*weight, *device_, x, 0, m);
@@ -94,7 +94,7 @@ TEST_P(CpuIntegers, OthersAreRoundedToTheStepOfTheirBlock) {
           }
           off += greatest * 0x1p-15 * weights + size * 0x1p-22;
         }
-        ASSERT_NEAR(y[t * n + c], want, off) << description << " token " << t << " column " << c;
+        ASSERT_NEAR(y[t * n + c], want, off) << scheme << " token " << t << " column " << c;
       }
     }
   }

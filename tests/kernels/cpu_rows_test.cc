@@ -61,18 +61,18 @@ TEST(CpuDequantize, EveryScaleCodeAndZero) {
 
 // Row k holds code k, for all codes; column n has the zero n modulo their number, if zeros are
 // stored; groups and the rest are random.
-HostWeight EveryCode(const WeightDescription& description) {
+HostWeight EveryCode(const QuantizationScheme& scheme) {
   testing::WeightSpec spec;
-  spec.k = int64_t{1} << description.bits;
+  spec.k = int64_t{1} << scheme.bits;
   spec.n = 264;
-  spec.description = description;
+  spec.scheme = scheme;
   HostWeight w = testing::RandomWeight(spec);
   for (int64_t k = 0; k < w.k; ++k) {
     int byte = 0;
     for (int at = 0; at < 8; at += w.code_bits()) byte |= static_cast<int>(k) << at;
     std::fill_n(w.codes.begin() + k * w.row_bytes(), w.row_bytes(), static_cast<uint8_t>(byte));
   }
-  if (description.zero_kind == ZeroKind::kStored) {
+  if (scheme.zero_kind == ZeroKind::kStored) {
     for (size_t i = 0; i < w.zeros.size(); ++i) w.zeros[i] = static_cast<uint8_t>(i % w.n % w.k);
   }
   return w;
@@ -90,7 +90,7 @@ constexpr const char* kEveryKind[] = {
 TEST(CpuDequantize, EveryCodeOfEveryKind) {
   auto device = OpenCpuDevice(1, 0);
   for (const char* text : kEveryKind) {
-    const HostWeight w = EveryCode(ParseDescription(text).value());
+    const HostWeight w = EveryCode(ParseScheme(text).value());
     const auto weight = PrepareWeight(w, *device);
     ASSERT_THAT(weight.status(), IsOk()) << text;
     for (DType type : {DType::kFp16, DType::kBf16, DType::kFp32}) {
@@ -106,7 +106,7 @@ TEST(CpuDequantize, EveryCodeOfEveryKind) {
         StoreElement(want.data(), type, i, LoadElement(got.data(), type, i));
       }
       EXPECT_EQ(testing::FirstDifference(got, want), -1) << text << " " << Name(type);
-      EXPECT_EQ(nans, w.description.code == CodeKind::kE4m3 ? 2 * w.n : 0);
+      EXPECT_EQ(nans, w.scheme.code == CodeKind::kE4m3 ? 2 * w.n : 0);
     }
   }
 }
@@ -120,8 +120,8 @@ TEST(CpuRows, TheOracleServesNothing) {
       for (const char* zero : {"", "z", "s", "m7", "r", "o", "r:fp32", "o:bf16"}) {
         for (const char* scale : {"", "+bf16", "+fp32", "+e4m3", "+e8m0", "+int8", "+1"}) {
           for (const char* outer : {"", "*c", "*t"}) {
-            const WeightDescription d =
-                ParseDescription(absl::StrCat(code, block, zero, scale, outer)).value();
+            const QuantizationScheme d =
+                ParseScheme(absl::StrCat(code, block, zero, scale, outer)).value();
             if (!Validate(d, 100, 33).ok()) continue;
             const auto plan = Select({100, 33, d}, device, AllKernels());
             ASSERT_THAT(plan.status(), IsOk()) << ToString(d);
@@ -140,7 +140,7 @@ TEST(CpuRows, TheOracleServesNothing) {
 // Large results bypass the caches, in other loops than the small results of conformance.
 TEST(CpuDequantize, LargeResultsAreExactToo) {
   auto device = OpenCpuDevice(2, 0);
-  for (const auto& [k, n, description] :
+  for (const auto& [k, n, scheme] :
        {std::tuple<int64_t, int64_t, const char*>{1056, 4128, "w4g32z"},
         {1040, 4072, "w4g16z"},
         {1032, 4096, "w4g24z"},
@@ -153,7 +153,7 @@ TEST(CpuDequantize, LargeResultsAreExactToo) {
     testing::WeightSpec spec;
     spec.k = k;
     spec.n = n;
-    spec.description = ParseDescription(description).value();
+    spec.scheme = ParseScheme(scheme).value();
     spec.scales = testing::Scales::kExtreme;
     const HostWeight w = testing::RandomWeight(spec);
     const auto weight = PrepareWeight(w, *device).value();
@@ -166,14 +166,14 @@ TEST(CpuDequantize, LargeResultsAreExactToo) {
         StoreElement(want.data(), type, i, WeightValue(w, i / n, i % n));
       }
       EXPECT_EQ(std::memcmp(got.data(), want.data(), want.size()), 0)
-          << Name(type) << " " << k << " x " << n << " " << description;
+          << Name(type) << " " << k << " x " << n << " " << scheme;
     }
   }
 }
 
 struct ProductShape {
   int64_t k, n;
-  const char* description;
+  const char* scheme;
 };
 // Groups of whole blocks, of parts of one, of padded runs; K of several pieces, which end within a
 // group; all ways to decode.
@@ -190,8 +190,8 @@ testing::WeightSpec SpecOf(const ProductShape& shape) {
   testing::WeightSpec spec;
   spec.k = shape.k;
   spec.n = shape.n;
-  spec.description = ParseDescription(shape.description).value();
-  if (spec.description.block_cols > shape.n) spec.description.block_cols = 0;
+  spec.scheme = ParseScheme(shape.scheme).value();
+  if (spec.scheme.block_cols > shape.n) spec.scheme.block_cols = 0;
   return spec;
 }
 
@@ -230,8 +230,8 @@ TEST(CpuQmatmulA16, EveryScaleCodeAndZero) {
 TEST(CpuQmatmulA16, EveryCodeOfEveryKind) {
   auto device = OpenCpuDevice(1, 0);
   for (const char* text : kEveryKind) {
-    HostWeight w = EveryCode(ParseDescription(text).value());
-    if (w.description.code == CodeKind::kE4m3) {  // a NaN would spoil every sum of its column
+    HostWeight w = EveryCode(ParseScheme(text).value());
+    if (w.scheme.code == CodeKind::kE4m3) {  // a NaN would spoil every sum of its column
       for (int64_t k : {0x7f, 0xff}) {
         std::fill_n(w.codes.begin() + k * w.row_bytes(), w.row_bytes(), uint8_t{0});
       }
@@ -241,7 +241,7 @@ TEST(CpuQmatmulA16, EveryCodeOfEveryKind) {
     std::vector<uint8_t> x(w.k * w.k * 2);
     for (int64_t k = 0; k < w.k; ++k) StoreElement(x.data(), DType::kFp16, k * (w.k + 1), 1.0f);
     const std::vector<float> y = Product(**weight, *device, x, 0, w.k);
-    const bool halves = w.description.bits <= 4 && w.description.is_integer();
+    const bool halves = w.scheme.bits <= 4 && w.scheme.is_integer();
     for (int64_t i = 0; i < w.k * w.n; ++i) {
       const float exact = WeightValue(w, i / w.n, i % w.n);
       const float most = w.Outer(i % w.n) * 448 * std::fabs(w.Scale(0, i % w.n)) + 1;
@@ -267,7 +267,7 @@ TEST(CpuQmatmulA16, ARowDoesNotDependOnItsBatch) {
     for (int64_t m : {2, 3, 4, 5, 6, 7, 8, 13, 49, 64, 193, 200}) {
       const std::vector<float> y = Product(*weight, *device, x, 0, m);
       EXPECT_EQ(std::memcmp(y.data(), alone.data(), m * spec.n * sizeof(float)), 0)
-          << "M " << m << " K " << shape.k << " " << shape.description;
+          << "M " << m << " K " << shape.k << " " << shape.scheme;
     }
   }
 }
@@ -287,7 +287,7 @@ TEST(CpuQmatmulA16, VectorInstructionSetsAgreeOnBits) {
       const std::vector<float> y = Product(*a, *wide, x, 0, m);
       const std::vector<float> z = Product(*b, *narrow, x, 0, m);
       EXPECT_EQ(std::memcmp(y.data(), z.data(), y.size() * sizeof(float)), 0)
-          << "M " << m << " K " << shape.k << " " << shape.description;
+          << "M " << m << " K " << shape.k << " " << shape.scheme;
     }
   }
 }

@@ -22,7 +22,7 @@ constexpr Shape kShapes[] = {{1, 8, 1},     {7, 8, 7},      {32, 8, 16},      {6
                              {256, 64, 64}, {384, 320, 96}, {1024, 128, 128}, {2048, 64, 2048},
                              {33, 1, 33},   {100, 3, 32},   {200, 70, 16},    {300, 131, 128}};
 
-constexpr const char* kDescriptions[] = {
+constexpr const char* kSchemes[] = {
     "w1g1z",        "w1g1s",         "w2g1z",       "w2g1s+bf16",     "w3g1z",      "w3g1s",
     "w3g1z+bf16",   "w4g1z",         "w4g1s",       "w4g1z+bf16",     "w4g1s+fp32", "w4cz",
     "w4cs+bf16",    "w4cs+fp32",     "w5g1z",       "w6g1s",          "w7g1z",      "w8g1z",
@@ -30,9 +30,9 @@ constexpr const char* kDescriptions[] = {
     "w8cz+1",       "w8cs+1*c",      "w4g1m3",      "w2g1r",          "w4g1r:fp32", "w4g1o",
     "w4g1z+int8*c", "e2m1g1+e4m3*t", "e2m1g1+e8m0", "e4m3b16x8+fp32", "e4m3c",      "t4g1+fp32"};
 
-// A description whose groups, if it has any, have `group` rows.
-WeightDescription Described(const char* text, int64_t group) {
-  WeightDescription out = ParseDescription(text).value();
+// A scheme whose groups, if it has any, have `group` rows.
+QuantizationScheme Described(const char* text, int64_t group) {
+  QuantizationScheme out = ParseScheme(text).value();
   if (out.block_rows == 1) out.block_rows = group;
   return out;
 }
@@ -40,18 +40,18 @@ WeightDescription Described(const char* text, int64_t group) {
 TEST(Layouts, UnpackInvertsPack) {
   int round_trips = 0;
   for (const Layout* layout : AllLayouts()) {
-    for (const char* text : kDescriptions) {
+    for (const char* text : kSchemes) {
       for (const Shape& shape : kShapes) {
         for (testing::Scales scales : {testing::Scales::kOrdinary, testing::Scales::kExtreme}) {
-          const WeightDescription d = Described(text, shape.group);
+          const QuantizationScheme d = Described(text, shape.group);
           if (!Validate(d, shape.k, shape.n).ok()) continue;
-          const HostWeight weight = testing::RandomWeight(
-              {.k = shape.k, .n = shape.n, .description = d, .scales = scales});
+          const HostWeight weight =
+              testing::RandomWeight({.k = shape.k, .n = shape.n, .scheme = d, .scales = scales});
           ASSERT_TRUE(Validate(weight).ok());
           const WeightShape facts = ShapeOf(weight);
           if (!layout->refuses(facts).empty()) continue;
-          SCOPED_TRACE(absl::StrCat(layout->name, " ", ToString(weight.description), " ", shape.k,
-                                    "x", shape.n));
+          SCOPED_TRACE(
+              absl::StrCat(layout->name, " ", ToString(weight.scheme), " ", shape.k, "x", shape.n));
           // The memory is not zeroed, because pack must not depend on zeros. It packs in pieces, as
           // threads do.
           const Sections sections = SectionsOf(*layout, facts);
@@ -150,7 +150,7 @@ TEST(Mma16, RecordsWithoutScalesHaveAnOuterOne) {
   for (const char* text :
        {"w8c+1", "w8cs+1", "w8g128s+1", "w8cs+1*c", "w8cs", "e4m3c+bf16", "e4m3t+fp32"}) {
     const HostWeight weight =
-        testing::RandomWeight({.k = 256, .n = 72, .description = ParseDescription(text).value()});
+        testing::RandomWeight({.k = 256, .n = 72, .scheme = ParseScheme(text).value()});
     ASSERT_EQ(mma16::MetasPerRecord(weight.shape()), 0) << text;
     const Sections sections = SectionsOf(kMma16Layout, weight.shape());
     ASSERT_EQ(sections.bytes(Part::kOuter), 72 * 4) << text;
@@ -167,8 +167,7 @@ TEST(Mma16, RecordsWithoutScalesHaveAnOuterOne) {
 TEST(Mma16, PutsEveryCodeWhereItsTableSays) {
   for (int bits : {1, 2, 3, 4, 8}) {
     // 2 blocks along K and 3 tiles along N, the last ones padded.
-    const HostWeight w =
-        testing::RandomWeight({.k = 200, .n = 133, .description = Asymmetric(bits, 0)});
+    const HostWeight w = testing::RandomWeight({.k = 200, .n = 133, .scheme = Asymmetric(bits, 0)});
     const Sections sections = SectionsOf(kMma16Layout, w.shape());
     std::vector<uint8_t> packed(sections.total(), 0xa5);
     kMma16Layout.pack(w, {0, w.n}, sections, packed.data());

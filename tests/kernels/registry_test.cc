@@ -24,7 +24,7 @@ class SelectTest : public ::testing::Test {
   SelectTest() {
     shape_.k = 256;
     shape_.n = 64;
-    shape_.description = Asymmetric(4, 128);
+    shape_.scheme = Asymmetric(4, 128);
     cuda_.kind = DeviceKind::kCuda;
     cuda_.id = "cuda:0";
     cuda_.arch = 90;
@@ -59,7 +59,7 @@ TEST_F(SelectTest, IntegersHaveARowOfTheirOwn) {
   EXPECT_EQ(plan->rows.integer, nullptr);
   ASSERT_EQ(plan->rows.refused.size(), 1u);
   EXPECT_EQ(plan->rows.refused[0].reason, "the weight has scales: w4g128z");
-  shape_.description.scale_dtype.reset();
+  shape_.scheme.scale_dtype.reset();
   plan = Select(shape_, cpu_, rows);
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_EQ(plan->rows.integer, &integers);
@@ -78,15 +78,15 @@ TEST_F(SelectTest, QuantisedActivationsHaveARowOfTheirOwn) {
   EXPECT_EQ(plan->rows.integer, nullptr);
   EXPECT_EQ(plan->rows.Matmul(Path::kFused, 1), &any_) << "whatever its priority";
   EXPECT_THAT(Explain(*plan, shape_, cpu_), HasSubstr("quantised activations M >= 1: a/quantized"));
-  shape_.description = ParseDescription("e2m1g32").value();
+  shape_.scheme = ParseScheme("e2m1g32").value();
   EXPECT_EQ(WhyNoQuantizedActivations(shape_), "codes are no integers: e2m1g32");
   quantized.claims = kEverything;
   EXPECT_EQ(WhyNot(quantized, shape_, cpu_), "codes are no integers: e2m1g32");
 }
 
 TEST(WhyNoIntegers, NamesThePart) {
-  const auto why = [](const char* description, int64_t k) {
-    return WhyNoIntegers({.k = k, .n = 8, .description = ParseDescription(description).value()});
+  const auto why = [](const char* scheme, int64_t k) {
+    return WhyNoIntegers({.k = k, .n = 8, .scheme = ParseScheme(scheme).value()});
   };
   EXPECT_EQ(why("w4g128z+1", 4096), "");
   EXPECT_EQ(why("w4cz", 4096), "the weight has scales: w4cz");
@@ -189,7 +189,7 @@ TEST_F(SelectTest, ABatchInvariantDeviceTakesOnlyRowsThatAre) {
 }
 
 TEST_F(SelectTest, NoRowIsUnimplementedWithEveryReason) {
-  shape_.description.bits = 8;
+  shape_.scheme.bits = 8;
   const KernelRow* rows[] = {&any_, &dequantize_};
   const auto plan = Select(shape_, cpu_, rows);
   EXPECT_EQ(plan.status().code(), absl::StatusCode::kUnimplemented);

@@ -17,10 +17,10 @@ namespace {
 using ::testing::HasSubstr;
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-HostWeight Random(const char* description, bool order = false, bool factor = false) {
+HostWeight Random(const char* scheme, bool order = false, bool factor = false) {
   return testing::RandomWeight({.k = 40,
                                 .n = 12,
-                                .description = ParseDescription(description).value(),
+                                .scheme = ParseScheme(scheme).value(),
                                 .bias = true,
                                 .order = order,
                                 .factor = factor});
@@ -68,7 +68,7 @@ TEST(HostWeight, ValidateNamesThePart) {
 
 // The formula in double, with each part as it is defined.
 double InDouble(const HostWeight& w, int64_t row, int64_t col) {
-  const WeightDescription& d = w.description;
+  const QuantizationScheme& d = w.scheme;
   const int64_t group = row / w.group_rows();
   const double code = DecodeCode(d.code, w.table.data(), w.Code(row, col)),
                scale = w.Scale(group, col);
@@ -84,9 +84,8 @@ TEST(Exact, IsTheFormulaUpToItsRoundings) {
                            "t4g16+fp32", "w4cs+fp32", "w8cz+1", "w5g7m3*t"}) {
     const HostWeight w = Random(text);
     ASSERT_TRUE(Validate(w).ok()) << text << Validate(w);
-    const bool exact = w.description.is_integer() && !w.description.real_zeros() &&
-                       w.description.outer == OuterKind::kNone &&
-                       w.description.scale_dtype != DType::kFp32;
+    const bool exact = w.scheme.is_integer() && !w.scheme.real_zeros() &&
+                       w.scheme.outer == OuterKind::kNone && w.scheme.scale_dtype != DType::kFp32;
     for (int64_t i = 0; i < w.k * w.n; ++i) {
       const double want = InDouble(w, i / w.n, i % w.n);
       const double got = WeightValue(w, i / w.n, i % w.n);

@@ -66,7 +66,7 @@ uint32_t RandomScale(Random* random, DType dtype, Scales kind, int64_t column) {
 
 void FillCodes(Random* random, HostWeight* w) {
   const int code_bits = w->code_bits();
-  const uint8_t mask = static_cast<uint8_t>((1 << w->description.bits) - 1);
+  const uint8_t mask = static_cast<uint8_t>((1 << w->scheme.bits) - 1);
   for (uint8_t& byte : w->codes) {
     const uint64_t bits = random->Next();
     byte = 0;
@@ -74,7 +74,7 @@ void FillCodes(Random* random, HostWeight* w) {
       byte |= static_cast<uint8_t>((bits >> at * 4 & mask) << at);
     }
     // These codes are NaN.
-    if (w->description.code == CodeKind::kE4m3 && (byte & 0x7f) == 0x7f) byte ^= 1;
+    if (w->scheme.code == CodeKind::kE4m3 && (byte & 0x7f) == 0x7f) byte ^= 1;
   }
   // The bits beyond N are 0.
   const int64_t row = w->row_bytes(), spare = row * 8 - w->n * code_bits;
@@ -82,7 +82,7 @@ void FillCodes(Random* random, HostWeight* w) {
 }
 
 void FillZeros(Random* random, HostWeight* w) {
-  const WeightDescription& d = w->description;
+  const QuantizationScheme& d = w->scheme;
   if (d.zero_kind == ZeroKind::kStored) {
     for (uint8_t& zero : w->zeros) zero = static_cast<uint8_t>(random->Below(1u << d.bits));
     return;
@@ -95,8 +95,8 @@ void FillZeros(Random* random, HostWeight* w) {
 }
 
 void FillScales(Random* random, Scales kind, HostWeight* w) {
-  if (!w->description.scale_dtype) return;
-  const DType dtype = *w->description.scale_dtype;
+  if (!w->scheme.scale_dtype) return;
+  const DType dtype = *w->scheme.scale_dtype;
   const int64_t size = SizeOf(dtype), cells = static_cast<int64_t>(w->scales.size()) / size;
   for (int64_t i = 0; i < cells; ++i) {
     uint32_t bits = 0;
@@ -124,15 +124,15 @@ void FillOrder(Random* random, HostWeight* w) {
 }  // namespace
 
 HostWeight RandomWeight(const WeightSpec& spec) {
-  WeightShape shape = {spec.k, spec.n, spec.description};
-  if (shape.description.block_rows >= spec.k) shape.description.block_rows = 0;
+  WeightShape shape = {spec.k, spec.n, spec.scheme};
+  if (shape.scheme.block_rows >= spec.k) shape.scheme.block_rows = 0;
   HostWeight out = MakeEmpty(shape);
   out.format = "random";
   Random random(spec.seed);
   FillCodes(&random, &out);
   FillZeros(&random, &out);
   FillScales(&random, spec.scales, &out);
-  if (spec.description.code == CodeKind::kTable) {
+  if (spec.scheme.code == CodeKind::kTable) {
     for (int i = 0; i < 16; ++i) out.table.push_back(random.Normal());
   }
   for (float& outer : out.outer) outer = 0.5f + random.Unit();

@@ -22,7 +22,7 @@ struct WeightSpec {
   int64_t k = 128;
   int64_t n = 64;
   // A group of more than K rows becomes one of K.
-  WeightDescription description = Asymmetric(4, 128);
+  QuantizationScheme scheme = Asymmetric(4, 128);
   Scales scales = Scales::kOrdinary;
   bool bias = false;
   bool order = false;

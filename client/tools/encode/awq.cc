@@ -43,7 +43,7 @@ absl::StatusOr<EncodedLinear> Encode(HostWeight given, const EncodeOptions& opti
   out.tensors.push_back(MadeTensor("qweight", {k, n / 8}, std::move(codes)));
   out.tensors.push_back(MadeTensor("qzeros", {groups, n / 8}, std::move(zeros)));
   out.tensors.push_back(
-      MadeTensor("scales", TypeName(*weight.description.scale_dtype), {groups, n}, weight.scales));
+      MadeTensor("scales", TypeName(*weight.scheme.scale_dtype), {groups, n}, weight.scales));
   return out;
 }
 

@@ -33,7 +33,7 @@ std::vector<uint8_t> Zeros(const HostWeight& weight) {
       zeros[group * n + col] = static_cast<uint8_t>(weight.Zero(group, col));
     }
   }
-  const int bits = weight.description.bits;
+  const int bits = weight.scheme.bits;
   return Transposed(BytesOf(DenseWords(zeros, groups, n, bits)), groups, CeilDiv(n * bits, 32), 4);
 }
 
@@ -42,7 +42,7 @@ absl::StatusOr<EncodedLinear> Encode(HostWeight given, const EncodeOptions& opti
       const HostWeight weight,
       Normalised(std::move(given),
                  {.widths = {2, 4, 8}, .scales = {DType::kFp16, DType::kBf16, DType::kFp32}}));
-  const WeightDescription& d = weight.description;
+  const QuantizationScheme& d = weight.scheme;
   const int64_t k = weight.k, n = weight.n, groups = weight.groups();
   EncodedLinear out = {.tensors = BiasOf(weight, options), .facts = FactsOf(weight)};
   out.tensors.push_back(MadeTensor("weight_packed", "I32", {n, CeilDiv(k * d.bits, 32)},

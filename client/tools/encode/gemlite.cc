@@ -40,7 +40,7 @@ absl::StatusOr<EncodedLinear> Encode(HostWeight given, const EncodeOptions& opti
                                     .scales = {DType::kFp16, DType::kBf16, DType::kFp32},
                                     .real_zeros = true,
                                     .short_group = true}));
-  const WeightDescription& d = weight.description;
+  const QuantizationScheme& d = weight.scheme;
   const Words words = WordsOf(weight.k, weight.n, d.bits);
   AWQD_ASSIGN_OR_RETURN(std::vector<uint32_t> codes, PackWarpedInt32(weight));
   EncodedLinear out = {.tensors = BiasOf(weight, options), .facts = FactsOf(weight)};

@@ -23,7 +23,7 @@ using Json = nlohmann::ordered_json;
 constexpr size_t kMostPatterns = 10'000;  // that the format reads
 
 std::vector<uint32_t> Zeros(const HostWeight& weight) {
-  const int bits = weight.description.bits;
+  const int bits = weight.scheme.bits;
   const bool by_word = 32 % bits == 0;
   const int most = (1 << bits) - 1;
   std::vector<uint8_t> zeros(weight.groups() * weight.n);
@@ -56,12 +56,12 @@ absl::StatusOr<EncodedLinear> Encode(HostWeight given, const EncodeOptions& opti
                                                       .order = true,
                                                       .short_group = true}));
   const int64_t n = weight.n, groups = weight.groups();
-  const auto words = [&](int64_t count) { return (count * weight.description.bits + 31) / 32; };
+  const auto words = [&](int64_t count) { return (count * weight.scheme.bits + 31) / 32; };
   EncodedLinear out = {.tensors = BiasOf(weight, options), .facts = FactsOf(weight)};
   out.tensors.push_back(MadeTensor("qweight", "I32", {words(weight.k), n}, WordsAlongRows(weight)));
   out.tensors.push_back(MadeTensor("qzeros", {groups, words(n)}, Zeros(weight)));
   out.tensors.push_back(
-      MadeTensor("scales", TypeName(*weight.description.scale_dtype), {groups, n}, weight.scales));
+      MadeTensor("scales", TypeName(*weight.scheme.scale_dtype), {groups, n}, weight.scales));
   out.tensors.push_back(MadeTensor("g_idx", "I32", {weight.k}, GroupOfEach(weight)));
   return out;
 }

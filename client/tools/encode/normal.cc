@@ -16,7 +16,7 @@ namespace {
 std::string Shown(float value) { return absl::StrCat(value); }
 
 absl::Status CheckCodes(const HostWeight& weight, const Limits& limits) {
-  const WeightDescription& d = weight.description;
+  const QuantizationScheme& d = weight.scheme;
   if (!d.is_integer() || !absl::c_linear_search(limits.widths, d.bits)) {
     return BadValue("codes", ToString(d),
                     absl::StrCat("integers of ", absl::StrJoin(limits.widths, ", "), " bits"));
@@ -54,9 +54,9 @@ bool IsCode(float value, int bits) {
 }
 
 // One integer for all, if they are.
-absl::Status SetStored(std::vector<uint8_t> zeros, WeightDescription* d,
+absl::Status SetStored(std::vector<uint8_t> zeros, QuantizationScheme* d,
                        std::vector<uint8_t>* out) {
-  d->zero_dtype = WeightDescription().zero_dtype;
+  d->zero_dtype = QuantizationScheme().zero_dtype;
   const bool alike = absl::c_all_of(zeros, [&](uint8_t zero) { return zero == zeros[0]; });
   d->zero_kind = alike ? ZeroKind::kConstant : ZeroKind::kStored;
   d->zero = alike ? zeros[0] : 0;
@@ -65,7 +65,7 @@ absl::Status SetStored(std::vector<uint8_t> zeros, WeightDescription* d,
 }
 
 // The zeros [groups, N] and their kind, of a weight whose other parts are still as they were.
-absl::Status NormaliseZeros(const HostWeight& weight, const Limits& limits, WeightDescription* d,
+absl::Status NormaliseZeros(const HostWeight& weight, const Limits& limits, QuantizationScheme* d,
                             std::vector<uint8_t>* out) {
   const int bits = d->bits;
   if (d->zero_kind == ZeroKind::kRealAfter) {
@@ -117,7 +117,7 @@ bool StoreScale(float value, DType type, uint8_t* to) {
 // A scale per column that stands alone is a scale like another: multiplying by 1 before changes
 // nothing.
 float WholeScale(const HostWeight& weight, int64_t group, int64_t col) {
-  return weight.description.scale_dtype ? weight.Scale(group, col) : weight.Outer(col);
+  return weight.scheme.scale_dtype ? weight.Scale(group, col) : weight.Outer(col);
 }
 
 // Empty where all scales fit; else the first that does not.
@@ -135,7 +135,7 @@ std::string StoreScales(const HostWeight& weight, DType type, std::vector<uint8_
   return "";
 }
 
-absl::Status NormaliseScales(const HostWeight& weight, const Limits& limits, WeightDescription* d,
+absl::Status NormaliseScales(const HostWeight& weight, const Limits& limits, QuantizationScheme* d,
                              std::vector<uint8_t>* out) {
   if (d->scale_dtype && d->outer != OuterKind::kNone) {
     return BadValue("scales", ToString(*d), "one level of them");
@@ -163,13 +163,13 @@ absl::Status NormaliseScales(const HostWeight& weight, const Limits& limits, Wei
 
 absl::StatusOr<HostWeight> Normalised(HostWeight weight, const Limits& limits) {
   AWQD_RETURN_IF_ERROR(CheckCodes(weight, limits));
-  WeightDescription description = weight.description;
+  QuantizationScheme scheme = weight.scheme;
   std::vector<uint8_t> zeros, scales;
-  AWQD_RETURN_IF_ERROR(NormaliseZeros(weight, limits, &description, &zeros));
-  AWQD_RETURN_IF_ERROR(NormaliseScales(weight, limits, &description, &scales));
-  description.block_cols = 1;
-  if (weight.groups() == 1) description.block_rows = 0;
-  weight.description = description;
+  AWQD_RETURN_IF_ERROR(NormaliseZeros(weight, limits, &scheme, &zeros));
+  AWQD_RETURN_IF_ERROR(NormaliseScales(weight, limits, &scheme, &scales));
+  scheme.block_cols = 1;
+  if (weight.groups() == 1) scheme.block_rows = 0;
+  weight.scheme = scheme;
   weight.zeros = std::move(zeros);
   weight.scales = std::move(scales);
   weight.outer.clear();
@@ -178,7 +178,7 @@ absl::StatusOr<HostWeight> Normalised(HostWeight weight, const Limits& limits) {
 }
 
 void Widen(absl::Span<const int> widths, HostWeight* weight) {
-  WeightDescription& d = weight->description;
+  QuantizationScheme& d = weight->scheme;
   if (!d.is_integer() || absl::c_linear_search(widths, d.bits)) return;
   for (const int width : widths) {  // in ascending order
     if (width < d.bits || CodeBits(width) != CodeBits(d.bits)) continue;

@@ -34,7 +34,7 @@ void PackBlock(const std::vector<uint8_t>& codes, int64_t n, int bits, uint32_t*
 // Calls each(first, count, words) with rows of words [count, N] along K, in their order.
 template <typename Each>
 void ForEachBlock(const HostWeight& weight, Each each) {
-  const int bits = weight.description.bits;
+  const int bits = weight.scheme.bits;
   const int64_t all = CeilDiv(weight.k * bits, 32);
   RowReader rows(&weight);
   std::vector<uint8_t> codes(kBlock * weight.n);
@@ -70,7 +70,7 @@ std::vector<uint32_t> DenseWords(absl::Span<const uint8_t> codes, int64_t rows, 
 
 std::vector<uint8_t> WordsAlongRows(const HostWeight& weight) {
   const int64_t n = weight.n;
-  std::vector<uint8_t> out(CeilDiv(weight.k * weight.description.bits, 32) * n * 4);
+  std::vector<uint8_t> out(CeilDiv(weight.k * weight.scheme.bits, 32) * n * 4);
   ForEachBlock(weight, [&](int64_t first, int64_t count, const uint32_t* words) {
     std::memcpy(out.data() + first * n * 4, words, count * n * 4);
   });
@@ -78,7 +78,7 @@ std::vector<uint8_t> WordsAlongRows(const HostWeight& weight) {
 }
 
 std::vector<uint8_t> WordsAlongRowsTransposed(const HostWeight& weight) {
-  const int64_t n = weight.n, row_words = CeilDiv(weight.k * weight.description.bits, 32);
+  const int64_t n = weight.n, row_words = CeilDiv(weight.k * weight.scheme.bits, 32);
   std::vector<uint8_t> out(n * row_words * 4);
   ForEachBlock(weight, [&](int64_t first, int64_t count, const uint32_t* words) {
     for (int64_t col = 0; col < n; ++col) {

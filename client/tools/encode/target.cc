@@ -38,12 +38,12 @@ NewTensor MadeTensor(std::string name, std::vector<int64_t> shape, std::vector<u
 LinearFacts FactsOf(const HostWeight& weight) {
   LinearFacts out = {.k = weight.k,
                      .n = weight.n,
-                     .bits = weight.description.bits,
+                     .bits = weight.scheme.bits,
                      .group_rows = weight.group_rows(),
-                     .symmetric = weight.description.symmetric(),
+                     .symmetric = weight.scheme.symmetric(),
                      .order = !weight.order.empty()};
-  out.zero_at_0 = weight.description.zero_kind == ZeroKind::kConstant
-                      ? weight.description.zero == 0
+  out.zero_at_0 = weight.scheme.zero_kind == ZeroKind::kConstant
+                      ? weight.scheme.zero == 0
                       : absl::c_linear_search(weight.zeros, 0);
   return out;
 }

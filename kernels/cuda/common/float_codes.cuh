@@ -26,14 +26,14 @@ AWQD_HD uint32_t NibbleSigns(uint32_t word, int p) { return word << (12 - 4 * p)
 AWQD_HD Pairs E2m1ToFp16(uint32_t word) {
   constexpr uint32_t kBelowTwo = 0x3E3C3800, kFromTwo = 0x46444240;
   const uint32_t magnitudes = word & 0x77777777;
-  const uint32_t even = Prmt(kBelowTwo, kFromTwo, magnitudes);
+  const uint32_t stream_k = Prmt(kBelowTwo, kFromTwo, magnitudes);
   const uint32_t odd = Prmt(kBelowTwo, kFromTwo, magnitudes >> 16);
   Pairs out;
 #ifdef __CUDA_ARCH__
 #pragma unroll
 #endif
   for (int p = 0; p < 4; ++p) {
-    const uint32_t bytes = Prmt(even, odd, 0x4808 + 0x1111 * p);
+    const uint32_t bytes = Prmt(stream_k, odd, 0x4808 + 0x1111 * p);
     out.v[p] = Lop3<kAndOr>(NibbleSigns(word, p), kSigns, bytes);
   }
   return out;
@@ -87,10 +87,10 @@ AWQD_HD void PairRows(uint32_t word, uint32_t (&rows)[4]) {
   constexpr int kSelect = 0xCA;                        // a ? b : c, bit by bit
   constexpr uint32_t kFirst = 0x0f0f * kPairTableRow;  // of two pairs, eight bits apart
   constexpr uint32_t kRow = 0xff * kPairTableRow;
-  const uint32_t even = Lop3<kSelect>(kFirst, word << 7, word >> 5);
+  const uint32_t stream_k = Lop3<kSelect>(kFirst, word << 7, word >> 5);
   const uint32_t odd = Lop3<kSelect>(kFirst, word << 3, word >> 9);
-  rows[0] = even & kRow, rows[1] = odd & kRow;
-  rows[2] = even >> 8 & kRow, rows[3] = odd >> 8 & kRow;
+  rows[0] = stream_k & kRow, rows[1] = odd & kRow;
+  rows[2] = stream_k >> 8 & kRow, rows[3] = odd >> 8 & kRow;
 }
 
 }  // namespace awqd::cuda

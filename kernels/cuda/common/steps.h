@@ -8,9 +8,10 @@
 namespace awqd::cuda {
 
 bool TokensAreReady(Staged want, const ConstMatrixView& x);
-int64_t StagedBytes(Staged want, int64_t m, int64_t k);
-absl::Status Stage(const StageArgs& args, StagedTokens* out, Device& device, StreamView stream);
-absl::Status Finish(const FinishArgs& args, Device& device, StreamView stream);
+int64_t PrologueBytes(Staged want, int64_t m, int64_t k);
+absl::Status Stage(const PrologueArgs& args, PrologueResult* out, Device& device,
+                   StreamView stream);
+absl::Status Finish(const EpilogueArgs& args, Device& device, StreamView stream);
 absl::Status Reorder(const ReorderArgs& args, Device& device, StreamView stream);
 absl::Status Gather(const GatherArgs& args, Device& device, StreamView stream);
 absl::Status Gate(const GateArgs& args, Device& device, StreamView stream);

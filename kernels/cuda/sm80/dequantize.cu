@@ -177,8 +177,8 @@ absl::Status Run(const DequantizeArgs& args, StreamView stream) {
   p.table = args.weight->table();
   p.outer = args.weight->outer();
   p.n = shape.n;
-  p.zero = shape.description.zero;
-  p.zero_first = shape.description.zero_kind == ZeroKind::kRealBefore;
+  p.zero = shape.scheme.zero;
+  p.zero_first = shape.scheme.zero_kind == ZeroKind::kRealBefore;
   p.out = args.out.data;
   p.row_begin = args.row_begin, p.rows = args.out.rows;
   p.col_begin = args.col_begin, p.cols = args.out.cols;
@@ -198,10 +198,10 @@ absl::Status Run(const DequantizeArgs& args, StreamView stream) {
                             .stream = stream,
                             .attributes = attributes.list,
                             .attribute_count = attributes.count};
-  if (!shape.description.is_integer() || shape.description.real_zeros()) {
-    return DequantizeFloats(p, shape.description, args.out.dtype, config);
+  if (!shape.scheme.is_integer() || shape.scheme.real_zeros()) {
+    return DequantizeFloats(p, shape.scheme, args.out.dtype, config);
   }
-  const int bits = shape.description.bits;
+  const int bits = shape.scheme.bits;
   switch (args.out.dtype) {
     case DType::kFp16:
       return LaunchTo<DType::kFp16>(p, bits, config);

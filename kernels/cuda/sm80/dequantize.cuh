@@ -28,7 +28,7 @@ struct DequantizeParams {
 };
 
 // Of codes that are no integers and of real zeros (dequantize_floats.cu), to `out`'s type.
-absl::Status DequantizeFloats(const DequantizeParams& params, const WeightDescription& description,
+absl::Status DequantizeFloats(const DequantizeParams& params, const QuantizationScheme& scheme,
                               DType out, const LaunchConfig& config);
 
 namespace {

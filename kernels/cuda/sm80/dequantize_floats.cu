@@ -160,7 +160,7 @@ absl::Status LaunchTo(const DequantizeParams& p, DType out, const LaunchConfig& 
 
 }  // namespace
 
-absl::Status DequantizeFloats(const DequantizeParams& p, const WeightDescription& d, DType out,
+absl::Status DequantizeFloats(const DequantizeParams& p, const QuantizationScheme& d, DType out,
                               const LaunchConfig& config) {
   switch (d.code) {
     case CodeKind::kE2m1:

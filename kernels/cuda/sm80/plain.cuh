@@ -99,7 +99,7 @@ __device__ inline float PlainElement(const PlainWeight& w, int64_t k, int64_t n)
 
 inline PlainWeight ViewPlain(const DeviceWeight& weight) {
   const WeightShape& shape = weight.shape;
-  const WeightDescription& d = shape.description;
+  const QuantizationScheme& d = shape.scheme;
   return {.codes = weight.codes(),
           .scales = weight.scales(),
           .zeros = weight.zeros(),

@@ -1,4 +1,4 @@
-// Row sm80/plain_dequantize: W[K, N] of any description from the layout "plain", slowly.
+// Row sm80/plain_dequantize: W[K, N] of any scheme from the layout "plain", slowly.
 //
 // One thread per output column and row, plain arithmetic in fp32. Limits: none.
 #include "kernels/cuda/sm80/plain.cuh"

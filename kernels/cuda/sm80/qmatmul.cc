@@ -33,12 +33,12 @@ QMatmulParams MakeParams(const MatmulArgs& args, const MatmulTile& tile, const D
   p.k = args.x.dtype == DType::kInt8 ? p.x_stride : shape.k;
   p.k_blocks = static_cast<int>(mma16::BlocksK(shape.k));
   p.metas = mma16::MetasPerRecord(shape);
-  p.zero = shape.description.zero;
-  p.zero_first = shape.description.zero_kind == ZeroKind::kRealBefore;
+  p.zero = shape.scheme.zero;
+  p.zero_first = shape.scheme.zero_kind == ZeroKind::kRealBefore;
   p.table = args.weight->table();
-  p.unit = p.metas == 0 ? UnitOfBare(shape.description.code, args.x.dtype) : 1;
-  p.chain_blocks = tile.chains.length;
-  p.split = tile.chains.split;
+  p.unit = p.metas == 0 ? UnitOfBare(shape.scheme.code, args.x.dtype) : 1;
+  p.k_range_blocks = tile.k_ranges.length;
+  p.splits = tile.k_ranges.splits;
   p.prefetch = MatmulPrefetch(tile, args.x.rows, shape.n, args.staged, device);
   p.y_wide = shape.n % 4 == 0 && reinterpret_cast<uintptr_t>(args.y.data) % y_quad == 0;
   return p;
@@ -79,7 +79,7 @@ absl::Status RunQMatmul(const MatmulArgs& args, StreamView stream) {
   const MatmulTile tile = ChooseMatmulTile(shape, args.x.rows, device, args.x.dtype);
   const QMatmulParams p = MakeParams(args, tile, device);
   const DType x = args.x.dtype;
-  switch (shape.description.code) {
+  switch (shape.scheme.code) {
     case CodeKind::kE2m1:
       return LaunchHalves<CodeKind::kE2m1, 4>(p, tile, x, device, stream);
     case CodeKind::kE4m3:
@@ -89,8 +89,8 @@ absl::Status RunQMatmul(const MatmulArgs& args, StreamView stream) {
     case CodeKind::kUnsigned:
       break;
   }
-  const bool real = shape.description.real_zeros();
-  switch (shape.description.bits) {
+  const bool real = shape.scheme.real_zeros();
+  switch (shape.scheme.bits) {
     case 1:
       return LaunchBits<1>(p, tile, x, real, device, stream);
     case 2:
@@ -104,7 +104,7 @@ absl::Status RunQMatmul(const MatmulArgs& args, StreamView stream) {
   }
 }
 
-absl::Status RunEvenScaledSums(const MatmulArgs& args, int blocks, StreamView stream) {
+absl::Status RunStreamKScaledSums(const MatmulArgs& args, int blocks, StreamView stream) {
   if (stream.counters == nullptr) {
     return absl::InvalidArgumentError(
         "the fused product of sm80: got a stream without counters, expected one of "
@@ -113,19 +113,19 @@ absl::Status RunEvenScaledSums(const MatmulArgs& args, int blocks, StreamView st
   const DeviceInfo& device = args.weight->device->info();
   AWQD_RETURN_IF_ERROR(UseDevice(device.index));
   QMatmulParams p = MakeParams(args, {}, device);
-  p.schedule = MakeSchedule(static_cast<int>(mma16::TilesN(p.n)), p.k_blocks, blocks);
+  p.schedule = MakeStreamKSchedule(static_cast<int>(mma16::TilesN(p.n)), p.k_blocks, blocks);
   p.sums = static_cast<float*>(args.workspace);
   p.counters = stream.counters;
-  return args.x.dtype == DType::kBf16 ? LaunchEvenScaledSums<DType::kBf16, 4>(p, device, stream)
-                                      : LaunchEvenScaledSums<DType::kFp16, 4>(p, device, stream);
+  return args.x.dtype == DType::kBf16 ? LaunchStreamKScaledSums<DType::kBf16, 4>(p, device, stream)
+                                      : LaunchStreamKScaledSums<DType::kFp16, 4>(p, device, stream);
 }
 
 absl::Status RunScaledSums(const MatmulArgs& args, StreamView stream) {
   const DeviceInfo& device = args.weight->device->info();
   const WeightShape& shape = args.weight->shape;
   const int64_t m = args.x.rows;
-  if (const int blocks = EvenBlocks(shape, m, device); blocks > 0) {
-    return RunEvenScaledSums(args, blocks, stream);
+  if (const int blocks = StreamKBlocks(shape, m, device); blocks > 0) {
+    return RunStreamKScaledSums(args, blocks, stream);
   }
   AWQD_RETURN_IF_ERROR(UseDevice(device.index));
   const DType x = args.x.dtype;
@@ -141,8 +141,9 @@ std::string DescribeInt8Tile(const WeightShape& shape, const DeviceInfo& device,
 
 std::string DescribeMatmulTile(const MatmulTile& tile) {
   return absl::StrCat(
-      tile.tokens, "x", tile.row_tiles * mma16::kTileN, " in ", tile.chains.count(), " chains of K",
-      tile.chains.split > 1 ? absl::StrCat(" over ", tile.chains.split, " blocks") : "");
+      tile.tokens, "x", tile.row_tiles * mma16::kTileN, " in ", tile.k_ranges.count(),
+      " chains of K",
+      tile.k_ranges.splits > 1 ? absl::StrCat(" over ", tile.k_ranges.splits, " blocks") : "");
 }
 
 }  // namespace awqd::cuda

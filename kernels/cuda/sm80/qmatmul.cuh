@@ -4,12 +4,12 @@
 // Layout: mma16. Weights are the A operand (rows = out features) and tokens the columns of B, so
 // that a block decodes each weight once whatever the number of tokens; accumulation in FP32, or of
 // integers in INT32, exact. Work split: a block owns 64 * kRowTiles out features x kTokens tokens.
-// Each of its kConsumers consumers of 4 warps takes a chain of K (common/chains.h) with a cp.async
+// Each of its kConsumers consumers of 4 warps takes a k-range of K (common/fixed_order.h) with a cp.async
 // ring and a barrier of its own, so that one decodes while another waits; warp w of a consumer
-// takes fragment row w of each record. Chains are added from the first to the last, by a block that
+// takes fragment row w of each record. K-ranges are added from the first to the last, by a block that
 // stands alone for the whole tile, by the blocks of a cluster each for a share of its rows: whoever
 // has a sum stores it into the shared memory of the block that adds it. A sum's order depends on
-// the chains alone, and they on K, N and the device: a token has the same bits in every tile and
+// the k-ranges alone, and they on K, N and the device: a token has the same bits in every tile and
 // batch. Limits: 65535 tiles of tokens; none on K and N (the layout pads them, x is zero-filled
 // past m and k).
 #pragma once
@@ -25,7 +25,7 @@
 #include "kernels/cuda/sm80/consumer.cuh"
 #include "kernels/cuda/sm80/float_consumer.cuh"
 #include "kernels/cuda/sm80/integer_consumer.cuh"
-#include "kernels/cuda/sm80/joint.cuh"
+#include "kernels/cuda/sm80/reduction.cuh"
 #include "kernels/cuda/sm80/ring.cuh"
 
 namespace awqd::cuda {
@@ -65,19 +65,19 @@ __global__ __launch_bounds__(Config::kThreads, Config::kBlocks) void FusedProduc
   LaunchDependents();
   int64_t first_token;
   const QMatmulParams p = ParamsOfBlock<Config, kGrouped>(params, &first_token);
-  const int64_t tile = blockIdx.x / p.split;
+  const int64_t tile = blockIdx.x / p.splits;
   // Of the consumer in its block. The same for a whole warp, and known to be.
   const int index = __shfl_sync(0xffffffffu, threadIdx.x / kConsumerThreads, 0);
-  const int chain = blockIdx.x % p.split * Config::kConsumers + index;
-  const int begin = min(chain * p.chain_blocks, p.k_blocks);
-  const int end = min(begin + p.chain_blocks, p.k_blocks);
+  const int k_range = blockIdx.x % p.splits * Config::kConsumers + index;
+  const int begin = min(k_range * p.k_range_blocks, p.k_blocks);
+  const int end = min(begin + p.k_range_blocks, p.k_blocks);
   const Slot<Config> slot(p.metas);
   const int ring_bytes = slot.ring_bytes();
   const uint32_t rings = SharedAddress(shared) + PairTableBytes(Config::Record::kCode);
   const uint32_t ring = rings + index * ring_bytes;
-  const Joint joint = JointOf<Config>(p, rings, ring_bytes);
+  const Reduction reduction = MakeReduction<Config>(p, rings, ring_bytes);
   const int tokens = TokensOf<Config>(p, first_token);
-  if (p.split > 1) ExpectSums<Config>(joint, tokens);
+  if (p.splits > 1) ExpectSums<Config>(reduction, tokens);
   TileLoader<Config> loader(p, slot, ring, tile * Config::kRowTiles, first_token, begin);
   loader.Prefetch(min(end - begin, min(Config::kStages, p.prefetch)));
   if constexpr (Config::Record::kCode == CodeKind::kTable) FillPairTable<Math::kBf16>(p.table);
@@ -99,25 +99,25 @@ __global__ __launch_bounds__(Config::kThreads, Config::kBlocks) void FusedProduc
     consumer.Accumulate(sums);
     loader.Land();
   }
-  if (p.split > 1) {
+  if (p.splits > 1) {
     ClusterWait();
-    PushSums<Config>(joint, chain, tokens, sums);
-    BarrierWait(JointBarrier(joint), 0);
+    PushSums<Config>(reduction, k_range, tokens, sums);
+    BarrierWait(ReductionBarrier(reduction), 0);
   } else {
     // Other warps of the consumer may still read the ring.
     WaitGroup<0>();
     NamedBarrier<kConsumerThreads>(1 + index);
-    StoreSums<Config>(joint, index, sums);
+    StoreSums<Config>(reduction, index, sums);
     __syncthreads();
   }
-  Finish<Config>(p, joint, tile * Config::kRows, first_token);
+  Finish<Config>(p, reduction, tile * Config::kRows, first_token);
 }
 
 template <class Math, class Config, bool kGrouped>
 absl::Status LaunchConfigured(const QMatmulParams& p, const MatmulVariant& variant,
                               const DeviceInfo& device, StreamView stream) {
-  const Attributes attributes = OverlappedLaunch(device, p.split);
-  const int64_t columns = CeilDiv(p.n, Config::kRows) * p.split;
+  const Attributes attributes = OverlappedLaunch(device, p.splits);
+  const int64_t columns = CeilDiv(p.n, Config::kRows) * p.splits;
   const int64_t rows = kGrouped ? p.tile_count : CeilDiv(p.m, int64_t{Config::kTokens});
   using Record = typename Config::Record;
   const int record_bytes = mma16::RecordBytes(Record::kBits, p.metas, Record::kMetaKind);
@@ -126,7 +126,7 @@ absl::Status LaunchConfigured(const QMatmulParams& p, const MatmulVariant& varia
       .block = Config::kThreads,
       .shared_bytes = MatmulLaunchBytes(
           variant, {record_bytes, sizeof(typename Config::X), PairTableBytes(Record::kCode)},
-          columns * rows, p.split, device),
+          columns * rows, p.splits, device),
       .stream = stream,
       .attributes = attributes.list,
       .attribute_count = attributes.count,
@@ -145,7 +145,7 @@ absl::Status LaunchTile(const QMatmulParams& p, const MatmulTile& tile, const De
   constexpr auto& tiles = TilesOf<Record, sizeof(X) == 1, kGrouped>();
   const auto is_tile = [&](const MatmulVariant& v) {
     return v.tokens == tile.tokens && v.row_tiles == tile.row_tiles &&
-           v.chains == tile.chains.per_block;
+           v.k_ranges == tile.k_ranges.per_block;
   };
   Launcher launch = nullptr;
   const MatmulVariant* variant = nullptr;
@@ -159,7 +159,7 @@ absl::Status LaunchTile(const QMatmulParams& p, const MatmulTile& tile, const De
   (consider(std::integral_constant<size_t, kIndex>()), ...);
   if (launch != nullptr) return launch(p, *variant, device, stream);
   return absl::InternalError(absl::StrCat(kName, ": no tile of ", tile.tokens, " tokens x ",
-                                          tile.row_tiles, " row tiles x ", tile.chains.per_block,
+                                          tile.row_tiles, " row tiles x ", tile.k_ranges.per_block,
                                           " chains in a block was compiled"));
 }
 

@@ -6,7 +6,7 @@
 
 #include "absl/status/status.h"
 #include "kernels/cuda/common/grouped.h"
-#include "kernels/cuda/common/schedule.h"
+#include "kernels/cuda/common/stream_k_schedule.h"
 #include "kernels/cuda/sm80/tiles.h"
 #include "kernels/device.h"
 #include "kernels/types.h"
@@ -33,19 +33,19 @@ struct QMatmulParams {
   int64_t n;
   int64_t k;
   int k_blocks;
-  int chain_blocks;    // of each chain
+  int k_range_blocks;  // of each k-range
   int metas;           // per record: 0, 1, 2, 4 or 8
   int zero;            // of bare records
   bool zero_first;     // real zeros are taken off before the scale (ZeroKind::kRealBefore)
   const float* table;  // [16] of codes that index it
-  int split;           // blocks of a cluster that the chains are dealt out to
-  int prefetch;        // records of each chain that are brought into L2 before x is known
+  int splits;          // blocks of a cluster that the k-ranges are dealt out to
+  int prefetch;        // records of each k-range that are brought into L2 before x is known
   bool y_wide;         // four elements of y may be stored at once
   // Of a grouped product, one for each row of blocks; instead of records, outer, bias and m.
   const GroupedTile* tiles;
   int tile_count;
-  // Where every block has as many records (even.cuh).
-  Schedule schedule;
+  // Where every block has as many records (sm80/stream_k.cuh).
+  StreamKSchedule schedule;
   float* sums;         // room for those of a tile for each block
   uint32_t* counters;  // those of the stream, zero
 };
@@ -63,10 +63,10 @@ absl::Status LaunchQMatmul(const QMatmulParams& params, const MatmulTile& tile,
 template <DType kX, int kBits>
 absl::Status LaunchScaledSums(const QMatmulParams& params, const MatmulTile& tile,
                               const DeviceInfo& device, StreamView stream);
-// The same by even.cuh.
+// The same by sm80/stream_k.cuh.
 template <DType kX, int kBits>
-absl::Status LaunchEvenScaledSums(const QMatmulParams& params, const DeviceInfo& device,
-                                  StreamView stream);
+absl::Status LaunchStreamKScaledSums(const QMatmulParams& params, const DeviceInfo& device,
+                                     StreamView stream);
 
 // The products of a stack of experts, weights of 4-bit codes.
 template <DType kX>
@@ -78,7 +78,7 @@ absl::Status RunQMatmul(const MatmulArgs& args, StreamView stream);
 // The same of FP16 and BF16 for sm80/qmatmul_a16_scaled_sums.
 absl::Status RunScaledSums(const MatmulArgs& args, StreamView stream);
 
-// "8x64 in 4 chains of K over 2 blocks".
+// "8x64 in 4 k-ranges of K over 2 blocks".
 std::string DescribeMatmulTile(const MatmulTile& tile);
 // Of the tile that is chosen for INT8 activations (KernelRow::tile).
 std::string DescribeInt8Tile(const WeightShape& shape, const DeviceInfo& device, int64_t m);

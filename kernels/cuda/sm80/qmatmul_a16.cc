@@ -25,15 +25,16 @@ std::string RefusesScaledSums(const WeightShape& shape, const DeviceInfo&) {
 
 // Even blocks have room for the sums of a tile each.
 int64_t ScaledSumsWorkspace(const WeightShape& shape, const DeviceInfo& device, int64_t) {
-  const bool even = EvenBlocks(shape, 1, device) > 0;
-  return even ? int64_t{4} * kMostTokensOfScaledSums * mma16::kTileN * device.sm_count : 0;
+  const bool stream_k = StreamKBlocks(shape, 1, device) > 0;
+  return stream_k ? int64_t{4} * kMostTokensOfScaledSums * mma16::kTileN * device.sm_count : 0;
 }
 
 std::string ScaledSumsTile(const WeightShape& shape, const DeviceInfo& device, int64_t m) {
-  const int blocks = EvenBlocks(shape, m, device);
+  const int blocks = StreamKBlocks(shape, m, device);
   if (blocks == 0) return Tile(shape, device, m);
-  return absl::StrCat(m > kEvenTiles[0].tokens ? kEvenTiles[1].tokens : kEvenTiles[0].tokens, "x",
-                      mma16::kTileN, " evenly on ", blocks, " blocks");
+  return absl::StrCat(
+      m > kStreamKTiles[0].tokens ? kStreamKTiles[1].tokens : kStreamKTiles[0].tokens, "x",
+      mma16::kTileN, " evenly on ", blocks, " blocks");
 }
 
 }  // namespace

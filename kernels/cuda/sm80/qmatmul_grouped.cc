@@ -16,7 +16,7 @@ namespace {
 
 // From here on products of their own are faster, because an expert fills the GPU.
 constexpr int64_t kMostRows = 96;
-// Records of each chain that a block brings into L2 before its tokens are known.
+// Records of each k-range that a block brings into L2 before its tokens are known.
 constexpr int kPrefetch = 2;
 
 const WeightShape& ShapeOf(const GroupedArgs& args) { return args.experts.front()->shape; }
@@ -54,8 +54,8 @@ absl::Status Run(const GroupedArgs& args, StreamView stream) {
   p.k = shape.k;
   p.k_blocks = static_cast<int>(mma16::BlocksK(shape.k));
   p.metas = mma16::MetasPerRecord(shape);
-  p.chain_blocks = tile.chains.length;
-  p.split = 1;
+  p.k_range_blocks = tile.k_ranges.length;
+  p.splits = 1;
   p.prefetch = kPrefetch;
   p.y_wide = shape.n % 4 == 0 &&
              reinterpret_cast<uintptr_t>(args.y.data) % (4 * SizeOf(args.y.dtype)) == 0;

@@ -20,7 +20,7 @@ struct QMatmulConfig {
   using Sum = Sum_;
   static constexpr int kTokens = kTile.tokens;
   static constexpr int kRowTiles = kTile.row_tiles;
-  static constexpr int kConsumers = kTile.chains;
+  static constexpr int kConsumers = kTile.k_ranges;
   static constexpr int kThreads = kConsumers * kConsumerThreads;
   static constexpr int kStages = kAsyncCopies ? kTile.stages : kHeldSlots;
   static constexpr int kBlocks = kTile.blocks;
@@ -38,9 +38,10 @@ struct QMatmulConfig {
               PairTableBytes(Record::kCode) <=
           kTuringSharedBytes;
   // A block that stands alone joins its sums in the rings' memory.
-  static constexpr int kJointBytes = 4 * kTokens * SumStride(kRows);
+  static constexpr int kReductionBytes = 4 * kTokens * SumStride(kRows);
   static_assert(!kAsyncCopies ||
-                kStages * (kRowTiles * Record::kCodesBytes + kTokens * kTokenBytes) >= kJointBytes);
+                kStages * (kRowTiles * Record::kCodesBytes + kTokens * kTokenBytes) >=
+                    kReductionBytes);
 };
 
 __device__ __forceinline__ int ConsumerThread() { return threadIdx.x % kConsumerThreads; }
@@ -64,7 +65,7 @@ struct Slot {
   }
   __device__ __forceinline__ int ring_bytes() const {
     const int slots = Config::kStages * bytes();
-    return kAsyncCopies ? slots : max(slots, Config::kJointBytes);
+    return kAsyncCopies ? slots : max(slots, Config::kReductionBytes);
   }
 };
 

@@ -9,13 +9,13 @@
 
 namespace awqd::cuda {
 
-// What is compiled for one (tokens, row_tiles, chains).
+// What is compiled for one (tokens, row_tiles, k-ranges).
 struct MatmulVariant {
   int tokens;
   int row_tiles;
-  int chains;  // of K in a block: a consumer, four warps, each
-  int stages;  // depth of each consumer's ring in shared memory
-  int blocks;  // blocks that should fit a multiprocessor: bounds the registers
+  int k_ranges;  // of K in a block: a consumer, four warps, each
+  int stages;    // depth of each consumer's ring in shared memory
+  int blocks;    // blocks that should fit a multiprocessor: bounds the registers
 
   friend bool operator==(const MatmulVariant&, const MatmulVariant&) = default;
 };
@@ -26,12 +26,12 @@ struct MatmulVariant {
 inline constexpr int kHeldSlots = 2;
 inline constexpr int kTuringSharedBytes = 65536;
 
-// Each list is in ascending order of tokens, then of row tiles for as many chains.
+// Each list is in ascending order of tokens, then of row tiles for as many k-ranges.
 //
 // 4-bit codes in groups of 128 and more, or of all of K. They fit 227 KB up to 48 tokens; from
 // there on, where Hopper takes another row, 163 KB. H100, 2026-11-21: a register bound that spills
 // costs most: 32 tokens of 4096 x 28672 took 50.5 us with three blocks of two row tiles, 36.7 with
-// two. Four chains have a multiprocessor to themselves (chains.h), and the registers: BF16, one
+// two. Four k-ranges have a multiprocessor to themselves (common/fixed_order.h), and the registers: BF16, one
 // token of 28672 x 8192 48.2 us, with room for two blocks 51.8. Where blocks are more than three
 // for each, there are two row tiles or many waves of them, and registers are worth more than a
 // fourth place: BF16, one token of 8192 x 57344 93.4 us instead of 101.4.
@@ -83,7 +83,7 @@ inline constexpr MatmulVariant kRealTiles[] = {
     {16, 1, 4, 3, 1}, {64, 1, 2, 2, 1}, {64, 1, 4, 2, 1},
 };
 
-// Grouped products. Experts fill the GPU together, so K is not cut among blocks: two chains in a
+// Grouped products. Experts fill the GPU together, so K is not cut among blocks: two k-ranges in a
 // block, four where K is long. A tile holds rows of one expert.
 inline constexpr MatmulVariant kGroupedTiles[] = {
     {8, 1, 2, 4, 3},  {8, 1, 4, 4, 1},  {16, 1, 2, 3, 3}, {16, 1, 4, 3, 1},
@@ -94,11 +94,11 @@ inline constexpr MatmulVariant kGroupedTiles[] = {
 // grows with the tokens, what it saves in decoding weights does not.
 inline constexpr int kMostTokensOfScaledSums = 16;
 
-// Those of even.cuh, in ascending order of tokens, and how many sets of sums of all consumers a
+// Those of sm80/stream_k.cuh, in ascending order of tokens, and how many sets of sums of all consumers a
 // block has room for: one is filled while the other is read.
-inline constexpr int kEvenPlaces = 2;
-inline constexpr MatmulVariant kEvenTiles[] = {{8, 1, 4, 4, 1}, {16, 1, 5, 3, 1}};
-static_assert(kEvenTiles[1].tokens == kMostTokensOfScaledSums);
+inline constexpr int kStreamKBuffers = 2;
+inline constexpr MatmulVariant kStreamKTiles[] = {{8, 1, 4, 4, 1}, {16, 1, 5, 3, 1}};
+static_assert(kStreamKTiles[1].tokens == kMostTokensOfScaledSums);
 
 // The metas of the records that serve those of `metas`. Integers have records of 0, 1 and 2, and of
 // as many as a call tells, up to 8; those of 2 are told too but for 4 bits, which most weights

@@ -17,11 +17,11 @@ using Operand = uint32_t[4][4];
 template <class Config>
 struct HalfMeta {
   using Math = typename Config::Math;
-  static constexpr int kParts = Config::Record::kFine ? 4 : 1;
-  LaneMetaBits bits[kParts];
+  static constexpr int kSplits = Config::Record::kFine ? 4 : 1;
+  LaneMetaBits bits[kSplits];
   typename Math::Meta meta;  // of those bits that are in use
 
-  __device__ __forceinline__ void Expand(int part) { meta = Math::Expand(bits[part]); }
+  __device__ __forceinline__ void Expand(int split) { meta = Math::Expand(bits[split]); }
 };
 
 // Where a thread of a consumer reads in the current slot. The addresses are advanced by addition;
@@ -82,13 +82,13 @@ class Consumer<Config, false> {
     Read<0>();
   }
 
-  // Over steps [begin, end) of a piece, at least one: sums = W^T x, or with `add` sums += W^T x.
-  // The ring holds the piece's steps up to piece_end; if more follow, the next one is entered.
+  // Over steps [begin, end) of a work unit, at least one: sums = W^T x, or with `add` sums += W^T x.
+  // The ring holds the work unit's steps up to work_end; if more follow, the next one is entered.
   // While the tensor cores work on one half of a step, the next half is read and decoded.
-  __device__ __forceinline__ void Run(int begin, int end, int piece_end, int add,
+  __device__ __forceinline__ void Run(int begin, int end, int work_end, int add,
                                       Sums<Config>& sums) {
     if constexpr (Config::kScalesSums) {
-      static_assert(!Config::kChained);
+      static_assert(!Config::kFixedOrder);
       StepsOfGroups(end - begin, add, sums);
       return;
     } else if constexpr (kInHalves) {
@@ -96,7 +96,7 @@ class Consumer<Config, false> {
     } else {
       Steps(end - begin, add, sums);
     }
-    if (end < piece_end) Enter();
+    if (end < work_end) Enter();
     WgmmaWait<0>();
     Release(before_, Config::kCluster);
   }
@@ -114,7 +114,7 @@ class Consumer<Config, false> {
   // tokens on a wgmma takes longer than decoding, so only the cost is left. H100, 2026-11-23, in
   // twos: 88 to 128 tokens take 2 to 4 % less time, 256 to 4096 tokens the same, 32 1 to 3 % more.
   static constexpr bool kHasRegisters =
-      Config::kRecords < 3 || (Config::kSets == 1 && !Math::kBf16);
+      Config::kRecords < 3 || (Config::kAccumulators == 1 && !Math::kBf16);
   static constexpr bool kWaits = Config::kTokens >= 80 && Config::kTokens <= 128;
   static constexpr int kAtATime = kWaits && kHasRegisters && !Config::kScalesSums ? 2 : 4;
 
@@ -225,7 +225,7 @@ class Consumer<Config, false> {
     codes_.Load(at_.codes + kHalf * Record::kUnitBytes);
     if constexpr (!Record::kBare && (kHalf == 0 || Record::kMetas > 1)) {
 #pragma unroll
-      for (int s = 0; s < HalfMeta<Config>::kParts; ++s) {
+      for (int s = 0; s < HalfMeta<Config>::kSplits; ++s) {
         const int which = Record::kFine ? (kHalf * 4 + s) * metas_ / 8 : kHalf;
         meta_.bits[s] = {LoadShared4(at_.scales + which * Record::kMetaBytes),
                          Zeros(which * Record::kMetaBytes)};

@@ -31,10 +31,10 @@ class Consumer<Config, true> {
     }
   }
 
-  // Over steps [begin, end) of a piece, at least one: sums = W^T x, or with `add` sums += W^T x.
-  // The ring holds the piece's steps up to piece_end; if more follow, the next one is entered.
+  // Over steps [begin, end) of a work unit, at least one: sums = W^T x, or with `add` sums += W^T x.
+  // The ring holds the work unit's steps up to work_end; if more follow, the next one is entered.
   // While the tensor cores work on a step, the next one is read and decoded.
-  __device__ __forceinline__ void Run(int begin, int end, int piece_end, int add,
+  __device__ __forceinline__ void Run(int begin, int end, int work_end, int add,
                                       Sums<Config>& sums) {
     if (add == 0) Clear<Config>(sums);
     Integers integers;
@@ -44,7 +44,7 @@ class Consumer<Config, true> {
     while (!Step<0>(left, going, releases, integers, sums) &&
            !Step<1>(left, going, releases, integers, sums)) {
     }
-    if (end < piece_end) Enter();
+    if (end < work_end) Enter();
     WgmmaWait<0>();
     Release(before_, Config::kCluster);
     if (!folds_) Fold(scales_, integers, sums);

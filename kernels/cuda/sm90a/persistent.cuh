@@ -27,20 +27,21 @@ constexpr int ProducerRegisters(int consumers) {
 // thread 32 instructions a step, 64 with BF16, and costs it one for each two tokens; and registers,
 // for the sums of a step beside those of all. H200, 2026-11-27, FP16: 32 tokens take 3 % less, 64
 // took 1 % more; BF16: 16 % less, 64 10 % less. It changes the order of operations, and so bits.
-constexpr bool ScalesSums(DType x, RecordKind kind, bool chained, const PersistentTile& tile) {
+constexpr bool ScalesSums(DType x, RecordKind kind, bool fixed_order, const PersistentTile& tile) {
   const int most_tokens = x == DType::kBf16 ? 104 : 56;
   const int consumers = tile.records * tile.slices;
   const int room = consumers <= 2 ? 144 : consumers == 3 ? 72 : 32;  // tokens, by registers
-  return x != DType::kInt8 && (kind == kOneMeta || kind == kOneMeta8) && !chained &&
+  return x != DType::kInt8 && (kind == kOneMeta || kind == kOneMeta8) && !fixed_order &&
          tile.tokens <= std::min(most_tokens, room);
 }
 
 // What an instantiation of the kernel is compiled for: the arithmetic of the activations' type, a
 // kind of records, a tile, whether the order of sums is kept, and whether tiles are of experts.
-template <DType kX, RecordKind kKind, bool kChained_, PersistentTile kTile, bool kGrouped_ = false>
+template <DType kX, RecordKind kKind, bool kFixedOrder_, PersistentTile kTile,
+          bool kGrouped_ = false>
 struct PersistentConfig {
   using Record = cuda::Record<BitsOf(kKind), MostMetas(kKind), CodeOf(kKind)>;
-  static constexpr bool kScalesSums = ScalesSums(kX, kKind, kChained_, kTile);
+  static constexpr bool kScalesSums = ScalesSums(kX, kKind, kFixedOrder_, kTile);
   using FragmentMath = std::conditional_t<kX == DType::kBf16, Bf16Math<Record>, Fp16Math<Record>>;
   using IntegerMath =
       std::conditional_t<kScalesSums, ScaledSumsMath<Record, kX == DType::kBf16>, FragmentMath>;
@@ -51,26 +52,27 @@ struct PersistentConfig {
   static constexpr int kTokens = kTile.tokens;
   static constexpr int kRecords = kTile.records;  // side by side along N
   static constexpr int kCluster = kTile.cluster;
-  static constexpr int kParts = kTile.parts;  // of a tile's K, one for each block of a cluster
-  static_assert(kCluster == 1 || kParts == 1);
+  static constexpr int kSplits = kTile.splits;  // of a tile's K, one for each block of a cluster
+  static_assert(kCluster == 1 || kSplits == 1);
   static constexpr int kSlices = kTile.slices;  // of a part's K, one for each consumer of a record
-  static_assert(kSlices == 1 || kParts > 1);
+  static_assert(kSlices == 1 || kSplits > 1);
   static constexpr int kConsumers = kRecords * kSlices;  // warpgroups
-  // Keeps the order of sums of common/chains.h.
-  static constexpr bool kChained = kChained_;
+  // Keeps the order of sums of common/fixed_order.h.
+  static constexpr bool kFixedOrder = kFixedOrder_;
   static constexpr bool kGrouped = kGrouped_;
-  // Whether a part writes all its chains but the last to global memory.
-  static constexpr bool kPutsDown = kTile.sets == 0;
-  static constexpr int kSets = kPutsDown ? 1 : kTile.sets;  // of sums in a thread's registers
-  static_assert(kTile.sets == 1 || (kChained && kParts > 1));
-  static_assert(!kPutsDown || (kParts == 2 && kSlices == 1));
-  static constexpr bool kFirstAddsUp = kPutsDown && PersistentFirstAddsUp(kRecords);
+  // Whether a part writes all its k-ranges but the last to global memory.
+  static constexpr bool kStoresKRanges = kTile.accumulators == 0;
+  static constexpr int kAccumulators =
+      kStoresKRanges ? 1 : kTile.accumulators;  // of sums in a thread's registers
+  static_assert(kTile.accumulators == 1 || (kFixedOrder && kSplits > 1));
+  static_assert(!kStoresKRanges || (kSplits == 2 && kSlices == 1));
+  static constexpr bool kFirstAddsUp = kStoresKRanges && PersistentFirstAddsUp(kRecords);
   // Whether registers have room for one set of sums only.
-  static constexpr bool kParks = kChained && PersistentParks(kTokens);
+  static constexpr bool kParks = kFixedOrder && PersistentParks(kTokens);
   // Whether a warp of its own, instead of the consumer, announces sums that were put down. At 64
   // tokens 4096 x 28672 takes 32.9 us instead of 33.7, 8192 x 10240 24.8 instead of 25.4 (H100,
   // 2026-11-23); from 96 tokens on nothing is gained.
-  static constexpr bool kAnnounces = !kChained && kParts == 1 && kTokens <= 64;
+  static constexpr bool kSignals = !kFixedOrder && kSplits == 1 && kTokens <= 64;
   static constexpr int kThreads = (kConsumers + 1) * kWarpgroupThreads;
   // Consumers hold the sums, so producers give registers to them. Together they have no more than
   // the block was started with.
@@ -127,9 +129,9 @@ struct Cursor {
 // Steps of a slice; the last slice of a part may have fewer. In the ring the steps of the slices
 // alternate, so that each slice has every kSlices-th slot.
 template <class Config>
-__device__ __forceinline__ int SliceSteps(const PersistentParams& p, const Piece& piece) {
-  if (Config::kSlices == 1) return piece.end - piece.begin;
-  return (p.schedule.part_steps + Config::kSlices - 1) / Config::kSlices;
+__device__ __forceinline__ int SliceSteps(const PersistentParams& p, const WorkUnit& work) {
+  if (Config::kSlices == 1) return work.end - work.begin;
+  return (p.schedule.split_steps + Config::kSlices - 1) / Config::kSlices;
 }
 
 // Where a tile lies in the output. Tiles are numbered in bands of up to eight tiles of tokens;

@@ -15,11 +15,11 @@ __device__ __forceinline__ void ProduceWeights(const PersistentParams& p, const 
                                                int cluster, int rank) {
   const int64_t row_bytes = int64_t{p.schedule.k_blocks} * ring.record_bytes;
   Cursor<Config> at;
-  Pieces pieces(p.schedule, cluster);
-  for (Piece piece; pieces.Next(&piece);) {
-    const TilePlace place = PlaceOf(piece.tile, p.token_tiles, ColumnTiles<Config>(p));
+  WorkUnits units(p.schedule, cluster);
+  for (WorkUnit work; units.Next(&work);) {
+    const TilePlace place = PlaceOf(work.tile, p.token_tiles, ColumnTiles<Config>(p));
     const int first = (place.columns * Config::kCluster + rank) * Config::kRecords;
-    const int slice_steps = SliceSteps<Config>(p, piece);
+    const int slice_steps = SliceSteps<Config>(p, work);
     const uint8_t* records = p.records;
     if constexpr (Config::kGrouped) records = p.tiles[place.tokens].records;
     const uint8_t* record[Config::kSlices][Config::kRecords];
@@ -29,13 +29,13 @@ __device__ __forceinline__ void ProduceWeights(const PersistentParams& p, const 
       for (int g = 0; g < Config::kRecords; ++g) {
         // Past the last record of N the last one is read again; its results are never stored.
         record[s][g] = records + min(first + g, p.tiles_n - 1) * row_bytes +
-                       int64_t{piece.begin + s * slice_steps} * ring.record_bytes;
+                       int64_t{work.begin + s * slice_steps} * ring.record_bytes;
       }
     }
-    for (int step = piece.begin; step < piece.begin + slice_steps; ++step) {
+    for (int step = work.begin; step < work.begin + slice_steps; ++step) {
 #pragma unroll
       for (int s = 0; s < Config::kSlices; ++s, at.Advance()) {
-        if (s > 0 && step + s * slice_steps >= piece.end) continue;
+        if (s > 0 && step + s * slice_steps >= work.end) continue;
         BarrierWait(ring.Empty(at.slot), at.parity ^ 1);
         BarrierExpect(ring.Full(at.slot), Config::kRecords * ring.record_bytes);
 #pragma unroll
@@ -64,9 +64,9 @@ __device__ __forceinline__ void ProduceTokens(const PersistentParams& p, const R
                                               int cluster, int rank) {
   WaitForEarlierKernels();
   Cursor<Config> at;
-  Pieces pieces(p.schedule, cluster);
-  for (Piece piece; pieces.Next(&piece);) {
-    const TilePlace place = PlaceOf(piece.tile, p.token_tiles, ColumnTiles<Config>(p));
+  WorkUnits units(p.schedule, cluster);
+  for (WorkUnit work; units.Next(&work);) {
+    const TilePlace place = PlaceOf(work.tile, p.token_tiles, ColumnTiles<Config>(p));
     // Rows past the last token are not loaded. Filling one with zeros takes the copy engine longer
     // than loading it, and results of these rows are never stored.
     // Those past an expert's last row are the next one's.
@@ -77,12 +77,12 @@ __device__ __forceinline__ void ProduceTokens(const PersistentParams& p, const R
     int token = place.tokens * Config::kTokens + first;
     if constexpr (Config::kGrouped) token = p.tiles[place.tokens].first_token + first;
     const int bytes = Config::kCluster * rows * Config::kXBytes * kTokenRowBytes;
-    const int slice_steps = SliceSteps<Config>(p, piece);
-    for (int step = piece.begin; step < piece.begin + slice_steps; ++step) {
+    const int slice_steps = SliceSteps<Config>(p, work);
+    for (int step = work.begin; step < work.begin + slice_steps; ++step) {
 #pragma unroll
       for (int s = 0; s < Config::kSlices; ++s, at.Advance()) {
         const int of_slice = step + s * slice_steps;
-        if (s > 0 && of_slice >= piece.end) continue;
+        if (s > 0 && of_slice >= work.end) continue;
         BarrierWait(ring.Empty(at.slot), at.parity ^ 1);
         BarrierExpect(ring.Full(at.slot), bytes);
 #pragma unroll

@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/math.h"
 #include "kernels/base/status.h"
-#include "kernels/cuda/common/chains.h"
+#include "kernels/cuda/common/fixed_order.h"
 #include "kernels/cuda/common/mma16.h"
 #include "kernels/cuda/core/error.h"
 #include "kernels/cuda/sm90a/rows.h"
@@ -44,9 +44,9 @@ absl::Status FillX(const MatmulArgs& args, const PersistentTile& tile, Persisten
 // What differs between the two rows.
 struct Work {
   PersistentTile tile;
-  Schedule schedule;
-  int slots = 1;  // for sums, per cluster
-  int chain = 0;  // steps, 0: sums keep no order
+  StreamKSchedule schedule;
+  int slots = 1;    // for sums, per cluster
+  int k_range = 0;  // steps, 0: sums keep no order
   int64_t sums_bytes = 0;
 };
 
@@ -59,14 +59,14 @@ Work PlanTile(const WeightShape& shape, int64_t m, const PersistentTile& tile,
   return out;
 }
 
-Work PlanChainedTile(const WeightShape& shape, int64_t m, const PersistentTile& tile,
-                     const DeviceInfo& device) {
+Work PlanFixedOrderTile(const WeightShape& shape, int64_t m, const PersistentTile& tile,
+                        const DeviceInfo& device) {
   Work out;
   out.tile = tile;
-  out.schedule = ChainedSchedule(shape, m, tile, device);
-  out.chain = MatmulChains(shape, device).length;
-  out.slots = ChainedSlots(out.schedule, out.chain, tile);
-  out.sums_bytes = ChainedSumsBytes(shape, device);
+  out.schedule = FixedOrderSchedule(shape, m, tile, device);
+  out.k_range = ChooseFixedOrder(shape, device).length;
+  out.slots = FixedOrderSlots(out.schedule, out.k_range, tile);
+  out.sums_bytes = FixedOrderSumsBytes(shape, device);
   return out;
 }
 
@@ -74,12 +74,12 @@ Work Plan(const WeightShape& shape, int64_t m, DType x, const DeviceInfo& device
   return PlanTile(shape, m, ChoosePersistentTile(shape, m, device, x), device);
 }
 
-Work PlanChained(const WeightShape& shape, int64_t m, DType x, const DeviceInfo& device) {
-  return PlanChainedTile(shape, m, ChooseChainedTile(shape, m, device, x), device);
+Work PlanFixedOrder(const WeightShape& shape, int64_t m, DType x, const DeviceInfo& device) {
+  return PlanFixedOrderTile(shape, m, ChooseFixedOrderTile(shape, m, device, x), device);
 }
 
 template <DType kX>
-absl::Status LaunchAs(const PersistentParams& p, const PersistentTile& tile, bool chained,
+absl::Status LaunchAs(const PersistentParams& p, const PersistentTile& tile, bool fixed_order,
                       const DeviceInfo& device, StreamView stream) {
   if (p.code == CodeKind::kE2m1) {
     return LaunchProduct<kX, false, kFreeTiles4, kE2m1>(p, tile, device, stream);
@@ -89,18 +89,18 @@ absl::Status LaunchAs(const PersistentParams& p, const PersistentTile& tile, boo
   }
   if (p.bits == 8)
     return LaunchProduct<kX, false, kFreeTiles8, kBare8, kOneMeta8>(p, tile, device, stream);
-  if (chained) {
-    return LaunchProduct<kX, true, kChainedTiles4, kOneMeta, kTwoMetas, kFineMetas>(p, tile, device,
-                                                                                    stream);
+  if (fixed_order) {
+    return LaunchProduct<kX, true, kFixedOrderTiles4, kOneMeta, kTwoMetas, kFineMetas>(
+        p, tile, device, stream);
   }
   return LaunchProduct<kX, false, kFreeTiles4, kOneMeta, kTwoMetas, kFineMetas>(p, tile, device,
                                                                                 stream);
 }
 
 absl::Status LaunchKind(const PersistentParams& p, const PersistentTile& tile, DType x,
-                        bool chained, const DeviceInfo& device, StreamView stream) {
-  if (x == DType::kBf16) return LaunchAs<DType::kBf16>(p, tile, chained, device, stream);
-  if (x == DType::kFp16) return LaunchAs<DType::kFp16>(p, tile, chained, device, stream);
+                        bool fixed_order, const DeviceInfo& device, StreamView stream) {
+  if (x == DType::kBf16) return LaunchAs<DType::kBf16>(p, tile, fixed_order, device, stream);
+  if (x == DType::kFp16) return LaunchAs<DType::kFp16>(p, tile, fixed_order, device, stream);
   return LaunchProduct<DType::kInt8, false, kFreeTilesInt8, kOneMeta, kBare8, kOneMeta8>(
       p, tile, device, stream);
 }
@@ -121,10 +121,10 @@ void FillOutput(const MatrixView& y, const WeightShape& shape, PersistentParams*
   p->y_wide = shape.n % 4 == 0 && reinterpret_cast<uintptr_t>(y.data) % (4 * SizeOf(y.dtype)) == 0;
   p->n = shape.n;
   p->tiles_n = static_cast<int>(mma16::TilesN(shape.n));
-  p->code = shape.description.code;
-  p->bits = shape.description.bits;
+  p->code = shape.scheme.code;
+  p->bits = shape.scheme.bits;
   p->metas = mma16::MetasPerRecord(shape);
-  p->zero = shape.description.zero;
+  p->zero = shape.scheme.zero;
   p->unit = 1;
 }
 
@@ -145,7 +145,7 @@ absl::Status Launch(const MatmulArgs& args, const Work& work, StreamView stream)
   PersistentParams p{};
   p.schedule = work.schedule;
   p.slots = work.slots;
-  p.chain = work.chain;
+  p.k_range = work.k_range;
   p.sums = static_cast<float*>(args.workspace);
   AWQD_RETURN_IF_ERROR(FillX(args, tile, &p));
   p.records = args.weight->codes();
@@ -157,13 +157,13 @@ absl::Status Launch(const MatmulArgs& args, const Work& work, StreamView stream)
   p.outer = args.weight->outer();
   if (p.metas == 0) p.unit = UnitOfBare(p.code, args.x.dtype);
   p.folds = !IntegersScaleOnce(shape);
-  return LaunchKind(p, tile, args.x.dtype, /*chained=*/work.chain > 0, device, stream);
+  return LaunchKind(p, tile, args.x.dtype, /*chained=*/work.k_range > 0, device, stream);
 }
 
 std::string Describe(const Work& work) {
   const PersistentTile& tile = work.tile;
   return absl::StrCat(tile.tokens, "x", tile.cluster * tile.records * mma16::kTileN,
-                      tile.parts > 1 ? absl::StrCat(" in ", tile.parts, " parts") : "",
+                      tile.splits > 1 ? absl::StrCat(" in ", tile.splits, " parts") : "",
                       tile.slices > 1 ? absl::StrCat(" of ", tile.slices, " slices") : "", " on ",
                       work.schedule.clusters, tile.cluster > 1 ? " pairs of blocks" : " blocks");
 }
@@ -175,9 +175,10 @@ absl::Status RunProduct(const MatmulArgs& args, StreamView stream) {
   return Launch(args, Plan(args.weight->shape, args.x.rows, args.x.dtype, device), stream);
 }
 
-absl::Status RunChainedProduct(const MatmulArgs& args, StreamView stream) {
+absl::Status RunFixedOrderProduct(const MatmulArgs& args, StreamView stream) {
   const DeviceInfo& device = args.weight->device->info();
-  return Launch(args, PlanChained(args.weight->shape, args.x.rows, args.x.dtype, device), stream);
+  return Launch(args, PlanFixedOrder(args.weight->shape, args.x.rows, args.x.dtype, device),
+                stream);
 }
 
 absl::Status RunPersistentTile(const MatmulArgs& args, const PersistentTile& tile,
@@ -186,9 +187,10 @@ absl::Status RunPersistentTile(const MatmulArgs& args, const PersistentTile& til
   return Launch(args, PlanTile(args.weight->shape, args.x.rows, tile, device), stream);
 }
 
-absl::Status RunChainedTile(const MatmulArgs& args, const PersistentTile& tile, StreamView stream) {
+absl::Status RunFixedOrderTile(const MatmulArgs& args, const PersistentTile& tile,
+                               StreamView stream) {
   const DeviceInfo& device = args.weight->device->info();
-  return Launch(args, PlanChainedTile(args.weight->shape, args.x.rows, tile, device), stream);
+  return Launch(args, PlanFixedOrderTile(args.weight->shape, args.x.rows, tile, device), stream);
 }
 
 absl::Status RunGroupedProduct(const GroupedArgs& args, StreamView stream) {
@@ -223,8 +225,8 @@ std::string DescribeTile(const WeightShape& shape, const DeviceInfo& device, int
   return Describe(Plan(shape, m, x, device));
 }
 
-std::string DescribeChainedTile(const WeightShape& shape, const DeviceInfo& device, int64_t m) {
-  return Describe(PlanChained(shape, m, DType::kFp16, device));
+std::string DescribeFixedOrderTile(const WeightShape& shape, const DeviceInfo& device, int64_t m) {
+  return Describe(PlanFixedOrder(shape, m, DType::kFp16, device));
 }
 
 }  // namespace awqd::cuda

@@ -6,7 +6,7 @@
 // from shared memory. NOTES.md begins with a picture.
 //
 // Work split: tile_list_*.h list the tiles, schedule.h says who computes what. The sums of a tile
-// that is cut along K meet in global memory, in the order of K and without atomics (cut_sums.cuh).
+// that is cut along K meet in global memory, in the order of K and without atomics (partials.cuh).
 // Those of a tile in parts meet in the shared memory of its cluster (parts.cuh). chained.cuh and
 // part_chains.cuh keep an order of sums that does not depend on the tile.
 //
@@ -23,12 +23,12 @@
 #include "kernels/cuda/common/attributes.h"
 #include "kernels/cuda/common/mma16.cuh"
 #include "kernels/cuda/core/launch.h"
-#include "kernels/cuda/sm90a/chained.cuh"
 #include "kernels/cuda/sm90a/consumer.cuh"
-#include "kernels/cuda/sm90a/cut_sums.cuh"
-#include "kernels/cuda/sm90a/parts.cuh"
+#include "kernels/cuda/sm90a/epilogue.cuh"
+#include "kernels/cuda/sm90a/fixed_order.cuh"
+#include "kernels/cuda/sm90a/partials.cuh"
 #include "kernels/cuda/sm90a/producers.cuh"
-#include "kernels/cuda/sm90a/store.cuh"
+#include "kernels/cuda/sm90a/split_k.cuh"
 #include "kernels/cuda/sm90a/tile_list.h"
 
 namespace awqd::cuda {
@@ -59,42 +59,42 @@ __device__ __forceinline__ void ConsumeSlice(const PersistentParams& p, const Ri
                                              int warpgroup) {
   const int record = warpgroup % Config::kRecords, slice = warpgroup / Config::kRecords;
   Consumer<Config> consumer(p, ring, record, slice);
-  Piece piece;
-  Pieces(p.schedule, blockIdx.x).Next(&piece);
+  WorkUnit work;
+  WorkUnits(p.schedule, blockIdx.x).Next(&work);
   if (Config::kSlices > 1) {
-    const int steps = SliceSteps<Config>(p, piece);
-    piece.begin += slice * steps;
-    piece.end = min(piece.begin + steps, piece.end);
+    const int steps = SliceSteps<Config>(p, work);
+    work.begin += slice * steps;
+    work.end = min(work.begin + steps, work.end);
   }
-  SliceSums<Config> sums;
+  SliceAccumulators<Config> sums;
   consumer.Enter();
-  if constexpr (Config::kPutsDown) {
-    RunPartInTurn(p, consumer, piece, record, sums[0]);
+  if constexpr (Config::kStoresKRanges) {
+    RunSplitInTurn(p, consumer, work, record, sums[0]);
   } else {
-    RunSlice(p, consumer, piece, sums);
+    RunSlice(p, consumer, work, sums);
   }
   Sums<Share<Config>> own;
-  const int slice_of_tile = blockIdx.x % Config::kParts * Config::kSlices + slice;
+  const int slice_of_tile = blockIdx.x % Config::kSplits * Config::kSlices + slice;
   Exchange<Config>(p, ring, slice_of_tile, record, sums, own);
-  StoreTile<Config, Share<Config>>(p, piece.tile, record, own,
+  StoreTile<Config, Share<Config>>(p, work.tile, record, own,
                                    slice_of_tile * Share<Config>::kTokens);
 }
 
-// Computes a piece. True: it was the last of its tile, and `sums` are those of the whole tile, the
+// Computes a work unit. True: it was the last of its tile, and `sums` are those of the whole tile, the
 // earlier clusters' included. False: the sums were put down for a later cluster.
 template <class Config>
-__device__ __forceinline__ bool ComputePiece(const PersistentParams& p, Consumer<Config>& consumer,
-                                             const Piece& piece, int cluster, int record,
-                                             Sums<Config>& sums) {
-  const Schedule& s = p.schedule;
+__device__ __forceinline__ bool ComputeWorkUnit(const PersistentParams& p,
+                                                Consumer<Config>& consumer, const WorkUnit& work,
+                                                int cluster, int record, Sums<Config>& sums) {
+  const StreamKSchedule& s = p.schedule;
   consumer.Enter();
-  consumer.Run(piece.begin, piece.end, piece.end, 0, sums);
-  if (piece.end < s.k_blocks) {
-    PutDown<Config>(p, cluster, 0, record, sums);
+  consumer.Run(work.begin, work.end, work.end, 0, sums);
+  if (work.end < s.k_blocks) {
+    StorePartials<Config>(p, cluster, 0, record, sums);
     return false;
   }
-  if (piece.begin > 0) {
-    AddEarlier<Config>(p, record, RunOf(s, piece.tile * s.k_blocks), cluster, sums);
+  if (work.begin > 0) {
+    AddPartials<Config>(p, record, ClusterOfStep(s, work.tile * s.k_blocks), cluster, sums);
   }
   return true;
 }
@@ -103,18 +103,18 @@ template <class Config>
 __device__ __forceinline__ void Consume(const PersistentParams& p, const Ring<Config>& ring,
                                         int cluster, int record) {
   Consumer<Config> consumer(p, ring, record);
-  Pieces pieces(p.schedule, cluster);
-  for (Piece piece; pieces.Next(&piece);) {
+  WorkUnits units(p.schedule, cluster);
+  for (WorkUnit work; units.Next(&work);) {
     Sums<Config> sums;
     bool done;
     if constexpr (Config::kParks) {
-      done = ComputeParked(p, consumer, piece, cluster, record, sums);
-    } else if constexpr (Config::kChained) {
-      done = ComputeChains(p, consumer, piece, cluster, record, sums);
+      done = ComputeParked(p, consumer, work, cluster, record, sums);
+    } else if constexpr (Config::kFixedOrder) {
+      done = ComputeInFixedOrder(p, consumer, work, cluster, record, sums);
     } else {
-      done = ComputePiece(p, consumer, piece, cluster, record, sums);
+      done = ComputeWorkUnit(p, consumer, work, cluster, record, sums);
     }
-    if (done) StoreTile<Config>(p, piece.tile, record, sums);
+    if (done) StoreTile<Config>(p, work.tile, record, sums);
     // Without this the compiler assumes that the warp has diverged and uses no uniform registers in
     // the loop over steps: 40 instructions a step more.
     __syncwarp();
@@ -137,13 +137,13 @@ __global__ __launch_bounds__(Config::kThreads, /*blocks=*/1) void FusedProduct(
       BarrierInit(ring.Full(slot), 2);
       BarrierInit(ring.Empty(slot), Config::kCluster * Config::kRecords * 4);
     }
-    if (Config::kParts > 1) {
-      BarrierInit(ring.Through(), Config::kParts * Config::kConsumers);
+    if (Config::kSplits > 1) {
+      BarrierInit(ring.Through(), Config::kSplits * Config::kConsumers);
       BarrierInit(ring.Arrived(), 1);
     }
     BarrierInitFence();
-    if (Config::kParts > 1) {
-      BarrierExpect(ring.Arrived(), Share<Config>::Bytes(blockIdx.x % Config::kParts));
+    if (Config::kSplits > 1) {
+      BarrierExpect(ring.Arrived(), Share<Config>::Bytes(blockIdx.x % Config::kSplits));
     }
   }
   if (Config::kCluster > 1) {
@@ -151,7 +151,7 @@ __global__ __launch_bounds__(Config::kThreads, /*blocks=*/1) void FusedProduct(
     ClusterWait();
   } else {
     __syncthreads();
-    if (Config::kParts > 1) ClusterArrive();
+    if (Config::kSplits > 1) ClusterArrive();
   }
   const int cluster = blockIdx.x / Config::kCluster;
   // Through a shuffle, so that the compiler knows that the whole warp has the same value.
@@ -163,13 +163,13 @@ __global__ __launch_bounds__(Config::kThreads, /*blocks=*/1) void FusedProduct(
       ProduceWeights<Config>(p, ring, cluster, rank);
     } else if (threadIdx.x == Config::kConsumers * kWarpgroupThreads + 32) {
       ProduceTokens<Config>(p, ring, cluster, rank);
-    } else if (Config::kAnnounces && threadIdx.x / 32 == Config::kConsumers * 4 + 2) {
-      AnnouncePutDown<Config>(p, cluster);
+    } else if (Config::kSignals && threadIdx.x / 32 == Config::kConsumers * 4 + 2) {
+      SignalStoredPartials<Config>(p, cluster);
     }
   } else {
     GrowRegisters<Config::kConsumerRegisters>();
     WaitForEarlierKernels();
-    if constexpr (Config::kParts > 1) {
+    if constexpr (Config::kSplits > 1) {
       ConsumeSlice<Config>(p, ring, warpgroup);
     } else {
       Consume<Config>(p, ring, cluster, warpgroup);
@@ -180,7 +180,7 @@ __global__ __launch_bounds__(Config::kThreads, /*blocks=*/1) void FusedProduct(
 template <class Config>
 absl::Status LaunchConfigured(const PersistentParams& p, const DeviceInfo& device,
                               StreamView stream) {
-  const Attributes attributes = OverlappedLaunch(device, Config::kCluster * Config::kParts);
+  const Attributes attributes = OverlappedLaunch(device, Config::kCluster * Config::kSplits);
   const LaunchConfig config{
       .grid = static_cast<unsigned>(p.schedule.clusters * Config::kCluster),
       .block = Config::kThreads,
@@ -195,39 +195,40 @@ absl::Status LaunchConfigured(const PersistentParams& p, const DeviceInfo& devic
 inline absl::Status NoSuchTile(const PersistentTile& tile) {
   return absl::InternalError(absl::StrCat("sm90a: no tile of ", tile.tokens, " tokens x ",
                                           tile.records, " records x ", tile.cluster, " blocks x ",
-                                          tile.parts, " parts of ", tile.sets, " chains x ",
-                                          tile.slices, " slices was compiled"));
+                                          tile.splits, " parts of ", tile.accumulators,
+                                          " chains x ", tile.slices, " slices was compiled"));
 }
 
 using Launcher = absl::Status (*)(const PersistentParams&, const DeviceInfo&, StreamView);
 
 // The kernel for one kind of records and one entry of the list; null if it is not compiled.
-template <DType kX, RecordKind kKind, bool kChained, const auto& kList, size_t kIndex>
+template <DType kX, RecordKind kKind, bool kFixedOrder, const auto& kList, size_t kIndex>
 constexpr Launcher LauncherOf() {
   constexpr const TileCost& listed = kList[kIndex];
   if constexpr ((listed.kinds & kKind) != 0) {
-    return LaunchConfigured<PersistentConfig<kX, kKind, kChained, listed.tile>>;
+    return LaunchConfigured<PersistentConfig<kX, kKind, kFixedOrder, listed.tile>>;
   } else {
     return nullptr;
   }
 }
 
-template <DType kX, RecordKind kKind, bool kChained, const auto& kList, size_t... kIndex>
+template <DType kX, RecordKind kKind, bool kFixedOrder, const auto& kList, size_t... kIndex>
 Launcher FindLauncher(const PersistentTile& tile, std::index_sequence<kIndex...>) {
   Launcher found = nullptr;
-  ((found = kList[kIndex].tile == tile ? LauncherOf<kX, kKind, kChained, kList, kIndex>() : found),
+  ((found =
+        kList[kIndex].tile == tile ? LauncherOf<kX, kKind, kFixedOrder, kList, kIndex>() : found),
    ...);
   return found;
 }
 
 }  // namespace
 
-template <DType kX, bool kChained, const auto& kList, RecordKind... kKinds>
+template <DType kX, bool kFixedOrder, const auto& kList, RecordKind... kKinds>
 absl::Status LaunchProduct(const PersistentParams& p, const PersistentTile& tile,
                            const DeviceInfo& device, StreamView stream) {
   const RecordKind kind = KindOf(p.code, p.bits, p.metas);
   Launcher launch = nullptr;
-  ((kind == kKinds ? void(launch = FindLauncher<kX, kKinds, kChained, kList>(
+  ((kind == kKinds ? void(launch = FindLauncher<kX, kKinds, kFixedOrder, kList>(
                               tile, std::make_index_sequence<std::size(kList)>()))
                    : void()),
    ...);

@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "kernels/cuda/common/grouped.h"
-#include "kernels/cuda/common/schedule.h"
+#include "kernels/cuda/common/stream_k_schedule.h"
 #include "kernels/cuda/sm90a/tiles.h"
 #include "kernels/device.h"
 #include "kernels/types.h"
@@ -32,9 +32,9 @@ struct PersistentParams {
   const float* bias;       // [n] or null
   float* sums;             // room for the sums of cut tiles
   uint32_t* counters;      // those of the stream, zero
-  Schedule schedule;
-  int slots;  // sets of sums for each consumer in `sums`
-  int chain;  // steps of a chain where the order of sums is kept
+  StreamKSchedule schedule;
+  int slots;    // sets of sums for each consumer in `sums`
+  int k_range;  // steps of a k-range where the order of sums is kept
   int token_tiles;
   int last_rows;    // tokens that a block copies for the last tile of tokens
   int last_stride;  // from the first of them to that of the cluster's next block
@@ -51,11 +51,11 @@ struct PersistentParams {
   bool y_wide;               // four elements of y may be stored at once
 };
 
-// kX: the type of activations, FP16, BF16 or INT8. kChained: keeps the order of sums of
-// common/chains.h. kList: its tiles, a list of tile_list_*.h. kKinds: the kinds of records that
+// kX: the type of activations, FP16, BF16 or INT8. kFixedOrder: keeps the order of sums of
+// common/fixed_order.h. kList: its tiles, a list of tile_list_*.h. kKinds: the kinds of records that
 // this instantiation serves. Each instantiation has a file of its own, so that they compile side by
 // side (CMakeLists.txt).
-template <DType kX, bool kChained, const auto& kList, RecordKind... kKinds>
+template <DType kX, bool kFixedOrder, const auto& kList, RecordKind... kKinds>
 absl::Status LaunchProduct(const PersistentParams& params, const PersistentTile& tile,
                            const DeviceInfo& device, StreamView stream);
 
@@ -64,10 +64,10 @@ template <DType kX>
 absl::Status LaunchGroupedProduct(const PersistentParams& params, const PersistentTile& tile,
                                   const DeviceInfo& device, StreamView stream);
 
-// The rows' matmuls: of args.x as stage left it, with the fastest tile. RunChainedProduct keeps the
+// The rows' matmuls: of args.x as stage left it, with the fastest tile. RunFixedOrderProduct keeps the
 // order of sums and takes no INT8.
 absl::Status RunProduct(const MatmulArgs& args, StreamView stream);
-absl::Status RunChainedProduct(const MatmulArgs& args, StreamView stream);
+absl::Status RunFixedOrderProduct(const MatmulArgs& args, StreamView stream);
 
 // The same for GroupedArgs, and what it wants at GroupedArgs::table.
 absl::Status RunGroupedProduct(const GroupedArgs& args, StreamView stream);
@@ -75,7 +75,7 @@ std::string GroupedProductTable(const GroupedArgs& args);
 
 // Which tile that is, for a person: "128x256 on 66 pairs of blocks".
 std::string DescribeTile(const WeightShape& shape, const DeviceInfo& device, int64_t m, DType x);
-std::string DescribeChainedTile(const WeightShape& shape, const DeviceInfo& device, int64_t m);
+std::string DescribeFixedOrderTile(const WeightShape& shape, const DeviceInfo& device, int64_t m);
 
 }  // namespace cuda
 }  // namespace awqd

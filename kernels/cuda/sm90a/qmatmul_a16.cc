@@ -17,16 +17,16 @@ constexpr int64_t kFromTokens = 17;
 // Where memory is so fast that it is not the limit, layers that give each multiprocessor
 // kManyRecords and more take less time here from 9 tokens on, with tiles of 16 tokens, which
 // records of one meta have. H200, 2026-11-27, 16 tokens here and by sm80/qmatmul_a16_scaled_sums
-// without even.cuh: 8192 x 57344, 434 records, 67.7 us and 87.7; 28672 x 8192, 217, 38.3 and 41.3;
+// without sm80/stream_k.cuh: 8192 x 57344, 434 records, 67.7 us and 87.7; 28672 x 8192, 217, 38.3 and 41.3;
 // 18432 x 7168, 122, 25.5 and 27.3; 4096 x 28672, 109, 21.6 and 21.8; 8192 x 8192, 62, 14.1
-// and 13.1. An H100 takes longer here: 8192 x 57344 95.9 and with even.cuh 91.6, 28672 x 8192 49.9
+// and 13.1. An H100 takes longer here: 8192 x 57344 95.9 and with sm80/stream_k.cuh 91.6, 28672 x 8192 49.9
 // and 46.2.
 constexpr int64_t kFromTokensOfLarge = 9;
 constexpr int64_t kManyRecords = 115;
 constexpr int64_t kFastBytes = 4'000'000'000'000;  // a second
 
 int64_t PreferredFrom(const WeightShape& shape, const DeviceInfo& device) {
-  const WeightDescription& d = shape.description;
+  const QuantizationScheme& d = shape.scheme;
   const bool one_meta = d.is_integer() && d.bits == 4 && mma16::MetasPerRecord(shape) == 1;
   const int64_t records = mma16::TilesN(shape.n) * mma16::BlocksK(shape.k);
   const bool large = one_meta && records >= kManyRecords * device.sm_count;
@@ -47,7 +47,7 @@ Claims A16Claims() {
 }
 
 std::string Refuses(const WeightShape& shape, const DeviceInfo&) {
-  const WeightDescription& d = shape.description;
+  const QuantizationScheme& d = shape.scheme;
   const bool small_scales = d.scale_dtype == DType::kE4m3 || d.scale_dtype == DType::kE8m0;
   if (d.code == CodeKind::kE2m1 && !small_scales) {
     return "takes E2M1 with scales of E4M3 and E8M0";
@@ -59,7 +59,7 @@ std::string Refuses(const WeightShape& shape, const DeviceInfo&) {
 }
 
 int64_t ChainedWorkspace(const WeightShape& shape, const DeviceInfo& device, int64_t) {
-  return ChainedSumsBytes(shape, device);
+  return FixedOrderSumsBytes(shape, device);
 }
 
 }  // namespace
@@ -98,9 +98,9 @@ const KernelRow& ChainedA16Row() {
     out.preferred_from = nullptr;
     // Above sm80/qmatmul_a16, whose sums have the same order, and below the row that keeps none.
     out.priority = 15;
-    out.tile = DescribeChainedTile;
+    out.tile = DescribeFixedOrderTile;
     out.workspace_bytes = ChainedWorkspace;
-    out.matmul = RunChainedProduct;
+    out.matmul = RunFixedOrderProduct;
     return out;
   }();
   return row;

@@ -20,7 +20,7 @@ std::string Tile(const WeightShape& shape, const DeviceInfo& device, int64_t m) 
 }
 
 std::string Refuses(const WeightShape& shape, const DeviceInfo&) {
-  const WeightDescription& d = shape.description;
+  const QuantizationScheme& d = shape.scheme;
   if (d.bits == 8 && (d.zero_kind != ZeroKind::kConstant || d.zero != 128)) {
     return "zeros of 8-bit codes are not all 128";
   }

@@ -31,7 +31,7 @@ inline constexpr int kEveryMeta = 8;  // the most that a record has
 // past what a schedule can count.
 inline std::string RefusesRecords(const WeightShape& shape, int most_metas) {
   if (mma16::MetasPerRecord(shape) > most_metas) {
-    return absl::StrCat("group size ", shape.group_rows(), " of ", shape.description.bits,
+    return absl::StrCat("group size ", shape.group_rows(), " of ", shape.scheme.bits,
                         "-bit codes is no multiple of ", mma16::kBlockK / most_metas);
   }
   if (mma16::BlocksK(shape.k) <= kMostKBlocks) return "";
@@ -44,12 +44,13 @@ inline int64_t WorkspaceOfSums(const WeightShape&, const DeviceInfo& device, int
   return PersistentSumsBytes(device);
 }
 
-// For tests: the same products with the given tile of PersistentTiles() or ChainedTiles() instead
-// of the fastest. A tile in parts has conditions: with RunChainedTile and sets > 0 the weight has
-// parts * slices * sets chains, with RunPersistentTile every slice has at least one step, and all
+// For tests: the same products with the given tile of PersistentTiles() or FixedOrderTiles() instead
+// of the fastest. A tile in parts has conditions: with RunFixedOrderTile and sets > 0 the weight has
+// parts * slices * sets k-ranges, with RunPersistentTile every slice has at least one step, and all
 // its blocks fit the device at once.
 absl::Status RunPersistentTile(const MatmulArgs& args, const PersistentTile& tile,
                                StreamView stream);
-absl::Status RunChainedTile(const MatmulArgs& args, const PersistentTile& tile, StreamView stream);
+absl::Status RunFixedOrderTile(const MatmulArgs& args, const PersistentTile& tile,
+                               StreamView stream);
 
 }  // namespace awqd::cuda

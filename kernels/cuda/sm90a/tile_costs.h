@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "kernels/cuda/common/schedule.h"
+#include "kernels/cuda/common/stream_k_schedule.h"
 #include "kernels/cuda/sm90a/tile_list.h"
 #include "kernels/types.h"
 
@@ -27,7 +27,7 @@ inline constexpr double kIdleGain = 0.3;
 inline constexpr double kIdleGainAlone = 0.15;
 
 // Tiles in parts: to start, to exchange sums in the cluster, to store; more with slices.
-constexpr double PartsUs(double size) { return 3.1 + size; }
+constexpr double SplitKUs(double size) { return 3.1 + size; }
 inline constexpr double kSlicesUs = 0.45;
 
 // Other tiles: to start; what pairs of blocks take more to start; to store each tile.
@@ -37,22 +37,22 @@ constexpr double StoreUs(double size) { return size; }
 
 // Tiles that may be cut at any step: to write sums to global memory; to read those of an earlier
 // cluster.
-constexpr double PutDownUs(double size) { return 1.2 * size; }
-constexpr double TakeOverUs(double size) { return 0.9 + 0.2 * size; }
+constexpr double StorePartialsUs(double size) { return 1.2 * size; }
+constexpr double LoadPartialsUs(double size) { return 0.9 + 0.2 * size; }
 
 // Where the order of sums is kept.
 // To go on from the sums of the cluster before.
 inline constexpr double kGoOnUs = 6.0;
-// To wait for the other parts of a tile; to read what each of them wrote, and each of its chains.
-inline constexpr double kMeetPartsUs = 0.9;
-inline constexpr double kTakeOverPartUs = 0.6;
-constexpr double TakeOverChainUs(double size) { return 0.5 * size; }
-// To write a chain that is not the part's last. All blocks do it at once.
-constexpr double PutDownChainUs(double size) { return 0.2 * size * size; }
+// To wait for the other parts of a tile; to read what each of them wrote, and each of its k-ranges.
+inline constexpr double kMeetSplitsUs = 0.9;
+inline constexpr double kLoadSplitUs = 0.6;
+constexpr double LoadKRangeUs(double size) { return 0.5 * size; }
+// To write a k-range that is not the part's last. All blocks do it at once.
+constexpr double StoreKRangeUs(double size) { return 0.2 * size * size; }
 // The same for each record, where the parts are blocks of one cluster.
-inline constexpr double kPutDownChainOfRecordUs = 0.8;
+inline constexpr double kStoreKRangeOfRecordUs = 0.8;
 
-// To add a chain to the total of those before. The total is in global memory (PersistentParks), or
+// To add a k-range to the total of those before. The total is in global memory (PersistentParks), or
 // with 176 and 192 tokens partly in local memory.
 constexpr double JoinUs(int tokens) {
   return PersistentParks(tokens) ? 2.3 : tokens > 160 ? 0.4 : 0;
@@ -60,9 +60,9 @@ constexpr double JoinUs(int tokens) {
 
 // The most clusters that compute one cut tile. Divided by their common divisor, `runs` runs of
 // steps are as long as `tiles` tiles; a tile may begin at any multiple of 1 / tiles of a run.
-inline int MostClustersOfTile(const Schedule& s) {
-  const int common = std::gcd(s.split, s.clusters);
-  const int tiles = s.split / common, runs = s.clusters / common;
+inline int MostClustersOfTile(const StreamKSchedule& s) {
+  const int common = std::gcd(s.stream_k_tiles, s.clusters);
+  const int tiles = s.stream_k_tiles / common, runs = s.clusters / common;
   if (tiles == 1) return runs;
   return runs / tiles + (runs % tiles == 1 ? 1 : 2);
 }
@@ -93,7 +93,7 @@ inline GpuSpeed SpeedOf(const DeviceInfo& device) {
 }
 
 // Of a weight with records of so many bytes.
-inline double StepUs(const Schedule& s, const TileCost& cost, DType x, int record_bytes,
+inline double StepUs(const StreamKSchedule& s, const TileCost& cost, DType x, int record_bytes,
                      const GpuSpeed& speed) {
   const int blocks = s.clusters * cost.tile.cluster;
   const double busy = static_cast<double>(blocks) / speed.sm_count;
@@ -104,8 +104,8 @@ inline double StepUs(const Schedule& s, const TileCost& cost, DType x, int recor
   return std::max(fitted * speed.clock, reading * speed.memory);
 }
 
-inline double PartsMicroseconds(const PersistentTile& tile, double steps_us) {
-  return steps_us + PartsUs(TileSize(tile)) + (tile.slices > 1 ? kSlicesUs : 0);
+inline double SplitKMicroseconds(const PersistentTile& tile, double steps_us) {
+  return steps_us + SplitKUs(TileSize(tile)) + (tile.slices > 1 ? kSlicesUs : 0);
 }
 
 // Time of `tiles` whole tiles for each cluster; what cuts cost is not in it.
@@ -114,35 +114,36 @@ inline double TilesMicroseconds(const PersistentTile& tile, double steps_us, dou
 }
 
 // Time of a product with this schedule and tile, with activations of dtype `x`.
-inline double Microseconds(const Schedule& s, const TileCost& cost, DType x, int record_bytes,
-                           const GpuSpeed& speed) {
+inline double Microseconds(const StreamKSchedule& s, const TileCost& cost, DType x,
+                           int record_bytes, const GpuSpeed& speed) {
   const PersistentTile& tile = cost.tile;
   const double step_us = StepUs(s, cost, x, record_bytes, speed), size = TileSize(tile);
-  if (tile.parts > 1) return PartsMicroseconds(tile, s.part_steps * step_us);
+  if (tile.splits > 1) return SplitKMicroseconds(tile, s.split_steps * step_us);
   const double tiles = static_cast<double>(s.tiles()) / s.clusters;
   const double whole = TilesMicroseconds(tile, tiles * s.k_blocks * step_us, tiles);
-  if (s.split == 0) return whole;
-  return whole + PutDownUs(size) + (MostClustersOfTile(s) - 1) * TakeOverUs(size);
+  if (s.stream_k_tiles == 0) return whole;
+  return whole + StorePartialsUs(size) + (MostClustersOfTile(s) - 1) * LoadPartialsUs(size);
 }
 
-// The same where the order of sums is kept; the weight has `chains` chains of `length` steps.
-inline double ChainedMicroseconds(const Schedule& s, const TileCost& cost, DType x, int chains,
-                                  int length, int record_bytes, const GpuSpeed& speed) {
+// The same where the order of sums is kept; the weight has `k-ranges` k-ranges of `length` steps.
+inline double ChainedMicroseconds(const StreamKSchedule& s, const TileCost& cost, DType x,
+                                  int k_ranges, int length, int record_bytes,
+                                  const GpuSpeed& speed) {
   const PersistentTile& tile = cost.tile;
   const double step_us = StepUs(s, cost, x, record_bytes, speed), size = TileSize(tile);
-  const int part_chains = s.part_steps / length;
-  if (tile.parts > 1) {
-    const int put_down = tile.sets == 0 ? tile.records * (part_chains - 1) : 0;
-    return PartsMicroseconds(tile, s.part_steps * step_us) + put_down * kPutDownChainOfRecordUs;
+  const int part_chains = s.split_steps / length;
+  if (tile.splits > 1) {
+    const int stored = tile.accumulators == 0 ? tile.records * (part_chains - 1) : 0;
+    return SplitKMicroseconds(tile, s.split_steps * step_us) + stored * kStoreKRangeOfRecordUs;
   }
-  if (s.parts > 0) {
-    return TilesMicroseconds(tile, s.part_steps * step_us, 1) +
-           (part_chains - 1) * PutDownChainUs(size) + kMeetPartsUs +
-           (s.parts - 1) * (kTakeOverPartUs + part_chains * TakeOverChainUs(size));
+  if (s.splits > 0) {
+    return TilesMicroseconds(tile, s.split_steps * step_us, 1) +
+           (part_chains - 1) * StoreKRangeUs(size) + kMeetSplitsUs +
+           (s.splits - 1) * (kLoadSplitUs + part_chains * LoadKRangeUs(size));
   }
   const double tiles = static_cast<double>(s.tiles()) / s.clusters;
   return TilesMicroseconds(tile, tiles * s.k_blocks * step_us, tiles) +
-         (s.split > 0 ? kGoOnUs : 0) + tiles * (chains - 1) * JoinUs(tile.tokens);
+         (s.stream_k_tiles > 0 ? kGoOnUs : 0) + tiles * (k_ranges - 1) * JoinUs(tile.tokens);
 }
 
 }  // namespace awqd::cuda

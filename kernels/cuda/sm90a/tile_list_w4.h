@@ -82,7 +82,7 @@ inline constexpr TileCost kFreeTiles4[] = {
 };
 
 // Products that keep the order of sums.
-inline constexpr TileCost kChainedTiles4[] = {
+inline constexpr TileCost kFixedOrderTiles4[] = {
     {{32, 1, 1, 2, 1, 2}, 0.205, 0.237, kEvery},
     {{32, 1, 1, 2, 2, 2}, 0.203, 0.241, kEvery},
     {{32, 2, 1}, 0.464, 0.479},

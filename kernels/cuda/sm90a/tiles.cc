@@ -9,7 +9,7 @@
 
 #include "absl/types/span.h"
 #include "kernels/base/math.h"
-#include "kernels/cuda/common/chains.h"
+#include "kernels/cuda/common/fixed_order.h"
 #include "kernels/cuda/sm90a/tile_costs.h"
 #include "kernels/cuda/sm90a/tile_list_grouped.h"
 #include "kernels/cuda/sm90a/tile_list_int8.h"
@@ -22,13 +22,13 @@ namespace {
 static_assert(kRecordN == mma16::kTileN && kRecordK == mma16::kBlockK);
 
 RecordKind KindOfRecords(const WeightShape& shape) {
-  const WeightDescription& d = shape.description;
+  const QuantizationScheme& d = shape.scheme;
   return KindOf(d.code, d.bits, mma16::MetasPerRecord(shape));
 }
 
 absl::Span<const TileCost> FreeTiles(const WeightShape& shape, DType x) {
   if (x == DType::kInt8) return kFreeTilesInt8;
-  return shape.description.bits == 8 ? absl::MakeConstSpan(kFreeTiles8) : kFreeTiles4;
+  return shape.scheme.bits == 8 ? absl::MakeConstSpan(kFreeTiles8) : kFreeTiles4;
 }
 
 // Those of a list that are compiled for weights like this one.
@@ -61,11 +61,11 @@ bool IsTooNarrow(const PersistentTile& tile, int64_t m) {
 // anywhere (28672 x 8192 at 512 tokens 310 us instead of 299).
 bool Suits(const PersistentTile& tile, int64_t tiles, int64_t k_blocks, const DeviceInfo& device) {
   if (StaysWhole(tile)) return tiles <= device.sm_count;
-  if (tile.parts == 1) return true;
-  const int64_t part_steps = CeilDiv(k_blocks, int64_t{tile.parts});
-  const int64_t slice_steps = CeilDiv(part_steps, int64_t{tile.slices});
-  if ((tile.parts - 1) * part_steps + (tile.slices - 1) * slice_steps >= k_blocks) return false;
-  return tiles * tile.parts <= device.sm_count;
+  if (tile.splits == 1) return true;
+  const int64_t split_steps = CeilDiv(k_blocks, int64_t{tile.splits});
+  const int64_t slice_steps = CeilDiv(split_steps, int64_t{tile.slices});
+  if ((tile.splits - 1) * split_steps + (tile.slices - 1) * slice_steps >= k_blocks) return false;
+  return tiles * tile.splits <= device.sm_count;
 }
 
 // Whether tiles are faster whole, one for each cluster, than cut into so many fewer steps: what the
@@ -73,42 +73,43 @@ bool Suits(const PersistentTile& tile, int64_t tiles, int64_t k_blocks, const De
 bool IsFasterWhole(const PersistentTile& tile, double fewer_steps) {
   const double step_us = tile.records * (0.13 + 0.0019 * tile.tokens);
   const double size = TileSize(tile);
-  return fewer_steps * step_us <= PutDownUs(size) + TakeOverUs(size);
+  return fewer_steps * step_us <= StorePartialsUs(size) + LoadPartialsUs(size);
 }
 
 // How many of at most `most` clusters to take so that every one has as many steps, all of one tile
 // or of whole tiles; 0 where that would cost more than a cut saves. At 4096 x 4096 (H100,
 // 2026-11-21): 128 clusters instead of 132 take 27.0 us instead of 29.2 at 512 tokens, 185 instead
 // of 206 at 4096. Beyond a few rounds only the last one is cut and there is nothing to gain.
-int64_t EvenClusters(int64_t tiles, int64_t k_blocks, const PersistentTile& tile, int64_t most) {
+int64_t StreamKClusters(int64_t tiles, int64_t k_blocks, const PersistentTile& tile, int64_t most) {
   constexpr int kMostRounds = 4;
   constexpr double kMostExtra = 1.06;  // steps
-  const double cut_steps = static_cast<double>(tiles) * k_blocks / most;
+  const double stream_k_steps = static_cast<double>(tiles) * k_blocks / most;
   if (tiles <= most) {
-    const int64_t parts = std::min(most / tiles, k_blocks / kLeastSteps);
-    if (parts == 1 && IsFasterWhole(tile, k_blocks - cut_steps)) return tiles;
-    const bool even = parts > 0 && CeilDiv(k_blocks, parts) <= kMostExtra * cut_steps;
-    return even ? tiles * parts : 0;
+    const int64_t splits = std::min(most / tiles, k_blocks / kLeastSteps);
+    if (splits == 1 && IsFasterWhole(tile, k_blocks - stream_k_steps)) return tiles;
+    const bool stream_k = splits > 0 && CeilDiv(k_blocks, splits) <= kMostExtra * stream_k_steps;
+    return stream_k ? tiles * splits : 0;
   }
   const int64_t rounds = CeilDiv(tiles, most);
-  const bool even =
-      tiles % rounds == 0 && rounds <= kMostRounds && rounds * k_blocks <= kMostExtra * cut_steps;
-  return even ? tiles / rounds : 0;
+  const bool stream_k = tiles % rounds == 0 && rounds <= kMostRounds &&
+                        rounds * k_blocks <= kMostExtra * stream_k_steps;
+  return stream_k ? tiles / rounds : 0;
 }
 
-int64_t ChainsOfPart(const PersistentTile& tile, int64_t chains) {
-  return tile.sets > 0 ? tile.sets * tile.slices : CeilDiv(chains, int64_t{tile.parts});
+int64_t KRangesOfSplit(const PersistentTile& tile, int64_t k_ranges) {
+  return tile.accumulators > 0 ? tile.accumulators * tile.slices
+                               : CeilDiv(k_ranges, int64_t{tile.splits});
 }
 
-// Whether a tile in parts serves so many chains. Where no part adds its own up, each reads all that
-// both put down, which is worth it for one chain each: 14336 x 4096 at 384 tokens, eight chains,
+// Whether a tile in parts serves so many k-ranges. Where no part adds its own up, each reads all that
+// both put down, which is worth it for one k-range each: 14336 x 4096 at 384 tokens, eight k-ranges,
 // 79 us with {128, 3}, predicted 65.
-bool HasPartsFor(const PersistentTile& tile, int64_t chains) {
-  if (tile.parts == 1) return true;
-  const int64_t each = ChainsOfPart(tile, chains);
-  if (tile.sets > 0) return tile.parts * each == chains;
+bool HasPartsFor(const PersistentTile& tile, int64_t k_ranges) {
+  if (tile.splits == 1) return true;
+  const int64_t each = KRangesOfSplit(tile, k_ranges);
+  if (tile.accumulators > 0) return tile.splits * each == k_ranges;
   const bool affords = each == 2 || (each > 2 && PersistentFirstAddsUp(tile.records));
-  return affords && (tile.parts - 1) * each < chains;
+  return affords && (tile.splits - 1) * each < k_ranges;
 }
 
 // Bytes of the sums of a block with the largest tile.
@@ -131,38 +132,38 @@ std::vector<PersistentTile> PersistentTiles(const WeightShape& shape, DType x) {
   return Compiled(FreeTiles(shape, x), shape);
 }
 
-std::vector<PersistentTile> ChainedTiles(const WeightShape& shape) {
-  return Compiled(kChainedTiles4, shape);
+std::vector<PersistentTile> FixedOrderTiles(const WeightShape& shape) {
+  return Compiled(kFixedOrderTiles4, shape);
 }
 
 namespace {
 
-Schedule ScheduleTiles(int64_t tiles, int64_t k_blocks, const PersistentTile& tile,
-                       const DeviceInfo& device) {
-  if (tile.parts > 1) {
-    return MakeParts(static_cast<int>(tiles), static_cast<int>(k_blocks), tile.parts,
-                     static_cast<int>(CeilDiv(k_blocks, int64_t{tile.parts})));
+StreamKSchedule ScheduleTiles(int64_t tiles, int64_t k_blocks, const PersistentTile& tile,
+                              const DeviceInfo& device) {
+  if (tile.splits > 1) {
+    return MakeSplitKSchedule(static_cast<int>(tiles), static_cast<int>(k_blocks), tile.splits,
+                              static_cast<int>(CeilDiv(k_blocks, int64_t{tile.splits})));
   }
   const int64_t most = device.sm_count / tile.cluster;
   if (StaysWhole(tile)) {
-    return MakeSchedule(static_cast<int>(tiles), static_cast<int>(k_blocks),
-                        static_cast<int>(std::min(tiles, most)));
+    return MakeStreamKSchedule(static_cast<int>(tiles), static_cast<int>(k_blocks),
+                               static_cast<int>(std::min(tiles, most)));
   }
   int64_t clusters = std::clamp<int64_t>(tiles * k_blocks / kLeastSteps, 1, most);
-  if (const int64_t even = EvenClusters(tiles, k_blocks, tile, most)) clusters = even;
-  return MakeSchedule(static_cast<int>(tiles), static_cast<int>(k_blocks),
-                      static_cast<int>(clusters));
+  if (const int64_t stream_k = StreamKClusters(tiles, k_blocks, tile, most)) clusters = stream_k;
+  return MakeStreamKSchedule(static_cast<int>(tiles), static_cast<int>(k_blocks),
+                             static_cast<int>(clusters));
 }
 
 }  // namespace
 
-Schedule PersistentSchedule(const WeightShape& shape, int64_t m, const PersistentTile& tile,
-                            const DeviceInfo& device) {
+StreamKSchedule PersistentSchedule(const WeightShape& shape, int64_t m, const PersistentTile& tile,
+                                   const DeviceInfo& device) {
   return ScheduleTiles(Tiles(shape, m, tile), mma16::BlocksK(shape.k), tile, device);
 }
 
-Schedule GroupedSchedule(const WeightShape& shape, int64_t token_tiles, const PersistentTile& tile,
-                         const DeviceInfo& device) {
+StreamKSchedule GroupedSchedule(const WeightShape& shape, int64_t token_tiles,
+                                const PersistentTile& tile, const DeviceInfo& device) {
   return ScheduleTiles(token_tiles * Tiles(shape, 1, tile), mma16::BlocksK(shape.k), tile, device);
 }
 
@@ -186,47 +187,48 @@ int LastTokenStride(int64_t m, const PersistentTile& tile) {
   return std::min(rows, filled - rows);
 }
 
-Schedule ChainedSchedule(const WeightShape& shape, int64_t m, const PersistentTile& tile,
-                         const DeviceInfo& device) {
+StreamKSchedule FixedOrderSchedule(const WeightShape& shape, int64_t m, const PersistentTile& tile,
+                                   const DeviceInfo& device) {
   const int tiles = static_cast<int>(Tiles(shape, m, tile));
   const int k_blocks = static_cast<int>(mma16::BlocksK(shape.k));
-  const int length = MatmulChains(shape, device).length;
-  const int chains = static_cast<int>(CeilDiv(k_blocks, int64_t{length}));
-  if (tile.parts > 1) {
-    return MakeParts(tiles, k_blocks, tile.parts,
-                     static_cast<int>(ChainsOfPart(tile, chains)) * length);
+  const int length = ChooseFixedOrder(shape, device).length;
+  const int k_ranges = static_cast<int>(CeilDiv(k_blocks, int64_t{length}));
+  if (tile.splits > 1) {
+    return MakeSplitKSchedule(tiles, k_blocks, tile.splits,
+                              static_cast<int>(KRangesOfSplit(tile, k_ranges)) * length);
   }
   const int most = device.sm_count / tile.cluster;
   if (tiles >= most) {
-    const int64_t even = EvenClusters(tiles, k_blocks, tile, most);
-    return MakeSchedule(tiles, k_blocks, even > 0 ? static_cast<int>(even) : most);
+    const int64_t stream_k = StreamKClusters(tiles, k_blocks, tile, most);
+    return MakeStreamKSchedule(tiles, k_blocks, stream_k > 0 ? static_cast<int>(stream_k) : most);
   }
-  for (int parts = PersistentParks(tile.tokens) ? 1 : std::min(most / tiles, chains); parts > 1;
-       --parts) {
-    const int each = static_cast<int>(CeilDiv(chains, int64_t{parts}));
-    // None may be left without a chain.
-    if ((parts - 1) * each < chains) return MakeParts(tiles, k_blocks, parts, each * length);
+  for (int splits = PersistentParks(tile.tokens) ? 1 : std::min(most / tiles, k_ranges); splits > 1;
+       --splits) {
+    const int each = static_cast<int>(CeilDiv(k_ranges, int64_t{splits}));
+    // None may be left without a k-range.
+    if ((splits - 1) * each < k_ranges)
+      return MakeSplitKSchedule(tiles, k_blocks, splits, each * length);
   }
-  return MakeSchedule(tiles, k_blocks, tiles);
+  return MakeStreamKSchedule(tiles, k_blocks, tiles);
 }
 
 int64_t PersistentSumsBytes(const DeviceInfo& device) {
   return device.sm_count * LargestSums(kFreeTiles4);
 }
 
-// A part puts down its chains one by one. A cluster that leaves a tile to the next one puts down
-// the sum of whole chains and the chain that the cut goes through, and one that parks totals needs
+// A part puts down its k-ranges one by one. A cluster that leaves a tile to the next one puts down
+// the sum of whole k-ranges and the k-range that the cut goes through, and one that parks totals needs
 // a place for that of the tile that it works on meanwhile.
-int ChainedSlots(const Schedule& schedule, int chain, const PersistentTile& tile) {
-  if (schedule.parts > 0) return schedule.part_steps / chain;
+int FixedOrderSlots(const StreamKSchedule& schedule, int k_range, const PersistentTile& tile) {
+  if (schedule.splits > 0) return schedule.split_steps / k_range;
   return PersistentParks(tile.tokens) ? 3 : 2;
 }
 
-int64_t ChainedSumsBytes(const WeightShape& shape, const DeviceInfo& device) {
+int64_t FixedOrderSumsBytes(const WeightShape& shape, const DeviceInfo& device) {
   int64_t bytes = 0;
-  for (const TileCost& candidate : kChainedTiles4) {
+  for (const TileCost& candidate : kFixedOrderTiles4) {
     const bool parks = PersistentParks(candidate.tile.tokens);
-    const int64_t slots = parks ? 3 : std::max(2, MatmulChains(shape, device).count() / 2);
+    const int64_t slots = parks ? 3 : std::max(2, ChooseFixedOrder(shape, device).count() / 2);
     bytes = std::max(bytes, slots * PersistentSlotFloats(candidate.tile) * int64_t{sizeof(float)});
   }
   return device.sm_count * bytes;
@@ -245,7 +247,7 @@ struct FreeProduct {
            Suits(tile, Tiles(shape, m, tile), k_blocks, device);
   }
   double Us(const TileCost& cost) const {
-    const Schedule s = PersistentSchedule(shape, m, cost.tile, device);
+    const StreamKSchedule s = PersistentSchedule(shape, m, cost.tile, device);
     return Microseconds(s, cost, x, record_bytes, speed);
   }
 
@@ -260,21 +262,21 @@ struct FreeProduct {
 };
 
 // The same where the order of sums is kept.
-struct ChainedProduct {
-  absl::Span<const TileCost> Candidates() const { return kChainedTiles4; }
+struct FixedOrderProduct {
+  absl::Span<const TileCost> Candidates() const { return kFixedOrderTiles4; }
 
   bool Allows(const TileCost& candidate) const {
-    return HasPartsFor(candidate.tile, filled_chains) && any.Allows(candidate);
+    return HasPartsFor(candidate.tile, filled_k_ranges) && any.Allows(candidate);
   }
   double Us(const TileCost& cost) const {
-    const Schedule s = ChainedSchedule(any.shape, any.m, cost.tile, any.device);
-    return ChainedMicroseconds(s, cost, any.x, filled_chains, chain_steps, any.record_bytes,
+    const StreamKSchedule s = FixedOrderSchedule(any.shape, any.m, cost.tile, any.device);
+    return ChainedMicroseconds(s, cost, any.x, filled_k_ranges, k_range_steps, any.record_bytes,
                                any.speed);
   }
 
   const FreeProduct any;
-  const int chain_steps = MatmulChains(any.shape, any.device).length;
-  const int filled_chains = static_cast<int>(CeilDiv(any.k_blocks, int64_t{chain_steps}));
+  const int k_range_steps = ChooseFixedOrder(any.shape, any.device).length;
+  const int filled_k_ranges = static_cast<int>(CeilDiv(any.k_blocks, int64_t{k_range_steps}));
 };
 
 template <class Product>
@@ -307,9 +309,9 @@ PersistentTile ChoosePersistentTile(const WeightShape& shape, int64_t m, const D
   return Fastest(FreeProduct{shape, m, device, x});
 }
 
-PersistentTile ChooseChainedTile(const WeightShape& shape, int64_t m, const DeviceInfo& device,
-                                 DType x) {
-  return Fastest(ChainedProduct{{shape, m, device, x}});
+PersistentTile ChooseFixedOrderTile(const WeightShape& shape, int64_t m, const DeviceInfo& device,
+                                    DType x) {
+  return Fastest(FixedOrderProduct{{shape, m, device, x}});
 }
 
 PersistentTile ChooseGroupedTile90(const WeightShape& shape, const DeviceInfo& device, DType x,
@@ -319,7 +321,7 @@ PersistentTile ChooseGroupedTile90(const WeightShape& shape, const DeviceInfo& d
   PersistentTile best;
   double least = std::numeric_limits<double>::infinity();
   for (const TileCost& candidate : kGroupedTiles4) {
-    const Schedule s =
+    const StreamKSchedule s =
         GroupedSchedule(shape, token_tiles(candidate.tile.tokens), candidate.tile, device);
     const double us = Microseconds(s, candidate, x, record_bytes, speed);
     if (us < least) best = candidate.tile, least = us;
@@ -332,9 +334,9 @@ std::vector<RatedTile> RatePersistentTiles(const WeightShape& shape, int64_t m,
   return Rate(FreeProduct{shape, m, device, x});
 }
 
-std::vector<RatedTile> RateChainedTiles(const WeightShape& shape, int64_t m,
-                                        const DeviceInfo& device, DType x) {
-  return Rate(ChainedProduct{{shape, m, device, x}});
+std::vector<RatedTile> RateFixedOrderTiles(const WeightShape& shape, int64_t m,
+                                           const DeviceInfo& device, DType x) {
+  return Rate(FixedOrderProduct{{shape, m, device, x}});
 }
 
 }  // namespace awqd::cuda

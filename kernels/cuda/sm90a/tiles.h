@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
-#include "kernels/cuda/common/schedule.h"
+#include "kernels/cuda/common/stream_k_schedule.h"
 #include "kernels/layouts/mma16.h"
 #include "kernels/types.h"
 #include "kernels/weight.h"
@@ -25,11 +25,11 @@ struct PersistentTile {
   int cluster = 2;
   // Parts: the tile's K is divided among this many blocks of a cluster. They add up their sums
   // through each other's shared memory. Either `parts` or `cluster` is 1.
-  int parts = 1;
-  // Only where the order of sums is kept (common/chains.h) and parts > 1: how many chains a thread
+  int splits = 1;
+  // Only where the order of sums is kept (common/fixed_order.h) and parts > 1: how many k-ranges a thread
   // keeps in registers, one set of sums for each. The weight must then have exactly parts * slices
-  // * sets chains. 0: any number of chains; a part writes all but its last to global memory.
-  int sets = 1;
+  // * sets k-ranges. 0: any number of k-ranges; a part writes all but its last to global memory.
+  int accumulators = 1;
   // Slices: a part's K is divided among this many consumers of its block. A narrow tile has so
   // little arithmetic in a step that one consumer, waiting for each load, is slower than memory;
   // two hide each other's waits.
@@ -42,7 +42,7 @@ struct PersistentTile {
 // to all blocks, unless it gives the same to many at once: to those that go through K together
 // (4096 x 4096 at 4096 tokens, {208, 1, 1}, cut: 285 us instead of 180; H100, 2026-11-26).
 constexpr bool StaysWhole(const PersistentTile& tile) {
-  return tile.records == 1 && tile.cluster == 1 && tile.parts == 1;
+  return tile.records == 1 && tile.cluster == 1 && tile.splits == 1;
 }
 
 // Kinds of records: the width of their codes, and how many metas (scales and zero points,
@@ -100,14 +100,14 @@ constexpr int SharedBytes(const PersistentTile& tile, RecordKind kind, int x_byt
   return RingSlots(tile, kind, x_bytes) * (SlotBytes(tile, kind, x_bytes) + 16) + 16;
 }
 
-// Where the order of sums is kept, a consumer needs two sets of sums: those of the chain that it
-// computes and the total of the chains before. True where registers have room for one set only; the
+// Where the order of sums is kept, a consumer needs two sets of sums: those of the k-range that it
+// computes and the total of the k-ranges before. True where registers have room for one set only; the
 // total then waits in global memory ("parks"). With 176 and 192 tokens both sets fit, but the
-// compiler keeps some of the total in local memory between chains.
+// compiler keeps some of the total in local memory between k-ranges.
 constexpr bool PersistentParks(int tokens) { return tokens > 192; }
 
 // Where `sets` is 0: whether the first part of a tile has registers for a total, so that it can add
-// each chain to it at once. With three records it has not.
+// each k-range to it at once. With three records it has not.
 constexpr bool PersistentFirstAddsUp(int records) { return records <= 2; }
 
 // INT8 activations: whether integer sums take the registers that FP32 sums beside them would need.
@@ -124,12 +124,12 @@ constexpr int64_t PersistentSlotFloats(const PersistentTile& tile) {
 
 // Who computes what. Takes fewer clusters than the device holds where each then has equally many
 // steps.
-Schedule PersistentSchedule(const WeightShape& shape, int64_t m, const PersistentTile& tile,
-                            const DeviceInfo& device);
+StreamKSchedule PersistentSchedule(const WeightShape& shape, int64_t m, const PersistentTile& tile,
+                                   const DeviceInfo& device);
 
 // The same for a grouped product of so many tiles of tokens.
-Schedule GroupedSchedule(const WeightShape& shape, int64_t token_tiles, const PersistentTile& tile,
-                         const DeviceInfo& device);
+StreamKSchedule GroupedSchedule(const WeightShape& shape, int64_t token_tiles,
+                                const PersistentTile& tile, const DeviceInfo& device);
 
 // How many tokens a block copies: of a full tile, and of the last tile of m tokens.
 constexpr int TokenRows(const PersistentTile& tile) { return tile.tokens / tile.cluster; }
@@ -164,16 +164,16 @@ std::vector<RatedTile> RatePersistentTiles(const WeightShape& shape, int64_t m,
 PersistentTile ChooseGroupedTile90(const WeightShape& shape, const DeviceInfo& device, DType x,
                                    absl::FunctionRef<int64_t(int64_t tokens)> token_tiles);
 
-// The same for tiles that keep the order of sums of common/chains.h. ChainedSlots: how many sets of
+// The same for tiles that keep the order of sums of common/fixed_order.h. FixedOrderSlots: how many sets of
 // sums a consumer may have in global memory at a time.
-std::vector<PersistentTile> ChainedTiles(const WeightShape& shape);
-Schedule ChainedSchedule(const WeightShape& shape, int64_t m, const PersistentTile& tile,
-                         const DeviceInfo& device);
-int ChainedSlots(const Schedule& schedule, int chain, const PersistentTile& tile);
-int64_t ChainedSumsBytes(const WeightShape& shape, const DeviceInfo& device);
-PersistentTile ChooseChainedTile(const WeightShape& shape, int64_t m, const DeviceInfo& device,
-                                 DType x = DType::kFp16);
-std::vector<RatedTile> RateChainedTiles(const WeightShape& shape, int64_t m,
-                                        const DeviceInfo& device, DType x);
+std::vector<PersistentTile> FixedOrderTiles(const WeightShape& shape);
+StreamKSchedule FixedOrderSchedule(const WeightShape& shape, int64_t m, const PersistentTile& tile,
+                                   const DeviceInfo& device);
+int FixedOrderSlots(const StreamKSchedule& schedule, int k_range, const PersistentTile& tile);
+int64_t FixedOrderSumsBytes(const WeightShape& shape, const DeviceInfo& device);
+PersistentTile ChooseFixedOrderTile(const WeightShape& shape, int64_t m, const DeviceInfo& device,
+                                    DType x = DType::kFp16);
+std::vector<RatedTile> RateFixedOrderTiles(const WeightShape& shape, int64_t m,
+                                           const DeviceInfo& device, DType x);
 
 }  // namespace awqd::cuda

@@ -47,7 +47,7 @@ absl::StatusOr<HostWeight> Decode(const Setting& object, const LinearTensors& te
     return BadTensor("weight_global_scale", absl::StrCat(divisor),
                      "a positive number that has a reciprocal");
   }
-  out.description.outer = OuterKind::kOne;
+  out.scheme.outer = OuterKind::kOne;
   out.outer = {outer};
   AWQD_ASSIGN_OR_RETURN(out.bias, DecodeBias(tensors, out.n));
   out.format = std::string(kNvfp4PackQuantizedFormat.name);

@@ -182,7 +182,7 @@ absl::Status DecodeZeros(const Settings& settings, const PackedWords& packed,
   if (zeros->dtype == "I32") {
     AWQD_RETURN_IF_ERROR(CheckShape("weight_zero_point", *zeros,
                                     {packed.Words(out->n), out->groups()}, "[N*bits/32, groups]"));
-    if (out->description.block_cols == 0) {
+    if (out->scheme.block_cols == 0) {
       return BadTensor("weight_zero_point", "dtype I32", "I8 for strategy \"tensor\"");
     }
     out->zeros = UnpackColumnsOfWords(zeros->bytes, out->n, out->groups(), packed);
@@ -190,8 +190,8 @@ absl::Status DecodeZeros(const Settings& settings, const PackedWords& packed,
     AWQD_ASSIGN_OR_RETURN(out->zeros, DecodeBytes(settings.bits, *zeros, scale, *out));
   }
   if (!settings.symmetric.value_or(false)) {
-    out->description.zero_kind = ZeroKind::kStored;
-    out->description.zero = 0;
+    out->scheme.zero_kind = ZeroKind::kStored;
+    out->scheme.zero = 0;
     return absl::OkStatus();
   }
   const auto other = absl::c_find_if(out->zeros, [&](uint8_t zero) { return zero != middle; });

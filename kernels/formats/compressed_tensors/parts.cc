@@ -57,8 +57,8 @@ absl::Status DecodeIntegerScales(ScaleStrategy strategy, int64_t group_size, int
   AWQD_ASSIGN_OR_RETURN(const DType type, CheckScales("weight_scale", scale, one ? 1 : 2, true));
   if (one) {
     AWQD_RETURN_IF_ERROR(CheckShape("weight_scale", scale, {1}, "strategy \"tensor\""));
-    out->description = Symmetric(bits, 0, type);
-    out->description.block_cols = 0;
+    out->scheme = Symmetric(bits, 0, type);
+    out->scheme.block_cols = 0;
     out->scales.assign(scale.bytes.begin(), scale.bytes.end());
     return absl::OkStatus();
   }
@@ -68,7 +68,7 @@ absl::Status DecodeIntegerScales(ScaleStrategy strategy, int64_t group_size, int
                         GroupRows(grouped ? group_size : -1, out->k, groups, "weight_scale", true));
   AWQD_RETURN_IF_ERROR(
       CheckShape("weight_scale", scale, {out->n, groups}, grouped ? "[N, groups]" : "[N, 1]"));
-  out->description = Symmetric(bits, BlockRows(rows, out->k), type);
+  out->scheme = Symmetric(bits, BlockRows(rows, out->k), type);
   out->scales = Transposed(scale.bytes, out->n, groups, SizeOf(type));
   return absl::OkStatus();
 }

@@ -26,7 +26,7 @@ absl::StatusOr<DeclaredActivations> DecodeActivations(ActivationQuantization how
 
 // Scales of `strategy` in the tensor "weight_scale", F16, BF16 or F32 by out-feature: [N, 1] per
 // channel, [N, groups] per group, [1] per tensor. Sets them in `out`, whose k and n are set, and
-// its description, codes of `bits` bits and symmetric. INVALID_ARGUMENT for others.
+// its scheme, codes of `bits` bits and symmetric. INVALID_ARGUMENT for others.
 absl::Status DecodeIntegerScales(ScaleStrategy strategy, int64_t group_size, int bits,
                                  const TensorView& scale, HostWeight* out);
 

@@ -96,8 +96,8 @@ std::shared_ptr<RequestHandler> MakeHandler(Context context, absl::string_view m
                                             const grpc::ByteBuffer& message,
                                             RequestHandler::Done done) {
   const Env& env = context.env;
-  const auto make = [&](auto description) -> std::shared_ptr<RequestHandler> {
-    using Method = decltype(description);
+  const auto make = [&](auto scheme) -> std::shared_ptr<RequestHandler> {
+    using Method = decltype(scheme);
     auto codec = std::make_unique<OipCodec<typename Method::Request>>(std::move(context));
     return std::make_shared<MethodHandler<Method>>(env, method, call, std::move(codec),
                                                    std::move(done));

@@ -1,4 +1,4 @@
-// Names -> loaded weights; their inputs and outputs as one list for all descriptions.
+// Names -> loaded weights; their inputs and outputs as one list for all schemes.
 #include "server/services/oip/models.h"
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/status.h"
-#include "kernels/description.h"
+#include "kernels/scheme.h"
 #include "server/obs/logging.h"
 #include "server/services/weight_lookup.h"
 #include "server/wire/oip/infer_wire.h"
@@ -27,7 +27,7 @@ void Describe(const model::PlacedWeight& weight, NamedWeight* out) {
   out->k = weight.shape.k;
   out->n = weight.shape.n;
   out->format = weight.format;
-  out->scheme = ToString(weight.shape.description);
+  out->scheme = ToString(weight.shape.scheme);
   out->devices = weight.devices();
 }
 

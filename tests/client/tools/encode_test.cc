@@ -113,10 +113,10 @@ TEST(Encode, EveryWidthThatATargetHas) {
           if (!symmetric && !target->asymmetric) continue;
           for (const DType scale : {DType::kFp16, DType::kBf16}) {
             WeightPlanOfTest plan = {.k = 128, .n = 64, .bias = true, .seed = 7};
-            plan.description =
+            plan.scheme =
                 symmetric ? Symmetric(bits, group, scale) : Asymmetric(bits, group, scale);
             ExpectRoundTrip(*target, MakeWeight(plan),
-                            absl::StrCat(target->name, " ", ToString(plan.description)));
+                            absl::StrCat(target->name, " ", ToString(plan.scheme)));
             ++checked;
           }
         }
@@ -127,14 +127,14 @@ TEST(Encode, EveryWidthThatATargetHas) {
 }
 
 TEST(Encode, OddShapesOrdersAndShortGroups) {
-  WeightPlanOfTest odd = {.k = 75, .n = 13, .description = Asymmetric(3, 32), .bias = true};
+  WeightPlanOfTest odd = {.k = 75, .n = 13, .scheme = Asymmetric(3, 32), .bias = true};
   ExpectRoundTrip(kGptqTarget, MakeWeight(odd), "gptq 75 x 13");
   ExpectRoundTrip(kGemliteTarget, MakeWeight(odd), "gemlite 75 x 13");
-  WeightPlanOfTest act = {.k = 96, .n = 40, .description = Asymmetric(4, 32), .order = true};
+  WeightPlanOfTest act = {.k = 96, .n = 40, .scheme = Asymmetric(4, 32), .order = true};
   ExpectRoundTrip(kGptqTarget, MakeWeight(act), "gptq with an order");
   act.k = 70;
   ExpectRoundTrip(kGptqTarget, MakeWeight(act), "gptq with an order and a short group");
-  ExpectRoundTrip(kAwqTarget, MakeWeight({.k = 3, .n = 8, .description = Asymmetric(4, 1)}), "awq");
+  ExpectRoundTrip(kAwqTarget, MakeWeight({.k = 3, .n = 8, .scheme = Asymmetric(4, 1)}), "awq");
 }
 
 // Every golden weight into every target that can hold it; the other targets refuse it by name.
@@ -174,39 +174,39 @@ TEST(Encode, EveryGoldenIntoEveryTarget) {
 }
 
 TEST(Encode, RefusesByThePart) {
-  const HostWeight w4 = MakeWeight({.description = Asymmetric(4, 32)});
+  const HostWeight w4 = MakeWeight({.scheme = Asymmetric(4, 32)});
   HostWeight factor = w4;
   factor.factor.assign(factor.k, 2.0f);
   for (const Target* target : AllTargets()) {
     EXPECT_THAT(Refusal(*target, factor), HasSubstr("factor: got one")) << target->name;
   }
-  EXPECT_THAT(Refusal(kFasterTransformerTarget, w4), HasSubstr("description: got w4g32z"));
-  EXPECT_THAT(Refusal(kAwqTarget, MakeWeight({.description = Asymmetric(8, 32)})),
+  EXPECT_THAT(Refusal(kFasterTransformerTarget, w4), HasSubstr("scheme: got w4g32z"));
+  EXPECT_THAT(Refusal(kAwqTarget, MakeWeight({.scheme = Asymmetric(8, 32)})),
               HasSubstr("codes: got w8g32z, expected integers of 4 bits"));
-  EXPECT_THAT(Refusal(kAwqTarget, MakeWeight({.n = 12, .description = Asymmetric(4, 32)})),
+  EXPECT_THAT(Refusal(kAwqTarget, MakeWeight({.n = 12, .scheme = Asymmetric(4, 32)})),
               HasSubstr("N: got 12"));
-  EXPECT_THAT(Refusal(kAwqTarget, MakeWeight({.k = 70, .description = Asymmetric(4, 32)})),
+  EXPECT_THAT(Refusal(kAwqTarget, MakeWeight({.k = 70, .scheme = Asymmetric(4, 32)})),
               HasSubstr("groups: got a short last one"));
-  EXPECT_THAT(Refusal(kAwqTarget, MakeWeight({.description = Asymmetric(4, 32), .order = true})),
+  EXPECT_THAT(Refusal(kAwqTarget, MakeWeight({.scheme = Asymmetric(4, 32), .order = true})),
               HasSubstr("order: got rows sorted by group"));
-  HostWeight fine = MakeWeight({.description = Asymmetric(4, 32, DType::kFp32)});
+  HostWeight fine = MakeWeight({.scheme = Asymmetric(4, 32, DType::kFp32)});
   const float third = 1.0f / 3;
   std::memcpy(fine.scales.data() + 4 * 35, &third, 4);
   EXPECT_THAT(Refusal(kAwqTarget, fine),
               HasSubstr("scales: got 0.333333 at [1, 3], expected numbers that FP16 or BF16"));
-  HostWeight levels = MakeWeight({.description = Asymmetric(4, 32)});
-  levels.description.outer = OuterKind::kOne;
+  HostWeight levels = MakeWeight({.scheme = Asymmetric(4, 32)});
+  levels.scheme.outer = OuterKind::kOne;
   levels.outer = {2.0f};
   EXPECT_THAT(Refusal(kAwqTarget, levels), HasSubstr("expected one level"));
-  HostWeight above = MakeWeight({.description = Symmetric(4, 32)});
-  above.description.zero = 200;
+  HostWeight above = MakeWeight({.scheme = Symmetric(4, 32)});
+  above.scheme.zero = 200;
   EXPECT_THAT(Refusal(kGptqTarget, above), HasSubstr("zero: got 200, expected 0 to 15"));
 }
 
 TEST(Encode, RealZerosThatAreIntegersAreStored) {
-  HostWeight weight = MakeWeight({.description = Asymmetric(4, 32)});
-  weight.description.zero_kind = ZeroKind::kRealBefore;
-  weight.description.zero_dtype = DType::kFp32;
+  HostWeight weight = MakeWeight({.scheme = Asymmetric(4, 32)});
+  weight.scheme.zero_kind = ZeroKind::kRealBefore;
+  weight.scheme.zero_dtype = DType::kFp32;
   std::vector<float> zeros;
   for (uint8_t zero : weight.zeros) zeros.push_back(zero);
   weight.zeros.resize(4 * zeros.size());
@@ -216,31 +216,31 @@ TEST(Encode, RealZerosThatAreIntegersAreStored) {
   std::memcpy(weight.zeros.data() + 4 * 33, &half, 4);
   EXPECT_THAT(Refusal(kGptqTarget, weight), HasSubstr("zeros: got 7.5 at [1, 1]"));
   ExpectRoundTrip(kGemliteTarget, weight, "real zeros");
-  weight.description.zero_kind = ZeroKind::kRealAfter;
+  weight.scheme.zero_kind = ZeroKind::kRealAfter;
   EXPECT_THAT(Refusal(kGemliteTarget, weight), HasSubstr("real ones after the scale"));
 }
 
 TEST(Encode, OneScaleForAllAndNone) {
-  HostWeight all = MakeWeight({.description = Symmetric(8, 0, DType::kBf16)});
-  all.description.block_cols = 0;
+  HostWeight all = MakeWeight({.scheme = Symmetric(8, 0, DType::kBf16)});
+  all.scheme.block_cols = 0;
   all.scales.resize(2);
   ExpectRoundTrip(kFasterTransformerTarget,
-                  MakeWeight({.k = 64, .n = 64, .description = Symmetric(8, 0)}), "columns");
+                  MakeWeight({.k = 64, .n = 64, .scheme = Symmetric(8, 0)}), "columns");
   ExpectRoundTrip(kGptqTarget, all, "one scale");
-  HostWeight none = MakeWeight({.description = Symmetric(8, 0)});
-  none.description.scale_dtype.reset();
+  HostWeight none = MakeWeight({.scheme = Symmetric(8, 0)});
+  none.scheme.scale_dtype.reset();
   none.scales.clear();
   ExpectRoundTrip(kGptqTarget, none, "integers");
-  none.description.outer = OuterKind::kColumn;
+  none.scheme.outer = OuterKind::kColumn;
   none.outer.assign(none.n, 0.25f);
   ExpectRoundTrip(kGptqTarget, none, "an outer scale alone");
 }
 
-// Computed from the layout's description: the code of [n, k] is in word k / (32 / bits) of row n,
+// Computed from the layout's scheme: the code of [n, k] is in word k / (32 / bits) of row n,
 // the zero of group g in row n / (32 / bits) of column g.
 TEST(Encode, CompressedTensorsByAddress) {
   for (const int bits : {2, 4, 8}) {
-    const HostWeight weight = MakeWeight({.k = 96, .n = 20, .description = Asymmetric(bits, 32)});
+    const HostWeight weight = MakeWeight({.k = 96, .n = 20, .scheme = Asymmetric(bits, 32)});
     const auto encoded = kCompressedTensorsTarget.encode(weight, {});
     ASSERT_TRUE(encoded.ok()) << encoded.status();
     const auto all = ReadAll(*encoded);
@@ -273,15 +273,15 @@ TEST(Encode, CompressedTensorsByAddress) {
               (std::vector<int64_t>{(20 * bits + 31) / 32, 3}));
   }
   const auto symmetric =
-      kCompressedTensorsTarget.encode(MakeWeight({.description = Symmetric(4, 0)}), {});
+      kCompressedTensorsTarget.encode(MakeWeight({.scheme = Symmetric(4, 0)}), {});
   ASSERT_TRUE(symmetric.ok());
   for (const NewTensor& tensor : symmetric->tensors) EXPECT_NE(tensor.name, "weight_zero_point");
 }
 
 TEST(Encode, DenseIsEachElementRoundedOnce) {
   for (const char* dtype : {"F16", "BF16", "F32"}) {
-    HostWeight weight = MakeWeight(
-        {.k = 70, .n = 21, .description = Asymmetric(4, 32, DType::kFp32), .order = true});
+    HostWeight weight =
+        MakeWeight({.k = 70, .n = 21, .scheme = Asymmetric(4, 32, DType::kFp32), .order = true});
     const float fine = 0.1234567f;
     std::memcpy(weight.scales.data(), &fine, 4);
     const auto encoded = kDenseTarget.encode(weight, {.dtype = dtype});
@@ -305,7 +305,7 @@ TEST(Encode, DenseIsEachElementRoundedOnce) {
 }
 
 TEST(Encode, DenseRefusesWhatWouldBeInfinite) {
-  HostWeight weight = MakeWeight({.description = Symmetric(8, 0, DType::kFp32)});
+  HostWeight weight = MakeWeight({.scheme = Symmetric(8, 0, DType::kFp32)});
   const float large = 1e6f;
   std::memcpy(weight.scales.data() + 4 * 3, &large, 4);
   const auto encoded = kDenseTarget.encode(weight, {.dtype = "F16"});

@@ -72,7 +72,7 @@ TEST_F(HostileFolder, CodesOfALargeLinearAreNotRead) {
   const Inspection got = Look("m");
   ASSERT_EQ(got.linears.size(), 1u);
   EXPECT_TRUE(got.loads()) << got.linears[0].error;
-  EXPECT_EQ(got.linears[0].description, "w4g4096z");
+  EXPECT_EQ(got.linears[0].scheme, "w4g4096z");
   EXPECT_EQ(got.linears[0].k, 1 << 16);
   EXPECT_GT(got.linears[0].bytes, int64_t{2} << 30);
   EXPECT_FALSE(got.linears[0].codes_read);

@@ -45,7 +45,7 @@ TEST(Inspect, DescribesEveryGolden) {
       EXPECT_EQ(inspection->format, format->name);
       const InspectedLinear* const linear = Find(*inspection, golden.at("weight"));
       ASSERT_NE(linear, nullptr) << golden.dump();
-      EXPECT_EQ(linear->description, golden.at("description"));
+      EXPECT_EQ(linear->scheme, golden.at("description"));
       EXPECT_EQ(linear->k, golden.at("k"));
       EXPECT_EQ(linear->n, golden.at("n"));
       ++checked;

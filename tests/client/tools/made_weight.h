@@ -14,7 +14,7 @@ namespace awqd::tools {
 
 struct WeightPlanOfTest {
   int64_t k = 64, n = 32;
-  WeightDescription description;
+  QuantizationScheme scheme;
   bool bias = false;
   bool order = false;
   uint32_t seed = 1;
@@ -23,8 +23,8 @@ struct WeightPlanOfTest {
 // Scales are numbers that both FP16 and BF16 hold.
 inline HostWeight MakeWeight(const WeightPlanOfTest& plan) {
   std::mt19937 random(plan.seed);
-  HostWeight out = {.k = plan.k, .n = plan.n, .description = plan.description, .format = "test"};
-  const WeightDescription& d = plan.description;
+  HostWeight out = {.k = plan.k, .n = plan.n, .scheme = plan.scheme, .format = "test"};
+  const QuantizationScheme& d = plan.scheme;
   const auto draw = [&](int most) { return static_cast<int>(random() % (most + 1)); };
   std::vector<uint8_t> codes(plan.k * plan.n);
   for (uint8_t& code : codes) code = static_cast<uint8_t>(draw((1 << d.bits) - 1));

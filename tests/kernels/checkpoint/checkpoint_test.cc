@@ -142,7 +142,7 @@ TEST_F(CheckpointTest, LinearsThatAreNotQuantisedAreLeftOut) {
   std::vector<uint8_t> scratch;
   const auto weight = checkpoint->Read(checkpoint->linears()[0], &scratch);
   ASSERT_TRUE(weight.ok()) << weight.status();
-  EXPECT_EQ(ToString(weight->description), "w8cs+fp32");
+  EXPECT_EQ(ToString(weight->scheme), "w8cs+fp32");
 }
 
 TEST_F(CheckpointTest, AScaleWithoutCodesIsNoSilentLoss) {

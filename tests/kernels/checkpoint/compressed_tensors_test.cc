@@ -93,15 +93,14 @@ class CompressedTensorsTest : public ::testing::Test {
     EXPECT_EQ(checkpoint.status().code(), absl::StatusCode::kInvalidArgument) << says;
     EXPECT_THAT(std::string(checkpoint.status().message()), HasSubstr(says));
   }
-  // The description of each linear, by its path.
+  // The scheme of each linear, by its path.
   static std::map<std::string, std::string> Read(const Checkpoint& checkpoint) {
     std::map<std::string, std::string> out;
     std::vector<uint8_t> scratch;
     for (const LinearLocation& linear : checkpoint.linears()) {
       const auto weight = checkpoint.Read(linear, &scratch);
-      out[linear.path] = weight.ok()
-                             ? absl::StrCat(weight->format, " ", ToString(weight->description))
-                             : std::string(weight.status().message());
+      out[linear.path] = weight.ok() ? absl::StrCat(weight->format, " ", ToString(weight->scheme))
+                                     : std::string(weight.status().message());
     }
     return out;
   }

@@ -81,7 +81,7 @@ class ExpertSlicesTest : public ::testing::Test {
       EXPECT_EQ(weight.k, other.k) << path;
       EXPECT_EQ(weight.n, other.n) << path;
       EXPECT_EQ(weight.format, other.format) << path;
-      EXPECT_EQ(weight.description, other.description) << path;
+      EXPECT_EQ(weight.scheme, other.scheme) << path;
       EXPECT_EQ(weight.codes, other.codes) << path;
       EXPECT_EQ(weight.zeros, other.zeros) << path;
       EXPECT_EQ(weight.scales, other.scales) << path;

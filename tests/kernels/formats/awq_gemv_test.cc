@@ -48,7 +48,7 @@ TEST(AwqGemvFormat, PinnedWords) {
   const auto weight = linear.Decode();
   ASSERT_TRUE(weight.ok()) << weight.status();
   ASSERT_TRUE(Validate(*weight).ok()) << Validate(*weight);
-  EXPECT_EQ(ToString(weight->description), "w4g64z");
+  EXPECT_EQ(ToString(weight->scheme), "w4g64z");
   for (int i = 0; i < 8; ++i) EXPECT_EQ(weight->Code(72 + i, 3), i);
   EXPECT_EQ(weight->Code(72 + 7, 2), 0);
   const int zeros[] = {2, 14, 5, 13};
@@ -111,7 +111,7 @@ TEST(AwqGemvFastFormat, ZeroPointsComeBack) {
       }
       const auto weight = linear.Decode();
       ASSERT_TRUE(weight.ok()) << weight.status();
-      EXPECT_EQ(ToString(weight->description), dtype == "F16" ? "w4g64z" : "w4g64z+bf16");
+      EXPECT_EQ(ToString(weight->scheme), dtype == "F16" ? "w4g64z" : "w4g64z+bf16");
       for (int i = 0; i < 32; ++i) EXPECT_EQ(weight->Zero(i / 8, i % 8), zeros[i]);
     }
   }
@@ -124,12 +124,12 @@ TEST(AwqGemvFastFormat, OtherZerosStayReal) {
   auto weight = linear.Decode();
   ASSERT_TRUE(weight.ok()) << weight.status();
   ASSERT_TRUE(Validate(*weight).ok()) << Validate(*weight);
-  EXPECT_EQ(ToString(weight->description), "w4g64o");
+  EXPECT_EQ(ToString(weight->scheme), "w4g64o");
   EXPECT_EQ(WeightValue(*weight, 64, 5), -2.25f);
   EXPECT_EQ(WeightValue(*weight, 64, 6), -3.0f);
   EXPECT_EQ(WeightValue(*weight, 0, 0), 0.0f);
   linear.Put<uint16_t>("qzeros", 8 + 5, FloatToHalf(-2.0f));
-  EXPECT_EQ(ToString(linear.Decode()->description), "w4g64z");
+  EXPECT_EQ(ToString(linear.Decode()->scheme), "w4g64z");
 }
 
 TEST(AwqGemvFormats, WithoutZeroPointsTheyAreTheMiddle) {
@@ -143,7 +143,7 @@ TEST(AwqGemvFormats, WithoutZeroPointsTheyAreTheMiddle) {
     }
     auto weight = linear.Decode();
     ASSERT_TRUE(weight.ok()) << weight.status();
-    EXPECT_EQ(ToString(weight->description), "w4g64s");
+    EXPECT_EQ(ToString(weight->scheme), "w4g64s");
     EXPECT_TRUE(Validate(*weight).ok()) << Validate(*weight);
     linear.tensors.erase("qzeros");
     weight = linear.Decode();

@@ -95,7 +95,7 @@ TEST(AwqFormat, ShapesAndGroups) {
     ASSERT_TRUE(weight.ok()) << weight.status();
     ASSERT_TRUE(Validate(*weight).ok()) << Validate(*weight);
     EXPECT_EQ(weight->format, "awq");
-    EXPECT_EQ(weight->description, Asymmetric(4, s.group == weight->k ? 0 : s.group));
+    EXPECT_EQ(weight->scheme, Asymmetric(4, s.group == weight->k ? 0 : s.group));
     EXPECT_EQ(weight->scales, linear.tensors["scales"].bytes);
     int64_t wrong = 0;
     for (int64_t row = 0; row < s.k; ++row) {
@@ -136,7 +136,7 @@ TEST(AwqFormat, GroupSizeMinusOneIsAllOfK) {
   linear.Set("group_size", -1);
   const auto weight = linear.Decode();
   ASSERT_TRUE(weight.ok()) << weight.status();
-  EXPECT_EQ(weight->description, Asymmetric(4, 0));
+  EXPECT_EQ(weight->scheme, Asymmetric(4, 0));
 }
 
 TEST(AwqFormat, UnsaidGroupSizeFollowsFromScales) {
@@ -144,7 +144,7 @@ TEST(AwqFormat, UnsaidGroupSizeFollowsFromScales) {
   linear.settings.members.erase("group_size");
   const auto weight = linear.Decode();
   ASSERT_TRUE(weight.ok()) << weight.status();
-  EXPECT_EQ(weight->description, Asymmetric(4, 32));
+  EXPECT_EQ(weight->scheme, Asymmetric(4, 32));
 }
 
 TEST(AwqFormat, SettingsUnderEveryName) {
@@ -155,7 +155,7 @@ TEST(AwqFormat, SettingsUnderEveryName) {
                              {"zero_point", Setting::Typed("true")}};
   const auto weight = linear.Decode();
   ASSERT_TRUE(weight.ok()) << weight.status();
-  EXPECT_EQ(weight->description, Asymmetric(4, 32));
+  EXPECT_EQ(weight->scheme, Asymmetric(4, 32));
 }
 
 TEST(AwqFormat, ScalesOfBf16) {
@@ -165,7 +165,7 @@ TEST(AwqFormat, ScalesOfBf16) {
   std::memcpy(linear.tensors["scales"].bytes.data(), &bits, 2);
   const auto weight = linear.Decode();
   ASSERT_TRUE(weight.ok()) << weight.status();
-  EXPECT_EQ(ToString(weight->description), "w4g32z+bf16");
+  EXPECT_EQ(ToString(weight->scheme), "w4g32z+bf16");
   EXPECT_EQ(weight->Scale(0, 0), Bf16ToFloat(bits));
 }
 

@@ -29,7 +29,7 @@ TEST(AwqFormat, WithoutZeroPointsTheyAreTheMiddle) {
       const auto weight = linear.Decode();
       ASSERT_TRUE(weight.ok()) << weight.status();
       ASSERT_TRUE(Validate(*weight).ok()) << Validate(*weight);
-      EXPECT_EQ(weight->description, Symmetric(bits, 32, DType::kBf16)) << bits;
+      EXPECT_EQ(weight->scheme, Symmetric(bits, 32, DType::kBf16)) << bits;
       linear.tensors.erase("qzeros");
     }
   }
@@ -49,7 +49,7 @@ TEST(AwqFormat, OtherWidthsAreInNaturalOrder) {
       const auto weight = linear.Decode();
       ASSERT_TRUE(weight.ok()) << weight.status();
       ASSERT_TRUE(Validate(*weight).ok()) << Validate(*weight);
-      EXPECT_EQ(weight->description, Asymmetric(bits, 8, DType::kBf16));
+      EXPECT_EQ(weight->scheme, Asymmetric(bits, 8, DType::kBf16));
       const auto code = [&](const std::string& name, int row, int col) {
         int out = 0;
         for (int bit = 0; bit < bits; ++bit) {

@@ -39,7 +39,7 @@ TEST(BitsAndBytesFormat, EveryElement) {
   const auto weight = MakeLinear().Decode();
   ASSERT_TRUE(weight.ok()) << weight.status();
   ASSERT_TRUE(Validate(*weight).ok()) << Validate(*weight);
-  EXPECT_EQ(ToString(weight->description), "t4g4+fp32");
+  EXPECT_EQ(ToString(weight->scheme), "t4g4+fp32");
   for (int n = 0; n < 3; ++n) {
     for (int k = 0; k < 8; ++k) {
       const int flat = n * 8 + k;
@@ -140,7 +140,7 @@ TEST(BitsAndBytesInt8Format, EveryElement) {
   const auto weight = MakeInt8().Decode();
   ASSERT_TRUE(weight.ok()) << weight.status();
   ASSERT_TRUE(Validate(*weight).ok()) << Validate(*weight);
-  EXPECT_EQ(ToString(weight->description), "w8cs+fp32");
+  EXPECT_EQ(ToString(weight->scheme), "w8cs+fp32");
   for (int n = 0; n < 2; ++n) {
     for (int k = 0; k < 3; ++k) {
       const int code = 50 * (n * 3 + k) - 127;

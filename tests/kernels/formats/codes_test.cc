@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "kernels/base/math.h"
-#include "kernels/description.h"
+#include "kernels/scheme.h"
 
 namespace awqd {
 namespace {

@@ -64,7 +64,7 @@ TEST(FasterTransformerFormat, ExportOfImportIsTheSame) {
       const auto weight = linear.Decode();
       ASSERT_TRUE(weight.ok()) << weight.status();
       ASSERT_TRUE(Validate(*weight).ok()) << Validate(*weight);
-      EXPECT_EQ(weight->description, Symmetric(bits, group));
+      EXPECT_EQ(weight->scheme, Symmetric(bits, group));
       const auto back = ToFasterTransformer(*weight);
       ASSERT_TRUE(back.ok()) << back.status();
       EXPECT_EQ(back->weight, linear.tensors.at("weight").bytes);
@@ -81,7 +81,7 @@ TEST(FasterTransformerFormat, ImportOfExportIsTheSame) {
   for (const int bits : {8, 4}) {
     for (const DType scale : {DType::kFp16, DType::kBf16}) {
       HostWeight weight = *MakeLinear(bits, 128, 64, 32).Decode();
-      weight.description = Symmetric(bits, 32, scale);
+      weight.scheme = Symmetric(bits, 32, scale);
       weight.bias.assign(64, 0.5f);
       std::mt19937 random(5);
       for (uint8_t& byte : weight.codes) byte = static_cast<uint8_t>(random());
@@ -95,7 +95,7 @@ TEST(FasterTransformerFormat, ImportOfExportIsTheSame) {
       ASSERT_TRUE(back.ok()) << back.status();
       EXPECT_EQ(back->codes, weight.codes);
       EXPECT_EQ(back->scales, weight.scales);
-      EXPECT_EQ(back->description, weight.description);
+      EXPECT_EQ(back->scheme, weight.scheme);
       EXPECT_EQ(out->bias, weight.bias);
     }
   }
@@ -110,13 +110,13 @@ TEST(FasterTransformerFormat, ExportRefusesWhatItCannotHold) {
     EXPECT_TRUE(absl::IsInvalidArgument(status)) << says;
     EXPECT_THAT(std::string(status.message()), HasSubstr(says));
   };
-  refused("description: got w8cm5", [](HostWeight* w) { w->description.zero = 5; });
-  refused("description: got w8cs+int8", [](HostWeight* w) {
-    w->description.scale_dtype = DType::kInt8;
+  refused("scheme: got w8cm5", [](HostWeight* w) { w->scheme.zero = 5; });
+  refused("scheme: got w8cs+int8", [](HostWeight* w) {
+    w->scheme.scale_dtype = DType::kInt8;
     w->scales.resize(64);
   });
-  refused("description: got w8g48s", [](HostWeight* w) {
-    w->description.block_rows = 48;  // the last group is short
+  refused("scheme: got w8g48s", [](HostWeight* w) {
+    w->scheme.block_rows = 48;  // the last group is short
     w->scales.resize(2 * 2 * 64);
   });
   refused("order: got one", [](HostWeight* w) {

@@ -30,12 +30,12 @@ void PutScales(Linear* linear, std::vector<int64_t> shape) {
   }
 }
 
-// The description and the values of W's corners, or the error.
+// The scheme and the values of W's corners, or the error.
 std::string Shown(const Linear& linear) {
   const auto weight = linear.Decode();
   if (!weight.ok()) return std::string(weight.status().message());
   if (!Validate(*weight).ok()) return std::string(Validate(*weight).message());
-  return absl::StrCat(ToString(weight->description), " ", WeightValue(*weight, 0, 0), " ",
+  return absl::StrCat(ToString(weight->scheme), " ", WeightValue(*weight, 0, 0), " ",
                       WeightValue(*weight, weight->k - 1, 0), " ",
                       WeightValue(*weight, 0, weight->n - 1), " ",
                       WeightValue(*weight, weight->k - 1, weight->n - 1));

@@ -38,7 +38,7 @@ TEST(Fp8Format, Blocks) {
   const auto weight = MakeLinear().Decode();
   ASSERT_TRUE(weight.ok()) << weight.status();
   ASSERT_TRUE(Validate(*weight).ok()) << Validate(*weight);
-  EXPECT_EQ(ToString(weight->description), "e4m3b2x2+fp32");
+  EXPECT_EQ(ToString(weight->scheme), "e4m3b2x2+fp32");
   for (int k = 0; k < 5; ++k) {
     for (int n = 0; n < 3; ++n) {
       EXPECT_EQ(WeightValue(*weight, k, n), static_cast<float>(3 * (n / 2) + k / 2 + 1));
@@ -54,23 +54,23 @@ TEST(Fp8Format, BlocksLargerThanTheMatrix) {
   linear.Put<uint8_t>("weight_scale_inv", 0, 129);
   auto weight = linear.Decode();
   ASSERT_TRUE(weight.ok()) << weight.status();
-  EXPECT_EQ(ToString(weight->description), "e4m3t+e8m0");
+  EXPECT_EQ(ToString(weight->scheme), "e4m3t+e8m0");
   EXPECT_EQ(WeightValue(*weight, 4, 2), 4.0f);
   linear.Add("weight", "U8", {1, 5});
   weight = linear.Decode();
   ASSERT_TRUE(weight.ok()) << weight.status();
   ASSERT_TRUE(Validate(*weight).ok()) << Validate(*weight);
-  EXPECT_EQ(ToString(weight->description), "e4m3c+e8m0");
+  EXPECT_EQ(ToString(weight->scheme), "e4m3c+e8m0");
 }
 
 TEST(Fp8Format, OneForAllAndOnePerColumn) {
   using Shape = std::vector<int64_t>;
-  for (const auto& [shape, description] : std::vector<std::pair<Shape, std::string>>{
+  for (const auto& [shape, scheme] : std::vector<std::pair<Shape, std::string>>{
            {{}, "e4m3t+bf16"}, {{1}, "e4m3t+bf16"}, {{3}, "e4m3c+bf16"}, {{3, 1}, "e4m3c+bf16"}}) {
     const auto weight = WithoutBlocks("BF16", shape).Decode();
     ASSERT_TRUE(weight.ok()) << weight.status();
     ASSERT_TRUE(Validate(*weight).ok()) << Validate(*weight);
-    EXPECT_EQ(ToString(weight->description), description);
+    EXPECT_EQ(ToString(weight->scheme), scheme);
   }
   const auto other = WithoutBlocks("F32", {2}).Decode();
   EXPECT_THAT(std::string(other.status().message()),

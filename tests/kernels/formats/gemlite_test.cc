@@ -29,7 +29,7 @@ std::string Described(const Linear& linear) {
   const auto weight = linear.Decode();
   if (!weight.ok()) return std::string(weight.status().message());
   const absl::Status valid = Validate(*weight);
-  return valid.ok() ? ToString(weight->description) : std::string(valid.message());
+  return valid.ok() ? ToString(weight->scheme) : std::string(valid.message());
 }
 
 // Codes 0, 32, 64, ... 224 of the flat W_q are in word 0, the first in the upper bits. With rows of
@@ -44,7 +44,7 @@ TEST(GemliteFormat, PinnedWords) {
   EXPECT_EQ(weight->n, 4);
   for (int i = 0; i < 8; ++i) EXPECT_EQ(weight->Code(i % 2 * 32, i / 2), i + 1) << i;
   EXPECT_EQ(weight->Code(1, 0), 15);
-  EXPECT_EQ(ToString(weight->description), "w4cm7+1*t");
+  EXPECT_EQ(ToString(weight->scheme), "w4cm7+1*t");
   EXPECT_EQ(WeightValue(*weight, 1, 0), 2.0f);  // (15 - 7) / 4
   linear.Set("scale_mode", Setting::String("multiply"));
   EXPECT_EQ(WeightValue(*linear.Decode(), 1, 0), 32.0f);
@@ -68,8 +68,8 @@ TEST(GemliteFormat, ExportOfAnyShapeImportsAsTheSame) {
   std::mt19937 random(3);
   for (const int bits : kWidths) {
     for (const auto& [k, n] : {std::pair{256, 64}, {1024, 32}, {33, 5}, {1, 1}, {100, 24}}) {
-      HostWeight weight = {.k = k, .n = n, .description = {.bits = bits, .scale_dtype = {}}};
-      weight.description.zero_kind = ZeroKind::kConstant;
+      HostWeight weight = {.k = k, .n = n, .scheme = {.bits = bits, .scale_dtype = {}}};
+      weight.scheme.zero_kind = ZeroKind::kConstant;
       weight.codes.assign(weight.row_bytes() * k, 0);
       for (int row = 0; row < k; ++row) {
         for (int col = 0; col < n; ++col) {
@@ -89,7 +89,7 @@ TEST(GemliteFormat, ExportOfAnyShapeImportsAsTheSame) {
       const auto back = linear.Decode();
       ASSERT_TRUE(back.ok()) << back.status();
       EXPECT_EQ(back->codes, weight.codes) << bits << " bits, " << k << " x " << n;
-      EXPECT_EQ(ToString(back->description), absl::StrCat("w", bits, "c+1"));
+      EXPECT_EQ(ToString(back->scheme), absl::StrCat("w", bits, "c+1"));
     }
   }
 }
@@ -98,7 +98,7 @@ TEST(GemliteFormat, ExportRefusesWhatItCannotHold) {
   const HostWeight good = *MakeLinear().Decode();
   ASSERT_TRUE(PackWarpedInt32(good).ok());
   HostWeight weight = good;
-  weight.description.bits = 5;
+  weight.scheme.bits = 5;
   weight.codes.assign(64 * 4, 0);
   EXPECT_THAT(std::string(PackWarpedInt32(weight).status().message()),
               ::testing::HasSubstr("code: got w5"));
@@ -108,7 +108,7 @@ TEST(GemliteFormat, ExportRefusesWhatItCannotHold) {
               ::testing::HasSubstr("order: got one"));
 }
 
-// The zeros and scales of each case, printed as a description.
+// The zeros and scales of each case, printed as a scheme.
 TEST(GemliteFormat, ZerosAndScalesOfEveryShape) {
   Linear linear = MakeLinear();
   linear.tensors.erase("zeros");

@@ -92,7 +92,7 @@ TEST(GgufFormat, TheSameInARequest) {
     bytes.Set("type", Setting::Typed(std::string(block.name)));
     const auto one = typed.Decode(), other = bytes.Decode();
     ASSERT_TRUE(one.ok() && other.ok()) << one.status() << other.status();
-    EXPECT_EQ(one->description, other->description);
+    EXPECT_EQ(one->scheme, other->scheme);
     EXPECT_EQ(one->codes, other->codes);
     EXPECT_EQ(one->scales, other->scales);
     EXPECT_EQ(one->zeros, other->zeros);

@@ -113,7 +113,7 @@ TEST_P(Golden, DequantizesBitForBit) {
   EXPECT_EQ(weight_.k, GetParam().json.at("k"));
   EXPECT_EQ(weight_.n, GetParam().json.at("n"));
   EXPECT_EQ(weight_.format, GetParam().json.value("format", GetParam().format));
-  EXPECT_EQ(ToString(weight_.description), GetParam().Text("description"));
+  EXPECT_EQ(ToString(weight_.scheme), GetParam().Text("description"));
   EXPECT_EQ(absl::StrFormat("%016x", Fnv1a64(dequantized_.data(), 2 * dequantized_.size())),
             GetParam().Text("dequantized_fnv1a64"));
   if (GetParam().json.contains("fp32_fnv1a64")) {
@@ -137,7 +137,7 @@ TEST_P(Golden, IsDescribedWithoutItsCodes) {
   EXPECT_TRUE(described_.codes.empty());
   EXPECT_EQ(described_.k, weight_.k);
   EXPECT_EQ(described_.n, weight_.n);
-  EXPECT_EQ(described_.description, weight_.description);
+  EXPECT_EQ(described_.scheme, weight_.scheme);
   EXPECT_EQ(described_.table, weight_.table);
   EXPECT_EQ(described_.outer, weight_.outer);
   EXPECT_EQ(described_.order, weight_.order);

@@ -40,7 +40,7 @@ std::string Described(const Linear& linear) {
   const auto weight = linear.Decode();
   if (!weight.ok()) return std::string(weight.status().message());
   const absl::Status valid = Validate(*weight);
-  return valid.ok() ? ToString(weight->description) : std::string(valid.message());
+  return valid.ok() ? ToString(weight->scheme) : std::string(valid.message());
 }
 
 TEST(GptqFormat, PinnedWords) {
@@ -49,7 +49,7 @@ TEST(GptqFormat, PinnedWords) {
   linear.Put<uint32_t>("qzeros", 1, 0x65432107);       // group 1: 8 1 2 3 4 5 6 7
   const auto weight = linear.Decode();
   ASSERT_TRUE(weight.ok()) << weight.status();
-  EXPECT_EQ(ToString(weight->description), "w4g16z");
+  EXPECT_EQ(ToString(weight->scheme), "w4g16z");
   EXPECT_TRUE(weight->order.empty());
   for (int i = 0; i < 8; ++i) EXPECT_EQ(weight->Code(8 + i, 2), i + 1);
   EXPECT_EQ(weight->Code(8, 3), 0);
@@ -129,7 +129,7 @@ TEST(GptqWords, EveryWidthAndShape) {
         const auto bytes = [](const std::vector<uint32_t>& from) {
           return absl::MakeSpan(reinterpret_cast<const uint8_t*>(from.data()), 4 * from.size());
         };
-        HostWeight weight = {.k = k, .n = n, .description = {.bits = bits}};
+        HostWeight weight = {.k = k, .n = n, .scheme = {.bits = bits}};
         weight.codes = UnpackGptqRows(bytes(words), k, n, bits, order, place);
         const std::vector<uint8_t> columns = UnpackGptqColumns(bytes(zeros), n, k, bits, order, 0);
         int wrong = 0;

@@ -53,7 +53,7 @@ void ExpectEveryElement(const HostWeight& weight) {
 TEST(HqqFormat, EveryElement) {
   const auto weight = MakeLinear().Decode();
   ASSERT_TRUE(weight.ok()) << weight.status();
-  EXPECT_EQ(ToString(weight->description), "w4g4r:fp32+fp32");
+  EXPECT_EQ(ToString(weight->scheme), "w4g4r:fp32+fp32");
   ExpectEveryElement(*weight);
 }
 

@@ -29,7 +29,7 @@ TEST(IntQuantizedFormat, Channel) {
   ASSERT_TRUE(Validate(*weight).ok()) << Validate(*weight);
   EXPECT_EQ(weight->k, 4);
   EXPECT_EQ(weight->n, 3);
-  EXPECT_EQ(ToString(weight->description), "w8cs+fp32");
+  EXPECT_EQ(ToString(weight->scheme), "w8cs+fp32");
   for (int k = 0; k < 4; ++k) {
     for (int n = 0; n < 3; ++n) {
       EXPECT_EQ(WeightValue(*weight, k, n), static_cast<float>((10 * n + k - 5) * (n + 1)));
@@ -45,7 +45,7 @@ TEST(IntQuantizedFormat, GroupsAndTensor) {
   linear.Put<uint16_t>("weight_scale", 3, 0x4040);  // n = 1, group 1: 3
   auto weight = linear.Decode();
   ASSERT_TRUE(weight.ok()) << weight.status();
-  EXPECT_EQ(ToString(weight->description), "w8g3s+bf16");
+  EXPECT_EQ(ToString(weight->scheme), "w8g3s+bf16");
   EXPECT_EQ(weight->Scale(1, 1), 3.0f);
   linear = MakeLinear();
   linear.Set("strategy", Setting::Typed("tensor"));
@@ -53,7 +53,7 @@ TEST(IntQuantizedFormat, GroupsAndTensor) {
   linear.Put<uint16_t>("weight_scale", 0, 0x3c00);
   weight = linear.Decode();
   ASSERT_TRUE(weight.ok()) << weight.status();
-  EXPECT_EQ(ToString(weight->description), "w8ts");
+  EXPECT_EQ(ToString(weight->scheme), "w8ts");
   EXPECT_EQ(WeightValue(*weight, 2, 1), 7.0f);
 }
 

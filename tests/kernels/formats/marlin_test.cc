@@ -35,7 +35,7 @@ TEST(MarlinFormats, PinnedWord) {
   const auto weight = linear.Decode();
   ASSERT_TRUE(weight.ok()) << weight.status();
   ASSERT_TRUE(Validate(*weight).ok()) << Validate(*weight);
-  EXPECT_EQ(ToString(weight->description), "w4g32s");
+  EXPECT_EQ(ToString(weight->scheme), "w4g32s");
   const int rows[] = {2, 10, 2, 10, 3, 11, 3, 11}, cols[] = {2, 2, 10, 10, 2, 2, 10, 10};
   for (int i = 0; i < 8; ++i) EXPECT_EQ(weight->Code(16 + rows[i], 32 + cols[i]), i);
   EXPECT_EQ(WeightValue(*weight, 16 + 11, 32 + 10), 7 - 8);
@@ -62,7 +62,7 @@ TEST(MarlinFormats, EveryCodeInBoth) {
       }
       const auto weight = linear.Decode();
       ASSERT_TRUE(weight.ok()) << weight.status();
-      EXPECT_EQ(ToString(weight->description), "w4cs");
+      EXPECT_EQ(ToString(weight->scheme), "w4cs");
       int wrong = 0;
       for (int i = 0; i < k * n; ++i) wrong += weight->Code(i / n, i % n) != codes[i];
       EXPECT_EQ(wrong, 0) << k << " " << n;

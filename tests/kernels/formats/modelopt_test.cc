@@ -55,7 +55,7 @@ TEST(ModelOptFormat, Nvfp4) {
   const auto weight = MakeNvfp4().Decode();
   ASSERT_TRUE(weight.ok()) << weight.status();
   ASSERT_TRUE(Validate(*weight).ok()) << Validate(*weight);
-  EXPECT_EQ(ToString(weight->description), "e2m1g16+e4m3*t");
+  EXPECT_EQ(ToString(weight->scheme), "e2m1g16+e4m3*t");
   constexpr float kValues[] = {0, .5f, 1, 1.5f, 2, 3, 4, 6};
   for (int k = 0; k < 32; ++k) {
     for (int n = 0; n < 3; ++n) {
@@ -71,7 +71,7 @@ TEST(ModelOptFormat, Int4WithAFactor) {
   auto weight = linear.Decode();
   ASSERT_TRUE(weight.ok()) << weight.status();
   ASSERT_TRUE(Validate(*weight).ok()) << Validate(*weight);
-  EXPECT_EQ(ToString(weight->description), "w4g2s+fp32");
+  EXPECT_EQ(ToString(weight->scheme), "w4g2s+fp32");
   EXPECT_THAT(weight->factor, ElementsAre(0, 1, 2, 3));
   for (int k = 0; k < 4; ++k) {
     for (int n = 0; n < 4; ++n) {
@@ -81,25 +81,25 @@ TEST(ModelOptFormat, Int4WithAFactor) {
   linear.Add("weight_scale", "F16", {4});
   weight = linear.Decode();
   ASSERT_TRUE(weight.ok()) << weight.status();
-  EXPECT_EQ(ToString(weight->description), "w4cs");
+  EXPECT_EQ(ToString(weight->scheme), "w4cs");
 }
 
 TEST(ModelOptFormat, EightBits) {
   Linear linear = Of("FP8");
   linear.Add("weight", "F8_E4M3", {2, 64});
   linear.Add("weight_scale", "F32", {});
-  EXPECT_EQ(ToString(linear.Decode()->description), "e4m3t+fp32");
+  EXPECT_EQ(ToString(linear.Decode()->scheme), "e4m3t+fp32");
   linear.Set("quant_algo", Setting::Typed("FP8_PER_CHANNEL_PER_TOKEN"));
   linear.Reshape("weight_scale", {2});
-  EXPECT_EQ(ToString(linear.Decode()->description), "e4m3c+fp32");
+  EXPECT_EQ(ToString(linear.Decode()->scheme), "e4m3c+fp32");
   linear.Set("quant_algo", Setting::Typed("fp8_pb_wo"));
   linear.Reshape("weight_scale", {1, 1, 1, 1});
-  EXPECT_EQ(ToString(linear.Decode()->description), "e4m3t+fp32");
+  EXPECT_EQ(ToString(linear.Decode()->scheme), "e4m3t+fp32");
   linear.Reshape("weight_scale", {1, 2});
   EXPECT_THAT(std::string(linear.Decode().status().message()), HasSubstr("expected [1, 1]"));
   linear.Set("quant_algo", Setting::Typed("mxfp8"));
   linear.Add("weight_scale", "U8", {2, 2});
-  EXPECT_EQ(ToString(linear.Decode()->description), "e4m3g32+e8m0");
+  EXPECT_EQ(ToString(linear.Decode()->scheme), "e4m3g32+e8m0");
 }
 
 TEST(ModelOptFormat, Refusals) {

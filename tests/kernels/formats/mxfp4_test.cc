@@ -30,7 +30,7 @@ TEST(Mxfp4Format, EveryElement) {
   ASSERT_TRUE(Validate(*weight).ok()) << Validate(*weight);
   EXPECT_EQ(weight->k, 64);
   EXPECT_EQ(weight->n, 3);
-  EXPECT_EQ(ToString(weight->description), "e2m1g32+e8m0");
+  EXPECT_EQ(ToString(weight->scheme), "e2m1g32+e8m0");
   constexpr float kValues[] = {0, .5f, 1, 1.5f, 2, 3, 4, 6};
   for (int k = 0; k < 64; ++k) {
     for (int n = 0; n < 3; ++n) {

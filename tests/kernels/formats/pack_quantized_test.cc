@@ -55,7 +55,7 @@ std::string Described(const Linear& linear) {
   const auto weight = linear.Decode();
   if (!weight.ok()) return std::string(weight.status().message());
   const absl::Status valid = Validate(*weight);
-  return valid.ok() ? ToString(weight->description) : std::string(valid.message());
+  return valid.ok() ? ToString(weight->scheme) : std::string(valid.message());
 }
 
 TEST(PackQuantizedFormat, PinnedWords) {
@@ -65,7 +65,7 @@ TEST(PackQuantizedFormat, PinnedWords) {
   linear.Put<uint16_t>("weight_scale", 2 * 4 + 0, 0x4000);       // n = 2, group 0: 2
   const auto weight = linear.Decode();
   ASSERT_TRUE(weight.ok()) << weight.status();
-  EXPECT_EQ(ToString(weight->description), "w4g16z");
+  EXPECT_EQ(ToString(weight->scheme), "w4g16z");
   EXPECT_EQ(weight->n, 8);
   EXPECT_EQ(weight->k, 64);
   EXPECT_TRUE(weight->order.empty());
@@ -85,7 +85,7 @@ TEST(PackQuantizedFormat, ThreeBitsWithAndWithoutGaps) {
   linear.Put<uint32_t>("weight_packed", 1, 5);
   auto weight = linear.Decode();
   ASSERT_TRUE(weight.ok()) << weight.status();
-  EXPECT_EQ(ToString(weight->description), "w3g16s");
+  EXPECT_EQ(ToString(weight->scheme), "w3g16s");
   EXPECT_EQ(weight->Code(9, 0), 7);
   EXPECT_EQ(weight->Code(10, 0), 5);
   linear.Reshape("weight_packed", {8, 6});
@@ -159,7 +159,7 @@ TEST(PackedWords, EveryWidthAndShape) {
         EXPECT_EQ(RowWithMoreCodes(bytes(rows), n, k, packed), -1);
         std::vector<int32_t> order(k);
         for (int i = 0; i < k; ++i) order[i] = (i * 3 + 1) % k;
-        HostWeight weight = {.k = k, .n = n, .description = {.bits = bits}};
+        HostWeight weight = {.k = k, .n = n, .scheme = {.bits = bits}};
         weight.codes = UnpackRowsOfWords(bytes(rows), n, k, packed, {});
         HostWeight sorted = weight;
         sorted.codes = UnpackRowsOfWords(bytes(rows), n, k, packed, order);

@@ -28,7 +28,7 @@ TEST(PlainFormat, ConstantZeroAndAShortGroup) {
   const auto weight = linear.Decode();
   ASSERT_TRUE(weight.ok()) << weight.status();
   ASSERT_TRUE(Validate(*weight).ok()) << Validate(*weight);
-  EXPECT_EQ(ToString(weight->description), "w4g4m5");
+  EXPECT_EQ(ToString(weight->scheme), "w4g4m5");
   EXPECT_EQ(WeightValue(*weight, 0, 0), -2.5f);
   EXPECT_EQ(WeightValue(*weight, 3, 2), 3.0f);   // (11 - 5) / 2
   EXPECT_EQ(WeightValue(*weight, 5, 2), -8.0f);  // (17 % 16 - 5) * 2
@@ -41,13 +41,13 @@ TEST(PlainFormat, Zeros) {
   linear.Put<uint8_t>("zeros", 4, 15);
   auto weight = linear.Decode();
   ASSERT_TRUE(weight.ok()) << weight.status();
-  EXPECT_EQ(ToString(weight->description), "w4g4z");
+  EXPECT_EQ(ToString(weight->scheme), "w4g4z");
   EXPECT_EQ(weight->Zero(1, 1), 15);
   linear.tensors.erase("zeros");
   linear.Set("symmetric", Setting::Literal(true));
   weight = linear.Decode();
   ASSERT_TRUE(weight.ok()) << weight.status();
-  EXPECT_EQ(ToString(weight->description), "w4g4s");
+  EXPECT_EQ(ToString(weight->scheme), "w4g4s");
 }
 
 // QServe's two levels: INT8 for a group, FP16 for a column.
@@ -60,13 +60,13 @@ TEST(PlainFormat, Int8ScalesAndOuter) {
   auto weight = linear.Decode();
   ASSERT_TRUE(weight.ok()) << weight.status();
   ASSERT_TRUE(Validate(*weight).ok()) << Validate(*weight);
-  EXPECT_EQ(ToString(weight->description), "w4g4m5+int8*c");
+  EXPECT_EQ(ToString(weight->scheme), "w4g4m5+int8*c");
   EXPECT_EQ(WeightValue(*weight, 4, 1), (13 - 5) * -3 * 0.25f);
   linear.Add("outer", "F32", {1});
   linear.Put<float>("outer", 0, 2);
   weight = linear.Decode();
   ASSERT_TRUE(weight.ok()) << weight.status();
-  EXPECT_EQ(ToString(weight->description), "w4g4m5+int8*t");
+  EXPECT_EQ(ToString(weight->scheme), "w4g4m5+int8*t");
   EXPECT_EQ(WeightValue(*weight, 4, 1), (13 - 5) * -3 * 2.0f);
   linear.Add("outer", "F32", {2});
   EXPECT_TRUE(absl::IsInvalidArgument(linear.Decode().status()));
@@ -93,7 +93,7 @@ TEST(PlainFormat, UnsaidBitsAreEightAndUnsaidGroupsEqual) {
   linear.Put<uint8_t>("codes", 0, 255);
   const auto weight = linear.Decode();
   ASSERT_TRUE(weight.ok()) << weight.status();
-  EXPECT_EQ(ToString(weight->description), "w8g3m5");
+  EXPECT_EQ(ToString(weight->scheme), "w8g3m5");
 }
 
 TEST(PlainFormat, ReadsACheckpointsSettings) {

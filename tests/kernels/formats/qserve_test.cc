@@ -63,7 +63,7 @@ TEST(QServeFormat, PinnedBytes) {
   const auto weight = linear.Decode();
   ASSERT_TRUE(weight.ok()) << weight.status();
   ASSERT_TRUE(Validate(*weight).ok()) << Validate(*weight);
-  EXPECT_EQ(ToString(weight->description), "w4g32z+int8*c");
+  EXPECT_EQ(ToString(weight->scheme), "w4g32z+int8*c");
   EXPECT_EQ(weight->activations.how, ActivationQuantization::kPerToken);
   EXPECT_EQ(weight->Code(0, 0), 1);
   EXPECT_EQ(weight->Code(0, 16), 2);
@@ -91,7 +91,7 @@ TEST(QServeFormat, EveryCodeOfSomeShapes) {
     }
     const auto weight = linear.Decode();
     ASSERT_TRUE(weight.ok()) << weight.status();
-    EXPECT_EQ(ToString(weight->description), "w4co");
+    EXPECT_EQ(ToString(weight->scheme), "w4co");
     int wrong = 0;
     for (int i = 0; i < k * n; ++i) wrong += weight->Code(i / n, i % n) != codes[i];
     EXPECT_EQ(wrong, 0) << k << " " << n;
@@ -120,7 +120,7 @@ TEST(QServeFormat, EveryScaleAndZeroIsWhatTheKernelMakes) {
       const auto byte = static_cast<uint8_t>(allowed * scale + static_cast<uint8_t>(-zero));
       EXPECT_EQ(WeightValue(*weight, 0, 9), static_cast<int8_t>(byte)) << scale << " " << zero;
       const bool multiple = scale == 0 ? zero == 0 : zero % scale == 0 && zero / scale < 16;
-      EXPECT_EQ(ToString(weight->description), multiple ? "w4g32z+int8*c" : "w4g32o+int8*c");
+      EXPECT_EQ(ToString(weight->scheme), multiple ? "w4g32z+int8*c" : "w4g32o+int8*c");
     }
   }
 }

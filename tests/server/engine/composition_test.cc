@@ -50,7 +50,7 @@ struct Answer {
   ExecutionReport report;
 };
 
-// A work that can be submitted repeatedly, and its description for messages.
+// A work that can be submitted repeatedly, and its scheme for messages.
 struct Request {
   std::function<std::unique_ptr<Work>()> make;
   DType out_dtype = DType::kFp16;
@@ -108,10 +108,10 @@ class CompositionTest : public ::testing::TestWithParam<Setup> {
   }
 
   std::shared_ptr<const model::PlacedWeight> Place(absl::Span<Device* const> on, int64_t k,
-                                                   int64_t n, WeightDescription what,
+                                                   int64_t n, QuantizationScheme what,
                                                    bool bias = false) {
     const HostWeight host = testing::RandomWeight(
-        {.k = k, .n = n, .description = what, .bias = bias, .seed = ++weights_made_});
+        {.k = k, .n = n, .scheme = what, .bias = bias, .seed = ++weights_made_});
     auto weight = model::PlaceWeight(host, on, model::Placing::kWhole);
     EXPECT_TRUE(weight.ok()) << weight.status();
     return *std::move(weight);
@@ -132,7 +132,7 @@ class CompositionTest : public ::testing::TestWithParam<Setup> {
     return *model::MakeStack("experts.*.proj", placed, GetParam().spread && experts > 1);
   }
   void MakeWeights() {
-    WeightDescription integers = Symmetric(4, 0);
+    QuantizationScheme integers = Symmetric(4, 0);
     integers.scale_dtype.reset();
     const std::vector<Device*> on = Devices();
     weights_ = {Place(on, kK, 24, Asymmetric(4, 32)), Place(on, 128, 136, Asymmetric(4, 128), true),

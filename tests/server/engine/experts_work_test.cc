@@ -101,7 +101,7 @@ class ExpertsTest : public ::testing::TestWithParam<bool> {
       std::map<int64_t, std::shared_ptr<const model::PlacedWeight>> placed;
       for (int64_t e = 0; e < experts; ++e) {
         hosts->push_back(testing::RandomWeight(
-            {.k = k, .n = n, .description = Asymmetric(4, 32), .bias = true, .seed = seed + e}));
+            {.k = k, .n = n, .scheme = Asymmetric(4, 32), .bias = true, .seed = seed + e}));
         placed.emplace(
             e, *model::PlaceWeight(hosts->back(), devices,
                                    cut ? model::Placing::kColumns : model::Placing::kWhole));

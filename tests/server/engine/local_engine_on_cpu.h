@@ -30,7 +30,7 @@ inline HostWeight RandomWeight() {
   HostWeight w;
   w.k = kK;
   w.n = kN;
-  w.description = Asymmetric(4, 32);
+  w.scheme = Asymmetric(4, 32);
   w.codes.resize(w.k * w.row_bytes());
   for (uint8_t& byte : w.codes) byte = random();
   w.zeros.resize(w.groups() * kN);

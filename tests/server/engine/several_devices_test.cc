@@ -27,7 +27,7 @@ WeightSpec RandomSpec(std::mt19937& random) {
   WeightSpec spec;
   spec.k = 32 * (1 + random() % 6);
   spec.n = 8 * (1 + random() % 60);
-  spec.description.block_rows = random() % 3 == 0 ? 0 : 32;
+  spec.scheme.block_rows = random() % 3 == 0 ? 0 : 32;
   spec.bias = random() % 2 == 0;
   spec.seed = random();
   return spec;
@@ -133,7 +133,7 @@ TEST_P(SeveralDevicesTest, ProductsCutAtRows) {
   for (int round = 0; round < 24; ++round) {
     WeightSpec spec = RandomSpec(random);
     spec.k = 384 + 8 * static_cast<int64_t>(random() % 40);
-    spec.description.block_rows = round % 3 == 0 ? 0 : 64;
+    spec.scheme.block_rows = round % 3 == 0 ? 0 : 64;
     const HostWeight weight = RandomWeight(spec);
     const auto whole = one.Place(weight, false);
     const auto cut = three.Place(weight, model::Placing::kMlpRows);
@@ -159,10 +159,10 @@ TEST_P(SeveralDevicesTest, ProductsCutAtRows) {
 // Integer sums are exact in any order; a token has one scale for all of its parts.
 TEST_P(SeveralDevicesTest, QuantisedActivationsAndIntegersCutAtRows) {
   Machine one(1, GetParam()), three(3, GetParam());
-  WeightSpec spec = {.k = 512, .n = 40, .description = Symmetric(8, 0)};
-  spec.description.scale_dtype.reset();
+  WeightSpec spec = {.k = 512, .n = 40, .scheme = Symmetric(8, 0)};
+  spec.scheme.scale_dtype.reset();
   const HostWeight integers = RandomWeight(spec);
-  spec.description = Symmetric(4, 128);
+  spec.scheme = Symmetric(4, 128);
   const HostWeight scaled = RandomWeight(spec);
   const auto run = [&](Machine& machine, const HostWeight& weight, bool cut, auto change) {
     const bool whole_numbers = &weight == &integers;
@@ -193,7 +193,7 @@ TEST_P(SeveralDevicesTest, QuantisedActivationsAndIntegersCutAtRows) {
 TEST_P(SeveralDevicesTest, BlocksOfRowsHaveTheBitsOfOneDevice) {
   std::mt19937 random(10);
   Machine one(1, GetParam()), three(3, GetParam());
-  const HostWeight weight = RandomWeight({.k = 420, .n = 72, .description = Asymmetric(4, 32)});
+  const HostWeight weight = RandomWeight({.k = 420, .n = 72, .scheme = Asymmetric(4, 32)});
   const auto whole = one.Place(weight, false);
   const auto cut = three.Place(weight, model::Placing::kMlpRows);
   ASSERT_TRUE(cut->partitioned_at_rows());

@@ -32,7 +32,7 @@ inline Mixture RandomMixture(const MixtureSpec& spec) {
     for (int64_t e = 0; e < spec.experts; ++e) {
       out.push_back(testing::RandomWeight({.k = k,
                                            .n = n,
-                                           .description = Asymmetric(4, spec.group),
+                                           .scheme = Asymmetric(4, spec.group),
                                            .bias = spec.bias,
                                            .seed = seed + static_cast<uint64_t>(e)}));
     }

@@ -64,7 +64,7 @@ TEST(TakeColumnsTest, EveryMemberOfTheCutIsThatOfTheWhole) {
   for (int bits : {2, 3, 4, 8}) {
     for (int64_t n : {24, 200, 1000}) {
       WeightSpec spec{.k = 64, .n = n, .bias = true};
-      spec.description = bits == 8 ? Symmetric(bits, 32) : Asymmetric(bits, 32);
+      spec.scheme = bits == 8 ? Symmetric(bits, 32) : Asymmetric(bits, 32);
       const HostWeight whole = RandomWeight(spec);
       for (const ColumnSpan& span : SplitColumns(n, 3)) {
         const HostWeight part = CopyColumns(whole, span);
@@ -103,7 +103,7 @@ TEST(TakeRowsTest, EveryMemberOfTheCutIsThatOfTheWhole) {
   for (int bits : {2, 3, 4, 8}) {
     for (int64_t group : {0, 32, 128}) {
       WeightSpec spec{.k = 420, .n = 40, .bias = true};
-      spec.description = bits == 8 ? Symmetric(bits, group) : Asymmetric(bits, group);
+      spec.scheme = bits == 8 ? Symmetric(bits, group) : Asymmetric(bits, group);
       const HostWeight whole = RandomWeight(spec);
       const std::vector<ColumnSpan> spans = SplitMlp(420, 3);
       ASSERT_TRUE(CanPartitionRows(whole, spans));
@@ -130,10 +130,10 @@ TEST(CanCutRowsTest, NotThroughAGroupNorWithAnOrderOrAFactor) {
   const auto can = [](const WeightSpec& spec) {
     return CanPartitionRows(RandomWeight(spec), SplitMlp(spec.k, 2));
   };
-  EXPECT_TRUE(can({.k = 512, .description = Asymmetric(4, 128)}));
-  EXPECT_TRUE(can({.k = 512, .description = Asymmetric(4, 256)}));
-  EXPECT_FALSE(can({.k = 768, .description = Asymmetric(4, 256)})) << "the border is 384";
-  EXPECT_FALSE(can({.k = 512, .description = Asymmetric(4, 96)}));
+  EXPECT_TRUE(can({.k = 512, .scheme = Asymmetric(4, 128)}));
+  EXPECT_TRUE(can({.k = 512, .scheme = Asymmetric(4, 256)}));
+  EXPECT_FALSE(can({.k = 768, .scheme = Asymmetric(4, 256)})) << "the border is 384";
+  EXPECT_FALSE(can({.k = 512, .scheme = Asymmetric(4, 96)}));
   EXPECT_FALSE(can({.k = 512, .order = true}));
   EXPECT_FALSE(can({.k = 512, .factor = true}));
 }
@@ -143,7 +143,7 @@ TEST(PlaceWeightTest, TheMiddleOfAnMlpLiesAlike) {
   Device* const devices[] = {a.get(), b.get()};
   const auto gate = PlaceWeight(RandomWeight({.k = 64, .n = 420}), devices, Placing::kMlpColumns);
   const auto down =
-      PlaceWeight(RandomWeight({.k = 420, .n = 64, .description = Asymmetric(4, 32), .bias = true}),
+      PlaceWeight(RandomWeight({.k = 420, .n = 64, .scheme = Asymmetric(4, 32), .bias = true}),
                   devices, Placing::kMlpRows);
   ASSERT_TRUE(gate.ok() && down.ok()) << gate.status() << down.status();
   EXPECT_FALSE((*gate)->partitioned_at_rows());

@@ -170,8 +170,8 @@ TEST_F(WeightStackTest, ExpertsThatDifferAreNamed) {
                 "expert 2: K: got 128, expected 64, as expert 0 has");
   ExpectRefused(with(Place({.k = 64, .n = 32})),
                 "expert 2: N: got 32, expected 64, as expert 0 has");
-  ExpectRefused(with(Place({.k = 64, .n = 64, .description = Asymmetric(4, 32)})),
-                "expert 2: description: got w4g32z, expected w4cz, as expert 0 has");
+  ExpectRefused(with(Place({.k = 64, .n = 64, .scheme = Asymmetric(4, 32)})),
+                "expert 2: scheme: got w4g32z, expected w4cz, as expert 0 has");
   ExpectRefused(with(Place({.k = 64, .n = 64, .bias = true})),
                 "expert 2: bias: got one, expected none, as expert 0 has");
   ExpectRefused(with(Place({.k = 64, .n = 64}, 2)),
@@ -183,7 +183,7 @@ TEST_F(WeightStackTest, ExpertsThatDifferAreNamed) {
 }
 
 TEST_F(WeightStackTest, ScalesMaySpanOtherOctaves) {
-  WeightSpec spec = {.k = 64, .n = 64, .description = Symmetric(4, 32, DType::kFp32)};
+  WeightSpec spec = {.k = 64, .n = 64, .scheme = Symmetric(4, 32, DType::kFp32)};
   const auto ordinary = Place(spec);
   spec.scales = awqd::testing::Scales::kExtreme;
   const auto extreme = Place(spec);

@@ -133,7 +133,7 @@ TEST(PackedWeight, OldFieldsAndNamedOnesAreTheSame) {
   auto named = DecodePacked(packed);
   ASSERT_TRUE(named.ok()) << named.status();
   EXPECT_EQ(named->codes, old.codes);
-  EXPECT_EQ(named->description, old.description);
+  EXPECT_EQ(named->scheme, old.scheme);
   EXPECT_EQ(named->format, "awq");
   packed.clear_format();
   packed.mutable_tensors()->erase("scales");
@@ -199,7 +199,7 @@ TEST(PackedWeight, PlainByHand) {
   const auto weight = DecodePacked(packed);
   ASSERT_TRUE(weight.ok()) << weight.status();
   EXPECT_EQ(weight->format, "plain");
-  EXPECT_EQ(ToString(weight->description), "w8cs+fp32");
+  EXPECT_EQ(ToString(weight->scheme), "w8cs+fp32");
   EXPECT_EQ(weight->Code(1, 2), 125);
   EXPECT_EQ(weight->Scale(0, 2), 2.0f);
 }

@@ -18,7 +18,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 constexpr int64_t kLimit = 1 << 20;
-const WeightShape kShape = {.k = 128, .n = 16, .description = Asymmetric(4, 128)};
+const WeightShape kShape = {.k = 128, .n = 16, .scheme = Asymmetric(4, 128)};
 
 std::string Spoilt(const std::function<void(v1::QuantizedMatmulRequest*)>& spoil) {
   v1::QuantizedMatmulRequest request = GoodMatmul();
@@ -77,7 +77,7 @@ TEST(Matmul, NamesTheBadField) {
 // A weight of integers: INT8 activations give INT32, and other types are refused.
 TEST(Matmul, OfIntegers) {
   WeightShape shape = kShape;
-  shape.description.scale_dtype.reset();
+  shape.scheme.scale_dtype.reset();
   const auto build = [&](const std::function<void(v1::QuantizedMatmulRequest*)>& change) {
     v1::QuantizedMatmulRequest request = GoodMatmul();
     *request.mutable_activations() = RawTensor(v1::INT8, {2, 128}, 256);
@@ -212,7 +212,7 @@ TEST(Matmul, RefusesQuantisationWhereItMeansNothing) {
             }),
             "activation_quantization");
   WeightShape floats = kShape;
-  floats.description = ParseDescription("e2m1g32").value();
+  floats.scheme = ParseScheme("e2m1g32").value();
   R request = GoodMatmul();
   request.set_activation_quantization(v1::INT8_PER_TOKEN);
   const absl::Status status = BuildMatmul(&request, floats, kLimit).status();

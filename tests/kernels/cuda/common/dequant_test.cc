@@ -124,10 +124,10 @@ TEST(Int4ToFp16, RoundsTheProductOnce) {
 
 TEST(SplitToBf16, IsExactForEveryScale) {
   for (uint32_t s = 0; s < 65536; ++s) {
-    const SplitScale split = SplitToBf16(s);
-    const float high = Bf16ToFloat(split.high & 0xffff), low = Bf16ToFloat(split.low & 0xffff);
-    ASSERT_EQ(split.high, Both(split.high & 0xffff)) << s;
-    ASSERT_EQ(split.low, Both(split.low & 0xffff)) << s;
+    const SplitScale splits = SplitToBf16(s);
+    const float high = Bf16ToFloat(splits.high & 0xffff), low = Bf16ToFloat(splits.low & 0xffff);
+    ASSERT_EQ(splits.high, Both(splits.high & 0xffff)) << s;
+    ASSERT_EQ(splits.low, Both(splits.low & 0xffff)) << s;
     if (IsFinite(s)) {
       ASSERT_EQ(high + low, 64 * HalfToFloat(s)) << s;
     } else {
@@ -146,8 +146,8 @@ TEST(Int4ToBf16, RoundsTheProductOnce) {
       const uint32_t word = PackInt4(codes);
       for (uint32_t s = 0; s < 65536; ++s) {
         if (!IsFinite(s)) continue;
-        const SplitScale split = SplitToBf16(s);
-        const Pairs got = Int4ToBf16(word, zeros.v, All(split.high).v, All(split.low).v);
+        const SplitScale splits = SplitToBf16(s);
+        const Pairs got = Int4ToBf16(word, zeros.v, All(splits.high).v, All(splits.low).v);
         for (int e = 0; e < 8; ++e) {
           const float exact = (codes[e] - z) * HalfToFloat(s);
           // The sign of a zero product may differ: +0 and -0 are the same weight.

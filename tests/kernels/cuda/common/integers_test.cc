@@ -53,8 +53,8 @@ TEST_P(Integers, BytesAreTheCodesInTheOrderOfStagedActivations) {
   testing::WeightSpec spec;
   spec.k = mma16::kBlockK;
   spec.n = mma16::kTileN;
-  spec.description = Symmetric(bits, 0);
-  spec.description.scale_dtype.reset();
+  spec.scheme = Symmetric(bits, 0);
+  spec.scheme.scale_dtype.reset();
   const HostWeight weight = testing::RandomWeight(spec);
   const Sections sections = SectionsOf(kMma16Layout, weight.shape(), &weight);
   std::vector<uint8_t> packed(sections.total());

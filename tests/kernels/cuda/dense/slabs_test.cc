@@ -20,7 +20,7 @@ WeightShape Shape(int64_t k, int64_t n) {
   WeightShape shape;
   shape.k = k;
   shape.n = n;
-  shape.description = Asymmetric(4, 0);
+  shape.scheme = Asymmetric(4, 0);
   return shape;
 }
 

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "kernels/cuda/common/chains.h"
+#include "kernels/cuda/common/fixed_order.h"
 #include "kernels/layouts/mma16.h"
 #include "tests/kernels/cuda/gpus.h"
 
@@ -15,7 +15,7 @@ namespace {
 
 WeightShape Weight(int64_t k, int64_t n, int64_t group = 128) {
   WeightShape out{k, n, {}};
-  out.description = Asymmetric(4, group);
+  out.scheme = Asymmetric(4, group);
   return out;
 }
 
@@ -43,41 +43,41 @@ TEST(ChooseMatmulTile, CoversTheTokensWithTheSmallestTile) {
 TEST(ChooseMatmulTile, KeepsTheChainsForEveryNumberOfTokens) {
   for (const auto& [k, n] : {std::pair{4096, 4096}, {14336, 4096}, {4096, 28672}, {96, 8}}) {
     const WeightShape weight = Weight(k, n, k == 96 ? 96 : 128);
-    const Chains chains = MatmulChains(weight, H100());
+    const FixedOrder k_ranges = ChooseFixedOrder(weight, H100());
     for (int64_t m = 1; m < 300; ++m) {
-      ASSERT_EQ(ChooseMatmulTile(weight, m, H100()).chains, chains);
+      ASSERT_EQ(ChooseMatmulTile(weight, m, H100()).k_ranges, k_ranges);
     }
   }
 }
 
-TEST(EvenBlocks, AreOneForEachMultiprocessorWhereWholeTilesAreUneven) {
-  EXPECT_EQ(EvenBlocks(Weight(3584, 18944), 1, H100()), 132);
-  EXPECT_EQ(EvenBlocks(Weight(8192, 57344, 64), 16, H100()), 132);
-  EXPECT_EQ(EvenBlocks(Weight(8192, 132 * 64), 1, H100()), 0) << "as many tiles";
-  EXPECT_EQ(EvenBlocks(Weight(8192, 132 * 64 + 1), 1, H100()), 132);
-  EXPECT_EQ(EvenBlocks(Weight(8192, 330 * 64), 1, H100()), 132);
-  EXPECT_EQ(EvenBlocks(Weight(8192, 331 * 64), 1, H100()), 0) << "three or four at a time";
-  EXPECT_EQ(EvenBlocks(Weight(4096, 528 * 64), 1, H100()), 0);
-  EXPECT_EQ(EvenBlocks(Weight(4096, 529 * 64), 1, H100()), 132) << "waves";
-  EXPECT_EQ(EvenBlocks(Weight(2048, 57344), 1, H100()), 0) << "short tiles";
-  EXPECT_EQ(EvenBlocks(Weight(4096, 10240), 1, H100()), 0) << "few records";
-  EXPECT_EQ(EvenBlocks(Weight(3584, 18944), 1, Gpu(80, 108, 166912)), 0) << "before sm_90";
+TEST(StreamKBlocks, AreOneForEachMultiprocessorWhereWholeTilesAreUneven) {
+  EXPECT_EQ(StreamKBlocks(Weight(3584, 18944), 1, H100()), 132);
+  EXPECT_EQ(StreamKBlocks(Weight(8192, 57344, 64), 16, H100()), 132);
+  EXPECT_EQ(StreamKBlocks(Weight(8192, 132 * 64), 1, H100()), 0) << "as many tiles";
+  EXPECT_EQ(StreamKBlocks(Weight(8192, 132 * 64 + 1), 1, H100()), 132);
+  EXPECT_EQ(StreamKBlocks(Weight(8192, 330 * 64), 1, H100()), 132);
+  EXPECT_EQ(StreamKBlocks(Weight(8192, 331 * 64), 1, H100()), 0) << "three or four at a time";
+  EXPECT_EQ(StreamKBlocks(Weight(4096, 528 * 64), 1, H100()), 0);
+  EXPECT_EQ(StreamKBlocks(Weight(4096, 529 * 64), 1, H100()), 132) << "waves";
+  EXPECT_EQ(StreamKBlocks(Weight(2048, 57344), 1, H100()), 0) << "short tiles";
+  EXPECT_EQ(StreamKBlocks(Weight(4096, 10240), 1, H100()), 0) << "few records";
+  EXPECT_EQ(StreamKBlocks(Weight(3584, 18944), 1, Gpu(80, 108, 166912)), 0) << "before sm_90";
   // An RTX 50 has too little room, as for 16 tokens where 8 have room.
-  EXPECT_EQ(EvenBlocks(Weight(8192, 10240), 1, Gpu(120, 84, 101376)), 0);
-  EXPECT_EQ(EvenBlocks(Weight(3584, 18944), 8, Gpu(90, 132, 131072)), 132);
-  EXPECT_EQ(EvenBlocks(Weight(3584, 18944), 9, Gpu(90, 132, 131072)), 0);
+  EXPECT_EQ(StreamKBlocks(Weight(8192, 10240), 1, Gpu(120, 84, 101376)), 0);
+  EXPECT_EQ(StreamKBlocks(Weight(3584, 18944), 8, Gpu(90, 132, 131072)), 132);
+  EXPECT_EQ(StreamKBlocks(Weight(3584, 18944), 9, Gpu(90, 132, 131072)), 0);
 }
 
 TEST(ChooseMatmulTile, DealsLongChainsOutToTwoBlocksWhereActivationsAreMany) {
   const WeightShape longest = Weight(28672, 8192);
   const MatmulTile few = ChooseMatmulTile(longest, 8, H100());
   const MatmulTile many = ChooseMatmulTile(longest, 16, H100());
-  EXPECT_EQ(few.chains, MatmulChains(longest, H100()));
+  EXPECT_EQ(few.k_ranges, ChooseFixedOrder(longest, H100()));
   EXPECT_EQ(few.row_tiles, 1);
-  EXPECT_EQ(many.chains, (Chains{2, 2, few.chains.length})) << "the same chains";
-  EXPECT_EQ(many.chains.count(), few.chains.count());
+  EXPECT_EQ(many.k_ranges, (FixedOrder{2, 2, few.k_ranges.length})) << "the same chains";
+  EXPECT_EQ(many.k_ranges.count(), few.k_ranges.count());
   EXPECT_EQ(many.row_tiles, 2);
-  EXPECT_EQ(ChooseMatmulTile(Weight(8192, 8192), 16, H100()).chains.split, 1);
+  EXPECT_EQ(ChooseMatmulTile(Weight(8192, 8192), 16, H100()).k_ranges.splits, 1);
   EXPECT_EQ(ChooseMatmulTile(longest, 16, H100(), DType::kBf16).row_tiles, 1);
 }
 
@@ -99,17 +99,17 @@ TEST(ChooseMatmulTile, HasWideTilesForGpusWithLessSharedMemory) {
 
 void ExpectFits(const WeightShape& weight, int64_t m, const DeviceInfo& device) {
   for (DType x : {DType::kFp16, DType::kInt8}) {
-    if (x == DType::kInt8 && !weight.description.is_integer()) continue;
+    if (x == DType::kInt8 && !weight.scheme.is_integer()) continue;
     const RingBytes bytes = RingBytesOf(weight, x);
     const MatmulTile tile = ChooseMatmulTile(weight, m, device, x);
     bool compiled = false;
     for (const MatmulVariant& variant : MatmulVariants(weight, x)) {
       if (variant.tokens != tile.tokens || variant.row_tiles != tile.row_tiles ||
-          variant.chains != tile.chains.per_block) {
+          variant.k_ranges != tile.k_ranges.per_block) {
         continue;
       }
       compiled = true;
-      EXPECT_LE(MatmulSharedBytes(variant, bytes, tile.chains.split, device),
+      EXPECT_LE(MatmulSharedBytes(variant, bytes, tile.k_ranges.splits, device),
                 device.shared_bytes_per_block);
     }
     EXPECT_TRUE(compiled) << Name(x) << ": " << tile.tokens << " x " << tile.row_tiles;
@@ -128,12 +128,12 @@ TEST(ChooseMatmulTile, StaysWithinSharedMemory) {
         }
         for (const char* text : {"e2m1g16+e4m3*t", "t4g16+fp32", "e4m3g16", "e4m3b128x128+fp32",
                                  "w4g32r", "w8g32o+fp32"}) {
-          ExpectFits({4096, 28672, ParseDescription(text).value()}, m, Gpu(80, 84, bytes));
+          ExpectFits({4096, 28672, ParseScheme(text).value()}, m, Gpu(80, 84, bytes));
         }
         // Tiles of two blocks, and of eight.
         ExpectFits(Weight(14336, 4096, group), m, Gpu(90, 132, bytes));
         ExpectFits(Weight(4096, 512, group), m, Gpu(90, 132, bytes));
-        // Tiles of two blocks with room for four chains.
+        // Tiles of two blocks with room for four k-ranges.
         ExpectFits(Weight(28672, 8192, group), m, Gpu(90, 132, bytes));
       }
     }
@@ -145,14 +145,15 @@ TEST(ChooseMatmulTile, HasFourChainsOnlyWhereEveryTileOfThemFits) {
     int64_t most = 0;
     for (const WeightShape& weight : EveryKind()) {
       for (const MatmulVariant& variant : MatmulVariants(weight, DType::kFp16)) {
-        if (variant.chains != 4) continue;
+        if (variant.k_ranges != 4) continue;
         most = std::max(most, MatmulSharedBytes(variant, {mma16::RecordBytes(weight)}, 1, H100()));
       }
     }
     return most;
   }();
-  EXPECT_EQ(ChooseMatmulTile(Weight(8192, 8192), 1, Gpu(90, 132, needed)).chains.per_block, 4);
-  EXPECT_EQ(ChooseMatmulTile(Weight(8192, 8192), 1, Gpu(90, 132, needed - 1)).chains.per_block, 2);
+  EXPECT_EQ(ChooseMatmulTile(Weight(8192, 8192), 1, Gpu(90, 132, needed)).k_ranges.per_block, 4);
+  EXPECT_EQ(ChooseMatmulTile(Weight(8192, 8192), 1, Gpu(90, 132, needed - 1)).k_ranges.per_block,
+            2);
 }
 
 TEST(ChooseMatmulTile, FitsTuringWithTwoSlotsInEveryRing) {
@@ -163,7 +164,7 @@ TEST(ChooseMatmulTile, FitsTuringWithTwoSlotsInEveryRing) {
   for (const char* text : {"w1g16z", "w2g16z", "w3g16z", "w4g16z", "w8g16z", "t4g16+fp32",
                            "e4m3g16", "e2m1g16+e4m3*t", "w8g32o+fp32"}) {
     for (int64_t m = 1; m < 300; ++m) {
-      ExpectFits({4096, 28672, ParseDescription(text).value()}, m, t4);
+      ExpectFits({4096, 28672, ParseScheme(text).value()}, m, t4);
     }
   }
   // The rows of experts.
@@ -171,7 +172,7 @@ TEST(ChooseMatmulTile, FitsTuringWithTwoSlotsInEveryRing) {
     for (int64_t rows = 1; rows < 200; ++rows) {
       const WeightShape weight = Weight(8192, 4096, group);
       const MatmulTile tile = ChooseGroupedTile(weight, rows, t4);
-      EXPECT_LE(MatmulSharedBytes({tile.tokens, 1, tile.chains.per_block, 4, 1},
+      EXPECT_LE(MatmulSharedBytes({tile.tokens, 1, tile.k_ranges.per_block, 4, 1},
                                   {mma16::RecordBytes(weight)}, 1, t4),
                 kTuringSharedBytes);
     }
@@ -185,15 +186,15 @@ TEST(ChooseGroupedTile, HasChainsThatDependOnTheWeightAlone) {
     for (const int64_t group : {16, 128}) {
       for (const int64_t k : {128, 2048, 4096, 8192, 14336}) {
         const WeightShape weight = Weight(k, 4096, group);
-        const Chains chains = ChooseGroupedTile(weight, 1, device).chains;
-        EXPECT_GE(chains.count() * chains.length, mma16::BlocksK(k));
+        const FixedOrder k_ranges = ChooseGroupedTile(weight, 1, device).k_ranges;
+        EXPECT_GE(k_ranges.count() * k_ranges.length, mma16::BlocksK(k));
         for (int64_t rows = 1; rows < 200; ++rows) {
           const MatmulTile tile = ChooseGroupedTile(weight, rows, device);
-          EXPECT_EQ(tile.chains, chains);
+          EXPECT_EQ(tile.k_ranges, k_ranges);
           EXPECT_GE(tile.tokens, std::min<int64_t>(rows, 64));
           const auto variant = std::find_if(
               std::begin(kGroupedTiles), std::end(kGroupedTiles), [&](const MatmulVariant& v) {
-                return v.tokens == tile.tokens && v.chains == chains.per_block;
+                return v.tokens == tile.tokens && v.k_ranges == k_ranges.per_block;
               });
           ASSERT_NE(variant, std::end(kGroupedTiles)) << tile.tokens;
           EXPECT_LE(MatmulSharedBytes(*variant, {mma16::RecordBytes(weight)}, 1, device), bytes);

@@ -9,7 +9,7 @@ namespace awqd::cuda {
 
 inline WeightShape Shape(int64_t k, int64_t n, int64_t group = 128) {
   WeightShape shape{k, n, {}};
-  shape.description = Asymmetric(4, group);
+  shape.scheme = Asymmetric(4, group);
   return shape;
 }
 

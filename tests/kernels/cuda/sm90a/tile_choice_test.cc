@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/cuda/common/chains.h"
+#include "kernels/cuda/common/fixed_order.h"
 #include "kernels/cuda/sm90a/tiles.h"
 #include "tests/kernels/cuda/gpus.h"
 #include "tests/kernels/cuda/sm90a/shapes.h"
@@ -20,11 +20,11 @@ TEST(PersistentTilesTest, TheChosenTileIsCompiled) {
       for (const auto& [k, n] : {std::pair{4096, 4096}, {14336, 4096}, {4096, 28672}, {128, 8}}) {
         const WeightShape shape = Shape(k, n, group);
         const std::vector<PersistentTile> tiles = PersistentTiles(shape);
-        const std::vector<PersistentTile> chained = ChainedTiles(shape);
+        const std::vector<PersistentTile> fixed_order = FixedOrderTiles(shape);
         const PersistentTile tile = ChoosePersistentTile(shape, m, H100());
         EXPECT_EQ(std::count(tiles.begin(), tiles.end(), tile), 1) << m << " " << k;
-        const PersistentTile other = ChooseChainedTile(shape, m, H100());
-        EXPECT_EQ(std::count(chained.begin(), chained.end(), other), 1) << m << " " << k;
+        const PersistentTile other = ChooseFixedOrderTile(shape, m, H100());
+        EXPECT_EQ(std::count(fixed_order.begin(), fixed_order.end(), other), 1) << m << " " << k;
       }
     }
   }
@@ -50,8 +50,8 @@ TEST(PersistentTilesTest, TheChosenTileIsTheBestRated) {
         const WeightShape shape = Shape(k, n);
         EXPECT_EQ(best(RatePersistentTiles(shape, m, H100(), x)),
                   ChoosePersistentTile(shape, m, H100(), x));
-        EXPECT_EQ(best(RateChainedTiles(shape, m, H100(), x)),
-                  ChooseChainedTile(shape, m, H100(), x));
+        EXPECT_EQ(best(RateFixedOrderTiles(shape, m, H100(), x)),
+                  ChooseFixedOrderTile(shape, m, H100(), x));
       }
     }
   }
@@ -93,8 +93,8 @@ TEST(PersistentTilesTest, TilesOfSmallExpertsStayWhole) {
     const WeightShape shape = Shape(k, n);
     const PersistentTile tile = ChoosePersistentTile(shape, m, H100());
     EXPECT_TRUE(StaysWhole(tile)) << k << " x " << n << ", M " << m << ": " << tile.tokens;
-    const Schedule s = PersistentSchedule(shape, m, tile, H100());
-    EXPECT_EQ(s.split, 0);
+    const StreamKSchedule s = PersistentSchedule(shape, m, tile, H100());
+    EXPECT_EQ(s.stream_k_tiles, 0);
     EXPECT_LE(s.clusters, 132);
   }
 }
@@ -102,30 +102,32 @@ TEST(PersistentTilesTest, TilesOfSmallExpertsStayWhole) {
 // 120 tiles of 32 steps are cut into 132 runs of 29: two microseconds less, and a cut costs more.
 TEST(PersistentTilesTest, TilesAreCutOnlyWhereThatSavesMoreThanACutCosts) {
   const PersistentTile tile{128, 2, 1};
-  EXPECT_EQ(PersistentSchedule(Shape(4096, 15360), 128, tile, H100()).split, 0);
-  EXPECT_GT(PersistentSchedule(Shape(14336, 15360), 128, tile, H100()).split, 0);
+  EXPECT_EQ(PersistentSchedule(Shape(4096, 15360), 128, tile, H100()).stream_k_tiles, 0);
+  EXPECT_GT(PersistentSchedule(Shape(14336, 15360), 128, tile, H100()).stream_k_tiles, 0);
 }
 
 TEST(PersistentTilesTest, EightChainsAreDealtOutToTwoPartsAndTheirSlices) {
-  const auto chained = [](int64_t m) { return ChooseChainedTile(Shape(14336, 4096), m, H100()); };
-  EXPECT_EQ(chained(32), (PersistentTile{32, 1, 1, 2, 2, 2}));
-  EXPECT_EQ(chained(64), (PersistentTile{64, 1, 1, 2, 2, 2}));
-  EXPECT_EQ(chained(96), (PersistentTile{96, 1, 1, 2, 2, 2}));
-  EXPECT_EQ(chained(128), (PersistentTile{128, 1, 1, 2, 2, 2}));
-  EXPECT_EQ(chained(160), (PersistentTile{160, 1, 1, 2, 0}));
-  EXPECT_EQ(chained(256), (PersistentTile{128, 2, 1, 2, 0}));
+  const auto fixed_order = [](int64_t m) {
+    return ChooseFixedOrderTile(Shape(14336, 4096), m, H100());
+  };
+  EXPECT_EQ(fixed_order(32), (PersistentTile{32, 1, 1, 2, 2, 2}));
+  EXPECT_EQ(fixed_order(64), (PersistentTile{64, 1, 1, 2, 2, 2}));
+  EXPECT_EQ(fixed_order(96), (PersistentTile{96, 1, 1, 2, 2, 2}));
+  EXPECT_EQ(fixed_order(128), (PersistentTile{128, 1, 1, 2, 2, 2}));
+  EXPECT_EQ(fixed_order(160), (PersistentTile{160, 1, 1, 2, 0}));
+  EXPECT_EQ(fixed_order(256), (PersistentTile{128, 2, 1, 2, 0}));
 }
 
 // Blocks of three records have no registers for a total.
 TEST(PersistentTilesTest, PartsOfThreeRecordsPutDownOneChainAtMost) {
   const WeightShape four = Shape(8192, 10240);
-  EXPECT_EQ(MatmulChains(four, H100()).count(), 4);
-  EXPECT_EQ(ChooseChainedTile(four, 128, H100()), (PersistentTile{128, 3, 1, 2, 0}));
+  EXPECT_EQ(ChooseFixedOrder(four, H100()).count(), 4);
+  EXPECT_EQ(ChooseFixedOrderTile(four, 128, H100()), (PersistentTile{128, 3, 1, 2, 0}));
   const WeightShape eight = Shape(14336, 4096);
-  EXPECT_EQ(MatmulChains(eight, H100()).count(), 8);
+  EXPECT_EQ(ChooseFixedOrder(eight, H100()).count(), 8);
   for (int64_t m = 17; m < 1100; ++m) {
-    const PersistentTile tile = ChooseChainedTile(eight, m, H100());
-    EXPECT_FALSE(tile.sets == 0 && tile.records == 3) << m;
+    const PersistentTile tile = ChooseFixedOrderTile(eight, m, H100());
+    EXPECT_FALSE(tile.accumulators == 0 && tile.records == 3) << m;
   }
 }
 
@@ -143,15 +145,15 @@ TEST(PersistentTilesTest, AFewTokensBeyondATileAreNotAWholeTileMore) {
   EXPECT_EQ(choice(4096, 6144, 641), (PersistentTile{176, 3, 1}));
   EXPECT_EQ(choice(4096, 28672, 384), (PersistentTile{192, 2, 2}));
   EXPECT_EQ(choice(28672, 8192, 576), (PersistentTile{192, 2, 2}));
-  const auto chained = [](int64_t k, int64_t n, int64_t m) {
-    return ChooseChainedTile(Shape(k, n), m, H100());
+  const auto fixed_order = [](int64_t k, int64_t n, int64_t m) {
+    return ChooseFixedOrderTile(Shape(k, n), m, H100());
   };
-  EXPECT_EQ(chained(8192, 10240, 96), (PersistentTile{96, 3, 1}));
-  EXPECT_EQ(chained(8192, 8192, 129), (PersistentTile{136, 2, 1, 2, 2}));
-  EXPECT_EQ(chained(8192, 8192, 160), (PersistentTile{160, 2, 1, 2, 2}));
-  EXPECT_EQ(chained(8192, 57344, 65), (PersistentTile{80, 3, 1}));
-  EXPECT_EQ(chained(4096, 28672, 704), (PersistentTile{176, 2, 2}));
-  EXPECT_EQ(chained(28672, 8192, 384), (PersistentTile{192, 2, 2}));
+  EXPECT_EQ(fixed_order(8192, 10240, 96), (PersistentTile{96, 3, 1}));
+  EXPECT_EQ(fixed_order(8192, 8192, 129), (PersistentTile{136, 2, 1, 2, 2}));
+  EXPECT_EQ(fixed_order(8192, 8192, 160), (PersistentTile{160, 2, 1, 2, 2}));
+  EXPECT_EQ(fixed_order(8192, 57344, 65), (PersistentTile{80, 3, 1}));
+  EXPECT_EQ(fixed_order(4096, 28672, 704), (PersistentTile{176, 2, 2}));
+  EXPECT_EQ(fixed_order(28672, 8192, 384), (PersistentTile{192, 2, 2}));
 }
 
 TEST(PersistentTilesTest, BFloat16TakesWiderTilesWhereDecodingIsTheLimit) {
@@ -171,8 +173,8 @@ TEST(GroupedTiles, SuitTheRowsOfAnExpert) {
   EXPECT_EQ(choose(8, 60).tokens, 64);
   EXPECT_GE(choose(8, 1024).tokens, 128);
   for (const PersistentTile& tile : {choose(8, 20), choose(8, 100), choose(256, 300)}) {
-    EXPECT_EQ(tile.parts, 1);
-    const Schedule s = GroupedSchedule(Shape(4096, 14336), 100, tile, H100());
+    EXPECT_EQ(tile.splits, 1);
+    const StreamKSchedule s = GroupedSchedule(Shape(4096, 14336), 100, tile, H100());
     EXPECT_LE(s.clusters * tile.cluster, H100().sm_count);
   }
 }

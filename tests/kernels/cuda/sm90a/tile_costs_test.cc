@@ -6,18 +6,18 @@
 #include <algorithm>
 #include <vector>
 
-#include "kernels/cuda/common/schedule.h"
+#include "kernels/cuda/common/stream_k_schedule.h"
 #include "kernels/cuda/sm90a/tile_list_w4.h"
 #include "tests/kernels/cuda/gpus.h"
 
 namespace awqd::cuda {
 namespace {
 
-int ClustersOfTile(const Schedule& s) {
+int ClustersOfTile(const StreamKSchedule& s) {
   std::vector<int> clusters(s.tiles());
   for (int cluster = 0; cluster < s.clusters; ++cluster) {
-    Pieces pieces(s, cluster);
-    for (Piece piece; pieces.Next(&piece);) ++clusters[piece.tile];
+    WorkUnits units(s, cluster);
+    for (WorkUnit work; units.Next(&work);) ++clusters[work.tile];
   }
   return *std::max_element(clusters.begin(), clusters.end());
 }
@@ -26,8 +26,8 @@ int ClustersOfTile(const Schedule& s) {
 TEST(TileCostTest, KnowsHowManyClustersMeetInATile) {
   for (int tiles : {1, 2, 3, 22, 32, 48, 54, 64, 66, 88, 131, 132, 133, 144, 160, 224, 264, 1792}) {
     for (int clusters : {66, 132}) {
-      const Schedule s = MakeSchedule(tiles, 1000, clusters);
-      if (s.split == 0) continue;
+      const StreamKSchedule s = MakeStreamKSchedule(tiles, 1000, clusters);
+      if (s.stream_k_tiles == 0) continue;
       EXPECT_EQ(MostClustersOfTile(s), ClustersOfTile(s)) << tiles << " on " << clusters;
     }
   }
@@ -37,8 +37,8 @@ TEST(TileCostTest, KnowsHowManyClustersMeetInATile) {
 TEST(TileCostTest, StepsGrowWithTilesAndNoFaster) {
   for (const TileCost& a : kFreeTiles4) {
     for (const TileCost& b : kFreeTiles4) {
-      const PersistentTile wider{b.tile.tokens, a.tile.records, a.tile.cluster,
-                                 a.tile.parts,  a.tile.sets,    a.tile.slices};
+      const PersistentTile wider{b.tile.tokens, a.tile.records,      a.tile.cluster,
+                                 a.tile.splits, a.tile.accumulators, a.tile.slices};
       if (!(b.tile == wider) || b.tile.tokens <= a.tile.tokens) continue;
       EXPECT_GT(b.fp16_us, 0.98 * a.fp16_us) << a.tile.tokens << " " << b.tile.tokens;
       EXPECT_LT(b.fp16_us / b.tile.tokens, 1.05 * a.fp16_us / a.tile.tokens)
@@ -49,18 +49,18 @@ TEST(TileCostTest, StepsGrowWithTilesAndNoFaster) {
 
 constexpr int kRecordBytes = 4256;  // 4 bits, groups of 128
 
-double Us(const Schedule& s, const TileCost& cost, DType x) {
+double Us(const StreamKSchedule& s, const TileCost& cost, DType x) {
   return Microseconds(s, cost, x, kRecordBytes, SpeedOf(H100()));
 }
 
 TEST(TileCostTest, WhatIsCutCostsMoreThanWhatIsWhole) {
   const TileCost tile{{128, 2, 1}, 0.7, 0.8};
-  const double whole = Us(MakeSchedule(132, 32, 132), tile, DType::kFp16);
-  EXPECT_LT(whole, Us(MakeSchedule(131, 32, 132), tile, DType::kFp16));
+  const double whole = Us(MakeStreamKSchedule(132, 32, 132), tile, DType::kFp16);
+  EXPECT_LT(whole, Us(MakeStreamKSchedule(131, 32, 132), tile, DType::kFp16));
   EXPECT_NEAR(whole, 32 * 0.7 + kStartUs + StoreUs(2), 1e-9);
   // Half as many tiles have half the steps and a cut each.
-  EXPECT_NEAR(Us(MakeSchedule(66, 32, 132), tile, DType::kBf16),
-              16 * 0.8 + kStartUs + StoreUs(2) / 2 + PutDownUs(2) + TakeOverUs(2), 1e-9);
+  EXPECT_NEAR(Us(MakeStreamKSchedule(66, 32, 132), tile, DType::kBf16),
+              16 * 0.8 + kStartUs + StoreUs(2) / 2 + StorePartialsUs(2) + LoadPartialsUs(2), 1e-9);
 }
 
 // Peaks as drivers report them.
@@ -73,7 +73,7 @@ DeviceInfo WithPeaks(int64_t clock_khz, int64_t bytes_per_s) {
 
 double StepOn(const DeviceInfo& device, const TileCost& cost) {
   const int clusters = device.sm_count / cost.tile.cluster;  // all multiprocessors are busy
-  return StepUs(MakeSchedule(clusters, 32, clusters), cost, DType::kFp16, kRecordBytes,
+  return StepUs(MakeStreamKSchedule(clusters, 32, clusters), cost, DType::kFp16, kRecordBytes,
                 SpeedOf(device));
 }
 

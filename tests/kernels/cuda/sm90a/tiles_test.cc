@@ -18,21 +18,21 @@ namespace {
 std::vector<WeightShape> EveryKind() {
   std::vector<WeightShape> out = {Shape(4096, 4096), Shape(4096, 4096, 64), Shape(4096, 4096, 32)};
   for (const char* text : {"w8cs", "w8g128s", "e2m1g16+e4m3*t", "e4m3c+fp32"}) {
-    out.push_back({4096, 4096, ParseDescription(text).value()});
+    out.push_back({4096, 4096, ParseScheme(text).value()});
   }
   return out;
 }
 
 std::vector<PersistentTile> AllTiles(const WeightShape& shape) {
   std::vector<PersistentTile> out = PersistentTiles(shape);
-  for (const PersistentTile& tile : ChainedTiles(shape)) out.push_back(tile);
+  for (const PersistentTile& tile : FixedOrderTiles(shape)) out.push_back(tile);
   return out;
 }
 
 TEST(PersistentTilesTest, TheRingsFitSharedMemoryAndAreAtLeastThreeDeep) {
   for (const WeightShape& shape : EveryKind()) {
     const RecordKind kind =
-        KindOf(shape.description.code, shape.description.bits, mma16::MetasPerRecord(shape));
+        KindOf(shape.scheme.code, shape.scheme.bits, mma16::MetasPerRecord(shape));
     for (const PersistentTile& tile : AllTiles(shape)) {
       // A block uses 1 KB itself.
       EXPECT_LE(SharedBytes(tile, kind) + 1024, 228 * 1024);
@@ -45,10 +45,10 @@ TEST(PersistentTilesTest, TheRingsFitSharedMemoryAndAreAtLeastThreeDeep) {
 
 TEST(TileCostTest, AreAllListedOnceInOrder) {
   const auto key = [](const PersistentTile& t) {
-    return std::tuple(t.tokens, t.records, t.cluster, t.parts, t.sets, t.slices);
+    return std::tuple(t.tokens, t.records, t.cluster, t.splits, t.accumulators, t.slices);
   };
   const WeightShape shape = Shape(4096, 4096);
-  for (const auto& tiles : {PersistentTiles(shape), ChainedTiles(shape)}) {
+  for (const auto& tiles : {PersistentTiles(shape), FixedOrderTiles(shape)}) {
     for (size_t i = 1; i < tiles.size(); ++i) EXPECT_LT(key(tiles[i - 1]), key(tiles[i])) << i;
   }
 }
@@ -84,8 +84,8 @@ TEST(PersistentTilesTest, TheLastTileCopiesItsTokensAndFewMore) {
 TEST(PersistentTilesTest, TheLargestLayersArePreferredFromNineTokensOnWhereMemoryIsFast) {
   DeviceInfo h200 = H100();
   h200.memory_bytes_per_s = 4'917'000'000'000;
-  const auto from = [&](int64_t k, int64_t n, const char* description) {
-    return PersistentA16Row().preferred_from({k, n, ParseDescription(description).value()}, h200);
+  const auto from = [&](int64_t k, int64_t n, const char* scheme) {
+    return PersistentA16Row().preferred_from({k, n, ParseScheme(scheme).value()}, h200);
   };
   EXPECT_EQ(from(8192, 57344, "w4g128z"), 9);
   EXPECT_EQ(from(8192, 57344, "w4cz"), 9);

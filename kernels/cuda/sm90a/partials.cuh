@@ -12,20 +12,21 @@ namespace {
 // The number of a set in global memory: slot `slot` of the consumer of `record` in `cluster`. Its
 // counter has the same number.
 template <class Config>
-__device__ __forceinline__ int SetOf(const PersistentParams& p, int cluster, int slot, int record) {
+__device__ __forceinline__ int PartialsIndex(const PersistentParams& p, int cluster, int slot,
+                                             int record) {
   const int rank = blockIdx.x % Config::kCluster;
   return ((cluster * p.slots + slot) * Config::kCluster + rank) * Config::kRecords + record;
 }
 
 // This thread's first float4 of a set; the next ones lie kWarpgroupThreads apart.
 template <class Config>
-__device__ __forceinline__ float4* SetAddress(const PersistentParams& p, int set) {
+__device__ __forceinline__ float4* PartialsAddress(const PersistentParams& p, int set) {
   return reinterpret_cast<float4*>(p.sums) +
          int64_t{set} * (Config::kSums / 4 * kWarpgroupThreads) + threadIdx.x % kWarpgroupThreads;
 }
 
 template <class Config>
-__device__ __forceinline__ void WriteSet(float4* to, const Sums<Config>& sums) {
+__device__ __forceinline__ void WritePartials(float4* to, const Sums<Config>& sums) {
 #pragma unroll
   for (int i = 0; i < Config::kSums; i += 4) {
     __stcg(to + i / 4 * kWarpgroupThreads,
@@ -34,38 +35,38 @@ __device__ __forceinline__ void WriteSet(float4* to, const Sums<Config>& sums) {
 }
 
 // Announces a set that the whole warpgroup has written.
-__device__ __forceinline__ void AnnounceSet(const PersistentParams& p, int set, int record) {
+__device__ __forceinline__ void SignalPartials(const PersistentParams& p, int set, int record) {
   NamedBarrier<kWarpgroupThreads>(1 + record);
   // After the barrier this release covers the stores of the whole warpgroup.
   if (threadIdx.x % kWarpgroupThreads == 0) StoreRelease(p.counters + set, 1);
 }
 
 // A consumer and the warp that announces what it puts down meet at a named barrier.
-constexpr int kAnnounceThreads = kWarpgroupThreads + 32;
-constexpr int kAnnounceBarrier = 8;  // that of the first record
+constexpr int kSignalThreads = kWarpgroupThreads + 32;
+constexpr int kSignalBarrier = 8;  // that of the first record
 
 template <class Config>
-__device__ __forceinline__ void PutDown(const PersistentParams& p, int cluster, int slot,
-                                        int record, const Sums<Config>& sums) {
-  const int set = SetOf<Config>(p, cluster, slot, record);
-  WriteSet<Config>(SetAddress<Config>(p, set), sums);
-  if constexpr (Config::kAnnounces) {
-    NamedBarrierArrive<kAnnounceThreads>(kAnnounceBarrier + record);
+__device__ __forceinline__ void StorePartials(const PersistentParams& p, int cluster, int slot,
+                                              int record, const Sums<Config>& sums) {
+  const int set = PartialsIndex<Config>(p, cluster, slot, record);
+  WritePartials<Config>(PartialsAddress<Config>(p, set), sums);
+  if constexpr (Config::kSignals) {
+    NamedBarrierArrive<kSignalThreads>(kSignalBarrier + record);
   } else {
-    AnnounceSet(p, set, record);
+    SignalPartials(p, set, record);
   }
 }
 
 // What the announcing warp does. A release waits until all stores before it have arrived in L2,
 // about a microsecond; this warp waits instead of the consumers.
 template <class Config>
-__device__ __forceinline__ void AnnouncePutDown(const PersistentParams& p, int cluster) {
-  Pieces pieces(p.schedule, cluster);
-  for (Piece piece; pieces.Next(&piece);) {
-    if (piece.end == p.schedule.k_blocks) continue;
+__device__ __forceinline__ void SignalStoredPartials(const PersistentParams& p, int cluster) {
+  WorkUnits units(p.schedule, cluster);
+  for (WorkUnit work; units.Next(&work);) {
+    if (work.end == p.schedule.k_blocks) continue;
     for (int record = 0; record < Config::kRecords; ++record) {
-      NamedBarrier<kAnnounceThreads>(kAnnounceBarrier + record);
-      const int set = SetOf<Config>(p, cluster, 0, record);
+      NamedBarrier<kSignalThreads>(kSignalBarrier + record);
+      const int set = PartialsIndex<Config>(p, cluster, 0, record);
       if (threadIdx.x % 32 == 0) StoreRelease(p.counters + set, 1);
       __syncwarp();
     }
@@ -74,7 +75,7 @@ __device__ __forceinline__ void AnnouncePutDown(const PersistentParams& p, int c
 
 // Waits until a set is there, then sets its counter to zero for the next kernel of the stream. Each
 // load of a counter takes 0.7 us, so each set should be awaited by a thread of its own.
-__device__ __forceinline__ void AwaitSet(const PersistentParams& p, int set) {
+__device__ __forceinline__ void AwaitPartials(const PersistentParams& p, int set) {
   while (LoadAcquire(p.counters + set) == 0) {
   }
   p.counters[set] = 0;
@@ -89,42 +90,43 @@ constexpr int BatchOf(int sums) {
 
 // sums = a set, or with `kAdd` sums += a set. `from`: this thread's first float4 of it.
 template <class Config, bool kAdd>
-__device__ __forceinline__ void ReadSet(const float4* from, Sums<Config>& sums) {
+__device__ __forceinline__ void ReadPartials(const float4* from, Sums<Config>& sums) {
   // Floats in flight at a time.
   constexpr int kBatch = BatchOf(Config::kSums);
 #pragma unroll
   for (int begin = 0; begin < Config::kSums; begin += kBatch) {
-    float4 part[kBatch / 4];
+    float4 split[kBatch / 4];
 #pragma unroll
     for (int i = 0; i < kBatch / 4 && begin + i * 4 < Config::kSums; ++i) {
-      part[i] = __ldcg(from + (begin / 4 + i) * kWarpgroupThreads);
+      split[i] = __ldcg(from + (begin / 4 + i) * kWarpgroupThreads);
     }
 #pragma unroll
     for (int i = 0; i < kBatch / 4 && begin + i * 4 < Config::kSums; ++i) {
       float* to = sums + begin + i * 4;
-      to[0] = kAdd ? to[0] + part[i].x : part[i].x;
-      to[1] = kAdd ? to[1] + part[i].y : part[i].y;
-      to[2] = kAdd ? to[2] + part[i].z : part[i].z;
-      to[3] = kAdd ? to[3] + part[i].w : part[i].w;
+      to[0] = kAdd ? to[0] + split[i].x : split[i].x;
+      to[1] = kAdd ? to[1] + split[i].y : split[i].y;
+      to[2] = kAdd ? to[2] + split[i].z : split[i].z;
+      to[3] = kAdd ? to[3] + split[i].w : split[i].w;
     }
   }
 }
 
 template <class Config, bool kAdd>
-__device__ __forceinline__ void PickUp(const PersistentParams& p, int set, Sums<Config>& sums) {
-  ReadSet<Config, kAdd>(SetAddress<Config>(p, set), sums);
+__device__ __forceinline__ void LoadPartials(const PersistentParams& p, int set,
+                                             Sums<Config>& sums) {
+  ReadPartials<Config, kAdd>(PartialsAddress<Config>(p, set), sums);
 }
 
 // sums += the sets of the clusters first .. last - 1, in this order.
 template <class Config>
-__device__ __forceinline__ void AddEarlier(const PersistentParams& p, int record, int first,
-                                           int last, Sums<Config>& sums) {
+__device__ __forceinline__ void AddPartials(const PersistentParams& p, int record, int first,
+                                            int last, Sums<Config>& sums) {
   for (int from = first + threadIdx.x % kWarpgroupThreads; from < last; from += kWarpgroupThreads) {
-    AwaitSet(p, SetOf<Config>(p, from, 0, record));
+    AwaitPartials(p, PartialsIndex<Config>(p, from, 0, record));
   }
   NamedBarrier<kWarpgroupThreads>(1 + record);
   for (int cluster = first; cluster < last; ++cluster) {
-    PickUp<Config, true>(p, SetOf<Config>(p, cluster, 0, record), sums);
+    LoadPartials<Config, true>(p, PartialsIndex<Config>(p, cluster, 0, record), sums);
   }
 }
 

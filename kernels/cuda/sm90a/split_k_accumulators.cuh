@@ -1,9 +1,9 @@
 // What a part of a tile computes and which tokens each slice stores. Where the order of sums is
-// kept, a part is computed chain by chain; some chains go through global memory. Device code only.
+// kept, a part is computed k-range by k-range; some k-ranges go through global memory. Device code only.
 #pragma once
 
 #include "kernels/cuda/sm90a/consumer.cuh"
-#include "kernels/cuda/sm90a/cut_sums.cuh"
+#include "kernels/cuda/sm90a/partials.cuh"
 
 namespace awqd::cuda {
 namespace {
@@ -13,16 +13,16 @@ namespace {
 // numbered in the order of K, through all parts of a tile.
 template <class Config>
 struct Share {
-  static constexpr int kSlices = Config::kParts * Config::kSlices;
+  static constexpr int kSlices = Config::kSplits * Config::kSlices;
   static constexpr int kTokens = (Config::kTokens / 8 + kSlices - 1) / kSlices * 8;
   static constexpr int kSums = kTokens / 2;
   static constexpr bool kEqual = kTokens * kSlices == Config::kTokens;
-  static_assert(kEqual || !Config::kPutsDown);
+  static_assert(kEqual || !Config::kStoresKRanges);
   static constexpr int kBlockTokens = Config::kSlices * kTokens;
-  static_assert((Config::kParts - 1) * kBlockTokens < Config::kTokens);
+  static_assert((Config::kSplits - 1) * kBlockTokens < Config::kTokens);
   // Bytes that the other slices send for one token: half a sum of each thread.
-  static constexpr int kSentBytes =
-      (kSlices - 1) * Config::kSets * Config::kRecords * kWarpgroupThreads * int{sizeof(float)} / 2;
+  static constexpr int kSentBytes = (kSlices - 1) * Config::kAccumulators * Config::kRecords *
+                                    kWarpgroupThreads * int{sizeof(float)} / 2;
   static_assert(kBlockTokens * kSentBytes <= Config::kSlots * Config::kSlotBytes);
 
   // Bytes that other slices send to block `rank`.
@@ -32,52 +32,54 @@ struct Share {
 };
 
 // What a slice holds in registers when its steps are done: its sums; where the order of sums is
-// kept, those of each of its chains, or of its last chain only if it put down the others.
+// kept, those of each of its k-ranges, or of its last k-range only if it put down the others.
 template <class Config>
-using SliceSums = Sums<Config>[Config::kSets];
+using SliceAccumulators = Sums<Config>[Config::kAccumulators];
 
 // Computes a slice whose sums all stay in registers. Sums are set to zero first; letting the first
 // wgmma ignore them instead would make ptxas serialise wgmma (NOTES.md).
 template <class Config>
 __device__ __forceinline__ void RunSlice(const PersistentParams& p, Consumer<Config>& consumer,
-                                         const Piece& piece, SliceSums<Config>& sums) {
-  int begin = piece.begin;
+                                         const WorkUnit& work, SliceAccumulators<Config>& sums) {
+  int begin = work.begin;
 #pragma unroll
-  for (int set = 0; set < Config::kSets; ++set) {
+  for (int set = 0; set < Config::kAccumulators; ++set) {
     Clear<Config>(sums[set]);
-    const int end = set + 1 < Config::kSets ? begin + p.chain : piece.end;
-    consumer.Run(begin, end, piece.end, 1, sums[set]);
+    const int end = set + 1 < Config::kAccumulators ? begin + p.k_range : work.end;
+    consumer.Run(begin, end, work.end, 1, sums[set]);
     begin = end;
   }
 }
 
-// The same where registers have no room for every chain. If they have room for a total, the first
-// part adds each chain to it at once. Otherwise a part puts each chain but its last down in global
+// The same where registers have no room for every k-range. If they have room for a total, the first
+// part adds each k-range to it at once. Otherwise a part puts each k-range but its last down in global
 // memory, where it stays in L2 until both parts read what they need of it. They are announced
-// half-way through the last chain: by then the stores have arrived, so the fence need not wait.
+// half-way through the last k-range: by then the stores have arrived, so the fence need not wait.
 template <class Config>
-__device__ __forceinline__ void RunPartInTurn(const PersistentParams& p, Consumer<Config>& consumer,
-                                              const Piece& piece, int record, Sums<Config>& sums) {
-  const bool adds_up = Config::kFirstAddsUp && piece.begin == 0;
-  int put_down = 0, begin = piece.begin;
+__device__ __forceinline__ void RunSplitInTurn(const PersistentParams& p,
+                                               Consumer<Config>& consumer, const WorkUnit& work,
+                                               int record, Sums<Config>& sums) {
+  const bool adds_up = Config::kFirstAddsUp && work.begin == 0;
+  int stored = 0, begin = work.begin;
   bool announced = false;
   Sums<Config> open;
   Clear<Config>(open);
-  while (begin < piece.end) {
-    const int end = min((begin / p.chain + 1) * p.chain, piece.end);
-    const bool announces = end == piece.end && put_down > 0 && !announced;
+  while (begin < work.end) {
+    const int end = min((begin / p.k_range + 1) * p.k_range, work.end);
+    const bool announces = end == work.end && stored > 0 && !announced;
     const int stop = announces ? (begin + end + 1) / 2 : end;
-    consumer.Run(begin, stop, piece.end, 1, open);
+    consumer.Run(begin, stop, work.end, 1, open);
     if (announces) {
-      AnnounceSet(p, SetOf<Config>(p, blockIdx.x, 0, record), record);
+      SignalPartials(p, PartialsIndex<Config>(p, blockIdx.x, 0, record), record);
       announced = true;
     } else if (adds_up) {
 #pragma unroll
       for (int i = 0; i < Config::kSums; ++i) sums[i] = begin == 0 ? open[i] : sums[i] + open[i];
       Clear<Config>(open);
-    } else if (end < piece.end) {
-      WriteSet<Config>(SetAddress<Config>(p, SetOf<Config>(p, blockIdx.x, put_down, record)), open);
-      ++put_down;
+    } else if (end < work.end) {
+      WritePartials<Config>(
+          PartialsAddress<Config>(p, PartialsIndex<Config>(p, blockIdx.x, stored, record)), open);
+      ++stored;
       Clear<Config>(open);
     }
     begin = stop;
@@ -91,40 +93,40 @@ __device__ __forceinline__ void RunPartInTurn(const PersistentParams& p, Consume
 
 // Reads what a part put down, as far as this thread stores the tokens.
 template <class Config>
-class PutDownChains {
+class StoredKRanges {
  public:
   // Waits until it is there, if the other part put it down.
-  __device__ __forceinline__ PutDownChains(const PersistentParams& p, int part, int rank,
+  __device__ __forceinline__ StoredKRanges(const PersistentParams& p, int split, int rank,
                                            int record)
-      : first_(part == 0) {
-    const Schedule& s = p.schedule;
-    left_ = (min(s.part_steps, s.k_blocks - part * s.part_steps) - 1) / p.chain;
-    const int set = SetOf<Config>(p, blockIdx.x - rank + part, 0, record);
-    if (part != rank && left_ > 0) {
-      if (threadIdx.x % kWarpgroupThreads == 0) AwaitSet(p, set);
+      : first_(split == 0) {
+    const StreamKSchedule& s = p.schedule;
+    left_ = (min(s.split_steps, s.k_blocks - split * s.split_steps) - 1) / p.k_range;
+    const int set = PartialsIndex<Config>(p, blockIdx.x - rank + split, 0, record);
+    if (split != rank && left_ > 0) {
+      if (threadIdx.x % kWarpgroupThreads == 0) AwaitPartials(p, set);
       NamedBarrier<kWarpgroupThreads>(1 + record);
     }
-    at_ = SetAddress<Config>(p, set) + rank * kFloat4s * kWarpgroupThreads;
+    at_ = PartialsAddress<Config>(p, set) + rank * kFloat4s * kWarpgroupThreads;
   }
 
-  // Starts to read as many chains as there are registers for.
+  // Starts to read as many k-ranges as there are registers for.
   __device__ __forceinline__ void Load() {
 #pragma unroll
     for (int c = 0; c < kTogether; ++c) {
 #pragma unroll
       for (int i = 0; i < kFloat4s; ++i) {
-        if (c < left_) chains_[c][i] = __ldcg(at_ + c * kNext + i * kWarpgroupThreads);
+        if (c < left_) k_ranges_[c][i] = __ldcg(at_ + c * kNext + i * kWarpgroupThreads);
       }
     }
   }
 
-  // own += all chains in their order; call Load first. The first chain of the first part replaces
+  // own += all k-ranges in their order; call Load first. The first k-range of the first part replaces
   // `own`.
   __device__ __forceinline__ void Add(Sums<Share<Config>>& own) {
     while (left_ > 0) {
 #pragma unroll
       for (int c = 0; c < kTogether; ++c) {
-        if (c < left_) AddChain(chains_[c], own);
+        if (c < left_) AddKRange(k_ranges_[c], own);
       }
       left_ -= kTogether, at_ += kTogether * kNext;
       Load();
@@ -136,11 +138,11 @@ class PutDownChains {
   static constexpr int kTogether = Config::kRecords <= 2 ? 3 : 1;
   static constexpr int kNext = Config::kRecords * (Config::kSums / 4) * kWarpgroupThreads;
 
-  __device__ __forceinline__ void AddChain(const float4 (&chain)[kFloat4s],
-                                           Sums<Share<Config>>& own) {
+  __device__ __forceinline__ void AddKRange(const float4 (&k_range)[kFloat4s],
+                                            Sums<Share<Config>>& own) {
 #pragma unroll
     for (int i = 0; i < kFloat4s; ++i) {
-      const float v[4] = {chain[i].x, chain[i].y, chain[i].z, chain[i].w};
+      const float v[4] = {k_range[i].x, k_range[i].y, k_range[i].z, k_range[i].w};
 #pragma unroll
       for (int j = 0; j < 4; ++j) own[i * 4 + j] = first_ ? v[j] : own[i * 4 + j] + v[j];
     }
@@ -150,7 +152,7 @@ class PutDownChains {
   bool first_;
   int left_;
   const float4* at_;
-  float4 chains_[kTogether][kFloat4s];
+  float4 k_ranges_[kTogether][kFloat4s];
 };
 
 }  // namespace

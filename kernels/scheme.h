@@ -1,8 +1,8 @@
-// WeightDescription: the arithmetic that is left once a checkpoint format has been decoded.
+// QuantizationScheme: the arithmetic that is left once a checkpoint format has been decoded.
 //
 //   W[k, n] = (decode(code[i, n]) - zero[i / gk, n / gn]) * scale[i / gk, n / gn] * outer[n]
 //
-// The description says nothing of activations, because their treatment belongs to the operation.
+// The scheme says nothing of activations, because their treatment belongs to the operation.
 // Nor does it say whether a weight has an order, a factor or a bias: every kernel serves those
 // (README.md, stage and finish).
 //
@@ -37,7 +37,7 @@ enum class CodeKind : uint8_t {
 };
 
 enum class ZeroKind : uint8_t {
-  kConstant,    // one for all: WeightDescription::zero
+  kConstant,    // one for all: QuantizationScheme::zero
   kStored,      // an unsigned integer of the code's bits per block
   kRealBefore,  // a real number per block: (code - zero) * scale
   kRealAfter,   // a real number per block: code * scale - zero
@@ -45,7 +45,7 @@ enum class ZeroKind : uint8_t {
 
 enum class OuterKind : uint8_t { kNone, kOne, kColumn };
 
-struct WeightDescription {
+struct QuantizationScheme {
   CodeKind code = CodeKind::kUnsigned;
   int bits = 4;            // of a code: 1..8; 4 for kE2m1 and kTable, 8 for kE4m3
   int64_t block_rows = 0;  // gk; 0: all of K
@@ -68,23 +68,23 @@ struct WeightDescription {
   }
   bool is_integer() const { return code == CodeKind::kUnsigned; }
 
-  friend bool operator==(const WeightDescription&, const WeightDescription&) = default;
+  friend bool operator==(const QuantizationScheme&, const QuantizationScheme&) = default;
 };
 
 // 2^(bits-1), the zero of codes that were signed.
-WeightDescription Symmetric(int bits, int64_t block_rows, DType scale = DType::kFp16);
+QuantizationScheme Symmetric(int bits, int64_t block_rows, DType scale = DType::kFp16);
 // One stored zero and one scale per `block_rows` rows of a column.
-WeightDescription Asymmetric(int bits, int64_t block_rows, DType scale = DType::kFp16);
+QuantizationScheme Asymmetric(int bits, int64_t block_rows, DType scale = DType::kFp16);
 
-// Bits that a code has in a HostWeight: the description's bits, rounded up to 2, 4 or 8.
+// Bits that a code has in a HostWeight: the scheme's bits, rounded up to 2, 4 or 8.
 constexpr int CodeBits(int bits) { return bits <= 2 ? 2 : bits <= 4 ? 4 : 8; }
 
 // Returns INVALID_ARGUMENT with the wrong part, the value got and the value expected. `k`, `n`: in
 // and out features of the weight, at least 1.
-absl::Status Validate(const WeightDescription& description, int64_t k, int64_t n);
+absl::Status Validate(const QuantizationScheme& scheme, int64_t k, int64_t n);
 
-std::string ToString(const WeightDescription& description);
+std::string ToString(const QuantizationScheme& scheme);
 // Inverse of ToString.
-absl::StatusOr<WeightDescription> ParseDescription(absl::string_view text);
+absl::StatusOr<QuantizationScheme> ParseScheme(absl::string_view text);
 
 }  // namespace awqd

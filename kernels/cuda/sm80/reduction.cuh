@@ -1,4 +1,4 @@
-// Where the chains of the fused product's tiles are added up and stored. Device code only.
+// Where the k-ranges of the fused product's tiles are added up and stored. Device code only.
 #pragma once
 
 #include "kernels/cuda/common/cluster.cuh"
@@ -7,33 +7,34 @@
 namespace awqd::cuda {
 namespace {
 
-// Where the chains' sums of the rows that this block stores meet in its shared memory: one slot per
-// chain, [token][row]. Alone they lie in the consumers' rings; in a cluster beside them, because
+// Where the k-ranges' sums of the rows that this block stores meet in its shared memory: one slot per
+// k-range, [token][row]. Alone they lie in the consumers' rings; in a cluster beside them, because
 // the others may still be multiplying when the first sums come.
-struct Joint {
-  uint32_t slots;  // the first chain's
+struct Reduction {
+  uint32_t slots;  // the first k-range's
   int slot_bytes;
   int shift;   // rows() is a power of two: a division would cost more than all else here
-  int blocks;  // whose chains they are
+  int blocks;  // whose k-ranges they are
   int rank;    // of this block among them
 
   __device__ __forceinline__ int rows() const { return 1 << shift; }
 };
 
 template <class Config>
-__device__ __forceinline__ Joint JointOf(const QMatmulParams& p, uint32_t rings, int ring_bytes) {
-  const int rank = static_cast<int>(blockIdx.x) & (p.split - 1);
-  Joint out{rings, ring_bytes, Config::kRowsShift, p.split, rank};
-  if (p.split == 1) return out;
-  out.slots += Config::kConsumers * ring_bytes + kJointBarrierBytes;
-  out.shift -= __ffs(p.split) - 1;
+__device__ __forceinline__ Reduction MakeReduction(const QMatmulParams& p, uint32_t rings,
+                                                   int ring_bytes) {
+  const int rank = static_cast<int>(blockIdx.x) & (p.splits - 1);
+  Reduction out{rings, ring_bytes, Config::kRowsShift, p.splits, rank};
+  if (p.splits == 1) return out;
+  out.slots += Config::kConsumers * ring_bytes + kReductionBarrierBytes;
+  out.shift -= __ffs(p.splits) - 1;
   out.slot_bytes = Config::kTokens * SumStride(out.rows()) * 4;
   return out;
 }
 
 // The barrier that counts the sums of a cluster; it lies before their slots.
-__device__ __forceinline__ uint32_t JointBarrier(const Joint& joint) {
-  return joint.slots - kJointBarrierBytes;
+__device__ __forceinline__ uint32_t ReductionBarrier(const Reduction& reduction) {
+  return reduction.slots - kReductionBarrierBytes;
 }
 
 // Tokens of this block's tile.
@@ -44,15 +45,15 @@ __device__ __forceinline__ int TokensOf(const QMatmulParams& p, int64_t first_to
 
 // Announces all sums that this block is to get.
 template <class Config>
-__device__ __forceinline__ void ExpectSums(const Joint& joint, int tokens) {
+__device__ __forceinline__ void ExpectSums(const Reduction& reduction, int tokens) {
   if (threadIdx.x == 0) {
-    BarrierInit(JointBarrier(joint), 1);
+    BarrierInit(ReductionBarrier(reduction), 1);
     BarrierInitFence();
   }
   __syncwarp();
   if (threadIdx.x == 0) {
-    BarrierExpect(JointBarrier(joint),
-                  joint.blocks * Config::kConsumers * tokens * joint.rows() * 4);
+    BarrierExpect(ReductionBarrier(reduction),
+                  reduction.blocks * Config::kConsumers * tokens * reduction.rows() * 4);
   }
   ClusterArrive();
 }
@@ -79,24 +80,27 @@ __device__ __forceinline__ uint32_t WordOf(int sum) { return static_cast<uint32_
 
 // Leaves a consumer's sums in its slot of this block, which stands alone.
 template <class Config>
-__device__ __forceinline__ void StoreSums(const Joint& joint, int index, const Sums<Config>& sums) {
+__device__ __forceinline__ void StoreSums(const Reduction& reduction, int index,
+                                          const Sums<Config>& sums) {
   constexpr int kStride = SumStride(Config::kRows);
   ForEachSum<Config>(sums, [&](int row, int token, auto sum) {
-    StoreShared4(joint.slots + index * joint.slot_bytes + (token * kStride + row) * 4, WordOf(sum));
+    StoreShared4(reduction.slots + index * reduction.slot_bytes + (token * kStride + row) * 4,
+                 WordOf(sum));
   });
 }
 
-// Sends the sums of `chain` to the blocks of the cluster that store their rows.
+// Sends the sums of `k-range` to the blocks of the cluster that store their rows.
 template <class Config>
-__device__ __forceinline__ void PushSums(const Joint& joint, int chain, int tokens,
+__device__ __forceinline__ void PushSums(const Reduction& reduction, int k_range, int tokens,
                                          const Sums<Config>& sums) {
-  const int stride = SumStride(joint.rows());
-  const uint32_t slot = joint.slots + chain * joint.slot_bytes;
+  const int stride = SumStride(reduction.rows());
+  const uint32_t slot = reduction.slots + k_range * reduction.slot_bytes;
   ForEachSum<Config>(sums, [&](int row, int token, auto sum) {
-    const int block = row >> joint.shift;
-    const uint32_t to = AddressInBlock(slot + (row - (block << joint.shift)) * 4, block);
+    const int block = row >> reduction.shift;
+    const uint32_t to = AddressInBlock(slot + (row - (block << reduction.shift)) * 4, block);
     if (token < tokens) {
-      PushWord(to + token * stride * 4, WordOf(sum), AddressInBlock(JointBarrier(joint), block));
+      PushWord(to + token * stride * 4, WordOf(sum),
+               AddressInBlock(ReductionBarrier(reduction), block));
     }
   });
 }
@@ -158,14 +162,14 @@ __device__ __forceinline__ void AddWords(uint4 words, Four<uint32_t>* sums) {
   sums->x += words.x, sums->y += words.y, sums->z += words.z, sums->w += words.w;
 }
 
-// Of all chains in the order of K. `at`: those of the first.
+// Of all k-ranges in the order of K. `at`: those of the first.
 template <class Config, class Sum>
-__device__ __forceinline__ Four<Sum> AddChains(const Joint& joint, uint32_t at) {
+__device__ __forceinline__ Four<Sum> AddKRanges(const Reduction& reduction, uint32_t at) {
   Four<Sum> out = {0, 0, 0, 0};
 #pragma unroll 1
-  for (int block = 0; block < joint.blocks; ++block) {
+  for (int block = 0; block < reduction.blocks; ++block) {
 #pragma unroll
-    for (int i = 0; i < Config::kConsumers; ++i, at += joint.slot_bytes) {
+    for (int i = 0; i < Config::kConsumers; ++i, at += reduction.slot_bytes) {
       AddWords(LoadShared16(at), &out);
     }
   }
@@ -173,8 +177,8 @@ __device__ __forceinline__ Four<Sum> AddChains(const Joint& joint, uint32_t at) 
 }
 
 // FP32 sums to y: times the scales of token and columns, and the bias.
-__device__ __forceinline__ void FinishFour(const QMatmulParams& p, int64_t token, int64_t n,
-                                           int count, Four<float> v) {
+__device__ __forceinline__ void EpilogueFour(const QMatmulParams& p, int64_t token, int64_t n,
+                                             int count, Four<float> v) {
   if (p.x_scale != nullptr) {
     const float s = p.x_scale[token];
     v.x *= s, v.y *= s, v.z *= s, v.w *= s;
@@ -191,26 +195,26 @@ __device__ __forceinline__ void FinishFour(const QMatmulParams& p, int64_t token
 }
 
 // INT32 sums to y as they are, in the places of FP32.
-__device__ __forceinline__ void FinishFour(const QMatmulParams& p, int64_t token, int64_t n,
-                                           int count, Four<uint32_t> v) {
+__device__ __forceinline__ void EpilogueFour(const QMatmulParams& p, int64_t token, int64_t n,
+                                             int count, Four<uint32_t> v) {
   StoreWords(p, token, n, count, {v.x, v.y, v.z, v.w});
 }
 
-// Adds the chains in the order of K and stores this block's rows of the tile.
+// Adds the k-ranges in the order of K and stores this block's rows of the tile.
 template <class Config>
-__device__ __forceinline__ void Finish(const QMatmulParams& p, const Joint& joint,
+__device__ __forceinline__ void Finish(const QMatmulParams& p, const Reduction& reduction,
                                        int64_t first_row, int64_t first_token) {
   const int tokens = TokensOf<Config>(p, first_token);
-  const int quads = joint.rows() / 4;
-  const int64_t first = first_row + (joint.rank << joint.shift);
+  const int quads = reduction.rows() / 4;
+  const int64_t first = first_row + (reduction.rank << reduction.shift);
   for (int i = threadIdx.x; i < tokens * quads; i += Config::kThreads) {
-    const int token = i >> (joint.shift - 2), row = (i & (quads - 1)) * 4;
+    const int token = i >> (reduction.shift - 2), row = (i & (quads - 1)) * 4;
     const int64_t n = first + row;
     if (n >= p.n) continue;
-    const uint32_t at = joint.slots + (token * SumStride(joint.rows()) + row) * 4;
+    const uint32_t at = reduction.slots + (token * SumStride(reduction.rows()) + row) * 4;
     using Sum = std::conditional_t<std::is_same_v<typename Config::Sum, int>, uint32_t, float>;
-    FinishFour(p, first_token + token, n, static_cast<int>(min(p.n - n, int64_t{4})),
-               AddChains<Config, Sum>(joint, at));
+    EpilogueFour(p, first_token + token, n, static_cast<int>(min(p.n - n, int64_t{4})),
+                 AddKRanges<Config, Sum>(reduction, at));
   }
 }
 

@@ -1,4 +1,4 @@
-// Who computes what in the persistent product, and in sm80/even.cuh, where a cluster is one block.
+// Who computes what in the persistent product, and in sm80/stream_k.cuh, where a cluster is one block.
 // Tiles are cut along K where whole tiles would not give every cluster equal work.
 //
 // A tile is `k_blocks` steps long. The first `split` tiles are laid end to end and cut into equal
@@ -7,14 +7,14 @@
 // finishes it: it adds the sums of the earlier clusters in the order of K. So a sum has the same
 // order in every call, and every cluster has equal work.
 //
-// A cluster's run touches at least one tile; the steps of one tile in it are a piece. A cluster
-// computes its pieces backwards. First comes the piece whose tile a later cluster finishes. Last
-// comes the piece that needs the sums of earlier clusters, which by then have written them. A
+// A cluster's run touches at least one tile; the steps of one tile in it are a work unit. A cluster
+// computes its work units backwards. First comes the work unit whose tile a later cluster finishes. Last
+// comes the work unit that needs the sums of earlier clusters, which by then have written them. A
 // cluster only waits for clusters of lower numbers. Blocks start in ascending order, so a cluster
 // that is waited for is always running.
 //
-// Where the order of sums must be that of common/chains.h, cuts fall between chains: tiles that are
-// fewer than the clusters are cut into parts of whole chains, one for each cluster. Where tiles are
+// Where the order of sums must be that of common/fixed_order.h, cuts fall between k-ranges: tiles that are
+// fewer than the clusters are cut into parts of whole k-ranges, one for each cluster. Where tiles are
 // as many as the clusters or more, no tile is cut more than once, and the second cluster goes on
 // from the sums of the first.
 #pragma once
@@ -29,19 +29,19 @@
 
 namespace awqd::cuda {
 
-struct Schedule {
+struct StreamKSchedule {
   int clusters = 1;
   int k_blocks = 1;
-  int split = 0;       // tiles that are cut
-  int rounds = 0;      // whole tiles for each cluster
-  int parts = 0;       // parts of each cut tile; 0: cuts fall anywhere
-  int part_steps = 0;  // steps of each part; the last may be shorter
+  int stream_k_tiles = 0;  // tiles that are cut
+  int rounds = 0;          // whole tiles for each cluster
+  int splits = 0;          // parts of each cut tile; 0: cuts fall anywhere
+  int split_steps = 0;     // steps of each part; the last may be shorter
 
-  int tiles() const { return split + rounds * clusters; }
+  int tiles() const { return stream_k_tiles + rounds * clusters; }
 };
 
 // Steps [begin, end) of a tile, computed by one cluster.
-struct Piece {
+struct WorkUnit {
   int tile = 0;
   int begin = 0;
   int end = 0;
@@ -50,14 +50,14 @@ struct Piece {
 // Tiles that divide evenly among the clusters are dealt out whole. Otherwise whole rounds are dealt
 // out as long as at least one tile for each cluster remains afterwards; what remains is cut. So few
 // tiles are cut, and the cut ones give every cluster work.
-inline Schedule MakeSchedule(int tiles, int k_blocks, int clusters) {
-  Schedule s{clusters, k_blocks, tiles, 0};
+inline StreamKSchedule MakeStreamKSchedule(int tiles, int k_blocks, int clusters) {
+  StreamKSchedule s{clusters, k_blocks, tiles, 0};
   if (tiles % clusters == 0) {
     s.rounds = tiles / clusters;
   } else if (tiles > 2 * clusters) {
     s.rounds = tiles / clusters - 1;
   }
-  s.split = tiles - s.rounds * clusters;
+  s.stream_k_tiles = tiles - s.rounds * clusters;
   return s;
 }
 
@@ -67,46 +67,46 @@ inline Schedule MakeSchedule(int tiles, int k_blocks, int clusters) {
 inline constexpr int kMostKBlocks = 1 << 15;
 
 // Every tile in `parts` parts.
-inline Schedule MakeParts(int tiles, int k_blocks, int parts, int part_steps) {
-  return {tiles * parts, k_blocks, tiles, 0, parts, part_steps};
+inline StreamKSchedule MakeSplitKSchedule(int tiles, int k_blocks, int splits, int split_steps) {
+  return {tiles * splits, k_blocks, tiles, 0, splits, split_steps};
 }
 
 // The first step of a cluster's run, counted over all cut tiles.
-AWQD_SCHEDULE_FN int RunBegin(const Schedule& s, int cluster) {
-  if (s.parts > 0) {
-    const int tile = cluster / s.parts;
-    return tile * s.k_blocks + (cluster - tile * s.parts) * s.part_steps;
+AWQD_SCHEDULE_FN int FirstStep(const StreamKSchedule& s, int cluster) {
+  if (s.splits > 0) {
+    const int tile = cluster / s.splits;
+    return tile * s.k_blocks + (cluster - tile * s.splits) * s.split_steps;
   }
-  return static_cast<uint32_t>(s.split) * s.k_blocks * cluster / s.clusters;
+  return static_cast<uint32_t>(s.stream_k_tiles) * s.k_blocks * cluster / s.clusters;
 }
 
 // The cluster whose run holds `step`. Not for tiles in parts.
-AWQD_SCHEDULE_FN int RunOf(const Schedule& s, int step) {
-  const uint32_t steps = static_cast<uint32_t>(s.split) * s.k_blocks;
+AWQD_SCHEDULE_FN int ClusterOfStep(const StreamKSchedule& s, int step) {
+  const uint32_t steps = static_cast<uint32_t>(s.stream_k_tiles) * s.k_blocks;
   return ((static_cast<uint32_t>(step) + 1) * s.clusters - 1) / steps;
 }
 
-// The pieces of a cluster in the order in which it computes them.
-class Pieces {
+// The work units of a cluster in the order in which it computes them.
+class WorkUnits {
  public:
-  AWQD_SCHEDULE_FN Pieces(const Schedule& s, int cluster)
-      : s_(s), cluster_(cluster), begin_(RunBegin(s, cluster)), end_(RunBegin(s, cluster + 1)) {}
+  AWQD_SCHEDULE_FN WorkUnits(const StreamKSchedule& s, int cluster)
+      : s_(s), cluster_(cluster), begin_(FirstStep(s, cluster)), end_(FirstStep(s, cluster + 1)) {}
 
   // False after the last one.
-  AWQD_SCHEDULE_FN bool Next(Piece* piece) {
+  AWQD_SCHEDULE_FN bool Next(WorkUnit* work) {
     if (begin_ < end_) {
       const int tile = (end_ - 1) / s_.k_blocks, first = tile * s_.k_blocks;
-      *piece = {tile, begin_ > first ? begin_ - first : 0, end_ - first};
-      end_ = first + piece->begin;
+      *work = {tile, begin_ > first ? begin_ - first : 0, end_ - first};
+      end_ = first + work->begin;
       return true;
     }
     if (round_ == s_.rounds) return false;
-    *piece = {s_.split + round_++ * s_.clusters + cluster_, 0, s_.k_blocks};
+    *work = {s_.stream_k_tiles + round_++ * s_.clusters + cluster_, 0, s_.k_blocks};
     return true;
   }
 
  private:
-  const Schedule& s_;
+  const StreamKSchedule& s_;
   int cluster_;
   int begin_;
   int end_;

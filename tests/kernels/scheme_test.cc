@@ -1,5 +1,5 @@
-// WeightDescription: validation names the part; print and parse are inverse.
-#include "kernels/description.h"
+// QuantizationScheme: validation names the part; print and parse are inverse.
+#include "kernels/scheme.h"
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -9,24 +9,24 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(Description, PrintsAndParses) {
+TEST(Scheme, PrintsAndParses) {
   for (const char* text :
        {"w4g128z",           "w4g128s",    "w8g64z+bf16",    "w3g7z+fp32",     "w8cs",
         "w8ts+fp32",         "w2g32s",     "w2cm1",          "w8cz+1",         "w4g64r",
         "w4g32r:fp32+fp32",  "w4co:bf16",  "w4g128z+int8*c", "e2m1g16+e4m3*t", "e2m1g32+e8m0",
         "e4m3b128x128+fp32", "e4m3t+fp32", "e4m3c+bf16",     "t4g64+fp32",     "w4b0x16s"}) {
-    const auto description = ParseDescription(text);
-    ASSERT_TRUE(description.ok()) << text << ": " << description.status();
-    EXPECT_EQ(ToString(*description), text);
+    const auto scheme = ParseScheme(text);
+    ASSERT_TRUE(scheme.ok()) << text << ": " << scheme.status();
+    EXPECT_EQ(ToString(*scheme), text);
   }
   for (const char* text :
        {"", "w", "w4", "w9g128z", "w0cs", "w4g0z", "w4g128q", "w4g128z ", "w4g128z+", "w4g128z+fp8",
         "w4b128", "w4b128x1z", "a16w4g128z", "w4g128r:", "e2m1g16*", "w4cm256", "e3m4c"}) {
-    EXPECT_FALSE(ParseDescription(text).ok()) << text;
+    EXPECT_FALSE(ParseScheme(text).ok()) << text;
   }
 }
 
-TEST(Description, EveryCombinationThatIsLegalPrintsAndParses) {
+TEST(Scheme, EveryCombinationThatIsLegalPrintsAndParses) {
   int combinations = 0;
   for (CodeKind code : {CodeKind::kUnsigned, CodeKind::kE2m1, CodeKind::kE4m3, CodeKind::kTable}) {
     for (int bits = 1; bits <= 8; ++bits) {
@@ -38,11 +38,12 @@ TEST(Description, EveryCombinationThatIsLegalPrintsAndParses) {
               for (std::optional<DType> scale :
                    {std::optional<DType>(), std::optional(DType::kFp16),
                     std::optional(DType::kInt8)}) {
-                WeightDescription d = {code, bits, rows, cols, zero, 0, DType::kBf16, scale, outer};
+                QuantizationScheme d = {code, bits,         rows,  cols, zero,
+                                        0,    DType::kBf16, scale, outer};
                 if (!d.real_zeros()) d.zero_dtype = DType::kFp16;
                 if (zero == ZeroKind::kConstant) d.zero = code == CodeKind::kUnsigned ? bits : 0;
                 if (!Validate(d, 64, 64).ok()) continue;
-                const auto back = ParseDescription(ToString(d));
+                const auto back = ParseScheme(ToString(d));
                 ASSERT_TRUE(back.ok()) << ToString(d);
                 EXPECT_EQ(*back, d) << ToString(d);
                 ++combinations;
@@ -56,17 +57,17 @@ TEST(Description, EveryCombinationThatIsLegalPrintsAndParses) {
   EXPECT_GT(combinations, 1500);
 }
 
-TEST(Description, ValidateNamesThePart) {
-  const auto error = [](WeightDescription d, int64_t k = 256, int64_t n = 64) {
+TEST(Scheme, ValidateNamesThePart) {
+  const auto error = [](QuantizationScheme d, int64_t k = 256, int64_t n = 64) {
     return Validate(d, k, n).ToString();
   };
-  const WeightDescription good = Asymmetric(4, 128);
+  const QuantizationScheme good = Asymmetric(4, 128);
   EXPECT_TRUE(Validate(good, 256, 64).ok());
   EXPECT_TRUE(Validate(good, 250, 63).ok());
   EXPECT_THAT(error(good, 0), HasSubstr("K (in features): got 0"));
   EXPECT_THAT(error(good, 256, 0), HasSubstr("N (out features): got 0"));
   EXPECT_THAT(error(good, 100), HasSubstr("group_size: got 128, expected 1 to K = 100"));
-  WeightDescription d = good;
+  QuantizationScheme d = good;
   d.bits = 9;
   EXPECT_THAT(error(d), HasSubstr("bits: got 9"));
   d = good;

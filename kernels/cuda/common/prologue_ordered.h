@@ -18,8 +18,8 @@ struct OrderedRows {
   int64_t stride;  // a multiple of 8
 };
 
-// Whether a row fits a block's shared memory, through which StageOrdered takes it.
-bool CanStageOrdered(const OrderedRows& rows, const DeviceInfo& device);
-absl::Status StageOrdered(const OrderedRows& rows, const DeviceInfo& device, StreamView stream);
+// Whether a row fits a block's shared memory, through which PrologueOrdered takes it.
+bool CanRunPrologueOrdered(const OrderedRows& rows, const DeviceInfo& device);
+absl::Status PrologueOrdered(const OrderedRows& rows, const DeviceInfo& device, StreamView stream);
 
 }  // namespace awqd::cuda

@@ -22,7 +22,7 @@ dim3 Grid(int64_t cols, int64_t rows) {
 }
 
 // `sums` and `y` may be the same memory: each element is read and written by one thread.
-__global__ __launch_bounds__(kThreads) void FinishKernel(FinishArgs a) {
+__global__ __launch_bounds__(kThreads) void FinishKernel(EpilogueArgs a) {
   const int64_t col = blockIdx.x * int64_t{kThreads} + threadIdx.x;
   if (col >= a.cols) return;
   for (int64_t row = blockIdx.y; row < a.rows; row += gridDim.y) {
@@ -52,7 +52,7 @@ __global__ __launch_bounds__(kThreads) void ReorderKernel(ReorderArgs a) {
 
 }  // namespace
 
-absl::Status Finish(const FinishArgs& args, Device& device, StreamView stream) {
+absl::Status Finish(const EpilogueArgs& args, Device& device, StreamView stream) {
   AWQD_RETURN_IF_ERROR(UseDevice(device.info().index));
   const LaunchConfig config{
       .grid = Grid(args.cols, args.rows), .block = kThreads, .stream = stream};
@@ -71,8 +71,9 @@ absl::Status Reorder(const ReorderArgs& args, Device& device, StreamView stream)
 namespace awqd {
 
 const Steps& CudaSteps() {
-  static const Steps steps = {cuda::TokensAreReady, cuda::StagedBytes, cuda::Stage, cuda::Finish,
-                              cuda::Reorder,        cuda::Gather,      cuda::Gate,  cuda::Combine};
+  static const Steps steps = {cuda::TokensAreReady, cuda::PrologueBytes, cuda::Stage,
+                              cuda::Finish,         cuda::Reorder,       cuda::Gather,
+                              cuda::Gate,           cuda::Combine};
   return steps;
 }
 

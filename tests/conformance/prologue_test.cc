@@ -24,7 +24,7 @@ std::vector<Shape> StagedShapes() {
 HostWeight MakeStaged(const Shape& shape, bool order, bool factor) {
   return RandomWeight({.k = shape.k,
                        .n = shape.n,
-                       .description = ParseDescription(shape.description).value(),
+                       .scheme = ParseScheme(shape.scheme).value(),
                        .bias = true,
                        .order = order,
                        .factor = factor,

@@ -10,7 +10,7 @@
 #include "gtest/gtest.h"
 #include "kernels/backends.h"
 #include "kernels/cpu/reference.h"
-#include "kernels/cuda/common/schedule.h"
+#include "kernels/cuda/common/stream_k_schedule.h"
 #include "kernels/cuda/sm80/rows.h"
 #include "kernels/kernels.h"
 #include "kernels/layouts/mma16.h"
@@ -30,14 +30,14 @@ constexpr int64_t kMostTokens = 16;
 // N and K that fill no tile and that do; K of one record; one meta and two.
 struct Shape {
   int64_t k, n;
-  const char* description;
+  const char* scheme;
 };
 constexpr Shape kShapes[] = {{1000, 456, "w4g128z"}, {1024, 640, "w4g64z"}, {4096, 200, "w4g128s"},
                              {128, 3000, "w4g64z"},  {384, 999, "w4g128z"}, {1152, 64, "w4g128z"}};
 
 using Param = std::tuple<Shape, DType>;
 
-class EvenTest : public ::testing::TestWithParam<Param> {
+class StreamKTest : public ::testing::TestWithParam<Param> {
  protected:
   static void SetUpTestSuite() {
     if (auto opened = OpenCudaDevice(0, 0); opened.ok()) device_ = std::move(*opened);
@@ -53,13 +53,10 @@ class EvenTest : public ::testing::TestWithParam<Param> {
   static inline std::unique_ptr<Device> device_;
 };
 
-TEST_P(EvenTest, IsRightOnAnyNumberOfBlocks) {
+TEST_P(StreamKTest, IsRightOnAnyNumberOfBlocks) {
   const auto& [of, dtype] = GetParam();
-  const HostWeight canonical =
-      testing::RandomWeight({.k = of.k,
-                             .n = of.n,
-                             .description = ParseDescription(of.description).value(),
-                             .bias = true});
+  const HostWeight canonical = testing::RandomWeight(
+      {.k = of.k, .n = of.n, .scheme = ParseScheme(of.scheme).value(), .bias = true});
   const KernelRow& row = cuda::ScaledSumsA16();
   const auto weight = testing::PrepareFor(row, canonical, *device_).value();
   const auto values = testing::RandomMatrix(kMostTokens, of.k, dtype, 7);
@@ -78,7 +75,7 @@ TEST_P(EvenTest, IsRightOnAnyNumberOfBlocks) {
                              .y = {y.data(), out, m, of.n},
                              .bias = weight->bias(),
                              .workspace = workspace.data()};
-    EXPECT_THAT(cuda::RunEvenScaledSums(args, blocks, stream->view()), testing::IsOk());
+    EXPECT_THAT(cuda::RunStreamKScaledSums(args, blocks, stream->view()), testing::IsOk());
     EXPECT_THAT(stream->Synchronize(), testing::IsOk());
     EXPECT_THAT(y.CheckBands(), testing::IsOk());
     EXPECT_THAT(workspace.CheckBands(), testing::IsOk());
@@ -100,10 +97,10 @@ TEST_P(EvenTest, IsRightOnAnyNumberOfBlocks) {
 
 std::string NameOf(const ::testing::TestParamInfo<Param>& info) {
   const auto& [of, dtype] = info.param;
-  return absl::StrCat("k", of.k, "_n", of.n, "_", of.description, "_", Name(dtype));
+  return absl::StrCat("k", of.k, "_n", of.n, "_", of.scheme, "_", Name(dtype));
 }
 
-INSTANTIATE_TEST_SUITE_P(Shapes, EvenTest,
+INSTANTIATE_TEST_SUITE_P(Shapes, StreamKTest,
                          ::testing::Combine(::testing::ValuesIn(kShapes),
                                             ::testing::Values(DType::kFp16, DType::kBf16)),
                          NameOf);

@@ -1,5 +1,5 @@
-// Validation, printing and parsing of WeightDescription.
-#include "kernels/description.h"
+// Validation, printing and parsing of QuantizationScheme.
+#include "kernels/scheme.h"
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/ascii.h"
@@ -19,7 +19,7 @@ constexpr DType kScaleTypes[] = {DType::kFp16, DType::kBf16, DType::kFp32,
 // The type's name after '+' or ':'.
 std::string Printed(DType dtype) { return absl::AsciiStrToLower(Name(dtype)); }
 
-std::string PrintedCode(const WeightDescription& d) {
+std::string PrintedCode(const QuantizationScheme& d) {
   switch (d.code) {
     case CodeKind::kE2m1:
       return "e2m1";
@@ -33,13 +33,13 @@ std::string PrintedCode(const WeightDescription& d) {
   return absl::StrCat("w", d.bits);
 }
 
-std::string PrintedBlock(const WeightDescription& d) {
+std::string PrintedBlock(const QuantizationScheme& d) {
   if (d.block_cols == 1) return d.block_rows == 0 ? "c" : absl::StrCat("g", d.block_rows);
   if (d.block_rows == 0 && d.block_cols == 0) return "t";
   return absl::StrCat("b", d.block_rows, "x", d.block_cols);
 }
 
-std::string PrintedZero(const WeightDescription& d) {
+std::string PrintedZero(const QuantizationScheme& d) {
   const std::string type =
       d.zero_dtype == DType::kFp16 ? "" : absl::StrCat(":", Printed(d.zero_dtype));
   switch (d.zero_kind) {
@@ -74,7 +74,7 @@ bool ConsumeDType(absl::string_view* text, DType* dtype) {
   return false;
 }
 
-bool ConsumeCode(absl::string_view* text, WeightDescription* out) {
+bool ConsumeCode(absl::string_view* text, QuantizationScheme* out) {
   int64_t bits = 0;
   if (absl::ConsumePrefix(text, "w")) {
     if (!ConsumeNumber(text, &bits) || bits < 1 || bits > 8) return false;
@@ -90,7 +90,7 @@ bool ConsumeCode(absl::string_view* text, WeightDescription* out) {
   return absl::ConsumePrefix(text, "e4m3");
 }
 
-bool ConsumeBlock(absl::string_view* text, WeightDescription* out) {
+bool ConsumeBlock(absl::string_view* text, QuantizationScheme* out) {
   if (absl::ConsumePrefix(text, "c")) return true;
   if (absl::ConsumePrefix(text, "t")) {
     out->block_cols = 0;
@@ -104,7 +104,7 @@ bool ConsumeBlock(absl::string_view* text, WeightDescription* out) {
          out->block_rows > 0;
 }
 
-bool ConsumeZero(absl::string_view* text, WeightDescription* out) {
+bool ConsumeZero(absl::string_view* text, QuantizationScheme* out) {
   out->zero_kind = ZeroKind::kConstant;
   int64_t constant = 0;
   if (absl::ConsumePrefix(text, "z")) {
@@ -123,7 +123,7 @@ bool ConsumeZero(absl::string_view* text, WeightDescription* out) {
          ConsumeDType(text, &out->zero_dtype);
 }
 
-bool ConsumeScale(absl::string_view* text, WeightDescription* out) {
+bool ConsumeScale(absl::string_view* text, QuantizationScheme* out) {
   if (!absl::ConsumePrefix(text, "+")) return true;
   if (absl::ConsumePrefix(text, "1")) {
     out->scale_dtype.reset();
@@ -132,13 +132,13 @@ bool ConsumeScale(absl::string_view* text, WeightDescription* out) {
   return ConsumeDType(text, &*out->scale_dtype);
 }
 
-bool ConsumeOuter(absl::string_view* text, WeightDescription* out) {
+bool ConsumeOuter(absl::string_view* text, QuantizationScheme* out) {
   if (absl::ConsumePrefix(text, "*c")) out->outer = OuterKind::kColumn;
   if (absl::ConsumePrefix(text, "*t")) out->outer = OuterKind::kOne;
   return text->empty();
 }
 
-absl::Status ValidateCode(const WeightDescription& d) {
+absl::Status ValidateCode(const QuantizationScheme& d) {
   switch (d.code) {
     case CodeKind::kUnsigned:
       return d.bits >= 1 && d.bits <= 8 ? absl::OkStatus() : BadValue("bits", d.bits, "1 to 8");
@@ -151,7 +151,7 @@ absl::Status ValidateCode(const WeightDescription& d) {
   return BadValue("code", static_cast<int64_t>(d.code), "a known kind");
 }
 
-absl::Status ValidateZero(const WeightDescription& d) {
+absl::Status ValidateZero(const QuantizationScheme& d) {
   if (d.real_zeros()) {
     if (IsFloating(d.zero_dtype)) return absl::OkStatus();
     return BadValue("zero dtype", Name(d.zero_dtype), "FP16, BF16 or FP32 for a real zero");
@@ -165,7 +165,7 @@ absl::Status ValidateZero(const WeightDescription& d) {
   return absl::OkStatus();
 }
 
-absl::Status ValidateBlock(const WeightDescription& d, int64_t k, int64_t n) {
+absl::Status ValidateBlock(const QuantizationScheme& d, int64_t k, int64_t n) {
   if (d.block_rows < 0 || d.block_rows > k) {
     return BadValue("group_size", d.block_rows,
                     absl::StrCat("1 to K = ", k, ", or 0 for all of K"));
@@ -179,22 +179,22 @@ absl::Status ValidateBlock(const WeightDescription& d, int64_t k, int64_t n) {
 
 }  // namespace
 
-WeightDescription Symmetric(int bits, int64_t block_rows, DType scale) {
-  WeightDescription out = Asymmetric(bits, block_rows, scale);
+QuantizationScheme Symmetric(int bits, int64_t block_rows, DType scale) {
+  QuantizationScheme out = Asymmetric(bits, block_rows, scale);
   out.zero_kind = ZeroKind::kConstant;
   out.zero = 1 << (bits - 1);
   return out;
 }
 
-WeightDescription Asymmetric(int bits, int64_t block_rows, DType scale) {
-  WeightDescription out;
+QuantizationScheme Asymmetric(int bits, int64_t block_rows, DType scale) {
+  QuantizationScheme out;
   out.bits = bits;
   out.block_rows = block_rows;
   out.scale_dtype = scale;
   return out;
 }
 
-absl::Status Validate(const WeightDescription& d, int64_t k, int64_t n) {
+absl::Status Validate(const QuantizationScheme& d, int64_t k, int64_t n) {
   if (k < 1) return BadValue("K (in features)", k, "at least 1");
   if (n < 1) return BadValue("N (out features)", n, "at least 1");
   AWQD_RETURN_IF_ERROR(ValidateCode(d));
@@ -206,7 +206,7 @@ absl::Status Validate(const WeightDescription& d, int64_t k, int64_t n) {
   return absl::OkStatus();
 }
 
-std::string ToString(const WeightDescription& d) {
+std::string ToString(const QuantizationScheme& d) {
   std::string out = absl::StrCat(PrintedCode(d), PrintedBlock(d), PrintedZero(d));
   if (!d.scale_dtype) {
     out += "+1";
@@ -218,14 +218,14 @@ std::string ToString(const WeightDescription& d) {
   return out;
 }
 
-absl::StatusOr<WeightDescription> ParseDescription(absl::string_view text) {
-  WeightDescription out;
+absl::StatusOr<QuantizationScheme> ParseScheme(absl::string_view text) {
+  QuantizationScheme out;
   absl::string_view rest = text;
   if (ConsumeCode(&rest, &out) && ConsumeBlock(&rest, &out) && ConsumeZero(&rest, &out) &&
       ConsumeScale(&rest, &out) && ConsumeOuter(&rest, &out)) {
     return out;
   }
-  return BadValue("weight description",
+  return BadValue("quantization scheme",
                   absl::StrCat("\"", absl::CHexEscape(text.substr(0, 64)), "\""),
                   "for example \"w4g128z\"");
 }

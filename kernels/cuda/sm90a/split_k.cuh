@@ -5,7 +5,7 @@
 
 #include "kernels/cuda/common/cluster.cuh"
 #include "kernels/cuda/common/ptx.cuh"
-#include "kernels/cuda/sm90a/part_chains.cuh"
+#include "kernels/cuda/sm90a/split_k_accumulators.cuh"
 
 namespace awqd::cuda {
 namespace {
@@ -16,7 +16,7 @@ template <class Config>
 __device__ __forceinline__ uint32_t SentAddress(const Ring<Config>& ring, int from, int to, int set,
                                                 int record) {
   const int other = to % Config::kSlices * (Share<Config>::kSlices - 1) + from - (from > to);
-  const int place = (other * Config::kSets + set) * Config::kRecords + record;
+  const int place = (other * Config::kAccumulators + set) * Config::kRecords + record;
   return ring.base + (place * (Share<Config>::kSums / 4) * kWarpgroupThreads +
                       threadIdx.x % kWarpgroupThreads) *
                          16;
@@ -25,11 +25,11 @@ __device__ __forceinline__ uint32_t SentAddress(const Ring<Config>& ring, int fr
 // Sends slice `to` this slice's sums of the tokens that slice `to` stores.
 template <class Config>
 __device__ __forceinline__ void Send(const Ring<Config>& ring, int slice, int to, int record,
-                                     const SliceSums<Config>& sums) {
+                                     const SliceAccumulators<Config>& sums) {
   const int block = to / Config::kSlices;
   const uint32_t arrived = AddressInBlock(ring.Arrived(), block);
 #pragma unroll
-  for (int set = 0; set < Config::kSets; ++set) {
+  for (int set = 0; set < Config::kAccumulators; ++set) {
     const uint32_t at = AddressInBlock(SentAddress(ring, slice, to, set, record), block);
 #pragma unroll
     for (int i = 0; i < Share<Config>::kSums; i += 4) {
@@ -40,19 +40,19 @@ __device__ __forceinline__ void Send(const Ring<Config>& ring, int slice, int to
   }
 }
 
-// Whether this set of this slice holds the tile's first chain, to which the others are added.
+// Whether this set of this slice holds the tile's first k-range, to which the others are added.
 template <class Config>
 __device__ __forceinline__ bool Begins(int slice, int set) {
-  return (!Config::kPutsDown || Config::kFirstAddsUp) && slice + set == 0;
+  return (!Config::kStoresKRanges || Config::kFirstAddsUp) && slice + set == 0;
 }
 
-// own += what slice `from` sent, set by set; the tile's first chain replaces `own`. Where this
+// own += what slice `from` sent, set by set; the tile's first k-range replaces `own`. Where this
 // slice has fewer tokens than others, results of the missing ones are never stored.
 template <class Config>
 __device__ __forceinline__ void AddSent(const Ring<Config>& ring, int from, int slice, int record,
                                         Sums<Share<Config>>& own) {
 #pragma unroll
-  for (int set = 0; set < Config::kSets; ++set) {
+  for (int set = 0; set < Config::kAccumulators; ++set) {
     const uint32_t at = SentAddress(ring, from, slice, set, record);
 #pragma unroll
     for (int i = 0; i < Share<Config>::kSums; i += 4) {
@@ -67,10 +67,10 @@ __device__ __forceinline__ void AddSent(const Ring<Config>& ring, int from, int 
 
 // The same for the sums that this slice has itself.
 template <class Config>
-__device__ __forceinline__ void AddOwn(int slice, const SliceSums<Config>& sums,
+__device__ __forceinline__ void AddOwn(int slice, const SliceAccumulators<Config>& sums,
                                        Sums<Share<Config>>& own) {
 #pragma unroll
-  for (int set = 0; set < Config::kSets; ++set) {
+  for (int set = 0; set < Config::kAccumulators; ++set) {
 #pragma unroll
     for (int i = 0; i < Share<Config>::kSums; ++i) {
       const int sum = slice * Share<Config>::kSums + i;
@@ -84,7 +84,8 @@ __device__ __forceinline__ void AddOwn(int slice, const SliceSums<Config>& sums,
 // own += the sums of slice `from`, its own or sent ones.
 template <class Config>
 __device__ __forceinline__ void AddSlice(const Ring<Config>& ring, int from, int slice, int record,
-                                         const SliceSums<Config>& sums, Sums<Share<Config>>& own) {
+                                         const SliceAccumulators<Config>& sums,
+                                         Sums<Share<Config>>& own) {
   if (from == slice) {
     AddOwn<Config>(from, sums, own);
   } else {
@@ -96,17 +97,18 @@ __device__ __forceinline__ void AddSlice(const Ring<Config>& ring, int from, int
 // sent into the rings, once all consumers of the cluster have read their last slot.
 template <class Config>
 __device__ __forceinline__ void Exchange(const PersistentParams& p, const Ring<Config>& ring,
-                                         int slice, int record, const SliceSums<Config>& sums,
+                                         int slice, int record,
+                                         const SliceAccumulators<Config>& sums,
                                          Sums<Share<Config>>& own) {
   const int rank = slice / Config::kSlices;
   ClusterWait();
   NamedBarrier<kWarpgroupThreads>(1 + slice % Config::kSlices * Config::kRecords + record);
   const int block = threadIdx.x % kWarpgroupThreads;
-  if (block < Config::kParts) BarrierArrive(ring.Through(), block);
-  if constexpr (Config::kPutsDown && !Config::kFirstAddsUp) {
-    PutDownChains<Config> chains(p, 0, rank, record);
-    chains.Load();
-    chains.Add(own);
+  if (block < Config::kSplits) BarrierArrive(ring.Through(), block);
+  if constexpr (Config::kStoresKRanges && !Config::kFirstAddsUp) {
+    StoredKRanges<Config> k_ranges(p, 0, rank, record);
+    k_ranges.Load();
+    k_ranges.Add(own);
   }
   BarrierWait(ring.Through(), 0);
   // Registers cannot be indexed at run time, so the loop is unrolled over all slices.
@@ -114,12 +116,12 @@ __device__ __forceinline__ void Exchange(const PersistentParams& p, const Ring<C
   for (int to = 0; to < Share<Config>::kSlices; ++to) {
     if (to != slice) Send<Config>(ring, slice, to, record, sums);
   }
-  if constexpr (Config::kPutsDown) {
-    PutDownChains<Config> chains(p, 1, rank, record);
-    chains.Load();
+  if constexpr (Config::kStoresKRanges) {
+    StoredKRanges<Config> k_ranges(p, 1, rank, record);
+    k_ranges.Load();
     BarrierWait(ring.Arrived(), 0);
     AddSlice<Config>(ring, 0, slice, record, sums, own);
-    chains.Add(own);
+    k_ranges.Add(own);
     AddSlice<Config>(ring, 1, slice, record, sums, own);
   } else {
     BarrierWait(ring.Arrived(), 0);

@@ -1,9 +1,9 @@
 // The fused product of few tokens where tiles do not divide evenly among the multiprocessors: one
 // block for each, all with equally many records. For sm_90 and later.
 //
-// common/schedule.h says which pieces of which tiles a block has. Each piece is shared among the
+// common/schedule.h says which work units of which tiles a block has. Each work unit is shared among the
 // block's consumers, so that these have equally many records too. A consumer leaves the sums of a
-// piece in shared memory and goes on with the next. Four more warps, the finisher, add them up and
+// work unit in shared memory and goes on with the next. Four more warps, the fix-up warps, add them up and
 // store them: y, or what a later block needs to finish the tile. They wait for sums of earlier
 // blocks while consumers still multiply. So nobody who multiplies waits for a sum but for room to
 // leave it in.
@@ -13,10 +13,10 @@
 #pragma once
 
 #include "kernels/cuda/common/attributes.h"
-#include "kernels/cuda/common/schedule.h"
+#include "kernels/cuda/common/stream_k_schedule.h"
 #include "kernels/cuda/core/launch.h"
 #include "kernels/cuda/sm80/consumer.cuh"
-#include "kernels/cuda/sm80/joint.cuh"
+#include "kernels/cuda/sm80/reduction.cuh"
 #include "kernels/cuda/sm80/tile_list.h"
 
 namespace awqd::cuda {
@@ -24,14 +24,14 @@ namespace {
 
 // Named barriers; consumers have 1 and the following.
 constexpr int kFilledBarrier = 8;  // that of the first place
-constexpr int kFinisherBarrier = kFilledBarrier + kEvenPlaces;
+constexpr int kFixUpBarrier = kFilledBarrier + kStreamKBuffers;
 
 template <class Config>
-struct EvenConfig {
+struct StreamKConfig {
   static_assert(Config::kRowTiles == 1 && Config::kConsumers < kFilledBarrier);
   static constexpr int kThreads = Config::kThreads + kConsumerThreads;
-  static constexpr int kPlaceBytes = Config::kConsumers * Config::kJointBytes;
-  // Sums of a tile for each thread of the finisher, in fours.
+  static constexpr int kPlaceBytes = Config::kConsumers * Config::kReductionBytes;
+  // Sums of a tile for each thread of the fix-up warps, in fours.
   static constexpr int kFours = Config::kTokens * mma16::kTileN / 4 / kConsumerThreads;
   static_assert(kFours * kConsumerThreads * 4 == Config::kTokens * mma16::kTileN);
 };
@@ -41,29 +41,29 @@ template <class Config>
 struct Places {
   uint32_t first;
 
-  __device__ __forceinline__ Joint At(int place) const {
-    return {first + place * EvenConfig<Config>::kPlaceBytes, Config::kJointBytes,
+  __device__ __forceinline__ Reduction At(int place) const {
+    return {first + place * StreamKConfig<Config>::kPlaceBytes, Config::kReductionBytes,
             Config::kRowsShift, 1, 0};
   }
   __device__ __forceinline__ uint32_t Read(int place) const {
-    return first + kEvenPlaces * EvenConfig<Config>::kPlaceBytes + place * 8;
+    return first + kStreamKBuffers * StreamKConfig<Config>::kPlaceBytes + place * 8;
   }
 };
 
-// The steps of its block's pieces that one consumer has: of each piece a run, all as long as each
-// other but for one step, and all pieces together too.
+// The steps of its block's work units that one consumer has: of each work unit a run, all as long as each
+// other but for one step, and all work units together too.
 template <class Config>
 class Shares {
  public:
-  __device__ __forceinline__ Shares(const Schedule& schedule, int consumer)
-      : pieces_(schedule, blockIdx.x), consumer_(consumer) {}
+  __device__ __forceinline__ Shares(const StreamKSchedule& schedule, int consumer)
+      : units_(schedule, blockIdx.x), consumer_(consumer) {}
 
-  // The next piece's, which may be none. False after the last piece.
-  __device__ __forceinline__ bool Next(Piece* share) {
-    if (!pieces_.Next(share)) return false;
+  // The next work unit's, which may be none. False after the last work unit.
+  __device__ __forceinline__ bool Next(WorkUnit* share) {
+    if (!units_.Next(share)) return false;
     constexpr int kConsumers = Config::kConsumers;
     const int steps = share->end - share->begin;
-    // Numbered through all pieces, step i belongs to consumer i % kConsumers.
+    // Numbered through all work units, step i belongs to consumer i % kConsumers.
     const int each = steps / kConsumers, more = steps % kConsumers;
     const int mine = (consumer_ + kConsumers - first_) % kConsumers;
     first_ = (first_ + more) % kConsumers;
@@ -73,9 +73,9 @@ class Shares {
   }
 
  private:
-  Pieces pieces_;
+  WorkUnits units_;
   const int consumer_;
-  int first_ = 0;  // the consumer that has the first step of the next piece
+  int first_ = 0;  // the consumer that has the first step of the next work unit
 };
 
 // Loads the steps of a consumer's shares, one after the other.
@@ -97,7 +97,7 @@ class ShareLoader {
     if (more_) {
       loader_.Load();
       if (++share_.begin == share_.end) {
-        const Piece from = share_;
+        const WorkUnit from = share_;
         more_ = Go();
         const int blocks = share_.begin - from.begin;
         loader_.Move((share_.tile - from.tile) * k_blocks_ + blocks, blocks);
@@ -117,7 +117,7 @@ class ShareLoader {
 
   Shares<Config> shares_;
   const int k_blocks_;
-  Piece share_;  // what is left of it
+  WorkUnit share_;  // what is left of it
   bool more_;
   TileLoader<Config> loader_;
 };
@@ -135,7 +135,7 @@ __device__ __forceinline__ void Consume(const QMatmulParams& p, uint32_t rings,
 
   Consumer<Math, Config> consumer(p, slot, ring);
   Shares<Config> shares(p.schedule, index);
-  Piece share;
+  WorkUnit share;
   for (int count = 0; shares.Next(&share); ++count) {
     Sums<Config> sums = {};
     for (int left = share.end - share.begin; left > 0; --left) {
@@ -144,38 +144,39 @@ __device__ __forceinline__ void Consume(const QMatmulParams& p, uint32_t rings,
       loader.Load();
       consumer.Accumulate(sums);
     }
-    const int place = count % kEvenPlaces;
-    if (count >= kEvenPlaces) BarrierWait(places.Read(place), (count / kEvenPlaces - 1) % 2);
+    const int place = count % kStreamKBuffers;
+    if (count >= kStreamKBuffers)
+      BarrierWait(places.Read(place), (count / kStreamKBuffers - 1) % 2);
     StoreSums<Config>(places.At(place), index, sums);
-    NamedBarrierArrive<EvenConfig<Config>::kThreads>(kFilledBarrier + place);
+    NamedBarrierArrive<StreamKConfig<Config>::kThreads>(kFilledBarrier + place);
   }
 }
 
-// A set: the sums of a piece whose tile a later block finishes. Every block has room for one, and a
+// A set: the sums of a work unit whose tile a later block finishes. Every block has room for one, and a
 // counter that says it is there.
 template <class Config>
 __device__ __forceinline__ float4* SetOf(const QMatmulParams& p, int block) {
   return reinterpret_cast<float4*>(p.sums) +
-         block * (EvenConfig<Config>::kFours * kConsumerThreads) + ConsumerThread();
+         block * (StreamKConfig<Config>::kFours * kConsumerThreads) + ConsumerThread();
 }
 
 template <class Config>
-using FourSums = Four<float>[EvenConfig<Config>::kFours];
+using FourSums = Four<float>[StreamKConfig<Config>::kFours];
 
 // Adds what the blocks before have of the tile that `step`, a step of all cut tiles, begins.
 template <class Config>
-__device__ __forceinline__ void AddEarlier(const QMatmulParams& p, int step,
-                                           FourSums<Config>& sums) {
-  const int block = static_cast<int>(blockIdx.x), first = RunOf(p.schedule, step);
+__device__ __forceinline__ void AddPartials(const QMatmulParams& p, int step,
+                                            FourSums<Config>& sums) {
+  const int block = static_cast<int>(blockIdx.x), first = ClusterOfStep(p.schedule, step);
   for (int from = first + ConsumerThread(); from < block; from += kConsumerThreads) {
     while (LoadAcquire(p.counters + from) == 0) {
     }
     p.counters[from] = 0;
   }
-  NamedBarrier<kConsumerThreads>(kFinisherBarrier);
+  NamedBarrier<kConsumerThreads>(kFixUpBarrier);
   for (int from = first; from < block; ++from) {
 #pragma unroll
-    for (int i = 0; i < EvenConfig<Config>::kFours; ++i) {
+    for (int i = 0; i < StreamKConfig<Config>::kFours; ++i) {
       const float4 v = __ldcg(SetOf<Config>(p, from) + i * kConsumerThreads);
       sums[i].x += v.x, sums[i].y += v.y, sums[i].z += v.z, sums[i].w += v.w;
     }
@@ -183,13 +184,14 @@ __device__ __forceinline__ void AddEarlier(const QMatmulParams& p, int step,
 }
 
 template <class Config>
-__device__ __forceinline__ void PutDown(const QMatmulParams& p, const FourSums<Config>& sums) {
+__device__ __forceinline__ void StorePartials(const QMatmulParams& p,
+                                              const FourSums<Config>& sums) {
 #pragma unroll
-  for (int i = 0; i < EvenConfig<Config>::kFours; ++i) {
+  for (int i = 0; i < StreamKConfig<Config>::kFours; ++i) {
     __stcg(SetOf<Config>(p, blockIdx.x) + i * kConsumerThreads,
            make_float4(sums[i].x, sums[i].y, sums[i].z, sums[i].w));
   }
-  NamedBarrier<kConsumerThreads>(kFinisherBarrier);
+  NamedBarrier<kConsumerThreads>(kFixUpBarrier);
   // After the barrier this release covers the stores of all.
   if (ConsumerThread() == 0) StoreRelease(p.counters + blockIdx.x, 1);
 }
@@ -199,92 +201,94 @@ __device__ __forceinline__ void StoreTile(const QMatmulParams& p, int tile,
                                           const FourSums<Config>& sums) {
   constexpr int kQuads = mma16::kTileN / 4;
 #pragma unroll
-  for (int i = 0; i < EvenConfig<Config>::kFours; ++i) {
+  for (int i = 0; i < StreamKConfig<Config>::kFours; ++i) {
     const int at = i * kConsumerThreads + ConsumerThread(), token = at / kQuads;
     const int64_t n = static_cast<int64_t>(tile) * mma16::kTileN + at % kQuads * 4;
     if (token >= p.m || n >= p.n) continue;
-    FinishFour(p, token, n, static_cast<int>(min(p.n - n, int64_t{4})), sums[i]);
+    EpilogueFour(p, token, n, static_cast<int>(min(p.n - n, int64_t{4})), sums[i]);
   }
 }
 
 template <class Config>
-__device__ __forceinline__ void FinishPieces(const QMatmulParams& p, const Places<Config>& places) {
+__device__ __forceinline__ void FixUp(const QMatmulParams& p, const Places<Config>& places) {
   constexpr int kQuads = mma16::kTileN / 4;
   WaitForEarlierKernels();
-  Pieces pieces(p.schedule, blockIdx.x);
-  Piece piece;
-  for (int count = 0; pieces.Next(&piece); ++count) {
-    const bool whole = piece.end == p.k_blocks;
+  WorkUnits units(p.schedule, blockIdx.x);
+  WorkUnit work;
+  for (int count = 0; units.Next(&work); ++count) {
+    const bool whole = work.end == p.k_blocks;
     FourSums<Config> sums = {};
-    if (whole && piece.begin > 0) AddEarlier<Config>(p, piece.tile * p.k_blocks, sums);
-    const int place = count % kEvenPlaces;
-    const Joint joint = places.At(place);
-    NamedBarrier<EvenConfig<Config>::kThreads>(kFilledBarrier + place);
+    if (whole && work.begin > 0) AddPartials<Config>(p, work.tile * p.k_blocks, sums);
+    const int place = count % kStreamKBuffers;
+    const Reduction reduction = places.At(place);
+    NamedBarrier<StreamKConfig<Config>::kThreads>(kFilledBarrier + place);
 #pragma unroll
-    for (int i = 0; i < EvenConfig<Config>::kFours; ++i) {
+    for (int i = 0; i < StreamKConfig<Config>::kFours; ++i) {
       const int at = i * kConsumerThreads + ConsumerThread();
       const int row = at % kQuads * 4, token = at / kQuads;
-      const Four<float> own = AddChains<Config, float>(
-          joint, joint.slots + (token * SumStride(Config::kRows) + row) * 4);
+      const Four<float> own = AddKRanges<Config, float>(
+          reduction, reduction.slots + (token * SumStride(Config::kRows) + row) * 4);
       sums[i].x += own.x, sums[i].y += own.y, sums[i].z += own.z, sums[i].w += own.w;
     }
     BarrierArrive(places.Read(place));
-    whole ? StoreTile<Config>(p, piece.tile, sums) : PutDown<Config>(p, sums);
+    whole ? StoreTile<Config>(p, work.tile, sums) : StorePartials<Config>(p, sums);
   }
 }
 
 template <class Math, class Config>
-__global__ __launch_bounds__(EvenConfig<Config>::kThreads,
-                             1) void EvenProduct(const __grid_constant__ QMatmulParams p) {
+__global__ __launch_bounds__(StreamKConfig<Config>::kThreads,
+                             1) void StreamKProduct(const __grid_constant__ QMatmulParams p) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) uint8_t shared[];
   LaunchDependents();
   const uint32_t rings = SharedAddress(shared);
   const Places<Config> places{rings + Config::kConsumers * Slot<Config>(p.metas).ring_bytes()};
-  if (threadIdx.x < kEvenPlaces) BarrierInit(places.Read(threadIdx.x), kConsumerThreads);
+  if (threadIdx.x < kStreamKBuffers) BarrierInit(places.Read(threadIdx.x), kConsumerThreads);
   __syncthreads();
   // The same for a whole warp, and known to be.
   const int index = __shfl_sync(0xffffffffu, threadIdx.x / kConsumerThreads, 0);
   if (index < Config::kConsumers) {
     Consume<Math, Config>(p, rings, places, index);
   } else {
-    FinishPieces<Config>(p, places);
+    FixUp<Config>(p, places);
   }
 #endif
 }
 
 template <class Math, class Record, MatmulVariant kTile>
-absl::Status LaunchEven(const QMatmulParams& p, const DeviceInfo& device, StreamView stream) {
+absl::Status LaunchStreamK(const QMatmulParams& p, const DeviceInfo& device, StreamView stream) {
   using Config = QMatmulConfig<Record, kTile, typename Math::X, float>;
   const Attributes attributes = OverlappedLaunch(device);
   const int record_bytes = mma16::RecordBytes(Record::kBits, p.metas, Record::kMetaKind);
   const LaunchConfig config{
       .grid = {static_cast<unsigned>(p.schedule.clusters)},
-      .block = EvenConfig<Config>::kThreads,
-      .shared_bytes = EvenSharedBytes(kTile, {record_bytes, sizeof(typename Config::X)}),
+      .block = StreamKConfig<Config>::kThreads,
+      .shared_bytes = StreamKSharedBytes(kTile, {record_bytes, sizeof(typename Config::X)}),
       .stream = stream,
       .attributes = attributes.list,
       .attribute_count = attributes.count,
   };
-  return Launch<EvenProduct<Math, Config>>("the fused product of sm80", config, p);
+  return Launch<StreamKProduct<Math, Config>>("the fused product of sm80", config, p);
 }
 
 template <class Math, class Record>
-absl::Status LaunchEvenTile(const QMatmulParams& p, const DeviceInfo& device, StreamView stream) {
-  return p.m <= kEvenTiles[0].tokens ? LaunchEven<Math, Record, kEvenTiles[0]>(p, device, stream)
-                                     : LaunchEven<Math, Record, kEvenTiles[1]>(p, device, stream);
+absl::Status LaunchStreamKTile(const QMatmulParams& p, const DeviceInfo& device,
+                               StreamView stream) {
+  return p.m <= kStreamKTiles[0].tokens
+             ? LaunchStreamK<Math, Record, kStreamKTiles[0]>(p, device, stream)
+             : LaunchStreamK<Math, Record, kStreamKTiles[1]>(p, device, stream);
 }
 
 }  // namespace
 
 template <DType kX, int kBits>
-absl::Status LaunchEvenScaledSums(const QMatmulParams& p, const DeviceInfo& device,
-                                  StreamView stream) {
+absl::Status LaunchStreamKScaledSums(const QMatmulParams& p, const DeviceInfo& device,
+                                     StreamView stream) {
   constexpr bool kBf16 = kX == DType::kBf16;
   using One = Record<kBits, 1>;
   using Two = Record<kBits, 2>;
-  return p.metas == 1 ? LaunchEvenTile<ScaledSumsMath<One, kBf16>, One>(p, device, stream)
-                      : LaunchEvenTile<ScaledSumsMath<Two, kBf16>, Two>(p, device, stream);
+  return p.metas == 1 ? LaunchStreamKTile<ScaledSumsMath<One, kBf16>, One>(p, device, stream)
+                      : LaunchStreamKTile<ScaledSumsMath<Two, kBf16>, Two>(p, device, stream);
 }
 
 }  // namespace awqd::cuda

@@ -6,8 +6,8 @@
 #include "kernels/cuda/common/half_rows.cuh"
 #include "kernels/cuda/common/integers.h"
 #include "kernels/cuda/common/packed.cuh"
+#include "kernels/cuda/common/prologue_ordered.h"
 #include "kernels/cuda/common/ptx.cuh"
-#include "kernels/cuda/common/stage_ordered.h"
 #include "kernels/cuda/common/steps.h"
 #include "kernels/cuda/core/launch.h"
 
@@ -222,7 +222,7 @@ __device__ int LargestOfBlock(int largest) {
   return largest;
 }
 
-// As StageArgs says. `least`: -127 or -128.
+// As PrologueArgs says. `least`: -127 or -128.
 __device__ __forceinline__ void StoreRun(const float (&v)[kIntegerRun], float scale, float least,
                                          bool reordered, int8_t* out, int64_t room) {
   uint32_t words[kIntegerRun / 4] = {};
@@ -251,7 +251,7 @@ struct Int8Rows {
   bool wide;
 };
 
-// Floating rows become INT8 and a scale, as StageArgs says. Block = one row, a thread takes runs of
+// Floating rows become INT8 and a scale, as PrologueArgs says. Block = one row, a thread takes runs of
 // 16. A row that has no more runs than the block has threads is read once.
 __global__ __launch_bounds__(kMostRunThreads) void StageAsInt8(Reader x, Int8Rows to) {
   LaunchDependents();
@@ -312,12 +312,13 @@ bool TokensAreReady(Staged want, const ConstMatrixView& x) {
          reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
 }
 
-int64_t StagedBytes(Staged want, int64_t m, int64_t k) {
+int64_t PrologueBytes(Staged want, int64_t m, int64_t k) {
   const int64_t element = want == Staged::kAny ? 4 : IsIntegers(want) ? 1 : 2;
   return RoundUp(m * Stride(want, k) * element, 256) + RoundUp(m * 4, 256);
 }
 
-absl::Status Stage(const StageArgs& args, StagedTokens* out, Device& device, StreamView stream) {
+absl::Status Stage(const PrologueArgs& args, PrologueResult* out, Device& device,
+                   StreamView stream) {
   AWQD_RETURN_IF_ERROR(UseDevice(device.info().index));
   const ConstMatrixView& x = args.x;
   const int64_t stride = Stride(args.want, x.cols);
@@ -361,8 +362,8 @@ absl::Status Stage(const StageArgs& args, StagedTokens* out, Device& device, Str
     const OrderedRows ordered = {static_cast<const uint16_t*>(x.data), args.order, x.rows, x.cols,
                                  static_cast<uint16_t*>(args.out),     stride};
     if (args.want == Staged::kTensorCore && args.order != nullptr && args.factor == nullptr &&
-        CanStageOrdered(ordered, device.info())) {
-      return StageOrdered(ordered, device.info(), stream);
+        CanRunPrologueOrdered(ordered, device.info())) {
+      return PrologueOrdered(ordered, device.info(), stream);
     }
     return LaunchInPlace(reader, x.rows, args.out, stride, stream);
   }

@@ -9,8 +9,8 @@
 
 #include "kernels/base/math.h"
 #include "kernels/cuda/common/attributes.h"
+#include "kernels/cuda/common/prologue_ordered.h"
 #include "kernels/cuda/common/ptx.cuh"
-#include "kernels/cuda/common/stage_ordered.h"
 #include "kernels/cuda/core/launch.h"
 
 namespace awqd::cuda {
@@ -127,11 +127,11 @@ absl::Status LaunchRows(const OrderedRows& rows, const DeviceInfo& device, Strea
 
 }  // namespace
 
-bool CanStageOrdered(const OrderedRows& rows, const DeviceInfo& device) {
+bool CanRunPrologueOrdered(const OrderedRows& rows, const DeviceInfo& device) {
   return SharedBytes(rows.k, 1) <= device.shared_bytes_per_block;
 }
 
-absl::Status StageOrdered(const OrderedRows& rows, const DeviceInfo& device, StreamView stream) {
+absl::Status PrologueOrdered(const OrderedRows& rows, const DeviceInfo& device, StreamView stream) {
   constexpr int kManyRows = 4;
   const bool fills = rows.rows >= int64_t{2} * kManyRows * device.sm_count;
   // Two blocks on a multiprocessor: one reads while the other writes.
